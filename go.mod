@@ -1,0 +1,3 @@
+module ibverbx
+
+go 1.26

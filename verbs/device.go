@@ -1,0 +1,172 @@
+package verbs
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+)
+
+// DeviceAttr describes a NIC (struct ibv_device_attr).
+type DeviceAttr struct {
+	Firmware    string
+	NodeGUID    uint64
+	VendorID    uint32
+	PartID      uint32
+	HWVersion   uint32
+	Ports       int // ports count from 1
+	MaxQP       int
+	MaxQPWR     int // largest queue of a queue pair, work requests
+	MaxSGE      int // largest scatter-gather list of one work request
+	MaxCQ       int
+	MaxCQE      int // deepest completion queue
+	MaxMR       int
+	MaxMRSize   uint64 // bytes
+	MaxPD       int
+	MaxRDAtomic int // reads and atomics outstanding per queue pair, either way
+	MaxInline   int // bytes of the longest inline send; 0 if only creating a queue pair can tell
+}
+
+// PortAttr describes a port of a NIC (struct ibv_port_attr).
+type PortAttr struct {
+	State       PortState
+	MaxMTU      MTU
+	ActiveMTU   MTU
+	GIDTableLen int
+	MaxMsgSize  uint32 // longest message, bytes
+	LID         uint16 // InfiniBand only
+	LinkLayer   LinkLayer
+	// Speed is the port's signalling rate in bits a second; 0 when unknown.
+	Speed uint64
+}
+
+// PortState is the state of a port (enum ibv_port_state).
+type PortState uint32
+
+// The states of a port.
+const (
+	PortNop         PortState = 0
+	PortDown        PortState = 1
+	PortInit        PortState = 2
+	PortArmed       PortState = 3
+	PortActive      PortState = 4
+	PortActiveDefer PortState = 5
+)
+
+var portStateNames = [...]string{"NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"}
+
+// String is the verbs name of the state.
+func (s PortState) String() string {
+	if int(s) < len(portStateNames) {
+		return portStateNames[s]
+	}
+	return "port state " + strconv.FormatUint(uint64(s), 10)
+}
+
+// LinkLayer is what a port speaks (IBV_LINK_LAYER_*).
+type LinkLayer uint8
+
+// The link layers.
+const (
+	LinkLayerUnspecified LinkLayer = 0
+	LinkLayerInfiniBand  LinkLayer = 1
+	LinkLayerEthernet    LinkLayer = 2
+)
+
+// String names the link layer.
+func (l LinkLayer) String() string {
+	switch l {
+	case LinkLayerInfiniBand:
+		return "InfiniBand"
+	case LinkLayerEthernet:
+		return "Ethernet"
+	}
+	return "unspecified"
+}
+
+// MTU is the code of a path MTU (enum ibv_mtu): 1 for 256 bytes to 5 for 4096.
+type MTU uint32
+
+// The path MTUs.
+const (
+	MTU256  MTU = 1
+	MTU512  MTU = 2
+	MTU1024 MTU = 3
+	MTU2048 MTU = 4
+	MTU4096 MTU = 5
+)
+
+// Bytes is the MTU in bytes; 0 for an invalid code.
+func (m MTU) Bytes() int {
+	if m < MTU256 || m > MTU4096 {
+		return 0
+	}
+	return 128 << m
+}
+
+// String is the MTU in bytes.
+func (m MTU) String() string {
+	if n := m.Bytes(); n != 0 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("mtu code %d", uint32(m))
+}
+
+// GID is the 128-bit address of a port, written like an IPv6 address.
+type GID [16]byte
+
+// String writes the GID as an IPv6 address; a RoCE v2 GID over IPv4 reads "::ffff:10.0.0.1".
+func (g GID) String() string { return netip.AddrFrom16(g).String() }
+
+// IsZero reports whether the GID is not set.
+func (g GID) IsZero() bool { return g == GID{} }
+
+// ParseGID reads what String writes.
+func ParseGID(s string) (GID, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return GID{}, &OpError{Op: "parse gid", Detail: fmt.Sprintf("%q is no IPv6 address", s), Err: ErrInvalid}
+	}
+	return a.As16(), nil
+}
+
+// MarshalText writes the GID for JSON and the like.
+func (g GID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (g *GID) UnmarshalText(text []byte) error {
+	v, err := ParseGID(string(text))
+	if err != nil {
+		return err
+	}
+	*g = v
+	return nil
+}
+
+// GIDType says which protocol a GID table entry is for.
+type GIDType uint8
+
+// The kinds of GID table entries.
+const (
+	GIDTypeIB     GIDType = 0
+	GIDTypeRoCEv1 GIDType = 1
+	GIDTypeRoCEv2 GIDType = 2
+)
+
+// String names the kind as sysfs does.
+func (t GIDType) String() string {
+	switch t {
+	case GIDTypeRoCEv1:
+		return "RoCE v1"
+	case GIDTypeRoCEv2:
+		return "RoCE v2"
+	}
+	return "IB"
+}
+
+// GIDEntry is one entry of a port's GID table.
+type GIDEntry struct {
+	Index  int
+	GID    GID
+	Type   GIDType
+	NetDev string // the network interface behind it; empty when there is none
+}

@@ -1,0 +1,175 @@
+package verbs
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Opcode is the operation of a send work request (enum ibv_wr_opcode).
+type Opcode uint32
+
+// The operations.
+const (
+	OpRDMAWrite        Opcode = 0
+	OpRDMAWriteWithImm Opcode = 1
+	OpSend             Opcode = 2
+	OpSendWithImm      Opcode = 3
+	OpRDMARead         Opcode = 4
+	OpAtomicCmpAndSwp  Opcode = 5
+	OpAtomicFetchAdd   Opcode = 6
+)
+
+var opcodeNames = [...]string{
+	OpRDMAWrite:        "RDMA_WRITE",
+	OpRDMAWriteWithImm: "RDMA_WRITE_WITH_IMM",
+	OpSend:             "SEND",
+	OpSendWithImm:      "SEND_WITH_IMM",
+	OpRDMARead:         "RDMA_READ",
+	OpAtomicCmpAndSwp:  "ATOMIC_CMP_AND_SWP",
+	OpAtomicFetchAdd:   "ATOMIC_FETCH_AND_ADD",
+}
+
+// String is the verbs name of the operation.
+func (o Opcode) String() string {
+	if int(o) < len(opcodeNames) {
+		return opcodeNames[o]
+	}
+	return "opcode " + strconv.FormatUint(uint64(o), 10)
+}
+
+// Valid reports whether o is an operation that this package knows.
+func (o Opcode) Valid() bool { return int(o) < len(opcodeNames) }
+
+// IsAtomic reports whether o is an atomic.
+func (o Opcode) IsAtomic() bool { return o == OpAtomicCmpAndSwp || o == OpAtomicFetchAdd }
+
+// IsSend reports whether o consumes a receive and its memory: SEND, with or without immediate.
+func (o Opcode) IsSend() bool { return o == OpSend || o == OpSendWithImm }
+
+// HasImm reports whether o carries an immediate.
+func (o Opcode) HasImm() bool { return o == OpRDMAWriteWithImm || o == OpSendWithImm }
+
+// WCOpcode is what a successful completion stands for (enum ibv_wc_opcode).
+type WCOpcode uint32
+
+// What a successful completion stands for. A receive has bit 7 set.
+const (
+	WCSend            WCOpcode = 0
+	WCRDMAWrite       WCOpcode = 1
+	WCRDMARead        WCOpcode = 2
+	WCCompSwap        WCOpcode = 3
+	WCFetchAdd        WCOpcode = 4
+	WCRecv            WCOpcode = 128
+	WCRecvRDMAWithImm WCOpcode = 129
+)
+
+// IsRecv reports whether the completion is of a receive. Ask only when the status is success.
+func (o WCOpcode) IsRecv() bool { return o&WCRecv != 0 }
+
+// String is the verbs name.
+func (o WCOpcode) String() string {
+	switch o {
+	case WCSend:
+		return "SEND"
+	case WCRDMAWrite:
+		return "RDMA_WRITE"
+	case WCRDMARead:
+		return "RDMA_READ"
+	case WCCompSwap:
+		return "COMP_SWAP"
+	case WCFetchAdd:
+		return "FETCH_ADD"
+	case WCRecv:
+		return "RECV"
+	case WCRecvRDMAWithImm:
+		return "RECV_RDMA_WITH_IMM"
+	}
+	return "completion opcode " + strconv.FormatUint(uint64(o), 10)
+}
+
+// WCOpcode is the opcode that a completion of a send work request carries.
+func (o Opcode) WCOpcode() WCOpcode {
+	switch o {
+	case OpSend, OpSendWithImm:
+		return WCSend
+	case OpRDMARead:
+		return WCRDMARead
+	case OpAtomicCmpAndSwp:
+		return WCCompSwap
+	case OpAtomicFetchAdd:
+		return WCFetchAdd
+	}
+	return WCRDMAWrite
+}
+
+// SendFlags modify a send work request (enum ibv_send_flags).
+type SendFlags uint32
+
+// Flags of a send work request.
+const (
+	// SendFence waits for the earlier reads and atomics of the queue pair before this request starts.
+	SendFence SendFlags = 1 << 0
+	// SendSignaled asks for a completion.
+	SendSignaled SendFlags = 1 << 1
+	// SendSolicited raises an event at a receiver that armed its CQ for solicited completions only.
+	SendSolicited SendFlags = 1 << 2
+	// SendInline takes the payload from SendWR.Inline during the post.
+	SendInline SendFlags = 1 << 3
+)
+
+// String lists the flags by name.
+func (f SendFlags) String() string {
+	return flagString(uint64(f), "FENCE", "SIGNALED", "SOLICITED", "INLINE")
+}
+
+// AccessFlags say what may be done to memory, and what a queue pair lets its peer do (enum ibv_access_flags).
+type AccessFlags uint32
+
+// Access rights. Local read is always granted.
+const (
+	AccessLocalWrite   AccessFlags = 1 << 0
+	AccessRemoteWrite  AccessFlags = 1 << 1
+	AccessRemoteRead   AccessFlags = 1 << 2
+	AccessRemoteAtomic AccessFlags = 1 << 3
+
+	// AccessAll grants everything: handy for tests and for peers that trust each other.
+	AccessAll = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic
+)
+
+// String lists the rights by name.
+func (f AccessFlags) String() string {
+	return flagString(uint64(f), "LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC")
+}
+
+// Valid reports whether f grants only rights that exist, and local write wherever the peer may write
+// (ibv_reg_mr(3)).
+func (f AccessFlags) Valid() bool {
+	if f&^AccessAll != 0 {
+		return false
+	}
+	return f&(AccessRemoteWrite|AccessRemoteAtomic) == 0 || f&AccessLocalWrite != 0
+}
+
+// WCFlags say which optional fields of a completion are filled (enum ibv_wc_flags).
+type WCFlags uint32
+
+// WCWithImm: the completion carries an immediate.
+const WCWithImm WCFlags = 1 << 1
+
+// flagString names the set bits of v, the first name being bit 0; bits without a name print as a number.
+func flagString(v uint64, names ...string) string {
+	if v == 0 {
+		return "0"
+	}
+	var parts []string
+	for i, name := range names {
+		if v&(1<<i) != 0 {
+			parts = append(parts, name)
+			v &^= 1 << i
+		}
+	}
+	if v != 0 {
+		parts = append(parts, "0x"+strconv.FormatUint(v, 16))
+	}
+	return strings.Join(parts, "|")
+}

@@ -1,0 +1,137 @@
+package verbs
+
+import "strconv"
+
+// QPState is a queue pair's state (enum ibv_qp_state; IBTA 10.3.1).
+type QPState uint32
+
+// The states.
+const (
+	StateReset QPState = 0
+	StateInit  QPState = 1 // receives may be posted
+	StateRTR   QPState = 2 // ready to receive
+	StateRTS   QPState = 3 // ready to send
+	StateSQD   QPState = 4 // send queue drained: sends are accepted and held
+	StateSQE   QPState = 5 // send queue error; reliable-connected queue pairs never enter it
+	StateErr   QPState = 6 // everything outstanding and everything posted is flushed
+)
+
+var stateNames = [...]string{"RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"}
+
+// String is the state's verbs name.
+func (s QPState) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return "state " + strconv.FormatUint(uint64(s), 10)
+}
+
+// QPAttrMask says which fields of a [QPAttr] a Modify means (enum ibv_qp_attr_mask).
+type QPAttrMask uint32
+
+// Bits of the mask; the names follow the fields of QPAttr.
+const (
+	QPAttrState           QPAttrMask = 1 << 0
+	QPAttrCurState        QPAttrMask = 1 << 1
+	QPAttrAccess          QPAttrMask = 1 << 3
+	QPAttrPKeyIndex       QPAttrMask = 1 << 4
+	QPAttrPort            QPAttrMask = 1 << 5
+	QPAttrAV              QPAttrMask = 1 << 7
+	QPAttrPathMTU         QPAttrMask = 1 << 8
+	QPAttrTimeout         QPAttrMask = 1 << 9
+	QPAttrRetryCount      QPAttrMask = 1 << 10
+	QPAttrRNRRetry        QPAttrMask = 1 << 11
+	QPAttrRQPSN           QPAttrMask = 1 << 12
+	QPAttrMaxRDAtomic     QPAttrMask = 1 << 13
+	QPAttrMinRNRTimer     QPAttrMask = 1 << 15
+	QPAttrSQPSN           QPAttrMask = 1 << 16
+	QPAttrMaxDestRDAtomic QPAttrMask = 1 << 17
+	QPAttrDestQPNum       QPAttrMask = 1 << 20
+)
+
+// String lists the attributes by their verbs names.
+func (m QPAttrMask) String() string {
+	return flagString(uint64(m), "STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX", "PORT", "QKEY",
+		"AV", "PATH_MTU", "TIMEOUT", "RETRY_CNT", "RNR_RETRY", "RQ_PSN", "MAX_QP_RD_ATOMIC", "ALT_PATH", "MIN_RNR_TIMER",
+		"SQ_PSN", "MAX_DEST_RD_ATOMIC", "PATH_MIG_STATE", "CAP", "DEST_QPN")
+}
+
+// transition holds what a change of state demands and what it allows besides.
+type transition struct {
+	valid              bool
+	required, optional QPAttrMask
+}
+
+// transitions is the state table of a reliable-connected queue pair (IBTA 10.3.1 and 11.2.5.3; the kernel's
+// ib_modify_qp_is_ok decides by the same one).
+var transitions = [StateErr + 1][StateErr + 1]transition{
+	StateReset: {
+		StateReset: {valid: true},
+		StateInit:  {valid: true, required: QPAttrPKeyIndex | QPAttrPort | QPAttrAccess},
+	},
+	StateInit: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+		StateInit:  {valid: true, optional: QPAttrPKeyIndex | QPAttrPort | QPAttrAccess},
+		StateRTR: {
+			valid:    true,
+			required: QPAttrAV | QPAttrPathMTU | QPAttrDestQPNum | QPAttrRQPSN | QPAttrMaxDestRDAtomic | QPAttrMinRNRTimer,
+			optional: QPAttrAccess | QPAttrPKeyIndex,
+		},
+	},
+	StateRTR: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+		StateRTS: {
+			valid:    true,
+			required: QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry | QPAttrSQPSN | QPAttrMaxRDAtomic,
+			optional: QPAttrCurState | QPAttrAccess | QPAttrMinRNRTimer,
+		},
+	},
+	StateRTS: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+		StateRTS:   {valid: true, optional: QPAttrCurState | QPAttrAccess | QPAttrMinRNRTimer},
+		StateSQD:   {valid: true},
+	},
+	StateSQD: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+		StateRTS:   {valid: true, optional: QPAttrCurState | QPAttrAccess | QPAttrMinRNRTimer},
+		StateSQD: {
+			valid: true,
+			optional: QPAttrPort | QPAttrAV | QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry | QPAttrMaxRDAtomic |
+				QPAttrMaxDestRDAtomic | QPAttrAccess | QPAttrPKeyIndex | QPAttrMinRNRTimer,
+		},
+	},
+	StateSQE: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+	},
+	StateErr: {
+		StateReset: {valid: true},
+		StateErr:   {valid: true},
+	},
+}
+
+// CheckModify says whether a reliable-connected queue pair in state cur may be modified as attr and mask ask. It
+// returns a [*ModifyError] that names what is missing or not allowed. Providers call it first.
+func CheckModify(cur QPState, attr *QPAttr, mask QPAttrMask) error {
+	next := cur
+	if mask&QPAttrState != 0 {
+		next = attr.State
+	}
+	if mask&QPAttrCurState != 0 && attr.CurState != cur {
+		return &ModifyError{From: cur, To: next}
+	}
+	if cur > StateErr || next > StateErr || !transitions[cur][next].valid {
+		return &ModifyError{From: cur, To: next}
+	}
+	t := &transitions[cur][next]
+	missing := t.required &^ mask
+	notAllowed := mask &^ (t.required | t.optional | QPAttrState)
+	if missing != 0 || notAllowed != 0 {
+		return &ModifyError{From: cur, To: next, Missing: missing, NotAllowed: notAllowed}
+	}
+	return nil
+}
