@@ -120,6 +120,9 @@ func (g GID) String() string { return netip.AddrFrom16(g).String() }
 // IsZero reports whether the GID is not set.
 func (g GID) IsZero() bool { return g == GID{} }
 
+// IsIPv4 reports whether the GID stands for an IPv4 address, as RoCE v2 over IPv4 has it.
+func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
+
 // ParseGID reads what String writes.
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)

@@ -1,0 +1,201 @@
+package ibverbx
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"ibverbx/verbs"
+)
+
+// BusinessCard is what two virtual queue pairs tell each other to connect. It travels as JSON:
+//
+//	{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}
+//
+// with further keys that an end may leave out and that an end which does not know them ignores. The i-th queue pair connects
+// to the i-th of the peer.
+type BusinessCard struct {
+	QPNums      []uint32 // the data queue pairs
+	NotifyQPNum uint32   // 0 for none
+
+	// Scheme is the load-balancing scheme; "" when the card does not say.
+	Scheme string
+	// MTU is the largest path MTU of the end; 0 when the card does not say.
+	MTU verbs.MTU
+	// Rails say where each data queue pair is, and then the notify QP; empty when the card does not say.
+	Rails []RailCard
+	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the card does not say.
+	Credits int
+	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the last fragment.
+	RawImm bool
+}
+
+// RailCard says where a physical queue pair is.
+type RailCard struct {
+	Device verbs.DeviceID `json:"device"` // index of the device in its process: picks the remote key
+	GID    verbs.GID      `json:"gid"`
+	LID    uint16         `json:"lid,omitempty"`
+	PSN    uint32         `json:"psn"` // first packet sequence number that it sends
+}
+
+// maxCardBytes bounds a card: the largest one that Card makes is below 20 KiB.
+const maxCardBytes = 64 << 10
+
+// cardJSON is the wire form. Numbers of queue pairs are strings of ten digits, as the C++ original writes them.
+type cardJSON struct {
+	QPNums      []string   `json:"qpNums"`
+	NotifyQPNum string     `json:"notifyQpNum"`
+	Scheme      string     `json:"scheme,omitempty"`
+	MTU         int        `json:"mtu,omitempty"` // bytes
+	Rails       []RailCard `json:"rails,omitempty"`
+	Credits     int        `json:"credits,omitempty"`
+	RawImm      bool       `json:"rawImm,omitempty"`
+}
+
+// MarshalJSON writes the wire form.
+func (c BusinessCard) MarshalJSON() ([]byte, error) {
+	w := cardJSON{
+		QPNums:      make([]string, len(c.QPNums)),
+		NotifyQPNum: fmt.Sprintf("%010d", c.NotifyQPNum),
+		Scheme:      c.Scheme,
+		MTU:         c.MTU.Bytes(),
+		Rails:       c.Rails,
+		Credits:     c.Credits,
+		RawImm:      c.RawImm,
+	}
+	for i, num := range c.QPNums {
+		w.QPNums[i] = fmt.Sprintf("%010d", num)
+	}
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON reads the wire form and refuses what no virtual queue pair can be, with [verbs.ErrInvalid].
+func (c *BusinessCard) UnmarshalJSON(data []byte) error {
+	if len(data) > maxCardBytes {
+		return cardError("%d bytes long: at most %d", len(data), maxCardBytes)
+	}
+	var w cardJSON
+	if err := json.Unmarshal(data, &w); err != nil {
+		return cardError("%v", err)
+	}
+	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RawImm: w.RawImm}
+	for _, s := range w.QPNums {
+		num, err := parseQPNum(s)
+		if err != nil {
+			return err
+		}
+		card.QPNums = append(card.QPNums, num)
+	}
+	if w.NotifyQPNum != "" {
+		num, err := parseQPNum(w.NotifyQPNum)
+		if err != nil {
+			return err
+		}
+		card.NotifyQPNum = num
+	}
+	if w.MTU != 0 {
+		for card.MTU = verbs.MTU256; card.MTU.Bytes() != w.MTU; card.MTU++ {
+			if card.MTU > verbs.MTU4096 {
+				return cardError("mtu %d: must be 256, 512, 1024, 2048 or 4096", w.MTU)
+			}
+		}
+	}
+	if err := card.validate(); err != nil {
+		return err
+	}
+	*c = card
+	return nil
+}
+
+// parseQPNum reads a queue pair number: 24 bits, decimal.
+func parseQPNum(s string) (uint32, error) {
+	num, err := strconv.ParseUint(s, 10, 24)
+	if err != nil {
+		return 0, cardError("queue pair number %.20q: must be decimal and below 2^24", s)
+	}
+	return uint32(num), nil
+}
+
+// validate says what makes a card impossible.
+func (c *BusinessCard) validate() error {
+	if len(c.QPNums) == 0 || len(c.QPNums) > MaxRails {
+		return cardError("%d queue pairs: must be 1 to %d", len(c.QPNums), MaxRails)
+	}
+	for i, num := range c.QPNums {
+		if num == 0 || num >= 1<<24 {
+			return cardError("queue pair %d has number %d: must be 1 to 2^24-1", i, num)
+		}
+	}
+	if c.NotifyQPNum >= 1<<24 {
+		return cardError("notify QP has number %d: must be below 2^24", c.NotifyQPNum)
+	}
+	if c.Credits < 0 {
+		return cardError("credits %d: must not be negative", c.Credits)
+	}
+	if c.MTU > verbs.MTU4096 {
+		return cardError("mtu code %d: must be 1 to 5", uint32(c.MTU))
+	}
+	if len(c.Rails) == 0 {
+		return nil
+	}
+	nums := c.QPNums
+	if c.NotifyQPNum != 0 {
+		nums = append(nums[:len(nums):len(nums)], c.NotifyQPNum)
+	}
+	if len(c.Rails) != len(nums) {
+		return cardError("%d rails described for %d queue pairs", len(c.Rails), len(nums))
+	}
+	type place struct {
+		dev verbs.DeviceID
+		num uint32
+	}
+	seen := map[place]bool{}
+	for i, r := range c.Rails {
+		at := place{r.Device, nums[i]}
+		switch {
+		case r.Device >= verbs.MaxDevices:
+			return cardError("rail %d is on device %d: devices count from 0 to %d", i, r.Device, verbs.MaxDevices-1)
+		case r.PSN >= 1<<24:
+			return cardError("rail %d has psn %d: must be below 2^24", i, r.PSN)
+		case seen[at]:
+			return cardError("queue pair %d of device %d appears twice", nums[i], r.Device)
+		}
+		seen[at] = true
+	}
+	return nil
+}
+
+func cardError(format string, args ...any) error {
+	return fmt.Errorf("ibverbx: business card: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+}
+
+// Card is this end's business card, to send to the peer.
+func (q *VirtualQP) Card() (BusinessCard, error) {
+	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RawImm: q.cfg.Scheme == DQPLB && !q.single}
+	if q.single {
+		card.Scheme = "" // a single queue pair speaks plain verbs
+	}
+	var failed error
+	q.eachRail(func(r *rail) {
+		port, entry, err := q.localPort(r)
+		if err != nil && failed == nil {
+			failed = err
+		}
+		if card.MTU == 0 || port.ActiveMTU < card.MTU {
+			card.MTU = port.ActiveMTU
+		}
+		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: entry.GID, LID: port.LID, PSN: r.psn})
+		if r == q.notify {
+			card.NotifyQPNum = r.qp.Num()
+		} else {
+			card.QPNums = append(card.QPNums, r.qp.Num())
+		}
+	})
+	if q.cfg.Conn.MTU != 0 {
+		card.MTU = min(card.MTU, q.cfg.Conn.MTU)
+	}
+	if card.RawImm {
+		card.Credits = q.Config().Credits
+	}
+	return card, failed
+}

@@ -1,0 +1,188 @@
+package ibverbx
+
+import (
+	"fmt"
+	"math"
+
+	"ibverbx/verbs"
+)
+
+const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
+
+// checkSend says what is wrong with a request for several queue pairs. It changes nothing.
+func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
+	if !wr.Opcode.Valid() {
+		return q.sendError(i, wr, ErrOpcode, wr.Opcode.String())
+	}
+	if wr.Flags&verbs.SendSignaled == 0 {
+		return q.sendError(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
+	}
+	if wr.Flags&^knownSendFlags != 0 {
+		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+	}
+	n := wr.Local.Length
+	need := q.localDevs
+	if wr.Opcode.IsSend() {
+		if q.sendOn == nil {
+			return q.sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, and there is none: add one")
+		}
+		need = 1 << q.sendOn.device
+	}
+	// The plain case, one piece of registered memory, is checked in line.
+	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
+		if k := wr.Local.Keys; k == nil || need&^k.have != 0 || !k.covers(wr.Local.Addr, n) {
+			if err := q.checkSegment(i, wr, wr.Local, need); err != nil {
+				return err
+			}
+		}
+	} else {
+		var err error
+		if n, err = q.checkPieces(i, wr, need); err != nil {
+			return err
+		}
+	}
+	if wr.Opcode.IsSend() {
+		return q.checkSendLength(i, wr, n)
+	}
+	if n == 0 {
+		return q.sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs there must be data")
+	}
+	if k := wr.Remote.Keys; k == nil || q.peerDevs&^k.have != 0 || n > wr.Remote.Length || !k.covers(wr.Remote.Addr, n) {
+		return q.checkRemote(i, wr, n)
+	}
+	if wr.Opcode.IsAtomic() {
+		return q.checkAtomic(i, wr, n)
+	}
+	return nil
+}
+
+// checkSegment says what is wrong with one piece of local memory. An empty one needs no keys.
+func (q *VirtualQP) checkSegment(i int, wr *SendWR, s Segment, need uint64) error {
+	if s.Length == 0 {
+		return nil
+	}
+	if err, detail := checkLocal(s, need); err != nil {
+		return q.sendError(i, wr, err, detail)
+	}
+	return nil
+}
+
+// checkLocal says what is wrong with a piece of local memory that devices need keys for.
+func checkLocal(s Segment, need uint64) (err error, detail string) {
+	if s.Keys == nil {
+		return ErrNoKey, "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys"
+	}
+	if missing := need &^ s.Keys.have; missing != 0 {
+		return ErrNoKey, fmt.Sprintf("local memory %v has no key for device %s (have %s): register it on every device of the virtual QP",
+			s, deviceList(missing), deviceList(s.Keys.have))
+	}
+	if !s.Keys.covers(s.Addr, s.Length) {
+		return ErrBounds, fmt.Sprintf("local memory %v reaches beyond its region %s", s, addrRange(s.Keys.base, s.Keys.length))
+	}
+	return nil, ""
+}
+
+// checkPieces checks a scatter list or an inline payload, and returns its length.
+func (q *VirtualQP) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
+	if wr.Flags&verbs.SendInline != 0 {
+		switch {
+		case len(wr.SGL) != 0 || wr.Local != (Segment{}):
+			return 0, q.sendError(i, wr, verbs.ErrInvalid, "an inline request takes its payload from Inline: leave Local and SGL empty")
+		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
+			return 0, q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot be inline: it brings data")
+		case len(wr.Inline) > q.maxInline:
+			return 0, q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d", len(wr.Inline), q.maxInline))
+		}
+		return uint64(len(wr.Inline)), nil
+	}
+	if wr.Local != (Segment{}) {
+		return 0, q.sendError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+	}
+	var n uint64
+	for _, s := range wr.SGL {
+		if err := q.checkSegment(i, wr, s, need); err != nil {
+			return 0, err
+		}
+		if n+s.Length < n {
+			return 0, q.sendError(i, wr, ErrLength, "the pieces together are longer than the address space")
+		}
+		n += s.Length
+	}
+	return n, nil
+}
+
+// checkSendLength checks a SEND, which travels as one message.
+func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
+	if n > math.MaxInt32 {
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a message carries at most 2 GiB", n))
+	}
+	if len(wr.SGL) > q.sendOn.maxSGE {
+		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL), q.sendOn.maxSGE))
+	}
+	return nil
+}
+
+// checkRemote says what is wrong with the peer's memory, if anything is.
+func (q *VirtualQP) checkRemote(i int, wr *SendWR, n uint64) error {
+	s := wr.Remote
+	if s.Keys == nil {
+		return q.sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or give RemoteSegment.Keys")
+	}
+	if missing := q.peerDevs &^ s.Keys.have; missing != 0 {
+		return q.sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device %s (have %s): the peer must register it on every device of the virtual QP",
+			s, deviceList(missing), deviceList(s.Keys.have)))
+	}
+	if n > s.Length {
+		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, s.Length))
+	}
+	if !s.Keys.covers(s.Addr, n) {
+		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s", addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
+	}
+	if wr.Opcode.IsAtomic() {
+		return q.checkAtomic(i, wr, n)
+	}
+	return nil
+}
+
+func (q *VirtualQP) checkAtomic(i int, wr *SendWR, n uint64) error {
+	if n != 8 || len(wr.SGL) > 1 {
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of eight bytes in one", wr.Opcode, n, max(1, len(wr.SGL))))
+	}
+	if wr.Remote.Addr%8 != 0 {
+		return q.sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a multiple of 8", wr.Remote.Addr))
+	}
+	return nil
+}
+
+func (q *VirtualQP) sendError(i int, wr *SendWR, err error, detail string) error {
+	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
+}
+
+// postError is the error of a whole call that is refused because of the virtual queue pair's state.
+func (q *VirtualQP) stateError(op string, id uint64, err error) error {
+	e := &PostError{Op: op, ID: id, Err: err}
+	switch err {
+	case ErrFailed:
+		e.Detail = q.failure.Error() + ": reset or close the virtual QP"
+	case ErrNotConnected:
+		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
+	}
+	return e
+}
+
+// deviceList writes a set of devices as "0, 3".
+func deviceList(set uint64) string {
+	s := ""
+	for dev := range verbs.MaxDevices {
+		if set&(1<<dev) != 0 {
+			if s != "" {
+				s += ", "
+			}
+			s += fmt.Sprint(dev)
+		}
+	}
+	if s == "" {
+		return "none"
+	}
+	return s
+}

@@ -1,0 +1,166 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"ibverbx/verbs"
+)
+
+// Close ends the virtual queue pair and its physical ones. What had completed is reported as it completed; everything else
+// that is outstanding is reported as flushed, and can still be polled from the virtual CQ, even after that is closed. When
+// Close returns, no NIC touches memory on the virtual queue pair's behalf any more.
+//
+// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close gives it a moment to.
+func (q *VirtualQP) Close() error {
+	q.cq.guard.enter()
+	err := q.close()
+	q.cq.guard.exit()
+	return err
+}
+
+func (q *VirtualQP) close() error {
+	if q.closed {
+		return fmt.Errorf("ibverbx: close virtual qp %d: %w", q.num, ErrClosed)
+	}
+	q.collect()
+	if q.single {
+		q.flushPassed()
+	}
+	err := q.closeRails()
+	q.abandon()
+	out := sink{}
+	if !q.single {
+		q.reportSends(&out)
+		q.progressRecvs(&out)
+	}
+	out.settle()
+	q.closed = true
+	q.cq.detach(q)
+	if q.dom != nil {
+		q.dom.release()
+	}
+	if q.ownsCQ {
+		err = errors.Join(err, q.cq.close())
+	}
+	if q.ownsDomain {
+		err = errors.Join(err, q.dom.Close())
+	}
+	return err
+}
+
+// collect takes in what the NICs have completed, so that it is not mistaken for outstanding.
+func (q *VirtualQP) collect() {
+	if !q.cq.closed {
+		_ = q.cq.drain(&sink{}, -1) // a CQ that has died has nothing more to give
+	}
+}
+
+// flushPassed lets the NIC flush what a single-QP virtual queue pair has outstanding, and collects it. It is bounded: a NIC
+// that does not answer must not hold up Close.
+func (q *VirtualQP) flushPassed() {
+	if q.inflight <= 0 || q.rails[0].qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) != nil {
+		return
+	}
+	const patience = 1000 // polls; a software NIC flushes within a few
+	for i := 0; i < patience && q.inflight > 0; i++ {
+		q.collect()
+		runtime.Gosched()
+	}
+}
+
+// closeRails destroys the physical queue pairs that are still open.
+func (q *VirtualQP) closeRails() error {
+	var errs []error
+	q.eachRail(func(r *rail) {
+		if r.closed {
+			return
+		}
+		if err := r.qp.Close(); err != nil {
+			errs = append(errs, q.railError(r, err))
+			return
+		}
+		r.closed = true
+	})
+	q.killed = true // nothing is posted on them any more
+	return errors.Join(errs...)
+}
+
+// attach registers a virtual queue pair's rails, and reserves room for all the completions that they may have outstanding.
+func (c *VirtualCQ) attach(q *VirtualQP) error {
+	need := [verbs.MaxDevices]int{}
+	var refused error
+	q.eachRail(func(r *rail) {
+		if c.routes[r.device] == nil && refused == nil {
+			refused = fmt.Errorf("ibverbx: new virtual qp: %w: a queue pair on %s, of which the virtual CQ has no CQ", verbs.ErrInvalid, r.qp.Device().Name())
+			return
+		}
+		if refused == nil && c.routes[r.device].find(r.qp.Num()) != nil {
+			refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s belongs to a virtual QP already", verbs.ErrInvalid, r.qp.Num(), r.qp.Device().Name())
+			return
+		}
+		need[r.device] += r.limit + r.recvLimit
+	})
+	if refused != nil {
+		return refused
+	}
+	for dev, n := range need {
+		if n > c.room[dev] {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: its queue pairs on device %d may have %d completions outstanding, the virtual CQ has room for %d: make its CQ deeper, or lower MaxMsgCntPerQP and Credits",
+				verbs.ErrInvalid, dev, n, c.room[dev])
+		}
+	}
+	for dev, n := range need {
+		c.room[dev] -= n
+	}
+	c.nextNum++
+	q.num = c.nextNum
+	q.eachRail(func(r *rail) { c.routes[r.device].add(r.qp.Num(), r) })
+	c.vqps = append(c.vqps, q)
+	return nil
+}
+
+// detach forgets a virtual queue pair.
+func (c *VirtualCQ) detach(q *VirtualQP) {
+	q.eachRail(func(r *rail) {
+		c.routes[r.device].remove(r.qp.Num(), r)
+		c.room[r.device] += r.limit + r.recvLimit
+	})
+	for i := range c.vqps {
+		if c.vqps[i] == q {
+			c.vqps = append(c.vqps[:i], c.vqps[i+1:]...)
+			return
+		}
+	}
+}
+
+// Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs. Completions that were
+// not polled yet, flushed ones included, can still be polled.
+func (c *VirtualCQ) Close() error {
+	c.guard.enter()
+	err := c.close()
+	c.guard.exit()
+	return err
+}
+
+func (c *VirtualCQ) close() error {
+	if c.closed {
+		return fmt.Errorf("ibverbx: close virtual cq: %w", ErrClosed)
+	}
+	var errs []error
+	for len(c.vqps) != 0 {
+		c.vqps[0].ownsCQ = false // it is being closed here
+		errs = append(errs, c.vqps[0].close())
+	}
+	for i := range c.cqs {
+		if err := c.cqs[i].cq.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("ibverbx: close virtual cq: %s: %w", c.cqs[i].cq.Device().Name(), err))
+		}
+	}
+	c.closed = true
+	if c.dom != nil {
+		c.dom.release()
+	}
+	return errors.Join(errs...)
+}

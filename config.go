@@ -1,0 +1,210 @@
+package ibverbx
+
+import (
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// Scheme is how a multi-QP virtual queue pair tells its peer that a WRITE_WITH_IMM has arrived.
+type Scheme uint8
+
+const (
+	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. Nobody waits for a round
+	// trip, and a notification never overtakes data. It is the default.
+	DQPLB Scheme = iota
+	// Spray sends fragments as plain writes and, once all of them and all earlier data are acknowledged, one
+	// zero-byte WRITE_WITH_IMM on a queue pair of its own, the notify QP, with the user's immediate.
+	//
+	// An acknowledgement proves that data has reached the peer's NIC; a message on another queue pair does not by
+	// itself push that data on into the peer's memory (IBTA o9-20 orders operations of one queue pair). On
+	// hosts where PCIe writes of several NICs or with relaxed ordering may pass each other, take DQPLB.
+	Spray
+)
+
+// String is the scheme's name on the wire and on the command line.
+func (s Scheme) String() string {
+	switch s {
+	case DQPLB:
+		return "dqplb"
+	case Spray:
+		return "spray"
+	}
+	return fmt.Sprintf("scheme %d", uint8(s))
+}
+
+// ParseScheme reads what String writes.
+func ParseScheme(name string) (Scheme, error) {
+	switch name {
+	case "dqplb":
+		return DQPLB, nil
+	case "spray":
+		return Spray, nil
+	}
+	return 0, fmt.Errorf("ibverbx: %w: scheme %q: have dqplb, spray", verbs.ErrInvalid, name)
+}
+
+// MarshalText writes the scheme's name.
+func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Scheme) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseScheme(string(text))
+	return err
+}
+
+// Limits of the implementation.
+const (
+	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the notify QP not counted.
+	MaxRails = 128
+	// maxWindow bounds the numbers that a DQPLB sender has in flight (messages). 2^15 at 512 KiB a fragment is
+	// 16 GiB.
+	maxWindow = 1 << 15
+	// maxArrivals bounds what a DQPLB receiver keeps of messages that arrive out of order: 12 bytes each, 3 MiB a
+	// virtual queue pair at the worst. It is well above maxWindow, because a sender's window ends at what the
+	// NICs have acknowledged, and a receiver may poll one NIC's CQ long after another's.
+	maxArrivals = 1 << 18
+)
+
+// Config configures a [VirtualQP]. The zero value works.
+type Config struct {
+	// Scheme tells how notifications travel when there are several queue pairs. [DQPLB] by default.
+	Scheme Scheme
+	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of a work request
+	// vanishes, small enough that four queue pairs share one message of a few MiB.
+	MaxMsgSize uint32
+	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128. It is lowered to
+	// what the queue pair was created with.
+	MaxMsgCntPerQP int
+	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means twice
+	// MaxMsgCntPerQP. It is lowered to what the queue pair was created with. The peer may have more messages on
+	// the way than that; its NIC then retries (RNR) until there is room.
+	Credits int
+	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has claimed; 0 means 4096.
+	// At the limit it withholds credits, which slows the sender down and loses nothing.
+	MaxBanked int
+	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
+	QPsPerDevice int
+	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND and RECV only.
+	NoNotifyQP bool
+	// Conn holds the attributes of the connection.
+	Conn ConnConfig
+}
+
+// ConnConfig holds what the physical queue pairs are connected with. The zero value works.
+type ConnConfig struct {
+	Port uint8 // local port; 0 means 1
+	// GIDIndex picks the source GID; 0 picks by itself: RoCE v2 over IPv4 first, then RoCE v2, then the first
+	// entry that is set. Index n is asked for as n+1.
+	GIDIndex int
+	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
+	MTU verbs.MTU
+	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is 67 ms.
+	Timeout uint8
+	// RetryCount is the number of retries, 1 to 7; 0 means 7.
+	RetryCount uint8
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7; 0 means 7, which is for ever.
+	RNRRetry uint8
+	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which is 0.64 ms.
+	MinRNRTimer uint8
+	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what the NIC allows.
+	MaxRDAtomic uint8
+	// Access is what the peer may do; 0 means everything. A memory region must grant it too.
+	Access verbs.AccessFlags
+	// TrafficClass goes into the packets' IP header on RoCE v2.
+	TrafficClass uint8
+	// SL is the service level.
+	SL uint8
+	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then the notify QP. They are only
+	// needed when the peer's business card has none.
+	PeerGIDs []verbs.GID
+}
+
+// withDefaults returns c with zero fields replaced.
+func (c Config) withDefaults() Config {
+	if c.MaxMsgSize == 0 {
+		c.MaxMsgSize = 512 << 10
+	}
+	if c.MaxMsgCntPerQP == 0 {
+		c.MaxMsgCntPerQP = 128
+	}
+	if c.Credits == 0 {
+		c.Credits = 2 * c.MaxMsgCntPerQP
+	}
+	if c.MaxBanked == 0 {
+		c.MaxBanked = 4096
+	}
+	if c.QPsPerDevice == 0 {
+		c.QPsPerDevice = 4
+	}
+	c.Conn = c.Conn.withDefaults()
+	return c
+}
+
+func (c ConnConfig) withDefaults() ConnConfig {
+	if c.Port == 0 {
+		c.Port = 1
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 14
+	}
+	if c.RetryCount == 0 {
+		c.RetryCount = 7
+	}
+	if c.RNRRetry == 0 {
+		c.RNRRetry = verbs.RNRRetryForever
+	}
+	if c.MinRNRTimer == 0 {
+		c.MinRNRTimer = 12
+	}
+	if c.MaxRDAtomic == 0 {
+		c.MaxRDAtomic = 16
+	}
+	if c.Access == 0 {
+		c.Access = verbs.AccessAll
+	}
+	return c
+}
+
+// validate says what is wrong with a configuration whose defaults have been filled in.
+func (c *Config) validate() error {
+	switch {
+	case c.Scheme > Spray:
+		return configError("Scheme %d: have DQPLB (%d) and Spray (%d)", c.Scheme, DQPLB, Spray)
+	case c.MaxMsgSize > 1<<31:
+		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, 1<<31)
+	case c.MaxMsgCntPerQP < 0:
+		return configError("MaxMsgCntPerQP %d: must be positive", c.MaxMsgCntPerQP)
+	case c.Credits < 0:
+		return configError("Credits %d: must be positive", c.Credits)
+	case c.MaxBanked < 0:
+		return configError("MaxBanked %d: must be positive", c.MaxBanked)
+	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
+		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
+	}
+	return c.Conn.validate()
+}
+
+func (c *ConnConfig) validate() error {
+	switch {
+	case c.GIDIndex < 0 || c.GIDIndex > 256:
+		return configError("Conn.GIDIndex %d: must be 0 (automatic) to 256 (index 255)", c.GIDIndex)
+	case c.MTU > verbs.MTU4096:
+		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU), verbs.MTU256, verbs.MTU4096)
+	case c.Timeout > 31:
+		return configError("Conn.Timeout %d: is a code of 5 bits", c.Timeout)
+	case c.RetryCount > 7:
+		return configError("Conn.RetryCount %d: must be 1 to 7", c.RetryCount)
+	case c.RNRRetry > 7:
+		return configError("Conn.RNRRetry %d: must be 1 to 7", c.RNRRetry)
+	case c.MinRNRTimer > 31:
+		return configError("Conn.MinRNRTimer %d: is a code of 5 bits", c.MinRNRTimer)
+	case !c.Access.Valid():
+		return configError("Conn.Access %v: unknown right, or remote write without local write", c.Access)
+	}
+	return nil
+}
+
+func configError(format string, args ...any) error {
+	return fmt.Errorf("ibverbx: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+}

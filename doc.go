@@ -1,0 +1,58 @@
+// Package ibverbx makes one reliable connection of many RDMA queue pairs.
+//
+// A [VirtualQP] takes work requests like a queue pair of package verbs, cuts large messages into fragments, and stripes
+// them over many physical queue pairs on one NIC or several, which it calls rails. To its user it still behaves like one
+// reliable connection.
+//
+//	SendWR ──► VirtualQP ──► rail 0: QP on NIC 0 ─┐
+//	             │      ├──► rail 1: QP on NIC 1 ─┤ physical CQs ──► VirtualCQ ──► WC
+//	             │      ├──► rail 2: QP on NIC 0 ─┤ (one a NIC)     in posting order
+//	             │      └──► rail 3: QP on NIC 1 ─┘
+//	             └─────────► notify QP
+//
+// # What it promises
+//
+//  1. Each accepted request yields exactly one completion, however many fragments, errors, flushes or closes happen in
+//     between. A refused one has no effect. (A successful unsignaled request of a single queue pair yields none, as in verbs.)
+//  2. Send completions come in posting order, receive completions in posting order, each side on its own.
+//  3. The memory is the caller's again when, and only when, its completion is reported; not even another fragment's failure
+//     gives it back before the last fragment has ended.
+//  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE of this virtual queue pair
+//     is in its memory. If a fragment failed, that notification is never sent. (For [Spray] see its known limit there.)
+//  5. The first error wins and stops the line: after it no fragment or notification of a later request goes out; the later
+//     requests complete, in order, as flushed. [VirtualQP.Err] tells the story, and every post is refused with [ErrFailed]
+//     until the virtual queue pair is reset or closed.
+//  6. Errors are never routed by opcode, which NICs leave undefined.
+//  7. Nothing a peer sends ends the process or disturbs another virtual queue pair of the same virtual CQ.
+//  8. Posting more than the physical queues hold queues the rest. A physical queue is never overrun.
+//
+// With a single queue pair requests pass straight through, with the NIC's own limits and no tracking.
+//
+// # A program
+//
+//	vqp, err := ibverbx.Open(devices, ibverbx.Config{})      // QPs, CQs and the virtual QP over a list of NICs
+//	mr, err := vqp.Domain().Register(buf, verbs.AccessAll)   // known to all of them
+//	card, err := vqp.Card()                                  // send this, and mr.Remote(), to the peer as JSON
+//	err = vqp.Connect(peerCard)                              // INIT, RTR, RTS
+//	_, err = vqp.PostSend(ibverbx.SendWR{
+//		ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled,
+//		Local: mr.Slice(0, 1<<30), Remote: peerMR.At(0), Imm: 7,
+//	})
+//	err = vqp.CQ().Wait(ctx)
+//	n, err := vqp.CQ().Poll(wcs)
+//
+// # What the caller must keep
+//
+//   - One goroutine at a time owns a VirtualCQ and all VirtualQPs made on it. Race builds panic on a violation. [Domain] and
+//     [MR] are safe for concurrent use.
+//   - Memory named by a request is not touched (for sends: not written) until its completion has been polled. A context that
+//     ends a [VirtualCQ.Wait] changes nothing about that.
+//   - Poll, or Wait, must be called for anything to go on beyond what the physical queues hold: a virtual queue pair has no
+//     goroutine of its own.
+//   - The order between requests is that of their completions and of promise 4, no more. Over several rails a READ may
+//     overtake an earlier WRITE, or an atomic another atomic's data; [verbs.SendFence] on the later one prevents that.
+//
+// # What it costs
+//
+// No lock, map or allocation per request once the rings have grown to their size. The README has measured figures.
+package ibverbx

@@ -1,0 +1,302 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"ibverbx/verbs"
+)
+
+// Domain is a protection domain on every one of a list of NICs: it registers memory on all of them in one call and creates
+// virtual CQs and queue pairs over them. It is safe for concurrent use; what it creates has rules of its own.
+type Domain struct {
+	devices []verbs.Device
+	pds     []verbs.PD
+
+	mu      sync.Mutex
+	users   int  // regions, CQs and queue pairs that are open
+	closing bool // Close was called: the protection domains go when the last user has gone
+}
+
+// NewDomain makes a domain over devices of one provider.
+func NewDomain(devices ...verbs.Device) (*Domain, error) {
+	if len(devices) == 0 {
+		return nil, fmt.Errorf("ibverbx: new domain: %w: no devices", verbs.ErrInvalid)
+	}
+	d := &Domain{}
+	var seen [verbs.MaxDevices]verbs.Device
+	for _, dev := range devices {
+		if dev.ID() >= verbs.MaxDevices {
+			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d", verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
+		}
+		if other := seen[dev.ID()]; other != nil {
+			d.free()
+			return nil, fmt.Errorf("ibverbx: new domain: %w: %s and %s have the same index: give each device once, all of one provider", verbs.ErrInvalid, other.Name(), dev.Name())
+		}
+		seen[dev.ID()] = dev
+		pd, err := dev.AllocPD()
+		if err != nil {
+			d.free()
+			return nil, fmt.Errorf("ibverbx: new domain: %w", err)
+		}
+		d.devices, d.pds = append(d.devices, dev), append(d.pds, pd)
+	}
+	return d, nil
+}
+
+// Devices lists the NICs, in the order given.
+func (d *Domain) Devices() []verbs.Device { return append([]verbs.Device(nil), d.devices...) }
+
+// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until then it must not be freed
+// or moved (memory of the Go heap does not move).
+func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
+	if err := d.acquire(); err != nil {
+		return nil, fmt.Errorf("ibverbx: register: %w", err)
+	}
+	m := &MR{dom: d, buf: buf}
+	m.lkeys.mr = m
+	for i, pd := range d.pds {
+		r, err := pd.RegisterMR(buf, access)
+		if err == nil && i > 0 && r.Addr() != m.lkeys.base {
+			err = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported, d.devices[i].Name())
+			_ = r.Close()
+		}
+		if err != nil {
+			for _, r := range m.regions {
+				_ = r.Close()
+			}
+			d.release()
+			return nil, fmt.Errorf("ibverbx: register %d bytes: %w", len(buf), err)
+		}
+		m.regions = append(m.regions, r)
+		m.lkeys.set(d.devices[i].ID(), r.LKey())
+		m.lkeys.base, m.lkeys.length = r.Addr(), r.Len()
+	}
+	return m, nil
+}
+
+// NewCQ makes a virtual CQ over one physical CQ a device, each of which holds depth completions; 0 means 4096, enough for two
+// virtual queue pairs of four rails a device with the default limits.
+func (d *Domain) NewCQ(depth int) (*VirtualCQ, error) {
+	if depth == 0 {
+		depth = 4096
+	}
+	depths := make([]int, len(d.devices))
+	for i := range depths {
+		depths[i] = depth
+	}
+	return d.newCQ(depths)
+}
+
+func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
+	if err := d.acquire(); err != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual cq: %w", err)
+	}
+	channel := verbs.NewCompChannel()
+	var cqs []verbs.CQ
+	var failed error
+	for i, dev := range d.devices {
+		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: depths[i], Channel: channel})
+		if err != nil {
+			failed = err
+			break
+		}
+		cqs = append(cqs, cq)
+	}
+	if failed == nil {
+		c, err := NewVirtualCQ(cqs...)
+		if err == nil {
+			c.dom = d
+			return c, nil
+		}
+		failed = err
+	}
+	for _, cq := range cqs {
+		_ = cq.Close()
+	}
+	d.release()
+	return nil, fmt.Errorf("ibverbx: new virtual cq: %w", failed)
+}
+
+// NewQP creates physical queue pairs on every device, cfg.QPsPerDevice each, a notify QP on the first device, and a virtual
+// queue pair of them that completes on cq. With cq nil it makes a virtual CQ of the right size, which is closed together with
+// the virtual queue pair.
+//
+// Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and call [VirtualQP.Connect].
+func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	layout := d.layout(&cfg)
+	ownsCQ := cq == nil
+	if ownsCQ {
+		var err error
+		if cq, err = d.newCQ(layout.depths); err != nil {
+			return nil, err
+		}
+	}
+	q, err := d.newQP(cq, cfg, layout)
+	if err != nil {
+		if ownsCQ {
+			_ = cq.Close()
+		}
+		return nil, err
+	}
+	q.ownsCQ = ownsCQ
+	return q, nil
+}
+
+// Open does everything for one virtual queue pair over a list of devices in one call: a domain, a virtual CQ, the physical
+// queue pairs. [VirtualQP.Domain] registers memory, [VirtualQP.CQ] is polled, and [VirtualQP.Close] closes it all, the domain
+// when its last memory region is closed.
+func Open(devices []verbs.Device, cfg Config) (*VirtualQP, error) {
+	d, err := NewDomain(devices...)
+	if err != nil {
+		return nil, err
+	}
+	q, err := d.NewQP(nil, cfg)
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	q.ownsDomain = true
+	return q, nil
+}
+
+// plannedQP is one physical queue pair that NewQP is about to create.
+type plannedQP struct {
+	device int // index in the domain
+	limits verbs.QPCap
+}
+
+type layout struct {
+	data   []plannedQP
+	notify *plannedQP
+	depths []int // completions that may be outstanding, by device
+}
+
+// layout decides which queue pairs a configuration needs, and how large.
+func (d *Domain) layout(cfg *Config) layout {
+	total := cfg.QPsPerDevice * len(d.devices)
+	l := layout{depths: make([]int, len(d.devices))}
+	plan := func(device, recvs int) plannedQP {
+		l.depths[device] += cfg.MaxMsgCntPerQP + recvs
+		return plannedQP{device: device, limits: verbs.QPCap{MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs}}
+	}
+	for i := range total {
+		recvs := 1
+		switch {
+		case total == 1 || cfg.Scheme == Spray && i == 0:
+			recvs = cfg.MaxMsgCntPerQP
+		case cfg.Scheme == DQPLB:
+			recvs = cfg.Credits
+		}
+		l.data = append(l.data, plan(i%len(d.devices), recvs))
+	}
+	if total > 1 && !cfg.NoNotifyQP {
+		n := plan(0, cfg.MaxMsgCntPerQP)
+		l.notify = &n
+	}
+	if total == 1 {
+		// Pass-through has the NIC's own limits, and a NIC may round queues up to the next power of two.
+		l.depths[0] *= 2
+	}
+	return l
+}
+
+func (d *Domain) newQP(cq *VirtualCQ, cfg Config, l layout) (*VirtualQP, error) {
+	if err := d.acquire(); err != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
+	}
+	var qps []verbs.QP
+	var notify verbs.QP
+	undo := func(err error) (*VirtualQP, error) {
+		for _, qp := range append(qps, notify) {
+			if qp != nil {
+				_ = qp.Close()
+			}
+		}
+		d.release()
+		return nil, err
+	}
+	for _, p := range l.data {
+		qp, err := d.createQP(cq, p)
+		if err != nil {
+			return undo(err)
+		}
+		qps = append(qps, qp)
+	}
+	if l.notify != nil {
+		qp, err := d.createQP(cq, *l.notify)
+		if err != nil {
+			return undo(err)
+		}
+		notify = qp
+	}
+	q, err := NewVirtualQP(cq, qps, notify, cfg)
+	if err != nil {
+		return undo(err)
+	}
+	q.dom = d
+	return q, nil
+}
+
+func (d *Domain) createQP(cq *VirtualCQ, p plannedQP) (verbs.QP, error) {
+	id := d.devices[p.device].ID()
+	for i := range cq.cqs {
+		if pc := &cq.cqs[i]; pc.device == id {
+			qp, err := d.pds[p.device].CreateQP(verbs.QPConfig{SendCQ: pc.cq, RecvCQ: pc.cq, Cap: p.limits})
+			if err != nil {
+				return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
+			}
+			return qp, nil
+		}
+	}
+	return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s", verbs.ErrInvalid, d.devices[p.device].Name())
+}
+
+// Close gives the protection domains back as soon as the last memory region, virtual CQ and virtual queue pair of the domain is
+// closed, which may be now or later. Nothing new can be created from then on.
+func (d *Domain) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing {
+		return fmt.Errorf("ibverbx: close domain: %w", ErrClosed)
+	}
+	d.closing = true
+	if d.users == 0 {
+		return d.free()
+	}
+	return nil
+}
+
+func (d *Domain) acquire() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closing {
+		return ErrClosed
+	}
+	d.users++
+	return nil
+}
+
+func (d *Domain) release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.users--
+	if d.users == 0 && d.closing {
+		_ = d.free() // nobody is left to be told
+	}
+}
+
+func (d *Domain) free() error {
+	var errs []error
+	for _, pd := range d.pds {
+		if err := pd.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("ibverbx: close domain: %w", err))
+		}
+	}
+	d.pds = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,100 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// Why a post was refused. Each comes beneath a [*PostError]; test with errors.Is. A refused request had no effect and
+// can be posted again.
+var (
+	// ErrClosed: the virtual queue pair, virtual CQ or domain was closed. It is also os.ErrClosed.
+	ErrClosed = verbs.ErrClosed
+	// ErrFailed: an earlier request failed and stopped the line. [VirtualQP.Err] says which and why; reset or close.
+	ErrFailed = errors.New("virtual queue pair failed")
+	// ErrNotConnected: the virtual queue pair is not in state RTS (for receives: not in INIT or later).
+	ErrNotConnected = errors.New("not connected")
+	// ErrOpcode: no such operation, or not on this virtual queue pair.
+	ErrOpcode = errors.New("unsupported opcode")
+	// ErrUnsignaled: with several queue pairs every request must be signaled.
+	ErrUnsignaled = errors.New("unsignaled request")
+	// ErrLength: the length does not fit the operation: zero bytes to write or read, an atomic of other than eight
+	// bytes, more than a single message can carry.
+	ErrLength = errors.New("wrong length")
+	// ErrNoKey: memory has no key for a device of the virtual queue pair.
+	ErrNoKey = errors.New("no key")
+	// ErrBounds: a segment reaches beyond its memory region, or a request beyond its remote segment.
+	ErrBounds = errors.New("out of bounds")
+	// ErrAlignment: the remote address of an atomic is not a multiple of eight.
+	ErrAlignment = errors.New("not aligned")
+)
+
+// ErrProtocol: the peer sent something impossible, such as a sequence number far away or twice. It is the cause in
+// [VirtualQP.Err]; other virtual queue pairs do not notice.
+var ErrProtocol = errors.New("protocol violation by the peer")
+
+// PostError says why a post was refused.
+type PostError struct {
+	Op     string // "post send" or "post recv"
+	Index  int    // which work request of the call
+	ID     uint64 // its ID
+	Detail string // what was asked, what was found, what to do
+	Err    error  // a sentinel of this package or of verbs
+}
+
+// Error reads "ibverbx: post send: request 0 (id 7): no key: for device 1 ...".
+func (e *PostError) Error() string {
+	s := fmt.Sprintf("ibverbx: %s: request %d (id %d): %v", e.Op, e.Index, e.ID, e.Err)
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Unwrap returns the sentinel.
+func (e *PostError) Unwrap() error { return e.Err }
+
+// FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it.
+type FailedError struct {
+	QPNum     uint32       // of the virtual queue pair
+	Rail      int          // which physical queue pair; the notify QP has the number after the last; -1 for none
+	Device    string       // its device
+	RailQPNum uint32       // its number on that device
+	Recv      bool         // the receive direction, not the send direction
+	ID        uint64       // the user's ID of the request concerned, if HasID
+	HasID     bool         // false when no request of the user was concerned
+	Opcode    verbs.Opcode // of that request, in the send direction
+	// Fragment is the failed fragment's position in the request; Fragments of DQPLB are counted from the request's
+	// first number, markers included. -1 when it was not a fragment.
+	Fragment  int
+	VendorErr uint32 // the NIC's own code
+	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post
+}
+
+// Error tells the whole story in one line.
+func (e *FailedError) Error() string {
+	s := fmt.Sprintf("virtual qp %d", e.QPNum)
+	if e.HasID {
+		if e.Recv {
+			s += fmt.Sprintf(": receive id %d", e.ID)
+		} else {
+			s += fmt.Sprintf(": %v id %d", e.Opcode, e.ID)
+		}
+		if e.Fragment >= 0 {
+			s += fmt.Sprintf(" fragment %d", e.Fragment)
+		}
+	}
+	if e.Rail >= 0 {
+		s += fmt.Sprintf(": rail %d (%s qp %d)", e.Rail, e.Device, e.RailQPNum)
+	}
+	s += ": " + e.Err.Error()
+	if e.VendorErr != 0 {
+		s += fmt.Sprintf(" (vendor 0x%x)", e.VendorErr)
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *FailedError) Unwrap() error { return e.Err }

@@ -1,0 +1,182 @@
+package ibverbx
+
+import (
+	"errors"
+
+	"ibverbx/verbs"
+)
+
+// sendFailed takes in a failed completion of request n: the first error is kept, and the line stops.
+func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
+	rl.stats.errors++
+	if r.status == verbs.StatusSuccess {
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+	}
+	fragment := -1
+	switch wridKind(wc.ID) {
+	case kindData:
+		fragment = int(wridAux(wc.ID))
+	case kindNumbered:
+		fragment = int(seqDistance(r.firstNum, wridAux(wc.ID)))
+	}
+	q.fail(rl, &FailedError{HasID: true, ID: r.id, Opcode: r.opcode, Fragment: fragment, VendorErr: wc.VendorErr, Err: wc.Status})
+	q.stopSends(n)
+}
+
+// failPost takes in that a rail refused its batch for good: what was staged there will never go out.
+func (q *VirtualQP) failPost(rl *rail, err error) {
+	refused := rl.batch.wrs[rl.batch.head].ID
+	n, _ := q.send.resolve(wridNumber(refused), wridNumberMask)
+	r := q.send.at(n)
+	if r.status == verbs.StatusSuccess {
+		r.status = refusalStatus(err)
+	}
+	rl.stats.errors++
+	q.fail(rl, &FailedError{HasID: true, ID: r.id, Opcode: r.opcode, Fragment: -1, Err: err})
+	q.stopSends(n)
+	q.cq.touch(q)
+}
+
+// refusalStatus is the status with which a request completes whose post was refused for good.
+func refusalStatus(err error) verbs.Status {
+	switch {
+	case errors.Is(err, verbs.ErrState):
+		return verbs.StatusWRFlushErr
+	case errors.Is(err, verbs.ErrDeviceGone):
+		return verbs.StatusFatalErr
+	}
+	return verbs.StatusLocQPOpErr
+}
+
+// fail records the first error. Later ones follow from it, or come too late to matter.
+func (q *VirtualQP) fail(rl *rail, f *FailedError) {
+	if q.failure != nil {
+		return
+	}
+	f.QPNum = q.num
+	f.Rail = -1
+	if rl != nil {
+		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
+	}
+	q.failure = f
+}
+
+// stopSends stops the line at request n: n itself and what comes after it post nothing more. What they still have on the NICs
+// completes or is flushed, and only then are they reported.
+func (q *VirtualQP) stopSends(n uint64) {
+	if n < q.stopAt {
+		q.stopAt = n
+	}
+	// Requests are dispatched in order, so everything from next on lies behind the one that failed, or is it.
+	for ; q.next != q.send.tail; q.next++ {
+		r := q.send.at(q.next)
+		r.dispatched, r.owesImm = true, false
+		if r.status == verbs.StatusSuccess {
+			r.status = verbs.StatusWRFlushErr
+		}
+	}
+	q.unstage(q.stopAt)
+	for i := max(q.stopAt, q.noted); i < q.send.tail; i++ {
+		if r := q.send.at(i); r.note == noteDue {
+			// A notification that was not sent yet is never sent: its request failed, or an earlier one.
+			r.note = noteDone
+			if r.status == verbs.StatusSuccess {
+				r.status = verbs.StatusWRFlushErr
+			}
+		}
+	}
+}
+
+// unstage takes back what was staged for request from and later ones, and has not been posted.
+func (q *VirtualQP) unstage(from uint64) {
+	q.eachRail(func(rl *rail) {
+		rl.batch.drop(func(id uint64) bool {
+			n, _ := q.send.resolve(wridNumber(id), wridNumberMask)
+			if n < from {
+				return false
+			}
+			r := q.send.at(n)
+			if wridKind(id) == kindNotify {
+				r.note = noteDone
+			} else {
+				r.left--
+			}
+			if r.status == verbs.StatusSuccess {
+				r.status = verbs.StatusWRFlushErr
+			}
+			rl.inUse--
+			if rl != q.notify {
+				q.free++
+			}
+			return true
+		})
+	})
+}
+
+// progressFailed moves the cursors after a failure. Requests before the one that stopped the line still get what is due to
+// them.
+func (q *VirtualQP) progressFailed() {
+	q.advanceDataDone()
+	if q.notes != 0 && q.noted < q.dataDone {
+		q.dispatchNotes()
+	}
+	q.postStaged()
+}
+
+// recvFailed takes in a failed completion of the receive direction. The queue pair under it is in ERR, as it would be on one
+// physical connection; so the others go there too, and everything is flushed.
+func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
+	rl.stats.errors++
+	q.fail(rl, f)
+	stop := q.next
+	for n := q.noted; n < stop; n++ {
+		if q.send.at(n).note == noteDue {
+			stop = n
+		}
+	}
+	if stop < q.send.tail {
+		q.stopSends(stop)
+	}
+	q.kill()
+}
+
+// kill moves every rail to ERR, so that the NICs flush what they still hold.
+func (q *VirtualQP) kill() {
+	if q.killed {
+		return
+	}
+	q.killed = true
+	q.recv.flushWaiting()
+	q.eachRail(func(rl *rail) {
+		// A rail that refuses is gone already, or never left RESET; either way it holds nothing that would not end.
+		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	})
+	q.cq.touch(q)
+}
+
+// abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed or reset: no NIC touches
+// the requests' memory any more, and no completion of theirs will come.
+func (q *VirtualQP) abandon() {
+	if q.single {
+		return
+	}
+	q.eachRail(func(rl *rail) {
+		rl.inUse, rl.recvs, rl.owed = 0, 0, 0
+		rl.batch.head, rl.batch.tail = 0, 0
+	})
+	for n := q.send.head; n != q.send.tail; n++ {
+		r := q.send.at(n)
+		if !r.complete() {
+			q.stopAt = min(q.stopAt, n)
+			if r.status == verbs.StatusSuccess {
+				r.status = verbs.StatusWRFlushErr
+			}
+		}
+		r.left, r.dispatched, r.owesImm = 0, true, false
+		if r.note != noteNone {
+			r.note = noteDone
+		}
+	}
+	q.next, q.dataDone, q.noted = q.send.tail, q.send.tail, q.send.tail
+	q.recv.abandon()
+}

@@ -1,0 +1,159 @@
+package ibverbx
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"ibverbx/verbs"
+)
+
+// MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use.
+//
+// A work request names a piece of it with [MR.Slice]. While a request of a multi-QP virtual queue pair uses the region,
+// the region cannot be closed.
+type MR struct {
+	dom     *Domain
+	buf     []byte
+	lkeys   Keys
+	regions []verbs.MR
+	// holds counts the requests that use the region; closed adds closedHolds, so that it is negative from then on.
+	holds atomic.Int64
+}
+
+// closedHolds makes the hold count of a closed region negative, however many still come.
+const closedHolds = -1 << 62
+
+// Bytes is the registered memory.
+func (m *MR) Bytes() []byte { return m.buf }
+
+// Addr is the address of the first byte.
+func (m *MR) Addr() uint64 { return m.lkeys.base }
+
+// Len is the size in bytes.
+func (m *MR) Len() uint64 { return m.lkeys.length }
+
+// Keys are the local keys on every device.
+func (m *MR) Keys() *Keys { return &m.lkeys }
+
+// Slice names n bytes from offset off. Bounds are checked when the piece is posted.
+func (m *MR) Slice(off, n uint64) Segment {
+	return Segment{Addr: m.lkeys.base + off, Length: n, Keys: &m.lkeys}
+}
+
+// All names the whole region.
+func (m *MR) All() Segment { return m.Slice(0, m.lkeys.length) }
+
+// Remote describes the region to the peer, who may use it as the access rights allow until the region is closed. Send
+// it as JSON.
+func (m *MR) Remote() RemoteMR {
+	k := Keys{base: m.lkeys.base, length: m.lkeys.length}
+	for i, r := range m.regions {
+		k.set(m.dom.devices[i].ID(), r.RKey())
+	}
+	return RemoteMR{keys: &k}
+}
+
+// Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use the region. When it
+// returns nil no NIC touches the memory any more; the peer's requests that still name it fail.
+func (m *MR) Close() error {
+	if !m.holds.CompareAndSwap(0, closedHolds) {
+		n := m.holds.Load()
+		if n < 0 {
+			return fmt.Errorf("ibverbx: close memory region: %w", verbs.ErrClosed)
+		}
+		return fmt.Errorf("ibverbx: close memory region %s: %w: %d requests: poll their completions or close their virtual QP first",
+			addrRange(m.Addr(), m.Len()), verbs.ErrBusy, n)
+	}
+	var errs []error
+	for _, r := range m.regions {
+		errs = append(errs, r.Close())
+	}
+	m.dom.release()
+	return errors.Join(errs...)
+}
+
+// hold keeps the region open for n requests; it reports false when the region is closed.
+func (m *MR) hold(n int64) bool {
+	if m.holds.Add(n) > 0 {
+		return true
+	}
+	m.holds.Add(-n)
+	return false
+}
+
+func (m *MR) unhold(n int64) { m.holds.Add(-n) }
+
+// RemoteMR describes a memory region of the peer: where it is, how long, and its key on each of the peer's NICs. It
+// travels as JSON. The zero value names no memory.
+type RemoteMR struct {
+	keys *Keys
+}
+
+// Addr is the address of the first byte, as the peer counts.
+func (r RemoteMR) Addr() uint64 {
+	if r.keys == nil {
+		return 0
+	}
+	return r.keys.base
+}
+
+// Len is the size in bytes.
+func (r RemoteMR) Len() uint64 {
+	if r.keys == nil {
+		return 0
+	}
+	return r.keys.length
+}
+
+// Slice names n bytes from offset off. Bounds are checked when the piece is posted.
+func (r RemoteMR) Slice(off, n uint64) RemoteSegment {
+	return RemoteSegment{Addr: r.Addr() + off, Length: n, Keys: r.keys}
+}
+
+// At names everything from offset off to the end of the region.
+func (r RemoteMR) At(off uint64) RemoteSegment {
+	if off > r.Len() {
+		return r.Slice(off, 0)
+	}
+	return r.Slice(off, r.Len()-off)
+}
+
+// remoteMRJSON is the wire form of a RemoteMR.
+type remoteMRJSON struct {
+	Addr   uint64           `json:"addr,string"` // a string: JSON numbers lose bits beyond 2^53
+	Length uint64           `json:"length,string"`
+	RKeys  map[uint8]uint32 `json:"rkeys"`
+}
+
+// MarshalJSON writes address, length and one key a device.
+func (r RemoteMR) MarshalJSON() ([]byte, error) {
+	w := remoteMRJSON{Addr: r.Addr(), Length: r.Len(), RKeys: map[uint8]uint32{}}
+	for dev := range verbs.DeviceID(verbs.MaxDevices) {
+		if key, ok := r.keys.Key(dev); ok {
+			w.RKeys[uint8(dev)] = key
+		}
+	}
+	return json.Marshal(w)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address space.
+func (r *RemoteMR) UnmarshalJSON(data []byte) error {
+	var w remoteMRJSON
+	if err := json.Unmarshal(data, &w); err != nil {
+		return fmt.Errorf("ibverbx: remote memory: %w", err)
+	}
+	if w.Addr+w.Length < w.Addr {
+		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid, addrRange(w.Addr, w.Length))
+	}
+	k := &Keys{base: w.Addr, length: w.Length}
+	for dev, key := range w.RKeys {
+		if dev >= verbs.MaxDevices {
+			return fmt.Errorf("ibverbx: remote memory: %w: key for device %d: devices count from 0 to %d", verbs.ErrInvalid, dev, verbs.MaxDevices-1)
+		}
+		k.set(verbs.DeviceID(dev), key)
+	}
+	r.keys = k
+	return nil
+}

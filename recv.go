@@ -1,0 +1,332 @@
+package ibverbx
+
+import (
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// recvReq is a live receive.
+type recvReq struct {
+	id        uint64
+	bytes     uint64 // what arrived
+	status    verbs.Status
+	opcode    verbs.WCOpcode
+	imm       uint32
+	vendorErr uint32
+	hasImm    bool
+	message   bool // has memory: takes a SEND, not a notification
+	done      bool
+	pieces    []Segment // kept by the slot
+}
+
+// recvSide is the receive direction of a multi-QP virtual queue pair.
+//
+// Invariant: head <= nextMessage, nextNote <= tail of the window. Of the receives with memory those before nextMessage were
+// posted on the rail that carries SENDs. Of those without, the ones before nextNote were posted on the notify rail (Spray)
+// or have been given their notification (DQPLB). Nothing is banked while a receive without memory waits.
+type recvSide struct {
+	win                   window[recvReq]
+	nextMessage, nextNote uint64
+	bank                  fifo[notification]
+	sges                  []verbs.SGE // backing of the receives in scratch
+}
+
+// notification is what DQPLB tells a receive: that a request has arrived, how long it was, the user's immediate.
+type notification struct {
+	bytes  uint64
+	imm    uint32
+	hasImm bool
+}
+
+func newRecvSide() recvSide {
+	return recvSide{win: newWindow[recvReq](), nextMessage: 1, nextNote: 1}
+}
+
+// PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When n is less than len(wrs)
+// the error, a [*PostError], says why wrs[n] was refused; it and those behind it had no effect. What a receive with and
+// without memory takes is told at [RecvWR]. The memory belongs to the NICs until the completion is reported.
+//
+// Receives beyond what the physical queues hold are queued here. A DQPLB notification that came before its receive was
+// posted completes that receive at once.
+//
+// Errors: [ErrClosed], [ErrFailed], [ErrNotConnected], [ErrOpcode] (a receive with memory where no queue pair carries
+// SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a single-QP virtual queue pair also [verbs.ErrQueueFull].
+func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
+	q.cq.guard.enter()
+	if q.single {
+		n, err = q.passRecvs(wrs)
+	} else {
+		n, err = q.postRecvs(wrs)
+	}
+	q.cq.guard.exit()
+	return n, err
+}
+
+func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
+	if len(wrs) == 0 {
+		return 0, nil
+	}
+	if err := q.canRecv(); err != nil {
+		return 0, q.stateError("post recv", wrs[0].ID, err)
+	}
+	for n < len(wrs) {
+		if err = q.enqueueRecv(n, &wrs[n]); err != nil {
+			break
+		}
+		n++
+	}
+	q.dispatchRecvs()
+	return n, err
+}
+
+// canRecv says why no receive can be accepted, if so.
+func (q *VirtualQP) canRecv() error {
+	switch {
+	case q.closed:
+		return ErrClosed
+	case q.failure != nil:
+		return ErrFailed
+	case q.state == verbs.StateReset:
+		return ErrNotConnected
+	}
+	return nil
+}
+
+// enqueueRecv checks a receive and gives it its slot.
+func (q *VirtualQP) enqueueRecv(i int, wr *RecvWR) error {
+	pieces := wr.SGL
+	if len(pieces) == 0 && wr.Local.Length != 0 {
+		pieces = []Segment{wr.Local}
+	}
+	message := false
+	for _, s := range pieces {
+		message = message || s.Length != 0
+	}
+	if message {
+		if err := q.checkRecv(i, wr, pieces); err != nil {
+			return err
+		}
+		if bad := holdPieces(pieces); bad >= 0 {
+			return recvError(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
+		}
+	} else {
+		pieces = nil
+	}
+	r := q.recv.win.push()
+	*r = recvReq{id: wr.ID, message: message, pieces: append(r.pieces[:0], pieces...)}
+	q.counters.recvs++
+	return nil
+}
+
+func (q *VirtualQP) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
+	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
+		return recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+	}
+	if q.sendOn == nil {
+		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on the notify QP, and there is none: add one")
+	}
+	if limit := q.sendOn.qp.Cap().MaxRecvSGE; len(pieces) > limit {
+		return recvError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(pieces), limit))
+	}
+	for _, s := range pieces {
+		if s.Length == 0 {
+			continue
+		}
+		if s.Length > 1<<31 {
+			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most 2 GiB", s.Length))
+		}
+		if err, detail := checkLocal(s, 1<<q.sendOn.device); err != nil {
+			return recvError(i, wr, err, detail)
+		}
+	}
+	return nil
+}
+
+func recvError(i int, wr *RecvWR, err error, detail string) error {
+	return &PostError{Op: "post recv", Index: i, ID: wr.ID, Err: err, Detail: detail}
+}
+
+// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to those that wait for one.
+func (q *VirtualQP) dispatchRecvs() {
+	if q.killed {
+		return
+	}
+	s := &q.recv
+	if s.nextMessage != s.win.tail {
+		s.nextMessage = q.postReceives(q.sendOn, true, s.nextMessage)
+	}
+	if s.nextNote == s.win.tail {
+		return
+	}
+	if q.cfg.Scheme == Spray {
+		s.nextNote = q.postReceives(q.noteOn, false, s.nextNote)
+		return
+	}
+	for s.bank.len() != 0 {
+		r := q.nextNotified()
+		if r == nil {
+			return
+		}
+		r.deliver(s.bank.pop())
+		q.cq.touch(q)
+	}
+}
+
+// nextNotified returns the oldest receive that waits for a notification and moves past it; nil when none does.
+func (q *VirtualQP) nextNotified() *recvReq {
+	s := &q.recv
+	for s.nextNote != s.win.tail {
+		r := s.win.at(s.nextNote)
+		s.nextNote++
+		if !r.message {
+			return r
+		}
+	}
+	return nil
+}
+
+func (r *recvReq) deliver(n notification) {
+	r.done = true
+	r.opcode = verbs.WCRecvRDMAWithImm
+	r.bytes, r.imm, r.hasImm = n.bytes, n.imm, n.hasImm
+}
+
+// postReceives posts the receives of one kind on a rail, from request n on, and returns where it stopped.
+func (q *VirtualQP) postReceives(rl *rail, message bool, n uint64) uint64 {
+	for n != q.recv.win.tail && rl != nil {
+		batch, stop := q.gatherReceives(rl, message, n)
+		if len(batch) == 0 {
+			return stop
+		}
+		accepted, err := rl.qp.PostRecv(batch)
+		rl.recvs += accepted
+		if err != nil {
+			rest, _ := q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
+			q.recvRefused(rl, err)
+			return rest
+		}
+		n = stop
+	}
+	if rl == nil {
+		return q.recv.win.tail // no receive of this kind was let in
+	}
+	return n
+}
+
+// gatherReceives fills the scratch batch with receives of one kind from request n on, as the rail has room.
+func (q *VirtualQP) gatherReceives(rl *rail, message bool, n uint64) (batch []verbs.RecvWR, stop uint64) {
+	width := rl.qp.Cap().MaxRecvSGE
+	if message && len(q.recv.sges) == 0 {
+		q.recv.sges = make([]verbs.SGE, len(q.scratch)*width)
+	}
+	count := 0
+	for ; n != q.recv.win.tail; n++ {
+		r := q.recv.win.at(n)
+		if r.message != message {
+			continue
+		}
+		if count == len(q.scratch) || rl.recvs+count >= rl.recvLimit {
+			break
+		}
+		wr := &q.scratch[count]
+		wr.ID, wr.SGL = wrid(kindRecv, rl.idBits, 0, n), nil
+		if message {
+			sgl := q.recv.sges[count*width : count*width : (count+1)*width]
+			for _, s := range r.pieces {
+				if s.Length != 0 {
+					sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
+				}
+			}
+			wr.SGL = sgl
+		}
+		count++
+	}
+	return q.scratch[:count], n
+}
+
+// recvRefused takes in that a rail refused a receive.
+func (q *VirtualQP) recvRefused(rl *rail, err error) {
+	rl.stats.refused++
+	q.cq.touch(q)
+	if verbs.IsTransient(err) {
+		q.blocked = true
+		return
+	}
+	q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, Err: err})
+}
+
+// recvCompleted takes in the completion of a receive of the user.
+func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
+	n, ok := q.recv.win.resolve(wridNumber(wc.ID), wridNumberMask)
+	if !ok {
+		q.counters.stale++
+		return
+	}
+	r := q.recv.win.at(n)
+	if r.done {
+		q.counters.stale++
+		return
+	}
+	rl.recvs--
+	r.done = true
+	if wc.Status != verbs.StatusSuccess {
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+		q.recvFailed(rl, &FailedError{Recv: true, HasID: true, ID: r.id, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
+		return
+	}
+	r.opcode, r.bytes = wc.Opcode, uint64(wc.ByteLen)
+	r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
+}
+
+// progressRecvs carries on after completions were taken in.
+func (q *VirtualQP) progressRecvs(out *sink) {
+	q.dispatchRecvs()
+	if q.cfg.Scheme == DQPLB {
+		q.postCredits(creditBatch)
+	}
+	s := &q.recv
+	for s.win.head != s.win.tail {
+		r := s.win.at(s.win.head)
+		if !r.done {
+			return
+		}
+		wc := WC{
+			ID:        r.id,
+			Status:    r.status,
+			Opcode:    r.opcode,
+			VendorErr: r.vendorErr,
+			QPNum:     q.num,
+			ByteLen:   r.bytes,
+		}
+		if r.hasImm {
+			wc.Imm, wc.Flags = r.imm, verbs.WCWithImm
+		}
+		unholdPieces(r.pieces)
+		s.win.head++
+		q.counters.recvsDone++
+		q.cq.emit(out, &wc)
+	}
+	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.head), max(s.nextNote, s.win.head)
+}
+
+// flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their completions.
+func (s *recvSide) flushWaiting() {
+	for n := s.win.head; n != s.win.tail; n++ {
+		r := s.win.at(n)
+		waits := n >= s.nextNote
+		if r.message {
+			waits = n >= s.nextMessage
+		}
+		if waits && !r.done {
+			r.done, r.status = true, verbs.StatusWRFlushErr
+		}
+	}
+	s.nextMessage, s.nextNote = s.win.tail, s.win.tail
+}
+
+// abandon ends every receive, as flushed.
+func (s *recvSide) abandon() {
+	s.nextMessage, s.nextNote = s.win.head, s.win.head
+	s.flushWaiting()
+}

@@ -1,0 +1,207 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"ibverbx/verbs"
+)
+
+// passBatch is how many requests are translated for a queue pair at a time: as many as a caller usually posts at once.
+const passBatch = 64
+
+// passSends hands requests straight to the only queue pair. Nothing is tracked: the completion brings the user's own ID.
+func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
+	if len(wrs) == 0 {
+		return 0, nil
+	}
+	if err := q.canSend(); err != nil {
+		return 0, q.stateError("post send", wrs[0].ID, err)
+	}
+	rl := q.rails[0]
+	b := &rl.batch
+	for n < len(wrs) && err == nil {
+		first := n
+		for b.tail < len(b.wrs) && n < len(wrs) {
+			if err = q.translate(rl, n, &wrs[n]); err != nil {
+				break
+			}
+			n++
+		}
+		accepted, refusal := rl.qp.PostSend(b.wrs[:b.tail])
+		b.tail = 0
+		q.countPassed(rl, wrs[first:first+accepted])
+		if refusal != nil {
+			rl.stats.refused++
+			n = first + accepted
+			return n, q.sendError(n, &wrs[n], refusal, "")
+		}
+	}
+	return n, err
+}
+
+func (q *VirtualQP) countPassed(rl *rail, wrs []SendWR) {
+	q.counters.sends += uint64(len(wrs))
+	rl.stats.fragments += uint64(len(wrs))
+	for i := range wrs {
+		if wrs[i].Flags&verbs.SendSignaled != 0 {
+			q.inflight++
+		}
+		rl.stats.bytes += wrs[i].Local.Length
+	}
+}
+
+// translate checks a request and adds it to the rail's batch.
+func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
+	if !wr.Opcode.Valid() {
+		return q.sendError(i, wr, ErrOpcode, wr.Opcode.String())
+	}
+	if wr.Flags&^knownSendFlags != 0 {
+		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+	}
+	length := wr.Local.Length
+	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
+		if k := wr.Local.Keys; length != 0 && (k == nil || q.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length)) {
+			return q.checkSegment(i, wr, wr.Local, q.localDevs)
+		}
+	} else {
+		var err error
+		if length, err = q.checkPieces(i, wr, q.localDevs); err != nil {
+			return err
+		}
+	}
+	if length > math.MaxInt32 || len(wr.SGL) > rl.maxSGE {
+		return q.passTooLarge(i, wr, length)
+	}
+	p := rl.batch.add()
+	p.ID, p.Opcode, p.Flags, p.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	if !wr.Opcode.IsSend() {
+		if err := q.translateRemote(rl, i, wr, p, length); err != nil {
+			rl.batch.tail--
+			return err
+		}
+	}
+	q.translateLocal(rl, wr, p, length)
+	return nil
+}
+
+// translateRemote gives the physical request its remote side. A transfer of no bytes needs none.
+func (q *VirtualQP) translateRemote(rl *rail, i int, wr *SendWR, p *verbs.SendWR, length uint64) error {
+	p.RemoteAddr = wr.Remote.Addr
+	k := wr.Remote.Keys
+	if length == 0 {
+		p.RKey = 0
+		return nil
+	}
+	if k == nil || q.peerDevs&^k.have != 0 || length > wr.Remote.Length || !k.covers(wr.Remote.Addr, length) {
+		return q.checkRemote(i, wr, length)
+	}
+	p.RKey = k.at(rl.peerDev)
+	p.CompareAdd, p.Swap = wr.CompareAdd, wr.Swap
+	if wr.Opcode.IsAtomic() {
+		return q.checkAtomic(i, wr, length)
+	}
+	return nil
+}
+
+// translateLocal gives the physical request its payload.
+func (q *VirtualQP) translateLocal(rl *rail, wr *SendWR, p *verbs.SendWR, length uint64) {
+	switch {
+	case wr.Flags&verbs.SendInline != 0:
+		rl.batch.setInline(p, wr.Inline)
+	case len(wr.SGL) != 0:
+		sgl := rl.batch.setSGL(p, rl.maxSGE)[:0]
+		for _, s := range wr.SGL {
+			if s.Length != 0 {
+				sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
+			}
+		}
+		rl.batch.setSGL(p, len(sgl))
+	case length == 0:
+		rl.batch.setSGL(p, 0)
+	default:
+		sgl := rl.batch.setSGL(p, 1)
+		sgl[0] = verbs.SGE{Addr: wr.Local.Addr, Length: uint32(length), LKey: wr.Local.Keys.at(rl.device)}
+	}
+}
+
+func (q *VirtualQP) passTooLarge(i int, wr *SendWR, length uint64) error {
+	if length > math.MaxInt32 {
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at most 2 GiB; use several queue pairs, which fragment", length))
+	}
+	return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL), q.rails[0].maxSGE))
+}
+
+// passRecvs hands receives straight to the only queue pair.
+func (q *VirtualQP) passRecvs(wrs []RecvWR) (n int, err error) {
+	if len(wrs) == 0 {
+		return 0, nil
+	}
+	if err := q.canRecv(); err != nil {
+		return 0, q.stateError("post recv", wrs[0].ID, err)
+	}
+	for n < len(wrs) {
+		if err := q.passRecv(n, &wrs[n]); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}
+
+func (q *VirtualQP) passRecv(i int, wr *RecvWR) error {
+	rl := q.rails[0]
+	if q.recv.sges == nil {
+		q.recv.sges = make([]verbs.SGE, rl.qp.Cap().MaxRecvSGE)
+		q.scratch = make([]verbs.RecvWR, 1)
+	}
+	pieces := wr.SGL
+	if len(pieces) == 0 && wr.Local.Length != 0 {
+		pieces = []Segment{wr.Local}
+	}
+	if len(pieces) != 0 {
+		if err := q.checkRecv(i, wr, pieces); err != nil {
+			return err
+		}
+	}
+	sgl := q.recv.sges[:0]
+	for _, s := range pieces {
+		if s.Length != 0 {
+			sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
+		}
+	}
+	q.scratch[0] = verbs.RecvWR{ID: wr.ID, SGL: sgl}
+	if _, err := rl.qp.PostRecv(q.scratch[:1]); err != nil {
+		return recvError(i, wr, err, "")
+	}
+	q.counters.recvs++
+	q.inflight++
+	return nil
+}
+
+// passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
+func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
+	v := WC{ID: wc.ID, Status: wc.Status, QPNum: q.num}
+	q.inflight--
+	if wc.Status != verbs.StatusSuccess {
+		v.VendorErr = wc.VendorErr
+		rl.stats.errors++
+		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status, Recv: false})
+		q.cq.emit(out, &v)
+		return
+	}
+	v.Opcode = wc.Opcode
+	if wc.Opcode.IsRecv() {
+		q.counters.recvsDone++
+		v.ByteLen = uint64(wc.ByteLen)
+		if wc.Flags&verbs.WCWithImm != 0 {
+			v.Imm, v.Flags = wc.Imm, verbs.WCWithImm
+		}
+	} else {
+		q.counters.sendsDone++
+	}
+	q.cq.emit(out, &v)
+}
+
+var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set CQConfig.Channel")

@@ -1,0 +1,83 @@
+package ibverbx
+
+import "ibverbx/verbs"
+
+// Stats is a snapshot of a virtual queue pair. Counters count since it was made.
+type Stats struct {
+	Scheme Scheme        `json:"scheme"`
+	State  verbs.QPState `json:"state"`
+	Rails  []RailStats   `json:"rails"` // the data rails, then the notify QP
+
+	Sends          uint64 `json:"sends"` // send requests accepted
+	SendsCompleted uint64 `json:"sends_completed"`
+	SendsWaiting   int    `json:"sends_waiting"` // accepted, not yet wholly handed to the rails
+	SendWindow     int    `json:"send_window"`   // accepted, not yet reported
+	SendRing       int    `json:"send_ring"`     // slots of the ring that holds them
+	Recvs          uint64 `json:"recvs"`
+	RecvsCompleted uint64 `json:"recvs_completed"`
+	RecvWindow     int    `json:"recv_window"`
+	RecvRing       int    `json:"recv_ring"`
+	RingsGrown     uint64 `json:"rings_grown"` // how often one of the two was enlarged
+
+	// Of DQPLB.
+	Markers     uint64 `json:"markers"`      // zero-byte messages sent to prove that plain data had arrived
+	NumbersSent uint64 `json:"numbers_sent"` // numbered messages sent since the last reset
+	NumbersOpen int    `json:"numbers_open"` // of those, not all acknowledged from the oldest on
+	OutOfOrder  int    `json:"out_of_order"` // messages received that wait for an earlier one
+	Banked      int    `json:"banked"`       // notifications that wait for a receive
+	BankedTotal uint64 `json:"banked_total"` // notifications that ever did
+	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
+}
+
+// RailStats is one rail's share.
+type RailStats struct {
+	Device        string `json:"device"`
+	QPNum         uint32 `json:"qp_num"`
+	Notify        bool   `json:"notify,omitempty"` // the notify QP
+	Bytes         uint64 `json:"bytes"`            // handed to it to send, or to read
+	Fragments     uint64 `json:"fragments"`
+	Notifications uint64 `json:"notifications"` // and SENDs
+	Outstanding   int    `json:"outstanding"`   // work requests in its send queue or about to be
+	Limit         int    `json:"limit"`         // how many there may be
+	Recvs         int    `json:"recvs"`         // receives and credits posted
+	RecvLimit     int    `json:"recv_limit"`
+	Errors        uint64 `json:"errors"`  // failed completions, and posts refused for good
+	Refused       uint64 `json:"refused"` // posts refused, for good or for now
+}
+
+// Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
+func (q *VirtualQP) Stats() Stats {
+	s := Stats{
+		Scheme: q.cfg.Scheme, State: q.State(),
+		Sends: q.counters.sends, SendsCompleted: q.counters.sendsDone,
+		SendsWaiting: int(q.send.tail - q.next), SendWindow: q.send.len(), SendRing: len(q.send.slots),
+		Recvs: q.counters.recvs, RecvsCompleted: q.counters.recvsDone,
+		RecvWindow: q.recv.win.len(), RecvRing: len(q.recv.win.slots),
+		RingsGrown: q.send.grown + q.recv.win.grown,
+		Markers:    q.counters.markers, NumbersSent: q.numbers.sent, NumbersOpen: int(q.numbers.sent - q.numbers.acked),
+		OutOfOrder: q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
+		StaleEvents: q.counters.stale,
+	}
+	q.eachRail(func(r *rail) {
+		s.Rails = append(s.Rails, RailStats{
+			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.notify,
+			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.notifies,
+			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
+			Errors: r.stats.errors, Refused: r.stats.refused,
+		})
+	})
+	return s
+}
+
+// CQStats is a snapshot of a virtual CQ.
+type CQStats struct {
+	VirtualQPs  int    `json:"virtual_qps"`
+	Ready       int    `json:"ready"`        // completions that wait to be polled
+	ReadyRing   int    `json:"ready_ring"`   // slots of the ring that holds them
+	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that were closed a moment before
+}
+
+// Stats takes a snapshot. It follows the ownership rule of [VirtualCQ].
+func (c *VirtualCQ) Stats() CQStats {
+	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots), StaleEvents: c.stale}
+}

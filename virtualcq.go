@@ -1,0 +1,355 @@
+package ibverbx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// VirtualCQ collects the completions of the virtual queue pairs that were made on it, over physical CQs of one or many
+// devices. It and its virtual queue pairs are owned by one goroutine at a time; see [VirtualQP].
+type VirtualCQ struct {
+	dom     *Domain // set when NewCQ created the physical CQs
+	cqs     []physicalCQ
+	routes  [verbs.MaxDevices]*routeTable
+	room    [verbs.MaxDevices]int // completions that the device's CQs hold beyond what is reserved
+	channel *verbs.CompChannel    // nil if the physical CQs do not share one
+
+	scratch []verbs.WC
+	ready   fifo[WC] // reported, not yet polled
+	touched []*VirtualQP
+	vqps    []*VirtualQP
+	nextNum uint32
+	turn    int // physical CQ to poll first
+	stale   uint64
+	closed  bool
+	guard   ownerGuard
+}
+
+type physicalCQ struct {
+	cq     verbs.CQ
+	device verbs.DeviceID
+	routes *routeTable
+	dead   bool
+}
+
+// pollBatch is how many physical completions are taken from a CQ at a time.
+const pollBatch = 64
+
+// NewVirtualCQ makes a virtual CQ of physical ones, one or more a device, and owns them from then on. To wait for events they
+// must all have been created with the same CompChannel.
+func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
+	if len(cqs) == 0 {
+		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
+	}
+	c := &VirtualCQ{scratch: make([]verbs.WC, pollBatch), channel: cqs[0].Channel()}
+	for _, cq := range cqs {
+		dev := cq.Device().ID()
+		if c.routes[dev] == nil {
+			c.routes[dev] = &routeTable{}
+		}
+		c.room[dev] += cq.Depth()
+		if cq.Channel() != c.channel {
+			c.channel = nil
+		}
+		c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[dev]})
+	}
+	return c, nil
+}
+
+// sink is where a poll puts what it reports: into the caller's slice while there is room, then into the ready ring.
+type sink struct {
+	dst  []WC
+	n    int
+	mr   *MR // region whose holds are gathered, to give them back in one step
+	held int64
+}
+
+// release gives back what a reported request held.
+func (s *sink) release(r *sendReq) {
+	if k := r.localKeys; k != nil && k.mr != nil {
+		if k.mr != s.mr {
+			s.settle()
+			s.mr = k.mr
+		}
+		s.held++
+	} else if r.scattered {
+		unholdPieces(r.ext.pieces)
+	}
+}
+
+func (s *sink) settle() {
+	if s.held != 0 {
+		s.mr.unhold(s.held)
+		s.held = 0
+	}
+}
+
+// emit reports a completion.
+func (c *VirtualCQ) emit(out *sink, wc *WC) {
+	if out.n < len(out.dst) {
+		out.dst[out.n] = *wc
+		out.n++
+		return
+	}
+	c.ready.push(*wc)
+}
+
+// Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not fit waits for the next
+// call. It neither blocks nor allocates. An error concerns a physical CQ that has died; it is reported once, the virtual
+// queue pairs on it fail, and completions come along all the same. After Close it delivers what was left and then
+// [ErrClosed].
+func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
+	c.guard.enter()
+	n, err = c.poll(dst, -1)
+	c.guard.exit()
+	return n, err
+}
+
+// PollDevice is Poll for the physical CQs of one device: for programs that serve one NIC before another. Completions of other
+// devices that were collected earlier come along.
+func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
+	c.guard.enter()
+	n, err = c.poll(dst, int(dev))
+	c.guard.exit()
+	return n, err
+}
+
+// PollOne returns the oldest completion, if there is one.
+func (c *VirtualCQ) PollOne() (wc WC, ok bool, err error) {
+	var dst [1]WC
+	n, err := c.Poll(dst[:])
+	return dst[0], n != 0, err
+}
+
+// Completions ranges over the completions there are, until there are none:
+//
+//	for wc, err := range cq.Completions() { ... }
+//
+// An error, as of Poll, comes by itself with a zero WC; the loop goes on behind it. The loop body may post.
+func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
+	return func(yield func(WC, error) bool) {
+		var batch [16]WC
+		for {
+			n, err := c.Poll(batch[:])
+			for i := range n {
+				if !yield(batch[i], nil) {
+					c.unpoll(batch[i+1 : n])
+					return
+				}
+			}
+			if err != nil && (!yield(WC{}, err) || c.closed) {
+				return
+			}
+			if n == 0 && err == nil {
+				return
+			}
+		}
+	}
+}
+
+// unpoll puts completions back that a loop did not take.
+func (c *VirtualCQ) unpoll(wcs []WC) {
+	later := c.ready.len()
+	for i := range wcs {
+		c.ready.push(wcs[i])
+	}
+	for range later {
+		c.ready.push(c.ready.pop())
+	}
+}
+
+// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it takes in completions of one
+// device's CQ, in the order in which that CQ gave them, and appends what they complete to dst. Whoever uses it does not call Poll.
+func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
+	c.guard.enter()
+	out := sink{}
+	if dev < verbs.MaxDevices && c.routes[dev] != nil {
+		for i := range wcs {
+			c.route(c.routes[dev], &wcs[i], &out)
+		}
+	}
+	c.progress(&out)
+	out.settle()
+	for c.ready.len() != 0 {
+		dst = append(dst, c.ready.pop())
+	}
+	c.guard.exit()
+	return dst
+}
+
+// poll is Poll for one device's CQs, or all with only = -1.
+func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
+	out := sink{dst: dst}
+	for out.n < len(dst) && c.ready.len() != 0 {
+		dst[out.n] = c.ready.pop()
+		out.n++
+	}
+	if c.closed {
+		if out.n == 0 && len(dst) != 0 {
+			return 0, fmt.Errorf("ibverbx: poll: %w", ErrClosed)
+		}
+		return out.n, nil
+	}
+	if out.n == len(dst) && len(dst) != 0 {
+		return out.n, nil
+	}
+	err := c.drain(&out, only)
+	return out.n, err
+}
+
+// drain takes in what the physical CQs hold, as long as there is room for the results, and carries on with what that frees.
+func (c *VirtualCQ) drain(out *sink, only int) error {
+	var failed error
+	for i := range c.cqs {
+		pc := &c.cqs[(c.turn+i)%len(c.cqs)]
+		if pc.dead || only >= 0 && int(pc.device) != only {
+			continue
+		}
+		// Bounded: a NIC that completes as fast as we poll must not keep the others waiting.
+		for range 1 + pc.cq.Depth()/pollBatch {
+			n, err := pc.cq.Poll(c.scratch)
+			for j := range n {
+				c.route(pc.routes, &c.scratch[j], out)
+			}
+			if err != nil {
+				pc.dead = true
+				failed = errors.Join(failed, fmt.Errorf("ibverbx: poll %s: %w", pc.cq.Device().Name(), err))
+				c.loseDevice(pc.device, err)
+				break
+			}
+			if n < len(c.scratch) {
+				break
+			}
+			if out.n == len(out.dst) && out.n != 0 {
+				c.turn = (c.turn + i + 1) % len(c.cqs)
+				break
+			}
+		}
+	}
+	c.progress(out)
+	out.settle()
+	return failed
+}
+
+// route hands a physical completion to the rail that it belongs to. One of a queue pair that was closed a moment ago is
+// counted and dropped.
+func (c *VirtualCQ) route(t *routeTable, wc *verbs.WC, out *sink) {
+	rl := t.find(wc.QPNum)
+	if rl == nil {
+		c.stale++
+		return
+	}
+	rl.vqp.process(rl, wc, out)
+}
+
+// touch notes that a virtual queue pair has something to carry on with.
+func (c *VirtualCQ) touch(q *VirtualQP) {
+	if !q.touched {
+		q.touched = true
+		c.touched = append(c.touched, q)
+	}
+}
+
+// progress lets every touched virtual queue pair carry on. One that must try again is touched anew, for the next time.
+func (c *VirtualCQ) progress(out *sink) {
+	n := len(c.touched)
+	for i := range n {
+		q := c.touched[i]
+		q.touched = false
+		q.progress(out)
+	}
+	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
+}
+
+// loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their completions will not come.
+func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
+	for _, q := range c.vqps {
+		if q.localDevs&(1<<dev) == 0 {
+			continue
+		}
+		q.fail(nil, &FailedError{Fragment: -1, Err: err})
+		q.closeRails()
+		q.abandon()
+		c.touch(q)
+	}
+}
+
+// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no completion to wake it.
+const retryInterval = time.Millisecond
+
+// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error. It burns no core.
+func (c *VirtualCQ) Wait(ctx context.Context) error {
+	c.guard.enter()
+	err := c.wait(ctx)
+	c.guard.exit()
+	return err
+}
+
+func (c *VirtualCQ) wait(ctx context.Context) error {
+	if c.channel == nil && !c.closed {
+		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	}
+	for {
+		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes nobody.
+		for armed := range 2 {
+			if err := c.drain(&sink{}, -1); err != nil {
+				return err
+			}
+			if c.ready.len() != 0 {
+				return nil
+			}
+			if c.closed {
+				return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
+			}
+			if armed == 0 {
+				if err := c.arm(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := c.sleep(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *VirtualCQ) arm() error {
+	for i := range c.cqs {
+		if c.cqs[i].dead {
+			continue
+		}
+		if err := c.cqs[i].cq.Arm(false); err != nil {
+			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
+		}
+	}
+	return nil
+}
+
+func (c *VirtualCQ) sleep(ctx context.Context) error {
+	if len(c.touched) == 0 {
+		return c.channel.Wait(ctx)
+	}
+	timer := time.NewTimer(retryInterval)
+	defer timer.Stop()
+	select {
+	case <-c.channel.Events():
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// Devices lists the devices of the physical CQs.
+func (c *VirtualCQ) Devices() []verbs.Device {
+	var devs []verbs.Device
+	for i := range c.cqs {
+		devs = append(devs, c.cqs[i].cq.Device())
+	}
+	return devs
+}

@@ -1,0 +1,252 @@
+package ibverbx
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"ibverbx/verbs"
+)
+
+// VirtualQP is one reliable connection over one or many physical queue pairs.
+//
+// It and its [VirtualCQ] are owned by one goroutine at a time: no two of their methods may run at once, whichever virtual
+// queue pairs of the CQ they concern. Builds with the race detector panic when that is violated.
+//
+// The cursors count requests by number and only move forward:
+//
+//	send.head <= noted <= dataDone <= next <= send.tail
+//	  |           |         |           |        |
+//	  |           |         |           |        number of the next request
+//	  |           |         |           all before it are wholly handed to the rails
+//	  |           |         all before it have their data acknowledged
+//	  |           all before it have had their notification (or SEND) posted, if they need one
+//	  all before it were reported
+type VirtualQP struct {
+	cfg    Config
+	num    uint32
+	cq     *VirtualCQ
+	dom    *Domain // set when NewQP created the queue pairs
+	single bool
+	closed bool
+	state  verbs.QPState
+
+	rails  []*rail // data rails
+	notify *rail   // nil if there is none
+	sendOn *rail   // the rail that carries SEND and its receives
+	noteOn *rail   // the rail that carries Spray's notifications and their receives; nil in DQPLB
+
+	localDevs, peerDevs uint64 // devices whose keys a request must have
+	maxInline           int    // the least of all rails
+
+	send                  window[sendReq]
+	next, dataDone, noted uint64
+	notes                 int   // live requests that need a notification or are a SEND
+	free                  int   // send slots free on all data rails
+	turn                  int   // data rail whose turn it is
+	freed                 *rail // rail that freed a slot while requests waited: served first
+	blocked               bool  // a transient refusal left work staged
+
+	numbers numberSender // DQPLB, sender
+	rawImm  bool         // DQPLB: both ends carry the user's immediate
+
+	recv    recvSide
+	arrived numberReceiver // DQPLB, receiver
+	scratch []verbs.RecvWR // for posting receives in batches
+
+	failure *FailedError
+	stopAt  uint64 // requests from here on post nothing more; never if the line runs
+	killed  bool   // the rails were moved to ERR
+
+	inflight           int // single QP: signaled requests and receives outstanding, for Close
+	touched            bool
+	ownsCQ, ownsDomain bool
+	counters           qpCounters
+}
+
+// never is a request number that is not reached.
+const never = math.MaxUint64
+
+type qpCounters struct {
+	sends, recvs, sendsDone, recvsDone, stale, markers, banked uint64
+}
+
+// NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or more, on any of the
+// CQ's devices; notify may be nil where the configuration can do without. All must be in RESET and must complete on
+// the physical CQs of cq, which must have room for them. The virtual queue pair owns the physical ones from then on.
+//
+// With one data queue pair and no notify QP, requests pass straight through: the user's own ID travels on the wire request,
+// nothing is tracked, nothing queued, and limits and refusals are the NIC's own.
+//
+// [Domain.NewQP] creates the physical queue pairs too.
+func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*VirtualQP, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if cq == nil || cq.closed {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq: %w", verbs.ErrClosed)
+	}
+	if len(qps) == 0 || len(qps) > MaxRails {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %d queue pairs: must be 1 to %d", verbs.ErrInvalid, len(qps), MaxRails)
+	}
+	q := &VirtualQP{
+		cfg:    cfg,
+		cq:     cq,
+		single: len(qps) == 1,
+		stopAt: never,
+	}
+	if q.single && notify != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave it out, or add queue pairs", verbs.ErrInvalid)
+	}
+	if !q.single && cfg.Scheme == Spray && notify == nil {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the spray scheme needs a notify QP: give one, or take dqplb", verbs.ErrInvalid)
+	}
+	for i, qp := range qps {
+		q.rails = append(q.rails, newRail(q, qp, i))
+	}
+	if notify != nil {
+		q.notify = newRail(q, notify, len(qps))
+	}
+	q.assignRoles()
+	q.initTracking()
+	if err := cq.attach(q); err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
+	limits := qp.Cap()
+	r := &rail{
+		vqp:       q,
+		qp:        qp,
+		idBits:    uint64(index) << wridRailShift,
+		device:    uint8(qp.Device().ID()),
+		peerDev:   uint8(qp.Device().ID()),
+		maxSGE:    max(1, limits.MaxSendSGE),
+		psn:       rand.Uint32() & (1<<24 - 1),
+		limit:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
+		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
+	}
+	if q.single {
+		// Pass-through: the NIC's own limits, and a batch only to translate requests in.
+		r.limit, r.recvLimit = limits.MaxSendWR, limits.MaxRecvWR
+		r.batch = newSendBatch(min(r.limit, passBatch), r.maxSGE)
+		return r
+	}
+	r.batch = newSendBatch(r.limit, r.maxSGE)
+	return r
+}
+
+// assignRoles decides which rail carries what.
+func (q *VirtualQP) assignRoles() {
+	q.sendOn = q.rails[0]
+	switch {
+	case q.single:
+	case q.cfg.Scheme == Spray:
+		q.noteOn = q.notify
+		for _, r := range q.rails[1:] {
+			r.recvLimit = 0
+		}
+	default:
+		// The receive queues of the data rails hold only credits, which a SEND would eat.
+		q.sendOn = q.notify
+		for _, r := range q.rails {
+			r.recvLimit = max(1, min(q.cfg.Credits, r.qp.Cap().MaxRecvWR))
+		}
+	}
+	q.maxInline = math.MaxInt
+	q.eachRail(func(r *rail) {
+		q.localDevs |= 1 << r.device
+		q.maxInline = min(q.maxInline, r.qp.Cap().MaxInline)
+	})
+	q.peerDevs = q.localDevs
+}
+
+// initTracking gives the virtual queue pair its empty windows.
+func (q *VirtualQP) initTracking() {
+	if q.single {
+		return
+	}
+	q.send = newWindow[sendReq]()
+	q.next, q.dataDone, q.noted = 1, 1, 1
+	q.recv = newRecvSide()
+	q.scratch = make([]verbs.RecvWR, passBatch)
+	for _, r := range q.rails {
+		q.free += r.limit
+	}
+	if q.cfg.Scheme == DQPLB {
+		q.numbers = newNumberSender(maxWindow)
+		for _, r := range q.rails {
+			size := 1
+			for size < r.recvLimit {
+				size *= 2
+			}
+			r.inbox = creditInbox{slots: make([]creditArrival, size), mask: uint64(size - 1)}
+		}
+	}
+}
+
+// eachRail calls fn for every data rail and for the notify rail.
+func (q *VirtualQP) eachRail(fn func(*rail)) {
+	for _, r := range q.rails {
+		fn(r)
+	}
+	if q.notify != nil {
+		fn(q.notify)
+	}
+}
+
+// railAt is the rail with the given index; the notify rail comes after the last.
+func (q *VirtualQP) railAt(i int) *rail {
+	if i < len(q.rails) {
+		return q.rails[i]
+	}
+	return q.notify
+}
+
+// Num is the virtual queue pair's number: unique within its virtual CQ, and what [WC.QPNum] says.
+func (q *VirtualQP) Num() uint32 { return q.num }
+
+// CQ is the virtual CQ on which requests complete.
+func (q *VirtualQP) CQ() *VirtualCQ { return q.cq }
+
+// Domain is the domain that created the physical queue pairs; nil if [NewVirtualQP] was given them.
+func (q *VirtualQP) Domain() *Domain { return q.dom }
+
+// Config is the configuration in force, defaults filled in and limits lowered to what the queue pairs allow.
+func (q *VirtualQP) Config() Config {
+	cfg := q.cfg
+	cfg.NoNotifyQP = q.notify == nil
+	cfg.MaxMsgCntPerQP = q.rails[0].limit
+	for _, r := range q.rails {
+		cfg.MaxMsgCntPerQP = min(cfg.MaxMsgCntPerQP, r.limit)
+		if q.cfg.Scheme == DQPLB && !q.single {
+			cfg.Credits = min(cfg.Credits, r.recvLimit)
+		}
+	}
+	return cfg
+}
+
+// Rails is how many data queue pairs there are; 1 means pass-through.
+func (q *VirtualQP) Rails() int { return len(q.rails) }
+
+// Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
+func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
+
+// State is the state that the last Modify or Connect reached, or ERR once a request has failed.
+func (q *VirtualQP) State() verbs.QPState {
+	if q.failure != nil {
+		return verbs.StateErr
+	}
+	return q.state
+}
+
+// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works.
+func (q *VirtualQP) Err() error {
+	if q.failure == nil {
+		return nil
+	}
+	return q.failure
+}

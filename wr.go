@@ -1,0 +1,84 @@
+package ibverbx
+
+import (
+	"strconv"
+
+	"ibverbx/verbs"
+)
+
+// SendWR is a virtual work request for the send direction.
+type SendWR struct {
+	// ID comes back in the completion. It need not be unique.
+	ID     uint64
+	Opcode verbs.Opcode
+	// Flags: [verbs.SendSignaled] is required when there are several queue pairs. [verbs.SendFence] holds the request
+	// back until the data of every earlier one has completed; over several queue pairs it is the only way to make
+	// a read see an earlier write, or an atomic follow one.
+	Flags verbs.SendFlags
+	// Local is the memory to send from, or for reads and atomics to receive into.
+	Local Segment
+	// SGL names several pieces of memory in place of Local. It is copied during the post.
+	SGL []Segment
+	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It needs no
+	// registration and is the caller's again when the post returns.
+	Inline []byte
+	// Remote is the peer's memory, for RDMA and atomics.
+	Remote RemoteSegment
+	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between ends that both
+	// announce that they can (see [BusinessCard]); a peer that cannot receives 0.
+	Imm uint32
+	// CompareAdd is an atomic's value to add or to compare with, Swap the value that compare-and-swap stores.
+	CompareAdd, Swap uint64
+}
+
+// RecvWR is a virtual work request for the receive direction.
+//
+// With several queue pairs there are two kinds: one without memory waits for a notification (WRITE_WITH_IMM), one with
+// memory waits for a SEND. Each takes the messages of its kind in order, and all complete in the order of posting.
+// With a single queue pair any receive takes any message, as in verbs.
+type RecvWR struct {
+	ID    uint64    // comes back in the completion
+	Local Segment   // where a SEND goes; zero for a notification
+	SGL   []Segment // several pieces in place of Local; copied during the post
+}
+
+// WC is a virtual work completion. Unlike a physical one, all of its fields are always defined; those that do not
+// apply are zero.
+type WC struct {
+	ID        uint64
+	Status    verbs.Status
+	Opcode    verbs.WCOpcode
+	VendorErr uint32 // the NIC's own code for the error, if any
+	Imm       uint32 // receives: the sender's immediate, when Flags has [verbs.WCWithImm]
+	QPNum     uint32 // [VirtualQP.Num] of the virtual queue pair
+	Flags     verbs.WCFlags
+	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived.
+	ByteLen uint64
+}
+
+// Err is nil for success, and otherwise the status as an error.
+func (w *WC) Err() error { return w.Status.Err() }
+
+// Segment is a piece of local memory: part of an [MR], or raw memory with keys from elsewhere.
+type Segment struct {
+	Addr   uint64 // address of the first byte
+	Length uint64 // bytes
+	Keys   *Keys  // local keys
+}
+
+// RemoteSegment is a piece of the peer's memory: part of a [RemoteMR], or raw memory with keys from elsewhere.
+type RemoteSegment struct {
+	Addr   uint64 // address of the first byte, as the peer counts
+	Length uint64 // bytes from there that a request may touch
+	Keys   *Keys  // remote keys
+}
+
+// String shows address range for error messages and logs.
+func (s Segment) String() string { return addrRange(s.Addr, s.Length) }
+
+// String shows address range for error messages and logs.
+func (s RemoteSegment) String() string { return addrRange(s.Addr, s.Length) }
+
+func addrRange(addr, n uint64) string {
+	return "0x" + strconv.FormatUint(addr, 16) + "+" + strconv.FormatUint(n, 10)
+}
