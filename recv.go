@@ -289,7 +289,7 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 	for s.win.head != s.win.tail {
 		r := s.win.at(s.win.head)
 		if !r.done {
-			return
+			break
 		}
 		wc := WC{
 			ID:        r.id,
@@ -307,6 +307,7 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		q.counters.recvsDone++
 		q.cq.emit(out, &wc)
 	}
+	// Receives of the other kind may have been passed by.
 	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.head), max(s.nextNote, s.win.head)
 }
 

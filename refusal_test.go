@@ -1,0 +1,196 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// Each refusal has an error of its own, says what to do, and leaves no trace.
+func TestRefusedSendsLeaveNoTrace(t *testing.T) {
+	multi := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	single := newLink(t, linkConfig{})
+	other, err := ibverbx.NewDomain(multi.a.nics[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	oneNIC, err := other.Register(make([]byte, 4096), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closedMR, _ := multi.a.dom.Register(make([]byte, 4096), verbs.AccessAll)
+	segmentOfClosed := closedMR.All()
+	if err := closedMR.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = oneNIC.Close(); _ = other.Close() })
+	good := func(e *end) ibverbx.SendWR { return e.write(verbs.OpRDMAWrite, 5, 0, 64) }
+	for _, c := range []struct {
+		name string
+		l    *link
+		edit func(e *end, wr *ibverbx.SendWR)
+		want error
+		says string
+	}{
+		{"unknown opcode", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }, ibverbx.ErrOpcode, "opcode 77"},
+		{"unknown opcode, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }, ibverbx.ErrOpcode, "opcode 77"},
+		{"unsignaled", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags = 0 }, ibverbx.ErrUnsignaled, "SendSignaled"},
+		{"unknown flag", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 9 }, verbs.ErrInvalid, "flags"},
+		{"zero length write", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 }, ibverbx.ErrLength, "zero bytes"},
+		{"zero length read", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Local.Length = verbs.OpRDMARead, 0 }, ibverbx.ErrLength, "zero bytes"},
+		{"zero length write-imm", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Local.Length = verbs.OpRDMAWriteWithImm, 0 }, ibverbx.ErrLength, "zero bytes"},
+		{"no local key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey, "MR.Slice"},
+		{"no local key, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey, "MR.Slice"},
+		{"local key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = oneNIC.Slice(0, 64) }, ibverbx.ErrNoKey, "register it on every device"},
+		{"no remote key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil }, ibverbx.ErrNoKey, "remote memory"},
+		{"remote key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{2: 1}) }, ibverbx.ErrNoKey, "device 3"},
+		{"local bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(1<<20-63, 64) }, ibverbx.ErrBounds, "reaches beyond"},
+		{"local before", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Addr = e.mr.Addr() - 1 }, ibverbx.ErrBounds, "reaches beyond"},
+		{"local offset wraps", single, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(math.MaxUint64-10, 64) }, ibverbx.ErrBounds, "reaches beyond"},
+		{"remote bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(1<<20-63, 64) }, ibverbx.ErrBounds, "reaches beyond"},
+		{"remote too short", single, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(0, 63) }, ibverbx.ErrBounds, "64 bytes for a remote segment of 63"},
+		{"atomic length", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpAtomicFetchAdd }, ibverbx.ErrLength, "eight"},
+		{"atomic alignment", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicCmpAndSwp, e.mr.Slice(0, 8), e.peer.Slice(4, 8)
+		}, ibverbx.ErrAlignment, "multiple of 8"},
+		{"inline too long", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Flags |= verbs.SendInline
+			wr.Local, wr.Inline = ibverbx.Segment{}, make([]byte, 1<<16)
+		}, ibverbx.ErrLength, "inline"},
+		{"inline and local", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= verbs.SendInline }, verbs.ErrInvalid, "leave Local"},
+		{"inline read", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline, ibverbx.Segment{}, []byte("x")
+		}, verbs.ErrInvalid, "cannot be inline"},
+		{"local and list", multi, func(e *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }, verbs.ErrInvalid, "use one"},
+		{"bad piece", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.SGL, wr.Local = []ibverbx.Segment{e.mr.Slice(0, 8), e.mr.Slice(1<<20, 8)}, ibverbx.Segment{}
+		}, ibverbx.ErrBounds, "reaches beyond"},
+		{"closed region", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = segmentOfClosed; wr.Local.Length = 64 }, ibverbx.ErrClosed, "region"},
+		{"more than a message, single", single, func(e *end, wr *ibverbx.SendWR) {
+			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1})
+			wr.Local = ibverbx.Segment{Addr: 1, Length: 1 << 32, Keys: keys}
+		}, ibverbx.ErrLength, "several queue pairs"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := c.l.a.Stats()
+			bad := good(c.l.a)
+			c.edit(c.l.a, &bad)
+			batch := []ibverbx.SendWR{good(c.l.a), good(c.l.a), bad, good(c.l.a)}
+			batch[0].ID, batch[1].ID = 1, 2
+			n, err := c.l.a.PostSend(batch...)
+			if n != 2 {
+				t.Fatalf("accepted %d, want the 2 before the bad one; %v", n, err)
+			}
+			var pe *ibverbx.PostError
+			if !errors.Is(err, c.want) || !errors.As(err, &pe) || pe.Index != 2 || pe.ID != 5 || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error %q: want %v at index 2 that says %q", err, c.want, c.says)
+			}
+			if got := ids(t, c.l.a.wait(t, 2), verbs.StatusSuccess); !slices.Equal(got, []uint64{1, 2}) {
+				t.Errorf("completed %v", got)
+			}
+			after := c.l.a.Stats()
+			if more := c.l.a.poll(t); len(more) != 0 || after.SendWindow != 0 || after.Sends != before.Sends+2 {
+				t.Errorf("a trace is left: %s %+v", fmtWCs(more), after)
+			}
+		})
+	}
+}
+
+func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{QPsPerDevice: qps})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
+			t.Errorf("send in RESET: %v", err)
+		}
+		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrNotConnected) {
+			t.Errorf("receive in RESET: %v", err)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(err, ibverbx.ErrClosed) || !errors.Is(err, os.ErrClosed) {
+			t.Errorf("send on a closed one: %v", err)
+		}
+		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrClosed) {
+			t.Errorf("receive on a closed one: %v", err)
+		}
+		if err := q.Close(); !errors.Is(err, ibverbx.ErrClosed) {
+			t.Errorf("second close: %v", err)
+		}
+		if _, err := q.CQ().Poll(make([]ibverbx.WC, 1)); !errors.Is(err, ibverbx.ErrClosed) {
+			t.Errorf("poll of a closed CQ: %v", err)
+		}
+		if err := fabric.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestSendWithoutNotifyQPInDQPLBIsRefused(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true}})
+	if _, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: l.a.mr.Slice(0, 8)}); !errors.Is(err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
+		t.Errorf("send: %v", err)
+	}
+	if _, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)}); !errors.Is(err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
+		t.Errorf("receive: %v", err)
+	}
+	l.b.expectRecv(t, 1)
+	l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 64))
+	ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+}
+
+func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	devs := []verbs.Device{fabric.Device(0)}
+	for _, c := range []struct {
+		name string
+		devs []verbs.Device
+		cfg  ibverbx.Config
+		says string
+	}{
+		{"no devices", nil, ibverbx.Config{}, "no devices"},
+		{"device twice", []verbs.Device{fabric.Device(1), fabric.Device(1)}, ibverbx.Config{}, "once"},
+		{"scheme", devs, ibverbx.Config{Scheme: 9}, "Scheme 9"},
+		{"spray without notify", devs, ibverbx.Config{Scheme: ibverbx.Spray, NoNotifyQP: true}, "notify QP"},
+		{"negative depth", devs, ibverbx.Config{MaxMsgCntPerQP: -1}, "MaxMsgCntPerQP"},
+		{"too many QPs", devs, ibverbx.Config{QPsPerDevice: 1000}, "QPsPerDevice"},
+		{"timeout", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Timeout: 32}}, "Timeout"},
+		{"access", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}}, "Access"},
+	} {
+		if _, err := ibverbx.Open(c.devs, c.cfg); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	// A virtual CQ that is too shallow for what may complete on it.
+	dom, err := ibverbx.NewDomain(devs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dom.NewCQ(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dom.NewQP(cq, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "deeper") {
+		t.Errorf("shallow CQ: %v", err)
+	}
+	if err := errors.Join(cq.Close(), dom.Close(), fabric.Close()); err != nil {
+		t.Errorf("leak: %v", err)
+	}
+}
