@@ -17,9 +17,11 @@ import (
 // link is two connected virtual queue pairs, a and b, each over its own NICs of one fabric, with a registered buffer on
 // each end. Cards and memory descriptions go through JSON, as between two processes.
 type link struct {
-	tb     testing.TB
-	fabric *soft.Fabric
-	a, b   *end
+	tb            testing.TB
+	fabric        *soft.Fabric
+	a, b          *end
+	closed        bool
+	hostileCredit uint64 // credits of b that a test has used up
 }
 
 // end is one side of a link.
@@ -130,6 +132,10 @@ func (l *link) connect(edit func(*ibverbx.BusinessCard)) {
 
 // close closes everything that a test has left open, and fails it when a NIC still knows an object afterwards.
 func (l *link) close() {
+	if l.closed {
+		return
+	}
+	l.closed = true
 	for _, e := range []*end{l.a, l.b} {
 		_ = e.VirtualQP.Close() // the test may have closed it
 		for {                   // completions hold memory regions until they are reported

@@ -232,4 +232,3 @@ func mustMatch(t *testing.T, id uint64, got, want []byte) {
 		t.Fatalf("request %d: wrong content", id)
 	}
 }
-

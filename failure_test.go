@@ -1,0 +1,383 @@
+package ibverbx_test
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// multiModes are the modes with several queue pairs.
+func multiModes(t *testing.T, cfg linkConfig, test func(t *testing.T, l *link)) {
+	for _, m := range modes {
+		if m.qps*m.nics == 1 {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			c := cfg
+			c.nics, c.qp.QPsPerDevice, c.qp.Scheme = m.nics, m.qps, m.scheme
+			test(t, newLink(t, c))
+		})
+	}
+}
+
+// A failed fragment: the first error is kept and told in full, later requests are flushed in order, posts are refused, and the
+// peer is never notified. Error completions carry a wrong opcode, length and immediate on purpose.
+func TestFailedFragmentStopsTheLine(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		for id := range uint64(10) {
+			l.b.expectRecv(t, id)
+		}
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 5, Kind: soft.FailSend, Status: verbs.StatusRemOpErr, VendorErr: 0x77,
+			Match: func(wr *verbs.SendWR) bool { return wr.Bytes() != 0 }})
+		var wrs []ibverbx.SendWR
+		for id := range uint64(10) {
+			op := verbs.OpRDMAWriteWithImm
+			if id%3 == 1 {
+				op = verbs.OpRDMAWrite
+			}
+			wrs = append(wrs, l.a.write(op, id, id*10000, 10000))
+		}
+		if n, err := l.a.PostSend(wrs...); n != 10 || err != nil {
+			t.Fatal(n, err)
+		}
+		wcs := l.a.wait(t, 10)
+		failed := -1
+		for i, wc := range wcs {
+			switch {
+			case wc.ID != uint64(i):
+				t.Fatalf("completion %d has id %d", i, wc.ID)
+			case failed < 0 && wc.Status == verbs.StatusSuccess:
+			case failed < 0:
+				failed = i
+				if wc.Status != verbs.StatusRemOpErr || wc.VendorErr != 0x77 {
+					t.Errorf("the first error is %+v", wc)
+				}
+			case wc.Status != verbs.StatusWRFlushErr:
+				t.Errorf("id %d after the error: %v", wc.ID, wc.Status.Name())
+			}
+		}
+		if failed < 0 {
+			t.Fatal("nothing failed")
+		}
+		var fe *ibverbx.FailedError
+		if err := l.a.Err(); !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) || fe.ID != uint64(failed) || fe.Device != "soft0" ||
+			fe.Fragment < 0 || !strings.Contains(err.Error(), "REM_OP_ERR") || !strings.Contains(err.Error(), "vendor 0x77") {
+			t.Errorf("Err: %v", err)
+		}
+		if _, err := l.a.PostSend(wrs[0]); !errors.Is(err, ibverbx.ErrFailed) || !strings.Contains(err.Error(), "reset or close") {
+			t.Errorf("post after failure: %v", err)
+		}
+		if l.a.State() != verbs.StateErr {
+			t.Errorf("state %v", l.a.State())
+		}
+		// The receiver: notified of what came before the failure at most, in order, and with the data there.
+		for range 100 {
+			l.b.pump(t)
+		}
+		for i, wc := range l.b.backlog {
+			if wc.Status != verbs.StatusSuccess {
+				break // its own queue pairs noticed that the peer is gone
+			}
+			if wc.ID != uint64(i) || int(wc.Imm) >= failed {
+				t.Fatalf("receive %d: %+v although request %d failed", i, wc, failed)
+			}
+			at := uint64(wc.Imm) * 10000
+			mustEqual(t, "notified data", l.b.buf[at:at+10000], l.a.buf[at:at+10000])
+		}
+	})
+}
+
+// A wrong key at the peer, and nothing but the completion's status says so.
+func TestRemoteAccessErrorReachesTheRightRequest(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		good := l.a.write(verbs.OpRDMAWrite, 1, 0, 20000)
+		bad := l.a.write(verbs.OpRDMARead, 2, 0, 20000)
+		keys := map[verbs.DeviceID]uint32{}
+		for dev := range verbs.DeviceID(8) {
+			keys[dev] = 0xbad
+		}
+		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20, Keys: ibverbx.NewKeys(keys)}
+		if _, err := l.a.PostSend(good, bad, l.a.write(verbs.OpRDMAWriteWithImm, 3, 0, 10)); err != nil {
+			t.Fatal(err)
+		}
+		wcs := l.a.wait(t, 3)
+		if wcs[0].Status != 0 || wcs[1].Status != verbs.StatusRemAccessErr || wcs[2].Status != verbs.StatusWRFlushErr {
+			t.Fatal(fmtWCs(wcs))
+		}
+	})
+}
+
+// A fragment in flight keeps the buffer even after another fragment failed (promise 3).
+func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}})
+	l.fabric.Inject(soft.Fault{Device: l.a.nics[0], QPNum: l.a.railQP[0], Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000))
+	// Rail 0 fails; rail 1 still has a fragment.
+	for l.do(func(a soft.Action) bool { return a.QPNum == l.a.railQP[0] && a.Device == 0 }) {
+	}
+	l.a.pump(t)
+	if len(l.a.backlog) != 0 {
+		t.Fatalf("reported while a fragment is in flight: %s", fmtWCs(l.a.backlog))
+	}
+	if l.a.Err() == nil {
+		t.Fatal("the failure is not visible")
+	}
+	// The mr cannot be closed under it either.
+	if err := l.a.mr.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Fatalf("closing a region in use: %v", err)
+	}
+	for range 50 {
+		l.fabric.Run(10)
+		l.a.pump(t)
+	}
+	if len(l.a.backlog) != 1 || l.a.backlog[0].Status != verbs.StatusRemOpErr {
+		t.Fatal(fmtWCs(l.a.backlog))
+	}
+}
+
+// A post that the NIC refuses for now is tried again; nothing is lost or reordered, no number is skipped.
+func TestTransientRefusalsAreRetried(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 100}}, func(t *testing.T, l *link) {
+		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+			for skip := range 40 {
+				l.fabric.Inject(soft.Fault{Skip: skip * 3, Count: 2, Kind: kind})
+			}
+		}
+		const total = 60
+		for id := range uint64(total) {
+			fillRandom(l.a.buf[id*1000:id*1000+1000], id)
+			l.b.expectRecv(t, id)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, id*1000, 1000))
+		}
+		for i, wc := range l.b.wait(t, total) {
+			if wc.ID != uint64(i) || wc.Imm != uint32(i) || wc.Status != 0 {
+				t.Fatalf("receive %d: %+v", i, wc)
+			}
+		}
+		ids(t, l.a.wait(t, total), verbs.StatusSuccess)
+		mustEqual(t, "data", l.b.buf[:total*1000], l.a.buf[:total*1000])
+		refused := uint64(0)
+		for _, r := range slices.Concat(l.a.Stats().Rails, l.b.Stats().Rails) {
+			refused += r.Refused
+		}
+		if refused == 0 {
+			t.Error("nothing was refused")
+		}
+	})
+}
+
+// A NIC that is taken away: what was on it ends with an error, nothing hangs, and the other end learns of it too.
+func TestNICGone(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, func(t *testing.T, l *link) {
+		l.b.expectRecv(t, 1)
+		l.a.nics[0].Kill()
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 20000))
+		_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 20000)) // accepted or refused, as it may be
+		wc := l.a.wait(t, 1)[0]
+		if wc.ID != 1 || wc.Status == verbs.StatusSuccess || l.a.Err() == nil {
+			t.Fatalf("%+v, %v", wc, l.a.Err())
+		}
+		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 3, 0, 10)); !errors.Is(err, ibverbx.ErrFailed) {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Another virtual queue pair on the same CQ does not notice a failure, and what was collected with it is delivered.
+func TestFailureStaysOnItsVirtualQP(t *testing.T) {
+	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	var as, bs []*ibverbx.VirtualQP
+	for range 3 {
+		a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		connectBoth(t, a, b)
+		as, bs = append(as, a), append(bs, b)
+	}
+	l.fabric.Inject(soft.Fault{Device: l.a.nics[1], QPNum: as[1].Stats().Rails[1].QPNum, Kind: soft.FailSend, Status: verbs.StatusLocQPOpErr})
+	for round := range uint64(20) {
+		for i, a := range as {
+			wr := l.a.write(verbs.OpRDMAWrite, uint64(i)<<32|round, 0, 5000)
+			if _, err := a.PostSend(wr); err != nil && i != 1 {
+				t.Fatal(err)
+			}
+		}
+	}
+	next := map[uint64]uint64{}
+	for _, wc := range l.a.wait(t, 40) {
+		i, round := wc.ID>>32, wc.ID&0xffffffff
+		if i == 1 {
+			continue
+		}
+		if wc.Status != 0 || round != next[i] || wc.QPNum != as[i].Num() {
+			t.Fatalf("virtual qp %d: %+v, want round %d", i, wc, next[i])
+		}
+		next[i]++
+	}
+	for l.a.pump(t); next[0] < 20 || next[2] < 20; l.a.pump(t) {
+		for _, wc := range l.a.backlog {
+			next[wc.ID>>32]++
+		}
+		l.a.backlog = nil
+	}
+	if as[1].Err() == nil || as[0].Err() != nil || as[2].Err() != nil {
+		t.Errorf("errors: %v, %v, %v", as[0].Err(), as[1].Err(), as[2].Err())
+	}
+	_ = bs
+}
+
+// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol, and nothing else.
+func TestHostileSequenceNumbers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		imms []uint32
+		says string
+	}{
+		{"far ahead", []uint32{1 << 20}, "too far ahead"},
+		{"never-sent number", []uint32{0xffffff}, "no dqplb number"},
+		{"duplicate in the window", []uint32{5, 5}, "twice"},
+		{"duplicate behind", []uint32{0, 1, 0}, "twice"},
+		{"reserved bits", []uint32{1 << 24}, "no dqplb number"},
+		{"raw without end", []uint32{1 << 30}, "no dqplb number"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
+			l.b.expectRecv(t, 1)
+			// The peer speaks raw verbs: b receives what no virtual queue pair would send.
+			for _, imm := range c.imms {
+				l.hostile(t, imm)
+			}
+			wc := l.b.wait(t, 1)[0]
+			if !errors.Is(l.b.Err(), ibverbx.ErrProtocol) || !strings.Contains(l.b.Err().Error(), c.says) {
+				t.Fatalf("%v after %+v", l.b.Err(), wc)
+			}
+			if c.imms[0] != 0 && wc.Status != verbs.StatusWRFlushErr {
+				t.Fatalf("the posted receive ended with %+v", wc)
+			}
+		})
+	}
+}
+
+// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct way hands it in.
+func (l *link) hostile(t *testing.T, imm uint32) {
+	t.Helper()
+	rail := l.b.Stats().Rails[0]
+	l.hostileCredit++
+	le := imm<<24 | imm&0xff00<<8 | imm>>8&0xff00 | imm>>24
+	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: le, QPNum: rail.QPNum}
+	l.b.backlog = l.b.cq.ProcessCompletions(l.b.backlog, l.b.nics[0].ID(), wc)
+}
+
+// Completions that belong to nothing are counted and dropped.
+func TestInventedCompletionsAreDropped(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
+	for kind := range uint64(16) {
+		for _, number := range []uint64{0, 2, 77, 1<<28 - 1} {
+			for _, status := range []verbs.Status{0, verbs.StatusWRFlushErr} {
+				if kind == 5 && number < 300 {
+					continue // a credit that is really posted
+				}
+				wc := verbs.WC{ID: kind<<60 | number, Status: status, QPNum: l.a.railQP[0]}
+				if got := l.a.cq.ProcessCompletions(nil, 0, wc); len(got) != 0 && got[0].ID != 1 {
+					t.Fatalf("kind %d number %d: reported %s", kind, number, fmtWCs(got))
+				}
+			}
+		}
+	}
+	if got := l.a.cq.ProcessCompletions(nil, 63, verbs.WC{}); len(got) != 0 {
+		t.Fatal("a device that is not there")
+	}
+	if l.a.Err() != nil || l.a.Stats().StaleEvents == 0 {
+		t.Fatalf("%v %+v", l.a.Err(), l.a.Stats())
+	}
+}
+
+func TestResetAndReconnect(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		for life := range 4 {
+			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+			for id := range uint64(5) {
+				l.b.expectRecv(t, id)
+				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 20000))
+			}
+			for l.a.Err() == nil {
+				l.a.pump(t)
+			}
+			fault.Remove()
+			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+				t.Fatal(err)
+			}
+			if got := l.a.wait(t, 5); got[4].ID != 4 || got[4].Status != verbs.StatusWRFlushErr {
+				t.Fatal(fmtWCs(got))
+			}
+			l.b.wait(t, 5)
+			if l.a.Err() != nil || l.a.State() != verbs.StateReset {
+				t.Fatal(l.a.Err(), l.a.State())
+			}
+			l.connect(nil)
+			fillRandom(l.a.buf[:50000], uint64(life))
+			l.b.expectRecv(t, 77)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 78, 0, 50000))
+			if wc := l.b.wait(t, 1)[0]; wc.ID != 77 || wc.Imm != 78 {
+				t.Fatalf("%+v", wc)
+			}
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			if !bytes.Equal(l.a.buf[:50000], l.b.buf[:50000]) {
+				t.Fatal("wrong content after the reset")
+			}
+		}
+	})
+}
+
+// Close at any moment of a stepped run: every accepted request completes exactly once, in order.
+func TestCloseAtAnyMoment(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for steps := range 120 {
+			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}, fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
+			const total = 8
+			for id := range uint64(total) {
+				l.b.expectRecv(t, id)
+				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 2500))
+			}
+			for range steps {
+				l.fabric.Step()
+				l.a.pump(t)
+				l.b.pump(t)
+			}
+			if err := errors.Join(l.a.Close(), l.b.Close()); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range []*end{l.a, l.b} {
+				for wc, err := range e.cq.Completions() {
+					if err != nil {
+						break
+					}
+					e.backlog = append(e.backlog, wc)
+				}
+				if len(e.backlog) != total {
+					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.backlog), fmtWCs(e.backlog))
+				}
+				failed := false
+				for i, wc := range e.backlog {
+					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 && wc.Status != verbs.StatusWRFlushErr {
+						t.Fatalf("%v steps %d: %s", scheme, steps, fmtWCs(e.backlog))
+					}
+					failed = failed || wc.Status != 0
+				}
+			}
+			l.close()
+		}
+	}
+}
