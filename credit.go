@@ -24,8 +24,13 @@ func (q *VirtualQP) postCredits(share int) {
 }
 
 func (q *VirtualQP) postRailCredits(rl *rail) {
-	for rl.owed != 0 {
-		batch := q.scratch[:min(rl.owed, len(q.scratch))]
+	for {
+		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
+		room := rl.inbox.next + rl.inbox.mask + 1 - rl.credited
+		batch := q.scratch[:min(rl.owed, len(q.scratch), int(room))]
+		if len(batch) == 0 {
+			return
+		}
 		for i := range batch {
 			batch[i].ID = wrid(kindCredit, rl.idBits, 0, rl.credited+uint64(i))
 			if batch[i].SGL != nil {
