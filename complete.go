@@ -125,7 +125,7 @@ func (q *VirtualQP) reportSends(out *sink) {
 			// The line stopped before it: whatever became of its fragments, it is reported as flushed.
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
 		}
-		wc := WC{
+		*q.cq.slot(out) = WC{
 			ID:        r.id,
 			Status:    r.status,
 			Opcode:    r.opcode.WCOpcode(),
@@ -139,6 +139,5 @@ func (q *VirtualQP) reportSends(out *sink) {
 		out.release(r)
 		q.send.head++
 		q.counters.sendsDone++
-		q.cq.emit(out, &wc)
 	}
 }

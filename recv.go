@@ -291,7 +291,8 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		if !r.done {
 			break
 		}
-		wc := WC{
+		wc := q.cq.slot(out)
+		*wc = WC{
 			ID:        r.id,
 			Status:    r.status,
 			Opcode:    r.opcode,
@@ -305,7 +306,6 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		unholdPieces(r.pieces)
 		s.win.head++
 		q.counters.recvsDone++
-		q.cq.emit(out, &wc)
 	}
 	// Receives of the other kind may have been passed by.
 	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.head), max(s.nextNote, s.win.head)

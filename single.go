@@ -182,13 +182,13 @@ func (q *VirtualQP) passRecv(i int, wr *RecvWR) error {
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
 func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
-	v := WC{ID: wc.ID, Status: wc.Status, QPNum: q.num}
+	v := q.cq.slot(out)
+	*v = WC{ID: wc.ID, Status: wc.Status, QPNum: q.num}
 	q.inflight--
 	if wc.Status != verbs.StatusSuccess {
 		v.VendorErr = wc.VendorErr
 		rl.stats.errors++
 		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status, Recv: false})
-		q.cq.emit(out, &v)
 		return
 	}
 	v.Opcode = wc.Opcode
@@ -201,7 +201,6 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	} else {
 		q.counters.sendsDone++
 	}
-	q.cq.emit(out, &v)
 }
 
 var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set CQConfig.Channel")

@@ -89,14 +89,13 @@ func (s *sink) settle() {
 	}
 }
 
-// emit reports a completion.
-func (c *VirtualCQ) emit(out *sink, wc *WC) {
+// slot is where the next completion to report goes. Its fields are as their last user left them.
+func (c *VirtualCQ) slot(out *sink) *WC {
 	if out.n < len(out.dst) {
-		out.dst[out.n] = *wc
 		out.n++
-		return
+		return &out.dst[out.n-1]
 	}
-	c.ready.push(*wc)
+	return c.ready.open()
 }
 
 // Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not fit waits for the next

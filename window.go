@@ -65,7 +65,10 @@ type fifo[T any] struct {
 
 func (f *fifo[T]) len() int { return int(f.tail - f.head) }
 
-func (f *fifo[T]) push(v T) {
+func (f *fifo[T]) push(v T) { *f.open() = v }
+
+// open adds a value and returns it, to be filled.
+func (f *fifo[T]) open() *T {
 	if f.len() == len(f.slots) {
 		slots := make([]T, max(16, 2*len(f.slots)))
 		for n := f.head; n != f.tail; n++ {
@@ -73,8 +76,8 @@ func (f *fifo[T]) push(v T) {
 		}
 		f.slots = slots
 	}
-	f.slots[f.tail&uint64(len(f.slots)-1)] = v
 	f.tail++
+	return &f.slots[(f.tail-1)&uint64(len(f.slots)-1)]
 }
 
 func (f *fifo[T]) pop() (v T) {

@@ -1,0 +1,77 @@
+package verbs
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+)
+
+func TestMTU(t *testing.T) {
+	for code, want := range []int{0, 256, 512, 1024, 2048, 4096, 0} {
+		if got := MTU(code).Bytes(); got != want {
+			t.Errorf("code %d: %d bytes, want %d", code, got, want)
+		}
+	}
+}
+
+func TestGIDText(t *testing.T) {
+	for _, c := range []struct {
+		gid  GID
+		text string
+	}{
+		{GID{}, "::"},
+		{GID{0: 0xfe, 1: 0x80, 15: 1}, "fe80::1"},
+		{GID{10: 0xff, 11: 0xff, 12: 10, 15: 1}, "::ffff:10.0.0.1"},
+		{GID{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, "1:203:405:607:809:a0b:c0d:e0f"},
+	} {
+		if got := c.gid.String(); got != c.text {
+			t.Errorf("%q, want %q", got, c.text)
+		}
+		if got, err := ParseGID(c.text); err != nil || got != c.gid {
+			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+		data, err := json.Marshal(map[string]GID{"gid": c.gid})
+		if err != nil || string(data) != `{"gid":"`+c.text+`"}` {
+			t.Errorf("JSON %s, %v", data, err)
+		}
+		var back map[string]GID
+		if err := json.Unmarshal(data, &back); err != nil || back["gid"] != c.gid {
+			t.Errorf("JSON %s: %v, %v", data, back, err)
+		}
+		if c.gid.IsZero() != (c.text == "::") {
+			t.Errorf("%v: zero %t", c.gid, c.gid.IsZero())
+		}
+	}
+	if got, err := ParseGID("0000:0000:0000:0000:0000:ffff:0a00:0001"); err != nil || got.String() != "::ffff:10.0.0.1" {
+		t.Errorf("the kernel's spelling: %v, %v", got, err)
+	}
+	for _, bad := range []string{"", "x", "fe80::1%eth0", "1:2:3", "::1/64"} {
+		gid := GID{15: 1}
+		if err := gid.UnmarshalText([]byte(bad)); !errors.Is(err, ErrInvalid) || gid != (GID{15: 1}) {
+			t.Errorf("%q: %v, %v", bad, gid, err)
+		}
+	}
+}
+
+func FuzzParseGID(f *testing.F) {
+	f.Add("fe80::1")
+	f.Add("::ffff:10.0.0.1")
+	f.Fuzz(func(t *testing.T, s string) {
+		gid, err := ParseGID(s)
+		if err != nil {
+			return
+		}
+		if back, err := ParseGID(gid.String()); err != nil || back != gid {
+			t.Errorf("%q became %v became %v, %v", s, gid, back, err)
+		}
+	})
+}
+
+func TestQPCapDefaults(t *testing.T) {
+	if got, want := (QPCap{}).WithDefaults(), (QPCap{128, 128, 4, 4, 64}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if c := (QPCap{1, 2, 3, 4, 5}); c.WithDefaults() != c {
+		t.Errorf("%+v, want %+v", c.WithDefaults(), c)
+	}
+}

@@ -1,0 +1,44 @@
+package verbs_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"ibverbx/verbs"
+)
+
+// A refused call says which call, where and why; errors.Is finds the reason.
+func ExampleOpError() {
+	err := error(&verbs.OpError{
+		Op: "post send", Device: "mlx5_0", QPNum: 17, Err: verbs.ErrQueueFull, Detail: "128 outstanding, the queue holds 128",
+	})
+	fmt.Println(err)
+	fmt.Println(errors.Is(err, verbs.ErrQueueFull), verbs.IsTransient(err))
+	fmt.Println(errors.Is(verbs.ErrClosed, fs.ErrClosed))
+	// Output:
+	// post send: mlx5_0 qp 17: queue full: 128 outstanding, the queue holds 128
+	// true true
+	// true
+}
+
+// A refused change of state names the attributes that are missing.
+func ExampleCheckModify() {
+	attr := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+	err := verbs.CheckModify(verbs.StateReset, &attr, verbs.QPAttrState|verbs.QPAttrPort)
+	fmt.Println(err)
+	fmt.Println(verbs.CheckModify(verbs.StateReset, &attr, verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess))
+	// Output:
+	// queue pair from RESET to INIT: attributes missing: ACCESS_FLAGS|PKEY_INDEX
+	// <nil>
+}
+
+// The status of a completion is an error with words.
+func ExampleStatus() {
+	wc := verbs.WC{ID: 7, Status: verbs.StatusRNRRetryExcErr}
+	if err := wc.Status.Err(); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// RNR_RETRY_EXC_ERR: receiver-not-ready retries exceeded: the peer posted no receive
+}

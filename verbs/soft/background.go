@@ -1,0 +1,246 @@
+package soft
+
+import (
+	"sync"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// What a post or a poll executes on its caller's goroutine before it leaves the rest to the worker: waking a
+// goroutine costs microseconds, an 8-byte write some 50 ns.
+const (
+	inlineRequests = 64
+	inlineBytes    = 32 << 10
+)
+
+// helpCopy is the longest payload that a poll copies for the worker: some 10 µs here.
+const helpCopy = 128 << 10
+
+// What the worker executes of one queue pair before it turns to the next.
+const (
+	turnRequests = 32
+	turnBytes    = 128 << 10
+)
+
+// background is the engine with a worker goroutine a NIC. A queue pair with something to execute stands in the run queue
+// of its NIC, which is served in turn.
+type background struct {
+	f       *Fabric
+	start   time.Time
+	workers sync.WaitGroup
+}
+
+func newBackground(f *Fabric) *background { return &background{f: f, start: time.Now()} }
+
+// bgState is what the engine keeps with a queue pair.
+type bgState struct {
+	queued bool // in the run queue
+	next   *QP
+	timers [timerKinds]timer
+}
+
+func (s *bgState) init(q *QP) {
+	for k := range s.timers {
+		s.timers[k] = timer{qp: q, kind: timerKind(k)}
+	}
+}
+
+// now is the time since the engine's start, in nanoseconds, and never 0.
+func (b *background) now() int64 { return int64(time.Since(b.start)) + 1 }
+
+func (b *background) posted(q *QP) {
+	if !q.runnable() || q.run.background.queued {
+		return
+	}
+	if !q.dev.timed() {
+		b.executeSmall(q, inlineRequests, inlineBytes)
+	}
+	b.ready(q)
+}
+
+// executeSmall executes requests of q without leaving the lock, up to a budget.
+func (b *background) executeSmall(q *QP, requests, bytes int) {
+	for requests > 0 && q.runnable() {
+		n := q.head().length
+		if n > smallCopy || int(n) > bytes {
+			return
+		}
+		bytes -= int(n)
+		requests--
+		b.f.execute(q)
+	}
+}
+
+func (b *background) ready(q *QP) {
+	if q.overdue() || q.unacknowledged() && q.run.wait == waitNone && q.run.background.timers[timerAck].at == 0 {
+		b.acknowledge(q)
+	}
+	if q.runnable() && !q.run.background.queued {
+		q.dev.worker.enqueue(q)
+		b.wake(q.dev)
+	}
+}
+
+func (b *background) executed(q *QP) {
+	if !q.unacknowledged() {
+		return // its completion queue has overrun, and took it along
+	}
+	s := q.sq.at(q.sq.acked)
+	if s.ackAt == 0 {
+		b.acknowledge(q)
+	} else if t := &q.run.background.timers[timerAck]; t.at == 0 {
+		b.arm(t, s.ackAt)
+	}
+}
+
+// acknowledge ends the requests of q whose acknowledgements are back.
+func (b *background) acknowledge(q *QP) {
+	blocked := q.run.reads > 0
+	for q.unacknowledged() {
+		s := q.sq.at(q.sq.acked)
+		if s.ackAt != 0 {
+			if s.ackAt > b.now() {
+				b.arm(&q.run.background.timers[timerAck], s.ackAt)
+				break
+			}
+			if !s.local && !q.linked() {
+				if q.run.wait != waitPeer {
+					b.f.awaitPeer(q)
+				}
+				break
+			}
+		}
+		b.f.acknowledge(q)
+	}
+	if blocked && q.runnable() && !q.run.background.queued {
+		q.dev.worker.enqueue(q)
+		b.wake(q.dev)
+	}
+}
+
+func (b *background) hide(q *QP, dir direction, due int64) bool {
+	if len(q.hidden[dir]) > 0 {
+		return true // stays in order
+	}
+	if due == 0 {
+		return false
+	}
+	b.arm(&q.run.background.timers[timerArrive], due)
+	return true
+}
+
+// arrive makes the receives visible whose messages are there.
+func (b *background) arrive(q *QP) {
+	for len(q.hidden[dirRecv]) > 0 {
+		if due := q.hidden[dirRecv][0].due; due > b.now() {
+			b.arm(&q.run.background.timers[timerArrive], due)
+			return
+		}
+		b.f.reveal(q, dirRecv, 0)
+	}
+}
+
+func (b *background) retryAfter(q *QP, d time.Duration) {
+	t := &q.run.background.timers[timerRetry]
+	if d == 0 {
+		q.dev.worker.timers.disarm(t)
+		return
+	}
+	b.arm(t, b.now()+int64(d))
+}
+
+func (b *background) calm(q *QP) {
+	w := &q.dev.worker
+	for k := range q.run.background.timers {
+		if timerKind(k) == timerArrive && len(q.hidden[dirRecv]) > 0 {
+			continue // messages that have left still arrive
+		}
+		w.timers.disarm(&q.run.background.timers[k])
+	}
+}
+
+// arm sets a timer of a queue pair.
+func (b *background) arm(t *timer, when int64) {
+	d := t.qp.dev
+	d.worker.timers.arm(t, when)
+	if when < d.worker.wakeAt {
+		b.wake(d)
+	}
+}
+
+// fire does what a timer was set for.
+func (b *background) fire(t *timer) {
+	switch q := t.qp; t.kind {
+	case timerRetry:
+		b.f.timeout(q)
+	case timerAck:
+		b.acknowledge(q)
+	case timerArrive:
+		b.arrive(q)
+	}
+}
+
+// close ends the workers and waits for them.
+func (b *background) close() {
+	b.f.mu.Lock()
+	for _, d := range b.f.devices {
+		if d.worker.started {
+			b.wake(d)
+		}
+	}
+	b.f.mu.Unlock()
+	b.workers.Wait()
+}
+
+// help executes a little for a poller that found nothing, if the lock is free: what stands in the run queue has not
+// been reached by the worker, which may take microseconds to wake. It says whether it did.
+func (f *Fabric) help(d *Device) bool {
+	if !f.mu.TryLock() {
+		return false
+	}
+	b, w := f.engine.(*background), &d.worker
+	helped := false
+	if q := w.first; q != nil && !d.timed() && q.runnable() && q.head().length <= helpCopy {
+		w.dequeue()
+		if q.head().length <= smallCopy {
+			b.executeSmall(q, inlineRequests/4, inlineBytes/4)
+		} else {
+			b.execute(q)
+		}
+		b.ready(q)
+		helped = true
+	}
+	f.mu.Unlock()
+	return helped
+}
+
+// serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the lock held.
+func (b *background) serve(q *QP) {
+	bytes, turn := 0, turnRequests
+	if q.dev.cfg.Bandwidth != 0 {
+		turn = 1 // the wire is shared message by message
+	}
+	for range turn {
+		if !q.runnable() || bytes > turnBytes {
+			break
+		}
+		bytes += int(q.head().length)
+		b.execute(q)
+	}
+	b.ready(q)
+}
+
+// execute executes the head request of q. It leaves the lock to copy a large payload, and returns with the lock held.
+func (b *background) execute(q *QP) {
+	f := b.f
+	if f.execute(q) == copying {
+		f.mu.Unlock()
+		q.run.xfer.copy()
+		f.mu.Lock()
+		f.landed(q)
+	}
+}
+
+var _ engine = (*background)(nil)
+var _ verbs.Provider = (*Fabric)(nil)

@@ -1,0 +1,180 @@
+package soft
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// firstQPNum is the number of the first queue pair of every NIC: 0 and 1 are special in InfiniBand, and the
+// low ones are reserved on real NICs too.
+const firstQPNum = 17
+
+const maxQPNum = 1<<24 - 1
+
+// Device is one software NIC. It is a verbs.Device.
+type Device struct {
+	f    *Fabric
+	id   verbs.DeviceID
+	name string
+	gids [2]verbs.GID
+	cfg  DeviceConfig // Bandwidth and Latency are guarded by the fabric's lock, the limits never change
+
+	linkDown bool
+	gone     bool
+	keys     keyTable
+	qps      []*QP // in the order of their creation
+	qpByNum  map[uint32]*QP
+	nextQP   uint32
+
+	worker worker // the background engine's
+}
+
+func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
+	d := &Device{
+		f:       f,
+		id:      verbs.DeviceID(i),
+		name:    "soft" + strconv.Itoa(i),
+		cfg:     cfg,
+		keys:    newKeyTable(i),
+		qpByNum: make(map[uint32]*QP),
+		nextQP:  firstQPNum,
+	}
+	host := byte(i + 1)
+	d.gids[0] = verbs.GID{10: 0xff, 11: 0xff, 12: 10, 13: 77, 14: 0, 15: host}
+	d.gids[1] = verbs.GID{0: 0xfe, 1: 0x80, 8: 0x02, 11: 0xff, 12: 0xfe, 13: 77, 15: host}
+	d.worker.init()
+	return d
+}
+
+// ID is the NIC's index in its fabric.
+func (d *Device) ID() verbs.DeviceID { return d.id }
+
+// Name is "soft0" and so on.
+func (d *Device) Name() string { return d.name }
+
+// err makes the error of a call on this NIC.
+func (d *Device) err(op string, err error, detail string) error {
+	return &verbs.OpError{Op: op, Device: d.name, Detail: detail, Err: err}
+}
+
+// usable says why nothing can be made on the NIC, if so. The fabric is locked.
+func (d *Device) usable(op string) error {
+	if d.f.closed {
+		return d.err(op, verbs.ErrClosed, "the fabric is closed")
+	}
+	if d.gone {
+		return d.err(op, verbs.ErrDeviceGone, "")
+	}
+	return nil
+}
+
+// Query describes the NIC.
+func (d *Device) Query() (verbs.DeviceAttr, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if err := d.usable("query device"); err != nil {
+		return verbs.DeviceAttr{}, err
+	}
+	return verbs.DeviceAttr{
+		Firmware:    "soft",
+		NodeGUID:    0x0200_00ff_fe4d_0001 + uint64(d.id),
+		Ports:       1,
+		MaxQP:       1 << 18,
+		MaxQPWR:     d.cfg.MaxQPWR,
+		MaxSGE:      d.cfg.MaxSGE,
+		MaxCQ:       1 << 16,
+		MaxCQE:      d.cfg.MaxCQE,
+		MaxMR:       maxKeyIndex,
+		MaxMRSize:   1 << 47,
+		MaxPD:       1 << 16,
+		MaxRDAtomic: d.cfg.MaxRDAtomic,
+		MaxInline:   d.cfg.MaxInline,
+	}, nil
+}
+
+// QueryPort describes port 1.
+func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if err := d.usable("query port"); err != nil {
+		return verbs.PortAttr{}, err
+	}
+	if port != 1 {
+		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
+	}
+	attr := verbs.PortAttr{
+		State:       verbs.PortActive,
+		MaxMTU:      verbs.MTU4096,
+		ActiveMTU:   verbs.MTU4096,
+		GIDTableLen: len(d.gids),
+		MaxMsgSize:  d.cfg.MaxMsgSize,
+		LinkLayer:   verbs.LinkLayerEthernet,
+		Speed:       d.cfg.Bandwidth * 8,
+	}
+	if d.linkDown {
+		attr.State = verbs.PortDown
+	}
+	return attr, nil
+}
+
+// QueryGID reads an entry of the GID table: 0 is the GID over IPv4, 1 the link-local one.
+func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if err := d.usable("query gid"); err != nil {
+		return verbs.GIDEntry{}, err
+	}
+	if port != 1 || index < 0 || index >= len(d.gids) {
+		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid,
+			fmt.Sprintf("port %d index %d, there are port 1 and indexes below %d", port, index, len(d.gids)))
+	}
+	return verbs.GIDEntry{Index: index, GID: d.gids[index], Type: verbs.GIDTypeRoCEv2}, nil
+}
+
+// SetSpeed changes the bandwidth, in bytes a second, and the one-way latency; 0 is unlimited, and none. Messages
+// that are on the wire keep the speed they left with. A stepped fabric has no clock and ignores it.
+func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	d.cfg.Bandwidth, d.cfg.Latency = bandwidth, max(latency, 0)
+}
+
+// SetLink takes the NIC's link down or up again. While it is down packets vanish in both directions, and senders on
+// both ends run into RETRY_EXC_ERR after their retries, unless the link comes back in time.
+func (d *Device) SetLink(up bool) {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	d.linkDown = !up
+	if up {
+		d.f.pathsChanged()
+	}
+}
+
+// Kill takes the NIC away, as when it fails or is unplugged: its queue pairs go to ERR and flush, posts and queries
+// are refused with verbs.ErrDeviceGone, and peers run into RETRY_EXC_ERR. Poll still drains what there is, and
+// everything can be closed.
+func (d *Device) Kill() {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if d.gone {
+		return
+	}
+	d.gone = true
+	for _, q := range d.qps {
+		d.f.toError(q)
+	}
+}
+
+// Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset.
+func (d *Device) Restore() {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	d.gone = false
+	d.f.pathsChanged()
+}
+
+// up says whether packets pass through the NIC.
+func (d *Device) up() bool { return !d.linkDown && !d.gone }

@@ -1,0 +1,99 @@
+package soft
+
+import "ibverbx/verbs"
+
+// awaitPeer holds q back because nobody answers. It tries again when a timer runs out or when the path changes.
+func (f *Fabric) awaitPeer(q *QP) {
+	q.run.wait = waitPeer
+	f.engine.retryAfter(q, verbs.AckTimeout(q.attr.Timeout))
+}
+
+// awaitReceive holds q back because the peer has no receive posted. It returns false when q has had enough of that.
+func (f *Fabric) awaitReceive(q, p *QP) bool {
+	r := &q.run
+	if q.attr.RNRRetry != verbs.RNRRetryForever {
+		if r.rnrTries >= int(q.attr.RNRRetry) {
+			return false
+		}
+		r.rnrTries++
+	}
+	r.wait = waitRNR
+	f.engine.retryAfter(q, verbs.RNRTimer(p.attr.MinRNRTimer))
+	return true
+}
+
+// receivesPosted lets a peer go on that found no receive at p. It costs that peer no retry.
+func (f *Fabric) receivesPosted(p *QP) {
+	q := p.partner()
+	if q == nil || q.run.wait != waitRNR || q.partner() != p {
+		return
+	}
+	q.run.rnrTries = max(q.run.rnrTries-1, 0)
+	f.resume(q)
+}
+
+// pathsChanged lets everyone try again to whom nobody answered. It costs no retry, either.
+func (f *Fabric) pathsChanged() {
+	for _, d := range f.devices {
+		for _, q := range d.qps {
+			if q.run.wait == waitPeer {
+				f.resume(q)
+			}
+		}
+	}
+}
+
+// knock lets the peer try again to whom p did not answer, now that p is ready to receive.
+func (f *Fabric) knock(p *QP) {
+	if q := p.partner(); q != nil && q.run.wait == waitPeer {
+		f.resume(q)
+	}
+}
+
+// resume ends q's waiting.
+func (f *Fabric) resume(q *QP) {
+	q.run.wait = waitNone
+	f.engine.retryAfter(q, 0)
+	f.engine.ready(q)
+}
+
+// overdue says whether acknowledgements that q awaits may be lost: the path is down or the peer has failed.
+func (q *QP) overdue() bool {
+	return q.unacknowledged() && !q.sq.at(q.sq.acked).local &&
+		(!q.linked() || q.peer == nil || q.peer.closed || !q.peer.receptive())
+}
+
+func (q *QP) unacknowledged() bool { return q.sq.acked != q.sq.executed }
+
+// timeout follows a retry timer. The transport timer counts retries, and when there were enough of them ends the oldest
+// request that was not acknowledged.
+func (f *Fabric) timeout(q *QP) {
+	r := &q.run
+	if r.wait == waitPeer || r.wait == waitNone && q.overdue() {
+		r.tries++
+		if r.tries > int(q.attr.RetryCount) {
+			r.wait = waitNone
+			f.exhausted(q)
+			return
+		}
+	}
+	f.resume(q)
+}
+
+// exhausted ends the oldest request of q with RETRY_EXC_ERR.
+func (f *Fabric) exhausted(q *QP) {
+	if !q.unacknowledged() {
+		if q.sq.executed == q.sq.posted {
+			return
+		}
+		f.fail(q, verbs.StatusRetryExcErr, 0)
+		return
+	}
+	s := q.sq.at(q.sq.acked)
+	if s.answered() && s.status == verbs.StatusSuccess {
+		q.run.reads--
+	}
+	s.status, s.local, s.ackAt = verbs.StatusRetryExcErr, true, 0
+	q.run.failed = true
+	f.engine.executed(q)
+}

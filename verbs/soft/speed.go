@@ -1,0 +1,62 @@
+package soft
+
+import (
+	"math/bits"
+	"time"
+)
+
+// lookAhead is how long before the wire is free the next message may leave: long enough to be copied meanwhile, short
+// enough that queue pairs share the wire in turn.
+const lookAhead = int64(100 * time.Microsecond)
+
+// timed says whether the NIC simulates a speed.
+func (d *Device) timed() bool { return d.cfg.Bandwidth != 0 || d.cfg.Latency != 0 }
+
+// departure is when the next message may leave the NIC; 0 is now.
+func (b *background) departure(d *Device) int64 {
+	if d.cfg.Bandwidth == 0 {
+		return 0
+	}
+	at := d.worker.wireFree - lookAhead
+	if at > 0 && at > b.now() {
+		return at
+	}
+	return 0
+}
+
+// transmit puts a message on the wire, which carries one after the other. What a read brings goes over the wire of the
+// peer's NIC. The receiving side's bandwidth is not simulated.
+func (b *background) transmit(q, peer *QP, s *sendSlot) (arrive, ack int64) {
+	latency := int64(max(q.dev.cfg.Latency, peer.dev.cfg.Latency))
+	sender := q.dev
+	if s.answered() {
+		sender = peer.dev
+	}
+	if latency == 0 && sender.cfg.Bandwidth == 0 {
+		return 0, 0
+	}
+	start := b.now()
+	if s.answered() {
+		start += latency
+	}
+	start = max(start, sender.worker.wireFree)
+	finish := start + wireTime(s.length, sender.cfg.Bandwidth)
+	sender.worker.wireFree = finish
+	if s.answered() {
+		return 0, finish + latency
+	}
+	return finish + latency, finish + 2*latency
+}
+
+// wireTime is how long n bytes take, in nanoseconds.
+func wireTime(n, bandwidth uint64) int64 {
+	if bandwidth == 0 {
+		return 0
+	}
+	hi, lo := bits.Mul64(n, uint64(time.Second))
+	if hi >= bandwidth {
+		return int64(time.Hour)
+	}
+	ns, _ := bits.Div64(hi, lo, bandwidth)
+	return int64(ns)
+}

@@ -1,0 +1,98 @@
+package soft
+
+import (
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+func TestLatency(t *testing.T) {
+	const latency = 3 * time.Millisecond
+	_, a, b := pair(t, Config{Device: DeviceConfig{Latency: latency}}, endConfig{})
+	b.recv(verbs.RecvWR{ID: 2, SGL: b.sge(0, 8)})
+	start := time.Now()
+	a.post(a.send(1, 0, 8))
+	awaitStatus(t, b.rcq, 2, verbs.StatusSuccess)
+	arrived := time.Since(start)
+	awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+	acked := time.Since(start)
+	// Late may be the machine, early never.
+	if arrived < latency || acked < 2*latency || arrived > 50*latency || acked > 50*latency {
+		t.Errorf("arrived after %v, acknowledged after %v, the latency is %v", arrived, acked, latency)
+	}
+	// Messages overlap: the latency is paid once.
+	start = time.Now()
+	for i := range uint64(10) {
+		a.post(a.write(b, i, 0, 8))
+	}
+	await(t, a.cq, 10)
+	if d := time.Since(start); d > 19*latency { // one after the other they would take 20
+		t.Errorf("10 messages took %v", d)
+	}
+}
+
+func TestBandwidth(t *testing.T) {
+	const size, count, bandwidth = 256 << 10, 16, 400 << 20
+	want := time.Duration(float64(size*count) / bandwidth * float64(time.Second))
+	f, a, b := pair(t, Config{Device: DeviceConfig{Bandwidth: bandwidth}}, endConfig{buf: size})
+	for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead} {
+		start := time.Now()
+		for i := range uint64(count) {
+			wr := a.write(b, i, 0, size)
+			wr.Opcode = op
+			a.post(wr)
+		}
+		await(t, a.cq, count)
+		if d := time.Since(start); d < want*99/100 || d > want*10 {
+			t.Errorf("%v: %v, want %v", op, d, want)
+		}
+	}
+	if p, _ := f.Device(0).QueryPort(1); p.Speed != bandwidth*8 {
+		t.Error(p.Speed)
+	}
+	f.Device(0).SetSpeed(0, 0)
+	f.Device(1).SetSpeed(0, 0)
+	if a.dev.timed() {
+		t.Error("SetSpeed(0, 0) leaves a speed")
+	}
+	a.post(a.write(b, 1, 0, size))
+	await(t, a.cq, 1)
+}
+
+// The acknowledgement of a message is lost with the link and found again with it, or the sender gives up.
+func TestLinkDownWhileInFlight(t *testing.T) {
+	for _, comesBack := range []bool{true, false} {
+		f, a, b := pair(t, Config{Device: DeviceConfig{Latency: 30 * time.Millisecond}}, endConfig{},
+			func(c *connection) { c.Timeout, c.RetryCount = 13, 2 }) // 3 * 34 ms
+		b.recv(verbs.RecvWR{ID: 2, SGL: b.sge(0, 8)})
+		a.post(a.send(1, 0, 8))
+		awaitStatus(t, b.rcq, 2, verbs.StatusSuccess)
+		f.Device(0).SetLink(false)
+		time.Sleep(35 * time.Millisecond)
+		nothing(t, a.cq)
+		want := verbs.StatusRetryExcErr
+		if comesBack {
+			f.Device(0).SetLink(true)
+			want = verbs.StatusSuccess
+		}
+		awaitStatus(t, a.cq, 1, want)
+	}
+}
+
+// A queue pair in ERR with messages still on their way to it reports them before what is flushed.
+func TestErrorKeepsOrderOfArrivals(t *testing.T) {
+	_, a, b := pair(t, Config{Device: DeviceConfig{Latency: 5 * time.Millisecond}}, endConfig{})
+	for i := range uint64(4) {
+		b.recv(verbs.RecvWR{ID: i, SGL: b.sge(0, 8)})
+	}
+	a.post(a.send(1, 0, 8), a.send(2, 0, 8))
+	time.Sleep(2 * time.Millisecond)
+	setState(t, b, verbs.StateErr)
+	wcs := await(t, b.rcq, 4)
+	for i, wc := range wcs {
+		if wc.ID != uint64(i) || i >= 2 && wc.Status != verbs.StatusWRFlushErr {
+			t.Errorf("%d: %+v", i, wc)
+		}
+	}
+}

@@ -1,0 +1,273 @@
+package soft
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// ActionKind says what an action makes happen.
+type ActionKind uint8
+
+// The kinds of actions.
+const (
+	// Execute the head request of a send queue: its data moves, and a receive that it consumes completes.
+	Execute ActionKind = iota
+	// Acknowledge the oldest executed request: what a read or atomic brings lands, and the request completes.
+	Acknowledge
+	// Reveal a hidden completion: Poll can find it now.
+	Reveal
+	// Timer: a retry timer runs out, or an injected delay ends.
+	Timer
+)
+
+var actionNames = [...]string{"execute", "acknowledge", "reveal", "timer"}
+
+// String names the kind.
+func (k ActionKind) String() string {
+	if int(k) < len(actionNames) {
+		return actionNames[k]
+	}
+	return "action " + strconv.Itoa(int(k))
+}
+
+// Action is something that can happen next in a stepped fabric.
+type Action struct {
+	Kind   ActionKind
+	Device verbs.DeviceID
+	QPNum  uint32
+	Recv   bool // Reveal: of the receive queue, otherwise of the send queue
+	Index  int  // Reveal: which hidden completion, 0 the oldest; more than 0 only in a scrambled fabric
+	// ID is the work-request id concerned, for the reader of a trace; Do does not look at it.
+	ID uint64
+}
+
+// String reads "reveal soft1 qp 17 recv wr 5".
+func (a Action) String() string {
+	s := fmt.Sprintf("%v soft%d qp %d", a.Kind, a.Device, a.QPNum)
+	if a.Kind == Reveal {
+		if a.Recv {
+			s += " recv"
+		} else {
+			s += " send"
+		}
+		if a.Index > 0 {
+			s += " +" + strconv.Itoa(a.Index)
+		}
+	}
+	return s + " wr " + strconv.FormatUint(a.ID, 10)
+}
+
+// Actions appends to dst everything that can happen now, in an order that depends on nothing but the calls made so
+// far. In a fabric that is not stepped there is nothing.
+func (f *Fabric) Actions(dst []Action) []Action {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.stepped {
+		return dst
+	}
+	return f.actions(dst)
+}
+
+// Do makes an action happen. It returns false when it can no longer happen.
+func (f *Fabric) Do(a Action) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stepped && f.do(a)
+}
+
+// timerWeight: one in so many choices of Step lets a timer run out while other things could happen instead. Timers are
+// slow compared with everything else.
+const timerWeight = 16
+
+// Step makes one action happen that the seeded generator chooses, and returns it; false when nothing can happen. Timers
+// run out seldom as long as anything else can happen.
+func (f *Fabric) Step() (Action, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.stepped {
+		return Action{}, false
+	}
+	f.scratch = f.actions(f.scratch[:0])
+	if len(f.scratch) == 0 {
+		return Action{}, false
+	}
+	a := f.choose(f.scratch)
+	f.do(a)
+	return a, true
+}
+
+// Run makes up to limit steps and says how many it made. It makes fewer when nothing can happen any more.
+func (f *Fabric) Run(limit int) int {
+	n := 0
+	for n < limit {
+		if _, ok := f.Step(); !ok {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+func (f *Fabric) choose(list []Action) Action {
+	timers := 0
+	for i := range list {
+		if list[i].Kind == Timer {
+			timers++
+		}
+	}
+	if timers == 0 || timers == len(list) {
+		return list[f.rng.IntN(len(list))]
+	}
+	want := f.rng.IntN(timerWeight) == 0
+	n := len(list) - timers
+	if want {
+		n = timers
+	}
+	n = f.rng.IntN(n)
+	for i := range list {
+		if (list[i].Kind == Timer) != want {
+			continue
+		}
+		if n == 0 {
+			return list[i]
+		}
+		n--
+	}
+	panic("unreachable")
+}
+
+func (f *Fabric) actions(dst []Action) []Action {
+	for _, d := range f.devices {
+		for _, q := range d.qps {
+			a := Action{Device: d.id, QPNum: q.num}
+			if q.runnable() {
+				a.Kind, a.ID = Execute, q.head().id
+				dst = append(dst, a)
+			}
+			if q.acknowledgeable() {
+				a.Kind, a.ID = Acknowledge, q.sq.at(q.sq.acked).id
+				dst = append(dst, a)
+			}
+			if q.timerRuns() {
+				a.Kind, a.ID = Timer, q.sq.at(q.sq.acked).id
+				dst = append(dst, a)
+			}
+			a.Kind = Reveal
+			for dir := range q.hidden {
+				a.Recv = direction(dir) == dirRecv
+				for i := range q.hidden[dir] {
+					if i > 0 && !f.scramble {
+						break
+					}
+					a.Index, a.ID = i, q.hidden[dir][i].wc.ID
+					dst = append(dst, a)
+				}
+			}
+		}
+	}
+	return dst
+}
+
+func (f *Fabric) do(a Action) bool {
+	if int(a.Device) >= len(f.devices) {
+		return false
+	}
+	q := f.devices[a.Device].qpByNum[a.QPNum]
+	if q == nil {
+		return false
+	}
+	switch a.Kind {
+	case Execute:
+		if !q.runnable() {
+			return false
+		}
+		f.execute(q)
+	case Acknowledge:
+		if !q.acknowledgeable() {
+			return false
+		}
+		f.acknowledge(q)
+	case Timer:
+		if !q.timerRuns() {
+			return false
+		}
+		f.timeout(q)
+	case Reveal:
+		dir := dirSend
+		if a.Recv {
+			dir = dirRecv
+		}
+		if a.Index < 0 || a.Index >= len(q.hidden[dir]) || a.Index > 0 && !f.scramble {
+			return false
+		}
+		f.reveal(q, dir, a.Index)
+	default:
+		return false
+	}
+	return true
+}
+
+// acknowledgeable says whether the acknowledgement of the oldest executed request can arrive. Where the peer has
+// failed since, it can be on its way still, or be lost.
+func (q *QP) acknowledgeable() bool {
+	return q.unacknowledged() && (q.sq.at(q.sq.acked).local || q.linked())
+}
+
+// timerRuns says whether a retry timer of q is running. One that could only bring the same again, for ever, is not:
+// what ends such a wait wakes q anyway.
+func (q *QP) timerRuns() bool {
+	switch q.run.wait {
+	case waitDelay:
+		return true
+	case waitRNR:
+		return q.attr.RNRRetry != verbs.RNRRetryForever || q.reach() == nil
+	case waitPeer:
+		return q.attr.Timeout != 0
+	}
+	return q.attr.Timeout != 0 && q.overdue()
+}
+
+// fetchLate keeps what a read fetches at the peer until its acknowledgement lets it land.
+func (q *QP) fetchLate(x *transfer) {
+	if q.run.late == nil {
+		q.run.late = make(map[uint64][]byte)
+	}
+	q.run.late[q.sq.executed] = append([]byte(nil), x.src[0]...)
+}
+
+// landLate lands what a read or atomic has brought.
+func (f *Fabric) landLate(q *QP, s *sendSlot, seq uint64) verbs.Status {
+	x := &q.run.xfer
+	x.reset()
+	var ok bool
+	if x.dst, ok = x.gather(x.dst, q.pd, q.sq.sgl(seq), s.length, verbs.AccessLocalWrite); !ok {
+		return verbs.StatusLocProtErr
+	}
+	if s.opcode.IsAtomic() {
+		q.landAtomic(s)
+		return verbs.StatusSuccess
+	}
+	if data := q.run.late[seq]; data != nil {
+		x.src = append(x.src, data)
+		x.copy()
+		delete(q.run.late, seq)
+	}
+	return verbs.StatusSuccess
+}
+
+// steppedEngine is the engine in which everything waits for the caller.
+type steppedEngine struct{}
+
+func (steppedEngine) posted(*QP)                                    {}
+func (steppedEngine) ready(*QP)                                     {}
+func (steppedEngine) transmit(_, _ *QP, _ *sendSlot) (int64, int64) { return 0, 0 }
+func (steppedEngine) executed(*QP)                                  {}
+func (steppedEngine) hide(*QP, direction, int64) bool               { return true }
+func (steppedEngine) retryAfter(*QP, time.Duration)                 {}
+func (steppedEngine) calm(*QP)                                      {}
+func (steppedEngine) close()                                        {}
+
+var _ engine = steppedEngine{}

@@ -1,0 +1,152 @@
+package soft
+
+import (
+	"math"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// spinWindow is how long before a simulated deadline the worker stops sleeping: timers of the runtime may be late by a
+// millisecond.
+const spinWindow = int64(1200 * time.Microsecond)
+
+// worker is the background engine's goroutine of a NIC, with what it has to do. It starts with the first need for it.
+type worker struct {
+	started bool
+	wakeAt  int64         // parked: until when; running: the minimum, so that nobody wakes it
+	nudge   chan struct{} // wakes it
+	nudged  atomic.Bool   // the same while it spins
+
+	first, last *QP // the run queue
+	backlog     atomic.Int32
+	timers      timerHeap
+	wireFree    int64 // when the last message that left has gone out
+}
+
+func (w *worker) init() {
+	w.nudge = make(chan struct{}, 1)
+	w.wakeAt = math.MaxInt64
+}
+
+// enqueue adds a queue pair to the run queue.
+func (w *worker) enqueue(q *QP) {
+	s := &q.run.background
+	s.queued, s.next = true, nil
+	if w.last == nil {
+		w.first = q
+	} else {
+		w.last.run.background.next = q
+	}
+	w.last = q
+	w.backlog.Add(1)
+}
+
+// dequeue takes the first one off the run queue.
+func (w *worker) dequeue() *QP {
+	q := w.first
+	s := &q.run.background
+	w.first = s.next
+	if w.first == nil {
+		w.last = nil
+	}
+	s.queued, s.next = false, nil
+	w.backlog.Add(-1)
+	return q
+}
+
+// wake gets the worker of d going if it sleeps.
+func (b *background) wake(d *Device) {
+	w := &d.worker
+	if !w.started {
+		if b.f.closed {
+			return
+		}
+		w.started = true
+		w.wakeAt = math.MinInt64
+		b.workers.Add(1)
+		go b.work(d)
+		return
+	}
+	if w.wakeAt == math.MinInt64 {
+		return
+	}
+	w.wakeAt = math.MinInt64
+	w.nudged.Store(true)
+	select {
+	case w.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// work is the worker's goroutine.
+func (b *background) work(d *Device) {
+	defer b.workers.Done()
+	f, w := b.f, &d.worker
+	sleeper := time.NewTimer(time.Hour)
+	defer sleeper.Stop()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for {
+		for len(w.timers) > 0 {
+			t := w.timers.due(b.now())
+			if t == nil {
+				break
+			}
+			b.fire(t)
+		}
+		departure := int64(0)
+		if w.first != nil {
+			departure = b.departure(d)
+		}
+		if w.first != nil && departure == 0 {
+			b.serve(w.dequeue())
+			// Let others in: posts and polls want the lock too.
+			f.mu.Unlock()
+			f.mu.Lock()
+			continue
+		}
+		if f.closed {
+			return
+		}
+		w.wakeAt = math.MaxInt64
+		precise := false
+		if len(w.timers) > 0 {
+			w.wakeAt = w.timers[0].when
+			precise = w.timers[0].precise()
+		}
+		if departure != 0 && departure < w.wakeAt {
+			w.wakeAt = departure
+			precise = true
+		}
+		until := w.wakeAt
+		w.nudged.Store(false)
+		f.mu.Unlock()
+		b.sleep(w, until, precise, sleeper)
+		f.mu.Lock()
+		w.wakeAt = math.MinInt64
+	}
+}
+
+// sleep returns when the time has come, or when the worker is nudged.
+func (b *background) sleep(w *worker, until int64, precise bool, sleeper *time.Timer) {
+	if until == math.MaxInt64 {
+		<-w.nudge
+		return
+	}
+	d := until - b.now()
+	if precise {
+		d -= spinWindow
+	}
+	if d > 0 {
+		sleeper.Reset(time.Duration(d))
+		select {
+		case <-w.nudge:
+			return
+		case <-sleeper.C:
+		}
+	}
+	for precise && !w.nudged.Load() && b.now() < until {
+		runtime.Gosched()
+	}
+}

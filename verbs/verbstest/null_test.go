@@ -1,0 +1,157 @@
+package verbstest
+
+import (
+	"errors"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// nullQP makes a queue pair in RTS with one completion queue.
+func nullQP(tb testing.TB, c verbs.QPCap) (*NullQP, verbs.CQ) {
+	tb.Helper()
+	dev := NewNull(1).Device(0)
+	pd, _ := dev.AllocPD()
+	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 256, Channel: verbs.NewCompChannel()})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: c})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, s := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
+		attr := verbs.QPAttr{State: s, DestQPNum: 99}
+		if err := qp.Modify(&attr, modifyMask[s]); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return qp.(*NullQP), cq
+}
+
+func TestNull(t *testing.T) {
+	qp, cq := nullQP(t, verbs.QPCap{MaxSendWR: 4, MaxRecvWR: 2})
+	wcs := make([]verbs.WC, 8)
+
+	wrs := []verbs.SendWR{
+		{ID: 1, Opcode: verbs.OpRDMAWrite},
+		{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled},
+		{ID: 3, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled, SGL: []verbs.SGE{{Length: 12}}},
+		{ID: 4, Opcode: verbs.OpRDMAWrite},
+		{ID: 5, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled},
+	}
+	if n, err := qp.PostSend(wrs); n != 4 || !errors.Is(err, verbs.ErrQueueFull) {
+		t.Fatalf("5 requests to a queue of 4: accepted %d, %v", n, err)
+	}
+	n, _ := cq.Poll(wcs)
+	want := []verbs.WC{
+		{ID: 2, Opcode: verbs.WCSend, QPNum: qp.Num(), SrcQP: 99},
+		{ID: 3, Opcode: verbs.WCRDMARead, QPNum: qp.Num(), SrcQP: 99, ByteLen: 12},
+	}
+	if n != len(want) || wcs[0] != want[0] || wcs[1] != want[1] {
+		t.Fatalf("polled %+v, want %+v", wcs[:n], want)
+	}
+	// The unsignaled request 4 keeps its slot.
+	if n, err := qp.PostSend([]verbs.SendWR{wrs[4], wrs[4], wrs[4], wrs[4]}); n != 3 || !errors.Is(err, verbs.ErrQueueFull) {
+		t.Fatalf("accepted %d, %v; 3 slots are free", n, err)
+	}
+	if n, _ := cq.Poll(wcs); n != 3 {
+		t.Fatalf("polled %d, want 3", n)
+	}
+	if n, err := qp.PostSend(wrs[:4]); n != 4 || err != nil {
+		t.Fatalf("accepted %d, %v; the queue is empty", n, err)
+	}
+	cq.Poll(wcs)
+
+	if n, err := qp.PostRecv([]verbs.RecvWR{{ID: 10}, {ID: 11}, {ID: 12}}); n != 2 || !errors.Is(err, verbs.ErrQueueFull) {
+		t.Fatalf("3 receives to a queue of 2: accepted %d, %v", n, err)
+	}
+	if err := cq.Arm(false); err != nil {
+		t.Fatal(err)
+	}
+	if !qp.CompleteRecv(7, 100, verbs.WCRecvRDMAWithImm) || !qp.CompleteRecv(0, 5, verbs.WCRecv) || qp.CompleteRecv(0, 0, verbs.WCRecv) {
+		t.Fatal("two receives are posted")
+	}
+	select {
+	case <-cq.Channel().Events():
+	default:
+		t.Error("no event")
+	}
+	n, _ = cq.Poll(wcs)
+	want = []verbs.WC{
+		{ID: 10, Opcode: verbs.WCRecvRDMAWithImm, QPNum: qp.Num(), SrcQP: 99, ByteLen: 100, Imm: 7, Flags: verbs.WCWithImm},
+		{ID: 11, Opcode: verbs.WCRecv, QPNum: qp.Num(), SrcQP: 99, ByteLen: 5},
+	}
+	if n != len(want) || wcs[0] != want[0] || wcs[1] != want[1] {
+		t.Fatalf("polled %+v, want %+v", wcs[:n], want)
+	}
+	if err := cq.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("closing a queue in use: %v", err)
+	}
+	if err := qp.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := qp.Close(); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("closing twice: %v", err)
+	}
+	if err := cq.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// BenchmarkNull measures a post and a poll through the interfaces, per request, in batches of 64.
+func BenchmarkNull(b *testing.B) {
+	const batch = 64
+	bench := func(name string, post, poll bool) {
+		b.Run(name, func(b *testing.B) {
+			null, cq := nullQP(b, verbs.QPCap{})
+			var qp verbs.QP = null
+			sge := []verbs.SGE{{Addr: 1 << 32, Length: 4096, LKey: 1}}
+			wrs := make([]verbs.SendWR, batch)
+			for i := range wrs {
+				wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: sge, RemoteAddr: 1 << 33, RKey: 2}
+			}
+			wcs := make([]verbs.WC, batch)
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := 0; i < b.N; i += batch {
+				if post {
+					if n, _ := qp.PostSend(wrs); n != batch {
+						b.Fatal(n)
+					}
+				} else {
+					null.sendCQ.tail += batch
+				}
+				if poll {
+					if n, _ := cq.Poll(wcs); n != batch {
+						b.Fatal(n)
+					}
+				} else {
+					null.sendCQ.head += batch
+				}
+				null.sendFree = 128
+			}
+		})
+	}
+	b.Run("receive", func(b *testing.B) {
+		null, cq := nullQP(b, verbs.QPCap{})
+		var qp verbs.QP = null
+		wrs := make([]verbs.RecvWR, batch)
+		wcs := make([]verbs.WC, batch)
+		b.ReportAllocs()
+		for i := 0; i < b.N; i += batch {
+			if n, _ := qp.PostRecv(wrs); n != batch {
+				b.Fatal(n)
+			}
+			for range batch {
+				null.CompleteRecv(1, 2, verbs.WCRecvRDMAWithImm)
+			}
+			if n, _ := cq.Poll(wcs); n != batch {
+				b.Fatal(n)
+			}
+		}
+	})
+	bench("post+poll", true, true)
+	bench("post", true, false)
+	bench("poll", false, true)
+}

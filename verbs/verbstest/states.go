@@ -1,0 +1,333 @@
+package verbstest
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+func testStates(t *testing.T, s *suite) {
+	s.run(t, "transitions", s.transitions)
+	s.run(t, "attributes", s.attributes)
+	s.run(t, "query", s.queryQP)
+	s.run(t, "post_send_too_early", s.postSendTooEarly)
+	s.run(t, "post_recv", s.postRecvByState)
+	s.run(t, "post_send_in_err", s.postSendInErr)
+	s.run(t, "post_recv_in_err", s.postRecvInErr)
+	s.run(t, "rtr_receives", s.receivesInRTR)
+	s.run(t, "sqd", s.drainedQueue)
+}
+
+// allStates lists the states to start from, with the way there. SQE is none: no reliable connection enters it.
+var allStates = map[verbs.QPState][]verbs.QPState{
+	verbs.StateReset: {},
+	verbs.StateInit:  {verbs.StateInit},
+	verbs.StateRTR:   {verbs.StateInit, verbs.StateRTR},
+	verbs.StateRTS:   {verbs.StateInit, verbs.StateRTR, verbs.StateRTS},
+	verbs.StateSQD:   {verbs.StateInit, verbs.StateRTR, verbs.StateRTS, verbs.StateSQD},
+	verbs.StateErr:   {verbs.StateInit, verbs.StateRTR, verbs.StateRTS, verbs.StateErr},
+}
+
+// legal lists the transitions of a reliable connection (IBTA 10.3.1; ib_modify_qp_is_ok in the kernel).
+var legal = map[[2]verbs.QPState]bool{
+	{verbs.StateReset, verbs.StateReset}: true, {verbs.StateReset, verbs.StateInit}: true,
+	{verbs.StateInit, verbs.StateReset}: true, {verbs.StateInit, verbs.StateInit}: true, {verbs.StateInit, verbs.StateRTR}: true,
+	{verbs.StateInit, verbs.StateErr}:  true,
+	{verbs.StateRTR, verbs.StateReset}: true, {verbs.StateRTR, verbs.StateRTS}: true, {verbs.StateRTR, verbs.StateErr}: true,
+	{verbs.StateRTS, verbs.StateReset}: true, {verbs.StateRTS, verbs.StateRTS}: true, {verbs.StateRTS, verbs.StateSQD}: true,
+	{verbs.StateRTS, verbs.StateErr}:   true,
+	{verbs.StateSQD, verbs.StateReset}: true, {verbs.StateSQD, verbs.StateRTS}: true, {verbs.StateSQD, verbs.StateSQD}: true,
+	{verbs.StateSQD, verbs.StateErr}:   true,
+	{verbs.StateErr, verbs.StateReset}: true, {verbs.StateErr, verbs.StateErr}: true,
+}
+
+// raise takes a pair's first queue pair to a state. It skips the test if the NIC has no SQD: mlx5 refuses it.
+func (s *suite) raise(t *testing.T, p *Pair, to verbs.QPState) verbs.QPAttr {
+	t.Helper()
+	attr, _, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, state := range allStates[to] {
+		if err := step(p.A.QP, attr, state); err != nil {
+			if state == verbs.StateSQD && !s.env.Strict && !errors.As(err, new(*verbs.ModifyError)) {
+				t.Skipf("no SQD: %v", err)
+			}
+			t.Fatal(err)
+		}
+	}
+	if got := p.A.QP.State(); got != to {
+		t.Fatalf("state %v, want %v", got, to)
+	}
+	return attr
+}
+
+// transitions tries every pair of states.
+func (s *suite) transitions(t *testing.T) {
+	for from := range allStates {
+		for to := verbs.StateReset; to <= verbs.StateErr+1; to++ {
+			s.run(t, fmt.Sprintf("%v_%v", from, to), func(t *testing.T) {
+				p := s.pair(t, PairConfig{Unconnected: true})
+				attr := s.raise(t, p, from)
+				attr.State = to
+				mask := verbs.QPAttrState
+				if from != to && from < verbs.StateRTS { // on the way up the attributes are demanded
+					mask |= modifyMask[to]
+				}
+				err := p.A.QP.Modify(&attr, mask)
+				if legal[[2]verbs.QPState{from, to}] {
+					if err != nil && to == verbs.StateSQD && !s.env.Strict && !errors.As(err, new(*verbs.ModifyError)) {
+						t.Skipf("no SQD: %v", err)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					p.A.wantState(to)
+					return
+				}
+				wantRefused(t, err, verbs.ErrState, from, to)
+				if got := p.A.QP.State(); got != from {
+					t.Errorf("state %v after the refusal, want %v", got, from)
+				}
+			})
+		}
+	}
+}
+
+// wantRefused checks a refusal's ModifyError and returns it.
+func wantRefused(t *testing.T, err, sentinel error, from, to verbs.QPState) *verbs.ModifyError {
+	t.Helper()
+	var m *verbs.ModifyError
+	if !errors.As(err, &m) || !errors.Is(err, sentinel) {
+		t.Fatalf("from %v to %v: error %q (%T), want a ModifyError that is %q", from, to, text(err), err, sentinel)
+	}
+	if m.From != from || m.To != to {
+		t.Errorf("the error speaks of %v to %v, not of %v to %v", m.From, m.To, from, to)
+	}
+	return m
+}
+
+// attributes leaves out each demanded attribute in turn, and adds one that is not allowed.
+func (s *suite) attributes(t *testing.T) {
+	from := verbs.StateReset
+	for _, to := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
+		p := s.pair(t, PairConfig{Unconnected: true})
+		attr := s.raise(t, p, from)
+		attr.State = to
+		for bit := verbs.QPAttrCurState; bit <= verbs.QPAttrDestQPNum; bit <<= 1 {
+			if modifyMask[to]&bit == 0 {
+				continue
+			}
+			err := p.A.QP.Modify(&attr, modifyMask[to]&^bit)
+			if m := wantRefused(t, err, verbs.ErrInvalid, from, to); m.Missing != bit || m.NotAllowed != 0 {
+				t.Errorf("%v to %v without %v: missing %v, not allowed %v", from, to, bit, m.Missing, m.NotAllowed)
+			}
+		}
+		extra := verbs.QPAttrDestQPNum
+		if to == verbs.StateRTR {
+			extra = verbs.QPAttrTimeout
+		}
+		err := p.A.QP.Modify(&attr, modifyMask[to]|extra)
+		if m := wantRefused(t, err, verbs.ErrInvalid, from, to); m.NotAllowed != extra || m.Missing != 0 {
+			t.Errorf("%v to %v with %v: missing %v, not allowed %v", from, to, extra, m.Missing, m.NotAllowed)
+		}
+		attr.CurState = verbs.StateErr
+		err = p.A.QP.Modify(&attr, modifyMask[to]|verbs.QPAttrCurState)
+		if !errors.As(err, new(*verbs.ModifyError)) {
+			t.Errorf("%v to %v with a wrong present state: %v", from, to, err)
+		}
+		if got := p.A.QP.State(); got != from {
+			t.Fatalf("state %v after refusals, want %v", got, from)
+		}
+		if err := step(p.A.QP, attr, to); err != nil {
+			t.Fatalf("after refusals: %v", err)
+		}
+		from = to
+	}
+}
+
+// queryQP reads back what was set.
+func (s *suite) queryQP(t *testing.T) {
+	p := s.pair(t, PairConfig{Adjust: func(_ verbs.QP, a *verbs.QPAttr) {
+		a.Access = verbs.AccessRemoteRead
+		a.Timeout, a.RetryCount, a.RNRRetry, a.MinRNRTimer = 15, 3, 5, 13
+		a.MaxRDAtomic, a.MaxDestRDAtomic = 2, 2
+	}})
+	got, err := p.A.QP.Query()
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := s.a.QueryPort(s.env.Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.State != verbs.StateRTS || got.DestQPNum != p.B.QP.Num() || got.PathMTU > port.ActiveMTU || got.PathMTU.Bytes() == 0 ||
+		got.Timeout != 15 || got.RetryCount != 3 || got.RNRRetry != 5 || got.MinRNRTimer != 13 || int(got.Port) != s.env.Port {
+		t.Errorf("attributes %+v", got)
+	}
+	// NICs that count in powers of two report more reads than were asked for.
+	if got.MaxRDAtomic < 2 || got.MaxDestRDAtomic < 2 {
+		t.Errorf("%d reads as the requester and %d as the responder, want 2", got.MaxRDAtomic, got.MaxDestRDAtomic)
+	}
+	const remote = verbs.AccessAll &^ verbs.AccessLocalWrite
+	if got.Access&remote != verbs.AccessRemoteRead {
+		t.Errorf("access %v, want %v", got.Access, verbs.AccessRemoteRead)
+	}
+}
+
+// postSendTooEarly checks that a refused send leaves nothing behind.
+func (s *suite) postSendTooEarly(t *testing.T) {
+	for _, state := range []verbs.QPState{verbs.StateReset, verbs.StateInit, verbs.StateRTR} {
+		s.run(t, state.String(), func(t *testing.T) {
+			p := s.pair(t, PairConfig{Unconnected: true})
+			attrA, attrB, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, to := range allStates[verbs.StateRTS] {
+				if err := step(p.B.QP, attrB, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			Fill(p.A.Buf.B, 1)
+			want := make([]byte, len(p.B.Buf.B))
+			for _, at := range append([]verbs.QPState{verbs.StateReset}, allStates[verbs.StateRTS]...) {
+				if at != verbs.StateReset {
+					if err := step(p.A.QP, attrA, at); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if at == state {
+					n, err := p.A.QP.PostSend([]verbs.SendWR{{
+						ID: 666, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64),
+						RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
+					}})
+					if n != 0 {
+						t.Errorf("%d accepted", n)
+					}
+					wantErr(t, "post send", err, verbs.ErrState)
+				}
+			}
+			p.A.probe(1)
+			wantBytes(t, "the target of the refused write", p.B.Buf.B, want)
+		})
+	}
+}
+
+// postRecvByState checks that RESET refuses a receive and that INIT keeps it for later.
+func (s *suite) postRecvByState(t *testing.T) {
+	p := s.pair(t, PairConfig{Unconnected: true})
+	n, err := p.B.QP.PostRecv([]verbs.RecvWR{{ID: 666}})
+	if n != 0 {
+		t.Errorf("RESET: %d accepted", n)
+	}
+	wantErr(t, "post receive in RESET", err, verbs.ErrState)
+	attrA, attrB, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := uint64(1)
+	for _, state := range allStates[verbs.StateRTS] {
+		if err := step(p.A.QP, attrA, state); err != nil {
+			t.Fatal(err)
+		}
+		if err := step(p.B.QP, attrB, state); err != nil {
+			t.Fatal(err)
+		}
+		p.B.PostRecv(verbs.RecvWR{ID: id, SGL: p.B.Buf.SGL(0, 64)})
+		id++
+	}
+	p.B.wantNone(p.B.RecvCQ)
+	for range 3 {
+		p.A.PostSend(verbs.SendWR{ID: 9, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)})
+	}
+	p.A.wantOK(p.A.WaitSend(3), 9, 9, 9)
+	p.B.wantOK(p.B.WaitRecv(3), 1, 2, 3)
+}
+
+// postSendInErr checks that a send in ERR is accepted and flushed, signaled or not.
+func (s *suite) postSendInErr(t *testing.T) {
+	p := s.pair(t, PairConfig{})
+	p.A.Modify(verbs.StateErr)
+	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}, verbs.SendWR{ID: 2, Opcode: verbs.OpSend})
+	p.A.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled})
+	p.A.wantFlushed(p.A.WaitSend(3), 1, 2, 3)
+	p.A.wantNone(p.A.SendCQ)
+}
+
+// postRecvInErr checks that a receive posted in ERR is flushed. Drivers that post receives without telling the NIC
+// (rdma_rxe) need help from their provider: modifying to ERR once more makes them look.
+func (s *suite) postRecvInErr(t *testing.T) {
+	p := s.pair(t, PairConfig{})
+	p.A.Modify(verbs.StateErr)
+	p.A.PostRecv(verbs.RecvWR{ID: 1, SGL: p.A.Buf.SGL(0, 64)}, verbs.RecvWR{ID: 2})
+	p.A.PostRecv(verbs.RecvWR{ID: 3})
+	p.A.wantFlushed(p.A.WaitRecv(3), 1, 2, 3)
+	p.A.wantNone(p.A.RecvCQ)
+}
+
+// receivesInRTR checks that RTR receives everything.
+func (s *suite) receivesInRTR(t *testing.T) {
+	p := s.pair(t, PairConfig{Unconnected: true})
+	attrA, attrB, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, state := range allStates[verbs.StateRTR] {
+		if err := step(p.B.QP, attrB, state); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, state := range allStates[verbs.StateRTS] {
+		if err := step(p.A.QP, attrA, state); err != nil {
+			t.Fatal(err)
+		}
+	}
+	Fill(p.A.Buf.B, 5)
+	p.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p.B.Buf.SGL(0, 100)})
+	p.A.PostSend(
+		verbs.SendWR{ID: 1, Opcode: verbs.OpSend, SGL: p.A.Buf.SGL(0, 100)},
+		verbs.SendWR{ID: 2, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(100, 100),
+			RemoteAddr: p.B.Buf.At(100), RKey: p.B.Buf.RKey()})
+	p.A.wantOK(p.A.WaitSend(1), 2)
+	p.B.wantOK(p.B.WaitRecv(1), 1)
+	wantBytes(t, "received in RTR", p.B.Buf.B[:200], p.A.Buf.B[:200])
+}
+
+// drainedQueue checks that SQD holds what is posted and RTS lets it go.
+func (s *suite) drainedQueue(t *testing.T) {
+	p := s.pair(t, PairConfig{})
+	if err := step(p.A.QP, verbs.QPAttr{}, verbs.StateSQD); err != nil {
+		if !s.env.Strict && !errors.As(err, new(*verbs.ModifyError)) {
+			t.Skipf("no SQD: %v", err)
+		}
+		t.Fatal(err)
+	}
+	Fill(p.A.Buf.B, 5)
+	p.A.PostSend(verbs.SendWR{
+		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64),
+		RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
+	})
+	// The other direction works, and when it has done a round trip a request on the way here would have arrived.
+	p.B.probe(9)
+	p.A.wantNone(p.A.SendCQ)
+	// RESET forgets it; the pair connects anew.
+	p.A.Modify(verbs.StateReset)
+	p.B.Modify(verbs.StateReset)
+	p.A.Drain()
+	p.B.Drain()
+	p.Connect()
+	p.A.Modify(verbs.StateSQD)
+	p.A.PostSend(verbs.SendWR{
+		ID: 2, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(64, 64),
+		RemoteAddr: p.B.Buf.At(64), RKey: p.B.Buf.RKey(),
+	})
+	if err := p.A.QP.Modify(&verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState); err != nil {
+		t.Fatal(err)
+	}
+	p.A.wantOK(p.A.WaitSend(1), 2)
+	wantBytes(t, "the write that was forgotten", p.B.Buf.B[:64], make([]byte, 64))
+	wantBytes(t, "the write that was held", p.B.Buf.B[64:128], p.A.Buf.B[64:128])
+}
