@@ -61,25 +61,25 @@ func (q *VirtualQP) checkSegment(i int, wr *SendWR, s Segment, need uint64) erro
 	if s.Length == 0 {
 		return nil
 	}
-	if err, detail := checkLocal(s, need); err != nil {
+	if detail, err := checkLocal(s, need); err != nil {
 		return q.sendError(i, wr, err, detail)
 	}
 	return nil
 }
 
 // checkLocal says what is wrong with a piece of local memory that devices need keys for.
-func checkLocal(s Segment, need uint64) (err error, detail string) {
+func checkLocal(s Segment, need uint64) (detail string, err error) {
 	if s.Keys == nil {
-		return ErrNoKey, "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys"
+		return "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys", ErrNoKey
 	}
 	if missing := need &^ s.Keys.have; missing != 0 {
-		return ErrNoKey, fmt.Sprintf("local memory %v has no key for device %s (have %s): register it on every device of the virtual QP",
-			s, deviceList(missing), deviceList(s.Keys.have))
+		return fmt.Sprintf("local memory %v has no key for device %s (have %s): register it on every device of the virtual QP",
+			s, deviceList(missing), deviceList(s.Keys.have)), ErrNoKey
 	}
 	if !s.Keys.covers(s.Addr, s.Length) {
-		return ErrBounds, fmt.Sprintf("local memory %v reaches beyond its region %s", s, addrRange(s.Keys.base, s.Keys.length))
+		return fmt.Sprintf("local memory %v reaches beyond its region %s", s, addrRange(s.Keys.base, s.Keys.length)), ErrBounds
 	}
-	return nil, ""
+	return "", nil
 }
 
 // checkPieces checks a scatter list or an inline payload, and returns its length.
@@ -158,13 +158,13 @@ func (q *VirtualQP) sendError(i int, wr *SendWR, err error, detail string) error
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// postError is the error of a whole call that is refused because of the virtual queue pair's state.
+// stateError is the error of a whole call that is refused because of the virtual queue pair's state.
 func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 	e := &PostError{Op: op, ID: id, Err: err}
-	switch err {
-	case ErrFailed:
+	switch {
+	case q.failure != nil && !q.closed:
 		e.Detail = q.failure.Error() + ": reset or close the virtual QP"
-	case ErrNotConnected:
+	case !q.closed:
 		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
 	}
 	return e

@@ -31,13 +31,13 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d", verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
 		}
 		if other := seen[dev.ID()]; other != nil {
-			d.free()
+			_ = d.free()
 			return nil, fmt.Errorf("ibverbx: new domain: %w: %s and %s have the same index: give each device once, all of one provider", verbs.ErrInvalid, other.Name(), dev.Name())
 		}
 		seen[dev.ID()] = dev
 		pd, err := dev.AllocPD()
 		if err != nil {
-			d.free()
+			_ = d.free()
 			return nil, fmt.Errorf("ibverbx: new domain: %w", err)
 		}
 		d.devices, d.pds = append(d.devices, dev), append(d.pds, pd)

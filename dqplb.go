@@ -18,8 +18,10 @@ func (q *VirtualQP) dispatchNumbered(n uint64, r *sendReq) bool {
 		}
 		// The last fragment must know that it is the last before it gets its number. A scatter list may cut it
 		// short; it then turns out not to be, and the markers before it were merely early.
-		if r.length-r.offset <= uint64(q.cfg.MaxMsgSize) && !(q.stageMarkers(n, r, rl) && q.numbers.room() && rl.hasRoom()) {
-			return false
+		if r.length-r.offset <= uint64(q.cfg.MaxMsgSize) {
+			if !q.stageMarkers(n, r, rl) || !q.numbers.room() {
+				return false
+			}
 		}
 		q.stageNumbered(rl, n, r)
 	}

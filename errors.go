@@ -31,7 +31,7 @@ var (
 	ErrAlignment = errors.New("not aligned")
 )
 
-// ErrProtocol: the peer sent something impossible, such as a sequence number far away or twice. It is the cause in
+// ErrProtocol says that the peer sent something impossible, such as a sequence number far away or twice. It is the cause in
 // [VirtualQP.Err]; other virtual queue pairs do not notice.
 var ErrProtocol = errors.New("protocol violation by the peer")
 

@@ -137,8 +137,8 @@ func (l *link) close() {
 	}
 	l.closed = true
 	for _, e := range []*end{l.a, l.b} {
-		_ = e.VirtualQP.Close() // the test may have closed it
-		for {                   // completions hold memory regions until they are reported
+		_ = e.Close() // the test may have closed it
+		for {         // completions hold memory regions until they are reported
 			if _, ok, err := e.cq.PollOne(); !ok || err != nil {
 				break
 			}

@@ -138,9 +138,6 @@ func (r *rail) post() error {
 	return err
 }
 
-// stagedCount is how many work requests wait to be posted.
-func (r *rail) stagedCount() int { return r.batch.tail - r.batch.head }
-
 // creditInbox puts the arrivals of one rail back into the order in which its receives were posted, which is the order
 // in which the peer sent them. Providers report them in that order anyway, and then nothing is kept here.
 //

@@ -136,7 +136,7 @@ func (q *VirtualQP) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 		if s.Length > 1<<31 {
 			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most 2 GiB", s.Length))
 		}
-		if err, detail := checkLocal(s, 1<<q.sendOn.device); err != nil {
+		if detail, err := checkLocal(s, 1<<q.sendOn.device); err != nil {
 			return recvError(i, wr, err, detail)
 		}
 	}

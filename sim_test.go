@@ -273,7 +273,8 @@ func (s *sim) check(e *simEnd, wc *ibverbx.WC) {
 	recv := wc.Opcode.IsRecv()
 	if wc.Status != verbs.StatusSuccess {
 		// A flushed send carries its opcode, a flushed receive none, which reads as SEND; only one of the two can be next.
-		recv = !(e.done < len(e.sends) && wc.ID == uint64(e.done) && wc.Opcode == e.sends[e.done].op.WCOpcode() && wc.ByteLen == e.sends[e.done].length)
+		send := e.done < len(e.sends) && wc.ID == uint64(e.done) && wc.Opcode == e.sends[e.done].op.WCOpcode() && wc.ByteLen == e.sends[e.done].length
+		recv = !send
 	}
 	if recv {
 		s.checkRecv(e, wc)

@@ -272,7 +272,7 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 			continue
 		}
 		q.fail(nil, &FailedError{Fragment: -1, Err: err})
-		q.closeRails()
+		_ = q.closeRails() // the device is lost already
 		q.abandon()
 		c.touch(q)
 	}

@@ -198,14 +198,6 @@ func (q *VirtualQP) eachRail(fn func(*rail)) {
 	}
 }
 
-// railAt is the rail with the given index; the notify rail comes after the last.
-func (q *VirtualQP) railAt(i int) *rail {
-	if i < len(q.rails) {
-		return q.rails[i]
-	}
-	return q.notify
-}
-
 // Num is the virtual queue pair's number: unique within its virtual CQ, and what [WC.QPNum] says.
 func (q *VirtualQP) Num() uint32 { return q.num }
 

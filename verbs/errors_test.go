@@ -60,7 +60,7 @@ func TestErrClosed(t *testing.T) {
 	if !errors.Is(err, ErrClosed) || !errors.Is(err, fs.ErrClosed) || !errors.Is(err, os.ErrClosed) {
 		t.Errorf("%v is not recognised as closed", err)
 	}
-	if errors.Is(err, ErrBusy) || errors.Is(fs.ErrClosed, ErrClosed) {
+	if errors.Is(err, ErrBusy) || errors.Is(err, fs.ErrExist) {
 		t.Error("recognised where it should not be")
 	}
 }

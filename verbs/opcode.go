@@ -153,7 +153,7 @@ func (f AccessFlags) Valid() bool {
 // WCFlags say which optional fields of a completion are filled (enum ibv_wc_flags).
 type WCFlags uint32
 
-// WCWithImm: the completion carries an immediate.
+// WCWithImm says that the completion carries an immediate.
 const WCWithImm WCFlags = 1 << 1
 
 // flagString names the set bits of v, the first name being bit 0; bits without a name print as a number.

@@ -69,7 +69,8 @@ type CQConfig struct {
 	Channel *CompChannel
 }
 
-// CQ is a completion queue.
+// CQ is a completion queue. One that has no room for a completion is overrun: it loses that completion and is dead ([ErrOverrun]
+// once it has been emptied), and the queue pairs on it fail.
 type CQ interface {
 	Device() Device
 	// Depth is how many completions it can hold, at least what was asked for.

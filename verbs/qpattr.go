@@ -39,7 +39,7 @@ type AH struct {
 	SL           uint8  // service level
 	DLID         uint16 // InfiniBand only
 	Port         uint8  // the local port
-	Global       bool   // use the GIDs; always so on RoCE
+	Global       bool   // use the GIDs; must be set on RoCE
 }
 
 // AckTimeout decodes the 5-bit timeout of a queue pair: 4.096 µs times 2 to the code (IBTA 9.7.6.1.3). Code 0 is no

@@ -39,7 +39,7 @@ func (f *Fabric) execute(q *QP) outcome {
 	x := &q.run.xfer
 	x.reset()
 	if len(f.injections) != 0 || q.run.fault != nil {
-		if !f.strike(q, s) {
+		if !f.strike(q) {
 			return held
 		}
 		if fault := q.run.fault; fault != nil && fault.fault.Kind == FailSend {
@@ -56,7 +56,7 @@ func (f *Fabric) execute(q *QP) outcome {
 		f.awaitPeer(q)
 		return held
 	}
-	status, ready := p.respond(q, s, x)
+	status, ready := p.respond(s, x)
 	if !ready {
 		if !f.awaitReceive(q, p) {
 			f.fail(q, verbs.StatusRNRRetryExcErr, 0)

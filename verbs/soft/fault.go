@@ -148,7 +148,7 @@ func (k FaultKind) executes() bool {
 }
 
 // strike compares the head request of q with the injections, once. It returns false when the request is held back.
-func (f *Fabric) strike(q *QP, s *sendSlot) bool {
+func (f *Fabric) strike(q *QP) bool {
 	r := &q.run
 	if r.faultSeq == q.sq.executed+1 {
 		return true

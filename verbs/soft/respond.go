@@ -4,7 +4,7 @@ import "ibverbx/verbs"
 
 // respond is the responder's part in a request of q: it checks its side and collects the memory. ready is false when no
 // receive is posted. The order of the checks is that of the kernel's rdma_rxe.
-func (p *QP) respond(q *QP, s *sendSlot, x *transfer) (status verbs.Status, ready bool) {
+func (p *QP) respond(s *sendSlot, x *transfer) (status verbs.Status, ready bool) {
 	var need verbs.AccessFlags
 	switch s.opcode {
 	case verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm:

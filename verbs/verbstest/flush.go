@@ -66,6 +66,11 @@ func (s *suite) resetAndReuse(t *testing.T) {
 		Fill(p.A.Buf.B, byte(round))
 		clear(p.B.Buf.B)
 		p.B.PostRecv(verbs.RecvWR{ID: 10 + round, SGL: p.B.Buf.SGL(0, 64)})
+		// The other way: the message takes the new receive, not the one that the reset forgot.
+		p.A.PostRecv(verbs.RecvWR{ID: 30 + round})
+		p.B.PostSend(verbs.SendWR{ID: 40 + round, Opcode: verbs.OpSend, Flags: verbs.SendSignaled})
+		p.A.wantOK(p.A.WaitRecv(1), 30+round)
+		p.B.wantOK(p.B.WaitSend(1), 40+round)
 		p.A.PostRecv(verbs.RecvWR{ID: 900}) // outstanding at the reset
 		p.A.PostSend(
 			verbs.SendWR{ID: 20 + round, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)},
