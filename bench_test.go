@@ -2,6 +2,7 @@ package ibverbx_test
 
 import (
 	"fmt"
+	"math/bits"
 	"testing"
 
 	"ibverbx"
@@ -11,6 +12,10 @@ import (
 
 // benchBatch is how many requests the benchmarks post and poll at a time.
 const benchBatch = 64
+
+// benchDepth holds a batch of 16 fragments each on 4 queue pairs, and not more: the rings then stay in the cache, as those of a
+// program do that keeps as much outstanding as it needs.
+const benchDepth = 256
 
 // nullPair is a connected virtual queue pair on null devices, where posts succeed and completions are immediate: what is
 // measured is this package alone.
@@ -25,7 +30,7 @@ func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcod
 	tb.Helper()
 	p := verbstest.NewNull(1)
 	qp, err := ibverbx.Open([]verbs.Device{p.Device(0)}, ibverbx.Config{
-		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: 1024, Credits: 1024,
+		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: benchDepth, Credits: benchDepth,
 	})
 	if err != nil {
 		tb.Fatal(err)
@@ -155,6 +160,137 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// nullReceiver is a virtual queue pair on null queue pairs whose receives the benchmark completes by hand.
+type nullReceiver struct {
+	qp    *ibverbx.VirtualQP
+	rails []*verbstest.NullQP // the notify QP last
+	seq   uint32
+	recvs []ibverbx.RecvWR
+	wcs   []ibverbx.WC
+}
+
+func newNullReceiver(tb testing.TB, scheme ibverbx.Scheme) *nullReceiver {
+	tb.Helper()
+	dev := verbstest.NewNull(1).Device(0)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1 << 16})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cq)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	r := &nullReceiver{recvs: make([]ibverbx.RecvWR, benchBatch), wcs: make([]ibverbx.WC, benchBatch)}
+	var qps []verbs.QP
+	for range 5 {
+		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		qps, r.rails = append(qps, qp), append(r.rails, qp.(*verbstest.NullQP))
+	}
+	if r.qp, err = ibverbx.NewVirtualQP(vcq, qps[:4], qps[4], ibverbx.Config{Scheme: scheme}); err != nil {
+		tb.Fatal(err)
+	}
+	card, err := r.qp.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	card.RawImm = false
+	if err := r.qp.Connect(card); err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// round posts a batch of receives, lets a message arrive for each, and polls.
+func (r *nullReceiver) round(tb testing.TB) {
+	if _, err := r.qp.PostRecv(r.recvs...); err != nil {
+		tb.Fatal(err)
+	}
+	for i := range r.recvs {
+		rail, imm := r.rails[4], uint32(7)
+		if r.qp.Scheme() == ibverbx.DQPLB {
+			rail, imm = r.rails[i%4], bits.ReverseBytes32(r.seq|1<<31)
+			r.seq = (r.seq + 1) % (1<<24 - 1)
+		}
+		if !rail.CompleteRecv(imm, 8, verbs.WCRecvRDMAWithImm) {
+			tb.Fatal("no receive posted")
+		}
+	}
+	for got := 0; got < len(r.recvs); {
+		n, err := r.qp.CQ().Poll(r.wcs)
+		if err != nil || n == 0 {
+			tb.Fatal(n, err, r.qp.Err())
+		}
+		got += n
+	}
+}
+
+// BenchmarkNullReceive is the receiver's side of a notification: the receive posted, the message taken in, the completion
+// polled.
+func BenchmarkNullReceive(b *testing.B) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.Spray, ibverbx.DQPLB} {
+		b.Run("4qp/"+scheme.String(), func(b *testing.B) {
+			r := newNullReceiver(b, scheme)
+			r.round(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				r.round(b)
+			}
+			perRequest(b, 1)
+		})
+	}
+}
+
+func TestReceivingAllocatesNothing(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.Spray, ibverbx.DQPLB} {
+		r := newNullReceiver(t, scheme)
+		r.round(t)
+		r.round(t)
+		if allocs := testing.AllocsPerRun(100, func() { r.round(t) }); allocs != 0 {
+			t.Errorf("%v: %v allocations a round of %d receives", scheme, allocs, benchBatch)
+		}
+	}
+}
+
+// BenchmarkSoft writes over software NICs, 4 queue pairs on each of two, beside copy() of the same length.
+func BenchmarkSoft(b *testing.B) {
+	for _, size := range []int{8, 64 << 10, 1 << 20, 8 << 20} {
+		b.Run(fmt.Sprintf("copy/%d", size), func(b *testing.B) {
+			src, dst := make([]byte, size), make([]byte, size)
+			b.SetBytes(int64(size))
+			for b.Loop() {
+				copy(dst, src)
+			}
+		})
+		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+			b.Run(fmt.Sprintf("%v/%d", scheme, size), func(b *testing.B) {
+				l := newLink(b, linkConfig{nics: 2, buffer: max(size, 4096), qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 4}})
+				wr := l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(size))
+				b.SetBytes(int64(size))
+				b.ReportAllocs()
+				for b.Loop() {
+					if _, err := l.a.PostSend(wr); err != nil {
+						b.Fatal(err)
+					}
+					for {
+						if _, ok, err := l.a.cq.PollOne(); err != nil {
+							b.Fatal(err)
+						} else if ok {
+							break
+						}
+					}
+				}
+			})
 		}
 	}
 }
