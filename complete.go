@@ -101,6 +101,9 @@ func (q *VirtualQP) progress(out *sink) {
 	if q.single || q.closed {
 		return
 	}
+	if q.suspect != nil {
+		q.judgeSuspect()
+	}
 	if q.failure != nil {
 		q.progressFailed()
 	} else if q.next != q.send.tail || q.notes != 0 || q.blocked {

@@ -25,6 +25,15 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 	if err != nil {
 		return err
 	}
+	var refused error // an address that is missing shows before anything is changed
+	q.eachRail(func(r *rail) {
+		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, &peer); err != nil && refused == nil {
+			refused = err
+		}
+	})
+	if refused != nil {
+		return refused
+	}
 	conn := &q.cfg.Conn
 	if q.state == verbs.StateReset {
 		attr := verbs.QPAttr{State: verbs.StateInit, Port: conn.Port, Access: conn.Access}
@@ -167,8 +176,8 @@ func (q *VirtualQP) restart() {
 			q.free += r.limit
 		}
 	}
-	q.inflight = 0
-	q.failure, q.killed, q.stopAt, q.freed, q.turn, q.notes = nil, false, never, nil, 0, 0
+	q.inflight, q.recv.torn = 0, false
+	q.failure, q.suspect, q.killed, q.stopAt, q.freed, q.turn, q.notes = nil, nil, false, never, nil, 0, 0
 	if q.cfg.Scheme == DQPLB && !q.single {
 		q.numbers = newNumberSender(maxWindow)
 		q.arrived = numberReceiver{}

@@ -62,7 +62,7 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) {
 	}
 	rl.recvs--
 	if wc.Status != verbs.StatusSuccess {
-		q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
+		q.recvError(rl, wc, &FailedError{})
 		return
 	}
 	rl.owed++

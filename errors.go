@@ -58,14 +58,14 @@ func (e *PostError) Unwrap() error { return e.Err }
 
 // FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it.
 type FailedError struct {
-	QPNum     uint32       // of the virtual queue pair
-	Rail      int          // which physical queue pair; the notify QP has the number after the last; -1 for none
-	Device    string       // its device
-	RailQPNum uint32       // its number on that device
-	Recv      bool         // the receive direction, not the send direction
-	ID        uint64       // the user's ID of the request concerned, if HasID
-	HasID     bool         // false when no request of the user was concerned
-	Opcode    verbs.Opcode // of that request, in the send direction
+	QPNum     uint32 // of the virtual queue pair
+	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none
+	Device    string // its device
+	RailQPNum uint32 // its number on that device
+	Recv      bool   // the receive direction, not the send direction
+	ID        uint64 // the user's ID of the request concerned, if HasID
+	HasID     bool   // false when no request of the user was concerned
+	Op        string // what that request was: "RDMA_WRITE", "receive"; "request" when that is not known
 	// Fragment is the failed fragment's position in the request; Fragments of DQPLB are counted from the request's
 	// first number, markers included. -1 when it was not a fragment.
 	Fragment  int
@@ -77,11 +77,7 @@ type FailedError struct {
 func (e *FailedError) Error() string {
 	s := fmt.Sprintf("virtual qp %d", e.QPNum)
 	if e.HasID {
-		if e.Recv {
-			s += fmt.Sprintf(": receive id %d", e.ID)
-		} else {
-			s += fmt.Sprintf(": %v id %d", e.Opcode, e.ID)
-		}
+		s += fmt.Sprintf(": %s id %d", e.Op, e.ID)
 		if e.Fragment >= 0 {
 			s += fmt.Sprintf(" fragment %d", e.Fragment)
 		}

@@ -19,7 +19,7 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
 	case kindNumbered:
 		fragment = int(seqDistance(r.firstNum, wridAux(wc.ID)))
 	}
-	q.fail(rl, &FailedError{HasID: true, ID: r.id, Opcode: r.opcode, Fragment: fragment, VendorErr: wc.VendorErr, Err: wc.Status})
+	q.fail(rl, &FailedError{HasID: true, ID: r.id, Op: r.opcode.String(), Fragment: fragment, VendorErr: wc.VendorErr, Err: wc.Status})
 	q.stopSends(n)
 }
 
@@ -32,7 +32,7 @@ func (q *VirtualQP) failPost(rl *rail, err error) {
 		r.status = refusalStatus(err)
 	}
 	rl.stats.errors++
-	q.fail(rl, &FailedError{HasID: true, ID: r.id, Opcode: r.opcode, Fragment: -1, Err: err})
+	q.fail(rl, &FailedError{HasID: true, ID: r.id, Op: r.opcode.String(), Fragment: -1, Err: err})
 	q.stopSends(n)
 	q.cq.touch(q)
 }
@@ -121,6 +121,37 @@ func (q *VirtualQP) progressFailed() {
 		q.dispatchNotes()
 	}
 	q.postStaged()
+}
+
+// recvError takes in an unsuccessful completion of the receive direction; f says which request was concerned, if any.
+func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
+	f.Recv, f.Fragment, f.VendorErr, f.Err = true, -1, wc.VendorErr, wc.Status
+	if wc.Status == verbs.StatusWRFlushErr {
+		q.recvFlushed(rl, f)
+		return
+	}
+	q.recvFailed(rl, f)
+}
+
+// recvFlushed takes in a flushed completion of the receive direction: the queue pair under it is in ERR, and this is what
+// follows from it. While a send of the same queue pair is outstanding, or was the first error, the send tells the cause, and
+// earlier requests on the other rails may still come to their own end.
+func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
+	switch {
+	case q.failure != nil:
+	case rl.inUse == 0:
+		q.recvFailed(rl, f)
+	default:
+		q.suspect = rl
+	}
+}
+
+// judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed have all ended well: then
+// nothing else will tell that its queue pair is in ERR.
+func (q *VirtualQP) judgeSuspect() {
+	if rl := q.suspect; rl.inUse == 0 && q.failure == nil {
+		q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, Err: verbs.StatusWRFlushErr})
+	}
 }
 
 // recvFailed takes in a failed completion of the receive direction. The queue pair under it is in ERR, as it would be on one

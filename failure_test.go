@@ -381,3 +381,46 @@ func TestCloseAtAnyMoment(t *testing.T) {
 		}
 	}
 }
+
+// The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may hide the cause: requests before
+// the failed one end well, the failed one has the error's status, the later ones are flushed.
+func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}}, func(t *testing.T, l *link) {
+		const bad = 3
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend, Status: verbs.StatusRetryExcErr,
+			Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+bad*1000 }})
+		if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
+			t.Fatal(err)
+		}
+		for id := range uint64(2 * bad * uint64(l.a.Rails())) {
+			wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
+			if id == bad*uint64(l.a.Rails()) {
+				wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10) // round robin brings it to rail 0, on the first NIC
+			}
+			l.a.send(t, wr)
+		}
+		// Rail 0 runs to its end first, completions and flushed receives; the others have not even begun.
+		for l.do(func(a soft.Action) bool { return a.Device == l.a.nics[0].ID() && a.QPNum == l.a.railQP[0] }) {
+			l.a.pump(t)
+		}
+		for range 400 {
+			l.fabric.Run(5)
+			l.a.pump(t)
+		}
+		for _, wc := range l.a.backlog {
+			want := verbs.StatusWRFlushErr
+			switch {
+			case wc.ID < bad*uint64(l.a.Rails()):
+				want = verbs.StatusSuccess
+			case wc.ID == bad*uint64(l.a.Rails()):
+				want = verbs.StatusRetryExcErr
+			}
+			if wc.Status != want {
+				t.Fatalf("id %d: %v, want %v; %v", wc.ID, wc.Status.Name(), want.Name(), l.a.Err())
+			}
+		}
+		if len(l.a.backlog) != 2*bad*l.a.Rails()+1 {
+			t.Fatalf("%d completions", len(l.a.backlog))
+		}
+	})
+}

@@ -29,6 +29,7 @@ type recvSide struct {
 	win                   window[recvReq]
 	nextMessage, nextNote uint64
 	bank                  fifo[notification]
+	torn                  bool        // a receive was reported with an error: all later ones are flushed
 	sges                  []verbs.SGE // backing of the receives in scratch
 }
 
@@ -272,7 +273,7 @@ func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
 	r.done = true
 	if wc.Status != verbs.StatusSuccess {
 		r.status, r.vendorErr = wc.Status, wc.VendorErr
-		q.recvFailed(rl, &FailedError{Recv: true, HasID: true, ID: r.id, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
+		q.recvError(rl, wc, &FailedError{HasID: true, ID: r.id, Op: "receive"})
 		return
 	}
 	r.opcode, r.bytes = wc.Opcode, uint64(wc.ByteLen)
@@ -291,6 +292,11 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		if !r.done {
 			break
 		}
+		if s.torn {
+			// One before it failed: on one connection nothing arrives after that.
+			r.status, r.vendorErr, r.opcode, r.bytes, r.hasImm = verbs.StatusWRFlushErr, 0, 0, 0, false
+		}
+		s.torn = r.status != verbs.StatusSuccess
 		wc := q.cq.slot(out)
 		*wc = WC{
 			ID:        r.id,

@@ -188,7 +188,7 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	if wc.Status != verbs.StatusSuccess {
 		v.VendorErr = wc.VendorErr
 		rl.stats.errors++
-		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status, Recv: false})
+		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Op: "request", Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
 		return
 	}
 	v.Opcode = wc.Opcode

@@ -55,6 +55,7 @@ type VirtualQP struct {
 	scratch []verbs.RecvWR // for posting receives in batches
 
 	failure *FailedError
+	suspect *rail  // its receives were flushed, and nothing else has failed yet
 	stopAt  uint64 // requests from here on post nothing more; never if the line runs
 	killed  bool   // the rails were moved to ERR
 

@@ -26,6 +26,20 @@ func (s QPState) String() string {
 	return "state " + strconv.FormatUint(uint64(s), 10)
 }
 
+// MarshalText writes the state's verbs name.
+func (s QPState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *QPState) UnmarshalText(text []byte) error {
+	for i, name := range stateNames {
+		if name == string(text) {
+			*s = QPState(i)
+			return nil
+		}
+	}
+	return &OpError{Op: "parse queue pair state", Detail: strconv.Quote(string(text)), Err: ErrInvalid}
+}
+
 // QPAttrMask says which fields of a [QPAttr] a Modify means (enum ibv_qp_attr_mask).
 type QPAttrMask uint32
 

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"text/tabwriter"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/bench"
+)
+
+// details writes what happened in a cell beyond its figures: faults, failures, and what each rail carried.
+func (t *perfTable) details(r *bench.Result) {
+	t.printf("\n  %s, %v: ", r.Scheme, r.Size)
+	if r.Failed {
+		t.printf("failed after %d messages\n", r.Messages)
+	} else {
+		t.printf("%d messages, %s in %.3f s\n", r.Messages, bytesOf(r.Bytes), r.Seconds)
+	}
+	for _, f := range r.Faults {
+		t.printf("    fault %s: %s", f.Fault, f.What)
+		if f.Hits > 0 {
+			t.printf(": %d", f.Hits)
+		}
+		t.printf("\n")
+	}
+	for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
+		t.printf("    failed completions, end %s: %d\n", status, r.Statuses[status])
+	}
+	if r.Failed {
+		t.printf("    cause: %s\n", r.Error)
+	}
+	t.rails("a", &r.Stats.A)
+	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
+		t.rails("b", &r.Stats.B)
+	}
+}
+
+// rails writes what each queue pair of an end carried.
+func (t *perfTable) rails(end string, s *ibverbx.Stats) {
+	total := uint64(0)
+	for i := range s.Rails {
+		total += s.Rails[i].Bytes
+	}
+	t.columns(tabwriter.AlignRight, func(w *printer) {
+		w.printf("    end %s\trail\tdevice\tqp\tbytes\tshare\tfragments\tnotifications\terrors\trefused\t\n", end)
+		for i := range s.Rails {
+			r := &s.Rails[i]
+			name := fmt.Sprint(i)
+			if r.Notify {
+				name = "notify"
+			}
+			share := 0.0
+			if total > 0 {
+				share = 100 * float64(r.Bytes) / float64(total)
+			}
+			w.printf("\t%s\t%s\t%d\t%s\t%.1f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum, bytesOf(r.Bytes), share,
+				r.Fragments, r.Notifications, r.Errors, r.Refused)
+		}
+	})
+	if s.Markers > 0 || s.BankedTotal > 0 || s.StaleEvents > 0 {
+		t.printf("    markers %d, notifications banked %d, stale completions %d\n", s.Markers, s.BankedTotal, s.StaleEvents)
+	}
+}

@@ -1,0 +1,302 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Fault is something that is to go wrong in a run: a kind, and where and when. It reads KIND[@KEY=VALUE,...], such as
+// nic-down@nic=1,msg=100.
+type Fault struct {
+	Kind    string
+	End     string        // "a", the initiator, or "b"
+	NIC     int           // of that end, from 0; -1 is any
+	Rail    int           // queue pair of the virtual queue pair, from 0; -1 is any
+	Message int           // strikes when so many messages have been posted in the column
+	Count   int           // requests that it strikes; -1 is all
+	For     time.Duration // how long it lasts, or by how much it delays
+
+	text string
+}
+
+// String is how the fault was written.
+func (f Fault) String() string { return f.text }
+
+// MarshalJSON writes the text.
+func (f Fault) MarshalJSON() ([]byte, error) { return json.Marshal(f.text) }
+
+// UnmarshalText reads a fault from a flag.
+func (f *Fault) UnmarshalText(text []byte) (err error) {
+	*f, err = ParseFault(string(text))
+	return err
+}
+
+// faultKind is a row of the table of faults.
+type faultKind struct {
+	name, help string
+	keys       string // those that it understands
+	end        string
+	nic, rail  int
+	lasts      time.Duration
+	strike     func(r *rig, f *Fault) (*struck, error)
+}
+
+// faultKinds is the table of faults.
+func faultKinds() []faultKind {
+	return []faultKind{
+		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a", -1, -1, 0, injectFail},
+		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1, -1, 0, injectLoseAck},
+		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv},
+		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0, injectRefuse},
+		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond, injectDelay},
+		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1, 20 * time.Millisecond, injectStall},
+		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP},
+		{"nic-down", "a NIC fails for good", "nic msg end", "a", 0, -1, 0, nicDown},
+		{"link-down", "a NIC's link goes down for good", "nic msg end", "a", 0, -1, 0, linkDown},
+		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1, 20 * time.Millisecond, linkFlap},
+	}
+}
+
+func (f *Fault) kind() *faultKind {
+	for _, k := range faultKinds() {
+		if k.name == f.Kind {
+			return &k
+		}
+	}
+	return nil
+}
+
+// FaultHelp lists the kinds of faults, one a line.
+func FaultHelp() string {
+	var b strings.Builder
+	for _, k := range faultKinds() {
+		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.ReplaceAll(k.keys, " ", ", "))
+	}
+	return b.String()
+}
+
+// ParseFault reads a fault.
+func ParseFault(text string) (Fault, error) {
+	name, where, _ := strings.Cut(text, "@")
+	f := Fault{Kind: name, Message: 100, Count: 1, text: text}
+	k := f.kind()
+	if k == nil {
+		var names []string
+		for _, k := range faultKinds() {
+			names = append(names, k.name)
+		}
+		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(names, ", "))
+	}
+	f.End, f.NIC, f.Rail, f.For = k.end, k.nic, k.rail, k.lasts
+	for _, item := range strings.FieldsFunc(where, func(r rune) bool { return r == ',' }) {
+		key, value, _ := strings.Cut(item, "=")
+		if !slices.Contains(strings.Fields(k.keys), key) {
+			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name, strings.ReplaceAll(k.keys, " ", ", "))
+		}
+		if err := f.set(key, value); err != nil {
+			return f, fmt.Errorf("fault %q: %s: %w", text, key, err)
+		}
+	}
+	return f, nil
+}
+
+func (f *Fault) set(key, value string) error {
+	if key == "end" {
+		if f.End = value; value != "a" && value != "b" {
+			return fmt.Errorf("%q: want a, the initiator, or b", value)
+		}
+		return nil
+	}
+	if key == "for" {
+		d, err := time.ParseDuration(value)
+		if err != nil || d <= 0 {
+			return fmt.Errorf("%q: want a duration such as 20ms", value)
+		}
+		f.For = d
+		return nil
+	}
+	if key == "count" && value == "all" {
+		f.Count = -1
+		return nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || key == "count" && n == 0 {
+		return fmt.Errorf("%q: want a number", value)
+	}
+	switch key {
+	case "nic":
+		f.NIC = n
+	case "rail":
+		f.Rail = n
+	case "msg":
+		f.Message = n
+	case "count":
+		f.Count = n
+	}
+	return nil
+}
+
+// check says whether the run has what the fault is to strike.
+func (f *Fault) check(p *Params) error {
+	switch {
+	case f.NIC >= p.NICs:
+		return usage("--fault %s: an end has %d NICs, numbered from 0", f.text, p.NICs)
+	case f.Rail >= p.rails():
+		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
+	case f.Kind == "fail-recv" && !p.Op.notifies():
+		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
+	case p.Iterations > 0 && f.Message >= p.Iterations:
+		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text, f.Message, p.Iterations, f.joint(), p.Iterations/2)
+	}
+	return nil
+}
+
+// joint is what comes before a further key.
+func (f *Fault) joint() string {
+	if strings.Contains(f.text, "@") {
+		return ","
+	}
+	return "@"
+}
+
+// FaultReport says what became of a fault in a column.
+type FaultReport struct {
+	Fault  Fault  `json:"fault"`
+	Struck bool   `json:"struck"`
+	Hits   int    `json:"hits"` // requests struck, of faults that strike requests
+	What   string `json:"what"`
+}
+
+// struck is a fault that has been put in force.
+type struck struct {
+	what string     // for people
+	hits func() int // nil when it does not count
+	undo func()     // nil when it is for good
+	// missed is set when there was nothing to strike.
+	missed bool
+}
+
+// faultPlan is the faults of a column and how far they are.
+type faultPlan struct {
+	rig     *rig
+	pending []Fault // by Message
+	reports []faultState
+}
+
+type faultState struct {
+	fault Fault
+	*struck
+	ending *ending // of a fault that lasts for a while
+}
+
+func newFaultPlan(r *rig, faults []Fault) *faultPlan {
+	fp := &faultPlan{rig: r, pending: slices.Clone(faults)}
+	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return a.Message - b.Message })
+	return fp
+}
+
+// limit is how many of n messages may be posted before the next fault is due, when posted are already.
+func (fp *faultPlan) limit(posted, n int) int {
+	if len(fp.pending) == 0 {
+		return n
+	}
+	return min(n, max(fp.pending[0].Message-posted, 0))
+}
+
+// strike puts the faults in force that are due.
+func (fp *faultPlan) strike(posted int) error {
+	for len(fp.pending) > 0 && fp.pending[0].Message <= posted {
+		f := fp.pending[0]
+		fp.pending = fp.pending[1:]
+		if f.Rail >= len(fp.rig.rails) {
+			fp.reports = append(fp.reports, faultState{fault: f, struck: &struck{what: "did not strike: this column has a single queue pair", missed: true}})
+			continue
+		}
+		s, err := f.kind().strike(fp.rig, &f)
+		if err != nil {
+			return fmt.Errorf("fault %s: %w", f.text, err)
+		}
+		state := faultState{fault: f, struck: s}
+		if s.undo != nil && f.For > 0 {
+			state.ending = newEnding(s, f.For)
+		}
+		fp.reports = append(fp.reports, state)
+	}
+	return nil
+}
+
+// end takes the faults back that can be.
+func (fp *faultPlan) end() {
+	for _, s := range fp.reports {
+		switch {
+		case s.ending != nil:
+			s.ending.now()
+		case s.undo != nil:
+			s.undo()
+		}
+	}
+}
+
+// report says what became of the faults.
+func (fp *faultPlan) report() []FaultReport {
+	var list []FaultReport
+	for _, s := range fp.reports {
+		r := FaultReport{Fault: s.fault, Struck: !s.missed, What: s.what}
+		if s.hits != nil {
+			r.Hits = s.hits()
+			r.Struck = r.Hits > 0
+		}
+		list = append(list, r)
+	}
+	for _, f := range fp.pending {
+		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("did not strike: the run ended before message %d", f.Message)})
+	}
+	return list
+}
+
+// ending takes a fault back after a while, which of a fault that strikes requests begins when it has struck one.
+type ending struct {
+	*struck
+	lasts time.Duration
+
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+func newEnding(s *struck, lasts time.Duration) *ending {
+	e := &ending{struck: s, lasts: lasts}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.timer = time.AfterFunc(lasts, e.due)
+	return e
+}
+
+func (e *ending) due() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.over:
+	case e.hits != nil && e.hits() == 0:
+		e.timer.Reset(e.lasts)
+	default:
+		e.over = true
+		e.undo()
+	}
+}
+
+// now ends the fault if it has not ended yet.
+func (e *ending) now() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.timer.Stop()
+	if !e.over {
+		e.over = true
+		e.undo()
+	}
+}

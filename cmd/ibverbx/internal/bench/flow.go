@@ -1,0 +1,282 @@
+package bench
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Failures of a cell.
+var (
+	// ErrVerify: what arrived is not what was sent, or completions came out of order or in the wrong number.
+	ErrVerify = errors.New("verification failed")
+	// ErrStalled: nothing completed for so long that nothing more is expected.
+	ErrStalled = errors.New("no completion")
+	// errFailed: requests completed unsuccessfully; the virtual queue pair says why.
+	errFailed = errors.New("requests failed")
+)
+
+// flow is the messages of one direction, in rounds. While a latency is measured by events, fields of the sending side belong
+// to the goroutine of the end from, those of the receiving side to that of the end to.
+//
+// Invariant: done <= posted <= limit, posted-done <= tx; received <= expected <= limit. The numbers count the round's messages.
+type flow struct {
+	op       Op
+	opcode   verbs.Opcode
+	size     int
+	tx       int // outstanding at most
+	mem      *memory
+	from, to *end
+	src, dst []byte
+	local    *ibverbx.MR      // of from: what is read or written there
+	remote   ibverbx.RemoteMR // of to
+	round    uint64
+	limit    int
+
+	// Sending side.
+	faults  *faultPlan // of the column, on end a only
+	before  int        // messages posted in earlier timed rounds of the column
+	posted  int
+	done    int
+	brake   *atomic.Bool
+	closed  bool // nothing more will be posted
+	failed  bool
+	counter uint64 // atomics: what the target's counter holds
+	expect  []uint64
+
+	// Receiving side.
+	expected int // receives posted
+	received int
+	recvMax  int  // receives that may be outstanding
+	early    bool // compare each message when its notification comes, which takes time
+	total    int  // messages that will come
+}
+
+// newFlow makes the messages of one size from one end to the other.
+func newFlow(p *Params, r *rig, m *memory, from, to *end, size int) *flow {
+	opcode, _ := p.Op.opcode() // validated
+	f := &flow{op: p.Op, opcode: opcode, size: size, mem: m, from: from, to: to}
+	fromMem, toMem := &m.ends[0], &m.ends[1]
+	if from == r.b {
+		fromMem, toMem = toMem, fromMem
+	}
+	f.src, f.dst, f.local = fromMem.src, toMem.dst, from.src
+	switch {
+	case p.Op == Read:
+		f.src, f.dst, f.local = toMem.src, fromMem.dst, from.dst
+		f.remote = to.src.Remote()
+	case p.Op.Atomic():
+		f.src, f.dst, f.local = nil, fromMem.dst, from.dst
+		f.remote = to.dst.Remote()
+		f.expect = make([]uint64, m.slots(size))
+		f.counter = binary.NativeEndian.Uint64(toMem.dst[f.counterAt():])
+	default:
+		f.remote = to.dst.Remote()
+	}
+	f.tx = min(p.TxDepth, m.slots(size))
+	if r.scheme == Single {
+		f.tx = min(f.tx, p.Depth) // pass-through refuses more
+	}
+	f.recvMax = 2 * f.tx
+	if r.scheme == Single {
+		f.recvMax = p.Depth
+	}
+	return f
+}
+
+// counterAt is where the counter of atomics lies: behind the slots.
+func (f *flow) counterAt() int { return (f.mem.window + 7) &^ 7 }
+
+// start begins a round of up to limit messages.
+func (f *flow) start(limit int, brake *atomic.Bool) {
+	f.round++
+	f.limit, f.brake = limit, brake
+	f.posted, f.done, f.expected, f.received = 0, 0, 0, 0
+	f.closed, f.failed = false, false
+	f.total = limit
+}
+
+// pump posts what may be outstanding. It reports whether it posted anything.
+func (f *flow) pump() (bool, error) {
+	posted := false
+	for !f.closed {
+		if f.posted == f.limit || f.brake.Load() {
+			f.closed = true
+			f.total = f.posted
+			break
+		}
+		n := min(f.limit-f.posted, f.tx-(f.posted-f.done), len(f.from.batch))
+		if f.faults != nil {
+			if n = f.faults.limit(f.before+f.posted, n); n == 0 && f.posted-f.done < f.tx {
+				if err := f.faults.strike(f.before + f.posted); err != nil {
+					return posted, err
+				}
+				continue
+			}
+		}
+		if n <= 0 {
+			break
+		}
+		if err := f.post(n); err != nil {
+			return posted, err
+		}
+		posted = true
+	}
+	return posted, nil
+}
+
+// post posts the next n messages.
+func (f *flow) post(n int) error {
+	batch := f.from.batch[:n]
+	for i := range batch {
+		f.fill(&batch[i], f.posted+i)
+	}
+	k, err := f.from.vqp.PostSend(batch...)
+	f.posted += k
+	f.from.tally.sends += uint64(k)
+	if err != nil && errors.Is(err, ibverbx.ErrFailed) || errors.Is(err, verbs.ErrDeviceGone) {
+		f.stop()
+		return nil
+	}
+	return err
+}
+
+// stop ends the round after a failure. What is outstanding still completes.
+func (f *flow) stop() {
+	f.failed, f.closed = true, true
+	f.total = f.posted
+}
+
+// fill makes message i of the round.
+func (f *flow) fill(wr *ibverbx.SendWR, i int) {
+	size, slot := uint64(f.size), uint64(i*f.size)
+	wr.ID = uint64(i)
+	wr.Opcode = f.opcode
+	wr.Flags = verbs.SendSignaled
+	wr.Imm = uint32(f.round)<<16 ^ uint32(i)
+	switch f.op {
+	case Read:
+		wr.Local = f.local.Slice(slot, size)
+		wr.Remote = f.remote.Slice(uint64(f.mem.source(f.round, i, f.size)), size)
+	case FetchAdd, CmpSwap:
+		wr.Local = f.local.Slice(slot, size)
+		wr.Remote = f.remote.Slice(uint64(f.counterAt()), size)
+		f.expect[i] = f.counter
+		if f.op == FetchAdd {
+			wr.CompareAdd = 2*(f.round+uint64(i)) + 1
+			f.counter += wr.CompareAdd
+		} else {
+			wr.CompareAdd, wr.Swap = f.counter, f.counter+2*(f.round+uint64(i))+1
+			f.counter = wr.Swap
+		}
+	default:
+		wr.Local = f.local.Slice(uint64(f.mem.source(f.round, i, f.size)), size)
+		wr.Remote = f.remote.Slice(slot, size)
+	}
+}
+
+// sent takes in a completion of the sending side.
+func (f *flow) sent(wc *ibverbx.WC) error {
+	if wc.ID != uint64(f.done) {
+		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify, f.from.name, wc.ID, f.done)
+	}
+	f.done++
+	if wc.Status != verbs.StatusSuccess {
+		f.stop()
+	}
+	return nil
+}
+
+// credit posts the receives that the round still needs.
+func (f *flow) credit() error {
+	if !f.op.notifies() {
+		return nil
+	}
+	for {
+		n := min(f.limit-f.expected, f.recvMax-(f.expected-f.received), len(f.to.recvs))
+		if n <= 0 || n < min(len(f.to.recvs), f.limit-f.expected)/2 {
+			return nil
+		}
+		for i := range n {
+			wr := ibverbx.RecvWR{ID: recvBit | uint64(f.expected+i)}
+			if f.op == Send {
+				wr.Local = f.to.dst.Slice(uint64((f.expected+i)*f.size), uint64(f.size))
+			}
+			f.to.recvs[i] = wr
+		}
+		k, err := f.to.vqp.PostRecv(f.to.recvs[:n]...)
+		f.expected += k
+		f.to.tally.recvs += uint64(k)
+		if errors.Is(err, ibverbx.ErrFailed) {
+			return errFailed
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// arrived takes in a completion of the receiving side.
+func (f *flow) arrived(wc *ibverbx.WC) error {
+	i := f.received
+	switch {
+	case wc.Status != verbs.StatusSuccess:
+		f.received++
+		return errFailed
+	case wc.ID != recvBit|uint64(i):
+		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, f.to.name, wc.ID&^recvBit, i)
+	case f.op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != uint32(f.round)<<16^uint32(i)):
+		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify, f.to.name, i, wc.Imm, uint32(f.round)<<16^uint32(i))
+	case f.op == Send && wc.ByteLen != uint64(f.size):
+		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, f.to.name, i, wc.ByteLen, f.size)
+	}
+	f.received++
+	if f.early {
+		return f.mem.verifySlot(f.dst, f.src, f.round, i, f.size)
+	}
+	return nil
+}
+
+// drained says whether every request posted was reported to the sender.
+func (f *flow) drained() bool { return f.closed && f.done == f.posted }
+
+// complete says whether the receiver has seen all that it will see.
+func (f *flow) complete() bool {
+	return !f.op.notifies() || f.received == f.total
+}
+
+// verify compares what the round's messages brought. Both ends are at rest.
+func (f *flow) verify() error {
+	if f.op.Atomic() {
+		return f.verifyAtomics()
+	}
+	return f.mem.verify(f.dst, f.src, f.round, f.posted, f.size)
+}
+
+// verifyAtomics compares each result, which is what the counter held before, and the counter itself.
+func (f *flow) verifyAtomics() error {
+	for i := range f.posted {
+		if err := f.verifyAtomic(i); err != nil {
+			return err
+		}
+	}
+	target := f.mem.ends[1].dst
+	if f.from.name == "b" {
+		target = f.mem.ends[0].dst
+	}
+	if got := binary.NativeEndian.Uint64(target[f.counterAt():]); got != f.counter {
+		return fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify, f.round, got, f.counter)
+	}
+	return nil
+}
+
+func (f *flow) verifyAtomic(i int) error {
+	if got := binary.NativeEndian.Uint64(f.dst[i*8:]); got != f.expect[i] {
+		return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify, f.op, i, f.round, got, f.expect[i])
+	}
+	return nil
+}

@@ -1,0 +1,282 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"ibverbx"
+)
+
+const (
+	// latencyWindow is the memory that latency is measured over: small, for the NIC is in question and not the memory.
+	latencyWindow = 1 << 20
+	// latencyWarmup is how many messages go before the measured ones.
+	latencyWarmup   = 200
+	latencyPatience = 20 * time.Millisecond // that they may take
+	// longest is the longest latency that the histogram tells apart, in nanoseconds.
+	longest = int64(100 * time.Second)
+)
+
+// latency measures a cell: one message at a time from end a. Where the target is notified it answers with a message of
+// the same kind, and a sample is half of the round trip; else a sample is the time from the post to the completion.
+func (c *cell) latency() error {
+	pp := &pinger{cell: c, ping: c.flows[0], hist: hdrhistogram.New(1, longest, 3)}
+	if len(c.flows) > 1 {
+		pp.pong = c.flows[1]
+	}
+	// A few messages tell how long one takes; then the warm-up proper, if that is not too long.
+	rate, err := pp.batch(min(4, c.mem.slots(c.size)), true)
+	if err == nil {
+		if n := min(latencyWarmup, c.mem.slots(c.size), int(rate*latencyPatience.Seconds())); n > 0 {
+			rate, err = pp.batch(n, true)
+		}
+	}
+	pp.hist.Reset()
+	target := time.Duration(c.p.Duration)
+	for err == nil && c.more(c.timed, target) {
+		n := min(c.mem.slots(c.size), c.left())
+		if target > 0 {
+			n = min(n, int((target-c.timed).Seconds()*rate)+1)
+		}
+		rate, err = pp.batch(n, false)
+	}
+	c.result.Seconds = c.timed.Seconds()
+	h := pp.hist
+	c.result.Latency = &Percentile{
+		HalfRoundTrip: pp.pong != nil, Samples: h.TotalCount(), Min: h.Min(), Mean: h.Mean(),
+		P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90), P99: h.ValueAtQuantile(99), P999: h.ValueAtQuantile(99.9), Max: h.Max(),
+	}
+	return err
+}
+
+// pinger sends messages one at a time.
+type pinger struct {
+	*cell
+	ping, pong *flow // pong is nil where the target is not notified
+	hist       *hdrhistogram.Histogram
+}
+
+// batch sends n messages, each of which has a slot to itself, and says how many can be sent a second.
+func (p *pinger) batch(n int, warmup bool) (rate float64, err error) {
+	start := time.Now()
+	err = p.exchange(n, warmup)
+	return float64(n) / max(time.Since(start).Seconds(), 1e-9), err
+}
+
+func (p *pinger) exchange(n int, warmup bool) error {
+	p.ping.start(n, &p.brake)
+	p.ping.before, p.ping.faults, p.ping.tx = p.rig.sent, nil, 1
+	if !warmup {
+		p.ping.faults = p.rig.faults
+	}
+	ctx, cancel := bounded(patience(p.p, n*p.size))
+	defer cancel()
+	stopHurry := p.hurry(cancel)
+	defer stopHurry()
+	if p.pong == nil {
+		return p.series(ctx, n, warmup)
+	}
+	p.pong.start(n, &p.brake)
+	p.pong.tx = 1
+	for _, f := range p.flows {
+		if err := f.credit(); err != nil {
+			return err
+		}
+	}
+	if p.p.Wait != Events {
+		return p.series(ctx, n, warmup)
+	}
+	answers, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	echoed := make(chan error, 1)
+	go func() {
+		err := p.echo(answers)
+		if err != nil {
+			stop(err) // wakes nobody by itself: the series waits on answers too
+		}
+		echoed <- err
+	}()
+	err := p.series(answers, n, warmup)
+	stop(errOver)
+	if echo := <-echoed; echo != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		err = echo
+	}
+	return err
+}
+
+// errOver ends the answering side.
+var errOver = errors.New("the series is over")
+
+// series sends the messages of a batch, and takes the time of each.
+func (p *pinger) series(ctx context.Context, n int, warmup bool) error {
+	f := p.ping
+	for i := 0; i < n && !p.brake.Load(); i++ {
+		if f.faults != nil {
+			if err := f.faults.strike(p.rig.sent); err != nil {
+				return err
+			}
+		}
+		start := time.Now()
+		if err := f.post(1); err != nil {
+			return err
+		}
+		if err := p.await(ctx, i+1); err != nil {
+			return err
+		}
+		took := time.Since(start)
+		if !warmup {
+			p.timed += took
+			p.rig.sent++
+			p.result.Messages += len(p.flows)
+			p.result.Bytes += uint64(len(p.flows)) * uint64(p.size)
+		}
+		if p.pong != nil {
+			took /= 2
+		}
+		_ = p.hist.RecordValue(min(max(int64(took), 1), longest)) // in range
+		if err := p.check(i); err != nil {
+			return err
+		}
+	}
+	return p.settle(ctx)
+}
+
+// check compares message i and its answer. The answer being there, nobody touches them.
+func (p *pinger) check(i int) error {
+	if !p.p.Verify {
+		return nil
+	}
+	p.result.Verified += len(p.flows)
+	if p.ping.op.Atomic() {
+		return p.ping.verifyAtomic(i)
+	}
+	for _, f := range p.flows {
+		if err := f.mem.verifySlot(f.dst, f.src, f.round, i, f.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits until n messages of the batch are over: reported, and answered if they are.
+func (p *pinger) await(ctx context.Context, n int) error {
+	for idle := 1; ; idle++ {
+		moved, err := p.serve(p.rig.a, p.ping, p.pong)
+		if err != nil {
+			return err
+		}
+		if p.ping.failed {
+			return errFailed
+		}
+		if p.ping.done >= n && (p.pong == nil || p.pong.received >= n) {
+			return nil
+		}
+		if p.pong != nil && p.p.Wait != Events {
+			if err := p.answer(); err != nil {
+				return err
+			}
+		}
+		if moved {
+			continue
+		}
+		if p.p.Wait == Events {
+			if err := p.rig.a.cq.Wait(ctx); err != nil {
+				if cause := context.Cause(ctx); cause != nil {
+					return cause
+				}
+				return err
+			}
+			continue
+		}
+		if idle%1024 == 0 {
+			runtime.Gosched()
+		}
+		if idle%idleCheck == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// settle takes in what is still to be reported once the last answer has come.
+func (p *pinger) settle(ctx context.Context) error {
+	if p.pong == nil || p.p.Wait == Events {
+		return nil // echo does it
+	}
+	for p.pong.done < p.pong.posted {
+		if err := p.answer(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// serve takes in the completions of an end that sends tx and sees the messages of rx.
+func (p *pinger) serve(e *end, tx, rx *flow) (bool, error) {
+	wcs, err := e.poll()
+	if err != nil {
+		return true, err
+	}
+	for i := range wcs {
+		if err := p.take(&wcs[i], tx, rx); err != nil {
+			return true, err
+		}
+	}
+	return len(wcs) > 0, nil
+}
+
+func (p *pinger) take(wc *ibverbx.WC, tx, rx *flow) error {
+	if wc.ID&recvBit == 0 {
+		return tx.sent(wc)
+	}
+	if err := rx.arrived(wc); err != nil {
+		return err
+	}
+	return rx.credit()
+}
+
+// answer lets end b answer what has come.
+func (p *pinger) answer() error {
+	if _, err := p.serve(p.rig.b, p.pong, p.ping); err != nil {
+		return err
+	}
+	for p.pong.posted < p.ping.received {
+		if err := p.pong.post(1); err != nil {
+			return err
+		}
+	}
+	if p.pong.failed {
+		return errFailed
+	}
+	return nil
+}
+
+// echo answers until the series is over.
+func (p *pinger) echo(ctx context.Context) error {
+	for {
+		if err := p.answer(); err != nil {
+			return err
+		}
+		over := context.Cause(ctx) != nil
+		if over && p.pong.done == p.pong.posted {
+			return nil
+		}
+		wait := ctx
+		if over {
+			var cancel context.CancelFunc
+			wait, cancel = context.WithTimeoutCause(context.Background(), time.Second, ErrStalled)
+			defer cancel()
+		}
+		if err := p.rig.b.cq.Wait(wait); err != nil && context.Cause(wait) == nil {
+			return err
+		} else if err != nil && over {
+			return context.Cause(wait)
+		}
+	}
+}

@@ -1,0 +1,50 @@
+package bench
+
+import (
+	"bufio"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// Machine is where a run took place.
+type Machine struct {
+	CPU   string `json:"cpu"`
+	Cores int    `json:"cores"` // that Go uses at a time
+	OS    string `json:"os"`
+	Arch  string `json:"arch"`
+	Go    string `json:"go"`
+}
+
+// ThisMachine describes the machine.
+func ThisMachine() Machine {
+	return Machine{CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version()}
+}
+
+// cpuModel is the processor's name, or the architecture where the system does not say.
+func cpuModel() string {
+	f, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return runtime.GOARCH
+	}
+	defer func() { _ = f.Close() }()
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		key, value, _ := strings.Cut(scan.Text(), ":")
+		if strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}
+
+// ClockCost is how long a reading of the clock takes, which every sample of a latency includes.
+func ClockCost() time.Duration {
+	const readings = 1000
+	start := time.Now()
+	now := start
+	for range readings {
+		now = time.Now()
+	}
+	return now.Sub(start) / readings
+}

@@ -1,0 +1,113 @@
+package bench
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+const (
+	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
+	maxSlots = 16384
+	// What a slot gets starts at one of shifts places of the source, a cache line apart.
+	shifts    = 1024
+	shiftStep = 64
+	// tail is room behind the target slots for the counter of atomics.
+	tail = 64
+)
+
+// memory is what the two ends of a run send from and write to. All columns of a table use the same memory, copy() too.
+type memory struct {
+	window int // bytes that a round writes to
+	ends   [2]buffers
+	seed   uint64
+}
+
+// buffers are one end's.
+type buffers struct {
+	src []byte // random, never written; empty when the end sends nothing
+	dst []byte // window bytes, and the tail
+}
+
+// newMemory makes the memory of a run, filled and touched.
+func newMemory(p *Params) *memory {
+	m := &memory{window: int(p.Memory), seed: p.Seed}
+	if p.Mode == Latency {
+		m.window = min(m.window, latencyWindow)
+	}
+	for _, z := range p.Sizes {
+		m.window = max(m.window, int(z))
+	}
+	both := p.Bidirectional || p.Mode == Latency && p.Op.notifies()
+	for i := range m.ends {
+		sends := i == 0
+		if p.Op == Read {
+			sends = i == 1
+		}
+		if (sends || both) && !p.Op.Atomic() {
+			m.ends[i].src = randomBytes(m.window+shifts*shiftStep, p.Seed+uint64(i))
+		}
+		m.ends[i].dst = make([]byte, tail)
+		if !sends || both || p.Op.Atomic() {
+			m.ends[i].dst = make([]byte, m.window+tail)
+			clear(m.ends[i].dst) // so that the first round meets no page faults
+			for at := 0; at < len(m.ends[i].dst); at += 4096 {
+				m.ends[i].dst[at] = 1
+			}
+		}
+	}
+	return m
+}
+
+func randomBytes(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	chacha := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24), byte(seed >> 32), byte(seed >> 40), byte(seed >> 48), byte(seed >> 56)})
+	_, _ = chacha.Read(b) // never fails
+	return b
+}
+
+// slots is how many messages of a size a round can have.
+func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
+
+// source is where in the source the message of a slot starts. The shift differs from any earlier one of the last thousand
+// rounds, so what an earlier round left in the slot is never right.
+func (m *memory) source(round uint64, slot, size int) int {
+	shift := (round + 37*uint64(slot) + m.seed) % shifts
+	return slot*size + int(shift)*shiftStep
+}
+
+// verify compares the slots of a round with what was sent into them.
+func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {
+	for slot := range slots {
+		if err := m.verifySlot(dst, src, round, slot, size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *memory) verifySlot(dst, src []byte, round uint64, slot, size int) error {
+	from := m.source(round, slot, size)
+	want, got := src[from:from+size], dst[slot*size:(slot+1)*size]
+	if bytes.Equal(want, got) {
+		return nil
+	}
+	return wrongBytes(got, want, round, slot)
+}
+
+// wrongBytes says where two messages differ.
+func wrongBytes(got, want []byte, round uint64, slot int) error {
+	first, count := -1, 0
+	for i := range want {
+		if got[i] != want[i] {
+			if first < 0 {
+				first = i
+			}
+			count++
+		}
+	}
+	return fmt.Errorf("%w: message %d of round %d (%v): %d bytes differ, the first at offset %d: %#02x, sent was %#02x",
+		ErrVerify, slot, round, units.Size(len(want)), count, first, got[first], want[first])
+}

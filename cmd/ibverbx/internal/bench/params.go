@@ -1,0 +1,305 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+)
+
+// Op is the operation measured.
+type Op string
+
+// The operations.
+const (
+	Write    Op = "write"
+	WriteImm Op = "write-imm"
+	Read     Op = "read"
+	Send     Op = "send"
+	FetchAdd Op = "fetch-add"
+	CmpSwap  Op = "cmp-swap"
+)
+
+// opcode is the operation's in package verbs, and whether there is such an operation.
+func (o Op) opcode() (code verbs.Opcode, ok bool) {
+	switch o {
+	case Write:
+		return verbs.OpRDMAWrite, true
+	case WriteImm:
+		return verbs.OpRDMAWriteWithImm, true
+	case Read:
+		return verbs.OpRDMARead, true
+	case Send:
+		return verbs.OpSend, true
+	case FetchAdd:
+		return verbs.OpAtomicFetchAdd, true
+	case CmpSwap:
+		return verbs.OpAtomicCmpAndSwp, true
+	}
+	return 0, false
+}
+
+// Atomic says whether the operation is on eight bytes.
+func (o Op) Atomic() bool { return o == FetchAdd || o == CmpSwap }
+
+// notifies says whether the target sees a completion.
+func (o Op) notifies() bool { return o == WriteImm || o == Send }
+
+// Mode is what is measured.
+type Mode string
+
+// The modes.
+const (
+	Bandwidth Mode = "bw"
+	Latency   Mode = "lat"
+)
+
+// Scheme is a column: how many queue pairs, and how they are used.
+type Scheme string
+
+// The schemes.
+const (
+	Single Scheme = "single" // one queue pair on one NIC
+	Spray  Scheme = "spray"
+	DQPLB  Scheme = "dqplb"
+)
+
+// Schemes are all of them, in the order of the columns.
+func Schemes() []Scheme { return []Scheme{Single, Spray, DQPLB} }
+
+// Wait is how an end waits for completions.
+type Wait string
+
+// The ways to wait.
+const (
+	Adaptive Wait = "adaptive" // poll, and sleep when nothing has come for a while
+	Poll     Wait = "poll"
+	Events   Wait = "events" // sleep at once
+)
+
+// Seconds is a duration that JSON knows as seconds.
+type Seconds time.Duration
+
+// MarshalJSON writes seconds.
+func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
+
+// Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and hand it to [Run].
+type Params struct {
+	Provider      string       `json:"provider"`
+	Op            Op           `json:"op"`
+	Mode          Mode         `json:"mode"`
+	Bidirectional bool         `json:"bidirectional"`
+	Sizes         []units.Size `json:"sizes"`                // default: by operation and mode
+	Schemes       []Scheme     `json:"schemes"`              // default: all that the number of queue pairs allows
+	Iterations    int          `json:"iterations,omitempty"` // messages a cell; 0: by duration
+	Duration      Seconds      `json:"duration_seconds,omitempty"`
+	TxDepth       int          `json:"tx_depth"` // messages outstanding
+	NICs          int          `json:"nics"`     // of each end
+	QPs           int          `json:"qps"`      // on each NIC
+	Fragment      units.Size   `json:"fragment_bytes"`
+	Depth         int          `json:"depth"` // messages outstanding on a queue pair
+	Verify        bool         `json:"verify"`
+	Wait          Wait         `json:"wait"`
+	Memory        units.Size   `json:"memory_bytes"`                         // that one direction writes to
+	Speeds        []units.Rate `json:"nic_speed_bytes_per_second,omitempty"` // one for all NICs of an end, or one each
+	Latencies     []Seconds    `json:"nic_latency_seconds,omitempty"`
+	Faults        []Fault      `json:"faults,omitempty"`
+	Seed          uint64       `json:"seed"`
+
+	copyTime time.Duration // of copy(), in place of what follows from the others
+}
+
+// UsageError is a combination of parameters that cannot be measured.
+type UsageError struct{ Reason string }
+
+// Error says what is wrong and what would work.
+func (e *UsageError) Error() string { return e.Reason }
+
+func usage(format string, args ...any) error { return &UsageError{fmt.Sprintf(format, args...)} }
+
+// Limits of the parameters.
+const (
+	maxNICs    = verbs.MaxDevices / 2
+	maxSize    = 1 << 30
+	maxDepth   = 8192
+	maxTxDepth = 1 << 16
+)
+
+// Defaults of the parameters.
+const (
+	defaultFault    = 1 << 20                   // message size of a run with faults
+	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
+	defaultSeveral  = Seconds(time.Second / 10) // of several
+	defaultLatency  = "8,64,512,4K,32K,256K"
+	defaultSizes    = "4K..16M/4"
+	defaultFragment = 512 << 10
+)
+
+// Validate fills in the defaults and says, as a [*UsageError], what cannot be.
+func (p *Params) Validate() error {
+	p.fillDefaults()
+	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkOp, p.checkSizes, p.checkNICs, p.checkFaults} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Params) fillDefaults() {
+	sizesGiven := len(p.Sizes) > 0
+	if !sizesGiven {
+		p.Sizes = p.defaultSizes()
+	}
+	if p.Iterations == 0 && p.Duration == 0 {
+		p.Duration = defaultSeveral
+		if len(p.Sizes) == 1 {
+			p.Duration = defaultOne
+		}
+	}
+	if p.Wait == "" {
+		p.Wait = Adaptive
+	}
+	if p.Fragment == 0 {
+		p.Fragment = defaultFragment
+	}
+	if len(p.Schemes) == 0 {
+		p.Schemes = Schemes()
+		if p.rails() == 1 {
+			p.Schemes = []Scheme{Single}
+		}
+	}
+}
+
+func (p *Params) defaultSizes() units.Range {
+	text := defaultSizes
+	switch {
+	case p.Op.Atomic():
+		return units.Range{8}
+	case len(p.Faults) > 0:
+		return units.Range{defaultFault}
+	case p.Mode == Latency:
+		text = defaultLatency
+	}
+	list, err := units.ParseRange(text)
+	if err != nil {
+		panic(err)
+	}
+	return list
+}
+
+// rails is how many queue pairs a scheme other than single has.
+func (p *Params) rails() int { return p.NICs * p.QPs }
+
+func (p *Params) checkNumbers() error {
+	switch {
+	case p.Iterations < 0:
+		return usage("--iters %d: must be at least 1", p.Iterations)
+	case p.Iterations > 0 && p.Duration != 0:
+		return usage("--iters and --duration together: give one of them")
+	case p.Duration < 0:
+		return usage("--duration %v: must be positive", time.Duration(p.Duration))
+	case p.TxDepth < 1 || p.TxDepth > maxTxDepth:
+		return usage("--tx-depth %d: must be 1 to %d", p.TxDepth, maxTxDepth)
+	case p.Depth < 1 || p.Depth > maxDepth:
+		return usage("--depth %d: must be 1 to %d", p.Depth, maxDepth)
+	case p.QPs < 1:
+		return usage("--qps %d: must be at least 1", p.QPs)
+	case p.NICs < 1 || p.NICs > maxNICs:
+		return usage("--nics %d: must be 1 to %d for each end", p.NICs, maxNICs)
+	case p.rails() > ibverbx.MaxRails:
+		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d", p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
+	case p.Fragment > 1<<31:
+		return usage("--fragment %v: a message of one queue pair carries at most 2 GiB", p.Fragment)
+	case p.Memory < 1<<10 || p.Memory > maxSize:
+		return usage("--memory %v: must be 1 KiB to 1 GiB", p.Memory)
+	}
+	return nil
+}
+
+func (p *Params) checkSchemes() error {
+	for i, s := range p.Schemes {
+		switch {
+		case !slices.Contains(Schemes(), s):
+			return usage("--scheme %s: have single, spray, dqplb, or all", s)
+		case slices.Contains(p.Schemes[:i], s):
+			return usage("--scheme %s is given twice", s)
+		case s != Single && p.rails() < 2:
+			return usage("--scheme %s needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single", s)
+		}
+	}
+	return nil
+}
+
+func (p *Params) checkOp() error {
+	if _, ok := p.Op.opcode(); !ok {
+		return usage("--op %s: have write, write-imm, read, send, fetch-add, cmp-swap", p.Op)
+	}
+	switch p.Mode {
+	case Bandwidth:
+	case Latency:
+		if p.Bidirectional {
+			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, or use --mode bw")
+		}
+	default:
+		return usage("--mode %s: have bw and lat", p.Mode)
+	}
+	return nil
+}
+
+func (p *Params) checkSizes() error {
+	for _, z := range p.Sizes {
+		switch {
+		case p.Op.Atomic() && z != 8:
+			return usage("--op %s works on 8 bytes, not %v: drop --size, or use --size 8", p.Op, z)
+		case z == 0:
+			return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
+		case z > maxSize:
+			return usage("--size %v: at most 1 GiB, for both ends live in this process's memory", z)
+		}
+	}
+	return nil
+}
+
+func (p *Params) checkNICs() error {
+	perNIC := func(flag string, n int) error {
+		if n > 1 && n != p.NICs {
+			return usage("%s lists %d values for %d NICs an end: give one for all, or %d", flag, n, p.NICs, p.NICs)
+		}
+		return nil
+	}
+	if err := perNIC("--nic-speed", len(p.Speeds)); err != nil {
+		return err
+	}
+	for _, l := range p.Latencies {
+		if l < 0 {
+			return usage("--nic-latency %v: must not be negative", time.Duration(l))
+		}
+	}
+	return perNIC("--nic-latency", len(p.Latencies))
+}
+
+func (p *Params) checkFaults() error {
+	for i := range p.Faults {
+		if err := p.Faults[i].check(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// config is the configuration of a virtual queue pair for a column.
+func (p *Params) config(s Scheme) ibverbx.Config {
+	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs}
+	switch s {
+	case Single:
+		cfg.QPsPerDevice = 1
+	case Spray:
+		cfg.Scheme = ibverbx.Spray
+	}
+	return cfg
+}

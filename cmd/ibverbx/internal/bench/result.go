@@ -1,0 +1,118 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+// Report is a run: what was asked for, where it ran, what came of it.
+type Report struct {
+	Tool        string   `json:"tool"`
+	Version     string   `json:"version"`
+	Params      *Params  `json:"parameters"`
+	Machine     Machine  `json:"machine"`
+	Results     []Result `json:"results"`
+	Interrupted bool     `json:"interrupted"`
+	Seconds     float64  `json:"seconds"` // the whole run, with what is not timed
+	OK          bool     `json:"ok"`
+	Error       string   `json:"error,omitempty"`
+}
+
+// Result is a cell: one size with one scheme.
+type Result struct {
+	Op           Op          `json:"op"`
+	Mode         Mode        `json:"mode"`
+	Size         units.Size  `json:"size_bytes"`
+	Scheme       Scheme      `json:"scheme"`
+	Rails        int         `json:"rails"`
+	Outstanding  int         `json:"outstanding"` // messages at a time in each direction
+	Messages     int         `json:"messages"`    // timed, of both directions
+	Bytes        uint64      `json:"bytes"`
+	Seconds      float64     `json:"seconds"` // timed
+	GBPerSecond  float64     `json:"gb_per_second"`
+	MsgPerSecond float64     `json:"messages_per_second"`
+	CopyGB       float64     `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
+	RatioToCopy  float64     `json:"ratio_to_copy,omitempty"`
+	Latency      *Percentile `json:"latency,omitempty"`
+	// Verified is how many messages were compared byte for byte, those of the warm-up included.
+	Verified int            `json:"verified_messages"`
+	Faults   []FaultReport  `json:"faults,omitempty"`
+	Statuses map[string]int `json:"failed_completions,omitempty"` // by end and status
+	Failed   bool           `json:"failed"`
+	Error    string         `json:"error,omitempty"`
+	Stats    EndStats       `json:"stats"`
+
+	Err error `json:"-"`
+}
+
+// EndStats is what the virtual queue pairs of both ends counted in a cell.
+type EndStats struct {
+	A ibverbx.Stats `json:"a"`
+	B ibverbx.Stats `json:"b"`
+}
+
+// Percentile is the distribution of latencies, in nanoseconds.
+type Percentile struct {
+	HalfRoundTrip bool    `json:"half_round_trip"`
+	Samples       int64   `json:"samples"`
+	Min           int64   `json:"min_ns"`
+	Mean          float64 `json:"mean_ns"`
+	P50           int64   `json:"p50_ns"`
+	P90           int64   `json:"p90_ns"`
+	P99           int64   `json:"p99_ns"`
+	P999          int64   `json:"p99_9_ns"`
+	Max           int64   `json:"max_ns"`
+}
+
+// finish computes what follows from the rest.
+func (r *Result) finish(copyGB float64) {
+	if r.Seconds > 0 {
+		r.GBPerSecond = float64(r.Bytes) / r.Seconds / 1e9
+		r.MsgPerSecond = float64(r.Messages) / r.Seconds
+	}
+	if copyGB > 0 {
+		r.CopyGB = copyGB
+		r.RatioToCopy = r.GBPerSecond / copyGB
+	}
+	if r.Err != nil {
+		r.Failed, r.Error = true, r.Err.Error()
+	}
+}
+
+// failure says what failed, and what faults had been injected.
+func (r *Result) failure() error {
+	var faults []string
+	for _, f := range r.Faults {
+		if f.Struck {
+			faults = append(faults, f.Fault.String())
+		}
+	}
+	if len(faults) > 0 {
+		return fmt.Errorf("%s, %v: could not complete after the injected fault %s: %w", r.Scheme, r.Size, strings.Join(faults, " and "), r.Err)
+	}
+	return fmt.Errorf("%s, %v: %w", r.Scheme, r.Size, r.Err)
+}
+
+// since takes the counters of an earlier snapshot off a later one.
+func since(now, before ibverbx.Stats) ibverbx.Stats {
+	now.Sends -= before.Sends
+	now.SendsCompleted -= before.SendsCompleted
+	now.Recvs -= before.Recvs
+	now.RecvsCompleted -= before.RecvsCompleted
+	now.RingsGrown -= before.RingsGrown
+	now.Markers -= before.Markers
+	now.BankedTotal -= before.BankedTotal
+	now.StaleEvents -= before.StaleEvents
+	for i := range now.Rails {
+		n, b := &now.Rails[i], &before.Rails[i]
+		n.Bytes -= b.Bytes
+		n.Fragments -= b.Fragments
+		n.Notifications -= b.Notifications
+		n.Errors -= b.Errors
+		n.Refused -= b.Refused
+	}
+	return now
+}

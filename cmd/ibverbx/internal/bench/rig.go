@@ -1,0 +1,220 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// OpenFunc opens a provider that has two times the given number of NICs, the first half for one end.
+type OpenFunc func(nics int) (verbs.Provider, error)
+
+// rig is a column: two connected ends over NICs of their own.
+type rig struct {
+	scheme   Scheme
+	provider verbs.Provider
+	a, b     *end
+	devicesA []verbs.Device // all NICs of an end, of which single uses the first
+	devicesB []verbs.Device
+	rails    []verbs.QP // end a's physical queue pairs, in the order of the rails; the notify QP comes last
+	railsB   []verbs.QP
+	faults   *faultPlan
+	sent     int  // timed messages of end a, over all sizes
+	failed   bool // nothing more can be measured
+}
+
+// end is one end of the connection.
+type end struct {
+	name   string
+	vqp    *ibverbx.VirtualQP
+	cq     *ibverbx.VirtualCQ
+	src    *ibverbx.MR // nil when the end sends nothing
+	dst    *ibverbx.MR
+	batch  []ibverbx.SendWR // posts are made of it
+	recvs  []ibverbx.RecvWR
+	wcs    []ibverbx.WC
+	tally  tally
+	closed bool
+}
+
+// tally counts what an end posted and what was reported, to see that each request yields just one completion.
+type tally struct {
+	sends, sendsDone uint64
+	recvs, recvsDone uint64
+	statuses         map[string]int // failed completions, by status
+}
+
+// recvBit tells the IDs of receives from those of sends.
+const recvBit = 1 << 63
+
+// count takes in a completion.
+func (t *tally) count(wc *ibverbx.WC) {
+	if wc.ID&recvBit != 0 {
+		t.recvsDone++
+	} else {
+		t.sendsDone++
+	}
+	if wc.Status != verbs.StatusSuccess {
+		if t.statuses == nil {
+			t.statuses = map[string]int{}
+		}
+		t.statuses[wc.Status.Name()]++
+	}
+}
+
+// postBatch is how many requests are posted in one call.
+const postBatch = 32
+
+func newRig(p *Params, open OpenFunc, scheme Scheme, m *memory) (r *rig, err error) {
+	r = &rig{scheme: scheme}
+	if r.provider, err = open(p.NICs); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	devices, err := r.provider.Devices()
+	if err != nil {
+		return r, err
+	}
+	if len(devices) < 2*p.NICs {
+		return r, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d", p.NICs, 2*p.NICs, r.provider.Name(), len(devices))
+	}
+	r.devicesA, r.devicesB = devices[:p.NICs], devices[p.NICs:2*p.NICs]
+	if err := p.setSpeeds(r); err != nil {
+		return r, err
+	}
+	if r.a, err = newEnd(p, "a", scheme, r.devicesA, &m.ends[0], &r.rails); err != nil {
+		return r, err
+	}
+	if r.b, err = newEnd(p, "b", scheme, r.devicesB, &m.ends[1], &r.railsB); err != nil {
+		return r, err
+	}
+	r.faults = newFaultPlan(r, p.Faults)
+	return r, connect(r.a, r.b)
+}
+
+// setSpeeds slows the NICs down as asked.
+func (p *Params) setSpeeds(r *rig) error {
+	if len(p.Speeds) == 0 && len(p.Latencies) == 0 {
+		return nil
+	}
+	for _, devices := range [][]verbs.Device{r.devicesA, r.devicesB} {
+		for i, d := range devices {
+			simulated, ok := d.(interface {
+				SetSpeed(bandwidth uint64, latency time.Duration)
+			})
+			if !ok {
+				return usage("--nic-speed and --nic-latency are of software NICs; provider %s has the speed it has", r.provider.Name())
+			}
+			simulated.SetSpeed(uint64(pick(p.Speeds, i)), time.Duration(pick(p.Latencies, i)))
+		}
+	}
+	return nil
+}
+
+// pick is the value for NIC i of a list of one for all or one each.
+func pick[T any](list []T, i int) (v T) {
+	switch len(list) {
+	case 0:
+		return v
+	case 1:
+		return list[0]
+	}
+	return list[i]
+}
+
+func newEnd(p *Params, name string, scheme Scheme, devices []verbs.Device, mem *buffers, made *[]verbs.QP) (*end, error) {
+	if scheme == Single {
+		devices = devices[:1]
+	}
+	tapped := make([]verbs.Device, len(devices))
+	for i, d := range devices {
+		tapped[i] = tap{d, made}
+	}
+	vqp, err := ibverbx.Open(tapped, p.config(scheme))
+	if err != nil {
+		return nil, err
+	}
+	e := &end{
+		name: name, vqp: vqp, cq: vqp.CQ(),
+		batch: make([]ibverbx.SendWR, postBatch), recvs: make([]ibverbx.RecvWR, postBatch), wcs: make([]ibverbx.WC, 64),
+	}
+	dom := vqp.Domain()
+	if len(mem.src) > 0 {
+		if e.src, err = dom.Register(mem.src, verbs.AccessLocalWrite|verbs.AccessRemoteRead); err != nil {
+			return nil, errors.Join(err, e.close())
+		}
+	}
+	if e.dst, err = dom.Register(mem.dst, verbs.AccessAll); err != nil {
+		return nil, errors.Join(err, e.close())
+	}
+	return e, nil
+}
+
+// connect exchanges the business cards.
+func connect(a, b *end) error {
+	cardA, err := a.vqp.Card()
+	if err != nil {
+		return err
+	}
+	cardB, err := b.vqp.Card()
+	if err != nil {
+		return err
+	}
+	return errors.Join(a.vqp.Connect(cardB), b.vqp.Connect(cardA))
+}
+
+// poll takes in completions and counts them.
+func (e *end) poll() ([]ibverbx.WC, error) {
+	n, err := e.cq.Poll(e.wcs)
+	for i := range n {
+		e.tally.count(&e.wcs[i])
+	}
+	return e.wcs[:n], err
+}
+
+// close ends the end. What was outstanding comes back as flushed, so that afterwards each request must have had its
+// completion.
+func (e *end) close() error {
+	if e.closed {
+		return nil
+	}
+	e.closed = true
+	errs := []error{e.vqp.Close()}
+	for {
+		wcs, err := e.poll()
+		if err != nil || len(wcs) == 0 {
+			break // closed and drained
+		}
+	}
+	for _, mr := range []*ibverbx.MR{e.src, e.dst} {
+		if mr != nil {
+			errs = append(errs, mr.Close())
+		}
+	}
+	if t := &e.tally; t.sends != t.sendsDone || t.recvs != t.recvsDone {
+		errs = append(errs, fmt.Errorf("%w: end %s, after closing: %d of %d sends and %d of %d receives were reported",
+			ErrVerify, e.name, t.sendsDone, t.sends, t.recvsDone, t.recvs))
+	}
+	return errors.Join(errs...)
+}
+
+// close ends both ends and the provider, which must have nothing left open.
+func (r *rig) close() error {
+	var errs []error
+	if r.faults != nil {
+		r.faults.end()
+	}
+	for _, e := range []*end{r.a, r.b} {
+		if e != nil {
+			errs = append(errs, e.close())
+		}
+	}
+	return errors.Join(append(errs, r.provider.Close())...)
+}

@@ -1,0 +1,249 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func openSoft(nics int) (verbs.Provider, error) { return soft.New(soft.Config{Devices: 2 * nics}) }
+
+// observer calls row for each row.
+type observer struct{ row func([]Result) }
+
+func (observer) Cell(int, int) {}
+func (o observer) Row(r []Result) {
+	if o.row != nil {
+		o.row(r)
+	}
+}
+
+func measure(t *testing.T, p *Params) (*Report, error) {
+	t.Helper()
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), p, openSoft, observer{})
+	if report == nil {
+		t.Fatalf("no report: %v", err)
+	}
+	return report, err
+}
+
+// TestRun measures every operation in every way, and verifies it.
+func TestRun(t *testing.T) {
+	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {
+		for _, wait := range []Wait{Adaptive, Poll, Events} {
+			for _, how := range []string{"bw", "both directions", "lat"} {
+				t.Run(fmt.Sprintf("%s/%s/%s", op, wait, how), func(t *testing.T) {
+					p := params(func(p *Params) {
+						p.Op, p.Wait, p.Bidirectional = op, wait, how == "both directions"
+						if how == "lat" {
+							p.Mode = Latency
+						}
+						if op.Atomic() {
+							p.Sizes = nil
+						}
+					})
+					report, err := measure(t, p)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if want := len(p.Sizes) * 3; len(report.Results) != want || !report.OK {
+						t.Fatalf("%d results, want %d; ok %v", len(report.Results), want, report.OK)
+					}
+					for i := range report.Results {
+						checkResult(t, p, &report.Results[i])
+					}
+				})
+			}
+		}
+	}
+}
+
+func checkResult(t *testing.T, p *Params, r *Result) {
+	t.Helper()
+	want := p.Iterations
+	if p.Bidirectional || p.Mode == Latency && p.Op.notifies() {
+		want *= 2
+	}
+	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed {
+		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages, want, r.Bytes, r.Verified, r.Failed)
+	}
+	if r.Seconds <= 0 || r.GBPerSecond <= 0 || r.MsgPerSecond <= 0 {
+		t.Errorf("%s %v: no figures: %+v", r.Scheme, r.Size, r)
+	}
+	if p.Mode == Latency {
+		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 || l.P999 > l.Max {
+			t.Errorf("%s %v: latency %+v", r.Scheme, r.Size, l)
+		}
+	} else if !p.Op.Atomic() && r.CopyGB <= 0 {
+		t.Errorf("%s %v: no comparison with copy()", r.Scheme, r.Size)
+	}
+	if rails := r.Stats.A.Rails; r.Stats.A.Sends == 0 || len(rails) == 0 {
+		t.Errorf("%s %v: stats %+v", r.Scheme, r.Size, r.Stats.A)
+	}
+}
+
+func TestByDuration(t *testing.T) {
+	for _, mode := range []Mode{Bandwidth, Latency} {
+		p := params(func(p *Params) {
+			p.Mode, p.Iterations, p.Duration, p.Op = mode, 0, Seconds(5*time.Millisecond), WriteImm
+		})
+		report, err := measure(t, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range report.Results {
+			if r.Seconds < 0.005 || r.Seconds > 2 {
+				t.Errorf("%s %s %v: took %.4f s, asked for were 0.005", mode, r.Scheme, r.Size, r.Seconds)
+			}
+		}
+	}
+}
+
+func TestSlowNICs(t *testing.T) {
+	p := params(func(p *Params) {
+		p.Sizes, p.Iterations, p.Schemes = []units.Size{64 << 10}, 64, []Scheme{DQPLB}
+		p.Speeds, p.Latencies = []units.Rate{50e6, 150e6}, []Seconds{Seconds(10 * time.Microsecond)}
+	})
+	report, err := measure(t, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gb := report.Results[0].GBPerSecond; gb > 0.2 {
+		t.Errorf("%.3f GB/s over NICs of 0.2 in all", gb)
+	}
+}
+
+// TestFaults injects each fault, and looks whether the run fails as it must, or survives.
+func TestFaults(t *testing.T) {
+	for _, tt := range []struct {
+		fault  string
+		op     Op
+		status string // of a completion, or in the cause; empty when the run survives
+	}{
+		{"fail-fragment@msg=10", Write, "RETRY_EXC_ERR"},
+		{"fail-fragment@msg=10,nic=0", WriteImm, "RETRY_EXC_ERR"},
+		{"fail-fragment@msg=10,rail=0", Read, "RETRY_EXC_ERR"},
+		{"lose-ack@msg=10", WriteImm, "RETRY_EXC_ERR"},
+		{"fail-recv@msg=10", Send, "REM_OP_ERR"},
+		{"fail-recv@msg=10", WriteImm, "REM_OP_ERR"},
+		{"kill-qp@msg=10", Write, "WR_FLUSH_ERR"},
+		{"nic-down@msg=10", Write, "WR_FLUSH_ERR"},
+		{"delay@msg=10,for=2ms", Write, ""},
+		{"stall@msg=10,for=2ms", WriteImm, ""},
+		{"link-flap@msg=10,for=2ms", WriteImm, ""},
+	} {
+		for _, wait := range []Wait{Adaptive, Events} {
+			t.Run(fmt.Sprintf("%s/%s/%s", tt.fault, tt.op, wait), func(t *testing.T) {
+				p := params(func(p *Params) {
+					p.Op, p.Wait, p.Faults, p.Sizes = tt.op, wait, faults(t, tt.fault), []units.Size{20000}
+				})
+				report, err := measure(t, p)
+				if (err != nil) != (tt.status != "") {
+					t.Fatalf("error %v", err)
+				}
+				if len(report.Results) != 3 {
+					t.Fatalf("%d results, want 3", len(report.Results))
+				}
+				for _, r := range report.Results {
+					if len(r.Faults) != 1 || !r.Faults[0].Struck {
+						t.Errorf("%s: fault did not strike: %+v", r.Scheme, r.Faults)
+					}
+					if tt.status != "" && (len(r.Statuses) == 0 || !strings.Contains(r.Error+fmt.Sprint(r.Statuses), tt.status)) {
+						t.Errorf("%s: completions %v, want %s; error %s", r.Scheme, r.Statuses, tt.status, r.Error)
+					}
+				}
+				if tt.status != "" && !strings.Contains(err.Error(), "injected fault "+tt.fault) {
+					t.Errorf("error %q does not name the fault", err)
+				}
+			})
+		}
+	}
+}
+
+// TestLatencyFault fails a ping-pong in the middle.
+func TestLatencyFault(t *testing.T) {
+	for _, wait := range []Wait{Adaptive, Events} {
+		p := params(func(p *Params) {
+			p.Op, p.Mode, p.Wait, p.Faults = Send, Latency, wait, faults(t, "fail-fragment@msg=10")
+		})
+		report, err := measure(t, p)
+		if err == nil {
+			t.Fatal("no error")
+		}
+		for _, r := range report.Results {
+			if !r.Failed || r.Latency == nil || r.Latency.Samples != 10 {
+				t.Errorf("%s %v: failed %v, latency %+v, want 10 samples", wait, r.Scheme, r.Failed, r.Latency)
+			}
+		}
+	}
+}
+
+// TestInterrupt ends a run that would take long after its first row.
+func TestInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	p := params(func(p *Params) {
+		p.Iterations, p.Duration, p.Sizes = 0, Seconds(time.Millisecond), []units.Size{64, 128, 256}
+	})
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
+	if err != nil || !report.Interrupted || len(report.Results) != 3 {
+		t.Errorf("error %v, interrupted %v, %d results; want the first row", err, report.Interrupted, len(report.Results))
+	}
+}
+
+// TestVerifyFinds shows that a wrong byte, and a message that never came, do not go unnoticed.
+func TestVerifyFinds(t *testing.T) {
+	m := newMemory(params())
+	const size, round = 4096, 3
+	src, dst := m.ends[0].src, m.ends[1].dst
+	fill := func(round uint64) {
+		for slot := range m.slots(size) {
+			from := m.source(round, slot, size)
+			copy(dst[slot*size:(slot+1)*size], src[from:from+size])
+		}
+	}
+	fill(round)
+	if err := m.verify(dst, src, round, m.slots(size), size); err != nil {
+		t.Fatal(err)
+	}
+	dst[5*size+17] ^= 1
+	err := m.verify(dst, src, round, m.slots(size), size)
+	if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "message 5 of round 3 (4 KiB): 1 bytes differ, the first at offset 17") {
+		t.Errorf("wrong byte: error %v", err)
+	}
+	fill(round)
+	for _, later := range []uint64{round + 1, round + 2, round + 1000} {
+		if err := m.verify(dst, src, later, m.slots(size), size); !errors.Is(err, ErrVerify) {
+			t.Errorf("the content of round %d passes for round %d: %v", round, later, err)
+		}
+	}
+}
+
+func TestTooFewNICs(t *testing.T) {
+	p := params()
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	few := func(int) (verbs.Provider, error) { return soft.New(soft.Config{Devices: 1}) }
+	report, err := Run(t.Context(), p, few, observer{})
+	var usage *UsageError
+	if report != nil || !errors.As(err, &usage) || !strings.Contains(err.Error(), "provider soft has 1") {
+		t.Errorf("report %v, error %v", report, err)
+	}
+}

@@ -1,0 +1,68 @@
+package units
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Rate is the speed of a link in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G, 3GB/s.
+type Rate uint64
+
+// ParseRate reads a rate. Small b, and no unit behind the prefix, mean bits; capital B means bytes.
+func ParseRate(s string) (Rate, error) {
+	wrong := fmt.Errorf("speed %q: want bits a second such as 25Gbit, 100G or 400Mbit, or bytes such as 3GB/s", s)
+	number, unit := split(s)
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || n < 0 {
+		return 0, wrong
+	}
+	scale := 1.0
+	if unit != "" {
+		switch unit[0] {
+		case 'k', 'K':
+			scale = 1e3
+		case 'm', 'M':
+			scale = 1e6
+		case 'g', 'G':
+			scale = 1e9
+		case 't', 'T':
+			scale = 1e12
+		}
+		if scale != 1 {
+			unit = unit[1:]
+		}
+	}
+	switch strings.TrimSuffix(unit, "/s") {
+	case "", "b", "bit", "bps", "bits":
+		n /= 8
+	case "B", "Bps":
+	default:
+		return 0, wrong
+	}
+	bytes := n * scale
+	if bytes > 1e15 || n != 0 && bytes < 1 {
+		return 0, wrong
+	}
+	return Rate(bytes), nil
+}
+
+// UnmarshalText reads a rate from a flag.
+func (r *Rate) UnmarshalText(text []byte) (err error) {
+	*r, err = ParseRate(string(text))
+	return err
+}
+
+// String writes the rate in bits a second: "25 Gbit/s".
+func (r Rate) String() string {
+	bits := float64(r) * 8
+	switch {
+	case r == 0:
+		return "unlimited"
+	case bits >= 1e9:
+		return strconv.FormatFloat(bits/1e9, 'g', 4, 64) + " Gbit/s"
+	case bits >= 1e6:
+		return strconv.FormatFloat(bits/1e6, 'g', 4, 64) + " Mbit/s"
+	}
+	return strconv.FormatFloat(bits/1e3, 'g', 4, 64) + " kbit/s"
+}

@@ -1,0 +1,108 @@
+// Command ibverbx measures and shows RDMA devices.
+//
+//	ibverbx perf       bandwidth and latency of a virtual queue pair, every byte verified
+//	ibverbx devices    the devices, their ports and GIDs
+//	ibverbx version    which version this is
+//
+// Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works anywhere. The exit code is 0
+// when all went well, 1 when something failed, and 2 when the flags make no sense.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+)
+
+// Exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// cli is the commands and their flags.
+type cli struct {
+	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends in this process, every byte verified."`
+	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
+	Version versionCmd `cmd:"" help:"Say which version this is."`
+}
+
+// console is where a command writes to, and what ends it.
+type console struct {
+	ctx    context.Context // ends with Ctrl-C
+	out    io.Writer
+	err    io.Writer
+	errTTY bool // err is a terminal
+}
+
+// complain writes to stderr. Where that is not possible the exit code has to do.
+func (c *console) complain(format string, args ...any) { _, _ = fmt.Fprintf(c.err, format, args...) }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process
+	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: isTerminal(os.Stderr)}
+	os.Exit(run(c, os.Args[1:]))
+}
+
+// helpShown ends parsing after --help.
+type helpShown struct{}
+
+// run is the whole command but for the process around it. It returns the exit code.
+func run(c *console, args []string) (code int) {
+	defer func() {
+		if r := recover(); r != nil {
+			if _, ok := r.(helpShown); !ok {
+				panic(r)
+			}
+			code = exitOK
+		}
+	}()
+	var flags cli
+	parser, err := kong.New(&flags,
+		kong.Name("ibverbx"),
+		kong.Description("RDMA for Go: one reliable connection of many queue pairs. Without NICs it runs over software NICs in this process."),
+		kong.Writers(c.out, c.err),
+		kong.Exit(func(int) { panic(helpShown{}) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
+		kong.ExplicitGroups(groups()),
+	)
+	if err != nil {
+		panic(err) // the declarations above are wrong
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	parsed, err := parser.Parse(args)
+	if err != nil {
+		c.complain("ibverbx: %v\nTry %s --help.\n", err, commandOf(args))
+		return exitUsage
+	}
+	if err := parsed.Run(c); err != nil {
+		c.complain("ibverbx: %v\n", err)
+		var usage *bench.UsageError
+		if errors.As(err, &usage) {
+			return exitUsage
+		}
+		return exitFailed
+	}
+	return exitOK
+}
+
+// commandOf is the command that args call, for the hint where to find help.
+func commandOf(args []string) string {
+	for _, name := range []string{"perf", "devices", "version"} {
+		if args[0] == name {
+			return "ibverbx " + name
+		}
+	}
+	return "ibverbx"
+}

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// command runs the command with args, split at spaces.
+func command(t *testing.T, args string) (code int, out, errs string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code = run(&console{ctx: t.Context(), out: &stdout, err: &stderr}, strings.Fields(args))
+	return code, stdout.String(), stderr.String()
+}
+
+func TestWrongFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"perf --scheme spray --nics 1 --qps 1": "--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single",
+		"perf --mode lat -b":                   "drop -b, or use --mode bw",
+		"perf --op fetch-add -s 64":            "works on 8 bytes",
+		"perf --op fetch-add -a":               "works on 8 bytes only",
+		"perf --op swim":                       "have write, write-imm, read, send, fetch-add, cmp-swap",
+		"perf -s 64KB":                         "write 64K (1024-based)",
+		"perf -s 4K -s 8K":                     "use --sizes with a list",
+		"perf -s 4K -a":                        "exclude each other",
+		"perf --sizes 8K..4K":                  "from small to large",
+		"perf -n 5 -D 1s":                      "give one of them",
+		"perf -D soon":                         "want a number with a unit",
+		"perf --nic-speed fast":                "25Gbit",
+		"perf --nic-speed 1G,2G,3G":            "lists 3 values for 2 NICs",
+		"perf --fault boo":                     "have fail-fragment",
+		"perf --fault nic-down@nic=9":          "an end has 2 NICs",
+		"perf --scheme all,spray":              "--scheme all stands alone",
+		"perf -e --busy-poll":                  "exclude each other",
+		"perf --provider moon":                 "have soft",
+		"perf --bogus":                         "unknown flag --bogus",
+		"perf more":                            "unexpected argument more",
+		"devices --nics 0":                     "must be 1 to 64",
+		"devices --provider moon":              "have soft",
+		"frobnicate":                           "unexpected argument frobnicate",
+	} {
+		code, out, errs := command(t, args)
+		if code != exitUsage || !strings.Contains(errs, want) || out != "" {
+			t.Errorf("ibverbx %s: exit %d, stdout %q, stderr %q; want exit 2, nothing, and %q", args, code, out, errs, want)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for args, want := range map[string]string{
+		"":             "perf",
+		"--help":       "devices",
+		"perf --help":  "ibverbx perf --fault nic-down@nic=1,msg=500",
+		"devices -h":   "--provider",
+		"version -h":   "Usage: ibverbx version",
+		"perf -n 3 -h": "link-flap",
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || !strings.Contains(out, want) || errs != "" {
+			t.Errorf("ibverbx %s: exit %d, stderr %q, stdout without %q:\n%s", args, code, errs, want, out)
+		}
+	}
+}
+
+const quick = " -n 20 --memory 256K --sizes 64,20000"
+
+func TestPerfTable(t *testing.T) {
+	for args, want := range map[string][]string{
+		"perf" + quick: {
+			"RDMA write bandwidth between two ends in this process, each with 2 soft NICs of 4 queue pairs",
+			"every byte verified", "copy()", " single, 1 QP ", " spray, 8 QPs ", " dqplb, 8 QPs ", "     64 B ", "messages verified byte for byte",
+		},
+		"perf --op write-imm --mode lat" + quick:        {"half of a ping-pong", "median µs", "p99.9 µs"},
+		"perf --op read --mode lat -e" + quick:          {"from its post to its completion", "sleeping until events"},
+		"perf -b -v --no-verify --scheme dqplb" + quick: {"NOT verified", "both directions at once", "end a", "end b", "notify", "share"},
+		"perf --op fetch-add -n 20":                     {"Mmsg/s", "single, 1 QP", "8 B"},
+		"perf --nic-speed 4Gbit,8Gbit" + quick:          {"(4 Gbit/s; 8 Gbit/s)"},
+		"perf --nics 1 -q 1 --busy-poll" + quick:        {"1 soft NIC of 1 queue pair", "polling"},
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || errs != "" {
+			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
+		}
+		for _, s := range want {
+			if !strings.Contains(out, s) {
+				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
+			}
+		}
+	}
+}
+
+func TestPerfFaults(t *testing.T) {
+	code, out, errs := command(t, "perf -s 20000 -n 40 --memory 1M --fault fail-fragment@nic=0,msg=10")
+	if code != exitFailed || !strings.Contains(errs, "could not complete after the injected fault fail-fragment@nic=0,msg=10") || !strings.Contains(errs, "RETRY_EXC_ERR") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	for _, want := range []string{"failed", "fragments failed on soft0 (end a): 1", "failed completions, end a: ", "cause: end a: virtual qp 1", "errors"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	code, out, errs = command(t, "perf -s 20000 -n 40 --fault link-flap@for=2ms,msg=10 --op write-imm")
+	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+func TestPerfJSON(t *testing.T) {
+	for _, mode := range []string{"bw", "lat"} {
+		code, out, errs := command(t, "perf --json --op send --mode "+mode+quick)
+		if code != exitOK || errs != "" {
+			t.Fatalf("exit %d: %s", code, errs)
+		}
+		var doc struct {
+			Tool, Version string
+			Parameters    map[string]any
+			Machine       bench.Machine
+			Results       []map[string]any
+			OK            bool
+		}
+		if err := json.Unmarshal([]byte(out), &doc); err != nil {
+			t.Fatal(err)
+		}
+		if doc.Tool != "ibverbx perf" || doc.Version == "" || !doc.OK || doc.Machine.Cores == 0 || doc.Machine.Go == "" || doc.Machine.CPU == "" {
+			t.Errorf("incomplete: %+v", doc)
+		}
+		if doc.Parameters["op"] != "send" || doc.Parameters["iterations"] != 20.0 || doc.Parameters["verify"] != true {
+			t.Errorf("parameters %v", doc.Parameters)
+		}
+		if len(doc.Results) != 6 {
+			t.Fatalf("%d results, want 6", len(doc.Results))
+		}
+		keys := []string{"size_bytes", "scheme", "messages", "bytes", "seconds", "gb_per_second", "messages_per_second", "verified_messages", "failed", "stats"}
+		if mode == "lat" {
+			keys = append(keys, "latency")
+		} else {
+			keys = append(keys, "copy_gb_per_second", "ratio_to_copy")
+		}
+		for _, r := range doc.Results {
+			for _, key := range keys {
+				if _, ok := r[key]; !ok {
+					t.Errorf("%s: no %s in %v", mode, key, r)
+				}
+			}
+		}
+	}
+}
+
+// TestPerfJSONFailed shows that a run that failed is a whole document too.
+func TestPerfJSONFailed(t *testing.T) {
+	code, out, errs := command(t, "perf --json -n 40 -s 20000 --fault nic-down@msg=10")
+	var doc bench.Report
+	if err := json.Unmarshal([]byte(out), &struct {
+		OK    *bool
+		Error *string
+	}{&doc.OK, &doc.Error}); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitFailed || errs == "" || doc.OK || !strings.Contains(doc.Error, "nic-down@msg=10") {
+		t.Errorf("exit %d, stderr %q, ok %v, error %q", code, errs, doc.OK, doc.Error)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	code, out, errs := command(t, "devices --nics 2")
+	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 || !strings.Contains(out, "::ffff:10.77.0.2") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	code, out, _ = command(t, "devices -v")
+	if code != exitOK || strings.Count(out, "max reads and atomics") != 4 {
+		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	_, out, _ = command(t, "devices --json --nics 3")
+	var list []deviceInfo
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatal(err)
+	}
+	if len(list) != 3 || list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
+		t.Errorf("got %+v", list)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if code, out, _ := command(t, "version"); code != exitOK || !strings.HasPrefix(out, "ibverbx ") {
+		t.Errorf("exit %d, stdout %q", code, out)
+	}
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+)
+
+// groups are the headings of perf's flags.
+func groups() []kong.Group {
+	return []kong.Group{
+		{Key: "what", Title: "What to measure:"},
+		{Key: "how", Title: "How long and how deep:"},
+		{Key: "rails", Title: "NICs and queue pairs:"},
+		{Key: "sim", Title: "Simulation:"},
+		{Key: "out", Title: "Output:"},
+	}
+}
+
+type perfCmd struct {
+	Op            string       `group:"what" default:"write" help:"Operation: write, write-imm, read, send, fetch-add, cmp-swap. [${default}]" placeholder:"OP"`
+	Mode          string       `group:"what" default:"bw" help:"bw: bandwidth and message rate. lat: time of one message at a time, for write-imm and send half of a ping-pong. [${default}]" placeholder:"bw|lat"`
+	Bidirectional bool         `group:"what" short:"b" help:"Both ends send at the same time; the figures are the sum."`
+	Size          []units.Size `group:"what" short:"s" sep:"none" help:"One message size: 4096, 64K, 1M, 1MiB." placeholder:"SIZE"`
+	Sizes         units.Range  `group:"what" help:"Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: 4K..16M/4, lat: 8,64,512,4K,32K,256K]" placeholder:"LIST" sep:"none"`
+	All           bool         `group:"what" short:"a" help:"Sizes 2 to 8M in steps of two."`
+	Scheme        []string     `group:"what" help:"single (one queue pair), spray, dqplb, or all. [all]" placeholder:"NAME"`
+
+	Iters    int        `group:"how" short:"n" help:"Messages a measurement, in place of --duration." placeholder:"N"`
+	Duration units.Span `group:"how" short:"D" help:"Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]" placeholder:"TIME"`
+	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding. [${default}]" placeholder:"N"`
+	Events   bool       `group:"how" short:"e" help:"Sleep until a completion event comes, in place of polling."`
+	BusyPoll bool       `group:"how" help:"Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event comes, for software NICs need the core."`
+	NoVerify bool       `group:"how" help:"Do not compare what arrived."`
+	Memory   units.Size `group:"how" default:"64M" help:"Memory that one direction writes to before it starts again. Less than the caches hold measures the caches. [${default}]" placeholder:"SIZE"`
+
+	Provider string     `group:"rails" default:"soft" help:"Where the NICs come from: soft. [${default}]" placeholder:"NAME"`
+	NICs     int        `group:"rails" name:"nics" default:"2" help:"NICs of each end. [${default}]" placeholder:"N"`
+	QPs      int        `group:"rails" name:"qps" short:"q" default:"4" help:"Queue pairs on each NIC. [${default}]" placeholder:"N"`
+	Fragment units.Size `group:"rails" default:"512K" help:"Largest fragment of a message. [${default}]" placeholder:"SIZE"`
+	Depth    int        `group:"rails" default:"128" help:"Fragments outstanding on a queue pair. [${default}]" placeholder:"N"`
+
+	NICSpeed   []units.Rate  `group:"sim" name:"nic-speed" help:"Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end." placeholder:"RATE"`
+	NICLatency []units.Span  `group:"sim" name:"nic-latency" help:"One-way latency of the NICs, likewise." placeholder:"TIME"`
+	Fault      []bench.Fault `group:"sim" sep:"none" help:"Let something go wrong, see above; may be repeated." placeholder:"KIND[@KEY=VALUE,..]"`
+	Seed       uint64        `group:"sim" default:"1" help:"Seed of the data. [${default}]" placeholder:"N"`
+
+	JSON    bool `group:"out" name:"json" help:"One JSON document in place of the table."`
+	Verbose bool `group:"out" short:"v" help:"What each rail carried, too."`
+}
+
+// Help is shown below the flags.
+func (perfCmd) Help() string {
+	return `Examples:
+  ibverbx perf                                      write bandwidth, 4 KiB to 16 MiB, one queue pair beside eight
+  ibverbx perf --op send -s 64K -t 32               one size of another operation
+  ibverbx perf --op write-imm --mode lat            latency, half a ping-pong
+  ibverbx perf -s 1M --nic-speed 5Gbit,20Gbit --depth 4 -v
+                                                    NICs of different speed, and what each rail carried
+  ibverbx perf --fault nic-down@nic=1,msg=500       what an application sees when a NIC fails
+  ibverbx perf --fault link-flap@for=30ms -s 1M     a failure that the NICs survive
+
+Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0:
+` + bench.FaultHelp()
+}
+
+// params turns the flags into what to measure.
+func (f *perfCmd) params() (*bench.Params, error) {
+	p := &bench.Params{
+		Provider: f.Provider, Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
+		Iterations: f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs, QPs: f.QPs,
+		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
+		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
+	}
+	if err := checkProvider(f.Provider); err != nil {
+		return nil, err
+	}
+	for _, l := range f.NICLatency {
+		p.Latencies = append(p.Latencies, bench.Seconds(l))
+	}
+	switch {
+	case f.Events && f.BusyPoll:
+		return nil, &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of them, or neither"}
+	case f.Events:
+		p.Wait = bench.Events
+	case f.BusyPoll:
+		p.Wait = bench.Poll
+	}
+	given := 0
+	for _, is := range []bool{len(f.Size) > 0, len(f.Sizes) > 0, f.All} {
+		if is {
+			given++
+		}
+	}
+	switch {
+	case given > 1:
+		return nil, &bench.UsageError{Reason: "--size, --sizes and --all exclude each other: give one of them"}
+	case len(f.Size) > 1:
+		return nil, &bench.UsageError{Reason: "--size is given several times: use --sizes with a list, such as --sizes 4K,64K"}
+	case f.All && p.Op.Atomic():
+		return nil, &bench.UsageError{Reason: fmt.Sprintf("--op %s works on 8 bytes only: drop --all", f.Op)}
+	case f.All:
+		for z := units.Size(2); z <= 8<<20; z *= 2 {
+			p.Sizes = append(p.Sizes, z)
+		}
+	case len(f.Size) == 1:
+		p.Sizes = f.Size
+	default:
+		p.Sizes = f.Sizes
+	}
+	for _, s := range f.Scheme {
+		if s == "all" {
+			if len(f.Scheme) > 1 {
+				return nil, &bench.UsageError{Reason: "--scheme all stands alone"}
+			}
+			break
+		}
+		p.Schemes = append(p.Schemes, bench.Scheme(s))
+	}
+	return p, p.Validate()
+}
+
+// Run measures and prints.
+func (f *perfCmd) Run(c *console) error {
+	p, err := f.params()
+	if err != nil {
+		return err
+	}
+	open := func(nics int) (verbs.Provider, error) { return openProvider(f.Provider, 2*nics) }
+	var o bench.Observer = silent{}
+	var table *perfTable
+	finish := func() {}
+	if !f.JSON {
+		table = newPerfTable(c.out, p, f.Verbose)
+		table.header()
+		o = table
+		if c.errTTY {
+			progress := newProgress(c.err, table)
+			finish = progress.close
+			o = progress
+		}
+	}
+	report, err := bench.Run(c.ctx, p, open, o)
+	finish()
+	if report == nil {
+		return err
+	}
+	report.Version = version()
+	if f.JSON {
+		if err := writeJSON(c.out, report); err != nil {
+			return err
+		}
+	} else {
+		table.footer(report)
+		if err == nil {
+			err = table.err
+		}
+	}
+	return err
+}
+
+// silent observes nothing.
+type silent struct{}
+
+func (silent) Cell(int, int)      {}
+func (silent) Row([]bench.Result) {}
+
+// writeJSON writes a document for machines that people can read.
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+// perfTable writes a run for people: a header that says what is measured, a row for each size as it comes, and what else is
+// to be said.
+type perfTable struct {
+	printer
+	p       *bench.Params
+	verbose bool
+}
+
+func newPerfTable(w io.Writer, p *bench.Params, verbose bool) *perfTable {
+	return &perfTable{printer: printer{w: w}, p: p, verbose: verbose}
+}
+
+// Cell says nothing.
+func (t *perfTable) Cell(int, int) {}
+
+var opNames = map[bench.Op]string{
+	bench.Write: "RDMA write", bench.WriteImm: "RDMA write with immediate", bench.Read: "RDMA read", bench.Send: "send",
+	bench.FetchAdd: "fetch-and-add", bench.CmpSwap: "compare-and-swap",
+}
+
+// header says what is measured, where, and how; then come the columns' names.
+func (t *perfTable) header() {
+	p, m := t.p, bench.ThisMachine()
+	what := "bandwidth"
+	switch {
+	case p.Mode == bench.Latency:
+		what = "latency"
+	case p.Op.Atomic():
+		what = "rate"
+	}
+	if p.Bidirectional {
+		what += ", both directions at once"
+	}
+	t.printf("%s %s between two ends in this process, each with %s\n", opNames[p.Op], what, t.nics())
+	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
+	t.printf("%s; %s\n\n", t.verified(), t.how())
+	if p.Mode == bench.Latency {
+		t.printf("%9s  %-7s %9s %10s %10s %10s %10s %10s\n", "size", "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs")
+		return
+	}
+	if p.Op.Atomic() {
+		t.printf("%9s", "Mmsg/s")
+		for _, s := range p.Schemes {
+			t.printf("  %15s", t.name(s))
+		}
+		t.printf("\n")
+		return
+	}
+	t.printf("%9s  %8s", "", "copy()")
+	for _, s := range p.Schemes {
+		t.printf("  %-23s", t.column(s))
+	}
+	t.printf("\n%9s  %8s", "size", "GB/s")
+	for range p.Schemes {
+		t.printf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
+	}
+	t.printf("\n")
+}
+
+// name is what a scheme's column is called.
+func (t *perfTable) name(s bench.Scheme) string {
+	if s == bench.Single {
+		return "single, 1 QP"
+	}
+	return string(s) + ", " + count(t.p.NICs*t.p.QPs, "QP")
+}
+
+// column is the heading over a scheme's figures.
+func (t *perfTable) column(s bench.Scheme) string {
+	name := " " + t.name(s) + " "
+	side := max(23-len(name), 0)
+	return strings.Repeat("─", side/2) + name + strings.Repeat("─", side-side/2)
+}
+
+func (t *perfTable) nics() string {
+	s := count(t.p.NICs, t.p.Provider+" NIC") + " of " + count(t.p.QPs, "queue pair")
+	var speeds []string
+	for i := range max(len(t.p.Speeds), len(t.p.Latencies)) {
+		var of []string
+		if i < len(t.p.Speeds) {
+			of = append(of, t.p.Speeds[i].String())
+		}
+		if i < len(t.p.Latencies) {
+			of = append(of, time.Duration(t.p.Latencies[i]).String()+" away")
+		}
+		speeds = append(speeds, strings.Join(of, ", "))
+	}
+	if len(speeds) > 0 {
+		s += " (" + strings.Join(speeds, "; ") + ")"
+	}
+	return s
+}
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+func (t *perfTable) verified() string {
+	if t.p.Verify {
+		return "every byte verified"
+	}
+	return "NOT verified"
+}
+
+// how says what the figures depend on.
+func (t *perfTable) how() string {
+	p := t.p
+	var s []string
+	if p.Mode == bench.Latency {
+		what := "one message at a time, from its post to its completion"
+		if p.Op == bench.Send || p.Op == bench.WriteImm {
+			what = "half of a ping-pong, one message at a time"
+		}
+		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", bench.ClockCost()))
+	} else {
+		s = append(s, fmt.Sprintf("up to %d messages outstanding", p.TxDepth))
+		if !p.Op.Atomic() {
+			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment), fmt.Sprintf("memory used again after %v", p.Memory))
+		}
+	}
+	switch {
+	case p.Wait == bench.Events:
+		s = append(s, "sleeping until events")
+	case p.Wait == bench.Poll || p.Mode == bench.Latency:
+		s = append(s, "polling")
+	}
+	return strings.Join(s, ", ")
+}
+
+// Row writes the row of a size.
+func (t *perfTable) Row(row []bench.Result) {
+	if t.p.Mode == bench.Latency {
+		t.latencies(row)
+	} else {
+		t.bandwidths(row)
+	}
+	for i := range row {
+		if t.verbose || row[i].Failed || len(t.p.Faults) > 0 {
+			t.details(&row[i])
+		}
+	}
+}
+
+func (t *perfTable) bandwidths(row []bench.Result) {
+	t.printf("%9v", row[0].Size)
+	if !t.p.Op.Atomic() {
+		t.printf("  %8.2f", row[0].CopyGB)
+	}
+	for _, s := range t.p.Schemes {
+		r := find(row, s)
+		word := "-"
+		if r != nil && r.Failed {
+			word = "failed"
+		}
+		switch {
+		case t.p.Op.Atomic() && (r == nil || r.Failed):
+			t.printf("  %15s", word)
+		case t.p.Op.Atomic():
+			t.printf("  %15.2f", r.MsgPerSecond/1e6)
+		case r == nil || r.Failed:
+			t.printf("  %7s %6s %8s", word, "", "")
+		default:
+			t.printf("  %7.2f %6.2f %8s", r.GBPerSecond, r.RatioToCopy, rate(r.MsgPerSecond))
+		}
+	}
+	t.printf("\n")
+}
+
+func find(row []bench.Result, s bench.Scheme) *bench.Result {
+	for i := range row {
+		if row[i].Scheme == s {
+			return &row[i]
+		}
+	}
+	return nil
+}
+
+// rate is millions of messages a second, where that says anything.
+func rate(perSecond float64) string {
+	switch {
+	case perSecond < 10e3:
+		return ""
+	case perSecond < 1e6:
+		return fmt.Sprintf("%.3f", perSecond/1e6)
+	}
+	return fmt.Sprintf("%.2f", perSecond/1e6)
+}
+
+func (t *perfTable) latencies(row []bench.Result) {
+	for i := range row {
+		r, size := &row[i], row[i].Size.String()
+		if i > 0 {
+			size = ""
+		}
+		l := r.Latency
+		if l == nil || l.Samples == 0 {
+			t.printf("%9s  %-7s %9s\n", size, r.Scheme, "failed")
+			continue
+		}
+		t.printf("%9s  %-7s %9d", size, r.Scheme, l.Samples)
+		for _, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
+			t.printf(" %10.2f", float64(ns)/1e3)
+		}
+		if r.Failed {
+			t.printf("  then failed")
+		}
+		t.printf("\n")
+	}
+}
+
+// footer says how the run ended.
+func (t *perfTable) footer(r *bench.Report) {
+	messages := 0
+	for i := range r.Results {
+		messages += r.Results[i].Verified
+	}
+	t.printf("\n")
+	if r.Interrupted {
+		t.printf("Interrupted: the rest was not measured.\n")
+	}
+	if t.p.Verify {
+		t.printf("%d messages verified byte for byte, completions in order and complete; ", messages)
+	}
+	t.printf("%.1f s in all\n", r.Seconds)
+}
+
+// bytesOf is a number of bytes for people.
+func bytesOf(n uint64) string {
+	if n >= 1<<20 {
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return units.Size(n).String()
+}

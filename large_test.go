@@ -1,0 +1,314 @@
+package ibverbx
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// recordingQP is a null queue pair that remembers what is posted on it.
+type recordingQP struct {
+	*verbstest.NullQP
+	posts []verbs.SendWR
+	recvs []uint64 // their IDs
+}
+
+func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
+	n, err := q.NullQP.PostSend(wrs)
+	for _, wr := range wrs[:n] {
+		wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
+		q.posts = append(q.posts, wr)
+	}
+	return n, err
+}
+
+func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	n, err := q.NullQP.PostRecv(wrs)
+	for i := range wrs[:n] {
+		q.recvs = append(q.recvs, wrs[i].ID)
+	}
+	return n, err
+}
+
+// recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to itself: where it really
+// sends to does not matter, since null devices never touch memory.
+type recorded struct {
+	*VirtualQP
+	qps    []*recordingQP // the data rails
+	notify *recordingQP
+}
+
+func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
+	tb.Helper()
+	p := verbstest.NewNull(devices)
+	var pds []verbs.PD
+	var cqs []verbs.CQ
+	for i := range devices {
+		pd, err := p.Device(i).AllocPD()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		cq, err := p.Device(i).CreateCQ(verbs.CQConfig{Depth: 8192})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		pds, cqs = append(pds, pd), append(cqs, cq)
+	}
+	create := func(i int) *recordingQP {
+		qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i], Cap: verbs.QPCap{MaxRecvWR: 256}})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return &recordingQP{NullQP: qp.(*verbstest.NullQP)}
+	}
+	r := &recorded{}
+	var qps []verbs.QP
+	for i := range devices * perDevice {
+		r.qps = append(r.qps, create(i%devices))
+		qps = append(qps, r.qps[i])
+	}
+	r.notify = create(0)
+	cq, err := NewVirtualCQ(cqs...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if r.VirtualQP, err = NewVirtualQP(cq, qps, r.notify, cfg); err != nil {
+		tb.Fatal(err)
+	}
+	card, err := r.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := r.Connect(card); err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// pollNow takes what can be polled now. Work may go on behind it: what completes makes room for more.
+func pollNow(tb testing.TB, cq *VirtualCQ) (got []WC) {
+	tb.Helper()
+	var wcs [16]WC
+	for n := len(wcs); n == len(wcs); {
+		var err error
+		if n, err = cq.Poll(wcs[:]); err != nil {
+			tb.Fatal(err)
+		}
+		got = append(got, wcs[:n]...)
+	}
+	return got
+}
+
+// finish polls until every send request has been reported.
+func (r *recorded) finish(tb testing.TB) (got []WC) {
+	tb.Helper()
+	for range 1_000_000 {
+		got = append(got, pollNow(tb, r.CQ())...)
+		if r.Stats().SendWindow == 0 {
+			return got
+		}
+	}
+	tb.Fatalf("stuck: %+v", r.Stats())
+	return nil
+}
+
+const (
+	huge         = 5<<30 + 3
+	hugeFragment = 512 << 10
+	hugeLocal    = 1<<32 - 12345 // so that it crosses a multiple of 4 GiB on either side
+	hugeRemote   = 0x7fff_0000_0000 - 777
+)
+
+func hugeKeys(base uint32) *Keys {
+	return NewKeys(map[verbs.DeviceID]uint32{0: base, 1: base + 1})
+}
+
+// checkTiles checks that the data posted on the rails covers the remote range and the local pieces exactly, in order of
+// address, in fragments of the full size.
+func checkTiles(t *testing.T, r *recorded, op verbs.Opcode, pieces []Segment) {
+	t.Helper()
+	type tile struct {
+		rail int
+		verbs.SendWR
+	}
+	var tiles []tile
+	for i, qp := range r.qps {
+		for _, wr := range qp.posts {
+			if wr.Bytes() != 0 {
+				tiles = append(tiles, tile{i, wr})
+			}
+		}
+	}
+	slices.SortFunc(tiles, func(a, b tile) int { return int(int64(a.RemoteAddr) - int64(b.RemoteAddr)) })
+	if len(tiles) != huge/hugeFragment+1 {
+		t.Fatalf("%d fragments, want %d", len(tiles), huge/hugeFragment+1)
+	}
+	perRail := make([]int, len(r.qps))
+	remote, piece, off := uint64(hugeRemote), 0, uint64(0)
+	for i, f := range tiles {
+		dev := uint32(r.qps[f.rail].Device().ID())
+		perRail[f.rail]++
+		if f.RemoteAddr != remote || f.Opcode != op || f.RKey != 200+dev || f.Flags != verbs.SendSignaled {
+			t.Fatalf("fragment %d on device %d: %+v, want %v at %#x", i, dev, f.SendWR, op, remote)
+		}
+		if want := min(hugeFragment, hugeRemote+huge-remote); f.Bytes() != want {
+			t.Fatalf("fragment %d has %d bytes, want %d", i, f.Bytes(), want)
+		}
+		remote += f.Bytes()
+		for _, e := range f.SGL {
+			if e.Addr != pieces[piece].Addr+off || e.LKey != 100+dev {
+				t.Fatalf("fragment %d on device %d: element %+v, want %#x", i, dev, e, pieces[piece].Addr+off)
+			}
+			if off += uint64(e.Length); off == pieces[piece].Length {
+				piece, off = piece+1, 0
+			}
+		}
+	}
+	if remote != hugeRemote+huge || piece != len(pieces) {
+		t.Fatalf("%d bytes and %d pieces are missing", hugeRemote+huge-remote, len(pieces)-piece)
+	}
+	for i, n := range perRail {
+		if n < len(tiles)/len(perRail)-1000 {
+			t.Errorf("rail %d carried %d of %d fragments", i, n, len(tiles))
+		}
+	}
+}
+
+// checkNumbers checks the immediates of a message of its own: every number once from 0 on, the last one marked and
+// followed, on its rail, by the user's immediate.
+func checkNumbers(t *testing.T, r *recorded, imm uint32) {
+	t.Helper()
+	seen := make([]bool, huge/hugeFragment+1)
+	for i, qp := range r.qps {
+		for at, wr := range qp.posts {
+			if wr.Bytes() == 0 {
+				if wr.Imm != imm || wr.Opcode != verbs.OpRDMAWriteWithImm || at == 0 || seqImm(qp.posts[at-1].Imm)&immRaw == 0 {
+					t.Fatalf("rail %d: %+v is not the user's immediate behind the last fragment", i, wr)
+				}
+				continue
+			}
+			v := seqImm(wr.Imm)
+			num := v & seqMask
+			if int(num) >= len(seen) || seen[num] {
+				t.Fatalf("number %d is beyond the last or there twice", num)
+			}
+			seen[num] = true
+			flags := uint32(0)
+			if wr.RemoteAddr+wr.Bytes() == hugeRemote+huge {
+				flags = immLast | immRaw
+			}
+			if v&^seqMask != flags {
+				t.Fatalf("fragment at %#x: immediate %#x, want flags %#x", wr.RemoteAddr, v, flags)
+			}
+		}
+	}
+	if slices.Contains(seen, false) {
+		t.Fatal("a number was skipped")
+	}
+}
+
+// More than 4 GiB in one request: every length and address is 64 bits wide where it must be.
+func TestMessageBeyond4GiB(t *testing.T) {
+	for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
+		for _, scheme := range []Scheme{DQPLB, Spray} {
+			for _, scattered := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%v/%v/scattered=%v", op, scheme, scattered), func(t *testing.T) {
+					r := newRecorded(t, 2, 2, Config{Scheme: scheme, MaxMsgSize: hugeFragment})
+					local := hugeKeys(100)
+					wr := SendWR{ID: 42, Opcode: op, Flags: verbs.SendSignaled, Imm: 0xabcd, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)}}
+					pieces := []Segment{{Addr: hugeLocal, Length: huge, Keys: local}}
+					if scattered {
+						pieces = []Segment{{Addr: 1 << 40, Length: 4<<30 + 1, Keys: local}, {Addr: 1 << 41, Length: 1<<30 + 2, Keys: local}}
+						wr.SGL = pieces
+					} else {
+						wr.Local = pieces[0]
+					}
+					if n, err := r.PostSend(wr); n != 1 || err != nil {
+						t.Fatal(n, err)
+					}
+					wcs := r.finish(t)
+					if len(wcs) != 1 || wcs[0] != (WC{ID: 42, Opcode: op.WCOpcode(), QPNum: r.Num(), ByteLen: huge}) {
+						t.Fatalf("%+v", wcs)
+					}
+					numbered := op == verbs.OpRDMAWriteWithImm && scheme == DQPLB
+					physical := op
+					if op == verbs.OpRDMAWriteWithImm && !numbered {
+						physical = verbs.OpRDMAWrite
+					}
+					checkTiles(t, r, physical, pieces)
+					if numbered {
+						checkNumbers(t, r, 0xabcd)
+					}
+					if op == verbs.OpRDMAWriteWithImm && scheme == Spray {
+						if p := r.notify.posts; len(p) != 1 || p[0].Imm != 0xabcd || p[0].Bytes() != 0 || p[0].Opcode != op {
+							t.Errorf("notifications: %+v", p)
+						}
+					} else if len(r.notify.posts) != 0 {
+						t.Errorf("notifications of a request that has none: %+v", r.notify.posts)
+					}
+					for _, rail := range r.Stats().Rails {
+						if rail.Refused != 0 || rail.Outstanding != 0 {
+							t.Errorf("a queue was overrun, or slots are lost: %+v", rail)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// The receiver counts the bytes of such a message, too.
+func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
+	a := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
+	b := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
+	if _, err := b.PostRecv(RecvWR{ID: 7}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.PostSend(SendWR{
+		ID: 42, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 0xabcd,
+		Local: Segment{Addr: hugeLocal, Length: huge, Keys: hugeKeys(100)}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a.finish(t)
+	var got []WC
+	for moved := true; moved; {
+		moved = false
+		for i, qp := range a.qps {
+			// One rail runs ahead of the others as far as its credits reach.
+			for len(qp.posts) != 0 && b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()), verbs.WCRecvRDMAWithImm) {
+				qp.posts, moved = qp.posts[1:], true
+			}
+		}
+		got = append(got, pollNow(t, b.CQ())...)
+	}
+	want := WC{ID: 7, Opcode: verbs.WCRecvRDMAWithImm, QPNum: b.Num(), ByteLen: huge, Imm: 0xabcd, Flags: verbs.WCWithImm}
+	if len(got) != 1 || got[0] != want {
+		t.Fatalf("%+v, want %+v; %v", got, want, b.Err())
+	}
+}
+
+// Beyond the range that a segment names, also where the sum of address and length wraps.
+func TestMessageBeyond4GiBIsCheckedAgainstItsBounds(t *testing.T) {
+	r := newRecorded(t, 2, 2, Config{})
+	local, remote := hugeKeys(100), hugeKeys(200)
+	for _, wr := range []SendWR{
+		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge - 1, Keys: remote}},
+		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: 1<<64 - huge + 1, Length: huge, Keys: remote}},
+		{Local: Segment{Addr: 1<<64 - huge + 1, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: remote}},
+		{SGL: []Segment{{Addr: 1, Length: 1 << 63, Keys: local}, {Addr: 1, Length: 1<<63 + 8, Keys: local}}, Remote: RemoteSegment{Addr: hugeRemote, Length: 8, Keys: remote}},
+	} {
+		wr.Flags = verbs.SendSignaled
+		if n, err := r.PostSend(wr); n != 0 || err == nil {
+			t.Errorf("accepted: %+v", wr)
+		}
+	}
+	for _, qp := range r.qps {
+		if len(qp.posts) != 0 {
+			t.Error("a refused request was posted")
+		}
+	}
+}

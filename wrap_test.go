@@ -1,0 +1,287 @@
+package ibverbx
+
+import (
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// jumpTo makes the next number from a to b the n-th ever sent. Nothing may be on the way.
+func jumpTo(a, b *VirtualQP, n uint64) {
+	a.numbers.sent, a.numbers.acked = n, n
+	b.arrived.next = uint32(n % seqMod)
+}
+
+// softPair is two connected virtual queue pairs with a registered buffer each, over two software NICs an end.
+func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
+	t.Helper()
+	fabric, err := soft.New(soft.Config{Devices: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cards [2]BusinessCard
+	for i := range ends {
+		if ends[i], err = Open([]verbs.Device{fabric.Device(2 * i), fabric.Device(2*i + 1)}, cfg); err != nil {
+			t.Fatal(err)
+		}
+		if mrs[i], err = ends[i].Domain().Register(make([]byte, 1<<16), verbs.AccessAll); err != nil {
+			t.Fatal(err)
+		}
+		if cards[i], err = ends[i].Card(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(ends[0].Connect(cards[1]), ends[1].Connect(cards[0])); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(ends[0].Close(), ends[1].Close(), mrs[0].Close(), mrs[1].Close(), fabric.Close()); err != nil {
+			t.Errorf("leak: %v", err)
+		}
+	})
+	return ends, mrs
+}
+
+// Notifications keep flowing, complete and in order, when the numbers go round.
+func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
+	ends, mrs := softPair(t, Config{QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 8})
+	a, b := ends[0], ends[1]
+	remote := mrs[1].Remote()
+	rng := rand.New(rand.NewPCG(1, 5))
+	for _, round := range []uint64{1, 2, 300} {
+		start := round*seqMod - 1000
+		jumpTo(a, b, start)
+		const total = 800
+		lengths := make([]uint64, total)
+		for id := range uint64(total) {
+			lengths[id] = 1 + rng.Uint64N(600)
+			if _, err := b.PostRecv(RecvWR{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+			wrs := []SendWR{
+				{ID: 1 << 32, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mrs[0].Slice(0, 150), Remote: remote.At(0)},
+				{ID: id, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Local: mrs[0].Slice(0, lengths[id]), Remote: remote.At(0), Imm: uint32(id)},
+			}
+			if id%3 != 0 {
+				wrs = wrs[1:] // plain writes in between ask for markers
+			}
+			if _, err := a.PostSend(wrs...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := uint64(0)
+		for deadline := time.Now().Add(20 * time.Second); got < total; runtime.Gosched() {
+			for _, wc := range pollNow(t, b.CQ()) {
+				if wc.ID != got || wc.Status != 0 || wc.Imm != uint32(got) || wc.ByteLen != lengths[got] {
+					t.Fatalf("receive %d: %+v", got, wc)
+				}
+				got++
+			}
+			for _, wc := range pollNow(t, a.CQ()) {
+				if wc.Status != 0 {
+					t.Fatalf("%+v: %v", wc, a.Err())
+				}
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%d of %d notifications: %+v, %+v", got, total, a.Stats(), b.Stats())
+			}
+		}
+		for a.Stats().SendWindow != 0 {
+			pollNow(t, a.CQ())
+		}
+		if s := a.Stats(); s.NumbersSent < round*seqMod+100 || s.NumbersOpen != 0 || s.Markers == 0 {
+			t.Fatalf("the numbers did not go round: %+v", s)
+		}
+		if b.arrived.next != uint32(a.numbers.sent%seqMod) {
+			t.Fatalf("the sender is at %d, the receiver expects %d", a.numbers.sent%seqMod, b.arrived.next)
+		}
+	}
+}
+
+// The same with rails that overtake each other at will, and a check of every number that goes out.
+func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
+	cfg := Config{MaxMsgSize: 100, MaxMsgCntPerQP: 32}
+	a, b := newRecorded(t, 2, 2, cfg), newRecorded(t, 2, 2, cfg)
+	jumpTo(a.VirtualQP, b.VirtualQP, seqMod-300)
+	keys := hugeKeys(1)
+	rng := rand.New(rand.NewPCG(2, 5))
+	const total = 1000
+	for id := range uint64(total) {
+		if _, err := b.PostRecv(RecvWR{ID: id}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.PostSend(SendWR{
+			ID: id, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: uint32(id % 2 * id),
+			Local: Segment{Addr: 1 << 40, Length: 1 + id%500, Keys: keys}, Remote: RemoteSegment{Addr: 1 << 41, Length: 1 << 20, Keys: keys},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.finish(t)
+	got := uint64(0)
+	for tries := 0; got < total; tries++ {
+		i := rng.IntN(len(a.qps))
+		for range rng.IntN(40) {
+			qp := a.qps[i]
+			if len(qp.posts) == 0 || !b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()), verbs.WCRecvRDMAWithImm) {
+				break
+			}
+			if wr := &qp.posts[0]; wr.Bytes() != 0 && seqImm(wr.Imm)&seqMask == seqMod {
+				t.Fatal("0xFFFFFF was sent")
+			}
+			qp.posts = qp.posts[1:]
+		}
+		for _, wc := range pollNow(t, b.CQ()) {
+			if wc.ID != got || wc.Status != 0 || wc.Imm != uint32(got%2*got) || wc.ByteLen != 1+got%500 {
+				t.Fatalf("receive %d: %+v; %v", got, wc, b.Err())
+			}
+			got++
+		}
+		if tries > 1_000_000 {
+			t.Fatalf("stuck at %d: %+v", got, b.Stats())
+		}
+	}
+	if b.arrived.next > 10_000 {
+		t.Errorf("the numbers did not go round: %d", b.arrived.next)
+	}
+}
+
+// credit makes up a completion of a rail's c-th credit.
+func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
+	return verbs.WC{
+		ID: wrid(kindCredit, uint64(rail)<<wridRailShift, 0, c), Opcode: verbs.WCRecvRDMAWithImm,
+		Imm: imm, Flags: verbs.WCWithImm, ByteLen: 10, QPNum: r.qps[rail].Num(),
+	}
+}
+
+// Completions of one rail that come out of order are put back into the order of the receives, which is the sender's; there
+// alone the user's immediate can be told from a number.
+func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
+	inOrder := []uint32{
+		seqImm(0 | immLast),
+		seqImm(1 | immLast | immRaw), 0x77,
+		seqImm(2),
+		seqImm(3 | immLast | immRaw), seqImm(2), // an immediate that looks like a number
+	}
+	order := []int{0, 1, 2, 3, 4, 5}
+	for range 100 {
+		r := newRecorded(t, 1, 2, Config{})
+		for id := range uint64(3) {
+			if _, err := r.PostRecv(RecvWR{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []WC
+		for _, c := range order {
+			got = r.CQ().ProcessCompletions(got, 0, r.credit(1, uint64(c), inOrder[c]))
+		}
+		if r.Err() != nil || len(got) != 3 {
+			t.Fatalf("order %v: %+v, %v", order, got, r.Err())
+		}
+		for i, want := range []struct {
+			imm   uint32
+			bytes uint64
+		}{{0, 10}, {0x77, 10}, {seqImm(2), 20}} {
+			if wc := got[i]; wc.ID != uint64(i) || wc.Imm != want.imm || wc.ByteLen != want.bytes {
+				t.Fatalf("order %v: receive %d: %+v", order, i, wc)
+			}
+		}
+		if r.Stats().StaleEvents != 0 {
+			t.Fatalf("order %v: completions were dropped", order)
+		}
+		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	}
+}
+
+func TestCreditsThatCannotBeAreDropped(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{Credits: 16})
+	if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
+		t.Fatal(err)
+	}
+	cq := r.CQ()
+	first := r.credit(0, 0, seqImm(0|immLast))
+	if got := cq.ProcessCompletions(nil, 0, first); len(got) != 1 {
+		t.Fatalf("%+v", got)
+	}
+	early := r.credit(0, 5, seqImm(9))
+	cq.ProcessCompletions(nil, 0, early)
+	otherRail := r.credit(1, 0, seqImm(1|immLast))
+	otherRail.QPNum = r.qps[0].Num()
+	for i, wc := range []verbs.WC{
+		first,                              // handled already
+		early,                              // waits already
+		r.credit(0, 40, seqImm(1|immLast)), // never posted
+		r.credit(0, wridNumberMask, 0),     // behind all
+		otherRail,
+	} {
+		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil || r.Stats().StaleEvents != uint64(i+1) {
+			t.Errorf("completion %d: reported %+v, %v, %d dropped", i, got, r.Err(), r.Stats().StaleEvents)
+		}
+	}
+	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, seqImm(1|immLast))); len(got) != 1 || got[0].ID != 2 {
+		t.Errorf("the line is disturbed: %+v", got)
+	}
+}
+
+func TestCreditsArePostedAgain(t *testing.T) {
+	const credits = 32
+	r := newRecorded(t, 1, 2, Config{Credits: credits})
+	posted := func() int { return len(r.qps[0].recvs) }
+	if posted() != credits || len(r.qps[1].recvs) != credits {
+		t.Fatalf("%d and %d credits at RTR, want %d", posted(), len(r.qps[1].recvs), credits)
+	}
+	for num := range uint32(1000) {
+		if !r.qps[0].CompleteRecv(seqImm(num), 1, verbs.WCRecvRDMAWithImm) {
+			t.Fatalf("no credit for message %d", num)
+		}
+		pollNow(t, r.CQ())
+		if used := int(num) + 1; posted()-used < credits-credits/creditBatch || posted()-used > credits {
+			t.Fatalf("%d credits out after %d messages", posted()-used, used)
+		}
+	}
+	for i, id := range r.qps[0].recvs {
+		if id != wrid(kindCredit, 0, 0, uint64(i)) {
+			t.Fatalf("credit %d has id %#x", i, id)
+		}
+	}
+}
+
+func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*verbs.WC)
+		want error
+		says string
+	}{
+		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 }, verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
+		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv }, ErrProtocol, "SEND"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRecorded(t, 1, 2, Config{})
+			if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
+				t.Fatal(err)
+			}
+			wc := r.credit(1, 0, seqImm(0|immLast))
+			c.edit(&wc)
+			got := r.CQ().ProcessCompletions(nil, 0, wc)
+			flushed := func(wc WC) bool { return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == 0 }
+			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
+				t.Errorf("reported %+v", got)
+			}
+			var fe *FailedError
+			if err := r.Err(); !errors.Is(err, c.want) || !errors.As(err, &fe) || !fe.Recv || fe.Rail != 1 || fe.HasID || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Err: %v", err)
+			}
+			if states := []verbs.QPState{r.qps[0].State(), r.qps[1].State(), r.notify.State()}; slices.ContainsFunc(states, func(s verbs.QPState) bool { return s != verbs.StateErr }) {
+				t.Errorf("the rails are in %v", states)
+			}
+		})
+	}
+}
