@@ -392,7 +392,7 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 		if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
 			t.Fatal(err)
 		}
-		for id := range uint64(2 * bad * uint64(l.a.Rails())) {
+		for id := range 2 * bad * uint64(l.a.Rails()) {
 			wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
 			if id == bad*uint64(l.a.Rails()) {
 				wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10) // round robin brings it to rail 0, on the first NIC

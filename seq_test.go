@@ -187,7 +187,7 @@ func TestNumberReceiverVerdicts(t *testing.T) {
 // The bytes of a request are those of all its messages, markers and earlier plain ones included; each request starts anew.
 func TestNumberReceiverTotals(t *testing.T) {
 	r := numberReceiver{next: lastNum}
-	end := arrivalState(arrivedEnd)
+	end := arrivedEnd
 	messages := []arrival{{bytes: 1 << 31}, {bytes: 1 << 31}, {bytes: 1<<32 - 1, state: end}, {bytes: 0}, {bytes: 7, state: end | arrivedImm, imm: 9}, {state: end}}
 	num := uint32(lastNum)
 	nums := make([]uint32, len(messages))

@@ -298,7 +298,7 @@ func (s *sim) checkSend(e *simEnd, wc *ibverbx.WC) {
 		}
 		var fe *ibverbx.FailedError
 		if !e.failed && errors.As(e.Err(), &fe) && !fe.Recv && fe.HasID && fe.ID == wc.ID && fe.Rail >= 0 {
-			if status, ok := fe.Err.(verbs.Status); ok && status != wc.Status {
+			if status := verbs.Status(0); errors.As(fe.Err, &status) && status != wc.Status {
 				s.t.Fatalf("%s: send %d: %v, but the error is %v", e.name, wc.ID, wc.Status, fe)
 			}
 		}
