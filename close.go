@@ -53,19 +53,26 @@ func (q *VirtualQP) close() error {
 // collect takes in what the NICs have completed, so that it is not mistaken for outstanding.
 func (q *VirtualQP) collect() {
 	if !q.cq.closed {
-		_ = q.cq.drain(&sink{}, -1) // a CQ that has died has nothing more to give
+		q.cq.untold = q.cq.drain(&sink{}, -1) // the next poll tells that a CQ has died
 	}
 }
 
-// flushPassed lets the NIC flush what a single-QP virtual queue pair has outstanding, and collects it. It is bounded: a NIC
-// that does not answer must not hold up Close.
+// flushPassed lets the NIC flush what a single-QP virtual queue pair has outstanding, and collects it. How much that is is not
+// known for sure: failed unsignaled requests complete too. It is bounded: a NIC that does not answer must not hold up Close.
 func (q *VirtualQP) flushPassed() {
-	if q.inflight <= 0 || q.rails[0].qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) != nil {
+	if q.rails[0].qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) != nil {
 		return
 	}
-	const patience = 1000 // polls; a software NIC flushes within a few
-	for i := 0; i < patience && q.inflight > 0; i++ {
+	const (
+		settled  = 8    // polls without a completion when nothing is known to be outstanding
+		patience = 1000 // and when something is; a software NIC flushes within a few
+	)
+	for quiet := 0; quiet < settled || q.inflight > 0 && quiet < patience; quiet++ {
+		before := q.inflight
 		q.collect()
+		if q.inflight != before {
+			quiet = 0
+		}
 		runtime.Gosched()
 	}
 }

@@ -30,10 +30,7 @@ func (q *VirtualQP) dispatchNumbered(n uint64, r *sendReq) bool {
 
 // stageNumbered stages the next fragment with the next number.
 func (q *VirtualQP) stageNumbered(rl *rail, n uint64, r *sendReq) {
-	num := q.numbers.next()
-	if r.offset == 0 {
-		r.firstNum = num
-	}
+	num := q.number(r)
 	wr := q.stageFragment(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n), uint64(q.cfg.MaxMsgSize))
 	imm := num
 	if r.offset == r.length {
@@ -50,6 +47,14 @@ func (q *VirtualQP) stageNumbered(rl *rail, n uint64, r *sendReq) {
 	rl.dirty = false
 }
 
+func (q *VirtualQP) number(r *sendReq) uint32 {
+	num := q.numbers.next()
+	if !r.numbered {
+		r.numbered, r.firstNum = true, num
+	}
+	return num
+}
+
 // stageMarkers stages a zero-byte numbered message on every rail but one that carried plain data since its last numbered
 // message. It reports false when a rail has no room; it goes on from there when called again.
 func (q *VirtualQP) stageMarkers(n uint64, r *sendReq, last *rail) bool {
@@ -60,7 +65,7 @@ func (q *VirtualQP) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 		if !rl.hasRoom() || !q.numbers.room() {
 			return false
 		}
-		num := q.numbers.next()
+		num := q.number(r)
 		wr := q.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n))
 		wr.RemoteAddr = r.remoteAddr
 		wr.Imm = seqImm(num)

@@ -91,18 +91,19 @@ func (q *VirtualQP) stopSends(n uint64) {
 func (q *VirtualQP) unstage(from uint64) {
 	q.eachRail(func(rl *rail) {
 		rl.batch.drop(func(id uint64) bool {
-			n, _ := q.send.resolve(wridNumber(id), wridNumberMask)
-			if n < from {
+			n, ok := q.send.resolve(wridNumber(id), wridNumberMask)
+			if ok && n < from {
 				return false
 			}
-			r := q.send.at(n)
-			if wridKind(id) == kindNotify {
-				r.note = noteDone
-			} else {
-				r.left--
-			}
-			if r.status == verbs.StatusSuccess {
-				r.status = verbs.StatusWRFlushErr
+			if r := q.send.at(n); ok {
+				if wridKind(id) == kindNotify {
+					r.note = noteDone
+				} else if r.left > 0 {
+					r.left--
+				}
+				if r.status == verbs.StatusSuccess {
+					r.status = verbs.StatusWRFlushErr
+				}
 			}
 			rl.inUse--
 			if rl != q.notify {

@@ -28,8 +28,9 @@ type sendReq struct {
 	note       noteState
 	fence      bool
 	solicited  bool
-	scattered  bool  // ext.pieces holds the memory
-	inline     bool  // ext.inline holds the payload
+	scattered  bool // ext.pieces holds the memory
+	inline     bool // ext.inline holds the payload
+	numbered   bool
 	owesImm    bool  // DQPLB: the user's immediate must follow,
 	immRail    uint8 // on this rail
 }
@@ -145,6 +146,7 @@ func (q *VirtualQP) enqueue(wr *SendWR) {
 	r.status = verbs.StatusSuccess
 	r.dispatched = false
 	r.owesImm = false
+	r.numbered = false
 	r.note = noteNone
 	r.fence = wr.Flags&verbs.SendFence != 0
 	r.solicited = wr.Flags&verbs.SendSolicited != 0

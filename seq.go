@@ -21,14 +21,6 @@ func seqNext(s uint32) uint32 {
 	return s
 }
 
-// seqAdd is the number n after s, for n below seqMod.
-func seqAdd(s, n uint32) uint32 {
-	if s += n; s >= seqMod {
-		s -= seqMod
-	}
-	return s
-}
-
 // seqDistance is how far s lies ahead of base, from 0 to seqMod-1.
 func seqDistance(base, s uint32) uint32 {
 	if s >= base {

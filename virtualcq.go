@@ -26,6 +26,7 @@ type VirtualCQ struct {
 	nextNum uint32
 	turn    int // physical CQ to poll first
 	stale   uint64
+	untold  error // a CQ's death that a caller could not be told of yet
 	closed  bool
 	guard   ownerGuard
 }
@@ -138,6 +139,7 @@ func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 			for i := range n {
 				if !yield(batch[i], nil) {
 					c.unpoll(batch[i+1 : n])
+					c.untold = err
 					return
 				}
 			}
@@ -203,9 +205,11 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 
 // drain takes in what the physical CQs hold, as long as there is room for the results, and carries on with what that frees.
 func (c *VirtualCQ) drain(out *sink, only int) error {
-	var failed error
+	failed := c.untold
+	c.untold = nil
+	first := c.turn
 	for i := range c.cqs {
-		pc := &c.cqs[(c.turn+i)%len(c.cqs)]
+		pc := &c.cqs[(first+i)%len(c.cqs)]
 		if pc.dead || only >= 0 && int(pc.device) != only {
 			continue
 		}
@@ -225,7 +229,7 @@ func (c *VirtualCQ) drain(out *sink, only int) error {
 				break
 			}
 			if out.n == len(out.dst) && out.n != 0 {
-				c.turn = (c.turn + i + 1) % len(c.cqs)
+				c.turn = (first + i + 1) % len(c.cqs)
 				break
 			}
 		}
@@ -292,6 +296,12 @@ func (c *VirtualCQ) Wait(ctx context.Context) error {
 func (c *VirtualCQ) wait(ctx context.Context) error {
 	if c.channel == nil && !c.closed {
 		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	}
+	if c.closed {
+		if c.ready.len() == 0 {
+			return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
+		}
+		return nil
 	}
 	for {
 		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes nobody.

@@ -1,0 +1,44 @@
+//go:build race
+
+package ibverbx
+
+import (
+	"strings"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// Builds with the race detector panic when a second goroutine comes while the first is inside. Here nobody else is: the guard
+// is taken by hand.
+func TestConcurrentUsePanics(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	c := r.CQ()
+	for name, use := range map[string]func(){
+		"Poll":               func() { _, _ = c.Poll(nil) },
+		"PollDevice":         func() { _, _ = c.PollDevice(0, nil) },
+		"PollOne":            func() { _, _, _ = c.PollOne() },
+		"Wait":               func() { _ = c.Wait(t.Context()) },
+		"ProcessCompletions": func() { c.ProcessCompletions(nil, 0) },
+		"PostSend":           func() { _, _ = r.PostSend() },
+		"PostRecv":           func() { _, _ = r.PostRecv() },
+		"Modify":             func() { _ = r.Modify(verbs.QPAttr{}, 0, nil) },
+		"Reset":              func() { _ = r.Reset() },
+		"Close":              func() { _ = r.VirtualQP.Close() },
+		"Close of the CQ":    func() { _ = c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.guard.enter()
+			defer c.guard.exit()
+			defer func() {
+				if p, _ := recover().(string); !strings.Contains(p, "one goroutine at a time") {
+					t.Errorf("panic %q: want one that says the rule", p)
+				}
+			}()
+			use()
+		})
+	}
+	if _, err := c.Poll(nil); err != nil {
+		t.Errorf("the guard is not given back: %v", err)
+	}
+}
