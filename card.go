@@ -26,6 +26,8 @@ type BusinessCard struct {
 	Rails []RailCard
 	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the card does not say.
 	Credits int
+	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 when the card does not say.
+	RDAtomic uint8
 	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the last fragment.
 	RawImm bool
 }
@@ -49,6 +51,7 @@ type cardJSON struct {
 	MTU         int        `json:"mtu,omitempty"` // bytes
 	Rails       []RailCard `json:"rails,omitempty"`
 	Credits     int        `json:"credits,omitempty"`
+	RDAtomic    uint8      `json:"rdAtomic,omitempty"`
 	RawImm      bool       `json:"rawImm,omitempty"`
 }
 
@@ -61,6 +64,7 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 		MTU:         c.MTU.Bytes(),
 		Rails:       c.Rails,
 		Credits:     c.Credits,
+		RDAtomic:    c.RDAtomic,
 		RawImm:      c.RawImm,
 	}
 	for i, num := range c.QPNums {
@@ -78,7 +82,7 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &w); err != nil {
 		return cardError("%v", err)
 	}
-	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RawImm: w.RawImm}
+	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic, RawImm: w.RawImm}
 	for _, s := range w.QPNums {
 		num, err := parseQPNum(s)
 		if err != nil {
@@ -171,20 +175,21 @@ func cardError(format string, args ...any) error {
 
 // Card is this end's business card, to send to the peer.
 func (q *VirtualQP) Card() (BusinessCard, error) {
-	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RawImm: q.cfg.Scheme == DQPLB && !q.single}
+	q.ports = nil
+	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RDAtomic: q.maxRDAtomic(), RawImm: q.cfg.Scheme == DQPLB && !q.single}
 	if q.single {
 		card.Scheme = "" // a single queue pair speaks plain verbs
 	}
 	var failed error
 	q.eachRail(func(r *rail) {
-		port, entry, err := q.localPort(r)
+		port, err := q.localPort(r)
 		if err != nil && failed == nil {
 			failed = err
 		}
-		if card.MTU == 0 || port.ActiveMTU < card.MTU {
-			card.MTU = port.ActiveMTU
+		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
+			card.MTU = port.attr.ActiveMTU
 		}
-		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: entry.GID, LID: port.LID, PSN: r.psn})
+		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID, LID: port.attr.LID, PSN: r.psn})
 		if r == q.notify {
 			card.NotifyQPNum = r.qp.Num()
 		} else {

@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"fmt"
-	"math"
 
 	"ibverbx/verbs"
 )
@@ -113,7 +112,7 @@ func (q *VirtualQP) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) 
 
 // checkSendLength checks a SEND, which travels as one message.
 func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
-	if n > math.MaxInt32 {
+	if n > maxMessage {
 		return q.sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a message carries at most 2 GiB", n))
 	}
 	if len(wr.SGL) > q.sendOn.maxSGE {

@@ -3,14 +3,14 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
-	"runtime"
 
 	"ibverbx/verbs"
 )
 
-// Close ends the virtual queue pair and its physical ones. What had completed is reported as it completed; everything else
+// Close ends the virtual queue pair and its physical ones. What had completed in order is reported as it completed; everything else
 // that is outstanding is reported as flushed, and can still be polled from the virtual CQ, even after that is closed. When
-// Close returns, no NIC touches memory on the virtual queue pair's behalf any more.
+// Close returns nil, no NIC touches memory on the virtual queue pair's behalf any more; an error says that a NIC did not confirm it.
+// A request that had completed behind one that had not counts as outstanding: completions keep their order.
 //
 // A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close gives it a moment to.
 func (q *VirtualQP) Close() error {
@@ -25,17 +25,11 @@ func (q *VirtualQP) close() error {
 		return fmt.Errorf("ibverbx: close virtual qp %d: %w", q.num, ErrClosed)
 	}
 	q.collect()
-	if q.single {
-		q.flushPassed()
+	if q.single && q.state != verbs.StateReset {
+		q.flush()
 	}
 	err := q.closeRails()
-	q.abandon()
-	out := sink{}
-	if !q.single {
-		q.reportSends(&out)
-		q.progressRecvs(&out)
-	}
-	out.settle()
+	q.endOutstanding()
 	q.closed = true
 	q.cq.detach(q)
 	if q.dom != nil {
@@ -54,26 +48,6 @@ func (q *VirtualQP) close() error {
 func (q *VirtualQP) collect() {
 	if !q.cq.closed {
 		q.cq.untold = q.cq.drain(&sink{}, -1) // the next poll tells that a CQ has died
-	}
-}
-
-// flushPassed lets the NIC flush what a single-QP virtual queue pair has outstanding, and collects it. How much that is is not
-// known for sure: failed unsignaled requests complete too. It is bounded: a NIC that does not answer must not hold up Close.
-func (q *VirtualQP) flushPassed() {
-	if q.rails[0].qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) != nil {
-		return
-	}
-	const (
-		settled  = 8    // polls without a completion when nothing is known to be outstanding
-		patience = 1000 // and when something is; a software NIC flushes within a few
-	)
-	for quiet := 0; quiet < settled || q.inflight > 0 && quiet < patience; quiet++ {
-		before := q.inflight
-		q.collect()
-		if q.inflight != before {
-			quiet = 0
-		}
-		runtime.Gosched()
 	}
 }
 
@@ -98,7 +72,20 @@ func (q *VirtualQP) closeRails() error {
 func (c *VirtualCQ) attach(q *VirtualQP) error {
 	need := [verbs.MaxDevices]int{}
 	var refused error
+	seen := map[*routeTable]map[uint32]bool{}
 	q.eachRail(func(r *rail) {
+		if t := c.routes[r.device]; t != nil && refused == nil {
+			if seen[t] == nil {
+				seen[t] = map[uint32]bool{}
+			}
+			if seen[t][r.num] {
+				refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s is given twice", verbs.ErrInvalid, r.num, r.qp.Device().Name())
+			}
+			seen[t][r.num] = true
+		}
+		if state := r.qp.State(); state != verbs.StateReset && refused == nil {
+			refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s is in %v: must be in RESET", verbs.ErrState, r.num, r.qp.Device().Name(), state)
+		}
 		if c.routes[r.device] == nil && refused == nil {
 			refused = fmt.Errorf("ibverbx: new virtual qp: %w: a queue pair on %s, of which the virtual CQ has no CQ", verbs.ErrInvalid, r.qp.Device().Name())
 			return
@@ -107,7 +94,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 			refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s belongs to a virtual QP already", verbs.ErrInvalid, r.qp.Num(), r.qp.Device().Name())
 			return
 		}
-		need[r.device] += r.limit + r.recvLimit
+		need[r.device] += r.slots + r.recvLimit
 	})
 	if refused != nil {
 		return refused
@@ -132,7 +119,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 func (c *VirtualCQ) detach(q *VirtualQP) {
 	q.eachRail(func(r *rail) {
 		c.routes[r.device].remove(r.qp.Num(), r)
-		c.room[r.device] += r.limit + r.recvLimit
+		c.room[r.device] += r.slots + r.recvLimit
 	})
 	for i := range c.vqps {
 		if c.vqps[i] == q {

@@ -16,7 +16,7 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 		return
 	}
 	switch wridKind(wc.ID) {
-	case kindData, kindNumbered:
+	case kindData, kindNumbered, kindImm:
 		q.dataCompleted(rl, wc)
 	case kindNotify:
 		q.noteCompleted(rl, wc)

@@ -12,6 +12,8 @@ type Scheme uint8
 const (
 	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. Nobody waits for a round
 	// trip, and a notification never overtakes data. It is the default.
+	//
+	// SEND carries no number: it waits for the acknowledgement of earlier data, and has Spray's limit.
 	DQPLB Scheme = iota
 	// Spray sends fragments as plain writes and, once all of them and all earlier data are acknowledged, one
 	// zero-byte WRITE_WITH_IMM on a queue pair of its own, the notify QP, with the user's immediate.
@@ -57,6 +59,8 @@ func (s *Scheme) UnmarshalText(text []byte) (err error) {
 const (
 	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the notify QP not counted.
 	MaxRails = 128
+	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows 2^31).
+	maxMessage = 1 << 31
 	// maxWindow bounds the numbers that a DQPLB sender has in flight (messages). 2^15 at 512 KiB a fragment is
 	// 16 GiB.
 	maxWindow = 1 << 15
@@ -85,25 +89,31 @@ type Config struct {
 	MaxBanked int
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
+	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an inline request, on queue
+	// pairs that [Domain.NewQP] creates; 0 means 4 and 64.
+	MaxSGE, MaxInline int
 	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND and RECV only.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
 	Conn ConnConfig
 }
 
+// None asks for zero where zero picks the default.
+const None = 0xff
+
 // ConnConfig holds what the physical queue pairs are connected with. The zero value works.
 type ConnConfig struct {
 	Port uint8 // local port; 0 means 1
-	// GIDIndex picks the source GID; 0 picks by itself: RoCE v2 over IPv4 first, then RoCE v2, then the first
-	// entry that is set. Index n is asked for as n+1.
+	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by itself: RoCE v2 over
+	// IPv4 first, then RoCE v2, then the first entry that is set.
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
-	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is 67 ms.
+	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is 67 ms; [None] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7; 0 means 7.
+	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 7.
 	RetryCount uint8
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7; 0 means 7, which is for ever.
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [None]; 0 means 7, which is for ever.
 	RNRRetry uint8
 	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which is 0.64 ms.
 	MinRNRTimer uint8
@@ -166,19 +176,29 @@ func (c ConnConfig) withDefaults() ConnConfig {
 	return c
 }
 
+// attr is what a queue pair is told for a field of ConnConfig: zero for None.
+func attr(v uint8) uint8 {
+	if v == None {
+		return 0
+	}
+	return v
+}
+
 // validate says what is wrong with a configuration whose defaults have been filled in.
 func (c *Config) validate() error {
 	switch {
 	case c.Scheme > Spray:
 		return configError("Scheme %d: have DQPLB (%d) and Spray (%d)", c.Scheme, DQPLB, Spray)
-	case c.MaxMsgSize > 1<<31:
-		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, 1<<31)
+	case c.MaxMsgSize > maxMessage:
+		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
 	case c.MaxMsgCntPerQP < 0:
 		return configError("MaxMsgCntPerQP %d: must be positive", c.MaxMsgCntPerQP)
 	case c.Credits < 0:
 		return configError("Credits %d: must be positive", c.Credits)
 	case c.MaxBanked < 0:
 		return configError("MaxBanked %d: must be positive", c.MaxBanked)
+	case c.MaxSGE < 0 || c.MaxInline < 0:
+		return configError("MaxSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxInline)
 	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
 		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
 	}
@@ -187,15 +207,15 @@ func (c *Config) validate() error {
 
 func (c *ConnConfig) validate() error {
 	switch {
-	case c.GIDIndex < 0 || c.GIDIndex > 256:
-		return configError("Conn.GIDIndex %d: must be 0 (automatic) to 256 (index 255)", c.GIDIndex)
+	case c.GIDIndex < -1 || c.GIDIndex > 255:
+		return configError("Conn.GIDIndex %d: must be 1 to 255, 0 (automatic), or -1 for entry 0", c.GIDIndex)
 	case c.MTU > verbs.MTU4096:
 		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU), verbs.MTU256, verbs.MTU4096)
-	case c.Timeout > 31:
+	case attr(c.Timeout) > 31:
 		return configError("Conn.Timeout %d: is a code of 5 bits", c.Timeout)
-	case c.RetryCount > 7:
+	case attr(c.RetryCount) > 7:
 		return configError("Conn.RetryCount %d: must be 1 to 7", c.RetryCount)
-	case c.RNRRetry > 7:
+	case attr(c.RNRRetry) > 7:
 		return configError("Conn.RNRRetry %d: must be 1 to 7", c.RNRRetry)
 	case c.MinRNRTimer > 31:
 		return configError("Conn.MinRNRTimer %d: is a code of 5 bits", c.MinRNRTimer)

@@ -7,11 +7,14 @@ import (
 )
 
 // Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer whose business card is given. Both
-// ends call it; either may come first, and may post as soon as its own Connect has returned.
+// ends call it; either may come first. What is posted before the peer has connected is retried for as long as
+// Conn.Timeout and Conn.RetryCount allow (half a second by default) and then fails: if the ends may be further apart than that, let them
+// tell each other that they are ready.
 //
-// A card that does not fit (other scheme, other number of queue pairs) is refused and changes nothing. When a NIC refuses in
-// the middle, the virtual queue pair is left in between: reset or close it.
+// A card that does not fit (other scheme, other number of queue pairs, no address) is refused and changes nothing. When a NIC
+// refuses in the middle, the virtual queue pair is left in between: reset or close it.
 func (q *VirtualQP) Connect(peer BusinessCard) error {
+	q.ports = nil
 	if q.closed {
 		return q.connectError(ErrClosed, "")
 	}
@@ -21,54 +24,59 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 	if q.state != verbs.StateReset && q.state != verbs.StateInit {
 		return q.connectError(verbs.ErrState, fmt.Sprintf("it is in %v, must be in RESET or INIT: reset it first", q.State()))
 	}
-	mtu, err := q.pathMTU(&peer)
+	card, err := q.Card()
 	if err != nil {
 		return err
 	}
-	var refused error // an address that is missing shows before anything is changed
-	q.eachRail(func(r *rail) {
-		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, &peer); err != nil && refused == nil {
-			refused = err
-		}
-	})
-	if refused != nil {
-		return refused
+	if err := q.checkAddresses(&peer); err != nil {
+		return err
 	}
-	conn := &q.cfg.Conn
-	if q.state == verbs.StateReset {
-		attr := verbs.QPAttr{State: verbs.StateInit, Port: conn.Port, Access: conn.Access}
-		if err := q.Modify(attr, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+	steps := q.connectSteps(&card, &peer)
+	if q.state == verbs.StateInit {
+		steps = steps[1:]
+	}
+	for _, s := range steps {
+		if err := q.Modify(s.attr, s.mask, &peer); err != nil {
 			return err
 		}
 	}
-	attr := verbs.QPAttr{
-		State:           verbs.StateRTR,
-		PathMTU:         mtu,
-		MaxDestRDAtomic: q.maxRDAtomic(),
-		MinRNRTimer:     conn.MinRNRTimer,
-		AH: verbs.AH{
-			Global:       true,
-			Port:         conn.Port,
-			HopLimit:     64,
-			TrafficClass: conn.TrafficClass,
-			SL:           conn.SL,
+	return nil
+}
+
+// connectStep is one transition on the way to RTS.
+type connectStep struct {
+	attr verbs.QPAttr
+	mask verbs.QPAttrMask
+}
+
+// connectSteps are the transitions to INIT, RTR and RTS.
+func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
+	conn := &q.cfg.Conn
+	mtu, depth := own.MTU, own.RDAtomic
+	if peer.MTU != 0 {
+		mtu = min(mtu, peer.MTU)
+	}
+	if peer.RDAtomic != 0 {
+		depth = min(depth, peer.RDAtomic)
+	}
+	return []connectStep{{
+		verbs.QPAttr{State: verbs.StateInit, Port: conn.Port, Access: conn.Access},
+		verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess,
+	}, {
+		verbs.QPAttr{
+			State: verbs.StateRTR, PathMTU: mtu, MaxDestRDAtomic: own.RDAtomic, MinRNRTimer: conn.MinRNRTimer,
+			AH: verbs.AH{Global: true, Port: conn.Port, HopLimit: 64, TrafficClass: conn.TrafficClass, SL: conn.SL},
 		},
-	}
-	const toRTR = verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
-		verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
-	if err := q.Modify(attr, toRTR, &peer); err != nil {
-		return err
-	}
-	attr = verbs.QPAttr{
-		State:       verbs.StateRTS,
-		Timeout:     conn.Timeout,
-		RetryCount:  conn.RetryCount,
-		RNRRetry:    conn.RNRRetry,
-		MaxRDAtomic: q.maxRDAtomic(),
-	}
-	const toRTS = verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
-		verbs.QPAttrMaxRDAtomic
-	return q.Modify(attr, toRTS, &peer)
+		verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
+			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer,
+	}, {
+		verbs.QPAttr{
+			State: verbs.StateRTS, Timeout: attr(conn.Timeout), RetryCount: attr(conn.RetryCount), RNRRetry: attr(conn.RNRRetry),
+			MaxRDAtomic: depth,
+		},
+		verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
+			verbs.QPAttrMaxRDAtomic,
+	}}
 }
 
 // Modify changes attributes of every physical queue pair, the notify QP included: for programs that connect step by step.
@@ -76,7 +84,7 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 // With peer given, what differs from queue pair to queue pair is filled in where mask names it: DestQPNum, RQPSN and SQPSN,
 // and of the address handle the destination and the source GID index. Without, attr is used as it is.
 //
-// Reaching RTR posts the credits of DQPLB. Reaching RESET ends what is outstanding as flushed and forgets the failure.
+// Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does.
 // What a transition needs is checked for all queue pairs before any is touched.
 func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	q.cq.guard.enter()
@@ -105,7 +113,7 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		return refused
 	}
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
-		q.collect() // what has completed is reported as such
+		return q.reset()
 	}
 	q.eachRail(func(r *rail) {
 		if refused == nil {
@@ -115,78 +123,50 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		}
 	})
 	if refused == nil && mask&verbs.QPAttrState != 0 {
-		q.reached(attr.State, peer)
+		refused = q.reached(attr.State, peer)
 	}
 	return refused
 }
 
-// Reset takes the virtual queue pair back to RESET, whatever became of it: what is outstanding completes as flushed, the
-// failure is forgotten, and it can be connected again. The peer must do the same.
-func (q *VirtualQP) Reset() error {
-	return q.Modify(verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState, nil)
-}
-
 // reached notes the state that all queue pairs have come to.
-func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) {
+func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	q.state = state
-	switch state {
-	case verbs.StateReset:
-		q.restart()
-	case verbs.StateRTR:
-		if peer != nil {
-			q.adopt(peer)
-		}
-		if q.cfg.Scheme == DQPLB && !q.single {
-			for _, r := range q.rails {
-				r.owed = r.recvLimit
-			}
-			q.postCredits(atOnce)
-		}
+	if state != verbs.StateRTR {
+		return nil
 	}
+	if peer != nil {
+		q.adopt(peer)
+	}
+	if q.cfg.Scheme == DQPLB && !q.single {
+		for _, r := range q.rails {
+			r.owed = r.recvLimit
+		}
+		q.postCredits(atOnce)
+	}
+	return q.Err()
 }
 
-// atOnce is the share at which credits are posted at once.
+// atOnce is the share at which credits are posted whatever their number.
 const atOnce = 1 << 20
 
-// adopt keeps what the peer's card says for the data path.
+// adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
 func (q *VirtualQP) adopt(peer *BusinessCard) {
 	q.rawImm = q.cfg.Scheme == DQPLB && peer.RawImm
 	q.peerDevs = 0
+	if q.cfg.Scheme == DQPLB && !q.single && peer.Credits > 0 {
+		// More in flight than the peer has receives for would only make the NICs retry.
+		q.free = 0
+		for _, r := range q.rails {
+			r.limit = min(r.slots, peer.Credits)
+			q.free += r.limit
+		}
+	}
 	q.eachRail(func(r *rail) {
 		r.peerDev = r.device
 		if len(peer.Rails) != 0 {
 			r.peerDev = uint8(peer.Rails[r.index()].Device)
 		}
 		q.peerDevs |= 1 << r.peerDev
-	})
-}
-
-// restart gives a virtual queue pair that was reset its first state back. Requests keep counting on, so that completions of
-// the former life are recognised.
-func (q *VirtualQP) restart() {
-	if !q.single {
-		q.abandon()
-		out := sink{}
-		q.reportSends(&out)
-		q.progressRecvs(&out)
-		out.settle()
-		q.next, q.dataDone, q.noted = q.send.tail, q.send.tail, q.send.tail
-		q.free = 0
-		for _, r := range q.rails {
-			q.free += r.limit
-		}
-	}
-	q.inflight, q.recv.torn = 0, false
-	q.failure, q.suspect, q.killed, q.stopAt, q.freed, q.turn, q.notes = nil, nil, false, never, nil, 0, 0
-	if q.cfg.Scheme == DQPLB && !q.single {
-		q.numbers = newNumberSender(maxWindow)
-		q.arrived = numberReceiver{}
-		q.recv.bank = fifo[notification]{}
-	}
-	q.eachRail(func(r *rail) {
-		r.dirty = false
-		r.inbox = creditInbox{next: r.credited, slots: r.inbox.slots, mask: r.inbox.mask}
-		clear(r.inbox.slots)
 	})
 }
 
@@ -205,11 +185,11 @@ func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	if mask&verbs.QPAttrAV == 0 {
 		return nil
 	}
-	_, entry, err := q.localPort(r)
+	port, err := q.localPort(r)
 	if err != nil {
 		return err
 	}
-	a.AH.SGIDIndex = uint8(entry.Index)
+	a.AH.SGIDIndex = uint8(port.gid.Index)
 	switch gids := q.cfg.Conn.PeerGIDs; {
 	case r.index() < len(gids):
 		a.AH.DGID = gids[r.index()]
@@ -237,17 +217,14 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	return nil
 }
 
-// pathMTU is the MTU to connect with.
-func (q *VirtualQP) pathMTU(peer *BusinessCard) (verbs.MTU, error) {
-	card, err := q.Card()
-	if err != nil {
-		return 0, err
-	}
-	mtu := card.MTU
-	if peer.MTU != 0 {
-		mtu = min(mtu, peer.MTU)
-	}
-	return mtu, nil
+// checkAddresses says what is missing of the addresses of either end.
+func (q *VirtualQP) checkAddresses(peer *BusinessCard) (refused error) {
+	q.eachRail(func(r *rail) {
+		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil && refused == nil {
+			refused = err
+		}
+	})
+	return refused
 }
 
 // maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every device allows.
@@ -261,35 +238,53 @@ func (q *VirtualQP) maxRDAtomic() uint8 {
 	return n
 }
 
-// localPort describes a rail's port and the entry of its GID table that it uses.
-func (q *VirtualQP) localPort(r *rail) (verbs.PortAttr, verbs.GIDEntry, error) {
-	dev, conn := r.qp.Device(), &q.cfg.Conn
-	port, err := dev.QueryPort(int(conn.Port))
+// localPort is what a rail's end of the connection looks like: its port, and the entry of the port's GID table that it uses.
+type localPort struct {
+	attr verbs.PortAttr
+	gid  verbs.GIDEntry
+}
+
+// localPort finds out about a rail's port, once a device: GID tables may have hundreds of entries.
+func (q *VirtualQP) localPort(r *rail) (localPort, error) {
+	if p, ok := q.ports[r.device]; ok {
+		return p, nil
+	}
+	p, err := q.queryPort(r)
 	if err != nil {
-		return port, verbs.GIDEntry{}, q.railError(r, err)
+		return p, err
+	}
+	if q.ports == nil {
+		q.ports = map[uint8]localPort{}
+	}
+	q.ports[r.device] = p
+	return p, nil
+}
+
+func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
+	dev, conn := r.qp.Device(), &q.cfg.Conn
+	if p.attr, err = dev.QueryPort(int(conn.Port)); err != nil {
+		return p, q.railError(r, err)
 	}
 	if conn.GIDIndex != 0 {
-		entry, err := dev.QueryGID(int(conn.Port), conn.GIDIndex-1)
-		if err != nil {
-			return port, entry, q.railError(r, err)
+		if p.gid, err = dev.QueryGID(int(conn.Port), max(0, conn.GIDIndex)); err != nil {
+			return p, q.railError(r, err)
 		}
-		return port, entry, nil
+		return p, nil
 	}
-	var best verbs.GIDEntry
-	bestRank := 0
-	for i := range port.GIDTableLen {
+	best := 0
+	for i := range p.attr.GIDTableLen {
 		entry, err := dev.QueryGID(int(conn.Port), i)
 		if err != nil {
 			continue // tables may have holes
 		}
-		if rank := gidRank(entry); rank > bestRank {
-			best, bestRank = entry, rank
+		if rank := gidRank(entry); rank > best {
+			p.gid, best = entry, rank
 		}
 	}
-	if bestRank == 0 {
-		return port, best, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), conn.Port))
+	if best == 0 {
+		return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), conn.Port))
 	}
-	return port, best, nil
+	return p, nil
 }
 
 // gidRank orders GIDs as users expect them to be chosen: RoCE v2 over IPv4, RoCE v2, anything that is set.

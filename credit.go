@@ -10,10 +10,10 @@ import (
 // into the driver, and the credits not yet posted again are few.
 const creditBatch = 8
 
-// postCredits posts the credits that were used up, once an eighth of a rail's are (share 1: at once). With the bank full it
-// withholds them, which stops the sender without losing anything.
+// postCredits posts the credits that were used up, once 1/share of a rail's are. With the bank full, or too much held that came
+// before its turn, it withholds them, which stops the sender without losing anything.
 func (q *VirtualQP) postCredits(share int) {
-	if q.killed || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked {
+	if q.killed || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
 		return
 	}
 	for _, rl := range q.rails {

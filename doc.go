@@ -18,7 +18,8 @@
 //  3. The memory is the caller's again when, and only when, its completion is reported; not even another fragment's failure
 //     gives it back before the last fragment has ended.
 //  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE of this virtual queue pair
-//     is in its memory. If a fragment failed, that notification is never sent. (For [Spray] see its known limit there.)
+//     is in its memory. If a fragment failed, that notification is never sent. ([Spray], and SEND in both schemes, have a
+//     known limit on some hosts, told there.)
 //  5. The first error wins and stops the line: after it no fragment or notification of a later request goes out; the later
 //     requests complete, in order, as flushed. [VirtualQP.Err] tells the story, and every post is refused with [ErrFailed]
 //     until the virtual queue pair is reset or closed.
@@ -26,7 +27,8 @@
 //  7. Nothing a peer sends ends the process or disturbs another virtual queue pair of the same virtual CQ.
 //  8. Posting more than the physical queues hold queues the rest. A physical queue is never overrun.
 //
-// With a single queue pair requests pass straight through, with the NIC's own limits and no tracking.
+// With a single queue pair requests pass straight through, with the NIC's own limits and no tracking. What the NIC drops is lost
+// there: successful unsignaled requests, and what a CQ that has died or a NIC that has vanished took along.
 //
 // # A program
 //

@@ -28,6 +28,7 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 	var seen [verbs.MaxDevices]verbs.Device
 	for _, dev := range devices {
 		if dev.ID() >= verbs.MaxDevices {
+			_ = d.free()
 			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d", verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
 		}
 		if other := seen[dev.ID()]; other != nil {
@@ -182,7 +183,9 @@ func (d *Domain) layout(cfg *Config) layout {
 	l := layout{depths: make([]int, len(d.devices))}
 	plan := func(device, recvs int) plannedQP {
 		l.depths[device] += cfg.MaxMsgCntPerQP + recvs
-		return plannedQP{device: device, limits: verbs.QPCap{MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs}}
+		return plannedQP{device: device, limits: verbs.QPCap{
+			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE, MaxRecvSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
+		}}
 	}
 	for i := range total {
 		recvs := 1

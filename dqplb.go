@@ -83,7 +83,7 @@ func (q *VirtualQP) stageRawImm(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := q.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindData, rl.idBits, 0, n))
+	wr := q.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindImm, rl.idBits, 0, n))
 	wr.RemoteAddr = r.remoteAddr
 	wr.Imm = r.imm
 	rl.batch.setSGL(wr, 0)

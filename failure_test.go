@@ -392,9 +392,9 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 		if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
 			t.Fatal(err)
 		}
-		for id := range 2 * bad * uint64(l.a.Rails()) {
+		for id := range 2 * bad * uint64(l.a.DataRails()) {
 			wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
-			if id == bad*uint64(l.a.Rails()) {
+			if id == bad*uint64(l.a.DataRails()) {
 				wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10) // round robin brings it to rail 0, on the first NIC
 			}
 			l.a.send(t, wr)
@@ -410,16 +410,16 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 		for _, wc := range l.a.backlog {
 			want := verbs.StatusWRFlushErr
 			switch {
-			case wc.ID < bad*uint64(l.a.Rails()):
+			case wc.ID < bad*uint64(l.a.DataRails()):
 				want = verbs.StatusSuccess
-			case wc.ID == bad*uint64(l.a.Rails()):
+			case wc.ID == bad*uint64(l.a.DataRails()):
 				want = verbs.StatusRetryExcErr
 			}
 			if wc.Status != want {
 				t.Fatalf("id %d: %v, want %v; %v", wc.ID, wc.Status.Name(), want.Name(), l.a.Err())
 			}
 		}
-		if len(l.a.backlog) != 2*bad*l.a.Rails()+1 {
+		if len(l.a.backlog) != 2*bad*l.a.DataRails()+1 {
 			t.Fatalf("%d completions", len(l.a.backlog))
 		}
 	})

@@ -25,7 +25,7 @@ type MR struct {
 // closedHolds makes the hold count of a closed region negative, however many still come.
 const closedHolds = -1 << 62
 
-// Bytes is the registered memory.
+// Bytes is the registered memory; nil after Close.
 func (m *MR) Bytes() []byte { return m.buf }
 
 // Addr is the address of the first byte.
@@ -71,6 +71,7 @@ func (m *MR) Close() error {
 		errs = append(errs, r.Close())
 	}
 	m.dom.release()
+	m.buf, m.regions = nil, nil // requests that were reported may still refer to m, and must not keep the memory
 	return errors.Join(errs...)
 }
 

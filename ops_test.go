@@ -125,7 +125,7 @@ func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 			t.Fatalf("%+v", wc)
 		}
 		mustEqual(t, "gathered", l.b.buf[64:64+450], want)
-		if l.a.Rails() > 1 {
+		if l.a.DataRails() > 1 {
 			var fragments uint64
 			for _, r := range l.a.Stats().Rails {
 				fragments += r.Fragments
@@ -148,7 +148,7 @@ func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 // More pieces than a work request may have: fragments end early.
 func TestScatterGatherOfManySmallPieces(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
-		if l.a.Rails() == 1 {
+		if l.a.DataRails() == 1 {
 			t.Skip("a single queue pair does not fragment")
 		}
 		fillRandom(l.a.buf, 1)

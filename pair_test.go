@@ -3,6 +3,7 @@ package ibverbx_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -150,6 +151,19 @@ func (l *link) close() {
 	if err := l.fabric.Close(); err != nil {
 		l.tb.Errorf("leak: %v", err)
 	}
+}
+
+// reconnect connects ends that were reset.
+func (l *link) reconnect() error {
+	cardA, err := l.a.Card()
+	if err != nil {
+		return err
+	}
+	cardB, err := l.b.Card()
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.a.Connect(cardB), l.b.Connect(cardA))
 }
 
 func throughJSON[T any](tb testing.TB, v T) (out T) {

@@ -578,7 +578,7 @@ func TestEveryOrderOfClosing(t *testing.T) {
 		for _, order := range permutations(4) {
 			t.Run(fmt.Sprint(m.name, order), func(t *testing.T) {
 				l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000, MaxMsgCntPerQP: 4}})
-				multi := l.a.Rails() > 1
+				multi := l.a.DataRails() > 1
 				l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 				recvs := uint64(3)
 				for id := range recvs {
@@ -767,7 +767,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 			}
 			continue
 		}
-		if q.Rails() > 1 && (len(got) != 1 || got[0].Status == 0) {
+		if q.DataRails() > 1 && (len(got) != 1 || got[0].Status == 0) {
 			t.Errorf("virtual qp %d: %s", i, fmtWCs(got))
 		}
 		if !errors.Is(q.Err(), verbs.ErrOverrun) || q.State() != verbs.StateErr {

@@ -12,6 +12,7 @@ import (
 type rail struct {
 	vqp     *VirtualQP
 	qp      verbs.QP
+	num     uint32 // of qp
 	idBits  uint64 // the rail's index, where a work-request id carries it
 	device  uint8  // the local DeviceID: picks local keys
 	psn     uint32 // first packet sequence number that it sends
@@ -20,7 +21,8 @@ type rail struct {
 	maxSGE  int // pieces of memory one fragment may have
 
 	inUse int // send slots taken
-	limit int // send slots there are
+	limit int // send slots there are, as far as the peer's credits go
+	slots int // send slots there are
 
 	// dirty: plain data went out since the last numbered message. A notification must be preceded on this rail by
 	// a marker that proves it has arrived.

@@ -72,6 +72,10 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 		return 0, q.stateError("post recv", wrs[0].ID, err)
 	}
 	for n < len(wrs) {
+		if q.recv.win.len() > maxOutstanding {
+			err = recvError(n, &wrs[n], verbs.ErrQueueFull, "2^27 receives are outstanding: poll completions")
+			break
+		}
 		if err = q.enqueueRecv(n, &wrs[n]); err != nil {
 			break
 		}
@@ -96,6 +100,9 @@ func (q *VirtualQP) canRecv() error {
 
 // enqueueRecv checks a receive and gives it its slot.
 func (q *VirtualQP) enqueueRecv(i int, wr *RecvWR) error {
+	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
+		return recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+	}
 	pieces := wr.SGL
 	if len(pieces) == 0 && wr.Local.Length != 0 {
 		pieces = []Segment{wr.Local}
@@ -111,19 +118,21 @@ func (q *VirtualQP) enqueueRecv(i int, wr *RecvWR) error {
 		if bad := holdPieces(pieces); bad >= 0 {
 			return recvError(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
 		}
-	} else {
-		pieces = nil
 	}
+	// Field by field: a composite would copy the struct, with write barriers.
 	r := q.recv.win.push()
-	*r = recvReq{id: wr.ID, message: message, pieces: append(r.pieces[:0], pieces...)}
+	r.id, r.bytes, r.status, r.imm, r.vendorErr = wr.ID, 0, verbs.StatusSuccess, 0, 0
+	r.hasImm, r.message, r.done = false, message, false
+	r.opcode = verbs.WCRecvRDMAWithImm
+	if message {
+		r.opcode = verbs.WCRecv
+		r.pieces = append(r.pieces[:0], pieces...)
+	}
 	q.counters.recvs++
 	return nil
 }
 
 func (q *VirtualQP) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
-	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
-		return recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
-	}
 	if q.sendOn == nil {
 		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on the notify QP, and there is none: add one")
 	}
@@ -134,7 +143,7 @@ func (q *VirtualQP) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 		if s.Length == 0 {
 			continue
 		}
-		if s.Length > 1<<31 {
+		if s.Length > maxMessage {
 			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most 2 GiB", s.Length))
 		}
 		if detail, err := checkLocal(s, 1<<q.sendOn.device); err != nil {
@@ -155,13 +164,13 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 	s := &q.recv
 	if s.nextMessage != s.win.tail {
-		s.nextMessage = q.postReceives(q.sendOn, true, s.nextMessage)
+		q.postReceives(q.sendOn, true, &s.nextMessage)
 	}
 	if s.nextNote == s.win.tail {
 		return
 	}
 	if q.cfg.Scheme == Spray {
-		s.nextNote = q.postReceives(q.noteOn, false, s.nextNote)
+		q.postReceives(q.noteOn, false, &s.nextNote)
 		return
 	}
 	for s.bank.len() != 0 {
@@ -189,30 +198,31 @@ func (q *VirtualQP) nextNotified() *recvReq {
 
 func (r *recvReq) deliver(n notification) {
 	r.done = true
-	r.opcode = verbs.WCRecvRDMAWithImm
 	r.bytes, r.imm, r.hasImm = n.bytes, n.imm, n.hasImm
 }
 
-// postReceives posts the receives of one kind on a rail, from request n on, and returns where it stopped.
-func (q *VirtualQP) postReceives(rl *rail, message bool, n uint64) uint64 {
-	for n != q.recv.win.tail && rl != nil {
-		batch, stop := q.gatherReceives(rl, message, n)
+// postReceives posts the receives of one kind on a rail, from *next on, which it moves.
+func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
+	if rl == nil {
+		*next = q.recv.win.tail // no receive of this kind was let in
+		return
+	}
+	for *next != q.recv.win.tail {
+		batch, stop := q.gatherReceives(rl, message, *next)
 		if len(batch) == 0 {
-			return stop
+			*next = stop
+			return
 		}
 		accepted, err := rl.qp.PostRecv(batch)
 		rl.recvs += accepted
 		if err != nil {
-			rest, _ := q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
+			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads to.
+			*next, _ = q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
 			q.recvRefused(rl, err)
-			return rest
+			return
 		}
-		n = stop
+		*next = stop
 	}
-	if rl == nil {
-		return q.recv.win.tail // no receive of this kind was let in
-	}
-	return n
 }
 
 // gatherReceives fills the scratch batch with receives of one kind from request n on, as the rail has room.
@@ -276,7 +286,12 @@ func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
 		q.recvError(rl, wc, &FailedError{HasID: true, ID: r.id, Op: "receive"})
 		return
 	}
-	r.opcode, r.bytes = wc.Opcode, uint64(wc.ByteLen)
+	if wc.Opcode != r.opcode {
+		r.status = verbs.StatusLocQPOpErr
+		q.protocolError(rl, fmt.Sprintf("%v where a receive waits for %v", wc.Opcode, r.opcode))
+		return
+	}
+	r.bytes = uint64(wc.ByteLen)
 	r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
 }
 
@@ -294,7 +309,7 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		}
 		if s.torn {
 			// One before it failed: on one connection nothing arrives after that.
-			r.status, r.vendorErr, r.opcode, r.bytes, r.hasImm = verbs.StatusWRFlushErr, 0, 0, 0, false
+			r.status, r.vendorErr, r.bytes, r.hasImm = verbs.StatusWRFlushErr, 0, 0, false
 		}
 		s.torn = r.status != verbs.StatusSuccess
 		wc := q.cq.slot(out)
@@ -309,7 +324,9 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		if r.hasImm {
 			wc.Imm, wc.Flags = r.imm, verbs.WCWithImm
 		}
-		unholdPieces(r.pieces)
+		if r.message {
+			unholdPieces(r.pieces)
+		}
 		s.win.head++
 		q.counters.recvsDone++
 	}

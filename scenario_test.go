@@ -214,7 +214,7 @@ func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
 		t.Fatal(err)
 	}
 	connectBoth(t, a1, b1)
-	if l.a.Rails() != 2 || a1.Rails() != 1 || a1.Num() == l.a.Num() {
+	if l.a.DataRails() != 2 || a1.DataRails() != 1 || a1.Num() == l.a.Num() {
 		t.Fatal("not one of each")
 	}
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000))

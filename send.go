@@ -105,6 +105,10 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	}
 	held := holder{}
 	for n < len(wrs) {
+		if q.send.len() > maxOutstanding {
+			err = q.sendError(n, &wrs[n], verbs.ErrQueueFull, "2^27 requests are outstanding: poll completions")
+			break
+		}
 		wr := &wrs[n]
 		if err = q.checkSend(n, wr); err != nil {
 			break

@@ -134,6 +134,11 @@ func (s *sim) run() {
 			s.poll(e, 1+s.rng.IntN(5))
 		case n == 9 && s.faulty && s.rng.IntN(8) == 0:
 			s.strike()
+		case n == 10 && s.rng.IntN(60) == 0:
+			if !s.reset() {
+				s.finish()
+				return
+			}
 		default:
 			for range 1 + s.rng.IntN(4) {
 				if a, ok := s.l.fabric.Step(); ok {
@@ -245,7 +250,7 @@ func (s *sim) strike() {
 		}
 	default:
 		f := soft.Fault{Device: dev, Skip: s.rng.IntN(5), Kind: kinds[s.rng.IntN(len(kinds))], Status: statuses[s.rng.IntN(len(statuses))]}
-		if s.rng.IntN(6) == 0 && f.Kind == soft.RefuseSend {
+		if s.rng.IntN(6) == 0 && (f.Kind == soft.RefuseSend || f.Kind == soft.RefuseRecv) {
 			f.Err = verbs.ErrNotSupported
 		}
 		s.logf("fault on %s: %+v", dev.Name(), f)
@@ -262,25 +267,13 @@ func (s *sim) poll(e *simEnd, n int) int {
 	}
 	for i := range wcs[:n] {
 		s.logf("%s completes %s", e.name, fmtWCs(wcs[i:i+1]))
-		// Sends and receives complete side by side; IDs count each, and a failed one has no opcode. The model keeps them
-		// apart by what the library promises: IDs in order.
-		s.check(e, &wcs[i])
+		if wcs[i].Opcode.IsRecv() { // failed ones too
+			s.checkRecv(e, &wcs[i])
+		} else {
+			s.checkSend(e, &wcs[i])
+		}
 	}
 	return n
-}
-
-func (s *sim) check(e *simEnd, wc *ibverbx.WC) {
-	recv := wc.Opcode.IsRecv()
-	if wc.Status != verbs.StatusSuccess {
-		// A flushed send carries its opcode, a flushed receive none, which reads as SEND; only one of the two can be next.
-		send := e.done < len(e.sends) && wc.ID == uint64(e.done) && wc.Opcode == e.sends[e.done].op.WCOpcode() && wc.ByteLen == e.sends[e.done].length
-		recv = !send
-	}
-	if recv {
-		s.checkRecv(e, wc)
-	} else {
-		s.checkSend(e, wc)
-	}
 }
 
 func (s *sim) checkSend(e *simEnd, wc *ibverbx.WC) {
@@ -417,6 +410,35 @@ func (s *sim) balance(e *simEnd) {
 			s.serve(e.to, message)
 		}
 	}
+}
+
+// reset takes both ends back to RESET, where everything outstanding must end, and connects them again. It reports false when a
+// NIC that is gone forbids that.
+func (s *sim) reset() bool {
+	s.logf("reset")
+	s.closed = true
+	refused := false
+	for _, e := range s.ends {
+		if err := e.Reset(); err != nil {
+			if !s.faulty {
+				s.t.Fatalf("%s: reset: %v", e.name, err)
+			}
+			refused = true
+		}
+		for s.poll(e, 7) != 0 {
+		}
+		if e.done != len(e.sends) || e.received != len(e.recvs) {
+			s.t.Fatalf("%s: after a reset %d of %d sends and %d of %d receives have completed", e.name, e.done, len(e.sends), e.received, len(e.recvs))
+		}
+	}
+	if refused {
+		return false
+	}
+	for _, e := range s.ends {
+		e.failed, e.torn, e.notes, e.messages, e.checked = false, false, nil, nil, len(e.to.sends)
+	}
+	s.closed = false
+	return s.l.reconnect() == nil || !s.faulty
 }
 
 // feed posts a receive.

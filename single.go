@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"ibverbx/verbs"
 )
@@ -48,7 +47,6 @@ func (q *VirtualQP) countPassed(rl *rail, wrs []SendWR) {
 		if wrs[i].Flags&verbs.SendSignaled != 0 {
 			q.inflight++
 		}
-		rl.stats.bytes += wrs[i].Local.Length
 	}
 }
 
@@ -71,9 +69,10 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 			return err
 		}
 	}
-	if length > math.MaxInt32 || len(wr.SGL) > rl.maxSGE {
+	if length > maxMessage || len(wr.SGL) > rl.maxSGE {
 		return q.passTooLarge(i, wr, length)
 	}
+	rl.stats.bytes += length
 	p := rl.batch.add()
 	p.ID, p.Opcode, p.Flags, p.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
 	if !wr.Opcode.IsSend() {
@@ -127,7 +126,7 @@ func (q *VirtualQP) translateLocal(rl *rail, wr *SendWR, p *verbs.SendWR, length
 }
 
 func (q *VirtualQP) passTooLarge(i int, wr *SendWR, length uint64) error {
-	if length > math.MaxInt32 {
+	if length > maxMessage {
 		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at most 2 GiB; use several queue pairs, which fragment", length))
 	}
 	return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL), q.rails[0].maxSGE))

@@ -41,8 +41,8 @@ type physicalCQ struct {
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
 
-// NewVirtualCQ makes a virtual CQ of physical ones, one or more a device, and owns them from then on. To wait for events they
-// must all have been created with the same CompChannel.
+// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on. To wait for events they must all
+// have been created with the same CompChannel, and nobody else may wait on that: an event wakes one.
 func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	if len(cqs) == 0 {
 		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
@@ -50,10 +50,15 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	c := &VirtualCQ{scratch: make([]verbs.WC, pollBatch), channel: cqs[0].Channel()}
 	for _, cq := range cqs {
 		dev := cq.Device().ID()
-		if c.routes[dev] == nil {
-			c.routes[dev] = &routeTable{}
+		if dev >= verbs.MaxDevices {
+			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: %s has index %d: must be below %d", verbs.ErrInvalid, cq.Device().Name(), dev, verbs.MaxDevices)
 		}
-		c.room[dev] += cq.Depth()
+		if c.routes[dev] != nil {
+			// A queue pair does not say which CQ it completes on, so room could not be reserved.
+			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: two CQs of %s: give one a device", verbs.ErrInvalid, cq.Device().Name())
+		}
+		c.routes[dev] = &routeTable{}
+		c.room[dev] = cq.Depth()
 		if cq.Channel() != c.channel {
 			c.channel = nil
 		}
@@ -171,7 +176,7 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	out := sink{}
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
 		for i := range wcs {
-			c.route(c.routes[dev], &wcs[i], &out)
+			c.route(c.routes[dev], nil, &wcs[i], &out)
 		}
 	}
 	c.progress(&out)
@@ -203,7 +208,8 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	return out.n, err
 }
 
-// drain takes in what the physical CQs hold, as long as there is room for the results, and carries on with what that frees.
+// drain takes in what the physical CQs hold and carries on with what that frees. Once the caller's slice is full it takes no
+// more than a batch from each further CQ.
 func (c *VirtualCQ) drain(out *sink, only int) error {
 	failed := c.untold
 	c.untold = nil
@@ -213,11 +219,12 @@ func (c *VirtualCQ) drain(out *sink, only int) error {
 		if pc.dead || only >= 0 && int(pc.device) != only {
 			continue
 		}
+		var last *rail // completions come in bursts of one queue pair
 		// Bounded: a NIC that completes as fast as we poll must not keep the others waiting.
 		for range 1 + pc.cq.Depth()/pollBatch {
 			n, err := pc.cq.Poll(c.scratch)
 			for j := range n {
-				c.route(pc.routes, &c.scratch[j], out)
+				last = c.route(pc.routes, last, &c.scratch[j], out)
 			}
 			if err != nil {
 				pc.dead = true
@@ -239,15 +246,17 @@ func (c *VirtualCQ) drain(out *sink, only int) error {
 	return failed
 }
 
-// route hands a physical completion to the rail that it belongs to. One of a queue pair that was closed a moment ago is
-// counted and dropped.
-func (c *VirtualCQ) route(t *routeTable, wc *verbs.WC, out *sink) {
-	rl := t.find(wc.QPNum)
-	if rl == nil {
-		c.stale++
-		return
+// route hands a physical completion to the rail that it belongs to, and returns it; last is the rail of the completion
+// before. One of a queue pair that was closed a moment ago is counted and dropped.
+func (c *VirtualCQ) route(t *routeTable, last *rail, wc *verbs.WC, out *sink) *rail {
+	if last == nil || last.num != wc.QPNum {
+		if last = t.find(wc.QPNum); last == nil {
+			c.stale++
+			return nil
+		}
 	}
-	rl.vqp.process(rl, wc, out)
+	last.vqp.process(last, wc, out)
+	return last
 }
 
 // touch notes that a virtual queue pair has something to carry on with.
@@ -267,6 +276,14 @@ func (c *VirtualCQ) progress(out *sink) {
 		q.progress(out)
 	}
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
+}
+
+// FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has died with err. The virtual
+// queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what they had outstanding.
+func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
+	c.guard.enter()
+	c.loseDevice(dev, err)
+	c.guard.exit()
 }
 
 // loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their completions will not come.
@@ -312,9 +329,6 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 			if c.ready.len() != 0 {
 				return nil
 			}
-			if c.closed {
-				return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
-			}
 			if armed == 0 {
 				if err := c.arm(); err != nil {
 					return err
@@ -328,13 +342,18 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 }
 
 func (c *VirtualCQ) arm() error {
+	alive := 0
 	for i := range c.cqs {
 		if c.cqs[i].dead {
 			continue
 		}
+		alive++
 		if err := c.cqs[i].cq.Arm(false); err != nil {
 			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
 		}
+	}
+	if alive == 0 {
+		return fmt.Errorf("ibverbx: wait: %w: every physical CQ has died", verbs.ErrDeviceGone)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 
 	"ibverbx/verbs"
 )
@@ -55,9 +54,10 @@ type VirtualQP struct {
 	scratch []verbs.RecvWR // for posting receives in batches
 
 	failure *FailedError
-	suspect *rail  // its receives were flushed, and nothing else has failed yet
-	stopAt  uint64 // requests from here on post nothing more; never if the line runs
-	killed  bool   // the rails were moved to ERR
+	ports   map[uint8]localPort // by device, while a connection is set up
+	suspect *rail               // its receives were flushed, and nothing else has failed yet
+	stopAt  uint64              // requests from here on post nothing more; never if the line runs
+	killed  bool                // the rails were moved to ERR
 
 	inflight           int // single QP: signaled requests and receives outstanding, for Close
 	touched            bool
@@ -122,20 +122,23 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 	r := &rail{
 		vqp:       q,
 		qp:        qp,
+		num:       qp.Num(),
 		idBits:    uint64(index) << wridRailShift,
 		device:    uint8(qp.Device().ID()),
 		peerDev:   uint8(qp.Device().ID()),
 		maxSGE:    max(1, limits.MaxSendSGE),
-		psn:       rand.Uint32() & (1<<24 - 1),
+		psn:       newPSN(),
 		limit:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
 		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
 	}
 	if q.single {
 		// Pass-through: the NIC's own limits, and a batch only to translate requests in.
 		r.limit, r.recvLimit = limits.MaxSendWR, limits.MaxRecvWR
-		r.batch = newSendBatch(min(r.limit, passBatch), r.maxSGE)
+		r.slots = r.limit
+		r.batch = newSendBatch(max(1, min(r.limit, passBatch)), r.maxSGE)
 		return r
 	}
+	r.slots = r.limit
 	r.batch = newSendBatch(r.limit, r.maxSGE)
 	return r
 }
@@ -222,8 +225,8 @@ func (q *VirtualQP) Config() Config {
 	return cfg
 }
 
-// Rails is how many data queue pairs there are; 1 means pass-through.
-func (q *VirtualQP) Rails() int { return len(q.rails) }
+// DataRails is how many data queue pairs there are; 1 means pass-through.
+func (q *VirtualQP) DataRails() int { return len(q.rails) }
 
 // Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }

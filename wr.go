@@ -43,7 +43,8 @@ type RecvWR struct {
 }
 
 // WC is a virtual work completion. Unlike a physical one, all of its fields are always defined; those that do not
-// apply are zero.
+// apply are zero. With several queue pairs Opcode tells what the request was for even when it failed; a single queue pair knows no
+// more than the NIC, which leaves the opcode of a failed completion undefined: it is zero.
 type WC struct {
 	ID        uint64
 	Status    verbs.Status
@@ -52,7 +53,8 @@ type WC struct {
 	Imm       uint32 // receives: the sender's immediate, when Flags has [verbs.WCWithImm]
 	QPNum     uint32 // [VirtualQP.Num] of the virtual queue pair
 	Flags     verbs.WCFlags
-	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived.
+	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived. It is 0 for a notification of
+	// Spray, which does not say, and for a send of a single queue pair.
 	ByteLen uint64
 }
 

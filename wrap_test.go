@@ -271,7 +271,7 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 			wc := r.credit(1, 0, seqImm(0|immLast))
 			c.edit(&wc)
 			got := r.CQ().ProcessCompletions(nil, 0, wc)
-			flushed := func(wc WC) bool { return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == 0 }
+			flushed := func(wc WC) bool { return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == verbs.WCRecvRDMAWithImm }
 			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
 				t.Errorf("reported %+v", got)
 			}

@@ -7,10 +7,11 @@ package ibverbx
 //	| kind  |  rail   |      aux       |    number    |
 //
 // number is the low 28 bits of the request's number in its window (of a credit: of its count on the rail); a window
-// can therefore hold 2^28 requests. aux is the DQPLB number of a numbered message, the fragment's position otherwise.
+// can therefore number 2^28 requests, and half of that are let in. aux is the DQPLB number of a numbered message, the fragment's position otherwise.
 const (
 	wridNumberBits = 28
 	wridNumberMask = 1<<wridNumberBits - 1
+	maxOutstanding = 1 << (wridNumberBits - 1)
 	wridAuxShift   = 28
 	wridAuxMask    = 1<<24 - 1
 	wridRailShift  = 52
@@ -20,11 +21,12 @@ const (
 
 // What a physical work request was for.
 const (
-	kindData     = 1 + iota // a plain fragment, an atomic, the raw immediate behind a DQPLB message
+	kindData     = 1 + iota // a plain fragment, or an atomic
 	kindNumbered            // a message with a DQPLB number: a fragment or a marker
 	kindNotify              // a request's last step: Spray's notification, or a SEND
 	kindRecv                // a receive of the user
 	kindCredit              // a receive that DQPLB keeps posted
+	kindImm                 // the user's immediate behind a DQPLB message
 )
 
 func wrid(kind uint64, railBits uint64, aux uint32, number uint64) uint64 {

@@ -156,7 +156,7 @@ func newCell(r *runner, rig *rig, size int) *cell {
 	}
 	c.lanes = newRound(c.flows)
 	c.result = Result{
-		Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.a.vqp.Rails(), Outstanding: c.flows[0].tx,
+		Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.a.vqp.DataRails(), Outstanding: c.flows[0].tx,
 	}
 	return c
 }

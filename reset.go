@@ -1,0 +1,117 @@
+package ibverbx
+
+import (
+	"errors"
+	"math/rand/v2"
+	"runtime"
+
+	"ibverbx/verbs"
+)
+
+// Reset takes the virtual queue pair back to RESET, whatever became of it: what is outstanding completes as flushed, the
+// failure is forgotten, and it can be connected again. The peer must do the same, and both must exchange new cards: packet
+// sequence numbers change, so that neither takes the other's new life for its old one.
+//
+// When a NIC is gone for good its queue pairs cannot be reset. What is outstanding is reported as flushed all the same, the error
+// says which rail it was, and the virtual queue pair stays failed: close it.
+func (q *VirtualQP) Reset() error {
+	return q.Modify(verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState, nil)
+}
+
+func (q *VirtualQP) reset() error {
+	q.collect()
+	q.flush()
+	var errs []error
+	q.eachRail(func(r *rail) {
+		if r.closed {
+			errs = append(errs, q.railError(r, verbs.ErrClosed))
+			return
+		}
+		err := r.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState)
+		if err == nil {
+			return
+		}
+		// It keeps what it had. Destroyed it does not, and that is sure to be over.
+		errs = append(errs, q.railError(r, err))
+		if err := r.qp.Close(); err != nil {
+			errs = append(errs, q.railError(r, err))
+		}
+		r.closed = true
+	})
+	q.endOutstanding()
+	if err := errors.Join(errs...); err != nil {
+		q.fail(nil, &FailedError{Fragment: -1, Err: err})
+		q.killed, q.state = true, verbs.StateErr
+		return err
+	}
+	q.restart()
+	return nil
+}
+
+// flush moves every queue pair to ERR and takes in what the NICs flush. It is bounded: a NIC that does not answer must not hold
+// up a reset or close, after which nothing of it can come any more. How much is outstanding is not known for sure with a single
+// queue pair: failed unsignaled requests complete too.
+func (q *VirtualQP) flush() {
+	q.eachRail(func(r *rail) {
+		if s := r.qp.State(); s != verbs.StateReset && s != verbs.StateErr {
+			_ = r.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) // one that is gone has nothing to flush
+		}
+	})
+	const (
+		settled  = 8    // polls without a completion when nothing is known to be outstanding
+		patience = 1000 // and when something is; a software NIC flushes within a few
+	)
+	for quiet := 0; quiet < settled || q.outstanding() > 0 && quiet < patience; quiet++ {
+		before := q.outstanding()
+		q.collect()
+		if q.outstanding() != before {
+			quiet = 0
+		}
+		runtime.Gosched()
+	}
+}
+
+// outstanding is how many work requests the NICs hold, as far as it is known.
+func (q *VirtualQP) outstanding() int {
+	n := q.inflight
+	q.eachRail(func(r *rail) { n += r.inUse + r.recvs })
+	return n
+}
+
+// endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.
+func (q *VirtualQP) endOutstanding() {
+	q.inflight = 0
+	if q.single {
+		return
+	}
+	q.abandon()
+	out := sink{}
+	q.reportSends(&out)
+	q.progressRecvs(&out)
+	out.settle()
+}
+
+// restart gives a virtual queue pair that was reset its first state back. Requests keep counting on, so that completions of
+// the former life are recognised.
+func (q *VirtualQP) restart() {
+	q.state = verbs.StateReset
+	q.failure, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, nil, false, never, nil, 0
+	q.recv.torn, q.rawImm, q.blocked = false, false, false
+	q.free, q.peerDevs = 0, q.localDevs
+	if q.cfg.Scheme == DQPLB && !q.single {
+		q.numbers = newNumberSender(maxWindow)
+		q.arrived = numberReceiver{}
+		q.recv.bank = fifo[notification]{}
+	}
+	q.eachRail(func(r *rail) {
+		r.psn, r.peerDev, r.limit, r.dirty = newPSN(), r.device, r.slots, false
+		if r != q.notify {
+			q.free += r.limit
+		}
+		r.inbox = creditInbox{next: r.credited, slots: r.inbox.slots, mask: r.inbox.mask}
+		clear(r.inbox.slots)
+	})
+}
+
+// newPSN draws the first packet sequence number of a connection, so that packets of an earlier one do not fit.
+func newPSN() uint32 { return rand.Uint32() & (1<<24 - 1) }
