@@ -140,43 +140,58 @@ func (q *VirtualQP) passRecvs(wrs []RecvWR) (n int, err error) {
 	if err := q.canRecv(); err != nil {
 		return 0, q.stateError("post recv", wrs[0].ID, err)
 	}
-	for n < len(wrs) {
-		if err := q.passRecv(n, &wrs[n]); err != nil {
-			return n, err
-		}
-		n++
+	rl := q.rails[0]
+	width := max(1, rl.qp.Cap().MaxRecvSGE)
+	if q.scratch == nil {
+		q.scratch, q.recv.sges = make([]verbs.RecvWR, passBatch), make([]verbs.SGE, passBatch*width)
 	}
-	return n, nil
+	for n < len(wrs) && err == nil {
+		first, count := n, 0
+		for count < passBatch && n < len(wrs) {
+			sgl := q.recv.sges[count*width : count*width : (count+1)*width]
+			if q.scratch[count].SGL, err = q.translateRecv(n, &wrs[n], sgl); err != nil {
+				break
+			}
+			q.scratch[count].ID = wrs[n].ID
+			count++
+			n++
+		}
+		accepted, refusal := rl.qp.PostRecv(q.scratch[:count])
+		q.counters.recvs += uint64(accepted)
+		q.inflight += accepted
+		if refusal != nil {
+			rl.stats.refused++
+			n = first + accepted
+			return n, recvError(n, &wrs[n], refusal, "")
+		}
+	}
+	return n, err
 }
 
-func (q *VirtualQP) passRecv(i int, wr *RecvWR) error {
-	rl := q.rails[0]
-	if q.recv.sges == nil {
-		q.recv.sges = make([]verbs.SGE, rl.qp.Cap().MaxRecvSGE)
-		q.scratch = make([]verbs.RecvWR, 1)
-	}
-	pieces := wr.SGL
-	if len(pieces) == 0 && wr.Local.Length != 0 {
-		pieces = []Segment{wr.Local}
-	}
-	if len(pieces) != 0 {
-		if err := q.checkRecv(i, wr, pieces); err != nil {
-			return err
+// translateRecv checks a receive and appends its pieces of memory to sgl, which has room for as many as the queue pair takes.
+func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.SGE, error) {
+	if len(wr.SGL) == 0 {
+		if wr.Local.Length == 0 {
+			return nil, nil
 		}
+		pieces := [1]Segment{wr.Local}
+		if err := q.checkRecv(i, wr, pieces[:]); err != nil {
+			return nil, err
+		}
+		return append(sgl, verbs.SGE{Addr: wr.Local.Addr, Length: uint32(wr.Local.Length), LKey: wr.Local.Keys.at(q.rails[0].device)}), nil
 	}
-	sgl := q.recv.sges[:0]
-	for _, s := range pieces {
+	if wr.Local != (Segment{}) {
+		return nil, recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+	}
+	if err := q.checkRecv(i, wr, wr.SGL); err != nil {
+		return nil, err
+	}
+	for _, s := range wr.SGL {
 		if s.Length != 0 {
-			sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
+			sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(q.rails[0].device)})
 		}
 	}
-	q.scratch[0] = verbs.RecvWR{ID: wr.ID, SGL: sgl}
-	if _, err := rl.qp.PostRecv(q.scratch[:1]); err != nil {
-		return recvError(i, wr, err, "")
-	}
-	q.counters.recvs++
-	q.inflight++
-	return nil
+	return sgl, nil
 }
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.

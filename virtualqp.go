@@ -110,6 +110,7 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		q.notify = newRail(q, notify, len(qps))
 	}
 	q.assignRoles()
+	q.limitFragments()
 	q.initTracking()
 	if err := cq.attach(q); err != nil {
 		return nil, err
@@ -166,6 +167,16 @@ func (q *VirtualQP) assignRoles() {
 		q.maxInline = min(q.maxInline, r.qp.Cap().MaxInline)
 	})
 	q.peerDevs = q.localDevs
+}
+
+// limitFragments lowers the size of a fragment to what every port carries in one message.
+func (q *VirtualQP) limitFragments() {
+	q.eachRail(func(r *rail) {
+		port, err := r.qp.Device().QueryPort(int(q.cfg.Conn.Port))
+		if err == nil && port.MaxMsgSize != 0 { // a port that cannot be asked now is refused by Connect
+			q.cfg.MaxMsgSize = min(q.cfg.MaxMsgSize, port.MaxMsgSize)
+		}
+	})
 }
 
 // initTracking gives the virtual queue pair its empty windows.
