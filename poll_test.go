@@ -595,7 +595,7 @@ func TestEveryOrderOfClosing(t *testing.T) {
 					var err, want error
 					switch what {
 					case closeQP:
-						err = l.a.VirtualQP.Close()
+						err = l.a.Close()
 						if qpClosed {
 							want = ibverbx.ErrClosed // with its CQ
 						}
