@@ -19,6 +19,9 @@ func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
 	if wr.Flags&^knownSendFlags != 0 {
 		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
+	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
+		return q.sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+	}
 	n := wr.Local.Length
 	need := q.localDevs
 	if wr.Opcode.IsSend() {
@@ -162,7 +165,7 @@ func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 	e := &PostError{Op: op, ID: id, Err: err}
 	switch {
 	case q.failure != nil && !q.closed:
-		e.Detail = q.failure.Error() + ": reset or close the virtual QP"
+		e.Detail, e.Cause = q.failure.Error()+": reset or close the virtual QP", q.failure
 	case !q.closed:
 		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
 	}

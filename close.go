@@ -12,7 +12,8 @@ import (
 // Close returns nil, no NIC touches memory on the virtual queue pair's behalf any more; an error says that a NIC did not confirm it.
 // A request that had completed behind one that had not counts as outstanding: completions keep their order.
 //
-// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close gives it a moment to.
+// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close waits for that, a second at
+// most.
 func (q *VirtualQP) Close() error {
 	q.cq.guard.enter()
 	err := q.close()
@@ -30,7 +31,7 @@ func (q *VirtualQP) close() error {
 	}
 	err := q.closeRails()
 	q.endOutstanding()
-	q.closed = true
+	q.closed, q.state = true, verbs.StateErr
 	q.cq.detach(q)
 	if q.dom != nil {
 		q.dom.release()

@@ -137,13 +137,26 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	if peer != nil {
 		q.adopt(peer)
 	}
-	if q.cfg.Scheme == DQPLB && !q.single {
+	if q.single {
+		return nil
+	}
+	if q.cfg.Scheme == DQPLB {
 		for _, r := range q.rails {
 			r.owed = r.recvLimit
 		}
-		q.postCredits(atOnce)
+	} else {
+		q.watchRails()
 	}
+	q.postCredits(atOnce)
 	return q.Err()
+}
+
+// watchRails prepares one receive for every data rail of Spray but the one that carries SENDs. No message ever takes it; it is
+// flushed when the queue pair fails, as after a remote access error of the peer, and without it a receiver would not learn of that.
+func (q *VirtualQP) watchRails() {
+	for _, r := range q.rails[1:] {
+		r.owed = r.recvLimit
+	}
 }
 
 // atOnce is the share at which credits are posted whatever their number.

@@ -66,8 +66,8 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) {
 		return
 	}
 	rl.owed++
-	if wc.Opcode != verbs.WCRecvRDMAWithImm {
-		q.protocolError(rl, "a SEND on a data queue pair of dqplb")
+	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
+		q.protocolError(rl, fmt.Sprintf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
 		return
 	}
 	if c != box.next {

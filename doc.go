@@ -51,8 +51,10 @@
 //     ends a [VirtualCQ.Wait] changes nothing about that.
 //   - Poll, or Wait, must be called for anything to go on beyond what the physical queues hold: a virtual queue pair has no
 //     goroutine of its own.
-//   - The order between requests is that of their completions and of promise 4, no more. Over several rails a READ may
-//     overtake an earlier WRITE, or an atomic another atomic's data; [verbs.SendFence] on the later one prevents that.
+//   - The order between requests is that of their completions and of promise 4, no more. Over several rails the data of two
+//     requests travels on different queue pairs: of two WRITEs to the same address either may land last, a READ may overtake
+//     an earlier WRITE, and an atomic may too. [verbs.SendFence] on the later one prevents that, as does posting it after the
+//     earlier one's completion.
 //
 // # What it costs
 //

@@ -26,7 +26,11 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 	}
 	d := &Domain{}
 	var seen [verbs.MaxDevices]verbs.Device
-	for _, dev := range devices {
+	for i, dev := range devices {
+		if dev == nil {
+			_ = d.free()
+			return nil, fmt.Errorf("ibverbx: new domain: %w: device %d of the list is nil", verbs.ErrInvalid, i)
+		}
 		if dev.ID() >= verbs.MaxDevices {
 			_ = d.free()
 			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d", verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
@@ -130,6 +134,9 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	if err := d.fitDevices(&cfg); err != nil {
+		return nil, err
+	}
 	layout := d.layout(&cfg)
 	ownsCQ := cq == nil
 	if ownsCQ {
@@ -163,6 +170,20 @@ func Open(devices []verbs.Device, cfg Config) (*VirtualQP, error) {
 	}
 	q.ownsDomain = true
 	return q, nil
+}
+
+// fitDevices lowers the queue sizes to what every device allows.
+func (d *Domain) fitDevices(cfg *Config) error {
+	for _, dev := range d.devices {
+		attr, err := dev.Query()
+		if err != nil {
+			return fmt.Errorf("ibverbx: new virtual qp: %w", err)
+		}
+		if attr.MaxQPWR > 0 {
+			cfg.MaxMsgCntPerQP, cfg.Credits = min(cfg.MaxMsgCntPerQP, attr.MaxQPWR), min(cfg.Credits, attr.MaxQPWR)
+		}
+	}
+	return nil
 }
 
 // plannedQP is one physical queue pair that NewQP is about to create.

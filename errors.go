@@ -42,6 +42,7 @@ type PostError struct {
 	ID     uint64 // its ID
 	Detail string // what was asked, what was found, what to do
 	Err    error  // a sentinel of this package or of verbs
+	Cause  error  // with ErrFailed: what [VirtualQP.Err] says; otherwise nil
 }
 
 // Error reads "ibverbx: post send: request 0 (id 7): no key: for device 1 ...".
@@ -53,8 +54,13 @@ func (e *PostError) Error() string {
 	return s
 }
 
-// Unwrap returns the sentinel.
-func (e *PostError) Unwrap() error { return e.Err }
+// Unwrap returns the sentinel, and the cause if there is one.
+func (e *PostError) Unwrap() []error {
+	if e.Cause == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Err, e.Cause}
+}
 
 // FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it.
 type FailedError struct {

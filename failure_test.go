@@ -424,3 +424,67 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 		}
 	})
 }
+
+// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
+func TestCloseOfASingleQPLosesNothing(t *testing.T) {
+	const size = 32 << 20
+	for range 5 {
+		l := newLink(t, linkConfig{buffer: size})
+		for id := range uint64(3) {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, size))
+		}
+		if err := l.a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var got []uint64
+		for wc, err := range l.a.cq.Completions() {
+			if err != nil {
+				break
+			}
+			got = append(got, wc.ID)
+		}
+		if !slices.Equal(got, []uint64{0, 1, 2}) {
+			t.Fatalf("completed %v of 0, 1, 2", got)
+		}
+		l.close()
+	}
+}
+
+// A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no receives of the user.
+func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.b.expectRecv(t, 1)
+		keys := map[verbs.DeviceID]uint32{}
+		for dev := range verbs.DeviceID(8) {
+			keys[dev] = 0xbad
+		}
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, uint64(1000*l.a.DataRails())) // a fragment on every rail
+		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20, Keys: ibverbx.NewKeys(keys)}
+		l.a.send(t, bad)
+		if wc := l.b.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr || !wc.Opcode.IsRecv() || l.b.Err() == nil {
+			t.Fatalf("%+v, %v", wc, l.b.Err())
+		}
+	})
+}
+
+// What stopped the line is within reach of errors.Is and errors.As on every refused post.
+func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+		for id := range uint64(8) {
+			_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWrite, id, 0, 10)) // refused from the failure on
+		}
+		for l.a.Err() == nil {
+			l.a.pump(t)
+		}
+		var fe *ibverbx.FailedError
+		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10)); !errors.Is(err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
+			t.Error(err)
+		}
+		if l.a.DataRails() == 1 {
+			if wc := l.a.wait(t, 1)[0]; wc.Opcode != verbs.WCUnknown {
+				t.Errorf("a failed completion of a single queue pair claims to be of %v", wc.Opcode)
+			}
+		}
+	})
+}

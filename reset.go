@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"runtime"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -48,9 +49,9 @@ func (q *VirtualQP) reset() error {
 	return nil
 }
 
-// flush moves every queue pair to ERR and takes in what the NICs flush. It is bounded: a NIC that does not answer must not hold
-// up a reset or close, after which nothing of it can come any more. How much is outstanding is not known for sure with a single
-// queue pair: failed unsignaled requests complete too.
+// flush moves every queue pair to ERR and takes in what the NICs flush, as far as it comes at once: the rest of several queue
+// pairs' work is known here and can be ended without the NICs. A single queue pair's is not, so there flush waits, until a NIC
+// that does not answer has been given a second. How much to wait for is not known for sure: failed unsignaled requests complete too.
 func (q *VirtualQP) flush() {
 	q.eachRail(func(r *rail) {
 		if s := r.qp.State(); s != verbs.StateReset && s != verbs.StateErr {
@@ -58,24 +59,23 @@ func (q *VirtualQP) flush() {
 		}
 	})
 	const (
-		settled  = 8    // polls without a completion when nothing is known to be outstanding
-		patience = 1000 // and when something is; a software NIC flushes within a few
+		settled  = 8 // polls without a completion when nothing is known to be outstanding
+		patience = time.Second
+		spins    = 100 // polls before the wait starts to sleep
 	)
-	for quiet := 0; quiet < settled || q.outstanding() > 0 && quiet < patience; quiet++ {
-		before := q.outstanding()
+	deadline := time.Now().Add(patience)
+	for quiet := 0; quiet < settled || q.inflight > 0 && time.Now().Before(deadline); quiet++ {
+		before := q.inflight
 		q.collect()
-		if q.outstanding() != before {
+		if q.inflight != before {
 			quiet = 0
 		}
-		runtime.Gosched()
+		if quiet < spins {
+			runtime.Gosched()
+		} else {
+			time.Sleep(100 * time.Microsecond)
+		}
 	}
-}
-
-// outstanding is how many work requests the NICs hold, as far as it is known.
-func (q *VirtualQP) outstanding() int {
-	n := q.inflight
-	q.eachRail(func(r *rail) { n += r.inUse + r.recvs })
-	return n
 }
 
 // endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.

@@ -34,6 +34,9 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 		if refusal != nil {
 			rl.stats.refused++
 			n = first + accepted
+			if errors.Is(refusal, verbs.ErrDeviceGone) {
+				q.fail(rl, &FailedError{HasID: true, ID: wrs[n].ID, Op: wrs[n].Opcode.String(), Fragment: -1, Err: refusal})
+			}
 			return n, q.sendError(n, &wrs[n], refusal, "")
 		}
 	}
@@ -57,6 +60,9 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 	}
 	if wr.Flags&^knownSendFlags != 0 {
 		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+	}
+	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
+		return q.sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
 	length := wr.Local.Length
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
@@ -200,7 +206,7 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	*v = WC{ID: wc.ID, Status: wc.Status, QPNum: q.num}
 	q.inflight--
 	if wc.Status != verbs.StatusSuccess {
-		v.VendorErr = wc.VendorErr
+		v.Opcode, v.VendorErr = verbs.WCUnknown, wc.VendorErr
 		rl.stats.errors++
 		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Op: "request", Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
 		return

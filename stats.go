@@ -74,10 +74,11 @@ type CQStats struct {
 	VirtualQPs  int    `json:"virtual_qps"`
 	Ready       int    `json:"ready"`        // completions that wait to be polled
 	ReadyRing   int    `json:"ready_ring"`   // slots of the ring that holds them
+	Retrying    int    `json:"retrying"`     // virtual queue pairs that try again what a NIC has refused for now
 	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that were closed a moment before
 }
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualCQ].
 func (c *VirtualCQ) Stats() CQStats {
-	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots), StaleEvents: c.stale}
+	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots), Retrying: len(c.touched), StaleEvents: c.stale}
 }

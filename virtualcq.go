@@ -341,6 +341,30 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 	}
 }
 
+// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait for several virtual CQs, or for
+// something else besides, in a select. The order is Arm, Poll, and only if that brought nothing the select. An event is a
+// reason to poll, and need not bring a completion. A program that waits so must poll every millisecond while
+// [CQStats.Retrying] says that a NIC has refused work for now, as Wait does.
+func (c *VirtualCQ) Arm() error {
+	c.guard.enter()
+	defer c.guard.exit()
+	if c.channel == nil {
+		return fmt.Errorf("ibverbx: arm: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	}
+	if c.closed {
+		return fmt.Errorf("ibverbx: arm: %w", ErrClosed)
+	}
+	return c.arm()
+}
+
+// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common CompChannel.
+func (c *VirtualCQ) Events() <-chan struct{} {
+	if c.channel == nil {
+		return nil
+	}
+	return c.channel.Events()
+}
+
 func (c *VirtualCQ) arm() error {
 	alive := 0
 	for i := range c.cqs {

@@ -152,7 +152,7 @@ func (q *VirtualQP) assignRoles() {
 	case q.cfg.Scheme == Spray:
 		q.noteOn = q.notify
 		for _, r := range q.rails[1:] {
-			r.recvLimit = 0
+			r.recvLimit = 1 // a watch: see watchRails
 		}
 	default:
 		// The receive queues of the data rails hold only credits, which a SEND would eat.
@@ -193,13 +193,13 @@ func (q *VirtualQP) initTracking() {
 	}
 	if q.cfg.Scheme == DQPLB {
 		q.numbers = newNumberSender(maxWindow)
-		for _, r := range q.rails {
-			size := 1
-			for size < r.recvLimit {
-				size *= 2
-			}
-			r.inbox = creditInbox{slots: make([]creditArrival, size), mask: uint64(size - 1)}
+	}
+	for _, r := range q.rails {
+		size := 1
+		for size < r.recvLimit && q.cfg.Scheme == DQPLB {
+			size *= 2
 		}
+		r.inbox = creditInbox{slots: make([]creditArrival, size), mask: uint64(size - 1)}
 	}
 }
 

@@ -44,7 +44,7 @@ type RecvWR struct {
 
 // WC is a virtual work completion. Unlike a physical one, all of its fields are always defined; those that do not
 // apply are zero. With several queue pairs Opcode tells what the request was for even when it failed; a single queue pair knows no
-// more than the NIC, which leaves the opcode of a failed completion undefined: it is zero.
+// more than the NIC, which leaves the opcode of a failed completion undefined: it is [verbs.WCUnknown].
 type WC struct {
 	ID        uint64
 	Status    verbs.Status

@@ -261,7 +261,7 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 		says string
 	}{
 		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 }, verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
-		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv }, ErrProtocol, "SEND"},
+		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv }, ErrProtocol, "RECV on a data"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRecorded(t, 1, 2, Config{})

@@ -8,22 +8,22 @@ import (
 
 // DeviceAttr describes a NIC (struct ibv_device_attr).
 type DeviceAttr struct {
-	Firmware    string
-	NodeGUID    uint64
-	VendorID    uint32
-	PartID      uint32
-	HWVersion   uint32
-	Ports       int // ports count from 1
-	MaxQP       int
-	MaxQPWR     int // largest queue of a queue pair, work requests
-	MaxSGE      int // largest scatter-gather list of one work request
-	MaxCQ       int
-	MaxCQE      int // deepest completion queue
-	MaxMR       int
-	MaxMRSize   uint64 // bytes
-	MaxPD       int
-	MaxRDAtomic int // reads and atomics outstanding per queue pair, either way
-	MaxInline   int // bytes of the longest inline send; 0 if only creating a queue pair can tell
+	Firmware    string `json:"firmware"`
+	NodeGUID    uint64 `json:"node_guid,string"`
+	VendorID    uint32 `json:"vendor_id"`
+	PartID      uint32 `json:"part_id"`
+	HWVersion   uint32 `json:"hw_version"`
+	Ports       int    `json:"ports"` // ports count from 1
+	MaxQP       int    `json:"max_qp"`
+	MaxQPWR     int    `json:"max_qp_wr"` // largest queue of a queue pair, work requests
+	MaxSGE      int    `json:"max_sge"`   // largest scatter-gather list of one work request
+	MaxCQ       int    `json:"max_cq"`
+	MaxCQE      int    `json:"max_cqe"` // deepest completion queue
+	MaxMR       int    `json:"max_mr"`
+	MaxMRSize   uint64 `json:"max_mr_size"` // bytes
+	MaxPD       int    `json:"max_pd"`
+	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, either way
+	MaxInline   int    `json:"max_inline"`    // bytes of the longest inline send; 0 if only creating a queue pair can tell
 }
 
 // PortAttr describes a port of a NIC (struct ibv_port_attr).

@@ -61,6 +61,9 @@ const (
 	WCFetchAdd        WCOpcode = 4
 	WCRecv            WCOpcode = 128
 	WCRecvRDMAWithImm WCOpcode = 129
+
+	// WCUnknown is no verbs value: it stands where a failed completion does not tell what it was for.
+	WCUnknown WCOpcode = 64
 )
 
 // IsRecv reports whether the completion is of a receive. Ask only when the status is success.
@@ -83,6 +86,8 @@ func (o WCOpcode) String() string {
 		return "RECV"
 	case WCRecvRDMAWithImm:
 		return "RECV_RDMA_WITH_IMM"
+	case WCUnknown:
+		return "unknown"
 	}
 	return "completion opcode " + strconv.FormatUint(uint64(o), 10)
 }

@@ -5,7 +5,7 @@
 //	ibverbx version    which version this is
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works anywhere. The exit code is 0
-// when all went well, 1 when something failed, and 2 when the flags make no sense.
+// when all went well, 1 when something failed, 2 when the flags make no sense, and 130 after Ctrl-C.
 package main
 
 import (
@@ -26,6 +26,8 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
+
+	exitInterrupted = 130 // as shells report Ctrl-C
 )
 
 // cli is the commands and their flags.
@@ -88,6 +90,9 @@ func run(c *console, args []string) (code int) {
 	}
 	if err := parsed.Run(c); err != nil {
 		c.complain("ibverbx: %v\n", err)
+		if errors.Is(err, bench.ErrInterrupted) {
+			return exitInterrupted
+		}
 		var usage *bench.UsageError
 		if errors.As(err, &usage) {
 			return exitUsage

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"math"
 	"sync"
 	"time"
 
@@ -164,9 +165,31 @@ func (b *background) calm(q *QP) {
 func (b *background) arm(t *timer, when int64) {
 	d := t.qp.dev
 	d.worker.timers.arm(t, when)
+	d.worker.noteDue()
 	if when < d.worker.wakeAt {
 		b.wake(d)
 	}
+}
+
+// fireDue fires the timers of a NIC whose time has come.
+func (b *background) fireDue(w *worker) {
+	for len(w.timers) > 0 {
+		t := w.timers.due(b.now())
+		if t == nil {
+			break
+		}
+		b.fire(t)
+	}
+	w.noteDue()
+}
+
+// hasWork says without the lock whether a poller that found nothing could help a NIC's worker.
+func (b *background) hasWork(w *worker) bool {
+	if w.backlog.Load() != 0 {
+		return true
+	}
+	due := w.dueAt.Load()
+	return due != math.MaxInt64 && due <= b.now()
 }
 
 // fire does what a timer was set for.
@@ -194,25 +217,27 @@ func (b *background) close() {
 }
 
 // help executes a little for a poller that found nothing, if the lock is free: what stands in the run queue has not
-// been reached by the worker, which may take microseconds to wake. It says whether it did.
+// been reached by the worker, which may take microseconds to wake, and simulated times are kept better by two. It says
+// whether the lock was free.
 func (f *Fabric) help(d *Device) bool {
 	if !f.mu.TryLock() {
 		return false
 	}
 	b, w := f.engine.(*background), &d.worker
-	helped := false
-	if q := w.first; q != nil && !d.timed() && q.runnable() && q.head().length <= helpCopy {
+	b.fireDue(w)
+	if q := w.first; q != nil && q.runnable() && q.head().length <= helpCopy && b.departure(d) == 0 {
 		w.dequeue()
-		if q.head().length <= smallCopy {
+		if d.timed() {
+			b.serve(q)
+		} else if q.head().length <= smallCopy {
 			b.executeSmall(q, inlineRequests/4, inlineBytes/4)
 		} else {
 			b.execute(q)
 		}
 		b.ready(q)
-		helped = true
 	}
 	f.mu.Unlock()
-	return helped
+	return true
 }
 
 // serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the lock held.

@@ -85,7 +85,7 @@ func (c *CQ) Channel() *verbs.CompChannel { return c.channel }
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	f := c.dev.f
 	if !c.attention.Load() {
-		if c.dev.worker.backlog.Load() == 0 || !f.help(c.dev) || !c.attention.Load() {
+		if f.stepped || !f.engine.(*background).hasWork(&c.dev.worker) || !f.help(c.dev) || !c.attention.Load() {
 			return 0, nil
 		}
 	}

@@ -48,6 +48,9 @@
 // domain, queue pairs before completion queues, all of it before the fabric; a Close that comes too early returns
 // verbs.ErrBusy, names what is open, and changes nothing. [Fabric.Objects] counts what is open, for leak tests.
 //
+// Under the race detector, remote accesses that overlap on purpose (which NICs allow) are reported as the data races that they are in one
+// process: the copies run on goroutines of this package.
+//
 // # What it costs
 //
 // One lock guards the fabric. A payload of more than a few KiB is copied outside of it by the worker of the sending NIC;

@@ -21,12 +21,23 @@ type worker struct {
 	first, last *QP // the run queue
 	backlog     atomic.Int32
 	timers      timerHeap
-	wireFree    int64 // when the last message that left has gone out
+	dueAt       atomic.Int64 // when the first timer runs out, for pollers, who do not hold the lock; MaxInt64 for none
+	wireFree    int64        // when the last message that left has gone out
 }
 
 func (w *worker) init() {
 	w.nudge = make(chan struct{}, 1)
 	w.wakeAt = math.MaxInt64
+	w.dueAt.Store(math.MaxInt64)
+}
+
+// noteDue tells pollers when the first timer runs out.
+func (w *worker) noteDue() {
+	at := int64(math.MaxInt64)
+	if len(w.timers) > 0 {
+		at = w.timers[0].when
+	}
+	w.dueAt.Store(at)
 }
 
 // enqueue adds a queue pair to the run queue.
@@ -88,13 +99,7 @@ func (b *background) work(d *Device) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for {
-		for len(w.timers) > 0 {
-			t := w.timers.due(b.now())
-			if t == nil {
-				break
-			}
-			b.fire(t)
-		}
+		b.fireDue(w)
 		departure := int64(0)
 		if w.first != nil {
 			departure = b.departure(d)

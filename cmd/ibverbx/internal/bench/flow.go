@@ -142,6 +142,9 @@ func (f *flow) post(n int) error {
 		f.stop()
 		return nil
 	}
+	if verbs.IsTransient(err) {
+		return nil // the next turn tries again
+	}
 	return err
 }
 
@@ -198,8 +201,8 @@ func (f *flow) credit() error {
 	}
 	for {
 		n := min(f.limit-f.expected, f.recvMax-(f.expected-f.received), len(f.to.recvs))
-		if n <= 0 || n < min(len(f.to.recvs), f.limit-f.expected)/2 {
-			return nil
+		if n <= 0 || n < min(len(f.to.recvs), f.limit-f.expected, f.recvMax)/2 {
+			return nil // not worth a post yet
 		}
 		for i := range n {
 			wr := ibverbx.RecvWR{ID: recvBit | uint64(f.expected+i)}

@@ -18,8 +18,11 @@ type Observer interface {
 	Row(row []Result)
 }
 
-// Run measures. When ctx ends it finishes what is under way and returns what it has; the report then says so. The error is
-// that of the first cell that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
+// ErrInterrupted says that the run was ended from outside before it had measured everything.
+var ErrInterrupted = errors.New("interrupted: the rest was not measured")
+
+// Run measures. When ctx ends it finishes what is under way and returns what it has; the report then says so, and the error is
+// [ErrInterrupted]. Otherwise the error is that of the first cell that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
 // could be measured, and then there is no report.
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
 	start := time.Now()
@@ -50,7 +53,9 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 			err = r.failure()
 		}
 	}
-	report.Interrupted = run.interrupted()
+	if report.Interrupted = run.interrupted(); report.Interrupted && (err == nil || errors.Is(err, context.Canceled)) {
+		err = ErrInterrupted
+	}
 	report.Seconds = time.Since(start).Seconds()
 	report.OK = err == nil
 	if err != nil {

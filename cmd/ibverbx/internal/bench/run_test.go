@@ -202,7 +202,7 @@ func TestInterrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
-	if err != nil || !report.Interrupted || len(report.Results) != 3 {
+	if !errors.Is(err, ErrInterrupted) || !report.Interrupted || report.OK || len(report.Results) != 3 {
 		t.Errorf("error %v, interrupted %v, %d results; want the first row", err, report.Interrupted, len(report.Results))
 	}
 }

@@ -9,6 +9,9 @@ import (
 // Rate is the speed of a link in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G, 3GB/s.
 type Rate uint64
 
+// slowest is 1 Mbit/s in bytes: slower links are a forgotten unit, and would take for ever.
+const slowest = 125_000
+
 // ParseRate reads a rate. Small b, and no unit behind the prefix, mean bits; capital B means bytes.
 func ParseRate(s string) (Rate, error) {
 	wrong := fmt.Errorf("speed %q: want bits a second such as 25Gbit, 100G or 400Mbit, or bytes such as 3GB/s", s)
@@ -41,8 +44,11 @@ func ParseRate(s string) (Rate, error) {
 		return 0, wrong
 	}
 	bytes := n * scale
-	if bytes > 1e15 || n != 0 && bytes < 1 {
+	if bytes > 1e15 {
 		return 0, wrong
+	}
+	if bytes != 0 && bytes < slowest {
+		return 0, fmt.Errorf("speed %q is %v: the slowest link that can be simulated has 1 Mbit/s; give a unit, as in 10Gbit", s, Rate(bytes))
 	}
 	return Rate(bytes), nil
 }
