@@ -162,6 +162,9 @@ func TestFaults(t *testing.T) {
 					if len(r.Faults) != 1 || !r.Faults[0].Struck {
 						t.Errorf("%s: fault did not strike: %+v", r.Scheme, r.Faults)
 					}
+					if strings.Contains(r.Error, "device gone") {
+						continue // nothing was outstanding when the NIC went: the next post was refused
+					}
 					if tt.status != "" && (len(r.Statuses) == 0 || !strings.Contains(r.Error+fmt.Sprint(r.Statuses), tt.status)) {
 						t.Errorf("%s: completions %v, want %s; error %s", r.Scheme, r.Statuses, tt.status, r.Error)
 					}
