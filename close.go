@@ -154,6 +154,8 @@ func (c *VirtualCQ) close() error {
 		}
 	}
 	c.closed = true
+	errs = append(errs, c.untold) // of a CQ that had died already
+	c.untold = nil
 	if c.dom != nil {
 		c.dom.release()
 	}

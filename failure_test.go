@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -487,4 +488,106 @@ func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 			}
 		}
 	})
+}
+
+// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or all are signaled by the queue pair:
+// Close finds out all the same, and does not wait where nothing can come.
+func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
+	const size = 64 << 20
+	for _, all := range []bool{false, true} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := fabric.Device(0)
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mr, err := pd.RegisterMR(make([]byte, size), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}), ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
+		var ends [2]*ibverbx.VirtualQP
+		for i := range ends {
+			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, SignalAll: all})
+			if err != nil {
+				t.Fatal(err)
+			}
+			vcq, err := ibverbx.NewVirtualCQ(cq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ends[i], err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		connectBoth(t, ends[0], ends[1])
+		a := ends[0]
+		post := func(id, n uint64, flags verbs.SendFlags) {
+			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr(), Length: n, Keys: rkeys}}
+			if _, err := a.PostSend(wr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for id := range uint64(10) {
+			post(id, 8, 0)
+		}
+		wcs := make([]ibverbx.WC, 64)
+		n, _ := a.CQ().Poll(wcs)
+		if all != (n == 10) {
+			t.Fatalf("%d completions of unsignaled requests, all signaled %v", n, all)
+		}
+		post(100, size, verbs.SendSignaled)
+		post(101, size, 0) // still to come at Close, so not successful: it completes too
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n, _ = a.CQ().Poll(wcs)
+		if n != 2 || wcs[0].ID != 100 || wcs[1].ID != 101 {
+			t.Errorf("all signaled %v: %s", all, fmtWCs(wcs[:n]))
+		}
+		start := time.Now()
+		if _, err := ends[1].PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
+			t.Fatal(err)
+		}
+		ends[1].CQ().FailDevice(0, verbs.ErrOverrun)
+		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 500*time.Millisecond {
+			t.Errorf("closing what has died: %v after %v", err, time.Since(start))
+		}
+		if err := errors.Join(a.CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
+			t.Errorf("leak: %v", err)
+		}
+	}
+}
+
+// The receive that watches a rail of Spray is posted again when the NIC refuses it for now.
+func TestWatchSurvivesARefusal(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{Scheme: ibverbx.Spray, QPsPerDevice: 3}})
+	if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: 3})
+	if err := l.reconnect(); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		l.a.pump(t)
+		l.b.pump(t)
+	}
+	for _, e := range []*end{l.a, l.b} {
+		for i, r := range e.Stats().Rails {
+			if want := min(i%3, 1); r.Recvs != want {
+				t.Errorf("rail %d holds %d receives, want %d", i, r.Recvs, want)
+			}
+		}
+	}
+	if refusal.Hits() != 3 {
+		t.Errorf("%d refusals", refusal.Hits())
+	}
 }

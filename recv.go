@@ -298,9 +298,7 @@ func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
 // progressRecvs carries on after completions were taken in.
 func (q *VirtualQP) progressRecvs(out *sink) {
 	q.dispatchRecvs()
-	if q.cfg.Scheme == DQPLB {
-		q.postCredits(creditBatch)
-	}
+	q.postCredits(creditBatch)
 	s := &q.recv
 	for s.win.head != s.win.tail {
 		r := s.win.at(s.win.head)

@@ -46,11 +46,7 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 func (q *VirtualQP) countPassed(rl *rail, wrs []SendWR) {
 	q.counters.sends += uint64(len(wrs))
 	rl.stats.fragments += uint64(len(wrs))
-	for i := range wrs {
-		if wrs[i].Flags&verbs.SendSignaled != 0 {
-			q.inflight++
-		}
-	}
+	q.inflight += len(wrs)
 }
 
 // translate checks a request and adds it to the rail's batch.
@@ -202,6 +198,10 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
 func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
+	if wc.ID == q.drain.id && q.drain.left != 0 && wc.Status != verbs.StatusSuccess {
+		q.drain.left--
+		return
+	}
 	v := q.cq.slot(out)
 	*v = WC{ID: wc.ID, Status: wc.Status, QPNum: q.num}
 	q.inflight--

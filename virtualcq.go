@@ -144,7 +144,7 @@ func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 			for i := range n {
 				if !yield(batch[i], nil) {
 					c.unpoll(batch[i+1 : n])
-					c.untold = err
+					c.untold = errors.Join(c.untold, err)
 					return
 				}
 			}
@@ -293,6 +293,7 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 			continue
 		}
 		q.fail(nil, &FailedError{Fragment: -1, Err: err})
+		q.inflight = 0
 		_ = q.closeRails() // the device is lost already
 		q.abandon()
 		c.touch(q)

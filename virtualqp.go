@@ -59,7 +59,9 @@ type VirtualQP struct {
 	stopAt  uint64              // requests from here on post nothing more; never if the line runs
 	killed  bool                // the rails were moved to ERR
 
-	inflight           int // single QP: signaled requests and receives outstanding, for Close
+	inflight int // single QP: requests accepted less completions, which unsignaled successes do not have
+
+	drain              drain
 	touched            bool
 	ownsCQ, ownsDomain bool
 	counters           qpCounters

@@ -227,9 +227,7 @@ func (f *Fabric) help(d *Device) bool {
 	b.fireDue(w)
 	if q := w.first; q != nil && q.runnable() && q.head().length <= helpCopy && b.departure(d) == 0 {
 		w.dequeue()
-		if d.timed() {
-			b.serve(q)
-		} else if q.head().length <= smallCopy {
+		if q.head().length <= smallCopy && d.cfg.Bandwidth == 0 {
 			b.executeSmall(q, inlineRequests/4, inlineBytes/4)
 		} else {
 			b.execute(q)
