@@ -1,12 +1,10 @@
 package ibverbx_test
 
 import (
-	"bytes"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -238,151 +236,6 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	_ = bs
 }
 
-// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol, and nothing else.
-func TestHostileSequenceNumbers(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		imms []uint32
-		says string
-	}{
-		{"far ahead", []uint32{1 << 20}, "too far ahead"},
-		{"never-sent number", []uint32{0xffffff}, "no dqplb number"},
-		{"duplicate in the window", []uint32{5, 5}, "twice"},
-		{"duplicate behind", []uint32{0, 1, 0}, "twice"},
-		{"reserved bits", []uint32{1 << 24}, "no dqplb number"},
-		{"raw without end", []uint32{1 << 30}, "no dqplb number"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
-			l.b.expectRecv(t, 1)
-			// The peer speaks raw verbs: b receives what no virtual queue pair would send.
-			for _, imm := range c.imms {
-				l.hostile(t, imm)
-			}
-			wc := l.b.wait(t, 1)[0]
-			if !errors.Is(l.b.Err(), ibverbx.ErrProtocol) || !strings.Contains(l.b.Err().Error(), c.says) {
-				t.Fatalf("%v after %+v", l.b.Err(), wc)
-			}
-			if c.imms[0] != 0 && wc.Status != verbs.StatusWRFlushErr {
-				t.Fatalf("the posted receive ended with %+v", wc)
-			}
-		})
-	}
-}
-
-// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct way hands it in.
-func (l *link) hostile(t *testing.T, imm uint32) {
-	t.Helper()
-	rail := l.b.Stats().Rails[0]
-	l.hostileCredit++
-	le := imm<<24 | imm&0xff00<<8 | imm>>8&0xff00 | imm>>24
-	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: le, QPNum: rail.QPNum}
-	l.b.backlog = l.b.cq.ProcessCompletions(l.b.backlog, l.b.nics[0].ID(), wc)
-}
-
-// Completions that belong to nothing are counted and dropped.
-func TestInventedCompletionsAreDropped(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
-	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
-	for kind := range uint64(16) {
-		for _, number := range []uint64{0, 2, 77, 1<<28 - 1} {
-			for _, status := range []verbs.Status{0, verbs.StatusWRFlushErr} {
-				if kind == 5 && number < 300 {
-					continue // a credit that is really posted
-				}
-				wc := verbs.WC{ID: kind<<60 | number, Status: status, QPNum: l.a.railQP[0]}
-				if got := l.a.cq.ProcessCompletions(nil, 0, wc); len(got) != 0 && got[0].ID != 1 {
-					t.Fatalf("kind %d number %d: reported %s", kind, number, fmtWCs(got))
-				}
-			}
-		}
-	}
-	if got := l.a.cq.ProcessCompletions(nil, 63, verbs.WC{}); len(got) != 0 {
-		t.Fatal("a device that is not there")
-	}
-	if l.a.Err() != nil || l.a.Stats().StaleEvents == 0 {
-		t.Fatalf("%v %+v", l.a.Err(), l.a.Stats())
-	}
-}
-
-func TestResetAndReconnect(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
-		for life := range 4 {
-			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
-			for id := range uint64(5) {
-				l.b.expectRecv(t, id)
-				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 20000))
-			}
-			for l.a.Err() == nil {
-				l.a.pump(t)
-			}
-			fault.Remove()
-			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
-				t.Fatal(err)
-			}
-			if got := l.a.wait(t, 5); got[4].ID != 4 || got[4].Status != verbs.StatusWRFlushErr {
-				t.Fatal(fmtWCs(got))
-			}
-			l.b.wait(t, 5)
-			if l.a.Err() != nil || l.a.State() != verbs.StateReset {
-				t.Fatal(l.a.Err(), l.a.State())
-			}
-			l.connect(nil)
-			fillRandom(l.a.buf[:50000], uint64(life))
-			l.b.expectRecv(t, 77)
-			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 78, 0, 50000))
-			if wc := l.b.wait(t, 1)[0]; wc.ID != 77 || wc.Imm != 78 {
-				t.Fatalf("%+v", wc)
-			}
-			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
-			if !bytes.Equal(l.a.buf[:50000], l.b.buf[:50000]) {
-				t.Fatal("wrong content after the reset")
-			}
-		}
-	})
-}
-
-// Close at any moment of a stepped run: every accepted request completes exactly once, in order.
-func TestCloseAtAnyMoment(t *testing.T) {
-	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		for steps := range 120 {
-			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}, fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
-			const total = 8
-			for id := range uint64(total) {
-				l.b.expectRecv(t, id)
-				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 2500))
-			}
-			for range steps {
-				l.fabric.Step()
-				l.a.pump(t)
-				l.b.pump(t)
-			}
-			if err := errors.Join(l.a.Close(), l.b.Close()); err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range []*end{l.a, l.b} {
-				for wc, err := range e.cq.Completions() {
-					if err != nil {
-						break
-					}
-					e.backlog = append(e.backlog, wc)
-				}
-				if len(e.backlog) != total {
-					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.backlog), fmtWCs(e.backlog))
-				}
-				failed := false
-				for i, wc := range e.backlog {
-					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 && wc.Status != verbs.StatusWRFlushErr {
-						t.Fatalf("%v steps %d: %s", scheme, steps, fmtWCs(e.backlog))
-					}
-					failed = failed || wc.Status != 0
-				}
-			}
-			l.close()
-		}
-	}
-}
-
 // The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may hide the cause: requests before
 // the failed one end well, the failed one has the error's status, the later ones are flushed.
 func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
@@ -426,31 +279,6 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 	})
 }
 
-// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
-func TestCloseOfASingleQPLosesNothing(t *testing.T) {
-	const size = 32 << 20
-	for range 5 {
-		l := newLink(t, linkConfig{buffer: size})
-		for id := range uint64(3) {
-			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, size))
-		}
-		if err := l.a.Close(); err != nil {
-			t.Fatal(err)
-		}
-		var got []uint64
-		for wc, err := range l.a.cq.Completions() {
-			if err != nil {
-				break
-			}
-			got = append(got, wc.ID)
-		}
-		if !slices.Equal(got, []uint64{0, 1, 2}) {
-			t.Fatalf("completed %v of 0, 1, 2", got)
-		}
-		l.close()
-	}
-}
-
 // A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no receives of the user.
 func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
@@ -488,82 +316,6 @@ func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 			}
 		}
 	})
-}
-
-// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or all are signaled by the queue pair:
-// Close finds out all the same, and does not wait where nothing can come.
-func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
-	const size = 64 << 20
-	for _, all := range []bool{false, true} {
-		fabric, err := soft.New(soft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		dev := fabric.Device(0)
-		pd, err := dev.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
-		mr, err := pd.RegisterMR(make([]byte, size), verbs.AccessAll)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}), ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
-		var ends [2]*ibverbx.VirtualQP
-		for i := range ends {
-			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
-			if err != nil {
-				t.Fatal(err)
-			}
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, SignalAll: all})
-			if err != nil {
-				t.Fatal(err)
-			}
-			vcq, err := ibverbx.NewVirtualCQ(cq)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if ends[i], err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		connectBoth(t, ends[0], ends[1])
-		a := ends[0]
-		post := func(id, n uint64, flags verbs.SendFlags) {
-			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr(), Length: n, Keys: rkeys}}
-			if _, err := a.PostSend(wr); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for id := range uint64(10) {
-			post(id, 8, 0)
-		}
-		wcs := make([]ibverbx.WC, 64)
-		n, _ := a.CQ().Poll(wcs)
-		if all != (n == 10) {
-			t.Fatalf("%d completions of unsignaled requests, all signaled %v", n, all)
-		}
-		post(100, size, verbs.SendSignaled)
-		post(101, size, 0) // still to come at Close, so not successful: it completes too
-		if err := a.Close(); err != nil {
-			t.Fatal(err)
-		}
-		n, _ = a.CQ().Poll(wcs)
-		if n != 2 || wcs[0].ID != 100 || wcs[1].ID != 101 {
-			t.Errorf("all signaled %v: %s", all, fmtWCs(wcs[:n]))
-		}
-		start := time.Now()
-		if _, err := ends[1].PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
-			t.Fatal(err)
-		}
-		ends[1].CQ().FailDevice(0, verbs.ErrOverrun)
-		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 500*time.Millisecond {
-			t.Errorf("closing what has died: %v after %v", err, time.Since(start))
-		}
-		if err := errors.Join(a.CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
-			t.Errorf("leak: %v", err)
-		}
-	}
 }
 
 // The receive that watches a rail of Spray is posted again when the NIC refuses it for now.

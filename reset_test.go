@@ -1,6 +1,7 @@
 package ibverbx_test
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"testing"
@@ -145,4 +146,41 @@ func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
 	if err := errors.Join(qp.Close(), vcq.Close(), pd.Close(), fabric.Close()); err != nil {
 		t.Errorf("leak: %v", err)
 	}
+}
+
+func TestResetAndReconnect(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		for life := range 4 {
+			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+			for id := range uint64(5) {
+				l.b.expectRecv(t, id)
+				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 20000))
+			}
+			for l.a.Err() == nil {
+				l.a.pump(t)
+			}
+			fault.Remove()
+			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+				t.Fatal(err)
+			}
+			if got := l.a.wait(t, 5); got[4].ID != 4 || got[4].Status != verbs.StatusWRFlushErr {
+				t.Fatal(fmtWCs(got))
+			}
+			l.b.wait(t, 5)
+			if l.a.Err() != nil || l.a.State() != verbs.StateReset {
+				t.Fatal(l.a.Err(), l.a.State())
+			}
+			l.connect(nil)
+			fillRandom(l.a.buf[:50000], uint64(life))
+			l.b.expectRecv(t, 77)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 78, 0, 50000))
+			if wc := l.b.wait(t, 1)[0]; wc.ID != 77 || wc.Imm != 78 {
+				t.Fatalf("%+v", wc)
+			}
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			if !bytes.Equal(l.a.buf[:50000], l.b.buf[:50000]) {
+				t.Fatal("wrong content after the reset")
+			}
+		}
+	})
 }

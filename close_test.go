@@ -1,0 +1,260 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// pollClosed takes what a closed virtual CQ still has.
+func (e *end) pollClosed(tb testing.TB) []ibverbx.WC {
+	tb.Helper()
+	for {
+		wc, ok, err := e.cq.PollOne()
+		if ok {
+			e.backlog = append(e.backlog, wc)
+			continue
+		}
+		if !errors.Is(err, ibverbx.ErrClosed) {
+			tb.Fatalf("a closed CQ with nothing left: %v", err)
+		}
+		return e.backlog
+	}
+}
+
+// permutations of 0..n-1.
+func permutations(n int) (all [][]int) {
+	var extend func(p []int)
+	extend = func(p []int) {
+		if len(p) == n {
+			all = append(all, slices.Clone(p))
+			return
+		}
+		for i := range n {
+			if !slices.Contains(p, i) {
+				extend(append(p, i))
+			}
+		}
+	}
+	extend(nil)
+	return all
+}
+
+// Every order of closing works with requests outstanding: nothing leaks, nothing is lost, and what cannot be closed yet says so.
+func TestEveryOrderOfClosing(t *testing.T) {
+	const closeQP, closeCQ, closeMR = 0, 1, 2 // and the domain
+	for _, m := range modes[:6] {
+		for _, order := range permutations(4) {
+			t.Run(fmt.Sprint(m.name, order), func(t *testing.T) {
+				l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000, MaxMsgCntPerQP: 4}})
+				multi := l.a.DataRails() > 1
+				l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+				recvs := uint64(3)
+				for id := range recvs {
+					if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100 + id, Local: l.a.mr.Slice(0, 8)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				sends := uint64(3)
+				for id := range sends {
+					l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 5000))
+				}
+				qpClosed := false
+				for _, what := range order {
+					var err, want error
+					switch what {
+					case closeQP:
+						err = l.a.Close()
+						if qpClosed {
+							want = ibverbx.ErrClosed // with its CQ
+						}
+						qpClosed = true
+					case closeCQ:
+						err = l.a.cq.Close()
+						if qpClosed {
+							want = ibverbx.ErrClosed // the virtual queue pair had it for its own
+						}
+						qpClosed = true
+					case closeMR:
+						err = l.a.mr.Close()
+						if multi && !qpClosed {
+							want = verbs.ErrBusy
+						}
+					default:
+						err = l.a.dom.Close()
+						if _, err := l.a.dom.Register(make([]byte, 8), 0); !errors.Is(err, ibverbx.ErrClosed) {
+							t.Errorf("registering in a closed domain: %v", err)
+						}
+					}
+					if !errors.Is(err, want) {
+						t.Fatalf("step %d of %v: %v, want %v", what, order, err, want)
+					}
+				}
+				gotSends, gotRecvs := uint64(0), uint64(0)
+				for _, wc := range l.a.pollClosed(t) {
+					next := &gotSends
+					id := wc.ID
+					if id >= 100 {
+						next = &gotRecvs
+						id -= 100
+					}
+					if id != *next || wc.Status != verbs.StatusWRFlushErr {
+						t.Errorf("completion %d: %+v", *next, wc)
+					}
+					*next++
+				}
+				if gotSends != sends || gotRecvs != recvs {
+					t.Errorf("%d of %d sends and %d of %d receives were reported", gotSends, sends, gotRecvs, recvs)
+				}
+			})
+		}
+	}
+}
+
+// Close at any moment of a stepped run: every accepted request completes exactly once, in order.
+func TestCloseAtAnyMoment(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for steps := range 120 {
+			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}, fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
+			const total = 8
+			for id := range uint64(total) {
+				l.b.expectRecv(t, id)
+				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 2500))
+			}
+			for range steps {
+				l.fabric.Step()
+				l.a.pump(t)
+				l.b.pump(t)
+			}
+			if err := errors.Join(l.a.Close(), l.b.Close()); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range []*end{l.a, l.b} {
+				for wc, err := range e.cq.Completions() {
+					if err != nil {
+						break
+					}
+					e.backlog = append(e.backlog, wc)
+				}
+				if len(e.backlog) != total {
+					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.backlog), fmtWCs(e.backlog))
+				}
+				failed := false
+				for i, wc := range e.backlog {
+					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 && wc.Status != verbs.StatusWRFlushErr {
+						t.Fatalf("%v steps %d: %s", scheme, steps, fmtWCs(e.backlog))
+					}
+					failed = failed || wc.Status != 0
+				}
+			}
+			l.close()
+		}
+	}
+}
+
+// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
+func TestCloseOfASingleQPLosesNothing(t *testing.T) {
+	const size = 32 << 20
+	for range 5 {
+		l := newLink(t, linkConfig{buffer: size})
+		for id := range uint64(3) {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, size))
+		}
+		if err := l.a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		var got []uint64
+		for wc, err := range l.a.cq.Completions() {
+			if err != nil {
+				break
+			}
+			got = append(got, wc.ID)
+		}
+		if !slices.Equal(got, []uint64{0, 1, 2}) {
+			t.Fatalf("completed %v of 0, 1, 2", got)
+		}
+		l.close()
+	}
+}
+
+// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or all are signaled by the queue pair:
+// Close finds out all the same, and does not wait where nothing can come.
+func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
+	const size = 64 << 20
+	for _, all := range []bool{false, true} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := fabric.Device(0)
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mr, err := pd.RegisterMR(make([]byte, size), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}), ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
+		var ends [2]*ibverbx.VirtualQP
+		for i := range ends {
+			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, SignalAll: all})
+			if err != nil {
+				t.Fatal(err)
+			}
+			vcq, err := ibverbx.NewVirtualCQ(cq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ends[i], err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		connectBoth(t, ends[0], ends[1])
+		a := ends[0]
+		post := func(id, n uint64, flags verbs.SendFlags) {
+			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr(), Length: n, Keys: rkeys}}
+			if _, err := a.PostSend(wr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for id := range uint64(10) {
+			post(id, 8, 0)
+		}
+		wcs := make([]ibverbx.WC, 64)
+		n, _ := a.CQ().Poll(wcs)
+		if all != (n == 10) {
+			t.Fatalf("%d completions of unsignaled requests, all signaled %v", n, all)
+		}
+		post(100, size, verbs.SendSignaled)
+		post(101, size, 0) // still to come at Close, so not successful: it completes too
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		n, _ = a.CQ().Poll(wcs)
+		if n != 2 || wcs[0].ID != 100 || wcs[1].ID != 101 {
+			t.Errorf("all signaled %v: %s", all, fmtWCs(wcs[:n]))
+		}
+		start := time.Now()
+		if _, err := ends[1].PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
+			t.Fatal(err)
+		}
+		ends[1].CQ().FailDevice(0, verbs.ErrOverrun)
+		if err := ends[1].CQ().Close(); err != nil || time.Since(start) > 500*time.Millisecond {
+			t.Errorf("closing what has died: %v after %v", err, time.Since(start))
+		}
+		if err := errors.Join(a.CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
+			t.Errorf("leak: %v", err)
+		}
+	}
+}

@@ -1,0 +1,308 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
+)
+
+// An overrun CQ takes its virtual queue pairs along and no others.
+func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const depth = 1024
+	dev := []*soft.Device{fabric.Device(0), fabric.Device(1)}
+	channel := verbs.NewCompChannel()
+	var pds []verbs.PD
+	var cqs []verbs.CQ
+	for _, d := range dev {
+		pd, err := d.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq, err := d.CreateCQ(verbs.CQConfig{Depth: depth, Channel: channel})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pds, cqs = append(pds, pd), append(cqs, cq)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cqs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peerQPs []*ibverbx.VirtualQP
+	// The virtual queue pairs: on device 0, on both, on device 1; a single one on device 1. Each has its peer on device 2.
+	var vqps []*ibverbx.VirtualQP
+	peers, err := ibverbx.NewDomain(fabric.Device(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 4096)
+	target, err := peers.Register(make([]byte, 4096), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := ibverbx.Config{MaxMsgSize: 100, NoNotifyQP: true, MaxMsgCntPerQP: 16, Credits: 16}
+	for _, devices := range [][]int{{0, 0}, {0, 1}, {1, 1}, {1}} {
+		var qps []verbs.QP
+		for _, i := range devices {
+			qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i], Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps = append(qps, qp)
+		}
+		q, err := ibverbx.NewVirtualQP(vcq, qps, nil, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		peerCfg := cfg
+		peerCfg.QPsPerDevice = len(devices)
+		peer, err := peers.NewQP(nil, peerCfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		connectBoth(t, q, peer)
+		vqps, peerQPs = append(vqps, q), append(peerQPs, peer)
+	}
+	keys := map[verbs.DeviceID]uint32{}
+	var regions []verbs.MR
+	for i, pd := range pds {
+		mr, err := pd.RegisterMR(buf, verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		regions = append(regions, mr)
+		keys[dev[i].ID()] = mr.LKey()
+	}
+	write := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Remote: target.Remote().At(0),
+		Local: ibverbx.Segment{Addr: regions[0].Addr(), Length: 350, Keys: ibverbx.NewKeys(keys)}}
+	// Everything but the first is held up, and then device 1's CQ drowns in the completions of a queue pair beside them.
+	stall := fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: dev[1], Count: -1})
+	for _, q := range vqps {
+		if _, err := q.PostSend(write); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flood, err := pds[1].CreateQP(verbs.QPConfig{SendCQ: cqs[1], RecvCQ: cqs[1], Cap: verbs.QPCap{MaxRecvWR: 2 * depth}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flood.Modify(&verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := flood.PostRecv(make([]verbs.RecvWR, 2*depth)); err != nil {
+		t.Fatal(err)
+	}
+	if err := flood.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+		t.Fatal(err)
+	}
+	stall.Remove()
+
+	reported := map[uint32][]ibverbx.WC{}
+	failures := 0
+	wcs := make([]ibverbx.WC, 8)
+	for deadline := time.Now().Add(20 * time.Second); len(reported) < 3 || failures == 0; {
+		n, err := vcq.Poll(wcs)
+		if err != nil {
+			if failures++; !errors.Is(err, verbs.ErrOverrun) || !strings.Contains(err.Error(), dev[1].Name()) {
+				t.Errorf("poll: %v", err)
+			}
+		}
+		for _, wc := range wcs[:n] {
+			reported[wc.QPNum] = append(reported[wc.QPNum], wc)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("reported %v, %d failures", reported, failures)
+		}
+	}
+	for range 10 { // it is reported once
+		if n, err := vcq.Poll(wcs); n != 0 || err != nil {
+			t.Errorf("afterwards: %s %v", fmtWCs(wcs[:n]), err)
+		}
+	}
+	for i, q := range vqps {
+		got := reported[q.Num()]
+		if i == 0 {
+			if len(got) != 1 || got[0].Status != 0 || q.Err() != nil {
+				t.Errorf("the one on the other device: %s %v", fmtWCs(got), q.Err())
+			}
+			continue
+		}
+		if q.DataRails() > 1 && (len(got) != 1 || got[0].Status == 0) {
+			t.Errorf("virtual qp %d: %s", i, fmtWCs(got))
+		}
+		if !errors.Is(q.Err(), verbs.ErrOverrun) || q.State() != verbs.StateErr {
+			t.Errorf("virtual qp %d: %v, %v", i, q.Err(), q.State())
+		}
+		if _, err := q.PostSend(write); !errors.Is(err, ibverbx.ErrFailed) {
+			t.Errorf("virtual qp %d: posting: %v", i, err)
+		}
+	}
+	// The one that is left goes on as before.
+	for id := range uint64(20) {
+		write.ID = id
+		if _, err := vqps[0].PostSend(write); err != nil {
+			t.Fatal(err)
+		}
+		wc := pollBoth(t, vqps[0], vqps[0])
+		if wc.ID != id || wc.Status != 0 || wc.QPNum != vqps[0].Num() {
+			t.Fatalf("%+v", wc)
+		}
+	}
+	errs := []error{flood.Close(), vcq.Close(), regions[0].Close(), regions[1].Close(), pds[0].Close(), pds[1].Close()}
+	for _, peer := range peerQPs {
+		errs = append(errs, peer.Close())
+	}
+	if err := errors.Join(append(errs, target.Close(), peers.Close(), fabric.Close())...); err != nil {
+		t.Errorf("leak: %v", err)
+	}
+}
+
+// NICs that complete as fast as they are polled do not keep another one waiting.
+func TestPollServesEveryDevice(t *testing.T) {
+	for _, devices := range []int{2, 3, 4, 5} {
+		t.Run(fmt.Sprint(devices), func(t *testing.T) {
+			null := verbstest.NewNull(devices)
+			var cqs []verbs.CQ
+			var pds []verbs.PD
+			for i := range devices {
+				cq, err := null.Device(i).CreateCQ(verbs.CQConfig{Depth: 1024})
+				if err != nil {
+					t.Fatal(err)
+				}
+				pd, err := null.Device(i).AllocPD()
+				if err != nil {
+					t.Fatal(err)
+				}
+				cqs, pds = append(cqs, cq), append(pds, pd)
+			}
+			vcq, err := ibverbx.NewVirtualCQ(cqs...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// One pass-through queue pair a device.
+			var qps []*ibverbx.VirtualQP
+			for i := range devices {
+				qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i]})
+				if err != nil {
+					t.Fatal(err)
+				}
+				q, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				connectToItself(t, q)
+				qps = append(qps, q)
+			}
+			done := map[uint32]int{}
+			wcs := make([]ibverbx.WC, 32)
+			const polls = 1000
+			for range polls {
+				for _, q := range qps {
+					for { // as many as its queue takes
+						if _, err := q.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); errors.Is(err, verbs.ErrQueueFull) {
+							break
+						} else if err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				n, err := vcq.Poll(wcs)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, wc := range wcs[:n] {
+					done[wc.QPNum]++
+				}
+			}
+			fair := polls * len(wcs) / devices
+			for i, q := range qps {
+				if n := done[q.Num()]; n < fair/2 {
+					t.Errorf("device %d: %d of %d completions, a fair share is %d", i, n, polls*len(wcs), fair)
+				}
+			}
+		})
+	}
+}
+
+// dyingCQ is a CQ that fails when it is told to.
+type dyingCQ struct {
+	verbs.CQ
+	err error
+}
+
+func (c *dyingCQ) Poll(wcs []verbs.WC) (int, error) {
+	if c.err != nil {
+		return 0, c.err
+	}
+	return c.CQ.Poll(wcs)
+}
+
+// A CQ's death is told once, also to a loop that ends before it comes to it.
+func TestCompletionsLoopThatEndsEarlyLosesNoError(t *testing.T) {
+	dev := verbstest.NewNull(1).Device(0)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var qps []verbs.QP
+	for range 3 {
+		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: inner, RecvCQ: inner})
+		if err != nil {
+			t.Fatal(err)
+		}
+		qps = append(qps, qp)
+	}
+	cq := &dyingCQ{CQ: inner}
+	vcq, err := ibverbx.NewVirtualCQ(cq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	connectToItself(t, q)
+	for id := range uint64(3) {
+		if _, err := q.PostRecv(ibverbx.RecvWR{ID: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cq.err = verbs.ErrDeviceGone
+	next, failures := uint64(0), 0
+	for range 10 {
+		for wc, err := range vcq.Completions() {
+			if err != nil {
+				if failures++; !errors.Is(err, verbs.ErrDeviceGone) {
+					t.Error(err)
+				}
+				continue
+			}
+			if wc.ID != next || wc.Status != verbs.StatusWRFlushErr {
+				t.Errorf("%+v, want %d", wc, next)
+			}
+			next++
+			break
+		}
+	}
+	if next != 3 || failures != 1 {
+		t.Errorf("%d of 3 completions, and the error was told %d times", next, failures)
+	}
+	if !errors.Is(q.Err(), verbs.ErrDeviceGone) {
+		t.Errorf("Err: %v", q.Err())
+	}
+}

@@ -1,0 +1,77 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol, and nothing else.
+func TestHostileSequenceNumbers(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		imms []uint32
+		says string
+	}{
+		{"far ahead", []uint32{1 << 20}, "too far ahead"},
+		{"never-sent number", []uint32{0xffffff}, "no dqplb number"},
+		{"duplicate in the window", []uint32{5, 5}, "twice"},
+		{"duplicate behind", []uint32{0, 1, 0}, "twice"},
+		{"reserved bits", []uint32{1 << 24}, "no dqplb number"},
+		{"raw without end", []uint32{1 << 30}, "no dqplb number"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
+			l.b.expectRecv(t, 1)
+			// The peer speaks raw verbs: b receives what no virtual queue pair would send.
+			for _, imm := range c.imms {
+				l.hostile(t, imm)
+			}
+			wc := l.b.wait(t, 1)[0]
+			if !errors.Is(l.b.Err(), ibverbx.ErrProtocol) || !strings.Contains(l.b.Err().Error(), c.says) {
+				t.Fatalf("%v after %+v", l.b.Err(), wc)
+			}
+			if c.imms[0] != 0 && wc.Status != verbs.StatusWRFlushErr {
+				t.Fatalf("the posted receive ended with %+v", wc)
+			}
+		})
+	}
+}
+
+// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct way hands it in.
+func (l *link) hostile(t *testing.T, imm uint32) {
+	t.Helper()
+	rail := l.b.Stats().Rails[0]
+	l.hostileCredit++
+	le := imm<<24 | imm&0xff00<<8 | imm>>8&0xff00 | imm>>24
+	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: le, QPNum: rail.QPNum}
+	l.b.backlog = l.b.cq.ProcessCompletions(l.b.backlog, l.b.nics[0].ID(), wc)
+}
+
+// Completions that belong to nothing are counted and dropped.
+func TestInventedCompletionsAreDropped(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
+	for kind := range uint64(16) {
+		for _, number := range []uint64{0, 2, 77, 1<<28 - 1} {
+			for _, status := range []verbs.Status{0, verbs.StatusWRFlushErr} {
+				if kind == 5 && number < 300 {
+					continue // a credit that is really posted
+				}
+				wc := verbs.WC{ID: kind<<60 | number, Status: status, QPNum: l.a.railQP[0]}
+				if got := l.a.cq.ProcessCompletions(nil, 0, wc); len(got) != 0 && got[0].ID != 1 {
+					t.Fatalf("kind %d number %d: reported %s", kind, number, fmtWCs(got))
+				}
+			}
+		}
+	}
+	if got := l.a.cq.ProcessCompletions(nil, 63, verbs.WC{}); len(got) != 0 {
+		t.Fatal("a device that is not there")
+	}
+	if l.a.Err() != nil || l.a.Stats().StaleEvents == 0 {
+		t.Fatalf("%v %+v", l.a.Err(), l.a.Stats())
+	}
+}
