@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -158,14 +159,27 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	}
 }
 
+// executing returns a channel that is closed when the next request begins to execute. A long one is then being copied.
+func executing(fabric *soft.Fabric) <-chan struct{} {
+	begun := make(chan struct{})
+	var once sync.Once
+	fabric.Inject(soft.Fault{Kind: soft.Delay, Match: func(*verbs.SendWR) bool {
+		once.Do(func() { close(begun) })
+		return false // it only watches
+	}})
+	return begun
+}
+
 // A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
 func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	const size = 32 << 20
 	for range 5 {
 		l := newLink(t, linkConfig{buffer: size})
+		copying := executing(l.fabric)
 		for id := range uint64(3) {
 			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, size))
 		}
+		<-copying
 		if err := l.a.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +211,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mr, err := pd.RegisterMR(make([]byte, size), verbs.AccessAll)
+		mr, err := pd.RegisterMR(make([]byte, 2*size), verbs.AccessAll)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +237,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		connectBoth(t, ends[0], ends[1])
 		a := ends[0]
 		post := func(id, n uint64, flags verbs.SendFlags) {
-			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr(), Length: n, Keys: rkeys}}
+			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + size, Length: n, Keys: rkeys}}
 			if _, err := a.PostSend(wr); err != nil {
 				t.Fatal(err)
 			}
@@ -236,8 +250,11 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		if all != (n == 10) {
 			t.Fatalf("%d completions of unsignaled requests, all signaled %v", n, all)
 		}
+		copying := executing(fabric)
+		fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Hour, Match: func(wr *verbs.SendWR) bool { return wr.ID == 101 }})
 		post(100, size, verbs.SendSignaled)
-		post(101, size, 0) // still to come at Close, so not successful: it completes too
+		post(101, 8, 0) // held up until after Close, so not successful: it completes too
+		<-copying
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -343,3 +343,21 @@ func TestWatchSurvivesARefusal(t *testing.T) {
 		t.Errorf("%d refusals", refusal.Hits())
 	}
 }
+
+// A rail whose receives were flushed while a send of it was outstanding waits for that send to tell the cause. When the send ends well,
+// the flush itself is the failure.
+func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8)) // on rail 0
+	flushed := verbs.WC{ID: 5 << 60, Status: verbs.StatusWRFlushErr, QPNum: l.a.railQP[0]}
+	if got := l.a.cq.ProcessCompletions(nil, 0, flushed); len(got) != 0 || l.a.Err() != nil {
+		t.Fatalf("before the send has ended: %s, %v", fmtWCs(got), l.a.Err())
+	}
+	l.complete(l.a, 0)
+	if got := l.a.poll(t); len(got) != 1 || got[0].Status != verbs.StatusSuccess {
+		t.Fatal(fmtWCs(got))
+	}
+	if err := l.a.Err(); !errors.Is(err, verbs.StatusWRFlushErr) {
+		t.Fatalf("the flush went unnoticed: %v", err)
+	}
+}
