@@ -172,7 +172,7 @@ func executing(fabric *soft.Fabric) <-chan struct{} {
 
 // A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
 func TestCloseOfASingleQPLosesNothing(t *testing.T) {
-	const size = 32 << 20
+	const size = 8 << 20
 	for range 5 {
 		l := newLink(t, linkConfig{buffer: size})
 		copying := executing(l.fabric)
@@ -200,7 +200,7 @@ func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 // How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or all are signaled by the queue pair:
 // Close finds out all the same, and does not wait where nothing can come.
 func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
-	const size = 64 << 20
+	const size = 4 << 20
 	for _, all := range []bool{false, true} {
 		fabric, err := soft.New(soft.Config{})
 		if err != nil {
