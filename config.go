@@ -103,7 +103,8 @@ const None = 0xff
 
 // ConnConfig holds what the physical queue pairs are connected with. The zero value works.
 type ConnConfig struct {
-	Port uint8 // local port; 0 means 1
+	// Port is the local port on every device; 0 means the device's own default, [verbs.Device.DefaultPort].
+	Port uint8
 	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by itself: RoCE v2 over
 	// IPv4 first, then RoCE v2, then the first entry that is set.
 	GIDIndex int
@@ -152,9 +153,6 @@ func (c Config) withDefaults() Config {
 }
 
 func (c ConnConfig) withDefaults() ConnConfig {
-	if c.Port == 0 {
-		c.Port = 1
-	}
 	if c.Timeout == 0 {
 		c.Timeout = 14
 	}

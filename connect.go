@@ -60,12 +60,12 @@ func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
 		depth = min(depth, peer.RDAtomic)
 	}
 	return []connectStep{{
-		verbs.QPAttr{State: verbs.StateInit, Port: conn.Port, Access: conn.Access},
+		verbs.QPAttr{State: verbs.StateInit, Access: conn.Access},
 		verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess,
 	}, {
 		verbs.QPAttr{
 			State: verbs.StateRTR, PathMTU: mtu, MaxDestRDAtomic: own.RDAtomic, MinRNRTimer: conn.MinRNRTimer,
-			AH: verbs.AH{Global: true, Port: conn.Port, HopLimit: 64, TrafficClass: conn.TrafficClass, SL: conn.SL},
+			AH: verbs.AH{Global: true, HopLimit: 64, TrafficClass: conn.TrafficClass, SL: conn.SL},
 		},
 		verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
 			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer,
@@ -82,7 +82,7 @@ func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
 // Modify changes attributes of every physical queue pair, the notify QP included: for programs that connect step by step.
 //
 // With peer given, what differs from queue pair to queue pair is filled in where mask names it: DestQPNum, RQPSN and SQPSN,
-// and of the address handle the destination and the source GID index. Without, attr is used as it is.
+// of the address handle the destination and the source GID index, and a port of 0 in either. Without, attr is used as it is.
 //
 // Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does.
 // What a transition needs is checked for all queue pairs before any is touched.
@@ -186,6 +186,9 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 // fillAttr fills in what differs from rail to rail.
 func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	described := len(peer.Rails) != 0
+	if a.Port == 0 {
+		a.Port = q.port(r)
+	}
 	if mask&verbs.QPAttrDestQPNum != 0 {
 		a.DestQPNum = peer.NotifyQPNum
 		if r != q.notify {
@@ -203,6 +206,9 @@ func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 		return err
 	}
 	a.AH.SGIDIndex = uint8(port.gid.Index)
+	if a.AH.Port == 0 {
+		a.AH.Port = q.port(r)
+	}
 	switch gids := q.cfg.Conn.PeerGIDs; {
 	case r.index() < len(gids):
 		a.AH.DGID = gids[r.index()]
@@ -251,6 +257,14 @@ func (q *VirtualQP) maxRDAtomic() uint8 {
 	return n
 }
 
+// port is the number of a rail's local port.
+func (q *VirtualQP) port(r *rail) uint8 {
+	if p := q.cfg.Conn.Port; p != 0 {
+		return p
+	}
+	return uint8(r.qp.Device().DefaultPort())
+}
+
 // localPort is what a rail's end of the connection looks like: its port, and the entry of the port's GID table that it uses.
 type localPort struct {
 	attr verbs.PortAttr
@@ -274,19 +288,19 @@ func (q *VirtualQP) localPort(r *rail) (localPort, error) {
 }
 
 func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
-	dev, conn := r.qp.Device(), &q.cfg.Conn
-	if p.attr, err = dev.QueryPort(int(conn.Port)); err != nil {
+	dev, port, index := r.qp.Device(), int(q.port(r)), q.cfg.Conn.GIDIndex
+	if p.attr, err = dev.QueryPort(port); err != nil {
 		return p, q.railError(r, err)
 	}
-	if conn.GIDIndex != 0 {
-		if p.gid, err = dev.QueryGID(int(conn.Port), max(0, conn.GIDIndex)); err != nil {
+	if index != 0 {
+		if p.gid, err = dev.QueryGID(port, max(0, index)); err != nil {
 			return p, q.railError(r, err)
 		}
 		return p, nil
 	}
 	best := 0
 	for i := range p.attr.GIDTableLen {
-		entry, err := dev.QueryGID(int(conn.Port), i)
+		entry, err := dev.QueryGID(port, i)
 		if err != nil {
 			continue // tables may have holes
 		}
@@ -295,7 +309,7 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 		}
 	}
 	if best == 0 {
-		return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), conn.Port))
+		return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), port))
 	}
 	return p, nil
 }

@@ -174,7 +174,7 @@ func (q *VirtualQP) assignRoles() {
 // limitFragments lowers the size of a fragment to what every port carries in one message.
 func (q *VirtualQP) limitFragments() {
 	q.eachRail(func(r *rail) {
-		port, err := r.qp.Device().QueryPort(int(q.cfg.Conn.Port))
+		port, err := r.qp.Device().QueryPort(int(q.port(r)))
 		if err == nil && port.MaxMsgSize != 0 { // a port that cannot be asked now is refused by Connect
 			q.cfg.MaxMsgSize = min(q.cfg.MaxMsgSize, port.MaxMsgSize)
 		}

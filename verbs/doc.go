@@ -36,6 +36,24 @@
 //   - To sleep until a completion comes: [CQ.Arm], poll once more, then [CompChannel.Wait]. In any other order
 //     a completion that arrives in between wakes nobody.
 //
+// # Events
+//
+// A NIC tells some things without being asked: that a link went down, that a queue overran, that the NIC itself has failed.
+// [Device.Watch] sends such an [Event] to a channel. Events may be lost, and may be late: what one tells may be over when it is read.
+// Take it as a reason to query the state, and never for the state itself.
+//
+//	events := make(chan verbs.Event, 16)
+//	stop := dev.Watch(events)
+//	defer stop()
+//	port, err := dev.QueryPort(dev.DefaultPort()) // watch first, then query: nothing falls in between
+//	for e := range events {
+//		log.Print(e) // "mlx5_0 port 1: port error"
+//		port, err = dev.QueryPort(dev.DefaultPort())
+//		...
+//	}
+//
+// Completions have a way of their own to wake a program, the [CompChannel].
+//
 // # Concurrency
 //
 // Every method of a provider's objects may be called from any goroutine. Two goroutines that post to one queue pair

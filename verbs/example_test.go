@@ -42,3 +42,33 @@ func ExampleStatus() {
 	// Output:
 	// RNR_RETRY_EXC_ERR: receiver-not-ready retries exceeded: the peer posted no receive
 }
+
+// A filter chooses NICs by name, in the order in which they are to be used.
+func ExampleDeviceFilter() {
+	names := []string{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_bond_0"}
+	for _, text := range []string{"mlx5_2,mlx5_0:2", "mlx5_bond_*", "^mlx5_2", "mlx5_7"} {
+		filter, err := verbs.ParseDeviceFilter(text)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		chosen, err := filter.Select(names)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Printf("%s:", filter)
+		for _, c := range chosen {
+			fmt.Printf(" %s", names[c.Index])
+			if c.Port != 0 {
+				fmt.Printf(" (port %d)", c.Port)
+			}
+		}
+		fmt.Println()
+	}
+	// Output:
+	// mlx5_2,mlx5_0:2: mlx5_2 mlx5_0 (port 2)
+	// mlx5_bond_*: mlx5_bond_0
+	// ^mlx5_2: mlx5_0 mlx5_1 mlx5_bond_0
+	// select devices: invalid argument: no device mlx5_7 (have mlx5_0, mlx5_1, mlx5_2, mlx5_bond_0)
+}

@@ -24,6 +24,9 @@ type Device interface {
 	ID() DeviceID
 	// Name is the NIC's name: "mlx5_0", "rxe0", "soft0".
 	Name() string
+	// DefaultPort is the port that a program uses unless it says otherwise: 1, or the one that was chosen together with
+	// the device, as by a [DeviceFilter].
+	DefaultPort() int
 	Query() (DeviceAttr, error)
 	// QueryPort describes a port; ports count from 1.
 	QueryPort(port int) (PortAttr, error)
@@ -33,6 +36,13 @@ type Device interface {
 	AllocPD() (PD, error)
 	// CreateCQ makes a completion queue of at least cfg.Depth entries.
 	CreateCQ(cfg CQConfig) (CQ, error)
+
+	// Watch sends every event of the NIC to c from now on, in the manner of os/signal.Notify: each watcher gets each event, and
+	// sending does not wait. An event for which c has no room is lost to that watcher, so give c a buffer; nil has
+	// room for nothing. Once stop has returned nothing more is sent to c, and it may be closed. Stop may be called again.
+	//
+	// A watcher learns of no change that came before it: watch first, then query.
+	Watch(c chan<- Event) (stop func())
 }
 
 // PD is a protection domain: memory and queue pairs work together only within one.

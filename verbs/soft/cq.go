@@ -182,9 +182,10 @@ func (c *CQ) overrun() {
 	c.dead = true
 	c.attention.Store(true)
 	c.raise(true)
+	c.dev.tell(verbs.Event{Type: verbs.EventCQErr, CQ: c})
 	for _, q := range c.dev.qps {
 		if q.cqs[dirSend] == c || q.cqs[dirRecv] == c {
-			c.dev.f.toError(q)
+			c.dev.f.failUntold(q, verbs.EventQPFatal)
 		}
 	}
 }

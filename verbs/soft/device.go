@@ -28,6 +28,7 @@ type Device struct {
 	qps      []*QP // in the order of their creation
 	qpByNum  map[uint32]*QP
 	nextQP   uint32
+	watchers verbs.Watchers
 
 	worker worker // the background engine's
 }
@@ -54,6 +55,9 @@ func (d *Device) ID() verbs.DeviceID { return d.id }
 
 // Name is "soft0" and so on.
 func (d *Device) Name() string { return d.name }
+
+// DefaultPort is 1, the only one.
+func (d *Device) DefaultPort() int { return 1 }
 
 // err makes the error of a call on this NIC.
 func (d *Device) err(op string, err error, detail string) error {
@@ -143,11 +147,16 @@ func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 }
 
 // SetLink takes the NIC's link down or up again. While it is down packets vanish in both directions, and senders on
-// both ends run into RETRY_EXC_ERR after their retries, unless the link comes back in time.
+// both ends run into RETRY_EXC_ERR after their retries, unless the link comes back in time. A change raises
+// verbs.EventPortErr or verbs.EventPortActive.
 func (d *Device) SetLink(up bool) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
+	changed := d.linkDown == up
 	d.linkDown = !up
+	if changed {
+		d.tellPort()
+	}
 	if up {
 		d.f.pathsChanged()
 	}
@@ -155,24 +164,29 @@ func (d *Device) SetLink(up bool) {
 
 // Kill takes the NIC away, as when it fails or is unplugged: its queue pairs go to ERR and flush, posts and queries
 // are refused with verbs.ErrDeviceGone, and peers run into RETRY_EXC_ERR. Poll still drains what there is, and
-// everything can be closed.
+// everything can be closed. It raises verbs.EventDeviceFatal, and no event after it.
 func (d *Device) Kill() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
 	if d.gone {
 		return
 	}
+	d.tell(verbs.Event{Type: verbs.EventDeviceFatal})
 	d.gone = true
 	for _, q := range d.qps {
 		d.f.toError(q)
 	}
 }
 
-// Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset.
+// Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset. It raises the event that says what the
+// port is then: verbs.EventPortActive, or verbs.EventPortErr if the link is down.
 func (d *Device) Restore() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	d.gone = false
+	if d.gone {
+		d.gone = false
+		d.tellPort()
+	}
 	d.f.pathsChanged()
 }
 

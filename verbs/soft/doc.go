@@ -29,8 +29,8 @@
 // # Failing on purpose
 //
 // [Fabric.Inject] makes chosen requests fail, stall or take long. [Device.SetLink] pulls the cable, [Device.Kill] takes
-// the whole NIC away. Completions that are not successful carry garbage in the fields that the contract leaves
-// undefined, and stale keys, keys of another NIC and keys used on the wrong side are refused.
+// the whole NIC away; [Device.Watch] tells of both. Completions that are not successful carry garbage in the fields that
+// the contract leaves undefined, and stale keys, keys of another NIC and keys used on the wrong side are refused.
 //
 // # What is stricter than some hardware
 //

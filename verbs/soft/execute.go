@@ -241,7 +241,7 @@ func (f *Fabric) reject(q, p *QP, s *sendSlot, status verbs.Status) {
 	f.engine.executed(q)
 	switch {
 	case !isSend || !p.receptive(): // not receptive: a queue pair connected to itself
-		f.toError(p)
+		f.failUntold(p, refusalEvent(status))
 	case status == verbs.StatusRemOpErr:
 		f.consumeFailed(p, verbs.StatusLocProtErr, 0)
 	default:

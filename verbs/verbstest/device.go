@@ -40,6 +40,9 @@ func (s *suite) queryDevice(t *testing.T, dev verbs.Device) {
 			t.Errorf("%s is %d", name, v)
 		}
 	}
+	if def := dev.DefaultPort(); def < 1 || def > attr.Ports {
+		t.Errorf("the default port is %d of %d", def, attr.Ports)
+	}
 	if attr.Ports < port || attr.MaxMRSize == 0 || attr.MaxInline < 0 {
 		t.Errorf("%d ports, regions of %d bytes, inline of %d bytes", attr.Ports, attr.MaxMRSize, attr.MaxInline)
 	}

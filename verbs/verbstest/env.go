@@ -26,6 +26,9 @@ type Env struct {
 	Strict bool
 	// Idle is called again and again while the suite waits. A provider that is stepped from outside moves in it.
 	Idle func()
+	// SetLink takes the link of the device's port down, or up again. It need not wait for the device to notice. Without it
+	// the subtests that need a link to fail are skipped.
+	SetLink func(t *testing.T, d verbs.Device, up bool)
 }
 
 func (e *Env) withDefaults() Env {
@@ -59,6 +62,7 @@ func Run(t *testing.T, env Env) {
 		{"limits", testLimits},
 		{"flush", testFlush},
 		{"events", testEvents},
+		{"async", testAsync},
 		{"concurrency", testConcurrency},
 		{"allocs", testAllocs},
 	} {

@@ -72,7 +72,8 @@ type NullDevice struct {
 	nextKey  uint32
 	open     int
 	// qps holds every queue pair ever made, by number less nullFirstQP. A poll finds its queue pair here.
-	qps []*NullQP
+	qps      []*NullQP
+	watchers verbs.Watchers
 }
 
 // ID is the device's index in the provider.
@@ -80,6 +81,18 @@ func (d *NullDevice) ID() verbs.DeviceID { return d.id }
 
 // Name is null and the index.
 func (d *NullDevice) Name() string { return fmt.Sprintf("null%d", d.id) }
+
+// DefaultPort is 1, the only one.
+func (d *NullDevice) DefaultPort() int { return 1 }
+
+// Watch sends to c what [NullDevice.Publish] is given.
+func (d *NullDevice) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
+
+// Publish raises an event of the device, whose Device it fills in. Nothing else raises one.
+func (d *NullDevice) Publish(e verbs.Event) {
+	e.Device = d
+	d.watchers.Publish(e)
+}
 
 // Query describes the device.
 func (d *NullDevice) Query() (verbs.DeviceAttr, error) {

@@ -99,6 +99,22 @@ func TestNull(t *testing.T) {
 	}
 }
 
+func TestNullPublish(t *testing.T) {
+	null := NewNull(2)
+	c := make(chan verbs.Event, 1)
+	stop := null.Device(1).Watch(c)
+	null.Device(0).Publish(verbs.Event{Type: verbs.EventPortErr, Port: 1}) // another device
+	null.Device(1).Publish(verbs.Event{Type: verbs.EventPortActive, Port: 1})
+	if got, want := (<-c).String(), "null1 port 1: port active"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	stop()
+	null.Device(1).Publish(verbs.Event{})
+	if len(c) != 0 {
+		t.Error("an event after stop")
+	}
+}
+
 // BenchmarkNull measures a post and a poll through the interfaces, per request, in batches of 64.
 func BenchmarkNull(b *testing.B) {
 	const batch = 64

@@ -1,0 +1,144 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// portDevice is a device of many ports that prefers one of them, and notes with which port its queue pairs were configured.
+type portDevice struct {
+	*verbstest.NullDevice
+	port  int
+	inits []uint8 // the ports of the transitions to INIT
+	paths []uint8 // the ports of the address handles
+	asked []int   // the ports that were queried
+}
+
+func (d *portDevice) DefaultPort() int { return d.port }
+
+func (d *portDevice) QueryPort(port int) (verbs.PortAttr, error) {
+	d.asked = append(d.asked, port)
+	return d.NullDevice.QueryPort(1)
+}
+
+func (d *portDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
+	d.asked = append(d.asked, port)
+	return d.NullDevice.QueryGID(1, index)
+}
+
+func (d *portDevice) AllocPD() (verbs.PD, error) {
+	pd, err := d.NullDevice.AllocPD()
+	return portPD{pd, d}, err
+}
+
+type portPD struct {
+	verbs.PD
+	dev *portDevice
+}
+
+func (p portPD) Device() verbs.Device { return p.dev }
+
+func (p portPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	qp, err := p.PD.CreateQP(cfg)
+	return portQP{qp, p.dev}, err
+}
+
+type portQP struct {
+	verbs.QP
+	dev *portDevice
+}
+
+func (q portQP) Device() verbs.Device { return q.dev }
+
+func (q portQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if mask&verbs.QPAttrPort != 0 {
+		q.dev.inits = append(q.dev.inits, attr.Port)
+	}
+	if mask&verbs.QPAttrAV != 0 {
+		q.dev.paths = append(q.dev.paths, attr.AH.Port)
+	}
+	return q.QP.Modify(attr, mask)
+}
+
+// Each device is used by its own default port, unless the configuration names one.
+func TestDefaultPort(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		conn   uint8
+		want   [2]uint8
+		modify bool // connect step by step
+	}{
+		{name: "each device's own", want: [2]uint8{3, 1}},
+		{name: "one for all", conn: 2, want: [2]uint8{2, 2}},
+		{name: "step by step", want: [2]uint8{3, 1}, modify: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			null := verbstest.NewNull(2)
+			devs := [2]*portDevice{{NullDevice: null.Device(0), port: 3}, {NullDevice: null.Device(1), port: 1}}
+			q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]}, ibverbx.Config{QPsPerDevice: 2, Conn: ibverbx.ConnConfig{Port: c.conn}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.modify {
+				card, err := q.Card()
+				if err != nil {
+					t.Fatal(err)
+				}
+				bringUp(t, q, &card)
+			} else {
+				connectToItself(t, q)
+			}
+			for i, d := range devs {
+				if len(d.inits) < 2 || len(d.paths) != len(d.inits) || len(d.asked) == 0 {
+					t.Fatalf("device %d: %d and %d queue pairs given a port, %d ports asked", i, len(d.inits), len(d.paths), len(d.asked))
+				}
+				for _, port := range append(d.inits, d.paths...) {
+					if port != c.want[i] {
+						t.Errorf("device %d: a queue pair uses port %d, want %d", i, port, c.want[i])
+					}
+				}
+				for _, port := range d.asked {
+					if port != int(c.want[i]) {
+						t.Errorf("device %d: asked about port %d, want %d", i, port, c.want[i])
+					}
+				}
+			}
+			if got := q.Config().Conn.Port; got != c.conn {
+				t.Errorf("the configuration says port %d, want %d", got, c.conn)
+			}
+		})
+	}
+}
+
+// bringUp connects with Modify, the ports left at 0.
+func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
+	t.Helper()
+	for _, step := range []struct {
+		attr verbs.QPAttr
+		mask verbs.QPAttrMask
+	}{
+		{verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}, verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
+		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12, AH: verbs.AH{Global: true}},
+			verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
+	} {
+		if err := q.Modify(step.attr, step.mask, peer); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A port that the device does not have is refused with its number.
+func TestPortThatIsNotThere(t *testing.T) {
+	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, ibverbx.Config{Conn: ibverbx.ConnConfig{Port: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Card(); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "port 2") {
+		t.Errorf("card: %v", err)
+	}
+}

@@ -1,0 +1,146 @@
+package verbs
+
+import "strconv"
+
+// Event is something that a NIC tells without being asked, beside the completions of its work requests (struct
+// ibv_async_event). [Device.Watch] asks for them. Which of the fields after Device mean something depends on the type.
+//
+// State, and not events, is the truth: events may be lost, arrive late, and be outdated when they are read. Take one as a reason to
+// look: [Device.QueryPort], [QP.State], [CQ.Poll].
+type Event struct {
+	Type   EventType
+	Device Device
+	Port   int    // events of a port, [EventType.IsPort]
+	QPNum  uint32 // events of a queue pair, [EventType.IsQP]; it may be closed by now
+	CQ     CQ     // events of a completion queue, [EventType.IsCQ]; it may be closed by now, and is nil if it was before
+}
+
+// String reads "rxe0 port 1: port error".
+func (e Event) String() string {
+	s := "no device"
+	if e.Device != nil {
+		s = e.Device.Name()
+	}
+	switch {
+	case e.Type.IsPort():
+		s += " port " + strconv.Itoa(e.Port)
+	case e.Type.IsQP():
+		s += " qp " + strconv.FormatUint(uint64(e.QPNum), 10)
+	}
+	return s + ": " + e.Type.String()
+}
+
+// EventType is what an event tells (enum ibv_event_type).
+type EventType uint32
+
+// The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that fails as the responder.
+const (
+	// EventCQErr: a completion queue has overrun, and is dead.
+	EventCQErr EventType = 0
+	// EventQPFatal: a queue pair failed and could not say so in a completion.
+	EventQPFatal EventType = 1
+	// EventQPReqErr: a queue pair failed as the responder, since the peer's request was invalid.
+	EventQPReqErr EventType = 2
+	// EventQPAccessErr: a queue pair failed as the responder, since the peer's request named memory that it may not touch.
+	EventQPAccessErr EventType = 3
+	// EventCommEst: the first message arrived at a queue pair that is in RTR still.
+	EventCommEst EventType = 4
+	// EventSQDrained: a send queue that was moved to SQD has come to the end of what had begun. It has to be asked for with an
+	// attribute of the move that this package does not describe.
+	EventSQDrained EventType = 5
+	// EventPathMig and EventPathMigErr: a queue pair changed over to its alternate path, or could not.
+	EventPathMig    EventType = 6
+	EventPathMigErr EventType = 7
+	// EventDeviceFatal: the NIC has failed, and everything on it.
+	EventDeviceFatal EventType = 8
+	// EventPortActive: the port's link is up.
+	EventPortActive EventType = 9
+	// EventPortErr: the port's link is down.
+	EventPortErr EventType = 10
+	// EventLIDChange, EventPKeyChange, EventSMChange: the subnet manager gave the port another address or other partition
+	// keys, or is another one.
+	EventLIDChange  EventType = 11
+	EventPKeyChange EventType = 12
+	EventSMChange   EventType = 13
+	// EventSRQErr and EventSRQLimitReached are of shared receive queues, which this package does not describe.
+	EventSRQErr          EventType = 14
+	EventSRQLimitReached EventType = 15
+	// EventQPLastWQEReached: a queue pair on a shared receive queue has taken its last receive.
+	EventQPLastWQEReached EventType = 16
+	// EventClientReregister: the subnet manager has forgotten what was registered with it.
+	EventClientReregister EventType = 17
+	// EventGIDChange: an entry of the port's GID table changed.
+	EventGIDChange EventType = 18
+	// EventWQFatal is of receive work queues, which this package does not describe.
+	EventWQFatal EventType = 19
+)
+
+// eventSubject is what an event is about.
+type eventSubject uint8
+
+const (
+	aboutDevice eventSubject = iota
+	aboutPort
+	aboutQP
+	aboutCQ
+	aboutOther // nothing that this package describes
+)
+
+// eventText holds, for each event, its verbs name, what it means, and what it is about.
+var eventText = [...]struct {
+	name, words string
+	about       eventSubject
+}{
+	EventCQErr:            {"CQ_ERR", "completion queue error", aboutCQ},
+	EventQPFatal:          {"QP_FATAL", "queue pair failed", aboutQP},
+	EventQPReqErr:         {"QP_REQ_ERR", "invalid request of the peer", aboutQP},
+	EventQPAccessErr:      {"QP_ACCESS_ERR", "access violation by the peer", aboutQP},
+	EventCommEst:          {"COMM_EST", "communication established", aboutQP},
+	EventSQDrained:        {"SQ_DRAINED", "send queue drained", aboutQP},
+	EventPathMig:          {"PATH_MIG", "path migrated", aboutQP},
+	EventPathMigErr:       {"PATH_MIG_ERR", "path migration failed", aboutQP},
+	EventDeviceFatal:      {"DEVICE_FATAL", "device failed", aboutDevice},
+	EventPortActive:       {"PORT_ACTIVE", "port active", aboutPort},
+	EventPortErr:          {"PORT_ERR", "port error", aboutPort},
+	EventLIDChange:        {"LID_CHANGE", "local identifier changed", aboutPort},
+	EventPKeyChange:       {"PKEY_CHANGE", "partition keys changed", aboutPort},
+	EventSMChange:         {"SM_CHANGE", "subnet manager changed", aboutPort},
+	EventSRQErr:           {"SRQ_ERR", "shared receive queue error", aboutOther},
+	EventSRQLimitReached:  {"SRQ_LIMIT_REACHED", "shared receive queue limit reached", aboutOther},
+	EventQPLastWQEReached: {"QP_LAST_WQE_REACHED", "last receive of a shared receive queue taken", aboutQP},
+	EventClientReregister: {"CLIENT_REREGISTER", "subnet manager asks to register again", aboutPort},
+	EventGIDChange:        {"GID_CHANGE", "GID table changed", aboutPort},
+	EventWQFatal:          {"WQ_FATAL", "work queue failed", aboutOther},
+}
+
+// String says the event in words.
+func (t EventType) String() string {
+	if int(t) < len(eventText) {
+		return eventText[t].words
+	}
+	return "unknown event " + strconv.FormatUint(uint64(t), 10)
+}
+
+// Name is the verbs name of the event: "PORT_ERR".
+func (t EventType) Name() string {
+	if int(t) < len(eventText) {
+		return eventText[t].name
+	}
+	return "EVENT_" + strconv.FormatUint(uint64(t), 10)
+}
+
+// IsPort reports whether the event is of a port: [Event].Port says which.
+func (t EventType) IsPort() bool { return t.about() == aboutPort }
+
+// IsQP reports whether the event is of a queue pair: [Event].QPNum says which.
+func (t EventType) IsQP() bool { return t.about() == aboutQP }
+
+// IsCQ reports whether the event is of a completion queue: [Event].CQ says which.
+func (t EventType) IsCQ() bool { return t.about() == aboutCQ }
+
+func (t EventType) about() eventSubject {
+	if int(t) < len(eventText) {
+		return eventText[t].about
+	}
+	return aboutOther
+}

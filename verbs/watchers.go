@@ -1,0 +1,44 @@
+package verbs
+
+import (
+	"slices"
+	"sync"
+)
+
+// Watchers hands out the events of a device to those who watch it. Providers keep one for each device, and their Watch is its
+// Watch; programs have no use for it. The zero value is ready. It is safe for concurrent use.
+type Watchers struct {
+	mu   sync.Mutex
+	list []*watcher
+}
+
+// watcher is one call of Watch: a channel may be given to several.
+type watcher struct{ c chan<- Event }
+
+// Watch is [Device.Watch].
+func (w *Watchers) Watch(c chan<- Event) (stop func()) {
+	one := &watcher{c}
+	w.mu.Lock()
+	w.list = append(w.list, one)
+	w.mu.Unlock()
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if i := slices.Index(w.list, one); i >= 0 {
+			w.list = slices.Delete(w.list, i, i+1)
+		}
+	}
+}
+
+// Publish sends an event to every watcher that has room for it. It never blocks and calls nothing, so that it may be called with
+// locks held. The lock is kept while it sends: that is what makes stop final.
+func (w *Watchers) Publish(e Event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, one := range w.list {
+		select {
+		case one.c <- e:
+		default:
+		}
+	}
+}
