@@ -93,7 +93,14 @@ func (s *suite) protectLocal(t *testing.T) {
 				}
 				// The IBTA says Local Protection Error. rdma_rxe says Local QP Operation Error when the key is unknown,
 				// mlx5 says Local Access Error for some.
-				p.A.failsAndFlushes(t, bad, s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr, verbs.StatusLocAccessErr))
+				allowed := s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr, verbs.StatusLocAccessErr)
+				if s.env.Strict {
+					p.A.failsAndFlushes(t, bad, allowed)
+				} else {
+					// A local error that meets the acknowledgement of an earlier request may hang the queue pair in
+					// rdma_rxe (Linux 6.1): its requester then runs the completer beside the completer's own task.
+					p.A.failsAlone(t, bad, allowed)
+				}
 				wantBytes(t, "the memory misnamed", memory, mine)
 				if !writes {
 					// A read or an atomic fails when its response comes; what follows it may have been carried out
@@ -193,6 +200,17 @@ func (s *suite) remoteViolation(t *testing.T, p *Pair, op verbs.Opcode, v violat
 // order, and the queue pair is in ERR.
 func (e *End) failsAndFlushes(t *testing.T, bad verbs.SendWR, allowed []verbs.Status) {
 	t.Helper()
+	e.fails(t, bad, allowed, false)
+}
+
+// failsAlone does the same, but the first two have completed before the bad one is posted.
+func (e *End) failsAlone(t *testing.T, bad verbs.SendWR, allowed []verbs.Status) {
+	t.Helper()
+	e.fails(t, bad, allowed, true)
+}
+
+func (e *End) fails(t *testing.T, bad verbs.SendWR, allowed []verbs.Status, alone bool) {
+	t.Helper()
 	// An operation that the peer serves even when the bad one's right is missing.
 	op := verbs.OpRDMAWrite
 	if bad.Opcode == verbs.OpRDMAWrite || bad.Opcode == verbs.OpRDMAWriteWithImm {
@@ -203,11 +221,20 @@ func (e *End) failsAndFlushes(t *testing.T, bad verbs.SendWR, allowed []verbs.St
 	}
 	bad.ID, bad.Flags = 3, bad.Flags|verbs.SendSignaled
 	e.PostRecv(verbs.RecvWR{ID: 11, SGL: e.Buf.SGL(0, 8)}, verbs.RecvWR{ID: 12})
-	e.PostSend(
-		good(1, verbs.SendSignaled), good(2, verbs.SendSignaled), bad, good(4, verbs.SendSignaled), good(5, 0),
-		verbs.SendWR{ID: 6, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: e.Buf.SGL(0, 8)},
-	)
-	wcs := e.WaitSend(6)
+	before := []verbs.SendWR{good(1, verbs.SendSignaled), good(2, verbs.SendSignaled)}
+	from := []verbs.SendWR{
+		bad, good(4, verbs.SendSignaled), good(5, 0),
+		{ID: 6, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: e.Buf.SGL(0, 8)},
+	}
+	var wcs []verbs.WC
+	if alone {
+		e.PostSend(before...)
+		wcs = e.WaitSend(len(before))
+		e.PostSend(from...)
+	} else {
+		e.PostSend(append(before, from...)...)
+	}
+	wcs = append(wcs, e.WaitSend(6-len(wcs))...)
 	e.wantOK(wcs[:2], 1, 2)
 	e.wantStatus(wcs[2:3], allowed, 3)
 	e.wantFlushed(wcs[3:], 4, 5, 6)

@@ -1,0 +1,93 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"syscall"
+
+	"ibverbx/verbs"
+)
+
+// readAsyncEvents publishes the device's asynchronous events as long as it is open, whether or not anybody watches: the
+// provider itself has to know of a CQ that is dead and a NIC that is gone.
+func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
+	mem, err := mapMemory(carved[ibvAsyncEvent](1), 0)
+	if err != nil {
+		return nil, d.err("open device", verbs.ErrNoMemory, err.Error())
+	}
+	event := &carve[ibvAsyncEvent](&mem, 1)[0]
+	r, err := readFD(fd, d.name+" asynchronous events", func() (more bool) {
+		for {
+			switch errno := d.p.lib.status(d.p.lib.getAsyncEvent, d.ctx, address(event)); errno {
+			case 0:
+				e := d.event(event)
+				call(d.p.lib.ackAsyncEvent, address(event))
+				d.watchers.Publish(e)
+			case syscall.EAGAIN, syscall.EINTR:
+				return true
+			default:
+				// The kernel has taken the device away (uverbs_disassociate): it says so by failing every read.
+				d.lost()
+				return false
+			}
+		}
+	})
+	if err != nil {
+		_ = mem.unmap()
+		return nil, d.err("open device", verbs.ErrNotSupported, err.Error())
+	}
+	r.mem = mem
+	return r, nil
+}
+
+// lost notes that the NIC is gone.
+func (d *device) lost() {
+	if !d.gone.Swap(true) {
+		d.watchers.Publish(verbs.Event{Type: verbs.EventDeviceFatal, Device: d})
+	}
+}
+
+// event translates an event, and takes note of what it means to the provider. The object that C names lives until the event is
+// acknowledged: destroying it waits for that.
+func (d *device) event(c *ibvAsyncEvent) verbs.Event {
+	e := verbs.Event{Type: verbs.EventType(c.eventType), Device: d}
+	switch {
+	case e.Type.IsPort():
+		e.Port = int(int32(c.element))
+	case e.Type.IsQP():
+		e.QPNum = object[ibvQP](c.element).qpNum
+		d.suspect(e.QPNum)
+	case e.Type.IsCQ():
+		d.mu.Lock()
+		q := d.cqs[c.element]
+		d.mu.Unlock()
+		if q != nil {
+			q.dead.Store(true)
+			q.signal() // whoever sleeps finds out by polling
+			e.CQ = q
+		}
+	case e.Type == verbs.EventDeviceFatal:
+		d.gone.Store(true)
+		d.wakeAll()
+	}
+	return e
+}
+
+// wakeAll raises an event for every CQ: those who sleep find out by polling.
+func (d *device) wakeAll() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.cqs {
+		q.signal()
+	}
+}
+
+// suspect notes that a queue pair may have left the state that it was put into. Its number may be another's by now, or
+// nobody's: then it is looked at once for nothing.
+func (d *device) suspect(qpNum uint32) {
+	d.mu.Lock()
+	if q := d.qps[qpNum]; q != nil {
+		q.suspect.Store(true)
+	}
+	d.mu.Unlock()
+}

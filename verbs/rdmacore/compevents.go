@@ -1,0 +1,86 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"syscall"
+
+	"ibverbx/verbs"
+)
+
+// compEvents is a device's completion channel (struct ibv_comp_channel): one for all its CQs, whatever CompChannel of Go's they
+// signal, so that a device costs one descriptor and one goroutine.
+type compEvents struct {
+	d      *device
+	addr   uintptr
+	reader *fdReader
+}
+
+// completionEvents is the device's completion channel, made by the first who asks. The device's lock is held.
+func (d *device) completionEvents(op string) (*compEvents, error) {
+	if d.events != nil {
+		return d.events, nil
+	}
+	lib := d.p.lib
+	addr, errno := lib.pointer(lib.createCompChannel, d.ctx)
+	if errno != 0 {
+		return nil, callErr(op, d.name, 0, "ibv_create_comp_channel", errno, "")
+	}
+	e := &compEvents{d: d, addr: addr}
+	mem, err := mapMemory(carved[uintptr](2), 0)
+	if err == nil {
+		out := carve[uintptr](&mem, 2) // the CQ, and the context that it was made with
+		get, ack := []uintptr{addr, address(&out[0]), address(&out[1])}, []uintptr{0, 1}
+		e.reader, err = readFD(int(object[ibvCompChannel](addr).fd), d.name+" completion events", func() (more bool) { return e.read(&out[0], get, ack) })
+		if err != nil {
+			_ = mem.unmap()
+		} else {
+			e.reader.mem = mem
+		}
+	}
+	if err != nil {
+		lib.status(lib.destroyCompChannel, addr)
+		return nil, d.err(op, verbs.ErrNoMemory, err.Error())
+	}
+	d.events = e
+	return e, nil
+}
+
+// read hands on every event that there is. c is where C says of which CQ one is; get and ack are the arguments of the two calls.
+func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
+	d := e.d
+	lib := d.p.lib
+	for {
+		switch errno := lib.status(lib.getCQEvent, get...); errno {
+		case 0:
+			d.mu.Lock()
+			q := d.cqs[*c]
+			d.mu.Unlock()
+			// Destroying the CQ waits until its events are acknowledged, so it is there still.
+			ack[0] = *c
+			call(lib.ackCQEvents, ack...)
+			if q != nil {
+				q.signal()
+			}
+		case syscall.EAGAIN, syscall.EINTR:
+			return true
+		default:
+			d.lost()
+			d.wakeAll()
+			return false
+		}
+	}
+}
+
+// close ends the channel. All CQs of it are closed.
+func (e *compEvents) close() error {
+	if e == nil {
+		return nil
+	}
+	e.reader.stop()
+	lib := e.d.p.lib
+	if errno := lib.status(lib.destroyCompChannel, e.addr); errno != 0 {
+		return callErr("close device", e.d.name, 0, "ibv_destroy_comp_channel", errno, "")
+	}
+	return nil
+}

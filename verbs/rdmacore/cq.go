@@ -1,0 +1,203 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"ibverbx/verbs"
+)
+
+// pollBatch is how many completions one crossing into C brings at most. The crossing costs some 150 ns, 2 ns of each then.
+const pollBatch = 64
+
+// cq is a completion queue.
+type cq struct {
+	d       *device
+	addr    uintptr
+	depth   int
+	channel *verbs.CompChannel
+	users   int         // queue pairs on it; guarded by the device's lock
+	dead    atomic.Bool // it has overrun
+
+	mu     sync.Mutex // guards what follows
+	mem    mapping
+	wcs    []ibvWC    // where C puts completions
+	args   []uintptr  // of the call: the queue, how many, wcs
+	arm    [2]uintptr // likewise: the queue, solicited only
+	closed bool       // written with the device's lock held, too
+}
+
+// CreateCQ makes a completion queue.
+func (d *device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+	const op = "create cq"
+	if cfg.Depth == 0 {
+		cfg.Depth = min(256, d.limits.MaxCQE)
+	}
+	if cfg.Depth < 0 || cfg.Depth > d.limits.MaxCQE {
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d: must be 1 to %d", cfg.Depth, d.limits.MaxCQE))
+	}
+	q := &cq{d: d, channel: cfg.Channel}
+	var err error
+	if q.mem, err = mapMemory(carved[ibvWC](pollBatch), 0); err != nil {
+		return nil, d.err(op, verbs.ErrNoMemory, err.Error())
+	}
+	q.wcs = carve[ibvWC](&q.mem, pollBatch)
+	if err = q.create(op, cfg.Depth); err != nil {
+		_ = q.mem.unmap()
+		return nil, err
+	}
+	return q, nil
+}
+
+func (q *cq) create(op string, depth int) error {
+	d := q.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return d.err(op, verbs.ErrClosed, "the provider is closed")
+	}
+	var channel uintptr
+	if q.channel != nil {
+		e, err := d.completionEvents(op)
+		if err != nil {
+			return err
+		}
+		channel = e.addr
+	}
+	// Interrupts of successive queues go to successive vectors, which the system spreads over the cores.
+	vectors := int(object[ibvContext](d.ctx).numCompVectors)
+	vector := d.nextVector % max(vectors, 1)
+	addr, errno := d.p.lib.pointer(d.p.lib.createCQ, d.ctx, uintptr(depth), 0, channel, uintptr(vector))
+	if errno != 0 {
+		return callErr(op, d.name, 0, "ibv_create_cq", errno, fmt.Sprintf("depth %d", depth))
+	}
+	d.nextVector++
+	q.addr, q.depth = addr, int(object[ibvCQ](addr).cqe)
+	q.args, q.arm = []uintptr{addr, 0, address(&q.wcs[0])}, [2]uintptr{addr}
+	d.cqs[addr] = q
+	return nil
+}
+
+func (q *cq) Device() verbs.Device        { return q.d }
+func (q *cq) Depth() int                  { return q.depth }
+func (q *cq) Channel() *verbs.CompChannel { return q.channel }
+
+// Poll moves completions into wcs.
+func (q *cq) Poll(wcs []verbs.WC) (int, error) {
+	q.mu.Lock()
+	n, err := q.poll(wcs)
+	q.mu.Unlock()
+	return n, err
+}
+
+// poll polls until wcs is full or the queue empty. The lock is held.
+func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
+	if q.closed {
+		return 0, q.d.err("poll", verbs.ErrClosed, "")
+	}
+	for n < len(wcs) {
+		asked := min(len(wcs)-n, len(q.wcs))
+		q.args[1] = uintptr(asked)
+		got := int(int32(call(q.d.pollCQ, q.args...)))
+		if got < 0 {
+			return n, callErr("poll", q.d.name, 0, "ibv_poll_cq", result(uintptr(got)), "")
+		}
+		for i := range q.wcs[:got] {
+			q.convert(&wcs[n+i], &q.wcs[i])
+		}
+		n += got
+		if got < asked {
+			break
+		}
+	}
+	if n == 0 && len(wcs) > 0 {
+		return 0, q.emptyErr()
+	}
+	return n, nil
+}
+
+// convert translates a completion. Of one in error nothing but four fields is taken: the driver leaves the rest as it was.
+func (q *cq) convert(to *verbs.WC, c *ibvWC) {
+	if verbs.Status(c.status) != verbs.StatusSuccess {
+		*to = verbs.WC{ID: c.wrID, Status: verbs.Status(c.status), Opcode: verbs.WCUnknown, VendorErr: c.vendorErr, QPNum: c.qpNum}
+		q.d.suspect(c.qpNum) // a reliable connection does not survive an error
+		return
+	}
+	to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode), 0
+	to.ByteLen, to.Imm, to.QPNum, to.SrcQP = c.byteLen, bits.ReverseBytes32(c.immData), c.qpNum, c.srcQP
+	to.Flags = verbs.WCFlags(c.wcFlags) & verbs.WCWithImm
+}
+
+// emptyErr is why no completion will ever come, if so.
+func (q *cq) emptyErr() error {
+	switch {
+	case q.dead.Load():
+		return q.d.err("poll", verbs.ErrOverrun, "make the queue deeper, or poll sooner")
+	case q.d.gone.Load():
+		return q.d.err("poll", verbs.ErrDeviceGone, "")
+	}
+	return nil
+}
+
+// Arm asks for an event with the next completion.
+func (q *cq) Arm(solicitedOnly bool) error {
+	const op = "arm"
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.closed:
+		return q.d.err(op, verbs.ErrClosed, "")
+	case q.channel == nil:
+		return q.d.err(op, verbs.ErrInvalid, "the completion queue has no channel: give one in CQConfig")
+	}
+	q.arm[1] = 0
+	if solicitedOnly {
+		q.arm[1] = 1
+	}
+	if errno := result(call(q.d.reqNotifyCQ, q.arm[:]...)); errno != 0 {
+		return callErr(op, q.d.name, 0, "ibv_req_notify_cq", errno, "")
+	}
+	return nil
+}
+
+// signal raises an event at the channel, if there is one.
+func (q *cq) signal() {
+	if q.channel != nil {
+		q.channel.Signal()
+	}
+}
+
+// Close destroys the queue.
+func (q *cq) Close() error {
+	const op = "close cq"
+	d := q.d
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	d.mu.Lock()
+	closed, users := q.closed, q.users
+	if !closed && users == 0 {
+		q.closed = true // from here on nobody new uses it
+	}
+	d.mu.Unlock()
+	switch {
+	case closed:
+		return d.err(op, verbs.ErrClosed, "")
+	case users > 0:
+		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d queues of queue pairs use it", users))
+	}
+	// Without the device's lock: it waits until the readers have acknowledged the queue's events, for which they take it.
+	if errno := d.p.lib.status(d.p.lib.destroyCQ, q.addr); errno != 0 {
+		d.mu.Lock()
+		q.closed = false
+		d.mu.Unlock()
+		return callErr(op, d.name, 0, "ibv_destroy_cq", errno, "")
+	}
+	d.mu.Lock()
+	delete(d.cqs, q.addr)
+	d.mu.Unlock()
+	return q.mem.unmap()
+}

@@ -1,0 +1,265 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"ibverbx/verbs"
+)
+
+// device is an open NIC.
+type device struct {
+	p        *Provider
+	id       verbs.DeviceID
+	name     string
+	port     int // chosen by the filter, or 1
+	limits   verbs.DeviceAttr
+	ctx      uintptr
+	watchers verbs.Watchers
+	gone     atomic.Bool // removed, or failed as a whole
+
+	// The functions that <infiniband/verbs.h> calls through the context.
+	pollCQ, reqNotifyCQ, postSend, postRecv uintptr
+
+	async *fdReader // asynchronous events
+
+	// query holds what C fills when asked about the device.
+	query struct {
+		mu   sync.Mutex
+		mem  mapping
+		dev  *ibvDeviceAttr
+		port *ibvPortAttr
+		gid  *ibvGIDEntry
+	}
+
+	mu         sync.Mutex // guards what follows, and who uses whom among the device's objects
+	closed     bool
+	pds        int
+	cqs        map[uintptr]*cq // by C's address
+	qps        map[uint32]*qp  // by number
+	events     *compEvents     // the completion channel, made for the first CQ that wants one
+	nextVector int             // completion vector of the next CQ
+}
+
+// openDevice opens a NIC of the list.
+func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port int) (*device, error) {
+	const op = "open device"
+	ctx, errno := p.lib.pointer(p.lib.openDevice, addr)
+	if errno != 0 {
+		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno))
+	}
+	c := object[ibvContext](ctx)
+	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
+		postRecv: c.postRecv, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
+	err := d.prepare(int(c.asyncFD))
+	if err == nil {
+		if d.limits, err = d.Query(); err == nil && d.port > d.limits.Ports {
+			err = d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d was asked for, the device has %d", d.port, d.limits.Ports))
+		}
+	}
+	if err != nil {
+		_ = d.close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// prepare makes what an open device needs.
+func (d *device) prepare(asyncFD int) (err error) {
+	q := &d.query
+	q.mem, err = mapMemory(carved[ibvDeviceAttr](1)+carved[ibvPortAttr](1)+carved[ibvGIDEntry](1), 0)
+	if err != nil {
+		return d.err("open device", verbs.ErrNoMemory, err.Error())
+	}
+	q.dev, q.port, q.gid = &carve[ibvDeviceAttr](&q.mem, 1)[0], &carve[ibvPortAttr](&q.mem, 1)[0], &carve[ibvGIDEntry](&q.mem, 1)[0]
+	d.async, err = d.readAsyncEvents(asyncFD)
+	return err
+}
+
+// openHint says what to do when a device cannot be opened.
+func openHint(errno syscall.Errno) string {
+	switch errno {
+	case syscall.EACCES, syscall.EPERM:
+		return "no permission for /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the device in"
+	case syscall.ENOENT:
+		return "/dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in"
+	}
+	return ""
+}
+
+// retire takes no new objects from now on. It returns ErrBusy while some are open.
+func (d *device) retire(op string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pds == 0 && len(d.cqs) == 0 {
+		d.closed = true
+		return nil
+	}
+	return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d protection domains and %d completion queues are open", d.pds, len(d.cqs)))
+}
+
+// revive undoes retire.
+func (d *device) revive() {
+	d.mu.Lock()
+	d.closed = false
+	d.mu.Unlock()
+}
+
+// close gives the device back, the event readers first: they use it.
+func (d *device) close() error {
+	d.async.stop()
+	err := d.events.close()
+	if errno := d.p.lib.status(d.p.lib.closeDevice, d.ctx); errno != 0 && err == nil {
+		err = callErr("close device", d.name, 0, "ibv_close_device", errno, "")
+	}
+	d.query.mu.Lock()
+	defer d.query.mu.Unlock()
+	d.query.dev = nil
+	_ = d.query.mem.unmap() // a mapping that was made can be undone
+	return err
+}
+
+func (d *device) ID() verbs.DeviceID { return d.id }
+func (d *device) Name() string       { return d.name }
+func (d *device) DefaultPort() int   { return d.port }
+
+// Watch sends asynchronous events to c.
+func (d *device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
+
+// err is an error of a call that concerns the device.
+func (d *device) err(op string, sentinel error, detail string) error {
+	return &verbs.OpError{Op: op, Device: d.name, Err: sentinel, Detail: detail}
+}
+
+// lockQuery locks the memory for queries, unless the device is closed.
+func (d *device) lockQuery(op string) error {
+	d.query.mu.Lock()
+	if d.query.dev == nil {
+		d.query.mu.Unlock()
+		return d.err(op, verbs.ErrClosed, "")
+	}
+	return nil
+}
+
+// Query describes the device.
+func (d *device) Query() (verbs.DeviceAttr, error) {
+	const op = "query device"
+	if err := d.lockQuery(op); err != nil {
+		return verbs.DeviceAttr{}, err
+	}
+	defer d.query.mu.Unlock()
+	a := d.query.dev
+	*a = ibvDeviceAttr{}
+	if errno := d.p.lib.status(d.p.lib.queryDevice, d.ctx, address(a)); errno != 0 {
+		return verbs.DeviceAttr{}, callErr(op, d.name, 0, "ibv_query_device", errno, "")
+	}
+	firmware, _, _ := bytes.Cut(a.fwVer[:], []byte{0})
+	return verbs.DeviceAttr{
+		Firmware: string(firmware), NodeGUID: bigEndian64(a.nodeGUID), VendorID: a.vendorID, PartID: a.vendorPartID, HWVersion: a.hwVer,
+		Ports: int(a.physPortCnt), MaxQP: int(a.maxQP), MaxQPWR: int(a.maxQPWR), MaxSGE: int(a.maxSGE), MaxCQ: int(a.maxCQ),
+		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD), MaxRDAtomic: int(a.maxQPRDAtom),
+	}, nil
+}
+
+// QueryPort describes a port.
+func (d *device) QueryPort(port int) (verbs.PortAttr, error) {
+	const op = "query port"
+	if err := d.lockQuery(op); err != nil {
+		return verbs.PortAttr{}, err
+	}
+	defer d.query.mu.Unlock()
+	a, err := d.portAttr(op, port)
+	if err != nil {
+		return verbs.PortAttr{}, err
+	}
+	return verbs.PortAttr{
+		State: verbs.PortState(a.state), MaxMTU: verbs.MTU(a.maxMTU), ActiveMTU: verbs.MTU(a.activeMTU), GIDTableLen: int(a.gidTblLen),
+		MaxMsgSize: a.maxMsgSz, LID: a.lid, LinkLayer: verbs.LinkLayer(a.linkLayer), Speed: linkSpeed(a.activeWidth, a.activeSpeed),
+	}, nil
+}
+
+// portAttr asks for a port's attributes. The query lock is held.
+func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
+	if port < 1 || port > 255 {
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: ports count from 1", port))
+	}
+	a := d.query.port
+	*a = ibvPortAttr{}
+	if errno := d.p.lib.status(d.p.lib.queryPort, d.ctx, uintptr(port), address(a)); errno != 0 {
+		return nil, callErr(op, d.name, 0, "ibv_query_port", errno, fmt.Sprintf("port %d", port))
+	}
+	return a, nil
+}
+
+// QueryGID reads one entry of a port's GID table. One that is not set has a zero GID.
+func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
+	const op = "query gid"
+	if err := d.lockQuery(op); err != nil {
+		return verbs.GIDEntry{}, err
+	}
+	defer d.query.mu.Unlock()
+	a, err := d.portAttr(op, port)
+	if err != nil {
+		return verbs.GIDEntry{}, err
+	}
+	if index < 0 || index >= int(a.gidTblLen) {
+		return verbs.GIDEntry{}, d.err(op, verbs.ErrInvalid, fmt.Sprintf("index %d: port %d has entries 0 to %d", index, port, a.gidTblLen-1))
+	}
+	return d.gidEntry(op, port, index, verbs.LinkLayer(a.linkLayer))
+}
+
+// gidEntry asks the library, the newer way where it has it.
+func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (verbs.GIDEntry, error) {
+	sys := os.DirFS(sysClass)
+	lib, e := d.p.lib, d.query.gid
+	*e = ibvGIDEntry{}
+	entry := verbs.GIDEntry{Index: index}
+	if lib.queryGIDEx != 0 {
+		switch errno := lib.status(lib.queryGIDEx, d.ctx, uintptr(port), uintptr(index), address(e), 0, uintptr(sizeOf[ibvGIDEntry]())); errno {
+		case 0:
+			entry.GID, entry.Type = e.gid, verbs.GIDType(e.gidType)
+			entry.NetDev = sysNetDev(sys, d.name, port, index)
+			return entry, nil
+		case syscall.ENODATA: // not set
+			return entry, nil
+		default:
+			return entry, callErr(op, d.name, 0, "ibv_query_gid_ex", errno, fmt.Sprintf("port %d, index %d", port, index))
+		}
+	}
+	if errno := lib.status(lib.queryGID, d.ctx, uintptr(port), uintptr(index), address(&e.gid)); errno != 0 {
+		return entry, callErr(op, d.name, 0, "ibv_query_gid", errno, fmt.Sprintf("port %d, index %d", port, index))
+	}
+	entry.GID = e.gid
+	if entry.GID.IsZero() {
+		return entry, nil
+	}
+	var err error
+	if entry.Type, err = sysGIDType(sys, d.name, port, index, link); err != nil {
+		return verbs.GIDEntry{}, d.err(op, verbs.ErrNotSupported, fmt.Sprintf("what kind of GID entry %d of port %d is: "+
+			"this libibverbs cannot tell (rdma-core 32 can), nor can the kernel: %v", index, port, err))
+	}
+	entry.NetDev = sysNetDev(sys, d.name, port, index)
+	return entry, nil
+}
+
+// linkSpeed is a port's signalling rate in bits a second, from the codes of its width and speed (IBTA PortInfo; the
+// kernel's ib_port_attr_to_rate); 0 when a code is not known.
+func linkSpeed(width, speed uint8) uint64 {
+	lanes := map[uint8]uint64{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[width]
+	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000, 128: 100_000}[speed]
+	return lanes * lane * 1_000_000
+}
+
+// bigEndian64 reads a number that C stored big-endian.
+func bigEndian64(v uint64) uint64 {
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], v)
+	return binary.BigEndian.Uint64(b[:])
+}

