@@ -105,14 +105,14 @@ const None = 0xff
 type ConnConfig struct {
 	// Port is the local port on every device; 0 means the device's own default, [verbs.Device.DefaultPort].
 	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by itself: RoCE v2 over
-	// IPv4 first, then RoCE v2, then the first entry that is set.
+	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by itself: RoCE v2
+	// before anything else, of these a routable address before a link-local one, and IPv4 before IPv6.
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
 	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is 67 ms; [None] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 7.
+	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 6, because rdma_rxe takes 7 for ever.
 	RetryCount uint8
 	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [None]; 0 means 7, which is for ever.
 	RNRRetry uint8
@@ -157,7 +157,7 @@ func (c ConnConfig) withDefaults() ConnConfig {
 		c.Timeout = 14
 	}
 	if c.RetryCount == 0 {
-		c.RetryCount = 7
+		c.RetryCount = 6
 	}
 	if c.RNRRetry == 0 {
 		c.RNRRetry = verbs.RNRRetryForever

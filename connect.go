@@ -314,17 +314,23 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 	return p, nil
 }
 
-// gidRank orders GIDs as users expect them to be chosen: RoCE v2 over IPv4, RoCE v2, anything that is set.
+// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the routable before the link-local, and
+// IPv4 before IPv6.
 func gidRank(e verbs.GIDEntry) int {
 	switch {
 	case e.GID.IsZero():
 		return 0
 	case e.Type != verbs.GIDTypeRoCEv2:
 		return 1
-	case e.GID.IsIPv4():
-		return 3
 	}
-	return 2
+	rank := 2
+	if !e.GID.IsLinkLocal() {
+		rank += 2
+	}
+	if e.GID.IsIPv4() {
+		rank++
+	}
+	return rank
 }
 
 func (q *VirtualQP) connectError(err error, detail string) error {

@@ -2,6 +2,7 @@ package ibverbx_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +15,9 @@ import (
 type portDevice struct {
 	*verbstest.NullDevice
 	port  int
-	inits []uint8 // the ports of the transitions to INIT
+	gids  []verbs.GIDEntry // the GID table; nil for that of the null device
+	index []uint8          // the entries of it that address handles name
+	inits []uint8          // the ports of the transitions to INIT
 	paths []uint8 // the ports of the address handles
 	asked []int   // the ports that were queried
 }
@@ -23,11 +26,18 @@ func (d *portDevice) DefaultPort() int { return d.port }
 
 func (d *portDevice) QueryPort(port int) (verbs.PortAttr, error) {
 	d.asked = append(d.asked, port)
-	return d.NullDevice.QueryPort(1)
+	attr, err := d.NullDevice.QueryPort(1)
+	if d.gids != nil {
+		attr.GIDTableLen = len(d.gids)
+	}
+	return attr, err
 }
 
 func (d *portDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	d.asked = append(d.asked, port)
+	if d.gids != nil {
+		return d.gids[index], nil
+	}
 	return d.NullDevice.QueryGID(1, index)
 }
 
@@ -61,6 +71,7 @@ func (q portQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	}
 	if mask&verbs.QPAttrAV != 0 {
 		q.dev.paths = append(q.dev.paths, attr.AH.Port)
+		q.dev.index = append(q.dev.index, attr.AH.SGIDIndex)
 	}
 	return q.QP.Modify(attr, mask)
 }
@@ -112,6 +123,48 @@ func TestDefaultPort(t *testing.T) {
 				t.Errorf("the configuration says port %d, want %d", got, c.conn)
 			}
 		})
+	}
+}
+
+// The GID that is chosen by itself is the one that users would choose: RoCE v2, routable, IPv4 first.
+func TestGIDChoice(t *testing.T) {
+	entry := func(kind verbs.GIDType, address string) verbs.GIDEntry {
+		gid, err := verbs.ParseGID(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return verbs.GIDEntry{GID: gid, Type: kind}
+	}
+	const v1, v2 = verbs.GIDTypeRoCEv1, verbs.GIDTypeRoCEv2
+	// From the worst to the best.
+	ranks := []verbs.GIDEntry{
+		{Type: v2}, entry(v1, "::ffff:10.0.0.1"), entry(v2, "fe80::1"), entry(v2, "::ffff:169.254.0.1"),
+		entry(v2, "2001:db8::1"), entry(v2, "::ffff:10.0.0.1"),
+	}
+	for best := 1; best < len(ranks); best++ {
+		for _, reversed := range []bool{false, true} {
+			table := slices.Clone(ranks[:best+1])
+			if reversed {
+				slices.Reverse(table)
+			}
+			for i := range table {
+				table[i].Index = i
+			}
+			d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: table}
+			q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			connectToItself(t, q)
+			for _, i := range d.index {
+				if table[i].GID != ranks[best].GID || table[i].Type != ranks[best].Type {
+					t.Fatalf("of %v chosen %v, want %v", table, table[i], ranks[best])
+				}
+			}
+			if len(d.index) == 0 {
+				t.Fatal("no queue pair was given a GID")
+			}
+		}
 	}
 }
 

@@ -123,6 +123,9 @@ func (g GID) IsZero() bool { return g == GID{} }
 // IsIPv4 reports whether the GID stands for an IPv4 address, as RoCE v2 over IPv4 has it.
 func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
 
+// IsLinkLocal reports whether the GID stands for an address that no router forwards: fe80::/10, or 169.254.0.0/16 of IPv4.
+func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocalUnicast() }
+
 // ParseGID reads what String writes.
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)

@@ -14,6 +14,17 @@ func TestMTU(t *testing.T) {
 	}
 }
 
+func TestGIDIsLinkLocal(t *testing.T) {
+	for text, want := range map[string]bool{
+		"fe80::1": true, "febf::1": true, "::ffff:169.254.1.1": true,
+		"fec0::1": false, "2001:db8::1": false, "::ffff:10.0.0.1": false, "::ffff:169.253.1.1": false, "::": false,
+	} {
+		if gid, err := ParseGID(text); err != nil || gid.IsLinkLocal() != want {
+			t.Errorf("%s: link-local %t, %v", text, gid.IsLinkLocal(), err)
+		}
+	}
+}
+
 func TestGIDText(t *testing.T) {
 	for _, c := range []struct {
 		gid  GID

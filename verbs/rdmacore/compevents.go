@@ -39,7 +39,7 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 		}
 	}
 	if err != nil {
-		lib.status(lib.destroyCompChannel, addr)
+		_ = lib.status(lib.destroyCompChannel, addr)
 		return nil, d.err(op, verbs.ErrNoMemory, err.Error())
 	}
 	d.events = e

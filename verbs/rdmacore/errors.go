@@ -1,12 +1,6 @@
 package rdmacore
 
-import (
-	"errors"
-	"fmt"
-	"syscall"
-
-	"ibverbx/verbs"
-)
+import "ibverbx/verbs"
 
 // Why there are no real NICs to work with. Both are [verbs.ErrNotSupported] to errors.Is.
 var (
@@ -20,53 +14,3 @@ type unavailable struct{ text string }
 
 func (u *unavailable) Error() string        { return u.text }
 func (u *unavailable) Is(target error) bool { return target == verbs.ErrNotSupported }
-
-// callError is a failed call into C: which one, and its errno, both reachable.
-type callError struct {
-	call     string // "ibv_reg_mr"
-	errno    syscall.Errno
-	sentinel error // of package verbs, or nil
-}
-
-// Error reads "ibv_reg_mr: cannot allocate memory (errno 12)".
-func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %v (errno %d)", e.call, e.errno, int(e.errno))
-}
-
-// Unwrap returns the sentinel and the errno.
-func (e *callError) Unwrap() []error {
-	if e.sentinel == nil {
-		return []error{e.errno}
-	}
-	return []error{e.sentinel, e.errno}
-}
-
-// sentinels says what an errno of libibverbs means to a program.
-func sentinelOf(errno syscall.Errno) error {
-	switch errno {
-	case syscall.EINVAL, syscall.EFAULT, syscall.E2BIG, syscall.ERANGE:
-		return verbs.ErrInvalid
-	case syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, syscall.EMFILE, syscall.ENFILE:
-		return verbs.ErrNoMemory
-	case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOPROTOOPT, syscall.EPROTONOSUPPORT:
-		return verbs.ErrNotSupported
-	case syscall.ENODEV, syscall.EIO, syscall.ENXIO:
-		return verbs.ErrDeviceGone
-	case syscall.EBUSY:
-		return verbs.ErrBusy
-	}
-	return nil
-}
-
-// callErr is the error of a failed call. detail says what to do about it, and may be empty.
-func callErr(op, device string, qp uint32, call string, errno syscall.Errno, detail string) error {
-	return &verbs.OpError{Op: op, Device: device, QPNum: qp, Detail: detail,
-		Err: &callError{call: call, errno: errno, sentinel: sentinelOf(errno)}}
-}
-
-// errnoOf is the errno beneath an error, 0 if there is none.
-func errnoOf(err error) syscall.Errno {
-	var e syscall.Errno
-	errors.As(err, &e)
-	return e
-}

@@ -5,6 +5,7 @@ package rdmacore
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +33,9 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	}
 	r := &fdReader{file: os.NewFile(uintptr(dup), name), done: make(chan struct{})}
 	conn, err := r.file.SyscallConn()
+	if err == nil {
+		err = r.file.SetReadDeadline(time.Time{}) // refused by a file that cannot be polled, which would never say so
+	}
 	if err != nil {
 		_ = r.file.Close()
 		return nil, fmt.Errorf("poll %s: %w", name, err)

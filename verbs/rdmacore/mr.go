@@ -73,7 +73,7 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	if errno != 0 {
 		m.release()
 		hint := ""
-		if sentinelOf(errno) == verbs.ErrNotSupported {
+		if errno == syscall.EOPNOTSUPP {
 			hint = "needs Linux 5.12 and a driver that takes part"
 		}
 		return nil, callErr(op, p.d.name, 0, "ibv_reg_dmabuf_mr", errno, hint)

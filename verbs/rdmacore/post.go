@@ -170,7 +170,7 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 
 // refuseSend says what is wrong with a request.
 func (q *qp) refuseSend(wr *verbs.SendWR) error {
-	detail := ""
+	var detail string
 	switch {
 	case !wr.Opcode.Valid():
 		detail = wr.Opcode.String()

@@ -113,7 +113,7 @@ func (q *qp) create(op string, limits verbs.QPCap, signalAll bool) error {
 	if err != nil {
 		return d.err(op, verbs.ErrNoMemory, err.Error())
 	}
-	defer mem.unmap()
+	defer func() { _ = mem.unmap() }()
 	init := &carve[ibvQPInitAttr](&mem, 1)[0]
 	*init = ibvQPInitAttr{sendCQ: q.sendCQ.addr, recvCQ: q.recvCQ.addr, qpType: ibvQPTRC, cap: ibvQPCap{
 		maxSendWR: uint32(limits.MaxSendWR), maxRecvWR: uint32(limits.MaxRecvWR),
@@ -129,7 +129,7 @@ func (q *qp) create(op string, limits verbs.QPCap, signalAll bool) error {
 	q.cap = verbs.QPCap{MaxSendWR: int(init.cap.maxSendWR), MaxRecvWR: int(init.cap.maxRecvWR), MaxSendSGE: int(init.cap.maxSendSGE),
 		MaxRecvSGE: int(init.cap.maxRecvSGE), MaxInline: int(init.cap.maxInlineData)}
 	if err := q.stage(op); err != nil {
-		d.p.lib.status(d.p.lib.destroyQP, addr)
+		_ = d.p.lib.status(d.p.lib.destroyQP, addr)
 		return err
 	}
 	q.errSendFull = q.err("post send", verbs.ErrQueueFull, fmt.Sprintf("the queue holds %d", q.cap.MaxSendWR))
