@@ -1,0 +1,101 @@
+package vqp_test
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Close in the middle of traffic both ways reports all that is outstanding, in order, and then nothing holds the memory any more.
+// That the provider has nothing left is seen when the lab closes.
+func TestCloseInTheMiddle(t *testing.T) {
+	hasty(t, func(*shape) bool { return true }, func(t *testing.T, _ *shape, a, b *end) {
+		busyUntil(a, b, "traffic", underWay(a, b))
+		a.close()
+		b.close()
+		for _, e := range []*end{a, b} {
+			for name, post := range e.posts() {
+				if n, err := post(); n != 0 || !isClosed(err) {
+					t.Errorf("%s after Close: %d, %v", name, n, err)
+				}
+			}
+			if err := e.Close(); !isClosed(err) {
+				t.Errorf("Close again: %v", err)
+			}
+			if err := e.mem.mr.Close(); err != nil {
+				t.Errorf("closing the region that the requests used: %v", err)
+			}
+			if e.mem.mr.Bytes() != nil {
+				t.Error("a closed region still has memory")
+			}
+		}
+	})
+}
+
+// Closing only the virtual CQ closes what is on it, and what that reports can still be polled.
+func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
+	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
+		busyUntil(a, b, "traffic", underWay(a, b))
+		for _, e := range []*end{a, b} {
+			e.mayFail, e.closed = true, true
+			if err := e.CQ().Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+			e.host.pump()
+			if !e.settled() {
+				t.Errorf("never reported:\n%s", e.story())
+			}
+			if _, ok, err := e.CQ().PollOne(); ok || !isClosed(err) {
+				t.Errorf("with nothing left to poll: %v", err)
+			}
+		}
+	})
+}
+
+// Once all is closed the provider closes, no goroutine is left, and as many files are open as before.
+func TestNothingIsLeftBehind(t *testing.T) {
+	once := func(t *testing.T, s *shape) {
+		t.Run(s.name, func(t *testing.T) {
+			a, b := newLab(t, s).connect(s.config(ibverbx.Config{MaxMsgSize: fragment}))
+			converse(a, b)
+		})
+	}
+	for i := range shapes {
+		s := &shapes[i]
+		once(t, s) // what the process opens once and keeps is open from here on
+		goroutines, files := goleak.IgnoreCurrent(), openFiles(t)
+		for range 3 {
+			once(t, s)
+		}
+		if err := goleak.Find(goroutines); err != nil {
+			t.Errorf("%s: %v", s.name, err)
+		}
+		if n := openFiles(t); n != files {
+			t.Errorf("%s: %d files are open, %d before", s.name, n, files)
+		}
+	}
+}
+
+// openFiles counts the process's open files, where the system tells.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Logf("open files cannot be counted: %v", err)
+		return 0
+	}
+	return len(list)
+}
+
+// While anything is open the provider says so, and changes nothing.
+func TestProviderKnowsWhatIsOpen(t *testing.T) {
+	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
+		if err := a.host.lab.nics.Close(); !isBusy(err) {
+			t.Errorf("closing a provider in use: %v, want %v", err, verbs.ErrBusy)
+		}
+		converse(a, b)
+	})
+}

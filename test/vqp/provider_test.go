@@ -1,0 +1,76 @@
+// Package vqp_test proves what a virtual queue pair promises, on any provider of NICs, through the public API alone: on NICs
+// made of software by default, and unchanged on real ones by flag.
+package vqp_test
+
+import (
+	"flag"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+var (
+	providerFlag = flag.String("provider", "soft", "the NICs to test on: soft, rdmacore")
+	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
+	waitFlag     = flag.Duration("wait", 20*time.Second, "how long to wait for a completion")
+	soakFlag     = flag.Int("soak", 0, "requests of TestSoak; 0 for a modest number")
+	seedFlag     = flag.Uint64("seed", 0, "seed of TestSoak; 0 for a new one each time")
+)
+
+// provider is one kind of NICs, and what the tests have to know of it.
+type provider struct {
+	// open opens it. Where NICs can be made to order there are so many; real ones are what they are.
+	open func(devices int) (verbs.Provider, error)
+	// strict demands the one status that the specification names, where real NICs are allowed several.
+	strict bool
+	// slow divides counts of requests and amounts of data.
+	slow int
+	// patient is for connections that must hold, hasty for those whose end a test waits for.
+	patient, hasty ibverbx.ConnConfig
+	// setLink takes a NIC's link down or up, or skips the test when that cannot be done.
+	setLink func(tb testing.TB, dev verbs.Device, up bool)
+}
+
+var providers = map[string]provider{
+	"soft": {
+		open: func(devices int) (verbs.Provider, error) {
+			return soft.New(soft.Config{Devices: devices})
+		},
+		strict: true,
+		slow:   1,
+		// A millisecond to answer, one more try.
+		hasty: ibverbx.ConnConfig{Timeout: 8, RetryCount: 1, RNRRetry: 2},
+		setLink: func(_ testing.TB, dev verbs.Device, up bool) {
+			dev.(*soft.Device).SetLink(up)
+		},
+	},
+}
+
+// chosen is the provider that the flags name.
+func chosen(tb testing.TB) provider {
+	tb.Helper()
+	p, ok := providers[*providerFlag]
+	if !ok {
+		tb.Fatalf("-provider %q: have %v", *providerFlag, slices.Sorted(maps.Keys(providers)))
+	}
+	return p
+}
+
+// gidIndex is what the flag means in a ConnConfig, where 0 chooses and -1 is entry 0.
+func gidIndex() int {
+	switch *gidIndexFlag {
+	case -1:
+		return 0
+	case 0:
+		return -1
+	}
+	return *gidIndexFlag
+}
+
+// scaled is a count of requests, or an amount of data, as this provider can bear it.
+func (p *provider) scaled(n int) int { return max(1, n/p.slow) }

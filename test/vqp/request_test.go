@@ -1,0 +1,123 @@
+package vqp_test
+
+import (
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// request is a send request together with what it has to bring about.
+type request struct {
+	ibverbx.SendWR
+	// want is the payload, and lands where it has to be once the request has completed. A SEND lands where a receive of the
+	// peer says.
+	want  []byte
+	lands []landing
+	// never: the peer must not be told of it, because something before it fails.
+	never bool
+}
+
+// landing is a piece of a host's memory where data comes down.
+type landing struct {
+	mem *memory
+	plot
+}
+
+// notifies says whether the peer needs a receive for the request.
+func (r *request) notifies() bool { return r.Opcode.HasImm() || r.Opcode.IsSend() }
+
+// write is a WRITE of n bytes.
+func (e *end) write(n uint64) request {
+	src, dst := e.mem.source(n), e.other.mem.land(n)
+	return request{
+		SendWR: ibverbx.SendWR{
+			Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+			Local: e.mem.mr.Slice(src, n), Remote: e.peer.Slice(dst.at, n),
+		},
+		want:  e.mem.buf[src : src+n],
+		lands: []landing{{e.other.mem, dst}},
+	}
+}
+
+// writeImm is a WRITE_WITH_IMM of n bytes.
+func (e *end) writeImm(n uint64) request {
+	r := e.write(n)
+	r.Opcode, r.Imm = verbs.OpRDMAWriteWithImm, e.mem.rng.Uint32()
+	return r
+}
+
+// read is a READ of n bytes.
+func (e *end) read(n uint64) request {
+	src, dst := e.other.mem.source(n), e.mem.land(n)
+	return request{
+		SendWR: ibverbx.SendWR{
+			Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled,
+			Local: e.mem.mr.Slice(dst.at, n), Remote: e.peer.Slice(src, n),
+		},
+		want:  e.other.mem.buf[src : src+n],
+		lands: []landing{{e.mem, dst}},
+	}
+}
+
+// message is a SEND of n bytes, every other one with an immediate.
+func (e *end) message(n uint64) request {
+	src := e.mem.source(n)
+	r := request{
+		SendWR: ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(src, n)},
+		want:   e.mem.buf[src : src+n],
+	}
+	if n == 0 {
+		r.Local = ibverbx.Segment{}
+	}
+	if imm := e.mem.rng.Uint32(); imm%2 == 0 {
+		r.Opcode, r.Imm = verbs.OpSendWithImm, imm
+	}
+	return r
+}
+
+// fetchAdd adds to the end's word in the peer's memory.
+func (e *end) fetchAdd(v uint64) request {
+	r := e.atomic(verbs.OpAtomicFetchAdd)
+	r.CompareAdd = v
+	e.count += v
+	return r
+}
+
+// cmpSwap swaps the end's word in the peer's memory for v; when it is not meant to hit, it compares with another value than is there.
+func (e *end) cmpSwap(v uint64, hit bool) request {
+	r := e.atomic(verbs.OpAtomicCmpAndSwp)
+	r.CompareAdd, r.Swap = e.count+1, v
+	if hit {
+		r.CompareAdd = e.count
+		e.count = v
+	}
+	return r
+}
+
+func (e *end) atomic(op verbs.Opcode) request {
+	dst := e.mem.land(8)
+	return request{
+		SendWR: ibverbx.SendWR{Opcode: op, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(dst.at, 8), Remote: e.peer.Slice(e.word, 8)},
+		want:   wordBytes(e.count), // as it was before
+		lands:  []landing{{e.mem, dst}},
+	}
+}
+
+// any is a request of any kind, of at most n bytes.
+func (e *end) any(n uint64) request {
+	n = 1 + e.mem.rng.Uint64N(n)
+	switch e.mem.rng.IntN(7) {
+	case 0, 1:
+		return e.write(n)
+	case 2, 3:
+		return e.writeImm(n)
+	case 4:
+		return e.read(n)
+	case 5:
+		return e.message(n)
+	}
+	if v := e.mem.rng.Uint64(); v%2 == 0 {
+		return e.fetchAdd(v)
+	} else {
+		return e.cmpSwap(v, v%3 != 0)
+	}
+}

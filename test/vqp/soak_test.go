@@ -1,0 +1,89 @@
+package vqp_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"ibverbx"
+)
+
+// A soak: mixed requests both ways over one random configuration after the other, with receives that come early or late, from a seed
+// that a failure prints.
+func TestSoak(t *testing.T) {
+	kind := chosen(t)
+	seed, total := *seedFlag, *soakFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	if total == 0 {
+		total = kind.scaled(40_000)
+	}
+	t.Logf("-seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for round := 0; total > 0; round++ {
+		s := shapes[rng.IntN(len(shapes))]
+		if !s.single() {
+			s.qps = 1 + rng.IntN(4)
+		}
+		cfg := s.config(ibverbx.Config{
+			MaxMsgSize:     1 << (6 + rng.IntN(9)), // 64 bytes to 16 KiB
+			MaxMsgCntPerQP: 1 + rng.IntN(32),
+			Credits:        1 + rng.IntN(32),
+			MaxBanked:      1 + rng.IntN(8),
+			MaxSGE:         1 + rng.IntN(4),
+		})
+		n := min(total, 50+rng.IntN(kind.scaled(1000)))
+		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, cfg.Credits)
+		t.Run(name, func(t *testing.T) {
+			lab := newLab(t, &s)
+			a, b := lab.connect(cfg)
+			soak(rng, a, b, n)
+		})
+		if t.Failed() {
+			return
+		}
+		total -= n
+	}
+}
+
+// soak exchanges so many requests, in turns as the random numbers have it.
+func soak(rng *rand.Rand, a, b *end, total int) {
+	a.tb().Helper()
+	largest := min(uint64(a.Config().MaxMsgSize)*uint64(1+rng.IntN(12)), 32<<10)
+	streams := []*stream{{from: a}, {from: b}}
+	left := total
+	a.host.lab.until("the next requests", func() bool {
+		for _, s := range streams {
+			// At most 32 requests of either end are outstanding, for the memory's sake.
+			for range rng.IntN(8) {
+				if left > 0 && len(s.rs)-s.sent+len(s.from.sends.open) < 32 && len(s.from.other.recvs.open) < 32 {
+					s.rs = append(s.rs, s.from.any(largest))
+					left--
+				}
+			}
+			if rng.IntN(3) != 0 {
+				s.stagger(rng)
+			}
+			s.drop()
+		}
+		return left == 0 && streams[0].advance() && streams[1].advance()
+	})
+	settle(a, b)
+}
+
+// stagger posts some of the receives and some of the requests; a request may go out before its receive is there.
+func (s *stream) stagger(rng *rand.Rand) {
+	for s.expected < len(s.rs) && rng.IntN(4) != 0 && s.from.other.tryExpect(&s.rs[s.expected]) {
+		s.expected++
+	}
+	if ahead := min(len(s.rs), s.expected+rng.IntN(3)); s.sent < ahead {
+		s.sent += s.from.trySend(s.rs[s.sent:ahead]...)
+	}
+}
+
+// drop forgets what is posted, receive and all.
+func (s *stream) drop() {
+	done := min(s.sent, s.expected)
+	s.rs, s.sent, s.expected = s.rs[done:], s.sent-done, s.expected-done
+}

@@ -1,0 +1,160 @@
+package vqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// VirtualCQ.Wait returns when there is something to poll, and keeps the requests going meanwhile.
+func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
+	cfg := shallow
+	cfg.Credits = 64 // the ends are served in turn: one must not need the other
+	eachShape(t, cfg, func(t *testing.T, a, b *end) {
+		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
+		defer cancel()
+		for _, r := range []request{a.write(8), a.write(10 * 512), a.read(10 * 512), a.fetchAdd(5), a.writeImm(10 * 512), a.message(100)} {
+			a.deliver(r)
+			for _, e := range []*end{a, b} {
+				for !e.settled() {
+					if err := e.CQ().Wait(ctx); err != nil {
+						t.Fatalf("%v: %v\n%s", r.Opcode, err, a.host.lab.story())
+					}
+					if e.host.pump() == 0 {
+						t.Fatalf("%v: woken for nothing", r.Opcode)
+					}
+				}
+			}
+		}
+		settle(a, b)
+	})
+}
+
+// A wait ends with its context, and changes nothing: what was posted is still there.
+func TestWaitEndsWithItsContext(t *testing.T) {
+	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
+		r := a.writeImm(5 * fragment)
+		b.expect(&r)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := b.CQ().Wait(ended); !errors.Is(err, context.Canceled) {
+			t.Errorf("a context that has ended: %v", err)
+		}
+		short, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		if err := b.CQ().Wait(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a deadline: %v", err)
+		}
+		a.send(r)
+		settle(a, b)
+	})
+}
+
+// Two goroutines, each with an end of its own, sleep for each other: a completion that comes between the last poll and the sleep
+// wakes nobody, so it must not be there.
+func TestWaitLosesNoWakeup(t *testing.T) {
+	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
+		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
+		defer cancel()
+		rounds := a.host.lab.kind.scaled(200)
+		// A ball is a number that one end writes into the other's court.
+		court := [2]plot{a.mem.land(8), b.mem.land(8)}
+		play := func(me, peer int, e *end) error {
+			mine, theirs := e.mem.bytes(court[me]), court[peer]
+			serve := func(ball uint64) error {
+				_, err := e.PostSend(ibverbx.SendWR{
+					ID: ball, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled | verbs.SendInline,
+					Inline: wordBytes(ball), Remote: e.peer.Slice(theirs.at, 8), Imm: uint32(ball),
+				})
+				return err
+			}
+			var err error
+			if me == 0 {
+				err = serve(1)
+			}
+			ball := uint64(0) // the last one that came
+			var wcs [4]ibverbx.WC
+			for returned := uint64(0); err == nil && (ball < uint64(2*rounds-1) || returned < uint64(rounds)); {
+				if err = e.CQ().Wait(ctx); err != nil {
+					return fmt.Errorf("after ball %d: %w, %w", ball, err, e.Err())
+				}
+				var n int
+				n, err = e.CQ().Poll(wcs[:])
+				for _, wc := range wcs[:n] {
+					switch {
+					case wc.Status != verbs.StatusSuccess:
+						return fmt.Errorf("%+v: %w", wc, e.Err())
+					case !wc.Opcode.IsRecv():
+						returned++
+						continue
+					}
+					ball = wordAt(mine)
+					if uint64(wc.Imm) != ball || ball%2 != uint64(me) || wc.ID != recvBit|ball {
+						return fmt.Errorf("ball %d came with %+v", ball, wc)
+					}
+					if _, perr := e.PostRecv(ibverbx.RecvWR{ID: recvBit | (ball + 2)}); perr != nil {
+						return perr
+					}
+					if ball < uint64(2*rounds) {
+						err = errors.Join(err, serve(ball+1))
+					}
+				}
+			}
+			return err
+		}
+		for me, e := range []*end{a, b} {
+			if _, err := e.PostRecv(ibverbx.RecvWR{ID: recvBit | uint64(2-me)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		done := make(chan error)
+		player := func(me, peer int, e *end) error {
+			err := play(me, peer, e)
+			if err != nil {
+				cancel() // the other one waits in vain
+			}
+			return err
+		}
+		go func() { done <- player(1, 0, b) }()
+		if err := errors.Join(player(0, 1, a), <-done); err != nil {
+			t.Fatal(err)
+		}
+		// Either end has one receive left, of which the record does not know yet.
+		for me, e := range []*end{a, b} {
+			e.recvs.open = append(e.recvs.open, &posted{id: recvBit | uint64(2*rounds+2-me), recv: true})
+		}
+	})
+}
+
+// One goroutine serves two virtual CQs in a select, with Arm and Events.
+func TestArmAndEventsInASelect(t *testing.T) {
+	eachShape(t, shallow, func(t *testing.T, a, b *end) {
+		timeout := time.After(*waitFlag)
+		lab := a.host.lab
+		for round := range lab.kind.scaled(40) {
+			bothWays(a, b, func(from, _ *end) {
+				from.deliver(from.write(uint64(round*100+1)), from.writeImm(10*512), from.message(20))
+			})
+			for !a.settled() || !b.settled() {
+				if err := errors.Join(a.CQ().Arm(), b.CQ().Arm()); err != nil {
+					t.Fatal(err)
+				}
+				if lab.pump() != 0 {
+					continue
+				}
+				select {
+				case <-a.CQ().Events():
+				case <-b.CQ().Events():
+				case <-timeout:
+					t.Fatalf("no event for what is outstanding\n%s", lab.story())
+				}
+			}
+		}
+		settle(a, b)
+	})
+}
