@@ -22,8 +22,12 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 			case 0:
 				e := d.event(event)
 				call(d.p.lib.ackAsyncEvent, address(event))
+				if e.Type.IsQP() {
+					d.look(e.QPNum) // not before the acknowledgement, for which closing the queue pair waits
+				}
 				d.watchers.Publish(e)
-			case syscall.EAGAIN, syscall.EINTR:
+			case syscall.EINTR: // once more: the poller tells of new events only
+			case syscall.EAGAIN:
 				return true
 			default:
 				// The kernel has taken the device away (uverbs_disassociate): it says so by failing every read.
@@ -40,10 +44,11 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	return r, nil
 }
 
-// lost notes that the NIC is gone.
+// lost notes that the NIC is gone, and tells those who watch and those who sleep.
 func (d *device) lost() {
 	if !d.gone.Swap(true) {
 		d.watchers.Publish(verbs.Event{Type: verbs.EventDeviceFatal, Device: d})
+		d.wakeAll()
 	}
 }
 
@@ -56,7 +61,6 @@ func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 		e.Port = int(int32(c.element))
 	case e.Type.IsQP():
 		e.QPNum = object[ibvQP](c.element).qpNum
-		d.suspect(e.QPNum)
 	case e.Type.IsCQ():
 		d.mu.Lock()
 		q := d.cqs[c.element]
@@ -82,12 +86,18 @@ func (d *device) wakeAll() {
 	}
 }
 
-// suspect notes that a queue pair may have left the state that it was put into. Its number may be another's by now, or
-// nobody's: then it is looked at once for nothing.
-func (d *device) suspect(qpNum uint32) {
+// look finds out whether a queue pair is in ERR, after something pointed to that. Its number may be another's by now, or nobody's: then it is
+// looked at for nothing.
+func (d *device) look(qpNum uint32) {
 	d.mu.Lock()
-	if q := d.qps[qpNum]; q != nil {
-		q.suspect.Store(true)
-	}
+	q := d.qps[qpNum]
 	d.mu.Unlock()
+	if q == nil || verbs.QPState(q.state.Load()) == verbs.StateErr {
+		return
+	}
+	q.lock()
+	if !q.sends.closed {
+		q.current()
+	}
+	q.unlock()
 }

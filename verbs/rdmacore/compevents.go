@@ -62,11 +62,11 @@ func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 			if q != nil {
 				q.signal()
 			}
-		case syscall.EAGAIN, syscall.EINTR:
+		case syscall.EINTR: // once more: the poller tells of new events only
+		case syscall.EAGAIN:
 			return true
 		default:
 			d.lost()
-			d.wakeAll()
 			return false
 		}
 	}

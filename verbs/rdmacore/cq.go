@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"ibverbx/verbs"
 )
@@ -104,7 +105,8 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 		q.args[1] = uintptr(asked)
 		got := int(int32(call(q.d.pollCQ, q.args...)))
 		if got < 0 {
-			return n, callErr("poll", q.d.name, 0, "ibv_poll_cq", result(uintptr(got)), "")
+			// The number is no errno: drivers have a -2 of their own for a completion that makes no sense.
+			return n, callErr("poll", q.d.name, 0, "ibv_poll_cq", syscall.EIO, fmt.Sprintf("the driver returned %d", got))
 		}
 		for i := range q.wcs[:got] {
 			q.convert(&wcs[n+i], &q.wcs[i])
@@ -124,7 +126,7 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 func (q *cq) convert(to *verbs.WC, c *ibvWC) {
 	if verbs.Status(c.status) != verbs.StatusSuccess {
 		*to = verbs.WC{ID: c.wrID, Status: verbs.Status(c.status), Opcode: verbs.WCUnknown, VendorErr: c.vendorErr, QPNum: c.qpNum}
-		q.d.suspect(c.qpNum) // a reliable connection does not survive an error
+		q.d.look(c.qpNum) // a reliable connection does not survive an error
 		return
 	}
 	to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode), 0
@@ -197,7 +199,9 @@ func (q *cq) Close() error {
 		return callErr(op, d.name, 0, "ibv_destroy_cq", errno, "")
 	}
 	d.mu.Lock()
-	delete(d.cqs, q.addr)
+	if d.cqs[q.addr] == q { // another may have been made at the address by now
+		delete(d.cqs, q.addr)
+	}
 	d.mu.Unlock()
 	return q.mem.unmap()
 }

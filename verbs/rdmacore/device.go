@@ -164,7 +164,7 @@ func (d *device) Query() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{
 		Firmware: string(firmware), NodeGUID: bigEndian64(a.nodeGUID), VendorID: a.vendorID, PartID: a.vendorPartID, HWVersion: a.hwVer,
 		Ports: int(a.physPortCnt), MaxQP: int(a.maxQP), MaxQPWR: int(a.maxQPWR), MaxSGE: int(a.maxSGE), MaxCQ: int(a.maxCQ),
-		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD), MaxRDAtomic: int(a.maxQPRDAtom),
+		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD), MaxRDAtomic: int(min(a.maxQPRDAtom, a.maxQPInitRDAtom)), // as responder and as requester
 	}, nil
 }
 

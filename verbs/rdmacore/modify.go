@@ -28,7 +28,6 @@ func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	}
 	if mask&verbs.QPAttrState != 0 {
 		q.state.Store(uint32(attr.State))
-		q.suspect.Store(false)
 	}
 	return nil
 }
@@ -109,7 +108,7 @@ func (q *qp) State() verbs.QPState {
 	return q.current()
 }
 
-// current asks the kernel for the state if it may have changed by itself. Both locks are held.
+// current asks the kernel for the state where it may have changed by itself. Both locks are held.
 func (q *qp) current() verbs.QPState {
 	state := verbs.QPState(q.state.Load())
 	switch state {
@@ -122,8 +121,8 @@ func (q *qp) current() verbs.QPState {
 	now := verbs.QPState(q.attr.qpState)
 	if now == verbs.StateErr {
 		q.state.Store(uint32(now))
+		q.flushReceives() // those posted since it went there
 	}
-	q.suspect.Store(false)
 	return now
 }
 
@@ -162,11 +161,9 @@ func (q *qp) Query() (verbs.QPAttr, error) {
 
 // flushReceives makes the NIC look at receives that were posted after the queue pair had failed. The contract has them flushed, and most NICs
 // do; rdma_rxe learns of a receive only when a message wants it, which in ERR none does. To move to ERR once more changes
-// nothing else (IBTA 10.3.1 allows it at any time).
+// nothing else (IBTA 10.3.1 allows it at any time). Both locks are held.
 func (q *qp) flushReceives() {
-	q.lock()
-	defer q.unlock()
-	if q.sends.closed || q.current() != verbs.StateErr {
+	if verbs.QPState(q.state.Load()) != verbs.StateErr {
 		return
 	}
 	*q.attr = ibvQPAttr{qpState: uint32(verbs.StateErr)}

@@ -198,10 +198,14 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 			n += accepted
 		}
 	}
-	failed := n > 0 && (verbs.QPState(q.state.Load()) == verbs.StateErr || q.suspect.Load())
+	failed := n > 0 && verbs.QPState(q.state.Load()) == verbs.StateErr
 	q.recvs.Unlock()
 	if failed {
-		q.flushReceives()
+		q.lock()
+		if !q.sends.closed {
+			q.flushReceives()
+		}
+		q.unlock()
 	}
 	return n, err
 }

@@ -24,10 +24,8 @@ type qp struct {
 	sendCQ *cq
 	recvCQ *cq
 
-	// state is the one that Modify last put it into. The NIC may have left it since for ERR: suspect says that
-	// something pointed to that, and state that it did not is not to be trusted.
-	state   atomic.Uint32
-	suspect atomic.Bool
+	// state is the one that Modify last put it into, or ERR once it is known that the NIC has gone there by itself.
+	state atomic.Uint32
 
 	// Posting takes the lock of its direction, changing the state or closing both, the sender's first.
 	sends, recvs struct {
