@@ -41,7 +41,7 @@ type device struct {
 
 	mu         sync.Mutex // guards what follows, and who uses whom among the device's objects
 	closed     bool
-	pds        int
+	pds        map[*pd]struct{}
 	cqs        map[uintptr]*cq // by C's address
 	qps        map[uint32]*qp  // by number
 	events     *compEvents     // the completion channel, made for the first CQ that wants one
@@ -57,7 +57,7 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	}
 	c := object[ibvContext](ctx)
 	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
-		postRecv: c.postRecv, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
+		postRecv: c.postRecv, pds: map[*pd]struct{}{}, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
 	err := d.prepare(int(c.asyncFD))
 	if err == nil {
 		if d.limits, err = d.Query(); err == nil && d.port > d.limits.Ports {
@@ -98,11 +98,11 @@ func openHint(errno syscall.Errno) string {
 func (d *device) retire(op string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.pds == 0 && len(d.cqs) == 0 {
+	if len(d.pds) == 0 && len(d.cqs) == 0 {
 		d.closed = true
 		return nil
 	}
-	return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d protection domains and %d completion queues are open", d.pds, len(d.cqs)))
+	return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d protection domains and %d completion queues are open", len(d.pds), len(d.cqs)))
 }
 
 // revive undoes retire.

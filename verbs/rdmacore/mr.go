@@ -36,10 +36,10 @@ func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	case !access.Valid():
 		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
 	}
-	if err := p.use(op, &p.mrs); err != nil {
+	m := &mr{pd: p, buf: buf, size: uint64(len(buf))}
+	if err := p.add(op, m); err != nil {
 		return nil, err
 	}
-	m := &mr{pd: p, buf: buf, size: uint64(len(buf))}
 	m.pin.Pin(&buf[0])
 	m.arena = p.d.p.useArena(buf)
 	lib := p.d.p.lib
@@ -65,10 +65,10 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	case lib.regDMABufMR == 0:
 		return nil, p.d.err(op, verbs.ErrNotSupported, "this libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later has it")
 	}
-	if err := p.use(op, &p.mrs); err != nil {
+	m := &mr{pd: p, size: length}
+	if err := p.add(op, m); err != nil {
 		return nil, err
 	}
-	m := &mr{pd: p, size: length}
 	c, errno := lib.pointer(lib.regDMABufMR, p.addr, uintptr(offset), uintptr(length), uintptr(iova), uintptr(fd), uintptr(access))
 	if errno != 0 {
 		m.release()
@@ -130,5 +130,5 @@ func (m *mr) release() {
 	m.pin.Unpin()
 	m.buf = nil
 	m.arena.drop()
-	m.pd.drop(&m.pd.mrs)
+	m.pd.remove(m)
 }

@@ -8,11 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// pd is a protection domain. Its counts are guarded by the device's lock.
+// pd is a protection domain. What follows addr is guarded by the device's lock.
 type pd struct {
-	d      *device
-	addr   uintptr
-	mrs    int
+	d    *device
+	addr uintptr
+	// mrs holds the open regions, and so keeps their memory: a region that the program has forgotten is known to the NIC still,
+	// which may write to it.
+	mrs    map[*mr]struct{}
 	qps    int
 	closed bool
 }
@@ -29,28 +31,29 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	if errno != 0 {
 		return nil, callErr(op, d.name, 0, "ibv_alloc_pd", errno, "")
 	}
-	d.pds++
-	return &pd{d: d, addr: addr}, nil
+	p := &pd{d: d, addr: addr, mrs: map[*mr]struct{}{}}
+	d.pds[p] = struct{}{}
+	return p, nil
 }
 
 // Device is the NIC that the domain is on.
 func (p *pd) Device() verbs.Device { return p.d }
 
-// use counts a new object of the domain in.
-func (p *pd) use(op string, count *int) error {
+// add takes in a region that is about to be registered.
+func (p *pd) add(op string, m *mr) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
 	if p.closed {
 		return p.d.err(op, verbs.ErrClosed, "the protection domain is closed")
 	}
-	*count++
+	p.mrs[m] = struct{}{}
 	return nil
 }
 
-// drop counts it out.
-func (p *pd) drop(count *int) {
+// remove lets go of a region.
+func (p *pd) remove(m *mr) {
 	p.d.mu.Lock()
-	*count--
+	delete(p.mrs, m)
 	p.d.mu.Unlock()
 }
 
@@ -63,13 +66,13 @@ func (p *pd) Close() error {
 	switch {
 	case p.closed:
 		return d.err(op, verbs.ErrClosed, "")
-	case p.mrs+p.qps > 0:
-		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open", p.mrs, p.qps))
+	case len(p.mrs)+p.qps > 0:
+		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open", len(p.mrs), p.qps))
 	}
 	if errno := d.p.lib.status(d.p.lib.deallocPD, p.addr); errno != 0 {
 		return callErr(op, d.name, 0, "ibv_dealloc_pd", errno, "")
 	}
 	p.closed = true
-	d.pds--
+	delete(d.pds, p)
 	return nil
 }

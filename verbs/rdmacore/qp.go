@@ -48,12 +48,8 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.use(op, &p.qps); err != nil {
-		return nil, err
-	}
 	q := &qp{d: p.d, pd: p}
 	if err := q.bind(op, cfg.SendCQ, cfg.RecvCQ); err != nil {
-		p.drop(&p.qps)
 		return nil, err
 	}
 	if err := q.create(op, limits, cfg.SignalAll); err != nil {
@@ -86,7 +82,7 @@ func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
 	return c, nil
 }
 
-// bind ties the queue pair to its completion queues.
+// bind ties the queue pair to its domain and its completion queues.
 func (q *qp) bind(op string, send, recv verbs.CQ) error {
 	s, ok := send.(*cq)
 	r, ok2 := recv.(*cq)
@@ -95,9 +91,13 @@ func (q *qp) bind(op string, send, recv verbs.CQ) error {
 	}
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if s.closed || r.closed {
+	switch {
+	case q.pd.closed:
+		return q.d.err(op, verbs.ErrClosed, "the protection domain is closed")
+	case s.closed || r.closed:
 		return q.d.err(op, verbs.ErrClosed, "the completion queue")
 	}
+	q.pd.qps++
 	s.users++
 	r.users++
 	q.sendCQ, q.recvCQ = s, r

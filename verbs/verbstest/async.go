@@ -179,12 +179,15 @@ func (s *suite) asyncDeliberate(t *testing.T) {
 }
 
 // asyncOverrun lets more completions come than the queue holds: the queue's event, and that of the queue pair, which can say it
-// in no completion. Only strict providers are asked, see cqOverrun.
+// in no completion. For the latter only strict providers are asked: in rdma_rxe the queue pair goes on.
 func (s *suite) asyncOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)
 	if e := p.A.wantAsync(c, verbs.EventCQErr); e.CQ != p.A.SendCQ {
 		t.Errorf("%v: not of the queue that has overrun", e)
+	}
+	if !s.env.Strict {
+		return
 	}
 	if e := p.A.wantAsync(c, verbs.EventQPFatal); e.QPNum != p.A.QP.Num() {
 		t.Errorf("%v: want queue pair %d", e, p.A.QP.Num())
