@@ -18,8 +18,8 @@ type portDevice struct {
 	gids  []verbs.GIDEntry // the GID table; nil for that of the null device
 	index []uint8          // the entries of it that address handles name
 	inits []uint8          // the ports of the transitions to INIT
-	paths []uint8 // the ports of the address handles
-	asked []int   // the ports that were queried
+	paths []uint8          // the ports of the address handles
+	asked []int            // the ports that were queried
 }
 
 func (d *portDevice) DefaultPort() int { return d.port }

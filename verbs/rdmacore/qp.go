@@ -52,7 +52,7 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	if err := q.bind(op, cfg.SendCQ, cfg.RecvCQ); err != nil {
 		return nil, err
 	}
-	if err := q.create(op, limits, cfg.SignalAll); err != nil {
+	if err := q.create(op, limits, cfg.Cap.MaxInline == 0, cfg.SignalAll); err != nil {
 		q.release()
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (q *qp) bind(op string, send, recv verbs.CQ) error {
 }
 
 // create has the library make the queue pair, and then what posting to it needs.
-func (q *qp) create(op string, limits verbs.QPCap, signalAll bool) error {
+func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool) error {
 	d := q.d
 	mem, err := mapMemory(carved[ibvQPInitAttr](1), 0)
 	if err != nil {
@@ -120,6 +120,11 @@ func (q *qp) create(op string, limits verbs.QPCap, signalAll bool) error {
 		init.sqSigAll = 1
 	}
 	addr, errno := d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
+	if errno == syscall.EINVAL && defaultInline {
+		// No attribute of the device tells how much it takes; one that takes less than the default takes none, as a rule.
+		init.cap.maxInlineData = 0
+		addr, errno = d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
+	}
 	if errno != 0 {
 		return callErr(op, d.name, 0, "ibv_create_qp", errno, createHint(errno, limits))
 	}

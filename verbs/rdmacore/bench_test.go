@@ -1,0 +1,80 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore_test
+
+import (
+	"fmt"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// BenchmarkPostPoll is what a request costs to post and its completion to poll, over a library that does next to nothing: the crossing
+// into C, twice a batch, and the translation.
+func BenchmarkPostPoll(b *testing.B) {
+	for _, batch := range []int{1, 16, 64} {
+		for _, kind := range []string{"write", "inline"} {
+			b.Run(fmt.Sprintf("%s/batch=%d", kind, batch), func(b *testing.B) {
+				r := newRig(b, openStandin(b, standinConfig{}), rigConfig{})
+				wrs := make([]verbs.SendWR, batch)
+				for i := range wrs {
+					wrs[i] = r.send(uint64(i), 8)
+					wrs[i].Opcode = verbs.OpRDMAWrite
+					if kind == "inline" {
+						wrs[i].Flags |= verbs.SendInline
+						wrs[i].SGL, wrs[i].Inline = nil, r.buf[:32]
+					}
+				}
+				wcs := make([]verbs.WC, batch)
+				b.ReportAllocs()
+				for b.Loop() {
+					n, err := r.qp.PostSend(wrs)
+					m, err2 := r.cq.Poll(wcs)
+					if n != batch || m != batch {
+						b.Fatalf("posted %d, polled %d of %d: %v %v", n, m, batch, err, err2)
+					}
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(batch), "ns/request")
+			})
+		}
+	}
+}
+
+// BenchmarkEmptyPoll is what it costs to find nothing.
+func BenchmarkEmptyPoll(b *testing.B) {
+	r := newRig(b, openStandin(b, standinConfig{}), rigConfig{})
+	wcs := make([]verbs.WC, 16)
+	b.ReportAllocs()
+	for b.Loop() {
+		if n, err := r.cq.Poll(wcs); n != 0 || err != nil {
+			b.Fatal(n, err)
+		}
+	}
+}
+
+// BenchmarkArm is what it costs to ask for an event.
+func BenchmarkArm(b *testing.B) {
+	r := newRig(b, openStandin(b, standinConfig{}), rigConfig{channel: verbs.NewCompChannel()})
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := r.cq.Arm(false); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkEvent is the way of a completion through the channel: arm, post, sleep, poll.
+func BenchmarkEvent(b *testing.B) {
+	c := verbs.NewCompChannel()
+	r := newRig(b, openStandin(b, standinConfig{}), rigConfig{channel: c})
+	wrs, wcs := []verbs.SendWR{r.send(1, 8)}, make([]verbs.WC, 4)
+	b.ReportAllocs()
+	for b.Loop() {
+		_ = r.cq.Arm(false)
+		_, _ = r.qp.PostSend(wrs)
+		<-c.Events()
+		if n, err := r.cq.Poll(wcs); n != 1 || err != nil {
+			b.Fatal(n, err)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+//go:build linux && (amd64 || arm64)
+
+package rdmacore_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
+)
+
+// mentions fails unless the error's text has every one of the words.
+func mentions(t testing.TB, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Error("no error")
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not mention %q", err, w)
+		}
+	}
+}
+
+func TestOpenWithoutLibrary(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "libibverbs.so.1")
+	ok(t, os.WriteFile(text, []byte("no library"), 0o666))
+	for name, lib := range map[string]struct {
+		path  string
+		words []string
+	}{
+		"missing":    {"/nonexistent/libibverbs.so.1", []string{"/nonexistent/libibverbs.so.1", "install", "libibverbs1"}},
+		"no library": {text, []string{text}},
+		// purego has opened it already, so that it exists wherever the tests run.
+		"another library": {"libc.so.6", []string{"libc.so.6", "ibv_get_device_list"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := rdmacore.Open(rdmacore.Config{Library: lib.path})
+			is(t, err, rdmacore.ErrNoLibrary, verbs.ErrNotSupported)
+			if p != nil || errors.Is(err, rdmacore.ErrNoDevice) {
+				t.Errorf("provider %v, error %v", p, err)
+			}
+			mentions(t, err, lib.words...)
+		})
+	}
+}
+
+func TestOpenWithoutDevice(t *testing.T) {
+	s := openStandin(t, standinConfig{})
+	t.Run("library sees none", func(t *testing.T) {
+		s.set("devices", 0)
+		defer s.set("devices", 2)
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+		is(t, err, rdmacore.ErrNoDevice, verbs.ErrNotSupported)
+		if errors.Is(err, rdmacore.ErrNoLibrary) {
+			t.Errorf("%v is said to be no library", err)
+		}
+		mentions(t, err, "modprobe")
+	})
+	t.Run("kernel has no RDMA", func(t *testing.T) {
+		s.fail("ibv_get_device_list", syscall.ENOSYS)
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+		is(t, err, rdmacore.ErrNoDevice, verbs.ErrNotSupported, syscall.ENOSYS)
+		mentions(t, err, "ibv_get_device_list", "modprobe")
+	})
+	t.Run("filter names none", func(t *testing.T) {
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "mlx5_0"})
+		is(t, err, rdmacore.ErrNoDevice)
+		mentions(t, err, "mlx5_0", "standin0", "standin1")
+	})
+	t.Run("filter leaves none", func(t *testing.T) {
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "^standin0,standin1"})
+		is(t, err, rdmacore.ErrNoDevice)
+		mentions(t, err, "standin0", "standin1")
+	})
+	t.Run("filter is no filter", func(t *testing.T) {
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin0:zero"})
+		is(t, err, verbs.ErrInvalid)
+	})
+}
+
+func TestOpenFilter(t *testing.T) {
+	s := openStandin(t, standinConfig{Devices: 3})
+	for filter, want := range map[string]string{
+		"":                      "standin0:1 standin1:1 standin2:1",
+		"standin2:2,standin0":   "standin2:2 standin0:1",
+		"standin*:2":            "standin0:2 standin1:2 standin2:2",
+		"^standin1":             "standin0:1 standin2:1",
+		"=standin1,standin0:1":  "standin1:1 standin0:1",
+		"standin1,standin*:2":   "standin1:2 standin0:2 standin2:2",
+		"standin1:2,standin1:2": "standin1:2",
+	} {
+		p, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: filter})
+		if err != nil {
+			t.Errorf("%q: %v", filter, err)
+			continue
+		}
+		var got []string
+		for i, d := range devices(t, p) {
+			got = append(got, d.Name()+":"+string(rune('0'+d.DefaultPort())))
+			if int(d.ID()) != i {
+				t.Errorf("%q: device %d has id %d", filter, i, d.ID())
+			}
+		}
+		if g := strings.Join(got, " "); g != want {
+			t.Errorf("%q chose %s, want %s", filter, g, want)
+		}
+		if p.Name() != "rdmacore" {
+			t.Errorf("name %q", p.Name())
+		}
+		ok(t, p.Close())
+	}
+	_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin1:3"})
+	is(t, err, verbs.ErrInvalid)
+	mentions(t, err, "standin1", "port 3", "has 2")
+}
+
+func TestOpenManyDevices(t *testing.T) {
+	s := openStandin(t, standinConfig{Devices: verbs.MaxDevices})
+	if n := len(devices(t, s.open(t, ""))); n != verbs.MaxDevices {
+		t.Errorf("%d devices", n)
+	}
+	s.set("devices", verbs.MaxDevices+1)
+	_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+	is(t, err, verbs.ErrInvalid)
+	mentions(t, err, "65", "64")
+}
+
+// A device that cannot be opened fails the whole, says what to do, and leaves nothing open.
+func TestOpenDeviceRefused(t *testing.T) {
+	s := openStandin(t, standinConfig{})
+	for errno, word := range map[syscall.Errno]string{
+		syscall.EACCES: "rdma",
+		syscall.EPERM:  "permission",
+		syscall.ENOENT: "ib_uverbs",
+		syscall.ENODEV: "errno 19",
+	} {
+		s.fail("ibv_open_device", errno)
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+		is(t, err, errno)
+		mentions(t, err, "ibv_open_device", "standin0", word)
+	}
+	// The second device, when the first is open, and what comes after opening.
+	for _, call := range []string{"ibv_open_device", "ibv_query_device"} {
+		for device, name := range []string{"standin0", "standin1"} {
+			s.failCall(call, int32(syscall.EIO), 1, int32(device))
+			_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+			is(t, err, syscall.EIO)
+			mentions(t, err, call, name)
+		}
+	}
+	if n := s.live("all"); n != 0 {
+		t.Errorf("%d objects are alive", n)
+	}
+}
+
+// A call that fails says so in one of three ways, and errno is reachable in each.
+func TestErrorStyles(t *testing.T) {
+	s := openStandin(t, standinConfig{})
+	d := s.device(t)
+	for style, name := range []string{"errno returned", "-1 and errno", "-errno returned"} {
+		s.set("error_style", style)
+		s.fail("ibv_query_device", syscall.EBUSY)
+		_, err := d.Query()
+		is(t, err, syscall.EBUSY, verbs.ErrBusy)
+		mentions(t, err, "query device: standin0: ibv_query_device")
+		if t.Failed() {
+			t.Fatalf("with %s", name)
+		}
+	}
+}
+
+func TestOldLibrary(t *testing.T) {
+	s := openStandin(t, standinConfig{Old: true})
+	d := s.device(t)
+	pd, err := d.AllocPD()
+	ok(t, err)
+	closeLater(t, pd)
+	_, err = pd.(verbs.DMABufRegistrar).RegisterDMABuf(0, 0, 4096, 0, verbs.AccessLocalWrite)
+	is(t, err, verbs.ErrNotSupported)
+	mentions(t, err, "ibv_reg_dmabuf_mr", "34")
+
+	// The kind of an entry comes from sysfs, which does not know the stand-in.
+	_, err = d.QueryGID(1, 3)
+	is(t, err, verbs.ErrNotSupported)
+	mentions(t, err, "32")
+	// One that is empty has no kind.
+	e, err := d.QueryGID(1, 7)
+	if err != nil || !e.GID.IsZero() || e.Index != 7 {
+		t.Errorf("empty entry: %+v %v", e, err)
+	}
+}
