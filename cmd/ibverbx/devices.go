@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -9,10 +11,30 @@ import (
 )
 
 type devicesCmd struct {
-	Provider string `default:"soft" help:"Where the NICs come from: soft. [${default}]" placeholder:"NAME"`
-	NICs     int    `name:"nics" default:"4" help:"How many software NICs there are. [${default}]" placeholder:"N"`
+	Provider string `help:"Where the NICs come from: soft, software NICs, or rdmacore, the host's. [rdmacore]" placeholder:"NAME"`
+	Device   string `short:"d" help:"Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). [all]" placeholder:"LIST"`
+	Library  string `help:"Path of libibverbs. [as the dynamic loader finds it]" placeholder:"PATH"`
+	NICs     int    `name:"nics" help:"How many software NICs there are. [4]" placeholder:"N"`
 	JSON     bool   `name:"json" help:"A JSON document in place of the table."`
 	Verbose  bool   `short:"v" help:"All attributes."`
+}
+
+// Help is shown below the flags.
+func (devicesCmd) Help() string {
+	return `Examples:
+  ibverbx devices                    the host's NICs, their ports and GIDs
+  ibverbx devices -v -d mlx5_0       all that one of them can
+  ibverbx devices --provider soft    the software NICs that are built in
+
+The exit code is 0 when a NIC was listed. Where there is none, or not all could be asked, it is 1, and the reason is on stderr; with
+--json the document has an empty list and the reason too.`
+}
+
+// deviceList is what --json writes.
+type deviceList struct {
+	Provider string       `json:"provider"`
+	Devices  []deviceInfo `json:"devices"`
+	Reason   string       `json:"reason,omitempty"` // for which there are none, or not all
 }
 
 // deviceInfo is a device with its ports.
@@ -44,59 +66,108 @@ type gidInfo struct {
 	NetDev string    `json:"netdev,omitempty"`
 }
 
+// softHint is what follows where there are no real NICs and nobody asked for them by name.
+const softHint = "Software NICs are built in: ibverbx perf uses them, ibverbx devices --provider soft lists them.\n"
+
 // Run lists the devices.
-func (f *devicesCmd) Run(c *console) (err error) {
-	if f.NICs < 1 || f.NICs > verbs.MaxDevices {
-		return &bench.UsageError{Reason: fmt.Sprintf("--nics %d: must be 1 to %d", f.NICs, verbs.MaxDevices)}
+func (f *devicesCmd) Run(c *console) error {
+	name, count := realNICs, 4
+	if f.Provider != "" {
+		name = f.Provider
 	}
-	p, err := openProvider(f.Provider, f.NICs)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if closing := p.Close(); err == nil {
-			err = closing
-		}
-	}()
-	list, err := inspect(p)
-	if err != nil {
+	if err := checkNICFlags(name, f.Device, f.Library); err != nil {
 		return err
 	}
 	switch {
-	case f.JSON:
-		return writeJSON(c.out, list)
-	case len(list) == 0:
-		_, err = fmt.Fprintf(c.out, "provider %s has no devices\n", p.Name())
-		return err
-	case f.Verbose:
-		return writeAttributes(c, list)
+	case name != softNICs && f.NICs != 0:
+		return &bench.UsageError{Reason: "--nics is a number of software NICs: use --provider soft"}
+	case f.NICs < 0 || f.NICs > verbs.MaxDevices:
+		return &bench.UsageError{Reason: fmt.Sprintf("--nics %d: must be 1 to %d", f.NICs, verbs.MaxDevices)}
+	case f.NICs != 0:
+		count = f.NICs
 	}
-	return writeDevices(c, list)
+	list, failed := f.list(name, count)
+	if failed == nil && len(list) == 0 {
+		failed = fmt.Errorf("provider %s has no devices", name)
+	}
+	var err error
+	switch {
+	case f.JSON:
+		doc := deviceList{Provider: name, Devices: list}
+		if failed != nil {
+			doc.Reason = failed.Error()
+		}
+		err = writeJSON(c.out, doc)
+	case len(list) == 0 && f.Provider == "":
+		_, err = io.WriteString(c.out, "No real NICs.\n"+softHint)
+	case len(list) == 0:
+	case f.Verbose:
+		err = writeAttributes(c, list)
+	default:
+		err = writeDevices(c, list)
+	}
+	return errors.Join(failed, err)
 }
 
-// inspect asks every device for everything.
-func inspect(p verbs.Provider) ([]deviceInfo, error) {
-	devices, err := p.Devices()
-	if err != nil {
-		return nil, err
-	}
+// list opens a provider and asks its devices. What could be asked comes along with an error.
+func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
 	list := []deviceInfo{}
+	p, err := openProvider(name, nicOptions{count: count, filter: f.Device, library: f.Library})
+	if err != nil {
+		return list, err
+	}
+	devices, err := p.Devices()
+	if name == softNICs && err == nil {
+		devices, err = choose(devices, f.Device)
+	}
+	errs := []error{err}
 	for _, d := range devices {
-		attr, err := d.Query()
+		info, err := inspect(p.Name(), d)
 		if err != nil {
-			return nil, err
-		}
-		info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: p.Name(), Attr: attr, Ports: []portInfo{}}
-		for n := 1; n <= attr.Ports; n++ {
-			port, err := inspectPort(d, n)
-			if err != nil {
-				return nil, err
-			}
-			info.Ports = append(info.Ports, port)
+			errs = append(errs, err)
+			continue
 		}
 		list = append(list, info)
 	}
-	return list, nil
+	return list, errors.Join(append(errs, p.Close())...)
+}
+
+// choose applies a filter to devices that the provider has not filtered itself.
+func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
+	f, err := verbs.ParseDeviceFilter(filter)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name())
+	}
+	selections, err := f.Select(names)
+	if err != nil {
+		return nil, err
+	}
+	var chosen []verbs.Device
+	for _, s := range selections {
+		chosen = append(chosen, devices[s.Index])
+	}
+	return chosen, nil
+}
+
+// inspect asks a device for everything.
+func inspect(provider string, d verbs.Device) (deviceInfo, error) {
+	attr, err := d.Query()
+	if err != nil {
+		return deviceInfo{}, err
+	}
+	info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: provider, Attr: attr, Ports: []portInfo{}}
+	for n := 1; n <= attr.Ports; n++ {
+		port, err := inspectPort(d, n)
+		if err != nil {
+			return deviceInfo{}, err
+		}
+		info.Ports = append(info.Ports, port)
+	}
+	return info, nil
 }
 
 func inspectPort(d verbs.Device, n int) (portInfo, error) {
@@ -111,7 +182,7 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	for i := range attr.GIDTableLen {
 		g, err := d.QueryGID(n, i)
 		if err != nil {
-			return portInfo{}, err
+			continue // tables may have holes
 		}
 		if !g.GID.IsZero() {
 			port.GIDs = append(port.GIDs, gidInfo{Index: g.Index, GID: g.GID, Type: g.Type.String(), NetDev: g.NetDev})
@@ -124,16 +195,16 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 func writeDevices(c *console, list []deviceInfo) error {
 	out := printer{w: c.out}
 	out.columns(0, func(w *printer) {
-		w.printf("DEVICE\tPORT\tSTATE\tLINK\tMTU\tSPEED\tINDEX\tTYPE\tGID\n")
+		w.printf("DEVICE\tPORT\tSTATE\tLINK\tMTU\tSPEED\tINDEX\tTYPE\tNETDEV\tGID\n")
 		for i := range list {
 			d := &list[i]
 			for _, port := range d.Ports {
 				line := fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s", d.Name, port.Port, port.State, port.LinkLayer, port.ActiveMTU, speedOf(port.Speed))
 				if len(port.GIDs) == 0 {
-					w.printf("%s\t\t\t\n", line)
+					w.printf("%s\t\t\t\t\n", line)
 				}
 				for _, g := range port.GIDs {
-					w.printf("%s\t%d\t%s\t%v\n", line, g.Index, g.Type, g.GID)
+					w.printf("%s\t%d\t%s\t%s\t%v\n", line, g.Index, g.Type, orDash(g.NetDev), g.GID)
 					line = "\t\t\t\t\t" // said once
 				}
 			}
@@ -169,12 +240,20 @@ func writeAttributes(c *console, list []deviceInfo) error {
 				w.printf("    state\t%s\n    link layer\t%s\n    active MTU\t%d\n    max MTU\t%d\n    speed\t%s\n    max message bytes\t%d\n    LID\t%d\n",
 					port.State, port.LinkLayer, port.ActiveMTU, port.MaxMTU, speedOf(port.Speed), port.MaxMsgSize, port.LID)
 				for _, g := range port.GIDs {
-					w.printf("    GID %d\t%v (%s)\n", g.Index, g.GID, g.Type)
+					w.printf("    GID %d\t%v (%s, %s)\n", g.Index, g.GID, g.Type, orDash(g.NetDev))
 				}
 			}
 		}
 	})
 	return out.err
+}
+
+// orDash stands in for a name that is not known.
+func orDash(name string) string {
+	if name == "" {
+		return "-"
+	}
+	return name
 }
 
 // speedOf writes a port's speed; software NICs without one are as fast as memory.

@@ -4,8 +4,9 @@
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
 //
-// Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works anywhere. The exit code is 0
-// when all went well, 1 when something failed, 2 when the flags make no sense, and 130 after Ctrl-C.
+// Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works anywhere. With --listen and
+// --connect it measures between two processes over real NICs. The exit code is 0 when all went well, 1 when something
+// failed, 2 when the flags make no sense, and 130 after Ctrl-C.
 package main
 
 import (
@@ -32,7 +33,7 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends in this process, every byte verified."`
+	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, in this process or in two, every byte verified."`
 	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
 	Version versionCmd `cmd:"" help:"Say which version this is."`
 }

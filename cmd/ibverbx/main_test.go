@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -11,7 +13,19 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	fabric := addTestProviders()
+	code := m.Run()
+	err := fabric.Close() // nothing may be open on it
+	if code == 0 && err == nil {
+		err = goleak.Find()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 // command runs the command with args, split at spaces.
 func command(t *testing.T, args string) (code int, out, errs string) {
@@ -43,7 +57,26 @@ func TestWrongFlags(t *testing.T) {
 		"perf --provider moon":                 "have soft",
 		"perf --bogus":                         "unknown flag --bogus",
 		"perf more":                            "unexpected argument more",
-		"devices --nics 0":                     "must be 1 to 64",
+		"perf --library x":                     "use --provider rdmacore",
+		"perf -d mlx5_0":                       "use --provider rdmacore",
+		"perf --mtu 1500":                      "must be 256, 512, 1024, 2048 or 4096",
+		"perf --gid-index 256":                 "must be 0 to 255",
+		"perf --listen -s 4K":                  "--size is for the connecting end to decide",
+		"perf --listen --op read":              "--op is for the connecting end to decide",
+		"perf --listen --nics 2":               "--nics is for the connecting end to decide",
+		"perf --listen=h:99999":                "ports are 0 to 65535",
+		"perf --listen --connect h":            "exclude each other",
+		"perf --listen --provider soft":        "software NICs live inside one process",
+		"perf --listen -d a,,b":                "an entry is empty",
+		"perf --connect h --provider soft":     "software NICs live inside one process",
+		"perf --connect :99":                   "want HOST or HOST:PORT",
+		"perf --connect h --fault delay":       "software NICs, which live inside one process",
+		"perf --connect h --nic-speed 5G":      "software NICs, which live inside one process",
+		"perf --connect h --op swim":           "have write, write-imm",
+		"perf --connect h --mode lat -b":       "drop -b",
+		"devices --provider soft --nics 65":    "must be 1 to 64",
+		"devices --nics 2":                     "use --provider soft",
+		"devices -d ^":                         "--device: ",
 		"devices --provider moon":              "have soft",
 		"frobnicate":                           "unexpected argument frobnicate",
 	} {
@@ -61,6 +94,7 @@ func TestHelp(t *testing.T) {
 		"perf --help":  "ibverbx perf --fault nic-down@nic=1,msg=500",
 		"devices -h":   "--provider",
 		"version -h":   "Usage: ibverbx version",
+		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
 		"perf -n 3 -h": "link-flap",
 	} {
 		code, out, errs := command(t, args)
@@ -170,21 +204,45 @@ func TestPerfJSONFailed(t *testing.T) {
 }
 
 func TestDevices(t *testing.T) {
-	code, out, errs := command(t, "devices --nics 2")
-	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 || !strings.Contains(out, "::ffff:10.77.0.2") {
+	code, out, errs := command(t, "devices --provider soft --nics 2")
+	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 || !strings.Contains(out, "::ffff:10.77.0.2") || !strings.Contains(out, "NETDEV") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
-	code, out, _ = command(t, "devices -v")
+	code, out, _ = command(t, "devices --provider soft -d soft2,soft1")
+	if code != exitOK || strings.Count(out, "ACTIVE") != 2 || strings.Index(out, "soft2") > strings.Index(out, "soft1") {
+		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	code, _, errs = command(t, "devices --provider soft -d mlx5_0")
+	if code != exitFailed || !strings.Contains(errs, "no device mlx5_0 (have soft0, soft1, soft2, soft3)") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	code, out, _ = command(t, "devices -v --provider soft")
 	if code != exitOK || strings.Count(out, "max reads and atomics") != 4 {
 		t.Errorf("exit %d, stdout\n%s", code, out)
 	}
-	_, out, _ = command(t, "devices --json --nics 3")
-	var list []deviceInfo
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
+	_, out, _ = command(t, "devices --json --provider soft --nics 3")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if len(list) != 3 || list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
+	if list := doc.Devices; doc.Provider != "soft" || doc.Reason != "" || len(list) != 3 || list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
 		t.Errorf("got %+v", list)
+	}
+}
+
+// TestNoDevices shows what is said where there is no NIC.
+func TestNoDevices(t *testing.T) {
+	code, out, errs := command(t, "devices --provider none")
+	if code != exitFailed || out != "" || !strings.Contains(errs, "no NIC today") {
+		t.Errorf("exit %d, stderr %q, stdout %q", code, errs, out)
+	}
+	code, out, errs = command(t, "devices --json --provider none")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitFailed || errs == "" || doc.Devices == nil || len(doc.Devices) != 0 || doc.Reason != "no NIC today" {
+		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
 	}
 }
 

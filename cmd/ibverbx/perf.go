@@ -7,6 +7,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
@@ -18,6 +19,7 @@ func groups() []kong.Group {
 		{Key: "what", Title: "What to measure:"},
 		{Key: "how", Title: "How long and how deep:"},
 		{Key: "rails", Title: "NICs and queue pairs:"},
+		{Key: "apart", Title: "Two processes:"},
 		{Key: "sim", Title: "Simulation:"},
 		{Key: "out", Title: "Output:"},
 	}
@@ -40,11 +42,19 @@ type perfCmd struct {
 	NoVerify bool       `group:"how" help:"Do not compare what arrived."`
 	Memory   units.Size `group:"how" default:"64M" help:"Memory that one direction writes to before it starts again. Less than the caches hold measures the caches. [${default}]" placeholder:"SIZE"`
 
-	Provider string     `group:"rails" default:"soft" help:"Where the NICs come from: soft. [${default}]" placeholder:"NAME"`
-	NICs     int        `group:"rails" name:"nics" default:"2" help:"NICs of each end. [${default}]" placeholder:"N"`
+	Provider string     `group:"rails" help:"Where the NICs come from: soft, software NICs in this process, or rdmacore, the host's. [soft, rdmacore for two processes]" placeholder:"NAME"`
+	Device   string     `group:"rails" short:"d" help:"Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but that). [all]" placeholder:"LIST"`
+	GIDIndex *int       `group:"rails" name:"gid-index" short:"x" help:"Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]" placeholder:"N"`
+	MTU      int        `group:"rails" name:"mtu" short:"m" help:"Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active MTU]" placeholder:"N"`
+	Library  string     `group:"rails" help:"Path of libibverbs. [as the dynamic loader finds it]" placeholder:"PATH"`
+	NICs     int        `group:"rails" name:"nics" help:"NICs of each end. [soft: 2, real: all that are chosen]" placeholder:"N"`
 	QPs      int        `group:"rails" name:"qps" short:"q" default:"4" help:"Queue pairs on each NIC. [${default}]" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" help:"Largest fragment of a message. [${default}]" placeholder:"SIZE"`
 	Depth    int        `group:"rails" default:"128" help:"Fragments outstanding on a queue pair. [${default}]" placeholder:"N"`
+
+	Listen  listenFlag  `group:"apart" help:"Drive one end, wait for the other, and do once what it asks for. [every address, port 18515]" placeholder:"[ADDR]"`
+	Connect connectFlag `group:"apart" help:"Drive one end, and measure with the other, which listens there." placeholder:"HOST[:PORT]"`
+	Timeout units.Span  `group:"apart" default:"30s" help:"How long the other process may take for a step. [${default}]" placeholder:"TIME"`
 
 	NICSpeed   []units.Rate  `group:"sim" name:"nic-speed" help:"Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end." placeholder:"RATE"`
 	NICLatency []units.Span  `group:"sim" name:"nic-latency" help:"One-way latency of the NICs, likewise." placeholder:"TIME"`
@@ -65,6 +75,14 @@ func (perfCmd) Help() string {
                                                     NICs of different speed, and what each rail carried
   ibverbx perf --fault nic-down@nic=1,msg=500       what an application sees when a NIC fails
   ibverbx perf --fault link-flap@for=30ms -s 1M     a failure that the NICs survive
+  ibverbx perf --provider rdmacore -d mlx5_0        over a real NIC, both ends in this process
+
+Two processes, on two hosts or one, over real NICs:
+  ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
+  ibverbx perf --connect host1 -d mlx5_0,mlx5_1 --op write-imm -b
+                                                    on the other: decides what is measured
+Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else is for the connecting
+end. Both print the figures, which the connecting end takes. Both exit with 1 when either fails or goes.
 
 Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0:
 ` + bench.FaultHelp()
@@ -73,12 +91,14 @@ Faults strike end a, the initiator, after msg= messages of a column [100]; nic= 
 // params turns the flags into what to measure.
 func (f *perfCmd) params() (*bench.Params, error) {
 	p := &bench.Params{
-		Provider: f.Provider, Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
+		Provider: f.provider(), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
 		Iterations: f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs, QPs: f.QPs,
+		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
 	}
-	if err := checkProvider(f.Provider); err != nil {
+	var err error
+	if p.Conn, err = f.conn(); err != nil {
 		return nil, err
 	}
 	for _, l := range f.NICLatency {
@@ -123,22 +143,95 @@ func (f *perfCmd) params() (*bench.Params, error) {
 		}
 		p.Schemes = append(p.Schemes, bench.Scheme(s))
 	}
-	return p, p.Validate()
+	return p, nil
+}
+
+// provider is the source of the NICs.
+func (f *perfCmd) provider() string {
+	switch {
+	case f.Provider != "":
+		return f.Provider
+	case f.Listen.given || f.Connect != "":
+		return realNICs
+	}
+	return softNICs
+}
+
+// conn is what the queue pairs of this process are connected with.
+func (f *perfCmd) conn() (conn ibverbx.ConnConfig, err error) {
+	if x := f.GIDIndex; x != nil {
+		if *x < 0 || *x > 255 {
+			return conn, &bench.UsageError{Reason: fmt.Sprintf("--gid-index %d: must be 0 to 255", *x)}
+		}
+		if conn.GIDIndex = *x; *x == 0 {
+			conn.GIDIndex = -1 // where 0 is to choose automatically
+		}
+	}
+	if f.MTU != 0 {
+		for conn.MTU = verbs.MTU256; conn.MTU.Bytes() != f.MTU; conn.MTU++ {
+			if conn.MTU > verbs.MTU4096 {
+				return conn, &bench.UsageError{Reason: fmt.Sprintf("--mtu %d: must be 256, 512, 1024, 2048 or 4096", f.MTU)}
+			}
+		}
+	}
+	return conn, nil
 }
 
 // Run measures and prints.
-func (f *perfCmd) Run(c *console) error {
+func (f *perfCmd) Run(c *console, k *kong.Context) error {
+	if f.Listen.given || f.Connect != "" {
+		return f.runApart(c, k)
+	}
+	provider := f.provider()
+	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
+		return err
+	}
 	p, err := f.params()
 	if err != nil {
 		return err
 	}
-	open := func(nics int) (verbs.Provider, error) { return openProvider(f.Provider, 2*nics) }
+	switch {
+	case provider == softNICs && f.Device != "":
+		return &bench.UsageError{Reason: "--device chooses among real NICs: use --provider rdmacore, or --nics for a number of software NICs"}
+	case provider == softNICs && p.NICs == 0:
+		p.NICs = 2
+	case p.NICs == 0:
+		if p.NICs, err = f.countNICs(); err != nil {
+			return err
+		}
+	}
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	open := func(nics int) (verbs.Provider, error) {
+		return openProvider(provider, nicOptions{count: 2 * nics, filter: f.Device, library: f.Library})
+	}
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
+}
+
+// countNICs is how many real NICs are chosen.
+func (f *perfCmd) countNICs() (n int, err error) {
+	p, err := openProvider(f.provider(), nicOptions{filter: f.Device, library: f.Library})
+	if err != nil {
+		return 0, err
+	}
+	devices, err := p.Devices()
+	if err == nil && len(devices) == 0 {
+		err = fmt.Errorf("provider %s has no devices", p.Name())
+	}
+	if closing := p.Close(); err == nil {
+		err = closing
+	}
+	return len(devices), err
+}
+
+// show measures and prints.
+func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) error {
 	var o bench.Observer = silent{}
 	var table *perfTable
 	finish := func() {}
 	if !f.JSON {
-		table = newPerfTable(c.out, p, f.Verbose)
-		table.header()
+		table = newPerfTable(c.out, f.Verbose)
 		o = table
 		if c.errTTY {
 			progress := newProgress(c.err, table)
@@ -146,7 +239,7 @@ func (f *perfCmd) Run(c *console) error {
 			o = progress
 		}
 	}
-	report, err := bench.Run(c.ctx, p, open, o)
+	report, err := measure(o)
 	finish()
 	if report == nil {
 		return err
@@ -168,8 +261,9 @@ func (f *perfCmd) Run(c *console) error {
 // silent observes nothing.
 type silent struct{}
 
-func (silent) Cell(int, int)      {}
-func (silent) Row([]bench.Result) {}
+func (silent) Start(*bench.Params, *bench.Peer) {}
+func (silent) Cell(int, int)                    {}
+func (silent) Row([]bench.Result)               {}
 
 // writeJSON writes a document for machines that people can read.
 func writeJSON(w io.Writer, v any) error {

@@ -28,6 +28,9 @@ func newProgress(w io.Writer, t *perfTable) *progress {
 	return &progress{table: t, w: w, start: time.Now()}
 }
 
+// Start writes what is measured.
+func (p *progress) Start(params *bench.Params, peer *bench.Peer) { p.table.Start(params, peer) }
+
 // Cell moves the bar.
 func (p *progress) Cell(done, all int) {
 	if p.bar == nil {

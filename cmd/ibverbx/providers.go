@@ -9,22 +9,35 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// providers are the sources of devices, the default first. A further one is an entry more.
+// The providers by name.
+const (
+	softNICs = bench.Soft
+	realNICs = "rdmacore"
+)
+
+// providers are the sources of devices. A further one is an entry more.
 var providers = []provider{
-	{name: "soft", open: func(devices int) (verbs.Provider, error) { return soft.New(soft.Config{Devices: devices}) }},
+	{name: softNICs, open: func(o nicOptions) (verbs.Provider, error) { return soft.New(soft.Config{Devices: o.count}) }},
+	{name: realNICs, open: openReal},
 }
 
 type provider struct {
 	name string
-	// open opens the provider. devices is how many a provider makes that can make any number; others have what they have.
-	open func(devices int) (verbs.Provider, error)
+	open func(o nicOptions) (verbs.Provider, error)
+}
+
+// nicOptions say which NICs are wanted.
+type nicOptions struct {
+	count   int    // of a provider that makes as many as one likes; others have what they have
+	filter  string // of a provider of real NICs, as [verbs.ParseDeviceFilter] reads it
+	library string // path of libibverbs; empty for the loader's choice
 }
 
 // openProvider opens a provider by its name.
-func openProvider(name string, devices int) (verbs.Provider, error) {
+func openProvider(name string, o nicOptions) (verbs.Provider, error) {
 	for _, p := range providers {
 		if p.name == name {
-			return p.open(devices)
+			return p.open(o)
 		}
 	}
 	return nil, checkProvider(name)
@@ -40,4 +53,18 @@ func checkProvider(name string) error {
 		names = append(names, p.name)
 	}
 	return &bench.UsageError{Reason: fmt.Sprintf("--provider %s: have %s", name, strings.Join(names, ", "))}
+}
+
+// checkNICFlags says whether the flags that choose NICs make sense, and fit the provider.
+func checkNICFlags(name, filter, library string) error {
+	if err := checkProvider(name); err != nil {
+		return err
+	}
+	if name == softNICs && library != "" {
+		return &bench.UsageError{Reason: "--library is where real NICs are found: use --provider " + realNICs}
+	}
+	if _, err := verbs.ParseDeviceFilter(filter); err != nil {
+		return &bench.UsageError{Reason: fmt.Sprintf("--device: %v", err)}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,11 +16,18 @@ import (
 type perfTable struct {
 	printer
 	p       *bench.Params
+	peer    *bench.Peer // nil when both ends are in this process
 	verbose bool
 }
 
-func newPerfTable(w io.Writer, p *bench.Params, verbose bool) *perfTable {
-	return &perfTable{printer: printer{w: w}, p: p, verbose: verbose}
+func newPerfTable(w io.Writer, verbose bool) *perfTable {
+	return &perfTable{printer: printer{w: w}, verbose: verbose}
+}
+
+// Start writes what comes above the rows.
+func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
+	t.p, t.peer = p, peer
+	t.header()
 }
 
 // Cell says nothing.
@@ -43,7 +51,12 @@ func (t *perfTable) header() {
 	if p.Bidirectional {
 		what += ", both directions at once"
 	}
-	t.printf("%s %s between two ends in this process, each with %s\n", opNames[p.Op], what, t.nics())
+	if t.peer == nil {
+		t.printf("%s %s between two ends in this process, each with %s\n", opNames[p.Op], what, t.nics())
+	} else {
+		t.printf("%s %s, %s, each with %s\n", opNames[p.Op], what, t.between(), t.nics())
+		t.printf("end a %s, end b %s\n", t.side("a"), t.side("b"))
+	}
 	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
 	t.printf("%s; %s\n\n", t.verified(), t.how())
 	if p.Mode == bench.Latency {
@@ -58,15 +71,46 @@ func (t *perfTable) header() {
 		t.printf("\n")
 		return
 	}
+	if t.peer != nil {
+		t.printf("%9s", "")
+		for _, s := range p.Schemes {
+			t.printf("  %-*s", columnWidth, t.column(s))
+		}
+		t.printf("\n%9s", "size")
+		for range p.Schemes {
+			t.printf("  %14s %8s", "GB/s", "Mmsg/s")
+		}
+		t.printf("\n")
+		return
+	}
 	t.printf("%9s  %8s", "", "copy()")
 	for _, s := range p.Schemes {
-		t.printf("  %-23s", t.column(s))
+		t.printf("  %-*s", columnWidth, t.column(s))
 	}
 	t.printf("\n%9s  %8s", "size", "GB/s")
 	for range p.Schemes {
 		t.printf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
 	}
 	t.printf("\n")
+}
+
+// columnWidth is the width of a scheme's figures.
+const columnWidth = 23
+
+// between says where the ends are.
+func (t *perfTable) between() string {
+	if t.peer.End == "b" {
+		return "from here to " + t.peer.Address
+	}
+	return "from " + t.peer.Address + " to here"
+}
+
+// side says which NICs an end has.
+func (t *perfTable) side(end string) string {
+	if t.peer.End == end {
+		return "(there): " + strings.Join(t.peer.NICs, ", ")
+	}
+	return "(here): " + strings.Join(t.peer.Own, ", ")
 }
 
 // name is what a scheme's column is called.
@@ -80,12 +124,16 @@ func (t *perfTable) name(s bench.Scheme) string {
 // column is the heading over a scheme's figures.
 func (t *perfTable) column(s bench.Scheme) string {
 	name := " " + t.name(s) + " "
-	side := max(23-len(name), 0)
+	side := max(columnWidth-len(name), 0)
 	return strings.Repeat("─", side/2) + name + strings.Repeat("─", side-side/2)
 }
 
 func (t *perfTable) nics() string {
-	s := count(t.p.NICs, t.p.Provider+" NIC") + " of " + count(t.p.QPs, "queue pair")
+	kind := t.p.Provider + " NIC"
+	if t.peer != nil {
+		kind = "NIC"
+	}
+	s := count(t.p.NICs, kind) + " of " + count(t.p.QPs, "queue pair")
 	var speeds []string
 	for i := range max(len(t.p.Speeds), len(t.p.Latencies)) {
 		var of []string
@@ -158,7 +206,7 @@ func (t *perfTable) Row(row []bench.Result) {
 
 func (t *perfTable) bandwidths(row []bench.Result) {
 	t.printf("%9v", row[0].Size)
-	if !t.p.Op.Atomic() {
+	if !t.p.Op.Atomic() && t.peer == nil {
 		t.printf("  %8.2f", row[0].CopyGB)
 	}
 	for _, s := range t.p.Schemes {
@@ -171,15 +219,29 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 		case t.p.Op.Atomic() && (r == nil || r.Failed):
 			t.printf("  %15s", word)
 		case t.p.Op.Atomic():
-			t.printf("  %15.2f", r.MsgPerSecond/1e6)
+			t.printf("  %15s", t.atomicRate(r.MsgPerSecond))
 		case r == nil || r.Failed:
 			t.printf("  %7s %6s %8s", word, "", "")
+		case t.peer != nil:
+			t.printf("  %14s %8s", digits(r.GBPerSecond), digits(r.MsgPerSecond/1e6))
 		default:
 			t.printf("  %7.2f %6.2f %8s", r.GBPerSecond, r.RatioToCopy, rate(r.MsgPerSecond))
 		}
 	}
 	t.printf("\n")
 }
+
+// atomicRate is millions of messages a second, which real NICs may be far from.
+func (t *perfTable) atomicRate(perSecond float64) string {
+	if t.peer != nil {
+		return digits(perSecond / 1e6)
+	}
+	return fmt.Sprintf("%.2f", perSecond/1e6)
+}
+
+// digits writes a figure with three digits that say something: NICs between two processes may be a hundred thousand times
+// as fast as others.
+func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
 func find(row []bench.Result, s bench.Scheme) *bench.Result {
 	for i := range row {
@@ -233,7 +295,7 @@ func (t *perfTable) footer(r *bench.Report) {
 	if r.Interrupted {
 		t.printf("Interrupted: the rest was not measured.\n")
 	}
-	if t.p.Verify {
+	if t.p.Verify && (t.peer == nil || r.OK) {
 		t.printf("%d messages verified byte for byte, completions in order and complete; ", messages)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)

@@ -4,14 +4,30 @@ import (
 	"time"
 )
 
+// How long the warm-up and a round may take where nothing is known of the NICs' speed.
+const (
+	warmupPatience = 50 * time.Millisecond
+	roundPatience  = 2 * time.Second
+)
+
 // bandwidth measures a cell.
 func (c *cell) bandwidth() error {
 	slots := c.mem.slots(c.size)
 	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are compared, and those that notify
 	// at the moment of the notification, by when they must be there.
-	rate, err := c.round(min(slots, c.left(), c.flows[0].tx), true)
-	if err != nil {
-		return err
+	warmup, least := min(slots, c.left(), c.flows[0].tx), c.flows[0].tx
+	var rate float64
+	var err error
+	if c.p.unknownSpeed() {
+		if rate, err = c.round(1, true); err != nil {
+			return err
+		}
+		warmup, least = min(warmup, int(rate*warmupPatience.Seconds())), 1
+	}
+	if warmup > 0 {
+		if rate, err = c.round(warmup, true); err != nil {
+			return err
+		}
 	}
 	target := time.Duration(c.p.Duration)
 	var timed time.Duration
@@ -19,8 +35,9 @@ func (c *cell) bandwidth() error {
 		limit := min(slots, c.left())
 		if target > 0 {
 			// Not much longer than asked for, also on a slow link.
-			limit = min(limit, max(c.flows[0].tx, int((target-timed).Seconds()*rate)+1))
+			limit = min(limit, max(least, int((target-timed).Seconds()*rate)+1))
 		}
+		limit = min(limit, c.longestRound(rate))
 		before := c.result.Messages
 		start := c.timed
 		if _, err = c.round(limit, false); err != nil {
@@ -33,6 +50,15 @@ func (c *cell) bandwidth() error {
 	}
 	c.result.Seconds = c.timed.Seconds()
 	return err
+}
+
+// longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes long for could not be told from
+// one that stands still.
+func (c *cell) longestRound(rate float64) int {
+	if !c.p.unknownSpeed() {
+		return maxSlots
+	}
+	return max(1, int(min(rate*roundPatience.Seconds(), maxSlots)))
 }
 
 // more says whether a further round is wanted.
@@ -56,22 +82,23 @@ func (c *cell) left() int {
 
 // round runs and verifies one round of up to limit messages a direction, and says how many came a second. Only run is timed.
 func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
-	for _, f := range c.flows {
+	for i, f := range c.flows {
 		f.start(limit, &c.brake)
-		f.early = warmup && c.p.Verify
+		f.early = warmup && c.p.Verify && c.p.Mode == Bandwidth && f.compares()
 		f.before = c.rig.sent
 		f.faults = nil
-		if !warmup && f.from == c.rig.a {
+		if !warmup && i == 0 {
 			f.faults = c.rig.faults
 		}
 	}
-	ctx, cancel := bounded(patience(c.p, limit*c.size))
-	stop := c.hurry(cancel)
+	ctx, cancel := c.deadline(limit * c.size)
+	defer cancel()
+	if err := c.begin(ctx, limit, warmup); err != nil {
+		return 0, err
+	}
 	start := time.Now()
 	err = c.lanes.run(ctx, c.p.Wait)
 	elapsed := time.Since(start)
-	stop()
-	cancel()
 	if !warmup {
 		c.timed += elapsed
 		c.rig.sent += c.flows[0].posted
@@ -79,15 +106,19 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	count := 0
+	count, verified := 0, 0
 	for _, f := range c.flows {
 		count += f.posted
-		if c.p.Verify {
+		if c.p.Verify && f.compares() {
 			if err := f.verify(); err != nil {
 				return 0, err
 			}
 			c.result.Verified += f.posted
+			verified += f.posted
 		}
+	}
+	if err := c.conclude(ctx, verified); err != nil {
+		return 0, err
 	}
 	if !warmup {
 		c.result.Messages += count

@@ -1,4 +1,5 @@
-// Package bench measures a virtual queue pair between two ends in this process, and checks every byte that it moves.
+// Package bench measures a virtual queue pair between two ends, and checks every byte that it moves. [Run] drives both ends; [Lead] and
+// [Follow] drive one each, in two processes that talk over a TCP connection.
 //
 // A run is a table: one row for each message size, one column for each load-balancing scheme, and beside them copy() over the
 // same memory. A cell is measured in rounds. In a round each message has a slot of the target memory to itself; when the round
@@ -6,7 +7,12 @@
 // round each slot gets a different piece of it, so a message that never arrived shows as much as one that arrived wrong.
 // Completions are counted and must come in posting order.
 //
-// Both ends are driven by one goroutine. It polls, and when nothing has come for a while it sleeps until an event of either end:
-// the NICs are software here and need the cores themselves. Only when latency is measured by events the answering end has a
-// goroutine of its own.
+// In one process both ends are driven by one goroutine. It polls, and when nothing has come for a while it sleeps until an event of
+// either end: where the NICs are software they need the cores themselves. Only when latency is measured by events the answering
+// end has a goroutine of its own.
+//
+// In two processes each has the engine for its end alone: its side of the flows, its own memory, and the source of the other end,
+// which follows from the seed, to compare with. The connecting end decides and takes the figures; what the two say to each other
+// is told where the messages are declared. Neither trusts the other: parameters are bounded and messages must fit, and a peer that stops
+// talking, or goes, ends the run.
 package bench

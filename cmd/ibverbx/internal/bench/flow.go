@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/verbs"
 )
 
@@ -21,7 +22,8 @@ var (
 )
 
 // flow is the messages of one direction, in rounds. While a latency is measured by events, fields of the sending side belong
-// to the goroutine of the end from, those of the receiving side to that of the end to.
+// to the goroutine of the end from, those of the receiving side to that of the end to. Where another process drives one of the ends, each has
+// its side of the flow.
 //
 // Invariant: done <= posted <= limit, posted-done <= tx; received <= expected <= limit. The numbers count the round's messages.
 type flow struct {
@@ -30,8 +32,9 @@ type flow struct {
 	size     int
 	tx       int // outstanding at most
 	mem      *memory
-	from, to *end
-	src, dst []byte
+	from, to *end             // nil: another process drives it
+	src, dst []byte           // what is compared; dst is nil when that is another process's to do
+	target   []byte           // atomics: where the counter is, nil likewise
 	local    *ibverbx.MR      // of from: what is read or written there
 	remote   ibverbx.RemoteMR // of to
 	round    uint64
@@ -47,6 +50,7 @@ type flow struct {
 	failed  bool
 	counter uint64 // atomics: what the target's counter holds
 	expect  []uint64
+	echoes  *flow // what this one answers, one message for one, when this process drives the answering end alone
 
 	// Receiving side.
 	expected int // receives posted
@@ -57,25 +61,27 @@ type flow struct {
 }
 
 // newFlow makes the messages of one size from one end to the other.
-func newFlow(p *Params, r *rig, m *memory, from, to *end, size int) *flow {
+func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	opcode, _ := p.Op.opcode() // validated
-	f := &flow{op: p.Op, opcode: opcode, size: size, mem: m, from: from, to: to}
-	fromMem, toMem := &m.ends[0], &m.ends[1]
-	if from == r.b {
-		fromMem, toMem = toMem, fromMem
-	}
-	f.src, f.dst, f.local = fromMem.src, toMem.dst, from.src
+	ends := [2]*end{r.a, r.b}
+	f := &flow{op: p.Op, opcode: opcode, size: size, mem: m, from: ends[from], to: ends[to]}
+	fromMem, toMem := &m.ends[from], &m.ends[to]
+	f.src, f.dst, f.remote = fromMem.src, toMem.dst, r.regions[to].Dst
 	switch {
 	case p.Op == Read:
-		f.src, f.dst, f.local = toMem.src, fromMem.dst, from.dst
-		f.remote = to.src.Remote()
+		f.src, f.dst, f.remote = toMem.src, fromMem.dst, r.regions[to].Src
 	case p.Op.Atomic():
-		f.src, f.dst, f.local = nil, fromMem.dst, from.dst
-		f.remote = to.dst.Remote()
+		f.src, f.dst, f.target = nil, fromMem.dst, toMem.dst
 		f.expect = make([]uint64, m.slots(size))
-		f.counter = binary.NativeEndian.Uint64(toMem.dst[f.counterAt():])
-	default:
-		f.remote = to.dst.Remote()
+		if f.target != nil {
+			f.counter = f.held()
+		}
+	}
+	if f.from != nil {
+		f.local = f.from.src
+		if p.Op == Read || p.Op.Atomic() {
+			f.local = f.from.dst
+		}
 	}
 	f.tx = min(p.TxDepth, m.slots(size))
 	if r.scheme == Single {
@@ -90,6 +96,12 @@ func newFlow(p *Params, r *rig, m *memory, from, to *end, size int) *flow {
 
 // counterAt is where the counter of atomics lies: behind the slots.
 func (f *flow) counterAt() int { return (f.mem.window + 7) &^ 7 }
+
+// held is what the counter of atomics holds.
+func (f *flow) held() uint64 { return binary.NativeEndian.Uint64(f.target[f.counterAt():]) }
+
+// compares says whether this process has what arrives, and compares it.
+func (f *flow) compares() bool { return f.dst != nil }
 
 // start begins a round of up to limit messages.
 func (f *flow) start(limit int, brake *atomic.Bool) {
@@ -110,6 +122,9 @@ func (f *flow) pump() (bool, error) {
 			break
 		}
 		n := min(f.limit-f.posted, f.tx-(f.posted-f.done), len(f.from.batch))
+		if f.echoes != nil {
+			n = min(n, f.echoes.received-f.posted)
+		}
 		if f.faults != nil {
 			if n = f.faults.limit(f.before+f.posted, n); n == 0 && f.posted-f.done < f.tx {
 				if err := f.faults.strike(f.before + f.posted); err != nil {
@@ -196,7 +211,7 @@ func (f *flow) sent(wc *ibverbx.WC) error {
 
 // credit posts the receives that the round still needs.
 func (f *flow) credit() error {
-	if !f.op.notifies() {
+	if !f.op.notifies() || f.to == nil {
 		return nil
 	}
 	for {
@@ -244,12 +259,21 @@ func (f *flow) arrived(wc *ibverbx.WC) error {
 	return nil
 }
 
+// announced takes in how many messages the other process has sent in the round. There will be no more.
+func (f *flow) announced(n int) error {
+	if n < f.received || n > f.limit {
+		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d, %d of which came", rendezvous.ErrProtocol, n, f.limit, f.received)
+	}
+	f.posted, f.total, f.closed = n, n, true
+	return nil
+}
+
 // drained says whether every request posted was reported to the sender.
 func (f *flow) drained() bool { return f.closed && f.done == f.posted }
 
 // complete says whether the receiver has seen all that it will see.
 func (f *flow) complete() bool {
-	return !f.op.notifies() || f.received == f.total
+	return !f.op.notifies() || f.received >= f.total
 }
 
 // verify compares what the round's messages brought. Both ends are at rest.
@@ -267,11 +291,15 @@ func (f *flow) verifyAtomics() error {
 			return err
 		}
 	}
-	target := f.mem.ends[1].dst
-	if f.from.name == "b" {
-		target = f.mem.ends[0].dst
+	if f.target == nil {
+		return nil // the other process says what it holds
 	}
-	if got := binary.NativeEndian.Uint64(target[f.counterAt():]); got != f.counter {
+	return f.checkCounter(f.held())
+}
+
+// checkCounter compares what the target's counter holds with what it must.
+func (f *flow) checkCounter(got uint64) error {
+	if got != f.counter {
 		return fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify, f.round, got, f.counter)
 	}
 	return nil

@@ -17,6 +17,9 @@ const (
 	// latencyWarmup is how many messages go before the measured ones.
 	latencyWarmup   = 200
 	latencyPatience = 20 * time.Millisecond // that they may take
+	// latencySpin is how long an end polls in vain for what another process sends before it sleeps: longer than any message is under
+	// way between real NICs, and no longer, for emulated ones need the core.
+	latencySpin = time.Millisecond
 	// longest is the longest latency that the histogram tells apart, in nanoseconds.
 	longest = int64(100 * time.Second)
 )
@@ -42,6 +45,7 @@ func (c *cell) latency() error {
 		if target > 0 {
 			n = min(n, int((target-c.timed).Seconds()*rate)+1)
 		}
+		n = min(n, c.longestRound(rate))
 		rate, err = pp.batch(n, false)
 	}
 	c.result.Seconds = c.timed.Seconds()
@@ -58,6 +62,7 @@ type pinger struct {
 	*cell
 	ping, pong *flow // pong is nil where the target is not notified
 	hist       *hdrhistogram.Histogram
+	idleSince  time.Time
 }
 
 // batch sends n messages, each of which has a slot to itself, and says how many can be sent a second.
@@ -73,10 +78,11 @@ func (p *pinger) exchange(n int, warmup bool) error {
 	if !warmup {
 		p.ping.faults = p.rig.faults
 	}
-	ctx, cancel := bounded(patience(p.p, n*p.size))
+	ctx, cancel := p.deadline(n * p.size)
 	defer cancel()
-	stopHurry := p.hurry(cancel)
-	defer stopHurry()
+	if p.peer != nil {
+		return p.leadSeries(ctx, n, warmup)
+	}
 	if p.pong == nil {
 		return p.series(ctx, n, warmup)
 	}
@@ -106,6 +112,25 @@ func (p *pinger) exchange(n int, warmup bool) error {
 		err = echo
 	}
 	return err
+}
+
+// leadSeries is exchange where another process drives the answering end.
+func (p *pinger) leadSeries(ctx context.Context, n int, warmup bool) error {
+	if p.pong != nil {
+		p.pong.start(n, &p.brake)
+	}
+	if err := p.begin(ctx, n, warmup); err != nil {
+		return err
+	}
+	verified := p.result.Verified
+	if err := p.series(ctx, n, warmup); err != nil {
+		return err
+	}
+	p.ping.limit = p.ping.posted
+	if err := p.lanes.run(ctx, p.p.Wait); err != nil { // the end is all that is left of it
+		return err
+	}
+	return p.conclude(ctx, p.result.Verified-verified)
 }
 
 // errOver ends the answering side.
@@ -150,11 +175,15 @@ func (p *pinger) check(i int) error {
 	if !p.p.Verify {
 		return nil
 	}
-	p.result.Verified += len(p.flows)
 	if p.ping.op.Atomic() {
+		p.result.Verified++
 		return p.ping.verifyAtomic(i)
 	}
 	for _, f := range p.flows {
+		if !f.compares() {
+			continue
+		}
+		p.result.Verified++
 		if err := f.mem.verifySlot(f.dst, f.src, f.round, i, f.size); err != nil {
 			return err
 		}
@@ -164,6 +193,7 @@ func (p *pinger) check(i int) error {
 
 // await waits until n messages of the batch are over: reported, and answered if they are.
 func (p *pinger) await(ctx context.Context, n int) error {
+	p.idleSince = time.Time{}
 	for idle := 1; ; idle++ {
 		moved, err := p.serve(p.rig.a, p.ping, p.pong)
 		if err != nil {
@@ -175,7 +205,7 @@ func (p *pinger) await(ctx context.Context, n int) error {
 		if p.ping.done >= n && (p.pong == nil || p.pong.received >= n) {
 			return nil
 		}
-		if p.pong != nil && p.p.Wait != Events {
+		if p.pong != nil && p.rig.b != nil && p.p.Wait != Events {
 			if err := p.answer(); err != nil {
 				return err
 			}
@@ -183,7 +213,7 @@ func (p *pinger) await(ctx context.Context, n int) error {
 		if moved {
 			continue
 		}
-		if p.p.Wait == Events {
+		if p.p.Wait == Events || p.peer != nil && p.tired(idle) {
 			if err := p.rig.a.cq.Wait(ctx); err != nil {
 				if cause := context.Cause(ctx); cause != nil {
 					return cause
@@ -201,10 +231,22 @@ func (p *pinger) await(ctx context.Context, n int) error {
 	}
 }
 
+// tired says whether it is time to sleep after so many polls in vain, with the answering end in another process.
+func (p *pinger) tired(idle int) bool {
+	switch {
+	case p.p.Wait == Poll || idle%64 != 0:
+		return false
+	case p.idleSince.IsZero():
+		p.idleSince = time.Now()
+		return false
+	}
+	return time.Since(p.idleSince) > latencySpin
+}
+
 // settle takes in what is still to be reported once the last answer has come.
 func (p *pinger) settle(ctx context.Context) error {
-	if p.pong == nil || p.p.Wait == Events {
-		return nil // echo does it
+	if p.pong == nil || p.rig.b == nil || p.p.Wait == Events {
+		return nil // echo does it, or the other process
 	}
 	for p.pong.done < p.pong.posted {
 		if err := p.answer(); err != nil {

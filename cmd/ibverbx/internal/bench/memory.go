@@ -31,8 +31,9 @@ type buffers struct {
 	dst []byte // window bytes, and the tail
 }
 
-// newMemory makes the memory of a run, filled and touched.
-func newMemory(p *Params) *memory {
+// newMemory makes the memory of a run, filled and touched. Of an end that another process drives it has the source alone, and only
+// where that is needed to compare what comes from there.
+func newMemory(p *Params, here [2]bool) *memory {
 	m := &memory{window: int(p.Memory), seed: p.Seed}
 	if p.Mode == Latency {
 		m.window = min(m.window, latencyWindow)
@@ -40,18 +41,16 @@ func newMemory(p *Params) *memory {
 	for _, z := range p.Sizes {
 		m.window = max(m.window, int(z))
 	}
-	both := p.Bidirectional || p.Mode == Latency && p.Op.notifies()
 	for i := range m.ends {
-		sends := i == 0
-		if p.Op == Read {
-			sends = i == 1
+		src, dst := p.bufferSizes(i, m.window)
+		if src > 0 && (here[i] || p.Verify) {
+			m.ends[i].src = randomBytes(src, p.Seed+uint64(i))
 		}
-		if (sends || both) && !p.Op.Atomic() {
-			m.ends[i].src = randomBytes(m.window+shifts*shiftStep, p.Seed+uint64(i))
+		if !here[i] {
+			continue
 		}
-		m.ends[i].dst = make([]byte, tail)
-		if !sends || both || p.Op.Atomic() {
-			m.ends[i].dst = make([]byte, m.window+tail)
+		m.ends[i].dst = make([]byte, dst)
+		if dst > tail {
 			clear(m.ends[i].dst) // so that the first round meets no page faults
 			for at := 0; at < len(m.ends[i].dst); at += 4096 {
 				m.ends[i].dst[at] = 1
@@ -59,6 +58,20 @@ func newMemory(p *Params) *memory {
 		}
 	}
 	return m
+}
+
+// bufferSizes is how large the buffers of an end are.
+func (p *Params) bufferSizes(end, window int) (src, dst int) {
+	both := p.Bidirectional || p.answered()
+	sends := (end == 0) != (p.Op == Read)
+	if (sends || both) && !p.Op.Atomic() {
+		src = window + shifts*shiftStep
+	}
+	dst = tail
+	if !sends || both || p.Op.Atomic() {
+		dst = window + tail
+	}
+	return src, dst
 }
 
 func randomBytes(n int, seed uint64) []byte {

@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -87,6 +88,19 @@ type Seconds time.Duration
 // MarshalJSON writes seconds.
 func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
 
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Seconds) UnmarshalJSON(text []byte) error {
+	var seconds float64
+	if err := json.Unmarshal(text, &seconds); err != nil {
+		return err
+	}
+	if math.Abs(seconds) > math.MaxInt64/2/float64(time.Second) {
+		return fmt.Errorf("%g seconds: too long", seconds)
+	}
+	*s = Seconds(math.Round(seconds * float64(time.Second)))
+	return nil
+}
+
 // Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and hand it to [Run].
 type Params struct {
 	Provider      string       `json:"provider"`
@@ -109,6 +123,11 @@ type Params struct {
 	Latencies     []Seconds    `json:"nic_latency_seconds,omitempty"`
 	Faults        []Fault      `json:"faults,omitempty"`
 	Seed          uint64       `json:"seed"`
+
+	// Conn is what the queue pairs of this process are connected with.
+	Conn ibverbx.ConnConfig `json:"-"`
+	// Shared says that two ends in this process use the same NICs, and not one half of them each.
+	Shared bool `json:"-"`
 
 	copyTime time.Duration // of copy(), in place of what follows from the others
 }
@@ -191,6 +210,15 @@ func (p *Params) defaultSizes() units.Range {
 	}
 	return list
 }
+
+// Soft is the name of the provider of software NICs.
+const Soft = "soft"
+
+// unknownSpeed says that the NICs may be any slow, and that nothing large is sent before it is known how slow.
+func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
+
+// answered says whether the target answers each message with one of its own.
+func (p *Params) answered() bool { return p.Mode == Latency && p.Op.notifies() }
 
 // rails is how many queue pairs a scheme other than single has.
 func (p *Params) rails() int { return p.NICs * p.QPs }
@@ -294,7 +322,7 @@ func (p *Params) checkFaults() error {
 
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
-	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs}
+	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, Conn: p.Conn}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

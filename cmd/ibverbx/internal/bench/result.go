@@ -14,11 +14,22 @@ type Report struct {
 	Version     string   `json:"version"`
 	Params      *Params  `json:"parameters"`
 	Machine     Machine  `json:"machine"`
+	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
 	Results     []Result `json:"results"`
 	Interrupted bool     `json:"interrupted"`
 	Seconds     float64  `json:"seconds"` // the whole run, with what is not timed
 	OK          bool     `json:"ok"`
 	Error       string   `json:"error,omitempty"`
+}
+
+// Peer is the process that drives the other end, as it describes itself, and its part in the run.
+type Peer struct {
+	Address string   `json:"address"`
+	End     string   `json:"end"` // "a", the initiator, which decides what is measured, or "b"
+	Version string   `json:"version"`
+	Machine Machine  `json:"machine"`
+	NICs    []string `json:"nics"` // that it uses
+	Own     []string `json:"-"`    // that this process uses
 }
 
 // Result is a cell: one size with one scheme.

@@ -9,14 +9,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// OpenFunc opens a provider that has two times the given number of NICs, the first half for one end.
+// OpenFunc opens a provider that has two times the given number of NICs, the first half for one end; with [Params.Shared] the ends
+// share that number.
 type OpenFunc func(nics int) (verbs.Provider, error)
 
-// rig is a column: two connected ends over NICs of their own.
+// rig is a column: two connected ends.
 type rig struct {
 	scheme   Scheme
-	provider verbs.Provider
-	a, b     *end
+	provider verbs.Provider // nil when it is not the rig's to close
+	a, b     *end           // nil: another process drives it
+	regions  [2]regions     // of the ends
 	devicesA []verbs.Device // all NICs of an end, of which single uses the first
 	devicesB []verbs.Device
 	rails    []verbs.QP // end a's physical queue pairs, in the order of the rails; the notify QP comes last
@@ -38,6 +40,30 @@ type end struct {
 	wcs    []ibverbx.WC
 	tally  tally
 	closed bool
+}
+
+// regions are an end's memory as the other one names it.
+type regions struct {
+	Src ibverbx.RemoteMR `json:"src"`
+	Dst ibverbx.RemoteMR `json:"dst"`
+}
+
+func (e *end) regions() (r regions) {
+	if e.src != nil {
+		r.Src = e.src.Remote()
+	}
+	r.Dst = e.dst.Remote()
+	return r
+}
+
+// here lists the ends that this process drives.
+func (r *rig) here() (list []*end) {
+	for _, e := range []*end{r.a, r.b} {
+		if e != nil {
+			list = append(list, e)
+		}
+	}
+	return list
 }
 
 // tally counts what an end posted and what was reported, to see that each request yields just one completion.
@@ -82,10 +108,16 @@ func newRig(p *Params, open OpenFunc, scheme Scheme, m *memory) (r *rig, err err
 	if err != nil {
 		return r, err
 	}
-	if len(devices) < 2*p.NICs {
+	switch {
+	case p.Shared && len(devices) < p.NICs:
+		return r, usage("--nics %d: provider %s has %d", p.NICs, r.provider.Name(), len(devices))
+	case p.Shared:
+		r.devicesA, r.devicesB = devices[:p.NICs], devices[:p.NICs]
+	case len(devices) < 2*p.NICs:
 		return r, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d", p.NICs, 2*p.NICs, r.provider.Name(), len(devices))
+	default:
+		r.devicesA, r.devicesB = devices[:p.NICs], devices[p.NICs:2*p.NICs]
 	}
-	r.devicesA, r.devicesB = devices[:p.NICs], devices[p.NICs:2*p.NICs]
 	if err := p.setSpeeds(r); err != nil {
 		return r, err
 	}
@@ -96,6 +128,7 @@ func newRig(p *Params, open OpenFunc, scheme Scheme, m *memory) (r *rig, err err
 		return r, err
 	}
 	r.faults = newFaultPlan(r, p.Faults)
+	r.regions = [2]regions{r.a.regions(), r.b.regions()}
 	return r, connect(r.a, r.b)
 }
 
@@ -211,10 +244,11 @@ func (r *rig) close() error {
 	if r.faults != nil {
 		r.faults.end()
 	}
-	for _, e := range []*end{r.a, r.b} {
-		if e != nil {
-			errs = append(errs, e.close())
-		}
+	for _, e := range r.here() {
+		errs = append(errs, e.close())
 	}
-	return errors.Join(append(errs, r.provider.Close())...)
+	if r.provider != nil {
+		errs = append(errs, r.provider.Close())
+	}
+	return errors.Join(errs...)
 }

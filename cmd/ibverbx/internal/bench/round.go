@@ -17,13 +17,15 @@ type lane struct {
 	rx  *flow // to the end; nil if it sees nothing of what arrives
 }
 
-// round is the lanes of both ends, and how they end.
+// round is the lanes of the ends that this process drives, and how they end.
 type round struct {
 	lanes  []*lane
-	failed bool // a request failed: the other end need not go on
+	failed bool     // a request failed: the other end need not go on
+	apart  *parting // nil when both ends are driven here
 
 	idle      int // polls in vain, one after the other
 	idleSince time.Time
+	spin      time.Duration // how long an adaptive round polls in vain before it sleeps
 }
 
 const (
@@ -37,9 +39,10 @@ const (
 	patientSpin = 20 * time.Microsecond
 )
 
-// newRound makes lanes of the flows: an end that neither sends nor is notified has none.
-func newRound(flows []*flow) *round {
-	r := &round{}
+// newRound makes lanes of the flows: an end that neither sends nor is notified has none. Where another process drives one end, the
+// other has one in any case, so that it sees what happens to it.
+func newRound(flows []*flow, peer *peer, here []*end) *round {
+	r := &round{spin: patientSpin}
 	at := func(e *end) *lane {
 		for _, l := range r.lanes {
 			if l.end == e {
@@ -50,10 +53,15 @@ func newRound(flows []*flow) *round {
 		return r.lanes[len(r.lanes)-1]
 	}
 	for _, f := range flows {
-		at(f.from).tx = f
-		if f.op.notifies() {
+		if f.from != nil {
+			at(f.from).tx = f
+		}
+		if f.to != nil && f.op.notifies() {
 			at(f.to).rx = f
 		}
+	}
+	if peer != nil {
+		r.apart = newParting(peer, flows, at(here[0]).end)
 	}
 	return r
 }
@@ -62,6 +70,9 @@ func newRound(flows []*flow) *round {
 func (r *round) run(ctx context.Context, wait Wait) error {
 	r.failed = false
 	r.idle = 0
+	if r.apart != nil {
+		r.apart.start()
+	}
 	for _, l := range r.lanes { // receives first: nobody wants to meet a receiver that is not ready
 		if l.rx != nil {
 			if err := l.rx.credit(); err != nil {
@@ -72,7 +83,7 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 	for {
 		finished, progress := true, false
 		for _, l := range r.lanes {
-			if r.finished(l) {
+			if r.finished(l) && r.apart == nil {
 				continue
 			}
 			moved, err := r.step(l)
@@ -81,6 +92,12 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 			}
 			progress = progress || moved
 			finished = finished && r.finished(l)
+		}
+		if finished && r.apart != nil && !r.failed {
+			var err error
+			if finished, err = r.apart.agreed(); err != nil {
+				return err
+			}
 		}
 		switch {
 		case finished:
@@ -98,6 +115,11 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 // rest is what happens when there is nothing to do.
 func (r *round) rest(ctx context.Context, wait Wait) error {
 	r.idle++
+	if r.apart != nil {
+		if news, err := r.apart.glance(r); err != nil || news {
+			return err
+		}
+	}
 	if wait != Events {
 		if r.idle == 1 {
 			r.idleSince = time.Now()
@@ -105,13 +127,16 @@ func (r *round) rest(ctx context.Context, wait Wait) error {
 		if r.idle%idleSpins != 0 {
 			return nil
 		}
-		if wait == Poll || time.Since(r.idleSince) < patientSpin {
+		if wait == Poll || time.Since(r.idleSince) < r.spin {
 			if r.idle%idleCheck == 0 && ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
 			runtime.Gosched()
 			return nil
 		}
+	}
+	if r.apart != nil {
+		return r.apart.sleep(ctx)
 	}
 	r.idle = 0
 	var cqs []*ibverbx.VirtualCQ
@@ -175,9 +200,10 @@ func (r *round) step(l *lane) (bool, error) {
 	}
 	wcs, err := l.end.poll()
 	for i := range wcs {
-		if wcs[i].ID&recvBit != 0 {
+		switch {
+		case wcs[i].ID&recvBit != 0 && l.rx != nil:
 			err = errors.Join(err, r.note(l.rx.arrived(&wcs[i])))
-		} else {
+		case wcs[i].ID&recvBit == 0 && l.tx != nil:
 			err = errors.Join(err, l.tx.sent(&wcs[i]))
 			if l.tx.failed {
 				r.failed = true
@@ -209,21 +235,34 @@ func (r *round) verdict() error {
 	if r.failed {
 		return errFailed
 	}
+	if r.apart != nil {
+		return r.apart.verdict()
+	}
 	return nil
 }
 
-// patience bounds a round: nothing may take that long. It is generous, for a slow machine is no error.
-func patience(p *Params, bytes int) time.Duration {
-	d := 20 * time.Second
+// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken for dead.
+const slowest = 5e6
+
+// patience bounds a round: nothing may take that long. It is generous, for a slow machine is no error. idle is how long nothing
+// may happen at all.
+func patience(p *Params, idle time.Duration, bytes int) time.Duration {
+	if p.unknownSpeed() {
+		return idle + time.Duration(float64(bytes)/slowest*float64(time.Second))
+	}
+	d := idle
 	for _, s := range p.Speeds {
 		if s > 0 {
-			d = max(d, 20*time.Second+4*time.Duration(float64(bytes)/float64(s)*float64(time.Second)))
+			d = max(d, idle+4*time.Duration(float64(bytes)/float64(s)*float64(time.Second)))
 		}
 	}
 	return d
 }
 
+// idlePatience is how long nothing may happen between two ends in this process.
+const idlePatience = 20 * time.Second
+
 // bounded is a context in which a round must end.
-func bounded(d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.Background(), d, fmt.Errorf("%w within %v", ErrStalled, d))
+func bounded(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w within %v", ErrStalled, d))
 }

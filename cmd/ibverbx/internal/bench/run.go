@@ -12,6 +12,8 @@ import (
 
 // Observer is told how a run goes on. It is called between measurements, from the goroutine of Run.
 type Observer interface {
+	// Start comes first, once it is settled what is measured. peer is nil when both ends are in this process.
+	Start(p *Params, peer *Peer)
 	// Cell comes before each cell, with how many cells of all are done.
 	Cell(done, all int)
 	// Row brings the cells of a size, in the order of the schemes.
@@ -22,24 +24,15 @@ type Observer interface {
 var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 
 // Run measures. When ctx ends it finishes what is under way and returns what it has; the report then says so, and the error is
-// [ErrInterrupted]. Otherwise the error is that of the first cell that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
-// could be measured, and then there is no report.
+// [ErrInterrupted]. Otherwise the error is that of the first cell that failed, which the report holds too; or a [*UsageError] or
+// another reason for which nothing could be measured, and then there is no report.
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
-	start := time.Now()
-	run := &runner{ctx: ctx, p: p, mem: newMemory(p), observer: o}
-	stop := context.AfterFunc(ctx, func() { run.brake.Store(true) })
-	defer stop()
-	report := &Report{Tool: "ibverbx perf", Params: p, Machine: ThisMachine(), Results: []Result{}}
+	o.Start(p, nil)
+	run := newRunner(ctx, p, bothHere(), o)
+	defer run.stop()
 	err := run.open(open)
 	if err == nil {
-		for _, size := range p.Sizes {
-			var row []Result
-			row, err = run.row(int(size))
-			report.Results = append(report.Results, row...)
-			if err != nil || run.interrupted() {
-				break
-			}
-		}
+		err = run.rows()
 	}
 	if closing := run.close(); err == nil {
 		err = closing
@@ -48,20 +41,7 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 	if errors.As(err, &unusable) {
 		return nil, err
 	}
-	for i := range report.Results {
-		if r := &report.Results[i]; r.Err != nil && err == nil {
-			err = r.failure()
-		}
-	}
-	if report.Interrupted = run.interrupted(); report.Interrupted && (err == nil || errors.Is(err, context.Canceled)) {
-		err = ErrInterrupted
-	}
-	report.Seconds = time.Since(start).Seconds()
-	report.OK = err == nil
-	if err != nil {
-		report.Error = err.Error()
-	}
-	return report, err
+	return run.end(err)
 }
 
 // runner is a run under way.
@@ -73,6 +53,57 @@ type runner struct {
 	brake    atomic.Bool // the user wants to see what there is
 	observer Observer
 	done     int
+	report   *Report
+	peer     *peer // nil when both ends are in this process
+	start    time.Time
+	stop     func() bool
+}
+
+// bothHere says that this process drives both ends.
+func bothHere() [2]bool { return [2]bool{true, true} }
+
+func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner {
+	r := &runner{
+		ctx: ctx, p: p, mem: newMemory(p, here), observer: o, start: time.Now(),
+		report: &Report{Tool: "ibverbx perf", Params: p, Machine: ThisMachine(), Results: []Result{}},
+	}
+	r.stop = context.AfterFunc(ctx, func() { r.brake.Store(true) })
+	return r
+}
+
+// rows measures.
+func (r *runner) rows() error {
+	for _, size := range r.p.Sizes {
+		row, err := r.row(int(size))
+		r.report.Results = append(r.report.Results, row...)
+		if err != nil || r.interrupted() || r.parted() {
+			return err
+		}
+	}
+	return nil
+}
+
+// parted says whether there is another process that has gone, or was told that it is over.
+func (r *runner) parted() bool { return r.peer != nil && r.peer.conn.Err() != nil }
+
+// end completes the report. err is what ended the run before its time.
+func (r *runner) end(err error) (*Report, error) {
+	report := r.report
+	for i := range report.Results {
+		if res := &report.Results[i]; res.Err != nil && err == nil {
+			err = res.failure()
+		}
+	}
+	report.Interrupted = r.interrupted()
+	if report.Interrupted && (err == nil || errors.Is(err, context.Canceled)) {
+		err = ErrInterrupted
+	}
+	report.Seconds = time.Since(r.start).Seconds()
+	report.OK = err == nil
+	if err != nil {
+		report.Error = err.Error()
+	}
+	return report, err
 }
 
 // interrupted says whether ctx has ended. Rounds under way learn it from the brake, which costs them less.
@@ -107,6 +138,7 @@ func (r *runner) row(size int) ([]Result, error) {
 		return nil, err
 	}
 	var row []Result
+	var opening error
 	for _, rig := range r.rigs {
 		r.observer.Cell(r.done, len(r.p.Sizes)*len(r.rigs))
 		r.done++
@@ -117,22 +149,32 @@ func (r *runner) row(size int) ([]Result, error) {
 			continue // has said so already
 		}
 		c := newCell(r, rig, size)
+		if opening = c.open(); opening != nil {
+			break
+		}
 		c.measure()
 		row = append(row, c.result)
+		if r.parted() {
+			break
+		}
 	}
 	after, err := r.baseline(size)
+	err = errors.Join(opening, err)
 	for i := range row {
 		row[i].finish(max(before, after))
 	}
 	if len(row) > 0 {
 		r.observer.Row(row)
 	}
+	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
+		err = r.peer.conn.Send(kindRow, rowBody{row})
+	}
 	return row, err
 }
 
-// baseline measures copy(), where that is a comparison.
+// baseline measures copy(), where that is a comparison: both ends' memory is in this process.
 func (r *runner) baseline(size int) (float64, error) {
-	if r.p.Mode != Bandwidth || r.p.Op.Atomic() {
+	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil {
 		return 0, nil
 	}
 	gb, err := baseline(r.p, r.mem, size, &r.brake)
@@ -155,21 +197,29 @@ type cell struct {
 
 func newCell(r *runner, rig *rig, size int) *cell {
 	c := &cell{runner: r, rig: rig, size: size}
-	c.flows = []*flow{newFlow(r.p, rig, r.mem, rig.a, rig.b, size)}
-	if r.p.Bidirectional || r.p.Mode == Latency && r.p.Op.notifies() {
-		c.flows = append(c.flows, newFlow(r.p, rig, r.mem, rig.b, rig.a, size))
+	c.flows = []*flow{newFlow(r.p, rig, r.mem, 0, 1, size)}
+	if r.p.Bidirectional || r.p.answered() {
+		c.flows = append(c.flows, newFlow(r.p, rig, r.mem, 1, 0, size))
 	}
-	c.lanes = newRound(c.flows)
+	c.lanes = newRound(c.flows, r.peer, rig.here())
+	if r.peer != nil && r.p.Mode == Latency {
+		c.lanes.spin = latencySpin
+		if r.p.answered() && !r.peer.leads {
+			c.flows[1].echoes = c.flows[0]
+		}
+		for _, f := range c.flows {
+			f.tx = 1
+		}
+	}
 	c.result = Result{
-		Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.a.vqp.DataRails(), Outstanding: c.flows[0].tx,
+		Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
 	}
 	return c
 }
 
 // measure fills in the result.
 func (c *cell) measure() {
-	a, b := c.rig.a, c.rig.b
-	before := EndStats{A: a.vqp.Stats(), B: b.vqp.Stats()}
+	before := c.rig.stats()
 	var err error
 	if c.p.Mode == Latency {
 		c.result.Outstanding = 1
@@ -177,23 +227,47 @@ func (c *cell) measure() {
 	} else {
 		err = c.bandwidth()
 	}
-	if c.result.Err = c.explain(err); err != nil {
+	c.result.Err = c.explain(err)
+	if err == nil && c.peer != nil {
+		err = c.over()
+		c.result.Err = err
+	}
+	if err != nil {
 		c.rig.failed = true
 		c.rig.faults.end()
+		if c.peer != nil {
+			c.result.Err = c.peer.part(c.result.Err)
+		}
 		// Closing flushes what is outstanding, and shows that each request had its completion.
-		for _, e := range []*end{a, b} {
+		for _, e := range c.rig.here() {
 			c.result.Err = errors.Join(c.result.Err, e.close())
 		}
 		c.result.Statuses = map[string]int{}
-		for _, e := range []*end{a, b} {
+		for _, e := range c.rig.here() {
 			for status, n := range e.tally.statuses {
 				c.result.Statuses[e.name+": "+status] += n
 			}
 		}
 	}
-	after := EndStats{A: a.vqp.Stats(), B: b.vqp.Stats()}
-	c.result.Stats = EndStats{A: since(after.A, before.A), B: since(after.B, before.B)}
+	after := c.rig.stats()
+	if c.rig.a != nil {
+		c.result.Stats.A = since(after.A, before.A)
+	}
+	if c.rig.b != nil {
+		c.result.Stats.B = since(after.B, before.B)
+	}
 	c.result.Faults = c.rig.faults.report()
+}
+
+// stats is what the ends here have counted.
+func (r *rig) stats() (s EndStats) {
+	if r.a != nil {
+		s.A = r.a.vqp.Stats()
+	}
+	if r.b != nil {
+		s.B = r.b.vqp.Stats()
+	}
+	return s
 }
 
 // explain puts the virtual queue pairs' own words in the place of errFailed.
@@ -202,7 +276,7 @@ func (c *cell) explain(err error) error {
 		return err
 	}
 	var errs []error
-	for _, e := range []*end{c.rig.a, c.rig.b} {
+	for _, e := range c.rig.here() {
 		if why := e.vqp.Err(); why != nil {
 			errs = append(errs, fmt.Errorf("end %s: %w", e.name, why))
 		}
@@ -213,7 +287,17 @@ func (c *cell) explain(err error) error {
 	return errors.Join(errs...)
 }
 
-// hurry gives a round two more seconds once the user has asked for the end.
-func (c *cell) hurry(cancel context.CancelFunc) (stop func() bool) {
-	return context.AfterFunc(c.ctx, func() { time.AfterFunc(2*time.Second, cancel) })
+// lastRound is how long a round may still take once the user has asked for the end.
+const lastRound = 2 * time.Second
+
+// deadline is a context in which a round over a number of bytes must end.
+func (c *cell) deadline(bytes int) (context.Context, context.CancelFunc) {
+	if c.peer != nil {
+		ctx, stop := c.peer.watch(c.flows)
+		ctx, cancel := bounded(ctx, patience(c.p, c.peer.conn.Timeout(), bytes))
+		return ctx, func() { cancel(); stop() }
+	}
+	ctx, cancel := bounded(context.Background(), patience(c.p, idlePatience, bytes))
+	stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
+	return ctx, func() { stop(); cancel() }
 }

@@ -50,6 +50,16 @@ func (z *Size) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
+// UnmarshalJSON reads a number of bytes, as which JSON has a size.
+func (z *Size) UnmarshalJSON(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 10, 63)
+	if err != nil {
+		return fmt.Errorf("size %.20s: want a whole number of bytes", text)
+	}
+	*z = Size(n)
+	return nil
+}
+
 // String writes the size with the largest unit that leaves a whole number: "64 KiB", "100 B".
 func (z Size) String() string {
 	switch {

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/verbs"
+)
+
+// ownFlagNames are the flags that each of two processes chooses for itself; all others are the connecting end's.
+var ownFlagNames = []string{"listen", "timeout", "provider", "device", "library", "gid-index", "mtu", "json", "verbose", "help"}
+
+// checkListen says which flags a listening end cannot have.
+func checkListen(k *kong.Context) error {
+	for _, el := range k.Path {
+		if el.Flag != nil && !slices.Contains(ownFlagNames, el.Flag.Name) {
+			own := strings.Join(ownFlagNames[1:len(ownFlagNames)-1], ", --")
+			return &bench.UsageError{Reason: fmt.Sprintf("--%s is for the connecting end to decide: give it there, beside --connect. A listening end takes --%s",
+				el.Flag.Name, own)}
+		}
+	}
+	return nil
+}
+
+// runApart drives one end, and another process the other.
+func (f *perfCmd) runApart(c *console, k *kong.Context) error {
+	if f.Listen.given && f.Connect != "" {
+		return &bench.UsageError{Reason: "--listen and --connect exclude each other: one end listens, the other connects to it"}
+	}
+	if f.Listen.given {
+		if err := checkListen(k); err != nil {
+			return err
+		}
+	}
+	provider := f.provider()
+	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
+		return err
+	}
+	if provider == softNICs {
+		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two cannot share them; drop --listen or --connect, or use real NICs"}
+	}
+	p, err := f.params()
+	if err != nil {
+		return err
+	}
+	if !f.Listen.given {
+		if err := p.ValidateApart(); err != nil {
+			return err
+		}
+	}
+	nics, err := openProvider(provider, nicOptions{filter: f.Device, library: f.Library})
+	if err != nil {
+		return err
+	}
+	err = f.measureApart(c, p, nics)
+	if closing := nics.Close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// measureApart opens the conversation, measures, and prints.
+func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider) error {
+	devices, err := nics.Devices()
+	if err != nil {
+		return err
+	}
+	if len(devices) == 0 {
+		return fmt.Errorf("provider %s has no devices", nics.Name())
+	}
+	connect := f.dial
+	if f.Listen.given {
+		connect = f.accept
+	}
+	nc, err := connect(c, devices)
+	if err != nil {
+		return interruptedOr(c.ctx, err)
+	}
+	conn, err := rendezvous.Start(c.ctx, nc, rendezvous.Config{Version: bench.ProtocolVersion, Timeout: time.Duration(f.Timeout)})
+	if err != nil {
+		return interruptedOr(c.ctx, fmt.Errorf("%v: %w", nc.RemoteAddr(), err))
+	}
+	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn, Version: version()}
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
+		if f.Listen.given {
+			return bench.Follow(c.ctx, half, o)
+		}
+		return bench.Lead(c.ctx, p, half, o)
+	})
+}
+
+// dial connects to the listening end.
+func (f *perfCmd) dial(c *console, _ []verbs.Device) (net.Conn, error) {
+	d := net.Dialer{Timeout: time.Duration(f.Timeout)}
+	nc, err := d.DialContext(c.ctx, "tcp", string(f.Connect))
+	if err != nil {
+		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", err)
+	}
+	return nc, nil
+}
+
+// accept waits for the connecting end: for as long as it takes, and for one only.
+func (f *perfCmd) accept(c *console, devices []verbs.Device) (net.Conn, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(c.ctx, "tcp", f.Listen.address)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = l.Close() }()
+	stop := context.AfterFunc(c.ctx, func() { _ = l.Close() })
+	defer stop()
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name())
+	}
+	c.complain("ibverbx: listening on %v with %s\n", l.Addr(), strings.Join(names, ", "))
+	nc, err := l.Accept()
+	if c.ctx.Err() != nil {
+		if err == nil {
+			_ = nc.Close()
+		}
+		return nil, context.Canceled
+	}
+	return nc, err
+}
+
+// interruptedOr is err, unless ctx has ended: then that is what ended the wait for the other process.
+func interruptedOr(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return bench.ErrInterrupted
+	}
+	return err
+}

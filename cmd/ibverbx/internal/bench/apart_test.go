@@ -1,0 +1,208 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// fabric is software NICs that two ends share as two processes share a network.
+func fabric(t *testing.T, nics int) (*soft.Fabric, []verbs.Device) {
+	t.Helper()
+	f, err := soft.New(soft.Config{Devices: nics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := f.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Errorf("something was left open: %v", err)
+		}
+	})
+	return f, devices
+}
+
+// wire is two ends of a TCP connection.
+func wire(t *testing.T) (a, b net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// start begins a conversation in the version of this package.
+func start(t *testing.T, nc net.Conn, timeout time.Duration) *rendezvous.Conn {
+	t.Helper()
+	conn, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// outcome is how a run ended at one end.
+type outcome struct {
+	report *Report
+	err    error
+}
+
+const apartTimeout = 10 * time.Second
+
+// follow runs the following end over nc until it is over.
+func follow(ctx context.Context, nc net.Conn, timeout time.Duration, devices []verbs.Device) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+		if err != nil {
+			done <- outcome{nil, err}
+			return
+		}
+		report, err := Follow(ctx, &Half{Conn: conn, Provider: "there", Devices: devices, Version: "v"}, observer{})
+		done <- outcome{report, err}
+	}()
+	return done
+}
+
+// apart measures between two ends that have nothing in common but a fabric and a TCP connection.
+func apart(t *testing.T, p *Params, here, there []verbs.Device) (a, b outcome) {
+	t.Helper()
+	ncA, ncB := wire(t)
+	following := follow(t.Context(), ncB, apartTimeout, there)
+	a.report, a.err = Lead(t.Context(), p, &Half{Conn: start(t, ncA, apartTimeout), Provider: "here", Devices: here, Version: "v"}, observer{})
+	return a, <-following
+}
+
+// TestApart measures every operation in every way between two ends, each of which knows only its own.
+func TestApart(t *testing.T) {
+	_, nics := fabric(t, 4)
+	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {
+		for _, wait := range []Wait{Adaptive, Poll, Events} {
+			for _, how := range []string{"bw", "both directions", "lat"} {
+				if wait == Poll && op != Send {
+					continue // two ends of one process that never pause share its cores badly
+				}
+				t.Run(fmt.Sprintf("%s/%s/%s", op, wait, how), func(t *testing.T) {
+					p := params(func(p *Params) {
+						p.Op, p.Wait, p.Bidirectional, p.NICs = op, wait, how == "both directions", 0
+						if how == "lat" {
+							p.Mode = Latency
+						}
+						if op.Atomic() {
+							p.Sizes = nil
+						}
+					})
+					a, b := apart(t, p, nics[:2], nics[2:])
+					if a.err != nil || b.err != nil {
+						t.Fatalf("end a: %v; end b: %v", a.err, b.err)
+					}
+					p = a.report.Params
+					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
+						r := o.report
+						if !r.OK || len(r.Results) != 3*len(p.Sizes) || r.Params.NICs != 2 || r.Params.Op != op || r.Peer == nil || len(r.Peer.NICs) != 2 {
+							t.Fatalf("end %s: report %+v", end, r)
+						}
+						for i := range r.Results {
+							checkResult(t, p, &r.Results[i], false)
+							if rails := r.Results[i].Stats.B.Rails; len(rails) == 0 {
+								t.Errorf("end %s: nothing is known of end b", end)
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestApartByDuration(t *testing.T) {
+	_, nics := fabric(t, 2)
+	for _, mode := range []Mode{Bandwidth, Latency} {
+		p := params(func(p *Params) {
+			p.Mode, p.Iterations, p.Duration, p.Op, p.NICs = mode, 0, Seconds(5*time.Millisecond), Send, 1
+		})
+		a, b := apart(t, p, nics[:1], nics[1:])
+		if a.err != nil || b.err != nil {
+			t.Fatalf("end a: %v; end b: %v", a.err, b.err)
+		}
+		for _, r := range a.report.Results {
+			if r.Seconds < 0.005 || r.Seconds > 2 {
+				t.Errorf("%s %s %v: took %.4f s, asked for were 0.005", mode, r.Scheme, r.Size, r.Seconds)
+			}
+		}
+	}
+}
+
+// TestApartNICs shows how many NICs are used when the ends have different numbers of them.
+func TestApartNICs(t *testing.T) {
+	_, nics := fabric(t, 4)
+	for _, tt := range []struct {
+		asked, here, there int
+		want               int
+		err                string
+	}{
+		{0, 1, 3, 1, ""},
+		{0, 3, 1, 1, ""},
+		{1, 2, 2, 1, ""},
+		{2, 3, 1, 0, "--nics 2: the listening end has 1"},
+		{2, 1, 3, 0, "--nics 2: this end has 1"},
+	} {
+		p := params(func(p *Params) { p.NICs, p.Sizes, p.Schemes = tt.asked, []units.Size{64}, []Scheme{DQPLB} })
+		a, b := apart(t, p, nics[:tt.here], nics[4-tt.there:])
+		if tt.err != "" {
+			var usage *UsageError
+			var said *rendezvous.PeerError
+			if !errors.As(a.err, &usage) || !strings.Contains(a.err.Error(), tt.err) || a.report != nil || !errors.As(b.err, &said) {
+				t.Errorf("%+v: end a: %v; end b: %v", tt, a.err, b.err)
+			}
+			continue
+		}
+		if a.err != nil || b.err != nil || a.report.Params.NICs != tt.want || b.report.Params.NICs != tt.want {
+			t.Errorf("%+v: end a: %v; end b: %v", tt, a.err, b.err)
+		}
+	}
+}
+
+// TestApartFault strikes a NIC in the middle: both ends must say what happened.
+func TestApartFault(t *testing.T) {
+	for _, tt := range []struct {
+		op     Op
+		kind   soft.FaultKind
+		nic    int
+		a, b   string
+		remote bool // it is end b that finds out first
+	}{
+		{Write, soft.FailSend, 0, "RETRY_EXC_ERR", "peer: end a: virtual qp", false},
+		{Send, soft.FailRecv, 2, "", "end b: virtual qp", true},
+	} {
+		f, nics := fabric(t, 4)
+		p := params(func(p *Params) { p.Op, p.NICs, p.Schemes = tt.op, 2, []Scheme{DQPLB} })
+		f.Inject(soft.Fault{Kind: tt.kind, Device: f.Device(tt.nic), Count: 1, Skip: 20})
+		a, b := apart(t, p, nics[:2], nics[2:])
+		if a.err == nil || b.err == nil || !strings.Contains(a.err.Error(), tt.a) || !strings.Contains(b.err.Error(), tt.b) {
+			t.Errorf("%s: end a: %v\nend b: %v", tt.op, a.err, b.err)
+		}
+	}
+}

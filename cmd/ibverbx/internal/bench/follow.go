@@ -1,0 +1,157 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/verbs"
+)
+
+// errPeerInterrupted says why there are not all the figures that were asked for.
+var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
+
+// Follow measures together with a process that leads: it drives end b as the other one asks for, within limits. The report is of
+// the other one's parameters, and has its figures. There is none when nothing could be measured. The conversation is over when it returns.
+func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, fmt.Errorf("a listening end serves for %v at most", maxServedRun))
+	defer cancel()
+	steps, stop := stepsOf(ctx, 0)
+	defer stop()
+	f := &peer{conn: h.Conn, steps: steps}
+	task, err := f.accept(ctx, h)
+	if err != nil {
+		return nil, interruptedOr(ctx, f.part(err))
+	}
+	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)
+	defer run.stop()
+	run.peer = f
+	run.report.Peer = describe(h, &task.Self, task.Params.NICs, "a")
+	o.Start(task.Params, run.report.Peer)
+	return run.follow(h.Devices[:task.Params.NICs])
+}
+
+// accept learns what is measured.
+func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
+	if err := f.conn.Send(kindOffer, h.self()); err != nil {
+		return nil, err
+	}
+	var task taskBody
+	if err := f.conn.Receive(ctx, kindTask, &task); err != nil {
+		return nil, err
+	}
+	if p := task.Params; p != nil {
+		p.Provider, p.Conn = h.Provider, h.Config // this end's own
+	}
+	if err := task.check(); err != nil {
+		return nil, fmt.Errorf("the connecting end asks for what cannot be: %v", err) //nolint:errorlint // no usage error of this end
+	}
+	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
+		return nil, fmt.Errorf("the connecting end asks for %d NICs: it has %d, and the listening end has %d", n, len(task.Self.NICs), len(h.Devices))
+	}
+	return &task, f.conn.Send(kindAccept, nil)
+}
+
+// follow drives end b.
+func (r *runner) follow(devices []verbs.Device) (*Report, error) {
+	err := r.connectColumns(devices)
+	for over := false; err == nil && !over; {
+		over, err = r.next()
+	}
+	if err != nil && !errors.Is(err, errPeerInterrupted) {
+		err = r.peer.part(err)
+	}
+	return r.endApart(err)
+}
+
+// next does what the leading end asks for next. over says that there is nothing more to do.
+func (r *runner) next() (over bool, err error) {
+	conn := r.peer.conn
+	m, err := conn.ReceiveAny(r.peer.steps, kindCell, kindRow, kindBye)
+	if err != nil {
+		return false, err
+	}
+	switch m.Kind {
+	case kindCell:
+		return false, r.followCell(&m)
+	case kindRow:
+		return false, r.takeRow(&m)
+	}
+	var bye byeBody
+	if err := m.Decode(&bye); err != nil {
+		return false, err
+	}
+	if err := conn.Send(kindBye, byeBody{}); err != nil {
+		return false, err
+	}
+	if bye.Interrupted {
+		return true, errPeerInterrupted
+	}
+	return true, nil
+}
+
+// followCell measures a cell.
+func (r *runner) followCell(m *rendezvous.Message) error {
+	var theirs cellBody
+	if err := m.Decode(&theirs); err != nil {
+		return err
+	}
+	at := slices.IndexFunc(r.rigs, func(rig *rig) bool { return rig.scheme == theirs.Scheme })
+	if at < 0 || !slices.Contains(r.p.Sizes, theirs.Size) {
+		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol, theirs.Scheme, theirs.Size)
+	}
+	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.rigs)), len(r.p.Sizes)*len(r.rigs))
+	r.done++
+	c := newCell(r, r.rigs[at], int(theirs.Size))
+	mine := cellBody{Size: theirs.Size, Scheme: theirs.Scheme, Counter: c.counter()}
+	if err := r.peer.conn.Send(kindCell, mine); err != nil {
+		return err
+	}
+	if err := c.startCounters(theirs); err != nil {
+		return err
+	}
+	return c.follow()
+}
+
+// follow does the rounds that the leading end asks for.
+func (c *cell) follow() error {
+	before := c.rig.stats()
+	for {
+		m, err := c.peer.conn.ReceiveAny(c.peer.steps, kindRound, kindOver)
+		if err != nil {
+			return err
+		}
+		if m.Kind == kindOver {
+			return c.peer.conn.Send(kindStats, statsBody{since(c.rig.stats().B, before.B)})
+		}
+		var b roundBody
+		if err := m.Decode(&b); err != nil {
+			return err
+		}
+		if b.Messages < 1 || b.Messages > c.mem.slots(c.size) {
+			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol, b.Messages, c.mem.slots(c.size))
+		}
+		if _, err := c.round(b.Messages, b.WarmUp); err != nil {
+			return fmt.Errorf("%s, %v: %w", c.rig.scheme, c.result.Size, c.explain(err))
+		}
+	}
+}
+
+// takeRow takes in the figures of a size.
+func (r *runner) takeRow(m *rendezvous.Message) error {
+	var row rowBody
+	if err := m.Decode(&row); err != nil {
+		return err
+	}
+	if err := row.check(r.p); err != nil {
+		return err
+	}
+	if len(r.report.Results)+len(row.Results) > len(r.p.Sizes)*len(r.p.Schemes) {
+		return fmt.Errorf("%w: more figures than the task has cells", rendezvous.ErrProtocol)
+	}
+	r.report.Results = append(r.report.Results, row.Results...)
+	r.observer.Row(row.Results)
+	return nil
+}

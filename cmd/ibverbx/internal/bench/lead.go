@@ -1,0 +1,215 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/verbs"
+)
+
+// Half is what a process brings into a run of which it drives one end.
+type Half struct {
+	Conn     *rendezvous.Conn
+	Provider string             // its name
+	Devices  []verbs.Device     // that may be used
+	Config   ibverbx.ConnConfig // of the queue pairs of this process
+	Version  string             // of the program
+}
+
+func (h *Half) self() selfBody {
+	b := selfBody{Version: h.Version, Machine: ThisMachine()}
+	for _, d := range h.Devices {
+		b.NICs = append(b.NICs, d.Name())
+	}
+	return b
+}
+
+// Lead measures together with a process that follows: it decides what is measured, as p says, and drives end a. With p.NICs 0 as
+// many NICs are used as both processes have. Errors are those of [Run]; there is no report when the ends did not come to an
+// agreement. The conversation is over when it returns.
+func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) {
+	steps, cancel := stepsOf(ctx, lastRound)
+	defer cancel()
+	l := &peer{conn: h.Conn, leads: true, steps: steps}
+	var theirs selfBody
+	p, err := l.agree(ctx, *p, h, &theirs)
+	if err != nil {
+		return nil, interruptedOr(ctx, l.part(err))
+	}
+	run := newRunner(ctx, p, [2]bool{true, false}, o)
+	defer run.stop()
+	run.peer = l
+	run.report.Peer = describe(h, &theirs, p.NICs, "b")
+	o.Start(p, run.report.Peer)
+	return run.lead(h.Devices[:p.NICs])
+}
+
+// stepsOf is a context for what needs an answer of the peer: it ends a while after ctx.
+func stepsOf(ctx context.Context, after time.Duration) (context.Context, func()) {
+	steps, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		why := ErrInterrupted
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			why = context.Cause(ctx)
+		}
+		time.AfterFunc(after, func() { cancel(why) })
+	})
+	return steps, func() { stop(); cancel(nil) }
+}
+
+// interruptedOr is ErrInterrupted in the place of errors that say just that.
+func interruptedOr(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		return ErrInterrupted
+	}
+	return err
+}
+
+// agree settles with the following process what is measured.
+func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (*Params, error) {
+	if err := l.conn.Receive(ctx, kindOffer, theirs); err != nil {
+		return nil, err
+	}
+	if err := theirs.check(); err != nil {
+		return nil, err
+	}
+	switch {
+	case p.NICs == 0:
+		p.NICs = min(len(h.Devices), len(theirs.NICs))
+	case p.NICs > len(h.Devices):
+		return nil, usage("--nics %d: this end has %d", p.NICs, len(h.Devices))
+	case p.NICs > len(theirs.NICs):
+		return nil, usage("--nics %d: the listening end has %d", p.NICs, len(theirs.NICs))
+	}
+	p.Provider, p.Conn = h.Provider, h.Config
+	if err := p.checkApart(); err != nil {
+		return nil, err
+	}
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	if err := l.conn.Send(kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
+		return nil, err
+	}
+	return &p, l.conn.Receive(ctx, kindAccept, nil)
+}
+
+// describe is what is shown of the other process.
+func describe(h *Half, theirs *selfBody, nics int, end string) *Peer {
+	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version, Machine: theirs.Machine, NICs: theirs.NICs[:nics]}
+	for _, d := range h.Devices[:nics] {
+		p.Own = append(p.Own, d.Name())
+	}
+	return p
+}
+
+// lead drives end a.
+func (r *runner) lead(devices []verbs.Device) (*Report, error) {
+	err := r.connectColumns(devices)
+	if err == nil {
+		err = r.rows()
+	}
+	failed := slices.ContainsFunc(r.report.Results, func(res Result) bool { return res.Err != nil })
+	switch {
+	case failed: // parted already
+	case err != nil:
+		err = r.peer.part(err)
+	default:
+		if err = r.bye(); err != nil {
+			err = r.peer.part(err)
+		}
+	}
+	return r.endApart(err)
+}
+
+// endApart ends the conversation and closes what is open.
+func (r *runner) endApart(err error) (*Report, error) {
+	closing := r.peer.conn.Close()
+	if err == nil {
+		err = closing
+	}
+	if closing := r.close(); err == nil {
+		err = closing
+	}
+	return r.end(interruptedOr(r.ctx, err))
+}
+
+// bye takes leave of the following process.
+func (r *runner) bye() error {
+	if err := r.peer.conn.Send(kindBye, byeBody{Interrupted: r.interrupted()}); err != nil {
+		return err
+	}
+	return r.peer.conn.Receive(r.peer.steps, kindBye, nil)
+}
+
+// connectColumns makes this process's end of each column, and connects it with the other one's.
+func (r *runner) connectColumns(devices []verbs.Device) error {
+	for _, s := range r.p.Schemes {
+		rig, err := r.newHalfRig(s, devices)
+		if rig != nil {
+			r.rigs = append(r.rigs, rig)
+		}
+		if err == nil {
+			err = r.connectColumn(rig)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// newHalfRig makes this process's end of a column.
+func (r *runner) newHalfRig(s Scheme, devices []verbs.Device) (*rig, error) {
+	rig := &rig{scheme: s}
+	rig.faults = newFaultPlan(rig, nil)
+	var err error
+	if r.peer.leads {
+		rig.devicesA = devices
+		rig.a, err = newEnd(r.p, "a", s, devices, &r.mem.ends[0], &rig.rails)
+	} else {
+		rig.devicesB = devices
+		rig.b, err = newEnd(r.p, "b", s, devices, &r.mem.ends[1], &rig.railsB)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return rig, nil
+}
+
+// connectColumn exchanges cards and memory with the other process. Both are connected when it returns.
+func (r *runner) connectColumn(rig *rig) error {
+	here, conn := rig.here()[0], r.peer.conn
+	card, err := here.vqp.Card()
+	if err != nil {
+		return err
+	}
+	mine := columnBody{Scheme: rig.scheme, Card: card, Regions: here.regions()}
+	if err := conn.Send(kindColumn, mine); err != nil {
+		return err
+	}
+	var theirs columnBody
+	if err := conn.Receive(r.ctx, kindColumn, &theirs); err != nil {
+		return err
+	}
+	other := 0
+	if r.peer.leads {
+		other = 1
+	}
+	if err := theirs.check(r.p, rig.scheme, r.mem.window, other); err != nil {
+		return err
+	}
+	rig.regions[other], rig.regions[1-other] = theirs.Regions, mine.Regions
+	if err := here.vqp.Connect(theirs.Card); err != nil {
+		return err
+	}
+	if err := conn.Send(kindConnected, nil); err != nil {
+		return err
+	}
+	return conn.Receive(r.ctx, kindConnected, nil)
+}

@@ -1,0 +1,237 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+)
+
+// ProtocolVersion is the version of the messages below. Ends of different versions do not understand each other.
+const ProtocolVersion = 1
+
+// What the two processes of a run tell each other. End a leads, end b follows:
+//
+//	a                b
+//	      offer  <-     which NICs there are
+//	task  ->            what is measured, on how many of them
+//	      accept <-
+//
+// then for each scheme, from both ends:
+//
+//	column              business card and memory
+//	connected
+//
+// then for each size and scheme:
+//
+//	cell  <->           what the counters of atomics hold
+//	  round ->          receives are posted at a, and b may post its own
+//	        ready <-    they are; the round begins
+//	  done  <->         from each end that sends: so many were sent, and are reported
+//	  verdict <->       what came has been compared
+//	  ... further rounds
+//	over  ->
+//	      stats <-      what b has counted
+//	row   ->            the figures of a size
+//
+// and in the end bye from both. An end that fails says why in place of its next message, and both are gone.
+const (
+	kindOffer     = "offer"
+	kindTask      = "task"
+	kindAccept    = "accept"
+	kindColumn    = "column"
+	kindConnected = "connected"
+	kindCell      = "cell"
+	kindRound     = "round"
+	kindReady     = "ready"
+	kindDone      = "done"
+	kindVerdict   = "verdict"
+	kindOver      = "over"
+	kindStats     = "stats"
+	kindRow       = "row"
+	kindBye       = "bye"
+)
+
+// selfBody is how a process describes itself.
+type selfBody struct {
+	Version string   `json:"version"`
+	Machine Machine  `json:"machine"`
+	NICs    []string `json:"nics"` // all that it may use
+}
+
+// check makes what the peer says of itself fit to be shown.
+func (b *selfBody) check() error {
+	if len(b.NICs) == 0 || len(b.NICs) > verbs.MaxDevices {
+		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs), verbs.MaxDevices)
+	}
+	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go} {
+		*s = oneLine(*s)
+	}
+	for i := range b.NICs {
+		b.NICs[i] = oneLine(b.NICs[i])
+	}
+	return nil
+}
+
+// oneLine makes a word of the peer fit for a line of a table.
+func oneLine(s string) string {
+	runes := []rune(rendezvous.Clean(s))
+	for i, r := range runes {
+		if r == '\n' {
+			runes[i] = ' '
+		}
+	}
+	return string(runes[:min(len(runes), 100)])
+}
+
+type taskBody struct {
+	Self   selfBody `json:"self"`
+	Params *Params  `json:"parameters"`
+}
+
+// Limits of what a process measures for another one, which need not be its friend.
+const (
+	maxServedSizes    = 256
+	maxServedDuration = Seconds(time.Hour) // of a cell
+	maxServedRounds   = 1 << 40            // messages of a cell
+	// maxServedRun bounds the whole. All else is bounded by the parameters' own limits: memory by three times 1 GiB.
+	maxServedRun = 24 * time.Hour
+)
+
+// check says why this process does not do what another one asks for. What only ends in one process can have is refused too.
+func (b *taskBody) check() error {
+	if err := b.Self.check(); err != nil {
+		return err
+	}
+	p := b.Params
+	switch {
+	case p == nil:
+		return fmt.Errorf("%w: a task without parameters", rendezvous.ErrProtocol)
+	case len(p.Sizes) > maxServedSizes:
+		return usage("%d sizes: a listening end measures at most %d", len(p.Sizes), maxServedSizes)
+	case p.Duration > maxServedDuration:
+		return usage("--duration %v: a listening end measures at most %v", time.Duration(p.Duration), time.Duration(maxServedDuration))
+	case p.Iterations > maxServedRounds:
+		return usage("--iters %d: a listening end takes at most %d messages", p.Iterations, maxServedRounds)
+	case !slices.Contains([]Wait{Adaptive, Poll, Events}, p.Wait):
+		return fmt.Errorf("%w: no way to wait is called %.20q", rendezvous.ErrProtocol, p.Wait)
+	}
+	if err := p.checkApart(); err != nil {
+		return err
+	}
+	return p.Validate()
+}
+
+// ValidateApart says, as a [*UsageError], what cannot be between two processes, as far as that is known before they meet: NICs 0
+// stands for as many as both have. It changes nothing.
+func (p Params) ValidateApart() error {
+	if err := p.checkApart(); err != nil {
+		return err
+	}
+	if p.NICs == 0 {
+		p.NICs = 1
+		if 2*p.QPs <= ibverbx.MaxRails {
+			p.NICs = 2
+		}
+	}
+	return p.Validate()
+}
+
+// checkApart says what ends in two processes cannot have.
+func (p *Params) checkApart() error {
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{{"--fault", len(p.Faults) > 0}, {"--nic-speed", len(p.Speeds) > 0}, {"--nic-latency", len(p.Latencies) > 0}} {
+		if flag.given {
+			return usage("%s is of software NICs, which live inside one process: drop it, or drop --connect", flag.name)
+		}
+	}
+	return nil
+}
+
+// columnBody connects the ends of a scheme.
+type columnBody struct {
+	Scheme  Scheme               `json:"scheme"`
+	Card    ibverbx.BusinessCard `json:"card"`
+	Regions regions              `json:"regions"`
+}
+
+// check says whether the memory is what the rounds will name.
+func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
+	if b.Scheme != scheme {
+		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme, scheme)
+	}
+	src, dst := p.bufferSizes(end, window)
+	for _, r := range []struct {
+		name string
+		have uint64
+		want int
+	}{{"source", b.Regions.Src.Len(), src}, {"target", b.Regions.Dst.Len(), dst}} {
+		if r.have < uint64(r.want) {
+			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol, r.name, r.have, r.want)
+		}
+	}
+	return nil
+}
+
+type cellBody struct {
+	Size    units.Size `json:"size_bytes"`
+	Scheme  Scheme     `json:"scheme"`
+	Counter uint64     `json:"counter,string"` // of atomics, at the end that sends the message
+}
+
+type roundBody struct {
+	Messages int  `json:"messages"` // of each direction
+	WarmUp   bool `json:"warm_up,omitempty"`
+}
+
+type doneBody struct {
+	Posted int `json:"posted"`
+}
+
+type verdictBody struct {
+	Verified int    `json:"verified"`
+	Counter  uint64 `json:"counter,string"`
+}
+
+type statsBody struct {
+	Stats ibverbx.Stats `json:"stats"`
+}
+
+// clean makes names in statistics fit to be shown.
+func clean(s *ibverbx.Stats) {
+	s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
+	for i := range s.Rails {
+		s.Rails[i].Device = oneLine(s.Rails[i].Device)
+	}
+}
+
+type rowBody struct {
+	Results []Result `json:"results"`
+}
+
+// check makes a row fit to be shown, and says what it cannot be.
+func (b *rowBody) check(p *Params) error {
+	if len(b.Results) == 0 || len(b.Results) > len(p.Schemes) {
+		return fmt.Errorf("%w: a row of %d cells", rendezvous.ErrProtocol, len(b.Results))
+	}
+	for i := range b.Results {
+		r := &b.Results[i]
+		if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) {
+			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol, r.Scheme, r.Size)
+		}
+		r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode, nil, nil, false, ""
+		clean(&r.Stats.A)
+		clean(&r.Stats.B)
+	}
+	return nil
+}
+
+type byeBody struct {
+	Interrupted bool `json:"interrupted,omitempty"`
+}

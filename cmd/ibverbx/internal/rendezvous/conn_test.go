@@ -1,0 +1,281 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// wire is two ends of a TCP connection.
+func wire(t testing.TB) (a, b net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+// pair is two ends of a conversation.
+func pair(t *testing.T, cfg Config) (a, b *Conn) {
+	t.Helper()
+	ncA, ncB := wire(t)
+	started := make(chan error, 1)
+	go func() {
+		var err error
+		b, err = Start(t.Context(), ncB, cfg)
+		started <- err
+	}()
+	a, err := Start(t.Context(), ncA, cfg)
+	if err := errors.Join(err, <-started); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a, b
+}
+
+func TestConversation(t *testing.T) {
+	a, b := pair(t, Config{})
+	if err := a.Send("number", 17); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Send("nothing", nil); err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	if err := b.Receive(t.Context(), "number", &n); err != nil || n != 17 {
+		t.Errorf("got %d, %v", n, err)
+	}
+	if err := b.Receive(t.Context(), "nothing", nil); err != nil {
+		t.Error(err)
+	}
+	if err := b.Send("last", "words"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-a.Done()
+	var s string
+	if err := a.Receive(t.Context(), "last", &s); err != nil || s != "words" {
+		t.Errorf("got %q, %v: what came before the end must be received", s, err)
+	}
+	if err := a.Receive(t.Context(), "more", nil); !errors.Is(err, ErrGone) {
+		t.Errorf("error %v, want ErrGone", err)
+	}
+	if err := b.Send("more", nil); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v, want ErrClosed", err)
+	}
+}
+
+// TestFail shows that both ends learn why either gave up, also when messages that nobody read are under way.
+func TestFail(t *testing.T) {
+	a, b := pair(t, Config{})
+	for range 3 * inboxLen {
+		if err := b.Send("unread", strings.Repeat("x", 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failing := make(chan struct{})
+	go func() {
+		a.Fail(errors.New("out of\x1b[31m ink\nand paper"))
+		close(failing)
+	}()
+	<-b.Done()
+	var said *PeerError
+	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of [31m ink\nand paper" || err.Error() != "peer: "+said.Text {
+		t.Errorf("error %v", b.Err())
+	}
+	b.Fail(errors.New("no paper here either"))
+	<-failing
+	if err := a.Err(); !errors.As(err, &said) || said.Text != "no paper here either" {
+		t.Errorf("the failing end heard %v", err)
+	}
+}
+
+func TestReceiveEnds(t *testing.T) {
+	a, _ := pair(t, Config{Timeout: 20 * time.Millisecond})
+	if err := a.Receive(t.Context(), "word", nil); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), `message "word"`) {
+		t.Errorf("error %v, want ErrTimeout", err)
+	}
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	a, _ = pair(t, Config{})
+	if err := a.Receive(ctx, "word", nil); !errors.Is(err, why) {
+		t.Errorf("error %v, want the context's cause", err)
+	}
+}
+
+func TestVersions(t *testing.T) {
+	ncA, ncB := wire(t)
+	other := make(chan error, 1)
+	go func() {
+		_, err := Start(t.Context(), ncB, Config{Version: 2})
+		other <- err
+	}()
+	_, err := Start(t.Context(), ncA, Config{Version: 1})
+	for _, err := range []error{err, <-other} {
+		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 1") || !strings.Contains(err.Error(), "version 2") {
+			t.Errorf("error %v, want ErrVersion with both", err)
+		}
+	}
+}
+
+// frame is a frame around some text.
+func frame(text string) string {
+	return string(binary.BigEndian.AppendUint32(nil, uint32(len(text)))) + text
+}
+
+// TestStrangers shows an end what no peer would send. It must say what is wrong, and not wait for ever.
+func TestStrangers(t *testing.T) {
+	const patience = 50 * time.Millisecond
+	hello := string(preface(1))
+	for name, tt := range map[string]struct {
+		sent  string
+		stays bool // and does not close the connection
+		want  error
+		text  string
+	}{
+		"silence":                     {"", true, ErrTimeout, "its greeting"},
+		"nobody":                      {"", false, ErrGone, ""},
+		"HTTP":                        {"GET / HTTP/1.1\r\n\r\n", true, ErrProtocol, `it began with "GET / HTTP/1`},
+		"a word":                      {"hi", true, ErrProtocol, `it began with "hi"`},
+		"noise":                       {"\x89\x00\xff\xfe", true, ErrProtocol, "does not speak ibverbx"},
+		"half a greeting":             {hello[:5], true, ErrTimeout, "its greeting"},
+		"half a greeting and no more": {hello[:5], false, ErrGone, ""},
+		"another version":             {string(preface(77)), true, ErrVersion, "speaks version 77, this end version 1"},
+		"greeting and no more":        {hello, false, ErrGone, ""},
+		"greeting and silence":        {hello, true, ErrTimeout, `message "word"`},
+		"overlong frame":              {hello + "\xff\xff\xff\xff", true, ErrProtocol, "a frame of 4294967295 bytes: at most 1000"},
+		"a little too long":           {hello + "\x00\x00\x03\xe9", true, ErrProtocol, "a frame of 1001 bytes"},
+		"truncated frame":             {hello + frame(`{"kind":"word"}`)[:9], true, ErrTimeout, "the peer does not answer"},
+		"truncated frame and no more": {hello + frame(`{"kind":"word"}`)[:9], false, ErrGone, ""},
+		"half a length":               {hello + "\x00\x00", true, ErrTimeout, "the peer does not answer"},
+		"no JSON":                     {hello + frame("word word"), true, ErrProtocol, "invalid character"},
+		"empty frame":                 {hello + frame(""), true, ErrProtocol, ""},
+		"no kind":                     {hello + frame(`{}`), true, ErrProtocol, "of kind"},
+		"long kind":                   {hello + frame(`{"kind":"`+strings.Repeat("k", 100)+`"}`), true, ErrProtocol, "of kind"},
+		"other kind":                  {hello + frame(`{"kind":"sword"}`), true, ErrProtocol, `"sword" came in place of "word"`},
+		"wrong body":                  {hello + frame(`{"kind":"word","body":{"a":1}}`), true, ErrProtocol, `message "word"`},
+		"no body":                     {hello + frame(`{"kind":"word"}`), true, ErrProtocol, `message "word"`},
+		"wrong last words":            {hello + frame(`{"kind":"error","body":7}`), true, ErrProtocol, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nc, stranger := wire(t)
+			if _, err := io.WriteString(stranger, tt.sent); err != nil {
+				t.Fatal(err)
+			}
+			if !tt.stays {
+				stranger.Close()
+			}
+			conn, err := Start(t.Context(), nc, Config{Version: 1, Timeout: patience, MaxFrame: 1000})
+			if err == nil {
+				var word string
+				if err = conn.Receive(t.Context(), "word", &word); err == nil {
+					err = conn.Receive(t.Context(), "word", &word)
+				}
+				conn.Close()
+			}
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
+			}
+		})
+	}
+}
+
+// TestFlood sends without end to an end that does not receive: it must not take in more than it has room for.
+func TestFlood(t *testing.T) {
+	a, b := pair(t, Config{Timeout: 50 * time.Millisecond, MaxFrame: 1 << 20})
+	big := strings.Repeat("x", 1<<19)
+	var err error
+	sent := 0
+	for ; err == nil && sent < 1000; sent++ {
+		err = b.Send("big", big)
+	}
+	if !errors.Is(err, ErrTimeout) {
+		t.Errorf("error %v after %d messages, want ErrTimeout", err, sent)
+	}
+	a.Close()
+}
+
+func TestStartInterrupted(t *testing.T) {
+	nc, _ := wire(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(time.Millisecond, cancel)
+	if _, err := Start(ctx, nc, Config{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want context.Canceled", err)
+	}
+}
+
+func TestTooLongToSend(t *testing.T) {
+	a, _ := pair(t, Config{MaxFrame: 100})
+	if err := a.Send("word", strings.Repeat("x", 100)); err == nil || !strings.Contains(err.Error(), "at most 100") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestClean(t *testing.T) {
+	long := Clean(strings.Repeat("é", maxText))
+	if len(long) > maxText+3 || !strings.HasSuffix(long, "é...") {
+		t.Errorf("%d bytes, the last ones %q", len(long), long[len(long)-6:])
+	}
+	if got := Clean("a\x00b\tc\nd\u202ee"); got != "a b c\nd e" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// FuzzFrames reads frames from anything. What can be read can be written and read again, and nothing is larger than allowed.
+func FuzzFrames(f *testing.F) {
+	for _, s := range []string{
+		frame(`{"kind":"word"}`), frame(`{"kind":"word","body":{"a":[1,2]}}`) + frame(`{"kind":"b"}`), frame("{}"), "\xff\xff\xff\xff", "\x00\x00\x00\x05{",
+		frame(`{"kind":"` + strings.Repeat("k", 33) + `"}`), frame("null"), frame(`{"KIND":"x","body":null}`), string(preface(1)), "",
+	} {
+		f.Add([]byte(s))
+	}
+	const limit = 1 << 10
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_ = readPreface(bytes.NewReader(data), 1) // must not panic
+		r := bytes.NewReader(data)
+		for {
+			m, err := readFrame(r, limit)
+			if err != nil {
+				return
+			}
+			if m.Kind == "" || len(m.Kind) > maxKind || len(m.Body) > limit {
+				t.Fatalf("took %q with %d bytes", m.Kind, len(m.Body))
+			}
+			var body any
+			if len(m.Body) > 0 {
+				if err := m.Decode(&body); err != nil {
+					t.Fatalf("the body was taken: %v", err)
+				}
+			}
+			again, err := appendFrame(nil, m.Kind, body, 8*limit)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m2, err := readFrame(bytes.NewReader(again), 8*limit); err != nil || m2.Kind != strings.ToValidUTF8(m.Kind, "\ufffd") {
+				t.Fatalf("written and read again: %v, %q became %q", err, m.Kind, m2.Kind)
+			}
+		}
+	})
+}

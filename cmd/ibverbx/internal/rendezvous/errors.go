@@ -1,0 +1,48 @@
+package rendezvous
+
+import (
+	"errors"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// How a conversation ends. Test with errors.Is.
+var (
+	// ErrGone: the peer closed the connection, or it broke.
+	ErrGone = errors.New("the peer has gone")
+	// ErrTimeout: the peer did not do its part in time.
+	ErrTimeout = errors.New("the peer does not answer")
+	// ErrProtocol: what came is not what was agreed.
+	ErrProtocol = errors.New("protocol error")
+	// ErrVersion: the peer's messages are of another version.
+	ErrVersion = errors.New("version mismatch")
+	// ErrClosed: this end has closed the conversation.
+	ErrClosed = errors.New("conversation closed")
+)
+
+// PeerError is the reason that the peer gave for ending the conversation.
+type PeerError struct{ Text string }
+
+// Error says whose words they are.
+func (e *PeerError) Error() string { return "peer: " + e.Text }
+
+// maxText is how long words of the peer may be in bytes.
+const maxText = 2000
+
+// Clean makes words of a peer fit for a terminal: control characters become spaces, but for line ends, and what is too long is cut.
+func Clean(s string) string {
+	if len(s) > maxText {
+		cut := maxText
+		for cut > 0 && !utf8.RuneStart(s[cut]) {
+			cut--
+		}
+		s = s[:cut] + "..."
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
+}
