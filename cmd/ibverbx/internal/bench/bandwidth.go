@@ -12,10 +12,10 @@ const (
 
 // bandwidth measures a cell.
 func (c *cell) bandwidth() error {
-	slots := c.mem.slots(c.size)
+	longest := c.mem.longest(c.p, c.size)
 	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are compared, and those that notify
 	// at the moment of the notification, by when they must be there.
-	warmup, least := min(slots, c.left(), c.flows[0].tx), c.flows[0].tx
+	warmup, least := min(longest, c.left(), c.flows[0].tx), c.flows[0].tx
 	var rate float64
 	var err error
 	if c.p.unknownSpeed() {
@@ -32,7 +32,7 @@ func (c *cell) bandwidth() error {
 	target := time.Duration(c.p.Duration)
 	var timed time.Duration
 	for c.more(timed, target) {
-		limit := min(slots, c.left())
+		limit := min(longest, c.left())
 		if target > 0 {
 			// Not much longer than asked for, also on a slow link.
 			limit = min(limit, max(least, int((target-timed).Seconds()*rate)+1))
@@ -56,9 +56,9 @@ func (c *cell) bandwidth() error {
 // one that stands still.
 func (c *cell) longestRound(rate float64) int {
 	if !c.p.unknownSpeed() {
-		return maxSlots
+		return maxRound
 	}
-	return max(1, int(min(rate*roundPatience.Seconds(), maxSlots)))
+	return max(1, int(min(rate*roundPatience.Seconds(), maxRound)))
 }
 
 // more says whether a further round is wanted.
@@ -75,7 +75,7 @@ func (c *cell) more(timed, target time.Duration) bool {
 // left is how many messages a direction still has to send, of a run by iterations.
 func (c *cell) left() int {
 	if c.p.Iterations == 0 {
-		return maxSlots
+		return maxRound
 	}
 	return c.p.Iterations - c.result.Messages/len(c.flows)
 }

@@ -30,6 +30,7 @@ type flow struct {
 	op       Op
 	opcode   verbs.Opcode
 	size     int
+	slots    int // message i of a round goes to slot i modulo slots
 	tx       int // outstanding at most
 	mem      *memory
 	from, to *end             // nil: another process drives it
@@ -64,7 +65,7 @@ type flow struct {
 func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	opcode, _ := p.Op.opcode() // validated
 	ends := [2]*end{r.a, r.b}
-	f := &flow{op: p.Op, opcode: opcode, size: size, mem: m, from: ends[from], to: ends[to]}
+	f := &flow{op: p.Op, opcode: opcode, size: size, slots: m.slots(size), mem: m, from: ends[from], to: ends[to]}
 	fromMem, toMem := &m.ends[from], &m.ends[to]
 	f.src, f.dst, f.remote = fromMem.src, toMem.dst, r.regions[to].Dst
 	switch {
@@ -83,7 +84,7 @@ func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 			f.local = f.from.dst
 		}
 	}
-	f.tx = min(p.TxDepth, m.slots(size))
+	f.tx = min(p.TxDepth, m.longest(p, size))
 	if r.scheme == Single {
 		f.tx = min(f.tx, p.Depth) // pass-through refuses more
 	}
@@ -171,7 +172,7 @@ func (f *flow) stop() {
 
 // fill makes message i of the round.
 func (f *flow) fill(wr *ibverbx.SendWR, i int) {
-	size, slot := uint64(f.size), uint64(i*f.size)
+	size, slot := uint64(f.size), f.offset(i)
 	wr.ID = uint64(i)
 	wr.Opcode = f.opcode
 	wr.Flags = verbs.SendSignaled
@@ -179,7 +180,7 @@ func (f *flow) fill(wr *ibverbx.SendWR, i int) {
 	switch f.op {
 	case Read:
 		wr.Local = f.local.Slice(slot, size)
-		wr.Remote = f.remote.Slice(uint64(f.mem.source(f.round, i, f.size)), size)
+		wr.Remote = f.remote.Slice(uint64(f.mem.source(f.round, i%f.slots, f.size)), size)
 	case FetchAdd, CmpSwap:
 		wr.Local = f.local.Slice(slot, size)
 		wr.Remote = f.remote.Slice(uint64(f.counterAt()), size)
@@ -192,10 +193,13 @@ func (f *flow) fill(wr *ibverbx.SendWR, i int) {
 			f.counter = wr.Swap
 		}
 	default:
-		wr.Local = f.local.Slice(uint64(f.mem.source(f.round, i, f.size)), size)
+		wr.Local = f.local.Slice(uint64(f.mem.source(f.round, i%f.slots, f.size)), size)
 		wr.Remote = f.remote.Slice(slot, size)
 	}
 }
+
+// offset is where in the target message i of the round goes.
+func (f *flow) offset(i int) uint64 { return uint64(i%f.slots) * uint64(f.size) }
 
 // sent takes in a completion of the sending side.
 func (f *flow) sent(wc *ibverbx.WC) error {
@@ -222,7 +226,7 @@ func (f *flow) credit() error {
 		for i := range n {
 			wr := ibverbx.RecvWR{ID: recvBit | uint64(f.expected+i)}
 			if f.op == Send {
-				wr.Local = f.to.dst.Slice(uint64((f.expected+i)*f.size), uint64(f.size))
+				wr.Local = f.to.dst.Slice(f.offset(f.expected+i), uint64(f.size))
 			}
 			f.to.recvs[i] = wr
 		}

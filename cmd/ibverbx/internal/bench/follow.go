@@ -130,8 +130,8 @@ func (c *cell) follow() error {
 		if err := m.Decode(&b); err != nil {
 			return err
 		}
-		if b.Messages < 1 || b.Messages > c.mem.slots(c.size) {
-			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol, b.Messages, c.mem.slots(c.size))
+		if b.Messages < 1 || b.Messages > c.mem.longest(c.p, c.size) {
+			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol, b.Messages, c.mem.longest(c.p, c.size))
 		}
 		if _, err := c.round(b.Messages, b.WarmUp); err != nil {
 			return fmt.Errorf("%s, %v: %w", c.rig.scheme, c.result.Size, c.explain(err))

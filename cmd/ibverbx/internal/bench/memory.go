@@ -9,6 +9,8 @@ import (
 )
 
 const (
+	// maxRound bounds the messages of a round whose messages take the place of one another. Their immediates have 16 bits for the number.
+	maxRound = 1 << 16
 	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
 	maxSlots = 16384
 	// What a slot gets starts at one of shifts places of the source, a cache line apart.
@@ -83,6 +85,14 @@ func randomBytes(n int, seed uint64) []byte {
 
 // slots is how many messages of a size a round can have.
 func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
+
+// longest is how many messages of a size a round can have: when they are compared at its end, each needs a slot of its own.
+func (m *memory) longest(p *Params, size int) int {
+	if p.Verify || p.Op.Atomic() || p.Mode == Latency {
+		return m.slots(size)
+	}
+	return maxRound
+}
 
 // source is where in the source the message of a slot starts. The shift differs from any earlier one of the last thousand
 // rounds, so what an earlier round left in the slot is never right.
