@@ -1,3 +1,5 @@
+//go:build !softonly
+
 package main
 
 import (

@@ -1,0 +1,14 @@
+//go:build softonly
+
+package main
+
+import (
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// openReal says that this build has no real NICs.
+func openReal(nicOptions) (verbs.Provider, error) {
+	return nil, fmt.Errorf("ibverbx was built with -tags softonly: %w: build it without the tag for real NICs", verbs.ErrNotSupported)
+}
