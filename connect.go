@@ -299,14 +299,19 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 		return p, nil
 	}
 	best := 0
+	var hole error // an entry that cannot be read is no reason to give up, unless no other is found
 	for i := range p.attr.GIDTableLen {
 		entry, err := dev.QueryGID(port, i)
 		if err != nil {
-			continue // tables may have holes
+			hole = err
+			continue
 		}
 		if rank := gidRank(entry); rank > best {
 			p.gid, best = entry, rank
 		}
+	}
+	if best == 0 && hole != nil {
+		return p, q.railError(r, hole)
 	}
 	if best == 0 {
 		return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), port))

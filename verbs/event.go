@@ -73,6 +73,8 @@ const (
 	EventGIDChange EventType = 18
 	// EventWQFatal is of receive work queues, which this package does not describe.
 	EventWQFatal EventType = 19
+	// EventDeviceSpeedChange: the port is faster or slower than before.
+	EventDeviceSpeedChange EventType = 20
 )
 
 // eventSubject is what an event is about.
@@ -111,6 +113,8 @@ var eventText = [...]struct {
 	EventClientReregister: {"CLIENT_REREGISTER", "subnet manager asks to register again", aboutPort},
 	EventGIDChange:        {"GID_CHANGE", "GID table changed", aboutPort},
 	EventWQFatal:          {"WQ_FATAL", "work queue failed", aboutOther},
+
+	EventDeviceSpeedChange: {"DEVICE_SPEED_CHANGE", "speed changed", aboutPort},
 }
 
 // String says the event in words.

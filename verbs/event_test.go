@@ -6,7 +6,7 @@ import "testing"
 var eventNames = [...]string{
 	"CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR", "DEVICE_FATAL",
 	"PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR", "SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED",
-	"CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL",
+	"CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL", "DEVICE_SPEED_CHANGE",
 }
 
 func TestEventType(t *testing.T) {
@@ -25,7 +25,7 @@ func TestEventType(t *testing.T) {
 		words[e.String()] = e
 	}
 	future := EventType(len(eventNames))
-	if got := future.Name() + ", " + future.String(); got != "EVENT_20, unknown event 20" {
+	if got := future.Name() + ", " + future.String(); got != "EVENT_21, unknown event 21" {
 		t.Errorf("an event from the future: %q", got)
 	}
 	if future.IsPort() || future.IsQP() || future.IsCQ() {

@@ -210,6 +210,13 @@ type ibvAsyncEvent struct {
 
 // The heads of structures that C allocates, as far as they are read.
 
+// ibvDevice is the head of struct ibv_device.
+type ibvDevice struct {
+	ops           [2]uintptr
+	nodeType      int32
+	transportType int32
+}
+
 // ibvContext is the head of struct ibv_context. The calls of the hot path are inline functions of the header and not
 // exported: they are read from its table of operations.
 type ibvContext struct {

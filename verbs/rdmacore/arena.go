@@ -24,8 +24,8 @@ type Arena struct {
 // hugePage is the size of the huge pages that arenas ask for. Both amd64, and arm64 with the usual pages of 4 KiB, have it.
 const hugePage = 2 << 20
 
-// NewArena maps size bytes of zeroed memory. From 2 MiB on it takes huge pages that the host has reserved (vm.nr_hugepages), and else asks for
-// transparent ones.
+// NewArena maps size bytes of zeroed memory. From 2 MiB on it takes huge pages that the host has reserved (vm.nr_hugepages; Linux 5.14 or
+// later), and else asks for transparent ones.
 func (p *Provider) NewArena(size int) (*Arena, error) {
 	const op = "new arena"
 	if size < 1 {
@@ -48,8 +48,13 @@ func (a *Arena) mapPages() (err error) {
 	if a.size >= hugePage {
 		const reserved = unix.MAP_HUGETLB | 21<<unix.MAP_HUGE_SHIFT // pages of 2^21 bytes
 		if a.mem, err = mapMemory((a.size+hugePage-1)&^(hugePage-1), reserved); err == nil {
-			a.huge = true
-			return nil
+			// A cgroup may refuse pages that mmap has reserved, by a SIGBUS at the first touch, which ends the process.
+			// Populating asks now.
+			if err = unix.Madvise(a.mem.b, unix.MADV_POPULATE_WRITE); err == nil {
+				a.huge = true
+				return nil
+			}
+			_ = a.mem.unmap()
 		}
 	}
 	if a.mem, err = mapMemory(a.size, 0); err == nil {
@@ -58,8 +63,15 @@ func (a *Arena) mapPages() (err error) {
 	return err
 }
 
-// Bytes is the memory. It is the caller's until Close, and must not be touched after.
-func (a *Arena) Bytes() []byte { return a.mem.b[:a.size:a.size] }
+// Bytes is the memory. It is the caller's until Close, and must not be touched after. Of a closed arena it is nil.
+func (a *Arena) Bytes() []byte {
+	a.p.mu.Lock()
+	defer a.p.mu.Unlock()
+	if a.mem.b == nil {
+		return nil
+	}
+	return a.mem.b[:a.size:a.size]
+}
 
 // HugePages reports whether the arena lies on reserved huge pages. On others the kernel may still have put transparent ones.
 func (a *Arena) HugePages() bool { return a.huge }

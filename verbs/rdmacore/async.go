@@ -92,7 +92,7 @@ func (d *device) look(qpNum uint32) {
 	d.mu.Lock()
 	q := d.qps[qpNum]
 	d.mu.Unlock()
-	if q == nil || verbs.QPState(q.state.Load()) == verbs.StateErr {
+	if q == nil || !q.mayFail() {
 		return
 	}
 	q.lock()

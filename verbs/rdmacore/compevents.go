@@ -24,7 +24,7 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	lib := d.p.lib
 	addr, errno := lib.pointer(lib.createCompChannel, d.ctx)
 	if errno != 0 {
-		return nil, callErr(op, d.name, 0, "ibv_create_comp_channel", errno, "")
+		return nil, d.callErr(op, 0, "ibv_create_comp_channel", errno, "")
 	}
 	e := &compEvents{d: d, addr: addr}
 	mem, err := mapMemory(carved[uintptr](2), 0)
@@ -78,9 +78,8 @@ func (e *compEvents) close() error {
 		return nil
 	}
 	e.reader.stop()
-	lib := e.d.p.lib
-	if errno := lib.status(lib.destroyCompChannel, e.addr); errno != 0 {
-		return callErr("close device", e.d.name, 0, "ibv_destroy_comp_channel", errno, "")
+	if errno := e.d.destroy(e.d.p.lib.destroyCompChannel, e.addr); errno != 0 {
+		return e.d.callErr("close device", 0, "ibv_destroy_comp_channel", errno, "")
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"ibverbx/verbs"
 )
@@ -25,6 +24,7 @@ type cq struct {
 	dead    atomic.Bool // it has overrun
 
 	mu     sync.Mutex // guards what follows
+	broken error      // the driver could not go on: completions are lost
 	mem    mapping
 	wcs    []ibvWC    // where C puts completions
 	args   []uintptr  // of the call: the queue, how many, wcs
@@ -74,7 +74,7 @@ func (q *cq) create(op string, depth int) error {
 	vector := d.nextVector % max(vectors, 1)
 	addr, errno := d.p.lib.pointer(d.p.lib.createCQ, d.ctx, uintptr(depth), 0, channel, uintptr(vector))
 	if errno != 0 {
-		return callErr(op, d.name, 0, "ibv_create_cq", errno, fmt.Sprintf("depth %d", depth))
+		return d.callErr(op, 0, "ibv_create_cq", errno, fmt.Sprintf("depth %d", depth))
 	}
 	d.nextVector++
 	q.addr, q.depth = addr, int(object[ibvCQ](addr).cqe)
@@ -100,17 +100,18 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 	if q.closed {
 		return 0, q.d.err("poll", verbs.ErrClosed, "")
 	}
+	if q.broken != nil {
+		return 0, q.broken
+	}
 	for n < len(wcs) {
 		asked := min(len(wcs)-n, len(q.wcs))
 		q.args[1] = uintptr(asked)
 		got := int(int32(call(q.d.pollCQ, q.args...)))
-		if got < 0 {
-			// The number is no errno: drivers have a -2 of their own for a completion that makes no sense.
-			return n, callErr("poll", q.d.name, 0, "ibv_poll_cq", syscall.EIO, fmt.Sprintf("the driver returned %d", got))
+		if got < 0 || got > asked {
+			q.broken = q.pollErr(got)
+			return n, q.broken
 		}
-		for i := range q.wcs[:got] {
-			q.convert(&wcs[n+i], &q.wcs[i])
-		}
+		q.convert(wcs[n:], q.wcs[:got])
 		n += got
 		if got < asked {
 			break
@@ -122,16 +123,33 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 	return n, nil
 }
 
-// convert translates a completion. Of one in error nothing but four fields is taken: the driver leaves the rest as it was.
-func (q *cq) convert(to *verbs.WC, c *ibvWC) {
-	if verbs.Status(c.status) != verbs.StatusSuccess {
+// convert translates completions. Of one in error nothing but four fields is taken: the driver leaves the rest as it was.
+func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
+	looked := uint32(0) // the queue pair that was looked at last: a failure brings a burst of flushed requests
+	for i := range cs {
+		c, to := &cs[i], &wcs[i]
+		if verbs.Status(c.status) == verbs.StatusSuccess {
+			to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode), 0
+			to.ByteLen, to.Imm, to.QPNum, to.SrcQP = c.byteLen, bits.ReverseBytes32(c.immData), c.qpNum, c.srcQP
+			to.Flags = verbs.WCFlags(c.wcFlags) & verbs.WCWithImm
+			continue
+		}
 		*to = verbs.WC{ID: c.wrID, Status: verbs.Status(c.status), Opcode: verbs.WCUnknown, VendorErr: c.vendorErr, QPNum: c.qpNum}
-		q.d.look(c.qpNum) // a reliable connection does not survive an error
-		return
+		if c.qpNum != looked {
+			looked = c.qpNum
+			q.d.look(looked) // a reliable connection does not survive an error
+		}
 	}
-	to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode), 0
-	to.ByteLen, to.Imm, to.QPNum, to.SrcQP = c.byteLen, bits.ReverseBytes32(c.immData), c.qpNum, c.srcQP
-	to.Flags = verbs.WCFlags(c.wcFlags) & verbs.WCWithImm
+}
+
+// pollErr is the error of a poll in which the driver failed. What it returned is no errno: mlx4 and mlx5 have a -2 of their own for a
+// completion that they can make nothing of. Those before it in the same call are lost, so the queue cannot be trusted any more.
+func (q *cq) pollErr(got int) error {
+	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
+	if q.d.taken() {
+		err = fmt.Errorf("%w: %w", verbs.ErrDeviceGone, err)
+	}
+	return &verbs.OpError{Op: "poll", Device: q.d.name, Err: err, Detail: "completions are lost: close the queue and its queue pairs"}
 }
 
 // emptyErr is why no completion will ever come, if so.
@@ -161,7 +179,7 @@ func (q *cq) Arm(solicitedOnly bool) error {
 		q.arm[1] = 1
 	}
 	if errno := result(call(q.d.reqNotifyCQ, q.arm[:]...)); errno != 0 {
-		return callErr(op, q.d.name, 0, "ibv_req_notify_cq", errno, "")
+		return q.d.callErr(op, 0, "ibv_req_notify_cq", errno, "")
 	}
 	return nil
 }
@@ -192,11 +210,11 @@ func (q *cq) Close() error {
 		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d queues of queue pairs use it", users))
 	}
 	// Without the device's lock: it waits until the readers have acknowledged the queue's events, for which they take it.
-	if errno := d.p.lib.status(d.p.lib.destroyCQ, q.addr); errno != 0 {
+	if errno := d.destroy(d.p.lib.destroyCQ, q.addr); errno != 0 {
 		d.mu.Lock()
 		q.closed = false
 		d.mu.Unlock()
-		return callErr(op, d.name, 0, "ibv_destroy_cq", errno, "")
+		return d.callErr(op, 0, "ibv_destroy_cq", errno, "")
 	}
 	d.mu.Lock()
 	if d.cqs[q.addr] == q { // another may have been made at the address by now

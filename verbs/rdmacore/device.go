@@ -5,7 +5,10 @@ package rdmacore
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -21,6 +24,7 @@ type device struct {
 	name     string
 	port     int // chosen by the filter, or 1
 	limits   verbs.DeviceAttr
+	atomics  bool // the NIC has atomics
 	ctx      uintptr
 	watchers verbs.Watchers
 	gone     atomic.Bool // removed, or failed as a whole
@@ -34,9 +38,10 @@ type device struct {
 	query struct {
 		mu   sync.Mutex
 		mem  mapping
-		dev  *ibvDeviceAttr
+		dev  *ibvDeviceAttr // nil once the device is closed
 		port *ibvPortAttr
 		gid  *ibvGIDEntry
+		gids map[int]gidTable // by port
 	}
 
 	mu         sync.Mutex // guards what follows, and who uses whom among the device's objects
@@ -48,19 +53,24 @@ type device struct {
 	nextVector int             // completion vector of the next CQ
 }
 
+// atomicNone is IBV_ATOMIC_NONE.
+const atomicNone = 0
+
 // openDevice opens a NIC of the list.
 func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port int) (*device, error) {
 	const op = "open device"
 	ctx, errno := p.lib.pointer(p.lib.openDevice, addr)
 	if errno != 0 {
-		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno))
+		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno, name))
 	}
 	c := object[ibvContext](ctx)
 	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
 		postRecv: c.postRecv, pds: map[*pd]struct{}{}, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
 	err := d.prepare(int(c.asyncFD))
 	if err == nil {
-		if d.limits, err = d.Query(); err == nil && d.port > d.limits.Ports {
+		d.limits, err = d.Query()
+		d.atomics = d.query.dev.atomicCap != atomicNone // as the query has left it
+		if err == nil && d.port > d.limits.Ports {
 			err = d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d was asked for, the device has %d", d.port, d.limits.Ports))
 		}
 	}
@@ -78,18 +88,20 @@ func (d *device) prepare(asyncFD int) (err error) {
 	if err != nil {
 		return d.err("open device", verbs.ErrNoMemory, err.Error())
 	}
+	q.gids = map[int]gidTable{}
 	q.dev, q.port, q.gid = &carve[ibvDeviceAttr](&q.mem, 1)[0], &carve[ibvPortAttr](&q.mem, 1)[0], &carve[ibvGIDEntry](&q.mem, 1)[0]
 	d.async, err = d.readAsyncEvents(asyncFD)
 	return err
 }
 
 // openHint says what to do when a device cannot be opened.
-func openHint(errno syscall.Errno) string {
+func openHint(errno syscall.Errno, name string) string {
 	switch errno {
 	case syscall.EACCES, syscall.EPERM:
-		return "no permission for /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the device in"
+		return "no permission for its /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the " +
+			"device in; or leave it out with the filter ^" + name
 	case syscall.ENOENT:
-		return "/dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in"
+		return "its /dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in; or leave it out with the filter ^" + name
 	}
 	return ""
 }
@@ -116,14 +128,36 @@ func (d *device) revive() {
 func (d *device) close() error {
 	d.async.stop()
 	err := d.events.close()
-	if errno := d.p.lib.status(d.p.lib.closeDevice, d.ctx); errno != 0 && err == nil {
-		err = callErr("close device", d.name, 0, "ibv_close_device", errno, "")
-	}
 	d.query.mu.Lock()
 	defer d.query.mu.Unlock()
-	d.query.dev = nil
+	d.query.dev = nil // queries use the context: none from here on
+	if errno := d.destroy(d.p.lib.closeDevice, d.ctx); errno != 0 && err == nil {
+		err = d.callErr("close device", 0, "ibv_close_device", errno, "")
+	}
 	_ = d.query.mem.unmap() // a mapping that was made can be undone
 	return err
+}
+
+// destroy makes a call that destroys something. Of a NIC that was taken away the kernel has destroyed everything by itself, and answers every
+// such call with EIO (unless RDMAV_ALLOW_DISASSOC_DESTROY is set): then the object is gone, and what libibverbs keeps of it leaks.
+func (d *device) destroy(fn, object uintptr) syscall.Errno {
+	errno := d.p.lib.status(fn, object)
+	if errno == syscall.EIO && d.taken() {
+		d.lost()
+		return 0
+	}
+	return errno
+}
+
+// taken reports whether the NIC was taken away: an event has said so, or the kernel shows it no more, which may come sooner.
+func (d *device) taken() bool {
+	if d.gone.Load() {
+		return true
+	}
+	sys := os.DirFS(sysClass)
+	_, err := fs.Stat(sys, d.name)
+	_, readable := fs.Stat(sys, ".")
+	return errors.Is(err, fs.ErrNotExist) && readable == nil
 }
 
 func (d *device) ID() verbs.DeviceID { return d.id }
@@ -158,7 +192,7 @@ func (d *device) Query() (verbs.DeviceAttr, error) {
 	a := d.query.dev
 	*a = ibvDeviceAttr{}
 	if errno := d.p.lib.status(d.p.lib.queryDevice, d.ctx, address(a)); errno != 0 {
-		return verbs.DeviceAttr{}, callErr(op, d.name, 0, "ibv_query_device", errno, "")
+		return verbs.DeviceAttr{}, d.callErr(op, 0, "ibv_query_device", errno, "")
 	}
 	firmware, _, _ := bytes.Cut(a.fwVer[:], []byte{0})
 	return verbs.DeviceAttr{
@@ -193,7 +227,7 @@ func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
 	a := d.query.port
 	*a = ibvPortAttr{}
 	if errno := d.p.lib.status(d.p.lib.queryPort, d.ctx, uintptr(port), address(a)); errno != 0 {
-		return nil, callErr(op, d.name, 0, "ibv_query_port", errno, fmt.Sprintf("port %d", port))
+		return nil, d.callErr(op, 0, "ibv_query_port", errno, fmt.Sprintf("port %d", port))
 	}
 	return a, nil
 }
@@ -205,14 +239,46 @@ func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 		return verbs.GIDEntry{}, err
 	}
 	defer d.query.mu.Unlock()
-	a, err := d.portAttr(op, port)
+	table, err := d.gidTable(op, port)
 	if err != nil {
 		return verbs.GIDEntry{}, err
 	}
-	if index < 0 || index >= int(a.gidTblLen) {
-		return verbs.GIDEntry{}, d.err(op, verbs.ErrInvalid, fmt.Sprintf("index %d: port %d has entries 0 to %d", index, port, a.gidTblLen-1))
+	if index < 0 || index >= table.size {
+		return verbs.GIDEntry{}, d.err(op, verbs.ErrInvalid, fmt.Sprintf("index %d: port %d has entries 0 to %d", index, port, table.size-1))
 	}
-	return d.gidEntry(op, port, index, verbs.LinkLayer(a.linkLayer))
+	return d.gidEntry(op, port, index, table.link)
+}
+
+// gidTable is what does not change about a port, for which mlx5 asks its firmware: a search through a GID table has hundreds of queries.
+type gidTable struct {
+	size int
+	link verbs.LinkLayer
+}
+
+// gidTable asks once a port. The query lock is held.
+func (d *device) gidTable(op string, port int) (gidTable, error) {
+	if t, ok := d.query.gids[port]; ok {
+		return t, nil
+	}
+	a, err := d.portAttr(op, port)
+	if err != nil {
+		return gidTable{}, err
+	}
+	t := gidTable{size: int(a.gidTblLen), link: verbs.LinkLayer(a.linkLayer)}
+	d.query.gids[port] = t
+	return t, nil
+}
+
+// netDev is the name of a network interface; empty if there is none, or it is in another network namespace.
+func netDev(index uint32) string {
+	if index == 0 {
+		return ""
+	}
+	i, err := net.InterfaceByIndex(int(index))
+	if err != nil {
+		return ""
+	}
+	return i.Name
 }
 
 // gidEntry asks the library, the newer way where it has it.
@@ -225,16 +291,16 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 		switch errno := lib.status(lib.queryGIDEx, d.ctx, uintptr(port), uintptr(index), address(e), 0, uintptr(sizeOf[ibvGIDEntry]())); errno {
 		case 0:
 			entry.GID, entry.Type = e.gid, verbs.GIDType(e.gidType)
-			entry.NetDev = sysNetDev(sys, d.name, port, index)
+			entry.NetDev = netDev(e.ndevIfindex)
 			return entry, nil
 		case syscall.ENODATA: // not set
 			return entry, nil
 		default:
-			return entry, callErr(op, d.name, 0, "ibv_query_gid_ex", errno, fmt.Sprintf("port %d, index %d", port, index))
+			return entry, d.callErr(op, 0, "ibv_query_gid_ex", errno, fmt.Sprintf("port %d, index %d", port, index))
 		}
 	}
 	if errno := lib.status(lib.queryGID, d.ctx, uintptr(port), uintptr(index), address(&e.gid)); errno != 0 {
-		return entry, callErr(op, d.name, 0, "ibv_query_gid", errno, fmt.Sprintf("port %d, index %d", port, index))
+		return entry, d.callErr(op, 0, "ibv_query_gid", errno, fmt.Sprintf("port %d, index %d", port, index))
 	}
 	entry.GID = e.gid
 	if entry.GID.IsZero() {

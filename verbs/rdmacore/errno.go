@@ -29,7 +29,8 @@ func (e *callError) Unwrap() []error {
 	return []error{e.sentinel, e.errno}
 }
 
-// sentinelOf says what an errno of libibverbs means to a program.
+// sentinelOf says what an errno of libibverbs means to a program. EIO is what calls on a NIC say that was taken away, but drivers and firmware
+// have other reasons for it too: see device.callErr.
 func sentinelOf(errno syscall.Errno) error {
 	switch errno {
 	case syscall.EINVAL, syscall.EFAULT, syscall.E2BIG, syscall.ERANGE:
@@ -38,7 +39,7 @@ func sentinelOf(errno syscall.Errno) error {
 		return verbs.ErrNoMemory
 	case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOPROTOOPT, syscall.EPROTONOSUPPORT:
 		return verbs.ErrNotSupported
-	case syscall.ENODEV, syscall.EIO, syscall.ENXIO:
+	case syscall.ENODEV, syscall.ENXIO:
 		return verbs.ErrDeviceGone
 	case syscall.EBUSY:
 		return verbs.ErrBusy
@@ -50,4 +51,12 @@ func sentinelOf(errno syscall.Errno) error {
 func callErr(op, device string, qp uint32, call string, errno syscall.Errno, detail string) error {
 	return &verbs.OpError{Op: op, Device: device, QPNum: qp, Detail: detail,
 		Err: &callError{call: call, errno: errno, sentinel: sentinelOf(errno)}}
+}
+
+// callErr is the error of a failed call on the device.
+func (d *device) callErr(op string, qp uint32, call string, errno syscall.Errno, detail string) error {
+	if errno == syscall.EIO && d.taken() {
+		return &verbs.OpError{Op: op, Device: d.name, QPNum: qp, Detail: detail, Err: &callError{call: call, errno: errno, sentinel: verbs.ErrDeviceGone}}
+	}
+	return callErr(op, d.name, qp, call, errno, detail)
 }

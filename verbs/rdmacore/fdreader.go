@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -42,8 +43,9 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	}
 	go func() {
 		defer close(r.done)
-		// The error is that of a file that stop has closed.
-		_ = conn.Read(func(uintptr) bool { return !next() })
+		if err := conn.Read(func(uintptr) bool { return !next() }); err != nil && !errors.Is(err, os.ErrClosed) {
+			next() // the poller saw nothing but an error on the descriptor: what it is comes out by reading
+		}
 	}()
 	return r, nil
 }

@@ -78,6 +78,7 @@ var layouts = []layout{
 		member{"element", "element.port_num", 0, 4},
 	)},
 
+	{ours: ibvDevice{}, c: "struct ibv_device", head: true, members: names("ops _ops nodeType node_type transportType transport_type")},
 	{ours: ibvContext{}, c: "struct ibv_context", head: true, members: names("device device pollCQ ops.poll_cq " +
 		"reqNotifyCQ ops.req_notify_cq postSend ops.post_send postRecv ops.post_recv cmdFD cmd_fd asyncFD async_fd " +
 		"numCompVectors num_comp_vectors")},
@@ -103,6 +104,10 @@ func names(pairs string) []member {
 // constants are the values that package verbs shares with the ABI, so that they cast: the name in C, and ours.
 var constants = map[string]uint64{
 	"IBV_QPT_RC": ibvQPTRC,
+
+	"IBV_ATOMIC_NONE":     atomicNone,
+	"IBV_TRANSPORT_IB":    transportIB,
+	"IBV_TRANSPORT_IWARP": transportIWARP,
 
 	"IBV_WR_RDMA_WRITE":           uint64(verbs.OpRDMAWrite),
 	"IBV_WR_RDMA_WRITE_WITH_IMM":  uint64(verbs.OpRDMAWriteWithImm),

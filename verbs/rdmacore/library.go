@@ -10,7 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// DefaultLibrary is the name by which the dynamic loader finds libibverbs.
+// defaultLibrary is the name by which the dynamic loader finds libibverbs.
 const defaultLibrary = "libibverbs.so.1"
 
 // library is an open libibverbs: the addresses of its functions, by name. Calls of the hot path are not here, since they are not exported: a
@@ -42,7 +42,7 @@ func openLibrary(path string) (*library, error) {
 	if path == "" {
 		path = defaultLibrary
 	}
-	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, &verbs.OpError{Op: "open " + path, Err: fmt.Errorf("%w: %w", ErrNoLibrary, err),
 			Detail: "install rdma-core (Debian and Ubuntu: libibverbs1 and ibverbs-providers; Fedora and RHEL: libibverbs)"}

@@ -213,6 +213,9 @@ func TestArena(t *testing.T) {
 	ok(t, other.Close())
 	_, err = other.NewArena(4096)
 	is(t, err, verbs.ErrClosed)
+	if b := a.Bytes(); b != nil {
+		t.Errorf("a closed arena has %d bytes", len(b))
+	}
 }
 
 // A registration that was refused does not keep its arena.

@@ -24,7 +24,7 @@ func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	}
 	*q.attr = cAttr(attr, mask)
 	if errno := q.modify(mask); errno != 0 {
-		return callErr(op, q.d.name, q.num, "ibv_modify_qp", errno, q.modifyHint(errno, now, attr, mask))
+		return q.d.callErr(op, q.num, "ibv_modify_qp", errno, q.modifyHint(errno, now, attr, mask))
 	}
 	if mask&verbs.QPAttrState != 0 {
 		q.state.Store(uint32(attr.State))
@@ -65,13 +65,38 @@ func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAt
 	switch errno {
 	case syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH:
 		return fmt.Sprintf("%s: no way to %v: is the peer's interface up and in reach?", hint, attr.AH.DGID)
-	}
-	if mask&verbs.QPAttrAV != 0 {
-		if why := q.d.pathHint(int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global); why != "" {
+	case syscall.EOPNOTSUPP:
+		if mask&verbs.QPAttrAccess != 0 && attr.Access&verbs.AccessRemoteAtomic != 0 && !q.d.atomics {
+			return hint + ": the NIC has no atomics: leave REMOTE_ATOMIC out of the access rights"
+		}
+	case syscall.EINVAL, syscall.ENODEV, syscall.EADDRNOTAVAIL:
+		why := q.d.attrHint(attr, mask)
+		if why == "" && mask&verbs.QPAttrAV != 0 {
+			why = q.d.pathHint(int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global)
+		}
+		if why != "" {
 			return hint + ": " + why
 		}
 	}
 	return hint
+}
+
+// attrHint says which attribute is beyond what the NIC can do, if one is.
+func (d *device) attrHint(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
+	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
+	switch {
+	case has(verbs.QPAttrPort) && (attr.Port < 1 || int(attr.Port) > d.limits.Ports):
+		return fmt.Sprintf("port %d: the NIC has ports 1 to %d", attr.Port, d.limits.Ports)
+	case has(verbs.QPAttrMaxRDAtomic) && int(attr.MaxRDAtomic) > d.limits.MaxRDAtomic:
+		return fmt.Sprintf("MaxRDAtomic %d: the NIC has %d", attr.MaxRDAtomic, d.limits.MaxRDAtomic)
+	case has(verbs.QPAttrMaxDestRDAtomic) && int(attr.MaxDestRDAtomic) > d.limits.MaxRDAtomic:
+		return fmt.Sprintf("MaxDestRDAtomic %d: the NIC has %d", attr.MaxDestRDAtomic, d.limits.MaxRDAtomic)
+	case has(verbs.QPAttrPathMTU):
+		if p, err := d.QueryPort(int(attr.AH.Port)); err == nil && attr.PathMTU > p.ActiveMTU {
+			return fmt.Sprintf("path MTU %v: port %d has %v", attr.PathMTU, attr.AH.Port, p.ActiveMTU)
+		}
+	}
+	return ""
 }
 
 // pathHint says what is wrong with a port and an entry of its GID table, if something is.
@@ -81,7 +106,7 @@ func (d *device) pathHint(port, index int, global bool) string {
 	case err != nil:
 		return err.Error()
 	case p.State != verbs.PortActive:
-		return fmt.Sprintf("port %d is %v: bring the link up", port, p.State)
+		return fmt.Sprintf("port %d is %v, which may be why: bring the link up", port, p.State)
 	case !global && p.LinkLayer == verbs.LinkLayerEthernet:
 		return "RoCE addresses by GID: AH.Global has to be set"
 	case !global:
@@ -111,9 +136,11 @@ func (q *qp) State() verbs.QPState {
 // current asks the kernel for the state where it may have changed by itself. Both locks are held.
 func (q *qp) current() verbs.QPState {
 	state := verbs.QPState(q.state.Load())
-	switch state {
-	case verbs.StateReset, verbs.StateInit, verbs.StateErr:
+	if !q.mayFail() {
 		return state
+	}
+	if q.d.gone.Load() {
+		return verbs.StateErr // nobody is left to be asked, and nothing will move
 	}
 	if errno := q.query(verbs.QPAttrState); errno != 0 {
 		return state
@@ -124,6 +151,15 @@ func (q *qp) current() verbs.QPState {
 		q.flushReceives() // those posted since it went there
 	}
 	return now
+}
+
+// mayFail reports whether the queue pair is in a state that the NIC may leave for ERR by itself.
+func (q *qp) mayFail() bool {
+	switch verbs.QPState(q.state.Load()) {
+	case verbs.StateReset, verbs.StateInit, verbs.StateErr:
+		return false
+	}
+	return true
 }
 
 // query fills q.attr. Both locks are held.
@@ -146,7 +182,7 @@ func (q *qp) Query() (verbs.QPAttr, error) {
 		return verbs.QPAttr{}, q.err(op, verbs.ErrClosed, "")
 	}
 	if errno := q.query(allAttrs); errno != 0 {
-		return verbs.QPAttr{}, callErr(op, q.d.name, q.num, "ibv_query_qp", errno, "")
+		return verbs.QPAttr{}, q.d.callErr(op, q.num, "ibv_query_qp", errno, "")
 	}
 	c, ah := q.attr, &q.attr.ahAttr
 	return verbs.QPAttr{

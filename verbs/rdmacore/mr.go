@@ -47,7 +47,7 @@ func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	c, errno := lib.pointer(lib.regMR, p.addr, start, uintptr(len(buf)), uintptr(access))
 	if errno != 0 {
 		m.release()
-		return nil, callErr(op, p.d.name, 0, "ibv_reg_mr", errno, registerHint(errno, len(buf)))
+		return nil, p.d.callErr(op, 0, "ibv_reg_mr", errno, registerHint(errno, len(buf)))
 	}
 	m.adopt(c, uint64(start))
 	return m, nil
@@ -76,7 +76,7 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 		if errno == syscall.EOPNOTSUPP {
 			hint = "needs Linux 5.12 and a driver that takes part"
 		}
-		return nil, callErr(op, p.d.name, 0, "ibv_reg_dmabuf_mr", errno, hint)
+		return nil, p.d.callErr(op, 0, "ibv_reg_dmabuf_mr", errno, hint)
 	}
 	m.adopt(c, iova)
 	return m, nil
@@ -94,9 +94,12 @@ func registerHint(errno syscall.Errno, size int) string {
 	case syscall.ENOMEM:
 		var limit unix.Rlimit
 		if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
-			return fmt.Sprintf("%d bytes: the process may lock %d bytes in all: raise the limit "+
+			return fmt.Sprintf("%d bytes: a process without CAP_IPC_LOCK may lock %d bytes in all: raise the limit "+
 				"(ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; memlock in /etc/security/limits.conf)", size, limit.Cur)
 		}
+		return fmt.Sprintf("%d bytes: the host has not so much memory to lock, or the NIC no room for more regions", size)
+	case syscall.EAGAIN, syscall.ENOSPC:
+		return "a limit on the number of regions: of the NIC, or of the control group (rdma.max)"
 	case syscall.EFAULT:
 		return "the memory is not mapped, or not writable as the access rights ask"
 	}
@@ -117,8 +120,8 @@ func (m *mr) Close() error {
 	if m.closed {
 		return d.err(op, verbs.ErrClosed, "")
 	}
-	if errno := d.p.lib.status(d.p.lib.deregMR, m.c); errno != 0 {
-		return callErr(op, d.name, 0, "ibv_dereg_mr", errno, "")
+	if errno := d.destroy(d.p.lib.deregMR, m.c); errno != 0 {
+		return d.callErr(op, 0, "ibv_dereg_mr", errno, "")
 	}
 	m.closed = true
 	m.release()

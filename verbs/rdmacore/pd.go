@@ -29,7 +29,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 	}
 	addr, errno := d.p.lib.pointer(d.p.lib.allocPD, d.ctx)
 	if errno != 0 {
-		return nil, callErr(op, d.name, 0, "ibv_alloc_pd", errno, "")
+		return nil, d.callErr(op, 0, "ibv_alloc_pd", errno, "")
 	}
 	p := &pd{d: d, addr: addr, mrs: map[*mr]struct{}{}}
 	d.pds[p] = struct{}{}
@@ -69,8 +69,8 @@ func (p *pd) Close() error {
 	case len(p.mrs)+p.qps > 0:
 		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open", len(p.mrs), p.qps))
 	}
-	if errno := d.p.lib.status(d.p.lib.deallocPD, p.addr); errno != 0 {
-		return callErr(op, d.name, 0, "ibv_dealloc_pd", errno, "")
+	if errno := d.destroy(d.p.lib.deallocPD, p.addr); errno != 0 {
+		return d.callErr(op, 0, "ibv_dealloc_pd", errno, "")
 	}
 	p.closed = true
 	delete(d.pds, p)

@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"syscall"
@@ -25,6 +26,7 @@ type sendStage struct {
 	args   []uintptr // of the call: the queue pair, the first request, bad
 
 	maxSGE, maxInline int
+	doubtful          bool // the driver called a request invalid: see why
 }
 
 func sendStageSize(n int, c *verbs.QPCap) int {
@@ -51,6 +53,8 @@ type recvStage struct {
 	bad    *uintptr
 	args   []uintptr
 	maxSGE int
+
+	doubtful bool
 }
 
 func recvStageSize(n int, c *verbs.QPCap) int {
@@ -79,7 +83,12 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 			n += accepted
 		}
 	}
+	doubtful := q.sq.doubtful
+	q.sq.doubtful = false
 	q.sends.Unlock()
+	if doubtful {
+		err = q.why(err)
+	}
 	return n, err
 }
 
@@ -103,10 +112,15 @@ func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 	last.next, *s.bad = 0, 0
 	errno := result(call(q.d.postSend, s.args...))
 	last.next = next
-	if errno == 0 {
+	if errno == 0 && *s.bad == 0 {
 		return staged, refused
 	}
-	return indexOf(s.wrs, *s.bad), q.postErr("post send", "ibv_post_send", errno, q.errSendFull)
+	n := indexOf(s.wrs[:staged], *s.bad)
+	if errno == syscall.EINVAL && wrs[n].Opcode.IsAtomic() && !q.d.atomics {
+		return n, q.err("post send", verbs.ErrNotSupported, "the NIC has no atomics")
+	}
+	s.doubtful = errno == syscall.EINVAL
+	return n, q.postErr("post send", "ibv_post_send", errno, q.errSendFull)
 }
 
 // put writes a request for C.
@@ -199,6 +213,8 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 		}
 	}
 	failed := n > 0 && verbs.QPState(q.state.Load()) == verbs.StateErr
+	doubtful := q.rq.doubtful
+	q.rq.doubtful = false
 	q.recvs.Unlock()
 	if failed {
 		q.lock()
@@ -207,7 +223,22 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 		}
 		q.unlock()
 	}
+	if doubtful {
+		err = q.why(err)
+	}
 	return n, err
+}
+
+// why corrects the reason of a post that the driver called invalid: bnxt_re before rdma-core 50 takes none in ERR, which the NIC may have
+// entered by itself. No lock is held.
+func (q *qp) why(err error) error {
+	q.lock()
+	defer q.unlock()
+	var c *callError
+	if !q.sends.closed && q.current() == verbs.StateErr && errors.As(err, &c) {
+		c.sentinel = verbs.ErrState
+	}
+	return err
 }
 
 // postRecv hands over as many as fit in the stage.
@@ -231,10 +262,11 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	last.next, *s.bad = 0, 0
 	errno := result(call(q.d.postRecv, s.args...))
 	last.next = next
-	if errno == 0 {
+	if errno == 0 && *s.bad == 0 {
 		return staged, refused
 	}
-	return indexOf(s.wrs, *s.bad), q.postErr("post recv", "ibv_post_recv", errno, q.errRecvFull)
+	s.doubtful = errno == syscall.EINVAL
+	return indexOf(s.wrs[:staged], *s.bad), q.postErr("post recv", "ibv_post_recv", errno, q.errRecvFull)
 }
 
 func (s *recvStage) put(i int, wr *verbs.RecvWR) {
@@ -262,16 +294,16 @@ func (q *qp) mayReceive() error {
 // indexOf is the place of the request that C refused; those before it were accepted. A driver that fails without naming one (librxe,
 // when the kernel refuses to look at the queue) has a queue pair that carries nothing any more: none of them will complete.
 func indexOf[T any](wrs []T, bad uintptr) int {
-	if bad == 0 {
-		return 0
+	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
+		return int(i)
 	}
-	return int((bad - address(&wrs[0])) / uintptr(sizeOf[T]()))
+	return 0
 }
 
-// postErr is the error of a refused post. ENOMEM is what drivers say of a full queue.
+// postErr is the error of a refused post. ENOMEM is what drivers say of a full queue; siw names the request and then forgets to say why.
 func (q *qp) postErr(op, call string, errno syscall.Errno, full error) error {
-	if errno == syscall.ENOMEM {
+	if errno == syscall.ENOMEM || errno == 0 {
 		return full
 	}
-	return callErr(op, q.d.name, q.num, call, errno, "")
+	return q.d.callErr(op, q.num, call, errno, "")
 }

@@ -44,10 +44,13 @@ func Open(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, &verbs.OpError{Op: "open devices", Err: fmt.Errorf("%w: %w", ErrNoDevice, err)}
 	}
+	if chosen, err = list.connectable(chosen, named(cfg.Devices)); err != nil {
+		return nil, err
+	}
 	switch {
 	case len(chosen) == 0:
 		return nil, &verbs.OpError{Op: "open devices", Err: ErrNoDevice,
-			Detail: fmt.Sprintf("the filter %q leaves none of %s", cfg.Devices, strings.Join(list.names, ", "))}
+			Detail: fmt.Sprintf("the filter %q leaves none of %s that has queue pairs of InfiniBand or RoCE", cfg.Devices, strings.Join(list.names, ", "))}
 	case len(chosen) > verbs.MaxDevices:
 		return nil, &verbs.OpError{Op: "open devices", Err: verbs.ErrInvalid,
 			Detail: fmt.Sprintf("%d devices, at most %d: choose with Config.Devices", len(chosen), verbs.MaxDevices)}
@@ -110,6 +113,35 @@ func (p *Provider) Close() error {
 	}
 	return failed
 }
+
+// named reports whether a filter lists devices by their names, in place of all or all but some.
+func named(filter string) bool {
+	return filter != "" && !strings.HasPrefix(filter, "^") && !strings.Contains(filter, "*")
+}
+
+// connectable leaves out what is no NIC of the InfiniBand transport, which RoCE is too: iWARP connects through librdmacm only, and
+// others (efa, usnic) have no reliable connections. One that was asked for by name is refused.
+func (l *deviceList) connectable(chosen []verbs.Selection, named bool) (list []verbs.Selection, err error) {
+	for _, s := range chosen {
+		switch transport := object[ibvDevice](l.devices[s.Index]).transportType; {
+		case transport == transportIB:
+			list = append(list, s)
+		case named && transport == transportIWARP:
+			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index], Err: verbs.ErrNotSupported,
+				Detail: "it speaks iWARP, whose connections need librdmacm (an Intel NIC may speak RoCE as well: devlink dev param, enable_roce)"}
+		case named:
+			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index], Err: verbs.ErrNotSupported,
+				Detail: fmt.Sprintf("it speaks neither InfiniBand nor RoCE (transport type %d)", transport)}
+		}
+	}
+	return list, nil
+}
+
+// Values of enum ibv_transport_type.
+const (
+	transportIB    = 0
+	transportIWARP = 1
+)
 
 // deviceList is libibverbs' list of devices. The devices in it are valid until it is freed, the names for ever.
 type deviceList struct {

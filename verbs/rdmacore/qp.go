@@ -126,7 +126,7 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 		addr, errno = d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	}
 	if errno != 0 {
-		return callErr(op, d.name, 0, "ibv_create_qp", errno, createHint(errno, limits))
+		return d.callErr(op, 0, "ibv_create_qp", errno, createHint(errno, limits))
 	}
 	q.addr, q.num = addr, object[ibvQP](addr).qpNum
 	q.cap = verbs.QPCap{MaxSendWR: int(init.cap.maxSendWR), MaxRecvWR: int(init.cap.maxRecvWR), MaxSendSGE: int(init.cap.maxSendSGE),
@@ -148,9 +148,11 @@ func createHint(errno syscall.Errno, c verbs.QPCap) string {
 	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline", c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
 	switch errno {
 	case syscall.EINVAL:
-		return asked + ": ask for fewer elements or inline bytes"
+		return asked + ": ask for fewer requests, elements or inline bytes: the NIC's limit of requests is for the smallest ones"
 	case syscall.ENOMEM:
-		return asked + ": ask for less, or raise the memlock limit (ulimit -l)"
+		return asked + ": ask for less, close queue pairs, or raise the limits (ulimit -l; rdma.max of the control group)"
+	case syscall.EOPNOTSUPP:
+		return "the NIC may have no reliable-connected queue pairs"
 	}
 	return asked
 }
@@ -198,8 +200,8 @@ func (q *qp) Close() error {
 		return q.err(op, verbs.ErrClosed, "")
 	}
 	// It stays in the device's list meanwhile: destroying waits until its events are acknowledged.
-	if errno := d.p.lib.status(d.p.lib.destroyQP, q.addr); errno != 0 {
-		return callErr(op, d.name, q.num, "ibv_destroy_qp", errno, "")
+	if errno := d.destroy(d.p.lib.destroyQP, q.addr); errno != 0 {
+		return d.callErr(op, q.num, "ibv_destroy_qp", errno, "")
 	}
 	q.sends.closed, q.recvs.closed = true, true
 	d.mu.Lock()

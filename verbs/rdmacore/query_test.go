@@ -79,10 +79,10 @@ func TestQueryGID(t *testing.T) {
 	d := devices(t, s.open(t, ""))[1]
 	linkLocal, v4 := verbs.GID{0: 0xfe, 1: 0x80, 14: 2, 15: 1}, verbs.GID{10: 0xff, 11: 0xff, 12: 10, 14: 2, 15: 1}
 	for i, want := range []verbs.GIDEntry{
-		{Index: 0, GID: linkLocal, Type: verbs.GIDTypeRoCEv1},
-		{Index: 1, GID: linkLocal, Type: verbs.GIDTypeRoCEv2},
-		{Index: 2, GID: v4, Type: verbs.GIDTypeRoCEv1},
-		{Index: 3, GID: v4, Type: verbs.GIDTypeRoCEv2},
+		{Index: 0, GID: linkLocal, Type: verbs.GIDTypeRoCEv1, NetDev: "lo"},
+		{Index: 1, GID: linkLocal, Type: verbs.GIDTypeRoCEv2, NetDev: "lo"},
+		{Index: 2, GID: v4, Type: verbs.GIDTypeRoCEv1, NetDev: "lo"},
+		{Index: 3, GID: v4, Type: verbs.GIDTypeRoCEv2, NetDev: "lo"},
 		{Index: 4},
 		{Index: 5},
 		{Index: 6},
