@@ -40,7 +40,9 @@ func (q *VirtualQP) close() error {
 		err = errors.Join(err, q.cq.close())
 	}
 	if q.ownsDomain {
-		err = errors.Join(err, q.dom.Close())
+		if closing := q.dom.Close(); !errors.Is(closing, ErrClosed) { // the program may have closed it, and waits for this
+			err = errors.Join(err, closing)
+		}
 	}
 	return err
 }

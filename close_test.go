@@ -275,3 +275,28 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		}
 	}
 }
+
+// A domain that the program closes first goes with its last user, and nobody complains.
+func TestDomainClosedFirst(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nics, err := fabric.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := ibverbx.Open(nics, ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Domain().Close(); err != nil {
+		t.Error(err)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := fabric.Close(); err != nil {
+		t.Errorf("something is left: %v", err)
+	}
+}

@@ -229,7 +229,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	case len(peer.QPNums) != len(q.rails):
 		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer has %d queue pairs, this end %d: configure both alike", len(peer.QPNums), len(q.rails)))
 	case peer.Scheme != "" && !q.single && peer.Scheme != q.cfg.Scheme.String():
-		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer uses %s, this end %v: configure both alike", peer.Scheme, q.cfg.Scheme))
+		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer uses %.20q, this end %v: configure both alike", peer.Scheme, q.cfg.Scheme))
 	case (peer.NotifyQPNum != 0) != (q.notify != nil):
 		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure both alike")
 	}
@@ -295,6 +295,9 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 	if index != 0 {
 		if p.gid, err = dev.QueryGID(port, max(0, index)); err != nil {
 			return p, q.railError(r, err)
+		}
+		if p.gid.GID.IsZero() && p.attr.LinkLayer == verbs.LinkLayerEthernet {
+			return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("entry %d of the GID table of %s port %d is empty", max(0, index), dev.Name(), port))
 		}
 		return p, nil
 	}

@@ -168,6 +168,18 @@ func TestGIDChoice(t *testing.T) {
 	}
 }
 
+// An entry that is asked for and empty is refused by name, before a card without an address goes to the peer.
+func TestEmptyGID(t *testing.T) {
+	d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
+	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.Card(); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "entry 3 of the GID table of null0 port 1 is empty") {
+		t.Errorf("a card with an empty GID: %v", err)
+	}
+}
+
 // bringUp connects with Modify, the ports left at 0.
 func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	t.Helper()

@@ -215,6 +215,8 @@ type ibvDevice struct {
 	ops           [2]uintptr
 	nodeType      int32
 	transportType int32
+	name          [64]byte
+	devName       [64]byte // of the character device: "uverbs0"
 }
 
 // ibvContext is the head of struct ibv_context. The calls of the hot path are inline functions of the header and not

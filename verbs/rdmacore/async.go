@@ -38,7 +38,7 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	})
 	if err != nil {
 		_ = mem.unmap()
-		return nil, d.err("open device", verbs.ErrNotSupported, err.Error())
+		return nil, d.err("open device", err, filesHint(err))
 	}
 	r.mem = mem
 	return r, nil

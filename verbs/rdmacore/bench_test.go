@@ -40,6 +40,20 @@ func BenchmarkPostPoll(b *testing.B) {
 	}
 }
 
+// BenchmarkFromC is the same done by a program in C, to see what the crossing costs: PostPoll/write in units of it.
+func BenchmarkFromC(b *testing.B) {
+	for _, batch := range []int{1, 16, 64} {
+		b.Run(fmt.Sprintf("write/batch=%d", batch), func(b *testing.B) {
+			r := newRig(b, openStandin(b, standinConfig{}), rigConfig{})
+			b.ResetTimer()
+			if n := r.postPoll(0, r.qp.Num(), r.mr.Addr(), r.mr.LKey(), int32(batch), b.N); n != b.N {
+				b.Fatalf("%d rounds of %d", n, b.N)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(batch), "ns/request")
+		})
+	}
+}
+
 // BenchmarkEmptyPoll is what it costs to find nothing.
 func BenchmarkEmptyPoll(b *testing.B) {
 	r := newRig(b, openStandin(b, standinConfig{}), rigConfig{})

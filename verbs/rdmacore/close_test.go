@@ -144,7 +144,7 @@ func TestCreateFails(t *testing.T) {
 	for _, call := range []string{"ibv_create_comp_channel", "ibv_create_cq"} {
 		s.fail(call, syscall.EMFILE)
 		_, err = d.CreateCQ(verbs.CQConfig{Channel: channel})
-		is(t, err, verbs.ErrNoMemory, syscall.EMFILE)
+		is(t, err, syscall.EMFILE)
 		mentions(t, err, "create cq: standin0: "+call)
 	}
 	for _, depth := range []int{-1, 1<<20 + 1, 1 << 40} {

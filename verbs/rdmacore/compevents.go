@@ -2,11 +2,7 @@
 
 package rdmacore
 
-import (
-	"syscall"
-
-	"ibverbx/verbs"
-)
+import "syscall"
 
 // compEvents is a device's completion channel (struct ibv_comp_channel): one for all its CQs, whatever CompChannel of Go's they
 // signal, so that a device costs one descriptor and one goroutine.
@@ -24,7 +20,7 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	lib := d.p.lib
 	addr, errno := lib.pointer(lib.createCompChannel, d.ctx)
 	if errno != 0 {
-		return nil, d.callErr(op, 0, "ibv_create_comp_channel", errno, "")
+		return nil, d.callErr(op, 0, "ibv_create_comp_channel", errno, filesHint(errno))
 	}
 	e := &compEvents{d: d, addr: addr}
 	mem, err := mapMemory(carved[uintptr](2), 0)
@@ -40,7 +36,7 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	}
 	if err != nil {
 		_ = lib.status(lib.destroyCompChannel, addr)
-		return nil, d.err(op, verbs.ErrNoMemory, err.Error())
+		return nil, d.err(op, err, filesHint(err))
 	}
 	d.events = e
 	return e, nil

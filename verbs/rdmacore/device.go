@@ -4,12 +4,14 @@ package rdmacore
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -61,7 +63,7 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	const op = "open device"
 	ctx, errno := p.lib.pointer(p.lib.openDevice, addr)
 	if errno != 0 {
-		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno, name))
+		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno, name, object[ibvDevice](addr)))
 	}
 	c := object[ibvContext](ctx)
 	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
@@ -95,8 +97,21 @@ func (d *device) prepare(asyncFD int) (err error) {
 }
 
 // openHint says what to do when a device cannot be opened.
-func openHint(errno syscall.Errno, name string) string {
+func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
+	if errno == syscall.ENOENT {
+		// What libibverbs says last is that its other way to the device does not exist: see what is wrong with the usual one.
+		node, _, _ := bytes.Cut(c.devName[:], []byte{0})
+		f, err := os.OpenFile(filepath.Join("/dev/infiniband", string(node)), os.O_RDWR, 0)
+		if err == nil {
+			_ = f.Close()
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			errno = syscall.EACCES
+		}
+	}
 	switch errno {
+	case syscall.EMFILE, syscall.ENFILE:
+		return filesHint(errno)
 	case syscall.EACCES, syscall.EPERM:
 		return "no permission for its /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the " +
 			"device in; or leave it out with the filter ^" + name
@@ -221,8 +236,8 @@ func (d *device) QueryPort(port int) (verbs.PortAttr, error) {
 
 // portAttr asks for a port's attributes. The query lock is held.
 func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
-	if port < 1 || port > 255 {
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: ports count from 1", port))
+	if limit := cmp.Or(d.limits.Ports, 255); port < 1 || port > limit {
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: the device has ports 1 to %d", port, limit))
 	}
 	a := d.query.port
 	*a = ibvPortAttr{}

@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 
@@ -29,13 +30,21 @@ func (e *callError) Unwrap() []error {
 	return []error{e.sentinel, e.errno}
 }
 
+// filesHint says what to do when descriptors have run out.
+func filesHint(err error) string {
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		return "each device needs some descriptors: see the limit of open files (ulimit -n)"
+	}
+	return ""
+}
+
 // sentinelOf says what an errno of libibverbs means to a program. EIO is what calls on a NIC say that was taken away, but drivers and firmware
 // have other reasons for it too: see device.callErr.
 func sentinelOf(errno syscall.Errno) error {
 	switch errno {
 	case syscall.EINVAL, syscall.EFAULT, syscall.E2BIG, syscall.ERANGE:
 		return verbs.ErrInvalid
-	case syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, syscall.EMFILE, syscall.ENFILE:
+	case syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC:
 		return verbs.ErrNoMemory
 	case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOPROTOOPT, syscall.EPROTONOSUPPORT:
 		return verbs.ErrNotSupported

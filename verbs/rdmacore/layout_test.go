@@ -78,7 +78,7 @@ var layouts = []layout{
 		member{"element", "element.port_num", 0, 4},
 	)},
 
-	{ours: ibvDevice{}, c: "struct ibv_device", head: true, members: names("ops _ops nodeType node_type transportType transport_type")},
+	{ours: ibvDevice{}, c: "struct ibv_device", head: true, members: names("ops _ops nodeType node_type transportType transport_type name name devName dev_name")},
 	{ours: ibvContext{}, c: "struct ibv_context", head: true, members: names("device device pollCQ ops.poll_cq " +
 		"reqNotifyCQ ops.req_notify_cq postSend ops.post_send postRecv ops.post_recv cmdFD cmd_fd asyncFD async_fd " +
 		"numCompVectors num_comp_vectors")},

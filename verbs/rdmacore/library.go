@@ -4,6 +4,7 @@ package rdmacore
 
 import (
 	"fmt"
+	"runtime"
 
 	"github.com/ebitengine/purego"
 
@@ -42,10 +43,15 @@ func openLibrary(path string) (*library, error) {
 	if path == "" {
 		path = defaultLibrary
 	}
+	runtime.LockOSThread() // what dlerror says is the thread's
 	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	runtime.UnlockOSThread()
 	if err != nil {
-		return nil, &verbs.OpError{Op: "open " + path, Err: fmt.Errorf("%w: %w", ErrNoLibrary, err),
-			Detail: "install rdma-core (Debian and Ubuntu: libibverbs1 and ibverbs-providers; Fedora and RHEL: libibverbs)"}
+		hint := "install rdma-core (Debian and Ubuntu: libibverbs1 and ibverbs-providers; Fedora and RHEL: libibverbs)"
+		if path != defaultLibrary {
+			hint = "is that the path? Else " + hint
+		}
+		return nil, &verbs.OpError{Op: "open " + path, Err: fmt.Errorf("%w: %w", ErrNoLibrary, err), Detail: hint}
 	}
 	l := &library{path: path, handle: handle}
 	for _, s := range []struct {

@@ -64,6 +64,9 @@ func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAt
 	}
 	switch errno {
 	case syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH:
+		if why := q.d.portHint(int(attr.AH.Port)); why != "" {
+			return hint + ": " + why
+		}
 		return fmt.Sprintf("%s: no way to %v: is the peer's interface up and in reach?", hint, attr.AH.DGID)
 	case syscall.EOPNOTSUPP:
 		if mask&verbs.QPAttrAccess != 0 && attr.Access&verbs.AccessRemoteAtomic != 0 && !q.d.atomics {
@@ -72,7 +75,7 @@ func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAt
 	case syscall.EINVAL, syscall.ENODEV, syscall.EADDRNOTAVAIL:
 		why := q.d.attrHint(attr, mask)
 		if why == "" && mask&verbs.QPAttrAV != 0 {
-			why = q.d.pathHint(int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global)
+			why = q.d.pathHint(attr)
 		}
 		if why != "" {
 			return hint + ": " + why
@@ -99,14 +102,28 @@ func (d *device) attrHint(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// pathHint says what is wrong with a port and an entry of its GID table, if something is.
-func (d *device) pathHint(port, index int, global bool) string {
+// portHint says what is wrong with a port, if something is.
+func (d *device) portHint(port int) string {
 	p, err := d.QueryPort(port)
 	switch {
 	case err != nil:
 		return err.Error()
 	case p.State != verbs.PortActive:
 		return fmt.Sprintf("port %d is %v, which may be why: bring the link up", port, p.State)
+	}
+	return ""
+}
+
+// pathHint says what is wrong with the port and the GIDs of a path, if something is.
+func (d *device) pathHint(attr *verbs.QPAttr) string {
+	port, index, global := int(attr.AH.Port), int(attr.AH.SGIDIndex), attr.AH.Global
+	if why := d.portHint(port); why != "" {
+		return why
+	}
+	p, err := d.QueryPort(port)
+	switch {
+	case err != nil:
+		return err.Error()
 	case !global && p.LinkLayer == verbs.LinkLayerEthernet:
 		return "RoCE addresses by GID: AH.Global has to be set"
 	case !global:
@@ -118,6 +135,8 @@ func (d *device) pathHint(port, index int, global bool) string {
 		return err.Error()
 	case g.GID.IsZero():
 		return fmt.Sprintf("entry %d of port %d's GID table is empty: choose another (show_gids, or ibverbx devices)", index, port)
+	case g.GID.IsIPv4() != attr.AH.DGID.IsIPv4():
+		return fmt.Sprintf("this end's GID is %v (%v) and the peer's %v: both have to be IPv4, or neither", g.GID, g.Type, attr.AH.DGID)
 	}
 	return ""
 }

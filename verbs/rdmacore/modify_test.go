@@ -211,7 +211,22 @@ func TestModifyHints(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {
 		s.fail("ibv_modify_qp", errno)
 		refused(errno, "no way to ::1")
+		s.setPort(0, 1, "state", int(verbs.PortDown))
+		s.fail("ibv_modify_qp", errno)
+		refused(errno, "port 1 is DOWN")
+		s.setPort(0, 1, "state", int(verbs.PortActive))
 	}
+	s.fail("ibv_modify_qp", syscall.EINVAL)
+	refused(syscall.EINVAL, "::ffff:10.0.1.1", "::1", "both have to be IPv4")
+	good := attr
+	attr.MaxDestRDAtomic = 100
+	s.fail("ibv_modify_qp", syscall.EINVAL)
+	refused(syscall.EINVAL, "MaxDestRDAtomic 100", "15")
+	attr = good
+	attr.PathMTU = verbs.MTU4096
+	s.fail("ibv_modify_qp", syscall.EINVAL)
+	refused(syscall.EINVAL, "path MTU 4096", "port 1 has 1024")
+	attr = good
 	s.fail("ibv_modify_qp", syscall.ENOMEM)
 	refused(syscall.ENOMEM, "cannot allocate memory")
 	ok(t, r.qp.Modify(&attr, mask))

@@ -85,6 +85,30 @@ func TestOpenWithoutDevice(t *testing.T) {
 	})
 }
 
+// What has no connections that Modify could make is left out, and refused when it is asked for by name.
+func TestOpenTransport(t *testing.T) {
+	const iwarp, unspecified = 1, 4
+	for transport, words := range map[int]string{iwarp: "iWARP", unspecified: "neither InfiniBand nor RoCE"} {
+		s := openStandin(t, standinConfig{Devices: 2})
+		s.setPort(0, 1, "transport", transport)
+		for _, filter := range []string{"", "^standin7", "standin*"} {
+			p, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: filter})
+			ok(t, err)
+			if d := devices(t, p); len(d) != 1 || d[0].Name() != "standin1" || d[0].ID() != 0 {
+				t.Errorf("%q chose %v", filter, d)
+			}
+			ok(t, p.Close())
+		}
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin1,standin0"})
+		is(t, err, verbs.ErrNotSupported)
+		mentions(t, err, "standin0", words)
+		s.setPort(1, 1, "transport", transport)
+		_, err = rdmacore.Open(rdmacore.Config{Library: s.path})
+		is(t, err, rdmacore.ErrNoDevice)
+		mentions(t, err, "standin0, standin1")
+	}
+}
+
 func TestOpenFilter(t *testing.T) {
 	s := openStandin(t, standinConfig{Devices: 3})
 	for filter, want := range map[string]string{
