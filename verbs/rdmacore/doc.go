@@ -1,5 +1,5 @@
 // Package rdmacore is a provider of real NICs: those that the host's libibverbs knows, from mlx5, bnxt_re and irdma to the kernel's software
-// NIC, rdma_rxe.
+// NIC, rdma_rxe. They have to speak InfiniBand or RoCE: iWARP NICs, which connect by other means, are left out.
 //
 // The library is opened at run time, with no C compiler and no header at build time, with cgo and without. A program opts in by
 // importing the package, which makes its binary dynamically linked; one that is content with software NICs stays static.
@@ -31,7 +31,7 @@
 //
 // os/exec is safe: the child shares the parent's memory until it executes, and copies nothing. A process that forks in C without executing,
 // which Go programs do not do, needs Linux 5.12 or later, where the pages that a NIC uses are copied for the child and not taken from the
-// parent; on older kernels set RDMAV_FORK_SAFE=1, which libibverbs reads.
+// parent; on older kernels set RDMAV_FORK_SAFE=1 in the environment before [Open]: libibverbs reads it once.
 //
 // # Events
 //
@@ -39,6 +39,12 @@
 // completion channel for all its CQs.
 //
 // A queue pair may fail without a completion that says so, as the responder of a bad request: [verbs.QP.State] asks the kernel.
+//
+// # A NIC that is taken away
+//
+// When a driver is unloaded or a NIC pulled, watchers get [verbs.EventDeviceFatal], posts are refused with [verbs.ErrDeviceGone], polls say the same
+// once a queue is empty, and those who sleep on a completion channel wake. Everything can be closed as usual; what libibverbs itself
+// had allocated for it leaks, because the kernel answers it no more.
 //
 // # What it costs
 //
