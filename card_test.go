@@ -274,8 +274,8 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 		edit func(*ibverbx.BusinessCard)
 		says string
 	}{
-		{"scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "spray" }, "the peer uses spray, this end dqplb: configure both alike"},
-		{"unknown scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "later" }, "the peer uses later"},
+		{"scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "spray" }, "the peer uses \"spray\", this end dqplb: configure both alike"},
+		{"unknown scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "later" }, "the peer uses \"later\""},
 		{"more queue pairs", multi, func(c *ibverbx.BusinessCard) {
 			c.QPNums, c.Rails = append(c.QPNums, 99), append(c.Rails, ibverbx.RailCard{Device: 9})
 		}, "the peer has 3 queue pairs, this end 2: configure both alike"},

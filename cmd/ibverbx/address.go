@@ -49,6 +49,9 @@ func (f *connectFlag) UnmarshalText(text []byte) error {
 
 // parseAddress reads HOST, HOST:PORT, :PORT or nothing. What is left out is every address, and perftest's port.
 func parseAddress(text string) (string, error) {
+	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
+		return "", fmt.Errorf("address %q: a port has a colon before it, as in --listen=:%s", text, text)
+	}
 	host, port := text, defaultPort
 	bare := text
 	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -30,10 +31,18 @@ func checkListen(k *kong.Context) error {
 	return nil
 }
 
+// given says whether a flag is on the command line.
+func given(k *kong.Context, name string) bool {
+	return slices.ContainsFunc(k.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+}
+
 // runApart drives one end, and another process the other.
 func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if f.Listen.given && f.Connect != "" {
 		return &bench.UsageError{Reason: "--listen and --connect exclude each other: one end listens, the other connects to it"}
+	}
+	if f.Timeout <= 0 {
+		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such as 30s"}
 	}
 	if f.Listen.given {
 		if err := checkListen(k); err != nil {
@@ -76,17 +85,19 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	if len(devices) == 0 {
 		return fmt.Errorf("provider %s has no devices", nics.Name())
 	}
-	connect := f.dial
+	meet := f.dial
 	if f.Listen.given {
-		connect = f.accept
+		meet = f.accept
 	}
-	nc, err := connect(c, devices)
-	if err != nil {
-		return interruptedOr(c.ctx, err)
+	conn, err := meet(c, devices)
+	if c.ctx.Err() != nil {
+		if err == nil {
+			_ = conn.Close()
+		}
+		return bench.ErrInterrupted // that is what ended the wait for the other process
 	}
-	conn, err := rendezvous.Start(c.ctx, nc, rendezvous.Config{Version: bench.ProtocolVersion, Timeout: time.Duration(f.Timeout)})
 	if err != nil {
-		return interruptedOr(c.ctx, fmt.Errorf("%v: %w", nc.RemoteAddr(), err))
+		return err
 	}
 	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn, Version: version()}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
@@ -97,18 +108,34 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	})
 }
 
+// greeting is how long who connects to a listening end has to begin: others may be waiting behind.
+const greeting = 5 * time.Second
+
+// conversation is how the two processes talk.
+func (f *perfCmd) conversation() rendezvous.Config {
+	return rendezvous.Config{Version: bench.ProtocolVersion, Timeout: time.Duration(f.Timeout)}
+}
+
 // dial connects to the listening end.
-func (f *perfCmd) dial(c *console, _ []verbs.Device) (net.Conn, error) {
+func (f *perfCmd) dial(c *console, _ []verbs.Device) (*rendezvous.Conn, error) {
 	d := net.Dialer{Timeout: time.Duration(f.Timeout)}
 	nc, err := d.DialContext(c.ctx, "tcp", string(f.Connect))
 	if err != nil {
 		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", err)
 	}
-	return nc, nil
+	conn, err := rendezvous.Start(c.ctx, nc, f.conversation())
+	if err != nil {
+		return nil, fmt.Errorf("%v: %w", nc.RemoteAddr(), err)
+	}
+	return conn, nil
 }
 
-// accept waits for the connecting end: for as long as it takes, and for one only.
-func (f *perfCmd) accept(c *console, devices []verbs.Device) (net.Conn, error) {
+// maxStrangers is how many connections that are none of ibverbx a listening end bears.
+const maxStrangers = 1000
+
+// accept waits for the connecting end: for as long as it takes, and for one only. Who looks whether the port is open, or speaks
+// something else, is no connecting end.
+func (f *perfCmd) accept(c *console, devices []verbs.Device) (*rendezvous.Conn, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(c.ctx, "tcp", f.Listen.address)
 	if err != nil {
@@ -122,20 +149,22 @@ func (f *perfCmd) accept(c *console, devices []verbs.Device) (net.Conn, error) {
 		names = append(names, d.Name())
 	}
 	c.complain("ibverbx: listening on %v with %s\n", l.Addr(), strings.Join(names, ", "))
-	nc, err := l.Accept()
-	if c.ctx.Err() != nil {
-		if err == nil {
-			_ = nc.Close()
+	cfg := f.conversation()
+	cfg.Greeting = min(greeting, cfg.Timeout)
+	for range maxStrangers {
+		nc, err := l.Accept()
+		if err != nil {
+			return nil, err
 		}
-		return nil, context.Canceled
+		conn, err := rendezvous.Start(c.ctx, nc, cfg)
+		if err == nil {
+			return conn, nil
+		}
+		err = fmt.Errorf("%v: %w", nc.RemoteAddr(), err)
+		if c.ctx.Err() != nil || errors.Is(err, rendezvous.ErrVersion) {
+			return nil, err
+		}
+		c.complain("ibverbx: %s; still listening\n", reason(err))
 	}
-	return nc, err
-}
-
-// interruptedOr is err, unless ctx has ended: then that is what ended the wait for the other process.
-func interruptedOr(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return bench.ErrInterrupted
-	}
-	return err
+	return nil, fmt.Errorf("%d connections, and none of them from ibverbx", maxStrangers)
 }

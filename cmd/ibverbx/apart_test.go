@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -45,6 +47,9 @@ func addTestProviders() *soft.Fabric {
 			return half{h.Provider, h.name, nics}, err
 		}})
 	}
+	providers = append(providers, provider{"ailing", func(nicOptions) (verbs.Provider, error) {
+		return half{fabric, "ailing", []verbs.Device{ailing{nics[0]}}}, nil
+	}})
 	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) { return nil, errors.New("no NIC today") }})
 	return fabric
 }
@@ -154,6 +159,7 @@ func TestTwoProcessesJSON(t *testing.T) {
 			Peer       struct {
 				Address, End, Version string
 				NICs                  []string
+				Own                   []string `json:"own_nics"`
 			}
 			Results []map[string]any
 			OK      bool
@@ -164,7 +170,7 @@ func TestTwoProcessesJSON(t *testing.T) {
 		if !doc.OK || len(doc.Results) != 6 || doc.Parameters["nics"] != 1.0 || len(doc.Peer.NICs) != 1 || doc.Peer.Version == "" {
 			t.Errorf("end %s: %+v", end, doc)
 		}
-		if want := map[string]string{"a": "soft3", "b": "soft1"}[end]; doc.Peer.NICs[0] != want || doc.Peer.End == end {
+		if want := map[string]string{"a": "soft3", "b": "soft1"}[end]; doc.Peer.NICs[0] != want || doc.Peer.End == end || len(doc.Peer.Own) != 1 || doc.Peer.Own[0] == want {
 			t.Errorf("end %s: peer %+v, want NIC %s", end, doc.Peer, want)
 		}
 	}
@@ -176,6 +182,12 @@ func TestListenInterrupted(t *testing.T) {
 	server.cancel()
 	if code, out, errs := server.wait(t); code != exitInterrupted || out != "" {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+	server, _ = listening(t, "perf --json --listen 127.0.0.1:0 --provider right")
+	server.cancel()
+	code, out, _ := server.wait(t)
+	if doc := failedDocument(t, out); code != exitInterrupted || !doc.Interrupted || !strings.Contains(doc.Error, "interrupted") {
+		t.Errorf("exit %d, document %+v", code, doc)
 	}
 }
 
@@ -228,20 +240,48 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// TestListenStranger shows a listening end what is no ibverbx.
-func TestListenStranger(t *testing.T) {
+// TestListenStrangers shows a listening end what is no ibverbx: a look whether the port is open, and another protocol. It says so and waits
+// on for the connecting end.
+func TestListenStrangers(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+	for _, text := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x1b[2J\x1b[2J\x1b[2J\x1b[2J"} {
+		nc, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(nc, text); err != nil {
+			t.Fatal(err)
+		}
+		if text != "" {
+			_, _ = io.Copy(io.Discard, nc) // until the other end has seen enough
+		}
+		nc.Close()
+	}
+	code, out, errs := command(t, "perf --provider left --connect "+address+quick)
+	codeB, outB, errsB := server.wait(t)
+	if code != exitOK || codeB != exitOK || !strings.Contains(outB, "verified byte for byte") {
+		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs, out, codeB, errsB, outB)
+	}
+	for _, want := range []string{"the peer has gone", `does not speak ibverbx: it began with "GET / HTTP/1`, `"\x1b[2J`} {
+		if !strings.Contains(errsB, want) {
+			t.Errorf("no %q in %s", want, errsB)
+		}
+	}
+}
+
+// TestListenOtherVersion shows a listening end an ibverbx of another version, which is no stranger: both must know.
+func TestListenOtherVersion(t *testing.T) {
+	server, address := listening(t, "perf --json --listen 127.0.0.1:0 --provider right")
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
-	if _, err := io.WriteString(nc, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		t.Fatal(err)
+	if _, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: bench.ProtocolVersion + 1}); !errors.Is(err, rendezvous.ErrVersion) {
+		t.Errorf("error %v, want ErrVersion", err)
 	}
 	code, out, errs := server.wait(t)
-	if code != exitFailed || out != "" || !strings.Contains(errs, `the peer does not speak ibverbx: it began with "GET / HTTP/1"`) {
-		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
+	if doc := failedDocument(t, out); code != exitFailed || !strings.Contains(errs, "version mismatch") || !strings.Contains(doc.Error, "version mismatch") {
+		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
 	}
 }
 

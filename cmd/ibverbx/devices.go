@@ -123,11 +123,10 @@ func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
 	errs := []error{err}
 	for _, d := range devices {
 		info, err := inspect(p.Name(), d)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		errs = append(errs, err)
+		if info.Name != "" {
+			list = append(list, info)
 		}
-		list = append(list, info)
 	}
 	return list, errors.Join(append(errs, p.Close())...)
 }
@@ -153,23 +152,25 @@ func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	return chosen, nil
 }
 
-// inspect asks a device for everything.
+// inspect asks a device for everything. What could be asked comes along with an error; nothing of a device that says nothing of itself.
 func inspect(provider string, d verbs.Device) (deviceInfo, error) {
 	attr, err := d.Query()
 	if err != nil {
 		return deviceInfo{}, err
 	}
 	info := deviceInfo{Name: d.Name(), ID: d.ID(), Provider: provider, Attr: attr, Ports: []portInfo{}}
+	var errs []error
 	for n := 1; n <= attr.Ports; n++ {
 		port, err := inspectPort(d, n)
-		if err != nil {
-			return deviceInfo{}, err
+		errs = append(errs, err)
+		if port.Port != 0 {
+			info.Ports = append(info.Ports, port)
 		}
-		info.Ports = append(info.Ports, port)
 	}
-	return info, nil
+	return info, errors.Join(errs...)
 }
 
+// inspectPort asks a device about a port, likewise.
 func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	attr, err := d.QueryPort(n)
 	if err != nil {
@@ -179,16 +180,17 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(), ActiveMTU: attr.ActiveMTU.Bytes(),
 		MaxMTU: attr.MaxMTU.Bytes(), Speed: attr.Speed, MaxMsgSize: attr.MaxMsgSize, LID: attr.LID, GIDs: []gidInfo{},
 	}
+	var failed error // the first: a table may have hundreds of entries
 	for i := range attr.GIDTableLen {
 		g, err := d.QueryGID(n, i)
-		if err != nil {
-			continue // tables may have holes
-		}
-		if !g.GID.IsZero() {
+		switch {
+		case err != nil && failed == nil:
+			failed = err
+		case err == nil && !g.GID.IsZero(): // tables have holes
 			port.GIDs = append(port.GIDs, gidInfo{Index: g.Index, GID: g.GID, Type: g.Type.String(), NetDev: g.NetDev})
 		}
 	}
-	return port, nil
+	return port, failed
 }
 
 // writeDevices writes a line for each GID.
@@ -198,6 +200,9 @@ func writeDevices(c *console, list []deviceInfo) error {
 		w.printf("DEVICE\tPORT\tSTATE\tLINK\tMTU\tSPEED\tINDEX\tTYPE\tNETDEV\tGID\n")
 		for i := range list {
 			d := &list[i]
+			if len(d.Ports) == 0 {
+				w.printf("%s\t-\t\t\t\t\t\t\t\t\n", d.Name)
+			}
 			for _, port := range d.Ports {
 				line := fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s", d.Name, port.Port, port.State, port.LinkLayer, port.ActiveMTU, speedOf(port.Speed))
 				if len(port.GIDs) == 0 {

@@ -16,6 +16,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
+	"unicode"
 
 	"github.com/alecthomas/kong"
 
@@ -46,8 +49,32 @@ type console struct {
 	errTTY bool // err is a terminal
 }
 
-// complain writes to stderr. Where that is not possible the exit code has to do.
-func (c *console) complain(format string, args ...any) { _, _ = fmt.Fprintf(c.err, format, args...) }
+// complain writes to stderr. Where that is not possible the exit code has to do. Whatever a message repeats of the outside world, the
+// terminal must not obey it.
+func (c *console) complain(format string, args ...any) {
+	_, _ = io.WriteString(c.err, harmless(fmt.Sprintf(format, args...)))
+}
+
+// harmless writes control characters other than line ends as Go would.
+func harmless(text string) string {
+	if !strings.ContainsFunc(text, isControl) {
+		return text
+	}
+	var b strings.Builder
+	for _, r := range text {
+		if isControl(r) {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
+
+// reason is an error for stderr: only its first line begins where those of this command begin.
+func reason(err error) string { return strings.ReplaceAll(err.Error(), "\n", "\n  ") }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -86,11 +113,11 @@ func run(c *console, args []string) (code int) {
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		c.complain("ibverbx: %v\nTry %s --help.\n", err, commandOf(args))
+		c.complain("ibverbx: %s\nTry %s --help.\n", reason(err), commandOf(args))
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {
-		c.complain("ibverbx: %v\n", err)
+		c.complain("ibverbx: %s\n", reason(err))
 		if errors.Is(err, bench.ErrInterrupted) {
 			return exitInterrupted
 		}

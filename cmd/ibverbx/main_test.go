@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/verbs"
 )
 
 func TestMain(m *testing.M) {
@@ -65,6 +67,11 @@ func TestWrongFlags(t *testing.T) {
 		"perf --listen --op read":              "--op is for the connecting end to decide",
 		"perf --listen --nics 2":               "--nics is for the connecting end to decide",
 		"perf --listen=h:99999":                "ports are 0 to 65535",
+		"perf --listen 18600":                  "--listen=:18600",
+		"perf --connect 18600":                 "a port has a colon before it",
+		"perf --timeout 5s":                    "it goes with --listen or --connect",
+		"perf --listen --timeout 0":            "--timeout 0",
+		"perf --connect h --timeout 0s":        "--timeout 0",
 		"perf --listen --connect h":            "exclude each other",
 		"perf --listen --provider soft":        "software NICs live inside one process",
 		"perf --listen -d a,,b":                "an entry is empty",
@@ -96,6 +103,8 @@ func TestHelp(t *testing.T) {
 		"version -h":   "Usage: ibverbx version",
 		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
 		"perf -n 3 -h": "link-flap",
+		"perf  -h":     "up to 3 GiB of memory",
+		"perf   -h":    "Unlike in perftest, --iters and --tx-depth count messages over all queue pairs",
 	} {
 		code, out, errs := command(t, args)
 		if code != exitOK || !strings.Contains(out, want) || errs != "" {
@@ -112,12 +121,13 @@ func TestPerfTable(t *testing.T) {
 			"RDMA write bandwidth between two ends in this process, each with 2 soft NICs of 4 queue pairs",
 			"every byte verified", "copy()", " single, 1 QP ", " spray, 8 QPs ", " dqplb, 8 QPs ", "     64 B ", "messages verified byte for byte",
 		},
-		"perf --op write-imm --mode lat" + quick:        {"half of a ping-pong", "median µs", "p99.9 µs"},
-		"perf --op read --mode lat -e" + quick:          {"from its post to its completion", "sleeping until events"},
-		"perf -b -v --no-verify --scheme dqplb" + quick: {"NOT verified", "both directions at once", "end a", "end b", "notify", "share"},
-		"perf --op fetch-add -n 20":                     {"Mmsg/s", "single, 1 QP", "8 B"},
-		"perf --nic-speed 4Gbit,8Gbit" + quick:          {"(4 Gbit/s; 8 Gbit/s)"},
-		"perf --nics 1 -q 1 --busy-poll" + quick:        {"1 soft NIC of 1 queue pair", "polling"},
+		"perf --op write-imm --mode lat" + quick: {"half of a ping-pong", "median µs", "p99.9 µs"},
+		"perf --op read --mode lat -e" + quick:   {"from its post to its completion", "sleeping until events"},
+		// The messages of a round have room beside one another here, or software NICs would write to one place at the same time.
+		"perf -b -v --no-verify --scheme dqplb -n 20 --memory 256K --sizes 64,8000": {"NOT verified", "both directions at once", "end a", "end b", "notify", "share"},
+		"perf --op fetch-add -n 20":              {"Mmsg/s", "single, 1 QP", "8 B"},
+		"perf --nic-speed 4Gbit,8Gbit" + quick:   {"(4 Gbit/s; 8 Gbit/s)"},
+		"perf --nics 1 -q 1 --busy-poll" + quick: {"1 soft NIC of 1 queue pair", "polling"},
 	} {
 		code, out, errs := command(t, args)
 		if code != exitOK || errs != "" {
@@ -200,6 +210,97 @@ func TestPerfJSONFailed(t *testing.T) {
 	}
 	if code != exitFailed || errs == "" || doc.OK || !strings.Contains(doc.Error, "nic-down@msg=10") {
 		t.Errorf("exit %d, stderr %q, ok %v, error %q", code, errs, doc.OK, doc.Error)
+	}
+}
+
+// TestJSONOfNothing shows that there is a document too where nothing could be measured.
+func TestJSONOfNothing(t *testing.T) {
+	for args, want := range map[string]string{
+		"perf --json --provider left --connect 127.0.0.1:1": "refused",
+		"perf --json --provider none --connect 127.0.0.1:1": "no NIC today",
+		"perf --json --provider none":                       "no NIC today",
+		"perf --json --op swim":                             "have write",
+	} {
+		code, out, errs := command(t, args)
+		doc := failedDocument(t, out)
+		if code == exitOK || doc.OK || doc.Interrupted || !strings.Contains(doc.Error, want) || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit %d, %+v, stderr %q", args, code, doc, errs)
+		}
+	}
+}
+
+// failed is what a document says of a run that failed.
+type failed struct {
+	Tool, Version, Error string
+	OK, Interrupted      bool
+	Results              []map[string]any
+}
+
+// failedDocument reads the document of a run without results.
+func failedDocument(t *testing.T, text string) (doc failed) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatalf("%v: %q", err, text)
+	}
+	if doc.Tool != "ibverbx perf" || doc.Version == "" || doc.Results == nil || len(doc.Results) != 0 {
+		t.Errorf("incomplete: %+v", doc)
+	}
+	return doc
+}
+
+// TestHarmless shows that no terminal obeys what an error repeats, and that only the first line is where this command's lines begin.
+func TestHarmless(t *testing.T) {
+	c := &console{err: &bytes.Buffer{}}
+	c.complain("ibverbx: %s\n", reason(errors.New("a\x1b[2J\u009b31m\u202e é\nibverbx: b\r")))
+	if got, want := fmt.Sprint(c.err), `ibverbx: a\x1b[2J\u009b31m\u202e é`+"\n  ibverbx: b\\r\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestTableOfOther shows whose machine and clock stand above figures that another process has taken.
+func TestTableOfOther(t *testing.T) {
+	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1, Schemes: []bench.Scheme{bench.Single}, Verify: true}
+	var out bytes.Buffer
+	table := newPerfTable(&out, false)
+	table.Start(p, &bench.Peer{End: "a", Machine: bench.Machine{CPU: "Their CPU", Clock: 7777}, NICs: []string{"x"}, Own: []string{"y"}})
+	if text := out.String(); !strings.Contains(text, "figures taken by end a: Their CPU") || !strings.Contains(text, "7.777µs") {
+		t.Errorf("got\n%s", text)
+	}
+	out.Reset()
+	table.peer = nil
+	table.footer(&bench.Report{Params: p})
+	if strings.Contains(out.String(), "verified") {
+		t.Errorf("nothing was measured, and the end is %q", out.String())
+	}
+}
+
+// ailing is a device of which not everything can be asked.
+type ailing struct{ verbs.Device }
+
+func (ailing) Query() (verbs.DeviceAttr, error) { return verbs.DeviceAttr{Ports: 2}, nil }
+func (d ailing) QueryPort(n int) (verbs.PortAttr, error) {
+	if n == 1 {
+		return verbs.PortAttr{}, errors.New("port 1 is silent")
+	}
+	attr, err := d.Device.QueryPort(1)
+	attr.GIDTableLen = 4
+	return attr, err
+}
+func (d ailing) QueryGID(_, i int) (verbs.GIDEntry, error) {
+	switch i {
+	case 1:
+		return verbs.GIDEntry{}, nil // a hole
+	case 2:
+		return verbs.GIDEntry{}, errors.New("GID 2 is silent")
+	}
+	return d.Device.QueryGID(1, i/2)
+}
+
+// TestAilingDevice shows that what can be asked is shown, and what cannot is said.
+func TestAilingDevice(t *testing.T) {
+	code, out, errs := command(t, "devices --provider ailing")
+	if code != exitFailed || !strings.Contains(errs, "port 1 is silent") || !strings.Contains(errs, "GID 2 is silent") || strings.Count(out, "RoCE") != 2 || !strings.Contains(out, "ACTIVE") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -34,9 +35,9 @@ type perfCmd struct {
 	All           bool         `group:"what" short:"a" help:"Sizes 2 to 8M in steps of two."`
 	Scheme        []string     `group:"what" help:"single (one queue pair), spray, dqplb, or all. [all]" placeholder:"NAME"`
 
-	Iters    int        `group:"how" short:"n" help:"Messages a measurement, in place of --duration." placeholder:"N"`
+	Iters    int        `group:"how" short:"n" help:"Messages a measurement, over all queue pairs, in place of --duration." placeholder:"N"`
 	Duration units.Span `group:"how" short:"D" help:"Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]" placeholder:"TIME"`
-	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding. [${default}]" placeholder:"N"`
+	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding, over all queue pairs. [${default}]" placeholder:"N"`
 	Events   bool       `group:"how" short:"e" help:"Sleep until a completion event comes, in place of polling."`
 	BusyPoll bool       `group:"how" help:"Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event comes, for software NICs need the core."`
 	NoVerify bool       `group:"how" help:"Do not compare what arrived."`
@@ -52,7 +53,7 @@ type perfCmd struct {
 	Fragment units.Size `group:"rails" default:"512K" help:"Largest fragment of a message. [${default}]" placeholder:"SIZE"`
 	Depth    int        `group:"rails" default:"128" help:"Fragments outstanding on a queue pair. [${default}]" placeholder:"N"`
 
-	Listen  listenFlag  `group:"apart" help:"Drive one end, wait for the other, and do once what it asks for. [every address, port 18515]" placeholder:"[ADDR]"`
+	Listen  listenFlag  `group:"apart" help:"Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or HOST:PORT. [every address, port 18515]" placeholder:"[ADDR]"`
 	Connect connectFlag `group:"apart" help:"Drive one end, and measure with the other, which listens there." placeholder:"HOST[:PORT]"`
 	Timeout units.Span  `group:"apart" default:"30s" help:"How long the other process may take for a step. [${default}]" placeholder:"TIME"`
 
@@ -63,6 +64,8 @@ type perfCmd struct {
 
 	JSON    bool `group:"out" name:"json" help:"One JSON document in place of the table."`
 	Verbose bool `group:"out" short:"v" help:"What each rail carried, too."`
+
+	printed bool // the JSON document
 }
 
 // Help is shown below the flags.
@@ -84,34 +87,55 @@ Two processes, on two hosts or one, over real NICs:
 Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else is for the connecting
 end. Both print the figures, which the connecting end takes. Both exit with 1 when either fails or goes.
 
+Any host that reaches a listening end may make it measure once: then that uses up to 3 GiB of memory, most of it pinned, and its NICs.
+Listen where you trust who can connect, as in --listen=10.0.0.1.
+
+Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the queue pairs on each NIC.
+
 Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0:
 ` + bench.FaultHelp()
 }
 
 // params turns the flags into what to measure.
-func (f *perfCmd) params() (*bench.Params, error) {
-	p := &bench.Params{
+func (f *perfCmd) params() (p *bench.Params, err error) {
+	p = &bench.Params{
 		Provider: f.provider(), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
 		Iterations: f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
 	}
-	var err error
-	if p.Conn, err = f.conn(); err != nil {
-		return nil, err
-	}
 	for _, l := range f.NICLatency {
 		p.Latencies = append(p.Latencies, bench.Seconds(l))
 	}
+	if p.Conn, err = f.conn(); err != nil {
+		return nil, err
+	}
+	if p.Wait, err = f.wait(); err != nil {
+		return nil, err
+	}
+	if p.Sizes, err = f.sizes(); err != nil {
+		return nil, err
+	}
+	p.Schemes, err = f.schemes()
+	return p, err
+}
+
+// wait is how the ends wait; empty is the default.
+func (f *perfCmd) wait() (bench.Wait, error) {
 	switch {
 	case f.Events && f.BusyPoll:
-		return nil, &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of them, or neither"}
+		return "", &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of them, or neither"}
 	case f.Events:
-		p.Wait = bench.Events
+		return bench.Events, nil
 	case f.BusyPoll:
-		p.Wait = bench.Poll
+		return bench.Poll, nil
 	}
+	return "", nil
+}
+
+// sizes are the message sizes; none is the default.
+func (f *perfCmd) sizes() (sizes []units.Size, err error) {
 	given := 0
 	for _, is := range []bool{len(f.Size) > 0, len(f.Sizes) > 0, f.All} {
 		if is {
@@ -123,17 +147,21 @@ func (f *perfCmd) params() (*bench.Params, error) {
 		return nil, &bench.UsageError{Reason: "--size, --sizes and --all exclude each other: give one of them"}
 	case len(f.Size) > 1:
 		return nil, &bench.UsageError{Reason: "--size is given several times: use --sizes with a list, such as --sizes 4K,64K"}
-	case f.All && p.Op.Atomic():
+	case f.All && bench.Op(f.Op).Atomic():
 		return nil, &bench.UsageError{Reason: fmt.Sprintf("--op %s works on 8 bytes only: drop --all", f.Op)}
 	case f.All:
 		for z := units.Size(2); z <= 8<<20; z *= 2 {
-			p.Sizes = append(p.Sizes, z)
+			sizes = append(sizes, z)
 		}
+		return sizes, nil
 	case len(f.Size) == 1:
-		p.Sizes = f.Size
-	default:
-		p.Sizes = f.Sizes
+		return f.Size, nil
 	}
+	return f.Sizes, nil
+}
+
+// schemes are the columns; none is the default.
+func (f *perfCmd) schemes() (schemes []bench.Scheme, err error) {
 	for _, s := range f.Scheme {
 		if s == "all" {
 			if len(f.Scheme) > 1 {
@@ -141,9 +169,9 @@ func (f *perfCmd) params() (*bench.Params, error) {
 			}
 			break
 		}
-		p.Schemes = append(p.Schemes, bench.Scheme(s))
+		schemes = append(schemes, bench.Scheme(s))
 	}
-	return p, nil
+	return schemes, nil
 }
 
 // provider is the source of the NICs.
@@ -177,10 +205,24 @@ func (f *perfCmd) conn() (conn ibverbx.ConnConfig, err error) {
 	return conn, nil
 }
 
-// Run measures and prints.
+// Run measures and prints. With --json there is a document however it ends.
 func (f *perfCmd) Run(c *console, k *kong.Context) error {
+	err := f.run(c, k)
+	if err == nil || !f.JSON || f.printed {
+		return err
+	}
+	return errors.Join(err, writeJSON(c.out, &bench.Report{
+		Tool: "ibverbx perf", Version: version(), Machine: bench.ThisMachine(), Results: []bench.Result{},
+		Interrupted: errors.Is(err, bench.ErrInterrupted), Error: err.Error(),
+	}))
+}
+
+func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if f.Listen.given || f.Connect != "" {
 		return f.runApart(c, k)
+	}
+	if given(k, "timeout") {
+		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with --listen or --connect"}
 	}
 	provider := f.provider()
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
@@ -246,6 +288,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	}
 	report.Version = version()
 	if f.JSON {
+		f.printed = true
 		if err := writeJSON(c.out, report); err != nil {
 			return err
 		}

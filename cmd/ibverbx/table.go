@@ -40,7 +40,7 @@ var opNames = map[bench.Op]string{
 
 // header says what is measured, where, and how; then come the columns' names.
 func (t *perfTable) header() {
-	p, m := t.p, bench.ThisMachine()
+	p := t.p
 	what := "bandwidth"
 	switch {
 	case p.Mode == bench.Latency:
@@ -57,41 +57,47 @@ func (t *perfTable) header() {
 		t.printf("%s %s, %s, each with %s\n", opNames[p.Op], what, t.between(), t.nics())
 		t.printf("end a %s, end b %s\n", t.side("a"), t.side("b"))
 	}
-	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
-	t.printf("%s; %s\n\n", t.verified(), t.how())
-	if p.Mode == bench.Latency {
-		t.printf("%9s  %-7s %9s %10s %10s %10s %10s %10s\n", "size", "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs")
-		return
+	m := t.machine()
+	if t.peer != nil {
+		t.printf("figures taken by end a: ")
 	}
-	if p.Op.Atomic() {
+	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
+	t.printf("%s; %s\n\n", t.verified(), t.how(m))
+	switch {
+	case p.Mode == bench.Latency:
+		t.printf("%9s  %-7s %9s %10s %10s %10s %10s %10s\n", "size", "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs")
+	case p.Op.Atomic():
 		t.printf("%9s", "Mmsg/s")
 		for _, s := range p.Schemes {
 			t.printf("  %15s", t.name(s))
 		}
 		t.printf("\n")
-		return
+	default:
+		t.headings()
 	}
+}
+
+// headings names the columns of bandwidths. Between two processes there is no copy() to compare with.
+func (t *perfTable) headings() {
+	first, second := fmt.Sprintf("%9s  %8s", "", "copy()"), fmt.Sprintf("%9s  %8s", "size", "GB/s")
+	figures := fmt.Sprintf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
 	if t.peer != nil {
-		t.printf("%9s", "")
-		for _, s := range p.Schemes {
-			t.printf("  %-*s", columnWidth, t.column(s))
-		}
-		t.printf("\n%9s", "size")
-		for range p.Schemes {
-			t.printf("  %14s %8s", "GB/s", "Mmsg/s")
-		}
-		t.printf("\n")
-		return
+		first, second = fmt.Sprintf("%9s", ""), fmt.Sprintf("%9s", "size")
+		figures = fmt.Sprintf("  %14s %8s", "GB/s", "Mmsg/s")
 	}
-	t.printf("%9s  %8s", "", "copy()")
-	for _, s := range p.Schemes {
-		t.printf("  %-*s", columnWidth, t.column(s))
+	for _, s := range t.p.Schemes {
+		first += fmt.Sprintf("  %-*s", columnWidth, t.column(s))
+		second += figures
 	}
-	t.printf("\n%9s  %8s", "size", "GB/s")
-	for range p.Schemes {
-		t.printf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
+	t.printf("%s\n%s\n", first, second)
+}
+
+// machine is where the figures are taken: at end a.
+func (t *perfTable) machine() bench.Machine {
+	if t.peer != nil && t.peer.End == "a" {
+		return t.peer.Machine
 	}
-	t.printf("\n")
+	return bench.ThisMachine()
 }
 
 // columnWidth is the width of a scheme's figures.
@@ -166,7 +172,7 @@ func (t *perfTable) verified() string {
 }
 
 // how says what the figures depend on.
-func (t *perfTable) how() string {
+func (t *perfTable) how(m bench.Machine) string {
 	p := t.p
 	var s []string
 	if p.Mode == bench.Latency {
@@ -174,9 +180,12 @@ func (t *perfTable) how() string {
 		if p.Op == bench.Send || p.Op == bench.WriteImm {
 			what = "half of a ping-pong, one message at a time"
 		}
-		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", bench.ClockCost()))
+		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock)))
 	} else {
 		s = append(s, fmt.Sprintf("up to %d messages outstanding", p.TxDepth))
+		if t.peer != nil && p.Bidirectional {
+			s = append(s, "timed by the end that takes longer")
+		}
 		if !p.Op.Atomic() {
 			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment), fmt.Sprintf("memory used again after %v", p.Memory))
 		}
@@ -211,6 +220,9 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 	}
 	for _, s := range t.p.Schemes {
 		r := find(row, s)
+		if r != nil && r.Messages == 0 && !r.Failed {
+			r = nil // nothing that counts was measured before the end
+		}
 		word := "-"
 		if r != nil && r.Failed {
 			word = "failed"
@@ -295,8 +307,12 @@ func (t *perfTable) footer(r *bench.Report) {
 	if r.Interrupted {
 		t.printf("Interrupted: the rest was not measured.\n")
 	}
-	if t.p.Verify && (t.peer == nil || r.OK) {
+	switch {
+	case !t.p.Verify || messages == 0 || t.peer != nil && !r.OK:
+	case r.OK:
 		t.printf("%d messages verified byte for byte, completions in order and complete; ", messages)
+	default:
+		t.printf("%d messages verified byte for byte before the end; ", messages)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)
 }

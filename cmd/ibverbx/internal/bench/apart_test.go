@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -32,24 +33,6 @@ func fabric(t *testing.T, nics int) (*soft.Fabric, []verbs.Device) {
 		}
 	})
 	return f, devices
-}
-
-// wire is two ends of a TCP connection.
-func wire(t *testing.T) (a, b net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if b, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { a.Close(); b.Close() })
-	return a, b
 }
 
 // start begins a conversation in the version of this package.
@@ -89,7 +72,7 @@ func follow(ctx context.Context, nc net.Conn, timeout time.Duration, devices []v
 // apart measures between two ends that have nothing in common but a fabric and a TCP connection.
 func apart(t *testing.T, p *Params, here, there []verbs.Device) (a, b outcome) {
 	t.Helper()
-	ncA, ncB := wire(t)
+	ncA, ncB := tcptest.Pair(t)
 	following := follow(t.Context(), ncB, apartTimeout, there)
 	a.report, a.err = Lead(t.Context(), p, &Half{Conn: start(t, ncA, apartTimeout), Provider: "here", Devices: here, Version: "v"}, observer{})
 	return a, <-following
@@ -188,14 +171,13 @@ func TestApartNICs(t *testing.T) {
 // TestApartFault strikes a NIC in the middle: both ends must say what happened.
 func TestApartFault(t *testing.T) {
 	for _, tt := range []struct {
-		op     Op
-		kind   soft.FaultKind
-		nic    int
-		a, b   string
-		remote bool // it is end b that finds out first
+		op   Op
+		kind soft.FaultKind
+		nic  int
+		a, b string
 	}{
-		{Write, soft.FailSend, 0, "RETRY_EXC_ERR", "peer: end a: virtual qp", false},
-		{Send, soft.FailRecv, 2, "", "end b: virtual qp", true},
+		{Write, soft.FailSend, 0, "RETRY_EXC_ERR", "peer: end a: virtual qp"},
+		{Send, soft.FailRecv, 2, "", "end b: virtual qp"},
 	} {
 		f, nics := fabric(t, 4)
 		p := params(func(p *Params) { p.Op, p.NICs, p.Schemes = tt.op, 2, []Scheme{DQPLB} })

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"slices"
 	"time"
 )
 
@@ -82,8 +83,9 @@ func (c *cell) left() int {
 
 // round runs and verifies one round of up to limit messages a direction, and says how many came a second. Only run is timed.
 func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
+	number := c.mem.nextRound()
 	for i, f := range c.flows {
-		f.start(limit, &c.brake)
+		f.start(number, limit, &c.brake)
 		f.early = warmup && c.p.Verify && c.p.Mode == Bandwidth && f.compares()
 		f.before = c.rig.sent
 		f.faults = nil
@@ -91,19 +93,21 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 			f.faults = c.rig.faults
 		}
 	}
-	ctx, cancel := c.deadline(limit * c.size)
-	defer cancel()
-	if err := c.begin(ctx, limit, warmup); err != nil {
+	if err := c.begin(limit, warmup); err != nil {
 		return 0, err
 	}
+	ctx, watch, cancel := c.deadline(limit)
+	defer cancel()
 	start := time.Now()
-	err = c.lanes.run(ctx, c.p.Wait)
-	elapsed := time.Since(start)
+	err = c.lanes.run(ctx, c.p.Wait, watch)
+	elapsed := c.lanes.took(start)
 	if !warmup {
-		c.timed += elapsed
 		c.rig.sent += c.flows[0].posted
 	}
 	if err != nil {
+		if !warmup {
+			c.timed += elapsed
+		}
 		return 0, err
 	}
 	count, verified := 0, 0
@@ -117,12 +121,23 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 			verified += f.posted
 		}
 	}
-	if err := c.conclude(ctx, verified); err != nil {
+	theirs, err := c.conclude(verified, elapsed)
+	if err != nil {
 		return 0, err
 	}
-	if !warmup {
+	// Of two ends that send at the same time the slower one counts, for neither clock sees both.
+	elapsed = max(elapsed, min(theirs, time.Since(start)))
+	if !warmup && !c.cut(limit) {
+		c.timed += elapsed
 		c.result.Messages += count
 		c.result.Bytes += uint64(count) * uint64(c.size)
 	}
-	return float64(c.flows[0].posted) / max(elapsed.Seconds(), 1e-9), nil
+	c.rate = float64(c.flows[0].posted) / max(elapsed.Seconds(), 1e-9)
+	return c.rate, nil
+}
+
+// cut says whether the round of two ends that send at the same time was stopped: then they did not stop at the same time, and it is no
+// measure of both.
+func (c *cell) cut(limit int) bool {
+	return c.peer != nil && len(c.flows) > 1 && slices.ContainsFunc(c.flows, func(f *flow) bool { return f.posted < limit })
 }

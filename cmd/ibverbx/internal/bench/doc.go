@@ -13,6 +13,7 @@
 //
 // In two processes each has the engine for its end alone: its side of the flows, its own memory, and the source of the other end,
 // which follows from the seed, to compare with. The connecting end decides and takes the figures; what the two say to each other
-// is told where the messages are declared. Neither trusts the other: parameters are bounded and messages must fit, and a peer that stops
+// is told where the messages are declared. Where both send at the same time, each takes the time of what it sends, and the longer one
+// counts; a round that was cut short does not. Neither trusts the other: parameters are bounded and messages must fit, and a peer that stops
 // talking, or goes, ends the run.
 package bench

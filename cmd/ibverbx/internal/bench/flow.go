@@ -49,6 +49,7 @@ type flow struct {
 	brake   *atomic.Bool
 	closed  bool // nothing more will be posted
 	failed  bool
+	refused bool   // the NIC has refused the next message for now
 	counter uint64 // atomics: what the target's counter holds
 	expect  []uint64
 	echoes  *flow // what this one answers, one message for one, when this process drives the answering end alone
@@ -85,6 +86,9 @@ func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 		}
 	}
 	f.tx = min(p.TxDepth, m.longest(p, size))
+	if !p.unknownSpeed() {
+		f.tx = min(f.tx, f.slots) // software NICs would copy several messages to one place at a time, which is a data race
+	}
 	if r.scheme == Single {
 		f.tx = min(f.tx, p.Depth) // pass-through refuses more
 	}
@@ -105,11 +109,10 @@ func (f *flow) held() uint64 { return binary.NativeEndian.Uint64(f.target[f.coun
 func (f *flow) compares() bool { return f.dst != nil }
 
 // start begins a round of up to limit messages.
-func (f *flow) start(limit int, brake *atomic.Bool) {
-	f.round++
-	f.limit, f.brake = limit, brake
+func (f *flow) start(round uint64, limit int, brake *atomic.Bool) {
+	f.round, f.limit, f.brake = round, limit, brake
 	f.posted, f.done, f.expected, f.received = 0, 0, 0, 0
-	f.closed, f.failed = false, false
+	f.closed, f.failed, f.refused = false, false, false
 	f.total = limit
 }
 
@@ -137,16 +140,18 @@ func (f *flow) pump() (bool, error) {
 		if n <= 0 {
 			break
 		}
-		if err := f.post(n); err != nil {
+		k, err := f.post(n)
+		posted = posted || k > 0
+		if err != nil || k < n {
 			return posted, err
 		}
-		posted = true
 	}
 	return posted, nil
 }
 
-// post posts the next n messages.
-func (f *flow) post(n int) error {
+// post posts the next n messages, and says how many the NIC has taken. It need not take all at once: it is offered the rest when
+// something has moved, or a moment later.
+func (f *flow) post(n int) (int, error) {
 	batch := f.from.batch[:n]
 	for i := range batch {
 		f.fill(&batch[i], f.posted+i)
@@ -154,19 +159,23 @@ func (f *flow) post(n int) error {
 	k, err := f.from.vqp.PostSend(batch...)
 	f.posted += k
 	f.from.tally.sends += uint64(k)
-	if err != nil && errors.Is(err, ibverbx.ErrFailed) || errors.Is(err, verbs.ErrDeviceGone) {
+	f.refused = k < n && verbs.IsTransient(err)
+	if k < n && f.op.Atomic() {
+		f.counter = f.expect[f.posted] // the rest has not counted
+	}
+	switch {
+	case errors.Is(err, ibverbx.ErrFailed) || errors.Is(err, verbs.ErrDeviceGone):
 		f.stop()
-		return nil
+		return k, nil
+	case f.refused:
+		return k, nil
 	}
-	if verbs.IsTransient(err) {
-		return nil // the next turn tries again
-	}
-	return err
+	return k, err
 }
 
 // stop ends the round after a failure. What is outstanding still completes.
 func (f *flow) stop() {
-	f.failed, f.closed = true, true
+	f.failed, f.closed, f.refused = true, true, false
 	f.total = f.posted
 }
 

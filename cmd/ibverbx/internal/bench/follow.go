@@ -13,17 +13,20 @@ import (
 // errPeerInterrupted says why there are not all the figures that were asked for.
 var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
 
+// errServedLong says why a listening end gives up although nothing is wrong.
+var errServedLong = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
+
 // Follow measures together with a process that leads: it drives end b as the other one asks for, within limits. The report is of
 // the other one's parameters, and has its figures. There is none when nothing could be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, fmt.Errorf("a listening end serves for %v at most", maxServedRun))
+	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
 	defer cancel()
 	steps, stop := stepsOf(ctx, 0)
 	defer stop()
 	f := &peer{conn: h.Conn, steps: steps}
 	task, err := f.accept(ctx, h)
 	if err != nil {
-		return nil, interruptedOr(ctx, f.part(err))
+		return nil, f.part(interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)
 	defer run.stop()
@@ -35,11 +38,15 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 
 // accept learns what is measured.
 func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
-	if err := f.conn.Send(kindOffer, h.self()); err != nil {
+	if err := f.conn.Send(ctx, kindOffer, h.self()); err != nil {
+		return nil, err
+	}
+	m, err := f.conn.ReceiveAny(ctx, kindTask)
+	if err != nil {
 		return nil, err
 	}
 	var task taskBody
-	if err := f.conn.Receive(ctx, kindTask, &task); err != nil {
+	if err := m.DecodeKnown(&task); err != nil {
 		return nil, err
 	}
 	if p := task.Params; p != nil {
@@ -51,7 +58,7 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
 		return nil, fmt.Errorf("the connecting end asks for %d NICs: it has %d, and the listening end has %d", n, len(task.Self.NICs), len(h.Devices))
 	}
-	return &task, f.conn.Send(kindAccept, nil)
+	return &task, f.conn.Send(ctx, kindAccept, nil)
 }
 
 // follow drives end b.
@@ -61,7 +68,7 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 		over, err = r.next()
 	}
 	if err != nil && !errors.Is(err, errPeerInterrupted) {
-		err = r.peer.part(err)
+		err = r.peer.part(interruptedOr(r.ctx, err))
 	}
 	return r.endApart(err)
 }
@@ -83,7 +90,7 @@ func (r *runner) next() (over bool, err error) {
 	if err := m.Decode(&bye); err != nil {
 		return false, err
 	}
-	if err := conn.Send(kindBye, byeBody{}); err != nil {
+	if err := conn.Send(r.peer.steps, kindBye, byeBody{}); err != nil {
 		return false, err
 	}
 	if bye.Interrupted {
@@ -106,7 +113,7 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 	r.done++
 	c := newCell(r, r.rigs[at], int(theirs.Size))
 	mine := cellBody{Size: theirs.Size, Scheme: theirs.Scheme, Counter: c.counter()}
-	if err := r.peer.conn.Send(kindCell, mine); err != nil {
+	if err := r.peer.conn.Send(r.peer.steps, kindCell, mine); err != nil {
 		return err
 	}
 	if err := c.startCounters(theirs); err != nil {
@@ -124,7 +131,7 @@ func (c *cell) follow() error {
 			return err
 		}
 		if m.Kind == kindOver {
-			return c.peer.conn.Send(kindStats, statsBody{since(c.rig.stats().B, before.B)})
+			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{since(c.rig.stats().B, before.B)})
 		}
 		var b roundBody
 		if err := m.Decode(&b); err != nil {

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -13,8 +12,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 )
@@ -27,8 +28,8 @@ type meddler func(from string, n int, frame []byte) (instead []byte, over, hangU
 // between connects two ends through a meddler.
 func between(t *testing.T, meddle meddler) (a, b net.Conn) {
 	t.Helper()
-	a, innerA := wire(t)
-	b, innerB := wire(t)
+	a, innerA := tcptest.Pair(t)
+	b, innerB := tcptest.Pair(t)
 	var pumps sync.WaitGroup
 	pump := func(from string, src, dst net.Conn) {
 		defer pumps.Done()
@@ -114,8 +115,8 @@ func asExpected(err error) bool {
 	return errors.As(err, &said)
 }
 
-// TestMischief plays every trick at every step to both ends. Both must end, with an error that says what was wrong; only who has heard
-// everything may be content.
+// TestMischief plays every trick at every step to both ends. Both must end, with an error that says what was wrong; who has not heard
+// everything must not be content.
 func TestMischief(t *testing.T) {
 	const timeout = 60 * time.Millisecond
 	for name, trick := range map[string]func(frame []byte) (instead []byte, over, hangUp bool){
@@ -148,8 +149,9 @@ func TestMischief(t *testing.T) {
 					if !reached.Load() {
 						return // further than the conversation is long
 					}
-					if a.err == nil && b.err == nil && at > 0 && name != "repeats itself" {
-						t.Errorf("frame %d: nobody notices", at)
+					victim := map[string]outcome{"a": b, "b": a}[from]
+					if victim.err == nil && name != "repeats itself" {
+						t.Errorf("frame %d: the other end is content", at)
 					}
 					for end, o := range map[string]outcome{"a": a, "b": b} {
 						if o.err != nil && !asExpected(o.err) {
@@ -159,6 +161,19 @@ func TestMischief(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// escapes are what a terminal would obey.
+const escapes = "\x1b]0;owned\x07\x1b[2J\u009b31m"
+
+// checkWords looks whether an error can be shown: no terminal obeys it, it is of bearable length, and no line of it looks like one of
+// this process's own.
+func checkWords(t *testing.T, err error) {
+	t.Helper()
+	text := err.Error()
+	if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && unicode.IsControl(r) }) || len(text) > 4000 || strings.Contains(text, "\nibverbx") {
+		t.Errorf("%d bytes: %.300q", len(text), text)
 	}
 }
 
@@ -180,33 +195,37 @@ func TestLies(t *testing.T) {
 		lie        func(body fields)
 		want       string // of the end that is lied to
 	}{
-		"no parameters":         {"a", kindTask, func(b fields) { delete(b, "parameters") }, "a task without parameters"},
-		"a terabyte":            {"a", kindTask, set("memory_bytes", uint64(1)<<40), "--memory 1024 GiB: must be 1 KiB to 1 GiB"},
-		"a large message":       {"a", kindTask, set("sizes", []uint64{1 << 62}), "at most 1 GiB"},
-		"a negative size":       {"a", kindTask, set("sizes", []int{-1}), "want a whole number of bytes"},
-		"no bytes":              {"a", kindTask, set("sizes", []int{0}), "cannot be measured"},
-		"many sizes":            {"a", kindTask, set("sizes", many), "300 sizes"},
-		"for ever":              {"a", kindTask, params(func(p fields) { p["duration_seconds"] = 1e9; delete(p, "iterations") }), "at most 1h0m0s"},
-		"longer than that":      {"a", kindTask, set("duration_seconds", 1e300), "too long"},
-		"backwards":             {"a", kindTask, set("iterations", -5), "must be at least 1"},
-		"many messages":         {"a", kindTask, set("iterations", uint64(1)<<50), "takes at most"},
-		"many NICs":             {"a", kindTask, set("nics", 1000000), "must be 1 to 32"},
-		"more NICs than it has": {"a", kindTask, set("nics", 2), "the listening end has 1"},
-		"no NICs":               {"a", kindTask, set("nics", 0), "--nics 0"},
-		"many queue pairs":      {"a", kindTask, set("qps", 1<<30), "at most 128"},
-		"deep queues":           {"a", kindTask, set("depth", 1<<30), "--depth"},
-		"much outstanding":      {"a", kindTask, set("tx_depth", 1<<30), "--tx-depth"},
-		"large fragments":       {"a", kindTask, set("fragment_bytes", uint64(1)<<40), "at most 2 GiB"},
-		"unknown operation":     {"a", kindTask, set("op", "halt"), "have write, write-imm"},
-		"unknown mode":          {"a", kindTask, set("mode", "x"), "have bw and lat"},
-		"unknown scheme":        {"a", kindTask, set("schemes", []string{"x"}), "have single, spray"},
-		"unknown wait":          {"a", kindTask, set("wait", "x"), "no way to wait"},
-		"a fault":               {"a", kindTask, set("faults", []string{"nic-down"}), "--fault is of software NICs"},
-		"a speed":               {"a", kindTask, set("nic_speed_bytes_per_second", []string{"1G"}), "--nic-speed is of software NICs"},
-		"no self":               {"a", kindTask, func(b fields) { delete(b, "self") }, "the peer has 0 NICs"},
-		"no NICs on offer":      {"b", kindOffer, func(b fields) { b["nics"] = []string{} }, "the peer has 0 NICs"},
-		"a card of nobody":      {"a", kindColumn, func(b fields) { delete(b, "card") }, "business card"},
-		"a card of too many":    {"b", kindColumn, func(b fields) { b["card"].(fields)["qpNums"] = make([]string, 1000) }, "business card"},
+		"no parameters":             {"a", kindTask, func(b fields) { delete(b, "parameters") }, "a task without parameters"},
+		"a terabyte":                {"a", kindTask, set("memory_bytes", uint64(1)<<40), "--memory 1024 GiB: must be 1 KiB to 1 GiB"},
+		"a large message":           {"a", kindTask, set("sizes", []uint64{1 << 62}), "at most 1 GiB"},
+		"a negative size":           {"a", kindTask, set("sizes", []int{-1}), "want a whole number of bytes"},
+		"no bytes":                  {"a", kindTask, set("sizes", []int{0}), "cannot be measured"},
+		"many sizes":                {"a", kindTask, set("sizes", many), "300 sizes"},
+		"for ever":                  {"a", kindTask, params(func(p fields) { p["duration_seconds"] = 1e9; delete(p, "iterations") }), "at most 1h0m0s"},
+		"longer than that":          {"a", kindTask, set("duration_seconds", 1e300), "too long"},
+		"backwards":                 {"a", kindTask, set("iterations", -5), "must be at least 1"},
+		"many messages":             {"a", kindTask, set("iterations", uint64(1)<<50), "takes at most"},
+		"many NICs":                 {"a", kindTask, set("nics", 1000000), "must be 1 to 32"},
+		"more NICs than it has":     {"a", kindTask, set("nics", 2), "the listening end has 1"},
+		"no NICs":                   {"a", kindTask, set("nics", 0), "--nics 0"},
+		"many queue pairs":          {"a", kindTask, set("qps", 1<<30), "--qps 1073741824: must be 1 to 128"},
+		"queue pairs that overflow": {"a", kindTask, params(func(p fields) { p["nics"] = 4; p["qps"] = uint64(1)<<62 + 1 }), "--qps"},
+		"too many rails":            {"a", kindTask, params(func(p fields) { p["nics"] = 32; p["qps"] = 5 }), "at most 128"},
+		"an unknown parameter":      {"a", kindTask, set("burn", true), "unknown field"},
+		"a slow clock":              {"a", kindTask, func(b fields) { b["self"].(fields)["machine"].(fields)["clock_ns"] = -1 }, "clock takes -1 ns"},
+		"deep queues":               {"a", kindTask, set("depth", 1<<30), "--depth"},
+		"much outstanding":          {"a", kindTask, set("tx_depth", 1<<30), "--tx-depth"},
+		"large fragments":           {"a", kindTask, set("fragment_bytes", uint64(1)<<40), "at most 2 GiB"},
+		"unknown operation":         {"a", kindTask, set("op", "halt"), "have write, write-imm"},
+		"unknown mode":              {"a", kindTask, set("mode", "x"), "have bw and lat"},
+		"unknown scheme":            {"a", kindTask, set("schemes", []string{"x"}), "have single, spray"},
+		"unknown wait":              {"a", kindTask, set("wait", "x"), "no way to wait"},
+		"a fault":                   {"a", kindTask, set("faults", []string{"nic-down"}), "--fault is of software NICs"},
+		"a speed":                   {"a", kindTask, set("nic_speed_bytes_per_second", []string{"1G"}), "--nic-speed is of software NICs"},
+		"no self":                   {"a", kindTask, func(b fields) { delete(b, "self") }, "the peer has 0 NICs"},
+		"no NICs on offer":          {"b", kindOffer, func(b fields) { b["nics"] = []string{} }, "the peer has 0 NICs"},
+		"a card of nobody":          {"a", kindColumn, func(b fields) { delete(b, "card") }, "business card"},
+		"a card of too many":        {"b", kindColumn, func(b fields) { b["card"].(fields)["qpNums"] = make([]string, 1000) }, "business card"},
 		"a card of others": {"b", kindColumn, func(b fields) {
 			b["card"].(fields)["qpNums"] = []string{"0000000017"}
 			b["card"].(fields)["rails"] = b["card"].(fields)["rails"].([]any)[:2]
@@ -223,6 +242,24 @@ func TestLies(t *testing.T) {
 		"done too much":        {"a", kindDone, func(b fields) { b["posted"] = 1 << 40 }, "in a round of 1"},
 		"done less than none":  {"a", kindDone, func(b fields) { b["posted"] = -1 }, "in a round of 1"},
 		"compared too much":    {"b", kindVerdict, func(b fields) { b["verified"] = 5 }, "compared 5 messages of 1"},
+		"compared too little":  {"b", kindVerdict, func(b fields) { b["verified"] = 0 }, "compared 0 messages of 1"},
+		"escapes: operation":   {"a", kindTask, set("op", escapes), `--op "\x1b]0;owned`},
+		"escapes: mode":        {"a", kindTask, set("mode", escapes), `--mode "\x1b]0;owned`},
+		"escapes: scheme":      {"a", kindTask, set("schemes", []string{escapes}), `--scheme "\x1b]0;owned`},
+		"escapes: size":        {"a", kindTask, set("sizes", []string{"\u009b31m"}), `\u009b31m`},
+		"escapes: wait":        {"a", kindTask, set("wait", escapes), "no way to wait"},
+		"escapes: fault":       {"a", kindTask, set("faults", []string{"nic-down@" + escapes}), "key=value"},
+		"escapes: speed":       {"a", kindTask, set("nic_speed_bytes_per_second", []string{escapes}), "speed"},
+		"escapes: card":        {"a", kindColumn, func(b fields) { b["card"].(fields)["scheme"] = escapes }, `the peer uses "\x1b]0;owned`},
+		"escapes: card of b":   {"b", kindColumn, func(b fields) { b["card"].(fields)["scheme"] = escapes }, `the peer uses "\x1b]0;owned`},
+		"a long scheme":        {"b", kindColumn, func(b fields) { b["card"].(fields)["scheme"] = strings.Repeat("x", 60000) }, `the peer uses "xxx`},
+		"escapes: GID":         {"b", kindColumn, func(b fields) { b["card"].(fields)["rails"].([]any)[0].(fields)["gid"] = escapes }, "parse gid"},
+		"escapes: key":         {"b", kindColumn, func(b fields) { b["regions"].(fields)["dst"].(fields)["rkeys"] = fields{escapes: 1} }, kindColumn},
+		"escapes: state":       {"b", kindStats, func(b fields) { b["stats"].(fields)["state"] = escapes }, kindStats},
+		"escapes: scheme of b": {"b", kindStats, func(b fields) { b["stats"].(fields)["scheme"] = escapes }, kindStats},
+		"a long number":        {"a", kindRound, func(b fields) { b["messages"] = json.Number(strings.Repeat("1", 500000)) }, kindRound},
+		"a forged line":        {"a", kindTask, set("op", "x\nibverbx: all is well"), "have write"},
+		"a forged key":         {"a", kindTask, set("x\nibverbx: all is well", 1), "unknown field"},
 		"rows of nothing":      {"a", kindRow, func(b fields) { b["results"] = []any{} }, "a row of 0 cells"},
 		"rows of another size": {"a", kindRow, func(b fields) { b["results"].([]any)[0].(fields)["size_bytes"] = 7 }, "which nobody measured"},
 	} {
@@ -249,7 +286,10 @@ func TestLies(t *testing.T) {
 				lying, told = b, a
 			}
 			if told.err == nil || !strings.Contains(told.err.Error(), tt.want) {
-				t.Errorf("error %v, want %q", told.err, tt.want)
+				t.Fatalf("error %.300q, want %q", fmt.Sprint(told.err), tt.want)
+			}
+			for _, err := range []error{told.err, lying.err} {
+				checkWords(t, err)
 			}
 			var said *rendezvous.PeerError
 			if !errors.As(lying.err, &said) {
@@ -265,7 +305,7 @@ func TestPeerVanishes(t *testing.T) {
 	for _, op := range []Op{Write, Send} {
 		t.Run(string(op), func(t *testing.T) {
 			_, nics := fabric(t, 4)
-			ncA, ncB := wire(t)
+			ncA, ncB := tcptest.Pair(t)
 			p := params(func(p *Params) {
 				p.Op, p.NICs, p.Sizes, p.Schemes, p.Iterations, p.Duration = op, 2, []units.Size{4096}, []Scheme{DQPLB}, 0, Seconds(time.Minute)
 			})
@@ -316,32 +356,11 @@ func vanish(t *testing.T, conn *rendezvous.Conn, devices []verbs.Device, nc net.
 		}
 	}
 	must(conn.Receive(t.Context(), kindCell, nil))
-	must(conn.Send(kindCell, cellBody{Size: 4096, Scheme: DQPLB}))
+	must(conn.Send(t.Context(), kindCell, cellBody{Size: 4096, Scheme: DQPLB}))
 	must(conn.Receive(t.Context(), kindRound, nil))
 	must(run.close())
-	must(conn.Send(kindReady, nil)) // a lie: nobody is there any more
+	must(conn.Send(t.Context(), kindReady, nil)) // a lie: nobody is there any more
 	must(nc.Close())
-}
-
-// TestFollowInterrupted ends the following end while it waits.
-func TestFollowInterrupted(t *testing.T) {
-	_, nics := fabric(t, 1)
-	ncA, ncB := wire(t)
-	ctx, interrupt := context.WithCancel(t.Context())
-	following := follow(ctx, ncB, apartTimeout, nics)
-	conn := start(t, ncA, apartTimeout)
-	if err := conn.Receive(t.Context(), kindOffer, nil); err != nil {
-		t.Fatal(err)
-	}
-	interrupt()
-	var said *rendezvous.PeerError
-	if err := conn.Receive(t.Context(), kindAccept, nil); !errors.As(err, &said) {
-		t.Errorf("the leading end hears %v", err)
-	}
-	conn.Close()
-	if b := <-following; !errors.Is(b.err, ErrInterrupted) {
-		t.Errorf("error %v, want ErrInterrupted", b.err)
-	}
 }
 
 // FuzzTask reads what another process asks for. What is taken must be within the limits.
@@ -358,17 +377,18 @@ func FuzzTask(f *testing.F) {
 	for old, lie := range map[string]string{
 		`"tx_depth":16`: `"tx_depth":1e9`, `"nics":2`: `"nics":-1`, `"sizes":[64,40000]`: `"sizes":[9223372036854775807]`,
 		`"iterations":40`: `"duration_seconds":-1e-9`, `"memory_bytes":262144`: `"memory_bytes":null`, `"op":"write"`: `"op":"fetch-add","sizes":[8]`,
+		`"qps":2`: `"qps":4611686018427387905`, `"mode":"bw"`: `"mode":"bw","more":1`,
 	} {
 		f.Add(strings.Replace(string(good), old, lie, 1))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		m := rendezvous.Message{Kind: kindTask, Body: json.RawMessage(text)}
 		var task taskBody
-		if m.Decode(&task) != nil || task.check() != nil {
+		if m.DecodeKnown(&task) != nil || task.check() != nil {
 			return
 		}
 		p := task.Params
-		if p.Memory > maxSize || p.rails() > 128 || p.rails() < 1 || len(p.Sizes) > maxServedSizes || p.Duration > maxServedDuration || p.Duration < 0 {
+		if p.Memory > maxSize || p.rails() > 128 || p.rails() < 1 || p.QPs < 1 || p.QPs > 128 || len(p.Sizes) > maxServedSizes || p.Duration > maxServedDuration || p.Duration < 0 {
 			t.Fatalf("took %+v", p)
 		}
 		for _, z := range p.Sizes {

@@ -62,6 +62,7 @@ type pinger struct {
 	*cell
 	ping, pong *flow // pong is nil where the target is not notified
 	hist       *hdrhistogram.Histogram
+	watch      *watchdog
 	idleSince  time.Time
 }
 
@@ -73,20 +74,24 @@ func (p *pinger) batch(n int, warmup bool) (rate float64, err error) {
 }
 
 func (p *pinger) exchange(n int, warmup bool) error {
-	p.ping.start(n, &p.brake)
+	number := p.mem.nextRound()
+	p.ping.start(number, n, &p.brake)
 	p.ping.before, p.ping.faults, p.ping.tx = p.rig.sent, nil, 1
 	if !warmup {
 		p.ping.faults = p.rig.faults
 	}
-	ctx, cancel := p.deadline(n * p.size)
-	defer cancel()
-	if p.peer != nil {
-		return p.leadSeries(ctx, n, warmup)
+	if p.pong != nil {
+		p.pong.start(number, n, &p.brake)
 	}
+	if p.peer != nil {
+		return p.leadSeries(n, warmup)
+	}
+	ctx, watch, cancel := p.deadline(n)
+	defer cancel()
+	p.watch = watch
 	if p.pong == nil {
 		return p.series(ctx, n, warmup)
 	}
-	p.pong.start(n, &p.brake)
 	p.pong.tx = 1
 	for _, f := range p.flows {
 		if err := f.credit(); err != nil {
@@ -115,22 +120,23 @@ func (p *pinger) exchange(n int, warmup bool) error {
 }
 
 // leadSeries is exchange where another process drives the answering end.
-func (p *pinger) leadSeries(ctx context.Context, n int, warmup bool) error {
-	if p.pong != nil {
-		p.pong.start(n, &p.brake)
-	}
-	if err := p.begin(ctx, n, warmup); err != nil {
+func (p *pinger) leadSeries(n int, warmup bool) error {
+	if err := p.begin(n, warmup); err != nil {
 		return err
 	}
+	ctx, watch, cancel := p.deadline(n)
+	defer cancel()
+	p.watch = watch
 	verified := p.result.Verified
 	if err := p.series(ctx, n, warmup); err != nil {
 		return err
 	}
 	p.ping.limit = p.ping.posted
-	if err := p.lanes.run(ctx, p.p.Wait); err != nil { // the end is all that is left of it
+	if err := p.lanes.run(ctx, p.p.Wait, watch); err != nil { // the end is all that is left of it
 		return err
 	}
-	return p.conclude(ctx, p.result.Verified-verified)
+	_, err := p.conclude(p.result.Verified-verified, 0)
+	return err
 }
 
 // errOver ends the answering side.
@@ -146,9 +152,6 @@ func (p *pinger) series(ctx context.Context, n int, warmup bool) error {
 			}
 		}
 		start := time.Now()
-		if err := f.post(1); err != nil {
-			return err
-		}
 		if err := p.await(ctx, i+1); err != nil {
 			return err
 		}
@@ -191,10 +194,15 @@ func (p *pinger) check(i int) error {
 	return nil
 }
 
-// await waits until n messages of the batch are over: reported, and answered if they are.
+// await posts message n of the batch, and waits until it is over: reported, and answered if it is to be.
 func (p *pinger) await(ctx context.Context, n int) error {
 	p.idleSince = time.Time{}
 	for idle := 1; ; idle++ {
+		if p.ping.posted < n && !p.ping.failed {
+			if _, err := p.ping.post(1); err != nil {
+				return err
+			}
+		}
 		moved, err := p.serve(p.rig.a, p.ping, p.pong)
 		if err != nil {
 			return err
@@ -211,13 +219,11 @@ func (p *pinger) await(ctx context.Context, n int) error {
 			}
 		}
 		if moved {
+			p.watch.feed()
 			continue
 		}
 		if p.p.Wait == Events || p.peer != nil && p.tired(idle) {
-			if err := p.rig.a.cq.Wait(ctx); err != nil {
-				if cause := context.Cause(ctx); cause != nil {
-					return cause
-				}
+			if err := waitAny(ctx, []*ibverbx.VirtualCQ{p.rig.a.cq}, p.ping.refused); err != nil {
 				return err
 			}
 			continue
@@ -225,7 +231,7 @@ func (p *pinger) await(ctx context.Context, n int) error {
 		if idle%1024 == 0 {
 			runtime.Gosched()
 		}
-		if idle%idleCheck == 0 && ctx.Err() != nil {
+		if idle%endCheck == 0 && ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
@@ -288,9 +294,11 @@ func (p *pinger) answer() error {
 	if _, err := p.serve(p.rig.b, p.pong, p.ping); err != nil {
 		return err
 	}
-	for p.pong.posted < p.ping.received {
-		if err := p.pong.post(1); err != nil {
+	for p.pong.posted < p.ping.received && !p.pong.failed {
+		if k, err := p.pong.post(1); err != nil {
 			return err
+		} else if k == 0 {
+			break // for now
 		}
 	}
 	if p.pong.failed {
@@ -315,10 +323,8 @@ func (p *pinger) echo(ctx context.Context) error {
 			wait, cancel = context.WithTimeoutCause(context.Background(), time.Second, ErrStalled)
 			defer cancel()
 		}
-		if err := p.rig.b.cq.Wait(wait); err != nil && context.Cause(wait) == nil {
+		if err := waitAny(wait, []*ibverbx.VirtualCQ{p.rig.b.cq}, p.pong.refused); err != nil && (over || context.Cause(wait) == nil) {
 			return err
-		} else if err != nil && over {
-			return context.Cause(wait)
 		}
 	}
 }

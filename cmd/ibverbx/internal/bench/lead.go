@@ -39,7 +39,7 @@ func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) 
 	var theirs selfBody
 	p, err := l.agree(ctx, *p, h, &theirs)
 	if err != nil {
-		return nil, interruptedOr(ctx, l.part(err))
+		return nil, l.part(interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, p, [2]bool{true, false}, o)
 	defer run.stop()
@@ -93,7 +93,7 @@ func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
-	if err := l.conn.Send(kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
+	if err := l.conn.Send(ctx, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
 		return nil, err
 	}
 	return &p, l.conn.Receive(ctx, kindAccept, nil)
@@ -118,7 +118,7 @@ func (r *runner) lead(devices []verbs.Device) (*Report, error) {
 	switch {
 	case failed: // parted already
 	case err != nil:
-		err = r.peer.part(err)
+		err = r.peer.part(interruptedOr(r.ctx, err))
 	default:
 		if err = r.bye(); err != nil {
 			err = r.peer.part(err)
@@ -141,7 +141,7 @@ func (r *runner) endApart(err error) (*Report, error) {
 
 // bye takes leave of the following process.
 func (r *runner) bye() error {
-	if err := r.peer.conn.Send(kindBye, byeBody{Interrupted: r.interrupted()}); err != nil {
+	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted()}); err != nil {
 		return err
 	}
 	return r.peer.conn.Receive(r.peer.steps, kindBye, nil)
@@ -190,7 +190,7 @@ func (r *runner) connectColumn(rig *rig) error {
 		return err
 	}
 	mine := columnBody{Scheme: rig.scheme, Card: card, Regions: here.regions()}
-	if err := conn.Send(kindColumn, mine); err != nil {
+	if err := conn.Send(r.ctx, kindColumn, mine); err != nil {
 		return err
 	}
 	var theirs columnBody
@@ -208,7 +208,7 @@ func (r *runner) connectColumn(rig *rig) error {
 	if err := here.vqp.Connect(theirs.Card); err != nil {
 		return err
 	}
-	if err := conn.Send(kindConnected, nil); err != nil {
+	if err := conn.Send(r.ctx, kindConnected, nil); err != nil {
 		return err
 	}
 	return conn.Receive(r.ctx, kindConnected, nil)

@@ -15,11 +15,12 @@ type Machine struct {
 	OS    string `json:"os"`
 	Arch  string `json:"arch"`
 	Go    string `json:"go"`
+	Clock int64  `json:"clock_ns"` // how long a reading of the clock takes, which every sample of a latency includes
 }
 
 // ThisMachine describes the machine.
 func ThisMachine() Machine {
-	return Machine{CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version()}
+	return Machine{CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Clock: int64(clockCost())}
 }
 
 // cpuModel is the processor's name, or the architecture where the system does not say.
@@ -38,8 +39,7 @@ func cpuModel() string {
 	return runtime.GOARCH
 }
 
-// ClockCost is how long a reading of the clock takes, which every sample of a latency includes.
-func ClockCost() time.Duration {
+func clockCost() time.Duration {
 	const readings = 1000
 	start := time.Now()
 	now := start

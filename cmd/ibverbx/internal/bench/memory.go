@@ -25,6 +25,14 @@ type memory struct {
 	window int // bytes that a round writes to
 	ends   [2]buffers
 	seed   uint64
+	rounds uint64 // so far, of all that was measured over it
+}
+
+// nextRound is the number of the next round. No number comes twice, so that what an earlier cell left is as wrong as what an earlier
+// round of this one left. Two processes count alike, for both take part in every round.
+func (m *memory) nextRound() uint64 {
+	m.rounds++
+	return m.rounds
 }
 
 // buffers are one end's.
@@ -94,8 +102,8 @@ func (m *memory) longest(p *Params, size int) int {
 	return maxRound
 }
 
-// source is where in the source the message of a slot starts. The shift differs from any earlier one of the last thousand
-// rounds, so what an earlier round left in the slot is never right.
+// source is where in the source the message of a slot starts. The shift differs from any of the last thousand rounds, so what
+// an earlier one left in the slot is never right.
 func (m *memory) source(round uint64, slot, size int) int {
 	shift := (round + 37*uint64(slot) + m.seed) % shifts
 	return slot*size + int(shift)*shiftStep
@@ -130,6 +138,9 @@ func wrongBytes(got, want []byte, round uint64, slot int) error {
 			}
 			count++
 		}
+	}
+	if first < 0 { // they came between the two looks
+		return fmt.Errorf("%w: message %d of round %d (%v): wrong when it was announced, right a moment later", ErrVerify, slot, round, units.Size(len(want)))
 	}
 	return fmt.Errorf("%w: message %d of round %d (%v): %d bytes differ, the first at offset %d: %#02x, sent was %#02x",
 		ErrVerify, slot, round, units.Size(len(want)), count, first, got[first], want[first])

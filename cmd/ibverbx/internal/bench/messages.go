@@ -12,7 +12,8 @@ import (
 )
 
 // ProtocolVersion is the version of the messages below. Ends of different versions do not understand each other.
-const ProtocolVersion = 1
+// A golden file holds them as they are on the wire.
+const ProtocolVersion = 2
 
 // What the two processes of a run tell each other. End a leads, end b follows:
 //
@@ -31,8 +32,8 @@ const ProtocolVersion = 1
 //	cell  <->           what the counters of atomics hold
 //	  round ->          receives are posted at a, and b may post its own
 //	        ready <-    they are; the round begins
-//	  done  <->         from each end that sends: so many were sent, and are reported
-//	  verdict <->       what came has been compared
+//	  done  <->         from each end that sends, as soon as it is so: so many were sent, and are reported
+//	  verdict <->       what came has been compared, and how long the end has sent
 //	  ... further rounds
 //	over  ->
 //	      stats <-      what b has counted
@@ -68,6 +69,9 @@ func (b *selfBody) check() error {
 	if len(b.NICs) == 0 || len(b.NICs) > verbs.MaxDevices {
 		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs), verbs.MaxDevices)
 	}
+	if c := b.Machine.Clock; c < 0 || c > int64(time.Second) {
+		return fmt.Errorf("%w: the peer's clock takes %d ns", rendezvous.ErrProtocol, c)
+	}
 	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go} {
 		*s = oneLine(*s)
 	}
@@ -97,7 +101,7 @@ type taskBody struct {
 const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
-	maxServedRounds   = 1 << 40            // messages of a cell
+	maxServedMessages = 1 << 40            // of a cell
 	// maxServedRun bounds the whole. All else is bounded by the parameters' own limits: memory by three times 1 GiB.
 	maxServedRun = 24 * time.Hour
 )
@@ -115,8 +119,8 @@ func (b *taskBody) check() error {
 		return usage("%d sizes: a listening end measures at most %d", len(p.Sizes), maxServedSizes)
 	case p.Duration > maxServedDuration:
 		return usage("--duration %v: a listening end measures at most %v", time.Duration(p.Duration), time.Duration(maxServedDuration))
-	case p.Iterations > maxServedRounds:
-		return usage("--iters %d: a listening end takes at most %d messages", p.Iterations, maxServedRounds)
+	case p.Iterations > maxServedMessages:
+		return usage("--iters %d: a listening end takes at most %d messages", p.Iterations, maxServedMessages)
 	case !slices.Contains([]Wait{Adaptive, Poll, Events}, p.Wait):
 		return fmt.Errorf("%w: no way to wait is called %.20q", rendezvous.ErrProtocol, p.Wait)
 	}
@@ -197,6 +201,7 @@ type doneBody struct {
 type verdictBody struct {
 	Verified int    `json:"verified"`
 	Counter  uint64 `json:"counter,string"`
+	Took     int64  `json:"took_ns"` // until what the end sends was reported
 }
 
 type statsBody struct {

@@ -235,8 +235,8 @@ func (p *Params) checkNumbers() error {
 		return usage("--tx-depth %d: must be 1 to %d", p.TxDepth, maxTxDepth)
 	case p.Depth < 1 || p.Depth > maxDepth:
 		return usage("--depth %d: must be 1 to %d", p.Depth, maxDepth)
-	case p.QPs < 1:
-		return usage("--qps %d: must be at least 1", p.QPs)
+	case p.QPs < 1 || p.QPs > ibverbx.MaxRails: // before they are multiplied
+		return usage("--qps %d: must be 1 to %d", p.QPs, ibverbx.MaxRails)
 	case p.NICs < 1 || p.NICs > maxNICs:
 		return usage("--nics %d: must be 1 to %d for each end", p.NICs, maxNICs)
 	case p.rails() > ibverbx.MaxRails:
@@ -253,7 +253,7 @@ func (p *Params) checkSchemes() error {
 	for i, s := range p.Schemes {
 		switch {
 		case !slices.Contains(Schemes(), s):
-			return usage("--scheme %s: have single, spray, dqplb, or all", s)
+			return usage("--scheme %.20q: have single, spray, dqplb, or all", s)
 		case slices.Contains(p.Schemes[:i], s):
 			return usage("--scheme %s is given twice", s)
 		case s != Single && p.rails() < 2:
@@ -265,7 +265,7 @@ func (p *Params) checkSchemes() error {
 
 func (p *Params) checkOp() error {
 	if _, ok := p.Op.opcode(); !ok {
-		return usage("--op %s: have write, write-imm, read, send, fetch-add, cmp-swap", p.Op)
+		return usage("--op %.20q: have write, write-imm, read, send, fetch-add, cmp-swap", p.Op)
 	}
 	switch p.Mode {
 	case Bandwidth:
@@ -274,7 +274,7 @@ func (p *Params) checkOp() error {
 			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, or use --mode bw")
 		}
 	default:
-		return usage("--mode %s: have bw and lat", p.Mode)
+		return usage("--mode %.20q: have bw and lat", p.Mode)
 	}
 	return nil
 }
@@ -287,7 +287,7 @@ func (p *Params) checkSizes() error {
 		case z == 0:
 			return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
 		case z > maxSize:
-			return usage("--size %v: at most 1 GiB, for both ends live in this process's memory", z)
+			return usage("--size %v: at most 1 GiB, for it has to fit into memory several times", z)
 		}
 	}
 	return nil

@@ -45,6 +45,7 @@ func TestValidate(t *testing.T) {
 		{"tx depth", func(p *Params) { p.TxDepth = 0 }, "--tx-depth 0"},
 		{"depth", func(p *Params) { p.Depth = 1 << 20 }, "--depth 1048576"},
 		{"queue pairs", func(p *Params) { p.QPs = 0 }, "--qps 0"},
+		{"queue pairs that overflow", func(p *Params) { p.NICs, p.QPs = 4, 1<<62+1 }, "must be 1 to 128"},
 		{"NICs", func(p *Params) { p.NICs = 33 }, "--nics 33: must be 1 to 32"},
 		{"rails", func(p *Params) { p.QPs = 100 }, "at most 128"},
 		{"fragment", func(p *Params) { p.Fragment = 4 << 30 }, "at most 2 GiB"},

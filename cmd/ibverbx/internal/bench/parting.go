@@ -17,7 +17,8 @@ type parting struct {
 	theirs *flow // that the other one sends, likewise
 
 	told, heard bool
-	armed       bool // the next completion raises an event
+	over        time.Time // when all that this end sends was reported
+	armed       bool      // the next completion raises an event
 }
 
 func newParting(p *peer, flows []*flow, e *end) *parting {
@@ -34,21 +35,31 @@ func newParting(p *peer, flows []*flow, e *end) *parting {
 
 func (s *parting) start() { s.told, s.heard = false, false }
 
-// agreed says whether the other end is over too, after telling it that this one is.
-func (s *parting) agreed() (bool, error) {
-	if s.mine != nil && !s.told {
-		s.told = true
-		if err := s.peer.conn.Send(kindDone, doneBody{s.mine.posted}); err != nil {
-			return false, err
-		}
+// tell says how many messages this end has sent, as soon as all of them are reported: one that was stopped early stops the other
+// one too.
+func (s *parting) tell(ctx context.Context) error {
+	if s.mine == nil || s.told || !s.mine.drained() {
+		return nil
 	}
-	return s.theirs == nil || s.heard, nil
+	s.told, s.over = true, time.Now()
+	return s.peer.conn.Send(ctx, kindDone, doneBody{s.mine.posted})
+}
+
+// agreed says whether the other end is over too.
+func (s *parting) agreed() bool { return s.theirs == nil || s.heard }
+
+// took is how long what this end sends has been under way.
+func (s *parting) took(start time.Time) time.Duration {
+	if s.mine == nil || s.over.Before(start) {
+		return time.Since(start)
+	}
+	return s.over.Sub(start)
 }
 
 // glance sees in passing whether the other end has said something, and whether this one has failed although it does nothing. It
-// reports whether that was so, and with it whether the round may be over.
+// reports whether it is the first to see so, and with it whether the round may be over.
 func (s *parting) glance(r *round) (bool, error) {
-	if s.end.vqp.Err() != nil {
+	if !r.failed && s.end.vqp.Err() != nil {
 		r.failed = true
 		return true, nil
 	}
@@ -78,10 +89,17 @@ func (s *parting) hear(m *rendezvous.Message) error {
 		return err
 	}
 	s.heard = true
-	if s.mine != nil && s.mine.echoes == s.theirs {
-		s.mine.limit = min(s.mine.limit, done.Posted) // there will be nothing more to answer
+	if err := s.theirs.announced(done.Posted); err != nil {
+		return err
 	}
-	return s.theirs.announced(done.Posted)
+	switch {
+	case s.mine == nil || done.Posted == s.mine.limit:
+	case s.mine.echoes == s.theirs:
+		s.mine.limit = min(s.mine.limit, done.Posted) // there will be nothing more to answer
+	default:
+		s.mine.limit = s.mine.posted // the other end was stopped: to go on alone is not what is measured
+	}
+	return nil
 }
 
 // verdict looks whether what came is what the other end says.
@@ -102,8 +120,8 @@ func (s *parting) sleep(ctx context.Context) error {
 	}
 	s.armed = false
 	var retry <-chan time.Time
-	if cq.Stats().Retrying > 0 {
-		timer := time.NewTimer(time.Millisecond)
+	if cq.Stats().Retrying > 0 || s.mine != nil && s.mine.refused {
+		timer := time.NewTimer(refusedPause)
 		defer timer.Stop()
 		retry = timer.C
 	}

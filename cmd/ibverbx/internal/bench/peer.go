@@ -49,8 +49,8 @@ func (p *peer) watch(flows []*flow) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// errSilent says that the peer did not answer when it was told of a failure.
-var errSilent = errors.New("the peer does not answer any more")
+// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or busy.
+var errSilent = errors.New("the peer took no note of that in time")
 
 // part tells the peer why this end gives up, ends the conversation, and returns the reason together with what the peer has to say to it.
 func (p *peer) part(why error) error {
@@ -81,7 +81,7 @@ func (c *cell) open() error {
 		return nil
 	}
 	mine := cellBody{Size: c.result.Size, Scheme: c.rig.scheme, Counter: c.counter()}
-	if err := c.peer.conn.Send(kindCell, mine); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindCell, mine); err != nil {
 		return err
 	}
 	var theirs cellBody
@@ -115,7 +115,7 @@ func (c *cell) startCounters(theirs cellBody) error {
 }
 
 // begin begins a round with the other process: what is sent meets receives.
-func (c *cell) begin(ctx context.Context, limit int, warmup bool) error {
+func (c *cell) begin(limit int, warmup bool) error {
 	if c.peer == nil {
 		return nil
 	}
@@ -125,45 +125,52 @@ func (c *cell) begin(ctx context.Context, limit int, warmup bool) error {
 		}
 	}
 	if !c.peer.leads {
-		return c.peer.conn.Send(kindReady, nil)
+		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
-	if err := c.peer.conn.Send(kindRound, roundBody{Messages: limit, WarmUp: warmup}); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindRound, roundBody{Messages: limit, WarmUp: warmup}); err != nil {
 		return err
 	}
-	return c.peer.conn.Receive(ctx, kindReady, nil)
+	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
 }
 
-// conclude ends a round with the other process: what came has been compared at both ends.
-func (c *cell) conclude(ctx context.Context, verified int) error {
+// conclude ends a round with the other process: what came has been compared at both ends. took is how long what this end sends has been
+// under way, and theirs the same of the other one.
+func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration, err error) {
 	if c.peer == nil {
-		return nil
+		return 0, nil
 	}
-	if err := c.peer.conn.Send(kindVerdict, verdictBody{Verified: verified, Counter: c.counter()}); err != nil {
-		return err
+	mine := verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}
+	if err := c.peer.conn.Send(c.peer.steps, kindVerdict, mine); err != nil {
+		return 0, err
 	}
-	var theirs verdictBody
-	if err := c.peer.conn.Receive(ctx, kindVerdict, &theirs); err != nil {
-		return err
+	var v verdictBody
+	if err := c.peer.conn.Receive(c.peer.steps, kindVerdict, &v); err != nil {
+		return 0, err
 	}
-	posted := 0
+	want := 0
 	for _, f := range c.flows {
-		posted += f.posted
-		if c.p.Verify && f.op.Atomic() && f.from != nil {
-			if err := f.checkCounter(theirs.Counter); err != nil {
-				return err
+		if !c.p.Verify {
+			continue
+		}
+		if !f.compares() {
+			want += f.posted
+		}
+		if f.op.Atomic() && f.from != nil {
+			if err := f.checkCounter(v.Counter); err != nil {
+				return 0, err
 			}
 		}
 	}
-	if theirs.Verified < 0 || theirs.Verified > posted {
-		return fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, theirs.Verified, posted)
+	if v.Verified != want {
+		return 0, fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, v.Verified, want)
 	}
-	c.result.Verified += theirs.Verified
-	return nil
+	c.result.Verified += v.Verified
+	return time.Duration(v.Took), nil
 }
 
 // over ends the cell at the leading end, and takes in what the other one has counted.
 func (c *cell) over() error {
-	if err := c.peer.conn.Send(kindOver, nil); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindOver, nil); err != nil {
 		return err
 	}
 	var theirs statsBody

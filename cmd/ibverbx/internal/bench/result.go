@@ -12,7 +12,7 @@ import (
 type Report struct {
 	Tool        string   `json:"tool"`
 	Version     string   `json:"version"`
-	Params      *Params  `json:"parameters"`
+	Params      *Params  `json:"parameters,omitempty"` // none when the two processes did not come to measure
 	Machine     Machine  `json:"machine"`
 	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
 	Results     []Result `json:"results"`
@@ -28,8 +28,8 @@ type Peer struct {
 	End     string   `json:"end"` // "a", the initiator, which decides what is measured, or "b"
 	Version string   `json:"version"`
 	Machine Machine  `json:"machine"`
-	NICs    []string `json:"nics"` // that it uses
-	Own     []string `json:"-"`    // that this process uses
+	NICs    []string `json:"nics"`     // that it uses
+	Own     []string `json:"own_nics"` // that this process uses
 }
 
 // Result is a cell: one size with one scheme.

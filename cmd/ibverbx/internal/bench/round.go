@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"errors"
-	"fmt"
 	"runtime"
 	"time"
 
@@ -23,6 +22,8 @@ type round struct {
 	failed bool     // a request failed: the other end need not go on
 	apart  *parting // nil when both ends are driven here
 
+	watch     *watchdog // of the round under way
+	turns     int
 	idle      int // polls in vain, one after the other
 	idleSince time.Time
 	spin      time.Duration // how long an adaptive round polls in vain before it sleeps
@@ -32,8 +33,8 @@ const (
 	// idleSpins is how many polls in vain before others get the core: a software NIC of this process needs it more than
 	// the next poll does.
 	idleSpins = 8
-	// idleCheck is how many polls in vain before a look whether the round has to end.
-	idleCheck = 4096
+	// endCheck is how many turns pass between looks whether the round has to end.
+	endCheck = 4096
 	// patientSpin is how long an adaptive round polls in vain before it sleeps. Where two NICs copy on two cores that is worth
 	// a sixth of the bandwidth, and half of it when another process wants a core too.
 	patientSpin = 20 * time.Microsecond
@@ -66,9 +67,9 @@ func newRound(flows []*flow, peer *peer, here []*end) *round {
 	return r
 }
 
-// run drives the lanes until the round is over. Requests that failed are errFailed.
-func (r *round) run(ctx context.Context, wait Wait) error {
-	r.failed = false
+// run drives the lanes until the round is over, or ctx ends. Requests that failed are errFailed. What moves is told to watch.
+func (r *round) run(ctx context.Context, wait Wait, watch *watchdog) error {
+	r.failed, r.watch = false, watch
 	r.idle = 0
 	if r.apart != nil {
 		r.apart.start()
@@ -81,6 +82,11 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 		}
 	}
 	for {
+		if r.turns++; r.turns%endCheck == 0 {
+			if err := r.look(ctx); err != nil {
+				return err
+			}
+		}
 		finished, progress := true, false
 		for _, l := range r.lanes {
 			if r.finished(l) && r.apart == nil {
@@ -93,11 +99,11 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 			progress = progress || moved
 			finished = finished && r.finished(l)
 		}
-		if finished && r.apart != nil && !r.failed {
-			var err error
-			if finished, err = r.apart.agreed(); err != nil {
+		if r.apart != nil && !r.failed {
+			if err := r.apart.tell(ctx); err != nil {
 				return err
 			}
+			finished = finished && r.apart.agreed()
 		}
 		switch {
 		case finished:
@@ -110,6 +116,18 @@ func (r *round) run(ctx context.Context, wait Wait) error {
 			}
 		}
 	}
+}
+
+// look sees whether the round has to end, however busy it is.
+func (r *round) look(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if r.apart != nil {
+		_, err := r.apart.glance(r)
+		return err
+	}
+	return nil
 }
 
 // rest is what happens when there is nothing to do.
@@ -128,9 +146,6 @@ func (r *round) rest(ctx context.Context, wait Wait) error {
 			return nil
 		}
 		if wait == Poll || time.Since(r.idleSince) < r.spin {
-			if r.idle%idleCheck == 0 && ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
 			runtime.Gosched()
 			return nil
 		}
@@ -140,19 +155,28 @@ func (r *round) rest(ctx context.Context, wait Wait) error {
 	}
 	r.idle = 0
 	var cqs []*ibverbx.VirtualCQ
+	refused := false
 	for _, l := range r.lanes {
 		if !r.finished(l) {
 			cqs = append(cqs, l.end.cq)
+			refused = refused || l.tx != nil && l.tx.refused
 		}
 	}
-	return waitAny(ctx, cqs)
+	return waitAny(ctx, cqs, refused)
 }
 
-// waitAny sleeps until one of the virtual CQs has completions, or until ctx ends; the error is then its cause. Meanwhile each
-// virtual CQ belongs to a goroutine of its own.
-func waitAny(ctx context.Context, cqs []*ibverbx.VirtualCQ) error {
+// refusedPause is how long an end that sleeps waits before it offers the NIC again what that has refused for now. There may be no
+// completion to wake it.
+const refusedPause = time.Millisecond
+
+// waitAny sleeps until one of the virtual CQs has completions, for a moment only if a NIC has refused something for now, or until ctx
+// ends; the error is then its cause. Meanwhile each virtual CQ belongs to a goroutine of its own.
+func waitAny(ctx context.Context, cqs []*ibverbx.VirtualCQ, refused bool) error {
 	first, cancel := context.WithCancel(ctx)
 	defer cancel()
+	if refused {
+		defer time.AfterFunc(refusedPause, cancel).Stop()
+	}
 	errs := make(chan error, len(cqs))
 	for i, cq := range cqs {
 		wait := func() {
@@ -180,25 +204,29 @@ func waitAny(ctx context.Context, cqs []*ibverbx.VirtualCQ) error {
 // step does what an end can do now. It reports whether that was anything.
 func (r *round) step(l *lane) (bool, error) {
 	moved := false
+	if l.answersFirst() {
+		posted, err := r.pump(l)
+		if err != nil {
+			return false, err
+		}
+		moved = posted
+	}
 	if l.rx != nil && !r.failed {
 		if err := l.rx.credit(); err != nil {
 			return false, r.note(err)
 		}
 	}
 	if l.tx != nil {
-		if r.failed && !l.tx.closed {
-			l.tx.stop()
-		}
-		posted, err := l.tx.pump()
+		posted, err := r.pump(l)
 		if err != nil {
 			return false, err
-		}
-		if l.tx.failed {
-			r.failed = true
 		}
 		moved = moved || posted
 	}
 	wcs, err := l.end.poll()
+	if len(wcs) > 0 {
+		r.watch.feed()
+	}
 	for i := range wcs {
 		switch {
 		case wcs[i].ID&recvBit != 0 && l.rx != nil:
@@ -211,6 +239,23 @@ func (r *round) step(l *lane) (bool, error) {
 		}
 	}
 	return moved || len(wcs) > 0, err
+}
+
+// answersFirst says whether an answer need not wait for new receives to be posted: the other end takes its time, and there are enough.
+func (l *lane) answersFirst() bool {
+	return l.tx != nil && l.tx.echoes != nil && l.rx.expected > l.rx.received
+}
+
+// pump posts what an end sends. It reports whether that was anything.
+func (r *round) pump(l *lane) (bool, error) {
+	if r.failed && !l.tx.closed {
+		l.tx.stop()
+	}
+	posted, err := l.tx.pump()
+	if l.tx.failed {
+		r.failed = true
+	}
+	return posted, err
 }
 
 // note takes requests that failed for the end of the round, not for an error.
@@ -230,6 +275,15 @@ func (r *round) finished(l *lane) bool {
 	return (l.tx == nil || l.tx.drained()) && (l.rx == nil || l.rx.complete())
 }
 
+// took is how long the round has taken: between two processes until all that this one sends was reported, for what comes after that
+// is conversation.
+func (r *round) took(start time.Time) time.Duration {
+	if r.apart != nil {
+		return r.apart.took(start)
+	}
+	return time.Since(start)
+}
+
 // verdict is the outcome of a round in which all ends have finished.
 func (r *round) verdict() error {
 	if r.failed {
@@ -239,30 +293,4 @@ func (r *round) verdict() error {
 		return r.apart.verdict()
 	}
 	return nil
-}
-
-// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken for dead.
-const slowest = 5e6
-
-// patience bounds a round: nothing may take that long. It is generous, for a slow machine is no error. idle is how long nothing
-// may happen at all.
-func patience(p *Params, idle time.Duration, bytes int) time.Duration {
-	if p.unknownSpeed() {
-		return idle + time.Duration(float64(bytes)/slowest*float64(time.Second))
-	}
-	d := idle
-	for _, s := range p.Speeds {
-		if s > 0 {
-			d = max(d, idle+4*time.Duration(float64(bytes)/float64(s)*float64(time.Second)))
-		}
-	}
-	return d
-}
-
-// idlePatience is how long nothing may happen between two ends in this process.
-const idlePatience = 20 * time.Second
-
-// bounded is a context in which a round must end.
-func bounded(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w within %v", ErrStalled, d))
 }

@@ -95,7 +95,13 @@ func (r *runner) end(err error) (*Report, error) {
 		}
 	}
 	report.Interrupted = r.interrupted()
-	if report.Interrupted && (err == nil || errors.Is(err, context.Canceled)) {
+	switch {
+	case errors.Is(context.Cause(r.ctx), errServedLong): // nobody has asked for it
+		report.Interrupted = false
+		if err == nil {
+			err = errServedLong
+		}
+	case report.Interrupted && (err == nil || errors.Is(err, context.Canceled)):
 		err = ErrInterrupted
 	}
 	report.Seconds = time.Since(r.start).Seconds()
@@ -167,7 +173,7 @@ func (r *runner) row(size int) ([]Result, error) {
 		r.observer.Row(row)
 	}
 	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
-		err = r.peer.conn.Send(kindRow, rowBody{row})
+		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{row})
 	}
 	return row, err
 }
@@ -192,6 +198,7 @@ type cell struct {
 	flows  []*flow // from end a, and from end b if that sends too
 	lanes  *round
 	timed  time.Duration
+	rate   float64 // messages a second of a direction, as the last round went; 0 before
 	result Result
 }
 
@@ -209,6 +216,9 @@ func newCell(r *runner, rig *rig, size int) *cell {
 		}
 		for _, f := range c.flows {
 			f.tx = 1
+			if f.echoes != nil {
+				f.tx = 2 // or an answer would wait until the one before it is acknowledged
+			}
 		}
 	}
 	c.result = Result{
@@ -287,17 +297,28 @@ func (c *cell) explain(err error) error {
 	return errors.Join(errs...)
 }
 
-// lastRound is how long a round may still take once the user has asked for the end.
-const lastRound = 2 * time.Second
-
-// deadline is a context in which a round over a number of bytes must end.
-func (c *cell) deadline(bytes int) (context.Context, context.CancelFunc) {
-	if c.peer != nil {
-		ctx, stop := c.peer.watch(c.flows)
-		ctx, cancel := bounded(ctx, patience(c.p, c.peer.conn.Timeout(), bytes))
-		return ctx, func() { cancel(); stop() }
+// deadline is a context that ends when a round of up to n messages has to end, and the watchdog that wants to be told what moves.
+func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
+	if c.peer == nil {
+		ctx, w, cancel := watched(context.Background(), patience(c.p, idlePatience, c.size))
+		stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
+		return ctx, w, func() { stop(); cancel() }
 	}
-	ctx, cancel := bounded(context.Background(), patience(c.p, idlePatience, bytes))
-	stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
-	return ctx, func() { stop(); cancel() }
+	d := patience(c.p, c.peer.conn.Timeout(), c.size)
+	if c.passive() {
+		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.rate)
+	}
+	ctx, stop := c.peer.watch(c.flows)
+	ctx, w, cancel := watched(ctx, d)
+	return ctx, w, func() { cancel(); stop() }
+}
+
+// passive says whether nothing is reported here of what the other process does.
+func (c *cell) passive() bool {
+	for _, f := range c.flows {
+		if f.from != nil || f.to != nil && f.op.notifies() {
+			return false
+		}
+	}
+	return true
 }

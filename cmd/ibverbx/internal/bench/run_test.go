@@ -232,11 +232,51 @@ func TestVerifyFinds(t *testing.T) {
 	if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "message 5 of round 3 (4 KiB): 1 bytes differ, the first at offset 17") {
 		t.Errorf("wrong byte: error %v", err)
 	}
+	if err := wrongBytes(src[:size], src[:size], round, 5); !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "right a moment later") {
+		t.Errorf("bytes that came between two looks: error %v", err)
+	}
 	fill(round)
 	for _, later := range []uint64{round + 1, round + 2, round + 1000} {
 		if err := m.verify(dst, src, later, m.slots(size), size); !errors.Is(err, ErrVerify) {
 			t.Errorf("the content of round %d passes for round %d: %v", round, later, err)
 		}
+	}
+}
+
+// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or in copy(): what one left would
+// be right for the other.
+func TestRoundsOfRun(t *testing.T) {
+	p := params()
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	run := newRunner(t.Context(), p, bothHere(), observer{})
+	defer run.stop()
+	if err := run.open(openSoft); err != nil {
+		t.Fatal(err)
+	}
+	defer run.close()
+	seen := map[uint64]string{}
+	note := func(who string) {
+		t.Helper()
+		if before, twice := seen[run.mem.rounds]; twice {
+			t.Errorf("%s has the round %d of %s", who, run.mem.rounds, before)
+		}
+		seen[run.mem.rounds] = who
+	}
+	for _, rig := range run.rigs {
+		c := newCell(run, rig, 64)
+		if _, err := c.round(4, true); err != nil {
+			t.Fatal(err)
+		}
+		note(string(rig.scheme))
+		if c.flows[0].round != run.mem.rounds {
+			t.Errorf("%s: round %d, and %d of the run", rig.scheme, c.flows[0].round, run.mem.rounds)
+		}
+		if _, err := run.baseline(64); err != nil {
+			t.Fatal(err)
+		}
+		note("copy()")
 	}
 }
 

@@ -18,6 +18,8 @@ type Config struct {
 	Version uint32
 	// Timeout bounds each step; 0 means 30 seconds.
 	Timeout time.Duration
+	// Greeting bounds the beginning, where that is to be shorter; 0 means Timeout.
+	Greeting time.Duration
 	// MaxFrame bounds a message in bytes; 0 means 1 MiB.
 	MaxFrame int
 }
@@ -48,14 +50,18 @@ type Conn struct {
 	done    chan struct{} // nothing more will come; err says why
 	err     error
 
-	mu     sync.Mutex // guards writing, and closed
+	mu     sync.Mutex // guards writing, closed and broken
 	closed bool
+	broken bool // a frame was begun and not finished: nothing can follow it
 }
 
 // Start begins a conversation over a connection, which it owns from then on: also where it fails, and then it is closed.
 func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
+	}
+	if cfg.Greeting == 0 {
+		cfg.Greeting = cfg.Timeout
 	}
 	if cfg.MaxFrame == 0 {
 		cfg.MaxFrame = defaultMaxFrame
@@ -73,7 +79,7 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 func (c *Conn) greet(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Timeout))
+	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting))
 	if err == nil {
 		_, err = c.nc.Write(preface(c.cfg.Version))
 	}
@@ -86,24 +92,24 @@ func (c *Conn) greet(ctx context.Context) error {
 	if err == nil {
 		err = c.nc.SetDeadline(time.Time{})
 	}
-	return c.explain(err, "its greeting")
+	return c.explain(err, c.cfg.Greeting, "its greeting")
 }
 
 // explain makes an error of the connection one of this package's.
-func (c *Conn) explain(err error, awaited string) error {
+func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
 	switch {
 	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return c.late(awaited)
+		return late(waited, awaited)
 	case errors.Is(err, io.EOF):
 		return ErrGone
 	}
 	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
-func (c *Conn) late(awaited string) error {
-	return fmt.Errorf("%w: waited %v for %s", ErrTimeout, c.cfg.Timeout, awaited)
+func late(waited time.Duration, awaited string) error {
+	return fmt.Errorf("%w: waited %v for %s", ErrTimeout, waited, awaited)
 }
 
 // listen reads until there is nothing more to read.
@@ -146,7 +152,7 @@ func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
 	case <-c.closing:
 		return m, ErrClosed
 	default:
-		return m, c.explain(err, "the rest of a message")
+		return m, c.explain(err, c.cfg.Timeout, "the rest of a message")
 	}
 }
 
@@ -156,26 +162,69 @@ func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 // RemoteAddr is where the peer is.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Send tells the peer something. A nil body is none.
-func (c *Conn) Send(kind string, body any) error {
+// Send tells the peer something. A nil body is none. A peer that does not read holds it up until ctx ends or the timeout is over; after
+// that nothing can be said any more.
+func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	frame, err := appendFrame(nil, kind, body, c.cfg.MaxFrame)
 	if err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	err = c.write(ctx, frame, c.cfg.Timeout)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrClosed):
+		return err
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return late(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
+	}
+	if why := c.heard(); why != nil {
+		return why // what the peer said before it left
+	}
+	return c.explain(err, 0, "")
+}
+
+// write writes a frame within some time.
+func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return ErrClosed
 	}
-	if err = c.nc.SetWriteDeadline(time.Now().Add(c.cfg.Timeout)); err == nil {
-		_, err = c.nc.Write(frame)
+	if c.broken {
+		return io.ErrShortWrite
 	}
-	if err = c.explain(err, fmt.Sprintf("the peer to take %q", kind)); err != nil {
-		if why := c.Err(); why != nil {
-			return why // what the peer said before it left
-		}
+	if err := c.nc.SetWriteDeadline(time.Now().Add(within)); err != nil {
+		return err
 	}
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
+		close(cut)
+	})
+	n, err := c.nc.Write(frame)
+	if !stop() {
+		<-cut // or it would meet the next frame
+	}
+	c.broken = err != nil && n > 0
 	return err
+}
+
+// heard is why nothing more will come, where that is known soon.
+func (c *Conn) heard() error {
+	timer := time.NewTimer(min(lastWords, c.cfg.Timeout))
+	defer timer.Stop()
+	select {
+	case <-c.done:
+		return c.err
+	case <-timer.C:
+		return nil
+	}
 }
 
 // Receive waits for the next message, which must be of a kind, and reads its body into body unless that is nil.
@@ -202,7 +251,7 @@ func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err 
 	case <-ctx.Done():
 		return m, context.Cause(ctx)
 	case <-timer.C:
-		return m, c.late(fmt.Sprintf("message %q", kinds[0]))
+		return m, late(c.cfg.Timeout, fmt.Sprintf("message %q", kinds[0]))
 	}
 	return m, m.Expect(kinds...)
 }
@@ -236,7 +285,8 @@ func (c *Conn) Err() error {
 // Fail tells the peer why this end gives up, and closes the conversation once the peer has taken note or gone. What the peer had to say for
 // itself is then in Err.
 func (c *Conn) Fail(why error) {
-	if c.Send(errorKind, errorBody{Clean(why.Error())}) == nil {
+	frame, err := appendFrame(nil, errorKind, errorBody{Clean(why.Error())}, c.cfg.MaxFrame)
+	if err == nil && c.write(context.Background(), frame, min(lastWords, c.cfg.Timeout)) == nil {
 		// Closed with unread messages a connection is reset, and the last words would be lost.
 		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite() // the peer sees the end otherwise

@@ -6,38 +6,21 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"ibverbx/cmd/ibverbx/internal/tcptest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// wire is two ends of a TCP connection.
-func wire(t testing.TB) (a, b net.Conn) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if a, err = net.Dial("tcp", l.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	if b, err = l.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { a.Close(); b.Close() })
-	return a, b
-}
-
 // pair is two ends of a conversation.
 func pair(t *testing.T, cfg Config) (a, b *Conn) {
 	t.Helper()
-	ncA, ncB := wire(t)
+	ncA, ncB := tcptest.Pair(t)
 	started := make(chan error, 1)
 	go func() {
 		var err error
@@ -54,10 +37,10 @@ func pair(t *testing.T, cfg Config) (a, b *Conn) {
 
 func TestConversation(t *testing.T) {
 	a, b := pair(t, Config{})
-	if err := a.Send("number", 17); err != nil {
+	if err := a.Send(t.Context(), "number", 17); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Send("nothing", nil); err != nil {
+	if err := a.Send(t.Context(), "nothing", nil); err != nil {
 		t.Fatal(err)
 	}
 	var n int
@@ -67,7 +50,7 @@ func TestConversation(t *testing.T) {
 	if err := b.Receive(t.Context(), "nothing", nil); err != nil {
 		t.Error(err)
 	}
-	if err := b.Send("last", "words"); err != nil {
+	if err := b.Send(t.Context(), "last", "words"); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Close(); err != nil {
@@ -81,7 +64,7 @@ func TestConversation(t *testing.T) {
 	if err := a.Receive(t.Context(), "more", nil); !errors.Is(err, ErrGone) {
 		t.Errorf("error %v, want ErrGone", err)
 	}
-	if err := b.Send("more", nil); !errors.Is(err, ErrClosed) {
+	if err := b.Send(t.Context(), "more", nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v, want ErrClosed", err)
 	}
 }
@@ -90,7 +73,7 @@ func TestConversation(t *testing.T) {
 func TestFail(t *testing.T) {
 	a, b := pair(t, Config{})
 	for range 3 * inboxLen {
-		if err := b.Send("unread", strings.Repeat("x", 1000)); err != nil {
+		if err := b.Send(t.Context(), "unread", strings.Repeat("x", 1000)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,7 +84,7 @@ func TestFail(t *testing.T) {
 	}()
 	<-b.Done()
 	var said *PeerError
-	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of [31m ink\nand paper" || err.Error() != "peer: "+said.Text {
+	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of [31m ink\n  and paper" || err.Error() != "peer: "+said.Text {
 		t.Errorf("error %v", b.Err())
 	}
 	b.Fail(errors.New("no paper here either"))
@@ -126,7 +109,7 @@ func TestReceiveEnds(t *testing.T) {
 }
 
 func TestVersions(t *testing.T) {
-	ncA, ncB := wire(t)
+	ncA, ncB := tcptest.Pair(t)
 	other := make(chan error, 1)
 	go func() {
 		_, err := Start(t.Context(), ncB, Config{Version: 2})
@@ -180,7 +163,7 @@ func TestStrangers(t *testing.T) {
 		"wrong last words":            {hello + frame(`{"kind":"error","body":7}`), true, ErrProtocol, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nc, stranger := wire(t)
+			nc, stranger := tcptest.Pair(t)
 			if _, err := io.WriteString(stranger, tt.sent); err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +192,7 @@ func TestFlood(t *testing.T) {
 	var err error
 	sent := 0
 	for ; err == nil && sent < 1000; sent++ {
-		err = b.Send("big", big)
+		err = b.Send(t.Context(), "big", big)
 	}
 	if !errors.Is(err, ErrTimeout) {
 		t.Errorf("error %v after %d messages, want ErrTimeout", err, sent)
@@ -218,7 +201,7 @@ func TestFlood(t *testing.T) {
 }
 
 func TestStartInterrupted(t *testing.T) {
-	nc, _ := wire(t)
+	nc, _ := tcptest.Pair(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(time.Millisecond, cancel)
 	if _, err := Start(ctx, nc, Config{}); !errors.Is(err, context.Canceled) {
@@ -226,9 +209,91 @@ func TestStartInterrupted(t *testing.T) {
 	}
 }
 
+// TestSendInterrupted sends to an end that does not read, and is told to stop.
+func TestSendInterrupted(t *testing.T) {
+	nc, other := tcptest.Pair(t)
+	if _, err := other.Write(preface(0)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := Start(t.Context(), nc, Config{Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	time.AfterFunc(300*time.Millisecond, func() { cancel(why) }) // sending waits since long
+	big := strings.Repeat("x", 1<<19)
+	for err = nil; err == nil; {
+		err = conn.Send(ctx, "big", big)
+	}
+	if !errors.Is(err, why) {
+		t.Errorf("error %v, want the context's cause", err)
+	}
+	failed := make(chan struct{})
+	go func() { conn.Fail(why); close(failed) }()
+	select {
+	case <-failed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("Fail does not end")
+	}
+	if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v, want ErrClosed", err)
+	}
+}
+
+// TestSendLastWords sends to a peer that has gone and has said why, which this end has not read yet: its words count.
+func TestSendLastWords(t *testing.T) {
+	nc, other := tcptest.Pair(t)
+	said := string(preface(0)) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1) + frame(`{"kind":"error","body":{"text":"out of ink"}}`)
+	if _, err := io.WriteString(other, said); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := Start(t.Context(), nc, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	other.Close()
+	time.AfterFunc(50*time.Millisecond, func() { <-conn.Inbox() }) // sending has failed long since
+	for err = nil; err == nil; {
+		err = conn.Send(t.Context(), "word", nil)
+	}
+	var words *PeerError
+	if !errors.As(err, &words) || words.Text != "out of ink" {
+		t.Errorf("error %v, want the peer's words", err)
+	}
+}
+
+// TestGreeting shows that the beginning can have less time than the rest.
+func TestGreeting(t *testing.T) {
+	nc, _ := tcptest.Pair(t)
+	if _, err := Start(t.Context(), nc, Config{Timeout: time.Hour, Greeting: 20 * time.Millisecond}); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "waited 20ms") {
+		t.Errorf("error %v, want ErrTimeout", err)
+	}
+}
+
+// TestDecode shows what is said of a body that is not what it should be: it repeats little of it, and nothing that a terminal obeys.
+func TestDecode(t *testing.T) {
+	m := Message{Kind: "word", Body: []byte(`{"n":` + strings.Repeat("1", 100000) + `}`)}
+	var body struct {
+		N int `json:"n"`
+	}
+	err := m.Decode(&body)
+	if !errors.Is(err, ErrProtocol) || len(err.Error()) > 2*maxReason {
+		t.Errorf("error %.1000v", err)
+	}
+	m.Body = []byte(`{"n":1,"\u001b[2J\u009b":2}`)
+	if err := m.Decode(&body); err != nil {
+		t.Error(err)
+	}
+	if err := m.DecodeKnown(&body); !errors.Is(err, ErrProtocol) || strings.ContainsAny(err.Error(), "\x1b\u009b") {
+		t.Errorf("error %q", err)
+	}
+}
+
 func TestTooLongToSend(t *testing.T) {
 	a, _ := pair(t, Config{MaxFrame: 100})
-	if err := a.Send("word", strings.Repeat("x", 100)); err == nil || !strings.Contains(err.Error(), "at most 100") {
+	if err := a.Send(t.Context(), "word", strings.Repeat("x", 100)); err == nil || !strings.Contains(err.Error(), "at most 100") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -238,8 +303,15 @@ func TestClean(t *testing.T) {
 	if len(long) > maxText+3 || !strings.HasSuffix(long, "é...") {
 		t.Errorf("%d bytes, the last ones %q", len(long), long[len(long)-6:])
 	}
-	if got := Clean("a\x00b\tc\nd\u202ee"); got != "a b c\nd e" {
-		t.Errorf("got %q", got)
+	for text, want := range map[string]string{
+		"a\x00b\tc\nd\u202ee":            "a b c\n  d e",
+		"a\nibverbx: all is well\n\n\nb": "a\n  ibverbx: all is well\n  b",
+		strings.Repeat("\n", maxText):    "",
+	} {
+		got := Clean(text)
+		if got != want || Clean(got) != want {
+			t.Errorf("%q became %q, and then %q; want %q", text, got, Clean(got), want)
+		}
 	}
 }
 

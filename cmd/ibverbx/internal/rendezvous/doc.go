@@ -14,11 +14,11 @@
 //
 // # What can be relied on
 //
-//   - Nothing waits for ever: sending, receiving, the beginning and the rest of a frame that has begun each have Config.Timeout.
+//   - Nothing waits for ever, nor longer than the context: sending, receiving, the beginning and the rest of a frame that has begun each have Config.Timeout.
 //   - Memory is bounded: a frame is read as it comes, never more than MaxFrame, and a few frames wait to be received. A peer that
 //     sends more waits itself.
 //   - The connection is read all the time, as long as there is room for what comes. [Conn.Done] closes as soon as the peer has gone,
 //     whatever this end is doing, and [Conn.Err] then says how it went: [ErrGone], a [*PeerError] with the peer's own words, or an
 //     [ErrProtocol].
-//   - Words of the peer that reach a terminal hold no control characters and are of bearable length.
+//   - Words of the peer that reach a terminal hold no control characters, are of bearable length, and have their further lines indented.
 package rendezvous

@@ -27,13 +27,38 @@ type PeerError struct{ Text string }
 // Error says whose words they are.
 func (e *PeerError) Error() string { return "peer: " + e.Text }
 
-// maxText is how long words of the peer may be in bytes.
-const maxText = 2000
+const (
+	// maxText is how long words of the peer may be in bytes.
+	maxText = 2000
+	// maxReason is how long a reason may be that repeats what the peer has sent.
+	maxReason = 400
+)
 
 // Clean makes words of a peer fit for a terminal: control characters become spaces, but for line ends, and what is too long is cut.
-func Clean(s string) string {
-	if len(s) > maxText {
-		cut := maxText
+// Further lines are indented, so that none can be taken for one of this end's.
+func Clean(s string) string { return indent(excerpt(s, maxText)) }
+
+// indent sets the lines after the first one off.
+func indent(s string) string {
+	first, rest, found := strings.Cut(s, "\n")
+	if !found {
+		return s
+	}
+	var b strings.Builder
+	b.WriteString(first)
+	for line := range strings.SplitSeq(rest, "\n") {
+		if line = strings.TrimSpace(line); line != "" {
+			b.WriteString("\n  ")
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// excerpt makes no more than a number of bytes fit for a terminal.
+func excerpt(s string, most int) string {
+	if len(s) > most {
+		cut := most
 		for cut > 0 && !utf8.RuneStart(s[cut]) {
 			cut--
 		}

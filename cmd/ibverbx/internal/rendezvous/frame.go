@@ -48,9 +48,24 @@ const maxKind = 32
 // Decode reads the body into v.
 func (m *Message) Decode(v any) error {
 	if err := json.Unmarshal(m.Body, v); err != nil {
-		return fmt.Errorf("%w: message %q: %w", ErrProtocol, m.Kind, err)
+		return m.unreadable(err)
 	}
 	return nil
+}
+
+// DecodeKnown reads the body into v, which must have a field for everything that is in it.
+func (m *Message) DecodeKnown(v any) error {
+	d := json.NewDecoder(bytes.NewReader(m.Body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return m.unreadable(err)
+	}
+	return nil
+}
+
+// unreadable says that the body is not what it should be. Reasons repeat what the peer has sent.
+func (m *Message) unreadable(err error) error {
+	return fmt.Errorf("%w: message %q: %s", ErrProtocol, m.Kind, excerpt(err.Error(), maxReason))
 }
 
 // appendFrame appends the frame of a message.
@@ -91,7 +106,7 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 		return m, err
 	}
 	if err := json.Unmarshal(text.Bytes(), &m); err != nil {
-		return m, fmt.Errorf("%w: %w", ErrProtocol, err)
+		return m, fmt.Errorf("%w: %s", ErrProtocol, excerpt(err.Error(), maxReason))
 	}
 	if m.Kind == "" || len(m.Kind) > maxKind {
 		return m, fmt.Errorf("%w: a message of kind %.40q", ErrProtocol, m.Kind)

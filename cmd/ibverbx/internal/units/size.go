@@ -54,7 +54,7 @@ func (z *Size) UnmarshalText(text []byte) (err error) {
 func (z *Size) UnmarshalJSON(text []byte) error {
 	n, err := strconv.ParseUint(string(text), 10, 63)
 	if err != nil {
-		return fmt.Errorf("size %.20s: want a whole number of bytes", text)
+		return fmt.Errorf("size %.20q: want a whole number of bytes", text)
 	}
 	*z = Size(n)
 	return nil

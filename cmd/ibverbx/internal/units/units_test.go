@@ -117,3 +117,12 @@ func TestParseSpan(t *testing.T) {
 		}
 	}
 }
+
+// TestSizeOfOthers shows that what is said of a size that is none can be shown, for another process may have written it.
+func TestSizeOfOthers(t *testing.T) {
+	var z Size
+	err := z.UnmarshalJSON([]byte("\"\u009b31m" + strings.Repeat("x", 1000) + "\""))
+	if err == nil || strings.Contains(err.Error(), "\u009b") || len(err.Error()) > 200 {
+		t.Errorf("error %q", err)
+	}
+}

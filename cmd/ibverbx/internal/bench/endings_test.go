@@ -1,0 +1,372 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// lead runs the leading end over nc until it is over.
+func lead(ctx context.Context, p *Params, nc net.Conn, timeout time.Duration, devices []verbs.Device, o Observer) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+		if err != nil {
+			done <- outcome{nil, err}
+			return
+		}
+		report, err := Lead(ctx, p, &Half{Conn: conn, Provider: "here", Devices: devices, Version: "v"}, o)
+		done <- outcome{report, err}
+	}()
+	return done
+}
+
+// within waits for the end of a run, much longer than it may take.
+func within(t *testing.T, who string, d time.Duration, run <-chan outcome) outcome {
+	t.Helper()
+	select {
+	case o := <-run:
+		return o
+	case <-time.After(d):
+		t.Fatalf("%s does not end", who)
+		return outcome{}
+	}
+}
+
+// TestStalledAfterFailure lets one rail fail while another one stands still, so that not all is ever reported: the patience that the ends
+// have must end the round nevertheless.
+func TestStalledAfterFailure(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	for _, wait := range []Wait{Adaptive, Poll, Events} {
+		for _, bidirectional := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/%v", wait, bidirectional), func(t *testing.T) {
+				f, nics := fabric(t, 4)
+				p := params(func(p *Params) {
+					p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Wait = Write, 2, 1, []Scheme{Spray}, bidirectional, wait
+					p.Sizes, p.Iterations = []units.Size{4096}, 4000
+				})
+				stall := f.Inject(soft.Fault{Kind: soft.StallQP, Device: f.Device(0), Count: 1, Skip: 20})
+				t.Cleanup(stall.Remove)
+				f.Inject(soft.Fault{Kind: soft.FailSend, Device: f.Device(1), Count: 1, Skip: 23})
+				ncA, ncB := tcptest.Pair(t)
+				following := follow(t.Context(), ncB, timeout, nics[2:])
+				leading := lead(t.Context(), p, ncA, timeout, nics[:2], observer{})
+				a, b := within(t, "end a", 10*time.Second, leading), within(t, "end b", 10*time.Second, following)
+				if a.err == nil || b.err == nil {
+					t.Errorf("end a: %v; end b: %v", a.err, b.err)
+				}
+			})
+		}
+	}
+}
+
+// TestFailureIsNewsOnce shows that an end that has failed says so once, and then rests like any other one.
+func TestFailureIsNewsOnce(t *testing.T) {
+	p := params(func(p *Params) { p.Schemes = []Scheme{Spray} })
+	run := newRunner(t.Context(), p, bothHere(), observer{})
+	defer run.stop()
+	if err := run.open(openSoft); err != nil {
+		t.Fatal(err)
+	}
+	defer run.close()
+	rig := run.rigs[0]
+	if _, err := killQP(rig, &Fault{End: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newCell(run, rig, 64).round(4, true); !errors.Is(err, errFailed) {
+		t.Fatalf("error %v, want errFailed", err)
+	}
+	s, r := &parting{end: rig.a}, &round{}
+	for _, want := range []bool{true, false} {
+		if news, err := s.glance(r); news != want || err != nil || !r.failed {
+			t.Errorf("news %v, want %v; error %v, failed %v", news, want, err, r.failed)
+		}
+	}
+}
+
+// TestRefusedForNow lets a NIC refuse posts for now: a round goes on when it takes them after all, and ends when it never does.
+func TestRefusedForNow(t *testing.T) {
+	for _, mode := range []Mode{Bandwidth, Latency} {
+		for _, op := range []Op{Write, FetchAdd, Send} {
+			for _, wait := range []Wait{Adaptive, Events} {
+				t.Run(fmt.Sprintf("%s/%s/%s", mode, op, wait), func(t *testing.T) {
+					for _, count := range []int{5, -1} {
+						const timeout = 200 * time.Millisecond
+						f, nics := fabric(t, 2)
+						p := params(func(p *Params) {
+							p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Schemes = op, mode, wait, 1, 1, []Scheme{Single}
+							p.Sizes, p.Iterations = []units.Size{8}, 100
+						})
+						refusal := f.Inject(soft.Fault{Kind: soft.RefuseSend, Device: f.Device(0), Count: count, Skip: 5})
+						ncA, ncB := tcptest.Pair(t)
+						following := follow(t.Context(), ncB, timeout, nics[1:])
+						leading := lead(t.Context(), p, ncA, timeout, nics[:1], observer{})
+						a, b := within(t, "end a", 10*time.Second, leading), within(t, "end b", 10*time.Second, following)
+						refusal.Remove()
+						if count > 0 && (a.err != nil || b.err != nil) {
+							t.Errorf("refused for a while: end a: %v; end b: %v", a.err, b.err)
+						}
+						if count < 0 && (!errors.Is(a.err, ErrStalled) && !errors.Is(b.err, ErrStalled)) {
+							t.Errorf("refused for ever: end a: %v; end b: %v", a.err, b.err)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestRefusedInOneProcess is the same between two ends in one process.
+func TestRefusedInOneProcess(t *testing.T) {
+	for _, mode := range []Mode{Bandwidth, Latency} {
+		for _, op := range []Op{Write, FetchAdd, Send} {
+			for _, wait := range []Wait{Adaptive, Events} {
+				p := params(func(p *Params) {
+					p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Sizes = op, mode, wait, 1, 1, []units.Size{8}
+					p.Faults = faults(t, "refuse-send@msg=10,count=3")
+				})
+				if _, err := measure(t, p); err != nil {
+					t.Errorf("%s %s %s: %v", mode, op, wait, err)
+				}
+			}
+		}
+	}
+}
+
+// TestWatchdog shows that what moves keeps a round alive for as long as it takes, and that nothing else does.
+func TestWatchdog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, w, stop := watched(t.Context(), time.Minute)
+		defer stop()
+		for range 100 {
+			time.Sleep(50 * time.Second)
+			w.feed()
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("ended after it had moved: %v", context.Cause(ctx))
+		}
+		start := time.Now()
+		<-ctx.Done()
+		if took := time.Since(start); took < time.Minute || took > 90*time.Second || !errors.Is(context.Cause(ctx), ErrStalled) {
+			t.Errorf("ended after %v: %v", took, context.Cause(ctx))
+		}
+	})
+}
+
+// TestPatience shows how long nothing may move: not long between fast NICs, however much a round has to carry.
+func TestPatience(t *testing.T) {
+	hard := params(func(p *Params) { p.Provider = "rdmacore" })
+	slow := params(func(p *Params) { p.Speeds = []units.Rate{1e9, 1e6} })
+	const idle = 30 * time.Second
+	for name, tt := range map[string]struct {
+		got, least, most time.Duration
+	}{
+		"software":                 {patience(params(), idle, 1<<30), idle, idle},
+		"software, slow":           {patience(slow, idle, 1<<20), idle + 4*time.Second, 10 * time.Minute},
+		"real":                     {patience(hard, idle, 1<<20), idle, idle + time.Second},
+		"real, large":              {patience(hard, idle, 1<<30), idle + 200*time.Second, 10 * time.Minute},
+		"passive, first round":     {passivePatience(idle, 1, 1<<20, 0), idle, idle + time.Second},
+		"passive, 100 Gbit/s":      {passivePatience(idle, 24000, 1<<20, 12000), idle + 2*time.Second, time.Minute},
+		"passive, a message a day": {passivePatience(idle, 1000, 64, 1e-5), idle, 25 * time.Hour},
+	} {
+		if tt.got < tt.least || tt.got > tt.most {
+			t.Errorf("%s: %v, want %v to %v", name, tt.got, tt.least, tt.most)
+		}
+	}
+}
+
+// TestInterruptedBothWays interrupts an end in the middle of a long round in both directions. The other one must not go on alone, and
+// the round is no measure of both directions.
+func TestInterruptedBothWays(t *testing.T) {
+	const speed = 1.25e6
+	for _, op := range []Op{Send, Write} {
+		t.Run(string(op), func(t *testing.T) {
+			_, nics := fabric(t, 2)
+			for _, d := range nics {
+				d.(*soft.Device).SetSpeed(speed, 0)
+			}
+			p := params(func(p *Params) {
+				p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Memory = op, 1, 1, []Scheme{Single}, true, 4<<20
+				p.Sizes, p.Iterations, p.Duration, p.TxDepth = []units.Size{4096}, 0, Seconds(20*time.Second), 2
+			})
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			var asked time.Time
+			var once sync.Once
+			ncA, ncB := between(t, func(from string, n int, frame []byte) ([]byte, bool, bool) {
+				if from == "a" && n > 0 && strings.Contains(string(frame), `"round"`) && !strings.Contains(string(frame), "warm_up") {
+					once.Do(func() { time.AfterFunc(300*time.Millisecond, func() { asked = time.Now(); interrupt() }) }) // of two seconds
+				}
+				return frame, false, false
+			})
+			following := follow(t.Context(), ncB, apartTimeout, nics[1:])
+			a := within(t, "end a", 15*time.Second, lead(ctx, p, ncA, apartTimeout, nics[:1], observer{}))
+			took := time.Since(asked)
+			b := within(t, "end b", 15*time.Second, following)
+			if !errors.Is(a.err, ErrInterrupted) || !errors.Is(b.err, errPeerInterrupted) {
+				t.Errorf("end a: %v; end b: %v", a.err, b.err)
+			}
+			if took > 900*time.Millisecond {
+				t.Errorf("ended %v after it was asked to", took)
+			}
+			if r := a.report.Results; len(r) != 1 || r[0].Messages != 0 || r[0].GBPerSecond != 0 {
+				t.Errorf("a round that was cut short counts: %+v", r)
+			}
+		})
+	}
+}
+
+// TestInterruptedWhileConnecting interrupts an end before anything is measured: the other one must hear that in words.
+func TestInterruptedWhileConnecting(t *testing.T) {
+	_, nics := fabric(t, 1)
+	ncA, ncB := tcptest.Pair(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	following := follow(ctx, ncB, apartTimeout, nics)
+	conn := start(t, ncA, apartTimeout)
+	if err := conn.Receive(t.Context(), kindOffer, nil); err != nil {
+		t.Fatal(err)
+	}
+	interrupt()
+	var said *rendezvous.PeerError
+	if err := conn.Receive(t.Context(), kindAccept, nil); !errors.As(err, &said) || said.Text != ErrInterrupted.Error() {
+		t.Errorf("the leading end hears %v", err)
+	}
+	conn.Close()
+	if b := <-following; !errors.Is(b.err, ErrInterrupted) {
+		t.Errorf("error %v, want ErrInterrupted", b.err)
+	}
+
+	ncA, ncB = tcptest.Pair(t)
+	ctx, interrupt = context.WithCancel(t.Context())
+	leading := lead(ctx, params(func(p *Params) { p.NICs = 1 }), ncA, apartTimeout, nics, observer{})
+	conn = start(t, ncB, apartTimeout)
+	for _, step := range []func() error{
+		func() error { return conn.Send(t.Context(), kindOffer, selfBody{NICs: []string{"x"}}) },
+		func() error { return conn.Receive(t.Context(), kindTask, nil) },
+		func() error { return conn.Send(t.Context(), kindAccept, nil) },
+		func() error { return conn.Receive(t.Context(), kindColumn, nil) },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	interrupt()
+	if err := conn.Receive(t.Context(), kindColumn, nil); !errors.As(err, &said) || !strings.Contains(said.Text, "interrupted") || strings.Contains(said.Text, "canceled") {
+		t.Errorf("the following end hears %v", err)
+	}
+	conn.Close()
+	if a := <-leading; !errors.Is(a.err, ErrInterrupted) {
+		t.Errorf("error %v, want ErrInterrupted", a.err)
+	}
+}
+
+// TestServedLong shows that the end of a listening end's patience is no interruption by its user.
+func TestServedLong(t *testing.T) {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 0, errServedLong)
+	defer cancel()
+	run := newRunner(ctx, params(), bothHere(), observer{})
+	defer run.stop()
+	report, err := run.end(nil)
+	if report.Interrupted || report.OK || !errors.Is(err, errServedLong) || !strings.Contains(report.Error, "24h0m0s") {
+		t.Errorf("interrupted %v, ok %v, error %v", report.Interrupted, report.OK, err)
+	}
+}
+
+// TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer is counted, that the conversation
+// afterwards is not, and that nobody can claim more time than has passed.
+func TestClockOfBothWays(t *testing.T) {
+	const delay = 100 * time.Millisecond // of what the other end says
+	for _, lies := range []bool{false, true} {
+		start := time.Now()
+		a, b := meddled(t, apartTimeout, func(p *Params) { p.Bidirectional = true }, func(from string, n int, frame []byte) ([]byte, bool, bool) {
+			var m struct {
+				Kind string      `json:"kind"`
+				Body verdictBody `json:"body"`
+			}
+			if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindVerdict && m.Kind != kindDone {
+				return frame, false, false
+			}
+			time.Sleep(delay)
+			if m.Kind == kindDone {
+				return frame, false, false
+			}
+			if lies {
+				m.Body.Took = int64(1000 * time.Hour)
+			}
+			text, err := json.Marshal(m)
+			if err != nil {
+				t.Error(err)
+			}
+			return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
+		})
+		if a.err != nil || b.err != nil {
+			t.Fatalf("end a: %v; end b: %v", a.err, b.err)
+		}
+		seconds := a.report.Results[0].Seconds
+		if lies && (seconds < delay.Seconds() || seconds > time.Since(start).Seconds()) || !lies && seconds >= delay.Seconds() {
+			t.Errorf("lies %v: %.3f s", lies, seconds)
+		}
+	}
+}
+
+// TestAnswersOverlap shows that an answer of a process of its own need not wait until the one before it is acknowledged.
+func TestAnswersOverlap(t *testing.T) {
+	_, nics := fabric(t, 1)
+	p := params(func(p *Params) { p.Op, p.Mode, p.NICs, p.Schemes = Send, Latency, 1, []Scheme{Single} })
+	run := newRunner(t.Context(), p, [2]bool{false, true}, observer{})
+	defer run.stop()
+	run.peer = &peer{}
+	rig, err := run.newHalfRig(Single, nics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rig.close()
+	c := newCell(run, rig, 64)
+	if c.flows[0].tx != 1 || c.flows[1].tx != 2 || c.flows[1].echoes != c.flows[0] {
+		t.Errorf("messages at a time %d, answers %d", c.flows[0].tx, c.flows[1].tx)
+	}
+	l := c.lanes.lanes[0]
+	for _, posted := range []int{0, 1} {
+		c.flows[0].expected = posted
+		if l.answersFirst() != (posted > 0) {
+			t.Errorf("with %d receives posted: answers first is %v", posted, l.answersFirst())
+		}
+	}
+}
+
+// TestSlowButSteady measures rounds that take several times as long as nothing may move: as long as something does, there is no hurry.
+func TestSlowButSteady(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	for _, op := range []Op{Write, Send} {
+		_, nics := fabric(t, 2)
+		nics[0].(*soft.Device).SetSpeed(2e6, 0)
+		p := params(func(p *Params) {
+			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory = op, 1, 1, []Scheme{Single}, 8<<20
+			p.Sizes, p.Iterations = []units.Size{4096}, 600
+		})
+		ncA, ncB := tcptest.Pair(t)
+		following := follow(t.Context(), ncB, timeout, nics[1:])
+		a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
+		b := within(t, "end b", 20*time.Second, following)
+		if a.err != nil || b.err != nil {
+			t.Fatalf("%s: end a: %v; end b: %v", op, a.err, b.err)
+		}
+		if took := a.report.Results[0].Seconds; took < 4*timeout.Seconds() {
+			t.Errorf("%s: took %.2f s, which shows nothing", op, took)
+		}
+	}
+}

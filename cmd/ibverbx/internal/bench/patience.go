@@ -1,0 +1,110 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// idlePatience is how long nothing may happen between two ends in this process.
+	idlePatience = 20 * time.Second
+	// lastRound is how long a round may still take once the user has asked for the end.
+	lastRound = 2 * time.Second
+	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken for dead.
+	slowest = 5e6
+	// passiveFactor is how many times as long as it should a round may take for an end that sees nothing of it.
+	passiveFactor = 10
+)
+
+// patience is how long nothing may move between two ends of which at least one is in this process. It is generous, for a slow machine is
+// no error: idle, and what a message takes, in both directions, at the slowest speed.
+func patience(p *Params, idle time.Duration, size int) time.Duration {
+	if p.unknownSpeed() {
+		return idle + transfer(2*size, slowest)
+	}
+	d := idle
+	for _, s := range p.Speeds {
+		if s > 0 {
+			// The messages of a slow NIC queue up behind those of the others.
+			d = max(d, idle+4*transfer(2*size*maxRails(p), float64(s)))
+		}
+	}
+	return d
+}
+
+// maxRails is how many queue pairs of a column share the NICs.
+func maxRails(p *Params) int { return max(p.rails(), 1) }
+
+// passivePatience is how long a round of n messages may take for an end that only serves: nothing moves there, so all it can go by is how
+// many messages came a second until now; 0 is not known.
+func passivePatience(idle time.Duration, n, size int, rate float64) time.Duration {
+	if rate <= 0 {
+		return idle + transfer(n*size, slowest)
+	}
+	return idle + time.Duration(min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())*float64(time.Second))
+}
+
+// transfer is how long bytes take at a speed, in bytes a second.
+func transfer(bytes int, speed float64) time.Duration {
+	return time.Duration(float64(bytes) / speed * float64(time.Second))
+}
+
+// watchdog ends a round in which nothing moves for a while.
+type watchdog struct {
+	fed    atomic.Bool // something has moved since the last look
+	every  time.Duration
+	err    error
+	cancel context.CancelCauseFunc
+
+	mu     sync.Mutex
+	timer  *time.Timer
+	hungry int // looks in a row that saw nothing move
+	over   bool
+}
+
+// looks is how many times a watchdog looks before it loses its patience.
+const looks = 4
+
+// watched is a context that ends with ErrStalled when nothing has moved for d.
+func watched(ctx context.Context, d time.Duration) (context.Context, *watchdog, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	w := &watchdog{every: d / looks, err: fmt.Errorf("%w within %v", ErrStalled, d.Round(time.Millisecond)), cancel: cancel}
+	w.mu.Lock()
+	w.timer = time.AfterFunc(w.every, w.look)
+	w.mu.Unlock()
+	return ctx, w, func() {
+		w.mu.Lock()
+		w.over = true
+		w.timer.Stop()
+		w.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// feed says that something has moved. It costs next to nothing.
+func (w *watchdog) feed() {
+	if !w.fed.Load() {
+		w.fed.Store(true)
+	}
+}
+
+func (w *watchdog) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.over:
+		return
+	case w.fed.Swap(false):
+		w.hungry = 0
+	default:
+		w.hungry++
+	}
+	if w.hungry == looks {
+		w.cancel(w.err)
+		return
+	}
+	w.timer.Reset(w.every)
+}
