@@ -121,6 +121,9 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 		_ = cq.Close()
 	}
 	d.release()
+	if errors.Is(failed, verbs.ErrInvalid) {
+		failed = fmt.Errorf("%w: fewer queue pairs, or fewer messages and credits on each, need less", failed)
+	}
 	return nil, fmt.Errorf("ibverbx: new virtual cq: %w", failed)
 }
 

@@ -131,7 +131,7 @@ func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
 	return list, errors.Join(append(errs, p.Close())...)
 }
 
-// choose applies a filter to devices that the provider has not filtered itself.
+// choose applies a filter to software NICs, which have one port each.
 func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	f, err := verbs.ParseDeviceFilter(filter)
 	if err != nil {
@@ -147,6 +147,9 @@ func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	}
 	var chosen []verbs.Device
 	for _, s := range selections {
+		if s.Port > 1 {
+			return nil, &bench.UsageError{Reason: fmt.Sprintf("--device %s: %s has port 1 only", filter, names[s.Index])}
+		}
 		chosen = append(chosen, devices[s.Index])
 	}
 	return chosen, nil

@@ -73,8 +73,11 @@ func harmless(text string) string {
 
 func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
 
-// reason is an error for stderr: only its first line begins where those of this command begin.
-func reason(err error) string { return strings.ReplaceAll(err.Error(), "\n", "\n  ") }
+// reason is an error for stderr: only its first line begins where those of this command begin, and the library of the same name does
+// not say its name again.
+func reason(err error) string {
+	return strings.ReplaceAll(strings.TrimPrefix(err.Error(), "ibverbx: "), "\n", "\n  ")
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)

@@ -233,6 +233,8 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return err
 	}
 	switch {
+	case provider != softNICs && len(p.Speeds)+len(p.Latencies)+len(p.Faults) > 0:
+		return &bench.UsageError{Reason: "--nic-speed, --nic-latency and --fault are for software NICs: drop them, or --provider " + provider}
 	case provider == softNICs && f.Device != "":
 		return &bench.UsageError{Reason: "--device chooses among real NICs: use --provider rdmacore, or --nics for a number of software NICs"}
 	case provider == softNICs && p.NICs == 0:
