@@ -116,7 +116,8 @@ func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 		return "no permission for its /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the " +
 			"device in; or leave it out with the filter ^" + name
 	case syscall.ENOENT:
-		return "its /dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in; or leave it out with the filter ^" + name
+		return "its /dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in; or leave it out with the " +
+			"filter ^" + name
 	}
 	return ""
 }
@@ -158,7 +159,6 @@ func (d *device) close() error {
 func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	errno := d.p.lib.status(fn, object)
 	if errno == syscall.EIO && d.taken() {
-		d.lost()
 		return 0
 	}
 	return errno
@@ -213,7 +213,8 @@ func (d *device) Query() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{
 		Firmware: string(firmware), NodeGUID: bigEndian64(a.nodeGUID), VendorID: a.vendorID, PartID: a.vendorPartID, HWVersion: a.hwVer,
 		Ports: int(a.physPortCnt), MaxQP: int(a.maxQP), MaxQPWR: int(a.maxQPWR), MaxSGE: int(a.maxSGE), MaxCQ: int(a.maxCQ),
-		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD), MaxRDAtomic: int(min(a.maxQPRDAtom, a.maxQPInitRDAtom)), // as responder and as requester
+		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD),
+		MaxRDAtomic: int(min(a.maxQPRDAtom, a.maxQPInitRDAtom)), // as responder and as requester
 	}, nil
 }
 

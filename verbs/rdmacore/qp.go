@@ -73,9 +73,11 @@ func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
 	outside := func(n, limit int) bool { return n < 0 || n > limit }
 	switch {
 	case outside(c.MaxSendWR, d.limits.MaxQPWR) || outside(c.MaxRecvWR, d.limits.MaxQPWR):
-		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR, d.limits.MaxQPWR))
+		return c, d.err(op, verbs.ErrInvalid,
+			fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR, d.limits.MaxQPWR))
 	case outside(c.MaxSendSGE, d.limits.MaxSGE) || outside(c.MaxRecvSGE, d.limits.MaxSGE):
-		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE, c.MaxRecvSGE, d.limits.MaxSGE))
+		return c, d.err(op, verbs.ErrInvalid,
+			fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE, c.MaxRecvSGE, d.limits.MaxSGE))
 	case c.MaxInline < 0:
 		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("inline sends of %d bytes", c.MaxInline))
 	}
@@ -145,7 +147,8 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 
 // createHint says what may be too large.
 func createHint(errno syscall.Errno, c verbs.QPCap) string {
-	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline", c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
+	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline",
+		c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
 	switch errno {
 	case syscall.EINVAL:
 		return asked + ": ask for fewer requests, elements or inline bytes: the NIC's limit of requests is for the smallest ones"

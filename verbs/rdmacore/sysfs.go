@@ -47,8 +47,8 @@ func whyNoDevice(sys fs.FS) string {
 	entries, err := fs.ReadDir(sys, ".")
 	switch {
 	case err != nil:
-		return "the kernel has no RDMA, or hides it from this container: load the driver of the NIC (mlx5_ib, bnxt_re, irdma), or rdma_rxe for RDMA over any network interface " +
-			"(modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0)"
+		return "the kernel has no RDMA, or hides it from this container: load the driver of the NIC (mlx5_ib, bnxt_re, irdma), " +
+			"or rdma_rxe for RDMA over any network interface (modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0)"
 	case len(entries) == 0:
 		return "the kernel knows RDMA and has no device: load the driver of the NIC (mlx5_ib, bnxt_re, irdma), or make a software one " +
 			"(rdma link add rxe0 type rxe netdev eth0)"
