@@ -27,6 +27,7 @@ type device struct {
 	port     int // chosen by the filter, or 1
 	limits   verbs.DeviceAttr
 	atomics  bool // the NIC has atomics
+	shown    bool // the kernel showed it in sysfs when it was opened
 	ctx      uintptr
 	watchers verbs.Watchers
 	gone     atomic.Bool // removed, or failed as a whole
@@ -68,6 +69,8 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	c := object[ibvContext](ctx)
 	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
 		postRecv: c.postRecv, pds: map[*pd]struct{}{}, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
+	_, unseen := fs.Stat(os.DirFS(sysClass), name)
+	d.shown = unseen == nil
 	err := d.prepare(int(c.asyncFD))
 	if err == nil {
 		d.limits, err = d.Query()
@@ -166,8 +169,8 @@ func (d *device) destroy(fn, object uintptr) syscall.Errno {
 
 // taken reports whether the NIC was taken away: an event has said so, or the kernel shows it no more, which may come sooner.
 func (d *device) taken() bool {
-	if d.gone.Load() {
-		return true
+	if d.gone.Load() || !d.shown {
+		return d.gone.Load()
 	}
 	sys := os.DirFS(sysClass)
 	_, err := fs.Stat(sys, d.name)

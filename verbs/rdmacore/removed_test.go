@@ -29,7 +29,7 @@ func TestCloseAfterRemoval(t *testing.T) {
 	s := openStandin(t, standinConfig{Devices: 1})
 	p, err := rdmacore.Open(rdmacore.Config{Library: s.path})
 	ok(t, err)
-	r := rigOn(t, s, devices(t, p)[0], rigConfig{})
+	r := rigOn(t, s, devices(t, p)[0], rigConfig{channel: verbs.NewCompChannel()})
 	remove(t, s, r.dev)
 	if state := r.qp.State(); state != verbs.StateErr {
 		t.Errorf("a queue pair of a device that is gone is in %v", state)

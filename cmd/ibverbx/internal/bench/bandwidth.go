@@ -1,8 +1,11 @@
 package bench
 
 import (
+	"fmt"
 	"slices"
 	"time"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
 )
 
 // How long the warm-up and a round may take where nothing is known of the NICs' speed.
@@ -121,9 +124,17 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 			verified += f.posted
 		}
 	}
-	theirs, err := c.conclude(verified, elapsed)
+	sent := elapsed
+	if c.peer != nil && c.lanes.apart.mine == nil {
+		sent = 0 // what the clock of an end sees that sends nothing is conversation
+	}
+	theirs, err := c.conclude(verified, sent)
 	if err != nil {
 		return 0, err
+	}
+	if c.peer != nil && c.peer.leads && c.cut(limit) && !c.interrupted() {
+		// A round that is cut counts nothing: one that the peer cuts again and again would never end.
+		return 0, fmt.Errorf("%w: the peer stopped a round before its end", rendezvous.ErrProtocol)
 	}
 	// Of two ends that send at the same time the slower one counts, for neither clock sees both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))

@@ -323,6 +323,48 @@ func TestClockOfBothWays(t *testing.T) {
 	}
 }
 
+// TestClockOfOneWay shows that where one end sends alone its clock counts alone: the conversation takes as long as it likes.
+func TestClockOfOneWay(t *testing.T) {
+	const delay = 50 * time.Millisecond
+	a, b := meddled(t, apartTimeout, func(p *Params) { p.Op = Write }, func(_ string, n int, frame []byte) ([]byte, bool, bool) {
+		if n > 0 {
+			time.Sleep(delay)
+		}
+		return frame, false, false
+	})
+	if a.err != nil || b.err != nil {
+		t.Fatalf("end a: %v; end b: %v", a.err, b.err)
+	}
+	if seconds := a.report.Results[0].Seconds; seconds >= delay.Seconds() {
+		t.Errorf("%.3f s, of which a conversation", seconds)
+	}
+}
+
+// TestPeerCutsRounds has a peer that sends less than was agreed, in a measurement of a time: it would go on for ever.
+func TestPeerCutsRounds(t *testing.T) {
+	both := func(p *Params) {
+		p.Bidirectional, p.Op, p.Iterations, p.Duration = true, Write, 0, Seconds(50*time.Millisecond)
+	}
+	a, _ := meddled(t, apartTimeout, both, func(from string, n int, frame []byte) ([]byte, bool, bool) {
+		var m struct {
+			Kind string   `json:"kind"`
+			Body doneBody `json:"body"`
+		}
+		if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindDone || m.Body.Posted < 1 {
+			return frame, false, false
+		}
+		m.Body.Posted--
+		text, err := json.Marshal(m)
+		if err != nil {
+			t.Error(err)
+		}
+		return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
+	})
+	if !errors.Is(a.err, rendezvous.ErrProtocol) {
+		t.Errorf("end a: %v", a.err)
+	}
+}
+
 // TestAnswersOverlap shows that an answer of a process of its own need not wait until the one before it is acknowledged.
 func TestAnswersOverlap(t *testing.T) {
 	_, nics := fabric(t, 1)
@@ -367,6 +409,27 @@ func TestSlowButSteady(t *testing.T) {
 		}
 		if took := a.report.Results[0].Seconds; took < 4*timeout.Seconds() {
 			t.Errorf("%s: took %.2f s, which shows nothing", op, took)
+		}
+	}
+}
+
+// TestUnevenEnds has one end that is done long before the other, of which it sees nothing meanwhile: that is no silence.
+func TestUnevenEnds(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	for _, op := range []Op{Write, Read} {
+		_, nics := fabric(t, 2)
+		nics[0].(*soft.Device).SetSpeed(20e6, 0)
+		nics[1].(*soft.Device).SetSpeed(2e6, 0)
+		p := params(func(p *Params) {
+			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory, p.Bidirectional = op, 1, 1, []Scheme{Single}, 8<<20, true
+			p.Sizes, p.Iterations = []units.Size{4096}, 600
+		})
+		ncA, ncB := tcptest.Pair(t)
+		following := follow(t.Context(), ncB, timeout, nics[1:])
+		a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
+		b := within(t, "end b", 20*time.Second, following)
+		if a.err != nil || b.err != nil {
+			t.Errorf("%s: end a: %v; end b: %v", op, a.err, b.err)
 		}
 	}
 }

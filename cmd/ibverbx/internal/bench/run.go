@@ -305,7 +305,7 @@ func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) 
 		return ctx, w, func() { stop(); cancel() }
 	}
 	d := patience(c.p, c.peer.conn.Timeout(), c.size)
-	if c.passive() {
+	if c.blind() {
 		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.rate)
 	}
 	ctx, stop := c.peer.watch(c.flows)
@@ -313,12 +313,12 @@ func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) 
 	return ctx, w, func() { cancel(); stop() }
 }
 
-// passive says whether nothing is reported here of what the other process does.
-func (c *cell) passive() bool {
+// blind says whether the other process sends what this one sees nothing of: once its own messages are reported nothing moves here.
+func (c *cell) blind() bool {
 	for _, f := range c.flows {
-		if f.from != nil || f.to != nil && f.op.notifies() {
-			return false
+		if f.from == nil && !f.op.notifies() {
+			return true
 		}
 	}
-	return true
+	return false
 }
