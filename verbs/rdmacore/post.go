@@ -11,66 +11,27 @@ import (
 	"ibverbx/verbs"
 )
 
-// postBatch is how many requests one crossing into C hands over at most. The crossing costs some 150 ns, 2 ns of each then.
-const postBatch = 64
-
 const sendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
 
-// sendStage is where send requests are written for C to read: an array that is linked once and for all, each with a scatter list and
-// room for inline data of its own. The driver copies what it needs during the call.
+// sendStage adds room for inline data.
 type sendStage struct {
-	wrs    []ibvSendWR
-	sges   []ibvSGE  // maxSGE for each request
-	inline []byte    // maxInline for each request
-	bad    *uintptr  // where C says which request it refused
-	args   []uintptr // of the call: the queue pair, the first request, bad
-
-	maxSGE, maxInline int
-	doubtful          bool // the driver called a request invalid: see why
+	stage[ibvSendWR, *ibvSendWR]
+	inline    []byte // maxInline for each request
+	maxInline int
 }
 
 func sendStageSize(n int, c *verbs.QPCap) int {
-	return carved[ibvSendWR](n) + carved[ibvSGE](n*max(c.MaxSendSGE, 1)) + carved[byte](n*c.MaxInline) + carved[uintptr](1)
+	return stageSize[ibvSendWR](n, c.MaxSendSGE) + carved[byte](n*c.MaxInline)
 }
 
 func (s *sendStage) carve(m *mapping, n int, c *verbs.QPCap, qp uintptr) {
-	s.maxSGE, s.maxInline = c.MaxSendSGE, c.MaxInline
-	s.wrs, s.sges = carve[ibvSendWR](m, n), carve[ibvSGE](m, n*max(c.MaxSendSGE, 1))
-	s.inline, s.bad = carve[byte](m, n*c.MaxInline), &carve[uintptr](m, 1)[0]
-	s.args = []uintptr{qp, address(&s.wrs[0]), address(s.bad)}
-	for i := range s.wrs {
-		s.wrs[i].sgList = address(&s.sges[i*max(s.maxSGE, 1)])
-		if i+1 < n {
-			s.wrs[i].next = address(&s.wrs[i+1])
-		}
-	}
+	s.stage.carve(m, n, c.MaxSendSGE, qp)
+	s.inline, s.maxInline = carve[byte](m, n*c.MaxInline), c.MaxInline
 }
 
-// recvStage is the same for receives.
+// recvStage is all that receives need.
 type recvStage struct {
-	wrs    []ibvRecvWR
-	sges   []ibvSGE
-	bad    *uintptr
-	args   []uintptr
-	maxSGE int
-
-	doubtful bool
-}
-
-func recvStageSize(n int, c *verbs.QPCap) int {
-	return carved[ibvRecvWR](n) + carved[ibvSGE](n*max(c.MaxRecvSGE, 1)) + carved[uintptr](1)
-}
-
-func (s *recvStage) carve(m *mapping, n int, c *verbs.QPCap, qp uintptr) {
-	s.maxSGE = c.MaxRecvSGE
-	s.wrs, s.sges, s.bad = carve[ibvRecvWR](m, n), carve[ibvSGE](m, n*max(c.MaxRecvSGE, 1)), &carve[uintptr](m, 1)[0]
-	s.args = []uintptr{qp, address(&s.wrs[0]), address(s.bad)}
-	for i := range s.wrs {
-		s.wrs[i].sgList = address(&s.sges[i*max(s.maxSGE, 1)])
-		if i+1 < n {
-			s.wrs[i].next = address(&s.wrs[i+1])
-		}
-	}
+	stage[ibvRecvWR, *ibvRecvWR]
 }
 
 // PostSend hands requests to the send queue.
@@ -107,19 +68,13 @@ func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 	if staged == 0 {
 		return 0, refused
 	}
-	last := &s.wrs[staged-1]
-	next := last.next
-	last.next, *s.bad = 0, 0
-	errno := result(call(q.d.postSend, s.args...))
-	last.next = next
-	if errno == 0 && *s.bad == 0 {
-		return staged, refused
-	}
-	n := indexOf(s.wrs[:staged], *s.bad)
-	if errno == syscall.EINVAL && wrs[n].Opcode.IsAtomic() && !q.d.atomics {
+	n, errno := s.handOver(q.d.postSend, staged)
+	switch {
+	case errno == 0:
+		return n, refused
+	case errno == syscall.EINVAL && wrs[n].Opcode.IsAtomic() && !q.d.atomics:
 		return n, q.err("post send", verbs.ErrNotSupported, "the NIC has no atomics")
 	}
-	s.doubtful = errno == syscall.EINVAL
 	return n, q.postErr("post send", "ibv_post_send", errno, q.errSendFull)
 }
 
@@ -132,22 +87,18 @@ func (s *sendStage) put(i int, wr *verbs.SendWR) {
 	} else {
 		c.setRDMA(wr.RemoteAddr, wr.RKey)
 	}
-	sges := s.sges[i*max(s.maxSGE, 1):]
 	if wr.Flags&verbs.SendInline != 0 {
 		// The payload is Go memory, which C must not see: it is copied twice, once here.
 		c.numSGE = 0
 		if len(wr.Inline) > 0 {
 			room := s.inline[i*s.maxInline:]
 			copy(room, wr.Inline)
-			sges[0] = ibvSGE{addr: uint64(address(&room[0])), length: uint32(len(wr.Inline))}
+			s.list(i)[0] = ibvSGE{addr: uint64(address(&room[0])), length: uint32(len(wr.Inline))}
 			c.numSGE = 1
 		}
 		return
 	}
-	c.numSGE = int32(len(wr.SGL))
-	for j := range wr.SGL {
-		sges[j] = ibvSGE{addr: wr.SGL[j].Addr, length: wr.SGL[j].Length, lkey: wr.SGL[j].LKey}
-	}
+	c.numSGE = s.fill(i, wr.SGL)
 }
 
 // maySend says why the queue pair takes no sends, if so. The states are checked here because not every driver does: librxe puts a
@@ -257,25 +208,16 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	if staged == 0 {
 		return 0, refused
 	}
-	last := &s.wrs[staged-1]
-	next := last.next
-	last.next, *s.bad = 0, 0
-	errno := result(call(q.d.postRecv, s.args...))
-	last.next = next
-	if errno == 0 && *s.bad == 0 {
-		return staged, refused
+	n, errno := s.handOver(q.d.postRecv, staged)
+	if errno == 0 {
+		return n, refused
 	}
-	s.doubtful = errno == syscall.EINVAL
-	return indexOf(s.wrs[:staged], *s.bad), q.postErr("post recv", "ibv_post_recv", errno, q.errRecvFull)
+	return n, q.postErr("post recv", "ibv_post_recv", errno, q.errRecvFull)
 }
 
 func (s *recvStage) put(i int, wr *verbs.RecvWR) {
 	c := &s.wrs[i]
-	c.wrID, c.numSGE = wr.ID, int32(len(wr.SGL))
-	sges := s.sges[i*max(s.maxSGE, 1):]
-	for j := range wr.SGL {
-		sges[j] = ibvSGE{addr: wr.SGL[j].Addr, length: wr.SGL[j].Length, lkey: wr.SGL[j].LKey}
-	}
+	c.wrID, c.numSGE = wr.ID, s.fill(i, wr.SGL)
 }
 
 func (q *qp) mayReceive() error {
@@ -291,18 +233,9 @@ func (q *qp) mayReceive() error {
 	return nil
 }
 
-// indexOf is the place of the request that C refused; those before it were accepted. A driver that fails without naming one (librxe,
-// when the kernel refuses to look at the queue) has a queue pair that carries nothing any more: none of them will complete.
-func indexOf[T any](wrs []T, bad uintptr) int {
-	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
-		return int(i)
-	}
-	return 0
-}
-
-// postErr is the error of a refused post. ENOMEM is what drivers say of a full queue; siw names the request and then forgets to say why.
+// postErr is the error of a refused post. ENOMEM is what drivers say of a full queue.
 func (q *qp) postErr(op, call string, errno syscall.Errno, full error) error {
-	if errno == syscall.ENOMEM || errno == 0 {
+	if errno == syscall.ENOMEM {
 		return full
 	}
 	return q.d.callErr(op, q.num, call, errno, "")

@@ -163,13 +163,13 @@ func createHint(errno syscall.Errno, c verbs.QPCap) string {
 // stage makes the memory in which requests are handed to C.
 func (q *qp) stage(op string) (err error) {
 	sends, recvs := min(q.cap.MaxSendWR, postBatch), min(q.cap.MaxRecvWR, postBatch)
-	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) + recvStageSize(recvs, &q.cap)
+	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) + stageSize[ibvRecvWR](recvs, q.cap.MaxRecvSGE)
 	if q.mem, err = mapMemory(size, 0); err != nil {
 		return q.d.err(op, verbs.ErrNoMemory, err.Error())
 	}
 	q.attr, q.init = &carve[ibvQPAttr](&q.mem, 1)[0], &carve[ibvQPInitAttr](&q.mem, 1)[0]
 	q.sq.carve(&q.mem, sends, &q.cap, q.addr)
-	q.rq.carve(&q.mem, recvs, &q.cap, q.addr)
+	q.rq.carve(&q.mem, recvs, q.cap.MaxRecvSGE, q.addr)
 	return nil
 }
 
