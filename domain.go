@@ -121,9 +121,6 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 		_ = cq.Close()
 	}
 	d.release()
-	if errors.Is(failed, verbs.ErrInvalid) {
-		failed = fmt.Errorf("%w: fewer queue pairs, or fewer messages and credits on each, need less", failed)
-	}
 	return nil, fmt.Errorf("ibverbx: new virtual cq: %w", failed)
 }
 
@@ -144,7 +141,9 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	ownsCQ := cq == nil
 	if ownsCQ {
 		var err error
-		if cq, err = d.newCQ(layout.depths); err != nil {
+		if cq, err = d.newCQ(layout.depths); errors.Is(err, verbs.ErrInvalid) {
+			return nil, fmt.Errorf("%w: fewer queue pairs, or fewer messages and credits on each, need less", err)
+		} else if err != nil {
 			return nil, err
 		}
 	}

@@ -194,3 +194,26 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 		t.Errorf("leak: %v", err)
 	}
 }
+
+// A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with what to do; a depth that the program
+// chose itself needs no such advice.
+func TestCQTooDeep(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 1, Device: soft.DeviceConfig{MaxCQE: 64}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const advice = "fewer queue pairs"
+	if _, err := dom.NewQP(nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), advice) {
+		t.Errorf("a virtual queue pair: %v", err)
+	}
+	if _, err := dom.NewCQ(65); !errors.Is(err, verbs.ErrInvalid) || strings.Contains(err.Error(), advice) {
+		t.Errorf("a virtual CQ: %v", err)
+	}
+	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+		t.Errorf("something is left: %v", err)
+	}
+}

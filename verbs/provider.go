@@ -153,7 +153,8 @@ type QP interface {
 	Query() (QPAttr, error)
 	// PostSend hands work requests to the send queue, in order, and says how many were accepted. When n is less
 	// than len(wrs) the error says why wrs[n] was refused; it and those behind it had no effect whatever. Needs RTS
-	// (SQD accepts and holds; in ERR a request is accepted and completes as flushed).
+	// (SQD accepts and holds; in ERR a request is accepted and completes as flushed, or refused with [ErrState] by drivers
+	// that take none there).
 	PostSend(wrs []SendWR) (n int, err error)
 	// PostRecv does the same for the receive queue. Needs INIT or later; in ERR a request completes as flushed.
 	PostRecv(wrs []RecvWR) (n int, err error)

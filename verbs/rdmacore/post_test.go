@@ -221,6 +221,25 @@ func TestPostFailsWithoutPlace(t *testing.T) {
 	}
 }
 
+// siw names the request for which a queue had no room, and then forgets to say so.
+func TestPostFullUnsaid(t *testing.T) {
+	const unsaid = 10000 // UNSAID of the stand-in
+	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
+	r.failCall("ibv_post_send", unsaid, 1, 1)
+	n, err := r.qp.PostSend([]verbs.SendWR{r.send(1, 1), r.send(2, 1)})
+	is(t, err, verbs.ErrQueueFull)
+	if n != 1 {
+		t.Errorf("%d sends accepted", n)
+	}
+	r.poll(r.cq, 1)
+	r.failCall("ibv_post_recv", unsaid, 1, 0)
+	n, err = r.qp.PostRecv([]verbs.RecvWR{{ID: 1}})
+	is(t, err, verbs.ErrQueueFull)
+	if n != 0 {
+		t.Errorf("%d receives accepted", n)
+	}
+}
+
 func TestPostQueueFull(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 100, MaxRecvWR: 70}})
 	limits := r.qp.Cap()

@@ -292,7 +292,7 @@ static inline int post(const char *call, struct sqp *qp, int sends, struct ibv_r
 	}
 	pthread_spin_unlock(&q->lock);
 	flush_recvs(qp);
-	return err;
+	return err == UNSAID ? 0 : err;
 }
 
 int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)

@@ -71,6 +71,7 @@ extern struct orders {
 } orders;
 
 int ordered(const char *call, int *index);
+#define UNSAID 10000 /* ordered of a post: it names the request that it does not take, and returns 0 all the same, as siw does */
 int fail(int err);
 
 enum kind { NOTHING, LIST, CONTEXT, PD, MR, CHANNEL, CQ, QP };
