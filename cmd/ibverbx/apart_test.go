@@ -60,6 +60,7 @@ type process struct {
 	errs   *io.PipeReader
 	cancel context.CancelFunc
 	code   chan int
+	read   chan struct{} // closed when the last of stderr is in said
 
 	mu   sync.Mutex
 	said bytes.Buffer // to stderr
@@ -72,7 +73,7 @@ func listening(t *testing.T, args string) (p *process, address string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
-	p = &process{errs: r, cancel: cancel, code: make(chan int, 1)}
+	p = &process{errs: r, cancel: cancel, code: make(chan int, 1), read: make(chan struct{})}
 	t.Cleanup(cancel)
 	go func() {
 		p.code <- run(&console{ctx: ctx, out: &p.out, err: w}, strings.Fields(args))
@@ -80,6 +81,7 @@ func listening(t *testing.T, args string) (p *process, address string) {
 	}()
 	found := make(chan string)
 	go func() {
+		defer close(p.read)
 		defer close(found)
 		told := false
 		for buf := make([]byte, 1024); ; {
@@ -112,8 +114,7 @@ func (p *process) wait(t *testing.T) (code int, out, errs string) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("does not end")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	<-p.read
 	return code, p.out.String(), p.said.String()
 }
 
