@@ -30,6 +30,8 @@ type BusinessCard struct {
 	RDAtomic uint8
 	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the last fragment.
 	RawImm bool
+	// FirstNumber is [Config.FirstNumber] of the end; 0 when the card does not say.
+	FirstNumber uint32
 }
 
 // RailCard says where a physical queue pair is.
@@ -53,6 +55,7 @@ type cardJSON struct {
 	Credits     int        `json:"credits,omitempty"`
 	RDAtomic    uint8      `json:"rdAtomic,omitempty"`
 	RawImm      bool       `json:"rawImm,omitempty"`
+	FirstNumber uint32     `json:"firstNum,omitempty"`
 }
 
 // MarshalJSON writes the wire form.
@@ -66,6 +69,7 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 		Credits:     c.Credits,
 		RDAtomic:    c.RDAtomic,
 		RawImm:      c.RawImm,
+		FirstNumber: c.FirstNumber,
 	}
 	for i, num := range c.QPNums {
 		w.QPNums[i] = fmt.Sprintf("%010d", num)
@@ -82,7 +86,7 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &w); err != nil {
 		return cardError("%v", err)
 	}
-	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic, RawImm: w.RawImm}
+	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic, RawImm: w.RawImm, FirstNumber: w.FirstNumber}
 	for _, s := range w.QPNums {
 		num, err := parseQPNum(s)
 		if err != nil {
@@ -135,6 +139,9 @@ func (c *BusinessCard) validate() error {
 	}
 	if c.Credits < 0 {
 		return cardError("credits %d: must not be negative", c.Credits)
+	}
+	if c.FirstNumber >= seqMod {
+		return cardError("first number %d: must be below 2^24-1", c.FirstNumber)
 	}
 	if c.MTU > verbs.MTU4096 {
 		return cardError("mtu code %d: must be 1 to 5", uint32(c.MTU))
@@ -200,7 +207,7 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 		card.MTU = min(card.MTU, q.cfg.Conn.MTU)
 	}
 	if card.RawImm {
-		card.Credits = q.Config().Credits
+		card.Credits, card.FirstNumber = q.Config().Credits, q.cfg.FirstNumber
 	}
 	return card, failed
 }

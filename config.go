@@ -87,6 +87,10 @@ type Config struct {
 	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has claimed; 0 means 4096.
 	// At the limit it withholds credits, which slows the sender down and loses nothing.
 	MaxBanked int
+	// FirstNumber is the DQPLB number that this end begins to count with when it connects; below 2^24-1, 0 by default. It is
+	// in force when both ends configure one, which their cards say. Numbers wrap after 16.7 million messages:
+	// a test that begins shortly before sees what happens there.
+	FirstNumber uint32
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
 	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an inline request, on queue
@@ -195,6 +199,8 @@ func (c *Config) validate() error {
 		return configError("Credits %d: must be positive", c.Credits)
 	case c.MaxBanked < 0:
 		return configError("MaxBanked %d: must be positive", c.MaxBanked)
+	case c.FirstNumber >= seqMod:
+		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	case c.MaxSGE < 0 || c.MaxInline < 0:
 		return configError("MaxSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxInline)
 	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:

@@ -174,6 +174,10 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 			q.free += r.limit
 		}
 	}
+	if q.cfg.Scheme == DQPLB && !q.single && q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
+		q.numbers = newNumberSender(maxWindow, q.cfg.FirstNumber)
+		q.arrived.next = peer.FirstNumber
+	}
 	q.eachRail(func(r *rail) {
 		r.peerDev = r.device
 		if len(peer.Rails) != 0 {

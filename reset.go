@@ -129,7 +129,7 @@ func (q *VirtualQP) restart() {
 	q.recv.torn, q.rawImm, q.blocked = false, false, false
 	q.free, q.peerDevs = 0, q.localDevs
 	if q.cfg.Scheme == DQPLB && !q.single {
-		q.numbers = newNumberSender(maxWindow)
+		q.numbers = newNumberSender(maxWindow, 0)
 		q.arrived = numberReceiver{}
 		q.recv.bank = fifo[notification]{}
 	}

@@ -35,21 +35,22 @@ func seqImm(v uint32) uint32 { return bits.ReverseBytes32(v) }
 // numberSender hands out DQPLB numbers and keeps them within the receiver's window: a number is given only while it
 // lies less than limit ahead of the oldest one that has not been acknowledged.
 //
-// Invariant: acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is set for an acknowledged n with
+// Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is set for an acknowledged n with
 // acked <= n < sent, and clear for every other.
 type numberSender struct {
-	sent  uint64   // numbers handed out since the start
+	first uint64   // the number that the count starts with
+	sent  uint64   // the next number, not yet taken modulo seqMod
 	acked uint64   // all before it were acknowledged
 	limit uint64   // the receiver's window, messages
 	done  []uint64 // bitmap of what was acknowledged beyond acked
 }
 
-func newNumberSender(limit int) numberSender {
+func newNumberSender(limit int, first uint32) numberSender {
 	size := 64
 	for size < limit {
 		size *= 2
 	}
-	return numberSender{limit: uint64(limit), done: make([]uint64, size/64)}
+	return numberSender{first: uint64(first), sent: uint64(first), acked: uint64(first), limit: uint64(limit), done: make([]uint64, size/64)}
 }
 
 // room reports whether another number may be handed out.

@@ -45,7 +45,7 @@ func TestNumberImmediateIsSwapped(t *testing.T) {
 }
 
 func TestNumberSenderHandsOutAndReleases(t *testing.T) {
-	s := newNumberSender(3)
+	s := newNumberSender(3, 0)
 	for want := range uint32(3) {
 		if !s.room() || s.next() != want {
 			t.Fatalf("number %d is not handed out", want)
@@ -99,7 +99,7 @@ func TestNumberSenderAgainstReference(t *testing.T) {
 	for _, limit := range []int{1, 2, 63, 64, 65, 1000, maxWindow} {
 		for _, start := range []uint64{0, seqMod - 500, 3*seqMod - 1, 1<<33 - 700} {
 			t.Run(fmt.Sprintf("limit%d/from%d", limit, start), func(t *testing.T) {
-				s := newNumberSender(limit)
+				s := newNumberSender(limit, 0)
 				s.sent, s.acked = start, start
 				ref := &refSender{sent: start, acked: start, limit: uint64(limit), done: map[uint64]bool{}}
 				rng := rand.New(rand.NewPCG(uint64(limit), start))
@@ -133,7 +133,7 @@ func TestNumberSenderGoesRoundAndRound(t *testing.T) {
 	if testing.Short() {
 		t.Skip("34 million numbers")
 	}
-	s := newNumberSender(64)
+	s := newNumberSender(64, 0)
 	want := uint32(0)
 	for n := range uint64(2*seqMod + 100) {
 		num := s.next()

@@ -54,7 +54,7 @@ func (q *VirtualQP) Stats() Stats {
 		Recvs: q.counters.recvs, RecvsCompleted: q.counters.recvsDone,
 		RecvWindow: q.recv.win.len(), RecvRing: len(q.recv.win.slots),
 		RingsGrown: q.send.grown + q.recv.win.grown,
-		Markers:    q.counters.markers, NumbersSent: q.numbers.sent, NumbersOpen: int(q.numbers.sent - q.numbers.acked),
+		Markers:    q.counters.markers, NumbersSent: q.numbers.sent - q.numbers.first, NumbersOpen: int(q.numbers.sent - q.numbers.acked),
 		OutOfOrder: q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
 		StaleEvents: q.counters.stale,
 	}

@@ -194,7 +194,7 @@ func (q *VirtualQP) initTracking() {
 		q.free += r.limit
 	}
 	if q.cfg.Scheme == DQPLB {
-		q.numbers = newNumberSender(maxWindow)
+		q.numbers = newNumberSender(maxWindow, 0)
 	}
 	for _, r := range q.rails {
 		size := 1

@@ -285,3 +285,77 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 		})
 	}
 }
+
+// Two ends that both configure a first number begin there and cross the wrap soon; where only one does, both begin at 0.
+func TestFirstNumber(t *testing.T) {
+	for _, both := range []bool{true, false} {
+		fabric, err := soft.New(soft.Config{Devices: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := Config{QPsPerDevice: 3, MaxMsgSize: 16, FirstNumber: seqMod - 5}
+		a, err := Open([]verbs.Device{fabric.Device(0)}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !both {
+			cfg.FirstNumber = 0
+		}
+		b, err := Open([]verbs.Device{fabric.Device(1)}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // and again after a reset
+			connectFirstNumber(t, a, b, both)
+			if err := errors.Join(a.Reset(), b.Reset()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(a.Close(), b.Close(), fabric.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// connectFirstNumber connects two ends and lets one send the other 20 notified messages of three fragments.
+func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
+	t.Helper()
+	cardA, errA := a.Card()
+	cardB, errB := b.Card()
+	if err := errors.Join(errA, errB, a.Connect(cardB), b.Connect(cardA)); err != nil {
+		t.Fatal(err)
+	}
+	mrA, errA := a.Domain().Register(make([]byte, 48), verbs.AccessAll)
+	mrB, errB := b.Domain().Register(make([]byte, 48), verbs.AccessAll)
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(20) {
+		_, err := b.PostRecv(RecvWR{ID: i})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wr := SendWR{Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Local: mrA.All(), Remote: mrB.Remote().At(0), Imm: uint32(i)}
+		if _, err := a.PostSend(wr); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(a.CQ().Wait(t.Context()), b.CQ().Wait(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if wc, ok, err := a.CQ().PollOne(); !ok || err != nil || wc.Status != verbs.StatusSuccess {
+			t.Fatal(wc, ok, err)
+		}
+		if wc, ok, err := b.CQ().PollOne(); !ok || err != nil || wc.ID != i || wc.Imm != uint32(i) || wc.ByteLen != 48 {
+			t.Fatal(wc, ok, err)
+		}
+	}
+	if sent := a.Stats().NumbersSent; sent < 60 {
+		t.Fatalf("%d numbers sent, want 60 or more", sent)
+	}
+	if wrapped := a.numbers.sent > seqMod && b.arrived.next < 1000; wrapped != wraps {
+		t.Fatalf("sender at %d, receiver at %d: wrapped %v, want %v", a.numbers.sent, b.arrived.next, wrapped, wraps)
+	}
+	if err := errors.Join(mrA.Close(), mrB.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
