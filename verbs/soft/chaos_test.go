@@ -19,6 +19,7 @@ type ledger struct {
 	sends  []owed
 	recvs  []owed
 	failed [2]bool // an unsuccessful completion came
+	dead   [2]bool // the completion queue has overrun, and what was owed is lost
 }
 
 type owed struct {
@@ -115,7 +116,9 @@ func chaos(t *testing.T, seed uint64) error {
 		var wcs [4]verbs.WC
 		for dir, cq := range []*CQ{l.end.cq, l.end.rcq} {
 			n, err := cq.Poll(wcs[:1+rng.IntN(4)])
-			if err != nil {
+			if errors.Is(err, verbs.ErrOverrun) {
+				l.dead[dir] = true
+			} else if err != nil {
 				return err
 			}
 			for i := range wcs[:n] {
@@ -131,8 +134,12 @@ func chaos(t *testing.T, seed uint64) error {
 			if !x.end.dev.up() {
 				return nil
 			}
-			setState(t, x.end, verbs.StateReset)
-			x.sends, x.recvs, x.failed = nil, nil, [2]bool{}
+			if x.dead[dirSend] {
+				x.end.replaceCQ()
+			} else {
+				setState(t, x.end, verbs.StateReset)
+			}
+			x.sends, x.recvs, x.failed, x.dead = nil, nil, [2]bool{}, [2]bool{}
 		}
 		connect(t, l.end, l.peer.end, change)
 		return nil
@@ -196,7 +203,7 @@ func chaos(t *testing.T, seed uint64) error {
 		case k == 52:
 			l.end.dev.Restore()
 		case k == 53:
-			faults = append(faults, f.Inject(Fault{Kind: FaultKind(rng.IntN(7)), Device: l.end.dev, Skip: rng.IntN(3)}))
+			faults = append(faults, f.Inject(randomFault(rng, l.end.dev)))
 		case k == 54 && len(faults) > 0:
 			faults[rng.IntN(len(faults))].Remove()
 		case k == 55:
@@ -237,13 +244,29 @@ func chaos(t *testing.T, seed uint64) error {
 		}
 	}
 	for _, l := range ledgers {
-		for _, o := range append(l.sends, l.recvs...) {
-			if o.signaled {
-				return fmt.Errorf("request %d never completed", o.id)
+		for dir, list := range [][]owed{l.sends, l.recvs} {
+			for _, o := range list {
+				if o.signaled && !l.dead[dir] {
+					return fmt.Errorf("request %d never completed", o.id)
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// randomFault is any that leaves writes where they belong.
+func randomFault(rng *rand.Rand, d *Device) Fault {
+	kinds := FaultKinds()
+	alterations := []func(*verbs.SendWR){
+		nil,
+		func(wr *verbs.SendWR) { wr.Imm++ },
+		func(wr *verbs.SendWR) { wr.RKey += 2 },
+		func(wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWriteWithImm },
+		func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSendWithImm },
+		func(wr *verbs.SendWR) { wr.Opcode = withoutImm(wr.Opcode) },
+	}
+	return Fault{Kind: kinds[rng.IntN(len(kinds))], Device: d, Skip: rng.IntN(3), Rewrite: alterations[rng.IntN(len(alterations))]}
 }
 
 // Many goroutines on few queue pairs, with queue pairs failing and coming back under them. It proves little by itself
@@ -298,7 +321,7 @@ func TestChaosBackground(t *testing.T) {
 		}
 		loop(func(rng *rand.Rand) {
 			time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
-			switch rng.IntN(4) {
+			switch rng.IntN(5) {
 			case 0:
 				setState(t, a, verbs.StateReset)
 				setState(t, b, verbs.StateReset)
@@ -315,6 +338,19 @@ func TestChaosBackground(t *testing.T) {
 				setState(t, c, verbs.StateReset)
 				setState(t, d, verbs.StateReset)
 				connect(t, c, d)
+			case 4:
+				fault := randomFault(rng, f.Device(rng.IntN(3)))
+				for fault.Kind == OverrunCQ { // the others poll the queues that there are
+					fault = randomFault(rng, fault.Device)
+				}
+				i := f.Inject(fault)
+				time.Sleep(time.Millisecond)
+				i.Remove()
+				for _, p := range [][2]*end{{a, b}, {c, d}} {
+					setState(t, p[0], verbs.StateReset)
+					setState(t, p[1], verbs.StateReset)
+					connect(t, p[0], p[1])
+				}
 			}
 		})
 		time.Sleep(300 * time.Millisecond)

@@ -38,7 +38,7 @@ func (f *Fabric) complete(e *cqe) {
 	if c.dead {
 		return
 	}
-	if c.full() {
+	if c.full() || e.dir == dirSend && len(f.injections) != 0 && f.strikeCompletion(q, e.seq) {
 		c.overrun()
 		return
 	}

@@ -24,6 +24,8 @@ type Device struct {
 
 	linkDown bool
 	gone     bool
+	cutBy    *Injection // whose removal brings the link up again
+	killedBy *Injection // whose removal brings the NIC back
 	keys     keyTable
 	qps      []*QP // in the order of their creation
 	qpByNum  map[uint32]*QP
@@ -152,8 +154,13 @@ func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 func (d *Device) SetLink(up bool) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
+	d.setLink(up, nil)
+}
+
+// setLink is SetLink with the fabric locked, on behalf of an injection or of the caller.
+func (d *Device) setLink(up bool, by *Injection) {
 	changed := d.linkDown == up
-	d.linkDown = !up
+	d.linkDown, d.cutBy = !up, by
 	if changed {
 		d.tellPort()
 	}
@@ -168,6 +175,12 @@ func (d *Device) SetLink(up bool) {
 func (d *Device) Kill() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
+	d.kill(nil)
+}
+
+// kill is Kill with the fabric locked, on behalf of an injection or of the caller.
+func (d *Device) kill(by *Injection) {
+	d.killedBy = by
 	if d.gone {
 		return
 	}
@@ -183,6 +196,12 @@ func (d *Device) Kill() {
 func (d *Device) Restore() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
+	d.restore()
+}
+
+// restore is Restore with the fabric locked.
+func (d *Device) restore() {
+	d.killedBy = nil
 	if d.gone {
 		d.gone = false
 		d.tellPort()

@@ -24,13 +24,29 @@
 // With [Config].Stepped nothing moves by itself and there is no clock: [Fabric.Actions] lists what can happen next,
 // [Fabric.Do] makes one of them happen, [Fabric.Step] lets a seeded generator choose. The landing of the data, its
 // acknowledgement and the moment a completion becomes visible are actions of their own, so a program can be tested
-// against every order that a real network might produce. The same seed and the same calls give the same run.
+// against every order that a real network might produce. The same seed and the same calls give the same run. For how such a test
+// looks see the example of protocols under faults in the module's root package.
 //
 // # Failing on purpose
 //
-// [Fabric.Inject] makes chosen requests fail, stall or take long. [Device.SetLink] pulls the cable, [Device.Kill] takes
-// the whole NIC away; [Device.Watch] tells of both. Completions that are not successful carry garbage in the fields that
-// the contract leaves undefined, and stale keys, keys of another NIC and keys used on the wrong side are refused.
+// [Fabric.Inject] makes chosen requests go wrong, in both modes. What a [Fault] can do ([FaultKinds]), and when it strikes:
+//
+//	FailSend       as it executes   the request fails and never reaches the peer
+//	FailAfterData  as it executes   the data lands, but the request fails and the peer sees no completion
+//	FailRecv       as it arrives    the receive that takes the message fails, and the request with it
+//	RefuseSend     as it is posted  the post is refused
+//	RefuseRecv     as it is posted  the post of a receive is refused
+//	StallQP        as it executes   the send queue stops until the fault is removed
+//	Delay          as it executes   the request executes later
+//	FailQP         as it executes   the queue pair goes to ERR, and everything of it is flushed
+//	CutLink        as it executes   the link of the NIC goes down first, and comes up when the fault is removed
+//	KillNIC        as it executes   the NIC is gone first, and comes back when the fault is removed
+//	OverrunCQ      as it completes  the completion is lost, and its queue dead
+//	Rewrite        as it executes   the peer sees another immediate, key or address
+//
+// [Device.SetLink] pulls the cable and [Device.Kill] takes the whole NIC away at any moment; [Device.Watch] tells of both. Completions
+// that are not successful carry garbage in the fields that the contract leaves undefined, and stale keys, keys of another NIC and
+// keys used on the wrong side are refused.
 //
 // # What is stricter than some hardware
 //

@@ -4,9 +4,11 @@ import "ibverbx/verbs"
 
 // Watch sends the NIC's events to c. They are
 //
-//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] changes something, and one of them at [Device.Restore];
-//   - verbs.EventDeviceFatal, at [Device.Kill];
+//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] or [CutLink] changes something, and one of them at
+//     [Device.Restore];
+//   - verbs.EventDeviceFatal, at [Device.Kill] and [KillNIC];
 //   - verbs.EventCQErr, when a completion queue overruns, and then EventQPFatal for each queue pair that fails with it;
+//   - verbs.EventQPFatal, at [FailQP];
 //   - verbs.EventQPReqErr and EventQPAccessErr, when a queue pair fails as the responder and no receive tells: it refused an
 //     RDMA request or an atomic.
 //

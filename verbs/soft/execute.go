@@ -11,7 +11,7 @@ type outcome uint8
 
 const (
 	done    outcome = iota // executed, well or not
-	held                   // it waits: for a receive, the peer, a fault's delay or removal
+	held                   // not now: it waits for a receive, the peer, a fault's delay or removal; or a fault was its end
 	copying                // the caller unlocks, calls q.run.xfer.copy, locks, and calls landed
 )
 
@@ -38,14 +38,8 @@ func (f *Fabric) execute(q *QP) outcome {
 	s := q.head()
 	x := &q.run.xfer
 	x.reset()
-	if len(f.injections) != 0 || q.run.fault != nil {
-		if !f.strike(q) {
-			return held
-		}
-		if fault := q.run.fault; fault != nil && fault.fault.Kind == FailSend {
-			f.fail(q, fault.fault.Status, fault.fault.VendorErr)
-			return done
-		}
+	if len(f.injections) != 0 && !f.strike(q) {
+		return held
 	}
 	if status := q.prepare(s, x); status != verbs.StatusSuccess {
 		f.fail(q, status, 0)
@@ -173,7 +167,7 @@ func (f *Fabric) finish(q, p *QP, s *sendSlot) {
 	q.advance()
 	q.sendPSN = (q.sendPSN + 1) & psnMask
 	p.recvPSN = q.sendPSN
-	if fault != nil && fault.fault.Kind == FailAfterData {
+	if fault != nil {
 		s.status, s.vendorErr, s.local = fault.fault.Status, fault.fault.VendorErr, true
 		r.failed = true
 	} else if s.opcode.IsSend() || s.opcode.HasImm() {

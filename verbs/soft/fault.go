@@ -1,7 +1,6 @@
 package soft
 
 import (
-	"slices"
 	"strconv"
 	"time"
 
@@ -29,33 +28,154 @@ const (
 	StallQP
 	// Delay: the request executes later by Delay; in a stepped fabric, after a Timer action.
 	Delay
+	// FailQP: the queue pair goes to ERR in place of executing the request, as after a fatal error inside the NIC. All
+	// that is outstanding is flushed, and verbs.EventQPFatal is all that tells why.
+	FailQP
+	// CutLink: the link of the request's NIC goes down just before the request executes, as with [Device.SetLink], and
+	// stays down. Removing the injection puts it up again, unless SetLink was called since.
+	CutLink
+	// KillNIC: the request's NIC is gone just before the request executes, as with [Device.Kill]. Removing the injection
+	// brings it back like [Device.Restore], unless Kill or Restore was called since.
+	KillNIC
+	// OverrunCQ: the completion queue overruns when the request completes, well or not: that completion and all later
+	// ones are lost, and the queue pairs on it fail. Unsignaled requests that end well do not complete, so they are not
+	// counted either.
+	OverrunCQ
+	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees something else than what
+	// was posted. The completion is the usual one of what was executed.
+	Rewrite
 )
 
-var faultNames = [...]string{"fail send", "fail after data", "fail recv", "refuse send", "refuse recv", "stall qp", "delay"}
+// faultKindText has a line for every kind.
+var faultKindText = [...]struct {
+	name, does string
+	at         moment
+}{
+	FailSend:      {"fail send", "the request fails and never reaches the peer", atExecution},
+	FailAfterData: {"fail after data", "the data lands, but the request fails and the peer sees no completion", atExecution},
+	FailRecv:      {"fail recv", "the receive that takes the message fails, and the request with it", atArrival},
+	RefuseSend:    {"refuse send", "posting the request is refused", atPost},
+	RefuseRecv:    {"refuse recv", "posting a receive is refused", atPostRecv},
+	StallQP:       {"stall qp", "the send queue stops at the request until the fault is removed", atExecution},
+	Delay:         {"delay", "the request executes later", atExecution},
+	FailQP:        {"fail qp", "the queue pair goes to ERR in place of executing the request", atExecution},
+	CutLink:       {"cut link", "the link of the NIC goes down before the request executes", atExecution},
+	KillNIC:       {"kill nic", "the NIC is gone before the request executes", atExecution},
+	OverrunCQ:     {"overrun cq", "the completion queue overruns when the request completes", atCompletion},
+	Rewrite:       {"rewrite", "the peer sees another immediate, key or address than the request has", atExecution},
+}
+
+// FaultKinds lists all kinds, in order, for tests that choose at random and commands that offer a choice.
+func FaultKinds() []FaultKind {
+	list := make([]FaultKind, len(faultKindText))
+	for i := range list {
+		list[i] = FaultKind(i)
+	}
+	return list
+}
 
 // String names the kind.
 func (k FaultKind) String() string {
-	if int(k) < len(faultNames) {
-		return faultNames[k]
+	if int(k) < len(faultKindText) {
+		return faultKindText[k].name
 	}
 	return "fault " + strconv.Itoa(int(k))
+}
+
+// Description says in one line what the kind does.
+func (k FaultKind) Description() string {
+	if int(k) < len(faultKindText) {
+		return faultKindText[k].does
+	}
+	return "nothing: there is no such kind"
 }
 
 // Fault describes something that is to go wrong, and with which requests.
 type Fault struct {
 	Device *Device // the NIC; nil is any
 	QPNum  uint32  // the queue pair; 0 is any
-	// Match chooses requests; nil is any. It gets a copy whose slices must not be kept, is called with the
-	// fabric locked, and must not call into it.
+	// Match chooses requests; nil is any. It gets a copy whose slices must not be kept or written to, is called with
+	// the fabric locked, and must not call into it.
 	Match func(*verbs.SendWR) bool
 	Skip  int // so many matching requests pass first
 	Count int // how many it strikes after that; 0 means 1, negative means for ever
 	Kind  FaultKind
 
-	Status    verbs.Status
-	VendorErr uint32
-	Err       error
-	Delay     time.Duration
+	Status    verbs.Status  // FailSend, FailAfterData, FailRecv
+	VendorErr uint32        // goes with Status
+	Err       error         // RefuseSend, RefuseRecv
+	Delay     time.Duration // Delay
+	// Rewrite changes what the peer sees of a request: Imm, RKey, RemoteAddr, and Opcode between an operation and its
+	// variant with an immediate. Nothing else that it changes counts. nil changes nothing. The rules of Match hold.
+	// Faults that strike the same request at its arrival or its completion match it as altered.
+	Rewrite func(*verbs.SendWR)
+}
+
+func (t Fault) withDefaults() Fault {
+	if t.Status == verbs.StatusSuccess {
+		t.Status = verbs.StatusRetryExcErr
+		if t.Kind == FailRecv {
+			t.Status = verbs.StatusLocProtErr
+		}
+	}
+	if t.Err == nil {
+		t.Err = verbs.ErrNoMemory
+	}
+	return t
+}
+
+// String says what goes wrong, where and when: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request".
+func (t Fault) String() string {
+	t = t.withDefaults()
+	s := t.Kind.String()
+	switch t.Kind {
+	case FailSend, FailAfterData, FailRecv:
+		s += " (" + t.Status.Name() + ")"
+	case RefuseSend, RefuseRecv:
+		s += " (" + t.Err.Error() + ")"
+	case Delay:
+		s += " (" + t.Delay.String() + ")"
+	}
+	if t.Device != nil {
+		s += " on " + t.Device.name
+	} else {
+		s += " on any nic"
+	}
+	if t.QPNum != 0 {
+		s += " qp " + strconv.FormatUint(uint64(t.QPNum), 10)
+	}
+	what := "request"
+	if t.Kind == RefuseRecv {
+		what = "receive"
+	} else if t.Match != nil {
+		what = "matching request"
+	}
+	first := max(t.Skip, 0) + 1
+	switch {
+	case t.Count < 0 && first == 1:
+		return s + ", every " + what
+	case t.Count < 0:
+		return s + ", every " + what + " from the " + ordinal(first) + " on"
+	case t.Count > 1:
+		return s + ", " + what + "s " + strconv.Itoa(first) + " to " + strconv.Itoa(first+t.Count-1)
+	}
+	return s + ", the " + ordinal(first) + " " + what
+}
+
+// ordinal is 1st, 2nd, 3rd, 4th and so on.
+func ordinal(n int) string {
+	suffix := "th"
+	if n%100 < 11 || n%100 > 13 {
+		switch n % 10 {
+		case 1:
+			suffix = "st"
+		case 2:
+			suffix = "nd"
+		case 3:
+			suffix = "rd"
+		}
+	}
+	return strconv.Itoa(n) + suffix
 }
 
 // Injection is a fault in force.
@@ -67,30 +187,21 @@ type Injection struct {
 	hits  int
 }
 
-// Inject puts a fault in force. Of several that match a request the one injected first strikes. Requests that are
-// executing already are not affected.
+// Inject puts a fault in force. Of several that match a request at the same moment of its life the one injected first
+// strikes. Requests that are executing already are not affected.
 func (f *Fabric) Inject(fault Fault) *Injection {
-	i := &Injection{f: f, skip: fault.Skip, left: fault.Count}
+	i := &Injection{f: f, fault: fault.withDefaults(), skip: fault.Skip, left: fault.Count}
 	if i.left == 0 {
 		i.left = 1
 	}
-	if fault.Status == verbs.StatusSuccess {
-		fault.Status = verbs.StatusRetryExcErr
-		if fault.Kind == FailRecv {
-			fault.Status = verbs.StatusLocProtErr
-		}
-	}
-	if fault.Err == nil {
-		fault.Err = verbs.ErrNoMemory
-	}
-	i.fault = fault
 	f.mu.Lock()
 	f.injections = append(f.injections, i)
 	f.mu.Unlock()
 	return i
 }
 
-// Remove ends the fault. Queue pairs that it stalled go on.
+// Remove ends the fault. Queue pairs that it stalled go on, a link that it cut comes up, a NIC that it took away comes back. What
+// has failed in the meantime stays so. Removing it again does nothing.
 func (i *Injection) Remove() {
 	f := i.f
 	f.mu.Lock()
@@ -103,6 +214,12 @@ func (i *Injection) Remove() {
 				f.engine.ready(q)
 			}
 		}
+		if d.cutBy == i {
+			d.setLink(true, nil)
+		}
+		if d.killedBy == i {
+			d.restore()
+		}
 	}
 }
 
@@ -111,121 +228,4 @@ func (i *Injection) Hits() int {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
 	return i.hits
-}
-
-// retire takes the injection off the list of those that may strike.
-func (i *Injection) retire() {
-	if at := slices.Index(i.f.injections, i); at >= 0 {
-		i.f.injections = slices.Delete(i.f.injections, at, at+1)
-	}
-}
-
-// concerns says whether the injection is about q.
-func (i *Injection) concerns(q *QP) bool {
-	return (i.fault.Device == nil || i.fault.Device == q.dev) && (i.fault.QPNum == 0 || i.fault.QPNum == q.num)
-}
-
-// hit counts a matching request and says whether it is struck.
-func (i *Injection) hit() bool {
-	if i.skip > 0 {
-		i.skip--
-		return false
-	}
-	i.hits++
-	if i.left > 0 {
-		if i.left--; i.left == 0 {
-			i.retire()
-		}
-	}
-	return true
-}
-
-func (i *Injection) matches(wr *verbs.SendWR) bool { return i.fault.Match == nil || i.fault.Match(wr) }
-
-// executes says whether the kind strikes requests as they execute.
-func (k FaultKind) executes() bool {
-	return k == FailSend || k == FailAfterData || k == StallQP || k == Delay
-}
-
-// strike compares the head request of q with the injections, once. It returns false when the request is held back.
-func (f *Fabric) strike(q *QP) bool {
-	r := &q.run
-	if r.faultSeq == q.sq.executed+1 {
-		return true
-	}
-	r.faultSeq = q.sq.executed + 1
-	r.fault = nil
-	wr := q.request(q.sq.executed)
-	for _, i := range f.injections {
-		if !i.fault.Kind.executes() || !i.concerns(q) || !i.matches(&wr) || !i.hit() {
-			continue
-		}
-		switch i.fault.Kind {
-		case StallQP:
-			r.stall = i
-			return false
-		case Delay:
-			r.wait = waitDelay
-			f.engine.retryAfter(q, max(i.fault.Delay, 1))
-			return false
-		}
-		r.fault = i
-		return true
-	}
-	return true
-}
-
-// strikeReceive compares a message that is about to consume a receive of p with the injections.
-func (f *Fabric) strikeReceive(q, p *QP) *Injection {
-	wr := q.request(q.sq.executed - 1)
-	for _, i := range f.injections {
-		if i.fault.Kind == FailRecv && i.concerns(p) && i.matches(&wr) && i.hit() {
-			return i
-		}
-	}
-	return nil
-}
-
-// refuse compares a request that is being posted with the injections.
-func (f *Fabric) refuse(q *QP, wr *verbs.SendWR) error {
-	for _, i := range f.injections {
-		if i.fault.Kind != RefuseSend || !i.concerns(q) {
-			continue
-		}
-		if seen := *wr; i.matches(&seen) && i.hit() {
-			return q.err("post send", i.fault.Err, "injected")
-		}
-	}
-	return nil
-}
-
-// refuseRecv compares a receive that is being posted with the injections.
-func (f *Fabric) refuseRecv(q *QP) error {
-	for _, i := range f.injections {
-		if i.fault.Kind == RefuseRecv && i.concerns(q) && i.hit() {
-			return q.err("post recv", i.fault.Err, "injected")
-		}
-	}
-	return nil
-}
-
-// request rebuilds the work request of a slot.
-func (q *QP) request(seq uint64) verbs.SendWR {
-	s := q.sq.at(seq)
-	wr := verbs.SendWR{
-		ID:         s.id,
-		Opcode:     s.opcode,
-		Flags:      s.flags,
-		Imm:        s.imm,
-		RKey:       s.rkey,
-		RemoteAddr: s.remoteAddr,
-		CompareAdd: s.compareAdd,
-		Swap:       s.swap,
-	}
-	if s.flags&verbs.SendInline != 0 {
-		wr.Inline = q.sq.inlined(seq)
-	} else {
-		wr.SGL = q.sq.sgl(seq)
-	}
-	return wr
 }

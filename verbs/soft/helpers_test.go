@@ -82,6 +82,17 @@ func (e *end) newQP(qcap verbs.QPCap) {
 	e.qp = qp.(*QP)
 }
 
+// replaceCQ gives the end another queue for its sends, and with it another queue pair.
+func (e *end) replaceCQ() {
+	e.t.Helper()
+	must(e.t, e.qp.Close())
+	must(e.t, e.cq.Close())
+	cq, err := e.dev.CreateCQ(verbs.CQConfig{Depth: e.cq.Depth(), Channel: e.cq.Channel()})
+	must(e.t, err)
+	e.cq = cq.(*CQ)
+	e.newQP(e.qp.Cap())
+}
+
 // close closes what is still open.
 func (e *end) close() {
 	for _, c := range []interface{ Close() error }{e.qp, e.mr, e.cq, e.rcq, e.pd} {

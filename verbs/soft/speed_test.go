@@ -63,21 +63,46 @@ func TestBandwidth(t *testing.T) {
 // The acknowledgement of a message is lost with the link and found again with it, or the sender gives up.
 func TestLinkDownWhileInFlight(t *testing.T) {
 	for _, comesBack := range []bool{true, false} {
-		f, a, b := pair(t, Config{Device: DeviceConfig{Latency: 30 * time.Millisecond}}, endConfig{},
-			func(c *connection) { c.Timeout, c.RetryCount = 13, 2 }) // 3 * 34 ms
-		b.recv(verbs.RecvWR{ID: 2, SGL: b.sge(0, 8)})
-		a.post(a.send(1, 0, 8))
-		awaitStatus(t, b.rcq, 2, verbs.StatusSuccess)
-		f.Device(0).SetLink(false)
-		time.Sleep(35 * time.Millisecond)
-		nothing(t, a.cq)
-		want := verbs.StatusRetryExcErr
-		if comesBack {
-			f.Device(0).SetLink(true)
-			want = verbs.StatusSuccess
+		for tries := 1; !linkDownWhileInFlight(t, comesBack); tries++ {
+			if tries == 20 {
+				t.Fatal("the machine was always too slow to take the link down in time")
+			}
 		}
-		awaitStatus(t, a.cq, 1, want)
 	}
+}
+
+// linkDownWhileInFlight returns false when it was not quick enough to see anything.
+func linkDownWhileInFlight(t *testing.T, comesBack bool) bool {
+	const latency, giveUp = 30 * time.Millisecond, 3 * 34 * time.Millisecond
+	f, a, b := pair(t, Config{Device: DeviceConfig{Latency: latency}}, endConfig{},
+		func(c *connection) { c.Timeout, c.RetryCount = 13, 2 })
+	b.recv(verbs.RecvWR{ID: 2, SGL: b.sge(0, 8)})
+	start := time.Now()
+	a.post(a.send(1, 0, 8))
+	awaitStatus(t, b.rcq, 2, verbs.StatusSuccess)
+	f.Device(0).SetLink(false)
+	if time.Since(start) >= 2*latency {
+		return false
+	}
+	time.Sleep(latency * 7 / 6)
+	var wcs [1]verbs.WC
+	n, err := a.cq.Poll(wcs[:])
+	if time.Since(start) >= 2*latency+giveUp {
+		return false
+	}
+	if n != 0 || err != nil {
+		t.Fatalf("poll: %d %+v %v, want nothing", n, wcs[0], err)
+	}
+	want := verbs.StatusRetryExcErr
+	if comesBack {
+		f.Device(0).SetLink(true)
+		want = verbs.StatusSuccess
+		if time.Since(start) >= 2*latency+giveUp {
+			return false
+		}
+	}
+	awaitStatus(t, a.cq, 1, want)
+	return true
 }
 
 // A queue pair in ERR with messages still on their way to it reports them before what is flushed.

@@ -1,0 +1,189 @@
+package soft
+
+import (
+	"slices"
+
+	"ibverbx/verbs"
+)
+
+// moment is when in the life of a request a fault strikes it.
+type moment uint8
+
+const (
+	atPost moment = iota + 1
+	atPostRecv
+	atExecution
+	atArrival    // a message is about to consume a receive
+	atCompletion // its completion is about to be raised
+)
+
+// retire takes the injection off the list of those that may strike.
+func (i *Injection) retire() {
+	if at := slices.Index(i.f.injections, i); at >= 0 {
+		i.f.injections = slices.Delete(i.f.injections, at, at+1)
+	}
+}
+
+// concerns says whether the injection is about that moment and about q.
+func (i *Injection) concerns(at moment, q *QP) bool {
+	return int(i.fault.Kind) < len(faultKindText) && faultKindText[i.fault.Kind].at == at &&
+		(i.fault.Device == nil || i.fault.Device == q.dev) && (i.fault.QPNum == 0 || i.fault.QPNum == q.num)
+}
+
+// matches says whether request seq of q is one of those chosen.
+func (i *Injection) matches(q *QP, seq uint64) bool {
+	if i.fault.Match == nil {
+		return true
+	}
+	wr := q.request(seq)
+	return i.fault.Match(&wr)
+}
+
+// hit counts a matching request and says whether it is struck. The list of injections may be shorter after that.
+func (i *Injection) hit() bool {
+	if i.skip > 0 {
+		i.skip--
+		return false
+	}
+	i.hits++
+	if i.left > 0 {
+		if i.left--; i.left == 0 {
+			i.retire()
+		}
+	}
+	return true
+}
+
+// struckBy finds the injection that strikes request seq of q at a moment, or nil. about is the queue pair that the injection has
+// to name. What it does to others is left to the caller: nothing may change the list while it is walked.
+func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
+	for _, i := range f.injections {
+		if i.concerns(at, about) && i.matches(q, seq) && i.hit() {
+			return i
+		}
+	}
+	return nil
+}
+
+// strike compares the head request of q with the injections, once. It returns false when the request does not execute now: it is
+// held back, has failed, or was flushed, in which case there is no head request any more.
+func (f *Fabric) strike(q *QP) bool {
+	r := &q.run
+	if r.faultSeq == q.sq.executed+1 {
+		return true
+	}
+	r.faultSeq = q.sq.executed + 1
+	r.fault = nil
+	i := f.struckBy(atExecution, q, q, q.sq.executed)
+	if i == nil {
+		return true
+	}
+	switch i.fault.Kind {
+	case FailSend:
+		f.fail(q, i.fault.Status, i.fault.VendorErr)
+		return false
+	case FailAfterData:
+		r.fault = i
+	case StallQP:
+		r.stall = i
+		return false
+	case Delay:
+		r.wait = waitDelay
+		f.engine.retryAfter(q, max(i.fault.Delay, 1))
+		return false
+	case FailQP:
+		f.failUntold(q, verbs.EventQPFatal)
+		return false
+	case CutLink:
+		if !q.dev.linkDown {
+			q.dev.setLink(false, i)
+		}
+	case KillNIC:
+		q.dev.kill(i)
+		return false
+	case Rewrite:
+		q.rewrite(i.fault.Rewrite)
+	}
+	return true
+}
+
+// strikeReceive compares a message of q that is about to consume a receive of p with the injections.
+func (f *Fabric) strikeReceive(q, p *QP) *Injection {
+	return f.struckBy(atArrival, p, q, q.sq.executed-1)
+}
+
+// strikeCompletion says whether the completion of request seq of q overruns its queue.
+func (f *Fabric) strikeCompletion(q *QP, seq uint64) bool {
+	return f.struckBy(atCompletion, q, q, seq) != nil
+}
+
+// refuse compares a request that is being posted with the injections.
+func (f *Fabric) refuse(q *QP, wr *verbs.SendWR) error {
+	for _, i := range f.injections {
+		if !i.concerns(atPost, q) {
+			continue
+		}
+		if seen := *wr; (i.fault.Match == nil || i.fault.Match(&seen)) && i.hit() {
+			return q.err("post send", i.fault.Err, "injected")
+		}
+	}
+	return nil
+}
+
+// refuseRecv compares a receive that is being posted with the injections.
+func (f *Fabric) refuseRecv(q *QP) error {
+	for _, i := range f.injections {
+		if i.concerns(atPostRecv, q) && i.hit() {
+			return q.err("post recv", i.fault.Err, "injected")
+		}
+	}
+	return nil
+}
+
+// rewrite alters the head request for good: a retry sends the same again. The slot can be altered itself, because nothing of what
+// may change shows in the completion of a send.
+func (q *QP) rewrite(change func(*verbs.SendWR)) {
+	if change == nil {
+		return
+	}
+	wr := q.request(q.sq.executed)
+	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline) // the queue's own, and not to be changed
+	change(&wr)
+	s := q.head()
+	s.imm, s.rkey, s.remoteAddr = wr.Imm, wr.RKey, wr.RemoteAddr
+	if withoutImm(wr.Opcode) == withoutImm(s.opcode) {
+		s.opcode = wr.Opcode
+	}
+}
+
+// withoutImm is the plain variant of an operation.
+func withoutImm(o verbs.Opcode) verbs.Opcode {
+	switch o {
+	case verbs.OpRDMAWriteWithImm:
+		return verbs.OpRDMAWrite
+	case verbs.OpSendWithImm:
+		return verbs.OpSend
+	}
+	return o
+}
+
+// request rebuilds the work request of a slot.
+func (q *QP) request(seq uint64) verbs.SendWR {
+	s := q.sq.at(seq)
+	wr := verbs.SendWR{
+		ID:         s.id,
+		Opcode:     s.opcode,
+		Flags:      s.flags,
+		Imm:        s.imm,
+		RKey:       s.rkey,
+		RemoteAddr: s.remoteAddr,
+		CompareAdd: s.compareAdd,
+		Swap:       s.swap,
+	}
+	if s.flags&verbs.SendInline != 0 {
+		wr.Inline = q.sq.inlined(seq)
+	} else {
+		wr.SGL = q.sq.sgl(seq)
+	}
+	return wr
+}
