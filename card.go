@@ -84,7 +84,7 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	}
 	var w cardJSON
 	if err := json.Unmarshal(data, &w); err != nil {
-		return cardError("%v", err)
+		return cardError("%.200v", err) // which repeats what came
 	}
 	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic, RawImm: w.RawImm, FirstNumber: w.FirstNumber}
 	for _, s := range w.QPNums {

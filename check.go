@@ -160,6 +160,8 @@ func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 	switch {
 	case q.failure != nil && !q.closed:
 		e.Detail, e.Cause = q.failure.Error()+": reset or close the virtual QP", q.failure
+	case q.phase != drainNone && !q.closed:
+		e.Detail = fmt.Sprintf("virtual qp %d takes nothing more since Drain or Shutdown: reset and connect it, or close it", q.num)
 	case !q.closed:
 		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
 	}

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"ibverbx/verbs"
 )
@@ -57,16 +58,16 @@ func (q *VirtualQP) collect() {
 // closeRails destroys the physical queue pairs that are still open.
 func (q *VirtualQP) closeRails() error {
 	var errs []error
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		if r.closed {
-			return
+			continue
 		}
 		if err := r.qp.Close(); err != nil {
 			errs = append(errs, q.railError(r, err))
-			return
+			continue
 		}
 		r.closed = true
-	})
+	}
 	q.killed = true // nothing is posted on them any more
 	return errors.Join(errs...)
 }
@@ -74,33 +75,23 @@ func (q *VirtualQP) closeRails() error {
 // attach registers a virtual queue pair's rails, and reserves room for all the completions that they may have outstanding.
 func (c *VirtualCQ) attach(q *VirtualQP) error {
 	need := [verbs.MaxDevices]int{}
-	var refused error
-	seen := map[*routeTable]map[uint32]bool{}
-	q.eachRail(func(r *rail) {
-		if t := c.routes[r.device]; t != nil && refused == nil {
-			if seen[t] == nil {
-				seen[t] = map[uint32]bool{}
-			}
-			if seen[t][r.num] {
-				refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s is given twice", verbs.ErrInvalid, r.num, r.qp.Device().Name())
-			}
-			seen[t][r.num] = true
+	for i, r := range q.all {
+		refuse := func(err error, why string) error {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s %s", err, r.num, r.qp.Device().Name(), why)
 		}
-		if state := r.qp.State(); state != verbs.StateReset && refused == nil {
-			refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s is in %v: must be in RESET", verbs.ErrState, r.num, r.qp.Device().Name(), state)
+		t := c.routes[r.device]
+		switch {
+		case t == nil:
+			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
+		case slices.ContainsFunc(q.all[:i], func(o *rail) bool { return o.device == r.device && o.num == r.num }):
+			return refuse(verbs.ErrInvalid, "is given twice")
+		case t.find(r.num) != nil:
+			return refuse(verbs.ErrInvalid, "belongs to a virtual QP already")
 		}
-		if c.routes[r.device] == nil && refused == nil {
-			refused = fmt.Errorf("ibverbx: new virtual qp: %w: a queue pair on %s, of which the virtual CQ has no CQ", verbs.ErrInvalid, r.qp.Device().Name())
-			return
-		}
-		if refused == nil && c.routes[r.device].find(r.qp.Num()) != nil {
-			refused = fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s belongs to a virtual QP already", verbs.ErrInvalid, r.qp.Num(), r.qp.Device().Name())
-			return
+		if state := r.qp.State(); state != verbs.StateReset {
+			return refuse(verbs.ErrState, fmt.Sprintf("is in %v: must be in RESET", state))
 		}
 		need[r.device] += r.slots + r.recvLimit
-	})
-	if refused != nil {
-		return refused
 	}
 	for dev, n := range need {
 		if n > c.room[dev] {
@@ -113,17 +104,19 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 	}
 	c.nextNum++
 	q.num = c.nextNum
-	q.eachRail(func(r *rail) { c.routes[r.device].add(r.qp.Num(), r) })
+	for _, r := range q.all {
+		c.routes[r.device].add(r.num, r)
+	}
 	c.vqps = append(c.vqps, q)
 	return nil
 }
 
 // detach forgets a virtual queue pair.
 func (c *VirtualCQ) detach(q *VirtualQP) {
-	q.eachRail(func(r *rail) {
-		c.routes[r.device].remove(r.qp.Num(), r)
+	for _, r := range q.all {
+		c.routes[r.device].remove(r.num, r)
 		c.room[r.device] += r.slots + r.recvLimit
-	})
+	}
 	for i := range c.vqps {
 		if c.vqps[i] == q {
 			c.vqps = append(c.vqps[:i], c.vqps[i+1:]...)

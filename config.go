@@ -43,7 +43,7 @@ func ParseScheme(name string) (Scheme, error) {
 	case "spray":
 		return Spray, nil
 	}
-	return 0, fmt.Errorf("ibverbx: %w: scheme %q: have dqplb, spray", verbs.ErrInvalid, name)
+	return 0, fmt.Errorf("ibverbx: %w: scheme %.40q: have dqplb, spray", verbs.ErrInvalid, name)
 }
 
 // MarshalText writes the scheme's name.

@@ -221,6 +221,9 @@ func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	default:
 		return q.connectError(verbs.ErrInvalid, "the peer's card has no GIDs: give Config.Conn.PeerGIDs")
 	}
+	if a.AH.DGID.IsZero() && port.attr.LinkLayer == verbs.LinkLayerEthernet {
+		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer's GID for rail %d is empty", r.index()))
+	}
 	return nil
 }
 

@@ -13,7 +13,7 @@ const creditBatch = 8
 // postCredits posts the credits that were used up, once 1/share of a rail's are. With the bank full, or too much held that came
 // before its turn, it withholds them, which stops the sender without losing anything.
 func (q *VirtualQP) postCredits(share int) {
-	if q.killed || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
+	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
 		return
 	}
 	for _, rl := range q.rails {
@@ -42,10 +42,18 @@ func (q *VirtualQP) postRailCredits(rl *rail) {
 		rl.recvs += n
 		rl.credited += uint64(n)
 		if err != nil {
-			q.recvRefused(rl, err)
+			q.recvRefused(rl, err, recvDirection(q.keptFor(), nil))
 			return
 		}
 	}
+}
+
+// keptFor says what the receives are for that are no user's.
+func (q *VirtualQP) keptFor() FailedPart {
+	if q.cfg.Scheme == DQPLB {
+		return PartCredit
+	}
+	return PartWatch
 }
 
 // creditCompleted takes in a message that used up a credit.
@@ -62,7 +70,7 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) {
 	}
 	rl.recvs--
 	if wc.Status != verbs.StatusSuccess {
-		q.recvError(rl, wc, &FailedError{})
+		q.recvError(rl, wc, recvDirection(q.keptFor(), nil))
 		return
 	}
 	rl.owed++
@@ -151,5 +159,5 @@ func (q *VirtualQP) notified(n notification) {
 
 // protocolError ends the virtual queue pair because the peer sent something impossible.
 func (q *VirtualQP) protocolError(rl *rail, what string) {
-	q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, Err: fmt.Errorf("%w: %s", ErrProtocol, what)})
+	q.recvFailed(rl, recvDirection(PartUnknown, fmt.Errorf("%w: %s", ErrProtocol, what)))
 }

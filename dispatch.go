@@ -55,8 +55,7 @@ func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
 		if rl == nil {
 			return false
 		}
-		position := uint32(r.offset/uint64(q.cfg.MaxMsgSize)) & wridAuxMask
-		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, position, n), uint64(q.cfg.MaxMsgSize))
+		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n), uint64(q.cfg.MaxMsgSize))
 		rl.dirty = true
 	}
 	return true
@@ -110,6 +109,7 @@ func (q *VirtualQP) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, lim
 	}
 	wr.RemoteAddr = r.remoteAddr + r.offset
 	r.offset += size
+	r.fragments++
 	rl.stats.bytes += size
 	rl.stats.fragments++
 	return wr

@@ -56,6 +56,12 @@
 //     an earlier WRITE, and an atomic may too. [verbs.SendFence] on the later one prevents that, as does posting it after the
 //     earlier one's completion.
 //
+// # How it ends
+//
+// [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain] lets every accepted send come to its own
+// end first, and [VirtualQP.Shutdown] is Close with that much patience as a context has. After a failure, which [FailedError] tells in
+// one line with what to check, [VirtualQP.Reset] and Connect bring the service back.
+//
 // # What it costs
 //
 // No lock, map or allocation per request once the rings have grown to their size. The README has measured figures.

@@ -49,8 +49,8 @@ func (q *VirtualQP) stageNumbered(rl *rail, n uint64, r *sendReq) {
 
 func (q *VirtualQP) number(r *sendReq) uint32 {
 	num := q.numbers.next()
-	if !r.numbered {
-		r.numbered, r.firstNum = true, num
+	if r.fragments == 0 && r.markers == 0 {
+		r.firstNum = num
 	}
 	return num
 }
@@ -71,6 +71,10 @@ func (q *VirtualQP) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 		wr.Imm = seqImm(num)
 		rl.batch.setSGL(wr, 0)
 		rl.dirty = false
+		if r.markers == 0 && r.scattered {
+			r.ext.markersAt = r.fragments
+		}
+		r.markers++
 		q.counters.markers++
 	}
 	return true

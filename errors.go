@@ -14,6 +14,8 @@ var (
 	ErrClosed = verbs.ErrClosed
 	// ErrFailed: an earlier request failed and stopped the line. [VirtualQP.Err] says which and why; reset or close.
 	ErrFailed = errors.New("virtual queue pair failed")
+	// ErrDraining: [VirtualQP.Drain] or [VirtualQP.Shutdown] was called. [VirtualQP.Reset] and Connect bring service back.
+	ErrDraining = errors.New("draining")
 	// ErrNotConnected: the virtual queue pair is not in state RTS (for receives: not in INIT or later).
 	ErrNotConnected = errors.New("not connected")
 	// ErrOpcode: no such operation, or not on this virtual queue pair.
@@ -61,42 +63,3 @@ func (e *PostError) Unwrap() []error {
 	}
 	return []error{e.Err, e.Cause}
 }
-
-// FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it.
-type FailedError struct {
-	QPNum     uint32 // of the virtual queue pair
-	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none
-	Device    string // its device
-	RailQPNum uint32 // its number on that device
-	Recv      bool   // the receive direction, not the send direction
-	ID        uint64 // the user's ID of the request concerned, if HasID
-	HasID     bool   // false when no request of the user was concerned
-	Op        string // what that request was: "RDMA_WRITE", "receive"; "request" when that is not known
-	// Fragment is the failed fragment's position in the request; Fragments of DQPLB are counted from the request's
-	// first number, markers included. -1 when it was not a fragment.
-	Fragment  int
-	VendorErr uint32 // the NIC's own code
-	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post
-}
-
-// Error tells the whole story in one line.
-func (e *FailedError) Error() string {
-	s := fmt.Sprintf("virtual qp %d", e.QPNum)
-	if e.HasID {
-		s += fmt.Sprintf(": %s id %d", e.Op, e.ID)
-		if e.Fragment >= 0 {
-			s += fmt.Sprintf(" fragment %d", e.Fragment)
-		}
-	}
-	if e.Rail >= 0 {
-		s += fmt.Sprintf(": rail %d (%s qp %d)", e.Rail, e.Device, e.RailQPNum)
-	}
-	s += ": " + e.Err.Error()
-	if e.VendorErr != 0 {
-		s += fmt.Sprintf(" (vendor 0x%x)", e.VendorErr)
-	}
-	return s
-}
-
-// Unwrap returns the cause.
-func (e *FailedError) Unwrap() error { return e.Err }

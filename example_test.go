@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -158,6 +159,39 @@ func ExampleVirtualCQ_Wait() {
 	// Output:
 	// context canceled
 	// 1 RECV_RDMA_WITH_IMM true <nil>
+}
+
+// A virtual queue pair ends its service in good order: what was accepted completes, nothing new is let in, and the receive that nobody
+// has sent anything for comes back flushed.
+func ExampleVirtualQP_Drain() {
+	a, b, done := examplePair()
+	defer done()
+	write := ibverbx.SendWR{
+		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: a.mr.All(), Remote: b.mr.Remote().At(0),
+	}
+	if _, err := a.vqp.PostSend(write); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := a.vqp.PostRecv(ibverbx.RecvWR{ID: 2}); err != nil {
+		log.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	fmt.Println("drained:", a.vqp.Drain(ctx))
+	_, err := a.vqp.PostSend(write)
+	fmt.Println("refused:", errors.Is(err, ibverbx.ErrDraining))
+	for wc, err := range a.vqp.CQ().Completions() {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("id", wc.ID, wc.Status.Name())
+	}
+	// Output:
+	// drained: <nil>
+	// refused: true
+	// id 1 SUCCESS
+	// id 2 WR_FLUSH_ERR
 }
 
 // What the peer needs to know of a region travels as JSON: where it is, how long, and a key for each NIC.

@@ -12,14 +12,11 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
 	if r.status == verbs.StatusSuccess {
 		r.status, r.vendorErr = wc.Status, wc.VendorErr
 	}
-	fragment := -1
-	switch wridKind(wc.ID) {
-	case kindData:
-		fragment = int(wridAux(wc.ID))
-	case kindNumbered:
-		fragment = int(seqDistance(r.firstNum, wridAux(wc.ID)))
+	if q.failure == nil {
+		f := q.describeSend(r, wc.ID, wc.Status)
+		f.VendorErr = wc.VendorErr
+		q.fail(rl, f)
 	}
-	q.fail(rl, &FailedError{HasID: true, ID: r.id, Op: r.opcode.String(), Fragment: fragment, VendorErr: wc.VendorErr, Err: wc.Status})
 	q.stopSends(n)
 }
 
@@ -32,7 +29,7 @@ func (q *VirtualQP) failPost(rl *rail, err error) {
 		r.status = refusalStatus(err)
 	}
 	rl.stats.errors++
-	q.fail(rl, &FailedError{HasID: true, ID: r.id, Op: r.opcode.String(), Fragment: -1, Err: err})
+	q.fail(rl, q.describeSend(r, refused, err))
 	q.stopSends(n)
 	q.cq.touch(q)
 }
@@ -53,8 +50,7 @@ func (q *VirtualQP) fail(rl *rail, f *FailedError) {
 	if q.failure != nil {
 		return
 	}
-	f.QPNum = q.num
-	f.Rail = -1
+	f.QPNum, f.Rail = q.num, -1
 	if rl != nil {
 		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
 	}
@@ -126,9 +122,11 @@ func (q *VirtualQP) progressFailed() {
 
 // recvError takes in an unsuccessful completion of the receive direction; f says which request was concerned, if any.
 func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
-	f.Recv, f.Fragment, f.VendorErr, f.Err = true, -1, wc.VendorErr, wc.Status
+	f.VendorErr, f.Err = wc.VendorErr, wc.Status
 	if wc.Status == verbs.StatusWRFlushErr {
-		q.recvFlushed(rl, f)
+		if q.phase < drainRecvs { // otherwise it is as Drain wants it
+			q.recvFlushed(rl, f)
+		}
 		return
 	}
 	q.recvFailed(rl, f)
@@ -151,7 +149,7 @@ func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 // nothing else will tell that its queue pair is in ERR.
 func (q *VirtualQP) judgeSuspect() {
 	if rl := q.suspect; rl.inUse == 0 && q.failure == nil {
-		q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, Err: verbs.StatusWRFlushErr})
+		q.recvFailed(rl, recvDirection(PartUnknown, verbs.StatusWRFlushErr))
 	}
 }
 
@@ -210,5 +208,6 @@ func (q *VirtualQP) abandon() {
 		}
 	}
 	q.next, q.dataDone, q.noted = q.send.tail, q.send.tail, q.send.tail
+	q.suspect = nil
 	q.recv.abandon()
 }

@@ -24,6 +24,10 @@ func TestConcurrentUsePanics(t *testing.T) {
 		"PostRecv":           func() { _, _ = r.PostRecv() },
 		"Modify":             func() { _ = r.Modify(verbs.QPAttr{}, 0, nil) },
 		"Reset":              func() { _ = r.Reset() },
+		"Drain":              func() { _ = r.Drain(t.Context()) },
+		"Shutdown":           func() { _ = r.Shutdown(t.Context()) },
+		"Stats":              func() { _ = r.Stats() },
+		"Stats of the CQ":    func() { _ = c.Stats() },
 		"Close":              func() { _ = r.VirtualQP.Close() },
 		"Close of the CQ":    func() { _ = c.Close() },
 	} {

@@ -76,8 +76,8 @@ func TestCompletionThatComesTwiceIsDropped(t *testing.T) {
 	})
 }
 
-// A failed marker is a fragment like any other: it is counted from the request's first number.
-func TestFailedMarkerIsCountedFromTheFirstNumber(t *testing.T) {
+// A failed marker carried no data: it has no position among the fragments, and the story says what it was.
+func TestFailedMarkerIsNoFragment(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
 	note := rawWrite(3, 8)
 	note.Opcode = verbs.OpRDMAWriteWithImm
@@ -98,8 +98,8 @@ func TestFailedMarkerIsCountedFromTheFirstNumber(t *testing.T) {
 	if !errors.As(r.Err(), &fe) || fe.ID != 3 {
 		t.Fatal(r.Err())
 	}
-	if fe.Fragment < -1 || fe.Fragment > 1 {
-		t.Errorf("fragment %d of a request of two messages: %v", fe.Fragment, fe)
+	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 || !strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
+		t.Errorf("the marker failed: %+v", fe)
 	}
 }
 

@@ -139,11 +139,11 @@ func (r RemoteMR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address space.
+// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address space. Refusals are [verbs.ErrInvalid].
 func (r *RemoteMR) UnmarshalJSON(data []byte) error {
 	var w remoteMRJSON
 	if err := json.Unmarshal(data, &w); err != nil {
-		return fmt.Errorf("ibverbx: remote memory: %w", err)
+		return fmt.Errorf("ibverbx: remote memory: %w: %.200s", verbs.ErrInvalid, err.Error()) // which repeats what came
 	}
 	if w.Addr+w.Length < w.Addr {
 		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid, addrRange(w.Addr, w.Length))

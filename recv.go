@@ -51,7 +51,7 @@ func newRecvSide() recvSide {
 // Receives beyond what the physical queues hold are queued here. A DQPLB notification that came before its receive was
 // posted completes that receive at once.
 //
-// Errors: [ErrClosed], [ErrFailed], [ErrNotConnected], [ErrOpcode] (a receive with memory where no queue pair carries
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with memory where no queue pair carries
 // SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a single-QP virtual queue pair also [verbs.ErrQueueFull].
 func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 	q.cq.guard.enter()
@@ -92,6 +92,8 @@ func (q *VirtualQP) canRecv() error {
 		return ErrClosed
 	case q.failure != nil:
 		return ErrFailed
+	case q.phase != drainNone:
+		return ErrDraining
 	case q.state == verbs.StateReset:
 		return ErrNotConnected
 	}
@@ -159,7 +161,7 @@ func recvError(i int, wr *RecvWR, err error, detail string) error {
 
 // dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to those that wait for one.
 func (q *VirtualQP) dispatchRecvs() {
-	if q.killed {
+	if q.killed || q.phase >= drainRecvs {
 		return
 	}
 	s := &q.recv
@@ -218,7 +220,7 @@ func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads to.
 			*next, _ = q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
-			q.recvRefused(rl, err)
+			q.recvRefused(rl, err, describeRecv(q.recv.win.at(*next)))
 			return
 		}
 		*next = stop
@@ -250,15 +252,16 @@ func (q *VirtualQP) gatherReceives(rl *rail, message bool, n uint64) (batch []ve
 	return q.scratch[:count], n
 }
 
-// recvRefused takes in that a rail refused a receive.
-func (q *VirtualQP) recvRefused(rl *rail, err error) {
+// recvRefused takes in that a rail refused a receive; f says which.
+func (q *VirtualQP) recvRefused(rl *rail, err error, f *FailedError) {
 	rl.stats.refused++
 	q.cq.touch(q)
 	if verbs.IsTransient(err) {
 		q.blocked = true
 		return
 	}
-	q.recvFailed(rl, &FailedError{Recv: true, Fragment: -1, Err: err})
+	f.Err = err
+	q.recvFailed(rl, f)
 }
 
 // recvCompleted takes in the completion of a receive of the user.
@@ -277,7 +280,7 @@ func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
 	r.done = true
 	if wc.Status != verbs.StatusSuccess {
 		r.status, r.vendorErr = wc.Status, wc.VendorErr
-		q.recvError(rl, wc, &FailedError{HasID: true, ID: r.id, Op: "receive"})
+		q.recvError(rl, wc, describeRecv(r))
 		return
 	}
 	if wc.Opcode != r.opcode {
@@ -298,6 +301,9 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		r := s.win.at(s.win.head)
 		if !r.done {
 			break
+		}
+		if r.status != verbs.StatusSuccess && q.suspect != nil && q.failure == nil && !q.killed {
+			break // whoever sees it asks Err, which does not know yet
 		}
 		if s.torn {
 			// One before it failed: on one connection nothing arrives after that.

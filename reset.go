@@ -3,8 +3,6 @@ package ibverbx
 import (
 	"errors"
 	"math/rand/v2"
-	"runtime"
-	"time"
 
 	"ibverbx/verbs"
 )
@@ -42,7 +40,7 @@ func (q *VirtualQP) reset() error {
 	})
 	q.endOutstanding()
 	if err := errors.Join(errs...); err != nil {
-		q.fail(nil, &FailedError{Fragment: -1, Err: err})
+		q.fail(nil, noRequest(err))
 		q.killed, q.state = true, verbs.StateErr
 		return err
 	}
@@ -53,59 +51,11 @@ func (q *VirtualQP) reset() error {
 // flush moves every queue pair to ERR and takes in what the NICs flush at once. The rest of several queue pairs' work is known here
 // and is ended without the NICs; a single queue pair's is not, so there flush waits for it.
 func (q *VirtualQP) flush() {
-	q.eachRail(func(r *rail) {
-		if s := r.qp.State(); s != verbs.StateReset && s != verbs.StateErr && !r.closed {
-			_ = r.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) // one that is gone has nothing to flush
-		}
-	})
+	q.toError()
 	q.collect()
-	if q.single && q.inflight != 0 && !q.rails[0].closed {
+	if q.single && (q.inflight != 0 || q.drain.left != 0) && !q.rails[0].closed {
 		q.drainPassed()
 	}
-}
-
-// drainPassed waits until a single queue pair in ERR has flushed everything: it posts one more request on either queue and waits for
-// these two to be flushed, since queues flush in order. Counting would not do: which unsignaled requests still complete, the NIC
-// alone knows. A NIC that does not answer is given a second.
-func (q *VirtualQP) drainPassed() {
-	const (
-		patience = time.Second
-		spins    = 100 // polls before the wait starts to sleep
-	)
-	rl := q.rails[0]
-	send := []verbs.SendWR{{ID: rand.Uint64(), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}}
-	recv := []verbs.RecvWR{{ID: send[0].ID}}
-	q.drain = drain{id: send[0].ID, left: 2}
-	sent, received := false, false
-	deadline := time.Now().Add(patience)
-	for polls := 0; q.drain.left != 0 && time.Now().Before(deadline); polls++ {
-		// A full queue takes them once what it holds has been polled. A NIC that refuses for good has nothing to wait for.
-		if !sent {
-			_, err := rl.qp.PostSend(send)
-			if sent = !verbs.IsTransient(err); sent && err != nil {
-				q.drain.left--
-			}
-		}
-		if !received {
-			_, err := rl.qp.PostRecv(recv)
-			if received = !verbs.IsTransient(err); received && err != nil {
-				q.drain.left--
-			}
-		}
-		q.collect()
-		if polls < spins {
-			runtime.Gosched()
-		} else {
-			time.Sleep(100 * time.Microsecond)
-		}
-	}
-	q.drain = drain{}
-}
-
-// drain is what drainPassed waits for: the flushes of its own two requests, which carry an ID that nobody else uses.
-type drain struct {
-	id   uint64
-	left int
 }
 
 // endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.
@@ -127,6 +77,7 @@ func (q *VirtualQP) restart() {
 	q.state = verbs.StateReset
 	q.failure, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, nil, false, never, nil, 0
 	q.recv.torn, q.rawImm, q.blocked = false, false, false
+	q.phase, q.drain = drainNone, drain{}
 	q.free, q.peerDevs = 0, q.localDevs
 	if q.cfg.Scheme == DQPLB && !q.single {
 		q.numbers = newNumberSender(maxWindow, 0)

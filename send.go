@@ -18,6 +18,7 @@ type sendReq struct {
 	remoteKeys *Keys
 	ext        *sendExt // what few requests have; kept by the slot
 	left       uint32
+	fragments  uint32 // handed to the rails so far
 	imm        uint32
 	firstNum   uint32 // DQPLB: number of the first message
 	vendorErr  uint32
@@ -28,9 +29,9 @@ type sendReq struct {
 	note       noteState
 	fence      bool
 	solicited  bool
-	scattered  bool // ext.pieces holds the memory
-	inline     bool // ext.inline holds the payload
-	numbered   bool
+	scattered  bool  // ext.pieces holds the memory
+	inline     bool  // ext.inline holds the payload
+	markers    uint8 // DQPLB: handed to the rails so far, at most one on each
 	owesImm    bool  // DQPLB: the user's immediate must follow,
 	immRail    uint8 // on this rail
 }
@@ -40,6 +41,7 @@ type sendExt struct {
 	pieces     []Segment
 	piece      int    // where fragmentation stands: index,
 	pieceOff   uint64 // and offset in it
+	markersAt  uint32 // DQPLB: fragments ahead of the markers
 	inline     []byte
 	compareAdd uint64
 	swap       uint64
@@ -83,7 +85,7 @@ func (r *sendReq) dataComplete() bool { return r.dispatched && r.left == 0 }
 // Requests beyond what the physical queues hold are queued here, without limit but memory. A single-QP virtual queue pair
 // queues nothing: it refuses with [verbs.ErrQueueFull].
 //
-// Errors: [ErrClosed], [ErrFailed], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled], [ErrLength], [ErrNoKey], [ErrBounds],
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled], [ErrLength], [ErrNoKey], [ErrBounds],
 // [ErrAlignment], [verbs.ErrInvalid].
 func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 	q.cq.guard.enter()
@@ -131,6 +133,8 @@ func (q *VirtualQP) canSend() error {
 		return ErrClosed
 	case q.failure != nil:
 		return ErrFailed
+	case q.phase != drainNone:
+		return ErrDraining
 	case q.state != verbs.StateRTS:
 		return ErrNotConnected
 	}
@@ -144,13 +148,14 @@ func (q *VirtualQP) enqueue(wr *SendWR) {
 	r.id = wr.ID
 	r.offset = 0
 	r.left = 0
+	r.fragments = 0
 	r.vendorErr = 0
 	r.imm = wr.Imm
 	r.opcode = wr.Opcode
 	r.status = verbs.StatusSuccess
 	r.dispatched = false
+	r.markers = 0
 	r.owesImm = false
-	r.numbered = false
 	r.note = noteNone
 	r.fence = wr.Flags&verbs.SendFence != 0
 	r.solicited = wr.Flags&verbs.SendSolicited != 0

@@ -35,7 +35,8 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 			rl.stats.refused++
 			n = first + accepted
 			if errors.Is(refusal, verbs.ErrDeviceGone) {
-				q.fail(rl, &FailedError{HasID: true, ID: wrs[n].ID, Op: wrs[n].Opcode.String(), Fragment: -1, Err: refusal})
+				q.fail(rl, describePassed(&wrs[n], refusal))
+				q.kill() // what it still holds is to end
 			}
 			return n, q.sendError(n, &wrs[n], refusal, "")
 		}
@@ -188,8 +189,7 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
 func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
-	if wc.ID == q.drain.id && q.drain.left != 0 && wc.Status != verbs.StatusSuccess {
-		q.drain.left--
+	if wc.ID == q.drain.id && q.drain.takes(wc) {
 		return
 	}
 	v := q.cq.slot(out)
@@ -197,8 +197,13 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	q.inflight--
 	if wc.Status != verbs.StatusSuccess {
 		v.Opcode, v.VendorErr = verbs.WCUnknown, wc.VendorErr
+		if wc.Status == verbs.StatusWRFlushErr && q.phase >= drainRecvs {
+			return // a receive, flushed as Drain wants it: all sends have ended
+		}
 		rl.stats.errors++
-		q.fail(rl, &FailedError{HasID: true, ID: wc.ID, Op: "request", Fragment: -1, VendorErr: wc.VendorErr, Err: wc.Status})
+		f := noRequest(wc.Status)
+		f.HasID, f.ID, f.VendorErr = true, wc.ID, wc.VendorErr
+		q.fail(rl, f)
 		return
 	}
 	v.Opcode = wc.Opcode

@@ -4,9 +4,9 @@ import "ibverbx/verbs"
 
 // Stats is a snapshot of a virtual queue pair. Counters count since it was made.
 type Stats struct {
-	Scheme Scheme        `json:"scheme"`
-	State  verbs.QPState `json:"state"`
-	Rails  []RailStats   `json:"rails"` // the data rails, then the notify QP
+	Scheme Scheme        `json:"scheme"` // as configured; with a single queue pair it has no effect
+	State  verbs.QPState `json:"state"`  // as [VirtualQP.State] says: SQD while Drain awaits sends
+	Rails  []RailStats   `json:"rails"`  // the data rails, then the notify QP
 
 	Sends          uint64 `json:"sends"` // send requests accepted
 	SendsCompleted uint64 `json:"sends_completed"`
@@ -47,6 +47,8 @@ type RailStats struct {
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
 func (q *VirtualQP) Stats() Stats {
+	q.cq.guard.enter()
+	defer q.cq.guard.exit()
 	s := Stats{
 		Scheme: q.cfg.Scheme, State: q.State(),
 		Sends: q.counters.sends, SendsCompleted: q.counters.sendsDone,
@@ -58,14 +60,14 @@ func (q *VirtualQP) Stats() Stats {
 		OutOfOrder: q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
 		StaleEvents: q.counters.stale,
 	}
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		s.Rails = append(s.Rails, RailStats{
 			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.notify,
 			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.notifies,
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})
-	})
+	}
 	return s
 }
 
@@ -80,5 +82,7 @@ type CQStats struct {
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualCQ].
 func (c *VirtualCQ) Stats() CQStats {
+	c.guard.enter()
+	defer c.guard.exit()
 	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots), Retrying: len(c.touched), StaleEvents: c.stale}
 }

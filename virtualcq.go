@@ -294,12 +294,24 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 		if q.localDevs&(1<<dev) == 0 {
 			continue
 		}
-		q.fail(nil, &FailedError{Fragment: -1, Err: err})
+		f := noRequest(err)
+		f.Device = c.deviceName(dev)
+		q.fail(nil, f)
 		q.inflight = 0
 		_ = q.closeRails() // the device is lost already
 		q.abandon()
 		c.touch(q)
 	}
+}
+
+// deviceName is the name of a device of the physical CQs.
+func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
+	for i := range c.cqs {
+		if c.cqs[i].device == dev {
+			return c.cqs[i].cq.Device().Name()
+		}
+	}
+	return ""
 }
 
 // retryInterval is how often Wait tries again what a NIC has refused for now. There may be no completion to wake it.
@@ -386,6 +398,9 @@ func (c *VirtualCQ) arm() error {
 }
 
 func (c *VirtualCQ) sleep(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err // whatever else has happened: a select would toss a coin
+	}
 	if len(c.touched) == 0 {
 		return c.channel.Wait(ctx)
 	}

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"ibverbx/verbs"
 )
@@ -28,10 +29,12 @@ type VirtualQP struct {
 	dom    *Domain // set when NewQP created the queue pairs
 	single bool
 	closed bool
+	phase  drainPhase
 	state  verbs.QPState
 
 	rails  []*rail // data rails
 	notify *rail   // nil if there is none
+	all    []*rail // the data rails, then the notify QP
 	sendOn *rail   // the rail that carries SEND and its receives
 	noteOn *rail   // the rail that carries Spray's notifications and their receives; nil in DQPLB
 
@@ -110,6 +113,10 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	}
 	if notify != nil {
 		q.notify = newRail(q, notify, len(qps))
+	}
+	q.all = q.rails
+	if q.notify != nil {
+		q.all = append(slices.Clip(q.rails), q.notify)
 	}
 	q.assignRoles()
 	q.limitFragments()
@@ -207,11 +214,8 @@ func (q *VirtualQP) initTracking() {
 
 // eachRail calls fn for every data rail and for the notify rail.
 func (q *VirtualQP) eachRail(fn func(*rail)) {
-	for _, r := range q.rails {
+	for _, r := range q.all {
 		fn(r)
-	}
-	if q.notify != nil {
-		fn(q.notify)
 	}
 }
 
@@ -244,10 +248,14 @@ func (q *VirtualQP) DataRails() int { return len(q.rails) }
 // Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
 
-// State is the state that the last Modify or Connect reached, or ERR once a request has failed.
+// State is the state that the last Modify or Connect reached; ERR once a request has failed. From [VirtualQP.Drain] or
+// [VirtualQP.Shutdown] on it is SQD while sends come to their end, and then ERR.
 func (q *VirtualQP) State() verbs.QPState {
 	if q.failure != nil {
 		return verbs.StateErr
+	}
+	if q.phase == drainSends {
+		return verbs.StateSQD
 	}
 	return q.state
 }

@@ -37,3 +37,32 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%v: status %v", err, s)
 	}
 }
+
+// Advice is there for every status that a reliable connection can end with, and reads on behind an error's words.
+func TestStatusAdvice(t *testing.T) {
+	without := map[Status]bool{
+		StatusSuccess: true, StatusLocEECOpErr: true, StatusLocRDDViolErr: true, StatusRemInvRDReqErr: true,
+		StatusInvEECNErr: true, StatusInvEECStateErr: true, StatusTMErr: true, StatusTMRndvIncomplete: true,
+		Status(24): true, Status(1 << 31): true,
+	}
+	seen := map[string]Status{}
+	for s := StatusSuccess; s <= StatusTMRndvIncomplete+1; s++ {
+		advice := s.Advice()
+		if (advice == "") != without[s] {
+			t.Errorf("%s: advice %q", s.Name(), advice)
+		}
+		if advice == "" {
+			continue
+		}
+		if other, dup := seen[advice]; dup {
+			t.Errorf("%s and %s have the same advice", s.Name(), other.Name())
+		}
+		seen[advice] = s
+		if strings.ToLower(advice[:1]) != advice[:1] || strings.HasSuffix(advice, ".") || strings.Contains(advice, "\n") {
+			t.Errorf("%s: advice %q does not read on in a line", s.Name(), advice)
+		}
+	}
+	if Status(1<<31).Advice() != "" {
+		t.Error("advice for a status from the future")
+	}
+}

@@ -1,0 +1,215 @@
+package ibverbx
+
+import (
+	"ibverbx/verbs"
+)
+
+// noRequest is a failure that concerns no request of the user, or none that is known.
+func noRequest(err error) *FailedError {
+	return &FailedError{Opcode: verbs.WCUnknown, Fragment: -1, Err: err}
+}
+
+// recvDirection is a failure of the receive direction that concerns no request of the user.
+func recvDirection(part FailedPart, err error) *FailedError {
+	f := noRequest(err)
+	f.Recv, f.Part = true, part
+	return f
+}
+
+// describeRecv says which receive of the user failed.
+func describeRecv(r *recvReq) *FailedError {
+	f := recvDirection(PartMessage, nil)
+	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode
+	if r.message {
+		f.setPieces(r.pieces)
+	}
+	return f
+}
+
+// describePassed says which request a single queue pair refused. Of those that it accepted nothing is kept.
+func describePassed(wr *SendWR, err error) *FailedError {
+	f := noRequest(err)
+	f.HasID, f.ID, f.Opcode, f.Part = true, wr.ID, wr.Opcode.WCOpcode(), PartMessage
+	switch {
+	case wr.Flags&verbs.SendInline != 0:
+		f.Length = uint64(len(wr.Inline))
+	case len(wr.SGL) != 0:
+		f.setPieces(wr.SGL)
+	default:
+		f.LocalAddr, f.Length = wr.Local.Addr, wr.Local.Length
+	}
+	if !wr.Opcode.IsSend() {
+		f.RemoteAddr = wr.Remote.Addr
+	}
+	return f
+}
+
+// setPieces gives a failure the range of a scatter list.
+func (f *FailedError) setPieces(pieces []Segment) {
+	for _, s := range pieces {
+		if s.Length == 0 {
+			continue
+		}
+		if f.Length == 0 {
+			f.LocalAddr = s.Addr
+		} else {
+			f.Scattered = true
+		}
+		f.Length += s.Length
+	}
+}
+
+// describeSend says what of the live request r a physical work request was, from its work-request id and from what the slot knows:
+// nothing is kept for it while all goes well.
+func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError {
+	f := noRequest(err)
+	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
+	switch wridKind(id) {
+	case kindNotify:
+		f.Part = PartNotification
+		if r.plan == planNone {
+			f.Part = PartMessage
+		}
+	case kindImm:
+		f.Part = PartImmediate
+	case kindNumbered:
+		f.Part = PartFragment
+		if r.isMarker(wridAux(id), uint64(q.cfg.MaxMsgSize)) {
+			f.Part = PartMarker
+		}
+	default:
+		f.Part = PartFragment
+		if r.plan == planAtomic {
+			f.Part = PartMessage
+		}
+	}
+	switch f.Part {
+	case PartMessage:
+		q.wholeRange(f, r)
+	case PartFragment:
+		q.fragmentRange(f, r, id)
+	}
+	return f
+}
+
+// wholeRange gives a failure the range of the whole request.
+func (q *VirtualQP) wholeRange(f *FailedError, r *sendReq) {
+	switch {
+	case r.inline:
+		f.Length = r.length
+	case r.scattered:
+		f.setPieces(r.ext.pieces)
+	default:
+		f.LocalAddr, f.Length = r.localAddr, r.length
+	}
+	if r.plan != planNone {
+		f.RemoteAddr = r.remoteAddr
+	}
+}
+
+// sequence is where a number that request r was given, and that is on the way, stands among its numbers. A request may be given more
+// than there are; those on the way are within a window of the newest, so there is no doubt which of them it is.
+func (r *sendReq) sequence(num uint32) uint64 {
+	newest := uint64(r.fragments) + uint64(r.markers) - 1
+	d := uint64(seqDistance(r.firstNum, num))
+	return newest - (newest+seqMod-d)%seqMod
+}
+
+// markersAt is how many fragments were given their numbers ahead of the markers. The markers of a request have numbers in a row: they
+// are handed out when nothing but the last fragment is left, and after them no rail is dirty any more, even if a scatter list then
+// cuts that fragment short.
+func (r *sendReq) markersAt(limit uint64) uint64 {
+	if r.scattered {
+		return uint64(r.ext.markersAt)
+	}
+	return (r.length - 1) / limit
+}
+
+// isMarker reports whether a number of request r went to a marker; limit is the size of a fragment.
+func (r *sendReq) isMarker(num uint32, limit uint64) bool {
+	at, first := r.sequence(num), r.markersAt(limit)
+	return at >= first && at < first+uint64(r.markers)
+}
+
+// position is a fragment's place among those of its request; markers are not counted. It is -1 when that is not known: the work-request
+// id of a plain fragment has 24 bits for it, and fragments so far apart as to share them may be on the way at once.
+func (r *sendReq) position(id, limit uint64) int {
+	if wridKind(id) != kindNumbered {
+		if r.fragments > wridAuxMask {
+			return -1
+		}
+		return int(wridAux(id))
+	}
+	at := r.sequence(wridAux(id))
+	if r.markers != 0 && at >= r.markersAt(limit) {
+		at -= uint64(r.markers)
+	}
+	return int(at)
+}
+
+// fragmentRange gives a failure the place of the failed fragment in its request, as far as it is known for sure.
+func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
+	limit := uint64(q.cfg.MaxMsgSize)
+	f.Fragment = r.position(id, limit)
+	width, same := q.width()
+	switch {
+	case !r.scattered:
+		f.Fragments = int((r.length + limit - 1) / limit)
+		if f.Fragment < 0 || f.Fragment >= f.Fragments {
+			break
+		}
+		offset := uint64(f.Fragment) * limit
+		f.RemoteAddr, f.Length = r.remoteAddr+offset, min(limit, r.length-offset)
+		if !r.inline {
+			f.LocalAddr = r.localAddr + offset
+		}
+		return
+	case same || len(r.ext.pieces) <= width:
+		f.Fragments = r.cut(limit, width, f)
+		if f.Fragment >= 0 && f.Fragment < f.Fragments {
+			return
+		}
+	case r.offset == r.length:
+		f.Fragments = int(r.fragments)
+	}
+	if f.Fragment >= max(f.Fragments, int(r.fragments)) {
+		f.Fragment = -1 // an invented completion
+	}
+	// Where a list was cut depends on which rail took which fragment, if they take lists of different lengths.
+	q.wholeRange(f, r)
+	f.WholeRange = true
+}
+
+// width is how many pieces of memory a fragment may have, at least, and whether that is the same on every data rail.
+func (q *VirtualQP) width() (least int, same bool) {
+	least, same = q.rails[0].maxSGE, true
+	for _, rl := range q.rails {
+		same = same && rl.maxSGE == least
+		least = min(least, rl.maxSGE)
+	}
+	return least, same
+}
+
+// cut goes through a scatter list as fragmentation does, gives f the range of its fragment, and returns how many fragments
+// there are.
+func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
+	offset, size, start, used := uint64(0), uint64(0), uint64(0), 0
+	for _, p := range r.ext.pieces {
+		for off := uint64(0); off < p.Length; {
+			if used == 0 {
+				start = p.Addr + off
+			}
+			n := min(limit-size, p.Length-off)
+			off, size, used = off+n, size+n, used+1
+			if size != limit && used != width && offset+size != r.length {
+				continue
+			}
+			if fragments == f.Fragment {
+				f.LocalAddr, f.RemoteAddr, f.Length, f.Scattered = start, r.remoteAddr+offset, size, used > 1
+			}
+			fragments++
+			offset, size, used = offset+size, 0, 0
+		}
+	}
+	return fragments
+}

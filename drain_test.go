@@ -1,0 +1,413 @@
+package ibverbx_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// endedContext is a context that has ended.
+func endedContext() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// patience is long enough for anything that comes at all.
+func patience(tb testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	tb.Cleanup(cancel)
+	return ctx
+}
+
+// directions sorts what an end has polled by direction, by ID: receives have IDs from 1000 on. Each must be in order, without a gap.
+func directions(tb testing.TB, wcs []ibverbx.WC) (sends, recvs []verbs.Status) {
+	tb.Helper()
+	for _, wc := range wcs {
+		list, id := &sends, wc.ID
+		if id >= 1000 {
+			list, id = &recvs, id-1000
+		}
+		if id != uint64(len(*list)) {
+			tb.Fatalf("id %d is not the next: %s", wc.ID, fmtWCs(wcs))
+		}
+		*list = append(*list, wc.Status)
+	}
+	return sends, recvs
+}
+
+func repeated(s verbs.Status, n int) []verbs.Status { return slices.Repeat([]verbs.Status{s}, n) }
+
+// refusesPosts checks that posts are refused because of a drain, in words that help, and leave no trace.
+func refusesPosts(t *testing.T, e *end) {
+	t.Helper()
+	before := e.Stats()
+	_, sending := e.PostSend(e.write(verbs.OpRDMAWrite, 1, 0, 8))
+	_, receiving := e.PostRecv(ibverbx.RecvWR{ID: 1})
+	for _, err := range []error{sending, receiving} {
+		var pe *ibverbx.PostError
+		if !errors.Is(err, ibverbx.ErrDraining) || !errors.As(err, &pe) || pe.ID != 1 || !strings.Contains(err.Error(), "reset and connect it, or close it") {
+			t.Errorf("post: %v", err)
+		}
+	}
+	if after := e.Stats(); after.Sends != before.Sends || after.Recvs != before.Recvs {
+		t.Errorf("a trace is left: %+v", after)
+	}
+	if s := e.Stats(); s.State != e.State() {
+		t.Errorf("the stats say %v, the virtual queue pair %v", s.State, e.State())
+	}
+}
+
+// fill posts sends with IDs from 0 on, and receives with IDs from 1000 on that nothing will match.
+func (e *end) fill(tb testing.TB, sends, recvs int) {
+	tb.Helper()
+	for id := range uint64(sends) {
+		op := verbs.OpRDMAWrite
+		if id%3 == 0 {
+			op = verbs.OpRDMAWriteWithImm
+			e.other.expectRecv(tb, 1000+id/3)
+		}
+		e.send(tb, e.write(op, id, id*5000, 5000))
+	}
+	for id := range uint64(recvs) {
+		wr := ibverbx.RecvWR{ID: 1000 + id}
+		if id%2 == 0 {
+			wr.Local = e.mr.Slice(id*8, 8)
+		}
+		if _, err := e.PostRecv(wr); err != nil {
+			tb.Fatal(err)
+		}
+	}
+}
+
+// Everything that was accepted comes to its own end, in order; what nothing has matched is flushed; then the memory is free, and
+// after a reset the service is as before. Twice.
+func TestDrain(t *testing.T) {
+	for _, delay := range []time.Duration{0, 2 * time.Millisecond} { // with a delay it must sleep
+		eachMode(t, 1000, func(t *testing.T, l *link) {
+			if delay != 0 {
+				l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: delay, Skip: 5, Count: 20})
+			}
+			for life := range uint64(2) {
+				fillRandom(l.a.buf[:60000], life)
+				l.a.fill(t, 12, 4)
+				if err := l.a.Drain(patience(t)); err != nil {
+					t.Fatal(err)
+				}
+				if l.a.Err() != nil || l.a.State() != verbs.StateErr {
+					t.Errorf("drained: %v, %v", l.a.State(), l.a.Err())
+				}
+				refusesPosts(t, l.a)
+				if err := l.a.Drain(endedContext()); err != nil { // it has nothing left to do
+					t.Errorf("draining once more: %v", err)
+				}
+				mustEqual(t, "data", l.b.buf[:60000], l.a.buf[:60000])
+				sends, recvs := directions(t, l.a.poll(t))
+				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+					t.Errorf("sends %v, receives %v", sends, recvs)
+				}
+				if got, _ := directions(t, l.b.wait(t, 4)); len(got) != 0 || l.b.Err() != nil {
+					t.Errorf("the peer: %v %v", got, l.b.Err())
+				}
+				if s := l.a.Stats(); s.StaleEvents != 0 || s.Rails[0].Errors != 0 {
+					t.Errorf("%+v", s)
+				}
+				if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+					t.Fatal(err)
+				}
+				if l.a.State() != verbs.StateReset || len(l.a.poll(t)) != 0 {
+					t.Errorf("after the reset: %v", l.a.State())
+				}
+				l.connect(nil)
+			}
+			l.b.expectRecv(t, 5)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 6, 0, 5000))
+			ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			if err := l.a.mr.Close(); err != nil {
+				t.Errorf("a region is still held: %v", err)
+			}
+		})
+	}
+}
+
+// With a context that has ended each call is a step: the fabric moves on in between, and nothing is lost.
+func TestDrainInSteps(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			for seed := range uint64(5) {
+				l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000, MaxMsgCntPerQP: 8},
+					fabric: soft.Config{Stepped: true, Seed: seed}})
+				l.a.fill(t, 6, 3)
+				states := map[verbs.QPState]int{}
+				for steps := 0; ; steps++ {
+					err := l.a.Drain(endedContext())
+					states[l.a.State()]++
+					refusesPosts(t, l.a)
+					if err == nil {
+						break
+					}
+					if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "outstanding") || l.a.Err() != nil || steps > 5000 {
+						t.Fatalf("step %d: %v; %v", steps, err, l.a.Err())
+					}
+					if steps == 0 && m.name != "single" && !strings.Contains(err.Error(), "6 sends are still outstanding") {
+						t.Errorf("%v", err)
+					}
+					l.fabric.Step()
+					l.b.pump(t)
+				}
+				if states[verbs.StateSQD] == 0 || states[verbs.StateErr] == 0 || len(states) != 2 {
+					t.Errorf("states %v", states)
+				}
+				sends, recvs := directions(t, l.a.poll(t))
+				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 6)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+					t.Errorf("sends %v, receives %v", sends, recvs)
+				}
+				l.close()
+			}
+		})
+	}
+}
+
+// A request fails while Drain waits, or before: everything completes all the same, and Drain says what it was.
+func TestDrainWithAFailure(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		eachMode(t, 1000, func(t *testing.T, l *link) {
+			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
+				Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+6*5000 && wr.Bytes() != 0 }})
+			l.a.fill(t, 12, 3)
+			if !before {
+				short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
+				defer cancel()
+				if err := l.a.Drain(short); !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+			}
+			stall.Remove()
+			for before && l.a.Err() == nil {
+				l.a.pump(t)
+			}
+			err := l.a.Drain(patience(t))
+			var fe *ibverbx.FailedError
+			if !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.Is(l.a.Err(), err) || fe.ID != 6 {
+				t.Fatalf("Drain: %v", err)
+			}
+			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(err, ibverbx.ErrFailed) {
+				t.Errorf("post: %v", err)
+			}
+			sends, recvs := directions(t, l.a.poll(t))
+			if len(sends) != 12 || len(recvs) != 3 || l.a.State() != verbs.StateErr {
+				t.Fatalf("sends %v, receives %v", sends, recvs)
+			}
+			for i, s := range sends {
+				want := verbs.StatusWRFlushErr
+				switch {
+				case i < int(fe.ID):
+					want = verbs.StatusSuccess
+				case i == int(fe.ID):
+					want = verbs.StatusRemOpErr
+				}
+				if s != want {
+					t.Errorf("send %d: %v, want %v", i, s.Name(), want.Name())
+				}
+			}
+			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil || l.a.Err() != nil {
+				t.Fatal(err, l.a.Err())
+			}
+		})
+	}
+}
+
+// A notification that was on its way when the queue pairs went to ERR still finds its receive.
+func TestDrainDeliversWhatHasArrived(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		l := steppedLink(t, 2, ibverbx.Config{Scheme: scheme, MaxMsgSize: 1000})
+		for id := range uint64(2) {
+			l.b.expectRecv(t, 1000+id)
+		}
+		l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 9, 0, 1500))
+		// Everything happens but that the receiver sees it.
+		for l.do(func(a soft.Action) bool { return a.Kind != soft.Reveal || !a.Recv }) {
+			l.a.pump(t)
+		}
+		for range 20 {
+			l.a.pump(t)
+			l.do(func(a soft.Action) bool { return a.Kind != soft.Reveal || !a.Recv })
+		}
+		if err := l.b.Drain(endedContext()); !errors.Is(err, context.Canceled) || l.b.State() != verbs.StateErr {
+			t.Fatalf("%v: %v, %v", scheme, err, l.b.State())
+		}
+		if got := l.b.poll(t); len(got) != 0 {
+			t.Fatalf("%v: flushed too early: %s", scheme, fmtWCs(got))
+		}
+		l.fabric.Run(1000)
+		if err := l.b.Drain(endedContext()); err != nil {
+			t.Fatal(err)
+		}
+		if _, recvs := directions(t, l.b.poll(t)); !slices.Equal(recvs, []verbs.Status{verbs.StatusSuccess, verbs.StatusWRFlushErr}) {
+			t.Errorf("%v: receives %v", scheme, recvs)
+		}
+	}
+}
+
+// Others on the same CQ go on while one drains, and what they complete is there to be polled.
+func TestDrainLeavesOthersAlone(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}})
+		a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		connectBoth(t, a, b)
+		// The one that drains ends last: it must carry the other on meanwhile.
+		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0], Count: -1})
+		l.a.fill(t, 6, 0)
+		for id := range uint64(6) {
+			if _, err := a.PostSend(l.a.write(verbs.OpRDMAWrite, 100+id, 0, 9000)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for ctx := patience(t); a.Stats().SendWindow != 0; {
+			if err := l.a.Drain(endedContext()); !errors.Is(err, context.Canceled) || ctx.Err() != nil {
+				t.Fatal(err)
+			}
+		}
+		delay.Remove()
+		if err := l.a.Drain(patience(t)); err != nil || a.Err() != nil || a.State() != verbs.StateRTS {
+			t.Fatal(err, a.Err(), a.State())
+		}
+		if _, err := a.PostSend(l.a.write(verbs.OpRDMAWrite, 106, 0, 9000)); err != nil {
+			t.Fatal(err)
+		}
+		next := map[uint32]uint64{l.a.Num(): 0, a.Num(): 100}
+		for _, wc := range l.a.wait(t, 13) {
+			if wc.ID != next[wc.QPNum] || wc.Status != 0 {
+				t.Fatalf("%+v", wc)
+			}
+			next[wc.QPNum]++
+		}
+	}
+}
+
+// Refusals for now are tried again, also where no completion would wake anybody.
+func TestDrainProgressesPastRefusals(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		sends := 4
+		if l.a.DataRails() == 1 {
+			l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Device: l.a.nics[0], Skip: 2, Count: 2})
+			l.a.fill(t, sends, 3) // its posts would be refused themselves
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 5})
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: 5})
+		} else {
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 7})
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: 7})
+			l.a.fill(t, sends, 3)
+		}
+		if err := l.a.Drain(patience(t)); err != nil {
+			t.Fatal(err)
+		}
+		got, recvs := directions(t, l.a.poll(t))
+		if !slices.Equal(got, repeated(verbs.StatusSuccess, sends)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+			t.Errorf("sends %v, receives %v", got, recvs)
+		}
+	})
+}
+
+// Once the queue pairs are in ERR nothing more is posted on them: a NIC may refuse it for good. What waits is flushed all the same.
+func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}}, func(t *testing.T, l *link) {
+		l.a.fill(t, 2, 12)
+		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: -1, Err: verbs.ErrState, Device: l.a.nics[0]})
+		if err := l.a.Drain(patience(t)); err != nil || refusal.Hits() != 0 {
+			t.Fatal(err, refusal.Hits())
+		}
+		if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 12)) {
+			t.Errorf("receives %v", recvs)
+		}
+	})
+}
+
+// Where nothing was sent there is nothing to wait for.
+func TestDrainOutsideOfRTS(t *testing.T) {
+	for _, qps := range []int{1, 3} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{QPsPerDevice: qps})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Drain(endedContext()); err != nil || q.State() != verbs.StateReset {
+			t.Errorf("in RESET: %v, %v", err, q.State())
+		}
+		init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+		if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}, ibverbx.RecvWR{ID: 2}); err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Drain(patience(t)); err != nil || q.State() != verbs.StateErr || q.Err() != nil {
+			t.Errorf("in INIT: %v, %v", err, q.State())
+		}
+		wcs := make([]ibverbx.WC, 4)
+		if n, err := q.CQ().Poll(wcs); n != 2 || err != nil || wcs[0].ID != 1 || wcs[1].Status != verbs.StatusWRFlushErr {
+			t.Errorf("%s, %v", fmtWCs(wcs[:n]), err)
+		}
+		card, err := q.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.Connect(card); !errors.Is(err, verbs.ErrState) || !strings.Contains(err.Error(), "ERR") || !strings.Contains(err.Error(), "reset it first") {
+			t.Errorf("connecting: %v", err)
+		}
+		if err := q.Shutdown(patience(t)); err != nil {
+			t.Error(err)
+		}
+		if err := q.Drain(patience(t)); !errors.Is(err, ibverbx.ErrClosed) {
+			t.Errorf("closed: %v", err)
+		}
+		if err := q.Shutdown(patience(t)); !errors.Is(err, ibverbx.ErrClosed) || strings.Count(err.Error(), "closed") != 1 {
+			t.Errorf("closed: %v", err)
+		}
+		if err := fabric.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A CQ that dies while Drain waits ends it, with the cause.
+func TestDrainOnADeadCQ(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+		defer stall.Remove()
+		l.a.fill(t, 4, 2)
+		if err := l.a.Drain(endedContext()); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		l.a.cq.FailDevice(l.a.nics[0].ID(), verbs.ErrOverrun)
+		err := l.a.Drain(patience(t))
+		var fe *ibverbx.FailedError
+		if !errors.Is(err, verbs.ErrOverrun) || !errors.As(err, &fe) || fe.Rail != -1 || fe.Device != l.a.nics[0].Name() || !strings.Contains(err.Error(), "make the CQ deeper") {
+			t.Fatalf("Drain: %v", err)
+		}
+		if l.a.DataRails() > 1 {
+			if sends, recvs := directions(t, l.a.poll(t)); len(sends) != 4 || len(recvs) != 2 {
+				t.Errorf("sends %v, receives %v", sends, recvs)
+			}
+		}
+	})
+}

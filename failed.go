@@ -1,0 +1,199 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"ibverbx/verbs"
+)
+
+// FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it. [VirtualQP.Err]
+// returns it; nobody changes it any more.
+//
+// What is not known is not guessed: a single queue pair tracks nothing, so of a failed completion it knows the ID only, and neither
+// the operation nor whether it was a receive.
+type FailedError struct {
+	QPNum     uint32 // of the virtual queue pair
+	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none
+	Device    string // its device; with Rail -1 the device that failed, if one did
+	RailQPNum uint32 // its number on that device
+
+	Recv   bool           // the receive direction, not the send direction; false also when that is not known
+	HasID  bool           // a request of the user was concerned: ID, Opcode and the range are of that
+	ID     uint64         // the user's ID of it
+	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] when that is not known
+	Part   FailedPart     // which part of it failed
+
+	// Fragment is the failed fragment's position in the request, in order of address from 0 on, and Fragments how many fragments
+	// the request has. Error counts from 1, as people do. Fragment is -1 when it was not a fragment, or when its position is not known;
+	// Fragments is 0 when there are none, or when their number is not known.
+	Fragment, Fragments int
+
+	// LocalAddr, RemoteAddr and Length (bytes) are the range of what failed: of the fragment, or of the whole request if WholeRange.
+	// Length is 0 where no data was concerned, as with a notification. An inline payload has no LocalAddr, and a SEND or a receive
+	// no RemoteAddr.
+	LocalAddr, RemoteAddr, Length uint64
+	WholeRange                    bool // the fragment's own range is not known: a scatter list has cut fragments short
+	Scattered                     bool // LocalAddr is where a scatter list begins: what follows may lie elsewhere
+
+	VendorErr uint32 // the NIC's own code; 0 if it gave none
+	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
+}
+
+// FailedPart says which part of a request failed, or which work of the virtual queue pair's own.
+type FailedPart uint8
+
+// The parts.
+const (
+	PartUnknown      FailedPart = iota // not known, or no request was concerned
+	PartFragment                       // a piece of the data of a read or write
+	PartMessage                        // all of it, in one message: a SEND, an atomic, a receive; any request of a single queue pair
+	PartNotification                   // the last step of a WRITE_WITH_IMM in Spray, after its data was acknowledged
+	PartMarker                         // DQPLB: a message without data, ahead of the last fragment, that proves earlier writes
+	PartImmediate                      // DQPLB: the user's immediate, behind the last fragment
+	PartCredit                         // DQPLB: a receive that the virtual queue pair keeps posted for messages of the peer
+	PartWatch                          // Spray: a receive that no message takes, and whose flush tells that a queue pair has failed
+)
+
+var partNames = [...]string{"unknown", "fragment", "message", "notification", "marker", "immediate", "credit", "watch"}
+
+// String names the part in one word.
+func (p FailedPart) String() string {
+	if int(p) < len(partNames) {
+		return partNames[p]
+	}
+	return fmt.Sprintf("part %d", uint8(p))
+}
+
+// partText says what failed where that is neither a fragment nor the whole.
+var partText = [...]string{
+	PartNotification: "notification behind its data",
+	PartMarker:       "marker ahead of its last fragment",
+	PartImmediate:    "immediate behind its data",
+	PartCredit:       "a receive kept for messages of the peer (dqplb credit)",
+	PartWatch:        "a receive kept to notice failures (spray)",
+}
+
+// Error tells the whole story in one line: who, what, where, why, and what to check.
+//
+//	virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x7f10 to remote 0x7f20): rail 1 (mlx5_1 qp 18):
+//	RETRY_EXC_ERR: transport retries exceeded: ... (vendor 0x81: ...): check that ...
+func (e *FailedError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "virtual qp %d", e.QPNum)
+	switch {
+	case e.HasID:
+		fmt.Fprintf(&b, ": %s id %d%s%s", e.request(), e.ID, e.which(), e.memory())
+	case int(e.Part) < len(partText) && partText[e.Part] != "":
+		b.WriteString(": " + partText[e.Part])
+	}
+	if e.Rail >= 0 {
+		fmt.Fprintf(&b, ": rail %d (%s qp %d)", e.Rail, e.Device, e.RailQPNum)
+	} else if e.Device != "" {
+		b.WriteString(": " + e.Device)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	if e.VendorErr != 0 {
+		fmt.Fprintf(&b, " (vendor 0x%x", e.VendorErr)
+		if words := vendorWords(e.Err, e.VendorErr); words != "" {
+			b.WriteString(": " + words)
+		}
+		b.WriteByte(')')
+	}
+	if advice := e.Advice(); advice != "" {
+		b.WriteString(": " + advice)
+	}
+	return b.String()
+}
+
+// request names what the request was for.
+func (e *FailedError) request() string {
+	switch {
+	case e.Opcode != verbs.WCUnknown:
+		return e.Opcode.String()
+	case e.Recv:
+		return "receive"
+	case e.Part == PartUnknown:
+		return "request or receive"
+	}
+	return "request"
+}
+
+// which says which part of the request failed, where that is not all of it.
+func (e *FailedError) which() string {
+	switch {
+	case e.Part != PartFragment:
+		if int(e.Part) < len(partText) && partText[e.Part] != "" {
+			return ", " + partText[e.Part]
+		}
+		return ""
+	case e.Fragments == 1:
+		return ""
+	case e.Fragment < 0 && e.Fragments == 0:
+		return ", one of its fragments"
+	case e.Fragment < 0:
+		return fmt.Sprintf(", one of %d fragments", e.Fragments)
+	case e.Fragments == 0:
+		return fmt.Sprintf(", fragment %d", e.Fragment+1)
+	}
+	return fmt.Sprintf(", fragment %d of %d", e.Fragment+1, e.Fragments)
+}
+
+// memory says which memory was concerned.
+func (e *FailedError) memory() string {
+	if e.Length == 0 {
+		return ""
+	}
+	local, remote := fmt.Sprintf("0x%x", e.LocalAddr), fmt.Sprintf("remote 0x%x", e.RemoteAddr)
+	if e.Scattered {
+		local += " and on, scattered"
+	}
+	where := ""
+	switch {
+	case e.Recv, e.Opcode == verbs.WCSend && e.LocalAddr != 0:
+		where = " at " + local
+	case e.Opcode == verbs.WCSend: // inline
+	case e.LocalAddr == 0:
+		where = " to " + remote
+	case e.Opcode == verbs.WCRDMAWrite:
+		where = " from " + local + " to " + remote
+	default: // reads and atomics
+		where = " from " + remote + " to " + local
+	}
+	whole := ""
+	if e.WholeRange {
+		whole = "the request: "
+	}
+	return fmt.Sprintf(" (%s%d bytes%s)", whole, e.Length, where)
+}
+
+// Advice says what usually is the matter and what to check; empty where there is nothing to say beyond the error itself.
+func (e *FailedError) Advice() string {
+	var status verbs.Status
+	if errors.As(e.Err, &status) {
+		return status.Advice()
+	}
+	for _, c := range causeText {
+		if errors.Is(e.Err, c.err) {
+			return c.advice
+		}
+	}
+	return ""
+}
+
+// causeText is the advice for causes that are no status. The first that fits counts.
+var causeText = [...]struct {
+	err    error
+	advice string
+}{
+	{ErrProtocol, "check that the peer's queue pairs are used by its virtual queue pair alone, and that both ends exchanged cards of this connection"},
+	{verbs.ErrDeviceGone, "check the NIC and the kernel's log: close, and open anew on the NICs that are there"},
+	{verbs.ErrOverrun, "make the CQ deeper, or let nothing complete on it but its virtual queue pairs, for which room is reserved"},
+	{verbs.ErrState, "the queue pair was not in the state for it: look for an earlier error, here or at the peer, or for who modified the queue pair"},
+	{verbs.ErrClosed, "a physical queue pair was closed under its virtual one: leave that to VirtualQP.Close"},
+	{verbs.ErrNotSupported, "check what the NIC supports: 'ibverbx devices' tells"},
+}
+
+// Unwrap returns the cause.
+func (e *FailedError) Unwrap() error { return e.Err }
