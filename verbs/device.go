@@ -130,7 +130,7 @@ func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocal
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
-		return GID{}, &OpError{Op: "parse gid", Detail: fmt.Sprintf("%q is no IPv6 address", s), Err: ErrInvalid}
+		return GID{}, &OpError{Op: "parse gid", Detail: fmt.Sprintf("%.80q is no IPv6 address", s), Err: ErrInvalid}
 	}
 	return a.As16(), nil
 }

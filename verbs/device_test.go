@@ -64,20 +64,6 @@ func TestGIDText(t *testing.T) {
 	}
 }
 
-func FuzzParseGID(f *testing.F) {
-	f.Add("fe80::1")
-	f.Add("::ffff:10.0.0.1")
-	f.Fuzz(func(t *testing.T, s string) {
-		gid, err := ParseGID(s)
-		if err != nil {
-			return
-		}
-		if back, err := ParseGID(gid.String()); err != nil || back != gid {
-			t.Errorf("%q became %v became %v, %v", s, gid, back, err)
-		}
-	})
-}
-
 func TestQPCapDefaults(t *testing.T) {
 	if got, want := (QPCap{}).WithDefaults(), (QPCap{128, 128, 4, 4, 64}); got != want {
 		t.Errorf("%+v, want %+v", got, want)

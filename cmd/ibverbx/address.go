@@ -40,7 +40,7 @@ func (f *connectFlag) UnmarshalText(text []byte) error {
 		return err
 	}
 	host, port, err := net.SplitHostPort(address)
-	if err != nil || host == "" || port == "0" {
+	if err != nil || host == "" || strings.Trim(port, "0") == "" {
 		return fmt.Errorf("address %q: want HOST or HOST:PORT", text)
 	}
 	*f = connectFlag(address)

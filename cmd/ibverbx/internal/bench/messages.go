@@ -180,6 +180,9 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol, r.name, r.have, r.want)
 		}
 	}
+	if at := b.Regions.Dst.Addr(); p.Op.Atomic() && at%8 != 0 {
+		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8", rendezvous.ErrProtocol, at)
+	}
 	return nil
 }
 

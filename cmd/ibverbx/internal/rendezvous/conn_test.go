@@ -1,7 +1,6 @@
 package rendezvous
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -313,41 +312,4 @@ func TestClean(t *testing.T) {
 			t.Errorf("%q became %q, and then %q; want %q", text, got, Clean(got), want)
 		}
 	}
-}
-
-// FuzzFrames reads frames from anything. What can be read can be written and read again, and nothing is larger than allowed.
-func FuzzFrames(f *testing.F) {
-	for _, s := range []string{
-		frame(`{"kind":"word"}`), frame(`{"kind":"word","body":{"a":[1,2]}}`) + frame(`{"kind":"b"}`), frame("{}"), "\xff\xff\xff\xff", "\x00\x00\x00\x05{",
-		frame(`{"kind":"` + strings.Repeat("k", 33) + `"}`), frame("null"), frame(`{"KIND":"x","body":null}`), string(preface(1)), "",
-	} {
-		f.Add([]byte(s))
-	}
-	const limit = 1 << 10
-	f.Fuzz(func(t *testing.T, data []byte) {
-		_ = readPreface(bytes.NewReader(data), 1) // must not panic
-		r := bytes.NewReader(data)
-		for {
-			m, err := readFrame(r, limit)
-			if err != nil {
-				return
-			}
-			if m.Kind == "" || len(m.Kind) > maxKind || len(m.Body) > limit {
-				t.Fatalf("took %q with %d bytes", m.Kind, len(m.Body))
-			}
-			var body any
-			if len(m.Body) > 0 {
-				if err := m.Decode(&body); err != nil {
-					t.Fatalf("the body was taken: %v", err)
-				}
-			}
-			again, err := appendFrame(nil, m.Kind, body, 8*limit)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if m2, err := readFrame(bytes.NewReader(again), 8*limit); err != nil || m2.Kind != strings.ToValidUTF8(m.Kind, "\ufffd") {
-				t.Fatalf("written and read again: %v, %q became %q", err, m.Kind, m2.Kind)
-			}
-		}
-	})
 }

@@ -1,6 +1,7 @@
 package units
 
 import (
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,6 +12,9 @@ type Rate uint64
 
 // slowest is 1 Mbit/s in bytes: slower links are a forgotten unit, and would take for ever.
 const slowest = 125_000
+
+// fastest is beyond every link, and small enough to count with.
+const fastest = 1e15
 
 // ParseRate reads a rate. Small b, and no unit behind the prefix, mean bits; capital B means bytes.
 func ParseRate(s string) (Rate, error) {
@@ -44,7 +48,7 @@ func ParseRate(s string) (Rate, error) {
 		return 0, wrong
 	}
 	bytes := n * scale
-	if bytes > 1e15 {
+	if bytes > fastest {
 		return 0, wrong
 	}
 	if bytes != 0 && bytes < slowest {
@@ -57,6 +61,19 @@ func ParseRate(s string) (Rate, error) {
 func (r *Rate) UnmarshalText(text []byte) (err error) {
 	*r, err = ParseRate(string(text))
 	return err
+}
+
+// UnmarshalJSON reads a number of bytes a second, as which JSON has a rate, or what a flag reads.
+func (r *Rate) UnmarshalJSON(text []byte) (err error) {
+	if n, wrong := strconv.ParseUint(string(text), 10, 64); wrong == nil && n <= fastest && (n == 0 || n >= slowest) {
+		*r = Rate(n)
+		return nil
+	}
+	var s string
+	if err = json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("speed %.20q: want a number of bytes a second", text)
+	}
+	return r.UnmarshalText([]byte(s))
 }
 
 // String writes the rate in bits a second: "25 Gbit/s".

@@ -1,0 +1,324 @@
+package ibverbx
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// FuzzArrivals lets a peer send any numbers in any order on the data rails of a DQPLB receiver, whose completions come in any order, too.
+// What it notifies of, and whether it calls the peer's doing a protocol violation, must be what a slow reference says.
+func FuzzArrivals(f *testing.F) {
+	const (
+		end = 1 << iota // flags of a message
+		raw
+		reserved
+		top    // the number that is never sent
+		far    // the distance counts in 2^11
+		random // the immediate is anything
+	)
+	send := func(rail, distance int8, flags byte) []byte { return []byte{0, byte(rail), byte(distance), flags, 10} }
+	take := func(rail int8) []byte { return []byte{1, byte(rail), 0} }
+	late := func(rail int8) []byte { return []byte{1, byte(rail), 1} } // the second oldest completion first
+	recv := []byte{2, 0}
+	wire := func(rail int8, imm uint32) []byte {
+		return append([]byte{3, byte(rail)}, byte(imm), byte(imm>>8), byte(imm>>16), byte(imm>>24))
+	}
+	for shape := range byte(16) {
+		program := func(ops ...[]byte) { f.Add(shape, slices.Concat(ops...)) }
+		program(recv, send(0, 0, end), take(0), send(1, 1, 0), take(1), send(0, 0, end), take(0), recv)                 // in order, then not
+		program(recv, recv, send(0, 1, end), send(1, 0, end), take(0), take(1), take(1))                                // the second first
+		program(send(0, 0, 0), take(0), send(1, -1, 0), take(1))                                                        // behind
+		program(send(0, 5, 0), send(1, 5, 0), take(0), take(1))                                                         // twice ahead
+		program(send(0, 127, far), take(0), recv)                                                                       // just within
+		program(send(0, -127, far), take(0), recv)                                                                      // long ago
+		program(send(0, 100, far), send(1, 101, far|end), take(0), take(1), send(0, 0, end), take(0), recv)             // holes
+		program(send(0, 0, top), take(0))                                                                               // no number
+		program(send(0, 0, reserved), take(0))                                                                          // a bit that means nothing
+		program(recv, send(0, 0, end|raw), wire(0, 0xffffffff), take(0), take(0))                                       // the user's immediate is anything
+		program(recv, send(0, 0, end|raw), send(1, 1, end), take(1), take(0), recv, wire(0, 7), take(0))                // it comes last
+		program(send(0, 0, raw), take(0))                                                                               // announced before the end
+		program(send(0, 0, 0), send(0, 1, end), late(0), recv, take(0))                                                 // completions out of order
+		program(slices.Repeat(slices.Concat(send(0, 0, end), take(0)), 12), slices.Repeat(recv, 9), []byte{0, 0, 0, 1}) // banked
+		program(wire(0, 0), take(0), wire(1, 1<<24), take(1))                                                           // bytes as they are on the wire
+	}
+	f.Fuzz(func(t *testing.T, shape byte, data []byte) {
+		if len(data) > 1024 {
+			return // nothing new comes after that
+		}
+		z := newArrivals(t, shape)
+		for in := (program{data}); len(in.data) > 0; {
+			z.step(t, &in)
+		}
+		z.end(t)
+	})
+}
+
+// arrivals is a DQPLB receiver whose peer sends what it likes, and the reference.
+type arrivals struct {
+	null   *verbstest.Null
+	q      *VirtualQP
+	held   [][]verbs.WC // by rail: messages that came and whose completions were not handed over; taken out of the middle it leaves a hole
+	ref    reference
+	recvs  uint64 // posted
+	done   uint64
+	told   int // notifications reported
+	failed bool
+	out    []WC
+}
+
+const (
+	arrivalCredits = 4
+	arrivalBank    = 3
+)
+
+func newArrivals(t *testing.T, shape byte) *arrivals {
+	t.Helper()
+	z := &arrivals{null: verbstest.NewNull(2)}
+	var err error
+	z.q, err = Open([]verbs.Device{z.null.Device(0), z.null.Device(1)}, Config{
+		QPsPerDevice: 1 + int(shape&1), MaxMsgCntPerQP: arrivalCredits, Credits: arrivalCredits, MaxBanked: arrivalBank,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card, err := z.q.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	card.RawImm = shape&2 != 0
+	if err := z.q.Connect(card); err != nil {
+		t.Fatal(err)
+	}
+	if shape&4 != 0 {
+		z.q.arrived.next = seqMod - 3 // soon it goes round
+	}
+	z.held = make([][]verbs.WC, len(z.q.rails))
+	z.ref = reference{next: z.q.arrived.next, rawImm: card.RawImm, rails: make([]referenceRail, len(z.q.rails))}
+	z.ref.waiting = map[uint32]referenceMessage{}
+	return z
+}
+
+func (z *arrivals) step(t *testing.T, in *program) {
+	op := in.byte()
+	if op%4 == 2 {
+		if n, err := z.q.PostRecv(RecvWR{ID: z.recvs}); n == 1 {
+			z.recvs++
+		} else if !errors.Is(err, ErrFailed) || !z.failed {
+			t.Fatal(err)
+		}
+		z.process(t, 0)
+		return
+	}
+	at := int(in.byte()) % len(z.q.rails)
+	switch op % 4 {
+	case 0:
+		distance, flags := int32(int8(in.byte())), in.byte()
+		if flags&16 != 0 {
+			distance <<= 11
+		}
+		v := (z.ref.next + uint32(distance+seqMod)%seqMod) % seqMod
+		if flags&8 != 0 {
+			v = seqMod
+		}
+		if flags&1 != 0 {
+			v |= 1 << 31
+		}
+		if flags&2 != 0 {
+			v |= 1 << 30
+		}
+		if flags&4 != 0 {
+			v |= 1 << (24 + flags>>6)
+		}
+		z.arrive(t, at, seqImm(v), uint32(in.byte()))
+	case 1:
+		z.take(t, at, int(in.byte()))
+	case 3:
+		z.arrive(t, at, in.uint32(), 1<<31)
+	}
+}
+
+// arrive lets a message use up a credit, if there is one.
+func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
+	rl := z.q.rails[at]
+	if !rl.qp.(*verbstest.NullQP).CompleteRecv(imm, bytes, verbs.WCRecvRDMAWithImm) {
+		return
+	}
+	var wcs [1]verbs.WC
+	if n, err := z.q.cq.cqs[rl.device].cq.Poll(wcs[:]); n != 1 || err != nil {
+		t.Fatalf("%d, %v", n, err)
+	}
+	if wcs[0].Status == verbs.StatusSuccess { // else of a rail that has ended
+		z.held[at] = append(z.held[at], wcs[0])
+		z.ref.rails[at].messages = append(z.ref.rails[at].messages, referenceMessage{imm: imm, bytes: uint64(bytes)})
+	}
+}
+
+// take hands over the completion of one of the messages that came on a rail.
+func (z *arrivals) take(t *testing.T, at, which int) {
+	held := z.held[at]
+	if len(held) == 0 {
+		return
+	}
+	which %= len(held)
+	wc := held[which]
+	z.held[at] = slices.Delete(held, which, which+1)
+	z.ref.take(at, which)
+	z.process(t, z.q.rails[at].device, wc)
+}
+
+// process hands completions over, and compares what comes of it with the reference.
+func (z *arrivals) process(t *testing.T, dev uint8, wcs ...verbs.WC) {
+	z.out = z.q.cq.ProcessCompletions(z.out[:0], verbs.DeviceID(dev), wcs...)
+	z.failed = z.failed || z.ref.failed
+	for _, wc := range z.out {
+		z.reported(t, wc)
+	}
+	if z.failed != errors.Is(z.q.Err(), ErrProtocol) || !z.failed && z.q.Err() != nil {
+		t.Fatalf("the reference says failed %t, error is %v", z.failed, z.q.Err())
+	}
+	if want := min(len(z.ref.notes), int(z.recvs)); z.told != want {
+		t.Fatalf("%d notifications reported, want %d of %d", z.told, want, len(z.ref.notes))
+	}
+	s := z.q.Stats()
+	if !z.failed && (s.OutOfOrder != len(z.ref.waiting) || s.Banked != len(z.ref.notes)-z.told) {
+		t.Fatalf("%d out of order and %d banked, want %d and %d", s.OutOfOrder, s.Banked, len(z.ref.waiting), len(z.ref.notes)-z.told)
+	}
+	// Whoever was told to send no more has the credits that it had.
+	if s.Banked > arrivalBank+arrivalCredits*len(z.q.rails) || len(z.q.arrived.ring) > maxArrivals || s.StaleEvents != 0 {
+		t.Fatalf("%+v, %d slots", s, len(z.q.arrived.ring))
+	}
+}
+
+// reported takes in a receive: each once, in order, with the next notification, until all that follow are flushed.
+func (z *arrivals) reported(t *testing.T, wc WC) {
+	if wc.ID != z.done || z.done == z.recvs {
+		t.Fatalf("reported %+v, want %d of %d", wc, z.done, z.recvs)
+	}
+	z.done++
+	if wc.Status != verbs.StatusSuccess {
+		if wc.Status != verbs.StatusWRFlushErr || !z.failed {
+			t.Fatalf("%+v", wc)
+		}
+		return
+	}
+	if z.told == len(z.ref.notes) || z.told != int(wc.ID) {
+		t.Fatalf("%+v is notification %d of %d", wc, z.told, len(z.ref.notes))
+	}
+	if want := z.ref.notes[z.told]; wc.ByteLen != want.bytes || wc.Imm != want.imm || wc.Flags&verbs.WCWithImm == 0 {
+		t.Fatalf("%+v, want %+v", wc, want)
+	}
+	z.told++
+}
+
+// end closes everything. What still waits for a notification is flushed.
+func (z *arrivals) end(t *testing.T) {
+	z.process(t, 0)
+	z.failed = true
+	if err := z.q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for wc, err := range z.q.cq.Completions() {
+		if err != nil {
+			break
+		}
+		z.reported(t, wc)
+	}
+	if z.done != z.recvs {
+		t.Fatalf("%d of %d receives were reported", z.done, z.recvs)
+	}
+	if err := z.null.Close(); err != nil {
+		t.Fatalf("leak: %v", err)
+	}
+}
+
+// reference puts numbered messages into order as slowly as it likes.
+type reference struct {
+	next    uint32
+	rawImm  bool
+	rails   []referenceRail
+	waiting map[uint32]referenceMessage // by number
+	bytes   uint64
+	notes   []referenceMessage
+	failed  bool
+}
+
+type referenceRail struct {
+	messages []referenceMessage // not handled, from the oldest on
+	whose    *referenceMessage  // its immediate comes next
+}
+
+type referenceMessage struct {
+	imm    uint32
+	bytes  uint64
+	number uint32
+	end    bool
+	taken  bool // its completion was handed over
+}
+
+// take handles the messages of a rail as far as all before them were handed over. which counts those that were not.
+func (r *reference) take(at, which int) {
+	rail := &r.rails[at]
+	for i := range rail.messages {
+		if m := &rail.messages[i]; !m.taken {
+			if which == 0 {
+				m.taken = true
+				break
+			}
+			which--
+		}
+	}
+	for len(rail.messages) > 0 && rail.messages[0].taken {
+		m := rail.messages[0]
+		rail.messages = rail.messages[1:]
+		if !r.failed {
+			r.handle(rail, m)
+		}
+	}
+}
+
+func (r *reference) handle(rail *referenceRail, m referenceMessage) {
+	if whose := rail.whose; whose != nil {
+		rail.whose = nil
+		whose.imm = m.imm
+		r.admit(*whose)
+		return
+	}
+	v := seqImm(m.imm)
+	m.imm, m.number, m.end = 0, v&0xffffff, v>>31 != 0
+	announces := v>>30&1 != 0
+	if m.number == 0xffffff || v>>24&0x3f != 0 || announces && (!r.rawImm || !m.end) {
+		r.failed = true
+		return
+	}
+	if announces {
+		rail.whose = &m
+		return
+	}
+	r.admit(m)
+}
+
+func (r *reference) admit(m referenceMessage) {
+	ahead := (int64(m.number) - int64(r.next) + seqMod) % seqMod
+	if _, twice := r.waiting[m.number]; twice || ahead >= maxArrivals {
+		r.failed = true
+		return
+	}
+	r.waiting[m.number] = m
+	for {
+		m, there := r.waiting[r.next]
+		if !there {
+			return
+		}
+		delete(r.waiting, r.next)
+		r.next = (r.next + 1) % seqMod
+		r.bytes += m.bytes
+		if m.end {
+			r.notes = append(r.notes, referenceMessage{imm: m.imm, bytes: r.bytes})
+			r.bytes = 0
+		}
+	}
+}

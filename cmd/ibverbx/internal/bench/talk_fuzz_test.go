@@ -1,0 +1,466 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// A script is what a peer says: a message a line, its kind and what it holds other than a peer would that keeps to the rules. So
+//
+//	offer
+//	accept
+//	column {"card":{"credits":1}}
+//	connected
+//	! 00000002
+//
+// lies once, and then sends these bytes. A peer that has said everything goes.
+
+// scriptLimits keep a script short: nothing new comes after that.
+const (
+	scriptLines = 64
+	scriptBytes = 16 << 10
+)
+
+// actor is the other end of a conversation: it says what a script says, and has a real virtual queue pair for what travels beside it.
+type actor struct {
+	net.Conn // what is not there is not called
+	end      *end
+	name     string
+	mine     columnBody
+	params   *Params
+	lines    []string
+
+	mu    sync.Mutex
+	text  []byte // of the line that is being said
+	heard []byte // of the frame that is being written
+	turns int    // how many frames were
+	said  int
+	gone  bool
+}
+
+// newActor makes the peer that drives end a or b.
+func newActor(t *testing.T, name string, p *Params, device verbs.Device, script string) *actor {
+	t.Helper()
+	a := &actor{name: name, params: p, lines: strings.Split(script, "\n")}
+	i := int(name[0] - 'a')
+	here := [2]bool{}
+	here[i] = true
+	mem := newMemory(p, here)
+	var rails []verbs.QP
+	var err error
+	if a.end, err = newEnd(p, name, p.Schemes[0], []verbs.Device{device}, &mem.ends[i], &rails); err != nil {
+		t.Fatal(err)
+	}
+	card, err := a.end.vqp.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.mine = columnBody{Scheme: p.Schemes[0], Card: card, Regions: a.end.regions()}
+	return a
+}
+
+// patient is how long an actor waits until it is its turn. It does not sleep: that takes longer.
+const patient = 50 * time.Microsecond
+
+// Read says the next line, once the other end has said its part or seems to wait.
+func (a *actor) Read(b []byte) (int, error) {
+	for start := time.Now(); ; runtime.Gosched() {
+		a.mu.Lock()
+		switch late := time.Since(start) > patient; {
+		case a.gone:
+			a.mu.Unlock()
+			return 0, net.ErrClosed
+		case len(a.text) > 0:
+			n := copy(b, a.text)
+			a.text = a.text[n:]
+			a.mu.Unlock()
+			return n, nil
+		case len(a.lines) == 0 && late:
+			a.mu.Unlock()
+			return 0, io.EOF
+		case len(a.lines) > 0 && (late || a.said < a.turns || a.said == 0):
+			a.text = a.say(a.lines[0])
+			a.lines = a.lines[1:]
+			a.said++
+			start = time.Now()
+		}
+		a.mu.Unlock()
+	}
+}
+
+// say is a line as it is on the wire.
+func (a *actor) say(line string) []byte {
+	kind, lie, _ := strings.Cut(line, " ")
+	if kind == "!" {
+		raw := []byte(lie)
+		if n, err := fmt.Sscanf(lie, "%x", &raw); n != 1 || err != nil {
+			raw = []byte(lie)
+		}
+		return raw
+	}
+	body := a.honest(kind)
+	if lie != "" {
+		body = overwrite(body, json.RawMessage(lie))
+	}
+	m := rendezvous.Message{Kind: kind, Body: body}
+	text, err := json.Marshal(m)
+	if err != nil { // the lie is no JSON: as it is
+		text = []byte(`{"kind":"` + kind + `","body":` + lie + `}`)
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)
+}
+
+// honest is what a message holds that keeps to the rules; nil is nothing.
+func (a *actor) honest(kind string) json.RawMessage {
+	self := selfBody{Version: "v", NICs: []string{"nic"}}
+	size, scheme := a.params.Sizes[0], a.params.Schemes[0]
+	var body any
+	switch kind {
+	case kindOffer:
+		body = self
+	case kindTask:
+		body = taskBody{Self: self, Params: a.params}
+	case kindColumn:
+		body = a.mine
+	case kindCell:
+		body = cellBody{Size: size, Scheme: scheme}
+	case kindRound:
+		body = roundBody{Messages: 2}
+	case kindDone:
+		body = doneBody{Posted: 2}
+	case kindVerdict:
+		body = verdictBody{}
+	case kindStats:
+		body = statsBody{}
+	case kindRow:
+		body = rowBody{[]Result{{Size: size, Scheme: scheme}}}
+	case kindBye:
+		body = byeBody{}
+	case "error":
+		body = map[string]string{"text": "no reason"}
+	default:
+		return nil
+	}
+	text, err := json.Marshal(body)
+	if err != nil {
+		panic(err) // of what is made here
+	}
+	return text
+}
+
+// overwrite puts the fields of one document into another one, at every depth; what is no object takes the other's place.
+func overwrite(honest, lie json.RawMessage) json.RawMessage {
+	var fields, lies map[string]json.RawMessage
+	if json.Unmarshal(lie, &lies) != nil || lies == nil || json.Unmarshal(honest, &fields) != nil || fields == nil {
+		return lie
+	}
+	for key, value := range lies {
+		fields[key] = overwrite(fields[key], value)
+	}
+	text, err := json.Marshal(fields)
+	if err != nil {
+		return lie
+	}
+	return text
+}
+
+// Write hears what the other end says. Its column is what the virtual queue pair here waits for.
+func (a *actor) Write(b []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.gone {
+		return 0, net.ErrClosed
+	}
+	if a.turns == 0 && bytes.HasPrefix(b, []byte("\x89ibverbx")) {
+		return len(b), nil
+	}
+	a.heard = append(a.heard, b...)
+	for len(a.heard) >= 4 {
+		n := 4 + int(binary.BigEndian.Uint32(a.heard))
+		if len(a.heard) < n {
+			break
+		}
+		a.turns++
+		var m rendezvous.Message
+		var column columnBody
+		if json.Unmarshal(a.heard[4:n], &m) == nil && m.Kind == kindColumn && m.Decode(&column) == nil {
+			_ = a.end.vqp.Connect(column.Card) // it may be of another scheme
+		}
+		a.heard = a.heard[n:]
+	}
+	return len(b), nil
+}
+
+func (a *actor) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gone = true
+	return nil
+}
+
+func (a *actor) SetDeadline(time.Time) error      { return nil }
+func (a *actor) SetReadDeadline(time.Time) error  { return nil }
+func (a *actor) SetWriteDeadline(time.Time) error { return nil }
+func (a *actor) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+
+// talkParams are small parameters, chosen by a byte: operation, scheme, one direction or both, bandwidth or latency, compared or not.
+func talkParams(t *testing.T, how byte) *Params {
+	t.Helper()
+	p := params(func(p *Params) {
+		p.Provider = "elsewhere"
+		p.Op = []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap, Write, Read}[how&7]
+		p.Schemes = []Scheme{[]Scheme{DQPLB, Spray, Single, DQPLB}[how>>3&3]}
+		p.NICs, p.QPs, p.Depth, p.TxDepth, p.Memory, p.Iterations, p.Verify = 1, 2, 4, 4, 4<<10, 3, how&32 == 0
+		p.Sizes = []units.Size{64}
+		if p.Op.Atomic() {
+			p.Sizes = []units.Size{8}
+		}
+		p.Bidirectional = how&64 != 0
+		if how&128 != 0 {
+			p.Mode, p.Bidirectional = Latency, false
+		}
+	})
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// talk lets a process have a conversation with an actor, and looks how that ends: soon, for a reason that can be shown, with all closed and
+// without much memory.
+func talk(t *testing.T, name string, how byte, script string, drive func(p *Params, h *Half) (*Report, error)) {
+	t.Helper()
+	if strings.Count(script, "\n") >= scriptLines || len(script) > scriptBytes || expensive(script) {
+		return
+	}
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := talkParams(t, how)
+	a := newActor(t, name, p, fabric.Device(0), script)
+	hello := &greeted{actor: a, hello: bytes.NewReader(append([]byte("\x89ibverbx"), 0, 0, 0, ProtocolVersion))}
+	conn, err := rendezvous.Start(t.Context(), hello, rendezvous.Config{Version: ProtocolVersion, Timeout: 4 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Requests to a peer that is none fail at once.
+	fast := ibverbx.ConnConfig{Timeout: 1, RetryCount: ibverbx.None, RNRRetry: 1, MinRNRTimer: 1}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	report, err := drive(p, &Half{Conn: conn, Provider: p.Provider, Devices: []verbs.Device{fabric.Device(1)}, Config: fast, Version: "v"})
+	took := time.Since(start)
+	runtime.ReadMemStats(&after)
+	if more := after.TotalAlloc - before.TotalAlloc; took > 3*time.Second || more > 64<<20 {
+		t.Fatalf("took %v and %d bytes: %v", took, more, err)
+	}
+	switch {
+	case err == nil && (report == nil || !report.OK || !toTheEnd(script, p)):
+		t.Fatalf("content with %+v", report)
+	case err != nil && !talkEnds(err):
+		t.Fatalf("ends with %v", err)
+	case err != nil:
+		checkWords(t, err)
+	}
+	if report != nil {
+		if len(report.Results) > len(p.Sizes)*len(p.Schemes)*maxServedSizes {
+			t.Fatalf("%d results", len(report.Results))
+		}
+		for _, r := range report.Results {
+			if err == nil && name == "b" && (r.Messages < 1 || p.Verify && r.Verified < r.Messages) {
+				t.Fatalf("content with %+v", r)
+			}
+		}
+		if _, err := json.Marshal(report); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(a.end.close(), fabric.Close()); err != nil {
+		t.Fatalf("something was left open: %v", err)
+	}
+}
+
+// greeted is an actor that says hello first.
+type greeted struct {
+	*actor
+	hello *bytes.Reader
+}
+
+func (g *greeted) Read(b []byte) (int, error) {
+	if g.hello.Len() > 0 {
+		return g.hello.Read(b)
+	}
+	return g.actor.Read(b)
+}
+
+// toTheEnd says whether a process can be content with what a script says: it goes to the end, and counts nothing that cannot be.
+func toTheEnd(script string, p *Params) bool {
+	task := *p
+	for line := range strings.SplitSeq(script, "\n") {
+		kind, lie, _ := strings.Cut(line, " ")
+		number := func(key string, honest float64) float64 {
+			n := map[string]any{}
+			_ = json.Unmarshal([]byte(lie), &n)
+			for k, v := range n {
+				if f, ok := v.(float64); ok && strings.EqualFold(k, key) {
+					return f
+				}
+			}
+			return honest
+		}
+		switch kind {
+		case kindBye:
+			return true
+		case kindTask:
+			if json.Unmarshal([]byte(lie), &struct{ Parameters *Params }{&task}) == nil && task.Validate() != nil {
+				return false
+			}
+		case kindCell:
+			if n := number("size_bytes", float64(task.Sizes[0])); n < 1 || n > maxSize {
+				return false
+			}
+		case kindRound:
+			if n := number("messages", 1); n < 1 || n > maxRound {
+				return false
+			}
+		case kindDone:
+			if n := number("posted", 0); n < 0 || n > maxRound {
+				return false
+			}
+		}
+	}
+	return strings.Contains(script, "!") // bytes of its own may be a message
+}
+
+// talkEnds says whether an error is one that a peer can bring about.
+func talkEnds(err error) bool {
+	var failed *ibverbx.FailedError
+	for _, want := range []error{verbs.ErrInvalid, ibverbx.ErrNoKey, ibverbx.ErrBounds, ibverbx.ErrFailed, errPeerInterrupted} {
+		if errors.Is(err, want) {
+			return true
+		}
+	}
+	return asExpected(err) || errors.As(err, &failed) || strings.HasPrefix(err.Error(), "the connecting end asks for")
+}
+
+// expensive says whether a script asks for something that is within the limits, but takes more than a test should.
+func expensive(script string) bool {
+	for line := range strings.SplitSeq(script, "\n") {
+		kind, lie, _ := strings.Cut(line, " ")
+		if kind != kindTask && kind != "!" {
+			continue
+		}
+		var task struct {
+			Params map[string]json.RawMessage `json:"parameters"`
+		}
+		if json.Unmarshal([]byte(lie), &task) != nil {
+			if len(lie) > 200 {
+				return true
+			}
+			continue
+		}
+		for key, value := range task.Params {
+			var n float64
+			var list []float64
+			_ = json.Unmarshal(value, &n)
+			_ = json.Unmarshal(value, &list)
+			most := 1 << 20
+			if strings.EqualFold(key, "depth") || strings.EqualFold(key, "qps") || strings.EqualFold(key, "tx_depth") {
+				most = 64
+			}
+			for _, n := range append(list, n) {
+				if n > float64(most) && n <= maxSize {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// FuzzFollow is a listening end to which anybody may connect.
+func FuzzFollow(f *testing.F) {
+	opening := "task\ncolumn\nconnected\ncell\n"
+	add := func(how byte, script string) { f.Add(how, script) }
+	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 66, 67, 128, 129, 131, 4, 4 | 32, 4 | 64} {
+		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\nover\nrow\nbye")
+		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nover\nrow\nbye {\"interrupted\":true}")
+		add(how, opening+"round {\"messages\":64,\"warm_up\":true}\ndone {\"posted\":-1}")
+		add(how, opening+"round {\"messages\":65}")
+		add(how, opening+"over\nover\ncell\nover\nrow\nrow\nbye")
+	}
+	for _, lie := range []string{
+		`{"parameters":{"nics":2}}`, `{"parameters":{"memory_bytes":1099511627776}}`, `{"parameters":{"qps":4611686018427387905}}`,
+		`{"parameters":null}`, `{"self":null}`, `7`,
+		`{"parameters":{"sizes":[64,64,64]}}`, `{"parameters":{"op":"halt"}}`, `{"parameters":{"faults":["nic-down"]}}`,
+		`{"parameters":{"duration_seconds":1e300}}`, `{"x":1}`,
+	} {
+		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
+	}
+	for _, lie := range []string{
+		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`, `{"regions":{"dst":null}}`,
+		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
+		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"scheme":"spray"}`, `{"card":{"rdAtomic":255,"mtu":256}}`,
+		`{"regions":{"dst":{"rkeys":{"0":1}}}}`,
+	} {
+		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
+	}
+	add(0, "error")
+	add(0, "task\nerror {\"text\":\"\\u001b[2J\\nibverbx: all is well\"}")
+	add(0, "! 7fffffff")
+	add(0, "bye")
+	add(0, "task\ncolumn\nconnected\nrow {\"results\":[]}")
+	add(0, "task\ncolumn\nconnected\ncell {\"counter\":\"18446744073709551615\",\"size_bytes\":128}")
+	f.Fuzz(func(t *testing.T, how byte, script string) {
+		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report, error) { return Follow(t.Context(), h, observer{}) })
+	})
+}
+
+// FuzzLead is a connecting end that has met somebody else than it looked for.
+func FuzzLead(f *testing.F) {
+	opening := "offer\naccept\ncolumn\nconnected\ncell\n"
+	rounds := strings.Repeat("ready\nverdict\n", 6)
+	add := func(how byte, script string) { f.Add(how, script) }
+	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 35, 64, 65, 66, 67, 128, 129, 131, 130, 4 | 32, 5 | 32, 4, 5} {
+		add(how, opening+rounds+"stats\nbye")
+		add(how, opening+"ready\nverdict\nready\nverdict\nready\nverdict\nstats\nbye")
+		add(how, opening+"ready\ndone {\"posted\":1}\nverdict {\"verified\":1,\"took_ns\":-9223372036854775808}\nready\ndone\nverdict")
+		add(how, opening+"ready\ndone {\"posted\":1152921504606846976}")
+		add(how, opening+"verdict")
+	}
+	for _, lie := range []string{`{"nics":[]}`, `null`, `{"machine":{"clock_ns":-1}}`, `{"version":"\u001b[2J"}`} {
+		add(0, "offer "+lie+"\naccept\ncolumn\nconnected")
+	}
+	for _, lie := range []string{
+		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`, `{"regions":{"dst":null}}`,
+		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
+		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"regions":{"dst":{"addr":"1"}}}`, `{"scheme":"spray"}`,
+		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"regions":{"dst":{"rkeys":{"0":1}}}}`,
+	} {
+		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
+	}
+	add(0, opening+"error")
+	add(0, opening+"ready\n! 00000001")
+	add(32, opening+rounds+`stats {"stats":{"state":"\u001b[2J"}}`)
+	add(32, opening+rounds+`stats {"stats":{"rails":[{"device":"\u001b[2J"}]}}`+"\nbye")
+	f.Fuzz(func(t *testing.T, how byte, script string) {
+		talk(t, "b", how, script, func(p *Params, h *Half) (*Report, error) { return Lead(t.Context(), p, h, observer{}) })
+	})
+}
