@@ -1,0 +1,265 @@
+package sim
+
+import (
+	"slices"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// take checks a completion that the program has polled.
+func (e *end) take(wc *ibverbx.WC) {
+	e.w.logf("  %v: %s", e, describe(wc))
+	switch id := wc.ID; {
+	case id == e.id(false, int(uint32(id))):
+		e.takeSend(wc, int(uint32(id)))
+	case id == e.id(true, int(uint32(id))):
+		e.takeRecv(wc, int(uint32(id)))
+	default:
+		e.w.broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
+	}
+	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil && e.life == e.lastLife() {
+		e.w.broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
+	}
+}
+
+// lastLife is the life of what has completed last.
+func (e *end) lastLife() int {
+	life := 0
+	if e.sendHead > 0 {
+		life = e.sends[e.sendHead-1].life
+	}
+	if e.recvHead > 0 {
+		life = max(life, e.recvs[e.recvHead-1].life)
+	}
+	return life
+}
+
+func (e *end) takeSend(wc *ibverbx.WC, index int) {
+	if e.single {
+		e.skipUnsignaled(index)
+	}
+	switch {
+	case index >= len(e.sends):
+		e.w.broken(ruleOneForOne, "%v completes send %d of %d", e, index, len(e.sends))
+	case index < e.sendHead:
+		e.w.broken(ruleOneForOne, "%v completes send %d again", e, index)
+	case index > e.sendHead:
+		e.w.broken(ruleOrder, "%v completes send %d before %d", e, index, e.sendHead)
+	}
+	s := e.sends[index]
+	e.sendHead++
+	if s.out != 0 {
+		e.w.broken(ruleBuffer, "%v: %v is reported while %d of its work requests are on NICs", e, s, s.out)
+	}
+	if !e.single || wc.Status == verbs.StatusSuccess {
+		if wc.Opcode != s.op.WCOpcode() {
+			e.w.broken(ruleRouting, "%v: %v completes as %v", e, s, wc.Opcode)
+		}
+	}
+	if !e.single && wc.ByteLen != uint64(s.length) {
+		e.w.broken(ruleContent, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
+	}
+	e.checkStatus("send", s.life, &e.sendTorn, wc)
+	e.release(s, wc.Status == verbs.StatusSuccess)
+}
+
+// skipUnsignaled lets the unsignaled requests end that a later completion vouches for.
+func (e *end) skipUnsignaled(index int) {
+	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
+		s := e.sends[e.sendHead]
+		e.sendHead++
+		e.release(s, e.sendTorn != s.life && s.life == e.life && !e.ended())
+	}
+}
+
+// ended says whether the program has ended what was outstanding.
+func (e *end) ended() bool { return e.state != connected && e.state != draining }
+
+// checkStatus checks that a failure has a cause, and that nothing succeeds after it.
+func (e *end) checkStatus(what string, life int, torn *int, wc *ibverbx.WC) {
+	if wc.Status == verbs.StatusSuccess {
+		if *torn == life {
+			e.w.broken(ruleFirstError, "%v: a %s succeeds after an error: %s", e, what, describe(wc))
+		}
+		return
+	}
+	if *torn == life && wc.Status != verbs.StatusWRFlushErr {
+		e.w.broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
+	}
+	*torn = life
+	if e.conn.blame == "" && life == e.life && !e.ended() {
+		e.w.broken(ruleIsolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
+	}
+}
+
+// release notes what memory holds from now on: a source is the program's again, who overwrites it; a target must not change.
+func (e *end) release(s *send, ok bool) {
+	s.done = true
+	own, peers := e.host.memory, e.peer.host.memory
+	name := e.name + " " + s.String()
+	switch {
+	case isWrite(s.op):
+		e.releaseSource(s, name)
+		key := -1
+		if ok {
+			e.mustHaveLanded(s)
+			key = s.key
+		}
+		peers.settle(s.remote, key, "the target of "+name)
+	case s.op.IsSend():
+		e.releaseSource(s, name)
+	case s.op == verbs.OpRDMARead:
+		off := 0
+		for _, piece := range s.local {
+			if ok && !own.holds(piece, s.key+off) {
+				e.w.broken(ruleContent, "%v: %v is done, and what it has read is not there", e, s)
+			}
+			own.settle(piece, -1, "the memory of "+name)
+			off += piece.n
+		}
+	default:
+		e.releaseAtomic(s, ok)
+		own.settle(s.local[0], -1, "the memory of "+name)
+	}
+}
+
+func (e *end) releaseSource(s *send, name string) {
+	for _, piece := range s.local {
+		e.host.memory.reuse(piece, "the source of "+name)
+	}
+}
+
+// releaseAtomic compares what an atomic has found with what the ones before it have left.
+func (e *end) releaseAtomic(s *send, ok bool) {
+	found := e.host.memory.word(s.local[0])
+	if !ok {
+		s.word.sure = false // it may have been carried out or not
+		return
+	}
+	if !s.word.sure {
+		return
+	}
+	if found != s.word.value {
+		e.w.broken(ruleContent, "%v: %v has found %#x where %#x must be", e, s, found, s.word.value)
+	}
+	s.word.value = s.word.after(s, found)
+}
+
+// after is what an atomic leaves where it has found a value.
+func (w *word) after(s *send, found uint64) uint64 {
+	switch {
+	case s.op == verbs.OpAtomicFetchAdd:
+		return found + s.first
+	case found == s.first:
+		return s.second
+	}
+	return found
+}
+
+// mustHaveLanded checks that a write of e is in its peer's memory.
+func (e *end) mustHaveLanded(s *send) {
+	if s.landed {
+		return
+	}
+	if !e.peer.host.memory.holds(s.remote, s.key) {
+		e.w.broken(ruleContent, "%v: %v is done, and its data is not there", e, s)
+	}
+	s.landed = true
+}
+
+func (e *end) takeRecv(wc *ibverbx.WC, index int) {
+	switch {
+	case index >= len(e.recvs):
+		e.w.broken(ruleOneForOne, "%v completes receive %d of %d", e, index, len(e.recvs))
+	case index < e.recvHead:
+		e.w.broken(ruleOneForOne, "%v completes receive %d again", e, index)
+	case index > e.recvHead:
+		e.w.broken(ruleOrder, "%v completes receive %d before %d", e, index, e.recvHead)
+	}
+	r := e.recvs[index]
+	e.recvHead++
+	if r.out != 0 {
+		e.w.broken(ruleBuffer, "%v: %v is reported while it is on a NIC", e, r)
+	}
+	e.checkStatus("receive", r.life, &e.recvTorn, wc)
+	switch {
+	case wc.Status == verbs.StatusSuccess && !slices.Contains(e.conn.lies, r.life):
+		e.match(r, wc)
+	case !r.message && !e.single && wc.Opcode != verbs.WCRecvRDMAWithImm, r.message && !e.single && wc.Opcode != verbs.WCRecv:
+		e.w.broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
+	}
+	e.host.memory.settle(r.buffer, -1, e.name+" "+r.String())
+}
+
+// match checks a successful receive against what the peer has sent.
+func (e *end) match(r *recv, wc *ibverbx.WC) {
+	kind := kindNote
+	if r.message && !e.single {
+		kind = kindMessage
+	}
+	list := e.expect[kind]
+	for len(list) != 0 && list[0].life < r.life {
+		list = list[1:]
+	}
+	if len(list) == 0 || list[0].life != r.life {
+		e.w.broken(ruleNotification, "%v: %v completes, and nothing was sent", e, r)
+	}
+	s := list[0]
+	e.expect[kind] = list[1:]
+	if s.op.IsSend() {
+		e.matchMessage(r, s, wc)
+	} else {
+		e.matchNote(r, s, wc)
+	}
+	e.seeWrites(s)
+}
+
+func (e *end) matchMessage(r *recv, s *send, wc *ibverbx.WC) {
+	want := ibverbx.WC{ID: wc.ID, QPNum: wc.QPNum, Opcode: verbs.WCRecv, ByteLen: uint64(s.length)}
+	if s.op == verbs.OpSendWithImm {
+		want.Imm, want.Flags = s.imm, verbs.WCWithImm
+	}
+	if *wc != want {
+		e.w.broken(ruleContent, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
+	}
+	got, rest := span{r.buffer.off, s.length}, span{r.buffer.off + s.length, r.buffer.n - s.length}
+	if m := e.host.memory; !m.holds(got, s.key) || !m.untouched(rest) {
+		e.w.broken(ruleContent, "%v: %v does not hold %v", e, r, s)
+	}
+}
+
+func (e *end) matchNote(r *recv, s *send, wc *ibverbx.WC) {
+	want := ibverbx.WC{ID: wc.ID, QPNum: wc.QPNum, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: s.imm, ByteLen: uint64(s.length)}
+	if !e.single && e.vq.Scheme() == ibverbx.Spray {
+		want.ByteLen = 0 // it does not say
+	} else if !e.single && !s.raw {
+		want.Imm = 0
+	}
+	if *wc != want {
+		e.w.broken(ruleContent, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
+	}
+}
+
+// seeWrites checks that everything which the peer has written before a notification is here.
+func (e *end) seeWrites(s *send) {
+	for ; e.checked <= s.index; e.checked++ {
+		t := e.peer.sends[e.checked]
+		if t.life != s.life || !isWrite(t.op) || t.landed {
+			continue
+		}
+		if !e.host.memory.holds(t.remote, t.key) {
+			e.w.broken(ruleNotification, "%v has been notified of %v, and %v is not there", e, s, t)
+		}
+		t.landed = true
+	}
+}
+
+// describe writes a completion for the trace.
+func describe(wc *ibverbx.WC) string {
+	what := "send"
+	if wc.ID>>32&1 != 0 {
+		what = "receive"
+	}
+	return sprintf("completes %s %d: %s, %v, %d bytes, imm %#x", what, uint32(wc.ID), wc.Status.Name(), wc.Opcode, wc.ByteLen, wc.Imm)
+}

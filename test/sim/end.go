@@ -1,0 +1,354 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// end is a virtual queue pair and what the model knows of it.
+type end struct {
+	w      *world
+	conn   *conn
+	cq     *vcq
+	host   *host
+	peer   *end
+	index  int
+	name   string
+	vq     *ibverbx.VirtualQP
+	wires  []*wire
+	single bool
+	state  endState
+	beyond bool // a NIC or CQ is lost to it: no reset brings it back
+	life   int  // counts connections
+	stale  bool // completions were invented for it
+	most   int  // sends that were outstanding at a time
+
+	sends    []*send
+	sendHead int // the next to complete
+	recvs    []*recv
+	recvHead int
+	expect   [2][]*send // what the peer has sent that a receive of a kind waits for: kindNote, kindMessage
+	checked  int        // the peer's writes before this one were seen to be here
+
+	sendTorn, recvTorn int    // the life in which a completion reported an error; 0 for none
+	firstErr           string // what Err said first
+
+	// What the wires have shown.
+	writes  []*send // that have a remote address of their own, by that address
+	locals  []*send // that have a local one: reads and atomics
+	mail    []*send // SENDs not yet on the wire
+	buffers []*recv // receives with memory, by address
+	acked   int     // all before it have their data acknowledged
+	stop    int     // sends from this one on must not go out any more
+	halt    bool    // nor any that has not begun
+	numbers []bool  // DQPLB: numbers used, from the first
+	used    int     // how many
+	atomics *wire   // that carries them
+	words   []*word
+}
+
+type endState uint8
+
+const (
+	unconnected endState = iota
+	connected
+	draining
+	drained
+	closed
+)
+
+func (s endState) String() string {
+	return [...]string{"unconnected", "connected", "draining", "drained", "closed"}[s]
+}
+
+// The kinds of receives. With a single queue pair there is only one.
+const (
+	kindNote = iota
+	kindMessage
+)
+
+// send is a request of the send direction.
+type send struct {
+	index  int
+	life   int
+	op     verbs.Opcode
+	flags  verbs.SendFlags
+	imm    uint32
+	raw    bool // the connection carries the immediate in DQPLB
+	length int
+	local  []span // pieces, at this end
+	remote span   // at the peer
+	key    int    // the noise that it carries or fetches
+	word   *word  // of an atomic
+	first  uint64 // operands
+	second uint64
+
+	begun  bool // something was on the wire
+	posted int  // bytes that were
+	data   int  // work requests of its data on NICs
+	out    int  // work requests on NICs in all
+	noted  bool // its last step was on the wire
+	failed bool // one of them has failed
+	landed bool // its data was seen at the target
+	done   bool
+}
+
+// recv is a receive.
+type recv struct {
+	index   int
+	life    int
+	message bool // has memory
+	buffer  span
+	out     int
+}
+
+// word is memory for atomics, at the peer. Atomics of one virtual queue pair keep their order, so what each finds is known.
+type word struct {
+	at      span
+	value   uint64 // after all that have completed
+	planned uint64 // after all that were posted
+	sure    bool
+}
+
+const forever = math.MaxInt
+
+// Work-request ids tell the model who is concerned.
+func (e *end) id(recv bool, index int) uint64 {
+	id := uint64(e.index+1)<<40 | uint64(index)
+	if recv {
+		id |= 1 << 32
+	}
+	return id
+}
+
+func (e *end) String() string { return e.name }
+
+func (q *wire) String() string { return fmt.Sprintf("%s qp %d", q.nic.Name(), q.Num()) }
+
+func (s *send) String() string {
+	t := fmt.Sprintf("send %d (%v, %d bytes", s.index, s.op, s.length)
+	if len(s.local) > 1 {
+		t += fmt.Sprintf(" in %d pieces", len(s.local))
+	}
+	if s.flags&verbs.SendInline != 0 {
+		t += " inline"
+	}
+	if s.flags&verbs.SendFence != 0 {
+		t += " fenced"
+	}
+	if s.flags&verbs.SendSignaled == 0 {
+		t += " unsignaled"
+	}
+	return t + ")"
+}
+
+func (r *recv) String() string {
+	if r.message {
+		return fmt.Sprintf("receive %d (of %d bytes)", r.index, r.buffer.n)
+	}
+	return fmt.Sprintf("receive %d (of a notification)", r.index)
+}
+
+// isWrite says whether the operation writes to memory that the sender names.
+func isWrite(op verbs.Opcode) bool { return op == verbs.OpRDMAWrite || op == verbs.OpRDMAWriteWithImm }
+
+// find says which request a physical one belongs to. Its addresses are read, not its id: how the library makes ids is its own affair.
+func (e *end) find(wr *verbs.SendWR) *send {
+	switch {
+	case e.single:
+		return e.byID(wr.ID)
+	case wr.Opcode.IsSend():
+		if len(e.mail) == 0 {
+			return nil
+		}
+		return e.mail[0]
+	case isWrite(wr.Opcode):
+		off := int(wr.RemoteAddr - e.peer.host.base)
+		return lookup(e.writes, off, func(s *send) span { return s.remote })
+	case len(wr.SGL) != 0:
+		off := int(wr.SGL[0].Addr - e.host.base)
+		return lookup(e.locals, off, func(s *send) span {
+			return span{s.local[0].off, s.local[len(s.local)-1].off + s.local[len(s.local)-1].n - s.local[0].off}
+		})
+	}
+	return nil
+}
+
+func (e *end) byID(id uint64) *send {
+	if index := int(uint32(id)); index < len(e.sends) && id == e.id(false, index) {
+		return e.sends[index]
+	}
+	return nil
+}
+
+// lookup finds what an address lies in, in a list ordered by address.
+func lookup[T any](list []T, off int, where func(T) span) (none T) {
+	at, found := slices.BinarySearchFunc(list, off, func(t T, off int) int {
+		switch s := where(t); {
+		case s.off+s.n <= off:
+			return -1
+		case s.off > off:
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		return none
+	}
+	return list[at]
+}
+
+// onWire checks a physical request that a NIC has accepted.
+func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
+	p := posted{id: wr.ID}
+	s := e.find(wr)
+	if s == nil {
+		if !e.single { // there the library drains with a request of its own
+			e.w.broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q, wr.Opcode, wr.Bytes())
+		}
+		return p
+	}
+	p.req = s
+	e.w.logf("    on %v: %v of %d bytes, imm %#x, for %v", q, wr.Opcode, wr.Bytes(), wr.Imm, s)
+	if e.single {
+		return p
+	}
+	e.mayGoOut(q, s)
+	if limit := e.limitOf(q); len(q.sends) >= limit {
+		e.w.broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, len(q.sends)+1, q, limit)
+	}
+	n := int(wr.Bytes())
+	switch {
+	case wr.Opcode.IsSend():
+		p.note = true
+		e.noteOnWire(s, s.index)
+		if n != s.length {
+			e.w.broken(ruleContent, "%v: %v goes out with %d bytes", e, s, n)
+		}
+		e.mail = e.mail[1:]
+	case wr.Opcode == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray:
+		p.note = true
+		e.noteOnWire(s, s.index+1)
+		if n != 0 || wr.Imm != s.imm {
+			e.w.broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n, wr.Imm)
+		}
+	default:
+		s.data++
+		e.dataOnWire(q, s, wr, n)
+	}
+	s.begun = true
+	return p
+}
+
+// mayGoOut checks that nothing has happened that keeps a request back.
+func (e *end) mayGoOut(q *wire, s *send) {
+	switch {
+	case s.done:
+		e.w.broken(ruleBuffer, "%v: %v goes out after it was reported", e, s)
+	case e.state != connected && e.state != draining || s.life != e.life:
+		e.w.broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
+	case s.index >= e.stop:
+		e.w.broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stop-1)
+	case e.halt && !s.begun:
+		e.w.broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
+	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index:
+		e.w.broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+	}
+}
+
+// noteOnWire checks the last step of a request: all data before it must be acknowledged, and that of Spray's notification its own.
+func (e *end) noteOnWire(s *send, all int) {
+	if e.ackedTo() < all {
+		e.w.broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+	}
+	if s.noted {
+		e.w.broken(ruleNotification, "%v: %v is notified twice", e, s)
+	}
+	s.noted = true
+}
+
+func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
+	frag := int(e.vq.Config().MaxMsgSize)
+	s.posted += n
+	switch {
+	case s.posted > s.length:
+		e.w.broken(ruleContent, "%v: %d bytes of %v go out", e, s.posted, s)
+	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
+		e.w.broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
+	case s.op.IsAtomic() && e.atomics != nil && e.atomics != q:
+		e.w.broken(ruleWire, "%v: atomics on %v and %v", e, e.atomics, q)
+	}
+	if s.op.IsAtomic() {
+		e.atomics = q
+	}
+	if wr.Opcode == verbs.OpRDMAWriteWithImm {
+		e.numberOnWire(q, s, wr, n)
+	}
+}
+
+// ackedTo is the index of the first send of this life whose data is not acknowledged.
+func (e *end) ackedTo() int {
+	for e.acked < len(e.sends) {
+		s := e.sends[e.acked]
+		if s.life == e.life && !s.op.IsSend() && (s.posted != s.length || s.data != 0 || s.failed) {
+			break
+		}
+		e.acked++
+	}
+	return e.acked
+}
+
+// sendSeen notes a completion of the send direction that the library sees.
+func (e *end) sendSeen(p *posted, status verbs.Status) {
+	s := p.req
+	if !p.note && !e.single {
+		s.data--
+	}
+	if status != verbs.StatusSuccess {
+		s.failed = true
+		e.stop = min(e.stop, s.index+1)
+	}
+}
+
+// recvSeen notes a completion of the receive direction that the library sees. A flushed one is the consequence of something else.
+func (e *end) recvSeen(status verbs.Status) {
+	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr {
+		e.halt = true
+	}
+}
+
+// refusedOnWire notes a post that a NIC has refused.
+func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
+	e.w.logf("    on %v: refused: %v", q, err)
+	if e.single || verbs.IsTransient(err) {
+		if verbs.IsTransient(err) && !injected(err) && !e.single && !e.conn.lied {
+			e.w.broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
+		}
+		return
+	}
+	if s := e.find(wr); s != nil {
+		s.failed = true
+		e.stop = min(e.stop, s.index+1)
+	}
+}
+
+// recvOnWire finds the receive with memory that a physical one belongs to; nil for credits and notifications.
+func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
+	if len(wr.SGL) == 0 {
+		return nil
+	}
+	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.base), func(r *recv) span { return r.buffer })
+	if r == nil {
+		e.w.broken(ruleOneForOne, "%v posts a receive that nobody has asked for", e)
+	}
+	return r
+}
+
+// limitOf is how many requests may be on a wire.
+func (e *end) limitOf(q *wire) int {
+	return min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
+}

@@ -1,0 +1,332 @@
+package sim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// fumble is a mistake of a program outside of the data path, and the error that it must get. It leaves nothing behind.
+type fumble struct {
+	name string
+	want error
+	do   func(e *end, devs []verbs.Device) error
+}
+
+// fumbles are made on NICs of the world, beside its own objects, with a domain that is closed again.
+var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
+	{"a domain over nothing", verbs.ErrInvalid, func(*end, []verbs.Device) error { return last(ibverbx.NewDomain()) }},
+	{"a domain over nil", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], nil)) }},
+	{"a domain over the same twice", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], devs[0])) }},
+	{"a domain closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
+		return inDomain(devs, func(d *ibverbx.Domain) error { return errors.Join(d.Close(), d.Close()) })
+	}},
+	{"everything on a closed domain", ibverbx.ErrClosed, onClosedDomain},
+	{"memory with an impossible right", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		return inDomain(devs, func(d *ibverbx.Domain) error { return last(d.Register(make([]byte, 8), verbs.AccessRemoteWrite)) })
+	}},
+	{"memory closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
+		return inDomain(devs, func(d *ibverbx.Domain) error {
+			mr, err := d.Register(make([]byte, 8), verbs.AccessAll)
+			if err != nil || mr.All() != mr.Slice(0, mr.Len()) || mr.Keys() == nil || len(mr.Bytes()) != 8 {
+				return err
+			}
+			return errors.Join(mr.Close(), mr.Close())
+		})
+	}},
+	{"a virtual CQ of nothing", verbs.ErrInvalid, func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualCQ()) }},
+	{"a virtual CQ with two CQs of a device", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		return withCQ(devs[0], func(a verbs.CQ) error {
+			return withCQ(devs[0], func(b verbs.CQ) error { return last(ibverbx.NewVirtualCQ(a, b)) })
+		})
+	}},
+	{"waiting without a channel", verbs.ErrNotSupported, func(_ *end, devs []verbs.Device) error {
+		return withCQ(devs[0], func(a verbs.CQ) error {
+			c, err := ibverbx.NewVirtualCQ(a)
+			if err != nil || c.Events() != nil {
+				return err
+			}
+			return errors.Join(c.Wait(ended), c.Arm())
+		})
+	}},
+	{"a CQ of an impossible depth", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		return inDomain(devs, func(d *ibverbx.Domain) error { return last(d.NewCQ(-1)) })
+	}},
+	{"a virtual QP on no CQ", ibverbx.ErrClosed, func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualQP(nil, nil, nil, ibverbx.Config{})) }},
+	{"a virtual QP of nothing", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+		return last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{}))
+	}},
+	{"a notify QP beside a single one", verbs.ErrInvalid, withQPs(1, true, ibverbx.DQPLB)},
+	{"spray without a notify QP", verbs.ErrInvalid, withQPs(2, false, ibverbx.Spray)},
+	{"queue pairs on a device without CQ", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		if len(devs) == 1 {
+			return verbs.ErrInvalid
+		}
+		return inDomain(devs, func(d *ibverbx.Domain) error {
+			return withCQ(devs[0], func(a verbs.CQ) error {
+				c, err := ibverbx.NewVirtualCQ(a)
+				if err != nil {
+					return err
+				}
+				return last(d.NewQP(c, ibverbx.Config{}))
+			})
+		})
+	}},
+	{"queue pairs of another virtual QP", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+		return last(ibverbx.NewVirtualQP(e.cq.cq, []verbs.QP{e.wires[0], e.wires[0]}, nil, ibverbx.Config{NoNotifyQP: true}))
+	}},
+	{"a CQ that is not deep enough", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		return inDomain(devs, func(d *ibverbx.Domain) error {
+			cq, err := d.NewCQ(4)
+			if err != nil {
+				return err
+			}
+			return errors.Join(last(d.NewQP(cq, ibverbx.Config{QPsPerDevice: 3})), cq.Close())
+		})
+	}},
+	{"more messages than a CQ can be deep", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
+		return last(ibverbx.Open(devs, ibverbx.Config{MaxMsgCntPerQP: 1 << 14, QPsPerDevice: 100}))
+	}},
+	{"a scheme that nobody has", verbs.ErrInvalid, func(*end, []verbs.Device) error {
+		var s ibverbx.Scheme
+		text, _ := ibverbx.Spray.MarshalText()
+		if err := s.UnmarshalText(text); err != nil || s != ibverbx.Spray || ibverbx.Scheme(9).String() == "" {
+			return nil
+		}
+		return errors.Join(s.UnmarshalText([]byte("dqplb")), s.UnmarshalText([]byte("pigeon")))
+	}},
+	{"a connection of what is connected", verbs.ErrState, func(e *end, _ []verbs.Device) error {
+		if e.vq.State() != verbs.StateRTS {
+			return verbs.ErrState
+		}
+		return e.connectAgain()
+	}},
+	{"a virtual QP that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error {
+		if e.state != closed {
+			return ibverbx.ErrClosed
+		}
+		return everyError(ibverbx.ErrClosed, e.vq.Close(), e.vq.Reset(), e.vq.Drain(ended), e.vq.Shutdown(ended), e.vq.Connect(ibverbx.BusinessCard{}))
+	}},
+	{"a virtual CQ that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error {
+		if !e.cq.closed || e.cq.cq.Stats().Ready != 0 {
+			return ibverbx.ErrClosed
+		}
+		return everyError(ibverbx.ErrClosed, e.cq.cq.Close(), e.cq.cq.Arm(), e.cq.cq.Wait(ended), last(e.cq.cq.Poll(e.cq.buf[:])),
+			last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{})))
+	}},
+	{"a post of nothing", nil, func(e *end, _ []verbs.Device) error {
+		return errors.Join(last(e.vq.PostSend()), last(e.vq.PostRecv()))
+	}},
+	{"memory that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error { return e.postClosedMemory() }},
+	{"a drain in RESET", nil, func(e *end, _ []verbs.Device) error {
+		if e.vq.State() != verbs.StateReset || e.state == closed {
+			return nil
+		}
+		return e.vq.Drain(ended)
+	}},
+})
+
+// last is the error of a call that returns something besides.
+func last[T any](_ T, err error) error { return err }
+
+// everyError is want if each error is that; otherwise the first that is not.
+func everyError(want error, errs ...error) error {
+	for i, err := range errs {
+		if !errors.Is(err, want) {
+			return fmt.Errorf("call %d: %w", i, err)
+		}
+	}
+	return want
+}
+
+func inDomain(devs []verbs.Device, do func(*ibverbx.Domain) error) error {
+	d, err := ibverbx.NewDomain(devs...)
+	if err != nil {
+		return err
+	}
+	err = do(d)
+	if closing := d.Close(); closing != nil && !errors.Is(closing, ibverbx.ErrClosed) {
+		return closing
+	}
+	return err
+}
+
+func withCQ(dev verbs.Device, do func(verbs.CQ) error) error {
+	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 16})
+	if err != nil {
+		return err
+	}
+	err = do(cq)
+	if closing := cq.Close(); closing != nil {
+		return closing
+	}
+	return err
+}
+
+// withQPs tries to make a virtual queue pair of raw ones.
+func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end, []verbs.Device) error {
+	return func(_ *end, devs []verbs.Device) error {
+		return withCQ(devs[0], func(cq verbs.CQ) error {
+			pd, err := devs[0].AllocPD()
+			if err != nil {
+				return err
+			}
+			var qps []verbs.QP
+			for range n + 1 {
+				qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+				if err != nil {
+					return err
+				}
+				qps = append(qps, qp)
+			}
+			c, err := ibverbx.NewVirtualCQ(cq)
+			if err == nil {
+				var extra verbs.QP
+				if notify {
+					extra = qps[n]
+				}
+				_, err = ibverbx.NewVirtualQP(c, qps[:n], extra, ibverbx.Config{Scheme: scheme})
+			}
+			for _, qp := range qps {
+				if closing := qp.Close(); closing != nil {
+					return closing
+				}
+			}
+			if closing := pd.Close(); closing != nil {
+				return closing
+			}
+			return err
+		})
+	}
+}
+
+func onClosedDomain(e *end, devs []verbs.Device) error {
+	d, err := ibverbx.NewDomain(devs...)
+	if err != nil {
+		return err
+	}
+	if err := d.Close(); err != nil {
+		return err
+	}
+	return everyError(ibverbx.ErrClosed, last(d.Register(make([]byte, 1), verbs.AccessAll)), last(d.NewCQ(0)),
+		last(d.NewQP(nil, ibverbx.Config{})), last(d.NewQP(e.cq.cq, ibverbx.Config{})), d.Close())
+}
+
+// badConfigs are configurations that cannot be.
+func badConfigs() (list []fumble) {
+	configs := []ibverbx.Config{
+		{Scheme: 7}, {MaxMsgSize: math.MaxUint32}, {MaxMsgCntPerQP: -1}, {Credits: -1}, {MaxBanked: -1}, {FirstNumber: numberMod}, {MaxSGE: -1},
+		{MaxInline: -1}, {QPsPerDevice: -1}, {QPsPerDevice: ibverbx.MaxRails + 1},
+		{Conn: ibverbx.ConnConfig{GIDIndex: -2}}, {Conn: ibverbx.ConnConfig{MTU: 6}}, {Conn: ibverbx.ConnConfig{Timeout: 32}},
+		{Conn: ibverbx.ConnConfig{RetryCount: 8}}, {Conn: ibverbx.ConnConfig{RNRRetry: 8}}, {Conn: ibverbx.ConnConfig{MinRNRTimer: 32}},
+		{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}},
+	}
+	for _, cfg := range configs {
+		list = append(list, fumble{sprintf("configuration %+v", cfg), verbs.ErrInvalid, func(e *end, devs []verbs.Device) error {
+			return everyError(verbs.ErrInvalid, last(ibverbx.Open(devs, cfg)), last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, cfg)))
+		}})
+	}
+	return list
+}
+
+// badCards are texts that no card and no description of memory can be, and cards that fit no end.
+func badCards() (list []fumble) {
+	for _, text := range []string{
+		`{}`, `{"qpNums":[]}`, `{"qpNums":["0"]}`, `{"qpNums":["16777216"]}`, `{"qpNums":["1"],"notifyQpNum":"16777216"}`, `{"qpNums":["1"],"credits":-1}`,
+		`{"qpNums":["1"],"mtu":999}`, `{"qpNums":["1"],"firstNum":16777215}`, `{"qpNums":["1"],"rails":[{},{}]}`, `{"qpNums":["1"],"rails":[{"device":64}]}`,
+		`{"qpNums":["1"],"rails":[{"psn":16777216}]}`, `{"qpNums":["1","1"],"rails":[{},{}]}`, `{"qpNums":7}`,
+		`{"qpNums":["1"],"scheme":"` + strings.Repeat("x", 70_000) + `"}`,
+	} {
+		list = append(list, fumble{"card " + text[:min(len(text), 60)], verbs.ErrInvalid, func(*end, []verbs.Device) error {
+			return json.Unmarshal([]byte(text), new(ibverbx.BusinessCard))
+		}})
+	}
+	for _, text := range []string{`{"addr":1}`, `{"addr":"18446744073709551615","length":"2"}`, `{"addr":"0","length":"1","rkeys":{"64":1}}`} {
+		list = append(list, fumble{"memory " + text, verbs.ErrInvalid, func(*end, []verbs.Device) error {
+			return json.Unmarshal([]byte(text), new(ibverbx.RemoteMR))
+		}})
+	}
+	for _, card := range []ibverbx.BusinessCard{
+		{}, {QPNums: make([]uint32, ibverbx.MaxRails+1)}, {QPNums: []uint32{1}, NotifyQPNum: 1 << 24}, {QPNums: []uint32{1}, Credits: -1}, {QPNums: []uint32{1}, MTU: 9},
+		{QPNums: []uint32{1 << 24}}, {QPNums: make([]uint32, 77)}, {QPNums: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}, NotifyQPNum: 10},
+		{QPNums: []uint32{1}, FirstNumber: numberMod},
+	} {
+		list = append(list, fumble{sprintf("a connection to %.80v", card), verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+			if e.state == closed {
+				return verbs.ErrInvalid
+			}
+			return e.vq.Connect(card)
+		}})
+	}
+	return list
+}
+
+// connectAgain tries to connect an end that is connected, to what it is connected to.
+func (e *end) connectAgain() error {
+	card, err := e.peer.vq.Card()
+	if err != nil || e.conn.lied || e.peer.state == closed {
+		return verbs.ErrState // it cannot be asked now
+	}
+	card = e.w.travel(e.conn, e.peer, card)
+	return e.vq.Connect(card)
+}
+
+// postClosedMemory names memory that was closed a moment ago, in one piece and in several.
+func (e *end) postClosedMemory() error {
+	if e.refusal() != nil {
+		return ibverbx.ErrClosed
+	}
+	mr, err := e.host.dom.Register(make([]byte, 64), verbs.AccessAll)
+	if err != nil {
+		return ibverbx.ErrClosed // a NIC is gone, or the domain is
+	}
+	if err := mr.Close(); err != nil {
+		return err
+	}
+	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 4), Remote: e.peer.host.remote.Slice(0, 4)}
+	pieces := write
+	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.mr.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
+	if e.single || e.conn.lied {
+		return ibverbx.ErrClosed // there the NIC tells, in the completion
+	}
+	errs := []error{last(e.vq.PostSend(write)), last(e.vq.PostSend(pieces))}
+	if withSends.fits(e) {
+		errs = append(errs, last(e.vq.PostRecv(ibverbx.RecvWR{Local: mr.Slice(0, 4)})))
+	}
+	return everyError(ibverbx.ErrClosed, errs...)
+}
+
+// fumble makes one of the mistakes.
+func (e *end) fumble() {
+	w := e.w
+	var devs []verbs.Device
+	for _, d := range e.host.nics {
+		devs = append(devs, d.Device)
+	}
+	f := fumbles[w.rng.IntN(len(fumbles))]
+	before, sends, state := w.fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
+	err := f.do(e, devs)
+	w.logf("  %s: %v", f.name, err)
+	if !errors.Is(err, f.want) && !e.gone(err) && !(e.cq.closed && errors.Is(err, ibverbx.ErrClosed)) {
+		w.broken(ruleRefusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
+	}
+	if after := w.fabric.Objects(); after != before || e.vq.Stats().Sends != sends || e.vq.State() != state {
+		w.broken(ruleLeak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e, f.name, after, before, e.vq.Stats().Sends, sends, e.vq.State(), state)
+	}
+}
+
+// gone says whether an error may be that a NIC of the end's host is gone.
+func (e *end) gone(err error) bool {
+	for _, d := range e.host.nics {
+		if d.died && errors.Is(err, verbs.ErrDeviceGone) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,114 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// mutation is a deliberate bug in package ibverbx: text that stands there once, and what to put in its place.
+type mutation struct {
+	name    string
+	file    string
+	changes []change
+}
+
+type change struct{ old, new string }
+
+// huntSeeds is how many worlds a mutation may survive.
+const huntSeeds = 4000
+
+// TestMutations plants one bug at a time in a copy of the package, and demands that the simulation finds it. A simulation that finds
+// nothing proves nothing.
+func TestMutations(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the simulation once for each bug")
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs the go command")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			caught, what := m.hunt(t, root)
+			if !caught {
+				t.Fatalf("survives %d worlds: %s", huntSeeds, what)
+			}
+			t.Log(what)
+		})
+	}
+}
+
+var (
+	foundSeed = regexp.MustCompile(`found: (.*)`)
+	lowest    = regexp.MustCompile(`seed (\d+)`)
+)
+
+// hunt builds the simulation with the bug and runs it.
+func (m *mutation) hunt(t *testing.T, root string) (caught bool, what string) {
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "sim.test")
+	build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, root, dir), "-o", bin, "ibverbx/test/sim")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("does not build: %v\n%s", err, out)
+	}
+	run := exec.Command(bin, "-test.run", "TestSimulation$", "-test.timeout", "120s", "-seeds", fmt.Sprint(huntSeeds), "-hunt")
+	var out bytes.Buffer
+	run.Stdout, run.Stderr = &out, &out
+	start := time.Now()
+	err := run.Run()
+	took := time.Since(start).Round(time.Millisecond)
+	if found := foundSeed.FindStringSubmatch(out.String()); found != nil {
+		seed := lowest.FindStringSubmatch(found[1])
+		return true, fmt.Sprintf("%d worlds, %v: %.200s", atoi(seed[1])+1, took, found[1])
+	}
+	if err != nil {
+		return true, fmt.Sprintf("after %v: hangs or crashes: %.300s", took, out.String())
+	}
+	return false, took.String()
+}
+
+func atoi(s string) (n int) {
+	_, _ = fmt.Sscan(s, &n)
+	return n
+}
+
+// overlay writes the file with the bug, and the list that has the go command take it in place of the true one.
+func (m *mutation) overlay(t *testing.T, root, dir string) string {
+	path := filepath.Join(root, m.file)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := string(text)
+	for _, c := range m.changes {
+		if n := strings.Count(source, c.old); n != 1 {
+			t.Fatalf("%s has %d times, and must have once:\n%s", m.file, n, c.old)
+		}
+		source = strings.Replace(source, c.old, c.new, 1)
+	}
+	copied := filepath.Join(dir, m.file)
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{path: copied}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	for name, content := range map[string][]byte{copied: []byte(source), overlay: list} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return overlay
+}

@@ -1,0 +1,85 @@
+package sim
+
+// mutations are the bugs that the simulation must find. They are mistakes that were made, in this library or in others of its kind,
+// or that could have been.
+var mutations = []mutation{
+	// Errors.
+	{"notification after a failed fragment", "fail.go", []change{{
+		"for i := max(q.stopAt, q.noted); i < q.send.tail; i++ {", "for i := q.send.tail; i < q.send.tail; i++ {"}}},
+	{"later requests go out after an error", "complete.go", []change{{
+		"if q.failure != nil {\n\t\tq.progressFailed()\n\t} else if", "if"}}},
+	{"work that was staged behind a failure goes out", "fail.go", []change{{"\tq.unstage(q.stopAt)\n", ""}}},
+	{"last error wins", "fail.go", []change{{"\tif q.failure != nil {\n\t\treturn\n\t}\n\tf.QPNum", "\tf.QPNum"}}},
+	{"success after an error, sends", "complete.go", []change{{"if q.send.head > q.stopAt {", "if false {"}}},
+	{"success after an error, receives", "recv.go", []change{{"if s.torn {", "if false {"}}},
+	{"error routed by opcode", "complete.go", []change{{
+		"\tswitch wridKind(wc.ID) {\n\tcase kindData,", "\tkind := wridKind(wc.ID)\n\tif wc.Status != 0 && wc.Opcode.IsRecv() {\n\t\tkind = kindRecv\n\t}\n\tswitch kind {\n\tcase kindData,"}}},
+	{"receives are not flushed on failure", "fail.go", []change{{"\tq.killed = true\n\tq.recv.flushWaiting()\n", "\tq.killed = true\n"}}},
+	{"queue pairs are left running on failure", "fail.go", []change{{
+		"_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)", "_ = rl"}}},
+	{"flushed receives are believed at once", "recv.go", []change{{
+		"if r.status != verbs.StatusSuccess && q.suspect != nil && q.failure == nil && !q.killed {", "if false {"}}},
+
+	// Buffers and completions.
+	{"buffer released at the first failed fragment", "complete.go", []change{{
+		"\tr.left--\n\trl.inUse--\n\tq.free++\n", "\tr.left--\n\tif wc.Status != 0 {\n\t\tr.left = 0\n\t}\n\trl.inUse--\n\tq.free++\n"}}},
+	{"reported before the notification is acknowledged", "send.go", []change{{
+		"return r.dispatched && r.left == 0 && (r.note == noteNone || r.note == noteDone)", "return r.dispatched && r.left == 0 && r.note != noteDue"}}},
+	{"double completion", "virtualcq.go", []change{{"c.unpoll(batch[i+1 : n])", "c.unpoll(batch[i:n])"}}},
+	{"completion out of order", "virtualcq.go", []change{{"for range later {", "for range 0 {"}}},
+	{"completions lost that a loop did not take", "virtualcq.go", []change{{"c.unpoll(batch[i+1 : n])", ""}}},
+	{"results of a poll dropped when a CQ dies", "virtualcq.go", []change{{"c.loseDevice(pc.device, err)\n", "c.loseDevice(pc.device, err)\n\t\t\t\tout.n = 0\n"}}},
+	{"flush lost on close", "reset.go", []change{{"\tq.reportSends(&out)\n\tq.progressRecvs(&out)\n", "\tq.reportSends(&out)\n"}}},
+	{"sends lost on close", "reset.go", []change{{"\tq.reportSends(&out)\n\tq.progressRecvs(&out)\n", "\tq.progressRecvs(&out)\n"}}},
+	{"memory can be closed in use", "send.go", []change{{"if k := wr.Local.Keys; k != nil && k.mr != nil && !h.take(k.mr) {", "if false {"}}},
+	{"memory is held for ever", "complete.go", []change{{"\t\tout.release(r)\n", ""}}},
+	{"ring grows wrong", "window.go", []change{{"slots[n&mask] = w.slots[n&w.mask]", "slots[n&w.mask] = w.slots[n&w.mask]"}}},
+	{"completion of a former life is believed", "window.go", []change{{"return n, n < w.tail", "return n, n < w.tail || w.tail > 1"}}},
+
+	// Refusals.
+	{"sequence number consumed by a refused post", "rail.go", []change{{
+		"\tn, err := r.qp.PostSend(b.wrs[b.head:b.tail])\n\tb.head += n\n",
+		"\tn, err := r.qp.PostSend(b.wrs[b.head:b.tail])\n\tif err != nil {\n\t\tn++\n\t}\n\tb.head += n\n"}}},
+	{"refused request stays queued", "send.go", []change{{
+		"if err = q.checkSend(n, wr); err != nil {\n\t\t\tbreak", "if err = q.checkSend(n, wr); err != nil {\n\t\t\tq.enqueue(wr)\n\t\t\tbreak"}}},
+	{"refused for now is taken for good", "dispatch.go", []change{{"if verbs.IsTransient(err) {", "if false {"}}},
+	{"receives posted twice after a refusal", "recv.go", []change{{
+		"\t\t\t*next, _ = q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)\n", ""}}},
+	{"scatter list left behind when work moves up", "rail.go", []change{{"\tcopy(list, from.SGL)\n", ""}}},
+
+	// Order and notifications.
+	{"notification before its own data", "dispatch.go", []change{{"for q.noted != q.dataDone {", "for q.noted != q.next {"}}},
+	{"no markers", "dqplb.go", []change{{"if !rl.dirty || rl == last {", "if !rl.dirty || rl != nil {"}}},
+	{"plain data leaves no trace", "dispatch.go", []change{{"\t\trl.dirty = true\n\t}\n\treturn true\n", "\t}\n\treturn true\n"}}},
+	{"fence ignored", "dispatch.go", []change{{"if r.fence {", "if false {"}}},
+	{"atomics on any rail", "dispatch.go", []change{{"rl := q.rails[0]\n\tif !rl.hasRoom() {", "rl := q.pickRail()\n\tif rl == nil || !rl.hasRoom() {"}}},
+	{"user's immediate on another rail", "dqplb.go", []change{{"rl := q.rails[r.immRail]", "rl := q.rails[0]"}}},
+	{"user's immediate left out", "dqplb.go", []change{{"return !r.owesImm || q.stageRawImm(n, r)", "return true"}}},
+	{"banked notification lost", "credit.go", []change{{"\tq.recv.bank.push(n)\n", ""}}},
+	{"notification for a receive that waits for a message", "recv.go", []change{{"\t\tif !r.message {\n\t\t\treturn r\n\t\t}\n", "\t\treturn r\n"}}},
+
+	// Numbers, credits, limits.
+	{"numbers wrap one late", "seq.go", []change{{"seqMod      = 1<<24 - 1", "seqMod      = 1 << 24"}}},
+	{"next number wrong at the wrap", "seq.go", []change{{"if s++; s == seqMod {", "if s++; s > seqMod {"}}},
+	{"distance wrong across the wrap", "seq.go", []change{{"return s + seqMod - base", "return s + seqMod - base + 1"}}},
+	{"numbers out of order are not waited for", "seq.go", []change{{"\tif d != 0 {\n\t\treturn admitWaits\n\t}\n\treturn admitAdvances", "\treturn admitAdvances"}}},
+	{"numbers go on after a reset", "reset.go", []change{{"\t\tq.arrived = numberReceiver{}\n", ""}}},
+	{"credit leak", "credit.go", []change{{"\trl.owed++\n", "\tif q.counters.recvsDone%8 != 7 {\n\t\trl.owed++\n\t}\n"}}},
+	{"slot leak", "complete.go", []change{{"\tr.note = noteDone\n\trl.inUse--\n", "\tr.note = noteDone\n"}}},
+	{"limit of a queue ignored", "rail.go", []change{{"return r.inUse < r.limit", "return r.inUse <= r.limit"}}},
+	{"bank without a bottom", "credit.go", []change{{" || q.recv.bank.len() >= q.cfg.MaxBanked", ""}}},
+
+	// Devices.
+	{"equal numbers on two NICs confused", "virtualcq.go", []change{{
+		"c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[dev]})", "c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[cqs[0].Device().ID()]})"}}},
+	{"rail of the CQ polled before", "virtualcq.go", []change{
+		{"\t\tvar last *rail // completions come in bursts of one queue pair\n", ""},
+		{"\tfirst := c.turn\n", "\tfirst := c.turn\n\tvar last *rail\n"}}},
+	{"local key of another device", "dispatch.go", []change{{
+		"sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size), LKey: r.localKeys.at(rl.device)}",
+		"sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size), LKey: r.localKeys.at(q.rails[0].device)}"}}},
+	{"remote key of the local device", "dispatch.go", []change{{"\twr.RKey = r.remoteKeys.at(rl.peerDev)\n\treturn wr", "\twr.RKey = r.remoteKeys.at(rl.device)\n\treturn wr"}}},
+	{"a piece of a scatter list skipped", "dispatch.go", []change{{
+		"x.piece, x.pieceOff = x.piece+1, 0", "x.piece, x.pieceOff = x.piece+1, x.pieceOff&1"}}},
+	{"posts accepted while draining", "send.go", []change{{"\tcase q.phase != drainNone:\n\t\treturn ErrDraining\n", ""}}},
+}

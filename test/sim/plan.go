@@ -1,0 +1,168 @@
+package sim
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// plan is what a world is made of and what happens in it. All of it follows from the seed, and a plan with some of its events
+// left out is a plan again: that is how a failure is shrunk.
+type plan struct {
+	seed     uint64
+	mood     mood
+	nics     int
+	hosts    [][]int // NICs of each host
+	cqs      []int   // the host of each virtual CQ
+	direct   []bool  // of each virtual CQ: the program polls the physical CQs itself
+	conns    []connPlan
+	scramble bool
+	bias     int // how strongly some queue pairs are preferred, 0 to 3
+	events   []Event
+}
+
+// connPlan is a connection between two virtual queue pairs.
+type connPlan struct {
+	cqs    [2]int
+	cfg    [2]ibverbx.Config
+	rails  int
+	byHand [2][]int // devices of the rails, as indices into the host's NICs; nil when Domain.NewQP makes them
+	strip  bool     // cards without the keys that the C++ original does not know
+	small  int      // receives are this many bytes
+}
+
+// mood says how bad a world is.
+type mood uint8
+
+const (
+	calm    mood = iota // nothing fails; NICs may be slow, and refuse for now
+	faulty              // everything fails that can
+	hostile             // and peers break the rules
+)
+
+func (m mood) String() string { return [...]string{"calm", "faulty", "hostile"}[m] }
+
+// fragmentSizes, limits and the like lie around the boundaries of what the code distinguishes.
+var (
+	fragmentSizes = []uint32{1, 2, 7, 16, 64, 256, 1000}
+	limits        = []int{1, 1, 2, 3, 4, 5, 8, 16}
+	firstNumbers  = []uint32{0, 0, 1, 1<<24 - 2, 1<<24 - 3, 1<<24 - 20, 1<<24 - 80}
+)
+
+func newPlan(seed uint64) *plan {
+	rng := rand.New(rand.NewPCG(seed, 0x706c616e))
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	p := &plan{seed: seed, mood: mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)), scramble: rng.IntN(3) == 0, bias: pick(0, 0, 1, 2, 3)}
+	p.nics = pick(2, 2, 3, 4, 4)
+	p.hosts = makeHosts(rng, p.nics)
+	for h := range p.hosts {
+		for range pick(1, 1, 1, 2) {
+			p.cqs = append(p.cqs, h)
+			p.direct = append(p.direct, rng.IntN(8) == 0)
+		}
+	}
+	for range pick(1, 1, 2, 2, 3) {
+		p.conns = append(p.conns, p.makeConn(rng))
+	}
+	p.events = makeEvents(rng, p.mood, 2*len(p.conns))
+	return p
+}
+
+// makeHosts deals the NICs out to two hosts, one of which may have most of them.
+func makeHosts(rng *rand.Rand, nics int) [][]int {
+	cut := 1 + rng.IntN(nics-1)
+	var hosts [2][]int
+	for i := range nics {
+		h := 0
+		if i >= cut {
+			h = 1
+		}
+		hosts[h] = append(hosts[h], i)
+	}
+	return hosts[:]
+}
+
+func (p *plan) makeConn(rng *rand.Rand) connPlan {
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	c := connPlan{rails: pick(1, 2, 2, 3, 3, 4, 5, 6), strip: rng.IntN(6) == 0, small: pick(0, 1, 20, 150)}
+	if p.scramble {
+		c.rails = max(c.rails, 2) // a single queue pair passes on what the NIC says, in the order in which it says it
+	}
+	c.cqs[0] = rng.IntN(len(p.cqs))
+	c.cqs[1] = rng.IntN(len(p.cqs)) // perhaps on the same host, or even the same virtual CQ
+	cfg := ibverbx.Config{
+		Scheme:     ibverbx.Scheme(rng.IntN(2)),
+		MaxMsgSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
+		NoNotifyQP: rng.IntN(6) == 0,
+	}
+	if cfg.Scheme == ibverbx.Spray || c.rails == 1 {
+		cfg.NoNotifyQP = c.rails == 1
+	}
+	if !c.strip {
+		cfg.FirstNumber = firstNumbers[rng.IntN(len(firstNumbers))]
+	}
+	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
+	cfg.Conn.GIDIndex, cfg.Conn.Port = pick(0, 0, -1, 1), uint8(pick(0, 1))
+	cfg.Conn.MTU, cfg.Conn.MaxRDAtomic = verbs.MTU(pick(0, 1, 3)), uint8(pick(0, 0, 1, 3))
+	if p.mood != calm && rng.IntN(4) == 0 {
+		cfg.Conn.RNRRetry = uint8(pick(1, 2, 5)) // a receiver that is late makes it fail
+	}
+	for i := range c.cfg {
+		cfg.MaxMsgCntPerQP = limits[rng.IntN(len(limits))]
+		cfg.Credits = limits[rng.IntN(len(limits))]
+		cfg.MaxBanked = pick(1, 2, 5, 100)
+		cfg.MaxSGE = pick(1, 2, 4)
+		cfg.MaxInline = pick(16, 64)
+		c.cfg[i] = cfg
+	}
+	p.makeRails(rng, &c)
+	return c
+}
+
+// makeRails lets Domain.NewQP make the rails where both hosts can have as many, and otherwise deals them out by hand.
+func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
+	even := rng.IntN(2) == 0
+	for _, cq := range c.cqs {
+		even = even && c.rails%len(p.hosts[p.cqs[cq]]) == 0
+	}
+	for i, cq := range c.cqs {
+		nics := len(p.hosts[p.cqs[cq]])
+		if even {
+			c.cfg[i].QPsPerDevice = c.rails / nics
+			continue
+		}
+		for range c.rails {
+			c.byHand[i] = append(c.byHand[i], rng.IntN(nics))
+		}
+	}
+}
+
+// String describes the world in a few lines.
+func (p *plan) String() string {
+	s := fmt.Sprintf("seed %d, %v: %d NICs, hosts %v, virtual CQs on hosts %v", p.seed, p.mood, p.nics, p.hosts, p.cqs)
+	if p.scramble {
+		s += ", completions out of order"
+	}
+	for i, c := range p.conns {
+		cfg := c.cfg[0]
+		s += fmt.Sprintf("\nconnection %d on virtual CQs %v: %d rails, %v, fragments of %d bytes, limits %d and %d, credits %d and %d, banks %d and %d",
+			i, c.cqs, c.rails, cfg.Scheme, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP, cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
+		if cfg.NoNotifyQP {
+			s += ", no notify QP"
+		}
+		if cfg.FirstNumber != 0 {
+			s += fmt.Sprintf(", numbers from %d", cfg.FirstNumber)
+		}
+		if c.strip {
+			s += ", plain cards"
+		}
+		for end, rails := range c.byHand {
+			if rails != nil {
+				s += fmt.Sprintf(", rails of end %c on NICs %v of its host", 'a'+end, rails)
+			}
+		}
+	}
+	return s
+}

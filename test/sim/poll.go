@@ -1,0 +1,221 @@
+package sim
+
+import (
+	"context"
+	"errors"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// vcq is a virtual CQ and the virtual queue pairs on it.
+type vcq struct {
+	w       *world
+	host    *host
+	name    string
+	cq      *ibverbx.VirtualCQ
+	taps    []*tappedCQ
+	ends    []*end
+	direct  bool // the program polls the physical CQs itself
+	mayDie  bool // a physical CQ may have died
+	closed  bool
+	buf     [80]ibverbx.WC
+	scratch []ibverbx.WC
+}
+
+// ended is a context that has ended: calls that wait look once.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// poll takes completions in one of the ways that there are.
+func (c *vcq) poll() int {
+	if c.direct && !c.closed {
+		return c.pollDirectly()
+	}
+	switch n := c.w.rng.IntN(12); n {
+	case 0:
+		return c.pollOne()
+	case 1:
+		return c.pollDevice()
+	case 2:
+		return c.pollRange()
+	case 3:
+		c.wait()
+		return c.pollUpTo(2)
+	case 4, 5, 6:
+		return c.pollUpTo(1 + c.w.rng.IntN(4))
+	default:
+		return c.pollUpTo(len(c.buf))
+	}
+}
+
+func (c *vcq) pollUpTo(n int) int {
+	n, err := c.cq.Poll(c.buf[:n])
+	c.takeAll(c.buf[:n])
+	c.mayFail(n, err)
+	return n
+}
+
+func (c *vcq) pollOne() int {
+	wc, ok, err := c.cq.PollOne()
+	if !ok {
+		c.mayFail(0, err)
+		return 0
+	}
+	c.take(&wc)
+	c.mayFail(1, err)
+	return 1
+}
+
+func (c *vcq) pollDevice() int {
+	dev := c.host.nics[c.w.rng.IntN(len(c.host.nics))].ID()
+	n, err := c.cq.PollDevice(dev, c.buf[:1+c.w.rng.IntN(5)])
+	c.takeAll(c.buf[:n])
+	c.mayFail(n, err)
+	return n
+}
+
+// pollRange ranges over completions, and may stop early: the rest must not be lost.
+func (c *vcq) pollRange() int {
+	n, most := 0, 1+c.w.rng.IntN(20)
+	for wc, err := range c.cq.Completions() {
+		if err != nil {
+			c.mayFail(n, err)
+			continue
+		}
+		c.take(&wc)
+		if n++; n == most {
+			break
+		}
+	}
+	return n
+}
+
+// pollDirectly polls the physical CQs and hands over what they had.
+func (c *vcq) pollDirectly() int {
+	c.scratch = c.scratch[:0]
+	var wcs [16]verbs.WC
+	polled := 0
+	for i := range c.taps {
+		t := c.taps[(i+c.w.at)%len(c.taps)]
+		if t.dead {
+			continue
+		}
+		n, err := t.Poll(wcs[:1+c.w.rng.IntN(len(wcs))])
+		polled += n
+		c.scratch = c.cq.ProcessCompletions(c.scratch, t.nic.ID(), wcs[:n]...)
+		if err != nil {
+			c.mayFail(0, err)
+			c.cq.FailDevice(t.nic.ID(), err)
+			c.scratch = c.cq.ProcessCompletions(c.scratch, t.nic.ID())
+		}
+	}
+	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].nic.ID()) // what was refused for now is tried again
+	c.takeAll(c.scratch)
+	return polled + len(c.scratch)
+}
+
+// wait asks for an event and looks whether there is anything.
+func (c *vcq) wait() {
+	ready := c.cq.Stats().Ready
+	err := c.w.waiting(func() error { return c.cq.Wait(ended) })
+	switch {
+	case err == nil:
+		if c.cq.Stats().Ready == 0 {
+			c.w.broken(ruleCounters, "%s: Wait says that there is a completion, and there is none", c.name)
+		}
+	case errors.Is(err, context.Canceled):
+		if ready != 0 {
+			c.w.broken(ruleLiveness, "%s: %d completions wait, and Wait does not see them", c.name, ready)
+		}
+	default:
+		c.mayFail(0, err)
+	}
+	if !c.closed && c.w.rng.IntN(2) == 0 {
+		if err := c.cq.Arm(); err != nil {
+			c.mayFail(0, err)
+		}
+		select {
+		case <-c.cq.Events():
+		default:
+		}
+	}
+}
+
+// mayFail checks an error of a poll.
+func (c *vcq) mayFail(n int, err error) {
+	switch {
+	case err == nil:
+	case c.closed && n == 0 && errors.Is(err, ibverbx.ErrClosed):
+	case c.mayDie && (errors.Is(err, verbs.ErrOverrun) || errors.Is(err, verbs.ErrDeviceGone)):
+		c.w.logf("  %s: %v", c.name, err)
+	default:
+		c.w.broken(ruleIsolation, "%s: poll: %v", c.name, err)
+	}
+}
+
+func (c *vcq) takeAll(wcs []ibverbx.WC) {
+	for i := range wcs {
+		c.take(&wcs[i])
+	}
+}
+
+// take hands a completion to the virtual queue pair that it names.
+func (c *vcq) take(wc *ibverbx.WC) {
+	for _, e := range c.ends {
+		if e.vq.Num() == wc.QPNum {
+			e.take(wc)
+			e.checkErr()
+			return
+		}
+	}
+	c.w.broken(ruleRouting, "%s: a completion of virtual qp %d, which is not there: %s", c.name, wc.QPNum, describe(wc))
+}
+
+// checkErr checks that the first error is kept, and that there is a reason for it.
+func (e *end) checkErr() {
+	err := e.vq.Err()
+	if err == nil {
+		if e.firstErr != "" {
+			e.w.broken(ruleFirstError, "%v has forgotten: %s", e, e.firstErr)
+		}
+		return
+	}
+	var failed *ibverbx.FailedError
+	if !errors.As(err, &failed) {
+		e.w.broken(ruleFirstError, "%v: Err is no FailedError: %v", e, err)
+	}
+	if e.firstErr == "" {
+		e.firstErr = err.Error()
+		e.w.logf("  %v: %v", e, err)
+		if e.conn.blame == "" && !e.ended() {
+			e.w.broken(ruleIsolation, "%v has failed without a cause: %v", e, err)
+		}
+	}
+	if e.firstErr != err.Error() {
+		e.w.broken(ruleFirstError, "%v said %s, and now says %v", e, e.firstErr, err)
+	}
+	if state := e.vq.State(); state != verbs.StateErr {
+		e.w.broken(ruleFirstError, "%v has failed and is in %v", e, state)
+	}
+}
+
+// pollAll takes everything that waits, without letting the fabric move.
+func (c *vcq) pollAll() int {
+	total := 0
+	for {
+		n := 0
+		if c.direct && !c.closed {
+			n = c.pollDirectly()
+		} else {
+			n = c.pollUpTo(len(c.buf))
+		}
+		if n == 0 {
+			return total
+		}
+		total += n
+	}
+}

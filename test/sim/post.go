@@ -1,0 +1,407 @@
+package sim
+
+import (
+	"errors"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// postSends posts a batch, in which one request may be bad: those before it are accepted, it and those behind it are not.
+func (e *end) postSends(n int) {
+	first := len(e.sends)
+	var wrs []ibverbx.SendWR
+	for range n {
+		wr, ok := e.makeSend()
+		if !ok {
+			break
+		}
+		wrs = append(wrs, wr)
+	}
+	if e.w.rng.IntN(20) == 0 {
+		e.postBadSend(wrs, first)
+		return
+	}
+	if len(wrs) != 0 {
+		e.postGood(wrs, first)
+	}
+}
+
+// postGood posts requests that nothing is wrong with. They are in the books already, because the wires show them during the call.
+func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
+	want := e.refusal()
+	n, err := e.vq.PostSend(wrs...)
+	e.logPosted(first, n, err)
+	e.keepSends(first + n)
+	if n == len(wrs) && err == nil && want == nil {
+		return
+	}
+	e.checkRefusal("send", n, len(wrs), err, want, e.sendQueueFull)
+}
+
+func (e *end) logPosted(first, n int, err error) {
+	for _, s := range e.sends[first : first+n] {
+		e.w.logf("  %v posts %v", e, s)
+	}
+	if err != nil {
+		e.w.logf("  %v", err)
+	}
+}
+
+// refusal is why a post must be refused now; nil when it must be accepted.
+func (e *end) refusal() error {
+	switch {
+	case e.state == closed:
+		return ibverbx.ErrClosed
+	case e.vq.Err() != nil:
+		return ibverbx.ErrFailed
+	case e.state == draining, e.state == drained:
+		return ibverbx.ErrDraining
+	case e.state == unconnected:
+		return ibverbx.ErrNotConnected
+	}
+	return nil
+}
+
+// checkRefusal checks a post that was not accepted whole. A single queue pair passes on what its NIC says.
+func (e *end) checkRefusal(what string, n, all int, err, want error, full func() bool) {
+	var refused *ibverbx.PostError
+	switch {
+	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, &refused):
+	case n == all && err == nil && want == nil:
+	case want != nil:
+		e.w.broken(ruleRefusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what, e.state, n, all, err, want)
+	case e.single && errors.Is(err, verbs.ErrQueueFull) && full():
+	case e.conn.lied && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
+	case e.single && (injected(err) || e.conn.blame != ""):
+	default:
+		e.w.broken(ruleRefusal, "%v: %s %d of %d refused: %v", e, what, n, all, err)
+	}
+}
+
+// keepSends forgets the requests from index n on, which were refused. Nothing of them may have gone out.
+func (e *end) keepSends(n int) {
+	for _, s := range e.sends[n:] {
+		if s.begun || s.out != 0 {
+			e.w.broken(ruleOneForOne, "%v: %v was refused, and goes out", e, s)
+		}
+		if s.word != nil {
+			s.word.sure = false
+		}
+	}
+	e.sends = e.sends[:n]
+	e.writes, e.locals, e.mail = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n)
+	for i := range e.peer.expect {
+		e.peer.expect[i] = keep(e.peer.expect[i], n)
+	}
+}
+
+func keep(list []*send, n int) []*send {
+	for len(list) != 0 && list[len(list)-1].index >= n {
+		list = list[:len(list)-1]
+	}
+	return list
+}
+
+// makeSend draws a request and enters it into the books.
+func (e *end) makeSend() (ibverbx.SendWR, bool) {
+	op := e.drawOpcode()
+	s := &send{index: len(e.sends), life: e.life, op: op, flags: verbs.SendSignaled, imm: uint32(e.w.rng.IntN(3)) * e.w.rng.Uint32()}
+	if e.w.rng.IntN(8) == 0 {
+		s.flags |= verbs.SendFence
+	}
+	if e.w.rng.IntN(8) == 0 {
+		s.flags |= verbs.SendSolicited
+	}
+	if e.single && e.w.rng.IntN(4) == 0 && e.mayBeUnsignaled() {
+		s.flags &^= verbs.SendSignaled
+	}
+	s.length = e.drawLength(op)
+	wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: op, Imm: s.imm}
+	if !e.giveMemory(s, &wr) {
+		return wr, false
+	}
+	wr.Flags = s.flags
+	e.enter(s)
+	return wr, true
+}
+
+// mayBeUnsignaled: a queue that is full of requests without a completion is full for ever.
+func (e *end) mayBeUnsignaled() bool {
+	n := len(e.sends)
+	for n > e.sendHead && e.sends[n-1].flags&verbs.SendSignaled == 0 {
+		n--
+	}
+	return len(e.sends)-n+1 < e.wires[0].Cap().MaxSendWR
+}
+
+func (e *end) drawOpcode() verbs.Opcode {
+	ops := []verbs.Opcode{
+		verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm,
+		verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp, verbs.OpSend, verbs.OpSendWithImm,
+	}
+	if !e.takesMessages() {
+		ops = ops[:9]
+	}
+	return ops[e.w.rng.IntN(len(ops))]
+}
+
+// takesMessages says whether SEND is possible at all: DQPLB needs a notify queue pair for it.
+func (e *end) takesMessages() bool {
+	cfg := &e.conn.plan.cfg[0]
+	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP)
+}
+
+// drawLength draws lengths around the boundaries: of a fragment, of all rails together, of what they hold.
+func (e *end) drawLength(op verbs.Opcode) int {
+	rng := e.w.rng
+	switch {
+	case op.IsAtomic():
+		return 8
+	case op.IsSend():
+		return rng.IntN(e.conn.plan.small + 1)
+	}
+	cfg := &e.conn.plan.cfg[e.index%2]
+	frag, rails := int(cfg.MaxMsgSize), e.conn.plan.rails
+	lengths := [...]int{1, frag - 1, frag, frag + 1, 2 * frag, 2*frag + 1, rails * frag, rails*frag + 1, rails * cfg.MaxMsgCntPerQP * frag, (rails*cfg.MaxMsgCntPerQP + 1) * frag, 1 + rng.IntN(5*frag)}
+	return min(max(lengths[rng.IntN(len(lengths))], 1), 3000, 60*frag)
+}
+
+// giveMemory gives a request memory on both sides. It reports false when there is none left.
+func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
+	own, peers := e.host.memory, e.peer.host.memory
+	all, ok := own.alloc(s.length)
+	if !ok {
+		return false
+	}
+	if !own.untouched(all) {
+		e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d", e, all.off, all.off+all.n)
+	}
+	s.local = []span{all}
+	switch {
+	case s.op.IsAtomic():
+		return e.giveWord(s, wr)
+	case s.op == verbs.OpRDMARead:
+		if !e.giveReadable(s) {
+			return false
+		}
+	default:
+		if isWrite(s.op) {
+			if s.remote, ok = peers.alloc(s.length); !ok {
+				return false
+			}
+			if !peers.untouched(s.remote) {
+				e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d", e, s.remote.off, s.remote.off+s.remote.n)
+			}
+		}
+		s.key = own.fill(all, e.w.rng)
+	}
+	if s.remote.n != 0 {
+		wr.Remote = e.peer.host.remote.Slice(uint64(s.remote.off), uint64(s.remote.n))
+	}
+	e.cut(s, wr)
+	return true
+}
+
+// cut gives the request its local memory: in one piece, in several, or inline.
+func (e *end) cut(s *send, wr *ibverbx.SendWR) {
+	rng, all := e.w.rng, s.local[0]
+	cfg := &e.conn.plan.cfg[e.index%2]
+	switch n := rng.IntN(6); {
+	case n == 0 && s.op != verbs.OpRDMARead && all.n <= cfg.MaxInline:
+		s.flags |= verbs.SendInline
+		wr.Inline = append([]byte(nil), e.host.memory.bytes(all)...)
+		e.host.memory.reuse(all, "the source of an inline request") // it is the caller's at once
+		s.local = nil
+	case n == 1 && all.n > 1:
+		// SEND is not fragmented, nor is what a single queue pair carries: there the list must fit.
+		most := 5
+		if s.op.IsSend() || e.single {
+			most = cfg.MaxSGE
+		}
+		s.local = s.local[:0]
+		for at := 0; at < all.n; {
+			size := 1 + rng.IntN(all.n-at)
+			if len(s.local) == most-1 {
+				size = all.n - at
+			}
+			s.local = append(s.local, span{all.off + at, size})
+			at += size
+		}
+		for _, piece := range s.local {
+			wr.SGL = append(wr.SGL, e.host.mr.Slice(uint64(piece.off), uint64(piece.n)))
+		}
+	case all.n != 0:
+		wr.Local = e.host.mr.Slice(uint64(all.off), uint64(all.n))
+	}
+}
+
+// giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what an earlier write has brought.
+func (e *end) giveReadable(s *send) bool {
+	if e.w.rng.IntN(2) == 0 {
+		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
+			if t := e.sends[i]; isWrite(t.op) && t.life == e.life && t.length <= s.length {
+				s.flags |= verbs.SendFence
+				s.remote, s.key, s.length = t.remote, t.key, t.length
+				s.local[0].n = t.length
+				return true
+			}
+		}
+	}
+	at, ok := e.peer.host.memory.alloc(s.length)
+	if !ok {
+		return false
+	}
+	s.remote = at
+	s.key = e.peer.host.memory.fill(at, e.w.rng)
+	e.peer.host.memory.settle(at, s.key, "what "+e.name+" reads")
+	return true
+}
+
+// giveWord chooses what an atomic changes.
+func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
+	rng := e.w.rng
+	if len(e.words) == 0 || !e.words[len(e.words)-1].sure || rng.IntN(10) == 0 {
+		at, ok := e.peer.host.memory.alloc(8)
+		if !ok {
+			return false
+		}
+		v := rng.Uint64()
+		e.peer.host.memory.setWord(at, v)
+		e.words = append(e.words, &word{at: at, value: v, planned: v, sure: true})
+	}
+	s.word = e.words[len(e.words)-1]
+	s.first, s.second = rng.Uint64(), rng.Uint64()
+	if s.op == verbs.OpAtomicCmpAndSwp && rng.IntN(2) == 0 {
+		s.first = s.word.planned
+	}
+	s.word.planned = s.word.after(s, s.word.planned)
+	wr.CompareAdd, wr.Swap = s.first, s.second
+	wr.Local = e.host.mr.Slice(uint64(s.local[0].off), 8)
+	wr.Remote = e.peer.host.remote.Slice(uint64(s.word.at.off), 8)
+	return true
+}
+
+// enter puts a request into the books.
+func (e *end) enter(s *send) {
+	s.raw = e.conn.raw
+	e.sends = append(e.sends, s)
+	e.most = max(e.most, len(e.sends)-e.sendHead)
+	kind := -1
+	switch {
+	case s.op.IsSend():
+		e.mail = append(e.mail, s)
+		kind = kindMessage
+	case isWrite(s.op):
+		e.writes = append(e.writes, s)
+		if s.op.HasImm() {
+			kind = kindNote
+		}
+	default:
+		e.locals = append(e.locals, s)
+	}
+	if kind >= 0 {
+		if e.single {
+			kind = kindNote
+		}
+		e.peer.expect[kind] = append(e.peer.expect[kind], s)
+	}
+}
+
+// burst posts more than any queue or first ring holds, all at once.
+func (e *end) burst() {
+	first := len(e.sends)
+	var wrs []ibverbx.SendWR
+	for range 60 + e.w.rng.IntN(80) {
+		s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled, length: 1 + e.w.rng.IntN(8), imm: 1}
+		if e.w.rng.IntN(8) == 0 {
+			s.op = verbs.OpRDMAWriteWithImm
+		}
+		wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Flags: s.flags, Imm: s.imm}
+		local, ok := e.host.memory.alloc(s.length)
+		remote, ok2 := e.peer.host.memory.alloc(s.length)
+		if !ok || !ok2 {
+			break
+		}
+		s.local, s.remote, s.key = []span{local}, remote, e.host.memory.fill(local, e.w.rng)
+		wr.Local, wr.Remote = e.host.mr.Slice(uint64(local.off), uint64(local.n)), e.peer.host.remote.Slice(uint64(remote.off), uint64(remote.n))
+		e.enter(s)
+		wrs = append(wrs, wr)
+	}
+	if len(wrs) != 0 {
+		e.postGood(wrs, first)
+	}
+}
+
+// postRecvs posts receives of both kinds.
+func (e *end) postRecvs(n int) {
+	var wrs []ibverbx.RecvWR
+	for range n {
+		message := e.single || e.takesMessages() && e.w.rng.IntN(3) == 0
+		wr, ok := e.makeRecv(message)
+		if !ok {
+			break
+		}
+		wrs = append(wrs, wr)
+	}
+	if e.w.rng.IntN(20) == 0 {
+		e.postBadRecv(wrs)
+		return
+	}
+	if len(wrs) != 0 {
+		e.postGoodRecvs(wrs)
+	}
+}
+
+func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
+	r := &recv{index: len(e.recvs), life: e.life, message: message && e.conn.plan.small != 0}
+	wr := ibverbx.RecvWR{ID: e.id(true, r.index)}
+	if r.message {
+		var ok bool
+		if r.buffer, ok = e.host.memory.alloc(e.conn.plan.small); !ok {
+			return wr, false
+		}
+		wr.Local = e.host.mr.Slice(uint64(r.buffer.off), uint64(r.buffer.n))
+		if cut := e.w.rng.IntN(r.buffer.n); e.w.rng.IntN(4) == 0 && cut != 0 && e.conn.plan.cfg[e.index%2].MaxSGE > 1 {
+			wr.SGL = []ibverbx.Segment{e.host.mr.Slice(uint64(r.buffer.off), uint64(cut)), e.host.mr.Slice(uint64(r.buffer.off+cut), uint64(r.buffer.n-cut))}
+			wr.Local = ibverbx.Segment{}
+		}
+		e.buffers = append(e.buffers, r)
+	}
+	e.recvs = append(e.recvs, r)
+	return wr, true
+}
+
+func (e *end) postGoodRecvs(wrs []ibverbx.RecvWR) {
+	first := len(e.recvs) - len(wrs)
+	want := e.refusal()
+	n, err := e.vq.PostRecv(wrs...)
+	e.logRecvs(first, n, err)
+	e.keepRecvs(first + n)
+	if n == len(wrs) && err == nil && want == nil {
+		return
+	}
+	e.checkRefusal("receive", n, len(wrs), err, want, e.recvQueueFull)
+}
+
+func (e *end) logRecvs(first, n int, err error) {
+	for _, r := range e.recvs[first : first+n] {
+		e.w.logf("  %v posts %v", e, r)
+	}
+	if err != nil {
+		e.w.logf("  %v", err)
+	}
+}
+
+// keepRecvs forgets the receives from index n on, which were refused.
+func (e *end) keepRecvs(n int) {
+	for _, r := range e.recvs[n:] {
+		if r.out != 0 {
+			e.w.broken(ruleOneForOne, "%v: %v was refused, and is on a NIC", e, r)
+		}
+	}
+	e.recvs = e.recvs[:n]
+	for len(e.buffers) != 0 && e.buffers[len(e.buffers)-1].index >= n {
+		e.buffers = e.buffers[:len(e.buffers)-1]
+	}
+}

@@ -1,0 +1,185 @@
+package sim
+
+import (
+	"errors"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Bad input, and the errors that it must get. Each spoils a request that was good, which then must have no effect whatever.
+
+// badSend is a way to spoil a request.
+type badSend struct {
+	name  string
+	want  error
+	where where
+	spoil func(e *end, wr *ibverbx.SendWR)
+}
+
+// where says on which virtual queue pairs it is bad, or possible.
+type where uint8
+
+const (
+	anywhere  where = iota
+	onSeveral       // several queue pairs
+	withSends       // those that carry SEND
+	noSends         // those that do not
+)
+
+// fits says whether an end is of that kind.
+func (w where) fits(e *end) bool {
+	carries := e.single || e.vq.Scheme() == ibverbx.Spray || !e.vq.Config().NoNotifyQP
+	switch w {
+	case onSeveral:
+		return !e.single
+	case withSends:
+		return carries
+	case noSends:
+		return !carries
+	}
+	return true
+}
+
+var badSends = []badSend{
+	{"an unknown opcode", ibverbx.ErrOpcode, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }},
+	{"no signal", ibverbx.ErrUnsignaled, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.Flags &^= verbs.SendSignaled }},
+	{"unknown flags", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 20 }},
+	{"inline bytes without the flag", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{1} }},
+	{"inline bytes and memory", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Flags, wr.Inline = wr.Flags|verbs.SendInline, []byte{1} }},
+	{"an inline read", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline, ibverbx.Segment{}, []byte{1}
+	}},
+	{"too much inline", ibverbx.ErrLength, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Flags, wr.Local, wr.Inline = wr.Flags|verbs.SendInline, ibverbx.Segment{}, make([]byte, 1000)
+	}},
+	{"a list and a piece", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
+	{"no bytes", ibverbx.ErrLength, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 }},
+	{"no local keys", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }},
+	{"a key for another device", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})
+	}},
+	{"local memory beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 8) }},
+	{"a list beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) {
+		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(0, 4), e.host.mr.Slice(arenaSize-1, 4)}, ibverbx.Segment{}
+	}},
+	{"a list round the address space", ibverbx.ErrLength, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		huge := ibverbx.Segment{Addr: 1, Length: 1<<63 + 1, Keys: everyKey()}
+		wr.SGL, wr.Local = []ibverbx.Segment{huge, huge}, ibverbx.Segment{}
+	}},
+	{"no remote keys", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil }},
+	{"a remote key for another device", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})
+	}},
+	{"more than the remote segment", ibverbx.ErrBounds, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Remote.Length = wr.Local.Length - 1 }},
+	{"remote memory beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.host.remote.Slice(arenaSize-2, 1000) }},
+	{"an atomic of nine bytes", ibverbx.ErrLength, anywhere, func(e *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 9), e.peer.host.remote.Slice(0, 9)
+	}},
+	{"an atomic that is not aligned", ibverbx.ErrAlignment, anywhere, func(e *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 8), e.peer.host.remote.Slice(4, 8)
+	}},
+	{"a SEND of too many pieces", verbs.ErrInvalid, withSends, func(e *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Local, wr.SGL = verbs.OpSend, ibverbx.Segment{}, make([]ibverbx.Segment, 50)
+		for i := range wr.SGL {
+			wr.SGL[i] = e.host.mr.Slice(0, 1)
+		}
+	}},
+	{"a SEND where no queue pair carries it", ibverbx.ErrOpcode, noSends, func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend }},
+	{"a message of more than 2 GiB", ibverbx.ErrLength, withSends, func(e *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Local = verbs.OpSend, ibverbx.Segment{Addr: 4096, Length: 1<<31 + 1, Keys: everyKey()}
+	}},
+}
+
+// postBadSend posts a batch whose last request is spoilt: those before it are accepted, it is not.
+func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
+	bad := badSends[e.w.rng.IntN(len(badSends))]
+	if !bad.where.fits(e) {
+		bad = badSends[0]
+	}
+	wr := ibverbx.SendWR{
+		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+		Local: e.host.mr.Slice(0, 4), Remote: e.peer.host.remote.Slice(0, 4),
+	}
+	bad.spoil(e, &wr)
+	good, before, want := len(wrs), e.vq.Stats().Sends, e.refusal()
+	n, err := e.vq.PostSend(append(wrs, wr)...)
+	if n > good {
+		e.w.broken(ruleRefusal, "%v: a request with %s is accepted", e, bad.name)
+	}
+	e.logPosted(first, n, err)
+	e.keepSends(first + n)
+	switch {
+	case want != nil:
+		e.checkRefusal("send", n, good+1, err, want, e.sendQueueFull)
+	case (e.single || e.conn.lied) && n < good || e.conn.lied && errors.Is(err, ibverbx.ErrNoKey):
+		e.checkRefusal("send", n, good, err, nil, e.sendQueueFull)
+	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Sends != before+uint64(n):
+		e.w.broken(ruleRefusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n, good+1, err, bad.want)
+	}
+}
+
+// everyKey is keys for any device.
+func everyKey() *ibverbx.Keys {
+	keys := map[verbs.DeviceID]uint32{}
+	for dev := range verbs.DeviceID(8) {
+		keys[dev] = 1
+	}
+	return ibverbx.NewKeys(keys)
+}
+
+func (e *end) sendQueueFull() bool { return len(e.wires[0].sends) >= e.wires[0].Cap().MaxSendWR }
+
+func (e *end) recvQueueFull() bool { return len(e.wires[0].recvs) >= e.wires[0].Cap().MaxRecvWR }
+
+// badRecv is a way to spoil a receive.
+type badRecv struct {
+	name  string
+	want  error
+	spoil func(e *end, wr *ibverbx.RecvWR)
+}
+
+var badRecvs = []badRecv{
+	{"a list and a piece", verbs.ErrInvalid, func(_ *end, wr *ibverbx.RecvWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
+	{"no keys", ibverbx.ErrNoKey, func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Keys = nil }},
+	{"memory beyond the region", ibverbx.ErrBounds, func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 2) }},
+	{"a list beyond the region", ibverbx.ErrBounds, func(e *end, wr *ibverbx.RecvWR) {
+		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(arenaSize, 1)}, ibverbx.Segment{}
+	}},
+	{"too many pieces", verbs.ErrInvalid, func(e *end, wr *ibverbx.RecvWR) {
+		wr.SGL, wr.Local = make([]ibverbx.Segment, 50), ibverbx.Segment{}
+		for i := range wr.SGL {
+			wr.SGL[i] = e.host.mr.Slice(0, 1)
+		}
+	}},
+	{"a piece of more than 2 GiB", ibverbx.ErrLength, func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Length = 1<<31 + 1 }},
+}
+
+// postBadRecv posts a batch whose last receive is spoilt.
+func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
+	bad := badRecvs[e.w.rng.IntN(len(badRecvs))]
+	wr := ibverbx.RecvWR{ID: 1, Local: e.host.mr.Slice(0, 4)}
+	bad.spoil(e, &wr)
+	if noSends.fits(e) {
+		bad.want = ibverbx.ErrOpcode
+		if wr.Local != (ibverbx.Segment{}) && len(wr.SGL) != 0 {
+			bad.want = verbs.ErrInvalid
+		}
+	}
+	good, before, want := len(wrs), e.vq.Stats().Recvs, e.refusal()
+	first := len(e.recvs) - good
+	n, err := e.vq.PostRecv(append(wrs, wr)...)
+	if n > good {
+		e.w.broken(ruleRefusal, "%v: a receive with %s is accepted", e, bad.name)
+	}
+	e.logRecvs(first, n, err)
+	e.keepRecvs(first + n)
+	switch {
+	case want != nil:
+		e.checkRefusal("receive", n, good+1, err, want, e.recvQueueFull)
+	case e.single && n < good:
+		e.checkRefusal("receive", n, good, err, nil, e.recvQueueFull)
+	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Recvs != before+uint64(n):
+		e.w.broken(ruleRefusal, "%v: a receive with %s: %d of %d accepted, error %v, want %v", e, bad.name, n, good+1, err, bad.want)
+	}
+}
