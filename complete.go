@@ -115,9 +115,8 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 	q.reportSends(out)
 	q.progressRecvs(out)
-	if q.failure != nil && !q.killed && q.send.head >= q.stopAt {
-		q.kill()
-		q.progressRecvs(out)
+	if q.failure != nil && !q.killed {
+		q.linger(out)
 	}
 }
 
@@ -128,10 +127,11 @@ func (q *VirtualQP) reportSends(out *sink) {
 		if !r.complete() {
 			return
 		}
-		if q.send.head > q.stopAt {
+		if q.send.head > q.stopAt && (q.send.head != q.failed || q.told) {
 			// The line stopped before it: whatever became of its fragments, it is reported as flushed.
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
 		}
+		q.told = q.told || r.status != verbs.StatusSuccess && r.status != verbs.StatusWRFlushErr
 		*q.cq.slot(out) = WC{
 			ID:        r.id,
 			Status:    r.status,

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"fmt"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -91,6 +92,10 @@ type Config struct {
 	// in force when both ends configure one, which their cards say. Numbers wrap after 16.7 million messages:
 	// a test that begins shortly before sees what happens there.
 	FirstNumber uint32
+	// Linger is how long requests that were posted before one that failed may go on to their own end; then they are flushed,
+	// too. What holds them up may be a receive that the peer will never post, because it has failed as well. 0 means a
+	// second; negative means not at all.
+	Linger time.Duration
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
 	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an inline request, on queue
@@ -148,6 +153,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MaxBanked == 0 {
 		c.MaxBanked = 4096
+	}
+	if c.Linger == 0 {
+		c.Linger = time.Second
 	}
 	if c.QPsPerDevice == 0 {
 		c.QPsPerDevice = 4

@@ -56,7 +56,7 @@ func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
 			return false
 		}
 		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n), uint64(q.cfg.MaxMsgSize))
-		rl.dirty = true
+		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite // a read leaves nothing there that a marker would have to prove
 	}
 	return true
 }

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"errors"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -16,6 +17,7 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
 		f := q.describeSend(r, wc.ID, wc.Status)
 		f.VendorErr = wc.VendorErr
 		q.fail(rl, f)
+		q.failed = n
 	}
 	q.stopSends(n)
 }
@@ -29,7 +31,10 @@ func (q *VirtualQP) failPost(rl *rail, err error) {
 		r.status = refusalStatus(err)
 	}
 	rl.stats.errors++
-	q.fail(rl, q.describeSend(r, refused, err))
+	if q.failure == nil {
+		q.fail(rl, q.describeSend(r, refused, err))
+		q.failed = n
+	}
 	q.stopSends(n)
 	q.cq.touch(q)
 }
@@ -54,7 +59,22 @@ func (q *VirtualQP) fail(rl *rail, f *FailedError) {
 	if rl != nil {
 		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
 	}
-	q.failure = f
+	q.failure, q.since = f, time.Now()
+}
+
+// linger waits, after a failure, for the requests before the one that failed, and then has the NICs flush what is left. Where they
+// take too long for Config.Linger, they are flushed with it.
+func (q *VirtualQP) linger(out *sink) {
+	switch {
+	case q.send.head >= q.stopAt:
+	case time.Since(q.since) > q.cfg.Linger:
+		q.stopSends(q.send.head)
+	default:
+		q.cq.touch(q) // nothing may happen that would bring us here again
+		return
+	}
+	q.kill()
+	q.progressRecvs(out)
 }
 
 // stopSends stops the line at request n: n itself and what comes after it post nothing more. What they still have on the NICs

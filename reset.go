@@ -75,8 +75,8 @@ func (q *VirtualQP) endOutstanding() {
 // the former life are recognised.
 func (q *VirtualQP) restart() {
 	q.state = verbs.StateReset
-	q.failure, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, nil, false, never, nil, 0
-	q.recv.torn, q.rawImm, q.blocked = false, false, false
+	q.failure, q.failed, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, 0, nil, false, never, nil, 0
+	q.recv.torn, q.told, q.rawImm, q.blocked = false, false, false, false
 	q.phase, q.drain = drainNone, drain{}
 	q.free, q.peerDevs = 0, q.localDevs
 	if q.cfg.Scheme == DQPLB && !q.single {

@@ -28,6 +28,9 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 			}
 			n++
 		}
+		if b.tail == 0 {
+			break // nothing is left to post, so the NIC has no say
+		}
 		accepted, refusal := rl.qp.PostSend(b.wrs[:b.tail])
 		b.tail = 0
 		q.countPassed(rl, wrs[first:first+accepted])
@@ -153,6 +156,9 @@ func (q *VirtualQP) passRecvs(wrs []RecvWR) (n int, err error) {
 			q.scratch[count].ID = wrs[n].ID
 			count++
 			n++
+		}
+		if count == 0 {
+			break
 		}
 		accepted, refusal := rl.qp.PostRecv(q.scratch[:count])
 		q.counters.recvs += uint64(accepted)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -59,6 +60,9 @@ type VirtualQP struct {
 	failure *FailedError
 	ports   map[uint8]localPort // by device, while a connection is set up
 	suspect *rail               // its receives were flushed, and nothing else has failed yet
+	failed  uint64              // the request that failed first; 0 for none
+	since   time.Time           // when that was
+	told    bool                // a send was reported with an error of its own; all others are flushed
 	stopAt  uint64              // requests from here on post nothing more; never if the line runs
 	killed  bool                // the rails were moved to ERR
 

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"slices"
 
 	"ibverbx"
@@ -37,7 +38,7 @@ func (e *end) lastLife() int {
 
 func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	if e.single {
-		e.skipUnsignaled(index)
+		e.skipUnsignaled(index, true)
 	}
 	switch {
 	case index >= len(e.sends):
@@ -60,36 +61,52 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	if !e.single && wc.ByteLen != uint64(s.length) {
 		e.w.broken(ruleContent, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
 	}
+	e.checkTold(wc, s.life)
 	e.checkStatus("send", s.life, &e.sendTorn, wc)
 	e.release(s, wc.Status == verbs.StatusSuccess)
 }
 
-// skipUnsignaled lets the unsignaled requests end that a later completion vouches for.
-func (e *end) skipUnsignaled(index int) {
+// skipUnsignaled lets unsignaled requests end. A later completion vouches for them; at the end of a life nothing does.
+func (e *end) skipUnsignaled(index int, vouched bool) {
 	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
 		s := e.sends[e.sendHead]
 		e.sendHead++
-		e.release(s, e.sendTorn != s.life && s.life == e.life && !e.ended())
+		e.release(s, vouched && e.sendTorn.life != s.life && s.life == e.life && !e.ended())
 	}
 }
 
 // ended says whether the program has ended what was outstanding.
 func (e *end) ended() bool { return e.state != connected && e.state != draining }
 
-// checkStatus checks that a failure has a cause, and that nothing succeeds after it.
-func (e *end) checkStatus(what string, life int, torn *int, wc *ibverbx.WC) {
+// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that the error is told once: all others are flushed.
+func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 	if wc.Status == verbs.StatusSuccess {
-		if *torn == life {
+		if t.life == life {
 			e.w.broken(ruleFirstError, "%v: a %s succeeds after an error: %s", e, what, describe(wc))
 		}
 		return
 	}
-	if *torn == life && wc.Status != verbs.StatusWRFlushErr {
-		e.w.broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
+	t.life = life
+	if wc.Status != verbs.StatusWRFlushErr {
+		if t.told == life {
+			e.w.broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
+		}
+		t.told = life
 	}
-	*torn = life
 	if e.conn.blame == "" && life == e.life && !e.ended() {
 		e.w.broken(ruleIsolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
+	}
+}
+
+// checkTold checks that the request which Err names as the first to fail completes with that error.
+func (e *end) checkTold(wc *ibverbx.WC, life int) {
+	var first *ibverbx.FailedError
+	var status verbs.Status
+	if life != e.life || e.ended() || e.sendTorn.told == life || !errors.As(e.vq.Err(), &first) || first.Recv || !first.HasID || first.ID != wc.ID {
+		return
+	}
+	if errors.As(first.Err, &status) && status != wc.Status {
+		e.w.broken(ruleFirstError, "%v: %s, and Err says %v", e, describe(wc), first)
 	}
 }
 

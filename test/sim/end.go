@@ -34,7 +34,7 @@ type end struct {
 	expect   [2][]*send // what the peer has sent that a receive of a kind waits for: kindNote, kindMessage
 	checked  int        // the peer's writes before this one were seen to be here
 
-	sendTorn, recvTorn int    // the life in which a completion reported an error; 0 for none
+	sendTorn, recvTorn torn
 	firstErr           string // what Err said first
 
 	// What the wires have shown.
@@ -50,6 +50,9 @@ type end struct {
 	atomics *wire   // that carries them
 	words   []*word
 }
+
+// torn is the life in which a completion of a direction reported an error, and that in which one reported more than a flush.
+type torn struct{ life, told int }
 
 type endState uint8
 

@@ -152,7 +152,7 @@ func (e *end) mayBeLost() bool {
 // mustBeDone checks that everything which was ever accepted has completed. A single queue pair may lose what a NIC took along.
 func (e *end) mustBeDone(after string) {
 	if e.single {
-		e.skipUnsignaled(len(e.sends))
+		e.skipUnsignaled(len(e.sends), false)
 		if e.mayBeLost() {
 			if e.cq.closed {
 				e.writeOff()

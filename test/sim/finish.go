@@ -20,7 +20,11 @@ func (w *world) finish() {
 	for _, h := range w.hosts {
 		h.memory.limit = arenaSize
 	}
-	w.settle()
+	w.settle(false)
+	for _, e := range w.ends {
+		e.checkEnded()
+	}
+	w.settle(true)
 	for _, c := range w.conns {
 		c.checkQuiet()
 	}
@@ -32,8 +36,19 @@ func (w *world) finish() {
 	}
 }
 
-// settle lets the fabric run until nothing moves any more.
-func (w *world) settle() {
+// checkEnded: what has failed and does not linger comes to its end by itself, whatever the peer's program does.
+func (e *end) checkEnded() {
+	if e.vq.Err() == nil || e.state != connected || e.single || e.conn.plan.cfg[0].Linger > 0 {
+		return
+	}
+	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
+		e.w.broken(ruleLiveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives have completed: %v\n%s",
+			e, e.sendHead, len(e.sends), e.recvHead, len(e.recvs), e.vq.Err(), e.stats())
+	}
+}
+
+// settle lets the fabric run until nothing moves any more. With balance the programs post what each other waits for.
+func (w *world) settle(balance bool) {
 	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
 	for range 20_000 {
 		moved := w.fabric.Run(50)
@@ -46,7 +61,9 @@ func (w *world) settle() {
 			}
 		}
 		for _, c := range w.conns {
-			moved += c.balance()
+			if balance {
+				moved += c.balance()
+			}
 		}
 		if still++; moved != 0 {
 			still = 0
@@ -140,13 +157,13 @@ func (c *conn) checkQuiet() {
 		}
 		e.checkErr()
 		if e.single {
-			e.skipUnsignaled(len(e.sends))
+			e.skipUnsignaled(len(e.sends), false)
 			if e.mayBeLost() {
 				continue
 			}
 		}
-		if (e.vq.Err() != nil || e.state == draining) && (e.peer.vq.Err() != nil || e.peer.state == draining) {
-			continue // TODO linger
+		if e.mayWaitForEver() {
+			continue
 		}
 		if e.sendHead != len(e.sends) {
 			e.w.broken(ruleLiveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer is %v, %v\n%s",
@@ -162,6 +179,15 @@ func (c *conn) checkQuiet() {
 			e.checkCounters()
 		}
 	}
+}
+
+// mayWaitForEver: neither end posts receives any more, and both wait for some. What has failed ends by itself where it does not linger;
+// a drain is given up when its context ends.
+func (e *end) mayWaitForEver() bool {
+	waits := func(e *end) bool {
+		return e.state == draining || e.vq.Err() != nil && e.conn.plan.cfg[0].Linger > 0
+	}
+	return waits(e) && waits(e.peer)
 }
 
 func (e *end) stats() string {
@@ -236,6 +262,22 @@ func (e *end) look() {
 	e.checkErr()
 	for range 4 {
 		e.fumble()
+	}
+}
+
+// gauges checks what must hold at any moment: nothing above its limit, and what DQPLB keeps for receives that are late is bounded by the
+// bank and by the credits that were out when it filled.
+func (e *end) gauges() {
+	st := e.vq.Stats()
+	bank := e.vq.Config().MaxBanked
+	for i, r := range st.Rails {
+		bank += r.RecvLimit
+		if r.Outstanding > r.Limit || r.Recvs > r.RecvLimit {
+			e.w.broken(ruleBackpressure, "%v: rail %d is above its limits: %s", e, i, e.stats())
+		}
+	}
+	if st.Banked > bank {
+		e.w.broken(ruleCounters, "%v keeps %d notifications, where %d is the limit: %s", e, st.Banked, bank, e.stats())
 	}
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -31,6 +32,7 @@ type connPlan struct {
 	byHand [2][]int // devices of the rails, as indices into the host's NICs; nil when Domain.NewQP makes them
 	strip  bool     // cards without the keys that the C++ original does not know
 	small  int      // receives are this many bytes
+	lazy   [2]bool  // an end posts few receives, so that what comes must wait
 }
 
 // mood says how bad a world is.
@@ -90,12 +92,14 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	if p.scramble {
 		c.rails = max(c.rails, 2) // a single queue pair passes on what the NIC says, in the order in which it says it
 	}
+	c.lazy = [2]bool{rng.IntN(8) == 0, rng.IntN(8) == 0}
 	c.cqs[0] = rng.IntN(len(p.cqs))
 	c.cqs[1] = rng.IntN(len(p.cqs)) // perhaps on the same host, or even the same virtual CQ
 	cfg := ibverbx.Config{
 		Scheme:     ibverbx.Scheme(rng.IntN(2)),
 		MaxMsgSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
 		NoNotifyQP: rng.IntN(6) == 0,
+		Linger:     time.Duration(pick(-1, int(time.Hour))), // nothing in a world may depend on a clock
 	}
 	if cfg.Scheme == ibverbx.Spray || c.rails == 1 {
 		cfg.NoNotifyQP = c.rails == 1

@@ -335,6 +335,9 @@ func (e *end) burst() {
 
 // postRecvs posts receives of both kinds.
 func (e *end) postRecvs(n int) {
+	if e.conn.plan.lazy[e.index%2] && e.w.rng.IntN(10) != 0 {
+		return
+	}
 	var wrs []ibverbx.RecvWR
 	for range n {
 		message := e.single || e.takesMessages() && e.w.rng.IntN(3) == 0

@@ -95,6 +95,9 @@ func (p *plan) run(log func(string)) (v *Violation) {
 		w.happen(ev)
 		if w.at%32 == 0 {
 			w.audit()
+			for _, e := range w.ends {
+				e.gauges()
+			}
 		}
 	}
 	w.seedEvent(p.seed)

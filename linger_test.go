@@ -1,0 +1,56 @@
+package ibverbx_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// A SEND that waits for a receive which never comes does not hold up the end of a virtual queue pair that has failed behind it: it
+// lingers for as long as it may, and is flushed. The request that failed still tells why.
+func TestRequestsBeforeAFailureLinger(t *testing.T) {
+	const linger = 30 * time.Millisecond
+	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: linger, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
+		begin := time.Now()
+		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
+		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1})
+		l.a.send(t, bad)
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 3, 0, 8))
+		wcs := l.a.wait(t, 3)
+		want := []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRemAccessErr, verbs.StatusWRFlushErr}
+		for i, wc := range wcs {
+			if wc.ID != uint64(i+1) || wc.Status != want[i] {
+				t.Errorf("completion %d: %s, want %v", i, fmtWCs(wcs[i:i+1]), want[i].Name())
+			}
+		}
+		if took := time.Since(begin); took < linger {
+			t.Errorf("flushed after %v: it may linger for %v", took, linger)
+		}
+		if err := l.a.Err(); !errors.Is(err, verbs.StatusRemAccessErr) {
+			t.Error(err)
+		}
+	})
+}
+
+// A negative Linger flushes at once, and Wait sleeps through none of it.
+func TestNoLinger(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: -1, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
+		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8))
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
+		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1})
+		l.a.send(t, bad)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if err := l.a.cq.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if wcs := l.a.wait(t, 2); wcs[0].Status != verbs.StatusWRFlushErr || wcs[1].Status != verbs.StatusRemAccessErr {
+			t.Error(fmtWCs(wcs))
+		}
+	})
+}
