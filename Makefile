@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe ci
+.PHONY: build test test-rxe ci sim
 
 build:
 	go build ./cmd/ibverbx
@@ -12,3 +12,9 @@ test-rxe:
 
 ci:
 	.ci/run
+
+# The simulation for as long as you like: make sim SEEDS=1000000
+SEEDS ?= 100000
+sim:
+	go test -c -o $(or $(TMPDIR),/tmp)/ibverbx-sim ./test/sim
+	$(or $(TMPDIR),/tmp)/ibverbx-sim -test.run 'TestSimulation$$' -test.v -test.timeout 0 -seeds $(SEEDS) -progress

@@ -178,16 +178,27 @@ func (q *VirtualQP) judgeSuspect() {
 func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
 	rl.stats.errors++
 	q.fail(rl, f)
-	stop := q.next
-	for n := q.noted; n < stop; n++ {
-		if q.send.at(n).note == noteDue {
-			stop = n
-		}
-	}
-	if stop < q.send.tail {
+	if stop := q.firstUnposted(); stop < q.send.tail {
 		q.stopSends(stop)
 	}
 	q.kill()
+}
+
+// firstUnposted is the first request of which something has not been posted yet.
+func (q *VirtualQP) firstUnposted() uint64 {
+	first := q.next
+	for n := q.noted; n < first; n++ {
+		if q.send.at(n).note == noteDue {
+			first = n
+		}
+	}
+	for _, rl := range q.all {
+		if rl.staged() != 0 {
+			n, _ := q.send.resolve(wridNumber(rl.batch.wrs[rl.batch.head].ID), wridNumberMask)
+			first = min(first, n)
+		}
+	}
+	return first
 }
 
 // kill moves every rail to ERR, so that the NICs flush what they still hold.

@@ -26,6 +26,9 @@ func (w *world) connect(c *conn, how string) {
 		cards[i] = w.travel(c, e, card)
 	}
 	for i, e := range c.ends {
+		if w.rng.IntN(4) == 0 { // step by step
+			e.toInit()
+		}
 		err := e.vq.Connect(cards[1-i])
 		w.logf("  %v connects: %v", e, err)
 		if err != nil {
@@ -40,6 +43,15 @@ func (w *world) connect(c *conn, how string) {
 		if e.state != connected {
 			c.because("its peer has not connected")
 		}
+	}
+}
+
+// toInit takes an end to INIT by itself, as programs do that connect step by step.
+func (e *end) toInit() {
+	err := e.vq.Modify(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
+		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil)
+	if err != nil && e.conn.blame == "" {
+		e.w.broken(ruleIsolation, "%v: to INIT: %v", e, err)
 	}
 }
 

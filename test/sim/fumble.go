@@ -120,6 +120,46 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		return everyError(ibverbx.ErrClosed, e.cq.cq.Close(), e.cq.cq.Arm(), e.cq.cq.Wait(ended), last(e.cq.cq.Poll(e.cq.buf[:])),
 			last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{})))
 	}},
+	{"opened and closed at once", nil, func(_ *end, devs []verbs.Device) error {
+		q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2, MaxMsgCntPerQP: 1, Credits: 1})
+		if err != nil {
+			return err
+		}
+		return errors.Join(q.Drain(ended), q.Close())
+	}},
+	{"anything on a NIC that is gone", verbs.ErrDeviceGone, func(e *end, _ []verbs.Device) error {
+		if e.host.nics[0].dead == 0 {
+			return verbs.ErrDeviceGone
+		}
+		// It may be gone in a moment only, or be back by now.
+		made, err := e.host.dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
+		if err != nil {
+			return everyError(verbs.ErrDeviceGone, err, last(e.host.dom.NewCQ(1)), last(e.host.dom.Register(make([]byte, 1), verbs.AccessAll)))
+		}
+		if err := made.Close(); err != nil {
+			return err
+		}
+		return verbs.ErrDeviceGone
+	}},
+	{"an impossible change of state", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+		if e.state == closed {
+			return verbs.ErrInvalid
+		}
+		err := e.vq.Modify(verbs.QPAttr{State: verbs.StateSQE}, verbs.QPAttrState, nil)
+		var modify *verbs.ModifyError
+		if !errors.As(err, &modify) {
+			return err
+		}
+		return e.vq.Modify(verbs.QPAttr{}, verbs.QPAttrAV, &ibverbx.BusinessCard{})
+	}},
+	{"memory that nobody has described", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+		var none ibverbx.RemoteMR
+		all := e.peer.host.remote
+		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 || all.At(1).Length != all.Len()-1 {
+			return nil
+		}
+		return verbs.ErrInvalid
+	}},
 	{"a post of nothing", nil, func(e *end, _ []verbs.Device) error {
 		return errors.Join(last(e.vq.PostSend()), last(e.vq.PostRecv()))
 	}},

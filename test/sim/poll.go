@@ -190,7 +190,7 @@ func (e *end) checkErr() {
 	}
 	if e.firstErr == "" {
 		e.firstErr = err.Error()
-		e.w.logf("  %v: %v", e, err)
+		e.w.logf("  %v: %v: %v", e, failed.Part, err)
 		if e.conn.blame == "" && !e.ended() {
 			e.w.broken(ruleIsolation, "%v has failed without a cause: %v", e, err)
 		}

@@ -39,8 +39,9 @@ func (d *nic) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 		return nil, err
 	}
 	t := &tappedCQ{CQ: cq, nic: d}
-	owner := d.w.cqs[len(d.w.cqs)-1]
-	owner.taps = append(owner.taps, t)
+	if c := d.w.buildingCQ; c != nil {
+		c.taps = append(c.taps, t)
+	}
 	return t, nil
 }
 

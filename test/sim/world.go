@@ -16,14 +16,15 @@ var sprintf = fmt.Sprintf
 
 // world is hosts with NICs, virtual CQs and connected virtual queue pairs on a stepped fabric, and the model of what they must do.
 type world struct {
-	plan     *plan
-	fabric   *soft.Fabric
-	nics     []*nic
-	hosts    []*host
-	cqs      []*vcq
-	conns    []*conn
-	ends     []*end
-	building *end // whose queue pairs are being created
+	plan       *plan
+	fabric     *soft.Fabric
+	nics       []*nic
+	hosts      []*host
+	cqs        []*vcq
+	conns      []*conn
+	ends       []*end
+	building   *end // whose queue pairs are being created
+	buildingCQ *vcq // likewise
 
 	pcg     rand.PCG
 	rng     *rand.Rand // of the event under way
@@ -164,7 +165,9 @@ func (w *world) buildCQ(h *host, direct bool) {
 	c := &vcq{w: w, host: h, name: sprintf("virtual CQ %d", index), direct: direct}
 	w.cqs = append(w.cqs, c)
 	var err error
+	w.buildingCQ = c
 	c.cq, err = h.dom.NewCQ(depth)
+	w.buildingCQ = nil
 	w.must("new virtual cq", err)
 }
 
