@@ -1,13 +1,13 @@
 package sim
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,10 +34,7 @@ func TestMutations(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("needs the go command")
 	}
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := repository(t)
 	for _, m := range mutations {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
@@ -50,34 +47,68 @@ func TestMutations(t *testing.T) {
 	}
 }
 
+// repository is the directory of the module.
+func repository(t *testing.T) string {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 var (
 	foundSeed = regexp.MustCompile(`found: (.*)`)
 	lowest    = regexp.MustCompile(`seed (\d+)`)
 )
 
-// hunt builds the simulation with the bug and runs it.
-func (m *mutation) hunt(t *testing.T, root string) (caught bool, what string) {
+// build builds the simulation with the bug.
+func (m *mutation) build(t *testing.T, root string) (bin string) {
 	dir := t.TempDir()
-	bin := filepath.Join(dir, "sim.test")
+	bin = filepath.Join(dir, "sim.test")
 	build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, root, dir), "-o", bin, "ibverbx/test/sim")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("does not build: %v\n%s", err, out)
 	}
-	run := exec.Command(bin, "-test.run", "TestSimulation$", "-test.timeout", "120s", "-seeds", fmt.Sprint(huntSeeds), "-hunt")
-	var out bytes.Buffer
-	run.Stdout, run.Stderr = &out, &out
+	return bin
+}
+
+// play runs a simulation that was built, and returns what it prints.
+func play(bin string, args ...string) (out string, err error) {
+	text, err := exec.Command(bin, append([]string{"-test.run", "TestSimulation$", "-test.timeout", "120s"}, args...)...).CombinedOutput()
+	return string(text), err
+}
+
+// hunt looks for the bug in world after world.
+func (m *mutation) hunt(t *testing.T, root string) (caught bool, what string) {
+	bin := m.build(t, root)
 	start := time.Now()
-	err := run.Run()
+	out, err := play(bin, "-seeds", fmt.Sprint(huntSeeds), "-hunt")
 	took := time.Since(start).Round(time.Millisecond)
-	if found := foundSeed.FindStringSubmatch(out.String()); found != nil {
+	if found := foundSeed.FindStringSubmatch(out); found != nil {
 		seed := lowest.FindStringSubmatch(found[1])
 		return true, fmt.Sprintf("%d worlds, %v: %.200s", atoi(seed[1])+1, took, found[1])
 	}
 	if err != nil {
-		return true, fmt.Sprintf("after %v: hangs or crashes: %.300s", took, out.String())
+		return true, fmt.Sprintf("after %v: hangs or crashes: %.300s", took, out)
 	}
 	return false, took.String()
+}
+
+// TestFailureIsShrunkAndReplays plants a bug and looks at what a person gets: a story that is much shorter than the world, and a command
+// that tells the same again.
+func TestFailureIsShrunkAndReplays(t *testing.T) {
+	m := mutations[slices.IndexFunc(mutations, func(m mutation) bool { return m.name == "fence ignored" })]
+	bin := m.build(t, repository(t))
+	out, err := play(bin, "-seeds", "100")
+	story := regexp.MustCompile(`(?s)broken: ([^:]*):.*?(\d+) of (\d+) events are enough:\n.*\n *replay: go test ./test/sim -run 'TestSimulation\$' -args -seed (\d+)\n`).FindStringSubmatch(out)
+	if err == nil || story == nil || story[1] != string(ruleFence) || atoi(story[2]) > 3 || atoi(story[3]) < 20 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	again, err := play(bin, "-seed", story[4])
+	if err == nil || !strings.Contains(again, story[1]) || !strings.Contains(again, story[2]+" of "+story[3]+" events are enough") {
+		t.Fatalf("played again: %v\n%s", err, again)
+	}
 }
 
 func atoi(s string) (n int) {
