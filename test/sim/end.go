@@ -35,7 +35,9 @@ type end struct {
 	checked  int        // the peer's writes before this one were seen to be here
 
 	sendTorn, recvTorn torn
-	firstErr           string // what Err said first
+	firstErr           string  // what Err said first
+	broke              *posted // the first send that has failed on a wire,
+	brokeOn            *wire   // which is this
 
 	// What the wires have shown.
 	writes  []*send // that have a remote address of their own, by that address
@@ -207,7 +209,7 @@ func lookup[T any](list []T, off int, where func(T) span) (none T) {
 
 // onWire checks a physical request that a NIC has accepted.
 func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
-	p := posted{id: wr.ID}
+	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes()}
 	s := e.find(wr)
 	if s == nil {
 		if !e.single { // there the library drains with a request of its own
@@ -306,8 +308,11 @@ func (e *end) ackedTo() int {
 }
 
 // sendSeen notes a completion of the send direction that the library sees.
-func (e *end) sendSeen(p *posted, status verbs.Status) {
+func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
+	if status != verbs.StatusSuccess && e.broke == nil {
+		e.broke, e.brokeOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
+	}
 	if !p.note && !e.single {
 		s.data--
 	}

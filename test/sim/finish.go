@@ -156,11 +156,8 @@ func (c *conn) checkQuiet() {
 			continue
 		}
 		e.checkErr()
-		if e.single {
-			e.skipUnsignaled(len(e.sends), false)
-			if e.mayBeLost() {
-				continue
-			}
+		if e.single && (e.mayBeLost() || e.onlyUnsignaled()) {
+			continue // nothing will tell
 		}
 		if e.mayWaitForEver() {
 			continue
@@ -179,6 +176,16 @@ func (c *conn) checkQuiet() {
 			e.checkCounters()
 		}
 	}
+}
+
+// onlyUnsignaled says whether all that is left is requests without a completion.
+func (e *end) onlyUnsignaled() bool {
+	for _, s := range e.sends[e.sendHead:] {
+		if s.flags&verbs.SendSignaled != 0 {
+			return false
+		}
+	}
+	return e.sendHead != len(e.sends)
 }
 
 // mayWaitForEver: neither end posts receives any more, and both wait for some. What has failed ends by itself where it does not linger;

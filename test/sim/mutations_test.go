@@ -12,6 +12,7 @@ var mutations = []mutation{
 	{"last error wins", "fail.go", []change{{"\tif q.failure != nil {\n\t\treturn\n\t}\n\tf.QPNum", "\tf.QPNum"}}},
 	{"the error of the request that failed is not told", "complete.go", []change{{"(q.send.head != q.failed || q.told)", "true"}}},
 	{"earlier requests hold up the end for ever", "fail.go", []change{{"case time.Since(q.since) > q.cfg.Linger:", "case q.since.IsZero():"}}},
+	{"error names another fragment", "describe.go", []change{{"offset := uint64(f.Fragment) * limit", "offset := uint64(max(f.Fragment, 1)) * limit"}}},
 	{"success after an error, sends", "complete.go", []change{{"if q.send.head > q.stopAt && (q.send.head", "if false && (q.send.head"}}},
 	{"success after an error, receives", "recv.go", []change{{"if s.torn {", "if false {"}}},
 	{"error routed by opcode", "complete.go", []change{{

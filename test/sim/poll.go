@@ -191,6 +191,7 @@ func (e *end) checkErr() {
 	if e.firstErr == "" {
 		e.firstErr = err.Error()
 		e.w.logf("  %v: %v: %v", e, failed.Part, err)
+		e.checkStory(failed)
 		if e.conn.blame == "" && !e.ended() {
 			e.w.broken(ruleIsolation, "%v has failed without a cause: %v", e, err)
 		}
@@ -200,6 +201,20 @@ func (e *end) checkErr() {
 	}
 	if state := e.vq.State(); state != verbs.StateErr {
 		e.w.broken(ruleFirstError, "%v has failed and is in %v", e, state)
+	}
+}
+
+// checkStory checks that the error names the physical request that failed first: its queue pair, its addresses, its request.
+func (e *end) checkStory(f *ibverbx.FailedError) {
+	var status verbs.Status
+	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment || f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
+		return
+	}
+	at := span{int(f.RemoteAddr - e.peer.host.base), int(f.Length)}
+	if f.Device != e.brokeOn.nic.Name() || f.RailQPNum != e.brokeOn.Num() || f.ID != e.id(false, e.broke.req.index) ||
+		f.RemoteAddr != e.broke.remote || f.Length != e.broke.bytes {
+		e.w.broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error says bytes %d to %d: %v",
+			e, e.broke.bytes, e.broke.req, e.brokeOn, e.broke.remote-e.peer.host.base, at.off, at.off+at.n, f)
 	}
 }
 

@@ -114,6 +114,8 @@ type posted struct {
 	req  *send // what it belongs to; nil for receives
 	rcv  *recv // for receives with memory
 	note bool  // the last step of its request
+
+	remote, bytes uint64 // of sends: address and length
 }
 
 func (q *wire) Device() verbs.Device { return q.nic }
@@ -205,7 +207,7 @@ func (q *wire) completed(wc *verbs.WC) {
 				if first+i != at {
 					status = verbs.StatusSuccess
 				}
-				q.end.sendSeen(p, status)
+				q.end.sendSeen(q, p, status)
 			}
 		}
 		q.sends = slices.Delete(q.sends, first, at+1)
