@@ -46,7 +46,7 @@ var statusText = [...]struct{ name, words, advice string }{
 	StatusLocProtErr: {"LOC_PROT_ERR", "local protection error: the local key, range or access right does not cover the memory",
 		"check that the local memory is registered with this NIC, still open, wholly inside its region, and with local write where data comes in"},
 	StatusWRFlushErr: {"WR_FLUSH_ERR", "flushed: the queue pair was in the error state before this request ran",
-		"it is a consequence: look for the first error, of an earlier request or at the peer, or for who closed or reset the queue pair"},
+		"look for what came first: an error of an earlier request or at the peer, a fatal event of the NIC, or who closed, reset or modified the queue pair"},
 	StatusMWBindErr: {"MW_BIND_ERR", "memory window bind error",
 		"check that the region of the window is open, allows binding, and covers the range"},
 	StatusBadRespErr: {"BAD_RESP_ERR", "bad response: the peer answered with something impossible",

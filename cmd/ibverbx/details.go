@@ -12,29 +12,43 @@ import (
 
 // details writes what happened in a cell beyond its figures: faults, failures, and what each rail carried.
 func (t *perfTable) details(r *bench.Result) {
-	t.printf("\n  %s, %v: ", r.Scheme, r.Size)
+	t.printf("\n%-2s%s, %v: ", mark(r), r.Scheme, r.Size)
 	if r.Failed {
 		t.printf("failed after %d messages\n", r.Messages)
 	} else {
 		t.printf("%d messages, %s in %.3f s\n", r.Messages, bytesOf(r.Bytes), r.Seconds)
 	}
-	for _, f := range r.Faults {
-		t.printf("    fault %s: %s", f.Fault, f.What)
-		if f.Hits > 0 {
-			t.printf(": %d", f.Hits)
-		}
-		t.printf("\n")
+	setbacks := r.Setbacks()
+	for i := range setbacks {
+		t.setback(&setbacks[i])
 	}
-	for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
-		t.printf("    failed completions, end %s: %d\n", status, r.Statuses[status])
+	for _, f := range r.Faults {
+		if !told(setbacks, f) {
+			t.fault(f)
+		}
+	}
+	if len(setbacks) == 0 {
+		for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
+			t.printf("    failed completions, end %s: %d\n", status, r.Statuses[status])
+		}
 	}
 	if r.Failed {
-		t.printf("    cause: %s\n", r.Error)
+		t.causes(r, setbacks)
+	}
+	if len(setbacks) > 0 && !t.verbose {
+		return
+	}
+	if slices.ContainsFunc(setbacks, rebuilt) {
+		t.say("queue pairs", "those that were made anew:")
 	}
 	t.rails("a", &r.Stats.A)
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
 		t.rails("b", &r.Stats.B)
 	}
+}
+
+func rebuilt(s bench.Setback) bool {
+	return s.Recovery != nil && s.Recovery.Action == bench.ActionRebuilt
 }
 
 // rails writes what each queue pair of an end carried.

@@ -142,22 +142,6 @@ func TestPerfTable(t *testing.T) {
 	}
 }
 
-func TestPerfFaults(t *testing.T) {
-	code, out, errs := command(t, "perf -s 20000 -n 40 --memory 1M --fault fail-fragment@nic=0,msg=10")
-	if code != exitFailed || !strings.Contains(errs, "could not complete after the injected fault fail-fragment@nic=0,msg=10") || !strings.Contains(errs, "RETRY_EXC_ERR") {
-		t.Errorf("exit %d, stderr %q", code, errs)
-	}
-	for _, want := range []string{"failed", "fragments failed on soft0 (end a): 1", "failed completions, end a: ", "cause: end a: virtual qp 1", "errors"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
-		}
-	}
-	code, out, errs = command(t, "perf -s 20000 -n 40 --fault link-flap@for=2ms,msg=10 --op write-imm")
-	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
-	}
-}
-
 func TestPerfJSON(t *testing.T) {
 	for _, mode := range []string{"bw", "lat"} {
 		code, out, errs := command(t, "perf --json --op send --mode "+mode+quick)
@@ -196,21 +180,6 @@ func TestPerfJSON(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestPerfJSONFailed shows that a run that failed is a whole document too.
-func TestPerfJSONFailed(t *testing.T) {
-	code, out, errs := command(t, "perf --json -n 40 -s 20000 --fault nic-down@msg=10")
-	var doc bench.Report
-	if err := json.Unmarshal([]byte(out), &struct {
-		OK    *bool
-		Error *string
-	}{&doc.OK, &doc.Error}); err != nil {
-		t.Fatal(err)
-	}
-	if code != exitFailed || errs == "" || doc.OK || !strings.Contains(doc.Error, "nic-down@msg=10") {
-		t.Errorf("exit %d, stderr %q, ok %v, error %q", code, errs, doc.OK, doc.Error)
 	}
 }
 

@@ -92,7 +92,16 @@ Listen where you trust who can connect, as in --listen=10.0.0.1.
 
 Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the queue pairs on each NIC.
 
-Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0:
+Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept, and the run went on; 1 when
+anything else failed, a promise was broken (a completion missing, twice or out of order, data not there), or the run could not go on; 2 when
+the flags make no sense; 130 after Ctrl-C.
+
+Where a fault makes requests fail, it is told what each end saw and what became of all that was accepted. Then both ends are reset and
+connected anew with new cards, and the column goes on: its figures, marked *, are of what came through. Links and NICs that come back
+are waited for. Without those that do not, both ends are closed and made anew on as many NICs as both have left; with none left the
+column ends.
+
+Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0, count=all strikes for ever:
 ` + bench.FaultHelp()
 }
 
@@ -276,6 +285,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	finish := func() {}
 	if !f.JSON {
 		table = newPerfTable(c.out, f.Verbose)
+		if c.width > 0 {
+			table.width = c.width
+		}
 		o = table
 		if c.errTTY {
 			progress := newProgress(c.err, table)

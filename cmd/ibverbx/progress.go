@@ -16,6 +16,15 @@ const progressAfter = 2 * time.Second
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
+// terminalWidth is the width of a terminal; 0 when f is none.
+func terminalWidth(f *os.File) int {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
 // progress shows how far a longer run is, below the rows of its table.
 type progress struct {
 	table *perfTable

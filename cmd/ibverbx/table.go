@@ -18,10 +18,12 @@ type perfTable struct {
 	p       *bench.Params
 	peer    *bench.Peer // nil when both ends are in this process
 	verbose bool
+	width   int  // that sentences are wrapped to
+	told    bool // details stand below the last row
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
-	return &perfTable{printer: printer{w: w}, verbose: verbose}
+	return &perfTable{printer: printer{w: w}, verbose: verbose, width: defaultWidth}
 }
 
 // Start writes what comes above the rows.
@@ -201,14 +203,19 @@ func (t *perfTable) how(m bench.Machine) string {
 
 // Row writes the row of a size.
 func (t *perfTable) Row(row []bench.Result) {
+	if t.told {
+		t.printf("\n")
+		t.told = false
+	}
 	if t.p.Mode == bench.Latency {
 		t.latencies(row)
 	} else {
 		t.bandwidths(row)
 	}
 	for i := range row {
-		if t.verbose || row[i].Failed || len(t.p.Faults) > 0 {
+		if t.verbose || row[i].Failed || row[i].Failure != nil || len(row[i].Faults) > 0 {
 			t.details(&row[i])
+			t.told = true
 		}
 	}
 }
@@ -231,13 +238,13 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 		case t.p.Op.Atomic() && (r == nil || r.Failed):
 			t.printf("  %15s", word)
 		case t.p.Op.Atomic():
-			t.printf("  %15s", t.atomicRate(r.MsgPerSecond))
+			t.printf("  %15s", t.atomicRate(r.MsgPerSecond)+mark(r))
 		case r == nil || r.Failed:
 			t.printf("  %7s %6s %8s", word, "", "")
 		case t.peer != nil:
 			t.printf("  %14s %8s", digits(r.GBPerSecond), digits(r.MsgPerSecond/1e6))
 		default:
-			t.printf("  %7.2f %6.2f %8s", r.GBPerSecond, r.RatioToCopy, rate(r.MsgPerSecond))
+			t.printf("  %7.2f%-1s%6.2f %8s", r.GBPerSecond, mark(r), r.RatioToCopy, rate(r.MsgPerSecond))
 		}
 	}
 	t.printf("\n")
@@ -254,6 +261,14 @@ func (t *perfTable) atomicRate(perSecond float64) string {
 // digits writes a figure with three digits that say something: NICs between two processes may be a hundred thousand times
 // as fast as others.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
+
+// mark is what stands beside figures that have a story, which is told below.
+func mark(r *bench.Result) string {
+	if r.Recovery != nil && !r.Failed {
+		return "*"
+	}
+	return ""
+}
 
 func find(row []bench.Result, s bench.Scheme) *bench.Result {
 	for i := range row {
@@ -292,6 +307,8 @@ func (t *perfTable) latencies(row []bench.Result) {
 		}
 		if r.Failed {
 			t.printf("  then failed")
+		} else {
+			t.printf("%s", mark(r))
 		}
 		t.printf("\n")
 	}
@@ -315,6 +332,13 @@ func (t *perfTable) footer(r *bench.Report) {
 		t.printf("%d messages verified byte for byte before the end; ", messages)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)
+	if n := recoveries(r); n > 0 && r.OK {
+		kept := "every promise was kept"
+		if !t.p.Verify {
+			kept = "one completion for each request, what came NOT verified"
+		}
+		t.printf("* %s asked for with --fault: %s, and the run went on\n", count(n, "failure"), kept)
+	}
 }
 
 // bytesOf is a number of bytes for people.

@@ -23,13 +23,13 @@ func (c *cell) bandwidth() error {
 	var rate float64
 	var err error
 	if c.p.unknownSpeed() {
-		if rate, err = c.round(1, true); err != nil {
+		if rate, err = c.try(1, true); err != nil {
 			return err
 		}
 		warmup, least = min(warmup, int(rate*warmupPatience.Seconds())), 1
 	}
 	if warmup > 0 {
-		if rate, err = c.round(warmup, true); err != nil {
+		if rate, err = c.try(warmup, true); err != nil {
 			return err
 		}
 	}
@@ -44,7 +44,7 @@ func (c *cell) bandwidth() error {
 		limit = min(limit, c.longestRound(rate))
 		before := c.result.Messages
 		start := c.timed
-		if _, err = c.round(limit, false); err != nil {
+		if _, err = c.try(limit, false); err != nil {
 			break
 		}
 		if lap := c.timed - start; lap > 0 {
@@ -84,6 +84,12 @@ func (c *cell) left() int {
 	return c.p.Iterations - c.result.Messages/len(c.flows)
 }
 
+// try is a round that may fail where a fault has asked for it: then it counts for nothing, and the next one is in place of it.
+func (c *cell) try(limit int, warmup bool) (rate float64, err error) {
+	rate, err = c.round(limit, warmup)
+	return rate, c.survive(err)
+}
+
 // round runs and verifies one round of up to limit messages a direction, and says how many came a second. Only run is timed.
 func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 	number := c.mem.nextRound()
@@ -108,9 +114,6 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 		c.rig.sent += c.flows[0].posted
 	}
 	if err != nil {
-		if !warmup {
-			c.timed += elapsed
-		}
 		return 0, err
 	}
 	count, verified := 0, 0
@@ -143,6 +146,8 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 		c.result.Messages += count
 		c.result.Bytes += uint64(count) * uint64(c.size)
 	}
+	c.through += count
+	c.rig.faults.outlived()
 	c.rate = float64(c.flows[0].posted) / max(elapsed.Seconds(), 1e-9)
 	return c.rate, nil
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -44,21 +43,22 @@ type faultKind struct {
 	nic, rail  int
 	lasts      time.Duration
 	strike     func(r *rig, f *Fault) (*struck, error)
+	bearable   bool // no request fails of it
 }
 
 // faultKinds is the table of faults.
 func faultKinds() []faultKind {
 	return []faultKind{
-		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a", -1, -1, 0, injectFail},
-		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1, -1, 0, injectLoseAck},
-		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv},
-		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0, injectRefuse},
-		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond, injectDelay},
-		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1, 20 * time.Millisecond, injectStall},
-		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP},
-		{"nic-down", "a NIC fails for good", "nic msg end", "a", 0, -1, 0, nicDown},
-		{"link-down", "a NIC's link goes down for good", "nic msg end", "a", 0, -1, 0, linkDown},
-		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1, 20 * time.Millisecond, linkFlap},
+		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a", -1, -1, 0, injectFail, false},
+		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1, -1, 0, injectLoseAck, false},
+		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv, false},
+		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0, injectRefuse, true},
+		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond, injectDelay, true},
+		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1, 20 * time.Millisecond, injectStall, true},
+		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP, false},
+		{"nic-down", "a NIC fails for good, or is there again after for=", "nic msg end for", "a", 0, -1, 0, nicDown, false},
+		{"link-down", "a NIC's link goes down for good", "nic msg end", "a", 0, -1, 0, linkDown, false},
+		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1, 20 * time.Millisecond, linkFlap, false},
 	}
 }
 
@@ -177,126 +177,6 @@ type struck struct {
 	what string     // for people
 	hits func() int // nil when it does not count
 	undo func()     // nil when it is for good
-	// missed is set when there was nothing to strike.
-	missed bool
-}
-
-// faultPlan is the faults of a column and how far they are.
-type faultPlan struct {
-	rig     *rig
-	pending []Fault // by Message
-	reports []faultState
-}
-
-type faultState struct {
-	fault Fault
-	*struck
-	ending *ending // of a fault that lasts for a while
-}
-
-func newFaultPlan(r *rig, faults []Fault) *faultPlan {
-	fp := &faultPlan{rig: r, pending: slices.Clone(faults)}
-	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return a.Message - b.Message })
-	return fp
-}
-
-// limit is how many of n messages may be posted before the next fault is due, when posted are already.
-func (fp *faultPlan) limit(posted, n int) int {
-	if len(fp.pending) == 0 {
-		return n
-	}
-	return min(n, max(fp.pending[0].Message-posted, 0))
-}
-
-// strike puts the faults in force that are due.
-func (fp *faultPlan) strike(posted int) error {
-	for len(fp.pending) > 0 && fp.pending[0].Message <= posted {
-		f := fp.pending[0]
-		fp.pending = fp.pending[1:]
-		if f.Rail >= len(fp.rig.rails) {
-			fp.reports = append(fp.reports, faultState{fault: f, struck: &struck{what: "did not strike: this column has a single queue pair", missed: true}})
-			continue
-		}
-		s, err := f.kind().strike(fp.rig, &f)
-		if err != nil {
-			return fmt.Errorf("fault %s: %w", f.text, err)
-		}
-		state := faultState{fault: f, struck: s}
-		if s.undo != nil && f.For > 0 {
-			state.ending = newEnding(s, f.For)
-		}
-		fp.reports = append(fp.reports, state)
-	}
-	return nil
-}
-
-// end takes the faults back that can be.
-func (fp *faultPlan) end() {
-	for _, s := range fp.reports {
-		switch {
-		case s.ending != nil:
-			s.ending.now()
-		case s.undo != nil:
-			s.undo()
-		}
-	}
-}
-
-// report says what became of the faults.
-func (fp *faultPlan) report() []FaultReport {
-	var list []FaultReport
-	for _, s := range fp.reports {
-		r := FaultReport{Fault: s.fault, Struck: !s.missed, What: s.what}
-		if s.hits != nil {
-			r.Hits = s.hits()
-			r.Struck = r.Hits > 0
-		}
-		list = append(list, r)
-	}
-	for _, f := range fp.pending {
-		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("did not strike: the run ended before message %d", f.Message)})
-	}
-	return list
-}
-
-// ending takes a fault back after a while, which of a fault that strikes requests begins when it has struck one.
-type ending struct {
-	*struck
-	lasts time.Duration
-
-	mu    sync.Mutex
-	timer *time.Timer
-	over  bool
-}
-
-func newEnding(s *struck, lasts time.Duration) *ending {
-	e := &ending{struck: s, lasts: lasts}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.timer = time.AfterFunc(lasts, e.due)
-	return e
-}
-
-func (e *ending) due() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case e.over:
-	case e.hits != nil && e.hits() == 0:
-		e.timer.Reset(e.lasts)
-	default:
-		e.over = true
-		e.undo()
-	}
-}
-
-// now ends the fault if it has not ended yet.
-func (e *ending) now() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.timer.Stop()
-	if !e.over {
-		e.over = true
-		e.undo()
-	}
+	// missed is set when there was nothing to strike, idle when it struck a NIC that the column does not use.
+	missed, idle bool
 }

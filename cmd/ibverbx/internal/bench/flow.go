@@ -46,6 +46,7 @@ type flow struct {
 	before  int        // messages posted in earlier timed rounds of the column
 	posted  int
 	done    int
+	acked   int // of done, those that succeeded
 	brake   *atomic.Bool
 	closed  bool // nothing more will be posted
 	failed  bool
@@ -57,6 +58,7 @@ type flow struct {
 	// Receiving side.
 	expected int // receives posted
 	received int
+	notified int  // of received, those that succeeded
 	recvMax  int  // receives that may be outstanding
 	early    bool // compare each message when its notification comes, which takes time
 	total    int  // messages that will come
@@ -89,11 +91,9 @@ func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	if !p.unknownSpeed() {
 		f.tx = min(f.tx, f.slots) // software NICs would copy several messages to one place at a time, which is a data race
 	}
-	if r.scheme == Single {
-		f.tx = min(f.tx, p.Depth) // pass-through refuses more
-	}
 	f.recvMax = 2 * f.tx
-	if r.scheme == Single {
+	if r.here()[0].vqp.DataRails() == 1 {
+		f.tx = min(f.tx, p.Depth) // pass-through refuses more
 		f.recvMax = p.Depth
 	}
 	return f
@@ -112,6 +112,7 @@ func (f *flow) compares() bool { return f.dst != nil }
 func (f *flow) start(round uint64, limit int, brake *atomic.Bool) {
 	f.round, f.limit, f.brake = round, limit, brake
 	f.posted, f.done, f.expected, f.received = 0, 0, 0, 0
+	f.acked, f.notified = 0, 0
 	f.closed, f.failed, f.refused = false, false, false
 	f.total = limit
 }
@@ -158,7 +159,7 @@ func (f *flow) post(n int) (int, error) {
 	}
 	k, err := f.from.vqp.PostSend(batch...)
 	f.posted += k
-	f.from.tally.sends += uint64(k)
+	f.from.tally.sends.Accepted += uint64(k)
 	f.refused = k < n && verbs.IsTransient(err)
 	if k < n && f.op.Atomic() {
 		f.counter = f.expect[f.posted] // the rest has not counted
@@ -216,7 +217,9 @@ func (f *flow) sent(wc *ibverbx.WC) error {
 		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify, f.from.name, wc.ID, f.done)
 	}
 	f.done++
-	if wc.Status != verbs.StatusSuccess {
+	if wc.Status == verbs.StatusSuccess {
+		f.acked++
+	} else {
 		f.stop()
 	}
 	return nil
@@ -241,7 +244,7 @@ func (f *flow) credit() error {
 		}
 		k, err := f.to.vqp.PostRecv(f.to.recvs[:n]...)
 		f.expected += k
-		f.to.tally.recvs += uint64(k)
+		f.to.tally.recvs.Accepted += uint64(k)
 		if errors.Is(err, ibverbx.ErrFailed) {
 			return errFailed
 		}
@@ -255,17 +258,18 @@ func (f *flow) credit() error {
 func (f *flow) arrived(wc *ibverbx.WC) error {
 	i := f.received
 	switch {
+	case wc.ID != recvBit|uint64(i):
+		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, f.to.name, wc.ID&^recvBit, i)
 	case wc.Status != verbs.StatusSuccess:
 		f.received++
 		return errFailed
-	case wc.ID != recvBit|uint64(i):
-		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, f.to.name, wc.ID&^recvBit, i)
 	case f.op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != uint32(f.round)<<16^uint32(i)):
 		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify, f.to.name, i, wc.Imm, uint32(f.round)<<16^uint32(i))
 	case f.op == Send && wc.ByteLen != uint64(f.size):
 		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, f.to.name, i, wc.ByteLen, f.size)
 	}
 	f.received++
+	f.notified++
 	if f.early {
 		return f.mem.verifySlot(f.dst, f.src, f.round, i, f.size)
 	}

@@ -234,6 +234,7 @@ func (b *rowBody) check(p *Params) error {
 			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol, r.Scheme, r.Size)
 		}
 		r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode, nil, nil, false, ""
+		r.Setback, r.Further = Setback{}, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)
 	}

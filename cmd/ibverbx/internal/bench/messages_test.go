@@ -86,6 +86,8 @@ func fill(v reflect.Value) {
 		return
 	case ibverbx.ConnConfig:
 		return // not told
+	case Setback, []Setback:
+		return // of faults, which strike in one process only
 	}
 	switch v.Kind() {
 	case reflect.Bool:

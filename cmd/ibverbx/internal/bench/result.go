@@ -54,7 +54,9 @@ type Result struct {
 	Statuses map[string]int `json:"failed_completions,omitempty"` // by end and status
 	Failed   bool           `json:"failed"`
 	Error    string         `json:"error,omitempty"`
-	Stats    EndStats       `json:"stats"`
+	Stats    EndStats       `json:"stats"` // of the queue pairs in use at its end
+	Setback                 // what went wrong, and what was done about it
+	Further  []Setback      `json:"further_failures,omitempty"` // after that
 
 	Err error `json:"-"`
 }
@@ -91,6 +93,32 @@ func (r *Result) finish(copyGB float64) {
 	if r.Err != nil {
 		r.Failed, r.Error = true, r.Err.Error()
 	}
+}
+
+// add takes in a further failure.
+func (r *Result) add(f *Failure) {
+	if r.Failure == nil {
+		r.Failure = f
+	} else {
+		r.Further = append(r.Further, Setback{Failure: f})
+	}
+}
+
+// recovered takes in what was done after the last failure.
+func (r *Result) recovered(rec *Recovery) {
+	if n := len(r.Further); n > 0 {
+		r.Further[n-1].Recovery = rec
+	} else {
+		r.Recovery = rec
+	}
+}
+
+// Setbacks lists what went wrong in the cell, in order.
+func (r *Result) Setbacks() []Setback {
+	if r.Failure == nil {
+		return nil
+	}
+	return append([]Setback{r.Setback}, r.Further...)
 }
 
 // failure says what failed, and what faults had been injected.

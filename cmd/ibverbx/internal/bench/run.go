@@ -200,6 +200,13 @@ type cell struct {
 	timed  time.Duration
 	rate   float64 // messages a second of a direction, as the last round went; 0 before
 	result Result
+
+	since        EndStats  // counters at the beginning, or when the ends were made anew
+	through      int       // messages of rounds that went well, those of the warm-up included
+	failure      *Failure  // that is not accounted for yet
+	recovery     *Recovery // the last one
+	mark         int       // through, then
+	markVerified int       // verified messages, then
 }
 
 func newCell(r *runner, rig *rig, size int) *cell {
@@ -229,7 +236,7 @@ func newCell(r *runner, rig *rig, size int) *cell {
 
 // measure fills in the result.
 func (c *cell) measure() {
-	before := c.rig.stats()
+	c.since = c.rig.stats()
 	var err error
 	if c.p.Mode == Latency {
 		c.result.Outstanding = 1
@@ -243,30 +250,38 @@ func (c *cell) measure() {
 		c.result.Err = err
 	}
 	if err != nil {
-		c.rig.failed = true
-		c.rig.faults.end()
-		if c.peer != nil {
-			c.result.Err = c.peer.part(c.result.Err)
-		}
-		// Closing flushes what is outstanding, and shows that each request had its completion.
-		for _, e := range c.rig.here() {
-			c.result.Err = errors.Join(c.result.Err, e.close())
-		}
-		c.result.Statuses = map[string]int{}
-		for _, e := range c.rig.here() {
-			for status, n := range e.tally.statuses {
-				c.result.Statuses[e.name+": "+status] += n
-			}
-		}
+		c.giveUp()
 	}
+	c.recount()
 	after := c.rig.stats()
 	if c.rig.a != nil {
-		c.result.Stats.A = since(after.A, before.A)
+		c.result.Stats.A = since(after.A, c.since.A)
 	}
 	if c.rig.b != nil {
-		c.result.Stats.B = since(after.B, before.B)
+		c.result.Stats.B = since(after.B, c.since.B)
 	}
 	c.result.Faults = c.rig.faults.report()
+}
+
+// giveUp ends a column that failed. Closing flushes what is outstanding, and shows that each request had its completion.
+func (c *cell) giveUp() {
+	c.rig.failed = true
+	c.rig.faults.end()
+	if c.peer != nil {
+		c.result.Err = c.peer.part(c.result.Err)
+	}
+	if c.failure != nil {
+		c.result.Err = errors.Join(c.result.Err, c.shut(), c.account())
+	}
+	if c.result.Statuses == nil {
+		c.result.Statuses = map[string]int{}
+	}
+	for _, e := range c.rig.here() {
+		c.result.Err = errors.Join(c.result.Err, e.close())
+		for status, n := range e.tally.statuses {
+			c.result.Statuses[e.name+": "+status] += n
+		}
+	}
 }
 
 // stats is what the ends here have counted.

@@ -10,6 +10,18 @@ import (
 
 var errNeedsSoft = errors.New("only software NICs fail on demand: use --provider soft")
 
+// noRail is what becomes of a fault that names a queue pair which the column does not have.
+func (r *rig) noRail() *struck {
+	what := "did not strike: this column has a single queue pair"
+	if n := r.here()[0].vqp.DataRails(); n > 1 {
+		what = fmt.Sprintf("did not strike: this column has %d queue pairs", n)
+	}
+	return &struck{what: what, missed: true}
+}
+
+// anyNIC is where a fault may strike that names neither a NIC nor a rail.
+const anyNIC = "any NIC"
+
 // inject puts a fault in force that strikes requests.
 func inject(r *rig, f *Fault, kind soft.FaultKind, what string) (*struck, error) {
 	fabric, ok := r.provider.(*soft.Fabric)
@@ -21,7 +33,7 @@ func inject(r *rig, f *Fault, kind soft.FaultKind, what string) (*struck, error)
 	if kind == soft.FailRecv {
 		sf.Match = nil
 	}
-	where := "any NIC"
+	where := anyNIC
 	const onEnd = "%s (end %s)"
 	devices, end := r.devicesA, "a"
 	if f.End == "b" {
@@ -78,10 +90,29 @@ func killQP(r *rig, f *Fault) (*struck, error) {
 		rails = r.railsB
 	}
 	qp := rails[f.Rail]
+	if qp.State() == verbs.StateErr {
+		return &struck{what: fmt.Sprintf("did not strike: %s qp %d was in ERR already (end %s)", qp.Device().Name(), qp.Num(), f.End), missed: true}, nil
+	}
 	if err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
 		return nil, err
 	}
 	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", qp.Device().Name(), qp.Num(), f.End)}, nil
+}
+
+// nicStruck is a fault of a whole NIC.
+func (r *rig) nicStruck(f *Fault, d *soft.Device, what string, undo func()) *struck {
+	s := &struck{what: fmt.Sprintf("%s (end %s)", what, f.End), undo: undo, idle: true}
+	e := r.a
+	if f.End == "b" {
+		e = r.b
+	}
+	for _, used := range e.nics {
+		s.idle = s.idle && used.ID() != d.ID()
+	}
+	if s.idle {
+		s.what += ", which this column does not use"
+	}
+	return s
 }
 
 // softNIC is the NIC that a fault names.
@@ -103,7 +134,10 @@ func nicDown(r *rig, f *Fault) (*struck, error) {
 		return nil, err
 	}
 	d.Kill()
-	return &struck{what: fmt.Sprintf("%s failed (end %s)", d.Name(), f.End)}, nil
+	if f.For > 0 {
+		return r.nicStruck(f, d, fmt.Sprintf("%s failed for %v", d.Name(), f.For), d.Restore), nil
+	}
+	return r.nicStruck(f, d, d.Name()+" failed for good", nil), nil
 }
 
 func linkDown(r *rig, f *Fault) (*struck, error) {
@@ -112,7 +146,7 @@ func linkDown(r *rig, f *Fault) (*struck, error) {
 		return nil, err
 	}
 	d.SetLink(false)
-	return &struck{what: fmt.Sprintf("link of %s went down (end %s)", d.Name(), f.End)}, nil
+	return r.nicStruck(f, d, fmt.Sprintf("link of %s went down for good", d.Name()), nil), nil
 }
 
 func linkFlap(r *rig, f *Fault) (*struck, error) {
@@ -121,8 +155,5 @@ func linkFlap(r *rig, f *Fault) (*struck, error) {
 		return nil, err
 	}
 	d.SetLink(false)
-	return &struck{
-		what: fmt.Sprintf("link of %s went down for %v (end %s)", d.Name(), f.For, f.End),
-		undo: func() { d.SetLink(true) },
-	}, nil
+	return r.nicStruck(f, d, fmt.Sprintf("link of %s went down for %v", d.Name(), f.For), func() { d.SetLink(true) }), nil
 }

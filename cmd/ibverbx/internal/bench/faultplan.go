@@ -1,0 +1,205 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// faultPlan is the faults of a column and how far they are.
+type faultPlan struct {
+	rig     *rig
+	pending []Fault // by Message
+	reports []*faultState
+}
+
+// faultState is a fault that is in force, or was.
+type faultState struct {
+	fault Fault
+	*struck
+	ending  *ending // of a fault that lasts for a while
+	excused int     // strikes whose consequences are over
+	told    int     // strikes that a cell has reported
+	missing bool    // a cell has reported that there was nothing to strike
+}
+
+// strikes is how often the fault has struck.
+func (s *faultState) strikes() int {
+	switch {
+	case s.missed:
+		return 0
+	case s.hits != nil:
+		return s.hits()
+	}
+	return 1
+}
+
+// report says what became of the fault.
+func (s *faultState) report() FaultReport {
+	r := FaultReport{Fault: s.fault, Struck: s.strikes() > 0, What: s.what}
+	if s.hits != nil {
+		r.Hits = s.hits()
+	}
+	return r
+}
+
+func newFaultPlan(r *rig, faults []Fault) *faultPlan {
+	fp := &faultPlan{rig: r, pending: slices.Clone(faults)}
+	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return a.Message - b.Message })
+	return fp
+}
+
+// limit is how many of n messages may be posted before the next fault is due, when posted are already.
+func (fp *faultPlan) limit(posted, n int) int {
+	if len(fp.pending) == 0 {
+		return n
+	}
+	return min(n, max(fp.pending[0].Message-posted, 0))
+}
+
+// strike puts the faults in force that are due.
+func (fp *faultPlan) strike(posted int) error {
+	for len(fp.pending) > 0 && fp.pending[0].Message <= posted {
+		f := fp.pending[0]
+		fp.pending = fp.pending[1:]
+		if f.Rail >= fp.rig.a.vqp.DataRails() {
+			fp.reports = append(fp.reports, &faultState{fault: f, struck: fp.rig.noRail()})
+			continue
+		}
+		s, err := f.kind().strike(fp.rig, &f)
+		if err != nil {
+			return fmt.Errorf("fault %s: %w", f.text, err)
+		}
+		state := &faultState{fault: f, struck: s}
+		if s.undo != nil && f.For > 0 {
+			state.ending = newEnding(s, f.For)
+		}
+		fp.reports = append(fp.reports, state)
+	}
+	return nil
+}
+
+// end takes the faults back that can be.
+func (fp *faultPlan) end() {
+	for _, s := range fp.reports {
+		switch {
+		case s.ending != nil:
+			s.ending.now()
+		case s.undo != nil:
+			s.undo()
+		}
+	}
+}
+
+// report says what became of the faults since it was asked last, and what is still to come.
+func (fp *faultPlan) report() []FaultReport {
+	var list []FaultReport
+	for _, s := range fp.reports {
+		if n := s.strikes(); n > s.told || n == 0 && !s.missing {
+			s.told, s.missing = n, s.missed
+			list = append(list, s.report())
+		}
+	}
+	for _, f := range fp.pending {
+		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("has not struck: the end came before message %d of the column", f.Message)})
+	}
+	return list
+}
+
+// fresh lists the faults that have struck and have not been answered for by [faultPlan.excuse].
+func (fp *faultPlan) fresh() (list []*faultState) {
+	for _, s := range fp.reports {
+		if s.strikes() > s.excused && !s.idle && !s.fault.kind().bearable {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// excuse says that what has struck until now is over.
+func (fp *faultPlan) excuse() {
+	for _, s := range fp.reports {
+		s.excused = s.strikes()
+	}
+}
+
+// outlived says that a round went well: what was over before it ended has done no harm.
+func (fp *faultPlan) outlived() {
+	for _, s := range fp.reports {
+		if s.ending != nil && s.ending.isOver() {
+			s.excused = s.strikes()
+		}
+	}
+}
+
+// await waits for the end of what lasts for a while: links and NICs that come back.
+func (fp *faultPlan) await(ctx context.Context) error {
+	for _, s := range fp.reports {
+		if s.ending == nil || s.hits != nil {
+			continue
+		}
+		select {
+		case <-s.ending.ended:
+		case <-ctx.Done():
+			return ErrInterrupted
+		}
+	}
+	return nil
+}
+
+// ending takes a fault back after a while, which of a fault that strikes requests begins when it has struck one.
+type ending struct {
+	*struck
+	lasts time.Duration
+	ended chan struct{}
+
+	mu    sync.Mutex
+	timer *time.Timer
+	over  bool
+}
+
+func newEnding(s *struck, lasts time.Duration) *ending {
+	e := &ending{struck: s, lasts: lasts, ended: make(chan struct{})}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.timer = time.AfterFunc(lasts, e.due)
+	return e
+}
+
+func (e *ending) due() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.over:
+	case e.hits != nil && e.hits() == 0:
+		e.timer.Reset(e.lasts)
+	default:
+		e.finish()
+	}
+}
+
+// now ends the fault if it has not ended yet.
+func (e *ending) now() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.timer.Stop()
+	if !e.over {
+		e.finish()
+	}
+}
+
+// isOver says whether the fault was taken back.
+func (e *ending) isOver() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.over
+}
+
+// finish takes the fault back; mu is held.
+func (e *ending) finish() {
+	e.over = true
+	e.undo()
+	close(e.ended)
+}

@@ -1,0 +1,296 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+)
+
+const (
+	// defaultWidth is what sentences are wrapped to where there is no terminal: a little wider than the table.
+	defaultWidth = 110
+	leastWidth   = 60
+	// labelWidth is how far sentences are indented behind their label.
+	labelWidth = 18
+)
+
+// setback tells a failure in the order in which a person asks: what was injected, what each end saw, what became of all that was accepted,
+// whether the data is there, and how it went on.
+func (t *perfTable) setback(s *bench.Setback) {
+	f := s.Failure
+	for _, fault := range f.Faults {
+		t.fault(fault)
+	}
+	for i := range f.Ends {
+		t.end(&f.Ends[i])
+	}
+	t.ledgers(f)
+	t.data(f)
+	if r := s.Recovery; r != nil {
+		t.say("after the fault", r.What+" in "+took(r)+": "+strings.Join(r.NICs["a"], ", ")+" with "+strings.Join(r.NICs["b"], ", ")+
+			", "+count(r.Rails, "queue pair")+"; then "+thousands(r.Messages)+" messages"+t.compared(r))
+	}
+}
+
+// took is how long a recovery took.
+func took(r *bench.Recovery) string {
+	ms, digits := r.Seconds*1e3, 1
+	if ms < 1 {
+		digits = 3
+	}
+	s := fmt.Sprintf("%.*f ms", digits, ms)
+	if r.Waited > 0 {
+		s += fmt.Sprintf(" after a wait of %v", time.Duration(r.Waited).Round(time.Millisecond))
+	}
+	return s
+}
+
+func (t *perfTable) compared(r *bench.Recovery) string {
+	switch {
+	case r.Messages == 0:
+		return ""
+	case r.Verified >= r.Messages:
+		return ", every byte verified"
+	}
+	return ", NOT verified"
+}
+
+// fault says what became of a fault.
+func (t *perfTable) fault(f bench.FaultReport) {
+	text := f.What
+	if f.Hits > 0 {
+		text += ": " + strconv.Itoa(f.Hits)
+	}
+	if f.Struck {
+		text += fmt.Sprintf("; after message %d of the column", f.Fault.Message)
+	}
+	t.say("fault", f.Fault.String()+": "+text)
+}
+
+// told says whether a setback has told of a fault.
+func told(setbacks []bench.Setback, f bench.FaultReport) bool {
+	for _, s := range setbacks {
+		for _, of := range s.Failure.Faults {
+			if of.Fault == f.Fault {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// end tells the first error of an end.
+func (t *perfTable) end(e *bench.EndFailure) {
+	f := e.Error
+	if f == nil {
+		text := "noticed nothing: it had nothing outstanding that could fail"
+		if e.Sends.Flushed+e.Recvs.Flushed > 0 {
+			text = "had no error of its own yet: what was outstanding was flushed when both ends were stopped"
+		}
+		t.say("end "+e.End, text)
+		return
+	}
+	where := ""
+	if f.Rail >= 0 {
+		where = fmt.Sprintf("on rail %d", f.Rail)
+		if f.Notify {
+			where = "on the notify QP"
+		}
+		where += fmt.Sprintf(" (%s qp %d)", f.Device, f.QPNum)
+	}
+	t.say("end "+e.End, strings.Join(nonEmpty("first error", where, concerned(f), fragmentOf(f), addresses(f)), ", "))
+	words := f.Words
+	if f.Status != "" {
+		words = f.Status + ": " + words
+	}
+	if f.Vendor != 0 {
+		words += fmt.Sprintf(" (vendor code 0x%x)", f.Vendor)
+	}
+	t.say("", words)
+	if f.Advice != "" {
+		t.say("", "what to do: "+f.Advice)
+	}
+}
+
+func nonEmpty(list ...string) (kept []string) {
+	for _, s := range list {
+		if s != "" {
+			kept = append(kept, s)
+		}
+	}
+	return kept
+}
+
+// concerned says which request failed, or which receive.
+func concerned(f *bench.FirstError) string {
+	switch {
+	case f.Message < 0 && f.Part == "credit":
+		return "a receive kept for messages of the peer"
+	case f.Message < 0 && f.Part == "watch":
+		return "a receive kept to notice failures"
+	case f.Message < 0:
+		return ""
+	case f.Opcode != "":
+		return fmt.Sprintf("%s of message %d", f.Opcode, f.Message)
+	case f.Recv:
+		return fmt.Sprintf("receive of message %d", f.Message)
+	}
+	return fmt.Sprintf("send of message %d", f.Message)
+}
+
+// fragmentOf says which part of the request failed.
+func fragmentOf(f *bench.FirstError) string {
+	switch {
+	case f.Part == "notification" || f.Part == "marker" || f.Part == "immediate":
+		return "its " + f.Part
+	case f.Part != "fragment" || f.Fragments == 1:
+		return ""
+	case f.Fragment < 0:
+		return "one of its fragments"
+	case f.Fragments == 0:
+		return fmt.Sprintf("fragment %d", f.Fragment+1)
+	}
+	return fmt.Sprintf("fragment %d of %d", f.Fragment+1, f.Fragments)
+}
+
+// addresses says which memory was concerned.
+func addresses(f *bench.FirstError) string {
+	if f.Length == 0 {
+		return ""
+	}
+	s := bytesOf(f.Length)
+	if f.Whole {
+		s = "the whole request of " + s
+	}
+	if f.Local != 0 {
+		s += fmt.Sprintf(", local 0x%x", f.Local)
+	}
+	if f.Remote != 0 {
+		s += fmt.Sprintf(", remote 0x%x", f.Remote)
+	}
+	return s
+}
+
+// ledgers says what became of all that was accepted since the ends were connected.
+func (t *perfTable) ledgers(f *bench.Failure) {
+	label, whole := "completions", true
+	for i := range f.Ends {
+		e := &f.Ends[i]
+		for _, l := range []struct {
+			what string
+			of   *bench.Ledger
+		}{{"sends", &e.Sends}, {"receives", &e.Recvs}} {
+			whole = whole && l.of.Accepted == l.of.Completed()
+			if l.of.Accepted == 0 && l.of.Completed() == 0 {
+				continue
+			}
+			is := "="
+			if l.of.Accepted != l.of.Completed() {
+				is = "BUT"
+			}
+			t.say(label, fmt.Sprintf("end %s %s: %s accepted %s %s successful + %s failed + %s flushed", e.End, l.what,
+				thousands(int(l.of.Accepted)), is, thousands(int(l.of.Succeeded)), thousands(int(l.of.Failed)), thousands(int(l.of.Flushed))))
+			label = ""
+		}
+	}
+	if whole {
+		t.say(label, "one for each request accepted since the ends were connected, in the order of posting")
+	}
+}
+
+// data says whether what was acknowledged and notified is there.
+func (t *perfTable) data(f *bench.Failure) {
+	if !f.Kept {
+		t.say("BROKEN", f.Broken)
+		return
+	}
+	text := fmt.Sprintf("of the round that failed %s messages were acknowledged and %s notified",
+		thousands(f.Acknowledged), thousands(f.Notified))
+	switch {
+	case f.Acknowledged+f.Notified == 0:
+		text = "no message of the round that failed was acknowledged or notified, so none had to be there"
+	case f.Compared == 0:
+		text += ": NOT verified"
+	default:
+		text += fmt.Sprintf(": all of them are there, every byte of %s compared", thousands(f.Compared))
+	}
+	t.say("data", text)
+}
+
+// causes says why a cell could not go on.
+func (t *perfTable) causes(r *bench.Result, setbacks []bench.Setback) {
+	label := "cause"
+	for _, line := range strings.Split(r.Error, "\n") {
+		if !tells(setbacks, line) {
+			t.say(label, line)
+			label = ""
+		}
+	}
+}
+
+// tells says whether a line of an error is an end's first error, which was told already.
+func tells(setbacks []bench.Setback, line string) bool {
+	for _, s := range setbacks {
+		for _, e := range s.Failure.Ends {
+			if e.Error != nil && line == "end "+e.End+": "+e.Error.Text || line == s.Failure.Broken {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// say writes a sentence behind its label, wrapped and indented.
+func (t *perfTable) say(label, text string) {
+	for i, line := range wrap(text, max(t.width, leastWidth)-4-labelWidth) {
+		if i > 0 {
+			label = ""
+		}
+		t.printf("    %-*s%s\n", labelWidth, label, line)
+	}
+}
+
+// wrap breaks text at spaces into lines of at most width runes, where words allow. What comes of the outside world is made harmless.
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		word = harmless(word)
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// thousands writes a number with a comma between thousands.
+func thousands(n int) string {
+	s := strconv.Itoa(n)
+	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
+		s = s[:at] + "," + s[at:]
+	}
+	return s
+}
+
+// recoveries counts the failures after which a run went on.
+func recoveries(r *bench.Report) (n int) {
+	for i := range r.Results {
+		for _, s := range r.Results[i].Setbacks() {
+			if s.Recovery != nil {
+				n++
+			}
+		}
+	}
+	return n
+}
