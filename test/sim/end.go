@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -11,21 +12,22 @@ import (
 
 // end is a virtual queue pair and what the model knows of it.
 type end struct {
-	w      *world
-	conn   *conn
-	cq     *vcq
-	host   *host
-	peer   *end
-	index  int
-	name   string
-	vq     *ibverbx.VirtualQP
-	wires  []*wire
-	single bool
-	state  endState
-	beyond bool // a NIC or CQ is lost to it: no reset brings it back
-	life   int  // counts connections
-	stale  bool // completions were invented for it
-	most   int  // sends that were outstanding at a time
+	w       *world
+	conn    *conn
+	cq      *vcq
+	host    *host
+	peer    *end
+	index   int
+	name    string
+	vq      *ibverbx.VirtualQP
+	wires   []*wire
+	single  bool
+	state   endState
+	leaving bool // the program resets or closes it
+	beyond  bool // a NIC or CQ is lost to it: no reset brings it back
+	life    int  // counts connections
+	stale   bool // completions were invented for it
+	most    int  // sends that were outstanding at a time
 
 	sends    []*send
 	sendHead int // the next to complete
@@ -38,18 +40,20 @@ type end struct {
 	firstErr           string  // what Err said first
 	broke              *posted // the first send that has failed on a wire,
 	brokeOn            *wire   // which is this
+	offended           bool    // the peer has sent what no peer may
 
 	// What the wires have shown.
-	writes  []*send // that have a remote address of their own, by that address
-	locals  []*send // that have a local one: reads and atomics
-	mail    []*send // SENDs not yet on the wire
-	buffers []*recv // receives with memory, by address
-	acked   int     // all before it have their data acknowledged
-	stop    int     // sends from this one on must not go out any more
-	halt    bool    // nor any that has not begun
-	numbers []bool  // DQPLB: numbers used, from the first
-	used    int     // how many
-	atomics *wire   // that carries them
+	writes  []*send      // that have a remote address of their own, by that address
+	locals  []*send      // that have a local one: reads and atomics
+	mail    []*send      // SENDs not yet on the wire
+	buffers []*recv      // receives with memory, by address
+	acked   int          // all before it have their data acknowledged
+	stop    int          // sends from this one on must not go out any more
+	halt    bool         // nor any that has not begun
+	numbers []bool       // DQPLB: numbers used, from the first
+	came    map[int]bool // DQPLB: numbers that have arrived, likewise
+	used    int          // how many
+	atomics *wire        // that carries them
 	words   []*word
 }
 
@@ -230,14 +234,14 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	switch {
 	case wr.Opcode.IsSend():
 		p.note = true
-		e.noteOnWire(s, s.index)
+		e.noteOnWire(s, wr, s.index)
 		if n != s.length {
 			e.w.broken(ruleContent, "%v: %v goes out with %d bytes", e, s, n)
 		}
 		e.mail = e.mail[1:]
 	case wr.Opcode == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray:
 		p.note = true
-		e.noteOnWire(s, s.index+1)
+		e.noteOnWire(s, wr, s.index+1)
 		if n != 0 || wr.Imm != s.imm {
 			e.w.broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n, wr.Imm)
 		}
@@ -266,7 +270,8 @@ func (e *end) mayGoOut(q *wire, s *send) {
 }
 
 // noteOnWire checks the last step of a request: all data before it must be acknowledged, and that of Spray's notification its own.
-func (e *end) noteOnWire(s *send, all int) {
+func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
+	e.mustSolicit(s, wr)
 	if e.ackedTo() < all {
 		e.w.broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
 	}
@@ -274,6 +279,13 @@ func (e *end) noteOnWire(s *send, all int) {
 		e.w.broken(ruleNotification, "%v: %v is notified twice", e, s)
 	}
 	s.noted = true
+}
+
+// mustSolicit checks that what tells the peer asks for an event just where the program did.
+func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
+	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
+		e.w.broken(ruleWire, "%v: the last step of %v goes out with flags %v", e, s, wr.Flags)
+	}
 }
 
 func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
@@ -292,7 +304,9 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	}
 	if wr.Opcode == verbs.OpRDMAWriteWithImm {
 		e.numberOnWire(q, s, wr, n)
+		return
 	}
+	q.plain = q.plain || wr.Opcode != verbs.OpRDMARead
 }
 
 // ackedTo is the index of the first send of this life whose data is not acknowledged.
@@ -358,5 +372,35 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 
 // limitOf is how many requests may be on a wire.
 func (e *end) limitOf(q *wire) int {
-	return min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
+	limit := min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
+	if e.conn.raw && !e.conn.lied && q.isData() {
+		limit = min(limit, e.peer.vq.Config().Credits) // which its card told
+	}
+	return limit
+}
+
+// isData says whether a wire is a data rail, and not the notify queue pair.
+func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
+
+// mayStop checks a rail that the library moves to ERR: after a failed send it must not cut short what was posted before that, where that
+// may linger.
+func (e *end) mayStop() {
+	var failed *ibverbx.FailedError
+	if e.single || e.state != connected || e.leaving || e.halt || e.conn.lied || e.conn.plan.cfg[0].Linger < 0 ||
+		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
+		return
+	}
+	first := e.byID(failed.ID)
+	if first == nil || first.life != e.life {
+		return
+	}
+	for _, s := range e.sends[:min(first.index, e.stop-1)] {
+		if s.life != e.life || s.done {
+			continue
+		}
+		owesNote := !s.noted && (s.op.IsSend() || s.op == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray)
+		if s.out != 0 || !s.op.IsSend() && s.posted != s.length || owesNote {
+			e.w.broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
+		}
+	}
 }

@@ -9,10 +9,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// connect exchanges cards and connects both ends. The cards are true, but for what spoil does to the text of the second one.
-func (w *world) connect(c *conn, how string) {
+// connect exchanges cards, which are true, and connects both ends.
+func (w *world) connect(c *conn) {
 	c.life++
-	c.blame, c.lied = w.trouble(c), false
+	c.blame, c.drainOnly, c.lied, c.cardLied = w.trouble(c), false, false, false
 	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
 	var cards [2]ibverbx.BusinessCard
 	for i, e := range c.ends {
@@ -78,22 +78,25 @@ func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.
 // begin starts a life.
 func (e *end) begin(life int) {
 	e.life, e.state = life, connected
-	e.firstErr, e.broke = "", nil
+	e.firstErr, e.broke, e.offended, e.came = "", nil, false, nil
 	e.stop, e.halt = forever, false
 	e.acked, e.checked = len(e.sends), len(e.peer.sends)
 	e.mail, e.numbers, e.used, e.atomics = nil, e.numbers[:0], 0, nil
 	for _, q := range e.wires {
-		q.raw = false
+		q.raw, q.rawIn, q.plain, q.bad = false, false, false, nil
 	}
 	for _, word := range e.words {
 		word.sure = false
 	}
 }
 
+const becauseDrained = "an end was drained"
+
 // because notes why a connection may fail; the first reason counts.
 func (c *conn) because(reason string) {
+	c.drainOnly = c.drainOnly && reason == becauseDrained
 	if c.blame == "" {
-		c.blame = reason
+		c.blame, c.drainOnly = reason, reason == becauseDrained
 		c.ends[0].w.logf("  connection %d may fail: %s", c.ends[0].index/2, reason)
 	}
 }
@@ -126,7 +129,9 @@ func (e *end) reset() {
 		return
 	}
 	w.endFaults(e.conn)
+	e.leaving = true
 	err := w.waiting(e.vq.Reset)
+	e.leaving = false
 	w.logf("  %v", err)
 	e.state = unconnected
 	e.firstErr = ""
@@ -199,7 +204,7 @@ func (w *world) reconnect(c *conn) {
 		w.connectLied(c)
 		return
 	}
-	w.connect(c, "")
+	w.connect(c)
 }
 
 // drain lets an end finish, a bit further with each event.
@@ -209,7 +214,7 @@ func (e *end) drain() {
 		return
 	}
 	e.state = draining
-	e.conn.because("an end was drained")
+	e.conn.because(becauseDrained)
 	err := w.waiting(func() error { return e.vq.Drain(ended) })
 	for range w.pick(0, 0, 30) { // give it time, sometimes
 		if !errors.Is(err, context.Canceled) {
@@ -231,6 +236,9 @@ func (e *end) drain() {
 	}
 	e.cq.pollAll()
 	e.checkErr()
+	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendTorn.life == e.life) {
+		w.broken(ruleIsolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
+	}
 	e.state = drained
 	e.mustBeDone("a drain")
 }
@@ -249,6 +257,7 @@ func (e *end) close() {
 		return
 	}
 	e.conn.because("its peer was closed")
+	e.leaving = true
 	var err error
 	if w.rng.IntN(3) == 0 && !e.cq.direct {
 		err = w.waiting(func() error { return e.vq.Shutdown(ended) })
@@ -288,6 +297,7 @@ func (c *vcq) close() {
 	for _, e := range c.ends {
 		if e.state != closed {
 			e.conn.because("its peer was closed")
+			e.leaving = true
 		}
 	}
 	err := w.waiting(c.cq.Close)

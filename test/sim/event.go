@@ -9,7 +9,7 @@ import (
 // be left out and the others still mean something.
 type Event struct {
 	Kind EventKind
-	End  int // which virtual queue pair it concerns
+	End  int // which virtual queue pair it concerns, modulo how many there are
 	R    uint64
 }
 
@@ -29,7 +29,7 @@ const (
 	Heal                      // end a fault
 	Reset
 	Connect // both ends, when both are in RESET
-	Renew   // both ends reset, and connected again
+	Renew   // both ends reset, and connected again; what was closed is made anew
 	Drain
 	Close
 	Invade // a peer that breaks the rules
@@ -55,7 +55,7 @@ var weights = [...][kinds]int{
 }
 
 // makeEvents draws what happens. Seldom is it much: most bugs need little.
-func makeEvents(rng *rand.Rand, m mood, ends int) []Event {
+func makeEvents(rng *rand.Rand, m mood) []Event {
 	total := 0
 	for _, n := range weights[m] {
 		total += n
@@ -68,7 +68,7 @@ func makeEvents(rng *rand.Rand, m mood, ends int) []Event {
 			n -= weights[m][kind]
 			kind++
 		}
-		list[i] = Event{Kind: kind, End: rng.IntN(ends), R: rng.Uint64()}
+		list[i] = Event{Kind: kind, End: rng.IntN(1 << 20), R: rng.Uint64()}
 	}
 	return list
 }

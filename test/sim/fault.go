@@ -76,15 +76,21 @@ func (w *world) refusal() error {
 func (w *world) status() verbs.Status { return verbs.Status(1 + w.rng.IntN(23)) }
 
 // slow puts a gentle fault in force.
-func (w *world) slow(e *end) { w.inject(e, faultRows[w.rng.IntN(4)]) }
+func (w *world) slow(e *end) { w.inject(e, w.drawFault(func(r *faultRow) bool { return r.gentle })) }
 
 // strike puts any fault in force. What changes the world for many is rarer.
 func (w *world) strike(e *end) {
-	row := faultRows[4+w.rng.IntN(len(faultRows)-4)]
-	if row.also != nil && w.rng.IntN(2) == 0 {
-		row = faultRows[4+w.rng.IntN(6)]
+	wide := w.rng.IntN(2) == 0
+	w.inject(e, w.drawFault(func(r *faultRow) bool { return !r.gentle && (wide || r.also == nil) }))
+}
+
+// drawFault draws a row of the table that fits.
+func (w *world) drawFault(fits func(*faultRow) bool) faultRow {
+	for {
+		if row := faultRows[w.rng.IntN(len(faultRows))]; fits(&row) {
+			return row
+		}
 	}
-	w.inject(e, row)
 }
 
 func (w *world) inject(e *end, row faultRow) {
@@ -146,7 +152,7 @@ func cqMayDie(w *world, q *wire) func() {
 }
 
 func killWire(_ *world, q *wire) func() {
-	_ = q.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	_ = q.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) // past the tap: it is not the library's doing
 	return nil
 }
 

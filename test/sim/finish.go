@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -11,7 +12,7 @@ import (
 
 // finish ends every fault, lets everything come to its end, checks that it did, and closes all in some order.
 func (w *world) finish() {
-	w.logf("finish")
+	w.logf("finish: faults end, links and NICs come back, and what can come to its end does")
 	w.endFaults(nil)
 	for _, d := range w.nics {
 		d.SetLink(true)
@@ -23,6 +24,12 @@ func (w *world) finish() {
 	w.settle(false)
 	for _, e := range w.ends {
 		e.checkEnded()
+		e.checkNoticed()
+	}
+	for _, c := range w.cqs {
+		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct && !c.closed && !c.told {
+			w.broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
+		}
 	}
 	w.settle(true)
 	for _, c := range w.conns {
@@ -47,11 +54,32 @@ func (e *end) checkEnded() {
 	}
 }
 
+// checkNoticed: an end that works has no queue pair in ERR, and its peer has sent nothing that no peer may. Spray's rail 0 and the notify queue
+// pair may hold no receive whose flush would tell.
+func (e *end) checkNoticed() {
+	if e.state != connected || e.vq.Err() != nil || e.single {
+		return
+	}
+	if e.offended {
+		e.w.broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
+	}
+	for i, q := range e.wires {
+		if i == 0 && e.vq.Scheme() == ibverbx.Spray || !q.isData() {
+			continue
+		}
+		if q.State() == verbs.StateErr {
+			e.w.broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
+		}
+	}
+}
+
 // settle lets the fabric run until nothing moves any more. With balance the programs post what each other waits for.
 func (w *world) settle(balance bool) {
 	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
 	for range 20_000 {
-		moved := w.fabric.Run(50)
+		before := w.moves
+		w.moves += w.fabric.Run(50)
+		moved := 0
 		for _, c := range w.cqs {
 			moved += c.pollAll()
 		}
@@ -65,7 +93,7 @@ func (w *world) settle(balance bool) {
 				moved += c.balance()
 			}
 		}
-		if still++; moved != 0 {
+		if still++; moved != 0 || w.moves != before {
 			still = 0
 		}
 		if still == 3 {

@@ -59,7 +59,7 @@ func (w *world) forgedImmediate(e *end) uint32 {
 // connectLied connects two ends, one of which gets a card that is not true. It is refused and changes nothing, or taken for true.
 func (w *world) connectLied(c *conn) {
 	c.life++
-	c.blame = ""
+	c.blame, c.cardLied = "", true
 	c.lie("a card lied")
 	c.raw = false
 	var cards [2]ibverbx.BusinessCard

@@ -3,6 +3,7 @@ package sim
 import (
 	"math/bits"
 
+	"ibverbx"
 	"ibverbx/verbs"
 )
 
@@ -51,14 +52,51 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if raw != (last && s.imm != 0 && e.conn.raw) {
 		e.w.broken(ruleWire, "%v: %v announces a user's immediate: %v", e, s, raw)
 	}
-	q.raw = raw
+	if last {
+		e.mustSolicit(s, wr)
+	}
+	if length == 0 && !q.plain {
+		e.w.broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
+	}
+	q.raw, q.plain = raw, false
 	e.useNumber(n)
+}
+
+// firstNumber is what an end begins to count with.
+func (e *end) firstNumber() uint32 {
+	if e.conn.plan.strip {
+		return 0
+	}
+	return e.conn.plan.cfg[e.index%2].FirstNumber
+}
+
+// arrived looks at a message that has used up a credit. What no peer may send must be noticed. Where completions come out of order the
+// order of arrival is not known here.
+func (q *wire) arrived(wc *verbs.WC) {
+	e := q.end
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.scramble || !q.isData() || e.conn.cardLied || e.state != connected && e.state != draining {
+		return
+	}
+	if q.rawIn {
+		q.rawIn = false
+		e.offended = e.offended || wc.Opcode != verbs.WCRecvRDMAWithImm
+		return
+	}
+	n, last, raw, ok := number(wc.Imm)
+	d := int((n + numberMod - e.peer.firstNumber()) % numberMod)
+	if wc.Opcode != verbs.WCRecvRDMAWithImm || !ok || raw && (!last || !e.conn.raw) || e.came[d] || d > 1<<20 {
+		e.offended = true
+		return
+	}
+	if e.came == nil {
+		e.came = map[int]bool{}
+	}
+	e.came[d], q.rawIn = true, raw
 }
 
 // useNumber checks that every number is used once.
 func (e *end) useNumber(n uint32) {
-	first := e.conn.plan.cfg[e.index%2].FirstNumber
-	d := int((n + numberMod - first) % numberMod)
+	d := int((n + numberMod - e.firstNumber()) % numberMod)
 	if d > len(e.numbers)+1000 {
 		e.w.broken(ruleWire, "%v: number %d, %d beyond the first", e, n, d)
 	}

@@ -68,7 +68,7 @@ func newPlan(seed uint64) *plan {
 	for range pick(1, 1, 2, 2, 3) {
 		p.conns = append(p.conns, p.makeConn(rng))
 	}
-	p.events = makeEvents(rng, p.mood, 2*len(p.conns))
+	p.events = makeEvents(rng, p.mood)
 	return p
 }
 
@@ -119,6 +119,9 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		cfg.MaxBanked = pick(1, 2, 5, 100)
 		cfg.MaxSGE = pick(1, 2, 4)
 		cfg.MaxInline = pick(16, 64)
+		if cfg.FirstNumber != 0 {
+			cfg.FirstNumber = firstNumbers[2+rng.IntN(len(firstNumbers)-2)] // each end its own
+		}
 		c.cfg[i] = cfg
 	}
 	p.makeRails(rng, &c)
@@ -137,8 +140,13 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 			c.cfg[i].QPsPerDevice = c.rails / nics
 			continue
 		}
+		only := rng.IntN(3 * nics) // all on one NIC, so that what happens to the others must not be noticed
 		for range c.rails {
-			c.byHand[i] = append(c.byHand[i], rng.IntN(nics))
+			on := only
+			if only >= nics {
+				on = rng.IntN(nics)
+			}
+			c.byHand[i] = append(c.byHand[i], on)
 		}
 	}
 }

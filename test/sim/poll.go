@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -18,6 +19,7 @@ type vcq struct {
 	ends    []*end
 	direct  bool // the program polls the physical CQs itself
 	mayDie  bool // a physical CQ may have died
+	told    bool // and a poll has said so
 	closed  bool
 	buf     [80]ibverbx.WC
 	scratch []ibverbx.WC
@@ -151,6 +153,7 @@ func (c *vcq) mayFail(n int, err error) {
 	case err == nil:
 	case c.closed && n == 0 && errors.Is(err, ibverbx.ErrClosed):
 	case c.mayDie && (errors.Is(err, verbs.ErrOverrun) || errors.Is(err, verbs.ErrDeviceGone)):
+		c.told = true
 		c.w.logf("  %s: %v", c.name, err)
 	default:
 		c.w.broken(ruleIsolation, "%s: poll: %v", c.name, err)
@@ -204,8 +207,27 @@ func (e *end) checkErr() {
 	}
 }
 
+// checkSource checks that an error with a status is a completion that the library has seen: of that rail, with that status and vendor code.
+func (e *end) checkSource(f *ibverbx.FailedError) {
+	var status verbs.Status
+	if f.Rail < 0 || !errors.As(f.Err, &status) {
+		return
+	}
+	q := e.wires[f.Rail]
+	if f.RailQPNum != q.Num() || f.Device != q.nic.Name() {
+		e.w.broken(ruleFirstError, "%v: rail %d is %v: %v", e, f.Rail, q, f)
+	}
+	seen := func(wc verbs.WC) bool {
+		return wc.Status == status && (wc.VendorErr == f.VendorErr || f.Part == ibverbx.PartUnknown)
+	}
+	if !slices.ContainsFunc(q.bad, seen) {
+		e.w.broken(ruleFirstError, "%v: no completion of %v was so: %v", e, q, f)
+	}
+}
+
 // checkStory checks that the error names the physical request that failed first: its queue pair, its addresses, its request.
 func (e *end) checkStory(f *ibverbx.FailedError) {
+	e.checkSource(f)
 	var status verbs.Status
 	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment || f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
 		return

@@ -19,6 +19,7 @@ const (
 	ruleWire         rule = "the wire format"
 	ruleFence        rule = "a fence waits for earlier data"
 	ruleCounters     rule = "counters add up"
+	ruleNoticed      rule = "what is broken is noticed"
 	ruleRefusal      rule = "bad input is refused with the right error"
 	ruleLeak         rule = "everything can be closed, and nothing is left"
 	rulePanic        rule = "no panic"

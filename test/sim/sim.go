@@ -26,7 +26,7 @@ func Shrink(seed uint64) (Report, bool) {
 	}
 	r := Report{Broken: v, Events: len(p.events)}
 	p.events = p.events[:min(v.Event, len(p.events))]
-	for size := max(len(p.events)/2, 1); ; size /= 2 {
+	for size, before := max(len(p.events)/2, 1), len(p.events); ; size = max(size/2, 1) {
 		for at := 0; at < len(p.events); {
 			less := *p
 			less.events = slices.Delete(slices.Clone(p.events), at, min(at+size, len(p.events)))
@@ -36,9 +36,10 @@ func Shrink(seed uint64) (Report, bool) {
 				at += size
 			}
 		}
-		if size <= 1 {
+		if size == 1 && len(p.events) == before {
 			break
 		}
+		before = len(p.events)
 	}
 	r.Kept = len(p.events)
 	var t trace

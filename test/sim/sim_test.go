@@ -42,11 +42,12 @@ func TestSimulation(t *testing.T) {
 	t.Logf("%d worlds in %v", total, time.Since(start).Round(time.Millisecond))
 }
 
+// replaySeed tells what happens in a world, shrunk if it fails.
 func replaySeed(t *testing.T, seed uint64) {
-	if v := newPlan(seed).run(func(line string) { t.Log(line) }); v != nil {
-		report, _ := Shrink(seed)
+	if report, failed := Shrink(seed); failed {
 		t.Fatal(report)
 	}
+	newPlan(seed).run(func(line string) { t.Log(line) })
 }
 
 // search plays worlds on all cores and returns what is broken in the one with the lowest seed.

@@ -105,6 +105,9 @@ type wire struct {
 	recvs []posted
 	most  int        // sends that were on the NIC at a time
 	last  []verbs.WC // what was polled of it lately
+	bad   []verbs.WC // what was not successful, in this life
+	plain bool       // plain data went out since the last number
+	rawIn bool       // the next message to arrive carries the user's immediate of the one before
 	raw   bool       // the next message carries the user's immediate of the one before
 }
 
@@ -145,6 +148,9 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		}
 		q.recvs = append(q.recvs, p)
 	}
+	if err != nil && !verbs.IsTransient(err) {
+		q.end.halt = true
+	}
 	if errors.Is(err, verbs.ErrQueueFull) && !injected(err) && !q.end.single {
 		q.nic.w.broken(ruleBackpressure, "%v meets a full receive queue on %v", q.end, q)
 	}
@@ -155,6 +161,9 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 func injected(err error) bool { return err != nil && strings.Contains(err.Error(), "injected") }
 
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr {
+		q.end.mayStop()
+	}
 	err := q.QP.Modify(attr, mask)
 	if err == nil && mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
 		q.forget()
@@ -217,6 +226,12 @@ func (q *wire) completed(wc *verbs.WC) {
 		}
 		q.recvs = slices.Delete(q.recvs, at, at+1)
 		q.end.recvSeen(wc.Status)
+		if wc.Status == verbs.StatusSuccess {
+			q.arrived(wc)
+		}
+	}
+	if wc.Status != verbs.StatusSuccess {
+		q.bad = append(q.bad, *wc)
 	}
 	if q.last = append(q.last, *wc); len(q.last) > 8 {
 		q.last = q.last[1:]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime/debug"
+	"slices"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -31,6 +32,7 @@ type world struct {
 	at      int        // events begun
 	log     func(string)
 	actions []soft.Action
+	moves   int  // of the fabric
 	pumping bool // the library waits: let the fabric move when it polls
 	active  []*strike
 }
@@ -49,13 +51,16 @@ type host struct {
 
 // conn is a connection.
 type conn struct {
-	plan  *connPlan
-	ends  [2]*end
-	blame string // why it may fail; "" when it may not
-	lied  bool   // an end breaks the rules, so what arrives means nothing
-	raw   bool   // the user's immediate travels in DQPLB
-	life  int
-	lies  []int // the lives in which an end lied
+	plan      *connPlan
+	ends      [2]*end
+	blame     string // why it may fail; "" when it may not
+	lied      bool   // an end breaks the rules, so what arrives means nothing
+	cardLied  bool   // so what a card said is not known to the model
+	drainOnly bool   // it may fail because an end was drained, and for nothing else
+	raw       bool   // the user's immediate travels in DQPLB
+	life      int
+	lies      []int // the lives in which an end lied
+	replaced  bool  // it was made anew
 }
 
 // lie notes that an end breaks the rules in this life.
@@ -121,12 +126,12 @@ func (w *world) build() {
 	for i, h := range p.cqs {
 		w.buildCQ(w.hosts[h], p.direct[i])
 	}
+	w.logf("%v", p)
 	for i := range p.conns {
 		w.buildConn(i, &p.conns[i])
 	}
-	w.logf("%v", p)
 	for _, c := range w.conns {
-		w.connect(c, "")
+		w.connect(c)
 	}
 }
 
@@ -189,7 +194,24 @@ func (w *world) buildConn(i int, p *connPlan) {
 		cq.ends = append(cq.ends, e)
 	}
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
+	for _, e := range c.ends {
+		w.logf("%v has rails %v", e, e.wires)
+	}
 	w.conns = append(w.conns, c)
+}
+
+// replace makes a connection anew whose both ends were closed: the room that they had must be free again.
+func (w *world) replace(c *conn) {
+	for _, e := range c.ends {
+		if e.state != closed || e.cq.closed || e.cq.mayDie || slices.ContainsFunc(e.host.nics, func(d *nic) bool { return d.dead != 0 }) {
+			return
+		}
+	}
+	if !c.replaced && len(w.conns) < 8 {
+		c.replaced = true
+		w.buildConn(len(w.conns), c.plan)
+		w.connect(w.conns[len(w.conns)-1])
+	}
 }
 
 // byHand makes a virtual queue pair of queue pairs that the program has created.
@@ -265,6 +287,7 @@ func (w *world) happen(ev Event) {
 			}
 		}
 		w.reconnect(e.conn)
+		w.replace(e.conn)
 	case Drain:
 		e.drain()
 	case Close:
@@ -286,6 +309,7 @@ func (w *world) steps(n int) {
 		a := w.choose()
 		w.logf("  %v", a)
 		w.fabric.Do(a)
+		w.moves++
 	}
 }
 
@@ -309,7 +333,7 @@ func (w *world) rank(a soft.Action) uint64 {
 }
 
 // pump moves the fabric while the library waits.
-func (w *world) pump() { w.fabric.Run(8) }
+func (w *world) pump() { w.moves += w.fabric.Run(8) }
 
 // waiting calls the library with the fabric moving by itself.
 func (w *world) waiting(call func() error) error {
