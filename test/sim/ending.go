@@ -2,122 +2,11 @@ package sim
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 
 	"ibverbx"
 	"ibverbx/verbs"
 )
-
-// connect exchanges cards, which are true, and connects both ends.
-func (w *world) connect(c *conn) {
-	c.life++
-	c.blame, c.drainOnly, c.lied, c.cardLied = w.trouble(c), false, false, false
-	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
-	var cards [2]ibverbx.BusinessCard
-	for i, e := range c.ends {
-		card, err := e.vq.Card()
-		if err != nil && c.blame == "" {
-			w.broken(ruleIsolation, "%v: card: %v", e, err)
-		}
-		if err != nil {
-			return // a NIC is gone: nothing to connect yet
-		}
-		cards[i] = w.travel(c, e, card)
-	}
-	for i, e := range c.ends {
-		if w.rng.IntN(4) == 0 { // step by step
-			e.toInit()
-		}
-		err := e.vq.Connect(cards[1-i])
-		w.logf("  %v connects: %v", e, err)
-		if err != nil {
-			if c.blame == "" {
-				w.broken(ruleIsolation, "%v: connect: %v", e, err)
-			}
-			continue // it is left in between: reset or close
-		}
-		e.begin(c.life)
-	}
-	for _, e := range c.ends {
-		if e.state != connected {
-			c.because("its peer has not connected")
-		}
-	}
-}
-
-// toInit takes an end to INIT by itself, as programs do that connect step by step.
-func (e *end) toInit() {
-	err := e.vq.Modify(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
-		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil)
-	if err != nil && e.conn.blame == "" {
-		e.w.broken(ruleIsolation, "%v: to INIT: %v", e, err)
-	}
-}
-
-// travel sends a card to the other side: as JSON, and stripped to what the C++ original knows besides addresses if so planned.
-func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
-	text, err := json.Marshal(card)
-	w.must("marshal card", err)
-	if c.plan.strip {
-		keys := map[string]any{}
-		w.must("card", json.Unmarshal(text, &keys))
-		for _, key := range []string{"scheme", "mtu", "credits", "rdAtomic", "rawImm", "firstNum"} {
-			delete(keys, key)
-		}
-		keys["somethingNew"] = 7
-		text, err = json.Marshal(keys)
-		w.must("card", err)
-	}
-	if err := json.Unmarshal(text, &got); err != nil {
-		w.broken(ruleWire, "%v: its card does not read back: %v", e, err)
-	}
-	return got
-}
-
-// begin starts a life.
-func (e *end) begin(life int) {
-	e.life, e.state = life, connected
-	e.firstErr, e.broke, e.offended, e.came = "", nil, false, nil
-	e.stop, e.halt = forever, false
-	e.acked, e.checked = len(e.sends), len(e.peer.sends)
-	e.mail, e.numbers, e.used, e.atomics = nil, e.numbers[:0], 0, nil
-	for _, q := range e.wires {
-		q.raw, q.rawIn, q.plain, q.bad = false, false, false, nil
-	}
-	for _, word := range e.words {
-		word.sure = false
-	}
-}
-
-const becauseDrained = "an end was drained"
-
-// because notes why a connection may fail; the first reason counts.
-func (c *conn) because(reason string) {
-	c.drainOnly = c.drainOnly && reason == becauseDrained
-	if c.blame == "" {
-		c.blame, c.drainOnly = reason, reason == becauseDrained
-		c.ends[0].w.logf("  connection %d may fail: %s", c.ends[0].index/2, reason)
-	}
-}
-
-// trouble is what is wrong with the NICs under a connection; "" when nothing is.
-func (w *world) trouble(c *conn) string {
-	if c.plan.cfg[0].Conn.RNRRetry != 0 && c.plan.cfg[0].Conn.RNRRetry != verbs.RNRRetryForever {
-		return "a receiver may be late"
-	}
-	for _, e := range c.ends {
-		if e.cq.mayDie {
-			return "its completion queue may overrun"
-		}
-		for _, q := range e.wires {
-			if q.nic.down+q.nic.dead != 0 {
-				return q.nic.Name() + " is down"
-			}
-		}
-	}
-	return ""
-}
 
 // reset takes an end back to RESET. Everything outstanding must end with it.
 func (e *end) reset() {
@@ -190,21 +79,6 @@ func (e *end) writeOff() {
 	for ; e.recvHead < len(e.recvs); e.recvHead++ {
 		e.host.memory.settle(e.recvs[e.recvHead].buffer, -1, e.name+" "+e.recvs[e.recvHead].String())
 	}
-}
-
-// reconnect connects two ends that are both in RESET, sometimes after a try with a card that lies.
-func (w *world) reconnect(c *conn) {
-	for _, e := range c.ends {
-		if e.state != unconnected || e.vq.State() != verbs.StateReset {
-			return
-		}
-	}
-	w.endFaults(c)
-	if w.plan.mood == hostile && w.rng.IntN(2) == 0 {
-		w.connectLied(c)
-		return
-	}
-	w.connect(c)
 }
 
 // drain lets an end finish, a bit further with each event.
