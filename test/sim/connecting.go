@@ -131,4 +131,3 @@ func (w *world) reconnect(c *conn) {
 	}
 	w.connect(c)
 }
-
