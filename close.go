@@ -14,7 +14,7 @@ import (
 // A request that had completed behind one that had not counts as outstanding: completions keep their order.
 //
 // A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close waits for that, a second at
-// most.
+// most, and 10 ms after the last where the queue is full of unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once.
 func (q *VirtualQP) Close() error {
 	q.cq.guard.enter()
 	err := q.close()
@@ -51,7 +51,7 @@ func (q *VirtualQP) close() error {
 // collect takes in what the NICs have completed, so that it is not mistaken for outstanding.
 func (q *VirtualQP) collect() {
 	if !q.cq.closed {
-		q.cq.untold = q.cq.drain(&sink{}, -1) // the next poll tells that a CQ has died
+		q.cq.untold = q.cq.takeAll(&sink{}, -1) // the next poll tells that a CQ has died
 	}
 }
 
@@ -138,6 +138,14 @@ func (c *VirtualCQ) close() error {
 	if c.closed {
 		return fmt.Errorf("ibverbx: close virtual cq: %w", ErrClosed)
 	}
+	var singles []*VirtualQP
+	for _, q := range c.vqps {
+		if q.single && q.state != verbs.StateReset {
+			q.startFlush()
+			singles = append(singles, q)
+		}
+	}
+	awaitFlushes(singles)
 	var errs []error
 	for len(c.vqps) != 0 {
 		c.vqps[0].ownsCQ = false // it is being closed here

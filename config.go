@@ -22,6 +22,9 @@ const (
 	// An acknowledgement proves that data has reached the peer's NIC; a message on another queue pair does not by
 	// itself push that data on into the peer's memory (IBTA o9-20 orders operations of one queue pair). On
 	// hosts where PCIe writes of several NICs or with relaxed ordering may pass each other, take DQPLB.
+	//
+	// A receiver whose posted receives all wait for notifications does not learn that the first data queue pair has failed under
+	// it, until that is used again: SENDs travel there, and would eat a receive that is kept to notice.
 	Spray
 )
 

@@ -90,7 +90,7 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 	q.cq.guard.enter()
 	defer q.cq.guard.exit()
 	if q.closed {
-		return q.connectError(ErrClosed, "")
+		return fmt.Errorf("ibverbx: modify virtual qp %d: %w", q.num, ErrClosed)
 	}
 	if peer != nil {
 		if err := q.checkPeer(peer); err != nil {

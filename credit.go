@@ -17,8 +17,11 @@ func (q *VirtualQP) postCredits(share int) {
 		return
 	}
 	for _, rl := range q.rails {
-		if rl.owed != 0 && rl.owed*share >= rl.recvLimit {
+		if rl.owed != 0 && !rl.shut && rl.owed*share >= rl.recvLimit {
 			q.postRailCredits(rl)
+		}
+		if q.killed {
+			return // a refusal has ended it: the other rails are in ERR by now
 		}
 	}
 }

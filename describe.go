@@ -44,6 +44,18 @@ func describePassed(wr *SendWR, err error) *FailedError {
 	return f
 }
 
+// describePassedRecv says which receive a single queue pair refused. What it would have taken, a SEND or a notification, is not known.
+func describePassedRecv(wr *RecvWR, err error) *FailedError {
+	f := recvDirection(PartMessage, err)
+	f.HasID, f.ID = true, wr.ID
+	pieces := wr.SGL
+	if len(pieces) == 0 {
+		pieces = []Segment{wr.Local}
+	}
+	f.setPieces(pieces)
+	return f
+}
+
 // setPieces gives a failure the range of a scatter list.
 func (f *FailedError) setPieces(pieces []Segment) {
 	for _, s := range pieces {

@@ -259,7 +259,7 @@ func TestFailedErrorText(t *testing.T) {
 				"check that the peer's process lives and has connected, then link, routing and GID index, then timeout and retry count"},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Scattered: true,
 			VendorErr: 0x88, Err: verbs.StatusRemAccessErr}),
-			"virtual qp 1: RDMA_READ id 7 (8 bytes from remote 0x2000 to 0x1000 and on, scattered)" + at + status(verbs.StatusRemAccessErr) +
+			"virtual qp 1: RDMA_READ id 7 (8 bytes from remote 0x2000 to 0x1000 and on (scattered))" + at + status(verbs.StatusRemAccessErr) +
 				" (vendor 0x88: protection error at the remote buffer)" + advice(verbs.StatusRemAccessErr)},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 4, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 900, WholeRange: true,
 			Err: verbs.StatusLocProtErr}),
@@ -278,7 +278,7 @@ func TestFailedErrorText(t *testing.T) {
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCFetchAdd, Part: PartMessage, Fragment: -1, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Err: verbs.StatusRemOpErr}),
 			"virtual qp 1: FETCH_ADD id 7 (8 bytes from remote 0x2000 to 0x1000)" + at + status(verbs.StatusRemOpErr) + advice(verbs.StatusRemOpErr)},
 		{on(FailedError{Recv: true, HasID: true, ID: 3, Opcode: verbs.WCRecv, Part: PartMessage, Fragment: -1, LocalAddr: 0x1000, Length: 100, Scattered: true, Err: verbs.StatusLocLenErr}),
-			"virtual qp 1: RECV id 3 (100 bytes at 0x1000 and on, scattered)" + at + status(verbs.StatusLocLenErr) + advice(verbs.StatusLocLenErr)},
+			"virtual qp 1: RECV id 3 (100 bytes at 0x1000 and on (scattered))" + at + status(verbs.StatusLocLenErr) + advice(verbs.StatusLocLenErr)},
 		{on(FailedError{Recv: true, Opcode: verbs.WCUnknown, Part: PartCredit, Fragment: -1, Err: fmt.Errorf("%w: number 5 came twice", ErrProtocol)}),
 			"virtual qp 1: a receive kept for messages of the peer (dqplb credit)" + at + "protocol violation by the peer: number 5 came twice: check that the peer's queue pairs are used by its" +
 				" virtual queue pair alone, and that both ends exchanged cards of this connection"},

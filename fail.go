@@ -9,17 +9,28 @@ import (
 
 // sendFailed takes in a failed completion of request n: the first error is kept, and the line stops.
 func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
-	rl.stats.errors++
 	if r.status == verbs.StatusSuccess {
 		r.status, r.vendorErr = wc.Status, wc.VendorErr
 	}
-	if q.failure == nil {
+	if !q.flushAsked(wc.Status) {
 		f := q.describeSend(r, wc.ID, wc.Status)
 		f.VendorErr = wc.VendorErr
-		q.fail(rl, f)
-		q.failed = n
+		q.failSend(rl, n, f)
 	}
 	q.stopSends(n)
+}
+
+// failSend records that request n has failed.
+func (q *VirtualQP) failSend(rl *rail, n uint64, f *FailedError) {
+	rl.stats.errors++
+	if q.fail(rl, f) {
+		q.failed = n
+	}
+}
+
+// flushAsked reports whether a status is of what Drain, Close or Reset has had flushed: that is no failure.
+func (q *VirtualQP) flushAsked(s verbs.Status) bool {
+	return s == verbs.StatusWRFlushErr && q.phase >= drainRecvs
 }
 
 // failPost takes in that a rail refused its batch for good: what was staged there will never go out.
@@ -30,11 +41,7 @@ func (q *VirtualQP) failPost(rl *rail, err error) {
 	if r.status == verbs.StatusSuccess {
 		r.status = refusalStatus(err)
 	}
-	rl.stats.errors++
-	if q.failure == nil {
-		q.fail(rl, q.describeSend(r, refused, err))
-		q.failed = n
-	}
+	q.failSend(rl, n, q.describeSend(r, refused, err))
 	q.stopSends(n)
 	q.cq.touch(q)
 }
@@ -50,8 +57,8 @@ func refusalStatus(err error) verbs.Status {
 	return verbs.StatusLocQPOpErr
 }
 
-// fail records the first error. Later ones follow from it, or come too late to matter.
-func (q *VirtualQP) fail(rl *rail, f *FailedError) {
+// fail records the first error, and reports whether this one was. Later ones follow from it, or come too late to matter.
+func (q *VirtualQP) fail(rl *rail, f *FailedError) (first bool) {
 	if q.failure != nil {
 		return
 	}
@@ -60,6 +67,7 @@ func (q *VirtualQP) fail(rl *rail, f *FailedError) {
 		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
 	}
 	q.failure, q.since = f, time.Now()
+	return true
 }
 
 // linger waits, after a failure, for the requests before the one that failed, and then has the NICs flush what is left. Where they
@@ -143,13 +151,13 @@ func (q *VirtualQP) progressFailed() {
 // recvError takes in an unsuccessful completion of the receive direction; f says which request was concerned, if any.
 func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
 	f.VendorErr, f.Err = wc.VendorErr, wc.Status
-	if wc.Status == verbs.StatusWRFlushErr {
-		if q.phase < drainRecvs { // otherwise it is as Drain wants it
-			q.recvFlushed(rl, f)
-		}
-		return
+	switch {
+	case q.flushAsked(wc.Status):
+	case wc.Status == verbs.StatusWRFlushErr:
+		q.recvFlushed(rl, f)
+	default:
+		q.recvFailed(rl, f)
 	}
-	q.recvFailed(rl, f)
 }
 
 // recvFlushed takes in a flushed completion of the receive direction: the queue pair under it is in ERR, and this is what
@@ -178,10 +186,15 @@ func (q *VirtualQP) judgeSuspect() {
 func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
 	rl.stats.errors++
 	q.fail(rl, f)
+	q.stopUnposted()
+	q.kill()
+}
+
+// stopUnposted stops the line at the first request of which something has not been posted yet.
+func (q *VirtualQP) stopUnposted() {
 	if stop := q.firstUnposted(); stop < q.send.tail {
 		q.stopSends(stop)
 	}
-	q.kill()
 }
 
 // firstUnposted is the first request of which something has not been posted yet.
@@ -201,18 +214,25 @@ func (q *VirtualQP) firstUnposted() uint64 {
 	return first
 }
 
-// kill moves every rail to ERR, so that the NICs flush what they still hold.
+// kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what the NICs hold there.
 func (q *VirtualQP) kill() {
 	if q.killed {
 		return
 	}
 	q.killed = true
 	q.recv.flushWaiting()
-	q.eachRail(func(rl *rail) {
-		// A rail that refuses is gone already, or never left RESET; either way it holds nothing that would not end.
-		_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
-	})
+	q.toError()
 	q.cq.touch(q)
+}
+
+// toError moves every rail to ERR, so that the NICs flush what they still hold. In RESET there is nothing to flush.
+func (q *VirtualQP) toError() {
+	for _, rl := range q.all {
+		if s := rl.qp.State(); s != verbs.StateReset && s != verbs.StateErr && !rl.closed {
+			// A rail that refuses is gone already; it holds nothing that would not end.
+			_ = rl.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+		}
+	}
 }
 
 // abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed or reset: no NIC touches

@@ -147,7 +147,7 @@ func (e *FailedError) memory() string {
 	}
 	local, remote := fmt.Sprintf("0x%x", e.LocalAddr), fmt.Sprintf("remote 0x%x", e.RemoteAddr)
 	if e.Scattered {
-		local += " and on, scattered"
+		local += " and on (scattered)"
 	}
 	where := ""
 	switch {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -359,5 +360,113 @@ func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
 	}
 	if err := l.a.Err(); !errors.Is(err, verbs.StatusWRFlushErr) {
 		t.Fatalf("the flush went unnoticed: %v", err)
+	}
+}
+
+// A send that is staged, but of which no NIC has taken anything, is flushed at once when the receive direction fails: no completion
+// of it would ever come.
+func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrNoMemory, Count: 1 << 30})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 7, 0, 8)) // staged on rail 0
+	failed := verbs.WC{ID: 5 << 60, Status: verbs.StatusLocProtErr, QPNum: l.a.railQP[0]}
+	got := l.a.cq.ProcessCompletions(nil, 0, failed)
+	if len(got) != 1 || got[0].ID != 7 || got[0].Status != verbs.StatusWRFlushErr {
+		t.Errorf("reported: %s", fmtWCs(got))
+	}
+	if err := l.a.Err(); !errors.Is(err, verbs.StatusLocProtErr) {
+		t.Error(err)
+	}
+}
+
+// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding there. Where it keeps no receive of its
+// own, a receive of the user tells.
+func TestWhichFailuresAreNoticed(t *testing.T) {
+	for _, c := range []struct {
+		scheme  ibverbx.Scheme
+		rail    int // 2 is the notify QP
+		notices bool
+	}{
+		{ibverbx.DQPLB, 0, true}, {ibverbx.DQPLB, 1, true}, {ibverbx.DQPLB, 2, false},
+		{ibverbx.Spray, 0, false}, {ibverbx.Spray, 1, true}, {ibverbx.Spray, 2, false},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := fabric.Device(0)
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mr, err := pd.RegisterMR(make([]byte, 64), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ends [2]*ibverbx.VirtualQP
+		var qps [2][3]verbs.QP
+		for i := range ends {
+			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for j := range qps[i] {
+				if qps[i][j], err = pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			vcq, err := ibverbx.NewVirtualCQ(cq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2], ibverbx.Config{Scheme: c.scheme}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		connectBoth(t, ends[0], ends[1])
+		if err := qps[1][c.rail].Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+			t.Fatal(err)
+		}
+		poll := func() {
+			var wcs [16]ibverbx.WC
+			for range 20 {
+				if _, err := ends[1].CQ().Poll(wcs[:]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if poll(); (ends[1].Err() != nil) != c.notices {
+			t.Errorf("%v rail %d: %v", c.scheme, c.rail, ends[1].Err())
+		}
+		if !c.notices {
+			wr := ibverbx.RecvWR{ID: 1}
+			if c.scheme == ibverbx.DQPLB || c.rail == 0 {
+				wr.Local = ibverbx.Segment{Addr: mr.Addr(), Length: 8, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})}
+			}
+			if _, err := ends[1].PostRecv(wr); err != nil {
+				t.Fatal(err)
+			}
+			if poll(); ends[1].Err() == nil {
+				t.Errorf("%v rail %d: a receive did not tell", c.scheme, c.rail)
+			}
+		}
+		if err := errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A refused credit ends the virtual queue pair. The credits of the other rails are not offered to queue pairs that are in ERR by then.
+func TestNoCreditsAfterARefusalForGood(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, MaxMsgSize: 8, Credits: 2}})
+	l.a.expectRecv(t, 1)
+	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 24)) // uses up a credit of each rail
+	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 && time.Now().Before(deadline); {
+		l.b.pump(t) // a takes nothing in yet
+	}
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1, Err: verbs.ErrNotSupported})
+	l.a.pump(t)
+	if err := l.a.Err(); !errors.Is(err, verbs.ErrNotSupported) || refusal.Hits() != 1 {
+		t.Errorf("%d posts were refused: %v", refusal.Hits(), err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // A SEND that waits for a receive which never comes does not hold up the end of a virtual queue pair that has failed behind it: it
@@ -53,4 +54,35 @@ func TestNoLinger(t *testing.T) {
 			t.Error(fmtWCs(wcs))
 		}
 	})
+}
+
+// The rail that has failed refuses to take credits any more. Requests on the others linger all the same, and come to their own end.
+func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8, Credits: 2}})
+	later := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1})
+	l.a.expectRecv(t, 1000)
+	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 16)) // uses up a credit of either rail
+	l.a.wait(t, 1)
+	l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0], QPNum: l.a.railQP[0]})
+	l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // on the notify QP; b posts no receive yet
+	for id := range uint64(2) {
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 2+id, 0, 8))
+	}
+	for deadline := time.Now().Add(10 * time.Second); l.a.Err() == nil && time.Now().Before(deadline); {
+		l.a.pump(t)
+	}
+	later.Remove()
+	never := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1, Err: verbs.ErrState})
+	for range 10 {
+		l.a.pump(t)
+	}
+	if never.Hits() == 0 || never.Hits() > 2 {
+		t.Errorf("%d credits were refused, of one on each rail", never.Hits())
+	}
+	if _, err := l.b.PostRecv(ibverbx.RecvWR{ID: 1000, Local: l.b.mr.Slice(0, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	if wc := l.a.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusSuccess {
+		t.Errorf("the SEND before the failure: %s", fmtWCs([]ibverbx.WC{wc}))
+	}
 }

@@ -28,6 +28,9 @@ type rail struct {
 	// a marker that proves it has arrived.
 	dirty bool
 
+	// shut: it has refused a receive for good after the virtual queue pair had failed. It is asked no more.
+	shut bool
+
 	recvs     int // receives posted
 	recvLimit int // receives there may be
 	owed      int // credits to post again

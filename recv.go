@@ -209,6 +209,9 @@ func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 		*next = q.recv.win.tail // no receive of this kind was let in
 		return
 	}
+	if rl.shut {
+		return
+	}
 	for *next != q.recv.win.tail {
 		batch, stop := q.gatherReceives(rl, message, *next)
 		if len(batch) == 0 {
@@ -258,6 +261,11 @@ func (q *VirtualQP) recvRefused(rl *rail, err error, f *FailedError) {
 	q.cq.touch(q)
 	if verbs.IsTransient(err) {
 		q.blocked = true
+		return
+	}
+	if q.failure != nil {
+		// The rail that has failed refuses what follows. That is no reason to flush requests that may still end well on the others.
+		rl.shut = true
 		return
 	}
 	f.Err = err

@@ -18,6 +18,7 @@ func (q *VirtualQP) Reset() error {
 }
 
 func (q *VirtualQP) reset() error {
+	before := q.failure
 	q.collect()
 	q.flush()
 	var errs []error
@@ -40,6 +41,9 @@ func (q *VirtualQP) reset() error {
 	})
 	q.endOutstanding()
 	if err := errors.Join(errs...); err != nil {
+		if before == nil && errors.Is(q.Err(), verbs.StatusWRFlushErr) {
+			q.failure = nil // a NIC that is gone has flushed: why it cannot be reset says more
+		}
 		q.fail(nil, noRequest(err))
 		q.killed, q.state = true, verbs.StateErr
 		return err
@@ -51,11 +55,20 @@ func (q *VirtualQP) reset() error {
 // flush moves every queue pair to ERR and takes in what the NICs flush at once. The rest of several queue pairs' work is known here
 // and is ended without the NICs; a single queue pair's is not, so there flush waits for it.
 func (q *VirtualQP) flush() {
+	q.startFlush()
+	if q.single {
+		awaitFlushes([]*VirtualQP{q})
+	}
+}
+
+// startFlush has the NICs flush what they hold. From here on a flushed request is no failure.
+func (q *VirtualQP) startFlush() {
+	q.phase = max(q.phase, drainRecvs)
+	if !q.single {
+		q.stopUnposted() // on a queue pair in ERR a post may be refused for good
+	}
 	q.toError()
 	q.collect()
-	if q.single && (q.inflight != 0 || q.drain.left != 0) && !q.rails[0].closed {
-		q.drainPassed()
-	}
 }
 
 // endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.
@@ -77,7 +90,7 @@ func (q *VirtualQP) restart() {
 	q.state = verbs.StateReset
 	q.failure, q.failed, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, 0, nil, false, never, nil, 0
 	q.recv.torn, q.told, q.rawImm, q.blocked = false, false, false, false
-	q.phase, q.drain = drainNone, drain{}
+	q.phase, q.own = drainNone, ownRequests{}
 	q.free, q.peerDevs = 0, q.localDevs
 	if q.cfg.Scheme == DQPLB && !q.single {
 		q.numbers = newNumberSender(maxWindow, 0)
@@ -85,7 +98,7 @@ func (q *VirtualQP) restart() {
 		q.recv.bank = fifo[notification]{}
 	}
 	q.eachRail(func(r *rail) {
-		r.psn, r.peerDev, r.limit, r.dirty = newPSN(), r.device, r.slots, false
+		r.psn, r.peerDev, r.limit, r.dirty, r.shut = newPSN(), r.device, r.slots, false, false
 		if r != q.notify {
 			q.free += r.limit
 		}

@@ -33,7 +33,7 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 		}
 		accepted, refusal := rl.qp.PostSend(b.wrs[:b.tail])
 		b.tail = 0
-		q.countPassed(rl, wrs[first:first+accepted])
+		q.countPassed(rl, b.wrs[:accepted])
 		if refusal != nil {
 			rl.stats.refused++
 			n = first + accepted
@@ -47,9 +47,13 @@ func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 	return n, err
 }
 
-func (q *VirtualQP) countPassed(rl *rail, wrs []SendWR) {
+// countPassed counts what the NIC has accepted.
+func (q *VirtualQP) countPassed(rl *rail, wrs []verbs.SendWR) {
 	q.counters.sends += uint64(len(wrs))
 	rl.stats.fragments += uint64(len(wrs))
+	for i := range wrs {
+		rl.stats.bytes += wrs[i].Bytes()
+	}
 	q.inflight += len(wrs)
 }
 
@@ -87,7 +91,6 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 		}
 	}
 	q.translateLocal(rl, wr, p, length)
-	rl.stats.bytes += length
 	return nil
 }
 
@@ -166,6 +169,10 @@ func (q *VirtualQP) passRecvs(wrs []RecvWR) (n int, err error) {
 		if refusal != nil {
 			rl.stats.refused++
 			n = first + accepted
+			if errors.Is(refusal, verbs.ErrDeviceGone) {
+				q.fail(rl, describePassedRecv(&wrs[n], refusal))
+				q.kill() // what it still holds is to end
+			}
 			return n, recvError(n, &wrs[n], refusal, "")
 		}
 	}
@@ -195,7 +202,8 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 
 // passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
 func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
-	if wc.ID == q.drain.id && q.drain.takes(wc) {
+	if q.own.owns(wc) {
+		q.ownCompleted(rl, wc)
 		return
 	}
 	v := q.cq.slot(out)
@@ -203,8 +211,8 @@ func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	q.inflight--
 	if wc.Status != verbs.StatusSuccess {
 		v.Opcode, v.VendorErr = verbs.WCUnknown, wc.VendorErr
-		if wc.Status == verbs.StatusWRFlushErr && q.phase >= drainRecvs {
-			return // a receive, flushed as Drain wants it: all sends have ended
+		if q.flushAsked(wc.Status) {
+			return // under Drain it is a receive: all sends have ended, or there is a failure already
 		}
 		rl.stats.errors++
 		f := noRequest(wc.Status)

@@ -73,10 +73,12 @@ func (q *VirtualQP) Stats() Stats {
 
 // CQStats is a snapshot of a virtual CQ.
 type CQStats struct {
-	VirtualQPs  int    `json:"virtual_qps"`
-	Ready       int    `json:"ready"`        // completions that wait to be polled
-	ReadyRing   int    `json:"ready_ring"`   // slots of the ring that holds them
-	Retrying    int    `json:"retrying"`     // virtual queue pairs that try again what a NIC has refused for now
+	VirtualQPs int `json:"virtual_qps"`
+	Ready      int `json:"ready"`      // completions that wait to be polled
+	ReadyRing  int `json:"ready_ring"` // slots of the ring that holds them
+	// Retrying is how many virtual queue pairs must be polled though no event may come: they try again what a NIC has refused for now,
+	// or have failed and linger, see [Config.Linger].
+	Retrying    int    `json:"retrying"`
 	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that were closed a moment before
 }
 

@@ -52,7 +52,7 @@ func TestStoriesOfFailures(t *testing.T) {
 				l.a.send(t, ibverbx.SendWR{ID: 7, Opcode: verbs.OpRDMARead, SGL: list(l), Remote: l.a.peer.Slice(0, 2500)})
 			},
 			func(l *link, _ *ibverbx.FailedError) string {
-				return "RDMA_READ id 7, fragment 2 of 3 (1000 bytes from " + remote(l, 1000) + " to " + local(l, 5300) + " and on, scattered)"
+				return "RDMA_READ id 7, fragment 2 of 3 (1000 bytes from " + remote(l, 1000) + " to " + local(l, 5300) + " and on (scattered))"
 			}, " (vendor 0x88: protection error at the remote buffer)"},
 		{"send", soft.FailSend, verbs.StatusRNRRetryExcErr, 0, func(_ *link, wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSend }, false,
 			func(t *testing.T, l *link) {
@@ -83,7 +83,7 @@ func TestStoriesOfFailures(t *testing.T) {
 				l.a.send(t, ibverbx.SendWR{ID: 8, Opcode: verbs.OpSend, Local: l.a.mr.Slice(0, 64)})
 			},
 			func(l *link, _ *ibverbx.FailedError) string {
-				return fmt.Sprintf("RECV id 7 (100 bytes at 0x%x and on, scattered)", l.b.mr.Addr())
+				return fmt.Sprintf("RECV id 7 (100 bytes at 0x%x and on (scattered))", l.b.mr.Addr())
 			}, ""},
 	} {
 		for _, m := range modes {

@@ -206,13 +206,13 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	if out.n == len(dst) && len(dst) != 0 {
 		return out.n, nil
 	}
-	err := c.drain(&out, only)
+	err := c.takeAll(&out, only)
 	return out.n, err
 }
 
-// drain takes in what the physical CQs hold and carries on with what that frees. Once the caller's slice is full it takes no
+// takeAll takes in what the physical CQs hold and carries on with what that frees. Once the caller's slice is full it takes no
 // more than a batch from each further CQ.
-func (c *VirtualCQ) drain(out *sink, only int) error {
+func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	failed := c.untold
 	c.untold = nil
 	first := c.turn
@@ -338,7 +338,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 	for {
 		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes nobody.
 		for armed := range 2 {
-			if err := c.drain(&sink{}, -1); err != nil {
+			if err := c.takeAll(&sink{}, -1); err != nil {
 				return err
 			}
 			if c.ready.len() != 0 {
@@ -359,7 +359,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 // Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait for several virtual CQs, or for
 // something else besides, in a select. The order is Arm, Poll, and only if that brought nothing the select. An event is a
 // reason to poll, and need not bring a completion. A program that waits so must poll every millisecond while
-// [CQStats.Retrying] says that a NIC has refused work for now, as Wait does.
+// [CQStats.Retrying] is not 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
 func (c *VirtualCQ) Arm() error {
 	c.guard.enter()
 	defer c.guard.exit()
@@ -413,6 +413,20 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return nil
+}
+
+// doze sleeps until there may be something new to poll, or until ctx ends. Armed says that an event will tell.
+func (c *VirtualCQ) doze(ctx context.Context, armed bool) {
+	if armed {
+		_ = c.sleep(ctx) // the caller looks at ctx
+		return
+	}
+	timer := time.NewTimer(pollInterval)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // Devices lists the devices of the physical CQs.

@@ -68,7 +68,7 @@ type VirtualQP struct {
 
 	inflight int // single QP: requests accepted less completions, which unsignaled successes do not have
 
-	drain              drain
+	own                ownRequests // single QP
 	touched            bool
 	ownsCQ, ownsDomain bool
 	counters           qpCounters
@@ -264,7 +264,12 @@ func (q *VirtualQP) State() verbs.QPState {
 	return q.state
 }
 
-// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works.
+// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works. What Drain, Close and Reset have had flushed
+// is no failure.
+//
+// That the queue pair under it has failed, a virtual queue pair learns from what it has outstanding there. Where it posts nothing itself and
+// keeps no receive, it does not notice until it posts: on a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB]
+// and of Spray, while no receive of the user waits there. The other data queue pairs hold receives of its own.
 func (q *VirtualQP) Err() error {
 	if q.failure == nil {
 		return nil

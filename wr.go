@@ -36,6 +36,8 @@ type SendWR struct {
 // With several queue pairs there are two kinds: one without memory waits for a notification (WRITE_WITH_IMM), one with
 // memory waits for a SEND. Each takes the messages of its kind in order, and all complete in the order of posting.
 // With a single queue pair any receive takes any message, as in verbs.
+//
+// A receive that waits also tells when the queue pair under it fails: see [VirtualQP.Err].
 type RecvWR struct {
 	ID    uint64    // comes back in the completion
 	Local Segment   // where a SEND goes; zero for a notification

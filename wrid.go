@@ -25,7 +25,7 @@ const (
 	kindNumbered            // a message with a DQPLB number: a fragment or a marker
 	kindNotify              // a request's last step: Spray's notification, or a SEND
 	kindRecv                // a receive of the user
-	kindCredit              // a receive that DQPLB keeps posted
+	kindCredit              // a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's watch
 	kindImm                 // the user's immediate behind a DQPLB message
 )
 

@@ -61,6 +61,7 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	if !e.single && wc.ByteLen != uint64(s.length) {
 		e.w.broken(ruleContent, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
 	}
+	e.checkFields(wc)
 	e.checkTold(wc, s.life)
 	e.checkStatus("send", s.life, &e.sendTorn, wc)
 	e.release(s, wc.Status == verbs.StatusSuccess)
@@ -98,6 +99,24 @@ func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 	}
 }
 
+// checkFields checks what a completion of the send direction must not say: an immediate, or a vendor code where nothing failed, or one that
+// no completion had.
+func (e *end) checkFields(wc *ibverbx.WC) {
+	if wc.Imm != 0 || wc.Flags != 0 || wc.Status == verbs.StatusSuccess && wc.VendorErr != 0 {
+		e.w.broken(ruleContent, "%v: a send has fields that do not apply: %+v", e, *wc)
+	}
+	if wc.VendorErr == 0 {
+		return
+	}
+	seen := func(bad verbs.WC) bool { return bad.Status == wc.Status && bad.VendorErr == wc.VendorErr }
+	for _, q := range e.wires {
+		if slices.ContainsFunc(q.bad, seen) {
+			return
+		}
+	}
+	e.w.broken(ruleContent, "%v: no completion had this vendor code: %+v", e, *wc)
+}
+
 // checkTold checks that the request which Err names as the first to fail completes with that error.
 func (e *end) checkTold(wc *ibverbx.WC, life int) {
 	var first *ibverbx.FailedError
@@ -105,7 +124,7 @@ func (e *end) checkTold(wc *ibverbx.WC, life int) {
 	if life != e.life || e.ended() || e.sendTorn.told == life || !errors.As(e.vq.Err(), &first) || first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}
-	if errors.As(first.Err, &status) && status != wc.Status {
+	if errors.As(first.Err, &status) && (status != wc.Status || first.VendorErr != wc.VendorErr) {
 		e.w.broken(ruleFirstError, "%v: %s, and Err says %v", e, describe(wc), first)
 	}
 }
@@ -203,6 +222,8 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 	switch {
 	case wc.Status == verbs.StatusSuccess && !slices.Contains(e.conn.lies, r.life):
 		e.match(r, wc)
+	case wc.Status != verbs.StatusSuccess && (wc.ByteLen != 0 || wc.Imm != 0 || wc.Flags != 0):
+		e.w.broken(ruleContent, "%v: %v has failed, and says what has arrived: %s", e, r, describe(wc))
 	case !r.message && !e.single && wc.Opcode != verbs.WCRecvRDMAWithImm, r.message && !e.single && wc.Opcode != verbs.WCRecv:
 		e.w.broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
 	}

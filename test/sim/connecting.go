@@ -21,6 +21,7 @@ func (w *world) connect(c *conn) {
 		if err != nil {
 			return // a NIC is gone: nothing to connect yet
 		}
+		e.mustBeNew(card)
 		cards[i] = w.travel(c, e, card)
 	}
 	for i, e := range c.ends {
@@ -53,6 +54,17 @@ func (e *end) toInit() {
 	}
 }
 
+// mustBeNew checks that packets of a former life do not fit into this one: packet sequence numbers are drawn anew.
+func (e *end) mustBeNew(card ibverbx.BusinessCard) {
+	for i, r := range card.Rails {
+		if q := e.wires[i]; e.life != 0 && r.PSN == q.psn && e.renewed {
+			e.w.broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
+		}
+		e.wires[i].psn = r.PSN
+	}
+	e.renewed = false
+}
+
 // travel sends a card to the other side: as JSON, and stripped to what the C++ original knows besides addresses if so planned.
 func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
 	text, err := json.Marshal(card)
@@ -81,7 +93,7 @@ func (e *end) begin(life int) {
 	e.acked, e.checked = len(e.sends), len(e.peer.sends)
 	e.mail, e.numbers, e.used, e.atomics = nil, e.numbers[:0], 0, nil
 	for _, q := range e.wires {
-		q.raw, q.rawIn, q.plain, q.bad = false, false, false, nil
+		q.raw, q.rawIn, q.plain = false, false, false
 	}
 	for _, word := range e.words {
 		word.sure = false

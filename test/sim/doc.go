@@ -21,9 +21,9 @@
 //
 // # Running it
 //
-//	go test ./test/sim                                                 2,000 worlds, and the mutations
+//	go test ./test/sim                                                 2,000 worlds, and the mutations: a minute or two on two cores
 //	make sim SEEDS=1000000                                             for as long as you like, with progress
-//	go test ./test/sim -run 'TestSimulation$' -args -seed 4711         one world, told event by event
+//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711      one world, told event by event
 //
 // A world that fails is shrunk: events are left out for as long as the same promise is broken, and what is left is printed as a story,
 // with the command that plays it again. Worlds depend on nothing but their seed and this source: a seed means something only together with

@@ -24,6 +24,7 @@ type end struct {
 	single  bool
 	state   endState
 	leaving bool // the program resets or closes it
+	renewed bool // it was reset since it last had a card
 	beyond  bool // a NIC or CQ is lost to it: no reset brings it back
 	life    int  // counts connections
 	stale   bool // completions were invented for it
@@ -222,7 +223,9 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 		return p
 	}
 	p.req = s
-	e.w.logf("    on %v: %v of %d bytes, imm %#x, for %v", q, wr.Opcode, wr.Bytes(), wr.Imm, s)
+	if e.w.log != nil {
+		e.w.logf("    on %v: %v of %d bytes%s, for %v", q, wr.Opcode, wr.Bytes(), e.immediateText(q, wr), s)
+	}
 	if e.single {
 		return p
 	}

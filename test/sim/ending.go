@@ -32,7 +32,7 @@ func (e *end) reset() {
 		if e.vq.Err() == nil {
 			w.broken(ruleFirstError, "%v: reset failed, and Err says nothing", e)
 		}
-	} else if e.vq.Err() != nil || e.vq.State() != verbs.StateReset {
+	} else if e.renewed = true; e.vq.Err() != nil || e.vq.State() != verbs.StateReset {
 		w.broken(ruleFirstError, "%v: after a reset it is in %v, %v", e, e.vq.State(), e.vq.Err())
 	}
 	e.peer.conn.because("its peer was reset")
@@ -104,6 +104,9 @@ func (e *end) drain() {
 	var failed *ibverbx.FailedError
 	switch {
 	case errors.Is(err, context.Canceled):
+		if state := e.vq.State(); e.vq.Err() == nil && e.vq.Stats().SendWindow != 0 && state != verbs.StateSQD {
+			w.broken(ruleRefusal, "%v drains in state %v", e, state)
+		}
 		return
 	case err != nil && !errors.As(err, &failed):
 		w.broken(ruleLiveness, "%v: drain: %v", e, err)
@@ -114,6 +117,9 @@ func (e *end) drain() {
 		w.broken(ruleIsolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
 	}
 	e.state = drained
+	if state := e.vq.State(); state != verbs.StateErr {
+		w.broken(ruleRefusal, "%v is drained, in state %v", e, state)
+	}
 	e.mustBeDone("a drain")
 }
 

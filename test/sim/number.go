@@ -26,6 +26,25 @@ func number(imm uint32) (n uint32, last, raw, ok bool) {
 // immediate puts one together.
 func immediate(n uint32, flags uint32) uint32 { return bits.ReverseBytes32(n%numberMod | flags) }
 
+// immediateText is what an immediate on the wire says.
+func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
+	if !wr.Opcode.HasImm() {
+		return ""
+	}
+	n, last, raw, ok := number(wr.Imm)
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || wr.Opcode.IsSend() || q.raw || !ok {
+		return sprintf(", immediate %#x", wr.Imm)
+	}
+	text := sprintf(", number %d", n)
+	if last {
+		text += ", the last"
+	}
+	if raw {
+		text += ", the user's immediate follows"
+	}
+	return text
+}
+
 // numberOnWire checks a numbered message.
 func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if e.conn.lied {

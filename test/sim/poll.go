@@ -73,8 +73,9 @@ func (c *vcq) pollOne() int {
 }
 
 func (c *vcq) pollDevice() int {
-	dev := c.host.nics[c.w.rng.IntN(len(c.host.nics))].ID()
-	n, err := c.cq.PollDevice(dev, c.buf[:1+c.w.rng.IntN(5)])
+	c.w.only = c.host.nics[c.w.rng.IntN(len(c.host.nics))]
+	n, err := c.cq.PollDevice(c.w.only.ID(), c.buf[:1+c.w.rng.IntN(5)])
+	c.w.only = nil
 	c.takeAll(c.buf[:n])
 	c.mayFail(n, err)
 	return n

@@ -26,6 +26,9 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	total := *seeds
+	if total == 0 || *oneSeed < -1 {
+		t.Fatalf("-seeds %d, -seed %d: give a number of worlds above 0, or one seed from 0 on", total, *oneSeed)
+	}
 	if testing.Short() {
 		total = min(total, 200)
 	}

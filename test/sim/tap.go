@@ -79,6 +79,9 @@ func (c *tappedCQ) Poll(wcs []verbs.WC) (int, error) {
 	if c.nic.w.pumping {
 		c.nic.w.pump()
 	}
+	if only := c.nic.w.only; only != nil && only != c.nic {
+		c.nic.w.broken(ruleRouting, "%v is polled, and was not asked for", c.nic.Name())
+	}
 	n := copy(wcs, c.stale)
 	c.stale = c.stale[n:]
 	m, err := c.CQ.Poll(wcs[n:])
@@ -99,16 +102,18 @@ func (d *nic) observe(wc *verbs.WC) {
 // wire is a tapped queue pair: a rail of a virtual queue pair.
 type wire struct {
 	verbs.QP
-	nic   *nic
-	end   *end
-	sends []posted // on the NIC
-	recvs []posted
-	most  int        // sends that were on the NIC at a time
-	last  []verbs.WC // what was polled of it lately
-	bad   []verbs.WC // what was not successful, in this life
-	plain bool       // plain data went out since the last number
-	rawIn bool       // the next message to arrive carries the user's immediate of the one before
-	raw   bool       // the next message carries the user's immediate of the one before
+	nic     *nic
+	end     *end
+	sends   []posted // on the NIC
+	recvs   []posted
+	most    int        // sends that were on the NIC at a time
+	last    []verbs.WC // what was polled of it lately
+	bad     []verbs.WC // what was not successful
+	plain   bool       // plain data went out since the last number
+	rawIn   bool       // the next message to arrive carries the user's immediate of the one before
+	stopped bool       // the library has moved it to ERR
+	psn     uint32     // that it began with
+	raw     bool       // the next message carries the user's immediate of the one before
 }
 
 // posted is a work request on a NIC.
@@ -124,6 +129,7 @@ type posted struct {
 func (q *wire) Device() verbs.Device { return q.nic }
 
 func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
+	q.mustRun("send")
 	n, err := q.QP.PostSend(wrs)
 	for i := range wrs[:n] {
 		p := q.end.onWire(q, &wrs[i])
@@ -139,7 +145,15 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
+// mustRun checks that nothing is posted where the library itself has stopped the queue pair. With a single one it asks so what is flushed.
+func (q *wire) mustRun(what string) {
+	if q.stopped && !q.end.single && !q.end.leaving {
+		q.nic.w.broken(ruleFirstError, "%v posts a %s on %v, which it has moved to ERR", q.end, what, q)
+	}
+}
+
 func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	q.mustRun("receive")
 	n, err := q.QP.PostRecv(wrs)
 	for i := range wrs[:n] {
 		p := posted{id: wrs[i].ID, rcv: q.end.recvOnWire(&wrs[i])}
@@ -165,8 +179,11 @@ func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		q.end.mayStop()
 	}
 	err := q.QP.Modify(attr, mask)
-	if err == nil && mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
-		q.forget()
+	if err == nil && mask&verbs.QPAttrState != 0 {
+		q.stopped = attr.State == verbs.StateErr
+		if attr.State == verbs.StateReset {
+			q.forget()
+		}
 	}
 	return err
 }

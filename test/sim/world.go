@@ -34,6 +34,7 @@ type world struct {
 	actions []soft.Action
 	moves   int  // of the fabric
 	pumping bool // the library waits: let the fabric move when it polls
+	only    *nic // the one that is polled alone
 	active  []*strike
 }
 

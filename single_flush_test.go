@@ -1,0 +1,295 @@
+package ibverbx_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// fillUnsignaled fills the send queue of a single queue pair with unsignaled writes.
+func fillUnsignaled(t *testing.T, e *end, q *ibverbx.VirtualQP) {
+	t.Helper()
+	for id := range uint64(q.Stats().Rails[0].Limit) {
+		wr := e.write(verbs.OpRDMAWrite, id, 0, 100)
+		wr.Flags = 0
+		if _, err := q.PostSend(wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A NIC that refuses Drain's own write for good leaves the sends before it unproven. They are flushed, and nobody calls that a success.
+func TestDrainWhoseWriteIsRefused(t *testing.T) {
+	for _, how := range []string{"drain", "shutdown"} {
+		t.Run(how, func(t *testing.T) {
+			l := newLink(t, linkConfig{})
+			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+			l.a.fill(t, 3, 2)
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrInvalid})
+			end := l.a.Drain
+			if how == "shutdown" {
+				end = l.a.Shutdown
+			}
+			err := end(patience(t))
+			var fe *ibverbx.FailedError
+			if !errors.Is(err, verbs.ErrInvalid) || !errors.As(err, &fe) || fe.Rail != 0 || fe.HasID || l.a.State() != verbs.StateErr {
+				t.Errorf("%v; Err %v, %v", err, l.a.Err(), l.a.State())
+			}
+			if how == "drain" {
+				l.a.pump(t)
+			} else {
+				l.a.pollClosed(t)
+			}
+			sends, recvs := directions(t, l.a.backlog)
+			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 3)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
+				t.Errorf("sends %v, receives %v", sends, recvs)
+			}
+		})
+	}
+}
+
+// So it is when Drain's own write fails: here the peer does not let it in.
+func TestDrainWhoseWriteFails(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemAccessErr, Device: l.a.nics[0],
+		Match: func(wr *verbs.SendWR) bool { return wr.Bytes() == 0 }})
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Millisecond})
+	defer stall.Remove()
+	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0
+	if _, err := l.a.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.a.Drain(patience(t)); !errors.Is(err, verbs.StatusRemAccessErr) {
+		t.Errorf("Drain: %v", err)
+	}
+	if wcs := l.a.poll(t); len(wcs) != 0 {
+		t.Errorf("Drain's own request shows: %s", fmtWCs(wcs))
+	}
+}
+
+// A NIC that refuses even what would tell when everything was flushed: Drain is not done while the NIC may hold something. What comes
+// soon is reported; then the queue pair is destroyed.
+func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
+	for _, stepped := range []bool{false, true} {
+		l := newLink(t, linkConfig{fabric: soft.Config{Stepped: stepped}})
+		if !stepped {
+			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+		}
+		sends := 3
+		if stepped {
+			sends = 0 // then Drain needs no write of its own, and goes to ERR at once
+		}
+		l.a.fill(t, sends, 5-sends)
+		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+			l.fabric.Inject(soft.Fault{Kind: kind, Device: l.a.nics[0], Err: verbs.ErrNotSupported, Count: -1})
+		}
+		if err := l.a.Drain(endedContext()); stepped && !errors.Is(err, context.Canceled) || !errors.Is(err, verbs.ErrNotSupported) {
+			t.Errorf("stepped %v: done at once: %v", stepped, err)
+		}
+		if err := l.a.Drain(patience(t)); !errors.Is(err, verbs.ErrNotSupported) || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("stepped %v: Drain: %v", stepped, err)
+		}
+		wcs := l.a.poll(t)
+		if want := 5; !stepped && len(wcs) != want || stepped && len(wcs) != 0 {
+			t.Errorf("stepped %v: %s", stepped, fmtWCs(wcs))
+		}
+		l.fabric.Run(1000)
+		if wcs := l.a.poll(t); len(wcs) != 0 {
+			t.Errorf("stepped %v: the NIC still held %s", stepped, fmtWCs(wcs))
+		}
+		if err := l.a.Reset(); errors.Is(err, verbs.ErrClosed) != stepped { // where everything was reported it was not destroyed
+			t.Errorf("stepped %v: Reset: %v", stepped, err)
+		}
+		if err := l.a.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+}
+
+// A queue that is full of unsignaled requests gives no slot back in ERR, so nothing can be asked there. That is no reason to wait for long,
+// and several do not add up.
+func TestEndingAFullQueueIsQuick(t *testing.T) {
+	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
+		t.Run(how, func(t *testing.T) {
+			l := newLink(t, linkConfig{cqDepth: 4096, qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
+			fillUnsignaled(t, l.a, l.a.VirtualQP)
+			limit, end := 500*time.Millisecond, l.a.Reset
+			switch how {
+			case "close":
+				end = l.a.Close
+			case "shutdown":
+				end = func() error { // Drain has nothing to tell but that it was not given time
+					if err := l.a.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
+						return errors.Join(errors.New("no error of the context"), err)
+					}
+					return nil
+				}
+			case "close the cq":
+				for range 80 {
+					a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
+					if err != nil {
+						t.Fatal(err)
+					}
+					b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
+					if err != nil {
+						t.Fatal(err)
+					}
+					connectBoth(t, a, b)
+					fillUnsignaled(t, l.a, a)
+				}
+				end = l.a.cq.Close
+			}
+			start := time.Now()
+			if err := end(); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(start); took > limit {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+// A NIC that does not answer is given a second, and all on a CQ the same one.
+func TestANICThatDoesNotAnswerIsWaitedForOnce(t *testing.T) {
+	l := newLink(t, linkConfig{cqDepth: 4096, fabric: soft.Config{Stepped: true}})
+	for _, e := range []*end{l.a, l.b} {
+		q, err := e.dom.NewQP(e.cq, e.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e == l.a {
+			e.expectRecv(t, 1)
+			init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+			if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	start := time.Now()
+	if err := l.a.cq.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took < 900*time.Millisecond || took > 1900*time.Millisecond {
+		t.Errorf("took %v", took)
+	}
+}
+
+// What Close and Reset have flushed is no failure: not in Err, and not in the stats.
+func TestEndingIsNoFailure(t *testing.T) {
+	for _, how := range []string{"close", "reset"} {
+		eachMode(t, 1000, func(t *testing.T, l *link) {
+			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+			l.a.fill(t, 9, 5)
+			end := l.a.Close
+			if how == "reset" {
+				end = l.a.Reset
+			}
+			if err := errors.Join(end(), l.a.Err()); err != nil {
+				t.Errorf("%s: %v", how, err)
+			}
+			for i, r := range l.a.Stats().Rails {
+				if r.Errors != 0 || r.Refused != 0 {
+					t.Errorf("%s: rail %d: %+v", how, i, r)
+				}
+			}
+			if how == "reset" {
+				l.a.pump(t)
+			} else {
+				l.a.backlog = nil
+				var wcs [64]ibverbx.WC
+				n, _ := l.a.cq.Poll(wcs[:])
+				l.a.backlog = wcs[:n]
+			}
+			sends, recvs := directions(t, l.a.backlog)
+			if len(sends) != 9 || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 5)) {
+				t.Errorf("%s: sends %v, receives %v", how, sends, recvs)
+			}
+		})
+	}
+}
+
+// When a reset fails, and nothing had failed before, Err says why.
+func TestFailedResetSaysWhy(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		l.a.fill(t, 0, 4)
+		l.a.nics[len(l.a.nics)-1].Kill()
+		if err := l.a.Reset(); !errors.Is(err, verbs.ErrDeviceGone) {
+			t.Fatal(err)
+		}
+		if err := l.a.Err(); !errors.Is(err, verbs.ErrDeviceGone) || errors.Is(err, verbs.StatusWRFlushErr) {
+			t.Errorf("Err: %v", err)
+		}
+		if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+			t.Errorf("receives %v", recvs)
+		}
+	})
+}
+
+// Stats count what was accepted, and nothing that was refused.
+func TestSingleQPCountsWhatWasAccepted(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	defer stall.Remove()
+	inline := ibverbx.SendWR{ID: 0, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline, Inline: make([]byte, 7)}
+	scattered := l.a.write(verbs.OpRDMAWrite, 1, 0, 30)
+	scattered.Local, scattered.SGL = ibverbx.Segment{}, []ibverbx.Segment{l.a.mr.Slice(0, 10), l.a.mr.Slice(100, 20)}
+	wrs := []ibverbx.SendWR{inline, scattered}
+	for id := uint64(2); id < 20; id++ {
+		wrs = append(wrs, l.a.write(verbs.OpRDMAWrite, id, 0, 100))
+	}
+	for len(wrs) > 16 { // some in one call
+		n, err := l.a.PostSend(wrs[:min(3, len(wrs))]...)
+		if wrs = wrs[n:]; err != nil {
+			break
+		}
+	}
+	if r := l.a.Stats().Rails[0]; r.Bytes != 7+30+200 || r.Fragments != 4 {
+		t.Errorf("%d bytes in %d", r.Bytes, r.Fragments)
+	}
+}
+
+// A NIC that is gone ends a single queue pair, whichever post finds out.
+func TestSingleQPOnANICThatIsGone(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	l.a.expectRecv(t, 1)
+	l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Err: verbs.ErrDeviceGone})
+	_, err := l.a.PostRecv(ibverbx.RecvWR{ID: 2, Local: l.a.mr.Slice(8, 16)})
+	var fe *ibverbx.FailedError
+	if !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(l.a.Err(), &fe) {
+		t.Fatalf("%v; Err %v", err, l.a.Err())
+	}
+	if !errors.Is(fe, verbs.ErrDeviceGone) || !fe.Recv || !fe.HasID || fe.ID != 2 || fe.Opcode != verbs.WCUnknown ||
+		fe.LocalAddr != l.a.mr.Addr()+8 || fe.Length != 16 || fe.Rail != 0 {
+		t.Errorf("%+v", fe)
+	}
+	if wc := l.a.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr {
+		t.Errorf("%+v", wc)
+	}
+}
+
+// Where every request has its completion already there is nothing to ask the NIC about, so it cannot refuse either.
+func TestDrainWithNothingOutstandingAsksNothing(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
+	ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+	for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+		l.fabric.Inject(soft.Fault{Kind: kind, Device: l.a.nics[0], Err: verbs.ErrNotSupported, Count: -1})
+	}
+	if err := l.a.Drain(endedContext()); err != nil {
+		t.Error(err)
+	}
+}
