@@ -12,6 +12,11 @@ var mutations = []mutation{
 	{"last error wins", "fail.go", []change{{"\tif q.failure != nil {\n\t\treturn\n\t}\n\tf.QPNum", "\tf.QPNum"}}},
 	{"the error of the request that failed is not told", "complete.go", []change{{"(q.send.head != q.failed || q.told)", "true"}}},
 	{"earlier requests hold up the end for ever", "fail.go", []change{{"case time.Since(q.since) > q.cfg.Linger:", "case q.since.IsZero():"}}},
+	{"error names another rail", "fail.go", []change{{"f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp", "f.Rail, f.Device, f.RailQPNum = 0, rl.qp"}}},
+	{"vendor code lost in the completion", "fail.go", []change{{"r.status, r.vendorErr = wc.Status, wc.VendorErr", "r.status = wc.Status"}}},
+	{"vendor code lost in the error", "fail.go", []change{{"\t\tf.VendorErr = wc.VendorErr\n", ""}}},
+	{"flushed receive says what had arrived", "recv.go", []change{{
+		"r.status, r.vendorErr, r.bytes, r.hasImm = verbs.StatusWRFlushErr, 0, 0, false", "r.status, r.vendorErr = verbs.StatusWRFlushErr, 0"}}},
 	{"error names another fragment", "describe.go", []change{{"offset := uint64(f.Fragment) * limit", "offset := uint64(max(f.Fragment, 1)) * limit"}}},
 	{"success after an error, sends", "complete.go", []change{{"if q.send.head > q.stopAt && (q.send.head", "if false && (q.send.head"}}},
 	{"success after an error, receives", "recv.go", []change{{"if s.torn {", "if false {"}}},
@@ -53,6 +58,8 @@ var mutations = []mutation{
 	// Order and notifications.
 	{"notification before its own data", "dispatch.go", []change{{"for q.noted != q.dataDone {", "for q.noted != q.next {"}}},
 	{"no markers", "dqplb.go", []change{{"if !rl.dirty || rl == last {", "if !rl.dirty || rl != nil {"}}},
+	{"markers where nothing was", "dqplb.go", []change{{"\t\trl.batch.setSGL(wr, 0)\n\t\trl.dirty = false\n", "\t\trl.batch.setSGL(wr, 0)\n"}}},
+	{"solicited event not asked for", "dispatch.go", []change{{"\tif r.solicited {\n\t\twr.Flags |= verbs.SendSolicited\n\t}\n\twr.Imm = r.imm", "\twr.Imm = r.imm"}}},
 	{"plain data leaves no trace", "dispatch.go", []change{{"rl.dirty = rl.dirty || op == verbs.OpRDMAWrite", "rl.dirty = rl.dirty && op == verbs.OpRDMAWrite"}}},
 	{"fence ignored", "dispatch.go", []change{{"if r.fence {", "if false {"}}},
 	{"atomics on any rail", "dispatch.go", []change{{"rl := q.rails[0]\n\tif !rl.hasRoom() {", "rl := q.pickRail()\n\tif rl == nil || !rl.hasRoom() {"}}},
@@ -63,6 +70,9 @@ var mutations = []mutation{
 
 	// Numbers, credits, limits.
 	{"numbers wrap one late", "seq.go", []change{{"seqMod      = 1<<24 - 1", "seqMod      = 1 << 24"}}},
+	{"first number of the wrong end", "connect.go", []change{{"q.arrived.next = peer.FirstNumber", "q.arrived.next = q.cfg.FirstNumber"}}},
+	{"number that came twice dropped in silence", "credit.go", []change{{
+		"\t\tq.protocolError(rl, fmt.Sprintf(\"number %d came twice: expecting %d\", num, q.arrived.next))\n", ""}}},
 	{"next number wrong at the wrap", "seq.go", []change{{"if s++; s == seqMod {", "if s++; s > seqMod {"}}},
 	{"distance wrong across the wrap", "seq.go", []change{{"return s + seqMod - base", "return s + seqMod - base + 1"}}},
 	{"numbers not looked at", "seq.go", []change{{"\td := seqDistance(r.next, num)\n", "\td := seqDistance(num, num)\n"}}},
@@ -84,5 +94,16 @@ var mutations = []mutation{
 	{"remote key of the local device", "dispatch.go", []change{{"\twr.RKey = r.remoteKeys.at(rl.peerDev)\n\treturn wr", "\twr.RKey = r.remoteKeys.at(rl.device)\n\treturn wr"}}},
 	{"a piece of a scatter list skipped", "dispatch.go", []change{{
 		"x.piece, x.pieceOff = x.piece+1, 0", "x.piece, x.pieceOff = x.piece+1, x.pieceOff&1"}}},
+	{"room in a CQ not given back", "close.go", []change{{"\t\tc.room[r.device] += r.slots + r.recvLimit\n", ""}}},
+	{"a poll of one device takes from all", "virtualcq.go", []change{{"n, err = c.poll(dst, int(dev))", "n, err = c.poll(dst, -1)"}}},
+	{"death of a CQ told nobody", "virtualcq.go", []change{{
+		"failed = errors.Join(failed, fmt.Errorf(\"ibverbx: poll %s: %w\", pc.cq.Device().Name(), err))", "_ = fmt.Errorf"}}},
+	{"failed rail not noticed", "connect.go", []change{{"\t\tq.watchRails()\n", ""}}},
+
+	// Life and its end.
+	{"packet numbers of the former life", "reset.go", []change{{"= newPSN(), r.device", "= r.psn, r.device"}}},
+	{"no linger", "fail.go", []change{{"case time.Since(q.since) > q.cfg.Linger:", "case !q.since.IsZero():"}}},
+	{"what a drain flushes is a failure", "fail.go", []change{{
+		"return s == verbs.StatusWRFlushErr && q.phase >= drainRecvs", "return s == verbs.StatusWRFlushErr && q.phase > drainDone"}}},
 	{"posts accepted while draining", "send.go", []change{{"\tcase q.phase != drainNone:\n\t\treturn ErrDraining\n", ""}}},
 }
