@@ -19,10 +19,17 @@ import (
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the connecting end's.
 var ownFlagNames = []string{"listen", "timeout", "provider", "device", "library", "gid-index", "mtu", "json", "verbose", "help"}
 
+// softFlagNames are the flags of software NICs, which neither of two processes can have.
+var softFlagNames = []string{"fault", "nic-speed", "nic-latency"}
+
 // checkListen says which flags a listening end cannot have.
 func checkListen(k *kong.Context) error {
 	for _, el := range k.Path {
 		if el.Flag != nil && !slices.Contains(ownFlagNames, el.Flag.Name) {
+			if slices.Contains(softFlagNames, el.Flag.Name) {
+				return &bench.UsageError{Reason: fmt.Sprintf("--%s is of software NICs, which live inside one process: drop it, or drop --listen",
+					el.Flag.Name)}
+			}
 			own := strings.Join(ownFlagNames[1:len(ownFlagNames)-1], ", --")
 			return &bench.UsageError{Reason: fmt.Sprintf("--%s is for the connecting end to decide: give it there, beside --connect. A listening end takes --%s",
 				el.Flag.Name, own)}

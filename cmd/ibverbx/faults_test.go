@@ -180,6 +180,18 @@ func TestUnhurt(t *testing.T) {
 	}
 }
 
+// TestTwiceTheSame shows that of two faults that are alike each is told of.
+func TestTwiceTheSame(t *testing.T) {
+	const args = "perf -s 20000 -n 40 --scheme spray --fault kill-qp@msg=10 --fault kill-qp@msg=10"
+	code, out, errs := command(t, args)
+	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 2 || !strings.Contains(out, "did not strike: soft0 qp 17") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	if _, out, _ = command(t, args+" --json"); strings.Contains(out, `"hits"`) {
+		t.Errorf("hits of what strikes no requests:\n%s", out)
+	}
+}
+
 // TestNothingLeft shows how a run ends that cannot go on, in text and as a document.
 func TestNothingLeft(t *testing.T) {
 	const args = "perf -s 20000 -n 40 --nics 1 --fault nic-down@msg=10"
@@ -239,17 +251,17 @@ func TestWrap(t *testing.T) {
 // TestFirstErrors shows what is told of first errors of every part.
 func TestFirstErrors(t *testing.T) {
 	for want, f := range map[string]bench.FirstError{
-		"on rail 1 (x qp 3), RDMA_WRITE of message 7, fragment 3 of 16, 512 KiB, local 0x10, remote 0x20 R: w (vendor code 0x81) what to do: check": {
+		"on rail 1 (x qp 3), RDMA_WRITE of message 7 of the round that failed, fragment 3 of 16, 512 KiB, local 0x10, remote 0x20 R: w (vendor code 0x81) what to do: check": {
 			Rail: 1, Device: "x", QPNum: 3, Opcode: "RDMA_WRITE", Message: 7, Part: "fragment", Fragment: 2, Fragments: 16,
 			Length: 512 << 10, Local: 16, Remote: 32, Status: "R", Words: "w", Vendor: 0x81, Advice: "check",
 		},
-		"on the notify QP (x qp 0), SEND of message 7, its notification w":   {Notify: true, Device: "x", Opcode: "SEND", Message: 7, Part: "notification", Words: "w"},
-		"first error, a receive kept for messages of the peer w":             {Rail: -1, Message: -1, Part: "credit", Words: "w"},
-		"first error, a receive kept to notice failures w":                   {Rail: -1, Message: -1, Part: "watch", Words: "w"},
-		"first error, receive of message 2 w":                                {Rail: -1, Message: 2, Recv: true, Words: "w"},
-		"send of message 2, one of its fragments, the whole request of 64 B": {Rail: -1, Message: 2, Part: "fragment", Fragment: -1, Length: 64, Whole: true},
-		"send of message 2, fragment 5":                                      {Rail: -1, Message: 2, Part: "fragment", Fragment: 4},
-		"end a first error w":                                                {Rail: -1, Message: -1, Words: "w"},
+		"on the notify QP (x qp 0), SEND of message 7 of the round that failed, its notification w":   {Notify: true, Device: "x", Opcode: "SEND", Message: 7, Part: "notification", Words: "w"},
+		"first error, a receive kept for messages of the peer w":                                      {Rail: -1, Message: -1, Part: "credit", Words: "w"},
+		"first error, a receive kept to notice failures w":                                            {Rail: -1, Message: -1, Part: "watch", Words: "w"},
+		"first error, receive of message 2 of the round that failed w":                                {Rail: -1, Message: 2, Recv: true, Words: "w"},
+		"send of message 2 of the round that failed, one of its fragments, the whole request of 64 B": {Rail: -1, Message: 2, Part: "fragment", Fragment: -1, Length: 64, Whole: true},
+		"send of message 2 of the round that failed, fragment 5":                                      {Rail: -1, Message: 2, Part: "fragment", Fragment: 4},
+		"end a first error w": {Rail: -1, Message: -1, Words: "w"},
 	} {
 		var out strings.Builder
 		table := newPerfTable(&out, false)

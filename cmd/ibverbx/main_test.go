@@ -79,6 +79,10 @@ func TestWrongFlags(t *testing.T) {
 		"perf --connect h --provider soft":       "software NICs live inside one process",
 		"perf --connect :99":                     "want HOST or HOST:PORT",
 		"perf --connect h --fault delay":         "software NICs, which live inside one process",
+		"perf --listen --fault kill-qp":          "software NICs, which live inside one process: drop it, or drop --listen",
+		"perf --listen --nic-latency 5us":        "software NICs, which live inside one process: drop it, or drop --listen",
+		"perf --fault kill-qp@":                  "kill-qp understands rail, msg, end",
+		"perf --fault kill-qp@rail=1,rail=2":     "rail is given twice",
 		"perf --connect h --nic-speed 5G":        "software NICs, which live inside one process",
 		"perf --connect h --op swim":             "have write, write-imm",
 		"perf --connect h --mode lat -b":         "drop -b",
@@ -105,6 +109,8 @@ func TestHelp(t *testing.T) {
 		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
 		"perf -n 3 -h": "link-flap",
 		"perf  -h":     "up to 3 GiB of memory",
+		"perf    -h":   "for [20ms]",
+		"perf     -h":  "more than 16 failures",
 		"perf   -h":    "Unlike in perftest, --iters and --tx-depth count messages over all queue pairs",
 	} {
 		code, out, errs := command(t, args)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/alecthomas/kong"
 
@@ -99,9 +100,12 @@ the flags make no sense; 130 after Ctrl-C.
 Where a fault makes requests fail, it is told what each end saw and what became of all that was accepted. Then both ends are reset and
 connected anew with new cards, and the column goes on: its figures, marked *, are of what came through. Links and NICs that come back
 are waited for. Without those that do not, both ends are closed and made anew on as many NICs as both have left; with none left the
-column ends.
+column ends. So it does after more than ` + strconv.Itoa(bench.MaxSetbacks) + ` failures at one size.
 
-Faults strike end a, the initiator, after msg= messages of a column [100]; nic= and rail= count from 0, count=all strikes for ever:
+Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike either. They strike when end a
+has posted msg= messages of a column [100], all its sizes counted and no warm-up. A column is measured in rounds, and errors number the
+messages of the round that failed, from 0. nic= and rail= count from 0 [any, but where a number is named], count= is how many requests are
+struck [1], all for ever, for= a duration. In brackets is what holds when a key is not given:
 ` + bench.FaultHelp()
 }
 

@@ -125,6 +125,9 @@ func nonEmpty(list ...string) (kept []string) {
 	return kept
 }
 
+// ofRound says how messages are numbered that failed: those of the faults are numbered over the column.
+const ofRound = " of the round that failed"
+
 // concerned says which request failed, or which receive.
 func concerned(f *bench.FirstError) string {
 	switch {
@@ -135,11 +138,11 @@ func concerned(f *bench.FirstError) string {
 	case f.Message < 0:
 		return ""
 	case f.Opcode != "":
-		return fmt.Sprintf("%s of message %d", f.Opcode, f.Message)
+		return fmt.Sprintf("%s of message %d"+ofRound, f.Opcode, f.Message)
 	case f.Recv:
-		return fmt.Sprintf("receive of message %d", f.Message)
+		return fmt.Sprintf("receive of message %d"+ofRound, f.Message)
 	}
-	return fmt.Sprintf("send of message %d", f.Message)
+	return fmt.Sprintf("send of message %d"+ofRound, f.Message)
 }
 
 // fragmentOf says which part of the request failed.

@@ -23,7 +23,7 @@ type mutation struct {
 type change struct{ old, new string }
 
 // huntSeeds is how many worlds a mutation may survive.
-const huntSeeds = 4000
+const huntSeeds = 8000
 
 // TestMutations plants one bug at a time in a copy of the package, and demands that the simulation finds it. A simulation that finds
 // nothing proves nothing.

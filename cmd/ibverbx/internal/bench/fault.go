@@ -21,6 +21,7 @@ type Fault struct {
 	For     time.Duration // how long it lasts, or by how much it delays
 
 	text string
+	nth  int // of the faults of a column, which may be alike
 }
 
 // String is how the fault was written.
@@ -75,14 +76,33 @@ func (f *Fault) kind() *faultKind {
 func FaultHelp() string {
 	var b strings.Builder
 	for _, k := range faultKinds() {
-		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.ReplaceAll(k.keys, " ", ", "))
+		var keys []string
+		for _, key := range strings.Fields(k.keys) {
+			keys = append(keys, key+k.initially(key))
+		}
+		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.Join(keys, ", "))
 	}
 	return b.String()
 }
 
+// initially is the value of a key that is not given, in brackets, where it is not the same for all kinds.
+func (k *faultKind) initially(key string) string {
+	switch {
+	case key == "nic" && k.nic >= 0:
+		return fmt.Sprintf(" [%d]", k.nic)
+	case key == "rail" && k.rail >= 0:
+		return fmt.Sprintf(" [%d]", k.rail)
+	case key == "for" && k.lasts > 0:
+		return fmt.Sprintf(" [%v]", k.lasts)
+	case key == "for":
+		return " [for good]"
+	}
+	return ""
+}
+
 // ParseFault reads a fault.
 func ParseFault(text string) (Fault, error) {
-	name, where, _ := strings.Cut(text, "@")
+	name, where, located := strings.Cut(text, "@")
 	f := Fault{Kind: name, Message: 100, Count: 1, text: text}
 	k := f.kind()
 	if k == nil {
@@ -93,11 +113,19 @@ func ParseFault(text string) (Fault, error) {
 		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(names, ", "))
 	}
 	f.End, f.NIC, f.Rail, f.For = k.end, k.nic, k.rail, k.lasts
-	for _, item := range strings.FieldsFunc(where, func(r rune) bool { return r == ',' }) {
+	if !located {
+		return f, nil
+	}
+	given := map[string]bool{}
+	for _, item := range strings.Split(where, ",") {
 		key, value, _ := strings.Cut(item, "=")
 		if !slices.Contains(strings.Fields(k.keys), key) {
 			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name, strings.ReplaceAll(k.keys, " ", ", "))
 		}
+		if given[key] {
+			return f, fmt.Errorf("fault %q: %s is given twice; for several faults repeat --fault", text, key)
+		}
+		given[key] = true
 		if err := f.set(key, value); err != nil {
 			return f, fmt.Errorf("fault %q: %s: %w", text, key, err)
 		}
@@ -125,7 +153,10 @@ func (f *Fault) set(key, value string) error {
 		return nil
 	}
 	n, err := strconv.Atoi(value)
-	if err != nil || n < 0 || key == "count" && n == 0 {
+	if key == "count" && (err != nil || n <= 0) {
+		return fmt.Errorf("%q: want a number above 0, or all", value)
+	}
+	if err != nil || n < 0 {
 		return fmt.Errorf("%q: want a number", value)
 	}
 	switch key {
@@ -168,7 +199,7 @@ func (f *Fault) joint() string {
 type FaultReport struct {
 	Fault  Fault  `json:"fault"`
 	Struck bool   `json:"struck"`
-	Hits   int    `json:"hits"` // requests struck, of faults that strike requests
+	Hits   int    `json:"hits,omitempty"` // requests struck; none of faults that strike no requests
 	What   string `json:"what"`
 }
 

@@ -10,6 +10,7 @@ import (
 
 // faultPlan is the faults of a column and how far they are.
 type faultPlan struct {
+	ctx     context.Context // of the run
 	rig     *rig
 	pending []Fault // by Message
 	reports []*faultState
@@ -42,11 +43,17 @@ func (s *faultState) report() FaultReport {
 	if s.hits != nil {
 		r.Hits = s.hits()
 	}
+	if s.ending != nil && s.ending.wasCut() {
+		r.What += ", cut short by the interruption"
+	}
 	return r
 }
 
 func newFaultPlan(r *rig, faults []Fault) *faultPlan {
-	fp := &faultPlan{rig: r, pending: slices.Clone(faults)}
+	fp := &faultPlan{ctx: context.Background(), rig: r, pending: slices.Clone(faults)}
+	for i := range fp.pending {
+		fp.pending[i].nth = i
+	}
 	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return a.Message - b.Message })
 	return fp
 }
@@ -75,6 +82,9 @@ func (fp *faultPlan) strike(posted int) error {
 		state := &faultState{fault: f, struck: s}
 		if s.undo != nil && f.For > 0 {
 			state.ending = newEnding(s, f.For)
+			if s.hits != nil { // the round under way waits for it; for what comes back, await does, which ctx ends
+				context.AfterFunc(fp.ctx, state.ending.cutShort)
+			}
 		}
 		fp.reports = append(fp.reports, state)
 	}
@@ -158,6 +168,7 @@ type ending struct {
 	mu    sync.Mutex
 	timer *time.Timer
 	over  bool
+	cut   bool // over before its time, because the run is to end
 }
 
 func newEnding(s *struck, lasts time.Duration) *ending {
@@ -188,6 +199,24 @@ func (e *ending) now() {
 	if !e.over {
 		e.finish()
 	}
+}
+
+// cutShort ends the fault because the run is to end.
+func (e *ending) cutShort() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.timer.Stop()
+	if !e.over {
+		e.cut = true
+		e.finish()
+	}
+}
+
+// wasCut says whether the fault was taken back before its time.
+func (e *ending) wasCut() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.cut
 }
 
 // isOver says whether the fault was taken back.

@@ -122,7 +122,11 @@ func TestParseFault(t *testing.T) {
 		"nic-down@nic=-1":        "want a number",
 		"nic-down@end=c":         "want a, the initiator, or b",
 		"link-flap@for=3":        "want a duration",
-		"fail-fragment@count=0":  "want a number",
+		"fail-fragment@count=0":  "want a number above 0, or all",
+		"fail-fragment@count=x":  "want a number above 0, or all",
+		"kill-qp@rail=1,rail=2":  "rail is given twice",
+		"kill-qp@":               "understands rail, msg, end",
+		"kill-qp@rail=1,":        "understands rail, msg, end",
 		"fail-fragment@for=10ms": "understands nic, rail, msg, count",
 	} {
 		if _, err := ParseFault(text); err == nil || !strings.Contains(err.Error(), want) {

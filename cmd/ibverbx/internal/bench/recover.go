@@ -12,8 +12,8 @@ import (
 const (
 	// settleTime is how long nothing may come in after a failure until both ends are taken to know what they will know of it.
 	settleTime = 5 * time.Millisecond
-	// maxSetbacks is how many failures a cell survives: no figure of one that fails more often would say anything.
-	maxSetbacks = 16
+	// MaxSetbacks is how many failures a cell survives: no figure of one that fails more often would say anything.
+	MaxSetbacks = 16
 )
 
 // survive goes on after a failure that a fault has asked for: it takes stock, resets both ends, and connects them anew. What it returns
@@ -51,8 +51,8 @@ func (c *cell) hopeless(struck []*faultState) error {
 			return fmt.Errorf("could not go on: %s strikes again and again, and no message came through in between", s.fault)
 		}
 	}
-	if n := len(c.result.Setbacks()); n > maxSetbacks {
-		return fmt.Errorf("gave up: %d failures in one cell", n)
+	if n := len(c.result.Setbacks()); n > MaxSetbacks {
+		return fmt.Errorf("gave up: %d failures in this column at this size, and after %d the figure says nothing", n, MaxSetbacks)
 	}
 	return nil
 }

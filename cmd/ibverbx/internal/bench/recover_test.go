@@ -209,7 +209,7 @@ func TestCannotGoOn(t *testing.T) {
 		"nic-down@msg=10":                "could not go on without soft0 (end a): end a has no other NIC",
 		"link-down@msg=10,end=b":         "could not go on without the link of soft1 (end b): end b has no other NIC",
 		"fail-fragment@msg=10,count=all": "strikes again and again",
-		"fail-fragment@msg=10,count=99":  "gave up: 17 failures in one cell",
+		"fail-fragment@msg=10,count=99":  "gave up: 17 failures in this column at this size",
 	} {
 		p := params(func(p *Params) {
 			p.NICs, p.Faults, p.Sizes, p.TxDepth = 1, faults(t, fault), []units.Size{2000, 3000}, 1
@@ -381,6 +381,25 @@ func TestInterruptedWaiting(t *testing.T) {
 	report, err := Run(ctx, p, openSoft, observer{})
 	if !errors.Is(err, ErrInterrupted) || report.OK || !report.Interrupted || time.Since(start) > 10*time.Second {
 		t.Errorf("error %v after %v", err, time.Since(start))
+	}
+}
+
+// TestInterruptedStall interrupts a run that a stalled queue pair holds up: it goes on at once, and ends.
+func TestInterruptedStall(t *testing.T) {
+	p := params(func(p *Params) {
+		p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, "stall@msg=10,for=1h"), []Scheme{DQPLB}
+	})
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	report, err := Run(ctx, p, openSoft, observer{})
+	if !errors.Is(err, ErrInterrupted) || !report.Interrupted || len(report.Results) != 1 {
+		t.Fatalf("error %v, %+v", err, report)
+	}
+	if r := &report.Results[0]; r.Failed || len(r.Faults) != 1 || r.Faults[0].Hits != 1 || !strings.Contains(r.Faults[0].What, "cut short") {
+		t.Errorf("what was under way did not go on: %v, %+v", r.Err, r.Faults)
 	}
 }
 

@@ -123,6 +123,7 @@ func (r *runner) open(open OpenFunc) error {
 		if err != nil {
 			return err
 		}
+		rig.faults.ctx = r.ctx
 		r.rigs = append(r.rigs, rig)
 	}
 	return nil
