@@ -35,15 +35,21 @@ func TestMutations(t *testing.T) {
 		t.Skip("needs the go command")
 	}
 	root := repository(t)
-	for _, m := range mutations {
-		t.Run(m.name, func(t *testing.T) {
-			t.Parallel()
-			caught, what := m.hunt(t, root)
-			if !caught {
-				t.Fatalf("survives %d worlds: %s", huntSeeds, what)
-			}
-			t.Log(what)
-		})
+	found := make([]string, len(mutations))
+	t.Run("all", func(t *testing.T) {
+		for i, m := range mutations {
+			t.Run(m.name, func(t *testing.T) {
+				t.Parallel()
+				caught, what := m.hunt(t, root)
+				if !caught {
+					t.Fatalf("survives %d worlds: %s", huntSeeds, what)
+				}
+				found[i] = what
+			})
+		}
+	})
+	for i, m := range mutations {
+		t.Logf("%-55s %s", m.name, found[i])
 	}
 }
 
@@ -87,10 +93,10 @@ func (m *mutation) hunt(t *testing.T, root string) (caught bool, what string) {
 	took := time.Since(start).Round(time.Millisecond)
 	if found := foundSeed.FindStringSubmatch(out); found != nil {
 		seed := lowest.FindStringSubmatch(found[1])
-		return true, fmt.Sprintf("%d worlds, %v: %.200s", atoi(seed[1])+1, took, found[1])
+		return true, fmt.Sprintf("%5d worlds %8v  %.110s", atoi(seed[1])+1, took, found[1][strings.Index(found[1], "broken: ")+8:])
 	}
 	if err != nil {
-		return true, fmt.Sprintf("after %v: hangs or crashes: %.300s", took, out)
+		return true, fmt.Sprintf("      hangs or crashes %8v  %.110s", took, out)
 	}
 	return false, took.String()
 }
