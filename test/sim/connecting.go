@@ -88,8 +88,8 @@ func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.
 // begin starts a life.
 func (e *end) begin(life int) {
 	e.life, e.state = life, connected
-	e.firstErr, e.broke, e.offended, e.came = "", nil, false, nil
-	e.stop, e.halt = forever, false
+	e.firstErr, e.broke, e.offended, e.arrived = "", nil, false, nil
+	e.stop, e.halt, e.noRecvs = forever, false, false
 	e.acked, e.checked = len(e.sends), len(e.peer.sends)
 	e.mail, e.numbers, e.used, e.atomics = nil, e.numbers[:0], 0, nil
 	for _, q := range e.wires {

@@ -51,8 +51,9 @@ type end struct {
 	acked   int          // all before it have their data acknowledged
 	stop    int          // sends from this one on must not go out any more
 	halt    bool         // nor any that has not begun
+	noRecvs bool         // a NIC has refused a receive for good
 	numbers []bool       // DQPLB: numbers used, from the first
-	came    map[int]bool // DQPLB: numbers that have arrived, likewise
+	arrived map[int]bool // DQPLB: numbers that have arrived, likewise
 	used    int          // how many
 	atomics *wire        // that carries them
 	words   []*word
@@ -389,7 +390,7 @@ func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.
 // may linger.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError
-	if e.single || e.state != connected || e.leaving || e.halt || e.conn.lied || e.conn.plan.cfg[0].Linger < 0 ||
+	if e.single || e.state != connected || e.leaving || e.halt || e.noRecvs || e.conn.lied || e.conn.plan.cfg[0].Linger < 0 ||
 		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -32,6 +33,13 @@ func (w *world) finish() {
 		}
 	}
 	w.settle(true)
+	for _, e := range w.ends {
+		if e.state == draining && e.single {
+			e.drain()
+			time.Sleep(15 * time.Millisecond) // where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
+			e.drain()
+		}
+	}
 	for _, c := range w.conns {
 		c.checkQuiet()
 	}
@@ -63,8 +71,9 @@ func (e *end) checkNoticed() {
 	if e.offended {
 		e.w.broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
+	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked // credits are: then a rail may hold no receive either
 	for i, q := range e.wires {
-		if i == 0 && e.vq.Scheme() == ibverbx.Spray || !q.isData() {
+		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() {
 			continue
 		}
 		if q.State() == verbs.StateErr {

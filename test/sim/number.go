@@ -96,21 +96,31 @@ func (q *wire) arrived(wc *verbs.WC) {
 	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.scramble || !q.isData() || e.conn.cardLied || e.state != connected && e.state != draining {
 		return
 	}
-	if q.rawIn {
+	if q.rawIn { // with this the message before is complete
 		q.rawIn = false
-		e.offended = e.offended || wc.Opcode != verbs.WCRecvRDMAWithImm
+		e.came(q.rawOf, wc.Opcode == verbs.WCRecvRDMAWithImm)
 		return
 	}
 	n, last, raw, ok := number(wc.Imm)
 	d := int((n + numberMod - e.peer.firstNumber()) % numberMod)
-	if wc.Opcode != verbs.WCRecvRDMAWithImm || !ok || raw && (!last || !e.conn.raw) || e.came[d] || d > 1<<20 {
+	ok = ok && wc.Opcode == verbs.WCRecvRDMAWithImm && (!raw || last && e.conn.raw)
+	if ok && raw {
+		q.rawIn, q.rawOf = true, d
+		return
+	}
+	e.came(d, ok)
+}
+
+// came notes the number of a message that has arrived: the d-th, if it is well formed.
+func (e *end) came(d int, ok bool) {
+	if !ok || e.arrived[d] || d > 1<<20 {
 		e.offended = true
 		return
 	}
-	if e.came == nil {
-		e.came = map[int]bool{}
+	if e.arrived == nil {
+		e.arrived = map[int]bool{}
 	}
-	e.came[d], q.rawIn = true, raw
+	e.arrived[d] = true
 }
 
 // useNumber checks that every number is used once.

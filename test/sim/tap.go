@@ -111,6 +111,7 @@ type wire struct {
 	bad     []verbs.WC // what was not successful
 	plain   bool       // plain data went out since the last number
 	rawIn   bool       // the next message to arrive carries the user's immediate of the one before
+	rawOf   int        // the number of that one, counted from the first
 	stopped bool       // the library has moved it to ERR
 	psn     uint32     // that it began with
 	raw     bool       // the next message carries the user's immediate of the one before
@@ -163,7 +164,7 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		q.recvs = append(q.recvs, p)
 	}
 	if err != nil && !verbs.IsTransient(err) {
-		q.end.halt = true
+		q.end.noRecvs = true
 	}
 	if errors.Is(err, verbs.ErrQueueFull) && !injected(err) && !q.end.single {
 		q.nic.w.broken(ruleBackpressure, "%v meets a full receive queue on %v", q.end, q)
