@@ -33,9 +33,9 @@ import (
 // slot for it: one that is full of unsignaled requests never has, since their slots are given back with the next signaled one. A write that
 // fails, or that the NIC refuses for good, is a failure as any other: nobody knows then whether the sends before it have ended well.
 //
-// In ERR one more request on either queue tells when everything was flushed. A NIC that refuses these for good leaves Drain only one way to
-// be sure that it holds nothing, unless every request has its completion: when no flushed request has come for 10 ms Drain destroys the queue
-// pair, and returns why. What had not been reported by then never is, and Reset is not possible any more: close it.
+// In ERR one more request on either queue tells when everything was flushed. Where that cannot be had, because the NIC refuses it or the queue
+// is full of unsignaled requests, Drain takes the queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that
+// is refused, too: then it holds nothing for sure. What had not been reported by then never is.
 func (q *VirtualQP) Drain(ctx context.Context) error {
 	q.cq.guard.enter()
 	err := q.drainWithin(ctx)

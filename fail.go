@@ -206,8 +206,9 @@ func (q *VirtualQP) firstUnposted() uint64 {
 		}
 	}
 	for _, rl := range q.all {
-		if rl.staged() != 0 {
-			n, _ := q.send.resolve(wridNumber(rl.batch.wrs[rl.batch.head].ID), wridNumberMask)
+		b := &rl.batch
+		for i := b.head; i < b.tail; i++ { // a SEND may be staged behind data of later requests
+			n, _ := q.send.resolve(wridNumber(b.wrs[i].ID), wridNumberMask)
 			first = min(first, n)
 		}
 	}

@@ -22,29 +22,37 @@ func (q *VirtualQP) reset() error {
 	q.collect()
 	q.flush()
 	var errs []error
-	q.eachRail(func(r *rail) {
+	var first *rail // that cannot be reset,
+	var cause error // for this reason
+	note := func(r *rail, err error) {
+		errs = append(errs, q.railError(r, err))
+		if first == nil {
+			first, cause = r, err
+		}
+	}
+	for _, r := range q.all {
 		if r.closed {
-			errs = append(errs, q.railError(r, verbs.ErrClosed))
-			return
+			note(r, verbs.ErrClosed)
+			continue
 		}
 		err := r.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState)
 		if err == nil {
-			return
+			continue
 		}
 		// It keeps what it had. Destroyed it does not, and that is sure to be over.
-		errs = append(errs, q.railError(r, err))
+		note(r, err)
 		if err := r.qp.Close(); err != nil {
-			errs = append(errs, q.railError(r, err))
-			return // Close tries again
+			note(r, err)
+			continue // Close tries again
 		}
 		r.closed = true
-	})
+	}
 	q.endOutstanding()
 	if err := errors.Join(errs...); err != nil {
 		if before == nil && errors.Is(q.Err(), verbs.StatusWRFlushErr) {
 			q.failure = nil // a NIC that is gone has flushed: why it cannot be reset says more
 		}
-		q.fail(nil, noRequest(err))
+		q.fail(first, noRequest(cause))
 		q.killed, q.state = true, verbs.StateErr
 		return err
 	}
@@ -90,7 +98,7 @@ func (q *VirtualQP) restart() {
 	q.state = verbs.StateReset
 	q.failure, q.failed, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, 0, nil, false, never, nil, 0
 	q.recv.torn, q.told, q.rawImm, q.blocked = false, false, false, false
-	q.phase, q.own = drainNone, ownRequests{}
+	q.phase, q.own = drainNone, ownRequests{past: q.counters.sends - q.counters.sendsDone}
 	q.free, q.peerDevs = 0, q.localDevs
 	if q.cfg.Scheme == DQPLB && !q.single {
 		q.numbers = newNumberSender(maxWindow, 0)

@@ -24,6 +24,8 @@ type ownRequests struct {
 	sendErr, recvErr error // why not
 	tired            bool  // the NIC was waited for in vain
 
+	past uint64 // sends of earlier lives that have no successful completion, and never will have
+
 	outstanding int       // the user's requests, when quiet looked last
 	since       time.Time // when that last changed
 }
@@ -37,7 +39,7 @@ const (
 // recorded; that is why flushes are no failures from then on.
 func (q *VirtualQP) sendsPassed() bool {
 	o, rl := &q.own, q.rails[0]
-	if rl.closed || q.failure != nil || !o.marked && q.counters.sends == q.counters.sendsDone {
+	if rl.closed || q.failure != nil || !o.marked && q.counters.sends-q.counters.sendsDone == o.past {
 		return true // a queue pair that has failed is in ERR: its sends are flushed with its receives
 	}
 	if !o.marked {
@@ -53,7 +55,7 @@ func (q *VirtualQP) sendsPassed() bool {
 }
 
 // recvsPassed reports whether everything on a single queue pair has ended, which is in ERR. Where the NIC does not let that be found out,
-// the queue pair is destroyed: it then holds nothing for sure.
+// the queue pair is reset, or destroyed if it refuses that too: it then holds nothing for sure.
 func (q *VirtualQP) recvsPassed() bool {
 	o, rl := &q.own, q.rails[0]
 	if rl.closed || q.nothingLeft() || q.flushPassed() || q.nothingLeft() {
@@ -64,10 +66,16 @@ func (q *VirtualQP) recvsPassed() bool {
 			q.failOwn(rl, noRequest(fmt.Errorf("a request of Drain's own: %w", err)))
 		}
 	}
-	if q.failure == nil || !q.flushUnknown() || rl.qp.Close() != nil {
+	if q.failure == nil || !q.flushUnknown() {
 		return false
 	}
-	rl.closed, q.killed, q.inflight = true, true, 0
+	if rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) != nil {
+		if rl.qp.Close() != nil {
+			return false
+		}
+		rl.closed = true
+	}
+	q.killed, q.inflight = true, 0
 	return true
 }
 

@@ -106,7 +106,7 @@ func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 		if wcs := l.a.poll(t); len(wcs) != 0 {
 			t.Errorf("stepped %v: the NIC still held %s", stepped, fmtWCs(wcs))
 		}
-		if err := l.a.Reset(); errors.Is(err, verbs.ErrClosed) != stepped { // where everything was reported it was not destroyed
+		if err := l.a.Reset(); err != nil {
 			t.Errorf("stepped %v: Reset: %v", stepped, err)
 		}
 		if err := l.a.Close(); err != nil {

@@ -351,8 +351,13 @@ func (e *end) fumble() {
 	}
 	f := fumbles[w.rng.IntN(len(fumbles))]
 	before, sends, state := w.fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
+	worked := e.vq.Err() == nil
 	err := f.do(e, devs)
 	w.logf("  %s: %v", f.name, err)
+	if worked && e.vq.Err() != nil {
+		e.checkErr() // a post has met a fault; that it was a mistake, too, does not matter any more
+		return
+	}
 	if !errors.Is(err, f.want) && !e.gone(err) && !(e.cq.closed && errors.Is(err, ibverbx.ErrClosed)) {
 		w.broken(ruleRefusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
 	}
