@@ -27,12 +27,14 @@ type ownRequests struct {
 	past uint64 // sends of earlier lives that have no successful completion, and never will have
 
 	outstanding int       // the user's requests, when quiet looked last
+	looks       int       // how often it has found as many
 	since       time.Time // when that last changed
 }
 
 const (
 	flushPatience = time.Second           // how long Close and Reset wait for a NIC that does not answer
 	flushQuiet    = 10 * time.Millisecond // how long flushed requests are awaited that cannot be asked about: NICs flush within microseconds
+	flushLooks    = 50                    // and how often the CQ is polled meanwhile, at least
 )
 
 // sendsPassed reports whether all sends of a single queue pair have ended. When it does, either all have ended well or a failure is
@@ -113,13 +115,14 @@ func (q *VirtualQP) flushUnknown() bool {
 // succeeded count for ever, so that often it cannot be known so.
 func (q *VirtualQP) nothingLeft() bool { return q.inflight == 0 && q.own.left == 0 }
 
-// quiet reports whether no request of the user has completed for a while; it must be asked all along.
+// quiet reports whether no request of the user has completed for a while; it must be asked all along. Time alone does not tell: a process
+// that did not run has not looked.
 func (q *VirtualQP) quiet() bool {
 	o := &q.own
-	if now := time.Now(); o.since.IsZero() || o.outstanding != q.inflight {
-		o.outstanding, o.since = q.inflight, now
+	if o.looks++; o.looks == 1 || o.outstanding != q.inflight {
+		o.outstanding, o.looks, o.since = q.inflight, 1, time.Now()
 	}
-	return time.Since(o.since) > flushQuiet
+	return o.looks >= flushLooks && time.Since(o.since) > flushQuiet
 }
 
 // flushOver reports whether Close and Reset need not wait for a single queue pair in ERR any more. It may hold something still, and is
@@ -136,7 +139,7 @@ func awaitFlushes(list []*VirtualQP) {
 		if list = slices.DeleteFunc(list, (*VirtualQP).flushOver); len(list) == 0 {
 			return
 		}
-		if !time.Now().Before(deadline) {
+		if polls >= spins && !time.Now().Before(deadline) {
 			break
 		}
 		if polls < spins {

@@ -34,10 +34,9 @@ func (w *world) finish() {
 	}
 	w.settle(true)
 	for _, e := range w.ends {
-		if e.state == draining && e.single {
+		for i := 0; e.state == draining && e.single && i < 100; i++ {
 			e.drain()
-			time.Sleep(15 * time.Millisecond) // where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
-			e.drain()
+			time.Sleep(200 * time.Microsecond) // where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
 		}
 	}
 	for _, c := range w.conns {

@@ -333,8 +333,8 @@ func (w *world) rank(a soft.Action) uint64 {
 	return x >> 40
 }
 
-// pump moves the fabric while the library waits.
-func (w *world) pump() { w.moves += w.fabric.Run(8) }
+// pump moves the fabric while the library waits, and far enough: the library gives up on a NIC that it has polled a while in vain.
+func (w *world) pump() { w.moves += w.fabric.Run(64) }
 
 // waiting calls the library with the fabric moving by itself.
 func (w *world) waiting(call func() error) error {
