@@ -84,7 +84,7 @@ func (q *VirtualQP) recvsPassed() bool {
 // mustRetry reports whether a single queue pair has refused an own request: perhaps no completion comes that would wake Drain.
 func (q *VirtualQP) mustRetry() bool {
 	o := &q.own
-	return q.single && (q.phase == drainSends && !o.marked || q.phase == drainRecvs && !(o.sent && o.recvd))
+	return q.single && (q.phase == drainSends && !o.marked || q.phase == drainRecvs && (!o.sent || !o.recvd))
 }
 
 // flushPassed goes on with finding out whether a single queue pair in ERR has flushed everything: it posts the two requests, and waits

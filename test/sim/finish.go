@@ -46,7 +46,7 @@ func (w *world) finish() {
 	w.closeAll()
 	w.audit()
 	for _, h := range w.hosts {
-		arenas.Put(h.arena)
+		arenas.Put(h.memory.arena)
 	}
 }
 

@@ -358,7 +358,7 @@ func (e *end) fumble() {
 		e.checkErr() // a post has met a fault; that it was a mistake, too, does not matter any more
 		return
 	}
-	if !errors.Is(err, f.want) && !e.gone(err) && !(e.cq.closed && errors.Is(err, ibverbx.ErrClosed)) {
+	if !errors.Is(err, f.want) && !e.gone(err) && (!e.cq.closed || !errors.Is(err, ibverbx.ErrClosed)) {
 		w.broken(ruleRefusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
 	}
 	if after := w.fabric.Objects(); after != before || e.vq.Stats().Sends != sends || e.vq.State() != state {

@@ -114,7 +114,7 @@ func (m *memory) reuse(s span, what string) {
 func (m *memory) audit() (what string, at span, ok bool) {
 	for i := range m.settled {
 		e := &m.settled[i]
-		good := false
+		var good bool
 		switch e.key {
 		case -1:
 			good = maphash.Bytes(hashSeed, m.bytes(e.span)) == e.sum

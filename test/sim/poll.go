@@ -245,7 +245,7 @@ func (e *end) checkStory(f *ibverbx.FailedError) {
 func (c *vcq) pollAll() int {
 	total := 0
 	for {
-		n := 0
+		var n int
 		if c.direct && !c.closed {
 			n = c.pollDirectly()
 		} else {

@@ -13,7 +13,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-var sprintf = fmt.Sprintf
+func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
 // world is hosts with NICs, virtual CQs and connected virtual queue pairs on a stepped fabric, and the model of what they must do.
 type world struct {
@@ -40,7 +40,7 @@ type world struct {
 
 // host is some NICs, a domain over them, and memory.
 type host struct {
-	*memory
+	memory *memory
 	w      *world
 	name   string
 	nics   []*nic
@@ -146,7 +146,7 @@ func (w *world) buildHost(i int, nics []int) {
 	var err error
 	h.dom, err = ibverbx.NewDomain(devs...)
 	w.must("new domain", err)
-	h.mr, err = h.dom.Register(h.arena[:], verbs.AccessAll)
+	h.mr, err = h.dom.Register(h.memory.arena[:], verbs.AccessAll)
 	w.must("register", err)
 	text, err := json.Marshal(h.mr.Remote())
 	w.must("marshal memory", err)
