@@ -40,14 +40,7 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	if e.single {
 		e.skipUnsignaled(index, true)
 	}
-	switch {
-	case index >= len(e.sends):
-		e.w.broken(ruleOneForOne, "%v completes send %d of %d", e, index, len(e.sends))
-	case index < e.sendHead:
-		e.w.broken(ruleOneForOne, "%v completes send %d again", e, index)
-	case index > e.sendHead:
-		e.w.broken(ruleOrder, "%v completes send %d before %d", e, index, e.sendHead)
-	}
+	e.mustBeNext("send", index, e.sendHead, len(e.sends))
 	s := e.sends[index]
 	e.sendHead++
 	if s.out != 0 {
@@ -65,6 +58,18 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	e.checkTold(wc, s.life)
 	e.checkStatus("send", s.life, &e.sendTorn, wc)
 	e.release(s, wc.Status == verbs.StatusSuccess)
+}
+
+// mustBeNext checks that what completes is the next of the posted ones, in their order.
+func (e *end) mustBeNext(what string, index, next, posted int) {
+	switch {
+	case index >= posted:
+		e.w.broken(ruleOneForOne, "%v completes %s %d of %d", e, what, index, posted)
+	case index < next:
+		e.w.broken(ruleOneForOne, "%v completes %s %d again", e, what, index)
+	case index > next:
+		e.w.broken(ruleOrder, "%v completes %s %d before %d", e, what, index, next)
+	}
 }
 
 // skipUnsignaled lets unsignaled requests end. A later completion vouches for them; at the end of a life nothing does.
@@ -205,14 +210,7 @@ func (e *end) mustHaveLanded(s *send) {
 }
 
 func (e *end) takeRecv(wc *ibverbx.WC, index int) {
-	switch {
-	case index >= len(e.recvs):
-		e.w.broken(ruleOneForOne, "%v completes receive %d of %d", e, index, len(e.recvs))
-	case index < e.recvHead:
-		e.w.broken(ruleOneForOne, "%v completes receive %d again", e, index)
-	case index > e.recvHead:
-		e.w.broken(ruleOrder, "%v completes receive %d before %d", e, index, e.recvHead)
-	}
+	e.mustBeNext("receive", index, e.recvHead, len(e.recvs))
 	r := e.recvs[index]
 	e.recvHead++
 	if r.out != 0 {

@@ -27,7 +27,7 @@
 //
 // A world that fails is shrunk: events are left out for as long as the same promise is broken, and what is left is printed as a story,
 // with the command that plays it again. Worlds depend on nothing but their seed and this source: a seed means something only together with
-// the revision that it was found on.
+// the revision that it was found on. The one clock left is that of a single queue pair which cannot be asked whether it has flushed.
 //
 // # Does it bite?
 //

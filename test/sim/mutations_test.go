@@ -80,6 +80,7 @@ var mutations = []mutation{
 	{"credit leak", "credit.go", []change{{"\trl.owed++\n", "\tif q.counters.recvsDone%8 != 7 {\n\t\trl.owed++\n\t}\n"}}},
 	{"slot leak", "complete.go", []change{{"\tr.note = noteDone\n\trl.inUse--\n", "\tr.note = noteDone\n"}}},
 	{"limit of a queue ignored", "rail.go", []change{{"return r.inUse < r.limit", "return r.inUse <= r.limit"}}},
+	{"credits posted on rails that were stopped", "credit.go", []change{{"\t\tif q.killed {\n\t\t\treturn //", "\t\tif false {\n\t\t\treturn //"}}},
 	{"bank without a bottom", "credit.go", []change{{" || q.recv.bank.len() >= q.cfg.MaxBanked", ""}}},
 
 	// Devices.
