@@ -188,7 +188,7 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 		card.Scheme = "" // a single queue pair speaks plain verbs
 	}
 	var failed error
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		port, err := q.localPort(r)
 		if err != nil && failed == nil {
 			failed = err
@@ -202,7 +202,7 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 		} else {
 			card.QPNums = append(card.QPNums, r.qp.Num())
 		}
-	})
+	}
 	if q.cfg.Conn.MTU != 0 {
 		card.MTU = min(card.MTU, q.cfg.Conn.MTU)
 	}

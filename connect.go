@@ -98,34 +98,30 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		}
 	}
 	attrs := make([]verbs.QPAttr, 0, len(q.rails)+1)
-	var refused error
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		a := attr
-		if peer != nil && refused == nil {
-			refused = q.fillAttr(r, &a, mask, peer)
+		if peer != nil {
+			if err := q.fillAttr(r, &a, mask, peer); err != nil {
+				return err
+			}
 		}
-		if err := verbs.CheckModify(r.qp.State(), &a, mask); err != nil && refused == nil {
-			refused = q.railError(r, err)
+		if err := verbs.CheckModify(r.qp.State(), &a, mask); err != nil {
+			return q.railError(r, err)
 		}
 		attrs = append(attrs, a)
-	})
-	if refused != nil {
-		return refused
 	}
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
 		return q.reset()
 	}
-	q.eachRail(func(r *rail) {
-		if refused == nil {
-			if err := r.qp.Modify(&attrs[r.index()], mask); err != nil {
-				refused = q.railError(r, err)
-			}
+	for i, r := range q.all {
+		if err := r.qp.Modify(&attrs[i], mask); err != nil {
+			return q.railError(r, err)
 		}
-	})
-	if refused == nil && mask&verbs.QPAttrState != 0 {
-		refused = q.reached(attr.State, peer)
 	}
-	return refused
+	if mask&verbs.QPAttrState == 0 {
+		return nil
+	}
+	return q.reached(attr.State, peer)
 }
 
 // reached notes the state that all queue pairs have come to.
@@ -178,13 +174,13 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 		q.numbers = newNumberSender(maxWindow, q.cfg.FirstNumber)
 		q.arrived.next = peer.FirstNumber
 	}
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		r.peerDev = r.device
 		if len(peer.Rails) != 0 {
 			r.peerDev = uint8(peer.Rails[r.index()].Device)
 		}
 		q.peerDevs |= 1 << r.peerDev
-	})
+	}
 }
 
 // fillAttr fills in what differs from rail to rail.
@@ -244,23 +240,23 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 }
 
 // checkAddresses says what is missing of the addresses of either end.
-func (q *VirtualQP) checkAddresses(peer *BusinessCard) (refused error) {
-	q.eachRail(func(r *rail) {
-		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil && refused == nil {
-			refused = err
+func (q *VirtualQP) checkAddresses(peer *BusinessCard) error {
+	for _, r := range q.all {
+		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil {
+			return err
 		}
-	})
-	return refused
+	}
+	return nil
 }
 
 // maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every device allows.
 func (q *VirtualQP) maxRDAtomic() uint8 {
 	n := q.cfg.Conn.MaxRDAtomic
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 && attr.MaxRDAtomic < int(n) {
 			n = uint8(attr.MaxRDAtomic)
 		}
-	})
+	}
 	return n
 }
 

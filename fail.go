@@ -113,7 +113,7 @@ func (q *VirtualQP) stopSends(n uint64) {
 
 // unstage takes back what was staged for request from and later ones, and has not been posted.
 func (q *VirtualQP) unstage(from uint64) {
-	q.eachRail(func(rl *rail) {
+	for _, rl := range q.all {
 		rl.batch.drop(func(id uint64) bool {
 			n, ok := q.send.resolve(wridNumber(id), wridNumberMask)
 			if ok && n < from {
@@ -135,7 +135,7 @@ func (q *VirtualQP) unstage(from uint64) {
 			}
 			return true
 		})
-	})
+	}
 }
 
 // progressFailed moves the cursors after a failure. Requests before the one that stopped the line still get what is due to
@@ -242,10 +242,10 @@ func (q *VirtualQP) abandon() {
 	if q.single {
 		return
 	}
-	q.eachRail(func(rl *rail) {
+	for _, rl := range q.all {
 		rl.inUse, rl.recvs, rl.owed = 0, 0, 0
 		rl.batch.head, rl.batch.tail = 0, 0
-	})
+	}
 	for n := q.send.head; n != q.send.tail; n++ {
 		r := q.send.at(n)
 		if !r.complete() {

@@ -105,14 +105,14 @@ func (q *VirtualQP) restart() {
 		q.arrived = numberReceiver{}
 		q.recv.bank = fifo[notification]{}
 	}
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		r.psn, r.peerDev, r.limit, r.dirty, r.shut = newPSN(), r.device, r.slots, false, false
 		if r != q.notify {
 			q.free += r.limit
 		}
 		r.inbox = creditInbox{next: r.credited, slots: r.inbox.slots, mask: r.inbox.mask}
 		clear(r.inbox.slots)
-	})
+	}
 }
 
 // newPSN draws the first packet sequence number of a connection, so that packets of an earlier one do not fit.

@@ -175,21 +175,21 @@ func (q *VirtualQP) assignRoles() {
 		}
 	}
 	q.maxInline = math.MaxInt
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		q.localDevs |= 1 << r.device
 		q.maxInline = min(q.maxInline, r.qp.Cap().MaxInline)
-	})
+	}
 	q.peerDevs = q.localDevs
 }
 
 // limitFragments lowers the size of a fragment to what every port carries in one message.
 func (q *VirtualQP) limitFragments() {
-	q.eachRail(func(r *rail) {
+	for _, r := range q.all {
 		port, err := r.qp.Device().QueryPort(int(q.port(r)))
 		if err == nil && port.MaxMsgSize != 0 { // a port that cannot be asked now is refused by Connect
 			q.cfg.MaxMsgSize = min(q.cfg.MaxMsgSize, port.MaxMsgSize)
 		}
-	})
+	}
 }
 
 // initTracking gives the virtual queue pair its empty windows.
@@ -213,13 +213,6 @@ func (q *VirtualQP) initTracking() {
 			size *= 2
 		}
 		r.inbox = creditInbox{slots: make([]creditArrival, size), mask: uint64(size - 1)}
-	}
-}
-
-// eachRail calls fn for every data rail and for the notify rail.
-func (q *VirtualQP) eachRail(fn func(*rail)) {
-	for _, r := range q.all {
-		fn(r)
 	}
 }
 
@@ -269,7 +262,8 @@ func (q *VirtualQP) State() verbs.QPState {
 //
 // That the queue pair under it has failed, a virtual queue pair learns from what it has outstanding there. Where it posts nothing itself and
 // keeps no receive, it does not notice until it posts: on a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB]
-// and of Spray, while no receive of the user waits there. The other data queue pairs hold receives of its own.
+// and of Spray, while no receive of the user waits there. The other data queue pairs hold receives of its own, unless all
+// are used up and a full bank ([Config.MaxBanked]) withholds new ones.
 func (q *VirtualQP) Err() error {
 	if q.failure == nil {
 		return nil

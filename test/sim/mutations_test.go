@@ -106,5 +106,6 @@ var mutations = []mutation{
 	{"no linger", "fail.go", []change{{"case time.Since(q.since) > q.cfg.Linger:", "case !q.since.IsZero():"}}},
 	{"what a drain flushes is a failure", "fail.go", []change{{
 		"return s == verbs.StatusWRFlushErr && q.phase >= drainRecvs", "return s == verbs.StatusWRFlushErr && q.phase > drainDone"}}},
+	{"a drain that does not show", "virtualqp.go", []change{{"\t\treturn verbs.StateSQD\n", "\t\treturn q.state\n"}}},
 	{"posts accepted while draining", "send.go", []change{{"\tcase q.phase != drainNone:\n\t\treturn ErrDraining\n", ""}}},
 }
