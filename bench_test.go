@@ -56,6 +56,13 @@ func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcod
 	return n
 }
 
+// relax makes the requests relaxed SENDs, or not.
+func (n *nullPair) relax(yes bool) {
+	for i := range n.wrs {
+		n.wrs[i].Relaxed = yes
+	}
+}
+
 // round posts and polls one batch.
 func (n *nullPair) round(tb testing.TB) {
 	if _, err := n.qp.PostSend(n.wrs...); err != nil {
@@ -78,17 +85,22 @@ func BenchmarkNull(b *testing.B) {
 		scheme ibverbx.Scheme
 		op     verbs.Opcode
 		frags  uint64
+		relax  bool
 	}{
-		{"1qp", 1, ibverbx.DQPLB, verbs.OpRDMAWrite, 1},
-		{"4qp/1fragment", 4, ibverbx.DQPLB, verbs.OpRDMAWrite, 1},
-		{"4qp/16fragments", 4, ibverbx.DQPLB, verbs.OpRDMAWrite, 16},
-		{"4qp/spray-imm", 4, ibverbx.Spray, verbs.OpRDMAWriteWithImm, 1},
-		{"4qp/dqplb-imm", 4, ibverbx.DQPLB, verbs.OpRDMAWriteWithImm, 1},
-		{"4qp/send", 4, ibverbx.Spray, verbs.OpSend, 1},
-		{"4qp/fetch-add", 4, ibverbx.DQPLB, verbs.OpAtomicFetchAdd, 1},
+		{"1qp", 1, ibverbx.DQPLB, verbs.OpRDMAWrite, 1, false},
+		{"4qp/1fragment", 4, ibverbx.DQPLB, verbs.OpRDMAWrite, 1, false},
+		{"4qp/16fragments", 4, ibverbx.DQPLB, verbs.OpRDMAWrite, 16, false},
+		{"4qp/spray-imm", 4, ibverbx.Spray, verbs.OpRDMAWriteWithImm, 1, false},
+		{"4qp/dqplb-imm", 4, ibverbx.DQPLB, verbs.OpRDMAWriteWithImm, 1, false},
+		{"4qp/send", 4, ibverbx.Spray, verbs.OpSend, 1, false},
+		{"4qp/send-relaxed", 4, ibverbx.Spray, verbs.OpSend, 1, true},
+		{"4qp/dqplb-send", 4, ibverbx.DQPLB, verbs.OpSend, 1, false},
+		{"4qp/dqplb-send-relaxed", 4, ibverbx.DQPLB, verbs.OpSend, 1, true},
+		{"4qp/fetch-add", 4, ibverbx.DQPLB, verbs.OpAtomicFetchAdd, 1, false},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			n := newNullPair(b, c.rails, c.scheme, c.op, 8*c.frags, 8)
+			n.relax(c.relax)
 			n.round(b)
 			b.ReportAllocs()
 			for b.Loop() {
@@ -154,9 +166,12 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 				t.Run(fmt.Sprintf("%d/%v/%v", rails, scheme, op), func(t *testing.T) {
 					n := newNullPair(t, rails, scheme, op, 8, 8)
-					n.round(t)
-					if allocs := testing.AllocsPerRun(100, func() { n.round(t) }); allocs != 0 {
-						t.Errorf("%v allocations a round of %d requests", allocs, benchBatch)
+					for _, relaxed := range []bool{false, op.IsSend()} {
+						n.relax(relaxed)
+						n.round(t)
+						if allocs := testing.AllocsPerRun(100, func() { n.round(t) }); allocs != 0 {
+							t.Errorf("%v allocations a round of %d requests, relaxed %v", allocs, benchBatch, relaxed)
+						}
 					}
 				})
 			}

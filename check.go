@@ -43,6 +43,11 @@ func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
 			return err
 		}
 	}
+	if wr.Relaxed || wr.EveryRail {
+		if err := q.checkOrder(i, wr, n); err != nil {
+			return err
+		}
+	}
 	if wr.Opcode.IsSend() {
 		return q.checkSendLength(i, wr, n)
 	}
@@ -120,6 +125,30 @@ func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
 	}
 	if len(wr.SGL) > q.sendOn.maxSGE {
 		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL), q.sendOn.maxSGE))
+	}
+	return nil
+}
+
+// checkOrder checks a request of n bytes that is relaxed, or takes one fragment on each data rail.
+func (q *VirtualQP) checkOrder(i int, wr *SendWR, n uint64) error {
+	if wr.Relaxed && !wr.Opcode.IsSend() {
+		return q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot be Relaxed: only a SEND waits for earlier data")
+	}
+	if !wr.EveryRail {
+		return nil
+	}
+	rails, limit := uint64(len(q.rails)), uint64(q.cfg.MaxMsgSize)
+	if wr.Opcode != verbs.OpRDMARead && wr.Opcode != verbs.OpRDMAWrite {
+		return q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot go over EveryRail: only a plain read or write can")
+	}
+	if n == 0 || n%rails != 0 {
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of the %d data queue pairs, and not 0", n, rails))
+	}
+	if n/rails > limit && !q.single {
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at most %d", n/rails, rails, limit))
+	}
+	if width, _ := q.width(); len(wr.SGL) > width {
+		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces over every rail: a fragment takes %d, and must not be cut short", len(wr.SGL), width))
 	}
 	return nil
 }

@@ -20,6 +20,8 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 		q.dataCompleted(rl, wc)
 	case kindNotify:
 		q.noteCompleted(rl, wc)
+	case kindMessage:
+		q.messageCompleted(rl, wc)
 	case kindRecv:
 		q.recvCompleted(rl, wc)
 	case kindCredit:
@@ -78,15 +80,44 @@ func (q *VirtualQP) noteCompleted(rl *rail, wc *verbs.WC) {
 		return
 	}
 	r.note = noteDone
-	rl.inUse--
-	if rl != q.notify {
-		q.free++
-		if q.next != q.send.tail {
-			q.freed = rl
-		}
-	}
+	q.slotFreed(rl)
 	if wc.Status != verbs.StatusSuccess {
 		q.sendFailed(rl, n, r, wc)
+	}
+}
+
+// messageCompleted takes in the completion of a relaxed SEND.
+func (q *VirtualQP) messageCompleted(rl *rail, wc *verbs.WC) {
+	n, ok := q.send.resolve(wridNumber(wc.ID), wridNumberMask)
+	if !ok {
+		q.counters.stale++
+		return
+	}
+	r := q.send.at(n)
+	if r.plan != planMessage || r.left == 0 || rl != q.sendOn || rl.inUse <= rl.staged() {
+		q.counters.stale++
+		return
+	}
+	r.left = 0
+	q.slotFreed(rl)
+	if wc.Status != verbs.StatusSuccess {
+		q.sendFailed(rl, n, r, wc)
+		return
+	}
+	if n == q.dataDone {
+		q.advanceDataDone()
+	}
+}
+
+// slotFreed counts a SEND or a notification as ended, on whichever rail takes them.
+func (q *VirtualQP) slotFreed(rl *rail) {
+	rl.inUse--
+	if rl == q.notify {
+		return
+	}
+	q.free++
+	if q.next != q.send.tail {
+		q.freed = rl
 	}
 }
 

@@ -82,6 +82,8 @@ func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError 
 		if r.plan == planNone {
 			f.Part = PartMessage
 		}
+	case kindMessage:
+		f.Part = PartMessage
 	case kindImm:
 		f.Part = PartImmediate
 	case kindNumbered:
@@ -114,7 +116,7 @@ func (q *VirtualQP) wholeRange(f *FailedError, r *sendReq) {
 	default:
 		f.LocalAddr, f.Length = r.localAddr, r.length
 	}
-	if r.plan != planNone {
+	if !r.opcode.IsSend() {
 		f.RemoteAddr = r.remoteAddr
 	}
 }
@@ -161,7 +163,7 @@ func (r *sendReq) position(id, limit uint64) int {
 
 // fragmentRange gives a failure the place of the failed fragment in its request, as far as it is known for sure.
 func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
-	limit := uint64(q.cfg.MaxMsgSize)
+	limit := q.fragmentLimit(r)
 	f.Fragment = r.position(id, limit)
 	width, same := q.width()
 	switch {

@@ -39,6 +39,10 @@ func (q *VirtualQP) dispatchData(n uint64, r *sendReq) bool {
 		done = q.dispatchNumbered(n, r)
 	case planAtomic:
 		done = q.dispatchAtomic(n, r)
+	case planEvery:
+		done = q.dispatchEvery(n, r)
+	case planMessage:
+		done = q.dispatchMessage(n, r)
 	}
 	r.dispatched = done
 	return done
@@ -58,6 +62,45 @@ func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
 		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n), uint64(q.cfg.MaxMsgSize))
 		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite // a read leaves nothing there that a marker would have to prove
 	}
+	return true
+}
+
+// dispatchEvery hands out one fragment to each data rail. Round robin would not do: it passes over a rail that is full.
+func (q *VirtualQP) dispatchEvery(n uint64, r *sendReq) bool {
+	for int(r.fragments) < len(q.rails) {
+		rl := q.rails[r.fragments]
+		if !rl.hasRoom() {
+			return false
+		}
+		q.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, r.fragments, n), q.fragmentLimit(r))
+		rl.dirty = rl.dirty || r.opcode == verbs.OpRDMAWrite
+	}
+	return true
+}
+
+// fragmentLimit is the length of a request's fragments, the last one excepted, in bytes.
+func (q *VirtualQP) fragmentLimit(r *sendReq) uint64 {
+	if r.plan == planEvery {
+		return r.length / uint64(len(q.rails))
+	}
+	return uint64(q.cfg.MaxMsgSize)
+}
+
+// dispatchMessage hands out a relaxed SEND. One rail takes them all, so they stay in order.
+func (q *VirtualQP) dispatchMessage(n uint64, r *sendReq) bool {
+	if q.notes != 0 {
+		// A last step that has come due goes first: relaxed SENDs that keep the rail full would hold it up for ever.
+		if q.advanceDataDone(); q.noted < q.dataDone {
+			q.dispatchNotes()
+		}
+	}
+	rl := q.sendOn
+	if !rl.hasRoom() {
+		return false
+	}
+	wr := q.stageMessage(rl, r, wrid(kindMessage, rl.idBits, 0, n))
+	q.fillMessage(rl, r, wr)
+	r.left++
 	return true
 }
 
@@ -176,33 +219,38 @@ func (q *VirtualQP) stageNote(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	rl.inUse++
-	if rl != q.notify {
-		q.free--
-	}
-	wr := rl.batch.add()
-	wr.ID = wrid(kindNotify, rl.idBits, 0, n)
-	wr.Flags = verbs.SendSignaled
-	if r.solicited {
-		wr.Flags |= verbs.SendSolicited
-	}
-	wr.Imm = r.imm
-	wr.RemoteAddr, wr.RKey = 0, 0
+	wr := q.stageMessage(rl, r, wrid(kindNotify, rl.idBits, 0, n))
 	if r.plan == planNone {
-		wr.Opcode = r.opcode
 		q.fillMessage(rl, r, wr)
 	} else {
 		wr.Opcode = verbs.OpRDMAWriteWithImm
 		wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
 		rl.batch.setSGL(wr, 0)
 	}
-	rl.stats.notifies++
 	r.note = notePosted
 	return true
 }
 
-// fillMessage gives a SEND its payload, which goes out whole.
+// stageMessage opens a SEND or a notification of Spray on a rail that has room.
+func (q *VirtualQP) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
+	rl.inUse++
+	if rl != q.notify {
+		q.free--
+	}
+	wr := rl.batch.add()
+	wr.ID = id
+	wr.Flags = verbs.SendSignaled
+	if r.solicited {
+		wr.Flags |= verbs.SendSolicited
+	}
+	wr.Imm = r.imm
+	rl.stats.notifies++
+	return wr
+}
+
+// fillMessage makes it a SEND and gives it its payload, which goes out whole.
 func (q *VirtualQP) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
+	wr.Opcode, wr.RemoteAddr, wr.RKey = r.opcode, 0, 0
 	switch {
 	case r.length == 0:
 		rl.batch.setSGL(wr, 0)

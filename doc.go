@@ -19,7 +19,7 @@
 //     gives it back before the last fragment has ended.
 //  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE of this virtual queue pair
 //     is in its memory. If a fragment failed, that notification is never sent. ([Spray], and SEND in both schemes, have a
-//     known limit on some hosts, told there.)
+//     known limit on some hosts, told there. A SEND that is [SendWR].Relaxed does without this promise and does not wait.)
 //  5. The first error wins and stops the line: after it no fragment or notification of a later request goes out; the later
 //     requests complete, in order, as flushed. [VirtualQP.Err] tells the story, and every post is refused with [ErrFailed]
 //     until the virtual queue pair is reset or closed.

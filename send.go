@@ -54,6 +54,8 @@ const (
 	planFragments plan = iota // plain fragments over all data rails
 	planNumbered              // DQPLB: every fragment carries a number
 	planAtomic                // one work request on the first data rail
+	planEvery                 // one plain fragment on each data rail
+	planMessage               // one message on the rail of SENDs, as data: a relaxed SEND
 	planNone                  // no data: the last step is all there is (SEND)
 )
 
@@ -175,12 +177,16 @@ func (q *VirtualQP) enqueue(wr *SendWR) {
 			r.note = noteDue
 			q.notes++
 		}
+	case wr.Opcode.IsSend() && wr.Relaxed:
+		r.plan = planMessage
 	case wr.Opcode.IsSend():
 		r.plan = planNone
 		r.note = noteDue
 		q.notes++
 	case wr.Opcode.IsAtomic():
 		r.plan = planAtomic
+	case wr.EveryRail:
+		r.plan = planEvery
 	}
 	if r.scattered || r.inline || r.plan == planAtomic {
 		r.enqueueExt(wr)

@@ -79,6 +79,11 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 			return err
 		}
 	}
+	if wr.Relaxed || wr.EveryRail {
+		if err := q.checkOrder(i, wr, length); err != nil {
+			return err
+		}
+	}
 	if length > maxMessage || len(wr.SGL) > rl.maxSGE {
 		return q.passTooLarge(i, wr, length)
 	}

@@ -218,7 +218,7 @@ func TestRouteTable(t *testing.T) {
 }
 
 func TestWRIDRoundTrip(t *testing.T) {
-	for _, kind := range []uint64{kindData, kindNumbered, kindNotify, kindRecv, kindCredit} {
+	for _, kind := range []uint64{kindData, kindNumbered, kindNotify, kindRecv, kindCredit, kindImm, kindMessage} {
 		for _, railIndex := range []int{0, 1, 127, MaxRails} { // MaxRails: the notify QP behind the last
 			for _, aux := range []uint32{0, 1, lastNum, wridAuxMask} {
 				for _, number := range []uint64{0, 1, wridNumberMask, wridNumberMask + 1, 1<<40 + 12345, math.MaxUint64} {

@@ -27,6 +27,18 @@ type SendWR struct {
 	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between ends that both
 	// announce that they can (see [BusinessCard]); a peer that cannot receives 0.
 	Imm uint32
+	// Relaxed frees a SEND from promise 4 of the package. Over several queue pairs an ordinary SEND waits until all earlier data is
+	// acknowledged; a relaxed one goes out in its turn, behind the data of earlier requests but without waiting for it to arrive, and may
+	// be received before that data is in the peer's memory. Relaxed SENDs are received in the order of posting among themselves; an
+	// ordinary SEND posted before one may be received after it. What waits for the data of earlier requests waits for the acknowledgement of a
+	// relaxed SEND too: a fenced request, an ordinary SEND, a notification of [Spray]. With [verbs.SendFence] a relaxed SEND waits as any
+	// other request does. A single queue pair keeps everything in order anyway. Other opcodes are refused with [verbs.ErrInvalid].
+	Relaxed bool
+	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one length. So a read comes behind
+	// the earlier writes of *every* queue pair, and its response pushes them into the peer's memory (IBTA o9-20). The length must be a
+	// multiple of [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and a scatter list no longer than what one
+	// work request takes. Other opcodes are refused with [verbs.ErrInvalid].
+	EveryRail bool
 	// CompareAdd is an atomic's value to add or to compare with, Swap the value that compare-and-swap stores.
 	CompareAdd, Swap uint64
 }

@@ -23,10 +23,11 @@ const (
 const (
 	kindData     = 1 + iota // a plain fragment, or an atomic
 	kindNumbered            // a message with a DQPLB number: a fragment or a marker
-	kindNotify              // a request's last step: Spray's notification, or a SEND
+	kindNotify              // a request's last step: Spray's notification, or an ordinary SEND
 	kindRecv                // a receive of the user
 	kindCredit              // a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's watch
 	kindImm                 // the user's immediate behind a DQPLB message
+	kindMessage             // a relaxed SEND
 )
 
 func wrid(kind uint64, railBits uint64, aux uint32, number uint64) uint64 {

@@ -233,6 +233,9 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 	kind := kindNote
 	if r.message && !e.single {
 		kind = kindMessage
+		if wc.Imm&markMask == relaxedMark {
+			kind = kindRelaxed
+		}
 	}
 	list := e.expect[kind]
 	for len(list) != 0 && list[0].life < r.life {
@@ -248,7 +251,9 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 	} else {
 		e.matchNote(r, s, wc)
 	}
-	e.seeWrites(s)
+	if !s.relax { // it says nothing of what came before
+		e.seeWrites(s)
+	}
 }
 
 func (e *end) matchMessage(r *recv, s *send, wc *ibverbx.WC) {

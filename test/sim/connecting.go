@@ -91,7 +91,7 @@ func (e *end) begin(life int) {
 	e.firstErr, e.broke, e.offended, e.arrived = "", nil, false, nil
 	e.stop, e.halt, e.noRecvs = forever, false, false
 	e.acked, e.checked = len(e.sends), len(e.peer.sends)
-	e.mail, e.numbers, e.used, e.atomics = nil, e.numbers[:0], 0, nil
+	e.mail, e.relaxed, e.numbers, e.used, e.atomics, e.carrier = nil, nil, e.numbers[:0], 0, nil, nil
 	for _, q := range e.wires {
 		q.raw, q.rawIn, q.plain = false, false, false
 	}

@@ -31,6 +31,6 @@
 //
 // # Does it bite?
 //
-// TestMutations plants some seventy bugs in package ibverbx (mutations_test.go), one at a time, by way of the go command's overlay, and demands
+// TestMutations plants over eighty bugs in package ibverbx (mutations_test.go), one at a time, by way of the go command's overlay, and demands
 // that each is found.
 package sim

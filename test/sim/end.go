@@ -34,8 +34,8 @@ type end struct {
 	sendHead int // the next to complete
 	recvs    []*recv
 	recvHead int
-	expect   [2][]*send // what the peer has sent that a receive of a kind waits for: kindNote, kindMessage
-	checked  int        // the peer's writes before this one were seen to be here
+	expect   [messageKinds][]*send // what the peer has sent, by kind, and no receive has taken
+	checked  int                   // the peer's writes before this one were seen to be here
 
 	sendTorn, recvTorn torn
 	firstErr           string  // what Err said first
@@ -46,7 +46,8 @@ type end struct {
 	// What the wires have shown.
 	writes  []*send      // that have a remote address of their own, by that address
 	locals  []*send      // that have a local one: reads and atomics
-	mail    []*send      // SENDs not yet on the wire
+	mail    []*send      // SENDs not yet on the wire, but for
+	relaxed []*send      // relaxed ones
 	buffers []*recv      // receives with memory, by address
 	acked   int          // all before it have their data acknowledged
 	stop    int          // sends from this one on must not go out any more
@@ -56,6 +57,7 @@ type end struct {
 	arrived map[int]bool // DQPLB: numbers that have arrived, likewise
 	used    int          // how many
 	atomics *wire        // that carries them
+	carrier *wire        // of relaxed SENDs
 	words   []*word
 }
 
@@ -76,11 +78,18 @@ func (s endState) String() string {
 	return [...]string{"unconnected", "connected", "draining", "drained", "closed"}[s]
 }
 
-// The kinds of receives. With a single queue pair there is only one.
+// The kinds of what a receive takes. With a single queue pair there is only one. Relaxed SENDs go to the receives of the others, in
+// an order of their own.
 const (
 	kindNote = iota
 	kindMessage
+	kindRelaxed
+	messageKinds
 )
+
+// Immediates of relaxed SENDs, and no other's, begin with relaxedMark and end with the index of their request: that is how they are known on
+// the wire and where they arrive.
+const relaxedMark, markMask = 0x52 << 24, 0xff << 24
 
 // send is a request of the send direction.
 type send struct {
@@ -90,6 +99,8 @@ type send struct {
 	flags  verbs.SendFlags
 	imm    uint32
 	raw    bool // the connection carries the immediate in DQPLB
+	relax  bool // a relaxed SEND, of several queue pairs
+	every  bool // one fragment on each rail
 	length int
 	local  []span // pieces, at this end
 	remote span   // at the peer
@@ -101,6 +112,7 @@ type send struct {
 	begun  bool // something was on the wire
 	posted int  // bytes that were
 	data   int  // work requests of its data on NICs
+	rails  uint // that have carried a fragment, as bits
 	out    int  // work requests on NICs in all
 	noted  bool // its last step was on the wire
 	failed bool // one of them has failed
@@ -154,6 +166,12 @@ func (s *send) String() string {
 	if s.flags&verbs.SendSignaled == 0 {
 		t += " unsignaled"
 	}
+	if s.relax {
+		t += " relaxed"
+	}
+	if s.every {
+		t += " over every rail"
+	}
 	return t + ")"
 }
 
@@ -172,6 +190,11 @@ func (e *end) find(wr *verbs.SendWR) *send {
 	switch {
 	case e.single:
 		return e.byID(wr.ID)
+	case wr.Opcode.IsSend() && wr.Imm&markMask == relaxedMark:
+		if index := int(wr.Imm &^ markMask); index < len(e.sends) && e.sends[index].relax {
+			return e.sends[index]
+		}
+		return nil
 	case wr.Opcode.IsSend():
 		if len(e.mail) == 0 {
 			return nil
@@ -236,6 +259,9 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	}
 	n := int(wr.Bytes())
 	switch {
+	case s.relax:
+		s.data++
+		e.relaxedOnWire(q, s, wr, n)
 	case wr.Opcode.IsSend():
 		p.note = true
 		e.noteOnWire(s, wr, s.index)
@@ -285,6 +311,22 @@ func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
 	s.noted = true
 }
 
+// relaxedOnWire checks a relaxed SEND: it goes out once, whole, behind those before it and on the same rail, which keeps that order.
+func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
+	e.mustSolicit(s, wr)
+	if len(e.relaxed) == 0 || e.relaxed[0] != s {
+		e.w.broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
+	}
+	e.relaxed = e.relaxed[1:]
+	if e.carrier != nil && e.carrier != q {
+		e.w.broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.carrier, q)
+	}
+	e.carrier = q
+	if n != s.length {
+		e.w.broken(ruleContent, "%v: %v goes out with %d bytes", e, s, n)
+	}
+}
+
 // mustSolicit checks that what tells the peer asks for an event just where the program did.
 func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
 	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
@@ -306,6 +348,13 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	if s.op.IsAtomic() {
 		e.atomics = q
 	}
+	if s.every {
+		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
+		if s.rails&rail != 0 || n != s.length/rails {
+			e.w.broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q, s.length/rails)
+		}
+		s.rails |= rail
+	}
 	if wr.Opcode == verbs.OpRDMAWriteWithImm {
 		e.numberOnWire(q, s, wr, n)
 		return
@@ -317,12 +366,20 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
-		if s.life == e.life && !s.op.IsSend() && (s.posted != s.length || s.data != 0 || s.failed) {
+		if s.life == e.life && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
 			break
 		}
 		e.acked++
 	}
 	return e.acked
+}
+
+// allOut says whether all data of a request was on the wire. An ordinary SEND has none: it is a last step.
+func (s *send) allOut() bool {
+	if s.op.IsSend() {
+		return s.begun || !s.relax
+	}
+	return s.posted == s.length
 }
 
 // sendSeen notes a completion of the send direction that the library sees.
@@ -402,8 +459,8 @@ func (e *end) mayStop() {
 		if s.life != e.life || s.done {
 			continue
 		}
-		owesNote := !s.noted && (s.op.IsSend() || s.op == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray)
-		if s.out != 0 || !s.op.IsSend() && s.posted != s.length || owesNote {
+		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray)
+		if s.out != 0 || !s.allOut() || owesNote {
 			e.w.broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
 		}
 	}

@@ -139,14 +139,19 @@ func (c *conn) balance() (moved int) {
 				waiting[kindNote]++
 			}
 		}
+		var coming [messageKinds]int
 		for kind, list := range e.expect {
 			for len(list) != 0 && list[0].life < e.life {
 				list = list[1:]
 			}
-			for range len(list) - waiting[kind] {
+			coming[kind] = len(list)
+		}
+		coming[kindMessage] += coming[kindRelaxed]
+		for kind, n := range waiting {
+			for range coming[kind] - n {
 				moved += e.feed(kind == kindMessage || e.single)
 			}
-			for range waiting[kind] - len(list) {
+			for range n - coming[kind] {
 				moved += e.peer.serve(kind == kindMessage)
 			}
 		}

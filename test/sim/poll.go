@@ -230,10 +230,10 @@ func (e *end) checkSource(f *ibverbx.FailedError) {
 func (e *end) checkStory(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
-	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment || f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
+	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage || f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
 		return
 	}
-	at := span{int(f.RemoteAddr - e.peer.host.base), int(f.Length)}
+	at := span{int(f.RemoteAddr - e.peer.host.base), int(f.Length)} // of a SEND it means nothing
 	if f.Device != e.brokeOn.nic.Name() || f.RailQPNum != e.brokeOn.Num() || f.ID != e.id(false, e.broke.req.index) ||
 		f.RemoteAddr != e.broke.remote || f.Length != e.broke.bytes {
 		e.w.broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error says bytes %d to %d: %v",

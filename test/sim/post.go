@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"slices"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -33,10 +34,33 @@ func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 	n, err := e.vq.PostSend(wrs...)
 	e.logPosted(first, n, err)
 	e.keepSends(first + n)
+	e.mustNotWait()
 	if n == len(wrs) && err == nil && want == nil {
 		return
 	}
 	e.checkRefusal("send", n, len(wrs), err, want, e.sendQueueFull)
+}
+
+// mustNotWait checks that no relaxed SEND is held back: what was posted before it is out, and its queue pair has room.
+func (e *end) mustNotWait() {
+	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.halt || e.stop != forever || e.conn.lied {
+		return
+	}
+	s, q := e.relaxed[0], e.wires[0]
+	if e.vq.Scheme() == ibverbx.DQPLB {
+		q = e.wires[e.conn.plan.rails]
+	}
+	for _, t := range e.sends[e.sendHead:s.index] {
+		// Behind a notification one more message may have to come, and a fence holds back what is behind it, too.
+		if t.life != e.life || !t.allOut() || t.op.HasImm() && isWrite(t.op) || t.flags&verbs.SendFence != 0 && !t.begun {
+			return
+		}
+	}
+	refused := func(q *wire) bool { return q.refused }
+	if s.flags&verbs.SendFence != 0 || len(q.sends) >= e.limitOf(q) || slices.ContainsFunc(e.wires, refused) {
+		return
+	}
+	e.w.broken(ruleLiveness, "%v: %v waits, and nothing is in its way: %s", e, s, e.stats())
 }
 
 func (e *end) logPosted(first, n int, err error) {
@@ -90,7 +114,7 @@ func (e *end) keepSends(n int) {
 		}
 	}
 	e.sends = e.sends[:n]
-	e.writes, e.locals, e.mail = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n)
+	e.writes, e.locals, e.mail, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n), keep(e.relaxed, n)
 	for i := range e.peer.expect {
 		e.peer.expect[i] = keep(e.peer.expect[i], n)
 	}
@@ -117,13 +141,32 @@ func (e *end) makeSend() (ibverbx.SendWR, bool) {
 		s.flags &^= verbs.SendSignaled
 	}
 	s.length = e.drawLength(op)
-	wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: op, Imm: s.imm}
+	e.drawOrder(s)
+	wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Imm: s.imm}
 	if !e.giveMemory(s, &wr) {
 		return wr, false
 	}
-	wr.Flags = s.flags
+	// A single queue pair keeps every order anyway.
+	wr.Flags, wr.Relaxed, wr.EveryRail = s.flags, s.relax || e.single && op.IsSend() && s.index%2 == 0, s.every
 	e.enter(s)
 	return wr, true
+}
+
+// drawOrder makes some SENDs relaxed, and has some reads and writes go over every rail.
+func (e *end) drawOrder(s *send) {
+	rng, rails := e.w.rng, e.conn.plan.rails
+	s.relax = !e.single && s.op.IsSend() && rng.IntN(3) == 0
+	switch {
+	case s.relax:
+		s.op, s.imm = verbs.OpSendWithImm, relaxedMark|uint32(s.index)
+	case s.imm&markMask == relaxedMark:
+		s.imm ^= 1 << 31
+	}
+	if s.op == verbs.OpRDMARead && rng.IntN(3) == 0 || s.op == verbs.OpRDMAWrite && rng.IntN(12) == 0 {
+		frag := int(e.conn.plan.cfg[0].MaxMsgSize)
+		s.every = true
+		s.length = rails * min([...]int{1, frag, 1 + rng.IntN(frag)}[rng.IntN(3)], maxNoise/rails)
+	}
 }
 
 // mayBeUnsignaled: a queue that is full of requests without a completion is full for ever.
@@ -216,7 +259,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	case n == 1 && all.n > 1:
 		// SEND is not fragmented, nor is what a single queue pair carries: there the list must fit.
 		most := 5
-		if s.op.IsSend() || e.single {
+		if s.op.IsSend() || s.every || e.single {
 			most = cfg.MaxSGE
 		}
 		s.local = s.local[:0]
@@ -239,6 +282,12 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	}
 }
 
+// fitsEvery says whether so many bytes can go over every rail.
+func (e *end) fitsEvery(n int) bool {
+	rails := e.conn.plan.rails
+	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].MaxMsgSize)
+}
+
 // giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what an earlier write has brought.
 func (e *end) giveReadable(s *send) bool {
 	if e.w.rng.IntN(2) == 0 {
@@ -247,6 +296,7 @@ func (e *end) giveReadable(s *send) bool {
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].n = t.length
+				s.every = s.every && e.fitsEvery(t.length)
 				return true
 			}
 		}
@@ -292,6 +342,9 @@ func (e *end) enter(s *send) {
 	e.most = max(e.most, len(e.sends)-e.sendHead)
 	kind := -1
 	switch {
+	case s.relax:
+		e.relaxed = append(e.relaxed, s)
+		kind = kindRelaxed
 	case s.op.IsSend():
 		e.mail = append(e.mail, s)
 		kind = kindMessage

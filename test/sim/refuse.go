@@ -79,6 +79,20 @@ var badSends = []badSend{
 	{"an atomic that is not aligned", ibverbx.ErrAlignment, anywhere, func(e *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 8), e.peer.host.remote.Slice(4, 8)
 	}},
+	{"relaxed order", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Relaxed = true }},
+	{"a notification over every rail", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.EveryRail = verbs.OpRDMAWriteWithImm, true
+	}},
+	{"less than a byte for every rail", ibverbx.ErrLength, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 1 }},
+	{"too much for every rail", ibverbx.ErrLength, onSeveral, func(e *end, wr *ibverbx.SendWR) {
+		n := uint64(e.vq.DataRails()) * uint64(e.vq.Config().MaxMsgSize+1)
+		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.mr.Slice(0, n), e.peer.host.remote.Slice(0, n)
+	}},
+	{"too many pieces for every rail", verbs.ErrInvalid, anywhere, func(e *end, wr *ibverbx.SendWR) {
+		n := uint64(e.vq.DataRails())
+		wr.EveryRail, wr.Local, wr.SGL, wr.Remote = true, ibverbx.Segment{}, make([]ibverbx.Segment, 50), e.peer.host.remote.Slice(0, n)
+		wr.SGL[49] = e.host.mr.Slice(0, n)
+	}},
 	{"a SEND of too many pieces", verbs.ErrInvalid, withSends, func(e *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.Local, wr.SGL = verbs.OpSend, ibverbx.Segment{}, make([]ibverbx.Segment, 50)
 		for i := range wr.SGL {

@@ -112,6 +112,7 @@ type wire struct {
 	plain   bool       // plain data went out since the last number
 	rawIn   bool       // the next message to arrive carries the user's immediate of the one before
 	rawOf   int        // the number of that one, counted from the first
+	refused bool       // it has refused the last post of sends
 	stopped bool       // the library has moved it to ERR
 	psn     uint32     // that it began with
 	raw     bool       // the next message carries the user's immediate of the one before
@@ -139,7 +140,7 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 		}
 		q.sends = append(q.sends, p)
 	}
-	q.most = max(q.most, len(q.sends))
+	q.most, q.refused = max(q.most, len(q.sends)), err != nil
 	if err != nil {
 		q.end.refusedOnWire(q, &wrs[n], err)
 	}

@@ -2,6 +2,26 @@ package soft
 
 import "unsafe"
 
-// addrOf is the address of buf's first byte. It is the one use of unsafe in this package: the number only
-// names memory, which is always reached through the region's slice.
+// This file holds all uses of unsafe in this package. A region's address only names its memory, which is always reached through
+// the region's slice.
+
+// addrOf is the address of buf's first byte.
 func addrOf(buf []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) }
+
+// word64 is b as a word, if it is one: eight bytes at a multiple of eight. Otherwise it is nil.
+func word64(b []byte) *uint64 {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) != 8 || uintptr(p)%8 != 0 {
+		return nil
+	}
+	return (*uint64)(p)
+}
+
+// word32 is b as a word of four bytes likewise.
+func word32(b []byte) *uint32 {
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) != 4 || uintptr(p)%4 != 0 {
+		return nil
+	}
+	return (*uint32)(p)
+}

@@ -64,8 +64,13 @@
 // domain, queue pairs before completion queues, all of it before the fabric; a Close that comes too early returns
 // verbs.ErrBusy, names what is open, and changes nothing. [Fabric.Objects] counts what is open, for leak tests.
 //
+// A payload that is a word in memory, eight bytes at a multiple of eight or four at a multiple of four, lands there, and is fetched from there,
+// by one access of sync/atomic; so do what atomics change and what they bring. A program may therefore wait for such a word with
+// loads of sync/atomic, as it does on NICs, whose aligned words land whole, and finds behind it what the same queue pair wrote before it.
+// Words within longer payloads are copied with them.
+//
 // Under the race detector, remote accesses that overlap on purpose (which NICs allow) are reported as the data races that they are in one
-// process: the copies run on goroutines of this package.
+// process: the copies run on goroutines of this package. Words as above are none, where the program's own accesses to them are of sync/atomic.
 //
 // # What it costs
 //

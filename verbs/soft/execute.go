@@ -146,18 +146,6 @@ func (q *QP) receptive() bool {
 	return q.state == verbs.StateRTS || q.state == verbs.StateRTR || q.state == verbs.StateSQD
 }
 
-// fetchAndChange does an atomic on the target's memory and returns what was there. The lock makes it atomic among all NICs.
-func fetchAndChange(s *sendSlot, target []byte) uint64 {
-	was := binary.NativeEndian.Uint64(target)
-	switch {
-	case s.opcode == verbs.OpAtomicFetchAdd:
-		binary.NativeEndian.PutUint64(target, was+s.compareAdd)
-	case was == s.compareAdd:
-		binary.NativeEndian.PutUint64(target, s.swap)
-	}
-	return was
-}
-
 // finish ends the execution of the head request after its payload has moved.
 func (f *Fabric) finish(q, p *QP, s *sendSlot) {
 	r := &q.run

@@ -235,7 +235,9 @@ func (q *QP) fetchLate(x *transfer) {
 	if q.run.late == nil {
 		q.run.late = make(map[uint64][]byte)
 	}
-	q.run.late[q.sq.executed] = append([]byte(nil), x.src[0]...)
+	data := make([]byte, len(x.src[0]))
+	move(data, x.src[0])
+	q.run.late[q.sq.executed] = data
 }
 
 // landLate lands what a read or atomic has brought.

@@ -51,11 +51,15 @@ func (x *transfer) gather(list [][]byte, pd *PD, sges []verbs.SGE, limit uint64,
 
 // copy moves the payload.
 func (x *transfer) copy() {
-	if len(x.src) == 1 && len(x.dst) == 1 && len(x.src[0]) <= copyChunk {
-		copy(x.dst[0], x.src[0])
+	src, dst := x.src, x.dst
+	if len(src) == 1 && len(dst) == 1 && len(src[0]) <= copyChunk {
+		move(dst[0], src[0])
 		return
 	}
-	src, dst := x.src, x.dst
+	if len(src) == 1 && len(src[0]) <= maxWord || len(dst) == 1 && len(dst[0]) <= maxWord {
+		x.copyWord()
+		return
+	}
 	var from, to int // how much of src[0] and dst[0] is done
 	for len(src) > 0 && len(dst) > 0 {
 		n := copy(dst[0][to:], src[0][from:min(len(src[0]), from+copyChunk)])
@@ -67,6 +71,24 @@ func (x *transfer) copy() {
 		if to == len(dst[0]) {
 			dst, to = dst[1:], 0
 		}
+	}
+}
+
+// maxWord is the longest payload that is one access to memory.
+const maxWord = 8
+
+// copyWord moves a payload that may be a word at one end and is in pieces at the other.
+func (x *transfer) copyWord() {
+	var word [maxWord]byte
+	n := 0
+	for _, b := range x.src {
+		move(word[n:n+len(b)], b)
+		n += len(b)
+	}
+	n = 0
+	for _, b := range x.dst {
+		move(b, word[n:n+len(b)])
+		n += len(b)
 	}
 }
 

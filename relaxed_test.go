@@ -1,0 +1,418 @@
+package ibverbx_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// message is a SEND of n bytes from an offset; expectMessage posts a receive for one.
+func (e *end) message(id, off, n uint64, relaxed bool, flags verbs.SendFlags) ibverbx.SendWR {
+	return ibverbx.SendWR{
+		ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled | flags, Local: e.mr.Slice(off, n), Imm: uint32(id), Relaxed: relaxed,
+	}
+}
+
+func (e *end) expectMessage(tb testing.TB, id, off, n uint64) {
+	tb.Helper()
+	if _, err := e.PostRecv(ibverbx.RecvWR{ID: id, Local: e.mr.Slice(off, n)}); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// steppedModes runs a test on a stepped fabric, with three data rails, in both schemes; sends is the rail of SENDs.
+func steppedModes(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, l *link, sends int)) {
+	for scheme, sends := range map[ibverbx.Scheme]int{ibverbx.DQPLB: 3, ibverbx.Spray: 0} {
+		t.Run(scheme.String(), func(t *testing.T) {
+			c := cfg
+			c.Scheme = scheme
+			test(t, steppedLink(t, 3, c), sends)
+		})
+	}
+}
+
+// sent is how many SENDs an end has staged so far.
+func (e *end) sent(rail int) uint64 { return e.Stats().Rails[rail].Notifications }
+
+func TestRelaxedSendGoesOutWhileAnEarlierWriteIsStalled(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		if l.a.DataRails() == 1 {
+			t.Skip("a single queue pair is in order")
+		}
+		fillRandom(l.a.buf[:6000], 1)
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1,
+			Match: func(wr *verbs.SendWR) bool {
+				return wr.Opcode == verbs.OpRDMAWrite && wr.RemoteAddr == l.a.peer.Addr()+1000
+			}})
+		l.b.expectMessage(t, 7, 10000, 3000)
+		l.b.expectMessage(t, 8, 13000, 3000)
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(l.a.DataRails())*1000)) // its fragment on some rail waits
+		l.a.send(t, l.a.message(2, 0, 3000, false, 0))                                // must wait for it
+		l.a.send(t, l.a.message(3, 3000, 2000, true, 0))
+		wc := l.b.wait(t, 1)[0]
+		if stalled := l.a.Stats().SendWindow == 3; !stalled {
+			t.Fatal("the write was not held up")
+		}
+		if wc.ID != 7 || wc.Imm != 3 || wc.ByteLen != 2000 || wc.Flags&verbs.WCWithImm == 0 || wc.Opcode != verbs.WCRecv {
+			t.Fatalf("%+v", wc)
+		}
+		mustEqual(t, "relaxed", l.b.buf[10000:12000], l.a.buf[3000:5000])
+		stall.Remove()
+		if wc := l.b.wait(t, 1)[0]; wc.ID != 8 || wc.Imm != 2 || wc.ByteLen != 3000 {
+			t.Fatalf("%+v", wc)
+		}
+		mustEqual(t, "ordinary", l.b.buf[13000:16000], l.a.buf[:3000])
+		if got := ids(t, l.a.wait(t, 3), verbs.StatusSuccess); !slices.Equal(got, []uint64{1, 2, 3}) {
+			t.Fatalf("completed %v", got)
+		}
+	})
+}
+
+func TestFencedRelaxedSendWaitsForEarlierData(t *testing.T) {
+	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
+		l.b.expectMessage(t, 7, 0, 8)
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000)) // rails 0 and 1
+		l.a.send(t, l.a.message(2, 0, 8, true, verbs.SendFence))
+		for rail := range 2 {
+			if n := l.a.sent(sends); n != 0 {
+				t.Fatal("it went out before the data was acknowledged")
+			}
+			l.complete(l.a, rail)
+			l.a.pump(t)
+		}
+		l.complete(l.a, sends)
+		l.reports(l.a, 1, 2)
+		l.reports(l.b, 7)
+	})
+}
+
+// What waits for earlier data waits for a relaxed SEND: a fenced request, an ordinary SEND, and in Spray a notification.
+func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
+	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
+		for _, c := range []struct {
+			name string
+			wr   ibverbx.SendWR
+		}{
+			{"fenced read", l.a.write(verbs.OpRDMARead, 2, 0, 8)},
+			{"fenced relaxed SEND", l.a.message(2, 0, 8, true, verbs.SendFence)},
+			{"ordinary SEND", l.a.message(2, 0, 8, false, 0)},
+		} {
+			if c.wr.Opcode == verbs.OpRDMARead {
+				c.wr.Flags |= verbs.SendFence
+			}
+			l.b.expectMessage(t, 7, 0, 8)
+			l.b.expectMessage(t, 8, 0, 8)
+			l.a.send(t, l.a.message(1, 0, 8, true, 0))
+			before := l.fabric.Actions(nil)
+			l.a.send(t, c.wr)
+			if after := l.fabric.Actions(nil); len(after) != len(before) {
+				t.Fatalf("%s: it did not wait: %v", c.name, after)
+			}
+			l.complete(l.a, sends)
+			l.a.pump(t)
+			for range 100 {
+				l.fabric.Run(10)
+				l.a.pump(t)
+				l.b.pump(t)
+			}
+			if got := ids(t, l.a.poll(t), verbs.StatusSuccess); !slices.Equal(got, []uint64{1, 2}) {
+				t.Fatalf("%s: completed %v", c.name, got)
+			}
+			if c.wr.Opcode == verbs.OpRDMARead { // uses up the second receive
+				l.a.send(t, l.a.message(3, 0, 8, true, 0))
+				l.complete(l.a, sends)
+				l.reports(l.a, 3)
+			}
+			l.b.poll(t)
+		}
+	})
+}
+
+// Relaxed SENDs are received in the order of posting, through a send queue that holds two at a time. An ordinary one waits for those before
+// it, and when it has come due it goes ahead of those that still wait.
+func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
+	steppedModes(t, ibverbx.Config{MaxMsgCntPerQP: 2}, func(t *testing.T, l *link, sends int) {
+		const relaxed, ordinary = 9, 3
+		var order []uint32
+		for id := range uint64(relaxed + 1) {
+			l.b.expectMessage(t, id, id*100, 100)
+			l.a.send(t, l.a.message(id, id*100, 100, id != ordinary, 0))
+		}
+		for range relaxed + 1 {
+			if s := l.a.Stats().Rails[sends]; s.Outstanding > s.Limit || s.Outstanding == 0 {
+				t.Fatalf("%d of %d outstanding", s.Outstanding, s.Limit)
+			}
+			l.complete(l.a, sends)
+			l.a.pump(t)
+			for _, wc := range l.b.poll(t) {
+				order = append(order, wc.Imm)
+			}
+		}
+		if want := []uint32{0, 1, 2, 4, 3, 5, 6, 7, 8, 9}; !slices.Equal(order, want) {
+			t.Fatalf("received %v", order)
+		}
+		if s := l.a.Stats(); s.Rails[sends].Outstanding != 0 || s.Rails[sends].Notifications != relaxed+1 || s.Rails[sends].Bytes != 100*(relaxed+1) {
+			t.Fatalf("%+v", s)
+		}
+		if got := ids(t, l.a.poll(t), verbs.StatusSuccess); len(got) != relaxed+1 || !slices.IsSorted(got) {
+			t.Fatalf("completed %v", got)
+		}
+	})
+}
+
+// Scatter lists, inline payloads, no payload, and the solicited flag travel as with an ordinary SEND.
+func TestRelaxedSendTakesEveryPayload(t *testing.T) {
+	eachMode(t, 10, func(t *testing.T, l *link) {
+		fillRandom(l.a.buf[:1000], 3)
+		for i, c := range []struct {
+			wr   ibverbx.SendWR
+			want []byte
+		}{
+			{ibverbx.SendWR{Local: l.a.mr.Slice(5, 50)}, l.a.buf[5:55]},
+			{ibverbx.SendWR{}, nil},
+			{ibverbx.SendWR{SGL: []ibverbx.Segment{l.a.mr.Slice(500, 7), l.a.mr.Slice(100, 9)}}, slices.Concat(l.a.buf[500:507], l.a.buf[100:109])},
+			{ibverbx.SendWR{Flags: verbs.SendInline | verbs.SendSolicited, Inline: []byte("at once")}, []byte("at once")},
+		} {
+			l.b.expectMessage(t, uint64(i), 2000, 100)
+			c.wr.ID, c.wr.Opcode, c.wr.Relaxed = uint64(i), verbs.OpSend, true
+			l.a.send(t, c.wr)
+			wc := l.b.wait(t, 1)[0]
+			if wc.ID != uint64(i) || wc.Status != 0 || wc.ByteLen != uint64(len(c.want)) {
+				t.Fatalf("%d: %+v", i, wc)
+			}
+			mustEqual(t, fmt.Sprint(i), l.b.buf[2000:2000+len(c.want)], c.want)
+			if wc := l.a.wait(t, 1)[0]; wc.ID != uint64(i) || wc.Opcode != verbs.WCSend || wc.Status != 0 {
+				t.Fatalf("%d: %+v", i, wc)
+			}
+		}
+	})
+}
+
+func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 1, Kind: soft.FailSend, Status: verbs.StatusRemOpErr, VendorErr: 0x77,
+			Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSendWithImm }})
+		for id := range uint64(4) {
+			l.b.expectMessage(t, id, 0, 5000)
+		}
+		var wrs []ibverbx.SendWR
+		for id := range uint64(4) {
+			wrs = append(wrs, l.a.message(id, id*5000, 5000, true, 0))
+		}
+		wrs[1].Remote = l.a.peer.At(64) // means nothing to a SEND
+		if n, err := l.a.PostSend(wrs...); n != 4 || err != nil {
+			t.Fatal(n, err)
+		}
+		wcs := l.a.wait(t, 4)
+		for i, want := range []verbs.Status{0, verbs.StatusRemOpErr, verbs.StatusWRFlushErr, verbs.StatusWRFlushErr} {
+			if wcs[i].ID != uint64(i) || wcs[i].Status != want {
+				t.Fatal(fmtWCs(wcs))
+			}
+		}
+		var fe *ibverbx.FailedError
+		if err := l.a.Err(); !errors.As(err, &fe) || fe.ID != 1 || fe.Part != ibverbx.PartMessage || fe.Opcode != verbs.WCSend || fe.VendorErr != 0x77 ||
+			fe.Fragment != -1 || fe.Fragments != 0 || fe.LocalAddr != l.a.mr.Addr()+5000 || fe.Length != 5000 || fe.RemoteAddr != 0 ||
+			!strings.Contains(err.Error(), "SEND id 1 (5000 bytes at 0x") {
+			t.Errorf("Err: %v", err)
+		}
+	})
+}
+
+// Relaxed SENDs that no receive takes end with the rest, once each, and a reset gives their slots back.
+func TestRelaxedSendsEndWithTheVirtualQP(t *testing.T) {
+	for name, end := range map[string]func(*end) error{
+		"reset": func(e *end) error { return e.Reset() },
+		"close": func(e *end) error { return e.Close() },
+		"drain": func(e *end) error {
+			ctx, cancel := context.WithCancel(context.Background())
+			cancel()
+			return errors.Join(e.Drain(ctx), e.Reset())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}}, func(t *testing.T, l *link) {
+				for id := range uint64(10) {
+					l.a.send(t, l.a.message(id, 0, 8, true, 0))
+				}
+				if err := end(l.a); err != nil && !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+				if got := ids(t, l.a.poll(t), verbs.StatusWRFlushErr); len(got) != 10 || !slices.IsSorted(got) {
+					t.Fatalf("completed %v", got)
+				}
+				if name == "close" {
+					return
+				}
+				if err := l.b.Reset(); err != nil {
+					t.Fatal(err)
+				}
+				if err := l.reconnect(); err != nil {
+					t.Fatal(err)
+				}
+				for id := range uint64(10) {
+					l.b.expectMessage(t, id, 0, 8)
+					l.a.send(t, l.a.message(id, 0, 8, true, 0))
+				}
+				if got := ids(t, l.a.wait(t, 10), verbs.StatusSuccess); !slices.IsSorted(got) {
+					t.Fatalf("completed %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestOrderOptionsAreRefusedWhereTheyMeanNothing(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		rails := uint64(l.a.DataRails())
+		every := func(op verbs.Opcode, n uint64) ibverbx.SendWR {
+			wr := l.a.write(op, 1, 0, n)
+			wr.EveryRail = true
+			return wr
+		}
+		relaxed := func(op verbs.Opcode) ibverbx.SendWR {
+			wr := l.a.write(op, 1, 0, 8)
+			wr.Relaxed = true
+			return wr
+		}
+		pieces := every(verbs.OpRDMARead, 0)
+		pieces.Local = ibverbx.Segment{}
+		for range 64 * rails {
+			pieces.SGL = append(pieces.SGL, l.a.mr.Slice(0, 1))
+		}
+		type refusal struct {
+			wr   ibverbx.SendWR
+			want error
+			says string
+		}
+		list := []refusal{
+			{relaxed(verbs.OpRDMAWrite), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpRDMAWriteWithImm), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpRDMARead), verbs.ErrInvalid, "Relaxed"},
+			{relaxed(verbs.OpAtomicFetchAdd), verbs.ErrInvalid, "Relaxed"},
+			{every(verbs.OpRDMAWriteWithImm, rails), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpSend, rails), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpAtomicCmpAndSwp, 8), verbs.ErrInvalid, "EveryRail"},
+			{every(verbs.OpRDMARead, 0), ibverbx.ErrLength, fmt.Sprintf("0 bytes over every rail: must be a multiple of the %d", rails)},
+			{pieces, verbs.ErrInvalid, "pieces over every rail"},
+		}
+		if rails > 1 {
+			list = append(list,
+				refusal{every(verbs.OpRDMARead, rails+1), ibverbx.ErrLength, fmt.Sprintf("must be a multiple of the %d", rails)},
+				refusal{every(verbs.OpRDMAWrite, rails*1001), ibverbx.ErrLength, "a fragment has at most 1000"})
+		}
+		for _, c := range list {
+			if n, err := l.a.PostSend(c.wr); n != 0 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v: %d, %v", c.wr.Opcode, n, err)
+			}
+		}
+		if s := l.a.Stats(); s.Sends != 0 || s.SendWindow != 0 {
+			t.Errorf("a trace is left: %+v", s)
+		}
+	})
+}
+
+func TestEveryRailTouchesEveryRail(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		rails := uint64(l.a.DataRails())
+		fillRandom(l.b.buf[:100_000], 1)
+		for i, size := range []uint64{1, 8, 1000} {
+			n := rails * size
+			before := l.a.Stats().Rails
+			read := l.a.write(verbs.OpRDMARead, uint64(i), 200_000, n)
+			read.EveryRail, read.Remote = true, l.a.peer.At(uint64(i)*20_000)
+			l.a.send(t, l.a.write(verbs.OpRDMARead, 77, 300_000, 1)) // moves the round robin on
+			l.a.send(t, read)
+			ids(t, l.a.wait(t, 2), verbs.StatusSuccess)
+			mustEqual(t, "read", l.a.buf[200_000:200_000+n], l.b.buf[uint64(i)*20_000:uint64(i)*20_000+n])
+			write := ibverbx.SendWR{ID: 5, Opcode: verbs.OpRDMAWrite, EveryRail: true, Remote: l.a.peer.At(500_000),
+				SGL: []ibverbx.Segment{l.a.mr.Slice(200_000, n-n/3), l.a.mr.Slice(200_000+n-n/3, n/3)}}
+			l.a.send(t, write)
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			mustEqual(t, "write", l.b.buf[500_000:500_000+n], l.a.buf[200_000:200_000+n])
+			for r, s := range l.a.Stats().Rails[:rails] {
+				fragments, bytes := s.Fragments-before[r].Fragments, s.Bytes-before[r].Bytes
+				if fragments == 3 {
+					fragments, bytes = 2, bytes-1 // with the read that moved the round robin on
+				}
+				if fragments != 2 || bytes != 2*size {
+					t.Errorf("size %d, rail %d: %+v before, %+v after", size, r, before[r], s)
+				}
+			}
+		}
+	})
+}
+
+// A full rail is waited for, not passed over: the read comes behind the write on it.
+func TestEveryRailWaitsForAFullRail(t *testing.T) {
+	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 1})
+	fillRandom(l.a.buf[:1000], 1)
+	l.a.send(t, l.a.write(verbs.OpRDMARead, 1, 9000, 8)) // rail 0
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 2, 0, 8))   // rail 1
+	read := l.a.write(verbs.OpRDMARead, 3, 5000, 24)
+	read.EveryRail = true
+	l.a.send(t, read)
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 4, 0, 8)) // waits behind the read, although rail 2 is free
+	if got := l.a.fragments(); !slices.Equal(got[:3], []uint64{1, 1, 0}) {
+		t.Fatalf("fragments %v", got)
+	}
+	l.complete(l.a, 1)
+	l.a.pump(t)
+	if got := l.a.fragments(); !slices.Equal(got[:3], []uint64{1, 1, 0}) {
+		t.Fatalf("fragments %v: rail 0 is still full", got)
+	}
+	l.complete(l.a, 0)
+	l.a.pump(t)
+	if got := l.a.fragments(); !slices.Equal(got[:3], []uint64{2, 2, 1}) {
+		t.Fatalf("fragments %v, want one more on each", got)
+	}
+	for rail := range 3 {
+		l.complete(l.a, rail)
+		l.a.pump(t)
+	}
+	l.fabric.Run(100)
+	l.reports(l.a, 1, 2, 3, 4)
+	if !bytes.Equal(l.a.buf[5000:5024], l.b.buf[5000:5024]) {
+		t.Error("the read brought something else")
+	}
+}
+
+// Whichever fragment fails, the error says which one, and everything completes once.
+func TestFailedFragmentOfEveryRailIsDescribed(t *testing.T) {
+	for _, op := range []verbs.Opcode{verbs.OpRDMARead, verbs.OpRDMAWrite} {
+		for fragment := range uint64(4) {
+			multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+				rails := uint64(l.a.DataRails())
+				if fragment >= rails {
+					t.Skip("fewer rails")
+				}
+				l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
+					Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+fragment*100 && wr.Bytes() == 100 }})
+				wr := l.a.write(op, 2, 0, 100*rails)
+				wr.EveryRail = true
+				if n, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 5000, 8), wr, l.a.write(verbs.OpRDMARead, 3, 5000, 8)); n != 3 || err != nil {
+					t.Fatal(n, err)
+				}
+				wcs := l.a.wait(t, 3)
+				if wcs[0].Status != 0 || wcs[1].ID != 2 || wcs[1].Status != verbs.StatusRemOpErr || wcs[2].Status != verbs.StatusWRFlushErr {
+					t.Fatal(fmtWCs(wcs))
+				}
+				var fe *ibverbx.FailedError
+				if !errors.As(l.a.Err(), &fe) || fe.ID != 2 || fe.Part != ibverbx.PartFragment || fe.Fragment != int(fragment) || fe.Fragments != int(rails) ||
+					fe.Rail != int(fragment) || fe.RemoteAddr != l.a.peer.Addr()+fragment*100 || fe.LocalAddr != l.a.mr.Addr()+fragment*100 || fe.Length != 100 {
+					t.Errorf("%+v", fe)
+				}
+				if more := l.a.poll(t); len(more) != 0 {
+					t.Errorf("completed again: %s", fmtWCs(more))
+				}
+			})
+		}
+	}
+}

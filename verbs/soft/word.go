@@ -1,0 +1,66 @@
+package soft
+
+import (
+	"encoding/binary"
+	"sync/atomic"
+
+	"ibverbx/verbs"
+)
+
+// move copies src to dst, of the same length. What is a word at either end is one access of sync/atomic there: programs poll on a word
+// that a NIC writes, which lands whole on real ones, and go on with the data written before it.
+func move(dst, src []byte) {
+	switch len(src) {
+	case 8:
+		store64(dst, load64(src))
+	case 4:
+		store32(dst, load32(src))
+	default:
+		copy(dst, src)
+	}
+}
+
+func load64(b []byte) uint64 {
+	if w := word64(b); w != nil {
+		return atomic.LoadUint64(w)
+	}
+	return binary.NativeEndian.Uint64(b)
+}
+
+func store64(b []byte, v uint64) {
+	if w := word64(b); w != nil {
+		atomic.StoreUint64(w, v)
+		return
+	}
+	binary.NativeEndian.PutUint64(b, v)
+}
+
+func load32(b []byte) uint32 {
+	if w := word32(b); w != nil {
+		return atomic.LoadUint32(w)
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+func store32(b []byte, v uint32) {
+	if w := word32(b); w != nil {
+		atomic.StoreUint32(w, v)
+		return
+	}
+	binary.NativeEndian.PutUint32(b, v)
+}
+
+// fetchAndChange does an atomic on the target's memory, a word, and returns what was there.
+func fetchAndChange(s *sendSlot, target []byte) uint64 {
+	w := word64(target)
+	if s.opcode == verbs.OpAtomicFetchAdd {
+		return atomic.AddUint64(w, s.compareAdd) - s.compareAdd
+	}
+	// The lock keeps NICs apart. The program may change the word meanwhile: then the swap fails, and the word is looked at again.
+	for {
+		was := atomic.LoadUint64(w)
+		if was != s.compareAdd || atomic.CompareAndSwapUint64(w, was, s.swap) {
+			return was
+		}
+	}
+}
