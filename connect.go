@@ -139,6 +139,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	if q.cfg.Scheme == DQPLB {
 		for _, r := range q.rails {
 			r.owed = r.recvLimit
+			q.owed += r.owed
 		}
 	} else {
 		q.watchRails()
@@ -152,6 +153,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 func (q *VirtualQP) watchRails() {
 	for _, r := range q.rails[1:] {
 		r.owed = r.recvLimit
+		q.owed += r.owed
 	}
 }
 

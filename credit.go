@@ -16,6 +16,9 @@ func (q *VirtualQP) postCredits(share int) {
 	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
 		return
 	}
+	if q.owed == 0 {
+		return
+	}
 	for _, rl := range q.rails {
 		if rl.owed != 0 && !rl.shut && rl.owed*share >= rl.recvLimit {
 			q.postRailCredits(rl)
@@ -42,6 +45,7 @@ func (q *VirtualQP) postRailCredits(rl *rail) {
 		}
 		n, err := rl.qp.PostRecv(batch)
 		rl.owed -= n
+		q.owed -= n
 		rl.recvs += n
 		rl.credited += uint64(n)
 		if err != nil {
@@ -77,6 +81,7 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) {
 		return
 	}
 	rl.owed++
+	q.owed++
 	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
 		q.protocolError(rl, fmt.Sprintf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
 		return

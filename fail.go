@@ -243,6 +243,7 @@ func (q *VirtualQP) abandon() {
 		return
 	}
 	for _, rl := range q.all {
+		q.owed -= rl.owed
 		rl.inUse, rl.recvs, rl.owed = 0, 0, 0
 		rl.batch.head, rl.batch.tail = 0, 0
 	}

@@ -31,6 +31,8 @@ type rail struct {
 	// shut: it has refused a receive for good after the virtual queue pair had failed. It is asked no more.
 	shut bool
 
+	listed bool // in the virtual queue pair's list of those that have something staged
+
 	recvs     int // receives posted
 	recvLimit int // receives there may be
 	owed      int // credits to post again

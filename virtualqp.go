@@ -44,11 +44,12 @@ type VirtualQP struct {
 
 	send                  window[sendReq]
 	next, dataDone, noted uint64
-	notes                 int   // live requests that need a notification or are a SEND
-	free                  int   // send slots free on all data rails
-	turn                  int   // data rail whose turn it is
-	freed                 *rail // rail that freed a slot while requests waited: served first
-	blocked               bool  // a transient refusal left work staged
+	notes                 int     // live requests that need a notification or are a SEND
+	free                  int     // send slots free on all data rails
+	turn                  int     // data rail whose turn it is
+	freed                 *rail   // rail that freed a slot while requests waited: served first
+	blocked               bool    // a transient refusal left work staged
+	staged                []*rail // rails that have something to post, and maybe some that have not any more
 
 	numbers numberSender // DQPLB, sender
 	rawImm  bool         // DQPLB: both ends carry the user's immediate
@@ -56,6 +57,7 @@ type VirtualQP struct {
 	recv    recvSide
 	arrived numberReceiver // DQPLB, receiver
 	scratch []verbs.RecvWR // for posting receives in batches
+	owed    int            // credits to post again, of all rails
 
 	failure *FailedError
 	ports   map[uint8]localPort // by device, while a connection is set up

@@ -1,0 +1,108 @@
+package transport
+
+import (
+	"fmt"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Config configures a [Worker]. The zero value works.
+type Config struct {
+	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is what the limits below need,
+	// MaxInline 128 or what the NIC takes, Credits 2, since no notification is ever sent.
+	QP ibverbx.Config
+	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the NIC's completion queue has room for.
+	MaxEndpoints int
+	// BufferSize is the size in bytes of a bounce buffer and of a receive buffer, and so of the longest bcopy and of the longest
+	// active message; 0 means 8 KiB: beyond it the copy costs more than sending from registered memory.
+	BufferSize int
+	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256.
+	BounceBuffers int
+	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0 means 64, at most 4096.
+	AMBuffers int
+	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot take what all share;
+	// 0 means 64.
+	MaxOutstanding int
+	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it sleeps; 0 means 20 µs, negative not at
+	// all, and an hour is busy polling. On few cores long spinning starves whoever should do the work.
+	Spin time.Duration
+	// Idle, if set, is called by a call that waits each time it has made progress in vain, in place of polling on and sleeping: for a
+	// program with a scheduler of its own, such as a simulation that moves its network by hand.
+	Idle func()
+}
+
+// EndpointConfig configures an [Endpoint]. The zero value works.
+type EndpointConfig struct {
+	// Name says in errors who the peer is; "" means "endpoint 3".
+	Name string
+	// Value is the caller's own; [Endpoint.Value] returns it.
+	Value any
+	// OnError is called once, inside progress, when the peer fails or closes; its operations complete with the same error.
+	OnError func(ep *Endpoint, err error)
+	// OnReady is called inside progress once resources are back after a send on [Endpoint.Waking] met ErrNoResource. Sends on the
+	// endpoint that it gets go before everybody else's; if one of them meets ErrNoResource, it is called again.
+	OnReady func(ep *Endpoint)
+}
+
+// Sizes and limits of the implementation.
+const (
+	// MaxHeader is the longest header of an active message in bytes.
+	MaxHeader = 64
+	// MaxAMBuffers is the largest Config.AMBuffers.
+	MaxAMBuffers = 4096
+	// maxEndpoints is how many a worker numbers.
+	maxEndpoints = 1 << 20
+	// controlSlots is how many messages of the transport itself an endpoint has outstanding at most: two with credits, one goodbye.
+	controlSlots = 3
+	// defaultInline is the inline size asked for: a wire header and a cache line and a half of payload.
+	defaultInline = 128
+	// shortWithoutInline is how long a short may be where the NIC takes less inline: it goes through a bounce buffer then.
+	shortWithoutInline = 64
+)
+
+func (c Config) withDefaults() Config {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.BufferSize, 8<<10)
+	def(&c.BounceBuffers, 256)
+	def(&c.AMBuffers, 64)
+	def(&c.MaxOutstanding, 64)
+	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
+	def(&c.QP.Credits, 2)
+	def(&c.QP.MaxSGE, 5)
+	def(&c.QP.QPsPerDevice, 4)
+	if c.Spin == 0 {
+		c.Spin = 20 * time.Microsecond
+	}
+	return c
+}
+
+func (c *Config) validate() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("transport: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+	}
+	switch {
+	case c.MaxEndpoints < 0 || c.MaxEndpoints > maxEndpoints:
+		return bad("MaxEndpoints %d: must be 1 to %d", c.MaxEndpoints, maxEndpoints)
+	case c.BufferSize < 256 || c.BufferSize > 1<<30:
+		return bad("BufferSize %d: must be 256 bytes to 1 GiB", c.BufferSize)
+	case c.BounceBuffers < 1 || c.BounceBuffers > 1<<20:
+		return bad("BounceBuffers %d: must be 1 to %d", c.BounceBuffers, 1<<20)
+	case c.AMBuffers < 1 || c.AMBuffers > MaxAMBuffers:
+		return bad("AMBuffers %d: must be 1 to %d", c.AMBuffers, MaxAMBuffers)
+	case c.MaxOutstanding < 1 || c.MaxOutstanding > 1<<16:
+		return bad("MaxOutstanding %d: must be 1 to %d", c.MaxOutstanding, 1<<16)
+	case c.QP.MaxMsgCntPerQP < c.AMBuffers+controlSlots:
+		return bad("QP.MaxMsgCntPerQP %d: AMBuffers %d need %d", c.QP.MaxMsgCntPerQP, c.AMBuffers, c.AMBuffers+controlSlots)
+	case c.QP.MaxSGE < 2:
+		return bad("QP.MaxSGE %d: an active message from registered memory needs 2", c.QP.MaxSGE)
+	case c.QP.NoNotifyQP && c.QP.QPsPerDevice > 1:
+		return bad("QP.NoNotifyQP: active messages travel on the notify QP")
+	}
+	return nil
+}

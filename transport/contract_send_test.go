@@ -1,0 +1,432 @@
+package transport_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// operation is one kind of call, for tests that make all of them.
+type operation struct {
+	name string
+	call func(e *end, comp *transport.Completion) error
+	am   bool // needs a credit
+	comp bool // takes a completion
+}
+
+// operations are all the calls that send. packed is told when a pack function runs.
+func operations(packed func()) []operation {
+	data := []byte("eight by")
+	pack := func(dst []byte) int { packed(); return copy(dst, data) }
+	var old uint64
+	dst := make([]byte, 100)
+	return []operation{
+		{name: "am short", am: true, call: func(e *end, _ *transport.Completion) error { return e.AMShort(1, nil, data) }},
+		{name: "am bcopy", am: true, call: func(e *end, _ *transport.Completion) error {
+			_, err := e.AMBcopy(1, data, pack)
+			return err
+		}},
+		{name: "am zcopy", am: true, comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.AMZcopy(c, 1, data, e.mr.Slice(0, 100))
+			return err
+		}},
+		{name: "put short", call: func(e *end, _ *transport.Completion) error { return e.PutShort(data, e.peer.At(0)) }},
+		{name: "put bcopy", call: func(e *end, _ *transport.Completion) error {
+			_, err := e.PutBcopy(pack, e.peer.At(0))
+			return err
+		}},
+		{name: "put zcopy", comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.PutZcopy(c, e.peer.At(0), e.mr.Slice(0, 10000))
+			return err
+		}},
+		{name: "get bcopy", comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.GetBcopy(c, dst, e.peer.At(0))
+			return err
+		}},
+		{name: "get zcopy", comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.GetZcopy(c, e.peer.At(0), e.mr.Slice(20000, 10000))
+			return err
+		}},
+		{name: "fetch add", comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.FetchAdd(c, &old, e.peer.At(30000), 1)
+			return err
+		}},
+		{name: "compare swap", comp: true, call: func(e *end, c *transport.Completion) error {
+			_, err := e.CompareSwap(c, nil, e.peer.At(30000), 1, 2)
+			return err
+		}},
+	}
+}
+
+// ErrNoResource means: could not start, nothing was consumed, no side effect. A short or bcopy is never queued for the caller.
+func TestContract01NoResourceHasNoEffect(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		s.stepped = true
+		l := newLink(t, s)
+		for i := range l.b.mem {
+			l.b.mem[i] = 0
+		}
+		n := l.a.fill(t)
+		worker, endpoint := l.a.w.Stats(), l.a.Stats()
+		refused := uint64(0)
+		comp := transport.NewCompletion(1, nil)
+		for _, op := range operations(func() { t.Error("packed for nothing") }) {
+			for range 3 {
+				if err := op.call(l.a, comp); err != transport.ErrNoResource {
+					t.Fatalf("%s: %v", op.name, err)
+				}
+				refused++
+			}
+		}
+		if _, err := l.a.StartFlush(transport.FlushRemote, comp); err != transport.ErrNoResource {
+			t.Fatalf("flush: %v", err)
+		}
+		worker.NoResource += refused + 1
+		if got := l.a.w.Stats(); got != worker {
+			t.Errorf("worker: %+v, was %+v", got, worker)
+		}
+		if got := l.a.Stats(); got != endpoint {
+			t.Errorf("endpoint: %+v, was %+v", got, endpoint)
+		}
+		l.quiet()
+		if comp.Fired() || l.got != 0 {
+			t.Errorf("a refused call had an effect: fired %v, %d messages", comp.Fired(), l.got)
+		}
+		want := make([]byte, len(l.b.mem))
+		for i := range n {
+			want[60000+i] = byte(i)
+		}
+		landed(t, "memory", l.b.mem, want)
+	})
+}
+
+// Completion{count, callback, first error}: may be shared by several operations; fires once, when the count reaches zero. An operation that
+// returns done did not touch it. nil is allowed: then only a later completion or a flush tells.
+func TestContract02CompletionCountsDownAndFiresOnce(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		other, _ := l.another(transport.EndpointConfig{})
+		for _, op := range operations(func() {}) {
+			if !op.comp {
+				continue
+			}
+			fired := 0
+			var comp transport.Completion
+			comp.Init(6, func(c *transport.Completion) {
+				if fired++; !c.Fired() || c != &comp {
+					t.Errorf("%s: the callback sees another completion, or one that has not fired", op.name)
+				}
+			})
+			for i := range 6 {
+				if fired != 0 {
+					t.Fatalf("%s: fired after %d of 6", op.name, i)
+				}
+				must(t, op.call([]*end{l.a, other}[i%2], &comp)) // shared by operations of two endpoints
+				must(t, op.call(l.a, nil))
+				if i%2 == 1 {
+					l.quiet()
+				}
+			}
+			l.until(op.name, comp.Fired)
+			l.flushed(l.a)
+			l.flushed(other)
+			if fired != 1 || comp.Err() != nil {
+				t.Errorf("%s: fired %d times, %v", op.name, fired, comp.Err())
+			}
+		}
+	})
+}
+
+func TestContract02DoneDoesNotTouchTheCompletion(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		comp := transport.NewCompletion(1, nil)
+		for name, call := range map[string]func() (bool, error){
+			"put zcopy of nothing":         func() (bool, error) { return l.a.PutZcopy(comp, l.a.peer.At(0)) },
+			"put zcopy of an empty piece":  func() (bool, error) { return l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(5, 0)) },
+			"get zcopy of nothing":         func() (bool, error) { return l.a.GetZcopy(comp, l.a.peer.At(0)) },
+			"get bcopy of nothing":         func() (bool, error) { return l.a.GetBcopy(comp, nil, l.a.peer.At(0)) },
+			"local flush of what is idle":  func() (bool, error) { return l.a.StartFlush(transport.FlushLocal, comp) },
+			"remote flush of what is idle": func() (bool, error) { return l.a.StartFlush(transport.FlushRemote, comp) },
+		} {
+			if done, err := call(); !done || err != nil {
+				t.Errorf("%s: done %v, %v", name, done, err)
+			}
+		}
+		l.quiet()
+		if comp.Fired() {
+			t.Error("an operation that was done counted on the completion")
+		}
+		comp.Done(nil)
+		if !comp.Fired() {
+			t.Error("the caller's own count did not fire it")
+		}
+	})
+}
+
+func TestContract02TheFirstErrorIsKept(t *testing.T) {
+	first, second := errors.New("first"), errors.New("second")
+	comp := transport.NewCompletion(3, nil)
+	comp.Done(nil)
+	comp.Done(first)
+	comp.Done(second)
+	if !comp.Fired() || comp.Err() != first {
+		t.Fatal(comp.Fired(), comp.Err())
+	}
+	comp.Init(1, nil)
+	if comp.Fired() || comp.Err() != nil {
+		t.Fatal("used anew it remembers", comp.Fired(), comp.Err())
+	}
+	comp.Done(nil)
+	defer func() {
+		if recover() == nil {
+			t.Error("counting more than there is went by")
+		}
+	}()
+	comp.Done(nil)
+}
+
+// zcopy completions fire in posting order on an endpoint, even over rails that reorder.
+func TestContract03CompletionsFireInPostingOrder(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		for seed := range uint64(20) {
+			s.stepped, s.scramble, s.seed = true, true, seed
+			l := newLink(t, s)
+			sizes := []uint64{1, 30000, 8, 4097, 16384, 2}
+			var order, want []int
+			n := 0
+			for round := range 5 {
+				for i, size := range sizes {
+					comp := transport.NewCompletion(1, func(n int) func(*transport.Completion) {
+						return func(*transport.Completion) { order = append(order, n) }
+					}(n))
+					var err error
+					switch (round + i) % 4 {
+					case 0:
+						_, err = l.a.GetZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(30000, size))
+					case 1:
+						_, err = l.a.FetchAdd(comp, nil, l.a.peer.At(40000), size)
+					case 2:
+						_, err = l.a.StartFlush(transport.FlushRemote, comp)
+					default:
+						_, err = l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, size))
+					}
+					must(t, err)
+					want = append(want, n)
+					n++
+				}
+			}
+			l.until("all completions", func() bool { return len(order) == n })
+			if !slices.Equal(order, want) {
+				t.Fatalf("seed %d: completions fired in the order %v", seed, order)
+			}
+			l.close()
+		}
+	})
+}
+
+// Active messages are handled in the order in which they were sent, short, bcopy and zcopy among each other.
+func TestMessagesAreHandledInOrder(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		var got []string
+		s.stepped = true
+		s.scramble = true
+		s.handle = func(m *transport.Message) { got = append(got, string(m.Header())+string(m.Data())) }
+		l := newLink(t, s)
+		var want []string
+		for i := range 60 {
+			copy(l.a.mem[i*10:], fmt.Sprintf("zcopy %02d", i))
+			l.until("message sent", func() bool {
+				var err error
+				switch i % 3 {
+				case 0:
+					err = l.a.AMShort(1, []byte("short "), []byte(fmt.Sprintf("%02d", i)))
+				case 1:
+					_, err = l.a.AMBcopy(1, []byte("bcopy "), pack([]byte(fmt.Sprintf("%02d", i))))
+				case 2:
+					_, err = l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(uint64(i*10), 6), l.a.mr.Slice(uint64(i*10+6), 2))
+				}
+				if err != nil && err != transport.ErrNoResource {
+					t.Fatal(err)
+				}
+				return err == nil
+			})
+			want = append(want, fmt.Sprintf("%s %02d", []string{"short", "bcopy", "zcopy"}[i%3], i))
+		}
+		l.until("all messages", func() bool { return len(got) == len(want) })
+		if !slices.Equal(got, want) {
+			t.Fatalf("got %q", got)
+		}
+	})
+}
+
+// A fairness limit per endpoint is allowed: reaching it is ErrNoResource.
+func TestContract15ALimitPerEndpoint(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		s.stepped = true
+		l := newLink(t, s)
+		limit := l.a.Stats().Limit
+		if want := l.a.w.Config().MaxOutstanding; limit != want {
+			t.Errorf("limit %d, configured %d", limit, want)
+		}
+		if n := l.a.fill(t); n != limit {
+			t.Errorf("%d operations were accepted: the limit is %d", n, limit)
+		}
+		if s := l.a.Stats(); s.Outstanding != limit {
+			t.Errorf("%+v", s)
+		}
+		other, _ := l.another(transport.EndpointConfig{})
+		must(t, other.PutShort([]byte{1}, other.peer.At(0))) // not the worker's limit
+		l.quiet()
+		if s := l.a.Stats(); s.Outstanding != 0 {
+			t.Errorf("after all has ended: %+v", s)
+		}
+		if n := l.a.fill(t); n != limit {
+			t.Errorf("the second time %d operations were accepted", n)
+		}
+	})
+}
+
+// Bad arguments are refused at once with an error that names the argument; no credit is consumed.
+func TestContract16BadArgumentsAreRefused(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		a := l.a
+		lim := a.Limits()
+		comp := transport.NewCompletion(1, nil)
+		foreign := newLink(t, setup{}).a.mr
+		closed, err := a.w.Domain().Register(make([]byte, 64), verbs.AccessAll)
+		must(t, err)
+		piece := closed.All()
+		must(t, closed.Close())
+		big := make([]byte, 1<<20)
+		at := a.peer.At
+		for _, c := range []struct {
+			name string
+			call func() error
+			is   error
+			says string
+		}{
+			{"am short, too long", func() error { return a.AMShort(1, nil, big[:lim.AMShort+1]) }, transport.ErrTooLong, fmt.Sprint(lim.AMShort)},
+			{"am short, header too long", func() error { return a.AMShort(1, big[:transport.MaxHeader+1], nil) }, transport.ErrTooLong, "header"},
+			{"am short, unknown id", func() error { return a.AMShort(2, nil, nil) }, transport.ErrNoHandler, "id 2"},
+			{"am short, id beyond all", func() error { return a.AMShort(255, nil, nil) }, transport.ErrNoHandler, "id 255"},
+			{"am bcopy, unknown id", func() error { _, err := a.AMBcopy(63, nil, pack(nil)); return err }, transport.ErrNoHandler, "id 63"},
+			{"am bcopy, header too long", func() error { _, err := a.AMBcopy(1, big[:65], pack(nil)); return err }, transport.ErrTooLong, "header"},
+			{"am bcopy, pack boasts", func() error {
+				_, err := a.AMBcopy(1, nil, func(dst []byte) int { return len(dst) + 1 })
+				return err
+			}, transport.ErrTooLong, "pack"},
+			{"am bcopy, pack of less than nothing", func() error {
+				_, err := a.AMBcopy(1, nil, func([]byte) int { return -1 })
+				return err
+			}, transport.ErrTooLong, "pack"},
+			{"am zcopy, too long", func() error { _, err := a.AMZcopy(comp, 1, nil, a.mr.Slice(0, uint64(lim.AMZcopy+1))); return err }, transport.ErrTooLong, "payload"},
+			{"am zcopy, unknown id", func() error { _, err := a.AMZcopy(comp, 9, nil, a.mr.Slice(0, 1)); return err }, transport.ErrNoHandler, "id 9"},
+			{"am zcopy, too many pieces", func() error {
+				_, err := a.AMZcopy(comp, 1, nil, slices.Repeat([]ibverbx.Segment{a.mr.Slice(0, 1)}, lim.Pieces+1)...)
+				return err
+			}, verbs.ErrInvalid, "pieces"},
+			{"am zcopy, beyond the region", func() error { _, err := a.AMZcopy(comp, 1, nil, a.mr.Slice(uint64(len(a.mem))-1, 2)); return err }, ibverbx.ErrBounds, ""},
+			{"put short, too long", func() error { return a.PutShort(big[:lim.PutShort+1], at(0)) }, transport.ErrTooLong, fmt.Sprint(lim.PutShort)},
+			{"put short, overrun", func() error { return a.PutShort(big[:9], a.peer.Slice(0, 8)) }, ibverbx.ErrBounds, ""},
+			{"put short, beyond the region", func() error { return a.PutShort(big[:9], a.peer.Slice(uint64(len(a.mem))-8, 9)) }, ibverbx.ErrBounds, ""},
+			{"put short, no memory", func() error { return a.PutShort(big[:9], ibverbx.RemoteSegment{}) }, ibverbx.ErrNoKey, ""},
+			{"put bcopy, pack boasts", func() error {
+				_, err := a.PutBcopy(func(dst []byte) int { return len(dst) + 1 }, at(0))
+				return err
+			}, transport.ErrTooLong, "pack"},
+			{"put bcopy, overrun", func() error { _, err := a.PutBcopy(pack(big[:9]), a.peer.Slice(0, 8)); return err }, ibverbx.ErrBounds, ""},
+			{"put zcopy, overrun", func() error { _, err := a.PutZcopy(comp, at(uint64(len(a.mem))-1), a.mr.Slice(0, 2)); return err }, ibverbx.ErrBounds, ""},
+			{"put zcopy, beyond the region", func() error { _, err := a.PutZcopy(comp, at(0), a.mr.Slice(0, uint64(len(a.mem))+1)); return err }, ibverbx.ErrBounds, ""},
+			{"put zcopy, not registered", func() error { _, err := a.PutZcopy(comp, at(0), ibverbx.Segment{Addr: 4096, Length: 1}); return err }, ibverbx.ErrNoKey, ""},
+			{"put zcopy, lengths that wrap", func() error {
+				_, err := a.PutZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
+				return err
+			}, ibverbx.ErrBounds, ""},
+			{"get bcopy, too long", func() error { _, err := a.GetBcopy(comp, big[:lim.GetBcopy+1], at(0)); return err }, transport.ErrTooLong, fmt.Sprint(lim.GetBcopy)},
+			{"get bcopy, overrun", func() error { _, err := a.GetBcopy(comp, big[:9], a.peer.Slice(0, 8)); return err }, ibverbx.ErrBounds, ""},
+			{"get zcopy, overrun", func() error { _, err := a.GetZcopy(comp, a.peer.Slice(0, 8), a.mr.Slice(0, 9)); return err }, ibverbx.ErrBounds, ""},
+			{"get zcopy, lengths that wrap", func() error {
+				_, err := a.GetZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
+				return err
+			}, ibverbx.ErrBounds, ""},
+			{"fetch add, misaligned", func() error { _, err := a.FetchAdd(comp, nil, at(4), 1); return err }, ibverbx.ErrAlignment, ""},
+			{"fetch add, overrun", func() error { _, err := a.FetchAdd(comp, nil, a.peer.Slice(0, 7), 1); return err }, ibverbx.ErrBounds, ""},
+			{"compare swap, misaligned", func() error { _, err := a.CompareSwap(comp, nil, at(1), 1, 2); return err }, ibverbx.ErrAlignment, ""},
+		} {
+			before, worker := a.Stats(), a.w.Stats()
+			err := c.call()
+			var refusal *transport.OpError
+			if !errors.Is(err, c.is) || !errors.As(err, &refusal) {
+				t.Errorf("%s: %v", c.name, err)
+				continue
+			}
+			op, _, _ := strings.Cut(c.name, ",")
+			if refusal.Op != op || refusal.Peer != "peer b" || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s: the error reads %q", c.name, err)
+			}
+			if after := a.Stats(); after != before {
+				t.Errorf("%s: %+v, was %+v", c.name, after, before)
+			}
+			if after := a.w.Stats(); after != worker {
+				t.Errorf("%s: %+v, was %+v", c.name, after, worker)
+			}
+		}
+		// Memory of others is refused by the NIC's domain or by the NIC itself, closed memory always.
+		if _, err := a.PutZcopy(comp, at(0), piece); err == nil && !s.single() {
+			t.Error("put zcopy from a closed region went by")
+		}
+		if !s.single() && s.nics == 2 {
+			if _, err := a.PutZcopy(comp, at(0), foreign.All()); !errors.Is(err, ibverbx.ErrNoKey) {
+				t.Errorf("put zcopy from memory of another domain, registered on one NIC of two: %v", err)
+			}
+		}
+		if !s.single() && comp.Fired() {
+			t.Error("a refused operation counted on the completion")
+		}
+	})
+}
+
+// A call before Connect is refused with ErrNotConnected, and one after Close or Abort says so.
+func TestCallsOutsideOfTheLife(t *testing.T) {
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	_, mr := w.register(worker, 30000+64, 0)
+	e := &end{Endpoint: newEndpoint(t, worker, transport.EndpointConfig{}), w: worker, mr: mr, peer: mr.Remote()}
+	all := append(operations(func() { t.Error("packed for nothing") }),
+		operation{name: "flush", call: func(e *end, c *transport.Completion) error {
+			_, err := e.StartFlush(transport.FlushLocal, c)
+			return err
+		}},
+		operation{name: "pending", call: func(e *end, _ *transport.Completion) error {
+			return e.Pending(&transport.Pending{Func: func(*transport.Pending, *transport.Endpoint) transport.Outcome { return transport.PendingDone }})
+		}})
+	for _, op := range all {
+		if err := op.call(e, nil); !errors.Is(err, transport.ErrNotConnected) {
+			t.Errorf("%s: %v", op.name, err)
+		}
+	}
+	must(t, e.Close(within(t)))
+	for _, op := range all {
+		if err := op.call(e, nil); !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("%s after Close: %v", op.name, err)
+		}
+	}
+	for name, err := range map[string]error{
+		"close": e.Close(within(t)), "abort": e.Abort(nil), "connect": e.Connect(transport.Card{}), "flush": e.Flush(within(t), transport.FlushLocal),
+	} {
+		if !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("%s after Close: %v", name, err)
+		}
+	}
+	if _, err := e.Card(); !errors.Is(err, transport.ErrClosed) {
+		t.Errorf("card after Close: %v", err)
+	}
+}

@@ -1,0 +1,81 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+
+	"ibverbx"
+)
+
+// The errors of this package; test with errors.Is. Those of memory and bounds are ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds],
+// [ibverbx.ErrAlignment], and wrong arguments are verbs.ErrInvalid.
+var (
+	// ErrNoResource: the operation could not start for now, and had no effect. Make progress and call again, or queue a [Pending].
+	ErrNoResource = errors.New("transport: no resource for now")
+	// ErrBusy: [Endpoint.Pending] does not queue when the endpoint has resources: try the send again.
+	ErrBusy = errors.New("transport: resources are there: send again")
+	// ErrTooLong: the data does not fit the kind of operation. [Endpoint.Limits] says what does.
+	ErrTooLong = errors.New("too long")
+	// ErrNoHandler: the peer has no handler for the id of an active message.
+	ErrNoHandler = errors.New("no handler")
+	// ErrNotConnected: [Endpoint.Connect] has not been called, or did not succeed.
+	ErrNotConnected = errors.New("not connected")
+	// ErrCanceled: the operation was outstanding when the endpoint was aborted.
+	ErrCanceled = errors.New("canceled")
+	// ErrPeerFailed: the connection has failed. The cause is beneath, an [*ibverbx.FailedError] as a rule.
+	ErrPeerFailed = errors.New("peer failed")
+	// ErrPeerClosed: the peer has closed its endpoint.
+	ErrPeerClosed = errors.New("peer closed")
+	// ErrProtocol: the peer sent what no endpoint sends. The endpoint fails, others do not notice.
+	ErrProtocol = errors.New("protocol violation by the peer")
+	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
+	ErrClosed = ibverbx.ErrClosed
+)
+
+// OpError says which call was refused, and why. A refused call had no effect.
+type OpError struct {
+	Op     string // "put short"
+	Peer   string // the endpoint's name
+	Detail string // what was asked, what was found, what to do; may be empty
+	Err    error  // a sentinel of this package, ibverbx or verbs, or an error of theirs
+}
+
+// Error reads "transport: put short: peer 3: too long: 300 bytes: at most 120".
+func (e *OpError) Error() string {
+	s := "transport: " + e.Op + ": "
+	if e.Peer != "" {
+		s += e.Peer + ": "
+	}
+	s += e.Err.Error()
+	if e.Detail != "" {
+		s += ": " + e.Detail
+	}
+	return s
+}
+
+// Unwrap returns what lies beneath.
+func (e *OpError) Unwrap() error { return e.Err }
+
+// EndpointError is why an endpoint serves no more: what its operations complete with and later calls are refused with.
+type EndpointError struct {
+	Peer  string // the endpoint's name
+	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled or ErrClosed
+	Cause error  // what failed beneath; may be nil
+}
+
+// Error reads "transport: peer 3: peer failed: virtual qp 1: ...".
+func (e *EndpointError) Error() string {
+	s := fmt.Sprintf("transport: %s: %v", e.Peer, e.Err)
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Unwrap returns the sentinel and the cause.
+func (e *EndpointError) Unwrap() []error {
+	if e.Cause == nil {
+		return []error{e.Err}
+	}
+	return []error{e.Err, e.Cause}
+}

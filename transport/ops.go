@@ -1,0 +1,44 @@
+package transport
+
+// opKind is what an operation that is outstanding stands for.
+type opKind uint8
+
+const (
+	opData    opKind = iota // an active message, a put or a get
+	opUnpack                // a get whose data is to be copied out of its bounce buffer
+	opAtomic                // its result is in the slot's cell
+	opControl               // a message of the transport itself
+	opFlush                 // was never posted: fires when everything before it has
+)
+
+// op is an outstanding operation.
+type op struct {
+	comp   *Completion // may be nil
+	dst    []byte      // opUnpack: where the data goes
+	result *uint64     // opAtomic: where the old value goes; may be nil
+	buf    int32       // its bounce buffer, or noBuffer
+	kind   opKind
+}
+
+// opRing holds the outstanding operations of an endpoint, oldest first. A virtual queue pair completes in posting order, so the next
+// completion is always the head's.
+//
+// Invariant: head <= tail <= head+len(slots); every slot between them but those of opFlush has a completion to come.
+type opRing struct {
+	slots      []op // a power of two
+	mask       uint32
+	head, tail uint32
+}
+
+func (r *opRing) init(atLeast int) {
+	n := 1
+	for n < atLeast {
+		n *= 2
+	}
+	r.slots, r.mask = make([]op, n), uint32(n-1)
+}
+
+func (r *opRing) len() int    { return int(r.tail - r.head) }
+func (r *opRing) front() *op  { return &r.slots[r.head&r.mask] }
+func (r *opRing) next() *op   { return &r.slots[r.tail&r.mask] }
+func (r *opRing) empty() bool { return r.head == r.tail }

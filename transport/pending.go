@@ -1,0 +1,296 @@
+package transport
+
+import (
+	"ibverbx/verbs"
+)
+
+// Outcome is what a pending function answers.
+type Outcome uint8
+
+const (
+	// PendingDone removes the request.
+	PendingDone Outcome = iota
+	// PendingProgress keeps it; the next endpoint is served, and this one again in its turn.
+	PendingProgress
+	// PendingNoResource keeps it until resources are back: a send met ErrNoResource.
+	PendingNoResource
+)
+
+// Pending is a request to be called back when an endpoint has resources again. It may lie in a structure of the caller's, and be queued
+// again once its function has answered PendingDone. It must not be copied while it is queued.
+type Pending struct {
+	// Func runs inside progress when it is this request's turn. Its sends go through turn, which is the endpoint as seen from the head of its
+	// queue: on the endpoint itself they would meet ErrNoResource, because nothing overtakes the queue. It may send on other endpoints,
+	// and queue requests, this one included, on any. After the endpoint has failed it is called once, and its sends fail.
+	Func func(p *Pending, turn *Endpoint) Outcome
+
+	next    *Pending
+	queued  bool
+	running bool
+	again   bool // of an endpoint's own request: a send met ErrNoResource while it ran
+	fence   bool // Fence was called between the request before and this one
+}
+
+// pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function runs, and counts as pending nevertheless.
+type pendingQueue struct {
+	head, tail *Pending
+	running    *Pending
+	ringed     bool           // the endpoint is in Worker.waiting
+	purge      func(*Pending) // takes the running request, too, if it wants to stay
+	count      int
+}
+
+func (q *pendingQueue) any() bool { return q.head != nil || q.running != nil }
+
+func (q *pendingQueue) push(p *Pending) {
+	p.next, p.queued = nil, true
+	if q.tail == nil {
+		q.head = p
+	} else {
+		q.tail.next = p
+	}
+	q.tail = p
+	q.count++
+}
+
+func (q *pendingQueue) pushFront(p *Pending) {
+	p.next, p.queued = q.head, true
+	q.head = p
+	if q.tail == nil {
+		q.tail = p
+	}
+	q.count++
+}
+
+func (q *pendingQueue) pop() *Pending {
+	p := q.head
+	if p == nil {
+		return nil
+	}
+	if q.head = p.next; q.head == nil {
+		q.tail = nil
+	}
+	p.next, p.queued = nil, false
+	q.count--
+	return p
+}
+
+// Pending queues a request behind those that the endpoint has. It is refused with ErrBusy when the endpoint has resources and no
+// queue: try the send again, it may succeed now. So no wake-up is lost between a send that met ErrNoResource and this call.
+func (e *Endpoint) Pending(p *Pending) error {
+	c := e.c
+	w := c.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case p.Func == nil:
+		return c.refuse("pending", verbs.ErrInvalid, "the request has no Func")
+	case p.queued:
+		return c.refuse("pending", verbs.ErrInvalid, "the request is queued already")
+	case c.err != nil:
+		return c.err
+	case c.stage != stageOpen && !e.turn:
+		return c.refuse("pending", ErrClosed, "")
+	case !c.connected:
+		return c.refuse("pending", ErrNotConnected, "call Connect first")
+	case !c.pending.any() && !c.lacks():
+		return ErrBusy
+	}
+	c.enqueue(p)
+	return nil
+}
+
+// enqueue queues a request, and the endpoint with it.
+func (c *core) enqueue(p *Pending) {
+	p.fence, c.fenceNext = c.fenceNext, false
+	c.pending.push(p)
+	c.w.stats.pending++
+	c.ring()
+}
+
+// ring puts the endpoint behind those that wait to be served.
+func (c *core) ring() {
+	if !c.pending.ringed {
+		c.pending.ringed = true
+		c.w.waiting.push(c)
+	}
+}
+
+// lacks reports whether what the endpoint's last send lacked is lacking still.
+func (c *core) lacks() bool {
+	if c.ops.len()-c.inControl >= c.limit {
+		return true
+	}
+	switch c.lack {
+	case lackCredit:
+		return c.credits == 0
+	case lackBuffer:
+		return len(c.w.bounce.free) == 0
+	case lackNIC:
+		return c.w.retrying
+	case lackUnknown:
+		return c.w.taken == c.lackTaken
+	}
+	return false
+}
+
+// Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has EndpointConfig.OnReady called once resources
+// are back. While that is due, nothing overtakes it, as with [Endpoint.Pending].
+func (e *Endpoint) Waking() *Endpoint {
+	if e.turn {
+		return &e.c.faces[faceTurn|faceWake]
+	}
+	return &e.c.faces[faceWake]
+}
+
+// ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a waking face met ErrNoResource again.
+func ready(p *Pending, turn *Endpoint) Outcome {
+	p.again = false
+	if f := turn.c.cfg.OnReady; f != nil {
+		f(turn.Waking())
+	}
+	if p.again {
+		return PendingNoResource
+	}
+	return PendingDone
+}
+
+// Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running its function. One whose function runs
+// at that moment is handed over when that wants to keep it. fn runs during the call; it may queue requests anew.
+func (e *Endpoint) Purge(fn func(p *Pending)) {
+	c := e.c
+	w := c.w
+	w.mu.Lock()
+	var first *Pending
+	if q := &c.pending; q.head != nil {
+		first = q.head
+		q.head, q.tail, q.count = nil, nil, 0
+	}
+	if c.pending.running != nil {
+		c.pending.purge = fn
+	}
+	for p := first; p != nil; p = p.next {
+		c.fenceNext = c.fenceNext || p.fence
+		p.queued, p.fence = false, false
+	}
+	w.mu.Unlock()
+	for p := first; p != nil; {
+		next := p.next
+		p.next = nil
+		if p != &c.own { // the caller never saw that one
+			fn(p)
+		}
+		p = next
+	}
+}
+
+// dispatchBudget bounds the pending functions that one round of progress runs.
+const dispatchBudget = 256
+
+// dispatchPending serves endpoints in turn, one request each, as long as there is anything that they can use. It is called with mu
+// held, and lets go of it around every function.
+func (w *Worker) dispatchPending() (ran int) {
+	idle := 0 // endpoints in a row that could not go
+	for w.waiting.len() != 0 && idle < w.waiting.len() && ran < dispatchBudget {
+		c := w.waiting.pop()
+		c.pending.ringed = false
+		if c.pending.head == nil || c.pending.running != nil {
+			continue
+		}
+		if c.err == nil && c.lacks() {
+			c.ring()
+			idle++
+			continue
+		}
+		ran++
+		switch w.runPending(c) {
+		case PendingNoResource:
+			if c.lack == lackBuffer && len(w.bounce.free) == 0 {
+				if !c.pending.ringed {
+					c.pending.ringed = true
+					w.waiting.pushFront(c) // everybody waits for the same; this one is next
+				}
+				return ran
+			}
+			idle++
+		default:
+			idle = 0
+		}
+		if c.pending.head != nil {
+			c.ring()
+		}
+	}
+	return ran
+}
+
+// runPending runs the function of an endpoint's first request and does what it answers.
+func (w *Worker) runPending(c *core) Outcome {
+	p := c.pending.pop()
+	c.pending.running, p.running = p, true
+	c.fence = c.fence || p.fence && !c.ops.empty()
+	p.fence = false
+	last := c.err != nil
+	refusals := c.refusals
+	w.mu.Unlock()
+	outcome := p.Func(p, &c.faces[faceTurn])
+	w.mu.Lock()
+	c.pending.running, p.running = nil, false
+	purge := c.pending.purge
+	c.pending.purge = nil
+	switch {
+	case outcome == PendingDone || last || p.queued:
+		return PendingDone
+	case purge != nil:
+		if p != &c.own {
+			w.mu.Unlock()
+			purge(p)
+			w.mu.Lock()
+		}
+		return PendingDone
+	case outcome == PendingNoResource && refusals == c.refusals:
+		// It met no refusal that says what it waits for: any completion may change its mind.
+		c.lack, c.lackTaken = lackUnknown, w.taken
+	}
+	c.pending.pushFront(p)
+	return outcome
+}
+
+// coreRing is a queue of endpoints.
+type coreRing struct {
+	slots      []*core // a power of two
+	head, tail uint32
+}
+
+func (r *coreRing) len() int { return int(r.tail - r.head) }
+
+func (r *coreRing) grow() {
+	if r.len() < len(r.slots) {
+		return
+	}
+	slots := make([]*core, max(8, 2*len(r.slots)))
+	n := r.len()
+	for i := range n {
+		slots[i] = r.slots[(r.head+uint32(i))&uint32(len(r.slots)-1)]
+	}
+	r.slots, r.head, r.tail = slots, 0, uint32(n)
+}
+
+func (r *coreRing) push(c *core) {
+	r.grow()
+	r.slots[r.tail&uint32(len(r.slots)-1)] = c
+	r.tail++
+}
+
+func (r *coreRing) pushFront(c *core) {
+	r.grow()
+	r.head--
+	r.slots[r.head&uint32(len(r.slots)-1)] = c
+}
+
+func (r *coreRing) pop() *core {
+	i := r.head & uint32(len(r.slots)-1)
+	c := r.slots[i]
+	r.slots[i] = nil
+	r.head++
+	return c
+}

@@ -1,0 +1,130 @@
+package transport
+
+import (
+	"errors"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// lack is why an endpoint's last send met ErrNoResource: what has to come back before another attempt makes sense.
+type lack uint8
+
+const (
+	lackNothing lack = iota
+	lackWindow       // its own operations have to end
+	lackCredit       // the peer has to give receive buffers back
+	lackBuffer       // a bounce buffer, which all endpoints share
+	lackNIC          // the NIC refused for now
+	lackUnknown      // a pending function said so
+)
+
+// usable says why the endpoint takes no operations, if so.
+func (e *Endpoint) usable(op string) error {
+	c := e.c
+	switch {
+	case c.err != nil:
+		return c.err
+	case !c.connected:
+		return c.refuse(op, ErrNotConnected, "call Connect first")
+	case c.stage != stageOpen && !e.turn:
+		return c.refuse(op, ErrClosed, "")
+	}
+	return nil
+}
+
+// admit says whether an operation may start now that needs a credit or a bounce buffer; if not, it notes what lacks.
+func (e *Endpoint) admit(credit, buffer bool) error {
+	c := e.c
+	switch {
+	case c.pending.any() && !e.turn:
+		return e.starve(c.lack) // nothing overtakes the queue
+	case c.ops.len()-c.inControl >= c.limit:
+		return e.starve(lackWindow)
+	case credit && c.credits == 0:
+		return e.starve(lackCredit)
+	case buffer && len(c.w.bounce.free) == 0:
+		return e.starve(lackBuffer)
+	}
+	return nil
+}
+
+// starve is the end of an attempt that lacks a resource.
+func (e *Endpoint) starve(l lack) error {
+	c := e.c
+	c.lack = l
+	c.refusals++
+	c.w.stats.noResource++
+	if e.wake && !c.own.queued {
+		c.own.again = true // inside its own function: see ready
+		if !c.own.running {
+			c.enqueue(&c.own)
+		}
+	}
+	return ErrNoResource
+}
+
+// post hands an admitted operation to the virtual queue pair and gives it its slot. When that refuses, nothing has happened, and the
+// bounce buffer is free again.
+func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op, error) {
+	c := e.c
+	wr[0].ID = c.sendID()
+	if c.fence || c.fenceNext && !e.turn {
+		wr[0].Flags |= verbs.SendFence
+	}
+	_, err := c.qp.PostSend(wr...)
+	wr[0].Flags &^= verbs.SendFence
+	if err != nil {
+		if buf != noBuffer {
+			c.w.bounce.put(buf)
+		}
+		return nil, e.postRefused(name, err)
+	}
+	c.fence = false
+	if !e.turn {
+		c.fenceNext = false
+	}
+	o := c.ops.next()
+	c.ops.tail++
+	o.kind, o.buf, o.comp = kind, buf, comp
+	c.w.posted()
+	return o, nil
+}
+
+// sendID is the work-request id of the next operation: endpoint and slot.
+func (c *core) sendID() uint64 { return uint64(c.id)<<32 | uint64(c.ops.tail) }
+
+// recvID marks the ids of receives.
+const recvID = 1 << 63
+
+// postRefused takes in that the virtual queue pair refused an operation.
+func (e *Endpoint) postRefused(name string, err error) error {
+	c := e.c
+	switch {
+	case verbs.IsTransient(err) || errors.Is(err, verbs.ErrQueueFull):
+		c.w.retrying = true
+		return e.starve(lackNIC)
+	case c.qp.Err() != nil:
+		c.fail(ErrPeerFailed, c.qp.Err())
+		return c.err
+	}
+	return c.refuse(name, reason(err), "")
+}
+
+// reason is an error of a post without its first words, which name a call that the user did not make.
+func reason(err error) error {
+	var p *ibverbx.PostError
+	if errors.As(err, &p) {
+		return &argumentError{detail: p.Detail, err: p.Err}
+	}
+	return err
+}
+
+// argumentError is what was wrong with an argument.
+type argumentError struct {
+	detail string
+	err    error
+}
+
+func (e *argumentError) Error() string { return e.err.Error() + ": " + e.detail }
+func (e *argumentError) Unwrap() error { return e.err }

@@ -1,0 +1,224 @@
+package transport
+
+import (
+	"math"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// PutShort writes data into the peer's memory. It is copied, Limits.PutShort bytes at most. No data is done at once.
+func (e *Endpoint) PutShort(data []byte, remote ibverbx.RemoteSegment) error {
+	w := e.c.w
+	w.mu.Lock()
+	err := e.putShort(data, remote)
+	w.mu.Unlock()
+	return err
+}
+
+func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
+	const name = "put short"
+	c, w := e.c, e.c.w
+	if len(data) > w.cfg.QP.MaxInline {
+		if limit := c.limits().PutShort; len(data) > limit {
+			return c.refuse(name, ErrTooLong, "%d bytes: at most %d; use bcopy", len(data), limit)
+		}
+		_, err := e.putBcopy(name, func(dst []byte) int { return copy(dst, data) }, remote)
+		return err
+	}
+	if err := e.usable(name); err != nil || len(data) == 0 {
+		return err
+	}
+	if err := e.admit(false, false); err != nil {
+		return err
+	}
+	wr := w.put[:]
+	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
+	wr[0].Inline, wr[0].Local, wr[0].Remote = data, ibverbx.Segment{}, remote
+	_, err := e.post(name, wr, opData, noBuffer, nil)
+	wr[0].Inline = nil
+	if err == nil {
+		c.put(len(data))
+	}
+	return err
+}
+
+// PutBcopy writes into the peer's memory what pack writes into the buffer that it is given, of Limits.PutBcopy bytes. The rules for
+// pack are those of [Endpoint.AMBcopy].
+func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
+	w := e.c.w
+	w.mu.Lock()
+	n, err := e.putBcopy("put bcopy", pack, remote)
+	w.mu.Unlock()
+	return n, err
+}
+
+func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
+	c, w := e.c, e.c.w
+	if err := e.usable(name); err != nil {
+		return 0, err
+	}
+	if err := e.admit(false, true); err != nil {
+		return 0, err
+	}
+	buf := w.bounce.take()
+	n, err := c.pack(name, pack, w.bounce.bytes(buf))
+	if err != nil || n == 0 {
+		w.bounce.put(buf)
+		return n, err
+	}
+	wr := w.put[:]
+	wr[0].Flags = verbs.SendSignaled
+	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, n), remote
+	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
+		return 0, err
+	}
+	c.put(n)
+	return n, nil
+}
+
+// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many pieces and bytes. The memory must not
+// be written to until comp has fired; comp may be nil. No data is done at once.
+func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment, local ...ibverbx.Segment) (done bool, err error) {
+	w := e.c.w
+	w.mu.Lock()
+	done, err = e.zcopy("put zcopy", w.put[:], comp, remote, local)
+	w.mu.Unlock()
+	return done, err
+}
+
+// GetZcopy reads the peer's memory into pieces of registered memory. The memory is the NICs' until comp has fired; comp may be nil.
+func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment, local ...ibverbx.Segment) (done bool, err error) {
+	w := e.c.w
+	w.mu.Lock()
+	done, err = e.zcopy("get zcopy", w.get[:], comp, remote, local)
+	w.mu.Unlock()
+	return done, err
+}
+
+func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment, local []ibverbx.Segment) (done bool, err error) {
+	c, w := e.c, e.c.w
+	n := uint64(0)
+	for i := range local {
+		if n += local[i].Length; n < local[i].Length {
+			n = math.MaxUint64 // the virtual queue pair refuses it, and says why
+			break
+		}
+	}
+	if err := e.usable(name); err != nil || n == 0 {
+		return err == nil, err
+	}
+	if err := e.admit(false, false); err != nil {
+		return false, err
+	}
+	wr[0].Flags = verbs.SendSignaled
+	wr[0].Remote = remote
+	if len(local) == 1 {
+		wr[0].Local = local[0]
+	} else {
+		w.sgl = append(w.sgl[:0], local...)
+		wr[0].Local, wr[0].SGL = ibverbx.Segment{}, w.sgl
+	}
+	_, err = e.post(name, wr, opData, noBuffer, comp)
+	wr[0].SGL = nil
+	if err == nil && wr[0].Opcode == verbs.OpRDMAWrite {
+		c.put(int(n))
+	} else if err == nil {
+		c.got(int(n))
+	}
+	return false, err
+}
+
+// GetBcopy reads len(dst) bytes of the peer's memory, Limits.GetBcopy at most, into memory that need not be registered. It is the
+// worker's until comp has fired; comp may be nil.
+func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool, err error) {
+	w := e.c.w
+	w.mu.Lock()
+	done, err = e.getBcopy(comp, dst, remote)
+	w.mu.Unlock()
+	return done, err
+}
+
+func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool, err error) {
+	const name = "get bcopy"
+	c, w := e.c, e.c.w
+	if len(dst) > w.cfg.BufferSize {
+		return false, c.refuse(name, ErrTooLong, "%d bytes: at most %d; use zcopy", len(dst), w.cfg.BufferSize)
+	}
+	if err := e.usable(name); err != nil || len(dst) == 0 {
+		return err == nil, err
+	}
+	if err := e.admit(false, true); err != nil {
+		return false, err
+	}
+	buf := w.bounce.take()
+	wr := w.get[:]
+	wr[0].Flags = verbs.SendSignaled
+	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, len(dst)), remote
+	o, err := e.post(name, wr, opUnpack, buf, comp)
+	if err != nil {
+		return false, err
+	}
+	o.dst = dst
+	c.got(len(dst))
+	return false, nil
+}
+
+// FetchAdd adds to an eight-byte number in the peer's memory, at an address that is a multiple of eight. The old value is in *old once comp
+// has fired; both may be nil.
+func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, add uint64) (done bool, err error) {
+	w := e.c.w
+	w.mu.Lock()
+	err = e.atomicOp("fetch add", verbs.OpAtomicFetchAdd, comp, old, remote, add, 0)
+	w.mu.Unlock()
+	return false, err
+}
+
+// CompareSwap stores swap in an eight-byte number of the peer's memory if that equals compare. The old value is in *old once comp has
+// fired; both may be nil. Atomics are atomic among themselves as far as they go through the same NIC of the peer, and the endpoints of
+// this package take care that they do; they need not be atomic to the peer's processor.
+func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare, swap uint64) (done bool, err error) {
+	w := e.c.w
+	w.mu.Lock()
+	err = e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
+	w.mu.Unlock()
+	return false, err
+}
+
+func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compareAdd, swap uint64) error {
+	c, w := e.c, e.c.w
+	if err := e.usable(name); err != nil {
+		return err
+	}
+	if err := e.admit(false, false); err != nil {
+		return err
+	}
+	wr := w.atomic[:]
+	wr[0].Opcode, wr[0].Flags = opcode, verbs.SendSignaled
+	wr[0].Local, wr[0].Remote = c.cell(c.ops.tail), remote
+	wr[0].CompareAdd, wr[0].Swap = compareAdd, swap
+	o, err := e.post(name, wr, opAtomic, noBuffer, comp)
+	if err != nil {
+		return err
+	}
+	o.result = old
+	c.dirty = true
+	w.stats.atomics++
+	return nil
+}
+
+// cell names the eight bytes that the slot of an atomic has for its result.
+func (c *core) cell(slot uint32) ibverbx.Segment {
+	return c.slab.Slice(c.cells+8*uint64(slot&c.ops.mask), 8)
+}
+
+func (c *core) put(n int) {
+	c.dirty = true
+	c.w.stats.puts++
+	c.w.stats.putBytes += uint64(n)
+}
+
+func (c *core) got(n int) {
+	c.w.stats.gets++
+	c.w.stats.getBytes += uint64(n)
+}

@@ -1,0 +1,73 @@
+package transport
+
+// counters count since the worker was made, but for what is said to be of the moment.
+type counters struct {
+	amSent, amBytes, amReceived uint64
+	puts, putBytes              uint64
+	gets, getBytes              uint64
+	atomics, control            uint64
+	noResource, pending         uint64 // sends refused for now, requests queued
+	failures, violations        uint64
+	stale, leaked               uint64
+	kept                        int // messages, of the moment
+}
+
+// Stats is a snapshot of a worker. Counters count since it was made.
+type Stats struct {
+	Endpoints   int    `json:"endpoints"`
+	AMSent      uint64 `json:"am_sent"`
+	AMBytes     uint64 `json:"am_bytes"` // sent, with their headers
+	AMReceived  uint64 `json:"am_received"`
+	AMKept      int    `json:"am_kept"` // now
+	Puts        uint64 `json:"puts"`
+	PutBytes    uint64 `json:"put_bytes"`
+	Gets        uint64 `json:"gets"`
+	GetBytes    uint64 `json:"get_bytes"`
+	Atomics     uint64 `json:"atomics"`
+	Control     uint64 `json:"control"`      // messages of the transport itself
+	NoResource  uint64 `json:"no_resource"`  // calls that met ErrNoResource
+	Pending     uint64 `json:"pending"`      // requests queued
+	PendingNow  int    `json:"pending_now"`  // endpoints with requests in their queue, now
+	Failures    uint64 `json:"failures"`     // endpoints that failed
+	Violations  uint64 `json:"violations"`   // of these, by what the peer sent
+	BounceTotal int    `json:"bounce_total"` // bounce buffers
+	BounceFree  int    `json:"bounce_free"`  // of these, now
+	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
+	Registered  int    `json:"registered"`   // bytes of registered memory: bounce and receive buffers
+}
+
+// Stats takes a snapshot.
+func (w *Worker) Stats() Stats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.stats
+	registered := len(w.bounce.mem)
+	for _, c := range w.endpoints {
+		if c != nil {
+			registered += len(c.slabMem)
+		}
+	}
+	return Stats{
+		Endpoints: w.open, AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
+		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics, Control: s.control,
+		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Failures: s.failures, Violations: s.violations,
+		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale, Registered: registered,
+	}
+}
+
+// EndpointStats is a snapshot of an endpoint.
+type EndpointStats struct {
+	Outstanding int `json:"outstanding"` // operations
+	Limit       int `json:"limit"`       // how many there may be
+	Credits     int `json:"credits"`     // active messages that the peer has room for
+	Owed        int `json:"owed"`        // credits to give back to the peer
+	Pending     int `json:"pending"`     // requests in the queue
+}
+
+// Stats takes a snapshot.
+func (e *Endpoint) Stats() EndpointStats {
+	c := e.c
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits, Owed: c.owed, Pending: c.pending.count}
+}

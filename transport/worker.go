@@ -1,0 +1,211 @@
+package transport
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// AMID names a handler of active messages: 0 to MaxAMID.
+type AMID uint8
+
+// MaxAMID is the largest id of an active message.
+const MaxAMID AMID = 63
+
+// Handler takes an active message. It runs inside progress; see the package's rules for callbacks.
+type Handler func(m *Message)
+
+const localWrite = verbs.AccessLocalWrite
+
+// Worker makes progress for endpoints that share a virtual CQ, registered memory, and the handlers of active messages. It is safe for
+// concurrent use.
+//
+// Two locks, always taken in this order: progressing is held by the one goroutine that makes progress and so runs callbacks; mu guards all
+// state, and is never held while a callback runs.
+type Worker struct {
+	dom         *ibverbx.Domain
+	cfg         Config
+	progressing sync.Mutex
+	events      []event      // what the present round of progress has to tell; guarded by progressing
+	wcs         []ibverbx.WC // guarded by progressing
+
+	mu        sync.Mutex
+	cq        *ibverbx.VirtualCQ
+	bounce    *bouncePool
+	flushArea *ibverbx.MR // what the remote flushes of peers read
+	handlers  [MaxAMID + 1]Handler
+	handled   uint64 // set of ids that have a handler
+	shown     bool   // a card was given out: the handlers are fixed
+	endpoints []*core
+	open      int      // endpoints
+	waiting   coreRing // endpoints with pending requests, next in turn first
+	reposts   []*core  // endpoints with receive buffers to post again
+	failing   []*core  // endpoints that failed outside of progress, which has to tell
+	closing   []*core  // endpoints whose queue pair is closed and that may have completions left
+	again     []*core  // endpoints that owe the peer credits, and could not send them
+	retrying  bool     // a NIC refused something for now
+	taken     uint64   // completions so far
+	stats     counters
+	closed    bool
+	ended     atomic.Bool // closed, for who waits
+
+	lost []*core // endpoints whose CQ has died: not every operation has a completion to come
+
+	sleep  sleepers
+	missed atomic.Bool // somebody could not make progress because another did
+
+	completions, flushRequests sync.Pool
+
+	// Work requests, prepared as far as they always are the same. Filling them field by field beats clearing 250 bytes.
+	send, put, get, atomic, control [1]ibverbx.SendWR
+	recv                            []ibverbx.RecvWR
+	inline                          []byte
+	sgl                             []ibverbx.Segment
+}
+
+// pollBatch is how many completions a round of progress takes: enough to share the cost of the locks, few enough to stay in the cache.
+const pollBatch = 64
+
+// NewWorker makes a worker over the NICs of a domain. The domain stays the caller's, who closes it after the worker and registers memory
+// with it; several workers may share one.
+func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	depth, err := fitDevices(dom, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{dom: dom, cfg: cfg, wcs: make([]ibverbx.WC, pollBatch), events: make([]event, 0, 2*pollBatch)}
+	fail := func(err error) (*Worker, error) {
+		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
+	}
+	if w.cq, err = dom.NewCQ(depth); err != nil {
+		return fail(err)
+	}
+	if w.bounce, err = newBouncePool(dom, cfg.BounceBuffers, cfg.BufferSize); err != nil {
+		return fail(err)
+	}
+	if w.flushArea, err = dom.Register(make([]byte, 8*ibverbx.MaxRails), verbs.AccessRemoteRead); err != nil {
+		return fail(err)
+	}
+	w.prepare()
+	w.newPools()
+	return w, nil
+}
+
+// fitDevices lowers what the configuration leaves open to what every NIC allows, and returns the depth of the completion queues.
+func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
+	inline, most := defaultInline, 1<<30
+	for _, dev := range dom.Devices() {
+		attr, err := dev.Query()
+		if err != nil {
+			return 0, fmt.Errorf("transport: new worker: %w", err)
+		}
+		if attr.MaxInline > 0 {
+			inline = min(inline, attr.MaxInline)
+		}
+		if attr.MaxCQE > 0 {
+			most = min(most, attr.MaxCQE)
+		}
+	}
+	if cfg.QP.MaxInline == 0 {
+		cfg.QP.MaxInline = inline
+	}
+	// The first device carries the notify QP besides.
+	each := cfg.QP.QPsPerDevice*(cfg.QP.MaxMsgCntPerQP+max(cfg.QP.Credits, 1)) + 2*cfg.QP.MaxMsgCntPerQP
+	if each > most {
+		return 0, fmt.Errorf("transport: config: %w: an endpoint needs %d completions, the NIC's queues hold %d: lower AMBuffers, MaxOutstanding or QP.QPsPerDevice",
+			verbs.ErrInvalid, each, most)
+	}
+	if cfg.MaxEndpoints == 0 {
+		cfg.MaxEndpoints = min(128, most/each)
+	}
+	if cfg.MaxEndpoints*each > most {
+		return 0, fmt.Errorf("transport: config: %w: %d endpoints need %d completions, the NIC's queues hold %d, enough for %d",
+			verbs.ErrInvalid, cfg.MaxEndpoints, cfg.MaxEndpoints*each, most, most/each)
+	}
+	return cfg.MaxEndpoints * each, nil
+}
+
+// prepare fills the work requests with what they have in common.
+func (w *Worker) prepare() {
+	w.send[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true}
+	w.put[0] = ibverbx.SendWR{Opcode: verbs.OpRDMAWrite}
+	w.get[0] = ibverbx.SendWR{Opcode: verbs.OpRDMARead}
+	w.inline = make([]byte, max(w.cfg.QP.MaxInline, wireHeader))
+	w.control[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true, Flags: verbs.SendSignaled | verbs.SendInline}
+}
+
+// Domain is the domain that the worker was made over: register memory with it.
+func (w *Worker) Domain() *ibverbx.Domain { return w.dom }
+
+// Config is the configuration in force.
+func (w *Worker) Config() Config { return w.cfg }
+
+// Handle sets the handler for active messages with an id. It is refused for an id that has one, and once an endpoint has given out its
+// card, which tells the peer the ids.
+func (w *Worker) Handle(id AMID, h Handler) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.closed:
+		return fmt.Errorf("transport: handle: %w", ErrClosed)
+	case id > MaxAMID || h == nil:
+		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil", verbs.ErrInvalid, id, MaxAMID)
+	case w.handlers[id] != nil:
+		return fmt.Errorf("transport: handle: %w: id %d has a handler", verbs.ErrInvalid, id)
+	case w.shown:
+		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has shown its card, which lists the handlers: set them before", verbs.ErrInvalid, id)
+	}
+	w.handlers[id] = h
+	w.handled |= 1 << id
+	return nil
+}
+
+// Close closes the worker. Endpoints that are open are aborted first, with the callbacks that this means; to end well, Close each of them
+// before. What the program has in its hands (kept messages) stays readable.
+func (w *Worker) Close() error {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return fmt.Errorf("transport: close worker: %w", ErrClosed)
+	}
+	w.closed = true
+	w.ended.Store(true)
+	var errs []error
+	for _, c := range w.endpoints {
+		if c != nil && !c.released {
+			errs = append(errs, c.abort(ErrClosed))
+		}
+	}
+	w.mu.Unlock()
+	w.sleep.stop()
+	w.progressing.Lock()
+	for w.progress() != 0 {
+	}
+	w.progressing.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return errors.Join(append(errs, w.free())...)
+}
+
+// free gives back what the worker holds.
+func (w *Worker) free() error {
+	var errs []error
+	if w.cq != nil {
+		errs = append(errs, w.cq.Close())
+	}
+	if w.bounce != nil && w.bounce.mr != nil {
+		errs = append(errs, w.bounce.mr.Close())
+	}
+	if w.flushArea != nil {
+		errs = append(errs, w.flushArea.Close())
+	}
+	return errors.Join(errs...)
+}
