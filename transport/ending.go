@@ -15,13 +15,13 @@ func (c *core) fail(sentinel, cause error) {
 	}
 	c.err = &EndpointError{Peer: c.cfg.Name, Err: sentinel, Cause: cause}
 	c.cut = c.pending.any() || c.ops.len() > c.inControl
-	if sentinel != ErrCanceled && sentinel != ErrClosed {
+	if !errors.Is(sentinel, ErrCanceled) && !errors.Is(sentinel, ErrClosed) {
 		c.w.failing = append(c.w.failing, c)
 		c.w.stats.failures++
 	}
-	if c.deaf = sentinel == ErrProtocol; c.deaf || sentinel == ErrPeerClosed {
+	if c.deaf = errors.Is(sentinel, ErrProtocol); c.deaf || errors.Is(sentinel, ErrPeerClosed) {
 		// The connection works, but what is outstanding would wait for a peer that is gone, or cannot be trusted.
-		c.closeQP()
+		_ = c.closeQP() // what is outstanding is flushed whatever a NIC says
 	}
 	if c.pending.head != nil {
 		c.ring()
@@ -37,7 +37,7 @@ func (c *core) fail(sentinel, cause error) {
 func (e *Endpoint) Fence() {
 	c := e.c
 	c.w.mu.Lock()
-	if c.pending.any() {
+	if c.pending.any() && !e.turn {
 		c.fenceNext = true // behind the queue: the next request that enters it takes it along
 	} else if !c.ops.empty() {
 		c.fence = true
@@ -49,9 +49,9 @@ func (e *Endpoint) Fence() {
 type FlushKind uint8
 
 const (
-	// FlushLocal: every earlier operation has completed: sources can be reused, what was got is there.
+	// FlushLocal waits for little: every earlier operation has completed: sources can be reused, what was got is there.
 	FlushLocal FlushKind = iota
-	// FlushRemote: every earlier put and atomic is in the peer's memory besides, visible to the peer's processor: a read on
+	// FlushRemote waits for more: every earlier put and atomic is in the peer's memory besides, visible to the peer's processor: a read on
 	// every queue pair has followed them (IBTA o9-20).
 	FlushRemote
 )

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx"
@@ -199,7 +200,7 @@ func (c *core) limits() Limits {
 
 // refuse makes the error of a call on the endpoint.
 func (c *core) refuse(op string, err error, format string, args ...any) error {
-	if e, ok := err.(*EndpointError); ok {
+	if e := (*EndpointError)(nil); errors.As(err, &e) {
 		return e // says the peer and the reason already
 	}
 	detail := format

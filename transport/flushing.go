@@ -1,6 +1,9 @@
 package transport
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // flushRequest waits in an endpoint's queue to begin a flush.
 type flushRequest struct {
@@ -22,7 +25,7 @@ func (w *Worker) newPools() {
 // try begins the flush at the head of the queue.
 func (r *flushRequest) try(_ *Pending, turn *Endpoint) Outcome {
 	done, err := turn.StartFlush(r.kind, r.comp)
-	if err == ErrNoResource {
+	if errors.Is(err, ErrNoResource) {
 		return PendingNoResource
 	}
 	comp := r.comp
@@ -38,7 +41,7 @@ func (r *flushRequest) try(_ *Pending, turn *Endpoint) Outcome {
 func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 	done, err := e.startFlush(kind, comp)
 	switch {
-	case err == ErrNoResource:
+	case errors.Is(err, ErrNoResource):
 		r := e.c.w.flushRequests.Get().(*flushRequest)
 		r.comp, r.kind = comp, kind
 		e.c.enqueue(&r.pending)

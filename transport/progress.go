@@ -118,7 +118,9 @@ func (c *core) retire(ok bool) {
 	case o.kind == opAtomic && ok && o.result != nil:
 		*o.result = c.cellValue(c.ops.head)
 	case o.kind == opControl:
-		c.inControl--
+		if c.inControl--; c.owed != 0 {
+			w.again = append(w.again, c) // it may have been this one's slot that was missing
+		}
 	}
 	if o.buf != noBuffer {
 		w.bounce.put(o.buf)
@@ -190,12 +192,13 @@ func (w *Worker) settle(n int) (did int) {
 	}
 	w.failing = w.failing[:0]
 	again := w.again
-	w.again = nil
+	w.again = w.againSpare[:0]
 	for _, c := range again {
 		if c.err == nil {
-			c.giveCredits()
+			c.giveCredits() // which may put it into w.again anew
 		}
 	}
+	w.againSpare = again[:0]
 	if n != 0 {
 		return 0 // completions of aborted endpoints may still be among those to come
 	}

@@ -33,25 +33,26 @@ type Worker struct {
 	events      []event      // what the present round of progress has to tell; guarded by progressing
 	wcs         []ibverbx.WC // guarded by progressing
 
-	mu        sync.Mutex
-	cq        *ibverbx.VirtualCQ
-	bounce    *bouncePool
-	flushArea *ibverbx.MR // what the remote flushes of peers read
-	handlers  [MaxAMID + 1]Handler
-	handled   uint64 // set of ids that have a handler
-	shown     bool   // a card was given out: the handlers are fixed
-	endpoints []*core
-	open      int      // endpoints
-	waiting   coreRing // endpoints with pending requests, next in turn first
-	reposts   []*core  // endpoints with receive buffers to post again
-	failing   []*core  // endpoints that failed outside of progress, which has to tell
-	closing   []*core  // endpoints whose queue pair is closed and that may have completions left
-	again     []*core  // endpoints that owe the peer credits, and could not send them
-	retrying  bool     // a NIC refused something for now
-	taken     uint64   // completions so far
-	stats     counters
-	closed    bool
-	ended     atomic.Bool // closed, for who waits
+	mu         sync.Mutex
+	cq         *ibverbx.VirtualCQ
+	bounce     *bouncePool
+	flushArea  *ibverbx.MR // what the remote flushes of peers read
+	handlers   [MaxAMID + 1]Handler
+	handled    uint64 // set of ids that have a handler
+	shown      bool   // a card was given out: the handlers are fixed
+	endpoints  []*core
+	open       int      // endpoints
+	waiting    coreRing // endpoints with pending requests, next in turn first
+	reposts    []*core  // endpoints with receive buffers to post again
+	failing    []*core  // endpoints that failed outside of progress, which has to tell
+	closing    []*core  // endpoints whose queue pair is closed and that may have completions left
+	again      []*core  // endpoints that owe the peer credits, and could not send them; againSpare is its other half
+	againSpare []*core
+	retrying   bool   // a NIC refused something for now
+	taken      uint64 // completions so far
+	stats      counters
+	closed     bool
+	ended      atomic.Bool // closed, for who waits
 
 	lost []*core // endpoints whose CQ has died: not every operation has a completion to come
 
