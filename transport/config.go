@@ -11,7 +11,8 @@ import (
 // Config configures a [Worker]. The zero value works.
 type Config struct {
 	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is what the limits below need,
-	// MaxInline 128 or what the NIC takes, Credits 2, since no notification is ever sent.
+	// MaxInline 128 or what the NIC takes, Credits as many: a rail carries no more messages at a
+	// time than its peer has credits, though no message of this package uses one up.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the NIC's completion queue has room for.
 	MaxEndpoints int
@@ -73,7 +74,7 @@ func (c Config) withDefaults() Config {
 	def(&c.AMBuffers, 64)
 	def(&c.MaxOutstanding, 64)
 	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
-	def(&c.QP.Credits, 2)
+	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP)
 	def(&c.QP.MaxSGE, 5)
 	def(&c.QP.QPsPerDevice, 4)
 	if c.Spin == 0 {

@@ -47,7 +47,6 @@ type core struct {
 	lack      lack
 	lackTaken uint64
 	own       Pending // of the faces that wake
-	refusals  uint64  // sends that met ErrNoResource
 
 	// The receive direction.
 	messages []Message

@@ -17,7 +17,7 @@ func (w *Worker) newPools() {
 	w.completions.New = func() any { return &Completion{} }
 	w.flushRequests.New = func() any {
 		r := &flushRequest{}
-		r.pending.Func = r.try
+		r.pending.Func, r.pending.internal = r.try, true
 		return r
 	}
 }

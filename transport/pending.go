@@ -24,11 +24,12 @@ type Pending struct {
 	// and queue requests, this one included, on any. After the endpoint has failed it is called once, and its sends fail.
 	Func func(p *Pending, turn *Endpoint) Outcome
 
-	next    *Pending
-	queued  bool
-	running bool
-	again   bool // of an endpoint's own request: a send met ErrNoResource while it ran
-	fence   bool // Fence was called between the request before and this one
+	next     *Pending
+	queued   bool
+	running  bool
+	again    bool // of an endpoint's own request: a send met ErrNoResource while it ran
+	internal bool // a flush that waits to begin: the program did not queue it, so Purge leaves it
+	fence    bool // Fence was called between the request before and this one
 }
 
 // pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function runs, and counts as pending nevertheless.
@@ -93,7 +94,7 @@ func (e *Endpoint) Pending(p *Pending) error {
 		return c.refuse("pending", ErrClosed, "")
 	case !c.connected:
 		return c.refuse("pending", ErrNotConnected, "call Connect first")
-	case !c.pending.any() && !c.lacks():
+	case !c.pending.any() && !c.full() && c.lacking() == 0:
 		return ErrBusy
 	}
 	c.enqueue(p)
@@ -116,23 +117,32 @@ func (c *core) ring() {
 	}
 }
 
-// lacks reports whether what the endpoint's last send lacked is lacking still.
-func (c *core) lacks() bool {
-	if c.ops.len()-c.inControl >= c.limit {
-		return true
+// full reports whether the endpoint has as many operations outstanding as it may.
+func (c *core) full() bool { return c.ops.len()-c.inControl >= c.limit }
+
+// lacking is what is lacking still of what the endpoint's sends lacked.
+func (c *core) lacking() lack {
+	l := c.lack
+	if !c.full() {
+		l &^= lackWindow
 	}
-	switch c.lack {
-	case lackCredit:
-		return c.credits == 0
-	case lackBuffer:
-		return len(c.w.bounce.free) == 0
-	case lackNIC:
-		return c.w.retrying
-	case lackUnknown:
-		return c.w.taken == c.lackTaken
+	if c.credits != 0 {
+		l &^= lackCredit
 	}
-	return false
+	if len(c.w.bounce.free) != 0 {
+		l &^= lackBuffer
+	}
+	if !c.w.retrying {
+		l &^= lackNIC
+	}
+	if c.w.taken != c.lackTaken {
+		l &^= lackUnknown
+	}
+	return l
 }
+
+// stuck reports whether nothing has come back that the endpoint's sends lacked, so that its first request need not be asked.
+func (c *core) stuck() bool { return c.full() || c.lack != 0 && c.lacking() == c.lack }
 
 // Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has EndpointConfig.OnReady called once resources
 // are back. While that is due, nothing overtakes it, as with [Endpoint.Pending].
@@ -144,15 +154,11 @@ func (e *Endpoint) Waking() *Endpoint {
 }
 
 // ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a waking face met ErrNoResource again.
-func ready(p *Pending, turn *Endpoint) Outcome {
-	p.again = false
+func ready(_ *Pending, turn *Endpoint) Outcome {
 	if f := turn.c.cfg.OnReady; f != nil {
 		f(turn.Waking())
 	}
-	if p.again {
-		return PendingNoResource
-	}
-	return PendingDone
+	return PendingDone // but see runPending
 }
 
 // Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running its function. One whose function runs
@@ -161,26 +167,36 @@ func (e *Endpoint) Purge(fn func(p *Pending)) {
 	c := e.c
 	w := c.w
 	w.mu.Lock()
-	var first *Pending
-	if q := &c.pending; q.head != nil {
-		first = q.head
-		q.head, q.tail, q.count = nil, nil, 0
+	q := &c.pending
+	if q.running != nil {
+		q.purge = fn
 	}
-	if c.pending.running != nil {
-		c.pending.purge = fn
-	}
-	for p := first; p != nil; p = p.next {
-		c.fenceNext = c.fenceNext || p.fence
-		p.queued, p.fence = false, false
-	}
-	w.mu.Unlock()
-	for p := first; p != nil; {
-		next := p.next
-		p.next = nil
-		if p != &c.own { // the caller never saw that one
-			fn(p)
+	var purged, stay pendingQueue
+	for p := q.pop(); p != nil; p = q.pop() {
+		if p.internal {
+			stay.push(p)
+			continue
 		}
-		p = next
+		c.fenceNext = c.fenceNext || p.fence
+		p.fence = false
+		switch p {
+		case &c.own: // the caller never saw that one
+		case q.running: // it has queued itself, and is not handed over a second time
+			q.purge = func(*Pending) {}
+			fallthrough
+		default:
+			purged.push(p)
+		}
+	}
+	q.head, q.tail, q.count = stay.head, stay.tail, stay.count
+	for {
+		p := purged.pop() // under the lock: until then it counts as queued
+		w.mu.Unlock()
+		if p == nil {
+			return
+		}
+		fn(p)
+		w.mu.Lock()
 	}
 }
 
@@ -197,24 +213,17 @@ func (w *Worker) dispatchPending() (ran int) {
 		if c.pending.head == nil || c.pending.running != nil {
 			continue
 		}
-		if c.err == nil && c.lacks() {
+		if c.err == nil && c.stuck() {
 			c.ring()
 			idle++
 			continue
 		}
 		ran++
-		switch w.runPending(c) {
-		case PendingNoResource:
-			if c.lack == lackBuffer && len(w.bounce.free) == 0 {
-				if !c.pending.ringed {
-					c.pending.ringed = true
-					w.waiting.pushFront(c) // everybody waits for the same; this one is next
-				}
-				return ran
-			}
+		tail := c.ops.tail
+		if w.runPending(c) == PendingNoResource && c.ops.tail == tail {
 			idle++
-		default:
-			idle = 0
+		} else {
+			idle = 0 // who was served stands behind all who were not when the round ends
 		}
 		if c.pending.head != nil {
 			c.ring()
@@ -229,25 +238,31 @@ func (w *Worker) runPending(c *core) Outcome {
 	c.pending.running, p.running = p, true
 	c.fence = c.fence || p.fence && !c.ops.empty()
 	p.fence = false
+	p.again, c.lack = false, 0
 	last := c.err != nil
-	refusals := c.refusals
 	w.mu.Unlock()
 	outcome := p.Func(p, &c.faces[faceTurn])
 	w.mu.Lock()
 	c.pending.running, p.running = nil, false
 	purge := c.pending.purge
 	c.pending.purge = nil
+	if p.again {
+		outcome = PendingProgress // what another goroutine's send met may have been nothing but this request
+		if c.lack != 0 {
+			outcome = PendingNoResource
+		}
+	}
 	switch {
 	case outcome == PendingDone || last || p.queued:
 		return PendingDone
-	case purge != nil:
+	case purge != nil && !p.internal:
 		if p != &c.own {
 			w.mu.Unlock()
 			purge(p)
 			w.mu.Lock()
 		}
 		return PendingDone
-	case outcome == PendingNoResource && refusals == c.refusals:
+	case outcome == PendingNoResource && c.lack == 0:
 		// It met no refusal that says what it waits for: any completion may change its mind.
 		c.lack, c.lackTaken = lackUnknown, w.taken
 	}
@@ -279,12 +294,6 @@ func (r *coreRing) push(c *core) {
 	r.grow()
 	r.slots[r.tail&uint32(len(r.slots)-1)] = c
 	r.tail++
-}
-
-func (r *coreRing) pushFront(c *core) {
-	r.grow()
-	r.head--
-	r.slots[r.head&uint32(len(r.slots)-1)] = c
 }
 
 func (r *coreRing) pop() *core {

@@ -7,16 +7,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// lack is why an endpoint's last send met ErrNoResource: what has to come back before another attempt makes sense.
+// lack is a set of reasons why sends of an endpoint met ErrNoResource: one of them has to come back before another attempt makes sense.
+// While a pending function runs, the set is of its sends; otherwise of all since then, because the one that is queued may be any of them.
 type lack uint8
 
 const (
-	lackNothing lack = iota
-	lackWindow       // its own operations have to end
-	lackCredit       // the peer has to give receive buffers back
-	lackBuffer       // a bounce buffer, which all endpoints share
-	lackNIC          // the NIC refused for now
-	lackUnknown      // a pending function said so
+	lackWindow  lack = 1 << iota // its own operations have to end
+	lackCredit                   // the peer has to give receive buffers back
+	lackBuffer                   // a bounce buffer, which all endpoints share
+	lackNIC                      // the NIC refused for now
+	lackUnknown                  // a pending function said so
 )
 
 // usable says why the endpoint takes no operations, if so.
@@ -52,8 +52,7 @@ func (e *Endpoint) admit(credit, buffer bool) error {
 // starve is the end of an attempt that lacks a resource.
 func (e *Endpoint) starve(l lack) error {
 	c := e.c
-	c.lack = l
-	c.refusals++
+	c.lack |= l
 	c.w.stats.noResource++
 	if e.wake && !c.own.queued {
 		c.own.again = true // inside its own function: see ready
@@ -103,6 +102,7 @@ func (e *Endpoint) postRefused(name string, err error) error {
 	switch {
 	case verbs.IsTransient(err) || errors.Is(err, verbs.ErrQueueFull):
 		c.w.retrying = true
+		c.w.posted()
 		return e.starve(lackNIC)
 	case c.qp.Err() != nil:
 		c.fail(ErrPeerFailed, c.qp.Err())

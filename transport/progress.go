@@ -135,9 +135,6 @@ func (c *core) retire(ok bool) {
 	}
 	o.dst, o.result = nil, nil
 	c.ops.head++
-	if ok && o.kind == opControl {
-		c.giveCredits() // what fell due while there were two on the way
-	}
 }
 
 // runEvents runs the callbacks, in order, without any lock that they could need.
@@ -159,9 +156,13 @@ func (w *Worker) runEvents() {
 	w.mu.Lock()
 	if handled {
 		for i := range w.events {
-			if m := w.events[i].m; m != nil && m.state == messageHandled {
+			switch m := w.events[i].m; {
+			case m == nil:
+			case m.state == messageHandled:
 				m.owes = true
 				m.c.repost(m.slot, false)
+			case m.state == messageKept:
+				m.c.giveCredits() // it may have been the peer's last one
 			}
 		}
 	}
@@ -199,7 +200,7 @@ func (w *Worker) settle(n int) (did int) {
 		}
 	}
 	w.againSpare = again[:0]
-	if n != 0 {
+	if n == len(w.wcs) {
 		return 0 // completions of aborted endpoints may still be among those to come
 	}
 	for _, c := range w.lost {

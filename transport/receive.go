@@ -144,7 +144,7 @@ func (c *core) failQP(err error) {
 // peer cannot have any credit left. Either way the peer has used up, and so has taken in, all but one of the earlier messages of
 // credits, so two are on the way at most: controlSlots provides for them.
 func (c *core) giveCredits() {
-	if c.owed == 0 || c.inControl >= controlSlots-1 || c.stage == stageAborted || c.peerBye {
+	if c.owed == 0 || c.inControl >= controlSlots-1 || c.stage == stageAborted || c.peerBye || c.parting {
 		return
 	}
 	if 2*c.owed >= c.w.cfg.AMBuffers || c.granted == c.received {
@@ -161,14 +161,22 @@ func (c *core) gave() {
 // sendControl sends a message of the transport itself.
 func (c *core) sendControl(kind wireKind) bool {
 	w := c.w
-	buf := w.inline[:wireHeader]
-	header{kind: kind, credits: uint16(c.owed)}.put(buf)
 	wr := w.control[:]
-	wr[0].ID, wr[0].Inline = c.sendID(), buf
+	wr[0].ID = c.sendID()
+	buf := w.inline[:wireHeader]
+	if w.cfg.QP.MaxInline < wireHeader { // the slot's cell is registered, and as long as a header
+		off := c.cells + 8*uint64(c.ops.tail&c.ops.mask)
+		buf = c.slabMem[off : off+wireHeader]
+		wr[0].Flags, wr[0].Local = verbs.SendSignaled, c.cell(c.ops.tail)
+	} else {
+		wr[0].Inline = buf
+	}
+	header{kind: kind, credits: uint16(c.owed)}.put(buf)
 	if _, err := c.qp.PostSend(wr...); err != nil {
 		if verbs.IsTransient(err) {
 			w.retrying = true // the next round of progress tries again
 			w.again = append(w.again, c)
+			w.posted()
 		} else {
 			c.failQP(err)
 		}

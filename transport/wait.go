@@ -40,7 +40,7 @@ func (s *sleepers) enter() chan struct{} {
 	return ch
 }
 
-// leave takes a sleeper out, and wakes the others: it may have taken an event that was theirs.
+// leave takes a sleeper out.
 func (s *sleepers) leave(ch chan struct{}) {
 	s.mu.Lock()
 	for i := range s.list {
@@ -52,7 +52,6 @@ func (s *sleepers) leave(ch chan struct{}) {
 	}
 	s.spare = append(s.spare, ch)
 	s.count.Store(int32(len(s.list)))
-	s.wakeLocked()
 	s.mu.Unlock()
 }
 
@@ -82,8 +81,11 @@ func (w *Worker) posted() {
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends before, Wait returns ctx's error, and everything
 // goes on: the operations, and the ownership of their memory.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
-	comp.waiting.Store(w)
-	if err := w.WaitFor(ctx, 0, comp.Fired); err != nil {
+	every := time.Duration(0)
+	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
+		every = retryInterval // somebody waits in another worker, and nobody would wake this one
+	}
+	if err := w.WaitFor(ctx, every, comp.Fired); err != nil {
 		return err
 	}
 	return comp.Err()
@@ -92,20 +94,29 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 // WaitFor makes progress until done reports true, or ctx ends. Done is called often, between rounds of progress, with no lock held; what changes its
 // answer is progress, or, looked at every so often at the latest, something else. With every 0 nothing else is looked for.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
+	slept, err := w.waitFor(ctx, every, done)
+	if slept && w.sleep.any() {
+		w.sleep.wake() // it may have taken an event, and somebody has to ask for the next
+	}
+	return err
+}
+
+func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() bool) (slept bool, err error) {
 	var spin spinner
-	for {
+	for round := 1; ; round++ {
 		if done() {
-			return nil
+			return slept, nil
 		}
 		if w.Progress() != 0 {
-			spin = spinner{}
-			continue
+			if spin = (spinner{}); round%64 != 0 || ctx.Err() == nil { // others may keep the worker busy for ever
+				continue
+			}
 		}
 		if err := ctx.Err(); err != nil {
-			return err
+			return slept, err
 		}
 		if w.ended.Load() {
-			return fmt.Errorf("transport: wait: %w", ErrClosed)
+			return slept, fmt.Errorf("transport: wait: %w", ErrClosed)
 		}
 		if idle := w.cfg.Idle; idle != nil {
 			idle()
@@ -114,6 +125,7 @@ func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() b
 		if spin.more(w.cfg.Spin) {
 			continue
 		}
+		slept = true
 		w.doze(ctx, every, done)
 	}
 }

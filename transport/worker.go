@@ -120,6 +120,9 @@ func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 	}
 	// The first device carries the notify QP besides.
 	each := cfg.QP.QPsPerDevice*(cfg.QP.MaxMsgCntPerQP+max(cfg.QP.Credits, 1)) + 2*cfg.QP.MaxMsgCntPerQP
+	if cfg.QP.Scheme == ibverbx.Spray {
+		each += cfg.QP.MaxMsgCntPerQP // its first data rail takes SENDs
+	}
 	if each > most {
 		return 0, fmt.Errorf("transport: config: %w: an endpoint needs %d completions, the NIC's queues hold %d: lower AMBuffers, MaxOutstanding or QP.QPsPerDevice",
 			verbs.ErrInvalid, each, most)

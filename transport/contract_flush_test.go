@@ -1,0 +1,242 @@
+package transport_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+
+	"ibverbx/transport"
+	"ibverbx/verbs/soft"
+)
+
+// Flush completes after every earlier operation's completion was delivered. Two kinds: local and remote. It goes through Pending like a send.
+func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		for _, kind := range []transport.FlushKind{transport.FlushLocal, transport.FlushRemote} {
+			for seed := range uint64(5) {
+				s.stepped, s.scramble, s.seed = true, true, seed
+				l := newLink(t, s)
+				delivered, flushed := 0, false
+				limit := l.a.Stats().Limit
+				n := 0
+				for _, op := range operations(func() {}) {
+					if !op.comp || n == limit-1 {
+						continue
+					}
+					err := op.call(l.a, transport.NewCompletion(1, func(*transport.Completion) {
+						if delivered++; flushed {
+							t.Errorf("%s: its completion comes after the flush's", op.name)
+						}
+					}))
+					if err == nil {
+						n++
+					} else if err != transport.ErrNoResource {
+						t.Fatal(err)
+					}
+				}
+				comp := transport.NewCompletion(1, func(*transport.Completion) {
+					if flushed = true; delivered != n {
+						t.Errorf("the flush ended after %d of %d completions", delivered, n)
+					}
+				})
+				if done, err := l.a.StartFlush(kind, comp); done || err != nil {
+					t.Fatal(done, err)
+				}
+				l.until("the flush ends", comp.Fired)
+				l.quiet()
+				l.close()
+			}
+		}
+	})
+}
+
+// After a remote flush the data is in the target's memory, after a local one the source can be reused.
+func TestContract11FlushedDataIsThere(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		for seed := range uint64(20) {
+			s.stepped, s.scramble, s.seed = true, true, seed
+			l := newLink(t, s)
+			before := bytes.Clone(l.a.mem[:30000])
+			if _, err := l.a.PutZcopy(nil, l.a.peer.At(100), l.a.mr.Slice(0, 30000)); err != nil {
+				t.Fatal(err)
+			}
+			must(t, l.a.PutShort([]byte("short"), l.a.peer.At(40000)))
+			if _, err := l.a.PutBcopy(pack([]byte("bcopy")), l.a.peer.At(50000)); err != nil {
+				t.Fatal(err)
+			}
+			local := transport.NewCompletion(1, func(*transport.Completion) { clear(l.a.mem[:30000]) })
+			if _, err := l.a.StartFlush(transport.FlushLocal, local); err != nil {
+				t.Fatal(err)
+			}
+			l.until("a local flush", local.Fired)
+			remote := transport.NewCompletion(1, nil)
+			if _, err := l.a.StartFlush(transport.FlushRemote, remote); err != nil {
+				t.Fatal(err)
+			}
+			for !remote.Fired() { // the peer's processor is not needed
+				l.fabric.Step()
+				l.a.w.Progress()
+			}
+			landed(t, "zcopy", l.b.mem[100:30100], before)
+			landed(t, "short", l.b.mem[40000:40005], []byte("short"))
+			landed(t, "bcopy", l.b.mem[50000:50005], []byte("bcopy"))
+			l.close()
+		}
+	})
+}
+
+// Behind requests that are pending a flush meets ErrNoResource, is queued as they are, and ends after what they send.
+func TestContract11FlushGoesThroughPending(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		s.stepped = true
+		l := newLink(t, s)
+		n := l.a.fill(t)
+		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+			_, err := turn.PutBcopy(pack([]byte{99}), l.a.peer.At(0))
+			return outcome(t, err)
+		})))
+		comp := transport.NewCompletion(1, nil)
+		if _, err := l.a.StartFlush(transport.FlushRemote, comp); err != transport.ErrNoResource {
+			t.Fatal(err)
+		}
+		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+			done, err := turn.StartFlush(transport.FlushRemote, comp)
+			if done {
+				t.Error("nothing to flush")
+			}
+			return outcome(t, err)
+		})))
+		ended := make(chan error, 2)
+		stop := l.keepStepping()
+		go func() { ended <- l.a.Flush(within(t), transport.FlushRemote) }()
+		go func() { ended <- l.a.w.Flush(within(t), transport.FlushRemote) }()
+		must(t, <-ended)
+		must(t, <-ended)
+		stop()
+		if l.b.mem[0] != 99 || l.b.mem[60000+n-1] != byte(n-1) {
+			t.Error("the flush ended, and the data is not there")
+		}
+		l.until("the queued flush", comp.Fired)
+	})
+}
+
+// A context that ends gives up the wait, and nothing else.
+func TestContract11AContextEndsTheWaitOnly(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP})
+		comp := transport.NewCompletion(1, nil)
+		if _, err := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 60000)); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		for name, err := range map[string]error{
+			"flush":           l.a.Flush(ctx, transport.FlushRemote),
+			"flush of worker": l.a.w.Flush(ctx, transport.FlushLocal),
+			"wait":            l.a.w.Wait(ctx, comp),
+		} {
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if comp.Fired() {
+			t.Error("the operation ended with the wait")
+		}
+		stall.Remove()
+		must(t, l.a.w.Wait(within(t), comp))
+		must(t, l.a.Flush(within(t), transport.FlushRemote))
+		landed(t, "memory", l.b.mem[:60000], l.a.mem[:60000])
+	})
+}
+
+// A context that ends is noticed however busy others keep the worker.
+func TestContract11AContextEndsTheWaitOnABusyWorker(t *testing.T) {
+	l := newLink(t, setup{cfg: transport.Config{QP: shapes()[1].cfg.QP}})
+	busy, _ := l.another(transport.EndpointConfig{})
+	var comp transport.Completion
+	var again func(*transport.Completion)
+	stop := false
+	again = func(c *transport.Completion) {
+		if !stop {
+			c.Init(1, again)
+			if _, err := busy.PutZcopy(c, busy.peer.At(0), busy.mr.Slice(0, 8)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	comp.Init(1, again)
+	comp.Done(nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := l.a.w.WaitFor(ctx, 0, func() bool { return false }); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	stop = true
+}
+
+// Fence orders what comes after behind what came before on this endpoint without completing anything.
+func TestContract13FenceOrders(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		for seed := range uint64(30) {
+			s.stepped, s.scramble, s.seed = true, true, seed
+			var l *link
+			sawAM := false
+			var want []byte
+			s.handle = func(*transport.Message) {
+				sawAM = true
+				landed(t, "what came before the fence, at the message behind it", l.b.mem[:20000], want)
+			}
+			l = newLink(t, s)
+			want = bytes.Clone(l.a.mem[:20000])
+			fired := false
+			comp := transport.NewCompletion(1, func(*transport.Completion) { fired = true })
+			if _, err := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 20000)); err != nil {
+				t.Fatal(err)
+			}
+			l.a.Fence()
+			if fired || l.a.Stats().Outstanding != 1 {
+				t.Fatal("the fence completed something")
+			}
+			must(t, l.a.PutShort([]byte("flag"), l.a.peer.At(60000)))
+			l.a.Fence()
+			must(t, l.a.AMShort(1, nil, nil))
+			old := string(l.b.mem[60000:60004])
+			for !sawAM {
+				if l.progress(); string(l.b.mem[60000:60004]) != old {
+					landed(t, "what came before the fence", l.b.mem[:20000], want)
+				}
+			}
+			if string(l.b.mem[60000:60004]) != "flag" {
+				t.Error("the message overtook the put before the second fence")
+			}
+			l.quiet()
+			l.close()
+		}
+	})
+}
+
+// A fence orders requests that are pending as well: what is called behind it goes behind what the queue sends.
+func TestContract13FenceBeforeAGet(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		for seed := range uint64(20) {
+			s.stepped, s.scramble, s.seed = true, true, seed
+			l := newLink(t, s)
+			for i := range 4 {
+				if _, err := l.a.PutZcopy(nil, l.a.peer.At(uint64(i*4096)), l.a.mr.Slice(uint64(i*4096), 4096)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.a.Fence()
+			got := make([]byte, 8000)
+			comp := transport.NewCompletion(1, nil)
+			if _, err := l.a.GetBcopy(comp, got, l.a.peer.At(4096)); err != nil {
+				t.Fatal(err)
+			}
+			l.until("the get", comp.Fired)
+			landed(t, "what the get saw", got, l.a.mem[4096:4096+8000])
+			l.close()
+		}
+	})
+}

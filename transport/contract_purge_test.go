@@ -1,0 +1,141 @@
+package transport_test
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// Purge hands every queued request back exactly once, in order, without running its callback.
+func TestContract10PurgeHandsEveryRequestBack(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		s.stepped = true
+		l := newLink(t, s)
+		l.a.fill(t)
+		var queued, back []*transport.Pending
+		for range 10 {
+			p := request(func(*transport.Endpoint) transport.Outcome {
+				t.Error("a purged request runs")
+				return transport.PendingDone
+			})
+			must(t, l.a.Pending(p))
+			queued = append(queued, p)
+		}
+		l.a.Purge(func(p *transport.Pending) { back = append(back, p) })
+		if !slices.Equal(queued, back) {
+			t.Errorf("%d requests came back, not the %d in their order", len(back), len(queued))
+		}
+		l.a.Purge(func(*transport.Pending) { t.Error("handed back twice") })
+		if s := l.a.Stats(); s.Pending != 0 {
+			t.Errorf("%+v", s)
+		}
+		l.quiet()
+		must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0))) // nothing is overtaken now
+	})
+}
+
+// The function that takes a request may queue it, or another one that was handed back, anew; none gets lost.
+func TestContract10PurgeMayQueueAnew(t *testing.T) {
+	l := newLink(t, setup{stepped: true})
+	l.a.fill(t)
+	ran, back := 0, 0
+	var all [5]*transport.Pending
+	for i := range all {
+		all[i] = request(func(*transport.Endpoint) transport.Outcome { ran++; return transport.PendingDone })
+		must(t, l.a.Pending(all[i]))
+	}
+	l.a.Purge(func(p *transport.Pending) {
+		back++
+		if back == 1 {
+			if err := l.a.Pending(all[3]); !errors.Is(err, verbs.ErrInvalid) {
+				t.Errorf("a request that is still to be handed back was queued: %v", err)
+			}
+		}
+		must(t, l.a.Pending(p))
+	})
+	if back != len(all) {
+		t.Errorf("%d of %d were handed back", back, len(all))
+	}
+	l.until("all run after all", func() bool { return ran == len(all) })
+}
+
+// A request whose function runs, and purges, is handed back only if it wants to stay.
+func TestContract10PurgeFromARunningFunction(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		requeue bool
+		answer  transport.Outcome
+		back    int
+	}{
+		{"done", false, transport.PendingDone, 1},
+		{"wants to stay", false, transport.PendingNoResource, 2},
+		{"queued itself, done", true, transport.PendingDone, 2},
+		{"queued itself, wants to stay", true, transport.PendingProgress, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLink(t, setup{stepped: true})
+			l.a.fill(t)
+			back := map[*transport.Pending]int{}
+			first, runs := &transport.Pending{}, 0
+			first.Func = func(p *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+				runs++
+				if c.requeue {
+					must(t, turn.Pending(p))
+				}
+				turn.Purge(func(p *transport.Pending) { back[p]++ })
+				return c.answer
+			}
+			second := request(func(*transport.Endpoint) transport.Outcome {
+				t.Error("a purged request runs")
+				return transport.PendingDone
+			})
+			must(t, l.a.Pending(first))
+			must(t, l.a.Pending(second))
+			l.quiet()
+			if runs != 1 || back[second] != 1 || len(back) != c.back || back[first] > 1 {
+				t.Errorf("ran %d times; handed back: first %d times, second %d times", runs, back[first], back[second])
+			}
+		})
+	}
+}
+
+// Purge is about the program's requests: a flush that waits in the queue goes on.
+func TestContract10PurgeLeavesFlushesAlone(t *testing.T) {
+	for name, flush := range map[string]func(l *link) error{
+		"endpoint": func(l *link) error { return l.a.Flush(within(t), transport.FlushRemote) },
+		"worker":   func(l *link) error { return l.a.w.Flush(within(t), transport.FlushLocal) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLink(t, setup{stepped: true})
+			l.a.fill(t)
+			must(t, l.a.Pending(request(func(*transport.Endpoint) transport.Outcome { return transport.PendingDone })))
+			ended := make(chan error, 1)
+			go func() { ended <- flush(l) }()
+			for deadline := time.Now().Add(patience); l.a.Stats().Pending != 2; runtime.Gosched() { // nothing moves in the fabric
+				if time.Now().After(deadline) {
+					t.Fatalf("the flush is not queued: %+v", l.a.Stats())
+				}
+			}
+			n := 0
+			l.a.Purge(func(*transport.Pending) { n++ })
+			if n != 1 {
+				t.Errorf("%d requests were handed back: the program had queued 1", n)
+			}
+			var err error
+			l.until("the flush ends", func() bool {
+				select {
+				case err = <-ended:
+					return true
+				default:
+					return false
+				}
+			})
+			must(t, err)
+		})
+	}
+}

@@ -1,0 +1,11 @@
+package transport
+
+// Sleepers is how many goroutines wait for the worker and have stopped polling.
+func (w *Worker) Sleepers() int { return int(w.sleep.count.Load()) }
+
+// ParseHeader parses the header of a message, for tests of what a peer may send.
+func ParseHeader(msg []byte) (kind, id, length uint8, credits uint16, err error) {
+	var h header
+	err = h.parse(msg)
+	return uint8(h.kind), uint8(h.id), h.length, h.credits, err
+}

@@ -1,0 +1,276 @@
+package transport_test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// hostile is an endpoint whose peer is a bare virtual queue pair that sends what it likes, and beside it a link of the same worker.
+type hostile struct {
+	*link
+	victim *transport.Endpoint
+	raw    *ibverbx.VirtualQP
+	mr     *ibverbx.MR
+	told   []error
+	taken  [][]byte // what the victim's handler was given
+}
+
+func newHostile(tb testing.TB, s setup) *hostile {
+	tb.Helper()
+	h := &hostile{}
+	s.handle = func(m *transport.Message) {
+		if m.Endpoint().Name() == "victim" {
+			h.taken = append(h.taken, append(append([]byte{}, m.Header()...), m.Data()...))
+		} else {
+			h.got++
+		}
+	}
+	h.link = newLink(tb, s)
+	h.victim = newEndpoint(tb, h.b.w, transport.EndpointConfig{Name: "victim", OnError: func(_ *transport.Endpoint, err error) { h.told = append(h.told, err) }})
+	dom := h.a.w.Domain()
+	cfg := h.b.w.Config().QP
+	cfg.Linger = -1
+	var err error
+	if h.raw, err = dom.NewQP(nil, cfg); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(h.end)
+	h.mr, err = dom.Register(make([]byte, 1<<16), verbs.AccessAll)
+	must(tb, err)
+	qp, err := h.raw.Card()
+	must(tb, err)
+	theirs := card(tb, h.victim)
+	must(tb, h.raw.Connect(theirs.QP))
+	must(tb, h.victim.Connect(transport.Card{Version: 1, QP: qp, AMBuffers: 4, BufferSize: 8192, Handlers: 2, Flush: h.a.mr.Remote()}))
+	for i := range 8 {
+		if _, err := h.raw.PostRecv(ibverbx.RecvWR{ID: uint64(i), Local: h.mr.Slice(uint64(i)*4096, 4096)}); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return h
+}
+
+// end closes what the link does not know of.
+func (h *hostile) end() {
+	if h.closed {
+		return
+	}
+	_ = h.raw.Close()
+	_ = h.raw.CQ().Close()
+	if err := h.mr.Close(); err != nil {
+		h.tb.Error(err)
+	}
+	h.close()
+}
+
+// say sends bytes as one message, if the queue pair still takes it.
+func (h *hostile) say(msg []byte) {
+	n := copy(h.mr.Bytes()[32768:], msg)
+	_, _ = h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: h.mr.Slice(32768, uint64(n))})
+	for range 3 {
+		h.progress()
+		for range h.raw.CQ().Completions() {
+		}
+	}
+}
+
+// works checks that another endpoint on the victim's worker has noticed nothing.
+func (h *hostile) works() {
+	h.tb.Helper()
+	got := h.got
+	h.send(h.a, []byte("on"))
+	h.until("another endpoint's message", func() bool { return h.got == got+1 })
+	must(h.tb, h.a.PutShort([]byte("on"), h.a.peer.At(0)))
+	h.flushed(h.a)
+	must(h.tb, h.b.Err())
+}
+
+// message is a message as an endpoint sends it.
+func message(kind, id, length byte, credits uint16, payload string) []byte {
+	b := []byte{kind, id, length, 0, 0, 0, 0, 0}
+	binary.LittleEndian.PutUint16(b[4:], credits)
+	return append(b, payload...)
+}
+
+// What no endpoint sends fails that endpoint, with ErrProtocol, and no other.
+func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
+	for name, words := range map[string][][]byte{
+		"nothing":                  {{}},
+		"too short":                {{1, 1, 0, 0}},
+		"unknown kind":             {message(9, 1, 0, 0, "")},
+		"kind zero":                {message(0, 0, 0, 0, "")},
+		"reserved bytes":           {{1, 1, 0, 7, 0, 0, 0, 0}},
+		"id beyond all":            {message(1, 200, 0, 0, "")},
+		"no handler":               {message(1, 7, 0, 0, "")},
+		"header beyond the end":    {message(1, 1, 20, 0, "short")},
+		"header too long":          {message(1, 1, 255, 0, string(make([]byte, 300)))},
+		"credits from nowhere":     {message(2, 0, 0, 1, "")},
+		"credits without end":      {message(1, 1, 0, 65535, "")},
+		"credits with a payload":   {message(2, 0, 0, 0, "and more")},
+		"goodbye with a payload":   {message(3, 0, 0, 0, "and more")},
+		"more than it may":         {message(1, 1, 0, 0, "a"), message(1, 1, 0, 0, "b"), message(1, 1, 0, 0, "c")},
+		"longer than the buffers":  {message(1, 1, 0, 0, string(make([]byte, 9000)))},
+		"credits after a good one": {message(1, 1, 0, 0, "good"), message(2, 0, 0, 9, "")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, s := range []setup{shapes()[0], shapes()[1], shapes()[5]} {
+				s.cfg.AMBuffers = 2
+				s.cfg.QP.Linger = -1
+				h := newHostile(t, s)
+				if name == "more than it may" {
+					// The last message before the handlers have run: all three in one round of progress.
+					for i, msg := range words {
+						copy(h.mr.Bytes()[32768+100*i:], msg)
+						_, err := h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: h.mr.Slice(32768+100*uint64(i), uint64(len(msg)))})
+						must(t, err)
+					}
+					h.say(message(1, 1, 0, 0, "d"))
+				} else {
+					for _, msg := range words {
+						h.say(msg)
+					}
+				}
+				if name == "nothing" && h.victim.Err() == nil {
+					h.until("the failure", func() bool { return len(h.told) != 0 })
+				}
+				h.until("the error handler", func() bool { return len(h.told) == 1 })
+				want := transport.ErrProtocol
+				if name == "longer than the buffers" {
+					want = transport.ErrPeerFailed // the NIC refuses it
+				}
+				var told *transport.EndpointError
+				if err := h.told[0]; !errors.Is(err, want) || !errors.As(err, &told) || told.Cause == nil || told.Peer != "victim" {
+					t.Errorf("%s: %v", s.name, err)
+				}
+				h.works()
+				if v := h.b.w.Stats().Violations; (v == 1) != (want == transport.ErrProtocol) {
+					t.Errorf("%d violations", v)
+				}
+				must(t, h.victim.Close(within(t)))
+				h.end()
+			}
+		})
+	}
+}
+
+// FuzzHeader: whatever the bytes, the parser refuses them or finds a message in which everything lies inside.
+func FuzzHeader(f *testing.F) {
+	f.Add(message(1, 1, 2, 3, "hdpayload"))
+	f.Add(message(2, 0, 0, 5, ""))
+	f.Add(message(3, 0, 0, 0, ""))
+	f.Add([]byte{1, 2, 3})
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		kind, id, length, credits, err := transport.ParseHeader(msg)
+		if err != nil {
+			if err.Error() == "" {
+				t.Error("an error without words")
+			}
+			return
+		}
+		if kind < 1 || kind > 3 || id > uint8(transport.MaxAMID) || int(length) > transport.MaxHeader || 8+int(length) > len(msg) {
+			t.Fatalf("% x: kind %d, id %d, header of %d bytes", msg, kind, id, length)
+		}
+		if again := message(kind, id, length, credits, string(msg[8:])); string(again) != string(msg) {
+			t.Errorf("% x was read as % x", msg, again)
+		}
+	})
+}
+
+// FuzzHostilePeer: a peer sends messages of arbitrary bytes. Its endpoint may fail, nothing panics, and another endpoint works.
+func FuzzHostilePeer(f *testing.F) {
+	// Each message is preceded by its length.
+	say := func(msgs ...[]byte) (all []byte) {
+		for _, m := range msgs {
+			all = append(append(all, byte(len(m))), m...)
+		}
+		return all
+	}
+	good := message(1, 1, 2, 0, "hi there")
+	f.Add(byte(0), say(good, good, good, good, good))
+	f.Add(byte(1), say(good, message(2, 0, 0, 1, ""), message(3, 0, 0, 0, ""), good))
+	f.Add(byte(0), say(message(1, 9, 0, 0, "no handler")))
+	f.Add(byte(1), say([]byte{}, []byte{1}, message(1, 1, 64, 0, "short")))
+	f.Add(byte(1), say(message(3, 0, 0, 0, ""), message(3, 0, 0, 0, "")))
+	f.Fuzz(func(t *testing.T, shape byte, data []byte) {
+		if len(data) > 1024 {
+			return
+		}
+		s := shapes()[shape%2]
+		s.cfg.AMBuffers, s.cfg.MaxEndpoints, s.cfg.QP.Linger = 3, 4, -1
+		h := newHostile(t, s)
+		_ = h.victim.AMShort(1, nil, []byte("one of its own"))
+		bytes := 0
+		for len(data) > 0 {
+			n := min(int(data[0]), len(data)-1)
+			h.say(data[1 : 1+n])
+			data = data[1+n:]
+			bytes += n
+		}
+		h.quiet()
+		if len(h.told) > 1 {
+			t.Errorf("told %d times", len(h.told))
+		}
+		if (h.victim.Err() != nil) != (len(h.told) == 1) {
+			t.Errorf("told %v, and Err says %v", h.told, h.victim.Err())
+		}
+		for _, m := range h.taken {
+			if bytes -= len(m) + 8; bytes < 0 {
+				t.Fatal("more was handled than was sent")
+			}
+		}
+		h.works()
+		must(t, h.victim.Abort(nil))
+		h.end()
+	})
+}
+
+// FuzzCard: a card of arbitrary JSON is refused with an error or connects, and afterwards the endpoint sends, fails or closes, and never
+// panics.
+func FuzzCard(f *testing.F) {
+	w := newWorld(f, setupFabric(1))
+	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	good, err := json.Marshal(card(f, newEndpoint(f, worker, transport.EndpointConfig{})))
+	must(f, err)
+	f.Add(good)
+	for _, text := range []string{
+		`{}`, `null`, `{"version":1}`, `{"version":1,"amBuffers":4,"bufferSize":8192,"handlers":"3"}`,
+		`{"version":1,"amBuffers":-1,"bufferSize":1e99,"handlers":"-1"}`,
+		`{"version":1,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,"bufferSize":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
+		`{"version":1,"flush":{"addr":"18446744073709551615","length":"2","rkeys":{}}}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var c transport.Card
+		if json.Unmarshal(text, &c) != nil {
+			return
+		}
+		w := newWorld(t, setupFabric(1))
+		worker := w.worker(transport.Config{QP: ibverbx.Config{Linger: -1, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, nil, w.fabric.Device(0))
+		ep := newEndpoint(t, worker, transport.EndpointConfig{})
+		if err := ep.Connect(c); err != nil {
+			if err := ep.AMShort(1, nil, nil); !errors.Is(err, transport.ErrNotConnected) {
+				t.Errorf("not connected, and an active message says %v", err)
+			}
+			return
+		}
+		lim := ep.Limits()
+		if lim.AMShort < 0 || lim.AMBcopy < 0 || lim.AMZcopy < 0 {
+			t.Errorf("%+v", lim)
+		}
+		for id := range transport.MaxAMID + 1 {
+			_ = ep.AMShort(id, nil, make([]byte, lim.AMShort))
+		}
+		_, _ = ep.StartFlush(transport.FlushRemote, nil)
+		worker.Progress()
+		_ = fmt.Sprint(ep.Stats(), ep.Err())
+		must(t, ep.Abort(nil))
+	})
+}

@@ -1,0 +1,190 @@
+package transport_test
+
+import (
+	"context"
+	"testing"
+
+	"ibverbx/transport"
+)
+
+// path is one way of moving bytes, for tests and benchmarks that measure each of them.
+type path struct {
+	name string
+	call func(n uint64) error // one operation of n bytes
+	most uint64               // bytes
+	size bool                 // has one
+}
+
+// paths are all of them on one endpoint. Nothing that they need is made anew by a call.
+func paths(tb testing.TB, l *link) []path {
+	e := l.a
+	data := make([]byte, 1<<20)
+	hdr := []byte("head")
+	lim := e.Limits()
+	ctx := context.Background()
+	var comp transport.Completion
+	comp.Init(1<<30, nil)
+	var old uint64
+	length := 0
+	pack := func(dst []byte) int { return copy(dst, data[:length]) }
+	remote, local := e.peer.At(0), e.mr
+	ready := transport.NewCompletion(1, nil)
+	return []path{
+		{"AMShort", func(n uint64) error { return e.AMShort(1, nil, data[:n]) }, uint64(lim.AMShort), true},
+		{"AMBcopy", func(n uint64) error { length = int(n); _, err := e.AMBcopy(1, hdr, pack); return err }, 4096, true},
+		{"AMZcopy", func(n uint64) error { _, err := e.AMZcopy(&comp, 1, hdr, local.Slice(0, n)); return err }, 4096, true},
+		{"PutShort", func(n uint64) error { return e.PutShort(data[:n], remote) }, uint64(lim.PutShort), true},
+		{"PutBcopy", func(n uint64) error { length = int(n); _, err := e.PutBcopy(pack, remote); return err }, 4096, true},
+		{"PutZcopy", func(n uint64) error { _, err := e.PutZcopy(&comp, remote, local.Slice(0, n)); return err }, 1 << 20, true},
+		{"GetBcopy", func(n uint64) error { _, err := e.GetBcopy(&comp, data[:n], remote); return err }, 4096, true},
+		{"GetZcopy", func(n uint64) error { _, err := e.GetZcopy(&comp, remote, local.Slice(0, n)); return err }, 1 << 20, true},
+		{"FetchAdd", func(uint64) error { _, err := e.FetchAdd(&comp, &old, remote, 1); return err }, 8, false},
+		{"CompareSwap", func(uint64) error { _, err := e.CompareSwap(&comp, &old, remote, 1, 2); return err }, 8, false},
+		{"FlushLocal", func(uint64) error {
+			if err := e.PutShort(data[:8], remote); err != nil {
+				return err
+			}
+			return e.Flush(ctx, transport.FlushLocal)
+		}, 8, false},
+		{"FlushRemote", func(uint64) error {
+			if err := e.PutShort(data[:8], remote); err != nil {
+				return err
+			}
+			return e.Flush(ctx, transport.FlushRemote)
+		}, 8, false},
+		{"Wait", func(uint64) error {
+			ready.Init(1, nil)
+			if _, err := e.PutZcopy(ready, remote, local.Slice(0, 8)); err != nil {
+				return err
+			}
+			return e.w.Wait(ctx, ready)
+		}, 8, false},
+	}
+}
+
+// run makes a call, with progress until it goes out.
+func (p *path) run(tb testing.TB, l *link, n uint64) {
+	for {
+		err := p.call(n)
+		if err == nil {
+			return
+		}
+		if err != transport.ErrNoResource {
+			tb.Fatal(err)
+		}
+		l.a.w.Progress()
+		l.b.w.Progress()
+	}
+}
+
+// Once warm, no path allocates.
+func TestNothingAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool forget")
+	}
+	eachShape(t, func(t *testing.T, s setup) {
+		s.memory = 1 << 20
+		l := newLink(t, s)
+		check := func(name string, f func()) {
+			t.Helper()
+			for range 300 { // more than the rings and pools hold
+				f()
+			}
+			if n := testing.AllocsPerRun(300, f); n != 0 {
+				t.Errorf("%s: %v allocations", name, n)
+			}
+		}
+		for _, p := range paths(t, l) {
+			for _, n := range []uint64{8, 64} {
+				check(p.name, func() { p.run(t, l, n) })
+			}
+			l.flushed(l.a)
+		}
+		check("Progress", func() { l.a.w.Progress() })
+		check("Fence", func() { l.a.Fence() })
+
+		served := 0
+		var p transport.Pending
+		p.Func = func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+			if err := turn.PutShort(oneByte[:], l.a.peer.At(0)); err != nil {
+				return transport.PendingNoResource
+			}
+			served++
+			return transport.PendingDone
+		}
+		check("Pending round trip", func() {
+			for l.a.PutShort(oneByte[:], l.a.peer.At(0)) == nil {
+			}
+			before := served
+			if err := l.a.Pending(&p); err != nil {
+				t.Fatal(err)
+			}
+			for served == before {
+				l.a.w.Progress()
+			}
+		})
+		check("StartFlush and its refusal", func() {
+			for l.a.PutShort(oneByte[:], l.a.peer.At(0)) == nil {
+			}
+			if _, err := l.a.StartFlush(transport.FlushLocal, nil); err != transport.ErrNoResource {
+				t.Fatal(err)
+			}
+			for l.a.w.Progress() != 0 {
+			}
+		})
+	})
+}
+
+// oneByte is what the shortest sends carry.
+var oneByte [1]byte
+
+func TestKeepAndReleaseDoNotAllocate(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool forget")
+	}
+	eachShape(t, func(t *testing.T, s setup) {
+		var kept *transport.Message
+		s.handle = func(m *transport.Message) { m.Keep(); kept = m }
+		l := newLink(t, s)
+		round := func() {
+			if err := l.a.AMShort(1, nil, oneByte[:]); err != nil {
+				t.Fatal(err)
+			}
+			for kept == nil {
+				l.b.w.Progress()
+			}
+			kept.Release()
+			kept = nil
+			l.a.w.Progress()
+			l.b.w.Progress()
+		}
+		for range 300 {
+			round()
+		}
+		if n := testing.AllocsPerRun(300, round); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+	})
+}
+
+// Every path counts what it does.
+func TestStatsCount(t *testing.T) {
+	l := newLink(t, setup{})
+	for _, p := range paths(t, l)[:10] {
+		p.run(t, l, 8)
+	}
+	l.flushed(l.a)
+	s := l.a.w.Stats()
+	if s.AMSent != 3 || s.AMBytes != 3*8+2*4+3*8 || s.Puts != 3 || s.PutBytes != 24 || s.Gets != 2 || s.GetBytes != 16 || s.Atomics != 2 || s.Endpoints != 1 {
+		t.Errorf("%+v", s)
+	}
+	if s := l.b.w.Stats(); s.AMReceived != 3 || s.AMKept != 0 {
+		t.Errorf("%+v", s)
+	}
+	if got := l.a.Limits(); got.Header != transport.MaxHeader || got.PutBcopy != l.a.w.Config().BufferSize || got.Pieces < 1 {
+		t.Errorf("%+v", got)
+	}
+	if l.a.w.Domain() == nil || l.a.Worker() != l.a.w {
+		t.Error("the endpoint does not know its worker")
+	}
+}

@@ -1,0 +1,199 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"ibverbx/transport"
+	"ibverbx/verbs/soft"
+)
+
+// sleeping waits until so many goroutines sleep in a worker.
+func sleeping(t *testing.T, w *transport.Worker, n int) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); w.Sleepers() != n; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines sleep, not %d", w.Sleepers(), n)
+		}
+	}
+}
+
+// A goroutine that sleeps is woken by what arrives.
+func TestWaitSleepsUntilSomethingArrives(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		var got atomic.Int32
+		s.cfg.Spin = -1
+		s.handle = func(*transport.Message) { got.Add(1) }
+		l := newLink(t, s)
+		for i := range int32(20) {
+			ended := make(chan error, 1)
+			go func() { ended <- l.b.w.WaitFor(within(t), 0, func() bool { return got.Load() > i }) }()
+			sleeping(t, l.b.w, 1)
+			l.send(l.a, []byte("wake up")) // this polls b as well: a sleeper is woken by others' progress too
+			must(t, <-ended)
+		}
+	})
+}
+
+// Start's goroutine makes progress without anybody else, sleeping in between, and ends with Close.
+func TestStartMakesProgress(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		before := runtime.NumGoroutine()
+		var got atomic.Int32
+		s.cfg.Spin = -1
+		s.handle = func(*transport.Message) { got.Add(1) }
+		l := newLink(t, s)
+		must(t, l.b.w.Start())
+		must(t, l.b.w.Start()) // a second time changes nothing
+		sleeping(t, l.b.w, 1)
+		for range 100 {
+			for l.a.AMShort(1, nil, []byte("hello")) == transport.ErrNoResource {
+				l.a.w.Progress()
+				runtime.Gosched()
+			}
+		}
+		for deadline := time.Now().Add(patience); got.Load() != 100; runtime.Gosched() {
+			if l.a.w.Progress(); time.Now().After(deadline) {
+				t.Fatalf("%d of 100 messages", got.Load())
+			}
+		}
+		l.close()
+		for deadline := time.Now().Add(patience); runtime.NumGoroutine() > before; runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d goroutines, before there were %d", runtime.NumGoroutine(), before)
+			}
+		}
+		if err := l.b.w.Start(); !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("start after close: %v", err)
+		}
+	})
+}
+
+// Two wait on one worker: each returns when its own completion has fired, whoever made the progress.
+func TestTwoWaitersOnOneWorker(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.cfg.Spin = -1
+		l := newLink(t, s)
+		for range 10 {
+			stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, Count: -1})
+			comps := [2]*transport.Completion{}
+			ended := make(chan error, 2)
+			for i := range comps {
+				comps[i] = transport.NewCompletion(1, nil)
+				if _, err := l.a.PutZcopy(comps[i], l.a.peer.At(uint64(30000*i)), l.a.mr.Slice(uint64(30000*i), 30000)); err != nil {
+					t.Fatal(err)
+				}
+				go func() { ended <- l.a.w.Wait(within(t), comps[i]) }()
+			}
+			sleeping(t, l.a.w, 2)
+			stall.Remove()
+			must(t, <-ended)
+			must(t, <-ended)
+			landed(t, "memory", l.b.mem[:60000], l.a.mem[:60000])
+		}
+	})
+}
+
+// One waiter leaves because its context ends; the other still waits and is woken.
+func TestAWaiterThatLeavesTakesNoWakeUpAlong(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.cfg.Spin = -1
+		l := newLink(t, s)
+		for range 10 {
+			stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, Count: -1})
+			comp := transport.NewCompletion(1, nil)
+			if _, err := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 30000)); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			left, ended := make(chan error, 1), make(chan error, 1)
+			go func() { left <- l.a.w.Wait(ctx, comp) }()
+			go func() { ended <- l.a.w.Wait(within(t), comp) }()
+			sleeping(t, l.a.w, 2)
+			go cancel()
+			stall.Remove()
+			if err := <-left; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			must(t, <-ended)
+		}
+	})
+}
+
+// Sleepers do not keep each other awake: after one event that is nobody's they sleep again.
+func TestSleepersDoNotWakeEachOther(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.Spin = -1
+	l := newLink(t, s)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	var looks atomic.Int32
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() { _ = l.a.w.WaitFor(ctx, 0, func() bool { looks.Add(1); return false }) })
+	}
+	sleeping(t, l.a.w, 3)
+	must(t, l.b.PutShort([]byte{1}, l.b.peer.At(0)))
+	for range 10 {
+		must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0))) // its completion is an event
+	}
+	all.Wait()
+	if n := looks.Load(); n > 2000 {
+		t.Errorf("three goroutines that sleep looked %d times within 50 ms", n)
+	}
+}
+
+// A completion that is waited for in two workers wakes both, whichever of them the operation belongs to and whoever began to wait first.
+func TestACompletionSharedByTwoWorkers(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.Spin = -1
+	l := newLink(t, s)
+	must(t, l.a.w.Start())
+	must(t, l.b.w.Start())
+	for round := range 8 {
+		comp := transport.NewCompletion(1, nil)
+		ended := make(chan error, 2)
+		waiters := []*transport.Worker{l.a.w, l.b.w}
+		if round%2 == 1 {
+			waiters = []*transport.Worker{l.b.w, l.a.w}
+		}
+		for _, w := range waiters {
+			sleeping(t, w, 1)
+			go func() { ended <- w.Wait(within(t), comp) }()
+			sleeping(t, w, 2)
+		}
+		if _, err := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 8)); err != nil {
+			t.Fatal(err)
+		}
+		must(t, <-ended)
+		must(t, <-ended)
+	}
+}
+
+// WaitFor looks every so often at what no progress changes.
+func TestWaitForLooksEverySoOften(t *testing.T) {
+	l := newLink(t, setup{})
+	looks := 0
+	must(t, l.a.w.WaitFor(within(t), time.Millisecond, func() bool { looks++; return looks > 10 }))
+}
+
+// Who waits when the worker is closed returns.
+func TestCloseEndsWaits(t *testing.T) {
+	l := newLink(t, setup{cfg: transport.Config{Spin: -1}})
+	ended := make(chan error, 2)
+	for range 2 {
+		go func() { ended <- l.a.w.Wait(within(t), transport.NewCompletion(1, nil)) }()
+	}
+	sleeping(t, l.a.w, 2)
+	must(t, l.a.w.Close())
+	for range 2 {
+		if err := <-ended; !errors.Is(err, transport.ErrClosed) {
+			t.Error(err)
+		}
+	}
+}
