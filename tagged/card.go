@@ -1,0 +1,92 @@
+package tagged
+
+import (
+	"fmt"
+
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// Card is what two endpoints tell each other to connect. It travels as JSON.
+type Card struct {
+	Version       int            `json:"version"` // of the wire format: 1
+	MaxUnexpected int            `json:"maxUnexpected"`
+	Transport     transport.Card `json:"transport"`
+}
+
+// wireVersion is the version of the wire format that this package speaks.
+const wireVersion = 1
+
+// leastMessage is how long an active message must be able to be: an announcement of one piece on 64 NICs fits.
+const leastMessage = 384
+
+// Card describes the endpoint to its peer.
+func (e *Endpoint) Card() (Card, error) {
+	if err := e.Err(); err != nil {
+		return Card{}, err
+	}
+	t, err := e.tep.Card()
+	return Card{Version: wireVersion, MaxUnexpected: e.w.cfg.MaxUnexpected, Transport: t}, err
+}
+
+// check says what is wrong with a peer's card.
+func (c *Card) check() error {
+	switch {
+	case c.Version != wireVersion:
+		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version, wireVersion)
+	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
+		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", errInvalid, c.MaxUnexpected, maxWindow)
+	case c.Transport.BufferSize < leastMessage+32:
+		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", errInvalid, c.Transport.BufferSize, leastMessage+32)
+	}
+	for id := amEager; id <= amBatch; id++ {
+		if c.Transport.Handlers&(1<<id) == 0 {
+			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages", errInvalid, id)
+		}
+	}
+	return nil
+}
+
+// Connect connects to the endpoint that sent the card. After an error other than ErrClosed it can be called again.
+func (e *Endpoint) Connect(peer Card) error {
+	w := e.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case e.err != nil:
+		return e.err
+	case e.closing:
+		return e.refuse("connect", ErrClosed, "")
+	case e.connected:
+		return e.refuse("connect", errInvalid, "the endpoint is connected")
+	}
+	if err := peer.check(); err != nil {
+		return e.refuse("connect", err, "")
+	}
+	if n := w.cfg.Transport.BufferSize; n < leastMessage+32 {
+		return e.refuse("connect", errInvalid, fmt.Sprintf("Transport.BufferSize %d: must be %d at least", n, leastMessage+32))
+	}
+	if err := e.tep.Connect(peer.Transport); err != nil {
+		return err
+	}
+	e.window, e.most = peer.MaxUnexpected, peer.MaxUnexpected
+	e.limits = e.tep.Limits()
+	e.connected = true
+	return nil
+}
+
+// Connect connects two endpoints of this process.
+func Connect(a, b *Endpoint) error {
+	ca, err := a.Card()
+	if err != nil {
+		return err
+	}
+	cb, err := b.Card()
+	if err != nil {
+		return err
+	}
+	if err := a.Connect(cb); err != nil {
+		return err
+	}
+	return b.Connect(ca)
+}

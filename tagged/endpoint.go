@@ -1,0 +1,94 @@
+package tagged
+
+import (
+	"fmt"
+
+	"ibverbx/transport"
+)
+
+// Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in their order. Worker.mu guards it.
+type Endpoint struct {
+	w       *Worker
+	tep     *transport.Endpoint
+	name    string
+	value   any
+	onError func(*Endpoint, error)
+
+	connected bool
+	closing   bool
+	parting   bool // everything has ended, and the transport says goodbye
+	ended     bool // the caller has done with it
+	err       error
+	limits    transport.Limits
+
+	// The send direction. What has to go out waits in three queues, because each waits for something else: see push.
+	window    int         // eager fragments and announcements that the peer has room for
+	most      int         // of these, at most
+	queue     requestList // sends that have not gone out, or not wholly
+	notices   noticeQueue
+	readings  readingRing
+	reads     int // chunks under way
+	active    int // messages that are being read
+	scheduled bool
+	pending   transport.Pending
+	waiting   sendTable // sends that wait to hear of their match
+
+	// The receive direction.
+	granted  uint64 // eager fragments and announcements that the peer was allowed so far
+	received uint64
+	owed     int // window to give back
+	partial  assembly
+	gone     transport.Completion
+}
+
+// NewEndpoint makes an endpoint. Exchange [Endpoint.Card] with the peer and call [Endpoint.Connect].
+func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, refuse("new endpoint", ErrClosed, "")
+	}
+	if cfg.Name == "" {
+		cfg.Name = fmt.Sprintf("endpoint %d", w.numbered)
+	}
+	e := &Endpoint{w: w, name: cfg.Name, value: cfg.Value, onError: cfg.OnError}
+	e.pending.Func = e.resume
+	e.granted = uint64(w.cfg.MaxUnexpected)
+	e.gone.Init(1, e.released)
+	var err error
+	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e, OnError: w.peerFailed}); err != nil {
+		return nil, err
+	}
+	w.numbered++
+	w.endpoints = append(w.endpoints, e)
+	return e, nil
+}
+
+// Name says who the peer is.
+func (e *Endpoint) Name() string { return e.name }
+
+// Value is EndpointConfig.Value.
+func (e *Endpoint) Value() any { return e.value }
+
+// Worker is the worker of the endpoint.
+func (e *Endpoint) Worker() *Worker { return e.w }
+
+// Err says why the endpoint serves no more; nil while it does.
+func (e *Endpoint) Err() error {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	return e.err
+}
+
+// admit says whether a send may start.
+func (e *Endpoint) admit(op string) error {
+	switch {
+	case e.err != nil:
+		return e.err
+	case !e.connected:
+		return e.refuse(op, ErrNotConnected, "call Connect first")
+	case e.closing:
+		return e.refuse(op, ErrClosed, "")
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package tagged
+
+import (
+	"errors"
+	"fmt"
+
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// The errors of this package; test with errors.Is. Those of connections are the same as transport's.
+var (
+	// ErrTruncated: the message was longer than the receive. Not one byte of it was written; [Info] has the sender's length.
+	ErrTruncated = errors.New("tagged: message longer than its receive")
+	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
+	ErrCanceled = transport.ErrCanceled
+	// ErrNotConnected: [Endpoint.Connect] has not been called, or did not succeed.
+	ErrNotConnected = transport.ErrNotConnected
+	// ErrPeerFailed: the connection has failed. The cause is beneath.
+	ErrPeerFailed = transport.ErrPeerFailed
+	// ErrPeerClosed: the peer has closed its endpoint.
+	ErrPeerClosed = transport.ErrPeerClosed
+	// ErrProtocol: the peer sent what no endpoint sends. The endpoint fails, others do not notice.
+	ErrProtocol = transport.ErrProtocol
+	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
+	ErrClosed = transport.ErrClosed
+)
+
+// Preallocated: these complete requests on hot paths.
+var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
+
+// InterruptedError says that a context ended a wait and the request goes on: its buffers stay its own until it is done. Keep Req, and wait
+// for it again.
+type InterruptedError struct {
+	Req *Request
+	Err error // the context's
+}
+
+// Error reads "tagged: context deadline exceeded: the request goes on, and keeps its buffers until it is done".
+func (e *InterruptedError) Error() string {
+	return "tagged: " + e.Err.Error() + ": the request goes on, and keeps its buffers until it is done"
+}
+
+// Unwrap returns the context's error.
+func (e *InterruptedError) Unwrap() error { return e.Err }
+
+// refuse makes the error of a call on an endpoint that had no effect.
+func (e *Endpoint) refuse(op string, err error, detail string) error {
+	if detail != "" {
+		return fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)
+	}
+	return fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)
+}
+
+// refuse makes the error of a call on the worker that had no effect.
+func refuse(op string, err error, format string, args ...any) error {
+	if format == "" {
+		return fmt.Errorf("tagged: %s: %w", op, err)
+	}
+	return fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)
+}
+
+var errInvalid = verbs.ErrInvalid

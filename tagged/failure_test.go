@@ -1,0 +1,287 @@
+package tagged_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/tagged"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// impatient fails in milliseconds when a peer does not answer.
+func impatient() tagged.Config {
+	qp := ibverbx.Config{QPsPerDevice: 2, Linger: -1, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}
+	return tagged.Config{MaxUnexpected: 8, Transport: transport.Config{QP: qp}}
+}
+
+// deaths are the ways in which the middle one of three workers can go.
+var deaths = map[string]struct {
+	strike func(r *rig, e *tagged.Endpoint)
+	want   error // what the others see
+}{
+	"NIC killed":       {func(r *rig, e *tagged.Endpoint) { r.fabric.Device(1).Kill() }, tagged.ErrPeerFailed},
+	"endpoint aborted": {func(r *rig, e *tagged.Endpoint) { _ = e.Abort() }, tagged.ErrPeerFailed},
+}
+
+// TestContract7PeerDeath: a peer that dies in the middle of everything. Each request that has to do with it completes with an error, on
+// both ends, posted receives stay, OnError is called once, and another peer goes on.
+func TestContract7PeerDeath(t *testing.T) {
+	for name, death := range deaths {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 3, 1, impatient())
+			var told []error
+			a := r.endpoint(0, tagged.EndpointConfig{Name: "victim", OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
+			b := r.endpoint(1, tagged.EndpointConfig{})
+			if err := tagged.Connect(a, b); err != nil {
+				t.Fatal(err)
+			}
+			c, d := r.connect(0, 2)
+			w := r.workers[0]
+
+			// Reads stop on both ends: long messages stay half way.
+			hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMARead }})
+			defer hold.Remove()
+			reqs := map[string]*tagged.Request{}
+			reqs["receive of a long message that is being read"] = r.recv(w, 1, tagged.Exact, make([]byte, 300000))
+			theirs := []*tagged.Request{r.send(b, 1, pattern(300000, 1)), r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 300000))}
+			reqs["send of a long message that is being read"] = r.send(a, 1, pattern(300000, 1))
+			reqs["send of a long message that is announced"] = r.send(a, 2, pattern(300000, 1))
+			theirs = append(theirs, r.send(b, 3, pattern(300000, 1)))
+			if req := r.send(b, 4, []byte("whole")); req != nil {
+				t.Fatal("not eager")
+			}
+			var err error
+			if reqs["synchronous send"], err = a.SendSync(5, []byte("sync")); err != nil {
+				t.Fatal(err)
+			}
+			for i := 0; a.Stats().Queued == 0; i++ {
+				reqs[fmt.Sprintf("short send %d", i)] = r.send(a, 6, []byte("beyond the window"))
+			}
+			reqs["long send behind it"] = r.send(a, 6, pattern(300000, 1))
+			free := r.recv(w, 77, tagged.Exact, make([]byte, 8))
+			r.until(func() bool { return w.Stats().Unexpected == 2 })
+			r.settle()
+
+			death.strike(r, b)
+			hold.Remove() // a NIC notices that its peer is gone by what it has under way
+			for what, req := range reqs {
+				if req == nil {
+					continue
+				}
+				r.done(req)
+				if !errors.Is(req.Err(), death.want) {
+					t.Errorf("%s: %v", what, req.Err())
+				}
+			}
+			r.done(theirs...)
+			for i, req := range theirs {
+				if req.Err() == nil {
+					t.Errorf("request %d of the end that dies: no error", i)
+				}
+			}
+			r.until(func() bool { return len(told) != 0 })
+			if len(told) != 1 || !errors.Is(told[0], death.want) || !errors.Is(a.Err(), death.want) {
+				t.Errorf("told %v; %v", told, a.Err())
+			}
+			if _, err := a.Send(1, nil); !errors.Is(err, death.want) {
+				t.Errorf("a send afterwards: %v", err)
+			}
+			announced := r.recv(w, 3, tagged.Exact, make([]byte, 300000))
+			if !announced.Done() || !errors.Is(announced.Err(), death.want) {
+				t.Errorf("receive of what was only announced: done %t, %v", announced.Done(), announced.Err())
+			}
+			whole := make([]byte, 5)
+			if req := r.recv(w, 4, tagged.Exact, whole); !req.Done() || req.Err() != nil || string(whole) != "whole" {
+				t.Errorf("receive of what had arrived: done %t, %v, %q", req.Done(), req.Err(), whole)
+			}
+
+			// The other peer, and the receive that nothing had matched.
+			if free.Done() {
+				t.Error("a receive that nothing had matched is done")
+			}
+			r.done(r.send(d, 77, []byte("other")), free)
+			long := make([]byte, 300000)
+			got := r.recv(r.workers[2], 8, tagged.Exact, long)
+			r.done(r.send(c, 8, pattern(300000, 4)), got)
+			if free.Err() != nil || got.Err() != nil || !bytes.Equal(long, pattern(300000, 4)) {
+				t.Error(free.Err(), got.Err())
+			}
+			if err := a.Close(background(r)); err != nil {
+				t.Errorf("close of an endpoint that has failed: %v", err)
+			}
+		})
+	}
+}
+
+// TestContract7PeerDeathInFragments: the peer dies between two fragments of an eager message.
+func TestContract7PeerDeathInFragments(t *testing.T) {
+	for _, posted := range []bool{true, false} {
+		cfg := impatient()
+		cfg.EagerLimit, cfg.MaxUnexpected = 1<<20, 4
+		cfg.Transport.QP.QPsPerDevice = 1
+		r, a, b := pair(t, 1, cfg)
+		var d *tagged.Request
+		buf := make([]byte, 200000)
+		// The first four fragments go; the NIC holds what comes behind them.
+		hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Skip: 3, Count: -1})
+		if posted {
+			d = r.recv(b.Worker(), 1, tagged.Exact, buf)
+		}
+		s := r.send(a, 1, pattern(200000, 1))
+		if s == nil {
+			t.Fatal("the send is done")
+		}
+		r.settle()
+		if !posted {
+			d = r.recv(b.Worker(), 1, tagged.Exact, buf)
+		}
+		r.settle()
+		if d.Done() || s.Done() || buf[0] != pattern(1, 1)[0] {
+			t.Fatal(d.Done(), s.Done(), buf[0])
+		}
+		r.fabric.Device(0).Kill()
+		if err := a.Abort(); err != nil {
+			t.Log(err)
+		}
+		b.Send(9, nil) // a queue pair notices that its peer is gone by what it sends
+		r.done(s, d)
+		if !errors.Is(s.Err(), tagged.ErrCanceled) && !errors.Is(s.Err(), tagged.ErrPeerFailed) || !errors.Is(d.Err(), tagged.ErrPeerFailed) {
+			t.Errorf("posted %t: %v; %v", posted, s.Err(), d.Err())
+		}
+		hold.Remove()
+	}
+}
+
+// TestContract7WorkerClosed: closing a worker completes everything on both ends.
+func TestContract7WorkerClosed(t *testing.T) {
+	r := newRig(t, 1, 1, impatient())
+	other := newRigOn(r)
+	a, b := r.endpoint(0, tagged.EndpointConfig{}), other.endpoint(tagged.EndpointConfig{})
+	if err := tagged.Connect(a, b); err != nil {
+		t.Fatal(err)
+	}
+	long, posted := r.send(a, 1, make([]byte, 100000)), r.recv(r.workers[0], 2, tagged.Any, make([]byte, 8))
+	theirs, err := b.Send(1, make([]byte, 100000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := r.workers[0]
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, req := range []*tagged.Request{long, posted} {
+		if !req.Done() || !errors.Is(req.Err(), tagged.ErrClosed) {
+			t.Errorf("done %t, %v", req.Done(), req.Err())
+		}
+	}
+	for deadline := time.Now().Add(10 * time.Second); !theirs.Done() && time.Now().Before(deadline); {
+		other.w.Progress()
+		_, _ = b.Send(3, nil)
+	}
+	if !errors.Is(theirs.Err(), tagged.ErrPeerFailed) {
+		t.Error(theirs.Err())
+	}
+	if _, err := w.Recv(1, tagged.Any); !errors.Is(err, tagged.ErrClosed) {
+		t.Error(err)
+	}
+	if _, err := w.NewEndpoint(tagged.EndpointConfig{}); !errors.Is(err, tagged.ErrClosed) {
+		t.Error(err)
+	}
+	if err := w.Close(); !errors.Is(err, tagged.ErrClosed) {
+		t.Error(err)
+	}
+	r.workers = nil
+	if err := r.domains[0].Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// single is a worker on a NIC that it shares with a rig.
+type single struct {
+	t testing.TB
+	w *tagged.Worker
+}
+
+func newRigOn(r *rig) *single {
+	r.t.Helper()
+	dom, err := ibverbx.NewDomain(r.fabric.Device(0))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	w, err := tagged.NewWorker(dom, impatient())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	s := &single{t: r.t, w: w}
+	r.before = append(r.before, func() {
+		if err := errors.Join(w.Close(), dom.Close()); err != nil {
+			r.t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *single) endpoint(cfg tagged.EndpointConfig) *tagged.Endpoint {
+	s.t.Helper()
+	e, err := s.w.NewEndpoint(cfg)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return e
+}
+
+// TestClose: a close lets sends complete, and the peer hears of it.
+func TestClose(t *testing.T) {
+	r := newRig(t, 2, 1, tagged.Config{})
+	var told []error
+	a := r.endpoint(0, tagged.EndpointConfig{})
+	b := r.endpoint(1, tagged.EndpointConfig{OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
+	if err := tagged.Connect(a, b); err != nil {
+		t.Fatal(err)
+	}
+	ctx := background(r)
+	long, short := make([]byte, 1<<20), make([]byte, 8)
+	d := r.recv(b.Worker(), 1, tagged.Exact, long)
+	r.send(a, 1, pattern(1<<20, 1))
+	r.send(a, 2, []byte("short"))
+	if err := a.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Wait(ctx); err != nil || !bytes.Equal(long, pattern(1<<20, 1)) {
+		t.Fatal(err)
+	}
+	r.until(func() bool { return b.Err() != nil })
+	if info, err := b.Worker().RecvWait(ctx, 2, tagged.Exact, short); err != nil || info.Length != 5 {
+		t.Fatal(info, err)
+	}
+	if !errors.Is(b.Err(), tagged.ErrPeerClosed) || len(told) != 1 || !errors.Is(told[0], tagged.ErrPeerClosed) {
+		t.Error(b.Err(), told)
+	}
+	for _, err := range []error{a.Close(ctx), a.Abort()} {
+		if !errors.Is(err, tagged.ErrClosed) {
+			t.Error(err)
+		}
+	}
+	if err := b.Close(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCloseAborts: a close whose context ends aborts what is left.
+func TestCloseAborts(t *testing.T) {
+	r, a, _ := pair(t, 1, tagged.Config{})
+	req := r.send(a, 1, make([]byte, 100000)) // nobody receives it
+	ctx := timeout(t, 5*time.Millisecond)
+	if err := a.Close(ctx); !errors.Is(err, ctx.Err()) || ctx.Err() == nil {
+		t.Fatal(err)
+	}
+	if !req.Done() || !errors.Is(req.Err(), tagged.ErrCanceled) {
+		t.Error(req.Done(), req.Err())
+	}
+}

@@ -1,0 +1,175 @@
+package tagged_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/tagged"
+	"ibverbx/verbs/soft"
+)
+
+// rig is some workers over software NICs. At its end it looks whether everything was given back.
+type rig struct {
+	t       testing.TB
+	fabric  *soft.Fabric
+	nics    int // for each worker
+	workers []*tagged.Worker
+	domains []*ibverbx.Domain
+	before  []func() // run first at the end
+}
+
+func newRig(t testing.TB, workers, nics int, cfg tagged.Config) *rig {
+	t.Helper()
+	f, err := soft.New(soft.Config{Devices: workers * nics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, fabric: f, nics: nics}
+	for range workers {
+		r.addWorker(cfg)
+	}
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rig) addWorker(cfg tagged.Config) *tagged.Worker {
+	r.t.Helper()
+	devices, err := r.fabric.Devices()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	i := len(r.workers)
+	dom, err := ibverbx.NewDomain(devices[i*r.nics : (i+1)*r.nics]...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	w, err := tagged.NewWorker(dom, cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.workers, r.domains = append(r.workers, w), append(r.domains, dom)
+	return w
+}
+
+func (r *rig) close() {
+	for _, f := range r.before {
+		f()
+	}
+	for i, w := range r.workers {
+		if err := w.Close(); err != nil {
+			r.t.Errorf("close worker %d: %v", i, err)
+		}
+		s := w.Stats()
+		if s.Requests != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0 || s.Leaked != 0 {
+			r.t.Errorf("worker %d is closed and holds %+v", i, s)
+		}
+		if err := r.domains[i].Close(); err != nil {
+			r.t.Errorf("close domain %d: %v", i, err)
+		}
+	}
+	if o := r.fabric.Objects(); o != (soft.Objects{}) {
+		r.t.Errorf("left open: %v", o)
+	}
+	if err := r.fabric.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// connect connects two workers by number.
+func (r *rig) connect(i, j int) (a, b *tagged.Endpoint) {
+	r.t.Helper()
+	a, b = r.endpoint(i, tagged.EndpointConfig{}), r.endpoint(j, tagged.EndpointConfig{})
+	if err := tagged.Connect(a, b); err != nil {
+		r.t.Fatal(err)
+	}
+	return a, b
+}
+
+func (r *rig) endpoint(i int, cfg tagged.EndpointConfig) *tagged.Endpoint {
+	r.t.Helper()
+	e, err := r.workers[i].NewEndpoint(cfg)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return e
+}
+
+// until makes progress on all workers until done reports true.
+func (r *rig) until(done func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); {
+		for _, w := range r.workers {
+			w.Progress()
+		}
+		if time.Now().After(deadline) {
+			for i, w := range r.workers {
+				r.t.Logf("worker %d: %+v", i, w.Stats())
+			}
+			r.t.Fatal("nothing comes of it")
+		}
+	}
+}
+
+// settle makes progress until nothing happens any more.
+func (r *rig) settle() {
+	for quiet := 0; quiet < 3; quiet++ {
+		for _, w := range r.workers {
+			if w.Progress() != 0 {
+				quiet = 0
+			}
+		}
+	}
+}
+
+// pair is two workers with an endpoint each.
+func pair(t testing.TB, nics int, cfg tagged.Config) (r *rig, a, b *tagged.Endpoint) {
+	t.Helper()
+	r = newRig(t, 2, nics, cfg)
+	a, b = r.connect(0, 1)
+	return r, a, b
+}
+
+func pattern(n, seed int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + seed)
+	}
+	return b
+}
+
+// send sends, and fails the test if it is refused; it may return nil.
+func (r *rig) send(e *tagged.Endpoint, tag uint64, bufs ...[]byte) *tagged.Request {
+	r.t.Helper()
+	req, err := e.Send(tag, bufs...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return req
+}
+
+func (r *rig) recv(w *tagged.Worker, tag, mask uint64, bufs ...[]byte) *tagged.Request {
+	r.t.Helper()
+	req, err := w.Recv(tag, mask, bufs...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return req
+}
+
+// done waits for requests, those that are nil being done.
+func (r *rig) done(reqs ...*tagged.Request) {
+	r.t.Helper()
+	for _, req := range reqs {
+		if req != nil {
+			r.until(req.Done)
+		}
+	}
+}
+
+func timeout(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,67 @@
+package tagged
+
+// pieces are the buffers of a message, and how far it has come through them.
+type pieces struct {
+	bufs   [][]byte
+	spare  [maxPieces][]byte // where bufs lies if it is short
+	length int               // of all of them, bytes
+	piece  int               // the next byte to copy is bufs[piece][offset]
+	offset int
+}
+
+// size is the length of all the pieces together; false when that is more than an int holds.
+func size(bufs [][]byte) (n int, ok bool) {
+	for _, b := range bufs {
+		if n += len(b); n < 0 {
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// set takes the pieces that are not empty. The slice itself is copied: it may lie on the caller's stack.
+func (p *pieces) set(bufs [][]byte, length int) {
+	if p.bufs == nil {
+		p.bufs = p.spare[:0]
+	}
+	p.bufs = p.bufs[:0]
+	for _, b := range bufs {
+		if len(b) != 0 {
+			p.bufs = append(p.bufs, b)
+		}
+	}
+	p.length, p.piece, p.offset = length, 0, 0
+}
+
+// clear lets go of the memory.
+func (p *pieces) clear() {
+	clear(p.bufs)
+	p.bufs = p.bufs[:0]
+	p.length, p.piece, p.offset = 0, 0, 0
+}
+
+// gather copies the next bytes into dst, as many as there are and fit.
+func (p *pieces) gather(dst []byte) int {
+	n := 0
+	for n < len(dst) && p.piece < len(p.bufs) {
+		k := copy(dst[n:], p.bufs[p.piece][p.offset:])
+		n += k
+		p.advance(k)
+	}
+	return n
+}
+
+// scatter copies src into the next bytes.
+func (p *pieces) scatter(src []byte) {
+	for len(src) != 0 && p.piece < len(p.bufs) {
+		k := copy(p.bufs[p.piece][p.offset:], src)
+		src = src[k:]
+		p.advance(k)
+	}
+}
+
+func (p *pieces) advance(n int) {
+	if p.offset += n; p.offset == len(p.bufs[p.piece]) {
+		p.piece, p.offset = p.piece+1, 0
+	}
+}

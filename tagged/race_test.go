@@ -1,0 +1,5 @@
+//go:build race
+
+package tagged_test
+
+const raceEnabled = true

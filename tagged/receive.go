@@ -1,0 +1,89 @@
+package tagged
+
+import "context"
+
+// Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the worker, into the pieces, one after
+// the other. The request is done when the message is in memory, which may be so already when Recv returns; until then the
+// buffers must not be touched. [Request.Info] tells what came.
+//
+// A message that is longer than the pieces together completes the request with ErrTruncated. The only error of the call itself is
+// ErrClosed, and the wrong argument of pieces longer than an int can tell.
+func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
+	n, ok := size(bufs)
+	if !ok {
+		return nil, refuse("recv", errInvalid, "the pieces are longer than an int can tell")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil, refuse("recv", ErrClosed, "")
+	}
+	r := w.newRequest(tag, bufs, n)
+	if in := w.unexpected.find(tag, mask); in != nil {
+		in.ep.receiveKept(r, in)
+		return r, nil
+	}
+	r.match.tag, r.match.mask, r.match.req = tag, mask, r
+	w.posted.push(&r.match)
+	return r, nil
+}
+
+// RecvWait is Recv that waits. When ctx ends before a message has matched, the receive is cancelled and ctx's error returned; if one has
+// matched already, and is still arriving, the error is an [*InterruptedError].
+func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
+	r, err := w.Recv(tag, mask, bufs...)
+	if err != nil {
+		return Info{}, err
+	}
+	return r.waitAndFree(ctx)
+}
+
+// Probe tells of the message that Recv with the same tag and mask would take, and false if there is none yet. It makes no progress.
+func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if in := w.unexpected.find(tag, mask); in != nil {
+		return in.info(), true
+	}
+	return Info{}, false
+}
+
+// receiveKept receives a message that had come before its receive.
+func (e *Endpoint) receiveKept(r *Request, in *inbound) {
+	w := e.w
+	r.matchedBy(in.info())
+	whole := !in.announced && in.got == in.length
+	switch {
+	case e.err != nil && !whole:
+		r.complete(e.err)
+		w.drop(in)
+		return
+	case in.announced:
+		rd, id := w.newReading(), in.id
+		_ = rd.memory.parse(in.count, uint64(in.length), in.head.data) // was checked when it came
+		w.drop(in)
+		e.startReading(rd, r, id)
+		e.kick()
+		return
+	case in.notify:
+		e.tellMatched(in.id)
+	}
+	e.consumed(in.fragments)
+	switch {
+	case in.length > r.data.length:
+		r.complete(ErrTruncated)
+	default:
+		for b := in.head; b != nil; b = b.next {
+			r.data.scatter(b.data)
+		}
+		if whole {
+			r.complete(nil)
+		} else {
+			e.partial.req = r
+		}
+	}
+	w.drop(in)
+	if e.due() {
+		e.kick()
+	}
+}

@@ -1,0 +1,177 @@
+package tagged
+
+import (
+	"context"
+	"math"
+
+	"ibverbx/transport"
+)
+
+// Send sends the pieces, one after the other, as one message. A nil request means that it is done and the buffers are free again;
+// otherwise they must not be written to until the request is done. Either way the message goes out behind what was sent before.
+//
+// Errors: ErrNotConnected, ErrClosed, and why the endpoint serves no more; an error means that nothing was sent.
+func (e *Endpoint) Send(tag uint64, bufs ...[]byte) (*Request, error) {
+	return e.send("send", tag, bufs, false)
+}
+
+// SendSync is Send that is done only once a receive of the peer has matched the message.
+func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
+	return e.send("send sync", tag, bufs, true)
+}
+
+// SendWait sends and waits until the buffers are free again. When ctx ends before, the send is cancelled and ctx's error returned; if
+// something of it has gone out already the error is an [*InterruptedError].
+func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
+	r, err := e.send("send", tag, bufs, false)
+	if r == nil {
+		return err
+	}
+	_, err = r.waitAndFree(ctx)
+	return err
+}
+
+// SendSyncWait is SendWait that waits for the match besides.
+func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
+	r, err := e.send("send sync", tag, bufs, true)
+	if r == nil {
+		return err
+	}
+	_, err = r.waitAndFree(ctx)
+	return err
+}
+
+func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {
+	w := e.w
+	n, ok := size(bufs)
+	if !ok {
+		return nil, e.refuse(op, errInvalid, "the pieces are longer than an int can tell")
+	}
+	w.mu.Lock()
+	if err := e.admit(op); err != nil {
+		w.mu.Unlock()
+		return nil, err
+	}
+	long := n > w.cfg.EagerLimit
+	if !long && !sync && e.queue.head == nil && !e.scheduled && e.window != 0 && n <= e.limits.AMBcopy-maxHeader {
+		w.src.set(bufs, n)
+		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
+		w.src.clear()
+		if err != transport.ErrNoResource {
+			w.mu.Unlock()
+			return nil, err
+		}
+	}
+	r := w.newRequest(tag, bufs, n)
+	r.ep, r.sync, r.long = e, sync, long
+	if long {
+		if err := e.pinSource(r, op); err != nil {
+			w.requests.busy--
+			r.put()
+			w.mu.Unlock()
+			return nil, err
+		}
+	}
+	e.queue.push(r)
+	e.kick()
+	if r.stage == requestDone {
+		err := r.comp.Err()
+		r.put()
+		w.mu.Unlock()
+		return nil, err
+	}
+	w.mu.Unlock()
+	return r, nil
+}
+
+// pinSource makes the memory of a long send known to the NICs and describes it. It lets go of the lock for what has to be registered.
+func (e *Endpoint) pinSource(r *Request, op string) error {
+	w := e.w
+	if err := r.pins.pin(w, &r.data, r.data.length, unlocked); err != nil {
+		r.pins.release(w)
+		return e.refuse(op, err, "the memory to send from cannot be registered")
+	}
+	if r.pins.describedSize() > e.limits.AMBcopy-maxHeader {
+		r.pins.release(w)
+		if err := r.pins.stage(w, &r.data, r.data.length, true, unlocked); err != nil {
+			return e.refuse(op, err, "the memory to send from cannot be registered")
+		}
+	}
+	if err := e.admit(op); err != nil { // the lock was released
+		r.pins.release(w)
+		return err
+	}
+	return nil
+}
+
+// pushSend carries the first send of the queue on as far as window and resources go. It reports whether all of it has gone out.
+func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, err error) {
+	h := header{tag: r.info.Tag, length: uint64(r.data.length)}
+	if r.stage == requestQueued && (r.sync || r.long) {
+		e.waiting.add(r) // before the first fragment: it may be an attempt again
+		h.id = r.id
+	}
+	if r.long {
+		h.flag = uint8(r.pins.count)
+		w := e.w
+		w.scratch = r.pins.describe(w.scratch[:0])
+		w.src.set([][]byte{w.scratch}, len(w.scratch))
+		err := e.sendFragment(face, amAnnounce, &h, &w.src, len(w.scratch))
+		w.src.clear()
+		if err == nil {
+			r.stage = requestActive
+		}
+		return err == nil, err
+	}
+	if r.sync {
+		h.flag = flagSync
+	}
+	for e.window != 0 {
+		room := e.limits.AMBcopy - maxHeader
+		kind, n := amEager, r.data.length
+		switch {
+		case r.stage == requestActive:
+			h.flag, h.id = 0, 0
+			kind, n, h.tag = amMore, min(room, r.data.length-r.sent), uint64(r.sent)
+		case n > room:
+			kind, n = amFirst, room
+		}
+		piece, offset := r.data.piece, r.data.offset
+		if err := e.sendFragment(face, kind, &h, &r.data, n); err != nil {
+			r.data.piece, r.data.offset = piece, offset
+			return false, err
+		}
+		r.stage = requestActive
+		if r.sent += n; r.sent == r.data.length {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// sendFragment sends the next n bytes of the pieces as an active message that takes a place in the peer's window.
+func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h *header, p *pieces, n int) error {
+	w := e.w
+	h.window = uint16(min(e.owed, math.MaxUint16))
+	hdr := h.put(&w.hdr, kind)
+	var err error
+	if len(hdr)+n <= e.limits.AMShort && n <= len(w.short) {
+		p.gather(w.short[:n])
+		err = face.AMShort(kind, hdr, w.short[:n])
+	} else {
+		w.from, w.left = p, n
+		_, err = face.AMBcopy(kind, hdr, w.pack)
+		w.from = nil
+	}
+	if err == nil {
+		e.window--
+		e.gave(int(h.window))
+	}
+	return err
+}
+
+// gave notes that a message with that much window for the peer has gone out.
+func (e *Endpoint) gave(n int) {
+	e.granted += uint64(n)
+	e.owed -= n
+}
