@@ -1,0 +1,151 @@
+package shmem
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"ibverbx/verbs"
+)
+
+// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64 bytes. It is collective and ends in a barrier. When
+// PEs ask for different sizes all get the same error, [ErrMismatch], that says who asked for what; when there is no room all get [ErrNoMemory]. After
+// these errors the PEs go on as if it had not been called.
+func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
+	const op = "alloc"
+	if err := pe.enter(op); err != nil {
+		return Sym[T]{}, err
+	}
+	defer pe.collective.Unlock()
+	off, err := pe.alloc(ctx, op, request{n: n, size: sizeOf[T]()})
+	if err != nil {
+		return Sym[T]{}, err
+	}
+	return Sym[T]{off: off, n: n}, nil
+}
+
+// Free gives a block of [Alloc] back, on all PEs. It is collective; what the PEs have called before it is complete when the block goes. PEs that free
+// different blocks all get ErrMismatch; what is no block, or only part of one, is verbs.ErrInvalid.
+func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
+	const op = "free"
+	if err := pe.enter(op); err != nil {
+		return err
+	}
+	defer pe.collective.Unlock()
+	return pe.freeBlock(ctx, op, request{n: s.n, size: sizeOf[T](), off: s.off})
+}
+
+// request is what one PE asks of Alloc, or of Free, where off is not zero or there is nothing to free.
+type request struct {
+	n, size int
+	off     uint64
+}
+
+const requestBytes = 24
+
+func (r request) append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.n))
+	b = binary.LittleEndian.AppendUint64(b, uint64(r.size))
+	return binary.LittleEndian.AppendUint64(b, r.off)
+}
+
+func parseRequest(b []byte) request {
+	return request{
+		n: int(binary.LittleEndian.Uint64(b)), size: int(binary.LittleEndian.Uint64(b[8:])), off: binary.LittleEndian.Uint64(b[16:]),
+	}
+}
+
+// bytes is the size of a block; r.n is not negative, and not beyond the size of the heap.
+func (r request) bytes() uint64 { return uint64(r.n) * uint64(r.size) }
+
+func (r request) String() string {
+	s := fmt.Sprintf("%d elements of %d bytes", r.n, r.size)
+	if r.off != 0 {
+		s += fmt.Sprintf(" at offset %d", r.off)
+	}
+	return s
+}
+
+// alloc is Alloc for who holds collective.
+func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
+	if err := p.agree(ctx, op, kindAlloc, r); err != nil {
+		return 0, err
+	}
+	if r.n < 0 {
+		return 0, invalid(op, "n %d: must not be negative", r.n)
+	}
+	if uint64(r.n) > p.blocks.size {
+		return 0, fails(op, fmt.Errorf("%w: %v wanted, %d bytes are all", ErrNoMemory, r, p.blocks.size))
+	}
+	off, err := p.blocks.alloc(r.bytes())
+	if err != nil {
+		return 0, fails(op, err)
+	}
+	clear(p.heap[off : off+r.bytes()])
+	return off, p.barrier(ctx, op)
+}
+
+// freeBlock is Free for who holds collective.
+func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
+	if err := p.quiet(ctx, op); err != nil {
+		return err
+	}
+	if err := p.agree(ctx, op, kindFree, r); err != nil {
+		return err
+	}
+	if r.n < 0 || uint64(r.n) > p.blocks.size || !p.blocks.holds(r.off, r.bytes()) {
+		return fails(op, fmt.Errorf("%w: s: %v at offset %d: no such block: it was freed, or is part of one", verbs.ErrInvalid, request{n: r.n, size: r.size}, r.off))
+	}
+	p.blocks.release(r.off)
+	return nil
+}
+
+// agree makes sure that all PEs ask for the same.
+func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
+	mine := r.append(make([]byte, 0, requestBytes))
+	all := make([]byte, requestBytes*len(p.peers))
+	if err := p.trade(ctx, op, kind, all, mine, 0, requestBytes); err != nil {
+		return err
+	}
+	same := true
+	asked := make([]request, len(p.peers))
+	for i := range asked {
+		asked[i] = parseRequest(all[requestBytes*i:])
+		same = same && asked[i] == asked[0]
+	}
+	if same {
+		return nil
+	}
+	return fails(op, fmt.Errorf("%w: %s", ErrMismatch, whoAsked(asked)))
+}
+
+// whoAsked says which PEs asked for what, in the order of the PEs, at some length at most.
+func whoAsked(asked []request) string {
+	const most = 8
+	var groups []string
+	told := make(map[request]bool)
+	for i, r := range asked {
+		if told[r] {
+			continue
+		}
+		told[r] = true
+		if len(told) > most {
+			groups = append(groups, "and others")
+			break
+		}
+		var who []string
+		for j := i; j < len(asked); j++ {
+			if asked[j] != r {
+				continue
+			}
+			if len(who) == most {
+				who = append(who, "...")
+				break
+			}
+			who = append(who, fmt.Sprint(j))
+		}
+		groups = append(groups, fmt.Sprintf("PE %s asked for %v", strings.Join(who, ", "), r))
+	}
+	return strings.Join(groups, "; ")
+}

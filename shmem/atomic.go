@@ -1,0 +1,272 @@
+package shmem
+
+import (
+	"context"
+	"encoding/binary"
+
+	"ibverbx/transport"
+)
+
+// Atomics change the first word of dst on PE to. They are atomic among themselves, whichever PEs and goroutines issue them, the own PE included; they
+// are not atomic with puts, nor with what a processor writes. NICs know fetch-add and compare-and-swap of eight bytes. The others, and all of
+// four bytes, are made of compare-and-swaps, which are repeated while somebody else changes the word: those on four bytes work on the eight that hold
+// them, so a put to the other half at the same moment may be lost, while atomics on it are not.
+//
+// Calls that return an error may have taken effect or not, when the connection failed or ctx ended; refused arguments have none.
+
+// FetchAdd adds v and returns what was there.
+func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
+	return fetching(ctx, pe, "fetch add", changeAdd, dst, v, 0, to)
+}
+
+// Add adds v. On eight bytes it does not wait, and Quiet completes it.
+func Add[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
+	const op = "add"
+	if sizeOf[T]() != 8 {
+		_, err := fetching(ctx, pe, op, changeAdd, dst, v, 0, to)
+		return err
+	}
+	t, err := wordOn(pe, op, dst, to)
+	if err != nil {
+		return err
+	}
+	if err := t.add(ctx, dst.off, uint64(v)); err != nil {
+		return t.told(op, err)
+	}
+	return nil
+}
+
+// FetchInc adds 1 and returns what was there.
+func FetchInc[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
+	return fetching(ctx, pe, "fetch inc", changeAdd, dst, 1, 0, to)
+}
+
+// Inc adds 1; see [Add].
+func Inc[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) error {
+	return Add(ctx, pe, dst, 1, to)
+}
+
+// Fetch returns what is there.
+func Fetch[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
+	const op = "fetch"
+	t, err := wordOn(pe, op, dst, to)
+	if err != nil {
+		return 0, err
+	}
+	w := place(dst.off, sizeOf[T]())
+	old, err := t.fetchAdd(ctx, w.off, 0)
+	if err != nil {
+		return 0, t.told(op, err)
+	}
+	return T(w.get(old)), nil
+}
+
+// Set stores v. It waits until that is done.
+func Set[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
+	_, err := fetching(ctx, pe, "set", changeSwap, dst, v, 0, to)
+	return err
+}
+
+// Swap stores v and returns what was there.
+func Swap[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
+	return fetching(ctx, pe, "swap", changeSwap, dst, v, 0, to)
+}
+
+// CompareSwap stores v if compare is there, and returns what was there.
+func CompareSwap[T Word](ctx context.Context, pe *PE, dst Sym[T], compare, v T, to int) (T, error) {
+	return fetching(ctx, pe, "compare swap", changeCompare, dst, v, compare, to)
+}
+
+// FetchAnd keeps the bits that are in mask and returns what was there.
+func FetchAnd[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
+	return fetching(ctx, pe, "fetch and", changeAnd, dst, mask, 0, to)
+}
+
+// FetchOr sets the bits that are in mask and returns what was there.
+func FetchOr[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
+	return fetching(ctx, pe, "fetch or", changeOr, dst, mask, 0, to)
+}
+
+// FetchXor inverts the bits that are in mask and returns what was there.
+func FetchXor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
+	return fetching(ctx, pe, "fetch xor", changeXor, dst, mask, 0, to)
+}
+
+// And keeps the bits that are in mask. It waits until that is done, as Or and Xor do.
+func And[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
+	_, err := fetching(ctx, pe, "and", changeAnd, dst, mask, 0, to)
+	return err
+}
+
+// Or sets the bits that are in mask.
+func Or[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
+	_, err := fetching(ctx, pe, "or", changeOr, dst, mask, 0, to)
+	return err
+}
+
+// Xor inverts the bits that are in mask.
+func Xor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
+	_, err := fetching(ctx, pe, "xor", changeXor, dst, mask, 0, to)
+	return err
+}
+
+// change is what an atomic does to a word.
+type change uint8
+
+const (
+	changeAdd change = iota
+	changeSwap
+	changeCompare
+	changeAnd
+	changeOr
+	changeXor
+)
+
+func (c change) apply(old, v, compare uint64) uint64 {
+	switch c {
+	case changeAdd:
+		return old + v
+	case changeSwap:
+		return v
+	case changeAnd:
+		return old & v
+	case changeOr:
+		return old | v
+	case changeXor:
+		return old ^ v
+	}
+	if old == compare {
+		return v
+	}
+	return old
+}
+
+// wordOn checks the arguments of an atomic.
+func wordOn[T Word](pe *PE, op string, dst Sym[T], to int) (*peer, error) {
+	if dst.n == 0 {
+		return nil, invalid(op, "dst has no element")
+	}
+	return pe.target(op, to, dst.off, sizeOf[T]())
+}
+
+// fetching makes a change and returns what was there.
+func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int) (T, error) {
+	t, err := wordOn(pe, op, dst, to)
+	if err != nil {
+		return 0, err
+	}
+	w := place(dst.off, sizeOf[T]())
+	var old uint64
+	switch {
+	case w.mask != ^uint64(0), c != changeAdd && c != changeCompare:
+		old, err = t.update(ctx, w, c, uint64(v), uint64(compare))
+	case c == changeAdd:
+		old, err = t.fetchAdd(ctx, w.off, uint64(v))
+	default:
+		old, err = t.compareSwap(ctx, w.off, uint64(compare), uint64(v))
+	}
+	if err != nil {
+		return 0, t.told(op, err)
+	}
+	return T(old), nil
+}
+
+// word is a number within eight bytes.
+type word struct {
+	off   uint64 // of the eight bytes
+	shift uint
+	mask  uint64
+}
+
+func place(off uint64, size int) word {
+	if size == 8 {
+		return word{off: off, mask: ^uint64(0)}
+	}
+	w := word{off: off &^ 7, mask: 1<<32 - 1}
+	if second := off&4 != 0; second == littleEndian() {
+		w.shift = 32
+	}
+	return w
+}
+
+func littleEndian() bool { return binary.NativeEndian.Uint16([]byte{1, 0}) == 1 }
+
+func (w word) get(all uint64) uint64 { return all >> w.shift & w.mask }
+
+func (w word) with(all, v uint64) uint64 { return all&^(w.mask<<w.shift) | (v&w.mask)<<w.shift }
+
+// update makes a change by compare-and-swap and returns what was there. It begins with a guess, zero: a wrong one brings the right value.
+func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) (uint64, error) {
+	compare &= w.mask
+	for all := uint64(0); ; {
+		old := w.get(all)
+		was, err := t.compareSwap(ctx, w.off, all, w.with(all, c.apply(old, v, compare)))
+		switch {
+		case err != nil:
+			return 0, err
+		case was == all:
+			return old, nil
+		case c == changeCompare && w.get(was) != compare:
+			return w.get(was), nil
+		}
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		all = was
+	}
+}
+
+// add adds to eight bytes without waiting.
+func (t *peer) add(ctx context.Context, off, v uint64) error {
+	remote := t.heap.Slice(off, 8)
+	_, err := t.ep.FetchAdd(nil, nil, remote, v)
+	if err == transport.ErrNoResource {
+		err = t.pe.retry(ctx, func() error {
+			_, err := t.ep.FetchAdd(nil, nil, remote, v)
+			return err
+		})
+	}
+	return err
+}
+
+func (t *peer) fetchAdd(ctx context.Context, off, v uint64) (uint64, error) {
+	c := t.pe.take()
+	c.comp.Init(1, nil)
+	remote := t.heap.Slice(off, 8)
+	_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
+	if err == transport.ErrNoResource {
+		err = t.pe.retry(ctx, func() error {
+			_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
+			return err
+		})
+	}
+	return t.pe.fetched(ctx, c, err)
+}
+
+func (t *peer) compareSwap(ctx context.Context, off, compare, swap uint64) (uint64, error) {
+	c := t.pe.take()
+	c.comp.Init(1, nil)
+	remote := t.heap.Slice(off, 8)
+	_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
+	if err == transport.ErrNoResource {
+		err = t.pe.retry(ctx, func() error {
+			_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
+			return err
+		})
+	}
+	return t.pe.fetched(ctx, c, err)
+}
+
+// fetched waits for an atomic that was started unless err says otherwise, and gives its call back.
+func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
+	if err != nil {
+		p.give(c)
+		return 0, err
+	}
+	err = p.worker.Wait(ctx, &c.comp)
+	old := c.old
+	if c.comp.Fired() {
+		p.give(c)
+	}
+	return old, err
+}

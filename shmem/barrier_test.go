@@ -1,0 +1,83 @@
+package shmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"ibverbx/shmem"
+)
+
+// 5. Barrier: nobody leaves before everybody has entered, for any number of PEs, back to back.
+func TestBarrierAnyNumberOfPEs(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			l := newLab(t, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+			var entered atomic.Int64
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				for round := range int64(2 * rounds()) {
+					entered.Add(1)
+					if err := pe.Sync(ctx); err != nil {
+						return err
+					}
+					if got := entered.Load(); got < (round+1)*int64(n) {
+						return fmt.Errorf("PE %d left round %d when %d of %d had entered", pe.ID(), round, got, (round+1)*int64(n))
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// 5. Barrier is quiet and synchronise: what everybody put before it everybody sees after it.
+func TestBarrierCompletesPuts(t *testing.T) {
+	eachShape(t, 4, func(t *testing.T, l *lab) {
+		s := allocate[uint32](l, 4)
+		l.lag(7, isWrite)
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			for round := range uint32(rounds()) {
+				for to := range 4 {
+					if err := shmem.P(ctx, pe, s.At(pe.ID()), round*10+uint32(pe.ID()), to); err != nil {
+						return err
+					}
+				}
+				if err := pe.Barrier(ctx); err != nil {
+					return err
+				}
+				for from, v := range s.Local(pe) {
+					if v != round*10+uint32(from) {
+						return fmt.Errorf("round %d: PE %d has %d of PE %d", round, pe.ID(), v, from)
+					}
+				}
+				if err := pe.Barrier(ctx); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// Collective calls are made by one goroutine at a time: the second is refused and does no harm.
+func TestOneCollectiveCallAtATime(t *testing.T) {
+	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		done := make(chan error, 2)
+		for range 2 {
+			go func() { done <- pe.Barrier(ctx) }() // one of them stays: PE 1 does not come
+		}
+		if err := <-done; !errors.Is(err, shmem.ErrBusy) {
+			return fmt.Errorf("second call: %v, want busy", err)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("first call: %v, want canceled", err)
+		}
+		return nil
+	})
+}

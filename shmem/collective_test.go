@@ -1,0 +1,202 @@
+package shmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"ibverbx/shmem"
+)
+
+// lengths of vectors, in elements: none, one, some, and more than the scratch memory holds.
+func lengths() []int { return []int{0, 1, 5, 1000, 100000} }
+
+// worlds are numbers of PEs, powers of two and others.
+func worlds() []int { return []int{1, 2, 3, 5, 8} }
+
+func eachWorld(t *testing.T, test func(t *testing.T, l *lab, pes int)) {
+	for _, n := range worlds() {
+		t.Run(fmt.Sprint(n), func(t *testing.T) { test(t, newLab(t, shape{n, 1, 2}, shmem.Config{}), n) })
+	}
+}
+
+func value(pe, i, round int) int64 { return int64(pe*1000003 + i*7 + round*31) }
+
+// 5. Broadcast gives everybody root's data, from every root, back to back.
+func TestBroadcast(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			for _, n := range lengths() {
+				buf := make([]int64, n)
+				for root := range pes {
+					for i := range buf {
+						buf[i] = value(pe.ID(), i, root)
+					}
+					if err := shmem.Broadcast(ctx, pe, buf, root); err != nil {
+						return err
+					}
+					for i, v := range buf {
+						if v != value(root, i, root) {
+							return fmt.Errorf("root %d: PE %d has %d at %d of %d", root, pe.ID(), v, i, n)
+						}
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// 5. Reduce combines with every operation, and every PE has the result.
+func TestReduce(t *testing.T) {
+	ops := map[shmem.ReduceOp]func(a, b int64) int64{
+		shmem.OpSum: func(a, b int64) int64 { return a + b }, shmem.OpProd: func(a, b int64) int64 { return a * b },
+		shmem.OpMin: func(a, b int64) int64 { return min(a, b) }, shmem.OpMax: func(a, b int64) int64 { return max(a, b) },
+		shmem.OpAnd: func(a, b int64) int64 { return a & b }, shmem.OpOr: func(a, b int64) int64 { return a | b },
+		shmem.OpXor: func(a, b int64) int64 { return a ^ b },
+	}
+	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			for _, n := range lengths() {
+				src, dst := make([]int64, n), make([]int64, n)
+				for i := range src {
+					src[i] = value(pe.ID(), i, 0)
+				}
+				for op := shmem.OpSum; op <= shmem.OpXor; op++ {
+					if err := shmem.Reduce(ctx, pe, dst, src, op); err != nil {
+						return err
+					}
+					for i, v := range dst {
+						want := value(0, i, 0)
+						for p := 1; p < pes; p++ {
+							want = ops[op](want, value(p, i, 0))
+						}
+						if v != want {
+							return fmt.Errorf("%v: PE %d has %d at %d of %d, want %d", op, pe.ID(), v, i, n, want)
+						}
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// 5. Sums of floats have the same bits on every PE, and ReduceFunc takes any function.
+func TestReduceFloatsAndFunc(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+		results := make([][]float64, pes)
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			v := make([]float64, 30)
+			for i := range v {
+				v[i] = 1 / float64(pe.ID()*30+i+3)
+			}
+			results[pe.ID()] = make([]float64, 30)
+			if err := shmem.Reduce(ctx, pe, results[pe.ID()], v, shmem.OpSum); err != nil {
+				return err
+			}
+			if err := shmem.Reduce(ctx, pe, v, v, shmem.OpXor); err == nil {
+				return errors.New("xor of floats was not refused")
+			}
+			longest := []int32{int32(pe.ID() % 3)}
+			err := shmem.ReduceFunc(ctx, pe, longest, longest, func(a, b int32) int32 { return max(a, b) })
+			if want := int32(min(2, pes-1)); err != nil || longest[0] != want {
+				return fmt.Errorf("func: %d, %v; want %d", longest[0], err, want)
+			}
+			return nil
+		})
+		for i := range results {
+			if !slices.Equal(results[i], results[0]) {
+				t.Fatalf("PE %d and PE 0 have different bits", i)
+			}
+		}
+	})
+}
+
+// 5. AllGather gives everybody the data of all, AllToAll a part of each to each.
+func TestAllGatherAndAllToAll(t *testing.T) {
+	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			for round, n := range lengths() {
+				src, dst := make([]int64, n), make([]int64, n*pes)
+				for i := range src {
+					src[i] = value(pe.ID(), i, round)
+				}
+				if err := shmem.AllGather(ctx, pe, dst, src); err != nil {
+					return err
+				}
+				for i, v := range dst {
+					if v != value(i/n, i%n, round) {
+						return fmt.Errorf("all-gather: PE %d has %d at %d of %d", pe.ID(), v, i, n)
+					}
+				}
+				all := make([]int64, n*pes)
+				for i := range all {
+					all[i] = value(pe.ID(), i, round)
+				}
+				if err := shmem.AllToAll(ctx, pe, dst, all); err != nil {
+					return err
+				}
+				for i, v := range dst {
+					if v != value(i/n, pe.ID()*n+i%n, round) {
+						return fmt.Errorf("all-to-all: PE %d has %d at %d of %d", pe.ID(), v, i, n)
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// Calls of different kinds follow each other without anything between, while some PEs are slower than others.
+func TestCollectivesBackToBack(t *testing.T) {
+	l := newLab(t, shape{5, 1, 2}, shmem.Config{})
+	l.lag(5, isWrite)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		for round := range 2 * rounds() {
+			one, five := []int64{value(pe.ID(), 0, round)}, make([]int64, 5)
+			if err := shmem.AllGather(ctx, pe, five, one); err != nil {
+				return err
+			}
+			if err := shmem.Broadcast(ctx, pe, one, round%5); err != nil {
+				return err
+			}
+			if one[0] != five[round%5] {
+				return fmt.Errorf("round %d: broadcast %d, gathered %v", round, one[0], five)
+			}
+			sum := []int64{five[pe.ID()]}
+			if err := shmem.Reduce(ctx, pe, sum, sum, shmem.OpSum); err != nil {
+				return err
+			}
+			if want := five[0] + five[1] + five[2] + five[3] + five[4]; sum[0] != want {
+				return fmt.Errorf("round %d: sum %d, want %d", round, sum[0], want)
+			}
+		}
+		return nil
+	})
+}
+
+// PEs that make different calls, or of different lengths, all get an error that says so.
+func TestCollectivesThatDoNotMatch(t *testing.T) {
+	l := newLab(t, shape{3, 1, 1}, shmem.Config{})
+	l.torn = true
+	errs := make([]error, 3)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		n := 10
+		if pe.ID() == 2 {
+			n = 11
+		}
+		errs[pe.ID()] = shmem.AllGather(ctx, pe, make([]int64, 3*n), make([]int64, n))
+		if errs[pe.ID()] == nil {
+			errs[pe.ID()] = pe.Barrier(ctx) // one that had its own part right may have left
+		}
+		return nil
+	})
+	for i, err := range errs {
+		if !errors.Is(err, shmem.ErrMismatch) {
+			t.Errorf("PE %d: %v", i, err)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package shmem
+
+import (
+	"context"
+	"time"
+
+	"ibverbx/transport"
+)
+
+// Config says who a PE is and what it has. But for PE all PEs must be given the same.
+type Config struct {
+	// PE is this PE's number, from 0 on, and PEs how many there are; 0 means 1.
+	PE, PEs int
+	// Exchange is an all-gather among the PEs: each gives some bytes, of a few hundred for each PE, and gets those of all in the
+	// order of their numbers, its own among them. It is called twice during Join, by all PEs, and can be anything that carries bytes:
+	// TCP, files, a job launcher. It may be nil for a single PE.
+	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
+	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered with the NICs. What the package needs for
+	// itself comes on top, 4 MiB at most for up to 1024 PEs.
+	HeapSize int
+	// Background has a goroutine make progress, so that what waits behind a fence leaves without a call of this PE. It costs
+	// switches to that goroutine; programs that call Quiet or wait do not need it.
+	Background bool
+	// RegisterFrom is from how many bytes on a Put or Get registers memory outside of the heap for the call instead of copying it
+	// through registered buffers; 0 means 256 KiB, negative never.
+	RegisterFrom int
+	// Probe is how often a PE that waits for others makes sure that they live; 0 means 100 ms, negative never.
+	Probe time.Duration
+	// Step is how long a PE that waits sleeps between looks at its heap, after Transport.Spin of polling: writes by others raise no event.
+	// 0 means 50 µs.
+	Step time.Duration
+	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need, AMBuffers 1, since no active
+	// messages are sent, and Spin 50 µs.
+	Transport transport.Config
+}
+
+const (
+	defaultHeapSize     = 64 << 20
+	defaultRegisterFrom = 256 << 10
+	defaultProbe        = 100 * time.Millisecond
+	defaultStep         = 50 * time.Microsecond
+	// defaultSpin outlasts the usual wait in a barrier: writes by others raise no event, and a sleep costs 50 µs at the very least. A barrier
+	// of 2 PEs takes 5 µs with it, and 25 with the transport's 20.
+	defaultSpin = 50 * time.Microsecond
+	// maxPEs is how many PEs there may be.
+	maxPEs = 1 << 16
+)
+
+func (c Config) withDefaults() Config {
+	if c.PEs == 0 {
+		c.PEs = 1
+	}
+	if c.HeapSize == 0 {
+		c.HeapSize = defaultHeapSize
+	}
+	if c.RegisterFrom == 0 {
+		c.RegisterFrom = defaultRegisterFrom
+	}
+	if c.Probe == 0 {
+		c.Probe = defaultProbe
+	}
+	if c.Step == 0 {
+		c.Step = defaultStep
+	}
+	if c.Transport.MaxEndpoints == 0 {
+		c.Transport.MaxEndpoints = c.PEs + 1 // two to itself
+	}
+	if c.Transport.Spin == 0 {
+		c.Transport.Spin = defaultSpin
+	}
+	if c.Transport.AMBuffers == 0 {
+		c.Transport.AMBuffers = 1
+	}
+	return c
+}
+
+func (c *Config) validate() error {
+	const op = "config"
+	switch {
+	case c.PEs < 1 || c.PEs > maxPEs:
+		return invalid(op, "PEs %d: must be 1 to %d", c.PEs, maxPEs)
+	case c.PE < 0 || c.PE >= c.PEs:
+		return invalid(op, "PE %d: of %d PEs the numbers are 0 to %d", c.PE, c.PEs, c.PEs-1)
+	case c.HeapSize < blockAlign || c.HeapSize > 1<<46:
+		return invalid(op, "HeapSize %d: must be %d bytes to 64 TiB", c.HeapSize, blockAlign)
+	case c.Exchange == nil && c.PEs > 1:
+		return invalid(op, "Exchange is nil: %d PEs have to find each other", c.PEs)
+	case c.Step < 0:
+		return invalid(op, "Step %v: must not be negative", c.Step)
+	case c.Transport.MaxEndpoints < c.PEs+1:
+		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.PEs, c.PEs+1)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+// Package shmem is OpenSHMEM's model in Go's manner: processing elements that read and write each other's memory, over package transport.
+//
+// # The model
+//
+// A [PE] is one of a fixed number of processing elements, numbered from 0: a process each, or goroutines of one process, or both. Every PE has a
+// symmetric heap, of the same size everywhere. [Alloc] is called by all of them and gives each a block at the same place of its heap, so that
+// one handle, a [Sym], names the block on every PE:
+//
+//	counts, err := shmem.Alloc[uint64](ctx, pe, 64)         // 64 numbers on each PE
+//	err = shmem.Add(ctx, pe, counts.At(7), 1, 3)            // count in PE 3's, atomically
+//	err = shmem.Put(ctx, pe, counts, mine, 3)               // write all of PE 3's
+//	err = pe.Barrier(ctx)                                   // everything of everybody has arrived
+//	fmt.Println(counts.Local(pe))                           // this PE's own, as a []uint64
+//
+// Operations are one-sided: the other PE's program takes no part. A PE reaches its own heap through its NIC as well, so that atomics are
+// atomic among themselves whoever issues them.
+//
+// # When is it done
+//
+//	Put          returns when the source can be reused; Quiet, or a Barrier, completes it
+//	PutNBI       initiates: the source must not be written to before Quiet
+//	Get          returns with the data
+//	GetNBI       initiates: the data is there after Quiet
+//	Fence        orders this PE's puts, atomics and signals to each PE: the later ones land after the earlier ones
+//	Quiet        completes everything of this PE, and makes it visible to every PE
+//	PutSignal    whoever sees the signal sees the data, over any number of rails
+//	WaitUntil    waits for a word of the own heap that another PE changes
+//	Barrier      Quiet, and then waits for everybody
+//
+// Nothing orders a Get behind an earlier Put; Quiet does. Without Fence puts land in any order.
+//
+// # A program
+//
+// Several PEs of one process, each with its own NIC or sharing one, are a [World]:
+//
+//	world, err := shmem.NewLocal(ctx, shmem.Config{}, domains...)
+//	err = world.Run(ctx, func(ctx context.Context, pe *shmem.PE) error { ... })
+//	err = world.Close(ctx)
+//
+// PEs of several processes find each other by whatever means the program has, an all-gather of a few KiB: see [Join] and Config.Exchange.
+//
+// # What the caller must keep
+//
+//   - Puts, gets, atomics, waits, Fence and Quiet may be called from any goroutine. Fence and Quiet order and complete what was called before
+//     them. Collective calls (Alloc, Free, Barrier, Sync, Broadcast, Reduce, AllGather, AllToAll, Close) are made by all PEs in the same order,
+//     by one goroutine a PE at a time; a second one is refused with [ErrBusy].
+//   - What others write into a heap is read after something has told that it is there: WaitUntil, a barrier, a collective. A word that is polled
+//     without them is read with [Load]. The processor's own writes to a word are not atomic with atomics of NICs; use [Set] or [Add]
+//     on the own PE.
+//   - When ctx ends during a call, what it began goes on: its memory belongs to the NICs until Quiet has returned nil.
+//   - Nothing goes on in the background unless Config.Background is set. What was put behind a fence, a signal above all, may leave only during a
+//     later call of this PE that waits: Quiet, Barrier, WaitUntil. Programs end phases with one of them anyhow.
+//   - A collective call that returns an error leaves the PEs out of step, but for Alloc and Free, whose refusals all PEs see alike. End with Close.
+//
+// # Faults
+//
+// When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and says which PE it was; so do the calls that wait for
+// everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live (Config.Probe). Puts, gets and atomics
+// among the rest go on.
+//
+// # What it costs
+//
+// Short puts are copied into the work request, longer ones through registered buffers, and what lies in the symmetric heap is sent from
+// where it is. No call allocates once warm, but for collective Alloc and Free and for large transfers from memory outside the heap, which
+// register it for the call.
+package shmem

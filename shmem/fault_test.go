@@ -1,0 +1,204 @@
+package shmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/shmem"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// quick has connections give up soon, and waiting PEs look after each other often.
+func quick() shmem.Config {
+	cfg := shmem.Config{Probe: 5 * time.Millisecond}
+	cfg.Transport.QP.Conn.Timeout = 8 // 1 ms
+	cfg.Transport.QP.Conn.RetryCount = 2
+	return cfg
+}
+
+// died says what is wrong with the error of a call after PE 3 has died.
+func died(err error) error {
+	var gone *shmem.PEError
+	if !errors.As(err, &gone) || gone.PE != 3 || !errors.Is(err, transport.ErrPeerFailed) || !strings.Contains(err.Error(), "PE 3") {
+		return fmt.Errorf("%v, want that PE 3 failed", err)
+	}
+	return nil
+}
+
+// When a PE dies, whatever the others wait in returns an error that says which one it was: nobody hangs.
+func TestAPEDiesWhileOthersWait(t *testing.T) {
+	waits := map[string]func(ctx context.Context, pe *shmem.PE, s shmem.Sym[uint64]) error{
+		"barrier": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error { return pe.Barrier(ctx) },
+		"sync":    func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error { return pe.Sync(ctx) },
+		"wait until": func(ctx context.Context, pe *shmem.PE, s shmem.Sym[uint64]) error {
+			return shmem.WaitUntil(ctx, pe, s, shmem.NE, 0)
+		},
+		"reduce": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			return shmem.Reduce(ctx, pe, make([]int64, 9), make([]int64, 9), shmem.OpSum)
+		},
+		"broadcast": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			return shmem.Broadcast(ctx, pe, make([]int64, 9), 3)
+		},
+		"all-gather": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			return shmem.AllGather(ctx, pe, make([]int64, 40), make([]int64, 8))
+		},
+		"alloc": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			_, err := shmem.Alloc[byte](ctx, pe, 10)
+			return err
+		},
+	}
+	for name, wait := range waits {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, shape{5, 1, 2}, quick())
+			l.torn = true
+			s := allocate[uint64](l, 1)
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				if pe.ID() == 3 {
+					l.fabric.Device(3).Kill()
+					return nil
+				}
+				if err := died(wait(ctx, pe, s)); err != nil {
+					return fmt.Errorf("PE %d: %w", pe.ID(), err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// Puts, gets and atomics on a PE that has died fail, and those among the others go on.
+func TestOperationsAfterAPEDied(t *testing.T) {
+	l := newLab(t, shape{5, 1, 2}, quick())
+	l.torn = true
+	s := allocate[uint64](l, 8)
+	l.fabric.Device(3).Kill()
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		v := make([]uint64, 8)
+		if err := died(shmem.Get(ctx, pe, v, s, 3)); err != nil {
+			return err
+		}
+		if err := died(shmem.Put(ctx, pe, s, v, 3)); err != nil {
+			return err
+		}
+		_, err := shmem.FetchAdd(ctx, pe, s, 1, 3)
+		if err := died(err); err != nil {
+			return err
+		}
+		if err := died(pe.Quiet(ctx)); err != nil {
+			return err
+		}
+		for _, to := range []int{0, 1, 2, 4} {
+			if err := shmem.P(ctx, pe, s, uint64(to+1), to); err != nil {
+				return err
+			}
+			pe.Fence()
+			if old, err := shmem.FetchAdd(ctx, pe, s, 1, to); err != nil || old != uint64(to+1) {
+				return fmt.Errorf("PE %d: %d, %v", to, old, err)
+			}
+		}
+		return nil
+	})
+}
+
+// What a dead PE itself calls ends, too.
+func TestTheDeadPEDoesNotHang(t *testing.T) {
+	l := newLab(t, shape{3, 1, 2}, quick())
+	l.torn = true
+	s := allocate[uint64](l, 1)
+	l.fabric.Device(0).Kill()
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		err := shmem.WaitUntil(ctx, pe, s, shmem.EQ, 1)
+		if err == nil || !errors.Is(err, transport.ErrPeerFailed) {
+			return fmt.Errorf("%v, want that the others cannot be reached", err)
+		}
+		if err := pe.Barrier(ctx); err == nil {
+			return errors.New("barrier of a dead PE ended well")
+		}
+		return nil
+	})
+}
+
+// A PE that leaves before the others is missed by who waits for it.
+func TestAPELeaves(t *testing.T) {
+	l := newLab(t, shape{3, 1, 2}, quick())
+	l.torn = true
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		if pe.ID() == 2 {
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			if err := pe.Close(ended); !errors.Is(err, context.Canceled) {
+				return fmt.Errorf("close: %v", err)
+			}
+			return nil
+		}
+		var gone *shmem.PEError
+		if err := pe.Barrier(ctx); !errors.As(err, &gone) || gone.PE != 2 {
+			return fmt.Errorf("PE %d: %v, want that PE 2 has gone", pe.ID(), err)
+		}
+		return nil
+	})
+}
+
+// When one PE's program fails, Run ends the others' waits, and tells its error alone.
+func TestRunEndsTheOthers(t *testing.T) {
+	l := newLab(t, shape{3, 1, 1}, shmem.Config{})
+	mine := errors.New("out of ideas")
+	err := l.world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
+		if pe.ID() == 1 {
+			return mine
+		}
+		return pe.Barrier(ctx)
+	})
+	if err == nil || err.Error() != "PE 1: out of ideas" || !errors.Is(err, mine) {
+		t.Fatal(err)
+	}
+}
+
+// A fault on a connection in the middle of a large put is told, and does not harm others.
+func TestAPutThatFails(t *testing.T) {
+	l := newLab(t, shape{3, 1, 4}, quick())
+	l.torn = true
+	s := allocate[byte](l, 1<<20)
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		defer l.lag(1, isWrite).Remove()
+		big := make([]byte, 1<<20)
+		l.fabric.Device(1).SetLink(false)
+		err := shmem.Put(ctx, pe, s, big, 1)
+		if err == nil {
+			err = pe.Quiet(ctx)
+		}
+		var gone *shmem.PEError
+		if !errors.As(err, &gone) || gone.PE != 1 {
+			return fmt.Errorf("%v, want that PE 1 failed", err)
+		}
+		if err := shmem.Put(ctx, pe, s, big, 2); err != nil {
+			return err
+		}
+		return shmem.Get(ctx, pe, big, s, 2)
+	})
+}
+
+// A ctx that ends leaves the operation to itself; Quiet tells when its memory is free, and nothing leaks.
+func TestAContextEndsDuringAPut(t *testing.T) {
+	l := newLab(t, shape{2, 1, 2}, shmem.Config{})
+	s := allocate[byte](l, 1<<20)
+	stall := l.lag(1, func(wr *verbs.SendWR) bool { return isWrite(wr) || wr.Opcode == verbs.OpRDMARead })
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		defer stall.Remove()
+		big := make([]byte, 1<<20)
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if err := shmem.Put(ended, pe, s, big, 1); err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+		if err := shmem.Get(ended, pe, big, s, 1); err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return pe.Quiet(ctx)
+	})
+}

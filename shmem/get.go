@@ -1,0 +1,152 @@
+package shmem
+
+import (
+	"context"
+
+	"ibverbx"
+	"ibverbx/transport"
+)
+
+// Get reads the first len(dst) elements of src on PE from, and returns when they are in dst.
+func Get[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) error {
+	const op = "get"
+	if len(dst) > src.n {
+		return invalid(op, "dst has %d elements, src %d", len(dst), src.n)
+	}
+	b := bytesOf(dst)
+	t, err := pe.target(op, from, src.off, len(b))
+	if err != nil {
+		return err
+	}
+	if err := t.get(ctx, b, src.off); err != nil {
+		return t.told(op, err)
+	}
+	return nil
+}
+
+// GetNBI is Get that only initiates: dst is the NICs' until Quiet, which brings the data.
+func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) error {
+	const op = "get nbi"
+	if len(dst) > src.n {
+		return invalid(op, "dst has %d elements, src %d", len(dst), src.n)
+	}
+	b := bytesOf(dst)
+	t, err := pe.target(op, from, src.off, len(b))
+	if err != nil {
+		return err
+	}
+	if err := t.getNBI(ctx, b, src.off); err != nil {
+		return t.told(op, err)
+	}
+	return nil
+}
+
+// G reads the first element of src on PE from.
+func G[T Element](ctx context.Context, pe *PE, src Sym[T], from int) (T, error) {
+	const op = "g"
+	if src.n == 0 {
+		return 0, invalid(op, "src has no element")
+	}
+	t, err := pe.target(op, from, src.off, sizeOf[T]())
+	if err != nil {
+		return 0, err
+	}
+	c := pe.take()
+	c.comp.Init(1, nil)
+	b := bytesOf(c.word[:])[:sizeOf[T]()]
+	if err := t.getBuffered(ctx, &c.comp, b, src.off); err != nil {
+		pe.give(c)
+		return 0, t.told(op, err)
+	}
+	if err := pe.worker.Wait(ctx, &c.comp); err != nil {
+		if c.comp.Fired() {
+			pe.give(c)
+		}
+		return 0, t.told(op, err)
+	}
+	v := viewOf[T](b)[0]
+	pe.give(c)
+	return v, nil
+}
+
+// get reads into b and waits for it.
+func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
+	if len(b) == 0 {
+		return nil
+	}
+	p := t.pe
+	if at, ok := within(p.heap, b); ok {
+		return t.getWait(ctx, p.region.Slice(at, uint64(len(b))), off)
+	}
+	if p.cfg.RegisterFrom > 0 && len(b) >= p.cfg.RegisterFrom {
+		if mr, err := p.dom.Register(b, writable); err == nil {
+			return p.lend(mr, t.getWait(ctx, mr.All(), off))
+		}
+	}
+	c := p.take()
+	c.comp.Init((len(b)+t.bcopy-1)/t.bcopy, nil)
+	for len(b) != 0 {
+		n := min(len(b), t.bcopy)
+		if err := t.getBuffered(ctx, &c.comp, b[:n], off); err != nil {
+			c.comp.Done(err) // the pieces that are on the way still count on it
+		}
+		b, off = b[n:], off+uint64(n)
+	}
+	return p.wait(ctx, c)
+}
+
+func (t *peer) getNBI(ctx context.Context, b []byte, off uint64) error {
+	if len(b) == 0 {
+		return nil
+	}
+	p := t.pe
+	if at, ok := within(p.heap, b); ok {
+		return t.getZcopy(ctx, nil, p.region.Slice(at, uint64(len(b))), off)
+	}
+	for len(b) != 0 {
+		n := min(len(b), t.bcopy)
+		if err := t.getBuffered(ctx, nil, b[:n], off); err != nil {
+			return err
+		}
+		b, off = b[n:], off+uint64(n)
+	}
+	return nil
+}
+
+// getBuffered reads a piece through a registered buffer.
+func (t *peer) getBuffered(ctx context.Context, comp *transport.Completion, b []byte, off uint64) error {
+	remote := t.heap.Slice(off, uint64(len(b)))
+	_, err := t.ep.GetBcopy(comp, b, remote)
+	if err == transport.ErrNoResource {
+		err = t.pe.retry(ctx, func() error {
+			_, err := t.ep.GetBcopy(comp, b, remote)
+			return err
+		})
+	}
+	return err
+}
+
+// getZcopy reads into registered memory.
+func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
+	remote := t.heap.Slice(off, local.Length)
+	_, err := t.ep.GetZcopy(comp, remote, local)
+	if err == transport.ErrNoResource {
+		err = t.pe.retry(ctx, func() error {
+			_, err := t.ep.GetZcopy(comp, remote, local)
+			return err
+		})
+	}
+	return err
+}
+
+// getWait reads into registered memory and waits for it.
+func (t *peer) getWait(ctx context.Context, local ibverbx.Segment, off uint64) error {
+	p := t.pe
+	c := p.take()
+	c.comp.Init(1, nil)
+	if err := t.getZcopy(ctx, &c.comp, local, off); err != nil {
+		p.give(c)
+		return err
+	}
+	return p.wait(ctx, c)
+}

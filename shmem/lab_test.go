@@ -1,0 +1,157 @@
+package shmem_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/shmem"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// shape is what a world under test is made of.
+type shape struct {
+	pes, nics, qps int // NICs of each PE, queue pairs on each
+}
+
+func (s shape) String() string { return fmt.Sprintf("pes=%d/nics=%d/qps=%d", s.pes, s.nics, s.qps) }
+
+// shapes are the ways in which a PE can be connected: a single queue pair, which is no virtual one, and several rails on one NIC and on two.
+func shapes(pes int) []shape {
+	return []shape{{pes, 1, 1}, {pes, 1, 2}, {pes, 1, 4}, {pes, 2, 1}, {pes, 2, 2}}
+}
+
+// lab is a world on software NICs. When the test ends it is closed, and must leave nothing behind.
+type lab struct {
+	t      testing.TB
+	ctx    context.Context
+	fabric *soft.Fabric
+	doms   []*ibverbx.Domain
+	world  *shmem.World
+	torn   bool // closing may fail: something was broken on purpose
+}
+
+// patience bounds every wait of a test.
+const patience = 10 * time.Second
+
+func newLab(t testing.TB, s shape, cfg shmem.Config) *lab {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	l := &lab{t: t, ctx: ctx}
+	var err error
+	if l.fabric, err = soft.New(soft.Config{Devices: s.pes * s.nics}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cancel(); l.close() })
+	for i := range s.pes {
+		var devices []verbs.Device
+		for j := range s.nics {
+			devices = append(devices, l.fabric.Device(i*s.nics+j))
+		}
+		dom, err := ibverbx.NewDomain(devices...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.doms = append(l.doms, dom)
+	}
+	if cfg.HeapSize == 0 {
+		cfg.HeapSize = 4 << 20
+	}
+	cfg.Transport.QP.QPsPerDevice = s.qps
+	if l.world, err = shmem.NewLocal(ctx, cfg, l.doms...); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// close ends the world and looks for what is left.
+func (l *lab) close() {
+	if l.world != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := l.world.Close(ctx); err != nil && !l.torn {
+			l.t.Error(err)
+		}
+	}
+	for _, dom := range l.doms {
+		if err := dom.Close(); err != nil {
+			l.t.Error(err)
+		}
+	}
+	if left := l.fabric.Objects(); left != (soft.Objects{}) {
+		l.t.Errorf("left open: %v", left)
+	}
+	if err := l.fabric.Close(); err != nil {
+		l.t.Error(err)
+	}
+}
+
+// run runs a program on all PEs, and fails the test unless all end well.
+func (l *lab) run(program func(ctx context.Context, pe *shmem.PE) error) {
+	l.t.Helper()
+	if err := l.world.Run(l.ctx, program); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// one runs a program on PE 0 alone.
+func (l *lab) one(program func(ctx context.Context, pe *shmem.PE) error) {
+	l.t.Helper()
+	if err := program(l.ctx, l.world.PEs()[0]); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+// allocate makes a block on all PEs.
+func allocate[T shmem.Element](l *lab, n int) shmem.Sym[T] {
+	l.t.Helper()
+	all := make([]shmem.Sym[T], len(l.world.PEs()))
+	l.run(func(ctx context.Context, pe *shmem.PE) (err error) {
+		all[pe.ID()], err = shmem.Alloc[T](ctx, pe, n)
+		return err
+	})
+	for _, s := range all {
+		if s != all[0] {
+			l.t.Fatalf("the block is at different places: %v", all)
+		}
+	}
+	return all[0]
+}
+
+// eachShape runs a test over every way to be connected.
+func eachShape(t *testing.T, pes int, test func(t *testing.T, l *lab)) {
+	for _, s := range shapes(pes) {
+		t.Run(s.String(), func(t *testing.T) { test(t, newLab(t, s, shmem.Config{})) })
+	}
+}
+
+// fill writes n bytes that tell one round from another.
+func fill(b []byte, round int) {
+	for i := range b {
+		b[i] = byte(i*7 + round*13 + i>>8)
+	}
+}
+
+// lag delays what matches by a moment, on one NIC's queue pair out of several, so that what comes later on the others lands earlier.
+func (l *lab) lag(every int, match func(*verbs.SendWR) bool) *soft.Injection {
+	n := 0
+	return l.fabric.Inject(soft.Fault{
+		Kind: soft.Delay, Count: -1, Delay: 100 * time.Microsecond,
+		Match: func(wr *verbs.SendWR) bool {
+			if !match(wr) {
+				return false
+			}
+			n++
+			return n%every == 0
+		},
+	})
+}
+
+func isWrite(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMAWrite }

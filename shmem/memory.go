@@ -1,0 +1,48 @@
+package shmem
+
+import "unsafe"
+
+// This file holds all uses of unsafe in this package. Heaps and blocks are aligned to blockAlign, and offsets of elements are multiples of their
+// size, so every view is aligned. An Element has no pointers.
+
+// newHeap makes zeroed memory whose first byte is aligned to a block.
+func newHeap(size int) []byte {
+	mem := make([]byte, size+blockAlign)
+	skip := int(-uintptr(unsafe.Pointer(unsafe.SliceData(mem))) & (blockAlign - 1))
+	return mem[skip : skip+size : skip+size]
+}
+
+// sizeOf is the size of an element in bytes.
+func sizeOf[T Element]() int {
+	var v T
+	return int(unsafe.Sizeof(v))
+}
+
+// bytesOf is the memory of s.
+func bytesOf[T Element](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*sizeOf[T]())
+}
+
+// viewOf is b, whose length is a multiple of the element's size, as elements. b must be aligned.
+func viewOf[T Element](b []byte) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/sizeOf[T]())
+}
+
+// within reports whether all of b lies in the heap, and where.
+func within(heap, b []byte) (off uint64, ok bool) {
+	start, at := uintptr(unsafe.Pointer(unsafe.SliceData(heap))), uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	if at < start || at-start > uintptr(len(heap)) || uintptr(len(b)) > uintptr(len(heap))-(at-start) {
+		return 0, false
+	}
+	return uint64(at - start), true
+}
+
+// word64 is the word at an offset of the heap that is a multiple of eight.
+func word64(heap []byte, off uint64) *uint64 {
+	return (*uint64)(unsafe.Pointer(unsafe.SliceData(heap[off : off+8])))
+}
+
+// word32 is the word at an offset of the heap that is a multiple of four.
+func word32(heap []byte, off uint64) *uint32 {
+	return (*uint32)(unsafe.Pointer(unsafe.SliceData(heap[off : off+4])))
+}

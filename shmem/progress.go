@@ -1,0 +1,108 @@
+package shmem
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"ibverbx/transport"
+)
+
+// retry makes progress until try does not lack resources any more.
+func (p *PE) retry(ctx context.Context, try func() error) (err error) {
+	p.worker.Progress()
+	waited := p.worker.WaitFor(ctx, 0, func() bool {
+		err = try()
+		return err != transport.ErrNoResource
+	})
+	if waited != nil {
+		return waited
+	}
+	return err
+}
+
+// await makes progress until done, which looks at what other PEs write into this heap. It gives up when a PE has gone; from is the one whose
+// write is waited for, or nil.
+func (p *PE) await(ctx context.Context, op string, from *peer, done func() bool) error {
+	if done() {
+		return nil
+	}
+	v := vigil{p: p, from: from, step: p.cfg.Step}
+	for {
+		err := p.worker.WaitFor(ctx, v.step, func() bool { return done() || v.over() })
+		switch {
+		case done(): // also when its writer went right afterwards
+			return nil
+		case err != nil:
+			return fails(op, err)
+		case v.err != nil:
+			return fails(op, v.err)
+		}
+		v.step = min(2*v.step, maxStep)
+	}
+}
+
+// vigil is what a PE keeps in mind while it waits for others.
+type vigil struct {
+	p      *PE
+	from   *peer
+	step   time.Duration
+	rounds int
+	start  time.Time
+	probe  time.Time // when the others are to be probed
+	longer time.Time // when to sleep longer at a time
+	err    error
+}
+
+// maxStep bounds how long a PE sleeps between looks at its heap.
+const maxStep = time.Millisecond
+
+// over says whether to stop waiting for now: because something has happened to the others, or to wait in longer steps.
+func (v *vigil) over() bool {
+	p := v.p
+	if gone := p.gone.Load(); gone != nil {
+		v.err = gone
+		return true
+	}
+	if v.from != nil {
+		if gone := v.from.gone.Load(); gone != nil {
+			v.err = gone
+			return true
+		}
+	}
+	if who := atomic.LoadUint64(word64(p.heap, p.layout.stop)); who != 0 {
+		v.err = fmt.Errorf("%w: PE %d has found out, and says how", ErrMismatch, who-1)
+		return true
+	}
+	v.rounds++
+	return v.rounds%16 == 1 && v.clock()
+}
+
+// clock looks at the time, which costs as much as a few rounds.
+func (v *vigil) clock() bool {
+	now := time.Now()
+	if v.start.IsZero() {
+		v.start, v.probe, v.longer = now, now.Add(v.p.cfg.Probe), now.Add(20*v.step)
+	}
+	if v.p.cfg.Probe > 0 && now.After(v.probe) {
+		v.probe = now.Add(v.p.cfg.Probe)
+		v.p.probeAll()
+	}
+	if v.step < maxStep && now.After(v.longer) {
+		v.longer = now.Add(20 * v.step)
+		return true
+	}
+	return false
+}
+
+// probeAll reads a word of every PE to which nothing is on the way: a connection fails only when it is used.
+func (p *PE) probeAll() {
+	for i := range p.peers {
+		t := &p.peers[i]
+		if i == p.id || t.gone.Load() != nil || t.ep.Stats().Outstanding != 0 {
+			continue
+		}
+		_, _ = t.ep.GetBcopy(nil, p.probed[:], t.heap.Slice(0, 8)) // what comes of it the endpoint tells
+	}
+}

@@ -1,0 +1,61 @@
+package shmem
+
+import "context"
+
+// SignalOp is what PutSignal does to the signal.
+type SignalOp uint8
+
+const (
+	SignalSet SignalOp = iota // store the value
+	SignalAdd                 // add the value atomically
+)
+
+// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: whoever sees the signal sees all of the data. It returns when
+// src can be written to again. The signal may leave only when this PE waits for something, see Config.Background. Sig must not be
+// written by other means while it is used for signals of another kind.
+func PutSignal[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int) error {
+	return putSignal(ctx, pe, "put signal", dst, src, sig, value, op, to, false)
+}
+
+// PutSignalNBI is PutSignal that only initiates; for src the rules of [PutNBI] hold.
+func PutSignalNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int) error {
+	return putSignal(ctx, pe, "put signal nbi", dst, src, sig, value, op, to, true)
+}
+
+func putSignal[T Element](ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int, nbi bool) error {
+	switch {
+	case len(src) > dst.n:
+		return invalid(name, "src has %d elements, dst %d", len(src), dst.n)
+	case sig.n == 0:
+		return invalid(name, "sig has no element")
+	case op > SignalAdd:
+		return invalid(name, "op %d: SignalSet or SignalAdd", op)
+	}
+	b := bytesOf(src)
+	if _, err := pe.target(name, to, sig.off, 8); err != nil {
+		return err
+	}
+	t, err := pe.target(name, to, dst.off, len(b))
+	if err != nil {
+		return err
+	}
+	if nbi {
+		err = t.putNBI(ctx, b, dst.off)
+	} else {
+		err = t.put(ctx, b, dst.off)
+	}
+	if err == nil {
+		err = t.order(ctx)
+	}
+	switch {
+	case err != nil:
+	case op == SignalSet:
+		err = t.putWord(ctx, sig.off, value)
+	default:
+		err = t.add(ctx, sig.off, value)
+	}
+	if err != nil {
+		return t.told(name, err)
+	}
+	return nil
+}

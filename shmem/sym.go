@@ -1,0 +1,75 @@
+package shmem
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// Element is what symmetric memory holds: integers and floats of a fixed size.
+type Element interface {
+	~int8 | ~uint8 | ~int16 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
+}
+
+// Word is what atomics and waits work on: integers of four and of eight bytes.
+type Word interface {
+	~int32 | ~uint32 | ~int64 | ~uint64
+}
+
+// Sym names n elements at the same place of every PE's symmetric heap. It is a small value, like a slice, to be copied and passed around; [Alloc]
+// makes it, and it means the same on every PE of that Alloc. The zero value names nothing.
+//
+// The memory is there until [Free]. What is named beyond that is not noticed, as it may belong to another block by then.
+type Sym[T Element] struct {
+	off uint64 // of the first element in the heap, bytes
+	n   int    // elements
+}
+
+// Len is the number of elements.
+func (s Sym[T]) Len() int { return s.n }
+
+// Offset is where the first element lies in every PE's heap, in bytes; for logs.
+func (s Sym[T]) Offset() uint64 { return s.off }
+
+// At names element i. Like indexing a slice it panics when there is none.
+func (s Sym[T]) At(i int) Sym[T] {
+	if uint(i) >= uint(s.n) {
+		panic(fmt.Sprintf("shmem: element %d of symmetric memory of %d", i, s.n))
+	}
+	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: 1}
+}
+
+// Slice names elements i to j-1. Like slicing a slice it panics when they are not all there.
+func (s Sym[T]) Slice(i, j int) Sym[T] {
+	if i < 0 || j < i || j > s.n {
+		panic(fmt.Sprintf("shmem: slice [%d:%d] of symmetric memory of %d elements", i, j, s.n))
+	}
+	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: j - i}
+}
+
+// Local is pe's own copy, in place: what is written to it others can Get. See the package's rules for when to read what others write. It must
+// not be used once pe is closed. It panics when s is not symmetric memory of pe.
+func (s Sym[T]) Local(pe *PE) []T {
+	if err := pe.inHeap(s.off, s.n*sizeOf[T]()); err != nil {
+		panic("shmem: local: " + err.Error())
+	}
+	return viewOf[T](pe.heap[s.off : s.off+uint64(s.n*sizeOf[T]())])
+}
+
+// Load reads the first element of pe's own copy with one atomic access, ordered like those of sync/atomic, and does nothing else: in particular it
+// makes no progress. It panics when s names nothing.
+func Load[T Word](pe *PE, s Sym[T]) T {
+	if s.n == 0 {
+		panic("shmem: load: no element")
+	}
+	return load[T](pe, s.off)
+}
+
+func load[T Word](pe *PE, off uint64) T {
+	if sizeOf[T]() == 8 {
+		return T(atomic.LoadUint64(word64(pe.heap, off)))
+	}
+	return T(atomic.LoadUint32(word32(pe.heap, off)))
+}
+
+// bytes is the length of what s names.
+func (s Sym[T]) bytes() int { return s.n * sizeOf[T]() }

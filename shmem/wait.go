@@ -1,0 +1,122 @@
+package shmem
+
+import "context"
+
+// Cmp is how a wait compares a word of the heap with a value.
+type Cmp uint8
+
+const (
+	EQ Cmp = iota
+	NE
+	GT
+	GE
+	LT
+	LE
+)
+
+// String writes the comparison as in Go.
+func (c Cmp) String() string {
+	switch c {
+	case EQ:
+		return "=="
+	case NE:
+		return "!="
+	case GT:
+		return ">"
+	case GE:
+		return ">="
+	case LT:
+		return "<"
+	case LE:
+		return "<="
+	}
+	return "unknown"
+}
+
+// holds compares.
+func holds[T Word](c Cmp, a, b T) bool {
+	switch c {
+	case EQ:
+		return a == b
+	case NE:
+		return a != b
+	case GT:
+		return a > b
+	case GE:
+		return a >= b
+	case LT:
+		return a < b
+	}
+	return a <= b
+}
+
+// WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because another PE has changed it. The change is complete
+// then, and so is what its writer ordered before it (PutSignal, Fence, Quiet). The goroutine polls briefly and then sleeps in steps. When a PE
+// has gone it returns a [*PEError]: the change may never come.
+func WaitUntil[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
+	return WaitUntilAll(ctx, pe, s.first(), cmp, value)
+}
+
+// first names the first element, if there is one.
+func (s Sym[T]) first() Sym[T] { return Sym[T]{off: s.off, n: min(s.n, 1)} }
+
+// WaitUntilAll is WaitUntil for all words of s.
+func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
+	const op = "wait until"
+	if err := pe.checkWait(op, s.off, s.n, s.bytes(), cmp); err != nil {
+		return err
+	}
+	done := 0 // words that have compared once count
+	return pe.await(ctx, op, nil, func() bool {
+		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*sizeOf[T]())), value) {
+			done++
+		}
+		return done == s.n
+	})
+}
+
+// WaitUntilAny is WaitUntil for any word of s; it returns which one it was, the lowest of several.
+func WaitUntilAny[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) (int, error) {
+	const op = "wait until any"
+	if err := pe.checkWait(op, s.off, s.n, s.bytes(), cmp); err != nil {
+		return 0, err
+	}
+	which := -1
+	err := pe.await(ctx, op, nil, func() bool {
+		which = find(pe, s, cmp, value)
+		return which >= 0
+	})
+	return max(which, 0), err
+}
+
+// Test makes some progress and reports whether WaitUntil would return at once.
+func Test[T Word](pe *PE, s Sym[T], cmp Cmp, value T) (bool, error) {
+	if err := pe.checkWait("test", s.off, s.n, s.bytes(), cmp); err != nil {
+		return false, err
+	}
+	pe.worker.Progress()
+	return holds(cmp, load[T](pe, s.off), value), nil
+}
+
+// find is the first word that compares, or -1.
+func find[T Word](pe *PE, s Sym[T], cmp Cmp, value T) int {
+	for i := range s.n {
+		if holds(cmp, load[T](pe, s.off+uint64(i*sizeOf[T]())), value) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (p *PE) checkWait(op string, off uint64, n, bytes int, cmp Cmp) error {
+	if n == 0 {
+		return invalid(op, "s has no element")
+	}
+	if cmp > LE {
+		return invalid(op, "cmp %d: EQ to LE", cmp)
+	}
+	if err := p.inHeap(off, bytes); err != nil {
+		return fails(op, err)
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package shmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"ibverbx"
+)
+
+// World is the PEs of this process: all that there are, or some of them.
+type World struct {
+	pes []*PE
+}
+
+// NewLocal makes a world of len(doms) PEs in this process, PE i over the NICs of doms[i]; PEs may share a domain. PE, PEs and Exchange of cfg
+// are filled in.
+func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World, error) {
+	if len(doms) == 0 {
+		return nil, invalid("new local", "no domains: one for each PE is needed")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	table := newTable(len(doms))
+	world := &World{pes: make([]*PE, len(doms))}
+	errs := make([]error, len(doms))
+	var wg sync.WaitGroup
+	for i, dom := range doms {
+		cfg := cfg
+		cfg.PE, cfg.PEs = i, len(doms)
+		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) { return table.gather(ctx, i, mine) }
+		wg.Go(func() {
+			if world.pes[i], errs[i] = Join(ctx, dom, cfg); errs[i] != nil {
+				cancel() // the others need not wait
+			}
+		})
+	}
+	wg.Wait()
+	if err := first(errs); err != nil {
+		for _, pe := range world.pes {
+			if pe != nil {
+				err = errors.Join(err, pe.free())
+			}
+		}
+		return nil, err
+	}
+	return world, nil
+}
+
+// NewWorld makes a world of PEs of this process that have joined.
+func NewWorld(pes ...*PE) *World { return &World{pes: pes} }
+
+// PEs are the PEs of this process.
+func (w *World) PEs() []*PE { return w.pes }
+
+// Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one returns an error, the ctx that the others were given
+// ends, so that they do not wait for it in vain. The result joins all errors, but for those of calls that ended for that reason.
+func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(w.pes))
+	var wg sync.WaitGroup
+	for i, pe := range w.pes {
+		wg.Go(func() {
+			if errs[i] = fn(ctx, pe); errs[i] != nil {
+				errs[i] = fmt.Errorf("PE %d: %w", pe.id, errs[i])
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	return first(errs)
+}
+
+// Close closes the PEs, all at the same time.
+func (w *World) Close(ctx context.Context) error {
+	return w.Run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
+}
+
+// first joins errors without those that only say that a ctx has ended, unless there are no others.
+func first(errs []error) error {
+	var causes []error
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			causes = append(causes, err)
+		}
+	}
+	if causes == nil {
+		return errors.Join(errs...)
+	}
+	return errors.Join(causes...)
+}
+
+// table is where PEs of one process exchange their cards.
+type table struct {
+	mu      sync.Mutex
+	entries [][]byte
+	missing int
+	full    chan struct{}
+}
+
+func newTable(n int) *table {
+	return &table{entries: make([][]byte, n), missing: n, full: make(chan struct{})}
+}
+
+// gather lays an entry on the table and returns all entries once they are there.
+func (t *table) gather(ctx context.Context, i int, mine []byte) ([][]byte, error) {
+	t.mu.Lock()
+	t.entries[i] = mine
+	entries, full := t.entries, t.full
+	if t.missing--; t.missing == 0 {
+		t.entries, t.missing, t.full = make([][]byte, len(entries)), len(entries), make(chan struct{}) // for the next time
+		close(full)
+	}
+	t.mu.Unlock()
+	select {
+	case <-full:
+		return entries, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: another PE did not come", ctx.Err())
+	}
+}
