@@ -33,7 +33,7 @@ func TestContract12AbortCancelsWhatIsOutstanding(t *testing.T) {
 		if s.single() {
 			t.Skip("a single queue pair waits for its NIC to flush: see TestContract12AbortOfAStalledQueuePair")
 		}
-		for steps := range 40 {
+		for steps := range int(seeds(40)) {
 			s.stepped, s.scramble, s.seed = true, true, uint64(steps)
 			s.onError = func(_ *transport.Endpoint, err error) {
 				t.Errorf("the error handler was called for what the program did: %v", err)

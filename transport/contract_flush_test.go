@@ -14,7 +14,7 @@ import (
 func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, kind := range []transport.FlushKind{transport.FlushLocal, transport.FlushRemote} {
-			for seed := range uint64(5) {
+			for seed := range seeds(5) {
 				s.stepped, s.scramble, s.seed = true, true, seed
 				l := newLink(t, s)
 				delivered, flushed := 0, false
@@ -54,7 +54,7 @@ func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
 // After a remote flush the data is in the target's memory, after a local one the source can be reused.
 func TestContract11FlushedDataIsThere(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
-		for seed := range uint64(20) {
+		for seed := range seeds(20) {
 			s.stepped, s.scramble, s.seed = true, true, seed
 			l := newLink(t, s)
 			before := bytes.Clone(l.a.mem[:30000])
@@ -179,7 +179,7 @@ func TestContract11AContextEndsTheWaitOnABusyWorker(t *testing.T) {
 // Fence orders what comes after behind what came before on this endpoint without completing anything.
 func TestContract13FenceOrders(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
-		for seed := range uint64(30) {
+		for seed := range seeds(30) {
 			s.stepped, s.scramble, s.seed = true, true, seed
 			var l *link
 			sawAM := false
@@ -220,7 +220,7 @@ func TestContract13FenceOrders(t *testing.T) {
 // A fence orders requests that are pending as well: what is called behind it goes behind what the queue sends.
 func TestContract13FenceBeforeAGet(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
-		for seed := range uint64(20) {
+		for seed := range seeds(20) {
 			s.stepped, s.scramble, s.seed = true, true, seed
 			l := newLink(t, s)
 			for i := range 4 {

@@ -34,7 +34,7 @@ func outcome(tb testing.TB, err error) transport.Outcome {
 func TestContract04SendPendingBusySendAgain(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, op := range operations(func() {}) {
-			for seed := range uint64(4) {
+			for seed := range seeds(4) {
 				s.stepped, s.seed, s.scramble = true, seed, true
 				l := newLink(t, s)
 				other, _ := l.another(transport.EndpointConfig{})

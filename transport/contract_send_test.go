@@ -192,7 +192,7 @@ func TestContract02TheFirstErrorIsKept(t *testing.T) {
 // zcopy completions fire in posting order on an endpoint, even over rails that reorder.
 func TestContract03CompletionsFireInPostingOrder(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
-		for seed := range uint64(20) {
+		for seed := range seeds(20) {
 			s.stepped, s.scramble, s.seed = true, true, seed
 			l := newLink(t, s)
 			sizes := []uint64{1, 30000, 8, 4097, 16384, 2}

@@ -81,8 +81,7 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 	if c.ops.empty() {
 		return true, nil
 	}
-	o := c.ops.next()
-	c.ops.tail++
+	o := c.ops.push()
 	*o = op{kind: opFlush, buf: noBuffer, comp: comp}
 	return false, nil
 }
@@ -95,7 +94,7 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	c.fence = true
 	wr := w.get[:]
 	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
-	wr[0].Local = c.slab.Slice(c.cells+8*uint64(len(c.ops.slots)), n)
+	wr[0].Local = c.slab.Slice(c.scratch, n)
 	wr[0].Remote = c.peer.Flush.Slice(0, n)
 	_, err := e.post(name, wr, opData, noBuffer, comp)
 	wr[0].EveryRail = false
@@ -164,7 +163,7 @@ func (c *core) release() {
 
 // cellValue is the result of the atomic in a slot.
 func (c *core) cellValue(slot uint32) uint64 {
-	return binary.NativeEndian.Uint64(c.slabMem[c.cells+8*uint64(slot&c.ops.mask):])
+	return binary.NativeEndian.Uint64(c.slabMem[c.cellOffset(slot):])
 }
 
 // Close ends the endpoint well: pending requests go out, everything outstanding completes, the peer is told, and the queue pair is closed. The

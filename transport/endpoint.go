@@ -33,14 +33,16 @@ type core struct {
 
 	// The send direction.
 	ops       opRing
-	limit     int  // operations that the user may have outstanding
-	inControl int  // of the transport's own messages, outstanding
-	fence     bool // the next operation waits for all before it
-	fenceNext bool // so does the next one that does not come from the queue of pending requests
-	dirty     bool // memory of the peer was written since the last remote flush
-	credits   int  // active messages that the peer has buffers for
-	maxAM     int  // longest active message that the peer takes, with its headers
-	cells     uint64
+	limit     int         // operations that the user may have outstanding
+	inControl int         // of the transport's own messages, outstanding
+	fence     bool        // the next operation waits for all before it
+	fenceNext bool        // so does the next one that does not come from the queue of pending requests
+	dirty     bool        // memory of the peer was written since the last remote flush
+	credits   int         // active messages that the peer has buffers for
+	maxAM     int         // longest active message that the peer takes, with its headers
+	cells     uint64      // where in the slab the result cells begin,
+	cellMask  uint32      // how many there are, less one: a power of two,
+	scratch   uint64      // and where what remote flushes read begins
 	slab      *ibverbx.MR // receive buffers, then result cells, then what remote flushes read into
 	slabMem   []byte
 	pending   pendingQueue
@@ -128,11 +130,15 @@ func (c *core) init() (err error) {
 			verbs.ErrInvalid, depth, w.cfg.AMBuffers, w.cfg.AMBuffers+controlSlots)
 	}
 	c.limit = min(w.cfg.MaxOutstanding, depth-controlSlots)
-	c.ops.init(c.limit + controlSlots)
+	c.ops.init()
+	for c.cellMask = 1; int(c.cellMask) <= c.limit+controlSlots; {
+		c.cellMask = c.cellMask<<1 | 1
+	}
 	receives := w.cfg.AMBuffers + controlSlots
 	stride := (w.cfg.BufferSize + 7) &^ 7
 	c.cells = uint64(receives * stride)
-	c.slabMem = make([]byte, int(c.cells)+8*len(c.ops.slots)+8*c.qp.DataRails())
+	c.scratch = c.cells + 8*uint64(c.cellMask+1)
+	c.slabMem = make([]byte, int(c.scratch)+8*c.qp.DataRails())
 	if c.slab, err = w.dom.Register(c.slabMem, localWrite); err != nil {
 		_ = c.qp.Close()
 		return err

@@ -23,6 +23,8 @@ type op struct {
 // opRing holds the outstanding operations of an endpoint, oldest first. A virtual queue pair completes in posting order, so the next
 // completion is always the head's.
 //
+// It grows to what is really outstanding, so that with many endpoints it stays in the cache.
+//
 // Invariant: head <= tail <= head+len(slots); every slot between them but those of opFlush has a completion to come.
 type opRing struct {
 	slots      []op // a power of two
@@ -30,15 +32,29 @@ type opRing struct {
 	head, tail uint32
 }
 
-func (r *opRing) init(atLeast int) {
-	n := 1
-	for n < atLeast {
-		n *= 2
+// minOps is the first size of a ring.
+const minOps = 8
+
+func (r *opRing) init() { r.slots, r.mask = make([]op, minOps), minOps-1 }
+
+// push opens the next slot and returns it as its last user left it.
+func (r *opRing) push() *op {
+	if r.len() == len(r.slots) {
+		r.grow()
 	}
-	r.slots, r.mask = make([]op, n), uint32(n-1)
+	r.tail++
+	return &r.slots[(r.tail-1)&r.mask]
+}
+
+func (r *opRing) grow() {
+	slots := make([]op, 2*len(r.slots))
+	mask := uint32(len(slots) - 1)
+	for i := r.head; i != r.tail; i++ {
+		slots[i&mask] = r.slots[i&r.mask]
+	}
+	r.slots, r.mask = slots, mask
 }
 
 func (r *opRing) len() int    { return int(r.tail - r.head) }
 func (r *opRing) front() *op  { return &r.slots[r.head&r.mask] }
-func (r *opRing) next() *op   { return &r.slots[r.tail&r.mask] }
 func (r *opRing) empty() bool { return r.head == r.tail }

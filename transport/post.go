@@ -83,8 +83,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 	if !e.turn {
 		c.fenceNext = false
 	}
-	o := c.ops.next()
-	c.ops.tail++
+	o := c.ops.push()
 	o.kind, o.buf, o.comp = kind, buf, comp
 	c.w.posted()
 	return o, nil

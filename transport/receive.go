@@ -165,7 +165,7 @@ func (c *core) sendControl(kind wireKind) bool {
 	wr[0].ID = c.sendID()
 	buf := w.inline[:wireHeader]
 	if w.cfg.QP.MaxInline < wireHeader { // the slot's cell is registered, and as long as a header
-		off := c.cells + 8*uint64(c.ops.tail&c.ops.mask)
+		off := c.cellOffset(c.ops.tail)
 		buf = c.slabMem[off : off+wireHeader]
 		wr[0].Flags, wr[0].Local = verbs.SendSignaled, c.cell(c.ops.tail)
 	} else {
@@ -182,8 +182,7 @@ func (c *core) sendControl(kind wireKind) bool {
 		}
 		return false
 	}
-	o := c.ops.next()
-	c.ops.tail++
+	o := c.ops.push()
 	*o = op{kind: opControl, buf: noBuffer}
 	c.inControl++
 	c.gave()

@@ -209,8 +209,11 @@ func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, 
 
 // cell names the eight bytes that the slot of an atomic has for its result.
 func (c *core) cell(slot uint32) ibverbx.Segment {
-	return c.slab.Slice(c.cells+8*uint64(slot&c.ops.mask), 8)
+	return c.slab.Slice(c.cellOffset(slot), 8)
 }
+
+// cellOffset is where they are. There are more cells than operations, so no two that are outstanding share one.
+func (c *core) cellOffset(slot uint32) uint64 { return c.cells + 8*uint64(slot&c.cellMask) }
 
 func (c *core) put(n int) {
 	c.dirty = true

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"ibverbx/transport"
 )
@@ -25,9 +24,8 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 	other, _ := l.another(transport.EndpointConfig{})
 	ends := []*end{l.a, other}
 	var posted, fired [2]uint32
-	fail := func(*transport.Completion) {}
 	pool := [2][]*transport.Completion{}
-	order := map[*transport.Completion]uint32{} // filled before the loop that is measured
+	order := map[*transport.Completion]uint32{} // which of its peer's puts each stands for
 	done := [2]func(*transport.Completion){}
 	for i := range done {
 		done[i] = func(c *transport.Completion) {
@@ -44,7 +42,6 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 			pool[i] = append(pool[i], c)
 		}
 	}
-	_ = fail
 	step := func(i int, call func(c *transport.Completion) error) {
 		for {
 			if n := len(pool[i]); n != 0 {
@@ -65,7 +62,7 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 			}
 		}
 	}
-	var word [8]byte
+	var number [8]byte
 	for n := range small {
 		i := n % 2
 		e := ends[i]
@@ -76,9 +73,9 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 			})
 		}
 		at := size + uint64(n%8192)*8
-		binary.LittleEndian.PutUint64(word[:], uint64(n))
+		binary.LittleEndian.PutUint64(number[:], uint64(n))
 		if n%3 == 0 {
-			copy(l.a.mem[at:], word[:]) // nobody else sends from there within the window
+			copy(l.a.mem[at:], number[:]) // nobody else sends from there within the window
 			step(i, func(c *transport.Completion) error {
 				_, err := e.PutZcopy(c, e.peer.Slice(at, 8), e.mr.Slice(at, 8))
 				return err
@@ -86,7 +83,7 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 			continue
 		}
 		for {
-			err := e.PutShort(word[:], e.peer.Slice(at, 8))
+			err := e.PutShort(number[:], e.peer.Slice(at, 8))
 			if err == nil {
 				break
 			} else if err != transport.ErrNoResource {
@@ -124,7 +121,7 @@ func TestAFlagBehindAFenceIsSeenAfterTheData(t *testing.T) {
 			s.cfg.QP.MaxMsgSize = 64 << 10
 			l := newLink(t, s)
 			const head, tail = 0, 1_000_048
-			flag := func(at int) *uint64 { return (*uint64)(unsafe.Pointer(&l.b.mem[at])) }
+			flag := func(at int) *uint64 { return word(l.b.mem[at:]) }
 			for _, size := range sizes {
 				for round := range repeats {
 					stamp := byte(round*31 + size)
@@ -147,10 +144,10 @@ func TestAFlagBehindAFenceIsSeenAfterTheData(t *testing.T) {
 						t.Fatal(err)
 					}
 					l.a.Fence()
-					var word [8]byte
-					binary.NativeEndian.PutUint64(word[:], value)
-					must(t, l.a.PutShort(word[:], l.a.peer.At(head)))
-					must(t, l.a.PutShort(word[:], l.a.peer.At(tail)))
+					var raised [8]byte
+					binary.NativeEndian.PutUint64(raised[:], value)
+					must(t, l.a.PutShort(raised[:], l.a.peer.At(head)))
+					must(t, l.a.PutShort(raised[:], l.a.peer.At(tail)))
 					must(t, l.a.w.Wait(within(t), comp))
 					must(t, l.a.Flush(within(t), transport.FlushLocal))
 					if !<-seen {

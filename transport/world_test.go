@@ -228,3 +228,11 @@ func (w *world) quiet() {
 		}
 	}
 }
+
+// seeds is how many orders of events a stepped test tries.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return max(1, n/5)
+	}
+	return n
+}

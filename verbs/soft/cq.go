@@ -12,7 +12,7 @@ type CQ struct {
 	dev     *Device
 	depth   int
 	channel *verbs.CompChannel
-	ring    []cqe // a power of two, at least depth
+	ring    []cqe // a power of two: as many as were ever visible at a time
 
 	// Invariant: head <= tail; tail-head visible completions plus hidden ones never exceed depth.
 	head, tail uint64
@@ -60,8 +60,12 @@ func (d *Device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d, the NIC allows 1 to %d", depth, d.cfg.MaxCQE))
 	}
 	d.f.objects.CQs++
-	return &CQ{dev: d, depth: depth, channel: cfg.Channel, ring: make([]cqe, ceilPow2(depth))}, nil
+	return &CQ{dev: d, depth: depth, channel: cfg.Channel, ring: make([]cqe, ceilPow2(min(depth, minRing)))}, nil
 }
+
+// minRing is how many completions a queue has memory for at first. A ring as long as its depth would be walked through from end to end, out of
+// the cache, by a program that polls often.
+const minRing = 64
 
 func ceilPow2(n int) int {
 	p := 1
@@ -159,6 +163,9 @@ func (c *CQ) full() bool { return int(c.tail-c.head)+c.hidden >= c.depth }
 
 // add makes a completion visible.
 func (c *CQ) add(e *cqe) {
+	if c.tail-c.head == uint64(len(c.ring)) {
+		c.grow()
+	}
 	c.ring[c.tail&uint64(len(c.ring)-1)] = *e
 	c.tail++
 	if !c.attention.Load() {
@@ -167,6 +174,14 @@ func (c *CQ) add(e *cqe) {
 	if c.armed != armNone {
 		c.raise(e.solicited)
 	}
+}
+
+func (c *CQ) grow() {
+	ring := make([]cqe, 2*len(c.ring))
+	for i := c.head; i != c.tail; i++ {
+		ring[i&uint64(len(ring)-1)] = c.ring[i&uint64(len(c.ring)-1)]
+	}
+	c.ring = ring
 }
 
 // raise signals an event if the queue is armed for it.

@@ -32,11 +32,15 @@ type sendSlot struct {
 // answered says whether the request brings data back: only then does its outcome occupy the peer.
 func (s *sendSlot) answered() bool { return s.opcode == verbs.OpRDMARead || s.opcode.IsAtomic() }
 
+// minQueue is how many slots a queue begins with. It grows to what is really outstanding, and not at once to its limit: with many queue pairs
+// of few requests each, rings that are walked round in full do not stay in the cache.
+const minQueue = 8
+
 // sendQueue is a ring of requests, numbered from 0 in the order of their posting.
 //
-// Invariant: freed <= acked <= executed <= posted, and posted-freed <= limit.
+// Invariant: freed <= acked <= executed <= posted, and posted-freed <= len(slots), limit.
 type sendQueue struct {
-	slots     []sendSlot // a power of two, at least limit
+	slots     []sendSlot // a power of two
 	sges      []verbs.SGE
 	inline    []byte // made with the first inline send
 	limit     uint64
@@ -50,7 +54,7 @@ type sendQueue struct {
 }
 
 func newSendQueue(limit, maxSGE, maxInline int) sendQueue {
-	n := ceilPow2(limit)
+	n := ceilPow2(min(limit, minQueue))
 	return sendQueue{
 		slots:     make([]sendSlot, n),
 		sges:      make([]verbs.SGE, n*maxSGE),
@@ -68,6 +72,9 @@ func (s *sendQueue) full() bool { return s.posted-s.freed >= s.limit }
 
 // push copies a request into the queue. The caller has checked it, and that there is room.
 func (s *sendQueue) push(wr *verbs.SendWR) {
+	if s.posted-s.freed == uint64(len(s.slots)) {
+		s.grow()
+	}
 	i := s.index(s.posted)
 	slot := &s.slots[i]
 	*slot = sendSlot{
@@ -97,6 +104,24 @@ func (s *sendQueue) push(wr *verbs.SendWR) {
 	s.posted++
 }
 
+// grow doubles the ring.
+func (s *sendQueue) grow() {
+	old := *s
+	n := 2 * len(s.slots)
+	s.slots, s.sges = make([]sendSlot, n), make([]verbs.SGE, n*s.maxSGE)
+	if old.inline != nil {
+		s.inline = make([]byte, n*s.maxInline)
+	}
+	for seq := s.freed; seq != s.posted; seq++ {
+		from, to := old.index(seq), s.index(seq)
+		s.slots[to] = old.slots[from]
+		copy(s.sges[to*s.maxSGE:], old.sges[from*s.maxSGE:][:s.maxSGE])
+		if old.inline != nil {
+			copy(s.inline[to*s.maxInline:], old.inline[from*s.maxInline:][:s.maxInline])
+		}
+	}
+}
+
 // sgl is the scatter-gather list of a request.
 func (s *sendQueue) sgl(seq uint64) []verbs.SGE {
 	i := s.index(seq)
@@ -124,7 +149,7 @@ type recvSlot struct {
 
 // recvQueue is a ring of receives, numbered from 0 in the order of their posting.
 //
-// Invariant: freed <= consumed <= posted, and posted-freed <= limit.
+// Invariant: freed <= consumed <= posted, and posted-freed <= len(slots), limit.
 type recvQueue struct {
 	slots  []recvSlot
 	sges   []verbs.SGE
@@ -137,7 +162,7 @@ type recvQueue struct {
 }
 
 func newRecvQueue(limit, maxSGE int) recvQueue {
-	n := ceilPow2(limit)
+	n := ceilPow2(min(limit, minQueue))
 	return recvQueue{slots: make([]recvSlot, n), sges: make([]verbs.SGE, n*maxSGE), limit: uint64(limit), maxSGE: maxSGE}
 }
 
@@ -147,6 +172,9 @@ func (r *recvQueue) full() bool { return r.posted-r.freed >= r.limit }
 
 // push copies a receive into the queue. The caller has checked it, and that there is room.
 func (r *recvQueue) push(wr *verbs.RecvWR) {
+	if r.posted-r.freed == uint64(len(r.slots)) {
+		r.grow()
+	}
 	i := int(r.posted & uint64(len(r.slots)-1))
 	slot := &r.slots[i]
 	*slot = recvSlot{id: wr.ID, sges: uint32(len(wr.SGL))}
@@ -156,6 +184,18 @@ func (r *recvQueue) push(wr *verbs.RecvWR) {
 		slot.length += uint64(wr.SGL[j].Length)
 	}
 	r.posted++
+}
+
+// grow doubles the ring.
+func (r *recvQueue) grow() {
+	old := *r
+	n := uint64(2 * len(r.slots))
+	r.slots, r.sges = make([]recvSlot, n), make([]verbs.SGE, n*uint64(r.maxSGE))
+	for seq := r.freed; seq != r.posted; seq++ {
+		to := int(seq & (n - 1))
+		r.slots[to] = *old.at(seq)
+		copy(r.sges[to*r.maxSGE:], old.sgl(seq))
+	}
 }
 
 func (r *recvQueue) sgl(seq uint64) []verbs.SGE {
