@@ -5,13 +5,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
-
-	"ibverbx/verbs"
 )
 
-// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64 bytes. It is collective and ends in a barrier. When
-// PEs ask for different sizes all get the same error, [ErrMismatch], that says who asked for what; when there is no room all get [ErrNoMemory]. After
-// these errors the PEs go on as if it had not been called.
+// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64 bytes. It is collective and ends in a
+// barrier. When PEs ask for different sizes all get the same error, [ErrMismatch], that says who asked for what; when there is no room all get
+// [ErrNoMemory]. After these errors the PEs go on as if it had not been called.
 func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	const op = "alloc"
 	if err := pe.enter(op); err != nil {
@@ -82,6 +80,7 @@ func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
 	if err != nil {
 		return 0, fails(op, err)
 	}
+	p.noteUsage()
 	clear(p.heap[off : off+r.bytes()])
 	return off, p.barrier(ctx, op)
 }
@@ -95,9 +94,10 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 		return err
 	}
 	if r.n < 0 || uint64(r.n) > p.blocks.size || !p.blocks.holds(r.off, r.bytes()) {
-		return fails(op, fmt.Errorf("%w: s: %v at offset %d: no such block: it was freed, or is part of one", verbs.ErrInvalid, request{n: r.n, size: r.size}, r.off))
+		return invalid(op, "s: %d elements of %d bytes at offset %d: no such block: it was freed, or is part of one", r.n, r.size, r.off)
 	}
 	p.blocks.release(r.off)
+	p.noteUsage()
 	return nil
 }
 

@@ -25,11 +25,11 @@ func TestAllocIsTheSameEverywhere(t *testing.T) {
 				}
 				note(s.Offset())
 				if s.Offset()%64 != 0 || s.Len() != i*37 {
-					return fmt.Errorf("block %d: offset %d, length %d", i, s.Offset(), s.Len())
+					return wrong("block %d: offset %d, length %d", i, s.Offset(), s.Len())
 				}
 				for k, v := range s.Local(pe) {
 					if v != 0 {
-						return fmt.Errorf("block %d: element %d is %d", i, k, v)
+						return wrong("block %d: element %d is %d", i, k, v)
 					}
 					s.Local(pe)[k] = 0xffff
 				}
@@ -46,7 +46,7 @@ func TestAllocIsTheSameEverywhere(t *testing.T) {
 				}
 			}
 			if used := pe.Stats().HeapUsed; used != 0 {
-				return fmt.Errorf("%d bytes are used though all was freed", used)
+				return wrong("%d bytes are used though all was freed", used)
 			}
 			return nil
 		})
@@ -69,7 +69,7 @@ func TestAllocOfDifferentSizes(t *testing.T) {
 		}
 		_, err := shmem.Alloc[int64](ctx, pe, n)
 		if !errors.Is(err, shmem.ErrMismatch) {
-			return fmt.Errorf("%v, want a mismatch", err)
+			return wrong("%v, want a mismatch", err)
 		}
 		texts[pe.ID()] = err.Error()
 		_, err = shmem.Alloc[int64](ctx, pe, 50)
@@ -93,22 +93,22 @@ func TestAllocRefusals(t *testing.T) {
 		}
 		for _, n := range []int{100, 1 << 40, 1<<63 - 1} {
 			if _, err := shmem.Alloc[int64](ctx, pe, n); !errors.Is(err, shmem.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(n)) && n != 100 {
-				return fmt.Errorf("alloc of %d: %v", n, err)
+				return wrong("alloc of %d: %v", n, err)
 			}
 		}
 		if _, err := shmem.Alloc[int64](ctx, pe, -1); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "n -1") {
-			return fmt.Errorf("alloc of -1: %v", err)
+			return wrong("alloc of -1: %v", err)
 		}
 		for _, part := range []shmem.Sym[byte]{s.Slice(0, 100), s.Slice(64, 4000), {}} {
 			if err := shmem.Free(ctx, pe, part); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "no such block") {
-				return fmt.Errorf("free of %d bytes at %d: %v", part.Len(), part.Offset(), err)
+				return wrong("free of %d bytes at %d: %v", part.Len(), part.Offset(), err)
 			}
 		}
 		if err := shmem.Free(ctx, pe, s); err != nil {
 			return err
 		}
 		if err := shmem.Free(ctx, pe, s); !errors.Is(err, verbs.ErrInvalid) {
-			return fmt.Errorf("second free: %v", err)
+			return wrong("second free: %v", err)
 		}
 		return nil
 	})
@@ -126,7 +126,7 @@ func TestFreeOfDifferentBlocks(t *testing.T) {
 			}
 		}
 		if err := shmem.Free(ctx, pe, s[pe.ID()]); !errors.Is(err, shmem.ErrMismatch) {
-			return fmt.Errorf("free: %v", err)
+			return wrong("free: %v", err)
 		}
 		return shmem.Free(ctx, pe, s[0])
 	})

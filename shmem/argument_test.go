@@ -97,6 +97,39 @@ func TestCardsThatDoNotFit(t *testing.T) {
 	}
 }
 
+// When PEs are configured differently none joins, and each says which ones do not fit.
+func TestNobodyJoinsAlone(t *testing.T) {
+	l := newLab(t, shape{3, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+	mail := [3]chan []byte{make(chan []byte, 3), make(chan []byte, 3), make(chan []byte, 3)}
+	errs := make([]error, 3)
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		me := pe.ID()
+		exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
+			all := make([][]byte, 3)
+			for i := range mail {
+				mail[i] <- append([]byte{byte(me)}, mine...)
+			}
+			for range all {
+				select {
+				case b := <-mail[me]:
+					all[b[0]] = b[1:]
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return all, pe.Sync(ctx) // nobody is a round ahead
+		}
+		cfg := shmem.Config{PE: me, PEs: 3, HeapSize: 4096 * (1 + me/2), Exchange: exchange}
+		_, errs[me] = shmem.Join(ctx, l.doms[me], cfg)
+		return nil
+	})
+	for i, says := range []string{"card of PE 2: invalid argument: its HeapSize is 8192", "card of PE 2", "card of PE 0"} {
+		if errs[i] == nil || !strings.Contains(errs[i].Error(), says) {
+			t.Errorf("PE %d: %v, want %q", i, errs[i], says)
+		}
+	}
+}
+
 // Whatever a peer's card says, joining ends with an error and not with a panic.
 func FuzzCard(f *testing.F) {
 	f.Add([]byte(`{"version":1,"pe":1,"pes":2,"heapSize":8192,"heap":{"addr":"0","length":"8192","rkeys":{"0":1}},"endpoints":[null,null]}`))

@@ -3,18 +3,10 @@ package shmem
 import (
 	"context"
 	"encoding/binary"
-
-	"ibverbx/transport"
 )
 
-// Atomics change the first word of dst on PE to. They are atomic among themselves, whichever PEs and goroutines issue them, the own PE included; they
-// are not atomic with puts, nor with what a processor writes. NICs know fetch-add and compare-and-swap of eight bytes. The others, and all of
-// four bytes, are made of compare-and-swaps, which are repeated while somebody else changes the word: those on four bytes work on the eight that hold
-// them, so a put to the other half at the same moment may be lost, while atomics on it are not.
-//
-// Calls that return an error may have taken effect or not, when the connection failed or ctx ended; refused arguments have none.
-
-// FetchAdd adds v and returns what was there.
+// FetchAdd adds v to the first word of dst on PE to and returns what was there. The package's section on atomics says what all of them have in
+// common.
 func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch add", changeAdd, dst, v, 0, to)
 }
@@ -220,7 +212,7 @@ func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) 
 func (t *peer) add(ctx context.Context, off, v uint64) error {
 	remote := t.heap.Slice(off, 8)
 	_, err := t.ep.FetchAdd(nil, nil, remote, v)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.FetchAdd(nil, nil, remote, v)
 			return err
@@ -234,7 +226,7 @@ func (t *peer) fetchAdd(ctx context.Context, off, v uint64) (uint64, error) {
 	c.comp.Init(1, nil)
 	remote := t.heap.Slice(off, 8)
 	_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
 			return err
@@ -248,7 +240,7 @@ func (t *peer) compareSwap(ctx context.Context, off, compare, swap uint64) (uint
 	c.comp.Init(1, nil)
 	remote := t.heap.Slice(off, 8)
 	_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
 			return err

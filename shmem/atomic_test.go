@@ -50,7 +50,7 @@ func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T]
 			}
 			now, err := shmem.Fetch(ctx, pe, w, to)
 			if err != nil || old != wantOld || now != wantNew {
-				return fmt.Errorf("%s: old %v, now %v, %v; want %v and %v", name, old, now, err, wantOld, wantNew)
+				return wrong("%s: old %v, now %v, %v; want %v and %v", name, old, now, err, wantOld, wantNew)
 			}
 			return nil
 		}
@@ -110,15 +110,15 @@ func TestAtomicsAmongThemselves(t *testing.T) {
 			}
 			w, err := shmem.Fetch(ctx, pe, wide, 2)
 			if err != nil || w != 4*n {
-				return fmt.Errorf("add: %d, %v; want %d", w, err, 4*n)
+				return wrong("add: %d, %v; want %d", w, err, 4*n)
 			}
 			for i := range 2 {
 				if v, err := shmem.Fetch(ctx, pe, narrow.At(i), 2); err != nil || uint64(v) != 2*n {
-					return fmt.Errorf("narrow %d: %d, %v; want %d", i, v, err, 2*n)
+					return wrong("narrow %d: %d, %v; want %d", i, v, err, 2*n)
 				}
 			}
 			if v, err := shmem.Fetch(ctx, pe, bits, 2); err != nil || v != 4*n<<16 {
-				return fmt.Errorf("xor and add: %#x, %v; want %#x", v, err, 4*n<<16)
+				return wrong("xor and add: %#x, %v; want %#x", v, err, 4*n<<16)
 			}
 			return nil
 		})
@@ -160,7 +160,7 @@ func TestLockOfCompareSwap(t *testing.T) {
 			return err
 		}
 		if v, err := shmem.G(ctx, pe, count, 1); err != nil || int(v) != 4*n {
-			return fmt.Errorf("count %d, %v; want %d", v, err, 4*n)
+			return wrong("count %d, %v; want %d", v, err, 4*n)
 		}
 		return nil
 	})

@@ -50,8 +50,7 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 
 // sync is Sync for who holds collective.
 func (p *PE) sync(ctx context.Context, op string) error {
-	p.syncs++
-	return p.disseminate(ctx, op, p.layout.rounds, p.syncs)
+	return p.disseminate(ctx, op, p.layout.rounds, p.syncs.Add(1))
 }
 
 // disseminate tells everybody of a number and waits until everybody has reached it: in round r each PE tells the one 2^r further on, and so of all

@@ -23,7 +23,7 @@ func TestBarrierAnyNumberOfPEs(t *testing.T) {
 						return err
 					}
 					if got := entered.Load(); got < (round+1)*int64(n) {
-						return fmt.Errorf("PE %d left round %d when %d of %d had entered", pe.ID(), round, got, (round+1)*int64(n))
+						return wrong("PE %d left round %d when %d of %d had entered", pe.ID(), round, got, (round+1)*int64(n))
 					}
 				}
 				return nil
@@ -49,7 +49,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 				}
 				for from, v := range s.Local(pe) {
 					if v != round*10+uint32(from) {
-						return fmt.Errorf("round %d: PE %d has %d of PE %d", round, pe.ID(), v, from)
+						return wrong("round %d: PE %d has %d of PE %d", round, pe.ID(), v, from)
 					}
 				}
 				if err := pe.Barrier(ctx); err != nil {
@@ -72,11 +72,11 @@ func TestOneCollectiveCallAtATime(t *testing.T) {
 			go func() { done <- pe.Barrier(ctx) }() // one of them stays: PE 1 does not come
 		}
 		if err := <-done; !errors.Is(err, shmem.ErrBusy) {
-			return fmt.Errorf("second call: %v, want busy", err)
+			return wrong("second call: %v, want busy", err)
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("first call: %v, want canceled", err)
+			return wrong("first call: %v, want canceled", err)
 		}
 		return nil
 	})

@@ -45,6 +45,9 @@ func lone(b *testing.B, nics, qps int) (*shmem.PE, *shmem.World) {
 				b.Error(err)
 			}
 		}
+		if err := f.Close(); err != nil {
+			b.Error(err)
+		}
 	})
 	return w.PEs()[0], w
 }
@@ -149,42 +152,41 @@ func benchLarge(ctx context.Context, b *testing.B, pe *shmem.PE, w *shmem.World,
 	}
 }
 
-func BenchmarkBarrier(b *testing.B) {
-	for _, n := range []int{2, 4, 8} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			f, err := soft.New(soft.Config{Devices: n})
-			if err != nil {
-				b.Fatal(err)
-			}
-			var doms []*ibverbx.Domain
-			for i := range n {
-				d, err := ibverbx.NewDomain(f.Device(i))
-				if err != nil {
-					b.Fatal(err)
-				}
-				doms = append(doms, d)
-			}
-			w, err := shmem.NewLocal(context.Background(), shmem.Config{HeapSize: 1 << 16}, doms...)
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			b.ResetTimer()
-			err = w.Run(context.Background(), func(ctx context.Context, pe *shmem.PE) error {
-				for range b.N {
-					if err := pe.Barrier(ctx); err != nil {
-						return err
+func BenchmarkCollectives(b *testing.B) {
+	calls := []struct {
+		name string
+		call func(ctx context.Context, pe *shmem.PE, v []int64, all []int64) error
+	}{
+		{"barrier", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Barrier(ctx) }},
+		{"sync", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Sync(ctx) }},
+		{"broadcast8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error { return shmem.Broadcast(ctx, pe, v[:1], 0) }},
+		{"reduce8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
+			return shmem.Reduce(ctx, pe, v[:1], v[:1], shmem.OpMax)
+		}},
+		{"reduce1M", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
+			return shmem.Reduce(ctx, pe, v, v, shmem.OpMax)
+		}},
+		{"allgather8", func(ctx context.Context, pe *shmem.PE, v, all []int64) error {
+			return shmem.AllGather(ctx, pe, all, v[:1])
+		}},
+	}
+	for _, n := range []int{2, 8} {
+		for _, c := range calls {
+			b.Run(fmt.Sprintf("pes=%d/%s", n, c.name), func(b *testing.B) {
+				l := newLab(b, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 16})
+				b.ReportAllocs()
+				b.ResetTimer()
+				l.run(func(ctx context.Context, pe *shmem.PE) error {
+					v, all := make([]int64, 1<<17), make([]int64, n)
+					for range b.N {
+						if err := c.call(ctx, pe, v, all); err != nil {
+							return err
+						}
 					}
-				}
-				return nil
+					return nil
+				})
+				b.StopTimer()
 			})
-			b.StopTimer()
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := w.Close(context.Background()); err != nil {
-				b.Fatal(err)
-			}
-		})
+		}
 	}
 }

@@ -29,6 +29,17 @@
 //
 // Nothing orders a Get behind an earlier Put; Quiet does. Without Fence puts land in any order.
 //
+// # Atomics
+//
+// [FetchAdd] and its like change the first word of a Sym on one PE. They are atomic among themselves, whichever PEs and goroutines issue them, the own PE
+// included. They are not atomic with puts, nor with what a processor writes.
+//
+// NICs know fetch-add and compare-and-swap of eight bytes. All others, and every one on four bytes, are made of compare-and-swaps, which are
+// repeated while somebody else changes the word, and so take two round trips or more; only [Add] and [Inc] on eight bytes do not wait at all. Atomics on
+// four bytes work on the aligned eight that hold them: a put to the other half at the same moment may be lost, an atomic on it is not.
+//
+// When a connection fails, or ctx ends, during an atomic it may have taken effect or not.
+//
 // # A program
 //
 // Several PEs of one process, each with its own NIC or sharing one, are a [World]:
@@ -48,8 +59,9 @@
 //     without them is read with [Load]. The processor's own writes to a word are not atomic with atomics of NICs; use [Set] or [Add]
 //     on the own PE.
 //   - When ctx ends during a call, what it began goes on: its memory belongs to the NICs until Quiet has returned nil.
-//   - Nothing goes on in the background unless Config.Background is set. What was put behind a fence, a signal above all, may leave only during a
-//     later call of this PE that waits: Quiet, Barrier, WaitUntil. Programs end phases with one of them anyhow.
+//   - Nothing goes on in the background unless Config.Background is set. What was put behind a fence, a signal above all, and what is more
+//     than the queues hold, may leave only during a later call of this PE that waits (Quiet, Barrier, WaitUntil) or in [PE.Progress]. Programs
+//     end phases with one of them anyhow.
 //   - A collective call that returns an error leaves the PEs out of step, but for Alloc and Free, whose refusals all PEs see alike. End with Close.
 //
 // # Faults

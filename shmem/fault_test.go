@@ -25,7 +25,7 @@ func quick() shmem.Config {
 func died(err error) error {
 	var gone *shmem.PEError
 	if !errors.As(err, &gone) || gone.PE != 3 || !errors.Is(err, transport.ErrPeerFailed) || !strings.Contains(err.Error(), "PE 3") {
-		return fmt.Errorf("%v, want that PE 3 failed", err)
+		return wrong("%v, want that PE 3 failed", err)
 	}
 	return nil
 }
@@ -98,7 +98,7 @@ func TestOperationsAfterAPEDied(t *testing.T) {
 			}
 			pe.Fence()
 			if old, err := shmem.FetchAdd(ctx, pe, s, 1, to); err != nil || old != uint64(to+1) {
-				return fmt.Errorf("PE %d: %d, %v", to, old, err)
+				return wrong("PE %d: %d, %v", to, old, err)
 			}
 		}
 		return nil
@@ -114,7 +114,7 @@ func TestTheDeadPEDoesNotHang(t *testing.T) {
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
 		err := shmem.WaitUntil(ctx, pe, s, shmem.EQ, 1)
 		if err == nil || !errors.Is(err, transport.ErrPeerFailed) {
-			return fmt.Errorf("%v, want that the others cannot be reached", err)
+			return wrong("%v, want that the others cannot be reached", err)
 		}
 		if err := pe.Barrier(ctx); err == nil {
 			return errors.New("barrier of a dead PE ended well")
@@ -132,13 +132,13 @@ func TestAPELeaves(t *testing.T) {
 			ended, cancel := context.WithCancel(ctx)
 			cancel()
 			if err := pe.Close(ended); !errors.Is(err, context.Canceled) {
-				return fmt.Errorf("close: %v", err)
+				return wrong("close: %v", err)
 			}
 			return nil
 		}
 		var gone *shmem.PEError
 		if err := pe.Barrier(ctx); !errors.As(err, &gone) || gone.PE != 2 {
-			return fmt.Errorf("PE %d: %v, want that PE 2 has gone", pe.ID(), err)
+			return wrong("PE %d: %v, want that PE 2 has gone", pe.ID(), err)
 		}
 		return nil
 	})
@@ -174,7 +174,7 @@ func TestAPutThatFails(t *testing.T) {
 		}
 		var gone *shmem.PEError
 		if !errors.As(err, &gone) || gone.PE != 1 {
-			return fmt.Errorf("%v, want that PE 1 failed", err)
+			return wrong("%v, want that PE 1 failed", err)
 		}
 		if err := shmem.Put(ctx, pe, s, big, 2); err != nil {
 			return err

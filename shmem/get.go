@@ -117,7 +117,7 @@ func (t *peer) getNBI(ctx context.Context, b []byte, off uint64) error {
 func (t *peer) getBuffered(ctx context.Context, comp *transport.Completion, b []byte, off uint64) error {
 	remote := t.heap.Slice(off, uint64(len(b)))
 	_, err := t.ep.GetBcopy(comp, b, remote)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.GetBcopy(comp, b, remote)
 			return err
@@ -130,7 +130,7 @@ func (t *peer) getBuffered(ctx context.Context, comp *transport.Completion, b []
 func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
 	remote := t.heap.Slice(off, local.Length)
 	_, err := t.ep.GetZcopy(comp, remote, local)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.GetZcopy(comp, remote, local)
 			return err

@@ -103,6 +103,26 @@ func (p *PE) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var mishap []byte
+	failed := p.connectAll(cards)
+	if failed != nil {
+		mishap = []byte(failed.Error())
+	}
+	// Nobody goes ahead before everybody listens: a NIC repeats what it sends to a queue pair that is not connected only for so long.
+	mishaps, err := p.exchange(ctx, mishap)
+	if failed != nil || err != nil {
+		return errors.Join(failed, err)
+	}
+	for i, m := range mishaps {
+		if len(m) != 0 {
+			return fmt.Errorf("PE %d cannot: %.300s", i, m)
+		}
+	}
+	return nil
+}
+
+// connectAll connects to all others by their cards.
+func (p *PE) connectAll(cards [][]byte) error {
 	for i, b := range cards {
 		if i == p.id {
 			continue
@@ -111,9 +131,7 @@ func (p *PE) connect(ctx context.Context) error {
 			return err
 		}
 	}
-	// Nobody goes ahead before everybody listens: a NIC repeats what it sends to a queue pair that is not connected only for so long.
-	_, err = p.exchange(ctx, nil)
-	return err
+	return nil
 }
 
 func (p *PE) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
@@ -171,7 +189,8 @@ func (p *PE) checkCard(t *peer, c *card) error {
 	case c.Version != cardVersion:
 		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version, cardVersion)
 	case c.PE != t.id:
-		return fmt.Errorf("%w: it is of PE %d: Exchange must return the entries in the order of the PEs, and no number may be given twice", verbs.ErrInvalid, c.PE)
+		return fmt.Errorf("%w: it is of PE %d: Exchange must return the entries in the order of the PEs, and each has a number of its own",
+			verbs.ErrInvalid, c.PE)
 	case c.PEs != len(p.peers):
 		return fmt.Errorf("%w: it counts %d PEs, this PE %d", verbs.ErrInvalid, c.PEs, len(p.peers))
 	case c.HeapSize != p.cfg.HeapSize:

@@ -39,7 +39,7 @@ type lab struct {
 }
 
 // patience bounds every wait of a test.
-const patience = 10 * time.Second
+const patience = 20 * time.Second
 
 func newLab(t testing.TB, s shape, cfg shmem.Config) *lab {
 	t.Helper()
@@ -131,6 +131,9 @@ func eachShape(t *testing.T, pes int, test func(t *testing.T, l *lab)) {
 		t.Run(s.String(), func(t *testing.T) { test(t, newLab(t, s, shmem.Config{})) })
 	}
 }
+
+// wrong says what a test found.
+func wrong(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
 // fill writes n bytes that tell one round from another.
 func fill(b []byte, round int) {

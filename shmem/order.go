@@ -2,6 +2,7 @@ package shmem
 
 import (
 	"context"
+	"errors"
 
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -22,7 +23,7 @@ func (p *PE) Fence() {
 func (t *peer) order(ctx context.Context) error {
 	if t.spread {
 		_, err := t.ep.StartFlush(transport.FlushRemote, nil)
-		if err == transport.ErrNoResource {
+		if lacking(err) {
 			err = t.pe.retry(ctx, func() error {
 				_, err := t.ep.StartFlush(transport.FlushRemote, nil)
 				return err
@@ -53,7 +54,7 @@ func (p *PE) quiet(ctx context.Context, op string) error {
 // concerned makes the error of a call that concerned all PEs.
 func (p *PE) concerned(op string, err error) error {
 	for i := range p.peers {
-		if gone := p.peers[i].gone.Load(); gone != nil && gone.Err == err {
+		if gone := p.peers[i].gone.Load(); gone != nil && errors.Is(err, gone.Err) {
 			return fails(op, gone)
 		}
 	}

@@ -47,7 +47,7 @@ func TestFenceOrdersPuts(t *testing.T) {
 						return err
 					}
 					if target[0] != mark || target[n-1] != mark {
-						return fmt.Errorf("%d bytes, round %d: first %d, last %d, want %d: the put overtook the fence", n, round, target[0], target[n-1], mark)
+						return wrong("%d bytes, round %d: first %d, last %d, want %d: the put overtook the fence", n, round, target[0], target[n-1], mark)
 					}
 				}
 			}
@@ -72,7 +72,7 @@ func TestFenceAsTheTargetSeesIt(t *testing.T) {
 					}
 					fill(src[:n], round)
 					if !bytes.Equal(s.Local(pe)[:n], src[:n]) {
-						return fmt.Errorf("round %d: the word came before the %d bytes", round, n)
+						return wrong("round %d: the word came before the %d bytes", round, n)
 					}
 					if err := shmem.P(ctx, pe, flag.At(1), uint64(round), 0); err != nil {
 						return err
@@ -118,7 +118,7 @@ func TestFenceOrdersAtomics(t *testing.T) {
 					return err
 				}
 				if got := shmem.Load(l.world.PEs()[1], s); got != 100*round+8 {
-					return fmt.Errorf("round %d: %d, want %d", round, got, 100*round+8)
+					return wrong("round %d: %d, want %d", round, got, 100*round+8)
 				}
 			}
 			return nil
@@ -156,7 +156,7 @@ func TestQuietMakesVisibleToAll(t *testing.T) {
 						return err
 					}
 					if !bytes.Equal(b, want) {
-						return fmt.Errorf("round %d: PE 2 does not see on PE 1 what PE 0 has put", round)
+						return wrong("round %d: PE 2 does not see on PE 1 what PE 0 has put", round)
 					}
 				}
 				if err := pe.Sync(ctx); err != nil {
@@ -201,7 +201,7 @@ func putSignal(l *lab, nbi bool, op shmem.SignalOp) {
 					return err
 				}
 				if !bytes.Equal(s.Local(pe)[:n], b[:n]) {
-					return fmt.Errorf("round %d: the signal came before the %d bytes", round, n)
+					return wrong("round %d: the signal came before the %d bytes", round, n)
 				}
 				if err := shmem.Inc(ctx, pe, sig.At(1), 0); err != nil {
 					return err
@@ -255,7 +255,7 @@ func TestPutSignalAmongOtherPuts(t *testing.T) {
 							return err
 						}
 						if !bytes.Equal(part.Local(pe), b) {
-							return fmt.Errorf("writer %d, round %d: the signal came before the data", w, round)
+							return wrong("writer %d, round %d: the signal came before the data", w, round)
 						}
 						if err := shmem.P(ctx, pe, sig.At(writers+w), uint64(round), 0); err != nil {
 							return err
@@ -294,7 +294,7 @@ func TestBackground(t *testing.T) {
 			seen.Store(ok)
 		}
 		if !seen.Load() {
-			return fmt.Errorf("the signal did not leave")
+			return wrong("the signal did not leave")
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // PE is one processing element: a part of this process with a symmetric heap of its own. See the package's rules for which calls may be made
@@ -27,7 +28,7 @@ type PE struct {
 	// Collective calls; guarded by collective.
 	collective sync.Mutex
 	blocks     *blocks
-	syncs      uint64 // barriers so far
+	syncs      atomic.Uint64 // barriers so far
 
 	gone    atomic.Pointer[PEError] // the first other PE that went
 	closing atomic.Bool
@@ -35,6 +36,7 @@ type PE struct {
 	probed  [8]byte // where probes read to; nobody looks at it
 
 	mu      sync.Mutex
+	usage   usage
 	orphans []*ibverbx.MR // registered for calls whose ctx has ended
 }
 
@@ -72,12 +74,23 @@ type Stats struct {
 	Transport  transport.Stats `json:"transport"`
 }
 
-// Stats takes a snapshot. It waits for a collective call that is under way.
+// usage is what Stats tells of the heap.
+type usage struct{ bytes, blocks int }
+
+// noteUsage keeps for Stats how full the heap is, so that Stats needs not wait for a collective call that is under way.
+func (p *PE) noteUsage() {
+	p.mu.Lock()
+	p.usage = usage{bytes: int(p.blocks.used), blocks: len(p.blocks.taken)}
+	p.mu.Unlock()
+}
+
+// Stats takes a snapshot.
 func (p *PE) Stats() Stats {
-	p.collective.Lock()
-	defer p.collective.Unlock()
+	p.mu.Lock()
+	use := p.usage
+	p.mu.Unlock()
 	return Stats{
-		HeapSize: p.cfg.HeapSize, HeapUsed: int(p.blocks.used), HeapBlocks: len(p.blocks.taken), Barriers: p.syncs,
+		HeapSize: p.cfg.HeapSize, HeapUsed: use.bytes, HeapBlocks: use.blocks, Barriers: p.syncs.Load(),
 		Transport: p.worker.Stats(),
 	}
 }
@@ -101,15 +114,11 @@ func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 
 // inHeap says what is wrong with a piece of symmetric memory.
 func (p *PE) inHeap(off uint64, bytes int) error {
-	switch {
-	case bytes == 0:
+	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
-	case off == 0:
-		return invalid("symmetric memory", "it is the zero value, and has %d elements too few: use Alloc", bytes)
-	case off < p.layout.user || bytes < 0 || bytes > len(p.heap) || off > uint64(len(p.heap)-bytes):
-		return invalid("symmetric memory", "%d bytes at offset %d of a heap from %d to %d: it is not of this Alloc's PEs", bytes, off, p.layout.user, len(p.heap))
 	}
-	return nil
+	return fmt.Errorf("%w: %d bytes of symmetric memory at offset %d: the heap of this PE has offsets %d to %d: it comes from an Alloc of other PEs",
+		verbs.ErrInvalid, bytes, off, p.layout.user, len(p.heap))
 }
 
 // call is what an operation needs that outlives the goroutine's stack. It goes back to the pool once it is done with for sure.

@@ -2,6 +2,7 @@ package shmem
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -9,12 +10,15 @@ import (
 	"ibverbx/transport"
 )
 
+// lacking reports whether an operation could not start for now.
+func lacking(err error) bool { return err != nil && errors.Is(err, transport.ErrNoResource) }
+
 // retry makes progress until try does not lack resources any more.
 func (p *PE) retry(ctx context.Context, try func() error) (err error) {
 	p.worker.Progress()
 	waited := p.worker.WaitFor(ctx, 0, func() bool {
 		err = try()
-		return err != transport.ErrNoResource
+		return !lacking(err)
 	})
 	if waited != nil {
 		return waited

@@ -107,7 +107,7 @@ func (t *peer) putShort(ctx context.Context, b []byte, off uint64) error {
 	}
 	remote := t.heap.Slice(off, uint64(len(b)))
 	err := t.ep.PutShort(b, remote)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error { return t.ep.PutShort(b, remote) })
 	}
 	return err
@@ -118,7 +118,7 @@ func (t *peer) putBuffered(ctx context.Context, b []byte, off uint64) error {
 	remote := t.heap.Slice(off, uint64(len(b)))
 	pack := func(dst []byte) int { return copy(dst, b) }
 	_, err := t.ep.PutBcopy(pack, remote)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.PutBcopy(pack, remote)
 			return err
@@ -131,7 +131,7 @@ func (t *peer) putBuffered(ctx context.Context, b []byte, off uint64) error {
 func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
 	remote := t.heap.Slice(off, local.Length)
 	_, err := t.ep.PutZcopy(comp, remote, local)
-	if err == transport.ErrNoResource {
+	if lacking(err) {
 		err = t.pe.retry(ctx, func() error {
 			_, err := t.ep.PutZcopy(comp, remote, local)
 			return err

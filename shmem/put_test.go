@@ -3,7 +3,6 @@ package shmem_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"testing"
 
 	"ibverbx/shmem"
@@ -35,7 +34,7 @@ func TestPutReturnsWhenTheSourceIsReusable(t *testing.T) {
 						return err
 					}
 					if got := s.Local(l.world.PEs()[1])[:n]; !bytes.Equal(got, want) {
-						return fmt.Errorf("%d bytes from %s did not arrive as they were", n, where)
+						return wrong("%d bytes from %s did not arrive as they were", n, where)
 					}
 				}
 			}
@@ -61,7 +60,7 @@ func TestPutNBIIsCompleteAfterQuiet(t *testing.T) {
 						return err
 					}
 					if !bytes.Equal(s.Local(l.world.PEs()[1])[:n], src[:n]) {
-						return fmt.Errorf("%d bytes did not arrive", n)
+						return wrong("%d bytes did not arrive", n)
 					}
 				}
 			}
@@ -85,7 +84,7 @@ func TestGetAndGetNBI(t *testing.T) {
 						return err
 					}
 					if !bytes.Equal(dst[:n], theirs[:n]) {
-						return fmt.Errorf("get of %d bytes: wrong data", n)
+						return wrong("get of %d bytes: wrong data", n)
 					}
 					clear(dst)
 					if err := shmem.GetNBI(ctx, pe, dst[:n], s, 1); err != nil {
@@ -95,7 +94,7 @@ func TestGetAndGetNBI(t *testing.T) {
 						return err
 					}
 					if !bytes.Equal(dst[:n], theirs[:n]) {
-						return fmt.Errorf("get nbi of %d bytes: wrong data", n)
+						return wrong("get nbi of %d bytes: wrong data", n)
 					}
 				}
 			}
@@ -131,12 +130,12 @@ func typed[T shmem.Element](l *lab, v T) {
 		for i, got := range s.Local(l.world.PEs()[1]) {
 			want := map[int]T{17: v, 23: v, 24: v + 1}[i]
 			if got != want {
-				return fmt.Errorf("%T: element %d is %v, want %v", v, i, got, want)
+				return wrong("%T: element %d is %v, want %v", v, i, got, want)
 			}
 		}
 		got, err := shmem.G(ctx, pe, s.At(17), 1)
 		if err == nil && got != v {
-			err = fmt.Errorf("%T: g is %v, want %v", v, got, v)
+			err = wrong("%T: g is %v, want %v", v, got, v)
 		}
 		return err
 	})
@@ -159,7 +158,7 @@ func TestOwnHeap(t *testing.T) {
 		}
 		for i, v := range s.Local(pe) {
 			if v != int32(i) {
-				return fmt.Errorf("element %d is %d", i, v)
+				return wrong("element %d is %d", i, v)
 			}
 		}
 		return nil
@@ -197,7 +196,7 @@ func TestManyGoroutinesPut(t *testing.T) {
 		}
 		for k, v := range s.Local(pe) {
 			if v != uint64(k+1) {
-				return fmt.Errorf("PE %d: word %d is %d", pe.ID(), k, v)
+				return wrong("PE %d: word %d is %d", pe.ID(), k, v)
 			}
 		}
 		return nil

@@ -5,6 +5,7 @@ import "context"
 // ReduceOp is how Reduce combines two values.
 type ReduceOp uint8
 
+// The ways to combine.
 const (
 	OpSum ReduceOp = iota
 	OpProd
@@ -36,9 +37,9 @@ func (o ReduceOp) String() string {
 	return "unknown"
 }
 
-// Reduce combines the src of all PEs element by element and gives every PE the result in dst, which may be src. Any memory will do. Values are combined
-// in an order that depends on the number of PEs alone: every PE has the same bits, in every run. It is collective; all PEs give the same length
-// and op.
+// Reduce combines the src of all PEs element by element and gives every PE the result in dst, which may be src. Any memory will do. Values
+// are combined in an order that depends on the number of PEs alone: every PE has the same bits, in every run. It is collective; all PEs give
+// the same length and op.
 func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
 	combine := combiner[T](op)
 	if combine == nil {
@@ -47,8 +48,8 @@ func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) e
 	return reduce(ctx, pe, dst, src, combine)
 }
 
-// ReduceFunc is Reduce with a function of the caller's, which is associative. Its first argument is of PEs with lower numbers than the second's,
-// unless the number of PEs lies between.
+// ReduceFunc is Reduce with a function of the caller's, which must be associative; what it is given first comes from PEs with lower numbers. It must
+// not call anything of this package.
 func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a, b T) T) error {
 	if fn == nil {
 		return invalid("reduce", "fn is nil")

@@ -5,24 +5,31 @@ import "context"
 // SignalOp is what PutSignal does to the signal.
 type SignalOp uint8
 
+// What can be done to a signal.
 const (
 	SignalSet SignalOp = iota // store the value
 	SignalAdd                 // add the value atomically
 )
 
-// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: whoever sees the signal sees all of the data. It returns when
-// src can be written to again. The signal may leave only when this PE waits for something, see Config.Background. Sig must not be
-// written by other means while it is used for signals of another kind.
-func PutSignal[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int) error {
+// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: whoever sees the signal sees all of the data.
+// It returns when src can be written to again. The signal may leave only when this PE waits for something, see Config.Background. A signal
+// that some set and others add to at the same time has no defined value.
+func PutSignal[T Element](
+	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
+) error {
 	return putSignal(ctx, pe, "put signal", dst, src, sig, value, op, to, false)
 }
 
 // PutSignalNBI is PutSignal that only initiates; for src the rules of [PutNBI] hold.
-func PutSignalNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int) error {
+func PutSignalNBI[T Element](
+	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
+) error {
 	return putSignal(ctx, pe, "put signal nbi", dst, src, sig, value, op, to, true)
 }
 
-func putSignal[T Element](ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int, nbi bool) error {
+func putSignal[T Element](
+	ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int, nbi bool,
+) error {
 	switch {
 	case len(src) > dst.n:
 		return invalid(name, "src has %d elements, dst %d", len(src), dst.n)

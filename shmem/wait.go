@@ -5,6 +5,7 @@ import "context"
 // Cmp is how a wait compares a word of the heap with a value.
 type Cmp uint8
 
+// The comparisons: equal, not equal, greater, greater or equal, less, less or equal.
 const (
 	EQ Cmp = iota
 	NE

@@ -3,7 +3,6 @@ package shmem_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -40,13 +39,13 @@ func comparisons[T shmem.Word](l *lab, v T) {
 		} {
 			got, err := shmem.Test(pe, s.At(1), c.cmp, c.value)
 			if err != nil || got != c.want {
-				return fmt.Errorf("%T: %v %v %v is %v, %v", v, v, c.cmp, c.value, got, err)
+				return wrong("%T: %v %v %v is %v, %v", v, v, c.cmp, c.value, got, err)
 			}
 			short, cancel := context.WithTimeout(ctx, time.Millisecond)
 			err = shmem.WaitUntil(short, pe, s.At(1), c.cmp, c.value)
 			cancel()
 			if (err == nil) != c.want || err != nil && !errors.Is(err, context.DeadlineExceeded) {
-				return fmt.Errorf("%T: wait until %v %v %v: %v", v, v, c.cmp, c.value, err)
+				return wrong("%T: wait until %v %v %v: %v", v, v, c.cmp, c.value, err)
 			}
 		}
 		return nil
@@ -72,17 +71,17 @@ func TestWaitUntilAnyAndAll(t *testing.T) {
 			return err
 		}
 		if v := shmem.Load(pe, s.At(i)); v != int64(i+1) {
-			return fmt.Errorf("any: word %d is %d", i, v)
+			return wrong("any: word %d is %d", i, v)
 		}
 		if v := shmem.Load(pe, s.At(7)); v != 8 {
-			return fmt.Errorf("word 7, the first one put, is %d", v)
+			return wrong("word 7, the first one put, is %d", v)
 		}
 		if err := shmem.WaitUntilAll(ctx, pe, s, shmem.GT, 0); err != nil {
 			return err
 		}
 		for i, v := range s.Local(pe) {
 			if v != int64(i+1) {
-				return fmt.Errorf("all: word %d is %d", i, v)
+				return wrong("all: word %d is %d", i, v)
 			}
 		}
 		return pe.Barrier(ctx)
@@ -97,7 +96,7 @@ func TestWaitUntilWithAContext(t *testing.T) {
 		ended, cancel := context.WithCancel(ctx)
 		cancel()
 		if err := shmem.WaitUntil(ended, pe, s, shmem.EQ, 1); !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("%v, want canceled", err)
+			return wrong("%v, want canceled", err)
 		}
 		if err := shmem.Inc(ctx, pe, s, 0); err != nil {
 			return err
