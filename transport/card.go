@@ -84,6 +84,9 @@ func (e *Endpoint) Connect(peer Card) error {
 		c.repost(uint32(slot), true)
 	}
 	w.postReceives()
+	if c.err != nil {
+		return c.err // a NIC has refused the buffers
+	}
 	return nil
 }
 

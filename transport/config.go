@@ -29,6 +29,10 @@ type Config struct {
 	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it sleeps; 0 means 20 µs, negative not at
 	// all, and an hour is busy polling. On few cores long spinning starves whoever should do the work.
 	Spin time.Duration
+	// KeepAlive is after what time of silence on an endpoint the peer's NIC is asked for a sign of life, while somebody makes progress or
+	// waits; 0 means a second, or never with Idle, and negative never. A peer that vanished is noticed after at most twice that and the retries of
+	// QP.Conn.
+	KeepAlive time.Duration
 	// Idle, if set, is called by a call that waits each time it has made progress in vain, in place of polling on and sleeping: for a
 	// program with a scheduler of its own, such as a simulation that moves its network by hand.
 	Idle func()
@@ -79,6 +83,11 @@ func (c Config) withDefaults() Config {
 	def(&c.QP.QPsPerDevice, 4)
 	if c.Spin == 0 {
 		c.Spin = 20 * time.Microsecond
+	}
+	if c.KeepAlive == 0 {
+		if c.KeepAlive = time.Second; c.Idle != nil {
+			c.KeepAlive = -1
+		}
 	}
 	return c
 }

@@ -55,5 +55,6 @@
 //
 // [Endpoint.Close] flushes, tells the peer, and closes. [Endpoint.Abort] closes at once: what is outstanding completes with [ErrCanceled].
 // When a peer fails, every operation of its endpoint completes with an error that is [ErrPeerFailed], and EndpointConfig.OnError is called once;
-// other endpoints go on.
+// other endpoints go on. A peer that vanishes without a word is noticed by what is on its way to it, and on an endpoint that is silent by a small
+// read from time to time (Config.KeepAlive).
 package transport

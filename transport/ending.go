@@ -89,21 +89,24 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 // flushRemote reads a word on every queue pair, behind everything.
 func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	c, w := e.c, e.c.w
-	n := uint64(8 * c.qp.DataRails())
-	fence := c.fence
-	c.fence = true
+	fence, rails := c.fence, c.qp.DataRails()
+	n := uint64(8 * rails)
+	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there: the kernel's rdma_rxe never repeats
+	// a fenced read that was lost, so that one to a dead peer neither completes nor fails.
+	c.fence = rails > 1
 	wr := w.get[:]
 	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
 	wr[0].Local = c.slab.Slice(c.scratch, n)
 	wr[0].Remote = c.peer.Flush.Slice(0, n)
 	_, err := e.post(name, wr, opData, noBuffer, comp)
 	wr[0].EveryRail = false
-	if err != nil {
+	if err != nil || rails == 1 {
 		c.fence = fence
-		return err
 	}
-	c.dirty = false
-	return nil
+	if err == nil {
+		c.dirty = false
+	}
+	return err
 }
 
 // Abort closes the endpoint at once. Every operation that is outstanding completes with ErrCanceled, unless it has ended before; the functions

@@ -54,6 +54,7 @@ type core struct {
 	messages []Message
 	again    []uint32 // buffers to post again
 	listed   bool     // in Worker.reposts
+	heard    bool     // something has completed since silent peers were asked
 	owed     int      // credits that can be given back
 	granted  uint64   // active messages that the peer was allowed so far
 	received uint64
@@ -168,7 +169,8 @@ func (e *Endpoint) Err() error {
 	return e.c.err
 }
 
-// Limits says how long the data of an operation may be, in bytes. Puts and gets from registered memory have no limit of their own.
+// Limits says how long the data of an operation may be, in bytes. Puts and gets from registered memory have no limit of their own, but over
+// a single queue pair: there one takes Config.QP.MaxSGE pieces and 2 GiB at most.
 type Limits struct {
 	Header   int // header of an active message
 	AMShort  int // active message: header and payload together

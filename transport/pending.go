@@ -204,9 +204,9 @@ func (e *Endpoint) Purge(fn func(p *Pending)) {
 const dispatchBudget = 256
 
 // dispatchPending serves endpoints in turn, one request each, as long as there is anything that they can use. It is called with mu
-// held, and lets go of it around every function.
-func (w *Worker) dispatchPending() (ran int) {
-	idle := 0 // endpoints in a row that could not go
+// held, and lets go of it around every function. Who could not go at all does not count as done: waiting for it would be polling.
+func (w *Worker) dispatchPending() (did int) {
+	ran, idle := 0, 0 // functions, and endpoints in a row that could not go
 	for w.waiting.len() != 0 && idle < w.waiting.len() && ran < dispatchBudget {
 		c := w.waiting.pop()
 		c.pending.ringed = false
@@ -223,13 +223,14 @@ func (w *Worker) dispatchPending() (ran int) {
 		if w.runPending(c) == PendingNoResource && c.ops.tail == tail {
 			idle++
 		} else {
+			did++
 			idle = 0 // who was served stands behind all who were not when the round ends
 		}
 		if c.pending.head != nil {
 			c.ring()
 		}
 	}
-	return ran
+	return did
 }
 
 // runPending runs the function of an endpoint's first request and does what it answers.

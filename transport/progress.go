@@ -49,6 +49,9 @@ func (w *Worker) progress() int {
 		w.completed(i)
 	}
 	w.taken += uint64(n)
+	if w.rounds++; w.rounds >= aliveRounds {
+		w.keepAlive()
+	}
 	if err != nil {
 		w.loseCQ()
 	}
@@ -80,6 +83,7 @@ func (w *Worker) completed(i int) {
 		return
 	}
 	c := w.endpoints[id]
+	c.heard = true
 	if wc.Status != verbs.StatusSuccess && c.err == nil {
 		cause := c.qp.Err()
 		if cause == nil {

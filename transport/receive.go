@@ -141,8 +141,9 @@ func (c *core) failQP(err error) {
 }
 
 // giveCredits sends credits by themselves where no message of this end carries them: when half of the buffers are free again, or when the
-// peer cannot have any credit left. Either way the peer has used up, and so has taken in, all but one of the earlier messages of
-// credits, so two are on the way at most: controlSlots provides for them.
+// peer cannot have any credit left. A message by the first rule carries half of all, and before one by the second the peer has taken in every
+// other, so it never has to receive more than two at a time: it keeps controlSlots receives for them and a goodbye. How many are
+// unacknowledged is another matter: two at most, and the rest waits for a slot.
 func (c *core) giveCredits() {
 	if c.owed == 0 || c.inControl >= controlSlots-1 || c.stage == stageAborted || c.peerBye || c.parting {
 		return

@@ -77,8 +77,8 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	return n, nil
 }
 
-// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many pieces and bytes. The memory must not
-// be written to until comp has fired; comp may be nil. No data is done at once.
+// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many pieces and bytes (see [Limits] for a single
+// queue pair). The memory must not be written to until comp has fired; comp may be nil. No data is done at once.
 func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment, local ...ibverbx.Segment) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()

@@ -8,6 +8,7 @@ type counters struct {
 	atomics, control            uint64
 	noResource, pending         uint64 // sends refused for now, requests queued
 	failures, violations        uint64
+	probes                      uint64
 	stale, leaked               uint64
 	kept                        int // messages, of the moment
 }
@@ -28,6 +29,7 @@ type Stats struct {
 	NoResource  uint64 `json:"no_resource"`  // calls that met ErrNoResource
 	Pending     uint64 `json:"pending"`      // requests queued
 	PendingNow  int    `json:"pending_now"`  // endpoints with requests in their queue, now
+	Probes      uint64 `json:"probes"`       // silent peers asked for a sign of life
 	Failures    uint64 `json:"failures"`     // endpoints that failed
 	Violations  uint64 `json:"violations"`   // of these, by what the peer sent
 	BounceTotal int    `json:"bounce_total"` // bounce buffers
@@ -50,7 +52,7 @@ func (w *Worker) Stats() Stats {
 	return Stats{
 		Endpoints: w.open, AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics, Control: s.control,
-		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Failures: s.failures, Violations: s.violations,
+		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Probes: s.probes, Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale, Registered: registered,
 	}
 }

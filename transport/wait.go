@@ -9,48 +9,56 @@ import (
 	"time"
 )
 
-// sleepers are the goroutines that wait for the worker and have stopped polling. Each has a channel of its own: an event of the NICs
-// wakes one of them, which makes progress and wakes the others, since it may be theirs.
+// sleepers are the goroutines that wait for the worker and have stopped polling. An event of the NICs wakes one of them, which makes
+// progress and wakes the others, since it may be theirs.
 type sleepers struct {
 	count  atomic.Int32
 	mu     sync.Mutex
-	list   []chan struct{}
-	spare  []chan struct{}
+	list   []*sleeper
+	spare  []*sleeper
 	cancel context.CancelFunc // ends the goroutine of Start
 	ended  chan struct{}
 }
 
+// sleeper is one of them. Its parts are used again.
+type sleeper struct {
+	wake  chan struct{}
+	timer *time.Timer
+}
+
 func (s *sleepers) any() bool { return s.count.Load() != 0 }
 
-func (s *sleepers) enter() chan struct{} {
+func (s *sleepers) enter() *sleeper {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var ch chan struct{}
+	var me *sleeper
 	if n := len(s.spare); n != 0 {
-		ch, s.spare = s.spare[n-1], s.spare[:n-1]
+		me, s.spare = s.spare[n-1], s.spare[:n-1]
 		select {
-		case <-ch: // left over from when it was somebody else's
+		case <-me.wake: // left over from when it was somebody else's
 		default:
 		}
 	} else {
-		ch = make(chan struct{}, 1)
+		me = &sleeper{wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+		me.timer.Stop()
 	}
-	s.list = append(s.list, ch)
+	s.list = append(s.list, me)
 	s.count.Store(int32(len(s.list)))
-	return ch
+	return me
 }
 
 // leave takes a sleeper out.
-func (s *sleepers) leave(ch chan struct{}) {
+func (s *sleepers) leave(me *sleeper) {
+	me.timer.Stop()
 	s.mu.Lock()
 	for i := range s.list {
-		if s.list[i] == ch {
+		if s.list[i] == me {
 			s.list[i] = s.list[len(s.list)-1]
 			s.list = s.list[:len(s.list)-1]
 			break
 		}
 	}
-	s.spare = append(s.spare, ch)
+	s.spare = append(s.spare, me)
 	s.count.Store(int32(len(s.list)))
 	s.mu.Unlock()
 }
@@ -62,9 +70,9 @@ func (s *sleepers) wake() {
 }
 
 func (s *sleepers) wakeLocked() {
-	for _, ch := range s.list {
+	for _, other := range s.list {
 		select {
-		case ch <- struct{}{}:
+		case other.wake <- struct{}{}:
 		default:
 		}
 	}
@@ -159,12 +167,15 @@ const retryInterval = time.Millisecond
 
 // doze sleeps until there may be something new.
 func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool) {
-	wake := w.sleep.enter()
-	defer w.sleep.leave(wake)
+	me := w.sleep.enter()
+	defer w.sleep.leave(me)
 	w.mu.Lock()
 	err := w.cq.Arm()
-	if w.retrying || w.cq.Stats().Retrying != 0 {
+	switch alive := w.cfg.KeepAlive; {
+	case w.retrying || w.cq.Stats().Retrying != 0:
 		every = retryInterval
+	case alive > 0 && w.open != 0 && (every == 0 || alive < every):
+		every = alive
 	}
 	w.mu.Unlock()
 	if err != nil {
@@ -174,16 +185,16 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 	if w.Progress() != 0 || done() {
 		return
 	}
-	var timer <-chan time.Time
 	if every > 0 {
-		t := time.NewTimer(every)
-		defer t.Stop()
-		timer = t.C
+		me.timer.Reset(every)
 	}
 	select {
 	case <-w.cq.Events():
-	case <-wake:
-	case <-timer:
+	case <-me.wake:
+	case <-me.timer.C:
+		w.mu.Lock()
+		w.keepAlive()
+		w.mu.Unlock()
 	case <-ctx.Done():
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -48,8 +49,10 @@ type Worker struct {
 	closing    []*core  // endpoints whose queue pair is closed and that may have completions left
 	again      []*core  // endpoints that owe the peer credits, and could not send them; againSpare is its other half
 	againSpare []*core
-	retrying   bool   // a NIC refused something for now
-	taken      uint64 // completions so far
+	retrying   bool      // a NIC refused something for now
+	rounds     int       // of progress since the last look at the clock
+	aliveAt    time.Time // when silent peers are asked next
+	taken      uint64    // completions so far
 	stats      counters
 	closed     bool
 	ended      atomic.Bool // closed, for who waits

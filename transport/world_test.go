@@ -107,6 +107,9 @@ func (w *world) worker(cfg transport.Config, handlers map[transport.AMID]transpo
 		w.tb.Fatal(err)
 	}
 	w.domains = append(w.domains, dom)
+	if w.stepped {
+		cfg.KeepAlive = -1 // it goes by a clock, which a stepped world has not
+	}
 	worker, err := transport.NewWorker(dom, cfg)
 	if err != nil {
 		w.tb.Fatal(err)
