@@ -23,6 +23,12 @@ func (r *Request) batchable() bool {
 	return r != nil && r.stage == requestQueued && !r.sync && !r.long && r.data.length <= batchLongest
 }
 
+// batches reports whether the first send of the queue, r, goes out together with others.
+func (e *Endpoint) batches(r *Request) bool {
+	return e.window > 1 && r.batchable() && r.next.batchable() &&
+		2*batchEntry+r.data.length+r.next.data.length <= e.limits.AMBcopy-maxHeader
+}
+
 // fill writes the messages that fit.
 func (b *batch) fill(dst []byte) int {
 	n := 0
@@ -51,6 +57,7 @@ func (e *Endpoint) pushBatch(face *transport.Endpoint) error {
 	}
 	e.window -= b.count
 	e.gave(int(h.window))
+	w.stats.batches++
 	for range b.count {
 		r := e.queue.head
 		e.queue.remove(r)

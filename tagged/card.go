@@ -17,8 +17,8 @@ type Card struct {
 // wireVersion is the version of the wire format that this package speaks.
 const wireVersion = 1
 
-// leastMessage is how long an active message must be able to be: an announcement of one piece on 64 NICs fits.
-const leastMessage = 384
+// leastBuffer is how long a transport buffer must be: an announcement of one piece on 64 NICs fits.
+const leastBuffer = 416
 
 // Card describes the endpoint to its peer.
 func (e *Endpoint) Card() (Card, error) {
@@ -35,13 +35,13 @@ func (c *Card) check() error {
 	case c.Version != wireVersion:
 		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version, wireVersion)
 	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
-		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", errInvalid, c.MaxUnexpected, maxWindow)
-	case c.Transport.BufferSize < leastMessage+32:
-		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", errInvalid, c.Transport.BufferSize, leastMessage+32)
+		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected, maxWindow)
+	case c.Transport.BufferSize < leastBuffer:
+		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", verbs.ErrInvalid, c.Transport.BufferSize, leastBuffer)
 	}
 	for id := amEager; id <= amBatch; id++ {
 		if c.Transport.Handlers&(1<<id) == 0 {
-			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages", errInvalid, id)
+			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages", verbs.ErrInvalid, id)
 		}
 	}
 	return nil
@@ -58,13 +58,10 @@ func (e *Endpoint) Connect(peer Card) error {
 	case e.closing:
 		return e.refuse("connect", ErrClosed, "")
 	case e.connected:
-		return e.refuse("connect", errInvalid, "the endpoint is connected")
+		return e.refuse("connect", verbs.ErrInvalid, "the endpoint is connected")
 	}
 	if err := peer.check(); err != nil {
 		return e.refuse("connect", err, "")
-	}
-	if n := w.cfg.Transport.BufferSize; n < leastMessage+32 {
-		return e.refuse("connect", errInvalid, fmt.Sprintf("Transport.BufferSize %d: must be %d at least", n, leastMessage+32))
 	}
 	if err := e.tep.Connect(peer.Transport); err != nil {
 		return err

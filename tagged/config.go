@@ -27,7 +27,7 @@ type Config struct {
 	// Chunk is how many bytes of a long message one read brings; 0 means DefaultChunk.
 	Chunk int
 	// Window is how many reads each endpoint has under way, for all its long messages together, which take turns; 0 means 8. So short
-	// messages find the queues short.
+	// messages find short queues.
 	Window int
 	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps for each peer while no receive has
 	// matched them; 0 means 1024, at most 65535. Each takes a transport buffer at most. The peer's sends wait when it is reached.
@@ -47,9 +47,9 @@ type EndpointConfig struct {
 	OnError func(ep *Endpoint, err error)
 }
 
-// Defaults, measured on software NICs with BenchmarkLength and BenchmarkChunk. Copying a message takes 1.6 µs at 8 KiB, 3.2 µs at 16 KiB and
-// 5 µs at 32 KiB; announcing and reading it from registered memory takes 2.3 µs, 2.7 µs and 3 µs. Messages of 1 MiB run at 21 GB/s in
-// chunks of 128 KiB, at 15 GB/s in chunks of 64 KiB and at 13 GB/s in chunks of 256 KiB and more.
+// Defaults, measured on software NICs with BenchmarkLength and BenchmarkChunk. Copying a message takes 1.6 µs at 8 KiB, 3.2 µs at
+// 16 KiB and 5 µs at 32 KiB; announcing and reading it from registered memory takes 2.3 µs, 2.7 µs and 3 µs. Messages of 1 MiB
+// run at 21 GB/s in chunks of 128 KiB, at 15 GB/s in chunks of 64 KiB and at 13 GB/s in chunks of 256 KiB and more.
 const (
 	DefaultEagerLimit = 16 << 10
 	DefaultChunk      = 128 << 10
@@ -75,6 +75,8 @@ func (c *Config) validate() error {
 		return fmt.Errorf("tagged: config: %w: %s %d: must be %d to %d", verbs.ErrInvalid, name, v, least, most)
 	}
 	switch {
+	case c.Transport.BufferSize != 0 && c.Transport.BufferSize < leastBuffer:
+		return bad("Transport.BufferSize", c.Transport.BufferSize, leastBuffer, 1<<30)
 	case c.EagerLimit > 1<<30:
 		return bad("EagerLimit", c.EagerLimit, 0, 1<<30)
 	case c.Chunk < 1 || c.Chunk > 1<<30:

@@ -6,8 +6,10 @@
 // tag; a receive says which tags it takes by a tag and a mask, from any peer of the worker: all those that equal its own in the bits of
 // the mask.
 //
-//	eager        up to Config.EagerLimit   copied into active messages, several where one is too small; the buffer is free as soon as they have gone
-//	rendezvous   above                     the receiver reads the sender's memory, over every rail, straight into its own, and tells the sender
+//	eager        up to Config.EagerLimit   copied into active messages, as many as it takes; the buffer is free when they have gone
+//	rendezvous   above                     the receiver reads the sender's memory, over every rail, into its own, and tells the sender
+//
+// Short sends that wait in a row, because the program is faster than the network, go out together in one active message.
 //
 // Send and Recv return at once. Nothing happens by itself: progress is made by [Worker.Progress], by the calls that wait, or by a goroutine
 // that [Worker.Start] starts.
@@ -37,8 +39,11 @@
 //     place of a request where it is done already. The slice of buffers itself is the caller's again when the call returns.
 //   - A request may be given back by [Request.Free], and not be used any more then: with that nothing is allocated. Without, the garbage
 //     collector takes it.
-//   - A call that waits and whose context ends cancels what it waits for. Where that is not possible any more it returns an
-//     [*InterruptedError]: the request goes on, and the buffers are its own until it is done.
+//   - SendWait and RecvWait cancel what they wait for when their context ends. Where that is not possible any more they return an
+//     [*InterruptedError]: the request in it goes on, and the buffers are its own until it is done. [Request.Wait] never cancels and
+//     returns the same error.
+//   - A long message may have any number of pieces. Up to four on each side are read from and into where they are; more go through a
+//     buffer made for the message.
 //   - Long messages go faster from and into memory that was registered before, by [Worker.Register]; other memory is registered for
 //     the one operation, which takes microseconds on real NICs and pins it. The worker keeps no cache of registrations: Go may use memory
 //     for something else without anybody being told.
@@ -63,4 +68,7 @@
 // sends what no endpoint sends ([ErrProtocol]), every request that has to do with it completes with an error, EndpointConfig.OnError
 // is called once, and other endpoints go on. Messages that had arrived whole can still be received; those that had only been announced
 // complete their receive with the error. Receives that no message has matched stay posted: they are not tied to a peer.
+//
+// A NIC notices that its peer is gone by what it has under way. An endpoint that only waits for a peer that vanished without a word goes on
+// waiting, as any silent connection does: give the wait a deadline, or send something now and then.
 package tagged

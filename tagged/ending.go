@@ -163,5 +163,6 @@ func (e *Endpoint) Close(ctx context.Context) error {
 func (e *Endpoint) idle() bool {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	return e.err != nil || e.queue.head == nil && e.waiting.count() == 0 && e.notices.empty() && e.active == 0 && e.partial.req == nil && !e.scheduled
+	sent := e.queue.head == nil && e.waiting.count() == 0 && e.notices.empty() && !e.scheduled
+	return e.err != nil || sent && e.active == 0 && e.partial.req == nil
 }

@@ -70,6 +70,10 @@ func (e *Endpoint) Name() string { return e.name }
 // Value is EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.value }
 
+// Transport is the transport endpoint beneath, for puts, gets, atomics and the program's own active messages. Closing it is the tagged
+// endpoint's business.
+func (e *Endpoint) Transport() *transport.Endpoint { return e.tep }
+
 // Worker is the worker of the endpoint.
 func (e *Endpoint) Worker() *Worker { return e.w }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"ibverbx/transport"
-	"ibverbx/verbs"
 )
 
 // The errors of this package; test with errors.Is. Those of connections are the same as transport's.
@@ -26,7 +25,7 @@ var (
 	ErrClosed = transport.ErrClosed
 )
 
-// Preallocated: these complete requests on hot paths.
+// errCanceled is made once: cancelling is no rare event where programs poll with deadlines.
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
 // InterruptedError says that a context ended a wait and the request goes on: its buffers stay its own until it is done. Keep Req, and wait
@@ -59,5 +58,3 @@ func refuse(op string, err error, format string, args ...any) error {
 	}
 	return fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)
 }
-
-var errInvalid = verbs.ErrInvalid

@@ -45,7 +45,8 @@ func TestContract7PeerDeath(t *testing.T) {
 			w := r.workers[0]
 
 			// Reads stop on both ends: long messages stay half way.
-			hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMARead }})
+			reads := func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMARead }
+			hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Match: reads})
 			defer hold.Remove()
 			reqs := map[string]*tagged.Request{}
 			reqs["receive of a long message that is being read"] = r.recv(w, 1, tagged.Exact, make([]byte, 300000))
@@ -283,5 +284,32 @@ func TestCloseAborts(t *testing.T) {
 	}
 	if !req.Done() || !errors.Is(req.Err(), tagged.ErrCanceled) {
 		t.Error(req.Done(), req.Err())
+	}
+}
+
+// TestContract7OwnNICKilled: this end's own NIC goes. Everything tied to a peer completes, at the calls that wait, too.
+func TestContract7OwnNICKilled(t *testing.T) {
+	r, a, b := pair(t, 1, impatient())
+	ctx := background(r)
+	long := r.send(a, 1, pattern(300000, 1))
+	sync, err := a.SendSync(2, []byte("sync"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	posted := r.recv(a.Worker(), 9, tagged.Exact, make([]byte, 8))
+	waited := make(chan error)
+	go func() { waited <- a.SendSyncWait(ctx, 3, []byte("waits")) }()
+	r.until(func() bool { return b.Worker().Stats().Unexpected == 3 })
+	r.fabric.Device(0).Kill()
+	for i, req := range []*tagged.Request{long, sync} {
+		if err := req.Wait(ctx); !errors.Is(err, tagged.ErrPeerFailed) {
+			t.Errorf("request %d: %v", i, err)
+		}
+	}
+	if err := <-waited; !errors.Is(err, tagged.ErrPeerFailed) {
+		t.Error(err)
+	}
+	if posted.Done() || !posted.Cancel() {
+		t.Error("a receive that nothing had matched went with the NIC")
 	}
 }

@@ -2,6 +2,7 @@ package tagged_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -9,10 +10,11 @@ import (
 	"ibverbx"
 	"ibverbx/tagged"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
-// TestWindow: a sender has no more than MaxUnexpected fragments and announcements at a receiver that does not receive; the rest waits, and goes
-// out in order as messages are received.
+// TestWindow: a sender has no more than MaxUnexpected fragments and announcements at a receiver that does not receive; the rest waits, and
+// goes out in order as messages are received.
 func TestWindow(t *testing.T) {
 	const window = 4
 	r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: window})
@@ -219,4 +221,73 @@ func TestAllocations(t *testing.T) {
 		}
 	}
 	r.settle()
+}
+
+// TestBatches: short sends that wait in a row go out together, in order, among others that do not, within the window.
+func TestBatches(t *testing.T) {
+	for _, size := range []int{512, 8192} {
+		r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: 100, Transport: transport.Config{BufferSize: size}})
+		const n = 1000
+		length := func(i int) int {
+			if i%50 == 7 {
+				return 3000
+			}
+			return []int{8, 0, 400, 512, 512, 513, 20}[i%7]
+		}
+		var reqs []*tagged.Request
+		for i := range n {
+			reqs = append(reqs, r.send(a, 1, pattern(length(i), i)))
+		}
+		for i := range n {
+			buf := make([]byte, 3000)
+			d := r.recv(b.Worker(), 1, tagged.Exact, buf)
+			r.done(d)
+			if d.Err() != nil || d.Info().Length != length(i) || !bytes.Equal(buf[:length(i)], pattern(length(i), i)) {
+				t.Fatalf("buffers of %d bytes: message %d: %v, %+v", size, i, d.Err(), d.Info())
+			}
+		}
+		r.done(reqs...)
+		if s := a.Worker().Stats(); s.Batches == 0 {
+			t.Errorf("no batches: %+v", s)
+		}
+	}
+}
+
+// TestRegionInUse: a region cannot be closed while a message is read from it.
+func TestRegionInUse(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	mem := pattern(100000, 1)
+	region, err := a.Worker().Register(mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := r.send(a, 1, mem)
+	if err := region.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Fatal(err)
+	}
+	r.done(r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 100000)), s)
+	if err := region.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFree: a request that is freed before it is done goes on, and is given back when it is; freeing one twice panics.
+func TestFree(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	buf := make([]byte, 8)
+	r.recv(b.Worker(), 1, tagged.Exact, buf).Free()
+	r.send(a, 1, []byte("freed"))
+	r.until(func() bool { return b.Worker().Stats().SpareRequests == 1 })
+	if string(buf[:5]) != "freed" {
+		t.Errorf("%q", buf)
+	}
+	d := r.recv(b.Worker(), 1, tagged.Exact, buf)
+	d.Cancel()
+	d.Free()
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	d.Free()
 }

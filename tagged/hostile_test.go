@@ -26,7 +26,8 @@ const window = 8
 
 func newHostile(t testing.TB) *hostile {
 	t.Helper()
-	cfg := tagged.Config{MaxUnexpected: window, Transport: transport.Config{AMBuffers: 8, MaxOutstanding: 8, BounceBuffers: 8, BufferSize: 1024, QP: ibverbx.Config{QPsPerDevice: 1}}}
+	small := transport.Config{AMBuffers: 8, MaxOutstanding: 8, BounceBuffers: 8, BufferSize: 1024, QP: ibverbx.Config{QPsPerDevice: 1}}
+	cfg := tagged.Config{MaxUnexpected: window, Transport: small}
 	h := &hostile{rig: newRig(t, 3, 1, cfg)}
 	tw, err := transport.NewWorker(h.domains[1], cfg.Transport)
 	if err != nil {
@@ -69,7 +70,7 @@ func (h *hostile) say(kind int, header, payload []byte) bool {
 	h.t.Helper()
 	for range 100 {
 		_, err := h.raw.AMBcopy(tagged.FirstAMID+transport.AMID(kind), header, func(dst []byte) int { return copy(dst, payload) })
-		if err != transport.ErrNoResource {
+		if !errors.Is(err, transport.ErrNoResource) {
 			return err == nil
 		}
 		h.raw.Worker().Progress()

@@ -58,12 +58,12 @@ func (e *Endpoint) resume(_ *transport.Pending, turn *transport.Endpoint) transp
 // peer's window goes first and never waits behind sends that need it: that is why nothing deadlocks.
 func (e *Endpoint) push(face *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(face)
-	if err == nil {
-		err = e.pushReads(face)
+	if reading := e.pushReads(face); err == nil {
+		err = reading
 	}
 	for err == nil && e.window != 0 && e.queue.head != nil {
 		r := e.queue.head
-		if e.window > 1 && r.batchable() && r.next.batchable() {
+		if e.batches(r) {
 			err = e.pushBatch(face)
 			continue
 		}
@@ -79,7 +79,7 @@ func (e *Endpoint) push(face *transport.Endpoint) (stuck bool) {
 	if err == nil || e.err != nil {
 		return false
 	}
-	if err == transport.ErrNoResource {
+	if errors.Is(err, transport.ErrNoResource) {
 		return true
 	}
 	e.sendFailed(err)

@@ -100,7 +100,7 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 		rd.finish(ErrTruncated)
 		return
 	}
-	err := error(nil)
+	var err error
 	if len(r.data.bufs) > maxPieces {
 		err = rd.pins.stage(w, &r.data, r.info.Length, false, locked)
 	} else {
@@ -156,6 +156,9 @@ func (w *Worker) chunkRead(c *chunk) {
 	rd := c.rd
 	e := rd.e
 	err := c.comp.Err()
+	if err != nil {
+		e.fail(err) // its own call back says the same, and may come later; rd has a read under way as yet, so that this leaves it alone
+	}
 	e.reads--
 	rd.under--
 	rd.done += c.n
@@ -163,9 +166,6 @@ func (w *Worker) chunkRead(c *chunk) {
 		rd.err = err
 	}
 	c.put(w)
-	if err != nil {
-		e.fail(err) // its own call back says the same, and may come later
-	}
 	if rd.under == 0 && (e.err != nil || rd.done == rd.length) {
 		rd.end()
 	}

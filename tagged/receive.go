@@ -1,6 +1,10 @@
 package tagged
 
-import "context"
+import (
+	"context"
+
+	"ibverbx/verbs"
+)
 
 // Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the worker, into the pieces, one after
 // the other. The request is done when the message is in memory, which may be so already when Recv returns; until then the
@@ -11,7 +15,7 @@ import "context"
 func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	n, ok := size(bufs)
 	if !ok {
-		return nil, refuse("recv", errInvalid, "the pieces are longer than an int can tell")
+		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int can tell")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

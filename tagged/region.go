@@ -27,7 +27,7 @@ const regionAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead
 // Regions must not overlap.
 func (w *Worker) Register(buf []byte) (*Region, error) {
 	if len(buf) == 0 {
-		return nil, refuse("register", errInvalid, "no bytes")
+		return nil, refuse("register", verbs.ErrInvalid, "no bytes")
 	}
 	mr, err := w.dom.Register(buf, regionAccess)
 	if err != nil {
@@ -40,7 +40,7 @@ func (w *Worker) Register(buf []byte) (*Region, error) {
 		return nil, errors.Join(refuse("register", ErrClosed, ""), mr.Close())
 	}
 	if !w.regions.add(r) {
-		return nil, errors.Join(refuse("register", errInvalid, "%d bytes at %#x: a region overlaps them", len(buf), r.start), mr.Close())
+		return nil, errors.Join(refuse("register", verbs.ErrInvalid, "%d bytes at %#x: a region overlaps them", len(buf), r.start), mr.Close())
 	}
 	return r, nil
 }

@@ -133,7 +133,7 @@ func (r *Request) Wait(ctx context.Context) error {
 
 // waitAndFree is Wait for the calls that block: nobody else has the request. If ctx ends it is cancelled where that is possible.
 func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
-	err := error(nil)
+	var err error
 	if !r.comp.Fired() {
 		err = r.w.tw.Wait(ctx, &r.comp)
 	}

@@ -2,9 +2,11 @@ package tagged
 
 import (
 	"context"
+	"errors"
 	"math"
 
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // Send sends the pieces, one after the other, as one message. A nil request means that it is done and the buffers are free again;
@@ -45,7 +47,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	w := e.w
 	n, ok := size(bufs)
 	if !ok {
-		return nil, e.refuse(op, errInvalid, "the pieces are longer than an int can tell")
+		return nil, e.refuse(op, verbs.ErrInvalid, "the pieces are longer than an int can tell")
 	}
 	w.mu.Lock()
 	if err := e.admit(op); err != nil {
@@ -57,7 +59,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		w.src.set(bufs, n)
 		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
 		w.src.clear()
-		if err != transport.ErrNoResource {
+		if err == nil || !errors.Is(err, transport.ErrNoResource) {
 			w.mu.Unlock()
 			return nil, err
 		}

@@ -3,6 +3,7 @@ package tagged
 // counters count since the worker was made.
 type counters struct {
 	announced, unexpected uint64
+	batches               uint64
 	registered, staged    uint64
 	failures, violations  uint64
 	leaked                uint64
@@ -19,6 +20,7 @@ type Stats struct {
 	SpareRequests   int    `json:"spare_requests"`   // kept for use again
 	RequestsMade    uint64 `json:"requests_made"`    // allocated: stands still once the pool is warm and requests are freed
 	Announced       uint64 `json:"announced"`        // long messages sent
+	Batches         uint64 `json:"batches"`          // active messages that carried several short sends
 	CameUnexpected  uint64 `json:"came_unexpected"`  // messages that met no receive
 	Registered      uint64 `json:"registered"`       // registrations of memory for one message: outside of every Region
 	Staged          uint64 `json:"staged"`           // long messages that went through a buffer made for them, having too many pieces
@@ -36,7 +38,7 @@ func (w *Worker) Stats() Stats {
 		Endpoints: len(w.endpoints), Posted: w.posted.count,
 		Unexpected: w.unexpected.byTag.count, UnexpectedBytes: w.blocks.used, SpareBytes: w.blocks.bytes,
 		Requests: w.requests.busy, SpareRequests: len(w.requests.free), RequestsMade: w.requests.made,
-		Announced: s.announced, CameUnexpected: s.unexpected, Registered: s.registered, Staged: s.staged,
+		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Registered: s.registered, Staged: s.staged,
 		Failures: s.failures, Violations: s.violations, Leaked: s.leaked,
 	}
 }

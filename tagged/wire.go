@@ -31,8 +31,16 @@ const (
 	amBatch                       // several short messages: 8
 )
 
-// headerSizes are the lengths of the headers, from amEager on.
-var headerSizes = [...]int{16, 24, 16, 24, 8, 8, 8}
+// headerSize is the length of a header.
+func headerSize(kind transport.AMID) int {
+	switch kind {
+	case amFirst, amAnnounce:
+		return maxHeader
+	case amEager, amMore:
+		return 16
+	}
+	return 8
+}
 
 // maxWindow is what the two bytes hold.
 const maxWindow = math.MaxUint16
@@ -60,12 +68,12 @@ func (h *header) put(b *[maxHeader]byte, kind transport.AMID) []byte {
 	binary.LittleEndian.PutUint32(b[4:], h.id)
 	binary.LittleEndian.PutUint64(b[8:], h.tag)
 	binary.LittleEndian.PutUint64(b[16:], h.length)
-	return b[:headerSizes[kind-amEager]]
+	return b[:headerSize(kind)]
 }
 
 // parse reads an active message, and says what no sender writes.
 func (h *header) parse(kind transport.AMID, b, payload []byte) error {
-	if size := headerSizes[kind-amEager]; len(b) != size {
+	if size := headerSize(kind); len(b) != size {
 		return fmt.Errorf("message %d: a header of %d bytes: it has %d", kind, len(b), size)
 	}
 	*h = header{window: binary.LittleEndian.Uint16(b), flag: b[2], id: binary.LittleEndian.Uint32(b[4:])}
