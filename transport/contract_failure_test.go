@@ -192,7 +192,7 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 				var told []error
 				s.cfg.QP.Linger = -1
 				s.onError = func(ep *transport.Endpoint, err error) {
-					if told = append(told, err); ep.Name() != "peer b" || ep.Err() != err {
+					if told = append(told, err); ep.Name() != "peer b" || !errors.Is(err, ep.Err()) {
 						t.Errorf("%s: %v, Err says %v", ep.Name(), err, ep.Err())
 					}
 				}

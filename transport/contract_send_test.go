@@ -173,7 +173,7 @@ func TestContract02TheFirstErrorIsKept(t *testing.T) {
 	comp.Done(nil)
 	comp.Done(first)
 	comp.Done(second)
-	if !comp.Fired() || comp.Err() != first {
+	if !comp.Fired() || !errors.Is(comp.Err(), first) {
 		t.Fatal(comp.Fired(), comp.Err())
 	}
 	comp.Init(1, nil)

@@ -147,7 +147,7 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 					t.Errorf("%s: %v", s.name, err)
 				}
 				h.works()
-				if v := h.b.w.Stats().Violations; (v == 1) != (want == transport.ErrProtocol) {
+				if v := h.b.w.Stats().Violations; (v == 1) != errors.Is(want, transport.ErrProtocol) {
 					t.Errorf("%d violations", v)
 				}
 				must(t, h.victim.Close(within(t)))
