@@ -126,6 +126,11 @@ func TestTwoProcesses(t *testing.T) {
 		"--op fetch-add -n 20":                   {"Mmsg/s", "8 B"},
 		"--nics 1 -q 2" + quick:                  {"1 NIC of 2 queue pairs", " spray, 2 QPs "},
 		"--op write-imm -x 1 -m 1024 -e" + quick: {"sleeping until events"},
+		"--layer transport" + quick:              {"transport: active message bandwidth, ", "short", "zcopy", "messages verified byte for byte"},
+		"--layer transport --op put-poll --mode lat -s 64 -n 20": {"transport: put and poll latency, ", "half of a ping-pong"},
+		"--layer transport --op fetch-add -n 20":                 {"Mmsg/s", "ns/msg", "8 B"},
+		"--layer tagged --mode lat" + quick:                      {"tagged: tagged message latency, ", "eager", "p99.9 µs"},
+		"--layer tagged -b --mode rate --endpoints 3 -v" + quick: {"both directions at once, over 3 endpoints of one worker each, from", "×1 ep", "end b"},
 	} {
 		server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 		code, out, errs := command(t, "perf --provider left --connect "+address+" "+args)
@@ -194,6 +199,13 @@ func TestListenInterrupted(t *testing.T) {
 
 // TestInterruptedApart interrupts one of two ends in the middle.
 func TestInterruptedApart(t *testing.T) {
+	for _, what := range []string{"qp", "transport", "transport --mode lat", "tagged -b"} {
+		interruptApart(t, what)
+	}
+}
+
+func interruptApart(t *testing.T, layer string) {
+	t.Helper()
 	for _, who := range []string{"listening", "connecting"} {
 		server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 		ctx, cancel := context.WithCancel(t.Context())
@@ -201,14 +213,14 @@ func TestInterruptedApart(t *testing.T) {
 		interrupt := map[string]func(){"listening": server.cancel, "connecting": cancel}[who]
 		var errs bytes.Buffer
 		out := &watcher{word: "64 B", found: interrupt} // the first row has come
-		code := run(&console{ctx: ctx, out: out, err: &errs}, strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address))
+		code := run(&console{ctx: ctx, out: out, err: &errs}, strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+" --layer "+layer))
 		codeB, _, errsB := server.wait(t)
 		want, wantB, inErr, inErrB := exitFailed, exitInterrupted, `peer: (.*: )?interrupted`, "interrupted"
 		if who == "connecting" {
 			want, wantB, inErr, inErrB = exitInterrupted, exitFailed, "interrupted", "the other end was interrupted"
 		}
 		if code != want || codeB != wantB || !regexp.MustCompile(inErr).MatchString(errs.String()) || !strings.Contains(errsB, inErrB) {
-			t.Errorf("%s end interrupted: exit %d, %s; the listening end %d, %s", who, code, errs.String(), codeB, errsB)
+			t.Errorf("%s: %s end interrupted: exit %d, %s; the listening end %d, %s", layer, who, code, errs.String(), codeB, errsB)
 		}
 	}
 }

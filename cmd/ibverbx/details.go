@@ -41,6 +41,13 @@ func (t *perfTable) details(r *bench.Result) {
 	if slices.ContainsFunc(setbacks, rebuilt) {
 		t.say("queue pairs", "those that were made anew:")
 	}
+	if s := r.Transport; s != nil {
+		t.transport("a", &s.A)
+		t.transport("b", &s.B)
+	}
+	if t.layer.layered {
+		return
+	}
 	t.rails("a", &r.Stats.A)
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
 		t.rails("b", &r.Stats.B)

@@ -19,6 +19,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
 )
 
@@ -110,6 +111,9 @@ func FuzzFlags(f *testing.F) {
 		"perf -n 9223372036854775807 -t 65536", "devices --provider soft --nics 65",
 		"perf --op \x1b[2J", "perf --scheme x\x00", "perf --help", "version", "", "--", "perf --size=9223372036854775807",
 		"perf -q 9223372036854775807 --nics 2",
+		"perf --layer transport --mode rate --endpoints 32", "perf --layer tagged --op send-sync --kind eager -b", "perf --layer shmem --op put-signal --mode lat",
+		"perf --layer x --op y --kind z", "perf --endpoints -1", "perf --layer transport --endpoints 9223372036854775807 -t 4096", "perf --layer \x1b[2J",
+		"perf --layer transport --kind \u202e", "perf --layer tagged -a --mode lat", "perf --layer transport --op fetch-add -a",
 		"perf --sizes 1..9223372036854775807", "perf --nic-speed 1,1,1", "perf --fault delay@nic=2", "perf --fault kill-qp@rail=7",
 	} {
 		f.Add(s)
@@ -158,6 +162,9 @@ func checkPerf(t *testing.T, c *perfCmd) error {
 		if z < 1 || z > 1<<30 {
 			t.Fatalf("would measure %v", z)
 		}
+	}
+	if p.Layered() && (p.Endpoints < 1 || p.Endpoints*p.TxDepth > 1<<18 || checkKind(p) != nil) {
+		t.Fatalf("would measure %+v", p)
 	}
 	long := func(s bench.Seconds) bool { return s > bench.Seconds(time.Hour) }
 	if long(p.Duration) || slices.ContainsFunc(p.Latencies, long) {
@@ -220,10 +227,14 @@ func FuzzTable(f *testing.F) {
 		`[{"size_bytes":64,"scheme":"single","latency":{"samples":7,"min_ns":-1,"p50_ns":9223372036854775807}},{"scheme":"spray"}]`,
 		`[{"scheme":"dqplb","messages":-1,"bytes":18446744073709551615,"seconds":-1e308,"gb_per_second":1e308,` +
 			`"stats":{"a":{"rails":[{"bytes":18446744073709551615},{"bytes":1}]}}}]`,
+		`[{"size_bytes":8,"kind":"short","messages":3,"messages_per_second":1e-300,"comparison":{"with":"one endpoint","ratio":1e308},` +
+			`"transport":{"a":{"am_sent":18446744073709551615,"put_bytes":18446744073709551615},"b":{}}}]`,
 		`[{"stats":{"b":{"sends":1,"markers":1,"rails":[{"device":"mlx5_0","notify":true}]}}}]`, `[]`, `[{}]`,
 	} {
 		for how := range byte(8) {
 			f.Add(s, how)
+			f.Add(s, how|8)
+			f.Add(s, how|16)
 		}
 	}
 	f.Fuzz(func(t *testing.T, text string, how byte) {
@@ -240,12 +251,22 @@ func FuzzTable(f *testing.F) {
 		if how&2 != 0 {
 			p.Op = bench.FetchAdd
 		}
+		if how&(8|16) != 0 {
+			p.Layer, p.Op = layers.Transport, bench.Op(layers.AM)
+			if how&2 != 0 {
+				p.Op = bench.FetchAdd
+			}
+			if how&16 != 0 {
+				p.Mode, p.Endpoints = bench.Rate, 3
+			}
+		}
 		if err := p.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		rails := 0
 		for i := range row { // what the listening end does not leave to the other one
 			r := &row[i]
+			r.Layer, r.Kind = p.Layer, layers.Kind(strings.Map(printable, string(r.Kind)))
 			r.Op, r.Mode, r.Scheme, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode, bench.Schemes()[i], nil, nil, false, ""
 			for _, s := range []*ibverbx.Stats{&r.Stats.A, &r.Stats.B} {
 				s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
@@ -262,7 +283,7 @@ func FuzzTable(f *testing.F) {
 		header := strings.Count(out.String(), "\n")
 		table.Row(row)
 		lines := strings.Count(out.String(), "\n") - header
-		if most := len(row)*(1+9) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 && p.Mode == bench.Bandwidth && lines != 1 {
+		if most := len(row)*(1+9) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 && p.Mode != bench.Latency && lines != 1 {
 			t.Fatalf("%d lines for %d results with %d rails, %v:\n%s", lines, len(row), rails, table.err, out.String())
 		}
 		if strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
@@ -274,6 +295,14 @@ func FuzzTable(f *testing.F) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// printable leaves what bench leaves of a word of the peer.
+func printable(r rune) rune {
+	if unicode.IsPrint(r) {
+		return r
+	}
+	return -1
 }
 
 // FuzzChoose chooses among software NICs: what is chosen is there, each once, and nothing has a second port.
@@ -308,4 +337,10 @@ func FuzzChoose(f *testing.F) {
 			t.Fatalf("%q chooses %v, and then %v, %v", text, chosen, again, err)
 		}
 	})
+}
+
+// checkKind says whether what would be measured has the kind.
+func checkKind(p *bench.Params) error {
+	s := p.Shape()
+	return s.CheckKind(p.Kind)
 }

@@ -1,6 +1,6 @@
 // Command ibverbx measures and shows RDMA devices.
 //
-//	ibverbx perf       bandwidth and latency of a virtual queue pair, every byte verified
+//	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer above it, every byte verified
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
 //

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
 )
 
@@ -39,58 +40,71 @@ func command(t *testing.T, args string) (code int, out, errs string) {
 
 func TestWrongFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"perf --scheme spray --nics 1 --qps 1":   "--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single",
-		"perf --mode lat -b":                     "drop -b, or use --mode bw",
-		"perf --op fetch-add -s 64":              "works on 8 bytes",
-		"perf --op fetch-add -a":                 "works on 8 bytes only",
-		"perf --op swim":                         "have write, write-imm, read, send, fetch-add, cmp-swap",
-		"perf -s 64KB":                           "write 64K (1024-based)",
-		"perf -s 4K -s 8K":                       "use --sizes with a list",
-		"perf -s 4K -a":                          "exclude each other",
-		"perf --sizes 8K..4K":                    "from small to large",
-		"perf -n 5 -D 1s":                        "give one of them",
-		"perf -D soon":                           "want a number with a unit",
-		"perf --nic-speed fast":                  "25Gbit",
-		"perf --nic-speed 1G,2G,3G":              "lists 3 values for 2 NICs",
-		"perf --fault boo":                       "have fail-fragment",
-		"perf --fault nic-down@nic=9":            "an end has 2 NICs",
-		"perf --scheme all,spray":                "--scheme all stands alone",
-		"perf -e --busy-poll":                    "exclude each other",
-		"perf --provider moon":                   "have soft",
-		"perf --bogus":                           "unknown flag --bogus",
-		"perf more":                              "unexpected argument more",
-		"perf --library x":                       "use --provider rdmacore",
-		"perf -d mlx5_0":                         "use --provider rdmacore",
-		"perf --provider rdmacore --fault delay": "are for software NICs",
-		"perf --mtu 1500":                        "must be 256, 512, 1024, 2048 or 4096",
-		"perf --gid-index 256":                   "must be 0 to 255",
-		"perf --listen -s 4K":                    "--size is for the connecting end to decide",
-		"perf --listen --op read":                "--op is for the connecting end to decide",
-		"perf --listen --nics 2":                 "--nics is for the connecting end to decide",
-		"perf --listen=h:99999":                  "ports are 0 to 65535",
-		"perf --listen 18600":                    "--listen=:18600",
-		"perf --connect 18600":                   "a port has a colon before it",
-		"perf --timeout 5s":                      "it goes with --listen or --connect",
-		"perf --listen --timeout 0":              "--timeout 0",
-		"perf --connect h --timeout 0s":          "--timeout 0",
-		"perf --listen --connect h":              "exclude each other",
-		"perf --listen --provider soft":          "software NICs live inside one process",
-		"perf --listen -d a,,b":                  "an entry is empty",
-		"perf --connect h --provider soft":       "software NICs live inside one process",
-		"perf --connect :99":                     "want HOST or HOST:PORT",
-		"perf --connect h --fault delay":         "software NICs, which live inside one process",
-		"perf --listen --fault kill-qp":          "software NICs, which live inside one process: drop it, or drop --listen",
-		"perf --listen --nic-latency 5us":        "software NICs, which live inside one process: drop it, or drop --listen",
-		"perf --fault kill-qp@":                  "kill-qp understands rail, msg, end",
-		"perf --fault kill-qp@rail=1,rail=2":     "rail is given twice",
-		"perf --connect h --nic-speed 5G":        "software NICs, which live inside one process",
-		"perf --connect h --op swim":             "have write, write-imm",
-		"perf --connect h --mode lat -b":         "drop -b",
-		"devices --provider soft --nics 65":      "must be 1 to 64",
-		"devices --nics 2":                       "use --provider soft",
-		"devices -d ^":                           "--device: ",
-		"devices --provider moon":                "have soft",
-		"frobnicate":                             "unexpected argument frobnicate",
+		"perf --scheme spray --nics 1 --qps 1":               "--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single",
+		"perf --mode lat -b":                                 "drop -b, or use --mode bw",
+		"perf --op fetch-add -s 64":                          "works on 8 bytes",
+		"perf --op fetch-add -a":                             "works on 8 bytes only",
+		"perf --op swim":                                     "have write, write-imm, read, send, fetch-add, cmp-swap",
+		"perf -s 64KB":                                       "write 64K (1024-based)",
+		"perf -s 4K -s 8K":                                   "use --sizes with a list",
+		"perf -s 4K -a":                                      "exclude each other",
+		"perf --sizes 8K..4K":                                "from small to large",
+		"perf -n 5 -D 1s":                                    "give one of them",
+		"perf -D soon":                                       "want a number with a unit",
+		"perf --nic-speed fast":                              "25Gbit",
+		"perf --nic-speed 1G,2G,3G":                          "lists 3 values for 2 NICs",
+		"perf --fault boo":                                   "have fail-fragment",
+		"perf --fault nic-down@nic=9":                        "an end has 2 NICs",
+		"perf --scheme all,spray":                            "--scheme all stands alone",
+		"perf -e --busy-poll":                                "exclude each other",
+		"perf --provider moon":                               "have soft",
+		"perf --layer moon":                                  "have qp, transport, tagged, shmem",
+		"perf --layer transport --op write":                  "--layer transport has am, put, put-poll, get, fetch-add",
+		"perf --layer tagged --kind zcopy":                   "--op send of --layer tagged has auto, eager, rendezvous",
+		"perf --layer shmem --endpoints 2":                   "use --layer transport or --layer tagged",
+		"perf --layer transport -s 1M":                       "use --layer tagged, or --op put",
+		"perf --layer transport --fault delay":               "use --layer qp, or drop --fault",
+		"perf --mode rate":                                   "--mode bw tells the rate of --layer qp",
+		"perf --kind zcopy":                                  "or drop --kind",
+		"perf --endpoints 3":                                 "or drop --endpoints",
+		"perf --endpoints 0 --layer transport":               "--endpoints 0: must be 1 to 256",
+		"perf --listen --layer tagged":                       "--layer is for the connecting end to decide",
+		"perf --connect h --layer shmem":                     "is measured between PEs of one process",
+		"perf --layer transport --op put --kind short -s 4K": "--kind short takes at most 128 B",
+		"perf --bogus":                                       "unknown flag --bogus",
+		"perf more":                                          "unexpected argument more",
+		"perf --library x":                                   "use --provider rdmacore",
+		"perf -d mlx5_0":                                     "use --provider rdmacore",
+		"perf --provider rdmacore --fault delay":             "are for software NICs",
+		"perf --mtu 1500":                                    "must be 256, 512, 1024, 2048 or 4096",
+		"perf --gid-index 256":                               "must be 0 to 255",
+		"perf --listen -s 4K":                                "--size is for the connecting end to decide",
+		"perf --listen --op read":                            "--op is for the connecting end to decide",
+		"perf --listen --nics 2":                             "--nics is for the connecting end to decide",
+		"perf --listen=h:99999":                              "ports are 0 to 65535",
+		"perf --listen 18600":                                "--listen=:18600",
+		"perf --connect 18600":                               "a port has a colon before it",
+		"perf --timeout 5s":                                  "it goes with --listen or --connect",
+		"perf --listen --timeout 0":                          "--timeout 0",
+		"perf --connect h --timeout 0s":                      "--timeout 0",
+		"perf --listen --connect h":                          "exclude each other",
+		"perf --listen --provider soft":                      "software NICs live inside one process",
+		"perf --listen -d a,,b":                              "an entry is empty",
+		"perf --connect h --provider soft":                   "software NICs live inside one process",
+		"perf --connect :99":                                 "want HOST or HOST:PORT",
+		"perf --connect h --fault delay":                     "software NICs, which live inside one process",
+		"perf --listen --fault kill-qp":                      "software NICs, which live inside one process: drop it, or drop --listen",
+		"perf --listen --nic-latency 5us":                    "software NICs, which live inside one process: drop it, or drop --listen",
+		"perf --fault kill-qp@":                              "kill-qp understands rail, msg, end",
+		"perf --fault kill-qp@rail=1,rail=2":                 "rail is given twice",
+		"perf --connect h --nic-speed 5G":                    "software NICs, which live inside one process",
+		"perf --connect h --op swim":                         "have write, write-imm",
+		"perf --connect h --mode lat -b":                     "drop -b",
+		"devices --provider soft --nics 65":                  "must be 1 to 64",
+		"devices --nics 2":                                   "use --provider soft",
+		"devices -d ^":                                       "--device: ",
+		"devices --provider moon":                            "have soft",
+		"frobnicate":                                         "unexpected argument frobnicate",
 	} {
 		code, out, errs := command(t, args)
 		if code != exitUsage || !strings.Contains(errs, want) || out != "" {
@@ -108,9 +122,11 @@ func TestHelp(t *testing.T) {
 		"version -h":   "Usage: ibverbx version",
 		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
 		"perf -n 3 -h": "link-flap",
-		"perf  -h":     "up to 3 GiB of memory",
+		"perf  -h":     "up to 4 GiB of memory",
 		"perf    -h":   "for [20ms]",
 		"perf     -h":  "more than 16 failures",
+		"perf -b -h":   "transport  put-poll",
+		"perf -a -h":   "between two processes they stand alone",
 		"perf   -h":    "Unlike in perftest, --iters and --tx-depth count messages over all queue pairs",
 	} {
 		code, out, errs := command(t, args)
@@ -183,6 +199,77 @@ func TestPerfJSON(t *testing.T) {
 			for _, key := range keys {
 				if _, ok := r[key]; !ok {
 					t.Errorf("%s: no %s in %v", mode, key, r)
+				}
+			}
+		}
+	}
+}
+
+// TestLayerTable shows what is told of each layer.
+func TestLayerTable(t *testing.T) {
+	for args, want := range map[string][]string{
+		"perf --layer transport --mode lat" + quick: {
+			"transport: active message latency between two ends in this process, each with 2 soft NICs of 4 queue pairs",
+			"half of a ping-pong", "×QP", "short", "zcopy", "messages verified byte for byte",
+		},
+		"perf --layer transport --op put" + quick:              {"transport: put bandwidth", "copy()", " dqplb, 8 QPs "},
+		"perf --layer transport --op fetch-add -n 20":          {"transport: fetch-and-add rate", "one QP", "ns/msg", "×QP"},
+		"perf --layer transport --op put-poll --mode lat -n 5": {"half of a ping-pong", "256 KiB"},
+		"perf --layer tagged --mode rate -v" + quick:           {"tagged: tagged message rate", "one QP", "eager", "active messages: "},
+		"perf --layer tagged -b --mode rate --endpoints 3 -t 16" + quick: {
+			"over 3 endpoints of one worker each, between", "both directions at once", "up to 16 messages outstanding on each endpoint", "×1 ep",
+		},
+		// Both ends on the same NICs, of which nothing is known.
+		"perf --provider left --layer transport --mode lat" + quick:         {"each with 2 left NICs of 4 queue pairs", "×QP"},
+		"perf --provider left --layer tagged --mode rate" + quick:           {"ns/msg"},
+		"perf --provider left --layer shmem --nics 1 -q 2 -n 20 -s 1M":      {" dqplb, 2 QPs "},
+		"perf --layer transport --nic-speed 4Gbit --mode rate" + quick:      {"(4 Gbit/s)", "zcopy"},
+		"perf --layer transport --scheme single --nic-latency 20us" + quick: {"20µs away"},
+		"perf --layer shmem --op put-signal --mode lat -s 64 -n 20":         {"shmem: put with signal latency", "half of a ping-pong"},
+		"perf --layer shmem --op get" + quick:                               {"shmem: get bandwidth", "×copy"},
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || errs != "" {
+			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
+		}
+		for _, s := range want {
+			if !strings.Contains(out, s) {
+				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
+			}
+		}
+	}
+}
+
+// TestLayerJSON shows that the document of every layer, operation and mode says what was measured, and beside what.
+func TestLayerJSON(t *testing.T) {
+	for _, s := range layers.Shapes() {
+		for _, mode := range []string{"bw", "lat", "rate"} {
+			if s.LatencyOnly && mode != "lat" {
+				continue
+			}
+			args := fmt.Sprintf("perf --json --layer %s --op %s --mode %s -n 20 --memory 256K", s.Layer, s.Op, mode)
+			if !s.Atomic {
+				args += " --sizes 64,20000"
+			}
+			code, out, errs := command(t, args)
+			if code != exitOK || errs != "" {
+				t.Fatalf("%s: exit %d: %s", args, code, errs)
+			}
+			var doc bench.Report
+			if err := json.Unmarshal([]byte(out), &doc); err != nil {
+				t.Fatalf("%s: %v", args, err)
+			}
+			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != bench.Op(s.Op) || string(p.Mode) != mode || p.Endpoints != 1 {
+				t.Errorf("%s: parameters %+v", args, p)
+			}
+			if want := 3 * len(doc.Params.Sizes); len(doc.Results) != want {
+				t.Fatalf("%s: %d results, want %d", args, len(doc.Results), want)
+			}
+			for _, r := range doc.Results {
+				copied := mode == "bw" && !s.Atomic
+				if r.Layer != s.Layer || r.Messages < 20 || r.Verified <= r.Messages || (r.Latency != nil) != (mode == "lat") ||
+					(r.RatioToCopy > 0) != copied || (r.Comparison != nil) == copied || r.Transport == nil {
+					t.Errorf("%s: %+v", args, r)
 				}
 			}
 		}

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 )
@@ -28,8 +30,11 @@ func groups() []kong.Group {
 }
 
 type perfCmd struct {
-	Op            string       `group:"what" default:"write" help:"Operation: write, write-imm, read, send, fetch-add, cmp-swap. [${default}]" placeholder:"OP"`
-	Mode          string       `group:"what" default:"bw" help:"bw: bandwidth and message rate. lat: time of one message at a time, for write-imm and send half of a ping-pong. [${default}]" placeholder:"bw|lat"`
+	Layer         string       `group:"what" default:"qp" help:"What is measured: qp, virtual queue pairs, or a layer above them: transport, tagged, shmem. [${default}]" placeholder:"NAME"`
+	Op            string       `group:"what" help:"Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the layer's first]" placeholder:"OP"`
+	Mode          string       `group:"what" default:"bw" help:"bw: bandwidth and message rate. lat: time of one message at a time, half of a ping-pong where the target sees it. rate: of small messages, through layers above qp. [${default}]" placeholder:"bw|lat|rate"`
+	Kind          string       `group:"what" help:"How a layer moves the bytes. transport: short, bcopy, zcopy. tagged: eager, rendezvous. [auto, by the size]" placeholder:"KIND"`
+	Endpoints     *int         `group:"what" help:"Endpoints of transport or tagged on one worker, served round robin, compared with one of them. [1]" placeholder:"N"`
 	Bidirectional bool         `group:"what" short:"b" help:"Both ends send at the same time; the figures are the sum."`
 	Size          []units.Size `group:"what" short:"s" sep:"none" help:"One message size: 4096, 64K, 1M, 1MiB." placeholder:"SIZE"`
 	Sizes         units.Range  `group:"what" help:"Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: 4K..16M/4, lat: 8,64,512,4K,32K,256K]" placeholder:"LIST" sep:"none"`
@@ -38,7 +43,7 @@ type perfCmd struct {
 
 	Iters    int        `group:"how" short:"n" help:"Messages a measurement, over all queue pairs, in place of --duration." placeholder:"N"`
 	Duration units.Span `group:"how" short:"D" help:"Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]" placeholder:"TIME"`
-	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding, over all queue pairs. [${default}]" placeholder:"N"`
+	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding, over all queue pairs; through a layer, on each endpoint. [${default}]" placeholder:"N"`
 	Events   bool       `group:"how" short:"e" help:"Sleep until a completion event comes, in place of polling."`
 	BusyPoll bool       `group:"how" help:"Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event comes, for software NICs need the core."`
 	NoVerify bool       `group:"how" help:"Do not compare what arrived."`
@@ -80,6 +85,21 @@ func (perfCmd) Help() string {
   ibverbx perf --fault nic-down@nic=1,msg=500       what an application sees when a NIC fails
   ibverbx perf --fault link-flap@for=30ms -s 1M     a failure that the NICs survive
   ibverbx perf --provider rdmacore -d mlx5_0        over a real NIC, both ends in this process
+  ibverbx perf --layer transport --op am --mode lat active messages, beside a send through one queue pair
+  ibverbx perf --layer transport --op put --kind zcopy -s 1M
+                                                    puts from registered memory, beside copy()
+  ibverbx perf --layer transport --mode rate --endpoints 32
+                                                    what a message costs over 32 endpoints of one worker
+  ibverbx perf --layer tagged --mode rate -s 8      tag-matched messages
+
+The layers above queue pairs, and their operations:
+` + layerHelp() + `
+--mode lat takes half of a round trip where the target sees the message and answers (am, put-poll, put-signal, send, send-sync), else the
+time from the call to the completion, which of a put of shmem is a Quiet. --mode bw and rate start messages until the layer has no resources left, which --tx-depth allows, and end when all have
+completed and come. Active messages are copied by the handler to where they are compared; fetch-and-adds must bring each value of the
+counter once. Latencies and rates stand beside those of the
+same messages through one queue pair without the layer, bandwidths beside copy(), several endpoints beside one of them; between two
+processes they stand alone, and --layer shmem is measured in one process only. --tx-depth then counts on each endpoint.
 
 Two processes, on two hosts or one, over real NICs:
   ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
@@ -88,7 +108,7 @@ Two processes, on two hosts or one, over real NICs:
 Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else is for the connecting
 end. Both print the figures, which the connecting end takes. Both exit with 1 when either fails or goes.
 
-Any host that reaches a listening end may make it measure once: then that uses up to 3 GiB of memory, most of it pinned, and its NICs.
+Any host that reaches a listening end may make it measure once: then that uses up to 4 GiB of memory, most of it pinned, and its NICs.
 Listen where you trust who can connect, as in --listen=10.0.0.1.
 
 Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the queue pairs on each NIC.
@@ -109,10 +129,27 @@ struck [1], all for ever, for= a duration. In brackets is what holds when a key 
 ` + bench.FaultHelp()
 }
 
+// layerHelp lists the operations of the layers.
+func layerHelp() string {
+	var b strings.Builder
+	for _, s := range layers.Shapes() {
+		kinds := ""
+		for i, k := range s.Kinds {
+			if kinds += ", "; i == 0 {
+				kinds = "; "
+			}
+			kinds += string(k)
+		}
+		fmt.Fprintf(&b, "  %-10s %-10s %s%s\n", s.Layer, s.Op, s.Name, kinds)
+	}
+	return b.String()
+}
+
 // params turns the flags into what to measure.
 func (f *perfCmd) params() (p *bench.Params, err error) {
 	p = &bench.Params{
-		Provider: f.provider(), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
+		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
+		Kind:       layers.Kind(f.Kind),
 		Iterations: f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
@@ -120,6 +157,11 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	}
 	for _, l := range f.NICLatency {
 		p.Latencies = append(p.Latencies, bench.Seconds(l))
+	}
+	if n := f.Endpoints; n != nil {
+		if p.Endpoints = *n; *n == 0 {
+			p.Endpoints = -1 // where 0 is the default
+		}
 	}
 	if p.Conn, err = f.conn(); err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ type perfTable struct {
 	printer
 	p       *bench.Params
 	peer    *bench.Peer // nil when both ends are in this process
+	layer   layerTable
 	verbose bool
 	width   int  // that sentences are wrapped to
 	told    bool // details stand below the last row
@@ -29,6 +30,7 @@ func newPerfTable(w io.Writer, verbose bool) *perfTable {
 // Start writes what comes above the rows.
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
+	t.layer = newLayerTable(p, peer != nil)
 	t.header()
 }
 
@@ -43,20 +45,28 @@ var opNames = map[bench.Op]string{
 // header says what is measured, where, and how; then come the columns' names.
 func (t *perfTable) header() {
 	p := t.p
-	what := "bandwidth"
+	name, what := opNames[p.Op], "bandwidth"
+	if p.Layered() {
+		name = t.layer.name(p)
+	}
 	switch {
 	case p.Mode == bench.Latency:
 		what = "latency"
-	case p.Op.Atomic():
+	case p.Rated():
 		what = "rate"
 	}
 	if p.Bidirectional {
 		what += ", both directions at once"
 	}
+	comma := ""
+	if over := t.layer.over(); over != "" {
+		what += over
+		comma = ","
+	}
 	if t.peer == nil {
-		t.printf("%s %s between two ends in this process, each with %s\n", opNames[p.Op], what, t.nics())
+		t.printf("%s %s%s between two ends in this process, each with %s\n", name, what, comma, t.nics())
 	} else {
-		t.printf("%s %s, %s, each with %s\n", opNames[p.Op], what, t.between(), t.nics())
+		t.printf("%s %s, %s, each with %s\n", name, what, t.between(), t.nics())
 		t.printf("end a %s, end b %s\n", t.side("a"), t.side("b"))
 	}
 	m := t.machine()
@@ -67,7 +77,10 @@ func (t *perfTable) header() {
 	t.printf("%s; %s\n\n", t.verified(), t.how(m))
 	switch {
 	case p.Mode == bench.Latency:
-		t.printf("%9s  %-7s %9s %10s %10s %10s %10s %10s\n", "size", "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs")
+		t.printf("%9s%s  %-7s %9s %10s %10s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs",
+			t.layer.ratioTitle())
+	case p.Layered() && p.Rated():
+		t.rateHeadings()
 	case p.Op.Atomic():
 		t.printf("%9s", "Mmsg/s")
 		for _, s := range p.Schemes {
@@ -81,10 +94,11 @@ func (t *perfTable) header() {
 
 // headings names the columns of bandwidths. Between two processes there is no copy() to compare with.
 func (t *perfTable) headings() {
-	first, second := fmt.Sprintf("%9s  %8s", "", "copy()"), fmt.Sprintf("%9s  %8s", "size", "GB/s")
+	kind := t.layer.kindTitle()
+	first, second := fmt.Sprintf("%9s%s  %8s", "", blank(kind), "copy()"), fmt.Sprintf("%9s%s  %8s", "size", kind, "GB/s")
 	figures := fmt.Sprintf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
 	if t.peer != nil {
-		first, second = fmt.Sprintf("%9s", ""), fmt.Sprintf("%9s", "size")
+		first, second = fmt.Sprintf("%9s%s", "", blank(kind)), fmt.Sprintf("%9s%s", "size", kind)
 		figures = fmt.Sprintf("  %14s %8s", "GB/s", "Mmsg/s")
 	}
 	for _, s := range t.p.Schemes {
@@ -179,12 +193,12 @@ func (t *perfTable) how(m bench.Machine) string {
 	var s []string
 	if p.Mode == bench.Latency {
 		what := "one message at a time, from its post to its completion"
-		if p.Op == bench.Send || p.Op == bench.WriteImm {
+		if p.Answered() {
 			what = "half of a ping-pong, one message at a time"
 		}
 		s = append(s, what, fmt.Sprintf("a reading of the clock (%v) included", time.Duration(m.Clock)))
 	} else {
-		s = append(s, fmt.Sprintf("up to %d messages outstanding", p.TxDepth))
+		s = append(s, fmt.Sprintf("up to %s outstanding%s", count(p.TxDepth, "message"), t.layer.each()))
 		if t.peer != nil && p.Bidirectional {
 			s = append(s, "timed by the end that takes longer")
 		}
@@ -198,6 +212,9 @@ func (t *perfTable) how(m bench.Machine) string {
 	case p.Wait == bench.Poll || p.Mode == bench.Latency:
 		s = append(s, "polling")
 	}
+	if legend := t.layer.legend(p); legend != "" {
+		return strings.Join(s, ", ") + "\n" + legend
+	}
 	return strings.Join(s, ", ")
 }
 
@@ -207,9 +224,12 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.printf("\n")
 		t.told = false
 	}
-	if t.p.Mode == bench.Latency {
+	switch {
+	case t.p.Mode == bench.Latency:
 		t.latencies(row)
-	} else {
+	case t.p.Layered() && t.p.Rated():
+		t.rates(row)
+	default:
 		t.bandwidths(row)
 	}
 	for i := range row {
@@ -221,7 +241,7 @@ func (t *perfTable) Row(row []bench.Result) {
 }
 
 func (t *perfTable) bandwidths(row []bench.Result) {
-	t.printf("%9v", row[0].Size)
+	t.printf("%9v%s", row[0].Size, t.layer.kind(row))
 	if !t.p.Op.Atomic() && t.peer == nil {
 		t.printf("  %8.2f", row[0].CopyGB)
 	}
@@ -293,18 +313,20 @@ func rate(perSecond float64) string {
 func (t *perfTable) latencies(row []bench.Result) {
 	for i := range row {
 		r, size := &row[i], row[i].Size.String()
+		kind := t.layer.kind(row)
 		if i > 0 {
-			size = ""
+			size, kind = "", blank(kind)
 		}
 		l := r.Latency
 		if l == nil || l.Samples == 0 {
-			t.printf("%9s  %-7s %9s\n", size, r.Scheme, "failed")
+			t.printf("%9s%s  %-7s %9s\n", size, kind, r.Scheme, "failed")
 			continue
 		}
-		t.printf("%9s  %-7s %9d", size, r.Scheme, l.Samples)
+		t.printf("%9s%s  %-7s %9d", size, kind, r.Scheme, l.Samples)
 		for _, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
 			t.printf(" %10.2f", float64(ns)/1e3)
 		}
+		t.printf("%s", t.layer.ratio(r))
 		if r.Failed {
 			t.printf("  then failed")
 		} else {

@@ -8,81 +8,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 )
 
-// How long the warm-up and a round may take where nothing is known of the NICs' speed.
-const (
-	warmupPatience = 50 * time.Millisecond
-	roundPatience  = 2 * time.Second
-)
-
 // bandwidth measures a cell.
-func (c *cell) bandwidth() error {
-	longest := c.mem.longest(c.p, c.size)
-	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are compared, and those that notify
-	// at the moment of the notification, by when they must be there.
-	warmup, least := min(longest, c.left(), c.flows[0].tx), c.flows[0].tx
-	var rate float64
-	var err error
-	if c.p.unknownSpeed() {
-		if rate, err = c.try(1, true); err != nil {
-			return err
-		}
-		warmup, least = min(warmup, int(rate*warmupPatience.Seconds())), 1
-	}
-	if warmup > 0 {
-		if rate, err = c.try(warmup, true); err != nil {
-			return err
-		}
-	}
-	target := time.Duration(c.p.Duration)
-	var timed time.Duration
-	for c.more(timed, target) {
-		limit := min(longest, c.left())
-		if target > 0 {
-			// Not much longer than asked for, also on a slow link.
-			limit = min(limit, max(least, int((target-timed).Seconds()*rate)+1))
-		}
-		limit = min(limit, c.longestRound(rate))
-		before := c.result.Messages
-		start := c.timed
-		if _, err = c.try(limit, false); err != nil {
-			break
-		}
-		if lap := c.timed - start; lap > 0 {
-			rate = float64(c.result.Messages-before) / float64(len(c.flows)) / lap.Seconds()
-		}
-		timed = c.timed
-	}
-	c.result.Seconds = c.timed.Seconds()
-	return err
-}
-
-// longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes long for could not be told from
-// one that stands still.
-func (c *cell) longestRound(rate float64) int {
-	if !c.p.unknownSpeed() {
-		return maxRound
-	}
-	return max(1, int(min(rate*roundPatience.Seconds(), maxRound)))
-}
-
-// more says whether a further round is wanted.
-func (c *cell) more(timed, target time.Duration) bool {
-	if c.interrupted() {
-		return false
-	}
-	if target > 0 {
-		return timed < target
-	}
-	return c.left() > 0
-}
-
-// left is how many messages a direction still has to send, of a run by iterations.
-func (c *cell) left() int {
-	if c.p.Iterations == 0 {
-		return maxRound
-	}
-	return c.p.Iterations - c.result.Messages/len(c.flows)
-}
+func (c *cell) bandwidth() error { return c.rounds(c.mem.longest(c.p, c.size), c.flows[0].tx, c.try) }
 
 // try is a round that may fail where a fault has asked for it: then it counts for nothing, and the next one is in place of it.
 func (c *cell) try(limit int, warmup bool) (rate float64, err error) {

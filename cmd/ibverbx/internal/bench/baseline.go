@@ -11,7 +11,7 @@ type pair struct{ dst, src []byte }
 // copies are the directions of the messages.
 func copies(p *Params, m *memory) []pair {
 	there, back := pair{m.ends[1].dst, m.ends[0].src}, pair{m.ends[0].dst, m.ends[1].src}
-	if p.Op == Read {
+	if p.reads() {
 		there, back = back, there
 	}
 	if p.Bidirectional {

@@ -83,7 +83,7 @@ func TestFailureIsNewsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer run.close()
-	rig := run.rigs[0]
+	rig := run.columns[0].(*rig)
 	if _, err := killQP(rig, &Fault{End: "a"}); err != nil {
 		t.Fatal(err)
 	}

@@ -99,8 +99,8 @@ func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	return f
 }
 
-// counterAt is where the counter of atomics lies: behind the slots.
-func (f *flow) counterAt() int { return (f.mem.window + 7) &^ 7 }
+// counterAt is where the counter of atomics lies.
+func (f *flow) counterAt() int { return f.mem.behind() }
 
 // held is what the counter of atomics holds.
 func (f *flow) held() uint64 { return binary.NativeEndian.Uint64(f.target[f.counterAt():]) }

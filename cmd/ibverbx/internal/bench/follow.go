@@ -105,13 +105,13 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 	if err := m.Decode(&theirs); err != nil {
 		return err
 	}
-	at := slices.IndexFunc(r.rigs, func(rig *rig) bool { return rig.scheme == theirs.Scheme })
+	at := slices.IndexFunc(r.columns, func(c column) bool { return c.name() == theirs.Scheme })
 	if at < 0 || !slices.Contains(r.p.Sizes, theirs.Size) {
 		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol, theirs.Scheme, theirs.Size)
 	}
-	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.rigs)), len(r.p.Sizes)*len(r.rigs))
+	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.columns)), len(r.p.Sizes)*len(r.columns))
 	r.done++
-	c := newCell(r, r.rigs[at], int(theirs.Size))
+	c := r.columns[at].cell(r, int(theirs.Size))
 	mine := cellBody{Size: theirs.Size, Scheme: theirs.Scheme, Counter: c.counter()}
 	if err := r.peer.conn.Send(r.peer.steps, kindCell, mine); err != nil {
 		return err

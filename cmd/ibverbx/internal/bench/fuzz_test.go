@@ -10,6 +10,7 @@ import (
 	"unicode"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/verbs"
 )
@@ -53,6 +54,16 @@ func FuzzTask(f *testing.F) {
 	} {
 		f.Add(strings.Replace(good, old, lie, 1))
 	}
+	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged, layers.SHMEM} {
+		p := layerParams(layer, "", Rate)
+		if err := p.Validate(); err != nil {
+			f.Fatal(err)
+		}
+		good := marshaled(f, taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p})
+		f.Add(good)
+		f.Add(strings.Replace(good, `"endpoints":1`, `"endpoints":256,"tx_depth":4096`, 1))
+		f.Add(strings.Replace(good, `"kind":"auto"`, `"kind":"short"`, 1))
+	}
 	f.Fuzz(func(t *testing.T, text string) {
 		m := rendezvous.Message{Kind: kindTask, Body: json.RawMessage(text)}
 		var task taskBody
@@ -73,6 +84,9 @@ func FuzzTask(f *testing.F) {
 		p := task.Params
 		if p.Memory > maxSize || p.rails() > 128 || p.rails() < 1 || p.QPs < 1 || p.QPs > 128 ||
 			len(p.Sizes) > maxServedSizes || p.Duration > maxServedDuration || p.Duration < 0 {
+			t.Fatalf("took %+v", p)
+		}
+		if p.Layered() && (p.Layer == layers.SHMEM || p.Endpoints < 1 || p.Endpoints > maxEndpoints || p.TxDepth*p.Endpoints > maxOutstanding) {
 			t.Fatalf("took %+v", p)
 		}
 		window := int(p.Memory)

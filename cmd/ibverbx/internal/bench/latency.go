@@ -27,34 +27,29 @@ const (
 // latency measures a cell: one message at a time from end a. Where the target is notified it answers with a message of
 // the same kind, and a sample is half of the round trip; else a sample is the time from the post to the completion.
 func (c *cell) latency() error {
-	pp := &pinger{cell: c, ping: c.flows[0], hist: hdrhistogram.New(1, longest, 3)}
+	pp := &pinger{cell: c, ping: c.flows[0], hist: newHistogram()}
 	if len(c.flows) > 1 {
 		pp.pong = c.flows[1]
 	}
-	// A few messages tell how long one takes; then the warm-up proper, if that is not too long.
-	rate, err := pp.batch(min(4, c.mem.slots(c.size)), true)
-	if err == nil {
-		if n := min(latencyWarmup, c.mem.slots(c.size), int(rate*latencyPatience.Seconds())); n > 0 {
-			rate, err = pp.batch(n, true)
-		}
-	}
-	pp.hist.Reset()
-	target := time.Duration(c.p.Duration)
-	for err == nil && c.more(c.timed, target) {
-		n := min(c.mem.slots(c.size), c.left())
-		if target > 0 {
-			n = min(n, int((target-c.timed).Seconds()*rate)+1)
-		}
-		n = min(n, c.longestRound(rate))
-		rate, err = pp.batch(n, false)
-	}
-	c.result.Seconds = c.timed.Seconds()
-	h := pp.hist
-	c.result.Latency = &Percentile{
-		HalfRoundTrip: pp.pong != nil, Samples: h.TotalCount(), Min: h.Min(), Mean: h.Mean(),
+	err := c.batches(pp.batch, pp.hist)
+	c.result.Latency = percentiles(pp.hist, pp.pong != nil)
+	return err
+}
+
+// newHistogram is one that latencies fit into.
+func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
+
+// record takes in a sample in nanoseconds.
+func record(h *hdrhistogram.Histogram, took int64) {
+	_ = h.RecordValue(min(max(took, 1), longest)) // in range
+}
+
+// percentiles is the distribution of what was recorded.
+func percentiles(h *hdrhistogram.Histogram, half bool) *Percentile {
+	return &Percentile{
+		HalfRoundTrip: half, Samples: h.TotalCount(), Min: h.Min(), Mean: h.Mean(),
 		P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90), P99: h.ValueAtQuantile(99), P999: h.ValueAtQuantile(99.9), Max: h.Max(),
 	}
-	return err
 }
 
 // pinger sends messages one at a time.
@@ -166,7 +161,7 @@ func (p *pinger) series(ctx context.Context, n int, warmup bool) error {
 		if p.pong != nil {
 			took /= 2
 		}
-		_ = p.hist.RecordValue(min(max(int64(took), 1), longest)) // in range
+		record(p.hist, int64(took))
 		if err := p.check(i); err != nil {
 			return err
 		}

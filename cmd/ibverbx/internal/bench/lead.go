@@ -150,18 +150,29 @@ func (r *runner) bye() error {
 // connectColumns makes this process's end of each column, and connects it with the other one's.
 func (r *runner) connectColumns(devices []verbs.Device) error {
 	for _, s := range r.p.Schemes {
-		rig, err := r.newHalfRig(s, devices)
-		if rig != nil {
-			r.rigs = append(r.rigs, rig)
-		}
-		if err == nil {
-			err = r.connectColumn(rig)
-		}
-		if err != nil {
+		if err := r.connectScheme(s, devices); err != nil {
 			return fmt.Errorf("%s: %w", s, err)
 		}
 	}
 	return nil
+}
+
+// connectScheme makes and connects this process's end of a column.
+func (r *runner) connectScheme(s Scheme, devices []verbs.Device) error {
+	if r.p.Layered() {
+		half, err := r.newHalfStack(s, devices)
+		if err != nil {
+			return err
+		}
+		r.columns = append(r.columns, half)
+		return r.connectStack(half)
+	}
+	rig, err := r.newHalfRig(s, devices)
+	if err != nil {
+		return err
+	}
+	r.columns = append(r.columns, rig)
+	return r.connectColumn(rig)
 }
 
 // newHalfRig makes this process's end of a column.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
+	"ibverbx/cmd/ibverbx/internal/pattern"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
@@ -13,10 +14,10 @@ const (
 	maxRound = 1 << 16
 	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
 	maxSlots = 16384
-	// What a slot gets starts at one of shifts places of the source, a cache line apart.
-	shifts    = 1024
-	shiftStep = 64
-	// tail is room behind the target slots for the counter of atomics.
+	// What a slot gets starts at one of shifts places of the source.
+	shifts    = pattern.Shifts
+	shiftStep = pattern.Step
+	// tail is room behind the target slots for the counter of atomics, and for the words of the layers.
 	tail = 64
 )
 
@@ -72,8 +73,8 @@ func newMemory(p *Params, here [2]bool) *memory {
 
 // bufferSizes is how large the buffers of an end are.
 func (p *Params) bufferSizes(end, window int) (src, dst int) {
-	both := p.Bidirectional || p.answered()
-	sends := (end == 0) != (p.Op == Read)
+	both := p.Bidirectional || p.Answered()
+	sends := (end == 0) != p.reads()
 	if (sends || both) && !p.Op.Atomic() {
 		src = window + shifts*shiftStep
 	}
@@ -102,12 +103,16 @@ func (m *memory) longest(p *Params, size int) int {
 	return maxRound
 }
 
-// source is where in the source the message of a slot starts. The shift differs from any of the last thousand rounds, so what
-// an earlier one left in the slot is never right.
-func (m *memory) source(round uint64, slot, size int) int {
-	shift := (round + 37*uint64(slot) + m.seed) % shifts
-	return slot*size + int(shift)*shiftStep
+// round is what the messages of a round carry.
+func (m *memory) round(number uint64, size int) pattern.Round {
+	return pattern.Round{Number: number, Seed: m.seed, Size: size}
 }
+
+// source is where in the source the message of a slot starts.
+func (m *memory) source(round uint64, slot, size int) int { return m.round(round, size).Source(slot) }
+
+// behind is where in the target the words behind the slots begin: the counter of atomics is the first.
+func (m *memory) behind() int { return (m.window + 7) &^ 7 }
 
 // verify compares the slots of a round with what was sent into them.
 func (m *memory) verify(dst, src []byte, round uint64, slots, size int) error {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
@@ -13,7 +14,7 @@ import (
 
 // ProtocolVersion is the version of the messages below. Ends of different versions do not understand each other.
 // A golden file holds them as they are on the wire.
-const ProtocolVersion = 2
+const ProtocolVersion = 3
 
 // What the two processes of a run tell each other. End a leads, end b follows:
 //
@@ -24,7 +25,7 @@ const ProtocolVersion = 2
 //
 // then for each scheme, from both ends:
 //
-//	column              business card and memory
+//	column              business card and memory, or the cards of a layer above
 //	connected
 //
 // then for each size and scheme:
@@ -32,7 +33,8 @@ const ProtocolVersion = 2
 //	cell  <->           what the counters of atomics hold
 //	  round ->          receives are posted at a, and b may post its own
 //	        ready <-    they are; the round begins
-//	  done  <->         from each end that sends, as soon as it is so: so many were sent, and are reported
+//	  done  <->         from each end that sends, as soon as it is so: so many were sent, and are reported; through a layer from both, when
+//	                    what an end sends has completed and what it sees has come
 //	  verdict <->       what came has been compared, and how long the end has sent
 //	  ... further rounds
 //	over  ->
@@ -155,6 +157,9 @@ func (p *Params) checkApart() error {
 			return usage("%s is of software NICs, which live inside one process: drop it, or drop --connect", flag.name)
 		}
 	}
+	if p.Layer == layers.SHMEM {
+		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer transport or --layer tagged")
+	}
 	return nil
 }
 
@@ -195,6 +200,8 @@ type cellBody struct {
 type roundBody struct {
 	Messages int  `json:"messages"` // of each direction
 	WarmUp   bool `json:"warm_up,omitempty"`
+	// Endpoints is how many are in use, through a layer that has several.
+	Endpoints int `json:"endpoints,omitempty"`
 }
 
 type doneBody struct {
@@ -233,7 +240,11 @@ func (b *rowBody) check(p *Params) error {
 		if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) {
 			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol, r.Scheme, r.Size)
 		}
-		r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode, nil, nil, false, ""
+		r.Layer, r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, nil, false, ""
+		r.Kind = layers.Kind(oneLine(string(r.Kind)))
+		if c := r.Comparison; c != nil {
+			c.With = oneLine(c.With)
+		}
 		r.Setback, r.Further = Setback{}, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)

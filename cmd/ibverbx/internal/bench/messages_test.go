@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/verbs"
 )
 
 var updateGolden = flag.Bool("update", false, "write the golden file of the messages anew")
@@ -41,6 +43,9 @@ func TestMessagesGolden(t *testing.T) {
 		{kindColumn, &columnBody{Scheme: Spray, Card: card, Regions: rig.a.regions()}},
 		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}}, {kindVerdict, &verdictBody{}},
 		{kindStats, &statsBody{}}, {kindRow, &rowBody{}}, {kindBye, &byeBody{}},
+		{kindColumn, &layerColumnBody{Scheme: Spray, Card: layerCard(t, layers.Transport, nics)}},
+		{kindColumn, &layerColumnBody{Scheme: Spray, Card: layerCard(t, layers.Tagged, nics)}},
+		{kindStats, &layerStatsBody{}},
 	} {
 		if m.kind != kindColumn {
 			fill(reflect.ValueOf(m.body).Elem())
@@ -73,6 +78,30 @@ func TestMessagesGolden(t *testing.T) {
 			t.Fatalf("a message has changed: raise ProtocolVersion, and run this test with -update\n%s\n%s", text.Bytes(), want)
 		}
 	}
+}
+
+// layerCard is the card of an end of a layer.
+func layerCard(t *testing.T, layer layers.Layer, nics []verbs.Device) layers.Card {
+	t.Helper()
+	p := params(func(p *Params) { p.Layer, p.Op, p.Sizes = layer, "", nil })
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	cfg := p.endConfig(Spray, nics, newMemory(p, [2]bool{true, false}), 0)
+	end, err := layers.New(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := end.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	card, err := end.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return card
 }
 
 // fill sets every field that can be set, so that none is left out of the JSON.

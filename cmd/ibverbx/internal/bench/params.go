@@ -8,14 +8,18 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 )
 
+// QP is the layer of virtual queue pairs. Those above it are told by package layers.
+const QP layers.Layer = "qp"
+
 // Op is the operation measured.
 type Op string
 
-// The operations.
+// The operations of virtual queue pairs.
 const (
 	Write    Op = "write"
 	WriteImm Op = "write-imm"
@@ -57,6 +61,7 @@ type Mode string
 const (
 	Bandwidth Mode = "bw"
 	Latency   Mode = "lat"
+	Rate      Mode = "rate" // of messages, through the layers above queue pairs
 )
 
 // Scheme is a column: how many queue pairs, and how they are used.
@@ -104,14 +109,17 @@ func (s *Seconds) UnmarshalJSON(text []byte) error {
 // Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and hand it to [Run].
 type Params struct {
 	Provider      string       `json:"provider"`
-	Op            Op           `json:"op"`
+	Layer         layers.Layer `json:"layer"` // default: QP
+	Op            Op           `json:"op"`    // default: the layer's first one
 	Mode          Mode         `json:"mode"`
+	Kind          layers.Kind  `json:"kind,omitempty"`      // of layers that have several; default: by size
+	Endpoints     int          `json:"endpoints,omitempty"` // of each end, through the layers that have several; default: 1
 	Bidirectional bool         `json:"bidirectional"`
 	Sizes         []units.Size `json:"sizes"`                // default: by operation and mode
 	Schemes       []Scheme     `json:"schemes"`              // default: all that the number of queue pairs allows
 	Iterations    int          `json:"iterations,omitempty"` // messages a cell; 0: by duration
 	Duration      Seconds      `json:"duration_seconds,omitempty"`
-	TxDepth       int          `json:"tx_depth"` // messages outstanding
+	TxDepth       int          `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
 	NICs          int          `json:"nics"`     // of each end
 	QPs           int          `json:"qps"`      // on each NIC
 	Fragment      units.Size   `json:"fragment_bytes"`
@@ -161,7 +169,7 @@ const (
 // Validate fills in the defaults and says, as a [*UsageError], what cannot be.
 func (p *Params) Validate() error {
 	p.fillDefaults()
-	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkOp, p.checkSizes, p.checkNICs, p.checkFaults} {
+	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp, p.checkSizes, p.checkNICs, p.checkFaults} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -170,6 +178,7 @@ func (p *Params) Validate() error {
 }
 
 func (p *Params) fillDefaults() {
+	p.fillLayer()
 	sizesGiven := len(p.Sizes) > 0
 	if !sizesGiven {
 		p.Sizes = p.defaultSizes()
@@ -197,6 +206,8 @@ func (p *Params) fillDefaults() {
 func (p *Params) defaultSizes() units.Range {
 	text := defaultSizes
 	switch {
+	case p.Layered() && !p.Op.Atomic():
+		text = p.layerSizes()
 	case p.Op.Atomic():
 		return units.Range{8}
 	case len(p.Faults) > 0:
@@ -217,8 +228,16 @@ const Soft = "soft"
 // unknownSpeed says that the NICs may be any slow, and that nothing large is sent before it is known how slow.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
-// answered says whether the target answers each message with one of its own.
-func (p *Params) answered() bool { return p.Mode == Latency && p.Op.notifies() }
+// Answered says whether the target answers each message with one of its own.
+func (p *Params) Answered() bool {
+	if p.Layered() {
+		return p.Mode == Latency && p.Shape().Seen
+	}
+	return p.Mode == Latency && p.Op.notifies()
+}
+
+// reads says whether bytes travel from the target to the initiator.
+func (p *Params) reads() bool { return p.Op == Read || p.Layered() && p.Shape().Reads }
 
 // rails is how many queue pairs a scheme other than single has.
 func (p *Params) rails() int { return p.NICs * p.QPs }
@@ -264,9 +283,17 @@ func (p *Params) checkSchemes() error {
 }
 
 func (p *Params) checkOp() error {
+	if p.Layered() {
+		return p.checkShape()
+	}
 	if _, ok := p.Op.opcode(); !ok {
 		return usage("--op %.20q: have write, write-imm, read, send, fetch-add, cmp-swap", p.Op)
 	}
+	return p.checkMode(nil)
+}
+
+// checkMode says what is wrong with the mode, of which there are further ones.
+func (p *Params) checkMode(further []Mode) error {
 	switch p.Mode {
 	case Bandwidth:
 	case Latency:
@@ -274,7 +301,17 @@ func (p *Params) checkOp() error {
 			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, or use --mode bw")
 		}
 	default:
-		return usage("--mode %.20q: have bw and lat", p.Mode)
+		if slices.Contains(further, p.Mode) {
+			return nil
+		}
+		if p.Mode == Rate {
+			return usage("--mode rate is of the layers above queue pairs: --mode bw tells the rate of --layer qp beside its bandwidth")
+		}
+		have := "bw and lat"
+		for _, m := range further {
+			have += " and " + string(m)
+		}
+		return usage("--mode %.20q: have %s", p.Mode, have)
 	}
 	return nil
 }
@@ -286,6 +323,8 @@ func (p *Params) checkSizes() error {
 			return usage("--op %s works on 8 bytes, not %v: drop --size, or use --size 8", p.Op, z)
 		case z == 0:
 			return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
+		case p.Layered() && p.tooLong(z):
+			return p.refuseSize(z)
 		case z > maxSize:
 			return usage("--size %v: at most 1 GiB, for it has to fit into memory several times", z)
 		}
@@ -312,6 +351,9 @@ func (p *Params) checkNICs() error {
 }
 
 func (p *Params) checkFaults() error {
+	if p.Layered() && len(p.Faults) > 0 {
+		return usage("--fault tells what virtual queue pairs make of a failure: use --layer qp, or drop --fault")
+	}
 	for i := range p.Faults {
 		if err := p.Faults[i].check(p); err != nil {
 			return err

@@ -21,11 +21,7 @@ const flushPatience = 5 * time.Second
 
 // watch is a context that ends with the peer. Where requests are on their way to it they get the time to fail first, so
 // that it can be said what the queue pair made of it.
-func (p *peer) watch(flows []*flow) (context.Context, func()) {
-	sends := false
-	for _, f := range flows {
-		sends = sends || f.from != nil
-	}
+func (p *peer) watch(sends bool) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(p.steps)
 	over := make(chan struct{})
 	go func() {

@@ -258,7 +258,7 @@ func TestFailureOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer run.close()
-		c := newCell(run, run.rigs[0], 2000)
+		c := newCell(run, run.columns[0].(*rig), 2000)
 		if err := c.bandwidth(); err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +298,7 @@ func TestBrokenPromises(t *testing.T) {
 			if err := run.open(openSoft); err != nil {
 				t.Fatal(err)
 			}
-			c := newCell(run, run.rigs[0], 2000)
+			c := newCell(run, run.columns[0].(*rig), 2000)
 			if _, err := c.round(10, true); err != nil {
 				t.Fatal(err)
 			}

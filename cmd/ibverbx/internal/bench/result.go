@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
@@ -34,29 +35,36 @@ type Peer struct {
 
 // Result is a cell: one size with one scheme.
 type Result struct {
-	Op           Op          `json:"op"`
-	Mode         Mode        `json:"mode"`
-	Size         units.Size  `json:"size_bytes"`
-	Scheme       Scheme      `json:"scheme"`
-	Rails        int         `json:"rails"`
-	Outstanding  int         `json:"outstanding"` // messages at a time in each direction
-	Messages     int         `json:"messages"`    // timed, of both directions
-	Bytes        uint64      `json:"bytes"`
-	Seconds      float64     `json:"seconds"` // timed
-	GBPerSecond  float64     `json:"gb_per_second"`
-	MsgPerSecond float64     `json:"messages_per_second"`
-	CopyGB       float64     `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
-	RatioToCopy  float64     `json:"ratio_to_copy,omitempty"`
-	Latency      *Percentile `json:"latency,omitempty"`
+	Layer        layers.Layer `json:"layer"`
+	Op           Op           `json:"op"`
+	Mode         Mode         `json:"mode"`
+	Size         units.Size   `json:"size_bytes"`
+	Scheme       Scheme       `json:"scheme"`
+	Rails        int          `json:"rails"`
+	Outstanding  int          `json:"outstanding"` // messages at a time in each direction
+	Messages     int          `json:"messages"`    // timed, of both directions
+	Bytes        uint64       `json:"bytes"`
+	Seconds      float64      `json:"seconds"` // timed
+	GBPerSecond  float64      `json:"gb_per_second"`
+	MsgPerSecond float64      `json:"messages_per_second"`
+	CopyGB       float64      `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
+	RatioToCopy  float64      `json:"ratio_to_copy,omitempty"`
+	Latency      *Percentile  `json:"latency,omitempty"`
+	Kind         layers.Kind  `json:"kind,omitempty"`      // in which the layer moved the bytes
+	Endpoints    int          `json:"endpoints,omitempty"` // of each end, served round robin
+	// Comparison is with another figure of the same run.
+	Comparison *Comparison `json:"comparison,omitempty"`
 	// Verified is how many messages were compared byte for byte, those of the warm-up included.
 	Verified int            `json:"verified_messages"`
 	Faults   []FaultReport  `json:"faults,omitempty"`
 	Statuses map[string]int `json:"failed_completions,omitempty"` // by end and status
 	Failed   bool           `json:"failed"`
 	Error    string         `json:"error,omitempty"`
-	Stats    EndStats       `json:"stats"` // of the queue pairs in use at its end
-	Setback                 // what went wrong, and what was done about it
-	Further  []Setback      `json:"further_failures,omitempty"` // after that
+	Stats    EndStats       `json:"stats,omitzero"` // of the queue pairs in use at its end; through a layer there is Transport in its place
+	// Transport is what the transport under a layer has counted at both ends.
+	Transport *TransportStats `json:"transport,omitempty"`
+	Setback                   // what went wrong, and what was done about it
+	Further   []Setback       `json:"further_failures,omitempty"` // after that
 
 	Err error `json:"-"`
 }

@@ -79,21 +79,10 @@ func newRig(p *Params, open OpenFunc, scheme Scheme, m *memory) (r *rig, err err
 			err = errors.Join(err, r.close())
 		}
 	}()
-	devices, err := r.provider.Devices()
-	if err != nil {
+	if r.devicesA, r.devicesB, err = p.share(r.provider); err != nil {
 		return r, err
 	}
-	switch {
-	case p.Shared && len(devices) < p.NICs:
-		return r, usage("--nics %d: provider %s has %d", p.NICs, r.provider.Name(), len(devices))
-	case p.Shared:
-		r.devicesA, r.devicesB = devices[:p.NICs], devices[:p.NICs]
-	case len(devices) < 2*p.NICs:
-		return r, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d", p.NICs, 2*p.NICs, r.provider.Name(), len(devices))
-	default:
-		r.devicesA, r.devicesB = devices[:p.NICs], devices[p.NICs:2*p.NICs]
-	}
-	if err := p.setSpeeds(r); err != nil {
+	if err := p.setSpeeds(r.provider, r.devicesA, r.devicesB); err != nil {
 		return r, err
 	}
 	if r.a, err = newEnd(p, "a", scheme, r.devicesA, &m.ends[0], &r.rails); err != nil {
@@ -107,18 +96,34 @@ func newRig(p *Params, open OpenFunc, scheme Scheme, m *memory) (r *rig, err err
 	return r, connect(r.a, r.b)
 }
 
-// setSpeeds slows the NICs down as asked.
-func (p *Params) setSpeeds(r *rig) error {
+// share says which of a provider's NICs are which end's.
+func (p *Params) share(provider verbs.Provider) (a, b []verbs.Device, err error) {
+	devices, err := provider.Devices()
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case p.Shared && len(devices) < p.NICs:
+		return nil, nil, usage("--nics %d: provider %s has %d", p.NICs, provider.Name(), len(devices))
+	case p.Shared:
+		return devices[:p.NICs], devices[:p.NICs], nil
+	case len(devices) < 2*p.NICs:
+		return nil, nil, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d", p.NICs, 2*p.NICs, provider.Name(), len(devices))
+	}
+	return devices[:p.NICs], devices[p.NICs : 2*p.NICs], nil
+}
+
+// setSpeeds slows the NICs of the ends down as asked.
+func (p *Params) setSpeeds(provider verbs.Provider, ends ...[]verbs.Device) error {
 	if len(p.Speeds) == 0 && len(p.Latencies) == 0 {
 		return nil
 	}
-	for _, devices := range [][]verbs.Device{r.devicesA, r.devicesB} {
+	for _, devices := range ends {
 		for i, d := range devices {
 			simulated, ok := d.(interface {
 				SetSpeed(bandwidth uint64, latency time.Duration)
 			})
 			if !ok {
-				return usage("--nic-speed and --nic-latency are of software NICs; provider %s has the speed it has", r.provider.Name())
+				return usage("--nic-speed and --nic-latency are of software NICs; provider %s has the speed it has", provider.Name())
 			}
 			simulated.SetSpeed(uint64(pick(p.Speeds, i)), time.Duration(pick(p.Latencies, i)))
 		}

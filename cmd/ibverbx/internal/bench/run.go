@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -49,7 +50,8 @@ type runner struct {
 	ctx      context.Context
 	p        *Params
 	mem      *memory
-	rigs     []*rig
+	columns  []column
+	below    *below      // what layers are compared with; nil for nothing
 	brake    atomic.Bool // the user wants to see what there is
 	observer Observer
 	done     int
@@ -63,8 +65,13 @@ type runner struct {
 func bothHere() [2]bool { return [2]bool{true, true} }
 
 func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner {
+	return newRunnerOver(ctx, p, newMemory(p, here), o)
+}
+
+// newRunnerOver is newRunner with memory that there is.
+func newRunnerOver(ctx context.Context, p *Params, mem *memory, o Observer) *runner {
 	r := &runner{
-		ctx: ctx, p: p, mem: newMemory(p, here), observer: o, start: time.Now(),
+		ctx: ctx, p: p, mem: mem, observer: o, start: time.Now(),
 		report: &Report{Tool: "ibverbx perf", Params: p, Machine: ThisMachine(), Results: []Result{}},
 	}
 	r.stop = context.AfterFunc(ctx, func() { r.brake.Store(true) })
@@ -115,24 +122,38 @@ func (r *runner) end(err error) (*Report, error) {
 // interrupted says whether ctx has ended. Rounds under way learn it from the brake, which costs them less.
 func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
 
-// open connects a rig for each column. All stay open for the whole run: their cells of one size are measured one right after
+// open connects each column. All stay open for the whole run: their cells of one size are measured one right after
 // the other, so that a machine that slows down slows them all.
 func (r *runner) open(open OpenFunc) error {
 	for _, s := range r.p.Schemes {
-		rig, err := newRig(r.p, open, s, r.mem)
+		c, err := r.newColumn(open, s)
 		if err != nil {
 			return err
 		}
-		rig.faults.ctx = r.ctx
-		r.rigs = append(r.rigs, rig)
+		r.columns = append(r.columns, c)
 	}
-	return nil
+	return r.openBelow(open)
+}
+
+func (r *runner) newColumn(open OpenFunc, s Scheme) (column, error) {
+	if r.p.Layered() {
+		return newStack(r.p, open, s, r.mem)
+	}
+	rig, err := newRig(r.p, open, s, r.mem)
+	if err != nil {
+		return nil, err
+	}
+	rig.faults.ctx = r.ctx
+	return rig, nil
 }
 
 func (r *runner) close() error {
 	var errs []error
-	for _, rig := range r.rigs {
-		errs = append(errs, rig.close())
+	for _, c := range r.columns {
+		errs = append(errs, c.close())
+	}
+	if r.below != nil {
+		errs = append(errs, r.below.close())
 	}
 	return errors.Join(errs...)
 }
@@ -144,23 +165,27 @@ func (r *runner) row(size int) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	below, err := r.measureBelow(size)
+	if err != nil {
+		return nil, err
+	}
 	var row []Result
 	var opening error
-	for _, rig := range r.rigs {
-		r.observer.Cell(r.done, len(r.p.Sizes)*len(r.rigs))
+	for _, column := range r.columns {
+		r.observer.Cell(r.done, len(r.p.Sizes)*len(r.columns))
 		r.done++
 		if r.interrupted() {
 			break
 		}
-		if rig.failed {
+		if column.spent() {
 			continue // has said so already
 		}
-		c := newCell(r, rig, size)
+		c := column.cell(r, size)
 		if opening = c.open(); opening != nil {
 			break
 		}
 		c.measure()
-		row = append(row, c.result)
+		row = append(row, c.outcome())
 		if r.parted() {
 			break
 		}
@@ -169,6 +194,7 @@ func (r *runner) row(size int) ([]Result, error) {
 	err = errors.Join(opening, err)
 	for i := range row {
 		row[i].finish(max(before, after))
+		row[i].compare(below)
 	}
 	if len(row) > 0 {
 		r.observer.Row(row)
@@ -193,14 +219,11 @@ func (r *runner) baseline(size int) (float64, error) {
 
 // cell is one size with one scheme.
 type cell struct {
-	*runner
-	rig    *rig
-	size   int
-	flows  []*flow // from end a, and from end b if that sends too
-	lanes  *round
-	timed  time.Duration
-	rate   float64 // messages a second of a direction, as the last round went; 0 before
-	result Result
+	meter
+	rig   *rig
+	flows []*flow // from end a, and from end b if that sends too
+	lanes *round
+	rate  float64 // messages a second of a direction, as the last round went; 0 before
 
 	since        EndStats  // counters at the beginning, or when the ends were made anew
 	through      int       // messages of rounds that went well, those of the warm-up included
@@ -211,15 +234,19 @@ type cell struct {
 }
 
 func newCell(r *runner, rig *rig, size int) *cell {
-	c := &cell{runner: r, rig: rig, size: size}
+	c := &cell{meter: meter{runner: r, size: size, directions: 1}, rig: rig}
+	if r.p.unknownSpeed() {
+		c.most = roundPatience
+	}
 	c.flows = []*flow{newFlow(r.p, rig, r.mem, 0, 1, size)}
-	if r.p.Bidirectional || r.p.answered() {
+	if r.p.Bidirectional || r.p.Answered() {
 		c.flows = append(c.flows, newFlow(r.p, rig, r.mem, 1, 0, size))
+		c.directions = 2
 	}
 	c.lanes = newRound(c.flows, r.peer, rig.here())
 	if r.peer != nil && r.p.Mode == Latency {
 		c.lanes.spin = latencySpin
-		if r.p.answered() && !r.peer.leads {
+		if r.p.Answered() && !r.peer.leads {
 			c.flows[1].echoes = c.flows[0]
 		}
 		for _, f := range c.flows {
@@ -230,7 +257,7 @@ func newCell(r *runner, rig *rig, size int) *cell {
 		}
 	}
 	c.result = Result{
-		Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
+		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
 	}
 	return c
 }
@@ -316,15 +343,13 @@ func (c *cell) explain(err error) error {
 // deadline is a context that ends when a round of up to n messages has to end, and the watchdog that wants to be told what moves.
 func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
 	if c.peer == nil {
-		ctx, w, cancel := watched(context.Background(), patience(c.p, idlePatience, c.size))
-		stop := context.AfterFunc(c.ctx, func() { time.AfterFunc(lastRound, cancel) })
-		return ctx, w, func() { stop(); cancel() }
+		return c.deadlineHere()
 	}
 	d := patience(c.p, c.peer.conn.Timeout(), c.size)
 	if c.blind() {
 		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.rate)
 	}
-	ctx, stop := c.peer.watch(c.flows)
+	ctx, stop := c.peer.watch(slices.ContainsFunc(c.flows, func(f *flow) bool { return f.from != nil }))
 	ctx, w, cancel := watched(ctx, d)
 	return ctx, w, func() { cancel(); stop() }
 }

@@ -196,7 +196,8 @@ func TestRoundsOfRun(t *testing.T) {
 		}
 		seen[run.mem.rounds] = who
 	}
-	for _, rig := range run.rigs {
+	for _, c := range run.columns {
+		rig := c.(*rig)
 		c := newCell(run, rig, 64)
 		if _, err := c.round(4, true); err != nil {
 			t.Fatal(err)

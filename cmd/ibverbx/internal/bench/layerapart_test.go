@@ -1,0 +1,107 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+// TestLayersApart measures every operation of the layers that can be between two ends, each of which knows only its own.
+func TestLayersApart(t *testing.T) {
+	_, nics := fabric(t, 4)
+	for _, s := range layers.Shapes() {
+		if s.Layer == layers.SHMEM {
+			continue
+		}
+		for _, wait := range []Wait{Adaptive, Events} {
+			for _, word := range modes(s) {
+				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
+					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) {
+						p.Wait, p.NICs, p.Schemes = wait, 0, []Scheme{Single, DQPLB}
+						how(p, word)
+					})
+					a, b := apart(t, p, nics[:2], nics[2:])
+					if a.err != nil || b.err != nil {
+						t.Fatalf("end a: %v; end b: %v", a.err, b.err)
+					}
+					p = a.report.Params
+					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
+						r := o.report
+						if !r.OK || len(r.Results) != 2*len(p.Sizes) || r.Params.Op != Op(s.Op) || r.Peer == nil {
+							t.Fatalf("end %s: report %+v", end, r)
+						}
+						for i := range r.Results {
+							checkLayerResult(t, p, &r.Results[i], false)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestEndpointsApart has several endpoints between two ends.
+func TestEndpointsApart(t *testing.T) {
+	_, nics := fabric(t, 2)
+	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged} {
+		p := layerParams(layer, "", Rate, func(p *Params) { p.Endpoints, p.NICs, p.Sizes = 3, 0, []units.Size{64} })
+		a, b := apart(t, p, nics[:1], nics[1:])
+		if a.err != nil || b.err != nil {
+			t.Fatalf("%s: end a: %v; end b: %v", layer, a.err, b.err)
+		}
+		if r := &a.report.Results[0]; r.Comparison == nil || r.Comparison.With != OneEndpoint || r.Messages != p.Iterations {
+			t.Errorf("%s: %+v", layer, r)
+		}
+	}
+}
+
+// TestSHMEMApart shows that what is not measured between two processes is refused before they meet, and by who is asked for it.
+func TestSHMEMApart(t *testing.T) {
+	p := layerParams(layers.SHMEM, layers.Put, Bandwidth)
+	err := p.ValidateApart()
+	var unusable *UsageError
+	if !errors.As(err, &unusable) || !strings.Contains(err.Error(), "use --layer transport or --layer tagged") {
+		t.Errorf("got %v", err)
+	}
+	p.Wait = Adaptive
+	task := taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p}
+	if err := task.check(); !errors.As(err, &unusable) {
+		t.Errorf("a listening end says %v", err)
+	}
+}
+
+// FuzzLayerColumn reads what another process says of its end of a layer. What is taken has the memory that rounds will name.
+func FuzzLayerColumn(f *testing.F) {
+	p := layerParams(layers.Transport, layers.AM, Bandwidth)
+	if err := p.Validate(); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(`{"scheme":"dqplb","card":{"regions":{"src":{"addr":"0x1000","length":"999999"},"dst":{"addr":"0x9000","length":"999999"}}}}`)
+	f.Add(`{"scheme":"dqplb","card":{"regions":{"dst":{"addr":"0x9001","length":"18446744073709551615"}},"transport":[{"version":1}]}}`)
+	f.Add(`{"scheme":"spray","card":{"tagged":[{}]}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		m := rendezvous.Message{Kind: kindColumn, Body: json.RawMessage(text)}
+		var column layerColumnBody
+		if err := m.Decode(&column); err != nil {
+			return
+		}
+		window := int(p.Memory)
+		if err := column.check(p, DQPLB, window, 1); err != nil {
+			if !errors.Is(err, rendezvous.ErrProtocol) || len(err.Error()) > 2000 {
+				t.Fatal(err)
+			}
+			return
+		}
+		src, dst := p.bufferSizes(1, window)
+		r := &column.Card.Regions
+		if r.Src.Len() < uint64(src) || r.Dst.Len() < uint64(dst) || r.Dst.Addr()%8 != 0 {
+			t.Fatalf("took %s", text)
+		}
+	})
+}
