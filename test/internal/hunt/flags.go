@@ -1,0 +1,115 @@
+package hunt
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Flags say how the tests of a package play: go test ./test/sendside -args -seeds 100000 -progress
+type Flags struct {
+	seeds    uint64
+	first    uint64
+	one      int64
+	hunt     bool
+	progress bool
+	mutate   bool
+}
+
+// NewFlags defines the flags. It is for a variable of a test package.
+func NewFlags() *Flags {
+	f := &Flags{}
+	flag.Uint64Var(&f.seeds, "seeds", 0, "how many worlds a test plays; 0: as many as it does by itself")
+	flag.Uint64Var(&f.first, "first", 0, "seed of the first")
+	flag.Int64Var(&f.one, "seed", -1, "play this one only, and say what happens")
+	flag.BoolVar(&f.hunt, "hunt", false, "say in one line what was found, and do not shrink it")
+	flag.BoolVar(&f.progress, "progress", false, "say on stderr how far it is")
+	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and see whether they are found: some minutes")
+	return f
+}
+
+// Test plays worlds of a game, usual ones unless a flag says otherwise. A failing one is shrunk, and printed with the command that plays it
+// again.
+func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
+	total := f.seeds
+	if total == 0 {
+		total = usual
+		if testing.Short() {
+			total = max(usual/20, 1)
+		}
+	}
+	if f.one >= 0 {
+		g.tell(t, uint64(f.one))
+		return
+	}
+	start := time.Now()
+	var done atomic.Uint64
+	stop := f.report(&done, total)
+	v := g.Search(f.first, total, &done)
+	stop()
+	took := time.Since(start)
+	switch {
+	case v == nil:
+		t.Logf("%d worlds in %v, %.0f a second", total, took.Round(time.Millisecond), float64(total)/took.Seconds())
+	case f.hunt:
+		t.Fatalf("found: %v", v)
+	default:
+		r, again := g.Shrink(v.Seed)
+		if !again {
+			t.Fatalf("%v: but not when it is played again", v)
+		}
+		t.Fatalf("%v\nreplay: go test %s -run '%s$' -args -seed %d", r, g.Dir, g.Test, v.Seed)
+	}
+}
+
+// tell says what happens in a world, shrunk if it fails.
+func (g *Game) tell(t *testing.T, seed uint64) {
+	if r, failed := g.Shrink(seed); failed {
+		t.Fatal(r)
+	}
+	g.Play(seed, nil, func(line string) { t.Log(line) })
+}
+
+// Replays plays worlds twice: a seed is worth nothing if it does not replay. What ignore matches in a line decides nothing, such as addresses.
+func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
+	if testing.Short() {
+		worlds = max(worlds/20, 1)
+	}
+	for seed := range worlds {
+		var runs [2][]string
+		for i := range runs {
+			g.Play(seed, nil, func(line string) { runs[i] = append(runs[i], ignore.ReplaceAllString(line, "")) })
+		}
+		for i := range runs[0] {
+			if i >= len(runs[1]) || runs[0][i] != runs[1][i] {
+				t.Fatalf("seed %d, line %d of %d and %d:\n%s\n\nand then:\n%s", seed, i, len(runs[0]), len(runs[1]), runs[0][i], runs[1][min(i, len(runs[1])-1)])
+			}
+		}
+	}
+}
+
+// report says every two seconds how far it is.
+func (f *Flags) report(done *atomic.Uint64, total uint64) (stop func()) {
+	if !f.progress {
+		return func() {}
+	}
+	start, end, over := time.Now(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			select {
+			case <-end:
+				fmt.Fprintln(os.Stderr)
+				return
+			case <-time.After(2 * time.Second):
+			}
+			n := done.Load()
+			fmt.Fprintf(os.Stderr, "\r%d of %d worlds, %.0f a second   ", n, total, float64(n)/time.Since(start).Seconds())
+		}
+	}()
+	return func() { close(end); <-over }
+}

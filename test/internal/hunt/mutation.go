@@ -1,0 +1,105 @@
+package hunt
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Mutation is a deliberate bug: texts that stand once in a file, and what to put in their place.
+type Mutation struct {
+	Name    string
+	File    string // from the root of the module
+	Changes []Change
+}
+
+// Change replaces Old by New.
+type Change struct{ Old, New string }
+
+// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
+// It runs with the flag -mutate only.
+func (f *Flags) Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
+	if !f.mutate {
+		t.Skip("builds the simulation once for each bug: -args -mutate")
+	}
+	found := make([]string, len(list))
+	t.Run("all", func(t *testing.T) {
+		for i := range list {
+			t.Run(list[i].Name, func(t *testing.T) {
+				t.Parallel()
+				found[i] = list[i].hunt(t, g, worlds)
+			})
+		}
+	})
+	for i := range list {
+		t.Logf("%-60s %s", list[i].Name, found[i])
+	}
+}
+
+var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
+
+// hunt looks for the bug in world after world.
+func (m *Mutation) hunt(t *testing.T, g *Game, worlds uint64) string {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := m.build(t, g, root)
+	start := time.Now()
+	out, err := exec.Command(bin, "-test.run", g.Test+"$", "-test.timeout", "120s", "-seeds", fmt.Sprint(worlds), "-hunt").CombinedOutput()
+	took := time.Since(start).Round(time.Millisecond)
+	if found := foundSeed.FindStringSubmatch(string(out)); found != nil {
+		return fmt.Sprintf("seed %5s %8v  %.100s", found[1], took, found[2])
+	}
+	if err != nil {
+		return fmt.Sprintf("hangs or crashes %8v  %.100s", took, out)
+	}
+	t.Fatalf("survives %d worlds", worlds)
+	return ""
+}
+
+// build builds the game's test with the bug.
+func (m *Mutation) build(t *testing.T, g *Game, root string) (bin string) {
+	dir := t.TempDir()
+	bin = filepath.Join(dir, "mutant.test")
+	build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, root, dir), "-o", bin, g.Dir)
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("does not build: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// overlay writes the file with the bug, and the list that has the go command take it in place of the true one.
+func (m *Mutation) overlay(t *testing.T, root, dir string) string {
+	path := filepath.Join(root, m.File)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := string(text)
+	for _, c := range m.Changes {
+		if n := strings.Count(source, c.Old); n != 1 {
+			t.Fatalf("%s has %d times, and must have once:\n%s", m.File, n, c.Old)
+		}
+		source = strings.Replace(source, c.Old, c.New, 1)
+	}
+	copied := filepath.Join(dir, filepath.Base(m.File))
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{path: copied}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(dir, "overlay.json")
+	for name, content := range map[string][]byte{copied: []byte(source), overlay: list} {
+		if err := os.WriteFile(name, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return overlay
+}

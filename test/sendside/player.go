@@ -1,0 +1,91 @@
+package sendside
+
+import (
+	"iter"
+	"runtime/debug"
+
+	"ibverbx/test/internal/hunt"
+)
+
+// player is a program that waits: a coroutine, which stands still wherever a worker idles until it is its turn again. One runs at a time, and
+// which one follows from the seed.
+type player struct {
+	b     *bed
+	name  string
+	home  *host
+	next  func() (struct{}, bool)
+	stop  func()
+	yield func(struct{}) bool
+	over  bool // its program has ended
+	torn  bool // it was abandoned
+}
+
+// start begins a program, which runs when it is resumed.
+func (b *bed) start(name string, home *host, body func()) *player {
+	p := &player{b: b, name: name, home: home}
+	p.next, p.stop = iter.Pull(func(yield func(struct{}) bool) {
+		p.yield = yield
+		defer func() {
+			r := recover()
+			switch v := r.(type) {
+			case nil:
+			case *hunt.Violation:
+				panic(v)
+			default:
+				if !p.torn {
+					panic(b.violation(rulePanic, sprintf("%v\n%s", v, debug.Stack()))) // here the stack is the program's still
+				}
+			}
+		}()
+		body()
+	})
+	b.players = append(b.players, p)
+	return p
+}
+
+// resume lets a program run until it waits again, or ends.
+func (p *player) resume() {
+	if p.over {
+		return
+	}
+	before := p.b.current
+	p.b.current = p
+	_, more := p.next()
+	p.b.current = before
+	p.over = !more
+}
+
+// abandon ends a program where it stands.
+func (p *player) abandon() {
+	if !p.over {
+		p.over, p.torn = true, true
+		p.stop()
+	}
+}
+
+// abandoned unwinds a program that is abandoned.
+type abandoned struct{}
+
+// idle is transport.Config.Idle: where a call waits. Outside of programs it lets the fabric move.
+func (b *bed) idle() {
+	p := b.current
+	if p == nil {
+		b.steps(16)
+		return
+	}
+	if !p.yield(struct{}{}) {
+		panic(abandoned{})
+	}
+}
+
+// waiting is the programs that have not ended.
+func (b *bed) waiting() []*player {
+	list := b.players[:0]
+	for _, p := range b.players {
+		if !p.over {
+			list = append(list, p)
+		}
+	}
+	b.players = list
+	return list
+}

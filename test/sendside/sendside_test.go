@@ -1,0 +1,28 @@
+package sendside
+
+import (
+	"regexp"
+	"testing"
+
+	"ibverbx/test/internal/hunt"
+)
+
+var flags = hunt.NewFlags()
+
+// TestTransport plays worlds of endpoints.
+func TestTransport(t *testing.T) { flags.Test(t, &Transport, 2000) }
+
+// drawn is what decides nothing: addresses, and numbers that the library draws for itself.
+var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|PSN:[0-9]+`)
+
+func TestTransportReplays(t *testing.T) { Transport.Replays(t, 100, drawn) }
+
+// TestTagged plays worlds of messages with tags.
+func TestTagged(t *testing.T) { flags.Test(t, &Tagged, 2000) }
+
+func TestTaggedReplays(t *testing.T) { Tagged.Replays(t, 100, drawn) }
+
+// TestShmem plays worlds of PEs.
+func TestShmem(t *testing.T) { flags.Test(t, &Shmem, 400) }
+
+func TestShmemReplays(t *testing.T) { Shmem.Replays(t, 40, drawn) }

@@ -1,0 +1,162 @@
+package sendside
+
+import (
+	"math/rand/v2"
+
+	"ibverbx/shmem"
+)
+
+// count adds to shared counters: everything must be there in the end, and no two may find the same.
+func (e *element) count(common *rand.Rand) bool {
+	t := e.t
+	home, word := common.IntN(len(t.peers)), common.IntN(counters)
+	dst := e.words.At(word)
+	if !e.barrier() {
+		return false
+	}
+	before := dst.Local(t.peers[home].pe)[0]
+	clear(t.olds)
+	if ok := e.ok("sync", e.pe.Sync(t.ctx)); !ok {
+		return false
+	}
+	mine := 1 + e.rng.IntN(6)
+	for range mine {
+		if e.rng.IntN(2) == 0 {
+			if !e.ok("add", shmem.Add(t.ctx, e.pe, dst, step, home)) {
+				return false
+			}
+			continue
+		}
+		old, err := shmem.FetchAdd(t.ctx, e.pe, dst, step, home)
+		if !e.ok("fetch add", err) {
+			return false
+		}
+		if t.olds[old] || (old-before)%step != 0 {
+			t.broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made", e.id, old)
+		}
+		t.olds[old] = true
+	}
+	t.sums[word] += uint64(mine)
+	if !e.barrier() {
+		return false
+	}
+	if got := dst.Local(t.peers[home].pe)[0]; got != before+t.sums[word]*step {
+		t.broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got, t.sums[word], before)
+	}
+	if ok := e.barrier(); !ok {
+		return false
+	}
+	t.sums[word] = 0
+	return e.ok("sync", e.pe.Sync(t.ctx))
+}
+
+// toggle changes the PE's own bits of shared words: nobody else's change may be lost.
+func (e *element) toggle() bool {
+	t := e.t
+	home := 0
+	small := e.halves.At(1)
+	large := e.words.At(6)
+	if !e.barrier() {
+		return false
+	}
+	other := e.halves.At(0).Local(t.peers[home].pe)[0] // shares eight bytes with the small one
+	for range 1 + e.rng.IntN(5) {
+		var err error
+		bit := uint(8*e.id + e.rng.IntN(6))
+		var found uint64
+		fetched := false
+		was := e.bits
+		switch e.rng.IntN(7) {
+		case 0:
+			e.bits |= 1 << bit
+			err = shmem.Or(t.ctx, e.pe, large, 1<<bit, home)
+		case 1:
+			e.bits &^= 1 << bit
+			err = shmem.And(t.ctx, e.pe, large, ^uint64(1<<bit), home)
+		case 2:
+			e.bits ^= 1 << bit
+			found, err = shmem.FetchXor(t.ctx, e.pe, large, 1<<bit, home)
+			fetched = true
+		case 3:
+			e.bits |= 1 << bit
+			found, err = shmem.FetchOr(t.ctx, e.pe, large, 1<<bit, home)
+			fetched = true
+		case 4:
+			e.bits &^= 1 << bit
+			found, err = shmem.FetchAnd(t.ctx, e.pe, large, ^uint64(1<<bit), home)
+			fetched = true
+		case 5:
+			own := e.words.At(7)
+			v := e.rng.Uint64()
+			if err = shmem.Set(t.ctx, e.pe, own, v, e.id); err == nil {
+				err = shmem.Inc(t.ctx, e.pe, own, e.id)
+			}
+			if err == nil {
+				found, err = shmem.FetchInc(t.ctx, e.pe, own, e.id)
+			}
+			if err == nil && (found != v+1 && found != v) { // an Inc may be on its way
+				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
+			}
+			if err == nil && e.quiet() && shmem.Load(e.pe, own) != v+2 {
+				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, shmem.Load(e.pe, own))
+			}
+		default:
+			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
+			if err == nil {
+				err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
+			}
+		}
+		if !e.ok("bits", err) {
+			return false
+		}
+		if mask := uint64(0xff) << (8 * e.id); fetched && found&mask != was&mask {
+			t.broken(ruleAtomic, "PE %d finds its bits %#x, and left %#x", e.id, found&mask, was&mask)
+		}
+	}
+	if !e.barrier() {
+		return false
+	}
+	want := uint64(0)
+	for _, o := range t.peers {
+		want |= o.bits
+	}
+	if got := e.halves.At(0).Local(t.peers[home].pe)[0]; got != other {
+		t.broken(ruleAtomic, "the half beside a word of four bytes was %#x, and is %#x", other, got)
+	}
+	if got := large.Local(t.peers[home].pe)[0]; got != want || small.Local(t.peers[home].pe)[0] != 0 {
+		t.broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got, small.Local(t.peers[home].pe)[0], want)
+	}
+	return e.barrier()
+}
+
+// swap passes tokens through a word: what is swapped in is swapped out once.
+func (e *element) swap(common *rand.Rand) bool {
+	t := e.t
+	home := common.IntN(len(t.peers))
+	dst := e.halves.At(0)
+	if !e.barrier() {
+		return false
+	}
+	clear(t.olds)
+	if !e.ok("sync", e.pe.Sync(t.ctx)) {
+		return false
+	}
+	for i := range 1 + e.rng.IntN(4) {
+		token := uint32(e.t.at)<<16 | uint32(e.id)<<8 | uint32(i+1)
+		old, err := shmem.Swap(t.ctx, e.pe, dst, token, home)
+		if !e.ok("swap", err) {
+			return false
+		}
+		if t.olds[uint64(old)] {
+			t.broken(ruleAtomic, "PE %d swaps %#x out, as somebody has before", e.id, old)
+		}
+		t.olds[uint64(old)] = true
+		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap", err) {
+			return false
+		}
+		if now, err := shmem.Fetch(t.ctx, e.pe, dst, home); err == nil && old == token && now == token {
+			t.broken(ruleAtomic, "PE %d has swapped %#x for another value, and finds it still", e.id, token)
+		}
+	}
+	return e.barrier()
+}

@@ -1,0 +1,164 @@
+package sendside
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx/shmem"
+)
+
+// collective makes one of the collective calls and compares with what one processor makes of it.
+func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
+	t := e.t
+	n, pes := 1+common.IntN(300), len(t.peers)
+	if common.IntN(4) == 0 {
+		n *= 20 // many pieces
+	}
+	key := common.IntN(allNoise)
+	val := func(pe, i int) int32 { return int32(noise[(key+31*pe+i)%allNoise]) - 100 }
+	mine := make([]int32, n)
+	for i := range mine {
+		mine[i] = val(e.id, i)
+	}
+	check := func(what string, got []int32, want func(i int) int32) {
+		for i, v := range got {
+			if v != want(i) {
+				t.broken(ruleContent, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v, want(i))
+			}
+		}
+	}
+	switch kind {
+	case phaseBroadcast:
+		root := common.IntN(pes)
+		for round := range 1 + common.IntN(6) { // the root may be some ahead of the others
+			for i := range mine {
+				mine[i] = val(e.id, i+round)
+			}
+			if err := shmem.Broadcast(t.ctx, e.pe, mine, root); !e.ok("broadcast", err) {
+				return false
+			}
+			check("broadcast", mine, func(i int) int32 { return val(root, i+round) })
+		}
+	case phaseReduce:
+		op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr, shmem.OpProd}[common.IntN(7)]
+		dst := make([]int32, n)
+		if common.IntN(2) == 0 {
+			dst = mine
+		}
+		var err error
+		if op == shmem.OpSum && common.IntN(2) == 0 {
+			err = shmem.ReduceFunc(t.ctx, e.pe, dst, mine, func(a, b int32) int32 { return a + b })
+		} else {
+			err = shmem.Reduce(t.ctx, e.pe, dst, mine, op)
+		}
+		if !e.ok("reduce", err) {
+			return false
+		}
+		check(sprintf("reduce %v", op), dst, func(i int) int32 { return reduced(op, pes, func(pe int) int32 { return val(pe, i) }) })
+	case phaseGather:
+		dst := make([]int32, n*pes)
+		if err := shmem.AllGather(t.ctx, e.pe, dst, mine); !e.ok("all-gather", err) {
+			return false
+		}
+		check("all-gather", dst, func(i int) int32 { return val(i/n, i%n) })
+	case phaseTrade:
+		src, dst := make([]int32, n*pes), make([]int32, n*pes)
+		for i := range src {
+			src[i] = val(e.id, i)
+		}
+		if err := shmem.AllToAll(t.ctx, e.pe, dst, src); !e.ok("all-to-all", err) {
+			return false
+		}
+		check("all-to-all", dst, func(i int) int32 { return val(i/n, e.id*n+i%n) })
+	}
+	return true
+}
+
+// reduced combines what all PEs have, one after the other.
+func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
+	v := val(0)
+	for pe := 1; pe < pes; pe++ {
+		switch x := val(pe); op {
+		case shmem.OpSum:
+			v += x
+		case shmem.OpMin:
+			v = min(v, x)
+		case shmem.OpMax:
+			v = max(v, x)
+		case shmem.OpAnd:
+			v &= x
+		case shmem.OpOr:
+			v |= x
+		case shmem.OpProd:
+			v *= x
+		default:
+			v ^= x
+		}
+	}
+	return v
+}
+
+// allocate takes a block, uses it, and gives it back.
+func (e *element) allocate(common *rand.Rand) bool {
+	t := e.t
+	n := 1 + common.IntN(1000)
+	big := common.IntN(4) == 0
+	if big {
+		n = 2 * heapSize
+	}
+	s, err := shmem.Alloc[byte](t.ctx, e.pe, n)
+	if big {
+		if !errors.Is(err, shmem.ErrNoMemory) {
+			return e.ok("alloc too much", refusedWith(err))
+		}
+		return true
+	}
+	if !e.ok("alloc", err) {
+		return false
+	}
+	for i, v := range s.Local(e.pe) {
+		if v != 0 {
+			t.broken(ruleContent, "PE %d: byte %d of a new block is %#x", e.id, i, v)
+		}
+	}
+	to := (e.id + 1) % len(t.peers)
+	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
+		return false
+	}
+	e.quieted()
+	if err := shmem.Put(t.ctx, e.pe, s, bytesOf(byte(e.id+1), n), to); !e.ok("put", err) {
+		return false
+	}
+	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
+		return false
+	}
+	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe), func(v byte) bool { return v != from }) {
+		t.broken(ruleContent, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n, from-1)
+	}
+	return e.ok("free", shmem.Free(t.ctx, e.pe, s))
+}
+
+func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
+
+// refusedWith makes an error of a call that should have been refused, and was with err or not at all.
+func refusedWith(err error) error {
+	if err == nil {
+		return errors.New("was not refused")
+	}
+	return err
+}
+
+// mismatch has one PE ask for something else: all must be told, and go on.
+func (e *element) mismatch(common *rand.Rand) bool {
+	odd := common.IntN(len(e.t.peers))
+	n := 10
+	if e.id == odd {
+		n = 100
+	}
+	_, err := shmem.Alloc[byte](e.t.ctx, e.pe, n)
+	if errors.Is(err, shmem.ErrMismatch) {
+		return true
+	}
+	return e.ok("alloc of different sizes", refusedWith(err))
+}

@@ -1,0 +1,287 @@
+package sendside
+
+import (
+	"errors"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx/shmem"
+	"ibverbx/verbs"
+)
+
+// play plays a phase, and reports whether it went well. Every phase begins after a barrier or needs none.
+func (e *element) play(kind phaseKind, common *rand.Rand) bool {
+	switch kind {
+	case phaseScatter:
+		return e.scatter()
+	case phaseSignal, phaseFlag:
+		return e.sendSignal(kind == phaseFlag, common)
+	case phaseCount:
+		return e.count(common)
+	case phaseBits:
+		return e.toggle()
+	case phaseSwap:
+		return e.swap(common)
+	case phaseBarrier:
+		for range 2 {
+			if !e.barrier() {
+				return false
+			}
+		}
+		return e.ok("sync", e.pe.Sync(e.t.ctx))
+	case phaseBroadcast, phaseReduce, phaseGather, phaseTrade:
+		return e.collective(kind, common)
+	case phaseAlloc:
+		return e.allocate(common)
+	case phaseMismatch:
+		return e.mismatch(common)
+	case phaseMistake:
+		e.mistake()
+	case phaseFault:
+		if e.id == 0 {
+			e.t.strike(e.t.all, e.t.plan.mood == calm || e.rng.IntN(2) == 0)
+		}
+	}
+	return true
+}
+
+// scatter puts and gets, with fences and quiets between, and ends in a barrier.
+func (e *element) scatter() bool {
+	for range 1 + e.rng.IntN(12) {
+		good := true
+		switch e.rng.IntN(10) {
+		case 0:
+			good = e.quiet()
+		case 1, 2:
+			e.fence()
+		case 3, 4:
+			good = e.get()
+		default:
+			good = e.put()
+		}
+		if !good {
+			return false
+		}
+	}
+	return e.barrier()
+}
+
+func (e *element) fence() {
+	e.pe.Fence()
+	e.epoch++
+}
+
+// put writes into a slot that it has not written to since the last fence.
+func (e *element) put() bool {
+	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(allNoise), n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
+	for _, o := range e.out {
+		if o.to == w.to && o.slot == w.slot && o.epoch == w.epoch {
+			return true // the order of the two would be nobody's promise
+		}
+	}
+	w.was = e.mayHold(w.to, w.slot, slotSize)
+	kind := e.rng.IntN(3)
+	if kind == putOne {
+		w.n = 1
+	}
+	src, inHeap := e.source(w)
+	dst := e.slot(e.id, w.slot)
+	e.out = append(e.out, w)
+	var err error
+	switch kind {
+	case putOne:
+		err = shmem.P(e.t.ctx, e.pe, dst, src[0], w.to)
+	case putBlocking:
+		err = shmem.Put(e.t.ctx, e.pe, dst, src, w.to)
+	default:
+		err = shmem.PutNBI(e.t.ctx, e.pe, dst, src, w.to)
+		if inHeap {
+			w.src = src // the NICs' until Quiet
+		}
+	}
+	e.t.logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot, w.to, kind, inHeap, err)
+	if w.src == nil {
+		fill(src)
+	}
+	return e.ok("put", err)
+}
+
+// The ways to put.
+const (
+	putOne = iota
+	putBlocking
+	putNBI
+)
+
+// source is memory with the bytes of a put: in the heap where there is a piece that no NIC may be reading, or elsewhere.
+func (e *element) source(w *write) (src []byte, inHeap bool) {
+	if e.rng.IntN(2) == 0 {
+		return slices.Clone(noisy(w.key, w.n)), false
+	}
+	used := 0
+	for _, o := range e.out {
+		if o.src != nil {
+			used++
+		}
+	}
+	if used == scratches {
+		return slices.Clone(noisy(w.key, w.n)), false
+	}
+	// Pieces are given out in turn, and come back all at once.
+	src = e.scratch.Local(e.pe)[used*slotSize:][:w.n]
+	copy(src, noisy(w.key, w.n))
+	return src, true
+}
+
+// get reads a slot of anybody's.
+func (e *element) get() bool {
+	t := e.t
+	by, from, slot := e.rng.IntN(len(t.peers)), e.rng.IntN(len(t.peers)), e.rng.IntN(slots)
+	n := 1 + e.rng.IntN(slotSize)
+	r := &read{dst: make([]byte, n)}
+	writer := t.peers[by]
+	r.wants = writer.mayHold(from, slot, n)
+	src := e.slot(by, slot)
+	if e.rng.IntN(3) == 0 {
+		e.reads = append(e.reads, r)
+		return e.ok("get nbi", shmem.GetNBI(t.ctx, e.pe, r.dst, src, from))
+	}
+	var err error
+	switch e.rng.IntN(3) {
+	case 0:
+		r.dst = r.dst[:1]
+		r.dst[0], err = shmem.G(t.ctx, e.pe, src, from)
+	case 1:
+		r.dst = e.scratch.Local(e.pe)[scratches*slotSize:][:n]
+		fallthrough
+	default:
+		err = shmem.Get(t.ctx, e.pe, r.dst, src, from)
+	}
+	if !e.ok("get", err) {
+		return false
+	}
+	r.wants = append(r.wants, writer.mayHold(from, slot, n)...) // what was put meanwhile
+	e.checkRead("get", r)
+	return true
+}
+
+// mayHold is what a slot may hold now: what is there, and what is on its way.
+func (e *element) mayHold(to, slot, n int) (list [][]byte) {
+	list = append(list, slices.Clone(e.target(&write{to: to, slot: slot})[:n]))
+	for _, w := range e.out {
+		if w.to == to && w.slot == slot {
+			list = append(list, noisy(w.key, w.n)[:min(n, w.n)])
+			for _, b := range w.was {
+				list = append(list, b[:min(n, len(b))])
+			}
+		}
+	}
+	return list
+}
+
+// checkRead checks that every byte that came is one that may have been there.
+func (e *element) checkRead(what string, r *read) {
+	if what == "get nbi" { // what was put between the call and now is not known any more
+		return
+	}
+	for i, v := range r.dst {
+		if !mayBe(r.wants, i, v) {
+			e.t.broken(ruleContent, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i, len(r.dst), v)
+		}
+	}
+}
+
+// sendSignal sends data to another PE and something behind it, and waits for the same of others. The order of PEs is drawn.
+func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
+	t := e.t
+	order := common.Perm(len(t.peers))
+	at := slices.Index(order, e.id)
+	to, from := order[(at+1)%len(order)], order[(at+len(order)-1)%len(order)]
+	n := 1 + common.IntN(slotSize)
+	keys := make([]int, len(order))
+	for i := range keys {
+		keys[i] = common.IntN(allNoise)
+	}
+	add := common.IntN(2) == 0
+	src := slices.Clone(noisy(keys[e.id], n))
+	dst, sig := e.slot(e.id, 0), e.signals.At(e.id)
+	value := t.peers[to].signal[e.id] + 1 // what the word on the other PE is to become
+	if !e.barrier() {
+		return false
+	}
+	var err error
+	switch {
+	case flag:
+		if err = shmem.Put(t.ctx, e.pe, dst, src, to); err == nil {
+			e.pe.Fence()
+			err = shmem.P(t.ctx, e.pe, sig, value, to)
+		}
+	case add:
+		err = shmem.PutSignal(t.ctx, e.pe, dst, src, sig, 1, shmem.SignalAdd, to)
+	default:
+		err = shmem.PutSignalNBI(t.ctx, e.pe, dst, src, sig, value, shmem.SignalSet, to)
+	}
+	fill(src)
+	if !e.ok("put signal", err) {
+		return false
+	}
+	mine := e.signal[from] + 1
+	if !e.await(from, mine) {
+		return false
+	}
+	got := e.slot(from, 0).Local(e.pe)[:n]
+	if string(got) != string(noisy(keys[from], n)) {
+		t.broken(ruleFence, "PE %d sees the signal of PE %d, and not its %d bytes", e.id, from, n)
+	}
+	if ok := e.barrier(); !ok {
+		return false
+	}
+	e.signal[from] = mine
+	return e.ok("sync", e.pe.Sync(t.ctx))
+}
+
+// await waits for the signal of a PE, in one of the ways that there are.
+func (e *element) await(from int, value uint64) bool {
+	t := e.t
+	s := e.signals.Slice(from, from+1)
+	switch e.rng.IntN(5) {
+	case 0:
+		i, err := shmem.WaitUntilAny(t.ctx, e.pe, s, shmem.EQ, value)
+		if err == nil && i != 0 {
+			t.broken(ruleContent, "PE %d waits for one word, and it was word %d", e.id, i)
+		}
+		return e.ok("wait until any", err)
+	case 1:
+		return e.ok("wait until all", shmem.WaitUntilAll(t.ctx, e.pe, s, shmem.GT, value-1))
+	case 2:
+		for {
+			there, err := shmem.Test(e.pe, s, shmem.GE, value)
+			if there || !e.ok("test", err) || !e.ok("test", t.ctx.Err()) {
+				return there
+			}
+			t.idle()
+		}
+	case 3:
+		return e.ok("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.NE, value-1))
+	}
+	return e.ok("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.GE, value))
+}
+
+// mistake makes calls with wrong arguments: they are refused, and change nothing.
+func (e *element) mistake() {
+	ctx, pe := e.t.ctx, e.pe
+	small := e.area.Slice(0, 4)
+	for name, err := range map[string]error{
+		"put too long":   shmem.Put(ctx, pe, small, make([]byte, 5), 0),
+		"get too long":   shmem.Get(ctx, pe, make([]byte, 5), small, 0),
+		"put to nobody":  shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
+		"put to nobody ": shmem.P(ctx, pe, small, 1, -1),
+		"add to nothing": shmem.Add(ctx, pe, shmem.Sym[uint64]{}, 1, 0),
+		"no signal op":   shmem.PutSignal(ctx, pe, small, nil, e.signals, 1, shmem.SignalOp(bits.UintSize), 0),
+	} {
+		if !errors.Is(err, verbs.ErrInvalid) {
+			e.t.broken(ruleRefusal, "PE %d: %s: %v", e.id, name, err)
+		}
+	}
+}

@@ -1,0 +1,373 @@
+package sendside
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx/shmem"
+	"ibverbx/test/internal/hunt"
+	"ibverbx/verbs/soft"
+)
+
+// team is PEs that run one program, and a model of their memory.
+type team struct {
+	bed
+	plan  *shmemPlan
+	all   *link // of every connection
+	peers []*element
+	cards [][][]byte // of each round of Exchange
+	ctx   context.Context
+	sums  [counters]uint64
+	olds  map[uint64]bool // what additions have found
+}
+
+// element is a PE, its program, and what is known of what it has written.
+type element struct {
+	t      *team
+	host   *host
+	id     int
+	pe     *shmem.PE
+	rng    *rand.Rand
+	rounds int // of Exchange
+	phase  int
+	failed error
+	parted bool // Close was called
+
+	area    shmem.Sym[byte]   // slots, each written by one PE
+	scratch shmem.Sym[byte]   // sources of puts, and one piece for what is got
+	words   shmem.Sym[uint64] // counters, words that are swapped, bits
+	halves  shmem.Sym[uint32]
+	signals shmem.Sym[uint64] // one for each PE that sends one
+	signal  []uint64          // how far those have come
+	entered int               // barriers that it has entered
+	left    int               // the last one that it has left
+
+	out   []*write // puts that no Quiet has completed, in the order of the calls
+	epoch int      // fences so far
+	reads []*read  // gets that Quiet completes
+	bits  uint64   // its own of the shared bits
+}
+
+// A slot is a piece of the area on one PE that one PE writes to.
+const (
+	slotSize = 700
+	slots    = 4 // of each writer on each PE
+	// scratches is how many pieces of the heap are sources of puts.
+	scratches = 3
+)
+
+// write is a put.
+type write struct {
+	to, slot int
+	key, n   int
+	was      [][]byte // what may have been there before, byte by byte
+	epoch    int
+	src      []byte // in the heap, not to be touched before Quiet; nil when it was copied
+}
+
+// read is a get that was begun.
+type read struct {
+	dst   []byte
+	wants [][]byte // what may come, byte by byte
+}
+
+func (p *shmemPlan) run(log func(string)) *hunt.Violation {
+	t := &team{plan: p, olds: map[uint64]bool{}}
+	t.bed.plan, t.log, t.moved = &p.bedPlan, log, t.lookAfter
+	return t.play(func() {
+		t.seedEvent(p.seed)
+		t.logf("%v", p)
+		t.raise()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		t.ctx = ctx
+		t.all = &link{name: "all", hosts: [2]*host{t.hosts[0], t.hosts[len(t.hosts)-1]}}
+		t.links, t.build = append(t.links, t.all), t.all
+		t.cards = make([][][]byte, 2)
+		for i, h := range t.hosts {
+			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.seed, uint64(i))), signal: make([]uint64, p.config.PEs)}
+			t.peers = append(t.peers, e)
+			t.start(sprintf("PE %d", i), h, e.program)
+		}
+		t.turns()
+		if len(t.waiting()) != 0 { // somebody waits for somebody who has gone
+			if t.all.blame == "" {
+				t.broken(ruleLiveness, "%s waits for ever", t.waiting()[0].name)
+			}
+			cancel()
+			t.turns()
+		}
+		if len(t.waiting()) != 0 {
+			t.broken(ruleLiveness, "%s waits for ever, though its context has ended", t.waiting()[0].name)
+		}
+		t.endFaults()
+		t.checkEnd()
+		t.raze()
+	})
+}
+
+// turns lets programs and the fabric move until nothing does.
+func (t *team) turns() {
+	for quiet, rounds := 0, 0; quiet < 40; rounds++ {
+		if rounds > 200000 {
+			t.broken(ruleLiveness, "it moves for ever")
+		}
+		list := t.waiting()
+		if len(list) == 0 {
+			return
+		}
+		quiet++
+		if t.actions = t.fabric.Actions(t.actions[:0]); len(t.actions) != 0 && t.rng.IntN(3) != 0 {
+			t.steps(1 + t.rng.IntN(6))
+			quiet = 0
+			continue
+		}
+		p := list[t.rng.IntN(len(list))]
+		before := t.progressOf()
+		p.resume()
+		if p.over || t.progressOf() != before {
+			quiet = 0
+		}
+		if quiet > 20 {
+			for _, p := range append([]*player(nil), t.waiting()...) {
+				p.resume()
+			}
+			if len(t.active) != 0 {
+				t.heal()
+				quiet = 0
+			}
+		}
+	}
+}
+
+// progressOf is a number that changes when a program goes on.
+func (t *team) progressOf() (n int) {
+	for _, e := range t.peers {
+		n += e.phase + e.rounds + e.entered + len(e.out) + len(e.reads)
+	}
+	return n
+}
+
+// exchange is Config.Exchange: the cards lie in the world's memory.
+func (e *element) exchange(_ context.Context, mine []byte) ([][]byte, error) {
+	t := e.t
+	round := e.rounds
+	e.rounds++
+	if t.cards[round] == nil {
+		t.cards[round] = make([][]byte, len(t.peers))
+	}
+	t.cards[round][e.id] = append([]byte{}, mine...)
+	for _, o := range t.peers {
+		for o.rounds <= round {
+			t.idle()
+		}
+	}
+	return t.cards[round], nil
+}
+
+// ok reports whether a call went well. Where it did not, something must be to blame; the program goes straight to its end then.
+func (e *element) ok(what string, err error) bool {
+	if err == nil {
+		return true
+	}
+	if e.t.all.blame == "" {
+		e.t.broken(ruleIsolation, "PE %d: %s: %v", e.id, what, err)
+	}
+	e.t.logf("  PE %d: %s: %v", e.id, what, err)
+	if e.failed == nil {
+		e.failed = err
+	}
+	return false
+}
+
+// program is what a PE runs.
+func (e *element) program() {
+	t := e.t
+	cfg := t.plan.config
+	cfg.PE, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, t.idle
+	var err error
+	e.pe, err = shmem.Join(t.ctx, e.host.dom, cfg)
+	if !e.ok("join", err) || !e.begin() {
+		return
+	}
+	for i, ph := range t.plan.phases {
+		t.at = max(t.at, i+1)
+		t.logf("PE %d: phase %d, %v", e.id, i, ph.kind)
+		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
+		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // what all PEs draw alike
+		if !e.play(ph.kind, common) {
+			break
+		}
+		e.phase++
+	}
+	e.parted = true
+	err = e.pe.Close(t.ctx)
+	t.logf("PE %d: close: %v", e.id, err)
+	e.ok("close", err)
+}
+
+// begin allocates what the phases use.
+func (e *element) begin() bool {
+	t := e.t
+	n := len(t.hosts)
+	var err error
+	if e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize); !e.ok("alloc", err) {
+		return false
+	}
+	if e.scratch, err = shmem.Alloc[byte](t.ctx, e.pe, (scratches+1)*slotSize); !e.ok("alloc", err) {
+		return false
+	}
+	if e.words, err = shmem.Alloc[uint64](t.ctx, e.pe, 8); !e.ok("alloc", err) {
+		return false
+	}
+	if e.halves, err = shmem.Alloc[uint32](t.ctx, e.pe, 4); !e.ok("alloc", err) {
+		return false
+	}
+	e.signals, err = shmem.Alloc[uint64](t.ctx, e.pe, n)
+	return e.ok("alloc", err)
+}
+
+// barrier waits for everybody, and checks that everybody has come.
+func (e *element) barrier() bool {
+	t := e.t
+	e.entered++
+	k := e.entered
+	if !e.ok("barrier", e.pe.Barrier(t.ctx)) {
+		return false
+	}
+	for _, o := range t.peers {
+		if o.entered < k {
+			t.broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
+		}
+		if o.left < k { // it is in the barrier still, and has put nothing since
+			o.settleOn(e)
+		}
+	}
+	e.left = k
+	e.quieted()
+	return true
+}
+
+// settleOn checks that all that a PE has put on another before a barrier is there.
+func (e *element) settleOn(o *element) {
+	for _, w := range e.out {
+		if w.to == o.id && e.newest(w) && !e.landed(w) {
+			e.t.broken(ruleFlush, "PE %d has left a barrier, and what PE %d put into its slot %d is not there", o.id, e.id, w.slot)
+		}
+	}
+}
+
+// quiet completes everything, and checks that it is.
+func (e *element) quiet() bool {
+	if !e.ok("quiet", e.pe.Quiet(e.t.ctx)) {
+		return false
+	}
+	e.quieted()
+	return true
+}
+
+// quieted checks that everything that the PE has called is complete.
+func (e *element) quieted() {
+	t := e.t
+	for _, w := range e.out {
+		if e.newest(w) && !e.landed(w) {
+			t.broken(ruleFlush, "PE %d is quiet, and slot %d on PE %d does not hold what it put there", e.id, w.slot, w.to)
+		}
+		fill(w.src)
+	}
+	for _, r := range e.reads {
+		e.checkRead("get nbi", r)
+	}
+	e.out, e.reads = e.out[:0], e.reads[:0]
+}
+
+// newest says whether a put is the last one to its slot.
+func (e *element) newest(w *write) bool {
+	for i := len(e.out) - 1; i >= 0; i-- {
+		if o := e.out[i]; o.to == w.to && o.slot == w.slot {
+			return o == w
+		}
+	}
+	return true
+}
+
+// fill is what a program does with a source that it has got back.
+func fill(b []byte) {
+	copy(b, scribble)
+}
+
+// slot names what PE by writes on others.
+func (e *element) slot(by, slot int) shmem.Sym[byte] {
+	i := (by*slots + slot) * slotSize
+	return e.area.Slice(i, i+slotSize)
+}
+
+// target is the memory of a put.
+func (e *element) target(w *write) []byte {
+	o := e.t.peers[w.to]
+	return o.slot(e.id, w.slot).Local(o.pe)
+}
+
+func (e *element) landed(w *write) bool {
+	return string(e.target(w)[:w.n]) == string(noisy(w.key, w.n))
+}
+
+// touched says whether some of a put has landed.
+func (e *element) touched(w *write) bool {
+	mem, want := e.target(w), noisy(w.key, w.n)
+	for i := range w.n {
+		if mem[i] == want[i] && !mayBe(w.was, i, want[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// mayBe says whether byte i may be v.
+func mayBe(list [][]byte, i int, v byte) bool {
+	return slices.ContainsFunc(list, func(b []byte) bool { return i < len(b) && b[i] == v })
+}
+
+// lookAfter checks, after every action of the fabric, that fences hold.
+func (t *team) lookAfter(a soft.Action) {
+	if a.Kind != soft.Execute {
+		return
+	}
+	for _, e := range t.peers {
+		if e.epoch == 0 || e.failed != nil || len(e.out) < 2 {
+			continue
+		}
+		for to := range t.peers {
+			e.checkFence(to)
+		}
+	}
+}
+
+func (e *element) checkFence(to int) {
+	if e.t.peers[to].parted {
+		return
+	}
+	var hole *write
+	for _, w := range e.out {
+		switch {
+		case w.to != to:
+		case hole != nil && w.epoch > hole.epoch && e.touched(w):
+			e.t.broken(ruleFence, "PE %d: slot %d on PE %d has begun to change, and slot %d, before the fence, has not", e.id, w.slot, to, hole.slot)
+		case hole == nil && e.newest(w) && !e.landed(w):
+			hole = w
+		}
+	}
+}
+
+// checkEnd checks what the PEs have made together.
+func (t *team) checkEnd() {
+	for _, e := range t.peers {
+		if e.failed == nil && t.all.blame == "" && e.phase != len(t.plan.phases) {
+			t.broken(ruleLiveness, "PE %d has ended in phase %d", e.id, e.phase)
+		}
+		if e.failed != nil && t.all.blame == "" {
+			t.broken(ruleIsolation, "PE %d: %v", e.id, e.failed)
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package sendside
+
+import (
+	"errors"
+
+	"ibverbx/tagged"
+)
+
+// tagRecv is a receive that was posted.
+type tagRecv struct {
+	o         *office
+	seq       int
+	tag, mask uint64
+	dst       span
+	at        int // when it was posted
+	req       *tagged.Request
+	done      bool
+	gone      bool // it was cancelled
+	awaited   bool // a program waits for it, so that it must not be freed
+	err       error
+	match     *tagMsg
+	probed    *tagged.Info // what it must take
+}
+
+func (r *tagRecv) String() string {
+	return sprintf("receive %d of %s (tag %#x, mask %#x, %d bytes)", r.seq, r.o.name, r.tag, r.mask, r.dst.n)
+}
+
+func (r *tagRecv) takes(tag uint64) bool { return (tag^r.tag)&r.mask == 0 }
+
+// newRecv draws a receive.
+func (o *office) newRecv() (*tagRecv, bool) {
+	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.rng.IntN(len(tags))], mask: masks[o.rng.IntN(len(masks))], at: o.p.clock}
+	if o.p.ending {
+		r.tag, r.mask = 0, tagged.Any
+	}
+	if o.p.ending {
+		r.dst = o.memory.reserve(1700)
+		return r, true
+	}
+	var ok bool
+	r.dst, ok = o.memory.alloc(o.pick(0, 50, 400, 1700, 1700))
+	return r, ok
+}
+
+// recv posts a receive.
+func (o *office) recv() *tagRecv {
+	r, ok := o.newRecv()
+	if !ok {
+		return nil
+	}
+	if info, found := o.worker.Probe(r.tag, r.mask); found {
+		r.probed = &info
+	}
+	var err error
+	o.recvs = append(o.recvs, r)
+	r.req, err = o.worker.Recv(r.tag, r.mask, o.pieces(r.dst)...)
+	o.p.logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
+	if err != nil {
+		o.broken(ruleRefusal, "%v: %v", r, err)
+	}
+	return r
+}
+
+// end takes in that a receive is done.
+func (r *tagRecv) end(info tagged.Info, err error) {
+	o := r.o
+	w := o.p
+	r.done, r.err = true, err
+	w.logf("  %v is done: %+v, %v", r, [2]any{info.Tag, info.Length}, err)
+	if info.Source == nil {
+		if err == nil || !o.memory.untouched(r.dst) {
+			w.broken(ruleContent, "%v has ended with %v, no message, and other memory", r, err)
+		}
+		if r.gone != errors.Is(err, tagged.ErrCanceled) {
+			w.broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.gone, err)
+		}
+		o.memory.settle(r.dst, keySum, sprintf("the buffer of %v", r))
+		return
+	}
+	m := r.find(info)
+	if r.gone {
+		w.broken(ruleOnce, "%v was cancelled and has taken %v", r, m)
+	}
+	if p := r.probed; p != nil && (p.Tag != info.Tag || p.Length != info.Length || p.Source != info.Source) {
+		w.broken(ruleMessages, "%v takes %v, and Probe has told of tag %#x, %d bytes", r, m, p.Tag, p.Length)
+	}
+	r.match, m.match = m, r
+	r.checkContent(m, err)
+	r.checkOrder(m)
+	if !o.p.ending {
+		o.memory.settle(r.dst, keySum, sprintf("the buffer of %v", r))
+	}
+}
+
+// find finds the message that a receive has taken.
+func (r *tagRecv) find(info tagged.Info) *tagMsg {
+	w := r.o.p
+	for _, e := range w.ends {
+		if e.ep != info.Source {
+			continue
+		}
+		if e.office != r.o {
+			w.broken(ruleMessages, "%v takes a message of another worker's endpoint", r)
+		}
+		for _, m := range e.peer.msgs {
+			if m.tag != info.Tag || m.n != info.Length {
+				continue
+			}
+			if m.match != nil || m.gone || !r.takes(m.tag) {
+				w.broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has another tag", r, m, m.gone, m.match)
+			}
+			return m
+		}
+	}
+	w.broken(ruleMessages, "%v takes a message that nobody sent: tag %#x, %d bytes", r, info.Tag, info.Length)
+	return nil
+}
+
+// checkContent checks what has come.
+func (r *tagRecv) checkContent(m *tagMsg, err error) {
+	w, mem := r.o.p, r.o.memory
+	short := m.n > r.dst.n
+	switch {
+	case short:
+		if err == nil || !errors.Is(err, tagged.ErrTruncated) && m.e.peer.mayFail() == "" {
+			w.broken(ruleContent, "%v takes %v: %v", r, m, err)
+		}
+		if !mem.untouched(r.dst) {
+			w.broken(ruleContent, "%v is too short for %v, and was written to", r, m)
+		}
+	case err != nil:
+		if errors.Is(err, tagged.ErrTruncated) || m.e.peer.mayFail() == "" && !m.e.peer.closing {
+			w.broken(ruleIsolation, "%v takes %v: %v", r, m, err)
+		}
+	default:
+		head, tail := span{r.dst.off, m.n}, span{r.dst.off + m.n, r.dst.n - m.n}
+		if !mem.holds(head, m.key) || !mem.untouched(tail) {
+			w.broken(ruleContent, "%v takes %v, and holds something else", r, m)
+		}
+	}
+	if (m.sync || m.long) && m.done && m.err == nil && r.at > m.doneAt {
+		w.broken(ruleOrder, "%v was done before %v was posted, which has taken it", m, r)
+	}
+}
+
+// checkOrder checks that nothing was overtaken: neither a message of the same peer by a later one, nor a receive by a later one.
+func (r *tagRecv) checkOrder(m *tagMsg) {
+	w := r.o.p
+	for _, before := range m.e.msgs[:m.seq] {
+		if r.takes(before.tag) && !before.gone && before.match != nil && before.match.seq > r.seq {
+			w.broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before, before.match)
+		}
+	}
+	for _, after := range m.e.msgs[m.seq+1:] {
+		if after.match != nil && after.match.takes(m.tag) && after.match.seq < r.seq {
+			w.broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after, after.match)
+		}
+	}
+	for _, other := range r.o.recvs {
+		o := other.match
+		if o == nil || other == r || o.e != m.e {
+			continue
+		}
+		if other.seq < r.seq && other.takes(m.tag) && o.seq > m.seq || other.seq > r.seq && r.takes(o.tag) && o.seq < m.seq {
+			w.broken(ruleQueue, "%v has taken %v, and %v has taken %v", r, m, other, o)
+		}
+	}
+}
+
+// checkUnmatched checks, when nothing moves, that nothing was passed over.
+func (r *tagRecv) checkUnmatched() {
+	if r.done {
+		return
+	}
+	for _, e := range r.o.p.ends {
+		if e.office == r.o && e.mayFail() != "" {
+			return // it may have taken a message that will never be whole
+		}
+	}
+	for _, e := range r.o.p.ends {
+		if e.office != r.o {
+			continue
+		}
+		for _, m := range e.peer.msgs {
+			if m.match == nil && !m.gone && r.takes(m.tag) && !m.held() {
+				r.o.p.broken(ruleLiveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(), e.ep.Stats())
+			}
+			if m.match != nil && r.takes(m.tag) && m.match.seq > r.seq {
+				r.o.p.broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
+			}
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package sendside
+
+import (
+	"context"
+	"errors"
+
+	"ibverbx/tagged"
+)
+
+// wait starts a program that waits: for a request, or in a call.
+func (e *tagEnd) wait() {
+	w := e.p
+	if len(w.waiting()) >= 5 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancels = append(w.cancels, cancel)
+	var body func(ctx context.Context)
+	var name string
+	switch w.rng.IntN(3) {
+	case 0:
+		m, ok := e.newMsg()
+		if !ok {
+			return
+		}
+		name, body = sprintf("%v waits in send", e), func(ctx context.Context) { e.sendWait(ctx, m) }
+	case 1:
+		name, body = sprintf("%v waits in recv", e), e.office.recvWait
+	default:
+		open := e.office.recvs[e.office.open:]
+		if len(open) == 0 || open[0].req == nil {
+			return
+		}
+		r := open[0]
+		r.awaited = true
+		name, body = sprintf("%v waits for %v", e, r), func(ctx context.Context) {
+			if r.req == nil {
+				return
+			}
+			err := r.req.Wait(ctx)
+			var interrupted *tagged.InterruptedError
+			if errors.As(err, &interrupted) {
+				if interrupted.Req != r.req || !errors.Is(err, context.Canceled) {
+					w.broken(ruleRefusal, "%v: %v", r, err)
+				}
+			}
+		}
+	}
+	w.start(name, e.office.host, func() {
+		body(ctx)
+		cancel()
+	})
+}
+
+// sendWait is a program in SendWait.
+func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
+	m.seq = len(e.msgs)
+	e.msgs = append(e.msgs, m) // it may arrive before the call returns
+	ended := e.ended || e.closing
+	var err error
+	if m.sync {
+		err = e.ep.SendSyncWait(ctx, m.tag, e.office.pieces(m.src)...)
+	} else {
+		err = e.ep.SendWait(ctx, m.tag, e.office.pieces(m.src)...)
+	}
+	e.p.logf("  %v: waited: %v", m, err)
+	var interrupted *tagged.InterruptedError
+	switch {
+	case errors.As(err, &interrupted):
+		m.req = interrupted.Req
+		return
+	case ended && err == nil && m.match == nil:
+		e.p.broken(ruleRefusal, "%v was accepted, and the endpoint has ended", m)
+	case err != nil && errors.Is(err, context.Canceled):
+		m.gone = true
+		err = tagged.ErrCanceled
+	}
+	m.end(err)
+}
+
+// recvWait is a program in RecvWait.
+func (o *office) recvWait(ctx context.Context) {
+	r, ok := o.newRecv()
+	if !ok {
+		return
+	}
+	o.recvs = append(o.recvs, r)
+	info, err := o.worker.RecvWait(ctx, r.tag, r.mask, o.pieces(r.dst)...)
+	var interrupted *tagged.InterruptedError
+	switch {
+	case errors.As(err, &interrupted):
+		r.req = interrupted.Req
+		return
+	case info.Source == nil && errors.Is(err, context.Canceled):
+		r.gone = true
+		err = tagged.ErrCanceled
+	}
+	r.end(info, err)
+}

@@ -1,0 +1,293 @@
+package sendside
+
+import (
+	"context"
+	"errors"
+
+	"ibverbx/tagged"
+	"ibverbx/test/internal/hunt"
+)
+
+// post is workers and endpoints of messages, and a matcher that knows the rules and not the library.
+type post struct {
+	bed
+	plan      *taggedPlan
+	offices   []*office
+	ends      []*tagEnd
+	cancels   []context.CancelFunc
+	clock     int // how often the world was looked at
+	finishing bool
+	ending    bool // what is received from here on has the memory that is kept for the end
+}
+
+// office is a host's worker.
+type office struct {
+	*host
+	p       *post
+	worker  *tagged.Worker
+	recvs   []*tagRecv // in the order in which they were posted
+	open    int        // recvs before this one have ended
+	inside  bool
+	regions []*tagged.Region
+}
+
+// tagEnd is an endpoint.
+type tagEnd struct {
+	p      *post
+	office *office
+	peer   *tagEnd
+	link   *link
+	name   string
+	ep     *tagged.Endpoint
+
+	msgs    []*tagMsg // in the order in which they were sent
+	open    int       // msgs before this one have ended
+	lengths map[[2]uint64]bool
+	blame   string
+	errors  int
+	closing bool
+	ended   bool
+}
+
+func (e *tagEnd) String() string { return e.name }
+
+func (e *tagEnd) mayFail() string {
+	if e.link.blame != "" {
+		return e.link.blame
+	}
+	return e.blame
+}
+
+func (e *tagEnd) because(reason string) {
+	if e.blame == "" {
+		e.blame = reason
+	}
+}
+
+func (p *taggedPlan) run(log func(string)) *hunt.Violation {
+	w := &post{plan: p}
+	w.bed.plan, w.log = &p.bedPlan, log
+	return w.play(func() {
+		w.open()
+		for _, ev := range p.events {
+			w.at++
+			w.seedEvent(ev.r)
+			w.happen(ev)
+			w.sweep()
+			if w.at%16 == 0 {
+				w.audit()
+			}
+		}
+		w.seedEvent(p.seed)
+		w.finish()
+	})
+}
+
+func (w *post) open() {
+	w.seedEvent(w.plan.seed)
+	w.logf("%v", w.plan)
+	w.raise()
+	for i, h := range w.hosts {
+		cfg := w.plan.configs[i]
+		cfg.Transport.Idle = w.idle
+		o := &office{host: h, p: w}
+		var err error
+		o.worker, err = tagged.NewWorker(h.dom, cfg)
+		w.must("new worker", err)
+		w.offices = append(w.offices, o)
+	}
+	for i, hosts := range w.plan.pairs {
+		l := &link{name: sprintf("connection %d", i), hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}
+		w.links = append(w.links, l)
+		a, b := w.newEnd(l, w.offices[hosts[0]], 'a'), w.newEnd(l, w.offices[hosts[1]], 'b')
+		a.peer, b.peer = b, a
+		w.must("connect", tagged.Connect(a.ep, b.ep))
+	}
+}
+
+func (w *post) newEnd(l *link, o *office, letter rune) *tagEnd {
+	e := &tagEnd{p: w, office: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter), lengths: map[[2]uint64]bool{}}
+	w.build = l
+	var err error
+	e.ep, err = o.worker.NewEndpoint(tagged.EndpointConfig{Name: e.name, Value: e, OnError: e.onError})
+	w.build = nil
+	w.must("new endpoint", err)
+	w.ends = append(w.ends, e)
+	return e
+}
+
+func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
+	w := e.p
+	w.logf("  %v fails: %v", e, err)
+	e.errors++
+	switch {
+	case ep != e.ep || e.errors > 1:
+		w.broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
+	case !e.office.inside:
+		w.broken(rulePlace, "%v: OnError outside of progress", e)
+	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol) && !injected(err):
+		w.broken(ruleIsolation, "%v: %v", e, err)
+	case errors.Is(err, tagged.ErrPeerClosed) && !e.peer.closing:
+		w.broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
+	}
+	if w.one(2) && !w.finishing {
+		e.office.recv() // it may
+	}
+}
+
+func (w *post) happen(ev tagEvent) {
+	e := w.ends[ev.end%len(w.ends)]
+	w.logf("%d. %v %v", w.at, ev.kind, e)
+	switch ev.kind {
+	case tagStep:
+		w.steps(1 + w.rng.IntN(8))
+	case tagProgress:
+		e.office.progress()
+	case tagSend:
+		for range w.pick(1, 1, 2, 3) {
+			e.send()
+		}
+	case tagBurst:
+		for range 12 {
+			e.send()
+		}
+	case tagReceive:
+		for range w.pick(1, 1, 2, 3) {
+			e.office.recv()
+		}
+	case tagProbe:
+		e.office.probe()
+	case tagWait:
+		e.wait()
+	case tagResume:
+		if list := w.waiting(); len(list) != 0 {
+			w.turn(list[w.rng.IntN(len(list))])
+		}
+	case tagCancelContext:
+		if n := len(w.cancels); n != 0 {
+			w.cancels[w.rng.IntN(n)]()
+		}
+	case tagCancel:
+		e.cancel()
+	case tagRegister:
+		e.office.register()
+	case tagLook:
+		e.look()
+	case tagSlow, tagStrike:
+		w.strike(e.link, ev.kind == tagSlow)
+	case tagHeal:
+		w.heal()
+	case tagAbort:
+		e.abort()
+	case tagClose:
+		e.close()
+	}
+}
+
+func (o *office) progress() int {
+	o.inside = true
+	n := o.worker.Progress()
+	o.inside = false
+	return n
+}
+
+func (w *post) turn(p *player) {
+	w.logf("  %s", p.name)
+	o := w.offices[p.home.index]
+	o.inside = true
+	p.resume()
+	o.inside = false
+}
+
+// look looks at the counters.
+func (e *tagEnd) look() {
+	w := e.p
+	s, most := e.office.worker.Stats(), 0
+	for _, o := range w.ends {
+		if o.office == e.office {
+			most += w.plan.configs[o.office.index].MaxUnexpected
+		}
+	}
+	if s.Unexpected > most {
+		w.broken(ruleBalance, "%s keeps %d messages: at most %d", e.office.name, s.Unexpected, most)
+	}
+	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.index].MaxUnexpected || st.Window < 0 || st.Owed < 0 {
+		w.broken(ruleCredits, "%v: %+v", e, st)
+	}
+	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ended && !e.closing {
+		w.broken(ruleIsolation, "%v: %v", e, err)
+	}
+}
+
+// register makes a part of the memory that nobody has used yet known for long messages.
+func (o *office) register() {
+	if len(o.regions) >= 3 || o.p.ending {
+		return
+	}
+	from := o.memory.used + 64
+	n := 2048
+	if from+n > arenaSize {
+		return
+	}
+	for _, r := range o.regions {
+		if have := r.Bytes(); &have[0] == &o.memory.arena[from] {
+			return
+		}
+	}
+	r, err := o.worker.Register(o.memory.arena[from : from+n])
+	if err == nil {
+		o.regions = append(o.regions, r)
+	}
+}
+
+// abort closes an endpoint at once.
+func (e *tagEnd) abort() {
+	if e.ended || e.closing {
+		return
+	}
+	e.ended = true
+	e.peer.because("its peer has aborted")
+	e.because("it was aborted")
+	err := e.ep.Abort()
+	e.p.logf("  %v: abort: %v", e, err)
+	if err := e.ep.Abort(); !errors.Is(err, tagged.ErrClosed) {
+		e.p.broken(ruleRefusal, "%v: aborted twice: %v", e, err)
+	}
+}
+
+// close starts a program that waits in Close.
+func (e *tagEnd) close() {
+	w := e.p
+	if e.ended || e.closing || len(w.waiting()) >= 5 {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancels = append(w.cancels, cancel)
+	w.start(sprintf("%v waits in close", e), e.office.host, func() {
+		if e.ended || e.closing {
+			return
+		}
+		e.closing = true
+		works := e.ep.Err() == nil
+		e.peer.because("its peer closes")
+		err := e.ep.Close(ctx)
+		w.logf("  %v: close: %v", e, err)
+		w.sweep()
+		if err == nil && works {
+			for _, m := range e.msgs {
+				if !m.done && m.req != nil {
+					w.broken(ruleFlush, "%v has closed well before %v was done", e, m)
+				}
+			}
+		}
+		if err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled) {
+			w.broken(ruleIsolation, "%v: close: %v", e, err)
+		}
+		e.ended = true
+		e.because("it was closed")
+		if err != nil {
+			e.peer.because("its peer was aborted")
+		}
+		cancel()
+	})
+}

@@ -1,0 +1,162 @@
+package sendside
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"ibverbx/transport"
+)
+
+// waitFlush starts a program that waits in Flush.
+func (e *end) waitFlush() {
+	w := e.w
+	if !e.connected || len(w.waiting()) >= 4 || e.intruder() != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancels = append(w.cancels, cancel)
+	kind := transport.FlushKind(w.rng.IntN(2))
+	whole := w.one(4)
+	ends := []*end{e}
+	if whole {
+		ends = nil
+		for _, o := range w.ends {
+			if o.site == e.site && o.connected && !o.closed {
+				ends = append(ends, o)
+			}
+		}
+	}
+	w.start(sprintf("%v waits in flush %d, whole worker %v", e, kind, whole), e.site.host, func() {
+		want := make([]int, len(ends))
+		queued := make([][]*request, len(ends))
+		failed := ""
+		for i, o := range ends {
+			want[i], queued[i] = len(o.ops), slices.Clone(o.queue)
+			o.hidden++
+		}
+		var err error
+		if whole {
+			err = e.site.worker.Flush(ctx, kind)
+		} else {
+			err = e.ep.Flush(ctx, kind)
+		}
+		w.logf("  %v: flush: %v", e, err)
+		for i, o := range ends {
+			if !errors.Is(err, context.Canceled) {
+				o.hidden-- // one that was given up goes on, and may be in the queue still
+			}
+			o.dirty = false // as far as is known
+			if o.mayFail() != "" || o.closed || o.closing {
+				failed = o.name
+				continue
+			}
+			if err == nil {
+				o.flushed(want[i], queued[i])
+			}
+		}
+		if err != nil && failed == "" && !errors.Is(err, context.Canceled) {
+			w.broken(ruleIsolation, "%v: flush: %v", e, err)
+		}
+		cancel()
+	})
+}
+
+// flushed checks that everything before a flush has ended.
+func (e *end) flushed(n int, queued []*request) {
+	for _, r := range queued {
+		if !r.done && !r.own && !slices.Contains(e.queue, r) {
+			e.w.broken(ruleFlush, "%v: a flush has ended before a request that was queued earlier", e)
+		}
+	}
+	for _, o := range e.ops[:n] {
+		if o.untold() {
+			e.w.broken(ruleFlush, "%v: a flush has ended before %v", e, o)
+		}
+		o.end(nil)
+	}
+	e.advance()
+}
+
+// abort closes an endpoint at once.
+func (e *end) abort() {
+	w := e.w
+	if e.closed || e.closing || w.callback {
+		return
+	}
+	e.wasSound = e.ep.Err() == nil
+	e.aborted, e.closed = true, true
+	if e.peer != nil {
+		e.peer.because("its peer has aborted")
+	}
+	g := &group{w: w, wants: 1}
+	g.comp.Init(1, g.fire)
+	g.then = func() {
+		for _, o := range e.ops {
+			if o.untold() {
+				w.broken(ruleOrder, "the abort of %v is over before %v has ended", e, o)
+			}
+			o.end(errPerhaps)
+		}
+		e.advance()
+		if len(e.queue) != 0 {
+			w.broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e, len(e.queue))
+		}
+		e.released = true
+	}
+	w.calling++
+	err := e.ep.Abort(&g.comp)
+	w.calling--
+	if err != nil {
+		w.broken(ruleLeak, "%v: abort: %v", e, err)
+	}
+	w.groups = append(w.groups, g)
+}
+
+// because notes why an endpoint may fail, if that is new.
+func (e *end) because(reason string) {
+	if e.blame == "" {
+		e.blame = reason
+	}
+}
+
+// close starts a program that waits in Close.
+func (e *end) close() {
+	w := e.w
+	if e.closed || e.closing || len(w.waiting()) >= 4 || w.callback {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancels = append(w.cancels, cancel)
+	w.start(sprintf("%v waits in close", e), e.site.host, func() {
+		if e.closed || e.closing {
+			return
+		}
+		e.closing, e.ctx = true, ctx
+		works := e.ep.Err() == nil
+		if e.peer != nil {
+			e.peer.because("its peer closes")
+		}
+		err := e.ep.Close(ctx)
+		w.logf("  %v: close: %v", e, err)
+		e.closed, e.released = true, true
+		switch {
+		case err == nil && works:
+			e.farewell = e.connected
+			e.flushed(len(e.ops), e.queue)
+			if len(e.queue) != 0 {
+				w.broken(ruleFlush, "%v has closed well, and %d requests wait", e, len(e.queue))
+			}
+		case err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled):
+			w.broken(ruleIsolation, "%v: close: %v", e, err)
+		}
+		for _, o := range e.ops {
+			o.end(errPerhaps)
+		}
+		e.advance()
+		if e.peer != nil && err != nil {
+			e.peer.because("its peer was aborted")
+		}
+		cancel()
+	})
+}

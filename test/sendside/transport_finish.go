@@ -1,0 +1,216 @@
+package sendside
+
+import (
+	"errors"
+
+	"ibverbx/transport"
+)
+
+// finish brings a world to its end: faults end, what is kept is given back, everything moves until nothing moves any more. Then all
+// that was accepted must have ended, and everything that was taken must be back.
+func (w *world) finish() {
+	w.logf("the end")
+	w.finishing = true
+	w.endFaults()
+	w.settle()
+	for _, e := range w.ends {
+		e.checkStarved()
+	}
+	for len(w.kept) != 0 {
+		w.release()
+	}
+	w.settle()
+	w.abortWhatWaits()
+	w.settle()
+	for _, p := range w.waiting() {
+		w.broken(ruleLiveness, "%s for ever", p.name)
+	}
+	for _, e := range w.ends {
+		e.checkEnd()
+	}
+	w.checkBalance()
+	w.audit()
+	w.shut()
+	w.audit()
+	for _, h := range w.hosts {
+		h.checkAtomics()
+	}
+	w.raze()
+}
+
+// rest is how many rounds without any movement are the end: a program needs some to take a step.
+const rest = 6
+
+// settle lets everything move until nothing does.
+func (w *world) settle() {
+	for quiet, rounds := 0, 0; quiet < rest; rounds++ {
+		if rounds > 20000 {
+			w.broken(ruleLiveness, "it moves for ever")
+		}
+		moved := 0
+		w.actions = w.fabric.Actions(w.actions[:0])
+		if len(w.actions) != 0 {
+			w.steps(1 + w.rng.IntN(2*len(w.actions)))
+			moved++
+		}
+		for _, s := range w.sites {
+			moved += s.progress()
+		}
+		for _, in := range w.intruders {
+			in.poll()
+		}
+		for _, p := range append([]*player(nil), w.waiting()...) {
+			w.turn(p)
+			if p.over {
+				moved++
+			}
+		}
+		w.countAll()
+		if quiet++; moved != 0 {
+			quiet = 0
+		}
+	}
+}
+
+// countAll counts all that the program has to count itself.
+func (w *world) countAll() {
+	for _, g := range append([]*group(nil), w.groups...) {
+		if g.left > 0 {
+			n := g.left
+			g.left = 0
+			g.less(n)
+		}
+	}
+}
+
+// abortWhatWaits aborts endpoints that wait for a peer which is not there any more: nothing is on its way to tell them.
+func (w *world) abortWhatWaits() {
+	for _, e := range w.ends {
+		if e.connected && !e.closed && e.mayFail() != "" && e.ep.Err() == nil {
+			if e.closing {
+				for _, cancel := range w.cancels {
+					cancel()
+				}
+				continue
+			}
+			if g := e.ep.Stats(); g.Pending != 0 || g.Outstanding != 0 {
+				e.abort()
+			}
+		}
+	}
+}
+
+// checkStarved checks that nobody waits for credits, when nothing moves any more, of a peer that does not keep all its buffers.
+func (e *end) checkStarved() {
+	p := e.peer
+	if p == nil || len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
+		return
+	}
+	if want := e.queue[0].want; want != nil && want.kind.am() && p.handled-p.gone < p.site.cfg.AMBuffers {
+		e.w.broken(ruleLiveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p, p.handled-p.gone, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
+	}
+}
+
+// checkEnd checks an endpoint when nothing moves any more.
+func (e *end) checkEnd() {
+	w := e.w
+	err := e.ep.Err()
+	if len(e.queue) != 0 && !e.dead {
+		w.broken(ruleLiveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue), err, e.gauge())
+	}
+	sound := err == nil && e.connected
+	for _, o := range e.ops {
+		if g := o.group; g != nil && !g.fired {
+			w.broken(ruleLiveness, "%v does not end; the endpoint says %v, %+v", o, err, e.gauge())
+		}
+		if sound {
+			o.end(nil)
+		} else {
+			o.end(errPerhaps)
+		}
+	}
+	e.advance()
+	switch {
+	case e.released || e.aborted:
+	case err != nil && e.errors != 1:
+		w.broken(ruleNoticed, "%v has failed (%v), and OnError ran %d times", e, err, e.errors)
+	case err == nil && e.errors != 0:
+		w.broken(ruleNoticed, "%v: OnError ran, and it has not failed", e)
+	}
+	if e.aborted && e.wasSound && e.errors != 0 && !e.released {
+		w.broken(ruleNoticed, "%v: OnError ran after an abort", e)
+	}
+	if e.peer == nil {
+		return
+	}
+	if p := e.peer; e.farewell && e.pair.blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
+		w.broken(ruleNoticed, "%v has closed well, and %v has not heard of it", e, p)
+	}
+	if !sound {
+		return
+	}
+	g, p := e.ep.Stats(), e.peer
+	if p.ep.Err() != nil {
+		return
+	}
+	if p.handled != len(e.sent) {
+		w.broken(ruleMessages, "%v has sent %d messages, and %v has handled %d", e, len(e.sent), p, p.handled)
+	}
+	if g.Outstanding != 0 || g.Pending != 0 {
+		w.broken(ruleLiveness, "%v: %+v when all is over", e, g)
+	}
+	most := p.site.cfg.AMBuffers
+	missing := most - g.Credits - p.ep.Stats().Owed
+	if missing < 0 || 8*missing >= most+8 { // a few may wait to be posted together
+		w.broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most, p.ep.Stats().Owed)
+	}
+}
+
+// checkBalance checks that workers have back what operations took.
+func (w *world) checkBalance() {
+	for _, g := range w.groups {
+		w.broken(ruleLiveness, "a completion of %v does not fire, %d to come", g.ops, g.left)
+	}
+	for _, s := range w.sites {
+		st := s.worker.Stats()
+		open, sent, handled, failures := 0, 0, 0, 0
+		for _, e := range w.ends {
+			if e.site == s {
+				sent, handled, failures = sent+len(e.sent), handled+e.handled, failures+e.errors
+				if !e.released {
+					open++
+				}
+			}
+		}
+		switch {
+		case st.BounceFree != st.BounceTotal:
+			w.broken(ruleBalance, "%s has %d of %d bounce buffers when all is over", s.name, st.BounceFree, st.BounceTotal)
+		case st.AMKept != 0 || st.PendingNow != 0:
+			w.broken(ruleBalance, "%s: %d messages kept, %d endpoints with requests", s.name, st.AMKept, st.PendingNow)
+		case int(st.AMSent) != sent || int(st.AMReceived) != handled:
+			w.broken(ruleBalance, "%s counts %d messages sent and %d received: it was %d and %d", s.name, st.AMSent, st.AMReceived, sent, handled)
+		case st.Endpoints != open:
+			w.broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.name, st.Endpoints, open)
+		case int(st.Failures) != failures:
+			w.broken(ruleBalance, "%s counts %d failures, and told %d", s.name, st.Failures, failures)
+		}
+	}
+}
+
+// shut closes workers and intruders.
+func (w *world) shut() {
+	for _, in := range w.intruders {
+		in.close()
+	}
+	for _, s := range w.sites {
+		w.inside, w.round = s, false
+		err := s.worker.Close()
+		w.inside = nil
+		if err != nil && !s.struck {
+			w.broken(ruleLeak, "%s: close worker: %v", s.name, err)
+		}
+		if err := s.worker.Close(); !errors.Is(err, transport.ErrClosed) {
+			w.broken(ruleRefusal, "%s: closed again: %v", s.name, err)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package sendside
+
+import (
+	"bytes"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// intruder is a peer that is no endpoint: it has a virtual queue pair and sends what it likes.
+type intruder struct {
+	w    *world
+	site *site
+	e    *end // the endpoint at the other end
+	cq   *ibverbx.VirtualCQ
+	vq   *ibverbx.VirtualQP
+	mr   *ibverbx.MR
+	mem  []byte
+
+	said    []lie
+	granted int  // active messages that it may send, as far as is known
+	heard   int  // credits that its endpoint has sent back
+	bad     bool // something that it said is no message: nothing behind it may be handled
+	wcs     [16]ibverbx.WC
+}
+
+// lie is a message of an intruder, and what the endpoint must make of it.
+type lie struct {
+	id   transport.AMID
+	hdr  []byte
+	data []byte
+}
+
+// Memory of an intruder: what a flush reads, then receives, then what it sends.
+const (
+	hearAt   = 8 * ibverbx.MaxRails
+	hearSize = 600
+	hears    = 16
+	sayAt    = hearAt + hears*hearSize
+	says     = 64
+)
+
+// intrude makes the second end of a connection a peer that breaks the rules.
+func (c *pair) intrude(w *world, s *site) {
+	in := &intruder{w: w, site: s, e: c.ends[0], mem: make([]byte, sayAt+says*hearSize)}
+	c.intruder = in
+	c.because("its peer breaks the rules")
+	w.intruders = append(w.intruders, in)
+	var err error
+	in.mr, err = s.dom.Register(in.mem, verbs.AccessAll)
+	w.must("register", err)
+	in.cq, err = s.dom.NewCQ(1024)
+	w.must("new cq", err)
+	w.build = c.link
+	cfg := s.cfg.QP
+	cfg.MaxMsgCntPerQP, cfg.MaxSGE, cfg.MaxInline = 64, 2, 16
+	in.vq, err = s.dom.NewQP(in.cq, cfg)
+	w.build = nil
+	w.must("new virtual qp", err)
+	card, err := in.vq.Card()
+	w.must("card", err)
+	theirs, err := in.e.ep.Card()
+	w.must("card", err)
+	in.granted = theirs.AMBuffers
+	w.must("connect", in.vq.Connect(theirs.QP))
+	err = in.e.ep.Connect(transport.Card{
+		Version: theirs.Version, QP: card, AMBuffers: w.pick(1, 2, 8), BufferSize: 512, Handlers: 1<<amIDs - 1, Flush: in.mr.Remote(),
+	})
+	w.must("connect", err)
+	in.e.connected = true
+	for i := range hears {
+		in.hear(uint64(i))
+	}
+}
+
+func (in *intruder) hear(i uint64) {
+	_, _ = in.vq.PostRecv(ibverbx.RecvWR{ID: 1<<32 | i, Local: in.mr.Slice(hearAt+i*hearSize, hearSize)})
+}
+
+// poll takes in what it was sent.
+func (in *intruder) poll() {
+	n, _ := in.cq.Poll(in.wcs[:])
+	for _, wc := range in.wcs[:n] {
+		if wc.ID>>32 == 0 || wc.Status != verbs.StatusSuccess {
+			continue
+		}
+		i := wc.ID & 0xffffffff
+		if at := hearAt + i*hearSize; wc.ByteLen >= 8 {
+			in.heard += int(in.mem[at+4]) + int(in.mem[at+5])<<8
+		}
+		in.hear(i)
+	}
+}
+
+// lie sends something: a message that is one, mostly, and sometimes none.
+func (in *intruder) lie() {
+	w := in.w
+	in.poll()
+	if len(in.said) >= says || in.bad && !w.one(4) {
+		return
+	}
+	at := sayAt + len(in.said)*hearSize
+	msg := in.mem[at : at+hearSize]
+	hdr, n := w.pick(0, 0, 3, 64), w.rng.IntN(100)
+	id := w.rng.IntN(amIDs)
+	clear(msg[:8])
+	msg[0], msg[1], msg[2] = 1, byte(id), byte(hdr)
+	size := 8 + hdr + n
+	for i := 8; i < size; i++ {
+		msg[i] = byte(w.rng.Uint32())
+	}
+	good := true
+	if w.one(3) {
+		good = false
+		switch w.rng.IntN(9) {
+		case 0:
+			msg[w.pick(3, 6, 7)] = byte(1 + w.rng.IntN(255))
+		case 1:
+			msg[0] = byte(w.pick(0, 4, 255))
+		case 2:
+			msg[1] = byte(w.pick(amIDs, 63, 64, 255))
+		case 3:
+			msg[2] = byte(w.pick(65, 255))
+		case 4:
+			msg[2], size = 40, 8+w.rng.IntN(40)
+		case 5:
+			size = w.rng.IntN(8)
+		case 6:
+			msg[4], msg[5] = 255, byte(w.pick(0, 255)) // more credits than there are buffers
+		case 7:
+			msg[0] = byte(w.pick(2, 3)) // with a payload
+			msg[1], msg[2] = byte(id), byte(hdr)
+			size = max(size, 9)
+		case 8:
+			size = in.e.site.cfg.BufferSize + 1
+		}
+	}
+	if in.e.site.cfg.BufferSize < size && size <= hearSize {
+		good = false // it does not fit the buffer
+	}
+	size = min(size, hearSize)
+	in.bad = in.bad || !good
+	wr := ibverbx.SendWR{ID: uint64(len(in.said)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Relaxed: true, Local: in.mr.Slice(uint64(at), uint64(size))}
+	_, err := in.vq.PostSend(wr)
+	w.logf("  the peer of %v says %x, %d bytes, good %v: %v", in.e, msg[:8], size, good, err)
+	if err == nil {
+		l := lie{id: 255}
+		if good {
+			l = lie{transport.AMID(msg[1]), msg[8 : 8+hdr], msg[8+hdr : size]}
+		}
+		in.said = append(in.said, l)
+	} else if !in.bad {
+		in.bad = true // it cannot be said again
+	}
+}
+
+// handled checks a message that the endpoint has handled.
+func (in *intruder) handled(m *transport.Message) {
+	w, e := in.w, in.e
+	if e.handled >= len(in.said) {
+		w.broken(ruleHostile, "%v handles message %d of %d", e, e.handled, len(in.said))
+	}
+	l := in.said[e.handled]
+	if m.ID() != l.id || !bytes.Equal(m.Header(), l.hdr) || !bytes.Equal(m.Data(), l.data) {
+		w.broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, %d and %d", e, e.handled, m.ID(),
+			len(m.Header()), len(m.Data()), l.id, len(l.hdr), len(l.data))
+	}
+	if in.unreleased() > e.site.cfg.AMBuffers {
+		w.broken(ruleHostile, "%v handles message %d, and the program has %d buffers of %d", e, e.handled, in.unreleased(), e.site.cfg.AMBuffers)
+	}
+}
+
+func (in *intruder) unreleased() int { return in.e.handled + 1 - in.e.gone }
+
+// close takes it away.
+func (in *intruder) close() {
+	in.w.must("close an intruder's virtual qp", in.vq.Close())
+	in.w.must("close an intruder's cq", in.cq.Close())
+	in.w.must("close an intruder's memory", in.mr.Close())
+}

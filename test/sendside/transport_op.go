@@ -1,0 +1,375 @@
+package sendside
+
+import (
+	"ibverbx"
+	"ibverbx/transport"
+)
+
+// opKind is what an operation does.
+type opKind uint8
+
+const (
+	amShort opKind = iota
+	amBcopy
+	amZcopy
+	putShort
+	putBcopy
+	putZcopy
+	getBcopy
+	getZcopy
+	fetchAdd
+	compareSwap
+	flushLocal
+	flushRemote
+	opKinds
+)
+
+var opNames = [opKinds]string{"am short", "am bcopy", "am zcopy", "put short", "put bcopy", "put zcopy", "get bcopy", "get zcopy", "fetch add", "compare swap", "flush", "flush remote"}
+
+func (k opKind) String() string { return opNames[k] }
+
+func (k opKind) am() bool     { return k <= amZcopy }
+func (k opKind) put() bool    { return k >= putShort && k <= putZcopy }
+func (k opKind) get() bool    { return k == getBcopy || k == getZcopy }
+func (k opKind) atomic() bool { return k == fetchAdd || k == compareSwap }
+func (k opKind) flush() bool  { return k >= flushLocal }
+
+// completes says whether the kind takes a completion.
+func (k opKind) completes() bool { return k == amZcopy || k >= putZcopy }
+
+// bounces says whether the kind takes a bounce buffer for sure.
+func (k opKind) bounces() bool {
+	return k == amBcopy || k == amZcopy || k == putBcopy || k == getBcopy
+}
+
+// op is an operation: first wanted, perhaps accepted, and then ended.
+type op struct {
+	e     *end
+	kind  opKind
+	group *group // of its completion; nil for none
+
+	id       transport.AMID
+	hdrKey   int
+	hdr      int // bytes of header
+	key      int // of the noise that is sent
+	n        int
+	src      span // in the memory of its host
+	pieces   []span
+	dst      span // of a put: in the peer's memory; of a get: in its own
+	from     span // of a get: in the peer's memory
+	fromPut  *op  // of a get: who has put there; nil for memory that never changes
+	fromSure bool // and that must have landed
+	add      uint64
+	compare  uint64
+	swap     uint64
+	old      *uint64
+	word     int      // of an atomic: where
+	reads    []uint64 // of a remote flush: what was read on each rail before
+	must     bool     // of a remote flush: something was written since the one before
+
+	seq   int // among the accepted ones of its endpoint
+	fence int // all before this one must have landed before it does
+	ended bool
+	err   error
+}
+
+func (o *op) String() string { return sprintf("%v: %v %d (%d bytes)", o.e, o.kind, o.seq, o.n) }
+
+// newOp draws an operation. It reports false when there is no memory left.
+func (e *end) newOp() (*op, bool) {
+	w := e.w
+	k := opKind(w.rng.IntN(int(flushLocal)))
+	if e.intruder() != nil {
+		k = amShort + opKind(w.rng.IntN(3)) // its memory is its own business
+	}
+	o := &op{e: e, kind: k}
+	limits := e.ep.Limits()
+	limit := [...]int{limits.AMShort, limits.AMBcopy, limits.AMZcopy, limits.PutShort, limits.PutBcopy, 700, limits.GetBcopy, 700, 8, 8}[k]
+	if k.am() {
+		o.id = transport.AMID(w.rng.IntN(amIDs))
+		o.hdr = min(w.pick(0, 0, 1, 8, 40, 64), limit)
+		o.hdrKey = w.rng.IntN(allNoise)
+		limit -= o.hdr
+	}
+	o.n = w.rng.IntN(limit + 1)
+	if w.one(4) {
+		o.n = limit
+	}
+	o.key = w.rng.IntN(allNoise)
+	if !o.place() {
+		return nil, false
+	}
+	if k.completes() && !w.one(4) {
+		o.group = w.newGroup()
+	}
+	return o, true
+}
+
+// place gives an operation its memory.
+func (o *op) place() (ok bool) {
+	e := o.e
+	w, own := e.w, e.site.memory
+	switch k := o.kind; {
+	case k.atomic():
+		o.atomicAt()
+		return true
+	case k.get():
+		o.dst, ok = own.alloc(o.n)
+		return ok && o.source()
+	case k.put():
+		if o.dst, ok = e.peer.site.memory.alloc(o.n); !ok {
+			return false
+		}
+	}
+	if o.src, ok = own.alloc(o.n); !ok {
+		if o.kind.put() {
+			e.peer.site.memory.settle(o.dst, keySum, "memory for a put that was not made")
+		}
+		return false
+	}
+	copy(own.bytes(o.src), noisy(o.key, o.n))
+	switch o.kind {
+	case amZcopy:
+		o.pieces = w.cut(o.src, e.ep.Limits().Pieces)
+	case putZcopy:
+		o.pieces = w.cut(o.src, e.mostPieces())
+	}
+	return true
+}
+
+// mostPieces is how many pieces a put or get may have: a single queue pair has the NIC's limit.
+func (e *end) mostPieces() int {
+	if e.w.bed.plan.rails == 1 {
+		return e.site.cfg.QP.MaxSGE
+	}
+	return 5
+}
+
+// cut cuts a span into pieces, some of them empty.
+func (b *bed) cut(s span, most int) (list []span) {
+	for most > 1 && len(list) < most-1 && !b.one(3) {
+		n := b.rng.IntN(s.n + 1)
+		list = append(list, span{s.off, n})
+		s = span{s.off + n, s.n - n}
+	}
+	return append(list, s)
+}
+
+// source draws what a get reads: memory that never changes, or what the same endpoint has put.
+func (o *op) source() bool {
+	e := o.e
+	w := e.w
+	if n := len(e.puts); n != 0 && !w.one(3) {
+		p := e.puts[max(0, n-1-w.rng.IntN(4))]
+		o.n = min(o.n, p.n)
+		o.dst.n = o.n
+		at := w.rng.IntN(p.n - o.n + 1)
+		o.from, o.key, o.fromPut = span{p.dst.off + at, o.n}, p.key+at, p
+	} else {
+		o.n = min(o.n, library-libraryAt)
+		o.dst.n = o.n
+		at := w.rng.IntN(library - libraryAt - o.n + 1)
+		o.from, o.key = span{libraryAt + at, o.n}, at
+	}
+	if o.kind == getZcopy {
+		o.pieces = w.cut(o.dst, e.mostPieces())
+	}
+	return true
+}
+
+// step is what every atomic addition adds.
+const step = 1<<33 + 3
+
+// The words of a host's memory: counters that everybody adds to, and one for each endpoint of the peer that compares and swaps.
+const (
+	counters   = 2
+	swapsAt    = 8 * counters
+	swapsSlots = libraryAt/8 - counters
+)
+
+// atomicAt draws the word of an atomic and its operands.
+func (o *op) atomicAt() {
+	e := o.e
+	w := e.w
+	if !w.one(3) {
+		o.old = new(uint64)
+		*o.old = 1 // no sum, and no value that is swapped in
+	}
+	if o.kind == fetchAdd {
+		o.word, o.add = 8*w.rng.IntN(counters), step
+		return
+	}
+	c := e.peer.site.chains()
+	i := w.rng.IntN(swapsSlots)
+	o.word = swapsAt + 8*i
+	o.compare = c[i].values[max(0, len(c[i].values)-1-w.rng.IntN(2))]
+	c[i].next++
+	o.swap = uint64(c[i].next)<<8 | 0xee
+	c[i].values = append(c[i].values, o.swap)
+}
+
+// call makes the call on a face of the endpoint.
+func (o *op) call(face *transport.Endpoint) (done bool, err error) {
+	e := o.e
+	own := e.site.memory
+	data := own.bytes(o.src)
+	header := noisy(o.hdrKey, o.hdr)
+	var comp *transport.Completion
+	if o.group != nil {
+		comp = &o.group.comp
+	}
+	packs, n := 0, 0
+	pack := func(dst []byte) int {
+		packs++
+		return copy(dst, data)
+	}
+	switch o.kind {
+	case amShort:
+		err = face.AMShort(o.id, header, data)
+	case amBcopy:
+		n, err = face.AMBcopy(o.id, header, pack)
+	case amZcopy:
+		done, err = face.AMZcopy(comp, o.id, header, e.site.segments(o.pieces)...)
+	case putShort:
+		err = face.PutShort(data, e.remote(o.dst))
+	case putBcopy:
+		n, err = face.PutBcopy(pack, e.remote(o.dst))
+	case putZcopy:
+		done, err = face.PutZcopy(comp, e.remote(o.dst), e.site.segments(o.pieces)...)
+	case getBcopy:
+		done, err = face.GetBcopy(comp, own.bytes(o.dst), e.remote(o.from))
+	case getZcopy:
+		done, err = face.GetZcopy(comp, e.remote(o.from), e.site.segments(o.pieces)...)
+	case fetchAdd:
+		done, err = face.FetchAdd(comp, o.old, e.remote(span{o.word, 8}), o.add)
+	case compareSwap:
+		done, err = face.CompareSwap(comp, o.old, e.remote(span{o.word, 8}), o.compare, o.swap)
+	case flushLocal:
+		done, err = face.StartFlush(transport.FlushLocal, comp)
+	case flushRemote:
+		done, err = face.StartFlush(transport.FlushRemote, comp)
+	}
+	if packs > 1 {
+		e.w.broken(ruleNoEffect, "%v: pack ran %d times", o, packs)
+	}
+	if (o.kind == amBcopy || o.kind == putBcopy) && err == nil && n != o.n {
+		e.w.broken(ruleContent, "%v: %d bytes, it says", o, n)
+	}
+	if o.kind == putShort && o.n == 0 || o.kind == putBcopy && o.n == 0 {
+		done = true
+	}
+	return done, err
+}
+
+// segments names pieces of the host's memory.
+func (s *site) segments(list []span) (segs []ibverbx.Segment) {
+	for _, p := range list {
+		segs = append(segs, s.mr.Slice(uint64(p.off), uint64(p.n)))
+	}
+	return segs
+}
+
+// remote names memory of the peer.
+func (e *end) remote(s span) ibverbx.RemoteSegment {
+	return e.peer.site.remote.Slice(uint64(s.off), uint64(s.n))
+}
+
+// forget gives up an operation that was never accepted: it must leave no trace.
+func (o *op) forget() {
+	e := o.e
+	switch {
+	case o.kind.put():
+		if !e.peer.site.memory.untouched(o.dst) {
+			e.w.broken(ruleNoEffect, "%v was refused, and its data has landed", o)
+		}
+		e.peer.site.memory.settle(o.dst, keySum, "the target of a put that was refused")
+	case o.kind.get():
+		if !e.site.memory.untouched(o.dst) {
+			e.w.broken(ruleNoEffect, "%v was refused, and has data", o)
+		}
+		e.site.memory.settle(o.dst, keySum, "the target of a get that was refused")
+	case o.kind == compareSwap:
+		e.peer.site.chains()[(o.word-swapsAt)/8].refused(o.swap)
+	}
+	e.site.memory.reuse(o.src, "a source that nobody took")
+}
+
+// landed says whether the data of a put is all there.
+func (o *op) landed() bool {
+	return !o.kind.put() || o.e.peer.site.memory.holds(o.dst, o.key)
+}
+
+// checkPartly checks that memory which an operation may write to holds nothing but what it may.
+func (o *op) checkPartly() {
+	switch {
+	case o.kind.put() && !o.e.peer.site.memory.partly(o.dst, o.key):
+		o.e.w.broken(ruleContent, "%v: its target holds what was never sent", o)
+	case o.kind.get() && !o.e.site.memory.partly(o.dst, o.key):
+		o.e.w.broken(ruleContent, "%v: what came is not what is there", o)
+	}
+}
+
+// end takes in that an operation has ended, with its err as far as known.
+func (o *op) end(err error) {
+	if o.ended {
+		return
+	}
+	e := o.e
+	w := e.w
+	o.ended, o.err = true, err
+	switch {
+	case o.kind.put():
+		o.checkPartly()
+		target := e.peer.site.memory
+		if err != nil {
+			target.settle(o.dst, keySum, sprintf("the target of %v, which has failed", o))
+			break
+		}
+		if !o.landed() {
+			w.broken(ruleContent, "%v has ended well, and its data is not there", o)
+		}
+		target.settle(o.dst, o.key, sprintf("the target of %v", o))
+	case o.kind.get():
+		o.endGet(err)
+	case o.kind.atomic():
+		o.endAtomic(err)
+	case o.kind == flushRemote && err == nil && o.must:
+		rails := 0
+		for i, q := range e.wires {
+			if q.readsOf(e.flushAt) > o.reads[i] {
+				rails++
+			}
+		}
+		if rails < w.bed.plan.rails {
+			w.broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails, w.bed.plan.rails)
+		}
+	}
+	if !o.kind.get() && !o.kind.atomic() && o.kind.completes() {
+		e.site.memory.reuse(o.src, sprintf("the source of %v", o))
+	}
+}
+
+func (o *op) endGet(err error) {
+	m := o.e.site.memory
+	o.checkPartly()
+	switch {
+	case err != nil:
+		m.settle(o.dst, keySum, sprintf("the target of %v, which has failed", o))
+		return
+	case o.fromPut == nil || o.fromSure:
+		if !m.holds(o.dst, o.key) {
+			o.e.w.broken(ruleContent, "%v has ended well, and brought something else", o)
+		}
+	}
+	m.settle(o.dst, keySum, sprintf("the target of %v", o))
+}
+
+// readsOf counts the reads at an address or behind it, as long as the flush area is.
+func (q *wire) readsOf(at uint64) (n uint64) {
+	for _, addr := range q.reads {
+		if addr >= at && addr < at+8*ibverbx.MaxRails {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,317 @@
+package sendside
+
+import (
+	"errors"
+
+	"ibverbx/transport"
+)
+
+// request is a pending request: an operation that wants to be sent, and perhaps others behind it.
+type request struct {
+	e      *end
+	p      transport.Pending
+	want   *op // nil once it was accepted
+	more   int // operations to try when that one was accepted
+	own    bool
+	fence  bool // a fence was called before it was queued
+	last   bool // the endpoint had failed when its function began
+	purged bool // the queue was emptied while its function ran
+	done   bool
+}
+
+// later tries an operation and queues it when nothing else will do.
+func (e *end) later() {
+	w := e.w
+	if !e.connected {
+		return
+	}
+	o := e.newFlush()
+	if o == nil || !w.one(4) {
+		if o != nil {
+			o.group.less(1)
+		}
+		var ok bool
+		if o, ok = e.newOp(); !ok {
+			return
+		}
+	}
+	err := e.sendOn(o, e.ep, plain)
+	if err == nil {
+		if w.one(3) {
+			e.checkBusy()
+		}
+		return
+	}
+	if err != transport.ErrNoResource {
+		o.drop()
+		return
+	}
+	r := &request{e: e, want: o, more: w.pick(0, 0, 0, 1, 3)}
+	r.p.Func = r.run
+	if err := e.pend(r); err != nil {
+		w.broken(ruleBusy, "%v met ErrNoResource, and Pending says %v", o, err)
+	}
+}
+
+// pend queues a request.
+func (e *end) pend(r *request) error {
+	e.w.calling++
+	err := e.ep.Pending(&r.p)
+	e.w.calling--
+	e.w.logf("  %v: pending: %v", e, err)
+	if err == nil {
+		e.enqueue(r)
+	}
+	return err
+}
+
+// checkBusy queues a request though nothing was refused.
+func (e *end) checkBusy() {
+	w := e.w
+	g := e.gauge()
+	idle := len(e.queue) == 0 && g.Pending == 0 && e.running == nil
+	r := &request{e: e}
+	r.p.Func = r.run
+	err := e.pend(r)
+	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.refusing()
+	switch {
+	case err == nil && idle && !full:
+		w.broken(ruleBusy, "%v: a request was queued, and nothing lacks: %+v", e, g)
+	case err == transport.ErrBusy && (!idle || g.Outstanding >= g.Limit):
+		w.broken(ruleBusy, "%v: ErrBusy, and a send would not do: %+v, %d queued", e, g, len(e.queue))
+	case err != nil && err != transport.ErrBusy:
+		w.broken(ruleBusy, "%v: pending: %v", e, err)
+	}
+}
+
+// begin begins the function of a request, which must be the first of its queue.
+func (r *request) begin(what string) {
+	e := r.e
+	w := e.w
+	w.enter(e.site, what)
+	if w.round && w.told {
+		w.broken(rulePlace, "%s after a completion was told in the same round", what)
+	}
+	if len(e.queue) == 0 || e.queue[0] != r {
+		w.broken(ruleQueue, "%s, and %d requests are before it", what, len(e.queue))
+	}
+	e.queue = e.queue[1:]
+	e.running, r.last = r, e.ep.Err() != nil
+	clear(e.skipped)
+	if r.fence {
+		r.fence = false
+		e.fenceHere()
+	}
+}
+
+// end ends it.
+func (r *request) end(stays bool) {
+	e := r.e
+	e.running = nil
+	switch {
+	case stays && r.last: // after a failure it is called once
+		r.done = true
+	case stays && r.purged:
+		e.handing = r
+	case stays:
+		e.queue = append([]*request{r}, e.queue...)
+	default:
+		r.done = true
+	}
+	r.purged = false
+	e.w.leave()
+}
+
+// run is the function of a request.
+func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.Outcome {
+	e := r.e
+	w := e.w
+	r.begin(sprintf("pending request of %v", e))
+	failed := e.ep.Err() != nil
+	if p != &r.p {
+		w.broken(ruleQueue, "%v: the function of a request is given another", e)
+	}
+	if r.want == nil && r.more == 0 {
+		r.end(false)
+		return transport.PendingDone
+	}
+	if r.want == nil {
+		r.more--
+		r.want, _ = e.newOp()
+	}
+	if r.want != nil {
+		err := e.sendOn(r.want, face, turn)
+		switch {
+		case failed && err == nil:
+			w.broken(ruleRefusal, "%v was accepted after the endpoint has failed", r.want)
+		case err == transport.ErrNoResource:
+			r.end(true)
+			return transport.PendingNoResource
+		case err != nil:
+			r.want.drop()
+			r.want, r.more = nil, 0
+			r.end(false)
+			return transport.PendingDone
+		}
+		e.served(r.want)
+		r.want = nil
+	}
+	if w.one(12) {
+		e.purge()
+	}
+	switch {
+	case r.more != 0 && !failed:
+		r.end(true)
+		return transport.PendingProgress
+	case !failed && !w.finishing && w.one(8):
+		r.again()
+	default:
+		e.react()
+	}
+	r.end(false)
+	return transport.PendingDone
+}
+
+// again queues the running request behind all others, for one more operation.
+func (r *request) again() {
+	r.more = 1
+	if err := r.e.pend(r); err != nil && !r.e.closing {
+		r.e.w.broken(ruleBusy, "%v: a request that runs cannot be queued again: %v", r.e, err)
+	}
+}
+
+// mostSkipped is how often another endpoint may be served while one waits that could go.
+const mostSkipped = 3
+
+// served notes that a request has got a bounce buffer: others that wait for a bounce buffer only must get their turn.
+func (e *end) served(took *op) {
+	w := e.w
+	if !took.kind.bounces() {
+		return
+	}
+	for _, o := range w.ends {
+		if o == e || o.site != e.site || len(o.queue) == 0 || o.ep.Err() != nil {
+			continue
+		}
+		r, g := o.queue[0], o.ep.Stats()
+		if r.want == nil || g.Outstanding >= g.Limit || r.want.kind.am() && g.Credits == 0 {
+			clear(o.skipped) // what it lacks is its own
+			continue
+		}
+		if o.skipped[e]++; o.skipped[e] > mostSkipped {
+			w.broken(ruleFair, "%v waits, and %v was served %d times", o, e, o.skipped[e])
+		}
+	}
+}
+
+// onReady is EndpointConfig.OnReady.
+func (e *end) onReady(face *transport.Endpoint) {
+	w := e.w
+	e.own.begin(sprintf("%v is ready", e))
+	e.ownAgain = false
+	failed := e.ep.Err() != nil
+	for range w.pick(0, 1, 1, 2) {
+		o, ok := e.newOp()
+		if !ok || w.finishing {
+			if ok {
+				o.drop()
+			}
+			break
+		}
+		err := e.sendOn(o, face, turn)
+		if err != nil {
+			e.ownAgain = e.ownAgain || err == transport.ErrNoResource
+			o.drop()
+			break
+		}
+		e.served(o)
+	}
+	e.own.end(e.ownAgain && !failed && e.ep.Err() == nil)
+}
+
+// purge empties the queue. A request whose function runs is handed back when that has answered that it wants to stay.
+func (e *end) purge() {
+	w := e.w
+	if !e.connected {
+		return
+	}
+	running := e.running
+	want := e.queue
+	e.queue = nil
+	for _, r := range want {
+		e.fenceNext = e.fenceNext || r.fence
+		r.fence = false
+	}
+	n := 0
+	w.calling++
+	e.ep.Purge(func(p *transport.Pending) {
+		for n < len(want) && want[n].own {
+			n++ // that one is the library's
+		}
+		if e.handing != nil && p == &e.handing.p {
+			e.handing.giveUp()
+			e.handing = nil
+			return
+		}
+		if n == len(want) || p != &want[n].p {
+			w.broken(rulePurge, "%v: request %d of %d that a purge hands back is another, or was handed back before", e, n, len(want))
+		}
+		want[n].giveUp()
+		n++
+	})
+	w.calling--
+	for n < len(want) && want[n].own {
+		n++
+	}
+	if n != len(want) {
+		w.broken(rulePurge, "%v: a purge hands back %d of %d requests", e, n, len(want))
+	}
+	if running != nil && !running.own {
+		running.purged = true
+	}
+	if g := e.ep.Stats(); g.Pending != e.hidden && g.Pending > e.hidden {
+		w.broken(rulePurge, "%v: %d requests are in the queue after a purge", e, g.Pending)
+	}
+}
+
+// giveUp ends a request that was handed back.
+func (r *request) giveUp() {
+	r.done = true
+	if r.want != nil {
+		r.want.drop()
+		r.want = nil
+	}
+}
+
+// newFlush makes a flush.
+func (e *end) newFlush() *op {
+	w := e.w
+	if !e.connected || e.intruder() != nil {
+		return nil
+	}
+	return &op{e: e, kind: flushLocal + opKind(w.rng.IntN(2)), group: w.newGroup()}
+}
+
+// look looks at the counters, and at what an ended endpoint says.
+func (e *end) look() {
+	w := e.w
+	s := e.site.worker.Stats()
+	g := e.gauge()
+	if s.BounceFree < 0 || s.BounceFree > s.BounceTotal || g.Outstanding < 0 || g.Credits < 0 {
+		w.broken(ruleBalance, "%v: %+v, %+v", e, s, g)
+	}
+	if e.peer != nil && g.Credits > e.peer.site.cfg.AMBuffers {
+		w.broken(ruleCredits, "%v: %d credits for %d buffers", e, g.Credits, e.peer.site.cfg.AMBuffers)
+	}
+	if err := e.ep.Err(); err != nil && !e.closed && !e.closing && e.mayFail() == "" {
+		w.broken(ruleIsolation, "%v: %v", e, err)
+	}
+	if e.ep.Name() != e.name || e.ep.Value() != any(e) || e.ep.Worker() != e.site.worker {
+		w.broken(ruleBalance, "%v has another name, value or worker", e)
+	}
+	if e.closed {
+		if err := e.ep.Abort(nil); !errors.Is(err, transport.ErrClosed) {
+			w.broken(ruleRefusal, "%v: abort after the end: %v", e, err)
+		}
+	}
+}

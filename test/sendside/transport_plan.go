@@ -1,0 +1,164 @@
+package sendside
+
+import (
+	"math/rand/v2"
+
+	"ibverbx"
+	"ibverbx/test/internal/hunt"
+	"ibverbx/transport"
+)
+
+// Transport is the game of endpoints.
+var Transport = hunt.Game{
+	Test: "TestTransport", Dir: "./test/sendside",
+	Events: func(seed uint64) int { return len(newTransportPlan(seed).events) },
+	Play: func(seed uint64, keep []int, log func(string)) *hunt.Violation {
+		p := newTransportPlan(seed)
+		p.events = keepEvents(p.events, keep)
+		return p.run(log)
+	},
+}
+
+// transportPlan is what a world of endpoints is made of and what happens in it.
+type transportPlan struct {
+	bedPlan
+	configs []transport.Config // of each host's worker
+	pairs   [][2]int           // hosts of each connection
+	raw     []bool             // of each connection: the second end is no endpoint, and breaks the rules
+	events  []event
+}
+
+// event is one thing that happens to a world. What exactly it does follows from r and from the state that it finds, so events can
+// be left out and the others still mean something.
+type event struct {
+	kind eventKind
+	end  int // which endpoint it concerns, modulo how many there are
+	r    uint64
+}
+
+type eventKind uint8
+
+const (
+	doStep     eventKind = iota // the fabric moves
+	doProgress                  // a worker makes progress
+	doOp                        // some operations
+	doBurst                     // operations until one meets ErrNoResource
+	doPending                   // an operation that is queued when it must be
+	doWaking                    // an operation that has OnReady called when it must be
+	doFence
+	doFlush   // without waiting
+	doWait    // a program that waits in Flush
+	doResume  // it is a program's turn
+	doCancel  // a context ends
+	doRelease // a kept message is given back
+	doCount   // the program counts on a shared completion
+	doPurge
+	doFumble // wrong arguments
+	doLook   // counters
+	doSlow
+	doStrike
+	doHeal
+	doAbort
+	doClose
+	doRenew // a new connection in place of one that has ended
+	doLie   // a peer breaks the rules
+	eventKinds
+)
+
+var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "waking", "fence", "flush", "wait", "resume", "cancel", "release", "count",
+	"purge", "fumble", "look", "slow", "strike", "heal", "abort", "close", "renew", "lie"}
+
+func (k eventKind) String() string { return eventNames[k] }
+
+// eventWeights are how often each kind happens in each mood.
+var eventWeights = [...][eventKinds]int{
+	calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1, doClose: 2, doRenew: 10},
+	faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14, doAbort: 6, doClose: 5, doRenew: 15},
+	hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14, doAbort: 4, doClose: 4, doRenew: 20, doLie: 60},
+}
+
+func newTransportPlan(seed uint64) *transportPlan {
+	rng := rand.New(rand.NewPCG(seed, 0x73656e64))
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	p := &transportPlan{bedPlan: newBedPlan(rng, seed)}
+	qp := p.qpConfig(rng)
+	for i := range 1 + pick(0, 1, 1, 2, 3) {
+		pair := [2]int{rng.IntN(len(p.hosts)), rng.IntN(len(p.hosts))} // perhaps one host with itself
+		if i < len(p.hosts)-1 {
+			pair = [2]int{i, i + 1}
+		}
+		p.pairs = append(p.pairs, pair)
+		p.raw = append(p.raw, p.mood == hostile && (i == 0 || rng.IntN(2) == 0))
+	}
+	for h := range p.hosts {
+		cfg := p.workerConfig(rng, qp, h)
+		cfg.MaxEndpoints = 2 // for connections that are made anew
+		for i, pair := range p.pairs {
+			if pair[0] == h {
+				cfg.MaxEndpoints++
+			}
+			if pair[1] == h && !p.raw[i] {
+				cfg.MaxEndpoints++
+			}
+		}
+		p.configs = append(p.configs, cfg)
+	}
+	p.events = makeEvents(rng, p.mood)
+	return p
+}
+
+// workerConfig draws the configuration of a host's worker, with small limits.
+func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) transport.Config {
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	cfg := transport.Config{
+		QP: qp, AMBuffers: pick(1, 1, 2, 3, 4, 8), BounceBuffers: pick(1, 1, 2, 3, 8), MaxOutstanding: pick(1, 2, 3, 4, 8), BufferSize: pick(256, 300, 512),
+	}
+	cfg.QP.QPsPerDevice = p.rails / p.hosts[host]
+	cfg.QP.MaxInline = pick(16, 64, 128)
+	cfg.QP.MaxSGE = pick(2, 3, 5)
+	cfg.QP.Credits = pick(1, 2)
+	if rng.IntN(3) == 0 {
+		cfg.QP.MaxMsgCntPerQP = cfg.AMBuffers + pick(3, 4, 6)
+	}
+	return cfg
+}
+
+// makeEvents draws what happens. Seldom is it much: most bugs need little.
+func makeEvents(rng *rand.Rand, m mood) []event {
+	total := 0
+	for _, n := range eventWeights[m] {
+		total += n
+	}
+	list := make([]event, 20+rng.IntN([]int{60, 150, 400}[rng.IntN(3)]))
+	for i := range list {
+		n := rng.IntN(total)
+		kind := eventKind(0)
+		for n >= eventWeights[m][kind] {
+			n -= eventWeights[m][kind]
+			kind++
+		}
+		list[i] = event{kind: kind, end: rng.IntN(1 << 20), r: rng.Uint64()}
+	}
+	return list
+}
+
+// String describes the world in a few lines.
+func (p *transportPlan) String() string {
+	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.seed, p.mood, p.hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
+	if p.scramble {
+		s += ", completions out of order"
+	}
+	for i, c := range p.configs {
+		s += sprintf("\nhost %d: %d receive buffers, %d bounce buffers of %d bytes, %d outstanding, %d inline", i, c.AMBuffers, c.BounceBuffers, c.BufferSize, c.MaxOutstanding, c.QP.MaxInline)
+	}
+	for i, pair := range p.pairs {
+		s += sprintf("\nconnection %d: hosts %v", i, pair)
+		if p.raw[i] {
+			s += ", the second breaks the rules"
+		}
+	}
+	return s
+}

@@ -1,0 +1,272 @@
+package sendside
+
+import (
+	"context"
+	"encoding/json"
+
+	"ibverbx/test/internal/hunt"
+	"ibverbx/transport"
+	"ibverbx/verbs/soft"
+)
+
+// world is workers and endpoints, and the model of what they must do.
+type world struct {
+	bed
+	plan      *transportPlan
+	sites     []*site
+	ends      []*end // open and ended ones
+	pairs     []*pair
+	intruders []*intruder
+	groups    []*group // that have not fired
+	kept      []*keptMessage
+	cancels   []context.CancelFunc
+	finishing bool
+
+	inside   *site // whose worker makes progress
+	calling  int   // calls of the library that are under way
+	callback bool  // a callback runs
+	round    bool  // it is known where a round of progress begins
+	told     bool  // in this round a completion or message was told
+}
+
+// site is a host's worker.
+type site struct {
+	*host
+	w      *world
+	worker *transport.Worker
+	cfg    transport.Config
+}
+
+// pair is a connection: two endpoints, or an endpoint and a peer that breaks the rules.
+type pair struct {
+	*link
+	ends     [2]*end
+	intruder *intruder
+	renewed  bool
+}
+
+func (p *transportPlan) run(log func(string)) *hunt.Violation {
+	w := &world{plan: p}
+	w.bed.plan, w.log, w.moved = &p.bedPlan, log, w.lookAfter
+	return w.play(func() {
+		w.open()
+		for _, ev := range p.events {
+			w.at++
+			w.seedEvent(ev.r)
+			w.happen(ev)
+			if w.at%16 == 0 {
+				w.auditAll()
+			}
+		}
+		w.seedEvent(p.seed)
+		w.finish()
+	})
+}
+
+// open builds the world.
+func (w *world) open() {
+	w.seedEvent(w.plan.seed)
+	w.logf("%v", w.plan)
+	w.raise()
+	for i, h := range w.hosts {
+		cfg := w.plan.configs[i]
+		cfg.Idle = w.idle
+		s := &site{host: h, w: w, cfg: cfg}
+		var err error
+		s.worker, err = transport.NewWorker(h.dom, cfg)
+		w.must("new worker", err)
+		for id := range amIDs {
+			w.must("handle", s.worker.Handle(transport.AMID(id), s.handle))
+		}
+		w.sites = append(w.sites, s)
+	}
+	for i, hosts := range w.plan.pairs {
+		w.connect(hosts, w.plan.raw[i])
+	}
+}
+
+// amIDs is how many handlers each worker has.
+const amIDs = 3
+
+// connect makes a connection between two hosts.
+func (w *world) connect(hosts [2]int, raw bool) {
+	c := &pair{link: &link{name: sprintf("connection %d", len(w.pairs)), hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}}
+	w.pairs, w.links = append(w.pairs, c), append(w.links, c.link)
+	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
+	if raw {
+		c.intrude(w, w.sites[hosts[1]])
+		return
+	}
+	c.ends[1] = w.newEnd(c, w.sites[hosts[1]], 'b')
+	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
+	for i, e := range c.ends {
+		card, err := c.ends[1-i].ep.Card()
+		w.must("card", err)
+		if w.one(4) {
+			text, err := json.Marshal(card)
+			w.must("marshal card", err)
+			card = transport.Card{}
+			w.must("unmarshal card", json.Unmarshal(text, &card))
+		}
+		e.flushAt = card.Flush.Addr()
+		err = e.ep.Connect(card)
+		if err != nil && c.blame == "" {
+			w.broken(ruleIsolation, "%v: connect: %v", e, err)
+		}
+		e.connected = err == nil
+		e.dead = err != nil // it is not used
+	}
+}
+
+// happen plays an event.
+func (w *world) happen(ev event) {
+	e := w.ends[ev.end%len(w.ends)]
+	w.logf("%d. %v %v", w.at, ev.kind, e)
+	switch ev.kind {
+	case doStep:
+		w.steps(1 + w.rng.IntN(8))
+	case doProgress:
+		e.site.progress()
+	case doOp:
+		for range w.pick(1, 1, 2, 4) {
+			e.act(plain)
+		}
+	case doBurst:
+		for range 20 {
+			if e.act(plain) != nil {
+				break
+			}
+		}
+	case doPending:
+		e.later()
+	case doWaking:
+		e.act(waking)
+	case doFence:
+		e.fence()
+	case doFlush:
+		e.send(e.newFlush(), plain)
+	case doWait:
+		e.waitFlush()
+	case doResume:
+		if list := w.waiting(); len(list) != 0 {
+			w.turn(list[w.rng.IntN(len(list))])
+		}
+	case doCancel:
+		if n := len(w.cancels); n != 0 {
+			w.cancels[w.rng.IntN(n)]()
+		}
+	case doRelease:
+		w.release()
+	case doCount:
+		w.count()
+	case doPurge:
+		e.purge()
+	case doFumble:
+		e.fumble()
+	case doLook:
+		e.look()
+	case doSlow, doStrike:
+		w.strike(e.pair.link, ev.kind == doSlow)
+	case doHeal:
+		w.heal()
+	case doAbort:
+		e.abort()
+	case doClose:
+		e.close()
+	case doRenew:
+		w.renew(e.pair)
+	case doLie:
+		if n := len(w.intruders); n != 0 {
+			w.intruders[w.rng.IntN(n)].lie()
+		}
+	}
+}
+
+// progress has the worker make progress.
+func (s *site) progress() int {
+	w := s.w
+	w.inside, w.round, w.told = s, true, false
+	n := s.worker.Progress()
+	w.inside, w.round = nil, false
+	w.checkHanded()
+	return n
+}
+
+// turn lets a program run.
+func (w *world) turn(p *player) {
+	w.logf("  %s", p.name)
+	w.inside = w.sites[p.home.index]
+	p.resume()
+	w.inside = nil
+	w.checkHanded()
+	if p.over {
+		w.logf("  %s has ended", p.name)
+	}
+}
+
+// checkHanded checks that every request that a purge met while it ran was handed back.
+func (w *world) checkHanded() {
+	for _, e := range w.ends {
+		if e.handing != nil {
+			w.broken(rulePurge, "%v: a request that ran during a purge was not handed back", e)
+		}
+	}
+}
+
+// enter begins a callback of a worker.
+func (w *world) enter(s *site, what string) {
+	switch {
+	case w.inside != s:
+		w.broken(rulePlace, "%s outside of its worker's progress", what)
+	case w.calling != 0:
+		w.broken(rulePlace, "%s inside of a call", what)
+	case w.callback:
+		w.broken(rulePlace, "%s inside of another callback", what)
+	}
+	w.callback = true
+	w.logf("  %s", what)
+	if w.one(16) {
+		if n := s.worker.Progress(); n != 0 {
+			w.broken(rulePlace, "progress inside of a callback did %d things", n)
+		}
+	}
+}
+
+func (w *world) leave() { w.callback = false }
+
+// renew makes a connection anew whose ends have both ended, so that what they had must be free again. The
+// hosts must be sound.
+func (w *world) renew(c *pair) {
+	for _, e := range c.ends {
+		if e != nil && !e.released {
+			return
+		}
+	}
+	if c.renewed || len(w.pairs) >= 8 || len(w.active) != 0 || c.hosts[0].struck || c.hosts[1].struck {
+		return
+	}
+	c.renewed = true
+	w.connect([2]int{c.hosts[0].index, c.hosts[1].index}, false)
+}
+
+// lookAfter looks at the world after every action of the fabric.
+func (w *world) lookAfter(a soft.Action) {
+	if a.Kind != soft.Execute {
+		return
+	}
+	for _, e := range w.ends {
+		if e.fenced {
+			e.checkFence()
+		}
+	}
+}
+
+// auditAll looks at all memory.
+func (w *world) auditAll() {
+	for _, e := range w.ends {
+		for _, o := range e.ops[e.ended:] {
+			o.checkPartly()
+		}
+	}
+	w.audit()
+}
