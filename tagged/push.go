@@ -2,6 +2,7 @@ package tagged
 
 import (
 	"errors"
+	"ibverbx"
 	"math"
 
 	"ibverbx/transport"
@@ -101,7 +102,11 @@ func (e *Endpoint) sendGone(r *Request) {
 func (e *Endpoint) sendFailed(err error) {
 	var failed *transport.EndpointError
 	if !errors.As(err, &failed) && !errors.Is(err, ErrClosed) {
-		e.violated(err)
+		if errors.Is(err, ibverbx.ErrNoKey) || errors.Is(err, ibverbx.ErrBounds) || errors.Is(err, ibverbx.ErrLength) {
+			e.violated(err) // the memory that it has announced
+		} else {
+			e.fail(err)
+		}
 	}
 }
 

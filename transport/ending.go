@@ -15,7 +15,9 @@ func (c *core) fail(sentinel, cause error) {
 	}
 	c.err = &EndpointError{Peer: c.cfg.Name, Err: sentinel, Cause: cause}
 	c.cut = c.pending.any() || c.ops.len() > c.inControl
-	if !errors.Is(sentinel, ErrCanceled) && !errors.Is(sentinel, ErrClosed) {
+	wanted := errors.Is(sentinel, ErrCanceled) || errors.Is(sentinel, ErrClosed)
+	parted := c.parting && !c.cut // the peer may be gone as soon as it has the goodbye, and nothing was lost
+	if !wanted && !parted {
 		c.w.failing = append(c.w.failing, c)
 		c.w.stats.failures++
 	}
@@ -79,6 +81,12 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, e.flushRemote(name, comp)
 	}
 	if c.ops.empty() {
+		if c.untold == c.w.round { // what it waits for has ended, and whoever asks has not been told yet
+			if comp != nil {
+				c.w.late = append(c.w.late, event{kind: eventComplete, comp: comp})
+			}
+			return false, nil
+		}
 		return true, nil
 	}
 	o := c.ops.push()

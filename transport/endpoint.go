@@ -58,7 +58,8 @@ type core struct {
 	owed     int      // credits that can be given back
 	granted  uint64   // active messages that the peer was allowed so far
 	received uint64
-	peerBye  bool // the peer has said goodbye
+	untold   uint64 // round of progress that has, or had, completions of its operations to tell
+	peerBye  bool   // the peer has said goodbye
 
 	// The end.
 	deaf       bool // what still arrives is not handled

@@ -130,6 +130,7 @@ func (c *core) retire(ok bool) {
 		w.bounce.put(o.buf)
 	}
 	if o.comp != nil {
+		c.untold = w.round
 		e := event{kind: eventComplete, comp: o.comp}
 		if !ok {
 			e.err = c.err
@@ -141,8 +142,14 @@ func (c *core) retire(ok bool) {
 	c.ops.head++
 }
 
-// runEvents runs the callbacks, in order, without any lock that they could need.
+// runEvents runs the callbacks, in order, without any lock that they could need, and then what they have put off.
 func (w *Worker) runEvents() {
+	for len(w.events) != 0 {
+		w.runRound()
+	}
+}
+
+func (w *Worker) runRound() {
 	handled := false
 	for i := range w.events {
 		switch e := &w.events[i]; e.kind {
@@ -171,7 +178,9 @@ func (w *Worker) runEvents() {
 		}
 	}
 	clear(w.events)
-	w.events = w.events[:0]
+	w.events = append(w.events[:0], w.late...)
+	w.late = w.late[:0]
+	w.round++
 	w.postReceives()
 	w.mu.Unlock()
 }

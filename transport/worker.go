@@ -33,6 +33,8 @@ type Worker struct {
 	progressing sync.Mutex
 	events      []event      // what the present round of progress has to tell; guarded by progressing
 	wcs         []ibverbx.WC // guarded by progressing
+	late        []event      // what comes behind them; guarded by mu
+	round       uint64       // of events, from 1 on; guarded by mu
 
 	mu         sync.Mutex
 	cq         *ibverbx.VirtualCQ
@@ -85,7 +87,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, wcs: make([]ibverbx.WC, pollBatch), events: make([]event, 0, 2*pollBatch)}
+	w := &Worker{dom: dom, cfg: cfg, round: 1, wcs: make([]ibverbx.WC, pollBatch), events: make([]event, 0, 2*pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
 	}

@@ -125,7 +125,7 @@ func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 		w.broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
 	case !e.office.inside:
 		w.broken(rulePlace, "%v: OnError outside of progress", e)
-	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol) && !injected(err):
+	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol):
 		w.broken(ruleIsolation, "%v: %v", e, err)
 	case errors.Is(err, tagged.ErrPeerClosed) && !e.peer.closing:
 		w.broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)

@@ -198,7 +198,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	if done { // nothing was to be done
 		if o.kind.flush() {
 			for _, earlier := range e.ops {
-				if earlier.untold() && !w.callback {
+				if earlier.untold() {
 					w.broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was not delivered", o, earlier)
 				}
 				earlier.end(nil)
@@ -345,7 +345,7 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 		w.broken(ruleNoticed, "%v: OnError is given another endpoint", e)
 	case !errors.Is(err, transport.ErrPeerFailed) && !errors.Is(err, transport.ErrPeerClosed) && !errors.Is(err, transport.ErrProtocol):
 		w.broken(ruleNoticed, "%v: OnError: %v", e, err)
-	case e.mayFail() == "" && !e.partedWell():
+	case e.mayFail() == "":
 		w.broken(ruleIsolation, "%v: %v", e, err)
 	case errors.Is(err, transport.ErrProtocol) && e.intruder() == nil:
 		w.broken(ruleIsolation, "%v: %v, and the peer keeps the rules", e, err)
@@ -358,11 +358,6 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 		}
 	}
 	e.react()
-}
-
-// partedWell says whether the peer has heard the goodbye. It closes its queue pair then, perhaps before its NIC has acknowledged that.
-func (e *end) partedWell() bool {
-	return e.closing && e.peer != nil && errors.Is(e.peer.ep.Err(), transport.ErrPeerClosed)
 }
 
 // react does what a program may do inside of a callback.
