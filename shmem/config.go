@@ -24,13 +24,11 @@ type Config struct {
 	// RegisterFrom is from how many bytes on a Put or Get registers memory outside of the heap for the call instead of copying it
 	// through registered buffers; 0 means 256 KiB, negative never.
 	RegisterFrom int
-	// Probe is how often a PE that waits for others makes sure that they live; 0 means 100 ms, negative never.
-	Probe time.Duration
 	// Step is how long a PE that waits sleeps between looks at its heap, after Transport.Spin of polling: writes by others raise no event.
 	// 0 means 50 µs; after some steps they grow longer, up to 1 ms.
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need, AMBuffers 1, since no active
-	// messages are sent, and Spin 50 µs.
+	// messages are sent, Spin 50 µs, and KeepAlive 100 ms: a PE that waits for others makes sure that they live.
 	Transport transport.Config
 }
 
@@ -39,7 +37,7 @@ const (
 	// defaultRegisterFrom: to copy 256 KiB takes some 45 µs, which is what a real NIC takes to pin so many pages. Software NICs register in a
 	// microsecond, and gain from 8 KiB on.
 	defaultRegisterFrom = 256 << 10
-	defaultProbe        = 100 * time.Millisecond
+	defaultKeepAlive    = 100 * time.Millisecond
 	defaultStep         = 50 * time.Microsecond
 	// defaultSpin outlasts the usual wait in a barrier: writes by others raise no event, and a sleep costs 50 µs at the very least. A barrier
 	// of 2 PEs takes 5 µs with it, and 25 with the transport's 20.
@@ -58,14 +56,14 @@ func (c Config) withDefaults() Config {
 	if c.RegisterFrom == 0 {
 		c.RegisterFrom = defaultRegisterFrom
 	}
-	if c.Probe == 0 {
-		c.Probe = defaultProbe
-	}
 	if c.Step == 0 {
 		c.Step = defaultStep
 	}
 	if c.Transport.MaxEndpoints == 0 {
 		c.Transport.MaxEndpoints = c.PEs + 1 // two to itself
+	}
+	if c.Transport.KeepAlive == 0 && c.Transport.Idle == nil {
+		c.Transport.KeepAlive = defaultKeepAlive
 	}
 	if c.Transport.Spin == 0 {
 		c.Transport.Spin = defaultSpin

@@ -67,7 +67,7 @@
 // # Faults
 //
 // When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and says which PE it was; so do the calls that wait for
-// everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live (Config.Probe). Puts, gets and atomics
+// everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live (transport.Config.KeepAlive). Puts, gets and atomics
 // among the rest go on.
 //
 // # What it costs

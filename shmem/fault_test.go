@@ -15,7 +15,7 @@ import (
 
 // quick has connections give up soon, and waiting PEs look after each other often.
 func quick() shmem.Config {
-	cfg := shmem.Config{Probe: 5 * time.Millisecond}
+	cfg := shmem.Config{Transport: transport.Config{KeepAlive: 5 * time.Millisecond}}
 	cfg.Transport.QP.Conn.Timeout = 8 // 1 ms
 	cfg.Transport.QP.Conn.RetryCount = 2
 	return cfg

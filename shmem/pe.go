@@ -33,7 +33,6 @@ type PE struct {
 	gone    atomic.Pointer[PEError] // the first other PE that went
 	closing atomic.Bool
 	closed  atomic.Bool
-	probed  [8]byte // where probes read to; nobody looks at it
 
 	mu      sync.Mutex
 	usage   usage

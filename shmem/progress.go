@@ -53,8 +53,6 @@ type vigil struct {
 	from   *peer
 	step   time.Duration
 	rounds int
-	start  time.Time
-	probe  time.Time // when the others are to be probed
 	longer time.Time // when to sleep longer at a time
 	err    error
 }
@@ -86,27 +84,12 @@ func (v *vigil) over() bool {
 // clock looks at the time, which costs as much as a few rounds.
 func (v *vigil) clock() bool {
 	now := time.Now()
-	if v.start.IsZero() {
-		v.start, v.probe, v.longer = now, now.Add(v.p.cfg.Probe), now.Add(20*v.step)
-	}
-	if v.p.cfg.Probe > 0 && now.After(v.probe) {
-		v.probe = now.Add(v.p.cfg.Probe)
-		v.p.probeAll()
+	if v.longer.IsZero() {
+		v.longer = now.Add(20 * v.step)
 	}
 	if v.step < maxStep && now.After(v.longer) {
 		v.longer = now.Add(20 * v.step)
 		return true
 	}
 	return false
-}
-
-// probeAll reads a word of every PE to which nothing is on the way: a connection fails only when it is used.
-func (p *PE) probeAll() {
-	for i := range p.peers {
-		t := &p.peers[i]
-		if i == p.id || t.gone.Load() != nil || t.ep.Stats().Outstanding != 0 {
-			continue
-		}
-		_, _ = t.ep.GetBcopy(nil, p.probed[:], t.heap.Slice(0, 8)) // what comes of it the endpoint tells
-	}
 }

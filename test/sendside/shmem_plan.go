@@ -70,7 +70,7 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	}
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
-		PEs: len(p.hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0), Probe: -1, // nothing may depend on a clock
+		PEs: len(p.hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0), // nothing may depend on a clock
 		Transport: p.workerConfig(rng, qp, 0),
 	}
 	p.config.Transport.AMBuffers = 1
