@@ -1,0 +1,41 @@
+package processes_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// memberEnv has the part of a member; a test binary that finds it set is that member.
+const memberEnv = "IBVERBX_TEST_MEMBER"
+
+func TestMain(m *testing.M) {
+	if job := os.Getenv(memberEnv); job != "" {
+		if err := runAsProcess(job); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// programs are what members run, by the names that tests give to a team.
+var programs = map[string]program{
+	"messages":      messages,
+	"puts and gets": putsAndGets,
+	"atomics":       atomics,
+	"fence":         fence,
+	"killed":        killed,
+	"early":         early,
+	"lengths":       lengths,
+	"matching":      matching,
+	"tagged killed": taggedKilled,
+	"histogram":     asPE(histogram),
+	"halo":          asPE(halo),
+	"signal":        asPE(signal),
+	"barrier":       asPE(barrier),
+	"shmem killed":  asPE(shmemKilled),
+}

@@ -1,0 +1,89 @@
+package processes_test
+
+import (
+	"flag"
+	"fmt"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
+	"ibverbx/verbs/soft"
+)
+
+var (
+	providerFlag = flag.String("provider", "soft", "the NICs to test on: soft, rdmacore")
+	devicesFlag  = flag.String("devices", "", "which of the real NICs, for example rxe0,rxe1; empty for all")
+	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
+	limitFlag    = flag.Duration("limit", 20*time.Second, "how long a team may take")
+)
+
+// nicsOf are the NICs of one member: its share of a provider's. On real NICs members take turns, so that neighbours are on different
+// ones, and a member with several begins at a different one than its neighbour.
+func nicsOf(all []verbs.Device, p *part) []verbs.Device {
+	nics := make([]verbs.Device, p.NICs)
+	for i := range nics {
+		if p.Provider == "soft" {
+			nics[i] = all[p.Rank*p.NICs+i] // of its own: they are killed with it
+		} else {
+			nics[i] = all[(p.Rank+i)%len(all)]
+		}
+	}
+	return nics
+}
+
+// openReal opens the host's NICs.
+func openReal(devices string) (verbs.Provider, []verbs.Device, error) {
+	p, err := rdmacore.Open(rdmacore.Config{Devices: devices})
+	if err != nil {
+		return nil, nil, err
+	}
+	all, err := p.Devices()
+	if err != nil {
+		return nil, nil, fmt.Errorf("devices: %w", err)
+	}
+	return p, all, nil
+}
+
+// openFabric makes NICs for all members of a team, and sees to it that nothing of them is left open when the test ends.
+func openFabric(tb testing.TB, nics int) *soft.Fabric {
+	tb.Helper()
+	f, err := soft.New(soft.Config{Devices: nics})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := f.Close(); err != nil && !tb.Failed() {
+			tb.Errorf("something is left open: %v", err)
+		}
+	})
+	return f
+}
+
+// conn is how a member connects: patiently, or, where somebody is going to die, so that this is noticed soon. Real NICs may be
+// rdma_rxe on an emulated machine, where a peer that lives can take a good part of a second to answer.
+func (p *part) conn() ibverbx.ConnConfig {
+	c := ibverbx.ConnConfig{GIDIndex: p.GIDIndex}
+	switch {
+	case p.Provider == "soft" && p.Hasty:
+		c.Timeout, c.RetryCount = 8, 2 // a millisecond, three times
+	case p.Provider == "soft":
+	case p.Hasty:
+		c.Timeout, c.RetryCount = 16, 4 // 268 ms, five times
+	default:
+		c.Timeout = 18 // 1.07 s
+	}
+	return c
+}
+
+// gidIndex is what the flag means in a ConnConfig, where 0 chooses and -1 is entry 0.
+func gidIndex() int {
+	switch *gidIndexFlag {
+	case -1:
+		return 0
+	case 0:
+		return -1
+	}
+	return *gidIndexFlag
+}

@@ -1,0 +1,59 @@
+package processes_test
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// seed names a pattern of bytes: who sends to whom, and which one of all.
+func seed(from, to, n int) uint64 { return uint64(from)<<48 | uint64(to)<<40 | uint64(n) }
+
+// patternWord is the i-th word of a pattern, mixed so that words of other places and patterns differ.
+func patternWord(seed uint64, i int) uint64 {
+	x := (seed+1)*0x9e3779b97f4a7c15 + uint64(i)*0xbf58476d1ce4e5b9
+	return x ^ x>>29
+}
+
+// fill writes a pattern.
+func fill(b []byte, seed uint64) {
+	i := 0
+	for ; len(b) >= 8; i++ {
+		binary.LittleEndian.PutUint64(b, patternWord(seed, i))
+		b = b[8:]
+	}
+	for w := patternWord(seed, i); len(b) != 0; w >>= 8 {
+		b[0] = byte(w)
+		b = b[1:]
+	}
+}
+
+// filled is a new piece of memory with a pattern.
+func filled(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	fill(b, seed)
+	return b
+}
+
+// verify says where b differs from a pattern, if it does.
+func verify(b []byte, seed uint64) error {
+	for i := 0; i < len(b); i += 8 {
+		var got, want [8]byte
+		n := copy(got[:], b[i:])
+		binary.LittleEndian.PutUint64(want[:], patternWord(seed, i/8))
+		clear(want[n:])
+		if got != want {
+			return fmt.Errorf("bytes %d to %d of %d are % x, want % x", i, i+n-1, len(b), got[:n], want[:n])
+		}
+	}
+	return nil
+}
+
+// untouched says where b is anything but b0, if it is.
+func untouched(b []byte, b0 byte) error {
+	for i := range b {
+		if b[i] != b0 {
+			return fmt.Errorf("byte %d of %d was written: %#x", i, len(b), b[i])
+		}
+	}
+	return nil
+}

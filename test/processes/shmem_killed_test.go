@@ -1,0 +1,75 @@
+package processes_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/shmem"
+	"ibverbx/transport"
+)
+
+// A PE is killed while some of the others are in a barrier, one waits for a signal, and one puts to it: every call returns, with an error that
+// names the PE which died. Puts among those that live go on.
+func TestShmemPEKilled(t *testing.T) {
+	eachShape(t, team{program: "shmem killed", members: 4, victim: true})
+}
+
+func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
+	words, err := shmem.Alloc[uint64](ctx, pe, 8)
+	if err != nil {
+		return err
+	}
+	if m.Rank == victim {
+		if err := m.killMe(); err != nil {
+			return err
+		}
+		for { // in the middle of something
+			if err := shmem.Inc(ctx, pe, words.At(7), 0); err != nil {
+				return err
+			}
+		}
+	}
+	began := time.Now()
+	switch m.Rank {
+	case 0:
+		err = pe.Barrier(ctx)
+	case 1:
+		err = shmem.WaitUntil(ctx, pe, words.At(0), shmem.NE, 0)
+	default:
+		for err == nil {
+			if err = shmem.P(ctx, pe, words.At(1), 1, victim); err == nil {
+				err = pe.Quiet(ctx)
+			}
+		}
+	}
+	if err := names(err, victim); err != nil {
+		return fmt.Errorf("after %v: %w", time.Since(began), err)
+	}
+	if err := names(pe.Barrier(ctx), victim); err != nil {
+		return fmt.Errorf("a barrier afterwards: %w", err)
+	}
+	// Those that live go on.
+	next := map[int]int{0: 1, 1: 3, 3: 0}[m.Rank]
+	if err := shmem.P(ctx, pe, words.At(2), uint64(m.Rank+1), next); err != nil {
+		return fmt.Errorf("to PE %d, which lives: %w", next, err)
+	}
+	got, err := shmem.Fetch(ctx, pe, words.At(2), next)
+	if err != nil || got != uint64(m.Rank+1) {
+		return fmt.Errorf("back from PE %d, which lives: %d, %w", next, got, err)
+	}
+	_, err = m.table.gather(ctx, nil)
+	return err
+}
+
+// names says what is wrong with the error of a call that concerned a PE which has died.
+func names(err error, rank int) error {
+	var gone *shmem.PEError
+	if !errors.As(err, &gone) || gone.PE != rank || !errors.Is(err, transport.ErrPeerFailed) || !strings.Contains(err.Error(), fmt.Sprintf("PE %d", rank)) {
+		return fmt.Errorf("got %w, want a PEError of PE %d that is ErrPeerFailed", err, rank)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package processes_test
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// team is several members that run one program.
+type team struct {
+	program string
+	members int
+	nics    int  // of each member; 0 means 1
+	qps     int  // a NIC; 0 means the package's default
+	zero    bool // the zero configuration
+	rounds  int  // as the program takes it
+	victim  bool // one of them asks to be killed
+}
+
+// realSlow divides the rounds on real NICs, which may be emulated.
+const realSlow = 3
+
+// patience is how long members may take to end once their team has.
+const patience = 10 * time.Second
+
+// run has the team do its program. It returns when all members have ended.
+func (c team) run(t *testing.T) {
+	t.Helper()
+	base := c.part(t)
+	var members crew
+	if base.Provider == "soft" {
+		members = newGoroutines(openFabric(t, c.members*base.NICs), base)
+	} else {
+		members = newProcesses()
+	}
+	killed := make(chan int, c.members) // a member asks once
+	table, err := newTable(c.members, base.Token, func(rank int) {
+		members.kill(rank)
+		killed <- rank
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	base.Table = table.addr()
+	started := 0
+	for ; started < c.members && err == nil; started++ {
+		p := base
+		p.Rank = started
+		err = members.start(&p)
+	}
+	if err != nil {
+		started--
+		table.fail(err)
+		t.Errorf("member %d did not start: %v", started, err)
+	}
+	ended := c.watch(table, members, started, base.Limit)
+	table.close() // whoever is left learns of it
+	members.wait()
+	close(killed)
+	var dead []int
+	for rank := range killed {
+		dead = append(dead, rank)
+	}
+	judge(t, ended, dead, c.victim)
+}
+
+// part is what all members are told alike. It skips the test where there are not enough NICs.
+func (c team) part(t *testing.T) part {
+	t.Helper()
+	p := part{
+		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero, Rounds: c.rounds,
+		Provider: *providerFlag, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(), Limit: *limitFlag,
+	}
+	switch p.Provider {
+	case "soft":
+	case "rdmacore":
+		p.Rounds = (p.Rounds + realSlow - 1) / realSlow
+		provider, all, err := openReal(p.Devices)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := provider.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if len(all) < p.NICs {
+			t.Skipf("needs %d NICs, there are %d", p.NICs, len(all))
+		}
+	default:
+		t.Fatalf("-provider %q: have soft, rdmacore", p.Provider)
+	}
+	return p
+}
+
+// watch waits for the members. When one has failed, or time is up, the others get some time to end, and then are killed.
+func (c team) watch(table *table, members crew, started int, limit time.Duration) (ended []result) {
+	late := time.NewTimer(limit + patience)
+	defer late.Stop()
+	for len(ended) < started {
+		select {
+		case r := <-members.results():
+			ended = append(ended, r)
+			if r.err != nil && !errors.Is(r.err, errKilled) {
+				table.fail(fmt.Errorf("member %d: %w", r.rank, r.err))
+				late.Reset(patience)
+			}
+		case <-late.C:
+			for rank := range c.members {
+				members.kill(rank)
+			}
+			late.Reset(patience)
+		}
+	}
+	return ended
+}
+
+// judge fails the test for every member that ended otherwise than it should, the first one first.
+func judge(t *testing.T, ended []result, killed []int, victim bool) {
+	t.Helper()
+	if victim != (len(killed) == 1) {
+		t.Errorf("members %v were killed; wanted one: %v", killed, victim)
+	}
+	for _, r := range ended {
+		switch wanted := slices.Contains(killed, r.rank); {
+		case errors.Is(r.err, errKilled) && !wanted:
+			t.Errorf("member %d did not end in time, and was killed:\n%s", r.rank, r.output)
+		case r.err != nil && !wanted:
+			t.Errorf("member %d failed: %v\n%s", r.rank, r.err, r.output)
+		case r.err == nil && wanted:
+			t.Errorf("member %d should have been killed, and ended well", r.rank)
+		}
+	}
+}

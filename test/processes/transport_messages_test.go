@@ -1,0 +1,216 @@
+package processes_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"testing"
+
+	"ibverbx/transport"
+)
+
+// Active messages by short, bcopy and zcopy go both ways at the same time and arrive once, whole, and in order, though each end has room for only two
+// and keeps one of them for a while. Then one end keeps all, and the other one's next message waits until they are released. Last one end closes: the
+// other learns that it did, and its sends are refused for that reason.
+func TestTransportMessages(t *testing.T) {
+	eachShape(t, team{program: "messages", members: 2, rounds: 120})
+}
+
+// The zero configuration works, whatever NICs these are.
+func TestTransportMessagesByTheZeroConfiguration(t *testing.T) {
+	team{program: "messages", members: 2, rounds: 120, zero: true}.run(t)
+}
+
+const (
+	amData transport.AMID = 1 // a numbered message with a pattern
+	amHold transport.AMID = 2 // is kept
+)
+
+// inbox takes in what the peer sends.
+type inbox struct {
+	from, to int
+	next     int // number of the next message
+	err      error
+	kept     *transport.Message
+	held     []*transport.Message
+}
+
+// data is the handler of amData. It keeps every third message until the next such one.
+func (in *inbox) data(msg *transport.Message) {
+	n := int(binary.LittleEndian.Uint32(msg.Header()))
+	err := verify(msg.Data(), seed(in.from, in.to, n))
+	if in.err == nil && err != nil {
+		in.err = fmt.Errorf("message %d: %w", n, err)
+	}
+	if in.err == nil && n != in.next {
+		in.err = fmt.Errorf("message %d came, want %d", n, in.next)
+	}
+	in.next++
+	if n%3 == 0 {
+		in.release()
+		msg.Keep()
+		in.kept = msg
+	}
+}
+
+func (in *inbox) release() {
+	if in.kept != nil {
+		in.kept.Release()
+		in.kept = nil
+	}
+}
+
+func (in *inbox) hold(msg *transport.Message) {
+	msg.Keep()
+	in.held = append(in.held, msg)
+}
+
+func messages(ctx context.Context, m *member) (err error) {
+	peer := 1 - m.Rank
+	in := &inbox{from: peer, to: m.Rank}
+	cfg := m.transportConfig()
+	if !m.Zero {
+		cfg.AMBuffers, cfg.BufferSize = 2, 1<<10
+	}
+	h, err := newHub(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: in.data, amHold: in.hold})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	if err := h.connect(ctx); err != nil {
+		return err
+	}
+	ep := h.eps[peer]
+	for n := range m.Rounds {
+		if err := h.sendNumbered(ctx, peer, n); err != nil {
+			return fmt.Errorf("message %d: %w", n, err)
+		}
+	}
+	if err := h.w.WaitFor(ctx, 0, func() bool { return in.next == m.Rounds || in.err != nil }); err != nil {
+		return fmt.Errorf("%d of %d messages have come: %w", in.next, m.Rounds, err)
+	}
+	in.release()
+	if in.err != nil {
+		return in.err
+	}
+	if err := ep.Flush(ctx, transport.FlushLocal); err != nil {
+		return err
+	}
+	if s := h.w.Stats(); !m.Zero && s.NoResource == 0 {
+		return fmt.Errorf("%d messages met no flow control: %+v", m.Rounds, s)
+	}
+	if err := holding(ctx, h, in); err != nil {
+		return fmt.Errorf("while the peer keeps all messages: %w", err)
+	}
+	return closing(ctx, h, peer)
+}
+
+// sendNumbered sends message n by the kind whose turn it is, of a length between none and all that fits.
+func (h *hub) sendNumbered(ctx context.Context, peer, n int) error {
+	ep, limits, pattern := h.eps[peer], h.eps[peer].Limits(), seed(h.m.Rank, peer, n)
+	hdr := binary.LittleEndian.AppendUint32(make([]byte, 0, 8), uint32(n))
+	hdr = hdr[:4+n%3]
+	length := func(most int) int {
+		return []int{0, 1, most / 3, most - 1, most}[n/3%5]
+	}
+	switch n % 3 {
+	case 0:
+		data := filled(length(limits.AMShort-len(hdr)), pattern)
+		return h.do(ctx, func() error { return ep.AMShort(amData, hdr, data) })
+	case 1:
+		size := length(limits.AMBcopy - len(hdr))
+		return h.do(ctx, func() error {
+			_, err := ep.AMBcopy(amData, hdr, func(dst []byte) int {
+				fill(dst[:size], pattern)
+				return size
+			})
+			return err
+		})
+	}
+	size := length(limits.AMZcopy - len(hdr))
+	fill(h.mem[:size], pattern)
+	a, b := uint64(size/3), uint64(size-size/3)
+	comp := transport.NewCompletion(1, nil)
+	if err := h.do(ctx, func() error {
+		_, err := ep.AMZcopy(comp, amData, hdr, h.mr.Slice(0, a), h.mr.Slice(a, b))
+		return err
+	}); err != nil {
+		return err
+	}
+	return h.w.Wait(ctx, comp) // the memory is needed for the next one
+}
+
+// holding has member 1 keep all its buffers, and member 0 wait for them.
+func holding(ctx context.Context, h *hub, in *inbox) error {
+	peer := 1 - h.m.Rank
+	room := h.w.Config().AMBuffers
+	if h.m.Rank == 1 {
+		if err := h.w.WaitFor(ctx, 0, func() bool { return len(in.held) == room }); err != nil {
+			return err
+		}
+		if err := h.m.meet(ctx); err != nil { // all are kept
+			return err
+		}
+		if err := h.m.meet(ctx); err != nil { // the sender has tried
+			return err
+		}
+		for _, msg := range in.held {
+			msg.Release()
+		}
+		return h.w.WaitFor(ctx, 0, func() bool { return len(in.held) == room+1 })
+	}
+	ep := h.eps[peer]
+	send := func() error { return ep.AMShort(amHold, nil, nil) }
+	for range room {
+		if err := h.do(ctx, send); err != nil {
+			return err
+		}
+	}
+	if err := h.m.meet(ctx); err != nil {
+		return err
+	}
+	for h.w.Progress() != 0 {
+	}
+	if err := send(); !errors.Is(err, transport.ErrNoResource) {
+		return fmt.Errorf("message %d for %d buffers: %w, want ErrNoResource", room+1, room, err)
+	}
+	var sent error
+	called := transport.NewCompletion(1, nil)
+	wait := transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+		if sent = turn.AMShort(amHold, nil, nil); errors.Is(sent, transport.ErrNoResource) {
+			return transport.PendingNoResource
+		}
+		called.Done(nil)
+		return transport.PendingDone
+	}}
+	if err := ep.Pending(&wait); err != nil {
+		return err
+	}
+	if err := h.m.meet(ctx); err != nil {
+		return err
+	}
+	if err := h.w.Wait(ctx, called); err != nil {
+		return err
+	}
+	return errors.Join(sent, ep.Flush(ctx, transport.FlushLocal))
+}
+
+// closing has member 0 close its end, of which member 1 learns.
+func closing(ctx context.Context, h *hub, peer int) error {
+	ep := h.eps[peer]
+	if err := h.m.meet(ctx); err != nil {
+		return err
+	}
+	if h.m.Rank == 0 {
+		return errors.Join(ep.Close(ctx), h.m.meet(ctx))
+	}
+	if err := h.w.WaitFor(ctx, 0, func() bool { return h.ended[peer] != nil }); err != nil {
+		return fmt.Errorf("the peer has closed, and OnError was not called: %w", err)
+	}
+	refused := ep.AMShort(amData, nil, nil)
+	if err := h.ended[peer]; !errors.Is(err, transport.ErrPeerClosed) || !errors.Is(refused, transport.ErrPeerClosed) || h.calls[peer] != 1 {
+		return fmt.Errorf("OnError was called %d times, with: %w; a send says: %w; want both ErrPeerClosed, once", h.calls[peer], err, refused)
+	}
+	return errors.Join(ep.Close(ctx), h.m.meet(ctx))
+}

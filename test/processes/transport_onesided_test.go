@@ -1,0 +1,268 @@
+package processes_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/transport"
+)
+
+// Three members write into each other's memory by short, bcopy and zcopy, of lengths from a byte to many fragments, at odd addresses. After a remote
+// flush every byte is there, and no byte beside them has changed; gets bring the same bytes back. Neighbours are on different NICs, the first
+// and the third on the same.
+func TestTransportPutsAndGets(t *testing.T) {
+	eachShape(t, team{program: "puts and gets", members: 3})
+}
+
+// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap: every value is seen once.
+func TestTransportAtomics(t *testing.T) {
+	eachShape(t, team{program: "atomics", members: 3, rounds: 60})
+}
+
+const (
+	field = 640 << 10 // of a member's memory for each member that writes to it
+	blank = 0xee      // what it is filled with before
+)
+
+// strip is one put: where it goes in the field, and how.
+type strip struct {
+	off, size int
+	kind      int
+}
+
+// strips are puts of all kinds with gaps of some bytes between them.
+func strips(l transport.Limits) (all []strip) {
+	off := 3
+	add := func(kind int, sizes ...int) {
+		for _, n := range sizes {
+			all = append(all, strip{off: off, size: n, kind: kind})
+			off += n + 5
+		}
+	}
+	add(0, 1, 2, 7, 8, 9, l.PutShort-1, l.PutShort)
+	add(1, 1, 64, 4095, 4097, l.PutBcopy)
+	add(2, 1, 63, 4096, 65537, 300_001)
+	return all
+}
+
+func putsAndGets(ctx context.Context, m *member) (err error) {
+	cfg := m.transportConfig()
+	cfg.QP.MaxMsgSize = 16 << 10
+	h, err := newHub(m, cfg, (m.Of+1)*field, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	for i := range h.mem[:m.Of*field] {
+		h.mem[i] = blank
+	}
+	if err := h.connect(ctx); err != nil {
+		return err
+	}
+	for rank, ep := range h.eps {
+		if ep == nil {
+			continue
+		}
+		if err := h.putStrips(ctx, rank); err != nil {
+			return fmt.Errorf("to member %d: %w", rank, err)
+		}
+	}
+	if err := h.w.Flush(ctx, transport.FlushRemote); err != nil {
+		return err
+	}
+	if err := m.meet(ctx); err != nil {
+		return err
+	}
+	for rank, ep := range h.eps {
+		if ep == nil {
+			continue
+		}
+		if err := checkField(h.mem[rank*field:(rank+1)*field], rank, m.Rank, strips(ep.Limits())); err != nil {
+			return fmt.Errorf("from member %d: %w", rank, err)
+		}
+		if err := h.getBack(ctx, rank); err != nil {
+			return fmt.Errorf("back from member %d: %w", rank, err)
+		}
+	}
+	return h.part(ctx)
+}
+
+// putStrips writes to a member's field for this one, from the last field of this one's memory.
+func (h *hub) putStrips(ctx context.Context, to int) error {
+	ep, source := h.eps[to], h.mem[h.m.Of*field:]
+	var zcopies []*transport.Completion
+	for i, s := range strips(ep.Limits()) {
+		remote := h.theirs[to].Slice(uint64(h.m.Rank*field+s.off), uint64(s.size))
+		pattern := seed(h.m.Rank, to, i)
+		var try func() error
+		switch s.kind {
+		case 0:
+			data := filled(s.size, pattern)
+			try = func() error { return ep.PutShort(data, remote) }
+		case 1:
+			try = func() error {
+				_, err := ep.PutBcopy(func(dst []byte) int {
+					fill(dst[:s.size], pattern)
+					return s.size
+				}, remote)
+				return err
+			}
+		case 2:
+			fill(source[s.off:s.off+s.size], pattern)
+			comp := transport.NewCompletion(1, nil)
+			zcopies = append(zcopies, comp)
+			at, a := uint64(h.m.Of*field+s.off), uint64(s.size/2)
+			try = func() error {
+				_, err := ep.PutZcopy(comp, remote, h.mr.Slice(at, a), h.mr.Slice(at+a, uint64(s.size)-a))
+				return err
+			}
+		}
+		if err := h.do(ctx, try); err != nil {
+			return err
+		}
+	}
+	for _, comp := range zcopies { // the memory is used again for the next member
+		if err := h.w.Wait(ctx, comp); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkField checks what a member has written into a field, and what not.
+func checkField(b []byte, from, to int, all []strip) error {
+	at := 0
+	for i, s := range all {
+		if err := untouched(b[at:s.off], blank); err != nil {
+			return fmt.Errorf("before put %d: %w", i, err)
+		}
+		at = s.off + s.size
+		if err := verify(b[s.off:at], seed(from, to, i)); err != nil {
+			return fmt.Errorf("put %d, of kind %d: %w", i, s.kind, err)
+		}
+	}
+	return untouched(b[at:], blank)
+}
+
+// getBack reads this member's field of another one's memory, whole by zcopy, and some of it by bcopy.
+func (h *hub) getBack(ctx context.Context, rank int) error {
+	ep := h.eps[rank]
+	mine := h.mem[h.m.Of*field:]
+	clear(mine)
+	theirs := uint64(h.m.Rank * field)
+	at, a := uint64(h.m.Of*field), uint64(field/3)
+	comp := transport.NewCompletion(1, nil)
+	if err := h.do(ctx, func() error {
+		_, err := ep.GetZcopy(comp, h.theirs[rank].Slice(theirs, field), h.mr.Slice(at, a), h.mr.Slice(at+a, field-a))
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := h.w.Wait(ctx, comp); err != nil {
+		return err
+	}
+	all := strips(ep.Limits())
+	if err := checkField(mine, h.m.Rank, rank, all); err != nil {
+		return fmt.Errorf("zcopy: %w", err)
+	}
+	for i, s := range all {
+		if s.size > ep.Limits().GetBcopy {
+			continue
+		}
+		dst := make([]byte, s.size)
+		comp.Init(1, nil)
+		if err := h.do(ctx, func() error {
+			_, err := ep.GetBcopy(comp, dst, h.theirs[rank].Slice(theirs+uint64(s.off), uint64(s.size)))
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := h.w.Wait(ctx, comp); err != nil {
+			return err
+		}
+		if err := verify(dst, seed(h.m.Rank, rank, i)); err != nil {
+			return fmt.Errorf("bcopy of put %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func atomics(ctx context.Context, m *member) (err error) {
+	h, err := newHub(m, m.transportConfig(), 16, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, h.close()) }()
+	if err := h.connect(ctx); err != nil {
+		return err
+	}
+	var added, swapped []uint64
+	if m.Rank != 0 {
+		if added, err = h.countByAdding(ctx, h.theirs[0].Slice(0, 8)); err != nil {
+			return err
+		}
+		if swapped, err = h.countBySwapping(ctx, h.theirs[0].Slice(8, 8)); err != nil {
+			return err
+		}
+	}
+	for at, mine := range [][]uint64{added, swapped} {
+		seen, err := exchange(ctx, m, mine)
+		if err != nil {
+			return err
+		}
+		all := slices.Concat(seen...)
+		slices.Sort(all)
+		for i, v := range all {
+			if v != uint64(i) {
+				return fmt.Errorf("counter %d: value %d of those seen, in their order, is %d", at, i, v)
+			}
+		}
+		if got, want := *word64(h.mem, 8*at), uint64((m.Of-1)*m.Rounds); m.Rank == 0 && got != want || len(all) != (m.Of-1)*m.Rounds {
+			return fmt.Errorf("counter %d is %d, and %d values were seen, want %d", at, got, len(all), want)
+		}
+	}
+	return h.part(ctx)
+}
+
+// countByAdding has many adds outstanding at a time, and returns what they found.
+func (h *hub) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) ([]uint64, error) {
+	seen := make([]uint64, h.m.Rounds)
+	comp := transport.NewCompletion(len(seen), nil)
+	for i := range seen {
+		if err := h.do(ctx, func() error {
+			_, err := h.eps[0].FetchAdd(comp, &seen[i], counter, 1)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	return seen, h.w.Wait(ctx, comp)
+}
+
+// countBySwapping raises the counter by compare-and-swap, which others may be ahead of.
+func (h *hub) countBySwapping(ctx context.Context, counter ibverbx.RemoteSegment) (seen []uint64, err error) {
+	comp := transport.NewCompletion(1, nil)
+	guess, found := uint64(0), uint64(0)
+	for len(seen) < h.m.Rounds {
+		comp.Init(1, nil)
+		if err := h.do(ctx, func() error {
+			_, err := h.eps[0].CompareSwap(comp, &found, counter, guess, guess+1)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		if err := h.w.Wait(ctx, comp); err != nil {
+			return nil, err
+		}
+		if found == guess {
+			seen = append(seen, guess)
+			found++
+		}
+		guess = found
+	}
+	return seen, nil
+}
