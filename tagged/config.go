@@ -49,10 +49,10 @@ type EndpointConfig struct {
 
 // Defaults, measured on software NICs with BenchmarkLength and BenchmarkChunk. Copying a message takes 1.6 µs at 8 KiB, 3.2 µs at
 // 16 KiB and 5 µs at 32 KiB; announcing and reading it from registered memory takes 2.3 µs, 2.7 µs and 3 µs. Messages of 1 MiB
-// run at 21 GB/s in chunks of 128 KiB, at 15 GB/s in chunks of 64 KiB and at 13 GB/s in chunks of 256 KiB and more.
+// run at 0.78 to 0.81 of copy() in chunks of 512 KiB, a fragment of the usual size, and at 0.70 to 0.73 in chunks of 128 KiB.
 const (
 	DefaultEagerLimit = 16 << 10
-	DefaultChunk      = 128 << 10
+	DefaultChunk      = 512 << 10
 )
 
 func (c Config) withDefaults() Config {

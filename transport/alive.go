@@ -7,14 +7,17 @@ import (
 )
 
 // aliveRounds is how many rounds of progress go by between two looks at the clock, which costs as much as a round.
-const aliveRounds = 1024
+const aliveRounds = 128
 
 // keepAlive asks the NIC of every peer that was silent since the last time for a sign of life: a connection over which nothing travels does not
-// notice that its other end is gone. It is called with mu held.
+// notice that its other end is gone. It is called with mu held: every so many rounds of progress, and before a goroutine sleeps.
 func (w *Worker) keepAlive() {
 	w.rounds = 0
+	if w.cfg.KeepAlive < 0 || w.closed {
+		return
+	}
 	now := time.Now()
-	if w.cfg.KeepAlive < 0 || now.Before(w.aliveAt) {
+	if now.Before(w.aliveAt) {
 		return
 	}
 	w.aliveAt = now.Add(w.cfg.KeepAlive)

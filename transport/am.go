@@ -25,7 +25,7 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 		return err
 	}
 	n := wireHeader + len(hdr) + len(payload)
-	if n > len(w.inline) || n > c.maxAM {
+	if n > w.cfg.QP.MaxInline || n > c.maxAM {
 		return e.amShortBuffered(name, id, hdr, payload)
 	}
 	if err := e.admit(true, false); err != nil {
@@ -70,6 +70,9 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	c, w := e.c, e.c.w
 	if err := e.usableAM(name, id, hdr); err != nil {
 		return 0, err
+	}
+	if pack == nil {
+		return 0, c.refuse(name, verbs.ErrInvalid, "no pack function")
 	}
 	if err := e.admit(true, true); err != nil {
 		return 0, err

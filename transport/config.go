@@ -21,7 +21,8 @@ type Config struct {
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256.
 	BounceBuffers int
-	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0 means 64, at most 4096.
+	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0 means 32, at most 4096. More of them let the
+	// sender run further ahead, and with a hundred endpoints leave the cache.
 	AMBuffers int
 	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot take what all share;
 	// 0 means 64.
@@ -75,7 +76,7 @@ func (c Config) withDefaults() Config {
 	}
 	def(&c.BufferSize, 8<<10)
 	def(&c.BounceBuffers, 256)
-	def(&c.AMBuffers, 64)
+	def(&c.AMBuffers, 32)
 	def(&c.MaxOutstanding, 64)
 	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
 	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP)

@@ -39,7 +39,8 @@
 //   - All methods may be called from any goroutine. Calls on one worker take turns.
 //   - Handlers, completion functions, pending functions and error functions run inside Progress (or a call that waits, or the goroutine
 //     of Start), one at a time for each worker, with no lock held: they may send, on any endpoint, and post Pending requests. They must not
-//     wait: neither [Worker.Wait], [Endpoint.Flush] nor Close; Progress called from them does nothing.
+//     wait: neither [Worker.Wait], [Endpoint.Flush] nor Close; Progress called from them does nothing. A panic in one of them is for the
+//     program to die of: the worker is left locked.
 //   - Memory given to a zcopy, a get or a fetching atomic belongs to the NICs until the completion has fired.
 //     A context that ends a wait changes nothing about that.
 //   - A [Message] is the handler's until it returns, unless it calls [Message.Keep]; then until [Message.Release].

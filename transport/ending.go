@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 
 	"ibverbx/verbs"
 )
@@ -58,6 +59,17 @@ const (
 	FlushRemote
 )
 
+// String is the kind's name.
+func (k FlushKind) String() string {
+	switch k {
+	case FlushLocal:
+		return "local"
+	case FlushRemote:
+		return "remote"
+	}
+	return fmt.Sprintf("flush kind %d", uint8(k))
+}
+
 // StartFlush begins a flush: comp fires when every operation called before it has completed and its completion was delivered. Like a send
 // it can meet ErrNoResource, while requests are pending for one. Done means that there was nothing to wait for; comp is not touched
 // then.
@@ -73,6 +85,9 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 	c := e.c
 	if err := e.usable(name); err != nil {
 		return false, err
+	}
+	if kind > FlushRemote {
+		return false, c.refuse(name, verbs.ErrInvalid, "%v: have local (%d) and remote (%d)", kind, FlushLocal, FlushRemote)
 	}
 	if err := e.admit(false, false); err != nil {
 		return false, err
@@ -97,11 +112,13 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 // flushRemote reads a word on every queue pair, behind everything.
 func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	c, w := e.c, e.c.w
-	fence, rails := c.fence, c.qp.DataRails()
+	fence, fenceNext, rails := c.fence, c.fenceNext, c.qp.DataRails()
 	n := uint64(8 * rails)
 	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there: the kernel's rdma_rxe never repeats
 	// a fenced read that was lost, so that one to a dead peer neither completes nor fails.
-	c.fence = rails > 1
+	if c.fence = rails > 1; !c.fence {
+		c.fenceNext = false
+	}
 	wr := w.get[:]
 	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
 	wr[0].Local = c.slab.Slice(c.scratch, n)
@@ -109,7 +126,7 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	_, err := e.post(name, wr, opData, noBuffer, comp)
 	wr[0].EveryRail = false
 	if err != nil || rails == 1 {
-		c.fence = fence
+		c.fence, c.fenceNext = fence, fenceNext
 	}
 	if err == nil {
 		c.dirty = false
@@ -120,7 +137,8 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 // Abort closes the endpoint at once. Every operation that is outstanding completes with ErrCanceled, unless it has ended before; the functions
 // of pending requests run once more, and their sends fail. Completions fire in later progress, comp, which may be nil, after all of
 // them. No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no write of a cancelled operation lands
-// after its completion; packets that are on the wire at that moment can.
+// after its completion; packets that are on the wire at that moment can. On a single queue pair this waits for the NIC to flush, a second at
+// most, and the worker with it.
 func (e *Endpoint) Abort(comp *Completion) error {
 	c := e.c
 	w := c.w
@@ -202,9 +220,9 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	if works && err == nil && c.cut {
 		err = c.err
 	}
-	if c.aborted { // the worker was closed meanwhile
+	if c.aborted { // by Abort or Worker.Close, which need not wait
 		w.mu.Unlock()
-		return err
+		return c.err
 	}
 	c.onReleased = gone
 	sentinel := ErrClosed

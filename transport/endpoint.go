@@ -47,7 +47,6 @@ type core struct {
 	slabMem   []byte
 	pending   pendingQueue
 	lack      lack
-	lackTaken uint64
 	own       Pending // of the faces that wake
 
 	// The receive direction.

@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"fmt"
+
 	"ibverbx/verbs"
 )
 
@@ -16,6 +18,19 @@ const (
 	PendingNoResource
 )
 
+// String is the answer's name.
+func (o Outcome) String() string {
+	switch o {
+	case PendingDone:
+		return "done"
+	case PendingProgress:
+		return "progress"
+	case PendingNoResource:
+		return "no resource"
+	}
+	return fmt.Sprintf("outcome %d", uint8(o))
+}
+
 // Pending is a request to be called back when an endpoint has resources again. It may lie in a structure of the caller's, and be queued
 // again once its function has answered PendingDone. It must not be copied while it is queued.
 type Pending struct {
@@ -27,9 +42,11 @@ type Pending struct {
 	next     *Pending
 	queued   bool
 	running  bool
-	again    bool // of an endpoint's own request: a send met ErrNoResource while it ran
-	internal bool // a flush that waits to begin: the program did not queue it, so Purge leaves it
-	fence    bool // Fence was called between the request before and this one
+	again    bool   // of an endpoint's own request: a send met ErrNoResource while it ran
+	internal bool   // a flush that waits to begin: the program did not queue it, so Purge leaves it
+	fence    bool   // Fence was called between the request before and this one
+	lack     lack   // what has to come back before it is asked again; empty: it is asked in its turn
+	taken    uint64 // with lackUnknown: how many completions there had been
 }
 
 // pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function runs, and counts as pending nevertheless.
@@ -94,7 +111,8 @@ func (e *Endpoint) Pending(p *Pending) error {
 		return c.refuse("pending", ErrClosed, "")
 	case !c.connected:
 		return c.refuse("pending", ErrNotConnected, "call Connect first")
-	case !c.pending.any() && !c.full() && c.lacking() == 0:
+	case !c.pending.any() && !c.wants(c.lack, 0):
+		c.lack = 0 // the next attempt tells what lacks now
 		return ErrBusy
 	}
 	c.enqueue(p)
@@ -104,6 +122,10 @@ func (e *Endpoint) Pending(p *Pending) error {
 // enqueue queues a request, and the endpoint with it.
 func (c *core) enqueue(p *Pending) {
 	p.fence, c.fenceNext = c.fenceNext, false
+	if p.lack = 0; !c.pending.any() {
+		p.lack = c.lack
+	}
+	c.lack = 0
 	c.pending.push(p)
 	c.w.stats.pending++
 	c.ring()
@@ -120,9 +142,8 @@ func (c *core) ring() {
 // full reports whether the endpoint has as many operations outstanding as it may.
 func (c *core) full() bool { return c.ops.len()-c.inControl >= c.limit }
 
-// lacking is what is lacking still of what the endpoint's sends lacked.
-func (c *core) lacking() lack {
-	l := c.lack
+// lacking is what of a set is lacking still. taken goes with lackUnknown.
+func (c *core) lacking(l lack, taken uint64) lack {
 	if !c.full() {
 		l &^= lackWindow
 	}
@@ -135,14 +156,16 @@ func (c *core) lacking() lack {
 	if !c.w.retrying {
 		l &^= lackNIC
 	}
-	if c.w.taken != c.lackTaken {
+	if c.w.taken != taken {
 		l &^= lackUnknown
 	}
 	return l
 }
 
-// stuck reports whether nothing has come back that the endpoint's sends lacked, so that its first request need not be asked.
-func (c *core) stuck() bool { return c.full() || c.lack != 0 && c.lacking() == c.lack }
+// wants reports whether nothing of a set has come back: another attempt would fail the same way.
+func (c *core) wants(l lack, taken uint64) bool {
+	return c.full() || l != 0 && c.lacking(l, taken) == l
+}
 
 // Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has EndpointConfig.OnReady called once resources
 // are back. While that is due, nothing overtakes it, as with [Endpoint.Pending].
@@ -193,6 +216,7 @@ func (e *Endpoint) Purge(fn func(p *Pending)) {
 		p := purged.pop() // under the lock: until then it counts as queued
 		w.mu.Unlock()
 		if p == nil {
+			w.sleep.wake() // whoever closes, or stands behind in the queue, may wait for nothing else
 			return
 		}
 		fn(p)
@@ -213,7 +237,7 @@ func (w *Worker) dispatchPending() (did int) {
 		if c.pending.head == nil || c.pending.running != nil {
 			continue
 		}
-		if c.err == nil && c.stuck() {
+		if p := c.pending.head; c.err == nil && c.wants(p.lack, p.taken) {
 			c.ring()
 			idle++
 			continue
@@ -239,7 +263,7 @@ func (w *Worker) runPending(c *core) Outcome {
 	c.pending.running, p.running = p, true
 	c.fence = c.fence || p.fence && !c.ops.empty()
 	p.fence = false
-	p.again, c.lack = false, 0
+	p.again, p.lack = false, 0
 	last := c.err != nil
 	w.mu.Unlock()
 	outcome := p.Func(p, &c.faces[faceTurn])
@@ -249,7 +273,7 @@ func (w *Worker) runPending(c *core) Outcome {
 	c.pending.purge = nil
 	if p.again {
 		outcome = PendingProgress // what another goroutine's send met may have been nothing but this request
-		if c.lack != 0 {
+		if p.lack != 0 {
 			outcome = PendingNoResource
 		}
 	}
@@ -263,9 +287,9 @@ func (w *Worker) runPending(c *core) Outcome {
 			w.mu.Lock()
 		}
 		return PendingDone
-	case outcome == PendingNoResource && c.lack == 0:
+	case outcome == PendingNoResource && p.lack == 0:
 		// It met no refusal that says what it waits for: any completion may change its mind.
-		c.lack, c.lackTaken = lackUnknown, w.taken
+		p.lack, p.taken = lackUnknown, w.taken
 	}
 	c.pending.pushFront(p)
 	return outcome

@@ -7,8 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// lack is a set of reasons why sends of an endpoint met ErrNoResource: one of them has to come back before another attempt makes sense.
-// While a pending function runs, the set is of its sends; otherwise of all since then, because the one that is queued may be any of them.
+// lack is a set of things for want of which sends met ErrNoResource: one of them has to come back before another attempt makes sense.
+// A pending request has its own, of what its function last met; an endpoint has that of the sends that went past the queue, because
+// any of them may be the one that its caller queues next.
 type lack uint8
 
 const (
@@ -38,7 +39,7 @@ func (e *Endpoint) admit(credit, buffer bool) error {
 	c := e.c
 	switch {
 	case c.pending.any() && !e.turn:
-		return e.starve(c.lack) // nothing overtakes the queue
+		return e.starve(0) // nothing overtakes the queue
 	case c.ops.len()-c.inControl >= c.limit:
 		return e.starve(lackWindow)
 	case credit && c.credits == 0:
@@ -52,7 +53,11 @@ func (e *Endpoint) admit(credit, buffer bool) error {
 // starve is the end of an attempt that lacks a resource.
 func (e *Endpoint) starve(l lack) error {
 	c := e.c
-	c.lack |= l
+	if p := c.pending.running; e.turn && p != nil {
+		p.lack |= l
+	} else {
+		c.lack = c.lacking(c.lack, 0) | l
+	}
 	c.w.stats.noResource++
 	if e.wake && !c.own.queued {
 		c.own.again = true // inside its own function: see ready

@@ -71,7 +71,7 @@ func (c *core) repost(slot uint32, atOnce bool) {
 	m := &c.messages[slot]
 	m.state, m.hdr, m.data = messagePosted, nil, nil
 	c.again = append(c.again, slot)
-	if atOnce || 8*len(c.again) >= len(c.messages) || c.granted == c.received {
+	if atOnce || 4*len(c.again) >= c.w.cfg.AMBuffers || c.granted == c.received {
 		c.listReposts()
 	}
 }

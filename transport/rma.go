@@ -58,6 +58,9 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	if err := e.usable(name); err != nil {
 		return 0, err
 	}
+	if pack == nil {
+		return 0, c.refuse(name, verbs.ErrInvalid, "no pack function")
+	}
 	if err := e.admit(false, true); err != nil {
 		return 0, err
 	}

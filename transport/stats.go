@@ -71,5 +71,11 @@ func (e *Endpoint) Stats() EndpointStats {
 	c := e.c
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits, Owed: c.owed, Pending: c.pending.count}
+	owed := c.owed
+	for _, slot := range c.again {
+		if c.messages[slot].owes {
+			owed++
+		}
+	}
+	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits, Owed: owed, Pending: c.pending.count}
 }

@@ -87,7 +87,8 @@ func (w *Worker) posted() {
 }
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends before, Wait returns ctx's error, and everything
-// goes on: the operations, and the ownership of their memory.
+// goes on: the operations, and the ownership of their memory. When the worker is closed before, it returns ErrClosed; the memory is the
+// caller's once Close has returned.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	every := time.Duration(0)
 	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
@@ -171,18 +172,19 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 	defer w.sleep.leave(me)
 	w.mu.Lock()
 	err := w.cq.Arm()
-	switch alive := w.cfg.KeepAlive; {
+	w.keepAlive()
+	switch alive := time.Until(w.aliveAt); {
 	case w.retrying || w.cq.Stats().Retrying != 0:
 		every = retryInterval
-	case alive > 0 && w.open != 0 && (every == 0 || alive < every):
-		every = alive
+	case w.cfg.KeepAlive > 0 && w.open != 0 && (every == 0 || alive < every):
+		every = max(alive, 1)
 	}
 	w.mu.Unlock()
 	if err != nil {
 		every = retryInterval // no events from a CQ that has died; its endpoints are failing
 	}
 	// In any other order what comes in between wakes nobody.
-	if w.Progress() != 0 || done() {
+	if w.Progress() != 0 || done() || w.ended.Load() {
 		return
 	}
 	if every > 0 {
@@ -192,9 +194,6 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 	case <-w.cq.Events():
 	case <-me.wake:
 	case <-me.timer.C:
-		w.mu.Lock()
-		w.keepAlive()
-		w.mu.Unlock()
 	case <-ctx.Done():
 	}
 }

@@ -100,6 +100,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if w.flushArea, err = dom.Register(make([]byte, 8*ibverbx.MaxRails), verbs.AccessRemoteRead); err != nil {
 		return fail(err)
 	}
+	w.aliveAt = time.Now().Add(cfg.KeepAlive)
 	w.prepare()
 	w.newPools()
 	return w, nil

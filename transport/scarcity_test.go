@@ -1,0 +1,146 @@
+package transport_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"ibverbx/transport"
+)
+
+// outOfCredits is a link whose receiver has kept every buffer.
+func outOfCredits(t *testing.T, cfg transport.Config) (l *link, kept *[]*transport.Message) {
+	t.Helper()
+	kept = new([]*transport.Message)
+	s := setup{cfg: cfg}
+	s.cfg.KeepAlive = -1 // nothing else is to wake anybody
+	s.handle = func(m *transport.Message) { m.Keep(); *kept = append(*kept, m) }
+	l = newLink(t, s)
+	buffers := l.b.w.Config().AMBuffers
+	for range buffers {
+		l.send(l.a, nil)
+	}
+	l.until("the peer keeps all credits", func() bool { return len(*kept) == buffers && l.a.Stats().Outstanding == 0 })
+	t.Cleanup(func() {
+		for _, m := range *kept {
+			m.Release()
+		}
+	})
+	return l, kept
+}
+
+// What a request lacked is its own: one behind it in the queue does not wait for that, whichever way the first one left.
+func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
+	lacksCredit := func(answer transport.Outcome) *transport.Pending {
+		return request(func(turn *transport.Endpoint) transport.Outcome {
+			if err := turn.AMShort(1, nil, nil); err != transport.ErrNoResource {
+				t.Errorf("%v", err)
+			}
+			return answer
+		})
+	}
+	t.Run("purged", func(t *testing.T) {
+		l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
+		if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+			t.Fatal(err)
+		}
+		must(t, l.a.Pending(lacksCredit(transport.PendingNoResource)))
+		flushed := make(chan error, 1)
+		go func() { flushed <- l.a.Flush(within(t), transport.FlushLocal) }()
+		sleeping(t, l.a.w, 1)
+		l.a.Purge(func(*transport.Pending) {})
+		must(t, <-flushed)
+	})
+	t.Run("done", func(t *testing.T) {
+		l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, BounceBuffers: 2})
+		try(t, func(int) error { _, err := l.a.PutBcopy(pack([]byte{1}), l.a.peer.At(0)); return err })
+		must(t, l.a.Pending(lacksCredit(transport.PendingDone)))
+		put := false
+		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+			o := outcome(t, turn.PutShort([]byte{1}, l.a.peer.At(0)))
+			put = o == transport.PendingDone
+			return o
+		})))
+		l.until("the put behind it", func() bool { return put })
+	})
+	t.Run("forgotten", func(t *testing.T) {
+		l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, MaxOutstanding: 2, Spin: -1})
+		if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+			t.Fatal(err)
+		}
+		l.a.fill(t) // a put meets a full window
+		must(t, l.a.w.Start())
+		sleeping(t, l.a.w, 1)
+		put := transport.NewCompletion(1, nil)
+		for {
+			err := l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+				o := outcome(t, turn.PutShort([]byte{1}, l.a.peer.At(0)))
+				if o == transport.PendingDone {
+					put.Done(nil)
+				}
+				return o
+			}))
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, transport.ErrBusy) {
+				t.Fatal(err)
+			}
+			if err := l.a.PutShort([]byte{1}, l.a.peer.At(0)); err == nil {
+				return // no request is needed
+			}
+		}
+		must(t, l.b.w.Wait(within(t), put))
+	})
+}
+
+// Purge wakes who closes.
+func TestPurgeWakesClose(t *testing.T) {
+	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
+	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		t.Fatal(err)
+	}
+	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
+	closed := make(chan error, 1)
+	go func() { closed <- l.a.Close(within(t)) }()
+	sleeping(t, l.a.w, 1)
+	l.a.Purge(func(*transport.Pending) {})
+	must(t, <-closed)
+}
+
+// A silent peer is asked beside an endpoint that is busy.
+func TestKeepAliveBesideOtherTraffic(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.Spin, s.cfg.KeepAlive = -1, 5*time.Millisecond
+	l := newLink(t, s)
+	busy, _ := l.another(transport.EndpointConfig{})
+	stop := time.Now().Add(200 * time.Millisecond)
+	must(t, l.a.w.WaitFor(within(t), time.Millisecond, func() bool {
+		_ = busy.PutShort([]byte{1}, busy.peer.At(0))
+		return l.a.w.Stats().Probes > 1 || time.Now().After(stop)
+	}))
+	if l.a.w.Stats().Probes == 0 {
+		t.Error("nobody asked the silent peer")
+	}
+}
+
+// Abort while another goroutine closes: Close says that it did not end well.
+func TestCloseSaysThatItWasAborted(t *testing.T) {
+	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
+	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		t.Fatal(err)
+	}
+	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+		if turn.AMShort(1, nil, nil) == transport.ErrNoResource {
+			return transport.PendingNoResource
+		}
+		return transport.PendingDone
+	})))
+	closed := make(chan error, 1)
+	go func() { closed <- l.a.Close(within(t)) }()
+	sleeping(t, l.a.w, 1)
+	must(t, l.a.Abort(nil))
+	if err := <-closed; !errors.Is(err, transport.ErrCanceled) {
+		t.Errorf("%v", err)
+	}
+}
