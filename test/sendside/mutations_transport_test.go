@@ -43,15 +43,17 @@ var transportMutations = []hunt.Mutation{
 	inTransport("purge leaves the last request", "pending.go", hunt.Change{Old: "for p := q.pop(); p != nil; p = q.pop() {", New: "for p := q.pop(); p != nil && q.head != nil; p = q.pop() {"}),
 	inTransport("the endpoint served last is served first", "pending.go",
 		hunt.Change{Old: "\t\tif c.pending.head != nil {\n\t\t\tc.ring()\n\t\t}\n\t}\n\treturn did\n", New: "\t\tif c.pending.head != nil && !c.pending.ringed {\n\t\t\tc.ring()\n\t\t\tfor range w.waiting.len() - 1 {\n\t\t\t\tw.waiting.push(w.waiting.pop())\n\t\t\t}\n\t\t}\n\t}\n\treturn did\n"}),
-	inTransport("endpoint forgotten that cannot go", "pending.go", hunt.Change{Old: "\t\tif c.err == nil && c.stuck() {\n\t\t\tc.ring()\n", New: "\t\tif c.err == nil && c.stuck() {\n"}),
-	inTransport("OnReady not called again", "pending.go", hunt.Change{Old: "\tif p.again {\n", New: "\tif p.again && c.lack == 0 {\n"}),
+	inTransport("endpoint forgotten that cannot go", "pending.go", hunt.Change{Old: "c.wants(p.lack, p.taken) {\n\t\t\tc.ring()\n", New: "c.wants(p.lack, p.taken) {\n"}),
+	inTransport("OnReady not called again", "pending.go", hunt.Change{Old: "\tif p.again {\n", New: "\tif p.again && p.lack == 0 {\n"}),
 
 	// Order and flush.
 	inTransport("fence ignored", "post.go", hunt.Change{Old: "if c.fence || c.fenceNext && !e.turn {", New: "if c.fenceNext && !e.turn {"}),
+	inTransport("a fence behind the queue is taken along by a flush in it", "ending.go", hunt.Change{Old: "if c.fence = rails > 1; !c.fence {", New: "if c.fence = rails > 1; rails > 0 {"}),
+	inTransport("a flush is done before its caller was told of what it waited for", "ending.go", hunt.Change{Old: "if c.untold == c.w.round {", New: "if c.untold > c.w.round {"}),
 	inTransport("remote flush without a read", "ending.go", hunt.Change{Old: "if kind == FlushRemote && c.dirty {", New: "if kind == FlushRemote && c.dirty && c.limit == 0 {"}),
 	inTransport("remote flush over one rail", "ending.go", hunt.Change{Old: "wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true", New: "wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, false"}),
 	inTransport("atomics leave nothing to flush", "rma.go", hunt.Change{Old: "\to.result = old\n\tc.dirty = true\n", New: "\to.result = old\n"}),
-	inTransport("flush is done though something is outstanding", "ending.go", hunt.Change{Old: "\tif c.ops.empty() {\n\t\treturn true, nil\n\t}\n", New: "\tif c.ops.len() < 2 {\n\t\treturn true, nil\n\t}\n"}),
+	inTransport("flush is done though something is outstanding", "ending.go", hunt.Change{Old: "\tif c.ops.empty() {\n\t\tif c.untold", New: "\tif c.ops.len() < 2 {\n\t\tif c.untold"}),
 	inTransport("flush lost", "progress.go", hunt.Change{Old: "for !c.ops.empty() && c.ops.front().kind == opFlush {", New: "if !c.ops.empty() && c.ops.front().kind == opFlush {"}),
 	inTransport("completions told the wrong way round", "progress.go", hunt.Change{
 		Old: "func (w *Worker) tell(e event) { w.events = append(w.events, e) }",
@@ -83,5 +85,5 @@ var transportMutations = []hunt.Mutation{
 	inTransport("abort leaves the queue pair", "ending.go", hunt.Change{Old: "\tc.stage = stageAborted\n\treturn c.qp.Close()\n", New: "\tc.stage = stageAborted\n\tif c.aborted && !c.ops.empty() && c.limit > 1 {\n\t\treturn nil\n\t}\n\treturn c.qp.Close()\n"}),
 	inTransport("close does not wait for what is pending", "ending.go", hunt.Change{Old: "case c.pending.any() || !c.ops.empty():", New: "case !c.ops.empty():"}),
 	inTransport("close does not say goodbye", "ending.go", hunt.Change{Old: "c.parting = c.sendControl(wireBye)", New: "c.parting = true"}),
-	inTransport("pending requests never hear of a failure", "pending.go", hunt.Change{Old: "if c.err == nil && c.stuck() {", New: "if c.stuck() {"}),
+	inTransport("pending requests never hear of a failure", "pending.go", hunt.Change{Old: "c.err == nil && c.wants(p.lack, p.taken) {", New: "c.wants(p.lack, p.taken) {"}),
 }
