@@ -104,6 +104,8 @@ type Config struct {
 	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an inline request, on queue
 	// pairs that [Domain.NewQP] creates; 0 means 4 and 64.
 	MaxSGE, MaxInline int
+	// MaxRecvSGE is how many pieces of memory one receive may have; 0 means as many as MaxSGE.
+	MaxRecvSGE int
 	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND and RECV only.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
@@ -163,6 +165,9 @@ func (c Config) withDefaults() Config {
 	if c.QPsPerDevice == 0 {
 		c.QPsPerDevice = 4
 	}
+	if c.MaxRecvSGE == 0 {
+		c.MaxRecvSGE = c.MaxSGE
+	}
 	c.Conn = c.Conn.withDefaults()
 	return c
 }
@@ -212,8 +217,8 @@ func (c *Config) validate() error {
 		return configError("MaxBanked %d: must be positive", c.MaxBanked)
 	case c.FirstNumber >= seqMod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
-	case c.MaxSGE < 0 || c.MaxInline < 0:
-		return configError("MaxSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxInline)
+	case c.MaxSGE < 0 || c.MaxRecvSGE < 0 || c.MaxInline < 0:
+		return configError("MaxSGE %d, MaxRecvSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxRecvSGE, c.MaxInline)
 	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
 		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
 	}

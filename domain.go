@@ -207,7 +207,7 @@ func (d *Domain) layout(cfg *Config) layout {
 	plan := func(device, recvs int) plannedQP {
 		l.depths[device] += cfg.MaxMsgCntPerQP + recvs
 		return plannedQP{device: device, limits: verbs.QPCap{
-			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE, MaxRecvSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
+			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE, MaxRecvSGE: cfg.MaxRecvSGE, MaxInline: cfg.MaxInline,
 		}}
 	}
 	for i := range total {

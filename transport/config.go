@@ -81,6 +81,7 @@ func (c Config) withDefaults() Config {
 	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
 	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP)
 	def(&c.QP.MaxSGE, 5)
+	def(&c.QP.MaxRecvSGE, 1)
 	def(&c.QP.QPsPerDevice, 4)
 	if c.Spin == 0 {
 		c.Spin = 20 * time.Microsecond

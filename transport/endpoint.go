@@ -40,6 +40,7 @@ type core struct {
 	dirty     bool        // memory of the peer was written since the last remote flush
 	credits   int         // active messages that the peer has buffers for
 	maxAM     int         // longest active message that the peer takes, with its headers
+	stride    uint64      // from one receive buffer to the next,
 	cells     uint64      // where in the slab the result cells begin,
 	cellMask  uint32      // how many there are, less one: a power of two,
 	scratch   uint64      // and where what remote flushes read begins
@@ -136,8 +137,8 @@ func (c *core) init() (err error) {
 		c.cellMask = c.cellMask<<1 | 1
 	}
 	receives := w.cfg.AMBuffers + controlSlots
-	stride := (w.cfg.BufferSize + 7) &^ 7
-	c.cells = uint64(receives * stride)
+	c.stride = uint64(w.cfg.BufferSize+7) &^ 7
+	c.cells = uint64(receives) * c.stride
 	c.scratch = c.cells + 8*uint64(c.cellMask+1)
 	c.slabMem = make([]byte, int(c.scratch)+8*c.qp.DataRails())
 	if c.slab, err = w.dom.Register(c.slabMem, localWrite); err != nil {
@@ -146,7 +147,7 @@ func (c *core) init() (err error) {
 	}
 	c.messages = make([]Message, receives)
 	for i := range c.messages {
-		c.messages[i] = Message{c: c, slot: uint32(i), offset: uint64(i * stride)}
+		c.messages[i] = Message{c: c, slot: uint32(i), length: wireHeader}
 	}
 	c.again = make([]uint32, 0, receives)
 	c.granted = uint64(w.cfg.AMBuffers)
