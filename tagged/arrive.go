@@ -17,7 +17,12 @@ type assembly struct {
 
 // arrived is the handler of this package's active messages.
 func (w *Worker) arrived(m *transport.Message) {
-	e := m.Endpoint().Value().(*Endpoint)
+	tep := m.Endpoint()
+	e, ok := tep.Value().(*Endpoint)
+	if !ok || e == nil || e.tep != tep {
+		w.strayed(tep)
+		return
+	}
 	w.mu.Lock()
 	if e.err == nil {
 		if err := e.arrived(m.ID(), m.Header(), m.Data()); err != nil {
@@ -29,14 +34,22 @@ func (w *Worker) arrived(m *transport.Message) {
 	w.unlockInProgress()
 }
 
+// strayed ends an endpoint of the program's own, see Worker.Transport, whose peer has sent a message of this package to it.
+func (w *Worker) strayed(tep *transport.Endpoint) {
+	w.mu.Lock()
+	w.stats.violations++
+	w.mu.Unlock()
+	_ = tep.Abort(nil) // refused if the program was faster
+}
+
 // arrived takes in an active message, and says what is wrong with it.
 func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	var h header
 	if err := h.parse(kind, hdr, data); err != nil {
 		return err
 	}
-	if e.window += int(h.window); e.window > e.most {
-		return fmt.Errorf("a window of %d messages: %d were announced", e.window, e.most)
+	if err := e.ledger.returned(h.window); err != nil {
+		return err
 	}
 	switch kind {
 	case amDone:
@@ -50,8 +63,8 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	if kind == amBatch {
 		return e.arrivedBatch(data)
 	}
-	if err := e.arrivedInWindow(kind); err != nil {
-		return err
+	if !e.ledger.arrived() {
+		return beyondWindow(kind)
 	}
 	switch kind {
 	case amEager:
@@ -66,14 +79,7 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	return nil
 }
 
-// arrivedInWindow counts a message that takes a place in the window.
-func (e *Endpoint) arrivedInWindow(kind transport.AMID) error {
-	if e.received == e.granted {
-		return fmt.Errorf("message %d beyond the window", kind)
-	}
-	e.received++
-	return nil
-}
+func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d beyond the window", kind) }
 
 // match ties a message to the first receive that takes it, or returns nil.
 func (e *Endpoint) match(h *header) *Request {
@@ -87,8 +93,18 @@ func (e *Endpoint) match(h *header) *Request {
 // matchedBy ties a receive to a message.
 func (r *Request) matchedBy(info Info) { r.stage, r.info = requestActive, info }
 
-// tellMatched has a sender that waits for the match hear of it.
+// tellMatched has a sender that waits for the match hear of it. The message's place goes back with that, and not before: a peer whose
+// notices cannot go out runs out of places, so that no more notices wait than this end keeps messages.
 func (e *Endpoint) tellMatched(id uint32) { e.notices.push(id) }
+
+// needless takes in that an eager message, or its first fragment, was matched as it came and takes no memory.
+func (e *Endpoint) needless(h *header) {
+	if h.flag == flagSync {
+		e.tellMatched(h.id)
+	} else {
+		e.ledger.consumed(1)
+	}
+}
 
 func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	r := e.match(h)
@@ -98,10 +114,7 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 		in.keep(&e.w.blocks, data)
 		return
 	}
-	e.consumed(1)
-	if h.flag == flagSync {
-		e.tellMatched(h.id)
-	}
+	e.needless(h)
 	r.take(data)
 }
 
@@ -125,10 +138,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 		a.in.keep(&e.w.blocks, data)
 		return
 	}
-	e.consumed(1)
-	if h.flag == flagSync {
-		e.tellMatched(h.id)
-	}
+	e.needless(h)
 	if a.length > r.data.length {
 		r.complete(ErrTruncated)
 		return
@@ -150,7 +160,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 		a.req.data.scatter(data)
 		fallthrough
 	default:
-		e.consumed(1)
+		e.ledger.consumed(1)
 	}
 	if a.got == a.length {
 		r := a.req

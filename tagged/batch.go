@@ -2,7 +2,6 @@ package tagged
 
 import (
 	"encoding/binary"
-	"math"
 
 	"ibverbx/transport"
 )
@@ -25,7 +24,7 @@ func (r *Request) batchable() bool {
 
 // batches reports whether the first send of the queue, r, goes out together with others.
 func (e *Endpoint) batches(r *Request) bool {
-	return e.window > 1 && r.batchable() && r.next.batchable() &&
+	return e.ledger.room > 1 && r.batchable() && r.next.batchable() &&
 		2*batchEntry+r.data.length+r.next.data.length <= e.limits.AMBcopy-maxHeader
 }
 
@@ -37,8 +36,8 @@ func (b *batch) fill(dst []byte) int {
 		binary.LittleEndian.PutUint64(dst[n:], r.info.Tag)
 		binary.LittleEndian.PutUint16(dst[n+8:], uint16(r.data.length))
 		n += batchEntry
-		r.data.piece, r.data.offset = 0, 0
 		n += r.data.gather(dst[n : n+r.data.length])
+		r.data.rewind() // the batch may not go out, and the message then go alone
 		b.count++
 	}
 	return n
@@ -48,15 +47,15 @@ func (b *batch) fill(dst []byte) int {
 func (e *Endpoint) pushBatch(face *transport.Endpoint) error {
 	w := e.w
 	b := &w.batch
-	b.first, b.most = e.queue.head, e.window
-	h := header{window: uint16(min(e.owed, math.MaxUint16))}
+	b.first, b.most = e.queue.head, e.ledger.room
+	h := header{window: e.ledger.offer(0)}
 	_, err := face.AMBcopy(amBatch, h.put(&w.hdr, amBatch), b.pack)
 	b.first = nil
 	if err != nil {
 		return err
 	}
-	e.window -= b.count
-	e.gave(int(h.window))
+	e.ledger.sent(b.count)
+	e.ledger.gave(h.window)
 	w.stats.batches++
 	for range b.count {
 		r := e.queue.head
@@ -73,8 +72,8 @@ func (e *Endpoint) arrivedBatch(b []byte) error {
 		if err != nil {
 			return err
 		}
-		if err := e.arrivedInWindow(amBatch); err != nil {
-			return err
+		if !e.ledger.arrived() {
+			return beyondWindow(amBatch)
 		}
 		e.arrivedEager(&header{tag: tag, length: uint64(len(data))}, data)
 		if len(rest) == 0 {

@@ -66,7 +66,7 @@ func (e *Endpoint) Connect(peer Card) error {
 	if err := e.tep.Connect(peer.Transport); err != nil {
 		return err
 	}
-	e.window, e.most = peer.MaxUnexpected, peer.MaxUnexpected
+	e.ledger.room, e.ledger.most = peer.MaxUnexpected, peer.MaxUnexpected
 	e.limits = e.tep.Limits()
 	e.connected = true
 	return nil

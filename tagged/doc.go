@@ -45,8 +45,9 @@
 //   - A long message may have any number of pieces. Up to four on each side are read from and into where they are; more go through a
 //     buffer made for the message.
 //   - Long messages go faster from and into memory that was registered before, by [Worker.Register]; other memory is registered for
-//     the one operation, which takes microseconds on real NICs and pins it. The worker keeps no cache of registrations: Go may use memory
-//     for something else without anybody being told.
+//     the one operation, which takes microseconds on real NICs, for a GiB a good part of a second, and pins it. Send does that when it is
+//     called; a receive when its message has come, and then the round of progress lasts as long, for all peers of the worker. The
+//     worker keeps no cache of registrations: Go may use memory for something else without anybody being told.
 //
 // # Flow control, and why it cannot deadlock
 //
@@ -56,10 +57,11 @@
 //
 // The receive buffers of the transport are given back before the handler returns, always: what is kept is copied. So an active message
 // that was sent is always taken in as long as the peer makes progress. What completes a message (the end of a rendezvous, the
-// acknowledgement of a synchronous send, the window given back) needs no window, and does not wait behind sends that need one: those
+// notice that a synchronous send was matched, the window given back) needs no window, and does not wait behind sends that need one: those
 // wait in a queue of their own. Reads need none either. So whatever was matched completes, whatever else waits; and its window comes back:
 // the receiver gives it back at once when the sender may have none left, even a single one, in the middle of a message of
-// many fragments. A sender then waits for one thing only, that the peer's program receives. A program in which A waits for a message
+// many fragments. A synchronous message keeps its place until its notice has gone out, so that notices are bounded by the window as messages
+// are. A sender then waits for one thing only, that the peer's program receives. A program in which A waits for a message
 // that B sends behind MaxUnexpected others that A receives later has a deadlock of its own.
 //
 // # How it ends

@@ -10,11 +10,10 @@ import (
 )
 
 // peerFailed is what the transport calls when an endpoint has failed.
-func (w *Worker) peerFailed(tep *transport.Endpoint, err error) {
-	e := tep.Value().(*Endpoint)
-	w.mu.Lock()
+func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
+	e.w.mu.Lock()
 	e.fail(err)
-	w.unlockInProgress()
+	e.w.unlockInProgress()
 }
 
 // fail ends an endpoint's service, for the first reason that comes, and has the program told.
@@ -89,6 +88,12 @@ func (e *Endpoint) Abort() error {
 	}
 	e.ended = true
 	err := e.end(e.refuse("abort", ErrCanceled, ""))
+	if e.parting {
+		// Close is saying goodbye, and gives up with that. It may have come to its end already.
+		if err = e.tep.Abort(&e.gone); errors.Is(err, ErrClosed) {
+			err = nil
+		}
+	}
 	e.forget()
 	return err
 }
@@ -145,6 +150,10 @@ func (e *Endpoint) Close(ctx context.Context) error {
 			err = nil // both ends close, and this one had nothing left to send
 		}
 		w.mu.Lock()
+		if e.ended {
+			w.mu.Unlock()
+			return e.refuse("close", ErrCanceled, "")
+		}
 	} else if err == nil && !failedBefore {
 		err = e.err
 	}

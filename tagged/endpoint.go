@@ -22,8 +22,6 @@ type Endpoint struct {
 	limits    transport.Limits
 
 	// The send direction. What has to go out waits in three queues, because each waits for something else: see push.
-	window    int         // eager fragments and announcements that the peer has room for
-	most      int         // of these, at most
 	queue     requestList // sends that have not gone out, or not wholly
 	notices   noticeQueue
 	readings  readingRing
@@ -33,12 +31,9 @@ type Endpoint struct {
 	pending   transport.Pending
 	waiting   sendTable // sends that wait to hear of their match
 
-	// The receive direction.
-	granted  uint64 // eager fragments and announcements that the peer was allowed so far
-	received uint64
-	owed     int // window to give back
-	partial  assembly
-	gone     transport.Completion
+	ledger  ledger   // of both directions
+	partial assembly // of the receive direction
+	gone    transport.Completion
 }
 
 // NewEndpoint makes an endpoint. Exchange [Endpoint.Card] with the peer and call [Endpoint.Connect].
@@ -53,10 +48,10 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	}
 	e := &Endpoint{w: w, name: cfg.Name, value: cfg.Value, onError: cfg.OnError}
 	e.pending.Func = e.resume
-	e.granted = uint64(w.cfg.MaxUnexpected)
+	e.ledger.open, e.ledger.keeps = w.cfg.MaxUnexpected, w.cfg.MaxUnexpected
 	e.gone.Init(1, e.released)
 	var err error
-	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e, OnError: w.peerFailed}); err != nil {
+	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e, OnError: e.peerFailed}); err != nil {
 		return nil, err
 	}
 	w.numbered++

@@ -287,6 +287,36 @@ func TestCloseAborts(t *testing.T) {
 	}
 }
 
+// TestAbortDuringClose: an abort ends a close that is saying goodbye to a peer which does not answer, whatever its context allows.
+func TestAbortDuringClose(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Count: -1})
+	defer hold.Remove()
+	closed := make(chan error, 1)
+	go func() { closed <- a.Close(background(r)) }()
+	r.until(func() bool { return a.Worker().Transport().Stats().Control != 0 }) // the goodbye
+	if err := a.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Transport().Err(); !errors.Is(err, tagged.ErrCanceled) {
+		t.Errorf("the endpoint beneath: %v: it was not aborted", err)
+	}
+	select {
+	case err := <-closed:
+		if !errors.Is(err, tagged.ErrCanceled) {
+			t.Errorf("close: %v", err)
+		}
+	case <-timeout(t, 10*time.Second).Done():
+		t.Error("close goes on after the abort")
+		hold.Remove()
+		<-closed
+	}
+	if err := a.Close(background(r)); !errors.Is(err, tagged.ErrClosed) {
+		t.Error(err)
+	}
+	_ = b.Abort()
+}
+
 // TestContract7OwnNICKilled: this end's own NIC goes. Everything tied to a peer completes, at the calls that wait, too.
 func TestContract7OwnNICKilled(t *testing.T) {
 	r, a, b := pair(t, 1, impatient())

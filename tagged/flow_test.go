@@ -11,6 +11,7 @@ import (
 	"ibverbx/tagged"
 	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // TestWindow: a sender has no more than MaxUnexpected fragments and announcements at a receiver that does not receive; the rest waits, and
@@ -249,6 +250,93 @@ func TestBatches(t *testing.T) {
 		r.done(reqs...)
 		if s := a.Worker().Stats(); s.Batches == 0 {
 			t.Errorf("no batches: %+v", s)
+		}
+	}
+}
+
+// TestReadsNeedNoCredit: a peer whose program keeps every buffer for active messages holds up what this end sends, and nothing that this end
+// receives: a long message that is announced is read, be it before or after sends have queued up for want of a credit, or the program's own
+// requests.
+func TestReadsNeedNoCredit(t *testing.T) {
+	for _, c := range []struct{ posted, program bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
+		cfg := tagged.Config{Chunk: 10000, Window: 2, Transport: transport.Config{KeepAlive: -1, MaxOutstanding: 40}}
+		r := newRig(t, 2, 1, cfg)
+		var kept []*transport.Message
+		for _, w := range r.workers {
+			if err := w.Transport().Handle(1, func(m *transport.Message) { m.Keep(); kept = append(kept, m) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, b := r.connect(0, 1)
+		w := a.Worker()
+		dst := make([]byte, 100000)
+		var d *tagged.Request
+		if c.posted {
+			d = r.recv(w, 1, tagged.Exact, dst)
+		}
+		for a.Transport().Stats().Credits != 0 {
+			if err := a.Transport().AMShort(1, nil, []byte("kept")); err != nil && !errors.Is(err, transport.ErrNoResource) {
+				t.Fatal(err)
+			}
+			r.settle()
+		}
+		own := &transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+			if turn.AMShort(1, nil, []byte("own")) != nil {
+				return transport.PendingNoResource
+			}
+			return transport.PendingDone
+		}}
+		if c.program {
+			if err := a.Transport().AMShort(1, nil, nil); !errors.Is(err, transport.ErrNoResource) {
+				t.Fatal(err)
+			}
+			if err := a.Transport().Pending(own); err != nil {
+				t.Fatal(err)
+			}
+		}
+		short := r.send(a, 2, []byte("waits for a credit"))
+		long := r.send(b, 1, pattern(len(dst), 3))
+		r.settle()
+		if !c.posted {
+			d = r.recv(w, 1, tagged.Exact, dst)
+		}
+		r.settle()
+		r.until(func() bool { r.settle(); return d.Done() })
+		if d.Err() != nil || !bytes.Equal(dst, pattern(len(dst), 3)) {
+			t.Fatalf("%+v: %v", c, d.Err())
+		}
+		if short.Done() || long.Done() {
+			t.Fatalf("%+v: a message has gone out without a credit: %t, %t", c, short.Done(), long.Done())
+		}
+		got := r.recv(b.Worker(), 2, tagged.Exact, make([]byte, 100))
+		for _, m := range kept {
+			m.Release()
+		}
+		r.done(short, long, got)
+		r.settle()
+		for _, m := range kept[min(len(kept), w.Config().Transport.AMBuffers):] {
+			m.Release()
+		}
+	}
+}
+
+// TestBatchThatIsRefused: short sends that were put into a batch which the NIC refused go out whole all the same, when one is cancelled so that
+// the first goes alone.
+func TestBatchThatIsRefused(t *testing.T) {
+	for _, n := range []int{8, 256, 300, 512} {
+		r, a, b := pair(t, 1, tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}}})
+		refuse := r.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: r.fabric.Device(0), Count: -1})
+		one, two := r.send(a, 1, cut(pattern(n, 1), 2)...), r.send(a, 2, pattern(100, 2))
+		r.workers[0].Progress() // the batch is tried
+		if one == nil || two == nil || !two.Cancel() {
+			t.Fatal("the sends have gone out, although the NIC refuses them")
+		}
+		refuse.Remove()
+		buf := make([]byte, 512)
+		d := r.recv(b.Worker(), 0, tagged.Any, buf)
+		r.done(one, d)
+		if d.Err() != nil || d.Info().Length != n || !bytes.Equal(buf[:n], pattern(n, 1)) {
+			t.Errorf("%d bytes: %v, %d arrived, as they were: %t", n, d.Err(), d.Info().Length, bytes.Equal(buf[:n], pattern(n, 1)))
 		}
 	}
 }

@@ -20,6 +20,7 @@ type hostile struct {
 	raw    *transport.Endpoint
 	good   *tagged.Endpoint
 	told   int
+	heard  func(*transport.Message) // may be nil; what the peer's handlers do
 }
 
 const window = 8
@@ -39,7 +40,11 @@ func newHostile(t testing.TB) *hostile {
 		}
 	})
 	for id := range transport.AMID(7) {
-		if err := tw.Handle(tagged.FirstAMID+id, func(*transport.Message) {}); err != nil {
+		if err := tw.Handle(tagged.FirstAMID+id, func(m *transport.Message) {
+			if h.heard != nil {
+				h.heard(m)
+			}
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -207,6 +212,52 @@ func TestDuplicateNotice(t *testing.T) {
 	h.until(func() bool { h.raw.Worker().Progress(); return h.told != 0 })
 	if !errors.Is(h.victim.Err(), tagged.ErrProtocol) {
 		t.Error(h.victim.Err())
+	}
+	h.alive()
+}
+
+// TestNoticesAreBounded: a peer that sends synchronous messages and lets hardly a message of this end through. It cannot make notices pile up: the
+// places of the messages come back with them.
+func TestNoticesAreBounded(t *testing.T) {
+	h := newHostile(t)
+	room, untold := window, 0
+	var kept []*transport.Message
+	h.heard = func(m *transport.Message) {
+		m.Keep()
+		kept = append(kept, m)
+		room += int(binary.LittleEndian.Uint16(m.Header()))
+		if m.ID() == tagged.FirstAMID+done {
+			untold--
+		}
+	}
+	victim := h.victim.Worker()
+	for id := uint32(1); id < 200; {
+		h.recv(victim, 1, tagged.Exact)
+		h.recv(victim, 1, tagged.Exact)
+		for range 2 {
+			if room != 0 && h.say(eager, head(16, 0, 1, id, 1), nil) {
+				room--
+				untold++
+				id++
+			}
+		}
+		h.settle()
+		h.raw.Worker().Progress()
+		if untold > window || h.victim.Stats().Notices > window {
+			t.Fatalf("%d notices wait, in a window of %d: %+v", untold, window, h.victim.Stats())
+		}
+		if len(kept) != 0 { // one message's buffer goes back
+			kept[0].Release()
+			kept = kept[1:]
+		}
+	}
+	h.heard = nil
+	for _, m := range kept {
+		m.Release()
+	}
+	h.until(func() bool { h.raw.Worker().Progress(); return h.victim.Stats().Notices == 0 })
+	if err := h.victim.Err(); err != nil {
+		t.Error(err)
 	}
 	h.alive()
 }

@@ -51,6 +51,9 @@ func (p *pieces) gather(dst []byte) int {
 	return n
 }
 
+// rewind goes back to the first byte.
+func (p *pieces) rewind() { p.piece, p.offset = 0, 0 }
+
 // scatter copies src into the next bytes.
 func (p *pieces) scatter(src []byte) {
 	for len(src) != 0 && p.piece < len(p.bufs) {

@@ -2,19 +2,21 @@ package tagged
 
 import (
 	"errors"
-	"ibverbx"
-	"math"
 
+	"ibverbx"
 	"ibverbx/transport"
 )
 
-// noticeQueue holds the numbers of messages of which the peer waits to hear that they were matched, oldest first: a ring.
+// noticeQueue holds the numbers of messages of which the peer waits to hear that they were matched, oldest first: a ring. Each of them
+// keeps its place in the window, so there are Config.MaxUnexpected at most.
 type noticeQueue struct {
 	ids        []uint32 // a power of two
 	head, tail uint32
 }
 
 func (q *noticeQueue) empty() bool { return q.head == q.tail }
+
+func (q *noticeQueue) count() int { return int(q.tail - q.head) }
 
 func (q *noticeQueue) front() uint32 { return q.ids[q.head&uint32(len(q.ids)-1)] }
 
@@ -32,6 +34,11 @@ func (q *noticeQueue) push(id uint32) {
 
 // kick carries on what an endpoint has to do, and has the transport call back where resources lack.
 func (e *Endpoint) kick() {
+	if e.scheduled && e.err == nil { // the queue waits for something that reads may not need
+		if err := e.pushReads(); err != nil && !errors.Is(err, transport.ErrNoResource) {
+			e.sendFailed(err)
+		}
+	}
 	for !e.scheduled && e.err == nil && e.push(e.tep) {
 		switch err := e.tep.Pending(&e.pending); {
 		case err == nil:
@@ -59,10 +66,10 @@ func (e *Endpoint) resume(_ *transport.Pending, turn *transport.Endpoint) transp
 // peer's window goes first and never waits behind sends that need it: that is why nothing deadlocks.
 func (e *Endpoint) push(face *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(face)
-	if reading := e.pushReads(face); err == nil {
+	if reading := e.pushReads(); err == nil || reading != nil && !errors.Is(reading, transport.ErrNoResource) {
 		err = reading
 	}
-	for err == nil && e.window != 0 && e.queue.head != nil {
+	for err == nil && e.ledger.admits() && e.queue.head != nil {
 		r := e.queue.head
 		if e.batches(r) {
 			err = e.pushBatch(face)
@@ -74,8 +81,8 @@ func (e *Endpoint) push(face *transport.Endpoint) (stuck bool) {
 			e.sendGone(r)
 		}
 	}
-	if err == nil && e.windowDue() {
-		err = e.pushWindow(face)
+	if err == nil && e.ledger.due() {
+		err = e.sendControl(face, amWindow, &header{}, 0)
 	}
 	if err == nil || e.err != nil {
 		return false
@@ -110,11 +117,11 @@ func (e *Endpoint) sendFailed(err error) {
 	}
 }
 
-// pushNotices tells the peer which of its messages were matched.
+// pushNotices tells the peer which of its messages were matched, and gives their places back.
 func (e *Endpoint) pushNotices(face *transport.Endpoint) error {
 	for !e.notices.empty() {
 		h := header{id: e.notices.front()}
-		if err := e.sendControl(face, amDone, &h); err != nil {
+		if err := e.sendControl(face, amDone, &h, 1); err != nil {
 			return err
 		}
 		e.notices.head++
@@ -122,30 +129,18 @@ func (e *Endpoint) pushNotices(face *transport.Endpoint) error {
 	return nil
 }
 
-// windowDue reports whether window has to be given back by itself, where no message carries it: a half of it, so that the cost is shared; or
-// any of it when the peer may have none left.
-func (e *Endpoint) windowDue() bool {
-	return e.owed != 0 && (2*e.owed >= e.w.cfg.MaxUnexpected || e.received == e.granted)
-}
-
-func (e *Endpoint) pushWindow(face *transport.Endpoint) error {
-	return e.sendControl(face, amWindow, &header{})
-}
-
-// sendControl sends a message that needs no window.
-func (e *Endpoint) sendControl(face *transport.Endpoint, kind transport.AMID, h *header) error {
-	h.window = uint16(min(e.owed, math.MaxUint16))
+// sendControl sends a message that needs no window, and with which so many places become free.
+func (e *Endpoint) sendControl(face *transport.Endpoint, kind transport.AMID, h *header, frees int) error {
+	h.window = e.ledger.offer(frees)
 	err := face.AMShort(kind, h.put(&e.w.hdr, kind), nil)
 	if err == nil {
-		e.gave(int(h.window))
+		e.ledger.consumed(frees)
+		e.ledger.gave(h.window)
 	}
 	return err
 }
 
-// consumed notes that n eager fragments or announcements need no memory any more.
-func (e *Endpoint) consumed(n int) { e.owed += n }
-
 // due reports whether kick would find something to do: a cheap question for hot paths.
 func (e *Endpoint) due() bool {
-	return e.queue.head != nil && e.window != 0 || !e.notices.empty() || e.windowDue() || e.readings.count != 0
+	return e.queue.head != nil && e.ledger.admits() || !e.notices.empty() || e.ledger.due() || e.readings.count != 0
 }

@@ -1,8 +1,6 @@
 package tagged
 
-import (
-	"ibverbx/transport"
-)
+import "ibverbx/transport"
 
 // reading is a long message that is being read out of the sender's memory, a few chunks at a time.
 //
@@ -92,7 +90,8 @@ func (r *readingRing) pop() *reading {
 	return rd
 }
 
-// startReading begins to read a message into its receive; kick goes on with it.
+// startReading begins to read a message into its receive; kick goes on with it. It lets go of the lock for what has to be registered: the
+// receive is matched, so that it cannot be cancelled meanwhile, but the endpoint may end.
 func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	w := e.w
 	rd.e, rd.req, rd.id, rd.length = e, r, id, uint64(r.info.Length)
@@ -100,23 +99,26 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 		rd.finish(ErrTruncated)
 		return
 	}
-	var err error
-	if len(r.data.bufs) > maxPieces {
-		err = rd.pins.stage(w, &r.data, r.info.Length, false, locked)
-	} else {
-		err = rd.pins.pin(w, &r.data, r.info.Length, locked)
+	e.active++
+	err := rd.pins.pin(w, &r.data, r.info.Length, ForReceives)
+	if err != nil {
+		err = refuse("recv", err, "the memory to receive into cannot be registered")
+	}
+	if e.err != nil {
+		err = e.err
 	}
 	if err != nil {
-		rd.finish(refuse("recv", err, "the memory to receive into cannot be registered"))
+		e.active--
+		rd.finish(err)
 		return
 	}
 	e.readings.push(rd)
-	e.active++
 }
 
-// pushReads starts reads, one of each message in turn.
-func (e *Endpoint) pushReads(face *transport.Endpoint) error {
-	w := e.w
+// pushReads starts reads, one of each message in turn. They go past the transport's queue, where active messages may wait for credits that a
+// peer's program withholds: reads need none.
+func (e *Endpoint) pushReads() error {
+	w, face := e.w, e.tep.Aside()
 	for e.reads < w.cfg.Window && e.readings.count != 0 {
 		rd := e.readings.head
 		from, to := &rd.memory.pieces[rd.from], &rd.pins.pins[rd.to]
@@ -194,7 +196,6 @@ func (rd *reading) finish(err error) {
 	rd.pins.release(w)
 	if e.err == nil {
 		e.tellMatched(rd.id)
-		e.consumed(1)
 	}
 	rd.put(w)
 	r.complete(err)

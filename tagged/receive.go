@@ -69,10 +69,12 @@ func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 		e.startReading(rd, r, id)
 		e.kick()
 		return
-	case in.notify:
+	case in.notify: // the first fragment's place goes with the notice
 		e.tellMatched(in.id)
+		e.ledger.consumed(in.fragments - 1)
+	default:
+		e.ledger.consumed(in.fragments)
 	}
-	e.consumed(in.fragments)
 	switch {
 	case in.length > r.data.length:
 		r.complete(ErrTruncated)

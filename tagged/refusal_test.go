@@ -165,3 +165,33 @@ func TestOtherHandlers(t *testing.T) {
 	}
 	r.until(func() bool { return got == "own" })
 }
+
+// TestOtherEndpoints: an endpoint that the program has made beneath is no business of this package. A peer that sends it messages of this
+// package is aborted, and the others are served.
+func TestOtherEndpoints(t *testing.T) {
+	h := newHostile(t)
+	var value any
+	for _, value = range []any{nil, "the program's own", (*tagged.Endpoint)(nil), h.victim} {
+		for kind := range 7 {
+			own, err := h.workers[0].Transport().NewEndpoint(transport.EndpointConfig{Value: value})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h.raw, err = h.raw.Worker().NewEndpoint(transport.EndpointConfig{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := transport.Connect(own, h.raw); err != nil {
+				t.Fatal(err)
+			}
+			h.say(kind, head(8, 0, 0, 0), []byte("astray"))
+			h.until(func() bool { h.raw.Worker().Progress(); return own.Err() != nil })
+			if err := own.Err(); !errors.Is(err, transport.ErrCanceled) {
+				t.Errorf("value %v, message %d: %v", value, kind, err)
+			}
+		}
+	}
+	if s := h.workers[0].Stats(); s.Violations != 4*7 || s.Failures != 0 || h.victim.Err() != nil {
+		t.Errorf("%+v; %v", s, h.victim.Err())
+	}
+	h.alive()
+}

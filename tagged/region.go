@@ -9,9 +9,28 @@ import (
 	"ibverbx/verbs"
 )
 
+// Use is what memory is registered for: a set.
+type Use uint8
+
+const (
+	ForSends    Use = 1 << iota // peers read it; it may be memory that cannot be written to, such as a file mapped for reading
+	ForReceives                 // the NICs of this end write to it, and no peer has any access
+)
+
+func (u Use) access() (a verbs.AccessFlags) {
+	if u&ForSends != 0 {
+		a |= verbs.AccessRemoteRead
+	}
+	if u&ForReceives != 0 {
+		a |= verbs.AccessLocalWrite
+	}
+	return a
+}
+
 // Region is memory that was registered for long messages: they go from and into it without registration.
 type Region struct {
 	w      *Worker
+	use    Use
 	buf    []byte
 	start  uintptr
 	mr     *ibverbx.MR
@@ -20,20 +39,26 @@ type Region struct {
 	closed bool
 }
 
-const regionAccess = verbs.AccessLocalWrite | verbs.AccessRemoteRead
-
 // Register makes memory known to the NICs for long messages: buffers of sends and receives that lie inside it need no registration of
 // their own. The memory must not be freed until [Region.Close], or [Worker.Close], has returned; it may be used for anything meanwhile.
 // Regions must not overlap.
 func (w *Worker) Register(buf []byte) (*Region, error) {
-	if len(buf) == 0 {
+	return w.RegisterFor(ForSends|ForReceives, buf)
+}
+
+// RegisterFor is Register for sends only, or for receives only. What the region is not for takes a registration of its own.
+func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
+	switch {
+	case len(buf) == 0:
 		return nil, refuse("register", verbs.ErrInvalid, "no bytes")
+	case use == 0 || use&^(ForSends|ForReceives) != 0:
+		return nil, refuse("register", verbs.ErrInvalid, "use %#x: must be ForSends, ForReceives, or both", uint8(use))
 	}
-	mr, err := w.dom.Register(buf, regionAccess)
+	mr, err := w.dom.Register(buf, use.access())
 	if err != nil {
 		return nil, err
 	}
-	r := &Region{w: w, buf: buf, start: address(buf), mr: mr, remote: mr.Remote()}
+	r := &Region{w: w, use: use, buf: buf, start: address(buf), mr: mr, remote: mr.Remote()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -107,8 +132,8 @@ func (t *regionTable) remove(r *Region) {
 	}
 }
 
-// find returns the region that all of buf lies in, and where; nil if there is none.
-func (t *regionTable) find(buf []byte) (*Region, uint64) {
+// find returns the region for a use that all of buf lies in, and where; nil if there is none.
+func (t *regionTable) find(buf []byte, use Use) (*Region, uint64) {
 	addr := address(buf)
 	i := t.after(addr)
 	if i == 0 {
@@ -116,7 +141,7 @@ func (t *regionTable) find(buf []byte) (*Region, uint64) {
 	}
 	r := t.sorted[i-1]
 	off := addr - r.start
-	if size := uintptr(len(r.buf)); off >= size || uintptr(len(buf)) > size-off {
+	if size := uintptr(len(r.buf)); r.use&use == 0 || off >= size || uintptr(len(buf)) > size-off {
 		return nil, 0
 	}
 	return r, uint64(off)
@@ -148,40 +173,31 @@ type pinList struct {
 	staged []byte // in place of the pieces, where there are too many of them
 }
 
-// locking says whether a registration, which can take long, lets go of the worker's lock.
-type locking bool
-
-const (
-	locked   locking = false
-	unlocked locking = true
-)
-
-// pin makes the pieces known to the NICs. Where there are too many, all of it goes through memory made for it.
-func (l *pinList) pin(w *Worker, p *pieces, n int, how locking) error {
+// pin makes the pieces known to the NICs. Where there are too many, the message, of n bytes, goes through memory made for it.
+//
+// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released meanwhile, and what the caller knew of the worker
+// and of the endpoint has to be looked at again.
+func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
 	if len(p.bufs) > maxPieces {
-		return l.stage(w, p, n, true, how)
+		return l.stage(w, p, n, use)
 	}
 	for _, buf := range p.bufs {
-		if err := l.add(w, buf, how); err != nil {
+		if err := l.add(w, buf, use); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *pinList) add(w *Worker, buf []byte, how locking) error {
+func (l *pinList) add(w *Worker, buf []byte, use Use) error {
 	p := pin{length: uint64(len(buf))}
-	if r, off := w.regions.find(buf); r != nil {
+	if r, off := w.regions.find(buf, use); r != nil {
 		r.users++
 		p.region, p.remote, p.offset = r, r.remote, off
 	} else {
-		if how == unlocked {
-			w.mu.Unlock()
-		}
-		mr, err := w.dom.Register(buf, regionAccess)
-		if how == unlocked {
-			w.mu.Lock()
-		}
+		w.mu.Unlock()
+		mr, err := w.dom.Register(buf, use.access())
+		w.mu.Lock()
 		if err != nil {
 			return err
 		}
@@ -193,15 +209,18 @@ func (l *pinList) add(w *Worker, buf []byte, how locking) error {
 	return nil
 }
 
-// stage makes one buffer for all the pieces, filled with them for a send.
-func (l *pinList) stage(w *Worker, p *pieces, n int, fill bool, how locking) error {
-	l.staged = make([]byte, n)
-	if fill {
-		p.gather(l.staged)
-		p.piece, p.offset = 0, 0
+// stage makes one buffer for all the pieces, filled with them for a send. The lock is released for that, too.
+func (l *pinList) stage(w *Worker, p *pieces, n int, use Use) error {
+	w.mu.Unlock()
+	staged := make([]byte, n)
+	if use == ForSends {
+		p.gather(staged)
+		p.rewind()
 	}
+	w.mu.Lock()
+	l.staged = staged
 	w.stats.staged++
-	return l.add(w, l.staged, how)
+	return l.add(w, staged, use)
 }
 
 // release lets go of the memory. No NIC uses it any more.

@@ -3,7 +3,6 @@ package tagged
 import (
 	"context"
 	"errors"
-	"math"
 
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -55,7 +54,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		return nil, err
 	}
 	long := n > w.cfg.EagerLimit
-	if !long && !sync && e.queue.head == nil && !e.scheduled && e.window != 0 && n <= e.limits.AMBcopy-maxHeader {
+	if !long && !sync && e.queue.head == nil && !e.scheduled && e.ledger.admits() && n <= e.limits.AMBcopy-maxHeader {
 		w.src.set(bufs, n)
 		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
 		w.src.clear()
@@ -89,13 +88,13 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 // pinSource makes the memory of a long send known to the NICs and describes it. It lets go of the lock for what has to be registered.
 func (e *Endpoint) pinSource(r *Request, op string) error {
 	w := e.w
-	if err := r.pins.pin(w, &r.data, r.data.length, unlocked); err != nil {
+	if err := r.pins.pin(w, &r.data, r.data.length, ForSends); err != nil {
 		r.pins.release(w)
 		return e.refuse(op, err, "the memory to send from cannot be registered")
 	}
 	if r.pins.describedSize() > e.limits.AMBcopy-maxHeader {
 		r.pins.release(w)
-		if err := r.pins.stage(w, &r.data, r.data.length, true, unlocked); err != nil {
+		if err := r.pins.stage(w, &r.data, r.data.length, ForSends); err != nil {
 			return e.refuse(op, err, "the memory to send from cannot be registered")
 		}
 	}
@@ -128,7 +127,7 @@ func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, er
 	if r.sync {
 		h.flag = flagSync
 	}
-	for e.window != 0 {
+	for e.ledger.admits() {
 		room := e.limits.AMBcopy - maxHeader
 		kind, n := amEager, r.data.length
 		switch {
@@ -154,7 +153,7 @@ func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, er
 // sendFragment sends the next n bytes of the pieces as an active message that takes a place in the peer's window.
 func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h *header, p *pieces, n int) error {
 	w := e.w
-	h.window = uint16(min(e.owed, math.MaxUint16))
+	h.window = e.ledger.offer(0)
 	hdr := h.put(&w.hdr, kind)
 	var err error
 	if len(hdr)+n <= e.limits.AMShort && n <= len(w.short) {
@@ -166,14 +165,8 @@ func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h
 		w.from = nil
 	}
 	if err == nil {
-		e.window--
-		e.gave(int(h.window))
+		e.ledger.sent(1)
+		e.ledger.gave(h.window)
 	}
 	return err
-}
-
-// gave notes that a message with that much window for the peer has gone out.
-func (e *Endpoint) gave(n int) {
-	e.granted += uint64(n)
-	e.owed -= n
 }

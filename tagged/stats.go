@@ -50,11 +50,15 @@ type EndpointStats struct {
 	Reading   int `json:"reading"`   // messages that are being read from the peer
 	Window    int `json:"window"`    // eager fragments and announcements that the peer has room for
 	Owed      int `json:"owed"`      // window to give back to the peer
+	Notices   int `json:"notices"`   // matches of which the peer has not been told yet
 }
 
 // Stats takes a snapshot.
 func (e *Endpoint) Stats() EndpointStats {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
-	return EndpointStats{Queued: e.queue.count, Unmatched: e.waiting.count(), Reading: e.active, Window: e.window, Owed: e.owed}
+	return EndpointStats{
+		Queued: e.queue.count, Unmatched: e.waiting.count(), Reading: e.active,
+		Window: e.ledger.room, Owed: e.ledger.owed, Notices: e.notices.count(),
+	}
 }

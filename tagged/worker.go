@@ -74,7 +74,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 func (w *Worker) packPieces(dst []byte) int { return w.from.gather(dst[:w.left]) }
 
 // Transport is the transport worker beneath: handlers for other active messages may be set there, before the first endpoint's card is
-// shown, for ids below FirstAMID.
+// shown, for ids below FirstAMID. Endpoints of the program's own may be made there, too; one whose peer sends messages of this package is
+// aborted.
 func (w *Worker) Transport() *transport.Worker { return w.tw }
 
 // Config is the configuration in force.

@@ -13,8 +13,9 @@ type Endpoint struct {
 	c *core
 	// What sends on this face of the endpoint may do. The functions of pending requests get a face of their own: that is how a
 	// send from the head of the queue is told from one that would overtake it.
-	turn bool // sends go before the queue
-	wake bool // ErrNoResource queues the endpoint's own request, which calls OnReady
+	turn  bool // sends go before the queue
+	aside bool // sends go past the queue
+	wake  bool // ErrNoResource queues the endpoint's own request, which calls OnReady
 }
 
 // core is what the faces of an endpoint share. Worker.mu guards it.
@@ -23,7 +24,7 @@ type core struct {
 	id    uint32
 	cfg   EndpointConfig
 	qp    *ibverbx.VirtualQP
-	faces [4]Endpoint // by faceTurn and faceWake
+	faces [5]Endpoint // by faceTurn and faceWake; faceAside goes alone
 
 	connected bool
 	peer      Card
@@ -79,8 +80,9 @@ const (
 )
 
 const (
-	faceTurn = 1
-	faceWake = 2
+	faceTurn  = 1
+	faceWake  = 2
+	faceAside = 4
 )
 
 // NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with the peer and call [Endpoint.Connect].
@@ -122,7 +124,7 @@ func (c *core) init() (err error) {
 		return err
 	}
 	for i := range c.faces {
-		c.faces[i] = Endpoint{c: c, turn: i&faceTurn != 0, wake: i&faceWake != 0}
+		c.faces[i] = Endpoint{c: c, turn: i&faceTurn != 0, wake: i&faceWake != 0, aside: i&faceAside != 0}
 	}
 	c.own.Func = ready
 	depth := c.qp.Config().MaxMsgCntPerQP

@@ -176,6 +176,12 @@ func (e *Endpoint) Waking() *Endpoint {
 	return &e.c.faces[faceWake]
 }
 
+// Aside is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a [Endpoint.Fence] that does. It is for
+// operations with which nothing is ordered, and which need less than what the queue may be waiting for: a get needs no credit, and need not
+// stand behind active messages that do. When one meets ErrNoResource the first request of the queue is asked again once resources
+// are back; if there is none, queue one.
+func (e *Endpoint) Aside() *Endpoint { return &e.c.faces[faceAside] }
+
 // ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a waking face met ErrNoResource again.
 func ready(_ *Pending, turn *Endpoint) Outcome {
 	if f := turn.c.cfg.OnReady; f != nil {

@@ -38,7 +38,7 @@ func (e *Endpoint) usable(op string) error {
 func (e *Endpoint) admit(credit, buffer bool) error {
 	c := e.c
 	switch {
-	case c.pending.any() && !e.turn:
+	case c.pending.any() && !e.turn && !e.aside:
 		return e.starve(0) // nothing overtakes the queue
 	case c.ops.len()-c.inControl >= c.limit:
 		return e.starve(lackWindow)
@@ -53,9 +53,14 @@ func (e *Endpoint) admit(credit, buffer bool) error {
 // starve is the end of an attempt that lacks a resource.
 func (e *Endpoint) starve(l lack) error {
 	c := e.c
-	if p := c.pending.running; e.turn && p != nil {
+	switch p, first := c.pending.running, c.pending.head; {
+	case (e.turn || e.aside) && p != nil:
 		p.lack |= l
-	} else {
+	case e.aside && first != nil:
+		if first.lack != 0 { // otherwise it is asked in its turn
+			first.lack |= l
+		}
+	default:
 		c.lack = c.lacking(c.lack, 0) | l
 	}
 	c.w.stats.noResource++
@@ -73,7 +78,7 @@ func (e *Endpoint) starve(l lack) error {
 func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op, error) {
 	c := e.c
 	wr[0].ID = c.sendID()
-	if c.fence || c.fenceNext && !e.turn {
+	if c.fence || c.fenceNext && !e.turn && !e.aside {
 		wr[0].Flags |= verbs.SendFence
 	}
 	_, err := c.qp.PostSend(wr...)
@@ -85,7 +90,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 		return nil, e.postRefused(name, err)
 	}
 	c.fence = false
-	if !e.turn {
+	if !e.turn && !e.aside {
 		c.fenceNext = false
 	}
 	o := c.ops.push()

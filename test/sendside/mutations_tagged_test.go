@@ -29,6 +29,7 @@ var taggedMutations = []hunt.Mutation{
 	inTagged("as much of a long message as fits", "arrive.go", hunt.Change{
 		Old: "\tif len(data) > r.data.length {\n\t\tr.complete", New: "\tif len(data) > r.data.length {\n\t\tr.data.scatter(data[:r.data.length])\n\t\tr.complete"}),
 	inTagged("position lost where resources lack", "send.go", hunt.Change{Old: "\t\t\tr.data.piece, r.data.offset = piece, offset\n", New: "\t\t\t_, _ = piece, offset\n"}),
+	inTagged("position lost where a batch is refused", "batch.go", hunt.Change{Old: "\t\tr.data.rewind() // the batch", New: "\t\t// the batch"}),
 	inTagged("every chunk to the same place", "reading.go", hunt.Change{Old: "to.segment(rd.toOffset, n)", New: "to.segment(0, n)"}),
 	inTagged("every chunk from the same place", "reading.go", hunt.Change{Old: "from.Addr+rd.fromOffset, n", New: "from.Addr, n"}),
 	inTagged("long message done with its first chunk", "reading.go", hunt.Change{Old: "rd.done == rd.length)", New: "rd.done != 0)"}),
@@ -38,12 +39,12 @@ var taggedMutations = []hunt.Mutation{
 	inTagged("synchronous send is done when it has gone", "push.go", hunt.Change{Old: "case !r.sync || r.matched:", New: "case r.stage != requestDone:\n\t\te.waiting.remove(r)"}),
 	inTagged("synchronous sends in batches", "batch.go", hunt.Change{Old: "!r.sync && !r.long", New: "!r.long"}),
 	inTagged("long send is done when it is announced", "push.go", hunt.Change{Old: "\t\te.w.stats.announced++\n", New: "\t\te.w.stats.announced++\n\t\te.waiting.remove(r)\n\t\tr.complete(nil)\n"}),
-	inTagged("match of a kept message not told", "receive.go", hunt.Change{Old: "\tcase in.notify:\n\t\te.tellMatched(in.id)\n", New: ""}),
+	inTagged("match of a kept message not told", "receive.go", hunt.Change{Old: "\t\te.tellMatched(in.id)\n", New: ""}),
 
 	// The window.
-	inTagged("window ignored", "send.go", hunt.Change{Old: "e.window != 0 && n <=", New: "n <="}),
-	inTagged("window only by halves", "push.go", hunt.Change{Old: " || e.received == e.granted)", New: ")"}),
-	inTagged("window of one fragment for all", "receive.go", hunt.Change{Old: "e.consumed(in.fragments)", New: "e.consumed(1)"}),
+	inTagged("window ignored", "send.go", hunt.Change{Old: "e.ledger.admits() && n <=", New: "n <="}),
+	inTagged("window only by halves", "ledger.go", hunt.Change{Old: " || l.open == 0)", New: ")"}),
+	inTagged("window of one fragment for all", "receive.go", hunt.Change{Old: "e.ledger.consumed(in.fragments)", New: "e.ledger.consumed(1)"}),
 
 	// Ends.
 	inTagged("receive forgotten whose message was on its way", "ending.go", hunt.Change{Old: "\tif r := e.partial.req; r != nil {\n", New: "\tif r := e.partial.req; r != nil && e.name == \"\" {\n"}),
