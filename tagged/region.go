@@ -12,6 +12,7 @@ import (
 // Use is what memory is registered for: a set.
 type Use uint8
 
+// The uses.
 const (
 	ForSends    Use = 1 << iota // peers read it; it may be memory that cannot be written to, such as a file mapped for reading
 	ForReceives                 // the NICs of this end write to it, and no peer has any access

@@ -7,8 +7,8 @@ import (
 	"ibverbx"
 )
 
-// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy come as they are, not beneath another: a send on the hot path may compare
-// with ==. Those of memory and bounds are ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds],
+// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy come as they are, not beneath another: a send on the hot path
+// may compare with ==. Those of memory and bounds are ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds],
 // [ibverbx.ErrAlignment], and wrong arguments are verbs.ErrInvalid.
 var (
 	// ErrNoResource: the operation could not start for now, and had no effect. Make progress and call again, or queue a [Pending].
