@@ -103,9 +103,13 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 
 // agree makes sure that all PEs ask for the same.
 func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
+	g, err := p.call(op, kind, shape{size: 1})
+	if err != nil {
+		return err
+	}
 	mine := r.append(make([]byte, 0, requestBytes))
 	all := make([]byte, requestBytes*len(p.peers))
-	if err := p.trade(ctx, op, kind, all, mine, 0, requestBytes); err != nil {
+	if err := p.trade(ctx, op, g, all, mine, 0, requestBytes); err != nil {
 		return err
 	}
 	same := true

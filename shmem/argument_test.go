@@ -44,6 +44,7 @@ func TestBadArguments(t *testing.T) {
 		{"broadcast: root", "root 2", shmem.Broadcast(ctx, pe, v, 2)},
 		{"reduce: lengths", "dst has 5 elements, src 4", shmem.Reduce(ctx, pe, v, v[:4], shmem.OpSum)},
 		{"reduce: op", "op unknown", shmem.Reduce(ctx, pe, v, v, 99)},
+		{"reduce: floats", "op xor of these elements", shmem.Reduce(ctx, pe, []float64{1}, []float64{1}, shmem.OpXor)},
 		{"all-gather: lengths", "dst has 5 elements", shmem.AllGather(ctx, pe, v, v)},
 		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
 	} {

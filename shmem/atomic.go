@@ -3,6 +3,8 @@ package shmem
 import (
 	"context"
 	"encoding/binary"
+
+	"ibverbx/transport"
 )
 
 // FetchAdd adds v to the first word of dst on PE to and returns what was there. The package's section on atomics says what all of them have in
@@ -210,43 +212,41 @@ func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) 
 
 // add adds to eight bytes without waiting.
 func (t *peer) add(ctx context.Context, off, v uint64) error {
-	remote := t.heap.Slice(off, 8)
-	_, err := t.ep.FetchAdd(nil, nil, remote, v)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.FetchAdd(nil, nil, remote, v)
-			return err
-		})
-	}
-	return err
+	return t.startAdd(ctx, nil, nil, off, v)
 }
 
 func (t *peer) fetchAdd(ctx context.Context, off, v uint64) (uint64, error) {
 	c := t.pe.take()
 	c.comp.Init(1, nil)
-	remote := t.heap.Slice(off, 8)
-	_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.FetchAdd(&c.comp, &c.old, remote, v)
-			return err
-		})
+	return t.pe.fetched(ctx, c, t.startAdd(ctx, &c.comp, &c.old, off, v))
+}
+
+func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *uint64, off, v uint64) error {
+	if err := t.behindFence(ctx); err != nil {
+		return err
 	}
-	return t.pe.fetched(ctx, c, err)
+	remote := t.heap.Slice(off, 8)
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.FetchAdd(comp, old, remote, v)
+		return err
+	})
 }
 
 func (t *peer) compareSwap(ctx context.Context, off, compare, swap uint64) (uint64, error) {
 	c := t.pe.take()
 	c.comp.Init(1, nil)
-	remote := t.heap.Slice(off, 8)
-	_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
-			return err
-		})
+	return t.pe.fetched(ctx, c, t.startCompareSwap(ctx, c, off, compare, swap))
+}
+
+func (t *peer) startCompareSwap(ctx context.Context, c *call, off, compare, swap uint64) error {
+	if err := t.behindFence(ctx); err != nil {
+		return err
 	}
-	return t.pe.fetched(ctx, c, err)
+	remote := t.heap.Slice(off, 8)
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
+		return err
+	})
 }
 
 // fetched waits for an atomic that was started unless err says otherwise, and gives its call back.

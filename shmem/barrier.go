@@ -50,22 +50,30 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 
 // sync is Sync for who holds collective.
 func (p *PE) sync(ctx context.Context, op string) error {
-	return p.disseminate(ctx, op, p.layout.rounds, p.syncs.Add(1))
+	if _, err := p.call(op, kindBarrier, shape{size: 1}); err != nil {
+		return err
+	}
+	return p.disseminate(ctx, op, p.layout.rounds, p.record.mark(p.syncs.Add(1)))
 }
 
-// disseminate tells everybody of a number and waits until everybody has reached it: in round r each PE tells the one 2^r further on, and so of all
-// that it has heard of. The words are only ever counted up, so one of a PE that is ahead serves as well.
-func (p *PE) disseminate(ctx context.Context, op string, words, number uint64) error {
+// disseminate tells everybody of a mark and waits until everybody has reached it: in round r each PE tells the one 2^r further on, and so
+// of all that it has heard of. The words are only ever counted up, so one of a PE that is ahead serves as well. A PE that hears of calls
+// other than its own tells nobody more. Each PE hears of all others, by some way on which somebody would have: if PEs are out of step, none
+// gets through.
+func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {
 		to, from := &p.peers[(p.id+d)%n], &p.peers[(p.id-d+n)%n]
-		if err := to.putWord(ctx, words, number); err != nil {
+		if err := to.putWord(ctx, words, mark); err != nil {
 			return to.told(op, err)
 		}
 		word := word64(p.heap, words)
-		err := p.await(ctx, op, from, func() bool { return atomic.LoadUint64(word) >= number })
+		err := p.meet(ctx, op, from, func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
 		if err != nil {
 			return err
+		}
+		if got := atomic.LoadUint64(word); got != mark && got>>markBits == mark>>markBits {
+			return p.mismatch(ctx, op, from, p.record.tag(), p.record.tag())
 		}
 		words += 8
 	}

@@ -2,18 +2,23 @@ package shmem
 
 import "context"
 
-// Broadcast gives every PE the buf of PE root. Any memory will do. It is collective; all PEs give the same length and root.
+// Broadcast gives every PE the buf of PE root. Any memory will do. It is collective; all PEs give the same length and root. It returns on a
+// PE that has the data, whether or not all others have it. A root that is no PE is verbs.ErrInvalid, and ends the call of all PEs with
+// [ErrMismatch].
 func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error {
 	const op = "broadcast"
-	if uint(root) >= uint(pe.PEs()) {
-		return invalid(op, "root %d: the numbers are 0 to %d", root, pe.PEs()-1)
-	}
 	if err := pe.enter(op); err != nil {
 		return err
 	}
 	defer pe.collective.Unlock()
-	b := bytesOf(buf)
-	if err := pe.broadcast(ctx, op, newTag(kindBroadcast, len(b)), b, root); err != nil {
+	if uint(root) >= uint(pe.PEs()) {
+		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root, pe.PEs()-1))
+	}
+	g, err := pe.call(op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
+	if err != nil {
+		return err
+	}
+	if err := pe.broadcast(ctx, op, g, bytesOf(buf), root); err != nil {
 		return err
 	}
 	return pe.sent(ctx, op)
@@ -39,10 +44,10 @@ func (t tree) child(bit int) (pe int, ok bool) {
 	return (t.me + bit + t.root) % t.n, true
 }
 
-// broadcast sends b down the tree, piece by piece.
+// broadcast sends b down the tree, piece by piece, an empty one if need be.
 func (p *PE) broadcast(ctx context.Context, op string, g tag, b []byte, root int) error {
 	tree := p.tree(root)
-	for len(b) != 0 {
+	for more := true; more; more = len(b) != 0 {
 		n := p.piece(len(b))
 		if tree.me != 0 {
 			t := &p.peers[tree.parent()]

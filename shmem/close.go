@@ -21,7 +21,7 @@ func (p *PE) Close(ctx context.Context) error {
 	var err error
 	if p.gone.Load() == nil {
 		if err = p.quiet(ctx, op); err == nil {
-			err = p.disseminate(ctx, op, p.layout.endings, 1)
+			err = p.disseminate(ctx, op, p.layout.endings, 1<<markBits)
 		}
 	}
 	for i := range p.peers {

@@ -2,9 +2,9 @@
 //
 // # The model
 //
-// A [PE] is one of a fixed number of processing elements, numbered from 0: a process each, or goroutines of one process, or both. Every PE has a
-// symmetric heap, of the same size everywhere. [Alloc] is called by all of them and gives each a block at the same place of its heap, so that
-// one handle, a [Sym], names the block on every PE:
+// A [PE] is one of a fixed number of processing elements, numbered from 0: a process each, or goroutines of one process, or both. Every PE
+// has a symmetric heap, of the same size everywhere. [Alloc] is called by all of them and gives each a block at the same place of its heap,
+// so that one handle, a [Sym], names the block on every PE:
 //
 //	counts, err := shmem.Alloc[uint64](ctx, pe, 64)         // 64 numbers on each PE
 //	err = shmem.Add(ctx, pe, counts.At(7), 1, 3)            // count in PE 3's, atomically
@@ -21,7 +21,7 @@
 //	PutNBI       initiates: the source must not be written to before Quiet
 //	Get          returns with the data
 //	GetNBI       initiates: the data is there after Quiet
-//	Fence        orders this PE's puts, atomics and signals to each PE: the later ones land after the earlier ones
+//	Fence        orders this PE's puts, atomics and signals to each PE: the later ones land after the earlier ones. It waits for nothing
 //	Quiet        completes everything of this PE, and makes it visible to every PE
 //	PutSignal    whoever sees the signal sees the data, over any number of rails
 //	WaitUntil    waits for a word of the own heap that another PE changes
@@ -31,12 +31,13 @@
 //
 // # Atomics
 //
-// [FetchAdd] and its like change the first word of a Sym on one PE. They are atomic among themselves, whichever PEs and goroutines issue them, the own PE
-// included. They are not atomic with puts, nor with what a processor writes.
+// [FetchAdd] and its like change the first word of a Sym on one PE. They are atomic among themselves, whichever PEs and goroutines issue
+// them, the own PE included. They are not atomic with puts, nor with what a processor writes.
 //
-// NICs know fetch-add and compare-and-swap of eight bytes. All others, and every one on four bytes, are made of compare-and-swaps, which are
-// repeated while somebody else changes the word, and so take two round trips or more; only [Add] and [Inc] on eight bytes do not wait at all. Atomics on
-// four bytes work on the aligned eight that hold them: a put to the other half at the same moment may be lost, an atomic on it is not.
+// NICs know fetch-add and compare-and-swap of eight bytes. All others, and every one on four bytes, are made of compare-and-swaps, which
+// are repeated while somebody else changes the word, and so take two round trips or more; only [Add] and [Inc] on eight bytes do not wait
+// at all. Atomics on four bytes work on the aligned eight that hold them: a put to the other half at the same moment may be lost, an atomic
+// on it is not.
 //
 // When a connection fails, or ctx ends, during an atomic it may have taken effect or not.
 //
@@ -64,11 +65,20 @@
 //     end phases with one of them anyhow.
 //   - A collective call that returns an error leaves the PEs out of step, but for Alloc and Free, whose refusals all PEs see alike. End with Close.
 //
+// # Calls that do not match
+//
+// All PEs make the same collective calls in the same order, with the same lengths, types, roots and ops. Where they do not, or where one of
+// them is refused a call for its arguments, all get [ErrMismatch]: in the call itself, or in the next one where the call needed nothing of
+// the others, as that of a Broadcast's root does. No PE gets through a Barrier, and none takes the data of one call for that of another.
+// The error of one PE says who called what, those of the others at least which PE that is. PEs that wait for each other find out within
+// some milliseconds, one that computes does when it next calls. The words by which they compare have 14 bits for what was called before,
+// and 24 in a Barrier.
+//
 // # Faults
 //
-// When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and says which PE it was; so do the calls that wait for
-// everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live (transport.Config.KeepAlive). Puts, gets and atomics
-// among the rest go on.
+// When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and says which PE it was; so do the calls
+// that wait for everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live
+// (transport.Config.KeepAlive). Puts, gets and atomics among the rest go on.
 //
 // # What it costs
 //

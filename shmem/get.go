@@ -116,27 +116,19 @@ func (t *peer) getNBI(ctx context.Context, b []byte, off uint64) error {
 // getBuffered reads a piece through a registered buffer.
 func (t *peer) getBuffered(ctx context.Context, comp *transport.Completion, b []byte, off uint64) error {
 	remote := t.heap.Slice(off, uint64(len(b)))
-	_, err := t.ep.GetBcopy(comp, b, remote)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.GetBcopy(comp, b, remote)
-			return err
-		})
-	}
-	return err
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.GetBcopy(comp, b, remote)
+		return err
+	})
 }
 
 // getZcopy reads into registered memory.
 func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
 	remote := t.heap.Slice(off, local.Length)
-	_, err := t.ep.GetZcopy(comp, remote, local)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.GetZcopy(comp, remote, local)
-			return err
-		})
-	}
-	return err
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.GetZcopy(comp, remote, local)
+		return err
+	})
 }
 
 // getWait reads into registered memory and waits for it.

@@ -6,13 +6,13 @@ import "math/bits"
 // four bytes never reach beyond its block.
 const blockAlign = 64
 
-// layout says where things lie in every PE's registered memory: first what the package needs for itself, then the user's heap. It follows from the
-// number of PEs and so is the same on all of them.
+// layout says where things lie in every PE's registered memory: first what the package needs for itself, then the user's heap. It follows
+// from the number of PEs and so is the same on all of them.
 type layout struct {
 	rounds  uint64 // words of the barrier, one a round; only ever counted up
 	endings uint64 // likewise for the barrier of Close, which must work when the PEs are out of step
 	stop    uint64 // a word: another PE has found that the PEs are out of step
-	words   uint64 // mailWords for each PE
+	words   uint64 // mailStride bytes of words for each PE
 	slots   uint64 // two for each PE
 	slot    uint64 // bytes of a slot
 	user    uint64
@@ -55,6 +55,9 @@ func (l *layout) arrived(from int, slot uint64) uint64 {
 
 // taken is the word in which PE from counts the messages that it has taken out of its slots.
 func (l *layout) taken(from int) uint64 { return l.words + mailStride*uint64(from) + 16 }
+
+// asks are three words in which PE from asks about the call in which it waits for this one.
+func (l *layout) asks(from int) uint64 { return l.words + mailStride*uint64(from) + 24 }
 
 // slotOf is a slot for messages of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {

@@ -2,50 +2,13 @@ package shmem
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 )
 
-// A mailbox carries what collective calls have to say from one PE to another, in pieces: two slots in the receiver's heap, each with a word that the
-// sender writes behind a fence when the slot is full, and a word in the sender's heap in which the receiver counts what it has taken out. Pieces are
-// numbered through all calls, so that a PE that is a call ahead does no harm: its next pieces wait in the slots, or with their sender.
-
-// kind is which collective call a piece belongs to.
-type kind uint32
-
-const (
-	kindBroadcast kind = iota + 1
-	kindReduce
-	kindAllGather
-	kindAllToAll
-	kindAlloc
-	kindFree
-)
-
-func (k kind) String() string {
-	switch k {
-	case kindBroadcast:
-		return "broadcast"
-	case kindReduce:
-		return "reduce"
-	case kindAllGather:
-		return "all-gather"
-	case kindAllToAll:
-		return "all-to-all"
-	case kindAlloc:
-		return "alloc"
-	case kindFree:
-		return "free"
-	}
-	return fmt.Sprintf("unknown call %d", uint32(k))
-}
-
-// tag is what the sender says of its call along with each piece: the kind, and the low 28 bits of the length in bytes.
-type tag uint32
-
-func newTag(k kind, bytes int) tag { return tag(k)<<28 | tag(bytes&(1<<28-1)) }
-
-func (g tag) String() string { return fmt.Sprintf("%v of %d bytes", kind(g>>28), uint32(g&(1<<28-1))) }
+// A mailbox carries what collective calls have to say from one PE to another, in pieces: two slots in the receiver's heap, each with a word
+// that the sender writes behind a fence when the slot is full, and a word in the sender's heap in which the receiver counts what it has
+// taken out. Pieces are numbered through all calls, so that a PE that is a call ahead does no harm: its next pieces wait in the slots, or
+// with their sender. The word of a full slot has the piece's number, modulo 16, and the tag of the call.
 
 // piece is how many of the bytes that are left travel in one slot.
 func (p *PE) piece(left int) int { return min(left, int(p.layout.slot)) }
@@ -65,7 +28,7 @@ func (t *peer) mail(ctx context.Context, op string, g tag, b []byte) error {
 		err = t.order(ctx)
 	}
 	if err == nil {
-		err = t.putWord(ctx, l.arrived(t.pe.id, slot), t.mailed<<32|uint64(g))
+		err = t.putWord(ctx, l.arrived(t.pe.id, slot), uint64(g)|t.mailed&tagNumber)
 	}
 	if err != nil {
 		return t.told(op, err)
@@ -75,7 +38,7 @@ func (t *peer) mail(ctx context.Context, op string, g tag, b []byte) error {
 
 // mailWhenRoom waits for room first.
 func (t *peer) mailWhenRoom(ctx context.Context, op string, g tag, b []byte) error {
-	if err := t.pe.await(ctx, op, t, func() bool { return t.hasRoom() }); err != nil {
+	if err := t.pe.meet(ctx, op, t, func() bool { return t.hasRoom() }); err != nil {
 		return err
 	}
 	return t.mail(ctx, op, g, b)
@@ -87,13 +50,12 @@ func (t *peer) next() uint64 {
 }
 
 // hasMail reports whether the next piece has come.
-func (t *peer) hasMail() bool { return uint32(t.next()>>32) == uint32(t.received+1) }
+func (t *peer) hasMail() bool { return t.next()&tagNumber == (t.received+1)&tagNumber }
 
 // open gives the next piece, of n bytes, which must have come. It is there until discard.
 func (t *peer) open(ctx context.Context, op string, g tag, n int) ([]byte, error) {
-	if theirs := tag(t.next()); theirs != g {
-		t.pe.stop(ctx)
-		return nil, fails(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, t.pe.id, g))
+	if theirs := tag(t.next() &^ tagNumber); theirs != g {
+		return nil, t.pe.mismatch(ctx, op, t, theirs, g)
 	}
 	off := t.pe.layout.slotOf(t.id, t.received%2)
 	return t.pe.heap[off : off+uint64(n)], nil
@@ -101,7 +63,7 @@ func (t *peer) open(ctx context.Context, op string, g tag, n int) ([]byte, error
 
 // openWhenThere waits for the piece first.
 func (t *peer) openWhenThere(ctx context.Context, op string, g tag, n int) ([]byte, error) {
-	if err := t.pe.await(ctx, op, t, func() bool { return t.hasMail() }); err != nil {
+	if err := t.pe.meet(ctx, op, t, func() bool { return t.hasMail() }); err != nil {
 		return nil, err
 	}
 	return t.open(ctx, op, g, n)
@@ -114,12 +76,4 @@ func (t *peer) discard(ctx context.Context, op string) error {
 		return t.told(op, err)
 	}
 	return nil
-}
-
-// stop tells all PEs, this one too, that they are out of step: those that wait would wait for ever.
-func (p *PE) stop(ctx context.Context) {
-	for i := range p.peers {
-		_ = p.peers[i].putWord(ctx, p.layout.stop, uint64(p.id)+1) // as far as they can be reached
-	}
-	_ = p.sent(ctx, "")
 }

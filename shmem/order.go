@@ -10,25 +10,38 @@ import (
 
 const writable = verbs.AccessLocalWrite
 
-// Fence orders this PE's puts, atomics and signals, to each PE separately: what is called after it lands after what was called before. It completes
-// nothing, and does not wait for anything to land.
-func (p *PE) Fence() {
-	for i := range p.peers {
-		_ = p.peers[i].order(context.Background()) // an endpoint that fails says so to what comes next
+// Fence orders this PE's puts, atomics and signals, to each PE separately: what is called after it lands after what was called before. It
+// completes nothing, waits for nothing and cannot fail: the next call to each PE keeps the order, and that one may wait for room and return
+// an error. A call that did return an error leaves the fence in force for those that follow.
+func (p *PE) Fence() { p.fences.Add(1) }
+
+// behindFence makes sure that what comes next to this PE is behind what was called before the last Fence. Two goroutines may do so for the
+// same fence; none goes ahead before one of them has done it.
+func (t *peer) behindFence(ctx context.Context) error {
+	if asked := t.pe.fences.Load(); asked > t.fenced.Load() {
+		return t.fence(ctx, asked)
 	}
+	return nil
+}
+
+func (t *peer) fence(ctx context.Context, asked uint64) error {
+	if err := t.order(ctx); err != nil {
+		return err
+	}
+	for done := t.fenced.Load(); done < asked && !t.fenced.CompareAndSwap(done, asked); {
+		done = t.fenced.Load()
+	}
+	return nil
 }
 
 // order puts what comes next to this PE behind what was before. The peer's processor sees one NIC's writes in their order. Writes of several
 // NICs may pass each other on the way to its memory, though they are acknowledged: there a read on every queue pair goes between.
 func (t *peer) order(ctx context.Context) error {
 	if t.spread {
-		_, err := t.ep.StartFlush(transport.FlushRemote, nil)
-		if lacking(err) {
-			err = t.pe.retry(ctx, func() error {
-				_, err := t.ep.StartFlush(transport.FlushRemote, nil)
-				return err
-			})
-		}
+		err := t.pe.begin(ctx, func() error {
+			_, err := t.ep.StartFlush(transport.FlushRemote, nil)
+			return err
+		})
 		if err != nil {
 			return err
 		}
@@ -37,8 +50,8 @@ func (t *peer) order(ctx context.Context) error {
 	return nil
 }
 
-// Quiet waits until every put, get, atomic and signal that this PE has called, from whichever goroutine, is complete: sources are free, what was
-// got is there, and what was put is visible to every PE.
+// Quiet waits until every put, get, atomic and signal that this PE has called, from whichever goroutine, is complete: sources are free,
+// what was got is there, and what was put is visible to every PE.
 func (p *PE) Quiet(ctx context.Context) error { return p.quiet(ctx, "quiet") }
 
 func (p *PE) quiet(ctx context.Context, op string) error {

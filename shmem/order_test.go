@@ -3,6 +3,7 @@ package shmem_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"ibverbx/shmem"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // rounds is how often an order is tried for each size: less under the race detector.
@@ -295,6 +297,40 @@ func TestBackground(t *testing.T) {
 		}
 		if !seen.Load() {
 			return wrong("the signal did not leave")
+		}
+		return nil
+	})
+}
+
+// Fence waits for nothing, though there is no room for anything: the next call does, tells when it cannot, and leaves the fence in force.
+func TestFenceDoesNotWait(t *testing.T) {
+	l := newLab(t, shape{2, 2, 1}, shmem.Config{})
+	s := allocate[uint64](l, 2)
+	slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Count: -1, Delay: time.Second, Match: isWrite})
+	l.one(func(ctx context.Context, pe *shmem.PE) error {
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		var err error
+		for err == nil { // until there is no room
+			err = shmem.P(ended, pe, s, 1, 1)
+		}
+		if !errors.Is(err, context.Canceled) {
+			return err
+		}
+		slow.Remove()
+		pe.Fence() // if it waited for room, there would be some after it
+		if err := shmem.P(ended, pe, s.At(1), 7, 1); !errors.Is(err, context.Canceled) {
+			return wrong("put without room: %v", err)
+		}
+		if err := shmem.P(ctx, pe, s.At(1), 8, 1); err != nil {
+			return err
+		}
+		if err := pe.Quiet(ctx); err != nil {
+			return err
+		}
+		v := make([]uint64, 2)
+		if err := shmem.Get(ctx, pe, v, s, 1); err != nil || v[0] != 1 || v[1] != 8 {
+			return wrong("%v, %v, want 1 and 8", v, err)
 		}
 		return nil
 	})

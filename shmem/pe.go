@@ -29,7 +29,9 @@ type PE struct {
 	collective sync.Mutex
 	blocks     *blocks
 	syncs      atomic.Uint64 // barriers so far
+	record     record
 
+	fences  atomic.Uint64           // calls of Fence so far
 	gone    atomic.Pointer[PEError] // the first other PE that went
 	closing atomic.Bool
 	closed  atomic.Bool
@@ -48,11 +50,13 @@ type peer struct {
 	short  int                     // longest short put, bytes
 	bcopy  int                     // longest put or get through a registered buffer, bytes
 	spread bool                    // its memory is written by several NICs
+	fenced atomic.Uint64           // as many of PE.fences are in force
 	gone   atomic.Pointer[PEError] // why it does not answer any more
 
 	// The mailboxes; guarded by PE.collective.
-	mailed, received uint64 // messages so far
-	out, in          int    // how far a collective call has come, bytes
+	mailed, received uint64 // pieces so far
+	out, in          int    // pieces of a trade that have still to go, and to come
+	asked            uint64 // the last call about which this PE has asked that one
 }
 
 // ID is this PE's number.

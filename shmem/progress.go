@@ -3,8 +3,6 @@ package shmem
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
 	"time"
 
 	"ibverbx/transport"
@@ -13,8 +11,12 @@ import (
 // lacking reports whether an operation could not start for now.
 func lacking(err error) bool { return err != nil && errors.Is(err, transport.ErrNoResource) }
 
-// retry makes progress until try does not lack resources any more.
-func (p *PE) retry(ctx context.Context, try func() error) (err error) {
+// begin starts an operation, and makes progress until it does not lack resources any more. The function stays on its caller's stack.
+func (p *PE) begin(ctx context.Context, try func() error) error {
+	err := try()
+	if !lacking(err) {
+		return err
+	}
 	p.worker.Progress()
 	waited := p.worker.WaitFor(ctx, 0, func() bool {
 		err = try()
@@ -29,6 +31,15 @@ func (p *PE) retry(ctx context.Context, try func() error) (err error) {
 // await makes progress until done, which looks at what other PEs write into this heap. It gives up when a PE has gone; from is the one whose
 // write is waited for, or nil.
 func (p *PE) await(ctx context.Context, op string, from *peer, done func() bool) error {
+	return p.watch(ctx, op, from, false, done)
+}
+
+// meet is await for collective calls: when it takes long, it makes sure that the PEs are in step.
+func (p *PE) meet(ctx context.Context, op string, from *peer, done func() bool) error {
+	return p.watch(ctx, op, from, !p.closing.Load(), done)
+}
+
+func (p *PE) watch(ctx context.Context, op string, from *peer, compare bool, done func() bool) error {
 	if done() {
 		return nil
 	}
@@ -43,6 +54,11 @@ func (p *PE) await(ctx context.Context, op string, from *peer, done func() bool)
 		case v.err != nil:
 			return fails(op, v.err)
 		}
+		if compare {
+			if err := p.compare(ctx, op, from); err != nil {
+				return err
+			}
+		}
 		v.step = min(2*v.step, maxStep)
 	}
 }
@@ -53,14 +69,14 @@ type vigil struct {
 	from   *peer
 	step   time.Duration
 	rounds int
-	longer time.Time // when to sleep longer at a time
+	longer time.Time // when to look around, and to sleep longer at a time
 	err    error
 }
 
 // maxStep bounds how long a PE sleeps between looks at its heap.
 const maxStep = time.Millisecond
 
-// over says whether to stop waiting for now: because something has happened to the others, or to wait in longer steps.
+// over says whether to stop waiting for now: because something has happened to the others, or to look around and wait in longer steps.
 func (v *vigil) over() bool {
 	p := v.p
 	if gone := p.gone.Load(); gone != nil {
@@ -73,9 +89,10 @@ func (v *vigil) over() bool {
 			return true
 		}
 	}
-	if who := atomic.LoadUint64(word64(p.heap, p.layout.stop)); who != 0 {
-		v.err = fmt.Errorf("%w: PE %d has found out, and says how", ErrMismatch, who-1)
-		return true
+	if !p.closing.Load() {
+		if v.err = p.stopped(); v.err != nil {
+			return true
+		}
 	}
 	v.rounds++
 	return v.rounds%16 == 1 && v.clock()
@@ -87,7 +104,7 @@ func (v *vigil) clock() bool {
 	if v.longer.IsZero() {
 		v.longer = now.Add(20 * v.step)
 	}
-	if v.step < maxStep && now.After(v.longer) {
+	if now.After(v.longer) {
 		v.longer = now.Add(20 * v.step)
 		return true
 	}

@@ -105,39 +105,35 @@ func (t *peer) putShort(ctx context.Context, b []byte, off uint64) error {
 	if len(b) == 0 {
 		return nil
 	}
-	remote := t.heap.Slice(off, uint64(len(b)))
-	err := t.ep.PutShort(b, remote)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error { return t.ep.PutShort(b, remote) })
+	if err := t.behindFence(ctx); err != nil {
+		return err
 	}
-	return err
+	remote := t.heap.Slice(off, uint64(len(b)))
+	return t.pe.begin(ctx, func() error { return t.ep.PutShort(b, remote) })
 }
 
 // putBuffered writes a piece through a registered buffer.
 func (t *peer) putBuffered(ctx context.Context, b []byte, off uint64) error {
-	remote := t.heap.Slice(off, uint64(len(b)))
-	pack := func(dst []byte) int { return copy(dst, b) }
-	_, err := t.ep.PutBcopy(pack, remote)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.PutBcopy(pack, remote)
-			return err
-		})
+	if err := t.behindFence(ctx); err != nil {
+		return err
 	}
-	return err
+	remote := t.heap.Slice(off, uint64(len(b)))
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.PutBcopy(func(dst []byte) int { return copy(dst, b) }, remote)
+		return err
+	})
 }
 
 // putZcopy writes from registered memory.
 func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
-	remote := t.heap.Slice(off, local.Length)
-	_, err := t.ep.PutZcopy(comp, remote, local)
-	if lacking(err) {
-		err = t.pe.retry(ctx, func() error {
-			_, err := t.ep.PutZcopy(comp, remote, local)
-			return err
-		})
+	if err := t.behindFence(ctx); err != nil {
+		return err
 	}
-	return err
+	remote := t.heap.Slice(off, local.Length)
+	return t.pe.begin(ctx, func() error {
+		_, err := t.ep.PutZcopy(comp, remote, local)
+		return err
+	})
 }
 
 // putWait writes from registered memory and waits until that can be written to again.

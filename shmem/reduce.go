@@ -39,42 +39,72 @@ func (o ReduceOp) String() string {
 
 // Reduce combines the src of all PEs element by element and gives every PE the result in dst, which may be src. Any memory will do. Values
 // are combined in an order that depends on the number of PEs alone: every PE has the same bits, in every run. It is collective; all PEs give
-// the same length and op.
+// the same length and op. Lengths that differ, and an op that these elements do not have, are verbs.ErrInvalid, and end the call of all other
+// PEs with [ErrMismatch].
 func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
-	combine := combiner[T](op)
-	if combine == nil {
-		return invalid("reduce", "op %v of these elements", op)
-	}
-	return reduce(ctx, pe, dst, src, combine)
+	return reduce(ctx, pe, dst, src, int(op), combiner[T](op))
 }
 
-// ReduceFunc is Reduce with a function of the caller's, which must be associative; what it is given first comes from PEs with lower numbers. It must
-// not call anything of this package.
+// ReduceFunc is Reduce with a function of the caller's, which must be associative; what it is given first comes from PEs with lower
+// numbers. It must not call anything of this package. That all PEs give the same function is not noticed where they do not.
 func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a, b T) T) error {
-	if fn == nil {
-		return invalid("reduce", "fn is nil")
-	}
-	return reduce(ctx, pe, dst, src, func(a, b []T) {
+	combine := func(a, b []T) {
 		for i, v := range b {
 			a[i] = fn(a[i], v)
 		}
-	})
+	}
+	if fn == nil {
+		combine = nil
+	}
+	return reduce(ctx, pe, dst, src, paramFunc, combine)
 }
 
-// reduce combines up a tree, piece by piece, and sends the result down again. combine puts the result into a.
-func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, combine func(a, b []T)) error {
+// paramFunc stands for an op in the tag of a reduction by a function of the caller's.
+const paramFunc = 1<<16 - 1
+
+// checkReduce says what is wrong with the arguments of a reduction.
+func checkReduce(dst, src, param int, known bool) error {
 	const op = "reduce"
-	if len(dst) != len(src) {
-		return invalid(op, "dst has %d elements, src %d", len(dst), len(src))
+	switch {
+	case dst != src:
+		return invalid(op, "dst has %d elements, src %d", dst, src)
+	case known:
+		return nil
+	case param == paramFunc:
+		return invalid(op, "fn is nil")
 	}
+	return invalid(op, "op %v of these elements", ReduceOp(param))
+}
+
+// reduce combines up a tree, piece by piece, and sends the result down again. combine puts the result into a; param says of it what all PEs
+// must agree in.
+func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(a, b []T)) error {
+	const op = "reduce"
 	if err := pe.enter(op); err != nil {
 		return err
 	}
 	defer pe.collective.Unlock()
+	if err := checkReduce(len(dst), len(src), param, combine != nil); err != nil {
+		return pe.refuse(ctx, kindReduce, err)
+	}
+	g, err := pe.call(op, kindReduce, shape{n: len(dst), size: sizeOf[T](), param: param})
+	if err != nil {
+		return err
+	}
 	copy(dst, src)
-	g := newTag(kindReduce, len(bytesOf(dst)))
+	if err := combineUp(ctx, pe, op, g, dst, combine); err != nil {
+		return err
+	}
+	if err := pe.broadcast(ctx, op, g, bytesOf(dst), 0); err != nil {
+		return err
+	}
+	return pe.sent(ctx, op)
+}
+
+// combineUp combines left of all PEs below this one in the tree into left, and gives it to the parent.
+func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []T, combine func(a, b []T)) error {
 	tree := pe.tree(0)
-	for left := dst; len(left) != 0; {
+	for more := true; more; more = len(left) != 0 {
 		n := pe.piece(len(bytesOf(left))) / sizeOf[T]()
 		for bit := 1; bit < tree.n; bit *= 2 {
 			child, ok := tree.child(bit)
@@ -98,8 +128,5 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, combine func(a
 		}
 		left = left[n:]
 	}
-	if err := pe.broadcast(ctx, op, g, bytesOf(dst), 0); err != nil {
-		return err
-	}
-	return pe.sent(ctx, op)
+	return nil
 }

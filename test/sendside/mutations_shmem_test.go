@@ -18,6 +18,7 @@ var shmemMutations = []hunt.Mutation{
 	// Order.
 	inShmem("quiet does not wait", "order.go", hunt.Change{Old: "if err := p.worker.Flush(ctx, transport.FlushRemote); err != nil {", New: "if err := error(nil); err != nil {"}),
 	inShmem("fence is forgotten", "order.go", hunt.Change{Old: "\tt.ep.Fence()\n", New: ""}),
+	inShmem("fence that the next put forgets", "put.go", hunt.Change{Old: "func (t *peer) putShort(ctx context.Context, b []byte, off uint64) error {\n\tif len(b) == 0 {\n\t\treturn nil\n\t}\n\tif err := t.behindFence(ctx); err != nil {\n\t\treturn err\n\t}\n", New: "func (t *peer) putShort(ctx context.Context, b []byte, off uint64) error {\n\tif len(b) == 0 {\n\t\treturn nil\n\t}\n"}),
 	inShmem("signal beside its data", "signal.go", hunt.Change{Old: "\tif err == nil {\n\t\terr = t.order(ctx)\n\t}\n", New: ""}),
 	inShmem("wait until does not wait", "wait.go", hunt.Change{Old: "\t\treturn done == s.n\n", New: "\t\treturn true\n"}),
 	inShmem("at least is more than", "wait.go", hunt.Change{Old: "\t\treturn a >= b\n", New: "\t\treturn a > b\n"}),
@@ -28,7 +29,7 @@ var shmemMutations = []hunt.Mutation{
 	inShmem("mail told of before it is there", "mailbox.go", hunt.Change{Old: "\tif err == nil {\n\t\terr = t.order(ctx)\n\t}\n", New: ""}),
 	inShmem("mailbox overfilled", "mailbox.go", hunt.Change{Old: "layout.taken(t.id))) < 2", New: "layout.taken(t.id))) < 3"}),
 	inShmem("reduce leaves a child out", "reduce.go", hunt.Change{Old: "for bit := 1; bit < tree.n; bit *= 2 {", New: "for bit := 1; bit < tree.n-1; bit *= 2 {"}),
-	inShmem("everybody gets the same part", "trade.go", hunt.Change{Old: "src[stride*t.id:], n)", New: "src, n)"}),
+	inShmem("everybody gets the same part", "trade.go", hunt.Change{Old: "src[stride*t.id:][:n], pieces)", New: "src[:n], pieces)"}),
 
 	// Memory.
 	inShmem("large put returns at once", "put.go", hunt.Change{Old: "\treturn p.wait(ctx, c)\n}\n\n// wait waits", New: "\treturn nil\n}\n\n// wait waits"}),
@@ -39,5 +40,5 @@ var shmemMutations = []hunt.Mutation{
 	// Atomics.
 	inShmem("change lost when somebody was faster", "atomic.go", hunt.Change{Old: "\t\tcase was == all:\n", New: "\t\tcase was == all || all != 0:\n"}),
 	inShmem("other half overwritten", "atomic.go", hunt.Change{Old: "return all&^(w.mask<<w.shift) | (v&w.mask)<<w.shift", New: "return (v & w.mask) << w.shift"}),
-	inShmem("addition of another number", "atomic.go", hunt.Change{Old: "\t\t_, err := t.ep.FetchAdd(nil, nil, remote, v)\n\t\t\treturn err", New: "\t\t_, err := t.ep.FetchAdd(nil, nil, remote, v+1)\n\t\t\treturn err"}),
+	inShmem("addition of another number", "atomic.go", hunt.Change{Old: "return t.startAdd(ctx, nil, nil, off, v)", New: "return t.startAdd(ctx, nil, nil, off, v+1)"}),
 }

@@ -1,0 +1,207 @@
+package shmem_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/shmem"
+	"ibverbx/verbs"
+)
+
+// together makes a different call on every PE and returns what they say. After a call that ended well, because it needed nothing of the
+// others, a barrier must tell.
+func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE) error) []error {
+	t.Helper()
+	l := newLab(t, shape{pes, 1, 2}, shmem.Config{})
+	ctx, cancel := context.WithTimeout(l.ctx, 10*time.Second)
+	defer cancel()
+	errs := make([]error, pes)
+	l.run(func(_ context.Context, pe *shmem.PE) error {
+		err := call(ctx, pe)
+		if err == nil {
+			err = pe.Barrier(ctx)
+		}
+		errs[pe.ID()] = err
+		return nil
+	})
+	return errs
+}
+
+// PEs whose calls do not match all get ErrMismatch, in whatever they differ, and whoever waits for whom. One of them says who called what.
+func TestCallsThatDoNotMatch(t *testing.T) {
+	reduce := func(op shmem.ReduceOp) func(context.Context, *shmem.PE) error {
+		return func(ctx context.Context, pe *shmem.PE) error {
+			v := make([]int64, 3)
+			return shmem.Reduce(ctx, pe, v, v, op)
+		}
+	}
+	const last = -1
+	broadcast := func(root, n int) func(context.Context, *shmem.PE) error {
+		return func(ctx context.Context, pe *shmem.PE) error {
+			if root == last {
+				return shmem.Broadcast(ctx, pe, make([]int64, n), pe.PEs()-1)
+			}
+			return shmem.Broadcast(ctx, pe, make([]int64, n), root)
+		}
+	}
+	narrow := func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, make([]int32, 8), 0) }
+	byFunc := func(ctx context.Context, pe *shmem.PE) error {
+		v := make([]int64, 3)
+		return shmem.ReduceFunc(ctx, pe, v, v, func(a, b int64) int64 { return a + b })
+	}
+	alloc := func(ctx context.Context, pe *shmem.PE) error {
+		_, err := shmem.Alloc[byte](ctx, pe, 10)
+		return err
+	}
+	gather := func(n int) func(context.Context, *shmem.PE) error {
+		return func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.AllGather(ctx, pe, make([]int64, n*pe.PEs()), make([]int64, n))
+		}
+	}
+	barrier := func(ctx context.Context, pe *shmem.PE) error { return pe.Barrier(ctx) }
+	nothing := func(context.Context, *shmem.PE) error { return nil }
+	for _, c := range []struct {
+		name   string
+		odd    func(ctx context.Context, pe *shmem.PE) error // of the last PE
+		others func(ctx context.Context, pe *shmem.PE) error
+		says   []string // any of them; finders differ
+	}{
+		{"roots, each itself", broadcast(last, 4), broadcast(0, 4), []string{"from PE", "not the same before"}},
+		{"roots, each another", broadcast(0, 4), broadcast(last, 4), []string{"from PE", "not the same before"}},
+		{"element sizes", narrow, broadcast(0, 4), []string{"8 elements of 4 bytes", "not the same before"}},
+		{"lengths", broadcast(0, 5), broadcast(0, 4), []string{"5 elements of 8 bytes", "not the same before"}},
+		{"lengths of parts", gather(11), gather(10), []string{"all-gather of 11 elements of 8 bytes"}},
+		{"nothing and something", gather(0), gather(4), []string{"all-gather of 0 elements of 8 bytes"}},
+		{"ops", reduce(shmem.OpMin), reduce(shmem.OpSum), []string{"of 8 bytes by min"}},
+		{"op and function", byFunc, reduce(shmem.OpSum), []string{"by a function"}},
+		{"barrier and reduce", barrier, reduce(shmem.OpSum), []string{"barrier"}},
+		{"reduce and barrier", reduce(shmem.OpSum), barrier, []string{"barrier"}},
+		{"alloc and barrier", alloc, barrier, []string{"alloc"}},
+		{"barrier and alloc", barrier, alloc, []string{"alloc"}},
+		{"one call less", nothing, broadcast(0, 4), []string{"barrier", "not the same before"}},
+	} {
+		for _, pes := range []int{2, 3, 5} {
+			t.Run(fmt.Sprintf("%s/pes=%d", c.name, pes), func(t *testing.T) {
+				errs := together(t, pes, func(ctx context.Context, pe *shmem.PE) error {
+					call := c.others
+					if pe.ID() == pes-1 {
+						call = c.odd
+					}
+					return call(ctx, pe)
+				})
+				told := false
+				for i, err := range errs {
+					if !errors.Is(err, shmem.ErrMismatch) {
+						t.Errorf("PE %d: %v, want a mismatch", i, err)
+						continue
+					}
+					for _, s := range c.says {
+						told = told || strings.Contains(err.Error(), s)
+					}
+				}
+				if !told {
+					t.Errorf("nobody says what: %v", errs)
+				}
+			})
+		}
+	}
+}
+
+// After a call with different roots, which needed nothing of the other, a later one does not bring the data of the earlier.
+func TestNoDataOfAnEarlierCall(t *testing.T) {
+	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	var errs [2]error
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.ID()); err != nil && !errors.Is(err, shmem.ErrMismatch) {
+			return err
+		}
+		v := []int64{200}
+		errs[pe.ID()] = shmem.Broadcast(ctx, pe, v, 0)
+		if pe.ID() == 1 && (!errors.Is(errs[1], shmem.ErrMismatch) || v[0] != 200) {
+			return wrong("the broadcast after one from another root: %d, %v", v[0], errs[1])
+		}
+		return nil
+	})
+}
+
+// A call that one PE is refused for its arguments ends on all: the others are told who, and in which call.
+func TestARefusalEndsTheCallOfAll(t *testing.T) {
+	v := make([]int64, 24)
+	calls := map[string]struct {
+		good, bad func(ctx context.Context, pe *shmem.PE) error
+	}{
+		"all-to-all": {
+			func(ctx context.Context, pe *shmem.PE) error {
+				return shmem.AllToAll(ctx, pe, make([]int64, 6), make([]int64, 6))
+			},
+			func(ctx context.Context, pe *shmem.PE) error { return shmem.AllToAll(ctx, pe, v[:4], v[:4]) },
+		},
+		"all-gather": {
+			func(ctx context.Context, pe *shmem.PE) error {
+				return shmem.AllGather(ctx, pe, make([]int64, 6), make([]int64, 2))
+			},
+			func(ctx context.Context, pe *shmem.PE) error { return shmem.AllGather(ctx, pe, v[:5], v[:2]) },
+		},
+		"broadcast": {
+			func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, make([]int64, 6), 2) },
+			func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, v, 3) },
+		},
+		"reduce": {
+			func(ctx context.Context, pe *shmem.PE) error {
+				return shmem.Reduce(ctx, pe, make([]int64, 6), make([]int64, 6), shmem.OpSum)
+			},
+			func(ctx context.Context, pe *shmem.PE) error { return shmem.ReduceFunc(ctx, pe, v, v, nil) },
+		},
+	}
+	for name, c := range calls {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t, shape{3, 1, 2}, shmem.Config{})
+			l.run(func(ctx context.Context, pe *shmem.PE) error {
+				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+				defer cancel()
+				if pe.ID() == 2 {
+					if err := c.bad(ctx, pe); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), name) {
+						return wrong("the refused call: %v", err)
+					}
+				} else if err := c.good(ctx, pe); !errors.Is(err, shmem.ErrMismatch) || !strings.Contains(err.Error(), "PE 2 called "+name+" with wrong arguments") {
+					return wrong("PE %d: %v, want that PE 2 was refused", pe.ID(), err)
+				}
+				if err := pe.Barrier(ctx); !errors.Is(err, shmem.ErrMismatch) {
+					return wrong("PE %d: barrier afterwards: %v", pe.ID(), err)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// A call that is refused because another goroutine is in one does no harm to that, whatever its arguments.
+func TestABusyPEIsNotStopped(t *testing.T) {
+	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	busy := make(chan struct{})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		if pe.ID() == 1 {
+			select {
+			case <-busy:
+			case <-ctx.Done():
+			}
+			return pe.Barrier(ctx)
+		}
+		done := make(chan error, 1)
+		go func() { done <- pe.Barrier(ctx) }()
+		for pe.Stats().Barriers == 0 && ctx.Err() == nil {
+			runtime.Gosched()
+		}
+		err := shmem.Broadcast(ctx, pe, []int64{1}, 7)
+		close(busy)
+		if !errors.Is(err, shmem.ErrBusy) {
+			return wrong("%v, want busy", err)
+		}
+		return <-done
+	})
+}
