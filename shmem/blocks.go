@@ -13,6 +13,7 @@ type blocks struct {
 	start, size uint64
 	free        []span
 	taken       map[uint64]uint64 // length by offset
+	asked       map[uint64]uint64 // bytes that were asked for, by offset
 	used        uint64            // bytes in taken
 }
 
@@ -20,7 +21,7 @@ type blocks struct {
 type span struct{ off, length uint64 }
 
 func newBlocks(start, size uint64) *blocks {
-	return &blocks{start: start, size: size, free: []span{{start, size}}, taken: map[uint64]uint64{}}
+	return &blocks{start: start, size: size, free: []span{{start, size}}, taken: map[uint64]uint64{}, asked: map[uint64]uint64{}}
 }
 
 // alloc takes the first place that is large enough. A block has at least one byte, so that every block has a place of its own.
@@ -38,7 +39,7 @@ func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
 		if s.off, s.length = s.off+length, s.length-length; s.length == 0 {
 			b.free = slices.Delete(b.free, i, i+1)
 		}
-		b.taken[off] = length
+		b.taken[off], b.asked[off] = length, bytes
 		b.used += length
 		return off, nil
 	}
@@ -56,14 +57,15 @@ func (b *blocks) full(bytes uint64) error {
 
 // holds reports whether there is a block of so many bytes.
 func (b *blocks) holds(off, bytes uint64) bool {
-	length, ok := b.taken[off]
-	return ok && length == (max(bytes, 1)+blockAlign-1)&^(blockAlign-1)
+	asked, ok := b.asked[off]
+	return ok && asked == bytes
 }
 
 // release gives a block back; there must be one.
 func (b *blocks) release(off uint64) {
 	s := span{off, b.taken[off]}
 	delete(b.taken, off)
+	delete(b.asked, off)
 	b.used -= s.length
 	i := sort.Search(len(b.free), func(i int) bool { return b.free[i].off > off })
 	if i < len(b.free) && s.off+s.length == b.free[i].off {

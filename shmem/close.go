@@ -45,3 +45,8 @@ func (p *PE) free() error {
 	}
 	return errors.Join(errs...)
 }
+
+// leave sends what has begun, for a program that has returned. What became of it, Quiet would have told.
+func (p *PE) leave(ctx context.Context) {
+	_ = p.worker.Flush(ctx, transport.FlushLocal)
+}

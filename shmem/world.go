@@ -56,7 +56,19 @@ func (w *World) PEs() []*PE { return w.pes }
 
 // Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one returns an error, the ctx that the others were given
 // ends, so that they do not wait for it in vain. The result joins all errors, but for those of calls that ended for that reason.
+//
+// A PE whose fn has returned nil still sends what it has begun: others may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
+	return w.run(ctx, func(ctx context.Context, pe *PE) error {
+		err := fn(ctx, pe)
+		if err == nil && !pe.closing.Load() {
+			pe.leave(ctx)
+		}
+		return err
+	})
+}
+
+func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	errs := make([]error, len(w.pes))
@@ -75,7 +87,7 @@ func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) er
 
 // Close closes the PEs, all at the same time.
 func (w *World) Close(ctx context.Context) error {
-	return w.Run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
+	return w.run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
 }
 
 // first joins errors without those that only say that a ctx has ended, unless there are no others.

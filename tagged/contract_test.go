@@ -388,8 +388,15 @@ func TestContract8Contexts(t *testing.T) {
 	if err := d.Wait(over); err != nil {
 		t.Fatal(err) // it is done: the context does not matter
 	}
+	// With a context that has ended nothing is sent.
+	interrupted = nil
+	if err := a.SendWait(over, 2, make([]byte, 50000)); !errors.Is(err, context.Canceled) || errors.As(err, &interrupted) {
+		t.Fatal(err)
+	}
 	// A long send is out: it cannot be taken back.
-	err := a.SendWait(over, 2, make([]byte, 50000))
+	soon, cease := context.WithTimeout(context.Background(), time.Millisecond)
+	defer cease()
+	err := a.SendWait(soon, 2, make([]byte, 50000))
 	if !errors.As(err, &interrupted) || interrupted.Req.Done() {
 		t.Fatal(err)
 	}

@@ -71,6 +71,7 @@
 // is called once, and other endpoints go on. Messages that had arrived whole can still be received; those that had only been announced
 // complete their receive with the error. Receives that no message has matched stay posted: they are not tied to a peer.
 //
-// A NIC notices that its peer is gone by what it has under way. An endpoint that only waits for a peer that vanished without a word goes on
-// waiting, as any silent connection does: give the wait a deadline, or send something now and then.
+// A peer that vanished without a word is noticed by what is on its way to it, or else by the transport's keep-alive
+// ([transport.Config].KeepAlive). A receive that is posted for any peer goes on waiting: who expects something of one peer alone ends the wait
+// from OnError.
 package tagged

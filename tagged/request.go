@@ -98,12 +98,12 @@ func (r *Request) complete(err error) {
 }
 
 // Done reports whether the request has ended, well or not: its buffers are the caller's again. A program that polls makes progress
-// until it does.
-func (r *Request) Done() bool { return r.comp.Fired() }
+// until it does. A nil request, which Send returns where there is nothing to wait for, has ended well; all methods take it.
+func (r *Request) Done() bool { return r == nil || r.comp.Fired() }
 
 // Err is nil while the request goes on, and when it ended well.
 func (r *Request) Err() error {
-	if !r.comp.Fired() {
+	if r == nil || !r.comp.Fired() {
 		return nil
 	}
 	return r.comp.Err()
@@ -112,7 +112,7 @@ func (r *Request) Err() error {
 // Info tells, once the request is done, of the message: for a receive its tag, its length and where it came from. For a send it repeats
 // what was asked.
 func (r *Request) Info() Info {
-	if !r.comp.Fired() {
+	if r == nil || !r.comp.Fired() {
 		return Info{}
 	}
 	return r.info
@@ -121,6 +121,9 @@ func (r *Request) Info() Info {
 // Wait makes progress until the request is done, and returns its error. A ctx that ends does not cancel the request: Wait returns an
 // [*InterruptedError], and can be called again.
 func (r *Request) Wait(ctx context.Context) error {
+	if r == nil {
+		return nil
+	}
 	if r.comp.Fired() {
 		return r.comp.Err()
 	}
@@ -155,6 +158,9 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 // buffers are the caller's. Otherwise Cancel returns false and has no effect: the request completes, or has. Of a receive that is cancelled
 // while its message arrives, one of the two wins.
 func (r *Request) Cancel() bool {
+	if r == nil {
+		return false
+	}
 	w := r.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -174,6 +180,9 @@ func (r *Request) Cancel() bool {
 // Free gives the request back, for use by another call; it must not be used any more. One that is not done is given back when it is: its
 // buffers belong to it until then all the same. Calling Free is optional, and panics the second time.
 func (r *Request) Free() {
+	if r == nil {
+		return
+	}
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
 	switch {

@@ -21,9 +21,12 @@ func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send sync", tag, bufs, true)
 }
 
-// SendWait sends and waits until the buffers are free again. When ctx ends before, the send is cancelled and ctx's error returned; if
-// something of it has gone out already the error is an [*InterruptedError].
+// SendWait sends and waits until the buffers are free again; with a ctx that has ended already it sends nothing. When ctx ends meanwhile, the
+// send is cancelled and ctx's error returned; if something of it has gone out already the error is an [*InterruptedError].
 func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	r, err := e.send("send", tag, bufs, false)
 	if r == nil {
 		return err
@@ -34,6 +37,9 @@ func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) err
 
 // SendSyncWait is SendWait that waits for the match besides.
 func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	r, err := e.send("send sync", tag, bufs, true)
 	if r == nil {
 		return err

@@ -99,6 +99,10 @@ func (c *Config) validate() error {
 		return fmt.Errorf("transport: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 	}
 	switch {
+	case c.QP.QPsPerDevice < 1 || c.QP.QPsPerDevice > ibverbx.MaxRails:
+		return bad("QP.QPsPerDevice %d: must be 1 to %d", c.QP.QPsPerDevice, ibverbx.MaxRails)
+	case c.QP.MaxSGE < 0 || c.QP.Credits < 0 || c.QP.MaxInline < 0:
+		return bad("QP.MaxSGE %d, QP.Credits %d, QP.MaxInline %d: must be positive", c.QP.MaxSGE, c.QP.Credits, c.QP.MaxInline)
 	case c.MaxEndpoints < 0 || c.MaxEndpoints > maxEndpoints:
 		return bad("MaxEndpoints %d: must be 1 to %d", c.MaxEndpoints, maxEndpoints)
 	case c.BufferSize < 256 || c.BufferSize > 1<<30:

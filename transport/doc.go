@@ -25,7 +25,8 @@
 //	ep.Connect(peerCard)
 //	err := ep.AMShort(1, nil, []byte("hello"))                      // an active message: runs the peer's handler 1
 //	err = ep.PutShort(data, peerMR.At(0))                           // into the peer's memory
-//	done, err := ep.PutZcopy(&c, peerMR.At(4096), mr.Slice(0, n))   // from registered memory
+//	c := transport.NewCompletion(1, nil)
+//	done, err := ep.PutZcopy(c, peerMR.At(4096), mr.Slice(0, n))    // from registered memory; peerMR came as JSON, see ibverbx.RemoteMR
 //	err = ep.Flush(ctx, transport.FlushRemote)                      // all of it is in the peer's memory
 //
 // # Order

@@ -231,7 +231,10 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	}
 	aborting := c.abort(sentinel)
 	w.mu.Unlock()
-	return errors.Join(err, aborting, w.Wait(context.Background(), gone))
+	if released := w.Wait(ctx, gone); err == nil {
+		err = released // somebody's callback holds progress up: what is left is given back in later progress
+	}
+	return errors.Join(err, aborting)
 }
 
 // parted carries a closing endpoint on: when nothing is outstanding it says goodbye, and reports true once the peer has that, or is gone.

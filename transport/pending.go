@@ -284,7 +284,7 @@ func (w *Worker) runPending(c *core) Outcome {
 		}
 	}
 	switch {
-	case outcome == PendingDone || last || p.queued:
+	case outcome == PendingDone || outcome > PendingNoResource || last || p.queued:
 		return PendingDone
 	case purge != nil && !p.internal:
 		if p != &c.own {

@@ -77,6 +77,12 @@ func (e *Endpoint) starve(l lack) error {
 // bounce buffer is free again.
 func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op, error) {
 	c := e.c
+	if comp != nil && comp.left.Load() <= 0 {
+		if buf != noBuffer {
+			c.w.bounce.put(buf)
+		}
+		return nil, c.refuse(name, verbs.ErrInvalid, "the completion counts nothing: call Init, or NewCompletion, for as many operations as it is given to")
+	}
 	wr[0].ID = c.sendID()
 	if c.fence || c.fenceNext && !e.turn && !e.aside {
 		wr[0].Flags |= verbs.SendFence

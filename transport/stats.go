@@ -30,7 +30,7 @@ type Stats struct {
 	Pending     uint64 `json:"pending"`      // requests queued
 	PendingNow  int    `json:"pending_now"`  // endpoints with requests in their queue, now
 	Probes      uint64 `json:"probes"`       // silent peers asked for a sign of life
-	Failures    uint64 `json:"failures"`     // endpoints that failed
+	Failures    uint64 `json:"failures"`     // endpoints that failed, or whose peer closed
 	Violations  uint64 `json:"violations"`   // of these, by what the peer sent
 	BounceTotal int    `json:"bounce_total"` // bounce buffers
 	BounceFree  int    `json:"bounce_free"`  // of these, now

@@ -79,6 +79,9 @@ const pollBatch = 64
 // NewWorker makes a worker over the NICs of a domain. The domain stays the caller's, who closes it after the worker and registers memory
 // with it; several workers may share one.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
+	if dom == nil {
+		return nil, fmt.Errorf("transport: new worker: %w: no domain", verbs.ErrInvalid)
+	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
