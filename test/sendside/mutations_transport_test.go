@@ -16,7 +16,7 @@ func inTransport(name, file string, changes ...hunt.Change) hunt.Mutation {
 // transportMutations are the bugs that worlds of endpoints must show.
 var transportMutations = []hunt.Mutation{
 	// Resources.
-	inTransport("queue overtaken", "post.go", hunt.Change{Old: "case c.pending.any() && !e.turn:", New: "case c.pending.head == nil && c.pending.any() && !e.turn:"}),
+	inTransport("queue overtaken", "post.go", hunt.Change{Old: "case c.pending.any() && !e.turn && !e.aside:", New: "case c.pending.head == nil && c.pending.any() && !e.turn && !e.aside:"}),
 	inTransport("limit of outstanding operations ignored", "post.go", hunt.Change{
 		Old: "case c.ops.len()-c.inControl >= c.limit:", New: "case c.ops.len()-c.inControl > c.limit:"}),
 	inTransport("credit not asked for", "post.go", hunt.Change{Old: "case credit && c.credits == 0:", New: "case credit && c.credits < 0:"}),
@@ -36,7 +36,7 @@ var transportMutations = []hunt.Mutation{
 		Old: "\t\tq.tail.next = p\n\t}\n\tq.tail = p\n\tq.count++\n", New: "\t\tp.next = q.head\n\t\tq.head = p\n\t\tq.count++\n\t\treturn\n\t}\n\tq.tail = p\n\tq.count++\n"}),
 	inTransport("a request that stays goes behind the others", "pending.go", hunt.Change{Old: "\tc.pending.pushFront(p)\n\treturn outcome\n", New: "\tc.pending.push(p)\n\treturn outcome\n"}),
 	inTransport("a request that made progress is forgotten", "pending.go", hunt.Change{
-		Old: "case outcome == PendingDone || last || p.queued:", New: "case outcome == PendingDone || outcome == PendingProgress || last || p.queued:"}),
+		Old: "case outcome == PendingDone || outcome > PendingNoResource ||", New: "case outcome == PendingDone || outcome == PendingProgress || outcome > PendingNoResource ||"}),
 	inTransport("completions before pending requests", "progress.go",
 		hunt.Change{Old: "\tif w.waiting.len() != 0 {\n\t\tn += w.dispatchPending()\n\t}\n\tif len(w.events) == 0 {", New: "\tif len(w.events) == 0 {\n\t\tif w.waiting.len() != 0 {\n\t\t\tn += w.dispatchPending()\n\t\t}\n"},
 		hunt.Change{Old: "\tn += len(w.events)\n\tw.runEvents()\n", New: "\tn += len(w.events)\n\tw.runEvents()\n\tw.mu.Lock()\n\tn += w.dispatchPending()\n\tw.mu.Unlock()\n"}),
@@ -47,7 +47,7 @@ var transportMutations = []hunt.Mutation{
 	inTransport("OnReady not called again", "pending.go", hunt.Change{Old: "\tif p.again {\n", New: "\tif p.again && p.lack == 0 {\n"}),
 
 	// Order and flush.
-	inTransport("fence ignored", "post.go", hunt.Change{Old: "if c.fence || c.fenceNext && !e.turn {", New: "if c.fenceNext && !e.turn {"}),
+	inTransport("fence ignored", "post.go", hunt.Change{Old: "if c.fence || c.fenceNext && !e.turn && !e.aside {", New: "if c.fenceNext && !e.turn && !e.aside {"}),
 	inTransport("a fence behind the queue is taken along by a flush in it", "ending.go", hunt.Change{Old: "if c.fence = rails > 1; !c.fence {", New: "if c.fence = rails > 1; rails > 0 {"}),
 	inTransport("a flush is done before its caller was told of what it waited for", "ending.go", hunt.Change{Old: "if c.untold == c.w.round {", New: "if c.untold > c.w.round {"}),
 	inTransport("remote flush without a read", "ending.go", hunt.Change{Old: "if kind == FlushRemote && c.dirty {", New: "if kind == FlushRemote && c.dirty && c.limit == 0 {"}),

@@ -23,10 +23,13 @@ type Mutation struct {
 type Change struct{ Old, New string }
 
 // Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
-// It runs with the flag -mutate only.
+// It does so with the flag -mutate only; without, it looks whether every bug still has its place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
 	if !f.mutate {
-		t.Skip("builds the simulation once for each bug: -args -mutate")
+		for i := range list {
+			t.Run(list[i].Name, func(t *testing.T) { list[i].overlay(t, root(t), t.TempDir()) })
+		}
+		return
 	}
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
@@ -46,11 +49,7 @@ var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
 
 // hunt looks for the bug in world after world.
 func (m *Mutation) hunt(t *testing.T, g *Game, worlds uint64) string {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	bin := m.build(t, g, root)
+	bin := m.build(t, g, root(t))
 	start := time.Now()
 	out, err := exec.Command(bin, "-test.run", g.Test+"$", "-test.timeout", "120s", "-seeds", fmt.Sprint(worlds), "-hunt").CombinedOutput()
 	took := time.Since(start).Round(time.Millisecond)
@@ -62,6 +61,15 @@ func (m *Mutation) hunt(t *testing.T, g *Game, worlds uint64) string {
 	}
 	t.Fatalf("survives %d worlds", worlds)
 	return ""
+}
+
+// root is the module's directory, two above that of a game.
+func root(t *testing.T) string {
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // build builds the game's test with the bug.
