@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"ibverbx"
@@ -241,6 +242,9 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	}
 	if s.remote.n != 0 {
 		wr.Remote = e.peer.host.remote.Slice(uint64(s.remote.off), uint64(s.remote.n))
+		if s.remote.off%2 == 0 {
+			wr.Remote = carried(wr.Remote)
+		}
 	}
 	e.cut(s, wr)
 	return true
@@ -463,4 +467,13 @@ func (e *end) keepRecvs(n int) {
 	for len(e.buffers) != 0 && e.buffers[len(e.buffers)-1].index >= n {
 		e.buffers = e.buffers[:len(e.buffers)-1]
 	}
+}
+
+// carried is a remote segment as the message of a protocol brings it.
+func carried(s ibverbx.RemoteSegment) ibverbx.RemoteSegment {
+	got, rest, err := new(ibverbx.Keys).DecodeSegment(s.AppendBinary(make([]byte, 0, s.BinarySize())))
+	if err != nil || len(rest) != 0 {
+		panic(fmt.Sprintf("sim: %v comes back as %v and %d bytes: %v", s, got, len(rest), err))
+	}
+	return got
 }
