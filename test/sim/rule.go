@@ -1,6 +1,10 @@
 package sim
 
-import "fmt"
+import (
+	"fmt"
+
+	"ibverbx/test/internal/hunt"
+)
 
 // rule is a promise of a virtual queue pair, as the design words it, or something else that must hold.
 type rule string
@@ -26,16 +30,7 @@ const (
 )
 
 // Violation is a broken promise.
-type Violation struct {
-	Seed   uint64
-	Event  int // how many events had begun
-	Rule   string
-	Detail string
-}
-
-func (v *Violation) Error() string {
-	return fmt.Sprintf("seed %d, event %d: broken: %s: %s", v.Seed, v.Event, v.Rule, v.Detail)
-}
+type Violation = hunt.Violation
 
 // broken ends the run.
 func (w *world) broken(r rule, format string, args ...any) {

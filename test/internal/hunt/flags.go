@@ -39,8 +39,11 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	if total == 0 {
 		total = usual
 		if testing.Short() {
-			total = max(usual/20, 1)
+			total = max(usual/10, 1)
 		}
+	}
+	if f.one < -1 {
+		t.Fatalf("-seed %d: give one seed from 0 on", f.one)
 	}
 	if f.one >= 0 {
 		g.tell(t, uint64(f.one))
@@ -108,7 +111,9 @@ func (f *Flags) report(done *atomic.Uint64, total uint64) (stop func()) {
 			case <-time.After(2 * time.Second):
 			}
 			n := done.Load()
-			fmt.Fprintf(os.Stderr, "\r%d of %d worlds, %.0f a second   ", n, total, float64(n)/time.Since(start).Seconds())
+			rate := float64(n) / time.Since(start).Seconds()
+			left := time.Duration(float64(total-n)/rate) * time.Second
+			fmt.Fprintf(os.Stderr, "\r%d of %d worlds, %.0f a second, %v left   ", n, total, rate, left)
 		}
 	}()
 	return func() { close(end); <-over }

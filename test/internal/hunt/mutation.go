@@ -22,8 +22,7 @@ type Mutation struct {
 // Change replaces Old by New.
 type Change struct{ Old, New string }
 
-// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
-// It does so with the flag -mutate only; without, it looks whether every bug still has its place in the source.
+// Hunt is the function of that name with the flag -mutate; without, it looks whether every bug still has its place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
 	if !f.mutate {
 		for i := range list {
@@ -31,6 +30,11 @@ func (f *Flags) Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
 		}
 		return
 	}
+	Hunt(t, g, list, worlds)
+}
+
+// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
+func Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
 		for i := range list {
@@ -49,11 +53,11 @@ var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
 
 // hunt looks for the bug in world after world.
 func (m *Mutation) hunt(t *testing.T, g *Game, worlds uint64) string {
-	bin := m.build(t, g, root(t))
+	bin := m.Build(t, g)
 	start := time.Now()
-	out, err := exec.Command(bin, "-test.run", g.Test+"$", "-test.timeout", "120s", "-seeds", fmt.Sprint(worlds), "-hunt").CombinedOutput()
+	out, err := g.Run(bin, "-seeds", fmt.Sprint(worlds), "-hunt")
 	took := time.Since(start).Round(time.Millisecond)
-	if found := foundSeed.FindStringSubmatch(string(out)); found != nil {
+	if found := foundSeed.FindStringSubmatch(out); found != nil {
 		return fmt.Sprintf("seed %5s %8v  %.100s", found[1], took, found[2])
 	}
 	if err != nil {
@@ -72,9 +76,15 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// build builds the game's test with the bug.
-func (m *Mutation) build(t *testing.T, g *Game, root string) (bin string) {
-	dir := t.TempDir()
+// Run plays with a test that Build has built, and returns what it prints.
+func (g *Game) Run(bin string, args ...string) (out string, err error) {
+	text, err := exec.Command(bin, append([]string{"-test.run", g.Test + "$", "-test.timeout", "120s"}, args...)...).CombinedOutput()
+	return string(text), err
+}
+
+// Build builds the game's test with the bug.
+func (m *Mutation) Build(t *testing.T, g *Game) (bin string) {
+	root, dir := root(t), t.TempDir()
 	bin = filepath.Join(dir, "mutant.test")
 	build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, root, dir), "-o", bin, g.Dir)
 	build.Dir = root
