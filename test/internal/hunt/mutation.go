@@ -7,53 +7,47 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 )
 
-// Mutation is a deliberate bug: texts that stand once in a file, and what to put in their place.
-type Mutation struct {
-	Name    string
-	File    string // from the root of the module
-	Changes []Change
-}
-
-// Change replaces Old by New.
-type Change struct{ Old, New string }
-
 // Hunt is the function of that name with the flag -mutate; without, it looks whether every bug still has its place in the source.
-func (f *Flags) Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
-	if !f.mutate {
-		for i := range list {
-			t.Run(list[i].Name, func(t *testing.T) { list[i].overlay(t, root(t), t.TempDir()) })
-		}
+func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
+	if f.mutate {
+		Hunt(t, g, bugs, worlds)
 		return
 	}
-	Hunt(t, g, list, worlds)
+	for _, b := range bugs.read(t) {
+		t.Run(b.name, func(t *testing.T) {
+			if _, err := b.plant(filepath.Join(root(t), bugs.Package)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 }
 
 // Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
-func Hunt(t *testing.T, g *Game, list []Mutation, worlds uint64) {
+func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
+	list := bugs.read(t)
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
 		for i := range list {
-			t.Run(list[i].Name, func(t *testing.T) {
+			t.Run(list[i].name, func(t *testing.T) {
 				t.Parallel()
-				found[i] = list[i].hunt(t, g, worlds)
+				found[i] = g.hunt(t, g.Build(t, bugs, list[i].name), worlds)
 			})
 		}
 	})
 	for i := range list {
-		t.Logf("%-60s %s", list[i].Name, found[i])
+		t.Logf("%-60s %s", list[i].name, found[i])
 	}
 }
 
 var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
 
-// hunt looks for the bug in world after world.
-func (m *Mutation) hunt(t *testing.T, g *Game, worlds uint64) string {
-	bin := m.Build(t, g)
+// hunt looks for the bug in a test that has one, in world after world.
+func (g *Game) hunt(t *testing.T, bin string, worlds uint64) string {
 	start := time.Now()
 	out, err := g.Run(bin, "-seeds", fmt.Sprint(worlds), "-hunt")
 	took := time.Since(start).Round(time.Millisecond)
@@ -82,11 +76,20 @@ func (g *Game) Run(bin string, args ...string) (out string, err error) {
 	return string(text), err
 }
 
-// Build builds the game's test with the bug.
-func (m *Mutation) Build(t *testing.T, g *Game) (bin string) {
+// Build builds the game's test with the bug of that name.
+func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
+	list := bugs.read(t)
+	i := slices.IndexFunc(list, func(b bug) bool { return b.name == name })
+	if i < 0 {
+		t.Fatalf("%s has no bug %q", bugs.File, name)
+	}
 	root, dir := root(t), t.TempDir()
+	files, err := list[i].plant(filepath.Join(root, bugs.Package))
+	if err != nil {
+		t.Fatal(err)
+	}
 	bin = filepath.Join(dir, "mutant.test")
-	build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, root, dir), "-o", bin, g.Dir)
+	build := exec.Command("go", "test", "-c", "-overlay", overlay(t, dir, files), "-o", bin, g.Dir)
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("does not build: %v\n%s", err, out)
@@ -94,30 +97,22 @@ func (m *Mutation) Build(t *testing.T, g *Game) (bin string) {
 	return bin
 }
 
-// overlay writes the file with the bug, and the list that has the go command take it in place of the true one.
-func (m *Mutation) overlay(t *testing.T, root, dir string) string {
-	path := filepath.Join(root, m.File)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	source := string(text)
-	for _, c := range m.Changes {
-		if n := strings.Count(source, c.Old); n != 1 {
-			t.Fatalf("%s has %d times, and must have once:\n%s", m.File, n, c.Old)
-		}
-		source = strings.Replace(source, c.Old, c.New, 1)
-	}
-	copied := filepath.Join(dir, filepath.Base(m.File))
-	list, err := json.Marshal(map[string]any{"Replace": map[string]string{path: copied}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	overlay := filepath.Join(dir, "overlay.json")
-	for name, content := range map[string][]byte{copied: []byte(source), overlay: list} {
-		if err := os.WriteFile(name, content, 0o600); err != nil {
+// overlay writes files to a directory, and the list that makes the go command take them in place of those at their paths.
+func overlay(t *testing.T, dir string, files map[string]string) (path string) {
+	replace := make(map[string]string)
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		return path
 	}
-	return overlay
+	for path, content := range files {
+		replace[path] = write(filepath.Base(path), []byte(content))
+	}
+	list, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return write("overlay.json", list)
 }

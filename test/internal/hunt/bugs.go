@@ -1,0 +1,138 @@
+package hunt
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Bugs is a file of deliberate bugs in one package.
+type Bugs struct {
+	Package string // its directory, from the root of the module
+	File    string // from the directory of the test
+}
+
+// bug is a deliberate bug: changes to functions of one package.
+type bug struct {
+	name    string
+	changes []change
+}
+
+// change replaces code that stands once in a declaration.
+type change struct {
+	decl     string // "Type.method", "function", or the name of a constant, variable or type
+	old, new string // code; spaces, line ends and comments do not count
+}
+
+// read reads the file. A bug looks so, with any number of changes:
+//
+//	bug ack is lost
+//	in receiver.acknowledge
+//	-	r.acked = n
+//	+	_ = n
+//
+// Lines that begin with # are comments.
+func (b Bugs) read(t *testing.T) []bug {
+	t.Helper()
+	text, err := os.ReadFile(b.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := parseBugs(string(text))
+	if err != nil {
+		t.Fatalf("%s: %v", b.File, err)
+	}
+	return list
+}
+
+func parseBugs(text string) (list []bug, err error) {
+	lines := bufio.NewScanner(strings.NewReader(text))
+	decl := ""
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Text()
+		word, rest, _ := strings.Cut(line, " ")
+		switch {
+		case line == "" || line[0] == '#':
+		case word == "bug":
+			list, decl = append(list, bug{name: rest}), ""
+		case word == "in" && len(list) > 0:
+			decl = rest
+			last := &list[len(list)-1]
+			last.changes = append(last.changes, change{decl: decl})
+		case (line[0] == '-' || line[0] == '+') && decl != "":
+			list[len(list)-1].addLine(decl, line)
+		default:
+			return nil, fmt.Errorf("line %d: want bug, in, - or +, found %q", n, line)
+		}
+	}
+	for _, b := range list {
+		if len(b.changes) == 0 {
+			return nil, fmt.Errorf("bug %q changes nothing", b.name)
+		}
+	}
+	return list, lines.Err()
+}
+
+// addLine adds a line to the last change. A line to remove behind a line to add begins another change of the same declaration.
+func (b *bug) addLine(decl, line string) {
+	c := &b.changes[len(b.changes)-1]
+	if line[0] == '+' {
+		c.new += line[1:] + "\n"
+		return
+	}
+	if c.new != "" {
+		b.changes = append(b.changes, change{decl: decl})
+		c = &b.changes[len(b.changes)-1]
+	}
+	c.old += line[1:] + "\n"
+}
+
+// plant returns the files of the package that the bug changes, by path, with the bug in them.
+func (b *bug) plant(dir string) (files map[string]string, err error) {
+	sources, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	files = make(map[string]string)
+	for _, c := range b.changes {
+		if err := c.apply(sources, files); err != nil {
+			return nil, fmt.Errorf("in %s: %w", c.decl, err)
+		}
+	}
+	return files, nil
+}
+
+var errNoDecl = errors.New("no such declaration")
+
+// apply makes the change in the file that has the declaration.
+func (c *change) apply(sources []string, files map[string]string) error {
+	for _, path := range sources {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		source, read := files[path]
+		if !read {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			source = string(text)
+		}
+		decl, err := findDecl(source, c.decl)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if decl == (span{}) {
+			continue
+		}
+		if files[path], err = replaceCode(source, decl, c.old, c.new); err != nil {
+			return err
+		}
+		return nil
+	}
+	return errNoDecl
+}
