@@ -9,8 +9,9 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzArrivals lets a peer send any numbers in any order on the data rails of a DQPLB receiver, whose completions come in any order, too.
-// What it notifies of, and whether it calls the peer's doing a protocol violation, must be what a slow reference says.
+// FuzzArrivals lets a peer send any numbers in any order on the data rails of a DQPLB receiver,
+// whose completions come in any order, too. What it notifies of, and whether it calls the peer's
+// doing a protocol violation, must be what a slow reference says.
 func FuzzArrivals(f *testing.F) {
 	const (
 		end = 1 << iota // flags of a message
@@ -20,7 +21,10 @@ func FuzzArrivals(f *testing.F) {
 		far    // the distance counts in 2^11
 		random // the immediate is anything
 	)
-	send := func(rail, distance int8, flags byte) []byte { return []byte{0, byte(rail), byte(distance), flags, 10} }
+	send := func(rail, distance int8, flags byte) []byte {
+		return []byte{0, byte(rail), byte(distance), flags,
+			10}
+	}
 	take := func(rail int8) []byte { return []byte{1, byte(rail), 0} }
 	late := func(rail int8) []byte { return []byte{1, byte(rail), 1} } // the second oldest completion first
 	recv := []byte{2, 0}
@@ -29,21 +33,37 @@ func FuzzArrivals(f *testing.F) {
 	}
 	for shape := range byte(16) {
 		program := func(ops ...[]byte) { f.Add(shape, slices.Concat(ops...)) }
-		program(recv, send(0, 0, end), take(0), send(1, 1, 0), take(1), send(0, 0, end), take(0), recv)                 // in order, then not
-		program(recv, recv, send(0, 1, end), send(1, 0, end), take(0), take(1), take(1))                                // the second first
-		program(send(0, 0, 0), take(0), send(1, -1, 0), take(1))                                                        // behind
-		program(send(0, 5, 0), send(1, 5, 0), take(0), take(1))                                                         // twice ahead
-		program(send(0, 127, far), take(0), recv)                                                                       // just within
-		program(send(0, -127, far), take(0), recv)                                                                      // long ago
-		program(send(0, 100, far), send(1, 101, far|end), take(0), take(1), send(0, 0, end), take(0), recv)             // holes
-		program(send(0, 0, top), take(0))                                                                               // no number
-		program(send(0, 0, reserved), take(0))                                                                          // a bit that means nothing
-		program(recv, send(0, 0, end|raw), wire(0, 0xffffffff), take(0), take(0))                                       // the user's immediate is anything
-		program(recv, send(0, 0, end|raw), send(1, 1, end), take(1), take(0), recv, wire(0, 7), take(0))                // it comes last
-		program(send(0, 0, raw), take(0))                                                                               // announced before the end
-		program(send(0, 0, 0), send(0, 1, end), late(0), recv, take(0))                                                 // completions out of order
-		program(slices.Repeat(slices.Concat(send(0, 0, end), take(0)), 12), slices.Repeat(recv, 9), []byte{0, 0, 0, 1}) // banked
-		program(wire(0, 0), take(0), wire(1, 1<<24), take(1))                                                           // bytes as they are on the wire
+		// in order, then not
+		program(recv, send(0, 0, end), take(0), send(1, 1, 0), take(1), send(0, 0, end), take(0), recv)
+		// the second first
+		program(recv, recv, send(0, 1, end), send(1, 0, end), take(0), take(1), take(1))
+		// behind
+		program(send(0, 0, 0), take(0), send(1, -1, 0), take(1))
+		// twice ahead
+		program(send(0, 5, 0), send(1, 5, 0), take(0), take(1))
+		// just within
+		program(send(0, 127, far), take(0), recv)
+		// long ago
+		program(send(0, -127, far), take(0), recv)
+		// holes
+		program(send(0, 100, far), send(1, 101, far|end), take(0), take(1), send(0, 0, end), take(0), recv)
+		// no number
+		program(send(0, 0, top), take(0))
+		// a bit that means nothing
+		program(send(0, 0, reserved), take(0))
+		// the user's immediate is anything
+		program(recv, send(0, 0, end|raw), wire(0, 0xffffffff), take(0), take(0))
+		// it comes last
+		program(recv, send(0, 0, end|raw), send(1, 1, end), take(1), take(0), recv, wire(0, 7), take(0))
+		// announced before the end
+		program(send(0, 0, raw), take(0))
+		// completions out of order
+		program(send(0, 0, 0), send(0, 1, end), late(0), recv, take(0))
+		// banked
+		program(slices.Repeat(slices.Concat(send(0, 0, end), take(0)), 12), slices.Repeat(recv, 9),
+			[]byte{0, 0, 0, 1})
+		// bytes as they are on the wire
+		program(wire(0, 0), take(0), wire(1, 1<<24), take(1))
 	}
 	f.Fuzz(func(t *testing.T, shape byte, data []byte) {
 		if len(data) > 1024 {
@@ -59,9 +79,11 @@ func FuzzArrivals(f *testing.F) {
 
 // arrivals is a DQPLB receiver whose peer sends what it likes, and the reference.
 type arrivals struct {
-	null   *verbstest.Null
-	q      *VirtualQP
-	held   [][]verbs.WC // by rail: messages that came and whose completions were not handed over; taken out of the middle it leaves a hole
+	null *verbstest.Null
+	q    *VirtualQP
+	// by rail: messages that came and whose completions were not handed over; taken out of the
+	// middle it leaves a hole
+	held   [][]verbs.WC
 	ref    reference
 	recvs  uint64 // posted
 	done   uint64
@@ -80,7 +102,8 @@ func newArrivals(t *testing.T, shape byte) *arrivals {
 	z := &arrivals{null: verbstest.NewNull(2)}
 	var err error
 	z.q, err = Open([]verbs.Device{z.null.Device(0), z.null.Device(1)}, Config{
-		QPsPerDevice: 1 + int(shape&1), MaxMsgCntPerQP: arrivalCredits, Credits: arrivalCredits, MaxBanked: arrivalBank,
+		QPsPerDevice: 1 + int(shape&1), MaxMsgCntPerQP: arrivalCredits, Credits: arrivalCredits,
+		MaxBanked: arrivalBank,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +120,8 @@ func newArrivals(t *testing.T, shape byte) *arrivals {
 		z.q.arrived.next = seqMod - 3 // soon it goes round
 	}
 	z.held = make([][]verbs.WC, len(z.q.rails))
-	z.ref = reference{next: z.q.arrived.next, rawImm: card.RawImm, rails: make([]referenceRail, len(z.q.rails))}
+	z.ref = reference{next: z.q.arrived.next, rawImm: card.RawImm,
+		rails: make([]referenceRail, len(z.q.rails))}
 	z.ref.waiting = map[uint32]referenceMessage{}
 	return z
 }
@@ -153,7 +177,8 @@ func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
 	}
 	if wcs[0].Status == verbs.StatusSuccess { // else of a rail that has ended
 		z.held[at] = append(z.held[at], wcs[0])
-		z.ref.rails[at].messages = append(z.ref.rails[at].messages, referenceMessage{imm: imm, bytes: uint64(bytes)})
+		z.ref.rails[at].messages = append(z.ref.rails[at].messages,
+			referenceMessage{imm: imm, bytes: uint64(bytes)})
 	}
 }
 
@@ -185,15 +210,18 @@ func (z *arrivals) process(t *testing.T, dev uint8, wcs ...verbs.WC) {
 	}
 	s := z.q.Stats()
 	if !z.failed && (s.OutOfOrder != len(z.ref.waiting) || s.Banked != len(z.ref.notes)-z.told) {
-		t.Fatalf("%d out of order and %d banked, want %d and %d", s.OutOfOrder, s.Banked, len(z.ref.waiting), len(z.ref.notes)-z.told)
+		t.Fatalf("%d out of order and %d banked, want %d and %d", s.OutOfOrder, s.Banked, len(z.ref.waiting),
+			len(z.ref.notes)-z.told)
 	}
 	// Whoever was told to send no more has the credits that it had.
-	if s.Banked > arrivalBank+arrivalCredits*len(z.q.rails) || len(z.q.arrived.ring) > maxArrivals || s.StaleEvents != 0 {
+	if s.Banked > arrivalBank+arrivalCredits*len(z.q.rails) || len(z.q.arrived.ring) > maxArrivals ||
+		s.StaleEvents != 0 {
 		t.Fatalf("%+v, %d slots", s, len(z.q.arrived.ring))
 	}
 }
 
-// reported takes in a receive: each once, in order, with the next notification, until all that follow are flushed.
+// reported takes in a receive: each once, in order, with the next notification, until all that
+// follow are flushed.
 func (z *arrivals) reported(t *testing.T, wc WC) {
 	if wc.ID != z.done || z.done == z.recvs {
 		t.Fatalf("reported %+v, want %d of %d", wc, z.done, z.recvs)
@@ -208,7 +236,8 @@ func (z *arrivals) reported(t *testing.T, wc WC) {
 	if z.told == len(z.ref.notes) || z.told != int(wc.ID) {
 		t.Fatalf("%+v is notification %d of %d", wc, z.told, len(z.ref.notes))
 	}
-	if want := z.ref.notes[z.told]; wc.ByteLen != want.bytes || wc.Imm != want.imm || wc.Flags&verbs.WCWithImm == 0 {
+	if want := z.ref.notes[z.told]; wc.ByteLen != want.bytes || wc.Imm != want.imm ||
+		wc.Flags&verbs.WCWithImm == 0 {
 		t.Fatalf("%+v, want %+v", wc, want)
 	}
 	z.told++
@@ -259,7 +288,8 @@ type referenceMessage struct {
 	taken  bool // its completion was handed over
 }
 
-// take handles the messages of a rail as far as all before them were handed over. which counts those that were not.
+// take handles the messages of a rail as far as all before them were handed over. which counts
+// those that were not.
 func (r *reference) take(at, which int) {
 	rail := &r.rails[at]
 	for i := range rail.messages {

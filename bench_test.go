@@ -13,12 +13,12 @@ import (
 // benchBatch is how many requests the benchmarks post and poll at a time.
 const benchBatch = 64
 
-// benchDepth holds a batch of 16 fragments each on 4 queue pairs, and not more: the rings then stay in the cache, as those of a
-// program do that keeps as much outstanding as it needs.
+// benchDepth holds a batch of 16 fragments each on 4 queue pairs, and not more: the rings then stay
+// in the cache, as those of a program do that keeps as much outstanding as it needs.
 const benchDepth = 256
 
-// nullPair is a connected virtual queue pair on null devices, where posts succeed and completions are immediate: what is
-// measured is this package alone.
+// nullPair is a connected virtual queue pair on null devices, where posts succeed and completions
+// are immediate: what is measured is this package alone.
 type nullPair struct {
 	qp  *ibverbx.VirtualQP
 	mr  *ibverbx.MR
@@ -26,11 +26,13 @@ type nullPair struct {
 	wcs []ibverbx.WC
 }
 
-func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcode, length uint64, fragment uint32) *nullPair {
+func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcode, length uint64,
+	fragment uint32) *nullPair {
 	tb.Helper()
 	p := verbstest.NewNull(1)
 	qp, err := ibverbx.Open([]verbs.Device{p.Device(0)}, ibverbx.Config{
-		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: benchDepth, Credits: benchDepth,
+		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: benchDepth,
+		Credits: benchDepth,
 	})
 	if err != nil {
 		tb.Fatal(err)
@@ -47,10 +49,12 @@ func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcod
 	if err != nil {
 		tb.Fatal(err)
 	}
-	n := &nullPair{qp: qp, mr: mr, wrs: make([]ibverbx.SendWR, benchBatch), wcs: make([]ibverbx.WC, benchBatch)}
+	n := &nullPair{qp: qp, mr: mr, wrs: make([]ibverbx.SendWR, benchBatch),
+		wcs: make([]ibverbx.WC, benchBatch)}
 	for i := range n.wrs {
 		n.wrs[i] = ibverbx.SendWR{
-			ID: uint64(i), Opcode: op, Flags: verbs.SendSignaled, Local: mr.Slice(0, length), Remote: mr.Remote().At(0),
+			ID: uint64(i), Opcode: op, Flags: verbs.SendSignaled, Local: mr.Slice(0, length),
+			Remote: mr.Remote().At(0),
 		}
 	}
 	return n
@@ -77,7 +81,8 @@ func (n *nullPair) round(tb testing.TB) {
 	}
 }
 
-// BenchmarkNull posts and polls in batches of 64 over the null provider; ns/op is for one request, posted and polled.
+// BenchmarkNull posts and polls in batches of 64 over the null provider; ns/op is for one request,
+// posted and polled.
 func BenchmarkNull(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -111,7 +116,8 @@ func BenchmarkNull(b *testing.B) {
 	}
 }
 
-// perRequest turns the time of a round into the time of a request, and of a fragment if there are several.
+// perRequest turns the time of a round into the time of a request, and of a fragment if there are
+// several.
 func perRequest(b *testing.B, frags uint64) {
 	perOp := float64(b.Elapsed().Nanoseconds()) / float64(b.N) / benchBatch
 	b.ReportMetric(perOp, "ns/request")
@@ -134,9 +140,13 @@ func BenchmarkNullRaw(b *testing.B) {
 		attr verbs.QPAttr
 		mask verbs.QPAttrMask
 	}{
-		{verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096}, verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-		{verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
+		{verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState | verbs.QPAttrPKeyIndex |
+			verbs.QPAttrPort | verbs.QPAttrAccess},
+		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096}, verbs.QPAttrState | verbs.QPAttrAV |
+			verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic |
+			verbs.QPAttrMinRNRTimer},
+		{verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState | verbs.QPAttrTimeout |
+			verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
 	} {
 		if err := qp.Modify(&step.attr, step.mask); err != nil {
 			b.Fatal(err)
@@ -163,14 +173,16 @@ func BenchmarkNullRaw(b *testing.B) {
 func TestHotPathAllocatesNothing(t *testing.T) {
 	for _, rails := range []int{1, 4} {
 		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
+			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead,
+				verbs.OpSend, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 				t.Run(fmt.Sprintf("%d/%v/%v", rails, scheme, op), func(t *testing.T) {
 					n := newNullPair(t, rails, scheme, op, 8, 8)
 					for _, relaxed := range []bool{false, op.IsSend()} {
 						n.relax(relaxed)
 						n.round(t)
 						if allocs := testing.AllocsPerRun(100, func() { n.round(t) }); allocs != 0 {
-							t.Errorf("%v allocations a round of %d requests, relaxed %v", allocs, benchBatch, relaxed)
+							t.Errorf("%v allocations a round of %d requests, relaxed %v", allocs, benchBatch,
+								relaxed)
 						}
 					}
 				})
@@ -179,7 +191,8 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	}
 }
 
-// nullReceiver is a virtual queue pair on null queue pairs whose receives the benchmark completes by hand.
+// nullReceiver is a virtual queue pair on null queue pairs whose receives the benchmark completes
+// by hand.
 type nullReceiver struct {
 	qp    *ibverbx.VirtualQP
 	rails []*verbstest.NullQP // the notify QP last
@@ -206,7 +219,8 @@ func newNullReceiver(tb testing.TB, scheme ibverbx.Scheme) *nullReceiver {
 	r := &nullReceiver{recvs: make([]ibverbx.RecvWR, benchBatch), wcs: make([]ibverbx.WC, benchBatch)}
 	var qps []verbs.QP
 	for range 5 {
-		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}})
+		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq,
+			Cap: verbs.QPCap{MaxSendWR: 256, MaxRecvWR: 256}})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -250,8 +264,8 @@ func (r *nullReceiver) round(tb testing.TB) {
 	}
 }
 
-// BenchmarkNullReceive is the receiver's side of a notification: the receive posted, the message taken in, the completion
-// polled.
+// BenchmarkNullReceive is the receiver's side of a notification: the receive posted, the message
+// taken in, the completion polled.
 func BenchmarkNullReceive(b *testing.B) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.Spray, ibverbx.DQPLB} {
 		b.Run("4qp/"+scheme.String(), func(b *testing.B) {
@@ -277,7 +291,8 @@ func TestReceivingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkSoft writes over software NICs, 4 queue pairs on each of two, beside copy() of the same length.
+// BenchmarkSoft writes over software NICs, 4 queue pairs on each of two, beside copy() of the same
+// length.
 func BenchmarkSoft(b *testing.B) {
 	for _, size := range []int{8, 64 << 10, 1 << 20, 8 << 20} {
 		b.Run(fmt.Sprintf("copy/%d", size), func(b *testing.B) {
@@ -289,7 +304,8 @@ func BenchmarkSoft(b *testing.B) {
 		})
 		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 			b.Run(fmt.Sprintf("%v/%d", scheme, size), func(b *testing.B) {
-				l := newLink(b, linkConfig{nics: 2, buffer: max(size, 4096), qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 4}})
+				l := newLink(b, linkConfig{nics: 2, buffer: max(size, 4096),
+					qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 4}})
 				wr := l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(size))
 				b.SetBytes(int64(size))
 				b.ReportAllocs()

@@ -12,8 +12,8 @@ import (
 //
 //	{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}
 //
-// with further keys that an end may leave out and that an end which does not know them ignores. The i-th queue pair connects
-// to the i-th of the peer.
+// with further keys that an end may leave out and that an end which does not know them ignores. The
+// i-th queue pair connects to the i-th of the peer.
 type BusinessCard struct {
 	QPNums      []uint32 // the data queue pairs
 	NotifyQPNum uint32   // 0 for none
@@ -22,13 +22,17 @@ type BusinessCard struct {
 	Scheme string
 	// MTU is the largest path MTU of the end; 0 when the card does not say.
 	MTU verbs.MTU
-	// Rails say where each data queue pair is, and then the notify QP; empty when the card does not say.
+	// Rails say where each data queue pair is, and then the notify QP; empty when the card does not
+	// say.
 	Rails []RailCard
-	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the card does not say.
+	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the
+	// card does not say.
 	Credits int
-	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 when the card does not say.
+	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 when
+	// the card does not say.
 	RDAtomic uint8
-	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the last fragment.
+	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the
+	// last fragment.
 	RawImm bool
 	// FirstNumber is [Config.FirstNumber] of the end; 0 when the card does not say.
 	FirstNumber uint32
@@ -45,7 +49,8 @@ type RailCard struct {
 // maxCardBytes bounds a card: the largest one that Card makes is below 20 KiB.
 const maxCardBytes = 64 << 10
 
-// cardJSON is the wire form. Numbers of queue pairs are strings of ten digits, as the C++ original writes them.
+// cardJSON is the wire form. Numbers of queue pairs are strings of ten digits, as the C++ original
+// writes them.
 type cardJSON struct {
 	QPNums      []string   `json:"qpNums"`
 	NotifyQPNum string     `json:"notifyQpNum"`
@@ -77,7 +82,8 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads the wire form and refuses what no virtual queue pair can be, with [verbs.ErrInvalid].
+// UnmarshalJSON reads the wire form and refuses what no virtual queue pair can be, with
+// [verbs.ErrInvalid].
 func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	if len(data) > maxCardBytes {
 		return cardError("%d bytes long: at most %d", len(data), maxCardBytes)
@@ -86,7 +92,8 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &w); err != nil {
 		return cardError("%.200v", err) // which repeats what came
 	}
-	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic, RawImm: w.RawImm, FirstNumber: w.FirstNumber}
+	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic,
+		RawImm: w.RawImm, FirstNumber: w.FirstNumber}
 	for _, s := range w.QPNums {
 		num, err := parseQPNum(s)
 		if err != nil {
@@ -165,7 +172,8 @@ func (c *BusinessCard) validate() error {
 		at := place{r.Device, nums[i]}
 		switch {
 		case r.Device >= verbs.MaxDevices:
-			return cardError("rail %d is on device %d: devices count from 0 to %d", i, r.Device, verbs.MaxDevices-1)
+			return cardError("rail %d is on device %d: devices count from 0 to %d", i, r.Device,
+				verbs.MaxDevices-1)
 		case r.PSN >= 1<<24:
 			return cardError("rail %d has psn %d: must be below 2^24", i, r.PSN)
 		case seen[at]:
@@ -183,7 +191,8 @@ func cardError(format string, args ...any) error {
 // Card is this end's business card, to send to the peer.
 func (q *VirtualQP) Card() (BusinessCard, error) {
 	q.ports = nil
-	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RDAtomic: q.maxRDAtomic(), RawImm: q.cfg.Scheme == DQPLB && !q.single}
+	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RDAtomic: q.maxRDAtomic(),
+		RawImm: q.cfg.Scheme == DQPLB && !q.single}
 	if q.single {
 		card.Scheme = "" // a single queue pair speaks plain verbs
 	}
@@ -196,7 +205,8 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
 			card.MTU = port.attr.ActiveMTU
 		}
-		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID, LID: port.attr.LID, PSN: r.psn})
+		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
+			LID: port.attr.LID, PSN: r.psn})
 		if r == q.notify {
 			card.NotifyQPNum = r.qp.Num()
 		} else {

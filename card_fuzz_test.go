@@ -15,8 +15,8 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// checkRefusal looks whether a document was refused as it must be: with ErrInvalid, unless it is no JSON at all, and without repeating
-// more of it than a line has room for.
+// checkRefusal looks whether a document was refused as it must be: with ErrInvalid, unless it is no
+// JSON at all, and without repeating more of it than a line has room for.
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
 	var syntax *json.SyntaxError
@@ -25,15 +25,16 @@ func checkRefusal(t *testing.T, err error) {
 	}
 }
 
-// FuzzBusinessCard reads cards. What is taken is within the limits and reads as the same when written. A virtual queue pair either
-// connects with it, or refuses and is as before.
+// FuzzBusinessCard reads cards. What is taken is within the limits and reads as the same when
+// written. A virtual queue pair either connects with it, or refuses and is as before.
 func FuzzBusinessCard(f *testing.F) {
 	for _, s := range []string{
 		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`,
 		`{"qpNums":["17","18"],"notifyQpNum":"19","scheme":"dqplb","mtu":4096,"credits":256,"rawImm":true,` +
 			`"rails":[{"device":0,"gid":"fd00::1:0","psn":5},{"device":1,"gid":"::ffff:1.2.3.4","psn":16777215},{"device":63,"gid":"::1","lid":9,"psn":0}]}`,
 		`{"qpNums":["1","1"],"scheme":"spray","mtu":256}`,
-		`{"qpNums":["99999999999"]}`, `null`, `{"rails":[{}],"qpNums":["1"]}`, `{"qpNums":["1"],"credits":-1}`, `[[[`, `{"QPNUMS":["1"]}`,
+		`{"qpNums":["99999999999"]}`, `null`, `{"rails":[{}],"qpNums":["1"]}`,
+		`{"qpNums":["1"],"credits":-1}`, `[[[`, `{"QPNUMS":["1"]}`,
 		`{"qpNums":["1"],"credits":` + strings.Repeat("1", 3000) + `}`,
 		`{"qpNums":["1"],"rails":[{"gid":"` + strings.Repeat("x", 3000) + `"}]}`,
 	} {
@@ -42,7 +43,8 @@ func FuzzBusinessCard(f *testing.F) {
 	dev := verbstest.NewNull(1).Device(0)
 	var ends []*ibverbx.VirtualQP
 	for _, cfg := range []ibverbx.Config{
-		{QPsPerDevice: 1}, {QPsPerDevice: 2}, {QPsPerDevice: 2, Scheme: ibverbx.Spray}, {QPsPerDevice: 2, NoNotifyQP: true},
+		{QPsPerDevice: 1}, {QPsPerDevice: 2}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
+		{QPsPerDevice: 2, NoNotifyQP: true},
 	} {
 		cfg.Conn.PeerGIDs = []verbs.GID{{15: 1}, {15: 2}, {15: 3}}
 		q, err := ibverbx.Open([]verbs.Device{dev}, cfg)
@@ -118,7 +120,8 @@ func FuzzParseScheme(f *testing.F) {
 	})
 }
 
-// lie overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys of one rail.
+// lie overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys of
+// one rail.
 func lie(t *testing.T, card ibverbx.BusinessCard, with string) ([]byte, bool) {
 	t.Helper()
 	type object = map[string]json.RawMessage
@@ -161,7 +164,8 @@ type lied struct {
 	fabric *soft.Fabric
 	ends   [2]*ibverbx.VirtualQP
 	mrs    [2]*ibverbx.MR
-	posted [2][2]uint64 // sends and receives that each end has accepted: IDs from 0 on, receives with liedRecv
+	// sends and receives that each end has accepted: IDs from 0 on, receives with liedRecv
+	posted [2][2]uint64
 	done   [2][2]uint64
 	failed bool
 }
@@ -177,7 +181,8 @@ func newLied(t *testing.T, cfg ibverbx.Config, seed uint64) *lied {
 		t.Fatal(err)
 	}
 	for i := range l.ends {
-		if l.ends[i], err = ibverbx.Open([]verbs.Device{l.fabric.Device(2 * i), l.fabric.Device(2*i + 1)}, cfg); err != nil {
+		if l.ends[i], err = ibverbx.Open([]verbs.Device{l.fabric.Device(2 * i), l.fabric.Device(2*i + 1)},
+			cfg); err != nil {
 			t.Fatal(err)
 		}
 		if l.mrs[i], err = l.ends[i].Domain().Register(make([]byte, 4096), verbs.AccessAll); err != nil {
@@ -198,11 +203,13 @@ func (l *lied) traffic(t *testing.T) {
 	}
 	for i, q := range l.ends {
 		for k, op := range []verbs.Opcode{
-			verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpRDMARead, verbs.OpAtomicFetchAdd,
+			verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpRDMARead,
+			verbs.OpAtomicFetchAdd,
 			verbs.OpSend, verbs.OpRDMAWriteWithImm, verbs.OpRDMAWrite,
 		} {
 			wr := ibverbx.SendWR{ID: l.posted[i][0], Opcode: op, Flags: verbs.SendSignaled, Imm: uint32(k)}
-			wr.Local, wr.Remote = l.mrs[i].Slice(uint64(64*k), 1000), l.mrs[1-i].Remote().At(2048+uint64(64*k))
+			wr.Local, wr.Remote = l.mrs[i].Slice(uint64(64*k), 1000),
+				l.mrs[1-i].Remote().At(2048+uint64(64*k))
 			if op.IsAtomic() || op.IsSend() {
 				wr.Local.Length = 8
 			}
@@ -212,7 +219,8 @@ func (l *lied) traffic(t *testing.T) {
 	}
 }
 
-// accepted counts what was posted. Only a failure of the virtual queue pair, or keys for devices that the card made up, may be in the way.
+// accepted counts what was posted. Only a failure of the virtual queue pair, or keys for devices
+// that the card made up, may be in the way.
 func (l *lied) accepted(t *testing.T, end, direction, n int, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, ibverbx.ErrFailed) && !errors.Is(err, ibverbx.ErrNoKey) {
@@ -234,7 +242,8 @@ func (l *lied) poll(t *testing.T) {
 			for _, wc := range wcs[:n] {
 				direction := int(wc.ID / liedRecv)
 				if wc.ID%liedRecv != l.done[i][direction] || l.done[i][direction] >= l.posted[i][direction] {
-					t.Fatalf("end %d reports %+v in place of number %d of %d", i, wc, l.done[i][direction], l.posted[i][direction])
+					t.Fatalf("end %d reports %+v in place of number %d of %d", i, wc, l.done[i][direction],
+						l.posted[i][direction])
 				}
 				l.done[i][direction]++
 				l.failed = l.failed || wc.Status != verbs.StatusSuccess
@@ -246,7 +255,8 @@ func (l *lied) poll(t *testing.T) {
 	}
 }
 
-// run lets the NICs do what they can, up to a number of steps. It reports whether all that was accepted was reported by then.
+// run lets the NICs do what they can, up to a number of steps. It reports whether all that was
+// accepted was reported by then.
 func (l *lied) run(t *testing.T) bool {
 	t.Helper()
 	for range 100 {
@@ -258,17 +268,21 @@ func (l *lied) run(t *testing.T) bool {
 	return l.done == l.posted
 }
 
-// FuzzConnect connects one end with a card that lies. Either it is refused and changes nothing, so that the true card connects and all goes
-// well; or it is taken, and then whatever becomes of the traffic, every request is reported once and nothing stays open.
+// FuzzConnect connects one end with a card that lies. Either it is refused and changes nothing, so
+// that the true card connects and all goes well; or it is taken, and then whatever becomes of the
+// traffic, every request is reported once and nothing stays open.
 func FuzzConnect(f *testing.F) {
 	for _, s := range []string{
 		`{}`,
-		`{"credits":1}`, `{"credits":9223372036854775807}`, `{"credits":0}`, `{"mtu":256}`, `{"mtu":0}`, `{"rdAtomic":0}`,
+		`{"credits":1}`, `{"credits":9223372036854775807}`, `{"credits":0}`, `{"mtu":256}`, `{"mtu":0}`,
+		`{"rdAtomic":0}`,
 		`{"rdAtomic":255}`, `{"rdAtomic":1}`,
 		`{"rawImm":false}`, `{"scheme":"spray"}`, `{"scheme":""}`, `{"scheme":"x"}`,
-		`{"qpNums":["17","17","18"]}`, `{"qpNums":["16777215","1","2","3"]}`, `{"notifyQpNum":"0","rails":null}`, `{"notifyQpNum":"1"}`,
+		`{"qpNums":["17","17","18"]}`, `{"qpNums":["16777215","1","2","3"]}`,
+		`{"notifyQpNum":"0","rails":null}`, `{"notifyQpNum":"1"}`,
 		`{"rails":null}`,
-		`{"rail0":{"device":63}}`, `{"rail0":{"device":64}}`, `{"rail1":{"gid":"::"}}`, `{"rail2":{"gid":"fe80::dead"}}`,
+		`{"rail0":{"device":63}}`, `{"rail0":{"device":64}}`, `{"rail1":{"gid":"::"}}`,
+		`{"rail2":{"gid":"fe80::dead"}}`,
 		`{"rail4":{"psn":0}}`, `{"rail0":{"psn":16777216}}`,
 		`{"rail0":{"lid":65535}}`, `{"rail0":{"device":0,"gid":"fd00::1"},"rail1":{"device":0}}`,
 	} {
@@ -278,7 +292,8 @@ func FuzzConnect(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, shape byte, seed uint16, with string) {
 		l := newLied(t, ibverbx.Config{
-			Scheme: ibverbx.Scheme(shape & 1), QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 4, Credits: 4 + int(shape>>1&7), MaxBanked: 2,
+			Scheme: ibverbx.Scheme(shape & 1), QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 4,
+			Credits: 4 + int(shape>>1&7), MaxBanked: 2,
 		}, uint64(seed))
 		a, b := l.ends[0], l.ends[1]
 		cardA, errA := a.Card()
@@ -320,7 +335,8 @@ func FuzzConnect(f *testing.F) {
 		}
 		l.traffic(t)
 		if all := l.run(t); err != nil && (!all || l.failed) {
-			t.Fatalf("connected with the true card: %v of %v requests were reported, %v, %v", l.done, l.posted, a.Err(), b.Err())
+			t.Fatalf("connected with the true card: %v of %v requests were reported, %v, %v", l.done,
+				l.posted, a.Err(), b.Err())
 		}
 	})
 }

@@ -20,12 +20,15 @@ func TestBusinessCardWireForm(t *testing.T) {
 		card ibverbx.BusinessCard
 		want string
 	}{
-		{ibverbx.BusinessCard{QPNums: []uint32{17, 18}}, `{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`},
-		{ibverbx.BusinessCard{QPNums: []uint32{1<<24 - 1}, NotifyQPNum: 5}, `{"qpNums":["0016777215"],"notifyQpNum":"0000000005"}`},
+		{ibverbx.BusinessCard{QPNums: []uint32{17, 18}},
+			`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`},
+		{ibverbx.BusinessCard{QPNums: []uint32{1<<24 - 1}, NotifyQPNum: 5},
+			`{"qpNums":["0016777215"],"notifyQpNum":"0000000005"}`},
 		{
 			ibverbx.BusinessCard{
-				QPNums: []uint32{17}, NotifyQPNum: 18, Scheme: "dqplb", MTU: verbs.MTU1024, Credits: 256, RawImm: true,
-				Rails: []ibverbx.RailCard{{Device: 3, GID: gid, PSN: 9}, {LID: 4}},
+				QPNums: []uint32{17}, NotifyQPNum: 18, Scheme: "dqplb", MTU: verbs.MTU1024, Credits: 256,
+				RawImm: true,
+				Rails:  []ibverbx.RailCard{{Device: 3, GID: gid, PSN: 9}, {LID: 4}},
 			},
 			`{"qpNums":["0000000017"],"notifyQpNum":"0000000018","scheme":"dqplb","mtu":1024,` +
 				`"rails":[{"device":3,"gid":"::ffff:10.0.0.1","psn":9},{"device":0,"gid":"::","lid":4,"psn":0}],"credits":256,"rawImm":true}`,
@@ -104,7 +107,8 @@ func TestBusinessCardRefusals(t *testing.T) {
 	} {
 		card := ibverbx.BusinessCard{QPNums: []uint32{99}}
 		err := json.Unmarshal([]byte(c.data), &card)
-		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) || !strings.HasPrefix(err.Error(), "ibverbx: business card") {
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) ||
+			!strings.HasPrefix(err.Error(), "ibverbx: business card") {
 			t.Errorf("%.80s: error %v: want one that says %q", c.data, err, c.says)
 		}
 		if len(card.QPNums) != 1 || card.QPNums[0] != 99 {
@@ -150,8 +154,9 @@ func TestLargestBusinessCard(t *testing.T) {
 	}
 }
 
-// The card of the C++ original holds nothing but numbers. The GIDs come from the configuration, the peer's devices count as
-// numbered like the local ones, sequence numbers start at 0 and the user's immediate does not travel.
+// The card of the C++ original holds nothing but numbers. The GIDs come from the configuration, the
+// peer's devices count as numbered like the local ones, sequence numbers start at 0 and the user's
+// immediate does not travel.
 func TestBareCardConnects(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
@@ -218,13 +223,16 @@ func TestBareCardConnects(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := qps[0].PostSend(ibverbx.SendWR{
-				ID: 6, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 77, Local: mrs[0].All(),
-				Remote: ibverbx.RemoteSegment{Addr: mrs[1].Addr(), Length: 1 << 16, Keys: ibverbx.NewKeys(keys)},
+				ID: 6, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 77,
+				Local: mrs[0].All(),
+				Remote: ibverbx.RemoteSegment{Addr: mrs[1].Addr(), Length: 1 << 16,
+					Keys: ibverbx.NewKeys(keys)},
 			}); err != nil {
 				t.Fatal(err)
 			}
 			wc := pollBoth(t, qps[1], qps[0])
-			if imm := map[ibverbx.Scheme]uint32{ibverbx.Spray: 77}[scheme]; wc.ID != 5 || wc.Status != 0 || wc.Imm != imm {
+			if imm := map[ibverbx.Scheme]uint32{ibverbx.Spray: 77}[scheme]; wc.ID != 5 || wc.Status != 0 ||
+				wc.Imm != imm {
 				t.Errorf("%+v", wc)
 			}
 			mustEqual(t, "data", mrs[1].Bytes(), mrs[0].Bytes())
@@ -274,15 +282,29 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 		edit func(*ibverbx.BusinessCard)
 		says string
 	}{
-		{"scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "spray" }, "the peer uses \"spray\", this end dqplb: configure both alike"},
-		{"unknown scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "later" }, "the peer uses \"later\""},
+		{"scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "spray" },
+			"the peer uses \"spray\", this end dqplb: configure both alike"},
+		{"unknown scheme", multi, func(c *ibverbx.BusinessCard) { c.Scheme = "later" },
+			"the peer uses \"later\""},
 		{"more queue pairs", multi, func(c *ibverbx.BusinessCard) {
 			c.QPNums, c.Rails = append(c.QPNums, 99), append(c.Rails, ibverbx.RailCard{Device: 9})
 		}, "the peer has 3 queue pairs, this end 2: configure both alike"},
-		{"fewer queue pairs", multi, func(c *ibverbx.BusinessCard) { c.QPNums, c.Rails = c.QPNums[1:], c.Rails[1:] }, "the peer has 1 queue pairs, this end 2"},
-		{"no notify QP", multi, func(c *ibverbx.BusinessCard) { c.NotifyQPNum, c.Rails = 0, c.Rails[:2] }, "notify QP"},
-		{"a notify QP", ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true}, func(c *ibverbx.BusinessCard) { c.NotifyQPNum, c.Rails = 99, append(c.Rails, ibverbx.RailCard{}) }, "notify QP"},
-		{"a notify QP for one", ibverbx.Config{QPsPerDevice: 1}, func(c *ibverbx.BusinessCard) { c.NotifyQPNum, c.Rails = 99, append(c.Rails, ibverbx.RailCard{}) }, "notify QP"},
+		{"fewer queue pairs", multi, func(c *ibverbx.BusinessCard) {
+			c.QPNums, c.Rails = c.QPNums[1:],
+				c.Rails[1:]
+		}, "the peer has 1 queue pairs, this end 2"},
+		{"no notify QP", multi, func(c *ibverbx.BusinessCard) { c.NotifyQPNum, c.Rails = 0, c.Rails[:2] },
+			"notify QP"},
+		{"a notify QP", ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true},
+			func(c *ibverbx.BusinessCard) {
+				c.NotifyQPNum, c.Rails = 99,
+					append(c.Rails, ibverbx.RailCard{})
+			}, "notify QP"},
+		{"a notify QP for one", ibverbx.Config{QPsPerDevice: 1},
+			func(c *ibverbx.BusinessCard) {
+				c.NotifyQPNum, c.Rails = 99,
+					append(c.Rails, ibverbx.RailCard{})
+			}, "notify QP"},
 		{"empty", multi, func(c *ibverbx.BusinessCard) { *c = ibverbx.BusinessCard{} }, "0 queue pairs"},
 		{"numbers", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "2^24"},
 		{"number 0", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 0 }, "number 0"},
@@ -305,7 +327,8 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.edit(&card)
-			if err := a.Connect(card); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+			if err := a.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %v: want one that says %q", err, c.says)
 			}
 			if a.State() != verbs.StateReset || a.Err() != nil {
@@ -318,7 +341,8 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 			if card, err = b.Card(); err != nil {
 				t.Fatal(err)
 			}
-			if err := a.Connect(card); !errors.Is(err, verbs.ErrState) || !strings.Contains(err.Error(), "reset it first") {
+			if err := a.Connect(card); !errors.Is(err, verbs.ErrState) ||
+				!strings.Contains(err.Error(), "reset it first") {
 				t.Errorf("connecting a connected one: %v", err)
 			}
 			if err := errors.Join(a.Close(), b.Close()); err != nil {
@@ -336,11 +360,13 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 
 // A bare card without Conn.PeerGIDs does not fit either, and changes nothing.
 func TestBareCardWithoutGIDsIsRefusedWithoutEffect(t *testing.T) {
-	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true})
+	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)},
+		ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := q.Connect(ibverbx.BusinessCard{QPNums: []uint32{17, 18}}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "Conn.PeerGIDs") {
+	if err := q.Connect(ibverbx.BusinessCard{QPNums: []uint32{17, 18}}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "Conn.PeerGIDs") {
 		t.Errorf("error %v: want one that says what to configure", err)
 	}
 	if q.State() != verbs.StateReset {
@@ -358,7 +384,8 @@ func TestRemoteMRRoundTrip(t *testing.T) {
 	k := r.At(0).Keys
 	key2, _ := k.Key(2)
 	key3, _ := k.Key(3)
-	if want := fmt.Sprintf(`{"addr":"%d","length":"%d","rkeys":{"2":%d,"3":%d}}`, r.Addr(), r.Len(), key2, key3); string(data) != want {
+	if want := fmt.Sprintf(`{"addr":"%d","length":"%d","rkeys":{"2":%d,"3":%d}}`, r.Addr(), r.Len(), key2,
+		key3); string(data) != want {
 		t.Errorf("%s, want %s", data, want)
 	}
 	got := throughJSON(t, r)
@@ -414,7 +441,8 @@ func TestHostileRemoteMRStaysWithinItsBounds(t *testing.T) {
 		want error
 	}{
 		{`{"addr":"18446744073709551600","length":"10","rkeys":{"1":1}}`, 0, ibverbx.ErrBounds},
-		{`{"addr":"18446744073709551600","length":"10","rkeys":{"1":1}}`, 20, ibverbx.ErrBounds}, // wraps to 4
+		// wraps to 4
+		{`{"addr":"18446744073709551600","length":"10","rkeys":{"1":1}}`, 20, ibverbx.ErrBounds},
 		{`{"addr":"4096","length":"0","rkeys":{"1":1}}`, 0, ibverbx.ErrBounds},
 		{`{"addr":"4096","length":"64","rkeys":{"0":1}}`, 0, ibverbx.ErrNoKey},
 		{`{"addr":"4096","length":"64","rkeys":{}}`, 0, ibverbx.ErrNoKey},

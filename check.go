@@ -26,7 +26,8 @@ func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
 	need := q.localDevs
 	if wr.Opcode.IsSend() {
 		if q.sendOn == nil {
-			return q.sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, and there is none: add one")
+			return q.sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
+				"and there is none: add one")
 		}
 		need = 1 << q.sendOn.device
 	}
@@ -52,9 +53,11 @@ func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
 		return q.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return q.sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs there must be data")
+		return q.sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
+			"there must be data")
 	}
-	if k := wr.Remote.Keys; k == nil || q.peerDevs&^k.have != 0 || n > wr.Remote.Length || !k.covers(wr.Remote.Addr, n) {
+	if k := wr.Remote.Keys; k == nil || q.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
+		!k.covers(wr.Remote.Addr, n) {
 		return q.checkRemote(i, wr, n)
 	}
 	if wr.Opcode.IsAtomic() {
@@ -77,14 +80,17 @@ func (q *VirtualQP) checkSegment(i int, wr *SendWR, s Segment, need uint64) erro
 // checkLocal says what is wrong with a piece of local memory that devices need keys for.
 func checkLocal(s Segment, need uint64) (detail string, err error) {
 	if s.Keys == nil {
-		return "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys", ErrNoKey
+		return "local memory " + s.String() + " has no keys: name it with MR.Slice, or give Segment.Keys",
+			ErrNoKey
 	}
 	if missing := need &^ s.Keys.have; missing != 0 {
-		return fmt.Sprintf("local memory %v has no key for device %s (have %s): register it on every device of the virtual QP",
+		return fmt.Sprintf("local memory %v has no key for device %s (have %s): register it on every "+
+			"device of the virtual QP",
 			s, deviceList(missing), deviceList(s.Keys.have)), ErrNoKey
 	}
 	if !s.Keys.covers(s.Addr, s.Length) {
-		return fmt.Sprintf("local memory %v reaches beyond its region %s", s, addrRange(s.Keys.base, s.Keys.length)), ErrBounds
+		return fmt.Sprintf("local memory %v reaches beyond its region %s", s,
+			addrRange(s.Keys.base, s.Keys.length)), ErrBounds
 	}
 	return "", nil
 }
@@ -94,11 +100,14 @@ func (q *VirtualQP) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) 
 	if wr.Flags&verbs.SendInline != 0 {
 		switch {
 		case len(wr.SGL) != 0 || wr.Local != (Segment{}):
-			return 0, q.sendError(i, wr, verbs.ErrInvalid, "an inline request takes its payload from Inline: leave Local and SGL empty")
+			return 0, q.sendError(i, wr, verbs.ErrInvalid,
+				"an inline request takes its payload from Inline: leave Local and SGL empty")
 		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
-			return 0, q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot be inline: it brings data")
+			return 0, q.sendError(i, wr, verbs.ErrInvalid,
+				wr.Opcode.String()+" cannot be inline: it brings data")
 		case len(wr.Inline) > q.maxInline:
-			return 0, q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d", len(wr.Inline), q.maxInline))
+			return 0, q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
+				len(wr.Inline), q.maxInline))
 		}
 		return uint64(len(wr.Inline)), nil
 	}
@@ -121,10 +130,13 @@ func (q *VirtualQP) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) 
 // checkSendLength checks a SEND, which travels as one message.
 func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
 	if n > maxMessage {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a message carries at most 2 GiB", n))
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
+			"message carries at most 2 GiB", n))
 	}
 	if len(wr.SGL) > q.sendOn.maxSGE {
-		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL), q.sendOn.maxSGE))
+		return q.sendError(i, wr, verbs.ErrInvalid,
+			fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL),
+				q.sendOn.maxSGE))
 	}
 	return nil
 }
@@ -132,23 +144,29 @@ func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
 // checkOrder checks a request of n bytes that is relaxed, or takes one fragment on each data rail.
 func (q *VirtualQP) checkOrder(i int, wr *SendWR, n uint64) error {
 	if wr.Relaxed && !wr.Opcode.IsSend() {
-		return q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot be Relaxed: only a SEND waits for earlier data")
+		return q.sendError(i, wr, verbs.ErrInvalid,
+			wr.Opcode.String()+" cannot be Relaxed: only a SEND waits for earlier data")
 	}
 	if !wr.EveryRail {
 		return nil
 	}
 	rails, limit := uint64(len(q.rails)), uint64(q.cfg.MaxMsgSize)
 	if wr.Opcode != verbs.OpRDMARead && wr.Opcode != verbs.OpRDMAWrite {
-		return q.sendError(i, wr, verbs.ErrInvalid, wr.Opcode.String()+" cannot go over EveryRail: only a plain read or write can")
+		return q.sendError(i, wr, verbs.ErrInvalid,
+			wr.Opcode.String()+" cannot go over EveryRail: only a plain read or write can")
 	}
 	if n == 0 || n%rails != 0 {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of the %d data queue pairs, and not 0", n, rails))
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of "+
+			"the %d data queue pairs, and not 0", n, rails))
 	}
 	if n/rails > limit && !q.single {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at most %d", n/rails, rails, limit))
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at "+
+			"most %d", n/rails, rails, limit))
 	}
 	if width, _ := q.width(); len(wr.SGL) > width {
-		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces over every rail: a fragment takes %d, and must not be cut short", len(wr.SGL), width))
+		return q.sendError(i, wr, verbs.ErrInvalid,
+			fmt.Sprintf("%d pieces over every rail: a fragment takes %d, and must not be cut short",
+				len(wr.SGL), width))
 	}
 	return nil
 }
@@ -157,24 +175,29 @@ func (q *VirtualQP) checkOrder(i int, wr *SendWR, n uint64) error {
 func (q *VirtualQP) checkRemote(i int, wr *SendWR, n uint64) error {
 	s := wr.Remote
 	if s.Keys == nil {
-		return q.sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or give RemoteSegment.Keys")
+		return q.sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or "+
+			"give RemoteSegment.Keys")
 	}
 	if missing := q.peerDevs &^ s.Keys.have; missing != 0 {
-		return q.sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device %s (have %s): the peer must register it on every device of the virtual QP",
+		return q.sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device "+
+			"%s (have %s): the peer must register it on every device of the virtual QP",
 			s, deviceList(missing), deviceList(s.Keys.have)))
 	}
 	if n > s.Length {
 		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, s.Length))
 	}
-	return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s", addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
+	return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
+		addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
 }
 
 func (q *VirtualQP) checkAtomic(i int, wr *SendWR, n uint64) error {
 	if n != 8 || len(wr.SGL) > 1 {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of eight bytes in one", wr.Opcode, n, max(1, len(wr.SGL))))
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of "+
+			"eight bytes in one", wr.Opcode, n, max(1, len(wr.SGL))))
 	}
 	if wr.Remote.Addr%8 != 0 {
-		return q.sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a multiple of 8", wr.Remote.Addr))
+		return q.sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a "+
+			"multiple of 8", wr.Remote.Addr))
 	}
 	return nil
 }
@@ -183,14 +206,16 @@ func (q *VirtualQP) sendError(i int, wr *SendWR, err error, detail string) error
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// stateError is the error of a whole call that is refused because of the virtual queue pair's state.
+// stateError is the error of a whole call that is refused because of the virtual queue pair's
+// state.
 func (q *VirtualQP) stateError(op string, id uint64, err error) error {
 	e := &PostError{Op: op, ID: id, Err: err}
 	switch {
 	case q.failure != nil && !q.closed:
 		e.Detail, e.Cause = q.failure.Error()+": reset or close the virtual QP", q.failure
 	case q.phase != drainNone && !q.closed:
-		e.Detail = fmt.Sprintf("virtual qp %d takes nothing more since Drain or Shutdown: reset and connect it, or close it", q.num)
+		e.Detail = fmt.Sprintf("virtual qp %d takes nothing more since Drain or Shutdown: reset and "+
+			"connect it, or close it", q.num)
 	case !q.closed:
 		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
 	}

@@ -8,13 +8,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// Close ends the virtual queue pair and its physical ones. What had completed in order is reported as it completed; everything else
-// that is outstanding is reported as flushed, and can still be polled from the virtual CQ, even after that is closed. When
-// Close returns nil, no NIC touches memory on the virtual queue pair's behalf any more; an error says that a NIC did not confirm it.
-// A request that had completed behind one that had not counts as outstanding: completions keep their order.
+// Close ends the virtual queue pair and its physical ones. What had completed in order is reported
+// as it completed; everything else that is outstanding is reported as flushed, and can still be
+// polled from the virtual CQ, even after that is closed. When Close returns nil, no NIC touches
+// memory on the virtual queue pair's behalf any more; an error says that a NIC did not confirm it.
+// A request that had completed behind one that had not counts as outstanding: completions keep
+// their order.
 //
-// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes: Close waits for that, a second at
-// most, and 10 ms after the last where the queue is full of unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once.
+// A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes:
+// Close waits for that, a second at most, and 10 ms after the last where the queue is full of
+// unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once.
 func (q *VirtualQP) Close() error {
 	q.cq.guard.enter()
 	err := q.close()
@@ -41,7 +44,8 @@ func (q *VirtualQP) close() error {
 		err = errors.Join(err, q.cq.close())
 	}
 	if q.ownsDomain {
-		if closing := q.dom.Close(); !errors.Is(closing, ErrClosed) { // the program may have closed it, and waits for this
+		// the program may have closed it, and waits for this
+		if closing := q.dom.Close(); !errors.Is(closing, ErrClosed) {
 			err = errors.Join(err, closing)
 		}
 	}
@@ -72,18 +76,23 @@ func (q *VirtualQP) closeRails() error {
 	return errors.Join(errs...)
 }
 
-// attach registers a virtual queue pair's rails, and reserves room for all the completions that they may have outstanding.
+// attach registers a virtual queue pair's rails, and reserves room for all the completions that
+// they may have outstanding.
 func (c *VirtualCQ) attach(q *VirtualQP) error {
 	need := [verbs.MaxDevices]int{}
 	for i, r := range q.all {
 		refuse := func(err error, why string) error {
-			return fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s %s", err, r.num, r.qp.Device().Name(), why)
+			return fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s %s", err, r.num,
+				r.qp.Device().Name(), why)
 		}
 		t := c.routes[r.device]
 		switch {
 		case t == nil:
 			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
-		case slices.ContainsFunc(q.all[:i], func(o *rail) bool { return o.device == r.device && o.num == r.num }):
+		case slices.ContainsFunc(q.all[:i], func(o *rail) bool {
+			return o.device == r.device &&
+				o.num == r.num
+		}):
 			return refuse(verbs.ErrInvalid, "is given twice")
 		case t.find(r.num) != nil:
 			return refuse(verbs.ErrInvalid, "belongs to a virtual QP already")
@@ -95,7 +104,9 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 	}
 	for dev, n := range need {
 		if n > c.room[dev] {
-			return fmt.Errorf("ibverbx: new virtual qp: %w: its queue pairs on device %d may have %d completions outstanding, the virtual CQ has room for %d: make its CQ deeper, or lower MaxMsgCntPerQP and Credits",
+			return fmt.Errorf("ibverbx: new virtual qp: %w: its queue pairs on device %d may have %d "+
+				"completions outstanding, the virtual CQ has room for %d: make its CQ deeper, or lower "+
+				"MaxMsgCntPerQP and Credits",
 				verbs.ErrInvalid, dev, n, c.room[dev])
 		}
 	}
@@ -125,8 +136,8 @@ func (c *VirtualCQ) detach(q *VirtualQP) {
 	}
 }
 
-// Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs. Completions that were
-// not polled yet, flushed ones included, can still be polled.
+// Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs.
+// Completions that were not polled yet, flushed ones included, can still be polled.
 func (c *VirtualCQ) Close() error {
 	c.guard.enter()
 	err := c.close()
@@ -153,7 +164,8 @@ func (c *VirtualCQ) close() error {
 	}
 	for i := range c.cqs {
 		if err := c.cqs[i].cq.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("ibverbx: close virtual cq: %s: %w", c.cqs[i].cq.Device().Name(), err))
+			errs = append(errs, fmt.Errorf("ibverbx: close virtual cq: %s: %w", c.cqs[i].cq.Device().Name(),
+				err))
 		}
 	}
 	c.closed = true

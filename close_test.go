@@ -47,18 +47,22 @@ func permutations(n int) (all [][]int) {
 	return all
 }
 
-// Every order of closing works with requests outstanding: nothing leaks, nothing is lost, and what cannot be closed yet says so.
+// Every order of closing works with requests outstanding: nothing leaks, nothing is lost, and what
+// cannot be closed yet says so.
 func TestEveryOrderOfClosing(t *testing.T) {
 	const closeQP, closeCQ, closeMR = 0, 1, 2 // and the domain
 	for _, m := range modes[:6] {
 		for _, order := range permutations(4) {
 			t.Run(fmt.Sprint(m.name, order), func(t *testing.T) {
-				l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000, MaxMsgCntPerQP: 4}})
+				l := newLink(t, linkConfig{nics: m.nics,
+					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000,
+						MaxMsgCntPerQP: 4}})
 				multi := l.a.DataRails() > 1
 				l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 				recvs := uint64(3)
 				for id := range recvs {
-					if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100 + id, Local: l.a.mr.Slice(0, 8)}); err != nil {
+					if _, err := l.a.PostRecv(
+						ibverbx.RecvWR{ID: 100 + id, Local: l.a.mr.Slice(0, 8)}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -89,7 +93,8 @@ func TestEveryOrderOfClosing(t *testing.T) {
 						}
 					default:
 						err = l.a.dom.Close()
-						if _, err := l.a.dom.Register(make([]byte, 8), 0); !errors.Is(err, ibverbx.ErrClosed) {
+						if _, err := l.a.dom.Register(make([]byte, 8), 0); !errors.Is(
+							err, ibverbx.ErrClosed) {
 							t.Errorf("registering in a closed domain: %v", err)
 						}
 					}
@@ -111,7 +116,8 @@ func TestEveryOrderOfClosing(t *testing.T) {
 					*next++
 				}
 				if gotSends != sends || gotRecvs != recvs {
-					t.Errorf("%d of %d sends and %d of %d receives were reported", gotSends, sends, gotRecvs, recvs)
+					t.Errorf("%d of %d sends and %d of %d receives were reported", gotSends, sends, gotRecvs,
+						recvs)
 				}
 			})
 		}
@@ -122,7 +128,9 @@ func TestEveryOrderOfClosing(t *testing.T) {
 func TestCloseAtAnyMoment(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for steps := range 120 {
-			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}, fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
+			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
+				MaxMsgSize: 1000, MaxMsgCntPerQP: 2},
+				fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
 			const total = 8
 			for id := range uint64(total) {
 				l.b.expectRecv(t, id)
@@ -144,11 +152,13 @@ func TestCloseAtAnyMoment(t *testing.T) {
 					e.backlog = append(e.backlog, wc)
 				}
 				if len(e.backlog) != total {
-					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.backlog), fmtWCs(e.backlog))
+					t.Fatalf("%v steps %d: %d completions: %s", scheme, steps, len(e.backlog),
+						fmtWCs(e.backlog))
 				}
 				failed := false
 				for i, wc := range e.backlog {
-					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 && wc.Status != verbs.StatusWRFlushErr {
+					if wc.ID != uint64(i) || wc.Status == 0 && failed || wc.Status != 0 &&
+						wc.Status != verbs.StatusWRFlushErr {
 						t.Fatalf("%v steps %d: %s", scheme, steps, fmtWCs(e.backlog))
 					}
 					failed = failed || wc.Status != 0
@@ -159,7 +169,8 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	}
 }
 
-// executing returns a channel that is closed when the next request begins to execute. A long one is then being copied.
+// executing returns a channel that is closed when the next request begins to execute. A long one is
+// then being copied.
 func executing(fabric *soft.Fabric) <-chan struct{} {
 	begun := make(chan struct{})
 	var once sync.Once
@@ -170,7 +181,8 @@ func executing(fabric *soft.Fabric) <-chan struct{} {
 	return begun
 }
 
-// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy that takes its time.
+// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy
+// that takes its time.
 func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	const size = 8 << 20
 	for range 5 {
@@ -197,8 +209,9 @@ func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	}
 }
 
-// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or all are signaled by the queue pair:
-// Close finds out all the same, and does not wait where nothing can come.
+// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or
+// all are signaled by the queue pair: Close finds out all the same, and does not wait where nothing
+// can come.
 func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 	const size = 4 << 20
 	for _, all := range []bool{false, true} {
@@ -215,7 +228,8 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}), ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
+		keys, rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()}),
+			ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
 		var ends [2]*ibverbx.VirtualQP
 		for i := range ends {
 			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
@@ -237,7 +251,9 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		connectBoth(t, ends[0], ends[1])
 		a := ends[0]
 		post := func(id, n uint64, flags verbs.SendFlags) {
-			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys}, Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + size, Length: n, Keys: rkeys}}
+			wr := ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags,
+				Local:  ibverbx.Segment{Addr: mr.Addr(), Length: n, Keys: keys},
+				Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + size, Length: n, Keys: rkeys}}
 			if _, err := a.PostSend(wr); err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +267,8 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 			t.Fatalf("%d completions of unsignaled requests, all signaled %v", n, all)
 		}
 		copying := executing(fabric)
-		fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Hour, Match: func(wr *verbs.SendWR) bool { return wr.ID == 101 }})
+		fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Hour,
+			Match: func(wr *verbs.SendWR) bool { return wr.ID == 101 }})
 		post(100, size, verbs.SendSignaled)
 		post(101, 8, 0) // held up until after Close, so not successful: it completes too
 		<-copying

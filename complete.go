@@ -4,8 +4,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// process takes in one physical completion of a rail. Which request it belongs to is read from its work-request id alone:
-// of a failed completion nothing else is defined, the opcode least of all.
+// process takes in one physical completion of a rail. Which request it belongs to is read from its
+// work-request id alone: of a failed completion nothing else is defined, the opcode least of all.
 func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 	if q.single {
 		q.passCompletion(rl, wc, out)
@@ -131,7 +131,8 @@ func (q *VirtualQP) advanceDataDone() {
 	}
 }
 
-// progress carries on after completions were taken in: more work to the rails, finished requests to the user.
+// progress carries on after completions were taken in: more work to the rails, finished requests to
+// the user.
 func (q *VirtualQP) progress(out *sink) {
 	if q.single || q.closed {
 		return
@@ -159,7 +160,8 @@ func (q *VirtualQP) reportSends(out *sink) {
 			return
 		}
 		if q.send.head > q.stopAt && (q.send.head != q.failed || q.told) {
-			// The line stopped before it: whatever became of its fragments, it is reported as flushed.
+			// The line stopped before it: whatever became of its fragments, it is reported as
+			// flushed.
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
 		}
 		q.told = q.told || r.status != verbs.StatusSuccess && r.status != verbs.StatusWRFlushErr

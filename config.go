@@ -11,20 +11,24 @@ import (
 type Scheme uint8
 
 const (
-	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. Nobody waits for a round
-	// trip, and a notification never overtakes data. It is the default.
+	// DQPLB numbers every fragment of a WRITE_WITH_IMM; the receiver puts them in order. Nobody
+	// waits for a round trip, and a notification never overtakes data. It is the default.
 	//
-	// SEND carries no number: it waits for the acknowledgement of earlier data, and has Spray's limit.
+	// SEND carries no number: it waits for the acknowledgement of earlier data, and has Spray's
+	// limit.
 	DQPLB Scheme = iota
-	// Spray sends fragments as plain writes and, once all of them and all earlier data are acknowledged, one
-	// zero-byte WRITE_WITH_IMM on a queue pair of its own, the notify QP, with the user's immediate.
+	// Spray sends fragments as plain writes and, once all of them and all earlier data are
+	// acknowledged, one zero-byte WRITE_WITH_IMM on a queue pair of its own, the notify QP, with
+	// the user's immediate.
 	//
-	// An acknowledgement proves that data has reached the peer's NIC; a message on another queue pair does not by
-	// itself push that data on into the peer's memory (IBTA o9-20 orders operations of one queue pair). On
-	// hosts where PCIe writes of several NICs or with relaxed ordering may pass each other, take DQPLB.
+	// An acknowledgement proves that data has reached the peer's NIC; a message on another queue
+	// pair does not by itself push that data on into the peer's memory (IBTA o9-20 orders
+	// operations of one queue pair). On hosts where PCIe writes of several NICs or with relaxed
+	// ordering may pass each other, take DQPLB.
 	//
-	// A receiver whose posted receives all wait for notifications does not learn that the first data queue pair has failed under
-	// it, until that is used again: SENDs travel there, and would eat a receive that is kept to notice.
+	// A receiver whose posted receives all wait for notifications does not learn that the first
+	// data queue pair has failed under it, until that is used again: SENDs travel there, and would
+	// eat a receive that is kept to notice.
 	Spray
 )
 
@@ -61,16 +65,19 @@ func (s *Scheme) UnmarshalText(text []byte) (err error) {
 
 // Limits of the implementation.
 const (
-	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the notify QP not counted.
+	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the
+	// notify QP not counted.
 	MaxRails = 128
-	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows 2^31).
+	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows
+	// 2^31).
 	maxMessage = 1 << 31
-	// maxWindow bounds the numbers that a DQPLB sender has in flight (messages). 2^15 at 512 KiB a fragment is
-	// 16 GiB.
+	// maxWindow bounds the numbers that a DQPLB sender has in flight (messages). 2^15 at 512 KiB a
+	// fragment is 16 GiB.
 	maxWindow = 1 << 15
-	// maxArrivals bounds what a DQPLB receiver keeps of messages that arrive out of order: 12 bytes each, 3 MiB a
-	// virtual queue pair at the worst. It is well above maxWindow, because a sender's window ends at what the
-	// NICs have acknowledged, and a receiver may poll one NIC's CQ long after another's.
+	// maxArrivals bounds what a DQPLB receiver keeps of messages that arrive out of order: 12 bytes
+	// each, 3 MiB a virtual queue pair at the worst. It is well above maxWindow, because a sender's
+	// window ends at what the NICs have acknowledged, and a receiver may poll one NIC's CQ long
+	// after another's.
 	maxArrivals = 1 << 18
 )
 
@@ -78,35 +85,38 @@ const (
 type Config struct {
 	// Scheme tells how notifications travel when there are several queue pairs. [DQPLB] by default.
 	Scheme Scheme
-	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of a work request
-	// vanishes, small enough that four queue pairs share one message of a few MiB.
+	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
+	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
 	MaxMsgSize uint32
-	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128. It is lowered to
-	// what the queue pair was created with.
+	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128. It
+	// is lowered to what the queue pair was created with.
 	MaxMsgCntPerQP int
-	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means twice
-	// MaxMsgCntPerQP. It is lowered to what the queue pair was created with. The peer may have more messages on
-	// the way than that; its NIC then retries (RNR) until there is room.
+	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means
+	// twice MaxMsgCntPerQP. It is lowered to what the queue pair was created with. The peer may
+	// have more messages on the way than that; its NIC then retries (RNR) until there is room.
 	Credits int
-	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has claimed; 0 means 4096.
-	// At the limit it withholds credits, which slows the sender down and loses nothing.
+	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has
+	// claimed; 0 means 4096. At the limit it withholds credits, which slows the sender down and
+	// loses nothing.
 	MaxBanked int
-	// FirstNumber is the DQPLB number that this end begins to count with when it connects; below 2^24-1, 0 by default. It is
-	// in force when both ends configure one, which their cards say. Numbers wrap after 16.7 million messages:
-	// a test that begins shortly before sees what happens there.
+	// FirstNumber is the DQPLB number that this end begins to count with when it connects; below
+	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
+	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
+	// there.
 	FirstNumber uint32
-	// Linger is how long requests that were posted before one that failed may go on to their own end; then they are flushed,
-	// too. What holds them up may be a receive that the peer will never post, because it has failed as well. 0 means a
-	// second; negative means not at all.
+	// Linger is how long requests that were posted before one that failed may go on to their own
+	// end; then they are flushed, too. What holds them up may be a receive that the peer will never
+	// post, because it has failed as well. 0 means a second; negative means not at all.
 	Linger time.Duration
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
-	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an inline request, on queue
-	// pairs that [Domain.NewQP] creates; 0 means 4 and 64.
+	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an
+	// inline request, on queue pairs that [Domain.NewQP] creates; 0 means 4 and 64.
 	MaxSGE, MaxInline int
 	// MaxRecvSGE is how many pieces of memory one receive may have; 0 means as many as MaxSGE.
 	MaxRecvSGE int
-	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND and RECV only.
+	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND
+	// and RECV only.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
 	Conn ConnConfig
@@ -117,22 +127,29 @@ const None = 0xff
 
 // ConnConfig holds what the physical queue pairs are connected with. The zero value works.
 type ConnConfig struct {
-	// Port is the local port on every device; 0 means the device's own default, [verbs.Device.DefaultPort].
+	// Port is the local port on every device; 0 means the device's own default,
+	// [verbs.Device.DefaultPort].
 	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by itself: RoCE v2
-	// before anything else, of these a routable address before a link-local one, and IPv4 before IPv6.
+	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by
+	// itself: RoCE v2 before anything else, of these a routable address before a link-local one,
+	// and IPv4 before IPv6.
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
-	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is 67 ms; [None] waits for ever.
+	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is
+	// 67 ms; [None] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 6, because rdma_rxe takes 7 for ever.
+	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 6, because rdma_rxe takes 7
+	// for ever.
 	RetryCount uint8
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [None]; 0 means 7, which is for ever.
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [None]; 0 means
+	// 7, which is for ever.
 	RNRRetry uint8
-	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which is 0.64 ms.
+	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which
+	// is 0.64 ms.
 	MinRNRTimer uint8
-	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what the NIC allows.
+	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what
+	// the NIC allows.
 	MaxRDAtomic uint8
 	// Access is what the peer may do; 0 means everything. A memory region must grant it too.
 	Access verbs.AccessFlags
@@ -140,8 +157,8 @@ type ConnConfig struct {
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
-	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then the notify QP. They are only
-	// needed when the peer's business card has none.
+	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then the notify QP. They
+	// are only needed when the peer's business card has none.
 	PeerGIDs []verbs.GID
 }
 
@@ -218,7 +235,8 @@ func (c *Config) validate() error {
 	case c.FirstNumber >= seqMod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	case c.MaxSGE < 0 || c.MaxRecvSGE < 0 || c.MaxInline < 0:
-		return configError("MaxSGE %d, MaxRecvSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxRecvSGE, c.MaxInline)
+		return configError("MaxSGE %d, MaxRecvSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxRecvSGE,
+			c.MaxInline)
 	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
 		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
 	}
@@ -230,7 +248,8 @@ func (c *ConnConfig) validate() error {
 	case c.GIDIndex < -1 || c.GIDIndex > 255:
 		return configError("Conn.GIDIndex %d: must be 1 to 255, 0 (automatic), or -1 for entry 0", c.GIDIndex)
 	case c.MTU > verbs.MTU4096:
-		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU), verbs.MTU256, verbs.MTU4096)
+		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU),
+			verbs.MTU256, verbs.MTU4096)
 	case attr(c.Timeout) > 31:
 		return configError("Conn.Timeout %d: is a code of 5 bits", c.Timeout)
 	case attr(c.RetryCount) > 7:

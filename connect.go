@@ -6,13 +6,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer whose business card is given. Both
-// ends call it; either may come first. What is posted before the peer has connected is retried for as long as
-// Conn.Timeout and Conn.RetryCount allow (half a second by default) and then fails: if the ends may be further apart than that, let them
-// tell each other that they are ready.
+// Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer whose
+// business card is given. Both ends call it; either may come first. What is posted before the peer
+// has connected is retried for as long as Conn.Timeout and Conn.RetryCount allow (half a second by
+// default) and then fails: if the ends may be further apart than that, let them tell each other
+// that they are ready.
 //
-// A card that does not fit (other scheme, other number of queue pairs, no address) is refused and changes nothing. When a NIC
-// refuses in the middle, the virtual queue pair is left in between: reset or close it.
+// A card that does not fit (other scheme, other number of queue pairs, no address) is refused and
+// changes nothing. When a NIC refuses in the middle, the virtual queue pair is left in between:
+// reset or close it.
 func (q *VirtualQP) Connect(peer BusinessCard) error {
 	q.ports = nil
 	if q.closed {
@@ -22,7 +24,8 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 		return err
 	}
 	if q.state != verbs.StateReset && q.state != verbs.StateInit {
-		return q.connectError(verbs.ErrState, fmt.Sprintf("it is in %v, must be in RESET or INIT: reset it first", q.State()))
+		return q.connectError(verbs.ErrState, fmt.Sprintf("it is in %v, must be in RESET or INIT: reset it "+
+			"first", q.State()))
 	}
 	card, err := q.Card()
 	if err != nil {
@@ -71,18 +74,22 @@ func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
 			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer,
 	}, {
 		verbs.QPAttr{
-			State: verbs.StateRTS, Timeout: attr(conn.Timeout), RetryCount: attr(conn.RetryCount), RNRRetry: attr(conn.RNRRetry),
+			State: verbs.StateRTS, Timeout: attr(conn.Timeout), RetryCount: attr(conn.RetryCount),
+			RNRRetry:    attr(conn.RNRRetry),
 			MaxRDAtomic: depth,
 		},
-		verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
+		verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+			verbs.QPAttrSQPSN |
 			verbs.QPAttrMaxRDAtomic,
 	}}
 }
 
-// Modify changes attributes of every physical queue pair, the notify QP included: for programs that connect step by step.
+// Modify changes attributes of every physical queue pair, the notify QP included: for programs that
+// connect step by step.
 //
-// With peer given, what differs from queue pair to queue pair is filled in where mask names it: DestQPNum, RQPSN and SQPSN,
-// of the address handle the destination and the source GID index, and a port of 0 in either. Without, attr is used as it is.
+// With peer given, what differs from queue pair to queue pair is filled in where mask names it:
+// DestQPNum, RQPSN and SQPSN, of the address handle the destination and the source GID index, and a
+// port of 0 in either. Without, attr is used as it is.
 //
 // Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does.
 // What a transition needs is checked for all queue pairs before any is touched.
@@ -148,8 +155,9 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	return q.Err()
 }
 
-// watchRails prepares one receive for every data rail of Spray but the one that carries SENDs. No message ever takes it; it is
-// flushed when the queue pair fails, as after a remote access error of the peer, and without it a receiver would not learn of that.
+// watchRails prepares one receive for every data rail of Spray but the one that carries SENDs. No
+// message ever takes it; it is flushed when the queue pair fails, as after a remote access error of
+// the peer, and without it a receiver would not learn of that.
 func (q *VirtualQP) watchRails() {
 	for _, r := range q.rails[1:] {
 		r.owed = r.recvLimit
@@ -232,11 +240,14 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	}
 	switch {
 	case len(peer.QPNums) != len(q.rails):
-		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer has %d queue pairs, this end %d: configure both alike", len(peer.QPNums), len(q.rails)))
+		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer has %d queue pairs, this end %d: "+
+			"configure both alike", len(peer.QPNums), len(q.rails)))
 	case peer.Scheme != "" && !q.single && peer.Scheme != q.cfg.Scheme.String():
-		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer uses %.20q, this end %v: configure both alike", peer.Scheme, q.cfg.Scheme))
+		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer uses %.20q, this end %v: configure "+
+			"both alike", peer.Scheme, q.cfg.Scheme))
 	case (peer.NotifyQPNum != 0) != (q.notify != nil):
-		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure both alike")
+		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure "+
+			"both alike")
 	}
 	return nil
 }
@@ -251,11 +262,13 @@ func (q *VirtualQP) checkAddresses(peer *BusinessCard) error {
 	return nil
 }
 
-// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every device allows.
+// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
+// device allows.
 func (q *VirtualQP) maxRDAtomic() uint8 {
 	n := q.cfg.Conn.MaxRDAtomic
 	for _, r := range q.all {
-		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 && attr.MaxRDAtomic < int(n) {
+		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
+			attr.MaxRDAtomic < int(n) {
 			n = uint8(attr.MaxRDAtomic)
 		}
 	}
@@ -270,7 +283,8 @@ func (q *VirtualQP) port(r *rail) uint8 {
 	return uint8(r.qp.Device().DefaultPort())
 }
 
-// localPort is what a rail's end of the connection looks like: its port, and the entry of the port's GID table that it uses.
+// localPort is what a rail's end of the connection looks like: its port, and the entry of the
+// port's GID table that it uses.
 type localPort struct {
 	attr verbs.PortAttr
 	gid  verbs.GIDEntry
@@ -302,7 +316,9 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 			return p, q.railError(r, err)
 		}
 		if p.gid.GID.IsZero() && p.attr.LinkLayer == verbs.LinkLayerEthernet {
-			return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("entry %d of the GID table of %s port %d is empty", max(0, index), dev.Name(), port))
+			return p, q.connectError(verbs.ErrInvalid,
+				fmt.Sprintf("entry %d of the GID table of %s port %d is empty", max(0, index), dev.Name(),
+					port))
 		}
 		return p, nil
 	}
@@ -322,13 +338,14 @@ func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
 		return p, q.railError(r, hole)
 	}
 	if best == 0 {
-		return p, q.connectError(verbs.ErrInvalid, fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), port))
+		return p, q.connectError(verbs.ErrInvalid,
+			fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), port))
 	}
 	return p, nil
 }
 
-// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the routable before the link-local, and
-// IPv4 before IPv6.
+// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the
+// routable before the link-local, and IPv4 before IPv6.
 func gidRank(e verbs.GIDEntry) int {
 	switch {
 	case e.GID.IsZero():
@@ -354,5 +371,6 @@ func (q *VirtualQP) connectError(err error, detail string) error {
 }
 
 func (q *VirtualQP) railError(r *rail, err error) error {
-	return fmt.Errorf("ibverbx: virtual qp %d: rail %d (%s qp %d): %w", q.num, r.index(), r.qp.Device().Name(), r.qp.Num(), err)
+	return fmt.Errorf("ibverbx: virtual qp %d: rail %d (%s qp %d): %w", q.num, r.index(),
+		r.qp.Device().Name(), r.qp.Num(), err)
 }

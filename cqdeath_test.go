@@ -40,7 +40,8 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	var peerQPs []*ibverbx.VirtualQP
-	// The virtual queue pairs: on device 0, on both, on device 1; a single one on device 1. Each has its peer on device 2.
+	// The virtual queue pairs: on device 0, on both, on device 1; a single one on device 1. Each
+	// has its peer on device 2.
 	var vqps []*ibverbx.VirtualQP
 	peers, err := ibverbx.NewDomain(fabric.Device(2))
 	if err != nil {
@@ -55,7 +56,8 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	for _, devices := range [][]int{{0, 0}, {0, 1}, {1, 1}, {1}} {
 		var qps []verbs.QP
 		for _, i := range devices {
-			qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i], Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
+			qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i],
+				Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,20 +86,24 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 		regions = append(regions, mr)
 		keys[dev[i].ID()] = mr.LKey()
 	}
-	write := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Remote: target.Remote().At(0),
-		Local: ibverbx.Segment{Addr: regions[0].Addr(), Length: 350, Keys: ibverbx.NewKeys(keys)}}
-	// Everything but the first is held up, and then device 1's CQ drowns in the completions of a queue pair beside them.
+	write := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+		Remote: target.Remote().At(0),
+		Local:  ibverbx.Segment{Addr: regions[0].Addr(), Length: 350, Keys: ibverbx.NewKeys(keys)}}
+	// Everything but the first is held up, and then device 1's CQ drowns in the completions of a
+	// queue pair beside them.
 	stall := fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: dev[1], Count: -1})
 	for _, q := range vqps {
 		if _, err := q.PostSend(write); err != nil {
 			t.Fatal(err)
 		}
 	}
-	flood, err := pds[1].CreateQP(verbs.QPConfig{SendCQ: cqs[1], RecvCQ: cqs[1], Cap: verbs.QPCap{MaxRecvWR: 2 * depth}})
+	flood, err := pds[1].CreateQP(verbs.QPConfig{SendCQ: cqs[1], RecvCQ: cqs[1],
+		Cap: verbs.QPCap{MaxRecvWR: 2 * depth}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := flood.Modify(&verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
+	if err := flood.Modify(&verbs.QPAttr{State: verbs.StateInit, Port: 1},
+		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := flood.PostRecv(make([]verbs.RecvWR, 2*depth)); err != nil {
@@ -114,7 +120,8 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	for deadline := time.Now().Add(20 * time.Second); len(reported) < 3 || failures == 0; {
 		n, err := vcq.Poll(wcs)
 		if err != nil {
-			if failures++; !errors.Is(err, verbs.ErrOverrun) || !strings.Contains(err.Error(), dev[1].Name()) {
+			if failures++; !errors.Is(err, verbs.ErrOverrun) ||
+				!strings.Contains(err.Error(), dev[1].Name()) {
 				t.Errorf("poll: %v", err)
 			}
 		}
@@ -159,7 +166,8 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 			t.Fatalf("%+v", wc)
 		}
 	}
-	errs := []error{flood.Close(), vcq.Close(), regions[0].Close(), regions[1].Close(), pds[0].Close(), pds[1].Close()}
+	errs := []error{flood.Close(), vcq.Close(), regions[0].Close(), regions[1].Close(), pds[0].Close(),
+		pds[1].Close()}
 	for _, peer := range peerQPs {
 		errs = append(errs, peer.Close())
 	}
@@ -210,7 +218,9 @@ func TestPollServesEveryDevice(t *testing.T) {
 			for range polls {
 				for _, q := range qps {
 					for { // as many as its queue takes
-						if _, err := q.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); errors.Is(err, verbs.ErrQueueFull) {
+						if _, err := q.PostSend(
+							ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); errors.Is(
+							err, verbs.ErrQueueFull) {
 							break
 						} else if err != nil {
 							t.Fatal(err)
@@ -228,7 +238,8 @@ func TestPollServesEveryDevice(t *testing.T) {
 			fair := polls * len(wcs) / devices
 			for i, q := range qps {
 				if n := done[q.Num()]; n < fair/2 {
-					t.Errorf("device %d: %d of %d completions, a fair share is %d", i, n, polls*len(wcs), fair)
+					t.Errorf("device %d: %d of %d completions, a fair share is %d", i, n, polls*len(wcs),
+						fair)
 				}
 			}
 		})

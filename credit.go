@@ -6,14 +6,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// creditBatch is the least share of a rail's credits, as a divisor, that is posted again at once: a post costs a crossing
-// into the driver, and the credits not yet posted again are few.
+// creditBatch is the least share of a rail's credits, as a divisor, that is posted again at once: a
+// post costs a crossing into the driver, and the credits not yet posted again are few.
 const creditBatch = 8
 
-// postCredits posts the credits that were used up, once 1/share of a rail's are. With the bank full, or too much held that came
-// before its turn, it withholds them, which stops the sender without losing anything.
+// postCredits posts the credits that were used up, once 1/share of a rail's are. With the bank
+// full, or too much held that came before its turn, it withholds them, which stops the sender
+// without losing anything.
 func (q *VirtualQP) postCredits(share int) {
-	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR || q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
+	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR ||
+		q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
 		return
 	}
 	if q.owed == 0 {

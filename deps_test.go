@@ -25,7 +25,8 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("the go command, which knows the imports, is not here")
 	}
-	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=ImportPath,Standard,Imports,Deps"}, patterns...)...)
+	cmd := exec.Command("go", append([]string{"list", "-deps", "-json=ImportPath,Standard,Imports,Deps"},
+		patterns...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -44,7 +45,8 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 	}
 }
 
-// The product, its vocabulary and the software NICs stand on the standard library alone: no C, no sockets.
+// The product, its vocabulary and the software NICs stand on the standard library alone: no C, no
+// sockets.
 func TestImportsOfTheCore(t *testing.T) {
 	core := []string{"ibverbx", "ibverbx/verbs", "ibverbx/verbs/soft"}
 	packages := goList(t, core...)
@@ -57,15 +59,18 @@ func TestImportsOfTheCore(t *testing.T) {
 			switch {
 			case dep == "C" || dep == "net" || dep == "runtime/cgo":
 				t.Errorf("%s depends on %q", path, dep)
-			case packages[dep].Standard, slices.Contains(core, dep), strings.HasPrefix(dep, "golang.org/x/sys/"):
+			case packages[dep].Standard, slices.Contains(core, dep),
+				strings.HasPrefix(dep, "golang.org/x/sys/"):
 			default:
-				t.Errorf("%s depends on %s, which is neither standard library nor golang.org/x/sys", path, dep)
+				t.Errorf("%s depends on %s, which is neither standard library nor golang.org/x/sys", path,
+					dep)
 			}
 		}
 	}
 }
 
-// Imports point down the layers: verbs below everything, providers beside each other, the product on verbs alone.
+// Imports point down the layers: verbs below everything, providers beside each other, the product
+// on verbs alone.
 func TestImportsPointDown(t *testing.T) {
 	packages := goList(t, "ibverbx/verbs/...", "ibverbx")
 	ours := func(path string) bool { return path == "ibverbx" || strings.HasPrefix(path, "ibverbx/") }

@@ -26,7 +26,8 @@ func describeRecv(r *recvReq) *FailedError {
 	return f
 }
 
-// describePassed says which request a single queue pair refused. Of those that it accepted nothing is kept.
+// describePassed says which request a single queue pair refused. Of those that it accepted nothing
+// is kept.
 func describePassed(wr *SendWR, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode, f.Part = true, wr.ID, wr.Opcode.WCOpcode(), PartMessage
@@ -44,7 +45,8 @@ func describePassed(wr *SendWR, err error) *FailedError {
 	return f
 }
 
-// describePassedRecv says which receive a single queue pair refused. What it would have taken, a SEND or a notification, is not known.
+// describePassedRecv says which receive a single queue pair refused. What it would have taken, a
+// SEND or a notification, is not known.
 func describePassedRecv(wr *RecvWR, err error) *FailedError {
 	f := recvDirection(PartMessage, err)
 	f.HasID, f.ID = true, wr.ID
@@ -71,8 +73,8 @@ func (f *FailedError) setPieces(pieces []Segment) {
 	}
 }
 
-// describeSend says what of the live request r a physical work request was, from its work-request id and from what the slot knows:
-// nothing is kept for it while all goes well.
+// describeSend says what of the live request r a physical work request was, from its work-request
+// id and from what the slot knows: nothing is kept for it while all goes well.
 func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
@@ -121,17 +123,18 @@ func (q *VirtualQP) wholeRange(f *FailedError, r *sendReq) {
 	}
 }
 
-// sequence is where a number that request r was given, and that is on the way, stands among its numbers. A request may be given more
-// than there are; those on the way are within a window of the newest, so there is no doubt which of them it is.
+// sequence is where a number that request r was given, and that is on the way, stands among its
+// numbers. A request may be given more than there are; those on the way are within a window of the
+// newest, so there is no doubt which of them it is.
 func (r *sendReq) sequence(num uint32) uint64 {
 	newest := uint64(r.fragments) + uint64(r.markers) - 1
 	d := uint64(seqDistance(r.firstNum, num))
 	return newest - (newest+seqMod-d)%seqMod
 }
 
-// markersAt is how many fragments were given their numbers ahead of the markers. The markers of a request have numbers in a row: they
-// are handed out when nothing but the last fragment is left, and after them no rail is dirty any more, even if a scatter list then
-// cuts that fragment short.
+// markersAt is how many fragments were given their numbers ahead of the markers. The markers of a
+// request have numbers in a row: they are handed out when nothing but the last fragment is left,
+// and after them no rail is dirty any more, even if a scatter list then cuts that fragment short.
 func (r *sendReq) markersAt(limit uint64) uint64 {
 	if r.scattered {
 		return uint64(r.ext.markersAt)
@@ -145,8 +148,9 @@ func (r *sendReq) isMarker(num uint32, limit uint64) bool {
 	return at >= first && at < first+uint64(r.markers)
 }
 
-// position is a fragment's place among those of its request; markers are not counted. It is -1 when that is not known: the work-request
-// id of a plain fragment has 24 bits for it, and fragments so far apart as to share them may be on the way at once.
+// position is a fragment's place among those of its request; markers are not counted. It is -1 when
+// that is not known: the work-request id of a plain fragment has 24 bits for it, and fragments so
+// far apart as to share them may be on the way at once.
 func (r *sendReq) position(id, limit uint64) int {
 	if wridKind(id) != kindNumbered {
 		if r.fragments > wridAuxMask {
@@ -161,7 +165,8 @@ func (r *sendReq) position(id, limit uint64) int {
 	return int(at)
 }
 
-// fragmentRange gives a failure the place of the failed fragment in its request, as far as it is known for sure.
+// fragmentRange gives a failure the place of the failed fragment in its request, as far as it is
+// known for sure.
 func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	limit := q.fragmentLimit(r)
 	f.Fragment = r.position(id, limit)
@@ -189,12 +194,14 @@ func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	if f.Fragment >= max(f.Fragments, int(r.fragments)) {
 		f.Fragment = -1 // an invented completion
 	}
-	// Where a list was cut depends on which rail took which fragment, if they take lists of different lengths.
+	// Where a list was cut depends on which rail took which fragment, if they take lists of
+	// different lengths.
 	q.wholeRange(f, r)
 	f.WholeRange = true
 }
 
-// width is how many pieces of memory a fragment may have, at least, and whether that is the same on every data rail.
+// width is how many pieces of memory a fragment may have, at least, and whether that is the same on
+// every data rail.
 func (q *VirtualQP) width() (least int, same bool) {
 	least, same = q.rails[0].maxSGE, true
 	for _, rl := range q.rails {
@@ -204,8 +211,8 @@ func (q *VirtualQP) width() (least int, same bool) {
 	return least, same
 }
 
-// cut goes through a scatter list as fragmentation does, gives f the range of its fragment, and returns how many fragments
-// there are.
+// cut goes through a scatter list as fragmentation does, gives f the range of its fragment, and
+// returns how many fragments there are.
 func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
 	offset, size, start, used := uint64(0), uint64(0), uint64(0), 0
 	for _, p := range r.ext.pieces {

@@ -16,7 +16,8 @@ type posted struct {
 	verbs.SendWR
 }
 
-// allPosts are the work requests of the data rails and the notify QP that concern request n, data in order of address.
+// allPosts are the work requests of the data rails and the notify QP that concern request n, data
+// in order of address.
 func (r *recorded) allPosts(n uint64) (data, rest []posted) {
 	for _, qp := range append(slices.Clone(r.qps), r.notify) {
 		for _, wr := range qp.posts {
@@ -42,7 +43,8 @@ func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 			device = verbs.DeviceID(rl.device)
 		}
 	}
-	r.CQ().ProcessCompletions(nil, device, verbs.WC{ID: p.ID, Status: verbs.StatusRemAccessErr, Opcode: 77, VendorErr: 0x88, ByteLen: 99, QPNum: p.qp})
+	r.CQ().ProcessCompletions(nil, device, verbs.WC{ID: p.ID, Status: verbs.StatusRemAccessErr, Opcode: 77,
+		VendorErr: 0x88, ByteLen: 99, QPNum: p.qp})
 	var fe *FailedError
 	if !errors.As(r.Err(), &fe) {
 		t.Fatalf("nothing failed: %v", r.Err())
@@ -50,8 +52,8 @@ func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 	return fe
 }
 
-// Whichever work request of a request fails, the story names that one: its place and its range. Every fragment, marker, immediate
-// and notification of many shapes of requests fails once.
+// Whichever work request of a request fails, the story names that one: its place and its range.
+// Every fragment, marker, immediate and notification of many shapes of requests fails once.
 func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 	const base, remote = 1 << 40, 1 << 41
 	keys := hugeKeys(1)
@@ -87,9 +89,12 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 		{"scattered write", DQPLB, verbs.OpRDMAWrite, scattered(300), nil, 0, false},
 		{"scattered write/cut", Spray, verbs.OpRDMAWrite, scattered(30), []int{3, 3, 3, 3}, 0, false},
 		{"scattered dqplb/cut", DQPLB, verbs.OpRDMAWriteWithImm, scattered(30), []int{2, 2, 2, 2}, 0, true},
-		{"scattered dqplb/cut/wrap", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 4, 4, 4}, seqMod - 5, true},
-		{"scattered dqplb/unlike rails", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 2, 4, 3}, seqMod - 5, true},
-		{"scattered write/unlike rails", Spray, verbs.OpRDMAWrite, scattered(20), []int{4, 2, 4, 3}, 0, false},
+		{"scattered dqplb/cut/wrap", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 4, 4, 4},
+			seqMod - 5, true},
+		{"scattered dqplb/unlike rails", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 2, 4, 3},
+			seqMod - 5, true},
+		{"scattered write/unlike rails", Spray, verbs.OpRDMAWrite, scattered(20), []int{4, 2, 4, 3}, 0,
+			false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			seen := map[FailedPart]int{}
@@ -107,8 +112,10 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-					if _, err := r.PostSend(SendWR{ID: 7, Opcode: c.op, Flags: verbs.SendSignaled, Local: local, SGL: sgl,
-						Remote: RemoteSegment{Addr: remote, Length: 1 << 30, Keys: keys}, Imm: 9}); err != nil {
+					if _, err := r.PostSend(SendWR{ID: 7, Opcode: c.op, Flags: verbs.SendSignaled,
+						Local: local, SGL: sgl,
+						Remote: RemoteSegment{Addr: remote, Length: 1 << 30, Keys: keys},
+						Imm:    9}); err != nil {
 						t.Fatal(err)
 					}
 					return r
@@ -137,11 +144,13 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					}
 					fe := r.failing(t, p)
 					seen[fe.Part]++
-					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() || fe.Rail != wridRail(p.ID) || fe.RailQPNum != p.qp || fe.VendorErr != 0x88 {
+					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() || fe.Rail != wridRail(p.ID) ||
+						fe.RailQPNum != p.qp || fe.VendorErr != 0x88 {
 						t.Fatalf("%+v", fe)
 					}
 					if i >= len(data) {
-						if fe.Part == PartFragment || fe.Part == PartMessage || fe.Fragment != -1 || fe.Length != 0 {
+						if fe.Part == PartFragment || fe.Part == PartMessage || fe.Fragment != -1 ||
+							fe.Length != 0 {
 							t.Fatalf("no data was concerned: %v", fe)
 						}
 						continue
@@ -156,17 +165,21 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 						}
 						continue
 					}
-					if fe.LocalAddr != p.SGL[0].Addr || fe.RemoteAddr != p.RemoteAddr || fe.Length != p.Bytes() || fe.Scattered != (len(p.SGL) > 1) {
+					if fe.LocalAddr != p.SGL[0].Addr || fe.RemoteAddr != p.RemoteAddr ||
+						fe.Length != p.Bytes() || fe.Scattered != (len(p.SGL) > 1) {
 						t.Fatalf("fragment %d of %d is %+v\nthe story: %+v", i, len(data), p, fe)
 					}
 				}
 			}
-			if (seen[PartMarker] != 0) != (c.ahead && c.op == verbs.OpRDMAWriteWithImm && c.scheme == DQPLB) ||
+			if (seen[PartMarker] != 0) != (c.ahead && c.op == verbs.OpRDMAWriteWithImm &&
+				c.scheme == DQPLB) ||
 				(seen[PartImmediate] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == DQPLB) ||
-				(seen[PartNotification] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray) || seen[PartFragment] < 30 {
+				(seen[PartNotification] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray) ||
+				seen[PartFragment] < 30 {
 				t.Errorf("failed were %v", seen)
 			}
-			if alike := len(c.widths) == 0 || slices.Min(c.widths) == slices.Max(c.widths); alike && unknown != 0 {
+			if alike := len(c.widths) == 0 || slices.Min(c.widths) == slices.Max(c.widths); alike &&
+				unknown != 0 {
 				t.Errorf("the range of %d fragments was not known", unknown)
 			}
 		})
@@ -231,7 +244,8 @@ func TestInventedPositions(t *testing.T) {
 		data, _ := r.allPosts(1)
 		p := data[0]
 		p.ID |= 9 << wridAuxShift
-		if fe := r.failing(t, p); fe.Fragment != -1 || !fe.WholeRange || fe.Length != 250 || fe.Fragments != 3 {
+		if fe := r.failing(t, p); fe.Fragment != -1 || !fe.WholeRange || fe.Length != 250 ||
+			fe.Fragments != 3 {
 			t.Errorf("%+v", fe)
 		}
 	}
@@ -252,43 +266,72 @@ func TestFailedErrorText(t *testing.T) {
 		f    *FailedError
 		want string
 	}{
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 2, Fragments: 16, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 524288,
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 2,
+			Fragments: 16, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 524288,
 			VendorErr: 0x81, Err: verbs.StatusRetryExcErr}),
-			"virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x1000 to remote 0x2000): rail 1 (mlx5_1 qp 18): " +
-				"RETRY_EXC_ERR: transport retries exceeded: the peer or the path to it is gone (vendor 0x81: transport retry counter exceeded): " +
-				"check that the peer's process lives and has connected, then link, routing and GID index, then timeout and retry count"},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Scattered: true,
+			"virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x1000 to remote 0x2000): " +
+				"rail 1 (mlx5_1 qp 18): " +
+				"RETRY_EXC_ERR: transport retries exceeded: the peer or the path to it is gone (vendor " +
+				"0x81: transport retry counter exceeded): " +
+				"check that the peer's process lives and has connected, then link, routing and GID index, " +
+				"then timeout and retry count"},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1,
+			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Scattered: true,
 			VendorErr: 0x88, Err: verbs.StatusRemAccessErr}),
-			"virtual qp 1: RDMA_READ id 7 (8 bytes from remote 0x2000 to 0x1000 and on (scattered))" + at + status(verbs.StatusRemAccessErr) +
+			"virtual qp 1: RDMA_READ id 7 (8 bytes from remote 0x2000 to 0x1000 and on (scattered))" + at +
+				status(verbs.StatusRemAccessErr) +
 				" (vendor 0x88: protection error at the remote buffer)" + advice(verbs.StatusRemAccessErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 4, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 900, WholeRange: true,
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 4,
+			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 900, WholeRange: true,
 			Err: verbs.StatusLocProtErr}),
 			"virtual qp 1: RDMA_WRITE id 7, fragment 5 (the request: 900 bytes from 0x1000 to remote 0x2000)" + at + status(verbs.StatusLocProtErr) + advice(verbs.StatusLocProtErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: -1, Fragments: 9, RemoteAddr: 0x2000, Length: 90, VendorErr: 0x81,
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: -1,
+			Fragments: 9, RemoteAddr: 0x2000, Length: 90, VendorErr: 0x81,
 			Err: verbs.StatusLocQPOpErr}),
-			"virtual qp 1: RDMA_WRITE id 7, one of 9 fragments (90 bytes to remote 0x2000)" + at + status(verbs.StatusLocQPOpErr) + " (vendor 0x81)" + advice(verbs.StatusLocQPOpErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartMarker, Fragment: -1, VendorErr: 0xf9, Err: verbs.StatusWRFlushErr}),
-			"virtual qp 1: RDMA_WRITE id 7, marker ahead of its last fragment" + at + status(verbs.StatusWRFlushErr) + " (vendor 0xf9: flushed)" + advice(verbs.StatusWRFlushErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartNotification, Fragment: -1, Err: verbs.StatusRNRRetryExcErr}),
-			"virtual qp 1: RDMA_WRITE id 7, notification behind its data" + at + status(verbs.StatusRNRRetryExcErr) + advice(verbs.StatusRNRRetryExcErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCSend, Part: PartMessage, Fragment: -1, LocalAddr: 0x1000, Length: 64, Err: verbs.StatusRemInvReqErr}),
-			"virtual qp 1: SEND id 7 (64 bytes at 0x1000)" + at + status(verbs.StatusRemInvReqErr) + advice(verbs.StatusRemInvReqErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCSend, Part: PartMessage, Fragment: -1, Length: 64, Err: verbs.StatusRemInvReqErr}),
-			"virtual qp 1: SEND id 7 (64 bytes)" + at + status(verbs.StatusRemInvReqErr) + advice(verbs.StatusRemInvReqErr)},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCFetchAdd, Part: PartMessage, Fragment: -1, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Err: verbs.StatusRemOpErr}),
-			"virtual qp 1: FETCH_ADD id 7 (8 bytes from remote 0x2000 to 0x1000)" + at + status(verbs.StatusRemOpErr) + advice(verbs.StatusRemOpErr)},
-		{on(FailedError{Recv: true, HasID: true, ID: 3, Opcode: verbs.WCRecv, Part: PartMessage, Fragment: -1, LocalAddr: 0x1000, Length: 100, Scattered: true, Err: verbs.StatusLocLenErr}),
-			"virtual qp 1: RECV id 3 (100 bytes at 0x1000 and on (scattered))" + at + status(verbs.StatusLocLenErr) + advice(verbs.StatusLocLenErr)},
-		{on(FailedError{Recv: true, Opcode: verbs.WCUnknown, Part: PartCredit, Fragment: -1, Err: fmt.Errorf("%w: number 5 came twice", ErrProtocol)}),
-			"virtual qp 1: a receive kept for messages of the peer (dqplb credit)" + at + "protocol violation by the peer: number 5 came twice: check that the peer's queue pairs are used by its" +
+			"virtual qp 1: RDMA_WRITE id 7, one of 9 fragments (90 bytes to remote 0x2000)" + at +
+				status(verbs.StatusLocQPOpErr) + " (vendor 0x81)" + advice(verbs.StatusLocQPOpErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartMarker, Fragment: -1,
+			VendorErr: 0xf9, Err: verbs.StatusWRFlushErr}),
+			"virtual qp 1: RDMA_WRITE id 7, marker ahead of its last fragment" + at +
+				status(verbs.StatusWRFlushErr) + " (vendor 0xf9: flushed)" + advice(verbs.StatusWRFlushErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartNotification, Fragment: -1,
+			Err: verbs.StatusRNRRetryExcErr}),
+			"virtual qp 1: RDMA_WRITE id 7, notification behind its data" + at +
+				status(verbs.StatusRNRRetryExcErr) + advice(verbs.StatusRNRRetryExcErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCSend, Part: PartMessage, Fragment: -1,
+			LocalAddr: 0x1000, Length: 64, Err: verbs.StatusRemInvReqErr}),
+			"virtual qp 1: SEND id 7 (64 bytes at 0x1000)" + at + status(verbs.StatusRemInvReqErr) +
+				advice(verbs.StatusRemInvReqErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCSend, Part: PartMessage, Fragment: -1, Length: 64,
+			Err: verbs.StatusRemInvReqErr}),
+			"virtual qp 1: SEND id 7 (64 bytes)" + at + status(verbs.StatusRemInvReqErr) +
+				advice(verbs.StatusRemInvReqErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCFetchAdd, Part: PartMessage, Fragment: -1,
+			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 8, Err: verbs.StatusRemOpErr}),
+			"virtual qp 1: FETCH_ADD id 7 (8 bytes from remote 0x2000 to 0x1000)" + at +
+				status(verbs.StatusRemOpErr) + advice(verbs.StatusRemOpErr)},
+		{on(FailedError{Recv: true, HasID: true, ID: 3, Opcode: verbs.WCRecv, Part: PartMessage, Fragment: -1,
+			LocalAddr: 0x1000, Length: 100, Scattered: true, Err: verbs.StatusLocLenErr}),
+			"virtual qp 1: RECV id 3 (100 bytes at 0x1000 and on (scattered))" + at +
+				status(verbs.StatusLocLenErr) + advice(verbs.StatusLocLenErr)},
+		{on(FailedError{Recv: true, Opcode: verbs.WCUnknown, Part: PartCredit, Fragment: -1,
+			Err: fmt.Errorf("%w: number 5 came twice", ErrProtocol)}),
+			"virtual qp 1: a receive kept for messages of the peer (dqplb credit)" + at +
+				"protocol violation by the peer: number 5 came twice: check that the peer's queue pairs " +
+				"are used by its" +
 				" virtual queue pair alone, and that both ends exchanged cards of this connection"},
-		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCUnknown, Fragment: -1, Err: verbs.StatusFatalErr}),
-			"virtual qp 1: request or receive id 7" + at + status(verbs.StatusFatalErr) + advice(verbs.StatusFatalErr)},
+		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCUnknown, Fragment: -1,
+			Err: verbs.StatusFatalErr}),
+			"virtual qp 1: request or receive id 7" + at + status(verbs.StatusFatalErr) +
+				advice(verbs.StatusFatalErr)},
 		{with(bare, func(f *FailedError) { f.Device, f.Err = "mlx5_1", verbs.ErrOverrun }),
-			"virtual qp 1: mlx5_1: completion queue overrun: make the CQ deeper, or let nothing complete on it but its virtual queue pairs, for which room is reserved"},
+			"virtual qp 1: mlx5_1: completion queue overrun: make the CQ deeper, or let nothing complete " +
+				"on it but its virtual queue pairs, for which room is reserved"},
 		{with(bare, func(f *FailedError) { f.Err = verbs.ErrDeviceGone }),
-			"virtual qp 1: device gone: check the NIC and the kernel's log: close, and open anew on the NICs that are there"},
-		{with(bare, func(f *FailedError) { f.Err = errors.New("something else") }), "virtual qp 1: something else"},
+			"virtual qp 1: device gone: check the NIC and the kernel's log: close, and open anew on the " +
+				"NICs that are there"},
+		{with(bare, func(f *FailedError) { f.Err = errors.New("something else") }),
+			"virtual qp 1: something else"},
 	} {
 		if got := c.f.Error(); got != c.want {
 			t.Errorf("it says\n%s\nwant\n%s", got, c.want)

@@ -6,8 +6,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// dispatch hands the data of waiting requests to the rails, in posting order, as far as the rails have room; then the last
-// steps that have come due; and posts what was staged, one batch a rail.
+// dispatch hands the data of waiting requests to the rails, in posting order, as far as the rails
+// have room; then the last steps that have come due; and posts what was staged, one batch a rail.
 func (q *VirtualQP) dispatch() {
 	for q.next != q.send.tail {
 		if !q.dispatchData(q.next, q.send.at(q.next)) {
@@ -59,13 +59,16 @@ func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
 		if rl == nil {
 			return false
 		}
-		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n), uint64(q.cfg.MaxMsgSize))
-		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite // a read leaves nothing there that a marker would have to prove
+		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n),
+			uint64(q.cfg.MaxMsgSize))
+		// a read leaves nothing there that a marker would have to prove
+		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
 	}
 	return true
 }
 
-// dispatchEvery hands out one fragment to each data rail. Round robin would not do: it passes over a rail that is full.
+// dispatchEvery hands out one fragment to each data rail. Round robin would not do: it passes over
+// a rail that is full.
 func (q *VirtualQP) dispatchEvery(n uint64, r *sendReq) bool {
 	for int(r.fragments) < len(q.rails) {
 		rl := q.rails[r.fragments]
@@ -89,7 +92,8 @@ func (q *VirtualQP) fragmentLimit(r *sendReq) uint64 {
 // dispatchMessage hands out a relaxed SEND. One rail takes them all, so they stay in order.
 func (q *VirtualQP) dispatchMessage(n uint64, r *sendReq) bool {
 	if q.notes != 0 {
-		// A last step that has come due goes first: relaxed SENDs that keep the rail full would hold it up for ever.
+		// A last step that has come due goes first: relaxed SENDs that keep the rail full would
+		// hold it up for ever.
 		if q.advanceDataDone(); q.noted < q.dataDone {
 			q.dispatchNotes()
 		}
@@ -104,8 +108,8 @@ func (q *VirtualQP) dispatchMessage(n uint64, r *sendReq) bool {
 	return true
 }
 
-// dispatchAtomic hands out an atomic: always on the first rail, since NICs keep atomics apart only per device, and atomics
-// to one address must meet in one place.
+// dispatchAtomic hands out an atomic: always on the first rail, since NICs keep atomics apart only
+// per device, and atomics to one address must meet in one place.
 func (q *VirtualQP) dispatchAtomic(n uint64, r *sendReq) bool {
 	rl := q.rails[0]
 	if !rl.hasRoom() {
@@ -117,8 +121,8 @@ func (q *VirtualQP) dispatchAtomic(n uint64, r *sendReq) bool {
 	return true
 }
 
-// pickRail chooses the data rail for the next fragment: first the one that just freed a slot while requests waited, then
-// round robin; nil when all are full.
+// pickRail chooses the data rail for the next fragment: first the one that just freed a slot while
+// requests waited, then round robin; nil when all are full.
 func (q *VirtualQP) pickRail() *rail {
 	if q.free == 0 {
 		return nil
@@ -140,7 +144,8 @@ func (q *VirtualQP) pickRail() *rail {
 	}
 }
 
-// stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has room.
+// stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has
+// room.
 func (q *VirtualQP) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
 	wr := q.stage(rl, r, op, id)
 	size := min(limit, r.length-r.offset)
@@ -148,7 +153,8 @@ func (q *VirtualQP) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, lim
 		size = r.gather(rl, wr, size)
 	} else {
 		sgl := rl.batch.setSGL(wr, 1)
-		sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size), LKey: r.localKeys.at(rl.device)}
+		sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size),
+			LKey: r.localKeys.at(rl.device)}
 	}
 	wr.RemoteAddr = r.remoteAddr + r.offset
 	r.offset += size
@@ -171,8 +177,8 @@ func (q *VirtualQP) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *ver
 	return wr
 }
 
-// gather gives a work request up to size bytes of a scatter list or inline payload, as far as the rail takes that many
-// pieces, and returns how many bytes these were.
+// gather gives a work request up to size bytes of a scatter list or inline payload, as far as the
+// rail takes that many pieces, and returns how many bytes these were.
 func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 	x := r.ext
 	if r.inline {
@@ -198,8 +204,8 @@ func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 	return got
 }
 
-// dispatchNotes takes the last step of requests whose data, and all earlier data, is acknowledged. Several may be on the
-// way at a time: what counts is earlier data, not earlier notifications.
+// dispatchNotes takes the last step of requests whose data, and all earlier data, is acknowledged.
+// Several may be on the way at a time: what counts is earlier data, not earlier notifications.
 func (q *VirtualQP) dispatchNotes() {
 	for q.noted != q.dataDone {
 		r := q.send.at(q.noted)
@@ -263,8 +269,9 @@ func (q *VirtualQP) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	rl.stats.bytes += r.length
 }
 
-// openBatch opens the next work request of a rail's batch, and notes that the rail has something to post. Looking at every rail in
-// their place costs a cache miss each, which a program with a hundred virtual queue pairs feels.
+// openBatch opens the next work request of a rail's batch, and notes that the rail has something to
+// post. Looking at every rail in their place costs a cache miss each, which a program with a
+// hundred virtual queue pairs feels.
 func (q *VirtualQP) openBatch(rl *rail) *verbs.SendWR {
 	if !rl.listed {
 		rl.listed = true
@@ -289,8 +296,8 @@ func (q *VirtualQP) postStaged() {
 	q.staged = q.staged[:left]
 }
 
-// postRail posts a rail's batch. What is refused for now stays staged and is tried again; any other refusal is an error of
-// the rail like a failed completion.
+// postRail posts a rail's batch. What is refused for now stays staged and is tried again; any other
+// refusal is an error of the rail like a failed completion.
 func (q *VirtualQP) postRail(rl *rail) {
 	err := rl.post()
 	if err == nil {

@@ -40,7 +40,8 @@ func TestFenceHoldsBackUntilEarlierDataIsAcknowledged(t *testing.T) {
 func TestFreedRailIsServedFirst(t *testing.T) {
 	l := steppedLink(t, 2, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2})
 	for id := range uint64(5) {
-		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8)) // two a rail, and one waits for its turn on rail 0
+		// two a rail, and one waits for its turn on rail 0
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8))
 	}
 	l.complete(l.a, 0)
 	l.complete(l.a, 1)
@@ -53,7 +54,8 @@ func TestFreedRailIsServedFirst(t *testing.T) {
 
 // A sender keeps no more in flight on a rail than the peer has credits for.
 func TestPeersCreditsLimitWhatIsInFlight(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}, rawCard: func(c *ibverbx.BusinessCard) { c.Credits = 3 }})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true},
+		rawCard: func(c *ibverbx.BusinessCard) { c.Credits = 3 }})
 	for id := range uint64(20) {
 		l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 8))
 	}

@@ -1,8 +1,8 @@
 // Package ibverbx makes one reliable connection of many RDMA queue pairs.
 //
-// A [VirtualQP] takes work requests like a queue pair of package verbs, cuts large messages into fragments, and stripes
-// them over many physical queue pairs on one NIC or several, which it calls rails. To its user it still behaves like one
-// reliable connection.
+// A [VirtualQP] takes work requests like a queue pair of package verbs, cuts large messages into
+// fragments, and stripes them over many physical queue pairs on one NIC or several, which it calls
+// rails. To its user it still behaves like one reliable connection.
 //
 //	SendWR ──► VirtualQP ──► rail 0: QP on NIC 0 ─┐
 //	             │      ├──► rail 1: QP on NIC 1 ─┤ physical CQs ──► VirtualCQ ──► WC
@@ -12,23 +12,30 @@
 //
 // # What it promises
 //
-//  1. Each accepted request yields exactly one completion, however many fragments, errors, flushes or closes happen in
-//     between. A refused one has no effect. (A successful unsignaled request of a single queue pair yields none, as in verbs.)
-//  2. Send completions come in posting order, receive completions in posting order, each side on its own.
-//  3. The memory is the caller's again when, and only when, its completion is reported; not even another fragment's failure
-//     gives it back before the last fragment has ended.
-//  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE of this virtual queue pair
-//     is in its memory. If a fragment failed, that notification is never sent. ([Spray], and SEND in both schemes, have a
-//     known limit on some hosts, told there. A SEND that is [SendWR].Relaxed does without this promise and does not wait.)
-//  5. The first error wins and stops the line: after it no fragment or notification of a later request goes out; the later
-//     requests complete, in order, as flushed. [VirtualQP.Err] tells the story, and every post is refused with [ErrFailed]
-//     until the virtual queue pair is reset or closed.
+//  1. Each accepted request yields exactly one completion, however many fragments, errors, flushes
+//     or closes happen in between. A refused one has no effect. (A successful unsignaled request of
+//     a single queue pair yields none, as in verbs.)
+//  2. Send completions come in posting order, receive completions in posting order, each side on
+//     its own.
+//  3. The memory is the caller's again when, and only when, its completion is reported; not even
+//     another fragment's failure gives it back before the last fragment has ended.
+//  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE
+//     of this virtual queue pair is in its memory. If a fragment failed, that notification is never
+//     sent. ([Spray], and SEND in both schemes, have a known limit on some hosts, told there. A
+//     SEND that is [SendWR].Relaxed does without this promise and does not wait.)
+//  5. The first error wins and stops the line: after it no fragment or notification of a later
+//     request goes out; the later requests complete, in order, as flushed. [VirtualQP.Err] tells
+//     the story, and every post is refused with [ErrFailed] until the virtual queue pair is reset
+//     or closed.
 //  6. Errors are never routed by opcode, which NICs leave undefined.
-//  7. Nothing a peer sends ends the process or disturbs another virtual queue pair of the same virtual CQ.
-//  8. Posting more than the physical queues hold queues the rest. A physical queue is never overrun.
+//  7. Nothing a peer sends ends the process or disturbs another virtual queue pair of the same
+//     virtual CQ.
+//  8. Posting more than the physical queues hold queues the rest. A physical queue is never
+//     overrun.
 //
-// With a single queue pair requests pass straight through, with the NIC's own limits and no tracking. What the NIC drops is lost
-// there: successful unsignaled requests, and what a CQ that has died or a NIC that has vanished took along.
+// With a single queue pair requests pass straight through, with the NIC's own limits and no
+// tracking. What the NIC drops is lost there: successful unsignaled requests, and what a CQ that
+// has died or a NIC that has vanished took along.
 //
 // # A program
 //
@@ -45,24 +52,27 @@
 //
 // # What the caller must keep
 //
-//   - One goroutine at a time owns a VirtualCQ and all VirtualQPs made on it. Race builds panic on a violation. [Domain] and
-//     [MR] are safe for concurrent use.
-//   - Memory named by a request is not touched (for sends: not written) until its completion has been polled. A context that
-//     ends a [VirtualCQ.Wait] changes nothing about that.
-//   - Poll, or Wait, must be called for anything to go on beyond what the physical queues hold: a virtual queue pair has no
-//     goroutine of its own.
-//   - The order between requests is that of their completions and of promise 4, no more. Over several rails the data of two
-//     requests travels on different queue pairs: of two WRITEs to the same address either may land last, a READ may overtake
-//     an earlier WRITE, and an atomic may too. [verbs.SendFence] on the later one prevents that, as does posting it after the
-//     earlier one's completion.
+//   - One goroutine at a time owns a VirtualCQ and all VirtualQPs made on it. Race builds panic on
+//     a violation. [Domain] and [MR] are safe for concurrent use.
+//   - Memory named by a request is not touched (for sends: not written) until its completion has
+//     been polled. A context that ends a [VirtualCQ.Wait] changes nothing about that.
+//   - Poll, or Wait, must be called for anything to go on beyond what the physical queues hold: a
+//     virtual queue pair has no goroutine of its own.
+//   - The order between requests is that of their completions and of promise 4, no more. Over
+//     several rails the data of two requests travels on different queue pairs: of two WRITEs to the
+//     same address either may land last, a READ may overtake an earlier WRITE, and an atomic may
+//     too. [verbs.SendFence] on the later one prevents that, as does posting it after the earlier
+//     one's completion.
 //
 // # How it ends
 //
-// [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain] lets every accepted send come to its own
-// end first, and [VirtualQP.Shutdown] is Close with that much patience as a context has. After a failure, which [FailedError] tells in
-// one line with what to check, [VirtualQP.Reset] and Connect bring the service back.
+// [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain]
+// lets every accepted send come to its own end first, and [VirtualQP.Shutdown] is Close with that
+// much patience as a context has. After a failure, which [FailedError] tells in one line with what
+// to check, [VirtualQP.Reset] and Connect bring the service back.
 //
 // # What it costs
 //
-// No lock, map or allocation per request once the rings have grown to their size. The README has measured figures.
+// No lock, map or allocation per request once the rings have grown to their size. The README has
+// measured figures.
 package ibverbx

@@ -8,8 +8,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Domain is a protection domain on every one of a list of NICs: it registers memory on all of them in one call and creates
-// virtual CQs and queue pairs over them. It is safe for concurrent use; what it creates has rules of its own.
+// Domain is a protection domain on every one of a list of NICs: it registers memory on all of them
+// in one call and creates virtual CQs and queue pairs over them. It is safe for concurrent use;
+// what it creates has rules of its own.
 type Domain struct {
 	devices []verbs.Device
 	pds     []verbs.PD
@@ -29,15 +30,18 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 	for i, dev := range devices {
 		if dev == nil {
 			_ = d.free()
-			return nil, fmt.Errorf("ibverbx: new domain: %w: device %d of the list is nil", verbs.ErrInvalid, i)
+			return nil, fmt.Errorf("ibverbx: new domain: %w: device %d of the list is nil", verbs.ErrInvalid,
+				i)
 		}
 		if dev.ID() >= verbs.MaxDevices {
 			_ = d.free()
-			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d", verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
+			return nil, fmt.Errorf("ibverbx: new domain: %w: %s has index %d: must be below %d",
+				verbs.ErrInvalid, dev.Name(), dev.ID(), verbs.MaxDevices)
 		}
 		if other := seen[dev.ID()]; other != nil {
 			_ = d.free()
-			return nil, fmt.Errorf("ibverbx: new domain: %w: %s and %s have the same index: give each device once, all of one provider", verbs.ErrInvalid, other.Name(), dev.Name())
+			return nil, fmt.Errorf("ibverbx: new domain: %w: %s and %s have the same index: give each "+
+				"device once, all of one provider", verbs.ErrInvalid, other.Name(), dev.Name())
 		}
 		seen[dev.ID()] = dev
 		pd, err := dev.AllocPD()
@@ -53,8 +57,8 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 // Devices lists the NICs, in the order given.
 func (d *Domain) Devices() []verbs.Device { return append([]verbs.Device(nil), d.devices...) }
 
-// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until then it must not be freed
-// or moved (memory of the Go heap does not move).
+// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until
+// then it must not be freed or moved (memory of the Go heap does not move).
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	if err := d.acquire(); err != nil {
 		return nil, fmt.Errorf("ibverbx: register: %w", err)
@@ -64,7 +68,8 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	for i, pd := range d.pds {
 		r, err := pd.RegisterMR(buf, access)
 		if err == nil && i > 0 && r.Addr() != m.lkeys.base {
-			err = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported, d.devices[i].Name())
+			err = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported,
+				d.devices[i].Name())
 			_ = r.Close()
 		}
 		if err != nil {
@@ -81,8 +86,8 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	return m, nil
 }
 
-// NewCQ makes a virtual CQ over one physical CQ a device, each of which holds depth completions; 0 means 4096, enough for two
-// virtual queue pairs of four rails a device with the default limits.
+// NewCQ makes a virtual CQ over one physical CQ a device, each of which holds depth completions; 0
+// means 4096, enough for two virtual queue pairs of four rails a device with the default limits.
 func (d *Domain) NewCQ(depth int) (*VirtualCQ, error) {
 	if depth == 0 {
 		depth = 4096
@@ -124,11 +129,12 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 	return nil, fmt.Errorf("ibverbx: new virtual cq: %w", failed)
 }
 
-// NewQP creates physical queue pairs on every device, cfg.QPsPerDevice each, a notify QP on the first device, and a virtual
-// queue pair of them that completes on cq. With cq nil it makes a virtual CQ of the right size, which is closed together with
-// the virtual queue pair.
+// NewQP creates physical queue pairs on every device, cfg.QPsPerDevice each, a notify QP on the
+// first device, and a virtual queue pair of them that completes on cq. With cq nil it makes a
+// virtual CQ of the right size, which is closed together with the virtual queue pair.
 //
-// Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and call [VirtualQP.Connect].
+// Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and
+// call [VirtualQP.Connect].
 func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -142,7 +148,8 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	if ownsCQ {
 		var err error
 		if cq, err = d.newCQ(layout.depths); errors.Is(err, verbs.ErrInvalid) {
-			return nil, fmt.Errorf("%w: fewer queue pairs, or fewer messages and credits on each, need less", err)
+			return nil, fmt.Errorf("%w: fewer queue pairs, or fewer messages and credits on each, need less",
+				err)
 		} else if err != nil {
 			return nil, err
 		}
@@ -158,9 +165,9 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	return q, nil
 }
 
-// Open does everything for one virtual queue pair over a list of devices in one call: a domain, a virtual CQ, the physical
-// queue pairs. [VirtualQP.Domain] registers memory, [VirtualQP.CQ] is polled, and [VirtualQP.Close] closes it all, the domain
-// when its last memory region is closed.
+// Open does everything for one virtual queue pair over a list of devices in one call: a domain, a
+// virtual CQ, the physical queue pairs. [VirtualQP.Domain] registers memory, [VirtualQP.CQ] is
+// polled, and [VirtualQP.Close] closes it all, the domain when its last memory region is closed.
 func Open(devices []verbs.Device, cfg Config) (*VirtualQP, error) {
 	d, err := NewDomain(devices...)
 	if err != nil {
@@ -182,7 +189,8 @@ func (d *Domain) fitDevices(cfg *Config) error {
 			return fmt.Errorf("ibverbx: new virtual qp: %w", err)
 		}
 		if attr.MaxQPWR > 0 {
-			cfg.MaxMsgCntPerQP, cfg.Credits = min(cfg.MaxMsgCntPerQP, attr.MaxQPWR), min(cfg.Credits, attr.MaxQPWR)
+			cfg.MaxMsgCntPerQP, cfg.Credits = min(cfg.MaxMsgCntPerQP, attr.MaxQPWR),
+				min(cfg.Credits, attr.MaxQPWR)
 		}
 	}
 	return nil
@@ -207,7 +215,8 @@ func (d *Domain) layout(cfg *Config) layout {
 	plan := func(device, recvs int) plannedQP {
 		l.depths[device] += cfg.MaxMsgCntPerQP + recvs
 		return plannedQP{device: device, limits: verbs.QPCap{
-			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE, MaxRecvSGE: cfg.MaxRecvSGE, MaxInline: cfg.MaxInline,
+			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE,
+			MaxRecvSGE: cfg.MaxRecvSGE, MaxInline: cfg.MaxInline,
 		}}
 	}
 	for i := range total {
@@ -225,7 +234,8 @@ func (d *Domain) layout(cfg *Config) layout {
 		l.notify = &n
 	}
 	if total == 1 {
-		// Pass-through has the NIC's own limits, and a NIC may round queues up to the next power of two.
+		// Pass-through has the NIC's own limits, and a NIC may round queues up to the next power of
+		// two.
 		l.depths[0] *= 2
 	}
 	return l
@@ -279,11 +289,13 @@ func (d *Domain) createQP(cq *VirtualCQ, p plannedQP) (verbs.QP, error) {
 			return qp, nil
 		}
 	}
-	return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s", verbs.ErrInvalid, d.devices[p.device].Name())
+	return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s", verbs.ErrInvalid,
+		d.devices[p.device].Name())
 }
 
-// Close gives the protection domains back as soon as the last memory region, virtual CQ and virtual queue pair of the domain is
-// closed, which may be now or later. Nothing new can be created from then on.
+// Close gives the protection domains back as soon as the last memory region, virtual CQ and virtual
+// queue pair of the domain is closed, which may be now or later. Nothing new can be created from
+// then on.
 func (d *Domain) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -4,9 +4,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// dispatchNumbered hands out the fragments of a WRITE_WITH_IMM in DQPLB. Each is itself a WRITE_WITH_IMM with a number; bit
-// 31 marks the last one. Before the last, every other rail that carried plain data gets a marker, so that the receiver, who
-// counts numbers in order, cannot take the request for complete before that data has arrived.
+// dispatchNumbered hands out the fragments of a WRITE_WITH_IMM in DQPLB. Each is itself a
+// WRITE_WITH_IMM with a number; bit 31 marks the last one. Before the last, every other rail that
+// carried plain data gets a marker, so that the receiver, who counts numbers in order, cannot take
+// the request for complete before that data has arrived.
 func (q *VirtualQP) dispatchNumbered(n uint64, r *sendReq) bool {
 	for r.offset < r.length {
 		if !q.numbers.room() {
@@ -16,8 +17,9 @@ func (q *VirtualQP) dispatchNumbered(n uint64, r *sendReq) bool {
 		if rl == nil {
 			return false
 		}
-		// The last fragment must know that it is the last before it gets its number. A scatter list may cut it
-		// short; it then turns out not to be, and the markers before it were merely early.
+		// The last fragment must know that it is the last before it gets its number. A scatter list
+		// may cut it short; it then turns out not to be, and the markers before it were merely
+		// early.
 		if r.length-r.offset <= uint64(q.cfg.MaxMsgSize) {
 			if !q.stageMarkers(n, r, rl) || !q.numbers.room() {
 				return false
@@ -31,7 +33,8 @@ func (q *VirtualQP) dispatchNumbered(n uint64, r *sendReq) bool {
 // stageNumbered stages the next fragment with the next number.
 func (q *VirtualQP) stageNumbered(rl *rail, n uint64, r *sendReq) {
 	num := q.number(r)
-	wr := q.stageFragment(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n), uint64(q.cfg.MaxMsgSize))
+	wr := q.stageFragment(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n),
+		uint64(q.cfg.MaxMsgSize))
 	imm := num
 	if r.offset == r.length {
 		imm |= immLast
@@ -55,8 +58,9 @@ func (q *VirtualQP) number(r *sendReq) uint32 {
 	return num
 }
 
-// stageMarkers stages a zero-byte numbered message on every rail but one that carried plain data since its last numbered
-// message. It reports false when a rail has no room; it goes on from there when called again.
+// stageMarkers stages a zero-byte numbered message on every rail but one that carried plain data
+// since its last numbered message. It reports false when a rail has no room; it goes on from there
+// when called again.
 func (q *VirtualQP) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 	for _, rl := range q.rails {
 		if !rl.dirty || rl == last {
@@ -80,8 +84,9 @@ func (q *VirtualQP) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 	return true
 }
 
-// stageRawImm stages the user's immediate, as a message of its own right behind the last fragment: same queue pair, so the
-// order is certain. It reports false when the rail has no room. Nothing else is staged on the data rails until it is out.
+// stageRawImm stages the user's immediate, as a message of its own right behind the last fragment:
+// same queue pair, so the order is certain. It reports false when the rail has no room. Nothing
+// else is staged on the data rails until it is out.
 func (q *VirtualQP) stageRawImm(n uint64, r *sendReq) bool {
 	rl := q.rails[r.immRail]
 	if !rl.hasRoom() {

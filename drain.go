@@ -9,33 +9,42 @@ import (
 	"ibverbx/verbs"
 )
 
-// Drain ends the service of a virtual queue pair in good order. From the call on posts are refused with [ErrDraining]. Every send that was
-// accepted comes to its own end, and what the peer sends meanwhile still finds its receive; when the last send has ended, the queue pairs
-// go to ERR, and receives that nothing has matched are flushed. Drain returns nil when everything that was ever accepted has its completion,
-// to be polled from the virtual CQ in order: Drain takes none away. Then [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
+// Drain ends the service of a virtual queue pair in good order. From the call on posts are refused
+// with [ErrDraining]. Every send that was accepted comes to its own end, and what the peer sends
+// meanwhile still finds its receive; when the last send has ended, the queue pairs go to ERR, and
+// receives that nothing has matched are flushed. Drain returns nil when everything that was ever
+// accepted has its completion, to be polled from the virtual CQ in order: Drain takes none away.
+// Then [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
 //
-// [VirtualQP.State] is SQD while sends are awaited and ERR from the flush on; [VirtualQP.Err] stays nil unless something failed. When
-// something did, before or during the drain, Drain completes everything all the same and returns what Err says, a [*FailedError].
+// [VirtualQP.State] is SQD while sends are awaited and ERR from the flush on; [VirtualQP.Err] stays
+// nil unless something failed. When something did, before or during the drain, Drain completes
+// everything all the same and returns what Err says, a [*FailedError].
 //
-// When ctx ends first, the error wraps ctx's and says how much is outstanding. Nothing is lost by that: posts stay refused, requests go on,
-// memory stays with the NICs, and Drain may be called again, or Reset, Close or [VirtualQP.Shutdown]. Drain looks at the virtual CQ
-// before it looks at ctx: with a ctx that has ended each call is one step that does not wait.
+// When ctx ends first, the error wraps ctx's and says how much is outstanding. Nothing is lost by
+// that: posts stay refused, requests go on, memory stays with the NICs, and Drain may be called
+// again, or Reset, Close or [VirtualQP.Shutdown]. Drain looks at the virtual CQ before it looks at
+// ctx: with a ctx that has ended each call is one step that does not wait.
 //
-// The peer must still be there, or sends fail: of two ends that drain, let the one that only receives come last, and not before
-// the other says that it has done. In RESET there is nothing to drain: Drain returns nil and changes nothing. In INIT and RTR it flushes
-// the receives. When the virtual queue pair was closed it returns [ErrClosed].
+// The peer must still be there, or sends fail: of two ends that drain, let the one that only
+// receives come last, and not before the other says that it has done. In RESET there is nothing to
+// drain: Drain returns nil and changes nothing. In INIT and RTR it flushes the receives. When the
+// virtual queue pair was closed it returns [ErrClosed].
 //
-// Drain polls, and sleeps where the physical CQs have a common CompChannel, as [VirtualCQ.Wait] does; other virtual queue pairs of the
-// CQ go on meanwhile. Without a channel it polls every 100 µs. It is not for programs that call [VirtualCQ.ProcessCompletions].
+// Drain polls, and sleeps where the physical CQs have a common CompChannel, as [VirtualCQ.Wait]
+// does; other virtual queue pairs of the CQ go on meanwhile. Without a channel it polls every 100
+// µs. It is not for programs that call [VirtualCQ.ProcessCompletions].
 //
-// A single queue pair tracks nothing, and unsignaled requests that succeed have no completion. There Drain posts a write of no bytes behind
-// them and waits for that, since a queue completes in order. The peer's queue pair must allow remote writes for it, and the queue must have a
-// slot for it: one that is full of unsignaled requests never has, since their slots are given back with the next signaled one. A write that
-// fails, or that the NIC refuses for good, is a failure as any other: nobody knows then whether the sends before it have ended well.
+// A single queue pair tracks nothing, and unsignaled requests that succeed have no completion.
+// There Drain posts a write of no bytes behind them and waits for that, since a queue completes in
+// order. The peer's queue pair must allow remote writes for it, and the queue must have a slot for
+// it: one that is full of unsignaled requests never has, since their slots are given back with the
+// next signaled one. A write that fails, or that the NIC refuses for good, is a failure as any
+// other: nobody knows then whether the sends before it have ended well.
 //
-// In ERR one more request on either queue tells when everything was flushed. Where that cannot be had, because the NIC refuses it or the queue
-// is full of unsignaled requests, Drain takes the queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that
-// is refused, too: then it holds nothing for sure. What had not been reported by then never is.
+// In ERR one more request on either queue tells when everything was flushed. Where that cannot be
+// had, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
+// queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
+// refused, too: then it holds nothing for sure. What had not been reported by then never is.
 func (q *VirtualQP) Drain(ctx context.Context) error {
 	q.cq.guard.enter()
 	err := q.drainWithin(ctx)
@@ -43,10 +52,12 @@ func (q *VirtualQP) Drain(ctx context.Context) error {
 	return err
 }
 
-// Shutdown drains the virtual queue pair for as long as ctx allows, and then closes it in any case: Close with a deadline. It returns nil
-// when everything came to its own end, and nothing failed; otherwise the errors of [VirtualQP.Drain] and [VirtualQP.Close], joined. With
-// a ctx that has ended it is little more than Close. What it completes can be polled from the virtual CQ, even after that is closed.
-// Like Drain it polls, and is not for programs that call [VirtualCQ.ProcessCompletions].
+// Shutdown drains the virtual queue pair for as long as ctx allows, and then closes it in any case:
+// Close with a deadline. It returns nil when everything came to its own end, and nothing failed;
+// otherwise the errors of [VirtualQP.Drain] and [VirtualQP.Close], joined. With a ctx that has
+// ended it is little more than Close. What it completes can be polled from the virtual CQ, even
+// after that is closed. Like Drain it polls, and is not for programs that call
+// [VirtualCQ.ProcessCompletions].
 func (q *VirtualQP) Shutdown(ctx context.Context) error {
 	q.cq.guard.enter()
 	defer q.cq.guard.exit()
@@ -62,12 +73,14 @@ type drainPhase uint8
 const (
 	drainNone  drainPhase = iota
 	drainSends            // posts are refused, sends come to their end
-	drainRecvs            // the queue pairs are in ERR and flush their receives; Close and Reset begin here, and flush sends too
-	drainDone             // everything accepted has its completion
+	// the queue pairs are in ERR and flush their receives; Close and Reset begin here, and flush
+	// sends too
+	drainRecvs
+	drainDone // everything accepted has its completion
 )
 
-// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll costs, well below what anybody
-// who drains would notice.
+// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
+// costs, well below what anybody who drains would notice.
 const pollInterval = 100 * time.Microsecond
 
 func (q *VirtualQP) drainWithin(ctx context.Context) error {
@@ -79,7 +92,8 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 	}
 	q.phase = max(q.phase, drainSends)
 	for {
-		// Arm, look once more, sleep: in any other order a completion that comes in between wakes nobody.
+		// Arm, look once more, sleep: in any other order a completion that comes in between wakes
+		// nobody.
 		if q.drainStep() {
 			return q.Err()
 		}
@@ -99,9 +113,11 @@ func (q *VirtualQP) undrained(cause error) error {
 	what := fmt.Sprintf("sends still outstanding: %d", q.send.len())
 	switch {
 	case q.single:
-		// Unsignaled requests that succeed are never taken off the count, but no more can be there than the queues hold.
+		// Unsignaled requests that succeed are never taken off the count, but no more can be there
+		// than the queues hold.
 		rl := q.rails[0]
-		what = fmt.Sprintf("at most %d sends and receives are still outstanding", min(q.inflight, rl.slots+rl.recvLimit))
+		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
+			min(q.inflight, rl.slots+rl.recvLimit))
 	case q.send.len() == 0:
 		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.len())
 	}
@@ -112,7 +128,8 @@ func (q *VirtualQP) undrained(cause error) error {
 	return err
 }
 
-// drainStep goes as far as it comes without waiting, and reports whether everything has its completion.
+// drainStep goes as far as it comes without waiting, and reports whether everything has its
+// completion.
 func (q *VirtualQP) drainStep() bool {
 	q.cq.touch(q)
 	q.collect()
@@ -142,7 +159,8 @@ func (q *VirtualQP) recvsEnded() bool {
 		return q.recvsPassed()
 	}
 	if q.failure == nil && !q.killed {
-		// Messages that have arrived are on their way through the CQs; whatever waits for one may still get it from there.
+		// Messages that have arrived are on their way through the CQs; whatever waits for one may
+		// still get it from there.
 		for _, rl := range q.all {
 			if rl.recvs != 0 {
 				return false

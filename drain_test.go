@@ -27,7 +27,8 @@ func patience(tb testing.TB) context.Context {
 	return ctx
 }
 
-// directions sorts what an end has polled by direction, by ID: receives have IDs from 1000 on. Each must be in order, without a gap.
+// directions sorts what an end has polled by direction, by ID: receives have IDs from 1000 on. Each
+// must be in order, without a gap.
 func directions(tb testing.TB, wcs []ibverbx.WC) (sends, recvs []verbs.Status) {
 	tb.Helper()
 	for _, wc := range wcs {
@@ -45,7 +46,8 @@ func directions(tb testing.TB, wcs []ibverbx.WC) (sends, recvs []verbs.Status) {
 
 func repeated(s verbs.Status, n int) []verbs.Status { return slices.Repeat([]verbs.Status{s}, n) }
 
-// refusesPosts checks that posts are refused because of a drain, in words that help, and leave no trace.
+// refusesPosts checks that posts are refused because of a drain, in words that help, and leave no
+// trace.
 func refusesPosts(t *testing.T, e *end) {
 	t.Helper()
 	before := e.Stats()
@@ -53,7 +55,8 @@ func refusesPosts(t *testing.T, e *end) {
 	_, receiving := e.PostRecv(ibverbx.RecvWR{ID: 1})
 	for _, err := range []error{sending, receiving} {
 		var pe *ibverbx.PostError
-		if !errors.Is(err, ibverbx.ErrDraining) || !errors.As(err, &pe) || pe.ID != 1 || !strings.Contains(err.Error(), "reset and connect it, or close it") {
+		if !errors.Is(err, ibverbx.ErrDraining) || !errors.As(err, &pe) || pe.ID != 1 ||
+			!strings.Contains(err.Error(), "reset and connect it, or close it") {
 			t.Errorf("post: %v", err)
 		}
 	}
@@ -87,8 +90,8 @@ func (e *end) fill(tb testing.TB, sends, recvs int) {
 	}
 }
 
-// Everything that was accepted comes to its own end, in order; what nothing has matched is flushed; then the memory is free, and
-// after a reset the service is as before. Twice.
+// Everything that was accepted comes to its own end, in order; what nothing has matched is flushed;
+// then the memory is free, and after a reset the service is as before. Twice.
 func TestDrain(t *testing.T) {
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} { // with a delay it must sleep
 		eachMode(t, 1000, func(t *testing.T, l *link) {
@@ -110,7 +113,8 @@ func TestDrain(t *testing.T) {
 				}
 				mustEqual(t, "data", l.b.buf[:60000], l.a.buf[:60000])
 				sends, recvs := directions(t, l.a.poll(t))
-				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) ||
+					!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
 					t.Errorf("sends %v, receives %v", sends, recvs)
 				}
 				if got, _ := directions(t, l.b.wait(t, 4)); len(got) != 0 || l.b.Err() != nil {
@@ -138,12 +142,15 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// With a context that has ended each call is a step: the fabric moves on in between, and nothing is lost.
+// With a context that has ended each call is a step: the fabric moves on in between, and nothing is
+// lost.
 func TestDrainInSteps(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			for seed := range uint64(5) {
-				l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000, MaxMsgCntPerQP: 8},
+				l := newLink(t, linkConfig{nics: m.nics,
+					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000,
+						MaxMsgCntPerQP: 8},
 					fabric: soft.Config{Stepped: true, Seed: seed}})
 				l.a.fill(t, 6, 3)
 				states := map[verbs.QPState]int{}
@@ -154,10 +161,12 @@ func TestDrainInSteps(t *testing.T) {
 					if err == nil {
 						break
 					}
-					if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "outstanding") || l.a.Err() != nil || steps > 5000 {
+					if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "outstanding") ||
+						l.a.Err() != nil || steps > 5000 {
 						t.Fatalf("step %d: %v; %v", steps, err, l.a.Err())
 					}
-					if steps == 0 && m.name != "single" && !strings.Contains(err.Error(), "sends still outstanding: 6") {
+					if steps == 0 && m.name != "single" &&
+						!strings.Contains(err.Error(), "sends still outstanding: 6") {
 						t.Errorf("%v", err)
 					}
 					l.fabric.Step()
@@ -167,7 +176,8 @@ func TestDrainInSteps(t *testing.T) {
 					t.Errorf("states %v", states)
 				}
 				sends, recvs := directions(t, l.a.poll(t))
-				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 6)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+				if !slices.Equal(sends, repeated(verbs.StatusSuccess, 6)) ||
+					!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
 					t.Errorf("sends %v, receives %v", sends, recvs)
 				}
 				l.close()
@@ -176,13 +186,17 @@ func TestDrainInSteps(t *testing.T) {
 	}
 }
 
-// A request fails while Drain waits, or before: everything completes all the same, and Drain says what it was.
+// A request fails while Drain waits, or before: everything completes all the same, and Drain says
+// what it was.
 func TestDrainWithAFailure(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 			l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
-				Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+6*5000 && wr.Bytes() != 0 }})
+				Match: func(wr *verbs.SendWR) bool {
+					return wr.RemoteAddr == l.a.peer.Addr()+6*5000 &&
+						wr.Bytes() != 0
+				}})
 			l.a.fill(t, 12, 3)
 			if !before {
 				short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
@@ -197,10 +211,12 @@ func TestDrainWithAFailure(t *testing.T) {
 			}
 			err := l.a.Drain(patience(t))
 			var fe *ibverbx.FailedError
-			if !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.Is(l.a.Err(), err) || fe.ID != 6 {
+			if !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.Is(l.a.Err(), err) ||
+				fe.ID != 6 {
 				t.Fatalf("Drain: %v", err)
 			}
-			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(err, ibverbx.ErrFailed) {
+			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(
+				err, ibverbx.ErrFailed) {
 				t.Errorf("post: %v", err)
 			}
 			sends, recvs := directions(t, l.a.poll(t))
@@ -242,7 +258,8 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 			l.a.pump(t)
 			l.do(func(a soft.Action) bool { return a.Kind != soft.Reveal || !a.Recv })
 		}
-		if err := l.b.Drain(endedContext()); !errors.Is(err, context.Canceled) || l.b.State() != verbs.StateErr {
+		if err := l.b.Drain(endedContext()); !errors.Is(err, context.Canceled) ||
+			l.b.State() != verbs.StateErr {
 			t.Fatalf("%v: %v, %v", scheme, err, l.b.State())
 		}
 		if got := l.b.poll(t); len(got) != 0 {
@@ -252,7 +269,8 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 		if err := l.b.Drain(endedContext()); err != nil {
 			t.Fatal(err)
 		}
-		if _, recvs := directions(t, l.b.poll(t)); !slices.Equal(recvs, []verbs.Status{verbs.StatusSuccess, verbs.StatusWRFlushErr}) {
+		if _, recvs := directions(t, l.b.poll(t)); !slices.Equal(
+			recvs, []verbs.Status{verbs.StatusSuccess, verbs.StatusWRFlushErr}) {
 			t.Errorf("%v: receives %v", scheme, recvs)
 		}
 	}
@@ -261,7 +279,8 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 // Others on the same CQ go on while one drains, and what they complete is there to be polled.
 func TestDrainLeavesOthersAlone(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000, MaxMsgCntPerQP: 2}})
+		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
+			MaxMsgSize: 1000, MaxMsgCntPerQP: 2}})
 		a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
 		if err != nil {
 			t.Fatal(err)
@@ -272,7 +291,8 @@ func TestDrainLeavesOthersAlone(t *testing.T) {
 		}
 		connectBoth(t, a, b)
 		// The one that drains ends last: it must carry the other on meanwhile.
-		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0], Count: -1})
+		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0],
+			Count: -1})
 		l.a.fill(t, 6, 0)
 		for id := range uint64(6) {
 			if _, err := a.PostSend(l.a.write(verbs.OpRDMAWrite, 100+id, 0, 9000)); err != nil {
@@ -306,7 +326,8 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		sends := 4
 		if l.a.DataRails() == 1 {
-			l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Device: l.a.nics[0], Skip: 2, Count: 2})
+			l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Device: l.a.nics[0],
+				Skip: 2, Count: 2})
 			l.a.fill(t, sends, 3) // its posts would be refused themselves
 			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 5})
 			l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: 5})
@@ -319,24 +340,29 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, recvs := directions(t, l.a.poll(t))
-		if !slices.Equal(got, repeated(verbs.StatusSuccess, sends)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+		if !slices.Equal(got, repeated(verbs.StatusSuccess, sends)) ||
+			!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
 			t.Errorf("sends %v, receives %v", got, recvs)
 		}
 	})
 }
 
-// Once the queue pairs are in ERR nothing more is posted on them: a NIC may refuse it for good. What waits is flushed all the same.
+// Once the queue pairs are in ERR nothing more is posted on them: a NIC may refuse it for good.
+// What waits is flushed all the same.
 func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}}, func(t *testing.T, l *link) {
-		l.a.fill(t, 2, 12)
-		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: -1, Err: verbs.ErrState, Device: l.a.nics[0]})
-		if err := l.a.Drain(patience(t)); err != nil || refusal.Hits() != 0 {
-			t.Fatal(err, refusal.Hits())
-		}
-		if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 12)) {
-			t.Errorf("receives %v", recvs)
-		}
-	})
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
+		func(t *testing.T, l *link) {
+			l.a.fill(t, 2, 12)
+			refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: -1, Err: verbs.ErrState,
+				Device: l.a.nics[0]})
+			if err := l.a.Drain(patience(t)); err != nil || refusal.Hits() != 0 {
+				t.Fatal(err, refusal.Hits())
+			}
+			if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(
+				recvs, repeated(verbs.StatusWRFlushErr, 12)) {
+				t.Errorf("receives %v", recvs)
+			}
+		})
 }
 
 // Where nothing was sent there is nothing to wait for.
@@ -354,7 +380,8 @@ func TestDrainOutsideOfRTS(t *testing.T) {
 			t.Errorf("in RESET: %v, %v", err, q.State())
 		}
 		init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-		if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+		if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+			nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}, ibverbx.RecvWR{ID: 2}); err != nil {
@@ -364,14 +391,16 @@ func TestDrainOutsideOfRTS(t *testing.T) {
 			t.Errorf("in INIT: %v, %v", err, q.State())
 		}
 		wcs := make([]ibverbx.WC, 4)
-		if n, err := q.CQ().Poll(wcs); n != 2 || err != nil || wcs[0].ID != 1 || wcs[1].Status != verbs.StatusWRFlushErr {
+		if n, err := q.CQ().Poll(wcs); n != 2 || err != nil || wcs[0].ID != 1 ||
+			wcs[1].Status != verbs.StatusWRFlushErr {
 			t.Errorf("%s, %v", fmtWCs(wcs[:n]), err)
 		}
 		card, err := q.Card()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := q.Connect(card); !errors.Is(err, verbs.ErrState) || !strings.Contains(err.Error(), "ERR") || !strings.Contains(err.Error(), "reset it first") {
+		if err := q.Connect(card); !errors.Is(err, verbs.ErrState) || !strings.Contains(err.Error(), "ERR") ||
+			!strings.Contains(err.Error(), "reset it first") {
 			t.Errorf("connecting: %v", err)
 		}
 		if err := q.Shutdown(patience(t)); err != nil {
@@ -380,7 +409,8 @@ func TestDrainOutsideOfRTS(t *testing.T) {
 		if err := q.Drain(patience(t)); !errors.Is(err, ibverbx.ErrClosed) {
 			t.Errorf("closed: %v", err)
 		}
-		if err := q.Shutdown(patience(t)); !errors.Is(err, ibverbx.ErrClosed) || strings.Count(err.Error(), "closed") != 1 {
+		if err := q.Shutdown(patience(t)); !errors.Is(err, ibverbx.ErrClosed) ||
+			strings.Count(err.Error(), "closed") != 1 {
 			t.Errorf("closed: %v", err)
 		}
 		if err := fabric.Close(); err != nil {
@@ -401,7 +431,8 @@ func TestDrainOnADeadCQ(t *testing.T) {
 		l.a.cq.FailDevice(l.a.nics[0].ID(), verbs.ErrOverrun)
 		err := l.a.Drain(patience(t))
 		var fe *ibverbx.FailedError
-		if !errors.Is(err, verbs.ErrOverrun) || !errors.As(err, &fe) || fe.Rail != -1 || fe.Device != l.a.nics[0].Name() || !strings.Contains(err.Error(), "make the CQ deeper") {
+		if !errors.Is(err, verbs.ErrOverrun) || !errors.As(err, &fe) || fe.Rail != -1 ||
+			fe.Device != l.a.nics[0].Name() || !strings.Contains(err.Error(), "make the CQ deeper") {
 			t.Fatalf("Drain: %v", err)
 		}
 		if l.a.DataRails() > 1 {

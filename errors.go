@@ -7,34 +7,38 @@ import (
 	"ibverbx/verbs"
 )
 
-// Why a post was refused. Each comes beneath a [*PostError]; test with errors.Is. A refused request had no effect and
-// can be posted again.
+// Why a post was refused. Each comes beneath a [*PostError]; test with errors.Is. A refused request
+// had no effect and can be posted again.
 var (
 	// ErrClosed: the virtual queue pair, virtual CQ or domain was closed. It is also os.ErrClosed.
 	ErrClosed = verbs.ErrClosed
-	// ErrFailed: an earlier request failed and stopped the line. [VirtualQP.Err] says which and why; reset or close.
+	// ErrFailed: an earlier request failed and stopped the line. [VirtualQP.Err] says which and
+	// why; reset or close.
 	ErrFailed = errors.New("virtual queue pair failed")
-	// ErrDraining: [VirtualQP.Drain] or [VirtualQP.Shutdown] was called. [VirtualQP.Reset] and Connect bring service back.
+	// ErrDraining: [VirtualQP.Drain] or [VirtualQP.Shutdown] was called. [VirtualQP.Reset] and
+	// Connect bring service back.
 	ErrDraining = errors.New("draining")
-	// ErrNotConnected: the virtual queue pair is not in state RTS (for receives: not in INIT or later).
+	// ErrNotConnected: the virtual queue pair is not in state RTS (for receives: not in INIT or
+	// later).
 	ErrNotConnected = errors.New("not connected")
 	// ErrOpcode: no such operation, or not on this virtual queue pair.
 	ErrOpcode = errors.New("unsupported opcode")
 	// ErrUnsignaled: with several queue pairs every request must be signaled.
 	ErrUnsignaled = errors.New("unsignaled request")
-	// ErrLength: the length does not fit the operation: zero bytes to write or read, an atomic of other than eight
-	// bytes, more than a single message can carry.
+	// ErrLength: the length does not fit the operation: zero bytes to write or read, an atomic of
+	// other than eight bytes, more than a single message can carry.
 	ErrLength = errors.New("wrong length")
 	// ErrNoKey: memory has no key for a device of the virtual queue pair.
 	ErrNoKey = errors.New("no key")
-	// ErrBounds: a segment reaches beyond its memory region, or a request beyond its remote segment.
+	// ErrBounds: a segment reaches beyond its memory region, or a request beyond its remote
+	// segment.
 	ErrBounds = errors.New("out of bounds")
 	// ErrAlignment: the remote address of an atomic is not a multiple of eight.
 	ErrAlignment = errors.New("not aligned")
 )
 
-// ErrProtocol says that the peer sent something impossible, such as a sequence number far away or twice. It is the cause in
-// [VirtualQP.Err]; other virtual queue pairs do not notice.
+// ErrProtocol says that the peer sent something impossible, such as a sequence number far away or
+// twice. It is the cause in [VirtualQP.Err]; other virtual queue pairs do not notice.
 var ErrProtocol = errors.New("protocol violation by the peer")
 
 // PostError says why a post was refused.

@@ -12,15 +12,17 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The protocol of this example is a log. The sender writes a record into the receiver's memory, and behind it commits it, with a
-// notification that says how long the log is by now. Its promise: what the receiver sees committed is there, whatever fails.
+// The protocol of this example is a log. The sender writes a record into the receiver's memory, and
+// behind it commits it, with a notification that says how long the log is by now. Its promise: what
+// the receiver sees committed is there, whatever fails.
 const (
 	logRecords = 8
 	recordSize = 1000
 	logSize    = logRecords * recordSize
 )
 
-// appendRecord is the sender's half. Post the commit before the record, and the example says which seeds tear the log.
+// appendRecord is the sender's half. Post the commit before the record, and the example says which
+// seeds tear the log.
 func appendRecord(vqp *ibverbx.VirtualQP, src *ibverbx.MR, dst ibverbx.RemoteMR, i uint64) error {
 	record := ibverbx.SendWR{ID: 2 * i, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Local: src.Slice(i*recordSize, recordSize), Remote: dst.At(i * recordSize)}
@@ -30,9 +32,10 @@ func appendRecord(vqp *ibverbx.VirtualQP, src *ibverbx.MR, dst ibverbx.RemoteMR,
 	return err
 }
 
-// How to test a protocol of your own against every order of events and every fault: on a fabric where nothing moves by itself, once
-// for each of many seeds. A seed decides on the order in which things happen and on what goes wrong where, so one that fails can be
-// run again, with the actions that Step returns and the fault printed. To adapt it, replace appendRecord, what becomes of
+// How to test a protocol of your own against every order of events and every fault: on a fabric
+// where nothing moves by itself, once for each of many seeds. A seed decides on the order in which
+// things happen and on what goes wrong where, so one that fails can be run again, with the actions
+// that Step returns and the fault printed. To adapt it, replace appendRecord, what becomes of
 // completions, and what has to hold after every step.
 func Example_protocolUnderFaults() {
 	const seeds = 300
@@ -55,7 +58,8 @@ func Example_protocolUnderFaults() {
 	// Output: 300 seeds: the log was never torn, and each failure was told
 }
 
-// runLog says how much of the log was committed in the end, the first error that the sender was told, and what is wrong with that.
+// runLog says how much of the log was committed in the end, the first error that the sender was
+// told, and what is wrong with that.
 func runLog(seed uint64) (committed uint32, failure, err error) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	fabric, err := soft.New(soft.Config{Devices: 4, Stepped: true, Seed: seed})
@@ -126,7 +130,8 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 	return committed, failure, nil
 }
 
-// openLog makes an end over two NICs, and memory for a log and the byte that commits write. A record is several fragments.
+// openLog makes an end over two NICs, and memory for a log and the byte that commits write. A
+// record is several fragments.
 func openLog(nics []verbs.Device) (*ibverbx.VirtualQP, *ibverbx.MR) {
 	vqp, err := ibverbx.Open(nics, ibverbx.Config{MaxMsgSize: 400, QPsPerDevice: 2})
 	fatal(err)

@@ -13,8 +13,9 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Two ends over software NICs, two NICs each: a write with a notification. In a real program each end runs in a process of its
-// own, and the cards and memory descriptions travel between them as JSON.
+// Two ends over software NICs, two NICs each: a write with a notification. In a real program each
+// end runs in a process of its own, and the cards and memory descriptions travel between them as
+// JSON.
 func Example() {
 	fabric, err := soft.New(soft.Config{Devices: 4})
 	if err != nil {
@@ -41,7 +42,8 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	// The receiver says that it expects a notification; the sender writes 4 MiB, striped over both NICs, and notifies.
+	// The receiver says that it expects a notification; the sender writes 4 MiB, striped over both
+	// NICs, and notifies.
 	copy(aMR.Bytes(), "hello, peer")
 	if _, err := b.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
 		log.Fatal(err)
@@ -76,8 +78,8 @@ func Example() {
 	// hello, peer
 }
 
-// Pieces of memory that lie apart go out as one request, and arrive as one. The list is the caller's again at once, the memory
-// when the completion has been polled.
+// Pieces of memory that lie apart go out as one request, and arrive as one. The list is the
+// caller's again at once, the memory when the completion has been polled.
 func ExampleVirtualQP_PostSend() {
 	a, b, done := examplePair()
 	defer done()
@@ -105,11 +107,13 @@ func ExampleVirtualQP_PostSend() {
 	// Output: id 1: 15 bytes: scatter, gather
 }
 
-// The loop takes the completions there are. It may post, and may end early: what it did not take stays.
+// The loop takes the completions there are. It may post, and may end early: what it did not take
+// stays.
 func ExampleVirtualCQ_Completions() {
 	a, b, done := examplePair()
 	defer done()
-	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: a.mr.Slice(0, 8), Remote: b.mr.Remote().At(0)}
+	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: a.mr.Slice(0, 8),
+		Remote: b.mr.Remote().At(0)}
 	post := func(id uint64) {
 		write.ID = id
 		if _, err := a.vqp.PostSend(write); err != nil {
@@ -134,7 +138,8 @@ func ExampleVirtualCQ_Completions() {
 	// 3 SUCCESS
 }
 
-// A context bounds the wait. It never takes a request back: what is outstanding stays so, and its memory with the NICs.
+// A context bounds the wait. It never takes a request back: what is outstanding stays so, and its
+// memory with the NICs.
 func ExampleVirtualCQ_Wait() {
 	a, b, done := examplePair()
 	defer done()
@@ -161,13 +166,14 @@ func ExampleVirtualCQ_Wait() {
 	// 1 RECV_RDMA_WITH_IMM true <nil>
 }
 
-// A virtual queue pair ends its service in good order: what was accepted completes, nothing new is let in, and the receive that nobody
-// has sent anything for comes back flushed.
+// A virtual queue pair ends its service in good order: what was accepted completes, nothing new is
+// let in, and the receive that nobody has sent anything for comes back flushed.
 func ExampleVirtualQP_Drain() {
 	a, b, done := examplePair()
 	defer done()
 	write := ibverbx.SendWR{
-		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: a.mr.All(), Remote: b.mr.Remote().At(0),
+		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: a.mr.All(),
+		Remote: b.mr.Remote().At(0),
 	}
 	if _, err := a.vqp.PostSend(write); err != nil {
 		log.Fatal(err)
@@ -194,7 +200,8 @@ func ExampleVirtualQP_Drain() {
 	// id 2 WR_FLUSH_ERR
 }
 
-// What the peer needs to know of a region travels as JSON: where it is, how long, and a key for each NIC.
+// What the peer needs to know of a region travels as JSON: where it is, how long, and a key for
+// each NIC.
 func ExampleMR_Remote() {
 	_, b, done := examplePair()
 	defer done()
@@ -226,7 +233,8 @@ func examplePair() (a, b *exampleEnd, done func()) {
 	}
 	ends := [2]*exampleEnd{{}, {}}
 	for i, e := range ends {
-		if e.vqp, err = ibverbx.Open([]verbs.Device{fabric.Device(2 * i), fabric.Device(2*i + 1)}, ibverbx.Config{QPsPerDevice: 2}); err != nil {
+		if e.vqp, err = ibverbx.Open([]verbs.Device{fabric.Device(2 * i), fabric.Device(2*i + 1)},
+			ibverbx.Config{QPsPerDevice: 2}); err != nil {
 			log.Fatal(err)
 		}
 		if e.mr, err = e.vqp.Domain().Register(make([]byte, 8192), verbs.AccessAll); err != nil {

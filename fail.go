@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// sendFailed takes in a failed completion of request n: the first error is kept, and the line stops.
+// sendFailed takes in a failed completion of request n: the first error is kept, and the line
+// stops.
 func (q *VirtualQP) sendFailed(rl *rail, n uint64, r *sendReq, wc *verbs.WC) {
 	if r.status == verbs.StatusSuccess {
 		r.status, r.vendorErr = wc.Status, wc.VendorErr
@@ -28,12 +29,14 @@ func (q *VirtualQP) failSend(rl *rail, n uint64, f *FailedError) {
 	}
 }
 
-// flushAsked reports whether a status is of what Drain, Close or Reset has had flushed: that is no failure.
+// flushAsked reports whether a status is of what Drain, Close or Reset has had flushed: that is no
+// failure.
 func (q *VirtualQP) flushAsked(s verbs.Status) bool {
 	return s == verbs.StatusWRFlushErr && q.phase >= drainRecvs
 }
 
-// failPost takes in that a rail refused its batch for good: what was staged there will never go out.
+// failPost takes in that a rail refused its batch for good: what was staged there will never go
+// out.
 func (q *VirtualQP) failPost(rl *rail, err error) {
 	refused := rl.batch.wrs[rl.batch.head].ID
 	n, _ := q.send.resolve(wridNumber(refused), wridNumberMask)
@@ -57,7 +60,8 @@ func refusalStatus(err error) verbs.Status {
 	return verbs.StatusLocQPOpErr
 }
 
-// fail records the first error, and reports whether this one was. Later ones follow from it, or come too late to matter.
+// fail records the first error, and reports whether this one was. Later ones follow from it, or
+// come too late to matter.
 func (q *VirtualQP) fail(rl *rail, f *FailedError) (first bool) {
 	if q.failure != nil {
 		return
@@ -70,8 +74,8 @@ func (q *VirtualQP) fail(rl *rail, f *FailedError) (first bool) {
 	return true
 }
 
-// linger waits, after a failure, for the requests before the one that failed, and then has the NICs flush what is left. Where they
-// take too long for Config.Linger, they are flushed with it.
+// linger waits, after a failure, for the requests before the one that failed, and then has the NICs
+// flush what is left. Where they take too long for Config.Linger, they are flushed with it.
 func (q *VirtualQP) linger(out *sink) {
 	switch {
 	case q.send.head >= q.stopAt:
@@ -85,13 +89,14 @@ func (q *VirtualQP) linger(out *sink) {
 	q.progressRecvs(out)
 }
 
-// stopSends stops the line at request n: n itself and what comes after it post nothing more. What they still have on the NICs
-// completes or is flushed, and only then are they reported.
+// stopSends stops the line at request n: n itself and what comes after it post nothing more. What
+// they still have on the NICs completes or is flushed, and only then are they reported.
 func (q *VirtualQP) stopSends(n uint64) {
 	if n < q.stopAt {
 		q.stopAt = n
 	}
-	// Requests are dispatched in order, so everything from next on lies behind the one that failed, or is it.
+	// Requests are dispatched in order, so everything from next on lies behind the one that failed,
+	// or is it.
 	for ; q.next != q.send.tail; q.next++ {
 		r := q.send.at(q.next)
 		r.dispatched, r.owesImm = true, false
@@ -102,7 +107,8 @@ func (q *VirtualQP) stopSends(n uint64) {
 	q.unstage(q.stopAt)
 	for i := max(q.stopAt, q.noted); i < q.send.tail; i++ {
 		if r := q.send.at(i); r.note == noteDue {
-			// A notification that was not sent yet is never sent: its request failed, or an earlier one.
+			// A notification that was not sent yet is never sent: its request failed, or an earlier
+			// one.
 			r.note = noteDone
 			if r.status == verbs.StatusSuccess {
 				r.status = verbs.StatusWRFlushErr
@@ -138,8 +144,8 @@ func (q *VirtualQP) unstage(from uint64) {
 	}
 }
 
-// progressFailed moves the cursors after a failure. Requests before the one that stopped the line still get what is due to
-// them.
+// progressFailed moves the cursors after a failure. Requests before the one that stopped the line
+// still get what is due to them.
 func (q *VirtualQP) progressFailed() {
 	q.advanceDataDone()
 	if q.notes != 0 && q.noted < q.dataDone {
@@ -148,7 +154,8 @@ func (q *VirtualQP) progressFailed() {
 	q.postStaged()
 }
 
-// recvError takes in an unsuccessful completion of the receive direction; f says which request was concerned, if any.
+// recvError takes in an unsuccessful completion of the receive direction; f says which request was
+// concerned, if any.
 func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
 	f.VendorErr, f.Err = wc.VendorErr, wc.Status
 	switch {
@@ -160,9 +167,10 @@ func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
 	}
 }
 
-// recvFlushed takes in a flushed completion of the receive direction: the queue pair under it is in ERR, and this is what
-// follows from it. While a send of the same queue pair is outstanding, or was the first error, the send tells the cause, and
-// earlier requests on the other rails may still come to their own end.
+// recvFlushed takes in a flushed completion of the receive direction: the queue pair under it is in
+// ERR, and this is what follows from it. While a send of the same queue pair is outstanding, or was
+// the first error, the send tells the cause, and earlier requests on the other rails may still come
+// to their own end.
 func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 	switch {
 	case q.failure != nil:
@@ -173,16 +181,17 @@ func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 	}
 }
 
-// judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed have all ended well: then
-// nothing else will tell that its queue pair is in ERR.
+// judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed
+// have all ended well: then nothing else will tell that its queue pair is in ERR.
 func (q *VirtualQP) judgeSuspect() {
 	if rl := q.suspect; rl.inUse == 0 && q.failure == nil {
 		q.recvFailed(rl, recvDirection(PartUnknown, verbs.StatusWRFlushErr))
 	}
 }
 
-// recvFailed takes in a failed completion of the receive direction. The queue pair under it is in ERR, as it would be on one
-// physical connection; so the others go there too, and everything is flushed.
+// recvFailed takes in a failed completion of the receive direction. The queue pair under it is in
+// ERR, as it would be on one physical connection; so the others go there too, and everything is
+// flushed.
 func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
 	rl.stats.errors++
 	q.fail(rl, f)
@@ -215,7 +224,8 @@ func (q *VirtualQP) firstUnposted() uint64 {
 	return first
 }
 
-// kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what the NICs hold there.
+// kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what
+// the NICs hold there.
 func (q *VirtualQP) kill() {
 	if q.killed {
 		return
@@ -226,7 +236,8 @@ func (q *VirtualQP) kill() {
 	q.cq.touch(q)
 }
 
-// toError moves every rail to ERR, so that the NICs flush what they still hold. In RESET there is nothing to flush.
+// toError moves every rail to ERR, so that the NICs flush what they still hold. In RESET there is
+// nothing to flush.
 func (q *VirtualQP) toError() {
 	for _, rl := range q.all {
 		if s := rl.qp.State(); s != verbs.StateReset && s != verbs.StateErr && !rl.closed {
@@ -236,8 +247,8 @@ func (q *VirtualQP) toError() {
 	}
 }
 
-// abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed or reset: no NIC touches
-// the requests' memory any more, and no completion of theirs will come.
+// abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed
+// or reset: no NIC touches the requests' memory any more, and no completion of theirs will come.
 func (q *VirtualQP) abandon() {
 	if q.single {
 		return

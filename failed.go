@@ -8,11 +8,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// FailedError says what stopped a virtual queue pair: the first error, which wins over all that follow from it. [VirtualQP.Err]
-// returns it; nobody changes it any more.
+// FailedError says what stopped a virtual queue pair: the first error, which wins over all that
+// follow from it. [VirtualQP.Err] returns it; nobody changes it any more.
 //
-// What is not known is not guessed: a single queue pair tracks nothing, so of a failed completion it knows the ID only, and neither
-// the operation nor whether it was a receive.
+// What is not known is not guessed: a single queue pair tracks nothing, so of a failed completion
+// it knows the ID only, and neither the operation nor whether it was a receive.
 type FailedError struct {
 	QPNum     uint32 // of the virtual queue pair
 	Rail      int    // which physical queue pair; the notify QP has the number after the last; -1 for none
@@ -25,17 +25,20 @@ type FailedError struct {
 	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] when that is not known
 	Part   FailedPart     // which part of it failed
 
-	// Fragment is the failed fragment's position in the request, in order of address from 0 on, and Fragments how many fragments
-	// the request has. Error counts from 1, as people do. Fragment is -1 when it was not a fragment, or when its position is not known;
-	// Fragments is 0 when there are none, or when their number is not known.
+	// Fragment is the failed fragment's position in the request, in order of address from 0 on, and
+	// Fragments how many fragments the request has. Error counts from 1, as people do. Fragment is
+	// -1 when it was not a fragment, or when its position is not known; Fragments is 0 when there
+	// are none, or when their number is not known.
 	Fragment, Fragments int
 
-	// LocalAddr, RemoteAddr and Length (bytes) are the range of what failed: of the fragment, or of the whole request if WholeRange.
-	// Length is 0 where no data was concerned, as with a notification. An inline payload has no LocalAddr, and a SEND or a receive
-	// no RemoteAddr.
+	// LocalAddr, RemoteAddr and Length (bytes) are the range of what failed: of the fragment, or of
+	// the whole request if WholeRange. Length is 0 where no data was concerned, as with a
+	// notification. An inline payload has no LocalAddr, and a SEND or a receive no RemoteAddr.
 	LocalAddr, RemoteAddr, Length uint64
-	WholeRange                    bool // the fragment's own range is not known: a scatter list has cut fragments short
-	Scattered                     bool // LocalAddr is where a scatter list begins: what follows may lie elsewhere
+	// the fragment's own range is not known: a scatter list has cut fragments short
+	WholeRange bool
+	// LocalAddr is where a scatter list begins: what follows may lie elsewhere
+	Scattered bool
 
 	VendorErr uint32 // the NIC's own code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
@@ -46,17 +49,23 @@ type FailedPart uint8
 
 // The parts.
 const (
-	PartUnknown      FailedPart = iota // not known, or no request was concerned
-	PartFragment                       // a piece of the data of a read or write
-	PartMessage                        // all of it, in one message: a SEND, an atomic, a receive; any request of a single queue pair
-	PartNotification                   // the last step of a WRITE_WITH_IMM in Spray, after its data was acknowledged
-	PartMarker                         // DQPLB: a message without data, ahead of the last fragment, that proves earlier writes
-	PartImmediate                      // DQPLB: the user's immediate, behind the last fragment
-	PartCredit                         // DQPLB: a receive that the virtual queue pair keeps posted for messages of the peer
-	PartWatch                          // Spray: a receive that no message takes, and whose flush tells that a queue pair has failed
+	PartUnknown  FailedPart = iota // not known, or no request was concerned
+	PartFragment                   // a piece of the data of a read or write
+	// all of it, in one message: a SEND, an atomic, a receive; any request of a single queue pair
+	PartMessage
+	// the last step of a WRITE_WITH_IMM in Spray, after its data was acknowledged
+	PartNotification
+	// DQPLB: a message without data, ahead of the last fragment, that proves earlier writes
+	PartMarker
+	PartImmediate // DQPLB: the user's immediate, behind the last fragment
+	// DQPLB: a receive that the virtual queue pair keeps posted for messages of the peer
+	PartCredit
+	// Spray: a receive that no message takes, and whose flush tells that a queue pair has failed
+	PartWatch
 )
 
-var partNames = [...]string{"unknown", "fragment", "message", "notification", "marker", "immediate", "credit", "watch"}
+var partNames = [...]string{"unknown", "fragment", "message", "notification", "marker", "immediate", "credit",
+	"watch"}
 
 // String names the part in one word.
 func (p FailedPart) String() string {
@@ -168,7 +177,8 @@ func (e *FailedError) memory() string {
 	return fmt.Sprintf(" (%s%d bytes%s)", whole, e.Length, where)
 }
 
-// Advice says what usually is the matter and what to check; empty where there is nothing to say beyond the error itself.
+// Advice says what usually is the matter and what to check; empty where there is nothing to say
+// beyond the error itself.
 func (e *FailedError) Advice() string {
 	var status verbs.Status
 	if errors.As(e.Err, &status) {
@@ -187,10 +197,14 @@ var causeText = [...]struct {
 	err    error
 	advice string
 }{
-	{ErrProtocol, "check that the peer's queue pairs are used by its virtual queue pair alone, and that both ends exchanged cards of this connection"},
-	{verbs.ErrDeviceGone, "check the NIC and the kernel's log: close, and open anew on the NICs that are there"},
-	{verbs.ErrOverrun, "make the CQ deeper, or let nothing complete on it but its virtual queue pairs, for which room is reserved"},
-	{verbs.ErrState, "the queue pair was not in the state for it: look for an earlier error, here or at the peer, or for who modified the queue pair"},
+	{ErrProtocol, "check that the peer's queue pairs are used by its virtual queue pair alone, and that " +
+		"both ends exchanged cards of this connection"},
+	{verbs.ErrDeviceGone, "check the NIC and the kernel's log: close, and open anew on the NICs that are " +
+		"there"},
+	{verbs.ErrOverrun, "make the CQ deeper, or let nothing complete on it but its virtual queue pairs, for " +
+		"which room is reserved"},
+	{verbs.ErrState, "the queue pair was not in the state for it: look for an earlier error, here or at " +
+		"the peer, or for who modified the queue pair"},
 	{verbs.ErrClosed, "a physical queue pair was closed under its virtual one: leave that to VirtualQP.Close"},
 	{verbs.ErrNotSupported, "check what the NIC supports: 'ibverbx devices' tells"},
 }

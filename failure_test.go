@@ -26,14 +26,16 @@ func multiModes(t *testing.T, cfg linkConfig, test func(t *testing.T, l *link)) 
 	}
 }
 
-// A failed fragment: the first error is kept and told in full, later requests are flushed in order, posts are refused, and the
-// peer is never notified. Error completions carry a wrong opcode, length and immediate on purpose.
+// A failed fragment: the first error is kept and told in full, later requests are flushed in order,
+// posts are refused, and the peer is never notified. Error completions carry a wrong opcode, length
+// and immediate on purpose.
 func TestFailedFragmentStopsTheLine(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		for id := range uint64(10) {
 			l.b.expectRecv(t, id)
 		}
-		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 5, Kind: soft.FailSend, Status: verbs.StatusRemOpErr, VendorErr: 0x77,
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 5, Kind: soft.FailSend,
+			Status: verbs.StatusRemOpErr, VendorErr: 0x77,
 			Match: func(wr *verbs.SendWR) bool { return wr.Bytes() != 0 }})
 		var wrs []ibverbx.SendWR
 		for id := range uint64(10) {
@@ -66,17 +68,21 @@ func TestFailedFragmentStopsTheLine(t *testing.T) {
 			t.Fatal("nothing failed")
 		}
 		var fe *ibverbx.FailedError
-		if err := l.a.Err(); !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) || fe.ID != uint64(failed) || fe.Device != "soft0" ||
-			fe.Fragment < 0 || !strings.Contains(err.Error(), "REM_OP_ERR") || !strings.Contains(err.Error(), "vendor 0x77") {
+		if err := l.a.Err(); !errors.As(err, &fe) || !errors.Is(err, verbs.StatusRemOpErr) ||
+			fe.ID != uint64(failed) || fe.Device != "soft0" ||
+			fe.Fragment < 0 || !strings.Contains(err.Error(), "REM_OP_ERR") ||
+			!strings.Contains(err.Error(), "vendor 0x77") {
 			t.Errorf("Err: %v", err)
 		}
-		if _, err := l.a.PostSend(wrs[0]); !errors.Is(err, ibverbx.ErrFailed) || !strings.Contains(err.Error(), "reset or close") {
+		if _, err := l.a.PostSend(wrs[0]); !errors.Is(err, ibverbx.ErrFailed) ||
+			!strings.Contains(err.Error(), "reset or close") {
 			t.Errorf("post after failure: %v", err)
 		}
 		if l.a.State() != verbs.StateErr {
 			t.Errorf("state %v", l.a.State())
 		}
-		// The receiver: notified of what came before the failure at most, in order, and with the data there.
+		// The receiver: notified of what came before the failure at most, in order, and with the
+		// data there.
 		for range 100 {
 			l.b.pump(t)
 		}
@@ -102,12 +108,14 @@ func TestRemoteAccessErrorReachesTheRightRequest(t *testing.T) {
 		for dev := range verbs.DeviceID(8) {
 			keys[dev] = 0xbad
 		}
-		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20, Keys: ibverbx.NewKeys(keys)}
+		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20,
+			Keys: ibverbx.NewKeys(keys)}
 		if _, err := l.a.PostSend(good, bad, l.a.write(verbs.OpRDMAWriteWithImm, 3, 0, 10)); err != nil {
 			t.Fatal(err)
 		}
 		wcs := l.a.wait(t, 3)
-		if wcs[0].Status != 0 || wcs[1].Status != verbs.StatusRemAccessErr || wcs[2].Status != verbs.StatusWRFlushErr {
+		if wcs[0].Status != 0 || wcs[1].Status != verbs.StatusRemAccessErr ||
+			wcs[2].Status != verbs.StatusWRFlushErr {
 			t.Fatal(fmtWCs(wcs))
 		}
 	})
@@ -115,8 +123,10 @@ func TestRemoteAccessErrorReachesTheRightRequest(t *testing.T) {
 
 // A fragment in flight keeps the buffer even after another fragment failed (promise 3).
 func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}})
-	l.fabric.Inject(soft.Fault{Device: l.a.nics[0], QPNum: l.a.railQP[0], Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
+		fabric: soft.Config{Stepped: true}})
+	l.fabric.Inject(soft.Fault{Device: l.a.nics[0], QPNum: l.a.railQP[0], Kind: soft.FailSend,
+		Status: verbs.StatusRemOpErr})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000))
 	// Rail 0 fails; rail 1 still has a fragment.
 	for l.do(func(a soft.Action) bool { return a.QPNum == l.a.railQP[0] && a.Device == 0 }) {
@@ -141,7 +151,8 @@ func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
 	}
 }
 
-// A post that the NIC refuses for now is tried again; nothing is lost or reordered, no number is skipped.
+// A post that the NIC refuses for now is tried again; nothing is lost or reordered, no number is
+// skipped.
 func TestTransientRefusalsAreRetried(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 100}}, func(t *testing.T, l *link) {
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
@@ -172,24 +183,29 @@ func TestTransientRefusalsAreRetried(t *testing.T) {
 	})
 }
 
-// A NIC that is taken away: what was on it ends with an error, nothing hangs, and the other end learns of it too.
+// A NIC that is taken away: what was on it ends with an error, nothing hangs, and the other end
+// learns of it too.
 func TestNICGone(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000,
+		Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
 		l.a.nics[0].Kill()
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 20000))
-		_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 20000)) // accepted or refused, as it may be
+		// accepted or refused, as it may be
+		_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 20000))
 		wc := l.a.wait(t, 1)[0]
 		if wc.ID != 1 || wc.Status == verbs.StatusSuccess || l.a.Err() == nil {
 			t.Fatalf("%+v, %v", wc, l.a.Err())
 		}
-		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 3, 0, 10)); !errors.Is(err, ibverbx.ErrFailed) {
+		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 3, 0, 10)); !errors.Is(
+			err, ibverbx.ErrFailed) {
 			t.Fatal(err)
 		}
 	})
 }
 
-// Another virtual queue pair on the same CQ does not notice a failure, and what was collected with it is delivered.
+// Another virtual queue pair on the same CQ does not notice a failure, and what was collected with
+// it is delivered.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	var as, bs []*ibverbx.VirtualQP
@@ -205,7 +221,8 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 		connectBoth(t, a, b)
 		as, bs = append(as, a), append(bs, b)
 	}
-	l.fabric.Inject(soft.Fault{Device: l.a.nics[1], QPNum: as[1].Stats().Rails[1].QPNum, Kind: soft.FailSend, Status: verbs.StatusLocQPOpErr})
+	l.fabric.Inject(soft.Fault{Device: l.a.nics[1], QPNum: as[1].Stats().Rails[1].QPNum, Kind: soft.FailSend,
+		Status: verbs.StatusLocQPOpErr})
 	for round := range uint64(20) {
 		for i, a := range as {
 			wr := l.a.write(verbs.OpRDMAWrite, uint64(i)<<32|round, 0, 5000)
@@ -237,50 +254,59 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	_ = bs
 }
 
-// The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may hide the cause: requests before
-// the failed one end well, the failed one has the error's status, the later ones are flushed.
+// The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may
+// hide the cause: requests before the failed one end well, the failed one has the error's status,
+// the later ones are flushed.
 func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}}, func(t *testing.T, l *link) {
-		const bad = 3
-		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend, Status: verbs.StatusRetryExcErr,
-			Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+bad*1000 }})
-		if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
-			t.Fatal(err)
-		}
-		for id := range 2 * bad * uint64(l.a.DataRails()) {
-			wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
-			if id == bad*uint64(l.a.DataRails()) {
-				wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10) // round robin brings it to rail 0, on the first NIC
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
+		func(t *testing.T, l *link) {
+			const bad = 3
+			l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend,
+				Status: verbs.StatusRetryExcErr,
+				Match:  func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+bad*1000 }})
+			if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
+				t.Fatal(err)
 			}
-			l.a.send(t, wr)
-		}
-		// Rail 0 runs to its end first, completions and flushed receives; the others have not even begun.
-		for l.do(func(a soft.Action) bool { return a.Device == l.a.nics[0].ID() && a.QPNum == l.a.railQP[0] }) {
-			l.a.pump(t)
-		}
-		for range 400 {
-			l.fabric.Run(5)
-			l.a.pump(t)
-		}
-		for _, wc := range l.a.backlog {
-			want := verbs.StatusWRFlushErr
-			switch {
-			case wc.ID < bad*uint64(l.a.DataRails()):
-				want = verbs.StatusSuccess
-			case wc.ID == bad*uint64(l.a.DataRails()):
-				want = verbs.StatusRetryExcErr
+			for id := range 2 * bad * uint64(l.a.DataRails()) {
+				wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
+				if id == bad*uint64(l.a.DataRails()) {
+					// round robin brings it to rail 0, on the first NIC
+					wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10)
+				}
+				l.a.send(t, wr)
 			}
-			if wc.Status != want {
-				t.Fatalf("id %d: %v, want %v; %v", wc.ID, wc.Status.Name(), want.Name(), l.a.Err())
+			// Rail 0 runs to its end first, completions and flushed receives; the others have not
+			// even begun.
+			for l.do(func(a soft.Action) bool {
+				return a.Device == l.a.nics[0].ID() &&
+					a.QPNum == l.a.railQP[0]
+			}) {
+				l.a.pump(t)
 			}
-		}
-		if len(l.a.backlog) != 2*bad*l.a.DataRails()+1 {
-			t.Fatalf("%d completions", len(l.a.backlog))
-		}
-	})
+			for range 400 {
+				l.fabric.Run(5)
+				l.a.pump(t)
+			}
+			for _, wc := range l.a.backlog {
+				want := verbs.StatusWRFlushErr
+				switch {
+				case wc.ID < bad*uint64(l.a.DataRails()):
+					want = verbs.StatusSuccess
+				case wc.ID == bad*uint64(l.a.DataRails()):
+					want = verbs.StatusRetryExcErr
+				}
+				if wc.Status != want {
+					t.Fatalf("id %d: %v, want %v; %v", wc.ID, wc.Status.Name(), want.Name(), l.a.Err())
+				}
+			}
+			if len(l.a.backlog) != 2*bad*l.a.DataRails()+1 {
+				t.Fatalf("%d completions", len(l.a.backlog))
+			}
+		})
 }
 
-// A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no receives of the user.
+// A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no
+// receives of the user.
 func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
@@ -289,9 +315,11 @@ func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
 			keys[dev] = 0xbad
 		}
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, uint64(1000*l.a.DataRails())) // a fragment on every rail
-		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20, Keys: ibverbx.NewKeys(keys)}
+		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20,
+			Keys: ibverbx.NewKeys(keys)}
 		l.a.send(t, bad)
-		if wc := l.b.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr || !wc.Opcode.IsRecv() || l.b.Err() == nil {
+		if wc := l.b.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr ||
+			!wc.Opcode.IsRecv() || l.b.Err() == nil {
 			t.Fatalf("%+v, %v", wc, l.b.Err())
 		}
 	})
@@ -308,7 +336,8 @@ func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 			l.a.pump(t)
 		}
 		var fe *ibverbx.FailedError
-		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10)); !errors.Is(err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
+		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10)); !errors.Is(
+			err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
 			t.Error(err)
 		}
 		if l.a.DataRails() == 1 {
@@ -345,8 +374,8 @@ func TestWatchSurvivesARefusal(t *testing.T) {
 	}
 }
 
-// A rail whose receives were flushed while a send of it was outstanding waits for that send to tell the cause. When the send ends well,
-// the flush itself is the failure.
+// A rail whose receives were flushed while a send of it was outstanding waits for that send to tell
+// the cause. When the send ends well, the flush itself is the failure.
 func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8)) // on rail 0
@@ -363,11 +392,12 @@ func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
 	}
 }
 
-// A send that is staged, but of which no NIC has taken anything, is flushed at once when the receive direction fails: no completion
-// of it would ever come.
+// A send that is staged, but of which no NIC has taken anything, is flushed at once when the
+// receive direction fails: no completion of it would ever come.
 func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
-	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrNoMemory, Count: 1 << 30})
+	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrNoMemory,
+		Count: 1 << 30})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 7, 0, 8)) // staged on rail 0
 	failed := verbs.WC{ID: 5 << 60, Status: verbs.StatusLocProtErr, QPNum: l.a.railQP[0]}
 	got := l.a.cq.ProcessCompletions(nil, 0, failed)
@@ -379,8 +409,8 @@ func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
 	}
 }
 
-// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding there. Where it keeps no receive of its
-// own, a receive of the user tells.
+// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding
+// there. Where it keeps no receive of its own, a receive of the user tells.
 func TestWhichFailuresAreNoticed(t *testing.T) {
 	for _, c := range []struct {
 		scheme  ibverbx.Scheme
@@ -419,7 +449,8 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2], ibverbx.Config{Scheme: c.scheme}); err != nil {
+			if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2],
+				ibverbx.Config{Scheme: c.scheme}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -441,7 +472,8 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 		if !c.notices {
 			wr := ibverbx.RecvWR{ID: 1}
 			if c.scheme == ibverbx.DQPLB || c.rail == 0 {
-				wr.Local = ibverbx.Segment{Addr: mr.Addr(), Length: 8, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})}
+				wr.Local = ibverbx.Segment{Addr: mr.Addr(), Length: 8,
+					Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})}
 			}
 			if _, err := ends[1].PostRecv(wr); err != nil {
 				t.Fatal(err)
@@ -450,21 +482,25 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 				t.Errorf("%v rail %d: a receive did not tell", c.scheme, c.rail)
 			}
 		}
-		if err := errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(), fabric.Close()); err != nil {
+		if err := errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(),
+			fabric.Close()); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// A refused credit ends the virtual queue pair. The credits of the other rails are not offered to queue pairs that are in ERR by then.
+// A refused credit ends the virtual queue pair. The credits of the other rails are not offered to
+// queue pairs that are in ERR by then.
 func TestNoCreditsAfterARefusalForGood(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, MaxMsgSize: 8, Credits: 2}})
 	l.a.expectRecv(t, 1)
 	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 24)) // uses up a credit of each rail
-	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 &&
+		time.Now().Before(deadline); {
 		l.b.pump(t) // a takes nothing in yet
 	}
-	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1, Err: verbs.ErrNotSupported})
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
+		Err: verbs.ErrNotSupported})
 	l.a.pump(t)
 	if err := l.a.Err(); !errors.Is(err, verbs.ErrNotSupported) || refusal.Hits() != 1 {
 		t.Errorf("%d posts were refused: %v", refusal.Hits(), err)

@@ -18,7 +18,8 @@ func TestManyRequestsOnShallowQueuesCompleteInOrder(t *testing.T) {
 		for _, depth := range []int{1, 16, 128} {
 			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm} {
 				t.Run(fmt.Sprintf("%v/depth%d/%v", scheme, depth, op), func(t *testing.T) {
-					l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgCntPerQP: depth, MaxMsgSize: 512}})
+					l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
+						MaxMsgCntPerQP: depth, MaxMsgSize: 512}})
 					manyRequests(t, l, op, total)
 				})
 			}
@@ -61,13 +62,15 @@ func manyRequests(t *testing.T, l *link, op verbs.Opcode, total int) {
 	}
 }
 
-// Everything mixed in DQPLB: what is not numbered must neither stall the receiver nor eat its credits.
+// Everything mixed in DQPLB: what is not numbered must neither stall the receiver nor eat its
+// credits.
 func TestMixedOperationsNeverStallTheReceiver(t *testing.T) {
 	eachMode(t, 700, func(t *testing.T, l *link) {
 		if l.a.DataRails() == 1 {
 			t.Skip("a single queue pair leaves the order of receives to the program")
 		}
-		ops := []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend, verbs.OpAtomicFetchAdd, verbs.OpRDMAWriteWithImm, verbs.OpAtomicCmpAndSwp}
+		ops := []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend,
+			verbs.OpAtomicFetchAdd, verbs.OpRDMAWriteWithImm, verbs.OpAtomicCmpAndSwp}
 		const rounds = 400
 		notes, sends := 0, 0
 		for i := range rounds {
@@ -75,7 +78,8 @@ func TestMixedOperationsNeverStallTheReceiver(t *testing.T) {
 			wr := l.a.write(op, uint64(i), uint64(i*8), 8)
 			switch {
 			case op.IsSend():
-				if _, err := l.b.PostRecv(ibverbx.RecvWR{ID: uint64(i), Local: l.b.mr.Slice(1<<19, 64)}); err != nil {
+				if _, err := l.b.PostRecv(
+					ibverbx.RecvWR{ID: uint64(i), Local: l.b.mr.Slice(1<<19, 64)}); err != nil {
 					t.Fatal(err)
 				}
 				wr.Remote = ibverbx.RemoteSegment{}
@@ -102,13 +106,14 @@ func TestMixedOperationsNeverStallTheReceiver(t *testing.T) {
 	})
 }
 
-// A sender that runs ahead of the receiver's posted receives loses nothing: DQPLB banks notifications up to a bound and then
-// withholds credits; Spray waits for a receive.
+// A sender that runs ahead of the receiver's posted receives loses nothing: DQPLB banks
+// notifications up to a bound and then withholds credits; Spray waits for a receive.
 func TestSenderAheadOfReceivesLosesNothing(t *testing.T) {
 	for _, banked := range []int{0, 7} {
 		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 			t.Run(fmt.Sprintf("%v/bank%d", scheme, banked), func(t *testing.T) {
-				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 512, MaxMsgCntPerQP: 4, MaxBanked: banked}})
+				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
+					MaxMsgSize: 512, MaxMsgCntPerQP: 4, MaxBanked: banked}})
 				const total = 500
 				for i := range uint64(total) {
 					l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, i, i, 1000))
@@ -118,7 +123,8 @@ func TestSenderAheadOfReceivesLosesNothing(t *testing.T) {
 					l.b.pump(t)
 				}
 				if s := l.b.Stats(); banked != 0 && s.Banked > banked+4*l.b.Config().Credits {
-					t.Errorf("%d notifications banked, the bound is %d and what the credits out can bring", s.Banked, banked)
+					t.Errorf("%d notifications banked, the bound is %d and what the credits out can bring",
+						s.Banked, banked)
 				}
 				for i := range uint64(total) {
 					l.b.expectRecv(t, i)
@@ -134,7 +140,8 @@ func TestSenderAheadOfReceivesLosesNothing(t *testing.T) {
 	}
 }
 
-// Promise 4: whoever sees the notification sees every earlier write, plain ones on other rails included.
+// Promise 4: whoever sees the notification sees every earlier write, plain ones on other rails
+// included.
 func TestNotificationMeansThatAllEarlierWritesAreThere(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		for round := range 60 {

@@ -12,16 +12,19 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzCompletions gives a connected virtual queue pair completions that are true, altered, or made up. Whatever comes, it
-// must not panic, and every accepted request is reported once, in order.
+// FuzzCompletions gives a connected virtual queue pair completions that are true, altered, or made
+// up. Whatever comes, it must not panic, and every accepted request is reported once, in order.
 func FuzzCompletions(f *testing.F) {
 	for scheme := range byte(2) {
 		head := []byte{scheme | 2<<1 | 8}
 		program := func(ops ...byte) { f.Add(append(head[:1:1], ops...)) }
-		program(4, 1, 4, 0, 4, 3, 5, 0, 5, 1, 0, 7, 0, 7, 1, 7, 1, 7, 0, 7)       // posts of every kind, and what completes
-		program(4, 1, 4, 1, 5, 0, 5, 0, 7, 0, 0x80, 0, 7, 1, 0x81, 0, 7, 1, 7)    // two notifications arrive
-		program(4, 0, 4, 0, 4, 2, 2, 7, 4, 0, 0, 2, 7, 0, 0, 4, 1, 0, 7, 1, 7)    // one fails, the rest follows
-		program(4, 0, 4, 1, 4, 0, 2, 7, 3, 3, 3, 3, 0, 7, 2, 7, 1, 2, 16, 8)      // duplicates, losses, wrong opcodes
+		// posts of every kind, and what completes
+		program(4, 1, 4, 0, 4, 3, 5, 0, 5, 1, 0, 7, 0, 7, 1, 7, 1, 7, 0, 7)
+		program(4, 1, 4, 1, 5, 0, 5, 0, 7, 0, 0x80, 0, 7, 1, 0x81, 0, 7, 1, 7) // two notifications arrive
+		// one fails, the rest follows
+		program(4, 0, 4, 0, 4, 2, 2, 7, 4, 0, 0, 2, 7, 0, 0, 4, 1, 0, 7, 1, 7)
+		// duplicates, losses, wrong opcodes
+		program(4, 0, 4, 1, 4, 0, 2, 7, 3, 3, 3, 3, 0, 7, 2, 7, 1, 2, 16, 8)
 		program(5, 0, 5, 1, 6, 4, 0, 0, 0, 1, 0, 6, 5, 1, 0, 0, 3, 9, 8, 4, 1)    // made up, then a reset
 		program(3, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 129, 1, 2) // noise
 	}
@@ -32,7 +35,8 @@ func FuzzCompletions(f *testing.F) {
 	})
 }
 
-// The same with random programs: mostly posts and what really completes, with more lies in some than in others.
+// The same with random programs: mostly posts and what really completes, with more lies in some
+// than in others.
 func TestCompletionsAtRandom(t *testing.T) {
 	programs := uint64(5000)
 	if testing.Short() {
@@ -115,7 +119,8 @@ func newFuzzed(t *testing.T, in program) *fuzzed {
 		devices = append(devices, z.null.Device(i))
 	}
 	var err error
-	z.q, err = Open(devices, Config{Scheme: Scheme(shape & 1), QPsPerDevice: 2 + int(shape>>1&3), MaxMsgSize: 100, MaxMsgCntPerQP: 4, Credits: 4, MaxBanked: 4})
+	z.q, err = Open(devices, Config{Scheme: Scheme(shape & 1), QPsPerDevice: 2 + int(shape>>1&3),
+		MaxMsgSize: 100, MaxMsgCntPerQP: 4, Credits: 4, MaxBanked: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +144,10 @@ func (z *fuzzed) step(t *testing.T) {
 		z.lies(t)
 	case 3:
 		z.process(t, z.in.byte(), verbs.WC{
-			ID: uint64(z.in.uint32())<<32 | uint64(z.in.uint32()), Status: verbs.Status(z.in.uint32()), Opcode: verbs.WCOpcode(z.in.byte()),
-			QPNum: z.in.uint32(), ByteLen: z.in.uint32(), Imm: z.in.uint32(), Flags: verbs.WCFlags(z.in.byte()),
+			ID: uint64(z.in.uint32())<<32 | uint64(z.in.uint32()), Status: verbs.Status(z.in.uint32()),
+			Opcode: verbs.WCOpcode(z.in.byte()),
+			QPNum:  z.in.uint32(), ByteLen: z.in.uint32(), Imm: z.in.uint32(),
+			Flags: verbs.WCFlags(z.in.byte()),
 		})
 	case 4:
 		z.send(t)
@@ -222,7 +229,8 @@ func (z *fuzzed) invent(t *testing.T) {
 	kind, rl := uint64(z.in.byte()%8), z.rail()
 	wc := verbs.WC{
 		ID:     wrid(kind, rl.idBits, z.in.uint32()&wridAuxMask>>(z.in.byte()%24), uint64(z.in.byte())),
-		Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: seqImm(uint32(z.in.byte())), QPNum: rl.qp.Num(), ByteLen: 5,
+		Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: seqImm(uint32(z.in.byte())),
+		QPNum: rl.qp.Num(), ByteLen: 5,
 	}
 	if b := z.in.byte(); b&1 != 0 {
 		wc.Status = verbs.Status(b >> 1)
@@ -244,7 +252,8 @@ func (z *fuzzed) arrive() {
 
 func (z *fuzzed) send(t *testing.T) {
 	how := z.in.byte()
-	wr := SendWR{ID: z.sends, Opcode: verbs.Opcode(how % 7), Flags: verbs.SendSignaled, Imm: uint32(how >> 3 & 1)}
+	wr := SendWR{ID: z.sends, Opcode: verbs.Opcode(how % 7), Flags: verbs.SendSignaled,
+		Imm: uint32(how >> 3 & 1)}
 	if how&0x80 != 0 {
 		wr.Flags |= verbs.SendFence
 	}
@@ -309,7 +318,8 @@ func (z *fuzzed) end(t *testing.T) {
 		z.reported(t, &wc)
 	}
 	if z.sendDone != z.sends || z.recvDone != z.recvs {
-		t.Fatalf("%d of %d sends and %d of %d receives were reported", z.sendDone, z.sends, z.recvDone, z.recvs)
+		t.Fatalf("%d of %d sends and %d of %d receives were reported", z.sendDone, z.sends, z.recvDone,
+			z.recvs)
 	}
 	if err := errors.Join(z.mr.Close(), z.null.Close()); err != nil {
 		t.Fatalf("leak: %v", err)

@@ -9,7 +9,8 @@ type ownerGuard struct{ busy atomic.Bool }
 
 func (g *ownerGuard) enter() {
 	if g.busy.Swap(true) {
-		panic("ibverbx: concurrent use of a VirtualCQ or its VirtualQPs: one goroutine at a time may own them")
+		panic("ibverbx: concurrent use of a VirtualCQ or its VirtualQPs: one goroutine at a time may own " +
+			"them")
 	}
 }
 

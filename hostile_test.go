@@ -32,7 +32,8 @@ func within(t *testing.T, d time.Duration, fn func()) {
 func rawWrite(id, n uint64) SendWR {
 	keys := NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 2})
 	return SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
-		Local: Segment{Addr: 1 << 40, Length: n, Keys: keys}, Remote: RemoteSegment{Addr: 1 << 41, Length: n, Keys: keys}}
+		Local: Segment{Addr: 1 << 40, Length: n, Keys: keys}, Remote: RemoteSegment{Addr: 1 << 41, Length: n,
+			Keys: keys}}
 }
 
 // A completion that names a rail on which nothing of its request can be does not free a slot there.
@@ -76,12 +77,14 @@ func TestCompletionThatComesTwiceIsDropped(t *testing.T) {
 	})
 }
 
-// A failed marker carried no data: it has no position among the fragments, and the story says what it was.
+// A failed marker carried no data: it has no position among the fragments, and the story says what
+// it was.
 func TestFailedMarkerIsNoFragment(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
 	note := rawWrite(3, 8)
 	note.Opcode = verbs.OpRDMAWriteWithImm
-	if _, err := r.PostSend(rawWrite(1, 200), note); err != nil { // both rails carry plain data, so one gets a marker
+	// both rails carry plain data, so one gets a marker
+	if _, err := r.PostSend(rawWrite(1, 200), note); err != nil {
 		t.Fatal(err)
 	}
 	if r.Stats().Markers != 1 {
@@ -90,7 +93,8 @@ func TestFailedMarkerIsNoFragment(t *testing.T) {
 	for i, qp := range r.qps {
 		for _, wr := range qp.posts {
 			if wr.Opcode == verbs.OpRDMAWriteWithImm && wr.Bytes() == 0 {
-				r.CQ().ProcessCompletions(nil, 0, verbs.WC{ID: wr.ID, Status: verbs.StatusRemAccessErr, QPNum: r.qps[i].Num()})
+				r.CQ().ProcessCompletions(nil, 0, verbs.WC{ID: wr.ID, Status: verbs.StatusRemAccessErr,
+					QPNum: r.qps[i].Num()})
 			}
 		}
 	}
@@ -98,13 +102,14 @@ func TestFailedMarkerIsNoFragment(t *testing.T) {
 	if !errors.As(r.Err(), &fe) || fe.ID != 3 {
 		t.Fatal(r.Err())
 	}
-	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 || !strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
+	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 ||
+		!strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
 		t.Errorf("the marker failed: %+v", fe)
 	}
 }
 
-// A single queue pair tracks nothing, so it cannot know the opcode of what failed, nor whether it was a receive. It must not
-// claim to.
+// A single queue pair tracks nothing, so it cannot know the opcode of what failed, nor whether it
+// was a receive. It must not claim to.
 func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
@@ -127,10 +132,12 @@ func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.PostRecv(RecvWR{ID: 9, Local: region.Slice(0, 4)}); err != nil { // too short for what comes
+	// too short for what comes
+	if _, err := b.PostRecv(RecvWR{ID: 9, Local: region.Slice(0, 4)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.PostSend(SendWR{ID: 8, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline, Inline: make([]byte, 8)}); err != nil {
+	if _, err := a.PostSend(SendWR{ID: 8, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
+		Inline: make([]byte, 8)}); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); a.Err() == nil || b.Err() == nil; {

@@ -6,11 +6,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Keys holds the key of one memory region on each NIC, indexed by device. It is immutable once made, and safe for
-// concurrent use.
+// Keys holds the key of one memory region on each NIC, indexed by device. It is immutable once
+// made, and safe for concurrent use.
 //
-// Local keys are indexed by this process's DeviceID, remote keys by the peer's, which the peer's [BusinessCard] tells
-// for each queue pair; if it does not, the peer's devices count as numbered like the local ones they are connected to.
+// Local keys are indexed by this process's DeviceID, remote keys by the peer's, which the peer's
+// [BusinessCard] tells for each queue pair; if it does not, the peer's devices count as numbered
+// like the local ones they are connected to.
 type Keys struct {
 	have uint64 // bit i: there is a key for device i
 	key  [verbs.MaxDevices]uint32
@@ -19,7 +20,8 @@ type Keys struct {
 	mr           *MR // the region that requests hold while they use it; nil for raw and remote keys
 }
 
-// NewKeys makes keys for raw memory, from one key a device. Addresses are not checked against bounds.
+// NewKeys makes keys for raw memory, from one key a device. Addresses are not checked against
+// bounds.
 func NewKeys(keys map[verbs.DeviceID]uint32) *Keys {
 	k := &Keys{length: math.MaxUint64}
 	for dev, key := range keys {
@@ -43,7 +45,8 @@ func (k *Keys) set(dev verbs.DeviceID, key uint32) {
 	}
 }
 
-// at returns the key for a device that is known to have one. The mask lets the compiler drop the bounds check.
+// at returns the key for a device that is known to have one. The mask lets the compiler drop the
+// bounds check.
 func (k *Keys) at(dev uint8) uint32 { return k.key[dev&(verbs.MaxDevices-1)] }
 
 // appendSGL appends pieces of memory, but for the empty ones, as a device names them.

@@ -8,7 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// The binary form of a RemoteSegment is for messages that have no room or no time for JSON. All numbers are little-endian:
+// The binary form of a RemoteSegment is for messages that have no room or no time for JSON. All
+// numbers are little-endian:
 //
 //	byte 0 to 7    address
 //	byte 8 to 15   length
@@ -43,25 +44,30 @@ func (s RemoteSegment) AppendBinary(b []byte) []byte {
 	return b
 }
 
-// DecodeSegment reads what [RemoteSegment.AppendBinary] wrote, and returns the segment and the bytes behind it. The keys are
-// stored in k, which the segment refers to: it must not change while requests name it. Nothing is allocated. A description that no
-// segment has is refused with [verbs.ErrInvalid], and k is as before.
+// DecodeSegment reads what [RemoteSegment.AppendBinary] wrote, and returns the segment and the
+// bytes behind it. The keys are stored in k, which the segment refers to: it must not change while
+// requests name it. Nothing is allocated. A description that no segment has is refused with
+// [verbs.ErrInvalid], and k is as before.
 func (k *Keys) DecodeSegment(b []byte) (s RemoteSegment, rest []byte, err error) {
 	if len(b) < segmentFixed {
-		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d bytes: must be %d at least", verbs.ErrInvalid, len(b), segmentFixed)
+		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d bytes: must be %d at least",
+			verbs.ErrInvalid, len(b), segmentFixed)
 	}
 	addr, length, count := binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]), int(b[16])
 	if addr+length < addr {
-		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %s goes beyond the address space", verbs.ErrInvalid, addrRange(addr, length))
+		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %s goes beyond the address space",
+			verbs.ErrInvalid, addrRange(addr, length))
 	}
 	keys := b[segmentFixed:]
 	if count > verbs.MaxDevices || len(keys) < count*segmentKey {
-		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d keys in %d bytes", verbs.ErrInvalid, count, len(keys))
+		return s, b, fmt.Errorf("ibverbx: remote segment: %w: %d keys in %d bytes", verbs.ErrInvalid, count,
+			len(keys))
 	}
 	for i := range count {
 		dev := keys[i*segmentKey]
 		if dev >= verbs.MaxDevices || i > 0 && dev <= keys[(i-1)*segmentKey] {
-			return s, b, fmt.Errorf("ibverbx: remote segment: %w: key %d is for device %d: devices ascend, up to %d", verbs.ErrInvalid, i, dev, verbs.MaxDevices-1)
+			return s, b, fmt.Errorf("ibverbx: remote segment: %w: key %d is for device %d: devices ascend, "+
+				"up to %d", verbs.ErrInvalid, i, dev, verbs.MaxDevices-1)
 		}
 	}
 	k.have, k.mr, k.base, k.length = 0, nil, addr, length

@@ -25,7 +25,8 @@ func TestSegmentBinary(t *testing.T) {
 	}
 	var k Keys
 	for _, s := range []RemoteSegment{
-		{}, {Addr: 5, Length: 6}, remoteSegment(0, 0), remoteSegment(1<<40, 4096, 0), remoteSegment(math.MaxUint64-9, 9, 3, 63), remoteSegment(8, 1, all...),
+		{}, {Addr: 5, Length: 6}, remoteSegment(0, 0), remoteSegment(1<<40, 4096, 0),
+		remoteSegment(math.MaxUint64-9, 9, 3, 63), remoteSegment(8, 1, all...),
 	} {
 		b := s.AppendBinary([]byte("before"))
 		if len(b)-6 != s.BinarySize() {
@@ -57,7 +58,8 @@ func TestSegmentBinaryRefusals(t *testing.T) {
 	k := *NewKeys(map[verbs.DeviceID]uint32{7: 7})
 	before := k
 	for want, b := range map[string][]byte{
-		"must be 17 at least": good[:16], "0 bytes": nil, "3 keys in 10 bytes": change(16, 3), "2 keys in 9 bytes": good[:len(good)-1],
+		"must be 17 at least": good[:16], "0 bytes": nil, "3 keys in 10 bytes": change(16, 3),
+		"2 keys in 9 bytes":        good[:len(good)-1],
 		"65 keys":                  append(change(16, 65), make([]byte, 5*65)...),
 		"device 64":                change(22, 64),
 		"device 1: ":               change(22, 1),
@@ -86,7 +88,8 @@ func TestSegmentBinaryAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzSegmentBinary reads descriptions. What is taken is written as the same bytes; what is refused changes nothing.
+// FuzzSegmentBinary reads descriptions. What is taken is written as the same bytes; what is refused
+// changes nothing.
 func FuzzSegmentBinary(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(remoteSegment(64, 8, 1, 2).AppendBinary(nil))

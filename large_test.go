@@ -33,8 +33,8 @@ func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, err
 }
 
-// recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to itself: where it really
-// sends to does not matter, since null devices never touch memory.
+// recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to
+// itself: where it really sends to does not matter, since null devices never touch memory.
 type recorded struct {
 	*VirtualQP
 	qps    []*recordingQP // the data rails
@@ -58,7 +58,8 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 		pds, cqs = append(pds, pd), append(cqs, cq)
 	}
 	create := func(i int) *recordingQP {
-		qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i], Cap: verbs.QPCap{MaxRecvWR: 256}})
+		qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i],
+			Cap: verbs.QPCap{MaxRecvWR: 256}})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -88,7 +89,8 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	return r
 }
 
-// pollNow takes what can be polled now. Work may go on behind it: what completes makes room for more.
+// pollNow takes what can be polled now. Work may go on behind it: what completes makes room for
+// more.
 func pollNow(tb testing.TB, cq *VirtualCQ) (got []WC) {
 	tb.Helper()
 	var wcs [16]WC
@@ -126,8 +128,8 @@ func hugeKeys(base uint32) *Keys {
 	return NewKeys(map[verbs.DeviceID]uint32{0: base, 1: base + 1})
 }
 
-// checkTiles checks that the data posted on the rails covers the remote range and the local pieces exactly, in order of
-// address, in fragments of the full size.
+// checkTiles checks that the data posted on the rails covers the remote range and the local pieces
+// exactly, in order of address, in fragments of the full size.
 func checkTiles(t *testing.T, r *recorded, op verbs.Opcode, pieces []Segment) {
 	t.Helper()
 	type tile struct {
@@ -177,15 +179,16 @@ func checkTiles(t *testing.T, r *recorded, op verbs.Opcode, pieces []Segment) {
 	}
 }
 
-// checkNumbers checks the immediates of a message of its own: every number once from 0 on, the last one marked and
-// followed, on its rail, by the user's immediate.
+// checkNumbers checks the immediates of a message of its own: every number once from 0 on, the last
+// one marked and followed, on its rail, by the user's immediate.
 func checkNumbers(t *testing.T, r *recorded, imm uint32) {
 	t.Helper()
 	seen := make([]bool, huge/hugeFragment+1)
 	for i, qp := range r.qps {
 		for at, wr := range qp.posts {
 			if wr.Bytes() == 0 {
-				if wr.Imm != imm || wr.Opcode != verbs.OpRDMAWriteWithImm || at == 0 || seqImm(qp.posts[at-1].Imm)&immRaw == 0 {
+				if wr.Imm != imm || wr.Opcode != verbs.OpRDMAWriteWithImm || at == 0 ||
+					seqImm(qp.posts[at-1].Imm)&immRaw == 0 {
 					t.Fatalf("rail %d: %+v is not the user's immediate behind the last fragment", i, wr)
 				}
 				continue
@@ -218,10 +221,12 @@ func TestMessageBeyond4GiB(t *testing.T) {
 				t.Run(fmt.Sprintf("%v/%v/scattered=%v", op, scheme, scattered), func(t *testing.T) {
 					r := newRecorded(t, 2, 2, Config{Scheme: scheme, MaxMsgSize: hugeFragment})
 					local := hugeKeys(100)
-					wr := SendWR{ID: 42, Opcode: op, Flags: verbs.SendSignaled, Imm: 0xabcd, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)}}
+					wr := SendWR{ID: 42, Opcode: op, Flags: verbs.SendSignaled, Imm: 0xabcd,
+						Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)}}
 					pieces := []Segment{{Addr: hugeLocal, Length: huge, Keys: local}}
 					if scattered {
-						pieces = []Segment{{Addr: 1 << 40, Length: 4<<30 + 1, Keys: local}, {Addr: 1 << 41, Length: 1<<30 + 2, Keys: local}}
+						pieces = []Segment{{Addr: 1 << 40, Length: 4<<30 + 1, Keys: local},
+							{Addr: 1 << 41, Length: 1<<30 + 2, Keys: local}}
 						wr.SGL = pieces
 					} else {
 						wr.Local = pieces[0]
@@ -230,7 +235,8 @@ func TestMessageBeyond4GiB(t *testing.T) {
 						t.Fatal(n, err)
 					}
 					wcs := r.finish(t)
-					if len(wcs) != 1 || wcs[0] != (WC{ID: 42, Opcode: op.WCOpcode(), QPNum: r.Num(), ByteLen: huge}) {
+					if len(wcs) != 1 ||
+						wcs[0] != (WC{ID: 42, Opcode: op.WCOpcode(), QPNum: r.Num(), ByteLen: huge}) {
 						t.Fatalf("%+v", wcs)
 					}
 					numbered := op == verbs.OpRDMAWriteWithImm && scheme == DQPLB
@@ -243,7 +249,8 @@ func TestMessageBeyond4GiB(t *testing.T) {
 						checkNumbers(t, r, 0xabcd)
 					}
 					if op == verbs.OpRDMAWriteWithImm && scheme == Spray {
-						if p := r.notify.posts; len(p) != 1 || p[0].Imm != 0xabcd || p[0].Bytes() != 0 || p[0].Opcode != op {
+						if p := r.notify.posts; len(p) != 1 || p[0].Imm != 0xabcd || p[0].Bytes() != 0 ||
+							p[0].Opcode != op {
 							t.Errorf("notifications: %+v", p)
 						}
 					} else if len(r.notify.posts) != 0 {
@@ -269,7 +276,8 @@ func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
 	}
 	if _, err := a.PostSend(SendWR{
 		ID: 42, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 0xabcd,
-		Local: Segment{Addr: hugeLocal, Length: huge, Keys: hugeKeys(100)}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)},
+		Local:  Segment{Addr: hugeLocal, Length: huge, Keys: hugeKeys(100)},
+		Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -279,13 +287,15 @@ func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
 		moved = false
 		for i, qp := range a.qps {
 			// One rail runs ahead of the others as far as its credits reach.
-			for len(qp.posts) != 0 && b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()), verbs.WCRecvRDMAWithImm) {
+			for len(qp.posts) != 0 && b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()),
+				verbs.WCRecvRDMAWithImm) {
 				qp.posts, moved = qp.posts[1:], true
 			}
 		}
 		got = append(got, pollNow(t, b.CQ())...)
 	}
-	want := WC{ID: 7, Opcode: verbs.WCRecvRDMAWithImm, QPNum: b.Num(), ByteLen: huge, Imm: 0xabcd, Flags: verbs.WCWithImm}
+	want := WC{ID: 7, Opcode: verbs.WCRecvRDMAWithImm, QPNum: b.Num(), ByteLen: huge, Imm: 0xabcd,
+		Flags: verbs.WCWithImm}
 	if len(got) != 1 || got[0] != want {
 		t.Fatalf("%+v, want %+v; %v", got, want, b.Err())
 	}
@@ -296,10 +306,14 @@ func TestMessageBeyond4GiBIsCheckedAgainstItsBounds(t *testing.T) {
 	r := newRecorded(t, 2, 2, Config{})
 	local, remote := hugeKeys(100), hugeKeys(200)
 	for _, wr := range []SendWR{
-		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge - 1, Keys: remote}},
-		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: 1<<64 - huge + 1, Length: huge, Keys: remote}},
-		{Local: Segment{Addr: 1<<64 - huge + 1, Length: huge, Keys: local}, Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: remote}},
-		{SGL: []Segment{{Addr: 1, Length: 1 << 63, Keys: local}, {Addr: 1, Length: 1<<63 + 8, Keys: local}}, Remote: RemoteSegment{Addr: hugeRemote, Length: 8, Keys: remote}},
+		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local},
+			Remote: RemoteSegment{Addr: hugeRemote, Length: huge - 1, Keys: remote}},
+		{Local: Segment{Addr: hugeLocal, Length: huge, Keys: local},
+			Remote: RemoteSegment{Addr: 1<<64 - huge + 1, Length: huge, Keys: remote}},
+		{Local: Segment{Addr: 1<<64 - huge + 1, Length: huge, Keys: local},
+			Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: remote}},
+		{SGL: []Segment{{Addr: 1, Length: 1 << 63, Keys: local}, {Addr: 1, Length: 1<<63 + 8, Keys: local}},
+			Remote: RemoteSegment{Addr: hugeRemote, Length: 8, Keys: remote}},
 	} {
 		wr.Flags = verbs.SendSignaled
 		if n, err := r.PostSend(wr); n != 0 || err == nil {

@@ -11,15 +11,17 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A SEND that waits for a receive which never comes does not hold up the end of a virtual queue pair that has failed behind it: it
-// lingers for as long as it may, and is flushed. The request that failed still tells why.
+// A SEND that waits for a receive which never comes does not hold up the end of a virtual queue
+// pair that has failed behind it: it lingers for as long as it may, and is flushed. The request
+// that failed still tells why.
 func TestRequestsBeforeAFailureLinger(t *testing.T) {
 	const linger = 30 * time.Millisecond
 	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: linger, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
 		begin := time.Now()
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
-		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1})
+		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
+			7: 1})
 		l.a.send(t, bad)
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 3, 0, 8))
 		wcs := l.a.wait(t, 3)
@@ -43,22 +45,26 @@ func TestNoLinger(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: -1, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8))
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
-		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1, 7: 1})
+		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
+			7: 1})
 		l.a.send(t, bad)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if err := l.a.cq.Wait(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if wcs := l.a.wait(t, 2); wcs[0].Status != verbs.StatusWRFlushErr || wcs[1].Status != verbs.StatusRemAccessErr {
+		if wcs := l.a.wait(t, 2); wcs[0].Status != verbs.StatusWRFlushErr ||
+			wcs[1].Status != verbs.StatusRemAccessErr {
 			t.Error(fmtWCs(wcs))
 		}
 	})
 }
 
-// The rail that has failed refuses to take credits any more. Requests on the others linger all the same, and come to their own end.
+// The rail that has failed refuses to take credits any more. Requests on the others linger all the
+// same, and come to their own end.
 func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8, Credits: 2}})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8,
+		Credits: 2}})
 	later := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1})
 	l.a.expectRecv(t, 1000)
 	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 16)) // uses up a credit of either rail
@@ -72,7 +78,8 @@ func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 		l.a.pump(t)
 	}
 	later.Remove()
-	never := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1, Err: verbs.ErrState})
+	never := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
+		Err: verbs.ErrState})
 	for range 10 {
 		l.a.pump(t)
 	}

@@ -10,11 +10,13 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A program may connect step by step, every queue pair and the notify QP at a time, with the card filling in what differs.
+// A program may connect step by step, every queue pair and the notify QP at a time, with the card
+// filling in what differs.
 func TestModifyStepByStep(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
-			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000}})
+			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+				MaxMsgSize: 1000}})
 			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
 				t.Fatal(err)
 			}
@@ -42,25 +44,30 @@ func TestModifyStepByStep(t *testing.T) {
 	}
 }
 
-// stepUp takes a virtual queue pair through INIT, RTR and RTS, and tries at each step what must be refused.
+// stepUp takes a virtual queue pair through INIT, RTR and RTS, and tries at each step what must be
+// refused.
 func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	t.Helper()
 	const (
 		toInit = verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
-		toRTR  = verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
-		toRTS  = verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic
+		toRTR  = verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+			verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
+		toRTS = verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+			verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic
 	)
 	for _, step := range []struct {
 		attr verbs.QPAttr
 		mask verbs.QPAttrMask
 	}{
 		{verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}, toInit},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12, AH: verbs.AH{Global: true, Port: 1}}, toRTR},
+		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+			AH: verbs.AH{Global: true, Port: 1}}, toRTR},
 		{verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 4}, toRTS},
 	} {
 		before := q.State()
 		var me *verbs.ModifyError
-		if err := q.Modify(step.attr, step.mask&^(verbs.QPAttrPort|verbs.QPAttrPathMTU|verbs.QPAttrTimeout), peer); !errors.As(err, &me) || me.Missing == 0 || !strings.Contains(err.Error(), "rail 0") {
+		if err := q.Modify(step.attr, step.mask&^(verbs.QPAttrPort|verbs.QPAttrPathMTU|verbs.QPAttrTimeout),
+			peer); !errors.As(err, &me) || me.Missing == 0 || !strings.Contains(err.Error(), "rail 0") {
 			t.Fatalf("to %v with an attribute missing: %v", step.attr.State, err)
 		}
 		if q.State() != before {
@@ -77,29 +84,34 @@ func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 
 // Moved to ERR by the program itself, a virtual queue pair flushes everything in order.
 func TestModifyToErrFlushes(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}}, func(t *testing.T, l *link) {
-		for id := range uint64(4) {
-			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4000))
-		}
-		if err := l.a.Modify(verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState, nil); err != nil {
-			t.Fatal(err)
-		}
-		for range 50 {
-			l.fabric.Run(10)
-			l.a.pump(t)
-		}
-		if got := ids(t, l.a.backlog, verbs.StatusWRFlushErr); len(got) != 4 || got[0] != 0 || got[3] != 3 {
-			t.Fatal(fmtWCs(l.a.backlog))
-		}
-		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 8)); !errors.Is(err, ibverbx.ErrFailed) {
-			t.Errorf("post in ERR: %v", err)
-		}
-	})
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
+		func(t *testing.T, l *link) {
+			for id := range uint64(4) {
+				l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4000))
+			}
+			if err := l.a.Modify(verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState, nil); err != nil {
+				t.Fatal(err)
+			}
+			for range 50 {
+				l.fabric.Run(10)
+				l.a.pump(t)
+			}
+			if got := ids(t, l.a.backlog, verbs.StatusWRFlushErr); len(got) != 4 || got[0] != 0 ||
+				got[3] != 3 {
+				t.Fatal(fmtWCs(l.a.backlog))
+			}
+			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 8)); !errors.Is(
+				err, ibverbx.ErrFailed) {
+				t.Errorf("post in ERR: %v", err)
+			}
+		})
 }
 
-// A program that polls the physical CQs itself says when one has died; what was outstanding on it is flushed, others go on.
+// A program that polls the physical CQs itself says when one has died; what was outstanding on it
+// is flushed, others go on.
 func TestFailDevice(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}})
+	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
+		fabric: soft.Config{Stepped: true}})
 	for id := range uint64(4) {
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4000))
 	}

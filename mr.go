@@ -11,14 +11,15 @@ import (
 
 // MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use.
 //
-// A work request names a piece of it with [MR.Slice]. While a request of a multi-QP virtual queue pair uses the region,
-// the region cannot be closed.
+// A work request names a piece of it with [MR.Slice]. While a request of a multi-QP virtual queue
+// pair uses the region, the region cannot be closed.
 type MR struct {
 	dom     *Domain
 	buf     []byte
 	lkeys   Keys
 	regions []verbs.MR
-	// holds counts the requests that use the region; closed adds closedHolds, so that it is negative from then on.
+	// holds counts the requests that use the region; closed adds closedHolds, so that it is
+	// negative from then on.
 	holds atomic.Int64
 }
 
@@ -45,8 +46,8 @@ func (m *MR) Slice(off, n uint64) Segment {
 // All names the whole region.
 func (m *MR) All() Segment { return m.Slice(0, m.lkeys.length) }
 
-// Remote describes the region to the peer, who may use it as the access rights allow until the region is closed. Send
-// it as JSON.
+// Remote describes the region to the peer, who may use it as the access rights allow until the
+// region is closed. Send it as JSON.
 func (m *MR) Remote() RemoteMR {
 	k := Keys{base: m.lkeys.base, length: m.lkeys.length}
 	for i, r := range m.regions {
@@ -55,15 +56,17 @@ func (m *MR) Remote() RemoteMR {
 	return RemoteMR{keys: &k}
 }
 
-// Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use the region. When it
-// returns nil no NIC touches the memory any more; the peer's requests that still name it fail.
+// Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use
+// the region. When it returns nil no NIC touches the memory any more; the peer's requests that
+// still name it fail.
 func (m *MR) Close() error {
 	if !m.holds.CompareAndSwap(0, closedHolds) {
 		n := m.holds.Load()
 		if n < 0 {
 			return fmt.Errorf("ibverbx: close memory region: %w", verbs.ErrClosed)
 		}
-		return fmt.Errorf("ibverbx: close memory region %s: %w: %d requests: poll their completions or close their virtual QP first",
+		return fmt.Errorf("ibverbx: close memory region %s: %w: %d requests: poll their completions or "+
+			"close their virtual QP first",
 			addrRange(m.Addr(), m.Len()), verbs.ErrBusy, n)
 	}
 	var errs []error
@@ -71,7 +74,8 @@ func (m *MR) Close() error {
 		errs = append(errs, r.Close())
 	}
 	m.dom.release()
-	m.buf, m.regions = nil, nil // requests that were reported may still refer to m, and must not keep the memory
+	// requests that were reported may still refer to m, and must not keep the memory
+	m.buf, m.regions = nil, nil
 	return errors.Join(errs...)
 }
 
@@ -86,8 +90,8 @@ func (m *MR) hold(n int64) bool {
 
 func (m *MR) unhold(n int64) { m.holds.Add(-n) }
 
-// RemoteMR describes a memory region of the peer: where it is, how long, and its key on each of the peer's NICs. It
-// travels as JSON. The zero value names no memory.
+// RemoteMR describes a memory region of the peer: where it is, how long, and its key on each of the
+// peer's NICs. It travels as JSON. The zero value names no memory.
 type RemoteMR struct {
 	keys *Keys
 }
@@ -139,19 +143,23 @@ func (r RemoteMR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address space. Refusals are [verbs.ErrInvalid].
+// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address
+// space. Refusals are [verbs.ErrInvalid].
 func (r *RemoteMR) UnmarshalJSON(data []byte) error {
 	var w remoteMRJSON
 	if err := json.Unmarshal(data, &w); err != nil {
-		return fmt.Errorf("ibverbx: remote memory: %w: %.200s", verbs.ErrInvalid, err.Error()) // which repeats what came
+		// which repeats what came
+		return fmt.Errorf("ibverbx: remote memory: %w: %.200s", verbs.ErrInvalid, err.Error())
 	}
 	if w.Addr+w.Length < w.Addr {
-		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid, addrRange(w.Addr, w.Length))
+		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid,
+			addrRange(w.Addr, w.Length))
 	}
 	k := &Keys{base: w.Addr, length: w.Length}
 	for dev, key := range w.RKeys {
 		if dev >= verbs.MaxDevices {
-			return fmt.Errorf("ibverbx: remote memory: %w: key for device %d: devices count from 0 to %d", verbs.ErrInvalid, dev, verbs.MaxDevices-1)
+			return fmt.Errorf("ibverbx: remote memory: %w: key for device %d: devices count from 0 to %d",
+				verbs.ErrInvalid, dev, verbs.MaxDevices-1)
 		}
 		k.set(verbs.DeviceID(dev), key)
 	}

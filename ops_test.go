@@ -19,7 +19,8 @@ func TestWriteLandsWholeAtEverySize(t *testing.T) {
 			clear(l.b.buf)
 			l.a.send(t, l.a.write(verbs.OpRDMAWrite, uint64(i), 3, n))
 			wc := l.a.wait(t, 1)[0]
-			if wc.ID != uint64(i) || wc.Status != 0 || wc.Opcode != verbs.WCRDMAWrite || wc.QPNum != l.a.Num() {
+			if wc.ID != uint64(i) || wc.Status != 0 || wc.Opcode != verbs.WCRDMAWrite ||
+				wc.QPNum != l.a.Num() {
 				t.Fatalf("size %d: %+v", n, wc)
 			}
 			mustEqual(t, fmt.Sprint("size ", n), l.b.buf[3:3+n], l.a.buf[3:3+n])
@@ -53,7 +54,8 @@ func TestWriteWithImmNotifiesWithImmediateAndLength(t *testing.T) {
 			wr.Imm = 0xdead0000 + uint32(i)
 			l.a.send(t, wr)
 			wc := l.b.wait(t, 1)[0]
-			if wc.ID != uint64(100+i) || wc.Status != 0 || wc.Opcode != verbs.WCRecvRDMAWithImm || wc.Flags&verbs.WCWithImm == 0 || wc.Imm != wr.Imm {
+			if wc.ID != uint64(100+i) || wc.Status != 0 || wc.Opcode != verbs.WCRecvRDMAWithImm ||
+				wc.Flags&verbs.WCWithImm == 0 || wc.Imm != wr.Imm {
 				t.Fatalf("size %d: %+v", n, wc)
 			}
 			if l.b.Scheme() == ibverbx.DQPLB && wc.ByteLen != n {
@@ -72,7 +74,8 @@ func TestSendArrivesInThePostedReceive(t *testing.T) {
 			if _, err := l.b.PostRecv(ibverbx.RecvWR{ID: 7, Local: l.b.mr.Slice(100, 6000)}); err != nil {
 				t.Fatal(err)
 			}
-			wr := ibverbx.SendWR{ID: uint64(i), Opcode: verbs.OpSendWithImm, Local: l.a.mr.Slice(0, n), Imm: 9}
+			wr := ibverbx.SendWR{ID: uint64(i), Opcode: verbs.OpSendWithImm, Local: l.a.mr.Slice(0, n),
+				Imm: 9}
 			l.a.send(t, wr)
 			wc := l.b.wait(t, 1)[0]
 			if wc.ID != 7 || wc.Status != 0 || wc.Opcode != verbs.WCRecv || wc.ByteLen != n || wc.Imm != 9 {
@@ -98,7 +101,8 @@ func TestAtomics(t *testing.T) {
 			{verbs.OpAtomicCmpAndSwp, 7, 42, 99, 7},
 		} {
 			binary.NativeEndian.PutUint64(l.b.buf[16:], c.before)
-			l.a.send(t, ibverbx.SendWR{ID: uint64(i), Opcode: c.op, Local: l.a.mr.Slice(32, 8), Remote: l.a.peer.Slice(16, 8), CompareAdd: c.operand, Swap: c.swap})
+			l.a.send(t, ibverbx.SendWR{ID: uint64(i), Opcode: c.op, Local: l.a.mr.Slice(32, 8),
+				Remote: l.a.peer.Slice(16, 8), CompareAdd: c.operand, Swap: c.swap})
 			if wc := l.a.wait(t, 1)[0]; wc.Status != 0 || wc.Opcode != c.op.WCOpcode() {
 				t.Fatalf("%+v", wc)
 			}
@@ -117,8 +121,10 @@ func TestAtomics(t *testing.T) {
 func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 	eachMode(t, 150, func(t *testing.T, l *link) {
 		fillRandom(l.a.buf, 1)
-		pieces := []ibverbx.Segment{l.a.mr.Slice(1000, 100), l.a.mr.Slice(5000, 0), l.a.mr.Slice(3000, 200), l.a.mr.Slice(2000, 150)}
-		want := append(append(append([]byte(nil), l.a.buf[1000:1100]...), l.a.buf[3000:3200]...), l.a.buf[2000:2150]...)
+		pieces := []ibverbx.Segment{l.a.mr.Slice(1000, 100), l.a.mr.Slice(5000, 0), l.a.mr.Slice(3000, 200),
+			l.a.mr.Slice(2000, 150)}
+		want := append(append(append([]byte(nil), l.a.buf[1000:1100]...), l.a.buf[3000:3200]...),
+			l.a.buf[2000:2150]...)
 		l.a.send(t, ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, SGL: pieces, Remote: l.a.peer.At(64)})
 		clear(pieces) // the list is the caller's again
 		if wc := l.a.wait(t, 1)[0]; wc.Status != 0 {
@@ -136,7 +142,8 @@ func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 		}
 		// And back: a read scatters.
 		fillRandom(l.b.buf, 2)
-		l.a.send(t, ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMARead, SGL: []ibverbx.Segment{l.a.mr.Slice(0, 333), l.a.mr.Slice(700, 17)}, Remote: l.a.peer.At(10)})
+		l.a.send(t, ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMARead,
+			SGL: []ibverbx.Segment{l.a.mr.Slice(0, 333), l.a.mr.Slice(700, 17)}, Remote: l.a.peer.At(10)})
 		if wc := l.a.wait(t, 1)[0]; wc.Status != 0 {
 			t.Fatalf("%+v", wc)
 		}
@@ -179,7 +186,8 @@ func TestInlinePayloadIsTheCallersAgainAtOnce(t *testing.T) {
 		p := append([]byte(nil), payload...)
 		l.b.expectRecv(t, 1)
 		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm} {
-			l.a.send(t, ibverbx.SendWR{ID: 1, Opcode: op, Flags: verbs.SendInline, Inline: p, Remote: l.a.peer.At(0)})
+			l.a.send(t, ibverbx.SendWR{ID: 1, Opcode: op, Flags: verbs.SendInline, Inline: p,
+				Remote: l.a.peer.At(0)})
 			clear(p)
 			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
 			mustEqual(t, op.String(), l.b.buf[:len(payload)], payload)
@@ -202,7 +210,8 @@ func TestFenceOrdersAReadBehindAWrite(t *testing.T) {
 		for i := range 50 {
 			fillRandom(l.a.buf[:20000], uint64(i))
 			l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 20000))
-			read := ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMARead, Flags: verbs.SendFence, Local: l.a.mr.Slice(50000, 20000), Remote: l.a.peer.Slice(0, 20000)}
+			read := ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMARead, Flags: verbs.SendFence,
+				Local: l.a.mr.Slice(50000, 20000), Remote: l.a.peer.Slice(0, 20000)}
 			l.a.send(t, read)
 			ids(t, l.a.wait(t, 2), verbs.StatusSuccess)
 			mustEqual(t, "read back", l.a.buf[50000:70000], l.a.buf[:20000])

@@ -15,8 +15,9 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// link is two connected virtual queue pairs, a and b, each over its own NICs of one fabric, with a registered buffer on
-// each end. Cards and memory descriptions go through JSON, as between two processes.
+// link is two connected virtual queue pairs, a and b, each over its own NICs of one fabric, with a
+// registered buffer on each end. Cards and memory descriptions go through JSON, as between two
+// processes.
 type link struct {
 	tb            testing.TB
 	fabric        *soft.Fabric
@@ -131,7 +132,8 @@ func (l *link) connect(edit func(*ibverbx.BusinessCard)) {
 	}
 }
 
-// close closes everything that a test has left open, and fails it when a NIC still knows an object afterwards.
+// close closes everything that a test has left open, and fails it when a NIC still knows an object
+// afterwards.
 func (l *link) close() {
 	if l.closed {
 		return
@@ -189,7 +191,8 @@ func (e *end) send(tb testing.TB, wr ibverbx.SendWR) {
 
 // write is a WRITE or WRITE_WITH_IMM of n bytes from and to the same offset.
 func (e *end) write(op verbs.Opcode, id, off, n uint64) ibverbx.SendWR {
-	return ibverbx.SendWR{ID: id, Opcode: op, Flags: verbs.SendSignaled, Local: e.mr.Slice(off, n), Remote: e.peer.Slice(off, n), Imm: uint32(id)}
+	return ibverbx.SendWR{ID: id, Opcode: op, Flags: verbs.SendSignaled, Local: e.mr.Slice(off, n),
+		Remote: e.peer.Slice(off, n), Imm: uint32(id)}
 }
 
 // expectRecv posts a receive for a notification.
@@ -232,7 +235,8 @@ func (e *end) wait(tb testing.TB, n int) []ibverbx.WC {
 		e.pump(tb)
 		e.other.pump(tb)
 		if time.Now().After(deadline) {
-			tb.Fatalf("%d of %d completions: %s\n err %v, stats %+v\n other end: err %v, stats %+v", len(e.backlog), n, fmtWCs(e.backlog), e.Err(), e.Stats(), e.other.Err(), e.other.Stats())
+			tb.Fatalf("%d of %d completions: %s\n err %v, stats %+v\n other end: err %v, stats %+v",
+				len(e.backlog), n, fmtWCs(e.backlog), e.Err(), e.Stats(), e.other.Err(), e.other.Stats())
 		}
 		runtime.Gosched()
 	}
@@ -292,7 +296,8 @@ var modes = []struct {
 func eachMode(t *testing.T, fragment uint32, test func(t *testing.T, l *link)) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
-			test(t, newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: fragment}}))
+			test(t, newLink(t, linkConfig{nics: m.nics,
+				qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: fragment}}))
 		})
 	}
 }
@@ -300,7 +305,8 @@ func eachMode(t *testing.T, fragment uint32, test func(t *testing.T, l *link)) {
 func fmtWCs(wcs []ibverbx.WC) string {
 	s := ""
 	for i := range wcs {
-		s += fmt.Sprintf("{id %d %v %v %d bytes imm %d} ", wcs[i].ID, wcs[i].Status.Name(), wcs[i].Opcode, wcs[i].ByteLen, wcs[i].Imm)
+		s += fmt.Sprintf("{id %d %v %v %d bytes imm %d} ", wcs[i].ID, wcs[i].Status.Name(), wcs[i].Opcode,
+			wcs[i].ByteLen, wcs[i].Imm)
 	}
 	return s
 }

@@ -13,7 +13,8 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// sendMany posts n writes with IDs from first on. On a background fabric they complete by themselves.
+// sendMany posts n writes with IDs from first on. On a background fabric they complete by
+// themselves.
 func (e *end) sendMany(tb testing.TB, first, n uint64) {
 	tb.Helper()
 	for id := first; id < first+n; id++ {
@@ -21,7 +22,8 @@ func (e *end) sendMany(tb testing.TB, first, n uint64) {
 	}
 }
 
-// What does not fit into the slice waits, in order; an empty slice takes nothing but keeps the work going.
+// What does not fit into the slice waits, in order; an empty slice takes nothing but keeps the work
+// going.
 func TestPollWithSlicesOfEverySize(t *testing.T) {
 	for _, size := range []int{0, 1, 7, 64, 5000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -95,7 +97,8 @@ func TestPollDeviceSparesTheOthers(t *testing.T) {
 	connectToItself(t, q)
 	// Two fragments each, one on either device.
 	for id := range uint64(5) {
-		if _, err := q.PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 200), Remote: mr.Remote().At(0)}); err != nil {
+		if _, err := q.PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+			Local: mr.Slice(0, 200), Remote: mr.Remote().At(0)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -200,7 +203,8 @@ func TestCompletionsLoopEnds(t *testing.T) {
 	}
 }
 
-// A program that polls the physical CQs itself, with its own queue pairs, and hands over what it finds.
+// A program that polls the physical CQs itself, with its own queue pairs, and hands over what it
+// finds.
 func TestProcessCompletionsOfAProgramThatPollsItself(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
@@ -224,7 +228,8 @@ func TestProcessCompletionsOfAProgramThatPollsItself(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for deadline := time.Now().Add(20 * time.Second); len(a.got) < total || len(b.got) < total; runtime.Gosched() {
+			for deadline := time.Now().Add(20 * time.Second); len(a.got) < total ||
+				len(b.got) < total; runtime.Gosched() {
 				a.poll(t)
 				b.poll(t)
 				if time.Now().After(deadline) {
@@ -301,7 +306,8 @@ func newOwnPoller(t *testing.T, fabric *soft.Fabric, first int, scheme ibverbx.S
 	if p.vcq, err = ibverbx.NewVirtualCQ(p.cqs...); err != nil {
 		t.Fatal(err)
 	}
-	if p.vqp, err = ibverbx.NewVirtualQP(p.vcq, qps[:3], qps[3], ibverbx.Config{Scheme: scheme, MaxMsgSize: 100, MaxMsgCntPerQP: 16}); err != nil {
+	if p.vqp, err = ibverbx.NewVirtualQP(p.vcq, qps[:3], qps[3],
+		ibverbx.Config{Scheme: scheme, MaxMsgSize: 100, MaxMsgCntPerQP: 16}); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// portDevice is a device of many ports that prefers one of them, and notes with which port its queue pairs were configured.
+// portDevice is a device of many ports that prefers one of them, and notes with which port its
+// queue pairs were configured.
 type portDevice struct {
 	*verbstest.NullDevice
 	port  int
@@ -90,8 +91,10 @@ func TestDefaultPort(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			null := verbstest.NewNull(2)
-			devs := [2]*portDevice{{NullDevice: null.Device(0), port: 3}, {NullDevice: null.Device(1), port: 1}}
-			q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]}, ibverbx.Config{QPsPerDevice: 2, Conn: ibverbx.ConnConfig{Port: c.conn}})
+			devs := [2]*portDevice{{NullDevice: null.Device(0), port: 3},
+				{NullDevice: null.Device(1), port: 1}}
+			q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
+				ibverbx.Config{QPsPerDevice: 2, Conn: ibverbx.ConnConfig{Port: c.conn}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -106,7 +109,8 @@ func TestDefaultPort(t *testing.T) {
 			}
 			for i, d := range devs {
 				if len(d.inits) < 2 || len(d.paths) != len(d.inits) || len(d.asked) == 0 {
-					t.Fatalf("device %d: %d and %d queue pairs given a port, %d ports asked", i, len(d.inits), len(d.paths), len(d.asked))
+					t.Fatalf("device %d: %d and %d queue pairs given a port, %d ports asked", i, len(d.inits),
+						len(d.paths), len(d.asked))
 				}
 				for _, port := range append(d.inits, d.paths...) {
 					if port != c.want[i] {
@@ -126,7 +130,8 @@ func TestDefaultPort(t *testing.T) {
 	}
 }
 
-// The GID that is chosen by itself is the one that users would choose: RoCE v2, routable, IPv4 first.
+// The GID that is chosen by itself is the one that users would choose: RoCE v2, routable, IPv4
+// first.
 func TestGIDChoice(t *testing.T) {
 	entry := func(kind verbs.GIDType, address string) verbs.GIDEntry {
 		gid, err := verbs.ParseGID(address)
@@ -168,14 +173,16 @@ func TestGIDChoice(t *testing.T) {
 	}
 }
 
-// An entry that is asked for and empty is refused by name, before a card without an address goes to the peer.
+// An entry that is asked for and empty is refused by name, before a card without an address goes to
+// the peer.
 func TestEmptyGID(t *testing.T) {
 	d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
 	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: 3}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := q.Card(); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "entry 3 of the GID table of null0 port 1 is empty") {
+	if _, err := q.Card(); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "entry 3 of the GID table of null0 port 1 is empty") {
 		t.Errorf("a card with an empty GID: %v", err)
 	}
 }
@@ -187,9 +194,12 @@ func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 		attr verbs.QPAttr
 		mask verbs.QPAttrMask
 	}{
-		{verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}, verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12, AH: verbs.AH{Global: true}},
-			verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
+		{verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}, verbs.QPAttrState |
+			verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
+		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+			AH: verbs.AH{Global: true}},
+			verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+				verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
 	} {
 		if err := q.Modify(step.attr, step.mask, peer); err != nil {
 			t.Fatal(err)
@@ -199,7 +209,8 @@ func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 
 // A port that the device does not have is refused with its number.
 func TestPortThatIsNotThere(t *testing.T) {
-	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, ibverbx.Config{Conn: ibverbx.ConnConfig{Port: 2}})
+	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)},
+		ibverbx.Config{Conn: ibverbx.ConnConfig{Port: 2}})
 	if err != nil {
 		t.Fatal(err)
 	}

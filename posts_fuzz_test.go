@@ -12,8 +12,9 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzRemoteMR reads descriptions of the peer's memory, and posts with them. What is taken reads as the same when written; a request is
-// taken just when it stays within the region and there is a key for each device of the peer; and what reaches the NICs names nothing else.
+// FuzzRemoteMR reads descriptions of the peer's memory, and posts with them. What is taken reads as
+// the same when written; a request is taken just when it stays within the region and there is a key
+// for each device of the peer; and what reaches the NICs names nothing else.
 func FuzzRemoteMR(f *testing.F) {
 	for _, s := range []struct {
 		text   string
@@ -26,8 +27,10 @@ func FuzzRemoteMR(f *testing.F) {
 		{`{"addr":"4096","length":"64","rkeys":{"0":1,"1":1}}`, 60, 8},
 		{`{"addr":"1","length":"18446744073709551614","rkeys":{"0":1,"1":1}}`, 7, 1 << 62},
 		{`{"addr":"4096","length":"64","rkeys":{"0":1}}`, 0, 8},
-		{`{"addr":"18446744073709551615","length":"2","rkeys":{}}`, 0, 0}, {`{"addr":"0","length":"18446744073709551615"}`, 0, 1},
-		{`null`, 0, 1}, {`{"rkeys":{"64":1}}`, 0, 1}, {`{"addr":1}`, 0, 1}, {`{"rkeys":{"00":1,"0":2}}`, 0, 1}, {`{`, 0, 1},
+		{`{"addr":"18446744073709551615","length":"2","rkeys":{}}`, 0, 0},
+		{`{"addr":"0","length":"18446744073709551615"}`, 0, 1},
+		{`null`, 0, 1}, {`{"rkeys":{"64":1}}`, 0, 1}, {`{"addr":1}`, 0, 1},
+		{`{"rkeys":{"00":1,"0":2}}`, 0, 1}, {`{`, 0, 1},
 	} {
 		for op := range byte(7) {
 			f.Add([]byte(s.text), s.off, s.n, op)
@@ -41,7 +44,8 @@ func FuzzRemoteMR(f *testing.F) {
 		var r RemoteMR
 		if err := json.Unmarshal(data, &r); err != nil {
 			var syntax *json.SyntaxError
-			if !errors.Is(err, verbs.ErrInvalid) && !errors.As(err, &syntax) || len(err.Error()) > 1000 || r.keys != nil {
+			if !errors.Is(err, verbs.ErrInvalid) && !errors.As(err, &syntax) || len(err.Error()) > 1000 ||
+				r.keys != nil {
 				t.Fatalf("%d bytes: %.300v", len(err.Error()), err)
 			}
 			return
@@ -58,10 +62,12 @@ func FuzzRemoteMR(f *testing.F) {
 		}
 		again := RemoteMR{}
 		text, err := json.Marshal(r)
-		if err = errors.Join(err, json.Unmarshal(text, &again)); err != nil || r.keys != nil && !reflect.DeepEqual(again, r) {
+		if err = errors.Join(err, json.Unmarshal(text, &again)); err != nil || r.keys != nil &&
+			!reflect.DeepEqual(again, r) {
 			t.Fatalf("%v is written as %s, and read as %v, %v", r, text, again, err)
 		}
-		if s := r.At(off); s.Length != 0 && (s.Addr < r.Addr() || s.Addr+s.Length != r.Addr()+r.Len()) || off < r.Len() && s.Length != r.Len()-off {
+		if s := r.At(off); s.Length != 0 && (s.Addr < r.Addr() || s.Addr+s.Length != r.Addr()+r.Len()) ||
+			off < r.Len() && s.Length != r.Len()-off {
 			t.Fatalf("from %d there is %v", off, s)
 		}
 		for _, q := range ends {
@@ -70,14 +76,16 @@ func FuzzRemoteMR(f *testing.F) {
 	})
 }
 
-// postWith posts a request of as many bytes as a piece of the peer's memory has, and looks at what reaches the NICs.
+// postWith posts a request of as many bytes as a piece of the peer's memory has, and looks at what
+// reaches the NICs.
 func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) {
 	t.Helper()
 	if op.IsSend() {
 		op = verbs.OpAtomicFetchAdd
 	}
 	local := NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 2})
-	wr := SendWR{Opcode: op, Flags: verbs.SendSignaled, Imm: 5, Local: Segment{Length: remote.Length, Keys: local}, Remote: remote}
+	wr := SendWR{Opcode: op, Flags: verbs.SendSignaled, Imm: 5,
+		Local: Segment{Length: remote.Length, Keys: local}, Remote: remote}
 	n, err := q.PostSend(wr)
 	if want := refusal(q.VirtualQP, &wr); !errors.Is(err, want) || (n == 1) != (want == nil) {
 		t.Fatalf("%v of %v: %d, %v, want %v", op, remote, n, err, want)
@@ -92,8 +100,10 @@ func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) 
 	for _, qp := range append(q.qps, q.notify) {
 		for _, p := range qp.posts {
 			key, ok := remote.Keys.Key(qp.Device().ID())
-			if end := p.RemoteAddr + p.Bytes(); !ok || p.RKey != key || p.RemoteAddr < remote.Addr || end > remote.Addr+remote.Length {
-				t.Fatalf("%v of %v: posted %d bytes at %#x with key %d", op, remote, p.Bytes(), p.RemoteAddr, p.RKey)
+			if end := p.RemoteAddr + p.Bytes(); !ok || p.RKey != key || p.RemoteAddr < remote.Addr ||
+				end > remote.Addr+remote.Length {
+				t.Fatalf("%v of %v: posted %d bytes at %#x with key %d", op, remote, p.Bytes(), p.RemoteAddr,
+					p.RKey)
 			}
 		}
 		qp.posts, qp.recvs = qp.posts[:0], qp.recvs[:0]
@@ -132,8 +142,9 @@ func refusal(q *VirtualQP, wr *SendWR) error {
 	return nil
 }
 
-// FuzzPassedCompletions gives a virtual queue pair of one queue pair completions of any content. There is nothing to compare them with, so
-// each is reported as it is, but for what is not defined; the first that failed is the error, and closing waits for nobody.
+// FuzzPassedCompletions gives a virtual queue pair of one queue pair completions of any content.
+// There is nothing to compare them with, so each is reported as it is, but for what is not defined;
+// the first that failed is the error, and closing waits for nobody.
 func FuzzPassedCompletions(f *testing.F) {
 	wc := func(status, opcode, flags byte, qp byte) []byte {
 		return []byte{status, opcode, flags, qp, 1, 2, 3, 4, 5, 6, 7, 8}
@@ -146,7 +157,8 @@ func FuzzPassedCompletions(f *testing.F) {
 	}
 	ok, writes, receives := byte(verbs.StatusSuccess), byte(verbs.WCRDMAWrite), byte(verbs.WCRecvRDMAWithImm)
 	f.Add(join(wc(ok, writes, 0, 0), wc(ok, receives, byte(verbs.WCWithImm), 0), wc(ok, receives, 0, 0)))
-	f.Add(join(wc(byte(verbs.StatusRetryExcErr), 255, 255, 0), wc(byte(verbs.StatusWRFlushErr), receives, 255, 0), wc(ok, writes, 0, 0)))
+	f.Add(join(wc(byte(verbs.StatusRetryExcErr), 255, 255, 0), wc(byte(verbs.StatusWRFlushErr), receives, 255,
+		0), wc(ok, writes, 0, 0)))
 	f.Add(join(wc(ok, 255, 255, 1), wc(255, 255, 255, 0)))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1024 {
@@ -166,7 +178,8 @@ func FuzzPassedCompletions(f *testing.F) {
 		}
 		var failed error
 		for in := (program{data}); len(in.data) > 0; {
-			wc := verbs.WC{Status: verbs.Status(in.byte()), Opcode: verbs.WCOpcode(in.byte()), Flags: verbs.WCFlags(in.byte())}
+			wc := verbs.WC{Status: verbs.Status(in.byte()), Opcode: verbs.WCOpcode(in.byte()),
+				Flags: verbs.WCFlags(in.byte())}
 			wc.QPNum = q.rails[0].num + uint32(in.byte()%4)
 			wc.ID, wc.Imm = uint64(in.uint32())<<32|uint64(in.byte()), in.uint32()
 			wc.ByteLen, wc.VendorErr = wc.Imm, wc.Imm

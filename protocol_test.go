@@ -9,7 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol, and nothing else.
+// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol,
+// and nothing else.
 func TestHostileSequenceNumbers(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -41,13 +42,15 @@ func TestHostileSequenceNumbers(t *testing.T) {
 	}
 }
 
-// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct way hands it in.
+// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct
+// way hands it in.
 func (l *link) hostile(t *testing.T, imm uint32) {
 	t.Helper()
 	rail := l.b.Stats().Rails[0]
 	l.hostileCredit++
 	le := imm<<24 | imm&0xff00<<8 | imm>>8&0xff00 | imm>>24
-	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: le, QPNum: rail.QPNum}
+	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm,
+		Imm: le, QPNum: rail.QPNum}
 	l.b.backlog = l.b.cq.ProcessCompletions(l.b.backlog, l.b.nics[0].ID(), wc)
 }
 

@@ -4,11 +4,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// rail is one physical queue pair of a virtual one: its device, its credit counters, and the batch of work requests
-// that the next flush posts on it.
+// rail is one physical queue pair of a virtual one: its device, its credit counters, and the batch
+// of work requests that the next flush posts on it.
 //
-// Invariant: 0 <= inUse <= limit; every work request that is staged or on the NIC and not completed counts in inUse, so
-// a staged one always finds a free slot. 0 <= recvs <= recvLimit likewise for the receive queue.
+// Invariant: 0 <= inUse <= limit; every work request that is staged or on the NIC and not completed
+// counts in inUse, so a staged one always finds a free slot. 0 <= recvs <= recvLimit likewise for
+// the receive queue.
 type rail struct {
 	vqp     *VirtualQP
 	qp      verbs.QP
@@ -24,11 +25,12 @@ type rail struct {
 	limit int // send slots there are, as far as the peer's credits go
 	slots int // send slots there are
 
-	// dirty: plain data went out since the last numbered message. A notification must be preceded on this rail by
-	// a marker that proves it has arrived.
+	// dirty: plain data went out since the last numbered message. A notification must be preceded
+	// on this rail by a marker that proves it has arrived.
 	dirty bool
 
-	// shut: it has refused a receive for good after the virtual queue pair had failed. It is asked no more.
+	// shut: it has refused a receive for good after the virtual queue pair had failed. It is asked
+	// no more.
 	shut bool
 
 	listed bool // in the virtual queue pair's list of those that have something staged
@@ -52,10 +54,11 @@ func (r *rail) index() int { return wridRail(r.idBits) }
 
 func (r *rail) hasRoom() bool { return r.inUse < r.limit }
 
-// sendBatch is what waits to be posted on a rail: work requests and their scatter lists, made once and reused. What a
-// post refuses for now stays at the front.
+// sendBatch is what waits to be posted on a rail: work requests and their scatter lists, made once
+// and reused. What a post refuses for now stays at the front.
 //
-// Invariant: 0 <= head <= tail <= len(wrs); wrs[head:tail] waits. wrs[i].SGL is empty or lies in sges[i*width:(i+1)*width].
+// Invariant: 0 <= head <= tail <= len(wrs); wrs[head:tail] waits. wrs[i].SGL is empty or lies in
+// sges[i*width:(i+1)*width].
 type sendBatch struct {
 	wrs        []verbs.SendWR
 	sges       []verbs.SGE
@@ -67,8 +70,8 @@ func newSendBatch(size, width int) sendBatch {
 	return sendBatch{wrs: make([]verbs.SendWR, size), sges: make([]verbs.SGE, size*width), width: width}
 }
 
-// add opens the next work request. Its fields are as their last user left them; setSGL or setInline gives it its
-// payload.
+// add opens the next work request. Its fields are as their last user left them; setSGL or setInline
+// gives it its payload.
 func (b *sendBatch) add() *verbs.SendWR {
 	if b.tail == len(b.wrs) {
 		b.compact()
@@ -109,7 +112,8 @@ func (b *sendBatch) compact() {
 	}
 }
 
-// move makes wrs[i] the newest work request. Its scatter list moves along: list i belongs to position i.
+// move makes wrs[i] the newest work request. Its scatter list moves along: list i belongs to
+// position i.
 func (b *sendBatch) move(i int) {
 	to, from := &b.wrs[b.tail], &b.wrs[i]
 	b.tail++
@@ -137,7 +141,8 @@ func (b *sendBatch) drop(lost func(id uint64) bool) {
 // staged is how many work requests wait to be posted. The rest of the rail's inUse is on the NIC.
 func (r *rail) staged() int { return r.batch.tail - r.batch.head }
 
-// post hands the batch to the queue pair. A transient refusal (ErrQueueFull, ErrNoMemory) leaves the rest staged.
+// post hands the batch to the queue pair. A transient refusal (ErrQueueFull, ErrNoMemory) leaves
+// the rest staged.
 func (r *rail) post() error {
 	b := &r.batch
 	n, err := r.qp.PostSend(b.wrs[b.head:b.tail])
@@ -148,11 +153,12 @@ func (r *rail) post() error {
 	return err
 }
 
-// creditInbox puts the arrivals of one rail back into the order in which its receives were posted, which is the order
-// in which the peer sent them. Providers report them in that order anyway, and then nothing is kept here.
+// creditInbox puts the arrivals of one rail back into the order in which its receives were posted,
+// which is the order in which the peer sent them. Providers report them in that order anyway, and
+// then nothing is kept here.
 //
-// Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival on credit c, for
-// next < c < next+len(slots).
+// Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival
+// on credit c, for next < c < next+len(slots).
 type creditInbox struct {
 	next  uint64
 	slots []creditArrival

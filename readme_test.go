@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// The README's programs are what a newcomer copies first: they must compile, run, and print what they should.
+// The README's programs are what a newcomer copies first: they must compile, run, and print what
+// they should.
 func TestREADMEProgramsRun(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
@@ -17,7 +18,8 @@ func TestREADMEProgramsRun(t *testing.T) {
 	programs := strings.Split(string(readme), "```go\npackage main\n")[1:]
 	prints := []string{
 		"RECV_RDMA_WITH_IMM, immediate 7: \"hello over eight queue pairs\"\n",
-		"from alice: 67108864 bytes, \"\\x00\\x00\\x00\\x00\\x00\" ...\nfrom alice: 10 bytes, \"hello\" ...\n",
+		"from alice: 67108864 bytes, \"\\x00\\x00\\x00\\x00\\x00\" ...\nfrom alice: 10 bytes, \"hello\" " +
+			"...\n",
 	}
 	if len(programs) != len(prints) {
 		t.Fatalf("README.md has %d Go programs, not %d", len(programs), len(prints))

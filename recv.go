@@ -22,9 +22,10 @@ type recvReq struct {
 
 // recvSide is the receive direction of a multi-QP virtual queue pair.
 //
-// Invariant: head <= nextMessage, nextNote <= tail of the window. Of the receives with memory those before nextMessage were
-// posted on the rail that carries SENDs. Of those without, the ones before nextNote were posted on the notify rail (Spray)
-// or have been given their notification (DQPLB). Nothing is banked while a receive without memory waits.
+// Invariant: head <= nextMessage, nextNote <= tail of the window. Of the receives with memory those
+// before nextMessage were posted on the rail that carries SENDs. Of those without, the ones before
+// nextNote were posted on the notify rail (Spray) or have been given their notification (DQPLB).
+// Nothing is banked while a receive without memory waits.
 type recvSide struct {
 	win                   window[recvReq]
 	nextMessage, nextNote uint64
@@ -33,7 +34,8 @@ type recvSide struct {
 	sges                  []verbs.SGE // backing of the receives in scratch
 }
 
-// notification is what DQPLB tells a receive: that a request has arrived, how long it was, the user's immediate.
+// notification is what DQPLB tells a receive: that a request has arrived, how long it was, the
+// user's immediate.
 type notification struct {
 	bytes  uint64
 	imm    uint32
@@ -44,15 +46,17 @@ func newRecvSide() recvSide {
 	return recvSide{win: newWindow[recvReq](), nextMessage: 1, nextNote: 1}
 }
 
-// PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When n is less than len(wrs)
-// the error, a [*PostError], says why wrs[n] was refused; it and those behind it had no effect. What a receive with and
-// without memory takes is told at [RecvWR]. The memory belongs to the NICs until the completion is reported.
+// PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When
+// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
+// behind it had no effect. What a receive with and without memory takes is told at [RecvWR]. The
+// memory belongs to the NICs until the completion is reported.
 //
-// Receives beyond what the physical queues hold are queued here. A DQPLB notification that came before its receive was
-// posted completes that receive at once.
+// Receives beyond what the physical queues hold are queued here. A DQPLB notification that came
+// before its receive was posted completes that receive at once.
 //
-// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with memory where no queue pair carries
-// SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a single-QP virtual queue pair also [verbs.ErrQueueFull].
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with
+// memory where no queue pair carries SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a
+// single-QP virtual queue pair also [verbs.ErrQueueFull].
 func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 	q.cq.guard.enter()
 	if q.single {
@@ -136,17 +140,20 @@ func (q *VirtualQP) enqueueRecv(i int, wr *RecvWR) error {
 
 func (q *VirtualQP) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	if q.sendOn == nil {
-		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on the notify QP, and there is none: add one")
+		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
+			"the notify QP, and there is none: add one")
 	}
 	if limit := q.sendOn.qp.Cap().MaxRecvSGE; len(pieces) > limit {
-		return recvError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(pieces), limit))
+		return recvError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
+			len(pieces), limit))
 	}
 	for _, s := range pieces {
 		if s.Length == 0 {
 			continue
 		}
 		if s.Length > maxMessage {
-			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most 2 GiB", s.Length))
+			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
+				"2 GiB", s.Length))
 		}
 		if detail, err := checkLocal(s, 1<<q.sendOn.device); err != nil {
 			return recvError(i, wr, err, detail)
@@ -159,7 +166,8 @@ func recvError(i int, wr *RecvWR, err error, detail string) error {
 	return &PostError{Op: "post recv", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to those that wait for one.
+// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to
+// those that wait for one.
 func (q *VirtualQP) dispatchRecvs() {
 	if q.killed || q.phase >= drainRecvs {
 		return
@@ -185,7 +193,8 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 }
 
-// nextNotified returns the oldest receive that waits for a notification and moves past it; nil when none does.
+// nextNotified returns the oldest receive that waits for a notification and moves past it; nil when
+// none does.
 func (q *VirtualQP) nextNotified() *recvReq {
 	s := &q.recv
 	for s.nextNote != s.win.tail {
@@ -221,7 +230,8 @@ func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 		accepted, err := rl.qp.PostRecv(batch)
 		rl.recvs += accepted
 		if err != nil {
-			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads to.
+			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
+			// to.
 			*next, _ = q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
 			q.recvRefused(rl, err, describeRecv(q.recv.win.at(*next)))
 			return
@@ -230,7 +240,8 @@ func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 	}
 }
 
-// gatherReceives fills the scratch batch with receives of one kind from request n on, as the rail has room.
+// gatherReceives fills the scratch batch with receives of one kind from request n on, as the rail
+// has room.
 func (q *VirtualQP) gatherReceives(rl *rail, message bool, n uint64) (batch []verbs.RecvWR, stop uint64) {
 	width := rl.qp.Cap().MaxRecvSGE
 	if message && len(q.recv.sges) == 0 {
@@ -264,7 +275,8 @@ func (q *VirtualQP) recvRefused(rl *rail, err error, f *FailedError) {
 		return
 	}
 	if q.failure != nil {
-		// The rail that has failed refuses what follows. That is no reason to flush requests that may still end well on the others.
+		// The rail that has failed refuses what follows. That is no reason to flush requests that
+		// may still end well on the others.
 		rl.shut = true
 		return
 	}
@@ -340,7 +352,8 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.head), max(s.nextNote, s.win.head)
 }
 
-// flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their completions.
+// flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their
+// completions.
 func (s *recvSide) flushWaiting() {
 	for n := s.win.head; n != s.win.tail; n++ {
 		r := s.win.at(n)

@@ -39,24 +39,49 @@ func TestRefusedSendsLeaveNoTrace(t *testing.T) {
 		want error
 		says string
 	}{
-		{"unknown opcode", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }, ibverbx.ErrOpcode, "opcode 77"},
-		{"unknown opcode, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }, ibverbx.ErrOpcode, "opcode 77"},
-		{"unsignaled", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags = 0 }, ibverbx.ErrUnsignaled, "SendSignaled"},
-		{"unknown flag", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 9 }, verbs.ErrInvalid, "flags"},
-		{"zero length write", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 }, ibverbx.ErrLength, "zero bytes"},
-		{"zero length read", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Local.Length = verbs.OpRDMARead, 0 }, ibverbx.ErrLength, "zero bytes"},
-		{"zero length write-imm", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Local.Length = verbs.OpRDMAWriteWithImm, 0 }, ibverbx.ErrLength, "zero bytes"},
-		{"no local key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey, "MR.Slice"},
-		{"no local key, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey, "MR.Slice"},
-		{"local key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = oneNIC.Slice(0, 64) }, ibverbx.ErrNoKey, "register it on every device"},
-		{"no remote key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil }, ibverbx.ErrNoKey, "remote memory"},
-		{"remote key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{2: 1}) }, ibverbx.ErrNoKey, "device 3"},
-		{"local bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(1<<20-63, 64) }, ibverbx.ErrBounds, "reaches beyond"},
-		{"local before", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Addr = e.mr.Addr() - 1 }, ibverbx.ErrBounds, "reaches beyond"},
-		{"local offset wraps", single, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(math.MaxUint64-10, 64) }, ibverbx.ErrBounds, "reaches beyond"},
-		{"remote bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(1<<20-63, 64) }, ibverbx.ErrBounds, "reaches beyond"},
-		{"remote too short", single, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(0, 63) }, ibverbx.ErrBounds, "64 bytes for a remote segment of 63"},
-		{"atomic length", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpAtomicFetchAdd }, ibverbx.ErrLength, "eight"},
+		{"unknown opcode", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }, ibverbx.ErrOpcode,
+			"opcode 77"},
+		{"unknown opcode, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = 77 },
+			ibverbx.ErrOpcode, "opcode 77"},
+		{"unsignaled", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags = 0 }, ibverbx.ErrUnsignaled,
+			"SendSignaled"},
+		{"unknown flag", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 9 }, verbs.ErrInvalid,
+			"flags"},
+		{"zero length write", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 },
+			ibverbx.ErrLength, "zero bytes"},
+		{"zero length read", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Opcode,
+				wr.Local.Length = verbs.OpRDMARead, 0
+		}, ibverbx.ErrLength, "zero bytes"},
+		{"zero length write-imm", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Opcode,
+				wr.Local.Length = verbs.OpRDMAWriteWithImm, 0
+		}, ibverbx.ErrLength, "zero bytes"},
+		{"no local key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey,
+			"MR.Slice"},
+		{"no local key, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil },
+			ibverbx.ErrNoKey, "MR.Slice"},
+		{"local key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = oneNIC.Slice(0, 64) },
+			ibverbx.ErrNoKey, "register it on every device"},
+		{"no remote key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil }, ibverbx.ErrNoKey,
+			"remote memory"},
+		{"remote key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Remote.Keys = ibverbx.NewKeys(
+				map[verbs.DeviceID]uint32{2: 1})
+		}, ibverbx.ErrNoKey, "device 3"},
+		{"local bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(1<<20-63, 64) },
+			ibverbx.ErrBounds, "reaches beyond"},
+		{"local before", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Addr = e.mr.Addr() - 1 },
+			ibverbx.ErrBounds, "reaches beyond"},
+		{"local offset wraps", single,
+			func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(math.MaxUint64-10, 64) },
+			ibverbx.ErrBounds, "reaches beyond"},
+		{"remote bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(1<<20-63, 64) },
+			ibverbx.ErrBounds, "reaches beyond"},
+		{"remote too short", single, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.Slice(0, 63) },
+			ibverbx.ErrBounds, "64 bytes for a remote segment of 63"},
+		{"atomic length", multi, func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpAtomicFetchAdd },
+			ibverbx.ErrLength, "eight"},
 		{"atomic alignment", multi, func(e *end, wr *ibverbx.SendWR) {
 			wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicCmpAndSwp, e.mr.Slice(0, 8), e.peer.Slice(4, 8)
 		}, ibverbx.ErrAlignment, "multiple of 8"},
@@ -64,15 +89,20 @@ func TestRefusedSendsLeaveNoTrace(t *testing.T) {
 			wr.Flags |= verbs.SendInline
 			wr.Local, wr.Inline = ibverbx.Segment{}, make([]byte, 1<<16)
 		}, ibverbx.ErrLength, "inline"},
-		{"inline and local", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= verbs.SendInline }, verbs.ErrInvalid, "leave Local"},
+		{"inline and local", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= verbs.SendInline },
+			verbs.ErrInvalid, "leave Local"},
 		{"inline read", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline, ibverbx.Segment{}, []byte("x")
+			wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline,
+				ibverbx.Segment{}, []byte("x")
 		}, verbs.ErrInvalid, "cannot be inline"},
-		{"local and list", multi, func(e *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }, verbs.ErrInvalid, "use one"},
+		{"local and list", multi, func(e *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} },
+			verbs.ErrInvalid, "use one"},
 		{"bad piece", multi, func(e *end, wr *ibverbx.SendWR) {
 			wr.SGL, wr.Local = []ibverbx.Segment{e.mr.Slice(0, 8), e.mr.Slice(1<<20, 8)}, ibverbx.Segment{}
 		}, ibverbx.ErrBounds, "reaches beyond"},
-		{"closed region", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = segmentOfClosed; wr.Local.Length = 64 }, ibverbx.ErrClosed, "region"},
+		{"closed region", multi,
+			func(e *end, wr *ibverbx.SendWR) { wr.Local = segmentOfClosed; wr.Local.Length = 64 },
+			ibverbx.ErrClosed, "region"},
 		{"more than a message, single", single, func(e *end, wr *ibverbx.SendWR) {
 			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1})
 			wr.Local = ibverbx.Segment{Addr: 1, Length: 1 << 32, Keys: keys}
@@ -89,14 +119,16 @@ func TestRefusedSendsLeaveNoTrace(t *testing.T) {
 				t.Fatalf("accepted %d, want the 2 before the bad one; %v", n, err)
 			}
 			var pe *ibverbx.PostError
-			if !errors.Is(err, c.want) || !errors.As(err, &pe) || pe.Index != 2 || pe.ID != 5 || !strings.Contains(err.Error(), c.says) {
+			if !errors.Is(err, c.want) || !errors.As(err, &pe) || pe.Index != 2 || pe.ID != 5 ||
+				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("error %q: want %v at index 2 that says %q", err, c.want, c.says)
 			}
 			if got := ids(t, c.l.a.wait(t, 2), verbs.StatusSuccess); !slices.Equal(got, []uint64{1, 2}) {
 				t.Errorf("completed %v", got)
 			}
 			after := c.l.a.Stats()
-			if more := c.l.a.poll(t); len(more) != 0 || after.SendWindow != 0 || after.Sends != before.Sends+2 {
+			if more := c.l.a.poll(t); len(more) != 0 || after.SendWindow != 0 ||
+				after.Sends != before.Sends+2 {
 				t.Errorf("a trace is left: %s %+v", fmtWCs(more), after)
 			}
 		})
@@ -113,7 +145,8 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
+		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(
+			err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
 			t.Errorf("send in RESET: %v", err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrNotConnected) {
@@ -122,7 +155,8 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 		if err := q.Close(); err != nil {
 			t.Error(err)
 		}
-		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(err, ibverbx.ErrClosed) || !errors.Is(err, os.ErrClosed) {
+		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(
+			err, ibverbx.ErrClosed) || !errors.Is(err, os.ErrClosed) {
 			t.Errorf("send on a closed one: %v", err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrClosed) {
@@ -142,10 +176,13 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 
 func TestSendWithoutNotifyQPInDQPLBIsRefused(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true}})
-	if _, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: l.a.mr.Slice(0, 8)}); !errors.Is(err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
+	if _, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+		Local: l.a.mr.Slice(0, 8)}); !errors.Is(err, ibverbx.ErrOpcode) ||
+		!strings.Contains(err.Error(), "notify QP") {
 		t.Errorf("send: %v", err)
 	}
-	if _, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)}); !errors.Is(err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
+	if _, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)}); !errors.Is(
+		err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
 		t.Errorf("receive: %v", err)
 	}
 	l.b.expectRecv(t, 1)
@@ -174,7 +211,8 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 		{"timeout", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Timeout: 32}}, "Timeout"},
 		{"access", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}}, "Access"},
 	} {
-		if _, err := ibverbx.Open(c.devs, c.cfg); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) {
+		if _, err := ibverbx.Open(c.devs, c.cfg); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
@@ -187,7 +225,8 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := dom.NewQP(cq, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "deeper") {
+	if _, err := dom.NewQP(cq, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "deeper") {
 		t.Errorf("shallow CQ: %v", err)
 	}
 	if err := errors.Join(cq.Close(), dom.Close(), fabric.Close()); err != nil {
@@ -195,8 +234,8 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with what to do; a depth that the program
-// chose itself needs no such advice.
+// A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with what
+// to do; a depth that the program chose itself needs no such advice.
 func TestCQTooDeep(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 1, Device: soft.DeviceConfig{MaxCQE: 64}})
 	if err != nil {
@@ -207,7 +246,8 @@ func TestCQTooDeep(t *testing.T) {
 		t.Fatal(err)
 	}
 	const advice = "fewer queue pairs"
-	if _, err := dom.NewQP(nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), advice) {
+	if _, err := dom.NewQP(nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), advice) {
 		t.Errorf("a virtual queue pair: %v", err)
 	}
 	if _, err := dom.NewCQ(65); !errors.Is(err, verbs.ErrInvalid) || strings.Contains(err.Error(), advice) {

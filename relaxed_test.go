@@ -17,7 +17,8 @@ import (
 // message is a SEND of n bytes from an offset; expectMessage posts a receive for one.
 func (e *end) message(id, off, n uint64, relaxed bool, flags verbs.SendFlags) ibverbx.SendWR {
 	return ibverbx.SendWR{
-		ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled | flags, Local: e.mr.Slice(off, n), Imm: uint32(id), Relaxed: relaxed,
+		ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled | flags, Local: e.mr.Slice(off, n),
+		Imm: uint32(id), Relaxed: relaxed,
 	}
 }
 
@@ -28,7 +29,8 @@ func (e *end) expectMessage(tb testing.TB, id, off, n uint64) {
 	}
 }
 
-// steppedModes runs a test on a stepped fabric, with three data rails, in both schemes; sends is the rail of SENDs.
+// steppedModes runs a test on a stepped fabric, with three data rails, in both schemes; sends is
+// the rail of SENDs.
 func steppedModes(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, l *link, sends int)) {
 	for scheme, sends := range map[ibverbx.Scheme]int{ibverbx.DQPLB: 3, ibverbx.Spray: 0} {
 		t.Run(scheme.String(), func(t *testing.T) {
@@ -54,14 +56,16 @@ func TestRelaxedSendGoesOutWhileAnEarlierWriteIsStalled(t *testing.T) {
 			}})
 		l.b.expectMessage(t, 7, 10000, 3000)
 		l.b.expectMessage(t, 8, 13000, 3000)
-		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(l.a.DataRails())*1000)) // its fragment on some rail waits
-		l.a.send(t, l.a.message(2, 0, 3000, false, 0))                                // must wait for it
+		// its fragment on some rail waits
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(l.a.DataRails())*1000))
+		l.a.send(t, l.a.message(2, 0, 3000, false, 0)) // must wait for it
 		l.a.send(t, l.a.message(3, 3000, 2000, true, 0))
 		wc := l.b.wait(t, 1)[0]
 		if stalled := l.a.Stats().SendWindow == 3; !stalled {
 			t.Fatal("the write was not held up")
 		}
-		if wc.ID != 7 || wc.Imm != 3 || wc.ByteLen != 2000 || wc.Flags&verbs.WCWithImm == 0 || wc.Opcode != verbs.WCRecv {
+		if wc.ID != 7 || wc.Imm != 3 || wc.ByteLen != 2000 || wc.Flags&verbs.WCWithImm == 0 ||
+			wc.Opcode != verbs.WCRecv {
 			t.Fatalf("%+v", wc)
 		}
 		mustEqual(t, "relaxed", l.b.buf[10000:12000], l.a.buf[3000:5000])
@@ -94,7 +98,8 @@ func TestFencedRelaxedSendWaitsForEarlierData(t *testing.T) {
 	})
 }
 
-// What waits for earlier data waits for a relaxed SEND: a fenced request, an ordinary SEND, and in Spray a notification.
+// What waits for earlier data waits for a relaxed SEND: a fenced request, an ordinary SEND, and in
+// Spray a notification.
 func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
 	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
 		for _, c := range []struct {
@@ -136,8 +141,9 @@ func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
 	})
 }
 
-// Relaxed SENDs are received in the order of posting, through a send queue that holds two at a time. An ordinary one waits for those before
-// it, and when it has come due it goes ahead of those that still wait.
+// Relaxed SENDs are received in the order of posting, through a send queue that holds two at a
+// time. An ordinary one waits for those before it, and when it has come due it goes ahead of those
+// that still wait.
 func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
 	steppedModes(t, ibverbx.Config{MaxMsgCntPerQP: 2}, func(t *testing.T, l *link, sends int) {
 		const relaxed, ordinary = 9, 3
@@ -159,7 +165,8 @@ func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
 		if want := []uint32{0, 1, 2, 4, 3, 5, 6, 7, 8, 9}; !slices.Equal(order, want) {
 			t.Fatalf("received %v", order)
 		}
-		if s := l.a.Stats(); s.Rails[sends].Outstanding != 0 || s.Rails[sends].Notifications != relaxed+1 || s.Rails[sends].Bytes != 100*(relaxed+1) {
+		if s := l.a.Stats(); s.Rails[sends].Outstanding != 0 || s.Rails[sends].Notifications != relaxed+1 ||
+			s.Rails[sends].Bytes != 100*(relaxed+1) {
 			t.Fatalf("%+v", s)
 		}
 		if got := ids(t, l.a.poll(t), verbs.StatusSuccess); len(got) != relaxed+1 || !slices.IsSorted(got) {
@@ -168,7 +175,8 @@ func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
 	})
 }
 
-// Scatter lists, inline payloads, no payload, and the solicited flag travel as with an ordinary SEND.
+// Scatter lists, inline payloads, no payload, and the solicited flag travel as with an ordinary
+// SEND.
 func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 	eachMode(t, 10, func(t *testing.T, l *link) {
 		fillRandom(l.a.buf[:1000], 3)
@@ -178,8 +186,10 @@ func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 		}{
 			{ibverbx.SendWR{Local: l.a.mr.Slice(5, 50)}, l.a.buf[5:55]},
 			{ibverbx.SendWR{}, nil},
-			{ibverbx.SendWR{SGL: []ibverbx.Segment{l.a.mr.Slice(500, 7), l.a.mr.Slice(100, 9)}}, slices.Concat(l.a.buf[500:507], l.a.buf[100:109])},
-			{ibverbx.SendWR{Flags: verbs.SendInline | verbs.SendSolicited, Inline: []byte("at once")}, []byte("at once")},
+			{ibverbx.SendWR{SGL: []ibverbx.Segment{l.a.mr.Slice(500, 7), l.a.mr.Slice(100, 9)}},
+				slices.Concat(l.a.buf[500:507], l.a.buf[100:109])},
+			{ibverbx.SendWR{Flags: verbs.SendInline | verbs.SendSolicited, Inline: []byte("at once")},
+				[]byte("at once")},
 		} {
 			l.b.expectMessage(t, uint64(i), 2000, 100)
 			c.wr.ID, c.wr.Opcode, c.wr.Relaxed = uint64(i), verbs.OpSend, true
@@ -198,7 +208,8 @@ func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 
 func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
-		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 1, Kind: soft.FailSend, Status: verbs.StatusRemOpErr, VendorErr: 0x77,
+		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 1, Kind: soft.FailSend,
+			Status: verbs.StatusRemOpErr, VendorErr: 0x77,
 			Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSendWithImm }})
 		for id := range uint64(4) {
 			l.b.expectMessage(t, id, 0, 5000)
@@ -212,21 +223,25 @@ func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		wcs := l.a.wait(t, 4)
-		for i, want := range []verbs.Status{0, verbs.StatusRemOpErr, verbs.StatusWRFlushErr, verbs.StatusWRFlushErr} {
+		for i, want := range []verbs.Status{0, verbs.StatusRemOpErr, verbs.StatusWRFlushErr,
+			verbs.StatusWRFlushErr} {
 			if wcs[i].ID != uint64(i) || wcs[i].Status != want {
 				t.Fatal(fmtWCs(wcs))
 			}
 		}
 		var fe *ibverbx.FailedError
-		if err := l.a.Err(); !errors.As(err, &fe) || fe.ID != 1 || fe.Part != ibverbx.PartMessage || fe.Opcode != verbs.WCSend || fe.VendorErr != 0x77 ||
-			fe.Fragment != -1 || fe.Fragments != 0 || fe.LocalAddr != l.a.mr.Addr()+5000 || fe.Length != 5000 || fe.RemoteAddr != 0 ||
+		if err := l.a.Err(); !errors.As(err, &fe) || fe.ID != 1 || fe.Part != ibverbx.PartMessage ||
+			fe.Opcode != verbs.WCSend || fe.VendorErr != 0x77 ||
+			fe.Fragment != -1 || fe.Fragments != 0 || fe.LocalAddr != l.a.mr.Addr()+5000 ||
+			fe.Length != 5000 || fe.RemoteAddr != 0 ||
 			!strings.Contains(err.Error(), "SEND id 1 (5000 bytes at 0x") {
 			t.Errorf("Err: %v", err)
 		}
 	})
 }
 
-// Relaxed SENDs that no receive takes end with the rest, once each, and a reset gives their slots back.
+// Relaxed SENDs that no receive takes end with the rest, once each, and a reset gives their slots
+// back.
 func TestRelaxedSendsEndWithTheVirtualQP(t *testing.T) {
 	for name, end := range map[string]func(*end) error{
 		"reset": func(e *end) error { return e.Reset() },
@@ -245,7 +260,8 @@ func TestRelaxedSendsEndWithTheVirtualQP(t *testing.T) {
 				if err := end(l.a); err != nil && !errors.Is(err, context.Canceled) {
 					t.Fatal(err)
 				}
-				if got := ids(t, l.a.poll(t), verbs.StatusWRFlushErr); len(got) != 10 || !slices.IsSorted(got) {
+				if got := ids(t, l.a.poll(t), verbs.StatusWRFlushErr); len(got) != 10 ||
+					!slices.IsSorted(got) {
 					t.Fatalf("completed %v", got)
 				}
 				if name == "close" {
@@ -300,16 +316,20 @@ func TestOrderOptionsAreRefusedWhereTheyMeanNothing(t *testing.T) {
 			{every(verbs.OpRDMAWriteWithImm, rails), verbs.ErrInvalid, "EveryRail"},
 			{every(verbs.OpSend, rails), verbs.ErrInvalid, "EveryRail"},
 			{every(verbs.OpAtomicCmpAndSwp, 8), verbs.ErrInvalid, "EveryRail"},
-			{every(verbs.OpRDMARead, 0), ibverbx.ErrLength, fmt.Sprintf("0 bytes over every rail: must be a multiple of the %d", rails)},
+			{every(verbs.OpRDMARead, 0), ibverbx.ErrLength,
+				fmt.Sprintf("0 bytes over every rail: must be a multiple of the %d", rails)},
 			{pieces, verbs.ErrInvalid, "pieces over every rail"},
 		}
 		if rails > 1 {
 			list = append(list,
-				refusal{every(verbs.OpRDMARead, rails+1), ibverbx.ErrLength, fmt.Sprintf("must be a multiple of the %d", rails)},
-				refusal{every(verbs.OpRDMAWrite, rails*1001), ibverbx.ErrLength, "a fragment has at most 1000"})
+				refusal{every(verbs.OpRDMARead, rails+1), ibverbx.ErrLength,
+					fmt.Sprintf("must be a multiple of the %d", rails)},
+				refusal{every(verbs.OpRDMAWrite, rails*1001), ibverbx.ErrLength,
+					"a fragment has at most 1000"})
 		}
 		for _, c := range list {
-			if n, err := l.a.PostSend(c.wr); n != 0 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+			if n, err := l.a.PostSend(c.wr); n != 0 || !errors.Is(err, c.want) ||
+				!strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v: %d, %v", c.wr.Opcode, n, err)
 			}
 		}
@@ -332,8 +352,9 @@ func TestEveryRailTouchesEveryRail(t *testing.T) {
 			l.a.send(t, read)
 			ids(t, l.a.wait(t, 2), verbs.StatusSuccess)
 			mustEqual(t, "read", l.a.buf[200_000:200_000+n], l.b.buf[uint64(i)*20_000:uint64(i)*20_000+n])
-			write := ibverbx.SendWR{ID: 5, Opcode: verbs.OpRDMAWrite, EveryRail: true, Remote: l.a.peer.At(500_000),
-				SGL: []ibverbx.Segment{l.a.mr.Slice(200_000, n-n/3), l.a.mr.Slice(200_000+n-n/3, n/3)}}
+			write := ibverbx.SendWR{ID: 5, Opcode: verbs.OpRDMAWrite, EveryRail: true,
+				Remote: l.a.peer.At(500_000),
+				SGL:    []ibverbx.Segment{l.a.mr.Slice(200_000, n-n/3), l.a.mr.Slice(200_000+n-n/3, n/3)}}
 			l.a.send(t, write)
 			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
 			mustEqual(t, "write", l.b.buf[500_000:500_000+n], l.a.buf[200_000:200_000+n])
@@ -394,19 +415,25 @@ func TestFailedFragmentOfEveryRailIsDescribed(t *testing.T) {
 					t.Skip("fewer rails")
 				}
 				l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
-					Match: func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+fragment*100 && wr.Bytes() == 100 }})
+					Match: func(wr *verbs.SendWR) bool {
+						return wr.RemoteAddr == l.a.peer.Addr()+fragment*100 && wr.Bytes() == 100
+					}})
 				wr := l.a.write(op, 2, 0, 100*rails)
 				wr.EveryRail = true
-				if n, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 5000, 8), wr, l.a.write(verbs.OpRDMARead, 3, 5000, 8)); n != 3 || err != nil {
+				if n, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 5000, 8), wr,
+					l.a.write(verbs.OpRDMARead, 3, 5000, 8)); n != 3 || err != nil {
 					t.Fatal(n, err)
 				}
 				wcs := l.a.wait(t, 3)
-				if wcs[0].Status != 0 || wcs[1].ID != 2 || wcs[1].Status != verbs.StatusRemOpErr || wcs[2].Status != verbs.StatusWRFlushErr {
+				if wcs[0].Status != 0 || wcs[1].ID != 2 || wcs[1].Status != verbs.StatusRemOpErr ||
+					wcs[2].Status != verbs.StatusWRFlushErr {
 					t.Fatal(fmtWCs(wcs))
 				}
 				var fe *ibverbx.FailedError
-				if !errors.As(l.a.Err(), &fe) || fe.ID != 2 || fe.Part != ibverbx.PartFragment || fe.Fragment != int(fragment) || fe.Fragments != int(rails) ||
-					fe.Rail != int(fragment) || fe.RemoteAddr != l.a.peer.Addr()+fragment*100 || fe.LocalAddr != l.a.mr.Addr()+fragment*100 || fe.Length != 100 {
+				if !errors.As(l.a.Err(), &fe) || fe.ID != 2 || fe.Part != ibverbx.PartFragment ||
+					fe.Fragment != int(fragment) || fe.Fragments != int(rails) ||
+					fe.Rail != int(fragment) || fe.RemoteAddr != l.a.peer.Addr()+fragment*100 ||
+					fe.LocalAddr != l.a.mr.Addr()+fragment*100 || fe.Length != 100 {
 					t.Errorf("%+v", fe)
 				}
 				if more := l.a.poll(t); len(more) != 0 {

@@ -7,12 +7,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// Reset takes the virtual queue pair back to RESET, whatever became of it: what is outstanding completes as flushed, the
-// failure is forgotten, and it can be connected again. The peer must do the same, and both must exchange new cards: packet
-// sequence numbers change, so that neither takes the other's new life for its old one.
+// Reset takes the virtual queue pair back to RESET, whatever became of it: what is outstanding
+// completes as flushed, the failure is forgotten, and it can be connected again. The peer must do
+// the same, and both must exchange new cards: packet sequence numbers change, so that neither takes
+// the other's new life for its old one.
 //
-// When a NIC is gone for good its queue pairs cannot be reset. What is outstanding is reported as flushed all the same, the error
-// says which rail it was, and the virtual queue pair stays failed: close it.
+// When a NIC is gone for good its queue pairs cannot be reset. What is outstanding is reported as
+// flushed all the same, the error says which rail it was, and the virtual queue pair stays failed:
+// close it.
 func (q *VirtualQP) Reset() error {
 	return q.Modify(verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState, nil)
 }
@@ -60,8 +62,9 @@ func (q *VirtualQP) reset() error {
 	return nil
 }
 
-// flush moves every queue pair to ERR and takes in what the NICs flush at once. The rest of several queue pairs' work is known here
-// and is ended without the NICs; a single queue pair's is not, so there flush waits for it.
+// flush moves every queue pair to ERR and takes in what the NICs flush at once. The rest of several
+// queue pairs' work is known here and is ended without the NICs; a single queue pair's is not, so
+// there flush waits for it.
 func (q *VirtualQP) flush() {
 	q.startFlush()
 	if q.single {
@@ -92,8 +95,8 @@ func (q *VirtualQP) endOutstanding() {
 	out.settle()
 }
 
-// restart gives a virtual queue pair that was reset its first state back. Requests keep counting on, so that completions of
-// the former life are recognised.
+// restart gives a virtual queue pair that was reset its first state back. Requests keep counting
+// on, so that completions of the former life are recognised.
 func (q *VirtualQP) restart() {
 	q.state = verbs.StateReset
 	q.failure, q.failed, q.suspect, q.killed, q.stopAt, q.freed, q.turn = nil, 0, nil, false, never, nil, 0
@@ -115,5 +118,6 @@ func (q *VirtualQP) restart() {
 	}
 }
 
-// newPSN draws the first packet sequence number of a connection, so that packets of an earlier one do not fit.
+// newPSN draws the first packet sequence number of a connection, so that packets of an earlier one
+// do not fit.
 func newPSN() uint32 { return rand.Uint32() & (1<<24 - 1) }

@@ -47,9 +47,11 @@ func TestResetEndsWhatIsOutstanding(t *testing.T) {
 	})
 }
 
-// A NIC that is gone cannot be reset: everything completes all the same, the error says which rail it was, and Close works.
+// A NIC that is gone cannot be reset: everything completes all the same, the error says which rail
+// it was, and Close works.
 func TestResetWithANICGone(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}})
+	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
+		fabric: soft.Config{Stepped: true}})
 	const total = 8
 	for id := range uint64(total) {
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 3000))
@@ -71,15 +73,16 @@ func TestResetWithANICGone(t *testing.T) {
 	}
 }
 
-// A receive that the NIC refuses for good ends the virtual queue pair, but what the NIC had accepted before stays the NIC's until it
-// has been flushed: the region cannot be closed under it.
+// A receive that the NIC refuses for good ends the virtual queue pair, but what the NIC had
+// accepted before stays the NIC's until it has been flushed: the region cannot be closed under it.
 func TestRefusedReceiveLeavesAcceptedOnesToTheNIC(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	mr, err := l.b.dom.Register(make([]byte, 4096), verbs.AccessAll)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.fabric.Inject(soft.Fault{Device: l.b.nics[0], Skip: 3, Kind: soft.RefuseRecv, Err: verbs.ErrNotSupported})
+	l.fabric.Inject(soft.Fault{Device: l.b.nics[0], Skip: 3, Kind: soft.RefuseRecv,
+		Err: verbs.ErrNotSupported})
 	var wrs []ibverbx.RecvWR
 	for id := range uint64(5) {
 		wrs = append(wrs, ibverbx.RecvWR{ID: id, Local: mr.Slice(id*100, 100)})
@@ -122,7 +125,8 @@ func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ibverbx.NewVirtualCQ(cq, cq); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "one a device") {
+	if _, err := ibverbx.NewVirtualCQ(cq, cq); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "one a device") {
 		t.Errorf("two CQs of one device: %v", err)
 	}
 	vcq, err := ibverbx.NewVirtualCQ(cq)
@@ -133,14 +137,17 @@ func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
+	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{}); !errors.Is(
+		err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
 		t.Errorf("one queue pair twice: %v", err)
 	}
 	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-	if err := qp.Modify(&init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
+	if err := qp.Modify(
+		&init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrState) {
+	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); !errors.Is(
+		err, verbs.ErrState) {
 		t.Errorf("a queue pair in INIT: %v", err)
 	}
 	if err := errors.Join(qp.Close(), vcq.Close(), pd.Close(), fabric.Close()); err != nil {
@@ -151,7 +158,8 @@ func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
 func TestResetAndReconnect(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		for life := range 4 {
-			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
+			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend,
+				Status: verbs.StatusRemOpErr})
 			for id := range uint64(5) {
 				l.b.expectRecv(t, id)
 				l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 20000))

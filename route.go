@@ -1,7 +1,8 @@
 package ibverbx
 
-// routeTable finds the rail of a physical queue pair by its number, 24 bits, on one device: three array look-ups, where a map
-// costs 5 to 24 ns. Numbers come in runs, so few pages are ever made: some 6 KiB for a table with one run.
+// routeTable finds the rail of a physical queue pair by its number, 24 bits, on one device: three
+// array look-ups, where a map costs 5 to 24 ns. Numbers come in runs, so few pages are ever made:
+// some 6 KiB for a table with one run.
 type routeTable struct {
 	pages [256]*routePage
 }

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The worked scenarios of the design, step by step on a stepped fabric: the test says which physical work request completes
-// next, and checks what is reported after it.
+// The worked scenarios of the design, step by step on a stepped fabric: the test says which
+// physical work request completes next, and checks what is reported after it.
 
 // steppedLink is a link on which nothing moves by itself.
 func steppedLink(t *testing.T, qps int, cfg ibverbx.Config) *link {
@@ -32,12 +32,13 @@ func (l *link) do(match func(soft.Action) bool) bool {
 // on matches an action of one kind on a rail of an end.
 func on(e *end, rail int, kind soft.ActionKind) func(soft.Action) bool {
 	return func(a soft.Action) bool {
-		return a.Kind == kind && a.Device == e.nics[rail%len(e.nics)].ID() && a.QPNum == e.railQP[rail] && !a.Recv
+		return a.Kind == kind && a.Device == e.nics[rail%len(e.nics)].ID() && a.QPNum == e.railQP[rail] &&
+			!a.Recv
 	}
 }
 
-// arrive executes the oldest waiting work request of a sender's rail: its data lands, and a receive that it consumes becomes
-// visible to the peer.
+// arrive executes the oldest waiting work request of a sender's rail: its data lands, and a receive
+// that it consumes becomes visible to the peer.
 func (l *link) arrive(e *end, rail int) {
 	l.tb.Helper()
 	if !l.do(on(e, rail, soft.Execute)) {
@@ -47,7 +48,8 @@ func (l *link) arrive(e *end, rail int) {
 	}
 }
 
-// acknowledge lets the oldest executed work request of a rail complete. The completion stays hidden.
+// acknowledge lets the oldest executed work request of a rail complete. The completion stays
+// hidden.
 func (l *link) acknowledge(e *end, rail int) {
 	l.tb.Helper()
 	if !l.do(on(e, rail, soft.Acknowledge)) {
@@ -85,7 +87,8 @@ const kb = 1000
 func TestScenarioMultiFragmentMessage(t *testing.T) {
 	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 100 * kb})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 42, 0, 300*kb))
-	if s := l.a.Stats(); s.SendsWaiting != 0 || s.Rails[0].Fragments+s.Rails[1].Fragments+s.Rails[2].Fragments != 3 {
+	if s := l.a.Stats(); s.SendsWaiting != 0 ||
+		s.Rails[0].Fragments+s.Rails[1].Fragments+s.Rails[2].Fragments != 3 {
 		t.Fatalf("not three fragments, all handed out: %+v", s)
 	}
 	for _, rail := range []int{1, 2} {
@@ -94,7 +97,8 @@ func TestScenarioMultiFragmentMessage(t *testing.T) {
 	}
 	l.complete(l.a, 0)
 	wcs := l.a.poll(t)
-	if len(wcs) != 1 || wcs[0].ID != 42 || wcs[0].ByteLen != 300*kb || wcs[0].Status != verbs.StatusSuccess || wcs[0].QPNum != l.a.Num() {
+	if len(wcs) != 1 || wcs[0].ID != 42 || wcs[0].ByteLen != 300*kb || wcs[0].Status != verbs.StatusSuccess ||
+		wcs[0].QPNum != l.a.Num() {
 		t.Fatal(fmtWCs(wcs))
 	}
 }
@@ -203,7 +207,8 @@ func TestScenarioDQPLBRecvTracking(t *testing.T) {
 }
 
 func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, cqDepth: 4096, fabric: soft.Config{Stepped: true}})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, cqDepth: 4096,
+		fabric: soft.Config{Stepped: true}})
 	// A second virtual queue pair, of one QP, on the same virtual CQs.
 	a1, err := l.a.dom.NewQP(l.a.cq, ibverbx.Config{QPsPerDevice: 1})
 	if err != nil {
@@ -234,7 +239,8 @@ func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
 	completeQP(single)        // passes straight through
 	completeQP(l.a.railQP[1]) // the last fragment
 	wcs := l.a.poll(t)
-	if len(wcs) != 2 || wcs[0].ID != 999 || wcs[0].QPNum != a1.Num() || wcs[1].ID != 1 || wcs[1].QPNum != l.a.Num() {
+	if len(wcs) != 2 || wcs[0].ID != 999 || wcs[0].QPNum != a1.Num() || wcs[1].ID != 1 ||
+		wcs[1].QPNum != l.a.Num() {
 		t.Fatal(fmtWCs(wcs))
 	}
 }

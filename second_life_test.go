@@ -8,7 +8,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// What became of an earlier life's sends is no reason to ask about them: in INIT a drain just flushes the receives.
+// What became of an earlier life's sends is no reason to ask about them: in INIT a drain just
+// flushes the receives.
 func TestDrainInINITOfASecondLife(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
@@ -19,7 +20,8 @@ func TestDrainInINITOfASecondLife(t *testing.T) {
 	}
 	l.a.poll(t)
 	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-	if err := l.a.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+	if err := l.a.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	l.a.expectRecv(t, 7)
@@ -29,7 +31,8 @@ func TestDrainInINITOfASecondLife(t *testing.T) {
 	only(t, l.a.poll(t), verbs.StatusWRFlushErr, 7)
 }
 
-// An end that only receives drains well after its peer has gone, in its second life as in its first.
+// An end that only receives drains well after its peer has gone, in its second life as in its
+// first.
 func TestReceiverDrainsAfterItsPeer(t *testing.T) {
 	for lives := range 2 {
 		l := newLink(t, linkConfig{})
@@ -62,7 +65,8 @@ func TestReceiverDrainsAfterItsPeer(t *testing.T) {
 	}
 }
 
-// A queue pair that has failed with its queue full of unsignaled requests can be drained and then reset.
+// A queue pair that has failed with its queue full of unsignaled requests can be drained and then
+// reset.
 func TestDrainedFullQueueCanBeReset(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
 	l.a.expectRecv(t, 1)

@@ -4,10 +4,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// sendReq is a live request of the send direction. Its fields are valid from PostSend until it is reported.
+// sendReq is a live request of the send direction. Its fields are valid from PostSend until it is
+// reported.
 //
-// Invariant: left counts the data work requests that are staged or on the NIC; dispatched means no more will follow;
-// offset <= length is what was handed to the rails.
+// Invariant: left counts the data work requests that are staged or on the NIC; dispatched means no
+// more will follow; offset <= length is what was handed to the rails.
 type sendReq struct {
 	id         uint64
 	length     uint64
@@ -59,8 +60,8 @@ const (
 	planNone                  // no data: the last step is all there is (SEND)
 )
 
-// noteState is where a request's last step stands: Spray's notification, or a SEND, which waits likewise until all earlier
-// data has been acknowledged.
+// noteState is where a request's last step stands: Spray's notification, or a SEND, which waits
+// likewise until all earlier data has been acknowledged.
 type noteState uint8
 
 const (
@@ -78,17 +79,18 @@ func (r *sendReq) complete() bool {
 // dataComplete reports whether the request's data is acknowledged.
 func (r *sendReq) dataComplete() bool { return r.dispatched && r.left == 0 }
 
-// PostSend hands requests to the virtual queue pair, in order, and says how many it accepted. When n is less than
-// len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those behind it had no effect.
+// PostSend hands requests to the virtual queue pair, in order, and says how many it accepted. When
+// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
+// behind it had no effect.
 //
-// The memory that a request names belongs to the NICs until its completion is reported. The slices SGL and Inline, and
-// wrs itself, are the caller's again when PostSend returns.
+// The memory that a request names belongs to the NICs until its completion is reported. The slices
+// SGL and Inline, and wrs itself, are the caller's again when PostSend returns.
 //
-// Requests beyond what the physical queues hold are queued here, without limit but memory. A single-QP virtual queue pair
-// queues nothing: it refuses with [verbs.ErrQueueFull].
+// Requests beyond what the physical queues hold are queued here, without limit but memory. A
+// single-QP virtual queue pair queues nothing: it refuses with [verbs.ErrQueueFull].
 //
-// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled], [ErrLength], [ErrNoKey], [ErrBounds],
-// [ErrAlignment], [verbs.ErrInvalid].
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled],
+// [ErrLength], [ErrNoKey], [ErrBounds], [ErrAlignment], [verbs.ErrInvalid].
 func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 	q.cq.guard.enter()
 	if q.single {
@@ -110,7 +112,8 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
 		if q.send.len() > maxOutstanding {
-			err = q.sendError(n, &wrs[n], verbs.ErrQueueFull, "2^27 requests are outstanding: poll completions")
+			err = q.sendError(n, &wrs[n], verbs.ErrQueueFull,
+				"2^27 requests are outstanding: poll completions")
 			break
 		}
 		wr := &wrs[n]
@@ -216,7 +219,8 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 	}
 }
 
-// holder gathers consecutive holds on one region, so that a batch costs one atomic operation and not one a request.
+// holder gathers consecutive holds on one region, so that a batch costs one atomic operation and
+// not one a request.
 type holder struct {
 	mr *MR
 	n  int64 // holds to take, beyond the one taken to see that the region is open
@@ -236,7 +240,8 @@ func (h *holder) take(mr *MR) bool {
 	return true
 }
 
-// settle takes the holds that were only counted. The region cannot have been closed meanwhile: one is taken.
+// settle takes the holds that were only counted. The region cannot have been closed meanwhile: one
+// is taken.
 func (h *holder) settle() {
 	if h.n != 0 {
 		h.mr.holds.Add(h.n)
@@ -261,7 +266,8 @@ func (q *VirtualQP) holdSend(h *holder, i int, wr *SendWR) error {
 	return nil
 }
 
-// holdPieces holds the region of every piece, or of none; it returns the index of the piece whose region is closed, or -1.
+// holdPieces holds the region of every piece, or of none; it returns the index of the piece whose
+// region is closed, or -1.
 func holdPieces(pieces []Segment) int {
 	for i := range pieces {
 		if k := pieces[i].Keys; k != nil && k.mr != nil && !k.mr.hold(1) {

@@ -2,14 +2,15 @@ package ibverbx
 
 import "math/bits"
 
-// DQPLB numbers messages modulo 2^24-1: from 0 to 0xFFFFFE; 0xFFFFFF is never sent. The number travels in the low 24
-// bits of the immediate, which is little-endian on the wire (the C++ original stores it without htonl), unlike every
-// other immediate.
+// DQPLB numbers messages modulo 2^24-1: from 0 to 0xFFFFFE; 0xFFFFFF is never sent. The number
+// travels in the low 24 bits of the immediate, which is little-endian on the wire (the C++ original
+// stores it without htonl), unlike every other immediate.
 const (
-	seqMod      = 1<<24 - 1
-	seqMask     = 1<<24 - 1
-	immLast     = 1 << 31 // the last fragment of its request: the receiver is to be notified
-	immRaw      = 1 << 30 // the user's immediate follows as a message of its own; only between ends that announce it
+	seqMod  = 1<<24 - 1
+	seqMask = 1<<24 - 1
+	immLast = 1 << 31 // the last fragment of its request: the receiver is to be notified
+	// the user's immediate follows as a message of its own; only between ends that announce it
+	immRaw      = 1 << 30
 	immReserved = 0x3f << 24
 )
 
@@ -29,14 +30,15 @@ func seqDistance(base, s uint32) uint32 {
 	return s + seqMod - base
 }
 
-// seqImm converts between a DQPLB immediate and what package verbs calls the immediate, which is its own inverse.
+// seqImm converts between a DQPLB immediate and what package verbs calls the immediate, which is
+// its own inverse.
 func seqImm(v uint32) uint32 { return bits.ReverseBytes32(v) }
 
-// numberSender hands out DQPLB numbers and keeps them within the receiver's window: a number is given only while it
-// lies less than limit ahead of the oldest one that has not been acknowledged.
+// numberSender hands out DQPLB numbers and keeps them within the receiver's window: a number is
+// given only while it lies less than limit ahead of the oldest one that has not been acknowledged.
 //
-// Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is set for an acknowledged n with
-// acked <= n < sent, and clear for every other.
+// Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is
+// set for an acknowledged n with acked <= n < sent, and clear for every other.
 type numberSender struct {
 	first uint64   // the number that the count starts with
 	sent  uint64   // the next number, not yet taken modulo seqMod
@@ -50,7 +52,8 @@ func newNumberSender(limit int, first uint32) numberSender {
 	for size < limit {
 		size *= 2
 	}
-	return numberSender{first: uint64(first), sent: uint64(first), acked: uint64(first), limit: uint64(limit), done: make([]uint64, size/64)}
+	return numberSender{first: uint64(first), sent: uint64(first), acked: uint64(first), limit: uint64(limit),
+		done: make([]uint64, size/64)}
 }
 
 // room reports whether another number may be handed out.
@@ -63,7 +66,8 @@ func (s *numberSender) next() uint32 {
 	return uint32(n % seqMod)
 }
 
-// ack notes that the message with number num was acknowledged. It reports false for a number that is not on the way.
+// ack notes that the message with number num was acknowledged. It reports false for a number that
+// is not on the way.
 func (s *numberSender) ack(num uint32) bool {
 	n := s.acked + uint64(seqDistance(uint32(s.acked%seqMod), num))
 	if n >= s.sent {
@@ -106,11 +110,11 @@ const (
 	arrivedImm                          // imm is the user's
 )
 
-// numberReceiver puts numbered messages back in order. What lies beyond the next expected number waits in a ring that
-// grows with need up to maxArrivals.
+// numberReceiver puts numbered messages back in order. What lies beyond the next expected number
+// waits in a ring that grows with need up to maxArrivals.
 //
-// Invariant: next is the lowest number not seen; ring[(base+d)&mask] is the message with number next+d, for d in
-// 1..span-1; the slot of next itself is free; len(ring) is a power of two.
+// Invariant: next is the lowest number not seen; ring[(base+d)&mask] is the message with number
+// next+d, for d in 1..span-1; the slot of next itself is free; len(ring) is a power of two.
 type numberReceiver struct {
 	next  uint32 // number expected next
 	base  uint64 // ring position of next
@@ -154,7 +158,8 @@ func (r *numberReceiver) admit(num uint32, a arrival) admitResult {
 	return admitAdvances
 }
 
-// take moves past the next message if it is there. Its end reports a request completed, with the bytes of the whole.
+// take moves past the next message if it is there. Its end reports a request completed, with the
+// bytes of the whole.
 func (r *numberReceiver) take() (a arrival, total uint64, ok bool) {
 	if len(r.ring) == 0 {
 		return a, 0, false

@@ -16,7 +16,8 @@ func TestNumbersWrapBeforeTheReservedOne(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ s, n, sum uint32 }{
-		{0, 0, 0}, {0, lastNum, lastNum}, {1, lastNum, 0}, {lastNum, 0, lastNum}, {lastNum, 1, 0}, {lastNum, lastNum, lastNum - 1}, {lastNum - 5, 10, 4},
+		{0, 0, 0}, {0, lastNum, lastNum}, {1, lastNum, 0}, {lastNum, 0, lastNum}, {lastNum, 1, 0},
+		{lastNum, lastNum, lastNum - 1}, {lastNum - 5, 10, 4},
 	} {
 		if got := seqDistance(c.s, c.sum); got != c.n {
 			t.Errorf("distance from %#x to %#x = %d, want %d", c.s, c.sum, got, c.n)
@@ -37,7 +38,8 @@ func TestNumbersWrapBeforeTheReservedOne(t *testing.T) {
 
 // On the wire a number is little-endian, which package verbs sees as swapped.
 func TestNumberImmediateIsSwapped(t *testing.T) {
-	for _, c := range []struct{ v, imm uint32 }{{0x000001, 0x01000000}, {0x80123456, 0x56341280}, {1 << 30, 0x40}} {
+	for _, c := range []struct{ v, imm uint32 }{{0x000001, 0x01000000}, {0x80123456, 0x56341280},
+		{1 << 30, 0x40}} {
 		if got := seqImm(c.v); got != c.imm || seqImm(got) != c.v {
 			t.Errorf("%#x travels as %#x, want %#x", c.v, got, c.imm)
 		}
@@ -114,10 +116,12 @@ func TestNumberSenderAgainstReference(t *testing.T) {
 						}
 						continue
 					}
-					// From a little behind the window to a little beyond, most often close to the oldest.
+					// From a little behind the window to a little beyond, most often close to the
+					// oldest.
 					n := max(ref.acked, 5) - 5 + rng.Uint64N(12+(ref.sent-ref.acked)>>rng.UintN(10))
 					if got, want := s.ack(uint32(n%seqMod)), ref.ack(n); got != want {
-						t.Fatalf("ack of %d: %v, want %v (acked %d, sent %d)", n, got, want, ref.acked, ref.sent)
+						t.Fatalf("ack of %d: %v, want %v (acked %d, sent %d)", n, got, want, ref.acked,
+							ref.sent)
 					}
 					if s.sent != ref.sent || s.acked != ref.acked {
 						t.Fatalf("acked %d sent %d, want %d %d", s.acked, s.sent, ref.acked, ref.sent)
@@ -158,8 +162,10 @@ func TestNumberReceiverVerdicts(t *testing.T) {
 			d    int64
 			want admitResult
 		}{
-			{2, admitWaits}, {2, admitDuplicate}, {-1, admitDuplicate}, {-maxArrivals, admitDuplicate}, {-maxArrivals - 1, admitFar},
-			{maxArrivals, admitFar}, {seqMod / 2, admitFar}, {maxArrivals - 1, admitWaits}, {1, admitWaits}, {0, admitAdvances},
+			{2, admitWaits}, {2, admitDuplicate}, {-1, admitDuplicate}, {-maxArrivals, admitDuplicate},
+			{-maxArrivals - 1, admitFar},
+			{maxArrivals, admitFar}, {seqMod / 2, admitFar}, {maxArrivals - 1, admitWaits}, {1, admitWaits},
+			{0, admitAdvances},
 		} {
 			if got := r.admit(at(step.d), arrival{bytes: 1}); got != step.want {
 				t.Errorf("from %#x, %+d: verdict %d, want %d", start, step.d, got, step.want)
@@ -181,11 +187,13 @@ func TestNumberReceiverVerdicts(t *testing.T) {
 	}
 }
 
-// The bytes of a request are those of all its messages, markers and earlier plain ones included; each request starts anew.
+// The bytes of a request are those of all its messages, markers and earlier plain ones included;
+// each request starts anew.
 func TestNumberReceiverTotals(t *testing.T) {
 	r := numberReceiver{next: lastNum}
 	end := arrivedEnd
-	messages := []arrival{{bytes: 1 << 31}, {bytes: 1 << 31}, {bytes: 1<<32 - 1, state: end}, {bytes: 0}, {bytes: 7, state: end | arrivedImm, imm: 9}, {state: end}}
+	messages := []arrival{{bytes: 1 << 31}, {bytes: 1 << 31}, {bytes: 1<<32 - 1, state: end}, {bytes: 0},
+		{bytes: 7, state: end | arrivedImm, imm: 9}, {state: end}}
 	num := uint32(lastNum)
 	nums := make([]uint32, len(messages))
 	for i := range messages {
@@ -274,12 +282,14 @@ func TestNumberReceiverAgainstReference(t *testing.T) {
 						if !ok {
 							break
 						}
-						if gotA.bytes != wantA.bytes || gotA.imm != wantA.imm || gotA.state&arrivedEnd != wantA.state&arrivedEnd || gotTotal != wantTotal {
+						if gotA.bytes != wantA.bytes || gotA.imm != wantA.imm ||
+							gotA.state&arrivedEnd != wantA.state&arrivedEnd || gotTotal != wantTotal {
 							t.Fatalf("took %+v total %d, want %+v total %d", gotA, gotTotal, wantA, wantTotal)
 						}
 					}
 					if r.held != len(ref.waiting) || r.next != uint32(ref.next%seqMod) {
-						t.Fatalf("held %d next %d, want %d %d", r.held, r.next, len(ref.waiting), ref.next%seqMod)
+						t.Fatalf("held %d next %d, want %d %d", r.held, r.next, len(ref.waiting),
+							ref.next%seqMod)
 					}
 				}
 				if n := len(r.ring); n > maxArrivals || n&(n-1) != 0 {

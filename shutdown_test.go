@@ -14,7 +14,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A drain that was given up half way: Reset and Close end it, exactly once for each request, and nothing of Drain's own shows.
+// A drain that was given up half way: Reset and Close end it, exactly once for each request, and
+// nothing of Drain's own shows.
 func TestDrainGivenUp(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
@@ -23,7 +24,8 @@ func TestDrainGivenUp(t *testing.T) {
 			l.a.fill(t, 7, 3)
 			short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
 			defer cancel()
-			if err := l.a.Drain(short); !errors.Is(err, context.DeadlineExceeded) || l.a.State() != verbs.StateSQD {
+			if err := l.a.Drain(short); !errors.Is(err, context.DeadlineExceeded) ||
+				l.a.State() != verbs.StateSQD {
 				t.Fatalf("%v, %v", err, l.a.State())
 			}
 			start := time.Now()
@@ -46,7 +48,8 @@ func TestDrainGivenUp(t *testing.T) {
 			default:
 				short, cancel := context.WithTimeout(context.Background(), 3*time.Millisecond)
 				defer cancel()
-				if err := l.a.Shutdown(short); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ibverbx.ErrClosed) || !strings.Contains(err.Error(), "outstanding") {
+				if err := l.a.Shutdown(short); !errors.Is(err, context.DeadlineExceeded) ||
+					errors.Is(err, ibverbx.ErrClosed) || !strings.Contains(err.Error(), "outstanding") {
 					t.Errorf("shutdown: %v", err)
 				}
 				if err := l.a.Close(); !errors.Is(err, ibverbx.ErrClosed) {
@@ -58,7 +61,8 @@ func TestDrainGivenUp(t *testing.T) {
 				t.Errorf("%s took %v", how, took)
 			}
 			sends, recvs := directions(t, l.a.backlog)
-			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 7)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 7)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
 				t.Errorf("%s: sends %v, receives %v", how, sends, recvs)
 			}
 			if err := l.a.mr.Close(); err != nil {
@@ -76,7 +80,8 @@ func TestShutdown(t *testing.T) {
 			t.Fatal(err)
 		}
 		sends, recvs := directions(t, l.a.pollClosed(t))
-		if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+		if !slices.Equal(sends, repeated(verbs.StatusSuccess, 12)) ||
+			!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
 			t.Errorf("sends %v, receives %v", sends, recvs)
 		}
 		if err := l.a.mr.Close(); err != nil {
@@ -85,8 +90,10 @@ func TestShutdown(t *testing.T) {
 	})
 }
 
-// rawPair is two connected virtual queue pairs on one NIC, each on physical CQs of its own without a completion channel.
-func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.VirtualQP, mr verbs.MR, done func() error) {
+// rawPair is two connected virtual queue pairs on one NIC, each on physical CQs of its own without
+// a completion channel.
+func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.VirtualQP, mr verbs.MR,
+	done func() error) {
 	t.Helper()
 	dev := fabric.Device(0)
 	pd, err := dev.AllocPD()
@@ -123,8 +130,8 @@ func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.Virtu
 	}
 }
 
-// Without a completion channel Drain polls. Of unsignaled requests it waits for the last, which tells of nobody's completion; its own
-// request shows nowhere.
+// Without a completion channel Drain polls. Of unsignaled requests it waits for the last, which
+// tells of nobody's completion; its own request shows nowhere.
 func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 	for _, qps := range []int{1, 3} {
 		t.Run(fmt.Sprint(qps, " queue pairs"), func(t *testing.T) {
@@ -135,7 +142,8 @@ func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 			ends, mr, done := rawPair(t, fabric, qps)
 			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})
 			rkeys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
-			delay := fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Skip: 2, Count: 3})
+			delay := fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Skip: 2,
+				Count: 3})
 			depth := ends[0].Config().MaxMsgCntPerQP
 			flags := verbs.SendFlags(0)
 			if qps > 1 {
@@ -143,8 +151,10 @@ func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 			}
 			depth-- // the last slot is for Drain's own request
 			for id := range uint64(depth) {
-				if _, err := ends[0].PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags, Local: ibverbx.Segment{Addr: mr.Addr(), Length: 100, Keys: keys},
-					Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + 1<<20 + id*100, Length: 100, Keys: rkeys}}); err != nil {
+				if _, err := ends[0].PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: flags,
+					Local: ibverbx.Segment{Addr: mr.Addr(), Length: 100, Keys: keys},
+					Remote: ibverbx.RemoteSegment{Addr: mr.Addr() + 1<<20 + id*100, Length: 100,
+						Keys: rkeys}}); err != nil {
 					t.Fatal(id, err)
 				}
 			}

@@ -7,10 +7,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// passBatch is how many requests are translated for a queue pair at a time: as many as a caller usually posts at once.
+// passBatch is how many requests are translated for a queue pair at a time: as many as a caller
+// usually posts at once.
 const passBatch = 64
 
-// passSends hands requests straight to the only queue pair. Nothing is tracked: the completion brings the user's own ID.
+// passSends hands requests straight to the only queue pair. Nothing is tracked: the completion
+// brings the user's own ID.
 func (q *VirtualQP) passSends(wrs []SendWR) (n int, err error) {
 	if len(wrs) == 0 {
 		return 0, nil
@@ -70,7 +72,8 @@ func (q *VirtualQP) translate(rl *rail, i int, wr *SendWR) error {
 	}
 	length := wr.Local.Length
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
-		if k := wr.Local.Keys; length != 0 && (k == nil || q.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length)) {
+		if k := wr.Local.Keys; length != 0 &&
+			(k == nil || q.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length)) {
 			return q.checkSegment(i, wr, wr.Local, q.localDevs)
 		}
 	} else {
@@ -136,9 +139,11 @@ func (q *VirtualQP) translateLocal(rl *rail, wr *SendWR, p *verbs.SendWR, length
 
 func (q *VirtualQP) passTooLarge(i int, wr *SendWR, length uint64) error {
 	if length > maxMessage {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at most 2 GiB; use several queue pairs, which fragment", length))
+		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at "+
+			"most 2 GiB; use several queue pairs, which fragment", length))
 	}
-	return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL), q.rails[0].maxSGE))
+	return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL),
+		q.rails[0].maxSGE))
 }
 
 // passRecvs hands receives straight to the only queue pair.
@@ -184,7 +189,8 @@ func (q *VirtualQP) passRecvs(wrs []RecvWR) (n int, err error) {
 	return n, err
 }
 
-// translateRecv checks a receive and appends its pieces of memory to sgl, which has room for as many as the queue pair takes.
+// translateRecv checks a receive and appends its pieces of memory to sgl, which has room for as
+// many as the queue pair takes.
 func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.SGE, error) {
 	if len(wr.SGL) == 0 {
 		if wr.Local.Length == 0 {
@@ -194,7 +200,8 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 		if err := q.checkRecv(i, wr, pieces[:]); err != nil {
 			return nil, err
 		}
-		return append(sgl, verbs.SGE{Addr: wr.Local.Addr, Length: uint32(wr.Local.Length), LKey: wr.Local.Keys.at(q.rails[0].device)}), nil
+		return append(sgl, verbs.SGE{Addr: wr.Local.Addr, Length: uint32(wr.Local.Length),
+			LKey: wr.Local.Keys.at(q.rails[0].device)}), nil
 	}
 	if wr.Local != (Segment{}) {
 		return nil, recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
@@ -205,7 +212,8 @@ func (q *VirtualQP) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs.S
 	return appendSGL(sgl, wr.SGL, q.rails[0].device), nil
 }
 
-// passCompletion hands a completion straight to the user, with the fields that are undefined cleared.
+// passCompletion hands a completion straight to the user, with the fields that are undefined
+// cleared.
 func (q *VirtualQP) passCompletion(rl *rail, wc *verbs.WC, out *sink) {
 	if q.own.owns(wc) {
 		q.ownCompleted(rl, wc)

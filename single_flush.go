@@ -11,10 +11,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// ownRequests are the requests that Drain, Close and Reset post on a single queue pair, to be told by their completions how far it is: a
-// marker behind the sends, and then, in ERR, one on either queue, whose flush says that all before it was flushed. Counting would not do:
-// which unsignaled requests still complete, the NIC alone knows. All have the same ID, which nobody else uses; their completions do not
-// reach the user.
+// ownRequests are the requests that Drain, Close and Reset post on a single queue pair, to be told
+// by their completions how far it is: a marker behind the sends, and then, in ERR, one on either
+// queue, whose flush says that all before it was flushed. Counting would not do: which unsignaled
+// requests still complete, the NIC alone knows. All have the same ID, which nobody else uses; their
+// completions do not reach the user.
 type ownRequests struct {
 	id     uint64 // drawn by ownID
 	left   int    // own requests on the queue pair
@@ -32,13 +33,15 @@ type ownRequests struct {
 }
 
 const (
-	flushPatience = time.Second           // how long Close and Reset wait for a NIC that does not answer
-	flushQuiet    = 10 * time.Millisecond // how long flushed requests are awaited that cannot be asked about: NICs flush within microseconds
-	flushLooks    = 50                    // and how often the CQ is polled meanwhile, at least
+	flushPatience = time.Second // how long Close and Reset wait for a NIC that does not answer
+	// how long flushed requests are awaited that cannot be asked about: NICs flush within
+	// microseconds
+	flushQuiet = 10 * time.Millisecond
+	flushLooks = 50 // and how often the CQ is polled meanwhile, at least
 )
 
-// sendsPassed reports whether all sends of a single queue pair have ended. When it does, either all have ended well or a failure is
-// recorded; that is why flushes are no failures from then on.
+// sendsPassed reports whether all sends of a single queue pair have ended. When it does, either all
+// have ended well or a failure is recorded; that is why flushes are no failures from then on.
 func (q *VirtualQP) sendsPassed() bool {
 	o, rl := &q.own, q.rails[0]
 	if rl.closed || q.failure != nil || !o.marked && q.counters.sends-q.counters.sendsDone == o.past {
@@ -56,8 +59,9 @@ func (q *VirtualQP) sendsPassed() bool {
 	return o.marked && o.left == 0
 }
 
-// recvsPassed reports whether everything on a single queue pair has ended, which is in ERR. Where the NIC does not let that be found out,
-// the queue pair is reset, or destroyed if it refuses that too: it then holds nothing for sure.
+// recvsPassed reports whether everything on a single queue pair has ended, which is in ERR. Where
+// the NIC does not let that be found out, the queue pair is reset, or destroyed if it refuses that
+// too: it then holds nothing for sure.
 func (q *VirtualQP) recvsPassed() bool {
 	o, rl := &q.own, q.rails[0]
 	if rl.closed || q.nothingLeft() || q.flushPassed() || q.nothingLeft() {
@@ -81,14 +85,15 @@ func (q *VirtualQP) recvsPassed() bool {
 	return true
 }
 
-// mustRetry reports whether a single queue pair has refused an own request: perhaps no completion comes that would wake Drain.
+// mustRetry reports whether a single queue pair has refused an own request: perhaps no completion
+// comes that would wake Drain.
 func (q *VirtualQP) mustRetry() bool {
 	o := &q.own
 	return q.single && (q.phase == drainSends && !o.marked || q.phase == drainRecvs && (!o.sent || !o.recvd))
 }
 
-// flushPassed goes on with finding out whether a single queue pair in ERR has flushed everything: it posts the two requests, and waits
-// for them to be flushed, since queues flush in order.
+// flushPassed goes on with finding out whether a single queue pair in ERR has flushed everything:
+// it posts the two requests, and waits for them to be flushed, since queues flush in order.
 func (q *VirtualQP) flushPassed() bool {
 	o := &q.own
 	if !o.sent && !refusedForGood(o.sendErr) {
@@ -103,20 +108,22 @@ func (q *VirtualQP) flushPassed() bool {
 	return o.sent && o.recvd && o.left == 0
 }
 
-// flushUnknown reports whether it will never be known that everything was flushed: a queue refuses the own request for good, or is full of
-// unsignaled requests that have succeeded, whose slots nothing gives back in ERR; the other's has come back, and nothing else comes.
+// flushUnknown reports whether it will never be known that everything was flushed: a queue refuses
+// the own request for good, or is full of unsignaled requests that have succeeded, whose slots
+// nothing gives back in ERR; the other's has come back, and nothing else comes.
 func (q *VirtualQP) flushUnknown() bool {
 	o := &q.own
 	quiet := q.quiet()
-	return quiet && o.left == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) || refusedForGood(o.sendErr) || refusedForGood(o.recvErr))
+	return quiet && o.left == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) || refusedForGood(o.sendErr) ||
+		refusedForGood(o.recvErr))
 }
 
-// nothingLeft reports whether every request has its completion: then there is nothing to ask about. Unsignaled requests that have
-// succeeded count for ever, so that often it cannot be known so.
+// nothingLeft reports whether every request has its completion: then there is nothing to ask about.
+// Unsignaled requests that have succeeded count for ever, so that often it cannot be known so.
 func (q *VirtualQP) nothingLeft() bool { return q.inflight == 0 && q.own.left == 0 }
 
-// quiet reports whether no request of the user has completed for a while; it must be asked all along. Time alone does not tell: a process
-// that did not run has not looked.
+// quiet reports whether no request of the user has completed for a while; it must be asked all
+// along. Time alone does not tell: a process that did not run has not looked.
 func (q *VirtualQP) quiet() bool {
 	o := &q.own
 	if o.looks++; o.looks == 1 || o.outstanding != q.inflight {
@@ -125,13 +132,14 @@ func (q *VirtualQP) quiet() bool {
 	return o.looks >= flushLooks && time.Since(o.since) > flushQuiet
 }
 
-// flushOver reports whether Close and Reset need not wait for a single queue pair in ERR any more. It may hold something still, and is
-// reset or destroyed anyway.
+// flushOver reports whether Close and Reset need not wait for a single queue pair in ERR any more.
+// It may hold something still, and is reset or destroyed anyway.
 func (q *VirtualQP) flushOver() bool {
 	return q.rails[0].closed || q.own.tired || q.nothingLeft() || q.flushPassed() || q.flushUnknown()
 }
 
-// awaitFlushes waits until single queue pairs in ERR have flushed everything: all at once, so that the waits do not add up. It changes the list.
+// awaitFlushes waits until single queue pairs in ERR have flushed everything: all at once, so that
+// the waits do not add up. It changes the list.
 func awaitFlushes(list []*VirtualQP) {
 	const spins = 100 // polls before the wait starts to sleep
 	deadline := time.Now().Add(flushPatience)
@@ -155,12 +163,14 @@ func awaitFlushes(list []*VirtualQP) {
 
 // postOwnSend posts a write of no bytes.
 func (q *VirtualQP) postOwnSend() error {
-	_, err := q.rails[0].qp.PostSend([]verbs.SendWR{{ID: q.own.ownID(), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}})
+	_, err := q.rails[0].qp.PostSend(
+		[]verbs.SendWR{{ID: q.own.ownID(), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}})
 	q.own.posted(err)
 	return err
 }
 
-// ownCompleted takes in the completion of an own request. That of the marker tells whether the sends before it have ended well.
+// ownCompleted takes in the completion of an own request. That of the marker tells whether the
+// sends before it have ended well.
 func (q *VirtualQP) ownCompleted(rl *rail, wc *verbs.WC) {
 	q.own.left--
 	if wc.Status != verbs.StatusSuccess && q.phase == drainSends {

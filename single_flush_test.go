@@ -24,7 +24,8 @@ func fillUnsignaled(t *testing.T, e *end, q *ibverbx.VirtualQP) {
 	}
 }
 
-// A NIC that refuses Drain's own write for good leaves the sends before it unproven. They are flushed, and nobody calls that a success.
+// A NIC that refuses Drain's own write for good leaves the sends before it unproven. They are
+// flushed, and nobody calls that a success.
 func TestDrainWhoseWriteIsRefused(t *testing.T) {
 	for _, how := range []string{"drain", "shutdown"} {
 		t.Run(how, func(t *testing.T) {
@@ -39,7 +40,8 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 			}
 			err := end(patience(t))
 			var fe *ibverbx.FailedError
-			if !errors.Is(err, verbs.ErrInvalid) || !errors.As(err, &fe) || fe.Rail != 0 || fe.HasID || l.a.State() != verbs.StateErr {
+			if !errors.Is(err, verbs.ErrInvalid) || !errors.As(err, &fe) || fe.Rail != 0 || fe.HasID ||
+				l.a.State() != verbs.StateErr {
 				t.Errorf("%v; Err %v, %v", err, l.a.Err(), l.a.State())
 			}
 			if how == "drain" {
@@ -48,7 +50,8 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 				l.a.pollClosed(t)
 			}
 			sends, recvs := directions(t, l.a.backlog)
-			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 3)) || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
+			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 3)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
 				t.Errorf("sends %v, receives %v", sends, recvs)
 			}
 		})
@@ -75,8 +78,8 @@ func TestDrainWhoseWriteFails(t *testing.T) {
 	}
 }
 
-// A NIC that refuses even what would tell when everything was flushed: Drain is not done while the NIC may hold something. What comes
-// soon is reported; then the queue pair is destroyed.
+// A NIC that refuses even what would tell when everything was flushed: Drain is not done while the
+// NIC may hold something. What comes soon is reported; then the queue pair is destroyed.
 func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 	for _, stepped := range []bool{false, true} {
 		l := newLink(t, linkConfig{fabric: soft.Config{Stepped: stepped}})
@@ -90,12 +93,15 @@ func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 		}
 		l.a.fill(t, sends, 5-sends)
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
-			l.fabric.Inject(soft.Fault{Kind: kind, Device: l.a.nics[0], Err: verbs.ErrNotSupported, Count: -1})
+			l.fabric.Inject(soft.Fault{Kind: kind, Device: l.a.nics[0], Err: verbs.ErrNotSupported,
+				Count: -1})
 		}
-		if err := l.a.Drain(endedContext()); stepped && !errors.Is(err, context.Canceled) || !errors.Is(err, verbs.ErrNotSupported) {
+		if err := l.a.Drain(endedContext()); stepped && !errors.Is(err, context.Canceled) ||
+			!errors.Is(err, verbs.ErrNotSupported) {
 			t.Errorf("stepped %v: done at once: %v", stepped, err)
 		}
-		if err := l.a.Drain(patience(t)); !errors.Is(err, verbs.ErrNotSupported) || errors.Is(err, context.DeadlineExceeded) {
+		if err := l.a.Drain(patience(t)); !errors.Is(err, verbs.ErrNotSupported) ||
+			errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("stepped %v: Drain: %v", stepped, err)
 		}
 		wcs := l.a.poll(t)
@@ -115,8 +121,8 @@ func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 	}
 }
 
-// A queue that is full of unsignaled requests gives no slot back in ERR, so nothing can be asked there. That is no reason to wait for long,
-// and several do not add up.
+// A queue that is full of unsignaled requests gives no slot back in ERR, so nothing can be asked
+// there. That is no reason to wait for long, and several do not add up.
 func TestEndingAFullQueueIsQuick(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		t.Run(how, func(t *testing.T) {
@@ -170,7 +176,9 @@ func TestANICThatDoesNotAnswerIsWaitedForOnce(t *testing.T) {
 		if e == l.a {
 			e.expectRecv(t, 1)
 			init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-			if err := q.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil); err != nil {
+			if err := q.Modify(
+				init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+				nil); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
@@ -244,9 +252,11 @@ func TestSingleQPCountsWhatWasAccepted(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
 	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 	defer stall.Remove()
-	inline := ibverbx.SendWR{ID: 0, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline, Inline: make([]byte, 7)}
+	inline := ibverbx.SendWR{ID: 0, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
+		Inline: make([]byte, 7)}
 	scattered := l.a.write(verbs.OpRDMAWrite, 1, 0, 30)
-	scattered.Local, scattered.SGL = ibverbx.Segment{}, []ibverbx.Segment{l.a.mr.Slice(0, 10), l.a.mr.Slice(100, 20)}
+	scattered.Local, scattered.SGL = ibverbx.Segment{},
+		[]ibverbx.Segment{l.a.mr.Slice(0, 10), l.a.mr.Slice(100, 20)}
 	wrs := []ibverbx.SendWR{inline, scattered}
 	for id := uint64(2); id < 20; id++ {
 		wrs = append(wrs, l.a.write(verbs.OpRDMAWrite, id, 0, 100))
@@ -272,7 +282,8 @@ func TestSingleQPOnANICThatIsGone(t *testing.T) {
 	if !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(l.a.Err(), &fe) {
 		t.Fatalf("%v; Err %v", err, l.a.Err())
 	}
-	if !errors.Is(fe, verbs.ErrDeviceGone) || !fe.Recv || !fe.HasID || fe.ID != 2 || fe.Opcode != verbs.WCUnknown ||
+	if !errors.Is(fe, verbs.ErrDeviceGone) || !fe.Recv || !fe.HasID || fe.ID != 2 ||
+		fe.Opcode != verbs.WCUnknown ||
 		fe.LocalAddr != l.a.mr.Addr()+8 || fe.Length != 16 || fe.Rail != 0 {
 		t.Errorf("%+v", fe)
 	}
@@ -281,7 +292,8 @@ func TestSingleQPOnANICThatIsGone(t *testing.T) {
 	}
 }
 
-// Where every request has its completion already there is nothing to ask the NIC about, so it cannot refuse either.
+// Where every request has its completion already there is nothing to ask the NIC about, so it
+// cannot refuse either.
 func TestDrainWithNothingOutstandingAsksNothing(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))

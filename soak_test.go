@@ -14,10 +14,11 @@ import (
 	"ibverbx/verbs"
 )
 
-var soakRequests = flag.Int("soak", 200_000, "work requests of TestSoak, over all shapes; the long run is 10000000")
+var soakRequests = flag.Int("soak", 200_000, "work requests of TestSoak, over all shapes; the long run is "+
+	"10000000")
 
-// TestSoak drives mixed kinds and sizes through every shape and checks order, count and content of every one, and that memory
-// stays where it is.
+// TestSoak drives mixed kinds and sizes through every shape and checks order, count and content of
+// every one, and that memory stays where it is.
 func TestSoak(t *testing.T) {
 	type shape struct {
 		qps, nics int
@@ -42,7 +43,9 @@ func TestSoak(t *testing.T) {
 			if s.qps == 1 {
 				depth = soakSlots // pass-through queues nothing
 			}
-			l := newLink(t, linkConfig{nics: s.nics, qp: ibverbx.Config{Scheme: s.scheme, QPsPerDevice: s.qps / s.nics, MaxMsgSize: 512, MaxMsgCntPerQP: depth}})
+			l := newLink(t, linkConfig{nics: s.nics,
+				qp: ibverbx.Config{Scheme: s.scheme, QPsPerDevice: s.qps / s.nics, MaxMsgSize: 512,
+					MaxMsgCntPerQP: depth}})
 			newSoak(l, uint64(s.qps*100+s.nics)).run(t, perShape)
 		})
 	}
@@ -52,7 +55,8 @@ const (
 	soakSlots  = 128  // requests outstanding
 	soakMax    = 2048 // bytes of the longest
 	soakSource = 64 << 10
-	// Layout of either buffer: a source that never changes, a slot for each outstanding request, and one word for atomics.
+	// Layout of either buffer: a source that never changes, a slot for each outstanding request,
+	// and one word for atomics.
 	soakSlotsAt = soakSource
 	soakRecvAt  = soakSlotsAt + soakSlots*soakMax
 	soakWordAt  = soakRecvAt + soakSlots*soakMax
@@ -114,7 +118,8 @@ func (s *soak) run(t *testing.T, total int) {
 		if err := e.Err(); err != nil {
 			t.Error(err)
 		}
-		if st := e.Stats(); st.SendWindow != 0 || st.RecvWindow != 0 || st.Banked != 0 || st.StaleEvents != 0 || st.OutOfOrder != 0 {
+		if st := e.Stats(); st.SendWindow != 0 || st.RecvWindow != 0 || st.Banked != 0 ||
+			st.StaleEvents != 0 || st.OutOfOrder != 0 {
 			t.Errorf("not quiet at the end: %+v", st)
 		}
 	}
@@ -123,7 +128,8 @@ func (s *soak) run(t *testing.T, total int) {
 // post sends the next request, and first what it needs on the other side.
 func (s *soak) post(t *testing.T) {
 	a, b := s.l.a, s.l.b
-	ops := []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend, verbs.OpSendWithImm, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp}
+	ops := []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend,
+		verbs.OpSendWithImm, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp}
 	r := soakReq{op: ops[s.rng.IntN(len(ops))], length: 1 + s.rng.Uint64N(soakMax), id: s.posted}
 	if s.rng.IntN(2) == 0 {
 		r.length = 1 + s.rng.Uint64N(64)
@@ -145,7 +151,8 @@ func (s *soak) post(t *testing.T) {
 	default:
 		wr.Local = a.mr.Slice(r.from, r.length)
 		if cut := s.rng.Uint64N(r.length); cut > 0 && s.rng.IntN(4) == 0 {
-			wr.Local, wr.SGL = ibverbx.Segment{}, []ibverbx.Segment{a.mr.Slice(r.from, cut), a.mr.Slice(r.from+cut, r.length-cut)}
+			wr.Local, wr.SGL = ibverbx.Segment{}, []ibverbx.Segment{a.mr.Slice(r.from, cut),
+				a.mr.Slice(r.from+cut, r.length-cut)}
 		}
 		if !r.op.IsSend() {
 			wr.Remote = a.peer.Slice(slotAt, r.length)

@@ -56,8 +56,9 @@ func (q *VirtualQP) Stats() Stats {
 		Recvs: q.counters.recvs, RecvsCompleted: q.counters.recvsDone,
 		RecvWindow: q.recv.win.len(), RecvRing: len(q.recv.win.slots),
 		RingsGrown: q.send.grown + q.recv.win.grown,
-		Markers:    q.counters.markers, NumbersSent: q.numbers.sent - q.numbers.first, NumbersOpen: int(q.numbers.sent - q.numbers.acked),
-		OutOfOrder: q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
+		Markers:    q.counters.markers, NumbersSent: q.numbers.sent - q.numbers.first,
+		NumbersOpen: int(q.numbers.sent - q.numbers.acked),
+		OutOfOrder:  q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
 		StaleEvents: q.counters.stale,
 	}
 	for _, r := range q.all {
@@ -76,8 +77,8 @@ type CQStats struct {
 	VirtualQPs int `json:"virtual_qps"`
 	Ready      int `json:"ready"`      // completions that wait to be polled
 	ReadyRing  int `json:"ready_ring"` // slots of the ring that holds them
-	// Retrying is how many virtual queue pairs must be polled though no event may come: they try again what a NIC has refused for now,
-	// or have failed and linger, see [Config.Linger].
+	// Retrying is how many virtual queue pairs must be polled though no event may come: they try
+	// again what a NIC has refused for now, or have failed and linger, see [Config.Linger].
 	Retrying    int    `json:"retrying"`
 	StaleEvents uint64 `json:"stale_events"` // completions of queue pairs that were closed a moment before
 }
@@ -86,5 +87,6 @@ type CQStats struct {
 func (c *VirtualCQ) Stats() CQStats {
 	c.guard.enter()
 	defer c.guard.exit()
-	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots), Retrying: len(c.touched), StaleEvents: c.stale}
+	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots),
+		Retrying: len(c.touched), StaleEvents: c.stale}
 }

@@ -10,8 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// VirtualCQ collects the completions of the virtual queue pairs that were made on it, over physical CQs of one or many
-// devices. It and its virtual queue pairs are owned by one goroutine at a time; see [VirtualQP].
+// VirtualCQ collects the completions of the virtual queue pairs that were made on it, over physical
+// CQs of one or many devices. It and its virtual queue pairs are owned by one goroutine at a time;
+// see [VirtualQP].
 type VirtualCQ struct {
 	dom     *Domain // set when NewCQ created the physical CQs
 	cqs     []physicalCQ
@@ -38,13 +39,15 @@ type physicalCQ struct {
 	dead   bool
 }
 
-var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set CQConfig.Channel")
+var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set " +
+	"CQConfig.Channel")
 
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
 
-// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on. To wait for events they must all
-// have been created with the same CompChannel, and nobody else may wait on that: an event wakes one.
+// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on. To
+// wait for events they must all have been created with the same CompChannel, and nobody else may
+// wait on that: an event wakes one.
 func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	if len(cqs) == 0 {
 		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
@@ -53,11 +56,13 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	for _, cq := range cqs {
 		dev := cq.Device().ID()
 		if dev >= verbs.MaxDevices {
-			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: %s has index %d: must be below %d", verbs.ErrInvalid, cq.Device().Name(), dev, verbs.MaxDevices)
+			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: %s has index %d: must be below %d",
+				verbs.ErrInvalid, cq.Device().Name(), dev, verbs.MaxDevices)
 		}
 		if c.routes[dev] != nil {
 			// A queue pair does not say which CQ it completes on, so room could not be reserved.
-			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: two CQs of %s: give one a device", verbs.ErrInvalid, cq.Device().Name())
+			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: two CQs of %s: give one a device",
+				verbs.ErrInvalid, cq.Device().Name())
 		}
 		c.routes[dev] = &routeTable{}
 		c.room[dev] = cq.Depth()
@@ -69,7 +74,8 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	return c, nil
 }
 
-// sink is where a poll puts what it reports: into the caller's slice while there is room, then into the ready ring.
+// sink is where a poll puts what it reports: into the caller's slice while there is room, then into
+// the ready ring.
 type sink struct {
 	dst  []WC
 	n    int
@@ -106,10 +112,10 @@ func (c *VirtualCQ) slot(out *sink) *WC {
 	return c.ready.open()
 }
 
-// Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not fit waits for the next
-// call. It neither blocks nor allocates. An error concerns a physical CQ that has died; it is reported once, the virtual
-// queue pairs on it fail, and completions come along all the same. After Close it delivers what was left and then
-// [ErrClosed].
+// Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
+// fit waits for the next call. It neither blocks nor allocates. An error concerns a physical CQ
+// that has died; it is reported once, the virtual queue pairs on it fail, and completions come
+// along all the same. After Close it delivers what was left and then [ErrClosed].
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.guard.enter()
 	n, err = c.poll(dst, -1)
@@ -117,8 +123,8 @@ func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	return n, err
 }
 
-// PollDevice is Poll for the physical CQs of one device: for programs that serve one NIC before another. Completions of other
-// devices that were collected earlier come along.
+// PollDevice is Poll for the physical CQs of one device: for programs that serve one NIC before
+// another. Completions of other devices that were collected earlier come along.
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
 	c.guard.enter()
 	n, err = c.poll(dst, int(dev))
@@ -137,7 +143,8 @@ func (c *VirtualCQ) PollOne() (wc WC, ok bool, err error) {
 //
 //	for wc, err := range cq.Completions() { ... }
 //
-// An error, as of Poll, comes by itself with a zero WC; the loop goes on behind it. The loop body may post.
+// An error, as of Poll, comes by itself with a zero WC; the loop goes on behind it. The loop body
+// may post.
 func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 	return func(yield func(WC, error) bool) {
 		var batch [16]WC
@@ -171,8 +178,9 @@ func (c *VirtualCQ) unpoll(wcs []WC) {
 	}
 }
 
-// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it takes in completions of one
-// device's CQ, in the order in which that CQ gave them, and appends what they complete to dst. Whoever uses it does not call Poll.
+// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
+// takes in completions of one device's CQ, in the order in which that CQ gave them, and appends
+// what they complete to dst. Whoever uses it does not call Poll.
 func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
 	c.guard.enter()
 	out := sink{}
@@ -210,8 +218,8 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	return out.n, err
 }
 
-// takeAll takes in what the physical CQs hold and carries on with what that frees. Once the caller's slice is full it takes no
-// more than a batch from each further CQ.
+// takeAll takes in what the physical CQs hold and carries on with what that frees. Once the
+// caller's slice is full it takes no more than a batch from each further CQ.
 func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	failed := c.untold
 	c.untold = nil
@@ -248,8 +256,9 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	return failed
 }
 
-// route hands a physical completion to the rail that it belongs to, and returns it; last is the rail of the completion
-// before. One of a queue pair that was closed a moment ago is counted and dropped.
+// route hands a physical completion to the rail that it belongs to, and returns it; last is the
+// rail of the completion before. One of a queue pair that was closed a moment ago is counted and
+// dropped.
 func (c *VirtualCQ) route(t *routeTable, last *rail, wc *verbs.WC, out *sink) *rail {
 	if last == nil || last.num != wc.QPNum {
 		if last = t.find(wc.QPNum); last == nil {
@@ -269,7 +278,8 @@ func (c *VirtualCQ) touch(q *VirtualQP) {
 	}
 }
 
-// progress lets every touched virtual queue pair carry on. One that must try again is touched anew, for the next time.
+// progress lets every touched virtual queue pair carry on. One that must try again is touched anew,
+// for the next time.
 func (c *VirtualCQ) progress(out *sink) {
 	n := len(c.touched)
 	for i := range n {
@@ -280,15 +290,17 @@ func (c *VirtualCQ) progress(out *sink) {
 	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
 }
 
-// FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has died with err. The virtual
-// queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what they had outstanding.
+// FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has
+// died with err. The virtual queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what
+// they had outstanding.
 func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
 	c.guard.enter()
 	c.loseDevice(dev, err)
 	c.guard.exit()
 }
 
-// loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their completions will not come.
+// loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their
+// completions will not come.
 func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 	for _, q := range c.vqps {
 		if q.localDevs&(1<<dev) == 0 {
@@ -314,10 +326,12 @@ func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
 	return ""
 }
 
-// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no completion to wake it.
+// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no
+// completion to wake it.
 const retryInterval = time.Millisecond
 
-// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error. It burns no core.
+// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error.
+// It burns no core.
 func (c *VirtualCQ) Wait(ctx context.Context) error {
 	c.guard.enter()
 	err := c.wait(ctx)
@@ -336,7 +350,8 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 		return nil
 	}
 	for {
-		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes nobody.
+		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes
+		// nobody.
 		for armed := range 2 {
 			if err := c.takeAll(&sink{}, -1); err != nil {
 				return err
@@ -356,10 +371,11 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 	}
 }
 
-// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait for several virtual CQs, or for
-// something else besides, in a select. The order is Arm, Poll, and only if that brought nothing the select. An event is a
-// reason to poll, and need not bring a completion. A program that waits so must poll every millisecond while
-// [CQStats.Retrying] is not 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
+// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait
+// for several virtual CQs, or for something else besides, in a select. The order is Arm, Poll, and
+// only if that brought nothing the select. An event is a reason to poll, and need not bring a
+// completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
+// 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
 func (c *VirtualCQ) Arm() error {
 	c.guard.enter()
 	defer c.guard.exit()
@@ -372,7 +388,8 @@ func (c *VirtualCQ) Arm() error {
 	return c.arm()
 }
 
-// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common CompChannel.
+// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
+// CompChannel.
 func (c *VirtualCQ) Events() <-chan struct{} {
 	if c.channel == nil {
 		return nil
@@ -415,7 +432,8 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 	return nil
 }
 
-// doze sleeps until there may be something new to poll, or until ctx ends. Armed says that an event will tell.
+// doze sleeps until there may be something new to poll, or until ctx ends. Armed says that an event
+// will tell.
 func (c *VirtualCQ) doze(ctx context.Context, armed bool) {
 	if armed {
 		_ = c.sleep(ctx) // the caller looks at ctx

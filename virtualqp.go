@@ -11,8 +11,9 @@ import (
 
 // VirtualQP is one reliable connection over one or many physical queue pairs.
 //
-// It and its [VirtualCQ] are owned by one goroutine at a time: no two of their methods may run at once, whichever virtual
-// queue pairs of the CQ they concern. Builds with the race detector panic when that is violated.
+// It and its [VirtualCQ] are owned by one goroutine at a time: no two of their methods may run at
+// once, whichever virtual queue pairs of the CQ they concern. Builds with the race detector panic
+// when that is violated.
 //
 // The cursors count requests by number and only move forward:
 //
@@ -83,12 +84,14 @@ type qpCounters struct {
 	sends, recvs, sendsDone, recvsDone, stale, markers, banked uint64
 }
 
-// NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or more, on any of the
-// CQ's devices; notify may be nil where the configuration can do without. All must be in RESET and must complete on
-// the physical CQs of cq, which must have room for them. The virtual queue pair owns the physical ones from then on.
+// NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
+// more, on any of the CQ's devices; notify may be nil where the configuration can do without. All
+// must be in RESET and must complete on the physical CQs of cq, which must have room for them. The
+// virtual queue pair owns the physical ones from then on.
 //
-// With one data queue pair and no notify QP, requests pass straight through: the user's own ID travels on the wire request,
-// nothing is tracked, nothing queued, and limits and refusals are the NIC's own.
+// With one data queue pair and no notify QP, requests pass straight through: the user's own ID
+// travels on the wire request, nothing is tracked, nothing queued, and limits and refusals are the
+// NIC's own.
 //
 // [Domain.NewQP] creates the physical queue pairs too.
 func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*VirtualQP, error) {
@@ -100,7 +103,8 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq: %w", verbs.ErrClosed)
 	}
 	if len(qps) == 0 || len(qps) > MaxRails {
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %d queue pairs: must be 1 to %d", verbs.ErrInvalid, len(qps), MaxRails)
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %d queue pairs: must be 1 to %d",
+			verbs.ErrInvalid, len(qps), MaxRails)
 	}
 	q := &VirtualQP{
 		cfg:    cfg,
@@ -109,10 +113,12 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		stopAt: never,
 	}
 	if q.single && notify != nil {
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave it out, or add queue pairs", verbs.ErrInvalid)
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave "+
+			"it out, or add queue pairs", verbs.ErrInvalid)
 	}
 	if !q.single && cfg.Scheme == Spray && notify == nil {
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the spray scheme needs a notify QP: give one, or take dqplb", verbs.ErrInvalid)
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the spray scheme needs a notify QP: give one, "+
+			"or take dqplb", verbs.ErrInvalid)
 	}
 	for i, qp := range qps {
 		q.rails = append(q.rails, newRail(q, qp, i))
@@ -227,7 +233,8 @@ func (q *VirtualQP) CQ() *VirtualCQ { return q.cq }
 // Domain is the domain that created the physical queue pairs; nil if [NewVirtualQP] was given them.
 func (q *VirtualQP) Domain() *Domain { return q.dom }
 
-// Config is the configuration in force, defaults filled in and limits lowered to what the queue pairs allow.
+// Config is the configuration in force, defaults filled in and limits lowered to what the queue
+// pairs allow.
 func (q *VirtualQP) Config() Config {
 	cfg := q.cfg
 	cfg.NoNotifyQP = q.notify == nil
@@ -247,8 +254,9 @@ func (q *VirtualQP) DataRails() int { return len(q.rails) }
 // Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
 
-// State is the state that the last Modify or Connect reached; ERR once a request has failed. From [VirtualQP.Drain] or
-// [VirtualQP.Shutdown] on it is SQD while sends come to their end, and then ERR.
+// State is the state that the last Modify or Connect reached; ERR once a request has failed. From
+// [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends come to their end, and then
+// ERR.
 func (q *VirtualQP) State() verbs.QPState {
 	if q.failure != nil {
 		return verbs.StateErr
@@ -259,12 +267,13 @@ func (q *VirtualQP) State() verbs.QPState {
 	return q.state
 }
 
-// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works. What Drain, Close and Reset have had flushed
-// is no failure.
+// Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works. What
+// Drain, Close and Reset have had flushed is no failure.
 //
-// That the queue pair under it has failed, a virtual queue pair learns from what it has outstanding there. Where it posts nothing itself and
-// keeps no receive, it does not notice until it posts: on a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB]
-// and of Spray, while no receive of the user waits there. The other data queue pairs hold receives of its own, unless all
+// That the queue pair under it has failed, a virtual queue pair learns from what it has outstanding
+// there. Where it posts nothing itself and keeps no receive, it does not notice until it posts: on
+// a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB] and of Spray, while no
+// receive of the user waits there. The other data queue pairs hold receives of its own, unless all
 // are used up and a full bank ([Config.MaxBanked]) withholds new ones.
 func (q *VirtualQP) Err() error {
 	if q.failure == nil {

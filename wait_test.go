@@ -42,7 +42,8 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2},
+		fabric: soft.Config{Stepped: true}})
 	l.a.sendMany(t, 7, 1) // completes only when the test says so
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -70,7 +71,8 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A completion that comes between the last poll and the sleep wakes Wait: two goroutines that sleep for each other.
+// A completion that comes between the last poll and the sleep wakes Wait: two goroutines that sleep
+// for each other.
 func TestWaitLosesNoWakeup(t *testing.T) {
 	for _, m := range modes {
 		if m.nics > 2 {
@@ -81,7 +83,8 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 			if testing.Short() {
 				rounds = 200
 			}
-			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000}})
+			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+				MaxMsgSize: 1000}})
 			// Small payloads execute at once, large ones on the NIC's worker.
 			sizes := []uint64{8, 3000, 100_000}
 			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
@@ -156,7 +159,8 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 func TestWaitNeedsAChannel(t *testing.T) {
 	null := verbstest.NewNull(2)
 	channel := verbs.NewCompChannel()
-	for _, channels := range [][]*verbs.CompChannel{{nil}, {channel, nil}, {nil, channel}, {channel, verbs.NewCompChannel()}} {
+	for _, channels := range [][]*verbs.CompChannel{{nil}, {channel, nil}, {nil, channel},
+		{channel, verbs.NewCompChannel()}} {
 		var cqs []verbs.CQ
 		for i, ch := range channels {
 			cq, err := null.Device(i).CreateCQ(verbs.CQConfig{Channel: ch})
@@ -169,7 +173,8 @@ func TestWaitNeedsAChannel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Wait(context.Background()); !errors.Is(err, verbs.ErrNotSupported) || !strings.Contains(err.Error(), "CQConfig.Channel") {
+		if err := c.Wait(context.Background()); !errors.Is(err, verbs.ErrNotSupported) ||
+			!strings.Contains(err.Error(), "CQConfig.Channel") {
 			t.Errorf("%v: error %v: want one that says what to set", channels, err)
 		}
 	}
@@ -178,7 +183,8 @@ func TestWaitNeedsAChannel(t *testing.T) {
 	}
 }
 
-// A refusal for now with nothing in flight: no completion will ever wake Wait, which must try again by itself.
+// A refusal for now with nothing in flight: no completion will ever wake Wait, which must try again
+// by itself.
 func TestWaitProgressesPastRefusals(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {

@@ -1,11 +1,11 @@
 package ibverbx
 
-// window holds the live requests of one direction. Requests are numbered 1, 2, 3, ... in posting order and end in the
-// same order, so the live ones are a contiguous run of numbers: a ring indexed by number, without a search and without
-// moving anything.
+// window holds the live requests of one direction. Requests are numbered 1, 2, 3, ... in posting
+// order and end in the same order, so the live ones are a contiguous run of numbers: a ring indexed
+// by number, without a search and without moving anything.
 //
-// Invariant: 1 <= head <= tail; tail-head <= len(slots); len(slots) is a power of two. The request numbered n, with
-// head <= n < tail, is in slots[n&mask].
+// Invariant: 1 <= head <= tail; tail-head <= len(slots); len(slots) is a power of two. The request
+// numbered n, with head <= n < tail, is in slots[n&mask].
 type window[T any] struct {
 	slots []T
 	mask  uint64
@@ -14,8 +14,9 @@ type window[T any] struct {
 	grown uint64 // how often the ring was enlarged
 }
 
-// minWindow is the first size of a ring. It grows to what is really outstanding: with a hundred virtual queue pairs that have a request or
-// two each, rings of 64 slots, walked round and round, do not stay in the cache.
+// minWindow is the first size of a ring. It grows to what is really outstanding: with a hundred
+// virtual queue pairs that have a request or two each, rings of 64 slots, walked round and round,
+// do not stay in the cache.
 const minWindow = 8
 
 func newWindow[T any]() window[T] {
@@ -38,14 +39,15 @@ func (w *window[T]) push() *T {
 // len is the number of live requests.
 func (w *window[T]) len() int { return int(w.tail - w.head) }
 
-// resolve finds the live request whose number has the given low bits, as a physical work-request id carries them. It
-// reports false when no live request has: the completion is stale or invented.
+// resolve finds the live request whose number has the given low bits, as a physical work-request id
+// carries them. It reports false when no live request has: the completion is stale or invented.
 func (w *window[T]) resolve(low, mask uint64) (n uint64, ok bool) {
 	n = w.head + (low-w.head)&mask
 	return n, n < w.tail
 }
 
-// grow doubles the ring. Slots keep what they own (copied scatter lists), so growth is the only allocation.
+// grow doubles the ring. Slots keep what they own (copied scatter lists), so growth is the only
+// allocation.
 func (w *window[T]) grow() {
 	slots := make([]T, 2*len(w.slots))
 	mask := uint64(len(slots) - 1)

@@ -112,7 +112,8 @@ type refWR struct {
 	inline []byte
 }
 
-// checkBatch compares what waits in a batch with what was staged, and that every scatter list lies in its own place.
+// checkBatch compares what waits in a batch with what was staged, and that every scatter list lies
+// in its own place.
 func checkBatch(t *testing.T, b *sendBatch, want []refWR) {
 	t.Helper()
 	if b.head < 0 || b.head > b.tail || b.tail > len(b.wrs) || b.tail-b.head != len(want) {
@@ -122,7 +123,8 @@ func checkBatch(t *testing.T, b *sendBatch, want []refWR) {
 		at := b.head + i
 		wr := &b.wrs[at]
 		if wr.ID != w.id || !slices.Equal(wr.SGL, w.sgl) || !slices.Equal(wr.Inline, w.inline) {
-			t.Fatalf("request %d is {%d %v %q}, want {%d %v %q}", i, wr.ID, wr.SGL, wr.Inline, w.id, w.sgl, w.inline)
+			t.Fatalf("request %d is {%d %v %q}, want {%d %v %q}", i, wr.ID, wr.SGL, wr.Inline, w.id, w.sgl,
+				w.inline)
 		}
 		if len(wr.SGL) != 0 && &wr.SGL[0] != &b.sges[at*b.width] {
 			t.Fatalf("request %d: the scatter list is not in place %d", i, at)
@@ -218,14 +220,18 @@ func TestRouteTable(t *testing.T) {
 }
 
 func TestWRIDRoundTrip(t *testing.T) {
-	for _, kind := range []uint64{kindData, kindNumbered, kindNotify, kindRecv, kindCredit, kindImm, kindMessage} {
+	for _, kind := range []uint64{kindData, kindNumbered, kindNotify, kindRecv, kindCredit, kindImm,
+		kindMessage} {
 		for _, railIndex := range []int{0, 1, 127, MaxRails} { // MaxRails: the notify QP behind the last
 			for _, aux := range []uint32{0, 1, lastNum, wridAuxMask} {
-				for _, number := range []uint64{0, 1, wridNumberMask, wridNumberMask + 1, 1<<40 + 12345, math.MaxUint64} {
+				for _, number := range []uint64{0, 1, wridNumberMask, wridNumberMask + 1, 1<<40 + 12345,
+					math.MaxUint64} {
 					id := wrid(kind, uint64(railIndex)<<wridRailShift, aux, number)
-					if wridKind(id) != kind || wridRail(id) != railIndex || wridAux(id) != aux || wridNumber(id) != number&(1<<28-1) {
+					if wridKind(id) != kind || wridRail(id) != railIndex || wridAux(id) != aux ||
+						wridNumber(id) != number&(1<<28-1) {
 						t.Errorf("kind %d rail %d aux %#x number %#x came back as %d %d %#x %#x",
-							kind, railIndex, aux, number, wridKind(id), wridRail(id), wridAux(id), wridNumber(id))
+							kind, railIndex, aux, number, wridKind(id), wridRail(id), wridAux(id),
+							wridNumber(id))
 					}
 				}
 			}

@@ -11,43 +11,49 @@ type SendWR struct {
 	// ID comes back in the completion. It need not be unique.
 	ID     uint64
 	Opcode verbs.Opcode
-	// Flags: [verbs.SendSignaled] is required when there are several queue pairs. [verbs.SendFence] holds the request
-	// back until the data of every earlier one has completed; over several queue pairs it is the only way to make
-	// a read see an earlier write, or an atomic follow one.
+	// Flags: [verbs.SendSignaled] is required when there are several queue pairs. [verbs.SendFence]
+	// holds the request back until the data of every earlier one has completed; over several queue
+	// pairs it is the only way to make a read see an earlier write, or an atomic follow one.
 	Flags verbs.SendFlags
 	// Local is the memory to send from, or for reads and atomics to receive into.
 	Local Segment
 	// SGL names several pieces of memory in place of Local. It is copied during the post.
 	SGL []Segment
-	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It needs no
-	// registration and is the caller's again when the post returns.
+	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It
+	// needs no registration and is the caller's again when the post returns.
 	Inline []byte
 	// Remote is the peer's memory, for RDMA and atomics.
 	Remote RemoteSegment
-	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between ends that both
-	// announce that they can (see [BusinessCard]); a peer that cannot receives 0.
+	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between
+	// ends that both announce that they can (see [BusinessCard]); a peer that cannot receives 0.
 	Imm uint32
-	// Relaxed frees a SEND from promise 4 of the package. Over several queue pairs an ordinary SEND waits until all earlier data is
-	// acknowledged; a relaxed one goes out in its turn, behind the data of earlier requests but without waiting for it to arrive, and may
-	// be received before that data is in the peer's memory. Relaxed SENDs are received in the order of posting among themselves; an
-	// ordinary SEND posted before one may be received after it. What waits for the data of earlier requests waits for the acknowledgement of a
-	// relaxed SEND too: a fenced request, an ordinary SEND, a notification of [Spray]. With [verbs.SendFence] a relaxed SEND waits as any
-	// other request does. A single queue pair keeps everything in order anyway. Other opcodes are refused with [verbs.ErrInvalid].
+	// Relaxed frees a SEND from promise 4 of the package. Over several queue pairs an ordinary SEND
+	// waits until all earlier data is acknowledged; a relaxed one goes out in its turn, behind the
+	// data of earlier requests but without waiting for it to arrive, and may be received before
+	// that data is in the peer's memory. Relaxed SENDs are received in the order of posting among
+	// themselves; an ordinary SEND posted before one may be received after it. What waits for the
+	// data of earlier requests waits for the acknowledgement of a relaxed SEND too: a fenced
+	// request, an ordinary SEND, a notification of [Spray]. With [verbs.SendFence] a relaxed SEND
+	// waits as any other request does. A single queue pair keeps everything in order anyway. Other
+	// opcodes are refused with [verbs.ErrInvalid].
 	Relaxed bool
-	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one length. So a read comes behind
-	// the earlier writes of *every* queue pair, and its response pushes them into the peer's memory (IBTA o9-20). The length must be a
-	// multiple of [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and a scatter list no longer than what one
-	// work request takes. Other opcodes are refused with [verbs.ErrInvalid].
+	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one
+	// length. So a read comes behind the earlier writes of *every* queue pair, and its response
+	// pushes them into the peer's memory (IBTA o9-20). The length must be a multiple of
+	// [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and a scatter list no
+	// longer than what one work request takes. Other opcodes are refused with [verbs.ErrInvalid].
 	EveryRail bool
-	// CompareAdd is an atomic's value to add or to compare with, Swap the value that compare-and-swap stores.
+	// CompareAdd is an atomic's value to add or to compare with, Swap the value that
+	// compare-and-swap stores.
 	CompareAdd, Swap uint64
 }
 
 // RecvWR is a virtual work request for the receive direction.
 //
-// With several queue pairs there are two kinds: one without memory waits for a notification (WRITE_WITH_IMM), one with
-// memory waits for a SEND. Each takes the messages of its kind in order, and all complete in the order of posting.
-// With a single queue pair any receive takes any message, as in verbs.
+// With several queue pairs there are two kinds: one without memory waits for a notification
+// (WRITE_WITH_IMM), one with memory waits for a SEND. Each takes the messages of its kind in order,
+// and all complete in the order of posting. With a single queue pair any receive takes any message,
+// as in verbs.
 //
 // A receive that waits also tells when the queue pair under it fails: see [VirtualQP.Err].
 type RecvWR struct {
@@ -56,9 +62,10 @@ type RecvWR struct {
 	SGL   []Segment // several pieces in place of Local; copied during the post
 }
 
-// WC is a virtual work completion. Unlike a physical one, all of its fields are always defined; those that do not
-// apply are zero. With several queue pairs Opcode tells what the request was for even when it failed; a single queue pair knows no
-// more than the NIC, which leaves the opcode of a failed completion undefined: it is [verbs.WCUnknown].
+// WC is a virtual work completion. Unlike a physical one, all of its fields are always defined;
+// those that do not apply are zero. With several queue pairs Opcode tells what the request was for
+// even when it failed; a single queue pair knows no more than the NIC, which leaves the opcode of a
+// failed completion undefined: it is [verbs.WCUnknown].
 type WC struct {
 	ID        uint64
 	Status    verbs.Status
@@ -67,8 +74,8 @@ type WC struct {
 	Imm       uint32 // receives: the sender's immediate, when Flags has [verbs.WCWithImm]
 	QPNum     uint32 // [VirtualQP.Num] of the virtual queue pair
 	Flags     verbs.WCFlags
-	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived. It is 0 for a notification of
-	// Spray, which does not say, and for a send of a single queue pair.
+	// ByteLen is the length of the request in bytes; of a receive, the bytes that arrived. It is 0
+	// for a notification of Spray, which does not say, and for a send of a single queue pair.
 	ByteLen uint64
 }
 
@@ -82,7 +89,8 @@ type Segment struct {
 	Keys   *Keys  // local keys
 }
 
-// RemoteSegment is a piece of the peer's memory: part of a [RemoteMR], or raw memory with keys from elsewhere.
+// RemoteSegment is a piece of the peer's memory: part of a [RemoteMR], or raw memory with keys from
+// elsewhere.
 type RemoteSegment struct {
 	Addr   uint64 // address of the first byte, as the peer counts
 	Length uint64 // bytes from there that a request may touch

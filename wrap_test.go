@@ -19,7 +19,8 @@ func jumpTo(a, b *VirtualQP, n uint64) {
 	b.arrived.next = uint32(n % seqMod)
 }
 
-// softPair is two connected virtual queue pairs with a registered buffer each, over two software NICs an end.
+// softPair is two connected virtual queue pairs with a registered buffer each, over two software
+// NICs an end.
 func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 4})
@@ -28,7 +29,8 @@ func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 	}
 	var cards [2]BusinessCard
 	for i := range ends {
-		if ends[i], err = Open([]verbs.Device{fabric.Device(2 * i), fabric.Device(2*i + 1)}, cfg); err != nil {
+		if ends[i], err = Open([]verbs.Device{fabric.Device(2 * i), fabric.Device(2*i + 1)},
+			cfg); err != nil {
 			t.Fatal(err)
 		}
 		if mrs[i], err = ends[i].Domain().Register(make([]byte, 1<<16), verbs.AccessAll); err != nil {
@@ -42,7 +44,8 @@ func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(ends[0].Close(), ends[1].Close(), mrs[0].Close(), mrs[1].Close(), fabric.Close()); err != nil {
+		if err := errors.Join(ends[0].Close(), ends[1].Close(), mrs[0].Close(), mrs[1].Close(),
+			fabric.Close()); err != nil {
 			t.Errorf("leak: %v", err)
 		}
 	})
@@ -66,8 +69,10 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 				t.Fatal(err)
 			}
 			wrs := []SendWR{
-				{ID: 1 << 32, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mrs[0].Slice(0, 150), Remote: remote.At(0)},
-				{ID: id, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Local: mrs[0].Slice(0, lengths[id]), Remote: remote.At(0), Imm: uint32(id)},
+				{ID: 1 << 32, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+					Local: mrs[0].Slice(0, 150), Remote: remote.At(0)},
+				{ID: id, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled,
+					Local: mrs[0].Slice(0, lengths[id]), Remote: remote.At(0), Imm: uint32(id)},
 			}
 			if id%3 != 0 {
 				wrs = wrs[1:] // plain writes in between ask for markers
@@ -119,7 +124,8 @@ func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 		}
 		if _, err := a.PostSend(SendWR{
 			ID: id, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: uint32(id % 2 * id),
-			Local: Segment{Addr: 1 << 40, Length: 1 + id%500, Keys: keys}, Remote: RemoteSegment{Addr: 1 << 41, Length: 1 << 20, Keys: keys},
+			Local:  Segment{Addr: 1 << 40, Length: 1 + id%500, Keys: keys},
+			Remote: RemoteSegment{Addr: 1 << 41, Length: 1 << 20, Keys: keys},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +136,8 @@ func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 		i := rng.IntN(len(a.qps))
 		for range rng.IntN(40) {
 			qp := a.qps[i]
-			if len(qp.posts) == 0 || !b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()), verbs.WCRecvRDMAWithImm) {
+			if len(qp.posts) == 0 || !b.qps[i].CompleteRecv(qp.posts[0].Imm, uint32(qp.posts[0].Bytes()),
+				verbs.WCRecvRDMAWithImm) {
 				break
 			}
 			if wr := &qp.posts[0]; wr.Bytes() != 0 && seqImm(wr.Imm)&seqMask == seqMod {
@@ -161,8 +168,8 @@ func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	}
 }
 
-// Completions of one rail that come out of order are put back into the order of the receives, which is the sender's; there
-// alone the user's immediate can be told from a number.
+// Completions of one rail that come out of order are put back into the order of the receives, which
+// is the sender's; there alone the user's immediate can be told from a number.
 func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 	inOrder := []uint32{
 		seqImm(0 | immLast),
@@ -221,11 +228,13 @@ func TestCreditsThatCannotBeAreDropped(t *testing.T) {
 		r.credit(0, wridNumberMask, 0),     // behind all
 		otherRail,
 	} {
-		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil || r.Stats().StaleEvents != uint64(i+1) {
+		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil ||
+			r.Stats().StaleEvents != uint64(i+1) {
 			t.Errorf("completion %d: reported %+v, %v, %d dropped", i, got, r.Err(), r.Stats().StaleEvents)
 		}
 	}
-	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, seqImm(1|immLast))); len(got) != 1 || got[0].ID != 2 {
+	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, seqImm(1|immLast))); len(got) != 1 ||
+		got[0].ID != 2 {
 		t.Errorf("the line is disturbed: %+v", got)
 	}
 }
@@ -260,8 +269,10 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 		want error
 		says string
 	}{
-		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 }, verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
-		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv }, ErrProtocol, "RECV on a data"},
+		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 },
+			verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
+		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv },
+			ErrProtocol, "RECV on a data"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRecorded(t, 1, 2, Config{})
@@ -271,22 +282,29 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 			wc := r.credit(1, 0, seqImm(0|immLast))
 			c.edit(&wc)
 			got := r.CQ().ProcessCompletions(nil, 0, wc)
-			flushed := func(wc WC) bool { return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == verbs.WCRecvRDMAWithImm }
+			flushed := func(wc WC) bool {
+				return wc.Status == verbs.StatusWRFlushErr &&
+					wc.Opcode == verbs.WCRecvRDMAWithImm
+			}
 			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
 				t.Errorf("reported %+v", got)
 			}
 			var fe *FailedError
-			if err := r.Err(); !errors.Is(err, c.want) || !errors.As(err, &fe) || !fe.Recv || fe.Rail != 1 || fe.HasID || !strings.Contains(err.Error(), c.says) {
+			if err := r.Err(); !errors.Is(err, c.want) || !errors.As(err, &fe) || !fe.Recv || fe.Rail != 1 ||
+				fe.HasID || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("Err: %v", err)
 			}
-			if states := []verbs.QPState{r.qps[0].State(), r.qps[1].State(), r.notify.State()}; slices.ContainsFunc(states, func(s verbs.QPState) bool { return s != verbs.StateErr }) {
+			if states := []verbs.QPState{r.qps[0].State(), r.qps[1].State(),
+				r.notify.State()}; slices.ContainsFunc(
+				states, func(s verbs.QPState) bool { return s != verbs.StateErr }) {
 				t.Errorf("the rails are in %v", states)
 			}
 		})
 	}
 }
 
-// Two ends that both configure a first number begin there and cross the wrap soon; where only one does, both begin at 0.
+// Two ends that both configure a first number begin there and cross the wrap soon; where only one
+// does, both begin at 0.
 func TestFirstNumber(t *testing.T) {
 	for _, both := range []bool{true, false} {
 		fabric, err := soft.New(soft.Config{Devices: 2})
@@ -317,7 +335,8 @@ func TestFirstNumber(t *testing.T) {
 	}
 }
 
-// connectFirstNumber connects two ends and lets one send the other 20 notified messages of three fragments.
+// connectFirstNumber connects two ends and lets one send the other 20 notified messages of three
+// fragments.
 func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 	t.Helper()
 	cardA, errA := a.Card()
@@ -335,7 +354,8 @@ func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wr := SendWR{Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Local: mrA.All(), Remote: mrB.Remote().At(0), Imm: uint32(i)}
+		wr := SendWR{Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Local: mrA.All(),
+			Remote: mrB.Remote().At(0), Imm: uint32(i)}
 		if _, err := a.PostSend(wr); err != nil {
 			t.Fatal(err)
 		}
@@ -345,7 +365,8 @@ func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 		if wc, ok, err := a.CQ().PollOne(); !ok || err != nil || wc.Status != verbs.StatusSuccess {
 			t.Fatal(wc, ok, err)
 		}
-		if wc, ok, err := b.CQ().PollOne(); !ok || err != nil || wc.ID != i || wc.Imm != uint32(i) || wc.ByteLen != 48 {
+		if wc, ok, err := b.CQ().PollOne(); !ok || err != nil || wc.ID != i || wc.Imm != uint32(i) ||
+			wc.ByteLen != 48 {
 			t.Fatal(wc, ok, err)
 		}
 	}
@@ -353,7 +374,8 @@ func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 		t.Fatalf("%d numbers sent, want 60 or more", sent)
 	}
 	if wrapped := a.numbers.sent > seqMod && b.arrived.next < 1000; wrapped != wraps {
-		t.Fatalf("sender at %d, receiver at %d: wrapped %v, want %v", a.numbers.sent, b.arrived.next, wrapped, wraps)
+		t.Fatalf("sender at %d, receiver at %d: wrapped %v, want %v", a.numbers.sent, b.arrived.next, wrapped,
+			wraps)
 	}
 	if err := errors.Join(mrA.Close(), mrB.Close()); err != nil {
 		t.Fatal(err)

@@ -1,13 +1,15 @@
 package ibverbx
 
-// A physical work-request id says all that a completion needs: what it was for, on which rail, for which request.
-// Nothing has to be looked up or matched, and the order of completions within a queue pair does not matter.
+// A physical work-request id says all that a completion needs: what it was for, on which rail, for
+// which request. Nothing has to be looked up or matched, and the order of completions within a
+// queue pair does not matter.
 //
 //	63    60 59     52 51           28 27             0
 //	| kind  |  rail   |      aux       |    number    |
 //
-// number is the low 28 bits of the request's number in its window (of a credit: of its count on the rail); a window
-// can therefore number 2^28 requests, and half of that are let in. aux is the DQPLB number of a numbered message, the fragment's position otherwise.
+// number is the low 28 bits of the request's number in its window (of a credit: of its count on the
+// rail); a window can therefore number 2^28 requests, and half of that are let in. aux is the DQPLB
+// number of a numbered message, the fragment's position otherwise.
 const (
 	wridNumberBits = 28
 	wridNumberMask = 1<<wridNumberBits - 1
@@ -25,9 +27,10 @@ const (
 	kindNumbered            // a message with a DQPLB number: a fragment or a marker
 	kindNotify              // a request's last step: Spray's notification, or an ordinary SEND
 	kindRecv                // a receive of the user
-	kindCredit              // a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's watch
-	kindImm                 // the user's immediate behind a DQPLB message
-	kindMessage             // a relaxed SEND
+	// a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's watch
+	kindCredit
+	kindImm     // the user's immediate behind a DQPLB message
+	kindMessage // a relaxed SEND
 )
 
 func wrid(kind uint64, railBits uint64, aux uint32, number uint64) uint64 {

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64 bytes. It is collective and ends in a
-// barrier. When PEs ask for different sizes all get the same error, [ErrMismatch], that says who asked for what; when there is no room all get
-// [ErrNoMemory]. After these errors the PEs go on as if it had not been called.
+// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64
+// bytes. It is collective and ends in a barrier. When PEs ask for different sizes all get the same
+// error, [ErrMismatch], that says who asked for what; when there is no room all get [ErrNoMemory].
+// After these errors the PEs go on as if it had not been called.
 func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	const op = "alloc"
 	if err := pe.enter(op); err != nil {
@@ -23,8 +24,9 @@ func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	return Sym[T]{off: off, n: n}, nil
 }
 
-// Free gives a block of [Alloc] back, on all PEs. It is collective; what the PEs have called before it is complete when the block goes. PEs that free
-// different blocks all get ErrMismatch; what is no block, or only part of one, is verbs.ErrInvalid.
+// Free gives a block of [Alloc] back, on all PEs. It is collective; what the PEs have called before
+// it is complete when the block goes. PEs that free different blocks all get ErrMismatch; what is
+// no block, or only part of one, is verbs.ErrInvalid.
 func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	const op = "free"
 	if err := pe.enter(op); err != nil {
@@ -34,7 +36,8 @@ func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	return pe.freeBlock(ctx, op, request{n: s.n, size: sizeOf[T](), off: s.off})
 }
 
-// request is what one PE asks of Alloc, or of Free, where off is not zero or there is nothing to free.
+// request is what one PE asks of Alloc, or of Free, where off is not zero or there is nothing to
+// free.
 type request struct {
 	n, size int
 	off     uint64
@@ -50,7 +53,8 @@ func (r request) append(b []byte) []byte {
 
 func parseRequest(b []byte) request {
 	return request{
-		n: int(binary.LittleEndian.Uint64(b)), size: int(binary.LittleEndian.Uint64(b[8:])), off: binary.LittleEndian.Uint64(b[16:]),
+		n: int(binary.LittleEndian.Uint64(b)), size: int(binary.LittleEndian.Uint64(b[8:])),
+		off: binary.LittleEndian.Uint64(b[16:]),
 	}
 }
 
@@ -94,7 +98,8 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 		return err
 	}
 	if r.n < 0 || uint64(r.n) > p.blocks.size || !p.blocks.holds(r.off, r.bytes()) {
-		return invalid(op, "s: %d elements of %d bytes at offset %d: no such block: it was freed, or is part of one", r.n, r.size, r.off)
+		return invalid(op, "s: %d elements of %d bytes at offset %d: no such block: it was freed, or is "+
+			"part of one", r.n, r.size, r.off)
 	}
 	p.blocks.release(r.off)
 	p.noteUsage()

@@ -58,7 +58,8 @@ func TestAllocIsTheSameEverywhere(t *testing.T) {
 	})
 }
 
-// 6. A PE that asks for another size makes all of them fail with one error that says who asked for what; they go on afterwards.
+//  6. A PE that asks for another size makes all of them fail with one error that says who asked for
+//     what; they go on afterwards.
 func TestAllocOfDifferentSizes(t *testing.T) {
 	l := newLab(t, shape{4, 1, 2}, shmem.Config{})
 	texts := make([]string, 4)
@@ -75,7 +76,8 @@ func TestAllocOfDifferentSizes(t *testing.T) {
 		_, err = shmem.Alloc[int64](ctx, pe, 50)
 		return err
 	})
-	want := "shmem: alloc: collective calls do not match: PE 0, 1, 2 asked for 200 elements of 8 bytes; PE 3 asked for 100 elements of 8 bytes"
+	want := "shmem: alloc: collective calls do not match: PE 0, 1, 2 asked for 200 elements of 8 bytes; PE " +
+		"3 asked for 100 elements of 8 bytes"
 	for i, got := range texts {
 		if got != want {
 			t.Errorf("PE %d:\n%s, want\n%s", i, got, want)
@@ -92,15 +94,18 @@ func TestAllocRefusals(t *testing.T) {
 			return err
 		}
 		for _, n := range []int{100, 1 << 40, 1<<63 - 1} {
-			if _, err := shmem.Alloc[int64](ctx, pe, n); !errors.Is(err, shmem.ErrNoMemory) || !strings.Contains(err.Error(), fmt.Sprint(n)) && n != 100 {
+			if _, err := shmem.Alloc[int64](ctx, pe, n); !errors.Is(err, shmem.ErrNoMemory) ||
+				!strings.Contains(err.Error(), fmt.Sprint(n)) && n != 100 {
 				return wrong("alloc of %d: %v", n, err)
 			}
 		}
-		if _, err := shmem.Alloc[int64](ctx, pe, -1); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "n -1") {
+		if _, err := shmem.Alloc[int64](ctx, pe, -1); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), "n -1") {
 			return wrong("alloc of -1: %v", err)
 		}
 		for _, part := range []shmem.Sym[byte]{s.Slice(0, 100), s.Slice(64, 4000), {}} {
-			if err := shmem.Free(ctx, pe, part); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "no such block") {
+			if err := shmem.Free(ctx, pe, part); !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.Contains(err.Error(), "no such block") {
 				return wrong("free of %d bytes at %d: %v", part.Len(), part.Offset(), err)
 			}
 		}

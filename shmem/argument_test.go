@@ -35,7 +35,8 @@ func TestBadArguments(t *testing.T) {
 		{"put: of another heap", "heap", shmem.Put(ctx, pe, far, v[:1], 1)},
 		{"add: no memory", "dst has no element", shmem.Add(ctx, pe, none, 1, 1)},
 		{"fetch add: PE", "PE 9:", err2(shmem.FetchAdd(ctx, pe, s, 1, 9))},
-		{"put signal: signal", "sig has no element", shmem.PutSignal(ctx, pe, s, v[:1], none, 1, shmem.SignalSet, 1)},
+		{"put signal: signal", "sig has no element", shmem.PutSignal(ctx, pe, s, v[:1], none, 1,
+			shmem.SignalSet, 1)},
 		{"put signal: op", "op 2", shmem.PutSignal(ctx, pe, s, v[:1], s, 1, 2, 1)},
 		{"put signal: length", "src has 5", shmem.PutSignalNBI(ctx, pe, s, v, s, 1, shmem.SignalSet, 1)},
 		{"wait: no memory", "s has no element", shmem.WaitUntil(ctx, pe, none, shmem.EQ, 0)},
@@ -44,7 +45,8 @@ func TestBadArguments(t *testing.T) {
 		{"broadcast: root", "root 2", shmem.Broadcast(ctx, pe, v, 2)},
 		{"reduce: lengths", "dst has 5 elements, src 4", shmem.Reduce(ctx, pe, v, v[:4], shmem.OpSum)},
 		{"reduce: op", "op unknown", shmem.Reduce(ctx, pe, v, v, 99)},
-		{"reduce: floats", "op xor of these elements", shmem.Reduce(ctx, pe, []float64{1}, []float64{1}, shmem.OpXor)},
+		{"reduce: floats", "op xor of these elements", shmem.Reduce(ctx, pe, []float64{1}, []float64{1},
+			shmem.OpXor)},
 		{"all-gather: lengths", "dst has 5 elements", shmem.AllGather(ctx, pe, v, v)},
 		{"all-to-all: lengths", "dst has 5 elements", shmem.AllToAll(ctx, pe, v, v)},
 	} {
@@ -70,7 +72,9 @@ func TestBadConfigurations(t *testing.T) {
 		"returned 1 entry": {PEs: 2, Exchange: exchange},
 	} {
 		pe, err := shmem.Join(l.ctx, l.doms[0], cfg)
-		if pe != nil || err == nil || !strings.Contains(err.Error(), strings.ReplaceAll(says, "1 entry", "1 entries")) || !errors.Is(err, verbs.ErrInvalid) {
+		if pe != nil || err == nil ||
+			!strings.Contains(err.Error(), strings.ReplaceAll(says, "1 entry", "1 entries")) ||
+			!errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%s: %v", says, err)
 		}
 	}
@@ -90,7 +94,10 @@ func TestCardsThatDoNotFit(t *testing.T) {
 		{"heap has 0 bytes", `{"version":1,"pe":1,"pes":2,"heapSize":8192}`},
 		{"card of PE 1", `garbage`},
 	} {
-		exchange := func(_ context.Context, mine []byte) ([][]byte, error) { return [][]byte{mine, []byte(card.text)}, nil }
+		exchange := func(_ context.Context, mine []byte) ([][]byte,
+			error) {
+			return [][]byte{mine, []byte(card.text)}, nil
+		}
 		pe, err := shmem.Join(l.ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange})
 		if pe != nil || err == nil || !strings.Contains(err.Error(), card.says) {
 			t.Errorf("%s: %v", card.says, err)
@@ -124,7 +131,8 @@ func TestNobodyJoinsAlone(t *testing.T) {
 		_, errs[me] = shmem.Join(ctx, l.doms[me], cfg)
 		return nil
 	})
-	for i, says := range []string{"card of PE 2: invalid argument: its HeapSize is 8192", "card of PE 2", "card of PE 0"} {
+	for i, says := range []string{"card of PE 2: invalid argument: its HeapSize is 8192", "card of PE 2",
+		"card of PE 0"} {
 		if errs[i] == nil || !strings.Contains(errs[i].Error(), says) {
 			t.Errorf("PE %d: %v, want %q", i, errs[i], says)
 		}
@@ -136,8 +144,12 @@ func FuzzCard(f *testing.F) {
 	f.Add([]byte(`{"version":1,"pe":1,"pes":2,"heapSize":8192,"heap":{"addr":"0","length":"8192","rkeys":{"0":1}},"endpoints":[null,null]}`))
 	f.Fuzz(func(t *testing.T, card []byte) {
 		l := newLab(t, shape{1, 1, 1}, shmem.Config{HeapSize: 1 << 12})
-		exchange := func(_ context.Context, mine []byte) ([][]byte, error) { return [][]byte{mine, card}, nil }
-		if pe, err := shmem.Join(l.ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange}); err == nil || pe != nil {
+		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
+			return [][]byte{mine, card},
+				nil
+		}
+		if pe, err := shmem.Join(l.ctx, l.doms[0],
+			shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange}); err == nil || pe != nil {
 			t.Fatal("joined a card that no PE has made")
 		}
 	})

@@ -7,8 +7,8 @@ import (
 	"ibverbx/transport"
 )
 
-// FetchAdd adds v to the first word of dst on PE to and returns what was there. The package's section on atomics says what all of them have in
-// common.
+// FetchAdd adds v to the first word of dst on PE to and returns what was there. The package's
+// section on atomics says what all of them have in common.
 func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch add", changeAdd, dst, v, 0, to)
 }
@@ -144,7 +144,8 @@ func wordOn[T Word](pe *PE, op string, dst Sym[T], to int) (*peer, error) {
 }
 
 // fetching makes a change and returns what was there.
-func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int) (T, error) {
+func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int) (T,
+	error) {
 	t, err := wordOn(pe, op, dst, to)
 	if err != nil {
 		return 0, err
@@ -189,7 +190,8 @@ func (w word) get(all uint64) uint64 { return all >> w.shift & w.mask }
 
 func (w word) with(all, v uint64) uint64 { return all&^(w.mask<<w.shift) | (v&w.mask)<<w.shift }
 
-// update makes a change by compare-and-swap and returns what was there. It begins with a guess, zero: a wrong one brings the right value.
+// update makes a change by compare-and-swap and returns what was there. It begins with a guess,
+// zero: a wrong one brings the right value.
 func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) (uint64, error) {
 	compare &= w.mask
 	for all := uint64(0); ; {

@@ -39,7 +39,8 @@ func atomics[T shmem.Word](t *testing.T) {
 	})
 }
 
-func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T], start, minus T, to int) error {
+func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T], start, minus T,
+	to int) error {
 	step := func(name string, wantOld, wantNew T) func(T, error) error {
 		return func(old T, err error) error {
 			if err != nil {
@@ -59,7 +60,8 @@ func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T]
 	v := start
 	for _, err := range []error{
 		step("fetch add", v, v+5)(shmem.FetchAdd(ctx, pe, w, 5, to)),
-		step("add", v+5, v+4)(quietly(v+5, shmem.Add(ctx, pe, w, minus, to))), // minus one: wraps where there is no sign
+		// minus one: wraps where there is no sign
+		step("add", v+5, v+4)(quietly(v+5, shmem.Add(ctx, pe, w, minus, to))),
 		step("fetch inc", v+4, v+5)(shmem.FetchInc(ctx, pe, w, to)),
 		step("inc", v+5, v+6)(quietly(v+5, shmem.Inc(ctx, pe, w, to))),
 		step("swap", v+6, minus)(shmem.Swap(ctx, pe, w, minus, to)),
@@ -82,7 +84,8 @@ func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T]
 	return nil
 }
 
-// 4. Atomics are atomic among themselves, from all PEs and the own one, native ones and those made of compare-and-swap.
+//  4. Atomics are atomic among themselves, from all PEs and the own one, native ones and those made
+//     of compare-and-swap.
 func TestAtomicsAmongThemselves(t *testing.T) {
 	eachShape(t, 4, func(t *testing.T, l *lab) {
 		n := uint64(2 * rounds())
@@ -97,7 +100,8 @@ func TestAtomicsAmongThemselves(t *testing.T) {
 				if _, err := shmem.FetchInc(ctx, pe, narrow.At(int(i%2)), 2); err != nil {
 					return err
 				}
-				// Everybody turns a bit of its own, with an operation that no NIC knows, while others add above.
+				// Everybody turns a bit of its own, with an operation that no NIC knows, while
+				// others add above.
 				if err := shmem.Xor(ctx, pe, bits, 1<<pe.ID(), 2); err != nil {
 					return err
 				}

@@ -8,7 +8,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Barrier is Quiet and then waits until every PE has called it: what anybody did before it everybody sees after it. It is collective.
+// Barrier is Quiet and then waits until every PE has called it: what anybody did before it
+// everybody sees after it. It is collective.
 func (p *PE) Barrier(ctx context.Context) error {
 	const op = "barrier"
 	if err := p.enter(op); err != nil {
@@ -56,10 +57,11 @@ func (p *PE) sync(ctx context.Context, op string) error {
 	return p.disseminate(ctx, op, p.layout.rounds, p.record.mark(p.syncs.Add(1)))
 }
 
-// disseminate tells everybody of a mark and waits until everybody has reached it: in round r each PE tells the one 2^r further on, and so
-// of all that it has heard of. The words are only ever counted up, so one of a PE that is ahead serves as well. A PE that hears of calls
-// other than its own tells nobody more. Each PE hears of all others, by some way on which somebody would have: if PEs are out of step, none
-// gets through.
+// disseminate tells everybody of a mark and waits until everybody has reached it: in round r each
+// PE tells the one 2^r further on, and so of all that it has heard of. The words are only ever
+// counted up, so one of a PE that is ahead serves as well. A PE that hears of calls other than its
+// own tells nobody more. Each PE hears of all others, by some way on which somebody would have: if
+// PEs are out of step, none gets through.
 func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {
@@ -68,7 +70,8 @@ func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) err
 			return to.told(op, err)
 		}
 		word := word64(p.heap, words)
-		err := p.meet(ctx, op, from, func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
+		err := p.meet(ctx, op, from,
+			func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
 		if err != nil {
 			return err
 		}
@@ -80,7 +83,8 @@ func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) err
 	return p.sent(ctx, op)
 }
 
-// sent waits until what this PE has put is on its way for sure: who waits for it must not depend on this PE's next call.
+// sent waits until what this PE has put is on its way for sure: who waits for it must not depend on
+// this PE's next call.
 func (p *PE) sent(ctx context.Context, op string) error {
 	err := p.worker.Flush(ctx, transport.FlushLocal)
 	if err == nil || p.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {

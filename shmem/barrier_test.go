@@ -23,7 +23,8 @@ func TestBarrierAnyNumberOfPEs(t *testing.T) {
 						return err
 					}
 					if got := entered.Load(); got < (round+1)*int64(n) {
-						return wrong("PE %d left round %d when %d of %d had entered", pe.ID(), round, got, (round+1)*int64(n))
+						return wrong("PE %d left round %d when %d of %d had entered", pe.ID(), round, got,
+							(round+1)*int64(n))
 					}
 				}
 				return nil

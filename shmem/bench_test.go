@@ -90,7 +90,10 @@ func BenchmarkOps(b *testing.B) {
 				{"fetchadd", func() error { _, err := shmem.FetchAdd(ctx, pe, s, 1, 1); return err }},
 				{"cas", func() error { _, err := shmem.CompareSwap(ctx, pe, s, 1, 1, 1); return err }},
 				{"swap", func() error { _, err := shmem.Swap(ctx, pe, s, 1, 1); return err }},
-				{"putsignal8", func() error { return shmem.PutSignal(ctx, pe, s, data, sig, 1, shmem.SignalAdd, 1) }},
+				{"putsignal8", func() error {
+					return shmem.PutSignal(ctx, pe, s, data, sig, 1,
+						shmem.SignalAdd, 1)
+				}},
 				{"waituntil-satisfied", func() error { return shmem.WaitUntil(ctx, pe, s, shmem.GE, 0) }},
 				{"put8+quiet", func() error {
 					if err := shmem.Put(ctx, pe, s, data, 1); err != nil {
@@ -159,7 +162,10 @@ func BenchmarkCollectives(b *testing.B) {
 	}{
 		{"barrier", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Barrier(ctx) }},
 		{"sync", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Sync(ctx) }},
-		{"broadcast8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error { return shmem.Broadcast(ctx, pe, v[:1], 0) }},
+		{"broadcast8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
+			return shmem.Broadcast(
+				ctx, pe, v[:1], 0)
+		}},
 		{"reduce8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
 			return shmem.Reduce(ctx, pe, v[:1], v[:1], shmem.OpMax)
 		}},

@@ -6,9 +6,11 @@ import (
 	"sort"
 )
 
-// blocks is the allocator of the heap. What it answers depends on the calls alone, so that PEs that make the same calls get the same answers.
+// blocks is the allocator of the heap. What it answers depends on the calls alone, so that PEs that
+// make the same calls get the same answers.
 //
-// Invariant: free is in order of address, no two of its spans touch, and free and taken together cover the heap once.
+// Invariant: free is in order of address, no two of its spans touch, and free and taken together
+// cover the heap once.
 type blocks struct {
 	start, size uint64
 	free        []span
@@ -21,10 +23,12 @@ type blocks struct {
 type span struct{ off, length uint64 }
 
 func newBlocks(start, size uint64) *blocks {
-	return &blocks{start: start, size: size, free: []span{{start, size}}, taken: map[uint64]uint64{}, asked: map[uint64]uint64{}}
+	return &blocks{start: start, size: size, free: []span{{start, size}}, taken: map[uint64]uint64{},
+		asked: map[uint64]uint64{}}
 }
 
-// alloc takes the first place that is large enough. A block has at least one byte, so that every block has a place of its own.
+// alloc takes the first place that is large enough. A block has at least one byte, so that every
+// block has a place of its own.
 func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
 	if bytes > b.size {
 		return 0, b.full(bytes)
@@ -51,7 +55,8 @@ func (b *blocks) full(bytes uint64) error {
 	for _, s := range b.free {
 		largest = max(largest, s.length)
 	}
-	return fmt.Errorf("%w: %d bytes wanted; of %d, %d are free, %d of them in one piece: raise Config.HeapSize",
+	return fmt.Errorf("%w: %d bytes wanted; of %d, %d are free, %d of them in one piece: raise "+
+		"Config.HeapSize",
 		ErrNoMemory, bytes, b.size, b.size-b.used, largest)
 }
 

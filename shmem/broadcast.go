@@ -2,9 +2,9 @@ package shmem
 
 import "context"
 
-// Broadcast gives every PE the buf of PE root. Any memory will do. It is collective; all PEs give the same length and root. It returns on a
-// PE that has the data, whether or not all others have it. A root that is no PE is verbs.ErrInvalid, and ends the call of all PEs with
-// [ErrMismatch].
+// Broadcast gives every PE the buf of PE root. Any memory will do. It is collective; all PEs give
+// the same length and root. It returns on a PE that has the data, whether or not all others have
+// it. A root that is no PE is verbs.ErrInvalid, and ends the call of all PEs with [ErrMismatch].
 func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error {
 	const op = "broadcast"
 	if err := pe.enter(op); err != nil {
@@ -12,7 +12,8 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 	}
 	defer pe.collective.Unlock()
 	if uint(root) >= uint(pe.PEs()) {
-		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root, pe.PEs()-1))
+		return pe.refuse(ctx, kindBroadcast, invalid(op, "root %d: the numbers are 0 to %d", root,
+			pe.PEs()-1))
 	}
 	g, err := pe.call(op, kindBroadcast, shape{n: len(buf), size: sizeOf[T](), param: root})
 	if err != nil {
@@ -24,8 +25,8 @@ func Broadcast[T Element](ctx context.Context, pe *PE, buf []T, root int) error 
 	return pe.sent(ctx, op)
 }
 
-// tree says who stands where in a binomial tree below a root: the parent of a PE is the one without the lowest bit of its distance from the
-// root, and its children have one lower bit more.
+// tree says who stands where in a binomial tree below a root: the parent of a PE is the one without
+// the lowest bit of its distance from the root, and its children have one lower bit more.
 type tree struct{ root, me, n int }
 
 func (p *PE) tree(root int) tree {

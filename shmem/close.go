@@ -7,8 +7,9 @@ import (
 	"ibverbx/transport"
 )
 
-// Close ends the PE: it waits for the others to close too, as far as they are there, ends the connections and gives the memory back; blocks and
-// their Local slices must not be used any more. When ctx ends before, the rest is ended at once. It returns what has not ended well. It is
+// Close ends the PE: it waits for the others to close too, as far as they are there, ends the
+// connections and gives the memory back; blocks and their Local slices must not be used any more.
+// When ctx ends before, the rest is ended at once. It returns what has not ended well. It is
 // collective, and no other goroutine may be in a call of the PE.
 func (p *PE) Close(ctx context.Context) error {
 	const op = "close"
@@ -46,7 +47,8 @@ func (p *PE) free() error {
 	return errors.Join(errs...)
 }
 
-// leave sends what has begun, for a program that has returned. What became of it, Quiet would have told.
+// leave sends what has begun, for a program that has returned. What became of it, Quiet would have
+// told.
 func (p *PE) leave(ctx context.Context) {
 	_ = p.worker.Flush(ctx, transport.FlushLocal)
 }

@@ -52,10 +52,13 @@ func TestBroadcast(t *testing.T) {
 // 5. Reduce combines with every operation, and every PE has the result.
 func TestReduce(t *testing.T) {
 	ops := map[shmem.ReduceOp]func(a, b int64) int64{
-		shmem.OpSum: func(a, b int64) int64 { return a + b }, shmem.OpProd: func(a, b int64) int64 { return a * b },
-		shmem.OpMin: func(a, b int64) int64 { return min(a, b) }, shmem.OpMax: func(a, b int64) int64 { return max(a, b) },
-		shmem.OpAnd: func(a, b int64) int64 { return a & b }, shmem.OpOr: func(a, b int64) int64 { return a | b },
-		shmem.OpXor: func(a, b int64) int64 { return a ^ b },
+		shmem.OpSum:  func(a, b int64) int64 { return a + b },
+		shmem.OpProd: func(a, b int64) int64 { return a * b },
+		shmem.OpMin:  func(a, b int64) int64 { return min(a, b) },
+		shmem.OpMax:  func(a, b int64) int64 { return max(a, b) },
+		shmem.OpAnd:  func(a, b int64) int64 { return a & b },
+		shmem.OpOr:   func(a, b int64) int64 { return a | b },
+		shmem.OpXor:  func(a, b int64) int64 { return a ^ b },
 	}
 	eachWorld(t, func(t *testing.T, l *lab, pes int) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
@@ -158,7 +161,8 @@ func TestAllGatherAndAllToAll(t *testing.T) {
 	})
 }
 
-// Calls of different kinds follow each other without anything between, while some PEs are slower than others.
+// Calls of different kinds follow each other without anything between, while some PEs are slower
+// than others.
 func TestCollectivesBackToBack(t *testing.T) {
 	t.Run("patient", func(t *testing.T) { collectivesBackToBack(t, shmem.Config{}) })
 	// PEs that ask after next to no time whether they are in step are told that they are.

@@ -1,6 +1,7 @@
 package shmem
 
-// combiner is how an operation combines b into a, of the same length; nil when it does not fit the elements.
+// combiner is how an operation combines b into a, of the same length; nil when it does not fit the
+// elements.
 func combiner[T Element](op ReduceOp) func(a, b []T) {
 	switch op {
 	case OpSum:
@@ -55,7 +56,8 @@ func maxInto[T Element](a, b []T) {
 	}
 }
 
-// Bits are the same whichever way they are grouped: bytes have the operators that a type parameter with floats in it lacks.
+// Bits are the same whichever way they are grouped: bytes have the operators that a type parameter
+// with floats in it lacks.
 
 func andInto[T Element](a, b []T) {
 	x := bytesOf(a)

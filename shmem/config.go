@@ -11,36 +11,42 @@ import (
 type Config struct {
 	// PE is this PE's number, from 0 on, and PEs how many there are; 0 means 1.
 	PE, PEs int
-	// Exchange is an all-gather among the PEs: each gives some bytes, of a few hundred for each PE, and gets those of all in the
-	// order of their numbers, its own among them. It is called twice during Join, by all PEs, and can be anything that carries bytes:
-	// TCP, files, a job launcher. It may be nil for a single PE.
+	// Exchange is an all-gather among the PEs: each gives some bytes, of a few hundred for each PE,
+	// and gets those of all in the order of their numbers, its own among them. It is called twice
+	// during Join, by all PEs, and can be anything that carries bytes: TCP, files, a job launcher.
+	// It may be nil for a single PE.
 	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
-	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered with the NICs. What the package needs for
-	// itself comes on top: 128 KiB a PE, 4 MiB at most for up to 2048 PEs.
+	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered
+	// with the NICs. What the package needs for itself comes on top: 128 KiB a PE, 4 MiB at most
+	// for up to 2048 PEs.
 	HeapSize int
-	// Background has a goroutine make progress, so that what waits behind a fence leaves without a call of this PE. It costs
-	// switches to that goroutine; programs that call Quiet or wait do not need it.
+	// Background has a goroutine make progress, so that what waits behind a fence leaves without a
+	// call of this PE. It costs switches to that goroutine; programs that call Quiet or wait do not
+	// need it.
 	Background bool
-	// RegisterFrom is from how many bytes on a Put or Get registers memory outside of the heap for the call instead of copying it
-	// through registered buffers; 0 means 256 KiB, negative never.
+	// RegisterFrom is from how many bytes on a Put or Get registers memory outside of the heap for
+	// the call instead of copying it through registered buffers; 0 means 256 KiB, negative never.
 	RegisterFrom int
-	// Step is how long a PE that waits sleeps between looks at its heap, after Transport.Spin of polling: writes by others raise no event.
-	// 0 means 50 µs; after some steps they grow longer, up to 1 ms.
+	// Step is how long a PE that waits sleeps between looks at its heap, after Transport.Spin of
+	// polling: writes by others raise no event. 0 means 50 µs; after some steps they grow longer,
+	// up to 1 ms.
 	Step time.Duration
-	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need, AMBuffers 1, since no active
-	// messages are sent, Spin 50 µs, and KeepAlive 100 ms: a PE that waits for others makes sure that they live.
+	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
+	// AMBuffers 1, since no active messages are sent, Spin 50 µs, and KeepAlive 100 ms: a PE that
+	// waits for others makes sure that they live.
 	Transport transport.Config
 }
 
 const (
 	defaultHeapSize = 64 << 20
-	// defaultRegisterFrom: to copy 256 KiB takes some 45 µs, which is what a real NIC takes to pin so many pages. Software NICs register in a
-	// microsecond, and gain from 8 KiB on.
+	// defaultRegisterFrom: to copy 256 KiB takes some 45 µs, which is what a real NIC takes to pin
+	// so many pages. Software NICs register in a microsecond, and gain from 8 KiB on.
 	defaultRegisterFrom = 256 << 10
 	defaultKeepAlive    = 100 * time.Millisecond
 	defaultStep         = 50 * time.Microsecond
-	// defaultSpin outlasts the usual wait in a barrier: writes by others raise no event, and a sleep costs 50 µs at the very least. A barrier
-	// of 2 PEs takes 5 µs with it, and 25 with the transport's 20.
+	// defaultSpin outlasts the usual wait in a barrier: writes by others raise no event, and a
+	// sleep costs 50 µs at the very least. A barrier of 2 PEs takes 5 µs with it, and 25 with the
+	// transport's 20.
 	defaultSpin = 50 * time.Microsecond
 	// maxPEs is how many PEs there may be.
 	maxPEs = 1 << 16
@@ -88,7 +94,8 @@ func (c *Config) validate() error {
 	case c.Step < 0:
 		return invalid(op, "Step %v: must not be negative", c.Step)
 	case c.Transport.MaxEndpoints < c.PEs+1:
-		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.PEs, c.PEs+1)
+		return invalid(op, "Transport.MaxEndpoints %d: %d PEs need %d", c.Transport.MaxEndpoints, c.PEs,
+			c.PEs+1)
 	}
 	return nil
 }

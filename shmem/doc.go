@@ -1,10 +1,12 @@
-// Package shmem is OpenSHMEM's model in Go's manner: processing elements that read and write each other's memory, over package transport.
+// Package shmem is OpenSHMEM's model in Go's manner: processing elements that read and write each
+// other's memory, over package transport.
 //
 // # The model
 //
-// A [PE] is one of a fixed number of processing elements, numbered from 0: a process each, or goroutines of one process, or both. Every PE
-// has a symmetric heap, of the same size everywhere. [Alloc] is called by all of them and gives each a block at the same place of its heap,
-// so that one handle, a [Sym], names the block on every PE:
+// A [PE] is one of a fixed number of processing elements, numbered from 0: a process each, or
+// goroutines of one process, or both. Every PE has a symmetric heap, of the same size everywhere.
+// [Alloc] is called by all of them and gives each a block at the same place of its heap, so that
+// one handle, a [Sym], names the block on every PE:
 //
 //	counts, err := shmem.Alloc[uint64](ctx, pe, 64)         // 64 numbers on each PE
 //	err = shmem.Add(ctx, pe, counts.At(7), 1, 3)            // count in PE 3's, atomically
@@ -12,8 +14,8 @@
 //	err = pe.Barrier(ctx)                                   // everything of everybody has arrived
 //	fmt.Println(counts.Local(pe))                           // this PE's own, as a []uint64
 //
-// Operations are one-sided: the other PE's program takes no part. A PE reaches its own heap through its NIC as well, so that atomics are
-// atomic among themselves whoever issues them.
+// Operations are one-sided: the other PE's program takes no part. A PE reaches its own heap through
+// its NIC as well, so that atomics are atomic among themselves whoever issues them.
 //
 // # When is it done
 //
@@ -31,13 +33,15 @@
 //
 // # Atomics
 //
-// [FetchAdd] and its like change the first word of a Sym on one PE. They are atomic among themselves, whichever PEs and goroutines issue
-// them, the own PE included. They are not atomic with puts, nor with what a processor writes.
+// [FetchAdd] and its like change the first word of a Sym on one PE. They are atomic among
+// themselves, whichever PEs and goroutines issue them, the own PE included. They are not atomic
+// with puts, nor with what a processor writes.
 //
-// NICs know fetch-add and compare-and-swap of eight bytes. All others, and every one on four bytes, are made of compare-and-swaps, which
-// are repeated while somebody else changes the word, and so take two round trips or more; only [Add] and [Inc] on eight bytes do not wait
-// at all. Atomics on four bytes work on the aligned eight that hold them: a put to the other half at the same moment may be lost, an atomic
-// on it is not.
+// NICs know fetch-add and compare-and-swap of eight bytes. All others, and every one on four bytes,
+// are made of compare-and-swaps, which are repeated while somebody else changes the word, and so
+// take two round trips or more; only [Add] and [Inc] on eight bytes do not wait at all. Atomics on
+// four bytes work on the aligned eight that hold them: a put to the other half at the same moment
+// may be lost, an atomic on it is not.
 //
 // When a connection fails, or ctx ends, during an atomic it may have taken effect or not.
 //
@@ -49,40 +53,50 @@
 //	err = world.Run(ctx, func(ctx context.Context, pe *shmem.PE) error { ... })
 //	err = world.Close(ctx)
 //
-// PEs of several processes find each other by whatever means the program has, an all-gather of a few KiB: see [Join] and Config.Exchange.
+// PEs of several processes find each other by whatever means the program has, an all-gather of a
+// few KiB: see [Join] and Config.Exchange.
 //
 // # What the caller must keep
 //
-//   - Puts, gets, atomics, waits, Fence and Quiet may be called from any goroutine. Fence and Quiet order and complete what was called before
-//     them. Collective calls (Alloc, Free, Barrier, Sync, Broadcast, Reduce, AllGather, AllToAll, Close) are made by all PEs in the same order,
-//     by one goroutine a PE at a time; a second one is refused with [ErrBusy].
-//   - What others write into a heap is read after something has told that it is there: WaitUntil, a barrier, a collective. A word that is polled
-//     without them is read with [Load]. The processor's own writes to a word are not atomic with atomics of NICs; use [Set] or [Add]
-//     on the own PE.
-//   - When ctx ends during a call, what it began goes on: its memory belongs to the NICs until Quiet has returned nil.
-//   - Nothing goes on in the background unless Config.Background is set. What was put behind a fence, a signal above all, and what is more
-//     than the queues hold, may leave only during a later call of this PE that waits (Quiet, Barrier, WaitUntil) or in [PE.Progress]. Programs
+//   - Puts, gets, atomics, waits, Fence and Quiet may be called from any goroutine. Fence and Quiet
+//     order and complete what was called before them. Collective calls (Alloc, Free, Barrier, Sync,
+//     Broadcast, Reduce, AllGather, AllToAll, Close) are made by all PEs in the same order, by one
+//     goroutine a PE at a time; a second one is refused with [ErrBusy].
+//   - What others write into a heap is read after something has told that it is there: WaitUntil, a
+//     barrier, a collective. A word that is polled without them is read with [Load]. The
+//     processor's own writes to a word are not atomic with atomics of NICs; use [Set] or [Add] on
+//     the own PE.
+//   - When ctx ends during a call, what it began goes on: its memory belongs to the NICs until
+//     Quiet has returned nil.
+//   - Nothing goes on in the background unless Config.Background is set. What was put behind a
+//     fence, a signal above all, and what is more than the queues hold, may leave only during a
+//     later call of this PE that waits (Quiet, Barrier, WaitUntil) or in [PE.Progress]. Programs
 //     end phases with one of them anyhow.
-//   - A collective call that returns an error leaves the PEs out of step, but for Alloc and Free, whose refusals all PEs see alike. End with Close.
+//   - A collective call that returns an error leaves the PEs out of step, but for Alloc and Free,
+//     whose refusals all PEs see alike. End with Close.
 //
 // # Calls that do not match
 //
-// All PEs make the same collective calls in the same order, with the same lengths, types, roots and ops. Where they do not, or where one of
-// them is refused a call for its arguments, all get [ErrMismatch]: in the call itself, or in the next one where the call needed nothing of
-// the others, as that of a Broadcast's root does. No PE gets through a Barrier, and none takes the data of one call for that of another.
-// The error of one PE says who called what, those of the others at least which PE that is. PEs that wait for each other find out within
-// some milliseconds, one that computes does when it next calls. The words by which they compare have 14 bits for what was called before,
-// and 24 in a Barrier.
+// All PEs make the same collective calls in the same order, with the same lengths, types, roots and
+// ops. Where they do not, or where one of them is refused a call for its arguments, all get
+// [ErrMismatch]: in the call itself, or in the next one where the call needed nothing of the
+// others, as that of a Broadcast's root does. No PE gets through a Barrier, and none takes the data
+// of one call for that of another. The error of one PE says who called what, those of the others at
+// least which PE that is. PEs that wait for each other find out within some milliseconds, one that
+// computes does when it next calls. The words by which they compare have 14 bits for what was
+// called before, and 24 in a Barrier.
 //
 // # Faults
 //
-// When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and says which PE it was; so do the calls
-// that wait for everybody (Quiet, Barrier, WaitUntil, collectives), which make sure from time to time that the others live
+// When a PE's NIC or process goes, calls that concern it return an error that is a [*PEError] and
+// says which PE it was; so do the calls that wait for everybody (Quiet, Barrier, WaitUntil,
+// collectives), which make sure from time to time that the others live
 // (transport.Config.KeepAlive). Puts, gets and atomics among the rest go on.
 //
 // # What it costs
 //
-// Short puts are copied into the work request, longer ones through registered buffers, and what lies in the symmetric heap is sent from
-// where it is. No call allocates once warm, but for collective Alloc and Free and for large transfers from memory outside the heap, which
-// register it for the call.
+// Short puts are copied into the work request, longer ones through registered buffers, and what
+// lies in the symmetric heap is sent from where it is. No call allocates once warm, but for
+// collective Alloc and Free and for large transfers from memory outside the heap, which register it
+// for the call.
 package shmem

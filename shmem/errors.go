@@ -8,12 +8,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// The errors of this package; test with errors.Is. Wrong arguments are verbs.ErrInvalid. The error of a PE that has gone is a [*PEError], and
-// [transport.ErrPeerFailed] or [transport.ErrPeerClosed].
+// The errors of this package; test with errors.Is. Wrong arguments are verbs.ErrInvalid. The error
+// of a PE that has gone is a [*PEError], and [transport.ErrPeerFailed] or
+// [transport.ErrPeerClosed].
 var (
-	// ErrMismatch: the PEs did not make the same collective calls, or one was refused its own for an argument. All PEs get it: one of them
-	// is told which PE called what, the others which PE knows. Every later collective call returns it too, but for Close; Alloc and Free
-	// that only differ in what they ask for change nothing.
+	// ErrMismatch: the PEs did not make the same collective calls, or one was refused its own for
+	// an argument. All PEs get it: one of them is told which PE called what, the others which PE
+	// knows. Every later collective call returns it too, but for Close; Alloc and Free that only
+	// differ in what they ask for change nothing.
 	ErrMismatch = errors.New("collective calls do not match")
 	// ErrNoMemory: the symmetric heap has no room, on any PE: raise Config.HeapSize.
 	ErrNoMemory = errors.New("symmetric heap is full")

@@ -54,10 +54,12 @@ func program(ctx context.Context, pe *shmem.PE) error {
 	}
 	next := (pe.ID() + 1) % pe.PEs()
 	hello := fmt.Sprintf("PE %d says: hello, PE %d", pe.ID(), next)
-	if err := shmem.PutSignal(ctx, pe, text, []byte(hello), counts.At(4), uint64(len(hello)), shmem.SignalSet, next); err != nil {
+	if err := shmem.PutSignal(ctx, pe, text, []byte(hello), counts.At(4), uint64(len(hello)), shmem.SignalSet,
+		next); err != nil {
 		return err
 	}
-	if err := shmem.WaitUntil(ctx, pe, counts.At(4), shmem.NE, 0); err != nil { // the text is there when the signal is
+	// the text is there when the signal is
+	if err := shmem.WaitUntil(ctx, pe, counts.At(4), shmem.NE, 0); err != nil {
 		return err
 	}
 	for _, letter := range []string{"ad", "bad", "ca", "b"}[pe.ID()] {

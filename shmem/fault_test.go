@@ -24,17 +24,22 @@ func quick() shmem.Config {
 // died says what is wrong with the error of a call after PE 3 has died.
 func died(err error) error {
 	var gone *shmem.PEError
-	if !errors.As(err, &gone) || gone.PE != 3 || !errors.Is(err, transport.ErrPeerFailed) || !strings.Contains(err.Error(), "PE 3") {
+	if !errors.As(err, &gone) || gone.PE != 3 || !errors.Is(err, transport.ErrPeerFailed) ||
+		!strings.Contains(err.Error(), "PE 3") {
 		return wrong("%v, want that PE 3 failed", err)
 	}
 	return nil
 }
 
-// When a PE dies, whatever the others wait in returns an error that says which one it was: nobody hangs.
+// When a PE dies, whatever the others wait in returns an error that says which one it was: nobody
+// hangs.
 func TestAPEDiesWhileOthersWait(t *testing.T) {
 	waits := map[string]func(ctx context.Context, pe *shmem.PE, s shmem.Sym[uint64]) error{
-		"barrier": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error { return pe.Barrier(ctx) },
-		"sync":    func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error { return pe.Sync(ctx) },
+		"barrier": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error {
+			return pe.Barrier(
+				ctx)
+		},
+		"sync": func(ctx context.Context, pe *shmem.PE, _ shmem.Sym[uint64]) error { return pe.Sync(ctx) },
 		"wait until": func(ctx context.Context, pe *shmem.PE, s shmem.Sym[uint64]) error {
 			return shmem.WaitUntil(ctx, pe, s, shmem.NE, 0)
 		},
@@ -183,7 +188,8 @@ func TestAPutThatFails(t *testing.T) {
 	})
 }
 
-// A ctx that ends leaves the operation to itself; Quiet tells when its memory is free, and nothing leaks.
+// A ctx that ends leaves the operation to itself; Quiet tells when its memory is free, and nothing
+// leaks.
 func TestAContextEndsDuringAPut(t *testing.T) {
 	l := newLab(t, shape{2, 1, 2}, shmem.Config{})
 	s := allocate[byte](l, 1<<20)

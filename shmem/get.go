@@ -123,7 +123,8 @@ func (t *peer) getBuffered(ctx context.Context, comp *transport.Completion, b []
 }
 
 // getZcopy reads into registered memory.
-func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
+func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment,
+	off uint64) error {
 	remote := t.heap.Slice(off, local.Length)
 	return t.pe.begin(ctx, func() error {
 		_, err := t.ep.GetZcopy(comp, remote, local)

@@ -19,15 +19,18 @@ type card struct {
 	PEs      int              `json:"pes"`
 	HeapSize int              `json:"heapSize"`
 	Heap     ibverbx.RemoteMR `json:"heap"`
-	// Endpoints are the cards of the endpoints to each PE; that to itself is connected already and has none.
+	// Endpoints are the cards of the endpoints to each PE; that to itself is connected already and
+	// has none.
 	Endpoints []*transport.Card `json:"endpoints"`
 }
 
 const cardVersion = 1
 
-// Join makes this process, or a part of it, one PE among others: it registers the heap, makes an endpoint to each PE, and connects to them with
-// the help of cfg.Exchange. It returns when all PEs have joined. The domain stays the caller's, who closes it after the PE; several PEs may
-// share one. When one PE cannot join, none does: the others return an error too, as far as Exchange can tell them.
+// Join makes this process, or a part of it, one PE among others: it registers the heap, makes an
+// endpoint to each PE, and connects to them with the help of cfg.Exchange. It returns when all PEs
+// have joined. The domain stays the caller's, who closes it after the PE; several PEs may share
+// one. When one PE cannot join, none does: the others return an error too, as far as Exchange can
+// tell them.
 func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -70,11 +73,13 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	for i := range p.peers {
 		t := &p.peers[i]
 		t.pe, t.id = p, i
-		if t.ep, err = p.worker.NewEndpoint(transport.EndpointConfig{Name: "PE " + strconv.Itoa(i), OnError: t.failed}); err != nil {
+		if t.ep, err = p.worker.NewEndpoint(transport.EndpointConfig{Name: "PE " + strconv.Itoa(i),
+			OnError: t.failed}); err != nil {
 			return p, err
 		}
 	}
-	if p.back, err = p.worker.NewEndpoint(transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}); err != nil {
+	if p.back, err = p.worker.NewEndpoint(
+		transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}); err != nil {
 		return p, err
 	}
 	if err = transport.Connect(p.peers[p.id].ep, p.back); err != nil {
@@ -108,7 +113,8 @@ func (p *PE) connect(ctx context.Context) error {
 	if failed != nil {
 		mishap = []byte(failed.Error())
 	}
-	// Nobody goes ahead before everybody listens: a NIC repeats what it sends to a queue pair that is not connected only for so long.
+	// Nobody goes ahead before everybody listens: a NIC repeats what it sends to a queue pair that
+	// is not connected only for so long.
 	mishaps, err := p.exchange(ctx, mishap)
 	if failed != nil || err != nil {
 		return errors.Join(failed, err)
@@ -140,7 +146,8 @@ func (p *PE) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 		return nil, fmt.Errorf("exchange: %w", err)
 	}
 	if len(all) != len(p.peers) {
-		return nil, fmt.Errorf("exchange: %w: it returned %d entries: there are %d PEs", verbs.ErrInvalid, len(all), len(p.peers))
+		return nil, fmt.Errorf("exchange: %w: it returned %d entries: there are %d PEs", verbs.ErrInvalid,
+			len(all), len(p.peers))
 	}
 	return all, nil
 }
@@ -187,16 +194,20 @@ func (p *PE) connectTo(t *peer, b []byte) error {
 func (p *PE) checkCard(t *peer, c *card) error {
 	switch {
 	case c.Version != cardVersion:
-		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version, cardVersion)
+		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version,
+			cardVersion)
 	case c.PE != t.id:
-		return fmt.Errorf("%w: it is of PE %d: Exchange must return the entries in the order of the PEs, and each has a number of its own",
+		return fmt.Errorf("%w: it is of PE %d: Exchange must return the entries in the order of the PEs, "+
+			"and each has a number of its own",
 			verbs.ErrInvalid, c.PE)
 	case c.PEs != len(p.peers):
 		return fmt.Errorf("%w: it counts %d PEs, this PE %d", verbs.ErrInvalid, c.PEs, len(p.peers))
 	case c.HeapSize != p.cfg.HeapSize:
-		return fmt.Errorf("%w: its HeapSize is %d, that of this PE %d", verbs.ErrInvalid, c.HeapSize, p.cfg.HeapSize)
+		return fmt.Errorf("%w: its HeapSize is %d, that of this PE %d", verbs.ErrInvalid, c.HeapSize,
+			p.cfg.HeapSize)
 	case c.Heap.Len() != uint64(len(p.heap)):
-		return fmt.Errorf("%w: its heap has %d bytes, that of this PE %d", verbs.ErrInvalid, c.Heap.Len(), len(p.heap))
+		return fmt.Errorf("%w: its heap has %d bytes, that of this PE %d", verbs.ErrInvalid, c.Heap.Len(),
+			len(p.heap))
 	case len(c.Endpoints) != len(p.peers) || c.Endpoints[p.id] == nil:
 		return fmt.Errorf("%w: it has no endpoint for PE %d", verbs.ErrInvalid, p.id)
 	}

@@ -23,7 +23,8 @@ type shape struct {
 
 func (s shape) String() string { return fmt.Sprintf("pes=%d/nics=%d/qps=%d", s.pes, s.nics, s.qps) }
 
-// shapes are the ways in which a PE can be connected: a single queue pair, which is no virtual one, and several rails on one NIC and on two.
+// shapes are the ways in which a PE can be connected: a single queue pair, which is no virtual one,
+// and several rails on one NIC and on two.
 func shapes(pes int) []shape {
 	return []shape{{pes, 1, 1}, {pes, 1, 2}, {pes, 1, 4}, {pes, 2, 1}, {pes, 2, 2}}
 }
@@ -142,7 +143,8 @@ func fill(b []byte, round int) {
 	}
 }
 
-// lag delays what matches by a moment, on one NIC's queue pair out of several, so that what comes later on the others lands earlier.
+// lag delays what matches by a moment, on one NIC's queue pair out of several, so that what comes
+// later on the others lands earlier.
 func (l *lab) lag(every int, match func(*verbs.SendWR) bool) *soft.Injection {
 	n := 0
 	return l.fabric.Inject(soft.Fault{

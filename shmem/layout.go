@@ -2,12 +2,13 @@ package shmem
 
 import "math/bits"
 
-// blockAlign is the alignment of blocks of the heap: a cache line, so that two blocks never share one, and the eight bytes around a number of
-// four bytes never reach beyond its block.
+// blockAlign is the alignment of blocks of the heap: a cache line, so that two blocks never share
+// one, and the eight bytes around a number of four bytes never reach beyond its block.
 const blockAlign = 64
 
-// layout says where things lie in every PE's registered memory: first what the package needs for itself, then the user's heap. It follows
-// from the number of PEs and so is the same on all of them.
+// layout says where things lie in every PE's registered memory: first what the package needs for
+// itself, then the user's heap. It follows from the number of PEs and so is the same on all of
+// them.
 type layout struct {
 	rounds  uint64 // words of the barrier, one a round; only ever counted up
 	endings uint64 // likewise for the barrier of Close, which must work when the PEs are out of step

@@ -5,10 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// A mailbox carries what collective calls have to say from one PE to another, in pieces: two slots in the receiver's heap, each with a word
-// that the sender writes behind a fence when the slot is full, and a word in the sender's heap in which the receiver counts what it has
-// taken out. Pieces are numbered through all calls, so that a PE that is a call ahead does no harm: its next pieces wait in the slots, or
-// with their sender. The word of a full slot has the piece's number, modulo 16, and the tag of the call.
+// A mailbox carries what collective calls have to say from one PE to another, in pieces: two slots
+// in the receiver's heap, each with a word that the sender writes behind a fence when the slot is
+// full, and a word in the sender's heap in which the receiver counts what it has taken out. Pieces
+// are numbered through all calls, so that a PE that is a call ahead does no harm: its next pieces
+// wait in the slots, or with their sender. The word of a full slot has the piece's number, modulo
+// 16, and the tag of the call.
 
 // piece is how many of the bytes that are left travel in one slot.
 func (p *PE) piece(left int) int { return min(left, int(p.layout.slot)) }

@@ -2,8 +2,9 @@ package shmem
 
 import "unsafe"
 
-// This file holds all uses of unsafe in this package. Heaps and blocks are aligned to blockAlign, and offsets of elements are multiples of their
-// size, so every view is aligned. An Element has no pointers.
+// This file holds all uses of unsafe in this package. Heaps and blocks are aligned to blockAlign,
+// and offsets of elements are multiples of their size, so every view is aligned. An Element has no
+// pointers.
 
 // newHeap makes zeroed memory whose first byte is aligned to a block.
 func newHeap(size int) []byte {

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// together makes a different call on every PE and returns what they say. After a call that ended well, because it needed nothing of the
-// others, a barrier must tell.
+// together makes a different call on every PE and returns what they say. After a call that ended
+// well, because it needed nothing of the others, a barrier must tell.
 func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE) error) []error {
 	t.Helper()
 	l := newLab(t, shape{pes, 1, 2}, shmem.Config{})
@@ -32,7 +32,8 @@ func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE
 	return errs
 }
 
-// PEs whose calls do not match all get ErrMismatch, in whatever they differ, and whoever waits for whom. One of them says who called what.
+// PEs whose calls do not match all get ErrMismatch, in whatever they differ, and whoever waits for
+// whom. One of them says who called what.
 func TestCallsThatDoNotMatch(t *testing.T) {
 	reduce := func(op shmem.ReduceOp) func(context.Context, *shmem.PE) error {
 		return func(ctx context.Context, pe *shmem.PE) error {
@@ -49,7 +50,10 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 			return shmem.Broadcast(ctx, pe, make([]int64, n), root)
 		}
 	}
-	narrow := func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, make([]int32, 8), 0) }
+	narrow := func(ctx context.Context, pe *shmem.PE) error {
+		return shmem.Broadcast(ctx, pe,
+			make([]int32, 8), 0)
+	}
 	byFunc := func(ctx context.Context, pe *shmem.PE) error {
 		v := make([]int64, 3)
 		return shmem.ReduceFunc(ctx, pe, v, v, func(a, b int64) int64 { return a + b })
@@ -71,10 +75,13 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 		others func(ctx context.Context, pe *shmem.PE) error
 		says   []string // any of them; finders differ
 	}{
-		{"roots, each itself", broadcast(last, 4), broadcast(0, 4), []string{"from PE", "not the same before"}},
-		{"roots, each another", broadcast(0, 4), broadcast(last, 4), []string{"from PE", "not the same before"}},
+		{"roots, each itself", broadcast(last, 4), broadcast(0, 4),
+			[]string{"from PE", "not the same before"}},
+		{"roots, each another", broadcast(0, 4), broadcast(last, 4),
+			[]string{"from PE", "not the same before"}},
 		{"element sizes", narrow, broadcast(0, 4), []string{"8 elements of 4 bytes", "not the same before"}},
-		{"lengths", broadcast(0, 5), broadcast(0, 4), []string{"5 elements of 8 bytes", "not the same before"}},
+		{"lengths", broadcast(0, 5), broadcast(0, 4),
+			[]string{"5 elements of 8 bytes", "not the same before"}},
 		{"lengths of parts", gather(11), gather(10), []string{"all-gather of 11 elements of 8 bytes"}},
 		{"nothing and something", gather(0), gather(4), []string{"all-gather of 0 elements of 8 bytes"}},
 		{"ops", reduce(shmem.OpMin), reduce(shmem.OpSum), []string{"of 8 bytes by min"}},
@@ -112,12 +119,14 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 	}
 }
 
-// After a call with different roots, which needed nothing of the other, a later one does not bring the data of the earlier.
+// After a call with different roots, which needed nothing of the other, a later one does not bring
+// the data of the earlier.
 func TestNoDataOfAnEarlierCall(t *testing.T) {
 	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
 	var errs [2]error
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.ID()); err != nil && !errors.Is(err, shmem.ErrMismatch) {
+		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.ID()); err != nil &&
+			!errors.Is(err, shmem.ErrMismatch) {
 			return err
 		}
 		v := []int64{200}
@@ -129,7 +138,8 @@ func TestNoDataOfAnEarlierCall(t *testing.T) {
 	})
 }
 
-// A call that one PE is refused for its arguments ends on all: the others are told who, and in which call.
+// A call that one PE is refused for its arguments ends on all: the others are told who, and in
+// which call.
 func TestARefusalEndsTheCallOfAll(t *testing.T) {
 	v := make([]int64, 24)
 	calls := map[string]struct {
@@ -148,7 +158,10 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 			func(ctx context.Context, pe *shmem.PE) error { return shmem.AllGather(ctx, pe, v[:5], v[:2]) },
 		},
 		"broadcast": {
-			func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, make([]int64, 6), 2) },
+			func(ctx context.Context, pe *shmem.PE) error {
+				return shmem.Broadcast(ctx, pe, make([]int64, 6),
+					2)
+			},
 			func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, v, 3) },
 		},
 		"reduce": {
@@ -165,10 +178,12 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 				defer cancel()
 				if pe.ID() == 2 {
-					if err := c.bad(ctx, pe); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), name) {
+					if err := c.bad(ctx, pe); !errors.Is(err, verbs.ErrInvalid) ||
+						!strings.Contains(err.Error(), name) {
 						return wrong("the refused call: %v", err)
 					}
-				} else if err := c.good(ctx, pe); !errors.Is(err, shmem.ErrMismatch) || !strings.Contains(err.Error(), "PE 2 called "+name+" with wrong arguments") {
+				} else if err := c.good(ctx, pe); !errors.Is(err, shmem.ErrMismatch) ||
+					!strings.Contains(err.Error(), "PE 2 called "+name+" with wrong arguments") {
 					return wrong("PE %d: %v, want that PE 2 was refused", pe.ID(), err)
 				}
 				if err := pe.Barrier(ctx); !errors.Is(err, shmem.ErrMismatch) {
@@ -180,7 +195,8 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 	}
 }
 
-// A call that is refused because another goroutine is in one does no harm to that, whatever its arguments.
+// A call that is refused because another goroutine is in one does no harm to that, whatever its
+// arguments.
 func TestABusyPEIsNotStopped(t *testing.T) {
 	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
 	busy := make(chan struct{})

@@ -10,13 +10,15 @@ import (
 
 const writable = verbs.AccessLocalWrite
 
-// Fence orders this PE's puts, atomics and signals, to each PE separately: what is called after it lands after what was called before. It
-// completes nothing, waits for nothing and cannot fail: the next call to each PE keeps the order, and that one may wait for room and return
-// an error. A call that did return an error leaves the fence in force for those that follow.
+// Fence orders this PE's puts, atomics and signals, to each PE separately: what is called after it
+// lands after what was called before. It completes nothing, waits for nothing and cannot fail: the
+// next call to each PE keeps the order, and that one may wait for room and return an error. A call
+// that did return an error leaves the fence in force for those that follow.
 func (p *PE) Fence() { p.fences.Add(1) }
 
-// behindFence makes sure that what comes next to this PE is behind what was called before the last Fence. Two goroutines may do so for the
-// same fence; none goes ahead before one of them has done it.
+// behindFence makes sure that what comes next to this PE is behind what was called before the last
+// Fence. Two goroutines may do so for the same fence; none goes ahead before one of them has done
+// it.
 func (t *peer) behindFence(ctx context.Context) error {
 	if asked := t.pe.fences.Load(); asked > t.fenced.Load() {
 		return t.fence(ctx, asked)
@@ -34,8 +36,9 @@ func (t *peer) fence(ctx context.Context, asked uint64) error {
 	return nil
 }
 
-// order puts what comes next to this PE behind what was before. The peer's processor sees one NIC's writes in their order. Writes of several
-// NICs may pass each other on the way to its memory, though they are acknowledged: there a read on every queue pair goes between.
+// order puts what comes next to this PE behind what was before. The peer's processor sees one NIC's
+// writes in their order. Writes of several NICs may pass each other on the way to its memory,
+// though they are acknowledged: there a read on every queue pair goes between.
 func (t *peer) order(ctx context.Context) error {
 	if t.spread {
 		err := t.pe.begin(ctx, func() error {
@@ -50,8 +53,9 @@ func (t *peer) order(ctx context.Context) error {
 	return nil
 }
 
-// Quiet waits until every put, get, atomic and signal that this PE has called, from whichever goroutine, is complete: sources are free,
-// what was got is there, and what was put is visible to every PE.
+// Quiet waits until every put, get, atomic and signal that this PE has called, from whichever
+// goroutine, is complete: sources are free, what was got is there, and what was put is visible to
+// every PE.
 func (p *PE) Quiet(ctx context.Context) error { return p.quiet(ctx, "quiet") }
 
 func (p *PE) quiet(ctx context.Context, op string) error {

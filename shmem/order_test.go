@@ -22,7 +22,8 @@ func rounds() int {
 	return 50
 }
 
-// 2. Fence orders puts: what is put behind it is never overwritten by what was put before, however long one rail lags behind.
+//  2. Fence orders puts: what is put behind it is never overwritten by what was put before, however
+//     long one rail lags behind.
 func TestFenceOrdersPuts(t *testing.T) {
 	eachShape(t, 2, func(t *testing.T, l *lab) {
 		s := allocate[byte](l, 1<<20)
@@ -49,7 +50,8 @@ func TestFenceOrdersPuts(t *testing.T) {
 						return err
 					}
 					if target[0] != mark || target[n-1] != mark {
-						return wrong("%d bytes, round %d: first %d, last %d, want %d: the put overtook the fence", n, round, target[0], target[n-1], mark)
+						return wrong("%d bytes, round %d: first %d, last %d, want %d: the put overtook the "+
+							"fence", n, round, target[0], target[n-1], mark)
 					}
 				}
 			}
@@ -128,7 +130,8 @@ func TestFenceOrdersAtomics(t *testing.T) {
 	})
 }
 
-// 2. Quiet completes what every goroutine has called, and makes it visible to all PEs: a third one reads it.
+//  2. Quiet completes what every goroutine has called, and makes it visible to all PEs: a third one
+//     reads it.
 func TestQuietMakesVisibleToAll(t *testing.T) {
 	eachShape(t, 3, func(t *testing.T, l *lab) {
 		s := allocate[byte](l, 100000)
@@ -245,10 +248,12 @@ func TestPutSignalAmongOtherPuts(t *testing.T) {
 					for round := 1; round <= 2*rounds(); round++ {
 						fill(b, round+w)
 						if pe.ID() == 0 {
-							if err := shmem.PutSignal(ctx, pe, part, b, sig.At(w), uint64(round), shmem.SignalSet, 1); err != nil {
+							if err := shmem.PutSignal(ctx, pe, part, b, sig.At(w), uint64(round),
+								shmem.SignalSet, 1); err != nil {
 								return err
 							}
-							if err := shmem.WaitUntil(ctx, pe, sig.At(writers+w), shmem.EQ, uint64(round)); err != nil {
+							if err := shmem.WaitUntil(ctx, pe, sig.At(writers+w), shmem.EQ,
+								uint64(round)); err != nil {
 								return err
 							}
 							continue
@@ -289,7 +294,8 @@ func TestBackground(t *testing.T) {
 		}
 		deadline, other := time.Now().Add(patience), l.world.PEs()[1]
 		for !seen.Load() && time.Now().Before(deadline) {
-			ok, err := shmem.Test(other, sig, shmem.EQ, 1) // progress of the other PE, which has nothing to do with it
+			// progress of the other PE, which has nothing to do with it
+			ok, err := shmem.Test(other, sig, shmem.EQ, 1)
 			if err != nil {
 				return err
 			}
@@ -302,7 +308,8 @@ func TestBackground(t *testing.T) {
 	})
 }
 
-// Fence waits for nothing, though there is no room for anything: the next call does, tells when it cannot, and leaves the fence in force.
+// Fence waits for nothing, though there is no room for anything: the next call does, tells when it
+// cannot, and leaves the fence in force.
 func TestFenceDoesNotWait(t *testing.T) {
 	l := newLab(t, shape{2, 2, 1}, shmem.Config{})
 	s := allocate[uint64](l, 2)

@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// PE is one processing element: a part of this process with a symmetric heap of its own. See the package's rules for which calls may be made
-// from several goroutines.
+// PE is one processing element: a part of this process with a symmetric heap of its own. See the
+// package's rules for which calls may be made from several goroutines.
 type PE struct {
 	cfg    Config
 	id     int
@@ -80,7 +80,8 @@ type Stats struct {
 // usage is what Stats tells of the heap.
 type usage struct{ bytes, blocks int }
 
-// noteUsage keeps for Stats how full the heap is, so that Stats needs not wait for a collective call that is under way.
+// noteUsage keeps for Stats how full the heap is, so that Stats needs not wait for a collective
+// call that is under way.
 func (p *PE) noteUsage() {
 	p.mu.Lock()
 	p.usage = usage{bytes: int(p.blocks.used), blocks: len(p.blocks.taken)}
@@ -98,8 +99,8 @@ func (p *PE) Stats() Stats {
 	}
 }
 
-// Progress makes progress without waiting; it returns how much it did. A program that computes for long between its calls may call it, to
-// have what waits behind a fence leave.
+// Progress makes progress without waiting; it returns how much it did. A program that computes for
+// long between its calls may call it, to have what waits behind a fence leave.
 func (p *PE) Progress() int { return p.worker.Progress() }
 
 // target checks where an operation goes.
@@ -120,11 +121,13 @@ func (p *PE) inHeap(off uint64, bytes int) error {
 	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
 	}
-	return fmt.Errorf("%w: %d bytes of symmetric memory at offset %d: the heap of this PE has offsets %d to %d: it comes from an Alloc of other PEs",
+	return fmt.Errorf("%w: %d bytes of symmetric memory at offset %d: the heap of this PE has offsets %d "+
+		"to %d: it comes from an Alloc of other PEs",
 		verbs.ErrInvalid, bytes, off, p.layout.user, len(p.heap))
 }
 
-// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool once it is done with for sure.
+// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
+// once it is done with for sure.
 type call struct {
 	comp transport.Completion
 	old  uint64

@@ -11,7 +11,8 @@ import (
 // lacking reports whether an operation could not start for now.
 func lacking(err error) bool { return err != nil && errors.Is(err, transport.ErrNoResource) }
 
-// begin starts an operation, and makes progress until it does not lack resources any more. The function stays on its caller's stack.
+// begin starts an operation, and makes progress until it does not lack resources any more. The
+// function stays on its caller's stack.
 func (p *PE) begin(ctx context.Context, try func() error) error {
 	err := try()
 	if !lacking(err) {
@@ -28,8 +29,8 @@ func (p *PE) begin(ctx context.Context, try func() error) error {
 	return err
 }
 
-// await makes progress until done, which looks at what other PEs write into this heap. It gives up when a PE has gone; from is the one whose
-// write is waited for, or nil.
+// await makes progress until done, which looks at what other PEs write into this heap. It gives up
+// when a PE has gone; from is the one whose write is waited for, or nil.
 func (p *PE) await(ctx context.Context, op string, from *peer, done func() bool) error {
 	return p.watch(ctx, op, from, false, done)
 }
@@ -76,7 +77,8 @@ type vigil struct {
 // maxStep bounds how long a PE sleeps between looks at its heap.
 const maxStep = time.Millisecond
 
-// over says whether to stop waiting for now: because something has happened to the others, or to look around and wait in longer steps.
+// over says whether to stop waiting for now: because something has happened to the others, or to
+// look around and wait in longer steps.
 func (v *vigil) over() bool {
 	p := v.p
 	if gone := p.gone.Load(); gone != nil {

@@ -7,7 +7,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Put writes src to the first len(src) elements of dst on PE to. It returns when src can be written to again; the data arrives by Quiet.
+// Put writes src to the first len(src) elements of dst on PE to. It returns when src can be written
+// to again; the data arrives by Quiet.
 func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put"
 	if len(src) > dst.n {
@@ -24,7 +25,8 @@ func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) er
 	return nil
 }
 
-// PutNBI is Put that only initiates: src must not be written to before Quiet, as far as it lies in the symmetric heap. Memory elsewhere is copied.
+// PutNBI is Put that only initiates: src must not be written to before Quiet, as far as it lies in
+// the symmetric heap. Memory elsewhere is copied.
 func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put nbi"
 	if len(src) > dst.n {
@@ -125,7 +127,8 @@ func (t *peer) putBuffered(ctx context.Context, b []byte, off uint64) error {
 }
 
 // putZcopy writes from registered memory.
-func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment, off uint64) error {
+func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local ibverbx.Segment,
+	off uint64) error {
 	if err := t.behindFence(ctx); err != nil {
 		return err
 	}
@@ -148,7 +151,8 @@ func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) e
 	return p.wait(ctx, c)
 }
 
-// wait waits for a call's operations, and gives it back unless they go on: then the garbage collector has it one day.
+// wait waits for a call's operations, and gives it back unless they go on: then the garbage
+// collector has it one day.
 func (p *PE) wait(ctx context.Context, c *call) error {
 	err := p.worker.Wait(ctx, &c.comp)
 	if c.comp.Fired() {
@@ -157,7 +161,8 @@ func (p *PE) wait(ctx context.Context, c *call) error {
 	return err
 }
 
-// lend ends the registration of memory for one call. If NICs still use it, because the call's ctx has ended, Quiet or Close does so later.
+// lend ends the registration of memory for one call. If NICs still use it, because the call's ctx
+// has ended, Quiet or Close does so later.
 func (p *PE) lend(mr *ibverbx.MR, err error) error {
 	if mr.Close() != nil {
 		p.mu.Lock()

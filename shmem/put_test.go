@@ -10,7 +10,8 @@ import (
 
 // sizes are around every limit at which a transfer takes another way.
 func sizes() []int {
-	return []int{1, 2, 3, 7, 8, 9, 64, 127, 128, 129, 1000, 8191, 8192, 8193, 65536, 65537, 262143, 262144, 524288, 524289, 1000000}
+	return []int{1, 2, 3, 7, 8, 9, 64, 127, 128, 129, 1000, 8191, 8192, 8193, 65536, 65537, 262143, 262144,
+		524288, 524289, 1000000}
 }
 
 // 1. Put returns when the source is reusable: what is written to it afterwards never arrives.

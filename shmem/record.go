@@ -5,8 +5,9 @@ import (
 	"math/bits"
 )
 
-// All PEs make the same collective calls in the same order. Each keeps a record of its own, and says a hash of it along with whatever it
-// sends in a call: a piece of another call, or of this one by PEs that were out of step before, is never taken for what it is not.
+// All PEs make the same collective calls in the same order. Each keeps a record of its own, and
+// says a hash of it along with whatever it sends in a call: a piece of another call, or of this one
+// by PEs that were out of step before, is never taken for what it is not.
 
 // kind is which collective call it is.
 type kind uint8
@@ -41,15 +42,16 @@ func (k kind) String() string {
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
 
-// shape is in what calls of a kind must agree. What Alloc and Free are asked for is not among it: they tell each other, and are refused
-// alike.
+// shape is in what calls of a kind must agree. What Alloc and Free are asked for is not among it:
+// they tell each other, and are refused alike.
 type shape struct {
 	n, size int // elements, and bytes of each
 	param   int // the root of a broadcast, the op of a reduction
 }
 
-// tag is what a PE says of a call. From the top: 4 bits of kind, 2 of the logarithm of the element's size, 16 of the parameter, 24 of the
-// number of elements or all ones if there are more, 14 of the record's hash, and 4 that are zero, where a piece has its number.
+// tag is what a PE says of a call. From the top: 4 bits of kind, 2 of the logarithm of the
+// element's size, 16 of the parameter, 24 of the number of elements or all ones if there are more,
+// 14 of the record's hash, and 4 that are zero, where a piece has its number.
 type tag uint64
 
 const (
@@ -88,8 +90,8 @@ type record struct {
 	tags [recent]tag
 }
 
-// recent is how many calls are remembered. A PE can be ahead of one that waits for it by no more than a tree is deep, two calls for each
-// level.
+// recent is how many calls are remembered. A PE can be ahead of one that waits for it by no more
+// than a tree is deep, two calls for each level.
 const recent = 64
 
 // add takes in a call.
@@ -98,7 +100,8 @@ func (r *record) add(k kind, s shape) tag {
 	for _, v := range [...]int{int(k), s.n, s.size, s.param} {
 		r.hash = mix(r.hash, uint64(v))
 	}
-	g := tag(k)<<60 | tag(bits.TrailingZeros(uint(s.size)|8))<<58 | tag(s.param)<<42 | tag(min(s.n, tagElements))<<18 |
+	g := tag(k)<<60 | tag(bits.TrailingZeros(uint(s.size)|8))<<58 | tag(s.param)<<42 |
+		tag(min(s.n, tagElements))<<18 |
 		tag(r.hash>>(64-tagHashBits))<<4
 	r.tags[r.step%recent] = g
 	return g
@@ -112,7 +115,8 @@ func (r *record) at(step uint64) (g tag, ok bool) {
 	return r.tags[step%recent], step != 0 && step <= r.step && r.step-step < recent
 }
 
-// mark is what the words of a barrier say: its number among the barriers, and below it a hash of all calls.
+// mark is what the words of a barrier say: its number among the barriers, and below it a hash of
+// all calls.
 func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.hash>>(64-markBits) }
 
 const markBits = 24

@@ -11,9 +11,10 @@ const (
 	SignalAdd                 // add the value atomically
 )
 
-// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: whoever sees the signal sees all of the data.
-// It returns when src can be written to again. The signal may leave only when this PE waits for something, see Config.Background. A signal
-// that some set and others add to at the same time has no defined value.
+// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE:
+// whoever sees the signal sees all of the data. It returns when src can be written to again. The
+// signal may leave only when this PE waits for something, see Config.Background. A signal that some
+// set and others add to at the same time has no defined value.
 func PutSignal[T Element](
 	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
 ) error {
@@ -28,7 +29,8 @@ func PutSignalNBI[T Element](
 }
 
 func putSignal[T Element](
-	ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int, nbi bool,
+	ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp,
+	to int, nbi bool,
 ) error {
 	switch {
 	case len(src) > dst.n:

@@ -6,10 +6,11 @@ import (
 	"sync/atomic"
 )
 
-// PEs that are out of step would wait for each other for ever. Whoever finds out writes the stop word of every PE, which all waits look at
-// and all later collective calls. One that gets what does not fit its call finds out at once. Where nothing comes, since each waits for
-// another, they ask: who has waited for some time writes into the heap of whom it waits for what call it is in, and compares what others
-// have asked.
+// PEs that are out of step would wait for each other for ever. Whoever finds out writes the stop
+// word of every PE, which all waits look at and all later collective calls. One that gets what does
+// not fit its call finds out at once. Where nothing comes, since each waits for another, they ask:
+// who has waited for some time writes into the heap of whom it waits for what call it is in, and
+// compares what others have asked.
 
 // call begins a collective call that all PEs must make alike.
 func (p *PE) call(op string, k kind, s shape) (tag, error) {
@@ -29,12 +30,14 @@ func (p *PE) refuse(ctx context.Context, k kind, err error) error {
 func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag) error {
 	p.tell(ctx, 0)
 	if (theirs^mine)&tagCall == 0 {
-		return fails(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it", ErrMismatch, t, p.id, mine))
+		return fails(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it", ErrMismatch, t,
+			p.id, mine))
 	}
 	return fails(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, p.id, mine))
 }
 
-// tell writes the stop word of all PEs, this one's too: its number, and the kind of call that it has refused, if so.
+// tell writes the stop word of all PEs, this one's too: its number, and the kind of call that it
+// has refused, if so.
 func (p *PE) tell(ctx context.Context, why uint64) {
 	for i := range p.peers {
 		_ = p.peers[i].putWord(ctx, p.layout.stop, why|uint64(p.id)+1) // as far as they can be reached
@@ -50,13 +53,14 @@ func (p *PE) stopped() error {
 	}
 	who := v&(1<<32-1) - 1
 	if k := kind(v >> 32); k != 0 {
-		return fmt.Errorf("%w: PE %d called %v with wrong arguments, and its error says which", ErrMismatch, who, k)
+		return fmt.Errorf("%w: PE %d called %v with wrong arguments, and its error says which", ErrMismatch,
+			who, k)
 	}
 	return fmt.Errorf("%w: PE %d has found out, and its error says how", ErrMismatch, who)
 }
 
-// ask tells the other PE in which call this one waits for it, once a call. Words land in any order: the third says that all three are of
-// one question.
+// ask tells the other PE in which call this one waits for it, once a call. Words land in any order:
+// the third says that all three are of one question.
 func (t *peer) ask(ctx context.Context) error {
 	p := t.pe
 	step := p.record.step
@@ -82,8 +86,8 @@ func (t *peer) asks() (step uint64, g tag, ok bool) {
 	return v[0], tag(v[1]), v[2] == mix(v[0], v[1])
 }
 
-// compare asks whom this PE waits for, and makes sure that those who ask were, or are, in the same call. from nil is everybody who is not
-// done with the trade.
+// compare asks whom this PE waits for, and makes sure that those who ask were, or are, in the same
+// call. from nil is everybody who is not done with the trade.
 func (p *PE) compare(ctx context.Context, op string, from *peer) error {
 	for i := range p.peers {
 		t := &p.peers[i]

@@ -15,10 +15,12 @@ type Word interface {
 	~int32 | ~uint32 | ~int64 | ~uint64
 }
 
-// Sym names n elements at the same place of every PE's symmetric heap. It is a small value, like a slice, to be copied and passed around; [Alloc]
-// makes it, and it means the same on every PE of that Alloc. The zero value names nothing.
+// Sym names n elements at the same place of every PE's symmetric heap. It is a small value, like a
+// slice, to be copied and passed around; [Alloc] makes it, and it means the same on every PE of
+// that Alloc. The zero value names nothing.
 //
-// The memory is there until [Free]. What is named beyond that is not noticed, as it may belong to another block by then.
+// The memory is there until [Free]. What is named beyond that is not noticed, as it may belong to
+// another block by then.
 type Sym[T Element] struct {
 	off uint64 // of the first element in the heap, bytes
 	n   int    // elements
@@ -46,8 +48,9 @@ func (s Sym[T]) Slice(i, j int) Sym[T] {
 	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: j - i}
 }
 
-// Local is pe's own copy, in place: what is written to it others can Get. See the package's rules for when to read what others write. It must
-// not be used once pe is closed. It panics when s is not symmetric memory of pe.
+// Local is pe's own copy, in place: what is written to it others can Get. See the package's rules
+// for when to read what others write. It must not be used once pe is closed. It panics when s is
+// not symmetric memory of pe.
 func (s Sym[T]) Local(pe *PE) []T {
 	if err := pe.inHeap(s.off, s.n*sizeOf[T]()); err != nil {
 		panic("shmem: local: " + err.Error())
@@ -55,8 +58,9 @@ func (s Sym[T]) Local(pe *PE) []T {
 	return viewOf[T](pe.heap[s.off : s.off+uint64(s.n*sizeOf[T]())])
 }
 
-// Load reads the first element of pe's own copy with one atomic access, ordered like those of sync/atomic, and does nothing else: in particular it
-// makes no progress. It panics when s names nothing.
+// Load reads the first element of pe's own copy with one atomic access, ordered like those of
+// sync/atomic, and does nothing else: in particular it makes no progress. It panics when s names
+// nothing.
 func Load[T Word](pe *PE, s Sym[T]) T {
 	if s.n == 0 {
 		panic("shmem: load: no element")

@@ -2,9 +2,10 @@ package shmem
 
 import "context"
 
-// AllGather gives every PE the src of all, in the order of the PEs: len(dst) is len(src) times the number of PEs. Any memory will do, and
-// dst and src must not overlap. It is collective; all PEs give the same length. Lengths that do not fit each other are verbs.ErrInvalid,
-// and end the call of all other PEs with [ErrMismatch].
+// AllGather gives every PE the src of all, in the order of the PEs: len(dst) is len(src) times the
+// number of PEs. Any memory will do, and dst and src must not overlap. It is collective; all PEs
+// give the same length. Lengths that do not fit each other are verbs.ErrInvalid, and end the call
+// of all other PEs with [ErrMismatch].
 func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-gather"
 	if err := pe.enter(op); err != nil {
@@ -13,7 +14,8 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	defer pe.collective.Unlock()
 	if len(dst) != len(src)*pe.PEs() {
 		return pe.refuse(ctx, kindAllGather,
-			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.PEs(), len(src)*pe.PEs()))
+			invalid(op, "dst has %d elements: %d for each of %d PEs are %d", len(dst), len(src), pe.PEs(),
+				len(src)*pe.PEs()))
 	}
 	g, err := pe.call(op, kindAllGather, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
@@ -23,9 +25,10 @@ func AllGather[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	return pe.trade(ctx, op, g, bytesOf(dst), b, 0, len(b))
 }
 
-// AllToAll sends part i of src to PE i, and gets in part i of dst what PE i has sent: both are as many equal parts as there are PEs. Any
-// memory will do, and dst and src must not overlap. It is collective; all PEs give the same length. Lengths that do not fit are
-// verbs.ErrInvalid, and end the call of all other PEs with [ErrMismatch].
+// AllToAll sends part i of src to PE i, and gets in part i of dst what PE i has sent: both are as
+// many equal parts as there are PEs. Any memory will do, and dst and src must not overlap. It is
+// collective; all PEs give the same length. Lengths that do not fit are verbs.ErrInvalid, and end
+// the call of all other PEs with [ErrMismatch].
 func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	const op = "all-to-all"
 	if err := pe.enter(op); err != nil {
@@ -34,7 +37,8 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	defer pe.collective.Unlock()
 	if len(dst) != len(src) || len(src)%pe.PEs() != 0 {
 		return pe.refuse(ctx, kindAllToAll,
-			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number of PEs", len(dst), len(src), pe.PEs()))
+			invalid(op, "dst has %d elements, src %d: both must have the same multiple of %d, the number "+
+				"of PEs", len(dst), len(src), pe.PEs()))
 	}
 	g, err := pe.call(op, kindAllToAll, shape{n: len(src), size: sizeOf[T]()})
 	if err != nil {
@@ -45,8 +49,9 @@ func AllToAll[T Element](ctx context.Context, pe *PE, dst, src []T) error {
 	return pe.trade(ctx, op, g, bytesOf(dst), b, part, part)
 }
 
-// trade sends n bytes of src, from stride*i on, to every PE i, and receives n bytes of each into dst, from n*i on. Whatever can go on with
-// any PE does, so that nobody waits for the order in which others get round to it.
+// trade sends n bytes of src, from stride*i on, to every PE i, and receives n bytes of each into
+// dst, from n*i on. Whatever can go on with any PE does, so that nobody waits for the order in
+// which others get round to it.
 func (p *PE) trade(ctx context.Context, op string, g tag, dst, src []byte, stride, n int) error {
 	copy(dst[n*p.id:n*(p.id+1)], src[stride*p.id:])
 	slot := int(p.layout.slot)

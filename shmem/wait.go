@@ -51,9 +51,10 @@ func holds[T Word](c Cmp, a, b T) bool {
 	return a <= b
 }
 
-// WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because another PE has changed it. The change is complete
-// then, and so is what its writer ordered before it (PutSignal, Fence, Quiet). The goroutine polls briefly and then sleeps in steps. When a PE
-// has gone it returns a [*PEError]: the change may never come.
+// WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because
+// another PE has changed it. The change is complete then, and so is what its writer ordered before
+// it (PutSignal, Fence, Quiet). The goroutine polls briefly and then sleeps in steps. When a PE has
+// gone it returns a [*PEError]: the change may never come.
 func WaitUntil[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
 	return WaitUntilAll(ctx, pe, s.first(), cmp, value)
 }

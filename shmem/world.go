@@ -14,8 +14,8 @@ type World struct {
 	pes []*PE
 }
 
-// NewLocal makes a world of len(doms) PEs in this process, PE i over the NICs of doms[i]; PEs may share a domain. PE, PEs and Exchange of cfg
-// are filled in.
+// NewLocal makes a world of len(doms) PEs in this process, PE i over the NICs of doms[i]; PEs may
+// share a domain. PE, PEs and Exchange of cfg are filled in.
 func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World, error) {
 	if len(doms) == 0 {
 		return nil, invalid("new local", "no domains: one for each PE is needed")
@@ -29,7 +29,10 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	for i, dom := range doms {
 		cfg := cfg
 		cfg.PE, cfg.PEs = i, len(doms)
-		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) { return table.gather(ctx, i, mine) }
+		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte,
+			error) {
+			return table.gather(ctx, i, mine)
+		}
 		wg.Go(func() {
 			if world.pes[i], errs[i] = Join(ctx, dom, cfg); errs[i] != nil {
 				cancel() // the others need not wait
@@ -54,8 +57,9 @@ func NewWorld(pes ...*PE) *World { return &World{pes: pes} }
 // PEs are the PEs of this process.
 func (w *World) PEs() []*PE { return w.pes }
 
-// Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one returns an error, the ctx that the others were given
-// ends, so that they do not wait for it in vain. The result joins all errors, but for those of calls that ended for that reason.
+// Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one
+// returns an error, the ctx that the others were given ends, so that they do not wait for it in
+// vain. The result joins all errors, but for those of calls that ended for that reason.
 //
 // A PE whose fn has returned nil still sends what it has begun: others may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
@@ -122,7 +126,8 @@ func (t *table) gather(ctx context.Context, i int, mine []byte) ([][]byte, error
 	t.entries[i] = mine
 	entries, full := t.entries, t.full
 	if t.missing--; t.missing == 0 {
-		t.entries, t.missing, t.full = make([][]byte, len(entries)), len(entries), make(chan struct{}) // for the next time
+		// for the next time
+		t.entries, t.missing, t.full = make([][]byte, len(entries)), len(entries), make(chan struct{})
 		close(full)
 	}
 	t.mu.Unlock()

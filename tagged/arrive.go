@@ -6,8 +6,9 @@ import (
 	"ibverbx/transport"
 )
 
-// assembly is the message of several fragments that is arriving on an endpoint. There is one at a time: a sender sends the fragments of a
-// message in a row, with nothing but notices and window between them.
+// assembly is the message of several fragments that is arriving on an endpoint. There is one at a
+// time: a sender sends the fragments of a message in a row, with nothing but notices and window
+// between them.
 type assembly struct {
 	length int // 0 for none
 	got    int
@@ -34,7 +35,8 @@ func (w *Worker) arrived(m *transport.Message) {
 	w.unlockInProgress()
 }
 
-// strayed ends an endpoint of the program's own, see Worker.Transport, whose peer has sent a message of this package to it.
+// strayed ends an endpoint of the program's own, see Worker.Transport, whose peer has sent a
+// message of this package to it.
 func (w *Worker) strayed(tep *transport.Endpoint) {
 	w.mu.Lock()
 	w.stats.violations++
@@ -58,7 +60,8 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 		return nil
 	}
 	if (kind == amMore) != (e.partial.length != 0) {
-		return fmt.Errorf("message %d with %d bytes missing of the message before", kind, e.partial.length-e.partial.got)
+		return fmt.Errorf("message %d with %d bytes missing of the message before", kind,
+			e.partial.length-e.partial.got)
 	}
 	if kind == amBatch {
 		return e.arrivedBatch(data)
@@ -93,11 +96,13 @@ func (e *Endpoint) match(h *header) *Request {
 // matchedBy ties a receive to a message.
 func (r *Request) matchedBy(info Info) { r.stage, r.info = requestActive, info }
 
-// tellMatched has a sender that waits for the match hear of it. The message's place goes back with that, and not before: a peer whose
-// notices cannot go out runs out of places, so that no more notices wait than this end keeps messages.
+// tellMatched has a sender that waits for the match hear of it. The message's place goes back with
+// that, and not before: a peer whose notices cannot go out runs out of places, so that no more
+// notices wait than this end keeps messages.
 func (e *Endpoint) tellMatched(id uint32) { e.notices.push(id) }
 
-// needless takes in that an eager message, or its first fragment, was matched as it came and takes no memory.
+// needless takes in that an eager message, or its first fragment, was matched as it came and takes
+// no memory.
 func (e *Endpoint) needless(h *header) {
 	if h.flag == flagSync {
 		e.tellMatched(h.id)
@@ -150,7 +155,8 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	a := &e.partial
 	if h.tag != uint64(a.got) || len(data) > a.length-a.got {
-		return fmt.Errorf("fragment of %d bytes at %d: %d of %d bytes had come", len(data), h.tag, a.got, a.length)
+		return fmt.Errorf("fragment of %d bytes at %d: %d of %d bytes had come", len(data), h.tag, a.got,
+			a.length)
 	}
 	a.got += len(data)
 	switch {

@@ -6,8 +6,9 @@ import (
 	"ibverbx/transport"
 )
 
-// batch is several short sends that wait in a row, and go out as one active message. A sender that is faster than its resources has
-// such rows all the time; in batches each message costs a fraction.
+// batch is several short sends that wait in a row, and go out as one active message. A sender that
+// is faster than its resources has such rows all the time; in batches each message costs a
+// fraction.
 type batch struct {
 	first *Request // in the queue
 	most  int      // messages
@@ -15,7 +16,8 @@ type batch struct {
 	pack  func([]byte) int // fill: made once, so that no send makes a closure
 }
 
-// batchLongest is the longest message that goes into a batch: with longer ones there is little to save.
+// batchLongest is the longest message that goes into a batch: with longer ones there is little to
+// save.
 const batchLongest = 512
 
 func (r *Request) batchable() bool {
@@ -32,7 +34,8 @@ func (e *Endpoint) batches(r *Request) bool {
 func (b *batch) fill(dst []byte) int {
 	n := 0
 	b.count = 0
-	for r := b.first; b.count < b.most && r.batchable() && len(dst)-n >= batchEntry+r.data.length; r = r.next {
+	for r := b.first; b.count < b.most && r.batchable() &&
+		len(dst)-n >= batchEntry+r.data.length; r = r.next {
 		binary.LittleEndian.PutUint64(dst[n:], r.info.Tag)
 		binary.LittleEndian.PutUint16(dst[n+8:], uint16(r.data.length))
 		n += batchEntry

@@ -57,7 +57,8 @@ func BenchmarkRate8(b *testing.B) {
 	}
 	used := cpuTime() - start
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mmsg/s")
-	b.ReportMetric(float64(used.Nanoseconds())/float64(b.N), "cpu-ns/op") // tells more than time on a machine that is shared
+	// tells more than time on a machine that is shared
+	b.ReportMetric(float64(used.Nanoseconds())/float64(b.N), "cpu-ns/op")
 	b.ReportMetric(float64(b.N)/float64(wx.Transport().Stats().AMSent), "msg/am")
 }
 
@@ -78,7 +79,8 @@ func finishAll(a, b *tagged.Worker, reqs []*tagged.Request) {
 // BenchmarkLength sends messages of every length from and into registered memory.
 func BenchmarkLength(b *testing.B) {
 	for _, limit := range []int{1 << 20, -1} {
-		for _, n := range []int{1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20} {
+		for _, n := range []int{1 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20,
+			4 << 20} {
 			if limit > 0 && n > 256<<10 || limit < 0 && n < 4<<10 {
 				continue
 			}
@@ -86,7 +88,8 @@ func BenchmarkLength(b *testing.B) {
 			if limit < 0 {
 				name = "rendezvous"
 			}
-			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) { benchmarkLength(b, n, tagged.Config{EagerLimit: limit}) })
+			b.Run(fmt.Sprintf("%s/%d", name, n),
+				func(b *testing.B) { benchmarkLength(b, n, tagged.Config{EagerLimit: limit}) })
 		}
 	}
 }

@@ -33,21 +33,26 @@ func (e *Endpoint) Card() (Card, error) {
 func (c *Card) check() error {
 	switch {
 	case c.Version != wireVersion:
-		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version, wireVersion)
+		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version,
+			wireVersion)
 	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
-		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected, maxWindow)
+		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected,
+			maxWindow)
 	case c.Transport.BufferSize < leastBuffer:
-		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", verbs.ErrInvalid, c.Transport.BufferSize, leastBuffer)
+		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", verbs.ErrInvalid,
+			c.Transport.BufferSize, leastBuffer)
 	}
 	for id := amEager; id <= amBatch; id++ {
 		if c.Transport.Handlers&(1<<id) == 0 {
-			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages", verbs.ErrInvalid, id)
+			return fmt.Errorf("%w: card: no handler for active message %d: the peer has no tagged messages",
+				verbs.ErrInvalid, id)
 		}
 	}
 	return nil
 }
 
-// Connect connects to the endpoint that sent the card. After an error other than ErrClosed it can be called again.
+// Connect connects to the endpoint that sent the card. After an error other than ErrClosed it can
+// be called again.
 func (e *Endpoint) Connect(peer Card) error {
 	w := e.w
 	w.mu.Lock()

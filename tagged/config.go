@@ -13,24 +13,26 @@ const (
 	Any   = uint64(0)  // takes every tag
 )
 
-// FirstAMID is the first of the ids of active messages that this package takes from its transport worker, up to [transport.MaxAMID]. The
-// others are free for the program: see [Worker.Transport].
+// FirstAMID is the first of the ids of active messages that this package takes from its transport
+// worker, up to [transport.MaxAMID]. The others are free for the program: see [Worker.Transport].
 const FirstAMID transport.AMID = 56
 
 // Config configures a [Worker]. The zero value works.
 type Config struct {
 	// Transport configures the transport worker beneath.
 	Transport transport.Config
-	// EagerLimit is the length in bytes of the longest message that is copied; longer ones are read by the receiver from the sender's
-	// memory. 0 means DefaultEagerLimit, negative only messages of no bytes.
+	// EagerLimit is the length in bytes of the longest message that is copied; longer ones are read
+	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, negative only messages
+	// of no bytes.
 	EagerLimit int
 	// Chunk is how many bytes of a long message one read brings; 0 means DefaultChunk.
 	Chunk int
-	// Window is how many reads each endpoint has under way, for all its long messages together, which take turns; 0 means 8. So short
-	// messages find short queues.
+	// Window is how many reads each endpoint has under way, for all its long messages together,
+	// which take turns; 0 means 8. So short messages find short queues.
 	Window int
-	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps for each peer while no receive has
-	// matched them; 0 means 1024, at most 65535. Each takes a transport buffer at most. The peer's sends wait when it is reached.
+	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps
+	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes a
+	// transport buffer at most. The peer's sends wait when it is reached.
 	MaxUnexpected int
 	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096.
 	MaxRequests int
@@ -42,14 +44,16 @@ type EndpointConfig struct {
 	Name string
 	// Value is the caller's own; [Endpoint.Value] returns it.
 	Value any
-	// OnError is called once, inside progress and with no lock held, when the peer fails or closes. Its sends have completed with the
-	// same error then; a receive that its messages were landing in may complete a little later.
+	// OnError is called once, inside progress and with no lock held, when the peer fails or closes.
+	// Its sends have completed with the same error then; a receive that its messages were landing
+	// in may complete a little later.
 	OnError func(ep *Endpoint, err error)
 }
 
-// Defaults, measured on software NICs with BenchmarkLength and BenchmarkChunk. Copying a message takes 1.6 µs at 8 KiB, 3.2 µs at
-// 16 KiB and 5 µs at 32 KiB; announcing and reading it from registered memory takes 2.3 µs, 2.7 µs and 3 µs. Messages of 1 MiB
-// run at 0.78 to 0.81 of copy() in chunks of 512 KiB, a fragment of the usual size, and at 0.70 to 0.73 in chunks of 128 KiB.
+// Defaults, measured on software NICs with BenchmarkLength and BenchmarkChunk. Copying a message
+// takes 1.6 µs at 8 KiB, 3.2 µs at 16 KiB and 5 µs at 32 KiB; announcing and reading it from
+// registered memory takes 2.3 µs, 2.7 µs and 3 µs. Messages of 1 MiB run at 0.78 to 0.81 of copy()
+// in chunks of 512 KiB, a fragment of the usual size, and at 0.70 to 0.73 in chunks of 128 KiB.
 const (
 	DefaultEagerLimit = 16 << 10
 	DefaultChunk      = 512 << 10
@@ -72,7 +76,8 @@ func (c Config) withDefaults() Config {
 
 func (c *Config) validate() error {
 	bad := func(name string, v, least, most int) error {
-		return fmt.Errorf("tagged: config: %w: %s %d: must be %d to %d", verbs.ErrInvalid, name, v, least, most)
+		return fmt.Errorf("tagged: config: %w: %s %d: must be %d to %d", verbs.ErrInvalid, name, v, least,
+			most)
 	}
 	switch {
 	case c.Transport.BufferSize != 0 && c.Transport.BufferSize < leastBuffer:

@@ -14,17 +14,19 @@ import (
 )
 
 // lengths cross every border: inline, one fragment, several, rendezvous, several chunks.
-var lengths = []int{0, 1, 8, 95, 96, 97, 104, 105, 200, 4096, 8159, 8160, 8161, 8192, 16383, 16384, 16385, 100000, 1 << 20, 3<<20 + 5}
+var lengths = []int{0, 1, 8, 95, 96, 97, 104, 105, 200, 4096, 8159, 8160, 8161, 8192, 16383, 16384, 16385,
+	100000, 1 << 20, 3<<20 + 5}
 
 // fabrics are the ways in which two workers can be connected.
 var fabrics = []struct{ nics, qps int }{{1, 1}, {1, 2}, {1, 4}, {2, 1}, {2, 4}}
 
 func withQPs(qps int) tagged.Config {
-	return tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: qps, MaxMsgSize: 64 << 10}}}
+	return tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: qps,
+		MaxMsgSize: 64 << 10}}}
 }
 
-// TestContract1EveryLengthOverEveryRail: small messages are pushed out as fragments, large ones are read over every rail; what lacks
-// resources is queued and finished.
+// TestContract1EveryLengthOverEveryRail: small messages are pushed out as fragments, large ones are
+// read over every rail; what lacks resources is queued and finished.
 func TestContract1EveryLengthOverEveryRail(t *testing.T) {
 	for _, f := range fabrics {
 		t.Run(fmt.Sprintf("%d NICs, %d queue pairs each", f.nics, f.qps), func(t *testing.T) {
@@ -61,7 +63,8 @@ func TestContract1EveryLengthOverEveryRail(t *testing.T) {
 	}
 }
 
-// TestContract1RegisteredMemory: memory inside a region is used as it is, other memory is registered for the one message.
+// TestContract1RegisteredMemory: memory inside a region is used as it is, other memory is
+// registered for the one message.
 func TestContract1RegisteredMemory(t *testing.T) {
 	r, a, b := pair(t, 2, tagged.Config{})
 	const n = 100 << 10
@@ -102,7 +105,8 @@ func TestContract1RegisteredMemory(t *testing.T) {
 	}
 }
 
-// TestContract2SendOrder: eager and rendezvous with one tag match in the order of the sends and of the receives.
+// TestContract2SendOrder: eager and rendezvous with one tag match in the order of the sends and of
+// the receives.
 func TestContract2SendOrder(t *testing.T) {
 	for _, unexpected := range []bool{false, true} {
 		r, a, b := pair(t, 1, tagged.Config{})
@@ -142,7 +146,8 @@ func TestContract2SendOrder(t *testing.T) {
 	}
 }
 
-// TestContract2Unexpected: 1,000 messages of two senders that nobody waits for are probed, and received in reverse by wildcards.
+// TestContract2Unexpected: 1,000 messages of two senders that nobody waits for are probed, and
+// received in reverse by wildcards.
 func TestContract2Unexpected(t *testing.T) {
 	r := newRig(t, 3, 1, tagged.Config{})
 	x, fromX := r.connect(0, 2)
@@ -171,7 +176,8 @@ func TestContract2Unexpected(t *testing.T) {
 		}
 		buf := make([]byte, 300)
 		req := r.recv(w, id<<8, ^uint64(0xff), buf)
-		if !req.Done() || req.Err() != nil || req.Info() != want || !bytes.Equal(buf[:want.Length], pattern(want.Length, int(id))) {
+		if !req.Done() || req.Err() != nil || req.Info() != want ||
+			!bytes.Equal(buf[:want.Length], pattern(want.Length, int(id))) {
 			t.Fatalf("receive of %d: done %t, %v, %+v", id, req.Done(), req.Err(), req.Info())
 		}
 	}
@@ -180,7 +186,8 @@ func TestContract2Unexpected(t *testing.T) {
 	}
 }
 
-// TestContract3SendCompletion: what Send has done with is reusable at once; a synchronous send waits for the match.
+// TestContract3SendCompletion: what Send has done with is reusable at once; a synchronous send
+// waits for the match.
 func TestContract3SendCompletion(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	buf := []byte("first")
@@ -215,7 +222,8 @@ func TestContract3SendCompletion(t *testing.T) {
 	}
 }
 
-// TestContract4Truncation: the receiver gets ErrTruncated and the length, not one byte is written, and the sender succeeds.
+// TestContract4Truncation: the receiver gets ErrTruncated and the length, not one byte is written,
+// and the sender succeeds.
 func TestContract4Truncation(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	for _, n := range []int{1, 100, 8000, 16000, 17000, 1 << 20} {
@@ -242,7 +250,8 @@ func TestContract4Truncation(t *testing.T) {
 				if s != nil && s.Err() != nil {
 					t.Errorf("%d bytes: the sender fails: %v", n, s.Err())
 				}
-				if !errors.Is(d.Err(), tagged.ErrTruncated) || d.Info().Length != n || !bytes.Equal(dst, make([]byte, n-1)) {
+				if !errors.Is(d.Err(), tagged.ErrTruncated) || d.Info().Length != n ||
+					!bytes.Equal(dst, make([]byte, n-1)) {
 					t.Errorf("%d bytes: %v, %+v", n, d.Err(), d.Info())
 				}
 			}
@@ -254,7 +263,8 @@ func TestContract4Truncation(t *testing.T) {
 	}
 }
 
-// TestContract5Cancel: a receive that nothing matched, and a send of which nothing has gone out, can be cancelled; others complete.
+// TestContract5Cancel: a receive that nothing matched, and a send of which nothing has gone out,
+// can be cancelled; others complete.
 func TestContract5Cancel(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: 2})
 	for _, mask := range []uint64{tagged.Exact, 0xff} {
@@ -292,7 +302,8 @@ func TestContract5Cancel(t *testing.T) {
 	}
 }
 
-// TestContract5CancelRace: a receive that is cancelled while its message arrives ends in exactly one way, and so does the message.
+// TestContract5CancelRace: a receive that is cancelled while its message arrives ends in exactly
+// one way, and so does the message.
 func TestContract5CancelRace(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	for _, w := range r.workers {
@@ -372,7 +383,8 @@ func TestContract8Contexts(t *testing.T) {
 	var interrupted *tagged.InterruptedError
 
 	// Nothing has matched: cancelled, the buffer is the caller's.
-	if _, err := b.Worker().RecvWait(over, 1, tagged.Exact, make([]byte, 8)); !errors.Is(err, context.Canceled) || errors.As(err, &interrupted) {
+	if _, err := b.Worker().RecvWait(over, 1, tagged.Exact, make([]byte, 8)); !errors.Is(
+		err, context.Canceled) || errors.As(err, &interrupted) {
 		t.Fatal(err)
 	}
 	if n := b.Worker().Stats().Posted; n != 0 {
@@ -380,7 +392,8 @@ func TestContract8Contexts(t *testing.T) {
 	}
 	// A request of one's own goes on.
 	d := r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 8))
-	if err := d.Wait(over); !errors.As(err, &interrupted) || interrupted.Req != d || !errors.Is(err, context.Canceled) || d.Done() {
+	if err := d.Wait(over); !errors.As(err, &interrupted) || interrupted.Req != d ||
+		!errors.Is(err, context.Canceled) || d.Done() {
 		t.Fatal(err)
 	}
 	r.send(a, 1, []byte("x"))
@@ -390,7 +403,8 @@ func TestContract8Contexts(t *testing.T) {
 	}
 	// With a context that has ended nothing is sent.
 	interrupted = nil
-	if err := a.SendWait(over, 2, make([]byte, 50000)); !errors.Is(err, context.Canceled) || errors.As(err, &interrupted) {
+	if err := a.SendWait(over, 2, make([]byte, 50000)); !errors.Is(err, context.Canceled) ||
+		errors.As(err, &interrupted) {
 		t.Fatal(err)
 	}
 	// A long send is out: it cannot be taken back.
@@ -407,7 +421,8 @@ func TestContract8Contexts(t *testing.T) {
 	short, stop := context.WithTimeout(context.Background(), time.Millisecond)
 	defer stop()
 	interrupted = nil
-	if err := a.SendWait(short, 3, []byte("z")); !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &interrupted) {
+	if err := a.SendWait(short, 3, []byte("z")); !errors.Is(err, context.DeadlineExceeded) ||
+		errors.As(err, &interrupted) {
 		t.Fatal(err)
 	}
 	if s := a.Stats(); s.Queued != 0 {
@@ -420,7 +435,8 @@ func TestContract8Contexts(t *testing.T) {
 	}
 }
 
-// background is a context that ends only if the test hangs; other workers than the one that waits make progress by themselves.
+// background is a context that ends only if the test hangs; other workers than the one that waits
+// make progress by themselves.
 func background(r *rig) context.Context {
 	for _, w := range r.workers {
 		if err := w.Start(); err != nil {

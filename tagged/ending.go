@@ -37,15 +37,16 @@ func (e *Endpoint) violated(why error) {
 	}
 }
 
-// released is called in progress once nothing of an aborted endpoint is outstanding. It tells of failures that were noticed outside of
-// progress.
+// released is called in progress once nothing of an aborted endpoint is outstanding. It tells of
+// failures that were noticed outside of progress.
 func (e *Endpoint) released(*transport.Completion) {
 	e.w.mu.Lock()
 	e.w.unlockInProgress()
 }
 
-// end completes every request of the endpoint with an error. The queue pair is closed first: no NIC of this end serves a read of the peer's
-// any more, so that the buffers of sends can be given back. Reads of this end that are under way end with their completions.
+// end completes every request of the endpoint with an error. The queue pair is closed first: no NIC
+// of this end serves a read of the peer's any more, so that the buffers of sends can be given back.
+// Reads of this end that are under way end with their completions.
 func (e *Endpoint) end(err error) (aborting error) {
 	if e.err != nil {
 		return nil
@@ -77,8 +78,9 @@ func (e *Endpoint) end(err error) (aborting error) {
 	return aborting
 }
 
-// Abort closes the endpoint at once: its requests complete with ErrCanceled, those whose memory is being read into in later progress.
-// Messages of the peer that have not arrived whole are lost. An endpoint that has failed before is only given back.
+// Abort closes the endpoint at once: its requests complete with ErrCanceled, those whose memory is
+// being read into in later progress. Messages of the peer that have not arrived whole are lost. An
+// endpoint that has failed before is only given back.
 func (e *Endpoint) Abort() error {
 	w := e.w
 	w.mu.Lock()
@@ -116,13 +118,15 @@ func (e *Endpoint) forget() {
 	}
 }
 
-// closeInterval is how often Close looks whether requests have ended by other means than progress: by being cancelled.
+// closeInterval is how often Close looks whether requests have ended by other means than progress:
+// by being cancelled.
 const closeInterval = time.Millisecond
 
-// Close ends the endpoint well: no new send is taken, those that there are complete, messages that are being received do, and the peer is
-// told, whose requests complete with ErrPeerClosed from then on. Agree with it on the moment if it may have something to send. When ctx
-// ends before, or the peer fails, the rest is aborted, and Close returns the error. An endpoint that has failed before is only given back.
-// Messages that have arrived whole can be received after Close.
+// Close ends the endpoint well: no new send is taken, those that there are complete, messages that
+// are being received do, and the peer is told, whose requests complete with ErrPeerClosed from then
+// on. Agree with it on the moment if it may have something to send. When ctx ends before, or the
+// peer fails, the rest is aborted, and Close returns the error. An endpoint that has failed before
+// is only given back. Messages that have arrived whole can be received after Close.
 func (e *Endpoint) Close(ctx context.Context) error {
 	w := e.w
 	w.mu.Lock()

@@ -6,7 +6,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in their order. Worker.mu guards it.
+// Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in
+// their order. Worker.mu guards it.
 type Endpoint struct {
 	w       *Worker
 	tep     *transport.Endpoint
@@ -21,7 +22,8 @@ type Endpoint struct {
 	err       error
 	limits    transport.Limits
 
-	// The send direction. What has to go out waits in three queues, because each waits for something else: see push.
+	// The send direction. What has to go out waits in three queues, because each waits for
+	// something else: see push.
 	queue     requestList // sends that have not gone out, or not wholly
 	notices   noticeQueue
 	readings  readingRing
@@ -36,7 +38,8 @@ type Endpoint struct {
 	gone    transport.Completion
 }
 
-// NewEndpoint makes an endpoint. Exchange [Endpoint.Card] with the peer and call [Endpoint.Connect].
+// NewEndpoint makes an endpoint. Exchange [Endpoint.Card] with the peer and call
+// [Endpoint.Connect].
 func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -51,7 +54,8 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	e.ledger.open, e.ledger.keeps = w.cfg.MaxUnexpected, w.cfg.MaxUnexpected
 	e.gone.Init(1, e.released)
 	var err error
-	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e, OnError: e.peerFailed}); err != nil {
+	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e,
+		OnError: e.peerFailed}); err != nil {
 		return nil, err
 	}
 	w.numbered++
@@ -65,8 +69,8 @@ func (e *Endpoint) Name() string { return e.name }
 // Value is EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.value }
 
-// Transport is the transport endpoint beneath, for puts, gets, atomics and the program's own active messages. Closing it is the tagged
-// endpoint's business.
+// Transport is the transport endpoint beneath, for puts, gets, atomics and the program's own active
+// messages. Closing it is the tagged endpoint's business.
 func (e *Endpoint) Transport() *transport.Endpoint { return e.tep }
 
 // Worker is the worker of the endpoint.

@@ -7,9 +7,11 @@ import (
 	"ibverbx/transport"
 )
 
-// The errors of this package; test with errors.Is. Those of connections are the same as transport's.
+// The errors of this package; test with errors.Is. Those of connections are the same as
+// transport's.
 var (
-	// ErrTruncated: the message was longer than the receive. Not one byte of it was written; [Info] has the sender's length.
+	// ErrTruncated: the message was longer than the receive. Not one byte of it was written; [Info]
+	// has the sender's length.
 	ErrTruncated = errors.New("tagged: message longer than its receive")
 	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
 	ErrCanceled = transport.ErrCanceled
@@ -28,14 +30,15 @@ var (
 // errCanceled is made once: cancelling is no rare event where programs poll with deadlines.
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
-// InterruptedError says that a context ended a wait and the request goes on: its buffers stay its own until it is done. Keep Req, and wait
-// for it again.
+// InterruptedError says that a context ended a wait and the request goes on: its buffers stay its
+// own until it is done. Keep Req, and wait for it again.
 type InterruptedError struct {
 	Req *Request
 	Err error // the context's
 }
 
-// Error reads "tagged: context deadline exceeded: the request goes on, and keeps its buffers until it is done".
+// Error reads "tagged: context deadline exceeded: the request goes on, and keeps its buffers until
+// it is done".
 func (e *InterruptedError) Error() string {
 	return "tagged: " + e.Err.Error() + ": the request goes on, and keeps its buffers until it is done"
 }

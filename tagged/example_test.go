@@ -10,7 +10,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Two workers, each with a software NIC of its own. Bob picks messages by their tags, whatever order they came in.
+// Two workers, each with a software NIC of its own. Bob picks messages by their tags, whatever
+// order they came in.
 func Example() {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	check(err)
@@ -23,11 +24,13 @@ func Example() {
 	check(err)
 	toAlice, err := bob.NewEndpoint(tagged.EndpointConfig{Name: "alice"})
 	check(err)
-	check(tagged.Connect(toBob, toAlice)) // between two processes: exchange toBob.Card() and toAlice.Card() as JSON
+	// between two processes: exchange toBob.Card() and toAlice.Card() as JSON
+	check(tagged.Connect(toBob, toAlice))
 
 	ctx := context.Background()
 	const weights, greeting = 1, 2
-	sending, err := toBob.Send(weights, make([]byte, 64<<20)) // read by Bob straight from here, over every queue pair
+	// read by Bob straight from here, over every queue pair
+	sending, err := toBob.Send(weights, make([]byte, 64<<20))
 	check(err)
 	check(toBob.SendWait(ctx, greeting, []byte("hello, "), []byte("bob")))
 

@@ -25,18 +25,21 @@ var deaths = map[string]struct {
 	strike func(r *rig, e *tagged.Endpoint)
 	want   error // what the others see
 }{
-	"NIC killed":       {func(r *rig, e *tagged.Endpoint) { r.fabric.Device(1).Kill() }, tagged.ErrPeerFailed},
+	"NIC killed": {func(r *rig, e *tagged.Endpoint) { r.fabric.Device(1).Kill() },
+		tagged.ErrPeerFailed},
 	"endpoint aborted": {func(r *rig, e *tagged.Endpoint) { _ = e.Abort() }, tagged.ErrPeerFailed},
 }
 
-// TestContract7PeerDeath: a peer that dies in the middle of everything. Each request that has to do with it completes with an error, on
-// both ends, posted receives stay, OnError is called once, and another peer goes on.
+// TestContract7PeerDeath: a peer that dies in the middle of everything. Each request that has to do
+// with it completes with an error, on both ends, posted receives stay, OnError is called once, and
+// another peer goes on.
 func TestContract7PeerDeath(t *testing.T) {
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 3, 1, impatient())
 			var told []error
-			a := r.endpoint(0, tagged.EndpointConfig{Name: "victim", OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
+			a := r.endpoint(0, tagged.EndpointConfig{Name: "victim",
+				OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
 			b := r.endpoint(1, tagged.EndpointConfig{})
 			if err := tagged.Connect(a, b); err != nil {
 				t.Fatal(err)
@@ -49,8 +52,10 @@ func TestContract7PeerDeath(t *testing.T) {
 			hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Match: reads})
 			defer hold.Remove()
 			reqs := map[string]*tagged.Request{}
-			reqs["receive of a long message that is being read"] = r.recv(w, 1, tagged.Exact, make([]byte, 300000))
-			theirs := []*tagged.Request{r.send(b, 1, pattern(300000, 1)), r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 300000))}
+			reqs["receive of a long message that is being read"] = r.recv(w, 1, tagged.Exact,
+				make([]byte, 300000))
+			theirs := []*tagged.Request{r.send(b, 1, pattern(300000, 1)),
+				r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 300000))}
 			reqs["send of a long message that is being read"] = r.send(a, 1, pattern(300000, 1))
 			reqs["send of a long message that is announced"] = r.send(a, 2, pattern(300000, 1))
 			theirs = append(theirs, r.send(b, 3, pattern(300000, 1)))
@@ -98,7 +103,8 @@ func TestContract7PeerDeath(t *testing.T) {
 				t.Errorf("receive of what was only announced: done %t, %v", announced.Done(), announced.Err())
 			}
 			whole := make([]byte, 5)
-			if req := r.recv(w, 4, tagged.Exact, whole); !req.Done() || req.Err() != nil || string(whole) != "whole" {
+			if req := r.recv(w, 4, tagged.Exact, whole); !req.Done() || req.Err() != nil ||
+				string(whole) != "whole" {
 				t.Errorf("receive of what had arrived: done %t, %v, %q", req.Done(), req.Err(), whole)
 			}
 
@@ -130,7 +136,8 @@ func TestContract7PeerDeathInFragments(t *testing.T) {
 		var d *tagged.Request
 		buf := make([]byte, 200000)
 		// The first four fragments go; the NIC holds what comes behind them.
-		hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Skip: 3, Count: -1})
+		hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Skip: 3,
+			Count: -1})
 		if posted {
 			d = r.recv(b.Worker(), 1, tagged.Exact, buf)
 		}
@@ -152,7 +159,8 @@ func TestContract7PeerDeathInFragments(t *testing.T) {
 		}
 		b.Send(9, nil) // a queue pair notices that its peer is gone by what it sends
 		r.done(s, d)
-		if !errors.Is(s.Err(), tagged.ErrCanceled) && !errors.Is(s.Err(), tagged.ErrPeerFailed) || !errors.Is(d.Err(), tagged.ErrPeerFailed) {
+		if !errors.Is(s.Err(), tagged.ErrCanceled) && !errors.Is(s.Err(), tagged.ErrPeerFailed) ||
+			!errors.Is(d.Err(), tagged.ErrPeerFailed) {
 			t.Errorf("posted %t: %v; %v", posted, s.Err(), d.Err())
 		}
 		hold.Remove()
@@ -242,7 +250,10 @@ func TestClose(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
 	var told []error
 	a := r.endpoint(0, tagged.EndpointConfig{})
-	b := r.endpoint(1, tagged.EndpointConfig{OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
+	b := r.endpoint(1, tagged.EndpointConfig{OnError: func(_ *tagged.Endpoint,
+		err error) {
+		told = append(told, err)
+	}})
 	if err := tagged.Connect(a, b); err != nil {
 		t.Fatal(err)
 	}
@@ -261,7 +272,8 @@ func TestClose(t *testing.T) {
 	if info, err := b.Worker().RecvWait(ctx, 2, tagged.Exact, short); err != nil || info.Length != 5 {
 		t.Fatal(info, err)
 	}
-	if !errors.Is(b.Err(), tagged.ErrPeerClosed) || len(told) != 1 || !errors.Is(told[0], tagged.ErrPeerClosed) {
+	if !errors.Is(b.Err(), tagged.ErrPeerClosed) || len(told) != 1 ||
+		!errors.Is(told[0], tagged.ErrPeerClosed) {
 		t.Error(b.Err(), told)
 	}
 	for _, err := range []error{a.Close(ctx), a.Abort()} {
@@ -287,7 +299,8 @@ func TestCloseAborts(t *testing.T) {
 	}
 }
 
-// TestAbortDuringClose: an abort ends a close that is saying goodbye to a peer which does not answer, whatever its context allows.
+// TestAbortDuringClose: an abort ends a close that is saying goodbye to a peer which does not
+// answer, whatever its context allows.
 func TestAbortDuringClose(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Count: -1})
@@ -317,7 +330,8 @@ func TestAbortDuringClose(t *testing.T) {
 	_ = b.Abort()
 }
 
-// TestContract7OwnNICKilled: this end's own NIC goes. Everything tied to a peer completes, at the calls that wait, too.
+// TestContract7OwnNICKilled: this end's own NIC goes. Everything tied to a peer completes, at the
+// calls that wait, too.
 func TestContract7OwnNICKilled(t *testing.T) {
 	r, a, b := pair(t, 1, impatient())
 	ctx := background(r)

@@ -14,8 +14,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// TestWindow: a sender has no more than MaxUnexpected fragments and announcements at a receiver that does not receive; the rest waits, and
-// goes out in order as messages are received.
+// TestWindow: a sender has no more than MaxUnexpected fragments and announcements at a receiver
+// that does not receive; the rest waits, and goes out in order as messages are received.
 func TestWindow(t *testing.T) {
 	const window = 4
 	r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: window})
@@ -44,7 +44,8 @@ func TestWindow(t *testing.T) {
 	r.done(sends...)
 }
 
-// TestWindowInFragments: one message of more fragments than the window arrives, because what was consumed of it is given back before its end.
+// TestWindowInFragments: one message of more fragments than the window arrives, because what was
+// consumed of it is given back before its end.
 func TestWindowInFragments(t *testing.T) {
 	for _, window := range []int{1, 2, 3} {
 		r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: window, EagerLimit: 1 << 20})
@@ -67,12 +68,13 @@ func TestWindowInFragments(t *testing.T) {
 	}
 }
 
-// TestNoDeadlock: two ends send each other messages of all kinds with the smallest of everything, and each receives only what the
-// other has sent long before.
+// TestNoDeadlock: two ends send each other messages of all kinds with the smallest of everything,
+// and each receives only what the other has sent long before.
 func TestNoDeadlock(t *testing.T) {
 	cfg := tagged.Config{
 		MaxUnexpected: 1, Chunk: 5000, Window: 1, EagerLimit: 3000,
-		Transport: transport.Config{BufferSize: 512, BounceBuffers: 1, AMBuffers: 1, MaxOutstanding: 1, QP: ibverbx.Config{QPsPerDevice: 2}},
+		Transport: transport.Config{BufferSize: 512, BounceBuffers: 1, AMBuffers: 1, MaxOutstanding: 1,
+			QP: ibverbx.Config{QPsPerDevice: 2}},
 	}
 	r, a, b := pair(t, 1, cfg)
 	const n = 60
@@ -224,10 +226,12 @@ func TestAllocations(t *testing.T) {
 	r.settle()
 }
 
-// TestBatches: short sends that wait in a row go out together, in order, among others that do not, within the window.
+// TestBatches: short sends that wait in a row go out together, in order, among others that do not,
+// within the window.
 func TestBatches(t *testing.T) {
 	for _, size := range []int{512, 8192} {
-		r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: 100, Transport: transport.Config{BufferSize: size}})
+		r, a, b := pair(t, 1, tagged.Config{MaxUnexpected: 100,
+			Transport: transport.Config{BufferSize: size}})
 		const n = 1000
 		length := func(i int) int {
 			if i%50 == 7 {
@@ -243,7 +247,8 @@ func TestBatches(t *testing.T) {
 			buf := make([]byte, 3000)
 			d := r.recv(b.Worker(), 1, tagged.Exact, buf)
 			r.done(d)
-			if d.Err() != nil || d.Info().Length != length(i) || !bytes.Equal(buf[:length(i)], pattern(length(i), i)) {
+			if d.Err() != nil || d.Info().Length != length(i) ||
+				!bytes.Equal(buf[:length(i)], pattern(length(i), i)) {
 				t.Fatalf("buffers of %d bytes: message %d: %v, %+v", size, i, d.Err(), d.Info())
 			}
 		}
@@ -254,16 +259,19 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// TestReadsNeedNoCredit: a peer whose program keeps every buffer for active messages holds up what this end sends, and nothing that this end
-// receives: a long message that is announced is read, be it before or after sends have queued up for want of a credit, or the program's own
-// requests.
+// TestReadsNeedNoCredit: a peer whose program keeps every buffer for active messages holds up what
+// this end sends, and nothing that this end receives: a long message that is announced is read, be
+// it before or after sends have queued up for want of a credit, or the program's own requests.
 func TestReadsNeedNoCredit(t *testing.T) {
-	for _, c := range []struct{ posted, program bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
-		cfg := tagged.Config{Chunk: 10000, Window: 2, Transport: transport.Config{KeepAlive: -1, MaxOutstanding: 40}}
+	for _, c := range []struct{ posted, program bool }{{false, false}, {true, false}, {false, true},
+		{true, true}} {
+		cfg := tagged.Config{Chunk: 10000, Window: 2, Transport: transport.Config{KeepAlive: -1,
+			MaxOutstanding: 40}}
 		r := newRig(t, 2, 1, cfg)
 		var kept []*transport.Message
 		for _, w := range r.workers {
-			if err := w.Transport().Handle(1, func(m *transport.Message) { m.Keep(); kept = append(kept, m) }); err != nil {
+			if err := w.Transport().Handle(
+				1, func(m *transport.Message) { m.Keep(); kept = append(kept, m) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -275,12 +283,14 @@ func TestReadsNeedNoCredit(t *testing.T) {
 			d = r.recv(w, 1, tagged.Exact, dst)
 		}
 		for a.Transport().Stats().Credits != 0 {
-			if err := a.Transport().AMShort(1, nil, []byte("kept")); err != nil && !errors.Is(err, transport.ErrNoResource) {
+			if err := a.Transport().AMShort(1, nil, []byte("kept")); err != nil &&
+				!errors.Is(err, transport.ErrNoResource) {
 				t.Fatal(err)
 			}
 			r.settle()
 		}
-		own := &transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+		own := &transport.Pending{Func: func(_ *transport.Pending,
+			turn *transport.Endpoint) transport.Outcome {
 			if turn.AMShort(1, nil, []byte("own")) != nil {
 				return transport.PendingNoResource
 			}
@@ -320,8 +330,8 @@ func TestReadsNeedNoCredit(t *testing.T) {
 	}
 }
 
-// TestBatchThatIsRefused: short sends that were put into a batch which the NIC refused go out whole all the same, when one is cancelled so that
-// the first goes alone.
+// TestBatchThatIsRefused: short sends that were put into a batch which the NIC refused go out whole
+// all the same, when one is cancelled so that the first goes alone.
 func TestBatchThatIsRefused(t *testing.T) {
 	for _, n := range []int{8, 256, 300, 512} {
 		r, a, b := pair(t, 1, tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}}})
@@ -336,7 +346,8 @@ func TestBatchThatIsRefused(t *testing.T) {
 		d := r.recv(b.Worker(), 0, tagged.Any, buf)
 		r.done(one, d)
 		if d.Err() != nil || d.Info().Length != n || !bytes.Equal(buf[:n], pattern(n, 1)) {
-			t.Errorf("%d bytes: %v, %d arrived, as they were: %t", n, d.Err(), d.Info().Length, bytes.Equal(buf[:n], pattern(n, 1)))
+			t.Errorf("%d bytes: %v, %d arrived, as they were: %t", n, d.Err(), d.Info().Length,
+				bytes.Equal(buf[:n], pattern(n, 1)))
 		}
 	}
 }
@@ -359,7 +370,8 @@ func TestRegionInUse(t *testing.T) {
 	}
 }
 
-// TestFree: a request that is freed before it is done goes on, and is given back when it is; freeing one twice panics.
+// TestFree: a request that is freed before it is done goes on, and is given back when it is;
+// freeing one twice panics.
 func TestFree(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	buf := make([]byte, 8)

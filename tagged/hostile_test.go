@@ -13,7 +13,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// hostile is a peer that sends active messages of any content, to one endpoint of a worker that has a good peer besides.
+// hostile is a peer that sends active messages of any content, to one endpoint of a worker that has
+// a good peer besides.
 type hostile struct {
 	*rig
 	victim *tagged.Endpoint
@@ -27,7 +28,8 @@ const window = 8
 
 func newHostile(t testing.TB) *hostile {
 	t.Helper()
-	small := transport.Config{AMBuffers: 8, MaxOutstanding: 8, BounceBuffers: 8, BufferSize: 1024, QP: ibverbx.Config{QPsPerDevice: 1}}
+	small := transport.Config{AMBuffers: 8, MaxOutstanding: 8, BounceBuffers: 8, BufferSize: 1024,
+		QP: ibverbx.Config{QPsPerDevice: 1}}
 	cfg := tagged.Config{MaxUnexpected: window, Transport: small}
 	h := &hostile{rig: newRig(t, 3, 1, cfg)}
 	tw, err := transport.NewWorker(h.domains[1], cfg.Transport)
@@ -74,7 +76,8 @@ func newHostile(t testing.TB) *hostile {
 func (h *hostile) say(kind int, header, payload []byte) bool {
 	h.t.Helper()
 	for range 100 {
-		_, err := h.raw.AMBcopy(tagged.FirstAMID+transport.AMID(kind), header, func(dst []byte) int { return copy(dst, payload) })
+		_, err := h.raw.AMBcopy(tagged.FirstAMID+transport.AMID(kind), header,
+			func(dst []byte) int { return copy(dst, payload) })
 		if !errors.Is(err, transport.ErrNoResource) {
 			return err == nil
 		}
@@ -122,7 +125,8 @@ type message struct {
 }
 
 func segment(addr, n uint64) []byte {
-	return ibverbx.RemoteSegment{Addr: addr, Length: n, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{1: 12345})}.AppendBinary(nil)
+	return ibverbx.RemoteSegment{Addr: addr, Length: n,
+		Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{1: 12345})}.AppendBinary(nil)
 }
 
 // entry begins a message of a batch.
@@ -130,7 +134,8 @@ func entry(tag uint64, n uint16) []byte {
 	return binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint64(nil, tag), n)
 }
 
-// TestProtocolViolations: what no endpoint sends fails the endpoint that it came on, with ErrProtocol, and no other.
+// TestProtocolViolations: what no endpoint sends fails the endpoint that it came on, with
+// ErrProtocol, and no other.
 func TestProtocolViolations(t *testing.T) {
 	x := []byte("x")
 	whole := message{eager, head(16, 0, 0, 0, 1), x}
@@ -142,7 +147,8 @@ func TestProtocolViolations(t *testing.T) {
 	}{
 		{"header too short", "a header of 15 bytes", []message{{eager, head(15, 0, 0, 0, 1), x}}},
 		{"header too long", "a header of 24 bytes", []message{{eager, head(24, 0, 0, 0, 1, 1), x}}},
-		{"reserved byte", "byte 3 is not zero", []message{{eager, append([]byte{0, 0, 0, 1}, make([]byte, 12)...), x}}},
+		{"reserved byte", "byte 3 is not zero",
+			[]message{{eager, append([]byte{0, 0, 0, 1}, make([]byte, 12)...), x}}},
 		{"unknown flag", "flags 0x2", []message{{eager, head(16, 0, 2, 0, 1), x}}},
 		{"number without flag", "number 3", []message{{eager, head(16, 0, 0, 3, 1), x}}},
 		{"window from nowhere", "a window of 9", []message{{giveBack, head(8, 1, 0, 0), nil}}},
@@ -151,30 +157,42 @@ func TestProtocolViolations(t *testing.T) {
 		{"notice of nothing", "notice of message 1", []message{{done, head(8, 0, 0, 1), nil}}},
 		{"notice of message 0", "notice of message 0", []message{{done, head(8, 0, 0, 0), nil}}},
 		{"fragment of nothing", "0 bytes missing", []message{{more, head(16, 0, 0, 0, 1), x}}},
-		{"first fragment of no bytes", "first fragment with 0 bytes", []message{{first, head(24, 0, 0, 0, 1, 10), nil}}},
-		{"first fragment of everything", "first fragment with 1 bytes of 1", []message{{first, head(24, 0, 0, 0, 1, 1), x}}},
+		{"first fragment of no bytes", "first fragment with 0 bytes",
+			[]message{{first, head(24, 0, 0, 0, 1, 10), nil}}},
+		{"first fragment of everything", "first fragment with 1 bytes of 1",
+			[]message{{first, head(24, 0, 0, 0, 1, 1), x}}},
 		{"length beyond int", "first fragment with", []message{{first, head(24, 0, 0, 0, 1, 1<<63), x}}},
 		{"message amid another", "9 bytes missing", []message{begin, whole}},
 		{"first amid another", "9 bytes missing", []message{begin, begin}},
 		{"announcement amid another", "9 bytes missing", []message{begin, announced}},
 		{"fragment at another place", "at 2: 1 of 10", []message{begin, {more, head(16, 0, 0, 0, 2), x}}},
-		{"fragment again", "at 1: 2 of 10", []message{begin, {more, head(16, 0, 0, 0, 1), x}, {more, head(16, 0, 0, 0, 1), x}}},
-		{"fragment too long", "fragment of 10 bytes", []message{begin, {more, head(16, 0, 0, 0, 1), []byte("0123456789")}}},
+		{"fragment again", "at 1: 2 of 10", []message{begin, {more, head(16, 0, 0, 0, 1), x},
+			{more, head(16, 0, 0, 0, 1), x}}},
+		{"fragment too long", "fragment of 10 bytes",
+			[]message{begin, {more, head(16, 0, 0, 0, 1), []byte("0123456789")}}},
 		{"fragment of no bytes", "fragment of 0 bytes", []message{begin, {more, head(16, 0, 0, 0, 1), nil}}},
 		{"announcement without memory", "in 0 pieces", []message{{announce, head(24, 0, 0, 1, 1, 100), nil}}},
 		{"announcement of many pieces", "in 5 pieces", []message{{announce, head(24, 0, 5, 1, 1, 100), nil}}},
 		{"announcement cut off", "17", []message{{announce, head(24, 0, 1, 1, 1, 100), x}}},
-		{"announcement of other length", "its pieces have 99", []message{{announce, head(24, 0, 1, 1, 1, 100), segment(64, 99)}}},
-		{"announcement of a longer piece", "piece 0 of 1 has 101", []message{{announce, head(24, 0, 1, 1, 1, 100), segment(64, 101)}}},
-		{"announcement of an empty piece", "piece 0 of 1 has 0", []message{{announce, head(24, 0, 1, 1, 1, 0), segment(64, 0)}}},
-		{"bytes behind it", "stand behind", []message{{announce, head(24, 0, 1, 1, 1, 100), append(segment(64, 100), 0)}}},
+		{"announcement of other length", "its pieces have 99",
+			[]message{{announce, head(24, 0, 1, 1, 1, 100), segment(64, 99)}}},
+		{"announcement of a longer piece", "piece 0 of 1 has 101",
+			[]message{{announce, head(24, 0, 1, 1, 1, 100), segment(64, 101)}}},
+		{"announcement of an empty piece", "piece 0 of 1 has 0",
+			[]message{{announce, head(24, 0, 1, 1, 1, 0), segment(64, 0)}}},
+		{"bytes behind it", "stand behind",
+			[]message{{announce, head(24, 0, 1, 1, 1, 100), append(segment(64, 100), 0)}}},
 		{"batch of nothing", "ends in 0 bytes", []message{{batch, head(8, 0, 0, 0), nil}}},
-		{"batch cut off", "ends in 1 bytes", []message{{batch, head(8, 0, 0, 0), append(entry(0, 3), 'a', 'b', 'c', 'd')}}},
-		{"batch with a long message", "a message of 5 bytes in 4", []message{{batch, head(8, 0, 0, 0), append(entry(0, 5), 'a', 'b', 'c', 'd')}}},
+		{"batch cut off", "ends in 1 bytes",
+			[]message{{batch, head(8, 0, 0, 0), append(entry(0, 3), 'a', 'b', 'c', 'd')}}},
+		{"batch with a long message", "a message of 5 bytes in 4",
+			[]message{{batch, head(8, 0, 0, 0), append(entry(0, 5), 'a', 'b', 'c', 'd')}}},
 		{"batch with a flag", "batch: flags", []message{{batch, head(8, 0, 1, 0), entry(0, 0)}}},
 		{"batch amid another", "9 bytes missing", []message{begin, {batch, head(8, 0, 0, 0), entry(0, 0)}}},
-		{"batch beyond the window", "beyond the window", []message{{batch, head(8, 0, 0, 0), bytes.Repeat(entry(0, 0), 9)}}},
-		{"beyond the window", "beyond the window", []message{whole, whole, whole, whole, whole, whole, whole, whole, whole}},
+		{"batch beyond the window", "beyond the window",
+			[]message{{batch, head(8, 0, 0, 0), bytes.Repeat(entry(0, 0), 9)}}},
+		{"beyond the window", "beyond the window", []message{whole, whole, whole, whole, whole, whole, whole,
+			whole, whole}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			h := newHostile(t)
@@ -182,7 +200,8 @@ func TestProtocolViolations(t *testing.T) {
 				h.say(m.kind, m.header, m.payload)
 			}
 			h.until(func() bool { h.raw.Worker().Progress(); return h.told != 0 })
-			if err := h.victim.Err(); !errors.Is(err, tagged.ErrProtocol) || !strings.Contains(err.Error(), c.want) {
+			if err := h.victim.Err(); !errors.Is(err, tagged.ErrProtocol) ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v: want %q in it", err, c.want)
 			}
 			if s := h.workers[0].Stats(); s.Violations != 1 || s.Failures != 1 {
@@ -196,7 +215,8 @@ func TestProtocolViolations(t *testing.T) {
 	}
 }
 
-// TestDuplicateNotice: the second notice of one message is a violation, and does not complete another send.
+// TestDuplicateNotice: the second notice of one message is a violation, and does not complete
+// another send.
 func TestDuplicateNotice(t *testing.T) {
 	h := newHostile(t)
 	one, err := h.victim.SendSync(1, []byte("one"))
@@ -216,8 +236,8 @@ func TestDuplicateNotice(t *testing.T) {
 	h.alive()
 }
 
-// TestNoticesAreBounded: a peer that sends synchronous messages and lets hardly a message of this end through. It cannot make notices pile up: the
-// places of the messages come back with them.
+// TestNoticesAreBounded: a peer that sends synchronous messages and lets hardly a message of this
+// end through. It cannot make notices pile up: the places of the messages come back with them.
 func TestNoticesAreBounded(t *testing.T) {
 	h := newHostile(t)
 	room, untold := window, 0
@@ -262,7 +282,8 @@ func TestNoticesAreBounded(t *testing.T) {
 	h.alive()
 }
 
-// TestWrongMemory: an announcement of memory that is not there fails its endpoint and the receive, and nothing else.
+// TestWrongMemory: an announcement of memory that is not there fails its endpoint and the receive,
+// and nothing else.
 func TestWrongMemory(t *testing.T) {
 	for what, payload := range map[string][]byte{
 		"no such key": segment(1<<20, 100000),
@@ -279,8 +300,8 @@ func TestWrongMemory(t *testing.T) {
 	}
 }
 
-// FuzzHostilePeer feeds a worker with active messages of any content. It never panics, what fails is the endpoint that they came on,
-// and the other peer is served.
+// FuzzHostilePeer feeds a worker with active messages of any content. It never panics, what fails
+// is the endpoint that they came on, and the other peer is served.
 func FuzzHostilePeer(f *testing.F) {
 	add := func(messages ...message) {
 		var b []byte
@@ -290,16 +311,20 @@ func FuzzHostilePeer(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	add(message{eager, head(16, 0, 1, 9, 1), []byte("sync")}, message{announce, head(24, 0, 1, 7, 1, 100), segment(64, 100)})
-	add(message{first, head(24, 0, 0, 0, 1, 4), []byte("xy")}, message{more, head(16, 0, 0, 0, 2), []byte("xy")})
-	add(message{done, head(8, 1, 0, 1), nil}, message{done, head(8, 1, 0, 2), nil}, message{giveBack, head(8, 2, 0, 0), nil})
+	add(message{eager, head(16, 0, 1, 9, 1), []byte("sync")}, message{announce, head(24, 0, 1, 7, 1, 100),
+		segment(64, 100)})
+	add(message{first, head(24, 0, 0, 0, 1, 4), []byte("xy")},
+		message{more, head(16, 0, 0, 0, 2), []byte("xy")})
+	add(message{done, head(8, 1, 0, 1), nil}, message{done, head(8, 1, 0, 2), nil},
+		message{giveBack, head(8, 2, 0, 0), nil})
 	add(message{batch, head(8, 0, 0, 0), append(append(entry(1, 1), 'x'), entry(0, 0)...)})
 	add(message{announce, head(24, 0, 2, 7, 0, 30), append(segment(64, 10), segment(640, 20)...)})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h := newHostile(t)
 		// Something for the messages to meet.
 		reqs := []*tagged.Request{
-			h.recv(h.workers[0], 0, ^uint64(1), make([]byte, 3)), h.recv(h.workers[0], 1, tagged.Exact, make([]byte, 200)),
+			h.recv(h.workers[0], 0, ^uint64(1), make([]byte, 3)),
+			h.recv(h.workers[0], 1, tagged.Exact, make([]byte, 200)),
 			h.send(h.victim, 1, []byte("x")), h.send(h.victim, 2, make([]byte, 100000)),
 		}
 		if s, err := h.victim.SendSync(3, []byte("y")); err == nil {
@@ -328,7 +353,8 @@ func FuzzHostilePeer(f *testing.F) {
 		h.settle()
 		h.raw.Worker().Progress()
 		h.alive()
-		if err := h.victim.Err(); err != nil && !errors.Is(err, tagged.ErrProtocol) && !errors.Is(err, tagged.ErrPeerFailed) {
+		if err := h.victim.Err(); err != nil && !errors.Is(err, tagged.ErrProtocol) &&
+			!errors.Is(err, tagged.ErrPeerFailed) {
 			t.Fatal(err)
 		}
 		_ = h.victim.Abort()

@@ -2,7 +2,8 @@ package tagged
 
 import "math/bits"
 
-// inbound is a message that waits for a receive: eager, in blocks, or announced, with the description of its memory in a block.
+// inbound is a message that waits for a receive: eager, in blocks, or announced, with the
+// description of its memory in a block.
 type inbound struct {
 	ep        *Endpoint
 	match     entry

@@ -5,11 +5,14 @@ import (
 	"math"
 )
 
-// ledger counts the places that eager fragments and announcements take: those that the peer has for messages of this end, and those
-// that this end has for the peer's. A message takes a place when it is sent, and its receiver gives the place back when the message needs no
-// memory any more; one whose sender waits to hear of the match keeps it until the notice has gone out, so that notices are bounded, too.
+// ledger counts the places that eager fragments and announcements take: those that the peer has for
+// messages of this end, and those that this end has for the peer's. A message takes a place when it
+// is sent, and its receiver gives the place back when the message needs no memory any more; one
+// whose sender waits to hear of the match keeps it until the notice has gone out, so that notices
+// are bounded, too.
 //
-// Invariant: 0 <= room <= most; open and owed are not negative, and open+owed <= keeps: the rest is taken.
+// Invariant: 0 <= room <= most; open and owed are not negative, and open+owed <= keeps: the rest is
+// taken.
 type ledger struct {
 	room, most int // places that the peer has left, and has in all
 
@@ -53,6 +56,6 @@ func (l *ledger) gave(n uint16) {
 	l.owed -= int(n)
 }
 
-// due reports whether places have to be given back by a message of their own: a half of them, so that the cost is shared; or any at all when
-// the peer may have none left.
+// due reports whether places have to be given back by a message of their own: a half of them, so
+// that the cost is shared; or any at all when the peer may have none left.
 func (l *ledger) due() bool { return l.owed != 0 && (2*l.owed >= l.keeps || l.open == 0) }

@@ -10,15 +10,17 @@ func (l *ledger) check() bool {
 	return l.room >= 0 && l.room <= l.most && l.open >= 0 && l.owed >= 0 && l.open+l.owed <= l.keeps
 }
 
-// TestLedger plays two ends with messages on the way between them. No place is lost or made up: what the sender has, what is on the
-// way, what is kept and what is owed are all there are. Whoever waits for a place gets one when messages are consumed.
+// TestLedger plays two ends with messages on the way between them. No place is lost or made up:
+// what the sender has, what is on the way, what is kept and what is owed are all there are. Whoever
+// waits for a place gets one when messages are consumed.
 func TestLedger(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		n := 1 + rng.IntN(20)
 		a, b := ledger{room: n, most: n}, ledger{open: n, keeps: n}
-		there, kept, untold := 0, 0, 0 // messages to b on the way and kept by it, and matches that a is to hear of
-		var back []uint16              // places on the way to a
+		// messages to b on the way and kept by it, and matches that a is to hear of
+		there, kept, untold := 0, 0, 0
+		var back []uint16 // places on the way to a
 		for step := range 2000 {
 			switch rng.IntN(5) {
 			case 0:

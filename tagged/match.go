@@ -1,6 +1,7 @@
 package tagged
 
-// entry is what matching knows of a receive that waits for a message, or of a message that waits for a receive.
+// entry is what matching knows of a receive that waits for a message, or of a message that waits
+// for a receive.
 type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
 	seq       uint64 // the order in which entries came
@@ -42,7 +43,8 @@ func (l *entryList) remove(e *entry) {
 	e.listNext, e.listPrev = nil, nil
 }
 
-// hashTable finds the first entry with a tag. Entries of a bucket stand in the order in which they came.
+// hashTable finds the first entry with a tag. Entries of a bucket stand in the order in which they
+// came.
 //
 // Invariant: len(buckets) is 1<<(64-shift), and at least half of count.
 type hashTable struct {
@@ -53,7 +55,8 @@ type hashTable struct {
 
 type bucket struct{ head, tail *entry }
 
-// bucket spreads tags by their product with 2^64 divided by the golden ratio: the upper bits depend on all of the tag's.
+// bucket spreads tags by their product with 2^64 divided by the golden ratio: the upper bits depend
+// on all of the tag's.
 func (t *hashTable) bucket(tag uint64) *bucket { return &t.buckets[tag*0x9e3779b97f4a7c15>>t.shift] }
 
 func (t *hashTable) init() { t.buckets, t.shift = make([]bucket, 64), 64-6 }
@@ -113,7 +116,8 @@ func (t *hashTable) grow() {
 	}
 }
 
-// posted are the receives that wait: those for one tag hashed, the others in a list. Sequence numbers tell which came first.
+// posted are the receives that wait: those for one tag hashed, the others in a list. Sequence
+// numbers tell which came first.
 type posted struct {
 	exact hashTable
 	wild  entryList
@@ -159,7 +163,8 @@ func (p *posted) take(tag uint64) *Request {
 	return first.req
 }
 
-// unexpected are the messages that wait: hashed by tag for receives that take one, and in a list for the others.
+// unexpected are the messages that wait: hashed by tag for receives that take one, and in a list
+// for the others.
 type unexpected struct {
 	byTag hashTable
 	all   entryList

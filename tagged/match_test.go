@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestMatchingAgainstAList compares the hash tables with the rule itself: a message takes the first receive that takes it, a receive the
-// first message.
+// TestMatchingAgainstAList compares the hash tables with the rule itself: a message takes the first
+// receive that takes it, a receive the first message.
 func TestMatchingAgainstAList(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -45,7 +45,8 @@ func TestMatchingAgainstAList(t *testing.T) {
 					receives = append(receives, e)
 					p.push(e)
 				case i < 0 || got != messages[i].in:
-					t.Fatalf("seed %d, step %d: %#x under %#x takes %v, not message %d", seed, step, tag, mask, got, i)
+					t.Fatalf("seed %d, step %d: %#x under %#x takes %v, not message %d", seed, step, tag,
+						mask, got, i)
 				default:
 					u.remove(messages[i])
 					messages = slices.Delete(messages, i, i+1)
@@ -58,7 +59,8 @@ func TestMatchingAgainstAList(t *testing.T) {
 				}
 			}
 			if p.count != len(receives) || u.byTag.count != len(messages) {
-				t.Fatalf("seed %d, step %d: %d receives, %d messages: want %d, %d", seed, step, p.count, u.byTag.count, len(receives), len(messages))
+				t.Fatalf("seed %d, step %d: %d receives, %d messages: want %d, %d", seed, step, p.count,
+					u.byTag.count, len(receives), len(messages))
 			}
 		}
 	}

@@ -19,7 +19,8 @@ func size(bufs [][]byte) (n int, ok bool) {
 	return n, true
 }
 
-// set takes the pieces that are not empty. The slice itself is copied: it may lie on the caller's stack.
+// set takes the pieces that are not empty. The slice itself is copied: it may lie on the caller's
+// stack.
 func (p *pieces) set(bufs [][]byte, length int) {
 	if p.bufs == nil {
 		p.bufs = p.spare[:0]

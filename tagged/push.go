@@ -7,8 +7,9 @@ import (
 	"ibverbx/transport"
 )
 
-// noticeQueue holds the numbers of messages of which the peer waits to hear that they were matched, oldest first: a ring. Each of them
-// keeps its place in the window, so there are Config.MaxUnexpected at most.
+// noticeQueue holds the numbers of messages of which the peer waits to hear that they were matched,
+// oldest first: a ring. Each of them keeps its place in the window, so there are
+// Config.MaxUnexpected at most.
 type noticeQueue struct {
 	ids        []uint32 // a power of two
 	head, tail uint32
@@ -62,11 +63,13 @@ func (e *Endpoint) resume(_ *transport.Pending, turn *transport.Endpoint) transp
 	return outcome
 }
 
-// push sends what can go out and reports whether something is left that only lacks resources of the transport. What needs none of the
-// peer's window goes first and never waits behind sends that need it: that is why nothing deadlocks.
+// push sends what can go out and reports whether something is left that only lacks resources of the
+// transport. What needs none of the peer's window goes first and never waits behind sends that need
+// it: that is why nothing deadlocks.
 func (e *Endpoint) push(face *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(face)
-	if reading := e.pushReads(); err == nil || reading != nil && !errors.Is(reading, transport.ErrNoResource) {
+	if reading := e.pushReads(); err == nil || reading != nil &&
+		!errors.Is(reading, transport.ErrNoResource) {
 		err = reading
 	}
 	for err == nil && e.ledger.admits() && e.queue.head != nil {
@@ -104,12 +107,13 @@ func (e *Endpoint) sendGone(r *Request) {
 	}
 }
 
-// sendFailed takes in that the transport refused to send. Where its endpoint has failed it calls peerFailed in progress; an endpoint that
-// closes sends no more.
+// sendFailed takes in that the transport refused to send. Where its endpoint has failed it calls
+// peerFailed in progress; an endpoint that closes sends no more.
 func (e *Endpoint) sendFailed(err error) {
 	var failed *transport.EndpointError
 	if !errors.As(err, &failed) && !errors.Is(err, ErrClosed) {
-		if errors.Is(err, ibverbx.ErrNoKey) || errors.Is(err, ibverbx.ErrBounds) || errors.Is(err, ibverbx.ErrLength) {
+		if errors.Is(err, ibverbx.ErrNoKey) || errors.Is(err, ibverbx.ErrBounds) ||
+			errors.Is(err, ibverbx.ErrLength) {
 			e.violated(err) // the memory that it has announced
 		} else {
 			e.fail(err)
@@ -142,5 +146,6 @@ func (e *Endpoint) sendControl(face *transport.Endpoint, kind transport.AMID, h 
 
 // due reports whether kick would find something to do: a cheap question for hot paths.
 func (e *Endpoint) due() bool {
-	return e.queue.head != nil && e.ledger.admits() || !e.notices.empty() || e.ledger.due() || e.readings.count != 0
+	return e.queue.head != nil && e.ledger.admits() || !e.notices.empty() || e.ledger.due() ||
+		e.readings.count != 0
 }

@@ -90,8 +90,9 @@ func (r *readingRing) pop() *reading {
 	return rd
 }
 
-// startReading begins to read a message into its receive; kick goes on with it. It lets go of the lock for what has to be registered: the
-// receive is matched, so that it cannot be cancelled meanwhile, but the endpoint may end.
+// startReading begins to read a message into its receive; kick goes on with it. It lets go of the
+// lock for what has to be registered: the receive is matched, so that it cannot be cancelled
+// meanwhile, but the endpoint may end.
 func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	w := e.w
 	rd.e, rd.req, rd.id, rd.length = e, r, id, uint64(r.info.Length)
@@ -115,8 +116,8 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	e.readings.push(rd)
 }
 
-// pushReads starts reads, one of each message in turn. They go past the transport's queue, where active messages may wait for credits that a
-// peer's program withholds: reads need none.
+// pushReads starts reads, one of each message in turn. They go past the transport's queue, where
+// active messages may wait for credits that a peer's program withholds: reads need none.
 func (e *Endpoint) pushReads() error {
 	w, face := e.w, e.tep.Aside()
 	for e.reads < w.cfg.Window && e.readings.count != 0 {
@@ -159,7 +160,9 @@ func (w *Worker) chunkRead(c *chunk) {
 	e := rd.e
 	err := c.comp.Err()
 	if err != nil {
-		e.fail(err) // its own call back says the same, and may come later; rd has a read under way as yet, so that this leaves it alone
+		// its own call back says the same, and may come later; rd has a read under way as yet, so
+		// that this leaves it alone
+		e.fail(err)
 	}
 	e.reads--
 	rd.under--

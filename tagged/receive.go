@@ -6,12 +6,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the worker, into the pieces, one after
-// the other. The request is done when the message is in memory, which may be so already when Recv returns; until then the
-// buffers must not be touched. [Request.Info] tells what came.
+// Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the
+// worker, into the pieces, one after the other. The request is done when the message is in memory,
+// which may be so already when Recv returns; until then the buffers must not be touched.
+// [Request.Info] tells what came.
 //
-// A message that is longer than the pieces together completes the request with ErrTruncated. The only error of the call itself is
-// ErrClosed, and the wrong argument of pieces longer than an int can tell.
+// A message that is longer than the pieces together completes the request with ErrTruncated. The
+// only error of the call itself is ErrClosed, and the wrong argument of pieces longer than an int
+// can tell.
 func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	n, ok := size(bufs)
 	if !ok {
@@ -32,8 +34,9 @@ func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	return r, nil
 }
 
-// RecvWait is Recv that waits. When ctx ends before a message has matched, the receive is cancelled and ctx's error returned; if one has
-// matched already, and is still arriving, the error is an [*InterruptedError].
+// RecvWait is Recv that waits. When ctx ends before a message has matched, the receive is cancelled
+// and ctx's error returned; if one has matched already, and is still arriving, the error is an
+// [*InterruptedError].
 func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
 	r, err := w.Recv(tag, mask, bufs...)
 	if err != nil {
@@ -42,7 +45,8 @@ func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte)
 	return r.waitAndFree(ctx)
 }
 
-// Probe tells of the message that Recv with the same tag and mask would take, and false if there is none yet. It makes no progress.
+// Probe tells of the message that Recv with the same tag and mask would take, and false if there is
+// none yet. It makes no progress.
 func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,7 +24,8 @@ func TestConfigRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, cfg := range []tagged.Config{
-		{EagerLimit: 1<<30 + 1}, {Chunk: -1}, {Window: -1}, {MaxUnexpected: -1}, {MaxUnexpected: 1 << 16}, {MaxRequests: -1},
+		{EagerLimit: 1<<30 + 1}, {Chunk: -1}, {Window: -1}, {MaxUnexpected: -1}, {MaxUnexpected: 1 << 16},
+		{MaxRequests: -1},
 		{Transport: transport.Config{BufferSize: 300}}, {Transport: transport.Config{AMBuffers: -1}},
 	} {
 		if _, err := tagged.NewWorker(dom, cfg); !errors.Is(err, verbs.ErrInvalid) {
@@ -36,7 +37,8 @@ func TestConfigRefusals(t *testing.T) {
 	}
 }
 
-// TestCard: a card travels as JSON; what no peer shows is refused, and a good card is taken after that.
+// TestCard: a card travels as JSON; what no peer shows is refused, and a good card is taken after
+// that.
 func TestCard(t *testing.T) {
 	r := newRig(t, 2, 2, tagged.Config{MaxUnexpected: 77})
 	a, b := r.endpoint(0, tagged.EndpointConfig{Value: 5}), r.endpoint(1, tagged.EndpointConfig{})
@@ -52,7 +54,8 @@ func TestCard(t *testing.T) {
 		t.Fatal(err)
 	}
 	var read tagged.Card
-	if err := json.Unmarshal(text, &read); err != nil || read.MaxUnexpected != 77 || !reflect.DeepEqual(read.Transport.QP, card.Transport.QP) {
+	if err := json.Unmarshal(text, &read); err != nil || read.MaxUnexpected != 77 ||
+		!reflect.DeepEqual(read.Transport.QP, card.Transport.QP) {
 		t.Fatalf("%v, %s", err, text)
 	}
 	for what, change := range map[string]func(*tagged.Card){
@@ -65,7 +68,8 @@ func TestCard(t *testing.T) {
 	} {
 		bad := read
 		change(&bad)
-		if err := a.Connect(bad); !errors.Is(err, verbs.ErrInvalid) && !errors.Is(err, verbs.ErrNotSupported) {
+		if err := a.Connect(bad); !errors.Is(err, verbs.ErrInvalid) &&
+			!errors.Is(err, verbs.ErrNotSupported) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -100,7 +104,8 @@ func TestCard(t *testing.T) {
 	}
 }
 
-// TestNoRegistration: memory that cannot be registered. A send is refused; of a receive the sender does not notice.
+// TestNoRegistration: memory that cannot be registered. A send is refused; of a receive the sender
+// does not notice.
 func TestNoRegistration(t *testing.T) {
 	r, a, b := pair(t, 1, tagged.Config{})
 	mem := pattern(100000, 1)
@@ -137,7 +142,8 @@ func TestNoRegistration(t *testing.T) {
 	}
 }
 
-// TestManyNICs: where the description of four pieces on many NICs is too long for a message, they go through one buffer.
+// TestManyNICs: where the description of four pieces on many NICs is too long for a message, they
+// go through one buffer.
 func TestManyNICs(t *testing.T) {
 	cfg := tagged.Config{Transport: transport.Config{BufferSize: 512, QP: ibverbx.Config{QPsPerDevice: 1}}}
 	r, a, b := pair(t, 25, cfg)
@@ -153,7 +159,8 @@ func TestManyNICs(t *testing.T) {
 func TestOtherHandlers(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
 	got := ""
-	if err := r.workers[1].Transport().Handle(1, func(m *transport.Message) { got = string(m.Data()) }); err != nil {
+	if err := r.workers[1].Transport().Handle(
+		1, func(m *transport.Message) { got = string(m.Data()) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.workers[1].Transport().Handle(tagged.FirstAMID, func(*transport.Message) {}); err == nil {
@@ -166,8 +173,8 @@ func TestOtherHandlers(t *testing.T) {
 	r.until(func() bool { return got == "own" })
 }
 
-// TestOtherEndpoints: an endpoint that the program has made beneath is no business of this package. A peer that sends it messages of this
-// package is aborted, and the others are served.
+// TestOtherEndpoints: an endpoint that the program has made beneath is no business of this package.
+// A peer that sends it messages of this package is aborted, and the others are served.
 func TestOtherEndpoints(t *testing.T) {
 	h := newHostile(t)
 	var value any

@@ -14,8 +14,9 @@ type Use uint8
 
 // The uses.
 const (
-	ForSends    Use = 1 << iota // peers read it; it may be memory that cannot be written to, such as a file mapped for reading
-	ForReceives                 // the NICs of this end write to it, and no peer has any access
+	// peers read it; it may be memory that cannot be written to, such as a file mapped for reading
+	ForSends    Use = 1 << iota
+	ForReceives     // the NICs of this end write to it, and no peer has any access
 )
 
 func (u Use) access() (a verbs.AccessFlags) {
@@ -28,7 +29,8 @@ func (u Use) access() (a verbs.AccessFlags) {
 	return a
 }
 
-// Region is memory that was registered for long messages: they go from and into it without registration.
+// Region is memory that was registered for long messages: they go from and into it without
+// registration.
 type Region struct {
 	w      *Worker
 	use    Use
@@ -40,20 +42,22 @@ type Region struct {
 	closed bool
 }
 
-// Register makes memory known to the NICs for long messages: buffers of sends and receives that lie inside it need no registration of
-// their own. The memory must not be freed until [Region.Close], or [Worker.Close], has returned; it may be used for anything meanwhile.
-// Regions must not overlap.
+// Register makes memory known to the NICs for long messages: buffers of sends and receives that lie
+// inside it need no registration of their own. The memory must not be freed until [Region.Close],
+// or [Worker.Close], has returned; it may be used for anything meanwhile. Regions must not overlap.
 func (w *Worker) Register(buf []byte) (*Region, error) {
 	return w.RegisterFor(ForSends|ForReceives, buf)
 }
 
-// RegisterFor is Register for sends only, or for receives only. What the region is not for takes a registration of its own.
+// RegisterFor is Register for sends only, or for receives only. What the region is not for takes a
+// registration of its own.
 func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 	switch {
 	case len(buf) == 0:
 		return nil, refuse("register", verbs.ErrInvalid, "no bytes")
 	case use == 0 || use&^(ForSends|ForReceives) != 0:
-		return nil, refuse("register", verbs.ErrInvalid, "use %#x: must be ForSends, ForReceives, or both", uint8(use))
+		return nil, refuse("register", verbs.ErrInvalid, "use %#x: must be ForSends, ForReceives, or both",
+			uint8(use))
 	}
 	mr, err := w.dom.Register(buf, use.access())
 	if err != nil {
@@ -66,7 +70,8 @@ func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 		return nil, errors.Join(refuse("register", ErrClosed, ""), mr.Close())
 	}
 	if !w.regions.add(r) {
-		return nil, errors.Join(refuse("register", verbs.ErrInvalid, "%d bytes at %#x: a region overlaps them", len(buf), r.start), mr.Close())
+		return nil, errors.Join(refuse("register", verbs.ErrInvalid,
+			"%d bytes at %#x: a region overlaps them", len(buf), r.start), mr.Close())
 	}
 	return r, nil
 }
@@ -96,7 +101,8 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// address is where a buffer lies. It only tells which region the buffer is part of: memory is reached through slices.
+// address is where a buffer lies. It only tells which region the buffer is part of: memory is
+// reached through slices.
 func address(buf []byte) uintptr { return reflect.ValueOf(&buf[0]).Pointer() }
 
 // regionTable holds regions by address.
@@ -174,10 +180,11 @@ type pinList struct {
 	staged []byte // in place of the pieces, where there are too many of them
 }
 
-// pin makes the pieces known to the NICs. Where there are too many, the message, of n bytes, goes through memory made for it.
+// pin makes the pieces known to the NICs. Where there are too many, the message, of n bytes, goes
+// through memory made for it.
 //
-// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released meanwhile, and what the caller knew of the worker
-// and of the endpoint has to be looked at again.
+// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released
+// meanwhile, and what the caller knew of the worker and of the endpoint has to be looked at again.
 func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
 	if len(p.bufs) > maxPieces {
 		return l.stage(w, p, n, use)
@@ -210,7 +217,8 @@ func (l *pinList) add(w *Worker, buf []byte, use Use) error {
 	return nil
 }
 
-// stage makes one buffer for all the pieces, filled with them for a send. The lock is released for that, too.
+// stage makes one buffer for all the pieces, filled with them for a send. The lock is released for
+// that, too.
 func (l *pinList) stage(w *Worker, p *pieces, n int, use Use) error {
 	w.mu.Unlock()
 	staged := make([]byte, n)

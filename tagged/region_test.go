@@ -15,8 +15,9 @@ const (
 	toWrite = verbs.AccessLocalWrite
 )
 
-// TestRegisteredAccess: memory to send from is registered for peers to read and for nothing more, so that memory which cannot be written to will do;
-// memory to receive into for this end's NICs to write, and for no peer. That holds for a single message, in a few pieces or in many.
+// TestRegisteredAccess: memory to send from is registered for peers to read and for nothing more,
+// so that memory which cannot be written to will do; memory to receive into for this end's NICs to
+// write, and for no peer. That holds for a single message, in a few pieces or in many.
 func TestRegisteredAccess(t *testing.T) {
 	r, taps := tappedRig(t, 2, tagged.Config{})
 	a, b := r.connect(0, 1)
@@ -34,7 +35,8 @@ func TestRegisteredAccess(t *testing.T) {
 			t.Errorf("%d pieces: to send, memory was registered for %v: want %v once", pieces, got, toRead)
 		}
 		if got := taps[1].take(); !slices.Equal(got, []verbs.AccessFlags{toWrite}) {
-			t.Errorf("%d pieces: to receive, memory was registered for %v: want %v once", pieces, got, toWrite)
+			t.Errorf("%d pieces: to receive, memory was registered for %v: want %v once", pieces, got,
+				toWrite)
 		}
 	}
 }
@@ -84,8 +86,8 @@ func TestRegionUse(t *testing.T) {
 	}
 }
 
-// TestRegistrationLetsGoOfTheLock: while the memory of a receive is being registered, which may take long, other calls on the worker
-// return; an endpoint that is aborted then ends the receive.
+// TestRegistrationLetsGoOfTheLock: while the memory of a receive is being registered, which may
+// take long, other calls on the worker return; an endpoint that is aborted then ends the receive.
 func TestRegistrationLetsGoOfTheLock(t *testing.T) {
 	for _, aborted := range []bool{false, true} {
 		for _, posted := range []bool{true, false} {

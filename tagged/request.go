@@ -97,8 +97,9 @@ func (r *Request) complete(err error) {
 	}
 }
 
-// Done reports whether the request has ended, well or not: its buffers are the caller's again. A program that polls makes progress
-// until it does. A nil request, which Send returns where there is nothing to wait for, has ended well; all methods take it.
+// Done reports whether the request has ended, well or not: its buffers are the caller's again. A
+// program that polls makes progress until it does. A nil request, which Send returns where there is
+// nothing to wait for, has ended well; all methods take it.
 func (r *Request) Done() bool { return r == nil || r.comp.Fired() }
 
 // Err is nil while the request goes on, and when it ended well.
@@ -109,8 +110,8 @@ func (r *Request) Err() error {
 	return r.comp.Err()
 }
 
-// Info tells, once the request is done, of the message: for a receive its tag, its length and where it came from. For a send it repeats
-// what was asked.
+// Info tells, once the request is done, of the message: for a receive its tag, its length and where
+// it came from. For a send it repeats what was asked.
 func (r *Request) Info() Info {
 	if r == nil || !r.comp.Fired() {
 		return Info{}
@@ -118,8 +119,8 @@ func (r *Request) Info() Info {
 	return r.info
 }
 
-// Wait makes progress until the request is done, and returns its error. A ctx that ends does not cancel the request: Wait returns an
-// [*InterruptedError], and can be called again.
+// Wait makes progress until the request is done, and returns its error. A ctx that ends does not
+// cancel the request: Wait returns an [*InterruptedError], and can be called again.
 func (r *Request) Wait(ctx context.Context) error {
 	if r == nil {
 		return nil
@@ -134,7 +135,8 @@ func (r *Request) Wait(ctx context.Context) error {
 	return &InterruptedError{Req: r, Err: err}
 }
 
-// waitAndFree is Wait for the calls that block: nobody else has the request. If ctx ends it is cancelled where that is possible.
+// waitAndFree is Wait for the calls that block: nobody else has the request. If ctx ends it is
+// cancelled where that is possible.
 func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	var err error
 	if !r.comp.Fired() {
@@ -154,9 +156,10 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	return info, err
 }
 
-// Cancel cancels a receive that no message has matched, and a send of which nothing has gone out: it is done then, with ErrCanceled, and its
-// buffers are the caller's. Otherwise Cancel returns false and has no effect: the request completes, or has. Of a receive that is cancelled
-// while its message arrives, one of the two wins.
+// Cancel cancels a receive that no message has matched, and a send of which nothing has gone out:
+// it is done then, with ErrCanceled, and its buffers are the caller's. Otherwise Cancel returns
+// false and has no effect: the request completes, or has. Of a receive that is cancelled while its
+// message arrives, one of the two wins.
 func (r *Request) Cancel() bool {
 	if r == nil {
 		return false
@@ -177,8 +180,9 @@ func (r *Request) Cancel() bool {
 	return true
 }
 
-// Free gives the request back, for use by another call; it must not be used any more. One that is not done is given back when it is: its
-// buffers belong to it until then all the same. Calling Free is optional, and panics the second time.
+// Free gives the request back, for use by another call; it must not be used any more. One that is
+// not done is given back when it is: its buffers belong to it until then all the same. Calling Free
+// is optional, and panics the second time.
 func (r *Request) Free() {
 	if r == nil {
 		return

@@ -8,10 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Send sends the pieces, one after the other, as one message. A nil request means that it is done and the buffers are free again;
-// otherwise they must not be written to until the request is done. Either way the message goes out behind what was sent before.
+// Send sends the pieces, one after the other, as one message. A nil request means that it is done
+// and the buffers are free again; otherwise they must not be written to until the request is done.
+// Either way the message goes out behind what was sent before.
 //
-// Errors: ErrNotConnected, ErrClosed, and why the endpoint serves no more; an error means that nothing was sent.
+// Errors: ErrNotConnected, ErrClosed, and why the endpoint serves no more; an error means that
+// nothing was sent.
 func (e *Endpoint) Send(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send", tag, bufs, false)
 }
@@ -21,8 +23,9 @@ func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send sync", tag, bufs, true)
 }
 
-// SendWait sends and waits until the buffers are free again; with a ctx that has ended already it sends nothing. When ctx ends meanwhile, the
-// send is cancelled and ctx's error returned; if something of it has gone out already the error is an [*InterruptedError].
+// SendWait sends and waits until the buffers are free again; with a ctx that has ended already it
+// sends nothing. When ctx ends meanwhile, the send is cancelled and ctx's error returned; if
+// something of it has gone out already the error is an [*InterruptedError].
 func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -60,7 +63,8 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		return nil, err
 	}
 	long := n > w.cfg.EagerLimit
-	if !long && !sync && e.queue.head == nil && !e.scheduled && e.ledger.admits() && n <= e.limits.AMBcopy-maxHeader {
+	if !long && !sync && e.queue.head == nil && !e.scheduled && e.ledger.admits() &&
+		n <= e.limits.AMBcopy-maxHeader {
 		w.src.set(bufs, n)
 		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
 		w.src.clear()
@@ -91,7 +95,8 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	return r, nil
 }
 
-// pinSource makes the memory of a long send known to the NICs and describes it. It lets go of the lock for what has to be registered.
+// pinSource makes the memory of a long send known to the NICs and describes it. It lets go of the
+// lock for what has to be registered.
 func (e *Endpoint) pinSource(r *Request, op string) error {
 	w := e.w
 	if err := r.pins.pin(w, &r.data, r.data.length, ForSends); err != nil {
@@ -111,7 +116,8 @@ func (e *Endpoint) pinSource(r *Request, op string) error {
 	return nil
 }
 
-// pushSend carries the first send of the queue on as far as window and resources go. It reports whether all of it has gone out.
+// pushSend carries the first send of the queue on as far as window and resources go. It reports
+// whether all of it has gone out.
 func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, err error) {
 	h := header{tag: r.info.Tag, length: uint64(r.data.length)}
 	if r.stage == requestQueued && (r.sync || r.long) {
@@ -156,8 +162,10 @@ func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, er
 	return false, nil
 }
 
-// sendFragment sends the next n bytes of the pieces as an active message that takes a place in the peer's window.
-func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h *header, p *pieces, n int) error {
+// sendFragment sends the next n bytes of the pieces as an active message that takes a place in the
+// peer's window.
+func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h *header, p *pieces,
+	n int) error {
 	w := e.w
 	h.window = e.ledger.offer(0)
 	hdr := h.put(&w.hdr, kind)

@@ -11,22 +11,25 @@ type counters struct {
 
 // Stats is a snapshot of a worker. Counters count since it was made.
 type Stats struct {
-	Endpoints       int    `json:"endpoints"`
-	Posted          int    `json:"posted"`           // receives that wait for a message
-	Unexpected      int    `json:"unexpected"`       // messages that wait for a receive
-	UnexpectedBytes int    `json:"unexpected_bytes"` // memory that they take
-	SpareBytes      int    `json:"spare_bytes"`      // memory kept for such
-	Requests        int    `json:"requests"`         // not done
-	SpareRequests   int    `json:"spare_requests"`   // kept for use again
-	RequestsMade    uint64 `json:"requests_made"`    // allocated: stands still once the pool is warm and requests are freed
-	Announced       uint64 `json:"announced"`        // long messages sent
-	Batches         uint64 `json:"batches"`          // active messages that carried several short sends
-	CameUnexpected  uint64 `json:"came_unexpected"`  // messages that met no receive
-	Registered      uint64 `json:"registered"`       // registrations of memory for one message: outside of every Region
-	Staged          uint64 `json:"staged"`           // long messages that went through a buffer made for them, having too many pieces
-	Failures        uint64 `json:"failures"`         // endpoints that failed
-	Violations      uint64 `json:"violations"`       // of these, by what the peer sent
-	Leaked          uint64 `json:"leaked"`           // registrations that could not be undone
+	Endpoints       int `json:"endpoints"`
+	Posted          int `json:"posted"`           // receives that wait for a message
+	Unexpected      int `json:"unexpected"`       // messages that wait for a receive
+	UnexpectedBytes int `json:"unexpected_bytes"` // memory that they take
+	SpareBytes      int `json:"spare_bytes"`      // memory kept for such
+	Requests        int `json:"requests"`         // not done
+	SpareRequests   int `json:"spare_requests"`   // kept for use again
+	// allocated: stands still once the pool is warm and requests are freed
+	RequestsMade   uint64 `json:"requests_made"`
+	Announced      uint64 `json:"announced"`       // long messages sent
+	Batches        uint64 `json:"batches"`         // active messages that carried several short sends
+	CameUnexpected uint64 `json:"came_unexpected"` // messages that met no receive
+	// registrations of memory for one message: outside of every Region
+	Registered uint64 `json:"registered"`
+	// long messages that went through a buffer made for them, having too many pieces
+	Staged     uint64 `json:"staged"`
+	Failures   uint64 `json:"failures"`   // endpoints that failed
+	Violations uint64 `json:"violations"` // of these, by what the peer sent
+	Leaked     uint64 `json:"leaked"`     // registrations that could not be undone
 }
 
 // Stats takes a snapshot.
@@ -38,7 +41,8 @@ func (w *Worker) Stats() Stats {
 		Endpoints: len(w.endpoints), Posted: w.posted.count,
 		Unexpected: w.unexpected.byTag.count, UnexpectedBytes: w.blocks.used, SpareBytes: w.blocks.bytes,
 		Requests: w.requests.busy, SpareRequests: len(w.requests.free), RequestsMade: w.requests.made,
-		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Registered: s.registered, Staged: s.staged,
+		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Registered: s.registered,
+		Staged:   s.staged,
 		Failures: s.failures, Violations: s.violations, Leaked: s.leaked,
 	}
 }

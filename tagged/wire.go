@@ -18,9 +18,10 @@ import (
 //	byte 8-15   tag; of a further fragment its offset
 //	byte 16-23  length of the message
 //
-// and end after as many bytes as the kind needs. The payload of an announcement is one description of memory for each piece, see
-// [ibverbx.RemoteSegment.AppendBinary]; that of an eager message is its bytes; that of a batch is, for each message, its tag, two bytes
-// with its length, and its bytes.
+// and end after as many bytes as the kind needs. The payload of an announcement is one description
+// of memory for each piece, see [ibverbx.RemoteSegment.AppendBinary]; that of an eager message is
+// its bytes; that of a batch is, for each message, its tag, two bytes with its length, and its
+// bytes.
 const (
 	amEager    = FirstAMID + iota // a whole message: 16 bytes of header
 	amFirst                       // the first fragment of a message: 24
@@ -47,8 +48,8 @@ const maxWindow = math.MaxUint16
 
 const maxHeader = 24
 
-// maxPieces is how many pieces of memory an announcement describes, and how many a long message is read into; where there are more, the
-// message goes through one buffer made for it.
+// maxPieces is how many pieces of memory an announcement describes, and how many a long message is
+// read into; where there are more, the message goes through one buffer made for it.
 const maxPieces = 4
 
 // header is the decoded form.
@@ -106,7 +107,8 @@ func (h *header) check(kind transport.AMID, payload []byte) error {
 		}
 	case amAnnounce:
 		if h.flag == 0 || h.flag > maxPieces || h.length > math.MaxInt64 {
-			return fmt.Errorf("announcement of %d bytes in %d pieces: 1 to %d are possible", h.length, h.flag, maxPieces)
+			return fmt.Errorf("announcement of %d bytes in %d pieces: 1 to %d are possible", h.length, h.flag,
+				maxPieces)
 		}
 	case amBatch:
 		if h.flag != 0 || h.id != 0 {
@@ -114,7 +116,8 @@ func (h *header) check(kind transport.AMID, payload []byte) error {
 		}
 	default:
 		if n != 0 || h.flag != 0 || kind == amWindow && (h.id != 0 || h.window == 0) {
-			return fmt.Errorf("message %d: %d bytes, flags %#x, number %d, window %d", kind, n, h.flag, h.id, h.window)
+			return fmt.Errorf("message %d: %d bytes, flags %#x, number %d, window %d", kind, n, h.flag, h.id,
+				h.window)
 		}
 	}
 	return nil
@@ -142,7 +145,8 @@ type memory struct {
 	count  int
 }
 
-// parse reads the payload of an announcement of so many pieces and bytes. The result must not be copied: its pieces point into it.
+// parse reads the payload of an announcement of so many pieces and bytes. The result must not be
+// copied: its pieces point into it.
 func (m *memory) parse(count int, length uint64, payload []byte) error {
 	m.count = 0
 	var total uint64
@@ -157,7 +161,8 @@ func (m *memory) parse(count int, length uint64, payload []byte) error {
 		}
 	}
 	if total != length || len(payload) != 0 {
-		return fmt.Errorf("announcement of %d bytes: its pieces have %d, and %d bytes stand behind them", length, total, len(payload))
+		return fmt.Errorf("announcement of %d bytes: its pieces have %d, and %d bytes stand behind them",
+			length, total, len(payload))
 	}
 	m.count = count
 	return nil

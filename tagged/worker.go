@@ -8,10 +8,11 @@ import (
 	"ibverbx/transport"
 )
 
-// Worker holds the receives that wait for messages of its endpoints, and the messages that wait for receives. It is safe for concurrent use.
+// Worker holds the receives that wait for messages of its endpoints, and the messages that wait for
+// receives. It is safe for concurrent use.
 //
-// One lock, mu, guards everything; it is taken before those of the transport and never while one of them is held: the transport calls back
-// with none.
+// One lock, mu, guards everything; it is taken before those of the transport and never while one of
+// them is held: the transport calls back with none.
 type Worker struct {
 	cfg Config
 	dom *ibverbx.Domain
@@ -43,8 +44,8 @@ type Worker struct {
 	batch   batch
 }
 
-// NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The domain stays the caller's, who closes it
-// after the worker; several workers may share one.
+// NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The
+// domain stays the caller's, who closes it after the worker; several workers may share one.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -73,20 +74,20 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 // packPieces is what AMBcopy calls: made once, so that no send makes a closure.
 func (w *Worker) packPieces(dst []byte) int { return w.from.gather(dst[:w.left]) }
 
-// Transport is the transport worker beneath: handlers for other active messages may be set there, before the first endpoint's card is
-// shown, for ids below FirstAMID. Endpoints of the program's own may be made there, too; one whose peer sends messages of this package is
-// aborted.
+// Transport is the transport worker beneath: handlers for other active messages may be set there,
+// before the first endpoint's card is shown, for ids below FirstAMID. Endpoints of the program's
+// own may be made there, too; one whose peer sends messages of this package is aborted.
 func (w *Worker) Transport() *transport.Worker { return w.tw }
 
 // Config is the configuration in force.
 func (w *Worker) Config() Config { return w.cfg }
 
-// Progress takes in what has happened and carries messages on. It never blocks. It returns how much it did; 0 means that nothing had
-// happened, or that another goroutine was making progress.
+// Progress takes in what has happened and carries messages on. It never blocks. It returns how much
+// it did; 0 means that nothing had happened, or that another goroutine was making progress.
 func (w *Worker) Progress() int { return w.tw.Progress() }
 
-// Start has a goroutine make progress until Close. It polls for a while and then sleeps until the NICs have an event; see
-// [transport.Worker.Start].
+// Start has a goroutine make progress until Close. It polls for a while and then sleeps until the
+// NICs have an event; see [transport.Worker.Start].
 func (w *Worker) Start() error { return w.tw.Start() }
 
 // unlockInProgress ends a call back of the transport: it calls the error functions that are due.
@@ -105,8 +106,8 @@ func (w *Worker) unlockInProgress() {
 	w.mu.Unlock()
 }
 
-// Close closes the worker. Endpoints that are open are aborted; every request that is not done completes with ErrClosed. To end well,
-// Close each endpoint before. Regions are closed with it.
+// Close closes the worker. Endpoints that are open are aborted; every request that is not done
+// completes with ErrClosed. To end well, Close each endpoint before. Regions are closed with it.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed {

@@ -6,11 +6,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// aliveRounds is how many rounds of progress go by between two looks at the clock, which costs as much as a round.
+// aliveRounds is how many rounds of progress go by between two looks at the clock, which costs as
+// much as a round.
 const aliveRounds = 128
 
-// keepAlive asks the NIC of every peer that was silent since the last time for a sign of life: a connection over which nothing travels does not
-// notice that its other end is gone. It is called with mu held: every so many rounds of progress, and before a goroutine sleeps.
+// keepAlive asks the NIC of every peer that was silent since the last time for a sign of life: a
+// connection over which nothing travels does not notice that its other end is gone. It is called
+// with mu held: every so many rounds of progress, and before a goroutine sleeps.
 func (w *Worker) keepAlive() {
 	w.rounds = 0
 	if w.cfg.KeepAlive < 0 || w.closed {
@@ -32,7 +34,8 @@ func (w *Worker) keepAlive() {
 	}
 }
 
-// probe reads a word of the peer's memory. That takes nothing of the peer's program, and fails as any operation does.
+// probe reads a word of the peer's memory. That takes nothing of the peer's program, and fails as
+// any operation does.
 func (c *core) probe() {
 	wr := c.w.get[:]
 	wr[0].ID, wr[0].Flags = c.sendID(), verbs.SendSignaled

@@ -31,7 +31,8 @@ func TestKeepAliveNoticesAPeerThatVanished(t *testing.T) {
 	}
 }
 
-// An endpoint on which something travels is not asked, and no endpoint is asked where nobody wants that.
+// An endpoint on which something travels is not asked, and no endpoint is asked where nobody wants
+// that.
 func TestKeepAliveIsForSilence(t *testing.T) {
 	for _, every := range []time.Duration{0, -1} {
 		s := shapes()[0]

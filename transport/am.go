@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// AMShort sends an active message: handler id of the peer runs with header and payload. Both are copied. Header may be nil; it has
-// MaxHeader bytes at most, and both together Limits.AMShort.
+// AMShort sends an active message: handler id of the peer runs with header and payload. Both are
+// copied. Header may be nil; it has MaxHeader bytes at most, and both together Limits.AMShort.
 func (e *Endpoint) AMShort(id AMID, header, payload []byte) error {
 	w := e.c.w
 	w.mu.Lock()
@@ -45,19 +45,22 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	return err
 }
 
-// amShortBuffered is amShort for what does not fit inline: through a bounce buffer where the NIC takes little inline.
+// amShortBuffered is amShort for what does not fit inline: through a bounce buffer where the NIC
+// takes little inline.
 func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) error {
 	c := e.c
 	if limit := c.limits().AMShort; len(hdr)+len(payload) > limit {
-		return c.refuse(name, ErrTooLong, "%d bytes of header and payload: at most %d; use bcopy", len(hdr)+len(payload), limit)
+		return c.refuse(name, ErrTooLong, "%d bytes of header and payload: at most %d; use bcopy",
+			len(hdr)+len(payload), limit)
 	}
 	_, err := e.amBcopy(name, id, hdr, func(dst []byte) int { return copy(dst, payload) })
 	return err
 }
 
-// AMBcopy sends an active message whose payload pack writes into the buffer that it is given; it returns how many bytes that were. The
-// buffer has Limits.AMBcopy bytes less the header. Pack runs at most once, during the call, with the worker locked: it must not call
-// anything of this package. The result is what pack returned.
+// AMBcopy sends an active message whose payload pack writes into the buffer that it is given; it
+// returns how many bytes that were. The buffer has Limits.AMBcopy bytes less the header. Pack runs
+// at most once, during the call, with the worker locked: it must not call anything of this package.
+// The result is what pack returned.
 func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (int, error) {
 	w := e.c.w
 	w.mu.Lock()
@@ -97,9 +100,11 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	return n, nil
 }
 
-// AMZcopy sends an active message whose payload is gathered from registered memory, Limits.Pieces pieces at most. The header is copied.
-// The memory must not be written to until comp has fired; comp may be nil.
-func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) (done bool, err error) {
+// AMZcopy sends an active message whose payload is gathered from registered memory, Limits.Pieces
+// pieces at most. The header is copied. The memory must not be written to until comp has fired;
+// comp may be nil.
+func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) (done bool,
+	err error) {
 	w := e.c.w
 	w.mu.Lock()
 	err = e.amZcopy(comp, id, header, payload)
@@ -116,7 +121,8 @@ func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibve
 	total := uint64(wireHeader + len(hdr))
 	for _, s := range payload {
 		if total += s.Length; s.Length > uint64(c.maxAM) || total > uint64(c.maxAM) {
-			return c.refuse(name, ErrTooLong, "header and payload have more than the %d bytes that the peer's buffers hold", c.maxAM-wireHeader)
+			return c.refuse(name, ErrTooLong, "header and payload have more than the %d bytes that the "+
+				"peer's buffers hold", c.maxAM-wireHeader)
 		}
 	}
 	if limit := w.cfg.QP.MaxSGE - 1; len(payload) > limit {

@@ -21,8 +21,9 @@ func benchSetup(rails int) setup {
 	return s
 }
 
-// BenchmarkPaths measures each path at each of its sizes. The metric x-raw is its cost over that of a bare ibverbx.VirtualQP that posts
-// and polls work requests of the same shape, measured in the same run.
+// BenchmarkPaths measures each path at each of its sizes. The metric x-raw is its cost over that of
+// a bare ibverbx.VirtualQP that posts and polls work requests of the same shape, measured in the
+// same run.
 func BenchmarkPaths(b *testing.B) {
 	for _, rails := range []int{1, 4} {
 		names := paths(b, newLink(b, benchSetup(rails)))
@@ -56,8 +57,8 @@ func BenchmarkPaths(b *testing.B) {
 	}
 }
 
-// rawCost is how many ns a bare virtual queue pair of the same NICs takes to post and poll one work request of a path's shape; 0 for
-// paths that are not one work request.
+// rawCost is how many ns a bare virtual queue pair of the same NICs takes to post and poll one work
+// request of a path's shape; 0 for paths that are not one work request.
 func rawCost(b *testing.B, l *link, name string, n uint64) float64 {
 	cfg := l.a.w.Config().QP
 	wr := ibverbx.SendWR{Flags: verbs.SendSignaled, Remote: l.a.peer.At(0), Local: l.a.mr.Slice(0, n)}
@@ -127,7 +128,8 @@ func rawCost(b *testing.B, l *link, name string, n uint64) float64 {
 	return float64(time.Since(start).Nanoseconds()) / float64(rounds*batch)
 }
 
-// BenchmarkEndpoints sends 8 bytes on one endpoint, and on 128 in turn: what a message costs must not grow with how many there are.
+// BenchmarkEndpoints sends 8 bytes on one endpoint, and on 128 in turn: what a message costs must
+// not grow with how many there are.
 func BenchmarkEndpoints(b *testing.B) {
 	for _, kind := range []string{"put", "am"} {
 		for _, endpoints := range []int{1, 128} {
@@ -159,7 +161,8 @@ func BenchmarkEndpoints(b *testing.B) {
 	}
 }
 
-// nullEndpoints are endpoints over a NIC that does nothing, fast: what is measured is this package and the virtual queue pairs under it.
+// nullEndpoints are endpoints over a NIC that does nothing, fast: what is measured is this package
+// and the virtual queue pairs under it.
 func nullEndpoints(tb testing.TB, n int) (*transport.Worker, []*transport.Endpoint, ibverbx.RemoteSegment) {
 	tb.Helper()
 	dom, err := ibverbx.NewDomain(verbstest.NewNull(1).Device(0))
@@ -178,7 +181,8 @@ func nullEndpoints(tb testing.TB, n int) (*transport.Worker, []*transport.Endpoi
 	return w, eps, mr.Remote().At(0)
 }
 
-// putRound puts 8 bytes on each of so many endpoints, the next in turn from i on, and then makes progress.
+// putRound puts 8 bytes on each of so many endpoints, the next in turn from i on, and then makes
+// progress.
 func putRound(w *transport.Worker, eps []*transport.Endpoint, remote ibverbx.RemoteSegment, i int) {
 	for j := range benchBatch {
 		for eps[(i+j)%len(eps)].PutShort(oneByte[:], remote) != nil {
@@ -188,7 +192,8 @@ func putRound(w *transport.Worker, eps []*transport.Endpoint, remote ibverbx.Rem
 	w.Progress()
 }
 
-// BenchmarkNullEndpoints is BenchmarkEndpoints without the NIC's own cost; ns/msg is for one message.
+// BenchmarkNullEndpoints is BenchmarkEndpoints without the NIC's own cost; ns/msg is for one
+// message.
 func BenchmarkNullEndpoints(b *testing.B) {
 	for _, n := range []int{1, 128} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -204,8 +209,9 @@ func BenchmarkNullEndpoints(b *testing.B) {
 	}
 }
 
-// What a message costs with 128 endpoints in turn, as a ratio to what it costs with one; it is logged, because the cache of the machine
-// and who else uses it decide on it, and must stay far below what a search over all endpoints would cost.
+// What a message costs with 128 endpoints in turn, as a ratio to what it costs with one; it is
+// logged, because the cache of the machine and who else uses it decide on it, and must stay far
+// below what a search over all endpoints would cost.
 func TestManyEndpointsCostWhatOneDoes(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("measures")

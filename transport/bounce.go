@@ -2,7 +2,8 @@ package transport
 
 import "ibverbx"
 
-// bouncePool is registered memory cut into buffers of one size. The last one given back is the next one out: it is in the cache.
+// bouncePool is registered memory cut into buffers of one size. The last one given back is the next
+// one out: it is in the cache.
 //
 // Invariant: a buffer is in free or with one outstanding operation.
 type bouncePool struct {

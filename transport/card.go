@@ -20,7 +20,8 @@ type Card struct {
 // wireVersion is the version of the wire format that this package speaks.
 const wireVersion = 1
 
-// Card describes the endpoint to its peer. From the first one on the worker takes no more handlers: the card lists them.
+// Card describes the endpoint to its peer. From the first one on the worker takes no more handlers:
+// the card lists them.
 func (e *Endpoint) Card() (Card, error) {
 	c := e.c
 	w := c.w
@@ -44,19 +45,24 @@ func (e *Endpoint) Card() (Card, error) {
 func (p *Card) check(rails int) error {
 	switch {
 	case p.Version != wireVersion:
-		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, p.Version, wireVersion)
+		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, p.Version,
+			wireVersion)
 	case p.AMBuffers < 1 || p.AMBuffers > MaxAMBuffers:
-		return fmt.Errorf("%w: card: amBuffers %d: must be 1 to %d", verbs.ErrInvalid, p.AMBuffers, MaxAMBuffers)
+		return fmt.Errorf("%w: card: amBuffers %d: must be 1 to %d", verbs.ErrInvalid, p.AMBuffers,
+			MaxAMBuffers)
 	case p.BufferSize < wireHeader+MaxHeader || p.BufferSize > 1<<30:
-		return fmt.Errorf("%w: card: bufferSize %d: must be %d bytes to 1 GiB", verbs.ErrInvalid, p.BufferSize, wireHeader+MaxHeader)
+		return fmt.Errorf("%w: card: bufferSize %d: must be %d bytes to 1 GiB", verbs.ErrInvalid,
+			p.BufferSize, wireHeader+MaxHeader)
 	case p.Flush.Len() < uint64(8*rails):
-		return fmt.Errorf("%w: card: flush area of %d bytes: %d queue pairs need %d", verbs.ErrInvalid, p.Flush.Len(), rails, 8*rails)
+		return fmt.Errorf("%w: card: flush area of %d bytes: %d queue pairs need %d", verbs.ErrInvalid,
+			p.Flush.Len(), rails, 8*rails)
 	}
 	return nil
 }
 
-// Connect connects to the endpoint that sent the card. What the peer sends before that is repeated by its NIC for as long as
-// the retries of Config.QP.Conn allow. After an error other than ErrClosed it can be called again.
+// Connect connects to the endpoint that sent the card. What the peer sends before that is repeated
+// by its NIC for as long as the retries of Config.QP.Conn allow. After an error other than
+// ErrClosed it can be called again.
 func (e *Endpoint) Connect(peer Card) error {
 	c := e.c
 	w := c.w

@@ -6,24 +6,27 @@ import (
 	"sync/atomic"
 )
 
-// Completion counts operations down and fires once, when none is left. Operations of several endpoints may share one.
+// Completion counts operations down and fires once, when none is left. Operations of several
+// endpoints may share one.
 //
-// An operation that was started counts one when it has ended. One that returned done, or an error, did not touch the completion: then the
-// caller counts it by [Completion.Done], or sets the count with that in mind.
+// An operation that was started counts one when it has ended. One that returned done, or an error,
+// did not touch the completion: then the caller counts it by [Completion.Done], or sets the count
+// with that in mind.
 //
 // It must not be copied once in use. It can be used again after Init, once it has fired.
 type Completion struct {
 	left  atomic.Int32
 	fired atomic.Bool
 	fn    func(*Completion)
-	// waiting is the worker in which somebody may wait, to be woken when it is not progress that fires the completion.
+	// waiting is the worker in which somebody may wait, to be woken when it is not progress that
+	// fires the completion.
 	waiting atomic.Pointer[Worker]
 	mu      sync.Mutex // guards err
 	err     error
 }
 
-// NewCompletion makes a completion for n operations. fn may be nil; it runs inside progress, see the package's rules for callbacks, or inside
-// the [Completion.Done] that counts the last one.
+// NewCompletion makes a completion for n operations. fn may be nil; it runs inside progress, see
+// the package's rules for callbacks, or inside the [Completion.Done] that counts the last one.
 func NewCompletion(n int, fn func(*Completion)) *Completion {
 	c := &Completion{}
 	c.Init(n, fn)
@@ -41,7 +44,8 @@ func (c *Completion) Init(n int, fn func(*Completion)) {
 	c.left.Store(int32(n))
 }
 
-// Done counts one operation, which ended with err. The first error is kept. It panics when nothing was left to count.
+// Done counts one operation, which ended with err. The first error is kept. It panics when nothing
+// was left to count.
 func (c *Completion) Done(err error) {
 	if err != nil {
 		c.mu.Lock()
@@ -67,7 +71,8 @@ func (c *Completion) Done(err error) {
 	}
 }
 
-// Fired reports whether every operation has ended. A program that polls makes progress until it does.
+// Fired reports whether every operation has ended. A program that polls makes progress until it
+// does.
 func (c *Completion) Fired() bool { return c.fired.Load() }
 
 // Err is the first error among the operations, once the completion has fired.

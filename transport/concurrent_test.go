@@ -10,8 +10,9 @@ import (
 	"ibverbx/transport"
 )
 
-// Several goroutines send on one endpoint, and on several of one worker, with and without a goroutine of the worker's own. Messages of
-// each goroutine arrive once and in their order, and every completion fires.
+// Several goroutines send on one endpoint, and on several of one worker, with and without a
+// goroutine of the worker's own. Messages of each goroutine arrive once and in their order, and
+// every completion fires.
 func TestConcurrentSenders(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, started := range []bool{false, true} {
@@ -49,7 +50,8 @@ func TestConcurrentSenders(t *testing.T) {
 	})
 }
 
-// sendFrom sends numbered messages and a put behind each. Where resources lack it makes progress, or queues itself.
+// sendFrom sends numbered messages and a put behind each. Where resources lack it makes progress,
+// or queues itself.
 func sendFrom(t *testing.T, e *end, who uint32, messages int, fired *atomic.Int32) {
 	var hdr [8]byte
 	binary.LittleEndian.PutUint32(hdr[:], who)
@@ -74,7 +76,8 @@ func sendFrom(t *testing.T, e *end, who uint32, messages int, fired *atomic.Int3
 	}
 }
 
-// retry makes a call until it goes out: by itself with progress in between, or every other time by way of the queue.
+// retry makes a call until it goes out: by itself with progress in between, or every other time by
+// way of the queue.
 func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 	for tries := 0; ; tries++ {
 		err := call(e.Endpoint)
@@ -113,7 +116,8 @@ func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 	}
 }
 
-// Several goroutines send on the waking face; what was refused is called back for, and no wake-up is lost.
+// Several goroutines send on the waking face; what was refused is called back for, and no wake-up
+// is lost.
 func TestConcurrentWakingSenders(t *testing.T) {
 	s := setup{cfg: small()}
 	s.cfg.QP = shapes()[1].cfg.QP

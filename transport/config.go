@@ -10,32 +10,39 @@ import (
 
 // Config configures a [Worker]. The zero value works.
 type Config struct {
-	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is what the limits below need,
-	// MaxInline 128 or what the NIC takes, Credits as many: a rail carries no more messages at a
-	// time than its peer has credits, though no message of this package uses one up.
+	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
+	// what the limits below need, MaxInline 128 or what the NIC takes, Credits as many: a rail
+	// carries no more messages at a time than its peer has credits, though no message of this
+	// package uses one up.
 	QP ibverbx.Config
-	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the NIC's completion queue has room for.
+	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
+	// NIC's completion queue has room for.
 	MaxEndpoints int
-	// BufferSize is the size in bytes of a bounce buffer and of a receive buffer, and so of the longest bcopy and of the longest
-	// active message; 0 means 8 KiB: beyond it the copy costs more than sending from registered memory.
+	// BufferSize is the size in bytes of a bounce buffer and of a receive buffer, and so of the
+	// longest bcopy and of the longest active message; 0 means 8 KiB: beyond it the copy costs more
+	// than sending from registered memory.
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256.
 	BounceBuffers int
-	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0 means 32, at most 4096. More of them let the
-	// sender run further ahead, and with a hundred endpoints leave the cache.
+	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
+	// means 32, at most 4096. More of them let the sender run further ahead, and with a hundred
+	// endpoints leave the cache.
 	AMBuffers int
-	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot take what all share;
-	// 0 means 64.
+	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot
+	// take what all share; 0 means 64.
 	MaxOutstanding int
-	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it sleeps; 0 means 20 µs, negative not at
-	// all, and an hour is busy polling. On few cores long spinning starves whoever should do the work.
+	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it
+	// sleeps; 0 means 20 µs, negative not at all, and an hour is busy polling. On few cores long
+	// spinning starves whoever should do the work.
 	Spin time.Duration
-	// KeepAlive is after what time of silence on an endpoint the peer's NIC is asked for a sign of life, while somebody makes progress or
-	// waits; 0 means a second, or never with Idle, and negative never. A peer that vanished is noticed after at most twice that and the retries of
+	// KeepAlive is after what time of silence on an endpoint the peer's NIC is asked for a sign of
+	// life, while somebody makes progress or waits; 0 means a second, or never with Idle, and
+	// negative never. A peer that vanished is noticed after at most twice that and the retries of
 	// QP.Conn.
 	KeepAlive time.Duration
-	// Idle, if set, is called by a call that waits each time it has made progress in vain, in place of polling on and sleeping: for a
-	// program with a scheduler of its own, such as a simulation that moves its network by hand.
+	// Idle, if set, is called by a call that waits each time it has made progress in vain, in place
+	// of polling on and sleeping: for a program with a scheduler of its own, such as a simulation
+	// that moves its network by hand.
 	Idle func()
 }
 
@@ -45,10 +52,12 @@ type EndpointConfig struct {
 	Name string
 	// Value is the caller's own; [Endpoint.Value] returns it.
 	Value any
-	// OnError is called once, inside progress, when the peer fails or closes; its operations complete with the same error.
+	// OnError is called once, inside progress, when the peer fails or closes; its operations
+	// complete with the same error.
 	OnError func(ep *Endpoint, err error)
-	// OnReady is called inside progress once resources are back after a send on [Endpoint.Waking] met ErrNoResource. Sends on the
-	// endpoint that it gets go before everybody else's; if one of them meets ErrNoResource, it is called again.
+	// OnReady is called inside progress once resources are back after a send on [Endpoint.Waking]
+	// met ErrNoResource. Sends on the endpoint that it gets go before everybody else's; if one of
+	// them meets ErrNoResource, it is called again.
 	OnReady func(ep *Endpoint)
 }
 
@@ -60,11 +69,14 @@ const (
 	MaxAMBuffers = 4096
 	// maxEndpoints is how many a worker numbers.
 	maxEndpoints = 1 << 20
-	// controlSlots is how many messages of the transport itself an endpoint has outstanding at most: two with credits, one goodbye.
+	// controlSlots is how many messages of the transport itself an endpoint has outstanding at
+	// most: two with credits, one goodbye.
 	controlSlots = 3
-	// defaultInline is the inline size asked for: a wire header and a cache line and a half of payload.
+	// defaultInline is the inline size asked for: a wire header and a cache line and a half of
+	// payload.
 	defaultInline = 128
-	// shortWithoutInline is how long a short may be where the NIC takes less inline: it goes through a bounce buffer then.
+	// shortWithoutInline is how long a short may be where the NIC takes less inline: it goes
+	// through a bounce buffer then.
 	shortWithoutInline = 64
 )
 
@@ -102,7 +114,8 @@ func (c *Config) validate() error {
 	case c.QP.QPsPerDevice < 1 || c.QP.QPsPerDevice > ibverbx.MaxRails:
 		return bad("QP.QPsPerDevice %d: must be 1 to %d", c.QP.QPsPerDevice, ibverbx.MaxRails)
 	case c.QP.MaxSGE < 0 || c.QP.Credits < 0 || c.QP.MaxInline < 0:
-		return bad("QP.MaxSGE %d, QP.Credits %d, QP.MaxInline %d: must be positive", c.QP.MaxSGE, c.QP.Credits, c.QP.MaxInline)
+		return bad("QP.MaxSGE %d, QP.Credits %d, QP.MaxInline %d: must be positive", c.QP.MaxSGE,
+			c.QP.Credits, c.QP.MaxInline)
 	case c.MaxEndpoints < 0 || c.MaxEndpoints > maxEndpoints:
 		return bad("MaxEndpoints %d: must be 1 to %d", c.MaxEndpoints, maxEndpoints)
 	case c.BufferSize < 256 || c.BufferSize > 1<<30:
@@ -114,7 +127,8 @@ func (c *Config) validate() error {
 	case c.MaxOutstanding < 1 || c.MaxOutstanding > 1<<16:
 		return bad("MaxOutstanding %d: must be 1 to %d", c.MaxOutstanding, 1<<16)
 	case c.QP.MaxMsgCntPerQP < c.AMBuffers+controlSlots:
-		return bad("QP.MaxMsgCntPerQP %d: AMBuffers %d need %d", c.QP.MaxMsgCntPerQP, c.AMBuffers, c.AMBuffers+controlSlots)
+		return bad("QP.MaxMsgCntPerQP %d: AMBuffers %d need %d", c.QP.MaxMsgCntPerQP, c.AMBuffers,
+			c.AMBuffers+controlSlots)
 	case c.QP.MaxSGE < 2:
 		return bad("QP.MaxSGE %d: an active message from registered memory needs 2", c.QP.MaxSGE)
 	case c.QP.NoNotifyQP && c.QP.QPsPerDevice > 1:

@@ -32,12 +32,20 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 			is   error
 			says string
 		}{
-			{"am short, too long", func() error { return a.AMShort(1, nil, big[:lim.AMShort+1]) }, transport.ErrTooLong, fmt.Sprint(lim.AMShort)},
-			{"am short, header too long", func() error { return a.AMShort(1, big[:transport.MaxHeader+1], nil) }, transport.ErrTooLong, "header"},
-			{"am short, unknown id", func() error { return a.AMShort(2, nil, nil) }, transport.ErrNoHandler, "id 2"},
-			{"am short, id beyond all", func() error { return a.AMShort(255, nil, nil) }, transport.ErrNoHandler, "id 255"},
-			{"am bcopy, unknown id", func() error { _, err := a.AMBcopy(63, nil, pack(nil)); return err }, transport.ErrNoHandler, "id 63"},
-			{"am bcopy, header too long", func() error { _, err := a.AMBcopy(1, big[:65], pack(nil)); return err }, transport.ErrTooLong, "header"},
+			{"am short, too long", func() error { return a.AMShort(1, nil, big[:lim.AMShort+1]) },
+				transport.ErrTooLong, fmt.Sprint(lim.AMShort)},
+			{"am short, header too long",
+				func() error { return a.AMShort(1, big[:transport.MaxHeader+1], nil) }, transport.ErrTooLong,
+				"header"},
+			{"am short, unknown id", func() error { return a.AMShort(2, nil, nil) }, transport.ErrNoHandler,
+				"id 2"},
+			{"am short, id beyond all", func() error { return a.AMShort(255, nil, nil) },
+				transport.ErrNoHandler, "id 255"},
+			{"am bcopy, unknown id", func() error { _, err := a.AMBcopy(63, nil, pack(nil)); return err },
+				transport.ErrNoHandler, "id 63"},
+			{"am bcopy, header too long",
+				func() error { _, err := a.AMBcopy(1, big[:65], pack(nil)); return err },
+				transport.ErrTooLong, "header"},
 			{"am bcopy, pack boasts", func() error {
 				_, err := a.AMBcopy(1, nil, func(dst []byte) int { return len(dst) + 1 })
 				return err
@@ -46,39 +54,85 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 				_, err := a.AMBcopy(1, nil, func([]byte) int { return -1 })
 				return err
 			}, transport.ErrTooLong, "pack"},
-			{"am zcopy, too long", func() error { _, err := a.AMZcopy(comp, 1, nil, a.mr.Slice(0, uint64(lim.AMZcopy+1))); return err }, transport.ErrTooLong, "payload"},
-			{"am zcopy, unknown id", func() error { _, err := a.AMZcopy(comp, 9, nil, a.mr.Slice(0, 1)); return err }, transport.ErrNoHandler, "id 9"},
+			{"am zcopy, too long",
+				func() error {
+					_, err := a.AMZcopy(comp, 1, nil,
+						a.mr.Slice(0, uint64(lim.AMZcopy+1)))
+					return err
+				}, transport.ErrTooLong, "payload"},
+			{"am zcopy, unknown id",
+				func() error { _, err := a.AMZcopy(comp, 9, nil, a.mr.Slice(0, 1)); return err },
+				transport.ErrNoHandler, "id 9"},
 			{"am zcopy, too many pieces", func() error {
-				_, err := a.AMZcopy(comp, 1, nil, slices.Repeat([]ibverbx.Segment{a.mr.Slice(0, 1)}, lim.Pieces+1)...)
+				_, err := a.AMZcopy(comp, 1, nil, slices.Repeat([]ibverbx.Segment{a.mr.Slice(0, 1)},
+					lim.Pieces+1)...)
 				return err
 			}, verbs.ErrInvalid, "pieces"},
-			{"am zcopy, beyond the region", func() error { _, err := a.AMZcopy(comp, 1, nil, a.mr.Slice(uint64(len(a.mem))-1, 2)); return err }, ibverbx.ErrBounds, ""},
-			{"put short, too long", func() error { return a.PutShort(big[:lim.PutShort+1], at(0)) }, transport.ErrTooLong, fmt.Sprint(lim.PutShort)},
-			{"put short, overrun", func() error { return a.PutShort(big[:9], a.peer.Slice(0, 8)) }, ibverbx.ErrBounds, ""},
-			{"put short, beyond the region", func() error { return a.PutShort(big[:9], a.peer.Slice(uint64(len(a.mem))-8, 9)) }, ibverbx.ErrBounds, ""},
-			{"put short, no memory", func() error { return a.PutShort(big[:9], ibverbx.RemoteSegment{}) }, ibverbx.ErrNoKey, ""},
+			{"am zcopy, beyond the region",
+				func() error {
+					_, err := a.AMZcopy(comp, 1, nil,
+						a.mr.Slice(uint64(len(a.mem))-1, 2))
+					return err
+				}, ibverbx.ErrBounds, ""},
+			{"put short, too long", func() error { return a.PutShort(big[:lim.PutShort+1], at(0)) },
+				transport.ErrTooLong, fmt.Sprint(lim.PutShort)},
+			{"put short, overrun", func() error { return a.PutShort(big[:9], a.peer.Slice(0, 8)) },
+				ibverbx.ErrBounds, ""},
+			{"put short, beyond the region",
+				func() error { return a.PutShort(big[:9], a.peer.Slice(uint64(len(a.mem))-8, 9)) },
+				ibverbx.ErrBounds, ""},
+			{"put short, no memory", func() error { return a.PutShort(big[:9], ibverbx.RemoteSegment{}) },
+				ibverbx.ErrNoKey, ""},
 			{"put bcopy, pack boasts", func() error {
 				_, err := a.PutBcopy(func(dst []byte) int { return len(dst) + 1 }, at(0))
 				return err
 			}, transport.ErrTooLong, "pack"},
-			{"put bcopy, overrun", func() error { _, err := a.PutBcopy(pack(big[:9]), a.peer.Slice(0, 8)); return err }, ibverbx.ErrBounds, ""},
-			{"put zcopy, overrun", func() error { _, err := a.PutZcopy(comp, at(uint64(len(a.mem))-1), a.mr.Slice(0, 2)); return err }, ibverbx.ErrBounds, ""},
-			{"put zcopy, beyond the region", func() error { _, err := a.PutZcopy(comp, at(0), a.mr.Slice(0, uint64(len(a.mem))+1)); return err }, ibverbx.ErrBounds, ""},
-			{"put zcopy, not registered", func() error { _, err := a.PutZcopy(comp, at(0), ibverbx.Segment{Addr: 4096, Length: 1}); return err }, ibverbx.ErrNoKey, ""},
+			{"put bcopy, overrun",
+				func() error { _, err := a.PutBcopy(pack(big[:9]), a.peer.Slice(0, 8)); return err },
+				ibverbx.ErrBounds, ""},
+			{"put zcopy, overrun",
+				func() error {
+					_, err := a.PutZcopy(comp, at(uint64(len(a.mem))-1),
+						a.mr.Slice(0, 2))
+					return err
+				}, ibverbx.ErrBounds, ""},
+			{"put zcopy, beyond the region",
+				func() error {
+					_, err := a.PutZcopy(comp, at(0),
+						a.mr.Slice(0, uint64(len(a.mem))+1))
+					return err
+				}, ibverbx.ErrBounds, ""},
+			{"put zcopy, not registered",
+				func() error {
+					_, err := a.PutZcopy(comp, at(0),
+						ibverbx.Segment{Addr: 4096, Length: 1})
+					return err
+				}, ibverbx.ErrNoKey, ""},
 			{"put zcopy, lengths that wrap", func() error {
 				_, err := a.PutZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
 				return err
 			}, ibverbx.ErrBounds, ""},
-			{"get bcopy, too long", func() error { _, err := a.GetBcopy(comp, big[:lim.GetBcopy+1], at(0)); return err }, transport.ErrTooLong, fmt.Sprint(lim.GetBcopy)},
-			{"get bcopy, overrun", func() error { _, err := a.GetBcopy(comp, big[:9], a.peer.Slice(0, 8)); return err }, ibverbx.ErrBounds, ""},
-			{"get zcopy, overrun", func() error { _, err := a.GetZcopy(comp, a.peer.Slice(0, 8), a.mr.Slice(0, 9)); return err }, ibverbx.ErrBounds, ""},
+			{"get bcopy, too long",
+				func() error { _, err := a.GetBcopy(comp, big[:lim.GetBcopy+1], at(0)); return err },
+				transport.ErrTooLong, fmt.Sprint(lim.GetBcopy)},
+			{"get bcopy, overrun",
+				func() error { _, err := a.GetBcopy(comp, big[:9], a.peer.Slice(0, 8)); return err },
+				ibverbx.ErrBounds, ""},
+			{"get zcopy, overrun",
+				func() error { _, err := a.GetZcopy(comp, a.peer.Slice(0, 8), a.mr.Slice(0, 9)); return err },
+				ibverbx.ErrBounds, ""},
 			{"get zcopy, lengths that wrap", func() error {
 				_, err := a.GetZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
 				return err
 			}, ibverbx.ErrBounds, ""},
-			{"fetch add, misaligned", func() error { _, err := a.FetchAdd(comp, nil, at(4), 1); return err }, ibverbx.ErrAlignment, ""},
-			{"fetch add, overrun", func() error { _, err := a.FetchAdd(comp, nil, a.peer.Slice(0, 7), 1); return err }, ibverbx.ErrBounds, ""},
-			{"compare swap, misaligned", func() error { _, err := a.CompareSwap(comp, nil, at(1), 1, 2); return err }, ibverbx.ErrAlignment, ""},
+			{"fetch add, misaligned", func() error { _, err := a.FetchAdd(comp, nil, at(4), 1); return err },
+				ibverbx.ErrAlignment, ""},
+			{"fetch add, overrun",
+				func() error { _, err := a.FetchAdd(comp, nil, a.peer.Slice(0, 7), 1); return err },
+				ibverbx.ErrBounds, ""},
+			{"compare swap, misaligned",
+				func() error { _, err := a.CompareSwap(comp, nil, at(1), 1, 2); return err },
+				ibverbx.ErrAlignment, ""},
 		} {
 			before, worker := a.Stats(), a.w.Stats()
 			err := c.call()
@@ -98,7 +152,8 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 				t.Errorf("%s: %+v, was %+v", c.name, after, worker)
 			}
 		}
-		// Memory of others is refused by the NIC's domain or by the NIC itself, closed memory always.
+		// Memory of others is refused by the NIC's domain or by the NIC itself, closed memory
+		// always.
 		if _, err := a.PutZcopy(comp, at(0), piece); err == nil && !s.single() {
 			t.Error("put zcopy from a closed region went by")
 		}
@@ -113,7 +168,8 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 	})
 }
 
-// Puts and gets take as many pieces as there are, in one go; over a single queue pair as many as that takes.
+// Puts and gets take as many pieces as there are, in one go; over a single queue pair as many as
+// that takes.
 func TestPutsAndGetsTakeManyPieces(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -140,7 +196,8 @@ func TestPutsAndGetsTakeManyPieces(t *testing.T) {
 		}
 		l.until("the get", comp.Fired)
 		for i := range pieces {
-			landed(t, "piece that was got", l.a.mem[i*2*size:i*2*size+size], l.b.mem[30000+i*size:30000+(i+1)*size])
+			landed(t, "piece that was got", l.a.mem[i*2*size:i*2*size+size],
+				l.b.mem[30000+i*size:30000+(i+1)*size])
 		}
 	})
 }

@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A receiver that keeps AM buffers makes the sender see ErrNoResource, not loss; releasing them resumes it.
+// A receiver that keeps AM buffers makes the sender see ErrNoResource, not loss; releasing them
+// resumes it.
 func TestContract17KeptMessagesHoldTheSender(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped, s.scramble = true, true
@@ -44,7 +45,8 @@ func TestContract17KeptMessagesHoldTheSender(t *testing.T) {
 	})
 }
 
-// Every message released is worth a credit, whichever they are: one by one, the sender gets one more through each time.
+// Every message released is worth a credit, whichever they are: one by one, the sender gets one
+// more through each time.
 func TestContract17EveryReleaseResumesTheSender(t *testing.T) {
 	s := setup{cfg: transport.Config{AMBuffers: 4, QP: shapes()[1].cfg.QP}, stepped: true}
 	var kept []*transport.Message
@@ -79,7 +81,8 @@ func TestContract17EveryReleaseResumesTheSender(t *testing.T) {
 	}
 }
 
-// Credits that fall due while the NIC has acknowledged none of those sent before are sent once it has.
+// Credits that fall due while the NIC has acknowledged none of those sent before are sent once it
+// has.
 func TestContract17CreditsOutlastSlowAcknowledgements(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.stepped = true

@@ -10,14 +10,16 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// outstandingOf starts one operation of every kind that takes a completion, as far as resources go, and counts how they end.
+// outstandingOf starts one operation of every kind that takes a completion, as far as resources go,
+// and counts how they end.
 func outstandingOf(t *testing.T, e *end, ended *[]error) (n int) {
 	t.Helper()
 	for _, op := range operations(func() {}) {
 		if !op.comp {
 			continue
 		}
-		err := op.call(e, transport.NewCompletion(1, func(c *transport.Completion) { *ended = append(*ended, c.Err()) }))
+		err := op.call(e, transport.NewCompletion(
+			1, func(c *transport.Completion) { *ended = append(*ended, c.Err()) }))
 		if err == nil {
 			n++
 		} else if err != transport.ErrNoResource {
@@ -27,11 +29,13 @@ func outstandingOf(t *testing.T, e *end, ended *[]error) (n int) {
 	return n
 }
 
-// Forced close: every outstanding operation completes once with ErrCanceled, and no cancelled write lands in memory after that was reported.
+// Forced close: every outstanding operation completes once with ErrCanceled, and no cancelled write
+// lands in memory after that was reported.
 func TestContract12AbortCancelsWhatIsOutstanding(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		if s.single() {
-			t.Skip("a single queue pair waits for its NIC to flush: see TestContract12AbortOfAStalledQueuePair")
+			t.Skip("a single queue pair waits for its NIC to flush: see " +
+				"TestContract12AbortOfAStalledQueuePair")
 		}
 		for steps := range int(seeds(40)) {
 			s.stepped, s.scramble, s.seed = true, true, uint64(steps)
@@ -68,7 +72,8 @@ func TestContract12AbortCancelsWhatIsOutstanding(t *testing.T) {
 				}
 			}
 			if len(ended) != n || runs != 1 {
-				t.Fatalf("%d of %d completions, and %d of 1 pending requests, came before that of the abort", len(ended), n, runs)
+				t.Fatalf("%d of %d completions, and %d of 1 pending requests, came before that of the abort",
+					len(ended), n, runs)
 			}
 			snapshot := bytes.Clone(l.b.mem)
 			l.fabric.Run(1 << 16)
@@ -180,12 +185,22 @@ func TestContract12CloseFlushesFirst(t *testing.T) {
 	})
 }
 
-// A peer failure reaches the endpoint's error handler once, all its operations complete with an error, other endpoints go on.
+// A peer failure reaches the endpoint's error handler once, all its operations complete with an
+// error, other endpoints go on.
 func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 	for name, strike := range map[string]func(l *link) soft.Fault{
-		"fail send":       func(l *link) soft.Fault { return soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend} },
-		"fail after data": func(l *link) soft.Fault { return soft.Fault{Device: l.a.nics[0], Kind: soft.FailAfterData} },
-		"fail qp":         func(l *link) soft.Fault { return soft.Fault{Device: l.a.nics[0], Kind: soft.FailQP} },
+		"fail send": func(l *link) soft.Fault {
+			return soft.Fault{Device: l.a.nics[0],
+				Kind: soft.FailSend}
+		},
+		"fail after data": func(l *link) soft.Fault {
+			return soft.Fault{Device: l.a.nics[0],
+				Kind: soft.FailAfterData}
+		},
+		"fail qp": func(l *link) soft.Fault {
+			return soft.Fault{Device: l.a.nics[0],
+				Kind: soft.FailQP}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s setup) {
@@ -197,7 +212,11 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 					}
 				}
 				l := newLink(t, s)
-				other, _ := l.another(transport.EndpointConfig{OnError: func(_ *transport.Endpoint, err error) { t.Errorf("another endpoint: %v", err) }})
+				other, _ := l.another(
+					transport.EndpointConfig{OnError: func(_ *transport.Endpoint,
+						err error) {
+						t.Errorf("another endpoint: %v", err)
+					}})
 				l.flushed(l.a)
 				fault := l.fabric.Inject(strike(l))
 				defer fault.Remove()
@@ -217,7 +236,8 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 					}
 				}
 				var cause *ibverbx.FailedError
-				if len(told) != 1 || !errors.Is(told[0], transport.ErrPeerFailed) || !errors.As(told[0], &cause) || failed == 0 {
+				if len(told) != 1 || !errors.Is(told[0], transport.ErrPeerFailed) ||
+					!errors.As(told[0], &cause) || failed == 0 {
 					t.Errorf("told %v; %d of %d failed", told, failed, n)
 				}
 				for _, op := range operations(func() {}) {
@@ -254,7 +274,8 @@ func TestContract14ANICDies(t *testing.T) {
 			[]*end{l.a, l.b}[side].nics[0].Kill()
 			l.until("both are told", func() bool {
 				for _, e := range []*end{l.a, other} {
-					_, _ = e.PutZcopy(nil, e.peer.At(0), e.mr.Slice(0, overlapping(60000))) // who does not send does not learn of it
+					// who does not send does not learn of it
+					_, _ = e.PutZcopy(nil, e.peer.At(0), e.mr.Slice(0, overlapping(60000)))
 				}
 				return told == 2
 			})

@@ -10,7 +10,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Flush completes after every earlier operation's completion was delivered. Two kinds: local and remote. It goes through Pending like a send.
+// Flush completes after every earlier operation's completion was delivered. Two kinds: local and
+// remote. It goes through Pending like a send.
 func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, kind := range []transport.FlushKind{transport.FlushLocal, transport.FlushRemote} {
@@ -51,7 +52,8 @@ func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
 	})
 }
 
-// After a remote flush the data is in the target's memory, after a local one the source can be reused.
+// After a remote flush the data is in the target's memory, after a local one the source can be
+// reused.
 func TestContract11FlushedDataIsThere(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		for seed := range seeds(20) {
@@ -86,7 +88,8 @@ func TestContract11FlushedDataIsThere(t *testing.T) {
 	})
 }
 
-// Behind requests that are pending a flush meets ErrNoResource, is queued as they are, and ends after what they send.
+// Behind requests that are pending a flush meets ErrNoResource, is queued as they are, and ends
+// after what they send.
 func TestContract11FlushGoesThroughPending(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -176,7 +179,8 @@ func TestContract11AContextEndsTheWaitOnABusyWorker(t *testing.T) {
 	stop = true
 }
 
-// Fence orders what comes after behind what came before on this endpoint without completing anything.
+// Fence orders what comes after behind what came before on this endpoint without completing
+// anything.
 func TestContract13FenceOrders(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		for seed := range seeds(30) {
@@ -217,14 +221,16 @@ func TestContract13FenceOrders(t *testing.T) {
 	})
 }
 
-// A fence orders requests that are pending as well: what is called behind it goes behind what the queue sends.
+// A fence orders requests that are pending as well: what is called behind it goes behind what the
+// queue sends.
 func TestContract13FenceBeforeAGet(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		for seed := range seeds(20) {
 			s.stepped, s.scramble, s.seed = true, true, seed
 			l := newLink(t, s)
 			for i := range 4 {
-				if _, err := l.a.PutZcopy(nil, l.a.peer.At(uint64(i*4096)), l.a.mr.Slice(uint64(i*4096), 4096)); err != nil {
+				if _, err := l.a.PutZcopy(nil, l.a.peer.At(uint64(i*4096)),
+					l.a.mr.Slice(uint64(i*4096), 4096)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -13,7 +13,10 @@ import (
 
 // request is a pending request whose function is told apart by a name.
 func request(f func(turn *transport.Endpoint) transport.Outcome) *transport.Pending {
-	return &transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome { return f(turn) }}
+	return &transport.Pending{Func: func(_ *transport.Pending,
+		turn *transport.Endpoint) transport.Outcome {
+		return f(turn)
+	}}
 }
 
 // outcome is what a pending function answers for the error of its send.
@@ -29,8 +32,9 @@ func outcome(tb testing.TB, err error) transport.Outcome {
 	return transport.PendingDone
 }
 
-// Pending is accepted only when the endpoint is out of resources; otherwise ErrBusy, which means try the send again. The pair leaves no lost
-// wake-up: whatever is lacking, and at whatever moment of the fabric, either the request is served or the send goes out.
+// Pending is accepted only when the endpoint is out of resources; otherwise ErrBusy, which means
+// try the send again. The pair leaves no lost wake-up: whatever is lacking, and at whatever moment
+// of the fabric, either the request is served or the send goes out.
 func TestContract04SendPendingBusySendAgain(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, op := range operations(func() {}) {
@@ -102,8 +106,8 @@ func TestContract04PendingRefusesWhatIsWrong(t *testing.T) {
 	must(t, l.a.Pending(p)) // once done it can be queued again
 }
 
-// What was lacking is told apart by what was asked for: a request that waits for a buffer is not kept waiting for a credit, which an
-// active message met meanwhile, nor the other way round.
+// What was lacking is told apart by what was asked for: a request that waits for a buffer is not
+// kept waiting for a credit, which an active message met meanwhile, nor the other way round.
 func TestContract04ARequestWaitsForWhatItLacks(t *testing.T) {
 	s := setup{cfg: transport.Config{AMBuffers: 2, BounceBuffers: 2}, stepped: true}
 	var kept []*transport.Message
@@ -133,7 +137,8 @@ func TestContract04ARequestWaitsForWhatItLacks(t *testing.T) {
 	}
 }
 
-// A NIC that refuses a post for now, with nothing outstanding that could bring an event, loses no wake-up either.
+// A NIC that refuses a post for now, with nothing outstanding that could bring an event, loses no
+// wake-up either.
 func TestContract04ARefusalOfTheNICIsTriedAgain(t *testing.T) {
 	s := shapes()[0]
 	s.cfg.Spin = -1
@@ -160,8 +165,8 @@ func TestContract04ARefusalOfTheNICIsTriedAgain(t *testing.T) {
 	must(t, l.b.w.Wait(within(t), comp))
 }
 
-// While a request is pending on an endpoint, new sends on it keep returning ErrNoResource, even when resources are back. Other endpoints
-// of the worker may send.
+// While a request is pending on an endpoint, new sends on it keep returning ErrNoResource, even
+// when resources are back. Other endpoints of the worker may send.
 func TestContract05NothingOvertakesThePendingQueue(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -209,8 +214,8 @@ func TestContract05NothingOvertakesThePendingQueue(t *testing.T) {
 	})
 }
 
-// A pending callback runs only inside progress, never inside a send, never on another thread. It answers: done (remove), made progress
-// (keep, go to the next endpoint), no resource (keep, stop).
+// A pending callback runs only inside progress, never inside a send, never on another thread. It
+// answers: done (remove), made progress (keep, go to the next endpoint), no resource (keep, stop).
 func TestContract06PendingFunctionsRunInsideProgress(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -225,7 +230,8 @@ func TestContract06PendingFunctionsRunInsideProgress(t *testing.T) {
 			if turn.Worker() != l.a.w || turn.Name() != "peer b" {
 				t.Error("turn is another endpoint")
 			}
-			o := []transport.Outcome{transport.PendingProgress, transport.PendingNoResource, transport.PendingProgress, transport.PendingDone}[len(answers)]
+			o := []transport.Outcome{transport.PendingProgress, transport.PendingNoResource,
+				transport.PendingProgress, transport.PendingDone}[len(answers)]
 			answers = append(answers, o)
 			return o
 		})
@@ -289,7 +295,12 @@ func TestContract06PendingFunctionsReachOtherEndpoints(t *testing.T) {
 		}
 		l.a.fill(t)
 		must(t, l.a.Pending(first))
-		must(t, l.a.Pending(request(func(*transport.Endpoint) transport.Outcome { log = append(log, "behind"); return transport.PendingDone })))
+		must(t, l.a.Pending(
+			request(func(*transport.Endpoint) transport.Outcome {
+				log = append(
+					log, "behind")
+				return transport.PendingDone
+			})))
 		l.until("all of it", func() bool { return len(log) == 5 })
 		l.quiet()
 		mine := slices.DeleteFunc(slices.Clone(log), func(s string) bool { return s == "other" })
@@ -327,7 +338,8 @@ func TestContract08PendingGoesBeforeCallbacks(t *testing.T) {
 	}
 }
 
-// The per-send flag: on ErrNoResource, call the endpoint's own callback once resources are back; as sugar over Pending.
+// The per-send flag: on ErrNoResource, call the endpoint's own callback once resources are back; as
+// sugar over Pending.
 func TestContract09WakingCallsOnReady(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -336,7 +348,8 @@ func TestContract09WakingCallsOnReady(t *testing.T) {
 		var l *link
 		send := func(ep *transport.Endpoint) {
 			for sent < messages {
-				if err := ep.PutShort([]byte{byte(sent)}, l.a.peer.At(uint64(sent))); err == transport.ErrNoResource {
+				if err := ep.PutShort([]byte{byte(sent)},
+					l.a.peer.At(uint64(sent))); err == transport.ErrNoResource {
 					return
 				} else if err != nil {
 					t.Error(err)

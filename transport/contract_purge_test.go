@@ -39,7 +39,8 @@ func TestContract10PurgeHandsEveryRequestBack(t *testing.T) {
 	})
 }
 
-// The function that takes a request may queue it, or another one that was handed back, anew; none gets lost.
+// The function that takes a request may queue it, or another one that was handed back, anew; none
+// gets lost.
 func TestContract10PurgeMayQueueAnew(t *testing.T) {
 	l := newLink(t, setup{stepped: true})
 	l.a.fill(t)
@@ -98,7 +99,8 @@ func TestContract10PurgeFromARunningFunction(t *testing.T) {
 			must(t, l.a.Pending(second))
 			l.quiet()
 			if runs != 1 || back[second] != 1 || len(back) != c.back || back[first] > 1 {
-				t.Errorf("ran %d times; handed back: first %d times, second %d times", runs, back[first], back[second])
+				t.Errorf("ran %d times; handed back: first %d times, second %d times", runs, back[first],
+					back[second])
 			}
 		})
 	}
@@ -113,10 +115,12 @@ func TestContract10PurgeLeavesFlushesAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newLink(t, setup{stepped: true})
 			l.a.fill(t)
-			must(t, l.a.Pending(request(func(*transport.Endpoint) transport.Outcome { return transport.PendingDone })))
+			must(t, l.a.Pending(
+				request(func(*transport.Endpoint) transport.Outcome { return transport.PendingDone })))
 			ended := make(chan error, 1)
 			go func() { ended <- flush(l) }()
-			for deadline := time.Now().Add(patience); l.a.Stats().Pending != 2; runtime.Gosched() { // nothing moves in the fabric
+			// nothing moves in the fabric
+			for deadline := time.Now().Add(patience); l.a.Stats().Pending != 2; runtime.Gosched() {
 				if time.Now().After(deadline) {
 					t.Fatalf("the flush is not queued: %+v", l.a.Stats())
 				}

@@ -24,7 +24,10 @@ func operations(packed func()) []operation {
 	var old uint64
 	dst := make([]byte, 100)
 	return []operation{
-		{name: "am short", am: true, call: func(e *end, _ *transport.Completion) error { return e.AMShort(1, nil, data) }},
+		{name: "am short", am: true, call: func(e *end, _ *transport.Completion) error {
+			return e.AMShort(
+				1, nil, data)
+		}},
 		{name: "am bcopy", am: true, call: func(e *end, _ *transport.Completion) error {
 			_, err := e.AMBcopy(1, data, pack)
 			return err
@@ -33,7 +36,10 @@ func operations(packed func()) []operation {
 			_, err := e.AMZcopy(c, 1, data, e.mr.Slice(0, 100))
 			return err
 		}},
-		{name: "put short", call: func(e *end, _ *transport.Completion) error { return e.PutShort(data, e.peer.At(0)) }},
+		{name: "put short", call: func(e *end, _ *transport.Completion) error {
+			return e.PutShort(
+				data, e.peer.At(0))
+		}},
 		{name: "put bcopy", call: func(e *end, _ *transport.Completion) error {
 			_, err := e.PutBcopy(pack, e.peer.At(0))
 			return err
@@ -61,7 +67,8 @@ func operations(packed func()) []operation {
 	}
 }
 
-// ErrNoResource means: could not start, nothing was consumed, no side effect. A short or bcopy is never queued for the caller.
+// ErrNoResource means: could not start, nothing was consumed, no side effect. A short or bcopy is
+// never queued for the caller.
 func TestContract01NoResourceHasNoEffect(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -103,8 +110,9 @@ func TestContract01NoResourceHasNoEffect(t *testing.T) {
 	})
 }
 
-// Completion{count, callback, first error}: may be shared by several operations; fires once, when the count reaches zero. An operation that
-// returns done did not touch it. nil is allowed: then only a later completion or a flush tells.
+// Completion{count, callback, first error}: may be shared by several operations; fires once, when
+// the count reaches zero. An operation that returns done did not touch it. nil is allowed: then
+// only a later completion or a flush tells.
 func TestContract02CompletionCountsDownAndFiresOnce(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -145,12 +153,30 @@ func TestContract02DoneDoesNotTouchTheCompletion(t *testing.T) {
 		l := newLink(t, s)
 		comp := transport.NewCompletion(1, nil)
 		for name, call := range map[string]func() (bool, error){
-			"put zcopy of nothing":         func() (bool, error) { return l.a.PutZcopy(comp, l.a.peer.At(0)) },
-			"put zcopy of an empty piece":  func() (bool, error) { return l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(5, 0)) },
-			"get zcopy of nothing":         func() (bool, error) { return l.a.GetZcopy(comp, l.a.peer.At(0)) },
-			"get bcopy of nothing":         func() (bool, error) { return l.a.GetBcopy(comp, nil, l.a.peer.At(0)) },
-			"local flush of what is idle":  func() (bool, error) { return l.a.StartFlush(transport.FlushLocal, comp) },
-			"remote flush of what is idle": func() (bool, error) { return l.a.StartFlush(transport.FlushRemote, comp) },
+			"put zcopy of nothing": func() (bool,
+				error) {
+				return l.a.PutZcopy(comp, l.a.peer.At(0))
+			},
+			"put zcopy of an empty piece": func() (bool, error) {
+				return l.a.PutZcopy(comp, l.a.peer.At(0),
+					l.a.mr.Slice(5, 0))
+			},
+			"get zcopy of nothing": func() (bool,
+				error) {
+				return l.a.GetZcopy(comp, l.a.peer.At(0))
+			},
+			"get bcopy of nothing": func() (bool,
+				error) {
+				return l.a.GetBcopy(comp, nil, l.a.peer.At(0))
+			},
+			"local flush of what is idle": func() (bool, error) {
+				return l.a.StartFlush(transport.FlushLocal,
+					comp)
+			},
+			"remote flush of what is idle": func() (bool,
+				error) {
+				return l.a.StartFlush(transport.FlushRemote, comp)
+			},
 		} {
 			if done, err := call(); !done || err != nil {
 				t.Errorf("%s: done %v, %v", name, done, err)
@@ -228,7 +254,8 @@ func TestContract03CompletionsFireInPostingOrder(t *testing.T) {
 	})
 }
 
-// Active messages are handled in the order in which they were sent, short, bcopy and zcopy among each other.
+// Active messages are handled in the order in which they were sent, short, bcopy and zcopy among
+// each other.
 func TestMessagesAreHandledInOrder(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		var got []string
@@ -247,7 +274,8 @@ func TestMessagesAreHandledInOrder(t *testing.T) {
 				case 1:
 					_, err = l.a.AMBcopy(1, []byte("bcopy "), pack([]byte(fmt.Sprintf("%02d", i))))
 				case 2:
-					_, err = l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(uint64(i*10), 6), l.a.mr.Slice(uint64(i*10+6), 2))
+					_, err = l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(uint64(i*10), 6),
+						l.a.mr.Slice(uint64(i*10+6), 2))
 				}
 				if err != nil && err != transport.ErrNoResource {
 					t.Fatal(err)
@@ -295,14 +323,18 @@ func TestCallsOutsideOfTheLife(t *testing.T) {
 	w := newWorld(t, setupFabric(1))
 	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
 	_, mr := w.register(worker, 30000+64, 0)
-	e := &end{Endpoint: newEndpoint(t, worker, transport.EndpointConfig{}), w: worker, mr: mr, peer: mr.Remote()}
+	e := &end{Endpoint: newEndpoint(t, worker, transport.EndpointConfig{}), w: worker, mr: mr,
+		peer: mr.Remote()}
 	all := append(operations(func() { t.Error("packed for nothing") }),
 		operation{name: "flush", call: func(e *end, c *transport.Completion) error {
 			_, err := e.StartFlush(transport.FlushLocal, c)
 			return err
 		}},
 		operation{name: "pending", call: func(e *end, _ *transport.Completion) error {
-			return e.Pending(&transport.Pending{Func: func(*transport.Pending, *transport.Endpoint) transport.Outcome { return transport.PendingDone }})
+			return e.Pending(&transport.Pending{Func: func(*transport.Pending,
+				*transport.Endpoint) transport.Outcome {
+				return transport.PendingDone
+			}})
 		}})
 	for _, op := range all {
 		if err := op.call(e, nil); !errors.Is(err, transport.ErrNotConnected) {
@@ -316,7 +348,8 @@ func TestCallsOutsideOfTheLife(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"close": e.Close(within(t)), "abort": e.Abort(nil), "connect": e.Connect(transport.Card{}), "flush": e.Flush(within(t), transport.FlushLocal),
+		"close": e.Close(within(t)), "abort": e.Abort(nil), "connect": e.Connect(transport.Card{}),
+		"flush": e.Flush(within(t), transport.FlushLocal),
 	} {
 		if !errors.Is(err, transport.ErrClosed) {
 			t.Errorf("%s after Close: %v", name, err)

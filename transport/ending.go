@@ -9,7 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// fail ends an endpoint's service, for the first reason that comes. What it has outstanding completes as the virtual queue pair flushes it.
+// fail ends an endpoint's service, for the first reason that comes. What it has outstanding
+// completes as the virtual queue pair flushes it.
 func (c *core) fail(sentinel, cause error) {
 	if c.err != nil {
 		return
@@ -23,7 +24,8 @@ func (c *core) fail(sentinel, cause error) {
 		c.w.stats.failures++
 	}
 	if c.deaf = errors.Is(sentinel, ErrProtocol); c.deaf || errors.Is(sentinel, ErrPeerClosed) {
-		// The connection works, but what is outstanding would wait for a peer that is gone, or cannot be trusted.
+		// The connection works, but what is outstanding would wait for a peer that is gone, or
+		// cannot be trusted.
 		_ = c.closeQP() // what is outstanding is flushed whatever a NIC says
 	}
 	if c.pending.head != nil {
@@ -32,11 +34,13 @@ func (c *core) fail(sentinel, cause error) {
 	c.w.posted()
 }
 
-// Fence orders everything that is called on the endpoint after it behind everything before: no byte of a later put lands, and no later active
-// message arrives, before the earlier ones have. It completes nothing, and costs nothing where nothing is outstanding.
+// Fence orders everything that is called on the endpoint after it behind everything before: no byte
+// of a later put lands, and no later active message arrives, before the earlier ones have. It
+// completes nothing, and costs nothing where nothing is outstanding.
 //
-// "Have landed" means that the peer's NIC has acknowledged. Where PCIe writes of several NICs may pass each other on the peer's host, an order
-// that its processor can rely on takes a remote flush; see [ibverbx.Spray].
+// "Have landed" means that the peer's NIC has acknowledged. Where PCIe writes of several NICs may
+// pass each other on the peer's host, an order that its processor can rely on takes a remote flush;
+// see [ibverbx.Spray].
 func (e *Endpoint) Fence() {
 	c := e.c
 	c.w.mu.Lock()
@@ -52,10 +56,11 @@ func (e *Endpoint) Fence() {
 type FlushKind uint8
 
 const (
-	// FlushLocal waits for little: every earlier operation has completed: sources can be reused, what was got is there.
+	// FlushLocal waits for little: every earlier operation has completed: sources can be reused,
+	// what was got is there.
 	FlushLocal FlushKind = iota
-	// FlushRemote waits for more: every earlier put and atomic is in the peer's memory besides, visible to the peer's processor: a read on
-	// every queue pair has followed them (IBTA o9-20).
+	// FlushRemote waits for more: every earlier put and atomic is in the peer's memory besides,
+	// visible to the peer's processor: a read on every queue pair has followed them (IBTA o9-20).
 	FlushRemote
 )
 
@@ -70,9 +75,9 @@ func (k FlushKind) String() string {
 	return fmt.Sprintf("flush kind %d", uint8(k))
 }
 
-// StartFlush begins a flush: comp fires when every operation called before it has completed and its completion was delivered. Like a send
-// it can meet ErrNoResource, while requests are pending for one. Done means that there was nothing to wait for; comp is not touched
-// then.
+// StartFlush begins a flush: comp fires when every operation called before it has completed and its
+// completion was delivered. Like a send it can meet ErrNoResource, while requests are pending for
+// one. Done means that there was nothing to wait for; comp is not touched then.
 func (e *Endpoint) StartFlush(kind FlushKind, comp *Completion) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()
@@ -87,7 +92,8 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, err
 	}
 	if kind > FlushRemote {
-		return false, c.refuse(name, verbs.ErrInvalid, "%v: have local (%d) and remote (%d)", kind, FlushLocal, FlushRemote)
+		return false, c.refuse(name, verbs.ErrInvalid, "%v: have local (%d) and remote (%d)", kind,
+			FlushLocal, FlushRemote)
 	}
 	if err := e.admit(false, false); err != nil {
 		return false, err
@@ -114,8 +120,9 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	c, w := e.c, e.c.w
 	fence, fenceNext, rails := c.fence, c.fenceNext, c.qp.DataRails()
 	n := uint64(8 * rails)
-	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there: the kernel's rdma_rxe never repeats
-	// a fenced read that was lost, so that one to a dead peer neither completes nor fails.
+	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there:
+	// the kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
+	// neither completes nor fails.
 	if c.fence = rails > 1; !c.fence {
 		c.fenceNext = false
 	}
@@ -134,11 +141,13 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	return err
 }
 
-// Abort closes the endpoint at once. Every operation that is outstanding completes with ErrCanceled, unless it has ended before; the functions
-// of pending requests run once more, and their sends fail. Completions fire in later progress, comp, which may be nil, after all of
-// them. No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no write of a cancelled operation lands
-// after its completion; packets that are on the wire at that moment can. On a single queue pair this waits for the NIC to flush, a second at
-// most, and the worker with it.
+// Abort closes the endpoint at once. Every operation that is outstanding completes with
+// ErrCanceled, unless it has ended before; the functions of pending requests run once more, and
+// their sends fail. Completions fire in later progress, comp, which may be nil, after all of them.
+// No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no
+// write of a cancelled operation lands after its completion; packets that are on the wire at that
+// moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
+// worker with it.
 func (e *Endpoint) Abort(comp *Completion) error {
 	c := e.c
 	w := c.w
@@ -195,9 +204,11 @@ func (c *core) cellValue(slot uint32) uint64 {
 	return binary.NativeEndian.Uint64(c.slabMem[c.cellOffset(slot):])
 }
 
-// Close ends the endpoint well: pending requests go out, everything outstanding completes, the peer is told, and the queue pair is closed. The
-// peer's calls are refused with ErrPeerClosed from then on; agree with it on the moment if it may have something to send. When ctx ends before,
-// or the peer fails, the rest is aborted, and Close returns the error. An endpoint that has failed before is only given back.
+// Close ends the endpoint well: pending requests go out, everything outstanding completes, the peer
+// is told, and the queue pair is closed. The peer's calls are refused with ErrPeerClosed from then
+// on; agree with it on the moment if it may have something to send. When ctx ends before, or the
+// peer fails, the rest is aborted, and Close returns the error. An endpoint that has failed before
+// is only given back.
 func (e *Endpoint) Close(ctx context.Context) error {
 	c := e.c
 	w := c.w
@@ -237,7 +248,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	return errors.Join(err, aborting)
 }
 
-// parted carries a closing endpoint on: when nothing is outstanding it says goodbye, and reports true once the peer has that, or is gone.
+// parted carries a closing endpoint on: when nothing is outstanding it says goodbye, and reports
+// true once the peer has that, or is gone.
 func (c *core) parted() bool {
 	w := c.w
 	w.mu.Lock()

@@ -8,11 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in their order.
+// Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in
+// their order.
 type Endpoint struct {
 	c *core
-	// What sends on this face of the endpoint may do. The functions of pending requests get a face of their own: that is how a
-	// send from the head of the queue is told from one that would overtake it.
+	// What sends on this face of the endpoint may do. The functions of pending requests get a face
+	// of their own: that is how a send from the head of the queue is told from one that would
+	// overtake it.
 	turn  bool // sends go before the queue
 	aside bool // sends go past the queue
 	wake  bool // ErrNoResource queues the endpoint's own request, which calls OnReady
@@ -85,7 +87,8 @@ const (
 	faceAside = 4
 )
 
-// NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with the peer and call [Endpoint.Connect].
+// NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with
+// the peer and call [Endpoint.Connect].
 func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -100,7 +103,8 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 		}
 	}
 	if id >= w.cfg.MaxEndpoints {
-		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.open)
+		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
+			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.open)
 	}
 	if cfg.Name == "" {
 		cfg.Name = fmt.Sprintf("endpoint %d", id)
@@ -130,7 +134,8 @@ func (c *core) init() (err error) {
 	depth := c.qp.Config().MaxMsgCntPerQP
 	if depth < w.cfg.AMBuffers+controlSlots {
 		_ = c.qp.Close()
-		return fmt.Errorf("%w: the NIC's queues hold %d requests, %d buffers for active messages need %d: lower Config.AMBuffers",
+		return fmt.Errorf("%w: the NIC's queues hold %d requests, %d buffers for active messages need %d: "+
+			"lower Config.AMBuffers",
 			verbs.ErrInvalid, depth, w.cfg.AMBuffers, w.cfg.AMBuffers+controlSlots)
 	}
 	c.limit = min(w.cfg.MaxOutstanding, depth-controlSlots)
@@ -172,8 +177,9 @@ func (e *Endpoint) Err() error {
 	return e.c.err
 }
 
-// Limits says how long the data of an operation may be, in bytes. Puts and gets from registered memory have no limit of their own, but over
-// a single queue pair: there one takes Config.QP.MaxSGE pieces and 2 GiB at most.
+// Limits says how long the data of an operation may be, in bytes. Puts and gets from registered
+// memory have no limit of their own, but over a single queue pair: there one takes Config.QP.MaxSGE
+// pieces and 2 GiB at most.
 type Limits struct {
 	Header   int // header of an active message
 	AMShort  int // active message: header and payload together
@@ -203,7 +209,8 @@ func (c *core) limits() Limits {
 	most := max(c.peer.BufferSize, wireHeader)
 	return Limits{
 		Header:  MaxHeader,
-		AMShort: min(short, most) - wireHeader, AMBcopy: min(size, most) - wireHeader, AMZcopy: most - wireHeader,
+		AMShort: min(short, most) - wireHeader, AMBcopy: min(size, most) - wireHeader,
+		AMZcopy:  most - wireHeader,
 		PutShort: short, PutBcopy: size, GetBcopy: size, Pieces: c.w.cfg.QP.MaxSGE - 1,
 	}
 }

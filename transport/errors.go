@@ -7,13 +7,16 @@ import (
 	"ibverbx"
 )
 
-// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy come as they are, not beneath another: a send on the hot path
-// may compare with ==. Those of memory and bounds are ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds],
-// [ibverbx.ErrAlignment], and wrong arguments are verbs.ErrInvalid.
+// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy come as they are, not
+// beneath another: a send on the hot path may compare with ==. Those of memory and bounds are
+// ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds], [ibverbx.ErrAlignment], and wrong arguments
+// are verbs.ErrInvalid.
 var (
-	// ErrNoResource: the operation could not start for now, and had no effect. Make progress and call again, or queue a [Pending].
+	// ErrNoResource: the operation could not start for now, and had no effect. Make progress and
+	// call again, or queue a [Pending].
 	ErrNoResource = errors.New("transport: no resource for now")
-	// ErrBusy: [Endpoint.Pending] does not queue when the endpoint has resources: try the send again.
+	// ErrBusy: [Endpoint.Pending] does not queue when the endpoint has resources: try the send
+	// again.
 	ErrBusy = errors.New("transport: resources are there: send again")
 	// ErrTooLong: the data does not fit the kind of operation. [Endpoint.Limits] says what does.
 	ErrTooLong = errors.New("too long")
@@ -23,7 +26,8 @@ var (
 	ErrNotConnected = errors.New("not connected")
 	// ErrCanceled: the operation was outstanding when the endpoint was aborted.
 	ErrCanceled = errors.New("canceled")
-	// ErrPeerFailed: the connection has failed. The cause is beneath, an [*ibverbx.FailedError] as a rule.
+	// ErrPeerFailed: the connection has failed. The cause is beneath, an [*ibverbx.FailedError] as
+	// a rule.
 	ErrPeerFailed = errors.New("peer failed")
 	// ErrPeerClosed: the peer has closed its endpoint.
 	ErrPeerClosed = errors.New("peer closed")
@@ -57,7 +61,8 @@ func (e *OpError) Error() string {
 // Unwrap returns what lies beneath.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// EndpointError is why an endpoint serves no more: what its operations complete with and later calls are refused with.
+// EndpointError is why an endpoint serves no more: what its operations complete with and later
+// calls are refused with.
 type EndpointError struct {
 	Peer  string // the endpoint's name
 	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled or ErrClosed

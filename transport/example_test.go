@@ -13,14 +13,16 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Two workers over software NICs: an active message, a put into the peer's memory, and a flush that says when it is there. In a real
-// program each runs in a process of its own, and the cards travel between them as JSON.
+// Two workers over software NICs: an active message, a put into the peer's memory, and a flush that
+// says when it is there. In a real program each runs in a process of its own, and the cards travel
+// between them as JSON.
 func Example() {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
 		log.Fatal(err)
 	}
-	open := func(nic verbs.Device, handle transport.Handler) (*ibverbx.Domain, *transport.Worker, *transport.Endpoint) {
+	open := func(nic verbs.Device, handle transport.Handler) (*ibverbx.Domain, *transport.Worker,
+		*transport.Endpoint) {
 		dom, err := ibverbx.NewDomain(nic)
 		if err != nil {
 			log.Fatal(err)
@@ -81,7 +83,8 @@ func Example() {
 	}
 	fmt.Printf("memory: %s\n", memory.Bytes()[100:117])
 
-	if err := errors.Join(a.Close(ctx), wa.Close(), wb.Close(), memory.Close(), domA.Close(), domB.Close(), fabric.Close()); err != nil {
+	if err := errors.Join(a.Close(ctx), wa.Close(), wb.Close(), memory.Close(), domA.Close(), domB.Close(),
+		fabric.Close()); err != nil {
 		log.Fatal(err)
 	}
 	// Output:
@@ -89,7 +92,8 @@ func Example() {
 	// memory: written from afar
 }
 
-// exampleLink connects two endpoints with memory on the second's side, for the examples that are about something else.
+// exampleLink connects two endpoints with memory on the second's side, for the examples that are
+// about something else.
 func exampleLink(cfg transport.Config) (a *transport.Endpoint, memory *ibverbx.MR, end func()) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
@@ -126,7 +130,8 @@ func exampleLink(cfg transport.Config) (a *transport.Endpoint, memory *ibverbx.M
 	}
 }
 
-// A send that meets ErrNoResource is queued, and goes out from inside progress once there is room. Nothing overtakes it.
+// A send that meets ErrNoResource is queued, and goes out from inside progress once there is room.
+// Nothing overtakes it.
 func ExamplePending() {
 	a, memory, end := exampleLink(transport.Config{MaxOutstanding: 2})
 	defer end()
@@ -170,7 +175,8 @@ func ExamplePending() {
 	// in memory: 0123456789
 }
 
-// One completion for several operations: it fires when all of them have ended, with the first error if there was one.
+// One completion for several operations: it fires when all of them have ended, with the first error
+// if there was one.
 func ExampleCompletion() {
 	a, memory, end := exampleLink(transport.Config{})
 	defer end()
@@ -192,7 +198,8 @@ func ExampleCompletion() {
 			comp.Done(nil) // an operation that is done at once does not count by itself
 		}
 	}
-	if err := a.Worker().Wait(context.Background(), comp); err != nil { // the source must not be written to before this returns
+	// the source must not be written to before this returns
+	if err := a.Worker().Wait(context.Background(), comp); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s, %s, %s\n", memory.Bytes()[0:5], memory.Bytes()[16:22], memory.Bytes()[32:35])

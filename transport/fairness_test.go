@@ -6,17 +6,22 @@ import (
 	"ibverbx/transport"
 )
 
-// Endpoints that share resources are served round-robin: no endpoint starves, however many there are.
+// Endpoints that share resources are served round-robin: no endpoint starves, however many there
+// are.
 func TestContract07NoEndpointStarves(t *testing.T) {
 	for _, s := range []struct {
 		setup
 		shape  int
 		greedy func(i int) bool // takes all it can get; others one buffer a turn
 	}{
-		{setup{name: "modest", cfg: transport.Config{BounceBuffers: 8, AMBuffers: 4, MaxOutstanding: 4}}, 2, func(int) bool { return false }},
-		{setup{name: "greedy", cfg: transport.Config{BounceBuffers: 9, AMBuffers: 4, MaxOutstanding: 4}}, 2, func(int) bool { return true }},
-		{setup{name: "mixed", cfg: transport.Config{BounceBuffers: 7, AMBuffers: 4, MaxOutstanding: 4}}, 5, func(i int) bool { return i%2 == 1 }},
-		{setup{name: "one buffer", cfg: transport.Config{BounceBuffers: 1, AMBuffers: 2, MaxOutstanding: 2}}, 0, func(i int) bool { return i%2 == 1 }},
+		{setup{name: "modest", cfg: transport.Config{BounceBuffers: 8, AMBuffers: 4, MaxOutstanding: 4}}, 2,
+			func(int) bool { return false }},
+		{setup{name: "greedy", cfg: transport.Config{BounceBuffers: 9, AMBuffers: 4, MaxOutstanding: 4}}, 2,
+			func(int) bool { return true }},
+		{setup{name: "mixed", cfg: transport.Config{BounceBuffers: 7, AMBuffers: 4, MaxOutstanding: 4}}, 5,
+			func(i int) bool { return i%2 == 1 }},
+		{setup{name: "one buffer", cfg: transport.Config{BounceBuffers: 1, AMBuffers: 2, MaxOutstanding: 2}},
+			0, func(i int) bool { return i%2 == 1 }},
 	} {
 		t.Run(s.name, func(t *testing.T) {
 			const endpoints = 128
@@ -54,7 +59,11 @@ func TestContract07NoEndpointStarves(t *testing.T) {
 						}
 					}
 				}
-				try(t, func(int) error { _, err := e.PutBcopy(pack(data), e.peer.At(uint64(64*i))); return err })
+				try(t, func(int) error {
+					_,
+						err := e.PutBcopy(pack(data), e.peer.At(uint64(64*i)))
+					return err
+				})
 				must(t, e.Pending(hungry))
 			}
 			for range rounds {
@@ -65,7 +74,8 @@ func TestContract07NoEndpointStarves(t *testing.T) {
 			for _, n := range share {
 				least, most, all = min(least, n), max(most, n), all+n
 			}
-			t.Logf("%d rounds of progress, %d puts: the smallest share is %d, the largest %d", rounds, all, least, most)
+			t.Logf("%d rounds of progress, %d puts: the smallest share is %d, the largest %d", rounds, all,
+				least, most)
 			if all < rounds/2 {
 				t.Errorf("%d puts in %d rounds", all, rounds)
 			}

@@ -50,8 +50,8 @@ func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 	}
 }
 
-// Flush waits until every operation called before it has completed, requests that are pending included. A ctx that ends returns its error and
-// changes nothing: the operations go on.
+// Flush waits until every operation called before it has completed, requests that are pending
+// included. A ctx that ends returns its error and changes nothing: the operations go on.
 func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
 	w := e.c.w
 	comp := w.completions.Get().(*Completion)
@@ -62,8 +62,8 @@ func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
 	return w.waitPooled(ctx, comp)
 }
 
-// Flush waits until every operation called on any of the worker's connected endpoints has completed; it returns the first error, and goes on
-// with the other endpoints then.
+// Flush waits until every operation called on any of the worker's connected endpoints has
+// completed; it returns the first error, and goes on with the other endpoints then.
 func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	comp := w.completions.Get().(*Completion)
 	w.mu.Lock()
@@ -84,7 +84,8 @@ func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	return w.waitPooled(ctx, comp)
 }
 
-// waitPooled waits for a completion that nobody else sees. One whose operations go on is left to the garbage collector.
+// waitPooled waits for a completion that nobody else sees. One whose operations go on is left to
+// the garbage collector.
 func (w *Worker) waitPooled(ctx context.Context, comp *Completion) error {
 	err := w.Wait(ctx, comp)
 	if comp.Fired() {

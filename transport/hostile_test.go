@@ -12,7 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// hostile is an endpoint whose peer is a bare virtual queue pair that sends what it likes, and beside it a link of the same worker.
+// hostile is an endpoint whose peer is a bare virtual queue pair that sends what it likes, and
+// beside it a link of the same worker.
 type hostile struct {
 	*link
 	victim *transport.Endpoint
@@ -33,7 +34,8 @@ func newHostile(tb testing.TB, s setup) *hostile {
 		}
 	}
 	h.link = newLink(tb, s)
-	h.victim = newEndpoint(tb, h.b.w, transport.EndpointConfig{Name: "victim", OnError: func(_ *transport.Endpoint, err error) { h.told = append(h.told, err) }})
+	h.victim = newEndpoint(tb, h.b.w, transport.EndpointConfig{Name: "victim",
+		OnError: func(_ *transport.Endpoint, err error) { h.told = append(h.told, err) }})
 	dom := h.a.w.Domain()
 	cfg := h.b.w.Config().QP
 	cfg.Linger = -1
@@ -48,9 +50,11 @@ func newHostile(tb testing.TB, s setup) *hostile {
 	must(tb, err)
 	theirs := card(tb, h.victim)
 	must(tb, h.raw.Connect(theirs.QP))
-	must(tb, h.victim.Connect(transport.Card{Version: 1, QP: qp, AMBuffers: 4, BufferSize: 8192, Handlers: 2, Flush: h.a.mr.Remote()}))
+	must(tb, h.victim.Connect(transport.Card{Version: 1, QP: qp, AMBuffers: 4, BufferSize: 8192, Handlers: 2,
+		Flush: h.a.mr.Remote()}))
 	for i := range 8 {
-		if _, err := h.raw.PostRecv(ibverbx.RecvWR{ID: uint64(i), Local: h.mr.Slice(uint64(i)*4096, 4096)}); err != nil {
+		if _, err := h.raw.PostRecv(
+			ibverbx.RecvWR{ID: uint64(i), Local: h.mr.Slice(uint64(i)*4096, 4096)}); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -73,7 +77,8 @@ func (h *hostile) end() {
 // say sends bytes as one message, if the queue pair still takes it.
 func (h *hostile) say(msg []byte) {
 	n := copy(h.mr.Bytes()[32768:], msg)
-	_, _ = h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: h.mr.Slice(32768, uint64(n))})
+	_, _ = h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+		Local: h.mr.Slice(32768, uint64(n))})
 	for range 3 {
 		h.progress()
 		for range h.raw.CQ().Completions() {
@@ -102,20 +107,21 @@ func message(kind, id, length byte, credits uint16, payload string) []byte {
 // What no endpoint sends fails that endpoint, with ErrProtocol, and no other.
 func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 	for name, words := range map[string][][]byte{
-		"nothing":                  {{}},
-		"too short":                {{1, 1, 0, 0}},
-		"unknown kind":             {message(9, 1, 0, 0, "")},
-		"kind zero":                {message(0, 0, 0, 0, "")},
-		"reserved bytes":           {{1, 1, 0, 7, 0, 0, 0, 0}},
-		"id beyond all":            {message(1, 200, 0, 0, "")},
-		"no handler":               {message(1, 7, 0, 0, "")},
-		"header beyond the end":    {message(1, 1, 20, 0, "short")},
-		"header too long":          {message(1, 1, 255, 0, string(make([]byte, 300)))},
-		"credits from nowhere":     {message(2, 0, 0, 1, "")},
-		"credits without end":      {message(1, 1, 0, 65535, "")},
-		"credits with a payload":   {message(2, 0, 0, 0, "and more")},
-		"goodbye with a payload":   {message(3, 0, 0, 0, "and more")},
-		"more than it may":         {message(1, 1, 0, 0, "a"), message(1, 1, 0, 0, "b"), message(1, 1, 0, 0, "c")},
+		"nothing":                {{}},
+		"too short":              {{1, 1, 0, 0}},
+		"unknown kind":           {message(9, 1, 0, 0, "")},
+		"kind zero":              {message(0, 0, 0, 0, "")},
+		"reserved bytes":         {{1, 1, 0, 7, 0, 0, 0, 0}},
+		"id beyond all":          {message(1, 200, 0, 0, "")},
+		"no handler":             {message(1, 7, 0, 0, "")},
+		"header beyond the end":  {message(1, 1, 20, 0, "short")},
+		"header too long":        {message(1, 1, 255, 0, string(make([]byte, 300)))},
+		"credits from nowhere":   {message(2, 0, 0, 1, "")},
+		"credits without end":    {message(1, 1, 0, 65535, "")},
+		"credits with a payload": {message(2, 0, 0, 0, "and more")},
+		"goodbye with a payload": {message(3, 0, 0, 0, "and more")},
+		"more than it may": {message(1, 1, 0, 0, "a"), message(1, 1, 0, 0, "b"),
+			message(1, 1, 0, 0, "c")},
 		"longer than the buffers":  {message(1, 1, 0, 0, string(make([]byte, 9000)))},
 		"credits after a good one": {message(1, 1, 0, 0, "good"), message(2, 0, 0, 9, "")},
 	} {
@@ -125,10 +131,13 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 				s.cfg.QP.Linger = -1
 				h := newHostile(t, s)
 				if name == "more than it may" {
-					// The last message before the handlers have run: all three in one round of progress.
+					// The last message before the handlers have run: all three in one round of
+					// progress.
 					for i, msg := range words {
 						copy(h.mr.Bytes()[32768+100*i:], msg)
-						_, err := h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: h.mr.Slice(32768+100*uint64(i), uint64(len(msg)))})
+						_, err := h.raw.PostSend(
+							ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+								Local: h.mr.Slice(32768+100*uint64(i), uint64(len(msg)))})
 						must(t, err)
 					}
 					h.say(message(1, 1, 0, 0, "d"))
@@ -143,7 +152,8 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 					want = transport.ErrPeerFailed // the NIC refuses it
 				}
 				var told *transport.EndpointError
-				if err := h.told[0]; !errors.Is(err, want) || !errors.As(err, &told) || told.Cause == nil || told.Peer != "victim" {
+				if err := h.told[0]; !errors.Is(err, want) || !errors.As(err, &told) || told.Cause == nil ||
+					told.Peer != "victim" {
 					t.Errorf("%s: %v", s.name, err)
 				}
 				h.works()
@@ -157,7 +167,8 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 	}
 }
 
-// FuzzHeader: whatever the bytes, the parser refuses them or finds a message in which everything lies inside.
+// FuzzHeader: whatever the bytes, the parser refuses them or finds a message in which everything
+// lies inside.
 func FuzzHeader(f *testing.F) {
 	f.Add(message(1, 1, 2, 3, "hdpayload"))
 	f.Add(message(2, 0, 0, 5, ""))
@@ -171,7 +182,8 @@ func FuzzHeader(f *testing.F) {
 			}
 			return
 		}
-		if kind < 1 || kind > 3 || id > uint8(transport.MaxAMID) || int(length) > transport.MaxHeader || 8+int(length) > len(msg) {
+		if kind < 1 || kind > 3 || id > uint8(transport.MaxAMID) || int(length) > transport.MaxHeader ||
+			8+int(length) > len(msg) {
 			t.Fatalf("% x: kind %d, id %d, header of %d bytes", msg, kind, id, length)
 		}
 		if again := message(kind, id, length, credits, string(msg[8:])); string(again) != string(msg) {
@@ -180,7 +192,8 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzHostilePeer: a peer sends messages of arbitrary bytes. Its endpoint may fail, nothing panics, and another endpoint works.
+// FuzzHostilePeer: a peer sends messages of arbitrary bytes. Its endpoint may fail, nothing panics,
+// and another endpoint works.
 func FuzzHostilePeer(f *testing.F) {
 	// Each message is preceded by its length.
 	say := func(msgs ...[]byte) (all []byte) {
@@ -228,8 +241,8 @@ func FuzzHostilePeer(f *testing.F) {
 	})
 }
 
-// FuzzCard: a card of arbitrary JSON is refused with an error or connects, and afterwards the endpoint sends, fails or closes, and never
-// panics.
+// FuzzCard: a card of arbitrary JSON is refused with an error or connects, and afterwards the
+// endpoint sends, fails or closes, and never panics.
 func FuzzCard(f *testing.F) {
 	w := newWorld(f, setupFabric(1))
 	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
@@ -250,7 +263,9 @@ func FuzzCard(f *testing.F) {
 			return
 		}
 		w := newWorld(t, setupFabric(1))
-		worker := w.worker(transport.Config{QP: ibverbx.Config{Linger: -1, Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, nil, w.fabric.Device(0))
+		worker := w.worker(
+			transport.Config{QP: ibverbx.Config{Linger: -1,
+				Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, nil, w.fabric.Device(0))
 		ep := newEndpoint(t, worker, transport.EndpointConfig{})
 		if err := ep.Connect(c); err != nil {
 			if err := ep.AMShort(1, nil, nil); !errors.Is(err, transport.ErrNotConnected) {

@@ -13,7 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A worker closes with everything in flight: every completion fires, every pending function learns of it, kept messages stay readable.
+// A worker closes with everything in flight: every completion fires, every pending function learns
+// of it, kept messages stay readable.
 func TestWorkerCloseWithEverythingInFlight(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		var kept []*transport.Message
@@ -49,8 +50,13 @@ func TestWorkerCloseWithEverythingInFlight(t *testing.T) {
 		}
 		kept[0].Release()
 		for name, err := range map[string]error{
-			"close": l.a.w.Close(), "handle": l.a.w.Handle(2, func(*transport.Message) {}), "start": l.a.w.Start(),
-			"endpoint": func() error { _, err := l.a.w.NewEndpoint(transport.EndpointConfig{}); return err }(),
+			"close": l.a.w.Close(), "handle": l.a.w.Handle(2, func(*transport.Message) {}),
+			"start": l.a.w.Start(),
+			"endpoint": func() error {
+				_,
+					err := l.a.w.NewEndpoint(transport.EndpointConfig{})
+				return err
+			}(),
 		} {
 			if !errors.Is(err, transport.ErrClosed) {
 				t.Errorf("%s: %v", name, err)
@@ -111,7 +117,8 @@ func TestBothEndsClose(t *testing.T) {
 	})
 }
 
-// MaxEndpoints is a limit; what is closed makes room, and its place and its name's number are used again.
+// MaxEndpoints is a limit; what is closed makes room, and its place and its name's number are used
+// again.
 func TestEndpointPlacesAreUsedAgain(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.cfg.MaxEndpoints = 3
@@ -164,7 +171,8 @@ func TestUnconnectedEndpointsClose(t *testing.T) {
 func TestConnectRefusesWhatDoesNotFit(t *testing.T) {
 	w := newWorld(t, setupFabric(1))
 	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
-	a, b := newEndpoint(t, worker, transport.EndpointConfig{}), newEndpoint(t, worker, transport.EndpointConfig{})
+	a, b := newEndpoint(t, worker, transport.EndpointConfig{}),
+		newEndpoint(t, worker, transport.EndpointConfig{})
 	good := card(t, b)
 	for name, spoil := range map[string]func(c *transport.Card){
 		"version":           func(c *transport.Card) { c.Version = 2 },
@@ -212,7 +220,8 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// A NIC that takes little inline, or nothing, is as good as any: what does not fit goes through bounce buffers.
+// A NIC that takes little inline, or nothing, is as good as any: what does not fit goes through
+// bounce buffers.
 func TestNICsWithLittleInline(t *testing.T) {
 	for _, inline := range []int{16, 8, 1} {
 		t.Run(fmt.Sprint(inline), func(t *testing.T) {

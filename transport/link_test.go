@@ -33,7 +33,8 @@ func newLink(tb testing.TB, s setup) *link {
 	tb.Helper()
 	n := max(s.nics, 1)
 	l := &link{world: newWorld(tb, soft.Config{
-		Devices: 2 * n, Stepped: s.stepped, Seed: s.seed, Scramble: s.scramble && !s.single(), Device: s.fabric,
+		Devices: 2 * n, Stepped: s.stepped, Seed: s.seed, Scramble: s.scramble && !s.single(),
+		Device: s.fabric,
 	})}
 	peer := s.cfg
 	if s.peer != nil {
@@ -63,10 +64,12 @@ func (l *link) newEnd(cfg transport.Config, first, n, memory int, handle transpo
 	return e
 }
 
-// join connects new endpoints of two ends' workers. Cards and memory descriptions travel as JSON, as between two processes.
+// join connects new endpoints of two ends' workers. Cards and memory descriptions travel as JSON,
+// as between two processes.
 func (l *link) join(cfg transport.EndpointConfig, a, b *end) {
 	l.tb.Helper()
-	a.Endpoint, b.Endpoint = newEndpoint(l.tb, a.w, cfg), newEndpoint(l.tb, b.w, transport.EndpointConfig{Name: "peer a"})
+	a.Endpoint, b.Endpoint = newEndpoint(l.tb, a.w, cfg),
+		newEndpoint(l.tb, b.w, transport.EndpointConfig{Name: "peer a"})
 	ca, cb := card(l.tb, a.Endpoint), card(l.tb, b.Endpoint)
 	if err := a.Connect(throughJSON(l.tb, cb)); err != nil {
 		l.tb.Fatal(err)
@@ -146,7 +149,8 @@ func try(tb testing.TB, call func(i int) error) (n int) {
 	return n
 }
 
-// fill sends puts of a byte each, byte i to address 60000+i, until the endpoint has no room for more operations.
+// fill sends puts of a byte each, byte i to address 60000+i, until the endpoint has no room for
+// more operations.
 func (e *end) fill(tb testing.TB) (n int) {
 	tb.Helper()
 	return try(tb, func(i int) error { return e.PutShort([]byte{byte(i)}, e.peer.At(60000+uint64(i))) })

@@ -12,7 +12,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A completion that counts nothing would be counted below zero inside progress: it is refused where it is given.
+// A completion that counts nothing would be counted below zero inside progress: it is refused where
+// it is given.
 func TestCompletionsThatCountNothingAreRefused(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -43,7 +44,8 @@ func TestWorkersThatCannotBe(t *testing.T) {
 	must(t, err)
 	w.domains = append(w.domains, dom)
 	for name, cfg := range map[string]ibverbx.Config{
-		"QPsPerDevice": {QPsPerDevice: -1}, "MaxSGE": {MaxSGE: -1}, "Credits": {Credits: -1}, "MaxInline": {MaxInline: -1},
+		"QPsPerDevice": {QPsPerDevice: -1}, "MaxSGE": {MaxSGE: -1}, "Credits": {Credits: -1},
+		"MaxInline": {MaxInline: -1},
 	} {
 		if _, err := transport.NewWorker(dom, transport.Config{QP: cfg}); !errors.Is(err, verbs.ErrInvalid) {
 			t.Errorf("%s -1: %v", name, err)

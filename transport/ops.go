@@ -20,12 +20,13 @@ type op struct {
 	kind   opKind
 }
 
-// opRing holds the outstanding operations of an endpoint, oldest first. A virtual queue pair completes in posting order, so the next
-// completion is always the head's.
+// opRing holds the outstanding operations of an endpoint, oldest first. A virtual queue pair
+// completes in posting order, so the next completion is always the head's.
 //
 // It grows to what is really outstanding, so that with many endpoints it stays in the cache.
 //
-// Invariant: head <= tail <= head+len(slots); every slot between them but those of opFlush has a completion to come.
+// Invariant: head <= tail <= head+len(slots); every slot between them but those of opFlush has a
+// completion to come.
 type opRing struct {
 	slots      []op // a power of two
 	mask       uint32

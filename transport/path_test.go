@@ -31,15 +31,33 @@ func paths(tb testing.TB, l *link) []path {
 	ready := transport.NewCompletion(1, nil)
 	return []path{
 		{"AMShort", func(n uint64) error { return e.AMShort(1, nil, data[:n]) }, uint64(lim.AMShort), true},
-		{"AMBcopy", func(n uint64) error { length = int(n); _, err := e.AMBcopy(1, hdr, pack); return err }, 4096, true},
-		{"AMZcopy", func(n uint64) error { _, err := e.AMZcopy(&comp, 1, hdr, local.Slice(0, n)); return err }, 4096, true},
-		{"PutShort", func(n uint64) error { return e.PutShort(data[:n], remote) }, uint64(lim.PutShort), true},
-		{"PutBcopy", func(n uint64) error { length = int(n); _, err := e.PutBcopy(pack, remote); return err }, 4096, true},
-		{"PutZcopy", func(n uint64) error { _, err := e.PutZcopy(&comp, remote, local.Slice(0, n)); return err }, 1 << 20, true},
-		{"GetBcopy", func(n uint64) error { _, err := e.GetBcopy(&comp, data[:n], remote); return err }, 4096, true},
-		{"GetZcopy", func(n uint64) error { _, err := e.GetZcopy(&comp, remote, local.Slice(0, n)); return err }, 1 << 20, true},
-		{"FetchAdd", func(uint64) error { _, err := e.FetchAdd(&comp, &old, remote, 1); return err }, 8, false},
-		{"CompareSwap", func(uint64) error { _, err := e.CompareSwap(&comp, &old, remote, 1, 2); return err }, 8, false},
+		{"AMBcopy", func(n uint64) error { length = int(n); _, err := e.AMBcopy(1, hdr, pack); return err },
+			4096, true},
+		{"AMZcopy", func(n uint64) error {
+			_,
+				err := e.AMZcopy(&comp, 1, hdr, local.Slice(0, n))
+			return err
+		}, 4096, true},
+		{"PutShort", func(n uint64) error { return e.PutShort(data[:n], remote) }, uint64(lim.PutShort),
+			true},
+		{"PutBcopy", func(n uint64) error { length = int(n); _, err := e.PutBcopy(pack, remote); return err },
+			4096, true},
+		{"PutZcopy", func(n uint64) error {
+			_,
+				err := e.PutZcopy(&comp, remote, local.Slice(0, n))
+			return err
+		}, 1 << 20, true},
+		{"GetBcopy", func(n uint64) error { _, err := e.GetBcopy(&comp, data[:n], remote); return err }, 4096,
+			true},
+		{"GetZcopy", func(n uint64) error {
+			_,
+				err := e.GetZcopy(&comp, remote, local.Slice(0, n))
+			return err
+		}, 1 << 20, true},
+		{"FetchAdd", func(uint64) error { _, err := e.FetchAdd(&comp, &old, remote, 1); return err }, 8,
+			false},
+		{"CompareSwap", func(uint64) error { _, err := e.CompareSwap(&comp, &old, remote, 1, 2); return err },
+			8, false},
 		{"FlushLocal", func(uint64) error {
 			if err := e.PutShort(data[:8], remote); err != nil {
 				return err
@@ -175,13 +193,15 @@ func TestStatsCount(t *testing.T) {
 	}
 	l.flushed(l.a)
 	s := l.a.w.Stats()
-	if s.AMSent != 3 || s.AMBytes != 3*8+2*4+3*8 || s.Puts != 3 || s.PutBytes != 24 || s.Gets != 2 || s.GetBytes != 16 || s.Atomics != 2 || s.Endpoints != 1 {
+	if s.AMSent != 3 || s.AMBytes != 3*8+2*4+3*8 || s.Puts != 3 || s.PutBytes != 24 || s.Gets != 2 ||
+		s.GetBytes != 16 || s.Atomics != 2 || s.Endpoints != 1 {
 		t.Errorf("%+v", s)
 	}
 	if s := l.b.w.Stats(); s.AMReceived != 3 || s.AMKept != 0 {
 		t.Errorf("%+v", s)
 	}
-	if got := l.a.Limits(); got.Header != transport.MaxHeader || got.PutBcopy != l.a.w.Config().BufferSize || got.Pieces < 1 {
+	if got := l.a.Limits(); got.Header != transport.MaxHeader || got.PutBcopy != l.a.w.Config().BufferSize ||
+		got.Pieces < 1 {
 		t.Errorf("%+v", got)
 	}
 	if l.a.w.Domain() == nil || l.a.Worker() != l.a.w {

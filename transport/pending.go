@@ -31,12 +31,15 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("outcome %d", uint8(o))
 }
 
-// Pending is a request to be called back when an endpoint has resources again. It may lie in a structure of the caller's, and be queued
-// again once its function has answered PendingDone. It must not be copied while it is queued.
+// Pending is a request to be called back when an endpoint has resources again. It may lie in a
+// structure of the caller's, and be queued again once its function has answered PendingDone. It
+// must not be copied while it is queued.
 type Pending struct {
-	// Func runs inside progress when it is this request's turn. Its sends go through turn, which is the endpoint as seen from the head of its
-	// queue: on the endpoint itself they would meet ErrNoResource, because nothing overtakes the queue. It may send on other endpoints,
-	// and queue requests, this one included, on any. After the endpoint has failed it is called once, and its sends fail.
+	// Func runs inside progress when it is this request's turn. Its sends go through turn, which is
+	// the endpoint as seen from the head of its queue: on the endpoint itself they would meet
+	// ErrNoResource, because nothing overtakes the queue. It may send on other endpoints, and queue
+	// requests, this one included, on any. After the endpoint has failed it is called once, and its
+	// sends fail.
 	Func func(p *Pending, turn *Endpoint) Outcome
 
 	next     *Pending
@@ -49,7 +52,8 @@ type Pending struct {
 	taken    uint64 // with lackUnknown: how many completions there had been
 }
 
-// pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function runs, and counts as pending nevertheless.
+// pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function
+// runs, and counts as pending nevertheless.
 type pendingQueue struct {
 	head, tail *Pending
 	running    *Pending
@@ -93,8 +97,9 @@ func (q *pendingQueue) pop() *Pending {
 	return p
 }
 
-// Pending queues a request behind those that the endpoint has. It is refused with ErrBusy when the endpoint has resources and no
-// queue: try the send again, it may succeed now. So no wake-up is lost between a send that met ErrNoResource and this call.
+// Pending queues a request behind those that the endpoint has. It is refused with ErrBusy when the
+// endpoint has resources and no queue: try the send again, it may succeed now. So no wake-up is
+// lost between a send that met ErrNoResource and this call.
 func (e *Endpoint) Pending(p *Pending) error {
 	c := e.c
 	w := c.w
@@ -167,8 +172,9 @@ func (c *core) wants(l lack, taken uint64) bool {
 	return c.full() || l != 0 && c.lacking(l, taken) == l
 }
 
-// Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has EndpointConfig.OnReady called once resources
-// are back. While that is due, nothing overtakes it, as with [Endpoint.Pending].
+// Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has
+// EndpointConfig.OnReady called once resources are back. While that is due, nothing overtakes it,
+// as with [Endpoint.Pending].
 func (e *Endpoint) Waking() *Endpoint {
 	if e.turn {
 		return &e.c.faces[faceTurn|faceWake]
@@ -176,13 +182,15 @@ func (e *Endpoint) Waking() *Endpoint {
 	return &e.c.faces[faceWake]
 }
 
-// Aside is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a [Endpoint.Fence] that does. It is for
-// operations with which nothing is ordered, and which need less than what the queue may be waiting for: a get needs no credit, and need not
-// stand behind active messages that do. When one meets ErrNoResource the first request of the queue is asked again once resources
-// are back; if there is none, queue one.
+// Aside is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a
+// [Endpoint.Fence] that does. It is for operations with which nothing is ordered, and which need
+// less than what the queue may be waiting for: a get needs no credit, and need not stand behind
+// active messages that do. When one meets ErrNoResource the first request of the queue is asked
+// again once resources are back; if there is none, queue one.
 func (e *Endpoint) Aside() *Endpoint { return &e.c.faces[faceAside] }
 
-// ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a waking face met ErrNoResource again.
+// ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a
+// waking face met ErrNoResource again.
 func ready(_ *Pending, turn *Endpoint) Outcome {
 	if f := turn.c.cfg.OnReady; f != nil {
 		f(turn.Waking())
@@ -190,8 +198,9 @@ func ready(_ *Pending, turn *Endpoint) Outcome {
 	return PendingDone // but see runPending
 }
 
-// Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running its function. One whose function runs
-// at that moment is handed over when that wants to keep it. fn runs during the call; it may queue requests anew.
+// Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running
+// its function. One whose function runs at that moment is handed over when that wants to keep it.
+// fn runs during the call; it may queue requests anew.
 func (e *Endpoint) Purge(fn func(p *Pending)) {
 	c := e.c
 	w := c.w
@@ -233,8 +242,9 @@ func (e *Endpoint) Purge(fn func(p *Pending)) {
 // dispatchBudget bounds the pending functions that one round of progress runs.
 const dispatchBudget = 256
 
-// dispatchPending serves endpoints in turn, one request each, as long as there is anything that they can use. It is called with mu
-// held, and lets go of it around every function. Who could not go at all does not count as done: waiting for it would be polling.
+// dispatchPending serves endpoints in turn, one request each, as long as there is anything that
+// they can use. It is called with mu held, and lets go of it around every function. Who could not
+// go at all does not count as done: waiting for it would be polling.
 func (w *Worker) dispatchPending() (did int) {
 	ran, idle := 0, 0 // functions, and endpoints in a row that could not go
 	for w.waiting.len() != 0 && idle < w.waiting.len() && ran < dispatchBudget {

@@ -7,9 +7,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// lack is a set of things for want of which sends met ErrNoResource: one of them has to come back before another attempt makes sense.
-// A pending request has its own, of what its function last met; an endpoint has that of the sends that went past the queue, because
-// any of them may be the one that its caller queues next.
+// lack is a set of things for want of which sends met ErrNoResource: one of them has to come back
+// before another attempt makes sense. A pending request has its own, of what its function last met;
+// an endpoint has that of the sends that went past the queue, because any of them may be the one
+// that its caller queues next.
 type lack uint8
 
 const (
@@ -34,7 +35,8 @@ func (e *Endpoint) usable(op string) error {
 	return nil
 }
 
-// admit says whether an operation may start now that needs a credit or a bounce buffer; if not, it notes what lacks.
+// admit says whether an operation may start now that needs a credit or a bounce buffer; if not, it
+// notes what lacks.
 func (e *Endpoint) admit(credit, buffer bool) error {
 	c := e.c
 	switch {
@@ -73,15 +75,17 @@ func (e *Endpoint) starve(l lack) error {
 	return ErrNoResource
 }
 
-// post hands an admitted operation to the virtual queue pair and gives it its slot. When that refuses, nothing has happened, and the
-// bounce buffer is free again.
-func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op, error) {
+// post hands an admitted operation to the virtual queue pair and gives it its slot. When that
+// refuses, nothing has happened, and the bounce buffer is free again.
+func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32, comp *Completion) (*op,
+	error) {
 	c := e.c
 	if comp != nil && comp.left.Load() <= 0 {
 		if buf != noBuffer {
 			c.w.bounce.put(buf)
 		}
-		return nil, c.refuse(name, verbs.ErrInvalid, "the completion counts nothing: call Init, or NewCompletion, for as many operations as it is given to")
+		return nil, c.refuse(name, verbs.ErrInvalid, "the completion counts nothing: call Init, or "+
+			"NewCompletion, for as many operations as it is given to")
 	}
 	wr[0].ID = c.sendID()
 	if c.fence || c.fenceNext && !e.turn && !e.aside {
@@ -126,7 +130,8 @@ func (e *Endpoint) postRefused(name string, err error) error {
 	return c.refuse(name, reason(err), "")
 }
 
-// reason is an error of a post without its first words, which name a call that the user did not make.
+// reason is an error of a post without its first words, which name a call that the user did not
+// make.
 func reason(err error) error {
 	var p *ibverbx.PostError
 	if errors.As(err, &p) {

@@ -23,12 +23,14 @@ const (
 
 func (w *Worker) tell(e event) { w.events = append(w.events, e) }
 
-// Progress takes in what the NICs have completed, a batch at most, and runs the callbacks that this leads to: pending requests first, then
-// completions and active messages in their order. It never blocks. It returns how much it did; 0 means that nothing had happened, or
-// that another goroutine was making progress.
+// Progress takes in what the NICs have completed, a batch at most, and runs the callbacks that this
+// leads to: pending requests first, then completions and active messages in their order. It never
+// blocks. It returns how much it did; 0 means that nothing had happened, or that another goroutine
+// was making progress.
 func (w *Worker) Progress() int {
 	if !w.progressing.TryLock() {
-		// Whoever holds it may have polled already. It looks at missed after it has let go, so it must hold it still after that was set.
+		// Whoever holds it may have polled already. It looks at missed after it has let go, so it
+		// must hold it still after that was set.
 		if w.missed.Store(true); !w.progressing.TryLock() {
 			return 0
 		}
@@ -142,7 +144,8 @@ func (c *core) retire(ok bool) {
 	c.ops.head++
 }
 
-// runEvents runs the callbacks, in order, without any lock that they could need, and then what they have put off.
+// runEvents runs the callbacks, in order, without any lock that they could need, and then what they
+// have put off.
 func (w *Worker) runEvents() {
 	for len(w.events) != 0 {
 		w.runRound()
@@ -185,8 +188,8 @@ func (w *Worker) runRound() {
 	w.mu.Unlock()
 }
 
-// loseCQ fails the endpoints whose queue pairs have died with their physical CQ. A single queue pair tracks nothing, so what it had
-// outstanding yields no completion.
+// loseCQ fails the endpoints whose queue pairs have died with their physical CQ. A single queue
+// pair tracks nothing, so what it had outstanding yields no completion.
 func (w *Worker) loseCQ() {
 	for _, c := range w.endpoints {
 		if c == nil || c.stage == stageAborted || c.qp.Err() == nil {
@@ -197,8 +200,9 @@ func (w *Worker) loseCQ() {
 	}
 }
 
-// settle does what few rounds have to do: tell of failures that were noticed outside of progress, end what was aborted, and send credits
-// that could not be sent. n is how many completions this round brought.
+// settle does what few rounds have to do: tell of failures that were noticed outside of progress,
+// end what was aborted, and send credits that could not be sent. n is how many completions this
+// round brought.
 func (w *Worker) settle(n int) (did int) {
 	w.retrying = false
 	for _, c := range w.failing {

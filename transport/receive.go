@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Message is an active message that has arrived. It lies in a receive buffer of the endpoint, for which the peer has paid a credit.
+// Message is an active message that has arrived. It lies in a receive buffer of the endpoint, for
+// which the peer has paid a credit.
 //
 // Half a cache line each: with a hundred endpoints, of 32 messages each, more would be felt.
 type Message struct {
@@ -46,8 +47,9 @@ func (m *Message) Data() []byte {
 	return m.c.buffer(m.slot)[wireHeader+int(m.header) : m.length : m.length]
 }
 
-// Keep lets the message outlive its handler, until Release. The buffer is missing to the peer as long: who keeps all of them has the peer's
-// active messages meet ErrNoResource. It must be called by the handler.
+// Keep lets the message outlive its handler, until Release. The buffer is missing to the peer as
+// long: who keeps all of them has the peer's active messages meet ErrNoResource. It must be called
+// by the handler.
 func (m *Message) Keep() {
 	m.c.w.mu.Lock()
 	if m.state == messageHandled {
@@ -57,7 +59,8 @@ func (m *Message) Keep() {
 	m.c.w.mu.Unlock()
 }
 
-// Release gives a kept message back. Header and Data must not be used any more. It may be called from any goroutine, once.
+// Release gives a kept message back. Header and Data must not be used any more. It may be called
+// from any goroutine, once.
 func (m *Message) Release() {
 	c := m.c
 	w := c.w
@@ -95,7 +98,8 @@ func (c *core) listReposts() {
 	}
 }
 
-// postReceives hands the buffers to the NICs, and then gives credits back for them where that is due.
+// postReceives hands the buffers to the NICs, and then gives credits back for them where that is
+// due.
 func (w *Worker) postReceives() {
 	list := w.reposts
 	w.reposts = w.reposts[:0]
@@ -151,10 +155,12 @@ func (c *core) failQP(err error) {
 	c.fail(ErrPeerFailed, cause)
 }
 
-// giveCredits sends credits by themselves where no message of this end carries them: when half of the buffers are free again, or when the
-// peer cannot have any credit left. A message by the first rule carries half of all, and before one by the second the peer has taken in every
-// other, so it never has to receive more than two at a time: it keeps controlSlots receives for them and a goodbye. How many are
-// unacknowledged is another matter: two at most, and the rest waits for a slot.
+// giveCredits sends credits by themselves where no message of this end carries them: when half of
+// the buffers are free again, or when the peer cannot have any credit left. A message by the first
+// rule carries half of all, and before one by the second the peer has taken in every other, so it
+// never has to receive more than two at a time: it keeps controlSlots receives for them and a
+// goodbye. How many are unacknowledged is another matter: two at most, and the rest waits for a
+// slot.
 func (c *core) giveCredits() {
 	if c.owed == 0 || c.inControl >= controlSlots-1 || c.stage == stageAborted || c.peerBye || c.parting {
 		return

@@ -46,7 +46,8 @@ func TestHandlersSend(t *testing.T) {
 	})
 }
 
-// A handler may abort its own endpoint: what has arrived already is handled, nothing else, and the worker goes on.
+// A handler may abort its own endpoint: what has arrived already is handled, nothing else, and the
+// worker goes on.
 func TestAHandlerAbortsItsEndpoint(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		gone := transport.NewCompletion(1, nil)
@@ -56,7 +57,9 @@ func TestAHandlerAbortsItsEndpoint(t *testing.T) {
 			if calls++; calls != 1 {
 				return
 			}
-			if _, err := m.Endpoint().FetchAdd(transport.NewCompletion(1, func(c *transport.Completion) { ended = append(ended, c.Err()) }), nil, m.Endpoint().Value().(*end).peer.At(0), 1); err != nil {
+			if _, err := m.Endpoint().FetchAdd(
+				transport.NewCompletion(1, func(c *transport.Completion) { ended = append(ended, c.Err()) }),
+				nil, m.Endpoint().Value().(*end).peer.At(0), 1); err != nil {
 				t.Error(err)
 			}
 			if err := m.Endpoint().Abort(gone); err != nil {
@@ -84,7 +87,8 @@ func TestAHandlerAbortsItsEndpoint(t *testing.T) {
 	})
 }
 
-// A handler may release messages of other endpoints, purge, and queue requests; an error handler may abort others.
+// A handler may release messages of other endpoints, purge, and queue requests; an error handler
+// may abort others.
 func TestCallbacksReachOtherEndpoints(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped, s.scramble = true, true

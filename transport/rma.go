@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// PutShort writes data into the peer's memory. It is copied, Limits.PutShort bytes at most. No data is done at once.
+// PutShort writes data into the peer's memory. It is copied, Limits.PutShort bytes at most. No data
+// is done at once.
 func (e *Endpoint) PutShort(data []byte, remote ibverbx.RemoteSegment) error {
 	w := e.c.w
 	w.mu.Lock()
@@ -43,8 +44,8 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	return err
 }
 
-// PutBcopy writes into the peer's memory what pack writes into the buffer that it is given, of Limits.PutBcopy bytes. The rules for
-// pack are those of [Endpoint.AMBcopy].
+// PutBcopy writes into the peer's memory what pack writes into the buffer that it is given, of
+// Limits.PutBcopy bytes. The rules for pack are those of [Endpoint.AMBcopy].
 func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
 	w := e.c.w
 	w.mu.Lock()
@@ -53,7 +54,8 @@ func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegm
 	return n, err
 }
 
-func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
+func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int,
+	error) {
 	c, w := e.c, e.c.w
 	if err := e.usable(name); err != nil {
 		return 0, err
@@ -80,9 +82,11 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	return n, nil
 }
 
-// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many pieces and bytes (see [Limits] for a single
-// queue pair). The memory must not be written to until comp has fired; comp may be nil. No data is done at once.
-func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment, local ...ibverbx.Segment) (done bool, err error) {
+// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many
+// pieces and bytes (see [Limits] for a single queue pair). The memory must not be written to until
+// comp has fired; comp may be nil. No data is done at once.
+func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
+	local ...ibverbx.Segment) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()
 	done, err = e.zcopy("put zcopy", w.put[:], comp, remote, local)
@@ -90,8 +94,10 @@ func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment, loca
 	return done, err
 }
 
-// GetZcopy reads the peer's memory into pieces of registered memory. The memory is the NICs' until comp has fired; comp may be nil.
-func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment, local ...ibverbx.Segment) (done bool, err error) {
+// GetZcopy reads the peer's memory into pieces of registered memory. The memory is the NICs' until
+// comp has fired; comp may be nil.
+func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment,
+	local ...ibverbx.Segment) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()
 	done, err = e.zcopy("get zcopy", w.get[:], comp, remote, local)
@@ -99,7 +105,8 @@ func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment, loca
 	return done, err
 }
 
-func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment, local []ibverbx.Segment) (done bool, err error) {
+func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment,
+	local []ibverbx.Segment) (done bool, err error) {
 	c, w := e.c, e.c.w
 	n := uint64(0)
 	for i := range local {
@@ -132,9 +139,10 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 	return false, err
 }
 
-// GetBcopy reads len(dst) bytes of the peer's memory, Limits.GetBcopy at most, into memory that need not be registered. It is the
-// worker's until comp has fired; comp may be nil.
-func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool, err error) {
+// GetBcopy reads len(dst) bytes of the peer's memory, Limits.GetBcopy at most, into memory that
+// need not be registered. It is the worker's until comp has fired; comp may be nil.
+func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
+	err error) {
 	w := e.c.w
 	w.mu.Lock()
 	done, err = e.getBcopy(comp, dst, remote)
@@ -142,11 +150,13 @@ func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 	return done, err
 }
 
-func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool, err error) {
+func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
+	err error) {
 	const name = "get bcopy"
 	c, w := e.c, e.c.w
 	if len(dst) > w.cfg.BufferSize {
-		return false, c.refuse(name, ErrTooLong, "%d bytes: at most %d; use zcopy", len(dst), w.cfg.BufferSize)
+		return false, c.refuse(name, ErrTooLong, "%d bytes: at most %d; use zcopy", len(dst),
+			w.cfg.BufferSize)
 	}
 	if err := e.usable(name); err != nil || len(dst) == 0 {
 		return err == nil, err
@@ -167,9 +177,10 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 	return false, nil
 }
 
-// FetchAdd adds to an eight-byte number in the peer's memory, at an address that is a multiple of eight. The old value is in *old once comp
-// has fired; both may be nil.
-func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, add uint64) (done bool, err error) {
+// FetchAdd adds to an eight-byte number in the peer's memory, at an address that is a multiple of
+// eight. The old value is in *old once comp has fired; both may be nil.
+func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.RemoteSegment,
+	add uint64) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()
 	err = e.atomicOp("fetch add", verbs.OpAtomicFetchAdd, comp, old, remote, add, 0)
@@ -177,10 +188,12 @@ func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.Remote
 	return false, err
 }
 
-// CompareSwap stores swap in an eight-byte number of the peer's memory if that equals compare. The old value is in *old once comp has
-// fired; both may be nil. Atomics are atomic among themselves as far as they go through the same NIC of the peer, and the endpoints of
-// this package take care that they do; they need not be atomic to the peer's processor.
-func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare, swap uint64) (done bool, err error) {
+// CompareSwap stores swap in an eight-byte number of the peer's memory if that equals compare. The
+// old value is in *old once comp has fired; both may be nil. Atomics are atomic among themselves as
+// far as they go through the same NIC of the peer, and the endpoints of this package take care that
+// they do; they need not be atomic to the peer's processor.
+func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare,
+	swap uint64) (done bool, err error) {
 	w := e.c.w
 	w.mu.Lock()
 	err = e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
@@ -188,7 +201,8 @@ func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.Rem
 	return false, err
 }
 
-func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compareAdd, swap uint64) error {
+func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, old *uint64,
+	remote ibverbx.RemoteSegment, compareAdd, swap uint64) error {
 	c, w := e.c, e.c.w
 	if err := e.usable(name); err != nil {
 		return err
@@ -215,7 +229,8 @@ func (c *core) cell(slot uint32) ibverbx.Segment {
 	return c.slab.Slice(c.cellOffset(slot), 8)
 }
 
-// cellOffset is where they are. There are more cells than operations, so no two that are outstanding share one.
+// cellOffset is where they are. There are more cells than operations, so no two that are
+// outstanding share one.
 func (c *core) cellOffset(slot uint32) uint64 { return c.cells + 8*uint64(slot&c.cellMask) }
 
 func (c *core) put(n int) {

@@ -20,7 +20,10 @@ func outOfCredits(t *testing.T, cfg transport.Config) (l *link, kept *[]*transpo
 	for range buffers {
 		l.send(l.a, nil)
 	}
-	l.until("the peer keeps all credits", func() bool { return len(*kept) == buffers && l.a.Stats().Outstanding == 0 })
+	l.until("the peer keeps all credits", func() bool {
+		return len(*kept) == buffers &&
+			l.a.Stats().Outstanding == 0
+	})
 	t.Cleanup(func() {
 		for _, m := range *kept {
 			m.Release()
@@ -29,7 +32,8 @@ func outOfCredits(t *testing.T, cfg transport.Config) (l *link, kept *[]*transpo
 	return l, kept
 }
 
-// What a request lacked is its own: one behind it in the queue does not wait for that, whichever way the first one left.
+// What a request lacked is its own: one behind it in the queue does not wait for that, whichever
+// way the first one left.
 func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 	lacksCredit := func(answer transport.Outcome) *transport.Pending {
 		return request(func(turn *transport.Endpoint) transport.Outcome {
@@ -100,7 +104,8 @@ func TestPurgeWakesClose(t *testing.T) {
 	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
 		t.Fatal(err)
 	}
-	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
+	must(t, l.a.Pending(
+		request(func(turn *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
 	closed := make(chan error, 1)
 	go func() { closed <- l.a.Close(within(t)) }()
 	sleeping(t, l.a.w, 1)

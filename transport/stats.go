@@ -51,9 +51,12 @@ func (w *Worker) Stats() Stats {
 	}
 	return Stats{
 		Endpoints: w.open, AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
-		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics, Control: s.control,
-		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Probes: s.probes, Failures: s.failures, Violations: s.violations,
-		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale, Registered: registered,
+		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
+		Control:    s.control,
+		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Probes: s.probes,
+		Failures: s.failures, Violations: s.violations,
+		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,
+		Registered: registered,
 	}
 }
 
@@ -77,5 +80,6 @@ func (e *Endpoint) Stats() EndpointStats {
 			owed++
 		}
 	}
-	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits, Owed: owed, Pending: c.pending.count}
+	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits,
+		Owed: owed, Pending: c.pending.count}
 }

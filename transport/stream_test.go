@@ -11,8 +11,8 @@ import (
 	"ibverbx/transport"
 )
 
-// A million small and a thousand large puts, interleaved, to two peers: every completion once and in order, the data there, and no queue
-// overrun on the way.
+// A million small and a thousand large puts, interleaved, to two peers: every completion once and
+// in order, the data there, and no queue overrun on the way.
 func TestAMillionPutsToTwoPeers(t *testing.T) {
 	small, large := 1_000_000, 1000
 	if testing.Short() {
@@ -140,7 +140,8 @@ func TestAFlagBehindAFenceIsSeenAfterTheData(t *testing.T) {
 						seen <- bytes.Count(l.b.mem[8:8+size], []byte{stamp}) == size
 					}()
 					comp := transport.NewCompletion(1, nil)
-					if _, err := l.a.PutZcopy(comp, l.a.peer.At(8), l.a.mr.Slice(8, uint64(size))); err != nil {
+					if _, err := l.a.PutZcopy(comp, l.a.peer.At(8),
+						l.a.mr.Slice(8, uint64(size))); err != nil {
 						t.Fatal(err)
 					}
 					l.a.Fence()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// sleepers are the goroutines that wait for the worker and have stopped polling. An event of the NICs wakes one of them, which makes
-// progress and wakes the others, since it may be theirs.
+// sleepers are the goroutines that wait for the worker and have stopped polling. An event of the
+// NICs wakes one of them, which makes progress and wakes the others, since it may be theirs.
 type sleepers struct {
 	count  atomic.Int32
 	mu     sync.Mutex
@@ -78,17 +78,18 @@ func (s *sleepers) wakeLocked() {
 	}
 }
 
-// posted is called with mu held after something was handed to the NICs, or is to be told by progress, so that who sleeps does not miss
-// what will not wake it by an event.
+// posted is called with mu held after something was handed to the NICs, or is to be told by
+// progress, so that who sleeps does not miss what will not wake it by an event.
 func (w *Worker) posted() {
 	if w.sleep.any() && (w.retrying || len(w.failing)+len(w.closing) != 0 || w.cq.Stats().Retrying != 0) {
 		w.sleep.wake()
 	}
 }
 
-// Wait makes progress until the completion has fired and returns its first error. If ctx ends before, Wait returns ctx's error, and everything
-// goes on: the operations, and the ownership of their memory. When the worker is closed before, it returns ErrClosed; the memory is the
-// caller's once Close has returned.
+// Wait makes progress until the completion has fired and returns its first error. If ctx ends
+// before, Wait returns ctx's error, and everything goes on: the operations, and the ownership of
+// their memory. When the worker is closed before, it returns ErrClosed; the memory is the caller's
+// once Close has returned.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	every := time.Duration(0)
 	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
@@ -100,8 +101,9 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	return comp.Err()
 }
 
-// WaitFor makes progress until done reports true, or ctx ends. Done is called often, between rounds of progress, with no lock held; what changes its
-// answer is progress, or, looked at every so often at the latest, something else. With every 0 nothing else is looked for.
+// WaitFor makes progress until done reports true, or ctx ends. Done is called often, between rounds
+// of progress, with no lock held; what changes its answer is progress, or, looked at every so often
+// at the latest, something else. With every 0 nothing else is looked for.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {
@@ -117,7 +119,8 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 			return slept, nil
 		}
 		if w.Progress() != 0 {
-			if spin = (spinner{}); round%64 != 0 || ctx.Err() == nil { // others may keep the worker busy for ever
+			// others may keep the worker busy for ever
+			if spin = (spinner{}); round%64 != 0 || ctx.Err() == nil {
 				continue
 			}
 		}
@@ -139,8 +142,8 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 	}
 }
 
-// spinner says how long a goroutine polls in vain before it sleeps. Once it has said enough it keeps to that: who is woken and finds nothing
-// new sleeps on at once.
+// spinner says how long a goroutine polls in vain before it sleeps. Once it has said enough it
+// keeps to that: who is woken and finds nothing new sleeps on at once.
 type spinner struct {
 	rounds int
 	start  time.Time
@@ -163,7 +166,8 @@ func (s *spinner) more(limit time.Duration) bool {
 	return !s.enough
 }
 
-// retryInterval is how often progress is made while a NIC refuses work for now: no event tells when it would not.
+// retryInterval is how often progress is made while a NIC refuses work for now: no event tells when
+// it would not.
 const retryInterval = time.Millisecond
 
 // doze sleeps until there may be something new.
@@ -198,8 +202,9 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 	}
 }
 
-// Start has a goroutine make progress until Close: it polls for Config.Spin after the last thing that happened and then sleeps until
-// the NICs have an event. Callbacks run on it, but for those of rounds of progress that others make.
+// Start has a goroutine make progress until Close: it polls for Config.Spin after the last thing
+// that happened and then sleeps until the NICs have an event. Callbacks run on it, but for those of
+// rounds of progress that others make.
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -74,7 +74,8 @@ func TestStartMakesProgress(t *testing.T) {
 	})
 }
 
-// Two wait on one worker: each returns when its own completion has fired, whoever made the progress.
+// Two wait on one worker: each returns when its own completion has fired, whoever made the
+// progress.
 func TestTwoWaitersOnOneWorker(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.cfg.Spin = -1
@@ -85,7 +86,8 @@ func TestTwoWaitersOnOneWorker(t *testing.T) {
 			ended := make(chan error, 2)
 			for i := range comps {
 				comps[i] = transport.NewCompletion(1, nil)
-				if _, err := l.a.PutZcopy(comps[i], l.a.peer.At(uint64(30000*i)), l.a.mr.Slice(uint64(30000*i), 30000)); err != nil {
+				if _, err := l.a.PutZcopy(comps[i], l.a.peer.At(uint64(30000*i)),
+					l.a.mr.Slice(uint64(30000*i), 30000)); err != nil {
 					t.Fatal(err)
 				}
 				go func() { ended <- l.a.w.Wait(within(t), comps[i]) }()
@@ -148,7 +150,8 @@ func TestSleepersDoNotWakeEachOther(t *testing.T) {
 	}
 }
 
-// A completion that is waited for in two workers wakes both, whichever of them the operation belongs to and whoever began to wait first.
+// A completion that is waited for in two workers wakes both, whichever of them the operation
+// belongs to and whoever began to wait first.
 func TestACompletionSharedByTwoWorkers(t *testing.T) {
 	s := shapes()[1]
 	s.cfg.Spin = -1

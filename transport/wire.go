@@ -43,7 +43,8 @@ func (h *header) parse(msg []byte) error {
 	if len(msg) < wireHeader {
 		return fmt.Errorf("message of %d bytes: a header has %d", len(msg), wireHeader)
 	}
-	*h = header{kind: wireKind(msg[0]), id: AMID(msg[1]), length: msg[2], credits: binary.LittleEndian.Uint16(msg[4:])}
+	*h = header{kind: wireKind(msg[0]), id: AMID(msg[1]), length: msg[2], credits: binary.LittleEndian.Uint16(
+		msg[4:])}
 	switch {
 	case msg[3] != 0 || msg[6] != 0 || msg[7] != 0:
 		return fmt.Errorf("header % x: reserved bytes are not zero", msg[:wireHeader])
@@ -54,7 +55,8 @@ func (h *header) parse(msg []byte) error {
 	case h.id > MaxAMID:
 		return fmt.Errorf("active message %d: ids end at %d", h.id, MaxAMID)
 	case h.length > MaxHeader || int(h.length) > len(msg)-wireHeader:
-		return fmt.Errorf("active message %d: a header of %d bytes in a message of %d", h.id, h.length, len(msg))
+		return fmt.Errorf("active message %d: a header of %d bytes in a message of %d", h.id, h.length,
+			len(msg))
 	}
 	return nil
 }

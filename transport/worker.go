@@ -22,11 +22,11 @@ type Handler func(m *Message)
 
 const localWrite = verbs.AccessLocalWrite
 
-// Worker makes progress for endpoints that share a virtual CQ, registered memory, and the handlers of active messages. It is safe for
-// concurrent use.
+// Worker makes progress for endpoints that share a virtual CQ, registered memory, and the handlers
+// of active messages. It is safe for concurrent use.
 //
-// Two locks, always taken in this order: progressing is held by the one goroutine that makes progress and so runs callbacks; mu guards all
-// state, and is never held while a callback runs.
+// Two locks, always taken in this order: progressing is held by the one goroutine that makes
+// progress and so runs callbacks; mu guards all state, and is never held while a callback runs.
 type Worker struct {
 	dom         *ibverbx.Domain
 	cfg         Config
@@ -36,20 +36,21 @@ type Worker struct {
 	late        []event      // what comes behind them; guarded by mu
 	round       uint64       // of events, from 1 on; guarded by mu
 
-	mu         sync.Mutex
-	cq         *ibverbx.VirtualCQ
-	bounce     *bouncePool
-	flushArea  *ibverbx.MR // what the remote flushes of peers read
-	handlers   [MaxAMID + 1]Handler
-	handled    uint64 // set of ids that have a handler
-	shown      bool   // a card was given out: the handlers are fixed
-	endpoints  []*core
-	open       int      // endpoints
-	waiting    coreRing // endpoints with pending requests, next in turn first
-	reposts    []*core  // endpoints with receive buffers to post again
-	failing    []*core  // endpoints that failed outside of progress, which has to tell
-	closing    []*core  // endpoints whose queue pair is closed and that may have completions left
-	again      []*core  // endpoints that owe the peer credits, and could not send them; againSpare is its other half
+	mu        sync.Mutex
+	cq        *ibverbx.VirtualCQ
+	bounce    *bouncePool
+	flushArea *ibverbx.MR // what the remote flushes of peers read
+	handlers  [MaxAMID + 1]Handler
+	handled   uint64 // set of ids that have a handler
+	shown     bool   // a card was given out: the handlers are fixed
+	endpoints []*core
+	open      int      // endpoints
+	waiting   coreRing // endpoints with pending requests, next in turn first
+	reposts   []*core  // endpoints with receive buffers to post again
+	failing   []*core  // endpoints that failed outside of progress, which has to tell
+	closing   []*core  // endpoints whose queue pair is closed and that may have completions left
+	// endpoints that owe the peer credits, and could not send them; againSpare is its other half
+	again      []*core
 	againSpare []*core
 	retrying   bool      // a NIC refused something for now
 	rounds     int       // of progress since the last look at the clock
@@ -66,18 +67,20 @@ type Worker struct {
 
 	completions, flushRequests sync.Pool
 
-	// Work requests, prepared as far as they always are the same. Filling them field by field beats clearing 250 bytes.
+	// Work requests, prepared as far as they always are the same. Filling them field by field beats
+	// clearing 250 bytes.
 	send, put, get, atomic, control [1]ibverbx.SendWR
 	recv                            []ibverbx.RecvWR
 	inline                          []byte
 	sgl                             []ibverbx.Segment
 }
 
-// pollBatch is how many completions a round of progress takes: enough to share the cost of the locks, few enough to stay in the cache.
+// pollBatch is how many completions a round of progress takes: enough to share the cost of the
+// locks, few enough to stay in the cache.
 const pollBatch = 64
 
-// NewWorker makes a worker over the NICs of a domain. The domain stays the caller's, who closes it after the worker and registers memory
-// with it; several workers may share one.
+// NewWorker makes a worker over the NICs of a domain. The domain stays the caller's, who closes it
+// after the worker and registers memory with it; several workers may share one.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if dom == nil {
 		return nil, fmt.Errorf("transport: new worker: %w: no domain", verbs.ErrInvalid)
@@ -90,7 +93,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, round: 1, wcs: make([]ibverbx.WC, pollBatch), events: make([]event, 0, 2*pollBatch)}
+	w := &Worker{dom: dom, cfg: cfg, round: 1, wcs: make([]ibverbx.WC, pollBatch),
+		events: make([]event, 0, 2*pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
 	}
@@ -109,7 +113,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// fitDevices lowers what the configuration leaves open to what every NIC allows, and returns the depth of the completion queues.
+// fitDevices lowers what the configuration leaves open to what every NIC allows, and returns the
+// depth of the completion queues.
 func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 	inline, most := defaultInline, 1<<30
 	for _, dev := range dom.Devices() {
@@ -133,14 +138,16 @@ func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 		each += cfg.QP.MaxMsgCntPerQP // its first data rail takes SENDs
 	}
 	if each > most {
-		return 0, fmt.Errorf("transport: config: %w: an endpoint needs %d completions, the NIC's queues hold %d: lower AMBuffers, MaxOutstanding or QP.QPsPerDevice",
+		return 0, fmt.Errorf("transport: config: %w: an endpoint needs %d completions, the NIC's queues "+
+			"hold %d: lower AMBuffers, MaxOutstanding or QP.QPsPerDevice",
 			verbs.ErrInvalid, each, most)
 	}
 	if cfg.MaxEndpoints == 0 {
 		cfg.MaxEndpoints = min(128, most/each)
 	}
 	if cfg.MaxEndpoints*each > most {
-		return 0, fmt.Errorf("transport: config: %w: %d endpoints need %d completions, the NIC's queues hold %d, enough for %d",
+		return 0, fmt.Errorf("transport: config: %w: %d endpoints need %d completions, the NIC's queues "+
+			"hold %d, enough for %d",
 			verbs.ErrInvalid, cfg.MaxEndpoints, cfg.MaxEndpoints*each, most, most/each)
 	}
 	return cfg.MaxEndpoints * each, nil
@@ -152,7 +159,8 @@ func (w *Worker) prepare() {
 	w.put[0] = ibverbx.SendWR{Opcode: verbs.OpRDMAWrite}
 	w.get[0] = ibverbx.SendWR{Opcode: verbs.OpRDMARead}
 	w.inline = make([]byte, max(w.cfg.QP.MaxInline, wireHeader))
-	w.control[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true, Flags: verbs.SendSignaled | verbs.SendInline}
+	w.control[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true, Flags: verbs.SendSignaled |
+		verbs.SendInline}
 }
 
 // Domain is the domain that the worker was made over: register memory with it.
@@ -161,8 +169,8 @@ func (w *Worker) Domain() *ibverbx.Domain { return w.dom }
 // Config is the configuration in force.
 func (w *Worker) Config() Config { return w.cfg }
 
-// Handle sets the handler for active messages with an id. It is refused for an id that has one, and once an endpoint has given out its
-// card, which tells the peer the ids.
+// Handle sets the handler for active messages with an id. It is refused for an id that has one, and
+// once an endpoint has given out its card, which tells the peer the ids.
 func (w *Worker) Handle(id AMID, h Handler) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,19 +178,22 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 	case w.closed:
 		return fmt.Errorf("transport: handle: %w", ErrClosed)
 	case id > MaxAMID || h == nil:
-		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil", verbs.ErrInvalid, id, MaxAMID)
+		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil",
+			verbs.ErrInvalid, id, MaxAMID)
 	case w.handlers[id] != nil:
 		return fmt.Errorf("transport: handle: %w: id %d has a handler", verbs.ErrInvalid, id)
 	case w.shown:
-		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has shown its card, which lists the handlers: set them before", verbs.ErrInvalid, id)
+		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has shown its card, which lists the "+
+			"handlers: set them before", verbs.ErrInvalid, id)
 	}
 	w.handlers[id] = h
 	w.handled |= 1 << id
 	return nil
 }
 
-// Close closes the worker. Endpoints that are open are aborted first, with the callbacks that this means; to end well, Close each of them
-// before. What the program has in its hands (kept messages) stays readable.
+// Close closes the worker. Endpoints that are open are aborted first, with the callbacks that this
+// means; to end well, Close each of them before. What the program has in its hands (kept messages)
+// stays readable.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed {

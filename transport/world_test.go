@@ -24,7 +24,8 @@ type setup struct {
 	seed    uint64
 	fabric  soft.DeviceConfig
 	memory  int // bytes of registered memory an end; 0 means 64 KiB
-	// scramble has completions of one queue seen out of order, which only several queue pairs stand.
+	// scramble has completions of one queue seen out of order, which only several queue pairs
+	// stand.
 	scramble bool
 	handle   func(m *transport.Message) // b's handler 1; nil counts
 	onError  func(ep *transport.Endpoint, err error)
@@ -73,7 +74,8 @@ func each(t *testing.T, test func(t *testing.T, s setup)) {
 	}
 }
 
-// world is a fabric with workers on it. When the test ends it is closed, and must leave nothing behind.
+// world is a fabric with workers on it. When the test ends it is closed, and must leave nothing
+// behind.
 type world struct {
 	tb      testing.TB
 	fabric  *soft.Fabric
@@ -96,7 +98,8 @@ func newWorld(tb testing.TB, cfg soft.Config) *world {
 }
 
 // worker makes a worker over NICs of its own domain.
-func (w *world) worker(cfg transport.Config, handlers map[transport.AMID]transport.Handler, nics ...*soft.Device) *transport.Worker {
+func (w *world) worker(cfg transport.Config, handlers map[transport.AMID]transport.Handler,
+	nics ...*soft.Device) *transport.Worker {
 	w.tb.Helper()
 	devices := make([]verbs.Device, len(nics))
 	for i := range nics {
@@ -138,7 +141,8 @@ func (w *world) register(of *transport.Worker, n int, pattern byte) ([]byte, *ib
 	return mem, mr
 }
 
-// close closes everything, and fails the test for what is left: objects of the NICs, bounce buffers, or goroutines that do not end.
+// close closes everything, and fails the test for what is left: objects of the NICs, bounce
+// buffers, or goroutines that do not end.
 func (w *world) close() {
 	if w.closed {
 		return
@@ -193,7 +197,8 @@ func (w *world) keepStepping() (stop func()) {
 	return func() { close(end); <-ended }
 }
 
-// progress makes one round of progress on every worker, after one step of the fabric if that is stepped.
+// progress makes one round of progress on every worker, after one step of the fabric if that is
+// stepped.
 func (w *world) progress() (n int) {
 	if w.stepped {
 		if _, ok := w.fabric.Step(); ok {
@@ -219,7 +224,8 @@ func (w *world) until(what string, done func() bool) {
 	}
 }
 
-// quiet makes progress until there is none to make. What NICs copy in the background is waited for with until.
+// quiet makes progress until there is none to make. What NICs copy in the background is waited for
+// with until.
 func (w *world) quiet() {
 	w.tb.Helper()
 	for idle, rounds := 0, 0; idle < 8; rounds++ {

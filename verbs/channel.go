@@ -2,11 +2,12 @@ package verbs
 
 import "context"
 
-// CompChannel carries completion events: an armed CQ raises one when a completion is added to it. CQs of several
-// devices and providers may share a channel, so that one wait covers them all. It is safe for concurrent use.
+// CompChannel carries completion events: an armed CQ raises one when a completion is added to it.
+// CQs of several devices and providers may share a channel, so that one wait covers them all. It is
+// safe for concurrent use.
 //
-// Events merge: any number of them that nobody has waited for yet are one. An event is therefore a reason to poll
-// every CQ of the channel, and never says how many completions there are.
+// Events merge: any number of them that nobody has waited for yet are one. An event is therefore a
+// reason to poll every CQ of the channel, and never says how many completions there are.
 type CompChannel struct {
 	event chan struct{}
 }
@@ -14,7 +15,8 @@ type CompChannel struct {
 // NewCompChannel makes a completion channel.
 func NewCompChannel() *CompChannel { return &CompChannel{event: make(chan struct{}, 1)} }
 
-// Wait blocks until there is an event, and takes it, or until ctx ends; it then returns ctx's error.
+// Wait blocks until there is an event, and takes it, or until ctx ends; it then returns ctx's
+// error.
 func (c *CompChannel) Wait(ctx context.Context) error {
 	select {
 	case <-c.event:

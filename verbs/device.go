@@ -23,7 +23,8 @@ type DeviceAttr struct {
 	MaxMRSize   uint64 `json:"max_mr_size"` // bytes
 	MaxPD       int    `json:"max_pd"`
 	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, either way
-	MaxInline   int    `json:"max_inline"`    // bytes of the longest inline send; 0 if only creating a queue pair can tell
+	// bytes of the longest inline send; 0 if only creating a queue pair can tell
+	MaxInline int `json:"max_inline"`
 }
 
 // PortAttr describes a port of a NIC (struct ibv_port_attr).
@@ -123,14 +124,16 @@ func (g GID) IsZero() bool { return g == GID{} }
 // IsIPv4 reports whether the GID stands for an IPv4 address, as RoCE v2 over IPv4 has it.
 func (g GID) IsIPv4() bool { return netip.AddrFrom16(g).Is4In6() }
 
-// IsLinkLocal reports whether the GID stands for an address that no router forwards: fe80::/10, or 169.254.0.0/16 of IPv4.
+// IsLinkLocal reports whether the GID stands for an address that no router forwards: fe80::/10, or
+// 169.254.0.0/16 of IPv4.
 func (g GID) IsLinkLocal() bool { return netip.AddrFrom16(g).Unmap().IsLinkLocalUnicast() }
 
 // ParseGID reads what String writes.
 func ParseGID(s string) (GID, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
-		return GID{}, &OpError{Op: "parse gid", Detail: fmt.Sprintf("%.80q is no IPv6 address", s), Err: ErrInvalid}
+		return GID{}, &OpError{Op: "parse gid", Detail: fmt.Sprintf("%.80q is no IPv6 address", s),
+			Err: ErrInvalid}
 	}
 	return a.As16(), nil
 }

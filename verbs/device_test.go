@@ -17,7 +17,8 @@ func TestMTU(t *testing.T) {
 func TestGIDIsLinkLocal(t *testing.T) {
 	for text, want := range map[string]bool{
 		"fe80::1": true, "febf::1": true, "::ffff:169.254.1.1": true,
-		"fec0::1": false, "2001:db8::1": false, "::ffff:10.0.0.1": false, "::ffff:169.253.1.1": false, "::": false,
+		"fec0::1": false, "2001:db8::1": false, "::ffff:10.0.0.1": false, "::ffff:169.253.1.1": false,
+		"::": false,
 	} {
 		if gid, err := ParseGID(text); err != nil || gid.IsLinkLocal() != want {
 			t.Errorf("%s: link-local %t, %v", text, gid.IsLinkLocal(), err)
@@ -53,7 +54,8 @@ func TestGIDText(t *testing.T) {
 			t.Errorf("%v: zero %t", c.gid, c.gid.IsZero())
 		}
 	}
-	if got, err := ParseGID("0000:0000:0000:0000:0000:ffff:0a00:0001"); err != nil || got.String() != "::ffff:10.0.0.1" {
+	if got, err := ParseGID("0000:0000:0000:0000:0000:ffff:0a00:0001"); err != nil ||
+		got.String() != "::ffff:10.0.0.1" {
 		t.Errorf("the kernel's spelling: %v, %v", got, err)
 	}
 	for _, bad := range []string{"", "x", "fe80::1%eth0", "1:2:3", "::1/64"} {

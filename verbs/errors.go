@@ -6,15 +6,18 @@ import (
 	"io/fs"
 )
 
-// The errors that a program can act on. Providers return them beneath an [*OpError]; test with errors.Is.
+// The errors that a program can act on. Providers return them beneath an [*OpError]; test with
+// errors.Is.
 var (
-	// ErrQueueFull: the queue has no room for another work request. Poll completions, then post again.
+	// ErrQueueFull: the queue has no room for another work request. Poll completions, then post
+	// again.
 	ErrQueueFull = errors.New("queue full")
 	// ErrState: the queue pair's state does not allow the call.
 	ErrState = errors.New("wrong queue pair state")
 	// ErrProtection: a key, range or access right does not cover the memory named.
 	ErrProtection = errors.New("memory not covered by the registration")
-	// ErrNotSupported: this provider or NIC cannot do it. The error around it says what would be needed.
+	// ErrNotSupported: this provider or NIC cannot do it. The error around it says what would be
+	// needed.
 	ErrNotSupported = errors.New("not supported")
 	// ErrDeviceGone: the NIC was removed or has failed.
 	ErrDeviceGone = errors.New("device gone")
@@ -69,8 +72,8 @@ func (e *OpError) Error() string {
 // Unwrap returns what lies beneath.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// ModifyError says why a change of a queue pair was refused. It is [ErrState] to errors.Is when there is no such
-// transition, and [ErrInvalid] when the attributes do not fit it.
+// ModifyError says why a change of a queue pair was refused. It is [ErrState] to errors.Is when
+// there is no such transition, and [ErrInvalid] when the attributes do not fit it.
 type ModifyError struct {
 	From, To   QPState
 	Missing    QPAttrMask // attributes that the transition demands and the mask lacks

@@ -2,17 +2,20 @@ package verbs
 
 import "strconv"
 
-// Event is something that a NIC tells without being asked, beside the completions of its work requests (struct
-// ibv_async_event). [Device.Watch] asks for them. Which of the fields after Device mean something depends on the type.
+// Event is something that a NIC tells without being asked, beside the completions of its work
+// requests (struct ibv_async_event). [Device.Watch] asks for them. Which of the fields after Device
+// mean something depends on the type.
 //
-// State, and not events, is the truth: events may be lost, arrive late, and be outdated when they are read. Take one as a reason to
-// look: [Device.QueryPort], [QP.State], [CQ.Poll].
+// State, and not events, is the truth: events may be lost, arrive late, and be outdated when they
+// are read. Take one as a reason to look: [Device.QueryPort], [QP.State], [CQ.Poll].
 type Event struct {
 	Type   EventType
 	Device Device
 	Port   int    // events of a port, [EventType.IsPort]
 	QPNum  uint32 // events of a queue pair, [EventType.IsQP]; it may be closed by now
-	CQ     CQ     // events of a completion queue, [EventType.IsCQ]; it may be closed by now, and is nil if it was before
+	// events of a completion queue, [EventType.IsCQ]; it may be closed by now, and is nil if it was
+	// before
+	CQ CQ
 }
 
 // String reads "rxe0 port 1: port error".
@@ -33,7 +36,8 @@ func (e Event) String() string {
 // EventType is what an event tells (enum ibv_event_type).
 type EventType uint32
 
-// The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that fails as the responder.
+// The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that
+// fails as the responder.
 const (
 	// EventCQErr: a completion queue has overrun, and is dead.
 	EventCQErr EventType = 0
@@ -41,14 +45,16 @@ const (
 	EventQPFatal EventType = 1
 	// EventQPReqErr: a queue pair failed as the responder, since the peer's request was invalid.
 	EventQPReqErr EventType = 2
-	// EventQPAccessErr: a queue pair failed as the responder, since the peer's request named memory that it may not touch.
+	// EventQPAccessErr: a queue pair failed as the responder, since the peer's request named memory
+	// that it may not touch.
 	EventQPAccessErr EventType = 3
 	// EventCommEst: the first message arrived at a queue pair that is in RTR still.
 	EventCommEst EventType = 4
-	// EventSQDrained: a send queue that was moved to SQD has come to the end of what had begun. It has to be asked for with an
-	// attribute of the move that this package does not describe.
+	// EventSQDrained: a send queue that was moved to SQD has come to the end of what had begun. It
+	// has to be asked for with an attribute of the move that this package does not describe.
 	EventSQDrained EventType = 5
-	// EventPathMig and EventPathMigErr: a queue pair changed over to its alternate path, or could not.
+	// EventPathMig and EventPathMigErr: a queue pair changed over to its alternate path, or could
+	// not.
 	EventPathMig    EventType = 6
 	EventPathMigErr EventType = 7
 	// EventDeviceFatal: the NIC has failed, and everything on it.
@@ -57,12 +63,13 @@ const (
 	EventPortActive EventType = 9
 	// EventPortErr: the port's link is down.
 	EventPortErr EventType = 10
-	// EventLIDChange, EventPKeyChange, EventSMChange: the subnet manager gave the port another address or other partition
-	// keys, or is another one.
+	// EventLIDChange, EventPKeyChange, EventSMChange: the subnet manager gave the port another
+	// address or other partition keys, or is another one.
 	EventLIDChange  EventType = 11
 	EventPKeyChange EventType = 12
 	EventSMChange   EventType = 13
-	// EventSRQErr and EventSRQLimitReached are of shared receive queues, which this package does not describe.
+	// EventSRQErr and EventSRQLimitReached are of shared receive queues, which this package does
+	// not describe.
 	EventSRQErr          EventType = 14
 	EventSRQLimitReached EventType = 15
 	// EventQPLastWQEReached: a queue pair on a shared receive queue has taken its last receive.

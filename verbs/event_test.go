@@ -4,8 +4,10 @@ import "testing"
 
 // The names of enum ibv_event_type in the order of their values, which count from 0.
 var eventNames = [...]string{
-	"CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR", "DEVICE_FATAL",
-	"PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR", "SRQ_LIMIT_REACHED", "QP_LAST_WQE_REACHED",
+	"CQ_ERR", "QP_FATAL", "QP_REQ_ERR", "QP_ACCESS_ERR", "COMM_EST", "SQ_DRAINED", "PATH_MIG", "PATH_MIG_ERR",
+	"DEVICE_FATAL",
+	"PORT_ACTIVE", "PORT_ERR", "LID_CHANGE", "PKEY_CHANGE", "SM_CHANGE", "SRQ_ERR", "SRQ_LIMIT_REACHED",
+	"QP_LAST_WQE_REACHED",
 	"CLIENT_REREGISTER", "GID_CHANGE", "WQ_FATAL", "DEVICE_SPEED_CHANGE",
 }
 
@@ -41,8 +43,10 @@ func TestEventString(t *testing.T) {
 		port, qp, isCQ bool
 	}{
 		{event: Event{Type: EventPortErr, Device: rxe, Port: 1}, want: "rxe0 port 1: port error", port: true},
-		{event: Event{Type: EventGIDChange, Device: rxe, Port: 2}, want: "rxe0 port 2: GID table changed", port: true},
-		{event: Event{Type: EventQPFatal, Device: rxe, QPNum: 17}, want: "rxe0 qp 17: queue pair failed", qp: true},
+		{event: Event{Type: EventGIDChange, Device: rxe, Port: 2}, want: "rxe0 port 2: GID table changed",
+			port: true},
+		{event: Event{Type: EventQPFatal, Device: rxe, QPNum: 17}, want: "rxe0 qp 17: queue pair failed",
+			qp: true},
 		{event: Event{Type: EventCQErr, Device: rxe}, want: "rxe0: completion queue error", isCQ: true},
 		{event: Event{Type: EventDeviceFatal, Device: rxe, Port: 1, QPNum: 17}, want: "rxe0: device failed"},
 		{event: Event{Type: EventSRQErr, Device: rxe}, want: "rxe0: shared receive queue error"},
@@ -52,7 +56,8 @@ func TestEventString(t *testing.T) {
 			t.Errorf("%q, want %q", got, c.want)
 		}
 		if e := c.event.Type; e.IsPort() != c.port || e.IsQP() != c.qp || e.IsCQ() != c.isCQ {
-			t.Errorf("%v: of a port %t, a queue pair %t, a completion queue %t", e, e.IsPort(), e.IsQP(), e.IsCQ())
+			t.Errorf("%v: of a port %t, a queue pair %t, a completion queue %t", e, e.IsPort(), e.IsQP(),
+				e.IsCQ())
 		}
 	}
 }

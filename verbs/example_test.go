@@ -11,7 +11,8 @@ import (
 // A refused call says which call, where and why; errors.Is finds the reason.
 func ExampleOpError() {
 	err := error(&verbs.OpError{
-		Op: "post send", Device: "mlx5_0", QPNum: 17, Err: verbs.ErrQueueFull, Detail: "128 outstanding, the queue holds 128",
+		Op: "post send", Device: "mlx5_0", QPNum: 17, Err: verbs.ErrQueueFull,
+		Detail: "128 outstanding, the queue holds 128",
 	})
 	fmt.Println(err)
 	fmt.Println(errors.Is(err, verbs.ErrQueueFull), verbs.IsTransient(err))
@@ -27,7 +28,8 @@ func ExampleCheckModify() {
 	attr := verbs.QPAttr{State: verbs.StateInit, Port: 1}
 	err := verbs.CheckModify(verbs.StateReset, &attr, verbs.QPAttrState|verbs.QPAttrPort)
 	fmt.Println(err)
-	fmt.Println(verbs.CheckModify(verbs.StateReset, &attr, verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess))
+	fmt.Println(verbs.CheckModify(verbs.StateReset, &attr,
+		verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess))
 	// Output:
 	// queue pair from RESET to INIT: attributes missing: ACCESS_FLAGS|PKEY_INDEX
 	// <nil>

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// DeviceFilter chooses devices by name, in the words that users of NICs know from NCCL_IB_HCA and UCX_NET_DEVICES: a list
-// separated by commas, of which each entry is one of
+// DeviceFilter chooses devices by name, in the words that users of NICs know from NCCL_IB_HCA and
+// UCX_NET_DEVICES: a list separated by commas, of which each entry is one of
 //
 //	mlx5_0      the device of that name
 //	mlx5_*      every device whose name starts so
@@ -16,11 +16,12 @@ import (
 //	mlx5_*:2    the same for each of them
 //	=mlx5_0     the same as mlx5_0
 //
-// A ^ before the list chooses every device that no entry names: "^mlx5_2,mlx5_3". Such a list has no ports, since devices are
-// left out as a whole. The empty list, which is the zero value, chooses every device.
+// A ^ before the list chooses every device that no entry names: "^mlx5_2,mlx5_3". Such a list has
+// no ports, since devices are left out as a whole. The empty list, which is the zero value, chooses
+// every device.
 //
-// Unlike in NCCL, a plain name is the whole name: mlx5_1 does not choose mlx5_10 as well. NCCL's = asks for just that and may be left
-// in place.
+// Unlike in NCCL, a plain name is the whole name: mlx5_1 does not choose mlx5_10 as well. NCCL's =
+// asks for just that and may be left in place.
 type DeviceFilter struct {
 	exclude bool
 	entries []filterEntry
@@ -40,7 +41,8 @@ type Selection struct {
 }
 
 const (
-	// maxDeviceName is the longest name in bytes that the kernel gives a device: IB_DEVICE_NAME_MAX less the final zero.
+	// maxDeviceName is the longest name in bytes that the kernel gives a device: IB_DEVICE_NAME_MAX
+	// less the final zero.
 	maxDeviceName = 63
 	// maxFilterText bounds the text of a filter: MaxDevices entries of the longest names fit twice.
 	maxFilterText = 2 * MaxDevices * (maxDeviceName + len("=:255,"))
@@ -92,13 +94,15 @@ func parseFilterEntry(text string) (e filterEntry, wrong string) {
 	case exact && e.prefix:
 		return e, fmt.Sprintf("%.80q: = asks for the whole name and * for the start of one", text)
 	case len(e.name) > maxDeviceName:
-		return e, fmt.Sprintf("the name %.20q... has %d bytes, devices have at most %d", e.name, len(e.name), maxDeviceName)
+		return e, fmt.Sprintf("the name %.20q... has %d bytes, devices have at most %d", e.name, len(e.name),
+			maxDeviceName)
 	case i >= 0 && e.name[i] == '^':
 		return e, fmt.Sprintf("%.80q: ^ stands before the whole list only", text)
 	case i >= 0 && e.name[i] == '*':
 		return e, fmt.Sprintf("%.80q: * stands at the end of a name only", text)
 	case i >= 0:
-		return e, fmt.Sprintf("%.80q: names of devices are of letters, digits and signs, without spaces", text)
+		return e, fmt.Sprintf("%.80q: names of devices are of letters, digits and signs, without spaces",
+			text)
 	}
 	return e, ""
 }
@@ -110,11 +114,13 @@ func filterError(s, wrong string) error {
 	return &OpError{Op: "parse device filter", Detail: fmt.Sprintf("%.80q: %s", s, wrong), Err: ErrInvalid}
 }
 
-// Select applies the filter to the names of the devices that there are. The result is in the order of the filter's entries, and
-// within one entry in the order of names: rails pair with the peer's by their place, so the order is the user's to choose.
+// Select applies the filter to the names of the devices that there are. The result is in the order
+// of the filter's entries, and within one entry in the order of names: rails pair with the peer's
+// by their place, so the order is the user's to choose.
 //
-// An entry that names no device is an error, which says what there is; not so after ^. A device that several entries choose takes the
-// first one's place, and the port of whichever says one. Two that say different ports are an error: a device is used by one port.
+// An entry that names no device is an error, which says what there is; not so after ^. A device
+// that several entries choose takes the first one's place, and the port of whichever says one. Two
+// that say different ports are an error: a device is used by one port.
 func (f DeviceFilter) Select(names []string) ([]Selection, error) {
 	if f.exclude || len(f.entries) == 0 {
 		return f.rest(names), nil
@@ -134,7 +140,8 @@ func (f DeviceFilter) Select(names []string) ([]Selection, error) {
 			case chosen[at].Port == 0:
 				chosen[at].Port = e.port
 			case e.port != 0 && e.port != chosen[at].Port:
-				return nil, selectError(fmt.Sprintf("%s is chosen with port %d and with port %d, a device is used by one port",
+				return nil, selectError(fmt.Sprintf("%s is chosen with port %d and with port %d, a device "+
+					"is used by one port",
 					name, chosen[at].Port, e.port))
 			}
 		}

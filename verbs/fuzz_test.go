@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// chooses is what a filter that was accepted chooses, said in another way: an entry is a pattern for path.Match, and a device stands where
-// the first entry that matches it does. ok is false where the choice must be refused.
+// chooses is what a filter that was accepted chooses, said in another way: an entry is a pattern
+// for path.Match, and a device stands where the first entry that matches it does. ok is false where
+// the choice must be refused.
 func chooses(text string, names []string) (chosen []Selection, ok bool) {
 	list, exclude := strings.CutPrefix(text, "^")
 	matches := func(entry, name string) bool {
@@ -24,7 +25,8 @@ func chooses(text string, names []string) (chosen []Selection, ok bool) {
 	}
 	if text == "" || exclude {
 		for i, name := range names {
-			if text == "" || !slices.ContainsFunc(strings.Split(list, ","), func(e string) bool { return matches(e, name) }) {
+			if text == "" || !slices.ContainsFunc(strings.Split(list, ","),
+				func(e string) bool { return matches(e, name) }) {
 				chosen = append(chosen, Selection{Index: i})
 			}
 		}
@@ -58,11 +60,12 @@ func chooses(text string, names []string) (chosen []Selection, ok bool) {
 	return chosen, true
 }
 
-// FuzzDeviceFilter reads filters. What is printed reads as the same, the choice is what the reference makes, and every refusal is of
-// bearable length.
+// FuzzDeviceFilter reads filters. What is printed reads as the same, the choice is what the
+// reference makes, and every refusal is of bearable length.
 func FuzzDeviceFilter(f *testing.F) {
 	for _, s := range []string{
-		"", "mlx5_0", "=mlx5_0:2,mlx5_1*", "^mlx5_2,=mlx5_3", "*", "^*", "*:7,rxe0:7", "^", ",", "a::", "=*", "^^a", "a\x00", "ö:1",
+		"", "mlx5_0", "=mlx5_0:2,mlx5_1*", "^mlx5_2,=mlx5_3", "*", "^*", "*:7,rxe0:7", "^", ",", "a::", "=*",
+		"^^a", "a\x00", "ö:1",
 		"a:256", "a:01",
 		"mlx5_1:1,mlx5_1:2", "mlx5_*,mlx5_0:3", `a\,[a],a?`,
 	} {
@@ -93,10 +96,12 @@ func FuzzDeviceFilter(f *testing.F) {
 	})
 }
 
-// FuzzParseGID reads GIDs. One is refused just when it is no address, and what is printed reads as the same.
+// FuzzParseGID reads GIDs. One is refused just when it is no address, and what is printed reads as
+// the same.
 func FuzzParseGID(f *testing.F) {
 	for _, s := range []string{
-		"fe80::1", "::ffff:10.0.0.1", "0000:0000:0000:0000:0000:ffff:0a00:0001", "10.0.0.1", "::", "fe80::1%eth0", "::1/64", "", "1:2:3",
+		"fe80::1", "::ffff:10.0.0.1", "0000:0000:0000:0000:0000:ffff:0a00:0001", "10.0.0.1", "::",
+		"fe80::1%eth0", "::1/64", "", "1:2:3",
 		"::ffff:169.254.0.1", "febf::1", "fec0::1", strings.Repeat(":", 5000),
 	} {
 		f.Add(s)

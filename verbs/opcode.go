@@ -62,7 +62,8 @@ const (
 	WCRecv            WCOpcode = 128
 	WCRecvRDMAWithImm WCOpcode = 129
 
-	// WCUnknown is no verbs value: it stands where a failed completion does not tell what it was for.
+	// WCUnknown is no verbs value: it stands where a failed completion does not tell what it was
+	// for.
 	WCUnknown WCOpcode = 64
 )
 
@@ -112,7 +113,8 @@ type SendFlags uint32
 
 // Flags of a send work request.
 const (
-	// SendFence waits for the earlier reads and atomics of the queue pair before this request starts.
+	// SendFence waits for the earlier reads and atomics of the queue pair before this request
+	// starts.
 	SendFence SendFlags = 1 << 0
 	// SendSignaled asks for a completion.
 	SendSignaled SendFlags = 1 << 1
@@ -127,7 +129,8 @@ func (f SendFlags) String() string {
 	return flagString(uint64(f), "FENCE", "SIGNALED", "SOLICITED", "INLINE")
 }
 
-// AccessFlags say what may be done to memory, and what a queue pair lets its peer do (enum ibv_access_flags).
+// AccessFlags say what may be done to memory, and what a queue pair lets its peer do (enum
+// ibv_access_flags).
 type AccessFlags uint32
 
 // Access rights. Local read is always granted.
@@ -146,8 +149,8 @@ func (f AccessFlags) String() string {
 	return flagString(uint64(f), "LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ", "REMOTE_ATOMIC")
 }
 
-// Valid reports whether f grants only rights that exist, and local write wherever the peer may write
-// (ibv_reg_mr(3)).
+// Valid reports whether f grants only rights that exist, and local write wherever the peer may
+// write (ibv_reg_mr(3)).
 func (f AccessFlags) Valid() bool {
 	if f&^AccessAll != 0 {
 		return false
@@ -161,7 +164,8 @@ type WCFlags uint32
 // WCWithImm says that the completion carries an immediate.
 const WCWithImm WCFlags = 1 << 1
 
-// flagString names the set bits of v, the first name being bit 0; bits without a name print as a number.
+// flagString names the set bits of v, the first name being bit 0; bits without a name print as a
+// number.
 func flagString(v uint64, names ...string) string {
 	if v == 0 {
 		return "0"

@@ -2,8 +2,8 @@ package verbs
 
 import "testing"
 
-// The values and names below are those of <infiniband/verbs.h>, written out once more: a provider of real NICs casts
-// between the two.
+// The values and names below are those of <infiniband/verbs.h>, written out once more: a provider
+// of real NICs casts between the two.
 
 func TestABIValues(t *testing.T) {
 	for _, c := range []struct {
@@ -133,7 +133,8 @@ func TestOpcode(t *testing.T) {
 		{7, "opcode 7", WCRDMAWrite, false, false, false, false},
 		{1<<32 - 1, "opcode 4294967295", WCRDMAWrite, false, false, false, false},
 	} {
-		if c.op.String() != c.name || c.op.Valid() != c.valid || c.op.IsAtomic() != c.atomic || c.op.IsSend() != c.send ||
+		if c.op.String() != c.name || c.op.Valid() != c.valid || c.op.IsAtomic() != c.atomic ||
+			c.op.IsSend() != c.send ||
 			c.op.HasImm() != c.imm || c.op.WCOpcode() != c.wc {
 			t.Errorf("%v: valid %t, atomic %t, send %t, immediate %t, completion %v; want %+v",
 				c.op, c.op.Valid(), c.op.IsAtomic(), c.op.IsSend(), c.op.HasImm(), c.op.WCOpcode(), c)

@@ -2,7 +2,8 @@ package verbs
 
 import "time"
 
-// QPAttr holds the attributes of a reliable-connected queue pair; a [QPAttrMask] says which are meant.
+// QPAttr holds the attributes of a reliable-connected queue pair; a [QPAttrMask] says which are
+// meant.
 type QPAttr struct {
 	State    QPState
 	CurState QPState // what the caller takes the present state to be
@@ -14,8 +15,8 @@ type QPAttr struct {
 	// Access is what the peer may do through this queue pair; a memory region must grant it too.
 	Access      AccessFlags
 	MaxRDAtomic uint8 // reads and atomics outstanding as the requester
-	// MaxDestRDAtomic is how many reads and atomics of the peer it serves at a time; the peer's MaxRDAtomic
-	// must not exceed it.
+	// MaxDestRDAtomic is how many reads and atomics of the peer it serves at a time; the peer's
+	// MaxRDAtomic must not exceed it.
 	MaxDestRDAtomic uint8
 	MinRNRTimer     uint8 // 5-bit code of [RNRTimer]: how long the peer waits when no receive is posted
 	PKeyIndex       uint16
@@ -42,8 +43,8 @@ type AH struct {
 	Global       bool   // use the GIDs; must be set on RoCE
 }
 
-// AckTimeout decodes the 5-bit timeout of a queue pair: 4.096 µs times 2 to the code (IBTA 9.7.6.1.3). Code 0 is no
-// timeout at all and returns 0.
+// AckTimeout decodes the 5-bit timeout of a queue pair: 4.096 µs times 2 to the code (IBTA
+// 9.7.6.1.3). Code 0 is no timeout at all and returns 0.
 func AckTimeout(code uint8) time.Duration {
 	if code == 0 {
 		return 0

@@ -65,8 +65,10 @@ const (
 
 // String lists the attributes by their verbs names.
 func (m QPAttrMask) String() string {
-	return flagString(uint64(m), "STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX", "PORT", "QKEY",
-		"AV", "PATH_MTU", "TIMEOUT", "RETRY_CNT", "RNR_RETRY", "RQ_PSN", "MAX_QP_RD_ATOMIC", "ALT_PATH", "MIN_RNR_TIMER",
+	return flagString(uint64(m), "STATE", "CUR_STATE", "EN_SQD_ASYNC_NOTIFY", "ACCESS_FLAGS", "PKEY_INDEX",
+		"PORT", "QKEY",
+		"AV", "PATH_MTU", "TIMEOUT", "RETRY_CNT", "RNR_RETRY", "RQ_PSN", "MAX_QP_RD_ATOMIC", "ALT_PATH",
+		"MIN_RNR_TIMER",
 		"SQ_PSN", "MAX_DEST_RD_ATOMIC", "PATH_MIG_STATE", "CAP", "DEST_QPN")
 }
 
@@ -76,8 +78,8 @@ type transition struct {
 	required, optional QPAttrMask
 }
 
-// transitions is the state table of a reliable-connected queue pair (IBTA 10.3.1 and 11.2.5.3; the kernel's
-// ib_modify_qp_is_ok decides by the same one).
+// transitions is the state table of a reliable-connected queue pair (IBTA 10.3.1 and 11.2.5.3; the
+// kernel's ib_modify_qp_is_ok decides by the same one).
 var transitions = [StateErr + 1][StateErr + 1]transition{
 	StateReset: {
 		StateReset: {valid: true},
@@ -88,8 +90,9 @@ var transitions = [StateErr + 1][StateErr + 1]transition{
 		StateErr:   {valid: true},
 		StateInit:  {valid: true, optional: QPAttrPKeyIndex | QPAttrPort | QPAttrAccess},
 		StateRTR: {
-			valid:    true,
-			required: QPAttrAV | QPAttrPathMTU | QPAttrDestQPNum | QPAttrRQPSN | QPAttrMaxDestRDAtomic | QPAttrMinRNRTimer,
+			valid: true,
+			required: QPAttrAV | QPAttrPathMTU | QPAttrDestQPNum | QPAttrRQPSN | QPAttrMaxDestRDAtomic |
+				QPAttrMinRNRTimer,
 			optional: QPAttrAccess | QPAttrPKeyIndex,
 		},
 	},
@@ -114,7 +117,8 @@ var transitions = [StateErr + 1][StateErr + 1]transition{
 		StateRTS:   {valid: true, optional: QPAttrCurState | QPAttrAccess | QPAttrMinRNRTimer},
 		StateSQD: {
 			valid: true,
-			optional: QPAttrPort | QPAttrAV | QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry | QPAttrMaxRDAtomic |
+			optional: QPAttrPort | QPAttrAV | QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry |
+				QPAttrMaxRDAtomic |
 				QPAttrMaxDestRDAtomic | QPAttrAccess | QPAttrPKeyIndex | QPAttrMinRNRTimer,
 		},
 	},
@@ -128,8 +132,9 @@ var transitions = [StateErr + 1][StateErr + 1]transition{
 	},
 }
 
-// CheckModify says whether a reliable-connected queue pair in state cur may be modified as attr and mask ask. It
-// returns a [*ModifyError] that names what is missing or not allowed. Providers call it first.
+// CheckModify says whether a reliable-connected queue pair in state cur may be modified as attr and
+// mask ask. It returns a [*ModifyError] that names what is missing or not allowed. Providers call
+// it first.
 func CheckModify(cur QPState, attr *QPAttr, mask QPAttrMask) error {
 	next := cur
 	if mask&QPAttrState != 0 {

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// demands lists, for each legal change of state of a reliable connection, what it demands and what it allows besides:
-// the rows for RC of the kernel's qp_state_table, alternate paths and the notification of SQD left out.
+// demands lists, for each legal change of state of a reliable connection, what it demands and what
+// it allows besides: the rows for RC of the kernel's qp_state_table, alternate paths and the
+// notification of SQD left out.
 var demands = map[[2]QPState][2]QPAttrMask{
 	{StateReset, StateReset}: {},
 	{StateReset, StateInit}:  {QPAttrPKeyIndex | QPAttrPort | QPAttrAccess},
@@ -31,7 +32,8 @@ var demands = map[[2]QPState][2]QPAttrMask{
 	{StateSQD, StateReset}: {},
 	{StateSQD, StateErr}:   {},
 	{StateSQD, StateRTS}:   {0, QPAttrCurState | QPAttrAccess | QPAttrMinRNRTimer},
-	{StateSQD, StateSQD}: {0, QPAttrPort | QPAttrAV | QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry | QPAttrMaxRDAtomic |
+	{StateSQD, StateSQD}: {0, QPAttrPort | QPAttrAV | QPAttrTimeout | QPAttrRetryCount | QPAttrRNRRetry |
+		QPAttrMaxRDAtomic |
 		QPAttrMaxDestRDAtomic | QPAttrAccess | QPAttrPKeyIndex | QPAttrMinRNRTimer},
 	{StateSQE, StateReset}: {},
 	{StateSQE, StateErr}:   {},
@@ -48,7 +50,8 @@ func TestCheckModify(t *testing.T) {
 			required, optional := want[0], want[1]
 			if !legal {
 				for _, mask := range []QPAttrMask{QPAttrState, 1<<21 - 1} {
-					wantModifyError(t, CheckModify(from, &attr, mask), ErrState, ModifyError{From: from, To: to})
+					wantModifyError(t, CheckModify(from, &attr, mask), ErrState,
+						ModifyError{From: from, To: to})
 				}
 				continue
 			}
@@ -87,8 +90,10 @@ func TestCheckModifyWithoutState(t *testing.T) {
 	if err := CheckModify(StateRTS, &attr, QPAttrAccess|QPAttrCurState); err != nil {
 		t.Error(err)
 	}
-	wantModifyError(t, CheckModify(StateSQD, &attr, QPAttrAccess|QPAttrCurState), ErrState, ModifyError{From: StateSQD, To: StateSQD})
-	wantModifyError(t, CheckModify(StateRTR, &attr, QPAttrAccess), ErrState, ModifyError{From: StateRTR, To: StateRTR})
+	wantModifyError(t, CheckModify(StateSQD, &attr, QPAttrAccess|QPAttrCurState), ErrState,
+		ModifyError{From: StateSQD, To: StateSQD})
+	wantModifyError(t, CheckModify(StateRTR, &attr, QPAttrAccess), ErrState,
+		ModifyError{From: StateRTR, To: StateRTR})
 }
 
 func TestModifyErrorText(t *testing.T) {
@@ -121,8 +126,10 @@ func TestTimers(t *testing.T) {
 		}
 	}
 	for code, want := range map[uint8]time.Duration{
-		0: 655360 * time.Microsecond, 1: 10 * time.Microsecond, 2: 20 * time.Microsecond, 5: 60 * time.Microsecond,
-		12: 640 * time.Microsecond, 14: 1280 * time.Microsecond, 16: 2560 * time.Microsecond, 31: 491520 * time.Microsecond,
+		0: 655360 * time.Microsecond, 1: 10 * time.Microsecond, 2: 20 * time.Microsecond,
+		5:  60 * time.Microsecond,
+		12: 640 * time.Microsecond, 14: 1280 * time.Microsecond, 16: 2560 * time.Microsecond,
+		31: 491520 * time.Microsecond,
 	} {
 		if got := RNRTimer(code); got != want {
 			t.Errorf("RNR timer code %d: %v, want %v", code, got, want)

@@ -2,8 +2,8 @@ package verbs
 
 import "strconv"
 
-// Status is how a work request ended (enum ibv_wc_status). A status other than success is an error: it can be
-// returned, compared with errors.Is, and says in words what happened.
+// Status is how a work request ended (enum ibv_wc_status). A status other than success is an error:
+// it can be returned, compared with errors.Is, and says in words what happened.
 type Status uint32
 
 // The statuses of a work completion.
@@ -34,35 +34,51 @@ const (
 	StatusTMRndvIncomplete Status = 23
 )
 
-// statusText holds, for each status, its verbs name, what it means, and what to check. Statuses of transports that are no longer made
-// have no advice.
+// statusText holds, for each status, its verbs name, what it means, and what to check. Statuses of
+// transports that are no longer made have no advice.
 var statusText = [...]struct{ name, words, advice string }{
 	StatusSuccess: {"SUCCESS", "success", ""},
-	StatusLocLenErr: {"LOC_LEN_ERR", "local length error: a message did not fit the posted receive, or is longer than the NIC allows",
+	StatusLocLenErr: {"LOC_LEN_ERR", "local length error: a message did not fit the posted receive, or is " +
+		"longer than the NIC allows",
 		"post receives as long as the longest message, and keep messages within the port's limit"},
-	StatusLocQPOpErr: {"LOC_QP_OP_ERR", "local queue pair operation error: the NIC could not carry out the request",
-		"check the request against the queue pair's limits: operation, pieces of memory, inline bytes, outstanding reads and atomics"},
+	StatusLocQPOpErr: {"LOC_QP_OP_ERR", "local queue pair operation error: the NIC could not carry out the " +
+		"request",
+		"check the request against the queue pair's limits: operation, pieces of memory, inline bytes, " +
+			"outstanding reads and atomics"},
 	StatusLocEECOpErr: {"LOC_EEC_OP_ERR", "local end-to-end context operation error", ""},
-	StatusLocProtErr: {"LOC_PROT_ERR", "local protection error: the local key, range or access right does not cover the memory",
-		"check that the local memory is registered with this NIC, still open, wholly inside its region, and with local write where data comes in"},
-	StatusWRFlushErr: {"WR_FLUSH_ERR", "flushed: the queue pair was in the error state before this request ran",
-		"look for what came first: an error of an earlier request or at the peer, a fatal event of the NIC, or who closed, reset or modified the queue pair"},
+	StatusLocProtErr: {"LOC_PROT_ERR", "local protection error: the local key, range or access right does " +
+		"not cover the memory",
+		"check that the local memory is registered with this NIC, still open, wholly inside its region, " +
+			"and with local write where data comes in"},
+	StatusWRFlushErr: {"WR_FLUSH_ERR",
+		"flushed: the queue pair was in the error state before this request ran",
+		"look for what came first: an error of an earlier request or at the peer, a fatal event of the " +
+			"NIC, or who closed, reset or modified the queue pair"},
 	StatusMWBindErr: {"MW_BIND_ERR", "memory window bind error",
 		"check that the region of the window is open, allows binding, and covers the range"},
 	StatusBadRespErr: {"BAD_RESP_ERR", "bad response: the peer answered with something impossible",
 		"check that each queue pair is connected to the one it was meant for, then the firmware of both NICs"},
-	StatusLocAccessErr: {"LOC_ACCESS_ERR", "local access error: a remote write or read violated the protection of local memory",
-		"check that the peer uses the key of the region that is registered now, stays inside it, and that it grants the right"},
-	StatusRemInvReqErr: {"REM_INV_REQ_ERR", "remote invalid request: the peer refused the message (too long, or the operation is not allowed)",
-		"check that the peer's receive is as long as the message, and that its queue pair allows the operation and as many outstanding reads and atomics"},
-	StatusRemAccessErr: {"REM_ACCESS_ERR", "remote access error: the remote key, range or access right does not cover the memory",
-		"check that the remote key is of a region that the peer still has open, that the range lies inside it, and that region and queue pair grant the right"},
+	StatusLocAccessErr: {"LOC_ACCESS_ERR", "local access error: a remote write or read violated the " +
+		"protection of local memory",
+		"check that the peer uses the key of the region that is registered now, stays inside it, and that " +
+			"it grants the right"},
+	StatusRemInvReqErr: {"REM_INV_REQ_ERR", "remote invalid request: the peer refused the message (too " +
+		"long, or the operation is not allowed)",
+		"check that the peer's receive is as long as the message, and that its queue pair allows the " +
+			"operation and as many outstanding reads and atomics"},
+	StatusRemAccessErr: {"REM_ACCESS_ERR", "remote access error: the remote key, range or access right " +
+		"does not cover the memory",
+		"check that the remote key is of a region that the peer still has open, that the range lies inside " +
+			"it, and that region and queue pair grant the right"},
 	StatusRemOpErr: {"REM_OP_ERR", "remote operation error: the peer could not complete the request",
 		"look at the peer: a request or receive of its own failed while it served this one"},
 	StatusRetryExcErr: {"RETRY_EXC_ERR", "transport retries exceeded: the peer or the path to it is gone",
-		"check that the peer's process lives and has connected, then link, routing and GID index, then timeout and retry count"},
-	StatusRNRRetryExcErr: {"RNR_RETRY_EXC_ERR", "receiver-not-ready retries exceeded: the peer posted no receive",
-		"let the peer post receives before they are needed, and more of them, or raise the RNR retry count (7 means for ever)"},
+		"check that the peer's process lives and has connected, then link, routing and GID index, then " +
+			"timeout and retry count"},
+	StatusRNRRetryExcErr: {"RNR_RETRY_EXC_ERR", "receiver-not-ready retries exceeded: the peer posted no " +
+		"receive",
+		"let the peer post receives before they are needed, and more of them, or raise the RNR retry count " +
+			"(7 means for ever)"},
 	StatusLocRDDViolErr:  {"LOC_RDD_VIOL_ERR", "local reliable datagram domain violation", ""},
 	StatusRemInvRDReqErr: {"REM_INV_RD_REQ_ERR", "remote invalid reliable datagram request", ""},
 	StatusRemAbortErr: {"REM_ABORT_ERR", "remote aborted: the peer ended the operation",
@@ -70,7 +86,8 @@ var statusText = [...]struct{ name, words, advice string }{
 	StatusInvEECNErr:     {"INV_EECN_ERR", "invalid end-to-end context number", ""},
 	StatusInvEECStateErr: {"INV_EEC_STATE_ERR", "invalid end-to-end context state", ""},
 	StatusFatalErr: {"FATAL_ERR", "fatal error: the NIC or its driver failed",
-		"look at the kernel's log for the NIC: it must be reset or replaced, and everything on it opened anew"},
+		"look at the kernel's log for the NIC: it must be reset or replaced, and everything on it opened " +
+			"anew"},
 	StatusRespTimeoutErr: {"RESP_TIMEOUT_ERR", "response timeout",
 		"check that the peer's process lives and that the path to it works"},
 	StatusGeneralErr: {"GENERAL_ERR", "general error of the transport",
@@ -95,8 +112,9 @@ func (s Status) Name() string {
 	return "STATUS_" + strconv.FormatUint(uint64(s), 10)
 }
 
-// Advice says what usually is the matter and what to check, most likely first: "check that the peer's process lives ...". It is empty
-// for success, for an unknown status, and where nothing is known that the words do not say.
+// Advice says what usually is the matter and what to check, most likely first: "check that the
+// peer's process lives ...". It is empty for success, for an unknown status, and where nothing is
+// known that the words do not say.
 func (s Status) Advice() string {
 	if int(s) < len(statusText) {
 		return statusText[s].advice

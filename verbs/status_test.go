@@ -38,7 +38,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Advice is there for every status that a reliable connection can end with, and reads on behind an error's words.
+// Advice is there for every status that a reliable connection can end with, and reads on behind an
+// error's words.
 func TestStatusAdvice(t *testing.T) {
 	without := map[Status]bool{
 		StatusSuccess: true, StatusLocEECOpErr: true, StatusLocRDDViolErr: true, StatusRemInvRDReqErr: true,
@@ -58,7 +59,8 @@ func TestStatusAdvice(t *testing.T) {
 			t.Errorf("%s and %s have the same advice", s.Name(), other.Name())
 		}
 		seen[advice] = s
-		if strings.ToLower(advice[:1]) != advice[:1] || strings.HasSuffix(advice, ".") || strings.Contains(advice, "\n") {
+		if strings.ToLower(advice[:1]) != advice[:1] || strings.HasSuffix(advice, ".") ||
+			strings.Contains(advice, "\n") {
 			t.Errorf("%s: advice %q does not read on in a line", s.Name(), advice)
 		}
 	}

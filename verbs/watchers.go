@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// Watchers hands out the events of a device to those who watch it. Providers keep one for each device, and their Watch is its
-// Watch; programs have no use for it. The zero value is ready. It is safe for concurrent use.
+// Watchers hands out the events of a device to those who watch it. Providers keep one for each
+// device, and their Watch is its Watch; programs have no use for it. The zero value is ready. It is
+// safe for concurrent use.
 type Watchers struct {
 	mu   sync.Mutex
 	list []*watcher
@@ -30,8 +31,9 @@ func (w *Watchers) Watch(c chan<- Event) (stop func()) {
 	}
 }
 
-// Publish sends an event to every watcher that has room for it. It never blocks and calls nothing, so that it may be called with
-// locks held. The lock is kept while it sends: that is what makes stop final.
+// Publish sends an event to every watcher that has room for it. It never blocks and calls nothing,
+// so that it may be called with locks held. The lock is kept while it sends: that is what makes
+// stop final.
 func (w *Watchers) Publish(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -68,7 +68,8 @@ func TestWatchersSameChannel(t *testing.T) {
 	}
 }
 
-// Watchers come and go while events are published. A send after stop would be one to a closed channel.
+// Watchers come and go while events are published. A send after stop would be one to a closed
+// channel.
 func TestWatchersConcurrent(t *testing.T) {
 	var w Watchers
 	var publishers, watchers sync.WaitGroup

@@ -12,11 +12,11 @@ type SendWR struct {
 	ID     uint64 // comes back in the completion
 	Opcode Opcode
 	Flags  SendFlags
-	// SGL is the local memory: the source of sends and writes, the destination of reads and atomics (eight
-	// bytes). It may be empty for a message of no bytes.
+	// SGL is the local memory: the source of sends and writes, the destination of reads and atomics
+	// (eight bytes). It may be empty for a message of no bytes.
 	SGL []SGE
-	// Inline is the payload itself when Flags has [SendInline]; SGL is then empty. It needs no registration, and
-	// is the caller's again when the post returns.
+	// Inline is the payload itself when Flags has [SendInline]; SGL is then empty. It needs no
+	// registration, and is the caller's again when the post returns.
 	Inline []byte
 	// Imm travels with the _WITH_IMM opcodes: a number in host order, big-endian on the wire.
 	Imm  uint32
@@ -39,14 +39,15 @@ func (wr *SendWR) Bytes() uint64 {
 	return n
 }
 
-// RecvWR is a work request for the receive queue. An RDMA write with immediate consumes one too, but never
-// touches its memory.
+// RecvWR is a work request for the receive queue. An RDMA write with immediate consumes one too,
+// but never touches its memory.
 type RecvWR struct {
 	ID  uint64 // comes back in the completion
 	SGL []SGE  // where the payload goes; may be empty
 }
 
-// WC is a work completion. Unless Status is [StatusSuccess] only ID, Status, VendorErr and QPNum mean anything.
+// WC is a work completion. Unless Status is [StatusSuccess] only ID, Status, VendorErr and QPNum
+// mean anything.
 type WC struct {
 	ID        uint64
 	Status    Status

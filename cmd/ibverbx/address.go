@@ -22,7 +22,8 @@ type listenFlag struct {
 // Decode takes the address if one follows.
 func (f *listenFlag) Decode(ctx *kong.DecodeContext) (err error) {
 	text := ""
-	if t := ctx.Scan.Peek(); t.Type == kong.FlagValueToken || t.Type == kong.UntypedToken && !strings.HasPrefix(t.String(), "-") {
+	if t := ctx.Scan.Peek(); t.Type == kong.FlagValueToken || t.Type == kong.UntypedToken &&
+		!strings.HasPrefix(t.String(), "-") {
 		text = ctx.Scan.Pop().String()
 	}
 	f.given = true
@@ -47,7 +48,8 @@ func (f *connectFlag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// parseAddress reads HOST, HOST:PORT, :PORT or nothing. What is left out is every address, and perftest's port.
+// parseAddress reads HOST, HOST:PORT, :PORT or nothing. What is left out is every address, and
+// perftest's port.
 func parseAddress(text string) (string, error) {
 	if _, err := strconv.ParseUint(text, 10, 64); err == nil {
 		return "", fmt.Errorf("address %q: a port has a colon before it, as in --listen=:%s", text, text)

@@ -16,8 +16,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// ownFlagNames are the flags that each of two processes chooses for itself; all others are the connecting end's.
-var ownFlagNames = []string{"listen", "timeout", "provider", "device", "library", "gid-index", "mtu", "json", "verbose", "help"}
+// ownFlagNames are the flags that each of two processes chooses for itself; all others are the
+// connecting end's.
+var ownFlagNames = []string{"listen", "timeout", "provider", "device", "library", "gid-index", "mtu", "json",
+	"verbose", "help"}
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.
 var softFlagNames = []string{"fault", "nic-speed", "nic-latency"}
@@ -27,11 +29,13 @@ func checkListen(k *kong.Context) error {
 	for _, el := range k.Path {
 		if el.Flag != nil && !slices.Contains(ownFlagNames, el.Flag.Name) {
 			if slices.Contains(softFlagNames, el.Flag.Name) {
-				return &bench.UsageError{Reason: fmt.Sprintf("--%s is of software NICs, which live inside one process: drop it, or drop --listen",
+				return &bench.UsageError{Reason: fmt.Sprintf(
+					"--%s is of software NICs, which live inside one process: drop it, or drop --listen",
 					el.Flag.Name)}
 			}
 			own := strings.Join(ownFlagNames[1:len(ownFlagNames)-1], ", --")
-			return &bench.UsageError{Reason: fmt.Sprintf("--%s is for the connecting end to decide: give it there, beside --connect. A listening end takes --%s",
+			return &bench.UsageError{Reason: fmt.Sprintf("--%s is for the connecting end to decide: give "+
+				"it there, beside --connect. A listening end takes --%s",
 				el.Flag.Name, own)}
 		}
 	}
@@ -40,16 +44,21 @@ func checkListen(k *kong.Context) error {
 
 // given says whether a flag is on the command line.
 func given(k *kong.Context, name string) bool {
-	return slices.ContainsFunc(k.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+	return slices.ContainsFunc(k.Path, func(p *kong.Path) bool {
+		return p.Flag != nil &&
+			p.Flag.Name == name
+	})
 }
 
 // runApart drives one end, and another process the other.
 func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if f.Listen.given && f.Connect != "" {
-		return &bench.UsageError{Reason: "--listen and --connect exclude each other: one end listens, the other connects to it"}
+		return &bench.UsageError{Reason: "--listen and --connect exclude each other: one end listens, the " +
+			"other connects to it"}
 	}
 	if f.Timeout <= 0 {
-		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such as 30s"}
+		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such " +
+			"as 30s"}
 	}
 	if f.Listen.given {
 		if err := checkListen(k); err != nil {
@@ -61,7 +70,8 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 		return err
 	}
 	if provider == softNICs {
-		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two cannot share them; drop --listen or --connect, or use real NICs"}
+		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two " +
+			"cannot share them; drop --listen or --connect, or use real NICs"}
 	}
 	p, err := f.params()
 	if err != nil {
@@ -106,7 +116,8 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	if err != nil {
 		return err
 	}
-	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn, Version: version()}
+	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn,
+		Version: version()}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
 		if f.Listen.given {
 			return bench.Follow(c.ctx, half, o)
@@ -140,8 +151,8 @@ func (f *perfCmd) dial(c *console, _ []verbs.Device) (*rendezvous.Conn, error) {
 // maxStrangers is how many connections that are none of ibverbx a listening end bears.
 const maxStrangers = 1000
 
-// accept waits for the connecting end: for as long as it takes, and for one only. Who looks whether the port is open, or speaks
-// something else, is no connecting end.
+// accept waits for the connecting end: for as long as it takes, and for one only. Who looks whether
+// the port is open, or speaks something else, is no connecting end.
 func (f *perfCmd) accept(c *console, devices []verbs.Device) (*rendezvous.Conn, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(c.ctx, "tcp", f.Listen.address)

@@ -30,8 +30,8 @@ func (h half) Name() string                     { return h.name }
 func (h half) Devices() ([]verbs.Device, error) { return h.nics, nil }
 func (h half) Close() error                     { return nil }
 
-// addTestProviders adds providers to the table: left and right have two NICs each, which reach each other as those of two hosts do, and none
-// has none.
+// addTestProviders adds providers to the table: left and right have two NICs each, which reach each
+// other as those of two hosts do, and none has none.
 func addTestProviders() *soft.Fabric {
 	fabric, err := soft.New(soft.Config{Devices: 4})
 	if err != nil {
@@ -50,7 +50,10 @@ func addTestProviders() *soft.Fabric {
 	providers = append(providers, provider{"ailing", func(nicOptions) (verbs.Provider, error) {
 		return half{fabric, "ailing", []verbs.Device{ailing{nics[0]}}}, nil
 	}})
-	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) { return nil, errors.New("no NIC today") }})
+	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) {
+		return nil,
+			errors.New("no NIC today")
+	}})
 	return fabric
 }
 
@@ -120,17 +123,23 @@ func (p *process) wait(t *testing.T) (code int, out, errs string) {
 
 func TestTwoProcesses(t *testing.T) {
 	for args, want := range map[string][]string{
-		quick:                                    {"RDMA write bandwidth", "each with 2 NICs of 4 queue pairs", " dqplb, 8 QPs ", "every byte verified", "messages verified byte for byte"},
+		quick: {"RDMA write bandwidth",
+			"each with 2 NICs of 4 queue pairs", " dqplb, 8 QPs ", "every byte verified",
+			"messages verified byte for byte"},
 		"--op send --mode lat" + quick:           {"half of a ping-pong", "median µs"},
 		"--op read -b -v" + quick:                {"both directions at once, from", "end a", "end b"},
 		"--op fetch-add -n 20":                   {"Mmsg/s", "8 B"},
 		"--nics 1 -q 2" + quick:                  {"1 NIC of 2 queue pairs", " spray, 2 QPs "},
 		"--op write-imm -x 1 -m 1024 -e" + quick: {"sleeping until events"},
-		"--layer transport" + quick:              {"transport: active message bandwidth, ", "short", "zcopy", "messages verified byte for byte"},
-		"--layer transport --op put-poll --mode lat -s 64 -n 20": {"transport: put and poll latency, ", "half of a ping-pong"},
-		"--layer transport --op fetch-add -n 20":                 {"Mmsg/s", "ns/msg", "8 B"},
-		"--layer tagged --mode lat" + quick:                      {"tagged: tagged message latency, ", "eager", "p99.9 µs"},
-		"--layer tagged -b --mode rate --endpoints 3 -v" + quick: {"both directions at once, over 3 endpoints of one worker each, from", "×1 ep", "end b"},
+		"--layer transport" + quick: {"transport: active message bandwidth, ", "short", "zcopy",
+			"messages verified byte for byte"},
+		"--layer transport --op put-poll --mode lat -s 64 -n 20": {"transport: put and poll latency, ",
+			"half of a ping-pong"},
+		"--layer transport --op fetch-add -n 20": {"Mmsg/s", "ns/msg", "8 B"},
+		"--layer tagged --mode lat" + quick: {"tagged: tagged message latency, ",
+			"eager", "p99.9 µs"},
+		"--layer tagged -b --mode rate --endpoints 3 -v" +
+			quick: {"both directions at once, over 3 endpoints of one worker each, from", "×1 ep", "end b"},
 	} {
 		server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 		code, out, errs := command(t, "perf --provider left --connect "+address+" "+args)
@@ -146,7 +155,8 @@ func TestTwoProcesses(t *testing.T) {
 				t.Errorf("%s: no %q in\n%s\nor in\n%s", args, s, out, outB)
 			}
 		}
-		if !strings.Contains(out, "from here to "+address) || !strings.Contains(outB, " to here") || strings.Contains(out, "copy()") {
+		if !strings.Contains(out, "from here to "+address) || !strings.Contains(outB, " to here") ||
+			strings.Contains(out, "copy()") {
 			t.Errorf("%s: header\n%s\n%s", args, out, outB)
 		}
 	}
@@ -173,10 +183,12 @@ func TestTwoProcessesJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &doc); err != nil {
 			t.Fatalf("end %s: %v", end, err)
 		}
-		if !doc.OK || len(doc.Results) != 6 || doc.Parameters["nics"] != 1.0 || len(doc.Peer.NICs) != 1 || doc.Peer.Version == "" {
+		if !doc.OK || len(doc.Results) != 6 || doc.Parameters["nics"] != 1.0 || len(doc.Peer.NICs) != 1 ||
+			doc.Peer.Version == "" {
 			t.Errorf("end %s: %+v", end, doc)
 		}
-		if want := map[string]string{"a": "soft3", "b": "soft1"}[end]; doc.Peer.NICs[0] != want || doc.Peer.End == end || len(doc.Peer.Own) != 1 || doc.Peer.Own[0] == want {
+		if want := map[string]string{"a": "soft3", "b": "soft1"}[end]; doc.Peer.NICs[0] != want ||
+			doc.Peer.End == end || len(doc.Peer.Own) != 1 || doc.Peer.Own[0] == want {
 			t.Errorf("end %s: peer %+v, want NIC %s", end, doc.Peer, want)
 		}
 	}
@@ -192,7 +204,8 @@ func TestListenInterrupted(t *testing.T) {
 	server, _ = listening(t, "perf --json --listen 127.0.0.1:0 --provider right")
 	server.cancel()
 	code, out, _ := server.wait(t)
-	if doc := failedDocument(t, out); code != exitInterrupted || !doc.Interrupted || !strings.Contains(doc.Error, "interrupted") {
+	if doc := failedDocument(t, out); code != exitInterrupted || !doc.Interrupted ||
+		!strings.Contains(doc.Error, "interrupted") {
 		t.Errorf("exit %d, document %+v", code, doc)
 	}
 }
@@ -213,14 +226,18 @@ func interruptApart(t *testing.T, layer string) {
 		interrupt := map[string]func(){"listening": server.cancel, "connecting": cancel}[who]
 		var errs bytes.Buffer
 		out := &watcher{word: "64 B", found: interrupt} // the first row has come
-		code := run(&console{ctx: ctx, out: out, err: &errs}, strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+" --layer "+layer))
+		code := run(&console{ctx: ctx, out: out, err: &errs},
+			strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+" --layer "+layer))
 		codeB, _, errsB := server.wait(t)
 		want, wantB, inErr, inErrB := exitFailed, exitInterrupted, `peer: (.*: )?interrupted`, "interrupted"
 		if who == "connecting" {
-			want, wantB, inErr, inErrB = exitInterrupted, exitFailed, "interrupted", "the other end was interrupted"
+			want, wantB, inErr, inErrB = exitInterrupted, exitFailed, "interrupted",
+				"the other end was interrupted"
 		}
-		if code != want || codeB != wantB || !regexp.MustCompile(inErr).MatchString(errs.String()) || !strings.Contains(errsB, inErrB) {
-			t.Errorf("%s: %s end interrupted: exit %d, %s; the listening end %d, %s", layer, who, code, errs.String(), codeB, errsB)
+		if code != want || codeB != wantB || !regexp.MustCompile(inErr).MatchString(errs.String()) ||
+			!strings.Contains(errsB, inErrB) {
+			t.Errorf("%s: %s end interrupted: exit %d, %s; the listening end %d, %s", layer, who, code,
+				errs.String(), codeB, errsB)
 		}
 	}
 }
@@ -248,13 +265,14 @@ func TestNobodyListens(t *testing.T) {
 	address := l.Addr().String()
 	l.Close()
 	code, _, errs := command(t, "perf --provider left --connect "+address)
-	if code != exitFailed || !strings.Contains(errs, "connection refused") || !strings.Contains(errs, "ibverbx perf --listen") {
+	if code != exitFailed || !strings.Contains(errs, "connection refused") ||
+		!strings.Contains(errs, "ibverbx perf --listen") {
 		t.Errorf("exit %d, stderr %q", code, errs)
 	}
 }
 
-// TestListenStrangers shows a listening end what is no ibverbx: a look whether the port is open, and another protocol. It says so and waits
-// on for the connecting end.
+// TestListenStrangers shows a listening end what is no ibverbx: a look whether the port is open,
+// and another protocol. It says so and waits on for the connecting end.
 func TestListenStrangers(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	for _, text := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x1b[2J\x1b[2J\x1b[2J\x1b[2J"} {
@@ -275,25 +293,29 @@ func TestListenStrangers(t *testing.T) {
 	if code != exitOK || codeB != exitOK || !strings.Contains(outB, "verified byte for byte") {
 		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs, out, codeB, errsB, outB)
 	}
-	for _, want := range []string{"the peer has gone", `does not speak ibverbx: it began with "GET / HTTP/1`, `"\x1b[2J`} {
+	for _, want := range []string{"the peer has gone", `does not speak ibverbx: it began with "GET / HTTP/1`,
+		`"\x1b[2J`} {
 		if !strings.Contains(errsB, want) {
 			t.Errorf("no %q in %s", want, errsB)
 		}
 	}
 }
 
-// TestListenOtherVersion shows a listening end an ibverbx of another version, which is no stranger: both must know.
+// TestListenOtherVersion shows a listening end an ibverbx of another version, which is no stranger:
+// both must know.
 func TestListenOtherVersion(t *testing.T) {
 	server, address := listening(t, "perf --json --listen 127.0.0.1:0 --provider right")
 	nc, err := net.Dial("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: bench.ProtocolVersion + 1}); !errors.Is(err, rendezvous.ErrVersion) {
+	if _, err := rendezvous.Start(t.Context(), nc,
+		rendezvous.Config{Version: bench.ProtocolVersion + 1}); !errors.Is(err, rendezvous.ErrVersion) {
 		t.Errorf("error %v, want ErrVersion", err)
 	}
 	code, out, errs := server.wait(t)
-	if doc := failedDocument(t, out); code != exitFailed || !strings.Contains(errs, "version mismatch") || !strings.Contains(doc.Error, "version mismatch") {
+	if doc := failedDocument(t, out); code != exitFailed || !strings.Contains(errs, "version mismatch") ||
+		!strings.Contains(doc.Error, "version mismatch") {
 		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
 	}
 }
@@ -301,7 +323,8 @@ func TestListenOtherVersion(t *testing.T) {
 // TestRealInOneProcess measures between two ends that share the NICs of a provider.
 func TestRealInOneProcess(t *testing.T) {
 	code, out, errs := command(t, "perf --provider left"+quick)
-	if code != exitOK || !strings.Contains(out, "in this process, each with 2 left NICs") || !strings.Contains(out, "copy()") {
+	if code != exitOK || !strings.Contains(out, "in this process, each with 2 left NICs") ||
+		!strings.Contains(out, "copy()") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	code, out, errs = command(t, "perf --provider left -d soft1 --op send --mode lat"+quick)

@@ -10,7 +10,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// details writes what happened in a cell beyond its figures: faults, failures, and what each rail carried.
+// details writes what happened in a cell beyond its figures: faults, failures, and what each rail
+// carried.
 func (t *perfTable) details(r *bench.Result) {
 	t.printf("\n%-2s%s, %v: ", mark(r), r.Scheme, r.Size)
 	if r.Failed {
@@ -65,7 +66,8 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 		total += s.Rails[i].Bytes
 	}
 	t.columns(tabwriter.AlignRight, func(w *printer) {
-		w.printf("    end %s\trail\tdevice\tqp\tbytes\tshare\tfragments\tnotifications\terrors\trefused\t\n", end)
+		w.printf("    end %s\trail\tdevice\tqp\tbytes\tshare\tfragments\tnotifications\terrors\trefused\t\n",
+			end)
 		for i := range s.Rails {
 			r := &s.Rails[i]
 			name := fmt.Sprint(i)
@@ -76,11 +78,13 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 			if total > 0 {
 				share = 100 * float64(r.Bytes) / float64(total)
 			}
-			w.printf("\t%s\t%s\t%d\t%s\t%.1f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum, bytesOf(r.Bytes), share,
+			w.printf("\t%s\t%s\t%d\t%s\t%.1f%%\t%d\t%d\t%d\t%d\t\n", name, r.Device, r.QPNum,
+				bytesOf(r.Bytes), share,
 				r.Fragments, r.Notifications, r.Errors, r.Refused)
 		}
 	})
 	if s.Markers > 0 || s.BankedTotal > 0 || s.StaleEvents > 0 {
-		t.printf("    markers %d, notifications banked %d, stale completions %d\n", s.Markers, s.BankedTotal, s.StaleEvents)
+		t.printf("    markers %d, notifications banked %d, stale completions %d\n", s.Markers, s.BankedTotal,
+			s.StaleEvents)
 	}
 }

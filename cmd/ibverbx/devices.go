@@ -67,7 +67,8 @@ type gidInfo struct {
 }
 
 // softHint is what follows where there are no real NICs and nobody asked for them by name.
-const softHint = "Software NICs are built in: ibverbx perf uses them, ibverbx devices --provider soft lists them.\n"
+const softHint = "Software NICs are built in: ibverbx perf uses them, ibverbx devices --provider soft " +
+	"lists them.\n"
 
 // Run lists the devices.
 func (f *devicesCmd) Run(c *console) error {
@@ -148,14 +149,16 @@ func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	var chosen []verbs.Device
 	for _, s := range selections {
 		if s.Port > 1 {
-			return nil, &bench.UsageError{Reason: fmt.Sprintf("--device %s: %s has port 1 only", filter, names[s.Index])}
+			return nil, &bench.UsageError{Reason: fmt.Sprintf("--device %s: %s has port 1 only", filter,
+				names[s.Index])}
 		}
 		chosen = append(chosen, devices[s.Index])
 	}
 	return chosen, nil
 }
 
-// inspect asks a device for everything. What could be asked comes along with an error; nothing of a device that says nothing of itself.
+// inspect asks a device for everything. What could be asked comes along with an error; nothing of a
+// device that says nothing of itself.
 func inspect(provider string, d verbs.Device) (deviceInfo, error) {
 	attr, err := d.Query()
 	if err != nil {
@@ -180,8 +183,10 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 		return portInfo{}, err
 	}
 	port := portInfo{
-		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(), ActiveMTU: attr.ActiveMTU.Bytes(),
-		MaxMTU: attr.MaxMTU.Bytes(), Speed: attr.Speed, MaxMsgSize: attr.MaxMsgSize, LID: attr.LID, GIDs: []gidInfo{},
+		Port: n, State: attr.State.String(), LinkLayer: attr.LinkLayer.String(),
+		ActiveMTU: attr.ActiveMTU.Bytes(),
+		MaxMTU:    attr.MaxMTU.Bytes(), Speed: attr.Speed, MaxMsgSize: attr.MaxMsgSize, LID: attr.LID,
+		GIDs: []gidInfo{},
 	}
 	var failed error // the first: a table may have hundreds of entries
 	for i := range attr.GIDTableLen {
@@ -190,7 +195,8 @@ func inspectPort(d verbs.Device, n int) (portInfo, error) {
 		case err != nil && failed == nil:
 			failed = err
 		case err == nil && !g.GID.IsZero(): // tables have holes
-			port.GIDs = append(port.GIDs, gidInfo{Index: g.Index, GID: g.GID, Type: g.Type.String(), NetDev: g.NetDev})
+			port.GIDs = append(port.GIDs, gidInfo{Index: g.Index, GID: g.GID, Type: g.Type.String(),
+				NetDev: g.NetDev})
 		}
 	}
 	return port, failed
@@ -207,7 +213,8 @@ func writeDevices(c *console, list []deviceInfo) error {
 				w.printf("%s\t-\t\t\t\t\t\t\t\t\n", d.Name)
 			}
 			for _, port := range d.Ports {
-				line := fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s", d.Name, port.Port, port.State, port.LinkLayer, port.ActiveMTU, speedOf(port.Speed))
+				line := fmt.Sprintf("%s\t%d\t%s\t%s\t%d\t%s", d.Name, port.Port, port.State, port.LinkLayer,
+					port.ActiveMTU, speedOf(port.Speed))
 				if len(port.GIDs) == 0 {
 					w.printf("%s\t\t\t\t\n", line)
 				}
@@ -235,18 +242,25 @@ func writeAttributes(c *console, list []deviceInfo) error {
 				name  string
 				value any
 			}{
-				{"provider", d.Provider}, {"device id", d.ID}, {"firmware", a.Firmware}, {"node GUID", fmt.Sprintf("%016x", a.NodeGUID)},
-				{"vendor id", fmt.Sprintf("%#06x", a.VendorID)}, {"part id", a.PartID}, {"hardware version", a.HWVersion},
-				{"ports", a.Ports}, {"max QPs", a.MaxQP}, {"max work requests a QP", a.MaxQPWR}, {"max scatter-gather elements", a.MaxSGE},
-				{"max CQs", a.MaxCQ}, {"max CQ entries", a.MaxCQE}, {"max regions", a.MaxMR}, {"max region bytes", a.MaxMRSize},
-				{"max PDs", a.MaxPD}, {"max reads and atomics a QP", a.MaxRDAtomic}, {"max inline bytes", a.MaxInline},
+				{"provider", d.Provider}, {"device id", d.ID}, {"firmware", a.Firmware},
+				{"node GUID", fmt.Sprintf("%016x", a.NodeGUID)},
+				{"vendor id", fmt.Sprintf("%#06x", a.VendorID)}, {"part id", a.PartID},
+				{"hardware version", a.HWVersion},
+				{"ports", a.Ports}, {"max QPs", a.MaxQP}, {"max work requests a QP", a.MaxQPWR},
+				{"max scatter-gather elements", a.MaxSGE},
+				{"max CQs", a.MaxCQ}, {"max CQ entries", a.MaxCQE}, {"max regions", a.MaxMR},
+				{"max region bytes", a.MaxMRSize},
+				{"max PDs", a.MaxPD}, {"max reads and atomics a QP", a.MaxRDAtomic},
+				{"max inline bytes", a.MaxInline},
 			} {
 				w.printf("  %s\t%v\n", row.name, row.value)
 			}
 			for _, port := range d.Ports {
 				w.printf("  port %d\t\n", port.Port)
-				w.printf("    state\t%s\n    link layer\t%s\n    active MTU\t%d\n    max MTU\t%d\n    speed\t%s\n    max message bytes\t%d\n    LID\t%d\n",
-					port.State, port.LinkLayer, port.ActiveMTU, port.MaxMTU, speedOf(port.Speed), port.MaxMsgSize, port.LID)
+				w.printf("    state\t%s\n    link layer\t%s\n    active MTU\t%d\n    max MTU\t%d\n    "+
+					"speed\t%s\n    max message bytes\t%d\n    LID\t%d\n",
+					port.State, port.LinkLayer, port.ActiveMTU, port.MaxMTU, speedOf(port.Speed),
+					port.MaxMsgSize, port.LID)
 				for _, g := range port.GIDs {
 					w.printf("    GID %d\t%v (%s, %s)\n", g.Index, g.GID, g.Type, orDash(g.NetDev))
 				}

@@ -16,15 +16,22 @@ var struckRuns = []struct {
 	firstError        string // of an end, in words
 	action            string
 }{
-	{"", "fail-fragment@msg=10", "fragments failed on soft", "RETRY_EXC_ERR: transport retries exceeded", bench.ActionReset},
-	{"--op write-imm", "lose-ack@msg=10", "fragments lost their acknowledgement on soft", "RETRY_EXC_ERR: transport", bench.ActionReset},
-	{"--op send", "fail-recv@msg=10", "receives failed on soft", "LOC_PROT_ERR: local protection error", bench.ActionReset},
-	{"", "kill-qp@msg=10,rail=0", "soft0 qp 17 went to ERR (end a)", "WR_FLUSH_ERR: flushed", bench.ActionReset},
+	{"", "fail-fragment@msg=10", "fragments failed on soft", "RETRY_EXC_ERR: transport retries exceeded",
+		bench.ActionReset},
+	{"--op write-imm", "lose-ack@msg=10", "fragments lost their acknowledgement on soft",
+		"RETRY_EXC_ERR: transport", bench.ActionReset},
+	{"--op send", "fail-recv@msg=10", "receives failed on soft", "LOC_PROT_ERR: local protection error",
+		bench.ActionReset},
+	{"", "kill-qp@msg=10,rail=0", "soft0 qp 17 went to ERR (end a)", "WR_FLUSH_ERR: flushed",
+		bench.ActionReset},
 	{"--op write-imm", "kill-qp@end=b,msg=10", "qp 17 went to ERR (end b)", "_ERR: ", bench.ActionReset},
 	{"", "nic-down@msg=10", "soft0 failed for good (end a)", "device gone", bench.ActionRebuilt},
-	{"--op send", "nic-down@msg=10,for=20ms", "soft0 failed for 20ms (end a)", "device gone", bench.ActionReset},
-	{"--op write-imm", "link-down@msg=10", "link of soft0 went down for good (end a)", "RETRY_EXC_ERR: transport", bench.ActionRebuilt},
-	{"--mode lat --op send", "fail-fragment@msg=10", "fragments failed on soft", "RETRY_EXC_ERR: transport", bench.ActionReset},
+	{"--op send", "nic-down@msg=10,for=20ms", "soft0 failed for 20ms (end a)", "device gone",
+		bench.ActionReset},
+	{"--op write-imm", "link-down@msg=10", "link of soft0 went down for good (end a)",
+		"RETRY_EXC_ERR: transport", bench.ActionRebuilt},
+	{"--mode lat --op send", "fail-fragment@msg=10", "fragments failed on soft", "RETRY_EXC_ERR: transport",
+		bench.ActionReset},
 	{"--op fetch-add", "kill-qp@msg=10", "went to ERR (end a)", "WR_FLUSH_ERR: flushed", bench.ActionReset},
 }
 
@@ -44,7 +51,8 @@ type struckRun struct{ args, fault string }
 var completionsLine = regexp.MustCompile(
 	`end [ab] (?:sends|receives): ([\d,]+) accepted = ([\d,]+) successful \+ ([\d,]+) failed \+ ([\d,]+) flushed`)
 
-// TestStruckText reads what is printed for each kind of fault: what happened in each column, and how it went on.
+// TestStruckText reads what is printed for each kind of fault: what happened in each column, and
+// how it went on.
 func TestStruckText(t *testing.T) {
 	for _, tt := range struckRuns {
 		t.Run(tt.fault+tt.args, func(t *testing.T) {
@@ -60,7 +68,8 @@ func TestStruckText(t *testing.T) {
 			if stars := strings.Count(blocks[0], "*"); stars != 3 {
 				t.Errorf("%d figures are marked, want 3:\n%s", stars, blocks[0])
 			}
-			if !strings.HasPrefix(blocks[4], "3 failures asked for with --fault: every promise was kept, and the run went on") {
+			if !strings.HasPrefix(blocks[4], "3 failures asked for with --fault: every promise was kept, "+
+				"and the run went on") {
 				t.Errorf("note %q", blocks[4])
 			}
 			for i, scheme := range []string{"single", "spray", "dqplb"} {
@@ -80,7 +89,8 @@ func readBlock(t *testing.T, block, scheme, fault, what, firstError, action stri
 	}
 	at := 0
 	for _, want := range []string{
-		scheme + ", ", "fault " + fault + ": ", "after message 10 of the column", "end a ", "end b ", "completions end ",
+		scheme + ", ", "fault " + fault + ": ", "after message 10 of the column", "end a ", "end b ",
+		"completions end ",
 		"one for each request accepted since the ends were connected, in the order of posting",
 		"data ", "after the fault ", after, " ms", "; then ", "every byte verified",
 	} {
@@ -145,10 +155,12 @@ func TestStruckJSON(t *testing.T) {
 				if r.Failed || r.Failure == nil || r.Recovery == nil || r.Messages < 40 {
 					t.Fatalf("%s: %+v", r.Scheme, r)
 				}
-				if !r.Failure.Kept || len(r.Failure.Ends) != 2 || len(r.Failure.Faults) != 1 || !strings.Contains(r.Failure.Faults[0].What, tt.what) {
+				if !r.Failure.Kept || len(r.Failure.Ends) != 2 || len(r.Failure.Faults) != 1 ||
+					!strings.Contains(r.Failure.Faults[0].What, tt.what) {
 					t.Errorf("%s: failure %+v", r.Scheme, r.Failure)
 				}
-				if rec := r.Recovery; rec.Action != tt.action || rec.Messages < r.Messages-10-40 || rec.Verified != rec.Messages || rec.Seconds <= 0 {
+				if rec := r.Recovery; rec.Action != tt.action || rec.Messages < r.Messages-10-40 ||
+					rec.Verified != rec.Messages || rec.Seconds <= 0 {
 					t.Errorf("%s: recovery %+v", r.Scheme, rec)
 				}
 			}
@@ -156,26 +168,32 @@ func TestStruckJSON(t *testing.T) {
 	}
 }
 
-// TestStruckNextSize shows that the sizes after a failure are measured as usual, and that the fault is not told twice.
+// TestStruckNextSize shows that the sizes after a failure are measured as usual, and that the fault
+// is not told twice.
 func TestStruckNextSize(t *testing.T) {
 	code, out, errs := command(t, "perf -n 40 --memory 1M --sizes 2000,3000 --fault fail-fragment@msg=10")
-	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 3 || strings.Count(out, "after the fault") != 3 {
+	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 3 ||
+		strings.Count(out, "after the fault") != 3 {
 		t.Errorf("exit %d, stderr %q\n%s", code, errs, out)
 	}
-	if _, row, ok := strings.Cut(out, "\n   3000 B "); !ok || strings.Contains(strings.SplitN(row, "\n", 2)[0], "*") {
+	if _, row, ok := strings.Cut(out, "\n   3000 B "); !ok ||
+		strings.Contains(strings.SplitN(row, "\n", 2)[0], "*") {
 		t.Errorf("no row without a mark for the second size:\n%s", out)
 	}
 }
 
-// TestUnhurt shows that a fault that is survived makes no failure, and that one that strikes a NIC without use says so.
+// TestUnhurt shows that a fault that is survived makes no failure, and that one that strikes a NIC
+// without use says so.
 func TestUnhurt(t *testing.T) {
 	code, out, errs := command(t, "perf -s 20000 -n 40 --fault link-flap@for=2ms,msg=10 --op write-imm")
-	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") || strings.Contains(out, "*") {
+	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") ||
+		strings.Contains(out, "*") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	code, out, errs = command(t, "perf -s 20000 -n 40 --fault nic-down@nic=1,msg=10 --scheme single")
 	text := strings.Join(strings.Fields(out), " ")
-	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed for good (end a), which this column does not use") {
+	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed for good (end a), which this "+
+		"column does not use") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
@@ -184,7 +202,8 @@ func TestUnhurt(t *testing.T) {
 func TestTwiceTheSame(t *testing.T) {
 	const args = "perf -s 20000 -n 40 --scheme spray --fault kill-qp@msg=10 --fault kill-qp@msg=10"
 	code, out, errs := command(t, args)
-	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 2 || !strings.Contains(out, "did not strike: soft0 qp 17") {
+	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 2 ||
+		!strings.Contains(out, "did not strike: soft0 qp 17") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	if _, out, _ = command(t, args+" --json"); strings.Contains(out, `"hits"`) {
@@ -203,7 +222,8 @@ func TestNothingLeft(t *testing.T) {
 	}
 	text := strings.Join(strings.Fields(out), " ")
 	for _, want := range []string{
-		"failed failed failed", "soft0 failed for good (end a)", "completions end a", "cause " + why, "device gone",
+		"failed failed failed", "soft0 failed for good (end a)", "completions end a", "cause " + why,
+		"device gone",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -225,7 +245,8 @@ func TestNothingLeft(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitFailed || errs == "" || doc.OK || !strings.Contains(doc.Error, why) || len(doc.Results) != 3 {
+	if code != exitFailed || errs == "" || doc.OK || !strings.Contains(doc.Error, why) ||
+		len(doc.Results) != 3 {
 		t.Errorf("exit %d, stderr %q, %+v", code, errs, doc)
 	}
 	for _, r := range doc.Results {
@@ -241,7 +262,8 @@ func TestWrap(t *testing.T) {
 	if want := `one two|three|four|aVeryLongWordIndeed|\x1b[2J`; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567",
+		-1000: "-1,000", -100: "-100"} {
 		if got := thousands(n); got != want {
 			t.Errorf("%d is %s, want %s", n, got, want)
 		}
@@ -251,9 +273,12 @@ func TestWrap(t *testing.T) {
 // TestFirstErrors shows what is told of first errors of every part.
 func TestFirstErrors(t *testing.T) {
 	for want, f := range map[string]bench.FirstError{
-		"on rail 1 (x qp 3), RDMA_WRITE of message 7 of the round that failed, fragment 3 of 16, 512 KiB, local 0x10, remote 0x20 R: w (vendor code 0x81) what to do: check": {
-			Rail: 1, Device: "x", QPNum: 3, Opcode: "RDMA_WRITE", Message: 7, Part: "fragment", Fragment: 2, Fragments: 16,
-			Length: 512 << 10, Local: 16, Remote: 32, Status: "R", Words: "w", Vendor: 0x81, Advice: "check",
+		"on rail 1 (x qp 3), RDMA_WRITE of message 7 of the round that failed, fragment 3 of 16, 512 KiB, " +
+			"local 0x10, remote 0x20 R: w (vendor code 0x81) what to do: check": {
+			Rail: 1, Device: "x", QPNum: 3, Opcode: "RDMA_WRITE", Message: 7, Part: "fragment", Fragment: 2,
+			Fragments: 16,
+			Length:    512 << 10, Local: 16, Remote: 32, Status: "R", Words: "w", Vendor: 0x81,
+			Advice: "check",
 		},
 		"on the notify QP (x qp 0), SEND of message 7 of the round that failed, its notification w":   {Notify: true, Device: "x", Opcode: "SEND", Message: 7, Part: "notification", Words: "w"},
 		"first error, a receive kept for messages of the peer w":                                      {Rail: -1, Message: -1, Part: "credit", Words: "w"},

@@ -23,11 +23,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// FuzzAddress reads addresses of --listen and --connect. What comes of one has a host and a port, and reads as the same; --connect takes
-// it just when it says where to.
+// FuzzAddress reads addresses of --listen and --connect. What comes of one has a host and a port,
+// and reads as the same; --connect takes it just when it says where to.
 func FuzzAddress(f *testing.F) {
 	for _, s := range []string{
-		"", "host1", "host1:7000", ":7000", "10.0.0.1", "fe80::1%eth0", "[::1]", "[::1]:7000", "::1", "18515", "host:", "host:70000",
+		"", "host1", "host1:7000", ":7000", "10.0.0.1", "fe80::1%eth0", "[::1]", "[::1]:7000", "::1", "18515",
+		"host:", "host:70000",
 		"[host]", "[", "a:b:c", ":0", "host:0",
 		"::1%a:5", "host:+5", "host:007", " host", "[::1%]:5", "99999999999999999999", "host:http",
 	} {
@@ -57,13 +58,15 @@ func FuzzAddress(f *testing.F) {
 			t.Fatalf("%q is %q, which is %q, %v", text, address, again, err)
 		}
 		n, _ := strconv.Atoi(port)
-		if somewhere := host != "" && n != 0; somewhere != (toErr == nil) || somewhere && string(to) != address {
+		if somewhere := host != "" && n != 0; somewhere != (toErr == nil) || somewhere &&
+			string(to) != address {
 			t.Fatalf("%q is %q, and --connect says %q, %v", text, address, to, toErr)
 		}
 	})
 }
 
-// flagReader reads command lines as run does, and runs nothing. Making one takes longer than reading with it.
+// flagReader reads command lines as run does, and runs nothing. Making one takes longer than
+// reading with it.
 type flagReader struct {
 	flags  *cli
 	parser *kong.Kong
@@ -95,26 +98,36 @@ func (r *flagReader) read(args []string) (k *kong.Context, err error) {
 
 var errHelp = errors.New("help was shown")
 
-// FuzzFlags reads command lines. What can be measured is within the limits and is the same when it is told to another process; what
-// cannot be is a wrong use, and the reason can be shown.
+// FuzzFlags reads command lines. What can be measured is within the limits and is the same when it
+// is told to another process; what cannot be is a wrong use, and the reason can be shown.
 func FuzzFlags(f *testing.F) {
 	for _, s := range []string{
-		"perf", "perf --op send -s 64K -t 32", "perf --op write-imm --mode lat", "perf -s 1M --nic-speed 5Gbit,20Gbit --depth 4 -v",
+		"perf", "perf --op send -s 64K -t 32", "perf --op write-imm --mode lat",
+		"perf -s 1M --nic-speed 5Gbit,20Gbit --depth 4 -v",
 		"perf --fault nic-down@nic=1,msg=500",
-		"perf --fault link-flap@for=30ms -s 1M", "perf --provider rdmacore -d mlx5_0", "perf --listen -d mlx5_0,mlx5_1",
+		"perf --fault link-flap@for=30ms -s 1M", "perf --provider rdmacore -d mlx5_0",
+		"perf --listen -d mlx5_0,mlx5_1",
 		"perf --connect host1 -d ^mlx5_2 --op write-imm -b",
-		"perf --sizes 4K..16M/4 --scheme dqplb -n 10", "perf -a -D 200ms", "perf -s 1 -s 2", "perf --nics 32 -q 4", "perf --nics 32 -q 5",
+		"perf --sizes 4K..16M/4 --scheme dqplb -n 10", "perf -a -D 200ms", "perf -s 1 -s 2",
+		"perf --nics 32 -q 4", "perf --nics 32 -q 5",
 		"perf --memory 2G", "perf --fragment 3G",
-		"perf -x 0 -m 1024", "perf -x -1", "perf -m 1", "perf -e --busy-poll", "perf --scheme all --scheme spray",
+		"perf -x 0 -m 1024", "perf -x -1", "perf -m 1", "perf -e --busy-poll",
+		"perf --scheme all --scheme spray",
 		"perf --op fetch-add -a", "perf --nic-latency 1e8", "perf --seed -1",
 		"perf --listen --iters 5", "perf --listen=:0 --timeout 0", "perf --connect :5", "perf --duration NaN",
 		"perf -n 9223372036854775807 -t 65536", "devices --provider soft --nics 65",
-		"perf --op \x1b[2J", "perf --scheme x\x00", "perf --help", "version", "", "--", "perf --size=9223372036854775807",
+		"perf --op \x1b[2J", "perf --scheme x\x00", "perf --help", "version", "", "--",
+		"perf --size=9223372036854775807",
 		"perf -q 9223372036854775807 --nics 2",
-		"perf --layer transport --mode rate --endpoints 32", "perf --layer tagged --op send-sync --kind eager -b", "perf --layer shmem --op put-signal --mode lat",
-		"perf --layer x --op y --kind z", "perf --endpoints -1", "perf --layer transport --endpoints 9223372036854775807 -t 4096", "perf --layer \x1b[2J",
-		"perf --layer transport --kind \u202e", "perf --layer tagged -a --mode lat", "perf --layer transport --op fetch-add -a",
-		"perf --sizes 1..9223372036854775807", "perf --nic-speed 1,1,1", "perf --fault delay@nic=2", "perf --fault kill-qp@rail=7",
+		"perf --layer transport --mode rate --endpoints 32",
+		"perf --layer tagged --op send-sync --kind eager -b",
+		"perf --layer shmem --op put-signal --mode lat",
+		"perf --layer x --op y --kind z", "perf --endpoints -1",
+		"perf --layer transport --endpoints 9223372036854775807 -t 4096", "perf --layer \x1b[2J",
+		"perf --layer transport --kind \u202e", "perf --layer tagged -a --mode lat",
+		"perf --layer transport --op fetch-add -a",
+		"perf --sizes 1..9223372036854775807", "perf --nic-speed 1,1,1", "perf --fault delay@nic=2",
+		"perf --fault kill-qp@rail=7",
 	} {
 		f.Add(s)
 	}
@@ -200,13 +213,15 @@ func wrongUse(t *testing.T, err error) error {
 
 // FuzzHarmless writes what a terminal must not obey in another way, and leaves the rest as it is.
 func FuzzHarmless(f *testing.F) {
-	for _, s := range []string{"all is well", "a\nb", "\x1b]0;owned\x07\x1b[2J\u009b31m", "a\tb\r", "\u202eevil", "\xff",
+	for _, s := range []string{"all is well", "a\nb", "\x1b]0;owned\x07\x1b[2J\u009b31m", "a\tb\r",
+		"\u202eevil", "\xff",
 		"ibverbx: x\nibverbx: y"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		got := harmless(s)
-		if strings.ContainsFunc(got, isControl) || strings.Count(got, "\n") != strings.Count(s, "\n") || len(got) > 10*len(s) {
+		if strings.ContainsFunc(got, isControl) || strings.Count(got, "\n") != strings.Count(s, "\n") ||
+			len(got) > 10*len(s) {
 			t.Fatalf("%q became %q", s, got)
 		}
 		if plain := !strings.ContainsFunc(s, isControl); plain && got != s {
@@ -220,7 +235,8 @@ func FuzzHarmless(f *testing.F) {
 	})
 }
 
-// FuzzTable prints figures that another process has taken. Each takes its line, and the lines of a table are as many for any figures.
+// FuzzTable prints figures that another process has taken. Each takes its line, and the lines of a
+// table are as many for any figures.
 func FuzzTable(f *testing.F) {
 	for _, s := range []string{
 		`[{"size_bytes":64,"scheme":"dqplb","messages":10,"gb_per_second":1.5,"messages_per_second":1e6}]`,
@@ -267,7 +283,8 @@ func FuzzTable(f *testing.F) {
 		for i := range row { // what the listening end does not leave to the other one
 			r := &row[i]
 			r.Layer, r.Kind = p.Layer, layers.Kind(strings.Map(printable, string(r.Kind)))
-			r.Op, r.Mode, r.Scheme, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode, bench.Schemes()[i], nil, nil, false, ""
+			r.Op, r.Mode, r.Scheme, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode,
+				bench.Schemes()[i], nil, nil, false, ""
 			for _, s := range []*ibverbx.Stats{&r.Stats.A, &r.Stats.B} {
 				s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
 				for k := range s.Rails {
@@ -283,8 +300,10 @@ func FuzzTable(f *testing.F) {
 		header := strings.Count(out.String(), "\n")
 		table.Row(row)
 		lines := strings.Count(out.String(), "\n") - header
-		if most := len(row)*(1+9) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 && p.Mode != bench.Latency && lines != 1 {
-			t.Fatalf("%d lines for %d results with %d rails, %v:\n%s", lines, len(row), rails, table.err, out.String())
+		if most := len(row)*(1+9) + rails; table.err != nil || lines < 1 || lines > most || how&4 == 0 &&
+			p.Mode != bench.Latency && lines != 1 {
+			t.Fatalf("%d lines for %d results with %d rails, %v:\n%s", lines, len(row), rails, table.err,
+				out.String())
 		}
 		if strings.ContainsFunc(out.String(), func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 			t.Fatalf("%q", out.String())
@@ -305,9 +324,11 @@ func printable(r rune) rune {
 	return -1
 }
 
-// FuzzChoose chooses among software NICs: what is chosen is there, each once, and nothing has a second port.
+// FuzzChoose chooses among software NICs: what is chosen is there, each once, and nothing has a
+// second port.
 func FuzzChoose(f *testing.F) {
-	for _, s := range []string{"", "soft0", "soft1:1,soft0", "soft0:2", "^soft1", "soft*", "mlx5_0", ",", "^"} {
+	for _, s := range []string{"", "soft0", "soft1:1,soft0", "soft0:2", "^soft1", "soft*", "mlx5_0", ",",
+		"^"} {
 		f.Add(s)
 	}
 	fabric, err := openProvider(softNICs, nicOptions{count: 3})

@@ -8,7 +8,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// layerTable is what a table has besides where a layer above queue pairs is measured. The zero value adds nothing.
+// layerTable is what a table has besides where a layer above queue pairs is measured. The zero
+// value adds nothing.
 type layerTable struct {
 	layered   bool
 	kindWidth int    // of the column that says how the bytes were moved; 0 for none
@@ -166,8 +167,10 @@ func cost(perSecond float64) string {
 
 // transport writes what the transport under a layer has counted.
 func (t *perfTable) transport(end string, s *bench.TransportCounts) {
-	t.say("end "+end, fmt.Sprintf("active messages: %s sent, %s received; puts: %s, %s; gets: %s, %s; atomics: %s; of the transport itself: %s; "+
-		"met no resource: %s", commas(s.AMSent), commas(s.AMReceived), commas(s.Puts), bytesOf(s.PutBytes), commas(s.Gets), bytesOf(s.GetBytes),
+	t.say("end "+end, fmt.Sprintf("active messages: %s sent, %s received; puts: %s, %s; gets: %s, %s; "+
+		"atomics: %s; of the transport itself: %s; "+
+		"met no resource: %s", commas(s.AMSent), commas(s.AMReceived), commas(s.Puts), bytesOf(s.PutBytes),
+		commas(s.Gets), bytesOf(s.GetBytes),
 		commas(s.Atomics), commas(s.Control), commas(s.NoResource)))
 }
 

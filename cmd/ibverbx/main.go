@@ -4,10 +4,11 @@
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
 //
-// Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works anywhere. With --listen and
-// --connect it measures between two processes over real NICs. The exit code is 0 when all went well, 1 when something
-// failed, 2 when the flags make no sense, and 130 after Ctrl-C. A failure that was asked for with --fault is none, if every
-// promise was kept and the run went on.
+// Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
+// anywhere. With --listen and --connect it measures between two processes over real NICs. The exit
+// code is 0 when all went well, 1 when something failed, 2 when the flags make no sense, and 130
+// after Ctrl-C. A failure that was asked for with --fault is none, if every promise was kept and
+// the run went on.
 package main
 
 import (
@@ -51,8 +52,8 @@ type console struct {
 	width  int  // of the terminal that out is; 0 when it is none
 }
 
-// complain writes to stderr. Where that is not possible the exit code has to do. Whatever a message repeats of the outside world, the
-// terminal must not obey it.
+// complain writes to stderr. Where that is not possible the exit code has to do. Whatever a message
+// repeats of the outside world, the terminal must not obey it.
 func (c *console) complain(format string, args ...any) {
 	_, _ = io.WriteString(c.err, harmless(fmt.Sprintf(format, args...)))
 }
@@ -75,8 +76,8 @@ func harmless(text string) string {
 
 func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
 
-// reason is an error for stderr: only its first line begins where those of this command begin, and the library of the same name does
-// not say its name again.
+// reason is an error for stderr: only its first line begins where those of this command begin, and
+// the library of the same name does not say its name again.
 func reason(err error) string {
 	return strings.ReplaceAll(strings.TrimPrefix(err.Error(), "ibverbx: "), "\n", "\n  ")
 }
@@ -84,7 +85,8 @@ func reason(err error) string {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process
-	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: isTerminal(os.Stderr), width: terminalWidth(os.Stdout)}
+	c := &console{ctx: ctx, out: os.Stdout, err: os.Stderr, errTTY: isTerminal(os.Stderr),
+		width: terminalWidth(os.Stdout)}
 	os.Exit(run(c, os.Args[1:]))
 }
 
@@ -104,7 +106,8 @@ func run(c *console, args []string) (code int) {
 	var flags cli
 	parser, err := kong.New(&flags,
 		kong.Name("ibverbx"),
-		kong.Description("RDMA for Go: one reliable connection of many queue pairs. Without NICs it runs over software NICs in this process."),
+		kong.Description("RDMA for Go: one reliable connection of many queue pairs. Without NICs it runs "+
+			"over software NICs in this process."),
 		kong.Writers(c.out, c.err),
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),

@@ -40,27 +40,31 @@ func command(t *testing.T, args string) (code int, out, errs string) {
 
 func TestWrongFlags(t *testing.T) {
 	for args, want := range map[string]string{
-		"perf --scheme spray --nics 1 --qps 1":               "--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single",
-		"perf --mode lat -b":                                 "drop -b, or use --mode bw",
-		"perf --op fetch-add -s 64":                          "works on 8 bytes",
-		"perf --op fetch-add -a":                             "works on 8 bytes only",
-		"perf --op swim":                                     "have write, write-imm, read, send, fetch-add, cmp-swap",
-		"perf -s 64KB":                                       "write 64K (1024-based)",
-		"perf -s 4K -s 8K":                                   "use --sizes with a list",
-		"perf -s 4K -a":                                      "exclude each other",
-		"perf --sizes 8K..4K":                                "from small to large",
-		"perf -n 5 -D 1s":                                    "give one of them",
-		"perf -D soon":                                       "want a number with a unit",
-		"perf --nic-speed fast":                              "25Gbit",
-		"perf --nic-speed 1G,2G,3G":                          "lists 3 values for 2 NICs",
-		"perf --fault boo":                                   "have fail-fragment",
-		"perf --fault nic-down@nic=9":                        "an end has 2 NICs",
-		"perf --scheme all,spray":                            "--scheme all stands alone",
-		"perf -e --busy-poll":                                "exclude each other",
-		"perf --provider moon":                               "have soft",
-		"perf --layer moon":                                  "have qp, transport, tagged, shmem",
-		"perf --layer transport --op write":                  "--layer transport has am, put, put-poll, get, fetch-add",
-		"perf --layer tagged --kind zcopy":                   "--op send of --layer tagged has auto, eager, rendezvous",
+		"perf --scheme spray --nics 1 --qps 1": "--scheme spray needs at least two queue " +
+			"pairs: use --qps 2 or --nics 2, or --scheme single",
+		"perf --mode lat -b":        "drop -b, or use --mode bw",
+		"perf --op fetch-add -s 64": "works on 8 bytes",
+		"perf --op fetch-add -a":    "works on 8 bytes only",
+		"perf --op swim": "have write, write-imm, read, send, " +
+			"fetch-add, cmp-swap",
+		"perf -s 64KB":                "write 64K (1024-based)",
+		"perf -s 4K -s 8K":            "use --sizes with a list",
+		"perf -s 4K -a":               "exclude each other",
+		"perf --sizes 8K..4K":         "from small to large",
+		"perf -n 5 -D 1s":             "give one of them",
+		"perf -D soon":                "want a number with a unit",
+		"perf --nic-speed fast":       "25Gbit",
+		"perf --nic-speed 1G,2G,3G":   "lists 3 values for 2 NICs",
+		"perf --fault boo":            "have fail-fragment",
+		"perf --fault nic-down@nic=9": "an end has 2 NICs",
+		"perf --scheme all,spray":     "--scheme all stands alone",
+		"perf -e --busy-poll":         "exclude each other",
+		"perf --provider moon":        "have soft",
+		"perf --layer moon":           "have qp, transport, tagged, shmem",
+		"perf --layer transport --op write": "--layer transport has am, put, put-poll, " +
+			"get, fetch-add",
+		"perf --layer tagged --kind zcopy": "--op send of --layer tagged has auto, " +
+			"eager, rendezvous",
 		"perf --layer shmem --endpoints 2":                   "use --layer transport or --layer tagged",
 		"perf --layer transport -s 1M":                       "use --layer tagged, or --op put",
 		"perf --layer transport --fault delay":               "use --layer qp, or drop --fault",
@@ -93,22 +97,25 @@ func TestWrongFlags(t *testing.T) {
 		"perf --connect h --provider soft":                   "software NICs live inside one process",
 		"perf --connect :99":                                 "want HOST or HOST:PORT",
 		"perf --connect h --fault delay":                     "software NICs, which live inside one process",
-		"perf --listen --fault kill-qp":                      "software NICs, which live inside one process: drop it, or drop --listen",
-		"perf --listen --nic-latency 5us":                    "software NICs, which live inside one process: drop it, or drop --listen",
-		"perf --fault kill-qp@":                              "kill-qp understands rail, msg, end",
-		"perf --fault kill-qp@rail=1,rail=2":                 "rail is given twice",
-		"perf --connect h --nic-speed 5G":                    "software NICs, which live inside one process",
-		"perf --connect h --op swim":                         "have write, write-imm",
-		"perf --connect h --mode lat -b":                     "drop -b",
-		"devices --provider soft --nics 65":                  "must be 1 to 64",
-		"devices --nics 2":                                   "use --provider soft",
-		"devices -d ^":                                       "--device: ",
-		"devices --provider moon":                            "have soft",
-		"frobnicate":                                         "unexpected argument frobnicate",
+		"perf --listen --fault kill-qp": "software NICs, which live inside one " +
+			"process: drop it, or drop --listen",
+		"perf --listen --nic-latency 5us": "software NICs, which live inside one " +
+			"process: drop it, or drop --listen",
+		"perf --fault kill-qp@":              "kill-qp understands rail, msg, end",
+		"perf --fault kill-qp@rail=1,rail=2": "rail is given twice",
+		"perf --connect h --nic-speed 5G":    "software NICs, which live inside one process",
+		"perf --connect h --op swim":         "have write, write-imm",
+		"perf --connect h --mode lat -b":     "drop -b",
+		"devices --provider soft --nics 65":  "must be 1 to 64",
+		"devices --nics 2":                   "use --provider soft",
+		"devices -d ^":                       "--device: ",
+		"devices --provider moon":            "have soft",
+		"frobnicate":                         "unexpected argument frobnicate",
 	} {
 		code, out, errs := command(t, args)
 		if code != exitUsage || !strings.Contains(errs, want) || out != "" {
-			t.Errorf("ibverbx %s: exit %d, stdout %q, stderr %q; want exit 2, nothing, and %q", args, code, out, errs, want)
+			t.Errorf("ibverbx %s: exit %d, stdout %q, stderr %q; want exit 2, nothing, and %q", args, code,
+				out, errs, want)
 		}
 	}
 }
@@ -142,12 +149,16 @@ func TestPerfTable(t *testing.T) {
 	for args, want := range map[string][]string{
 		"perf" + quick: {
 			"RDMA write bandwidth between two ends in this process, each with 2 soft NICs of 4 queue pairs",
-			"every byte verified", "copy()", " single, 1 QP ", " spray, 8 QPs ", " dqplb, 8 QPs ", "     64 B ", "messages verified byte for byte",
+			"every byte verified", "copy()", " single, 1 QP ", " spray, 8 QPs ", " dqplb, 8 QPs ",
+			"     64 B ", "messages verified byte for byte",
 		},
 		"perf --op write-imm --mode lat" + quick: {"half of a ping-pong", "median µs", "p99.9 µs"},
-		"perf --op read --mode lat -e" + quick:   {"from its post to its completion", "sleeping until events"},
-		// The messages of a round have room beside one another here, or software NICs would write to one place at the same time.
-		"perf -b -v --no-verify --scheme dqplb -n 20 --memory 256K --sizes 64,8000": {"NOT verified", "both directions at once", "end a", "end b", "notify", "share"},
+		"perf --op read --mode lat -e" + quick: {"from its post to its completion",
+			"sleeping until events"},
+		// The messages of a round have room beside one another here, or software NICs would write
+		// to one place at the same time.
+		"perf -b -v --no-verify --scheme dqplb -n 20 --memory 256K --sizes 64,8000": {"NOT verified",
+			"both directions at once", "end a", "end b", "notify", "share"},
 		"perf --op fetch-add -n 20":              {"Mmsg/s", "single, 1 QP", "8 B"},
 		"perf --nic-speed 4Gbit,8Gbit" + quick:   {"(4 Gbit/s; 8 Gbit/s)"},
 		"perf --nics 1 -q 1 --busy-poll" + quick: {"1 soft NIC of 1 queue pair", "polling"},
@@ -180,16 +191,19 @@ func TestPerfJSON(t *testing.T) {
 		if err := json.Unmarshal([]byte(out), &doc); err != nil {
 			t.Fatal(err)
 		}
-		if doc.Tool != "ibverbx perf" || doc.Version == "" || !doc.OK || doc.Machine.Cores == 0 || doc.Machine.Go == "" || doc.Machine.CPU == "" {
+		if doc.Tool != "ibverbx perf" || doc.Version == "" || !doc.OK || doc.Machine.Cores == 0 ||
+			doc.Machine.Go == "" || doc.Machine.CPU == "" {
 			t.Errorf("incomplete: %+v", doc)
 		}
-		if doc.Parameters["op"] != "send" || doc.Parameters["iterations"] != 20.0 || doc.Parameters["verify"] != true {
+		if doc.Parameters["op"] != "send" || doc.Parameters["iterations"] != 20.0 ||
+			doc.Parameters["verify"] != true {
 			t.Errorf("parameters %v", doc.Parameters)
 		}
 		if len(doc.Results) != 6 {
 			t.Fatalf("%d results, want 6", len(doc.Results))
 		}
-		keys := []string{"size_bytes", "scheme", "messages", "bytes", "seconds", "gb_per_second", "messages_per_second", "verified_messages", "failed", "stats"}
+		keys := []string{"size_bytes", "scheme", "messages", "bytes", "seconds", "gb_per_second",
+			"messages_per_second", "verified_messages", "failed", "stats"}
 		if mode == "lat" {
 			keys = append(keys, "latency")
 		} else {
@@ -209,24 +223,31 @@ func TestPerfJSON(t *testing.T) {
 func TestLayerTable(t *testing.T) {
 	for args, want := range map[string][]string{
 		"perf --layer transport --mode lat" + quick: {
-			"transport: active message latency between two ends in this process, each with 2 soft NICs of 4 queue pairs",
+			"transport: active message latency between two ends in this process, each with 2 soft NICs of " +
+				"4 queue pairs",
 			"half of a ping-pong", "×QP", "short", "zcopy", "messages verified byte for byte",
 		},
-		"perf --layer transport --op put" + quick:              {"transport: put bandwidth", "copy()", " dqplb, 8 QPs "},
-		"perf --layer transport --op fetch-add -n 20":          {"transport: fetch-and-add rate", "one QP", "ns/msg", "×QP"},
+		"perf --layer transport --op put" + quick: {"transport: put bandwidth", "copy()",
+			" dqplb, 8 QPs "},
+		"perf --layer transport --op fetch-add -n 20": {"transport: fetch-and-add rate", "one QP",
+			"ns/msg", "×QP"},
 		"perf --layer transport --op put-poll --mode lat -n 5": {"half of a ping-pong", "256 KiB"},
-		"perf --layer tagged --mode rate -v" + quick:           {"tagged: tagged message rate", "one QP", "eager", "active messages: "},
+		"perf --layer tagged --mode rate -v" + quick: {"tagged: tagged message rate", "one QP",
+			"eager", "active messages: "},
 		"perf --layer tagged -b --mode rate --endpoints 3 -t 16" + quick: {
-			"over 3 endpoints of one worker each, between", "both directions at once", "up to 16 messages outstanding on each endpoint", "×1 ep",
+			"over 3 endpoints of one worker each, between", "both directions at once",
+			"up to 16 messages outstanding on each endpoint", "×1 ep",
 		},
 		// Both ends on the same NICs, of which nothing is known.
-		"perf --provider left --layer transport --mode lat" + quick:         {"each with 2 left NICs of 4 queue pairs", "×QP"},
+		"perf --provider left --layer transport --mode lat" +
+			quick: {"each with 2 left NICs of 4 queue pairs", "×QP"},
 		"perf --provider left --layer tagged --mode rate" + quick:           {"ns/msg"},
 		"perf --provider left --layer shmem --nics 1 -q 2 -n 20 -s 1M":      {" dqplb, 2 QPs "},
 		"perf --layer transport --nic-speed 4Gbit --mode rate" + quick:      {"(4 Gbit/s)", "zcopy"},
 		"perf --layer transport --scheme single --nic-latency 20us" + quick: {"20µs away"},
 		"perf --layer shmem --op put-signal --mode lat -s 64 -n 20":         {"shmem: put with signal latency", "half of a ping-pong"},
-		"perf --layer shmem --op get" + quick:                               {"shmem: get bandwidth", "×copy"},
+		"perf --layer shmem --op get" + quick: {"shmem: get bandwidth",
+			"×copy"},
 	} {
 		code, out, errs := command(t, args)
 		if code != exitOK || errs != "" {
@@ -240,14 +261,16 @@ func TestLayerTable(t *testing.T) {
 	}
 }
 
-// TestLayerJSON shows that the document of every layer, operation and mode says what was measured, and beside what.
+// TestLayerJSON shows that the document of every layer, operation and mode says what was measured,
+// and beside what.
 func TestLayerJSON(t *testing.T) {
 	for _, s := range layers.Shapes() {
 		for _, mode := range []string{"bw", "lat", "rate"} {
 			if s.LatencyOnly && mode != "lat" {
 				continue
 			}
-			args := fmt.Sprintf("perf --json --layer %s --op %s --mode %s -n 20 --memory 256K", s.Layer, s.Op, mode)
+			args := fmt.Sprintf("perf --json --layer %s --op %s --mode %s -n 20 --memory 256K", s.Layer, s.Op,
+				mode)
 			if !s.Atomic {
 				args += " --sizes 64,20000"
 			}
@@ -259,7 +282,8 @@ func TestLayerJSON(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &doc); err != nil {
 				t.Fatalf("%s: %v", args, err)
 			}
-			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != bench.Op(s.Op) || string(p.Mode) != mode || p.Endpoints != 1 {
+			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != bench.Op(s.Op) ||
+				string(p.Mode) != mode || p.Endpoints != 1 {
 				t.Errorf("%s: parameters %+v", args, p)
 			}
 			if want := 3 * len(doc.Params.Sizes); len(doc.Results) != want {
@@ -267,7 +291,8 @@ func TestLayerJSON(t *testing.T) {
 			}
 			for _, r := range doc.Results {
 				copied := mode == "bw" && !s.Atomic
-				if r.Layer != s.Layer || r.Messages < 20 || r.Verified <= r.Messages || (r.Latency != nil) != (mode == "lat") ||
+				if r.Layer != s.Layer || r.Messages < 20 || r.Verified <= r.Messages ||
+					(r.Latency != nil) != (mode == "lat") ||
 					(r.RatioToCopy > 0) != copied || (r.Comparison != nil) == copied || r.Transport == nil {
 					t.Errorf("%s: %+v", args, r)
 				}
@@ -286,7 +311,8 @@ func TestJSONOfNothing(t *testing.T) {
 	} {
 		code, out, errs := command(t, args)
 		doc := failedDocument(t, out)
-		if code == exitOK || doc.OK || doc.Interrupted || !strings.Contains(doc.Error, want) || !strings.Contains(errs, want) {
+		if code == exitOK || doc.OK || doc.Interrupted || !strings.Contains(doc.Error, want) ||
+			!strings.Contains(errs, want) {
 			t.Errorf("%s: exit %d, %+v, stderr %q", args, code, doc, errs)
 		}
 	}
@@ -311,22 +337,28 @@ func failedDocument(t *testing.T, text string) (doc failed) {
 	return doc
 }
 
-// TestHarmless shows that no terminal obeys what an error repeats, and that only the first line is where this command's lines begin.
+// TestHarmless shows that no terminal obeys what an error repeats, and that only the first line is
+// where this command's lines begin.
 func TestHarmless(t *testing.T) {
 	c := &console{err: &bytes.Buffer{}}
 	c.complain("ibverbx: %s\n", reason(errors.New("a\x1b[2J\u009b31m\u202e é\nibverbx: b\r")))
-	if got, want := fmt.Sprint(c.err), `ibverbx: a\x1b[2J\u009b31m\u202e é`+"\n  ibverbx: b\\r\n"; got != want {
+	if got, want := fmt.Sprint(c.err),
+		`ibverbx: a\x1b[2J\u009b31m\u202e é`+"\n  ibverbx: b\\r\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// TestTableOfOther shows whose machine and clock stand above figures that another process has taken.
+// TestTableOfOther shows whose machine and clock stand above figures that another process has
+// taken.
 func TestTableOfOther(t *testing.T) {
-	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1, Schemes: []bench.Scheme{bench.Single}, Verify: true}
+	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1,
+		Schemes: []bench.Scheme{bench.Single}, Verify: true}
 	var out bytes.Buffer
 	table := newPerfTable(&out, false)
-	table.Start(p, &bench.Peer{End: "a", Machine: bench.Machine{CPU: "Their CPU", Clock: 7777}, NICs: []string{"x"}, Own: []string{"y"}})
-	if text := out.String(); !strings.Contains(text, "figures taken by end a: Their CPU") || !strings.Contains(text, "7.777µs") {
+	table.Start(p, &bench.Peer{End: "a", Machine: bench.Machine{CPU: "Their CPU", Clock: 7777},
+		NICs: []string{"x"}, Own: []string{"y"}})
+	if text := out.String(); !strings.Contains(text, "figures taken by end a: Their CPU") ||
+		!strings.Contains(text, "7.777µs") {
 		t.Errorf("got\n%s", text)
 	}
 	out.Reset()
@@ -362,18 +394,22 @@ func (d ailing) QueryGID(_, i int) (verbs.GIDEntry, error) {
 // TestAilingDevice shows that what can be asked is shown, and what cannot is said.
 func TestAilingDevice(t *testing.T) {
 	code, out, errs := command(t, "devices --provider ailing")
-	if code != exitFailed || !strings.Contains(errs, "port 1 is silent") || !strings.Contains(errs, "GID 2 is silent") || strings.Count(out, "RoCE") != 2 || !strings.Contains(out, "ACTIVE") {
+	if code != exitFailed || !strings.Contains(errs, "port 1 is silent") ||
+		!strings.Contains(errs, "GID 2 is silent") || strings.Count(out, "RoCE") != 2 ||
+		!strings.Contains(out, "ACTIVE") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
 
 func TestDevices(t *testing.T) {
 	code, out, errs := command(t, "devices --provider soft --nics 2")
-	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 || !strings.Contains(out, "::ffff:10.77.0.2") || !strings.Contains(out, "NETDEV") {
+	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 ||
+		!strings.Contains(out, "::ffff:10.77.0.2") || !strings.Contains(out, "NETDEV") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	code, out, _ = command(t, "devices --provider soft -d soft2,soft1")
-	if code != exitOK || strings.Count(out, "ACTIVE") != 2 || strings.Index(out, "soft2") > strings.Index(out, "soft1") {
+	if code != exitOK || strings.Count(out, "ACTIVE") != 2 || strings.Index(out, "soft2") > strings.Index(
+		out, "soft1") {
 		t.Errorf("exit %d, stdout\n%s", code, out)
 	}
 	code, _, errs = command(t, "devices --provider soft -d mlx5_0")
@@ -389,7 +425,8 @@ func TestDevices(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if list := doc.Devices; doc.Provider != "soft" || doc.Reason != "" || len(list) != 3 || list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
+	if list := doc.Devices; doc.Provider != "soft" || doc.Reason != "" || len(list) != 3 ||
+		list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
 		t.Errorf("got %+v", list)
 	}
 }
@@ -405,7 +442,8 @@ func TestNoDevices(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if code != exitFailed || errs == "" || doc.Devices == nil || len(doc.Devices) != 0 || doc.Reason != "no NIC today" {
+	if code != exitFailed || errs == "" || doc.Devices == nil || len(doc.Devices) != 0 ||
+		doc.Reason != "no NIC today" {
 		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
 	}
 }

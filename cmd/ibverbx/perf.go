@@ -148,9 +148,11 @@ func layerHelp() string {
 // params turns the flags into what to measure.
 func (f *perfCmd) params() (p *bench.Params, err error) {
 	p = &bench.Params{
-		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode), Bidirectional: f.Bidirectional,
-		Kind:       layers.Kind(f.Kind),
-		Iterations: f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs, QPs: f.QPs,
+		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode),
+		Bidirectional: f.Bidirectional,
+		Kind:          layers.Kind(f.Kind),
+		Iterations:    f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs,
+		QPs:      f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
@@ -180,7 +182,8 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 func (f *perfCmd) wait() (bench.Wait, error) {
 	switch {
 	case f.Events && f.BusyPoll:
-		return "", &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of them, or neither"}
+		return "", &bench.UsageError{Reason: "--events and --busy-poll exclude each other: give one of " +
+			"them, or neither"}
 	case f.Events:
 		return bench.Events, nil
 	case f.BusyPoll:
@@ -199,9 +202,11 @@ func (f *perfCmd) sizes() (sizes []units.Size, err error) {
 	}
 	switch {
 	case given > 1:
-		return nil, &bench.UsageError{Reason: "--size, --sizes and --all exclude each other: give one of them"}
+		return nil, &bench.UsageError{Reason: "--size, --sizes and --all exclude each other: give one of " +
+			"them"}
 	case len(f.Size) > 1:
-		return nil, &bench.UsageError{Reason: "--size is given several times: use --sizes with a list, such as --sizes 4K,64K"}
+		return nil, &bench.UsageError{Reason: "--size is given several times: use --sizes with a list, " +
+			"such as --sizes 4K,64K"}
 	case f.All && bench.Op(f.Op).Atomic():
 		return nil, &bench.UsageError{Reason: fmt.Sprintf("--op %s works on 8 bytes only: drop --all", f.Op)}
 	case f.All:
@@ -253,7 +258,8 @@ func (f *perfCmd) conn() (conn ibverbx.ConnConfig, err error) {
 	if f.MTU != 0 {
 		for conn.MTU = verbs.MTU256; conn.MTU.Bytes() != f.MTU; conn.MTU++ {
 			if conn.MTU > verbs.MTU4096 {
-				return conn, &bench.UsageError{Reason: fmt.Sprintf("--mtu %d: must be 256, 512, 1024, 2048 or 4096", f.MTU)}
+				return conn, &bench.UsageError{Reason: fmt.Sprintf(
+					"--mtu %d: must be 256, 512, 1024, 2048 or 4096", f.MTU)}
 			}
 		}
 	}
@@ -277,7 +283,8 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return f.runApart(c, k)
 	}
 	if given(k, "timeout") {
-		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with --listen or --connect"}
+		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with " +
+			"--listen or --connect"}
 	}
 	provider := f.provider()
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
@@ -289,9 +296,11 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	}
 	switch {
 	case provider != softNICs && len(p.Speeds)+len(p.Latencies)+len(p.Faults) > 0:
-		return &bench.UsageError{Reason: "--nic-speed, --nic-latency and --fault are for software NICs: drop them, or --provider " + provider}
+		return &bench.UsageError{Reason: "--nic-speed, --nic-latency and --fault are for software NICs: " +
+			"drop them, or --provider " + provider}
 	case provider == softNICs && f.Device != "":
-		return &bench.UsageError{Reason: "--device chooses among real NICs: use --provider rdmacore, or --nics for a number of software NICs"}
+		return &bench.UsageError{Reason: "--device chooses among real NICs: use --provider rdmacore, or " +
+			"--nics for a number of software NICs"}
 	case provider == softNICs && p.NICs == 0:
 		p.NICs = 2
 	case p.NICs == 0:

@@ -47,7 +47,8 @@ func (p *progress) Cell(done, all int) {
 			return
 		}
 		p.bar = progressbar.NewOptions(all, progressbar.OptionSetWriter(p.w), progressbar.OptionSetWidth(30),
-			progressbar.OptionSetDescription("measuring"), progressbar.OptionSetElapsedTime(true), progressbar.OptionClearOnFinish())
+			progressbar.OptionSetDescription("measuring"), progressbar.OptionSetElapsedTime(true),
+			progressbar.OptionClearOnFinish())
 	}
 	_ = p.bar.Set(done) // a bar that cannot be drawn is no reason to stop
 }

@@ -17,7 +17,10 @@ const (
 
 // providers are the sources of devices. A further one is an entry more.
 var providers = []provider{
-	{name: softNICs, open: func(o nicOptions) (verbs.Provider, error) { return soft.New(soft.Config{Devices: o.count}) }},
+	{name: softNICs, open: func(o nicOptions) (verbs.Provider,
+		error) {
+		return soft.New(soft.Config{Devices: o.count})
+	}},
 	{name: realNICs, open: openReal},
 }
 

@@ -10,5 +10,6 @@ import (
 
 // openReal says that this build has no real NICs.
 func openReal(nicOptions) (verbs.Provider, error) {
-	return nil, fmt.Errorf("built with -tags softonly: %w: build it without the tag for real NICs", verbs.ErrNotSupported)
+	return nil, fmt.Errorf("built with -tags softonly: %w: build it without the tag for real NICs",
+		verbs.ErrNotSupported)
 }

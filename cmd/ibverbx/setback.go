@@ -11,15 +11,16 @@ import (
 )
 
 const (
-	// defaultWidth is what sentences are wrapped to where there is no terminal: a little wider than the table.
+	// defaultWidth is what sentences are wrapped to where there is no terminal: a little wider than
+	// the table.
 	defaultWidth = 110
 	leastWidth   = 60
 	// labelWidth is how far sentences are indented behind their label.
 	labelWidth = 18
 )
 
-// setback tells a failure in the order in which a person asks: what was injected, what each end saw, what became of all that was accepted,
-// whether the data is there, and how it went on.
+// setback tells a failure in the order in which a person asks: what was injected, what each end
+// saw, what became of all that was accepted, whether the data is there, and how it went on.
 func (t *perfTable) setback(s *bench.Setback) {
 	f := s.Failure
 	for _, fault := range f.Faults {
@@ -31,7 +32,8 @@ func (t *perfTable) setback(s *bench.Setback) {
 	t.ledgers(f)
 	t.data(f)
 	if r := s.Recovery; r != nil {
-		t.say("after the fault", r.What+" in "+took(r)+": "+strings.Join(r.NICs["a"], ", ")+" with "+strings.Join(r.NICs["b"], ", ")+
+		t.say("after the fault", r.What+" in "+took(r)+": "+strings.Join(r.NICs["a"],
+			", ")+" with "+strings.Join(r.NICs["b"], ", ")+
 			", "+count(r.Rails, "queue pair")+"; then "+thousands(r.Messages)+" messages"+t.compared(r))
 	}
 }
@@ -102,7 +104,8 @@ func (t *perfTable) end(e *bench.EndFailure) {
 		}
 		where += fmt.Sprintf(" (%s qp %d)", f.Device, f.QPNum)
 	}
-	t.say("end "+e.End, strings.Join(nonEmpty("first error", where, concerned(f), fragmentOf(f), addresses(f)), ", "))
+	t.say("end "+e.End, strings.Join(nonEmpty("first error", where, concerned(f), fragmentOf(f),
+		addresses(f)), ", "))
 	words := f.Words
 	if f.Status != "" {
 		words = f.Status + ": " + words
@@ -125,7 +128,8 @@ func nonEmpty(list ...string) (kept []string) {
 	return kept
 }
 
-// ofRound says how messages are numbered that failed: those of the faults are numbered over the column.
+// ofRound says how messages are numbered that failed: those of the faults are numbered over the
+// column.
 const ofRound = " of the round that failed"
 
 // concerned says which request failed, or which receive.
@@ -195,8 +199,10 @@ func (t *perfTable) ledgers(f *bench.Failure) {
 			if l.of.Accepted != l.of.Completed() {
 				is = "BUT"
 			}
-			t.say(label, fmt.Sprintf("end %s %s: %s accepted %s %s successful + %s failed + %s flushed", e.End, l.what,
-				thousands(int(l.of.Accepted)), is, thousands(int(l.of.Succeeded)), thousands(int(l.of.Failed)), thousands(int(l.of.Flushed))))
+			t.say(label, fmt.Sprintf("end %s %s: %s accepted %s %s successful + %s failed + %s flushed",
+				e.End, l.what,
+				thousands(int(l.of.Accepted)), is, thousands(int(l.of.Succeeded)),
+				thousands(int(l.of.Failed)), thousands(int(l.of.Flushed))))
 			label = ""
 		}
 	}
@@ -257,7 +263,8 @@ func (t *perfTable) say(label, text string) {
 	}
 }
 
-// wrap breaks text at spaces into lines of at most width runes, where words allow. What comes of the outside world is made harmless.
+// wrap breaks text at spaces into lines of at most width runes, where words allow. What comes of
+// the outside world is made harmless.
 func wrap(text string, width int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {

@@ -11,8 +11,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// perfTable writes a run for people: a header that says what is measured, a row for each size as it comes, and what else is
-// to be said.
+// perfTable writes a run for people: a header that says what is measured, a row for each size as it
+// comes, and what else is to be said.
 type perfTable struct {
 	printer
 	p       *bench.Params
@@ -38,7 +38,8 @@ func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 func (t *perfTable) Cell(int, int) {}
 
 var opNames = map[bench.Op]string{
-	bench.Write: "RDMA write", bench.WriteImm: "RDMA write with immediate", bench.Read: "RDMA read", bench.Send: "send",
+	bench.Write: "RDMA write", bench.WriteImm: "RDMA write with immediate", bench.Read: "RDMA read",
+	bench.Send:     "send",
 	bench.FetchAdd: "fetch-and-add", bench.CmpSwap: "compare-and-swap",
 }
 
@@ -77,7 +78,8 @@ func (t *perfTable) header() {
 	t.printf("%s; %s\n\n", t.verified(), t.how(m))
 	switch {
 	case p.Mode == bench.Latency:
-		t.printf("%9s%s  %-7s %9s %10s %10s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme", "samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs",
+		t.printf("%9s%s  %-7s %9s %10s %10s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme",
+			"samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs",
 			t.layer.ratioTitle())
 	case p.Layered() && p.Rated():
 		t.rateHeadings()
@@ -92,10 +94,12 @@ func (t *perfTable) header() {
 	}
 }
 
-// headings names the columns of bandwidths. Between two processes there is no copy() to compare with.
+// headings names the columns of bandwidths. Between two processes there is no copy() to compare
+// with.
 func (t *perfTable) headings() {
 	kind := t.layer.kindTitle()
-	first, second := fmt.Sprintf("%9s%s  %8s", "", blank(kind), "copy()"), fmt.Sprintf("%9s%s  %8s", "size", kind, "GB/s")
+	first, second := fmt.Sprintf("%9s%s  %8s", "", blank(kind), "copy()"),
+		fmt.Sprintf("%9s%s  %8s", "size", kind, "GB/s")
 	figures := fmt.Sprintf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
 	if t.peer != nil {
 		first, second = fmt.Sprintf("%9s%s", "", blank(kind)), fmt.Sprintf("%9s%s", "size", kind)
@@ -203,7 +207,8 @@ func (t *perfTable) how(m bench.Machine) string {
 			s = append(s, "timed by the end that takes longer")
 		}
 		if !p.Op.Atomic() {
-			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment), fmt.Sprintf("memory used again after %v", p.Memory))
+			s = append(s, fmt.Sprintf("fragments of %v", p.Fragment),
+				fmt.Sprintf("memory used again after %v", p.Memory))
 		}
 	}
 	switch {
@@ -278,8 +283,8 @@ func (t *perfTable) atomicRate(perSecond float64) string {
 	return fmt.Sprintf("%.2f", perSecond/1e6)
 }
 
-// digits writes a figure with three digits that say something: NICs between two processes may be a hundred thousand times
-// as fast as others.
+// digits writes a figure with three digits that say something: NICs between two processes may be a
+// hundred thousand times as fast as others.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
 // mark is what stands beside figures that have a story, which is told below.

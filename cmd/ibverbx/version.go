@@ -10,7 +10,8 @@ type versionCmd struct{}
 
 // Run prints the version.
 func (versionCmd) Run(c *console) error {
-	_, err := fmt.Fprintf(c.out, "ibverbx %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(c.out, "ibverbx %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	return err
 }
 

@@ -45,7 +45,8 @@ type goroutines struct {
 }
 
 func newGoroutines(f *soft.Fabric, p part) *goroutines {
-	return &goroutines{fabric: f, nics: p.NICs, ended: make(chan result, p.Of), ends: map[int]context.CancelFunc{}, dead: map[int]bool{}}
+	return &goroutines{fabric: f, nics: p.NICs, ended: make(chan result, p.Of),
+		ends: map[int]context.CancelFunc{}, dead: map[int]bool{}}
 }
 
 func (g *goroutines) start(p *part) error {
@@ -53,7 +54,8 @@ func (g *goroutines) start(p *part) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit, fmt.Errorf("not done within %v", p.Limit))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit,
+		fmt.Errorf("not done within %v", p.Limit))
 	g.mu.Lock()
 	g.ends[p.Rank] = cancel
 	g.mu.Unlock()
@@ -121,7 +123,8 @@ func (s *processes) start(p *part) error {
 	}
 	s.all.Go(func() {
 		err := cmd.Wait()
-		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() &&
+			status.Signal() == syscall.SIGKILL {
 			err = errKilled
 		}
 		s.ended <- result{rank: p.Rank, err: err, output: out.buf.Bytes()}

@@ -17,9 +17,11 @@ type postOffice struct {
 	calls []int              // and how often
 }
 
-// newPostOffice makes a worker and connects it to all others. When it returns they are connected too.
+// newPostOffice makes a worker and connects it to all others. When it returns they are connected
+// too.
 func newPostOffice(ctx context.Context, m *member, cfg tagged.Config) (*postOffice, error) {
-	o := &postOffice{m: m, eps: make([]*tagged.Endpoint, m.Of), ended: make([]error, m.Of), calls: make([]int, m.Of)}
+	o := &postOffice{m: m, eps: make([]*tagged.Endpoint, m.Of), ended: make([]error, m.Of),
+		calls: make([]int, m.Of)}
 	cfg.Transport = m.transportConfig()
 	var err error
 	if o.w, err = tagged.NewWorker(m.dom, cfg); err != nil {
@@ -40,7 +42,8 @@ func (o *postOffice) connect(ctx context.Context) error {
 		if rank == o.m.Rank {
 			continue
 		}
-		ep, err := o.w.NewEndpoint(tagged.EndpointConfig{Name: fmt.Sprintf("member %d", rank), Value: rank, OnError: o.failed})
+		ep, err := o.w.NewEndpoint(tagged.EndpointConfig{Name: fmt.Sprintf("member %d", rank), Value: rank,
+			OnError: o.failed})
 		if err != nil {
 			return err
 		}
@@ -98,7 +101,8 @@ func (o *postOffice) part(ctx context.Context) error {
 			return err
 		}
 	}
-	if s := o.w.Stats(); s.Requests != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0 || s.Leaked != 0 || s.Endpoints != 0 {
+	if s := o.w.Stats(); s.Requests != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0 || s.Leaked != 0 ||
+		s.Endpoints != 0 {
 		return fmt.Errorf("everything has ended, and the worker holds %+v", s)
 	}
 	return nil

@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// transportConfig is the configuration of a member's transport worker, as far as the team says anything of it.
+// transportConfig is the configuration of a member's transport worker, as far as the team says
+// anything of it.
 func (m *member) transportConfig() transport.Config {
 	if m.Zero {
 		return transport.Config{}
@@ -45,8 +46,10 @@ type hubCard struct {
 }
 
 // newHub makes a worker with handlers and memory.
-func newHub(m *member, cfg transport.Config, size int, handlers map[transport.AMID]transport.Handler) (*hub, error) {
-	h := &hub{m: m, eps: make([]*transport.Endpoint, m.Of), ended: make([]error, m.Of), calls: make([]int, m.Of), mem: make([]byte, size)}
+func newHub(m *member, cfg transport.Config, size int, handlers map[transport.AMID]transport.Handler) (*hub,
+	error) {
+	h := &hub{m: m, eps: make([]*transport.Endpoint, m.Of), ended: make([]error, m.Of),
+		calls: make([]int, m.Of), mem: make([]byte, size)}
 	var err error
 	if h.w, err = transport.NewWorker(m.dom, cfg); err != nil {
 		return nil, err
@@ -70,7 +73,8 @@ func (h *hub) connect(ctx context.Context) error {
 		if rank == h.m.Rank {
 			continue
 		}
-		ep, err := h.w.NewEndpoint(transport.EndpointConfig{Name: fmt.Sprintf("member %d", rank), Value: rank, OnError: h.failed})
+		ep, err := h.w.NewEndpoint(transport.EndpointConfig{Name: fmt.Sprintf("member %d", rank), Value: rank,
+			OnError: h.failed})
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,8 @@ type member struct {
 	*part
 	dom   *ibverbx.Domain
 	table *place
-	// serve, if set, makes progress until done reports true: who waits for others at the table must not keep them waiting meanwhile.
+	// serve, if set, makes progress until done reports true: who waits for others at the table must
+	// not keep them waiting meanwhile.
 	serve func(ctx context.Context, done func() bool) error
 }
 
@@ -49,7 +50,8 @@ func runAsProcess(job string) error {
 	if err := json.Unmarshal([]byte(job), &p); err != nil {
 		return fmt.Errorf("%s: %w", memberEnv, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit, fmt.Errorf("not done within %v", p.Limit))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit,
+		fmt.Errorf("not done within %v", p.Limit))
 	defer cancel()
 	provider, all, err := openReal(p.Devices)
 	if err != nil {
@@ -61,16 +63,19 @@ func runAsProcess(job string) error {
 	return provider.Close() // says what is left open
 }
 
-// exitLater ends a process that does not end by itself although its team has. Nobody may be there any more to do it.
+// exitLater ends a process that does not end by itself although its team has. Nobody may be there
+// any more to do it.
 func exitLater() {
 	time.AfterFunc(5*time.Second, func() {
 		stacks := make([]byte, 1<<16)
-		fmt.Fprintf(os.Stderr, "still running, though the team has ended:\n%s\n", stacks[:runtime.Stack(stacks, true)])
+		fmt.Fprintf(os.Stderr, "still running, though the team has ended:\n%s\n",
+			stacks[:runtime.Stack(stacks, true)])
 		os.Exit(2)
 	})
 }
 
-// perform takes a place at the table and runs the program. It calls ended when the team has ended and the program has not.
+// perform takes a place at the table and runs the program. It calls ended when the team has ended
+// and the program has not.
 func (p *part) perform(ctx context.Context, nics []verbs.Device, ended func()) error {
 	run := programs[p.Program]
 	if run == nil {
@@ -101,7 +106,8 @@ func (p *part) work(ctx context.Context, nics []verbs.Device, table *place, run 
 	return errors.Join(run(ctx, &member{part: p, dom: dom, table: table}), dom.Close())
 }
 
-// killMe says that the member may be killed from now on, and returns at once: it dies in the middle of what it does next.
+// killMe says that the member may be killed from now on, and returns at once: it dies in the middle
+// of what it does next.
 func (m *member) killMe() error { return writeNote(m.table.conn, &note{Kind: noteKill}) }
 
 // gather lays something down and returns what all members have laid down.
@@ -126,7 +132,8 @@ func (m *member) meet(ctx context.Context) error {
 	return err
 }
 
-// exchange lays v down and returns what all members have laid down, by rank; the zero value for the dead.
+// exchange lays v down and returns what all members have laid down, by rank; the zero value for the
+// dead.
 func exchange[T any](ctx context.Context, m *member, v T) ([]T, error) {
 	mine, err := json.Marshal(v)
 	if err != nil {

@@ -19,8 +19,9 @@ var (
 	limitFlag    = flag.Duration("limit", 20*time.Second, "how long a team may take")
 )
 
-// nicsOf are the NICs of one member: its share of a provider's. On real NICs members take turns, so that neighbours are on different
-// ones, and a member with several begins at a different one than its neighbour.
+// nicsOf are the NICs of one member: its share of a provider's. On real NICs members take turns, so
+// that neighbours are on different ones, and a member with several begins at a different one than
+// its neighbour.
 func nicsOf(all []verbs.Device, p *part) []verbs.Device {
 	nics := make([]verbs.Device, p.NICs)
 	for i := range nics {
@@ -46,7 +47,8 @@ func openReal(devices string) (verbs.Provider, []verbs.Device, error) {
 	return p, all, nil
 }
 
-// openFabric makes NICs for all members of a team, and sees to it that nothing of them is left open when the test ends.
+// openFabric makes NICs for all members of a team, and sees to it that nothing of them is left open
+// when the test ends.
 func openFabric(tb testing.TB, nics int) *soft.Fabric {
 	tb.Helper()
 	f, err := soft.New(soft.Config{Devices: nics})
@@ -61,8 +63,9 @@ func openFabric(tb testing.TB, nics int) *soft.Fabric {
 	return f
 }
 
-// conn is how a member connects: patiently, or, where somebody is going to die, so that this is noticed soon. Real NICs may be
-// rdma_rxe on an emulated machine, where a peer that lives can take a good part of a second to answer.
+// conn is how a member connects: patiently, or, where somebody is going to die, so that this is
+// noticed soon. Real NICs may be rdma_rxe on an emulated machine, where a peer that lives can take
+// a good part of a second to answer.
 func (p *part) conn() ibverbx.ConnConfig {
 	c := ibverbx.ConnConfig{GIDIndex: p.GIDIndex}
 	switch {

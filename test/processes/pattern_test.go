@@ -8,7 +8,8 @@ import (
 // seed names a pattern of bytes: who sends to whom, and which one of all.
 func seed(from, to, n int) uint64 { return uint64(from)<<48 | uint64(to)<<40 | uint64(n) }
 
-// patternWord is the i-th word of a pattern, mixed so that words of other places and patterns differ.
+// patternWord is the i-th word of a pattern, mixed so that words of other places and patterns
+// differ.
 func patternWord(seed uint64, i int) uint64 {
 	x := (seed+1)*0x9e3779b97f4a7c15 + uint64(i)*0xbf58476d1ce4e5b9
 	return x ^ x>>29

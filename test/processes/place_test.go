@@ -61,7 +61,8 @@ func (p *place) gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	}
 }
 
-// leave gives the place back: kind is noteBye from who has done its part; without a kind the team takes it for a failure.
+// leave gives the place back: kind is noteBye from who has done its part; without a kind the team
+// takes it for a failure.
 func (p *place) leave(kind noteKind) error {
 	var err error
 	if kind != "" {

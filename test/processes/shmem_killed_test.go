@@ -12,8 +12,9 @@ import (
 	"ibverbx/transport"
 )
 
-// A PE is killed while some of the others are in a barrier, one waits for a signal, and one puts to it: every call returns, with an error that
-// names the PE which died. Puts among those that live go on.
+// A PE is killed while some of the others are in a barrier, one waits for a signal, and one puts to
+// it: every call returns, with an error that names the PE which died. Puts among those that live go
+// on.
 func TestShmemPEKilled(t *testing.T) {
 	eachShape(t, team{program: "shmem killed", members: 4, victim: true})
 }
@@ -68,7 +69,8 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 // names says what is wrong with the error of a call that concerned a PE which has died.
 func names(err error, rank int) error {
 	var gone *shmem.PEError
-	if !errors.As(err, &gone) || gone.PE != rank || !errors.Is(err, transport.ErrPeerFailed) || !strings.Contains(err.Error(), fmt.Sprintf("PE %d", rank)) {
+	if !errors.As(err, &gone) || gone.PE != rank || !errors.Is(err, transport.ErrPeerFailed) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("PE %d", rank)) {
 		return fmt.Errorf("got %w, want a PEError of PE %d that is ErrPeerFailed", err, rank)
 	}
 	return nil

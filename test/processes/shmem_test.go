@@ -11,7 +11,8 @@ import (
 	"ibverbx/shmem"
 )
 
-// Eight PEs count random keys in bins that are spread over all of them, with atomics: all see the counts that one loop makes.
+// Eight PEs count random keys in bins that are spread over all of them, with atomics: all see the
+// counts that one loop makes.
 func TestShmemHistogram(t *testing.T) {
 	outerShapes(t, team{program: "histogram", members: 8, rounds: 300})
 }
@@ -21,12 +22,14 @@ func TestShmemHistogramByTheZeroConfiguration(t *testing.T) {
 	team{program: "histogram", members: 8, rounds: 300, zero: true}.run(t)
 }
 
-// Eight PEs, a strip of a grid each, smooth it step by step and trade the strips' edges with signals: every cell is the one that a single loop has made.
+// Eight PEs, a strip of a grid each, smooth it step by step and trade the strips' edges with
+// signals: every cell is the one that a single loop has made.
 func TestShmemHaloExchange(t *testing.T) {
 	outerShapes(t, team{program: "halo", members: 8, rounds: 20})
 }
 
-// Whoever sees a signal sees all of the data that was put before it, over any number of rails, whether the signal is set or added to.
+// Whoever sees a signal sees all of the data that was put before it, over any number of rails,
+// whether the signal is set or added to.
 func TestShmemPutWithSignal(t *testing.T) {
 	eachShape(t, team{program: "signal", members: 2, rounds: 30})
 }
@@ -40,7 +43,10 @@ func TestShmemBarrier(t *testing.T) {
 func (m *member) shmemConfig() shmem.Config {
 	cfg := shmem.Config{
 		PE: m.Rank, PEs: m.Of, HeapSize: 4 << 20,
-		Exchange: func(ctx context.Context, mine []byte) ([][]byte, error) { return m.table.gather(ctx, mine) },
+		Exchange: func(ctx context.Context, mine []byte) ([][]byte,
+			error) {
+			return m.table.gather(ctx, mine)
+		},
 	}
 	if !m.Zero {
 		cfg.Transport = m.transportConfig()
@@ -131,8 +137,9 @@ func smooth(to, from []float64, rows int) {
 	}
 }
 
-// halo smooths this PE's strip, which has a row of each neighbour around it. Two copies take turns: when a neighbour's edges of step n have come, it
-// has no use any more for this PE's of step n-1, whose place those of step n+1 take.
+// halo smooths this PE's strip, which has a row of each neighbour around it. Two copies take turns:
+// when a neighbour's edges of step n have come, it has no use any more for this PE's of step n-1,
+// whose place those of step n+1 take.
 func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 	whole := make([]float64, (m.Of*haloRows+2)*haloCols)
 	for i := range whole {
@@ -146,7 +153,8 @@ func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 		}
 		copy(grids[i].Local(pe), whole[m.Rank*haloRows*haloCols:])
 	}
-	come, err := shmem.Alloc[uint64](ctx, pe, 2) // which step the edges are of that have come, from above and from below
+	// which step the edges are of that have come, from above and from below
+	come, err := shmem.Alloc[uint64](ctx, pe, 2)
 	if err != nil {
 		return err
 	}
@@ -157,12 +165,14 @@ func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 		smooth(to.Local(pe), from.Local(pe), haloRows)
 		smooth(serial[step%2], serial[(step-1)%2], m.Of*haloRows)
 		if m.Rank > 0 {
-			if err := shmem.PutSignal(ctx, pe, row(to, haloRows+1), row(to, 1).Local(pe), come.At(1), uint64(step), shmem.SignalSet, m.Rank-1); err != nil {
+			if err := shmem.PutSignal(ctx, pe, row(to, haloRows+1), row(to, 1).Local(pe), come.At(1),
+				uint64(step), shmem.SignalSet, m.Rank-1); err != nil {
 				return err
 			}
 		}
 		if m.Rank < m.Of-1 {
-			if err := shmem.PutSignal(ctx, pe, row(to, 0), row(to, haloRows).Local(pe), come.At(0), uint64(step), shmem.SignalSet, m.Rank+1); err != nil {
+			if err := shmem.PutSignal(ctx, pe, row(to, 0), row(to, haloRows).Local(pe), come.At(0),
+				uint64(step), shmem.SignalSet, m.Rank+1); err != nil {
 				return err
 			}
 		}
@@ -180,7 +190,8 @@ func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 	got, want := grids[m.Rounds%2].Local(pe), serial[m.Rounds%2][m.Rank*haloRows*haloCols:]
 	for i, v := range got {
 		if v != want[i] {
-			return fmt.Errorf("row %d, column %d is %v, want %v", m.Rank*haloRows+i/haloCols, i%haloCols, v, want[i])
+			return fmt.Errorf("row %d, column %d is %v, want %v", m.Rank*haloRows+i/haloCols, i%haloCols, v,
+				want[i])
 		}
 	}
 	return pe.Barrier(ctx)
@@ -197,7 +208,8 @@ func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 	if err != nil {
 		return err
 	}
-	words, err := shmem.Alloc[uint64](ctx, pe, 3) // signals that are set, that are added to, and what the other one has checked
+	// signals that are set, that are added to, and what the other one has checked
+	words, err := shmem.Alloc[uint64](ctx, pe, 3)
 	if err != nil {
 		return err
 	}
@@ -228,7 +240,8 @@ func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 	return pe.Barrier(ctx)
 }
 
-// barrier has every PE put a block to every PE, itself included, and look at what it has after the barrier; then get one of each.
+// barrier has every PE put a block to every PE, itself included, and look at what it has after the
+// barrier; then get one of each.
 func barrier(ctx context.Context, m *member, pe *shmem.PE) error {
 	const size = 9001
 	from, err := shmem.Alloc[byte](ctx, pe, size*m.Of) // by sender

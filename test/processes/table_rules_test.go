@@ -32,7 +32,8 @@ func newTestTable(t *testing.T, members int, kill func(rank int)) (*table, []*pl
 	return tb, places, ctxs
 }
 
-// Everybody gets what all have laid down, in the order of the members, round by round; the dead lay nothing down, and nobody waits for them.
+// Everybody gets what all have laid down, in the order of the members, round by round; the dead lay
+// nothing down, and nobody waits for them.
 func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
 	died := make(chan int, 1)
 	_, places, ctxs := newTestTable(t, 3, func(rank int) { died <- rank })
@@ -49,7 +50,8 @@ func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
 			}()
 		}
 		for range n {
-			if all := <-got; string(bytes.Join(all, []byte(","))) != strings.Join(want, ",") || len(all) != 3 {
+			if all := <-got; string(bytes.Join(all, []byte(","))) != strings.Join(want, ",") ||
+				len(all) != 3 {
 				t.Errorf("got %q, want %q", all, want)
 			}
 		}
@@ -65,7 +67,8 @@ func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
 	gather(2, "a", "b", "")
 }
 
-// A member whose connection ends before it has said goodbye fails the team: the others' contexts end with its number.
+// A member whose connection ends before it has said goodbye fails the team: the others' contexts
+// end with its number.
 func TestTableTellsOfAMemberThatHasGone(t *testing.T) {
 	_, places, ctxs := newTestTable(t, 3, nil)
 	if err := places[0].leave(noteBye); err != nil {
@@ -74,12 +77,14 @@ func TestTableTellsOfAMemberThatHasGone(t *testing.T) {
 	if err := places[1].leave(""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := places[2].gather(ctxs[2], nil); err == nil || !strings.Contains(err.Error(), "member 1 has gone") {
+	if _, err := places[2].gather(ctxs[2], nil); err == nil ||
+		!strings.Contains(err.Error(), "member 1 has gone") {
 		t.Errorf("gather: %v, want that member 1 has gone", err)
 	}
 }
 
-// Who does not know the token, takes a place twice, or writes what is no note is turned away, and the team goes on.
+// Who does not know the token, takes a place twice, or writes what is no note is turned away, and
+// the team goes on.
 func TestTableTurnsStrangersAway(t *testing.T) {
 	tb, places, ctxs := newTestTable(t, 1, nil)
 	if _, err := places[0].gather(ctxs[0], nil); err != nil { // it has its place
@@ -106,7 +111,8 @@ func TestTableTurnsStrangersAway(t *testing.T) {
 		}
 		c.Close()
 	}
-	if all, err := places[0].gather(ctxs[0], []byte("mine")); err != nil || len(all) != 1 || string(all[0]) != "mine" {
+	if all, err := places[0].gather(ctxs[0], []byte("mine")); err != nil || len(all) != 1 ||
+		string(all[0]) != "mine" {
 		t.Errorf("gather: %q, %v", all, err)
 	}
 }

@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// A table is where the members of a team meet: each lays something down and gets what all have laid down, any number of times. It lives in the process
-// of the test and is reached over TCP on the loopback.
+// A table is where the members of a team meet: each lays something down and gets what all have laid
+// down, any number of times. It lives in the process of the test and is reached over TCP on the
+// loopback.
 
-// note is what travels between a member and the table: four bytes of length, little-endian, and then JSON.
+// note is what travels between a member and the table: four bytes of length, little-endian, and
+// then JSON.
 type note struct {
 	Kind  noteKind `json:"kind"`
 	Token string   `json:"token,omitempty"` // hello: says that it is a member of this team
@@ -38,7 +40,8 @@ const (
 const (
 	// maxNote is the longest note in bytes: 16 cards of 16 endpoints each are a tenth of it.
 	maxNote = 4 << 20
-	// tablePatience is how long a note may take once it has begun, and a member until it says hello.
+	// tablePatience is how long a note may take once it has begun, and a member until it says
+	// hello.
 	tablePatience = 20 * time.Second
 )
 
@@ -164,7 +167,8 @@ func (t *table) welcome(c net.Conn) (rank int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.closed, n.Kind != noteHello, n.Token != t.token, uint(n.Rank) >= uint(len(t.seats)), t.seats[n.Rank].conn != nil:
+	case t.closed, n.Kind != noteHello, n.Token != t.token, uint(n.Rank) >= uint(len(t.seats)),
+		t.seats[n.Rank].conn != nil:
 		return 0, errors.New("not a member of this team")
 	}
 	t.seats[n.Rank].conn = c
@@ -200,7 +204,8 @@ func (t *table) handOut() {
 	for i := range t.seats {
 		if s := &t.seats[i]; s.laid {
 			s.laid, s.data = false, nil
-			_ = writeNote(s.conn, &note{Kind: noteGathered, All: all}) // one that does not read is missed when it leaves
+			// one that does not read is missed when it leaves
+			_ = writeNote(s.conn, &note{Kind: noteGathered, All: all})
 		}
 	}
 }

@@ -9,8 +9,10 @@ import (
 	"ibverbx/tagged"
 )
 
-// A member is killed while another one reads a long message from it, and while it reads one of a third, which has nothing to do but to wait for that:
-// both requests fail, and so do those that had not begun. Receives that nothing has matched stay, and take what the members that live send each other.
+// A member is killed while another one reads a long message from it, and while it reads one of a
+// third, which has nothing to do but to wait for that: both requests fail, and so do those that had
+// not begun. Receives that nothing has matched stay, and take what the members that live send each
+// other.
 func TestTaggedMemberKilled(t *testing.T) {
 	eachShape(t, team{program: "tagged killed", members: 3, victim: true})
 }
@@ -24,7 +26,8 @@ const (
 )
 
 func taggedKilled(ctx context.Context, m *member) (err error) {
-	o, err := newPostOffice(ctx, m, tagged.Config{Chunk: 64 << 10, Window: m.QPs}) // one read under way, or two
+	// one read under way, or two
+	o, err := newPostOffice(ctx, m, tagged.Config{Chunk: 64 << 10, Window: m.QPs})
 	if err != nil {
 		return err
 	}
@@ -93,8 +96,9 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 	return o.part(ctx)
 }
 
-// dieReading has the victim killed once another member reads from it, which stands still since, and it has begun to read from the third. It makes no
-// progress then, so that neither gets to an end before.
+// dieReading has the victim killed once another member reads from it, which stands still since, and
+// it has begun to read from the third. It makes no progress then, so that neither gets to an end
+// before.
 func (o *postOffice) dieReading(ctx context.Context, long []byte, begun func() bool) error {
 	if _, err := o.eps[0].Send(tagLong, make([]byte, longBytes)); err != nil {
 		return err

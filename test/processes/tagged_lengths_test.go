@@ -10,8 +10,10 @@ import (
 	"ibverbx/tagged"
 )
 
-// Messages of every length around the package's thresholds go both ways at the same time, in pieces, from and into registered memory and other;
-// first such as are waited for, then such as nobody waits for, which are received in the opposite order. Every byte arrives, and none beside them.
+// Messages of every length around the package's thresholds go both ways at the same time, in
+// pieces, from and into registered memory and other; first such as are waited for, then such as
+// nobody waits for, which are received in the opposite order. Every byte arrives, and none beside
+// them.
 func TestTaggedLengths(t *testing.T) {
 	eachShape(t, team{program: "lengths", members: 2})
 }
@@ -41,7 +43,8 @@ type parcel struct {
 
 const margin = 7
 
-// parcels are the messages of one phase between two members. Half of them lie in memory that is registered with the worker.
+// parcels are the messages of one phase between two members. Half of them lie in memory that is
+// registered with the worker.
 func parcels(w *tagged.Worker, phase, from, to int) (all []parcel, _ *tagged.Region, _ error) {
 	sizes := thresholds(w.Config())
 	total := 0
@@ -83,7 +86,8 @@ func lengths(ctx context.Context, m *member) (err error) {
 	return o.part(ctx)
 }
 
-// tradeParcels sends and receives all lengths: in phase 0 receives come first, in phase 1 last and in the opposite order.
+// tradeParcels sends and receives all lengths: in phase 0 receives come first, in phase 1 last and
+// in the opposite order.
 func (o *postOffice) tradeParcels(ctx context.Context, phase int) error {
 	peer := 1 - o.m.Rank
 	out, outRegion, err := parcels(o.w, phase, o.m.Rank, peer)
@@ -140,7 +144,8 @@ func (o *postOffice) expect(ctx context.Context, p parcel) error {
 		return fmt.Errorf("probe for the last message: %w", err)
 	}
 	if info.Tag != p.tag || info.Length != p.length {
-		return fmt.Errorf("probe tells of tag %#x with %d bytes, want %#x with %d", info.Tag, info.Length, p.tag, p.length)
+		return fmt.Errorf("probe tells of tag %#x with %d bytes, want %#x with %d", info.Tag, info.Length,
+			p.tag, p.length)
 	}
 	return nil
 }
@@ -165,11 +170,13 @@ func (o *postOffice) checkParcels(ctx context.Context, in []parcel, reqs []*tagg
 		if err := reqs[i].Wait(ctx); err != nil {
 			return fmt.Errorf("%d bytes: %w", p.length, err)
 		}
-		if info := reqs[i].Info(); info.Tag != p.tag || info.Length != p.length || info.Source != o.eps[peer] {
+		if info := reqs[i].Info(); info.Tag != p.tag || info.Length != p.length ||
+			info.Source != o.eps[peer] {
 			return fmt.Errorf("%d bytes: the request says %+v", p.length, info)
 		}
 		reqs[i].Free()
-		if err := errors.Join(verify(p.mem[:p.length], p.tag), untouched(p.mem[p.length:], blank)); err != nil {
+		if err := errors.Join(verify(p.mem[:p.length], p.tag),
+			untouched(p.mem[p.length:], blank)); err != nil {
 			return fmt.Errorf("%d bytes: %w", p.length, err)
 		}
 	}

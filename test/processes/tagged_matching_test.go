@@ -9,12 +9,14 @@ import (
 	"ibverbx/tagged"
 )
 
-// Two members send to a third, which picks: by the sender's part of the tag, whatever comes, too little room, and not at all after all.
+// Two members send to a third, which picks: by the sender's part of the tag, whatever comes, too
+// little room, and not at all after all.
 func TestTaggedMatching(t *testing.T) {
 	eachShape(t, team{program: "matching", members: 3, rounds: 150})
 }
 
-// Tags of this program: the sender's number in bits 32 to 39, what the message is for in bits 24 to 31, and a number below.
+// Tags of this program: the sender's number in bits 32 to 39, what the message is for in bits 24 to
+// 31, and a number below.
 const (
 	forOrder    = 1 << 24
 	forAnybody  = 2 << 24
@@ -87,7 +89,8 @@ func (o *postOffice) receiveBySender(ctx context.Context) error {
 				return err
 			}
 			if want := tagOf(sender, forOrder, n); info.Tag != want || info.Source != o.eps[sender] {
-				return fmt.Errorf("receive %d from member %d got tag %#x of %s", n, sender, info.Tag, info.Source.Name())
+				return fmt.Errorf("receive %d from member %d got tag %#x of %s", n, sender, info.Tag,
+					info.Source.Name())
 			}
 			if err := verify(buf[:info.Length], info.Tag); err != nil || info.Length != lengthOf(n) {
 				return fmt.Errorf("message %d from member %d, %d bytes: %w", n, sender, info.Length, err)
@@ -118,7 +121,8 @@ func (o *postOffice) receiveAnything(ctx context.Context) error {
 	return nil
 }
 
-// tooMuch are the lengths of messages for which there is too little room: one that is copied, one in several fragments, one that is read.
+// tooMuch are the lengths of messages for which there is too little room: one that is copied, one
+// in several fragments, one that is read.
 func tooMuch() []int { return []int{100, 12_000, 50_000} }
 
 func (o *postOffice) sendTooMuch(ctx context.Context) error {
@@ -139,7 +143,8 @@ func (o *postOffice) receiveTooLittle(ctx context.Context) error {
 			}
 			info, err := o.w.RecvWait(ctx, tagOf(sender, forTrunc, i), tagged.Exact, buf)
 			if !errors.Is(err, tagged.ErrTruncated) || info.Length != n {
-				return fmt.Errorf("%d bytes into %d: %w and a length of %d, want ErrTruncated and the sender's", n, len(buf), err, info.Length)
+				return fmt.Errorf("%d bytes into %d: %w and a length of %d, want ErrTruncated and the "+
+					"sender's", n, len(buf), err, info.Length)
 			}
 			if err := untouched(buf, blank); err != nil {
 				return err
@@ -158,7 +163,8 @@ func (o *postOffice) cancelReceive(ctx context.Context) error {
 			return err
 		}
 		if !req.Cancel() || !errors.Is(req.Err(), tagged.ErrCanceled) {
-			return fmt.Errorf("a receive that nothing has matched: cancelled with %w, want ErrCanceled", req.Err())
+			return fmt.Errorf("a receive that nothing has matched: cancelled with %w, want ErrCanceled",
+				req.Err())
 		}
 		req.Free()
 	}
@@ -185,7 +191,8 @@ func (o *postOffice) sendLate(ctx context.Context) error {
 	return o.eps[0].SendWait(ctx, tag, filled(2, tag))
 }
 
-// sendSync sends what is done only when the receiver has asked for it, and cannot be cancelled once it has gone out.
+// sendSync sends what is done only when the receiver has asked for it, and cannot be cancelled once
+// it has gone out.
 func (o *postOffice) sendSync(ctx context.Context) error {
 	var reqs []*tagged.Request
 	for i, n := range []int{10, 50_000} {

@@ -71,8 +71,10 @@ func (c team) run(t *testing.T) {
 func (c team) part(t *testing.T) part {
 	t.Helper()
 	p := part{
-		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero, Rounds: c.rounds,
-		Provider: *providerFlag, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(), Limit: *limitFlag,
+		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero,
+		Rounds:   c.rounds,
+		Provider: *providerFlag, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(),
+		Limit: *limitFlag,
 	}
 	switch p.Provider {
 	case "soft":
@@ -94,7 +96,8 @@ func (c team) part(t *testing.T) part {
 	return p
 }
 
-// watch waits for the members. When one has failed, or time is up, the others get some time to end, and then are killed.
+// watch waits for the members. When one has failed, or time is up, the others get some time to end,
+// and then are killed.
 func (c team) watch(table *table, members crew, started int, limit time.Duration) (ended []result) {
 	late := time.NewTimer(limit + patience)
 	defer late.Stop()

@@ -9,7 +9,8 @@ import (
 	"ibverbx/transport"
 )
 
-// What a member sends before the other one has connected is repeated by its NIC, and arrives once that has.
+// What a member sends before the other one has connected is repeated by its NIC, and arrives once
+// that has.
 func TestTransportSendBeforeThePeerConnects(t *testing.T) {
 	eachShape(t, team{program: "early", members: 2})
 }
@@ -43,7 +44,10 @@ func early(ctx context.Context, m *member) (err error) {
 		if err := ep.Connect(*cards[peer].Endpoints[0]); err != nil {
 			return err
 		}
-		if err := h.w.WaitFor(ctx, pollEvery, func() bool { return in.next == 2 && atomic.LoadUint64(flag) != 0 }); err != nil {
+		if err := h.w.WaitFor(ctx, pollEvery, func() bool {
+			return in.next == 2 &&
+				atomic.LoadUint64(flag) != 0
+		}); err != nil {
 			return err
 		}
 		in.release()

@@ -11,8 +11,9 @@ import (
 	"ibverbx/transport"
 )
 
-// One member puts a block that is cut over all rails, and another by bcopy, then a fence, and then a flag. The other member, which polls the flag in its
-// memory and takes no other part, finds both blocks whole whenever it sees the flag.
+// One member puts a block that is cut over all rails, and another by bcopy, then a fence, and then
+// a flag. The other member, which polls the flag in its memory and takes no other part, finds both
+// blocks whole whenever it sees the flag.
 func TestTransportFence(t *testing.T) {
 	eachShape(t, team{program: "fence", members: 2, rounds: 40})
 }
@@ -21,7 +22,8 @@ const (
 	fenceBlock = 100_000
 	fenceSmall = 3000
 	fenceFlag  = (fenceBlock + fenceSmall + 7) &^ 7 // where the flag is
-	// pollEvery is how often a word in memory is looked at while nothing else happens: what others write there raises no event.
+	// pollEvery is how often a word in memory is looked at while nothing else happens: what others
+	// write there raises no event.
 	pollEvery = 100 * time.Microsecond
 )
 
@@ -43,13 +45,15 @@ func fence(ctx context.Context, m *member) (err error) {
 				return fmt.Errorf("round %d: %w", n, err)
 			}
 		}
-		if err := h.w.WaitFor(ctx, pollEvery, func() bool { return atomic.LoadUint64(flag) >= uint64(n) }); err != nil {
+		if err := h.w.WaitFor(ctx, pollEvery,
+			func() bool { return atomic.LoadUint64(flag) >= uint64(n) }); err != nil {
 			return fmt.Errorf("round %d: the flag is %d: %w", n, atomic.LoadUint64(flag), err)
 		}
 		if m.Rank == 0 {
 			continue
 		}
-		if err := errors.Join(verify(h.mem[:fenceBlock], seed(0, 1, n)), verify(h.mem[fenceBlock:fenceBlock+fenceSmall], seed(0, 2, n))); err != nil {
+		if err := errors.Join(verify(h.mem[:fenceBlock], seed(0, 1, n)),
+			verify(h.mem[fenceBlock:fenceBlock+fenceSmall], seed(0, 2, n))); err != nil {
 			return fmt.Errorf("round %d: the flag came before the data: %w", n, err)
 		}
 		if err := h.raise(ctx, n); err != nil {
@@ -91,5 +95,8 @@ func (h *hub) raise(ctx context.Context, n int) error {
 	var word [8]byte
 	*word64(word[:], 0) = uint64(n)
 	peer := 1 - h.m.Rank
-	return h.do(ctx, func() error { return h.eps[peer].PutShort(word[:], h.theirs[peer].Slice(fenceFlag, 8)) })
+	return h.do(ctx, func() error {
+		return h.eps[peer].PutShort(word[:],
+			h.theirs[peer].Slice(fenceFlag, 8))
+	})
 }

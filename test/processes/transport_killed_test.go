@@ -10,8 +10,9 @@ import (
 	"ibverbx/transport"
 )
 
-// Three members send each other messages and puts without end, and one of them is killed. The endpoints of the other two to it fail, once, with
-// everything that they had outstanding; their own connection goes on and brings every message, in order, before and after.
+// Three members send each other messages and puts without end, and one of them is killed. The
+// endpoints of the other two to it fail, once, with everything that they had outstanding; their own
+// connection goes on and brings every message, in order, before and after.
 func TestTransportMemberKilled(t *testing.T) {
 	eachShape(t, team{program: "killed", members: 3, rounds: 50, victim: true})
 }
@@ -117,7 +118,8 @@ func (h *hub) buried(ctx context.Context) error {
 	err, ep := h.ended[victim], h.eps[victim]
 	var named *transport.EndpointError
 	if !errors.Is(err, transport.ErrPeerFailed) || !errors.As(err, &named) || named.Peer != ep.Name() {
-		return fmt.Errorf("OnError said %w; want an EndpointError of %s that is ErrPeerFailed", err, ep.Name())
+		return fmt.Errorf("OnError said %w; want an EndpointError of %s that is ErrPeerFailed", err,
+			ep.Name())
 	}
 	var story *ibverbx.FailedError
 	if !errors.As(err, &story) && h.m.QPs != 1 {

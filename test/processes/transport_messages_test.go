@@ -10,9 +10,10 @@ import (
 	"ibverbx/transport"
 )
 
-// Active messages by short, bcopy and zcopy go both ways at the same time and arrive once, whole, and in order, though each end has room for only two
-// and keeps one of them for a while. Then one end keeps all, and the other one's next message waits until they are released. Last one end closes: the
-// other learns that it did, and its sends are refused for that reason.
+// Active messages by short, bcopy and zcopy go both ways at the same time and arrive once, whole,
+// and in order, though each end has room for only two and keeps one of them for a while. Then one
+// end keeps all, and the other one's next message waits until they are released. Last one end
+// closes: the other learns that it did, and its sends are refused for that reason.
 func TestTransportMessages(t *testing.T) {
 	eachShape(t, team{program: "messages", members: 2, rounds: 120})
 }
@@ -106,7 +107,8 @@ func messages(ctx context.Context, m *member) (err error) {
 	return closing(ctx, h, peer)
 }
 
-// sendNumbered sends message n by the kind whose turn it is, of a length between none and all that fits.
+// sendNumbered sends message n by the kind whose turn it is, of a length between none and all that
+// fits.
 func (h *hub) sendNumbered(ctx context.Context, peer, n int) error {
 	ep, limits, pattern := h.eps[peer], h.eps[peer].Limits(), seed(h.m.Rank, peer, n)
 	hdr := binary.LittleEndian.AppendUint32(make([]byte, 0, 8), uint32(n))
@@ -209,8 +211,10 @@ func closing(ctx context.Context, h *hub, peer int) error {
 		return fmt.Errorf("the peer has closed, and OnError was not called: %w", err)
 	}
 	refused := ep.AMShort(amData, nil, nil)
-	if err := h.ended[peer]; !errors.Is(err, transport.ErrPeerClosed) || !errors.Is(refused, transport.ErrPeerClosed) || h.calls[peer] != 1 {
-		return fmt.Errorf("OnError was called %d times, with: %w; a send says: %w; want both ErrPeerClosed, once", h.calls[peer], err, refused)
+	if err := h.ended[peer]; !errors.Is(err, transport.ErrPeerClosed) ||
+		!errors.Is(refused, transport.ErrPeerClosed) || h.calls[peer] != 1 {
+		return fmt.Errorf("OnError was called %d times, with: %w; a send says: %w; want both "+
+			"ErrPeerClosed, once", h.calls[peer], err, refused)
 	}
 	return errors.Join(ep.Close(ctx), h.m.meet(ctx))
 }

@@ -11,14 +11,16 @@ import (
 	"ibverbx/transport"
 )
 
-// Three members write into each other's memory by short, bcopy and zcopy, of lengths from a byte to many fragments, at odd addresses. After a remote
-// flush every byte is there, and no byte beside them has changed; gets bring the same bytes back. Neighbours are on different NICs, the first
-// and the third on the same.
+// Three members write into each other's memory by short, bcopy and zcopy, of lengths from a byte to
+// many fragments, at odd addresses. After a remote flush every byte is there, and no byte beside
+// them has changed; gets bring the same bytes back. Neighbours are on different NICs, the first and
+// the third on the same.
 func TestTransportPutsAndGets(t *testing.T) {
 	eachShape(t, team{program: "puts and gets", members: 3})
 }
 
-// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap: every value is seen once.
+// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap: every
+// value is seen once.
 func TestTransportAtomics(t *testing.T) {
 	eachShape(t, team{program: "atomics", members: 3, rounds: 60})
 }
@@ -81,7 +83,8 @@ func putsAndGets(ctx context.Context, m *member) (err error) {
 		if ep == nil {
 			continue
 		}
-		if err := checkField(h.mem[rank*field:(rank+1)*field], rank, m.Rank, strips(ep.Limits())); err != nil {
+		if err := checkField(h.mem[rank*field:(rank+1)*field], rank, m.Rank,
+			strips(ep.Limits())); err != nil {
 			return fmt.Errorf("from member %d: %w", rank, err)
 		}
 		if err := h.getBack(ctx, rank); err != nil {
@@ -148,7 +151,8 @@ func checkField(b []byte, from, to int, all []strip) error {
 	return untouched(b[at:], blank)
 }
 
-// getBack reads this member's field of another one's memory, whole by zcopy, and some of it by bcopy.
+// getBack reads this member's field of another one's memory, whole by zcopy, and some of it by
+// bcopy.
 func (h *hub) getBack(ctx context.Context, rank int) error {
 	ep := h.eps[rank]
 	mine := h.mem[h.m.Of*field:]
@@ -157,7 +161,8 @@ func (h *hub) getBack(ctx context.Context, rank int) error {
 	at, a := uint64(h.m.Of*field), uint64(field/3)
 	comp := transport.NewCompletion(1, nil)
 	if err := h.do(ctx, func() error {
-		_, err := ep.GetZcopy(comp, h.theirs[rank].Slice(theirs, field), h.mr.Slice(at, a), h.mr.Slice(at+a, field-a))
+		_, err := ep.GetZcopy(comp, h.theirs[rank].Slice(theirs, field), h.mr.Slice(at, a),
+			h.mr.Slice(at+a, field-a))
 		return err
 	}); err != nil {
 		return err
@@ -221,7 +226,8 @@ func atomics(ctx context.Context, m *member) (err error) {
 				return fmt.Errorf("counter %d: value %d of those seen, in their order, is %d", at, i, v)
 			}
 		}
-		if got, want := *word64(h.mem, 8*at), uint64((m.Of-1)*m.Rounds); m.Rank == 0 && got != want || len(all) != (m.Of-1)*m.Rounds {
+		if got, want := *word64(h.mem, 8*at), uint64((m.Of-1)*m.Rounds); m.Rank == 0 && got != want ||
+			len(all) != (m.Of-1)*m.Rounds {
 			return fmt.Errorf("counter %d is %d, and %d values were seen, want %d", at, got, len(all), want)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 
 func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
-// bed is what worlds of all kinds stand on: hosts with NICs on a stepped fabric, faults, programs that wait, and choices that follow from
-// a seed.
+// bed is what worlds of all kinds stand on: hosts with NICs on a stepped fabric, faults, programs
+// that wait, and choices that follow from a seed.
 type bed struct {
 	plan   *bedPlan
 	fabric *soft.Fabric
@@ -195,13 +195,14 @@ func (b *bed) steps(n int) {
 	}
 }
 
-// choose draws what happens next. Timers run out seldom while anything else can happen, and in some worlds some queue pairs are
-// far ahead of others.
+// choose draws what happens next. Timers run out seldom while anything else can happen, and in some
+// worlds some queue pairs are far ahead of others.
 func (b *bed) choose() soft.Action {
 	best := b.actions[b.rng.IntN(len(b.actions))]
 	for range 2 + b.plan.bias {
 		a := b.actions[b.rng.IntN(len(b.actions))]
-		if best.Kind == soft.Timer && b.rng.IntN(16) != 0 || b.plan.bias != 0 && b.rank(a) > b.rank(best) && a.Kind != soft.Timer {
+		if best.Kind == soft.Timer && b.rng.IntN(16) != 0 || b.plan.bias != 0 && b.rank(a) > b.rank(best) &&
+			a.Kind != soft.Timer {
 			best = a
 		}
 	}

@@ -36,19 +36,30 @@ type faultRow struct {
 // faultRows is everything that goes wrong with NICs. Peers that break the rules are another matter.
 var faultRows = []faultRow{
 	{"stall", true, func(*bed) soft.Fault { return soft.Fault{Kind: soft.StallQP} }, nil},
-	{"delay", true, func(*bed) soft.Fault { return soft.Fault{Kind: soft.Delay, Delay: time.Microsecond} }, nil},
+	{"delay", true, func(*bed) soft.Fault { return soft.Fault{Kind: soft.Delay, Delay: time.Microsecond} },
+		nil},
 	{"refuse sends for now", true, func(b *bed) soft.Fault {
 		return soft.Fault{Kind: soft.RefuseSend, Err: b.transient(), Count: b.pick(1, 2, 5)}
 	}, nil},
-	{"fail a send", false, func(b *bed) soft.Fault { return soft.Fault{Kind: soft.FailSend, Status: b.status()} }, nil},
-	{"fail after the data", false, func(b *bed) soft.Fault { return soft.Fault{Kind: soft.FailAfterData, Status: b.status()} }, nil},
-	{"fail a receive", false, func(b *bed) soft.Fault { return soft.Fault{Kind: soft.FailRecv, Status: b.status()} }, nil},
-	{"refuse sends for good", false, func(b *bed) soft.Fault { return soft.Fault{Kind: soft.RefuseSend, Err: b.refusal()} }, nil},
-	{"refuse receives for good", false, func(b *bed) soft.Fault { return soft.Fault{Kind: soft.RefuseRecv, Err: b.refusal()} }, nil},
+	{"fail a send", false,
+		func(b *bed) soft.Fault { return soft.Fault{Kind: soft.FailSend, Status: b.status()} }, nil},
+	{"fail after the data", false, func(b *bed) soft.Fault {
+		return soft.Fault{Kind: soft.FailAfterData,
+			Status: b.status()}
+	}, nil},
+	{"fail a receive", false,
+		func(b *bed) soft.Fault { return soft.Fault{Kind: soft.FailRecv, Status: b.status()} }, nil},
+	{"refuse sends for good", false,
+		func(b *bed) soft.Fault { return soft.Fault{Kind: soft.RefuseSend, Err: b.refusal()} }, nil},
+	{"refuse receives for good", false,
+		func(b *bed) soft.Fault { return soft.Fault{Kind: soft.RefuseRecv, Err: b.refusal()} }, nil},
 	{"queue pair dies", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.FailQP} }, nil},
-	{"link cut at a request", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.CutLink} }, blameNIC},
-	{"NIC dies at a request", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.KillNIC} }, blameNIC},
-	{"completion queue overruns", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.OverrunCQ} }, blameNIC},
+	{"link cut at a request", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.CutLink} },
+		blameNIC},
+	{"NIC dies at a request", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.KillNIC} },
+		blameNIC},
+	{"completion queue overruns", false, func(*bed) soft.Fault { return soft.Fault{Kind: soft.OverrunCQ} },
+		blameNIC},
 	{"link down", false, nil, cutLink},
 	{"NIC dies", false, nil, killNIC},
 }
@@ -58,7 +69,8 @@ func (b *bed) transient() error {
 }
 
 func (b *bed) refusal() error {
-	return []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}[b.rng.IntN(4)]
+	return []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState,
+		verbs.ErrDeviceGone}[b.rng.IntN(4)]
 }
 
 // status is any status but success.
@@ -70,7 +82,8 @@ func (b *bed) strike(l *link, gentle bool) {
 	var row faultRow
 	for {
 		row = faultRows[b.rng.IntN(len(faultRows))]
-		if row.gentle == gentle && (wide || row.also == nil) && (b.plan.rails > 1 || row.name != "completion queue overruns") {
+		if row.gentle == gentle && (wide || row.also == nil) &&
+			(b.plan.rails > 1 || row.name != "completion queue overruns") {
 			break // what an overrun loses a single queue pair would be waited for by the clock
 		}
 	}
@@ -146,5 +159,6 @@ func (b *bed) refusing() bool {
 	return false
 }
 
-// injected says whether an error is a NIC's refusal that was made on purpose: a single queue pair passes it on as it is.
+// injected says whether an error is a NIC's refusal that was made on purpose: a single queue pair
+// passes it on as it is.
 func injected(err error) bool { return strings.Contains(err.Error(), "injected") }

@@ -8,18 +8,20 @@ import (
 	"sync"
 )
 
-// Every operation has memory of its own, on both sides. What a byte must hold is therefore known at all times: poison before it is
-// given to an operation, and again in a source that the program has got back; noise from a place in a table where data has
-// landed; and what was found there when an operation ended that did not succeed, since nobody may touch it after that.
+// Every operation has memory of its own, on both sides. What a byte must hold is therefore known at
+// all times: poison before it is given to an operation, and again in a source that the program has
+// got back; noise from a place in a table where data has landed; and what was found there when an
+// operation ended that did not succeed, since nobody may touch it after that.
 const (
 	arenaSize = 96 << 10
-	reserved  = 2 << 10  // the end of it, for what brings a run to its end
-	libraryAt = 64       // bytes before it are words for atomics
-	library   = 2 << 10  // the end of bytes that hold noise all along, for gets
-	maxNoise  = 4 << 10  // no operation is longer
-	fresh     = 0xa5     // memory that nobody has used
-	returned  = 0xdb     // a source after its completion: it is the program's again, who has other plans for it
-	allNoise  = 64 << 10 // places in the table
+	reserved  = 2 << 10 // the end of it, for what brings a run to its end
+	libraryAt = 64      // bytes before it are words for atomics
+	library   = 2 << 10 // the end of bytes that hold noise all along, for gets
+	maxNoise  = 4 << 10 // no operation is longer
+	fresh     = 0xa5    // memory that nobody has used
+	// a source after its completion: it is the program's again, who has other plans for it
+	returned = 0xdb
+	allNoise = 64 << 10 // places in the table
 )
 
 var (

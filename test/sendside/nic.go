@@ -7,8 +7,9 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// nic is a software NIC with a tap: it knows which queue pairs belong to which link, and what reads go out. It changes nothing,
-// except that it lets the fabric move while a single queue pair is being closed, which waits.
+// nic is a software NIC with a tap: it knows which queue pairs belong to which link, and what reads
+// go out. It changes nothing, except that it lets the fabric move while a single queue pair is
+// being closed, which waits.
 type nic struct {
 	*soft.Device
 	bed    *bed
@@ -110,7 +111,8 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	err := q.QP.Modify(attr, mask)
-	if err == nil && mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr && q.nic.bed.plan.rails == 1 && !q.ending {
+	if err == nil && mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr &&
+		q.nic.bed.plan.rails == 1 && !q.ending {
 		q.ending = true
 		q.nic.ending++
 	}

@@ -7,8 +7,8 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// player is a program that waits: a coroutine, which stands still wherever a worker idles until it is its turn again. One runs at a time, and
-// which one follows from the seed.
+// player is a program that waits: a coroutine, which stands still wherever a worker idles until it
+// is its turn again. One runs at a time, and which one follows from the seed.
 type player struct {
 	b     *bed
 	name  string
@@ -33,7 +33,8 @@ func (b *bed) start(name string, home *host, body func()) *player {
 				panic(v)
 			default:
 				if !p.torn {
-					panic(b.violation(rulePanic, sprintf("%v\n%s", v, debug.Stack()))) // here the stack is the program's still
+					// here the stack is the program's still
+					panic(b.violation(rulePanic, sprintf("%v\n%s", v, debug.Stack())))
 				}
 			}
 		}()

@@ -32,7 +32,8 @@ func (e *element) count(common *rand.Rand) bool {
 			return false
 		}
 		if t.olds[old] || (old-before)%step != 0 {
-			t.broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made", e.id, old)
+			t.broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made",
+				e.id, old)
 		}
 		t.olds[old] = true
 	}
@@ -41,7 +42,8 @@ func (e *element) count(common *rand.Rand) bool {
 		return false
 	}
 	if got := dst.Local(t.peers[home].pe)[0]; got != before+t.sums[word]*step {
-		t.broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got, t.sums[word], before)
+		t.broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got,
+			t.sums[word], before)
 	}
 	if ok := e.barrier(); !ok {
 		return false
@@ -98,7 +100,8 @@ func (e *element) toggle() bool {
 				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
 			}
 			if err == nil && e.quiet() && shmem.Load(e.pe, own) != v+2 {
-				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v, shmem.Load(e.pe, own))
+				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v,
+					shmem.Load(e.pe, own))
 			}
 		default:
 			err = shmem.Xor(t.ctx, e.pe, small, 1<<uint(e.id), home)
@@ -124,7 +127,8 @@ func (e *element) toggle() bool {
 		t.broken(ruleAtomic, "the half beside a word of four bytes was %#x, and is %#x", other, got)
 	}
 	if got := large.Local(t.peers[home].pe)[0]; got != want || small.Local(t.peers[home].pe)[0] != 0 {
-		t.broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got, small.Local(t.peers[home].pe)[0], want)
+		t.broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got,
+			small.Local(t.peers[home].pe)[0], want)
 	}
 	return e.barrier()
 }
@@ -151,7 +155,8 @@ func (e *element) swap(common *rand.Rand) bool {
 			t.broken(ruleAtomic, "PE %d swaps %#x out, as somebody has before", e.id, old)
 		}
 		t.olds[uint64(old)] = true
-		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap", err) {
+		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap",
+			err) {
 			return false
 		}
 		if now, err := shmem.Fetch(t.ctx, e.pe, dst, home); err == nil && old == token && now == token {

@@ -24,7 +24,8 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	check := func(what string, got []int32, want func(i int) int32) {
 		for i, v := range got {
 			if v != want(i) {
-				t.broken(ruleContent, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v, want(i))
+				t.broken(ruleContent, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v,
+					want(i))
 			}
 		}
 	}
@@ -41,7 +42,8 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 			check("broadcast", mine, func(i int) int32 { return val(root, i+round) })
 		}
 	case phaseReduce:
-		op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr, shmem.OpProd}[common.IntN(7)]
+		op := []shmem.ReduceOp{shmem.OpSum, shmem.OpMin, shmem.OpMax, shmem.OpXor, shmem.OpAnd, shmem.OpOr,
+			shmem.OpProd}[common.IntN(7)]
 		dst := make([]int32, n)
 		if common.IntN(2) == 0 {
 			dst = mine
@@ -55,7 +57,8 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 		if !e.ok("reduce", err) {
 			return false
 		}
-		check(sprintf("reduce %v", op), dst, func(i int) int32 { return reduced(op, pes, func(pe int) int32 { return val(pe, i) }) })
+		check(sprintf("reduce %v", op), dst,
+			func(i int) int32 { return reduced(op, pes, func(pe int) int32 { return val(pe, i) }) })
 	case phaseGather:
 		dst := make([]int32, n*pes)
 		if err := shmem.AllGather(t.ctx, e.pe, dst, mine); !e.ok("all-gather", err) {
@@ -133,15 +136,18 @@ func (e *element) allocate(common *rand.Rand) bool {
 	if err := e.pe.Barrier(t.ctx); !e.ok("barrier", err) {
 		return false
 	}
-	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe), func(v byte) bool { return v != from }) {
-		t.broken(ruleContent, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n, from-1)
+	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
+		func(v byte) bool { return v != from }) {
+		t.broken(ruleContent, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n,
+			from-1)
 	}
 	return e.ok("free", shmem.Free(t.ctx, e.pe, s))
 }
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
 
-// refusedWith makes an error of a call that should have been refused, and was with err or not at all.
+// refusedWith makes an error of a call that should have been refused, and was with err or not at
+// all.
 func refusedWith(err error) error {
 	if err == nil {
 		return errors.New("was not refused")

@@ -10,7 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// play plays a phase, and reports whether it went well. Every phase begins after a barrier or needs none.
+// play plays a phase, and reports whether it went well. Every phase begins after a barrier or needs
+// none.
 func (e *element) play(kind phaseKind, common *rand.Rand) bool {
 	switch kind {
 	case phaseScatter:
@@ -74,7 +75,8 @@ func (e *element) fence() {
 
 // put writes into a slot that it has not written to since the last fence.
 func (e *element) put() bool {
-	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(allNoise), n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
+	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(allNoise),
+		n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
 	for _, o := range e.out {
 		if o.to == w.to && o.slot == w.slot && o.epoch == w.epoch {
 			return true // the order of the two would be nobody's promise
@@ -100,7 +102,8 @@ func (e *element) put() bool {
 			w.src = src // the NICs' until Quiet
 		}
 	}
-	e.t.logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot, w.to, kind, inHeap, err)
+	e.t.logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot,
+		w.to, kind, inHeap, err)
 	if w.src == nil {
 		fill(src)
 	}
@@ -114,7 +117,8 @@ const (
 	putNBI
 )
 
-// source is memory with the bytes of a put: in the heap where there is a piece that no NIC may be reading, or elsewhere.
+// source is memory with the bytes of a put: in the heap where there is a piece that no NIC may be
+// reading, or elsewhere.
 func (e *element) source(w *write) (src []byte, inHeap bool) {
 	if e.rng.IntN(2) == 0 {
 		return slices.Clone(noisy(w.key, w.n)), false
@@ -187,12 +191,14 @@ func (e *element) checkRead(what string, r *read) {
 	}
 	for i, v := range r.dst {
 		if !mayBe(r.wants, i, v) {
-			e.t.broken(ruleContent, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i, len(r.dst), v)
+			e.t.broken(ruleContent, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i,
+				len(r.dst), v)
 		}
 	}
 }
 
-// sendSignal sends data to another PE and something behind it, and waits for the same of others. The order of PEs is drawn.
+// sendSignal sends data to another PE and something behind it, and waits for the same of others.
+// The order of PEs is drawn.
 func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	t := e.t
 	order := common.Perm(len(t.peers))
@@ -278,7 +284,8 @@ func (e *element) mistake() {
 		"put to nobody":  shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
 		"put to nobody ": shmem.P(ctx, pe, small, 1, -1),
 		"add to nothing": shmem.Add(ctx, pe, shmem.Sym[uint64]{}, 1, 0),
-		"no signal op":   shmem.PutSignal(ctx, pe, small, nil, e.signals, 1, shmem.SignalOp(bits.UintSize), 0),
+		"no signal op": shmem.PutSignal(ctx, pe, small, nil, e.signals, 1, shmem.SignalOp(bits.UintSize),
+			0),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) {
 			e.t.broken(ruleRefusal, "PE %d: %s: %v", e.id, name, err)

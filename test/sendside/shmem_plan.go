@@ -25,7 +25,8 @@ type shmemPlan struct {
 	phases []phase
 }
 
-// phase is a part of the program that all PEs run. What each does in it follows from r and from its number.
+// phase is a part of the program that all PEs run. What each does in it follows from r and from its
+// number.
 type phase struct {
 	kind phaseKind
 	r    uint64
@@ -52,13 +53,16 @@ const (
 	phaseKinds
 )
 
-var phaseNames = [phaseKinds]string{"scatter", "signal", "flag", "count", "bits", "swap", "barrier", "broadcast", "reduce", "all-gather", "all-to-all", "alloc",
+var phaseNames = [phaseKinds]string{"scatter", "signal", "flag", "count", "bits", "swap", "barrier",
+	"broadcast", "reduce", "all-gather", "all-to-all", "alloc",
 	"mismatch", "mistake", "fault"}
 
 func (k phaseKind) String() string { return phaseNames[k] }
 
-var phaseWeights = [phaseKinds]int{phaseScatter: 12, phaseSignal: 6, phaseFlag: 6, phaseCount: 5, phaseBits: 4, phaseSwap: 4, phaseBarrier: 2, phaseBroadcast: 3,
-	phaseReduce: 3, phaseGather: 3, phaseTrade: 3, phaseAlloc: 4, phaseMismatch: 1, phaseMistake: 2, phaseFault: 3}
+var phaseWeights = [phaseKinds]int{phaseScatter: 12, phaseSignal: 6, phaseFlag: 6, phaseCount: 5,
+	phaseBits: 4, phaseSwap: 4, phaseBarrier: 2, phaseBroadcast: 3,
+	phaseReduce: 3, phaseGather: 3, phaseTrade: 3, phaseAlloc: 4, phaseMismatch: 1, phaseMistake: 2,
+	phaseFault: 3}
 
 func newShmemPlan(seed uint64) *shmemPlan {
 	rng := rand.New(rand.NewPCG(seed, 0x73686d))
@@ -70,7 +74,8 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	}
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
-		PEs: len(p.hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0), // nothing may depend on a clock
+		// nothing may depend on a clock
+		PEs: len(p.hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
 		Transport: p.workerConfig(rng, qp, 0),
 	}
 	p.config.Transport.AMBuffers = 1
@@ -98,8 +103,10 @@ const heapSize = 32 << 10
 // String describes the world in a few lines.
 func (p *shmemPlan) String() string {
 	t := &p.config.Transport
-	s := sprintf("seed %d, %v: %d PEs with %d NICs each, %d rails, %v, fragments of %d bytes, registers from %d; %d bounce buffers of %d bytes, %d outstanding, %d inline",
-		p.seed, p.mood, p.config.PEs, p.hosts[0], p.rails, t.QP.Scheme, t.QP.MaxMsgSize, p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
+	s := sprintf("seed %d, %v: %d PEs with %d NICs each, %d rails, %v, fragments of %d bytes, registers "+
+		"from %d; %d bounce buffers of %d bytes, %d outstanding, %d inline",
+		p.seed, p.mood, p.config.PEs, p.hosts[0], p.rails, t.QP.Scheme, t.QP.MaxMsgSize,
+		p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
 	for i, ph := range p.phases {
 		s += sprintf("\nphase %d: %v", i, ph.kind)
 	}

@@ -86,7 +86,8 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 		t.links, t.build = append(t.links, t.all), t.all
 		t.cards = make([][][]byte, 2)
 		for i, h := range t.hosts {
-			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.seed, uint64(i))), signal: make([]uint64, p.config.PEs)}
+			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.seed, uint64(i))),
+				signal: make([]uint64, p.config.PEs)}
 			t.peers = append(t.peers, e)
 			t.start(sprintf("PE %d", i), h, e.program)
 		}
@@ -166,7 +167,8 @@ func (e *element) exchange(_ context.Context, mine []byte) ([][]byte, error) {
 	return t.cards[round], nil
 }
 
-// ok reports whether a call went well. Where it did not, something must be to blame; the program goes straight to its end then.
+// ok reports whether a call went well. Where it did not, something must be to blame; the program
+// goes straight to its end then.
 func (e *element) ok(what string, err error) bool {
 	if err == nil {
 		return true
@@ -253,7 +255,8 @@ func (e *element) barrier() bool {
 func (e *element) settleOn(o *element) {
 	for _, w := range e.out {
 		if w.to == o.id && e.newest(w) && !e.landed(w) {
-			e.t.broken(ruleFlush, "PE %d has left a barrier, and what PE %d put into its slot %d is not there", o.id, e.id, w.slot)
+			e.t.broken(ruleFlush, "PE %d has left a barrier, and what PE %d put into its slot %d is not "+
+				"there", o.id, e.id, w.slot)
 		}
 	}
 }
@@ -272,7 +275,8 @@ func (e *element) quieted() {
 	t := e.t
 	for _, w := range e.out {
 		if e.newest(w) && !e.landed(w) {
-			t.broken(ruleFlush, "PE %d is quiet, and slot %d on PE %d does not hold what it put there", e.id, w.slot, w.to)
+			t.broken(ruleFlush, "PE %d is quiet, and slot %d on PE %d does not hold what it put there", e.id,
+				w.slot, w.to)
 		}
 		fill(w.src)
 	}
@@ -353,7 +357,8 @@ func (e *element) checkFence(to int) {
 		switch {
 		case w.to != to:
 		case hole != nil && w.epoch > hole.epoch && e.touched(w):
-			e.t.broken(ruleFence, "PE %d: slot %d on PE %d has begun to change, and slot %d, before the fence, has not", e.id, w.slot, to, hole.slot)
+			e.t.broken(ruleFence, "PE %d: slot %d on PE %d has begun to change, and slot %d, before the "+
+				"fence, has not", e.id, w.slot, to, hole.slot)
 		case hole == nil && e.newest(w) && !e.landed(w):
 			hole = w
 		}

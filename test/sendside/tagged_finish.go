@@ -1,6 +1,7 @@
 package sendside
 
-// finish brings a world of messages to its end: whatever was sent to who is sound is received, and every request ends.
+// finish brings a world of messages to its end: whatever was sent to who is sound is received, and
+// every request ends.
 func (w *post) finish() {
 	w.logf("the end")
 	w.finishing = true
@@ -127,7 +128,8 @@ func (w *post) checkAllDone() {
 	for _, e := range w.ends {
 		if s, p := e.ep.Stats(), e.peer.ep.Stats(); e.mayFail() == "" && e.peer.mayFail() == "" {
 			if most := w.plan.configs[e.peer.office.index].MaxUnexpected; s.Window+p.Owed != most {
-				w.broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window, most, p.Owed)
+				w.broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window,
+					most, p.Owed)
 			}
 		}
 	}

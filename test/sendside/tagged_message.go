@@ -44,7 +44,8 @@ func (o *office) pieces(s span) (bufs [][]byte) {
 	return bufs
 }
 
-// newMsg draws a message. Of one endpoint and tag no two are equally long: that is how it is known what has come.
+// newMsg draws a message. Of one endpoint and tag no two are equally long: that is how it is known
+// what has come.
 func (e *tagEnd) newMsg() (*tagMsg, bool) {
 	w := e.p
 	m := &tagMsg{e: e, seq: len(e.msgs), tag: tags[w.rng.IntN(len(tags))], sync: w.one(4)}
@@ -120,7 +121,8 @@ func (m *tagMsg) end(err error) {
 	}
 }
 
-// held says whether a message may be held back, when nothing moves any more, because its receiver keeps others that nobody has received.
+// held says whether a message may be held back, when nothing moves any more, because its receiver
+// keeps others that nobody has received.
 func (m *tagMsg) held() bool {
 	if m.e.ep.Stats().Queued == 0 {
 		return false
@@ -190,14 +192,16 @@ func (o *office) probe() {
 			for _, m := range e.peer.msgs {
 				if m.tag == info.Tag && m.n == info.Length {
 					if m.match != nil || m.gone {
-						o.broken(ruleMessages, "%s: Probe tells of %v, which was cancelled, or taken by %v", o.name, m, m.match)
+						o.broken(ruleMessages, "%s: Probe tells of %v, which was cancelled, or taken by %v",
+							o.name, m, m.match)
 					}
 					return
 				}
 			}
 		}
 	}
-	o.broken(ruleMessages, "%s: Probe tells of a message that nobody sent: tag %#x, %d bytes", o.name, info.Tag, info.Length)
+	o.broken(ruleMessages, "%s: Probe tells of a message that nobody sent: tag %#x, %d bytes", o.name,
+		info.Tag, info.Length)
 }
 
 // cancel cancels a request.

@@ -56,16 +56,20 @@ const (
 	tagKinds
 )
 
-var tagNames = [tagKinds]string{"step", "progress", "send", "burst", "recv", "probe", "wait", "resume", "cancel context", "cancel", "register", "look",
+var tagNames = [tagKinds]string{"step", "progress", "send", "burst", "recv", "probe", "wait", "resume",
+	"cancel context", "cancel", "register", "look",
 	"slow", "strike", "heal", "abort", "close"}
 
 func (k tagKind) String() string { return tagNames[k] }
 
-// tagWeights are how often each kind happens in each mood. Peers that break the rules are left to the fuzz tests of the package.
+// tagWeights are how often each kind happens in each mood. Peers that break the rules are left to
+// the fuzz tests of the package.
 var tagWeights = [...][tagKinds]int{
-	calm: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20, tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
+	calm: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20,
+		tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
 		tagRegister: 6, tagLook: 10, tagSlow: 8, tagHeal: 12, tagAbort: 1, tagClose: 2},
-	faulty: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20, tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
+	faulty: {tagStep: 400, tagProgress: 260, tagSend: 160, tagBurst: 8, tagReceive: 150, tagProbe: 20,
+		tagWait: 25, tagResume: 60, tagCancelContext: 6, tagCancel: 20,
 		tagRegister: 6, tagLook: 10, tagSlow: 8, tagStrike: 9, tagHeal: 14, tagAbort: 4, tagClose: 4},
 }
 
@@ -86,7 +90,8 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 	}
 	for h := range p.hosts {
 		cfg := tagged.Config{
-			Transport: p.workerConfig(rng, qp, h), EagerLimit: pick(-1, 30, 150, 500, 1200), Chunk: pick(40, 200, 0), Window: pick(1, 2, 0),
+			Transport: p.workerConfig(rng, qp, h), EagerLimit: pick(-1, 30, 150, 500, 1200),
+			Chunk: pick(40, 200, 0), Window: pick(1, 2, 0),
 			MaxUnexpected: pick(1, 2, 4, 16), MaxRequests: pick(1, 0),
 		}
 		cfg.Transport.MaxEndpoints = 1
@@ -119,10 +124,13 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 
 // String describes the world in a few lines.
 func (p *taggedPlan) String() string {
-	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, pairs %v", p.seed, p.mood, p.hosts, p.rails, p.pairs)
+	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, pairs %v", p.seed, p.mood, p.hosts, p.rails,
+		p.pairs)
 	for i, c := range p.configs {
-		s += sprintf("\nhost %d: eager to %d bytes, chunks of %d, window %d, %d unexpected; %d receive buffers, %d bounce buffers of %d bytes, %d outstanding", i,
-			c.EagerLimit, c.Chunk, c.Window, c.MaxUnexpected, c.Transport.AMBuffers, c.Transport.BounceBuffers, c.Transport.BufferSize, c.Transport.MaxOutstanding)
+		s += sprintf("\nhost %d: eager to %d bytes, chunks of %d, window %d, %d unexpected; %d receive "+
+			"buffers, %d bounce buffers of %d bytes, %d outstanding", i,
+			c.EagerLimit, c.Chunk, c.Window, c.MaxUnexpected, c.Transport.AMBuffers,
+			c.Transport.BounceBuffers, c.Transport.BufferSize, c.Transport.MaxOutstanding)
 	}
 	return s
 }

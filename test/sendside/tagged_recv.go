@@ -30,7 +30,8 @@ func (r *tagRecv) takes(tag uint64) bool { return (tag^r.tag)&r.mask == 0 }
 
 // newRecv draws a receive.
 func (o *office) newRecv() (*tagRecv, bool) {
-	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.rng.IntN(len(tags))], mask: masks[o.rng.IntN(len(masks))], at: o.p.clock}
+	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.rng.IntN(len(tags))],
+		mask: masks[o.rng.IntN(len(masks))], at: o.p.clock}
 	if o.p.ending {
 		r.tag, r.mask = 0, tagged.Any
 	}
@@ -108,7 +109,8 @@ func (r *tagRecv) find(info tagged.Info) *tagMsg {
 				continue
 			}
 			if m.match != nil || m.gone || !r.takes(m.tag) {
-				w.broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has another tag", r, m, m.gone, m.match)
+				w.broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
+					"another tag", r, m, m.gone, m.match)
 			}
 			return m
 		}
@@ -144,17 +146,20 @@ func (r *tagRecv) checkContent(m *tagMsg, err error) {
 	}
 }
 
-// checkOrder checks that nothing was overtaken: neither a message of the same peer by a later one, nor a receive by a later one.
+// checkOrder checks that nothing was overtaken: neither a message of the same peer by a later one,
+// nor a receive by a later one.
 func (r *tagRecv) checkOrder(m *tagMsg) {
 	w := r.o.p
 	for _, before := range m.e.msgs[:m.seq] {
 		if r.takes(before.tag) && !before.gone && before.match != nil && before.match.seq > r.seq {
-			w.broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before, before.match)
+			w.broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before,
+				before.match)
 		}
 	}
 	for _, after := range m.e.msgs[m.seq+1:] {
 		if after.match != nil && after.match.takes(m.tag) && after.match.seq < r.seq {
-			w.broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after, after.match)
+			w.broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after,
+				after.match)
 		}
 	}
 	for _, other := range r.o.recvs {
@@ -162,7 +167,8 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 		if o == nil || other == r || o.e != m.e {
 			continue
 		}
-		if other.seq < r.seq && other.takes(m.tag) && o.seq > m.seq || other.seq > r.seq && r.takes(o.tag) && o.seq < m.seq {
+		if other.seq < r.seq && other.takes(m.tag) && o.seq > m.seq || other.seq > r.seq && r.takes(o.tag) &&
+			o.seq < m.seq {
 			w.broken(ruleQueue, "%v has taken %v, and %v has taken %v", r, m, other, o)
 		}
 	}
@@ -184,7 +190,8 @@ func (r *tagRecv) checkUnmatched() {
 		}
 		for _, m := range e.peer.msgs {
 			if m.match == nil && !m.gone && r.takes(m.tag) && !m.held() {
-				r.o.p.broken(ruleLiveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(), e.ep.Stats())
+				r.o.p.broken(ruleLiveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
+					e.ep.Stats())
 			}
 			if m.match != nil && r.takes(m.tag) && m.match.seq > r.seq {
 				r.o.p.broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)

@@ -8,7 +8,8 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// post is workers and endpoints of messages, and a matcher that knows the rules and not the library.
+// post is workers and endpoints of messages, and a matcher that knows the rules and not the
+// library.
 type post struct {
 	bed
 	plan      *taggedPlan
@@ -106,7 +107,8 @@ func (w *post) open() {
 }
 
 func (w *post) newEnd(l *link, o *office, letter rune) *tagEnd {
-	e := &tagEnd{p: w, office: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter), lengths: map[[2]uint64]bool{}}
+	e := &tagEnd{p: w, office: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter),
+		lengths: map[[2]uint64]bool{}}
 	w.build = l
 	var err error
 	e.ep, err = o.worker.NewEndpoint(tagged.EndpointConfig{Name: e.name, Value: e, OnError: e.onError})
@@ -211,7 +213,8 @@ func (e *tagEnd) look() {
 	if s.Unexpected > most {
 		w.broken(ruleBalance, "%s keeps %d messages: at most %d", e.office.name, s.Unexpected, most)
 	}
-	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.index].MaxUnexpected || st.Window < 0 || st.Owed < 0 {
+	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.index].MaxUnexpected || st.Window < 0 ||
+		st.Owed < 0 {
 		w.broken(ruleCredits, "%v: %+v", e, st)
 	}
 	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ended && !e.closing {

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// chain is a word that is compared and swapped: every value is swapped in by one operation, so each can be left once.
+// chain is a word that is compared and swapped: every value is swapped in by one operation, so each
+// can be left once.
 type chain struct {
 	values []uint64 // that operations want to swap in, from the first value on
 	next   int
@@ -40,8 +41,8 @@ func (o *op) endAtomic(err error) {
 	c.done = append(c.done, o)
 }
 
-// checkAtomics checks that the words of a host can have come about one operation after another. Operations whose old value is not known count as
-// failed ones do: they may have happened.
+// checkAtomics checks that the words of a host can have come about one operation after another.
+// Operations whose old value is not known count as failed ones do: they may have happened.
 func (h *host) checkAtomics() {
 	for i := range counters {
 		var seen []uint64
@@ -60,7 +61,8 @@ func (h *host) checkAtomics() {
 		}
 		sum := h.memory.word(8 * i)
 		if sum%step != 0 || sum/step < sure || sum/step > sure+perhaps {
-			h.broken(ruleAtomic, "counter %d of %s is %d times %d: %d additions ended well, %d perhaps", i, h.name, sum/step, step, sure, perhaps)
+			h.broken(ruleAtomic, "counter %d of %s is %d times %d: %d additions ended well, %d perhaps", i,
+				h.name, sum/step, step, sure, perhaps)
 		}
 		slices.Sort(seen)
 		for j, v := range seen {
@@ -94,7 +96,8 @@ func (h *host) checkChain(i int, c *chain) {
 			continue
 		}
 		if other := left[*o.old]; other != nil || word == *o.old {
-			h.broken(ruleAtomic, "%v has swapped %#x out, and so has %v, or it is there still", o, *o.old, other)
+			h.broken(ruleAtomic, "%v has swapped %#x out, and so has %v, or it is there still", o, *o.old,
+				other)
 		}
 		left[*o.old] = o
 	}

@@ -188,7 +188,8 @@ func (o *op) untold() bool {
 	return g != nil && len(g.ops) == 1 && g.wants == 1 && !g.fired
 }
 
-// endBefore takes in that everything before an operation has ended, too: completions come in the order of the calls.
+// endBefore takes in that everything before an operation has ended, too: completions come in the
+// order of the calls.
 func (e *end) endBefore(o *op, err error) {
 	if err != nil {
 		err = errPerhaps

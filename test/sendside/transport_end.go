@@ -35,10 +35,11 @@ type end struct {
 	gone     int   // of the peer's: the program has given their buffers back
 	queue    []*request
 	running  *request
-	handing  *request     // it ran while the queue was emptied, wants to stay, and is to be handed back
-	own      *request     // of the face that wakes
-	ownAgain bool         // a send on it met ErrNoResource while OnReady ran
-	skipped  map[*end]int // how often others were served while the first request here waited for a bounce buffer
+	handing  *request // it ran while the queue was emptied, wants to stay, and is to be handed back
+	own      *request // of the face that wakes
+	ownAgain bool     // a send on it met ErrNoResource while OnReady ran
+	// how often others were served while the first request here waited for a bounce buffer
+	skipped map[*end]int
 
 	errors   int             // how often OnError ran
 	blame    string          // why it may fail though the link is sound
@@ -62,7 +63,8 @@ func (w *world) newEnd(c *pair, s *site, letter rune) *end {
 	w.build = c.link
 	before := len(c.wires)
 	var err error
-	e.ep, err = s.worker.NewEndpoint(transport.EndpointConfig{Name: e.name, Value: e, OnError: e.onError, OnReady: e.onReady})
+	e.ep, err = s.worker.NewEndpoint(transport.EndpointConfig{Name: e.name, Value: e, OnError: e.onError,
+		OnReady: e.onReady})
 	w.build = nil
 	w.must("new endpoint "+e.name, err)
 	e.wires = slices.Clone(c.wires[before:])
@@ -186,8 +188,10 @@ func (o *op) prepare(how manner) {
 func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	w := e.w
 	switch {
-	case how != turn && (len(e.queue) != 0 || before.Pending != 0) && (!done || o.n != 0 || o.kind.flush()): // no bytes overtake nobody
-		w.broken(ruleOvertaking, "%v was accepted, and %d requests wait", o, max(len(e.queue), before.Pending))
+	// no bytes overtake nobody
+	case how != turn && (len(e.queue) != 0 || before.Pending != 0) && (!done || o.n != 0 || o.kind.flush()):
+		w.broken(ruleOvertaking, "%v was accepted, and %d requests wait", o,
+			max(len(e.queue), before.Pending))
 	case e.closed || e.closing && how != turn || e.errors != 0:
 		w.broken(ruleRefusal, "%v was accepted, and the endpoint has ended", o)
 	case after.Outstanding > after.Limit && !o.kind.flush():
@@ -199,20 +203,23 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		if o.kind.flush() {
 			for _, earlier := range e.ops {
 				if earlier.untold() {
-					w.broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was not delivered", o, earlier)
+					w.broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was "+
+						"not delivered", o, earlier)
 				}
 				earlier.end(nil)
 			}
 			e.advance()
 			if o.must {
-				w.broken(ruleFlush, "%v: nothing to wait for, it says, and nothing was read behind the data", o)
+				w.broken(ruleFlush, "%v: nothing to wait for, it says, and nothing was read behind the data",
+					o)
 			}
 		}
 		o.drop()
 		return
 	}
 	if !o.kind.flush() && after.Outstanding != before.Outstanding+1 {
-		w.broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding, after.Outstanding)
+		w.broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
+			after.Outstanding)
 	}
 	if how != turn {
 		e.fenceNext = false
@@ -267,14 +274,16 @@ func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	if after != same {
 		w.broken(ruleNoEffect, "%v met ErrNoResource: %+v before, %+v after", o, before, after)
 	}
-	lacks := before.Outstanding >= before.Limit || o.kind.am() && before.Credits == 0 || !o.kind.flush() && before.bounce == 0 || refusing ||
+	lacks := before.Outstanding >= before.Limit || o.kind.am() && before.Credits == 0 || !o.kind.flush() &&
+		before.bounce == 0 || refusing ||
 		how != turn && before.Pending+len(e.queue) != 0 || how != turn && e.running != nil
 	if !lacks {
 		w.broken(ruleResource, "%v met ErrNoResource, and nothing lacks: %+v", o, before)
 	}
 }
 
-// enqueue notes that a request is in the queue. It takes a fence along that was called behind those before it.
+// enqueue notes that a request is in the queue. It takes a fence along that was called behind those
+// before it.
 func (e *end) enqueue(r *request) {
 	r.fence, e.fenceNext = e.fenceNext, false
 	e.queue = append(e.queue, r)
@@ -324,7 +333,8 @@ func (e *end) checkFence() {
 			continue
 		}
 		if hole >= 0 && o.fence > hole && !e.peer.site.memory.untouched(o.dst) {
-			e.w.broken(ruleFence, "%v has begun to land, and %v, before the fence, has not ended", o, e.ops[hole])
+			e.w.broken(ruleFence, "%v has begun to land, and %v, before the fence, has not ended", o,
+				e.ops[hole])
 		}
 		if hole < 0 && !o.landed() {
 			hole = o.seq
@@ -343,7 +353,8 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 		w.broken(ruleNoticed, "%v: OnError ran %d times", e, e.errors)
 	case ep != e.ep || ep.Value() != any(e):
 		w.broken(ruleNoticed, "%v: OnError is given another endpoint", e)
-	case !errors.Is(err, transport.ErrPeerFailed) && !errors.Is(err, transport.ErrPeerClosed) && !errors.Is(err, transport.ErrProtocol):
+	case !errors.Is(err, transport.ErrPeerFailed) && !errors.Is(err, transport.ErrPeerClosed) &&
+		!errors.Is(err, transport.ErrProtocol):
 		w.broken(ruleNoticed, "%v: OnError: %v", e, err)
 	case e.mayFail() == "":
 		w.broken(ruleIsolation, "%v: %v", e, err)
@@ -354,7 +365,8 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 			w.broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 		}
 		if e.handled != len(e.peer.sent) {
-			w.broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e, e.handled, len(e.peer.sent))
+			w.broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e,
+				e.handled, len(e.peer.sent))
 		}
 	}
 	e.react()

@@ -100,7 +100,8 @@ func (e *end) abort() {
 		}
 		e.advance()
 		if len(e.queue) != 0 {
-			w.broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e, len(e.queue))
+			w.broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e,
+				len(e.queue))
 		}
 		e.released = true
 	}

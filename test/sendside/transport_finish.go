@@ -6,8 +6,9 @@ import (
 	"ibverbx/transport"
 )
 
-// finish brings a world to its end: faults end, what is kept is given back, everything moves until nothing moves any more. Then all
-// that was accepted must have ended, and everything that was taken must be back.
+// finish brings a world to its end: faults end, what is kept is given back, everything moves until
+// nothing moves any more. Then all that was accepted must have ended, and everything that was taken
+// must be back.
 func (w *world) finish() {
 	w.logf("the end")
 	w.finishing = true
@@ -83,7 +84,8 @@ func (w *world) countAll() {
 	}
 }
 
-// abortWhatWaits aborts endpoints that wait for a peer which is not there any more: nothing is on its way to tell them.
+// abortWhatWaits aborts endpoints that wait for a peer which is not there any more: nothing is on
+// its way to tell them.
 func (w *world) abortWhatWaits() {
 	for _, e := range w.ends {
 		if e.connected && !e.closed && e.mayFail() != "" && e.ep.Err() == nil {
@@ -100,14 +102,16 @@ func (w *world) abortWhatWaits() {
 	}
 }
 
-// checkStarved checks that nobody waits for credits, when nothing moves any more, of a peer that does not keep all its buffers.
+// checkStarved checks that nobody waits for credits, when nothing moves any more, of a peer that
+// does not keep all its buffers.
 func (e *end) checkStarved() {
 	p := e.peer
 	if p == nil || len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
 		return
 	}
 	if want := e.queue[0].want; want != nil && want.kind.am() && p.handled-p.gone < p.site.cfg.AMBuffers {
-		e.w.broken(ruleLiveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p, p.handled-p.gone, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
+		e.w.broken(ruleLiveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p,
+			p.handled-p.gone, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
 	}
 }
 
@@ -116,7 +120,8 @@ func (e *end) checkEnd() {
 	w := e.w
 	err := e.ep.Err()
 	if len(e.queue) != 0 && !e.dead {
-		w.broken(ruleLiveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue), err, e.gauge())
+		w.broken(ruleLiveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue),
+			err, e.gauge())
 	}
 	sound := err == nil && e.connected
 	for _, o := range e.ops {
@@ -162,7 +167,8 @@ func (e *end) checkEnd() {
 	most := p.site.cfg.AMBuffers
 	missing := most - g.Credits - p.ep.Stats().Owed
 	if missing < 0 || 8*missing >= most+8 { // a few may wait to be posted together
-		w.broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most, p.ep.Stats().Owed)
+		w.broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most,
+			p.ep.Stats().Owed)
 	}
 }
 
@@ -184,11 +190,14 @@ func (w *world) checkBalance() {
 		}
 		switch {
 		case st.BounceFree != st.BounceTotal:
-			w.broken(ruleBalance, "%s has %d of %d bounce buffers when all is over", s.name, st.BounceFree, st.BounceTotal)
+			w.broken(ruleBalance, "%s has %d of %d bounce buffers when all is over", s.name, st.BounceFree,
+				st.BounceTotal)
 		case st.AMKept != 0 || st.PendingNow != 0:
-			w.broken(ruleBalance, "%s: %d messages kept, %d endpoints with requests", s.name, st.AMKept, st.PendingNow)
+			w.broken(ruleBalance, "%s: %d messages kept, %d endpoints with requests", s.name, st.AMKept,
+				st.PendingNow)
 		case int(st.AMSent) != sent || int(st.AMReceived) != handled:
-			w.broken(ruleBalance, "%s counts %d messages sent and %d received: it was %d and %d", s.name, st.AMSent, st.AMReceived, sent, handled)
+			w.broken(ruleBalance, "%s counts %d messages sent and %d received: it was %d and %d", s.name,
+				st.AMSent, st.AMReceived, sent, handled)
 		case st.Endpoints != open:
 			w.broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.name, st.Endpoints, open)
 		case int(st.Failures) != failures:

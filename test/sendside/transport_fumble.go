@@ -19,7 +19,8 @@ var mistakes = []mistake{
 	{"am short too long", transport.ErrTooLong, func(e *end) error {
 		return e.ep.AMShort(0, nil, make([]byte, e.ep.Limits().AMShort+1))
 	}},
-	{"header too long", transport.ErrTooLong, func(e *end) error { return e.ep.AMShort(0, make([]byte, transport.MaxHeader+1), nil) }},
+	{"header too long", transport.ErrTooLong,
+		func(e *end) error { return e.ep.AMShort(0, make([]byte, transport.MaxHeader+1), nil) }},
 	{"header and data too long together", transport.ErrTooLong, func(e *end) error {
 		return e.ep.AMShort(0, make([]byte, 8), make([]byte, e.ep.Limits().AMShort-7))
 	}},
@@ -55,7 +56,8 @@ var mistakes = []mistake{
 	{"put beyond the end", ibverbx.ErrBounds, func(e *end) error {
 		return e.ep.PutShort(make([]byte, 8), e.remote(span{arenaSize - 7, 7}))
 	}},
-	{"put without a key", ibverbx.ErrNoKey, func(e *end) error { return e.ep.PutShort(make([]byte, 8), ibverbx.RemoteSegment{Length: 8}) }},
+	{"put without a key", ibverbx.ErrNoKey,
+		func(e *end) error { return e.ep.PutShort(make([]byte, 8), ibverbx.RemoteSegment{Length: 8}) }},
 	{"put bcopy beyond the end", ibverbx.ErrBounds, func(e *end) error {
 		_, err := e.ep.PutBcopy(func([]byte) int { return 9 }, e.remote(span{arenaSize - 8, 8}))
 		return err
@@ -91,10 +93,13 @@ var mistakes = []mistake{
 		}
 		return e.ep.Connect(card)
 	}},
-	{"request without a function", verbs.ErrInvalid, func(e *end) error { return e.ep.Pending(&transport.Pending{}) }},
-	{"handler too late", verbs.ErrInvalid, func(e *end) error { return e.site.worker.Handle(amIDs, e.site.handle) }},
+	{"request without a function", verbs.ErrInvalid,
+		func(e *end) error { return e.ep.Pending(&transport.Pending{}) }},
+	{"handler too late", verbs.ErrInvalid,
+		func(e *end) error { return e.site.worker.Handle(amIDs, e.site.handle) }},
 	{"handler twice", verbs.ErrInvalid, func(e *end) error { return e.site.worker.Handle(0, e.site.handle) }},
-	{"no such handler", verbs.ErrInvalid, func(e *end) error { return e.site.worker.Handle(transport.MaxAMID+1, e.site.handle) }},
+	{"no such handler", verbs.ErrInvalid,
+		func(e *end) error { return e.site.worker.Handle(transport.MaxAMID+1, e.site.handle) }},
 }
 
 // fumble makes a mistake: it must be refused for what it is, and change nothing.
@@ -115,7 +120,8 @@ func (e *end) fumble() {
 	}
 	switch {
 	case errors.Is(err, m.want):
-	case err == transport.ErrNoResource && (before.Outstanding >= before.Limit || before.Credits == 0 || before.bounce == 0 || before.Pending != 0 || w.refusing()):
+	case err == transport.ErrNoResource && (before.Outstanding >= before.Limit || before.Credits == 0 ||
+		before.bounce == 0 || before.Pending != 0 || w.refusing()):
 	case was != nil && err != nil, e.ep.Err() != nil && e.mayFail() != "":
 	default:
 		w.broken(ruleRefusal, "%v: %s: %v, and not %v", e, m.name, err, m.want)

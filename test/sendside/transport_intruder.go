@@ -65,7 +65,8 @@ func (c *pair) intrude(w *world, s *site) {
 	in.granted = theirs.AMBuffers
 	w.must("connect", in.vq.Connect(theirs.QP))
 	err = in.e.ep.Connect(transport.Card{
-		Version: theirs.Version, QP: card, AMBuffers: w.pick(1, 2, 8), BufferSize: 512, Handlers: 1<<amIDs - 1, Flush: in.mr.Remote(),
+		Version: theirs.Version, QP: card, AMBuffers: w.pick(1, 2, 8), BufferSize: 512,
+		Handlers: 1<<amIDs - 1, Flush: in.mr.Remote(),
 	})
 	w.must("connect", err)
 	in.e.connected = true
@@ -141,7 +142,8 @@ func (in *intruder) lie() {
 	}
 	size = min(size, hearSize)
 	in.bad = in.bad || !good
-	wr := ibverbx.SendWR{ID: uint64(len(in.said)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Relaxed: true, Local: in.mr.Slice(uint64(at), uint64(size))}
+	wr := ibverbx.SendWR{ID: uint64(len(in.said)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+		Relaxed: true, Local: in.mr.Slice(uint64(at), uint64(size))}
 	_, err := in.vq.PostSend(wr)
 	w.logf("  the peer of %v says %x, %d bytes, good %v: %v", in.e, msg[:8], size, good, err)
 	if err == nil {
@@ -163,11 +165,13 @@ func (in *intruder) handled(m *transport.Message) {
 	}
 	l := in.said[e.handled]
 	if m.ID() != l.id || !bytes.Equal(m.Header(), l.hdr) || !bytes.Equal(m.Data(), l.data) {
-		w.broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, %d and %d", e, e.handled, m.ID(),
+		w.broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, "+
+			"%d and %d", e, e.handled, m.ID(),
 			len(m.Header()), len(m.Data()), l.id, len(l.hdr), len(l.data))
 	}
 	if in.unreleased() > e.site.cfg.AMBuffers {
-		w.broken(ruleHostile, "%v handles message %d, and the program has %d buffers of %d", e, e.handled, in.unreleased(), e.site.cfg.AMBuffers)
+		w.broken(ruleHostile, "%v handles message %d, and the program has %d buffers of %d", e, e.handled,
+			in.unreleased(), e.site.cfg.AMBuffers)
 	}
 }
 

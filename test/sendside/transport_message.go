@@ -21,7 +21,8 @@ func (s *site) handle(m *transport.Message) {
 	if e == nil || e.site != s {
 		w.broken(ruleMessages, "a message of nobody's: id %d, % x", m.ID(), m.Data())
 	}
-	w.enter(s, sprintf("message %d for %v: id %d, %d and %d bytes", e.handled, e, m.ID(), len(m.Header()), len(m.Data())))
+	w.enter(s, sprintf("message %d for %v: id %d, %d and %d bytes", e.handled, e, m.ID(), len(m.Header()),
+		len(m.Data())))
 	w.told = true
 	if e.intruder() != nil {
 		e.intruder().handled(m)
@@ -49,8 +50,10 @@ func (e *end) arrived(m *transport.Message) {
 		w.broken(ruleMessages, "%v gets message %d, and %d were sent", e, e.handled, len(from.sent))
 	}
 	o := from.sent[e.handled]
-	if m.ID() != o.id || !bytes.Equal(m.Header(), noisy(o.hdrKey, o.hdr)) || !bytes.Equal(m.Data(), noisy(o.key, o.n)) {
-		w.broken(ruleMessages, "%v gets message %d with id %d, %d bytes of header and %d of data: not those of %v, id %d with %d bytes of header",
+	if m.ID() != o.id || !bytes.Equal(m.Header(), noisy(o.hdrKey, o.hdr)) ||
+		!bytes.Equal(m.Data(), noisy(o.key, o.n)) {
+		w.broken(ruleMessages, "%v gets message %d with id %d, %d bytes of header and %d of data: not "+
+			"those of %v, id %d with %d bytes of header",
 			e, e.handled, m.ID(), len(m.Header()), len(m.Data()), o, o.id, o.hdr)
 	}
 	for _, before := range from.ops[min(from.ended, o.seq):o.seq] {

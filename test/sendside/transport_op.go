@@ -24,7 +24,8 @@ const (
 	opKinds
 )
 
-var opNames = [opKinds]string{"am short", "am bcopy", "am zcopy", "put short", "put bcopy", "put zcopy", "get bcopy", "get zcopy", "fetch add", "compare swap", "flush", "flush remote"}
+var opNames = [opKinds]string{"am short", "am bcopy", "am zcopy", "put short", "put bcopy", "put zcopy",
+	"get bcopy", "get zcopy", "fetch add", "compare swap", "flush", "flush remote"}
 
 func (k opKind) String() string { return opNames[k] }
 
@@ -84,7 +85,8 @@ func (e *end) newOp() (*op, bool) {
 	}
 	o := &op{e: e, kind: k}
 	limits := e.ep.Limits()
-	limit := [...]int{limits.AMShort, limits.AMBcopy, limits.AMZcopy, limits.PutShort, limits.PutBcopy, 700, limits.GetBcopy, 700, 8, 8}[k]
+	limit := [...]int{limits.AMShort, limits.AMBcopy, limits.AMZcopy, limits.PutShort, limits.PutBcopy, 700,
+		limits.GetBcopy, 700, 8, 8}[k]
 	if k.am() {
 		o.id = transport.AMID(w.rng.IntN(amIDs))
 		o.hdr = min(w.pick(0, 0, 1, 8, 40, 64), limit)
@@ -180,7 +182,8 @@ func (o *op) source() bool {
 // step is what every atomic addition adds.
 const step = 1<<33 + 3
 
-// The words of a host's memory: counters that everybody adds to, and one for each endpoint of the peer that compares and swaps.
+// The words of a host's memory: counters that everybody adds to, and one for each endpoint of the
+// peer that compares and swaps.
 const (
 	counters   = 2
 	swapsAt    = 8 * counters
@@ -341,7 +344,8 @@ func (o *op) end(err error) {
 			}
 		}
 		if rails < w.bed.plan.rails {
-			w.broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails, w.bed.plan.rails)
+			w.broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails,
+				w.bed.plan.rails)
 		}
 	}
 	if !o.kind.get() && !o.kind.atomic() && o.kind.completes() {

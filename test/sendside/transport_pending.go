@@ -183,7 +183,8 @@ func (r *request) again() {
 // mostSkipped is how often another endpoint may be served while one waits that could go.
 const mostSkipped = 3
 
-// served notes that a request has got a bounce buffer: others that wait for a bounce buffer only must get their turn.
+// served notes that a request has got a bounce buffer: others that wait for a bounce buffer only
+// must get their turn.
 func (e *end) served(took *op) {
 	w := e.w
 	if !took.kind.bounces() {
@@ -229,7 +230,8 @@ func (e *end) onReady(face *transport.Endpoint) {
 	e.own.end(e.ownAgain && !failed && e.ep.Err() == nil)
 }
 
-// purge empties the queue. A request whose function runs is handed back when that has answered that it wants to stay.
+// purge empties the queue. A request whose function runs is handed back when that has answered that
+// it wants to stay.
 func (e *end) purge() {
 	w := e.w
 	if !e.connected {
@@ -254,7 +256,8 @@ func (e *end) purge() {
 			return
 		}
 		if n == len(want) || p != &want[n].p {
-			w.broken(rulePurge, "%v: request %d of %d that a purge hands back is another, or was handed back before", e, n, len(want))
+			w.broken(rulePurge, "%v: request %d of %d that a purge hands back is another, or was handed "+
+				"back before", e, n, len(want))
 		}
 		want[n].giveUp()
 		n++

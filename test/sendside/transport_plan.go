@@ -28,8 +28,8 @@ type transportPlan struct {
 	events  []event
 }
 
-// event is one thing that happens to a world. What exactly it does follows from r and from the state that it finds, so events can
-// be left out and the others still mean something.
+// event is one thing that happens to a world. What exactly it does follows from r and from the
+// state that it finds, so events can be left out and the others still mean something.
 type event struct {
 	kind eventKind
 	end  int // which endpoint it concerns, modulo how many there are
@@ -65,19 +65,26 @@ const (
 	eventKinds
 )
 
-var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "waking", "fence", "flush", "wait", "resume", "cancel", "release", "count",
+var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "waking", "fence", "flush",
+	"wait", "resume", "cancel", "release", "count",
 	"purge", "fumble", "look", "slow", "strike", "heal", "abort", "close", "renew", "lie"}
 
 func (k eventKind) String() string { return eventNames[k] }
 
 // eventWeights are how often each kind happens in each mood.
 var eventWeights = [...][eventKinds]int{
-	calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1, doClose: 2, doRenew: 10},
-	faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14, doAbort: 6, doClose: 5, doRenew: 15},
-	hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20, doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14, doAbort: 4, doClose: 4, doRenew: 20, doLie: 60},
+	calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1,
+		doClose: 2, doRenew: 10},
+	faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14,
+		doAbort: 6, doClose: 5, doRenew: 15},
+	hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20,
+		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
+		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14,
+		doAbort: 4, doClose: 4, doRenew: 20, doLie: 60},
 }
 
 func newTransportPlan(seed uint64) *transportPlan {
@@ -114,7 +121,8 @@ func newTransportPlan(seed uint64) *transportPlan {
 func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) transport.Config {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	cfg := transport.Config{
-		QP: qp, AMBuffers: pick(1, 1, 2, 3, 4, 8), BounceBuffers: pick(1, 1, 2, 3, 8), MaxOutstanding: pick(1, 2, 3, 4, 8), BufferSize: pick(256, 300, 512),
+		QP: qp, AMBuffers: pick(1, 1, 2, 3, 4, 8), BounceBuffers: pick(1, 1, 2, 3, 8),
+		MaxOutstanding: pick(1, 2, 3, 4, 8), BufferSize: pick(256, 300, 512),
 	}
 	cfg.QP.QPsPerDevice = p.rails / p.hosts[host]
 	cfg.QP.MaxInline = pick(16, 64, 128)
@@ -147,12 +155,14 @@ func makeEvents(rng *rand.Rand, m mood) []event {
 
 // String describes the world in a few lines.
 func (p *transportPlan) String() string {
-	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.seed, p.mood, p.hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
+	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.seed, p.mood,
+		p.hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
 	if p.scramble {
 		s += ", completions out of order"
 	}
 	for i, c := range p.configs {
-		s += sprintf("\nhost %d: %d receive buffers, %d bounce buffers of %d bytes, %d outstanding, %d inline", i, c.AMBuffers, c.BounceBuffers, c.BufferSize, c.MaxOutstanding, c.QP.MaxInline)
+		s += sprintf("\nhost %d: %d receive buffers, %d bounce buffers of %d bytes, %d outstanding, %d "+
+			"inline", i, c.AMBuffers, c.BounceBuffers, c.BufferSize, c.MaxOutstanding, c.QP.MaxInline)
 	}
 	for i, pair := range p.pairs {
 		s += sprintf("\nconnection %d: hosts %v", i, pair)

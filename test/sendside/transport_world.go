@@ -90,7 +90,8 @@ const amIDs = 3
 
 // connect makes a connection between two hosts.
 func (w *world) connect(hosts [2]int, raw bool) {
-	c := &pair{link: &link{name: sprintf("connection %d", len(w.pairs)), hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}}
+	c := &pair{link: &link{name: sprintf("connection %d", len(w.pairs)),
+		hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}}
 	w.pairs, w.links = append(w.pairs, c), append(w.links, c.link)
 	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
 	if raw {
@@ -234,8 +235,8 @@ func (w *world) enter(s *site, what string) {
 
 func (w *world) leave() { w.callback = false }
 
-// renew makes a connection anew whose ends have both ended, so that what they had must be free again. The
-// hosts must be sound.
+// renew makes a connection anew whose ends have both ended, so that what they had must be free
+// again. The hosts must be sound.
 func (w *world) renew(c *pair) {
 	for _, e := range c.ends {
 		if e != nil && !e.released {

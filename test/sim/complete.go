@@ -19,7 +19,8 @@ func (e *end) take(wc *ibverbx.WC) {
 	default:
 		e.w.broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
 	}
-	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil && e.life == e.lastLife() {
+	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil &&
+		e.life == e.lastLife() {
 		e.w.broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
 	}
 }
@@ -72,7 +73,8 @@ func (e *end) mustBeNext(what string, index, next, posted int) {
 	}
 }
 
-// skipUnsignaled lets unsignaled requests end. A later completion vouches for them; at the end of a life nothing does.
+// skipUnsignaled lets unsignaled requests end. A later completion vouches for them; at the end of a
+// life nothing does.
 func (e *end) skipUnsignaled(index int, vouched bool) {
 	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
 		s := e.sends[e.sendHead]
@@ -84,7 +86,8 @@ func (e *end) skipUnsignaled(index int, vouched bool) {
 // ended says whether the program has ended what was outstanding.
 func (e *end) ended() bool { return e.state != connected && e.state != draining }
 
-// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that the error is told once: all others are flushed.
+// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that the error
+// is told once: all others are flushed.
 func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 	if wc.Status == verbs.StatusSuccess {
 		if t.life == life {
@@ -104,8 +107,8 @@ func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 	}
 }
 
-// checkFields checks what a completion of the send direction must not say: an immediate, or a vendor code where nothing failed, or one that
-// no completion had.
+// checkFields checks what a completion of the send direction must not say: an immediate, or a
+// vendor code where nothing failed, or one that no completion had.
 func (e *end) checkFields(wc *ibverbx.WC) {
 	if wc.Imm != 0 || wc.Flags != 0 || wc.Status == verbs.StatusSuccess && wc.VendorErr != 0 {
 		e.w.broken(ruleContent, "%v: a send has fields that do not apply: %+v", e, *wc)
@@ -126,7 +129,8 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 func (e *end) checkTold(wc *ibverbx.WC, life int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
-	if life != e.life || e.ended() || e.sendTorn.told == life || !errors.As(e.vq.Err(), &first) || first.Recv || !first.HasID || first.ID != wc.ID {
+	if life != e.life || e.ended() || e.sendTorn.told == life || !errors.As(e.vq.Err(), &first) ||
+		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}
 	if errors.As(first.Err, &status) && (status != wc.Status || first.VendorErr != wc.VendorErr) {
@@ -134,7 +138,8 @@ func (e *end) checkTold(wc *ibverbx.WC, life int) {
 	}
 }
 
-// release notes what memory holds from now on: a source is the program's again, who overwrites it; a target must not change.
+// release notes what memory holds from now on: a source is the program's again, who overwrites it;
+// a target must not change.
 func (e *end) release(s *send, ok bool) {
 	s.done = true
 	own, peers := e.host.memory, e.peer.host.memory
@@ -222,7 +227,8 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 		e.match(r, wc)
 	case wc.Status != verbs.StatusSuccess && (wc.ByteLen != 0 || wc.Imm != 0 || wc.Flags != 0):
 		e.w.broken(ruleContent, "%v: %v has failed, and says what has arrived: %s", e, r, describe(wc))
-	case !r.message && !e.single && wc.Opcode != verbs.WCRecvRDMAWithImm, r.message && !e.single && wc.Opcode != verbs.WCRecv:
+	case !r.message && !e.single && wc.Opcode != verbs.WCRecvRDMAWithImm, r.message && !e.single &&
+		wc.Opcode != verbs.WCRecv:
 		e.w.broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
 	}
 	e.host.memory.settle(r.buffer, -1, e.name+" "+r.String())
@@ -271,7 +277,8 @@ func (e *end) matchMessage(r *recv, s *send, wc *ibverbx.WC) {
 }
 
 func (e *end) matchNote(r *recv, s *send, wc *ibverbx.WC) {
-	want := ibverbx.WC{ID: wc.ID, QPNum: wc.QPNum, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: s.imm, ByteLen: uint64(s.length)}
+	want := ibverbx.WC{ID: wc.ID, QPNum: wc.QPNum, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm,
+		Imm: s.imm, ByteLen: uint64(s.length)}
 	if !e.single && e.vq.Scheme() == ibverbx.Spray {
 		want.ByteLen = 0 // it does not say
 	} else if !e.single && !s.raw {
@@ -302,5 +309,6 @@ func describe(wc *ibverbx.WC) string {
 	if wc.ID>>32&1 != 0 {
 		what = "receive"
 	}
-	return sprintf("completes %s %d: %s, %v, %d bytes, imm %#x", what, uint32(wc.ID), wc.Status.Name(), wc.Opcode, wc.ByteLen, wc.Imm)
+	return sprintf("completes %s %d: %s, %v, %d bytes, imm %#x", what, uint32(wc.ID), wc.Status.Name(),
+		wc.Opcode, wc.ByteLen, wc.Imm)
 }

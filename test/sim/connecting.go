@@ -54,7 +54,8 @@ func (e *end) toInit() {
 	}
 }
 
-// mustBeNew checks that packets of a former life do not fit into this one: packet sequence numbers are drawn anew.
+// mustBeNew checks that packets of a former life do not fit into this one: packet sequence numbers
+// are drawn anew.
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
 		if q := e.wires[i]; e.life != 0 && r.PSN == q.psn && e.renewed {
@@ -65,7 +66,8 @@ func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	e.renewed = false
 }
 
-// travel sends a card to the other side: as JSON, and stripped to what the C++ original knows besides addresses if so planned.
+// travel sends a card to the other side: as JSON, and stripped to what the C++ original knows
+// besides addresses if so planned.
 func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
 	text, err := json.Marshal(card)
 	w.must("marshal card", err)

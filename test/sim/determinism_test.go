@@ -18,14 +18,19 @@ func TestSameSeedSameRun(t *testing.T) {
 	for seed := range seeds {
 		var runs [2][]string
 		for i := range runs {
-			newPlan(seed).run(func(line string) { runs[i] = append(runs[i], hexes.ReplaceAllString(line, "")) })
+			newPlan(seed).run(func(line string) {
+				runs[i] = append(runs[i],
+					hexes.ReplaceAllString(line, ""))
+			})
 		}
 		if len(runs[0]) != len(runs[1]) {
 			t.Fatalf("seed %d: %d and %d lines", seed, len(runs[0]), len(runs[1]))
 		}
 		for i := range runs[0] {
 			if runs[0][i] != runs[1][i] {
-				t.Fatalf("seed %d, line %d:\n%s\n\n%s", seed, i, strings.Join(runs[0][max(0, i-25):i+1], "\n"), strings.Join(runs[1][max(0, i-3):i+1], "\n"))
+				t.Fatalf("seed %d, line %d:\n%s\n\n%s", seed, i,
+					strings.Join(runs[0][max(0, i-25):i+1], "\n"),
+					strings.Join(runs[1][max(0, i-3):i+1], "\n"))
 			}
 		}
 	}

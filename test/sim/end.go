@@ -61,7 +61,8 @@ type end struct {
 	words   []*word
 }
 
-// torn is the life in which a completion of a direction reported an error, and that in which one reported more than a flush.
+// torn is the life in which a completion of a direction reported an error, and that in which one
+// reported more than a flush.
 type torn struct{ life, told int }
 
 type endState uint8
@@ -78,8 +79,8 @@ func (s endState) String() string {
 	return [...]string{"unconnected", "connected", "draining", "drained", "closed"}[s]
 }
 
-// The kinds of what a receive takes. With a single queue pair there is only one. Relaxed SENDs go to the receives of the others, in
-// an order of their own.
+// The kinds of what a receive takes. With a single queue pair there is only one. Relaxed SENDs go
+// to the receives of the others, in an order of their own.
 const (
 	kindNote = iota
 	kindMessage
@@ -87,8 +88,8 @@ const (
 	messageKinds
 )
 
-// Immediates of relaxed SENDs, and no other's, begin with relaxedMark and end with the index of their request: that is how they are known on
-// the wire and where they arrive.
+// Immediates of relaxed SENDs, and no other's, begin with relaxedMark and end with the index of
+// their request: that is how they are known on the wire and where they arrive.
 const relaxedMark, markMask = 0x52 << 24, 0xff << 24
 
 // send is a request of the send direction.
@@ -129,7 +130,8 @@ type recv struct {
 	out     int
 }
 
-// word is memory for atomics, at the peer. Atomics of one virtual queue pair keep their order, so what each finds is known.
+// word is memory for atomics, at the peer. Atomics of one virtual queue pair keep their order, so
+// what each finds is known.
 type word struct {
 	at      span
 	value   uint64 // after all that have completed
@@ -185,7 +187,8 @@ func (r *recv) String() string {
 // isWrite says whether the operation writes to memory that the sender names.
 func isWrite(op verbs.Opcode) bool { return op == verbs.OpRDMAWrite || op == verbs.OpRDMAWriteWithImm }
 
-// find says which request a physical one belongs to. Its addresses are read, not its id: how the library makes ids is its own affair.
+// find says which request a physical one belongs to. Its addresses are read, not its id: how the
+// library makes ids is its own affair.
 func (e *end) find(wr *verbs.SendWR) *send {
 	switch {
 	case e.single:
@@ -206,7 +209,8 @@ func (e *end) find(wr *verbs.SendWR) *send {
 	case len(wr.SGL) != 0:
 		off := int(wr.SGL[0].Addr - e.host.base)
 		return lookup(e.locals, off, func(s *send) span {
-			return span{s.local[0].off, s.local[len(s.local)-1].off + s.local[len(s.local)-1].n - s.local[0].off}
+			return span{s.local[0].off, s.local[len(s.local)-1].off +
+				s.local[len(s.local)-1].n - s.local[0].off}
 		})
 	}
 	return nil
@@ -242,7 +246,8 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	s := e.find(wr)
 	if s == nil {
 		if !e.single { // there the library drains with a request of its own
-			e.w.broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q, wr.Opcode, wr.Bytes())
+			e.w.broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
+				wr.Opcode, wr.Bytes())
 		}
 		return p
 	}
@@ -273,7 +278,8 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 		p.note = true
 		e.noteOnWire(s, wr, s.index+1)
 		if n != 0 || wr.Imm != s.imm {
-			e.w.broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n, wr.Imm)
+			e.w.broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n,
+				wr.Imm)
 		}
 	default:
 		s.data++
@@ -299,11 +305,13 @@ func (e *end) mayGoOut(q *wire, s *send) {
 	}
 }
 
-// noteOnWire checks the last step of a request: all data before it must be acknowledged, and that of Spray's notification its own.
+// noteOnWire checks the last step of a request: all data before it must be acknowledged, and that
+// of Spray's notification its own.
 func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
 	if e.ackedTo() < all {
-		e.w.broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+		e.w.broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
+			e, s, e.sends[e.acked])
 	}
 	if s.noted {
 		e.w.broken(ruleNotification, "%v: %v is notified twice", e, s)
@@ -311,7 +319,8 @@ func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
 	s.noted = true
 }
 
-// relaxedOnWire checks a relaxed SEND: it goes out once, whole, behind those before it and on the same rail, which keeps that order.
+// relaxedOnWire checks a relaxed SEND: it goes out once, whole, behind those before it and on the
+// same rail, which keeps that order.
 func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	e.mustSolicit(s, wr)
 	if len(e.relaxed) == 0 || e.relaxed[0] != s {
@@ -351,7 +360,8 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	if s.every {
 		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
 		if s.rails&rail != 0 || n != s.length/rails {
-			e.w.broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q, s.length/rails)
+			e.w.broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
+				s.length/rails)
 		}
 		s.rails |= rail
 	}
@@ -374,7 +384,8 @@ func (e *end) ackedTo() int {
 	return e.acked
 }
 
-// allOut says whether all data of a request was on the wire. An ordinary SEND has none: it is a last step.
+// allOut says whether all data of a request was on the wire. An ordinary SEND has none: it is a
+// last step.
 func (s *send) allOut() bool {
 	if s.op.IsSend() {
 		return s.begun || !s.relax
@@ -397,7 +408,8 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	}
 }
 
-// recvSeen notes a completion of the receive direction that the library sees. A flushed one is the consequence of something else.
+// recvSeen notes a completion of the receive direction that the library sees. A flushed one is the
+// consequence of something else.
 func (e *end) recvSeen(status verbs.Status) {
 	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr {
 		e.halt = true
@@ -419,7 +431,8 @@ func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 	}
 }
 
-// recvOnWire finds the receive with memory that a physical one belongs to; nil for credits and notifications.
+// recvOnWire finds the receive with memory that a physical one belongs to; nil for credits and
+// notifications.
 func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	if len(wr.SGL) == 0 {
 		return nil
@@ -443,11 +456,12 @@ func (e *end) limitOf(q *wire) int {
 // isData says whether a wire is a data rail, and not the notify queue pair.
 func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
 
-// mayStop checks a rail that the library moves to ERR: after a failed send it must not cut short what was posted before that, where that
-// may linger.
+// mayStop checks a rail that the library moves to ERR: after a failed send it must not cut short
+// what was posted before that, where that may linger.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError
-	if e.single || e.state != connected || e.leaving || e.halt || e.noRecvs || e.conn.lied || e.conn.plan.cfg[0].Linger < 0 ||
+	if e.single || e.state != connected || e.leaving || e.halt || e.noRecvs || e.conn.lied ||
+		e.conn.plan.cfg[0].Linger < 0 ||
 		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
 		return
 	}
@@ -459,7 +473,8 @@ func (e *end) mayStop() {
 		if s.life != e.life || s.done {
 			continue
 		}
-		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray)
+		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&
+			e.vq.Scheme() == ibverbx.Spray)
 		if s.out != 0 || !s.allOut() || owesNote {
 			e.w.broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
 		}

@@ -55,7 +55,8 @@ func (e *end) mayBeLost() bool {
 	return false
 }
 
-// mustBeDone checks that everything which was ever accepted has completed. A single queue pair may lose what a NIC took along.
+// mustBeDone checks that everything which was ever accepted has completed. A single queue pair may
+// lose what a NIC took along.
 func (e *end) mustBeDone(after string) {
 	if e.single {
 		e.skipUnsignaled(len(e.sends), false)
@@ -67,7 +68,8 @@ func (e *end) mustBeDone(after string) {
 		}
 	}
 	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.broken(ruleOneForOne, "%v: after %s %d of %d sends and %d of %d receives have completed", e, after, e.sendHead, len(e.sends), e.recvHead, len(e.recvs))
+		e.w.broken(ruleOneForOne, "%v: after %s %d of %d sends and %d of %d receives have completed", e,
+			after, e.sendHead, len(e.sends), e.recvHead, len(e.recvs))
 	}
 }
 
@@ -104,7 +106,8 @@ func (e *end) drain() {
 	var failed *ibverbx.FailedError
 	switch {
 	case errors.Is(err, context.Canceled):
-		if state := e.vq.State(); e.vq.Err() == nil && e.vq.Stats().SendWindow != 0 && state != verbs.StateSQD {
+		if state := e.vq.State(); e.vq.Err() == nil && e.vq.Stats().SendWindow != 0 &&
+			state != verbs.StateSQD {
 			w.broken(ruleRefusal, "%v drains in state %v", e, state)
 		}
 		return

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// Event is one thing that happens to a world. What exactly it does follows from R and from the state that it finds, so events can
-// be left out and the others still mean something.
+// Event is one thing that happens to a world. What exactly it does follows from R and from the
+// state that it finds, so events can be left out and the others still mean something.
 type Event struct {
 	Kind EventKind
 	End  int // which virtual queue pair it concerns, modulo how many there are
@@ -37,7 +37,8 @@ const (
 	kinds
 )
 
-var kindNames = [kinds]string{"step", "post send", "post recv", "burst", "poll", "look", "slow", "strike", "heal", "reset", "connect", "renew", "drain", "close", "invade", "replay"}
+var kindNames = [kinds]string{"step", "post send", "post recv", "burst", "poll", "look", "slow", "strike",
+	"heal", "reset", "connect", "renew", "drain", "close", "invade", "replay"}
 
 // String names the kind.
 func (k EventKind) String() string {
@@ -49,9 +50,12 @@ func (k EventKind) String() string {
 
 // weights are how often each kind happens in each mood.
 var weights = [...][kinds]int{
-	calm:    {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 12, Heal: 12, Reset: 5, Connect: 40, Renew: 3, Drain: 3, Close: 1, Replay: 3},
-	faulty:  {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 8, Strike: 14, Heal: 14, Reset: 10, Connect: 40, Renew: 8, Drain: 5, Close: 3, Replay: 4},
-	hostile: {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 5, Strike: 4, Heal: 10, Reset: 10, Connect: 40, Renew: 8, Drain: 3, Close: 2, Invade: 14, Replay: 10},
+	calm: {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 12, Heal: 12,
+		Reset: 5, Connect: 40, Renew: 3, Drain: 3, Close: 1, Replay: 3},
+	faulty: {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 8, Strike: 14,
+		Heal: 14, Reset: 10, Connect: 40, Renew: 8, Drain: 5, Close: 3, Replay: 4},
+	hostile: {Step: 400, PostSend: 160, PostRecv: 130, Burst: 3, Poll: 180, Look: 8, Slow: 5, Strike: 4,
+		Heal: 10, Reset: 10, Connect: 40, Renew: 8, Drain: 3, Close: 2, Invade: 14, Replay: 10},
 }
 
 // makeEvents draws what happens. Seldom is it much: most bugs need little.

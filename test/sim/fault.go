@@ -38,7 +38,10 @@ type faultRow struct {
 // faultRows is everything that goes wrong with NICs. Peers that break the rules are another matter.
 var faultRows = []faultRow{
 	{"stall", true, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.StallQP} }, nil},
-	{"delay", true, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.Delay, Delay: time.Microsecond} }, nil},
+	{"delay", true, func(*world, *wire) soft.Fault {
+		return soft.Fault{Kind: soft.Delay,
+			Delay: time.Microsecond}
+	}, nil},
 	{"refuse sends for now", true, func(w *world, _ *wire) soft.Fault {
 		return soft.Fault{Kind: soft.RefuseSend, Err: w.transient(), Count: w.pick(1, 2, 5)}
 	}, nil},
@@ -51,13 +54,24 @@ var faultRows = []faultRow{
 	{"fail after the data", false, func(w *world, _ *wire) soft.Fault {
 		return soft.Fault{Kind: soft.FailAfterData, Status: w.status()}
 	}, nil},
-	{"fail a receive", false, func(w *world, _ *wire) soft.Fault { return soft.Fault{Kind: soft.FailRecv, Status: w.status()} }, nil},
-	{"refuse sends for good", false, func(w *world, _ *wire) soft.Fault { return soft.Fault{Kind: soft.RefuseSend, Err: w.refusal()} }, nil},
-	{"refuse receives for good", false, func(w *world, _ *wire) soft.Fault { return soft.Fault{Kind: soft.RefuseRecv, Err: w.refusal()} }, nil},
-	{"queue pair dies at a request", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.FailQP} }, nil},
-	{"link cut at a request", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.CutLink} }, linkMayCut},
-	{"NIC dies at a request", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.KillNIC} }, nicMayDie},
-	{"completion queue overruns", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.OverrunCQ} }, cqMayDie},
+	{"fail a receive", false, func(w *world, _ *wire) soft.Fault {
+		return soft.Fault{Kind: soft.FailRecv,
+			Status: w.status()}
+	}, nil},
+	{"refuse sends for good", false,
+		func(w *world, _ *wire) soft.Fault { return soft.Fault{Kind: soft.RefuseSend, Err: w.refusal()} },
+		nil},
+	{"refuse receives for good", false,
+		func(w *world, _ *wire) soft.Fault { return soft.Fault{Kind: soft.RefuseRecv, Err: w.refusal()} },
+		nil},
+	{"queue pair dies at a request", false,
+		func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.FailQP} }, nil},
+	{"link cut at a request", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.CutLink} },
+		linkMayCut},
+	{"NIC dies at a request", false, func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.KillNIC} },
+		nicMayDie},
+	{"completion queue overruns", false,
+		func(*world, *wire) soft.Fault { return soft.Fault{Kind: soft.OverrunCQ} }, cqMayDie},
 	{"queue pair dies", false, nil, killWire},
 	{"link down", false, nil, cutLink},
 	{"link flaps", false, nil, flapLink},
@@ -69,7 +83,8 @@ func (w *world) transient() error {
 }
 
 func (w *world) refusal() error {
-	return []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}[w.rng.IntN(4)]
+	return []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState,
+		verbs.ErrDeviceGone}[w.rng.IntN(4)]
 }
 
 // status is any status but success.
@@ -152,7 +167,8 @@ func cqMayDie(w *world, q *wire) func() {
 }
 
 func killWire(_ *world, q *wire) func() {
-	_ = q.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState) // past the tap: it is not the library's doing
+	// past the tap: it is not the library's doing
+	_ = q.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
 	return nil
 }
 

@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// finish ends every fault, lets everything come to its end, checks that it did, and closes all in some order.
+// finish ends every fault, lets everything come to its end, checks that it did, and closes all in
+// some order.
 func (w *world) finish() {
 	w.logf("finish: faults end, links and NICs come back, and what can come to its end does")
 	w.endFaults(nil)
@@ -28,7 +29,8 @@ func (w *world) finish() {
 		e.checkNoticed()
 	}
 	for _, c := range w.cqs {
-		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct && !c.closed && !c.told {
+		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct &&
+			!c.closed && !c.told {
 			w.broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
 		}
 	}
@@ -36,7 +38,8 @@ func (w *world) finish() {
 	for _, e := range w.ends {
 		for i := 0; e.state == draining && e.single && i < 100; i++ {
 			e.drain()
-			time.Sleep(200 * time.Microsecond) // where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
+			// where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
+			time.Sleep(200 * time.Microsecond)
 		}
 	}
 	for _, c := range w.conns {
@@ -50,19 +53,21 @@ func (w *world) finish() {
 	}
 }
 
-// checkEnded: what has failed and does not linger comes to its end by itself, whatever the peer's program does.
+// checkEnded: what has failed and does not linger comes to its end by itself, whatever the peer's
+// program does.
 func (e *end) checkEnded() {
 	if e.vq.Err() == nil || e.state != connected || e.single || e.conn.plan.cfg[0].Linger > 0 {
 		return
 	}
 	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.broken(ruleLiveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives have completed: %v\n%s",
+		e.w.broken(ruleLiveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives "+
+			"have completed: %v\n%s",
 			e, e.sendHead, len(e.sends), e.recvHead, len(e.recvs), e.vq.Err(), e.stats())
 	}
 }
 
-// checkNoticed: an end that works has no queue pair in ERR, and its peer has sent nothing that no peer may. Spray's rail 0 and the notify queue
-// pair may hold no receive whose flush would tell.
+// checkNoticed: an end that works has no queue pair in ERR, and its peer has sent nothing that no
+// peer may. Spray's rail 0 and the notify queue pair may hold no receive whose flush would tell.
 func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
@@ -70,7 +75,8 @@ func (e *end) checkNoticed() {
 	if e.offended {
 		e.w.broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
-	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked // credits are: then a rail may hold no receive either
+	// credits are: then a rail may hold no receive either
+	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
 	for i, q := range e.wires {
 		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() {
 			continue
@@ -81,7 +87,8 @@ func (e *end) checkNoticed() {
 	}
 }
 
-// settle lets the fabric run until nothing moves any more. With balance the programs post what each other waits for.
+// settle lets the fabric run until nothing moves any more. With balance the programs post what each
+// other waits for.
 func (w *world) settle(balance bool) {
 	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
 	for range 20_000 {
@@ -121,8 +128,9 @@ func (c *conn) well() bool {
 	return !c.lied
 }
 
-// balance makes as many receives as messages of each kind: it posts the receives that are missing, and lets the peer send what is
-// waited for in vain. A receive that nothing matches would hold up all behind it.
+// balance makes as many receives as messages of each kind: it posts the receives that are missing,
+// and lets the peer send what is waited for in vain. A receive that nothing matches would hold up
+// all behind it.
 func (c *conn) balance() (moved int) {
 	if c.lied {
 		return 0
@@ -176,7 +184,8 @@ func (e *end) serve(message bool) int {
 	if e.state != connected || e.vq.Err() != nil {
 		return 0
 	}
-	s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWriteWithImm, flags: verbs.SendSignaled, length: 1, imm: 5}
+	s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWriteWithImm, flags: verbs.SendSignaled,
+		length: 1, imm: 5}
 	if message {
 		s.op = verbs.OpSend
 	}
@@ -204,11 +213,13 @@ func (c *conn) checkQuiet() {
 			continue
 		}
 		if e.sendHead != len(e.sends) {
-			e.w.broken(ruleLiveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer is %v, %v\n%s",
+			e.w.broken(ruleLiveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer "+
+				"is %v, %v\n%s",
 				e, e.sendHead, len(e.sends), e.state, e.vq.Err(), e.peer.state, e.peer.vq.Err(), e.stats())
 		}
 		if (e.vq.Err() != nil || e.state == drained || c.well()) && e.recvHead != len(e.recvs) {
-			e.w.broken(ruleLiveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e, e.recvHead, len(e.recvs), e.vq.Err(), e.stats(), e.peer.stats())
+			e.w.broken(ruleLiveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e,
+				e.recvHead, len(e.recvs), e.vq.Err(), e.stats(), e.peer.stats())
 		}
 		if e.state == draining {
 			e.w.broken(ruleLiveness, "%v does not come to the end of its drain\n%s", e, e.stats())
@@ -229,8 +240,8 @@ func (e *end) onlyUnsignaled() bool {
 	return e.sendHead != len(e.sends)
 }
 
-// mayWaitForEver: neither end posts receives any more, and both wait for some. What has failed ends by itself where it does not linger;
-// a drain is given up when its context ends.
+// mayWaitForEver: neither end posts receives any more, and both wait for some. What has failed ends
+// by itself where it does not linger; a drain is given up when its context ends.
 func (e *end) mayWaitForEver() bool {
 	waits := func(e *end) bool {
 		return e.state == draining || e.vq.Err() != nil && e.conn.plan.cfg[0].Linger > 0
@@ -244,20 +255,25 @@ func (e *end) stats() string {
 	return string(text)
 }
 
-// checkCounters: with nothing under way every gauge is back to nothing, and the totals are what was done.
+// checkCounters: with nothing under way every gauge is back to nothing, and the totals are what was
+// done.
 func (e *end) checkCounters() {
 	st := e.vq.Stats()
-	if st.SendsWaiting != 0 || st.SendWindow != 0 || st.RecvWindow != 0 || st.OutOfOrder != 0 || st.Banked != 0 || st.NumbersOpen != 0 || st.StaleEvents != 0 && !e.stale {
+	if st.SendsWaiting != 0 || st.SendWindow != 0 || st.RecvWindow != 0 || st.OutOfOrder != 0 ||
+		st.Banked != 0 || st.NumbersOpen != 0 || st.StaleEvents != 0 && !e.stale {
 		e.w.broken(ruleCounters, "%v is quiet, and its counters are not: %s", e, e.stats())
 	}
 	if e.single {
 		return
 	}
-	if st.Sends != uint64(len(e.sends)) || st.SendsCompleted != st.Sends || st.Recvs != uint64(len(e.recvs)) || st.RecvsCompleted != st.Recvs {
-		e.w.broken(ruleCounters, "%v: %d sends and %d receives have completed: %s", e, len(e.sends), len(e.recvs), e.stats())
+	if st.Sends != uint64(len(e.sends)) || st.SendsCompleted != st.Sends ||
+		st.Recvs != uint64(len(e.recvs)) || st.RecvsCompleted != st.Recvs {
+		e.w.broken(ruleCounters, "%v: %d sends and %d receives have completed: %s", e, len(e.sends),
+			len(e.recvs), e.stats())
 	}
 	if e.used != len(e.numbers) || st.NumbersSent != uint64(e.used) && e.vq.Scheme() == ibverbx.DQPLB {
-		e.w.broken(ruleWire, "%v has used %d numbers up to the %d-th: %s", e, e.used, len(e.numbers), e.stats())
+		e.w.broken(ruleWire, "%v has used %d numbers up to the %d-th: %s", e, e.used, len(e.numbers),
+			e.stats())
 	}
 	if ring := 128; st.SendRing > max(ring, 2*e.most) {
 		e.w.broken(ruleCounters, "%v: a ring of %d slots for %d requests at a time", e, st.SendRing, e.most)
@@ -273,7 +289,8 @@ func (e *end) checkCounters() {
 		}
 	}
 	if e.life == 1 && carried != total {
-		e.w.broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total, e.stats())
+		e.w.broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
+			e.stats())
 	}
 }
 
@@ -281,13 +298,17 @@ func (e *end) checkCounters() {
 func (e *end) look() {
 	st := e.vq.Stats()
 	open := e.state == connected || e.state == draining
-	if !e.single && (st.Sends != uint64(len(e.sends)) || st.SendsCompleted < uint64(e.sendHead) || st.RecvsCompleted < uint64(e.recvHead) ||
+	if !e.single && (st.Sends != uint64(len(e.sends)) || st.SendsCompleted < uint64(e.sendHead) ||
+		st.RecvsCompleted < uint64(e.recvHead) ||
 		open && st.SendWindow != int(st.Sends-st.SendsCompleted)) {
-		e.w.broken(ruleCounters, "%v: %d sends, %d and %d completed: %s", e, len(e.sends), e.sendHead, e.recvHead, e.stats())
+		e.w.broken(ruleCounters, "%v: %d sends, %d and %d completed: %s", e, len(e.sends), e.sendHead,
+			e.recvHead, e.stats())
 	}
 	for i, r := range st.Rails {
-		if q := e.wires[i]; open && !e.single && !e.conn.lied && (r.Outstanding < len(q.sends) || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
-			e.w.broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends), e.stats())
+		if q := e.wires[i]; open && !e.single && !e.conn.lied &&
+			(r.Outstanding < len(q.sends) || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
+			e.w.broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
+				e.stats())
 		}
 	}
 	cq := e.cq.cq.Stats()
@@ -301,7 +322,8 @@ func (e *end) look() {
 		e.w.broken(ruleCounters, "%s: %+v, want %d virtual queue pairs", e.cq.name, cq, openEnds)
 	}
 	cfg := e.vq.Config()
-	if e.vq.CQ() != e.cq.cq || e.vq.DataRails() != e.conn.plan.rails || cfg.Scheme != e.vq.Scheme() || (e.vq.Domain() == nil) != (e.conn.plan.byHand[e.index%2] != nil) {
+	if e.vq.CQ() != e.cq.cq || e.vq.DataRails() != e.conn.plan.rails || cfg.Scheme != e.vq.Scheme() ||
+		(e.vq.Domain() == nil) != (e.conn.plan.byHand[e.index%2] != nil) {
 		e.w.broken(ruleCounters, "%v does not know itself", e)
 	}
 	if len(e.cq.cq.Devices()) != len(e.host.nics) || len(e.host.dom.Devices()) != len(e.host.nics) {
@@ -313,8 +335,8 @@ func (e *end) look() {
 	}
 }
 
-// gauges checks what must hold at any moment: nothing above its limit, and what DQPLB keeps for receives that are late is bounded by the
-// bank and by the credits that were out when it filled.
+// gauges checks what must hold at any moment: nothing above its limit, and what DQPLB keeps for
+// receives that are late is bounded by the bank and by the credits that were out when it filled.
 func (e *end) gauges() {
 	st := e.vq.Stats()
 	bank := e.vq.Config().MaxBanked
@@ -325,7 +347,8 @@ func (e *end) gauges() {
 		}
 	}
 	if st.Banked > bank {
-		e.w.broken(ruleCounters, "%v keeps %d notifications, where %d is the limit: %s", e, st.Banked, bank, e.stats())
+		e.w.broken(ruleCounters, "%v keeps %d notifications, where %d is the limit: %s", e, st.Banked, bank,
+			e.stats())
 	}
 }
 

@@ -12,24 +12,33 @@ import (
 	"ibverbx/verbs"
 )
 
-// fumble is a mistake of a program outside of the data path, and the error that it must get. It leaves nothing behind.
+// fumble is a mistake of a program outside of the data path, and the error that it must get. It
+// leaves nothing behind.
 type fumble struct {
 	name string
 	want error
 	do   func(e *end, devs []verbs.Device) error
 }
 
-// fumbles are made on NICs of the world, beside its own objects, with a domain that is closed again.
+// fumbles are made on NICs of the world, beside its own objects, with a domain that is closed
+// again.
 var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
-	{"a domain over nothing", verbs.ErrInvalid, func(*end, []verbs.Device) error { return last(ibverbx.NewDomain()) }},
-	{"a domain over nil", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], nil)) }},
-	{"a domain over the same twice", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], devs[0])) }},
+	{"a domain over nothing", verbs.ErrInvalid,
+		func(*end, []verbs.Device) error { return last(ibverbx.NewDomain()) }},
+	{"a domain over nil", verbs.ErrInvalid,
+		func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], nil)) }},
+	{"a domain over the same twice", verbs.ErrInvalid,
+		func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], devs[0])) }},
 	{"a domain closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
 		return inDomain(devs, func(d *ibverbx.Domain) error { return errors.Join(d.Close(), d.Close()) })
 	}},
 	{"everything on a closed domain", ibverbx.ErrClosed, onClosedDomain},
 	{"memory with an impossible right", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs, func(d *ibverbx.Domain) error { return last(d.Register(make([]byte, 8), verbs.AccessRemoteWrite)) })
+		return inDomain(devs,
+			func(d *ibverbx.Domain) error {
+				return last(
+					d.Register(make([]byte, 8), verbs.AccessRemoteWrite))
+			})
 	}},
 	{"memory closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
 		return inDomain(devs, func(d *ibverbx.Domain) error {
@@ -40,7 +49,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 			return errors.Join(mr.Close(), mr.Close())
 		})
 	}},
-	{"a virtual CQ of nothing", verbs.ErrInvalid, func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualCQ()) }},
+	{"a virtual CQ of nothing", verbs.ErrInvalid,
+		func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualCQ()) }},
 	{"a virtual CQ with two CQs of a device", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
 		return withCQ(devs[0], func(a verbs.CQ) error {
 			return withCQ(devs[0], func(b verbs.CQ) error { return last(ibverbx.NewVirtualCQ(a, b)) })
@@ -58,7 +68,11 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	{"a CQ of an impossible depth", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
 		return inDomain(devs, func(d *ibverbx.Domain) error { return last(d.NewCQ(-1)) })
 	}},
-	{"a virtual QP on no CQ", ibverbx.ErrClosed, func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualQP(nil, nil, nil, ibverbx.Config{})) }},
+	{"a virtual QP on no CQ", ibverbx.ErrClosed,
+		func(*end, []verbs.Device) error {
+			return last(
+				ibverbx.NewVirtualQP(nil, nil, nil, ibverbx.Config{}))
+		}},
 	{"a virtual QP of nothing", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
 		return last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{}))
 	}},
@@ -79,7 +93,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		})
 	}},
 	{"queue pairs of another virtual QP", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
-		return last(ibverbx.NewVirtualQP(e.cq.cq, []verbs.QP{e.wires[0], e.wires[0]}, nil, ibverbx.Config{NoNotifyQP: true}))
+		return last(ibverbx.NewVirtualQP(e.cq.cq, []verbs.QP{e.wires[0], e.wires[0]}, nil,
+			ibverbx.Config{NoNotifyQP: true}))
 	}},
 	{"a CQ that is not deep enough", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
 		return inDomain(devs, func(d *ibverbx.Domain) error {
@@ -96,7 +111,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	{"a scheme that nobody has", verbs.ErrInvalid, func(*end, []verbs.Device) error {
 		var s ibverbx.Scheme
 		text, _ := ibverbx.Spray.MarshalText()
-		if err := s.UnmarshalText(text); err != nil || s != ibverbx.Spray || ibverbx.Scheme(9).String() == "" {
+		if err := s.UnmarshalText(text); err != nil || s != ibverbx.Spray ||
+			ibverbx.Scheme(9).String() == "" {
 			return nil
 		}
 		return errors.Join(s.UnmarshalText([]byte("dqplb")), s.UnmarshalText([]byte("pigeon")))
@@ -111,13 +127,15 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		if e.state != closed {
 			return ibverbx.ErrClosed
 		}
-		return everyError(ibverbx.ErrClosed, e.vq.Close(), e.vq.Reset(), e.vq.Drain(ended), e.vq.Shutdown(ended), e.vq.Connect(ibverbx.BusinessCard{}))
+		return everyError(ibverbx.ErrClosed, e.vq.Close(), e.vq.Reset(), e.vq.Drain(ended),
+			e.vq.Shutdown(ended), e.vq.Connect(ibverbx.BusinessCard{}))
 	}},
 	{"a virtual CQ that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error {
 		if !e.cq.closed || e.cq.cq.Stats().Ready != 0 {
 			return ibverbx.ErrClosed
 		}
-		return everyError(ibverbx.ErrClosed, e.cq.cq.Close(), e.cq.cq.Arm(), e.cq.cq.Wait(ended), last(e.cq.cq.Poll(e.cq.buf[:])),
+		return everyError(ibverbx.ErrClosed, e.cq.cq.Close(), e.cq.cq.Arm(), e.cq.cq.Wait(ended),
+			last(e.cq.cq.Poll(e.cq.buf[:])),
 			last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{})))
 	}},
 	{"opened and closed at once", nil, func(_ *end, devs []verbs.Device) error {
@@ -134,7 +152,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		// It may be gone in a moment only, or be back by now.
 		made, err := e.host.dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
-			return everyError(verbs.ErrDeviceGone, err, last(e.host.dom.NewCQ(1)), last(e.host.dom.Register(make([]byte, 1), verbs.AccessAll)))
+			return everyError(verbs.ErrDeviceGone, err, last(e.host.dom.NewCQ(1)),
+				last(e.host.dom.Register(make([]byte, 1), verbs.AccessAll)))
 		}
 		if err := made.Close(); err != nil {
 			return err
@@ -155,7 +174,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	{"memory that nobody has described", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
 		var none ibverbx.RemoteMR
 		all := e.peer.host.remote
-		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 || all.At(1).Length != all.Len()-1 {
+		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 ||
+			all.At(1).Length != all.Len()-1 {
 			return nil
 		}
 		return verbs.ErrInvalid
@@ -163,7 +183,8 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	{"a post of nothing", nil, func(e *end, _ []verbs.Device) error {
 		return errors.Join(last(e.vq.PostSend()), last(e.vq.PostRecv()))
 	}},
-	{"memory that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error { return e.postClosedMemory() }},
+	{"memory that was closed", ibverbx.ErrClosed,
+		func(e *end, _ []verbs.Device) error { return e.postClosedMemory() }},
 	{"a drain in RESET", nil, func(e *end, _ []verbs.Device) error {
 		if e.vq.State() != verbs.StateReset || e.state == closed {
 			return nil
@@ -261,16 +282,21 @@ func onClosedDomain(e *end, devs []verbs.Device) error {
 // badConfigs are configurations that cannot be.
 func badConfigs() (list []fumble) {
 	configs := []ibverbx.Config{
-		{Scheme: 7}, {MaxMsgSize: math.MaxUint32}, {MaxMsgCntPerQP: -1}, {Credits: -1}, {MaxBanked: -1}, {FirstNumber: numberMod}, {MaxSGE: -1},
+		{Scheme: 7}, {MaxMsgSize: math.MaxUint32}, {MaxMsgCntPerQP: -1}, {Credits: -1}, {MaxBanked: -1},
+		{FirstNumber: numberMod}, {MaxSGE: -1},
 		{MaxInline: -1}, {QPsPerDevice: -1}, {QPsPerDevice: ibverbx.MaxRails + 1},
-		{Conn: ibverbx.ConnConfig{GIDIndex: -2}}, {Conn: ibverbx.ConnConfig{MTU: 6}}, {Conn: ibverbx.ConnConfig{Timeout: 32}},
-		{Conn: ibverbx.ConnConfig{RetryCount: 8}}, {Conn: ibverbx.ConnConfig{RNRRetry: 8}}, {Conn: ibverbx.ConnConfig{MinRNRTimer: 32}},
+		{Conn: ibverbx.ConnConfig{GIDIndex: -2}}, {Conn: ibverbx.ConnConfig{MTU: 6}},
+		{Conn: ibverbx.ConnConfig{Timeout: 32}},
+		{Conn: ibverbx.ConnConfig{RetryCount: 8}}, {Conn: ibverbx.ConnConfig{RNRRetry: 8}},
+		{Conn: ibverbx.ConnConfig{MinRNRTimer: 32}},
 		{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}},
 	}
 	for _, cfg := range configs {
-		list = append(list, fumble{sprintf("configuration %+v", cfg), verbs.ErrInvalid, func(e *end, devs []verbs.Device) error {
-			return everyError(verbs.ErrInvalid, last(ibverbx.Open(devs, cfg)), last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, cfg)))
-		}})
+		list = append(list, fumble{sprintf("configuration %+v", cfg), verbs.ErrInvalid,
+			func(e *end, devs []verbs.Device) error {
+				return everyError(verbs.ErrInvalid, last(ibverbx.Open(devs, cfg)),
+					last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, cfg)))
+			}})
 	}
 	return list
 }
@@ -278,31 +304,38 @@ func badConfigs() (list []fumble) {
 // badCards are texts that no card and no description of memory can be, and cards that fit no end.
 func badCards() (list []fumble) {
 	for _, text := range []string{
-		`{}`, `{"qpNums":[]}`, `{"qpNums":["0"]}`, `{"qpNums":["16777216"]}`, `{"qpNums":["1"],"notifyQpNum":"16777216"}`, `{"qpNums":["1"],"credits":-1}`,
-		`{"qpNums":["1"],"mtu":999}`, `{"qpNums":["1"],"firstNum":16777215}`, `{"qpNums":["1"],"rails":[{},{}]}`, `{"qpNums":["1"],"rails":[{"device":64}]}`,
+		`{}`, `{"qpNums":[]}`, `{"qpNums":["0"]}`, `{"qpNums":["16777216"]}`,
+		`{"qpNums":["1"],"notifyQpNum":"16777216"}`, `{"qpNums":["1"],"credits":-1}`,
+		`{"qpNums":["1"],"mtu":999}`, `{"qpNums":["1"],"firstNum":16777215}`,
+		`{"qpNums":["1"],"rails":[{},{}]}`, `{"qpNums":["1"],"rails":[{"device":64}]}`,
 		`{"qpNums":["1"],"rails":[{"psn":16777216}]}`, `{"qpNums":["1","1"],"rails":[{},{}]}`, `{"qpNums":7}`,
 		`{"qpNums":["1"],"scheme":"` + strings.Repeat("x", 70_000) + `"}`,
 	} {
-		list = append(list, fumble{"card " + text[:min(len(text), 60)], verbs.ErrInvalid, func(*end, []verbs.Device) error {
-			return json.Unmarshal([]byte(text), new(ibverbx.BusinessCard))
-		}})
+		list = append(list, fumble{"card " + text[:min(len(text), 60)], verbs.ErrInvalid,
+			func(*end, []verbs.Device) error {
+				return json.Unmarshal([]byte(text), new(ibverbx.BusinessCard))
+			}})
 	}
-	for _, text := range []string{`{"addr":1}`, `{"addr":"18446744073709551615","length":"2"}`, `{"addr":"0","length":"1","rkeys":{"64":1}}`} {
+	for _, text := range []string{`{"addr":1}`, `{"addr":"18446744073709551615","length":"2"}`,
+		`{"addr":"0","length":"1","rkeys":{"64":1}}`} {
 		list = append(list, fumble{"memory " + text, verbs.ErrInvalid, func(*end, []verbs.Device) error {
 			return json.Unmarshal([]byte(text), new(ibverbx.RemoteMR))
 		}})
 	}
 	for _, card := range []ibverbx.BusinessCard{
-		{}, {QPNums: make([]uint32, ibverbx.MaxRails+1)}, {QPNums: []uint32{1}, NotifyQPNum: 1 << 24}, {QPNums: []uint32{1}, Credits: -1}, {QPNums: []uint32{1}, MTU: 9},
-		{QPNums: []uint32{1 << 24}}, {QPNums: make([]uint32, 77)}, {QPNums: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}, NotifyQPNum: 10},
+		{}, {QPNums: make([]uint32, ibverbx.MaxRails+1)}, {QPNums: []uint32{1}, NotifyQPNum: 1 << 24},
+		{QPNums: []uint32{1}, Credits: -1}, {QPNums: []uint32{1}, MTU: 9},
+		{QPNums: []uint32{1 << 24}}, {QPNums: make([]uint32, 77)},
+		{QPNums: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}, NotifyQPNum: 10},
 		{QPNums: []uint32{1}, FirstNumber: numberMod},
 	} {
-		list = append(list, fumble{sprintf("a connection to %.80v", card), verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
-			if e.state == closed {
-				return verbs.ErrInvalid
-			}
-			return e.vq.Connect(card)
-		}})
+		list = append(list, fumble{sprintf("a connection to %.80v", card), verbs.ErrInvalid,
+			func(e *end, _ []verbs.Device) error {
+				if e.state == closed {
+					return verbs.ErrInvalid
+				}
+				return e.vq.Connect(card)
+			}})
 	}
 	return list
 }
@@ -329,7 +362,8 @@ func (e *end) postClosedMemory() error {
 	if err := mr.Close(); err != nil {
 		return err
 	}
-	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 4), Remote: e.peer.host.remote.Slice(0, 4)}
+	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 4),
+		Remote: e.peer.host.remote.Slice(0, 4)}
 	pieces := write
 	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.mr.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
 	if e.single || e.conn.lied {
@@ -362,7 +396,8 @@ func (e *end) fumble() {
 		w.broken(ruleRefusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
 	}
 	if after := w.fabric.Objects(); after != before || e.vq.Stats().Sends != sends || e.vq.State() != state {
-		w.broken(ruleLeak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e, f.name, after, before, e.vq.Stats().Sends, sends, e.vq.State(), state)
+		w.broken(ruleLeak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e,
+			f.name, after, before, e.vq.Stats().Sends, sends, e.vq.State(), state)
 	}
 }
 

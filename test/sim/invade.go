@@ -8,11 +8,12 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Peers that break the rules. What they do is their own connection's trouble: the other end must keep its promises to its own program
-// all the same, and nobody else may notice.
+// Peers that break the rules. What they do is their own connection's trouble: the other end must
+// keep its promises to its own program all the same, and nobody else may notice.
 
-// invade lets an end send what it must not, past the library: wrong, old and far-away numbers, more messages than there are
-// credits, SENDs where credits wait. Or what it sends is altered on its way.
+// invade lets an end send what it must not, past the library: wrong, old and far-away numbers, more
+// messages than there are credits, SENDs where credits wait. Or what it sends is altered on its
+// way.
 func (w *world) invade(e *end) {
 	if e.state != connected || e.single {
 		return
@@ -23,15 +24,18 @@ func (w *world) invade(e *end) {
 	if w.rng.IntN(3) == 0 {
 		w.logf("  what %v sends on %v is altered", e, q)
 		flip := uint32(1) << w.rng.IntN(32)
-		w.active = append(w.active, &strike{name: "alter", conn: e.conn, injection: w.fabric.Inject(soft.Fault{
-			Device: q.nic.Device, QPNum: q.Num(), Kind: soft.Rewrite, Count: w.pick(1, 3), Skip: w.rng.IntN(3),
-			Match:   func(wr *verbs.SendWR) bool { return wr.Opcode.HasImm() },
-			Rewrite: func(wr *verbs.SendWR) { wr.Imm ^= flip },
-		})})
+		w.active = append(w.active, &strike{name: "alter", conn: e.conn,
+			injection: w.fabric.Inject(soft.Fault{
+				Device: q.nic.Device, QPNum: q.Num(), Kind: soft.Rewrite, Count: w.pick(1, 3),
+				Skip:    w.rng.IntN(3),
+				Match:   func(wr *verbs.SendWR) bool { return wr.Opcode.HasImm() },
+				Rewrite: func(wr *verbs.SendWR) { wr.Imm ^= flip },
+			})})
 		return
 	}
 	for range w.pick(1, 1, 2, 10, 40) {
-		wr := verbs.SendWR{ID: w.rng.Uint64() | 0xf<<60, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: w.forgedImmediate(e)}
+		wr := verbs.SendWR{ID: w.rng.Uint64() | 0xf<<60, Opcode: verbs.OpRDMAWriteWithImm,
+			Flags: verbs.SendSignaled, Imm: w.forgedImmediate(e)}
 		if w.rng.IntN(5) == 0 {
 			wr.Opcode = verbs.OpSend
 		}
@@ -56,7 +60,8 @@ func (w *world) forgedImmediate(e *end) uint32 {
 	return immediate(0, flags) | 0xffffff00 // 0xffffff, on the wire
 }
 
-// connectLied connects two ends, one of which gets a card that is not true. It is refused and changes nothing, or taken for true.
+// connectLied connects two ends, one of which gets a card that is not true. It is refused and
+// changes nothing, or taken for true.
 func (w *world) connectLied(c *conn) {
 	c.life++
 	c.blame, c.cardLied = "", true
@@ -128,8 +133,9 @@ func (w *world) rail(keys map[string]any) map[string]any {
 	return rails[w.rng.IntN(len(rails))].(map[string]any)
 }
 
-// replay lets completions appear that nobody waits for any more: of a former life, of a queue pair that nobody has, or with an
-// id that nobody gave. Single queue pairs track nothing and are left alone.
+// replay lets completions appear that nobody waits for any more: of a former life, of a queue pair
+// that nobody has, or with an id that nobody gave. Single queue pairs track nothing and are left
+// alone.
 func (w *world) replay(e *end) {
 	if e.cq.closed || e.single {
 		return
@@ -146,6 +152,8 @@ func (w *world) replay(e *end) {
 	t.stale = append(t.stale, verbs.WC{ID: w.rng.Uint64(), Status: w.status(), QPNum: 1 << 20})
 	if q := t.nic.wires[e.wires[0].Num()]; q != nil && !q.end.single {
 		q.end.stale = true
-		t.stale = append(t.stale, verbs.WC{ID: w.rng.Uint64() >> 4, Status: w.status(), QPNum: q.Num(), Opcode: verbs.WCRecv}) // no kind has this id
+		// no kind has this id
+		t.stale = append(t.stale, verbs.WC{ID: w.rng.Uint64() >> 4, Status: w.status(), QPNum: q.Num(),
+			Opcode: verbs.WCRecv})
 	}
 }

@@ -8,15 +8,17 @@ import (
 	"sync"
 )
 
-// Every request has memory of its own, on both sides. What a byte must hold is therefore known at all times: poison before it is
-// given to a request, and again in a source that the program has got back; noise from a place in a table where a message has
-// landed; and what was found there when a failed request was reported, since nobody may touch it after that.
+// Every request has memory of its own, on both sides. What a byte must hold is therefore known at
+// all times: poison before it is given to a request, and again in a source that the program has got
+// back; noise from a place in a table where a message has landed; and what was found there when a
+// failed request was reported, since nobody may touch it after that.
 const (
 	arenaSize = 160 << 10
 	spareSize = 56 << 10 // the last of it, for the receives and messages that bring a run to its end
 	maxNoise  = 8 << 10  // no message is longer
 	fresh     = 0xa5     // memory that nobody has used
-	returned  = 0xdb     // a source after its completion: it is the program's again, who has other plans for it
+	// a source after its completion: it is the program's again, who has other plans for it
+	returned = 0xdb
 )
 
 var (

@@ -7,8 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// The numbers of DQPLB as they travel: low 24 bits count modulo 2^24-1, so that 0xffffff never appears; bit 31 marks the last
-// fragment of a request; bit 30 says that the user's immediate follows, where both cards announced that; little-endian.
+// The numbers of DQPLB as they travel: low 24 bits count modulo 2^24-1, so that 0xffffff never
+// appears; bit 31 marks the last fragment of a request; bit 30 says that the user's immediate
+// follows, where both cards announced that; little-endian.
 const (
 	numberMod  = 1<<24 - 1
 	bitLast    = 1 << 31
@@ -53,7 +54,8 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if q.raw {
 		q.raw = false
 		if length != 0 || wr.Imm != s.imm {
-			e.w.broken(ruleWire, "%v: behind the last fragment of %v come %d bytes with immediate %#x", e, s, length, wr.Imm)
+			e.w.broken(ruleWire, "%v: behind the last fragment of %v come %d bytes with immediate %#x", e, s,
+				length, wr.Imm)
 		}
 		return
 	}
@@ -89,11 +91,12 @@ func (e *end) firstNumber() uint32 {
 	return e.conn.plan.cfg[e.index%2].FirstNumber
 }
 
-// arrived looks at a message that has used up a credit. What no peer may send must be noticed. Where completions come out of order the
-// order of arrival is not known here.
+// arrived looks at a message that has used up a credit. What no peer may send must be noticed.
+// Where completions come out of order the order of arrival is not known here.
 func (q *wire) arrived(wc *verbs.WC) {
 	e := q.end
-	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.scramble || !q.isData() || e.conn.cardLied || e.state != connected && e.state != draining {
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.scramble || !q.isData() || e.conn.cardLied ||
+		e.state != connected && e.state != draining {
 		return
 	}
 	if q.rawIn { // with this the message before is complete

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// plan is what a world is made of and what happens in it. All of it follows from the seed, and a plan with some of its events
-// left out is a plan again: that is how a failure is shrunk.
+// plan is what a world is made of and what happens in it. All of it follows from the seed, and a
+// plan with some of its events left out is a plan again: that is how a failure is shrunk.
 type plan struct {
 	seed     uint64
 	mood     mood
@@ -56,7 +56,8 @@ var (
 func newPlan(seed uint64) *plan {
 	rng := rand.New(rand.NewPCG(seed, 0x706c616e))
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
-	p := &plan{seed: seed, mood: mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)), scramble: rng.IntN(3) == 0, bias: pick(0, 0, 1, 2, 3)}
+	p := &plan{seed: seed, mood: mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)), scramble: rng.IntN(3) == 0,
+		bias: pick(0, 0, 1, 2, 3)}
 	p.nics = pick(2, 2, 3, 4, 4)
 	p.hosts = makeHosts(rng, p.nics)
 	for h := range p.hosts {
@@ -90,7 +91,8 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	c := connPlan{rails: pick(1, 2, 2, 3, 3, 4, 5, 6), strip: rng.IntN(6) == 0, small: pick(0, 1, 20, 150)}
 	if p.scramble {
-		c.rails = max(c.rails, 2) // a single queue pair passes on what the NIC says, in the order in which it says it
+		// a single queue pair passes on what the NIC says, in the order in which it says it
+		c.rails = max(c.rails, 2)
 	}
 	c.lazy = [2]bool{rng.IntN(8) == 0, rng.IntN(8) == 0}
 	c.cqs[0] = rng.IntN(len(p.cqs))
@@ -128,7 +130,8 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	return c
 }
 
-// makeRails lets Domain.NewQP make the rails where both hosts can have as many, and otherwise deals them out by hand.
+// makeRails lets Domain.NewQP make the rails where both hosts can have as many, and otherwise deals
+// them out by hand.
 func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	even := rng.IntN(2) == 0
 	for _, cq := range c.cqs {
@@ -153,14 +156,17 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 
 // String describes the world in a few lines.
 func (p *plan) String() string {
-	s := fmt.Sprintf("seed %d, %v: %d NICs, hosts %v, virtual CQs on hosts %v", p.seed, p.mood, p.nics, p.hosts, p.cqs)
+	s := fmt.Sprintf("seed %d, %v: %d NICs, hosts %v, virtual CQs on hosts %v", p.seed, p.mood, p.nics,
+		p.hosts, p.cqs)
 	if p.scramble {
 		s += ", completions out of order"
 	}
 	for i, c := range p.conns {
 		cfg := c.cfg[0]
-		s += fmt.Sprintf("\nconnection %d on virtual CQs %v: %d rails, %v, fragments of %d bytes, limits %d and %d, credits %d and %d, banks %d and %d",
-			i, c.cqs, c.rails, cfg.Scheme, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP, cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
+		s += fmt.Sprintf("\nconnection %d on virtual CQs %v: %d rails, %v, fragments of %d bytes, limits "+
+			"%d and %d, credits %d and %d, banks %d and %d",
+			i, c.cqs, c.rails, cfg.Scheme, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP,
+			cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
 		if cfg.NoNotifyQP {
 			s += ", no notify QP"
 		}

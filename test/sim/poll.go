@@ -116,7 +116,8 @@ func (c *vcq) pollDirectly() int {
 			c.scratch = c.cq.ProcessCompletions(c.scratch, t.nic.ID())
 		}
 	}
-	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].nic.ID()) // what was refused for now is tried again
+	// what was refused for now is tried again
+	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].nic.ID())
 	c.takeAll(c.scratch)
 	return polled + len(c.scratch)
 }
@@ -176,7 +177,8 @@ func (c *vcq) take(wc *ibverbx.WC) {
 			return
 		}
 	}
-	c.w.broken(ruleRouting, "%s: a completion of virtual qp %d, which is not there: %s", c.name, wc.QPNum, describe(wc))
+	c.w.broken(ruleRouting, "%s: a completion of virtual qp %d, which is not there: %s", c.name, wc.QPNum,
+		describe(wc))
 }
 
 // checkErr checks that the first error is kept, and that there is a reason for it.
@@ -208,7 +210,8 @@ func (e *end) checkErr() {
 	}
 }
 
-// checkSource checks that an error with a status is a completion that the library has seen: of that rail, with that status and vendor code.
+// checkSource checks that an error with a status is a completion that the library has seen: of that
+// rail, with that status and vendor code.
 func (e *end) checkSource(f *ibverbx.FailedError) {
 	var status verbs.Status
 	if f.Rail < 0 || !errors.As(f.Err, &status) {
@@ -226,17 +229,21 @@ func (e *end) checkSource(f *ibverbx.FailedError) {
 	}
 }
 
-// checkStory checks that the error names the physical request that failed first: its queue pair, its addresses, its request.
+// checkStory checks that the error names the physical request that failed first: its queue pair,
+// its addresses, its request.
 func (e *end) checkStory(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
-	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage || f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
+	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage ||
+		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
 		return
 	}
 	at := span{int(f.RemoteAddr - e.peer.host.base), int(f.Length)} // of a SEND it means nothing
-	if f.Device != e.brokeOn.nic.Name() || f.RailQPNum != e.brokeOn.Num() || f.ID != e.id(false, e.broke.req.index) ||
+	if f.Device != e.brokeOn.nic.Name() || f.RailQPNum != e.brokeOn.Num() ||
+		f.ID != e.id(false, e.broke.req.index) ||
 		f.RemoteAddr != e.broke.remote || f.Length != e.broke.bytes {
-		e.w.broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error says bytes %d to %d: %v",
+		e.w.broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error "+
+			"says bytes %d to %d: %v",
 			e, e.broke.bytes, e.broke.req, e.brokeOn, e.broke.remote-e.peer.host.base, at.off, at.off+at.n, f)
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// postSends posts a batch, in which one request may be bad: those before it are accepted, it and those behind it are not.
+// postSends posts a batch, in which one request may be bad: those before it are accepted, it and
+// those behind it are not.
 func (e *end) postSends(n int) {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
@@ -29,7 +30,8 @@ func (e *end) postSends(n int) {
 	}
 }
 
-// postGood posts requests that nothing is wrong with. They are in the books already, because the wires show them during the call.
+// postGood posts requests that nothing is wrong with. They are in the books already, because the
+// wires show them during the call.
 func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 	want := e.refusal()
 	n, err := e.vq.PostSend(wrs...)
@@ -42,9 +44,11 @@ func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 	e.checkRefusal("send", n, len(wrs), err, want, e.sendQueueFull)
 }
 
-// mustNotWait checks that no relaxed SEND is held back: what was posted before it is out, and its queue pair has room.
+// mustNotWait checks that no relaxed SEND is held back: what was posted before it is out, and its
+// queue pair has room.
 func (e *end) mustNotWait() {
-	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.halt || e.stop != forever || e.conn.lied {
+	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.halt || e.stop != forever ||
+		e.conn.lied {
 		return
 	}
 	s, q := e.relaxed[0], e.wires[0]
@@ -52,8 +56,10 @@ func (e *end) mustNotWait() {
 		q = e.wires[e.conn.plan.rails]
 	}
 	for _, t := range e.sends[e.sendHead:s.index] {
-		// Behind a notification one more message may have to come, and a fence holds back what is behind it, too.
-		if t.life != e.life || !t.allOut() || t.op.HasImm() && isWrite(t.op) || t.flags&verbs.SendFence != 0 && !t.begun {
+		// Behind a notification one more message may have to come, and a fence holds back what is
+		// behind it, too.
+		if t.life != e.life || !t.allOut() || t.op.HasImm() && isWrite(t.op) ||
+			t.flags&verbs.SendFence != 0 && !t.begun {
 			return
 		}
 	}
@@ -88,14 +94,16 @@ func (e *end) refusal() error {
 	return nil
 }
 
-// checkRefusal checks a post that was not accepted whole. A single queue pair passes on what its NIC says.
+// checkRefusal checks a post that was not accepted whole. A single queue pair passes on what its
+// NIC says.
 func (e *end) checkRefusal(what string, n, all int, err, want error, full func() bool) {
 	var refused *ibverbx.PostError
 	switch {
 	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, &refused):
 	case n == all && err == nil && want == nil:
 	case want != nil:
-		e.w.broken(ruleRefusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what, e.state, n, all, err, want)
+		e.w.broken(ruleRefusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
+			e.state, n, all, err, want)
 	case e.single && errors.Is(err, verbs.ErrQueueFull) && full():
 	case e.conn.lied && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
 	case e.single && (injected(err) || e.conn.blame != ""):
@@ -104,7 +112,8 @@ func (e *end) checkRefusal(what string, n, all int, err, want error, full func()
 	}
 }
 
-// keepSends forgets the requests from index n on, which were refused. Nothing of them may have gone out.
+// keepSends forgets the requests from index n on, which were refused. Nothing of them may have gone
+// out.
 func (e *end) keepSends(n int) {
 	for _, s := range e.sends[n:] {
 		if s.begun || s.out != 0 {
@@ -115,7 +124,8 @@ func (e *end) keepSends(n int) {
 		}
 	}
 	e.sends = e.sends[:n]
-	e.writes, e.locals, e.mail, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n), keep(e.relaxed, n)
+	e.writes, e.locals, e.mail, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n),
+		keep(e.relaxed, n)
 	for i := range e.peer.expect {
 		e.peer.expect[i] = keep(e.peer.expect[i], n)
 	}
@@ -131,7 +141,8 @@ func keep(list []*send, n int) []*send {
 // makeSend draws a request and enters it into the books.
 func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	op := e.drawOpcode()
-	s := &send{index: len(e.sends), life: e.life, op: op, flags: verbs.SendSignaled, imm: uint32(e.w.rng.IntN(3)) * e.w.rng.Uint32()}
+	s := &send{index: len(e.sends), life: e.life, op: op, flags: verbs.SendSignaled,
+		imm: uint32(e.w.rng.IntN(3)) * e.w.rng.Uint32()}
 	if e.w.rng.IntN(8) == 0 {
 		s.flags |= verbs.SendFence
 	}
@@ -148,7 +159,8 @@ func (e *end) makeSend() (ibverbx.SendWR, bool) {
 		return wr, false
 	}
 	// A single queue pair keeps every order anyway.
-	wr.Flags, wr.Relaxed, wr.EveryRail = s.flags, s.relax || e.single && op.IsSend() && s.index%2 == 0, s.every
+	wr.Flags, wr.Relaxed, wr.EveryRail = s.flags, s.relax || e.single && op.IsSend() && s.index%2 == 0,
+		s.every
 	e.enter(s)
 	return wr, true
 }
@@ -181,7 +193,8 @@ func (e *end) mayBeUnsignaled() bool {
 
 func (e *end) drawOpcode() verbs.Opcode {
 	ops := []verbs.Opcode{
-		verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm,
+		verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm,
+		verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm,
 		verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp, verbs.OpSend, verbs.OpSendWithImm,
 	}
 	if !e.takesMessages() {
@@ -196,7 +209,8 @@ func (e *end) takesMessages() bool {
 	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP)
 }
 
-// drawLength draws lengths around the boundaries: of a fragment, of all rails together, of what they hold.
+// drawLength draws lengths around the boundaries: of a fragment, of all rails together, of what
+// they hold.
 func (e *end) drawLength(op verbs.Opcode) int {
 	rng := e.w.rng
 	switch {
@@ -207,7 +221,8 @@ func (e *end) drawLength(op verbs.Opcode) int {
 	}
 	cfg := &e.conn.plan.cfg[e.index%2]
 	frag, rails := int(cfg.MaxMsgSize), e.conn.plan.rails
-	lengths := [...]int{1, frag - 1, frag, frag + 1, 2 * frag, 2*frag + 1, rails * frag, rails*frag + 1, rails * cfg.MaxMsgCntPerQP * frag, (rails*cfg.MaxMsgCntPerQP + 1) * frag, 1 + rng.IntN(5*frag)}
+	lengths := [...]int{1, frag - 1, frag, frag + 1, 2 * frag, 2*frag + 1, rails * frag, rails*frag + 1,
+		rails * cfg.MaxMsgCntPerQP * frag, (rails*cfg.MaxMsgCntPerQP + 1) * frag, 1 + rng.IntN(5*frag)}
 	return min(max(lengths[rng.IntN(len(lengths))], 1), 3000, 60*frag)
 }
 
@@ -219,7 +234,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 		return false
 	}
 	if !own.untouched(all) {
-		e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d", e, all.off, all.off+all.n)
+		e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d",
+			e, all.off, all.off+all.n)
 	}
 	s.local = []span{all}
 	switch {
@@ -235,7 +251,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 				return false
 			}
 			if !peers.untouched(s.remote) {
-				e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d", e, s.remote.off, s.remote.off+s.remote.n)
+				e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes "+
+					"%d to %d", e, s.remote.off, s.remote.off+s.remote.n)
 			}
 		}
 		s.key = own.fill(all, e.w.rng)
@@ -292,7 +309,8 @@ func (e *end) fitsEvery(n int) bool {
 	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].MaxMsgSize)
 }
 
-// giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what an earlier write has brought.
+// giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what
+// an earlier write has brought.
 func (e *end) giveReadable(s *send) bool {
 	if e.w.rng.IntN(2) == 0 {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
@@ -373,7 +391,8 @@ func (e *end) burst() {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.rng.IntN(80) {
-		s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled, length: 1 + e.w.rng.IntN(8), imm: 1}
+		s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
+			length: 1 + e.w.rng.IntN(8), imm: 1}
 		if e.w.rng.IntN(8) == 0 {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
@@ -384,7 +403,8 @@ func (e *end) burst() {
 			break
 		}
 		s.local, s.remote, s.key = []span{local}, remote, e.host.memory.fill(local, e.w.rng)
-		wr.Local, wr.Remote = e.host.mr.Slice(uint64(local.off), uint64(local.n)), e.peer.host.remote.Slice(uint64(remote.off), uint64(remote.n))
+		wr.Local, wr.Remote = e.host.mr.Slice(uint64(local.off), uint64(local.n)),
+			e.peer.host.remote.Slice(uint64(remote.off), uint64(remote.n))
 		e.enter(s)
 		wrs = append(wrs, wr)
 	}
@@ -425,8 +445,10 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 			return wr, false
 		}
 		wr.Local = e.host.mr.Slice(uint64(r.buffer.off), uint64(r.buffer.n))
-		if cut := e.w.rng.IntN(r.buffer.n); e.w.rng.IntN(4) == 0 && cut != 0 && e.conn.plan.cfg[e.index%2].MaxSGE > 1 {
-			wr.SGL = []ibverbx.Segment{e.host.mr.Slice(uint64(r.buffer.off), uint64(cut)), e.host.mr.Slice(uint64(r.buffer.off+cut), uint64(r.buffer.n-cut))}
+		if cut := e.w.rng.IntN(r.buffer.n); e.w.rng.IntN(4) == 0 && cut != 0 &&
+			e.conn.plan.cfg[e.index%2].MaxSGE > 1 {
+			wr.SGL = []ibverbx.Segment{e.host.mr.Slice(uint64(r.buffer.off), uint64(cut)),
+				e.host.mr.Slice(uint64(r.buffer.off+cut), uint64(r.buffer.n-cut))}
 			wr.Local = ibverbx.Segment{}
 		}
 		e.buffers = append(e.buffers, r)

@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Bad input, and the errors that it must get. Each spoils a request that was good, which then must have no effect whatever.
+// Bad input, and the errors that it must get. Each spoils a request that was good, which then must
+// have no effect whatever.
 
 // badSend is a way to spoil a request.
 type badSend struct {
@@ -43,25 +44,34 @@ func (w where) fits(e *end) bool {
 
 var badSends = []badSend{
 	{"an unknown opcode", ibverbx.ErrOpcode, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = 77 }},
-	{"no signal", ibverbx.ErrUnsignaled, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.Flags &^= verbs.SendSignaled }},
+	{"no signal", ibverbx.ErrUnsignaled, onSeveral,
+		func(_ *end, wr *ibverbx.SendWR) { wr.Flags &^= verbs.SendSignaled }},
 	{"unknown flags", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 20 }},
-	{"inline bytes without the flag", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{1} }},
-	{"inline bytes and memory", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Flags, wr.Inline = wr.Flags|verbs.SendInline, []byte{1} }},
+	{"inline bytes without the flag", verbs.ErrInvalid, anywhere,
+		func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{1} }},
+	{"inline bytes and memory", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+		wr.Flags,
+			wr.Inline = wr.Flags|verbs.SendInline, []byte{1}
+	}},
 	{"an inline read", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
-		wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline, ibverbx.Segment{}, []byte{1}
+		wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline,
+			ibverbx.Segment{}, []byte{1}
 	}},
 	{"too much inline", ibverbx.ErrLength, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Flags, wr.Local, wr.Inline = wr.Flags|verbs.SendInline, ibverbx.Segment{}, make([]byte, 1000)
 	}},
-	{"a list and a piece", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
+	{"a list and a piece", verbs.ErrInvalid, anywhere,
+		func(_ *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
 	{"no bytes", ibverbx.ErrLength, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 }},
 	{"no local keys", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }},
 	{"a key for another device", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})
 	}},
-	{"local memory beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 8) }},
+	{"local memory beyond the region", ibverbx.ErrBounds, anywhere,
+		func(e *end, wr *ibverbx.SendWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 8) }},
 	{"a list beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(0, 4), e.host.mr.Slice(arenaSize-1, 4)}, ibverbx.Segment{}
+		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(0, 4), e.host.mr.Slice(arenaSize-1, 4)},
+			ibverbx.Segment{}
 	}},
 	{"a list round the address space", ibverbx.ErrLength, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		huge := ibverbx.Segment{Addr: 1, Length: 1<<63 + 1, Keys: everyKey()}
@@ -71,26 +81,33 @@ var badSends = []badSend{
 	{"a remote key for another device", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})
 	}},
-	{"more than the remote segment", ibverbx.ErrBounds, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Remote.Length = wr.Local.Length - 1 }},
-	{"remote memory beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.host.remote.Slice(arenaSize-2, 1000) }},
+	{"more than the remote segment", ibverbx.ErrBounds, anywhere,
+		func(_ *end, wr *ibverbx.SendWR) { wr.Remote.Length = wr.Local.Length - 1 }},
+	{"remote memory beyond the region", ibverbx.ErrBounds, anywhere,
+		func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.host.remote.Slice(arenaSize-2, 1000) }},
 	{"an atomic of nine bytes", ibverbx.ErrLength, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 9), e.peer.host.remote.Slice(0, 9)
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 9),
+			e.peer.host.remote.Slice(0, 9)
 	}},
 	{"an atomic that is not aligned", ibverbx.ErrAlignment, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 8), e.peer.host.remote.Slice(4, 8)
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 8),
+			e.peer.host.remote.Slice(4, 8)
 	}},
 	{"relaxed order", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Relaxed = true }},
 	{"a notification over every rail", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.EveryRail = verbs.OpRDMAWriteWithImm, true
 	}},
-	{"less than a byte for every rail", ibverbx.ErrLength, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 1 }},
+	{"less than a byte for every rail", ibverbx.ErrLength, onSeveral,
+		func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 1 }},
 	{"too much for every rail", ibverbx.ErrLength, onSeveral, func(e *end, wr *ibverbx.SendWR) {
 		n := uint64(e.vq.DataRails()) * uint64(e.vq.Config().MaxMsgSize+1)
-		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.mr.Slice(0, n), e.peer.host.remote.Slice(0, n)
+		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.mr.Slice(0, n),
+			e.peer.host.remote.Slice(0, n)
 	}},
 	{"too many pieces for every rail", verbs.ErrInvalid, anywhere, func(e *end, wr *ibverbx.SendWR) {
 		n := uint64(e.vq.DataRails())
-		wr.EveryRail, wr.Local, wr.SGL, wr.Remote = true, ibverbx.Segment{}, make([]ibverbx.Segment, 50), e.peer.host.remote.Slice(0, n)
+		wr.EveryRail, wr.Local, wr.SGL, wr.Remote = true, ibverbx.Segment{}, make([]ibverbx.Segment, 50),
+			e.peer.host.remote.Slice(0, n)
 		wr.SGL[49] = e.host.mr.Slice(0, n)
 	}},
 	{"a SEND of too many pieces", verbs.ErrInvalid, withSends, func(e *end, wr *ibverbx.SendWR) {
@@ -99,7 +116,8 @@ var badSends = []badSend{
 			wr.SGL[i] = e.host.mr.Slice(0, 1)
 		}
 	}},
-	{"a SEND where no queue pair carries it", ibverbx.ErrOpcode, noSends, func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend }},
+	{"a SEND where no queue pair carries it", ibverbx.ErrOpcode, noSends,
+		func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend }},
 	{"a message of more than 2 GiB", ibverbx.ErrLength, withSends, func(e *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.Local = verbs.OpSend, ibverbx.Segment{Addr: 4096, Length: 1<<31 + 1, Keys: everyKey()}
 	}},
@@ -129,7 +147,8 @@ func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
 	case (e.single || e.conn.lied) && n < good || e.conn.lied && errors.Is(err, ibverbx.ErrNoKey):
 		e.checkRefusal("send", n, good, err, nil, e.sendQueueFull)
 	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Sends != before+uint64(n):
-		e.w.broken(ruleRefusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n, good+1, err, bad.want)
+		e.w.broken(ruleRefusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
+			good+1, err, bad.want)
 	}
 }
 
@@ -154,9 +173,11 @@ type badRecv struct {
 }
 
 var badRecvs = []badRecv{
-	{"a list and a piece", verbs.ErrInvalid, func(_ *end, wr *ibverbx.RecvWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
+	{"a list and a piece", verbs.ErrInvalid,
+		func(_ *end, wr *ibverbx.RecvWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
 	{"no keys", ibverbx.ErrNoKey, func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Keys = nil }},
-	{"memory beyond the region", ibverbx.ErrBounds, func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 2) }},
+	{"memory beyond the region", ibverbx.ErrBounds,
+		func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 2) }},
 	{"a list beyond the region", ibverbx.ErrBounds, func(e *end, wr *ibverbx.RecvWR) {
 		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(arenaSize, 1)}, ibverbx.Segment{}
 	}},
@@ -166,7 +187,8 @@ var badRecvs = []badRecv{
 			wr.SGL[i] = e.host.mr.Slice(0, 1)
 		}
 	}},
-	{"a piece of more than 2 GiB", ibverbx.ErrLength, func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Length = 1<<31 + 1 }},
+	{"a piece of more than 2 GiB", ibverbx.ErrLength,
+		func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Length = 1<<31 + 1 }},
 }
 
 // postBadRecv posts a batch whose last receive is spoilt.
@@ -194,6 +216,7 @@ func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
 	case e.single && n < good:
 		e.checkRefusal("receive", n, good, err, nil, e.recvQueueFull)
 	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Recvs != before+uint64(n):
-		e.w.broken(ruleRefusal, "%v: a receive with %s: %d of %d accepted, error %v, want %v", e, bad.name, n, good+1, err, bad.want)
+		e.w.broken(ruleRefusal, "%v: a receive with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
+			good+1, err, bad.want)
 	}
 }

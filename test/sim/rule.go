@@ -6,7 +6,8 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// rule is a promise of a virtual queue pair, as the design words it, or something else that must hold.
+// rule is a promise of a virtual queue pair, as the design words it, or something else that must
+// hold.
 type rule string
 
 const (

@@ -8,5 +8,6 @@ import (
 
 var flags = hunt.NewFlags()
 
-// TestSimulation plays worlds from seeds. A failing one is shrunk, and printed with the command that plays it again.
+// TestSimulation plays worlds from seeds. A failing one is shrunk, and printed with the command
+// that plays it again.
 func TestSimulation(t *testing.T) { flags.Test(t, &Game, 2000) }

@@ -9,9 +9,10 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The taps stand between the library and the software NICs. They see every physical work request and every completion, which
-// is how the model knows what is on a NIC and what the library can know. They change nothing, except that they let the
-// fabric move while the library is in a call that waits.
+// The taps stand between the library and the software NICs. They see every physical work request
+// and every completion, which is how the model knows what is on a NIC and what the library can
+// know. They change nothing, except that they let the fabric move while the library is in a call
+// that waits.
 
 // nic is a tapped NIC.
 type nic struct {
@@ -147,7 +148,8 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
-// mustRun checks that nothing is posted where the library itself has stopped the queue pair. With a single one it asks so what is flushed.
+// mustRun checks that nothing is posted where the library itself has stopped the queue pair. With a
+// single one it asks so what is flushed.
 func (q *wire) mustRun(what string) {
 	if q.stopped && !q.end.single && !q.end.leaving {
 		q.nic.w.broken(ruleFirstError, "%v posts a %s on %v, which it has moved to ERR", q.end, what, q)

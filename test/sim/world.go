@@ -15,7 +15,8 @@ import (
 
 func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
-// world is hosts with NICs, virtual CQs and connected virtual queue pairs on a stepped fabric, and the model of what they must do.
+// world is hosts with NICs, virtual CQs and connected virtual queue pairs on a stepped fabric, and
+// the model of what they must do.
 type world struct {
 	plan       *plan
 	fabric     *soft.Fabric
@@ -90,7 +91,8 @@ func (p *plan) run(log func(string)) (v *Violation) {
 		if r := recover(); r != nil {
 			var ok bool
 			if v, ok = r.(*Violation); !ok {
-				v = &Violation{Seed: p.seed, Event: w.at, Rule: string(rulePanic), Detail: fmt.Sprintf("%v\n%s", r, debug.Stack())}
+				v = &Violation{Seed: p.seed, Event: w.at, Rule: string(rulePanic),
+					Detail: fmt.Sprintf("%v\n%s", r, debug.Stack())}
 			}
 			w.logf("broken: %s: %s", v.Rule, v.Detail)
 		}
@@ -161,7 +163,8 @@ func (w *world) buildCQ(h *host, direct bool) {
 	for _, c := range w.plan.conns {
 		for i, cq := range c.cqs {
 			if cq == index {
-				depth += (c.rails + 1) * (c.cfg[i].MaxMsgCntPerQP + max(c.cfg[i].Credits, c.cfg[i].MaxMsgCntPerQP))
+				depth += (c.rails + 1) * (c.cfg[i].MaxMsgCntPerQP +
+					max(c.cfg[i].Credits, c.cfg[i].MaxMsgCntPerQP))
 			}
 		}
 	}
@@ -181,7 +184,8 @@ func (w *world) buildConn(i int, p *connPlan) {
 	c := &conn{plan: p}
 	for j := range c.ends {
 		cq := w.cqs[p.cqs[j]]
-		e := &end{w: w, conn: c, cq: cq, host: cq.host, index: 2*i + j, name: sprintf("%d%c", i, 'a'+j), single: p.rails == 1, stop: forever}
+		e := &end{w: w, conn: c, cq: cq, host: cq.host, index: 2*i + j, name: sprintf("%d%c", i, 'a'+j),
+			single: p.rails == 1, stop: forever}
 		c.ends[j] = e
 		w.ends = append(w.ends, e)
 		w.building = e
@@ -201,10 +205,12 @@ func (w *world) buildConn(i int, p *connPlan) {
 	w.conns = append(w.conns, c)
 }
 
-// replace makes a connection anew whose both ends were closed: the room that they had must be free again.
+// replace makes a connection anew whose both ends were closed: the room that they had must be free
+// again.
 func (w *world) replace(c *conn) {
 	for _, e := range c.ends {
-		if e.state != closed || e.cq.closed || e.cq.mayDie || slices.ContainsFunc(e.host.nics, func(d *nic) bool { return d.dead != 0 }) {
+		if e.state != closed || e.cq.closed || e.cq.mayDie ||
+			slices.ContainsFunc(e.host.nics, func(d *nic) bool { return d.dead != 0 }) {
 			return
 		}
 	}
@@ -223,7 +229,8 @@ func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error
 			return nil, err
 		}
 		return d.pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
-			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP), MaxSendSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
+			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP),
+			MaxSendSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
 		}})
 	}
 	var qps []verbs.QP
@@ -314,13 +321,14 @@ func (w *world) steps(n int) {
 	}
 }
 
-// choose draws what happens next. Timers run out seldom while anything else can happen, and in some worlds some queue pairs are
-// far ahead of others.
+// choose draws what happens next. Timers run out seldom while anything else can happen, and in some
+// worlds some queue pairs are far ahead of others.
 func (w *world) choose() soft.Action {
 	best := w.actions[w.rng.IntN(len(w.actions))]
 	for range 2 + w.plan.bias {
 		a := w.actions[w.rng.IntN(len(w.actions))]
-		if best.Kind == soft.Timer && w.rng.IntN(16) != 0 || w.plan.bias != 0 && w.rank(a) > w.rank(best) && a.Kind != soft.Timer {
+		if best.Kind == soft.Timer && w.rng.IntN(16) != 0 || w.plan.bias != 0 && w.rank(a) > w.rank(best) &&
+			a.Kind != soft.Timer {
 			best = a
 		}
 	}
@@ -333,7 +341,8 @@ func (w *world) rank(a soft.Action) uint64 {
 	return x >> 40
 }
 
-// pump moves the fabric while the library waits, and far enough: the library gives up on a NIC that it has polled a while in vain.
+// pump moves the fabric while the library waits, and far enough: the library gives up on a NIC that
+// it has polled a while in vain.
 func (w *world) pump() { w.moves += w.fabric.Run(64) }
 
 // waiting calls the library with the fabric moving by itself.

@@ -9,8 +9,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Close in the middle of traffic both ways reports all that is outstanding, in order, and then nothing holds the memory any more.
-// That the provider has nothing left is seen when the lab closes.
+// Close in the middle of traffic both ways reports all that is outstanding, in order, and then
+// nothing holds the memory any more. That the provider has nothing left is seen when the lab
+// closes.
 func TestCloseInTheMiddle(t *testing.T) {
 	hasty(t, func(*shape) bool { return true }, func(t *testing.T, _ *shape, a, b *end) {
 		busyUntil(a, b, "traffic", underWay(a, b))
@@ -55,7 +56,8 @@ func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
 	})
 }
 
-// Once all is closed the provider closes, no goroutine is left, and as many files are open as before.
+// Once all is closed the provider closes, no goroutine is left, and as many files are open as
+// before.
 func TestNothingIsLeftBehind(t *testing.T) {
 	once := func(t *testing.T, s *shape) {
 		t.Run(s.name, func(t *testing.T) {

@@ -10,9 +10,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// end is a virtual queue pair on a host, and a record of all that was posted on it and not yet reported. Every completion is held
-// against the record, so whatever a test is about, it also proves promises 1 to 5: each request is reported once, in the order of
-// posting, with its data in place, and behind a failure there are flushes only.
+// end is a virtual queue pair on a host, and a record of all that was posted on it and not yet
+// reported. Every completion is held against the record, so whatever a test is about, it also
+// proves promises 1 to 5: each request is reported once, in the order of posting, with its data in
+// place, and behind a failure there are flushes only.
 type end struct {
 	*ibverbx.VirtualQP
 	host  *host
@@ -52,7 +53,8 @@ type posted struct {
 // recvBit tells the IDs of receives from those of sends.
 const recvBit = 1 << 63
 
-// The kinds of receives. With one queue pair any receive takes any message: there all are of one kind.
+// The kinds of receives. With one queue pair any receive takes any message: there all are of one
+// kind.
 const (
 	forNotes = iota
 	forMessages
@@ -68,7 +70,8 @@ func (h *host) newEnd(cfg ibverbx.Config) *end {
 	if h == peer {
 		peer = h.lab.b
 	}
-	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: throughJSON(h.lab.tb, peer.mem.mr.Remote()), word: peer.mem.word()}
+	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: throughJSON(h.lab.tb, peer.mem.mr.Remote()),
+		word: peer.mem.word()}
 	h.ends = append(h.ends, e)
 	return e
 }
@@ -85,14 +88,15 @@ func (e *end) kind(message bool) int {
 	return forNotes
 }
 
-// send posts requests, all in one call. With several queue pairs they are accepted whatever the queues hold (promise 8); a single one
-// takes what it can, and the rest as it gets rid of that.
+// send posts requests, all in one call. With several queue pairs they are accepted whatever the
+// queues hold (promise 8); a single one takes what it can, and the rest as it gets rid of that.
 func (e *end) send(rs ...request) {
 	e.tb().Helper()
 	for n := 0; n < len(rs); {
 		n += e.trySend(rs[n:]...)
 		if n < len(rs) {
-			e.host.lab.until("room in the send queue", func() bool { k := e.trySend(rs[n]); n += k; return k != 0 })
+			e.host.lab.until("room in the send queue",
+				func() bool { k := e.trySend(rs[n]); n += k; return k != 0 })
 		}
 	}
 }
@@ -191,8 +195,10 @@ func (e *end) report(wc *ibverbx.WC) {
 	if wc.ID&recvBit != 0 {
 		d = &e.recvs
 	}
-	for len(d.open) != 0 && d.open[0].id != wc.ID && e.single() && d.open[0].Flags&verbs.SendSignaled == 0 && !d.open[0].recv {
-		e.succeeded(d.pop()) // a single queue pair reports no unsignaled success, but what comes later vouches for it
+	for len(d.open) != 0 && d.open[0].id != wc.ID && e.single() && d.open[0].Flags&verbs.SendSignaled == 0 &&
+		!d.open[0].recv {
+		// a single queue pair reports no unsignaled success, but what comes later vouches for it
+		e.succeeded(d.pop())
 	}
 	if len(d.open) == 0 || d.open[0].id != wc.ID {
 		e.tb().Fatalf("promises 1 and 2: %s is not the next to be reported\n%s", fmtWC(wc), e.story())
@@ -243,7 +249,8 @@ func (e *end) succeeded(p *posted) {
 	}
 }
 
-// received checks a receive that succeeded, and with it promise 4: the message is there, and so are all writes before it.
+// received checks a receive that succeeded, and with it promise 4: the message is there, and so are
+// all writes before it.
 func (e *end) received(p *posted, wc *ibverbx.WC) {
 	e.tb().Helper()
 	k := e.kind(len(p.lands) != 0)
@@ -253,7 +260,8 @@ func (e *end) received(p *posted, wc *ibverbx.WC) {
 	m := e.arriving[k][0]
 	e.arriving[k] = e.arriving[k][1:]
 	if m.never {
-		e.tb().Fatalf("promise 4: told of a %v that something before it, or itself, has failed: %s\n%s", m.Opcode, fmtWC(wc), e.host.lab.story())
+		e.tb().Fatalf("promise 4: told of a %v that something before it, or itself, has failed: %s\n%s",
+			m.Opcode, fmtWC(wc), e.host.lab.story())
 	}
 	opcode, length := verbs.WCRecvRDMAWithImm, uint64(len(m.want))
 	switch {
@@ -306,8 +314,8 @@ func (p *posted) release() {
 // settled says whether everything that was posted has been reported.
 func (e *end) settled() bool { return len(e.sends.open)+len(e.recvs.open) == 0 }
 
-// settle waits until both ends have reported everything, and checks that nothing more is left in them, and that their
-// atomics add up.
+// settle waits until both ends have reported everything, and checks that nothing more is left in
+// them, and that their atomics add up.
 func settle(a, b *end) {
 	a.tb().Helper()
 	lab := a.host.lab
@@ -322,7 +330,8 @@ func settle(a, b *end) {
 	lab.pump()
 	for _, e := range []*end{a, b} {
 		s := e.Stats()
-		if s.SendWindow != 0 || s.RecvWindow != 0 || s.Banked != 0 || s.OutOfOrder != 0 || len(e.arriving[0])+len(e.arriving[1]) != 0 {
+		if s.SendWindow != 0 || s.RecvWindow != 0 || s.Banked != 0 || s.OutOfOrder != 0 ||
+			len(e.arriving[0])+len(e.arriving[1]) != 0 {
 			e.tb().Fatalf("not quiet at the end:\n%s", e.story())
 		}
 		for i, r := range s.Rails {
@@ -331,7 +340,8 @@ func settle(a, b *end) {
 			}
 		}
 		if trouble := e.trouble(); trouble != e.earlierTrouble {
-			e.tb().Fatalf("something went wrong unnoticed, %d times:\n%s", trouble-e.earlierTrouble, e.story())
+			e.tb().Fatalf("something went wrong unnoticed, %d times:\n%s", trouble-e.earlierTrouble,
+				e.story())
 		}
 		if got := wordAt(e.other.mem.buf[e.word:]); got != e.count {
 			e.tb().Fatalf("the atomics have left %#x, want %#x", got, e.count)
@@ -391,29 +401,35 @@ func fmtWC(wc *ibverbx.WC) string {
 	if wc.ID&recvBit != 0 {
 		what = "receive"
 	}
-	return fmt.Sprintf("%s %d (%v, %v, %d bytes, immediate %#x)", what, wc.ID&^recvBit, wc.Opcode, wc.Status.Name(), wc.ByteLen, wc.Imm)
+	return fmt.Sprintf("%s %d (%v, %v, %d bytes, immediate %#x)", what, wc.ID&^recvBit, wc.Opcode,
+		wc.Status.Name(), wc.ByteLen, wc.Imm)
 }
 
 // posts are the ways to post at an end.
 func (e *end) posts() map[string]func() (int, error) {
 	return map[string]func() (int, error){
 		"PostSend": func() (int, error) {
-			return e.PostSend(ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(0, 8), Remote: e.peer.Slice(groundAt, 8)})
+			return e.PostSend(ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+				Local: e.mem.mr.Slice(0, 8), Remote: e.peer.Slice(groundAt, 8)})
 		},
 		"PostRecv": func() (int, error) { return e.PostRecv(ibverbx.RecvWR{}) },
 	}
 }
 
-// stopped waits until an end has failed, with one of the statuses, and has reported everything that was outstanding; it checks what
-// the end then says of itself, and that it refuses to go on.
+// stopped waits until an end has failed, with one of the statuses, and has reported everything that
+// was outstanding; it checks what the end then says of itself, and that it refuses to go on.
 func (e *end) stopped(allowed ...verbs.Status) *ibverbx.FailedError {
 	e.tb().Helper()
-	e.host.lab.until("the failure, and all that it flushes", func() bool { return e.Err() != nil && e.settled() })
+	e.host.lab.until("the failure, and all that it flushes", func() bool {
+		return e.Err() != nil &&
+			e.settled()
+	})
 	if e.host.lab.kind.strict {
 		allowed = allowed[:1]
 	}
 	var failed *ibverbx.FailedError
-	if err := e.Err(); !errors.As(err, &failed) || !slices.ContainsFunc(allowed, func(s verbs.Status) bool { return errors.Is(err, s) }) {
+	if err := e.Err(); !errors.As(err, &failed) ||
+		!slices.ContainsFunc(allowed, func(s verbs.Status) bool { return errors.Is(err, s) }) {
 		e.tb().Fatalf("VirtualQP.Err is %v, want one of %v", err, allowed)
 	}
 	if s := e.State(); s != verbs.StateErr {

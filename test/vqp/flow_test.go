@@ -10,8 +10,8 @@ import (
 // shallow is a configuration whose queues hold far less than the tests post.
 var shallow = ibverbx.Config{MaxMsgSize: 512, MaxMsgCntPerQP: 4, Credits: 4}
 
-// Promise 8: hundreds of mixed requests both ways, over queues that hold four fragments each, are all accepted at once, and complete
-// in order; no queue ever holds more than it can.
+// Promise 8: hundreds of mixed requests both ways, over queues that hold four fragments each, are
+// all accepted at once, and complete in order; no queue ever holds more than it can.
 func TestHundredsOfRequestsOverShallowQueues(t *testing.T) {
 	eachShape(t, shallow, func(t *testing.T, a, b *end) {
 		total := a.host.lab.kind.scaled(400)
@@ -67,8 +67,8 @@ func (s *stream) advance() bool {
 	return s.sent == len(s.rs) && s.expected == len(s.rs)
 }
 
-// A sender that runs ahead of the receives loses nothing. DQPLB keeps notifications up to a bound, and then slows the sender down;
-// everything else waits at the sender.
+// A sender that runs ahead of the receives loses nothing. DQPLB keeps notifications up to a bound,
+// and then slows the sender down; everything else waits at the sender.
 func TestSenderAheadOfTheReceives(t *testing.T) {
 	cfg := shallow
 	cfg.MaxBanked = 3
@@ -85,7 +85,8 @@ func TestSenderAheadOfTheReceives(t *testing.T) {
 			a.host.lab.rest()
 		}
 		if s := b.Stats(); s.Banked > 3+a.DataRails()*4 {
-			t.Errorf("%d notifications are kept, where 3 are allowed beyond the %d that the credits bring", s.Banked, a.DataRails()*4)
+			t.Errorf("%d notifications are kept, where 3 are allowed beyond the %d that the credits bring",
+				s.Banked, a.DataRails()*4)
 		}
 		for i := range rs {
 			b.expect(&rs[i])
@@ -112,8 +113,8 @@ func TestMessageWaitsForItsReceive(t *testing.T) {
 	})
 }
 
-// A region cannot be closed while a request may use it: a receive that waits, a message that waits for one. Once they are reported
-// it can.
+// A region cannot be closed while a request may use it: a receive that waits, a message that waits
+// for one. Once they are reported it can.
 func TestRegionInUseCannotBeClosed(t *testing.T) {
 	eachShapeThat(t, multi, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		refused := func(what string, mr *ibverbx.MR) {

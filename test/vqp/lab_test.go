@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// lab is where one test works: a provider that it has opened for itself, and two hosts on its NICs. When the test ends everything
-// is closed, and the provider must find nothing left open.
+// lab is where one test works: a provider that it has opened for itself, and two hosts on its NICs.
+// When the test ends everything is closed, and the provider must find nothing left open.
 type lab struct {
 	tb      testing.TB
 	kind    provider
@@ -97,7 +97,8 @@ func throughJSON[T any](tb testing.TB, v T) (out T) {
 	return out
 }
 
-// close closes all that the test has left open. Everything that is still outstanding must be reported, and nothing may be left.
+// close closes all that the test has left open. Everything that is still outstanding must be
+// reported, and nothing may be left.
 func (l *lab) close() {
 	if l.closed {
 		return
@@ -113,13 +114,15 @@ func (l *lab) close() {
 	}
 }
 
-// pump takes in what the NICs have completed on both hosts, and says how many requests were reported.
+// pump takes in what the NICs have completed on both hosts, and says how many requests were
+// reported.
 func (l *lab) pump() int {
 	l.tb.Helper()
 	return l.a.pump() + l.b.pump()
 }
 
-// until keeps both hosts going until done. It ends the test when no request is reported for as long as the flag allows.
+// until keeps both hosts going until done. It ends the test when no request is reported for as long
+// as the flag allows.
 func (l *lab) until(what string, done func() bool) {
 	l.tb.Helper()
 	deadline := time.Now().Add(*waitFlag)
@@ -137,8 +140,8 @@ func (l *lab) until(what string, done func() bool) {
 	}
 }
 
-// rest leaves the cores to whoever else has work until something happens on either host, or a millisecond has passed: a NIC that
-// has refused work for now raises no event.
+// rest leaves the cores to whoever else has work until something happens on either host, or a
+// millisecond has passed: a NIC that has refused work for now raises no event.
 func (l *lab) rest() {
 	l.tb.Helper()
 	for _, h := range []*host{l.a, l.b} {
@@ -166,7 +169,8 @@ func (l *lab) story() (s string) {
 	return s
 }
 
-// host is one side: a domain over its NICs, a virtual CQ, and registered memory that its ends share.
+// host is one side: a domain over its NICs, a virtual CQ, and registered memory that its ends
+// share.
 type host struct {
 	lab  *lab
 	dom  *ibverbx.Domain

@@ -10,8 +10,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// memory is the registered memory of a host, in one region: a source that never changes, so that whatever comes from it can be
-// checked at any time, words for atomics, and a landing ground that is given out a plot a request.
+// memory is the registered memory of a host, in one region: a source that never changes, so that
+// whatever comes from it can be checked at any time, words for atomics, and a landing ground that
+// is given out a plot a request.
 type memory struct {
 	host  *host
 	buf   []byte
@@ -37,7 +38,8 @@ const (
 
 func newMemory(h *host, seed uint64) *memory {
 	h.lab.tb.Helper()
-	m := &memory{host: h, buf: make([]byte, groundAt+groundBytes), rng: rand.New(rand.NewPCG(seed, 1)), next: groundAt}
+	m := &memory{host: h, buf: make([]byte, groundAt+groundBytes), rng: rand.New(rand.NewPCG(seed, 1)),
+		next: groundAt}
 	fillRandom(m.buf[:sourceBytes], seed)
 	var err error
 	if m.mr, err = h.dom.Register(m.buf, verbs.AccessAll); err != nil {
@@ -67,7 +69,10 @@ func (m *memory) land(n uint64) plot {
 	for range 2 {
 		for m.next+size <= uint64(len(m.buf)) {
 			p := plot{m.next + fence, n}
-			i := slices.IndexFunc(m.plots, func(q plot) bool { return q.at < m.next+size && m.next < q.at+q.length+fence })
+			i := slices.IndexFunc(m.plots, func(q plot) bool {
+				return q.at < m.next+size &&
+					m.next < q.at+q.length+fence
+			})
 			if i < 0 {
 				clear(m.buf[m.next : m.next+size])
 				m.plots = append(m.plots, p)
@@ -78,7 +83,8 @@ func (m *memory) land(n uint64) plot {
 		}
 		m.next = groundAt
 	}
-	m.host.lab.tb.Fatalf("the test has more in flight than there is memory for: %d plots, and one of %d bytes\n%s", len(m.plots), n, m.host.lab.story())
+	m.host.lab.tb.Fatalf("the test has more in flight than there is memory for: %d plots, and one of %d "+
+		"bytes\n%s", len(m.plots), n, m.host.lab.story())
 	return plot{}
 }
 
@@ -92,7 +98,8 @@ func (m *memory) release(p plot) {
 // bytes is what lies in a plot.
 func (m *memory) bytes(p plot) []byte { return m.buf[p.at : p.at+p.length] }
 
-// holds checks that a plot begins with want and that the rest of it, and its surroundings, were not touched.
+// holds checks that a plot begins with want and that the rest of it, and its surroundings, were not
+// touched.
 func (m *memory) holds(what string, p plot, want []byte) {
 	m.host.lab.tb.Helper()
 	got := m.bytes(p)

@@ -12,10 +12,12 @@ import (
 func sizes(e *end) []uint64 {
 	rails := uint64(e.DataRails())
 	many := uint64(e.host.lab.kind.scaled(40))
-	return []uint64{1, 8, fragment - 1, fragment, fragment + 1, rails*fragment - 1, rails * fragment, rails*fragment + 1, many*fragment + 5}
+	return []uint64{1, 8, fragment - 1, fragment, fragment + 1, rails*fragment - 1, rails * fragment,
+		rails*fragment + 1, many*fragment + 5}
 }
 
-// A WRITE lands whole at every size, nothing beside it is touched, and its completion tells its length.
+// A WRITE lands whole at every size, nothing beside it is touched, and its completion tells its
+// length.
 func TestWriteLandsWhole(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
@@ -39,7 +41,8 @@ func TestReadBringsWhole(t *testing.T) {
 	})
 }
 
-// A WRITE_WITH_IMM of one or of many fragments yields one receive, which tells the immediate, whatever that is, and the length.
+// A WRITE_WITH_IMM of one or of many fragments yields one receive, which tells the immediate,
+// whatever that is, and the length.
 func TestWriteWithImmNotifiesOnce(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
@@ -57,7 +60,8 @@ func TestWriteWithImmNotifiesOnce(t *testing.T) {
 	})
 }
 
-// A SEND lands in the receives with memory in the order of posting, one message a receive, whatever notifications come between.
+// A SEND lands in the receives with memory in the order of posting, one message a receive, whatever
+// notifications come between.
 func TestSendTakesTheNextReceiveWithMemory(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
@@ -66,20 +70,22 @@ func TestSendTakesTheNextReceiveWithMemory(t *testing.T) {
 				settle(a, b)
 			}
 			for range 5 {
-				from.deliver(from.message(10), from.writeImm(3*fragment), from.message(1000), from.message(fragment+1), from.writeImm(1))
+				from.deliver(from.message(10), from.writeImm(3*fragment), from.message(1000),
+					from.message(fragment+1), from.writeImm(1))
 			}
 			settle(a, b)
 		})
 	})
 }
 
-// Promise 4: whoever sees a notification or a message sees every earlier write, on whatever rail it travelled. The record looks for
-// them whenever a receive is reported.
+// Promise 4: whoever sees a notification or a message sees every earlier write, on whatever rail it
+// travelled. The record looks for them whenever a receive is reported.
 func TestNotificationMeansThatEarlierWritesAreThere(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		for range a.host.lab.kind.scaled(12) {
 			bothWays(a, b, func(from, _ *end) {
-				from.deliver(from.write(5*fragment), from.write(1), from.write(2*fragment+1), from.write(8), from.write(3*fragment), from.writeImm(1))
+				from.deliver(from.write(5*fragment), from.write(1), from.write(2*fragment+1), from.write(8),
+					from.write(3*fragment), from.writeImm(1))
 				from.deliver(from.write(1), from.write(7*fragment), from.message(8))
 			})
 			settle(a, b)
@@ -91,7 +97,8 @@ func TestNotificationMeansThatEarlierWritesAreThere(t *testing.T) {
 func TestAtomicsActInOrder(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
-			from.send(from.fetchAdd(40), from.fetchAdd(1<<63), from.cmpSwap(7, true), from.cmpSwap(99, false), from.fetchAdd(1<<64-1), from.cmpSwap(1, true))
+			from.send(from.fetchAdd(40), from.fetchAdd(1<<63), from.cmpSwap(7, true), from.cmpSwap(99, false),
+				from.fetchAdd(1<<64-1), from.cmpSwap(1, true))
 			settle(a, b)
 		})
 	})
@@ -106,8 +113,9 @@ func TestFencedReadSeesTheEarlierWrite(t *testing.T) {
 				w := from.write(n)
 				back := from.mem.land(n)
 				r := request{
-					SendWR: ibverbx.SendWR{Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled | verbs.SendFence, Local: from.mem.mr.Slice(back.at, n), Remote: w.Remote},
-					want:   w.want, lands: []landing{{from.mem, back}},
+					SendWR: ibverbx.SendWR{Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled |
+						verbs.SendFence, Local: from.mem.mr.Slice(back.at, n), Remote: w.Remote},
+					want: w.want, lands: []landing{{from.mem, back}},
 				}
 				from.send(w, r)
 				settle(a, b)
@@ -116,11 +124,13 @@ func TestFencedReadSeesTheEarlierWrite(t *testing.T) {
 	})
 }
 
-// An inline payload is the caller's again when the post returns, however long the request then takes, and in however many fragments.
+// An inline payload is the caller's again when the post returns, however long the request then
+// takes, and in however many fragments.
 func TestInlinePayloadIsTheCallersAgain(t *testing.T) {
 	eachShape(t, ibverbx.Config{MaxMsgSize: 16}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
-			for _, r := range []request{from.write(60), from.writeImm(60), from.writeImm(1), from.message(64), from.write(16)} {
+			for _, r := range []request{from.write(60), from.writeImm(60), from.writeImm(1), from.message(64),
+				from.write(16)} {
 				payload := append([]byte(nil), r.want...)
 				r.Flags |= verbs.SendInline
 				r.Local, r.Inline = ibverbx.Segment{}, payload
@@ -132,8 +142,8 @@ func TestInlinePayloadIsTheCallersAgain(t *testing.T) {
 	})
 }
 
-// Pieces of memory are gathered and scattered, through fragments that cross their boundaries. The lists are the caller's again
-// when the post returns.
+// Pieces of memory are gathered and scattered, through fragments that cross their boundaries. The
+// lists are the caller's again when the post returns.
 func TestScatterGather(t *testing.T) {
 	eachShape(t, ibverbx.Config{MaxMsgSize: 150}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, to *end) {
@@ -159,7 +169,8 @@ func TestScatterGather(t *testing.T) {
 			r.Local, r.lands = ibverbx.Segment{}, nil
 			for _, n := range []uint64{333, 17} {
 				p := from.mem.land(n)
-				r.SGL, r.lands = append(r.SGL, from.mem.mr.Slice(p.at, n)), append(r.lands, landing{from.mem, p})
+				r.SGL, r.lands = append(r.SGL, from.mem.mr.Slice(p.at, n)),
+					append(r.lands, landing{from.mem, p})
 			}
 			from.send(r)
 			clear(r.SGL)
@@ -184,7 +195,8 @@ func TestManySmallPieces(t *testing.T) {
 	})
 }
 
-// Zero bytes: one queue pair takes them as verbs does. Several take them for SEND only, and refuse the rest without a trace.
+// Zero bytes: one queue pair takes them as verbs does. Several take them for SEND only, and refuse
+// the rest without a trace.
 func TestZeroBytes(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		empty := func(op verbs.Opcode) request {
@@ -204,7 +216,8 @@ func TestZeroBytes(t *testing.T) {
 	})
 }
 
-// A successful unsignaled request of a single queue pair yields no completion; several queue pairs refuse it without a trace.
+// A successful unsignaled request of a single queue pair yields no completion; several queue pairs
+// refuse it without a trace.
 func TestUnsignaled(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		quiet := a.writeImm(100)
@@ -239,11 +252,13 @@ func TestWithoutANotifyQP(t *testing.T) {
 		if n, err := a.PostSend(a.message(8).SendWR); n != 0 || !errors.Is(err, ibverbx.ErrOpcode) {
 			t.Errorf("SEND: %d, %v", n, err)
 		}
-		if n, err := b.PostRecv(ibverbx.RecvWR{Local: b.mem.mr.Slice(groundAt, 8)}); n != 0 || !errors.Is(err, ibverbx.ErrOpcode) {
+		if n, err := b.PostRecv(ibverbx.RecvWR{Local: b.mem.mr.Slice(groundAt, 8)}); n != 0 ||
+			!errors.Is(err, ibverbx.ErrOpcode) {
 			t.Errorf("receive with memory: %d, %v", n, err)
 		}
 		bothWays(a, b, func(from, _ *end) {
-			from.deliver(from.write(5*fragment), from.writeImm(9*fragment), from.read(2*fragment), from.fetchAdd(1), from.writeImm(1))
+			from.deliver(from.write(5*fragment), from.writeImm(9*fragment), from.read(2*fragment),
+				from.fetchAdd(1), from.writeImm(1))
 		})
 		settle(a, b)
 	})

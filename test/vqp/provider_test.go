@@ -1,5 +1,5 @@
-// Package vqp_test proves what a virtual queue pair promises, on any provider of NICs, through the public API alone: on NICs
-// made of software by default, and unchanged on real ones by flag.
+// Package vqp_test proves what a virtual queue pair promises, on any provider of NICs, through the
+// public API alone: on NICs made of software by default, and unchanged on real ones by flag.
 package vqp_test
 
 import (
@@ -24,9 +24,11 @@ var (
 
 // provider is one kind of NICs, and what the tests have to know of it.
 type provider struct {
-	// open opens it. Where NICs can be made to order there are so many; real ones are what they are.
+	// open opens it. Where NICs can be made to order there are so many; real ones are what they
+	// are.
 	open func(devices int) (verbs.Provider, error)
-	// strict demands the one status that the specification names, where real NICs are allowed several.
+	// strict demands the one status that the specification names, where real NICs are allowed
+	// several.
 	strict bool
 	// slow divides counts of requests and amounts of data.
 	slow int

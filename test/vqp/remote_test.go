@@ -10,11 +10,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// trespass is a way to name memory of the peer that one may not touch. Bounds are checked where a request is posted, so what lies
-// beyond them takes a raw description.
+// trespass is a way to name memory of the peer that one may not touch. Bounds are checked where a
+// request is posted, so what lies beyond them takes a raw description.
 type trespass struct {
 	name string
-	// aim names n bytes of a region of the peer, which has n bytes and is followed by n that are not registered.
+	// aim names n bytes of a region of the peer, which has n bytes and is followed by n that are
+	// not registered.
 	aim func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment
 	// access is what the region grants.
 	access verbs.AccessFlags
@@ -26,18 +27,22 @@ var trespasses = []trespass{
 	{name: "wrong key", access: verbs.AccessAll, aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
 		return raw(mr, 0, n, 0x5a5a00)
 	}},
-	{name: "half beyond the end", access: verbs.AccessAll, partly: true, aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
-		return raw(mr, n/2, n, 0)
-	}},
-	{name: "behind the end", access: verbs.AccessAll, aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
-		return raw(mr, n, n, 0)
-	}},
-	{name: "no remote right", access: verbs.AccessLocalWrite, aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
-		return mr.Remote().Slice(0, n)
-	}},
-	{name: "closed region", access: verbs.AccessAll, closed: true, aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
-		return mr.Remote().Slice(0, n)
-	}},
+	{name: "half beyond the end", access: verbs.AccessAll, partly: true,
+		aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
+			return raw(mr, n/2, n, 0)
+		}},
+	{name: "behind the end", access: verbs.AccessAll,
+		aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
+			return raw(mr, n, n, 0)
+		}},
+	{name: "no remote right", access: verbs.AccessLocalWrite,
+		aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
+			return mr.Remote().Slice(0, n)
+		}},
+	{name: "closed region", access: verbs.AccessAll, closed: true,
+		aim: func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment {
+			return mr.Remote().Slice(0, n)
+		}},
 }
 
 // raw describes n bytes from offset off of a region, whatever its bounds, with its keys or others.
@@ -52,19 +57,23 @@ func raw(mr *ibverbx.MR, off, n uint64, otherwise uint32) ibverbx.RemoteSegment 
 	return ibverbx.RemoteSegment{Addr: from.Addr + off, Length: n, Keys: ibverbx.NewKeys(keys)}
 }
 
-// Statuses that a receiver's virtual queue pair may stop with when a request of the peer was refused: by the specification its
-// receives are flushed; rdma_rxe ends the one that the request would have taken with the error itself.
-var refusedAtTheReceiver = []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr, verbs.StatusLocAccessErr, verbs.StatusLocProtErr}
+// Statuses that a receiver's virtual queue pair may stop with when a request of the peer was
+// refused: by the specification its receives are flushed; rdma_rxe ends the one that the request
+// would have taken with the error itself.
+var refusedAtTheReceiver = []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRemAccessErr,
+	verbs.StatusRemInvReqErr, verbs.StatusLocAccessErr, verbs.StatusLocProtErr}
 
-// A request that names memory which it may not touch fails with a remote access error, whatever the operation; what came before it
-// has succeeded, what comes behind it is flushed, the peer is never told of it, its memory stays as it was, and its own virtual
-// queue pair fails too. After a reset of both ends traffic flows again.
+// A request that names memory which it may not touch fails with a remote access error, whatever the
+// operation; what came before it has succeeded, what comes behind it is flushed, the peer is never
+// told of it, its memory stays as it was, and its own virtual queue pair fails too. After a reset
+// of both ends traffic flows again.
 func TestTrespass(t *testing.T) {
 	for i := range trespasses {
 		c := &trespasses[i]
 		t.Run(c.name, func(t *testing.T) {
 			eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
-				for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
+				for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm,
+					verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 					if c.partly && op.IsAtomic() {
 						continue // there is no half an atomic
 					}
@@ -110,10 +119,11 @@ func trespassOnce(a, b *end, c *trespass, op verbs.Opcode) {
 		}
 	}
 	done := a.sends.reported
-	behind := []request{a.write(3 * fragment), a.writeImm(5 * fragment), a.read(2 * fragment), a.message(100), a.writeImm(1)}
+	behind := []request{a.write(3 * fragment), a.writeImm(5 * fragment), a.read(2 * fragment), a.message(100),
+		a.writeImm(1)}
 	for i := range behind {
-		// DQPLB puts notifications in the order of their data. What a read brings is none of the peer's data, so one behind it may
-		// have left before the failure is known.
+		// DQPLB puts notifications in the order of their data. What a read brings is none of the
+		// peer's data, so one behind it may have left before the failure is known.
 		reads := op == verbs.OpRDMARead || op.IsAtomic()
 		behind[i].never = !reads || a.single() || a.Scheme() == ibverbx.Spray || behind[i].Opcode.IsSend()
 	}
@@ -122,8 +132,10 @@ func trespassOnce(a, b *end, c *trespass, op verbs.Opcode) {
 	failed := a.stopped(verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr)
 	b.stopped(refusedAtTheReceiver...)
 
-	if failed.Recv || !failed.HasID || failed.ID != a.sends.failure.ID || a.sends.reported-done != 1+len(behind) || !errors.Is(failed, a.sends.failure.Status) {
-		tb.Errorf("%v: VirtualQP.Err tells of request %d: %v; the first to fail was %s", op, failed.ID, failed, fmtWC(a.sends.failure))
+	if failed.Recv || !failed.HasID || failed.ID != a.sends.failure.ID ||
+		a.sends.reported-done != 1+len(behind) || !errors.Is(failed, a.sends.failure.Status) {
+		tb.Errorf("%v: VirtualQP.Err tells of request %d: %v; the first to fail was %s", op, failed.ID,
+			failed, fmtWC(a.sends.failure))
 	}
 	if !c.closed {
 		if err := mr.Close(); err != nil {

@@ -8,8 +8,8 @@ import (
 // request is a send request together with what it has to bring about.
 type request struct {
 	ibverbx.SendWR
-	// want is the payload, and lands where it has to be once the request has completed. A SEND lands where a receive of the
-	// peer says.
+	// want is the payload, and lands where it has to be once the request has completed. A SEND
+	// lands where a receive of the peer says.
 	want  []byte
 	lands []landing
 	// never: the peer must not be told of it, because something before it fails.
@@ -62,8 +62,9 @@ func (e *end) read(n uint64) request {
 func (e *end) message(n uint64) request {
 	src := e.mem.source(n)
 	r := request{
-		SendWR: ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(src, n)},
-		want:   e.mem.buf[src : src+n],
+		SendWR: ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+			Local: e.mem.mr.Slice(src, n)},
+		want: e.mem.buf[src : src+n],
 	}
 	if n == 0 {
 		r.Local = ibverbx.Segment{}
@@ -82,7 +83,8 @@ func (e *end) fetchAdd(v uint64) request {
 	return r
 }
 
-// cmpSwap swaps the end's word in the peer's memory for v; when it is not meant to hit, it compares with another value than is there.
+// cmpSwap swaps the end's word in the peer's memory for v; when it is not meant to hit, it compares
+// with another value than is there.
 func (e *end) cmpSwap(v uint64, hit bool) request {
 	r := e.atomic(verbs.OpAtomicCmpAndSwp)
 	r.CompareAdd, r.Swap = e.count+1, v
@@ -96,9 +98,10 @@ func (e *end) cmpSwap(v uint64, hit bool) request {
 func (e *end) atomic(op verbs.Opcode) request {
 	dst := e.mem.land(8)
 	return request{
-		SendWR: ibverbx.SendWR{Opcode: op, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(dst.at, 8), Remote: e.peer.Slice(e.word, 8)},
-		want:   wordBytes(e.count), // as it was before
-		lands:  []landing{{e.mem, dst}},
+		SendWR: ibverbx.SendWR{Opcode: op, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(dst.at, 8),
+			Remote: e.peer.Slice(e.word, 8)},
+		want:  wordBytes(e.count), // as it was before
+		lands: []landing{{e.mem, dst}},
 	}
 }
 

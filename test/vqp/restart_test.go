@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// reset takes an end back to RESET, whatever it was doing: everything outstanding is reported, and the failure is forgotten.
+// reset takes an end back to RESET, whatever it was doing: everything outstanding is reported, and
+// the failure is forgotten.
 func (e *end) reset() {
 	e.tb().Helper()
 	e.mayFail = true
@@ -72,7 +73,8 @@ func reunite(a, b *end) {
 func converse(a, b *end) {
 	a.tb().Helper()
 	bothWays(a, b, func(from, _ *end) {
-		from.deliver(from.write(5*fragment), from.writeImm(9*fragment+1), from.message(300), from.read(3*fragment), from.writeImm(1), from.fetchAdd(3), from.cmpSwap(77, true))
+		from.deliver(from.write(5*fragment), from.writeImm(9*fragment+1), from.message(300),
+			from.read(3*fragment), from.writeImm(1), from.fetchAdd(3), from.cmpSwap(77, true))
 	})
 	settle(a, b)
 }

@@ -6,8 +6,8 @@ import (
 	"ibverbx"
 )
 
-// shape is how a virtual queue pair is made: which NICs either end has, how many queue pairs on each, and how notifications
-// travel. Both ends are in this process.
+// shape is how a virtual queue pair is made: which NICs either end has, how many queue pairs on
+// each, and how notifications travel. Both ends are in this process.
 type shape struct {
 	name   string
 	a, b   []int // numbers of the provider's NICs; rail i of a connects to rail i of b
@@ -15,7 +15,8 @@ type shape struct {
 	scheme ibverbx.Scheme
 }
 
-// The topologies. On the shared ones a rail connects a NIC to itself; on the others packets cross between two NICs.
+// The topologies. On the shared ones a rail connects a NIC to itself; on the others packets cross
+// between two NICs.
 var (
 	oneShared  = []int{0}
 	twoShared  = []int{0, 1}
@@ -46,7 +47,8 @@ func (s *shape) wired() bool { return s.a[0] != s.b[0] }
 // nics is how many NICs the shape needs.
 func (s *shape) nics() int { return max(s.a[len(s.a)-1], s.b[len(s.b)-1]) + 1 }
 
-// config is the shape's configuration: what cfg says, over the shape's scheme and number of queue pairs.
+// config is the shape's configuration: what cfg says, over the shape's scheme and number of queue
+// pairs.
 func (s *shape) config(cfg ibverbx.Config) ibverbx.Config {
 	cfg.Scheme, cfg.QPsPerDevice = s.scheme, s.qps
 	return cfg
@@ -62,7 +64,8 @@ func eachShape(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, a, b *e
 }
 
 // eachShapeThat does so with the shapes that are suitable.
-func eachShapeThat(t *testing.T, suitable func(*shape) bool, cfg ibverbx.Config, test func(t *testing.T, a, b *end)) {
+func eachShapeThat(t *testing.T, suitable func(*shape) bool, cfg ibverbx.Config,
+	test func(t *testing.T, a, b *end)) {
 	t.Helper()
 	if cfg.MaxMsgSize == 0 {
 		cfg.MaxMsgSize = fragment

@@ -7,9 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Promise 7: two virtual queue pairs on one virtual CQ. One fails in the middle of both's traffic; the other goes on undisturbed, every
-// request of it in order and with its data. The one that failed works again after a reset, and does not disturb the other by that
-// either.
+// Promise 7: two virtual queue pairs on one virtual CQ. One fails in the middle of both's traffic;
+// the other goes on undisturbed, every request of it in order and with its data. The one that
+// failed works again after a reset, and does not disturb the other by that either.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	cfg := ibverbx.Config{MaxMsgSize: fragment, MaxMsgCntPerQP: 32}
 	for i := range shapes {

@@ -14,32 +14,37 @@ var silentPeer = []verbs.Status{verbs.StatusRetryExcErr, verbs.StatusRespTimeout
 // Statuses with which it ends when the link is down: rdma_rxe does not even find a way out.
 var deadLink = append(silentPeer[:2:2], verbs.StatusLocQPOpErr, verbs.StatusFatalErr)
 
-// A receiver that posts nothing, and a sender that does not wait for ever. What takes a receive of its own, a SEND, a notification of
-// Spray, all of a single queue pair, ends with RNR_RETRY_EXC_ERR. DQPLB keeps notifications for receives that come late.
+// A receiver that posts nothing, and a sender that does not wait for ever. What takes a receive of
+// its own, a SEND, a notification of Spray, all of a single queue pair, ends with
+// RNR_RETRY_EXC_ERR. DQPLB keeps notifications for receives that come late.
 func TestReceiverThatPostsNothing(t *testing.T) {
 	for name, make := range map[string]func(*end) request{
 		"WRITE_WITH_IMM": func(e *end) request { return e.writeImm(5 * fragment) },
 		"SEND":           func(e *end) request { return e.message(100) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachShape(t, ibverbx.Config{Conn: ibverbx.ConnConfig{RNRRetry: 2}}, func(t *testing.T, a, b *end) {
-				r := make(a)
-				if !a.single() && a.Scheme() == ibverbx.DQPLB && !r.Opcode.IsSend() {
-					a.send(r, a.write(8))
-					a.host.lab.until("the sends", func() bool { return len(a.sends.open) == 0 && b.Stats().Banked != 0 })
-					b.expect(&r)
-					settle(a, b)
-					return
-				}
-				r.never = true
-				a.mayFail = true
-				a.send(r, a.write(fragment), a.read(8))
-				a.stopped(verbs.StatusRNRRetryExcErr)
-				if b.Err() != nil {
-					t.Errorf("the receiver has done nothing wrong: %v", b.Err())
-				}
-				restart(a, b)
-			})
+			eachShape(t, ibverbx.Config{Conn: ibverbx.ConnConfig{RNRRetry: 2}},
+				func(t *testing.T, a, b *end) {
+					r := make(a)
+					if !a.single() && a.Scheme() == ibverbx.DQPLB && !r.Opcode.IsSend() {
+						a.send(r, a.write(8))
+						a.host.lab.until("the sends", func() bool {
+							return len(a.sends.open) == 0 &&
+								b.Stats().Banked != 0
+						})
+						b.expect(&r)
+						settle(a, b)
+						return
+					}
+					r.never = true
+					a.mayFail = true
+					a.send(r, a.write(fragment), a.read(8))
+					a.stopped(verbs.StatusRNRRetryExcErr)
+					if b.Err() != nil {
+						t.Errorf("the receiver has done nothing wrong: %v", b.Err())
+					}
+					restart(a, b)
+				})
 		})
 	}
 }
@@ -62,7 +67,8 @@ func (e *end) busy() {
 	}
 }
 
-// proceed posts the request that is due, after its receive if somebody is there to post one. It says whether the queues took it.
+// proceed posts the request that is due, after its receive if somebody is there to post one. It
+// says whether the queues took it.
 func (e *end) proceed() bool {
 	if !e.announced && e.other.works() && !e.other.tryExpect(e.due) {
 		return false
@@ -78,7 +84,8 @@ func (e *end) proceed() bool {
 // works says whether an end takes requests.
 func (e *end) works() bool { return !e.closed && e.State() == verbs.StateRTS }
 
-// busyUntil keeps both ends busy until done. Between two silent ends that takes a while, but not for ever.
+// busyUntil keeps both ends busy until done. Between two silent ends that takes a while, but not
+// for ever.
 func busyUntil(a, b *end, what string, done func() bool) {
 	a.tb().Helper()
 	deadline := time.Now().Add(*waitFlag)
@@ -113,8 +120,9 @@ func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *
 	}
 }
 
-// The peer's virtual queue pair is closed in the middle of traffic both ways. There it reports everything at once; here the first
-// request that nobody answers ends with RETRY_EXC_ERR, and what comes behind it is flushed. A new peer can take the place.
+// The peer's virtual queue pair is closed in the middle of traffic both ways. There it reports
+// everything at once; here the first request that nobody answers ends with RETRY_EXC_ERR, and what
+// comes behind it is flushed. A new peer can take the place.
 func TestPeerCloses(t *testing.T) {
 	hasty(t, func(*shape) bool { return true }, func(_ *testing.T, s *shape, a, b *end) {
 		busyUntil(a, b, "traffic", underWay(a, b))
@@ -129,8 +137,8 @@ func TestPeerCloses(t *testing.T) {
 	})
 }
 
-// One end's link goes down in the middle of traffic both ways: both ends fail, lose nothing, and work again after a reset when the
-// link is back.
+// One end's link goes down in the middle of traffic both ways: both ends fail, lose nothing, and
+// work again after a reset when the link is back.
 func TestLinkDown(t *testing.T) {
 	hasty(t, (*shape).wired, func(t *testing.T, _ *shape, a, b *end) {
 		lab := a.host.lab

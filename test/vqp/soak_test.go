@@ -8,8 +8,8 @@ import (
 	"ibverbx"
 )
 
-// A soak: mixed requests both ways over one random configuration after the other, with receives that come early or late, from a seed
-// that a failure prints.
+// A soak: mixed requests both ways over one random configuration after the other, with receives
+// that come early or late, from a seed that a failure prints.
 func TestSoak(t *testing.T) {
 	kind := chosen(t)
 	seed, total := *seedFlag, *soakFlag
@@ -34,7 +34,8 @@ func TestSoak(t *testing.T) {
 			MaxSGE:         1 + rng.IntN(4),
 		})
 		n := min(total, 50+rng.IntN(kind.scaled(1000)))
-		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, cfg.Credits)
+		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.MaxMsgSize,
+			cfg.MaxMsgCntPerQP, cfg.Credits)
 		t.Run(name, func(t *testing.T) {
 			lab := newLab(t, &s)
 			a, b := lab.connect(cfg)
@@ -57,7 +58,8 @@ func soak(rng *rand.Rand, a, b *end, total int) {
 		for _, s := range streams {
 			// At most 32 requests of either end are outstanding, for the memory's sake.
 			for range rng.IntN(8) {
-				if left > 0 && len(s.rs)-s.sent+len(s.from.sends.open) < 32 && len(s.from.other.recvs.open) < 32 {
+				if left > 0 && len(s.rs)-s.sent+len(s.from.sends.open) < 32 &&
+					len(s.from.other.recvs.open) < 32 {
 					s.rs = append(s.rs, s.from.any(largest))
 					left--
 				}
@@ -72,7 +74,8 @@ func soak(rng *rand.Rand, a, b *end, total int) {
 	settle(a, b)
 }
 
-// stagger posts some of the receives and some of the requests; a request may go out before its receive is there.
+// stagger posts some of the receives and some of the requests; a request may go out before its
+// receive is there.
 func (s *stream) stagger(rng *rand.Rand) {
 	for s.expected < len(s.rs) && rng.IntN(4) != 0 && s.from.other.tryExpect(&s.rs[s.expected]) {
 		s.expected++

@@ -18,7 +18,8 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 	eachShape(t, cfg, func(t *testing.T, a, b *end) {
 		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
 		defer cancel()
-		for _, r := range []request{a.write(8), a.write(10 * 512), a.read(10 * 512), a.fetchAdd(5), a.writeImm(10 * 512), a.message(100)} {
+		for _, r := range []request{a.write(8), a.write(10 * 512), a.read(10 * 512), a.fetchAdd(5),
+			a.writeImm(10 * 512), a.message(100)} {
 			a.deliver(r)
 			for _, e := range []*end{a, b} {
 				for !e.settled() {
@@ -55,8 +56,8 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two goroutines, each with an end of its own, sleep for each other: a completion that comes between the last poll and the sleep
-// wakes nobody, so it must not be there.
+// Two goroutines, each with an end of its own, sleep for each other: a completion that comes
+// between the last poll and the sleep wakes nobody, so it must not be there.
 func TestWaitLosesNoWakeup(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
@@ -79,7 +80,8 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 			}
 			ball := uint64(0) // the last one that came
 			var wcs [4]ibverbx.WC
-			for returned := uint64(0); err == nil && (ball < uint64(2*rounds-1) || returned < uint64(rounds)); {
+			for returned := uint64(0); err == nil &&
+				(ball < uint64(2*rounds-1) || returned < uint64(rounds)); {
 				if err = e.CQ().Wait(ctx); err != nil {
 					return fmt.Errorf("after ball %d: %w, %w", ball, err, e.Err())
 				}

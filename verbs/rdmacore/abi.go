@@ -2,9 +2,9 @@
 
 package rdmacore
 
-// The structures of <infiniband/verbs.h> as C lays them out on 64-bit Linux, under their C names. Only what lies in
-// memory that C reads or writes is here; a field that nobody needs is padding with its name. layout_test.go holds each of them against
-// the real header.
+// The structures of <infiniband/verbs.h> as C lays them out on 64-bit Linux, under their C names.
+// Only what lies in memory that C reads or writes is here; a field that nobody needs is padding
+// with its name. layout_test.go holds each of them against the real header.
 //
 // C sees them in mapped memory only (memory.go), never on the Go heap.
 
@@ -166,7 +166,8 @@ type ibvDeviceAttr struct {
 	_               uint32
 }
 
-// ibvPortAttr is struct ibv_port_attr. The exported ibv_query_port fills it up to flags only, because portCapFlags2 came later.
+// ibvPortAttr is struct ibv_port_attr. The exported ibv_query_port fills it up to flags only,
+// because portCapFlags2 came later.
 type ibvPortAttr struct {
 	state         uint32
 	maxMTU        uint32
@@ -201,7 +202,8 @@ type ibvGIDEntry struct {
 	ndevIfindex uint32
 }
 
-// ibvAsyncEvent is struct ibv_async_event. element is a pointer to the object that the event is about, or a port number.
+// ibvAsyncEvent is struct ibv_async_event. element is a pointer to the object that the event is
+// about, or a port number.
 type ibvAsyncEvent struct {
 	element   uintptr
 	eventType uint32
@@ -219,8 +221,8 @@ type ibvDevice struct {
 	devName       [64]byte // of the character device: "uverbs0"
 }
 
-// ibvContext is the head of struct ibv_context. The calls of the hot path are inline functions of the header and not
-// exported: they are read from its table of operations.
+// ibvContext is the head of struct ibv_context. The calls of the hot path are inline functions of
+// the header and not exported: they are read from its table of operations.
 type ibvContext struct {
 	device         uintptr
 	_              [11]uintptr // query_device to destroy_cq's older names

@@ -8,14 +8,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// Nothing of the hot path allocates once warm, whatever the size of the batch and the kind of request, nor when something is
-// refused for lack of room. (Under the race detector sync.Pool forgets on purpose, and the crossing into C uses one.)
+// Nothing of the hot path allocates once warm, whatever the size of the batch and the kind of
+// request, nor when something is refused for lack of room. (Under the race detector sync.Pool
+// forgets on purpose, and the crossing into C uses one.)
 func TestAllocs(t *testing.T) {
 	const depth = 512
 	s := openStandin(t, standinConfig{})
 	c := verbs.NewCompChannel()
-	r := newRig(t, s, rigConfig{depth: 2 * depth, channel: c, cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: depth}})
-	inline := verbs.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline, Inline: make([]byte, 60)}
+	r := newRig(t, s, rigConfig{depth: 2 * depth, channel: c,
+		cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: depth}})
+	inline := verbs.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
+		Inline: make([]byte, 60)}
 	atomic := r.send(1, 8)
 	atomic.Opcode = verbs.OpAtomicCmpAndSwp
 	wcs := make([]verbs.WC, 2*depth)

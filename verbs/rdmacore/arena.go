@@ -11,8 +11,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Arena is memory outside of the Go heap, on huge pages where the host has some to give: a NIC translates one address in
-// place of 512, and the garbage collector does not look at it. Register it, whole or in parts, on any device of the provider.
+// Arena is memory outside of the Go heap, on huge pages where the host has some to give: a NIC
+// translates one address in place of 512, and the garbage collector does not look at it. Register
+// it, whole or in parts, on any device of the provider.
 type Arena struct {
 	p     *Provider
 	mem   mapping
@@ -21,11 +22,12 @@ type Arena struct {
 	users int // regions over it; guarded by the provider's lock
 }
 
-// hugePage is the size of the huge pages that arenas ask for. Both amd64, and arm64 with the usual pages of 4 KiB, have it.
+// hugePage is the size of the huge pages that arenas ask for. Both amd64, and arm64 with the usual
+// pages of 4 KiB, have it.
 const hugePage = 2 << 20
 
-// NewArena maps size bytes of zeroed memory. From 2 MiB on it takes huge pages that the host has reserved (vm.nr_hugepages; Linux 5.14 or
-// later), and else asks for transparent ones.
+// NewArena maps size bytes of zeroed memory. From 2 MiB on it takes huge pages that the host has
+// reserved (vm.nr_hugepages; Linux 5.14 or later), and else asks for transparent ones.
 func (p *Provider) NewArena(size int) (*Arena, error) {
 	const op = "new arena"
 	if size < 1 {
@@ -38,7 +40,8 @@ func (p *Provider) NewArena(size int) (*Arena, error) {
 	}
 	a := &Arena{p: p, size: size}
 	if err := a.mapPages(); err != nil {
-		return nil, &verbs.OpError{Op: op, Err: fmt.Errorf("%w: %w", verbs.ErrNoMemory, err), Detail: fmt.Sprintf("%d bytes", size)}
+		return nil, &verbs.OpError{Op: op, Err: fmt.Errorf("%w: %w", verbs.ErrNoMemory, err),
+			Detail: fmt.Sprintf("%d bytes", size)}
 	}
 	p.arenas = append(p.arenas, a)
 	return a, nil
@@ -48,8 +51,8 @@ func (a *Arena) mapPages() (err error) {
 	if a.size >= hugePage {
 		const reserved = unix.MAP_HUGETLB | 21<<unix.MAP_HUGE_SHIFT // pages of 2^21 bytes
 		if a.mem, err = mapMemory((a.size+hugePage-1)&^(hugePage-1), reserved); err == nil {
-			// A cgroup may refuse pages that mmap has reserved, by a SIGBUS at the first touch, which ends the process.
-			// Populating asks now.
+			// A cgroup may refuse pages that mmap has reserved, by a SIGBUS at the first touch,
+			// which ends the process. Populating asks now.
 			if err = unix.Madvise(a.mem.b, unix.MADV_POPULATE_WRITE); err == nil {
 				a.huge = true
 				return nil
@@ -58,12 +61,14 @@ func (a *Arena) mapPages() (err error) {
 		}
 	}
 	if a.mem, err = mapMemory(a.size, 0); err == nil {
-		_ = unix.Madvise(a.mem.b, unix.MADV_HUGEPAGE) // a wish; kernels without transparent huge pages refuse it
+		// a wish; kernels without transparent huge pages refuse it
+		_ = unix.Madvise(a.mem.b, unix.MADV_HUGEPAGE)
 	}
 	return err
 }
 
-// Bytes is the memory. It is the caller's until Close, and must not be touched after. Of a closed arena it is nil.
+// Bytes is the memory. It is the caller's until Close, and must not be touched after. Of a closed
+// arena it is nil.
 func (a *Arena) Bytes() []byte {
 	a.p.mu.Lock()
 	defer a.p.mu.Unlock()
@@ -73,7 +78,8 @@ func (a *Arena) Bytes() []byte {
 	return a.mem.b[:a.size:a.size]
 }
 
-// HugePages reports whether the arena lies on reserved huge pages. On others the kernel may still have put transparent ones.
+// HugePages reports whether the arena lies on reserved huge pages. On others the kernel may still
+// have put transparent ones.
 func (a *Arena) HugePages() bool { return a.huge }
 
 // Close unmaps the memory. It returns [verbs.ErrBusy] while memory regions over it are open.
@@ -86,7 +92,8 @@ func (a *Arena) Close() error {
 	case i < 0:
 		return &verbs.OpError{Op: op, Err: verbs.ErrClosed}
 	case a.users > 0:
-		return &verbs.OpError{Op: op, Err: verbs.ErrBusy, Detail: fmt.Sprintf("%d memory regions over it are open", a.users)}
+		return &verbs.OpError{Op: op, Err: verbs.ErrBusy,
+			Detail: fmt.Sprintf("%d memory regions over it are open", a.users)}
 	}
 	if err := a.mem.unmap(); err != nil {
 		return &verbs.OpError{Op: op, Err: err}

@@ -14,10 +14,11 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-var cgroupFlag = flag.Bool("cgroup", false, "reserve huge pages and move this process into a control group that may have none; for a machine that is thrown away")
+var cgroupFlag = flag.Bool("cgroup", false, "reserve huge pages and move this process into a control group "+
+	"that may have none; for a machine that is thrown away")
 
-// A container without a share of the host's huge pages gets an arena without them. Mapping reserved ones works there, and the first touch
-// ends the process by SIGBUS.
+// A container without a share of the host's huge pages gets an arena without them. Mapping reserved
+// ones works there, and the first touch ends the process by SIGBUS.
 func TestArenaWithoutAShareOfHugePages(t *testing.T) {
 	if !*cgroupFlag {
 		t.Skip("only with -args -cgroup")

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// readAsyncEvents publishes the device's asynchronous events as long as it is open, whether or not anybody watches: the
-// provider itself has to know of a CQ that is dead and a NIC that is gone.
+// readAsyncEvents publishes the device's asynchronous events as long as it is open, whether or not
+// anybody watches: the provider itself has to know of a CQ that is dead and a NIC that is gone.
 func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	mem, err := mapMemory(carved[ibvAsyncEvent](1), 0)
 	if err != nil {
@@ -30,7 +30,8 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 			case syscall.EAGAIN:
 				return true
 			default:
-				// The kernel has taken the device away (uverbs_disassociate): it says so by failing every read.
+				// The kernel has taken the device away (uverbs_disassociate): it says so by failing
+				// every read.
 				d.lost()
 				return false
 			}
@@ -52,8 +53,8 @@ func (d *device) lost() {
 	}
 }
 
-// event translates an event, and takes note of what it means to the provider. The object that C names lives until the event is
-// acknowledged: destroying it waits for that.
+// event translates an event, and takes note of what it means to the provider. The object that C
+// names lives until the event is acknowledged: destroying it waits for that.
 func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 	e := verbs.Event{Type: verbs.EventType(c.eventType), Device: d}
 	switch {
@@ -86,8 +87,8 @@ func (d *device) wakeAll() {
 	}
 }
 
-// look finds out whether a queue pair is in ERR, after something pointed to that. Its number may be another's by now, or nobody's: then it is
-// looked at for nothing.
+// look finds out whether a queue pair is in ERR, after something pointed to that. Its number may be
+// another's by now, or nobody's: then it is looked at for nothing.
 func (d *device) look(qpNum uint32) {
 	d.mu.Lock()
 	q := d.qps[qpNum]

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// BenchmarkPostPoll is what a request costs to post and its completion to poll, over a library that does next to nothing: the crossing
-// into C, twice a batch, and the translation.
+// BenchmarkPostPoll is what a request costs to post and its completion to poll, over a library that
+// does next to nothing: the crossing into C, twice a batch, and the translation.
 func BenchmarkPostPoll(b *testing.B) {
 	for _, batch := range []int{1, 16, 64} {
 		for _, kind := range []string{"write", "inline"} {
@@ -40,7 +40,8 @@ func BenchmarkPostPoll(b *testing.B) {
 	}
 }
 
-// BenchmarkFromC is the same done by a program in C, to see what the crossing costs: PostPoll/write in units of it.
+// BenchmarkFromC is the same done by a program in C, to see what the crossing costs: PostPoll/write
+// in units of it.
 func BenchmarkFromC(b *testing.B) {
 	for _, batch := range []int{1, 16, 64} {
 		b.Run(fmt.Sprintf("write/batch=%d", batch), func(b *testing.B) {

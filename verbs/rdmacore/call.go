@@ -9,14 +9,16 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// call crosses into C. It costs 100 to 150 ns; the goroutine's thread is C's meanwhile, and a call that blocks costs a thread and not a
-// core. Arguments that are listed in the call cost an allocation, since SyscallN lets them escape; the hot paths keep theirs in a slice.
+// call crosses into C. It costs 100 to 150 ns; the goroutine's thread is C's meanwhile, and a call
+// that blocks costs a thread and not a core. Arguments that are listed in the call cost an
+// allocation, since SyscallN lets them escape; the hot paths keep theirs in a slice.
 func call(fn uintptr, args ...uintptr) uintptr {
 	r, _, _ := purego.SyscallN(fn, args...)
 	return r
 }
 
-// result is the errno in what a call returned that returns an int: 0, or an errno, or -errno, or -1 without more. Drivers do all of them.
+// result is the errno in what a call returned that returns an int: 0, or an errno, or -errno, or -1
+// without more. Drivers do all of them.
 func result(r uintptr) syscall.Errno {
 	switch e := int32(r); { // the upper half of the register is anything
 	case e == -1:
@@ -50,7 +52,8 @@ func (l *library) pointer(fn uintptr, args ...uintptr) (uintptr, syscall.Errno) 
 	return 0, l.errno()
 }
 
-// errno is what the last call on this thread left. purego does not save it on Linux. A call that failed without saying why counts as EIO.
+// errno is what the last call on this thread left. purego does not save it on Linux. A call that
+// failed without saying why counts as EIO.
 func (l *library) errno() syscall.Errno {
 	if e := *object[int32](call(l.errnoLocation)); e != 0 {
 		return syscall.Errno(e)

@@ -117,7 +117,8 @@ func TestCloseFails(t *testing.T) {
 		call  string
 		close func() error
 	}{
-		{"ibv_destroy_qp", r.qp.Close}, {"ibv_destroy_cq", r.cq.Close}, {"ibv_destroy_cq", r.rcq.Close}, {"ibv_dereg_mr", r.mr.Close},
+		{"ibv_destroy_qp", r.qp.Close}, {"ibv_destroy_cq", r.cq.Close}, {"ibv_destroy_cq", r.rcq.Close},
+		{"ibv_dereg_mr", r.mr.Close},
 		{"ibv_dealloc_pd", r.pd.Close},
 	} {
 		s.fail(c.call, syscall.EIO)
@@ -155,7 +156,8 @@ func TestCreateFails(t *testing.T) {
 	ok(t, err)
 	cq, err := d.CreateCQ(verbs.CQConfig{})
 	ok(t, err)
-	s.failTimes("ibv_create_qp", syscall.EINVAL, 2) // the second time without inline data, see TestDefaultInline
+	// the second time without inline data, see TestDefaultInline
+	s.failTimes("ibv_create_qp", syscall.EINVAL, 2)
 	_, err = pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
 	is(t, err, verbs.ErrInvalid, syscall.EINVAL)
 	mentions(t, err, "create qp: standin0: ibv_create_qp", "inline")
@@ -163,8 +165,10 @@ func TestCreateFails(t *testing.T) {
 	ok(t, err)
 	for _, cfg := range []verbs.QPConfig{
 		{}, {SendCQ: cq}, {RecvCQ: cq}, {SendCQ: cq, RecvCQ: foreign}, {SendCQ: foreign, RecvCQ: foreign},
-		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: 16385}}, {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxRecvSGE: 31}},
-		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxInline: 1025}}, {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendSGE: -1}},
+		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: 16385}},
+		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxRecvSGE: 31}},
+		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxInline: 1025}},
+		{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendSGE: -1}},
 	} {
 		_, err = pd.CreateQP(cfg)
 		is(t, err, verbs.ErrInvalid)
@@ -175,7 +179,8 @@ func TestCreateFails(t *testing.T) {
 	ok(t, p.Close())
 }
 
-// Closing while a goroutine waits for an event, one for a completion to poll, and events are on their way.
+// Closing while a goroutine waits for an event, one for a completion to poll, and events are on
+// their way.
 func TestCloseWhileWaiting(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	for range 20 {
@@ -203,7 +208,8 @@ func TestCloseWhileWaiting(t *testing.T) {
 		}()
 		ok(t, r.cq.Arm(false))
 		r.post(r.send(1, 1))
-		for _, close := range []func() error{r.qp.Close, r.cq.Close, r.rcq.Close, r.mr.Close, r.pd.Close, p.Close} {
+		for _, close := range []func() error{r.qp.Close, r.cq.Close, r.rcq.Close, r.mr.Close, r.pd.Close,
+			p.Close} {
 			ok(t, close())
 		}
 		is(t, <-polled, verbs.ErrClosed)
@@ -220,7 +226,8 @@ func openFiles(t testing.TB) int {
 	return len(list)
 }
 
-// memory is the anonymous memory in use, in KiB: Go's, C's and mappings, but no room that is only reserved.
+// memory is the anonymous memory in use, in KiB: Go's, C's and mappings, but no room that is only
+// reserved.
 func memory(t testing.TB) int {
 	t.Helper()
 	debug.FreeOSMemory()
@@ -232,7 +239,8 @@ func memory(t testing.TB) int {
 	return n
 }
 
-// Hundreds of rounds of everything leave nothing behind: no object of the library, no descriptor, no goroutine, no memory.
+// Hundreds of rounds of everything leave nothing behind: no object of the library, no descriptor,
+// no goroutine, no memory.
 func TestNoLeaks(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	round := func() {
@@ -311,7 +319,8 @@ func TestNoLeaks(t *testing.T) {
 	goleak.VerifyNone(t, goroutines)
 }
 
-// Close returns when the event readers have ended: none of them asks C for an event of a device that is closed, however many are left.
+// Close returns when the event readers have ended: none of them asks C for an event of a device
+// that is closed, however many are left.
 func TestCloseEndsReaders(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	goroutines := goleak.IgnoreCurrent()

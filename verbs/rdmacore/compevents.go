@@ -4,15 +4,17 @@ package rdmacore
 
 import "syscall"
 
-// compEvents is a device's completion channel (struct ibv_comp_channel): one for all its CQs, whatever CompChannel of Go's they
-// signal, so that a device costs one descriptor and one goroutine.
+// compEvents is a device's completion channel (struct ibv_comp_channel): one for all its CQs,
+// whatever CompChannel of Go's they signal, so that a device costs one descriptor and one
+// goroutine.
 type compEvents struct {
 	d      *device
 	addr   uintptr
 	reader *fdReader
 }
 
-// completionEvents is the device's completion channel, made by the first who asks. The device's lock is held.
+// completionEvents is the device's completion channel, made by the first who asks. The device's
+// lock is held.
 func (d *device) completionEvents(op string) (*compEvents, error) {
 	if d.events != nil {
 		return d.events, nil
@@ -27,7 +29,8 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	if err == nil {
 		out := carve[uintptr](&mem, 2) // the CQ, and the context that it was made with
 		get, ack := []uintptr{addr, address(&out[0]), address(&out[1])}, []uintptr{0, 1}
-		e.reader, err = readFD(int(object[ibvCompChannel](addr).fd), d.name+" completion events", func() (more bool) { return e.read(&out[0], get, ack) })
+		e.reader, err = readFD(int(object[ibvCompChannel](addr).fd), d.name+" completion events",
+			func() (more bool) { return e.read(&out[0], get, ack) })
 		if err != nil {
 			_ = mem.unmap()
 		} else {
@@ -42,7 +45,8 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	return e, nil
 }
 
-// read hands on every event that there is. c is where C says of which CQ one is; get and ack are the arguments of the two calls.
+// read hands on every event that there is. c is where C says of which CQ one is; get and ack are
+// the arguments of the two calls.
 func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 	d := e.d
 	lib := d.p.lib

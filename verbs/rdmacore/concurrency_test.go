@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Many goroutines post to one queue pair and poll its queue: every request yields one completion, and those of one poster come
-// in its order.
+// Many goroutines post to one queue pair and poll its queue: every request yields one completion,
+// and those of one poster come in its order.
 func TestConcurrentPosts(t *testing.T) {
 	const posters, each, batch = 4, 3000, 7
 	s := openStandin(t, standinConfig{})
@@ -65,7 +65,8 @@ func TestConcurrentPosts(t *testing.T) {
 	polling.Wait()
 }
 
-// Closing while others post, poll, arm, modify, ask and register: they are served or told that it is closed, and C never sees a dead object.
+// Closing while others post, poll, arm, modify, ask and register: they are served or told that it
+// is closed, and C never sees a dead object.
 func TestConcurrentClose(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
@@ -152,7 +153,8 @@ func TestConcurrentDoubleClose(t *testing.T) {
 	}
 }
 
-// Queues are made and closed by many at a time, which lets C use the memory of one for the next: each must go on being told of its events.
+// Queues are made and closed by many at a time, which lets C use the memory of one for the next:
+// each must go on being told of its events.
 func TestConcurrentQueues(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	s.set("graves", 0) // memory is used again at once
@@ -177,7 +179,8 @@ func TestConcurrentQueues(t *testing.T) {
 				if err := cq.Arm(false); err != nil {
 					t.Error(err)
 				}
-				if _, err := qp.PostSend([]verbs.SendWR{{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled}}); err != nil {
+				if _, err := qp.PostSend(
+					[]verbs.SendWR{{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled}}); err != nil {
 					t.Error(err)
 				}
 				select {

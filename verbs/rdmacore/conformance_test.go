@@ -15,12 +15,16 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// The conformance suite on real NICs. It needs to be told which: tests do not send traffic through NICs that nobody offered.
+// The conformance suite on real NICs. It needs to be told which: tests do not send traffic through
+// NICs that nobody offered.
 var (
-	devicesFlag  = flag.String("devices", "", "`filter` of the real NICs to test on, such as rxe0,rxe1; the first two are connected over the wire")
+	devicesFlag = flag.String("devices", "", "`filter` of the real NICs to test on, such as rxe0,rxe1; "+
+		"the first two are connected over the wire")
 	gidIndexFlag = flag.Int("gid-index", 1, "`index` in the GID tables of their ports")
-	waitFlag     = flag.Duration("wait", 10*time.Second, "how long to wait for a completion; emulated machines need more")
-	linkFlag     = flag.String("link", "", "`command` that sets a link, for a device and \"up\" or \"down\" as its arguments; empty leaves links alone")
+	waitFlag     = flag.Duration("wait", 10*time.Second,
+		"how long to wait for a completion; emulated machines need more")
+	linkFlag = flag.String("link", "", "`command` that sets a link, for a device and \"up\" or "+
+		"\"down\" as its arguments; empty leaves links alone")
 )
 
 // knownDifferences are subtests that some NIC cannot pass, by vendor and part id.
@@ -44,10 +48,11 @@ func TestConformance(t *testing.T) {
 
 // conform runs the suite on the NICs of a filter: the first against the last.
 func conform(t *testing.T, filter string) {
-	env := verbstest.Env{GIDIndex: *gidIndexFlag, Timeout: *waitFlag, Open: func(t *testing.T) (a, b verbs.Device) {
-		devices := open(t, filter)
-		return devices[0], devices[len(devices)-1]
-	}}
+	env := verbstest.Env{GIDIndex: *gidIndexFlag, Timeout: *waitFlag,
+		Open: func(t *testing.T) (a, b verbs.Device) {
+			devices := open(t, filter)
+			return devices[0], devices[len(devices)-1]
+		}}
 	if *linkFlag != "" {
 		env.SetLink = func(t *testing.T, d verbs.Device, up bool) {
 			to := map[bool]string{true: "up", false: "down"}[up]

@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// pollBatch is how many completions one crossing into C brings at most. The crossing costs some 150 ns, 2 ns of each then.
+// pollBatch is how many completions one crossing into C brings at most. The crossing costs some 150
+// ns, 2 ns of each then.
 const pollBatch = 64
 
 // cq is a completion queue.
@@ -39,7 +40,8 @@ func (d *device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 		cfg.Depth = min(256, d.limits.MaxCQE)
 	}
 	if cfg.Depth < 0 || cfg.Depth > d.limits.MaxCQE {
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d: must be 1 to %d", cfg.Depth, d.limits.MaxCQE))
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d: must be 1 to %d", cfg.Depth,
+			d.limits.MaxCQE))
 	}
 	q := &cq{d: d, channel: cfg.Channel}
 	var err error
@@ -69,7 +71,8 @@ func (q *cq) create(op string, depth int) error {
 		}
 		channel = e.addr
 	}
-	// Interrupts of successive queues go to successive vectors, which the system spreads over the cores.
+	// Interrupts of successive queues go to successive vectors, which the system spreads over the
+	// cores.
 	vectors := int(object[ibvContext](d.ctx).numCompVectors)
 	vector := d.nextVector % max(vectors, 1)
 	addr, errno := d.p.lib.pointer(d.p.lib.createCQ, d.ctx, uintptr(depth), 0, channel, uintptr(vector))
@@ -123,18 +126,23 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 	return n, nil
 }
 
-// convert translates completions. Of one in error nothing but four fields is taken: the driver leaves the rest as it was.
+// convert translates completions. Of one in error nothing but four fields is taken: the driver
+// leaves the rest as it was.
 func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
-	looked := uint32(0) // the queue pair that was looked at last: a failure brings a burst of flushed requests
+	// the queue pair that was looked at last: a failure brings a burst of flushed requests
+	looked := uint32(0)
 	for i := range cs {
 		c, to := &cs[i], &wcs[i]
 		if verbs.Status(c.status) == verbs.StatusSuccess {
-			to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode), 0
-			to.ByteLen, to.Imm, to.QPNum, to.SrcQP = c.byteLen, bits.ReverseBytes32(c.immData), c.qpNum, c.srcQP
+			to.ID, to.Status, to.Opcode, to.VendorErr = c.wrID, verbs.StatusSuccess, verbs.WCOpcode(c.opcode),
+				0
+			to.ByteLen, to.Imm, to.QPNum, to.SrcQP = c.byteLen, bits.ReverseBytes32(c.immData), c.qpNum,
+				c.srcQP
 			to.Flags = verbs.WCFlags(c.wcFlags) & verbs.WCWithImm
 			continue
 		}
-		*to = verbs.WC{ID: c.wrID, Status: verbs.Status(c.status), Opcode: verbs.WCUnknown, VendorErr: c.vendorErr, QPNum: c.qpNum}
+		*to = verbs.WC{ID: c.wrID, Status: verbs.Status(c.status), Opcode: verbs.WCUnknown,
+			VendorErr: c.vendorErr, QPNum: c.qpNum}
 		if c.qpNum != looked {
 			looked = c.qpNum
 			q.d.look(looked) // a reliable connection does not survive an error
@@ -142,14 +150,16 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 	}
 }
 
-// pollErr is the error of a poll in which the driver failed. What it returned is no errno: mlx4 and mlx5 have a -2 of their own for a
-// completion that they can make nothing of. Those before it in the same call are lost, so the queue cannot be trusted any more.
+// pollErr is the error of a poll in which the driver failed. What it returned is no errno: mlx4 and
+// mlx5 have a -2 of their own for a completion that they can make nothing of. Those before it in
+// the same call are lost, so the queue cannot be trusted any more.
 func (q *cq) pollErr(got int) error {
 	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
 	if q.d.taken() {
 		err = fmt.Errorf("%w: %w", verbs.ErrDeviceGone, err)
 	}
-	return &verbs.OpError{Op: "poll", Device: q.d.name, Err: err, Detail: "completions are lost: close the queue and its queue pairs"}
+	return &verbs.OpError{Op: "poll", Device: q.d.name, Err: err,
+		Detail: "completions are lost: close the queue and its queue pairs"}
 }
 
 // emptyErr is why no completion will ever come, if so.
@@ -209,7 +219,8 @@ func (q *cq) Close() error {
 	case users > 0:
 		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d queues of queue pairs use it", users))
 	}
-	// Without the device's lock: it waits until the readers have acknowledged the queue's events, for which they take it.
+	// Without the device's lock: it waits until the readers have acknowledged the queue's events,
+	// for which they take it.
 	if errno := d.destroy(d.p.lib.destroyCQ, q.addr); errno != 0 {
 		d.mu.Lock()
 		q.closed = false

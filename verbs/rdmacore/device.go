@@ -64,10 +64,12 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	const op = "open device"
 	ctx, errno := p.lib.pointer(p.lib.openDevice, addr)
 	if errno != 0 {
-		return nil, callErr(op, name, 0, "ibv_open_device", errno, openHint(errno, name, object[ibvDevice](addr)))
+		return nil, callErr(op, name, 0, "ibv_open_device", errno,
+			openHint(errno, name, object[ibvDevice](addr)))
 	}
 	c := object[ibvContext](ctx)
-	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ, reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
+	d := &device{p: p, id: id, name: name, port: max(port, 1), ctx: ctx, pollCQ: c.pollCQ,
+		reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
 		postRecv: c.postRecv, pds: map[*pd]struct{}{}, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
 	_, unseen := fs.Stat(os.DirFS(sysClass), name)
 	d.shown = unseen == nil
@@ -76,7 +78,8 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 		d.limits, err = d.Query()
 		d.atomics = d.query.dev.atomicCap != atomicNone // as the query has left it
 		if err == nil && d.port > d.limits.Ports {
-			err = d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d was asked for, the device has %d", d.port, d.limits.Ports))
+			err = d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d was asked for, the device has %d", d.port,
+				d.limits.Ports))
 		}
 	}
 	if err != nil {
@@ -94,7 +97,8 @@ func (d *device) prepare(asyncFD int) (err error) {
 		return d.err("open device", verbs.ErrNoMemory, err.Error())
 	}
 	q.gids = map[int]gidTable{}
-	q.dev, q.port, q.gid = &carve[ibvDeviceAttr](&q.mem, 1)[0], &carve[ibvPortAttr](&q.mem, 1)[0], &carve[ibvGIDEntry](&q.mem, 1)[0]
+	q.dev, q.port, q.gid = &carve[ibvDeviceAttr](&q.mem, 1)[0], &carve[ibvPortAttr](&q.mem, 1)[0],
+		&carve[ibvGIDEntry](&q.mem, 1)[0]
 	d.async, err = d.readAsyncEvents(asyncFD)
 	return err
 }
@@ -102,7 +106,8 @@ func (d *device) prepare(asyncFD int) (err error) {
 // openHint says what to do when a device cannot be opened.
 func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	if errno == syscall.ENOENT {
-		// What libibverbs says last is that its other way to the device does not exist: see what is wrong with the usual one.
+		// What libibverbs says last is that its other way to the device does not exist: see what is
+		// wrong with the usual one.
 		node, _, _ := bytes.Cut(c.devName[:], []byte{0})
 		f, err := os.OpenFile(filepath.Join("/dev/infiniband", string(node)), os.O_RDWR, 0)
 		if err == nil {
@@ -116,10 +121,12 @@ func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	case syscall.EMFILE, syscall.ENFILE:
 		return filesHint(errno)
 	case syscall.EACCES, syscall.EPERM:
-		return "no permission for its /dev/infiniband/uverbs*: join the group that owns it (rdma on most systems), or in a container pass the " +
+		return "no permission for its /dev/infiniband/uverbs*: join the group that owns it (rdma on most " +
+			"systems), or in a container pass the " +
 			"device in; or leave it out with the filter ^" + name
 	case syscall.ENOENT:
-		return "its /dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the device in; or leave it out with the " +
+		return "its /dev/infiniband/uverbs* is not there: modprobe ib_uverbs, or in a container pass the " +
+			"device in; or leave it out with the " +
 			"filter ^" + name
 	}
 	return ""
@@ -133,7 +140,8 @@ func (d *device) retire(op string) error {
 		d.closed = true
 		return nil
 	}
-	return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d protection domains and %d completion queues are open", len(d.pds), len(d.cqs)))
+	return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d protection domains and %d completion queues are open",
+		len(d.pds), len(d.cqs)))
 }
 
 // revive undoes retire.
@@ -157,8 +165,10 @@ func (d *device) close() error {
 	return err
 }
 
-// destroy makes a call that destroys something. Of a NIC that was taken away the kernel has destroyed everything by itself, and answers every
-// such call with EIO (unless RDMAV_ALLOW_DISASSOC_DESTROY is set): then the object is gone, and what libibverbs keeps of it leaks.
+// destroy makes a call that destroys something. Of a NIC that was taken away the kernel has
+// destroyed everything by itself, and answers every such call with EIO (unless
+// RDMAV_ALLOW_DISASSOC_DESTROY is set): then the object is gone, and what libibverbs keeps of it
+// leaks.
 func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	errno := d.p.lib.status(fn, object)
 	if errno == syscall.EIO && d.taken() {
@@ -167,7 +177,8 @@ func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	return errno
 }
 
-// taken reports whether the NIC was taken away: an event has said so, or the kernel shows it no more, which may come sooner.
+// taken reports whether the NIC was taken away: an event has said so, or the kernel shows it no
+// more, which may come sooner.
 func (d *device) taken() bool {
 	if d.gone.Load() || !d.shown {
 		return d.gone.Load()
@@ -214,8 +225,10 @@ func (d *device) Query() (verbs.DeviceAttr, error) {
 	}
 	firmware, _, _ := bytes.Cut(a.fwVer[:], []byte{0})
 	return verbs.DeviceAttr{
-		Firmware: string(firmware), NodeGUID: bigEndian64(a.nodeGUID), VendorID: a.vendorID, PartID: a.vendorPartID, HWVersion: a.hwVer,
-		Ports: int(a.physPortCnt), MaxQP: int(a.maxQP), MaxQPWR: int(a.maxQPWR), MaxSGE: int(a.maxSGE), MaxCQ: int(a.maxCQ),
+		Firmware: string(firmware), NodeGUID: bigEndian64(a.nodeGUID), VendorID: a.vendorID,
+		PartID: a.vendorPartID, HWVersion: a.hwVer,
+		Ports: int(a.physPortCnt), MaxQP: int(a.maxQP), MaxQPWR: int(a.maxQPWR), MaxSGE: int(a.maxSGE),
+		MaxCQ:  int(a.maxCQ),
 		MaxCQE: int(a.maxCQE), MaxMR: int(a.maxMR), MaxMRSize: a.maxMRSize, MaxPD: int(a.maxPD),
 		MaxRDAtomic: int(min(a.maxQPRDAtom, a.maxQPInitRDAtom)), // as responder and as requester
 	}, nil
@@ -233,15 +246,18 @@ func (d *device) QueryPort(port int) (verbs.PortAttr, error) {
 		return verbs.PortAttr{}, err
 	}
 	return verbs.PortAttr{
-		State: verbs.PortState(a.state), MaxMTU: verbs.MTU(a.maxMTU), ActiveMTU: verbs.MTU(a.activeMTU), GIDTableLen: int(a.gidTblLen),
-		MaxMsgSize: a.maxMsgSz, LID: a.lid, LinkLayer: verbs.LinkLayer(a.linkLayer), Speed: linkSpeed(a.activeWidth, a.activeSpeed),
+		State: verbs.PortState(a.state), MaxMTU: verbs.MTU(a.maxMTU), ActiveMTU: verbs.MTU(a.activeMTU),
+		GIDTableLen: int(a.gidTblLen),
+		MaxMsgSize:  a.maxMsgSz, LID: a.lid, LinkLayer: verbs.LinkLayer(a.linkLayer),
+		Speed: linkSpeed(a.activeWidth, a.activeSpeed),
 	}, nil
 }
 
 // portAttr asks for a port's attributes. The query lock is held.
 func (d *device) portAttr(op string, port int) (*ibvPortAttr, error) {
 	if limit := cmp.Or(d.limits.Ports, 255); port < 1 || port > limit {
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: the device has ports 1 to %d", port, limit))
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("port %d: the device has ports 1 to %d", port,
+			limit))
 	}
 	a := d.query.port
 	*a = ibvPortAttr{}
@@ -263,12 +279,14 @@ func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 		return verbs.GIDEntry{}, err
 	}
 	if index < 0 || index >= table.size {
-		return verbs.GIDEntry{}, d.err(op, verbs.ErrInvalid, fmt.Sprintf("index %d: port %d has entries 0 to %d", index, port, table.size-1))
+		return verbs.GIDEntry{}, d.err(op, verbs.ErrInvalid,
+			fmt.Sprintf("index %d: port %d has entries 0 to %d", index, port, table.size-1))
 	}
 	return d.gidEntry(op, port, index, table.link)
 }
 
-// gidTable is what does not change about a port, for which mlx5 asks its firmware: a search through a GID table has hundreds of queries.
+// gidTable is what does not change about a port, for which mlx5 asks its firmware: a search through
+// a GID table has hundreds of queries.
 type gidTable struct {
 	size int
 	link verbs.LinkLayer
@@ -288,7 +306,8 @@ func (d *device) gidTable(op string, port int) (gidTable, error) {
 	return t, nil
 }
 
-// netDev is the name of a network interface; empty if there is none, or it is in another network namespace.
+// netDev is the name of a network interface; empty if there is none, or it is in another network
+// namespace.
 func netDev(index uint32) string {
 	if index == 0 {
 		return ""
@@ -307,7 +326,8 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 	*e = ibvGIDEntry{}
 	entry := verbs.GIDEntry{Index: index}
 	if lib.queryGIDEx != 0 {
-		switch errno := lib.status(lib.queryGIDEx, d.ctx, uintptr(port), uintptr(index), address(e), 0, uintptr(sizeOf[ibvGIDEntry]())); errno {
+		switch errno := lib.status(lib.queryGIDEx, d.ctx, uintptr(port), uintptr(index), address(e), 0,
+			uintptr(sizeOf[ibvGIDEntry]())); errno {
 		case 0:
 			entry.GID, entry.Type = e.gid, verbs.GIDType(e.gidType)
 			entry.NetDev = netDev(e.ndevIfindex)
@@ -315,7 +335,8 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 		case syscall.ENODATA: // not set
 			return entry, nil
 		default:
-			return entry, d.callErr(op, 0, "ibv_query_gid_ex", errno, fmt.Sprintf("port %d, index %d", port, index))
+			return entry, d.callErr(op, 0, "ibv_query_gid_ex", errno,
+				fmt.Sprintf("port %d, index %d", port, index))
 		}
 	}
 	if errno := lib.status(lib.queryGID, d.ctx, uintptr(port), uintptr(index), address(&e.gid)); errno != 0 {
@@ -327,18 +348,20 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 	}
 	var err error
 	if entry.Type, err = sysGIDType(sys, d.name, port, index, link); err != nil {
-		return verbs.GIDEntry{}, d.err(op, verbs.ErrNotSupported, fmt.Sprintf("what kind of GID entry %d of port %d is: "+
-			"this libibverbs cannot tell (rdma-core 32 can), nor can the kernel: %v", index, port, err))
+		return verbs.GIDEntry{}, d.err(op, verbs.ErrNotSupported,
+			fmt.Sprintf("what kind of GID entry %d of port %d is: "+
+				"this libibverbs cannot tell (rdma-core 32 can), nor can the kernel: %v", index, port, err))
 	}
 	entry.NetDev = sysNetDev(sys, d.name, port, index)
 	return entry, nil
 }
 
-// linkSpeed is a port's signalling rate in bits a second, from the codes of its width and speed (IBTA PortInfo; the
-// kernel's ib_port_attr_to_rate); 0 when a code is not known.
+// linkSpeed is a port's signalling rate in bits a second, from the codes of its width and speed
+// (IBTA PortInfo; the kernel's ib_port_attr_to_rate); 0 when a code is not known.
 func linkSpeed(width, speed uint8) uint64 {
 	lanes := map[uint8]uint64{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[width]
-	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000, 128: 100_000}[speed]
+	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000,
+		128: 100_000}[speed]
 	return lanes * lane * 1_000_000
 }
 

@@ -1,8 +1,10 @@
-// Package rdmacore is a provider of real NICs: those that the host's libibverbs knows, from mlx5, bnxt_re and irdma to the kernel's software
-// NIC, rdma_rxe. They have to speak InfiniBand or RoCE: iWARP NICs, which connect by other means, are left out.
+// Package rdmacore is a provider of real NICs: those that the host's libibverbs knows, from mlx5,
+// bnxt_re and irdma to the kernel's software NIC, rdma_rxe. They have to speak InfiniBand or RoCE:
+// iWARP NICs, which connect by other means, are left out.
 //
-// The library is opened at run time, with no C compiler and no header at build time, with cgo and without. A program opts in by
-// importing the package, which makes its binary dynamically linked; one that is content with software NICs stays static.
+// The library is opened at run time, with no C compiler and no header at build time, with cgo and
+// without. A program opts in by importing the package, which makes its binary dynamically linked;
+// one that is content with software NICs stays static.
 //
 //	p, err := rdmacore.Open(rdmacore.Config{Devices: "mlx5_0,mlx5_1"})
 //	if err != nil {
@@ -16,38 +18,46 @@
 //
 // Two kinds of memory can be registered, whole or in parts, on as many devices as one likes:
 //
-//   - Bytes of the Go heap. They are pinned, for the garbage collector and for the kernel, until [verbs.MR.Close]; the region keeps them
-//     reachable. This is right for buffers of a few MiB that come from elsewhere.
-//   - An [Arena]: mapped memory that the garbage collector does not know, on huge pages where the host has reserved some, for which a
-//     NIC needs 1/512 of the translations. This is right for pools and for anything large. It is freed by [Arena.Close] only, which
-//     refuses while regions over it are open.
+//   - Bytes of the Go heap. They are pinned, for the garbage collector and for the kernel, until
+//     [verbs.MR.Close]; the region keeps them reachable. This is right for buffers of a few MiB
+//     that come from elsewhere.
+//   - An [Arena]: mapped memory that the garbage collector does not know, on huge pages where the
+//     host has reserved some, for which a NIC needs 1/512 of the translations. This is right for
+//     pools and for anything large. It is freed by [Arena.Close] only, which refuses while regions
+//     over it are open.
 //
-// Memory of other origin (a mapped file, memory of a C library) may be given as a []byte as well, if its owner keeps it mapped until the
-// region is closed; memory of a GPU through its dma-buf ([verbs.DMABufRegistrar]).
+// Memory of other origin (a mapped file, memory of a C library) may be given as a []byte as well,
+// if its owner keeps it mapped until the region is closed; memory of a GPU through its dma-buf
+// ([verbs.DMABufRegistrar]).
 //
-// Registered memory is locked, which the process may be limited in (ulimit -l); the error says how to raise it.
+// Registered memory is locked, which the process may be limited in (ulimit -l); the error says how
+// to raise it.
 //
 // # Fork
 //
-// os/exec is safe: the child shares the parent's memory until it executes, and copies nothing. A process that forks in C without executing,
-// which Go programs do not do, needs Linux 5.12 or later, where the pages that a NIC uses are copied for the child and not taken from the
-// parent; on older kernels set RDMAV_FORK_SAFE=1 in the environment before [Open]: libibverbs reads it once.
+// os/exec is safe: the child shares the parent's memory until it executes, and copies nothing. A
+// process that forks in C without executing, which Go programs do not do, needs Linux 5.12 or
+// later, where the pages that a NIC uses are copied for the child and not taken from the parent; on
+// older kernels set RDMAV_FORK_SAFE=1 in the environment before [Open]: libibverbs reads it once.
 //
 // # Events
 //
-// Completion events and asynchronous events are read through Go's own poller: waiting costs a goroutine and no thread. A device has one
-// completion channel for all its CQs.
+// Completion events and asynchronous events are read through Go's own poller: waiting costs a
+// goroutine and no thread. A device has one completion channel for all its CQs.
 //
-// A queue pair may fail without a completion that says so, as the responder of a bad request: [verbs.QP.State] asks the kernel.
+// A queue pair may fail without a completion that says so, as the responder of a bad request:
+// [verbs.QP.State] asks the kernel.
 //
 // # A NIC that is taken away
 //
-// When a driver is unloaded or a NIC pulled, watchers get [verbs.EventDeviceFatal], posts are refused with [verbs.ErrDeviceGone], polls say the same
-// once a queue is empty, and those who sleep on a completion channel wake. Everything can be closed as usual; what libibverbs itself
-// had allocated for it leaks, because the kernel answers it no more.
+// When a driver is unloaded or a NIC pulled, watchers get [verbs.EventDeviceFatal], posts are
+// refused with [verbs.ErrDeviceGone], polls say the same once a queue is empty, and those who sleep
+// on a completion channel wake. Everything can be closed as usual; what libibverbs itself had
+// allocated for it leaks, because the kernel answers it no more.
 //
 // # What it costs
 //
-// A crossing into C costs 100 to 150 ns. A post crosses once for every 64 requests, a poll once for every 64 completions. What C reads and
-// writes lies in memory mapped for the purpose, some 24 KiB a queue pair with the default limits; nothing is allocated once warm.
+// A crossing into C costs 100 to 150 ns. A post crosses once for every 64 requests, a poll once for
+// every 64 completions. What C reads and writes lies in memory mapped for the purpose, some 24 KiB
+// a queue pair with the default limits; nothing is allocated once warm.
 package rdmacore

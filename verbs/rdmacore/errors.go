@@ -6,7 +6,8 @@ import "ibverbx/verbs"
 var (
 	// ErrNoLibrary: libibverbs is not installed, or what was loaded is something else.
 	ErrNoLibrary error = &unavailable{"no libibverbs"}
-	// ErrNoDevice: the kernel shows no RDMA device, or none that was asked for, or none that its library knows.
+	// ErrNoDevice: the kernel shows no RDMA device, or none that was asked for, or none that its
+	// library knows.
 	ErrNoDevice error = &unavailable{"no RDMA device"}
 )
 

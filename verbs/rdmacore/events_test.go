@@ -21,8 +21,8 @@ func wait(t testing.TB, c *verbs.CompChannel) {
 	}
 }
 
-// quiet fails if there is an event. Events travel through a goroutine, so what should not come cannot be waited for; what did come before an event
-// that was waited for has come.
+// quiet fails if there is an event. Events travel through a goroutine, so what should not come
+// cannot be waited for; what did come before an event that was waited for has come.
 func quiet(t testing.TB, c *verbs.CompChannel) {
 	t.Helper()
 	select {
@@ -60,7 +60,8 @@ func TestArmAndWait(t *testing.T) {
 		r.poll(r.cq, 2)
 		quiet(t, c)
 	}
-	// What is in the queue already raises no event: armed after the post, only the next completion does.
+	// What is in the queue already raises no event: armed after the post, only the next completion
+	// does.
 	r.post(r.send(1, 1))
 	ok(t, r.cq.Arm(false))
 	quiet(t, c)
@@ -184,7 +185,8 @@ func TestAsyncEvents(t *testing.T) {
 		t.Errorf("the other device's watcher got %v", <-other)
 	}
 	s.raise(1, int32(verbs.EventPortErr), 1)
-	if e := next(t, other); e.Device != list[1] || e.Port != 1 || e.String() != "standin1 port 1: port error" {
+	if e := next(t, other); e.Device != list[1] || e.Port != 1 ||
+		e.String() != "standin1 port 1: port error" {
 		t.Errorf("%v", e)
 	}
 	if n := s.unacked(0, handle); n != 0 {
@@ -212,7 +214,8 @@ func TestWatchers(t *testing.T) {
 	}
 }
 
-// An event of an object that is closed before anybody read it, and one of a device that nobody watches, hold nothing up.
+// An event of an object that is closed before anybody read it, and one of a device that nobody
+// watches, hold nothing up.
 func TestEventsOfClosed(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{channel: verbs.NewCompChannel()})
@@ -231,7 +234,8 @@ func TestEventsOfClosed(t *testing.T) {
 	}
 }
 
-// A queue that overruns is dead once it has been emptied: whoever sleeps on it is woken, and polling says so.
+// A queue that overruns is dead once it has been emptied: whoever sleeps on it is woken, and
+// polling says so.
 func TestOverrun(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	c := verbs.NewCompChannel()
@@ -294,8 +298,8 @@ func TestDeviceFatal(t *testing.T) {
 	healthy.poll(healthy.cq, 1)
 }
 
-// The kernel takes a device away by failing every read of its events. That is a fatal event like any other: watchers hear of it, and
-// whoever sleeps on a completion channel is woken.
+// The kernel takes a device away by failing every read of its events. That is a fatal event like
+// any other: watchers hear of it, and whoever sleeps on a completion channel is woken.
 func TestDeviceRemoved(t *testing.T) {
 	for _, call := range []string{"ibv_get_async_event", "ibv_get_cq_event"} {
 		t.Run(call, func(t *testing.T) {

@@ -11,18 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fdReader reads events from a descriptor of libibverbs through Go's own poller: a goroutine that waits costs no thread.
+// fdReader reads events from a descriptor of libibverbs through Go's own poller: a goroutine that
+// waits costs no thread.
 //
-// The descriptor is a duplicate, because libibverbs closes its own and os.File would close it once more, by then perhaps somebody else's.
-// Both stand for one open file, so that making one non-blocking does it for libibverbs' reads, too.
+// The descriptor is a duplicate, because libibverbs closes its own and os.File would close it once
+// more, by then perhaps somebody else's. Both stand for one open file, so that making one
+// non-blocking does it for libibverbs' reads, too.
 type fdReader struct {
 	file *os.File
 	done chan struct{}
 	mem  mapping // what next reads into; given back by stop
 }
 
-// readFD calls next whenever there may be something to read, until it says that nothing will ever come, or stop is
-// called. next reads all that there is.
+// readFD calls next whenever there may be something to read, until it says that nothing will ever
+// come, or stop is called. next reads all that there is.
 func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -35,7 +37,8 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	r := &fdReader{file: os.NewFile(uintptr(dup), name), done: make(chan struct{})}
 	conn, err := r.file.SyscallConn()
 	if err == nil {
-		err = r.file.SetReadDeadline(time.Time{}) // refused by a file that cannot be polled, which would never say so
+		// refused by a file that cannot be polled, which would never say so
+		err = r.file.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
 		_ = r.file.Close()
@@ -43,7 +46,8 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	}
 	go func() {
 		defer close(r.done)
-		if err := conn.Read(func(uintptr) bool { return !next() }); err != nil && !errors.Is(err, os.ErrClosed) {
+		if err := conn.Read(func(uintptr) bool { return !next() }); err != nil &&
+			!errors.Is(err, os.ErrClosed) {
 			next() // the poller saw nothing but an error on the descriptor: what it is comes out by reading
 		}
 	}()

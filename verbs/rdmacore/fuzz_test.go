@@ -9,8 +9,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// FuzzSysfs reads an entry of a GID table from files of any content, under a device of any name. An entry has a type just when there is a
-// file that tells it, of RoCE v2 it is just when that says so, and the interface is the file's text.
+// FuzzSysfs reads an entry of a GID table from files of any content, under a device of any name. An
+// entry has a type just when there is a file that tells it, of RoCE v2 it is just when that says
+// so, and the interface is the file's text.
 func FuzzSysfs(f *testing.F) {
 	f.Add("mlx5_0", 1, 3, true, "RoCE v2\n", "eth2\n")
 	f.Add("mlx5_0", 1, 0, true, "IB/RoCE v1\n", "")
@@ -41,12 +42,14 @@ func FuzzSysfs(f *testing.F) {
 				t.Fatalf("%q is %v, want %v", types, kind, want)
 			}
 		}
-		if name := sysNetDev(sys, device, port, index); there && name != strings.TrimSpace(ndevs) || !there && name != "" && fs.ValidPath(device) {
+		if name := sysNetDev(sys, device, port, index); there && name != strings.TrimSpace(ndevs) || !there &&
+			name != "" && fs.ValidPath(device) {
 			t.Fatalf("%q port %d entry %d belongs to %q", device, port, index, name)
 		}
 		if fs.ValidPath(device) && device != "." && !strings.Contains(device, "/") {
 			sys = fstest.MapFS{device: {Mode: fs.ModeDir}}
-			if why := whyNoDevice(sys); !strings.Contains(why, device) || !strings.Contains(why, "ibverbs-providers") {
+			if why := whyNoDevice(sys); !strings.Contains(why, device) ||
+				!strings.Contains(why, "ibverbs-providers") {
 				t.Fatalf("%q: %s", device, why)
 			}
 		}

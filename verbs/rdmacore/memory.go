@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file and call.go are the package's gate to unsafe. Everything that C reads or writes lies in mappings made here, which the Go
-// runtime neither moves nor frees, so a number may stand for an address and no Go pointer is ever passed.
+// This file and call.go are the package's gate to unsafe. Everything that C reads or writes lies in
+// mappings made here, which the Go runtime neither moves nor frees, so a number may stand for an
+// address and no Go pointer is ever passed.
 
 // mapping is memory of our own, outside of the Go heap.
 type mapping struct {
@@ -19,7 +20,8 @@ type mapping struct {
 
 // mapMemory maps zeroed memory. flags may ask for huge pages.
 func mapMemory(size, flags int) (mapping, error) {
-	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags)
+	b, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|flags)
 	return mapping{b: b}, err
 }
 
@@ -42,7 +44,8 @@ func carved[T any](n int) int {
 	return (n*int(unsafe.Sizeof(t)) + cacheLine - 1) &^ (cacheLine - 1)
 }
 
-// carve takes n values of T from a mapping. The mapping was made large enough for all that is carved from it.
+// carve takes n values of T from a mapping. The mapping was made large enough for all that is
+// carved from it.
 func carve[T any](m *mapping, n int) []T {
 	b := m.b[m.next : m.next+carved[T](n)]
 	m.next += len(b)
@@ -52,9 +55,11 @@ func carve[T any](m *mapping, n int) []T {
 // address is where a value lies. Use it for mapped memory, or for naming memory to the NIC.
 func address[T any](p *T) uintptr { return uintptr(unsafe.Pointer(p)) }
 
-// object is a structure that C owns. addr came from C, so the garbage collector knows nothing of it.
+// object is a structure that C owns. addr came from C, so the garbage collector knows nothing of
+// it.
 func object[T any](addr uintptr) *T {
-	// Written as a conversion of the variable and not of its value, which go vet takes for arithmetic on a Go pointer.
+	// Written as a conversion of the variable and not of its value, which go vet takes for
+	// arithmetic on a Go pointer.
 	return (*T)(*(*unsafe.Pointer)(unsafe.Pointer(&addr)))
 }
 

@@ -41,7 +41,8 @@ func TestRegisterMemory(t *testing.T) {
 	second, err := pd.RegisterMR(buf, verbs.AccessAll)
 	ok(t, err)
 	closeLater(t, second)
-	if mr.LKey() == second.LKey() || mr.RKey() == second.RKey() || mr.LKey() == mr.RKey() || mr.LKey()&0xff != 0x11 || mr.RKey()>>31 != 1 {
+	if mr.LKey() == second.LKey() || mr.RKey() == second.RKey() || mr.LKey() == mr.RKey() ||
+		mr.LKey()&0xff != 0x11 || mr.RKey()>>31 != 1 {
 		t.Errorf("keys %#x %#x, and %#x %#x", mr.LKey(), mr.RKey(), second.LKey(), second.RKey())
 	}
 	if n := s.live("mr"); n != 2 {
@@ -75,7 +76,8 @@ func TestRegisterRefused(t *testing.T) {
 	s.fail("ibv_reg_mr", syscall.ENOMEM)
 	_, err := pd.RegisterMR(buf, verbs.AccessLocalWrite)
 	is(t, err, verbs.ErrNoMemory, syscall.ENOMEM)
-	mentions(t, err, "register memory: standin0", "ibv_reg_mr", "4096 bytes", "65536 bytes", "ulimit -l", "LimitMEMLOCK")
+	mentions(t, err, "register memory: standin0", "ibv_reg_mr", "4096 bytes", "65536 bytes", "ulimit -l",
+		"LimitMEMLOCK")
 
 	s.fail("ibv_reg_mr", syscall.EFAULT)
 	_, err = pd.RegisterMR(buf, verbs.AccessLocalWrite)
@@ -132,7 +134,8 @@ func TestRegionKeepsMemory(t *testing.T) {
 	t.Error("the memory was not collected after the region was closed")
 }
 
-// A region that the program forgets keeps its memory all the same, since the NIC may still write to it.
+// A region that the program forgets keeps its memory all the same, since the NIC may still write to
+// it.
 func TestForgottenRegion(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
@@ -243,7 +246,8 @@ func TestDMABuf(t *testing.T) {
 	mr, err := reg.RegisterDMABuf(fd, offset, length, iova, verbs.AccessAll)
 	ok(t, err)
 	closeLater(t, mr)
-	if got, want := s.registered(), (registered{Length: length, Offset: offset, IOVA: iova, FD: uint64(fd), Access: uint64(verbs.AccessAll)}); got != want {
+	if got, want := s.registered(), (registered{Length: length, Offset: offset, IOVA: iova, FD: uint64(fd),
+		Access: uint64(verbs.AccessAll)}); got != want {
 		t.Errorf("registered %+v, want %+v", got, want)
 	}
 	// libibverbs has the offset where a region of process memory has the address.

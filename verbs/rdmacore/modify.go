@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Modify changes attributes and state. What a transition demands and allows is checked before the kernel is asked, because its answer
-// is EINVAL whatever is wrong.
+// Modify changes attributes and state. What a transition demands and allows is checked before the
+// kernel is asked, because its answer is EINVAL whatever is wrong.
 func (q *qp) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	const op = "modify qp"
 	q.lock()
@@ -40,14 +40,18 @@ func (q *qp) modify(mask verbs.QPAttrMask) syscall.Errno {
 // cAttr is attr as C has it.
 func cAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) ibvQPAttr {
 	c := ibvQPAttr{
-		qpState: uint32(attr.State), curQPState: uint32(attr.CurState), pathMTU: uint32(attr.PathMTU), rqPSN: attr.RQPSN, sqPSN: attr.SQPSN,
-		destQPNum: attr.DestQPNum, qpAccessFlags: uint32(attr.Access), pkeyIndex: attr.PKeyIndex, maxRDAtomic: attr.MaxRDAtomic,
-		maxDestRDAtomic: attr.MaxDestRDAtomic, minRNRTimer: attr.MinRNRTimer, portNum: attr.Port, timeout: attr.Timeout,
+		qpState: uint32(attr.State), curQPState: uint32(attr.CurState), pathMTU: uint32(attr.PathMTU),
+		rqPSN: attr.RQPSN, sqPSN: attr.SQPSN,
+		destQPNum: attr.DestQPNum, qpAccessFlags: uint32(attr.Access), pkeyIndex: attr.PKeyIndex,
+		maxRDAtomic:     attr.MaxRDAtomic,
+		maxDestRDAtomic: attr.MaxDestRDAtomic, minRNRTimer: attr.MinRNRTimer, portNum: attr.Port,
+		timeout:  attr.Timeout,
 		retryCnt: attr.RetryCount, rnrRetry: attr.RNRRetry,
 	}
 	if mask&verbs.QPAttrAV != 0 {
 		ah := &attr.AH
-		c.ahAttr = ibvAHAttr{dgid: ah.DGID, flowLabel: ah.FlowLabel, sgidIndex: ah.SGIDIndex, hopLimit: ah.HopLimit, trafficClass: ah.TrafficClass,
+		c.ahAttr = ibvAHAttr{dgid: ah.DGID, flowLabel: ah.FlowLabel, sgidIndex: ah.SGIDIndex,
+			hopLimit: ah.HopLimit, trafficClass: ah.TrafficClass,
 			dlid: ah.DLID, sl: ah.SL, portNum: ah.Port}
 		if ah.Global {
 			c.ahAttr.isGlobal = 1
@@ -57,7 +61,8 @@ func cAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) ibvQPAttr {
 }
 
 // modifyHint says what may be wrong when the kernel refuses a change that is in order by the table.
-func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
+func (q *qp) modifyHint(errno syscall.Errno, now verbs.QPState, attr *verbs.QPAttr,
+	mask verbs.QPAttrMask) string {
 	hint := "from " + now.String()
 	if mask&verbs.QPAttrState != 0 {
 		hint += " to " + attr.State.String()
@@ -134,15 +139,17 @@ func (d *device) pathHint(attr *verbs.QPAttr) string {
 	case err != nil:
 		return err.Error()
 	case g.GID.IsZero():
-		return fmt.Sprintf("entry %d of port %d's GID table is empty: choose another (show_gids, or ibverbx devices)", index, port)
+		return fmt.Sprintf("entry %d of port %d's GID table is empty: choose another (show_gids, or "+
+			"ibverbx devices)", index, port)
 	case g.GID.IsIPv4() != attr.AH.DGID.IsIPv4():
-		return fmt.Sprintf("this end's GID is %v (%v) and the peer's %v: both have to be IPv4, or neither", g.GID, g.Type, attr.AH.DGID)
+		return fmt.Sprintf("this end's GID is %v (%v) and the peer's %v: both have to be IPv4, or neither",
+			g.GID, g.Type, attr.AH.DGID)
 	}
 	return ""
 }
 
-// State is the present state. The NIC may have moved the queue pair to ERR by itself, so the kernel is asked where that can be: this
-// is no call for the hot path.
+// State is the present state. The NIC may have moved the queue pair to ERR by itself, so the kernel
+// is asked where that can be: this is no call for the hot path.
 func (q *qp) State() verbs.QPState {
 	q.lock()
 	defer q.unlock()
@@ -188,8 +195,10 @@ func (q *qp) query(mask verbs.QPAttrMask) syscall.Errno {
 }
 
 // allAttrs is what Query asks for.
-const allAttrs = verbs.QPAttrState | verbs.QPAttrAccess | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAV | verbs.QPAttrPathMTU |
-	verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrRQPSN | verbs.QPAttrMaxRDAtomic |
+const allAttrs = verbs.QPAttrState | verbs.QPAttrAccess | verbs.QPAttrPKeyIndex | verbs.QPAttrPort |
+	verbs.QPAttrAV | verbs.QPAttrPathMTU |
+	verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrRQPSN |
+	verbs.QPAttrMaxRDAtomic |
 	verbs.QPAttrMinRNRTimer | verbs.QPAttrSQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrDestQPNum
 
 // Query returns the attributes now in force.
@@ -205,18 +214,23 @@ func (q *qp) Query() (verbs.QPAttr, error) {
 	}
 	c, ah := q.attr, &q.attr.ahAttr
 	return verbs.QPAttr{
-		State: verbs.QPState(c.qpState), CurState: verbs.QPState(c.curQPState), PathMTU: verbs.MTU(c.pathMTU), DestQPNum: c.destQPNum,
-		RQPSN: c.rqPSN, SQPSN: c.sqPSN, Access: verbs.AccessFlags(c.qpAccessFlags), MaxRDAtomic: c.maxRDAtomic,
-		MaxDestRDAtomic: c.maxDestRDAtomic, MinRNRTimer: c.minRNRTimer, PKeyIndex: c.pkeyIndex, Port: c.portNum, Timeout: c.timeout,
+		State: verbs.QPState(c.qpState), CurState: verbs.QPState(c.curQPState), PathMTU: verbs.MTU(c.pathMTU),
+		DestQPNum: c.destQPNum,
+		RQPSN:     c.rqPSN, SQPSN: c.sqPSN, Access: verbs.AccessFlags(c.qpAccessFlags),
+		MaxRDAtomic:     c.maxRDAtomic,
+		MaxDestRDAtomic: c.maxDestRDAtomic, MinRNRTimer: c.minRNRTimer, PKeyIndex: c.pkeyIndex,
+		Port: c.portNum, Timeout: c.timeout,
 		RetryCount: c.retryCnt, RNRRetry: c.rnrRetry,
-		AH: verbs.AH{DGID: ah.dgid, SGIDIndex: ah.sgidIndex, HopLimit: ah.hopLimit, TrafficClass: ah.trafficClass, FlowLabel: ah.flowLabel,
+		AH: verbs.AH{DGID: ah.dgid, SGIDIndex: ah.sgidIndex, HopLimit: ah.hopLimit,
+			TrafficClass: ah.trafficClass, FlowLabel: ah.flowLabel,
 			SL: ah.sl, DLID: ah.dlid, Port: ah.portNum, Global: ah.isGlobal != 0},
 	}, nil
 }
 
-// flushReceives makes the NIC look at receives that were posted after the queue pair had failed. The contract has them flushed, and most NICs
-// do; rdma_rxe learns of a receive only when a message wants it, which in ERR none does. To move to ERR once more changes
-// nothing else (IBTA 10.3.1 allows it at any time). Both locks are held.
+// flushReceives makes the NIC look at receives that were posted after the queue pair had failed.
+// The contract has them flushed, and most NICs do; rdma_rxe learns of a receive only when a message
+// wants it, which in ERR none does. To move to ERR once more changes nothing else (IBTA 10.3.1
+// allows it at any time). Both locks are held.
 func (q *qp) flushReceives() {
 	if verbs.QPState(q.state.Load()) != verbs.StateErr {
 		return

@@ -14,9 +14,12 @@ import (
 // distinct has another value in every attribute.
 func distinct() verbs.QPAttr {
 	return verbs.QPAttr{
-		PathMTU: verbs.MTU2048, DestQPNum: 0x123456, RQPSN: 0x234567, SQPSN: 0x345678, Access: verbs.AccessRemoteRead | verbs.AccessRemoteWrite,
-		MaxRDAtomic: 5, MaxDestRDAtomic: 6, MinRNRTimer: 17, PKeyIndex: 0, Port: 2, Timeout: 18, RetryCount: 3, RNRRetry: 4,
-		AH: verbs.AH{DGID: verbs.GID{0: 0x20, 7: 0x77, 15: 0xff}, SGIDIndex: 1, HopLimit: 63, TrafficClass: 104, FlowLabel: 0xabcde, SL: 5,
+		PathMTU: verbs.MTU2048, DestQPNum: 0x123456, RQPSN: 0x234567, SQPSN: 0x345678,
+		Access:      verbs.AccessRemoteRead | verbs.AccessRemoteWrite,
+		MaxRDAtomic: 5, MaxDestRDAtomic: 6, MinRNRTimer: 17, PKeyIndex: 0, Port: 2, Timeout: 18,
+		RetryCount: 3, RNRRetry: 4,
+		AH: verbs.AH{DGID: verbs.GID{0: 0x20, 7: 0x77, 15: 0xff}, SGIDIndex: 1, HopLimit: 63,
+			TrafficClass: 104, FlowLabel: 0xabcde, SL: 5,
 			DLID: 0x4321, Port: 2, Global: true},
 	}
 }
@@ -42,7 +45,8 @@ func inC(attr verbs.QPAttr, mask verbs.QPAttrMask) modified {
 		verbs.QPAttrDestQPNum:       func() { m.DestQPNum = attr.DestQPNum },
 		verbs.QPAttrAV: func() {
 			ah := attr.AH
-			m.FlowLabel, m.SGIDIndex, m.HopLimit, m.TrafficClass = ah.FlowLabel, uint32(ah.SGIDIndex), uint32(ah.HopLimit), uint32(ah.TrafficClass)
+			m.FlowLabel, m.SGIDIndex, m.HopLimit, m.TrafficClass = ah.FlowLabel, uint32(ah.SGIDIndex),
+				uint32(ah.HopLimit), uint32(ah.TrafficClass)
 			m.DLID, m.SL, m.AHPort, m.DGID = uint32(ah.DLID), uint32(ah.SL), uint32(ah.Port), ah.DGID
 			if ah.Global {
 				m.IsGlobal = 1
@@ -59,11 +63,14 @@ func inC(attr verbs.QPAttr, mask verbs.QPAttrMask) modified {
 // only keeps of what C saw the attributes that its mask names.
 func (m modified) only() modified {
 	attr := verbs.QPAttr{
-		State: verbs.QPState(m.State), CurState: verbs.QPState(m.CurState), Access: verbs.AccessFlags(m.Access), PKeyIndex: uint16(m.PKeyIndex),
-		Port: uint8(m.Port), PathMTU: verbs.MTU(m.PathMTU), Timeout: uint8(m.Timeout), RetryCount: uint8(m.RetryCount), RNRRetry: uint8(m.RNRRetry),
+		State: verbs.QPState(m.State), CurState: verbs.QPState(m.CurState),
+		Access: verbs.AccessFlags(m.Access), PKeyIndex: uint16(m.PKeyIndex),
+		Port: uint8(m.Port), PathMTU: verbs.MTU(m.PathMTU), Timeout: uint8(m.Timeout),
+		RetryCount: uint8(m.RetryCount), RNRRetry: uint8(m.RNRRetry),
 		RQPSN: m.RQPSN, MaxRDAtomic: uint8(m.MaxRDAtomic), MinRNRTimer: uint8(m.MinRNRTimer), SQPSN: m.SQPSN,
 		MaxDestRDAtomic: uint8(m.MaxDestRDAtomic), DestQPNum: m.DestQPNum,
-		AH: verbs.AH{DGID: m.DGID, SGIDIndex: uint8(m.SGIDIndex), HopLimit: uint8(m.HopLimit), TrafficClass: uint8(m.TrafficClass), FlowLabel: m.FlowLabel,
+		AH: verbs.AH{DGID: m.DGID, SGIDIndex: uint8(m.SGIDIndex), HopLimit: uint8(m.HopLimit),
+			TrafficClass: uint8(m.TrafficClass), FlowLabel: m.FlowLabel,
 			SL: uint8(m.SL), DLID: uint16(m.DLID), Port: uint8(m.AHPort), Global: m.IsGlobal == 1},
 	}
 	return inC(attr, verbs.QPAttrMask(m.Mask))
@@ -105,14 +112,15 @@ func TestModifyReachesC(t *testing.T) {
 	attr.State = verbs.StateSQD
 	check(verbs.QPAttrState)
 	attr.Timeout, attr.RetryCount, attr.AH.HopLimit, attr.Port = 20, 6, 1, 1
-	check(verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrAV | verbs.QPAttrPort | verbs.QPAttrRNRRetry | verbs.QPAttrMaxRDAtomic)
+	check(verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrAV | verbs.QPAttrPort |
+		verbs.QPAttrRNRRetry | verbs.QPAttrMaxRDAtomic)
 	attr.AH.Global = false
 	s.setPort(0, 2, "link_layer", int(verbs.LinkLayerInfiniBand))
 	check(verbs.QPAttrAV)
 }
 
-// In every state, every transition with every set of attributes that matters is judged as verbs.CheckModify judges, and what
-// is refused never reaches C.
+// In every state, every transition with every set of attributes that matters is judged as
+// verbs.CheckModify judges, and what is refused never reaches C.
 func TestModifyTable(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
@@ -133,7 +141,8 @@ func TestModifyTable(t *testing.T) {
 			}
 		}
 	}
-	masks = append(masks, 0, verbs.QPAttrState, verbs.QPAttrState|verbs.QPAttrCurState, verbs.QPAttrAccess, verbs.QPAttrAV, 1<<21, verbs.QPAttrMask(1<<14))
+	masks = append(masks, 0, verbs.QPAttrState, verbs.QPAttrState|verbs.QPAttrCurState, verbs.QPAttrAccess,
+		verbs.QPAttrAV, 1<<21, verbs.QPAttrMask(1<<14))
 	r := rigOn(t, s, d, rigConfig{state: verbs.StateInit})
 	for from, way := range up {
 		for to := verbs.StateReset; to <= verbs.StateErr+1; to++ {
@@ -190,7 +199,8 @@ func TestModifyHints(t *testing.T) {
 		t.Helper()
 		err := r.qp.Modify(&attr, mask)
 		is(t, err, errno)
-		mentions(t, err, append(words, fmt.Sprintf("modify qp: standin0 qp %d: ibv_modify_qp", r.qp.Num()), "from INIT to RTR")...)
+		mentions(t, err, append(words, fmt.Sprintf("modify qp: standin0 qp %d: ibv_modify_qp", r.qp.Num()),
+			"from INIT to RTR")...)
 		if got := r.qp.State(); got != verbs.StateInit {
 			t.Errorf("state %v after a refusal", got)
 		}
@@ -297,7 +307,8 @@ func TestModifyFlushes(t *testing.T) {
 	r.poll(r.rcq, 0)
 }
 
-// A NIC that takes no inline data refuses the default of 64 bytes, and gets a queue pair without; who asks for 64 bytes is refused.
+// A NIC that takes no inline data refuses the default of 64 bytes, and gets a queue pair without;
+// who asks for 64 bytes is refused.
 func TestDefaultInline(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	s.fail("ibv_create_qp", syscall.EINVAL)

@@ -27,14 +27,16 @@ type mr struct {
 	closed bool
 }
 
-// RegisterMR makes buf known to the NIC. Memory of the Go heap is pinned, for Go and for the kernel, until the region is closed.
+// RegisterMR makes buf known to the NIC. Memory of the Go heap is pinned, for Go and for the
+// kernel, until the region is closed.
 func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
 	const op = "register memory"
 	switch {
 	case len(buf) == 0:
 		return nil, p.d.err(op, verbs.ErrInvalid, "the buffer is empty")
 	case !access.Valid():
-		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic "+
+			"need local write", access))
 	}
 	m := &mr{pd: p, buf: buf, size: uint64(len(buf))}
 	if err := p.add(op, m); err != nil {
@@ -61,15 +63,18 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	case length == 0:
 		return nil, p.d.err(op, verbs.ErrInvalid, "no bytes")
 	case !access.Valid():
-		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic "+
+			"need local write", access))
 	case lib.regDMABufMR == 0:
-		return nil, p.d.err(op, verbs.ErrNotSupported, "this libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later has it")
+		return nil, p.d.err(op, verbs.ErrNotSupported,
+			"this libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later has it")
 	}
 	m := &mr{pd: p, size: length}
 	if err := p.add(op, m); err != nil {
 		return nil, err
 	}
-	c, errno := lib.pointer(lib.regDMABufMR, p.addr, uintptr(offset), uintptr(length), uintptr(iova), uintptr(fd), uintptr(access))
+	c, errno := lib.pointer(lib.regDMABufMR, p.addr, uintptr(offset), uintptr(length), uintptr(iova),
+		uintptr(fd), uintptr(access))
 	if errno != 0 {
 		m.release()
 		hint := ""
@@ -94,10 +99,13 @@ func registerHint(errno syscall.Errno, size int) string {
 	case syscall.ENOMEM:
 		var limit unix.Rlimit
 		if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err == nil && limit.Cur != unix.RLIM_INFINITY {
-			return fmt.Sprintf("%d bytes: a process without CAP_IPC_LOCK may lock %d bytes in all: raise the limit "+
-				"(ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; memlock in /etc/security/limits.conf)", size, limit.Cur)
+			return fmt.Sprintf("%d bytes: a process without CAP_IPC_LOCK may lock %d bytes in all: raise "+
+				"the limit "+
+				"(ulimit -l unlimited; LimitMEMLOCK=infinity in a systemd unit; memlock in "+
+				"/etc/security/limits.conf)", size, limit.Cur)
 		}
-		return fmt.Sprintf("%d bytes: the host has not so much memory to lock, or the NIC no room for more regions", size)
+		return fmt.Sprintf("%d bytes: the host has not so much memory to lock, or the NIC no room for more "+
+			"regions", size)
 	case syscall.EAGAIN, syscall.ENOSPC:
 		return "a limit on the number of regions: of the NIC, or of the control group (rdma.max)"
 	case syscall.EFAULT:

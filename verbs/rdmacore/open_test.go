@@ -35,7 +35,8 @@ func TestOpenWithoutLibrary(t *testing.T) {
 		path  string
 		words []string
 	}{
-		"missing":    {"/nonexistent/libibverbs.so.1", []string{"/nonexistent/libibverbs.so.1", "install", "libibverbs1"}},
+		"missing": {"/nonexistent/libibverbs.so.1", []string{"/nonexistent/libibverbs.so.1", "install",
+			"libibverbs1"}},
 		"no library": {text, []string{text}},
 		// purego has opened it already, so that it exists wherever the tests run.
 		"another library": {"libc.so.6", []string{"libc.so.6", "ibv_get_device_list"}},
@@ -85,7 +86,8 @@ func TestOpenWithoutDevice(t *testing.T) {
 	})
 }
 
-// What has no connections that Modify could make is left out, and refused when it is asked for by name.
+// What has no connections that Modify could make is left out, and refused when it is asked for by
+// name.
 func TestOpenTransport(t *testing.T) {
 	const iwarp, unspecified = 1, 4
 	for transport, words := range map[int]string{iwarp: "iWARP", unspecified: "neither InfiniBand nor RoCE"} {

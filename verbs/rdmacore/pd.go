@@ -12,8 +12,8 @@ import (
 type pd struct {
 	d    *device
 	addr uintptr
-	// mrs holds the open regions, and so keeps their memory: a region that the program has forgotten is known to the NIC still,
-	// which may write to it.
+	// mrs holds the open regions, and so keeps their memory: a region that the program has
+	// forgotten is known to the NIC still, which may write to it.
 	mrs    map[*mr]struct{}
 	qps    int
 	closed bool
@@ -67,7 +67,8 @@ func (p *pd) Close() error {
 	case p.closed:
 		return d.err(op, verbs.ErrClosed, "")
 	case len(p.mrs)+p.qps > 0:
-		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open", len(p.mrs), p.qps))
+		return d.err(op, verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open",
+			len(p.mrs), p.qps))
 	}
 	if errno := d.destroy(d.p.lib.deallocPD, p.addr); errno != 0 {
 		return d.callErr(op, 0, "ibv_dealloc_pd", errno, "")

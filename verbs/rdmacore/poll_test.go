@@ -65,7 +65,8 @@ func TestPollReceives(t *testing.T) {
 	}
 }
 
-// Every status arrives, and of the fields that real NICs leave undefined with it none does: the stand-in fills them with garbage.
+// Every status arrives, and of the fields that real NICs leave undefined with it none does: the
+// stand-in fills them with garbage.
 func TestPollStatuses(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
@@ -76,8 +77,10 @@ func TestPollStatuses(t *testing.T) {
 			s.status(uint32(st), 0x8700+uint32(st), 1)
 			r.post(r.send(1, 8), r.send(2, 8))
 			want := []verbs.WC{
-				{ID: 1, Status: st, VendorErr: 0x8700 + uint32(st), QPNum: r.qp.Num(), Opcode: verbs.WCUnknown},
-				{ID: 2, Status: verbs.StatusWRFlushErr, VendorErr: 0xf9, QPNum: r.qp.Num(), Opcode: verbs.WCUnknown},
+				{ID: 1, Status: st, VendorErr: 0x8700 + uint32(st), QPNum: r.qp.Num(),
+					Opcode: verbs.WCUnknown},
+				{ID: 2, Status: verbs.StatusWRFlushErr, VendorErr: 0xf9, QPNum: r.qp.Num(),
+					Opcode: verbs.WCUnknown},
 			}
 			wcs := r.poll(r.cq, 2)
 			flushed := r.poll(r.rcq, 2)
@@ -85,7 +88,8 @@ func TestPollStatuses(t *testing.T) {
 				t.Errorf("\n got %+v\nwant %+v", wcs, want)
 			}
 			for i, wc := range flushed {
-				if wc != (verbs.WC{ID: uint64(50 + i), Status: verbs.StatusWRFlushErr, VendorErr: 0xf9, QPNum: r.qp.Num(), Opcode: verbs.WCUnknown}) {
+				if wc != (verbs.WC{ID: uint64(50 + i), Status: verbs.StatusWRFlushErr, VendorErr: 0xf9,
+					QPNum: r.qp.Num(), Opcode: verbs.WCUnknown}) {
 					t.Errorf("flushed receive %+v", wc)
 				}
 			}
@@ -127,15 +131,17 @@ func TestPollBatches(t *testing.T) {
 		}
 	}
 	// A success overwrites all of what is left from a failure.
-	stale := []verbs.WC{{ID: 1, Status: 1, Opcode: 1, VendorErr: 1, ByteLen: 1, Imm: 1, QPNum: 1, SrcQP: 1, Flags: 1 << 31}}
+	stale := []verbs.WC{{ID: 1, Status: 1, Opcode: 1, VendorErr: 1, ByteLen: 1, Imm: 1, QPNum: 1, SrcQP: 1,
+		Flags: 1 << 31}}
 	r.post(r.send(9, 8))
-	if n, err := r.cq.Poll(stale); n != 1 || err != nil || stale[0] != (verbs.WC{ID: 9, ByteLen: 8, QPNum: r.qp.Num()}) {
+	if n, err := r.cq.Poll(stale); n != 1 || err != nil ||
+		stale[0] != (verbs.WC{ID: 9, ByteLen: 8, QPNum: r.qp.Num()}) {
 		t.Errorf("%d %+v %v", n, stale, err)
 	}
 }
 
-// A poll that fails returns a negative number, which is no errno: mlx5 and mlx4 have -2 of their own (CQ_POLL_ERR). It is not the end of
-// the NIC, but of the queue: completions are lost.
+// A poll that fails returns a negative number, which is no errno: mlx5 and mlx4 have -2 of their
+// own (CQ_POLL_ERR). It is not the end of the NIC, but of the queue: completions are lost.
 func TestPollFails(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	for _, result := range []int32{-1, -2} {

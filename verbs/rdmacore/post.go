@@ -81,7 +81,8 @@ func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 // put writes a request for C.
 func (s *sendStage) put(i int, wr *verbs.SendWR) {
 	c := &s.wrs[i]
-	c.wrID, c.opcode, c.sendFlags, c.immData = wr.ID, uint32(wr.Opcode), uint32(wr.Flags), bits.ReverseBytes32(wr.Imm)
+	c.wrID, c.opcode, c.sendFlags, c.immData = wr.ID, uint32(wr.Opcode), uint32(wr.Flags),
+		bits.ReverseBytes32(wr.Imm)
 	if wr.Opcode.IsAtomic() {
 		c.setAtomic(wr.RemoteAddr, wr.CompareAdd, wr.Swap, wr.RKey)
 	} else {
@@ -101,8 +102,8 @@ func (s *sendStage) put(i int, wr *verbs.SendWR) {
 	c.numSGE = s.fill(i, wr.SGL)
 }
 
-// maySend says why the queue pair takes no sends, if so. The states are checked here because not every driver does: librxe puts a
-// request into its queue first and asks the kernel then.
+// maySend says why the queue pair takes no sends, if so. The states are checked here because not
+// every driver does: librxe puts a request into its queue first and asks the kernel then.
 func (q *qp) maySend() error {
 	const op = "post send"
 	if q.sends.closed {
@@ -126,7 +127,8 @@ func (q *qp) checkSend(wr *verbs.SendWR) error {
 			if len(wr.SGL) <= q.sq.maxSGE {
 				return nil
 			}
-		} else if len(wr.SGL) == 0 && len(wr.Inline) <= q.sq.maxInline && wr.Opcode != verbs.OpRDMARead && !wr.Opcode.IsAtomic() {
+		} else if len(wr.SGL) == 0 && len(wr.Inline) <= q.sq.maxInline && wr.Opcode != verbs.OpRDMARead &&
+			!wr.Opcode.IsAtomic() {
 			return nil
 		}
 	}
@@ -180,8 +182,8 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	return n, err
 }
 
-// why corrects the reason of a post that the driver called invalid: bnxt_re before rdma-core 50 takes none in ERR, which the NIC may have
-// entered by itself. No lock is held.
+// why corrects the reason of a post that the driver called invalid: bnxt_re before rdma-core 50
+// takes none in ERR, which the NIC may have entered by itself. No lock is held.
 func (q *qp) why(err error) error {
 	q.lock()
 	defer q.unlock()
@@ -199,7 +201,8 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	var refused error
 	for i := range wrs[:staged] {
 		if len(wrs[i].SGL) > s.maxSGE {
-			refused = q.err("post recv", verbs.ErrInvalid, fmt.Sprintf("%d scatter-gather elements, the queue takes %d", len(wrs[i].SGL), s.maxSGE))
+			refused = q.err("post recv", verbs.ErrInvalid,
+				fmt.Sprintf("%d scatter-gather elements, the queue takes %d", len(wrs[i].SGL), s.maxSGE))
 			staged = i
 			break
 		}

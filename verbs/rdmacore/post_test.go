@@ -37,7 +37,8 @@ func want(qp verbs.QP, wr verbs.SendWR) seenWR {
 	return w
 }
 
-// sameSends compares what C saw with what was posted. Where an inline payload lay for C is not the caller's business.
+// sameSends compares what C saw with what was posted. Where an inline payload lay for C is not the
+// caller's business.
 func (r *rig) sameSends(wrs ...verbs.SendWR) {
 	r.t.Helper()
 	seen := r.seen(r.t)
@@ -60,9 +61,11 @@ func (r *rig) sameSends(wrs ...verbs.SendWR) {
 }
 
 func TestPostEveryField(t *testing.T) {
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{cap: verbs.QPCap{MaxSendSGE: 5, MaxInline: 100}})
+	r := newRig(t, openStandin(t, standinConfig{}),
+		rigConfig{cap: verbs.QPCap{MaxSendSGE: 5, MaxInline: 100}})
 	base := verbs.SendWR{
-		ID: 0x0123456789abcdef, SGL: r.sge(8, 8), Imm: 0x01020304, RKey: 0xa1a2a3a4, RemoteAddr: 0xb1b2b3b4b5b6b7b8,
+		ID: 0x0123456789abcdef, SGL: r.sge(8, 8), Imm: 0x01020304, RKey: 0xa1a2a3a4,
+		RemoteAddr: 0xb1b2b3b4b5b6b7b8,
 		CompareAdd: 0xc1c2c3c4c5c6c7c8, Swap: 0xd1d2d3d4d5d6d7d8,
 	}
 	var wrs []verbs.SendWR
@@ -78,7 +81,8 @@ func TestPostEveryField(t *testing.T) {
 		wr := base
 		wr.Opcode, wr.SGL = verbs.OpSend, nil
 		for j := range n {
-			wr.SGL = append(wr.SGL, verbs.SGE{Addr: r.mr.Addr() + uint64(64*j), Length: uint32(n + j), LKey: r.mr.LKey() + uint32(j)})
+			wr.SGL = append(wr.SGL, verbs.SGE{Addr: r.mr.Addr() + uint64(64*j), Length: uint32(n + j),
+				LKey: r.mr.LKey() + uint32(j)})
 		}
 		wrs = append(wrs, wr)
 	}
@@ -110,7 +114,8 @@ func TestPostRecvEveryField(t *testing.T) {
 	for i := range 100 {
 		wr := verbs.RecvWR{ID: 0xfedcba9876543210 + uint64(i)}
 		for j := range i % 6 {
-			wr.SGL = append(wr.SGL, verbs.SGE{Addr: r.mr.Addr() + uint64(j), Length: uint32(i), LKey: r.mr.LKey() + uint32(j)})
+			wr.SGL = append(wr.SGL, verbs.SGE{Addr: r.mr.Addr() + uint64(j), Length: uint32(i),
+				LKey: r.mr.LKey() + uint32(j)})
 		}
 		wrs = append(wrs, wr)
 	}
@@ -131,7 +136,8 @@ func TestPostRecvEveryField(t *testing.T) {
 // A batch of any length arrives whole and in order, 64 requests a crossing.
 func TestPostBatches(t *testing.T) {
 	const depth = 1024
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{depth: 2 * depth, cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: depth}})
+	r := newRig(t, openStandin(t, standinConfig{}),
+		rigConfig{depth: 2 * depth, cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: depth}})
 	for _, n := range []int{0, 1, 2, 63, 64, 65, 127, 128, 129, 1000, 1024} {
 		wrs := make([]verbs.SendWR, n)
 		recvs := make([]verbs.RecvWR, n)
@@ -168,7 +174,8 @@ func TestPostBatches(t *testing.T) {
 
 // Where C refuses one in the middle, those before it were accepted and those from it on were not.
 func TestPostRefusedInTheMiddle(t *testing.T) {
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 512, MaxRecvWR: 512}})
+	r := newRig(t, openStandin(t, standinConfig{}),
+		rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 512, MaxRecvWR: 512}})
 	sends, recvs := make([]verbs.SendWR, 200), make([]verbs.RecvWR, 200)
 	for i := range sends {
 		sends[i], recvs[i].ID = r.send(uint64(i), 1), uint64(i)
@@ -204,7 +211,8 @@ func TestPostRefusedInTheMiddle(t *testing.T) {
 	}
 }
 
-// A driver that fails without saying at which request, as librxe does when the kernel refuses to look at the queue.
+// A driver that fails without saying at which request, as librxe does when the kernel refuses to
+// look at the queue.
 func TestPostFailsWithoutPlace(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
 	r.failCall("ibv_post_send", int32(syscall.EIO), 1, -1)
@@ -241,7 +249,8 @@ func TestPostFullUnsaid(t *testing.T) {
 }
 
 func TestPostQueueFull(t *testing.T) {
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 100, MaxRecvWR: 70}})
+	r := newRig(t, openStandin(t, standinConfig{}),
+		rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 100, MaxRecvWR: 70}})
 	limits := r.qp.Cap()
 	if limits.MaxSendWR != 128 || limits.MaxRecvWR != 128 || limits.MaxInline != 64 {
 		t.Errorf("limits %+v: the library gave more", limits)
@@ -283,9 +292,11 @@ func TestPostQueueFull(t *testing.T) {
 	is(t, err, verbs.ErrQueueFull)
 }
 
-// What some drivers let pass is refused before any of them sees it, and what precedes it in the batch is posted.
+// What some drivers let pass is refused before any of them sees it, and what precedes it in the
+// batch is posted.
 func TestPostChecks(t *testing.T) {
-	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{cap: verbs.QPCap{MaxSendSGE: 2, MaxRecvSGE: 2, MaxInline: 64}})
+	r := newRig(t, openStandin(t, standinConfig{}),
+		rigConfig{cap: verbs.QPCap{MaxSendSGE: 2, MaxRecvSGE: 2, MaxInline: 64}})
 	good := r.send(1, 8)
 	three := make([]verbs.SGE, 3)
 	for name, bad := range map[string]verbs.SendWR{
@@ -375,7 +386,8 @@ func TestInlineIsCopied(t *testing.T) {
 	r.hold(0, r.qp.Num(), 1)
 	r.set("record", 1)
 	payload := []byte("inline")
-	wr := verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendInline | verbs.SendSignaled, Inline: payload}
+	wr := verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendInline | verbs.SendSignaled,
+		Inline: payload}
 	r.post(wr)
 	copy(payload, "XXXXXX")
 	seen := r.seen(t)[0]
@@ -386,8 +398,9 @@ func TestInlineIsCopied(t *testing.T) {
 	r.poll(r.cq, 1)
 }
 
-// A NIC may be in ERR before anybody knows, and bnxt_re before rdma-core 50 takes no requests there and calls them invalid. The reason is the
-// state all the same; a request that really is invalid is told so.
+// A NIC may be in ERR before anybody knows, and bnxt_re before rdma-core 50 takes no requests there
+// and calls them invalid. The reason is the state all the same; a request that really is invalid is
+// told so.
 func TestPostRefusedInErr(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{})

@@ -24,8 +24,8 @@ type Provider struct {
 	closed bool
 }
 
-// Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and how to get it: it is
-// [ErrNoLibrary], [ErrNoDevice], or what the kernel said to opening a device.
+// Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and
+// how to get it: it is [ErrNoLibrary], [ErrNoDevice], or what the kernel said to opening a device.
 func Open(cfg Config) (*Provider, error) {
 	filter, err := verbs.ParseDeviceFilter(cfg.Devices)
 	if err != nil {
@@ -50,10 +50,12 @@ func Open(cfg Config) (*Provider, error) {
 	switch {
 	case len(chosen) == 0:
 		return nil, &verbs.OpError{Op: "open devices", Err: ErrNoDevice,
-			Detail: fmt.Sprintf("the filter %q leaves none of %s that has queue pairs of InfiniBand or RoCE", cfg.Devices, strings.Join(list.names, ", "))}
+			Detail: fmt.Sprintf("the filter %q leaves none of %s that has queue pairs of InfiniBand or RoCE",
+				cfg.Devices, strings.Join(list.names, ", "))}
 	case len(chosen) > verbs.MaxDevices:
 		return nil, &verbs.OpError{Op: "open devices", Err: verbs.ErrInvalid,
-			Detail: fmt.Sprintf("%d devices, at most %d: choose with Config.Devices", len(chosen), verbs.MaxDevices)}
+			Detail: fmt.Sprintf("%d devices, at most %d: choose with Config.Devices", len(chosen),
+				verbs.MaxDevices)}
 	}
 	p := &Provider{lib: lib}
 	for i, s := range chosen {
@@ -84,8 +86,8 @@ func (p *Provider) Devices() ([]verbs.Device, error) {
 	return list, nil
 }
 
-// Close closes the devices. It returns [verbs.ErrBusy], with no effect, while protection domains, completion queues or arenas
-// are open. The library stays loaded.
+// Close closes the devices. It returns [verbs.ErrBusy], with no effect, while protection domains,
+// completion queues or arenas are open. The library stays loaded.
 func (p *Provider) Close() error {
 	const op = "close provider"
 	p.mu.Lock()
@@ -119,18 +121,22 @@ func named(filter string) bool {
 	return filter != "" && !strings.HasPrefix(filter, "^") && !strings.Contains(filter, "*")
 }
 
-// connectable leaves out what is no NIC of the InfiniBand transport, which RoCE is too: iWARP connects through librdmacm only, and
-// others (efa, usnic) have no reliable connections. One that was asked for by name is refused.
+// connectable leaves out what is no NIC of the InfiniBand transport, which RoCE is too: iWARP
+// connects through librdmacm only, and others (efa, usnic) have no reliable connections. One that
+// was asked for by name is refused.
 func (l *deviceList) connectable(chosen []verbs.Selection, named bool) (list []verbs.Selection, err error) {
 	for _, s := range chosen {
 		switch transport := object[ibvDevice](l.devices[s.Index]).transportType; {
 		case transport == transportIB:
 			list = append(list, s)
 		case named && transport == transportIWARP:
-			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index], Err: verbs.ErrNotSupported,
-				Detail: "it speaks iWARP, whose connections need librdmacm (an Intel NIC may speak RoCE as well: devlink dev param, enable_roce)"}
+			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index],
+				Err: verbs.ErrNotSupported,
+				Detail: "it speaks iWARP, whose connections need librdmacm (an Intel NIC may speak RoCE as " +
+					"well: devlink dev param, enable_roce)"}
 		case named:
-			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index], Err: verbs.ErrNotSupported,
+			return nil, &verbs.OpError{Op: "open device", Device: l.names[s.Index],
+				Err:    verbs.ErrNotSupported,
 				Detail: fmt.Sprintf("it speaks neither InfiniBand nor RoCE (transport type %d)", transport)}
 		}
 	}
@@ -143,7 +149,8 @@ const (
 	transportIWARP = 1
 )
 
-// deviceList is libibverbs' list of devices. The devices in it are valid until it is freed, the names for ever.
+// deviceList is libibverbs' list of devices. The devices in it are valid until it is freed, the
+// names for ever.
 type deviceList struct {
 	lib     *library
 	addr    uintptr

@@ -24,10 +24,12 @@ type qp struct {
 	sendCQ *cq
 	recvCQ *cq
 
-	// state is the one that Modify last put it into, or ERR once it is known that the NIC has gone there by itself.
+	// state is the one that Modify last put it into, or ERR once it is known that the NIC has gone
+	// there by itself.
 	state atomic.Uint32
 
-	// Posting takes the lock of its direction, changing the state or closing both, the sender's first.
+	// Posting takes the lock of its direction, changing the state or closing both, the sender's
+	// first.
 	sends, recvs struct {
 		sync.Mutex
 		closed bool
@@ -68,16 +70,20 @@ func (d *device) fit(op string, asked verbs.QPCap) (verbs.QPCap, error) {
 		}
 		return got
 	}
-	c.MaxSendWR, c.MaxRecvWR = pick(asked.MaxSendWR, c.MaxSendWR, d.limits.MaxQPWR), pick(asked.MaxRecvWR, c.MaxRecvWR, d.limits.MaxQPWR)
-	c.MaxSendSGE, c.MaxRecvSGE = pick(asked.MaxSendSGE, c.MaxSendSGE, d.limits.MaxSGE), pick(asked.MaxRecvSGE, c.MaxRecvSGE, d.limits.MaxSGE)
+	c.MaxSendWR, c.MaxRecvWR = pick(asked.MaxSendWR, c.MaxSendWR, d.limits.MaxQPWR),
+		pick(asked.MaxRecvWR, c.MaxRecvWR, d.limits.MaxQPWR)
+	c.MaxSendSGE, c.MaxRecvSGE = pick(asked.MaxSendSGE, c.MaxSendSGE, d.limits.MaxSGE),
+		pick(asked.MaxRecvSGE, c.MaxRecvSGE, d.limits.MaxSGE)
 	outside := func(n, limit int) bool { return n < 0 || n > limit }
 	switch {
 	case outside(c.MaxSendWR, d.limits.MaxQPWR) || outside(c.MaxRecvWR, d.limits.MaxQPWR):
 		return c, d.err(op, verbs.ErrInvalid,
-			fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR, d.limits.MaxQPWR))
+			fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR,
+				d.limits.MaxQPWR))
 	case outside(c.MaxSendSGE, d.limits.MaxSGE) || outside(c.MaxRecvSGE, d.limits.MaxSGE):
 		return c, d.err(op, verbs.ErrInvalid,
-			fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE, c.MaxRecvSGE, d.limits.MaxSGE))
+			fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE, c.MaxRecvSGE,
+				d.limits.MaxSGE))
 	case c.MaxInline < 0:
 		return c, d.err(op, verbs.ErrInvalid, fmt.Sprintf("inline sends of %d bytes", c.MaxInline))
 	}
@@ -117,13 +123,15 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 	init := &carve[ibvQPInitAttr](&mem, 1)[0]
 	*init = ibvQPInitAttr{sendCQ: q.sendCQ.addr, recvCQ: q.recvCQ.addr, qpType: ibvQPTRC, cap: ibvQPCap{
 		maxSendWR: uint32(limits.MaxSendWR), maxRecvWR: uint32(limits.MaxRecvWR),
-		maxSendSGE: uint32(limits.MaxSendSGE), maxRecvSGE: uint32(limits.MaxRecvSGE), maxInlineData: uint32(limits.MaxInline)}}
+		maxSendSGE: uint32(limits.MaxSendSGE), maxRecvSGE: uint32(limits.MaxRecvSGE),
+		maxInlineData: uint32(limits.MaxInline)}}
 	if signalAll {
 		init.sqSigAll = 1
 	}
 	addr, errno := d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	if errno == syscall.EINVAL && defaultInline {
-		// No attribute of the device tells how much it takes; one that takes less than the default takes none, as a rule.
+		// No attribute of the device tells how much it takes; one that takes less than the default
+		// takes none, as a rule.
 		init.cap.maxInlineData = 0
 		addr, errno = d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	}
@@ -131,7 +139,8 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 		return d.callErr(op, 0, "ibv_create_qp", errno, createHint(errno, limits))
 	}
 	q.addr, q.num = addr, object[ibvQP](addr).qpNum
-	q.cap = verbs.QPCap{MaxSendWR: int(init.cap.maxSendWR), MaxRecvWR: int(init.cap.maxRecvWR), MaxSendSGE: int(init.cap.maxSendSGE),
+	q.cap = verbs.QPCap{MaxSendWR: int(init.cap.maxSendWR), MaxRecvWR: int(init.cap.maxRecvWR),
+		MaxSendSGE: int(init.cap.maxSendSGE),
 		MaxRecvSGE: int(init.cap.maxRecvSGE), MaxInline: int(init.cap.maxInlineData)}
 	if err := q.stage(op); err != nil {
 		_ = d.p.lib.status(d.p.lib.destroyQP, addr)
@@ -151,9 +160,11 @@ func createHint(errno syscall.Errno, c verbs.QPCap) string {
 		c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
 	switch errno {
 	case syscall.EINVAL:
-		return asked + ": ask for fewer requests, elements or inline bytes: the NIC's limit of requests is for the smallest ones"
+		return asked + ": ask for fewer requests, elements or inline bytes: the NIC's limit of requests is " +
+			"for the smallest ones"
 	case syscall.ENOMEM:
-		return asked + ": ask for less, close queue pairs, or raise the limits (ulimit -l; rdma.max of the control group)"
+		return asked + ": ask for less, close queue pairs, or raise the limits (ulimit -l; rdma.max of the " +
+			"control group)"
 	case syscall.EOPNOTSUPP:
 		return "the NIC may have no reliable-connected queue pairs"
 	}
@@ -163,7 +174,8 @@ func createHint(errno syscall.Errno, c verbs.QPCap) string {
 // stage makes the memory in which requests are handed to C.
 func (q *qp) stage(op string) (err error) {
 	sends, recvs := min(q.cap.MaxSendWR, postBatch), min(q.cap.MaxRecvWR, postBatch)
-	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) + stageSize[ibvRecvWR](recvs, q.cap.MaxRecvSGE)
+	size := carved[ibvQPAttr](1) + carved[ibvQPInitAttr](1) + sendStageSize(sends, &q.cap) +
+		stageSize[ibvRecvWR](recvs, q.cap.MaxRecvSGE)
 	if q.mem, err = mapMemory(size, 0); err != nil {
 		return q.d.err(op, verbs.ErrNoMemory, err.Error())
 	}

@@ -12,19 +12,22 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-// remove tells the provider that its device was taken away, and has every call from now on fail as the kernel makes it.
+// remove tells the provider that its device was taken away, and has every call from now on fail as
+// the kernel makes it.
 func remove(t *testing.T, s *standin, d verbs.Device) {
 	t.Helper()
 	watch := make(chan verbs.Event, 1)
 	defer d.Watch(watch)()
 	s.raise(0, int32(verbs.EventDeviceFatal), 0)
 	next(t, watch)
-	for _, call := range []string{"ibv_query_qp", "ibv_modify_qp", "ibv_destroy_qp", "ibv_destroy_cq", "ibv_dereg_mr", "ibv_dealloc_pd"} {
+	for _, call := range []string{"ibv_query_qp", "ibv_modify_qp", "ibv_destroy_qp", "ibv_destroy_cq",
+		"ibv_dereg_mr", "ibv_dealloc_pd"} {
 		s.failTimes(call, syscall.EIO, 2)
 	}
 }
 
-// Everything on a device that was taken away can be closed, although the kernel answers every call with EIO: it has destroyed it already.
+// Everything on a device that was taken away can be closed, although the kernel answers every call
+// with EIO: it has destroyed it already.
 func TestCloseAfterRemoval(t *testing.T) {
 	s := openStandin(t, standinConfig{Devices: 1})
 	p, err := rdmacore.Open(rdmacore.Config{Library: s.path})
@@ -45,7 +48,8 @@ func TestCloseAfterRemoval(t *testing.T) {
 	s.reset() // libibverbs' part of them leaks, as it does on a real host
 }
 
-// EIO from a device that is there is an error like any other: the object stays, and can be closed later.
+// EIO from a device that is there is an error like any other: the object stays, and can be closed
+// later.
 func TestCloseFailsOnceOfManyReasons(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{})

@@ -8,11 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// postBatch is how many requests one crossing into C hands over at most. The crossing costs some 150 ns, 2 ns of each then.
+// postBatch is how many requests one crossing into C hands over at most. The crossing costs some
+// 150 ns, 2 ns of each then.
 const postBatch = 64
 
-// stage is where requests of one direction are written for C to read: an array that is linked once and for all, each request with a scatter
-// list of its own. The driver copies what it needs during the call.
+// stage is where requests of one direction are written for C to read: an array that is linked once
+// and for all, each request with a scatter list of its own. The driver copies what it needs during
+// the call.
 type stage[T any, P request[T]] struct {
 	wrs    []T
 	sges   []ibvSGE  // maxSGE for each request, but one at least
@@ -62,7 +64,8 @@ func (s *stage[T, P]) fill(i int, sgl []verbs.SGE) int32 {
 	return int32(len(sgl))
 }
 
-// handOver crosses into C with the first n requests, and says how many the driver has accepted, and why not the next.
+// handOver crosses into C with the first n requests, and says how many the driver has accepted, and
+// why not the next.
 func (s *stage[T, P]) handOver(fn uintptr, n int) (accepted int, errno syscall.Errno) {
 	last, _ := P(&s.wrs[n-1]).links()
 	next := *last
@@ -79,8 +82,9 @@ func (s *stage[T, P]) handOver(fn uintptr, n int) (accepted int, errno syscall.E
 	return indexOf(s.wrs[:n], *s.bad), errno
 }
 
-// indexOf is the place of the request that C refused; those before it were accepted. A driver that fails without naming one (librxe,
-// when the kernel refuses to look at the queue) has a queue pair that carries nothing any more: none of them will complete.
+// indexOf is the place of the request that C refused; those before it were accepted. A driver that
+// fails without naming one (librxe, when the kernel refuses to look at the queue) has a queue pair
+// that carries nothing any more: none of them will complete.
 func indexOf[T any](wrs []T, bad uintptr) int {
 	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
 		return int(i)

@@ -19,8 +19,9 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-// The tests of this package but for TestConformance run over a stand-in for libibverbs, testdata/standin, which is compiled
-// against the system's header. They share it, so none of them runs in parallel.
+// The tests of this package but for TestConformance run over a stand-in for libibverbs,
+// testdata/standin, which is compiled against the system's header. They share it, so none of them
+// runs in parallel.
 
 func TestMain(m *testing.M) {
 	code := m.Run()
@@ -36,7 +37,8 @@ type standinConfig struct {
 	Devices int  // 0 means 2
 }
 
-// standin is the loaded library and its controls; control.c, record.c and bench.c in testdata/standin say what they do.
+// standin is the loaded library and its controls; control.c, record.c and bench.c in
+// testdata/standin say what they do.
 type standin struct {
 	path string
 
@@ -70,7 +72,8 @@ type seenWR struct {
 
 // modified is what ibv_modify_qp saw: struct modified.
 type modified struct {
-	Mask, State, CurState, PathMTU, RQPSN, SQPSN, DestQPNum, Access, PKeyIndex, Port, Timeout, RetryCount, RNRRetry, MaxRDAtomic,
+	Mask, State, CurState, PathMTU, RQPSN, SQPSN, DestQPNum, Access, PKeyIndex, Port, Timeout, RetryCount,
+	RNRRetry, MaxRDAtomic,
 	MaxDestRDAtomic, MinRNRTimer uint32
 	FlowLabel, SGIDIndex, HopLimit, TrafficClass, DLID, SL, SrcPathBits, StaticRate, IsGlobal, AHPort uint32
 	DGID                                                                                              verbs.GID
@@ -86,8 +89,8 @@ var built struct {
 	lib [2]*standin
 }
 
-// openStandin builds and loads the stand-in, once a process, and makes it as new. When the test ends it must have no live object, and nothing
-// to complain of.
+// openStandin builds and loads the stand-in, once a process, and makes it as new. When the test
+// ends it must have no live object, and nothing to complain of.
 func openStandin(t testing.TB, cfg standinConfig) *standin {
 	t.Helper()
 	built.Lock()
@@ -126,7 +129,8 @@ func buildStandin(t testing.TB, old bool) (path string) {
 		built.dir = dir
 	}
 	path = filepath.Join(built.dir, fmt.Sprintf("libstandin-%v.so", old))
-	args := []string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-pthread", "-Wl,-Bsymbolic", "-o", path}
+	args := []string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-shared", "-fPIC", "-pthread",
+		"-Wl,-Bsymbolic", "-o", path}
 	if old {
 		args = append(args, "-DOLD")
 	}
@@ -146,10 +150,13 @@ func loadStandin(t testing.TB, path string) *standin {
 	}
 	s := &standin{path: path}
 	for name, fn := range map[string]any{
-		"reset": &s.reset, "complaints": &s.complaints, "complaint": &s.complaint, "live": &s.live, "fail": &s.failCall, "status": &s.status,
-		"set": &s.setAny, "set_gid": &s.setGID, "last_cq": &s.lastCQ, "cq": &s.askCQ, "qp": &s.onQP, "complete_recv": &s.completeRecv,
-		"raise": &s.raise, "post_poll": &s.postPoll, "seen": &s.seenCount, "get_seen": &s.getSeen, "last_modify": &s.getModified,
-		"last_mr": &s.getMR,
+		"reset": &s.reset, "complaints": &s.complaints, "complaint": &s.complaint, "live": &s.live,
+		"fail": &s.failCall, "status": &s.status,
+		"set": &s.setAny, "set_gid": &s.setGID, "last_cq": &s.lastCQ, "cq": &s.askCQ, "qp": &s.onQP,
+		"complete_recv": &s.completeRecv,
+		"raise":         &s.raise, "post_poll": &s.postPoll, "seen": &s.seenCount, "get_seen": &s.getSeen,
+		"last_modify": &s.getModified,
+		"last_mr":     &s.getMR,
 	} {
 		purego.RegisterLibFunc(fn, lib, "standin_"+name)
 	}
@@ -306,7 +313,8 @@ func rigOn(t testing.TB, s *standin, d verbs.Device, cfg rigConfig) *rig {
 	r.rcq, err = d.CreateCQ(verbs.CQConfig{Depth: cfg.depth, Channel: cfg.channel})
 	ok(t, err)
 	closeLater(t, r.rcq)
-	r.qp, err = r.pd.CreateQP(verbs.QPConfig{SendCQ: r.cq, RecvCQ: r.rcq, Cap: cfg.cap, SignalAll: cfg.signalAll})
+	r.qp, err = r.pd.CreateQP(verbs.QPConfig{SendCQ: r.cq, RecvCQ: r.rcq, Cap: cfg.cap,
+		SignalAll: cfg.signalAll})
 	ok(t, err)
 	closeLater(t, r.qp)
 	if cfg.state == 0 {
@@ -319,8 +327,10 @@ func rigOn(t testing.TB, s *standin, d verbs.Device, cfg rigConfig) *rig {
 // path is a full set of attributes.
 func path() verbs.QPAttr {
 	return verbs.QPAttr{
-		PathMTU: verbs.MTU1024, DestQPNum: 99, RQPSN: 1, SQPSN: 2, Access: verbs.AccessAll, MaxRDAtomic: 4, MaxDestRDAtomic: 4,
-		MinRNRTimer: 12, Port: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7, AH: verbs.AH{DGID: verbs.GID{15: 1}, SGIDIndex: 3, Port: 1, Global: true},
+		PathMTU: verbs.MTU1024, DestQPNum: 99, RQPSN: 1, SQPSN: 2, Access: verbs.AccessAll, MaxRDAtomic: 4,
+		MaxDestRDAtomic: 4,
+		MinRNRTimer:     12, Port: 1, Timeout: 14, RetryCount: 7, RNRRetry: 7,
+		AH: verbs.AH{DGID: verbs.GID{15: 1}, SGIDIndex: 3, Port: 1, Global: true},
 	}
 }
 
@@ -330,9 +340,11 @@ var steps = []struct {
 	mask  verbs.QPAttrMask
 }{
 	{verbs.StateInit, verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-	{verbs.StateRTR, verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
+	{verbs.StateRTR, verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+		verbs.QPAttrRQPSN |
 		verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-	{verbs.StateRTS, verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
+	{verbs.StateRTS, verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+		verbs.QPAttrSQPSN |
 		verbs.QPAttrMaxRDAtomic},
 }
 

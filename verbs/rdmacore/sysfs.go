@@ -10,12 +10,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// What the kernel tells in /sys/class/infiniband and libibverbs does not, or not in every version. The paths are those of the kernel's
-// Documentation/ABI/stable/sysfs-class-infiniband.
+// What the kernel tells in /sys/class/infiniband and libibverbs does not, or not in every version.
+// The paths are those of the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
 
 // gidAttr is a file of a port's GID table: "types", "ndevs". An empty entry has none.
 func gidAttr(sys fs.FS, device string, port, index int, attr string) (string, error) {
-	text, err := fs.ReadFile(sys, path.Join(device, "ports", strconv.Itoa(port), "gid_attrs", attr, strconv.Itoa(index)))
+	text, err := fs.ReadFile(sys, path.Join(device, "ports", strconv.Itoa(port), "gid_attrs", attr,
+		strconv.Itoa(index)))
 	return strings.TrimSpace(string(text)), err
 }
 
@@ -47,16 +48,20 @@ func whyNoDevice(sys fs.FS) string {
 	entries, err := fs.ReadDir(sys, ".")
 	switch {
 	case err != nil:
-		return "the kernel has no RDMA, or hides it from this container: load the driver of the NIC (mlx5_ib, bnxt_re, irdma), " +
-			"or rdma_rxe for RDMA over any network interface (modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0)"
+		return "the kernel has no RDMA, or hides it from this container: load the driver of the NIC " +
+			"(mlx5_ib, bnxt_re, irdma), " +
+			"or rdma_rxe for RDMA over any network interface (modprobe rdma_rxe; rdma link add rxe0 type " +
+			"rxe netdev eth0)"
 	case len(entries) == 0:
-		return "the kernel knows RDMA and has no device: load the driver of the NIC (mlx5_ib, bnxt_re, irdma), or make a software one " +
+		return "the kernel knows RDMA and has no device: load the driver of the NIC (mlx5_ib, bnxt_re, " +
+			"irdma), or make a software one " +
 			"(rdma link add rxe0 type rxe netdev eth0)"
 	}
 	names := make([]string, len(entries))
 	for i, e := range entries {
 		names[i] = e.Name()
 	}
-	return fmt.Sprintf("the kernel has %s, for which libibverbs finds no driver (Debian and Ubuntu: install ibverbs-providers) "+
+	return fmt.Sprintf("the kernel has %s, for which libibverbs finds no driver (Debian and Ubuntu: "+
+		"install ibverbs-providers) "+
 		"or no /dev/infiniband/uverbs* (modprobe ib_uverbs)", strings.Join(names, ", "))
 }

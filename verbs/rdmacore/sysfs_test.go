@@ -54,7 +54,8 @@ func TestWhyNoDevice(t *testing.T) {
 		sys  fstest.MapFS
 		want []string
 	}{
-		{"devices without a driver in user space", sysTree, []string{"ib0, mlx5_0", "ibverbs-providers", "ib_uverbs"}},
+		{"devices without a driver in user space", sysTree, []string{"ib0, mlx5_0", "ibverbs-providers",
+			"ib_uverbs"}},
 		{"no device", fstest.MapFS{".": {Mode: 0o755 | 1<<31}}, []string{"has no device", "rdma link add"}},
 	} {
 		text := whyNoDevice(c.sys)
@@ -64,7 +65,8 @@ func TestWhyNoDevice(t *testing.T) {
 			}
 		}
 	}
-	if text := whyNoDevice(os.DirFS(filepath.Join(t.TempDir(), "missing"))); !strings.Contains(text, "modprobe rdma_rxe") {
+	if text := whyNoDevice(os.DirFS(filepath.Join(t.TempDir(), "missing"))); !strings.Contains(
+		text, "modprobe rdma_rxe") {
 		t.Errorf("no RDMA in the kernel: %q", text)
 	}
 }

@@ -13,7 +13,8 @@ type Provider struct{ verbs.Provider }
 
 // Open says that libibverbs needs Linux on amd64 or arm64.
 func Open(Config) (*Provider, error) {
-	return nil, &verbs.OpError{Op: "open libibverbs", Err: ErrNoLibrary, Detail: "RDMA devices need Linux on amd64 or arm64, this is " + runtime.GOOS + "/" + runtime.GOARCH}
+	return nil, &verbs.OpError{Op: "open libibverbs", Err: ErrNoLibrary,
+		Detail: "RDMA devices need Linux on amd64 or arm64, this is " + runtime.GOOS + "/" + runtime.GOARCH}
 }
 
 // Arena is memory outside of the Go heap.

@@ -2,8 +2,8 @@ package soft
 
 import "unsafe"
 
-// This file holds all uses of unsafe in this package. A region's address only names its memory, which is always reached through
-// the region's slice.
+// This file holds all uses of unsafe in this package. A region's address only names its memory,
+// which is always reached through the region's slice.
 
 // addrOf is the address of buf's first byte.
 func addrOf(buf []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) }

@@ -8,15 +8,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// What a post or a poll executes on its caller's goroutine before it leaves the rest to the worker: waking a
-// goroutine costs microseconds, an 8-byte write some 50 ns.
+// What a post or a poll executes on its caller's goroutine before it leaves the rest to the worker:
+// waking a goroutine costs microseconds, an 8-byte write some 50 ns.
 const (
 	inlineRequests = 64
 	inlineBytes    = 32 << 10
 )
 
-// helpCopy is the longest payload that a poll copies for the worker: a fragment of the usual size, some 30 µs here. Woken for it, a worker
-// on another core copies slower, from that core's cache.
+// helpCopy is the longest payload that a poll copies for the worker: a fragment of the usual size,
+// some 30 µs here. Woken for it, a worker on another core copies slower, from that core's cache.
 const helpCopy = 512 << 10
 
 // What the worker executes of one queue pair before it turns to the next.
@@ -25,8 +25,8 @@ const (
 	turnBytes    = 128 << 10
 )
 
-// background is the engine with a worker goroutine a NIC. A queue pair with something to execute stands in the run queue
-// of its NIC, which is served in turn.
+// background is the engine with a worker goroutine a NIC. A queue pair with something to execute
+// stands in the run queue of its NIC, which is served in turn.
 type background struct {
 	f       *Fabric
 	start   time.Time
@@ -75,7 +75,8 @@ func (b *background) executeSmall(q *QP, requests, bytes int) {
 }
 
 func (b *background) ready(q *QP) {
-	if q.overdue() || q.unacknowledged() && q.run.wait == waitNone && q.run.background.timers[timerAck].at == 0 {
+	if q.overdue() || q.unacknowledged() && q.run.wait == waitNone &&
+		q.run.background.timers[timerAck].at == 0 {
 		b.acknowledge(q)
 	}
 	if q.runnable() && !q.run.background.queued {
@@ -217,9 +218,9 @@ func (b *background) close() {
 	b.workers.Wait()
 }
 
-// help executes a little for a poller that found nothing, if the lock is free: what stands in the run queue has not
-// been reached by the worker, which may take microseconds to wake, and simulated times are kept better by two. It says
-// whether the lock was free.
+// help executes a little for a poller that found nothing, if the lock is free: what stands in the
+// run queue has not been reached by the worker, which may take microseconds to wake, and simulated
+// times are kept better by two. It says whether the lock was free.
 func (f *Fabric) help(d *Device) bool {
 	if !f.mu.TryLock() {
 		return false
@@ -239,7 +240,8 @@ func (f *Fabric) help(d *Device) bool {
 	return true
 }
 
-// serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the lock held.
+// serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the
+// lock held.
 func (b *background) serve(q *QP) {
 	bytes, turn := 0, turnRequests
 	if q.dev.cfg.Bandwidth != 0 {
@@ -255,7 +257,8 @@ func (b *background) serve(q *QP) {
 	b.ready(q)
 }
 
-// execute executes the head request of q. It leaves the lock to copy a large payload, and returns with the lock held.
+// execute executes the head request of q. It leaves the lock to copy a large payload, and returns
+// with the lock held.
 func (b *background) execute(q *QP) {
 	f := b.f
 	if f.execute(q) == copying {

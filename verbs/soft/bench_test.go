@@ -103,7 +103,8 @@ func BenchmarkWriteLarge(b *testing.B) {
 	}
 }
 
-// touch makes pages real: the kernel maps those never written to one page of zeros, which is always in the cache.
+// touch makes pages real: the kernel maps those never written to one page of zeros, which is always
+// in the cache.
 func touch(b []byte) {
 	for i := range b {
 		b[i] = byte(i)

@@ -61,7 +61,8 @@ func invariants(q *QP) error {
 	s, r := &q.sq, &q.rq
 	switch {
 	case s.acked > s.executed || s.executed > s.posted || s.posted-s.freed > s.limit || s.freed > s.acked:
-		return fmt.Errorf("send queue: freed %d acked %d executed %d posted %d", s.freed, s.acked, s.executed, s.posted)
+		return fmt.Errorf("send queue: freed %d acked %d executed %d posted %d", s.freed, s.acked, s.executed,
+			s.posted)
 	case r.consumed > r.posted || r.posted-r.freed > r.limit || r.freed > r.consumed:
 		return fmt.Errorf("receive queue: freed %d consumed %d posted %d", r.freed, r.consumed, r.posted)
 	case q.run.reads < 0:
@@ -72,8 +73,8 @@ func invariants(q *QP) error {
 	return nil
 }
 
-// Random work, faults and failures in a stepped fabric: every accepted request completes once and in order, whatever
-// happens, and a write that succeeded is in the peer's memory.
+// Random work, faults and failures in a stepped fabric: every accepted request completes once and
+// in order, whatever happens, and a write that succeeded is in the peer's memory.
 func TestChaosStepped(t *testing.T) {
 	seeds := 300
 	if testing.Short() {
@@ -99,7 +100,8 @@ func chaos(t *testing.T, seed uint64) error {
 	var ledgers []*ledger
 	for i := range 3 {
 		a := newEnd(t, f.Device(i), endConfig{buf: 8 * words, qp: verbs.QPCap{MaxSendWR: 12, MaxRecvWR: 12}})
-		b := newEnd(t, f.Device((i+1)%3), endConfig{buf: 8 * words, qp: verbs.QPCap{MaxSendWR: 12, MaxRecvWR: 12}})
+		b := newEnd(t, f.Device((i+1)%3),
+			endConfig{buf: 8 * words, qp: verbs.QPCap{MaxSendWR: 12, MaxRecvWR: 12}})
 		connect(t, a, b, change)
 		la, lb := &ledger{end: a}, &ledger{end: b}
 		la.peer, lb.peer = lb, la
@@ -123,7 +125,8 @@ func chaos(t *testing.T, seed uint64) error {
 			}
 			for i := range wcs[:n] {
 				if err := l.completed(direction(dir), &wcs[i]); err != nil {
-					return fmt.Errorf("soft%d qp %d dir %d: %+v: %w", l.end.dev.id, wcs[i].QPNum, dir, wcs[i], err)
+					return fmt.Errorf("soft%d qp %d dir %d: %+v: %w", l.end.dev.id, wcs[i].QPNum, dir, wcs[i],
+						err)
 				}
 			}
 		}
@@ -266,11 +269,12 @@ func randomFault(rng *rand.Rand, d *Device) Fault {
 		func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSendWithImm },
 		func(wr *verbs.SendWR) { wr.Opcode = withoutImm(wr.Opcode) },
 	}
-	return Fault{Kind: kinds[rng.IntN(len(kinds))], Device: d, Skip: rng.IntN(3), Rewrite: alterations[rng.IntN(len(alterations))]}
+	return Fault{Kind: kinds[rng.IntN(len(kinds))], Device: d, Skip: rng.IntN(3),
+		Rewrite: alterations[rng.IntN(len(alterations))]}
 }
 
-// Many goroutines on few queue pairs, with queue pairs failing and coming back under them. It proves little by itself
-// and much under the race detector.
+// Many goroutines on few queue pairs, with queue pairs failing and coming back under them. It
+// proves little by itself and much under the race detector.
 func TestChaosBackground(t *testing.T) {
 	for _, speed := range []DeviceConfig{{}, {Bandwidth: 1 << 30, Latency: 50 * time.Microsecond}} {
 		const size = 1 << 20

@@ -2,8 +2,8 @@ package soft
 
 import "ibverbx/verbs"
 
-// acknowledge ends the oldest executed request of q, which has to be there: what it brought lands, its completion is
-// raised if it has one, and an error takes the queue pair to ERR.
+// acknowledge ends the oldest executed request of q, which has to be there: what it brought lands,
+// its completion is raised if it has one, and an error takes the queue pair to ERR.
 func (f *Fabric) acknowledge(q *QP) {
 	seq := q.sq.acked
 	s := q.sq.at(seq)
@@ -65,8 +65,9 @@ func (f *Fabric) reveal(q *QP, dir direction, i int) {
 // vendorFlushed is the vendor error of a flushed request, as mlx5 reports it.
 const vendorFlushed = 0xf9
 
-// completeError raises an unsuccessful completion. Fields that the contract leaves undefined hold garbage, and the
-// opcode is more often than not one of the other direction: whoever looks at it is to notice here, not on a NIC.
+// completeError raises an unsuccessful completion. Fields that the contract leaves undefined hold
+// garbage, and the opcode is more often than not one of the other direction: whoever looks at it is
+// to notice here, not on a NIC.
 func (f *Fabric) completeError(q *QP, dir direction, seq, id uint64, status verbs.Status, vendorErr uint32) {
 	e := cqe{qp: q, seq: seq, dir: dir, solicited: true}
 	opcodes := &sendOpcodes
@@ -92,8 +93,8 @@ var (
 	recvOpcodes = [...]verbs.WCOpcode{verbs.WCRecv, verbs.WCRecvRDMAWithImm, verbs.WCRecv, 0xdead}
 )
 
-// toError takes a queue pair to ERR. What is outstanding is flushed at once, except what a copy outside of the lock
-// still uses.
+// toError takes a queue pair to ERR. What is outstanding is flushed at once, except what a copy
+// outside of the lock still uses.
 func (f *Fabric) toError(q *QP) {
 	if q.state == verbs.StateErr || q.state == verbs.StateReset {
 		return
@@ -104,7 +105,8 @@ func (f *Fabric) toError(q *QP) {
 	f.settle(q)
 }
 
-// settle flushes what can be flushed of a queue pair in ERR: first the send queue in order, then the receive queue.
+// settle flushes what can be flushed of a queue pair in ERR: first the send queue in order, then
+// the receive queue.
 func (f *Fabric) settle(q *QP) {
 	if q.state != verbs.StateErr {
 		return

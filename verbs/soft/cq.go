@@ -22,7 +22,8 @@ type CQ struct {
 	dead       bool // overrun
 	closed     bool
 
-	// attention is set while Poll has anything to say, so that polling an empty queue takes no lock.
+	// attention is set while Poll has anything to say, so that polling an empty queue takes no
+	// lock.
 	attention atomic.Bool
 }
 
@@ -57,14 +58,16 @@ func (d *Device) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 		depth = min(256, d.cfg.MaxCQE)
 	}
 	if depth < 0 || depth > d.cfg.MaxCQE {
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d, the NIC allows 1 to %d", depth, d.cfg.MaxCQE))
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("depth %d, the NIC allows 1 to %d", depth,
+			d.cfg.MaxCQE))
 	}
 	d.f.objects.CQs++
-	return &CQ{dev: d, depth: depth, channel: cfg.Channel, ring: make([]cqe, ceilPow2(min(depth, minRing)))}, nil
+	return &CQ{dev: d, depth: depth, channel: cfg.Channel, ring: make([]cqe, ceilPow2(min(depth, minRing)))},
+		nil
 }
 
-// minRing is how many completions a queue has memory for at first. A ring as long as its depth would be walked through from end to end, out of
-// the cache, by a program that polls often.
+// minRing is how many completions a queue has memory for at first. A ring as long as its depth
+// would be walked through from end to end, out of the cache, by a program that polls often.
 const minRing = 64
 
 func ceilPow2(n int) int {
@@ -84,12 +87,14 @@ func (c *CQ) Depth() int { return c.depth }
 // Channel is the completion channel, or nil.
 func (c *CQ) Channel() *verbs.CompChannel { return c.channel }
 
-// Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not got round to what was posted, it
-// executes a little of that itself (at most helpCopy bytes), which spares a goroutine switch.
+// Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not got round to
+// what was posted, it executes a little of that itself (at most helpCopy bytes), which spares a
+// goroutine switch.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	f := c.dev.f
 	if !c.attention.Load() {
-		if f.stepped || !f.engine.(*background).hasWork(&c.dev.worker) || !f.help(c.dev) || !c.attention.Load() {
+		if f.stepped || !f.engine.(*background).hasWork(&c.dev.worker) || !f.help(c.dev) ||
+			!c.attention.Load() {
 			return 0, nil
 		}
 	}
@@ -109,7 +114,8 @@ func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 			err = c.dev.err("poll", verbs.ErrClosed, "")
 		case c.dead:
 			if n == 0 {
-				err = c.dev.err("poll", verbs.ErrOverrun, fmt.Sprintf("the queue holds %d completions", c.depth))
+				err = c.dev.err("poll", verbs.ErrOverrun, fmt.Sprintf("the queue holds %d completions",
+					c.depth))
 			}
 		default:
 			c.attention.Store(false)
@@ -205,7 +211,8 @@ func (c *CQ) overrun() {
 	}
 }
 
-// forget removes the visible completions of a queue pair, as a real NIC's driver does when it is reset or destroyed.
+// forget removes the visible completions of a queue pair, as a real NIC's driver does when it is
+// reset or destroyed.
 func (c *CQ) forget(q *QP) {
 	mask := uint64(len(c.ring) - 1)
 	keep := c.head

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// firstQPNum is the number of the first queue pair of every NIC: 0 and 1 are special in InfiniBand, and the
-// low ones are reserved on real NICs too.
+// firstQPNum is the number of the first queue pair of every NIC: 0 and 1 are special in InfiniBand,
+// and the low ones are reserved on real NICs too.
 const firstQPNum = 17
 
 const maxQPNum = 1<<24 - 1
@@ -109,7 +109,8 @@ func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
 		return verbs.PortAttr{}, err
 	}
 	if port != 1 {
-		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
+		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid,
+			fmt.Sprintf("port %d, there is only port 1", port))
 	}
 	attr := verbs.PortAttr{
 		State:       verbs.PortActive,
@@ -140,17 +141,18 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return verbs.GIDEntry{Index: index, GID: d.gids[index], Type: verbs.GIDTypeRoCEv2}, nil
 }
 
-// SetSpeed changes the bandwidth, in bytes a second, and the one-way latency; 0 is unlimited, and none. Messages
-// that are on the wire keep the speed they left with. A stepped fabric has no clock and ignores it.
+// SetSpeed changes the bandwidth, in bytes a second, and the one-way latency; 0 is unlimited, and
+// none. Messages that are on the wire keep the speed they left with. A stepped fabric has no clock
+// and ignores it.
 func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
 	d.cfg.Bandwidth, d.cfg.Latency = bandwidth, max(latency, 0)
 }
 
-// SetLink takes the NIC's link down or up again. While it is down packets vanish in both directions, and senders on
-// both ends run into RETRY_EXC_ERR after their retries, unless the link comes back in time. A change raises
-// verbs.EventPortErr or verbs.EventPortActive.
+// SetLink takes the NIC's link down or up again. While it is down packets vanish in both
+// directions, and senders on both ends run into RETRY_EXC_ERR after their retries, unless the link
+// comes back in time. A change raises verbs.EventPortErr or verbs.EventPortActive.
 func (d *Device) SetLink(up bool) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -169,9 +171,10 @@ func (d *Device) setLink(up bool, by *Injection) {
 	}
 }
 
-// Kill takes the NIC away, as when it fails or is unplugged: its queue pairs go to ERR and flush, posts and queries
-// are refused with verbs.ErrDeviceGone, and peers run into RETRY_EXC_ERR. Poll still drains what there is, and
-// everything can be closed. It raises verbs.EventDeviceFatal, and no event after it.
+// Kill takes the NIC away, as when it fails or is unplugged: its queue pairs go to ERR and flush,
+// posts and queries are refused with verbs.ErrDeviceGone, and peers run into RETRY_EXC_ERR. Poll
+// still drains what there is, and everything can be closed. It raises verbs.EventDeviceFatal, and
+// no event after it.
 func (d *Device) Kill() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
@@ -191,8 +194,9 @@ func (d *Device) kill(by *Injection) {
 	}
 }
 
-// Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset. It raises the event that says what the
-// port is then: verbs.EventPortActive, or verbs.EventPortErr if the link is down.
+// Restore brings a killed NIC back. Its queue pairs stay in ERR until they are reset. It raises the
+// event that says what the port is then: verbs.EventPortActive, or verbs.EventPortErr if the link
+// is down.
 func (d *Device) Restore() {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()

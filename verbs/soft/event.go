@@ -4,19 +4,21 @@ import "ibverbx/verbs"
 
 // Watch sends the NIC's events to c. They are
 //
-//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] or [CutLink] changes something, and one of them at
-//     [Device.Restore];
+//   - verbs.EventPortErr and EventPortActive, when [Device.SetLink] or [CutLink] changes something,
+//     and one of them at [Device.Restore];
 //   - verbs.EventDeviceFatal, at [Device.Kill] and [KillNIC];
-//   - verbs.EventCQErr, when a completion queue overruns, and then EventQPFatal for each queue pair that fails with it;
+//   - verbs.EventCQErr, when a completion queue overruns, and then EventQPFatal for each queue pair
+//     that fails with it;
 //   - verbs.EventQPFatal, at [FailQP];
-//   - verbs.EventQPReqErr and EventQPAccessErr, when a queue pair fails as the responder and no receive tells: it refused an
-//     RDMA request or an atomic.
+//   - verbs.EventQPReqErr and EventQPAccessErr, when a queue pair fails as the responder and no
+//     receive tells: it refused an RDMA request or an atomic.
 //
-// Each is sent before the call or the step that causes it has returned. A NIC that was killed sends none until it is restored.
+// Each is sent before the call or the step that causes it has returned. A NIC that was killed sends
+// none until it is restored.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
-// tell raises an event. The fabric is locked, which keeps events in the order of what they tell; that is safe, because sending them
-// neither waits nor calls back.
+// tell raises an event. The fabric is locked, which keeps events in the order of what they tell;
+// that is safe, because sending them neither waits nor calls back.
 func (d *Device) tell(e verbs.Event) {
 	if !d.gone {
 		e.Device = d
@@ -33,7 +35,8 @@ func (d *Device) tellPort() {
 	d.tell(e)
 }
 
-// failUntold takes a queue pair to ERR, where no completion tells why, and raises the event that does.
+// failUntold takes a queue pair to ERR, where no completion tells why, and raises the event that
+// does.
 func (f *Fabric) failUntold(q *QP, why verbs.EventType) {
 	if q.state == verbs.StateErr || q.state == verbs.StateReset {
 		return

@@ -56,14 +56,16 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// Every queue pair of a queue that overruns fails untold, if it was in use. Those that Kill takes along say nothing.
+// Every queue pair of a queue that overruns fails untold, if it was in use. Those that Kill takes
+// along say nothing.
 func TestEventsOfQueuePairs(t *testing.T) {
 	f, a, b := pair(t, Config{}, endConfig{depth: 4})
 	first := a.qp
 	a.newQP(verbs.QPCap{})
 	defer a.qp.Close()
 	idle := a.qp
-	must(t, idle.Modify(&verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess))
+	must(t, idle.Modify(&verbs.QPAttr{State: verbs.StateInit, Port: 1},
+		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess))
 	a.newQP(verbs.QPCap{})
 	third := a.qp // stays in RESET
 	defer third.Close()
@@ -73,11 +75,13 @@ func TestEventsOfQueuePairs(t *testing.T) {
 	for i := range uint64(5) {
 		a.post(a.write(b, i, 0, 8))
 	}
-	want := []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed", "soft0 qp 18: queue pair failed"}
+	want := []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed",
+		"soft0 qp 18: queue pair failed"}
 	if got := events(); !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if first.State() != verbs.StateErr || idle.State() != verbs.StateErr || third.State() != verbs.StateReset {
+	if first.State() != verbs.StateErr || idle.State() != verbs.StateErr ||
+		third.State() != verbs.StateReset {
 		t.Error(first.State(), idle.State(), third.State())
 	}
 

@@ -76,7 +76,8 @@ func connect(s, peer *side) {
 		AH: verbs.AH{DGID: gid.GID, Port: 1, Global: true},
 	}, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|verbs.QPAttrRQPSN|
 		verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer))
-	check(s.qp.Modify(&verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: verbs.RNRRetryForever},
+	check(s.qp.Modify(&verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7,
+		RNRRetry: verbs.RNRRetryForever},
 		verbs.QPAttrState|verbs.QPAttrTimeout|verbs.QPAttrRetryCount|verbs.QPAttrRNRRetry|verbs.QPAttrSQPSN|
 			verbs.QPAttrMaxRDAtomic))
 }

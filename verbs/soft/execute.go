@@ -10,9 +10,10 @@ import (
 type outcome uint8
 
 const (
-	done    outcome = iota // executed, well or not
-	held                   // not now: it waits for a receive, the peer, a fault's delay or removal; or a fault was its end
-	copying                // the caller unlocks, calls q.run.xfer.copy, locks, and calls landed
+	done outcome = iota // executed, well or not
+	// not now: it waits for a receive, the peer, a fault's delay or removal; or a fault was its end
+	held
+	copying // the caller unlocks, calls q.run.xfer.copy, locks, and calls landed
 )
 
 // head is the request to execute next. There has to be one.
@@ -21,7 +22,8 @@ func (q *QP) head() *sendSlot { return q.sq.at(q.sq.executed) }
 // runnable says whether the head request may be executed now.
 func (q *QP) runnable() bool {
 	r := &q.run
-	if q.sq.executed == q.sq.posted || q.state != verbs.StateRTS || r.busy || r.failed || r.wait != waitNone || r.stall != nil {
+	if q.sq.executed == q.sq.posted || q.state != verbs.StateRTS || r.busy || r.failed ||
+		r.wait != waitNone || r.stall != nil {
 		return false
 	}
 	if r.reads > 0 {
@@ -33,7 +35,8 @@ func (q *QP) runnable() bool {
 	return true
 }
 
-// execute carries out the head request of q, which has to be runnable: the requester's part, then the responder's.
+// execute carries out the head request of q, which has to be runnable: the requester's part, then
+// the responder's.
 func (f *Fabric) execute(q *QP) outcome {
 	s := q.head()
 	x := &q.run.xfer
@@ -112,9 +115,10 @@ func (q *QP) prepare(s *sendSlot, x *transfer) verbs.Status {
 
 const psnMask = 1<<24 - 1
 
-// reach finds the peer, or nil when packets to it would vanish: the path is down, there is no such queue pair, it is not
-// ready to receive, it is connected to somebody else, or its packet sequence numbers do not fit. Real NICs number
-// packets; here one message counts as one packet, which tells a connection from an earlier one as well.
+// reach finds the peer, or nil when packets to it would vanish: the path is down, there is no such
+// queue pair, it is not ready to receive, it is connected to somebody else, or its packet sequence
+// numbers do not fit. Real NICs number packets; here one message counts as one packet, which tells
+// a connection from an earlier one as well.
 func (q *QP) reach() *QP {
 	if !q.linked() {
 		return nil
@@ -212,8 +216,9 @@ func (f *Fabric) fail(q *QP, status verbs.Status, vendorErr uint32) {
 	f.engine.executed(q)
 }
 
-// reject ends the head request with the peer's refusal. Both queue pairs fail: a responder that answers with a fatal NAK
-// goes to ERR itself (IBTA 9.9.3, responder class C; the kernel's do_class_ac_error).
+// reject ends the head request with the peer's refusal. Both queue pairs fail: a responder that
+// answers with a fatal NAK goes to ERR itself (IBTA 9.9.3, responder class C; the kernel's
+// do_class_ac_error).
 func (f *Fabric) reject(q, p *QP, s *sendSlot, status verbs.Status) {
 	_, s.ackAt = f.engine.transmit(q, p, s)
 	s.status, s.local = status, false

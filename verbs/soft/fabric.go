@@ -17,8 +17,8 @@ type Config struct {
 	Stepped bool
 	// Seed seeds the choices of Step and the garbage in unsuccessful completions.
 	Seed uint64
-	// Scramble lets completions of one queue become visible out of order in a stepped fabric. No real NIC does that;
-	// a program that survives it depends on nothing but work-request ids.
+	// Scramble lets completions of one queue become visible out of order in a stepped fabric. No
+	// real NIC does that; a program that survives it depends on nothing but work-request ids.
 	Scramble bool
 	// Device applies to every NIC.
 	Device DeviceConfig
@@ -71,14 +71,15 @@ func (c *Config) validate() error {
 		return invalid(fmt.Sprintf("%d devices, possible are 1 to %d", c.Devices, verbs.MaxDevices))
 	case d.Latency < 0:
 		return invalid(fmt.Sprintf("latency %v", d.Latency))
-	case d.MaxQPWR < 0 || d.MaxCQE < 0 || d.MaxSGE < 0 || d.MaxInline < 0 || d.MaxRDAtomic < 0 || d.MaxRDAtomic > 255:
+	case d.MaxQPWR < 0 || d.MaxCQE < 0 || d.MaxSGE < 0 || d.MaxInline < 0 || d.MaxRDAtomic < 0 ||
+		d.MaxRDAtomic > 255:
 		return invalid("a limit is out of range")
 	}
 	return nil
 }
 
-// Fabric is a set of software NICs and the network between them. It is a verbs.Provider. All methods, and those of
-// everything made from it, may be called from any goroutine.
+// Fabric is a set of software NICs and the network between them. It is a verbs.Provider. All
+// methods, and those of everything made from it, may be called from any goroutine.
 type Fabric struct {
 	stepped  bool
 	scramble bool
@@ -86,8 +87,9 @@ type Fabric struct {
 	byGID    map[verbs.GID]*Device
 	engine   engine
 
-	// mu guards all state of the fabric and of every object in it, unless a field says otherwise. One lock is easy to
-	// see through, and as cheap as any: a request touches two queue pairs and two completion queues.
+	// mu guards all state of the fabric and of every object in it, unless a field says otherwise.
+	// One lock is easy to see through, and as cheap as any: a request touches two queue pairs and
+	// two completion queues.
 	mu         sync.Mutex
 	quiet      sync.Cond // a copy outside of the lock has ended; on mu
 	waiters    int       // goroutines that wait for quiet
@@ -98,20 +100,21 @@ type Fabric struct {
 	scratch    []Action // Step's
 }
 
-// engine decides when the things happen that executing requests is made of. There are two: background, with workers
-// and clocks, and stepped, where the caller decides. All methods are called with the fabric locked.
+// engine decides when the things happen that executing requests is made of. There are two:
+// background, with workers and clocks, and stepped, where the caller decides. All methods are
+// called with the fabric locked.
 type engine interface {
 	// posted: requests were added to q's send queue.
 	posted(q *QP)
 	// ready: what q waited for may have come about; it may try again.
 	ready(q *QP)
-	// transmit says when the message that just moved arrives at the peer, and when the acknowledgement is back: times
-	// of the engine's own, 0 for at once.
+	// transmit says when the message that just moved arrives at the peer, and when the
+	// acknowledgement is back: times of the engine's own, 0 for at once.
 	transmit(q, peer *QP, s *sendSlot) (arrive, ack int64)
 	// executed: a further request of q awaits its acknowledgement.
 	executed(q *QP)
-	// hide says whether a completion that is due at the given time is kept from view for now. It then arranges for
-	// reveal to be called.
+	// hide says whether a completion that is due at the given time is kept from view for now. It
+	// then arranges for reveal to be called.
 	hide(q *QP, dir direction, due int64) bool
 	// retryAfter calls timeout(q) after d; 0 is never.
 	retryAfter(q *QP, d time.Duration)
@@ -183,7 +186,8 @@ func (f *Fabric) Objects() Objects {
 	return f.objects
 }
 
-// Close ends the workers. While objects are open it returns verbs.ErrBusy, says how many, and has no effect.
+// Close ends the workers. While objects are open it returns verbs.ErrBusy, says how many, and has
+// no effect.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	if f.closed {
@@ -193,7 +197,8 @@ func (f *Fabric) Close() error {
 	if f.objects != (Objects{}) {
 		open := f.objects
 		f.mu.Unlock()
-		return &verbs.OpError{Op: "close soft fabric", Detail: "open are " + open.String(), Err: verbs.ErrBusy}
+		return &verbs.OpError{Op: "close soft fabric", Detail: "open are " + open.String(),
+			Err: verbs.ErrBusy}
 	}
 	f.closed = true
 	f.mu.Unlock()
@@ -201,7 +206,8 @@ func (f *Fabric) Close() error {
 	return nil
 }
 
-// awaitQuiet waits until a copy outside of the lock has ended. Call it in a loop that tests the condition.
+// awaitQuiet waits until a copy outside of the lock has ended. Call it in a loop that tests the
+// condition.
 func (f *Fabric) awaitQuiet() {
 	f.waiters++
 	f.quiet.Wait()

@@ -14,11 +14,12 @@ type FaultKind uint8
 const (
 	// FailSend: the request completes with Status [RETRY_EXC_ERR] and never reaches the peer.
 	FailSend FaultKind = iota
-	// FailAfterData: the data lands at the target, which sees no completion, and the request completes with Status
-	// [RETRY_EXC_ERR]; as when the last acknowledgements are lost.
+	// FailAfterData: the data lands at the target, which sees no completion, and the request
+	// completes with Status [RETRY_EXC_ERR]; as when the last acknowledgements are lost.
 	FailAfterData
-	// FailRecv: the receive that a message consumes completes with Status [LOC_PROT_ERR] and its queue pair fails; the
-	// request completes with REM_OP_ERR. Device and QPNum name the receiving side.
+	// FailRecv: the receive that a message consumes completes with Status [LOC_PROT_ERR] and its
+	// queue pair fails; the request completes with REM_OP_ERR. Device and QPNum name the receiving
+	// side.
 	FailRecv
 	// RefuseSend: posting the request is refused with Err [verbs.ErrNoMemory].
 	RefuseSend
@@ -28,21 +29,24 @@ const (
 	StallQP
 	// Delay: the request executes later by Delay; in a stepped fabric, after a Timer action.
 	Delay
-	// FailQP: the queue pair goes to ERR in place of executing the request, as after a fatal error inside the NIC. All
-	// that is outstanding is flushed, and verbs.EventQPFatal is all that tells why.
+	// FailQP: the queue pair goes to ERR in place of executing the request, as after a fatal error
+	// inside the NIC. All that is outstanding is flushed, and verbs.EventQPFatal is all that tells
+	// why.
 	FailQP
-	// CutLink: the link of the request's NIC goes down just before the request executes, as with [Device.SetLink], and
-	// stays down. Removing the injection puts it up again, unless SetLink was called since.
+	// CutLink: the link of the request's NIC goes down just before the request executes, as with
+	// [Device.SetLink], and stays down. Removing the injection puts it up again, unless SetLink was
+	// called since.
 	CutLink
-	// KillNIC: the request's NIC is gone just before the request executes, as with [Device.Kill]. Removing the injection
-	// brings it back like [Device.Restore], unless Kill or Restore was called since.
+	// KillNIC: the request's NIC is gone just before the request executes, as with [Device.Kill].
+	// Removing the injection brings it back like [Device.Restore], unless Kill or Restore was
+	// called since.
 	KillNIC
-	// OverrunCQ: the completion queue overruns when the request completes, well or not: that completion and all later
-	// ones are lost, and the queue pairs on it fail. Unsignaled requests that end well do not complete, so they are not
-	// counted either.
+	// OverrunCQ: the completion queue overruns when the request completes, well or not: that
+	// completion and all later ones are lost, and the queue pairs on it fail. Unsignaled requests
+	// that end well do not complete, so they are not counted either.
 	OverrunCQ
-	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees something else than what
-	// was posted. The completion is the usual one of what was executed.
+	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees
+	// something else than what was posted. The completion is the usual one of what was executed.
 	Rewrite
 )
 
@@ -51,21 +55,26 @@ var faultKindText = [...]struct {
 	name, does string
 	at         moment
 }{
-	FailSend:      {"fail send", "the request fails and never reaches the peer", atExecution},
-	FailAfterData: {"fail after data", "the data lands, but the request fails and the peer sees no completion", atExecution},
-	FailRecv:      {"fail recv", "the receive that takes the message fails, and the request with it", atArrival},
-	RefuseSend:    {"refuse send", "posting the request is refused", atPost},
-	RefuseRecv:    {"refuse recv", "posting a receive is refused", atPostRecv},
-	StallQP:       {"stall qp", "the send queue stops at the request until the fault is removed", atExecution},
-	Delay:         {"delay", "the request executes later", atExecution},
-	FailQP:        {"fail qp", "the queue pair goes to ERR in place of executing the request", atExecution},
-	CutLink:       {"cut link", "the link of the NIC goes down before the request executes", atExecution},
-	KillNIC:       {"kill nic", "the NIC is gone before the request executes", atExecution},
-	OverrunCQ:     {"overrun cq", "the completion queue overruns when the request completes", atCompletion},
-	Rewrite:       {"rewrite", "the peer sees another immediate, key or address than the request has", atExecution},
+	FailSend: {"fail send", "the request fails and never reaches the peer", atExecution},
+	FailAfterData: {"fail after data", "the data lands, but the request fails and the peer sees no " +
+		"completion", atExecution},
+	FailRecv: {"fail recv", "the receive that takes the message fails, and the request with it",
+		atArrival},
+	RefuseSend: {"refuse send", "posting the request is refused", atPost},
+	RefuseRecv: {"refuse recv", "posting a receive is refused", atPostRecv},
+	StallQP: {"stall qp", "the send queue stops at the request until the fault is removed",
+		atExecution},
+	Delay:     {"delay", "the request executes later", atExecution},
+	FailQP:    {"fail qp", "the queue pair goes to ERR in place of executing the request", atExecution},
+	CutLink:   {"cut link", "the link of the NIC goes down before the request executes", atExecution},
+	KillNIC:   {"kill nic", "the NIC is gone before the request executes", atExecution},
+	OverrunCQ: {"overrun cq", "the completion queue overruns when the request completes", atCompletion},
+	Rewrite: {"rewrite", "the peer sees another immediate, key or address than the request has",
+		atExecution},
 }
 
-// FaultKinds lists all kinds, in order, for tests that choose at random and commands that offer a choice.
+// FaultKinds lists all kinds, in order, for tests that choose at random and commands that offer a
+// choice.
 func FaultKinds() []FaultKind {
 	list := make([]FaultKind, len(faultKindText))
 	for i := range list {
@@ -94,8 +103,8 @@ func (k FaultKind) Description() string {
 type Fault struct {
 	Device *Device // the NIC; nil is any
 	QPNum  uint32  // the queue pair; 0 is any
-	// Match chooses requests; nil is any. It gets a copy whose slices must not be kept or written to, is called with
-	// the fabric locked, and must not call into it.
+	// Match chooses requests; nil is any. It gets a copy whose slices must not be kept or written
+	// to, is called with the fabric locked, and must not call into it.
 	Match func(*verbs.SendWR) bool
 	Skip  int // so many matching requests pass first
 	Count int // how many it strikes after that; 0 means 1, negative means for ever
@@ -105,9 +114,10 @@ type Fault struct {
 	VendorErr uint32        // goes with Status
 	Err       error         // RefuseSend, RefuseRecv
 	Delay     time.Duration // Delay
-	// Rewrite changes what the peer sees of a request: Imm, RKey, RemoteAddr, and Opcode between an operation and its
-	// variant with an immediate. Nothing else that it changes counts. nil changes nothing. The rules of Match hold.
-	// Faults that strike the same request at its arrival or its completion match it as altered.
+	// Rewrite changes what the peer sees of a request: Imm, RKey, RemoteAddr, and Opcode between an
+	// operation and its variant with an immediate. Nothing else that it changes counts. nil changes
+	// nothing. The rules of Match hold. Faults that strike the same request at its arrival or its
+	// completion match it as altered.
 	Rewrite func(*verbs.SendWR)
 }
 
@@ -124,7 +134,8 @@ func (t Fault) withDefaults() Fault {
 	return t
 }
 
-// String says what goes wrong, where and when: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request".
+// String says what goes wrong, where and when: "fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd
+// request".
 func (t Fault) String() string {
 	t = t.withDefaults()
 	s := t.Kind.String()
@@ -187,8 +198,8 @@ type Injection struct {
 	hits  int
 }
 
-// Inject puts a fault in force. Of several that match a request at the same moment of its life the one injected first
-// strikes. Requests that are executing already are not affected.
+// Inject puts a fault in force. Of several that match a request at the same moment of its life the
+// one injected first strikes. Requests that are executing already are not affected.
 func (f *Fabric) Inject(fault Fault) *Injection {
 	i := &Injection{f: f, fault: fault.withDefaults(), skip: fault.Skip, left: fault.Count}
 	if i.left == 0 {
@@ -200,8 +211,9 @@ func (f *Fabric) Inject(fault Fault) *Injection {
 	return i
 }
 
-// Remove ends the fault. Queue pairs that it stalled go on, a link that it cut comes up, a NIC that it took away comes back. What
-// has failed in the meantime stays so. Removing it again does nothing.
+// Remove ends the fault. Queue pairs that it stalled go on, a link that it cut comes up, a NIC that
+// it took away comes back. What has failed in the meantime stays so. Removing it again does
+// nothing.
 func (i *Injection) Remove() {
 	f := i.f
 	f.mu.Lock()

@@ -11,15 +11,18 @@ import (
 func TestFaults(t *testing.T) {
 	t.Run("fail send", func(t *testing.T) {
 		f, a, b := pair(t, Config{}, endConfig{})
-		i := f.Inject(Fault{Device: a.dev, QPNum: a.qp.Num(), Kind: FailSend, Skip: 1, Status: verbs.StatusLocQPOpErr, VendorErr: 77})
+		i := f.Inject(Fault{Device: a.dev, QPNum: a.qp.Num(), Kind: FailSend, Skip: 1,
+			Status: verbs.StatusLocQPOpErr, VendorErr: 77})
 		a.buf[8] = 1
 		a.post(a.write(b, 1, 0, 8), a.write(b, 2, 8, 8), a.write(b, 3, 16, 8))
 		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
-		if wc := awaitStatus(t, a.cq, 2, verbs.StatusLocQPOpErr); wc.VendorErr != 77 || wc.QPNum != a.qp.Num() {
+		if wc := awaitStatus(t, a.cq, 2, verbs.StatusLocQPOpErr); wc.VendorErr != 77 ||
+			wc.QPNum != a.qp.Num() {
 			t.Errorf("%+v", wc)
 		}
 		awaitStatus(t, a.cq, 3, verbs.StatusWRFlushErr)
-		if b.buf[8] != 0 || i.Hits() != 1 || a.qp.State() != verbs.StateErr || b.qp.State() != verbs.StateRTS {
+		if b.buf[8] != 0 || i.Hits() != 1 || a.qp.State() != verbs.StateErr ||
+			b.qp.State() != verbs.StateRTS {
 			t.Error(b.buf[8], i.Hits(), a.qp.State(), b.qp.State())
 		}
 	})
@@ -48,7 +51,8 @@ func TestFaults(t *testing.T) {
 		f, a, b := pair(t, Config{}, endConfig{})
 		f.Inject(Fault{Device: b.dev, Kind: FailRecv, Status: verbs.StatusLocQPOpErr,
 			Match: func(wr *verbs.SendWR) bool { return wr.ID == 2 }})
-		b.recv(verbs.RecvWR{ID: 4, SGL: b.sge(0, 64)}, verbs.RecvWR{ID: 5, SGL: b.sge(0, 64)}, verbs.RecvWR{ID: 6})
+		b.recv(verbs.RecvWR{ID: 4, SGL: b.sge(0, 64)}, verbs.RecvWR{ID: 5, SGL: b.sge(0, 64)},
+			verbs.RecvWR{ID: 6})
 		a.post(a.send(1, 0, 8), a.send(2, 0, 8))
 		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 		awaitStatus(t, a.cq, 2, verbs.StatusRemOpErr)
@@ -61,7 +65,8 @@ func TestFaults(t *testing.T) {
 		mine := errors.New("mine")
 		f.Inject(Fault{Kind: RefuseSend, Skip: 2})
 		f.Inject(Fault{Kind: RefuseRecv, Err: mine})
-		n, err := a.qp.PostSend([]verbs.SendWR{a.write(b, 1, 0, 8), a.write(b, 2, 0, 8), a.write(b, 3, 0, 8), a.write(b, 4, 0, 8)})
+		n, err := a.qp.PostSend([]verbs.SendWR{a.write(b, 1, 0, 8), a.write(b, 2, 0, 8), a.write(b, 3, 0, 8),
+			a.write(b, 4, 0, 8)})
 		if n != 2 || !errors.Is(err, verbs.ErrNoMemory) {
 			t.Error(n, err)
 		}

@@ -102,7 +102,8 @@ func (e *end) close() {
 	}
 }
 
-// connect takes both sides to RTS. Timers are short: an acknowledgement times out after 1 ms, RNR after 10 µs.
+// connect takes both sides to RTS. Timers are short: an acknowledgement times out after 1 ms, RNR
+// after 10 µs.
 func connect(t testing.TB, a, b *end, change ...func(*connection)) {
 	t.Helper()
 	for _, pair := range [][2]*end{{a, b}, {b, a}} {
@@ -137,7 +138,8 @@ func raise(t testing.TB, a, b *end, change ...func(*connection)) {
 		{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
 		{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
 			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-		{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
+		{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+			verbs.QPAttrSQPSN |
 			verbs.QPAttrMaxRDAtomic},
 	} {
 		attr.State = step.state

@@ -6,8 +6,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Modify changes attributes and state. Going to ERR flushes what is outstanding, in order; going to RESET drops it and
-// waits for a copy from or to the queue pair's memory.
+// Modify changes attributes and state. Going to ERR flushes what is outstanding, in order; going to
+// RESET drops it and waits for a copy from or to the queue pair's memory.
 func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	f := q.f
 	f.mu.Lock()
@@ -70,7 +70,8 @@ func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	case has(verbs.QPAttrMaxRDAtomic) && int(attr.MaxRDAtomic) > d.cfg.MaxRDAtomic:
 		return fmt.Sprintf("%d reads outstanding, the NIC allows %d", attr.MaxRDAtomic, d.cfg.MaxRDAtomic)
 	case has(verbs.QPAttrMaxDestRDAtomic) && int(attr.MaxDestRDAtomic) > d.cfg.MaxRDAtomic:
-		return fmt.Sprintf("%d reads of the peer outstanding, the NIC allows %d", attr.MaxDestRDAtomic, d.cfg.MaxRDAtomic)
+		return fmt.Sprintf("%d reads of the peer outstanding, the NIC allows %d", attr.MaxDestRDAtomic,
+			d.cfg.MaxRDAtomic)
 	case has(verbs.QPAttrMinRNRTimer) && attr.MinRNRTimer > 31:
 		return fmt.Sprintf("RNR timer code %d has more than 5 bits", attr.MinRNRTimer)
 	case has(verbs.QPAttrTimeout) && attr.Timeout > 31:

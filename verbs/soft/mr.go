@@ -35,7 +35,8 @@ func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	}
 	m := &MR{pd: p, buf: buf, addr: addrOf(buf), access: access}
 	if !p.dev.keys.add(m) {
-		return nil, p.dev.err(op, verbs.ErrNoMemory, fmt.Sprintf("the NIC holds no more than %d regions", maxKeyIndex))
+		return nil, p.dev.err(op, verbs.ErrNoMemory, fmt.Sprintf("the NIC holds no more than %d regions",
+			maxKeyIndex))
 	}
 	p.mrs++
 	f.objects.MRs++
@@ -73,7 +74,8 @@ func (m *MR) Close() error {
 	return nil
 }
 
-// slice is the n bytes at addr if the region covers them and grants the access; ok is false otherwise.
+// slice is the n bytes at addr if the region covers them and grants the access; ok is false
+// otherwise.
 func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
 	size := uint64(len(m.buf))
 	off := addr - m.addr // wraps to something huge below the region
@@ -83,7 +85,8 @@ func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, 
 	return m.buf[off : off+n : off+n], true
 }
 
-// A key is, from the top: 18 bits of index, 6 bits of device, 7 bits of generation, 1 bit that tells remote from local.
+// A key is, from the top: 18 bits of index, 6 bits of device, 7 bits of generation, 1 bit that
+// tells remote from local.
 const (
 	remoteKeyBit     = 1
 	keyGenShift      = 1
@@ -94,7 +97,8 @@ const (
 	keyReuseDistance = 64 // a freed index waits until so many others were freed after it
 )
 
-// keyTable finds a NIC's regions by their keys. A key changes with every registration, so that a stale one is caught.
+// keyTable finds a NIC's regions by their keys. A key changes with every registration, so that a
+// stale one is caught.
 type keyTable struct {
 	device  uint32
 	entries []keyEntry // by index; index 0 is never used

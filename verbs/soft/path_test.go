@@ -12,7 +12,8 @@ import (
 
 func TestLinkFlap(t *testing.T) {
 	for _, down := range []int{0, 1} {
-		f, a, b := pair(t, Config{}, endConfig{}, func(c *connection) { c.Timeout, c.RetryCount = 14, 7 }) // 8 * 67 ms
+		// 8 * 67 ms
+		f, a, b := pair(t, Config{}, endConfig{}, func(c *connection) { c.Timeout, c.RetryCount = 14, 7 })
 		f.Device(down).SetLink(false)
 		if p, err := f.Device(down).QueryPort(1); err != nil || p.State != verbs.PortDown {
 			t.Error(p.State, err)
@@ -137,10 +138,12 @@ func TestBusyAndTwice(t *testing.T) {
 	}
 }
 
-// Closing regions and queue pairs waits for the copies that use them; afterwards the memory is untouched.
+// Closing regions and queue pairs waits for the copies that use them; afterwards the memory is
+// untouched.
 func TestCloseDuringCopy(t *testing.T) {
 	const size = 8 << 20
-	for _, victim := range []string{"source region", "target region", "sender", "receiver", "sender reset", "receiver error"} {
+	for _, victim := range []string{"source region", "target region", "sender", "receiver", "sender reset",
+		"receiver error"} {
 		t.Run(victim, func(t *testing.T) {
 			for range 5 {
 				_, a, b := pair(t, Config{}, endConfig{buf: size})

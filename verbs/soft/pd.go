@@ -48,7 +48,8 @@ func (p *PD) Close() error {
 		return p.dev.err("close pd", verbs.ErrClosed, "")
 	}
 	if p.mrs != 0 || p.qps != 0 {
-		return p.dev.err("close pd", verbs.ErrBusy, fmt.Sprintf("%d memory regions and %d queue pairs are open", p.mrs, p.qps))
+		return p.dev.err("close pd", verbs.ErrBusy,
+			fmt.Sprintf("%d memory regions and %d queue pairs are open", p.mrs, p.qps))
 	}
 	p.closed = true
 	f.objects.PDs--

@@ -8,7 +8,8 @@ import (
 
 const sendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
 
-// PostSend adds requests to the send queue. In the background mode small ones may have been executed when it returns.
+// PostSend adds requests to the send queue. In the background mode small ones may have been
+// executed when it returns.
 func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 	f := q.f
 	f.mu.Lock()
@@ -45,14 +46,16 @@ func (q *QP) maySend() error {
 	return q.err("post send", verbs.ErrState, "the queue pair is in "+q.state.String())
 }
 
-// checkSend refuses what the driver of a real NIC refuses. What only the NIC finds out ends in the completion.
+// checkSend refuses what the driver of a real NIC refuses. What only the NIC finds out ends in the
+// completion.
 func (q *QP) checkSend(wr *verbs.SendWR) error {
 	const op = "post send"
 	if q.sq.full() {
 		return q.errSendFull
 	}
 	if len(wr.SGL) > q.sq.maxSGE {
-		return q.err(op, verbs.ErrInvalid, fmt.Sprintf("%d scatter-gather elements, the queue takes %d", len(wr.SGL), q.sq.maxSGE))
+		return q.err(op, verbs.ErrInvalid, fmt.Sprintf("%d scatter-gather elements, the queue takes %d",
+			len(wr.SGL), q.sq.maxSGE))
 	}
 	if !wr.Opcode.Valid() {
 		return q.err(op, verbs.ErrInvalid, wr.Opcode.String())
@@ -65,7 +68,8 @@ func (q *QP) checkSend(wr *verbs.SendWR) error {
 		case len(wr.SGL) != 0:
 			return q.err(op, verbs.ErrInvalid, "an inline send has no scatter-gather list")
 		case len(wr.Inline) > q.sq.maxInline:
-			return q.err(op, verbs.ErrInvalid, fmt.Sprintf("%d bytes inline, the queue takes %d", len(wr.Inline), q.sq.maxInline))
+			return q.err(op, verbs.ErrInvalid, fmt.Sprintf("%d bytes inline, the queue takes %d",
+				len(wr.Inline), q.sq.maxInline))
 		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
 			return q.err(op, verbs.ErrInvalid, wr.Opcode.String()+" inline")
 		}

@@ -19,7 +19,8 @@ type QP struct {
 	state  verbs.QPState
 	attr   verbs.QPAttr
 	closed bool
-	// changing is set while Close or a reset waits for copies to end; other changes queue up behind it.
+	// changing is set while Close or a reset waits for copies to end; other changes queue up behind
+	// it.
 	changing bool
 
 	sq sendQueue
@@ -79,7 +80,8 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	for dir, cq := range []verbs.CQ{cfg.SendCQ, cfg.RecvCQ} {
 		c, ok := cq.(*CQ)
 		if !ok || c == nil || c.dev != d {
-			return nil, d.err(op, verbs.ErrInvalid, "SendCQ and RecvCQ have to be completion queues of the same NIC")
+			return nil, d.err(op, verbs.ErrInvalid,
+				"SendCQ and RecvCQ have to be completion queues of the same NIC")
 		}
 		if c.closed {
 			return nil, d.err(op, verbs.ErrClosed, "the completion queue")
@@ -88,14 +90,19 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	}
 	qcap := d.defaults(cfg.Cap)
 	switch {
-	case qcap.MaxSendWR < 0 || qcap.MaxSendWR > d.cfg.MaxQPWR || qcap.MaxRecvWR < 0 || qcap.MaxRecvWR > d.cfg.MaxQPWR:
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d",
+	case qcap.MaxSendWR < 0 || qcap.MaxSendWR > d.cfg.MaxQPWR || qcap.MaxRecvWR < 0 ||
+		qcap.MaxRecvWR > d.cfg.MaxQPWR:
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("queues of %d and %d work requests, the NIC "+
+			"allows %d",
 			qcap.MaxSendWR, qcap.MaxRecvWR, d.cfg.MaxQPWR))
-	case qcap.MaxSendSGE < 0 || qcap.MaxSendSGE > d.cfg.MaxSGE || qcap.MaxRecvSGE < 0 || qcap.MaxRecvSGE > d.cfg.MaxSGE:
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d",
+	case qcap.MaxSendSGE < 0 || qcap.MaxSendSGE > d.cfg.MaxSGE || qcap.MaxRecvSGE < 0 ||
+		qcap.MaxRecvSGE > d.cfg.MaxSGE:
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("%d and %d scatter-gather elements, the NIC "+
+			"allows %d",
 			qcap.MaxSendSGE, qcap.MaxRecvSGE, d.cfg.MaxSGE))
 	case qcap.MaxInline < 0 || qcap.MaxInline > d.cfg.MaxInline:
-		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("inline sends of %d bytes, the NIC allows %d", qcap.MaxInline, d.cfg.MaxInline))
+		return nil, d.err(op, verbs.ErrInvalid, fmt.Sprintf("inline sends of %d bytes, the NIC allows %d",
+			qcap.MaxInline, d.cfg.MaxInline))
 	}
 	num, ok := d.takeQPNum()
 	if !ok {
@@ -118,7 +125,8 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	return q, nil
 }
 
-// defaults replaces zero fields by the contract's defaults, or by the NIC's limit where that is lower.
+// defaults replaces zero fields by the contract's defaults, or by the NIC's limit where that is
+// lower.
 func (d *Device) defaults(c verbs.QPCap) verbs.QPCap {
 	lower := func(field *int, standard, limit int) {
 		if *field == 0 {
@@ -134,7 +142,8 @@ func (d *Device) defaults(c verbs.QPCap) verbs.QPCap {
 	return c
 }
 
-// takeQPNum hands out numbers in turn, so that one is not used again soon after its queue pair was closed.
+// takeQPNum hands out numbers in turn, so that one is not used again soon after its queue pair was
+// closed.
 func (d *Device) takeQPNum() (uint32, bool) {
 	for range maxQPNum {
 		num := d.nextQP
@@ -192,8 +201,8 @@ func (q *QP) usable(op string) error {
 	return nil
 }
 
-// Close destroys the queue pair. It waits for a copy from or to its memory, and removes its completions that were not
-// polled.
+// Close destroys the queue pair. It waits for a copy from or to its memory, and removes its
+// completions that were not polled.
 func (q *QP) Close() error {
 	f, d := q.f, q.dev
 	f.mu.Lock()
@@ -220,8 +229,8 @@ func (q *QP) Close() error {
 	return nil
 }
 
-// empty takes the queue pair to RESET: copies come to their end, everything outstanding and every completion that was
-// not polled is dropped.
+// empty takes the queue pair to RESET: copies come to their end, everything outstanding and every
+// completion that was not polled is dropped.
 func (q *QP) empty() {
 	f := q.f
 	q.changing = true

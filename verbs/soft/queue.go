@@ -10,7 +10,8 @@ const (
 	dirRecv
 )
 
-// sendSlot is a request on a send queue. It holds no pointers, so the collector does not look at queues.
+// sendSlot is a request on a send queue. It holds no pointers, so the collector does not look at
+// queues.
 type sendSlot struct {
 	id         uint64
 	remoteAddr uint64
@@ -32,8 +33,9 @@ type sendSlot struct {
 // answered says whether the request brings data back: only then does its outcome occupy the peer.
 func (s *sendSlot) answered() bool { return s.opcode == verbs.OpRDMARead || s.opcode.IsAtomic() }
 
-// minQueue is how many slots a queue begins with. It grows to what is really outstanding, and not at once to its limit: with many queue pairs
-// of few requests each, rings that are walked round in full do not stay in the cache.
+// minQueue is how many slots a queue begins with. It grows to what is really outstanding, and not
+// at once to its limit: with many queue pairs of few requests each, rings that are walked round in
+// full do not stay in the cache.
 const minQueue = 8
 
 // sendQueue is a ring of requests, numbered from 0 in the order of their posting.
@@ -163,7 +165,8 @@ type recvQueue struct {
 
 func newRecvQueue(limit, maxSGE int) recvQueue {
 	n := ceilPow2(min(limit, minQueue))
-	return recvQueue{slots: make([]recvSlot, n), sges: make([]verbs.SGE, n*maxSGE), limit: uint64(limit), maxSGE: maxSGE}
+	return recvQueue{slots: make([]recvSlot, n), sges: make([]verbs.SGE, n*maxSGE), limit: uint64(limit),
+		maxSGE: maxSGE}
 }
 
 func (r *recvQueue) at(seq uint64) *recvSlot { return &r.slots[seq&uint64(len(r.slots)-1)] }

@@ -2,8 +2,9 @@ package soft
 
 import "ibverbx/verbs"
 
-// respond is the responder's part in a request of q: it checks its side and collects the memory. ready is false when no
-// receive is posted. The order of the checks is that of the kernel's rdma_rxe.
+// respond is the responder's part in a request of q: it checks its side and collects the memory.
+// ready is false when no receive is posted. The order of the checks is that of the kernel's
+// rdma_rxe.
 func (p *QP) respond(s *sendSlot, x *transfer) (status verbs.Status, ready bool) {
 	var need verbs.AccessFlags
 	switch s.opcode {
@@ -14,7 +15,8 @@ func (p *QP) respond(s *sendSlot, x *transfer) (status verbs.Status, ready bool)
 	case verbs.OpAtomicCmpAndSwp, verbs.OpAtomicFetchAdd:
 		need = verbs.AccessRemoteAtomic
 	}
-	// What the queue pair does not allow is an invalid request; what the region does not allow is an access error.
+	// What the queue pair does not allow is an invalid request; what the region does not allow is
+	// an access error.
 	if p.attr.Access&need != need {
 		return verbs.StatusRemInvReqErr, true
 	}
@@ -78,7 +80,8 @@ func (f *Fabric) receive(q, p *QP, s *sendSlot) {
 	}
 	seq := p.rq.consumed
 	p.rq.consumed++
-	e := cqe{qp: p, seq: seq, dir: dirRecv, solicited: s.flags&verbs.SendSolicited != 0, due: q.run.xfer.arrive}
+	e := cqe{qp: p, seq: seq, dir: dirRecv, solicited: s.flags&verbs.SendSolicited != 0,
+		due: q.run.xfer.arrive}
 	e.wc = verbs.WC{
 		ID:      p.rq.at(seq).id,
 		Opcode:  verbs.WCRecv,

@@ -2,13 +2,15 @@ package soft
 
 import "ibverbx/verbs"
 
-// awaitPeer holds q back because nobody answers. It tries again when a timer runs out or when the path changes.
+// awaitPeer holds q back because nobody answers. It tries again when a timer runs out or when the
+// path changes.
 func (f *Fabric) awaitPeer(q *QP) {
 	q.run.wait = waitPeer
 	f.engine.retryAfter(q, verbs.AckTimeout(q.attr.Timeout))
 }
 
-// awaitReceive holds q back because the peer has no receive posted. It returns false when q has had enough of that.
+// awaitReceive holds q back because the peer has no receive posted. It returns false when q has had
+// enough of that.
 func (f *Fabric) awaitReceive(q, p *QP) bool {
 	r := &q.run
 	if q.attr.RNRRetry != verbs.RNRRetryForever {
@@ -57,7 +59,8 @@ func (f *Fabric) resume(q *QP) {
 	f.engine.ready(q)
 }
 
-// overdue says whether acknowledgements that q awaits may be lost: the path is down or the peer has failed.
+// overdue says whether acknowledgements that q awaits may be lost: the path is down or the peer has
+// failed.
 func (q *QP) overdue() bool {
 	return q.unacknowledged() && !q.sq.at(q.sq.acked).local &&
 		(!q.linked() || q.peer == nil || q.peer.closed || !q.peer.receptive())
@@ -65,8 +68,8 @@ func (q *QP) overdue() bool {
 
 func (q *QP) unacknowledged() bool { return q.sq.acked != q.sq.executed }
 
-// timeout follows a retry timer. The transport timer counts retries, and when there were enough of them ends the oldest
-// request that was not acknowledged.
+// timeout follows a retry timer. The transport timer counts retries, and when there were enough of
+// them ends the oldest request that was not acknowledged.
 func (f *Fabric) timeout(q *QP) {
 	r := &q.run
 	if r.wait == waitPeer || r.wait == waitNone && q.overdue() {

@@ -22,16 +22,24 @@ func TestRewrite(t *testing.T) {
 		at     int          // where in the peer's buffer the payload lands, -1 for nowhere
 	}{
 		{"nil", verbs.OpRDMAWriteWithImm, nil, verbs.StatusSuccess, "RECV_RDMA_WITH_IMM 5", 0},
-		{"immediate", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) { wr.Imm += 2 }, verbs.StatusSuccess, "RECV_RDMA_WITH_IMM 7", 0},
-		{"address", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) { wr.RemoteAddr += 64 }, verbs.StatusSuccess, "RECV_RDMA_WITH_IMM 5", 64},
-		{"beyond", verbs.OpRDMAWrite, func(wr *verbs.SendWR) { wr.RemoteAddr += 1 << 20 }, verbs.StatusRemAccessErr, "", -1},
+		{"immediate", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) { wr.Imm += 2 }, verbs.StatusSuccess,
+			"RECV_RDMA_WITH_IMM 7", 0},
+		{"address", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) { wr.RemoteAddr += 64 },
+			verbs.StatusSuccess, "RECV_RDMA_WITH_IMM 5", 64},
+		{"beyond", verbs.OpRDMAWrite, func(wr *verbs.SendWR) { wr.RemoteAddr += 1 << 20 },
+			verbs.StatusRemAccessErr, "", -1},
 		{"key", verbs.OpRDMAWrite, func(wr *verbs.SendWR) { wr.RKey ^= 1 }, verbs.StatusRemAccessErr, "", -1},
-		{"a notification more", verbs.OpRDMAWrite, func(wr *verbs.SendWR) { wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, 9 },
+		{"a notification more", verbs.OpRDMAWrite,
+			func(wr *verbs.SendWR) { wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, 9 },
 			verbs.StatusSuccess, "RECV_RDMA_WITH_IMM 9", 0},
-		{"a notification less", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWrite }, verbs.StatusSuccess, "", 0},
-		{"an immediate more", verbs.OpSend, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSendWithImm }, verbs.StatusSuccess, "RECV 5", 128},
-		{"an immediate less", verbs.OpSendWithImm, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSend }, verbs.StatusSuccess, "RECV 0", 128},
-		{"another operation", verbs.OpSend, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWrite }, verbs.StatusSuccess, "RECV 0", 128},
+		{"a notification less", verbs.OpRDMAWriteWithImm,
+			func(wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWrite }, verbs.StatusSuccess, "", 0},
+		{"an immediate more", verbs.OpSend, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSendWithImm },
+			verbs.StatusSuccess, "RECV 5", 128},
+		{"an immediate less", verbs.OpSendWithImm, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpSend },
+			verbs.StatusSuccess, "RECV 0", 128},
+		{"another operation", verbs.OpSend, func(wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWrite },
+			verbs.StatusSuccess, "RECV 0", 128},
 		{"what does not count", verbs.OpRDMAWriteWithImm, func(wr *verbs.SendWR) {
 			wr.ID, wr.Flags, wr.SGL[0].LKey, wr.SGL[0].Length = 99, 0, 0, 1
 			wr.SGL, wr.Inline, wr.Swap = nil, []byte{1}, 3
@@ -80,7 +88,8 @@ func TestRewriteOnce(t *testing.T) {
 			wr.Imm++
 			wr.Inline[0] = 'x'
 		}})
-		a.post(verbs.SendWR{ID: 1, Opcode: verbs.OpSendWithImm, Flags: verbs.SendInline | verbs.SendSignaled, Inline: []byte("inline"), Imm: 1})
+		a.post(verbs.SendWR{ID: 1, Opcode: verbs.OpSendWithImm, Flags: verbs.SendInline | verbs.SendSignaled,
+			Inline: []byte("inline"), Imm: 1})
 		if cfg.Stepped {
 			for range 3 {
 				do(t, f, "execute")
@@ -149,9 +158,12 @@ func TestFaultString(t *testing.T) {
 		{Fault{}, "fail send (RETRY_EXC_ERR) on any nic, the 1st request"},
 		{Fault{Device: f.Device(1), QPNum: 17, Skip: 2, Status: verbs.StatusRemAccessErr},
 			"fail send (REM_ACCESS_ERR) on soft1 qp 17, the 3rd request"},
-		{Fault{Kind: FailRecv, Device: f.Device(0), Skip: 1, Match: match}, "fail recv (LOC_PROT_ERR) on soft0, the 2nd matching request"},
-		{Fault{Kind: RefuseSend, Count: 3, Skip: 10}, "refuse send (out of memory) on any nic, requests 11 to 13"},
-		{Fault{Kind: RefuseRecv, Count: -1, Err: errors.New("mine"), Match: match}, "refuse recv (mine) on any nic, every receive"},
+		{Fault{Kind: FailRecv, Device: f.Device(0), Skip: 1, Match: match},
+			"fail recv (LOC_PROT_ERR) on soft0, the 2nd matching request"},
+		{Fault{Kind: RefuseSend, Count: 3, Skip: 10},
+			"refuse send (out of memory) on any nic, requests 11 to 13"},
+		{Fault{Kind: RefuseRecv, Count: -1, Err: errors.New("mine"), Match: match},
+			"refuse recv (mine) on any nic, every receive"},
 		{Fault{Kind: Delay, Delay: time.Millisecond, QPNum: 18, Count: -1, Skip: 20},
 			"delay (1ms) on any nic qp 18, every request from the 21st on"},
 		{Fault{Kind: KillNIC, Device: f.Device(1), Skip: 11}, "kill nic on soft1, the 12th request"},

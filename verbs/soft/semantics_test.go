@@ -21,11 +21,17 @@ func TestStatuses(t *testing.T) {
 		wantRcv verbs.Status // what the receive ends with; success: it stays posted, or the message took it
 	}{
 		{name: "write", wr: func(a, b *end, wr *verbs.SendWR) {}, want: success},
-		{name: "wrong lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey += 1 << keyGenShift }, want: verbs.StatusLocProtErr},
-		{name: "rkey as lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey = a.mr.RKey() }, want: verbs.StatusLocProtErr},
-		{name: "lkey of the other NIC", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey = b.mr.LKey() }, want: verbs.StatusLocProtErr},
-		{name: "local end", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Addr += a.mr.Len() - 63 }, want: verbs.StatusLocProtErr},
-		{name: "before the region", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Addr-- }, want: verbs.StatusLocProtErr},
+		{name: "wrong lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey += 1 << keyGenShift },
+			want: verbs.StatusLocProtErr},
+		{name: "rkey as lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey = a.mr.RKey() },
+			want: verbs.StatusLocProtErr},
+		{name: "lkey of the other NIC", wr: func(a, b *end, wr *verbs.SendWR) {
+			wr.SGL[0].LKey = b.mr.LKey()
+		}, want: verbs.StatusLocProtErr},
+		{name: "local end", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Addr += a.mr.Len() - 63 },
+			want: verbs.StatusLocProtErr},
+		{name: "before the region", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Addr-- },
+			want: verbs.StatusLocProtErr},
 		{name: "lkey as rkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.RKey = b.mr.LKey() },
 			want: verbs.StatusRemAccessErr, wantRcv: flushed},
 		{name: "remote end", wr: func(a, b *end, wr *verbs.SendWR) { wr.RemoteAddr += b.mr.Len() - 63 },
@@ -41,13 +47,19 @@ func TestStatuses(t *testing.T) {
 			b.t.Cleanup(func() { mr.Close(); pd.Close() })
 			wr.RKey = mr.RKey()
 		}, want: verbs.StatusRemAccessErr, wantRcv: flushed},
-		{name: "no bytes need no keys", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL, wr.RKey, wr.RemoteAddr = nil, 0, 0 }, want: success},
-		{name: "queue pair forbids writes", connect: func(c *connection) { c.Access = verbs.AccessRemoteRead },
-			wr: func(a, b *end, wr *verbs.SendWR) {}, want: verbs.StatusRemInvReqErr, wantRcv: flushed},
+		{name: "no bytes need no keys", wr: func(a, b *end, wr *verbs.SendWR) {
+			wr.SGL, wr.RKey,
+				wr.RemoteAddr = nil, 0, 0
+		}, want: success},
+		{name: "queue pair forbids writes",
+			connect: func(c *connection) { c.Access = verbs.AccessRemoteRead },
+			wr:      func(a, b *end, wr *verbs.SendWR) {}, want: verbs.StatusRemInvReqErr, wantRcv: flushed},
 		{name: "no reads served", connect: func(c *connection) { c.MaxDestRDAtomic = 0 },
-			wr: func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMARead }, want: verbs.StatusRemInvReqErr, wantRcv: flushed},
+			wr:   func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMARead },
+			want: verbs.StatusRemInvReqErr, wantRcv: flushed},
 		{name: "no reads asked", connect: func(c *connection) { c.MaxRDAtomic = 0 },
-			wr: func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMARead }, want: verbs.StatusLocQPOpErr},
+			wr:   func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMARead },
+			want: verbs.StatusLocQPOpErr},
 		{name: "misaligned atomic", wr: func(a, b *end, wr *verbs.SendWR) {
 			wr.Opcode, wr.SGL[0].Length = verbs.OpAtomicFetchAdd, 8
 			wr.RemoteAddr += 4
@@ -56,14 +68,20 @@ func TestStatuses(t *testing.T) {
 			wr.Opcode, wr.SGL[0].Length = verbs.OpAtomicCmpAndSwp, 16
 		}, want: verbs.StatusLocLenErr},
 		{name: "send", wr: func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpSend }, want: success},
-		{name: "send too long", wr: func(a, b *end, wr *verbs.SendWR) { wr.Opcode, wr.SGL[0].Length = verbs.OpSend, 65 },
+		{name: "send too long", wr: func(a, b *end, wr *verbs.SendWR) {
+			wr.Opcode,
+				wr.SGL[0].Length = verbs.OpSend, 65
+		},
 			want: verbs.StatusRemInvReqErr, wantRcv: verbs.StatusLocLenErr},
 		{name: "receive with a bad key", wr: func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpSend },
-			recv: func(b *end, wr *verbs.RecvWR) { wr.SGL[0].LKey++ }, want: verbs.StatusRemOpErr, wantRcv: verbs.StatusLocProtErr},
+			recv: func(b *end, wr *verbs.RecvWR) { wr.SGL[0].LKey++ }, want: verbs.StatusRemOpErr,
+			wantRcv: verbs.StatusLocProtErr},
 		{name: "write with immediate ignores the receive's memory",
 			wr:   func(a, b *end, wr *verbs.SendWR) { wr.Opcode = verbs.OpRDMAWriteWithImm },
 			recv: func(b *end, wr *verbs.RecvWR) { wr.SGL[0].LKey++ }, want: success},
-		{name: "longer than the NIC allows", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Length = 1<<15 + 1 }, want: verbs.StatusLocLenErr},
+		{name: "longer than the NIC allows",
+			wr:   func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].Length = 1<<15 + 1 },
+			want: verbs.StatusLocLenErr},
 	}
 	for _, stepped := range []bool{false, true} {
 		for _, tt := range tests {
@@ -72,7 +90,8 @@ func TestStatuses(t *testing.T) {
 				if change == nil {
 					change = func(*connection) {}
 				}
-				f, a, b := pair(t, Config{Stepped: stepped, Device: DeviceConfig{MaxMsgSize: 1 << 15}}, endConfig{}, change)
+				f, a, b := pair(t, Config{Stepped: stepped, Device: DeviceConfig{MaxMsgSize: 1 << 15}},
+					endConfig{}, change)
 				recv := verbs.RecvWR{ID: 2, SGL: b.sge(4096, 64)}
 				if tt.recv != nil {
 					tt.recv(b, &recv)

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// lookAhead is how long before the wire is free the next message may leave: long enough to be copied meanwhile, short
-// enough that queue pairs share the wire in turn.
+// lookAhead is how long before the wire is free the next message may leave: long enough to be
+// copied meanwhile, short enough that queue pairs share the wire in turn.
 const lookAhead = int64(100 * time.Microsecond)
 
 // timed says whether the NIC simulates a speed.
@@ -24,8 +24,8 @@ func (b *background) departure(d *Device) int64 {
 	return 0
 }
 
-// transmit puts a message on the wire, which carries one after the other. What a read brings goes over the wire of the
-// peer's NIC. The receiving side's bandwidth is not simulated.
+// transmit puts a message on the wire, which carries one after the other. What a read brings goes
+// over the wire of the peer's NIC. The receiving side's bandwidth is not simulated.
 func (b *background) transmit(q, peer *QP, s *sendSlot) (arrive, ack int64) {
 	latency := int64(max(q.dev.cfg.Latency, peer.dev.cfg.Latency))
 	sender := q.dev

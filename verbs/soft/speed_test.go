@@ -60,7 +60,8 @@ func TestBandwidth(t *testing.T) {
 	await(t, a.cq, 1)
 }
 
-// The acknowledgement of a message is lost with the link and found again with it, or the sender gives up.
+// The acknowledgement of a message is lost with the link and found again with it, or the sender
+// gives up.
 func TestLinkDownWhileInFlight(t *testing.T) {
 	for _, comesBack := range []bool{true, false} {
 		for tries := 1; !linkDownWhileInFlight(t, comesBack); tries++ {

@@ -13,9 +13,11 @@ type ActionKind uint8
 
 // The kinds of actions.
 const (
-	// Execute the head request of a send queue: its data moves, and a receive that it consumes completes.
+	// Execute the head request of a send queue: its data moves, and a receive that it consumes
+	// completes.
 	Execute ActionKind = iota
-	// Acknowledge the oldest executed request: what a read or atomic brings lands, and the request completes.
+	// Acknowledge the oldest executed request: what a read or atomic brings lands, and the request
+	// completes.
 	Acknowledge
 	// Reveal a hidden completion: Poll can find it now.
 	Reveal
@@ -60,8 +62,8 @@ func (a Action) String() string {
 	return s + " wr " + strconv.FormatUint(a.ID, 10)
 }
 
-// Actions appends to dst everything that can happen now, in an order that depends on nothing but the calls made so
-// far. In a fabric that is not stepped there is nothing.
+// Actions appends to dst everything that can happen now, in an order that depends on nothing but
+// the calls made so far. In a fabric that is not stepped there is nothing.
 func (f *Fabric) Actions(dst []Action) []Action {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,12 +80,12 @@ func (f *Fabric) Do(a Action) bool {
 	return f.stepped && f.do(a)
 }
 
-// timerWeight: one in so many choices of Step lets a timer run out while other things could happen instead. Timers are
-// slow compared with everything else.
+// timerWeight: one in so many choices of Step lets a timer run out while other things could happen
+// instead. Timers are slow compared with everything else.
 const timerWeight = 16
 
-// Step makes one action happen that the seeded generator chooses, and returns it; false when nothing can happen. Timers
-// run out seldom as long as anything else can happen.
+// Step makes one action happen that the seeded generator chooses, and returns it; false when
+// nothing can happen. Timers run out seldom as long as anything else can happen.
 func (f *Fabric) Step() (Action, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +101,8 @@ func (f *Fabric) Step() (Action, bool) {
 	return a, true
 }
 
-// Run makes up to limit steps and says how many it made. It makes fewer when nothing can happen any more.
+// Run makes up to limit steps and says how many it made. It makes fewer when nothing can happen any
+// more.
 func (f *Fabric) Run(limit int) int {
 	n := 0
 	for n < limit {
@@ -210,14 +213,14 @@ func (f *Fabric) do(a Action) bool {
 	return true
 }
 
-// acknowledgeable says whether the acknowledgement of the oldest executed request can arrive. Where the peer has
-// failed since, it can be on its way still, or be lost.
+// acknowledgeable says whether the acknowledgement of the oldest executed request can arrive. Where
+// the peer has failed since, it can be on its way still, or be lost.
 func (q *QP) acknowledgeable() bool {
 	return q.unacknowledged() && (q.sq.at(q.sq.acked).local || q.linked())
 }
 
-// timerRuns says whether a retry timer of q is running. One that could only bring the same again, for ever, is not:
-// what ends such a wait wakes q anyway.
+// timerRuns says whether a retry timer of q is running. One that could only bring the same again,
+// for ever, is not: what ends such a wait wakes q anyway.
 func (q *QP) timerRuns() bool {
 	switch q.run.wait {
 	case waitDelay:

@@ -98,7 +98,8 @@ func TestSteppedStages(t *testing.T) {
 	if list := f.Actions(nil); len(list) != 0 {
 		t.Errorf("left over: %v", list)
 	}
-	if f.Do(Action{Kind: Execute, QPNum: 17}) || f.Do(Action{Kind: Reveal, QPNum: 99}) || f.Do(Action{Device: 9}) {
+	if f.Do(Action{Kind: Execute, QPNum: 17}) || f.Do(Action{Kind: Reveal, QPNum: 99}) ||
+		f.Do(Action{Device: 9}) {
 		t.Error("did what cannot happen")
 	}
 }
@@ -224,7 +225,8 @@ func TestSteppedAtomicsAndErrors(t *testing.T) {
 	wc := awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 	if wc.ByteLen != 8 || wc.Opcode != verbs.WCFetchAdd || binary.NativeEndian.Uint64(a.buf) != 40 ||
 		binary.NativeEndian.Uint64(b.buf) != 42 {
-		t.Errorf("%+v: %d became %d", wc, binary.NativeEndian.Uint64(a.buf), binary.NativeEndian.Uint64(b.buf))
+		t.Errorf("%+v: %d became %d", wc, binary.NativeEndian.Uint64(a.buf),
+			binary.NativeEndian.Uint64(b.buf))
 	}
 	bad := a.write(b, 2, 0, 8)
 	bad.RKey = b.mr.LKey()

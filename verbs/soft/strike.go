@@ -39,7 +39,8 @@ func (i *Injection) matches(q *QP, seq uint64) bool {
 	return i.fault.Match(&wr)
 }
 
-// hit counts a matching request and says whether it is struck. The list of injections may be shorter after that.
+// hit counts a matching request and says whether it is struck. The list of injections may be
+// shorter after that.
 func (i *Injection) hit() bool {
 	if i.skip > 0 {
 		i.skip--
@@ -54,8 +55,9 @@ func (i *Injection) hit() bool {
 	return true
 }
 
-// struckBy finds the injection that strikes request seq of q at a moment, or nil. about is the queue pair that the injection has
-// to name. What it does to others is left to the caller: nothing may change the list while it is walked.
+// struckBy finds the injection that strikes request seq of q at a moment, or nil. about is the
+// queue pair that the injection has to name. What it does to others is left to the caller: nothing
+// may change the list while it is walked.
 func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
 	for _, i := range f.injections {
 		if i.concerns(at, about) && i.matches(q, seq) && i.hit() {
@@ -65,8 +67,9 @@ func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
 	return nil
 }
 
-// strike compares the head request of q with the injections, once. It returns false when the request does not execute now: it is
-// held back, has failed, or was flushed, in which case there is no head request any more.
+// strike compares the head request of q with the injections, once. It returns false when the
+// request does not execute now: it is held back, has failed, or was flushed, in which case there is
+// no head request any more.
 func (f *Fabric) strike(q *QP) bool {
 	r := &q.run
 	if r.faultSeq == q.sq.executed+1 {
@@ -107,7 +110,8 @@ func (f *Fabric) strike(q *QP) bool {
 	return true
 }
 
-// strikeReceive compares a message of q that is about to consume a receive of p with the injections.
+// strikeReceive compares a message of q that is about to consume a receive of p with the
+// injections.
 func (f *Fabric) strikeReceive(q, p *QP) *Injection {
 	return f.struckBy(atArrival, p, q, q.sq.executed-1)
 }
@@ -140,14 +144,15 @@ func (f *Fabric) refuseRecv(q *QP) error {
 	return nil
 }
 
-// rewrite alters the head request for good: a retry sends the same again. The slot can be altered itself, because nothing of what
-// may change shows in the completion of a send.
+// rewrite alters the head request for good: a retry sends the same again. The slot can be altered
+// itself, because nothing of what may change shows in the completion of a send.
 func (q *QP) rewrite(change func(*verbs.SendWR)) {
 	if change == nil {
 		return
 	}
 	wr := q.request(q.sq.executed)
-	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline) // the queue's own, and not to be changed
+	// the queue's own, and not to be changed
+	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
 	change(&wr)
 	s := q.head()
 	s.imm, s.rkey, s.remoteAddr = wr.Imm, wr.RKey, wr.RemoteAddr

@@ -11,10 +11,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// inBothModes runs a test in the background and in the stepped mode. In the latter drive makes everything happen that can.
+// inBothModes runs a test in the background and in the stepped mode. In the latter drive makes
+// everything happen that can.
 func inBothModes(t *testing.T, test func(t *testing.T, cfg Config)) {
 	for _, stepped := range []bool{false, true} {
-		t.Run(fmt.Sprintf("stepped=%v", stepped), func(t *testing.T) { test(t, Config{Stepped: stepped, Seed: 7}) })
+		t.Run(fmt.Sprintf("stepped=%v", stepped),
+			func(t *testing.T) { test(t, Config{Stepped: stepped, Seed: 7}) })
 	}
 }
 
@@ -64,13 +66,17 @@ func TestFaultsOfMoreThanARequest(t *testing.T) {
 		other   string // how a request of the NIC's other queue pair ends; "": it is refused
 		removed []string
 	}{
-		{FailQP, []string{flush, "3 WR_FLUSH_ERR"}, []string{"soft0 qp 17: queue pair failed"}, nil, verbs.StateRTS, ok, nil},
-		{CutLink, []string{retry, "3 WR_FLUSH_ERR"}, []string{"soft0 port 1: port error"}, nil, verbs.StateRTS,
+		{FailQP, []string{flush, "3 WR_FLUSH_ERR"}, []string{"soft0 qp 17: queue pair failed"}, nil,
+			verbs.StateRTS, ok, nil},
+		{CutLink, []string{retry, "3 WR_FLUSH_ERR"}, []string{"soft0 port 1: port error"}, nil,
+			verbs.StateRTS,
 			"5 RETRY_EXC_ERR", []string{"soft0 port 1: port active"}},
 		{KillNIC, []string{flush, "3 WR_FLUSH_ERR"}, []string{"soft0: device failed"}, nil, verbs.StateRTS,
 			"", []string{"soft0 port 1: port active"}},
-		{OverrunCQ, nil, []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed"}, nil, verbs.StateRTS, ok, nil},
-		{Rewrite, []string{"2 REM_ACCESS_ERR", "3 WR_FLUSH_ERR"}, nil, []string{"soft1 qp 17: access violation by the peer"},
+		{OverrunCQ, nil, []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed"}, nil,
+			verbs.StateRTS, ok, nil},
+		{Rewrite, []string{"2 REM_ACCESS_ERR", "3 WR_FLUSH_ERR"}, nil,
+			[]string{"soft1 qp 17: access violation by the peer"},
 			verbs.StateErr, ok, nil},
 	} {
 		t.Run(c.kind.String(), func(t *testing.T) {
@@ -89,9 +95,11 @@ func TestFaultsOfMoreThanARequest(t *testing.T) {
 				a2.recv(verbs.RecvWR{ID: 8})
 				a.buf[8] = 1
 				a.post(a.write(b, 2, 8, 8))
-				// In the background the fault has struck by now. A queue pair in ERR takes requests, a NIC that is gone does not.
+				// In the background the fault has struck by now. A queue pair in ERR takes
+				// requests, a NIC that is gone does not.
 				sends := c.sends
-				if n, err := a.qp.PostSend([]verbs.SendWR{a.write(b, 3, 16, 8)}); n != 1 && !errors.Is(err, verbs.ErrDeviceGone) {
+				if n, err := a.qp.PostSend([]verbs.SendWR{a.write(b, 3, 16, 8)}); n != 1 &&
+					!errors.Is(err, verbs.ErrDeviceGone) {
 					t.Error(n, err)
 				} else if n == 0 {
 					sends = sends[:1]
@@ -242,7 +250,8 @@ func TestCutLinkTwice(t *testing.T) {
 func TestOverrunCounts(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		f, a, b := pair(t, cfg, endConfig{})
-		i := f.Inject(Fault{Kind: OverrunCQ, Device: a.dev, Match: func(wr *verbs.SendWR) bool { return wr.ID != 2 }, Skip: 2})
+		i := f.Inject(Fault{Kind: OverrunCQ, Device: a.dev,
+			Match: func(wr *verbs.SendWR) bool { return wr.ID != 2 }, Skip: 2})
 		f.Inject(Fault{Kind: FailSend, Match: func(wr *verbs.SendWR) bool { return wr.ID == 4 }})
 		unsignaled := a.write(b, 1, 0, 8)
 		unsignaled.Flags = 0
@@ -265,7 +274,8 @@ func TestOverrunCounts(t *testing.T) {
 		flushed.Flags = 0
 		a.post(flushed) // the third
 		wcs, err := drain(t, a.cq, 2)
-		if got := statuses(wcs); !slices.Equal(got, []string{"4 RETRY_EXC_ERR"}) || !errors.Is(err, verbs.ErrOverrun) || i.Hits() != 1 {
+		if got := statuses(wcs); !slices.Equal(got, []string{"4 RETRY_EXC_ERR"}) ||
+			!errors.Is(err, verbs.ErrOverrun) || i.Hits() != 1 {
 			t.Error(got, err, i.Hits())
 		}
 	})
@@ -306,7 +316,8 @@ func TestOverrunOfASharedQueue(t *testing.T) {
 			t.Fatal(n, err)
 		}
 		drive(f)
-		want := []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed", "soft0 qp 18: queue pair failed"}
+		want := []string{"soft0: completion queue error", "soft0 qp 17: queue pair failed",
+			"soft0 qp 18: queue pair failed"}
 		if got := events(); !slices.Equal(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}

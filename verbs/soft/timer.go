@@ -12,7 +12,8 @@ const (
 	timerKinds
 )
 
-// timer is something that happens to a queue pair at a time. Each has one of every kind, so arming allocates nothing.
+// timer is something that happens to a queue pair at a time. Each has one of every kind, so arming
+// allocates nothing.
 type timer struct {
 	when int64
 	at   int // 1 + index in its heap; 0 when it is not armed

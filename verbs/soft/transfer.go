@@ -2,15 +2,16 @@ package soft
 
 import "ibverbx/verbs"
 
-// smallCopy is the longest payload that is copied under the lock: some 0.3 µs here, less than two handovers of
-// a contended mutex cost.
+// smallCopy is the longest payload that is copied under the lock: some 0.3 µs here, less than two
+// handovers of a contended mutex cost.
 const smallCopy = 8 << 10
 
-// copyChunk bounds one call of copy, which cannot be preempted: the garbage collector would wait for it.
+// copyChunk bounds one call of copy, which cannot be preempted: the garbage collector would wait
+// for it.
 const copyChunk = 1 << 20
 
-// transfer is the movement of one request's payload: from the pieces in src, in order, to those in dst. The regions
-// they lie in are pinned while it is under way outside of the lock.
+// transfer is the movement of one request's payload: from the pieces in src, in order, to those in
+// dst. The regions they lie in are pinned while it is under way outside of the lock.
 type transfer struct {
 	src, dst [][]byte
 	mrs      []*MR
@@ -23,9 +24,10 @@ func (x *transfer) reset() {
 	x.arrive = 0
 }
 
-// gather appends the pieces that sges name, up to limit bytes, to list. It returns false when a key, range or access
-// right does not cover a piece. Elements of no bytes need no key.
-func (x *transfer) gather(list [][]byte, pd *PD, sges []verbs.SGE, limit uint64, access verbs.AccessFlags) ([][]byte, bool) {
+// gather appends the pieces that sges name, up to limit bytes, to list. It returns false when a
+// key, range or access right does not cover a piece. Elements of no bytes need no key.
+func (x *transfer) gather(list [][]byte, pd *PD, sges []verbs.SGE, limit uint64,
+	access verbs.AccessFlags) ([][]byte, bool) {
 	keys := &pd.dev.keys
 	for i := range sges {
 		e := &sges[i]

@@ -31,8 +31,8 @@ func (e *end) store(n int, v uint64) {
 	atomic.StoreUint64(word64(e.buf[wordAt:wordAt+8]), v)
 }
 
-// A program polls on a word that a NIC writes, and reads the data that came before it, without a completion and without a race: the race
-// detector is the judge.
+// A program polls on a word that a NIC writes, and reads the data that came before it, without a
+// completion and without a race: the race detector is the judge.
 func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
 	const rounds = 200
 	for _, c := range []struct {
@@ -43,10 +43,12 @@ func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
 	}{
 		{"write of 8", 8, dataN, func(x, y *end, _ uint64) verbs.SendWR { return x.write(y, 2, wordAt, 8) }},
 		{"write of 4", 4, dataN, func(x, y *end, _ uint64) verbs.SendWR { return x.write(y, 2, wordAt, 4) }},
-		{"behind a copy outside of the lock", 8, 20 << 10, func(x, y *end, _ uint64) verbs.SendWR { return x.write(y, 2, wordAt, 8) }},
+		{"behind a copy outside of the lock", 8, 20 << 10,
+			func(x, y *end, _ uint64) verbs.SendWR { return x.write(y, 2, wordAt, 8) }},
 		{"inline", 8, dataN, func(x, y *end, v uint64) verbs.SendWR {
 			wr := x.write(y, 2, wordAt, 8)
-			wr.SGL, wr.Flags, wr.Inline = nil, wr.Flags|verbs.SendInline, binary.NativeEndian.AppendUint64(nil, v)
+			wr.SGL, wr.Flags, wr.Inline = nil, wr.Flags|verbs.SendInline, binary.NativeEndian.AppendUint64(
+				nil, v)
 			return wr
 		}},
 		{"from two pieces", 8, dataN, func(x, y *end, _ uint64) verbs.SendWR {
@@ -59,11 +61,13 @@ func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
 			return x.send(2, wordAt, 8)
 		}},
 		{"fetch and add", 8, dataN, func(x, y *end, _ uint64) verbs.SendWR {
-			return verbs.SendWR{ID: 2, Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled, SGL: x.sge(wordAt+8, 8),
+			return verbs.SendWR{ID: 2, Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled,
+				SGL:        x.sge(wordAt+8, 8),
 				RemoteAddr: y.mr.Addr() + wordAt, RKey: y.mr.RKey(), CompareAdd: 1}
 		}},
 		{"compare and swap", 8, dataN, func(x, y *end, v uint64) verbs.SendWR {
-			return verbs.SendWR{ID: 2, Opcode: verbs.OpAtomicCmpAndSwp, Flags: verbs.SendSignaled, SGL: x.sge(wordAt+8, 8),
+			return verbs.SendWR{ID: 2, Opcode: verbs.OpAtomicCmpAndSwp, Flags: verbs.SendSignaled,
+				SGL:        x.sge(wordAt+8, 8),
 				RemoteAddr: y.mr.Addr() + wordAt, RKey: y.mr.RKey(), CompareAdd: v - 1, Swap: v}
 		}},
 	} {
@@ -189,7 +193,8 @@ func TestWordsOfAnyAlignmentAndPieces(t *testing.T) {
 							want = byte(8 + from + i - (8 + to) + 1)
 						}
 						if y.buf[i] != want {
-							t.Fatalf("%d bytes from %d to %d, cut at %d: byte %d is %d, want %d", n, from, to, cut, i, y.buf[i], want)
+							t.Fatalf("%d bytes from %d to %d, cut at %d: byte %d is %d, want %d", n, from, to,
+								cut, i, y.buf[i], want)
 						}
 					}
 				}
@@ -210,7 +215,8 @@ func TestAtomicsOfNICsAndOfTheProgramAddUp(t *testing.T) {
 		close(own)
 	}()
 	for range rounds {
-		x.post(verbs.SendWR{ID: 1, Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled, SGL: x.sge(0, 8),
+		x.post(verbs.SendWR{ID: 1, Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled,
+			SGL:        x.sge(0, 8),
 			RemoteAddr: y.mr.Addr() + wordAt, RKey: y.mr.RKey(), CompareAdd: 1})
 		awaitStatus(t, x.cq, 1, verbs.StatusSuccess)
 	}

@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// spinWindow is how long before a simulated deadline the worker stops sleeping: timers of the runtime may be late by a
-// millisecond.
+// spinWindow is how long before a simulated deadline the worker stops sleeping: timers of the
+// runtime may be late by a millisecond.
 const spinWindow = int64(1200 * time.Microsecond)
 
-// worker is the background engine's goroutine of a NIC, with what it has to do. It starts with the first need for it.
+// worker is the background engine's goroutine of a NIC, with what it has to do. It starts with the
+// first need for it.
 type worker struct {
 	started bool
 	wakeAt  int64         // parked: until when; running: the minimum, so that nobody wakes it
@@ -21,8 +22,9 @@ type worker struct {
 	first, last *QP // the run queue
 	backlog     atomic.Int32
 	timers      timerHeap
-	dueAt       atomic.Int64 // when the first timer runs out, for pollers, who do not hold the lock; MaxInt64 for none
-	wireFree    int64        // when the last message that left has gone out
+	// when the first timer runs out, for pollers, who do not hold the lock; MaxInt64 for none
+	dueAt    atomic.Int64
+	wireFree int64 // when the last message that left has gone out
 }
 
 func (w *worker) init() {

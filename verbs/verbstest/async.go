@@ -26,8 +26,8 @@ func watch(t *testing.T, dev verbs.Device) <-chan verbs.Event {
 	return c
 }
 
-// nextAsync takes the next event of one of the types, and passes over others: NICs tell more than is looked for here, as
-// that the GIDs of a port go with its link.
+// nextAsync takes the next event of one of the types, and passes over others: NICs tell more than
+// is looked for here, as that the GIDs of a port go with its link.
 func (n *Node) nextAsync(c <-chan verbs.Event, types ...verbs.EventType) (e verbs.Event, ok bool) {
 	take := func() bool {
 		for {
@@ -67,7 +67,8 @@ func (n *Node) wantNoAsync(c <-chan verbs.Event, types ...verbs.EventType) {
 	}
 }
 
-// linkNode makes a node on the first device whose link is up again after the test, with the address that it had.
+// linkNode makes a node on the first device whose link is up again after the test, with the address
+// that it had.
 func (s *suite) linkNode(t *testing.T) *Node {
 	t.Helper()
 	if s.env.SetLink == nil {
@@ -91,7 +92,8 @@ func (s *suite) active(n *Node) bool {
 	return err == nil && port.State == verbs.PortActive
 }
 
-// asyncLink takes the link down and up, twice. Event and state agree, though the one may come a little before the other.
+// asyncLink takes the link down and up, twice. Event and state agree, though the one may come a
+// little before the other.
 func (s *suite) asyncLink(t *testing.T) {
 	n := s.linkNode(t)
 	c := watch(t, n.Dev)
@@ -162,8 +164,8 @@ func (s *suite) asyncStop(t *testing.T) {
 	close(stopped)
 }
 
-// asyncDeliberate raises none of the events that tell of a failure: what the program does on purpose, and what a completion
-// tells, is none.
+// asyncDeliberate raises none of the events that tell of a failure: what the program does on
+// purpose, and what a completion tells, is none.
 func (s *suite) asyncDeliberate(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	a, b := watch(t, s.a), watch(t, s.b)
@@ -171,15 +173,18 @@ func (s *suite) asyncDeliberate(t *testing.T) {
 	p.A.PostRecv(verbs.RecvWR{ID: 2})
 	p.A.Modify(verbs.StateErr)
 	p.A.wantFlushed(p.A.WaitRecv(1), 2)
-	p.B.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMAWrite, SGL: []verbs.SGE{{Addr: p.B.Buf.Addr(), Length: 8, LKey: wrongKey(p.B.Buf.LKey())}}})
+	p.B.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMAWrite,
+		SGL: []verbs.SGE{{Addr: p.B.Buf.Addr(), Length: 8, LKey: wrongKey(p.B.Buf.LKey())}}})
 	p.B.WaitSend(1)
 	for _, c := range []<-chan verbs.Event{a, b} {
-		p.A.wantNoAsync(c, verbs.EventCQErr, verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr, verbs.EventDeviceFatal)
+		p.A.wantNoAsync(c, verbs.EventCQErr, verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr,
+			verbs.EventDeviceFatal)
 	}
 }
 
-// asyncOverrun lets more completions come than the queue holds: the queue's event, and that of the queue pair, which can say it
-// in no completion. For the latter only strict providers are asked: in rdma_rxe the queue pair goes on.
+// asyncOverrun lets more completions come than the queue holds: the queue's event, and that of the
+// queue pair, which can say it in no completion. For the latter only strict providers are asked: in
+// rdma_rxe the queue pair goes on.
 func (s *suite) asyncOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)
@@ -195,8 +200,9 @@ func (s *suite) asyncOverrun(t *testing.T) {
 	p.A.wantNoAsync(c, verbs.EventCQErr, verbs.EventQPFatal)
 }
 
-// asyncResponder makes the peer refuse an RDMA request. No receive of the peer ends with that error, so an event tells (IBTA
-// 11.6.3). Only strict providers are asked: rdma_rxe raises none, and NICs differ in which of the two it is.
+// asyncResponder makes the peer refuse an RDMA request. No receive of the peer ends with that
+// error, so an event tells (IBTA 11.6.3). Only strict providers are asked: rdma_rxe raises none,
+// and NICs differ in which of the two it is.
 func (s *suite) asyncResponder(t *testing.T) {
 	if !s.env.Strict {
 		t.Skip("what a responder tells differs from NIC to NIC")
@@ -211,7 +217,8 @@ func (s *suite) asyncResponder(t *testing.T) {
 				p := s.pair(t, cfg)
 				c := watch(t, s.b)
 				p.A.PostSend(verbs.SendWR{
-					ID: 1, Opcode: op, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.At(len(p.B.Buf.B)), RKey: p.B.Buf.RKey(),
+					ID: 1, Opcode: op, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.At(len(p.B.Buf.B)),
+					RKey: p.B.Buf.RKey(),
 				})
 				if e := p.B.wantAsync(c, typ); e.QPNum != p.B.QP.Num() {
 					t.Errorf("%v: want queue pair %d", e, p.B.QP.Num())

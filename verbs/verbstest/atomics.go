@@ -15,7 +15,8 @@ func testAtomics(t *testing.T, s *suite) {
 	s.run(t, "concurrent", s.atomicsConcurrent)
 }
 
-// word reads and writes the 64-bit words of a buffer as the processor does, which is how a NIC treats them.
+// word reads and writes the 64-bit words of a buffer as the processor does, which is how a NIC
+// treats them.
 func word(b []byte, i int) uint64       { return binary.NativeEndian.Uint64(b[8*i:]) }
 func setWord(b []byte, i int, v uint64) { binary.NativeEndian.PutUint64(b[8*i:], v) }
 
@@ -33,7 +34,8 @@ func (s *suite) atomicsOneByOne(t *testing.T) {
 		{"add_zero", verbs.OpAtomicFetchAdd, 77, 0, 0, 77},
 		{"add_negative", verbs.OpAtomicFetchAdd, 5, max, 0, 4},
 		{"swap_hit", verbs.OpAtomicCmpAndSwp, 0x0102030405060708, 0x0102030405060708, max - 1, max - 1},
-		{"swap_miss", verbs.OpAtomicCmpAndSwp, 0x0102030405060708, 0x0102030405060709, max - 1, 0x0102030405060708},
+		{"swap_miss", verbs.OpAtomicCmpAndSwp, 0x0102030405060708, 0x0102030405060709, max - 1,
+			0x0102030405060708},
 		{"swap_zero", verbs.OpAtomicCmpAndSwp, 0, 0, 9, 9},
 	} {
 		s.run(t, c.name, func(t *testing.T) {
@@ -51,7 +53,8 @@ func (s *suite) atomicsOneByOne(t *testing.T) {
 			wcs := p.A.WaitSend(1)
 			p.A.wantOK(wcs, 1)
 			if wcs[0].Opcode != c.op.WCOpcode() || wcs[0].ByteLen != 8 {
-				t.Errorf("completion of a %v of %d bytes, want %v of 8", wcs[0].Opcode, wcs[0].ByteLen, c.op.WCOpcode())
+				t.Errorf("completion of a %v of %d bytes, want %v of 8", wcs[0].Opcode, wcs[0].ByteLen,
+					c.op.WCOpcode())
 			}
 			wantBytes(t, "the requester's memory", p.A.Buf.B, wantA)
 			wantBytes(t, "the target", p.B.Buf.B, wantB)
@@ -59,8 +62,8 @@ func (s *suite) atomicsOneByOne(t *testing.T) {
 	}
 }
 
-// atomicMisaligned addresses something else than a multiple of 8. IBTA 9.4.5 makes that an invalid request; a
-// provider may also refuse it at the post.
+// atomicMisaligned addresses something else than a multiple of 8. IBTA 9.4.5 makes that an invalid
+// request; a provider may also refuse it at the post.
 func (s *suite) atomicMisaligned(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	n, err := p.A.QP.PostSend([]verbs.SendWR{{
@@ -75,8 +78,8 @@ func (s *suite) atomicMisaligned(t *testing.T) {
 	wantBytes(t, "the target", p.B.Buf.B[:16], make([]byte, 16))
 }
 
-// atomicsConcurrent adds one to the same two words over four connections at once, two in each direction. Every value is
-// fetched exactly once, which no lost or doubled addition would allow.
+// atomicsConcurrent adds one to the same two words over four connections at once, two in each
+// direction. Every value is fetched exactly once, which no lost or doubled addition would allow.
 func (s *suite) atomicsConcurrent(t *testing.T) {
 	const (
 		perQP = 200
@@ -97,7 +100,8 @@ func (s *suite) atomicsConcurrent(t *testing.T) {
 			for range perQP / batch {
 				for k := range batch {
 					n, err := e.QP.PostSend([]verbs.SendWR{{
-						ID: uint64(k), Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled, SGL: e.Buf.SGL(1024+8*k, 8),
+						ID: uint64(k), Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled,
+						SGL:        e.Buf.SGL(1024+8*k, 8),
 						RemoteAddr: job.target.Addr(), RKey: job.target.RKey(), CompareAdd: 1,
 					}})
 					if n != 1 {

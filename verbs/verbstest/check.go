@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// wantErr checks that a call was refused with a sentinel, and that the error is one of package verbs with an
-// operation in it.
+// wantErr checks that a call was refused with a sentinel, and that the error is one of package
+// verbs with an operation in it.
 func wantErr(t testing.TB, what string, err, sentinel error) {
 	t.Helper()
 	if !errors.Is(err, sentinel) {
@@ -29,7 +29,8 @@ func text(err error) string {
 	return err.Error()
 }
 
-// wantOK checks that completions are of these requests, in this order, of this queue pair, and successful.
+// wantOK checks that completions are of these requests, in this order, of this queue pair, and
+// successful.
 func (e *End) wantOK(wcs []verbs.WC, ids ...uint64) {
 	e.T.Helper()
 	e.wantStatus(wcs, []verbs.Status{verbs.StatusSuccess}, ids...)
@@ -53,7 +54,8 @@ func (e *End) wantStatus(wcs []verbs.WC, allowed []verbs.Status, ids ...uint64) 
 			for j, s := range allowed {
 				names[j] = s.Name()
 			}
-			e.T.Fatalf("completion %d of %d: request %d with %s on queue pair %d; want request %d with %v on queue pair %d",
+			e.T.Fatalf("completion %d of %d: request %d with %s on queue pair %d; want request %d with %v "+
+				"on queue pair %d",
 				i+1, len(wcs), wc.ID, wc.Status.Name(), wc.QPNum, ids[i], names, e.QP.Num())
 		}
 	}
@@ -64,11 +66,13 @@ func (e *End) wantNone(cq verbs.CQ) {
 	e.T.Helper()
 	var wcs [1]verbs.WC
 	if n, err := cq.Poll(wcs[:]); n != 0 || err != nil {
-		e.T.Errorf("an unexpected completion: request %d with %s (poll: %d, %v)", wcs[0].ID, wcs[0].Status.Name(), n, err)
+		e.T.Errorf("an unexpected completion: request %d with %s (poll: %d, %v)", wcs[0].ID,
+			wcs[0].Status.Name(), n, err)
 	}
 }
 
-// wantState waits until the queue pair is in a state. After a fatal completion it may take a moment.
+// wantState waits until the queue pair is in a state. After a fatal completion it may take a
+// moment.
 func (e *End) wantState(want verbs.QPState) {
 	e.T.Helper()
 	if !e.Until(func() bool { return e.QP.State() == want }) {
@@ -103,8 +107,8 @@ func ids(first uint64, count int) []uint64 {
 	return list
 }
 
-// probe sends an empty signaled write: a request that always works on a connected pair. That its completion is the
-// next one proves that nothing else was to come before it.
+// probe sends an empty signaled write: a request that always works on a connected pair. That its
+// completion is the next one proves that nothing else was to come before it.
 func (e *End) probe(id uint64) {
 	e.T.Helper()
 	e.PostSend(verbs.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})

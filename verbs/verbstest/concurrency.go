@@ -13,7 +13,8 @@ func testConcurrency(t *testing.T, s *suite) {
 	s.run(t, "create_and_close", s.createWhileBusy)
 }
 
-// twoPostOnePolls has a goroutine for each of two queue pairs post, and a third poll the queue they share.
+// twoPostOnePolls has a goroutine for each of two queue pairs post, and a third poll the queue they
+// share.
 func (s *suite) twoPostOnePolls(t *testing.T) {
 	const perQP = 500
 	a, b := NewNode(t, s.env, s.a), NewNode(t, s.env, s.b)
@@ -31,7 +32,8 @@ func (s *suite) twoPostOnePolls(t *testing.T) {
 				for k := range wrs {
 					at := (i + k) * 64
 					wrs[k] = verbs.SendWR{
-						ID: uint64(i + k), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(at, 64),
+						ID: uint64(i + k), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+						SGL:        p.A.Buf.SGL(at, 64),
 						RemoteAddr: p.B.Buf.At(at), RKey: p.B.Buf.RKey(),
 					}
 				}
@@ -56,7 +58,8 @@ func (s *suite) twoPostOnePolls(t *testing.T) {
 	for range 2 * perQP {
 		wc := a.Wait(p1.A.SendCQ, 1)[0]
 		if wc.Status != verbs.StatusSuccess || wc.ID != next[wc.QPNum] {
-			t.Fatalf("request %d of queue pair %d: %v, want request %d", wc.ID, wc.QPNum, wc.Status, next[wc.QPNum])
+			t.Fatalf("request %d of queue pair %d: %v, want request %d", wc.ID, wc.QPNum, wc.Status,
+				next[wc.QPNum])
 		}
 		next[wc.QPNum]++
 	}
@@ -77,7 +80,8 @@ func (s *suite) postersOnOneQP(t *testing.T) {
 	for i := range posters {
 		wg.Go(func() {
 			for k := range each {
-				wr := verbs.SendWR{ID: uint64(i)<<32 | uint64(k), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}
+				wr := verbs.SendWR{ID: uint64(i)<<32 | uint64(k), Opcode: verbs.OpRDMAWrite,
+					Flags: verbs.SendSignaled}
 				if n, err := p.A.QP.PostSend([]verbs.SendWR{wr}); n != 1 {
 					t.Errorf("post: %v", err)
 				}
@@ -134,7 +138,8 @@ func (s *suite) createWhileBusy(t *testing.T) {
 func testAllocs(t *testing.T, s *suite) {
 	p := s.pair(t, PairConfig{})
 	send := []verbs.SendWR{
-		{ID: 1, Opcode: verbs.OpRDMAWrite, SGL: p.A.Buf.SGL(0, 4096), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey()},
+		{ID: 1, Opcode: verbs.OpRDMAWrite, SGL: p.A.Buf.SGL(0, 4096), RemoteAddr: p.B.Buf.Addr(),
+			RKey: p.B.Buf.RKey()},
 		{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)},
 	}
 	recv := []verbs.RecvWR{{ID: 3, SGL: p.B.Buf.SGL(4096, 64)}}
@@ -142,7 +147,12 @@ func testAllocs(t *testing.T, s *suite) {
 	var failed bool
 	sent, received := 0, 0
 	pollSent := func() bool { n, err := p.A.SendCQ.Poll(wcs[:]); sent += n; return sent == 1 || err != nil }
-	pollReceived := func() bool { n, err := p.B.RecvCQ.Poll(wcs[:]); received += n; return received == 1 || err != nil }
+	pollReceived := func() bool {
+		n, err := p.B.RecvCQ.Poll(wcs[:])
+		received += n
+		return received == 1 ||
+			err != nil
+	}
 	once := func() {
 		sent, received = 0, 0
 		if n, _ := p.B.QP.PostRecv(recv); n != 1 {

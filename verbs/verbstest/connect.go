@@ -10,9 +10,9 @@ import (
 type ConnectConfig struct {
 	// Port and GIDIndex are used on both sides; Port 0 means 1.
 	Port, GIDIndex int
-	// Adjust may change the attributes of one side before they are used. They arrive filled in: all remote access,
-	// up to four reads and atomics outstanding, a timeout of 67 ms (code 14), seven retries, RNR retried
-	// for ever with a timer of 640 µs (code 12).
+	// Adjust may change the attributes of one side before they are used. They arrive filled in: all
+	// remote access, up to four reads and atomics outstanding, a timeout of 67 ms (code 14), seven
+	// retries, RNR retried for ever with a timer of 640 µs (code 12).
 	Adjust func(local verbs.QP, attr *verbs.QPAttr)
 }
 
@@ -61,7 +61,8 @@ func (cfg ConnectConfig) attrs(a, b verbs.QP) (attrA, attrB verbs.QPAttr, err er
 	return attrA, attrB, nil
 }
 
-func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.PortAttr, mtu verbs.MTU) verbs.QPAttr {
+func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.PortAttr,
+	mtu verbs.MTU) verbs.QPAttr {
 	attr := verbs.QPAttr{
 		PathMTU:         mtu,
 		DestQPNum:       remote.Num(),
@@ -86,16 +87,19 @@ func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.
 	return attr
 }
 
-// psn is the packet sequence number that a queue pair starts with: near the end of the 24 bits, so that it wraps early.
+// psn is the packet sequence number that a queue pair starts with: near the end of the 24 bits, so
+// that it wraps early.
 func psn(qp verbs.QP) uint32 { return 0xfffff0 ^ qp.Num()&0xf }
 
 // modifyMask names the attributes that the way up from RESET demands.
 var modifyMask = map[verbs.QPState]verbs.QPAttrMask{
 	verbs.StateReset: verbs.QPAttrState,
 	verbs.StateInit:  verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess,
-	verbs.StateRTR: verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
+	verbs.StateRTR: verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+		verbs.QPAttrRQPSN |
 		verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer,
-	verbs.StateRTS: verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN |
+	verbs.StateRTS: verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+		verbs.QPAttrSQPSN |
 		verbs.QPAttrMaxRDAtomic,
 	verbs.StateSQD: verbs.QPAttrState,
 	verbs.StateErr: verbs.QPAttrState,

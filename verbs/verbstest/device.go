@@ -33,7 +33,8 @@ func (s *suite) queryDevice(t *testing.T, dev verbs.Device) {
 		t.Fatal(err)
 	}
 	for name, v := range map[string]int{
-		"Ports": attr.Ports, "MaxQP": attr.MaxQP, "MaxQPWR": attr.MaxQPWR, "MaxSGE": attr.MaxSGE, "MaxCQ": attr.MaxCQ,
+		"Ports": attr.Ports, "MaxQP": attr.MaxQP, "MaxQPWR": attr.MaxQPWR, "MaxSGE": attr.MaxSGE,
+		"MaxCQ":  attr.MaxCQ,
 		"MaxCQE": attr.MaxCQE, "MaxMR": attr.MaxMR, "MaxPD": attr.MaxPD, "MaxRDAtomic": attr.MaxRDAtomic,
 	} {
 		if v < 1 {
@@ -44,15 +45,18 @@ func (s *suite) queryDevice(t *testing.T, dev verbs.Device) {
 		t.Errorf("the default port is %d of %d", def, attr.Ports)
 	}
 	if attr.Ports < port || attr.MaxMRSize == 0 || attr.MaxInline < 0 {
-		t.Errorf("%d ports, regions of %d bytes, inline of %d bytes", attr.Ports, attr.MaxMRSize, attr.MaxInline)
+		t.Errorf("%d ports, regions of %d bytes, inline of %d bytes", attr.Ports, attr.MaxMRSize,
+			attr.MaxInline)
 	}
 
 	p, err := dev.QueryPort(port)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// IBTA volume 1: the longest message of a reliable connection is 2^31 bytes; many software NICs carry less.
-	if p.State != verbs.PortActive || p.GIDTableLen <= s.env.GIDIndex || p.MaxMsgSize < 1<<20 || p.MaxMsgSize > 1<<31 {
+	// IBTA volume 1: the longest message of a reliable connection is 2^31 bytes; many software NICs
+	// carry less.
+	if p.State != verbs.PortActive || p.GIDTableLen <= s.env.GIDIndex || p.MaxMsgSize < 1<<20 ||
+		p.MaxMsgSize > 1<<31 {
 		t.Errorf("port %d: %v, %d GIDs, messages of %d bytes", port, p.State, p.GIDTableLen, p.MaxMsgSize)
 	}
 	if p.ActiveMTU.Bytes() == 0 || p.MaxMTU.Bytes() == 0 || p.ActiveMTU > p.MaxMTU {

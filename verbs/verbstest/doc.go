@@ -1,11 +1,12 @@
-// Package verbstest is the test kit of package verbs: one conformance suite that every provider of NICs passes, and a
-// provider that does nothing, to measure what stands above it.
+// Package verbstest is the test kit of package verbs: one conformance suite that every provider of
+// NICs passes, and a provider that does nothing, to measure what stands above it.
 //
 // # The suite
 //
-// [Run] checks the contract of package verbs against two devices of a provider, in named subtests: what each state of a
-// queue pair allows, every opcode with the data it moves, the protection of memory, errors and the flush that follows
-// them, the limits of queues, events. A provider's own test is a few lines:
+// [Run] checks the contract of package verbs against two devices of a provider, in named subtests:
+// what each state of a queue pair allows, every opcode with the data it moves, the protection of
+// memory, errors and the flush that follows them, the limits of queues, events. A provider's own
+// test is a few lines:
 //
 //	func TestConformance(t *testing.T) {
 //		verbstest.Run(t, verbstest.Env{
@@ -17,15 +18,16 @@
 //		})
 //	}
 //
-// It asserts what the InfiniBand specification (IBTA volume 1), the manual pages of libibverbs and the contract promise,
-// and nothing that merely happens to be so. Where real NICs differ, every outcome that one of them may show is accepted;
-// a comment beside the check says which and why.
+// It asserts what the InfiniBand specification (IBTA volume 1), the manual pages of libibverbs and
+// the contract promise, and nothing that merely happens to be so. Where real NICs differ, every
+// outcome that one of them may show is accepted; a comment beside the check says which and why.
 //
-// [Pair], [Node] and [Connect] are of use to the tests of programs on top of verbs as well: two connected queue
-// pairs with memory and completion queues, and a wait with a deadline.
+// [Pair], [Node] and [Connect] are of use to the tests of programs on top of verbs as well: two
+// connected queue pairs with memory and completion queues, and a wait with a deadline.
 //
 // # The null provider
 //
-// [Null] is a provider whose requests complete at once and move no data. A post and a poll on it cost a few
-// nanoseconds and allocate nothing, so that a benchmark over it measures its own subject.
+// [Null] is a provider whose requests complete at once and move no data. A post and a poll on it
+// cost a few nanoseconds and allocate nothing, so that a benchmark over it measures its own
+// subject.
 package verbstest

@@ -10,8 +10,9 @@ import (
 
 // Env is what the suite runs in.
 type Env struct {
-	// Open returns the two devices to connect; they may be the same one. It is called once for each top-level
-	// subtest and registers its own cleanup with t, which runs when everything made from the devices is closed.
+	// Open returns the two devices to connect; they may be the same one. It is called once for each
+	// top-level subtest and registers its own cleanup with t, which runs when everything made from
+	// the devices is closed.
 	Open func(t *testing.T) (a, b verbs.Device)
 	// Port is the port used on both devices; 0 means 1.
 	Port int
@@ -19,15 +20,17 @@ type Env struct {
 	GIDIndex int
 	// Timeout is how long to wait for a completion; 0 means 10 s. Emulated machines need more.
 	Timeout time.Duration
-	// Skip names subtests that the provider cannot pass, with the reason: "ops" or "events/solicited".
+	// Skip names subtests that the provider cannot pass, with the reason: "ops" or
+	// "events/solicited".
 	Skip map[string]string
-	// Strict demands the one outcome that the specification and the contract name where real NICs are allowed
-	// several. For providers made of software.
+	// Strict demands the one outcome that the specification and the contract name where real NICs
+	// are allowed several. For providers made of software.
 	Strict bool
-	// Idle is called again and again while the suite waits. A provider that is stepped from outside moves in it.
+	// Idle is called again and again while the suite waits. A provider that is stepped from outside
+	// moves in it.
 	Idle func()
-	// SetLink takes the link of the device's port down, or up again. It need not wait for the device to notice. Without it
-	// the subtests that need a link to fail are skipped.
+	// SetLink takes the link of the device's port down, or up again. It need not wait for the
+	// device to notice. Without it the subtests that need a link to fail are skipped.
 	SetLink func(t *testing.T, d verbs.Device, up bool)
 }
 
@@ -104,8 +107,8 @@ func (s *suite) node(t *testing.T) *Node {
 	return NewNode(t, s.env, s.a)
 }
 
-// allowed lists the statuses with which a request may end: the one of the specification, and unless the environment is
-// strict those that some NICs report in its place.
+// allowed lists the statuses with which a request may end: the one of the specification, and unless
+// the environment is strict those that some NICs report in its place.
 func (s *suite) allowed(spec verbs.Status, others ...verbs.Status) []verbs.Status {
 	if s.env.Strict {
 		return []verbs.Status{spec}

@@ -21,12 +21,15 @@ func (s *suite) tooLong(t *testing.T) {
 		s.run(t, fmt.Sprint(size), func(t *testing.T) {
 			p := s.pair(t, PairConfig{})
 			Fill(p.A.Buf.B, 1)
-			p.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p.B.Buf.SGL(0, 100)}, verbs.RecvWR{ID: 2, SGL: p.B.Buf.SGL(0, 100)})
-			// IBTA 9.9.3: NAK invalid request; the receiver reports a Local Length Error. Versions of rdma_rxe report a
-			// Remote Invalid Request Error there too, or a Local QP Operation Error (Linux 6.1).
+			p.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p.B.Buf.SGL(0, 100)},
+				verbs.RecvWR{ID: 2, SGL: p.B.Buf.SGL(0, 100)})
+			// IBTA 9.9.3: NAK invalid request; the receiver reports a Local Length Error. Versions
+			// of rdma_rxe report a Remote Invalid Request Error there too, or a Local QP Operation
+			// Error (Linux 6.1).
 			p.A.failsAndFlushes(t, verbs.SendWR{Opcode: verbs.OpSend, SGL: p.A.Buf.SGL(0, size)},
 				s.allowed(verbs.StatusRemInvReqErr, verbs.StatusRemOpErr))
-			p.B.wantStatus(p.B.WaitRecv(1), s.allowed(verbs.StatusLocLenErr, verbs.StatusRemInvReqErr, verbs.StatusLocQPOpErr), 1)
+			p.B.wantStatus(p.B.WaitRecv(1), s.allowed(verbs.StatusLocLenErr, verbs.StatusRemInvReqErr,
+				verbs.StatusLocQPOpErr), 1)
 			// What fits may have been written, nothing behind it.
 			wantBytes(t, "behind the receive", p.B.Buf.B[100:], make([]byte, len(p.B.Buf.B)-100))
 			p.B.wantState(verbs.StateErr)
@@ -40,7 +43,10 @@ func (s *suite) receiverNotReady(t *testing.T) {
 	for _, retries := range []uint8{0, 1} {
 		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm} {
 			s.run(t, fmt.Sprintf("%v_%d_retries", op, retries), func(t *testing.T) {
-				p := s.pair(t, PairConfig{Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.RNRRetry = retries }})
+				p := s.pair(t, PairConfig{Adjust: func(_ verbs.QP,
+					attr *verbs.QPAttr) {
+					attr.RNRRetry = retries
+				}})
 				p.A.failsAndFlushes(t, verbs.SendWR{
 					Opcode: op, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 				}, []verbs.Status{verbs.StatusRNRRetryExcErr})
@@ -64,7 +70,8 @@ func (s *suite) receiverLate(t *testing.T) {
 					ID: 2, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 100),
 					RemoteAddr: p.B.Buf.At(200), RKey: p.B.Buf.RKey(),
 				})
-			// A round trip the other way: by then the message has been there, or is about to be. Either way it waits.
+			// A round trip the other way: by then the message has been there, or is about to be.
+			// Either way it waits.
 			p.B.probe(9)
 			p.A.wantNone(p.A.SendCQ)
 			p.B.PostRecv(verbs.RecvWR{ID: 3, SGL: p.B.Buf.SGL(0, 100)})
@@ -76,8 +83,8 @@ func (s *suite) receiverLate(t *testing.T) {
 	}
 }
 
-// peerGone talks to a queue pair that does not answer. Timeout code 10 and a retry or two are a few milliseconds by
-// the book; NICs have a floor of their own, up to seconds.
+// peerGone talks to a queue pair that does not answer. Timeout code 10 and a retry or two are a few
+// milliseconds by the book; NICs have a floor of their own, up to seconds.
 func (s *suite) peerGone(t *testing.T) {
 	for name, goAway := range map[string]func(*testing.T, *End){
 		"closed": func(t *testing.T, e *End) {
@@ -88,7 +95,8 @@ func (s *suite) peerGone(t *testing.T) {
 		"reset": func(t *testing.T, e *End) { e.Modify(verbs.StateReset) },
 		"err":   func(t *testing.T, e *End) { e.Modify(verbs.StateErr) },
 	} {
-		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpAtomicFetchAdd} {
+		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead,
+			verbs.OpAtomicFetchAdd} {
 			s.run(t, name+"_"+op.String(), func(t *testing.T) {
 				p := s.pair(t, PairConfig{Adjust: func(_ verbs.QP, attr *verbs.QPAttr) {
 					attr.Timeout, attr.RetryCount = 10, 2
@@ -98,7 +106,8 @@ func (s *suite) peerGone(t *testing.T) {
 				p.A.PostRecv(verbs.RecvWR{ID: 11})
 				p.A.PostSend(
 					verbs.SendWR{
-						ID: 1, Opcode: op, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
+						ID: 1, Opcode: op, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.Addr(),
+						RKey: p.B.Buf.RKey(),
 					},
 					verbs.SendWR{ID: 2, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})
 				wcs := p.A.WaitSend(2)
@@ -112,8 +121,8 @@ func (s *suite) peerGone(t *testing.T) {
 	}
 }
 
-// onlyThePair checks that the failure of one queue pair leaves another between the same devices alone, even on the same
-// completion queues.
+// onlyThePair checks that the failure of one queue pair leaves another between the same devices
+// alone, even on the same completion queues.
 func (s *suite) onlyThePair(t *testing.T) {
 	a, b := NewNode(t, s.env, s.a), NewNode(t, s.env, s.b)
 	p1 := NewPair(a, b, PairConfig{})
@@ -123,10 +132,12 @@ func (s *suite) onlyThePair(t *testing.T) {
 	p2.A.QP = a.NewQP(verbs.QPConfig{SendCQ: p1.A.SendCQ, RecvCQ: p1.A.RecvCQ})
 	p2.Connect()
 	p1.A.failsAndFlushes(t, verbs.SendWR{
-		Opcode: verbs.OpRDMAWrite, SGL: p1.A.Buf.SGL(0, 8), RemoteAddr: p1.B.Buf.At(len(p1.B.Buf.B)), RKey: p1.B.Buf.RKey(),
+		Opcode: verbs.OpRDMAWrite, SGL: p1.A.Buf.SGL(0, 8), RemoteAddr: p1.B.Buf.At(len(p1.B.Buf.B)),
+		RKey: p1.B.Buf.RKey(),
 	}, []verbs.Status{verbs.StatusRemAccessErr})
 	p2.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p2.B.Buf.SGL(0, 8)})
-	p2.A.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p2.A.Buf.SGL(0, 8)})
+	p2.A.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+		SGL: p2.A.Buf.SGL(0, 8)})
 	p2.A.wantOK(p2.A.WaitSend(1), 2)
 	p2.B.wantOK(p2.B.WaitRecv(1), 1)
 	if got := p2.A.QP.State(); got != verbs.StateRTS {

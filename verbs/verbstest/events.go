@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// quiet is how long the suite waits to be sure that no event comes. An event that comes later than that would go
-// unnoticed, none is reported by mistake.
+// quiet is how long the suite waits to be sure that no event comes. An event that comes later than
+// that would go unnoticed, none is reported by mistake.
 const quiet = 20 * time.Millisecond
 
 func testEvents(t *testing.T, s *suite) {
@@ -66,7 +66,8 @@ func (e *End) arm(cq verbs.CQ, solicitedOnly bool) {
 	}
 }
 
-// eventPair makes a pair whose second side has its completion queues on a channel, with receives posted.
+// eventPair makes a pair whose second side has its completion queues on a channel, with receives
+// posted.
 func (s *suite) eventPair(t *testing.T, receives int) (*Pair, *verbs.CompChannel) {
 	t.Helper()
 	channel := verbs.NewCompChannel()
@@ -79,7 +80,8 @@ func (s *suite) eventPair(t *testing.T, receives int) (*Pair, *verbs.CompChannel
 
 func (p *Pair) message(flags verbs.SendFlags) {
 	p.A.T.Helper()
-	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | flags, SGL: p.A.Buf.SGL(0, 8)})
+	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | flags,
+		SGL: p.A.Buf.SGL(0, 8)})
 	p.A.wantOK(p.A.WaitSend(1), 1)
 }
 
@@ -122,11 +124,13 @@ func (s *suite) eventSolicited(t *testing.T) {
 	p.B.wantOK(p.B.WaitRecv(1), 1)
 	// A write with immediate can be solicited as well.
 	p.B.arm(p.B.RecvCQ, true)
-	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled | verbs.SendSolicited})
+	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled |
+		verbs.SendSolicited})
 	p.B.wantEvent(channel)
 	p.B.wantOK(p.B.WaitRecv(1), 2)
 	p.A.wantOK(p.A.WaitSend(1), 1)
-	// Arming for all after arming for solicited ones only counts for all (ibv_req_notify_cq(3), IBTA 11.4.2.2).
+	// Arming for all after arming for solicited ones only counts for all (ibv_req_notify_cq(3),
+	// IBTA 11.4.2.2).
 	p.B.arm(p.B.RecvCQ, true)
 	p.B.arm(p.B.RecvCQ, false)
 	p.B.arm(p.B.RecvCQ, true)
@@ -135,8 +139,8 @@ func (s *suite) eventSolicited(t *testing.T) {
 	p.B.wantOK(p.B.WaitRecv(1), 3)
 }
 
-// eventSolicitedError checks that a flushed receive counts as solicited (IBTA 11.4.2.2). Failed sends should as well;
-// rdma_rxe does not count them.
+// eventSolicitedError checks that a flushed receive counts as solicited (IBTA 11.4.2.2). Failed
+// sends should as well; rdma_rxe does not count them.
 func (s *suite) eventSolicitedError(t *testing.T) {
 	p, channel := s.eventPair(t, 1)
 	p.B.arm(p.B.RecvCQ, true)
@@ -152,7 +156,8 @@ func (s *suite) eventSolicitedError(t *testing.T) {
 	p.B.wantFlushed(p.B.WaitSend(1), 1)
 }
 
-// armPollSleep receives a thousand messages, sleeping in between. A wake-up that is lost leaves it asleep.
+// armPollSleep receives a thousand messages, sleeping in between. A wake-up that is lost leaves it
+// asleep.
 func (s *suite) armPollSleep(t *testing.T) {
 	const total, window = 1000, 16
 	p, channel := s.eventPair(t, 2*window)
@@ -167,7 +172,8 @@ func (s *suite) armPollSleep(t *testing.T) {
 			outstanding := 0
 			for i := range total {
 				<-acked
-				n, err := p.A.QP.PostSend([]verbs.SendWR{{ID: uint64(i), Opcode: verbs.OpSend, Flags: verbs.SendSignaled}})
+				n, err := p.A.QP.PostSend(
+					[]verbs.SendWR{{ID: uint64(i), Opcode: verbs.OpSend, Flags: verbs.SendSignaled}})
 				if n != 1 {
 					return err
 				}

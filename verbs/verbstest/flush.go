@@ -57,9 +57,9 @@ func (s *suite) flushReceives(t *testing.T) {
 	}
 }
 
-// resetAndReuse resets a queue pair with work outstanding and one that has failed, and connects them anew. RESET
-// forgets work without completions. Some of before the reset may still lie in the completion queue (rdma_rxe leaves
-// them, mlx5 removes them), so they are drained first.
+// resetAndReuse resets a queue pair with work outstanding and one that has failed, and connects
+// them anew. RESET forgets work without completions. Some of before the reset may still lie in the
+// completion queue (rdma_rxe leaves them, mlx5 removes them), so they are drained first.
 func (s *suite) resetAndReuse(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	for round := range uint64(3) {
@@ -73,8 +73,10 @@ func (s *suite) resetAndReuse(t *testing.T) {
 		p.B.wantOK(p.B.WaitSend(1), 40+round)
 		p.A.PostRecv(verbs.RecvWR{ID: 900}) // outstanding at the reset
 		p.A.PostSend(
-			verbs.SendWR{ID: 20 + round, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)},
-			verbs.SendWR{ID: 901, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)}) // waits for a receive
+			verbs.SendWR{ID: 20 + round, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+				SGL: p.A.Buf.SGL(0, 64)},
+			// waits for a receive
+			verbs.SendWR{ID: 901, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)})
 		p.A.wantOK(p.A.WaitSend(1), 20+round)
 		p.B.wantOK(p.B.WaitRecv(1), 10+round)
 		wantBytes(t, "the message", p.B.Buf.B[:64], p.A.Buf.B[:64])
@@ -100,7 +102,8 @@ func (s *suite) resetAndReuse(t *testing.T) {
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// closeWithWork closes everything while requests are outstanding on both sides; then the memory is the caller's.
+// closeWithWork closes everything while requests are outstanding on both sides; then the memory is
+// the caller's.
 func (s *suite) closeWithWork(t *testing.T) {
 	p := s.pair(t, PairConfig{BufSize: 4 << 20})
 	p.B.PostRecv(verbs.RecvWR{ID: 1, SGL: p.B.Buf.SGL(0, 1<<20)})

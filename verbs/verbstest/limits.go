@@ -18,13 +18,15 @@ func testLimits(t *testing.T, s *suite) {
 	s.run(t, "overrun", s.cqOverrun)
 }
 
-// blocked makes a pair whose sends wait: the peer has posted no receive, and the requester asks for ever.
+// blocked makes a pair whose sends wait: the peer has posted no receive, and the requester asks for
+// ever.
 func (s *suite) blocked(t *testing.T) *Pair {
 	t.Helper()
 	return s.pair(t, PairConfig{Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
 }
 
-// unblock posts receives until every one of count sends has completed, and checks them: IDs from 0, in order, once.
+// unblock posts receives until every one of count sends has completed, and checks them: IDs from 0,
+// in order, once.
 func (p *Pair) unblock(t *testing.T, count int) {
 	t.Helper()
 	chunk := p.B.QP.Cap().MaxRecvWR
@@ -43,13 +45,14 @@ func (p *Pair) unblock(t *testing.T, count int) {
 func (p *Pair) sends(first, count int) []verbs.SendWR {
 	wrs := make([]verbs.SendWR, count)
 	for i := range wrs {
-		wrs[i] = verbs.SendWR{ID: uint64(first + i), Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 8)}
+		wrs[i] = verbs.SendWR{ID: uint64(first + i), Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+			SGL: p.A.Buf.SGL(0, 8)}
 	}
 	return wrs
 }
 
-// sendQueueFull posts more than fits in one batch. How many are accepted is the NIC's business, if it keeps what its
-// Cap says; but that many complete, no more and no fewer.
+// sendQueueFull posts more than fits in one batch. How many are accepted is the NIC's business, if
+// it keeps what its Cap says; but that many complete, no more and no fewer.
 func (s *suite) sendQueueFull(t *testing.T) {
 	p := s.blocked(t)
 	room := p.A.QP.Cap().MaxSendWR
@@ -125,14 +128,15 @@ func (s *suite) recvQueueFull(t *testing.T) {
 	}
 }
 
-// invalidInBatch puts a request that cannot be in the middle of a batch: those before it are accepted, it and those
-// behind it have no effect.
+// invalidInBatch puts a request that cannot be in the middle of a batch: those before it are
+// accepted, it and those behind it have no effect.
 func (s *suite) invalidInBatch(t *testing.T) {
 	for name, spoil := range map[string]func(*Pair, *verbs.SendWR){
 		"opcode":   func(_ *Pair, wr *verbs.SendWR) { wr.Opcode = 99 },
 		"elements": func(p *Pair, wr *verbs.SendWR) { wr.SGL = make([]verbs.SGE, p.A.QP.Cap().MaxSendSGE+1) },
 		"inline": func(p *Pair, wr *verbs.SendWR) {
-			wr.SGL, wr.Flags, wr.Inline = nil, wr.Flags|verbs.SendInline, make([]byte, p.A.QP.Cap().MaxInline+1)
+			wr.SGL, wr.Flags, wr.Inline = nil, wr.Flags|verbs.SendInline,
+				make([]byte, p.A.QP.Cap().MaxInline+1)
 		},
 	} {
 		s.run(t, name, func(t *testing.T) {
@@ -141,7 +145,8 @@ func (s *suite) invalidInBatch(t *testing.T) {
 			wrs := make([]verbs.SendWR, 7)
 			for i := range wrs {
 				wrs[i] = verbs.SendWR{
-					ID: uint64(i), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(8*i, 8),
+					ID: uint64(i), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+					SGL:        p.A.Buf.SGL(8*i, 8),
 					RemoteAddr: p.B.Buf.At(8 * i), RKey: p.B.Buf.RKey(),
 				}
 			}
@@ -233,7 +238,8 @@ func (s *suite) smallPolls(t *testing.T) {
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// cqOverrun looks at what is left of a queue that has overrun: what it held can be polled, and then the error.
+// cqOverrun looks at what is left of a queue that has overrun: what it held can be polled, and then
+// the error.
 func (s *suite) cqOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)

@@ -9,8 +9,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Node is a device with a protection domain, for one test. What is made through it is closed when the test ends, the
-// youngest first; a Close that fails then fails the test. A node that cannot make something ends the test.
+// Node is a device with a protection domain, for one test. What is made through it is closed when
+// the test ends, the youngest first; a Close that fails then fails the test. A node that cannot
+// make something ends the test.
 type Node struct {
 	T   testing.TB
 	Env Env
@@ -85,7 +86,8 @@ func (n *Node) closeLater(what string, x interface{ Close() error }) {
 	})
 }
 
-// Until calls done until it returns true, and reports whether that happened within the environment's timeout.
+// Until calls done until it returns true, and reports whether that happened within the
+// environment's timeout.
 func (n *Node) Until(done func() bool) bool {
 	deadline := time.Now().Add(n.Env.Timeout)
 	for i := 0; ; i++ {

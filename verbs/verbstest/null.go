@@ -6,12 +6,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// Null is a provider that does nothing, fast: a post succeeds when the queue has room, its completion can be polled at
-// once, and no data moves. Benchmarks over it measure the library above. Receives complete when
-// [NullQP.CompleteRecv] says so.
+// Null is a provider that does nothing, fast: a post succeeds when the queue has room, its
+// completion can be polled at once, and no data moves. Benchmarks over it measure the library
+// above. Receives complete when [NullQP.CompleteRecv] says so.
 //
-// It is not safe for concurrent use: neither an object, nor two objects of one device. Keys and addresses are made up and
-// never looked at; of a request only the opcode, the flags and an inline payload's length count.
+// It is not safe for concurrent use: neither an object, nor two objects of one device. Keys and
+// addresses are made up and never looked at; of a request only the opcode, the flags and an inline
+// payload's length count.
 type Null struct {
 	devices []*NullDevice
 }
@@ -71,7 +72,8 @@ type NullDevice struct {
 	nextAddr uint64
 	nextKey  uint32
 	open     int
-	// qps holds every queue pair ever made, by number less nullFirstQP. A poll finds its queue pair here.
+	// qps holds every queue pair ever made, by number less nullFirstQP. A poll finds its queue pair
+	// here.
 	qps      []*NullQP
 	watchers verbs.Watchers
 }
@@ -97,15 +99,18 @@ func (d *NullDevice) Publish(e verbs.Event) {
 // Query describes the device.
 func (d *NullDevice) Query() (verbs.DeviceAttr, error) {
 	return verbs.DeviceAttr{
-		Firmware: "null", NodeGUID: uint64(d.id) + 1, Ports: 1, MaxQP: 1 << 20, MaxQPWR: nullMaxQPWR, MaxSGE: nullMaxSGE,
-		MaxCQ: 1 << 20, MaxCQE: nullMaxCQE, MaxMR: 1 << 20, MaxMRSize: 1 << 40, MaxPD: 1 << 20, MaxRDAtomic: 16, MaxInline: nullMaxInl,
+		Firmware: "null", NodeGUID: uint64(d.id) + 1, Ports: 1, MaxQP: 1 << 20, MaxQPWR: nullMaxQPWR,
+		MaxSGE: nullMaxSGE,
+		MaxCQ:  1 << 20, MaxCQE: nullMaxCQE, MaxMR: 1 << 20, MaxMRSize: 1 << 40, MaxPD: 1 << 20,
+		MaxRDAtomic: 16, MaxInline: nullMaxInl,
 	}, nil
 }
 
 // QueryPort describes port 1.
 func (d *NullDevice) QueryPort(port int) (verbs.PortAttr, error) {
 	if port != 1 {
-		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
+		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid,
+			fmt.Sprintf("port %d, there is only port 1", port))
 	}
 	return verbs.PortAttr{
 		State: verbs.PortActive, MaxMTU: verbs.MTU4096, ActiveMTU: verbs.MTU4096, GIDTableLen: nullGIDCount,
@@ -116,7 +121,8 @@ func (d *NullDevice) QueryPort(port int) (verbs.PortAttr, error) {
 // QueryGID reads the one entry of the table.
 func (d *NullDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	if port != 1 || index != 0 {
-		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid, fmt.Sprintf("port %d index %d, there is only port 1 index 0", port, index))
+		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid,
+			fmt.Sprintf("port %d index %d, there is only port 1 index 0", port, index))
 	}
 	gid := verbs.GID{0: 0xfd, 14: 1, 15: byte(d.id)}
 	return verbs.GIDEntry{GID: gid, Type: verbs.GIDTypeRoCEv2}, nil
@@ -167,7 +173,8 @@ func (p *NullPD) Close() error {
 		return p.dev.err("close protection domain", verbs.ErrClosed, "")
 	}
 	if p.users != 0 {
-		return p.dev.err("close protection domain", verbs.ErrBusy, fmt.Sprintf("%d regions and queue pairs", p.users))
+		return p.dev.err("close protection domain", verbs.ErrBusy, fmt.Sprintf("%d regions and queue pairs",
+			p.users))
 	}
 	p.closed = true
 	p.dev.open--

@@ -52,7 +52,8 @@ func TestNull(t *testing.T) {
 		t.Fatalf("polled %+v, want %+v", wcs[:n], want)
 	}
 	// The unsignaled request 4 keeps its slot.
-	if n, err := qp.PostSend([]verbs.SendWR{wrs[4], wrs[4], wrs[4], wrs[4]}); n != 3 || !errors.Is(err, verbs.ErrQueueFull) {
+	if n, err := qp.PostSend([]verbs.SendWR{wrs[4], wrs[4], wrs[4], wrs[4]}); n != 3 ||
+		!errors.Is(err, verbs.ErrQueueFull) {
 		t.Fatalf("accepted %d, %v; 3 slots are free", n, err)
 	}
 	if n, _ := cq.Poll(wcs); n != 3 {
@@ -63,13 +64,15 @@ func TestNull(t *testing.T) {
 	}
 	cq.Poll(wcs)
 
-	if n, err := qp.PostRecv([]verbs.RecvWR{{ID: 10}, {ID: 11}, {ID: 12}}); n != 2 || !errors.Is(err, verbs.ErrQueueFull) {
+	if n, err := qp.PostRecv([]verbs.RecvWR{{ID: 10}, {ID: 11}, {ID: 12}}); n != 2 ||
+		!errors.Is(err, verbs.ErrQueueFull) {
 		t.Fatalf("3 receives to a queue of 2: accepted %d, %v", n, err)
 	}
 	if err := cq.Arm(false); err != nil {
 		t.Fatal(err)
 	}
-	if !qp.CompleteRecv(7, 100, verbs.WCRecvRDMAWithImm) || !qp.CompleteRecv(0, 5, verbs.WCRecv) || qp.CompleteRecv(0, 0, verbs.WCRecv) {
+	if !qp.CompleteRecv(7, 100, verbs.WCRecvRDMAWithImm) || !qp.CompleteRecv(0, 5, verbs.WCRecv) ||
+		qp.CompleteRecv(0, 0, verbs.WCRecv) {
 		t.Fatal("two receives are posted")
 	}
 	select {
@@ -79,7 +82,8 @@ func TestNull(t *testing.T) {
 	}
 	n, _ = cq.Poll(wcs)
 	want = []verbs.WC{
-		{ID: 10, Opcode: verbs.WCRecvRDMAWithImm, QPNum: qp.Num(), SrcQP: 99, ByteLen: 100, Imm: 7, Flags: verbs.WCWithImm},
+		{ID: 10, Opcode: verbs.WCRecvRDMAWithImm, QPNum: qp.Num(), SrcQP: 99, ByteLen: 100, Imm: 7,
+			Flags: verbs.WCWithImm},
 		{ID: 11, Opcode: verbs.WCRecv, QPNum: qp.Num(), SrcQP: 99, ByteLen: 5},
 	}
 	if n != len(want) || wcs[0] != want[0] || wcs[1] != want[1] {
@@ -125,7 +129,8 @@ func BenchmarkNull(b *testing.B) {
 			sge := []verbs.SGE{{Addr: 1 << 32, Length: 4096, LKey: 1}}
 			wrs := make([]verbs.SendWR, batch)
 			for i := range wrs {
-				wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: sge, RemoteAddr: 1 << 33, RKey: 2}
+				wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+					SGL: sge, RemoteAddr: 1 << 33, RKey: 2}
 			}
 			wcs := make([]verbs.WC, batch)
 			b.ReportAllocs()

@@ -9,8 +9,8 @@ import (
 
 // NullCQ is a completion queue of a [Null].
 type NullCQ struct {
-	// The entries between head and tail, counted without end, are to be polled. The ring's size is a power of two and
-	// 0 <= tail-head <= len(ring).
+	// The entries between head and tail, counted without end, are to be polled. The ring's size is
+	// a power of two and 0 <= tail-head <= len(ring).
 	ring       []nullWC
 	head, tail uint
 	dev        *NullDevice
@@ -39,7 +39,8 @@ func (d *NullDevice) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
 		cfg.Depth = 256
 	}
 	if cfg.Depth < 0 || cfg.Depth > nullMaxCQE {
-		return nil, d.err("create completion queue", verbs.ErrInvalid, fmt.Sprintf("depth %d, possible are 1 to %d", cfg.Depth, nullMaxCQE))
+		return nil, d.err("create completion queue", verbs.ErrInvalid,
+			fmt.Sprintf("depth %d, possible are 1 to %d", cfg.Depth, nullMaxCQE))
 	}
 	d.open++
 	return &NullCQ{dev: d, channel: cfg.Channel, ring: make([]nullWC, 1<<bits.Len(uint(cfg.Depth-1)))}, nil

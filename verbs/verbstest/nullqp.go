@@ -9,17 +9,18 @@ import (
 
 // NullQP is a queue pair of a [Null].
 type NullQP struct {
-	state      verbs.QPState
-	sendFree   int             // free slots of the send queue: 0 to the capacity
-	unsignaled uint32          // requests since the last signaled one; they keep their slots until the next is polled
+	state    verbs.QPState
+	sendFree int // free slots of the send queue: 0 to the capacity
+	// requests since the last signaled one; they keep their slots until the next is polled
+	unsignaled uint32
 	signal     verbs.SendFlags // or-ed into every request's flags
 	index      uint32          // into NullDevice.qps
 	sendCQ     *NullCQ
 	errFull    *verbs.OpError // made once, so that a full queue costs no allocation
 	attr       verbs.QPAttr
 
-	// The receives between head and tail, counted without end, are posted and not completed. The ring's size is a power
-	// of two and 0 <= recvTail-recvHead <= cap.MaxRecvWR <= len(recvs).
+	// The receives between head and tail, counted without end, are posted and not completed. The
+	// ring's size is a power of two and 0 <= recvTail-recvHead <= cap.MaxRecvWR <= len(recvs).
 	recvs              []uint64
 	recvHead, recvTail uint
 	recvCQ             *NullCQ
@@ -39,10 +40,12 @@ func (p *NullPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	case p.closed:
 		return nil, d.err("create queue pair", verbs.ErrClosed, "protection domain")
 	case !ok1 || !ok2 || sendCQ.dev != d || recvCQ.dev != d:
-		return nil, d.err("create queue pair", verbs.ErrInvalid, "it needs two completion queues of its device")
+		return nil, d.err("create queue pair", verbs.ErrInvalid,
+			"it needs two completion queues of its device")
 	case sendCQ.closed || recvCQ.closed:
 		return nil, d.err("create queue pair", verbs.ErrClosed, "completion queue")
-	case min(c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline) < 0 || max(c.MaxSendWR, c.MaxRecvWR) > nullMaxQPWR ||
+	case min(c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline) < 0 ||
+		max(c.MaxSendWR, c.MaxRecvWR) > nullMaxQPWR ||
 		max(c.MaxSendSGE, c.MaxRecvSGE) > nullMaxSGE || c.MaxInline > nullMaxInl:
 		return nil, d.err("create queue pair", verbs.ErrInvalid, fmt.Sprintf("capacity %+v", c))
 	}
@@ -84,7 +87,8 @@ func (q *NullQP) Query() (verbs.QPAttr, error) {
 	return a, nil
 }
 
-// Modify changes the state if the state table allows it, and keeps the attributes. To ERR flushes the receives.
+// Modify changes the state if the state table allows it, and keeps the attributes. To ERR flushes
+// the receives.
 func (q *NullQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if q.closed {
 		return q.err("modify", verbs.ErrClosed)
@@ -129,7 +133,8 @@ var nullOpcode = [8]uint8{
 	verbs.OpAtomicFetchAdd:   uint8(verbs.WCFetchAdd),
 }
 
-// PostSend completes the requests. A full send queue or completion queue ends the batch with verbs.ErrQueueFull.
+// PostSend completes the requests. A full send queue or completion queue ends the batch with
+// verbs.ErrQueueFull.
 func (q *NullQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	if q.state != verbs.StateRTS {
 		return q.postSendSlow(wrs)
@@ -190,7 +195,8 @@ func (q *NullQP) postSendSlow(wrs []verbs.SendWR) (int, error) {
 		return 0, q.err("post send", verbs.ErrState)
 	}
 	for i := range wrs {
-		e := nullWC{id: wrs[i].ID, qp: q.index, frees: q.unsignaled + 1, status: uint8(verbs.StatusWRFlushErr)}
+		e := nullWC{id: wrs[i].ID, qp: q.index, frees: q.unsignaled + 1,
+			status: uint8(verbs.StatusWRFlushErr)}
 		if q.sendFree == 0 || !q.sendCQ.push(e) {
 			return i, q.errFull
 		}
@@ -227,9 +233,9 @@ func (q *NullQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, nil
 }
 
-// CompleteRecv completes the oldest posted receive, as if a message had come, and reports whether there was one and the
-// completion queue had room. With verbs.WCRecvRDMAWithImm the completion carries imm; with verbs.WCRecv it does
-// when imm is not zero.
+// CompleteRecv completes the oldest posted receive, as if a message had come, and reports whether
+// there was one and the completion queue had room. With verbs.WCRecvRDMAWithImm the completion
+// carries imm; with verbs.WCRecv it does when imm is not zero.
 func (q *NullQP) CompleteRecv(imm, byteLen uint32, op verbs.WCOpcode) bool {
 	cq := q.recvCQ
 	if q.recvHead == q.recvTail || cq.tail-cq.head == uint(len(cq.ring)) {
@@ -258,7 +264,8 @@ func (q *NullQP) CompleteRecv(imm, byteLen uint32, op verbs.WCOpcode) bool {
 // flushRecvs completes the posted receives as flushed.
 func (q *NullQP) flushRecvs() {
 	for q.recvHead != q.recvTail {
-		e := nullWC{id: q.recvs[q.recvHead&uint(len(q.recvs)-1)], qp: q.index, status: uint8(verbs.StatusWRFlushErr)}
+		e := nullWC{id: q.recvs[q.recvHead&uint(len(q.recvs)-1)], qp: q.index,
+			status: uint8(verbs.StatusWRFlushErr)}
 		if !q.recvCQ.push(e) {
 			return
 		}

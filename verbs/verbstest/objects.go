@@ -49,7 +49,8 @@ func (s *suite) closeOrder(t *testing.T) {
 		what string
 		c    interface{ Close() error }
 	}{
-		{"queue pair", qp}, {"completion queue", cq}, {"receive completion queue", recvCQ}, {"protection domain", pd}, {"memory region", mr},
+		{"queue pair", qp}, {"completion queue", cq}, {"receive completion queue", recvCQ},
+		{"protection domain", pd}, {"memory region", mr},
 	} {
 		if err := x.c.Close(); err != nil && x.what != "memory region" {
 			t.Errorf("close %s: %v", x.what, err)
@@ -76,7 +77,8 @@ func (s *suite) afterClose(t *testing.T) {
 	wantErr(t, "post send", err, verbs.ErrClosed)
 	_, err = p.A.QP.PostRecv([]verbs.RecvWR{{}})
 	wantErr(t, "post receive", err, verbs.ErrClosed)
-	wantErr(t, "modify", p.A.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState), verbs.ErrClosed)
+	wantErr(t, "modify", p.A.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState),
+		verbs.ErrClosed)
 	_, err = p.A.SendCQ.Poll(make([]verbs.WC, 1))
 	wantErr(t, "poll", err, verbs.ErrClosed)
 	_, err = pd.RegisterMR(make([]byte, 1), 0)
@@ -107,9 +109,12 @@ func (s *suite) createArguments(t *testing.T) {
 		"no send completion queue":    {RecvCQ: cq},
 		"no receive completion queue": {SendCQ: cq},
 		"negative send queue":         {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: -1}},
-		"send queue too long":         {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendWR: attr.MaxQPWR + 1}},
-		"receive queue too long":      {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxRecvWR: attr.MaxQPWR + 1}},
-		"too many elements":           {SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxSendSGE: attr.MaxSGE + 1}},
+		"send queue too long": {SendCQ: cq, RecvCQ: cq,
+			Cap: verbs.QPCap{MaxSendWR: attr.MaxQPWR + 1}},
+		"receive queue too long": {SendCQ: cq, RecvCQ: cq,
+			Cap: verbs.QPCap{MaxRecvWR: attr.MaxQPWR + 1}},
+		"too many elements": {SendCQ: cq, RecvCQ: cq,
+			Cap: verbs.QPCap{MaxSendSGE: attr.MaxSGE + 1}},
 	} {
 		_, err := n.PD.CreateQP(cfg)
 		wantErr(t, name, err, verbs.ErrInvalid)
@@ -149,7 +154,8 @@ func (s *suite) properties(t *testing.T) {
 		t.Errorf("regions of %d and %d bytes at %#x", buf.Len(), inner.Len(), buf.Addr())
 	}
 	if inner.LKey() == buf.LKey() || inner.Addr() != buf.At(100) {
-		t.Errorf("overlapping regions: keys %#x and %#x, addresses %#x and %#x", buf.LKey(), inner.LKey(), buf.Addr(), inner.Addr())
+		t.Errorf("overlapping regions: keys %#x and %#x, addresses %#x and %#x", buf.LKey(), inner.LKey(),
+			buf.Addr(), inner.Addr())
 	}
 
 	seen := map[uint32]bool{}
@@ -157,7 +163,8 @@ func (s *suite) properties(t *testing.T) {
 	for _, asked := range []verbs.QPCap{want, {}} {
 		qp := n.NewQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: asked})
 		got, least := qp.Cap(), asked.WithDefaults()
-		if got.MaxSendWR < least.MaxSendWR || got.MaxRecvWR < least.MaxRecvWR || got.MaxSendSGE < least.MaxSendSGE ||
+		if got.MaxSendWR < least.MaxSendWR || got.MaxRecvWR < least.MaxRecvWR ||
+			got.MaxSendSGE < least.MaxSendSGE ||
 			got.MaxRecvSGE < least.MaxRecvSGE || got.MaxInline < least.MaxInline {
 			t.Errorf("capacity %+v, asked for %+v", got, least)
 		}

@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// sizes are the message sizes to try: none, less than a word, a page, more than 64 KiB by one, 1 MiB.
+// sizes are the message sizes to try: none, less than a word, a page, more than 64 KiB by one, 1
+// MiB.
 var sizes = []int{0, 1, 7, 8, 4096, 65537, 1 << 20}
 
 const (
@@ -16,7 +17,8 @@ const (
 )
 
 func testOps(t *testing.T, s *suite) {
-	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
+	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite,
+		verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
 		s.run(t, op.String(), func(t *testing.T) {
 			p := s.pair(t, PairConfig{BufSize: 1<<20 + 2*guard})
 			for _, size := range sizes {
@@ -36,8 +38,10 @@ func testOps(t *testing.T, s *suite) {
 		// IBTA C9-88: of an RDMA request for no bytes neither key nor address is looked at.
 		p.B.PostRecv(verbs.RecvWR{ID: 4})
 		p.A.PostSend(
-			verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, RKey: 0xdeadbeef, RemoteAddr: 12345},
-			verbs.SendWR{ID: 2, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled, RKey: 0xdeadbeef, RemoteAddr: 12345},
+			verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, RKey: 0xdeadbeef,
+				RemoteAddr: 12345},
+			verbs.SendWR{ID: 2, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled, RKey: 0xdeadbeef,
+				RemoteAddr: 12345},
 			verbs.SendWR{ID: 3, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 77},
 		)
 		p.A.wantOK(p.A.WaitSend(3), 1, 2, 3)
@@ -56,7 +60,8 @@ func testOps(t *testing.T, s *suite) {
 	})
 }
 
-// transfer moves size bytes from A to B, or for a read from B to A, and checks memory and completions.
+// transfer moves size bytes from A to B, or for a read from B to A, and checks memory and
+// completions.
 func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm uint32) {
 	t.Helper()
 	what := fmt.Sprintf("%v of %d bytes", op, size)
@@ -68,7 +73,8 @@ func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm u
 	for i := range dst.B {
 		dst.B[i] = untouched
 	}
-	wr := verbs.SendWR{ID: 100 + uint64(size), Opcode: op, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(guard, size), Imm: imm}
+	wr := verbs.SendWR{ID: 100 + uint64(size), Opcode: op, Flags: verbs.SendSignaled,
+		SGL: p.A.Buf.SGL(guard, size), Imm: imm}
 	if !op.IsSend() {
 		wr.RemoteAddr, wr.RKey = p.B.Buf.At(guard), p.B.Buf.RKey()
 	}
@@ -112,7 +118,8 @@ func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm u
 }
 
 // wantReceived checks a successful receive completion.
-func (e *End) wantReceived(s *suite, wc verbs.WC, op verbs.WCOpcode, size int, withImm bool, imm uint32, from *End) {
+func (e *End) wantReceived(s *suite, wc verbs.WC, op verbs.WCOpcode, size int, withImm bool, imm uint32,
+	from *End) {
 	e.T.Helper()
 	if wc.Opcode != op || !wc.Opcode.IsRecv() || wc.ByteLen != uint32(size) {
 		e.T.Errorf("completion of a %v with %d bytes, want %v with %d", wc.Opcode, wc.ByteLen, op, size)

@@ -15,7 +15,8 @@ func testSignaling(t *testing.T, s *suite) {
 	}
 	s.run(t, "unsignaled", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
-		p.A.PostSend(write(p, 1, 0), write(p, 2, verbs.SendSignaled), write(p, 3, 0), write(p, 4, 0), write(p, 5, verbs.SendSignaled))
+		p.A.PostSend(write(p, 1, 0), write(p, 2, verbs.SendSignaled), write(p, 3, 0), write(p, 4, 0),
+			write(p, 5, verbs.SendSignaled))
 		p.A.wantOK(p.A.WaitSend(2), 2, 5)
 		p.A.wantNone(p.A.SendCQ)
 	})
@@ -66,8 +67,8 @@ func testOrdering(t *testing.T, s *suite) {
 	s.run(t, "fence", s.fence)
 }
 
-// mixed posts a thousand requests of all kinds and sizes, signaled and not, and expects the completions of each
-// queue in posting order.
+// mixed posts a thousand requests of all kinds and sizes, signaled and not, and expects the
+// completions of each queue in posting order.
 func (s *suite) mixed(t *testing.T) {
 	const total, batch = 1000, 20
 	p := s.pair(t, PairConfig{BufSize: 256 << 10})
@@ -83,7 +84,8 @@ func (s *suite) mixed(t *testing.T) {
 			if next(16) == 0 {
 				size = 20000 + int(next(60000))
 			}
-			wr := verbs.SendWR{ID: id, Opcode: verbs.Opcode(next(7)), RemoteAddr: p.B.Buf.At(128 << 10), RKey: p.B.Buf.RKey(), Imm: uint32(id)}
+			wr := verbs.SendWR{ID: id, Opcode: verbs.Opcode(next(7)), RemoteAddr: p.B.Buf.At(128 << 10),
+				RKey: p.B.Buf.RKey(), Imm: uint32(id)}
 			if wr.Opcode.IsAtomic() {
 				size = 8
 			}
@@ -128,7 +130,8 @@ func (s *suite) writeThenSend(t *testing.T) {
 			notify.Opcode = verbs.OpRDMAWriteWithImm
 		}
 		p.A.PostSend(verbs.SendWR{
-			ID: 1, Opcode: verbs.OpRDMAWrite, SGL: p.A.Buf.SGL(0, size), RemoteAddr: p.B.Buf.At(size), RKey: p.B.Buf.RKey(),
+			ID: 1, Opcode: verbs.OpRDMAWrite, SGL: p.A.Buf.SGL(0, size), RemoteAddr: p.B.Buf.At(size),
+			RKey: p.B.Buf.RKey(),
 		}, notify)
 		p.B.wantOK(p.B.WaitRecv(1), uint64(i))
 		wantBytes(t, "written before the message", p.B.Buf.B[size:], p.A.Buf.B[:size])
@@ -145,8 +148,10 @@ func (s *suite) fence(t *testing.T) {
 		setWord(p.B.Buf.B, 0, uint64(i))
 		p.B.PostRecv(verbs.RecvWR{ID: 3, SGL: p.B.Buf.SGL(size, size)})
 		p.A.PostSend(
-			verbs.SendWR{ID: 1, Opcode: verbs.OpRDMARead, SGL: p.A.Buf.SGL(0, size), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey()},
-			verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendFence, SGL: p.A.Buf.SGL(0, size)},
+			verbs.SendWR{ID: 1, Opcode: verbs.OpRDMARead, SGL: p.A.Buf.SGL(0, size),
+				RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey()},
+			verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendFence,
+				SGL: p.A.Buf.SGL(0, size)},
 		)
 		p.A.wantOK(p.A.WaitSend(1), 2)
 		p.B.wantOK(p.B.WaitRecv(1), 3)
@@ -156,8 +161,10 @@ func (s *suite) fence(t *testing.T) {
 	setWord(p.B.Buf.B, 0, 41)
 	p.B.PostRecv(verbs.RecvWR{ID: 3, SGL: p.B.Buf.SGL(size, 8)})
 	p.A.PostSend(
-		verbs.SendWR{ID: 1, Opcode: verbs.OpAtomicFetchAdd, SGL: p.A.Buf.SGL(0, 8), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(), CompareAdd: 1},
-		verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendFence, SGL: p.A.Buf.SGL(0, 8)},
+		verbs.SendWR{ID: 1, Opcode: verbs.OpAtomicFetchAdd, SGL: p.A.Buf.SGL(0, 8),
+			RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(), CompareAdd: 1},
+		verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendFence,
+			SGL: p.A.Buf.SGL(0, 8)},
 	)
 	p.A.wantOK(p.A.WaitSend(1), 2)
 	p.B.wantOK(p.B.WaitRecv(1), 3)

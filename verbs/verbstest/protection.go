@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Memory protection: what a key, a range or a right does not cover is neither read nor written, the request fails, and
-// so does everything behind it.
+// Memory protection: what a key, a range or a right does not cover is neither read nor written, the
+// request fails, and so does everything behind it.
 
 func testProtection(t *testing.T, s *suite) {
 	s.run(t, "local", s.protectLocal)
@@ -24,12 +24,13 @@ func wrongKey(key uint32) uint32 { return key ^ 0x5a5a00 }
 // violation is one way to name memory that one may not touch.
 type violation struct {
 	name string
-	// pick returns address and key of a buffer for size bytes, given a node of the side that owns the memory.
+	// pick returns address and key of a buffer for size bytes, given a node of the side that owns
+	// the memory.
 	pick func(t *testing.T, n *Node, size int) (addr uint64, lkey, rkey uint32, memory []byte)
 }
 
-// violations lists the ways; missing is the region's access where the right in question is left out, and full one that
-// has it.
+// violations lists the ways; missing is the region's access where the right in question is left
+// out, and full one that has it.
 func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation {
 	list := []violation{
 		{"wrong_key", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
@@ -59,7 +60,8 @@ func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation 
 		}},
 	}
 	if rightMatters {
-		list = append(list, violation{"missing_right", func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
+		list = append(list, violation{"missing_right", func(t *testing.T, n *Node, size int) (uint64, uint32,
+			uint32, []byte) {
 			b := n.Register(4096, missing)
 			return b.At(64), b.LKey(), b.RKey(), b.B
 		}})
@@ -67,10 +69,11 @@ func violations(full, missing verbs.AccessFlags, rightMatters bool) []violation 
 	return list
 }
 
-// protectLocal misnames the requester's own memory. One packet each: of a longer message the first packets may have
-// left before the NIC meets the bad element.
+// protectLocal misnames the requester's own memory. One packet each: of a longer message the first
+// packets may have left before the NIC meets the bad element.
 func (s *suite) protectLocal(t *testing.T) {
-	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpAtomicFetchAdd} {
+	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWrite, verbs.OpRDMARead,
+		verbs.OpAtomicFetchAdd} {
 		writes := op == verbs.OpRDMARead || op.IsAtomic() // into local memory
 		for _, v := range violations(verbs.AccessLocalWrite, 0, writes) {
 			s.run(t, op.String()+"_"+v.name, func(t *testing.T) {
@@ -91,20 +94,21 @@ func (s *suite) protectLocal(t *testing.T) {
 					Opcode: op, SGL: []verbs.SGE{{Addr: addr, Length: uint32(size), LKey: lkey}},
 					RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(), CompareAdd: 0,
 				}
-				// The IBTA says Local Protection Error. rdma_rxe says Local QP Operation Error when the key is unknown,
-				// mlx5 says Local Access Error for some.
+				// The IBTA says Local Protection Error. rdma_rxe says Local QP Operation Error when
+				// the key is unknown, mlx5 says Local Access Error for some.
 				allowed := s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr, verbs.StatusLocAccessErr)
 				if s.env.Strict {
 					p.A.failsAndFlushes(t, bad, allowed)
 				} else {
-					// A local error that meets the acknowledgement of an earlier request may hang the queue pair in
-					// rdma_rxe (Linux 6.1): its requester then runs the completer beside the completer's own task.
+					// A local error that meets the acknowledgement of an earlier request may hang
+					// the queue pair in rdma_rxe (Linux 6.1): its requester then runs the completer
+					// beside the completer's own task.
 					p.A.failsAlone(t, bad, allowed)
 				}
 				wantBytes(t, "the memory misnamed", memory, mine)
 				if !writes {
-					// A read or an atomic fails when its response comes; what follows it may have been carried out
-					// by then.
+					// A read or an atomic fails when its response comes; what follows it may have
+					// been carried out by then.
 					wantBytes(t, "the peer's memory", p.B.Buf.B, theirs)
 					p.B.wantNoSuccess()
 				}
@@ -140,8 +144,9 @@ func (s *suite) protectRemote(t *testing.T) {
 						b := n.Register(4096, verbs.AccessAll)
 						return b.At(64), b.LKey(), b.RKey(), b.B
 					}
-					// The IBTA has it answered as an invalid request, as rdma_rxe does (check_op_valid); NICs that fold the queue
-					// pair's rights into the check of the key call it an access error.
+					// The IBTA has it answered as an invalid request, as rdma_rxe does
+					// (check_op_valid); NICs that fold the queue pair's rights into the check of
+					// the key call it an access error.
 					allowed = append(allowed, verbs.StatusRemInvReqErr)
 				}
 				s.remoteViolation(t, s.pair(t, cfg), c.op, v, allowed)
@@ -151,17 +156,19 @@ func (s *suite) protectRemote(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 		for name, offset := range map[string]int{"past_the_end": 1024, "before_the_start": -8} {
 			s.run(t, op.String()+"_"+name, func(t *testing.T) {
-				outside := violation{name, func(t *testing.T, n *Node, size int) (uint64, uint32, uint32, []byte) {
+				outside := violation{name, func(t *testing.T, n *Node, size int) (uint64, uint32, uint32,
+					[]byte) {
 					outer := make([]byte, 4096)
 					b := n.RegisterIn(n.PD, outer[1024:2048], verbs.AccessAll)
 					return b.At(offset), b.LKey(), b.RKey(), outer
 				}}
-				s.remoteViolation(t, s.pair(t, PairConfig{}), op, outside, []verbs.Status{verbs.StatusRemAccessErr})
+				s.remoteViolation(t, s.pair(t, PairConfig{}), op, outside,
+					[]verbs.Status{verbs.StatusRemAccessErr})
 			})
 		}
 	}
-	// The range of a message of many packets is checked before the first byte is written (against the length
-	// that the first packet announces).
+	// The range of a message of many packets is checked before the first byte is written (against
+	// the length that the first packet announces).
 	s.run(t, "RDMA_WRITE_long", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
 		outer := make([]byte, 32<<10)
@@ -188,16 +195,17 @@ func (s *suite) remoteViolation(t *testing.T, p *Pair, op verbs.Opcode, v violat
 	mine := slices.Clone(p.A.Buf.B)
 	p.B.PostRecv(verbs.RecvWR{ID: 50}, verbs.RecvWR{ID: 51, SGL: p.B.Buf.SGL(0, 64)})
 	p.A.failsAndFlushes(t, verbs.SendWR{
-		Opcode: op, SGL: p.A.Buf.SGL(0, size), RemoteAddr: addr, RKey: rkey, Imm: 1, CompareAdd: word(memory, 8), Swap: 1,
+		Opcode: op, SGL: p.A.Buf.SGL(0, size), RemoteAddr: addr, RKey: rkey, Imm: 1,
+		CompareAdd: word(memory, 8), Swap: 1,
 	}, allowed)
 	wantBytes(t, "the memory misnamed", memory, want)
 	wantBytes(t, "the requester's memory", p.A.Buf.B, mine)
 	p.B.wantNoSuccess()
 }
 
-// failsAndFlushes posts two good requests, the bad one and two good ones behind it, with two receives on the same queue
-// pair. The first two succeed, the bad one fails as allowed, everything behind it and the receives are flushed in
-// order, and the queue pair is in ERR.
+// failsAndFlushes posts two good requests, the bad one and two good ones behind it, with two
+// receives on the same queue pair. The first two succeed, the bad one fails as allowed, everything
+// behind it and the receives are flushed in order, and the queue pair is in ERR.
 func (e *End) failsAndFlushes(t *testing.T, bad verbs.SendWR, allowed []verbs.Status) {
 	t.Helper()
 	e.fails(t, bad, allowed, false)
@@ -244,7 +252,8 @@ func (e *End) fails(t *testing.T, bad verbs.SendWR, allowed []verbs.Status, alon
 	e.wantNone(e.RecvCQ)
 }
 
-// wantNoSuccess checks that no receive has been told of a message. It may well have failed or been flushed.
+// wantNoSuccess checks that no receive has been told of a message. It may well have failed or been
+// flushed.
 func (e *End) wantNoSuccess() {
 	e.T.Helper()
 	var wcs [16]verbs.WC
@@ -270,12 +279,14 @@ func (s *suite) protectReceive(t *testing.T) {
 			p.B.PostRecv(
 				verbs.RecvWR{ID: 1, SGL: []verbs.SGE{{Addr: addr, Length: 64, LKey: lkey}}},
 				verbs.RecvWR{ID: 2, SGL: p.B.Buf.SGL(0, 64)})
-			// IBTA 9.9.3: the receiver's NIC reports Local Protection Error (rdma_rxe: Local QP Operation Error),
-			// the sender's a Remote Operation Error. mlx5 may take it for an access error.
+			// IBTA 9.9.3: the receiver's NIC reports Local Protection Error (rdma_rxe: Local QP
+			// Operation Error), the sender's a Remote Operation Error. mlx5 may take it for an
+			// access error.
 			p.A.failsAndFlushes(t, verbs.SendWR{Opcode: verbs.OpSend, SGL: p.A.Buf.SGL(0, 64)},
 				s.allowed(verbs.StatusRemOpErr, verbs.StatusRemAccessErr))
 			wcs := p.B.WaitRecv(2)
-			p.B.wantStatus(wcs[:1], s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr, verbs.StatusLocAccessErr), 1)
+			p.B.wantStatus(wcs[:1], s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr,
+				verbs.StatusLocAccessErr), 1)
 			p.B.wantFlushed(wcs[1:], 2)
 			p.B.wantState(verbs.StateErr)
 			wantBytes(t, "the memory misnamed", memory, want)
@@ -313,6 +324,7 @@ func (s *suite) staleReceive(t *testing.T) {
 	Fill(p.A.Buf.B, 1)
 	p.A.failsAndFlushes(t, verbs.SendWR{Opcode: verbs.OpSend, SGL: p.A.Buf.SGL(0, 64)},
 		s.allowed(verbs.StatusRemOpErr, verbs.StatusRemAccessErr))
-	p.B.wantStatus(p.B.WaitRecv(1), s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr, verbs.StatusLocAccessErr), 1)
+	p.B.wantStatus(p.B.WaitRecv(1), s.allowed(verbs.StatusLocProtErr, verbs.StatusLocQPOpErr,
+		verbs.StatusLocAccessErr), 1)
 	wantBytes(t, "the closed region's memory", b.B, make([]byte, 64))
 }

@@ -7,7 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// pieces cuts memory of a buffer into a list of uneven, unaligned elements that do not touch, in falling addresses.
+// pieces cuts memory of a buffer into a list of uneven, unaligned elements that do not touch, in
+// falling addresses.
 func pieces(b *Buffer, lengths ...int) (sgl []verbs.SGE, parts [][]byte) {
 	at := len(b.B)
 	for _, n := range lengths {
@@ -79,7 +80,8 @@ func testSGL(t *testing.T, s *suite) {
 		Fill(p.A.Buf.B, 1)
 		into, parts := pieces(p.B.Buf, 10, 20, 30)
 		p.B.PostRecv(verbs.RecvWR{ID: 2, SGL: into})
-		p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 15)})
+		p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+			SGL: p.A.Buf.SGL(0, 15)})
 		p.A.wantOK(p.A.WaitSend(1), 1)
 		wcs := p.B.WaitRecv(1)
 		p.B.wantOK(wcs, 2)
@@ -91,11 +93,13 @@ func testSGL(t *testing.T, s *suite) {
 
 	s.run(t, "several_regions", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
-		x, y := p.A.Register(100, 0), p.A.Register(100, verbs.AccessLocalWrite) // to send from, no right is needed
+		// to send from, no right is needed
+		x, y := p.A.Register(100, 0), p.A.Register(100, verbs.AccessLocalWrite)
 		Fill(x.B, 1)
 		Fill(y.B, 2)
 		p.A.PostSend(verbs.SendWR{
-			ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: []verbs.SGE{x.SGE(0, 100), y.SGE(0, 100)},
+			ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+			SGL:        []verbs.SGE{x.SGE(0, 100), y.SGE(0, 100)},
 			RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 		})
 		p.A.wantOK(p.A.WaitSend(1), 1)
@@ -128,7 +132,8 @@ func testSGL(t *testing.T, s *suite) {
 }
 
 func testInline(t *testing.T, s *suite) {
-	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm} {
+	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite,
+		verbs.OpRDMAWriteWithImm} {
 		s.run(t, op.String(), func(t *testing.T) {
 			p := s.pair(t, PairConfig{})
 			for _, size := range []int{0, 1, 8, p.A.QP.Cap().MaxInline} {
@@ -139,14 +144,16 @@ func testInline(t *testing.T, s *suite) {
 				p.B.PostRecv(verbs.RecvWR{ID: 2, SGL: p.B.Buf.SGL(0, p.A.QP.Cap().MaxInline)})
 				p.A.PostSend(
 					verbs.SendWR{
-						ID: 1, Opcode: op, Flags: verbs.SendSignaled | verbs.SendInline, Inline: payload, Imm: 5,
+						ID: 1, Opcode: op, Flags: verbs.SendSignaled | verbs.SendInline, Inline: payload,
+						Imm:        5,
 						RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 					},
 				)
 				clear(payload) // the caller's again
 				p.A.wantOK(p.A.WaitSend(1), 1)
 				if !op.IsSend() && !op.HasImm() {
-					p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled, Imm: 5})
+					p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm,
+						Flags: verbs.SendSignaled, Imm: 5})
 					p.A.wantOK(p.A.WaitSend(1), 1)
 				}
 				p.B.wantOK(p.B.WaitRecv(1), 2)
@@ -158,7 +165,8 @@ func testInline(t *testing.T, s *suite) {
 		p := s.pair(t, PairConfig{})
 		n, err := p.A.QP.PostSend([]verbs.SendWR{{
 			ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled | verbs.SendInline,
-			Inline: slices.Repeat([]byte{1}, p.A.QP.Cap().MaxInline+1), RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
+			Inline: slices.Repeat([]byte{1}, p.A.QP.Cap().MaxInline+1), RemoteAddr: p.B.Buf.Addr(),
+			RKey: p.B.Buf.RKey(),
 		}})
 		if n != 0 {
 			t.Errorf("%d accepted", n)

@@ -20,7 +20,8 @@ func testStates(t *testing.T, s *suite) {
 	s.run(t, "sqd", s.drainedQueue)
 }
 
-// allStates lists the states to start from, with the way there. SQE is none: no reliable connection enters it.
+// allStates lists the states to start from, with the way there. SQE is none: no reliable connection
+// enters it.
 var allStates = map[verbs.QPState][]verbs.QPState{
 	verbs.StateReset: {},
 	verbs.StateInit:  {verbs.StateInit},
@@ -30,20 +31,26 @@ var allStates = map[verbs.QPState][]verbs.QPState{
 	verbs.StateErr:   {verbs.StateInit, verbs.StateRTR, verbs.StateRTS, verbs.StateErr},
 }
 
-// legal lists the transitions of a reliable connection (IBTA 10.3.1; ib_modify_qp_is_ok in the kernel).
+// legal lists the transitions of a reliable connection (IBTA 10.3.1; ib_modify_qp_is_ok in the
+// kernel).
 var legal = map[[2]verbs.QPState]bool{
 	{verbs.StateReset, verbs.StateReset}: true, {verbs.StateReset, verbs.StateInit}: true,
-	{verbs.StateInit, verbs.StateReset}: true, {verbs.StateInit, verbs.StateInit}: true, {verbs.StateInit, verbs.StateRTR}: true,
+	{verbs.StateInit, verbs.StateReset}: true, {verbs.StateInit, verbs.StateInit}: true,
+	{verbs.StateInit, verbs.StateRTR}:  true,
 	{verbs.StateInit, verbs.StateErr}:  true,
-	{verbs.StateRTR, verbs.StateReset}: true, {verbs.StateRTR, verbs.StateRTS}: true, {verbs.StateRTR, verbs.StateErr}: true,
-	{verbs.StateRTS, verbs.StateReset}: true, {verbs.StateRTS, verbs.StateRTS}: true, {verbs.StateRTS, verbs.StateSQD}: true,
+	{verbs.StateRTR, verbs.StateReset}: true, {verbs.StateRTR, verbs.StateRTS}: true,
+	{verbs.StateRTR, verbs.StateErr}:   true,
+	{verbs.StateRTS, verbs.StateReset}: true, {verbs.StateRTS, verbs.StateRTS}: true,
+	{verbs.StateRTS, verbs.StateSQD}:   true,
 	{verbs.StateRTS, verbs.StateErr}:   true,
-	{verbs.StateSQD, verbs.StateReset}: true, {verbs.StateSQD, verbs.StateRTS}: true, {verbs.StateSQD, verbs.StateSQD}: true,
+	{verbs.StateSQD, verbs.StateReset}: true, {verbs.StateSQD, verbs.StateRTS}: true,
+	{verbs.StateSQD, verbs.StateSQD}:   true,
 	{verbs.StateSQD, verbs.StateErr}:   true,
 	{verbs.StateErr, verbs.StateReset}: true, {verbs.StateErr, verbs.StateErr}: true,
 }
 
-// raise takes a pair's first queue pair to a state. It skips the test if the NIC has no SQD: mlx5 refuses it.
+// raise takes a pair's first queue pair to a state. It skips the test if the NIC has no SQD: mlx5
+// refuses it.
 func (s *suite) raise(t *testing.T, p *Pair, to verbs.QPState) verbs.QPAttr {
 	t.Helper()
 	attr, _, err := p.connectConfig().attrs(p.A.QP, p.B.QP)
@@ -78,7 +85,8 @@ func (s *suite) transitions(t *testing.T) {
 				}
 				err := p.A.QP.Modify(&attr, mask)
 				if legal[[2]verbs.QPState{from, to}] {
-					if err != nil && to == verbs.StateSQD && !s.env.Strict && !errors.As(err, new(*verbs.ModifyError)) {
+					if err != nil && to == verbs.StateSQD && !s.env.Strict &&
+						!errors.As(err, new(*verbs.ModifyError)) {
 						t.Skipf("no SQD: %v", err)
 					}
 					if err != nil {
@@ -101,7 +109,8 @@ func wantRefused(t *testing.T, err, sentinel error, from, to verbs.QPState) *ver
 	t.Helper()
 	var m *verbs.ModifyError
 	if !errors.As(err, &m) || !errors.Is(err, sentinel) {
-		t.Fatalf("from %v to %v: error %q (%T), want a ModifyError that is %q", from, to, text(err), err, sentinel)
+		t.Fatalf("from %v to %v: error %q (%T), want a ModifyError that is %q", from, to, text(err), err,
+			sentinel)
 	}
 	if m.From != from || m.To != to {
 		t.Errorf("the error speaks of %v to %v, not of %v to %v", m.From, m.To, from, to)
@@ -122,7 +131,8 @@ func (s *suite) attributes(t *testing.T) {
 			}
 			err := p.A.QP.Modify(&attr, modifyMask[to]&^bit)
 			if m := wantRefused(t, err, verbs.ErrInvalid, from, to); m.Missing != bit || m.NotAllowed != 0 {
-				t.Errorf("%v to %v without %v: missing %v, not allowed %v", from, to, bit, m.Missing, m.NotAllowed)
+				t.Errorf("%v to %v without %v: missing %v, not allowed %v", from, to, bit, m.Missing,
+					m.NotAllowed)
 			}
 		}
 		extra := verbs.QPAttrDestQPNum
@@ -163,13 +173,16 @@ func (s *suite) queryQP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.State != verbs.StateRTS || got.DestQPNum != p.B.QP.Num() || got.PathMTU > port.ActiveMTU || got.PathMTU.Bytes() == 0 ||
-		got.Timeout != 15 || got.RetryCount != 3 || got.RNRRetry != 5 || got.MinRNRTimer != 13 || int(got.Port) != s.env.Port {
+	if got.State != verbs.StateRTS || got.DestQPNum != p.B.QP.Num() || got.PathMTU > port.ActiveMTU ||
+		got.PathMTU.Bytes() == 0 ||
+		got.Timeout != 15 || got.RetryCount != 3 || got.RNRRetry != 5 || got.MinRNRTimer != 13 ||
+		int(got.Port) != s.env.Port {
 		t.Errorf("attributes %+v", got)
 	}
 	// NICs that count in powers of two report more reads than were asked for.
 	if got.MaxRDAtomic < 2 || got.MaxDestRDAtomic < 2 {
-		t.Errorf("%d reads as the requester and %d as the responder, want 2", got.MaxRDAtomic, got.MaxDestRDAtomic)
+		t.Errorf("%d reads as the requester and %d as the responder, want 2", got.MaxRDAtomic,
+			got.MaxDestRDAtomic)
 	}
 	const remote = verbs.AccessAll &^ verbs.AccessLocalWrite
 	if got.Access&remote != verbs.AccessRemoteRead {
@@ -201,7 +214,8 @@ func (s *suite) postSendTooEarly(t *testing.T) {
 				}
 				if at == state {
 					n, err := p.A.QP.PostSend([]verbs.SendWR{{
-						ID: 666, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64),
+						ID: 666, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+						SGL:        p.A.Buf.SGL(0, 64),
 						RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 					}})
 					if n != 0 {
@@ -241,7 +255,8 @@ func (s *suite) postRecvByState(t *testing.T) {
 	}
 	p.B.wantNone(p.B.RecvCQ)
 	for range 3 {
-		p.A.PostSend(verbs.SendWR{ID: 9, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64)})
+		p.A.PostSend(verbs.SendWR{ID: 9, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+			SGL: p.A.Buf.SGL(0, 64)})
 	}
 	p.A.wantOK(p.A.WaitSend(3), 9, 9, 9)
 	p.B.wantOK(p.B.WaitRecv(3), 1, 2, 3)
@@ -251,14 +266,16 @@ func (s *suite) postRecvByState(t *testing.T) {
 func (s *suite) postSendInErr(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	p.A.Modify(verbs.StateErr)
-	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}, verbs.SendWR{ID: 2, Opcode: verbs.OpSend})
+	p.A.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled},
+		verbs.SendWR{ID: 2, Opcode: verbs.OpSend})
 	p.A.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMARead, Flags: verbs.SendSignaled})
 	p.A.wantFlushed(p.A.WaitSend(3), 1, 2, 3)
 	p.A.wantNone(p.A.SendCQ)
 }
 
-// postRecvInErr checks that a receive posted in ERR is flushed. Drivers that post receives without telling the NIC
-// (rdma_rxe) need help from their provider: modifying to ERR once more makes them look.
+// postRecvInErr checks that a receive posted in ERR is flushed. Drivers that post receives without
+// telling the NIC (rdma_rxe) need help from their provider: modifying to ERR once more makes them
+// look.
 func (s *suite) postRecvInErr(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	p.A.Modify(verbs.StateErr)
@@ -310,7 +327,8 @@ func (s *suite) drainedQueue(t *testing.T) {
 		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: p.A.Buf.SGL(0, 64),
 		RemoteAddr: p.B.Buf.Addr(), RKey: p.B.Buf.RKey(),
 	})
-	// The other direction works, and when it has done a round trip a request on the way here would have arrived.
+	// The other direction works, and when it has done a round trip a request on the way here would
+	// have arrived.
 	p.B.probe(9)
 	p.A.wantNone(p.A.SendCQ)
 	// RESET forgets it; the pair connects anew.
@@ -329,7 +347,8 @@ func (s *suite) drainedQueue(t *testing.T) {
 	}
 	held := []uint64{2}
 	if !s.env.Strict {
-		// rdma_rxe (Linux 6.1) does not look at the send queue when it may go on, but when something is posted.
+		// rdma_rxe (Linux 6.1) does not look at the send queue when it may go on, but when
+		// something is posted.
 		p.A.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})
 		held = append(held, 3)
 	}

@@ -8,7 +8,8 @@ import (
 	"ibverbx/shmem"
 )
 
-// Check runs every program on pe, with all other PEs, and compares the results with the serial ones. It returns what is wrong.
+// Check runs every program on pe, with all other PEs, and compares the results with the serial
+// ones. It returns what is wrong.
 func Check(ctx context.Context, pe *shmem.PE) error {
 	const keys, bins = 5000, 100
 	counts, err := Histogram(ctx, pe, Keys(pe.ID(), keys, bins), bins)
@@ -25,7 +26,8 @@ func Check(ctx context.Context, pe *shmem.PE) error {
 	}
 	for i, want := range SerialJacobi(g) {
 		if plate[i] != want {
-			return fmt.Errorf("jacobi: PE %d has %v at row %d, column %d, want %v", pe.ID(), plate[i], i/g.Cols, i%g.Cols, want)
+			return fmt.Errorf("jacobi: PE %d has %v at row %d, column %d, want %v", pe.ID(), plate[i],
+				i/g.Cols, i%g.Cols, want)
 		}
 	}
 	return nil

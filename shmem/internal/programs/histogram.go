@@ -17,7 +17,8 @@ func Keys(pe, n, bins int) []uint32 {
 	return keys
 }
 
-// Histogram counts the keys of all PEs and returns the counts on every PE. Bin b is counted on PE b modulo their number, by atomics.
+// Histogram counts the keys of all PEs and returns the counts on every PE. Bin b is counted on PE b
+// modulo their number, by atomics.
 func Histogram(ctx context.Context, pe *shmem.PE, keys []uint32, bins int) (counts []uint64, err error) {
 	pes := pe.PEs()
 	each := (bins + pes - 1) / pes

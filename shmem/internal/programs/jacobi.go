@@ -24,11 +24,12 @@ func relax(dst, above, row, below []float64) {
 	}
 }
 
-// Jacobi computes the plate on all PEs, a band of rows each, and returns the whole of it, without its edges, on every PE. Before each step a PE puts
-// its first and last row into its neighbours' heaps, with a signal.
+// Jacobi computes the plate on all PEs, a band of rows each, and returns the whole of it, without
+// its edges, on every PE. Before each step a PE puts its first and last row into its neighbours'
+// heaps, with a signal.
 //
-// There are two plates, of even and of odd steps. A neighbour is one step ahead at most, since it waits for this PE's rows, and so never
-// writes to the plate that this PE reads.
+// There are two plates, of even and of odd steps. A neighbour is one step ahead at most, since it
+// waits for this PE's rows, and so never writes to the plate that this PE reads.
 func Jacobi(ctx context.Context, pe *shmem.PE, g Grid) ([]float64, error) {
 	if g.Rows < pe.PEs() {
 		return nil, fmt.Errorf("%d rows: each of %d PEs needs one", g.Rows, pe.PEs())
@@ -111,13 +112,15 @@ func (b *band) swapRows(ctx context.Context, step int) error {
 	above, below := pe.ID()-1, pe.ID()+1
 	if above >= 0 {
 		_, rows := b.share(above)
-		err := shmem.PutSignal(ctx, pe, b.at(plate, rows+1), b.row(plate, 1), b.signals.At(1), 1, shmem.SignalAdd, above)
+		err := shmem.PutSignal(ctx, pe, b.at(plate, rows+1), b.row(plate, 1), b.signals.At(1), 1,
+			shmem.SignalAdd, above)
 		if err != nil {
 			return err
 		}
 	}
 	if below < pe.PEs() {
-		err := shmem.PutSignal(ctx, pe, b.at(plate, 0), b.row(plate, b.rows), b.signals.At(0), 1, shmem.SignalAdd, below)
+		err := shmem.PutSignal(ctx, pe, b.at(plate, 0), b.row(plate, b.rows), b.signals.At(0), 1,
+			shmem.SignalAdd, below)
 		if err != nil {
 			return err
 		}

@@ -13,9 +13,11 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The programs give the serial results on any number of PEs, over a single queue pair, several, and several NICs.
+// The programs give the serial results on any number of PEs, over a single queue pair, several, and
+// several NICs.
 func TestPrograms(t *testing.T) {
-	for _, c := range []struct{ pes, nics, qps int }{{1, 1, 1}, {2, 1, 2}, {3, 2, 2}, {8, 1, 1}, {8, 1, 4}, {8, 2, 1}} {
+	for _, c := range []struct{ pes, nics, qps int }{{1, 1, 1}, {2, 1, 2}, {3, 2, 2}, {8, 1, 1}, {8, 1, 4},
+		{8, 2, 1}} {
 		t.Run(fmt.Sprintf("pes=%d/nics=%d/qps=%d", c.pes, c.nics, c.qps), func(t *testing.T) {
 			f, err := soft.New(soft.Config{Devices: c.pes * c.nics})
 			if err != nil {

@@ -77,7 +77,8 @@ func parseBugs(text string) (list []bug, err error) {
 	return list, lines.Err()
 }
 
-// addLine adds a line to the last change. A line to remove behind a line to add begins another change of the same declaration.
+// addLine adds a line to the last change. A line to remove behind a line to add begins another
+// change of the same declaration.
 func (b *bug) addLine(decl, line string) {
 	c := &b.changes[len(b.changes)-1]
 	if line[0] == '+' {

@@ -73,7 +73,8 @@ func specNames(s ast.Spec) (names []string) {
 	return names
 }
 
-// replaceCode replaces the tokens of the code before, which must stand once in the declaration, by the text after.
+// replaceCode replaces the tokens of the code before, which must stand once in the declaration, by
+// the text after.
 func replaceCode(source string, decl span, before, after string) (string, error) {
 	all, wanted := tokens(source[decl.from:decl.to]), tokens(before)
 	if len(wanted) == 0 {
@@ -103,7 +104,8 @@ type word struct {
 	span
 }
 
-// tokens splits code into its tokens, without comments and the semicolons that Go adds at line ends.
+// tokens splits code into its tokens, without comments and the semicolons that Go adds at line
+// ends.
 func tokens(code string) (list []word) {
 	file := token.NewFileSet().AddFile("", -1, len(code))
 	var s scanner.Scanner

@@ -32,8 +32,8 @@ func NewFlags() *Flags {
 	return f
 }
 
-// Test plays worlds of a game, usual ones unless a flag says otherwise. A failing one is shrunk, and printed with the command that plays it
-// again.
+// Test plays worlds of a game, usual ones unless a flag says otherwise. A failing one is shrunk,
+// and printed with the command that plays it again.
 func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	total := f.seeds
 	if total == 0 {
@@ -57,7 +57,8 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	took := time.Since(start)
 	switch {
 	case v == nil:
-		t.Logf("%d worlds in %v, %.0f a second", total, took.Round(time.Millisecond), float64(total)/took.Seconds())
+		t.Logf("%d worlds in %v, %.0f a second", total, took.Round(time.Millisecond),
+			float64(total)/took.Seconds())
 	case f.hunt:
 		t.Fatalf("found: %v", v)
 	default:
@@ -77,7 +78,8 @@ func (g *Game) tell(t *testing.T, seed uint64) {
 	g.Play(seed, nil, func(line string) { t.Log(line) })
 }
 
-// Replays plays worlds twice: a seed is worth nothing if it does not replay. What ignore matches in a line decides nothing, such as addresses.
+// Replays plays worlds twice: a seed is worth nothing if it does not replay. What ignore matches in
+// a line decides nothing, such as addresses.
 func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 	if testing.Short() {
 		worlds = max(worlds/20, 1)
@@ -85,11 +87,15 @@ func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 	for seed := range worlds {
 		var runs [2][]string
 		for i := range runs {
-			g.Play(seed, nil, func(line string) { runs[i] = append(runs[i], ignore.ReplaceAllString(line, "")) })
+			g.Play(seed, nil, func(line string) {
+				runs[i] = append(runs[i],
+					ignore.ReplaceAllString(line, ""))
+			})
 		}
 		for i := range runs[0] {
 			if i >= len(runs[1]) || runs[0][i] != runs[1][i] {
-				t.Fatalf("seed %d, line %d of %d and %d:\n%s\n\nand then:\n%s", seed, i, len(runs[0]), len(runs[1]), runs[0][i], runs[1][min(i, len(runs[1])-1)])
+				t.Fatalf("seed %d, line %d of %d and %d:\n%s\n\nand then:\n%s", seed, i, len(runs[0]),
+					len(runs[1]), runs[0][i], runs[1][min(i, len(runs[1])-1)])
 			}
 		}
 	}

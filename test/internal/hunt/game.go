@@ -27,12 +27,14 @@ type Game struct {
 	Dir  string // of the test's package, from the root of the module: "./test/sendside"
 	// Events says how many events the world of a seed has.
 	Events func(seed uint64) int
-	// Play plays the world of a seed with the events named, in order, or with all when keep is nil. It returns the first promise that was
-	// broken, or nil. log, which may be nil, is told what happens, a line at a time. Worlds are played on many goroutines.
+	// Play plays the world of a seed with the events named, in order, or with all when keep is nil.
+	// It returns the first promise that was broken, or nil. log, which may be nil, is told what
+	// happens, a line at a time. Worlds are played on many goroutines.
 	Play func(seed uint64, keep []int, log func(string)) *Violation
 }
 
-// Search plays total worlds, from seed first on, on all cores, and returns what is broken in the one with the lowest seed. It counts in done.
+// Search plays total worlds, from seed first on, on all cores, and returns what is broken in the
+// one with the lowest seed. It counts in done.
 func (g *Game) Search(first, total uint64, done *atomic.Uint64) *Violation {
 	var next atomic.Uint64
 	var mu sync.Mutex
@@ -78,8 +80,8 @@ func (r Report) String() string {
 	return fmt.Sprintf("%v\n\n%d of %d events are enough:\n\n%s", r.Broken, r.Kept, r.Events, r.Trace)
 }
 
-// Shrink plays the world of a seed that fails, and leaves out events for as long as the same promise is broken. It reports false when
-// the world does not fail.
+// Shrink plays the world of a seed that fails, and leaves out events for as long as the same
+// promise is broken. It reports false when the world does not fail.
 func (g *Game) Shrink(seed uint64) (Report, bool) {
 	v := g.Play(seed, nil, nil)
 	if v == nil {

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Hunt is the function of that name with the flag -mutate; without, it looks whether every bug still has its place in the source.
+// Hunt is the function of that name with the flag -mutate; without, it looks whether every bug
+// still has its place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		Hunt(t, g, bugs, worlds)
@@ -27,7 +28,8 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A simulation that finds nothing proves nothing.
+// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A
+// simulation that finds nothing proves nothing.
 func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	list := bugs.read(t)
 	found := make([]string, len(list))
@@ -72,7 +74,8 @@ func root(t *testing.T) string {
 
 // Run plays with a test that Build has built, and returns what it prints.
 func (g *Game) Run(bin string, args ...string) (out string, err error) {
-	text, err := exec.Command(bin, append([]string{"-test.run", g.Test + "$", "-test.timeout", "120s"}, args...)...).CombinedOutput()
+	text, err := exec.Command(bin, append([]string{"-test.run", g.Test + "$", "-test.timeout", "120s"},
+		args...)...).CombinedOutput()
 	return string(text), err
 }
 
@@ -97,7 +100,8 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 	return bin
 }
 
-// overlay writes files to a directory, and the list that makes the go command take them in place of those at their paths.
+// overlay writes files to a directory, and the list that makes the go command take them in place of
+// those at their paths.
 func overlay(t *testing.T, dir string, files map[string]string) (path string) {
 	replace := make(map[string]string)
 	write := func(name string, content []byte) string {

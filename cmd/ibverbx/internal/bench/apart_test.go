@@ -38,7 +38,8 @@ func fabric(t *testing.T, nics int) (*soft.Fabric, []verbs.Device) {
 // start begins a conversation in the version of this package.
 func start(t *testing.T, nc net.Conn, timeout time.Duration) *rendezvous.Conn {
 	t.Helper()
-	conn, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+	conn, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: ProtocolVersion,
+		Timeout: timeout})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,8 @@ func follow(ctx context.Context, nc net.Conn, timeout time.Duration, devices []v
 			done <- outcome{nil, err}
 			return
 		}
-		report, err := Follow(ctx, &Half{Conn: conn, Provider: "there", Devices: devices, Version: "v"}, observer{})
+		report, err := Follow(ctx, &Half{Conn: conn, Provider: "there", Devices: devices, Version: "v"},
+			observer{})
 		done <- outcome{report, err}
 	}()
 	return done
@@ -74,11 +76,13 @@ func apart(t *testing.T, p *Params, here, there []verbs.Device) (a, b outcome) {
 	t.Helper()
 	ncA, ncB := tcptest.Pair(t)
 	following := follow(t.Context(), ncB, apartTimeout, there)
-	a.report, a.err = Lead(t.Context(), p, &Half{Conn: start(t, ncA, apartTimeout), Provider: "here", Devices: here, Version: "v"}, observer{})
+	a.report, a.err = Lead(t.Context(), p, &Half{Conn: start(t, ncA, apartTimeout), Provider: "here",
+		Devices: here, Version: "v"}, observer{})
 	return a, <-following
 }
 
-// TestApart measures every operation in every way between two ends, each of which knows only its own.
+// TestApart measures every operation in every way between two ends, each of which knows only its
+// own.
 func TestApart(t *testing.T) {
 	_, nics := fabric(t, 4)
 	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {
@@ -104,7 +108,8 @@ func TestApart(t *testing.T) {
 					p = a.report.Params
 					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
 						r := o.report
-						if !r.OK || len(r.Results) != 3*len(p.Sizes) || r.Params.NICs != 2 || r.Params.Op != op || r.Peer == nil || len(r.Peer.NICs) != 2 {
+						if !r.OK || len(r.Results) != 3*len(p.Sizes) || r.Params.NICs != 2 ||
+							r.Params.Op != op || r.Peer == nil || len(r.Peer.NICs) != 2 {
 							t.Fatalf("end %s: report %+v", end, r)
 						}
 						for i := range r.Results {
@@ -152,17 +157,22 @@ func TestApartNICs(t *testing.T) {
 		{2, 3, 1, 0, "--nics 2: the listening end has 1"},
 		{2, 1, 3, 0, "--nics 2: this end has 1"},
 	} {
-		p := params(func(p *Params) { p.NICs, p.Sizes, p.Schemes = tt.asked, []units.Size{64}, []Scheme{DQPLB} })
+		p := params(func(p *Params) {
+			p.NICs, p.Sizes, p.Schemes = tt.asked, []units.Size{64},
+				[]Scheme{DQPLB}
+		})
 		a, b := apart(t, p, nics[:tt.here], nics[4-tt.there:])
 		if tt.err != "" {
 			var usage *UsageError
 			var said *rendezvous.PeerError
-			if !errors.As(a.err, &usage) || !strings.Contains(a.err.Error(), tt.err) || a.report != nil || !errors.As(b.err, &said) {
+			if !errors.As(a.err, &usage) || !strings.Contains(a.err.Error(), tt.err) || a.report != nil ||
+				!errors.As(b.err, &said) {
 				t.Errorf("%+v: end a: %v; end b: %v", tt, a.err, b.err)
 			}
 			continue
 		}
-		if a.err != nil || b.err != nil || a.report.Params.NICs != tt.want || b.report.Params.NICs != tt.want {
+		if a.err != nil || b.err != nil || a.report.Params.NICs != tt.want ||
+			b.report.Params.NICs != tt.want {
 			t.Errorf("%+v: end a: %v; end b: %v", tt, a.err, b.err)
 		}
 	}
@@ -183,7 +193,8 @@ func TestApartFault(t *testing.T) {
 		p := params(func(p *Params) { p.Op, p.NICs, p.Schemes = tt.op, 2, []Scheme{DQPLB} })
 		f.Inject(soft.Fault{Kind: tt.kind, Device: f.Device(tt.nic), Count: 1, Skip: 20})
 		a, b := apart(t, p, nics[:2], nics[2:])
-		if a.err == nil || b.err == nil || !strings.Contains(a.err.Error(), tt.a) || !strings.Contains(b.err.Error(), tt.b) {
+		if a.err == nil || b.err == nil || !strings.Contains(a.err.Error(), tt.a) ||
+			!strings.Contains(b.err.Error(), tt.b) {
 			t.Errorf("%s: end a: %v\nend b: %v", tt.op, a.err, b.err)
 		}
 	}

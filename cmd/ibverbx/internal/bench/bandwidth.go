@@ -11,13 +11,15 @@ import (
 // bandwidth measures a cell.
 func (c *cell) bandwidth() error { return c.rounds(c.mem.longest(c.p, c.size), c.flows[0].tx, c.try) }
 
-// try is a round that may fail where a fault has asked for it: then it counts for nothing, and the next one is in place of it.
+// try is a round that may fail where a fault has asked for it: then it counts for nothing, and the
+// next one is in place of it.
 func (c *cell) try(limit int, warmup bool) (rate float64, err error) {
 	rate, err = c.round(limit, warmup)
 	return rate, c.survive(err)
 }
 
-// round runs and verifies one round of up to limit messages a direction, and says how many came a second. Only run is timed.
+// round runs and verifies one round of up to limit messages a direction, and says how many came a
+// second. Only run is timed.
 func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 	number := c.mem.nextRound()
 	for i, f := range c.flows {
@@ -63,7 +65,8 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 		return 0, err
 	}
 	if c.peer != nil && c.peer.leads && c.cut(limit) && !c.interrupted() {
-		// A round that is cut counts nothing: one that the peer cuts again and again would never end.
+		// A round that is cut counts nothing: one that the peer cuts again and again would never
+		// end.
 		return 0, fmt.Errorf("%w: the peer stopped a round before its end", rendezvous.ErrProtocol)
 	}
 	// Of two ends that send at the same time the slower one counts, for neither clock sees both.
@@ -79,8 +82,9 @@ func (c *cell) round(limit int, warmup bool) (rate float64, err error) {
 	return c.rate, nil
 }
 
-// cut says whether the round of two ends that send at the same time was stopped: then they did not stop at the same time, and it is no
-// measure of both.
+// cut says whether the round of two ends that send at the same time was stopped: then they did not
+// stop at the same time, and it is no measure of both.
 func (c *cell) cut(limit int) bool {
-	return c.peer != nil && len(c.flows) > 1 && slices.ContainsFunc(c.flows, func(f *flow) bool { return f.posted < limit })
+	return c.peer != nil && len(c.flows) > 1 &&
+		slices.ContainsFunc(c.flows, func(f *flow) bool { return f.posted < limit })
 }

@@ -39,8 +39,8 @@ func (p *Params) baselineTime() time.Duration {
 	return time.Second / 20
 }
 
-// baseline measures copy() by one goroutine: the same messages, from and to the same places, in the same rounds, compared
-// likewise. It returns GB/s.
+// baseline measures copy() by one goroutine: the same messages, from and to the same places, in the
+// same rounds, compared likewise. It returns GB/s.
 func baseline(p *Params, m *memory, size int, brake *atomic.Bool) (float64, error) {
 	pairs := copies(p, m)
 	slots := m.slots(size)

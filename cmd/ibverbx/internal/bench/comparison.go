@@ -6,12 +6,14 @@ import (
 	"fmt"
 )
 
-// Comparison is what a figure of a layer is measured by: the same messages in the same run in another way.
+// Comparison is what a figure of a layer is measured by: the same messages in the same run in
+// another way.
 type Comparison struct {
 	With         string  `json:"with"` // OneQueuePair or OneEndpoint
 	MsgPerSecond float64 `json:"messages_per_second,omitempty"`
 	P50          int64   `json:"p50_ns,omitempty"`
-	// Ratio is this cell's figure to that one: of rates, more is better; of the medians of latencies, less is.
+	// Ratio is this cell's figure to that one: of rates, more is better; of the medians of
+	// latencies, less is.
 	Ratio float64 `json:"ratio"`
 }
 
@@ -43,7 +45,8 @@ func (r *Result) compare(below *Result) {
 	}
 }
 
-// below is one queue pair over NICs of the same kind, and the same memory, that a layer is compared with.
+// below is one queue pair over NICs of the same kind, and the same memory, that a layer is compared
+// with.
 type below struct {
 	*runner
 	rig *rig

@@ -25,7 +25,8 @@ type TransportCounts struct {
 
 func counts(s transport.Stats) TransportCounts {
 	return TransportCounts{
-		AMSent: s.AMSent, AMBytes: s.AMBytes, AMReceived: s.AMReceived, Puts: s.Puts, PutBytes: s.PutBytes, Gets: s.Gets, GetBytes: s.GetBytes,
+		AMSent: s.AMSent, AMBytes: s.AMBytes, AMReceived: s.AMReceived, Puts: s.Puts, PutBytes: s.PutBytes,
+		Gets: s.Gets, GetBytes: s.GetBytes,
 		Atomics: s.Atomics, Control: s.Control, NoResource: s.NoResource, Stale: s.StaleEvents,
 	}
 }

@@ -21,7 +21,8 @@ import (
 )
 
 // lead runs the leading end over nc until it is over.
-func lead(ctx context.Context, p *Params, nc net.Conn, timeout time.Duration, devices []verbs.Device, o Observer) <-chan outcome {
+func lead(ctx context.Context, p *Params, nc net.Conn, timeout time.Duration, devices []verbs.Device,
+	o Observer) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
 		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
@@ -47,8 +48,8 @@ func within(t *testing.T, who string, d time.Duration, run <-chan outcome) outco
 	}
 }
 
-// TestStalledAfterFailure lets one rail fail while another one stands still, so that not all is ever reported: the patience that the ends
-// have must end the round nevertheless.
+// TestStalledAfterFailure lets one rail fail while another one stands still, so that not all is
+// ever reported: the patience that the ends have must end the round nevertheless.
 func TestStalledAfterFailure(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, wait := range []Wait{Adaptive, Poll, Events} {
@@ -56,7 +57,8 @@ func TestStalledAfterFailure(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%v", wait, bidirectional), func(t *testing.T) {
 				f, nics := fabric(t, 4)
 				p := params(func(p *Params) {
-					p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Wait = Write, 2, 1, []Scheme{Spray}, bidirectional, wait
+					p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Wait = Write, 2, 1, []Scheme{Spray},
+						bidirectional, wait
 					p.Sizes, p.Iterations = []units.Size{4096}, 4000
 				})
 				stall := f.Inject(soft.Fault{Kind: soft.StallQP, Device: f.Device(0), Count: 1, Skip: 20})
@@ -65,7 +67,8 @@ func TestStalledAfterFailure(t *testing.T) {
 				ncA, ncB := tcptest.Pair(t)
 				following := follow(t.Context(), ncB, timeout, nics[2:])
 				leading := lead(t.Context(), p, ncA, timeout, nics[:2], observer{})
-				a, b := within(t, "end a", 10*time.Second, leading), within(t, "end b", 10*time.Second, following)
+				a, b := within(t, "end a", 10*time.Second, leading),
+					within(t, "end b", 10*time.Second, following)
 				if a.err == nil || b.err == nil {
 					t.Errorf("end a: %v; end b: %v", a.err, b.err)
 				}
@@ -74,7 +77,8 @@ func TestStalledAfterFailure(t *testing.T) {
 	}
 }
 
-// TestFailureIsNewsOnce shows that an end that has failed says so once, and then rests like any other one.
+// TestFailureIsNewsOnce shows that an end that has failed says so once, and then rests like any
+// other one.
 func TestFailureIsNewsOnce(t *testing.T) {
 	p := params(func(p *Params) { p.Schemes = []Scheme{Spray} })
 	run := newRunner(t.Context(), p, bothHere(), observer{})
@@ -98,7 +102,8 @@ func TestFailureIsNewsOnce(t *testing.T) {
 	}
 }
 
-// TestRefusedForNow lets a NIC refuse posts for now: a round goes on when it takes them after all, and ends when it never does.
+// TestRefusedForNow lets a NIC refuse posts for now: a round goes on when it takes them after all,
+// and ends when it never does.
 func TestRefusedForNow(t *testing.T) {
 	for _, mode := range []Mode{Bandwidth, Latency} {
 		for _, op := range []Op{Write, FetchAdd, Send} {
@@ -108,14 +113,17 @@ func TestRefusedForNow(t *testing.T) {
 						const timeout = 200 * time.Millisecond
 						f, nics := fabric(t, 2)
 						p := params(func(p *Params) {
-							p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Schemes = op, mode, wait, 1, 1, []Scheme{Single}
+							p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Schemes = op, mode, wait, 1, 1,
+								[]Scheme{Single}
 							p.Sizes, p.Iterations = []units.Size{8}, 100
 						})
-						refusal := f.Inject(soft.Fault{Kind: soft.RefuseSend, Device: f.Device(0), Count: count, Skip: 5})
+						refusal := f.Inject(soft.Fault{Kind: soft.RefuseSend, Device: f.Device(0),
+							Count: count, Skip: 5})
 						ncA, ncB := tcptest.Pair(t)
 						following := follow(t.Context(), ncB, timeout, nics[1:])
 						leading := lead(t.Context(), p, ncA, timeout, nics[:1], observer{})
-						a, b := within(t, "end a", 10*time.Second, leading), within(t, "end b", 10*time.Second, following)
+						a, b := within(t, "end a", 10*time.Second, leading),
+							within(t, "end b", 10*time.Second, following)
 						refusal.Remove()
 						if count > 0 && (a.err != nil || b.err != nil) {
 							t.Errorf("refused for a while: end a: %v; end b: %v", a.err, b.err)
@@ -147,7 +155,8 @@ func TestRefusedInOneProcess(t *testing.T) {
 	}
 }
 
-// TestWatchdog shows that what moves keeps a round alive for as long as it takes, and that nothing else does.
+// TestWatchdog shows that what moves keeps a round alive for as long as it takes, and that nothing
+// else does.
 func TestWatchdog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, w, stop := watched(t.Context(), time.Minute)
@@ -161,13 +170,15 @@ func TestWatchdog(t *testing.T) {
 		}
 		start := time.Now()
 		<-ctx.Done()
-		if took := time.Since(start); took < time.Minute || took > 90*time.Second || !errors.Is(context.Cause(ctx), ErrStalled) {
+		if took := time.Since(start); took < time.Minute || took > 90*time.Second ||
+			!errors.Is(context.Cause(ctx), ErrStalled) {
 			t.Errorf("ended after %v: %v", took, context.Cause(ctx))
 		}
 	})
 }
 
-// TestPatience shows how long nothing may move: not long between fast NICs, however much a round has to carry.
+// TestPatience shows how long nothing may move: not long between fast NICs, however much a round
+// has to carry.
 func TestPatience(t *testing.T) {
 	hard := params(func(p *Params) { p.Provider = "rdmacore" })
 	slow := params(func(p *Params) { p.Speeds = []units.Rate{1e9, 1e6} })
@@ -175,12 +186,13 @@ func TestPatience(t *testing.T) {
 	for name, tt := range map[string]struct {
 		got, least, most time.Duration
 	}{
-		"software":                 {patience(params(), idle, 1<<30), idle, idle},
-		"software, slow":           {patience(slow, idle, 1<<20), idle + 4*time.Second, 10 * time.Minute},
-		"real":                     {patience(hard, idle, 1<<20), idle, idle + time.Second},
-		"real, large":              {patience(hard, idle, 1<<30), idle + 200*time.Second, 10 * time.Minute},
-		"passive, first round":     {passivePatience(idle, 1, 1<<20, 0), idle, idle + time.Second},
-		"passive, 100 Gbit/s":      {passivePatience(idle, 24000, 1<<20, 12000), idle + 2*time.Second, time.Minute},
+		"software":             {patience(params(), idle, 1<<30), idle, idle},
+		"software, slow":       {patience(slow, idle, 1<<20), idle + 4*time.Second, 10 * time.Minute},
+		"real":                 {patience(hard, idle, 1<<20), idle, idle + time.Second},
+		"real, large":          {patience(hard, idle, 1<<30), idle + 200*time.Second, 10 * time.Minute},
+		"passive, first round": {passivePatience(idle, 1, 1<<20, 0), idle, idle + time.Second},
+		"passive, 100 Gbit/s": {passivePatience(idle, 24000, 1<<20, 12000), idle + 2*time.Second,
+			time.Minute},
 		"passive, a message a day": {passivePatience(idle, 1000, 64, 1e-5), idle, 25 * time.Hour},
 	} {
 		if tt.got < tt.least || tt.got > tt.most {
@@ -189,8 +201,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestInterruptedBothWays interrupts an end in the middle of a long round in both directions. The other one must not go on alone, and
-// the round is no measure of both directions.
+// TestInterruptedBothWays interrupts an end in the middle of a long round in both directions. The
+// other one must not go on alone, and the round is no measure of both directions.
 func TestInterruptedBothWays(t *testing.T) {
 	const speed = 1.25e6
 	for _, op := range []Op{Send, Write} {
@@ -200,16 +212,23 @@ func TestInterruptedBothWays(t *testing.T) {
 				d.(*soft.Device).SetSpeed(speed, 0)
 			}
 			p := params(func(p *Params) {
-				p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Memory = op, 1, 1, []Scheme{Single}, true, 4<<20
-				p.Sizes, p.Iterations, p.Duration, p.TxDepth = []units.Size{4096}, 0, Seconds(20*time.Second), 2
+				p.Op, p.NICs, p.QPs, p.Schemes, p.Bidirectional, p.Memory = op, 1, 1, []Scheme{Single}, true,
+					4<<20
+				p.Sizes, p.Iterations, p.Duration, p.TxDepth = []units.Size{4096}, 0, Seconds(20*time.Second),
+					2
 			})
 			ctx, interrupt := context.WithCancel(t.Context())
 			defer interrupt()
 			var asked time.Time
 			var once sync.Once
 			ncA, ncB := between(t, func(from string, n int, frame []byte) ([]byte, bool, bool) {
-				if from == "a" && n > 0 && strings.Contains(string(frame), `"round"`) && !strings.Contains(string(frame), "warm_up") {
-					once.Do(func() { time.AfterFunc(300*time.Millisecond, func() { asked = time.Now(); interrupt() }) }) // of two seconds
+				if from == "a" && n > 0 && strings.Contains(string(frame), `"round"`) &&
+					!strings.Contains(string(frame), "warm_up") {
+					// of two seconds
+					once.Do(func() {
+						time.AfterFunc(300*time.Millisecond,
+							func() { asked = time.Now(); interrupt() })
+					})
 				}
 				return frame, false, false
 			})
@@ -230,7 +249,8 @@ func TestInterruptedBothWays(t *testing.T) {
 	}
 }
 
-// TestInterruptedWhileConnecting interrupts an end before anything is measured: the other one must hear that in words.
+// TestInterruptedWhileConnecting interrupts an end before anything is measured: the other one must
+// hear that in words.
 func TestInterruptedWhileConnecting(t *testing.T) {
 	_, nics := fabric(t, 1)
 	ncA, ncB := tcptest.Pair(t)
@@ -242,7 +262,8 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 	interrupt()
 	var said *rendezvous.PeerError
-	if err := conn.Receive(t.Context(), kindAccept, nil); !errors.As(err, &said) || said.Text != ErrInterrupted.Error() {
+	if err := conn.Receive(t.Context(), kindAccept, nil); !errors.As(err, &said) ||
+		said.Text != ErrInterrupted.Error() {
 		t.Errorf("the leading end hears %v", err)
 	}
 	conn.Close()
@@ -265,7 +286,8 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 		}
 	}
 	interrupt()
-	if err := conn.Receive(t.Context(), kindColumn, nil); !errors.As(err, &said) || !strings.Contains(said.Text, "interrupted") || strings.Contains(said.Text, "canceled") {
+	if err := conn.Receive(t.Context(), kindColumn, nil); !errors.As(err, &said) ||
+		!strings.Contains(said.Text, "interrupted") || strings.Contains(said.Text, "canceled") {
 		t.Errorf("the following end hears %v", err)
 	}
 	conn.Close()
@@ -281,57 +303,64 @@ func TestServedLong(t *testing.T) {
 	run := newRunner(ctx, params(), bothHere(), observer{})
 	defer run.stop()
 	report, err := run.end(nil)
-	if report.Interrupted || report.OK || !errors.Is(err, errServedLong) || !strings.Contains(report.Error, "24h0m0s") {
+	if report.Interrupted || report.OK || !errors.Is(err, errServedLong) ||
+		!strings.Contains(report.Error, "24h0m0s") {
 		t.Errorf("interrupted %v, ok %v, error %v", report.Interrupted, report.OK, err)
 	}
 }
 
-// TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer is counted, that the conversation
-// afterwards is not, and that nobody can claim more time than has passed.
+// TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer
+// is counted, that the conversation afterwards is not, and that nobody can claim more time than has
+// passed.
 func TestClockOfBothWays(t *testing.T) {
 	const delay = 100 * time.Millisecond // of what the other end says
 	for _, lies := range []bool{false, true} {
 		start := time.Now()
-		a, b := meddled(t, apartTimeout, func(p *Params) { p.Bidirectional = true }, func(from string, n int, frame []byte) ([]byte, bool, bool) {
-			var m struct {
-				Kind string      `json:"kind"`
-				Body verdictBody `json:"body"`
-			}
-			if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindVerdict && m.Kind != kindDone {
-				return frame, false, false
-			}
-			time.Sleep(delay)
-			if m.Kind == kindDone {
-				return frame, false, false
-			}
-			if lies {
-				m.Body.Took = int64(1000 * time.Hour)
-			}
-			text, err := json.Marshal(m)
-			if err != nil {
-				t.Error(err)
-			}
-			return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
-		})
+		a, b := meddled(t, apartTimeout, func(p *Params) { p.Bidirectional = true },
+			func(from string, n int, frame []byte) ([]byte, bool, bool) {
+				var m struct {
+					Kind string      `json:"kind"`
+					Body verdictBody `json:"body"`
+				}
+				if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindVerdict &&
+					m.Kind != kindDone {
+					return frame, false, false
+				}
+				time.Sleep(delay)
+				if m.Kind == kindDone {
+					return frame, false, false
+				}
+				if lies {
+					m.Body.Took = int64(1000 * time.Hour)
+				}
+				text, err := json.Marshal(m)
+				if err != nil {
+					t.Error(err)
+				}
+				return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
+			})
 		if a.err != nil || b.err != nil {
 			t.Fatalf("end a: %v; end b: %v", a.err, b.err)
 		}
 		seconds := a.report.Results[0].Seconds
-		if lies && (seconds < delay.Seconds() || seconds > time.Since(start).Seconds()) || !lies && seconds >= delay.Seconds() {
+		if lies && (seconds < delay.Seconds() || seconds > time.Since(start).Seconds()) || !lies &&
+			seconds >= delay.Seconds() {
 			t.Errorf("lies %v: %.3f s", lies, seconds)
 		}
 	}
 }
 
-// TestClockOfOneWay shows that where one end sends alone its clock counts alone: the conversation takes as long as it likes.
+// TestClockOfOneWay shows that where one end sends alone its clock counts alone: the conversation
+// takes as long as it likes.
 func TestClockOfOneWay(t *testing.T) {
 	const delay = 50 * time.Millisecond
-	a, b := meddled(t, apartTimeout, func(p *Params) { p.Op = Write }, func(_ string, n int, frame []byte) ([]byte, bool, bool) {
-		if n > 0 {
-			time.Sleep(delay)
-		}
-		return frame, false, false
-	})
+	a, b := meddled(t, apartTimeout, func(p *Params) { p.Op = Write },
+		func(_ string, n int, frame []byte) ([]byte, bool, bool) {
+			if n > 0 {
+				time.Sleep(delay)
+			}
+			return frame, false, false
+		})
 	if a.err != nil || b.err != nil {
 		t.Fatalf("end a: %v; end b: %v", a.err, b.err)
 	}
@@ -340,7 +369,8 @@ func TestClockOfOneWay(t *testing.T) {
 	}
 }
 
-// TestPeerCutsRounds has a peer that sends less than was agreed, in a measurement of a time: it would go on for ever.
+// TestPeerCutsRounds has a peer that sends less than was agreed, in a measurement of a time: it
+// would go on for ever.
 func TestPeerCutsRounds(t *testing.T) {
 	both := func(p *Params) {
 		p.Bidirectional, p.Op, p.Iterations, p.Duration = true, Write, 0, Seconds(50*time.Millisecond)
@@ -350,7 +380,8 @@ func TestPeerCutsRounds(t *testing.T) {
 			Kind string   `json:"kind"`
 			Body doneBody `json:"body"`
 		}
-		if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindDone || m.Body.Posted < 1 {
+		if from != "b" || n == 0 || json.Unmarshal(frame[4:], &m) != nil || m.Kind != kindDone ||
+			m.Body.Posted < 1 {
 			return frame, false, false
 		}
 		m.Body.Posted--
@@ -365,7 +396,8 @@ func TestPeerCutsRounds(t *testing.T) {
 	}
 }
 
-// TestAnswersOverlap shows that an answer of a process of its own need not wait until the one before it is acknowledged.
+// TestAnswersOverlap shows that an answer of a process of its own need not wait until the one
+// before it is acknowledged.
 func TestAnswersOverlap(t *testing.T) {
 	_, nics := fabric(t, 1)
 	p := params(func(p *Params) { p.Op, p.Mode, p.NICs, p.Schemes = Send, Latency, 1, []Scheme{Single} })
@@ -390,7 +422,8 @@ func TestAnswersOverlap(t *testing.T) {
 	}
 }
 
-// TestSlowButSteady measures rounds that take several times as long as nothing may move: as long as something does, there is no hurry.
+// TestSlowButSteady measures rounds that take several times as long as nothing may move: as long as
+// something does, there is no hurry.
 func TestSlowButSteady(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, op := range []Op{Write, Send} {
@@ -413,7 +446,8 @@ func TestSlowButSteady(t *testing.T) {
 	}
 }
 
-// TestUnevenEnds has one end that is done long before the other, of which it sees nothing meanwhile: that is no silence.
+// TestUnevenEnds has one end that is done long before the other, of which it sees nothing
+// meanwhile: that is no silence.
 func TestUnevenEnds(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, op := range []Op{Write, Read} {
@@ -421,7 +455,8 @@ func TestUnevenEnds(t *testing.T) {
 		nics[0].(*soft.Device).SetSpeed(20e6, 0)
 		nics[1].(*soft.Device).SetSpeed(2e6, 0)
 		p := params(func(p *Params) {
-			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory, p.Bidirectional = op, 1, 1, []Scheme{Single}, 8<<20, true
+			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory, p.Bidirectional = op, 1, 1, []Scheme{Single}, 8<<20,
+				true
 			p.Sizes, p.Iterations = []units.Size{4096}, 600
 		})
 		ncA, ncB := tcptest.Pair(t)

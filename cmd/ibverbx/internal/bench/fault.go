@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Fault is something that is to go wrong in a run: a kind, and where and when. It reads KIND[@KEY=VALUE,...], such as
-// nic-down@nic=1,msg=100.
+// Fault is something that is to go wrong in a run: a kind, and where and when. It reads
+// KIND[@KEY=VALUE,...], such as nic-down@nic=1,msg=100.
 type Fault struct {
 	Kind    string
 	End     string        // "a", the initiator, or "b"
@@ -50,16 +50,24 @@ type faultKind struct {
 // faultKinds is the table of faults.
 func faultKinds() []faultKind {
 	return []faultKind{
-		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a", -1, -1, 0, injectFail, false},
-		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1, -1, 0, injectLoseAck, false},
-		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv, false},
-		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0, injectRefuse, true},
-		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond, injectDelay, true},
-		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1, 20 * time.Millisecond, injectStall, true},
+		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a",
+			-1, -1, 0, injectFail, false},
+		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1,
+			-1, 0, injectLoseAck, false},
+		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv,
+			false},
+		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0,
+			injectRefuse, true},
+		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond,
+			injectDelay, true},
+		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1,
+			20 * time.Millisecond, injectStall, true},
 		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP, false},
-		{"nic-down", "a NIC fails for good, or is there again after for=", "nic msg end for", "a", 0, -1, 0, nicDown, false},
+		{"nic-down", "a NIC fails for good, or is there again after for=", "nic msg end for", "a", 0, -1, 0,
+			nicDown, false},
 		{"link-down", "a NIC's link goes down for good", "nic msg end", "a", 0, -1, 0, linkDown, false},
-		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1, 20 * time.Millisecond, linkFlap, false},
+		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1,
+			20 * time.Millisecond, linkFlap, false},
 	}
 }
 
@@ -85,7 +93,8 @@ func FaultHelp() string {
 	return b.String()
 }
 
-// initially is the value of a key that is not given, in brackets, where it is not the same for all kinds.
+// initially is the value of a key that is not given, in brackets, where it is not the same for all
+// kinds.
 func (k *faultKind) initially(key string) string {
 	switch {
 	case key == "nic" && k.nic >= 0:
@@ -120,7 +129,8 @@ func ParseFault(text string) (Fault, error) {
 	for _, item := range strings.Split(where, ",") {
 		key, value, _ := strings.Cut(item, "=")
 		if !slices.Contains(strings.Fields(k.keys), key) {
-			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name, strings.ReplaceAll(k.keys, " ", ", "))
+			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name,
+				strings.ReplaceAll(k.keys, " ", ", "))
 		}
 		if given[key] {
 			return f, fmt.Errorf("fault %q: %s is given twice; for several faults repeat --fault", text, key)
@@ -182,7 +192,8 @@ func (f *Fault) check(p *Params) error {
 	case f.Kind == "fail-recv" && !p.Op.notifies():
 		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
 	case p.Iterations > 0 && f.Message >= p.Iterations:
-		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text, f.Message, p.Iterations, f.joint(), p.Iterations/2)
+		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,
+			f.Message, p.Iterations, f.joint(), p.Iterations/2)
 	}
 	return nil
 }
@@ -208,6 +219,7 @@ type struck struct {
 	what string     // for people
 	hits func() int // nil when it does not count
 	undo func()     // nil when it is for good
-	// missed is set when there was nothing to strike, idle when it struck a NIC that the column does not use.
+	// missed is set when there was nothing to strike, idle when it struck a NIC that the column
+	// does not use.
 	missed, idle bool
 }

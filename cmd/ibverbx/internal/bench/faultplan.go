@@ -58,7 +58,8 @@ func newFaultPlan(r *rig, faults []Fault) *faultPlan {
 	return fp
 }
 
-// limit is how many of n messages may be posted before the next fault is due, when posted are already.
+// limit is how many of n messages may be posted before the next fault is due, when posted are
+// already.
 func (fp *faultPlan) limit(posted, n int) int {
 	if len(fp.pending) == 0 {
 		return n
@@ -82,7 +83,8 @@ func (fp *faultPlan) strike(posted int) error {
 		state := &faultState{fault: f, struck: s}
 		if s.undo != nil && f.For > 0 {
 			state.ending = newEnding(s, f.For)
-			if s.hits != nil { // the round under way waits for it; for what comes back, await does, which ctx ends
+			// the round under way waits for it; for what comes back, await does, which ctx ends
+			if s.hits != nil {
 				context.AfterFunc(fp.ctx, state.ending.cutShort)
 			}
 		}
@@ -113,7 +115,8 @@ func (fp *faultPlan) report() []FaultReport {
 		}
 	}
 	for _, f := range fp.pending {
-		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("has not struck: the end came before message %d of the column", f.Message)})
+		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("has not struck: the end came before "+
+			"message %d of the column", f.Message)})
 	}
 	return list
 }
@@ -159,7 +162,8 @@ func (fp *faultPlan) await(ctx context.Context) error {
 	return nil
 }
 
-// ending takes a fault back after a while, which of a fault that strikes requests begins when it has struck one.
+// ending takes a fault back after a while, which of a fault that strikes requests begins when it
+// has struck one.
 type ending struct {
 	*struck
 	lasts time.Duration

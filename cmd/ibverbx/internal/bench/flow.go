@@ -13,7 +13,8 @@ import (
 
 // Failures of a cell.
 var (
-	// ErrVerify: what arrived is not what was sent, or completions came out of order or in the wrong number.
+	// ErrVerify: what arrived is not what was sent, or completions came out of order or in the
+	// wrong number.
 	ErrVerify = errors.New("verification failed")
 	// ErrStalled: nothing completed for so long that nothing more is expected.
 	ErrStalled = errors.New("no completion")
@@ -21,11 +22,12 @@ var (
 	errFailed = errors.New("requests failed")
 )
 
-// flow is the messages of one direction, in rounds. While a latency is measured by events, fields of the sending side belong
-// to the goroutine of the end from, those of the receiving side to that of the end to. Where another process drives one of the ends, each has
-// its side of the flow.
+// flow is the messages of one direction, in rounds. While a latency is measured by events, fields
+// of the sending side belong to the goroutine of the end from, those of the receiving side to that
+// of the end to. Where another process drives one of the ends, each has its side of the flow.
 //
-// Invariant: done <= posted <= limit, posted-done <= tx; received <= expected <= limit. The numbers count the round's messages.
+// Invariant: done <= posted <= limit, posted-done <= tx; received <= expected <= limit. The numbers
+// count the round's messages.
 type flow struct {
 	op       Op
 	opcode   verbs.Opcode
@@ -53,7 +55,8 @@ type flow struct {
 	refused bool   // the NIC has refused the next message for now
 	counter uint64 // atomics: what the target's counter holds
 	expect  []uint64
-	echoes  *flow // what this one answers, one message for one, when this process drives the answering end alone
+	// what this one answers, one message for one, when this process drives the answering end alone
+	echoes *flow
 
 	// Receiving side.
 	expected int // receives posted
@@ -68,7 +71,8 @@ type flow struct {
 func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	opcode, _ := p.Op.opcode() // validated
 	ends := [2]*end{r.a, r.b}
-	f := &flow{op: p.Op, opcode: opcode, size: size, slots: m.slots(size), mem: m, from: ends[from], to: ends[to]}
+	f := &flow{op: p.Op, opcode: opcode, size: size, slots: m.slots(size), mem: m, from: ends[from],
+		to: ends[to]}
 	fromMem, toMem := &m.ends[from], &m.ends[to]
 	f.src, f.dst, f.remote = fromMem.src, toMem.dst, r.regions[to].Dst
 	switch {
@@ -89,7 +93,8 @@ func newFlow(p *Params, r *rig, m *memory, from, to int, size int) *flow {
 	}
 	f.tx = min(p.TxDepth, m.longest(p, size))
 	if !p.unknownSpeed() {
-		f.tx = min(f.tx, f.slots) // software NICs would copy several messages to one place at a time, which is a data race
+		// software NICs would copy several messages to one place at a time, which is a data race
+		f.tx = min(f.tx, f.slots)
 	}
 	f.recvMax = 2 * f.tx
 	if r.here()[0].vqp.DataRails() == 1 {
@@ -150,8 +155,8 @@ func (f *flow) pump() (bool, error) {
 	return posted, nil
 }
 
-// post posts the next n messages, and says how many the NIC has taken. It need not take all at once: it is offered the rest when
-// something has moved, or a moment later.
+// post posts the next n messages, and says how many the NIC has taken. It need not take all at
+// once: it is offered the rest when something has moved, or a moment later.
 func (f *flow) post(n int) (int, error) {
 	batch := f.from.batch[:n]
 	for i := range batch {
@@ -214,7 +219,8 @@ func (f *flow) offset(i int) uint64 { return uint64(i%f.slots) * uint64(f.size) 
 // sent takes in a completion of the sending side.
 func (f *flow) sent(wc *ibverbx.WC) error {
 	if wc.ID != uint64(f.done) {
-		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify, f.from.name, wc.ID, f.done)
+		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify,
+			f.from.name, wc.ID, f.done)
 	}
 	f.done++
 	if wc.Status == verbs.StatusSuccess {
@@ -259,14 +265,17 @@ func (f *flow) arrived(wc *ibverbx.WC) error {
 	i := f.received
 	switch {
 	case wc.ID != recvBit|uint64(i):
-		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, f.to.name, wc.ID&^recvBit, i)
+		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, f.to.name,
+			wc.ID&^recvBit, i)
 	case wc.Status != verbs.StatusSuccess:
 		f.received++
 		return errFailed
 	case f.op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != uint32(f.round)<<16^uint32(i)):
-		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify, f.to.name, i, wc.Imm, uint32(f.round)<<16^uint32(i))
+		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify,
+			f.to.name, i, wc.Imm, uint32(f.round)<<16^uint32(i))
 	case f.op == Send && wc.ByteLen != uint64(f.size):
-		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, f.to.name, i, wc.ByteLen, f.size)
+		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, f.to.name, i,
+			wc.ByteLen, f.size)
 	}
 	f.received++
 	f.notified++
@@ -276,10 +285,12 @@ func (f *flow) arrived(wc *ibverbx.WC) error {
 	return nil
 }
 
-// announced takes in how many messages the other process has sent in the round. There will be no more.
+// announced takes in how many messages the other process has sent in the round. There will be no
+// more.
 func (f *flow) announced(n int) error {
 	if n < f.received || n > f.limit {
-		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d, %d of which came", rendezvous.ErrProtocol, n, f.limit, f.received)
+		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d, %d of which came",
+			rendezvous.ErrProtocol, n, f.limit, f.received)
 	}
 	f.posted, f.total, f.closed = n, n, true
 	return nil
@@ -301,7 +312,8 @@ func (f *flow) verify() error {
 	return f.mem.verify(f.dst, f.src, f.round, f.posted, f.size)
 }
 
-// verifyAtomics compares each result, which is what the counter held before, and the counter itself.
+// verifyAtomics compares each result, which is what the counter held before, and the counter
+// itself.
 func (f *flow) verifyAtomics() error {
 	for i := range f.posted {
 		if err := f.verifyAtomic(i); err != nil {
@@ -317,14 +329,16 @@ func (f *flow) verifyAtomics() error {
 // checkCounter compares what the target's counter holds with what it must.
 func (f *flow) checkCounter(got uint64) error {
 	if got != f.counter {
-		return fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify, f.round, got, f.counter)
+		return fmt.Errorf("%w: after round %d the target's counter holds %#x, want %#x", ErrVerify, f.round,
+			got, f.counter)
 	}
 	return nil
 }
 
 func (f *flow) verifyAtomic(i int) error {
 	if got := binary.NativeEndian.Uint64(f.dst[i*8:]); got != f.expect[i] {
-		return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify, f.op, i, f.round, got, f.expect[i])
+		return fmt.Errorf("%w: %s %d of round %d brought %#x, the counter held %#x", ErrVerify, f.op, i,
+			f.round, got, f.expect[i])
 	}
 	return nil
 }

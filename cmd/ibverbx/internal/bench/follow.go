@@ -16,8 +16,9 @@ var errPeerInterrupted = errors.New("the other end was interrupted: the rest was
 // errServedLong says why a listening end gives up although nothing is wrong.
 var errServedLong = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
 
-// Follow measures together with a process that leads: it drives end b as the other one asks for, within limits. The report is of
-// the other one's parameters, and has its figures. There is none when nothing could be measured. The conversation is over when it returns.
+// Follow measures together with a process that leads: it drives end b as the other one asks for,
+// within limits. The report is of the other one's parameters, and has its figures. There is none
+// when nothing could be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
 	defer cancel()
@@ -53,10 +54,12 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 		p.Provider, p.Conn = h.Provider, h.Config // this end's own
 	}
 	if err := task.check(); err != nil {
-		return nil, fmt.Errorf("the connecting end asks for what cannot be: %v", err) //nolint:errorlint // no usage error of this end
+		return nil, fmt.Errorf("the connecting end asks for what cannot be: %v",
+			err) //nolint:errorlint // no usage error of this end
 	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
-		return nil, fmt.Errorf("the connecting end asks for %d NICs: it has %d, and the listening end has %d", n, len(task.Self.NICs), len(h.Devices))
+		return nil, fmt.Errorf("the connecting end asks for %d NICs: it has %d, and the listening end has %d",
+			n, len(task.Self.NICs), len(h.Devices))
 	}
 	return &task, f.conn.Send(ctx, kindAccept, nil)
 }
@@ -107,7 +110,8 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 	}
 	at := slices.IndexFunc(r.columns, func(c column) bool { return c.name() == theirs.Scheme })
 	if at < 0 || !slices.Contains(r.p.Sizes, theirs.Size) {
-		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol, theirs.Scheme, theirs.Size)
+		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol,
+			theirs.Scheme, theirs.Size)
 	}
 	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.columns)), len(r.p.Sizes)*len(r.columns))
 	r.done++
@@ -138,7 +142,8 @@ func (c *cell) follow() error {
 			return err
 		}
 		if b.Messages < 1 || b.Messages > c.mem.longest(c.p, c.size) {
-			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol, b.Messages, c.mem.longest(c.p, c.size))
+			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol,
+				b.Messages, c.mem.longest(c.p, c.size))
 		}
 		if _, err := c.round(b.Messages, b.WarmUp); err != nil {
 			return fmt.Errorf("%s, %v: %w", c.rig.scheme, c.result.Size, c.explain(err))

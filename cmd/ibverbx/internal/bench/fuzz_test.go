@@ -35,8 +35,9 @@ func checkLine(t *testing.T, words ...string) {
 	}
 }
 
-// FuzzTask reads what another process asks for. What is taken is within the limits, so is the memory that it takes, it is the same when
-// it is told on, and the queue pairs that it asks for can be configured.
+// FuzzTask reads what another process asks for. What is taken is within the limits, so is the
+// memory that it takes, it is the same when it is told on, and the queue pairs that it asks for can
+// be configured.
 func FuzzTask(f *testing.F) {
 	p := params()
 	if err := p.Validate(); err != nil {
@@ -45,10 +46,12 @@ func FuzzTask(f *testing.F) {
 	good := marshaled(f, taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p})
 	f.Add(good)
 	for old, lie := range map[string]string{
-		`"tx_depth":16`: `"tx_depth":1e9`, `"nics":2`: `"nics":-1`, `"sizes":[64,40000]`: `"sizes":[9223372036854775807]`,
-		`"iterations":40`: `"duration_seconds":-1e-9`, `"memory_bytes":262144`: `"memory_bytes":null`,
+		`"tx_depth":16`: `"tx_depth":1e9`, `"nics":2`: `"nics":-1`,
+		`"sizes":[64,40000]`: `"sizes":[9223372036854775807]`,
+		`"iterations":40`:    `"duration_seconds":-1e-9`, `"memory_bytes":262144`: `"memory_bytes":null`,
 		`"op":"write"`: `"op":"fetch-add","sizes":[8]`,
-		`"qps":2`:      `"qps":4611686018427387905`, `"mode":"bw"`: `"mode":"bw","more":1`, `"depth":16`: `"depth":8192,"memory_bytes":1073741824`,
+		`"qps":2`:      `"qps":4611686018427387905`, `"mode":"bw"`: `"mode":"bw","more":1`,
+		`"depth":16`:                           `"depth":8192,"memory_bytes":1073741824`,
 		`"schemes":["single","spray","dqplb"]`: `"schemes":[]`, `"verify":true`: `"verify":true,"wait":""`,
 		`"fragment_bytes":16384`: `"fragment_bytes":1`,
 	} {
@@ -86,7 +89,8 @@ func FuzzTask(f *testing.F) {
 			len(p.Sizes) > maxServedSizes || p.Duration > maxServedDuration || p.Duration < 0 {
 			t.Fatalf("took %+v", p)
 		}
-		if p.Layered() && (p.Layer == layers.SHMEM || p.Endpoints < 1 || p.Endpoints > maxEndpoints || p.TxDepth*p.Endpoints > maxOutstanding) {
+		if p.Layered() && (p.Layer == layers.SHMEM || p.Endpoints < 1 || p.Endpoints > maxEndpoints ||
+			p.TxDepth*p.Endpoints > maxOutstanding) {
 			t.Fatalf("took %+v", p)
 		}
 		window := int(p.Memory)
@@ -99,12 +103,14 @@ func FuzzTask(f *testing.F) {
 		// An end has its own source and target, and the other one's source to compare with.
 		src, dst := p.bufferSizes(1, window)
 		theirs, _ := p.bufferSizes(0, window)
-		if most := 3 * (maxSize + shifts*shiftStep + tail); src < 0 || dst < tail || theirs < 0 || src+dst+theirs > most {
+		if most := 3 * (maxSize + shifts*shiftStep + tail); src < 0 || dst < tail || theirs < 0 ||
+			src+dst+theirs > most {
 			t.Fatalf("%d, %d and %d bytes for %+v", src, dst, theirs, p)
 		}
 		again := taskBody{}
 		m.Body = json.RawMessage(marshaled(t, task))
-		if err := m.DecodeKnown(&again); err != nil || again.check() != nil || marshaled(t, again) != string(m.Body) {
+		if err := m.DecodeKnown(&again); err != nil || again.check() != nil ||
+			marshaled(t, again) != string(m.Body) {
 			t.Fatalf("%s is told on as %s: %v", text, m.Body, err)
 		}
 		for _, s := range p.Schemes {
@@ -138,7 +144,8 @@ func FuzzOffer(f *testing.F) {
 			checkWords(t, err)
 			return
 		}
-		if len(self.NICs) < 1 || len(self.NICs) > verbs.MaxDevices || self.Machine.Clock < 0 || time.Duration(self.Machine.Clock) > time.Second {
+		if len(self.NICs) < 1 || len(self.NICs) > verbs.MaxDevices || self.Machine.Clock < 0 ||
+			time.Duration(self.Machine.Clock) > time.Second {
 			t.Fatalf("took %+v", self)
 		}
 		checkLine(t, self.Version, self.Machine.CPU, self.Machine.OS, self.Machine.Arch, self.Machine.Go)
@@ -146,8 +153,8 @@ func FuzzOffer(f *testing.F) {
 	})
 }
 
-// FuzzRow reads the figures of another process. What is taken is of what was measured, can be shown, and claims nothing about faults or
-// failures, which the peer would have ended with.
+// FuzzRow reads the figures of another process. What is taken is of what was measured, can be
+// shown, and claims nothing about faults or failures, which the peer would have ended with.
 func FuzzRow(f *testing.F) {
 	f.Add(marshaled(f, rowBody{[]Result{{Size: 64, Scheme: Spray, Latency: &Percentile{Samples: 7}}}}))
 	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"stats":{"a":{"rails":[{"device":"\u001b[2J"}]}}}]}`)
@@ -155,7 +162,8 @@ func FuzzRow(f *testing.F) {
 	f.Add(`{"results":[{"scheme":"single","size_bytes":64,"faults":[{"fault":"delay@msg=1","what":"\u001b"}]}]}`)
 	f.Add(`{"results":[{"scheme":"single","size_bytes":65}]}`)
 	f.Add(`{"results":[{"scheme":"single","size_bytes":64,"messages":-9223372036854775808,"seconds":-1e308}]}`)
-	f.Add(`{"results":[{"scheme":"dqplb","size_bytes":64,"stats":{"b":{"rails":[` + strings.Repeat(`{},`, 500) + `{}]}}}]}`)
+	f.Add(`{"results":[{"scheme":"dqplb","size_bytes":64,"stats":{"b":{"rails":[` +
+		strings.Repeat(`{},`, 500) + `{}]}}}]}`)
 	p := params()
 	if err := p.Validate(); err != nil {
 		f.Fatal(err)
@@ -178,10 +186,12 @@ func FuzzRow(f *testing.F) {
 			t.Fatalf("took %d results", len(row.Results))
 		}
 		for _, r := range row.Results {
-			if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) || r.Op != p.Op || r.Mode != p.Mode {
+			if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) || r.Op != p.Op ||
+				r.Mode != p.Mode {
 				t.Fatalf("took %+v", r)
 			}
-			if r.Failed || r.Error != "" || r.Err != nil || len(r.Faults)+len(r.Statuses) > 0 || len(r.Stats.A.Rails) > ibverbx.MaxRails+1 {
+			if r.Failed || r.Error != "" || r.Err != nil || len(r.Faults)+len(r.Statuses) > 0 ||
+				len(r.Stats.A.Rails) > ibverbx.MaxRails+1 {
 				t.Fatalf("took %+v", r)
 			}
 			for _, rail := range append(r.Stats.A.Rails, r.Stats.B.Rails...) {
@@ -192,7 +202,8 @@ func FuzzRow(f *testing.F) {
 	})
 }
 
-// FuzzParseFault reads faults. One that is taken is printed as it was written, reads as the same from JSON too, and names what a run can have.
+// FuzzParseFault reads faults. One that is taken is printed as it was written, reads as the same
+// from JSON too, and names what a run can have.
 func FuzzParseFault(f *testing.F) {
 	for _, k := range faultKinds() {
 		f.Add(k.name)
@@ -201,9 +212,11 @@ func FuzzParseFault(f *testing.F) {
 		}
 	}
 	for _, s := range []string{
-		"delay@for=20ms,count=all,msg=0", "nic-down@nic=1,msg=100", "kill-qp@end=b,rail=3", "stall@for=-1s", "delay@count=0",
+		"delay@for=20ms,count=all,msg=0", "nic-down@nic=1,msg=100", "kill-qp@end=b,rail=3", "stall@for=-1s",
+		"delay@count=0",
 		"fail-recv@rail=99999999999999999999",
-		"", "@", "delay@", "delay@,,", "delay@for", "delay@nic==1", "link-flap@nic=-1", "nic-down@rail=0", "delay@for=1ns,for=2ns",
+		"", "@", "delay@", "delay@,,", "delay@for", "delay@nic==1", "link-flap@nic=-1", "nic-down@rail=0",
+		"delay@for=1ns,for=2ns",
 		"kill-qp@rail=128", "DELAY",
 	} {
 		f.Add(s)
@@ -220,7 +233,8 @@ func FuzzParseFault(f *testing.F) {
 			}
 			return
 		}
-		if fault.String() != text || fault.kind() == nil || fault.NIC < -1 || fault.Rail < -1 || fault.Message < 0 || fault.For < 0 {
+		if fault.String() != text || fault.kind() == nil || fault.NIC < -1 || fault.Rail < -1 ||
+			fault.Message < 0 || fault.For < 0 {
 			t.Fatalf("%q is %+v", text, fault)
 		}
 		if fault.Count < -1 || fault.Count == 0 || fault.End != "a" && fault.End != "b" {
@@ -236,8 +250,10 @@ func FuzzParseFault(f *testing.F) {
 		var unusable *UsageError
 		if err := p.Validate(); err != nil && !errors.As(err, &unusable) {
 			t.Fatal(err)
-		} else if fits := fault.NIC < p.NICs && fault.Rail < p.rails() && fault.Message < p.Iterations; fits != (err == nil) {
-			t.Fatalf("%q with %d NICs, %d rails and %d messages: %v", text, p.NICs, p.rails(), p.Iterations, err)
+		} else if fits := fault.NIC < p.NICs && fault.Rail < p.rails() &&
+			fault.Message < p.Iterations; fits != (err == nil) {
+			t.Fatalf("%q with %d NICs, %d rails and %d messages: %v", text, p.NICs, p.rails(), p.Iterations,
+				err)
 		}
 		if err := p.ValidateApart(); !errors.As(err, &unusable) {
 			t.Fatalf("%q between two processes: %v", text, err)
@@ -245,9 +261,11 @@ func FuzzParseFault(f *testing.F) {
 	})
 }
 
-// FuzzSeconds reads lengths of time from JSON. What is taken is not too long to count with, and reads as the same when written.
+// FuzzSeconds reads lengths of time from JSON. What is taken is not too long to count with, and
+// reads as the same when written.
 func FuzzSeconds(f *testing.F) {
-	for _, s := range []string{"1", "0.1", "-0.5", "1e-9", "1e300", "4611686018.4", "null", `"1"`, "NaN", "1e-400", "3600"} {
+	for _, s := range []string{"1", "0.1", "-0.5", "1e-9", "1e300", "4611686018.4", "null", `"1"`, "NaN",
+		"1e-400", "3600"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

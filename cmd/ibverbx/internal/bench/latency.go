@@ -12,20 +12,23 @@ import (
 )
 
 const (
-	// latencyWindow is the memory that latency is measured over: small, for the NIC is in question and not the memory.
+	// latencyWindow is the memory that latency is measured over: small, for the NIC is in question
+	// and not the memory.
 	latencyWindow = 1 << 20
 	// latencyWarmup is how many messages go before the measured ones.
 	latencyWarmup   = 200
 	latencyPatience = 20 * time.Millisecond // that they may take
-	// latencySpin is how long an end polls in vain for what another process sends before it sleeps: longer than any message is under
-	// way between real NICs, and no longer, for emulated ones need the core.
+	// latencySpin is how long an end polls in vain for what another process sends before it sleeps:
+	// longer than any message is under way between real NICs, and no longer, for emulated ones need
+	// the core.
 	latencySpin = time.Millisecond
 	// longest is the longest latency that the histogram tells apart, in nanoseconds.
 	longest = int64(100 * time.Second)
 )
 
-// latency measures a cell: one message at a time from end a. Where the target is notified it answers with a message of
-// the same kind, and a sample is half of the round trip; else a sample is the time from the post to the completion.
+// latency measures a cell: one message at a time from end a. Where the target is notified it
+// answers with a message of the same kind, and a sample is half of the round trip; else a sample is
+// the time from the post to the completion.
 func (c *cell) latency() error {
 	pp := &pinger{cell: c, ping: c.flows[0], hist: newHistogram()}
 	if len(c.flows) > 1 {
@@ -48,7 +51,8 @@ func record(h *hdrhistogram.Histogram, took int64) {
 func percentiles(h *hdrhistogram.Histogram, half bool) *Percentile {
 	return &Percentile{
 		HalfRoundTrip: half, Samples: h.TotalCount(), Min: h.Min(), Mean: h.Mean(),
-		P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90), P99: h.ValueAtQuantile(99), P999: h.ValueAtQuantile(99.9), Max: h.Max(),
+		P50: h.ValueAtQuantile(50), P90: h.ValueAtQuantile(90), P99: h.ValueAtQuantile(99),
+		P999: h.ValueAtQuantile(99.9), Max: h.Max(),
 	}
 }
 
@@ -61,7 +65,8 @@ type pinger struct {
 	idleSince  time.Time
 }
 
-// batch sends n messages, each of which has a slot to itself, and says how many can be sent a second.
+// batch sends n messages, each of which has a slot to itself, and says how many can be sent a
+// second.
 func (p *pinger) batch(n int, warmup bool) (rate float64, err error) {
 	start := time.Now()
 	err = p.survive(p.exchange(n, warmup))
@@ -190,7 +195,8 @@ func (p *pinger) check(i int) error {
 	return nil
 }
 
-// await posts message n of the batch, and waits until it is over: reported, and answered if it is to be.
+// await posts message n of the batch, and waits until it is over: reported, and answered if it is
+// to be.
 func (p *pinger) await(ctx context.Context, n int) error {
 	p.idleSince = time.Time{}
 	for idle := 1; ; idle++ {
@@ -233,7 +239,8 @@ func (p *pinger) await(ctx context.Context, n int) error {
 	}
 }
 
-// tired says whether it is time to sleep after so many polls in vain, with the answering end in another process.
+// tired says whether it is time to sleep after so many polls in vain, with the answering end in
+// another process.
 func (p *pinger) tired(idle int) bool {
 	switch {
 	case p.p.Wait == Poll || idle%64 != 0:
@@ -316,7 +323,8 @@ func (p *pinger) echo(ctx context.Context) error {
 			wait, cancel = context.WithTimeoutCause(context.Background(), time.Second, ErrStalled)
 			defer cancel()
 		}
-		if err := waitAny(wait, []*ibverbx.VirtualCQ{p.rig.b.cq}, p.pong.refused); err != nil && (over || context.Cause(wait) == nil) {
+		if err := waitAny(wait, []*ibverbx.VirtualCQ{p.rig.b.cq}, p.pong.refused); err != nil &&
+			(over || context.Cause(wait) == nil) {
 			return err
 		}
 	}

@@ -9,16 +9,18 @@ import (
 
 // Limits and defaults of the layers above queue pairs.
 const (
-	maxEndpoints     = 256
-	maxLayerWindow   = 4096    // on each endpoint
-	maxOutstanding   = 1 << 18 // on all endpoints
-	longAM           = 4 << 10 // above it active messages take larger buffers, of which each endpoint has some
+	maxEndpoints   = 256
+	maxLayerWindow = 4096    // on each endpoint
+	maxOutstanding = 1 << 18 // on all endpoints
+	// above it active messages take larger buffers, of which each endpoint has some
+	longAM           = 4 << 10
 	maxLongEndpoints = 64
 	defaultLayerRate = "8,64,512,4K"
 	defaultAM        = "64..4K/4"
 	defaultAMLatency = "8,64,512,4K"
 	leastLayerWindow = 4 // a flush wants its own place beside the message
-	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which there are two a column.
+	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which
+	// there are two a column.
 	shmemMemory = 16 << 20
 )
 
@@ -79,19 +81,24 @@ func (p *Params) layerSizes() string {
 func (p *Params) checkLayer() error {
 	switch {
 	case p.Layer == QP && p.Kind != "":
-		return usage("--kind is how the layers above queue pairs move bytes: use --layer transport or --layer tagged, or drop --kind")
+		return usage("--kind is how the layers above queue pairs move bytes: use --layer transport or " +
+			"--layer tagged, or drop --kind")
 	case p.Layer == QP && p.Endpoints != 0:
-		return usage("--endpoints are of the layers above queue pairs: use --layer transport or --layer tagged, or drop --endpoints")
+		return usage("--endpoints are of the layers above queue pairs: use --layer transport or --layer " +
+			"tagged, or drop --endpoints")
 	case p.Layer == layers.SHMEM && p.Endpoints > 1:
-		return usage("--endpoints %d: PEs of --layer shmem have one connection to each other; use --layer transport or --layer tagged", p.Endpoints)
+		return usage("--endpoints %d: PEs of --layer shmem have one connection to each other; use --layer "+
+			"transport or --layer tagged", p.Endpoints)
 	case p.Layered() && (p.Endpoints < 1 || p.Endpoints > maxEndpoints):
 		return usage("--endpoints %d: must be 1 to %d", max(p.Endpoints, 0), maxEndpoints)
 	case p.Layered() && p.TxDepth > maxLayerWindow:
 		return usage("--tx-depth %d: through a layer at most %d on each endpoint", p.TxDepth, maxLayerWindow)
 	case p.Layered() && p.TxDepth*p.Endpoints > maxOutstanding:
-		return usage("--tx-depth %d on each of --endpoints %d: at most %d in all", p.TxDepth, p.Endpoints, maxOutstanding)
+		return usage("--tx-depth %d on each of --endpoints %d: at most %d in all", p.TxDepth, p.Endpoints,
+			maxOutstanding)
 	case p.Endpoints > maxLongEndpoints && p.Op == Op(layers.AM) && slices.Max(p.Sizes) > longAM:
-		return usage("--endpoints %d with active messages above %v: their buffers take too much memory; at most %d endpoints",
+		return usage("--endpoints %d with active messages above %v: their buffers take too much memory; at "+
+			"most %d endpoints",
 			p.Endpoints, units.Size(longAM), maxLongEndpoints)
 	}
 	return nil
@@ -107,9 +114,11 @@ func (p *Params) tooLong(z units.Size) bool {
 func (p *Params) refuseSize(z units.Size) error {
 	s := p.Shape()
 	if longest := s.LongestOf(p.Kind); longest != s.Longest {
-		return usage("--size %v: --kind %s takes at most %v; use --kind auto, or smaller sizes", z, p.Kind, units.Size(longest))
+		return usage("--size %v: --kind %s takes at most %v; use --kind auto, or smaller sizes", z, p.Kind,
+			units.Size(longest))
 	}
-	return usage("--size %v: --op %s takes at most %v; use --layer tagged, or --op put", z, p.Op, units.Size(s.Longest))
+	return usage("--size %v: --op %s takes at most %v; use --layer tagged, or --op put", z, p.Op,
+		units.Size(s.Longest))
 }
 
 // checkShape says what is wrong with an operation of a layer.
@@ -139,8 +148,8 @@ func (p *Params) beneath() *Params {
 	return &q
 }
 
-// compared says whether one queue pair is what the layer is compared with. Bandwidth has copy() for that, several endpoints have a single one,
-// and between two processes nothing is compared.
+// compared says whether one queue pair is what the layer is compared with. Bandwidth has copy() for
+// that, several endpoints have a single one, and between two processes nothing is compared.
 func (p *Params) compared() bool {
 	return p.Layered() && p.Endpoints == 1 && (p.Rated() || p.Mode == Latency)
 }

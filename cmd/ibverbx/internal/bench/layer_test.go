@@ -52,7 +52,8 @@ func TestLayers(t *testing.T) {
 					continue // two ends of one process that never pause share its cores badly
 				}
 				t.Run(fmt.Sprintf("%s/%s/%s/%s", s.Layer, s.Op, wait, word), func(t *testing.T) {
-					p := layerParams(s.Layer, s.Op, Bandwidth, func(p *Params) { p.Wait = wait; how(p, word) })
+					p := layerParams(s.Layer, s.Op, Bandwidth,
+						func(p *Params) { p.Wait = wait; how(p, word) })
 					report, err := measure(t, p)
 					if err != nil {
 						t.Fatal(err)
@@ -69,26 +70,31 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// checkLayerResult looks whether a cell is what was asked for. here says that both ends are in this process, so that there is a comparison.
+// checkLayerResult looks whether a cell is what was asked for. here says that both ends are in this
+// process, so that there is a comparison.
 func checkLayerResult(t *testing.T, p *Params, r *Result, here bool) {
 	t.Helper()
 	want := p.Iterations
 	if p.Bidirectional || p.Answered() {
 		want *= 2
 	}
-	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed || r.Layer != p.Layer {
-		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages, want, r.Bytes, r.Verified, r.Failed)
+	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed ||
+		r.Layer != p.Layer {
+		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages,
+			want, r.Bytes, r.Verified, r.Failed)
 	}
 	if r.Seconds <= 0 || r.GBPerSecond <= 0 || r.MsgPerSecond <= 0 {
 		t.Errorf("%s %v: no figures: %+v", r.Scheme, r.Size, r)
 	}
 	if p.Mode == Latency {
-		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 || l.P999 > l.Max {
+		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 ||
+			l.P999 > l.Max {
 			t.Errorf("%s %v: latency %+v", r.Scheme, r.Size, l)
 		}
 	}
 	copied, compared := here && p.Mode == Bandwidth && !p.Op.Atomic(), here && p.compared()
-	if copied != (r.CopyGB > 0) || compared != (r.Comparison != nil) || compared && (r.Comparison.With != OneQueuePair || r.Comparison.Ratio <= 0) {
+	if copied != (r.CopyGB > 0) || compared != (r.Comparison != nil) || compared &&
+		(r.Comparison.With != OneQueuePair || r.Comparison.Ratio <= 0) {
 		t.Errorf("%s %v: copy() %.2f GB/s, comparison %+v", r.Scheme, r.Size, r.CopyGB, r.Comparison)
 	}
 	if kinds := p.Shape().Kinds; (len(kinds) > 0) != (r.Kind != "") || r.Kind == layers.Auto {
@@ -99,7 +105,8 @@ func checkLayerResult(t *testing.T, p *Params, r *Result, here bool) {
 	}
 }
 
-// TestKinds moves messages in each way that there is: the result says which, and it is chosen by the size where none is named.
+// TestKinds moves messages in each way that there is: the result says which, and it is chosen by
+// the size where none is named.
 func TestKinds(t *testing.T) {
 	for _, tt := range []struct {
 		layer layers.Layer
@@ -138,15 +145,20 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestTooLongForNIC shows that a size that a kind does not take over the NICs at hand is a wrong use, which tells what it takes.
+// TestTooLongForNIC shows that a size that a kind does not take over the NICs at hand is a wrong
+// use, which tells what it takes.
 func TestTooLongForNIC(t *testing.T) {
-	p := layerParams(layers.Transport, layers.AM, Bandwidth, func(p *Params) { p.Kind, p.Sizes = layers.Short, []units.Size{8, 128} })
+	p := layerParams(layers.Transport, layers.AM, Bandwidth, func(p *Params) {
+		p.Kind, p.Sizes = layers.Short,
+			[]units.Size{8, 128}
+	})
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	report, err := Run(t.Context(), p, openSoft, observer{})
 	var unusable *UsageError
-	if report != nil || !errors.As(err, &unusable) || !strings.Contains(err.Error(), "--kind short takes at most 12") {
+	if report != nil || !errors.As(err, &unusable) ||
+		!strings.Contains(err.Error(), "--kind short takes at most 12") {
 		t.Errorf("report %v, error %v", report, err)
 	}
 }
@@ -169,7 +181,8 @@ func TestEndpoints(t *testing.T) {
 				t.Fatalf("%s/%s %s: %v", s.Layer, s.Op, word, err)
 			}
 			r := &report.Results[0]
-			if c := r.Comparison; r.Endpoints != 5 || c == nil || c.With != OneEndpoint || c.Ratio <= 0 || r.Messages < p.Iterations || r.Verified < 2*r.Messages {
+			if c := r.Comparison; r.Endpoints != 5 || c == nil || c.With != OneEndpoint || c.Ratio <= 0 ||
+				r.Messages < p.Iterations || r.Verified < 2*r.Messages {
 				t.Errorf("%s/%s %s: %+v, comparison %+v", s.Layer, s.Op, word, r, c)
 			}
 		}
@@ -205,8 +218,10 @@ func TestLayerInterrupt(t *testing.T) {
 				t.Fatal(err)
 			}
 			report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
-			if !errors.Is(err, ErrInterrupted) || !report.Interrupted || report.OK || len(report.Results) != 3 {
-				t.Errorf("%s %s: error %v, interrupted %v, %d results; want the first row", layer, mode, err, report.Interrupted, len(report.Results))
+			if !errors.Is(err, ErrInterrupted) || !report.Interrupted || report.OK ||
+				len(report.Results) != 3 {
+				t.Errorf("%s %s: error %v, interrupted %v, %d results; want the first row", layer, mode, err,
+					report.Interrupted, len(report.Results))
 			}
 		}
 	}
@@ -345,27 +360,43 @@ func TestValidateLayers(t *testing.T) {
 		want   string
 	}{
 		{func(p *Params) { p.Layer = "moon" }, `--layer "moon": have qp, transport, tagged, shmem`},
-		{func(p *Params) { p.Layer, p.Op = layers.Transport, "send" }, `--op "send": --layer transport has am, put, put-poll, get, fetch-add`},
-		{func(p *Params) { p.Layer, p.Op = layers.Tagged, "write" }, `--op "write": --layer tagged has send, send-sync`},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Short }, "has auto, bcopy, zcopy"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.SHMEM, "put", layers.Short }, "has no kinds: drop --kind"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Tagged, "send", layers.Zcopy }, "has auto, eager, rendezvous"},
-		{func(p *Params) { p.Kind = layers.Short }, "use --layer transport or --layer tagged, or drop --kind"},
+		{func(p *Params) { p.Layer, p.Op = layers.Transport, "send" },
+			`--op "send": --layer transport has am, put, put-poll, get, fetch-add`},
+		{func(p *Params) { p.Layer, p.Op = layers.Tagged, "write" },
+			`--op "write": --layer tagged has send, send-sync`},
+		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Short },
+			"has auto, bcopy, zcopy"},
+		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.SHMEM, "put", layers.Short },
+			"has no kinds: drop --kind"},
+		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Tagged, "send", layers.Zcopy },
+			"has auto, eager, rendezvous"},
+		{func(p *Params) { p.Kind = layers.Short },
+			"use --layer transport or --layer tagged, or drop --kind"},
 		{func(p *Params) { p.Endpoints = 2 }, "drop --endpoints"},
-		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.SHMEM, "put", 2 }, "have one connection to each other"},
+		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.SHMEM, "put", 2 },
+			"have one connection to each other"},
 		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.Transport, "am", -1 }, "must be 1 to 256"},
-		{func(p *Params) { p.Layer, p.Op, p.TxDepth = layers.Transport, "am", 5000 }, "at most 4096 on each endpoint"},
-		{func(p *Params) { p.Layer, p.Op, p.TxDepth, p.Endpoints = layers.Transport, "am", 4096, 200 }, "at most 262144 in all"},
-		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.Transport, "am", 100 }, "at most 64 endpoints"},
-		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "am", []units.Size{1 << 20} }, "use --layer tagged, or --op put"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "put", layers.Short }, "--kind short takes at most 128 B; use --kind auto"},
-		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Bcopy }, "--kind bcopy takes at most 8 KiB"},
+		{func(p *Params) { p.Layer, p.Op, p.TxDepth = layers.Transport, "am", 5000 },
+			"at most 4096 on each endpoint"},
+		{func(p *Params) { p.Layer, p.Op, p.TxDepth, p.Endpoints = layers.Transport, "am", 4096, 200 },
+			"at most 262144 in all"},
+		{func(p *Params) { p.Layer, p.Op, p.Endpoints = layers.Transport, "am", 100 },
+			"at most 64 endpoints"},
+		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Transport, "am", []units.Size{1 << 20} },
+			"use --layer tagged, or --op put"},
+		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "put", layers.Short },
+			"--kind short takes at most 128 B; use --kind auto"},
+		{func(p *Params) { p.Layer, p.Op, p.Kind = layers.Transport, "get", layers.Bcopy },
+			"--kind bcopy takes at most 8 KiB"},
 		{func(p *Params) { p.Layer, p.Op = layers.Transport, "put-poll" }, "use --mode lat, or --op put"},
 		{func(p *Params) { p.Layer, p.Op = layers.Transport, "fetch-add" }, "works on 8 bytes, not 64 B"},
-		{func(p *Params) { p.Layer, p.Op, p.Mode = layers.Transport, "put", "fast" }, "have bw and lat and rate"},
-		{func(p *Params) { p.Layer, p.Op, p.Mode, p.Bidirectional = layers.Tagged, "send", Latency, true }, "drop -b"},
+		{func(p *Params) { p.Layer, p.Op, p.Mode = layers.Transport, "put", "fast" },
+			"have bw and lat and rate"},
+		{func(p *Params) { p.Layer, p.Op, p.Mode, p.Bidirectional = layers.Tagged, "send", Latency, true },
+			"drop -b"},
 		{func(p *Params) { p.Mode = Rate }, "--mode bw tells the rate of --layer qp"},
-		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "delay@msg=1") }, "use --layer qp, or drop --fault"},
+		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "delay@msg=1") },
+			"use --layer qp, or drop --fault"},
 		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Tagged, "", nil }, ""},
 		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.SHMEM, "fetch-add", nil }, ""},
 	} {

@@ -20,14 +20,16 @@ type layerColumnBody struct {
 // check says whether the memory is what the rounds will name.
 func (b *layerColumnBody) check(p *Params, scheme Scheme, window, end int) error {
 	if b.Scheme != scheme {
-		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme, scheme)
+		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme,
+			scheme)
 	}
 	src, dst := p.bufferSizes(end, window)
 	if err := b.Card.Regions.Check(src, dst); err != nil {
 		return fmt.Errorf("%w: %w", rendezvous.ErrProtocol, err)
 	}
 	if at := b.Card.Regions.Dst.Addr(); at%8 != 0 {
-		return fmt.Errorf("%w: the peer's target begins at %#x: its words need a multiple of 8", rendezvous.ErrProtocol, at)
+		return fmt.Errorf("%w: the peer's target begins at %#x: its words need a multiple of 8",
+			rendezvous.ErrProtocol, at)
 	}
 	return nil
 }
@@ -44,7 +46,8 @@ func (r *runner) newHalfStack(s Scheme, devices []verbs.Device) (*stack, error) 
 	return half, err
 }
 
-// connectStack exchanges cards and memory with the other process. Both are connected when it returns.
+// connectStack exchanges cards and memory with the other process. Both are connected when it
+// returns.
 func (r *runner) connectStack(s *stack) error {
 	here, other := s.here()
 	conn := r.peer.conn
@@ -116,7 +119,8 @@ func (c *layerCell) begin(n int, warmup bool) error {
 	if !c.peer.leads {
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindRound, roundBody{Messages: n, WarmUp: warmup, Endpoints: c.endpoints}); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindRound,
+		roundBody{Messages: n, WarmUp: warmup, Endpoints: c.endpoints}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
@@ -152,7 +156,8 @@ func (c *layerCell) parted() bool {
 	}
 	if !c.told {
 		c.told = true
-		if c.parting = c.peer.conn.Send(c.peer.steps, kindDone, doneBody{c.tasks[c.at()].Send}); c.parting != nil {
+		if c.parting = c.peer.conn.Send(c.peer.steps, kindDone,
+			doneBody{c.tasks[c.at()].Send}); c.parting != nil {
 			return true
 		}
 	}
@@ -175,13 +180,14 @@ func (c *layerCell) hear(m *rendezvous.Message) error {
 		return err
 	}
 	if want := c.tasks[1-c.at()].Send; done.Posted != want {
-		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d", rendezvous.ErrProtocol, done.Posted, want)
+		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d", rendezvous.ErrProtocol,
+			done.Posted, want)
 	}
 	return nil
 }
 
-// conclude ends a round with the other process: what came has been compared at both ends. took is how long what this end sends has been
-// under way, and theirs the same of the other one.
+// conclude ends a round with the other process: what came has been compared at both ends. took is
+// how long what this end sends has been under way, and theirs the same of the other one.
 func (c *layerCell) conclude(n, verified int, took time.Duration) (theirs time.Duration, err error) {
 	if c.peer == nil {
 		return 0, nil
@@ -190,7 +196,8 @@ func (c *layerCell) conclude(n, verified int, took time.Duration) (theirs time.D
 	if end, _ := c.stack.here(); c.shape.Atomic {
 		counter = end.Counter()
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindVerdict, verdictBody{Verified: verified, Counter: counter, Took: int64(took)}); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindVerdict, verdictBody{Verified: verified, Counter: counter,
+		Took: int64(took)}); err != nil {
 		return 0, err
 	}
 	var v verdictBody
@@ -204,7 +211,8 @@ func (c *layerCell) conclude(n, verified int, took time.Duration) (theirs time.D
 		}
 	}
 	if v.Verified != want {
-		return 0, fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, v.Verified, want)
+		return 0, fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, v.Verified,
+			want)
 	}
 	c.result.Verified += v.Verified
 	if c.shape.Atomic && c.sends(1-other) {
@@ -250,10 +258,12 @@ func (c *layerCell) follow() error {
 			return err
 		}
 		if longest := c.mem.slots(c.size); b.Messages < 1 || b.Messages > longest {
-			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol, b.Messages, longest)
+			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol,
+				b.Messages, longest)
 		}
 		if b.Endpoints < 1 || b.Endpoints > c.p.Endpoints {
-			return fmt.Errorf("%w: a round over %d endpoints: must be 1 to %d", rendezvous.ErrProtocol, b.Endpoints, c.p.Endpoints)
+			return fmt.Errorf("%w: a round over %d endpoints: must be 1 to %d", rendezvous.ErrProtocol,
+				b.Endpoints, c.p.Endpoints)
 		}
 		c.endpoints = b.Endpoints
 		if _, err := c.round(b.Messages, b.WarmUp); err != nil {

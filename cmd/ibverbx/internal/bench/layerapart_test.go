@@ -12,7 +12,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// TestLayersApart measures every operation of the layers that can be between two ends, each of which knows only its own.
+// TestLayersApart measures every operation of the layers that can be between two ends, each of
+// which knows only its own.
 func TestLayersApart(t *testing.T) {
 	_, nics := fabric(t, 4)
 	for _, s := range layers.Shapes() {
@@ -33,7 +34,8 @@ func TestLayersApart(t *testing.T) {
 					p = a.report.Params
 					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
 						r := o.report
-						if !r.OK || len(r.Results) != 2*len(p.Sizes) || r.Params.Op != Op(s.Op) || r.Peer == nil {
+						if !r.OK || len(r.Results) != 2*len(p.Sizes) || r.Params.Op != Op(s.Op) ||
+							r.Peer == nil {
 							t.Fatalf("end %s: report %+v", end, r)
 						}
 						for i := range r.Results {
@@ -50,23 +52,29 @@ func TestLayersApart(t *testing.T) {
 func TestEndpointsApart(t *testing.T) {
 	_, nics := fabric(t, 2)
 	for _, layer := range []layers.Layer{layers.Transport, layers.Tagged} {
-		p := layerParams(layer, "", Rate, func(p *Params) { p.Endpoints, p.NICs, p.Sizes = 3, 0, []units.Size{64} })
+		p := layerParams(layer, "", Rate, func(p *Params) {
+			p.Endpoints, p.NICs, p.Sizes = 3, 0,
+				[]units.Size{64}
+		})
 		a, b := apart(t, p, nics[:1], nics[1:])
 		if a.err != nil || b.err != nil {
 			t.Fatalf("%s: end a: %v; end b: %v", layer, a.err, b.err)
 		}
-		if r := &a.report.Results[0]; r.Comparison == nil || r.Comparison.With != OneEndpoint || r.Messages != p.Iterations {
+		if r := &a.report.Results[0]; r.Comparison == nil || r.Comparison.With != OneEndpoint ||
+			r.Messages != p.Iterations {
 			t.Errorf("%s: %+v", layer, r)
 		}
 	}
 }
 
-// TestSHMEMApart shows that what is not measured between two processes is refused before they meet, and by who is asked for it.
+// TestSHMEMApart shows that what is not measured between two processes is refused before they meet,
+// and by who is asked for it.
 func TestSHMEMApart(t *testing.T) {
 	p := layerParams(layers.SHMEM, layers.Put, Bandwidth)
 	err := p.ValidateApart()
 	var unusable *UsageError
-	if !errors.As(err, &unusable) || !strings.Contains(err.Error(), "use --layer transport or --layer tagged") {
+	if !errors.As(err, &unusable) ||
+		!strings.Contains(err.Error(), "use --layer transport or --layer tagged") {
 		t.Errorf("got %v", err)
 	}
 	p.Wait = Adaptive
@@ -76,7 +84,8 @@ func TestSHMEMApart(t *testing.T) {
 	}
 }
 
-// FuzzLayerColumn reads what another process says of its end of a layer. What is taken has the memory that rounds will name.
+// FuzzLayerColumn reads what another process says of its end of a layer. What is taken has the
+// memory that rounds will name.
 func FuzzLayerColumn(f *testing.F) {
 	p := layerParams(layers.Transport, layers.AM, Bandwidth)
 	if err := p.Validate(); err != nil {

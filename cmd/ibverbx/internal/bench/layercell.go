@@ -42,7 +42,8 @@ func newLayerCell(r *runner, s *stack, size int) *layerCell {
 	}
 	end, _ := s.here()
 	c.result = Result{
-		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: s.scheme, Rails: r.p.railsOf(s.scheme),
+		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: s.scheme,
+		Rails:       r.p.railsOf(s.scheme),
 		Outstanding: r.p.TxDepth * r.p.Endpoints, Endpoints: r.p.Endpoints,
 	}
 	if len(c.shape.Kinds) > 0 {
@@ -66,7 +67,8 @@ func (p *Params) railsOf(s Scheme) int {
 
 func (c *layerCell) outcome() Result { return c.result }
 
-// measure fills in the result. Several endpoints are compared with a single one, of the same connections.
+// measure fills in the result. Several endpoints are compared with a single one, of the same
+// connections.
 func (c *layerCell) measure() {
 	before := c.stats()
 	var one *Result
@@ -259,7 +261,8 @@ func (c *layerCell) playBoth(ctx context.Context, n int) error {
 	return c.stack.run(ctx, &c.tasks)
 }
 
-// answered sends a series whose answers come from a goroutine of their own: each end sleeps until an event of its own NICs.
+// answered sends a series whose answers come from a goroutine of their own: each end sleeps until
+// an event of its own NICs.
 func (c *layerCell) answered(ctx context.Context, took []int64) error {
 	a, b := c.stack.ends[0], c.stack.ends[1]
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -281,7 +284,8 @@ func (c *layerCell) take(n int) []int64 {
 	return c.samples[:n]
 }
 
-// verify compares what the round brought to this process, and says how many messages that were. Both ends are at rest.
+// verify compares what the round brought to this process, and says how many messages that were.
+// Both ends are at rest.
 func (c *layerCell) verify(n int, number uint64) (verified int, err error) {
 	for end := range c.tasks {
 		if !c.sends(end) {
@@ -324,14 +328,16 @@ func (c *layerCell) compare(end, at, n int, number uint64) error {
 	return c.mem.verify(c.stack.ends[at].Target(), c.mem.ends[end].src, number, n, c.size)
 }
 
-// compareResults looks whether n atomics, each of which has added one, brought each of the values that the counter has had, and each once.
+// compareResults looks whether n atomics, each of which has added one, brought each of the values
+// that the counter has had, and each once.
 func (c *layerCell) compareResults(got []uint64, target, n int, number uint64) error {
 	c.sorted = append(c.sorted[:0], got...)
 	slices.Sort(c.sorted)
 	first := c.counters[target] - uint64(n)
 	for i, v := range c.sorted {
 		if want := first + uint64(i); v != want {
-			return fmt.Errorf("%w: the results of %d %s of round %d are not what the counter held one after the other: %d is missing",
+			return fmt.Errorf("%w: the results of %d %s of round %d are not what the counter held one "+
+				"after the other: %d is missing",
 				ErrVerify, n, c.shape.Op, number, want)
 		}
 	}
@@ -346,7 +352,8 @@ func (c *layerCell) checkCounter(end int, got uint64) error {
 	return nil
 }
 
-// deadline is a context that ends when a round of n messages has to end, and the watchdog that wants to be told what moves.
+// deadline is a context that ends when a round of n messages has to end, and the watchdog that
+// wants to be told what moves.
 func (c *layerCell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
 	if c.peer == nil {
 		return c.deadlineHere()

@@ -29,9 +29,10 @@ func (h *Half) self() selfBody {
 	return b
 }
 
-// Lead measures together with a process that follows: it decides what is measured, as p says, and drives end a. With p.NICs 0 as
-// many NICs are used as both processes have. Errors are those of [Run]; there is no report when the ends did not come to an
-// agreement. The conversation is over when it returns.
+// Lead measures together with a process that follows: it decides what is measured, as p says, and
+// drives end a. With p.NICs 0 as many NICs are used as both processes have. Errors are those of
+// [Run]; there is no report when the ends did not come to an agreement. The conversation is over
+// when it returns.
 func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) {
 	steps, cancel := stepsOf(ctx, lastRound)
 	defer cancel()
@@ -64,7 +65,8 @@ func stepsOf(ctx context.Context, after time.Duration) (context.Context, func())
 
 // interruptedOr is ErrInterrupted in the place of errors that say just that.
 func interruptedOr(ctx context.Context, err error) error {
-	if errors.Is(ctx.Err(), context.Canceled) && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+	if errors.Is(ctx.Err(), context.Canceled) &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 		return ErrInterrupted
 	}
 	return err
@@ -101,7 +103,8 @@ func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (
 
 // describe is what is shown of the other process.
 func describe(h *Half, theirs *selfBody, nics int, end string) *Peer {
-	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version, Machine: theirs.Machine, NICs: theirs.NICs[:nics]}
+	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version,
+		Machine: theirs.Machine, NICs: theirs.NICs[:nics]}
 	for _, d := range h.Devices[:nics] {
 		p.Own = append(p.Own, d.Name())
 	}
@@ -193,7 +196,8 @@ func (r *runner) newHalfRig(s Scheme, devices []verbs.Device) (*rig, error) {
 	return rig, nil
 }
 
-// connectColumn exchanges cards and memory with the other process. Both are connected when it returns.
+// connectColumn exchanges cards and memory with the other process. Both are connected when it
+// returns.
 func (r *runner) connectColumn(rig *rig) error {
 	here, conn := rig.here()[0], r.peer.conn
 	card, err := here.vqp.Card()

@@ -15,12 +15,14 @@ type Machine struct {
 	OS    string `json:"os"`
 	Arch  string `json:"arch"`
 	Go    string `json:"go"`
-	Clock int64  `json:"clock_ns"` // how long a reading of the clock takes, which every sample of a latency includes
+	// how long a reading of the clock takes, which every sample of a latency includes
+	Clock int64 `json:"clock_ns"`
 }
 
 // ThisMachine describes the machine.
 func ThisMachine() Machine {
-	return Machine{CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH, Go: runtime.Version(), Clock: int64(clockCost())}
+	return Machine{CPU: cpuModel(), Cores: runtime.GOMAXPROCS(0), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Go: runtime.Version(), Clock: int64(clockCost())}
 }
 
 // cpuModel is the processor's name, or the architecture where the system does not say.

@@ -10,18 +10,21 @@ import (
 )
 
 const (
-	// maxRound bounds the messages of a round whose messages take the place of one another. Their immediates have 16 bits for the number.
+	// maxRound bounds the messages of a round whose messages take the place of one another. Their
+	// immediates have 16 bits for the number.
 	maxRound = 1 << 16
 	// maxSlots bounds the messages of a round: above it small messages only make the rounds longer.
 	maxSlots = 16384
 	// What a slot gets starts at one of shifts places of the source.
 	shifts    = pattern.Shifts
 	shiftStep = pattern.Step
-	// tail is room behind the target slots for the counter of atomics, and for the words of the layers.
+	// tail is room behind the target slots for the counter of atomics, and for the words of the
+	// layers.
 	tail = 64
 )
 
-// memory is what the two ends of a run send from and write to. All columns of a table use the same memory, copy() too.
+// memory is what the two ends of a run send from and write to. All columns of a table use the same
+// memory, copy() too.
 type memory struct {
 	window int // bytes that a round writes to
 	ends   [2]buffers
@@ -29,8 +32,9 @@ type memory struct {
 	rounds uint64 // so far, of all that was measured over it
 }
 
-// nextRound is the number of the next round. No number comes twice, so that what an earlier cell left is as wrong as what an earlier
-// round of this one left. Two processes count alike, for both take part in every round.
+// nextRound is the number of the next round. No number comes twice, so that what an earlier cell
+// left is as wrong as what an earlier round of this one left. Two processes count alike, for both
+// take part in every round.
 func (m *memory) nextRound() uint64 {
 	m.rounds++
 	return m.rounds
@@ -42,8 +46,8 @@ type buffers struct {
 	dst []byte // window bytes, and the tail
 }
 
-// newMemory makes the memory of a run, filled and touched. Of an end that another process drives it has the source alone, and only
-// where that is needed to compare what comes from there.
+// newMemory makes the memory of a run, filled and touched. Of an end that another process drives it
+// has the source alone, and only where that is needed to compare what comes from there.
 func newMemory(p *Params, here [2]bool) *memory {
 	m := &memory{window: int(p.Memory), seed: p.Seed}
 	if p.Mode == Latency {
@@ -87,7 +91,8 @@ func (p *Params) bufferSizes(end, window int) (src, dst int) {
 
 func randomBytes(n int, seed uint64) []byte {
 	b := make([]byte, n)
-	chacha := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24), byte(seed >> 32), byte(seed >> 40), byte(seed >> 48), byte(seed >> 56)})
+	chacha := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16), byte(seed >> 24),
+		byte(seed >> 32), byte(seed >> 40), byte(seed >> 48), byte(seed >> 56)})
 	_, _ = chacha.Read(b) // never fails
 	return b
 }
@@ -95,7 +100,8 @@ func randomBytes(n int, seed uint64) []byte {
 // slots is how many messages of a size a round can have.
 func (m *memory) slots(size int) int { return min(m.window/size, maxSlots) }
 
-// longest is how many messages of a size a round can have: when they are compared at its end, each needs a slot of its own.
+// longest is how many messages of a size a round can have: when they are compared at its end, each
+// needs a slot of its own.
 func (m *memory) longest(p *Params, size int) int {
 	if p.Verify || p.Op.Atomic() || p.Mode == Latency {
 		return m.slots(size)
@@ -111,7 +117,8 @@ func (m *memory) round(number uint64, size int) pattern.Round {
 // source is where in the source the message of a slot starts.
 func (m *memory) source(round uint64, slot, size int) int { return m.round(round, size).Source(slot) }
 
-// behind is where in the target the words behind the slots begin: the counter of atomics is the first.
+// behind is where in the target the words behind the slots begin: the counter of atomics is the
+// first.
 func (m *memory) behind() int { return (m.window + 7) &^ 7 }
 
 // verify compares the slots of a round with what was sent into them.
@@ -145,8 +152,10 @@ func wrongBytes(got, want []byte, round uint64, slot int) error {
 		}
 	}
 	if first < 0 { // they came between the two looks
-		return fmt.Errorf("%w: message %d of round %d (%v): wrong when it was announced, right a moment later", ErrVerify, slot, round, units.Size(len(want)))
+		return fmt.Errorf("%w: message %d of round %d (%v): wrong when it was announced, right a moment "+
+			"later", ErrVerify, slot, round, units.Size(len(want)))
 	}
-	return fmt.Errorf("%w: message %d of round %d (%v): %d bytes differ, the first at offset %d: %#02x, sent was %#02x",
+	return fmt.Errorf("%w: message %d of round %d (%v): %d bytes differ, the first at offset %d: %#02x, "+
+		"sent was %#02x",
 		ErrVerify, slot, round, units.Size(len(want)), count, first, got[first], want[first])
 }

@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// ProtocolVersion is the version of the messages below. Ends of different versions do not understand each other.
-// A golden file holds them as they are on the wire.
+// ProtocolVersion is the version of the messages below. Ends of different versions do not
+// understand each other. A golden file holds them as they are on the wire.
 const ProtocolVersion = 3
 
 // What the two processes of a run tell each other. End a leads, end b follows:
@@ -41,7 +41,8 @@ const ProtocolVersion = 3
 //	      stats <-      what b has counted
 //	row   ->            the figures of a size
 //
-// and in the end bye from both. An end that fails says why in place of its next message, and both are gone.
+// and in the end bye from both. An end that fails says why in place of its next message, and both
+// are gone.
 const (
 	kindOffer     = "offer"
 	kindTask      = "task"
@@ -69,7 +70,8 @@ type selfBody struct {
 // check makes what the peer says of itself fit to be shown.
 func (b *selfBody) check() error {
 	if len(b.NICs) == 0 || len(b.NICs) > verbs.MaxDevices {
-		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs), verbs.MaxDevices)
+		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs),
+			verbs.MaxDevices)
 	}
 	if c := b.Machine.Clock; c < 0 || c > int64(time.Second) {
 		return fmt.Errorf("%w: the peer's clock takes %d ns", rendezvous.ErrProtocol, c)
@@ -104,11 +106,13 @@ const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
 	maxServedMessages = 1 << 40            // of a cell
-	// maxServedRun bounds the whole. All else is bounded by the parameters' own limits: memory by three times 1 GiB.
+	// maxServedRun bounds the whole. All else is bounded by the parameters' own limits: memory by
+	// three times 1 GiB.
 	maxServedRun = 24 * time.Hour
 )
 
-// check says why this process does not do what another one asks for. What only ends in one process can have is refused too.
+// check says why this process does not do what another one asks for. What only ends in one process
+// can have is refused too.
 func (b *taskBody) check() error {
 	if err := b.Self.check(); err != nil {
 		return err
@@ -120,7 +124,8 @@ func (b *taskBody) check() error {
 	case len(p.Sizes) > maxServedSizes:
 		return usage("%d sizes: a listening end measures at most %d", len(p.Sizes), maxServedSizes)
 	case p.Duration > maxServedDuration:
-		return usage("--duration %v: a listening end measures at most %v", time.Duration(p.Duration), time.Duration(maxServedDuration))
+		return usage("--duration %v: a listening end measures at most %v", time.Duration(p.Duration),
+			time.Duration(maxServedDuration))
 	case p.Iterations > maxServedMessages:
 		return usage("--iters %d: a listening end takes at most %d messages", p.Iterations, maxServedMessages)
 	case !slices.Contains([]Wait{Adaptive, Poll, Events}, p.Wait):
@@ -132,8 +137,8 @@ func (b *taskBody) check() error {
 	return p.Validate()
 }
 
-// ValidateApart says, as a [*UsageError], what cannot be between two processes, as far as that is known before they meet: NICs 0
-// stands for as many as both have. It changes nothing.
+// ValidateApart says, as a [*UsageError], what cannot be between two processes, as far as that is
+// known before they meet: NICs 0 stands for as many as both have. It changes nothing.
 func (p Params) ValidateApart() error {
 	if err := p.checkApart(); err != nil {
 		return err
@@ -152,13 +157,16 @@ func (p *Params) checkApart() error {
 	for _, flag := range []struct {
 		name  string
 		given bool
-	}{{"--fault", len(p.Faults) > 0}, {"--nic-speed", len(p.Speeds) > 0}, {"--nic-latency", len(p.Latencies) > 0}} {
+	}{{"--fault", len(p.Faults) > 0}, {"--nic-speed", len(p.Speeds) > 0},
+		{"--nic-latency", len(p.Latencies) > 0}} {
 		if flag.given {
-			return usage("%s is of software NICs, which live inside one process: drop it, or drop --connect", flag.name)
+			return usage("%s is of software NICs, which live inside one process: drop it, or drop --connect",
+				flag.name)
 		}
 	}
 	if p.Layer == layers.SHMEM {
-		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer transport or --layer tagged")
+		return usage("--layer shmem is measured between PEs of one process: drop --connect, or use --layer " +
+			"transport or --layer tagged")
 	}
 	return nil
 }
@@ -173,7 +181,8 @@ type columnBody struct {
 // check says whether the memory is what the rounds will name.
 func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 	if b.Scheme != scheme {
-		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme, scheme)
+		return fmt.Errorf("%w: the peer connects column %.20q, this end %q", rendezvous.ErrProtocol, b.Scheme,
+			scheme)
 	}
 	src, dst := p.bufferSizes(end, window)
 	for _, r := range []struct {
@@ -182,11 +191,13 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 		want int
 	}{{"source", b.Regions.Src.Len(), src}, {"target", b.Regions.Dst.Len(), dst}} {
 		if r.have < uint64(r.want) {
-			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol, r.name, r.have, r.want)
+			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol,
+				r.name, r.have, r.want)
 		}
 	}
 	if at := b.Regions.Dst.Addr(); p.Op.Atomic() && at%8 != 0 {
-		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8", rendezvous.ErrProtocol, at)
+		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8",
+			rendezvous.ErrProtocol, at)
 	}
 	return nil
 }
@@ -238,9 +249,11 @@ func (b *rowBody) check(p *Params) error {
 	for i := range b.Results {
 		r := &b.Results[i]
 		if !slices.Contains(p.Schemes, r.Scheme) || !slices.Contains(p.Sizes, r.Size) {
-			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol, r.Scheme, r.Size)
+			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol,
+				r.Scheme, r.Size)
 		}
-		r.Layer, r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, nil, false, ""
+		r.Layer, r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, nil,
+			false, ""
 		r.Kind = layers.Kind(oneLine(string(r.Kind)))
 		if c := r.Comparison; c != nil {
 			c.With = oneLine(c.With)

@@ -17,8 +17,8 @@ import (
 
 var updateGolden = flag.Bool("update", false, "write the golden file of the messages anew")
 
-// TestMessagesGolden compares the messages with what they were. Two builds of one version must understand each other: whoever changes a
-// message raises ProtocolVersion.
+// TestMessagesGolden compares the messages with what they were. Two builds of one version must
+// understand each other: whoever changes a message raises ProtocolVersion.
 func TestMessagesGolden(t *testing.T) {
 	_, nics := fabric(t, 2)
 	run := newRunner(t.Context(), params(), [2]bool{true, false}, observer{})
@@ -41,7 +41,8 @@ func TestMessagesGolden(t *testing.T) {
 	}{
 		{kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
 		{kindColumn, &columnBody{Scheme: Spray, Card: card, Regions: rig.a.regions()}},
-		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}}, {kindVerdict, &verdictBody{}},
+		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}},
+		{kindVerdict, &verdictBody{}},
 		{kindStats, &statsBody{}}, {kindRow, &rowBody{}}, {kindBye, &byeBody{}},
 		{kindColumn, &layerColumnBody{Scheme: Spray, Card: layerCard(t, layers.Transport, nics)}},
 		{kindColumn, &layerColumnBody{Scheme: Spray, Card: layerCard(t, layers.Tagged, nics)}},
@@ -75,7 +76,8 @@ func TestMessagesGolden(t *testing.T) {
 	}
 	for i := range max(len(have), len(was)) {
 		if i >= len(have) || i >= len(was) || !bytes.Equal(have[i], was[i]) {
-			t.Fatalf("a message has changed: raise ProtocolVersion, and run this test with -update\n%s\n%s", text.Bytes(), want)
+			t.Fatalf("a message has changed: raise ProtocolVersion, and run this test with -update\n%s\n%s",
+				text.Bytes(), want)
 		}
 	}
 }
@@ -147,8 +149,8 @@ func fill(v reflect.Value) {
 	}
 }
 
-// shape keeps of a document what does not differ from run to run: strings and numbers become what they are, and of a list
-// the first entry stays.
+// shape keeps of a document what does not differ from run to run: strings and numbers become what
+// they are, and of a list the first entry stays.
 func shape(text []byte) ([]byte, error) {
 	var doc any
 	if err := json.Unmarshal(text, &doc); err != nil {

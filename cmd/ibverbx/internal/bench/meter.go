@@ -11,7 +11,8 @@ import (
 const (
 	warmupPatience = 50 * time.Millisecond
 	roundPatience  = 2 * time.Second
-	// uncutPatience is how long a round may take that is not cut short when the user asks for the end.
+	// uncutPatience is how long a round may take that is not cut short when the user asks for the
+	// end.
 	uncutPatience = time.Second / 4
 )
 
@@ -25,11 +26,13 @@ type meter struct {
 	result     Result
 }
 
-// rounds measures in rounds of at most longest messages, at least so many as are outstanding. try does one, and says how many messages of a
-// direction came a second.
-func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool) (rate float64, err error)) error {
-	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are compared, and those that notify
-	// at the moment of the notification, by when they must be there.
+// rounds measures in rounds of at most longest messages, at least so many as are outstanding. try
+// does one, and says how many messages of a direction came a second.
+func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool) (rate float64,
+	err error)) error {
+	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are
+	// compared, and those that notify at the moment of the notification, by when they must be
+	// there.
 	warmup, least := min(longest, c.left(), outstanding), outstanding
 	var rate float64
 	var err error
@@ -67,8 +70,8 @@ func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool
 	return err
 }
 
-// longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes long for could not be told from
-// one that stands still.
+// longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes
+// long for could not be told from one that stands still.
 func (c *meter) longestRound(rate float64) int {
 	if c.most == 0 {
 		return maxRound
@@ -95,9 +98,10 @@ func (c *meter) left() int {
 	return c.p.Iterations - c.result.Messages/c.directions
 }
 
-// batches measures in batches of messages that go one at a time. batch sends some, takes their times into hist, and says how many can be
-// sent a second.
-func (c *meter) batches(batch func(n int, warmup bool) (rate float64, err error), hist *hdrhistogram.Histogram) error {
+// batches measures in batches of messages that go one at a time. batch sends some, takes their
+// times into hist, and says how many can be sent a second.
+func (c *meter) batches(batch func(n int, warmup bool) (rate float64, err error),
+	hist *hdrhistogram.Histogram) error {
 	// A few messages tell how long one takes; then the warm-up proper, if that is not too long.
 	rate, err := batch(min(4, c.mem.slots(c.size)), true)
 	if err == nil {

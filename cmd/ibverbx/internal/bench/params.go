@@ -106,31 +106,35 @@ func (s *Seconds) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and hand it to [Run].
+// Params says what to measure. Fill it, call [Params.Validate], which completes the defaults, and
+// hand it to [Run].
 type Params struct {
-	Provider      string       `json:"provider"`
-	Layer         layers.Layer `json:"layer"` // default: QP
-	Op            Op           `json:"op"`    // default: the layer's first one
-	Mode          Mode         `json:"mode"`
-	Kind          layers.Kind  `json:"kind,omitempty"`      // of layers that have several; default: by size
-	Endpoints     int          `json:"endpoints,omitempty"` // of each end, through the layers that have several; default: 1
+	Provider string       `json:"provider"`
+	Layer    layers.Layer `json:"layer"` // default: QP
+	Op       Op           `json:"op"`    // default: the layer's first one
+	Mode     Mode         `json:"mode"`
+	Kind     layers.Kind  `json:"kind,omitempty"` // of layers that have several; default: by size
+	// of each end, through the layers that have several; default: 1
+	Endpoints     int          `json:"endpoints,omitempty"`
 	Bidirectional bool         `json:"bidirectional"`
-	Sizes         []units.Size `json:"sizes"`                // default: by operation and mode
-	Schemes       []Scheme     `json:"schemes"`              // default: all that the number of queue pairs allows
-	Iterations    int          `json:"iterations,omitempty"` // messages a cell; 0: by duration
-	Duration      Seconds      `json:"duration_seconds,omitempty"`
-	TxDepth       int          `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
-	NICs          int          `json:"nics"`     // of each end
-	QPs           int          `json:"qps"`      // on each NIC
-	Fragment      units.Size   `json:"fragment_bytes"`
-	Depth         int          `json:"depth"` // messages outstanding on a queue pair
-	Verify        bool         `json:"verify"`
-	Wait          Wait         `json:"wait"`
-	Memory        units.Size   `json:"memory_bytes"`                         // that one direction writes to
-	Speeds        []units.Rate `json:"nic_speed_bytes_per_second,omitempty"` // one for all NICs of an end, or one each
-	Latencies     []Seconds    `json:"nic_latency_seconds,omitempty"`
-	Faults        []Fault      `json:"faults,omitempty"`
-	Seed          uint64       `json:"seed"`
+	Sizes         []units.Size `json:"sizes"` // default: by operation and mode
+	// default: all that the number of queue pairs allows
+	Schemes    []Scheme   `json:"schemes"`
+	Iterations int        `json:"iterations,omitempty"` // messages a cell; 0: by duration
+	Duration   Seconds    `json:"duration_seconds,omitempty"`
+	TxDepth    int        `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
+	NICs       int        `json:"nics"`     // of each end
+	QPs        int        `json:"qps"`      // on each NIC
+	Fragment   units.Size `json:"fragment_bytes"`
+	Depth      int        `json:"depth"` // messages outstanding on a queue pair
+	Verify     bool       `json:"verify"`
+	Wait       Wait       `json:"wait"`
+	Memory     units.Size `json:"memory_bytes"` // that one direction writes to
+	// one for all NICs of an end, or one each
+	Speeds    []units.Rate `json:"nic_speed_bytes_per_second,omitempty"`
+	Latencies []Seconds    `json:"nic_latency_seconds,omitempty"`
+	Faults    []Fault      `json:"faults,omitempty"`
+	Seed      uint64       `json:"seed"`
 
 	// Conn is what the queue pairs of this process are connected with.
 	Conn ibverbx.ConnConfig `json:"-"`
@@ -169,7 +173,8 @@ const (
 // Validate fills in the defaults and says, as a [*UsageError], what cannot be.
 func (p *Params) Validate() error {
 	p.fillDefaults()
-	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp, p.checkSizes, p.checkNICs, p.checkFaults} {
+	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp,
+		p.checkSizes, p.checkNICs, p.checkFaults} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -225,7 +230,8 @@ func (p *Params) defaultSizes() units.Range {
 // Soft is the name of the provider of software NICs.
 const Soft = "soft"
 
-// unknownSpeed says that the NICs may be any slow, and that nothing large is sent before it is known how slow.
+// unknownSpeed says that the NICs may be any slow, and that nothing large is sent before it is
+// known how slow.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.
@@ -259,7 +265,8 @@ func (p *Params) checkNumbers() error {
 	case p.NICs < 1 || p.NICs > maxNICs:
 		return usage("--nics %d: must be 1 to %d for each end", p.NICs, maxNICs)
 	case p.rails() > ibverbx.MaxRails:
-		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d", p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
+		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d",
+			p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
 	case p.Fragment > 1<<31:
 		return usage("--fragment %v: a message of one queue pair carries at most 2 GiB", p.Fragment)
 	case p.Memory < 1<<10 || p.Memory > maxSize:
@@ -276,7 +283,8 @@ func (p *Params) checkSchemes() error {
 		case slices.Contains(p.Schemes[:i], s):
 			return usage("--scheme %s is given twice", s)
 		case s != Single && p.rails() < 2:
-			return usage("--scheme %s needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single", s)
+			return usage("--scheme %s needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme "+
+				"single", s)
 		}
 	}
 	return nil
@@ -298,14 +306,16 @@ func (p *Params) checkMode(further []Mode) error {
 	case Bandwidth:
 	case Latency:
 		if p.Bidirectional {
-			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop -b, or use --mode bw")
+			return usage("--mode lat with --bidirectional: latency is measured one message at a time; drop " +
+				"-b, or use --mode bw")
 		}
 	default:
 		if slices.Contains(further, p.Mode) {
 			return nil
 		}
 		if p.Mode == Rate {
-			return usage("--mode rate is of the layers above queue pairs: --mode bw tells the rate of --layer qp beside its bandwidth")
+			return usage("--mode rate is of the layers above queue pairs: --mode bw tells the rate of " +
+				"--layer qp beside its bandwidth")
 		}
 		have := "bw and lat"
 		for _, m := range further {
@@ -335,7 +345,8 @@ func (p *Params) checkSizes() error {
 func (p *Params) checkNICs() error {
 	perNIC := func(flag string, n int) error {
 		if n > 1 && n != p.NICs {
-			return usage("%s lists %d values for %d NICs an end: give one for all, or %d", flag, n, p.NICs, p.NICs)
+			return usage("%s lists %d values for %d NICs an end: give one for all, or %d", flag, n, p.NICs,
+				p.NICs)
 		}
 		return nil
 	}
@@ -352,7 +363,8 @@ func (p *Params) checkNICs() error {
 
 func (p *Params) checkFaults() error {
 	if p.Layered() && len(p.Faults) > 0 {
-		return usage("--fault tells what virtual queue pairs make of a failure: use --layer qp, or drop --fault")
+		return usage("--fault tells what virtual queue pairs make of a failure: use --layer qp, or drop " +
+			"--fault")
 	}
 	for i := range p.Faults {
 		if err := p.Faults[i].check(p); err != nil {
@@ -364,7 +376,8 @@ func (p *Params) checkFaults() error {
 
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
-	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, Conn: p.Conn}
+	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs,
+		Conn: p.Conn}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

@@ -13,7 +13,8 @@ import (
 func params(change ...func(*Params)) *Params {
 	p := &Params{
 		Provider: "soft", Op: Write, Mode: Bandwidth, Iterations: 40, TxDepth: 16, NICs: 2, QPs: 2, Depth: 16,
-		Fragment: 16 << 10, Memory: 256 << 10, Verify: true, Seed: 1, Sizes: []units.Size{64, 40000}, copyTime: time.Millisecond,
+		Fragment: 16 << 10, Memory: 256 << 10, Verify: true, Seed: 1, Sizes: []units.Size{64, 40000},
+		copyTime: time.Millisecond,
 	}
 	for _, c := range change {
 		c(p)
@@ -28,18 +29,21 @@ func TestValidate(t *testing.T) {
 		want   string // in the error; empty for none
 	}{
 		{"fine", func(*Params) {}, ""},
-		{"spray with one queue pair", func(p *Params) { p.NICs, p.QPs, p.Schemes = 1, 1, []Scheme{Spray} }, "--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single"},
+		{"spray with one queue pair", func(p *Params) { p.NICs, p.QPs, p.Schemes = 1, 1, []Scheme{Spray} },
+			"--scheme spray needs at least two queue pairs: use --qps 2 or --nics 2, or --scheme single"},
 		{"one queue pair", func(p *Params) { p.NICs, p.QPs = 1, 1 }, ""},
 		{"unknown scheme", func(p *Params) { p.Schemes = []Scheme{"sprayed"} }, "have single, spray, dqplb"},
 		{"scheme twice", func(p *Params) { p.Schemes = []Scheme{Spray, Spray} }, "given twice"},
 		{"unknown op", func(p *Params) { p.Op = "swap" }, "have write, write-imm"},
 		{"unknown mode", func(p *Params) { p.Mode = "fast" }, "have bw and lat"},
-		{"latency both ways", func(p *Params) { p.Mode, p.Bidirectional = Latency, true }, "drop -b, or use --mode bw"},
+		{"latency both ways", func(p *Params) { p.Mode, p.Bidirectional = Latency, true },
+			"drop -b, or use --mode bw"},
 		{"atomic of other size", func(p *Params) { p.Op = FetchAdd }, "works on 8 bytes, not 64 B"},
 		{"atomic", func(p *Params) { p.Op, p.Sizes = CmpSwap, nil }, ""},
 		{"no bytes", func(p *Params) { p.Sizes = []units.Size{0} }, "use --size 1 or more"},
 		{"too many bytes", func(p *Params) { p.Sizes = []units.Size{2 << 30} }, "at most 1 GiB"},
-		{"iterations and duration", func(p *Params) { p.Duration = Seconds(time.Second) }, "give one of them"},
+		{"iterations and duration", func(p *Params) { p.Duration = Seconds(time.Second) },
+			"give one of them"},
 		{"negative iterations", func(p *Params) { p.Iterations = -1 }, "at least 1"},
 		{"negative duration", func(p *Params) { p.Iterations, p.Duration = 0, -1 }, "must be positive"},
 		{"tx depth", func(p *Params) { p.TxDepth = 0 }, "--tx-depth 0"},
@@ -50,14 +54,19 @@ func TestValidate(t *testing.T) {
 		{"rails", func(p *Params) { p.QPs = 100 }, "at most 128"},
 		{"fragment", func(p *Params) { p.Fragment = 4 << 30 }, "at most 2 GiB"},
 		{"memory", func(p *Params) { p.Memory = 1 }, "--memory 1 B"},
-		{"speeds", func(p *Params) { p.Speeds = make([]units.Rate, 3) }, "--nic-speed lists 3 values for 2 NICs"},
+		{"speeds", func(p *Params) { p.Speeds = make([]units.Rate, 3) },
+			"--nic-speed lists 3 values for 2 NICs"},
 		{"latencies", func(p *Params) { p.Latencies = make([]Seconds, 3) }, "--nic-latency lists 3 values"},
 		{"negative latency", func(p *Params) { p.Latencies = []Seconds{-1} }, "must not be negative"},
-		{"fault on a NIC that is not there", func(p *Params) { p.Faults = faults(t, "nic-down@nic=2,msg=1") }, "an end has 2 NICs"},
-		{"fault on a rail that is not there", func(p *Params) { p.Faults = faults(t, "kill-qp@rail=4,msg=1") }, "has 4 rails"},
+		{"fault on a NIC that is not there", func(p *Params) { p.Faults = faults(t, "nic-down@nic=2,msg=1") },
+			"an end has 2 NICs"},
+		{"fault on a rail that is not there",
+			func(p *Params) { p.Faults = faults(t, "kill-qp@rail=4,msg=1") }, "has 4 rails"},
 		{"fault that comes too late", func(p *Params) { p.Faults = faults(t, "delay") }, "add @msg=20"},
-		{"fault that comes too late, with keys", func(p *Params) { p.Faults = faults(t, "delay@nic=1") }, "add ,msg=20"},
-		{"fault without receives", func(p *Params) { p.Faults = faults(t, "fail-recv@msg=1") }, "use --op write-imm or --op send"},
+		{"fault that comes too late, with keys", func(p *Params) { p.Faults = faults(t, "delay@nic=1") },
+			"add ,msg=20"},
+		{"fault without receives", func(p *Params) { p.Faults = faults(t, "fail-recv@msg=1") },
+			"use --op write-imm or --op send"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := params(tt.change).Validate()
@@ -112,7 +121,8 @@ func faults(t *testing.T, texts ...string) (list []Fault) {
 
 func TestParseFault(t *testing.T) {
 	f, err := ParseFault("link-flap@nic=1,end=b,msg=7,for=3ms")
-	if err != nil || f.Kind != "link-flap" || f.NIC != 1 || f.End != "b" || f.Message != 7 || f.For != 3*time.Millisecond {
+	if err != nil || f.Kind != "link-flap" || f.NIC != 1 || f.End != "b" || f.Message != 7 ||
+		f.For != 3*time.Millisecond {
 		t.Errorf("got %+v, %v", f, err)
 	}
 	for text, want := range map[string]string{

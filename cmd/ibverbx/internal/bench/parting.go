@@ -8,8 +8,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 )
 
-// parting is how a round ends where another process drives the other end: each end says how many messages it has sent once they
-// are reported, and neither is over before the other is.
+// parting is how a round ends where another process drives the other end: each end says how many
+// messages it has sent once they are reported, and neither is over before the other is.
 type parting struct {
 	peer   *peer
 	end    *end
@@ -35,8 +35,8 @@ func newParting(p *peer, flows []*flow, e *end) *parting {
 
 func (s *parting) start() { s.told, s.heard = false, false }
 
-// tell says how many messages this end has sent, as soon as all of them are reported: one that was stopped early stops the other
-// one too.
+// tell says how many messages this end has sent, as soon as all of them are reported: one that was
+// stopped early stops the other one too.
 func (s *parting) tell(ctx context.Context) error {
 	if s.mine == nil || s.told || !s.mine.drained() {
 		return nil
@@ -56,8 +56,9 @@ func (s *parting) took(start time.Time) time.Duration {
 	return s.over.Sub(start)
 }
 
-// glance sees in passing whether the other end has said something, and whether this one has failed although it does nothing. It
-// reports whether it is the first to see so, and with it whether the round may be over.
+// glance sees in passing whether the other end has said something, and whether this one has failed
+// although it does nothing. It reports whether it is the first to see so, and with it whether the
+// round may be over.
 func (s *parting) glance(r *round) (bool, error) {
 	if !r.failed && s.end.vqp.Err() != nil {
 		r.failed = true
@@ -71,7 +72,8 @@ func (s *parting) glance(r *round) (bool, error) {
 	}
 }
 
-// inbox is where the other end says that it is over. What it says after that is not of the round's rest.
+// inbox is where the other end says that it is over. What it says after that is not of the round's
+// rest.
 func (s *parting) inbox() <-chan rendezvous.Message {
 	if s.theirs == nil || s.heard {
 		return nil
@@ -105,13 +107,14 @@ func (s *parting) hear(m *rendezvous.Message) error {
 // verdict looks whether what came is what the other end says.
 func (s *parting) verdict() error {
 	if f := s.theirs; f != nil && f.received > f.total {
-		return fmt.Errorf("%w: end %s: %d messages came, sent were %d", ErrVerify, s.end.name, f.received, f.total)
+		return fmt.Errorf("%w: end %s: %d messages came, sent were %d", ErrVerify, s.end.name, f.received,
+			f.total)
 	}
 	return nil
 }
 
-// sleep waits until something happens here, or the other end says something. The order is arm, poll, and sleep only if that
-// brought nothing.
+// sleep waits until something happens here, or the other end says something. The order is arm,
+// poll, and sleep only if that brought nothing.
 func (s *parting) sleep(ctx context.Context) error {
 	cq := s.end.cq
 	if !s.armed {

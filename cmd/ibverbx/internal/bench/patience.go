@@ -13,14 +13,17 @@ const (
 	idlePatience = 20 * time.Second
 	// lastRound is how long a round may still take once the user has asked for the end.
 	lastRound = 2 * time.Second
-	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken for dead.
+	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken
+	// for dead.
 	slowest = 5e6
-	// passiveFactor is how many times as long as it should a round may take for an end that sees nothing of it.
+	// passiveFactor is how many times as long as it should a round may take for an end that sees
+	// nothing of it.
 	passiveFactor = 10
 )
 
-// patience is how long nothing may move between two ends of which at least one is in this process. It is generous, for a slow machine is
-// no error: idle, and what a message takes, in both directions, at the slowest speed.
+// patience is how long nothing may move between two ends of which at least one is in this process.
+// It is generous, for a slow machine is no error: idle, and what a message takes, in both
+// directions, at the slowest speed.
 func patience(p *Params, idle time.Duration, size int) time.Duration {
 	if p.unknownSpeed() {
 		return idle + transfer(2*size, slowest)
@@ -38,13 +41,14 @@ func patience(p *Params, idle time.Duration, size int) time.Duration {
 // maxRails is how many queue pairs of a column share the NICs.
 func maxRails(p *Params) int { return max(p.rails(), 1) }
 
-// passivePatience is how long a round of n messages may take for an end that only serves: nothing moves there, so all it can go by is how
-// many messages came a second until now; 0 is not known.
+// passivePatience is how long a round of n messages may take for an end that only serves: nothing
+// moves there, so all it can go by is how many messages came a second until now; 0 is not known.
 func passivePatience(idle time.Duration, n, size int, rate float64) time.Duration {
 	if rate <= 0 {
 		return idle + transfer(n*size, slowest)
 	}
-	return idle + time.Duration(min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())*float64(time.Second))
+	return idle + time.Duration(min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())*float64(
+		time.Second))
 }
 
 // transfer is how long bytes take at a speed, in bytes a second.
@@ -71,7 +75,8 @@ const looks = 4
 // watched is a context that ends with ErrStalled when nothing has moved for d.
 func watched(ctx context.Context, d time.Duration) (context.Context, *watchdog, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &watchdog{every: d / looks, err: fmt.Errorf("%w within %v", ErrStalled, d.Round(time.Millisecond)), cancel: cancel}
+	w := &watchdog{every: d / looks, err: fmt.Errorf("%w within %v", ErrStalled, d.Round(time.Millisecond)),
+		cancel: cancel}
 	w.mu.Lock()
 	w.timer = time.AfterFunc(w.every, w.look)
 	w.mu.Unlock()

@@ -16,11 +16,12 @@ type peer struct {
 	steps context.Context // in which what needs an answer has to end; soon after the user has asked for it
 }
 
-// flushPatience is how long the NICs have to report what becomes of requests to a peer that has gone: longer than their retries take.
+// flushPatience is how long the NICs have to report what becomes of requests to a peer that has
+// gone: longer than their retries take.
 const flushPatience = 5 * time.Second
 
-// watch is a context that ends with the peer. Where requests are on their way to it they get the time to fail first, so
-// that it can be said what the queue pair made of it.
+// watch is a context that ends with the peer. Where requests are on their way to it they get the
+// time to fail first, so that it can be said what the queue pair made of it.
 func (p *peer) watch(sends bool) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(p.steps)
 	over := make(chan struct{})
@@ -45,10 +46,12 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or busy.
+// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or
+// busy.
 var errSilent = errors.New("the peer took no note of that in time")
 
-// part tells the peer why this end gives up, ends the conversation, and returns the reason together with what the peer has to say to it.
+// part tells the peer why this end gives up, ends the conversation, and returns the reason together
+// with what the peer has to say to it.
 func (p *peer) part(why error) error {
 	var said *rendezvous.PeerError
 	if errors.As(why, &said) {
@@ -100,7 +103,8 @@ func (c *cell) counter() uint64 {
 // startCounters takes in what the other end's counter holds.
 func (c *cell) startCounters(theirs cellBody) error {
 	if theirs.Size != c.result.Size || theirs.Scheme != c.rig.scheme {
-		return fmt.Errorf("%w: the peer measures %v with %.20q, this end %v with %q", rendezvous.ErrProtocol, theirs.Size, theirs.Scheme, c.result.Size, c.rig.scheme)
+		return fmt.Errorf("%w: the peer measures %v with %.20q, this end %v with %q", rendezvous.ErrProtocol,
+			theirs.Size, theirs.Scheme, c.result.Size, c.rig.scheme)
 	}
 	for _, f := range c.flows {
 		if f.op.Atomic() && f.target == nil {
@@ -123,14 +127,15 @@ func (c *cell) begin(limit int, warmup bool) error {
 	if !c.peer.leads {
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
-	if err := c.peer.conn.Send(c.peer.steps, kindRound, roundBody{Messages: limit, WarmUp: warmup}); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindRound,
+		roundBody{Messages: limit, WarmUp: warmup}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
 }
 
-// conclude ends a round with the other process: what came has been compared at both ends. took is how long what this end sends has been
-// under way, and theirs the same of the other one.
+// conclude ends a round with the other process: what came has been compared at both ends. took is
+// how long what this end sends has been under way, and theirs the same of the other one.
 func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration, err error) {
 	if c.peer == nil {
 		return 0, nil
@@ -158,7 +163,8 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 		}
 	}
 	if v.Verified != want {
-		return 0, fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, v.Verified, want)
+		return 0, fmt.Errorf("%w: an end compared %d messages of %d", rendezvous.ErrProtocol, v.Verified,
+			want)
 	}
 	c.result.Verified += v.Verified
 	return time.Duration(v.Took), nil

@@ -10,14 +10,17 @@ import (
 )
 
 const (
-	// settleTime is how long nothing may come in after a failure until both ends are taken to know what they will know of it.
+	// settleTime is how long nothing may come in after a failure until both ends are taken to know
+	// what they will know of it.
 	settleTime = 5 * time.Millisecond
-	// MaxSetbacks is how many failures a cell survives: no figure of one that fails more often would say anything.
+	// MaxSetbacks is how many failures a cell survives: no figure of one that fails more often
+	// would say anything.
 	MaxSetbacks = 16
 )
 
-// survive goes on after a failure that a fault has asked for: it takes stock, resets both ends, and connects them anew. What it returns
-// ends the cell: err itself where nobody has asked for that, or why it cannot go on.
+// survive goes on after a failure that a fault has asked for: it takes stock, resets both ends, and
+// connects them anew. What it returns ends the cell: err itself where nobody has asked for that, or
+// why it cannot go on.
 func (c *cell) survive(err error) error {
 	if err == nil || c.peer != nil || !errors.Is(err, errFailed) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err
@@ -48,11 +51,13 @@ func (c *cell) survive(err error) error {
 func (c *cell) hopeless(struck []*faultState) error {
 	for _, s := range struck {
 		if s.fault.Count < 0 && s.hits != nil && len(c.result.Setbacks()) > 1 && c.through == c.mark {
-			return fmt.Errorf("could not go on: %s strikes again and again, and no message came through in between", s.fault)
+			return fmt.Errorf("could not go on: %s strikes again and again, and no message came through in "+
+				"between", s.fault)
 		}
 	}
 	if n := len(c.result.Setbacks()); n > MaxSetbacks {
-		return fmt.Errorf("gave up: %d failures in this column at this size, and after %d the figure says nothing", n, MaxSetbacks)
+		return fmt.Errorf("gave up: %d failures in this column at this size, and after %d the figure says "+
+			"nothing", n, MaxSetbacks)
 	}
 	return nil
 }
@@ -64,7 +69,8 @@ func (c *cell) recount() {
 	}
 }
 
-// revive brings both ends back: by reset where all their NICs are there, and else by making them anew on those that are left.
+// revive brings both ends back: by reset where all their NICs are there, and else by making them
+// anew on those that are left.
 func (c *cell) revive() (*Recovery, error) {
 	rec := &Recovery{Action: ActionReset, What: "both ends reset, and connected anew with new cards"}
 	waited, err := c.await(rec)
@@ -91,12 +97,14 @@ func (c *cell) revive() (*Recovery, error) {
 	}
 	c.renew()
 	took += time.Since(start)
-	rec.What, rec.Seconds, rec.Rails, rec.NICs = waited+rec.What, took.Seconds(), c.rig.a.vqp.DataRails(), c.rig.nicNames()
+	rec.What, rec.Seconds, rec.Rails, rec.NICs = waited+rec.What, took.Seconds(), c.rig.a.vqp.DataRails(),
+		c.rig.nicNames()
 	c.result.Rails = rec.Rails
 	return rec, nil
 }
 
-// await waits for NICs and links that come back by themselves. It returns what is to be said of that.
+// await waits for NICs and links that come back by themselves. It returns what is to be said of
+// that.
 func (c *cell) await(rec *Recovery) (string, error) {
 	away := c.rig.away()
 	if len(away) == 0 {
@@ -113,14 +121,16 @@ func (c *cell) await(rec *Recovery) (string, error) {
 	return "waited until " + strings.Join(away, " and ") + " was back; ", nil
 }
 
-// rest resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and nobody touches the memory.
+// rest resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and
+// nobody touches the memory.
 func (c *cell) rest(rec *Recovery, away string) error {
 	if away == "" {
 		err := errors.Join(c.rig.a.vqp.Reset(), c.rig.b.vqp.Reset())
 		if err == nil {
 			return nil
 		}
-		rec.What = fmt.Sprintf("the reset failed (%v): both ends closed, and made anew on the NICs that work", err)
+		rec.What = fmt.Sprintf("the reset failed (%v): both ends closed, and made anew on the NICs that work",
+			err)
 	} else {
 		rec.What = away + " did not come back: both ends closed, and made anew on the NICs that are left"
 	}

@@ -48,7 +48,8 @@ var faultCases = []struct {
 	{"stall@msg=10,for=2ms", WriteImm, "", ""},
 }
 
-// TestFaults injects each fault into each scheme: the run survives it or goes on after it, and everything is accounted for.
+// TestFaults injects each fault into each scheme: the run survives it or goes on after it, and
+// everything is accounted for.
 func TestFaults(t *testing.T) {
 	for _, tt := range faultCases {
 		for _, how := range []string{"bw", "events", "both directions", "lat"} {
@@ -115,14 +116,16 @@ func checkSetback(t *testing.T, r *Result, status, action string) {
 			said += e.Error.Text
 		}
 	}
-	seen := slices.ContainsFunc(strings.Split(status, "|"), func(s string) bool { return strings.Contains(said, s) })
+	seen := slices.ContainsFunc(strings.Split(status, "|"),
+		func(s string) bool { return strings.Contains(said, s) })
 	if f.Ends[0].Error == nil && f.Ends[1].Error == nil || !seen {
 		t.Errorf("%s: no %s: %s, ends %+v", r.Scheme, status, said, f.Ends)
 	}
 	if f.Faults[0].Hits > 0 && unsuccessful == 0 {
 		t.Errorf("%s: nothing failed: %+v", r.Scheme, f.Ends)
 	}
-	if rec.Action != action || rec.Messages == 0 || rec.Verified != rec.Messages || rec.Seconds <= 0 || rec.What == "" {
+	if rec.Action != action || rec.Messages == 0 || rec.Verified != rec.Messages || rec.Seconds <= 0 ||
+		rec.What == "" {
 		t.Errorf("%s: recovery %+v, want %s", r.Scheme, rec, action)
 	}
 	if rec.Rails != r.Rails || len(rec.NICs["a"]) == 0 || len(rec.NICs["a"]) != len(rec.NICs["b"]) {
@@ -133,7 +136,8 @@ func checkSetback(t *testing.T, r *Result, status, action string) {
 // TestRebuiltOn shows which NICs are used after one has failed at either end.
 func TestRebuiltOn(t *testing.T) {
 	p := params(func(p *Params) {
-		p.Faults, p.Sizes = faults(t, "nic-down@msg=10,nic=0", "link-down@msg=10,nic=1,end=b"), []units.Size{20000, 30000}
+		p.Faults, p.Sizes = faults(t, "nic-down@msg=10,nic=0", "link-down@msg=10,nic=1,end=b"),
+			[]units.Size{20000, 30000}
 		p.NICs, p.Iterations, p.Conn = 3, 100, impatient
 	})
 	report, err := measure(t, p)
@@ -164,7 +168,8 @@ func TestLeftWithOne(t *testing.T) {
 	for _, op := range []Op{Write, Send, WriteImm} {
 		p := params(func(p *Params) {
 			p.Op, p.QPs, p.Depth, p.TxDepth = op, 1, 8, 64
-			p.Faults, p.Sizes, p.Schemes = faults(t, "nic-down@msg=10"), []units.Size{2000}, []Scheme{Spray, DQPLB}
+			p.Faults, p.Sizes, p.Schemes = faults(t, "nic-down@msg=10"), []units.Size{2000},
+				[]Scheme{Spray, DQPLB}
 		})
 		report, err := measure(t, p)
 		if err != nil {
@@ -203,11 +208,13 @@ func TestSeveralFailures(t *testing.T) {
 	}
 }
 
-// TestCannotGoOn shows how a run ends that has nothing to go on with, or that a fault strikes for ever.
+// TestCannotGoOn shows how a run ends that has nothing to go on with, or that a fault strikes for
+// ever.
 func TestCannotGoOn(t *testing.T) {
 	for fault, want := range map[string]string{
-		"nic-down@msg=10":                "could not go on without soft0 (end a): end a has no other NIC",
-		"link-down@msg=10,end=b":         "could not go on without the link of soft1 (end b): end b has no other NIC",
+		"nic-down@msg=10": "could not go on without soft0 (end a): end a has no other NIC",
+		"link-down@msg=10,end=b": "could not go on without the link of soft1 (end b): end b has no " +
+			"other NIC",
 		"fail-fragment@msg=10,count=all": "strikes again and again",
 		"fail-fragment@msg=10,count=99":  "gave up: 17 failures in this column at this size",
 	} {
@@ -216,7 +223,8 @@ func TestCannotGoOn(t *testing.T) {
 			p.Schemes, p.Conn = []Scheme{Single, DQPLB}, impatient
 		})
 		report, err := measure(t, p)
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "injected fault "+fault) || report.OK {
+		if err == nil || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "injected fault "+fault) || report.OK {
 			t.Errorf("%s: error %v, want %q", fault, err, want)
 		}
 		if len(report.Results) != 2 {
@@ -235,17 +243,19 @@ func TestCannotGoOn(t *testing.T) {
 			if counted != told {
 				t.Errorf("%s: %s: %v, told are %d", fault, r.Scheme, r.Statuses, told)
 			}
-			if !r.Failed || len(all) == 0 || all[len(all)-1].Recovery != nil || !all[len(all)-1].Failure.Kept {
+			if !r.Failed || len(all) == 0 || all[len(all)-1].Recovery != nil ||
+				!all[len(all)-1].Failure.Kept {
 				t.Errorf("%s: %s: failed %v, %+v", fault, r.Scheme, r.Failed, all)
 			}
 		}
 	}
 }
 
-// TestFailureOfItsOwn shows that what nobody has asked for is not forgiven, though faults were injected that do no harm, or whose
-// harm is over.
+// TestFailureOfItsOwn shows that what nobody has asked for is not forgiven, though faults were
+// injected that do no harm, or whose harm is over.
 func TestFailureOfItsOwn(t *testing.T) {
-	for _, injected := range [][]string{{"delay@msg=5,for=1ms", "nic-down@nic=1,msg=6", "link-flap@msg=7,for=1ms"}, {"fail-fragment@msg=3"}} {
+	for _, injected := range [][]string{{"delay@msg=5,for=1ms", "nic-down@nic=1,msg=6",
+		"link-flap@msg=7,for=1ms"}, {"fail-fragment@msg=3"}} {
 		p := params(func(p *Params) {
 			p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, injected...), []Scheme{Single}
 		})
@@ -273,13 +283,15 @@ func TestFailureOfItsOwn(t *testing.T) {
 		}
 		c.result.Err = err
 		c.giveUp()
-		if f := all[before].Failure; f.Ends[0].Sends.Flushed == 0 || f.Ends[0].Sends.Accepted != f.Ends[0].Sends.Completed() || !f.Kept {
+		if f := all[before].Failure; f.Ends[0].Sends.Flushed == 0 ||
+			f.Ends[0].Sends.Accepted != f.Ends[0].Sends.Completed() || !f.Kept {
 			t.Errorf("%v: %+v", injected, f)
 		}
 	}
 }
 
-// TestBrokenPromises shows that a completion too many, too few or in the wrong place, and data that is not there, are not forgiven.
+// TestBrokenPromises shows that a completion too many, too few or in the wrong place, and data that
+// is not there, are not forgiven.
 func TestBrokenPromises(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tamper func(c *cell)
@@ -289,10 +301,14 @@ func TestBrokenPromises(t *testing.T) {
 		"twice":       {func(c *cell) { c.rig.b.tally.count(&ibverbx.WC{ID: recvBit}) }, "receives"},
 		"not stopped": {func(c *cell) { c.rig.a.tally.broken = ErrVerify }, "end a"},
 		"data":        {func(c *cell) { c.flows[0].dst[17] ^= 1 }, "message 0 of round"},
-		"counted":     {func(c *cell) { c.flows[0].notified = 4; c.flows[0].dst[3*2000+1] ^= 1 }, "message 3 of round"},
+		"counted": {func(c *cell) { c.flows[0].notified = 4; c.flows[0].dst[3*2000+1] ^= 1 },
+			"message 3 of round"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := params(func(p *Params) { p.Op, p.Schemes, p.Faults = WriteImm, []Scheme{DQPLB}, faults(t, "kill-qp@msg=0") })
+			p := params(func(p *Params) {
+				p.Op, p.Schemes, p.Faults = WriteImm, []Scheme{DQPLB},
+					faults(t, "kill-qp@msg=0")
+			})
 			run := newRunner(t.Context(), p, bothHere(), observer{})
 			defer run.stop()
 			if err := run.open(openSoft); err != nil {
@@ -307,7 +323,8 @@ func TestBrokenPromises(t *testing.T) {
 			}
 			tt.tamper(c)
 			err := c.survive(errFailed)
-			if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), tt.want) || c.result.Recovery != nil {
+			if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), tt.want) ||
+				c.result.Recovery != nil {
 				t.Errorf("error %v", err)
 			}
 			if f := c.result.Failure; f.Kept || !strings.Contains(f.Broken, tt.want) {
@@ -347,7 +364,10 @@ func TestTally(t *testing.T) {
 // TestFlushedInOrder shows that receives that fail must come in the order of posting, too.
 func TestFlushedInOrder(t *testing.T) {
 	f := &flow{op: WriteImm, to: &end{name: "b"}, posted: 2, expected: 2}
-	flushed := func(i uint64) *ibverbx.WC { return &ibverbx.WC{ID: recvBit | i, Status: verbs.StatusWRFlushErr} }
+	flushed := func(i uint64) *ibverbx.WC {
+		return &ibverbx.WC{ID: recvBit | i,
+			Status: verbs.StatusWRFlushErr}
+	}
 	if err := f.arrived(flushed(1)); !errors.Is(err, ErrVerify) || f.received != 0 {
 		t.Errorf("the second in place of the first: %v", err)
 	}
@@ -370,7 +390,8 @@ func TestCounterAfterFailure(t *testing.T) {
 // TestInterruptedWaiting interrupts a run that waits for a link to come back.
 func TestInterruptedWaiting(t *testing.T) {
 	p := params(func(p *Params) {
-		p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, "nic-down@msg=10,for=1h"), []Scheme{DQPLB}
+		p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, "nic-down@msg=10,for=1h"),
+			[]Scheme{DQPLB}
 	})
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
@@ -379,12 +400,14 @@ func TestInterruptedWaiting(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	report, err := Run(ctx, p, openSoft, observer{})
-	if !errors.Is(err, ErrInterrupted) || report.OK || !report.Interrupted || time.Since(start) > 10*time.Second {
+	if !errors.Is(err, ErrInterrupted) || report.OK || !report.Interrupted ||
+		time.Since(start) > 10*time.Second {
 		t.Errorf("error %v after %v", err, time.Since(start))
 	}
 }
 
-// TestInterruptedStall interrupts a run that a stalled queue pair holds up: it goes on at once, and ends.
+// TestInterruptedStall interrupts a run that a stalled queue pair holds up: it goes on at once, and
+// ends.
 func TestInterruptedStall(t *testing.T) {
 	p := params(func(p *Params) {
 		p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, "stall@msg=10,for=1h"), []Scheme{DQPLB}
@@ -398,7 +421,8 @@ func TestInterruptedStall(t *testing.T) {
 	if !errors.Is(err, ErrInterrupted) || !report.Interrupted || len(report.Results) != 1 {
 		t.Fatalf("error %v, %+v", err, report)
 	}
-	if r := &report.Results[0]; r.Failed || len(r.Faults) != 1 || r.Faults[0].Hits != 1 || !strings.Contains(r.Faults[0].What, "cut short") {
+	if r := &report.Results[0]; r.Failed || len(r.Faults) != 1 || r.Faults[0].Hits != 1 ||
+		!strings.Contains(r.Faults[0].What, "cut short") {
 		t.Errorf("what was under way did not go on: %v, %+v", r.Err, r.Faults)
 	}
 }
@@ -419,7 +443,8 @@ func TestLatencyFault(t *testing.T) {
 		}
 		for _, r := range report.Results {
 			if r.Failed || r.Latency == nil || r.Latency.Samples != int64(p.Iterations) {
-				t.Errorf("%s %v: failed %v, latency %+v, want %d samples", wait, r.Scheme, r.Failed, r.Latency, p.Iterations)
+				t.Errorf("%s %v: failed %v, latency %+v, want %d samples", wait, r.Scheme, r.Failed,
+					r.Latency, p.Iterations)
 			}
 		}
 	}

@@ -60,7 +60,8 @@ type Result struct {
 	Statuses map[string]int `json:"failed_completions,omitempty"` // by end and status
 	Failed   bool           `json:"failed"`
 	Error    string         `json:"error,omitempty"`
-	Stats    EndStats       `json:"stats,omitzero"` // of the queue pairs in use at its end; through a layer there is Transport in its place
+	// of the queue pairs in use at its end; through a layer there is Transport in its place
+	Stats EndStats `json:"stats,omitzero"`
 	// Transport is what the transport under a layer has counted at both ends.
 	Transport *TransportStats `json:"transport,omitempty"`
 	Setback                   // what went wrong, and what was done about it
@@ -138,7 +139,8 @@ func (r *Result) failure() error {
 		}
 	}
 	if len(faults) > 0 {
-		return fmt.Errorf("%s, %v: could not complete after the injected fault %s: %w", r.Scheme, r.Size, strings.Join(faults, " and "), r.Err)
+		return fmt.Errorf("%s, %v: could not complete after the injected fault %s: %w", r.Scheme, r.Size,
+			strings.Join(faults, " and "), r.Err)
 	}
 	return fmt.Errorf("%s, %v: %w", r.Scheme, r.Size, r.Err)
 }

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// OpenFunc opens a provider that has two times the given number of NICs, the first half for one end; with [Params.Shared] the ends
-// share that number.
+// OpenFunc opens a provider that has two times the given number of NICs, the first half for one
+// end; with [Params.Shared] the ends share that number.
 type OpenFunc func(nics int) (verbs.Provider, error)
 
 // rig is a column: two connected ends.
@@ -107,7 +107,8 @@ func (p *Params) share(provider verbs.Provider) (a, b []verbs.Device, err error)
 	case p.Shared:
 		return devices[:p.NICs], devices[:p.NICs], nil
 	case len(devices) < 2*p.NICs:
-		return nil, nil, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d", p.NICs, 2*p.NICs, provider.Name(), len(devices))
+		return nil, nil, usage("--nics %d: each end wants its own NICs, %d in all, and provider %s has %d",
+			p.NICs, 2*p.NICs, provider.Name(), len(devices))
 	}
 	return devices[:p.NICs], devices[p.NICs : 2*p.NICs], nil
 }
@@ -123,7 +124,8 @@ func (p *Params) setSpeeds(provider verbs.Provider, ends ...[]verbs.Device) erro
 				SetSpeed(bandwidth uint64, latency time.Duration)
 			})
 			if !ok {
-				return usage("--nic-speed and --nic-latency are of software NICs; provider %s has the speed it has", provider.Name())
+				return usage("--nic-speed and --nic-latency are of software NICs; provider %s has the "+
+					"speed it has", provider.Name())
 			}
 			simulated.SetSpeed(uint64(pick(p.Speeds, i)), time.Duration(pick(p.Latencies, i)))
 		}
@@ -142,7 +144,8 @@ func pick[T any](list []T, i int) (v T) {
 	return list[i]
 }
 
-func newEnd(p *Params, name string, scheme Scheme, devices []verbs.Device, mem *buffers, made *[]verbs.QP) (*end, error) {
+func newEnd(p *Params, name string, scheme Scheme, devices []verbs.Device, mem *buffers,
+	made *[]verbs.QP) (*end, error) {
 	if scheme == Single {
 		devices = devices[:1]
 	}
@@ -156,7 +159,8 @@ func newEnd(p *Params, name string, scheme Scheme, devices []verbs.Device, mem *
 	}
 	e := &end{
 		name: name, nics: devices, vqp: vqp, cq: vqp.CQ(),
-		batch: make([]ibverbx.SendWR, postBatch), recvs: make([]ibverbx.RecvWR, postBatch), wcs: make([]ibverbx.WC, 64),
+		batch: make([]ibverbx.SendWR, postBatch), recvs: make([]ibverbx.RecvWR, postBatch),
+		wcs: make([]ibverbx.WC, 64),
 	}
 	dom := vqp.Domain()
 	if len(mem.src) > 0 {
@@ -192,8 +196,8 @@ func (e *end) poll() ([]ibverbx.WC, error) {
 	return e.wcs[:n], err
 }
 
-// close ends the end. What was outstanding comes back as flushed, so that afterwards each request must have had its
-// completion.
+// close ends the end. What was outstanding comes back as flushed, so that afterwards each request
+// must have had its completion.
 func (e *end) close() error {
 	if e.closed {
 		return nil

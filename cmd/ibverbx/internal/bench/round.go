@@ -30,18 +30,20 @@ type round struct {
 }
 
 const (
-	// idleSpins is how many polls in vain before others get the core: a software NIC of this process needs it more than
-	// the next poll does.
+	// idleSpins is how many polls in vain before others get the core: a software NIC of this
+	// process needs it more than the next poll does.
 	idleSpins = 8
 	// endCheck is how many turns pass between looks whether the round has to end.
 	endCheck = 4096
-	// patientSpin is how long an adaptive round polls in vain before it sleeps. Where two NICs copy on two cores that is worth
-	// a sixth of the bandwidth, and half of it when another process wants a core too.
+	// patientSpin is how long an adaptive round polls in vain before it sleeps. Where two NICs copy
+	// on two cores that is worth a sixth of the bandwidth, and half of it when another process
+	// wants a core too.
 	patientSpin = 20 * time.Microsecond
 )
 
-// newRound makes lanes of the flows: an end that neither sends nor is notified has none. Where another process drives one end, the
-// other has one in any case, so that it sees what happens to it.
+// newRound makes lanes of the flows: an end that neither sends nor is notified has none. Where
+// another process drives one end, the other has one in any case, so that it sees what happens to
+// it.
 func newRound(flows []*flow, peer *peer, here []*end) *round {
 	r := &round{spin: patientSpin}
 	at := func(e *end) *lane {
@@ -67,7 +69,8 @@ func newRound(flows []*flow, peer *peer, here []*end) *round {
 	return r
 }
 
-// run drives the lanes until the round is over, or ctx ends. Requests that failed are errFailed. What moves is told to watch.
+// run drives the lanes until the round is over, or ctx ends. Requests that failed are errFailed.
+// What moves is told to watch.
 func (r *round) run(ctx context.Context, wait Wait, watch *watchdog) error {
 	r.failed, r.watch = false, watch
 	r.idle = 0
@@ -165,12 +168,13 @@ func (r *round) rest(ctx context.Context, wait Wait) error {
 	return waitAny(ctx, cqs, refused)
 }
 
-// refusedPause is how long an end that sleeps waits before it offers the NIC again what that has refused for now. There may be no
-// completion to wake it.
+// refusedPause is how long an end that sleeps waits before it offers the NIC again what that has
+// refused for now. There may be no completion to wake it.
 const refusedPause = time.Millisecond
 
-// waitAny sleeps until one of the virtual CQs has completions, for a moment only if a NIC has refused something for now, or until ctx
-// ends; the error is then its cause. Meanwhile each virtual CQ belongs to a goroutine of its own.
+// waitAny sleeps until one of the virtual CQs has completions, for a moment only if a NIC has
+// refused something for now, or until ctx ends; the error is then its cause. Meanwhile each virtual
+// CQ belongs to a goroutine of its own.
 func waitAny(ctx context.Context, cqs []*ibverbx.VirtualCQ, refused bool) error {
 	first, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -241,7 +245,8 @@ func (r *round) step(l *lane) (bool, error) {
 	return moved || len(wcs) > 0, err
 }
 
-// answersFirst says whether an answer need not wait for new receives to be posted: the other end takes its time, and there are enough.
+// answersFirst says whether an answer need not wait for new receives to be posted: the other end
+// takes its time, and there are enough.
 func (l *lane) answersFirst() bool {
 	return l.tx != nil && l.tx.echoes != nil && l.rx.expected > l.rx.received
 }
@@ -267,7 +272,8 @@ func (r *round) note(err error) error {
 	return err
 }
 
-// finished says whether an end has nothing more to do. After a failure it is the end that has only what failed to collect.
+// finished says whether an end has nothing more to do. After a failure it is the end that has only
+// what failed to collect.
 func (r *round) finished(l *lane) bool {
 	if r.failed {
 		return l.tx == nil || !l.tx.failed || l.tx.drained()
@@ -275,8 +281,8 @@ func (r *round) finished(l *lane) bool {
 	return (l.tx == nil || l.tx.drained()) && (l.rx == nil || l.rx.complete())
 }
 
-// took is how long the round has taken: between two processes until all that this one sends was reported, for what comes after that
-// is conversation.
+// took is how long the round has taken: between two processes until all that this one sends was
+// reported, for what comes after that is conversation.
 func (r *round) took(start time.Time) time.Duration {
 	if r.apart != nil {
 		return r.apart.took(start)

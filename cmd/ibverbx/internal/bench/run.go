@@ -13,7 +13,8 @@ import (
 
 // Observer is told how a run goes on. It is called between measurements, from the goroutine of Run.
 type Observer interface {
-	// Start comes first, once it is settled what is measured. peer is nil when both ends are in this process.
+	// Start comes first, once it is settled what is measured. peer is nil when both ends are in
+	// this process.
 	Start(p *Params, peer *Peer)
 	// Cell comes before each cell, with how many cells of all are done.
 	Cell(done, all int)
@@ -24,9 +25,10 @@ type Observer interface {
 // ErrInterrupted says that the run was ended from outside before it had measured everything.
 var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 
-// Run measures. When ctx ends it finishes what is under way and returns what it has; the report then says so, and the error is
-// [ErrInterrupted]. Otherwise the error is that of the first cell that failed, which the report holds too; or a [*UsageError] or
-// another reason for which nothing could be measured, and then there is no report.
+// Run measures. When ctx ends it finishes what is under way and returns what it has; the report
+// then says so, and the error is [ErrInterrupted]. Otherwise the error is that of the first cell
+// that failed, which the report holds too; or a [*UsageError] or another reason for which nothing
+// could be measured, and then there is no report.
 func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, error) {
 	o.Start(p, nil)
 	run := newRunner(ctx, p, bothHere(), o)
@@ -119,11 +121,12 @@ func (r *runner) end(err error) (*Report, error) {
 	return report, err
 }
 
-// interrupted says whether ctx has ended. Rounds under way learn it from the brake, which costs them less.
+// interrupted says whether ctx has ended. Rounds under way learn it from the brake, which costs
+// them less.
 func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
 
-// open connects each column. All stay open for the whole run: their cells of one size are measured one right after
-// the other, so that a machine that slows down slows them all.
+// open connects each column. All stay open for the whole run: their cells of one size are measured
+// one right after the other, so that a machine that slows down slows them all.
 func (r *runner) open(open OpenFunc) error {
 	for _, s := range r.p.Schemes {
 		c, err := r.newColumn(open, s)
@@ -158,8 +161,8 @@ func (r *runner) close() error {
 	return errors.Join(errs...)
 }
 
-// row measures the cells of a size. copy() is measured before and after, and the better figure counts: on a machine that has
-// other things to do it must not be the one that was disturbed.
+// row measures the cells of a size. copy() is measured before and after, and the better figure
+// counts: on a machine that has other things to do it must not be the one that was disturbed.
 func (r *runner) row(size int) ([]Result, error) {
 	before, err := r.baseline(size)
 	if err != nil {
@@ -257,7 +260,8 @@ func newCell(r *runner, rig *rig, size int) *cell {
 		}
 	}
 	c.result = Result{
-		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme, Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
+		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme,
+		Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
 	}
 	return c
 }
@@ -291,7 +295,8 @@ func (c *cell) measure() {
 	c.result.Faults = c.rig.faults.report()
 }
 
-// giveUp ends a column that failed. Closing flushes what is outstanding, and shows that each request had its completion.
+// giveUp ends a column that failed. Closing flushes what is outstanding, and shows that each
+// request had its completion.
 func (c *cell) giveUp() {
 	c.rig.failed = true
 	c.rig.faults.end()
@@ -340,7 +345,8 @@ func (c *cell) explain(err error) error {
 	return errors.Join(errs...)
 }
 
-// deadline is a context that ends when a round of up to n messages has to end, and the watchdog that wants to be told what moves.
+// deadline is a context that ends when a round of up to n messages has to end, and the watchdog
+// that wants to be told what moves.
 func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
 	if c.peer == nil {
 		return c.deadlineHere()
@@ -354,7 +360,8 @@ func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) 
 	return ctx, w, func() { cancel(); stop() }
 }
 
-// blind says whether the other process sends what this one sees nothing of: once its own messages are reported nothing moves here.
+// blind says whether the other process sends what this one sees nothing of: once its own messages
+// are reported nothing moves here.
 func (c *cell) blind() bool {
 	for _, f := range c.flows {
 		if f.from == nil && !f.op.notifies() {

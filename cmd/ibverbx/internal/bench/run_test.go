@@ -73,7 +73,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// checkResult looks whether a cell is what was asked for. copied says that there is a comparison with copy().
+// checkResult looks whether a cell is what was asked for. copied says that there is a comparison
+// with copy().
 func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
 	t.Helper()
 	want := p.Iterations
@@ -81,13 +82,15 @@ func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
 		want *= 2
 	}
 	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed {
-		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages, want, r.Bytes, r.Verified, r.Failed)
+		t.Errorf("%s %v: %d messages of %d, %d bytes, %d verified, failed %v", r.Scheme, r.Size, r.Messages,
+			want, r.Bytes, r.Verified, r.Failed)
 	}
 	if r.Seconds <= 0 || r.GBPerSecond <= 0 || r.MsgPerSecond <= 0 {
 		t.Errorf("%s %v: no figures: %+v", r.Scheme, r.Size, r)
 	}
 	if p.Mode == Latency {
-		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 || l.P999 > l.Max {
+		if l := r.Latency; l == nil || l.Samples != int64(p.Iterations) || l.Min > l.P50 || l.P50 > l.P99 ||
+			l.P999 > l.Max {
 			t.Errorf("%s %v: latency %+v", r.Scheme, r.Size, l)
 		}
 	} else if copied && !p.Op.Atomic() && r.CopyGB <= 0 {
@@ -140,7 +143,8 @@ func TestInterrupt(t *testing.T) {
 	}
 	report, err := Run(ctx, p, openSoft, observer{row: func([]Result) { interrupt() }})
 	if !errors.Is(err, ErrInterrupted) || !report.Interrupted || report.OK || len(report.Results) != 3 {
-		t.Errorf("error %v, interrupted %v, %d results; want the first row", err, report.Interrupted, len(report.Results))
+		t.Errorf("error %v, interrupted %v, %d results; want the first row", err, report.Interrupted,
+			len(report.Results))
 	}
 }
 
@@ -161,10 +165,12 @@ func TestVerifyFinds(t *testing.T) {
 	}
 	dst[5*size+17] ^= 1
 	err := m.verify(dst, src, round, m.slots(size), size)
-	if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "message 5 of round 3 (4 KiB): 1 bytes differ, the first at offset 17") {
+	if !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "message 5 of round 3 (4 KiB): 1 bytes "+
+		"differ, the first at offset 17") {
 		t.Errorf("wrong byte: error %v", err)
 	}
-	if err := wrongBytes(src[:size], src[:size], round, 5); !errors.Is(err, ErrVerify) || !strings.Contains(err.Error(), "right a moment later") {
+	if err := wrongBytes(src[:size], src[:size], round, 5); !errors.Is(err, ErrVerify) ||
+		!strings.Contains(err.Error(), "right a moment later") {
 		t.Errorf("bytes that came between two looks: error %v", err)
 	}
 	fill(round)
@@ -175,8 +181,8 @@ func TestVerifyFinds(t *testing.T) {
 	}
 }
 
-// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or in copy(): what one left would
-// be right for the other.
+// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or
+// in copy(): what one left would be right for the other.
 func TestRoundsOfRun(t *testing.T) {
 	p := params()
 	if err := p.Validate(); err != nil {

@@ -7,21 +7,26 @@ import (
 	"ibverbx/verbs"
 )
 
-// Setback is a failure in the middle of a cell, and what was done about it: nothing if the cell could not go on.
+// Setback is a failure in the middle of a cell, and what was done about it: nothing if the cell
+// could not go on.
 type Setback struct {
 	Failure  *Failure  `json:"failure,omitempty"`
 	Recovery *Recovery `json:"recovery,omitempty"`
 }
 
-// Failure is what happened: what was injected, what each end saw of it, and what became of everything that was accepted.
+// Failure is what happened: what was injected, what each end saw of it, and what became of
+// everything that was accepted.
 type Failure struct {
-	Faults       []FaultReport `json:"faults,omitempty"` // that have struck since the failure before
-	Ends         []EndFailure  `json:"ends"`
-	Acknowledged int           `json:"acknowledged_messages"` // of the round that failed, those whose send succeeded
-	Notified     int           `json:"notified_messages"`     // of the round that failed, those whose receive succeeded
-	Compared     int           `json:"compared_messages"`     // of these, those whose bytes were compared
-	Kept         bool          `json:"promises_kept"`         // one completion for each request, in order; all that was notified was there
-	Broken       string        `json:"broken,omitempty"`      // what was not kept
+	Faults []FaultReport `json:"faults,omitempty"` // that have struck since the failure before
+	Ends   []EndFailure  `json:"ends"`
+	// of the round that failed, those whose send succeeded
+	Acknowledged int `json:"acknowledged_messages"`
+	// of the round that failed, those whose receive succeeded
+	Notified int `json:"notified_messages"`
+	Compared int `json:"compared_messages"` // of these, those whose bytes were compared
+	// one completion for each request, in order; all that was notified was there
+	Kept   bool   `json:"promises_kept"`
+	Broken string `json:"broken,omitempty"` // what was not kept
 }
 
 // EndFailure is a failure as an end saw it.
@@ -34,15 +39,16 @@ type EndFailure struct {
 
 // FirstError is what stopped a virtual queue pair, as that tells it.
 type FirstError struct {
-	Text      string `json:"text"`           // all of it in one line
-	Rail      int    `json:"rail"`           // -1 for none
-	Notify    bool   `json:"notify_qp"`      // the rail is the notify QP
-	Device    string `json:"device"`         // of the rail
-	QPNum     uint32 `json:"qp_num"`         // likewise
-	Opcode    string `json:"opcode"`         // of the request; empty when that is not known
-	Part      string `json:"part"`           // which part of it failed, as [ibverbx.FailedPart] says
-	Recv      bool   `json:"receive"`        // it was a receive
-	Message   int    `json:"message"`        // of the round that failed, from 0; -1 when no message was concerned
+	Text   string `json:"text"`      // all of it in one line
+	Rail   int    `json:"rail"`      // -1 for none
+	Notify bool   `json:"notify_qp"` // the rail is the notify QP
+	Device string `json:"device"`    // of the rail
+	QPNum  uint32 `json:"qp_num"`    // likewise
+	Opcode string `json:"opcode"`    // of the request; empty when that is not known
+	Part   string `json:"part"`      // which part of it failed, as [ibverbx.FailedPart] says
+	Recv   bool   `json:"receive"`   // it was a receive
+	// of the round that failed, from 0; -1 when no message was concerned
+	Message   int    `json:"message"`
 	Fragment  int    `json:"fragment"`       // from 0; -1 when that is not known
 	Fragments int    `json:"fragments"`      // 0 when that is not known
 	Local     uint64 `json:"local_address"`  // with Length 0 there is none

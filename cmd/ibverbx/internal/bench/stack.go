@@ -11,7 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// stack is a column through a layer above queue pairs: two connected ends of it, or this process's one.
+// stack is a column through a layer above queue pairs: two connected ends of it, or this process's
+// one.
 type stack struct {
 	scheme   Scheme
 	provider verbs.Provider // nil when it is not the stack's to close
@@ -61,7 +62,8 @@ func (p *Params) checkLongest(e *layers.End) error {
 	longest := e.Longest()
 	for _, z := range p.Sizes {
 		if longest > 0 && int(z) > longest {
-			return usage("--size %v: --kind %s takes at most %v over these NICs; use --kind auto, or smaller sizes", z, p.Kind, units.Size(longest))
+			return usage("--size %v: --kind %s takes at most %v over these NICs; use --kind auto, or "+
+				"smaller sizes", z, p.Kind, units.Size(longest))
 		}
 	}
 	return nil
@@ -77,8 +79,11 @@ func (p *Params) endConfig(scheme Scheme, devices []verbs.Device, m *memory, end
 		largest = max(largest, int(z))
 	}
 	return layers.Config{
-		Shape: p.Shape(), Kind: p.Kind, Endpoints: p.Endpoints, Window: max(p.TxDepth, leastLayerWindow), Largest: largest,
-		QP: p.config(scheme), Spin: p.spin(), Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst, Tail: p.wordsAt(m, end),
+		Shape: p.Shape(), Kind: p.Kind, Endpoints: p.Endpoints, Window: max(p.TxDepth, leastLayerWindow),
+		Largest: largest,
+		QP:      p.config(scheme), Spin: p.spin(), Devices: devices, Src: m.ends[end].src,
+		Dst:  m.ends[end].dst,
+		Tail: p.wordsAt(m, end),
 	}
 }
 
@@ -122,7 +127,8 @@ func (s *stack) close() error {
 	return errors.Join(errs...)
 }
 
-// run plays the round that both ends have begun. It returns when both are over. What one end fails of ends the other one's part.
+// run plays the round that both ends have begun. It returns when both are over. What one end fails
+// of ends the other one's part.
 func (s *stack) run(ctx context.Context, tasks *[2]layers.Task) error {
 	a, b := s.ends[0], s.ends[1]
 	if tasks[1].Send+tasks[1].Take == 0 {

@@ -28,7 +28,8 @@ func (c *cell) takerOf(e *end) func(*ibverbx.WC) error {
 	}
 }
 
-// settle lets both ends see what they will see of the failure: an error of its own is news, and says more than the other end's.
+// settle lets both ends see what they will see of the failure: an error of its own is news, and
+// says more than the other end's.
 func (c *cell) settle() error {
 	start := time.Now()
 	for last := start; time.Since(last) < settleTime && time.Since(start) < time.Second; {
@@ -76,15 +77,17 @@ func (f *Failure) place(s *faultState) string {
 		return ""
 	}
 	for _, e := range f.Ends {
-		if e.End == s.fault.End && e.Error != nil && e.Error.Status != verbs.StatusWRFlushErr.Name() && e.Error.Rail >= 0 {
+		if e.End == s.fault.End && e.Error != nil && e.Error.Status != verbs.StatusWRFlushErr.Name() &&
+			e.Error.Rail >= 0 {
 			return fmt.Sprintf("%s qp %d (end %s)", e.Error.Device, e.Error.QPNum, e.End)
 		}
 	}
 	return ""
 }
 
-// account completes the record of a failure, once nothing is outstanding at either end: what became of all that was accepted, and whether
-// what was acknowledged or notified is there. Its error says which promise was not kept.
+// account completes the record of a failure, once nothing is outstanding at either end: what became
+// of all that was accepted, and whether what was acknowledged or notified is there. Its error says
+// which promise was not kept.
 func (c *cell) account() error {
 	failure := c.failure
 	if failure == nil {
@@ -120,8 +123,8 @@ func (c *cell) account() error {
 	return err
 }
 
-// compare looks at the messages of a round that failed: all up to the last that was acknowledged or notified must be there. It says
-// how many that are.
+// compare looks at the messages of a round that failed: all up to the last that was acknowledged or
+// notified must be there. It says how many that are.
 func (c *cell) compare(f *flow) (int, error) {
 	if !c.p.Verify {
 		return 0, nil
@@ -138,8 +141,8 @@ func (c *cell) compare(f *flow) (int, error) {
 	return n, f.checkPrefix()
 }
 
-// checkPrefix looks whether the counter holds what some of the atomics make of it, in order: those that were acknowledged, and perhaps
-// some whose acknowledgement was lost.
+// checkPrefix looks whether the counter holds what some of the atomics make of it, in order: those
+// that were acknowledged, and perhaps some whose acknowledgement was lost.
 func (f *flow) checkPrefix() error {
 	got := f.held()
 	for i := f.acked; i < f.posted; i++ {

@@ -91,12 +91,14 @@ func killQP(r *rig, f *Fault) (*struck, error) {
 	}
 	qp := rails[f.Rail]
 	if qp.State() == verbs.StateErr {
-		return &struck{what: fmt.Sprintf("did not strike: %s qp %d was in ERR already (end %s)", qp.Device().Name(), qp.Num(), f.End), missed: true}, nil
+		return &struck{what: fmt.Sprintf("did not strike: %s qp %d was in ERR already (end %s)",
+			qp.Device().Name(), qp.Num(), f.End), missed: true}, nil
 	}
 	if err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
 		return nil, err
 	}
-	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", qp.Device().Name(), qp.Num(), f.End)}, nil
+	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", qp.Device().Name(), qp.Num(), f.End)},
+		nil
 }
 
 // nicStruck is a fault of a whole NIC.
@@ -155,5 +157,6 @@ func linkFlap(r *rig, f *Fault) (*struck, error) {
 		return nil, err
 	}
 	d.SetLink(false)
-	return r.nicStruck(f, d, fmt.Sprintf("link of %s went down for %v", d.Name(), f.For), func() { d.SetLink(true) }), nil
+	return r.nicStruck(f, d, fmt.Sprintf("link of %s went down for %v", d.Name(), f.For),
+		func() { d.SetLink(true) }), nil
 }

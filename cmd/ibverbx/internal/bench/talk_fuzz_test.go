@@ -21,7 +21,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A script is what a peer says: a message a line, its kind and what it holds other than a peer would that keeps to the rules. So
+// A script is what a peer says: a message a line, its kind and what it holds other than a peer
+// would that keeps to the rules. So
 //
 //	offer
 //	accept
@@ -37,7 +38,8 @@ const (
 	scriptBytes = 16 << 10
 )
 
-// actor is the other end of a conversation: it says what a script says, and has a real virtual queue pair for what travels beside it.
+// actor is the other end of a conversation: it says what a script says, and has a real virtual
+// queue pair for what travels beside it.
 type actor struct {
 	net.Conn // what is not there is not called
 	end      *end
@@ -164,10 +166,12 @@ func (a *actor) honest(kind string) json.RawMessage {
 	return text
 }
 
-// overwrite puts the fields of one document into another one, at every depth; what is no object takes the other's place.
+// overwrite puts the fields of one document into another one, at every depth; what is no object
+// takes the other's place.
 func overwrite(honest, lie json.RawMessage) json.RawMessage {
 	var fields, lies map[string]json.RawMessage
-	if json.Unmarshal(lie, &lies) != nil || lies == nil || json.Unmarshal(honest, &fields) != nil || fields == nil {
+	if json.Unmarshal(lie, &lies) != nil || lies == nil || json.Unmarshal(honest, &fields) != nil ||
+		fields == nil {
 		return lie
 	}
 	for key, value := range lies {
@@ -219,14 +223,16 @@ func (a *actor) SetReadDeadline(time.Time) error  { return nil }
 func (a *actor) SetWriteDeadline(time.Time) error { return nil }
 func (a *actor) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
-// talkParams are small parameters, chosen by a byte: operation, scheme, one direction or both, bandwidth or latency, compared or not.
+// talkParams are small parameters, chosen by a byte: operation, scheme, one direction or both,
+// bandwidth or latency, compared or not.
 func talkParams(t *testing.T, how byte) *Params {
 	t.Helper()
 	p := params(func(p *Params) {
 		p.Provider = "elsewhere"
 		p.Op = []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap, Write, Read}[how&7]
 		p.Schemes = []Scheme{[]Scheme{DQPLB, Spray, Single, DQPLB}[how>>3&3]}
-		p.NICs, p.QPs, p.Depth, p.TxDepth, p.Memory, p.Iterations, p.Verify = 1, 2, 4, 4, 4<<10, 3, how&32 == 0
+		p.NICs, p.QPs, p.Depth, p.TxDepth, p.Memory, p.Iterations, p.Verify = 1, 2, 4, 4, 4<<10, 3,
+			how&32 == 0
 		p.Sizes = []units.Size{64}
 		if p.Op.Atomic() {
 			p.Sizes = []units.Size{8}
@@ -242,9 +248,10 @@ func talkParams(t *testing.T, how byte) *Params {
 	return p
 }
 
-// talk lets a process have a conversation with an actor, and looks how that ends: soon, for a reason that can be shown, with all closed and
-// without much memory.
-func talk(t *testing.T, name string, how byte, script string, drive func(p *Params, h *Half) (*Report, error)) {
+// talk lets a process have a conversation with an actor, and looks how that ends: soon, for a
+// reason that can be shown, with all closed and without much memory.
+func talk(t *testing.T, name string, how byte, script string,
+	drive func(p *Params, h *Half) (*Report, error)) {
 	t.Helper()
 	if strings.Count(script, "\n") >= scriptLines || len(script) > scriptBytes || expensive(script) {
 		return
@@ -255,8 +262,10 @@ func talk(t *testing.T, name string, how byte, script string, drive func(p *Para
 	}
 	p := talkParams(t, how)
 	a := newActor(t, name, p, fabric.Device(0), script)
-	hello := &greeted{actor: a, hello: bytes.NewReader(append([]byte("\x89ibverbx"), 0, 0, 0, ProtocolVersion))}
-	conn, err := rendezvous.Start(t.Context(), hello, rendezvous.Config{Version: ProtocolVersion, Timeout: 4 * time.Millisecond})
+	hello := &greeted{actor: a, hello: bytes.NewReader(
+		append([]byte("\x89ibverbx"), 0, 0, 0, ProtocolVersion))}
+	conn, err := rendezvous.Start(t.Context(), hello, rendezvous.Config{Version: ProtocolVersion,
+		Timeout: 4 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +274,8 @@ func talk(t *testing.T, name string, how byte, script string, drive func(p *Para
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
-	report, err := drive(p, &Half{Conn: conn, Provider: p.Provider, Devices: []verbs.Device{fabric.Device(1)}, Config: fast, Version: "v"})
+	report, err := drive(p, &Half{Conn: conn, Provider: p.Provider, Devices: []verbs.Device{fabric.Device(1)},
+		Config: fast, Version: "v"})
 	took := time.Since(start)
 	runtime.ReadMemStats(&after)
 	if more := after.TotalAlloc - before.TotalAlloc; took > 3*time.Second || more > 64<<20 {
@@ -310,7 +320,8 @@ func (g *greeted) Read(b []byte) (int, error) {
 	return g.actor.Read(b)
 }
 
-// toTheEnd says whether a process can be content with what a script says: it goes to the end, and counts nothing that cannot be.
+// toTheEnd says whether a process can be content with what a script says: it goes to the end, and
+// counts nothing that cannot be.
 func toTheEnd(script string, p *Params) bool {
 	task := *p
 	for line := range strings.SplitSeq(script, "\n") {
@@ -329,7 +340,8 @@ func toTheEnd(script string, p *Params) bool {
 		case kindBye:
 			return true
 		case kindTask:
-			if json.Unmarshal([]byte(lie), &struct{ Parameters *Params }{&task}) == nil && task.Validate() != nil {
+			if json.Unmarshal([]byte(lie), &struct{ Parameters *Params }{&task}) == nil &&
+				task.Validate() != nil {
 				return false
 			}
 		case kindCell:
@@ -352,15 +364,18 @@ func toTheEnd(script string, p *Params) bool {
 // talkEnds says whether an error is one that a peer can bring about.
 func talkEnds(err error) bool {
 	var failed *ibverbx.FailedError
-	for _, want := range []error{verbs.ErrInvalid, ibverbx.ErrNoKey, ibverbx.ErrBounds, ibverbx.ErrFailed, errPeerInterrupted} {
+	for _, want := range []error{verbs.ErrInvalid, ibverbx.ErrNoKey, ibverbx.ErrBounds, ibverbx.ErrFailed,
+		errPeerInterrupted} {
 		if errors.Is(err, want) {
 			return true
 		}
 	}
-	return asExpected(err) || errors.As(err, &failed) || strings.HasPrefix(err.Error(), "the connecting end asks for")
+	return asExpected(err) || errors.As(err, &failed) ||
+		strings.HasPrefix(err.Error(), "the connecting end asks for")
 }
 
-// expensive says whether a script asks for something that is within the limits, but takes more than a test should.
+// expensive says whether a script asks for something that is within the limits, but takes more than
+// a test should.
 func expensive(script string) bool {
 	for line := range strings.SplitSeq(script, "\n") {
 		kind, lie, _ := strings.Cut(line, " ")
@@ -382,7 +397,8 @@ func expensive(script string) bool {
 			_ = json.Unmarshal(value, &n)
 			_ = json.Unmarshal(value, &list)
 			most := 1 << 20
-			if strings.EqualFold(key, "depth") || strings.EqualFold(key, "qps") || strings.EqualFold(key, "tx_depth") {
+			if strings.EqualFold(key, "depth") || strings.EqualFold(key, "qps") ||
+				strings.EqualFold(key, "tx_depth") {
 				most = 64
 			}
 			for _, n := range append(list, n) {
@@ -399,25 +415,31 @@ func expensive(script string) bool {
 func FuzzFollow(f *testing.F) {
 	opening := "task\ncolumn\nconnected\ncell\n"
 	add := func(how byte, script string) { f.Add(how, script) }
-	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 66, 67, 128, 129, 131, 4, 4 | 32, 4 | 64} {
+	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 64, 65, 66, 67, 128, 129, 131, 4, 4 | 32,
+		4 | 64} {
 		add(how, opening+"round\ndone\nverdict\nround\ndone\nverdict\nover\nrow\nbye")
-		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nover\nrow\nbye {\"interrupted\":true}")
+		add(how, opening+"round\ndone {\"posted\":1}\nverdict {\"verified\":1}\nover\nrow\nbye "+
+			"{\"interrupted\":true}")
 		add(how, opening+"round {\"messages\":64,\"warm_up\":true}\ndone {\"posted\":-1}")
 		add(how, opening+"round {\"messages\":65}")
 		add(how, opening+"over\nover\ncell\nover\nrow\nrow\nbye")
 	}
 	for _, lie := range []string{
-		`{"parameters":{"nics":2}}`, `{"parameters":{"memory_bytes":1099511627776}}`, `{"parameters":{"qps":4611686018427387905}}`,
+		`{"parameters":{"nics":2}}`, `{"parameters":{"memory_bytes":1099511627776}}`,
+		`{"parameters":{"qps":4611686018427387905}}`,
 		`{"parameters":null}`, `{"self":null}`, `7`,
-		`{"parameters":{"sizes":[64,64,64]}}`, `{"parameters":{"op":"halt"}}`, `{"parameters":{"faults":["nic-down"]}}`,
+		`{"parameters":{"sizes":[64,64,64]}}`, `{"parameters":{"op":"halt"}}`,
+		`{"parameters":{"faults":["nic-down"]}}`,
 		`{"parameters":{"duration_seconds":1e300}}`, `{"x":1}`,
 	} {
 		add(0, "task "+lie+"\ncolumn\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
 	}
 	for _, lie := range []string{
-		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`, `{"regions":{"dst":null}}`,
+		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
+		`{"regions":{"dst":null}}`,
 		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
-		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"scheme":"spray"}`, `{"card":{"rdAtomic":255,"mtu":256}}`,
+		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"scheme":"spray"}`,
+		`{"card":{"rdAtomic":255,"mtu":256}}`,
 		`{"regions":{"dst":{"rkeys":{"0":1}}}}`,
 	} {
 		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
@@ -429,7 +451,10 @@ func FuzzFollow(f *testing.F) {
 	add(0, "task\ncolumn\nconnected\nrow {\"results\":[]}")
 	add(0, "task\ncolumn\nconnected\ncell {\"counter\":\"18446744073709551615\",\"size_bytes\":128}")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
-		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report, error) { return Follow(t.Context(), h, observer{}) })
+		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report,
+			error) {
+			return Follow(t.Context(), h, observer{})
+		})
 	})
 }
 
@@ -438,20 +463,25 @@ func FuzzLead(f *testing.F) {
 	opening := "offer\naccept\ncolumn\nconnected\ncell\n"
 	rounds := strings.Repeat("ready\nverdict\n", 6)
 	add := func(how byte, script string) { f.Add(how, script) }
-	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 35, 64, 65, 66, 67, 128, 129, 131, 130, 4 | 32, 5 | 32, 4, 5} {
+	for _, how := range []byte{0, 1, 2, 3, 8, 16, 17, 32, 33, 35, 64, 65, 66, 67, 128, 129, 131, 130, 4 | 32,
+		5 | 32, 4, 5} {
 		add(how, opening+rounds+"stats\nbye")
 		add(how, opening+"ready\nverdict\nready\nverdict\nready\nverdict\nstats\nbye")
-		add(how, opening+"ready\ndone {\"posted\":1}\nverdict {\"verified\":1,\"took_ns\":-9223372036854775808}\nready\ndone\nverdict")
+		add(how, opening+"ready\ndone {\"posted\":1}\nverdict "+
+			"{\"verified\":1,\"took_ns\":-9223372036854775808}\nready\ndone\nverdict")
 		add(how, opening+"ready\ndone {\"posted\":1152921504606846976}")
 		add(how, opening+"verdict")
 	}
-	for _, lie := range []string{`{"nics":[]}`, `null`, `{"machine":{"clock_ns":-1}}`, `{"version":"\u001b[2J"}`} {
+	for _, lie := range []string{`{"nics":[]}`, `null`, `{"machine":{"clock_ns":-1}}`,
+		`{"version":"\u001b[2J"}`} {
 		add(0, "offer "+lie+"\naccept\ncolumn\nconnected")
 	}
 	for _, lie := range []string{
-		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`, `{"regions":{"dst":null}}`,
+		`{"card":{"qpNums":["1"]}}`, `{"card":{"credits":1}}`, `{"card":{"rails":null}}`, `{"card":null}`,
+		`{"regions":{"dst":null}}`,
 		`{"regions":{"dst":{"rkeys":{"63":1}}}}`,
-		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"regions":{"dst":{"addr":"1"}}}`, `{"scheme":"spray"}`,
+		`{"regions":{"dst":{"addr":"18446744073709547000"}}}`, `{"regions":{"dst":{"addr":"1"}}}`,
+		`{"scheme":"spray"}`,
 		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"regions":{"dst":{"rkeys":{"0":1}}}}`,
 	} {
 		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
@@ -461,6 +491,9 @@ func FuzzLead(f *testing.F) {
 	add(32, opening+rounds+`stats {"stats":{"state":"\u001b[2J"}}`)
 	add(32, opening+rounds+`stats {"stats":{"rails":[{"device":"\u001b[2J"}]}}`+"\nbye")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
-		talk(t, "b", how, script, func(p *Params, h *Half) (*Report, error) { return Lead(t.Context(), p, h, observer{}) })
+		talk(t, "b", how, script, func(p *Params, h *Half) (*Report,
+			error) {
+			return Lead(t.Context(), p, h, observer{})
+		})
 	})
 }

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Ledger is what became of the requests of one direction of an end, from its connection to its reset. Each that was accepted must
-// have just one completion.
+// Ledger is what became of the requests of one direction of an end, from its connection to its
+// reset. Each that was accepted must have just one completion.
 type Ledger struct {
 	Accepted  uint64 `json:"accepted"`
 	Succeeded uint64 `json:"succeeded"`
@@ -19,7 +19,8 @@ type Ledger struct {
 // Completed is how many requests were reported, in whatever way.
 func (l *Ledger) Completed() uint64 { return l.Succeeded + l.Failed + l.Flushed }
 
-// tally counts what an end posted and what was reported, to see that each request yields just one completion.
+// tally counts what an end posted and what was reported, to see that each request yields just one
+// completion.
 type tally struct {
 	sends, recvs Ledger
 	statuses     map[string]int // failed completions, by status
@@ -36,9 +37,11 @@ func (t *tally) count(wc *ibverbx.WC) {
 		l, what = &t.recvs, "receive"
 	}
 	// One that the NIC refused for good has its own error behind those that it flushed.
-	stopped := l.Failed > 0 && wc.Status != verbs.StatusWRFlushErr || l.Flushed > 0 && wc.Status == verbs.StatusSuccess
+	stopped := l.Failed > 0 && wc.Status != verbs.StatusWRFlushErr || l.Flushed > 0 &&
+		wc.Status == verbs.StatusSuccess
 	if stopped && t.broken == nil {
-		t.broken = fmt.Errorf("%w: a %s completed with %s behind one that had failed: the first error must stop the line",
+		t.broken = fmt.Errorf("%w: a %s completed with %s behind one that had failed: the first error must "+
+			"stop the line",
 			ErrVerify, what, wc.Status.Name())
 	}
 	switch wc.Status {

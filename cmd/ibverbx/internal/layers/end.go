@@ -38,26 +38,32 @@ type Task struct {
 	Alone     bool // one message at a time, as Series sends them
 }
 
-// traffic is what a layer does for an end. Its methods are called by the goroutine that plays the end's part.
+// traffic is what a layer does for an end. Its methods are called by the goroutine that plays the
+// end's part.
 type traffic interface {
 	// begin prepares for a round: receives are posted when it returns.
 	begin(t *Task) error
 	// post starts message i. [transport.ErrNoResource]: not yet, and nothing has happened.
 	post(i int) error
-	// settle makes completed become true once everything posted has completed. [transport.ErrNoResource]: call it again.
+	// settle makes completed become true once everything posted has completed.
+	// [transport.ErrNoResource]: call it again.
 	settle() error
-	// seal makes completed become true once what was put is visible to the peer's processor, likewise.
+	// seal makes completed become true once what was put is visible to the peer's processor,
+	// likewise.
 	seal() error
-	// completed says whether everything posted has completed; in a series, whether the one message has.
+	// completed says whether everything posted has completed; in a series, whether the one message
+	// has.
 	completed() (bool, error)
 	// arrived is how many messages of the round have come.
 	arrived() (int, error)
-	// target is the memory that messages land in, and counter the number there that the peer's atomics work on.
+	// target is the memory that messages land in, and counter the number there that the peer's
+	// atomics work on.
 	target() []byte
 	counter() uint64
 	// results are what atomics brought.
 	results() []uint64
-	// kind is how a message of a size is moved, and longest what the kind that was asked for takes; 0 for anything.
+	// kind is how a message of a size is moved, and longest what the kind that was asked for takes;
+	// 0 for anything.
 	kind(size int) Kind
 	longest() int
 	card() (Card, error)
@@ -185,7 +191,8 @@ func (e *End) Results() []uint64 { return e.t.results()[:e.posted] }
 // Close ends the end. What is outstanding is cut off when ctx ends.
 func (e *End) Close(ctx context.Context) error { return e.t.close(ctx) }
 
-// Begin prepares for a round. moved is called whenever something has moved. The peer may send when it returns.
+// Begin prepares for a round. moved is called whenever something has moved. The peer may send when
+// it returns.
 func (e *End) Begin(t Task, moved func()) error {
 	e.task, e.moved = t, moved
 	e.posted, e.came, e.stage, e.err = 0, 0, playing, nil
@@ -202,8 +209,8 @@ func (e *End) EndedAt() time.Time { return e.endedAt }
 // otherwise is how often until is asked by an end that sleeps.
 const otherwise = time.Millisecond
 
-// Run plays the end's part in the round, and serves the peer until that is over too, as until says. It spins and sleeps as the layer's
-// calls that wait do.
+// Run plays the end's part in the round, and serves the peer until that is over too, as until says.
+// It spins and sleeps as the layer's calls that wait do.
 func (e *End) Run(ctx context.Context, until func() bool) error {
 	e.until = until
 	e.bind(ctx)
@@ -264,8 +271,8 @@ func (e *End) pump() error {
 	return nil
 }
 
-// conclude ends the round once everything was started and has come. What is not timed any more makes what was put visible to the peer: an
-// acknowledgement alone proves arrival at its NIC.
+// conclude ends the round once everything was started and has come. What is not timed any more
+// makes what was put visible to the peer: an acknowledgement alone proves arrival at its NIC.
 func (e *End) conclude() error {
 	for !e.over.Load() {
 		var err error

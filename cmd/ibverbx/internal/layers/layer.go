@@ -76,15 +76,19 @@ func Shapes() []Shape {
 	copies := []Kind{Short, Bcopy, Zcopy}
 	ways := []Kind{Eager, Rendezvous}
 	return []Shape{
-		{Layer: Transport, Op: AM, Name: "active message", Kinds: copies, Seen: true, Longest: longestAM, Beneath: "send"},
+		{Layer: Transport, Op: AM, Name: "active message", Kinds: copies, Seen: true, Longest: longestAM,
+			Beneath: "send"},
 		{Layer: Transport, Op: Put, Name: "put", Kinds: copies, Beneath: "write"},
-		{Layer: Transport, Op: PutPoll, Name: "put and poll", Kinds: copies, Seen: true, LatencyOnly: true, Beneath: "write-imm"},
+		{Layer: Transport, Op: PutPoll, Name: "put and poll", Kinds: copies, Seen: true, LatencyOnly: true,
+			Beneath: "write-imm"},
 		{Layer: Transport, Op: Get, Name: "get", Kinds: []Kind{Bcopy, Zcopy}, Reads: true, Beneath: "read"},
 		{Layer: Transport, Op: FetchAdd, Name: "fetch-and-add", Atomic: true, Beneath: "fetch-add"},
 		{Layer: Tagged, Op: Send, Name: "tagged message", Kinds: ways, Seen: true, Beneath: "send"},
-		{Layer: Tagged, Op: SendSync, Name: "synchronous tagged message", Kinds: ways, Seen: true, Beneath: "send"},
+		{Layer: Tagged, Op: SendSync, Name: "synchronous tagged message", Kinds: ways, Seen: true,
+			Beneath: "send"},
 		{Layer: SHMEM, Op: Put, Name: "put", Beneath: "write"},
-		{Layer: SHMEM, Op: PutSignal, Name: "put with signal", Seen: true, LatencyOnly: true, Beneath: "write-imm"},
+		{Layer: SHMEM, Op: PutSignal, Name: "put with signal", Seen: true, LatencyOnly: true,
+			Beneath: "write-imm"},
 		{Layer: SHMEM, Op: Get, Name: "get", Reads: true, Beneath: "read"},
 		{Layer: SHMEM, Op: FetchAdd, Name: "fetch-and-add", Atomic: true, Beneath: "fetch-add"},
 	}
@@ -103,7 +107,8 @@ func Find(layer Layer, op Op) (Shape, error) {
 		ops = append(ops, string(s.Op))
 	}
 	if ops == nil {
-		return Shape{}, fmt.Errorf("--layer %.20q: have qp, %s, %s, %s", string(layer), Transport, Tagged, SHMEM)
+		return Shape{}, fmt.Errorf("--layer %.20q: have qp, %s, %s, %s", string(layer), Transport, Tagged,
+			SHMEM)
 	}
 	return Shape{}, fmt.Errorf("--op %.20q: --layer %s has %s", string(op), layer, strings.Join(ops, ", "))
 }
@@ -135,11 +140,13 @@ func (s *Shape) CheckKind(k Kind) error {
 		return nil
 	}
 	if len(s.Kinds) == 0 {
-		return fmt.Errorf("--kind %.20q: --op %s of --layer %s has no kinds: drop --kind", string(k), s.Op, s.Layer)
+		return fmt.Errorf("--kind %.20q: --op %s of --layer %s has no kinds: drop --kind", string(k), s.Op,
+			s.Layer)
 	}
 	names := []string{string(Auto)}
 	for _, k := range s.Kinds {
 		names = append(names, string(k))
 	}
-	return fmt.Errorf("--kind %.20q: --op %s of --layer %s has %s", string(k), s.Op, s.Layer, strings.Join(names, ", "))
+	return fmt.Errorf("--kind %.20q: --op %s of --layer %s has %s", string(k), s.Op, s.Layer,
+		strings.Join(names, ", "))
 }

@@ -17,7 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pair is two connected ends of a shape, whose sources and targets have room for 16 messages of 4 KiB.
+// pair is two connected ends of a shape, whose sources and targets have room for 16 messages of 4
+// KiB.
 func pair(t *testing.T, s Shape) [2]*End {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 2})
@@ -33,7 +34,8 @@ func pair(t *testing.T, s Shape) [2]*End {
 		}
 		cfgs[i] = Config{
 			Shape: s, Kind: Auto, Endpoints: 1, Window: 8, Largest: 4096, QP: ibverbx.Config{QPsPerDevice: 2},
-			Devices: []verbs.Device{fabric.Device(i)}, Src: src, Dst: make([]byte, window+TailSize), Tail: window,
+			Devices: []verbs.Device{fabric.Device(i)}, Src: src, Dst: make([]byte, window+TailSize),
+			Tail: window,
 		}
 	}
 	ends, err := NewPair(&cfgs)
@@ -80,7 +82,8 @@ func both(t *testing.T, ends [2]*End, tasks [2]Task) (errs [2]error) {
 	return errs
 }
 
-// TestRounds plays streams of every shape, one after the other: each message is in its slot, or is counted.
+// TestRounds plays streams of every shape, one after the other: each message is in its slot, or is
+// counted.
 func TestRounds(t *testing.T) {
 	for _, s := range Shapes() {
 		if s.LatencyOnly {
@@ -101,7 +104,8 @@ func TestRounds(t *testing.T) {
 					t.Fatal(errs)
 				}
 				if s.Atomic {
-					if got, want := ends[1].Counter(), 16*(number+1); got != want || len(ends[0].Results()) != 16 {
+					if got, want := ends[1].Counter(), 16*(number+1); got != want ||
+						len(ends[0].Results()) != 16 {
 						t.Fatalf("the counter holds %d, want %d", got, want)
 					}
 					continue
@@ -114,7 +118,8 @@ func TestRounds(t *testing.T) {
 					for k := range 4096 {
 						from := r.Source(i) + k
 						if got, want := at[r.Target(i)+k], byte(from>>8)^byte(from)+salt; got != want {
-							t.Fatalf("round %d: byte %d of message %d is %#x, want %#x", number, k, i, got, want)
+							t.Fatalf("round %d: byte %d of message %d is %#x, want %#x", number, k, i, got,
+								want)
 						}
 					}
 				}
@@ -123,7 +128,8 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestTooManyMessages shows that a peer that sends what the round does not have is found out, and writes nothing beyond it.
+// TestTooManyMessages shows that a peer that sends what the round does not have is found out, and
+// writes nothing beyond it.
 func TestTooManyMessages(t *testing.T) {
 	s, err := Find(Transport, AM)
 	if err != nil {
@@ -140,7 +146,8 @@ func TestTooManyMessages(t *testing.T) {
 		tasks := [2]Task{{Round: r, Endpoints: 1, Send: 16}, {Round: r, Endpoints: 1, Take: 16}}
 		lie(&tasks)
 		errs := both(t, ends, tasks)
-		for ends[1].engine.Progress() != 0 { // who expects nothing may be over before it comes: then the next round finds out
+		// who expects nothing may be over before it comes: then the next round finds out
+		for ends[1].engine.Progress() != 0 {
 		}
 		if !errors.Is(errs[1], ErrMessages) && !errors.Is(ends[1].Begin(tasks[1], func() {}), ErrMessages) {
 			t.Errorf("%s: %v", name, errs)
@@ -160,13 +167,16 @@ func TestFind(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Find("moon", AM); err == nil || !strings.Contains(err.Error(), "have qp, transport, tagged, shmem") {
+	if _, err := Find("moon", AM); err == nil ||
+		!strings.Contains(err.Error(), "have qp, transport, tagged, shmem") {
 		t.Error(err)
 	}
-	if _, err := Find(Transport, Send); err == nil || !strings.Contains(err.Error(), "has am, put, put-poll, get, fetch-add") {
+	if _, err := Find(Transport, Send); err == nil ||
+		!strings.Contains(err.Error(), "has am, put, put-poll, get, fetch-add") {
 		t.Error(err)
 	}
-	if DefaultOp(Transport) != AM || DefaultOp(Tagged) != Send || DefaultOp(SHMEM) != Put || DefaultOp("moon") != "" {
+	if DefaultOp(Transport) != AM || DefaultOp(Tagged) != Send || DefaultOp(SHMEM) != Put ||
+		DefaultOp("moon") != "" {
 		t.Error("other defaults")
 	}
 }

@@ -15,9 +15,10 @@ const (
 	checkTurns = 4096
 )
 
-// Series sends the messages of a round one at a time from e, and notes in took how long each was under way: until its answer had come where
-// the peer answers, else until it had completed. This goroutine plays the peer's part too; nil is one that has none. The
-// round is not over yet: both ends still have to Run, which only tidies up then.
+// Series sends the messages of a round one at a time from e, and notes in took how long each was
+// under way: until its answer had come where the peer answers, else until it had completed. This
+// goroutine plays the peer's part too; nil is one that has none. The round is not over yet: both
+// ends still have to Run, which only tidies up then.
 func (e *End) Series(ctx context.Context, peer *End, took []int64) error {
 	e.bind(ctx)
 	if peer != nil {
@@ -49,7 +50,8 @@ func (e *End) Series(ctx context.Context, peer *End, took []int64) error {
 	return nil
 }
 
-// SeriesAsleep is Series with a peer whose part somebody else plays. It spins and sleeps as the layer's calls that wait do.
+// SeriesAsleep is Series with a peer whose part somebody else plays. It spins and sleeps as the
+// layer's calls that wait do.
 func (e *End) SeriesAsleep(ctx context.Context, took []int64) error {
 	e.bind(ctx)
 	var i int

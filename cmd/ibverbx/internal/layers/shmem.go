@@ -12,7 +12,8 @@ import (
 	"ibverbx/transport"
 )
 
-// shmemEnd is one of two PEs of this process. Its source and its target are blocks of the symmetric heap.
+// shmemEnd is one of two PEs of this process. Its source and its target are blocks of the symmetric
+// heap.
 type shmemEnd struct {
 	shape    Shape
 	world    *shmemWorld
@@ -53,7 +54,8 @@ func newSHMEM(cfgs *[2]Config) (ends [2]*shmemEnd, err error) {
 		w.doms = append(w.doms, dom)
 		src, dst = max(src, len(cfgs[i].Src)), max(dst, len(cfgs[i].Dst))
 	}
-	cfg := shmem.Config{HeapSize: src + dst + 1<<20, Transport: transport.Config{QP: cfgs[0].QP, MaxOutstanding: cfgs[0].Window, Spin: cfgs[0].Spin}}
+	cfg := shmem.Config{HeapSize: src + dst + 1<<20, Transport: transport.Config{QP: cfgs[0].QP,
+		MaxOutstanding: cfgs[0].Window, Spin: cfgs[0].Spin}}
 	cfg.Transport.BounceBuffers = bounceBuffers(&cfgs[0])
 	cfg.Transport.QP.MaxMsgCntPerQP = max(cfg.Transport.QP.MaxMsgCntPerQP, cfgs[0].Window+8)
 	if w.world, err = shmem.NewLocal(ctx, cfg, w.doms...); err != nil {
@@ -145,7 +147,8 @@ func (e *shmemEnd) begin(t *Task) error {
 	return nil
 }
 
-// post calls the operation: a stream's are initiated only, where there is such a call; one alone is complete when post returns.
+// post calls the operation: a stream's are initiated only, where there is such a call; one alone is
+// complete when post returns.
 func (e *shmemEnd) post(i int) (err error) {
 	r, peer := e.task.Round, 1-e.pe.ID()
 	at, to := r.Source(i), r.Target(i)
@@ -153,7 +156,8 @@ func (e *shmemEnd) post(i int) (err error) {
 	case Put:
 		err = shmem.PutNBI(e.ctx, e.pe, e.dst.Slice(to, to+r.Size), e.src.Local(e.pe)[at:at+r.Size], peer)
 	case PutSignal:
-		return shmem.PutSignalNBI(e.ctx, e.pe, e.dst.Slice(to, to+r.Size), e.src.Local(e.pe)[at:at+r.Size], e.signal, e.flag(i), shmem.SignalSet, peer)
+		return shmem.PutSignalNBI(e.ctx, e.pe, e.dst.Slice(to, to+r.Size), e.src.Local(e.pe)[at:at+r.Size],
+			e.signal, e.flag(i), shmem.SignalSet, peer)
 	case Get:
 		if e.task.Alone {
 			return shmem.Get(e.ctx, e.pe, e.dst.Local(e.pe)[to:to+r.Size], e.src.Slice(at, at+r.Size), peer)

@@ -10,7 +10,8 @@ import (
 	"ibverbx/transport"
 )
 
-// taggedEnd is an end of package tagged. Message i of a round has a tag of its own, so that it finds its slot whatever endpoint it came over.
+// taggedEnd is an end of package tagged. Message i of a round has a tag of its own, so that it
+// finds its slot whatever endpoint it came over.
 type taggedEnd struct {
 	shape  Shape
 	worker *tagged.Worker
@@ -29,7 +30,8 @@ type taggedEnd struct {
 	broken   error
 }
 
-// maxUnexpected is how many messages that no receive has matched a worker keeps at most, of all its peers: a peer may send what nobody wants.
+// maxUnexpected is how many messages that no receive has matched a worker keeps at most, of all its
+// peers: a peer may send what nobody wants.
 const maxUnexpected = 1 << 16
 
 // requests are those under way, oldest first: a ring.
@@ -159,7 +161,8 @@ func (e *taggedEnd) arrived() (int, error) {
 			return 0, err
 		}
 		if info := req.Info(); info.Length != e.task.Round.Size || info.Tag != e.tag(e.receives.head) {
-			return 0, fmt.Errorf("%w: tag %#x with %d bytes; tag %#x has %d", ErrMessages, info.Tag, info.Length, e.tag(e.receives.head), e.task.Round.Size)
+			return 0, fmt.Errorf("%w: tag %#x with %d bytes; tag %#x has %d", ErrMessages, info.Tag,
+				info.Length, e.tag(e.receives.head), e.task.Round.Size)
 		}
 		e.receives.pop()
 	}

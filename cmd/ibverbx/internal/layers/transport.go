@@ -37,14 +37,15 @@ type transportEnd struct {
 	counts   bool                 // operations count in comp themselves
 	flushing int                  // endpoints whose flush was begun
 	idle     bool                 // nothing is outstanding: comp is not in use
-	unsaid   *transport.Endpoint  // where the one message of a series went that still wants a flush to tell when it has completed
-	olds     []uint64             // results of atomics
-	next     int                  // message that packs
-	pack     func(dst []byte) int
-	one      [1]ibverbx.Segment
-	word     [8]byte
-	seen     int
-	broken   error
+	// where the one message of a series went that still wants a flush to tell when it has completed
+	unsaid *transport.Endpoint
+	olds   []uint64 // results of atomics
+	next   int      // message that packs
+	pack   func(dst []byte) int
+	one    [1]ibverbx.Segment
+	word   [8]byte
+	seen   int
+	broken error
 }
 
 // peerState is what an endpoint counts of what comes.
@@ -104,7 +105,8 @@ func register(dom *ibverbx.Domain, cfg *Config) (src, dst *ibverbx.MR, err error
 	return src, dst, err
 }
 
-// Buffers cost memory, which a peer may have asked for: more than the layers' own defaults there are for few endpoints and usual sizes only.
+// Buffers cost memory, which a peer may have asked for: more than the layers' own defaults there
+// are for few endpoints and usual sizes only.
 const (
 	fewEndpoints  = 8
 	maxAMBuffers  = 1024
@@ -114,7 +116,8 @@ const (
 	amRoom = 64
 )
 
-// transportConfig configures the worker: the defaults, but for the window that was asked for, and larger buffers for longer active messages.
+// transportConfig configures the worker: the defaults, but for the window that was asked for, and
+// larger buffers for longer active messages.
 func transportConfig(cfg *Config) transport.Config {
 	c := transport.Config{QP: cfg.QP, MaxEndpoints: cfg.Endpoints, MaxOutstanding: cfg.Window, Spin: cfg.Spin}
 	c.BounceBuffers = bounceBuffers(cfg)
@@ -137,14 +140,16 @@ func (e *transportEnd) failed(_ *transport.Endpoint, err error) {
 	}
 }
 
-// handle puts an active message where it belongs: the message i of all goes over endpoint i modulo their number.
+// handle puts an active message where it belongs: the message i of all goes over endpoint i modulo
+// their number.
 func (e *transportEnd) handle(m *transport.Message) {
 	p := m.Endpoint().Value().(*peerState)
 	i := p.came*max(e.task.Endpoints, 1) + p.index
 	data := m.Data()
 	if i >= e.task.Take || len(data) != e.task.Round.Size {
 		if e.broken == nil {
-			e.broken = fmt.Errorf("%w: message %d of %d bytes; the round has %d of %d bytes", ErrMessages, i, len(data), e.task.Take, e.task.Round.Size)
+			e.broken = fmt.Errorf("%w: message %d of %d bytes; the round has %d of %d bytes", ErrMessages, i,
+				len(data), e.task.Take, e.task.Round.Size)
 		}
 		return
 	}
@@ -251,7 +256,8 @@ func (e *transportEnd) close(ctx context.Context) error {
 
 // closing takes the errors out that only say that the peer was faster.
 func closing(err error) error {
-	for _, usual := range []error{transport.ErrPeerClosed, transport.ErrPeerFailed, transport.ErrCanceled, context.Canceled, context.DeadlineExceeded} {
+	for _, usual := range []error{transport.ErrPeerClosed, transport.ErrPeerFailed, transport.ErrCanceled,
+		context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, usual) {
 			return nil
 		}

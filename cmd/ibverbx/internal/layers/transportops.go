@@ -55,7 +55,8 @@ func (e *transportEnd) post(i int) error {
 }
 
 // start calls the operation. Done means that comp was not touched.
-func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion, i int) (done bool, err error) {
+func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion, i int) (done bool,
+	err error) {
 	r := e.task.Round
 	at, to, size := r.Source(i), uint64(r.Target(i)), uint64(r.Size)
 	switch e.shape.Op {
@@ -101,8 +102,8 @@ func (e *transportEnd) put(ep *transport.Endpoint, comp *transport.Completion, i
 	return done, err
 }
 
-// putPoll puts a message that the peer sees by looking at its memory: a word whose value it expects, behind the data where that is not the
-// word itself.
+// putPoll puts a message that the peer sees by looking at its memory: a word whose value it
+// expects, behind the data where that is not the word itself.
 func (e *transportEnd) putPoll(ep *transport.Endpoint, i int) error {
 	flag := e.word[:]
 	binary.NativeEndian.PutUint64(flag, e.flag(i))
@@ -138,8 +139,8 @@ func (e *transportEnd) seal() error {
 	return e.flush(transport.FlushRemote)
 }
 
-// flush makes comp fire when what the endpoints in use have outstanding has completed. Where one of them has no resource, the next call
-// goes on with it.
+// flush makes comp fire when what the endpoints in use have outstanding has completed. Where one of
+// them has no resource, the next call goes on with it.
 func (e *transportEnd) flush(kind transport.FlushKind) error {
 	if e.idle {
 		e.comp.Init(e.task.Endpoints, nil)
@@ -178,7 +179,8 @@ func (e *transportEnd) completed() (bool, error) {
 }
 
 func (e *transportEnd) arrived() (int, error) {
-	if e.shape.Op == PutPoll && e.seen < e.task.Take && atomic.LoadUint64(word(e.mem.dst, e.tail+wordFlag)) == e.flag(e.seen) {
+	if e.shape.Op == PutPoll && e.seen < e.task.Take &&
+		atomic.LoadUint64(word(e.mem.dst, e.tail+wordFlag)) == e.flag(e.seen) {
 		e.seen++
 	}
 	return e.seen, e.broken

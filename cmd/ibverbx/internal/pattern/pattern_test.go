@@ -2,7 +2,8 @@ package pattern
 
 import "testing"
 
-// TestSource shows that what a slot gets lies in the source, and is another piece in each of the next thousand rounds.
+// TestSource shows that what a slot gets lies in the source, and is another piece in each of the
+// next thousand rounds.
 func TestSource(t *testing.T) {
 	const size, slots = 100, 20
 	for slot := range slots {

@@ -41,7 +41,8 @@ type errorBody struct {
 	Text string `json:"text"`
 }
 
-// Conn is a conversation under way. Send and Fail may be called from any goroutine, and Receive from one at a time.
+// Conn is a conversation under way. Send and Fail may be called from any goroutine, and Receive
+// from one at a time.
 type Conn struct {
 	nc      net.Conn
 	cfg     Config
@@ -55,7 +56,8 @@ type Conn struct {
 	broken bool // a frame was begun and not finished: nothing can follow it
 }
 
-// Start begins a conversation over a connection, which it owns from then on: also where it fails, and then it is closed.
+// Start begins a conversation over a connection, which it owns from then on: also where it fails,
+// and then it is closed.
 func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
@@ -66,7 +68,8 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	if cfg.MaxFrame == 0 {
 		cfg.MaxFrame = defaultMaxFrame
 	}
-	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}), done: make(chan struct{})}
+	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}),
+		done: make(chan struct{})}
 	if err := c.greet(ctx); err != nil {
 		_ = nc.Close()
 		return nil, err
@@ -162,8 +165,8 @@ func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 // RemoteAddr is where the peer is.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Send tells the peer something. A nil body is none. A peer that does not read holds it up until ctx ends or the timeout is over; after
-// that nothing can be said any more.
+// Send tells the peer something. A nil body is none. A peer that does not read holds it up until
+// ctx ends or the timeout is over; after that nothing can be said any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	frame, err := appendFrame(nil, kind, body, c.cfg.MaxFrame)
 	if err != nil {
@@ -227,7 +230,8 @@ func (c *Conn) heard() error {
 	}
 }
 
-// Receive waits for the next message, which must be of a kind, and reads its body into body unless that is nil.
+// Receive waits for the next message, which must be of a kind, and reads its body into body unless
+// that is nil.
 func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 	m, err := c.ReceiveAny(ctx, kind)
 	if err != nil || body == nil {
@@ -282,8 +286,8 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Fail tells the peer why this end gives up, and closes the conversation once the peer has taken note or gone. What the peer had to say for
-// itself is then in Err.
+// Fail tells the peer why this end gives up, and closes the conversation once the peer has taken
+// note or gone. What the peer had to say for itself is then in Err.
 func (c *Conn) Fail(why error) {
 	frame, err := appendFrame(nil, errorKind, errorBody{Clean(why.Error())}, c.cfg.MaxFrame)
 	if err == nil && c.write(context.Background(), frame, min(lastWords, c.cfg.Timeout)) == nil {

@@ -68,7 +68,8 @@ func TestConversation(t *testing.T) {
 	}
 }
 
-// TestFail shows that both ends learn why either gave up, also when messages that nobody read are under way.
+// TestFail shows that both ends learn why either gave up, also when messages that nobody read are
+// under way.
 func TestFail(t *testing.T) {
 	a, b := pair(t, Config{})
 	for range 3 * inboxLen {
@@ -83,7 +84,8 @@ func TestFail(t *testing.T) {
 	}()
 	<-b.Done()
 	var said *PeerError
-	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of [31m ink\n  and paper" || err.Error() != "peer: "+said.Text {
+	if err := b.Err(); !errors.As(err, &said) || said.Text != "out of [31m ink\n  and paper" ||
+		err.Error() != "peer: "+said.Text {
 		t.Errorf("error %v", b.Err())
 	}
 	b.Fail(errors.New("no paper here either"))
@@ -95,7 +97,8 @@ func TestFail(t *testing.T) {
 
 func TestReceiveEnds(t *testing.T) {
 	a, _ := pair(t, Config{Timeout: 20 * time.Millisecond})
-	if err := a.Receive(t.Context(), "word", nil); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), `message "word"`) {
+	if err := a.Receive(t.Context(), "word", nil); !errors.Is(err, ErrTimeout) ||
+		!strings.Contains(err.Error(), `message "word"`) {
 		t.Errorf("error %v, want ErrTimeout", err)
 	}
 	why := errors.New("enough")
@@ -116,7 +119,8 @@ func TestVersions(t *testing.T) {
 	}()
 	_, err := Start(t.Context(), ncA, Config{Version: 1})
 	for _, err := range []error{err, <-other} {
-		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 1") || !strings.Contains(err.Error(), "version 2") {
+		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 1") ||
+			!strings.Contains(err.Error(), "version 2") {
 			t.Errorf("error %v, want ErrVersion with both", err)
 		}
 	}
@@ -127,7 +131,8 @@ func frame(text string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(text)))) + text
 }
 
-// TestStrangers shows an end what no peer would send. It must say what is wrong, and not wait for ever.
+// TestStrangers shows an end what no peer would send. It must say what is wrong, and not wait for
+// ever.
 func TestStrangers(t *testing.T) {
 	const patience = 50 * time.Millisecond
 	hello := string(preface(1))
@@ -137,29 +142,38 @@ func TestStrangers(t *testing.T) {
 		want  error
 		text  string
 	}{
-		"silence":                     {"", true, ErrTimeout, "its greeting"},
-		"nobody":                      {"", false, ErrGone, ""},
-		"HTTP":                        {"GET / HTTP/1.1\r\n\r\n", true, ErrProtocol, `it began with "GET / HTTP/1`},
+		"silence": {"", true, ErrTimeout, "its greeting"},
+		"nobody":  {"", false, ErrGone, ""},
+		"HTTP": {"GET / HTTP/1.1\r\n\r\n", true, ErrProtocol,
+			`it began with "GET / HTTP/1`},
 		"a word":                      {"hi", true, ErrProtocol, `it began with "hi"`},
 		"noise":                       {"\x89\x00\xff\xfe", true, ErrProtocol, "does not speak ibverbx"},
 		"half a greeting":             {hello[:5], true, ErrTimeout, "its greeting"},
 		"half a greeting and no more": {hello[:5], false, ErrGone, ""},
-		"another version":             {string(preface(77)), true, ErrVersion, "speaks version 77, this end version 1"},
-		"greeting and no more":        {hello, false, ErrGone, ""},
-		"greeting and silence":        {hello, true, ErrTimeout, `message "word"`},
-		"overlong frame":              {hello + "\xff\xff\xff\xff", true, ErrProtocol, "a frame of 4294967295 bytes: at most 1000"},
-		"a little too long":           {hello + "\x00\x00\x03\xe9", true, ErrProtocol, "a frame of 1001 bytes"},
-		"truncated frame":             {hello + frame(`{"kind":"word"}`)[:9], true, ErrTimeout, "the peer does not answer"},
+		"another version": {string(preface(77)), true, ErrVersion,
+			"speaks version 77, this end version 1"},
+		"greeting and no more": {hello, false, ErrGone, ""},
+		"greeting and silence": {hello, true, ErrTimeout, `message "word"`},
+		"overlong frame": {hello + "\xff\xff\xff\xff", true, ErrProtocol,
+			"a frame of 4294967295 bytes: at most 1000"},
+		"a little too long": {hello + "\x00\x00\x03\xe9", true, ErrProtocol,
+			"a frame of 1001 bytes"},
+		"truncated frame": {hello + frame(`{"kind":"word"}`)[:9], true, ErrTimeout,
+			"the peer does not answer"},
 		"truncated frame and no more": {hello + frame(`{"kind":"word"}`)[:9], false, ErrGone, ""},
 		"half a length":               {hello + "\x00\x00", true, ErrTimeout, "the peer does not answer"},
 		"no JSON":                     {hello + frame("word word"), true, ErrProtocol, "invalid character"},
 		"empty frame":                 {hello + frame(""), true, ErrProtocol, ""},
 		"no kind":                     {hello + frame(`{}`), true, ErrProtocol, "of kind"},
-		"long kind":                   {hello + frame(`{"kind":"`+strings.Repeat("k", 100)+`"}`), true, ErrProtocol, "of kind"},
-		"other kind":                  {hello + frame(`{"kind":"sword"}`), true, ErrProtocol, `"sword" came in place of "word"`},
-		"wrong body":                  {hello + frame(`{"kind":"word","body":{"a":1}}`), true, ErrProtocol, `message "word"`},
-		"no body":                     {hello + frame(`{"kind":"word"}`), true, ErrProtocol, `message "word"`},
-		"wrong last words":            {hello + frame(`{"kind":"error","body":7}`), true, ErrProtocol, ""},
+		"long kind": {hello + frame(`{"kind":"`+strings.Repeat("k", 100)+`"}`), true,
+			ErrProtocol, "of kind"},
+		"other kind": {hello + frame(`{"kind":"sword"}`), true, ErrProtocol,
+			`"sword" came in place of "word"`},
+		"wrong body": {hello + frame(`{"kind":"word","body":{"a":1}}`), true, ErrProtocol,
+			`message "word"`},
+		"no body": {hello + frame(`{"kind":"word"}`), true, ErrProtocol,
+			`message "word"`},
+		"wrong last words": {hello + frame(`{"kind":"error","body":7}`), true, ErrProtocol, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nc, stranger := tcptest.Pair(t)
@@ -184,7 +198,8 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestFlood sends without end to an end that does not receive: it must not take in more than it has room for.
+// TestFlood sends without end to an end that does not receive: it must not take in more than it has
+// room for.
 func TestFlood(t *testing.T) {
 	a, b := pair(t, Config{Timeout: 50 * time.Millisecond, MaxFrame: 1 << 20})
 	big := strings.Repeat("x", 1<<19)
@@ -240,10 +255,12 @@ func TestSendInterrupted(t *testing.T) {
 	}
 }
 
-// TestSendLastWords sends to a peer that has gone and has said why, which this end has not read yet: its words count.
+// TestSendLastWords sends to a peer that has gone and has said why, which this end has not read
+// yet: its words count.
 func TestSendLastWords(t *testing.T) {
 	nc, other := tcptest.Pair(t)
-	said := string(preface(0)) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1) + frame(`{"kind":"error","body":{"text":"out of ink"}}`)
+	said := string(preface(0)) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1) +
+		frame(`{"kind":"error","body":{"text":"out of ink"}}`)
 	if _, err := io.WriteString(other, said); err != nil {
 		t.Fatal(err)
 	}
@@ -266,12 +283,15 @@ func TestSendLastWords(t *testing.T) {
 // TestGreeting shows that the beginning can have less time than the rest.
 func TestGreeting(t *testing.T) {
 	nc, _ := tcptest.Pair(t)
-	if _, err := Start(t.Context(), nc, Config{Timeout: time.Hour, Greeting: 20 * time.Millisecond}); !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "waited 20ms") {
+	if _, err := Start(t.Context(), nc, Config{Timeout: time.Hour,
+		Greeting: 20 * time.Millisecond}); !errors.Is(err, ErrTimeout) ||
+		!strings.Contains(err.Error(), "waited 20ms") {
 		t.Errorf("error %v, want ErrTimeout", err)
 	}
 }
 
-// TestDecode shows what is said of a body that is not what it should be: it repeats little of it, and nothing that a terminal obeys.
+// TestDecode shows what is said of a body that is not what it should be: it repeats little of it,
+// and nothing that a terminal obeys.
 func TestDecode(t *testing.T) {
 	m := Message{Kind: "word", Body: []byte(`{"n":` + strings.Repeat("1", 100000) + `}`)}
 	var body struct {
@@ -285,14 +305,16 @@ func TestDecode(t *testing.T) {
 	if err := m.Decode(&body); err != nil {
 		t.Error(err)
 	}
-	if err := m.DecodeKnown(&body); !errors.Is(err, ErrProtocol) || strings.ContainsAny(err.Error(), "\x1b\u009b") {
+	if err := m.DecodeKnown(&body); !errors.Is(err, ErrProtocol) ||
+		strings.ContainsAny(err.Error(), "\x1b\u009b") {
 		t.Errorf("error %q", err)
 	}
 }
 
 func TestTooLongToSend(t *testing.T) {
 	a, _ := pair(t, Config{MaxFrame: 100})
-	if err := a.Send(t.Context(), "word", strings.Repeat("x", 100)); err == nil || !strings.Contains(err.Error(), "at most 100") {
+	if err := a.Send(t.Context(), "word", strings.Repeat("x", 100)); err == nil ||
+		!strings.Contains(err.Error(), "at most 100") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,24 +1,26 @@
-// Package rendezvous is a conversation between two processes over one TCP connection: small messages that both ends trust no
-// further than they must.
+// Package rendezvous is a conversation between two processes over one TCP connection: small
+// messages that both ends trust no further than they must.
 //
 // # On the wire
 //
-// Each end begins with twelve bytes: the magic 0x89 "ibverbx", and the version of its messages as a big-endian number of four
-// bytes. Ends of different versions part there. Then come frames:
+// Each end begins with twelve bytes: the magic 0x89 "ibverbx", and the version of its messages as a
+// big-endian number of four bytes. Ends of different versions part there. Then come frames:
 //
 //	4 bytes   length of what follows, big-endian, at most Config.MaxFrame
 //	n bytes   JSON: {"kind":"round","body":{...}}
 //
-// What kinds there are, and what their bodies hold, is the user's; only "error" belongs to this package: its body {"text":"..."}
-// says why an end gives up, and nothing follows it.
+// What kinds there are, and what their bodies hold, is the user's; only "error" belongs to this
+// package: its body {"text":"..."} says why an end gives up, and nothing follows it.
 //
 // # What can be relied on
 //
-//   - Nothing waits for ever, nor longer than the context: sending, receiving, the beginning and the rest of a frame that has begun each have Config.Timeout.
-//   - Memory is bounded: a frame is read as it comes, never more than MaxFrame, and a few frames wait to be received. A peer that
-//     sends more waits itself.
-//   - The connection is read all the time, as long as there is room for what comes. [Conn.Done] closes as soon as the peer has gone,
-//     whatever this end is doing, and [Conn.Err] then says how it went: [ErrGone], a [*PeerError] with the peer's own words, or an
-//     [ErrProtocol].
-//   - Words of the peer that reach a terminal hold no control characters, are of bearable length, and have their further lines indented.
+//   - Nothing waits for ever, nor longer than the context: sending, receiving, the beginning and
+//     the rest of a frame that has begun each have Config.Timeout.
+//   - Memory is bounded: a frame is read as it comes, never more than MaxFrame, and a few frames
+//     wait to be received. A peer that sends more waits itself.
+//   - The connection is read all the time, as long as there is room for what comes. [Conn.Done]
+//     closes as soon as the peer has gone, whatever this end is doing, and [Conn.Err] then says how
+//     it went: [ErrGone], a [*PeerError] with the peer's own words, or an [ErrProtocol].
+//   - Words of the peer that reach a terminal hold no control characters, are of bearable length,
+//     and have their further lines indented.
 package rendezvous

@@ -34,8 +34,9 @@ const (
 	maxReason = 400
 )
 
-// Clean makes words of a peer fit for a terminal: control characters become spaces, but for line ends, and what is too long is cut.
-// Further lines are indented, so that none can be taken for one of this end's.
+// Clean makes words of a peer fit for a terminal: control characters become spaces, but for line
+// ends, and what is too long is cut. Further lines are indented, so that none can be taken for one
+// of this end's.
 func Clean(s string) string { return indent(excerpt(s, maxText)) }
 
 // indent sets the lines after the first one off.

@@ -14,22 +14,27 @@ import (
 	"unicode"
 )
 
-// checkReason looks whether an error can be shown: nothing in it that a terminal obeys, and no more of what came than a line or two.
+// checkReason looks whether an error can be shown: nothing in it that a terminal obeys, and no more
+// of what came than a line or two.
 func checkReason(t *testing.T, err error) {
 	t.Helper()
-	if text := err.Error(); len(text) > 2*maxReason || strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+	if text := err.Error(); len(text) > 2*maxReason ||
+		strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 		t.Fatalf("%d bytes: %.300q", len(text), text)
 	}
 }
 
-// FuzzFrames reads frames from anything. What can be read can be written and read again, nothing is larger than allowed, what is refused
-// says why, and a length that is only announced costs nothing.
+// FuzzFrames reads frames from anything. What can be read can be written and read again, nothing is
+// larger than allowed, what is refused says why, and a length that is only announced costs nothing.
 func FuzzFrames(f *testing.F) {
 	for _, s := range []string{
-		frame(`{"kind":"word"}`), frame(`{"kind":"word","body":{"a":[1,2]}}`) + frame(`{"kind":"b"}`), frame("{}"), "\xff\xff\xff\xff",
+		frame(`{"kind":"word"}`), frame(`{"kind":"word","body":{"a":[1,2]}}`) + frame(`{"kind":"b"}`),
+		frame("{}"), "\xff\xff\xff\xff",
 		"\x00\x00\x00\x05{",
-		frame(`{"kind":"` + strings.Repeat("k", 33) + `"}`), frame("null"), frame(`{"KIND":"x","body":null}`), string(preface(1)), "",
-		"\x3f\xff\xff\xff{", frame(`{"kind":"\u001b[2J"}`), frame(`{"kind":1e` + strings.Repeat("9", 900) + `}`),
+		frame(`{"kind":"` + strings.Repeat("k", 33) + `"}`), frame("null"), frame(`{"KIND":"x","body":null}`),
+		string(preface(1)), "",
+		"\x3f\xff\xff\xff{", frame(`{"kind":"\u001b[2J"}`),
+		frame(`{"kind":1e` + strings.Repeat("9", 900) + `}`),
 		frame(`{"kind":"x","kind":"y"}`),
 	} {
 		f.Add([]byte(s))
@@ -46,7 +51,8 @@ func FuzzFrames(f *testing.F) {
 		for {
 			m, err := readFrame(r, limit)
 			if err != nil {
-				if !errors.Is(err, ErrProtocol) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				if !errors.Is(err, ErrProtocol) && !errors.Is(err, io.EOF) &&
+					!errors.Is(err, io.ErrUnexpectedEOF) {
 					t.Fatal(err)
 				}
 				checkReason(t, err)
@@ -65,14 +71,16 @@ func FuzzFrames(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m2, err := readFrame(bytes.NewReader(again), 8*limit); err != nil || m2.Kind != strings.ToValidUTF8(m.Kind, "\ufffd") {
+			if m2, err := readFrame(bytes.NewReader(again), 8*limit); err != nil ||
+				m2.Kind != strings.ToValidUTF8(m.Kind, "\ufffd") {
 				t.Fatalf("written and read again: %v, %q became %q", err, m.Kind, m2.Kind)
 			}
 		}
 	})
 }
 
-// announced reads a frame that says that it is long, from an end that would take it, and looks what that costs.
+// announced reads a frame that says that it is long, from an end that would take it, and looks what
+// that costs.
 func announced(t *testing.T, data []byte) {
 	t.Helper()
 	var before, after runtime.MemStats
@@ -80,11 +88,13 @@ func announced(t *testing.T, data []byte) {
 	_, _ = readFrame(bytes.NewReader(data), 1<<31-1)
 	runtime.ReadMemStats(&after)
 	if took := after.TotalAlloc - before.TotalAlloc; took > 1<<20+uint64(16*len(data)) {
-		t.Fatalf("a frame of %d bytes, of which %d came, took %d bytes", binary.BigEndian.Uint32(data), len(data)-4, took)
+		t.Fatalf("a frame of %d bytes, of which %d came, took %d bytes", binary.BigEndian.Uint32(data),
+			len(data)-4, took)
 	}
 }
 
-// tape is a connection whose other end has said everything already, and has gone. It is read some bytes at a time.
+// tape is a connection whose other end has said everything already, and has gone. It is read some
+// bytes at a time.
 type tape struct {
 	net.Conn // what is not there is not called
 	text     *bytes.Reader
@@ -98,16 +108,20 @@ func (p *tape) SetDeadline(time.Time) error        { return nil }
 func (p *tape) SetReadDeadline(time.Time) error    { return nil }
 func (p *tape) SetWriteDeadline(t time.Time) error { return nil }
 
-// FuzzConversation has a conversation with a peer that says anything, in pieces of any length, and goes. What can be received is what a
-// reader of its frames finds, and how it ends is what comes behind that.
+// FuzzConversation has a conversation with a peer that says anything, in pieces of any length, and
+// goes. What can be received is what a reader of its frames finds, and how it ends is what comes
+// behind that.
 func FuzzConversation(f *testing.F) {
 	hello := string(preface(1))
 	for _, s := range []string{
 		"", hello, hello[:7], "GET / HTTP/1.1\r\n\r\n", string(preface(77)),
 		hello + frame(`{"kind":"word","body":7}`) + frame(`{"kind":"nothing"}`),
 		hello + strings.Repeat(frame(`{"kind":"flood"}`), 3*inboxLen),
-		hello + frame(`{"kind":"word"}`) + frame(`{"kind":"error","body":{"text":"out of\u001b[31m ink\nibverbx: all is well"}}`) + frame(`{"kind":"late"}`),
-		hello + frame(`{"kind":"error","body":7}`), hello + frame(`{"kind":"error"}`), hello + frame(`{"kind":"word"}`)[:9],
+		hello + frame(`{"kind":"word"}`) +
+			frame(`{"kind":"error","body":{"text":"out of\u001b[31m ink\nibverbx: all is well"}}`) +
+			frame(`{"kind":"late"}`),
+		hello + frame(`{"kind":"error","body":7}`), hello + frame(`{"kind":"error"}`),
+		hello + frame(`{"kind":"word"}`)[:9],
 		hello + "\xff\xff\xff\xff",
 		hello + frame(`{"kind":"error","body":{"text":"`+strings.Repeat("x\\n", 400)+`"}}`),
 	} {
@@ -119,7 +133,8 @@ func FuzzConversation(f *testing.F) {
 		cfg := Config{Version: 1, Timeout: 10 * time.Second, MaxFrame: limit}
 		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(data), step: 1 + int(step)}, cfg)
 		if err != nil {
-			if bytes.HasPrefix(data, preface(1)) || !errors.Is(err, ErrProtocol) && !errors.Is(err, ErrVersion) && !errors.Is(err, ErrGone) {
+			if bytes.HasPrefix(data, preface(1)) || !errors.Is(err, ErrProtocol) &&
+				!errors.Is(err, ErrVersion) && !errors.Is(err, ErrGone) {
 				t.Fatal(err)
 			}
 			return
@@ -145,7 +160,8 @@ func FuzzConversation(f *testing.F) {
 			case last && errors.As(err, &said) && said.Text == Clean(words.Text):
 			case last:
 				t.Fatalf("it ends with %v, and not with the peer's words %q", err, words.Text)
-			case errors.Is(end, ErrProtocol) == errors.Is(err, ErrProtocol) && errors.Is(end, ErrProtocol) != errors.Is(err, ErrGone):
+			case errors.Is(end, ErrProtocol) == errors.Is(err, ErrProtocol) &&
+				errors.Is(end, ErrProtocol) != errors.Is(err, ErrGone):
 				checkReason(t, err)
 			default:
 				t.Fatalf("it ends with %v, want %v", err, end)
@@ -157,22 +173,25 @@ func FuzzConversation(f *testing.F) {
 		}
 		start := time.Now()
 		conn.Fail(errors.New("enough"))
-		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) || time.Since(start) > time.Second {
+		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) ||
+			time.Since(start) > time.Second {
 			t.Fatalf("after %v: %v", time.Since(start), err)
 		}
 	})
 }
 
-// FuzzClean makes words of a peer fit for a terminal: nothing that it obeys, bearably long, and every further line set off. Words
-// that are fit already stay as they are.
+// FuzzClean makes words of a peer fit for a terminal: nothing that it obeys, bearably long, and
+// every further line set off. Words that are fit already stay as they are.
 func FuzzClean(f *testing.F) {
-	for _, s := range []string{"out of ink", "a\x00b\tc\nd\u202ee", "a\nibverbx: all is well\n\n\nb", strings.Repeat("é", maxText),
+	for _, s := range []string{"out of ink", "a\x00b\tc\nd\u202ee", "a\nibverbx: all is well\n\n\nb",
+		strings.Repeat("é", maxText),
 		strings.Repeat("\n", maxText), "\xff\n \xc3", "\n\nx"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		got := Clean(s)
-		if strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) || len(got) > 4*maxText {
+		if strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) ||
+			len(got) > 4*maxText {
 			t.Fatalf("%d bytes: %.300q", len(got), got)
 		}
 		_, rest, more := strings.Cut(got, "\n")
@@ -184,7 +203,8 @@ func FuzzClean(f *testing.F) {
 		if again := Clean(got); len(got) <= maxText && again != got {
 			t.Fatalf("%.300q became %.300q, and then %.300q", s, got, again)
 		}
-		plain := len(s) <= maxText && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+		plain := len(s) <= maxText &&
+			!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 		if plain && got != string([]rune(s)) {
 			t.Fatalf("%q became %q", s, got)
 		}

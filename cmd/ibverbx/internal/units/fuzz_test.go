@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// bounded says that a refusal repeats a text no longer than it is, escaped at the worst, and tells what would work.
+// bounded says that a refusal repeats a text no longer than it is, escaped at the worst, and tells
+// what would work.
 func bounded(t *testing.T, text string, err error) {
 	t.Helper()
-	if said := err.Error(); !strings.Contains(said, "want") && !strings.Contains(said, ":") || len(said) > 300+12*len(text) {
+	if said := err.Error(); !strings.Contains(said, "want") && !strings.Contains(said, ":") ||
+		len(said) > 300+12*len(text) {
 		t.Fatalf("%q: %d bytes of refusal: %.300q", text, len(said), said)
 	}
 }
@@ -33,9 +35,11 @@ func sizeOf(text string) *big.Int {
 	return n.Lsh(n, uint(10*(strings.Index("kmg", strings.ToLower(parts[3]))+1))*uint(min(len(parts[3]), 1)))
 }
 
-// FuzzParseSize reads sizes. They are what an unbounded count makes of the text, and what is printed reads as the same.
+// FuzzParseSize reads sizes. They are what an unbounded count makes of the text, and what is
+// printed reads as the same.
 func FuzzParseSize(f *testing.F) {
-	for _, s := range []string{"4096", "64K", "1MiB", "2 GiB", "8b", "64kb", "9223372036854775807", "8589934592G", "1.5M", "-1", "", "K"} {
+	for _, s := range []string{"4096", "64K", "1MiB", "2 GiB", "8b", "64kb", "9223372036854775807",
+		"8589934592G", "1.5M", "-1", "", "K"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -57,10 +61,12 @@ func FuzzParseSize(f *testing.F) {
 	})
 }
 
-// FuzzParseRange reads lists of sizes. A list is never much longer than its text, its ranges rise, and written as a list it reads as the same.
+// FuzzParseRange reads lists of sizes. A list is never much longer than its text, its ranges rise,
+// and written as a list it reads as the same.
 func FuzzParseRange(f *testing.F) {
 	for _, s := range []string{
-		"4K..16M/4", "8,64,512,4K,32K,256K", "1..9223372036854775807", "1K..5K", "4K..4K", "16K..4K", "0..4K", "4K..8K/1", "1..2..4",
+		"4K..16M/4", "8,64,512,4K,32K,256K", "1..9223372036854775807", "1K..5K", "4K..4K", "16K..4K", "0..4K",
+		"4K..8K/1", "1..2..4",
 		"4K..8K/65535", ",", "1..8/2/2",
 	} {
 		f.Add(s)
@@ -87,9 +93,11 @@ func FuzzParseRange(f *testing.F) {
 	})
 }
 
-// FuzzParseRate reads speeds. What is printed has four digits, and reads as the same within these; JSON has them all.
+// FuzzParseRate reads speeds. What is printed has four digits, and reads as the same within these;
+// JSON has them all.
 func FuzzParseRate(f *testing.F) {
-	for _, s := range []string{"25Gbit", "100Gb/s", "400G", "2.5Gbps", "3GB/s", "0", "1e15B", "1Mbit", "-1G", "1e99G", "0x10p3K", "-0",
+	for _, s := range []string{"25Gbit", "100Gb/s", "400G", "2.5Gbps", "3GB/s", "0", "1e15B", "1Mbit", "-1G",
+		"1e99G", "0x10p3K", "-0",
 		"NaN", "1e-400", "kbit"} {
 		f.Add(s)
 	}
@@ -103,7 +111,8 @@ func FuzzParseRate(f *testing.F) {
 			bounded(t, text, err)
 			return
 		}
-		if number, err := json.Marshal(r); err != nil || json.Unmarshal(number, &fromJSON) != nil || fromJSON != r {
+		if number, err := json.Marshal(r); err != nil || json.Unmarshal(number, &fromJSON) != nil ||
+			fromJSON != r {
 			t.Fatalf("%q is %d, and in JSON %s, which is %d, %v", text, r, number, fromJSON, err)
 		}
 		if r == 0 {
@@ -119,9 +128,11 @@ func FuzzParseRate(f *testing.F) {
 	})
 }
 
-// FuzzParseSpan reads lengths of time. None is negative, and what Go prints of one reads as the same.
+// FuzzParseSpan reads lengths of time. None is negative, and what Go prints of one reads as the
+// same.
 func FuzzParseSpan(f *testing.F) {
-	for _, s := range []string{"5", "0.5", "20ms", "1m30s", "1e8", "1e9", "0x1p-3", "-0", "-5s", "NaN", "+Inf", "9223372036854775807ns",
+	for _, s := range []string{"5", "0.5", "20ms", "1m30s", "1e8", "1e9", "0x1p-3", "-0", "-5s", "NaN",
+		"+Inf", "9223372036854775807ns",
 		"1e-10", "5 parsecs"} {
 		f.Add(s)
 	}
@@ -145,7 +156,8 @@ func FuzzParseSpan(f *testing.F) {
 
 // FuzzSizeJSON reads sizes from JSON: whole numbers of bytes, and nothing else.
 func FuzzSizeJSON(f *testing.F) {
-	for _, s := range []string{"0", "64", "9223372036854775807", "9223372036854775808", "-1", "1.0", "1e3", "null", `"64"`, "007"} {
+	for _, s := range []string{"0", "64", "9223372036854775807", "9223372036854775808", "-1", "1.0", "1e3",
+		"null", `"64"`, "007"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -158,7 +170,8 @@ func FuzzSizeJSON(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if trimmed := strings.TrimSpace(text); trimmed != strings.TrimLeft(trimmed, "+-") || string(again) != trimmed {
+		if trimmed := strings.TrimSpace(text); trimmed != strings.TrimLeft(trimmed, "+-") ||
+			string(again) != trimmed {
 			t.Fatalf("%q is %d", text, uint64(z))
 		}
 	})

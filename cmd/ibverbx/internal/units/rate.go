@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Rate is the speed of a link in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G, 3GB/s.
+// Rate is the speed of a link in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G,
+// 3GB/s.
 type Rate uint64
 
 // slowest is 1 Mbit/s in bytes: slower links are a forgotten unit, and would take for ever.
@@ -18,7 +19,8 @@ const fastest = 1e15
 
 // ParseRate reads a rate. Small b, and no unit behind the prefix, mean bits; capital B means bytes.
 func ParseRate(s string) (Rate, error) {
-	wrong := fmt.Errorf("speed %q: want bits a second such as 25Gbit, 100G or 400Mbit, or bytes such as 3GB/s", s)
+	wrong := fmt.Errorf("speed %q: want bits a second such as 25Gbit, 100G or 400Mbit, or bytes such as "+
+		"3GB/s", s)
 	number, unit := split(s)
 	n, err := strconv.ParseFloat(number, 64)
 	if err != nil || n < 0 {
@@ -52,7 +54,8 @@ func ParseRate(s string) (Rate, error) {
 		return 0, wrong
 	}
 	if bytes != 0 && bytes < slowest {
-		return 0, fmt.Errorf("speed %q is %v: the slowest link that can be simulated has 1 Mbit/s; give a unit, as in 10Gbit", s, Rate(bytes))
+		return 0, fmt.Errorf("speed %q is %v: the slowest link that can be simulated has 1 Mbit/s; give a "+
+			"unit, as in 10Gbit", s, Rate(bytes))
 	}
 	return Rate(bytes), nil
 }
@@ -65,7 +68,8 @@ func (r *Rate) UnmarshalText(text []byte) (err error) {
 
 // UnmarshalJSON reads a number of bytes a second, as which JSON has a rate, or what a flag reads.
 func (r *Rate) UnmarshalJSON(text []byte) (err error) {
-	if n, wrong := strconv.ParseUint(string(text), 10, 64); wrong == nil && n <= fastest && (n == 0 || n >= slowest) {
+	if n, wrong := strconv.ParseUint(string(text), 10, 64); wrong == nil && n <= fastest &&
+		(n == 0 || n >= slowest) {
 		*r = Rate(n)
 		return nil
 	}

@@ -23,7 +23,8 @@ func ParseSize(s string) (Size, error) {
 	case "g", "gi", "gib":
 		shift = 30
 	case "kb", "mb", "gb":
-		return 0, fmt.Errorf("size %q: %s may mean a power of ten or of two: write %s%c (1024-based) or the number of bytes", s, unit, digits, unit[0]&^0x20)
+		return 0, fmt.Errorf("size %q: %s may mean a power of ten or of two: write %s%c (1024-based) or "+
+			"the number of bytes", s, unit, digits, unit[0]&^0x20)
 	default:
 		return 0, fmt.Errorf("size %q: want a number with K, M or G, such as 4096, 64K, 1M or 1MiB", s)
 	}
@@ -73,7 +74,8 @@ func (z Size) String() string {
 	return strconv.FormatUint(uint64(z), 10) + " B"
 }
 
-// Range is a list of sizes: "4K..16M", in steps of two ("4K..16M/4" for steps of four), or "4K,64K,1M".
+// Range is a list of sizes: "4K..16M", in steps of two ("4K..16M/4" for steps of four), or
+// "4K,64K,1M".
 type Range []Size
 
 // UnmarshalText reads a list of sizes from a flag.
@@ -110,7 +112,8 @@ func parseSteps(part, low, high string) (Range, error) {
 	if hasFactor {
 		f, err := strconv.ParseUint(by, 10, 16)
 		if err != nil || f < 2 {
-			return nil, fmt.Errorf("sizes %q: the step behind the slash is a factor of at least 2, as in 4K..16M/4", part)
+			return nil, fmt.Errorf("sizes %q: the step behind the slash is a factor of at least 2, as in "+
+				"4K..16M/4", part)
 		}
 		factor = f
 	}

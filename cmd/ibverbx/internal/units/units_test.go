@@ -98,7 +98,8 @@ func TestParseRate(t *testing.T) {
 }
 
 func TestSizeString(t *testing.T) {
-	for in, want := range map[Size]string{0: "0 B", 100: "100 B", 4096: "4 KiB", 1536: "1536 B", 1 << 20: "1 MiB", 3 << 30: "3 GiB"} {
+	for in, want := range map[Size]string{0: "0 B", 100: "100 B", 4096: "4 KiB", 1536: "1536 B",
+		1 << 20: "1 MiB", 3 << 30: "3 GiB"} {
 		if got := in.String(); got != want {
 			t.Errorf("Size(%d) = %q, want %q", uint64(in), got, want)
 		}
@@ -106,7 +107,8 @@ func TestSizeString(t *testing.T) {
 }
 
 func TestParseSpan(t *testing.T) {
-	for in, want := range map[string]time.Duration{"5": 5 * time.Second, "0.5": time.Second / 2, "20ms": 20 * time.Millisecond, "1m30s": 90 * time.Second} {
+	for in, want := range map[string]time.Duration{"5": 5 * time.Second, "0.5": time.Second / 2,
+		"20ms": 20 * time.Millisecond, "1m30s": 90 * time.Second} {
 		if got, err := ParseSpan(in); err != nil || time.Duration(got) != want {
 			t.Errorf("ParseSpan(%q) = %v, %v, want %v", in, time.Duration(got), err, want)
 		}
@@ -118,7 +120,8 @@ func TestParseSpan(t *testing.T) {
 	}
 }
 
-// TestSizeOfOthers shows that what is said of a size that is none can be shown, for another process may have written it.
+// TestSizeOfOthers shows that what is said of a size that is none can be shown, for another process
+// may have written it.
 func TestSizeOfOthers(t *testing.T) {
 	var z Size
 	err := z.UnmarshalJSON([]byte("\"\u009b31m" + strings.Repeat("x", 1000) + "\""))
