@@ -229,8 +229,7 @@ func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *ui
 	}
 	remote := t.heap.Slice(off, 8)
 	return t.pe.begin(ctx, func() error {
-		_, err := t.ep.FetchAdd(comp, old, remote, v)
-		return err
+		return t.ep.FetchAdd(comp, old, remote, v)
 	})
 }
 
@@ -246,8 +245,7 @@ func (t *peer) startCompareSwap(ctx context.Context, c *call, off, compare, swap
 	}
 	remote := t.heap.Slice(off, 8)
 	return t.pe.begin(ctx, func() error {
-		_, err := t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
-		return err
+		return t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
 	})
 }
 

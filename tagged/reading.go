@@ -119,7 +119,7 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 // pushReads starts reads, one of each message in turn. They go past the transport's queue, where
 // active messages may wait for credits that a peer's program withholds: reads need none.
 func (e *Endpoint) pushReads() error {
-	w, face := e.w, e.tep.Aside()
+	w, face := e.w, e.tep.BypassQueue()
 	for e.reads < w.cfg.Window && e.readings.count != 0 {
 		rd := e.readings.head
 		from, to := &rd.memory.pieces[rd.from], &rd.pins.pins[rd.to]

@@ -103,13 +103,12 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 // AMZcopy sends an active message whose payload is gathered from registered memory, Limits.Pieces
 // pieces at most. The header is copied. The memory must not be written to until comp has fired;
 // comp may be nil.
-func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) (done bool,
-	err error) {
+func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) error {
 	w := e.c.w
 	w.mu.Lock()
-	err = e.amZcopy(comp, id, header, payload)
+	err := e.amZcopy(comp, id, header, payload)
 	w.mu.Unlock()
-	return false, err
+	return err
 }
 
 func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibverbx.Segment) error {

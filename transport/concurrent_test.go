@@ -65,7 +65,7 @@ func sendFrom(t *testing.T, e *end, who uint32, messages int, fired *atomic.Int3
 				_, err := ep.AMBcopy(1, hdr[:], pack(hdr[:]))
 				return err
 			}
-			_, err := ep.AMZcopy(nil, 1, hdr[:], e.mr.Slice(uint64(who)*100, 100))
+			err := ep.AMZcopy(nil, 1, hdr[:], e.mr.Slice(uint64(who)*100, 100))
 			return err
 		})
 		comp := transport.NewCompletion(1, func(*transport.Completion) { fired.Add(1) })
@@ -140,7 +140,7 @@ func TestConcurrentWakingSenders(t *testing.T) {
 	must(t, l.a.w.Start())
 	var all sync.WaitGroup
 	for range 3 {
-		all.Go(func() { send(l.a.Waking()) })
+		all.Go(func() { send(l.a.NotifyReady()) })
 	}
 	all.Wait()
 	must(t, l.b.w.WaitFor(within(t), 1e6, func() bool { return sent.Load() == want }))

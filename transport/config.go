@@ -55,9 +55,9 @@ type EndpointConfig struct {
 	// OnError is called once, inside progress, when the peer fails or closes; its operations
 	// complete with the same error.
 	OnError func(ep *Endpoint, err error)
-	// OnReady is called inside progress once resources are back after a send on [Endpoint.Waking]
-	// met ErrNoResource. Sends on the endpoint that it gets go before everybody else's; if one of
-	// them meets ErrNoResource, it is called again.
+	// OnReady is called inside progress once resources are back after a send on
+	// [Endpoint.NotifyReady] met ErrNoResource. Sends on the endpoint that it gets go before
+	// everybody else's; if one of them meets ErrNoResource, it is called again.
 	OnReady func(ep *Endpoint)
 }
 

@@ -369,7 +369,7 @@ func TestContract09WakingCallsOnReady(t *testing.T) {
 		if calls != 0 {
 			t.Error("OnReady was called for a send that was not waking")
 		}
-		send(l.a.Waking())
+		send(l.a.NotifyReady())
 		if calls != 0 || l.a.Stats().Pending != 1 {
 			t.Errorf("%d calls, %+v", calls, l.a.Stats())
 		}

@@ -33,8 +33,7 @@ func operations(packed func()) []operation {
 			return err
 		}},
 		{name: "am zcopy", am: true, comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.AMZcopy(c, 1, data, e.mr.Slice(0, 100))
-			return err
+			return e.AMZcopy(c, 1, data, e.mr.Slice(0, 100))
 		}},
 		{name: "put short", call: func(e *end, _ *transport.Completion) error {
 			return e.PutShort(
@@ -57,12 +56,10 @@ func operations(packed func()) []operation {
 			return err
 		}},
 		{name: "fetch add", comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.FetchAdd(c, &old, e.peer.At(30000), 1)
-			return err
+			return e.FetchAdd(c, &old, e.peer.At(30000), 1)
 		}},
 		{name: "compare swap", comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.CompareSwap(c, nil, e.peer.At(30000), 1, 2)
-			return err
+			return e.CompareSwap(c, nil, e.peer.At(30000), 1, 2)
 		}},
 	}
 }
@@ -234,7 +231,7 @@ func TestContract03CompletionsFireInPostingOrder(t *testing.T) {
 					case 0:
 						_, err = l.a.GetZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(30000, size))
 					case 1:
-						_, err = l.a.FetchAdd(comp, nil, l.a.peer.At(40000), size)
+						err = l.a.FetchAdd(comp, nil, l.a.peer.At(40000), size)
 					case 2:
 						_, err = l.a.StartFlush(transport.FlushRemote, comp)
 					default:
@@ -274,7 +271,7 @@ func TestMessagesAreHandledInOrder(t *testing.T) {
 				case 1:
 					_, err = l.a.AMBcopy(1, []byte("bcopy "), pack([]byte(fmt.Sprintf("%02d", i))))
 				case 2:
-					_, err = l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(uint64(i*10), 6),
+					err = l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(uint64(i*10), 6),
 						l.a.mr.Slice(uint64(i*10+6), 2))
 				}
 				if err != nil && err != transport.ErrNoResource {

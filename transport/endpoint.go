@@ -11,6 +11,7 @@ import (
 // Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in
 // their order.
 type Endpoint struct {
+	_ noCopy
 	c *core
 	// What sends on this face of the endpoint may do. The functions of pending requests get a face
 	// of their own: that is how a send from the head of the queue is told from one that would

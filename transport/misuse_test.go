@@ -23,8 +23,8 @@ func TestCompletionsThatCountNothingAreRefused(t *testing.T) {
 		for _, comp := range []*transport.Completion{&zero, fired} {
 			_, put := l.a.PutZcopy(comp, l.a.peer.At(0), l.a.mr.Slice(0, 8))
 			_, get := l.a.GetBcopy(comp, make([]byte, 8), l.a.peer.At(0))
-			_, am := l.a.AMZcopy(comp, 1, nil, l.a.mr.Slice(0, 8))
-			_, add := l.a.FetchAdd(comp, nil, l.a.peer.At(0), 1)
+			am := l.a.AMZcopy(comp, 1, nil, l.a.mr.Slice(0, 8))
+			add := l.a.FetchAdd(comp, nil, l.a.peer.At(0), 1)
 			for call, err := range map[string]error{"put": put, "get": get, "am": am, "fetch add": add} {
 				if !errors.Is(err, verbs.ErrInvalid) {
 					t.Errorf("%s: %v", call, err)

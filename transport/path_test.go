@@ -34,29 +34,25 @@ func paths(tb testing.TB, l *link) []path {
 		{"AMBcopy", func(n uint64) error { length = int(n); _, err := e.AMBcopy(1, hdr, pack); return err },
 			4096, true},
 		{"AMZcopy", func(n uint64) error {
-			_,
-				err := e.AMZcopy(&comp, 1, hdr, local.Slice(0, n))
-			return err
+			return e.AMZcopy(&comp, 1, hdr, local.Slice(0, n))
 		}, 4096, true},
 		{"PutShort", func(n uint64) error { return e.PutShort(data[:n], remote) }, uint64(lim.PutShort),
 			true},
 		{"PutBcopy", func(n uint64) error { length = int(n); _, err := e.PutBcopy(pack, remote); return err },
 			4096, true},
 		{"PutZcopy", func(n uint64) error {
-			_,
-				err := e.PutZcopy(&comp, remote, local.Slice(0, n))
+			_, err := e.PutZcopy(&comp, remote, local.Slice(0, n))
 			return err
 		}, 1 << 20, true},
 		{"GetBcopy", func(n uint64) error { _, err := e.GetBcopy(&comp, data[:n], remote); return err }, 4096,
 			true},
 		{"GetZcopy", func(n uint64) error {
-			_,
-				err := e.GetZcopy(&comp, remote, local.Slice(0, n))
+			_, err := e.GetZcopy(&comp, remote, local.Slice(0, n))
 			return err
 		}, 1 << 20, true},
-		{"FetchAdd", func(uint64) error { _, err := e.FetchAdd(&comp, &old, remote, 1); return err }, 8,
+		{"FetchAdd", func(uint64) error { return e.FetchAdd(&comp, &old, remote, 1) }, 8,
 			false},
-		{"CompareSwap", func(uint64) error { _, err := e.CompareSwap(&comp, &old, remote, 1, 2); return err },
+		{"CompareSwap", func(uint64) error { return e.CompareSwap(&comp, &old, remote, 1, 2) },
 			8, false},
 		{"FlushLocal", func(uint64) error {
 			if err := e.PutShort(data[:8], remote); err != nil {

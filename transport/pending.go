@@ -35,6 +35,8 @@ func (o Outcome) String() string {
 // structure of the caller's, and be queued again once its function has answered PendingDone. It
 // must not be copied while it is queued.
 type Pending struct {
+	_ noCopy
+
 	// Func runs inside progress when it is this request's turn. Its sends go through turn, which is
 	// the endpoint as seen from the head of its queue: on the endpoint itself they would meet
 	// ErrNoResource, because nothing overtakes the queue. It may send on other endpoints, and queue
@@ -172,28 +174,28 @@ func (c *core) wants(l lack, taken uint64) bool {
 	return c.full() || l != 0 && c.lacking(l, taken) == l
 }
 
-// Waking is the endpoint with a call back built in: a send on it that meets ErrNoResource has
+// NotifyReady is the endpoint with a call back built in: a send on it that meets ErrNoResource has
 // EndpointConfig.OnReady called once resources are back. While that is due, nothing overtakes it,
 // as with [Endpoint.Pending].
-func (e *Endpoint) Waking() *Endpoint {
+func (e *Endpoint) NotifyReady() *Endpoint {
 	if e.turn {
 		return &e.c.faces[faceTurn|faceWake]
 	}
 	return &e.c.faces[faceWake]
 }
 
-// Aside is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a
+// BypassQueue is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a
 // [Endpoint.Fence] that does. It is for operations with which nothing is ordered, and which need
 // less than what the queue may be waiting for: a get needs no credit, and need not stand behind
 // active messages that do. When one meets ErrNoResource the first request of the queue is asked
 // again once resources are back; if there is none, queue one.
-func (e *Endpoint) Aside() *Endpoint { return &e.c.faces[faceAside] }
+func (e *Endpoint) BypassQueue() *Endpoint { return &e.c.faces[faceAside] }
 
 // ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a
 // waking face met ErrNoResource again.
 func ready(_ *Pending, turn *Endpoint) Outcome {
 	if f := turn.c.cfg.OnReady; f != nil {
-		f(turn.Waking())
+		f(turn.NotifyReady())
 	}
 	return PendingDone // but see runPending
 }

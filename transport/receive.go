@@ -12,6 +12,7 @@ import (
 //
 // Half a cache line each: with a hundred endpoints, of 32 messages each, more would be felt.
 type Message struct {
+	_      noCopy
 	c      *core
 	slot   uint32 // of its buffer
 	length uint32 // of all that has arrived, bytes

@@ -57,7 +57,7 @@ func TestAHandlerAbortsItsEndpoint(t *testing.T) {
 			if calls++; calls != 1 {
 				return
 			}
-			if _, err := m.Endpoint().FetchAdd(
+			if err := m.Endpoint().FetchAdd(
 				transport.NewCompletion(1, func(c *transport.Completion) { ended = append(ended, c.Err()) }),
 				nil, m.Endpoint().Value().(*end).peer.At(0), 1); err != nil {
 				t.Error(err)

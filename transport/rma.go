@@ -180,12 +180,12 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 // FetchAdd adds to an eight-byte number in the peer's memory, at an address that is a multiple of
 // eight. The old value is in *old once comp has fired; both may be nil.
 func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.RemoteSegment,
-	add uint64) (done bool, err error) {
+	add uint64) error {
 	w := e.c.w
 	w.mu.Lock()
-	err = e.atomicOp("fetch add", verbs.OpAtomicFetchAdd, comp, old, remote, add, 0)
+	err := e.atomicOp("fetch add", verbs.OpAtomicFetchAdd, comp, old, remote, add, 0)
 	w.mu.Unlock()
-	return false, err
+	return err
 }
 
 // CompareSwap stores swap in an eight-byte number of the peer's memory if that equals compare. The
@@ -193,12 +193,12 @@ func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.Remote
 // far as they go through the same NIC of the peer, and the endpoints of this package take care that
 // they do; they need not be atomic to the peer's processor.
 func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare,
-	swap uint64) (done bool, err error) {
+	swap uint64) error {
 	w := e.c.w
 	w.mu.Lock()
-	err = e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
+	err := e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
 	w.mu.Unlock()
-	return false, err
+	return err
 }
 
 func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, old *uint64,

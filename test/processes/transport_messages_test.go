@@ -135,8 +135,7 @@ func (h *hub) sendNumbered(ctx context.Context, peer, n int) error {
 	a, b := uint64(size/3), uint64(size-size/3)
 	comp := transport.NewCompletion(1, nil)
 	if err := h.do(ctx, func() error {
-		_, err := ep.AMZcopy(comp, amData, hdr, h.mr.Slice(0, a), h.mr.Slice(a, b))
-		return err
+		return ep.AMZcopy(comp, amData, hdr, h.mr.Slice(0, a), h.mr.Slice(a, b))
 	}); err != nil {
 		return err
 	}

@@ -240,8 +240,7 @@ func (h *hub) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) 
 	comp := transport.NewCompletion(len(seen), nil)
 	for i := range seen {
 		if err := h.do(ctx, func() error {
-			_, err := h.eps[0].FetchAdd(comp, &seen[i], counter, 1)
-			return err
+			return h.eps[0].FetchAdd(comp, &seen[i], counter, 1)
 		}); err != nil {
 			return nil, err
 		}
@@ -256,8 +255,7 @@ func (h *hub) countBySwapping(ctx context.Context, counter ibverbx.RemoteSegment
 	for len(seen) < h.m.Rounds {
 		comp.Init(1, nil)
 		if err := h.do(ctx, func() error {
-			_, err := h.eps[0].CompareSwap(comp, &found, counter, guess, guess+1)
-			return err
+			return h.eps[0].CompareSwap(comp, &found, counter, guess, guess+1)
 		}); err != nil {
 			return nil, err
 		}

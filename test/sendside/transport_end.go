@@ -101,7 +101,7 @@ func (e *end) act(how manner) error {
 	}
 	face := e.ep
 	if how == waking {
-		face = e.ep.Waking()
+		face = e.ep.NotifyReady()
 	}
 	err := e.sendOn(o, face, how)
 	if err != nil {

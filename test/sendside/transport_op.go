@@ -232,7 +232,7 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	case amBcopy:
 		n, err = face.AMBcopy(o.id, header, pack)
 	case amZcopy:
-		done, err = face.AMZcopy(comp, o.id, header, e.site.segments(o.pieces)...)
+		err = face.AMZcopy(comp, o.id, header, e.site.segments(o.pieces)...)
 	case putShort:
 		err = face.PutShort(data, e.remote(o.dst))
 	case putBcopy:
@@ -244,9 +244,9 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	case getZcopy:
 		done, err = face.GetZcopy(comp, e.remote(o.from), e.site.segments(o.pieces)...)
 	case fetchAdd:
-		done, err = face.FetchAdd(comp, o.old, e.remote(span{o.word, 8}), o.add)
+		err = face.FetchAdd(comp, o.old, e.remote(span{o.word, 8}), o.add)
 	case compareSwap:
-		done, err = face.CompareSwap(comp, o.old, e.remote(span{o.word, 8}), o.compare, o.swap)
+		err = face.CompareSwap(comp, o.old, e.remote(span{o.word, 8}), o.compare, o.swap)
 	case flushLocal:
 		done, err = face.StartFlush(transport.FlushLocal, comp)
 	case flushRemote:

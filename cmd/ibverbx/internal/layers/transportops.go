@@ -68,7 +68,7 @@ func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion,
 			_, err = ep.AMBcopy(amID, nil, e.pack)
 		default:
 			e.one[0] = e.src.Slice(uint64(at), size)
-			done, err = ep.AMZcopy(comp, amID, nil, e.one[:]...)
+			err = ep.AMZcopy(comp, amID, nil, e.one[:]...)
 		}
 	case PutPoll:
 		err = e.putPoll(ep, i)
@@ -82,7 +82,7 @@ func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion,
 			done, err = ep.GetZcopy(comp, e.remote.Src.At(uint64(at)), e.one[:]...)
 		}
 	case FetchAdd:
-		done, err = ep.FetchAdd(comp, &e.olds[i], e.remote.Dst.At(uint64(e.tail+wordCounter)), 1)
+		err = ep.FetchAdd(comp, &e.olds[i], e.remote.Dst.At(uint64(e.tail+wordCounter)), 1)
 	}
 	return done, err
 }
