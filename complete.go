@@ -35,12 +35,12 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 
 // dataCompleted takes in the completion of a fragment, marker, atomic or raw immediate.
 func (q *VirtualQP) dataCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.resolve(wridNumber(wc.ID), wridNumberMask)
+	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
 		q.counters.stale++
 		return
 	}
-	r := q.send.at(n)
+	r := q.send.At(n)
 	if r.left == 0 || rl == q.notify || rl.inUse <= rl.staged() {
 		q.counters.stale++
 		return
@@ -48,7 +48,7 @@ func (q *VirtualQP) dataCompleted(rl *rail, wc *verbs.WC) {
 	r.left--
 	rl.inUse--
 	q.free++
-	if q.next != q.send.tail {
+	if q.next != q.send.Tail {
 		q.freed = rl
 	}
 	if wc.Status != verbs.StatusSuccess {
@@ -65,12 +65,12 @@ func (q *VirtualQP) dataCompleted(rl *rail, wc *verbs.WC) {
 
 // noteCompleted takes in the completion of a request's last step.
 func (q *VirtualQP) noteCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.resolve(wridNumber(wc.ID), wridNumberMask)
+	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
 		q.counters.stale++
 		return
 	}
-	r := q.send.at(n)
+	r := q.send.At(n)
 	carrier := q.noteOn
 	if r.plan == planNone {
 		carrier = q.sendOn
@@ -88,12 +88,12 @@ func (q *VirtualQP) noteCompleted(rl *rail, wc *verbs.WC) {
 
 // messageCompleted takes in the completion of a relaxed SEND.
 func (q *VirtualQP) messageCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.resolve(wridNumber(wc.ID), wridNumberMask)
+	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
 		q.counters.stale++
 		return
 	}
-	r := q.send.at(n)
+	r := q.send.At(n)
 	if r.plan != planMessage || r.left == 0 || rl != q.sendOn || rl.inUse <= rl.staged() {
 		q.counters.stale++
 		return
@@ -116,14 +116,14 @@ func (q *VirtualQP) slotFreed(rl *rail) {
 		return
 	}
 	q.free++
-	if q.next != q.send.tail {
+	if q.next != q.send.Tail {
 		q.freed = rl
 	}
 }
 
 // advanceDataDone moves the cursor over every request whose data is acknowledged.
 func (q *VirtualQP) advanceDataDone() {
-	for q.dataDone != q.next && q.send.at(q.dataDone).dataComplete() {
+	for q.dataDone != q.next && q.send.At(q.dataDone).dataComplete() {
 		q.dataDone++
 	}
 	if q.notes == 0 {
@@ -142,7 +142,7 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 	if q.failure != nil {
 		q.progressFailed()
-	} else if q.next != q.send.tail || q.notes != 0 || q.blocked {
+	} else if q.next != q.send.Tail || q.notes != 0 || q.blocked {
 		q.dispatch()
 	}
 	q.reportSends(out)
@@ -154,12 +154,12 @@ func (q *VirtualQP) progress(out *sink) {
 
 // reportSends reports finished requests in posting order.
 func (q *VirtualQP) reportSends(out *sink) {
-	for q.send.head != q.noted {
-		r := q.send.at(q.send.head)
+	for q.send.Head != q.noted {
+		r := q.send.At(q.send.Head)
 		if !r.complete() {
 			return
 		}
-		if q.send.head > q.stopAt && (q.send.head != q.failed || q.told) {
+		if q.send.Head > q.stopAt && (q.send.Head != q.failed || q.told) {
 			// The line stopped before it: whatever became of its fragments, it is reported as
 			// flushed.
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
@@ -177,7 +177,7 @@ func (q *VirtualQP) reportSends(out *sink) {
 			q.notes--
 		}
 		out.release(r)
-		q.send.head++
+		q.send.Head++
 		q.counters.sendsDone++
 	}
 }

@@ -15,7 +15,7 @@ const creditBatch = 8
 // without losing anything.
 func (q *VirtualQP) postCredits(share int) {
 	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR ||
-		q.recv.bank.len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
+		q.recv.bank.Len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
 		return
 	}
 	if q.owed == 0 {
@@ -157,13 +157,13 @@ func (q *VirtualQP) admit(rl *rail, num uint32, a arrival) {
 
 // notified gives a notification to the oldest receive that waits for one, or banks it for the next.
 func (q *VirtualQP) notified(n notification) {
-	if q.recv.bank.len() == 0 {
+	if q.recv.bank.Len() == 0 {
 		if r := q.nextNotified(); r != nil {
 			r.deliver(n)
 			return
 		}
 	}
-	q.recv.bank.push(n)
+	q.recv.bank.Push(n)
 	q.counters.banked++
 }
 

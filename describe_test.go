@@ -121,7 +121,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					return r
 				}
 				r := make()
-				n := r.send.tail - 1
+				n := r.send.Tail - 1
 				if c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray {
 					finishData(t, r)
 				}

@@ -9,8 +9,8 @@ import (
 // dispatch hands the data of waiting requests to the rails, in posting order, as far as the rails
 // have room; then the last steps that have come due; and posts what was staged, one batch a rail.
 func (q *VirtualQP) dispatch() {
-	for q.next != q.send.tail {
-		if !q.dispatchData(q.next, q.send.at(q.next)) {
+	for q.next != q.send.Tail {
+		if !q.dispatchData(q.next, q.send.At(q.next)) {
 			break
 		}
 		q.next++
@@ -208,7 +208,7 @@ func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 // Several may be on the way at a time: what counts is earlier data, not earlier notifications.
 func (q *VirtualQP) dispatchNotes() {
 	for q.noted != q.dataDone {
-		r := q.send.at(q.noted)
+		r := q.send.At(q.noted)
 		if r.note == noteDue && !q.stageNote(q.noted, r) {
 			return
 		}

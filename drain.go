@@ -110,7 +110,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 
 // undrained is the error of a Drain that its context has ended.
 func (q *VirtualQP) undrained(cause error) error {
-	what := fmt.Sprintf("sends still outstanding: %d", q.send.len())
+	what := fmt.Sprintf("sends still outstanding: %d", q.send.Len())
 	switch {
 	case q.single:
 		// Unsignaled requests that succeed are never taken off the count, but no more can be there
@@ -118,8 +118,8 @@ func (q *VirtualQP) undrained(cause error) error {
 		rl := q.rails[0]
 		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
 			min(q.inflight, rl.slots+rl.recvLimit))
-	case q.send.len() == 0:
-		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.len())
+	case q.send.Len() == 0:
+		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.Len())
 	}
 	err := fmt.Errorf("ibverbx: drain virtual qp %d: %s: %w", q.num, what, cause)
 	if q.failure != nil {
@@ -148,7 +148,7 @@ func (q *VirtualQP) drainStep() bool {
 // sendsEnded reports whether every send has its completion.
 func (q *VirtualQP) sendsEnded() bool {
 	if !q.single {
-		return q.send.len() == 0
+		return q.send.Len() == 0
 	}
 	return q.sendsPassed()
 }
@@ -171,5 +171,5 @@ func (q *VirtualQP) recvsEnded() bool {
 		q.cq.touch(q)
 		q.collect()
 	}
-	return q.recv.win.len() == 0
+	return q.recv.win.Len() == 0
 }

@@ -39,8 +39,8 @@ func (q *VirtualQP) flushAsked(s verbs.Status) bool {
 // out.
 func (q *VirtualQP) failPost(rl *rail, err error) {
 	refused := rl.batch.wrs[rl.batch.head].ID
-	n, _ := q.send.resolve(wridNumber(refused), wridNumberMask)
-	r := q.send.at(n)
+	n, _ := q.send.Resolve(wridNumber(refused), wridNumberMask)
+	r := q.send.At(n)
 	if r.status == verbs.StatusSuccess {
 		r.status = refusalStatus(err)
 	}
@@ -78,9 +78,9 @@ func (q *VirtualQP) fail(rl *rail, f *FailedError) (first bool) {
 // flush what is left. Where they take too long for Config.Linger, they are flushed with it.
 func (q *VirtualQP) linger(out *sink) {
 	switch {
-	case q.send.head >= q.stopAt:
+	case q.send.Head >= q.stopAt:
 	case time.Since(q.since) > q.cfg.Linger:
-		q.stopSends(q.send.head)
+		q.stopSends(q.send.Head)
 	default:
 		q.cq.touch(q) // nothing may happen that would bring us here again
 		return
@@ -97,16 +97,16 @@ func (q *VirtualQP) stopSends(n uint64) {
 	}
 	// Requests are dispatched in order, so everything from next on lies behind the one that failed,
 	// or is it.
-	for ; q.next != q.send.tail; q.next++ {
-		r := q.send.at(q.next)
+	for ; q.next != q.send.Tail; q.next++ {
+		r := q.send.At(q.next)
 		r.dispatched, r.owesImm = true, false
 		if r.status == verbs.StatusSuccess {
 			r.status = verbs.StatusWRFlushErr
 		}
 	}
 	q.unstage(q.stopAt)
-	for i := max(q.stopAt, q.noted); i < q.send.tail; i++ {
-		if r := q.send.at(i); r.note == noteDue {
+	for i := max(q.stopAt, q.noted); i < q.send.Tail; i++ {
+		if r := q.send.At(i); r.note == noteDue {
 			// A notification that was not sent yet is never sent: its request failed, or an earlier
 			// one.
 			r.note = noteDone
@@ -121,11 +121,11 @@ func (q *VirtualQP) stopSends(n uint64) {
 func (q *VirtualQP) unstage(from uint64) {
 	for _, rl := range q.all {
 		rl.batch.drop(func(id uint64) bool {
-			n, ok := q.send.resolve(wridNumber(id), wridNumberMask)
+			n, ok := q.send.Resolve(wridNumber(id), wridNumberMask)
 			if ok && n < from {
 				return false
 			}
-			if r := q.send.at(n); ok {
+			if r := q.send.At(n); ok {
 				if wridKind(id) == kindNotify {
 					r.note = noteDone
 				} else if r.left > 0 {
@@ -201,7 +201,7 @@ func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
 
 // stopUnposted stops the line at the first request of which something has not been posted yet.
 func (q *VirtualQP) stopUnposted() {
-	if stop := q.firstUnposted(); stop < q.send.tail {
+	if stop := q.firstUnposted(); stop < q.send.Tail {
 		q.stopSends(stop)
 	}
 }
@@ -210,14 +210,14 @@ func (q *VirtualQP) stopUnposted() {
 func (q *VirtualQP) firstUnposted() uint64 {
 	first := q.next
 	for n := q.noted; n < first; n++ {
-		if q.send.at(n).note == noteDue {
+		if q.send.At(n).note == noteDue {
 			first = n
 		}
 	}
 	for _, rl := range q.all {
 		b := &rl.batch
 		for i := b.head; i < b.tail; i++ { // a SEND may be staged behind data of later requests
-			n, _ := q.send.resolve(wridNumber(b.wrs[i].ID), wridNumberMask)
+			n, _ := q.send.Resolve(wridNumber(b.wrs[i].ID), wridNumberMask)
 			first = min(first, n)
 		}
 	}
@@ -258,8 +258,8 @@ func (q *VirtualQP) abandon() {
 		rl.inUse, rl.recvs, rl.owed = 0, 0, 0
 		rl.batch.head, rl.batch.tail = 0, 0
 	}
-	for n := q.send.head; n != q.send.tail; n++ {
-		r := q.send.at(n)
+	for n := q.send.Head; n != q.send.Tail; n++ {
+		r := q.send.At(n)
 		if !r.complete() {
 			q.stopAt = min(q.stopAt, n)
 			if r.status == verbs.StatusSuccess {
@@ -271,7 +271,7 @@ func (q *VirtualQP) abandon() {
 			r.note = noteDone
 		}
 	}
-	q.next, q.dataDone, q.noted = q.send.tail, q.send.tail, q.send.tail
+	q.next, q.dataDone, q.noted = q.send.Tail, q.send.Tail, q.send.Tail
 	q.suspect = nil
 	q.recv.abandon()
 }

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"fmt"
 
+	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -27,9 +28,9 @@ type recvReq struct {
 // nextNote were posted on the notify rail (Spray) or have been given their notification (DQPLB).
 // Nothing is banked while a receive without memory waits.
 type recvSide struct {
-	win                   window[recvReq]
+	win                   ring.Window[recvReq]
 	nextMessage, nextNote uint64
-	bank                  fifo[notification]
+	bank                  ring.FIFO[notification]
 	torn                  bool        // a receive was reported with an error: all later ones are flushed
 	sges                  []verbs.SGE // backing of the receives in scratch
 }
@@ -43,7 +44,7 @@ type notification struct {
 }
 
 func newRecvSide() recvSide {
-	return recvSide{win: newWindow[recvReq](), nextMessage: 1, nextNote: 1}
+	return recvSide{win: ring.NewWindow[recvReq](), nextMessage: 1, nextNote: 1}
 }
 
 // PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When
@@ -76,7 +77,7 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 		return 0, q.stateError("post recv", wrs[0].ID, err)
 	}
 	for n < len(wrs) {
-		if q.recv.win.len() > maxOutstanding {
+		if q.recv.win.Len() > maxOutstanding {
 			err = recvError(n, &wrs[n], verbs.ErrQueueFull, "2^27 receives are outstanding: poll completions")
 			break
 		}
@@ -126,7 +127,7 @@ func (q *VirtualQP) enqueueRecv(i int, wr *RecvWR) error {
 		}
 	}
 	// Field by field: a composite would copy the struct, with write barriers.
-	r := q.recv.win.push()
+	r := q.recv.win.Push()
 	r.id, r.bytes, r.status, r.imm, r.vendorErr = wr.ID, 0, verbs.StatusSuccess, 0, 0
 	r.hasImm, r.message, r.done = false, message, false
 	r.opcode = verbs.WCRecvRDMAWithImm
@@ -173,22 +174,22 @@ func (q *VirtualQP) dispatchRecvs() {
 		return
 	}
 	s := &q.recv
-	if s.nextMessage != s.win.tail {
+	if s.nextMessage != s.win.Tail {
 		q.postReceives(q.sendOn, true, &s.nextMessage)
 	}
-	if s.nextNote == s.win.tail {
+	if s.nextNote == s.win.Tail {
 		return
 	}
 	if q.cfg.Scheme == Spray {
 		q.postReceives(q.noteOn, false, &s.nextNote)
 		return
 	}
-	for s.bank.len() != 0 {
+	for s.bank.Len() != 0 {
 		r := q.nextNotified()
 		if r == nil {
 			return
 		}
-		r.deliver(s.bank.pop())
+		r.deliver(s.bank.Pop())
 		q.cq.touch(q)
 	}
 }
@@ -197,8 +198,8 @@ func (q *VirtualQP) dispatchRecvs() {
 // none does.
 func (q *VirtualQP) nextNotified() *recvReq {
 	s := &q.recv
-	for s.nextNote != s.win.tail {
-		r := s.win.at(s.nextNote)
+	for s.nextNote != s.win.Tail {
+		r := s.win.At(s.nextNote)
 		s.nextNote++
 		if !r.message {
 			return r
@@ -215,13 +216,13 @@ func (r *recvReq) deliver(n notification) {
 // postReceives posts the receives of one kind on a rail, from *next on, which it moves.
 func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 	if rl == nil {
-		*next = q.recv.win.tail // no receive of this kind was let in
+		*next = q.recv.win.Tail // no receive of this kind was let in
 		return
 	}
 	if rl.shut {
 		return
 	}
-	for *next != q.recv.win.tail {
+	for *next != q.recv.win.Tail {
 		batch, stop := q.gatherReceives(rl, message, *next)
 		if len(batch) == 0 {
 			*next = stop
@@ -232,8 +233,8 @@ func (q *VirtualQP) postReceives(rl *rail, message bool, next *uint64) {
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
 			// to.
-			*next, _ = q.recv.win.resolve(wridNumber(batch[accepted].ID), wridNumberMask)
-			q.recvRefused(rl, err, describeRecv(q.recv.win.at(*next)))
+			*next, _ = q.recv.win.Resolve(wridNumber(batch[accepted].ID), wridNumberMask)
+			q.recvRefused(rl, err, describeRecv(q.recv.win.At(*next)))
 			return
 		}
 		*next = stop
@@ -248,8 +249,8 @@ func (q *VirtualQP) gatherReceives(rl *rail, message bool, n uint64) (batch []ve
 		q.recv.sges = make([]verbs.SGE, len(q.scratch)*width)
 	}
 	count := 0
-	for ; n != q.recv.win.tail; n++ {
-		r := q.recv.win.at(n)
+	for ; n != q.recv.win.Tail; n++ {
+		r := q.recv.win.At(n)
 		if r.message != message {
 			continue
 		}
@@ -286,12 +287,12 @@ func (q *VirtualQP) recvRefused(rl *rail, err error, f *FailedError) {
 
 // recvCompleted takes in the completion of a receive of the user.
 func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.recv.win.resolve(wridNumber(wc.ID), wridNumberMask)
+	n, ok := q.recv.win.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
 		q.counters.stale++
 		return
 	}
-	r := q.recv.win.at(n)
+	r := q.recv.win.At(n)
 	if r.done {
 		q.counters.stale++
 		return
@@ -317,8 +318,8 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 	q.dispatchRecvs()
 	q.postCredits(creditBatch)
 	s := &q.recv
-	for s.win.head != s.win.tail {
-		r := s.win.at(s.win.head)
+	for s.win.Head != s.win.Tail {
+		r := s.win.At(s.win.Head)
 		if !r.done {
 			break
 		}
@@ -345,18 +346,18 @@ func (q *VirtualQP) progressRecvs(out *sink) {
 		if r.message {
 			unholdPieces(r.pieces)
 		}
-		s.win.head++
+		s.win.Head++
 		q.counters.recvsDone++
 	}
 	// Receives of the other kind may have been passed by.
-	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.head), max(s.nextNote, s.win.head)
+	s.nextMessage, s.nextNote = max(s.nextMessage, s.win.Head), max(s.nextNote, s.win.Head)
 }
 
 // flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their
 // completions.
 func (s *recvSide) flushWaiting() {
-	for n := s.win.head; n != s.win.tail; n++ {
-		r := s.win.at(n)
+	for n := s.win.Head; n != s.win.Tail; n++ {
+		r := s.win.At(n)
 		waits := n >= s.nextNote
 		if r.message {
 			waits = n >= s.nextMessage
@@ -365,11 +366,11 @@ func (s *recvSide) flushWaiting() {
 			r.done, r.status = true, verbs.StatusWRFlushErr
 		}
 	}
-	s.nextMessage, s.nextNote = s.win.tail, s.win.tail
+	s.nextMessage, s.nextNote = s.win.Tail, s.win.Tail
 }
 
 // abandon ends every receive, as flushed.
 func (s *recvSide) abandon() {
-	s.nextMessage, s.nextNote = s.win.head, s.win.head
+	s.nextMessage, s.nextNote = s.win.Head, s.win.Head
 	s.flushWaiting()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 
+	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -106,7 +107,7 @@ func (q *VirtualQP) restart() {
 	if q.cfg.Scheme == DQPLB && !q.single {
 		q.numbers = newNumberSender(maxWindow, 0)
 		q.arrived = numberReceiver{}
-		q.recv.bank = fifo[notification]{}
+		q.recv.bank = ring.FIFO[notification]{}
 	}
 	for _, r := range q.all {
 		r.psn, r.peerDev, r.limit, r.dirty, r.shut = newPSN(), r.device, r.slots, false, false

@@ -111,7 +111,7 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	}
 	held := holder{}
 	for n < len(wrs) {
-		if q.send.len() > maxOutstanding {
+		if q.send.Len() > maxOutstanding {
 			err = q.sendError(n, &wrs[n], verbs.ErrQueueFull,
 				"2^27 requests are outstanding: poll completions")
 			break
@@ -148,7 +148,7 @@ func (q *VirtualQP) canSend() error {
 
 // enqueue gives a checked request its number and its slot.
 func (q *VirtualQP) enqueue(wr *SendWR) {
-	r := q.send.push()
+	r := q.send.Push()
 	q.counters.sends++
 	r.id = wr.ID
 	r.offset = 0

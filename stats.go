@@ -52,13 +52,13 @@ func (q *VirtualQP) Stats() Stats {
 	s := Stats{
 		Scheme: q.cfg.Scheme, State: q.State(),
 		Sends: q.counters.sends, SendsCompleted: q.counters.sendsDone,
-		SendsWaiting: int(q.send.tail - q.next), SendWindow: q.send.len(), SendRing: len(q.send.slots),
+		SendsWaiting: int(q.send.Tail - q.next), SendWindow: q.send.Len(), SendRing: q.send.Cap(),
 		Recvs: q.counters.recvs, RecvsCompleted: q.counters.recvsDone,
-		RecvWindow: q.recv.win.len(), RecvRing: len(q.recv.win.slots),
-		RingsGrown: q.send.grown + q.recv.win.grown,
+		RecvWindow: q.recv.win.Len(), RecvRing: q.recv.win.Cap(),
+		RingsGrown: q.send.Grown() + q.recv.win.Grown(),
 		Markers:    q.counters.markers, NumbersSent: q.numbers.sent - q.numbers.first,
 		NumbersOpen: int(q.numbers.sent - q.numbers.acked),
-		OutOfOrder:  q.arrived.held, Banked: q.recv.bank.len(), BankedTotal: q.counters.banked,
+		OutOfOrder:  q.arrived.held, Banked: q.recv.bank.Len(), BankedTotal: q.counters.banked,
 		StaleEvents: q.counters.stale,
 	}
 	for _, r := range q.all {
@@ -87,6 +87,6 @@ type CQStats struct {
 func (c *VirtualCQ) Stats() CQStats {
 	c.guard.enter()
 	defer c.guard.exit()
-	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.len(), ReadyRing: len(c.ready.slots),
+	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
 		Retrying: len(c.touched), StaleEvents: c.stale}
 }

@@ -7,6 +7,7 @@ import (
 	"iter"
 	"time"
 
+	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -21,7 +22,7 @@ type VirtualCQ struct {
 	channel *verbs.CompChannel    // nil if the physical CQs do not share one
 
 	scratch []verbs.WC
-	ready   fifo[WC] // reported, not yet polled
+	ready   ring.FIFO[WC] // reported, not yet polled
 	touched []*VirtualQP
 	vqps    []*VirtualQP
 	nextNum uint32
@@ -109,7 +110,7 @@ func (c *VirtualCQ) slot(out *sink) *WC {
 		out.n++
 		return &out.dst[out.n-1]
 	}
-	return c.ready.open()
+	return c.ready.Open()
 }
 
 // Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
@@ -169,12 +170,12 @@ func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 
 // unpoll puts completions back that a loop did not take.
 func (c *VirtualCQ) unpoll(wcs []WC) {
-	later := c.ready.len()
+	later := c.ready.Len()
 	for i := range wcs {
-		c.ready.push(wcs[i])
+		c.ready.Push(wcs[i])
 	}
 	for range later {
-		c.ready.push(c.ready.pop())
+		c.ready.Push(c.ready.Pop())
 	}
 }
 
@@ -191,8 +192,8 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	}
 	c.progress(&out)
 	out.settle()
-	for c.ready.len() != 0 {
-		dst = append(dst, c.ready.pop())
+	for c.ready.Len() != 0 {
+		dst = append(dst, c.ready.Pop())
 	}
 	c.guard.exit()
 	return dst
@@ -201,8 +202,8 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 // poll is Poll for one device's CQs, or all with only = -1.
 func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	out := sink{dst: dst}
-	for out.n < len(dst) && c.ready.len() != 0 {
-		dst[out.n] = c.ready.pop()
+	for out.n < len(dst) && c.ready.Len() != 0 {
+		dst[out.n] = c.ready.Pop()
 		out.n++
 	}
 	if c.closed {
@@ -344,7 +345,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
 	}
 	if c.closed {
-		if c.ready.len() == 0 {
+		if c.ready.Len() == 0 {
 			return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
 		}
 		return nil
@@ -356,7 +357,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 			if err := c.takeAll(&sink{}, -1); err != nil {
 				return err
 			}
-			if c.ready.len() != 0 {
+			if c.ready.Len() != 0 {
 				return nil
 			}
 			if armed == 0 {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -43,7 +44,7 @@ type VirtualQP struct {
 	localDevs, peerDevs uint64 // devices whose keys a request must have
 	maxInline           int    // the least of all rails
 
-	send                  window[sendReq]
+	send                  ring.Window[sendReq]
 	next, dataDone, noted uint64
 	notes                 int     // live requests that need a notification or are a SEND
 	free                  int     // send slots free on all data rails
@@ -205,7 +206,7 @@ func (q *VirtualQP) initTracking() {
 	if q.single {
 		return
 	}
-	q.send = newWindow[sendReq]()
+	q.send = ring.NewWindow[sendReq]()
 	q.next, q.dataDone, q.noted = 1, 1, 1
 	q.recv = newRecvSide()
 	q.scratch = make([]verbs.RecvWR, passBatch)

@@ -16,7 +16,7 @@ type Bugs struct {
 	File    string // from the directory of the test
 }
 
-// bug is a deliberate bug: changes to functions of one package.
+// bug is a deliberate bug: changes to declarations.
 type bug struct {
 	name    string
 	changes []change
@@ -24,6 +24,7 @@ type bug struct {
 
 // change replaces code that stands once in a declaration.
 type change struct {
+	dir      string // of another package, from the root of the module; "" for the package of the file
 	decl     string // "Type.method", "function", or the name of a constant, variable or type
 	old, new string // code; spaces, line ends and comments do not count
 }
@@ -35,6 +36,7 @@ type change struct {
 //	-	r.acked = n
 //	+	_ = n
 //
+// A declaration of another package has its directory before it: "in internal/ring FIFO.Pop".
 // Lines that begin with # are comments.
 func (b Bugs) read(t *testing.T) []bug {
 	t.Helper()
@@ -60,9 +62,13 @@ func parseBugs(text string) (list []bug, err error) {
 		case word == "bug":
 			list, decl = append(list, bug{name: rest}), ""
 		case word == "in" && len(list) > 0:
-			decl = rest
+			dir, name, elsewhere := strings.Cut(rest, " ")
+			if !elsewhere {
+				dir, name = "", rest
+			}
+			decl = name
 			last := &list[len(list)-1]
-			last.changes = append(last.changes, change{decl: decl})
+			last.changes = append(last.changes, change{dir: dir, decl: decl})
 		case (line[0] == '-' || line[0] == '+') && decl != "":
 			list[len(list)-1].addLine(decl, line)
 		default:
@@ -86,20 +92,25 @@ func (b *bug) addLine(decl, line string) {
 		return
 	}
 	if c.new != "" {
-		b.changes = append(b.changes, change{decl: decl})
+		b.changes = append(b.changes, change{dir: c.dir, decl: decl})
 		c = &b.changes[len(b.changes)-1]
 	}
 	c.old += line[1:] + "\n"
 }
 
-// plant returns the files of the package that the bug changes, by path, with the bug in them.
-func (b *bug) plant(dir string) (files map[string]string, err error) {
-	sources, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		return nil, err
-	}
+// plant returns the files that the bug changes, by path, with the bug in them. pkg is the directory of
+// the package, from the root of the module.
+func (b *bug) plant(root, pkg string) (files map[string]string, err error) {
 	files = make(map[string]string)
 	for _, c := range b.changes {
+		dir := c.dir
+		if dir == "" {
+			dir = pkg
+		}
+		sources, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+		if err != nil {
+			return nil, err
+		}
 		if err := c.apply(sources, files); err != nil {
 			return nil, fmt.Errorf("in %s: %w", c.decl, err)
 		}

@@ -21,7 +21,7 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 	for _, b := range bugs.read(t) {
 		t.Run(b.name, func(t *testing.T) {
-			if _, err := b.plant(filepath.Join(root(t), bugs.Package)); err != nil {
+			if _, err := b.plant(root(t), bugs.Package); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -87,7 +87,7 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 		t.Fatalf("%s has no bug %q", bugs.File, name)
 	}
 	root, dir := root(t), t.TempDir()
-	files, err := list[i].plant(filepath.Join(root, bugs.Package))
+	files, err := list[i].plant(root, bugs.Package)
 	if err != nil {
 		t.Fatal(err)
 	}
