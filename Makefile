@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe ci sim
+.PHONY: build test test-rxe ci sim module
 
 build:
 	go build ./cmd/ibverbx
@@ -18,3 +18,13 @@ SEEDS ?= 100000
 sim:
 	go test -c -o $(or $(TMPDIR),/tmp)/ibverbx-sim ./test/sim
 	$(or $(TMPDIR),/tmp)/ibverbx-sim -test.run 'TestSimulation$$' -test.v -test.timeout 0 -seeds $(SEEDS) -progress
+
+# Gives the module the path under which somebody publishes it: make module PATH=example.org/you/ibverbx
+# make hands that PATH to its recipes in place of the shell's, which is still in make's own environment. Where there is no /proc a
+# login shell knows it.
+module:
+	@[ "$(origin PATH)" = "command line" ] || { echo "usage: make module PATH=example.org/you/ibverbx" >&2; exit 2; }
+	@module=$$PATH; PATH=/usr/bin:/bin; \
+	if [ -r /proc/$$PPID/environ ]; then PATH=$$(tr '\0\n' '\n ' </proc/$$PPID/environ | sed -n 's/^PATH=//p'); \
+	else PATH=$$("$${SHELL:-/bin/sh}" -lc 'echo "$$PATH"'); fi; \
+	go run ./internal/modpath "$$module"

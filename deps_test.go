@@ -6,10 +6,16 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"ibverbx"
 )
+
+// module is the path of this module.
+var module = reflect.TypeFor[ibverbx.Config]().PkgPath()
 
 // goPackage is what go list says of a package.
 type goPackage struct {
@@ -48,7 +54,7 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 // The product, its vocabulary and the software NICs stand on the standard library alone: no C, no
 // sockets.
 func TestImportsOfTheCore(t *testing.T) {
-	core := []string{"ibverbx", "ibverbx/verbs", "ibverbx/verbs/soft", "ibverbx/internal/ring"}
+	core := []string{module, module + "/verbs", module + "/verbs/soft", module + "/internal/ring"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]
@@ -72,19 +78,19 @@ func TestImportsOfTheCore(t *testing.T) {
 // Imports point down the layers: verbs below everything, providers beside each other, the product
 // on verbs alone.
 func TestImportsPointDown(t *testing.T) {
-	packages := goList(t, "ibverbx/verbs/...", "ibverbx")
-	ours := func(path string) bool { return path == "ibverbx" || strings.HasPrefix(path, "ibverbx/") }
+	packages := goList(t, module+"/verbs/...", module)
+	ours := func(path string) bool { return path == module || strings.HasPrefix(path, module+"/") }
 	for path, p := range packages {
 		for _, dep := range p.Deps {
 			switch {
 			case !ours(path) || !ours(dep):
-			case path == "ibverbx/verbs":
+			case path == module+"/verbs":
 				t.Errorf("%s imports %s: it stands below all others", path, dep)
-			case path == "ibverbx" && dep != "ibverbx/verbs" && !strings.HasPrefix(dep, "ibverbx/internal/"):
+			case path == module && dep != module+"/verbs" && !strings.HasPrefix(dep, module+"/internal/"):
 				t.Errorf("%s imports %s: it knows no provider", path, dep)
-			case strings.HasPrefix(path, "ibverbx/internal/"):
+			case strings.HasPrefix(path, module+"/internal/"):
 				t.Errorf("%s imports %s: it knows nothing of queue pairs", path, dep)
-			case strings.HasPrefix(path, "ibverbx/verbs/") && dep == "ibverbx":
+			case strings.HasPrefix(path, module+"/verbs/") && dep == module:
 				t.Errorf("%s imports %s, which stands above the providers", path, dep)
 			}
 		}

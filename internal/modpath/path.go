@@ -1,0 +1,33 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// checkPath returns an error unless path can be the path of a module that others fetch: see "Module
+// paths" in the Go Modules Reference.
+func checkPath(path string) error {
+	wrong := func(why string) error { return fmt.Errorf("%q is no module path: %s", path, why) }
+	element := regexp.MustCompile(`^[-.~_A-Za-z0-9]+$`)
+	domain := regexp.MustCompile(`^[a-z0-9][-a-z0-9]*(\.[-a-z0-9]+)+$`)
+	elements := strings.Split(path, "/")
+	for i, e := range elements {
+		switch {
+		case e == "":
+			return wrong("it has an empty element")
+		case !element.MatchString(e):
+			return wrong(fmt.Sprintf("%q has other characters than letters, digits, and -._~", e))
+		case strings.HasPrefix(e, "."), strings.HasSuffix(e, "."):
+			return wrong(fmt.Sprintf("%q begins or ends with a dot", e))
+		case i == 0 && !domain.MatchString(e):
+			return wrong(fmt.Sprintf("%q is no domain: want lower-case letters and a dot, as in example.org",
+				e))
+		}
+	}
+	if last := elements[len(elements)-1]; regexp.MustCompile(`^v[0-9]+$`).MatchString(last) {
+		return wrong("it ends with a major version, and the module has no releases yet")
+	}
+	return nil
+}
