@@ -7,51 +7,55 @@ import (
 )
 
 // assembly is the message of several fragments that is arriving on an endpoint. There is one at a
-// time: a sender sends the fragments of a message in a row, with nothing but notices and window
-// between them.
+// time: a sender sends the fragments of a message in a row, with nothing but notices and grants of
+// window between them.
+//
+// Invariant: 0 < got < length, or all is zero; at most one of req and in is set. Without either the
+// bytes are dropped: the receive was too short, or has ended.
 type assembly struct {
-	length int // 0 for none
-	got    int
-	req    *Request // where it goes
-	in     *inbound // where it is kept; nil together with req when it is thrown away
+	length int      // of the message, bytes; 0 for none
+	got    int      // bytes that have arrived
+	req    *Request // the receive that matched, into whose buffers they go
+	in     *inbound // where they are kept until one matches
 }
 
-// arrived is the handler of this package's active messages.
+// arrived handles this package's active messages.
 func (w *Worker) arrived(m *transport.Message) {
 	tep := m.Endpoint()
 	e, ok := tep.Value().(*Endpoint)
 	if !ok || e == nil || e.tep != tep {
-		w.strayed(tep)
+		w.unexpectedSender(tep)
 		return
 	}
 	w.mu.Lock()
 	if e.err == nil {
 		if err := e.arrived(m.ID(), m.Header(), m.Data()); err != nil {
 			e.violated(err)
-		} else if e.due() {
+		} else if e.canPush() {
 			e.kick()
 		}
 	}
-	w.unlockInProgress()
+	w.unlockAndReport()
 }
 
-// strayed ends an endpoint of the program's own, see Worker.Transport, whose peer has sent a
-// message of this package to it.
-func (w *Worker) strayed(tep *transport.Endpoint) {
+// unexpectedSender aborts an endpoint that the program has made for itself, see Worker.Transport,
+// because its peer has sent a message of this package.
+func (w *Worker) unexpectedSender(tep *transport.Endpoint) {
 	w.mu.Lock()
 	w.stats.violations++
 	w.mu.Unlock()
-	_ = tep.Abort(nil) // refused if the program was faster
+	_ = tep.Abort(nil) // refused if the program has closed it already
 }
 
-// arrived takes in an active message, and says what is wrong with it.
+// arrived handles an active message, and returns what is wrong with it.
 func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	var h header
 	if err := h.parse(kind, hdr, data); err != nil {
 		return err
 	}
-	if err := e.ledger.returned(h.window); err != nil {
-		return err
+	if !e.ledger.Regain(h.window) {
+		return fmt.Errorf("a window of %d messages: %d were announced",
+			e.ledger.Room()+int(h.window), e.ledger.Most())
 	}
 	switch kind {
 	case amDone:
@@ -66,7 +70,7 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 	if kind == amBatch {
 		return e.arrivedBatch(data)
 	}
-	if !e.ledger.arrived() {
+	if !e.ledger.Arrive() {
 		return beyondWindow(kind)
 	}
 	switch kind {
@@ -84,33 +88,34 @@ func (e *Endpoint) arrived(kind transport.AMID, hdr, data []byte) error {
 
 func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d beyond the window", kind) }
 
-// match ties a message to the first receive that takes it, or returns nil.
+// match binds a message to the first receive that takes it, and returns that; nil if there is none.
 func (e *Endpoint) match(h *header) *Request {
 	r := e.w.posted.take(h.tag)
 	if r != nil {
-		r.matchedBy(Info{Tag: h.tag, Length: int(h.length), Source: e})
+		r.bind(Info{Tag: h.tag, Length: int(h.length), Source: e})
 	}
 	return r
 }
 
-// matchedBy ties a receive to a message.
-func (r *Request) matchedBy(info Info) { r.stage, r.info = requestActive, info }
+// bind makes a receive the receive of a message.
+func (r *Request) bind(info Info) { r.stage, r.info = requestActive, info }
 
-// tellMatched has a sender that waits for the match hear of it. The message's place goes back with
-// that, and not before: a peer whose notices cannot go out runs out of places, so that no more
-// notices wait than this end keeps messages.
-func (e *Endpoint) tellMatched(id uint32) { e.notices.push(id) }
+// queueNotice has the sender of a message notified that it was matched. The message's place goes
+// back with the notice, and not before: a peer that does not let notices through runs out of
+// places, so that no more notices wait than this end keeps messages.
+func (e *Endpoint) queueNotice(id uint32) { e.notices.Push(id) }
 
-// needless takes in that an eager message, or its first fragment, was matched as it came and takes
-// no memory.
-func (e *Endpoint) needless(h *header) {
+// matchedOnArrival records that an eager message, or its first fragment, needs no memory because a
+// receive was waiting for it.
+func (e *Endpoint) matchedOnArrival(h *header) {
 	if h.flag == flagSync {
-		e.tellMatched(h.id)
+		e.queueNotice(h.id)
 	} else {
-		e.ledger.consumed(1)
+		e.ledger.Free(1)
 	}
 }
 
+// arrivedEager handles a message that has arrived whole.
 func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	r := e.match(h)
 	if r == nil {
@@ -119,11 +124,11 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 		in.keep(&e.w.blocks, data)
 		return
 	}
-	e.needless(h)
+	e.matchedOnArrival(h)
 	r.take(data)
 }
 
-// take completes a receive with the whole message.
+// take completes a receive with its message, which has arrived whole.
 func (r *Request) take(data []byte) {
 	if len(data) > r.data.length {
 		r.complete(ErrTruncated)
@@ -133,6 +138,7 @@ func (r *Request) take(data []byte) {
 	r.complete(nil)
 }
 
+// arrivedFirst handles the first fragment of a message.
 func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	a := &e.partial
 	*a = assembly{length: int(h.length), got: len(data)}
@@ -143,7 +149,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 		a.in.keep(&e.w.blocks, data)
 		return
 	}
-	e.needless(h)
+	e.matchedOnArrival(h)
 	if a.length > r.data.length {
 		r.complete(ErrTruncated)
 		return
@@ -152,6 +158,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	r.data.scatter(data)
 }
 
+// arrivedMore handles a further fragment of the message that is arriving.
 func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	a := &e.partial
 	if h.tag != uint64(a.got) || len(data) > a.length-a.got {
@@ -166,7 +173,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 		a.req.data.scatter(data)
 		fallthrough
 	default:
-		e.ledger.consumed(1)
+		e.ledger.Free(1)
 	}
 	if a.got == a.length {
 		r := a.req
@@ -178,6 +185,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	return nil
 }
 
+// arrivedAnnounced handles the announcement of a long message.
 func (e *Endpoint) arrivedAnnounced(h *header, data []byte) error {
 	rd := e.w.newReading()
 	if err := rd.memory.parse(int(h.flag), h.length, data); err != nil {
@@ -196,15 +204,16 @@ func (e *Endpoint) arrivedAnnounced(h *header, data []byte) error {
 	return nil
 }
 
-// arrivedDone takes in that the peer has matched a message, and read it if it was announced.
+// arrivedDone handles the notice that the peer has matched a message, and read it if it was
+// announced.
 func (e *Endpoint) arrivedDone(id uint32) error {
 	r := e.waiting.get(id)
 	if r == nil || r.stage != requestActive || r.matched {
-		return fmt.Errorf("notice of message %d, of which none is due", id)
+		return fmt.Errorf("notice of message %d, which waits for none", id)
 	}
 	r.matched = true
 	e.waiting.remove(r)
-	if r.long || r != e.queue.head {
+	if !r.inQueue.Listed() { // otherwise fragments of it have to go out: see sendGone
 		r.complete(nil)
 	}
 	return nil

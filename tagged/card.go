@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Card is what two endpoints tell each other to connect. It travels as JSON.
+// Card is what an endpoint shows its peer, for the peer to connect. It travels as JSON.
 type Card struct {
 	Version       int            `json:"version"` // of the wire format: 1
 	MaxUnexpected int            `json:"maxUnexpected"`
@@ -39,7 +39,7 @@ func (c *Card) check() error {
 		return fmt.Errorf("%w: card: maxUnexpected %d: must be 1 to %d", verbs.ErrInvalid, c.MaxUnexpected,
 			maxWindow)
 	case c.Transport.BufferSize < leastBuffer:
-		return fmt.Errorf("%w: card: bufferSize %d: must be %d at least", verbs.ErrInvalid,
+		return fmt.Errorf("%w: card: bufferSize %d: must be at least %d", verbs.ErrInvalid,
 			c.Transport.BufferSize, leastBuffer)
 	}
 	for id := amEager; id <= amBatch; id++ {
@@ -49,46 +49,4 @@ func (c *Card) check() error {
 		}
 	}
 	return nil
-}
-
-// Connect connects to the endpoint that sent the card. After an error other than ErrClosed it can
-// be called again.
-func (e *Endpoint) Connect(peer Card) error {
-	w := e.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case e.err != nil:
-		return e.err
-	case e.closing:
-		return e.refuse("connect", ErrClosed, "")
-	case e.connected:
-		return e.refuse("connect", verbs.ErrInvalid, "the endpoint is connected")
-	}
-	if err := peer.check(); err != nil {
-		return e.refuse("connect", err, "")
-	}
-	if err := e.tep.Connect(peer.Transport); err != nil {
-		return err
-	}
-	e.ledger.room, e.ledger.most = peer.MaxUnexpected, peer.MaxUnexpected
-	e.limits = e.tep.Limits()
-	e.connected = true
-	return nil
-}
-
-// Connect connects two endpoints of this process.
-func Connect(a, b *Endpoint) error {
-	ca, err := a.Card()
-	if err != nil {
-		return err
-	}
-	cb, err := b.Card()
-	if err != nil {
-		return err
-	}
-	if err := a.Connect(cb); err != nil {
-		return err
-	}
-	return b.Connect(ca)
 }

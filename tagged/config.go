@@ -9,12 +9,12 @@ import (
 
 // Masks for receives.
 const (
-	Exact = ^uint64(0) // takes one tag
-	Any   = uint64(0)  // takes every tag
+	Exact = ^uint64(0) // one tag
+	Any   = uint64(0)  // every tag
 )
 
-// FirstAMID is the first of the ids of active messages that this package takes from its transport
-// worker, up to [transport.MaxAMID]. The others are free for the program: see [Worker.Transport].
+// FirstAMID is the first of the ids of active messages that this package uses on its transport
+// worker, up to [transport.MaxAMID]. The program may use those below: see [Worker.Transport].
 const FirstAMID transport.AMID = 56
 
 // Config configures a [Worker]. The zero value works.
@@ -25,14 +25,14 @@ type Config struct {
 	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, negative only messages
 	// of no bytes.
 	EagerLimit int
-	// Chunk is how many bytes of a long message one read brings; 0 means DefaultChunk.
+	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk.
 	Chunk int
-	// Window is how many reads each endpoint has under way, for all its long messages together,
-	// which take turns; 0 means 8. So short messages find short queues.
+	// Window is how many reads each endpoint has under way at most, for all its long messages
+	// together, which take turns; 0 means 8. The limit keeps the queues short for short messages.
 	Window int
 	// MaxUnexpected is how many eager fragments and announcements of long messages this end keeps
-	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes a
-	// transport buffer at most. The peer's sends wait when it is reached.
+	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes the
+	// memory of a transport buffer at most. When the number is reached the peer's sends wait.
 	MaxUnexpected int
 	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096.
 	MaxRequests int
@@ -40,13 +40,13 @@ type Config struct {
 
 // EndpointConfig configures an [Endpoint]. The zero value works.
 type EndpointConfig struct {
-	// Name says in errors who the peer is; "" means "endpoint 3".
+	// Name identifies the peer in errors; "" means "endpoint 3", by the endpoint's number.
 	Name string
-	// Value is the caller's own; [Endpoint.Value] returns it.
+	// Value is the program's; [Endpoint.Value] returns it.
 	Value any
 	// OnError is called once, inside progress and with no lock held, when the peer fails or closes.
-	// Its sends have completed with the same error then; a receive that its messages were landing
-	// in may complete a little later.
+	// Its sends have completed with the same error then; a receive whose message was arriving may
+	// complete a little later.
 	OnError func(ep *Endpoint, err error)
 }
 

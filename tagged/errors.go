@@ -7,31 +7,30 @@ import (
 	"ibverbx/transport"
 )
 
-// The errors of this package; test with errors.Is. Those of connections are the same as
-// transport's.
+// The errors of this package, for errors.Is. Those that concern connections are transport's.
 var (
-	// ErrTruncated: the message was longer than the receive. Not one byte of it was written; [Info]
-	// has the sender's length.
+	// ErrTruncated: the message was longer than the receive. None of it was written; [Info] has its
+	// length.
 	ErrTruncated = errors.New("tagged: message longer than its receive")
 	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
 	ErrCanceled = transport.ErrCanceled
 	// ErrNotConnected: [Endpoint.Connect] has not been called, or did not succeed.
 	ErrNotConnected = transport.ErrNotConnected
-	// ErrPeerFailed: the connection has failed. The cause is beneath.
+	// ErrPeerFailed: the connection has failed. The error wraps the cause.
 	ErrPeerFailed = transport.ErrPeerFailed
 	// ErrPeerClosed: the peer has closed its endpoint.
 	ErrPeerClosed = transport.ErrPeerClosed
-	// ErrProtocol: the peer sent what no endpoint sends. The endpoint fails, others do not notice.
+	// ErrProtocol: the peer sent what no endpoint sends. Its endpoint fails, others do not.
 	ErrProtocol = transport.ErrProtocol
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = transport.ErrClosed
 )
 
-// errCanceled is made once: cancelling is no rare event where programs poll with deadlines.
+// errCanceled is made once: programs that poll with deadlines cancel often.
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
-// InterruptedError says that a context ended a wait and the request goes on: its buffers stay its
-// own until it is done. Keep Req, and wait for it again.
+// InterruptedError says that a context ended a wait while the request goes on: the request owns its
+// buffers until it is done. Keep Req, and wait for it again.
 type InterruptedError struct {
 	Req *Request
 	Err error // the context's
@@ -46,7 +45,7 @@ func (e *InterruptedError) Error() string {
 // Unwrap returns the context's error.
 func (e *InterruptedError) Unwrap() error { return e.Err }
 
-// refuse makes the error of a call on an endpoint that had no effect.
+// refuse is the error of a call on an endpoint that had no effect.
 func (e *Endpoint) refuse(op string, err error, detail string) error {
 	if detail != "" {
 		return fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)
@@ -54,7 +53,7 @@ func (e *Endpoint) refuse(op string, err error, detail string) error {
 	return fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)
 }
 
-// refuse makes the error of a call on the worker that had no effect.
+// refuse is the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {
 		return fmt.Errorf("tagged: %s: %w", op, err)

@@ -1,28 +1,26 @@
 package tagged
 
-import "math/bits"
-
 // inbound is a message that waits for a receive: eager, in blocks, or announced, with the
 // description of its memory in a block.
 type inbound struct {
-	ep        *Endpoint
-	match     entry
-	length    int
-	id        uint32 // of the sender, who waits to hear of the match
-	notify    bool   // it does
-	announced bool
-	count     int // pieces of memory of an announced message
-	got       int // bytes of an eager message that have arrived
-	fragments int
+	ep        *Endpoint // where it came from
+	match     entry     // in Worker.unexpected
+	length    int       // of the message, bytes
+	id        uint32    // the sender's number for the message, if it waits for the notice of the match
+	notify    bool      // an eager message whose sender waits for that notice
+	announced bool      // the message lies at the sender
+	count     int       // pieces of memory of an announced message
+	got       int       // bytes of an eager message that have arrived
+	fragments int       // of an eager message that have arrived, each of which holds a place
 	head      *block
 	tail      *block
-	next      *inbound
+	next      *inbound // in inboundPool
 }
 
-// info tells of the message.
+// info describes the message.
 func (in *inbound) info() Info { return Info{Tag: in.match.tag, Length: in.length, Source: in.ep} }
 
-// keep copies a fragment.
+// keep copies a fragment into a block.
 func (in *inbound) keep(p *blockPool, data []byte) {
 	b := p.get(len(data))
 	copy(b.data, data)
@@ -39,10 +37,11 @@ func (in *inbound) keep(p *blockPool, data []byte) {
 // inboundPool keeps inbounds for use again.
 type inboundPool struct {
 	free  *inbound
-	count int // free
-	most  int
+	count int // of free ones
+	most  int // that are kept: Config.MaxUnexpected
 }
 
+// get is an inbound that is not used, or a new one.
 func (p *inboundPool) get() *inbound {
 	in := p.free
 	if in == nil {
@@ -53,7 +52,7 @@ func (p *inboundPool) get() *inbound {
 	return in
 }
 
-// newInbound keeps a message that no receive has matched.
+// newInbound is a message that no receive has matched; its bytes are the caller's to keep.
 func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	w := e.w
 	in := w.inbounds.get()
@@ -64,7 +63,7 @@ func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	return in
 }
 
-// drop takes a message out, and frees its memory.
+// drop removes a message from those that wait, and frees its memory.
 func (w *Worker) drop(in *inbound) {
 	w.unexpected.remove(&in.match)
 	if a := &in.ep.partial; a.in == in {
@@ -80,51 +79,4 @@ func (w *Worker) drop(in *inbound) {
 		in.next, p.free = p.free, in
 		p.count++
 	}
-}
-
-// block is a copy of a fragment.
-type block struct {
-	data  []byte
-	class uint8
-	next  *block
-}
-
-// leastBlock is the size of the smallest class; each has twice the bytes of the one before.
-const leastBlock = 64
-
-// blockPool keeps blocks for use again, by size, up to a number of bytes.
-type blockPool struct {
-	free  [32]*block
-	bytes int // free
-	used  int // bytes in use
-	most  int
-}
-
-// get returns a block with n bytes of data.
-func (p *blockPool) get(n int) *block {
-	class := uint8(0)
-	if n > leastBlock {
-		class = uint8(bits.Len(uint(n-1)) - bits.Len(leastBlock-1))
-	}
-	size := leastBlock << class
-	p.used += size
-	b := p.free[class]
-	if b == nil {
-		return &block{data: make([]byte, n, size), class: class}
-	}
-	p.free[class], b.next = b.next, nil
-	p.bytes -= size
-	b.data = b.data[:n]
-	return b
-}
-
-func (p *blockPool) put(b *block) {
-	size := leastBlock << b.class
-	p.used -= size
-	b.next = nil
-	if p.bytes+size > p.most {
-		return
-	}
-	p.bytes += size
-	b.next, p.free[b.class] = p.free[b.class], b
 }

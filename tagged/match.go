@@ -1,69 +1,45 @@
 package tagged
 
+import "ibverbx/internal/list"
+
 // entry is what matching knows of a receive that waits for a message, or of a message that waits
 // for a receive.
 type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
-	seq       uint64 // the order in which entries came
+	seq       uint64 // of receives: the order in which they were posted
 
-	hashNext, hashPrev *entry
-	listNext, listPrev *entry
+	inBucket list.Link[entry] // of hashTable
+	inList   list.Link[entry] // of posted.wild or unexpected.all
 
-	req *Request // one of the two
-	in  *inbound
+	req *Request // the receive, or
+	in  *inbound // the message
 }
 
 // takes reports whether the receive e takes messages with a tag.
 func (e *entry) takes(tag uint64) bool { return (tag^e.tag)&e.mask == 0 }
-
-// entryList is a list of entries in the order in which they came.
-type entryList struct{ head, tail *entry }
-
-func (l *entryList) push(e *entry) {
-	e.listNext, e.listPrev = nil, l.tail
-	if l.tail == nil {
-		l.head = e
-	} else {
-		l.tail.listNext = e
-	}
-	l.tail = e
-}
-
-func (l *entryList) remove(e *entry) {
-	if e.listPrev == nil {
-		l.head = e.listNext
-	} else {
-		e.listPrev.listNext = e.listNext
-	}
-	if e.listNext == nil {
-		l.tail = e.listPrev
-	} else {
-		e.listNext.listPrev = e.listPrev
-	}
-	e.listNext, e.listPrev = nil, nil
-}
 
 // hashTable finds the first entry with a tag. Entries of a bucket stand in the order in which they
 // came.
 //
 // Invariant: len(buckets) is 1<<(64-shift), and at least half of count.
 type hashTable struct {
-	buckets []bucket
+	buckets []list.List[entry]
 	shift   uint8
-	count   int
+	count   int // entries
 }
-
-type bucket struct{ head, tail *entry }
 
 // bucket spreads tags by their product with 2^64 divided by the golden ratio: the upper bits depend
 // on all of the tag's.
-func (t *hashTable) bucket(tag uint64) *bucket { return &t.buckets[tag*0x9e3779b97f4a7c15>>t.shift] }
+func (t *hashTable) bucket(tag uint64) *list.List[entry] {
+	return &t.buckets[tag*0x9e3779b97f4a7c15>>t.shift]
+}
 
-func (t *hashTable) init() { t.buckets, t.shift = make([]bucket, 64), 64-6 }
+func (t *hashTable) init() { t.buckets, t.shift = make([]list.List[entry], 64), 64-6 }
 
+// find is the first entry with a tag, or nil.
 func (t *hashTable) find(tag uint64) *entry {
-	for e := t.bucket(tag).head; e != nil; e = e.hashNext {
-		if e.tag == tag {
+	for l := t.bucket(tag).Front(); l != nil; l = l.Next() {
+		if e := l.Owner(); e.tag == tag {
 			return e
 		}
 	}
@@ -74,55 +50,35 @@ func (t *hashTable) push(e *entry) {
 	if t.count++; t.count > 2*len(t.buckets) {
 		t.grow()
 	}
-	t.bucket(e.tag).push(e)
-}
-
-func (b *bucket) push(e *entry) {
-	e.hashNext, e.hashPrev = nil, b.tail
-	if b.tail == nil {
-		b.head = e
-	} else {
-		b.tail.hashNext = e
-	}
-	b.tail = e
+	t.bucket(e.tag).PushBack(&e.inBucket, e)
 }
 
 func (t *hashTable) remove(e *entry) {
 	t.count--
-	b := t.bucket(e.tag)
-	if e.hashPrev == nil {
-		b.head = e.hashNext
-	} else {
-		e.hashPrev.hashNext = e.hashNext
-	}
-	if e.hashNext == nil {
-		b.tail = e.hashPrev
-	} else {
-		e.hashNext.hashPrev = e.hashPrev
-	}
-	e.hashNext, e.hashPrev = nil, nil
+	t.bucket(e.tag).Remove(&e.inBucket)
 }
 
-// grow doubles the table. What shared a bucket keeps its order.
+// grow doubles the table. Entries that share a bucket keep their order.
 func (t *hashTable) grow() {
 	old := t.buckets
-	t.buckets, t.shift = make([]bucket, 2*len(old)), t.shift-1
+	t.buckets, t.shift = make([]list.List[entry], 2*len(old)), t.shift-1
 	for i := range old {
-		for e := old[i].head; e != nil; {
-			next := e.hashNext
-			t.bucket(e.tag).push(e)
-			e = next
+		for e := old[i].PopFront(); e != nil; e = old[i].PopFront() {
+			t.bucket(e.tag).PushBack(&e.inBucket, e)
 		}
 	}
 }
 
 // posted are the receives that wait: those for one tag hashed, the others in a list. Sequence
-// numbers tell which came first.
+// numbers say which of two came first.
+//
+// Invariant: count is the number of entries of exact and wild together; wild is in the order of
+// seq.
 type posted struct {
 	exact hashTable
-	wild  entryList
+	wild  list.List[entry]
 	count int
-	seq   uint64
+	seq   uint64 // of the last one that was pushed
 }
 
 func (p *posted) push(e *entry) {
@@ -131,7 +87,7 @@ func (p *posted) push(e *entry) {
 	if e.seq = p.seq; e.mask == Exact {
 		p.exact.push(e)
 	} else {
-		p.wild.push(e)
+		p.wild.PushBack(&e.inList, e)
 	}
 }
 
@@ -140,7 +96,7 @@ func (p *posted) remove(e *entry) {
 	if e.mask == Exact {
 		p.exact.remove(e)
 	} else {
-		p.wild.remove(e)
+		p.wild.Remove(&e.inList)
 	}
 }
 
@@ -150,7 +106,11 @@ func (p *posted) take(tag uint64) *Request {
 		return nil
 	}
 	first := p.exact.find(tag)
-	for e := p.wild.head; e != nil && (first == nil || e.seq < first.seq); e = e.listNext {
+	for l := p.wild.Front(); l != nil; l = l.Next() {
+		e := l.Owner()
+		if first != nil && first.seq < e.seq {
+			break
+		}
 		if e.takes(tag) {
 			first = e
 			break
@@ -163,21 +123,23 @@ func (p *posted) take(tag uint64) *Request {
 	return first.req
 }
 
-// unexpected are the messages that wait: hashed by tag for receives that take one, and in a list
-// for the others.
+// unexpected are the messages that wait: hashed by tag for receives of one tag, and in a list for
+// receives of several.
+//
+// Invariant: both hold the same messages.
 type unexpected struct {
 	byTag hashTable
-	all   entryList
+	all   list.List[entry]
 }
 
 func (u *unexpected) push(e *entry) {
 	u.byTag.push(e)
-	u.all.push(e)
+	u.all.PushBack(&e.inList, e)
 }
 
 func (u *unexpected) remove(e *entry) {
 	u.byTag.remove(e)
-	u.all.remove(e)
+	u.all.Remove(&e.inList)
 }
 
 // find returns the first message that a receive takes, or nil.
@@ -191,8 +153,8 @@ func (u *unexpected) find(tag, mask uint64) *inbound {
 		}
 		return nil
 	}
-	for e := u.all.head; e != nil; e = e.listNext {
-		if (e.tag^tag)&mask == 0 {
+	for l := u.all.Front(); l != nil; l = l.Next() {
+		if e := l.Owner(); (e.tag^tag)&mask == 0 {
 			return e.in
 		}
 	}

@@ -1,9 +1,9 @@
 package tagged
 
-// pieces are the buffers of a message, and how far it has come through them.
+// pieces are the buffers of a message, and a position in them.
 type pieces struct {
-	bufs   [][]byte
-	spare  [maxPieces][]byte // where bufs lies if it is short
+	bufs   [][]byte          // none is empty
+	spare  [maxPieces][]byte // where bufs lies while it is short
 	length int               // of all of them, bytes
 	piece  int               // the next byte to copy is bufs[piece][offset]
 	offset int
@@ -19,8 +19,8 @@ func size(bufs [][]byte) (n int, ok bool) {
 	return n, true
 }
 
-// set takes the pieces that are not empty. The slice itself is copied: it may lie on the caller's
-// stack.
+// set sets the buffers, less those that are empty. It copies the slice itself, which may lie on the
+// caller's stack.
 func (p *pieces) set(bufs [][]byte, length int) {
 	if p.bufs == nil {
 		p.bufs = p.spare[:0]
@@ -34,14 +34,14 @@ func (p *pieces) set(bufs [][]byte, length int) {
 	p.length, p.piece, p.offset = length, 0, 0
 }
 
-// clear lets go of the memory.
+// clear forgets the buffers.
 func (p *pieces) clear() {
 	clear(p.bufs)
 	p.bufs = p.bufs[:0]
 	p.length, p.piece, p.offset = 0, 0, 0
 }
 
-// gather copies the next bytes into dst, as many as there are and fit.
+// gather copies the next bytes into dst, as many as there are and fit, and returns how many.
 func (p *pieces) gather(dst []byte) int {
 	n := 0
 	for n < len(dst) && p.piece < len(p.bufs) {
@@ -64,6 +64,7 @@ func (p *pieces) scatter(src []byte) {
 	}
 }
 
+// advance moves n bytes on, within the buffer.
 func (p *pieces) advance(n int) {
 	if p.offset += n; p.offset == len(p.bufs[p.piece]) {
 		p.piece, p.offset = p.piece+1, 0

@@ -1,27 +1,33 @@
 package tagged
 
-import "ibverbx/transport"
+import (
+	"ibverbx/internal/list"
+	"ibverbx/transport"
+)
 
 // reading is a long message that is being read out of the sender's memory, a few chunks at a time.
 //
-// Invariant: done <= issued <= length; under is the number of chunks between them.
+// Invariant: done <= issued <= length; under is the number of chunks between them. It is in
+// Endpoint.readQueue if and only if issued < length, or in Worker.freeReadings when it is not used.
 type reading struct {
 	e      *Endpoint
-	req    *Request
-	id     uint32 // the sender's
-	memory memory
-	pins   pinList
+	req    *Request // the receive that it is for
+	id     uint32   // the sender's number for the message
+	memory memory   // where the message lies at the sender
+	pins   pinList  // where it goes
+	inList list.Link[reading]
 
-	length, issued, done uint64
-	under                int
-	err                  error
+	length uint64 // of the message, bytes
+	issued uint64 // bytes that reads were posted for
+	done   uint64 // bytes of reads that have ended
+	under  int    // reads under way
+	err    error  // of the first read that failed
 
-	from       int    // the next chunk is read from this piece of the sender's,
-	fromOffset uint64 // at this offset,
-	to         int    // into this pin
-	toOffset   uint64
-
-	next *reading // free ones; or the next in turn on the endpoint
+	// Where the next chunk is read from and to.
+	from       int    // index of the sender's piece
+	fromOffset uint64 // in that piece, bytes
+	to         int    // index of the pin
+	toOffset   uint64 // in that pin, bytes
 }
 
 // chunk is one read.
@@ -29,70 +35,45 @@ type chunk struct {
 	comp transport.Completion
 	fn   func(*transport.Completion)
 	rd   *reading
-	n    uint64
-	next *chunk
+	n    uint64 // bytes
+	next *chunk // in Worker.freeChunks
 }
 
+// newReading is a reading that is not used, or a new one.
 func (w *Worker) newReading() *reading {
-	rd := w.readings
-	if rd == nil {
-		return &reading{}
+	if rd := w.freeReadings.PopFront(); rd != nil {
+		return rd
 	}
-	w.readings, rd.next = rd.next, nil
-	return rd
+	return &reading{}
 }
 
+// put gives a reading back to the worker.
 func (rd *reading) put(w *Worker) {
 	rd.e, rd.req, rd.err = nil, nil, nil
 	rd.length, rd.issued, rd.done, rd.from, rd.fromOffset, rd.to, rd.toOffset = 0, 0, 0, 0, 0, 0, 0
-	rd.next, w.readings = w.readings, rd
+	w.freeReadings.PushFront(&rd.inList, rd)
 }
 
+// newChunk is a chunk that is not used, or a new one.
 func (w *Worker) newChunk() *chunk {
-	c := w.chunks
+	c := w.freeChunks
 	if c == nil {
 		c = &chunk{}
-		c.fn = func(*transport.Completion) { w.chunkRead(c) } // once for each chunk, not each read
+		c.fn = func(*transport.Completion) { w.chunkRead(c) } // once for each chunk, not for each read
 		return c
 	}
-	w.chunks, c.next = c.next, nil
+	w.freeChunks, c.next = c.next, nil
 	return c
 }
 
+// put gives a chunk back to the worker.
 func (c *chunk) put(w *Worker) {
-	c.rd, c.next, w.chunks = nil, w.chunks, c
+	c.rd, c.next, w.freeChunks = nil, w.freeChunks, c
 }
 
-// readingRing are the messages that an endpoint has to read, the next in turn first.
-type readingRing struct {
-	head, tail *reading
-	count      int
-}
-
-func (r *readingRing) push(rd *reading) {
-	rd.next = nil
-	if r.tail == nil {
-		r.head = rd
-	} else {
-		r.tail.next = rd
-	}
-	r.tail = rd
-	r.count++
-}
-
-func (r *readingRing) pop() *reading {
-	rd := r.head
-	if r.head = rd.next; r.head == nil {
-		r.tail = nil
-	}
-	rd.next = nil
-	r.count--
-	return rd
-}
-
-// startReading begins to read a message into its receive; kick goes on with it. It lets go of the
-// lock for what has to be registered: the receive is matched, so that it cannot be cancelled
-// meanwhile, but the endpoint may end.
+// startReading begins to read a message into its receive; kick goes on with it. It releases the
+// lock while it registers memory: the receive is matched, so that it cannot be cancelled meanwhile,
+// but the endpoint may end.
 func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 	w := e.w
 	rd.e, rd.req, rd.id, rd.length = e, r, id, uint64(r.info.Length)
@@ -113,15 +94,15 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 		rd.finish(err)
 		return
 	}
-	e.readings.push(rd)
+	e.readQueue.PushBack(&rd.inList, rd)
 }
 
-// pushReads starts reads, one of each message in turn. They go past the transport's queue, where
-// active messages may wait for credits that a peer's program withholds: reads need none.
+// pushReads posts reads, one of each message in turn. They bypass the transport's queue, where
+// active messages may wait for credits that the peer's program withholds: reads need none.
 func (e *Endpoint) pushReads() error {
-	w, face := e.w, e.tep.BypassQueue()
-	for e.reads < w.cfg.Window && e.readings.count != 0 {
-		rd := e.readings.head
+	w, view := e.w, e.tep.BypassQueue()
+	for e.reads < w.cfg.Window && !e.readQueue.Empty() {
+		rd := e.readQueue.First()
 		from, to := &rd.memory.pieces[rd.from], &rd.pins.pins[rd.to]
 		n := min(uint64(w.cfg.Chunk), rd.length-rd.issued, from.Length-rd.fromOffset, to.length-rd.toOffset)
 		remote := *from
@@ -129,20 +110,21 @@ func (e *Endpoint) pushReads() error {
 		c := w.newChunk()
 		c.rd, c.n = rd, n
 		c.comp.Init(1, c.fn)
-		if _, err := face.GetZcopy(&c.comp, remote, to.segment(rd.toOffset, n)); err != nil {
+		if _, err := view.GetZcopy(&c.comp, remote, to.segment(rd.toOffset, n)); err != nil {
 			c.put(w)
 			return err
 		}
 		e.reads++
 		rd.under++
 		rd.advance(n)
-		if e.readings.pop(); rd.issued < rd.length {
-			e.readings.push(rd)
+		if e.readQueue.Remove(&rd.inList); rd.issued < rd.length {
+			e.readQueue.PushBack(&rd.inList, rd)
 		}
 	}
 	return nil
 }
 
+// advance moves to the chunk behind the next n bytes.
 func (rd *reading) advance(n uint64) {
 	rd.issued += n
 	if rd.fromOffset += n; rd.fromOffset == rd.memory.pieces[rd.from].Length {
@@ -153,15 +135,15 @@ func (rd *reading) advance(n uint64) {
 	}
 }
 
-// chunkRead takes in that a read has ended.
+// chunkRead handles the completion of a read.
 func (w *Worker) chunkRead(c *chunk) {
 	w.mu.Lock()
 	rd := c.rd
 	e := rd.e
 	err := c.comp.Err()
 	if err != nil {
-		// its own call back says the same, and may come later; rd has a read under way as yet, so
-		// that this leaves it alone
+		// OnError of the transport endpoint reports the same, perhaps later. Failing the endpoint
+		// ends the readings without a read under way: rd still counts this one, and ends below.
 		e.fail(err)
 	}
 	e.reads--
@@ -177,7 +159,7 @@ func (w *Worker) chunkRead(c *chunk) {
 	if e.err == nil {
 		e.kick()
 	}
-	w.unlockInProgress()
+	w.unlockAndReport()
 }
 
 // end ends a reading that has no read under way.
@@ -190,7 +172,7 @@ func (rd *reading) end() {
 	rd.finish(err)
 }
 
-// finish completes the receive, and has the sender told.
+// finish completes the receive, and has the sender notified.
 func (rd *reading) finish(err error) {
 	e, r, w := rd.e, rd.req, rd.e.w
 	if err == nil && rd.pins.staged != nil {
@@ -198,7 +180,7 @@ func (rd *reading) finish(err error) {
 	}
 	rd.pins.release(w)
 	if e.err == nil {
-		e.tellMatched(rd.id)
+		e.queueNotice(rd.id)
 	}
 	rd.put(w)
 	r.complete(err)

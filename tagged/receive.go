@@ -9,15 +9,15 @@ import (
 // Recv receives the first message whose tag equals tag in the bits of mask, from any peer of the
 // worker, into the pieces, one after the other. The request is done when the message is in memory,
 // which may be so already when Recv returns; until then the buffers must not be touched.
-// [Request.Info] tells what came.
+// [Request.Info] describes the message.
 //
 // A message that is longer than the pieces together completes the request with ErrTruncated. The
-// only error of the call itself is ErrClosed, and the wrong argument of pieces longer than an int
-// can tell.
+// call itself fails with ErrClosed only, or with verbs.ErrInvalid for pieces that are together
+// longer than an int holds.
 func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	n, ok := size(bufs)
 	if !ok {
-		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int can tell")
+		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -34,9 +34,9 @@ func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
 	return r, nil
 }
 
-// RecvWait is Recv that waits. When ctx ends before a message has matched, the receive is cancelled
-// and ctx's error returned; if one has matched already, and is still arriving, the error is an
-// [*InterruptedError].
+// RecvWait is Recv that waits. When ctx ends before a message has matched, RecvWait cancels the
+// receive and returns ctx's error; if one has matched already, and is still arriving, the error is
+// an [*InterruptedError].
 func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
 	r, err := w.Recv(tag, mask, bufs...)
 	if err != nil {
@@ -45,8 +45,8 @@ func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte)
 	return r.waitAndFree(ctx)
 }
 
-// Probe tells of the message that Recv with the same tag and mask would take, and false if there is
-// none yet. It makes no progress.
+// Probe describes the message that Recv with the same tag and mask would take; it reports false if
+// there is none yet. It makes no progress.
 func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,10 +56,10 @@ func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 	return Info{}, false
 }
 
-// receiveKept receives a message that had come before its receive.
+// receiveKept receives a message that has arrived before its receive.
 func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 	w := e.w
-	r.matchedBy(in.info())
+	r.bind(in.info())
 	whole := !in.announced && in.got == in.length
 	switch {
 	case e.err != nil && !whole:
@@ -68,16 +68,16 @@ func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 		return
 	case in.announced:
 		rd, id := w.newReading(), in.id
-		_ = rd.memory.parse(in.count, uint64(in.length), in.head.data) // was checked when it came
+		_ = rd.memory.parse(in.count, uint64(in.length), in.head.data) // checked when it arrived
 		w.drop(in)
 		e.startReading(rd, r, id)
 		e.kick()
 		return
-	case in.notify: // the first fragment's place goes with the notice
-		e.tellMatched(in.id)
-		e.ledger.consumed(in.fragments - 1)
+	case in.notify: // the first fragment's place goes back with the notice
+		e.queueNotice(in.id)
+		e.ledger.Free(in.fragments - 1)
 	default:
-		e.ledger.consumed(in.fragments)
+		e.ledger.Free(in.fragments)
 	}
 	switch {
 	case in.length > r.data.length:
@@ -93,7 +93,7 @@ func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 		}
 	}
 	w.drop(in)
-	if e.due() {
+	if e.canPush() {
 		e.kick()
 	}
 }

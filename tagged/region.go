@@ -9,14 +9,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// Use is what memory is registered for: a set.
+// Use is a set of purposes that memory is registered for.
 type Use uint8
 
 // The uses.
 const (
-	// peers read it; it may be memory that cannot be written to, such as a file mapped for reading
-	ForSends    Use = 1 << iota
-	ForReceives     // the NICs of this end write to it, and no peer has any access
+	// ForSends: peers read the memory. It may be memory that cannot be written to, such as a file
+	// mapped for reading.
+	ForSends Use = 1 << iota
+	// ForReceives: the NICs of this end write to the memory, and no peer has any access.
+	ForReceives
 )
 
 func (u Use) access() (a verbs.AccessFlags) {
@@ -32,25 +34,26 @@ func (u Use) access() (a verbs.AccessFlags) {
 // Region is memory that was registered for long messages: they go from and into it without
 // registration.
 type Region struct {
+	_      noCopy
 	w      *Worker
 	use    Use
 	buf    []byte
-	start  uintptr
+	start  uintptr // its address
 	mr     *ibverbx.MR
-	remote ibverbx.RemoteMR // describing a region anew for each message would allocate
-	users  int              // requests
+	remote ibverbx.RemoteMR // made once: describing a region for each message would allocate
+	users  int              // pieces of requests that lie in it: it cannot be closed
 	closed bool
 }
 
-// Register makes memory known to the NICs for long messages: buffers of sends and receives that lie
+// Register registers memory with the NICs for long messages: buffers of sends and receives that lie
 // inside it need no registration of their own. The memory must not be freed until [Region.Close],
 // or [Worker.Close], has returned; it may be used for anything meanwhile. Regions must not overlap.
 func (w *Worker) Register(buf []byte) (*Region, error) {
 	return w.RegisterFor(ForSends|ForReceives, buf)
 }
 
-// RegisterFor is Register for sends only, or for receives only. What the region is not for takes a
-// registration of its own.
+// RegisterFor is Register for sends only, or for receives only. A message that uses the memory
+// otherwise takes a registration of its own.
 func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 	switch {
 	case len(buf) == 0:
@@ -101,11 +104,13 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// address is where a buffer lies. It only tells which region the buffer is part of: memory is
-// reached through slices.
+// address is where a buffer lies. It only serves to find the region that the buffer is part of:
+// memory is reached through slices.
 func address(buf []byte) uintptr { return reflect.ValueOf(&buf[0]).Pointer() }
 
 // regionTable holds regions by address.
+//
+// Invariant: sorted is in the order of start, and no two overlap.
 type regionTable struct{ sorted []*Region }
 
 // after is the index of the first region that starts behind an address.
@@ -121,6 +126,7 @@ func (t *regionTable) after(addr uintptr) int {
 	return lo
 }
 
+// add adds a region; it reports false, and adds nothing, if another overlaps it.
 func (t *regionTable) add(r *Region) bool {
 	i := t.after(r.start)
 	if i > 0 && r.start-t.sorted[i-1].start < uintptr(len(t.sorted[i-1].buf)) {
@@ -154,6 +160,7 @@ func (t *regionTable) find(buf []byte, use Use) (*Region, uint64) {
 	return r, uint64(off)
 }
 
+// close deregisters all regions.
 func (t *regionTable) close() error {
 	var errs []error
 	for _, r := range t.sorted {
@@ -162,111 +169,4 @@ func (t *regionTable) close() error {
 	}
 	t.sorted = nil
 	return errors.Join(errs...)
-}
-
-// pin is a piece of a long message, in registered memory.
-type pin struct {
-	region *Region     // whose it is, or
-	mr     *ibverbx.MR // what was registered for this one message
-	remote ibverbx.RemoteMR
-	offset uint64
-	length uint64
-}
-
-// pinList is the memory of a long message.
-type pinList struct {
-	pins   [maxPieces]pin
-	count  int
-	staged []byte // in place of the pieces, where there are too many of them
-}
-
-// pin makes the pieces known to the NICs. Where there are too many, the message, of n bytes, goes
-// through memory made for it.
-//
-// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released
-// meanwhile, and what the caller knew of the worker and of the endpoint has to be looked at again.
-func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
-	if len(p.bufs) > maxPieces {
-		return l.stage(w, p, n, use)
-	}
-	for _, buf := range p.bufs {
-		if err := l.add(w, buf, use); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (l *pinList) add(w *Worker, buf []byte, use Use) error {
-	p := pin{length: uint64(len(buf))}
-	if r, off := w.regions.find(buf, use); r != nil {
-		r.users++
-		p.region, p.remote, p.offset = r, r.remote, off
-	} else {
-		w.mu.Unlock()
-		mr, err := w.dom.Register(buf, use.access())
-		w.mu.Lock()
-		if err != nil {
-			return err
-		}
-		w.stats.registered++
-		p.mr, p.remote = mr, mr.Remote()
-	}
-	l.pins[l.count] = p
-	l.count++
-	return nil
-}
-
-// stage makes one buffer for all the pieces, filled with them for a send. The lock is released for
-// that, too.
-func (l *pinList) stage(w *Worker, p *pieces, n int, use Use) error {
-	w.mu.Unlock()
-	staged := make([]byte, n)
-	if use == ForSends {
-		p.gather(staged)
-		p.rewind()
-	}
-	w.mu.Lock()
-	l.staged = staged
-	w.stats.staged++
-	return l.add(w, staged, use)
-}
-
-// release lets go of the memory. No NIC uses it any more.
-func (l *pinList) release(w *Worker) {
-	for i := range l.count {
-		p := &l.pins[i]
-		if p.region != nil {
-			p.region.users--
-		} else if err := p.mr.Close(); err != nil {
-			w.stats.leaked++
-		}
-		*p = pin{}
-	}
-	l.count, l.staged = 0, nil
-}
-
-// segment names n bytes of a piece, for reading into them.
-func (p *pin) segment(off, n uint64) ibverbx.Segment {
-	mr := p.mr
-	if p.region != nil {
-		mr = p.region.mr
-	}
-	return mr.Slice(p.offset+off, n)
-}
-
-// describe appends what the peer needs to read the pieces.
-func (l *pinList) describe(b []byte) []byte {
-	for i := range l.count {
-		p := &l.pins[i]
-		b = p.remote.Slice(p.offset, p.length).AppendBinary(b)
-	}
-	return b
-}
-
-func (l *pinList) describedSize() (n int) {
-	for i := range l.count {
-		n += l.pins[i].remote.Slice(0, 0).BinarySize()
-	}
-	return n
 }

@@ -3,22 +3,28 @@ package tagged
 import (
 	"context"
 
+	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
 
-// Info tells of a message.
+// Info describes a message.
 type Info struct {
 	Tag    uint64
-	Length int       // bytes; of a truncated message what the sender had
+	Length int       // bytes that the sender has sent, also where the receive was too short for them
 	Source *Endpoint // where it came from; nil for sends, and for receives that nothing has matched
 }
 
 // Request is a send or a receive that goes on. It is safe for concurrent use, but for Free.
+//
+// Invariant: a receive that is requestQueued is in Worker.posted, a send in Endpoint.queue. A send
+// that is requestActive stays first in Endpoint.queue while bytes of it have to go out, and a
+// sendSync or sendLong is in Endpoint.waiting from its first attempt to the peer's notice.
 type Request struct {
+	_     noCopy
 	w     *Worker
-	comp  transport.Completion
+	comp  transport.Completion // fires when the request is done
 	stage requestStage
-	freed bool // goes back to the pool when it is done
+	freed bool // Free was called before the request was done: it goes to the pool when it is
 	info  Info
 	data  pieces
 
@@ -26,35 +32,45 @@ type Request struct {
 	match entry
 
 	// Of sends.
-	ep         *Endpoint
-	next, prev *Request
-	sync       bool // completes only after the match
-	long       bool // is announced and read
-	matched    bool
-	id         uint32 // in Endpoint.waiting, plus one; 0 for none
-	sent       int    // bytes
-	pins       pinList
+	ep      *Endpoint // nil for receives
+	inQueue list.Link[Request]
+	kind    sendKind
+	matched bool    // of sendSync: the notice came before all of the message had gone out
+	id      uint32  // in Endpoint.waiting; 0 for none
+	sent    int     // bytes that have gone out in fragments
+	pins    pinList // of sendLong: the memory that the peer reads
 }
 
 // requestStage is how far a request has come.
 type requestStage uint8
 
 const (
-	requestFree   requestStage = iota // in the pool, or the program's after Free
+	requestFree   requestStage = iota // in the pool
 	requestQueued                     // nothing has happened: it can be cancelled
 	requestActive                     // a receive that is matched; a send of which something has gone out
-	requestDone
+	requestDone                       // ended, well or not; the program may still hold it
+)
+
+// sendKind is how a send goes out, and when it is done.
+type sendKind uint8
+
+const (
+	sendEager sendKind = iota // copied into active messages; done when they have gone out
+	sendSync                  // copied, too; done when they have gone out and a receive has matched
+	sendLong                  // announced; done when the peer has read its memory
 )
 
 // requestPool keeps requests for use again.
+//
+// Invariant: len(free) <= most.
 type requestPool struct {
 	free []*Request
-	most int
-	busy int // not done
-	made uint64
+	most int    // Config.MaxRequests
+	busy int    // requests that are not done
+	made uint64 // requests that were allocated
 }
 
-// newRequest makes a request ready.
+// newRequest is a request from the pool, or a new one, that is queued.
 func (w *Worker) newRequest(tag uint64, bufs [][]byte, n int) *Request {
 	p := &w.requests
 	var r *Request
@@ -73,19 +89,19 @@ func (w *Worker) newRequest(tag uint64, bufs [][]byte, n int) *Request {
 	return r
 }
 
-// put gives a request back that nobody has in his hands.
+// put gives a request back to the pool. Neither the program nor an endpoint uses it any more.
 func (r *Request) put() {
 	r.data.clear()
 	r.stage, r.freed = requestFree, false
 	r.info = Info{}
 	r.match.req = nil
-	r.ep, r.sync, r.long, r.matched, r.id, r.sent = nil, false, false, false, 0, 0
+	r.ep, r.kind, r.matched, r.id, r.sent = nil, sendEager, false, 0, 0
 	if p := &r.w.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
 }
 
-// complete ends a request: its buffers are the caller's again.
+// complete ends a request. The program owns its buffers again.
 func (r *Request) complete(err error) {
 	r.stage = requestDone
 	r.w.requests.busy--
@@ -97,9 +113,9 @@ func (r *Request) complete(err error) {
 	}
 }
 
-// Done reports whether the request has ended, well or not: its buffers are the caller's again. A
-// program that polls makes progress until it does. A nil request, which Send returns where there is
-// nothing to wait for, has ended well; all methods take it.
+// Done reports whether the request has ended, well or not: the program owns its buffers again. A
+// program that polls calls Progress until it does. A nil request, which Send returns where there is
+// nothing to wait for, has ended well; all methods accept it.
 func (r *Request) Done() bool { return r == nil || r.comp.Fired() }
 
 // Err is nil while the request goes on, and when it ended well.
@@ -110,8 +126,8 @@ func (r *Request) Err() error {
 	return r.comp.Err()
 }
 
-// Info tells, once the request is done, of the message: for a receive its tag, its length and where
-// it came from. For a send it repeats what was asked.
+// Info describes the message once the request is done: for a receive its tag, its length and where
+// it came from, for a send what the caller asked for.
 func (r *Request) Info() Info {
 	if r == nil || !r.comp.Fired() {
 		return Info{}
@@ -135,8 +151,8 @@ func (r *Request) Wait(ctx context.Context) error {
 	return &InterruptedError{Req: r, Err: err}
 }
 
-// waitAndFree is Wait for the calls that block: nobody else has the request. If ctx ends it is
-// cancelled where that is possible.
+// waitAndFree is Wait for the calls that block, which alone know the request. If ctx ends it
+// cancels the request where that is possible.
 func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	var err error
 	if !r.comp.Fired() {
@@ -156,10 +172,10 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 	return info, err
 }
 
-// Cancel cancels a receive that no message has matched, and a send of which nothing has gone out:
-// it is done then, with ErrCanceled, and its buffers are the caller's. Otherwise Cancel returns
-// false and has no effect: the request completes, or has. Of a receive that is cancelled while its
-// message arrives, one of the two wins.
+// Cancel cancels a receive that no message has matched, or a send of which nothing has gone out:
+// the request is done then, with ErrCanceled. Otherwise Cancel returns false and has no effect: the
+// request has completed, or will. When a receive is cancelled while its message arrives, one of the
+// two wins.
 func (r *Request) Cancel() bool {
 	if r == nil {
 		return false
@@ -173,16 +189,16 @@ func (r *Request) Cancel() bool {
 	if r.ep == nil {
 		w.posted.remove(&r.match)
 	} else {
-		r.ep.queue.remove(r)
+		r.ep.queue.Remove(&r.inQueue)
 		r.ep.waiting.remove(r)
 	}
 	r.complete(errCanceled)
 	return true
 }
 
-// Free gives the request back, for use by another call; it must not be used any more. One that is
-// not done is given back when it is: its buffers belong to it until then all the same. Calling Free
-// is optional, and panics the second time.
+// Free gives the request back to its worker, for another call; it must not be used any more. A
+// request that is not done is given back when it is, and owns its buffers until then all the same.
+// Calling Free is optional; a second call panics.
 func (r *Request) Free() {
 	if r == nil {
 		return
@@ -197,75 +213,4 @@ func (r *Request) Free() {
 	default:
 		r.freed = true
 	}
-}
-
-// requestList is the queue of an endpoint's sends.
-type requestList struct {
-	head, tail *Request
-	count      int
-}
-
-func (l *requestList) push(r *Request) {
-	r.next, r.prev = nil, l.tail
-	if l.tail == nil {
-		l.head = r
-	} else {
-		l.tail.next = r
-	}
-	l.tail = r
-	l.count++
-}
-
-func (l *requestList) remove(r *Request) {
-	if r.prev == nil {
-		l.head = r.next
-	} else {
-		r.prev.next = r.next
-	}
-	if r.next == nil {
-		l.tail = r.prev
-	} else {
-		r.next.prev = r.prev
-	}
-	r.next, r.prev = nil, nil
-	l.count--
-}
-
-// sendTable holds the sends of an endpoint that wait to hear from the peer, by their number.
-type sendTable struct {
-	slots []*Request
-	free  []uint32
-}
-
-func (t *sendTable) count() int { return len(t.slots) - len(t.free) }
-
-// add numbers a send, once.
-func (t *sendTable) add(r *Request) {
-	if r.id != 0 {
-		return
-	}
-	if n := len(t.free); n != 0 {
-		r.id = t.free[n-1] + 1
-		t.free = t.free[:n-1]
-		t.slots[r.id-1] = r
-		return
-	}
-	t.slots = append(t.slots, r)
-	r.id = uint32(len(t.slots))
-}
-
-func (t *sendTable) get(id uint32) *Request {
-	if id == 0 || id > uint32(len(t.slots)) {
-		return nil
-	}
-	return t.slots[id-1]
-}
-
-func (t *sendTable) remove(r *Request) {
-	if r.id == 0 {
-		return
-	}
-	t.slots[r.id-1] = nil
-	t.free = append(t.free, r.id-1)
-	r.id = 0
 }

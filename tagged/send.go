@@ -8,24 +8,24 @@ import (
 	"ibverbx/verbs"
 )
 
-// Send sends the pieces, one after the other, as one message. A nil request means that it is done
-// and the buffers are free again; otherwise they must not be written to until the request is done.
+// Send sends the pieces, one after the other, as one message. A nil request means that the send is
+// done and the buffers are free; otherwise they must not be written to until the request is done.
 // Either way the message goes out behind what was sent before.
 //
-// Errors: ErrNotConnected, ErrClosed, and why the endpoint serves no more; an error means that
-// nothing was sent.
+// Errors: ErrNotConnected, ErrClosed, and the reason why the endpoint serves no more. After an
+// error nothing was sent.
 func (e *Endpoint) Send(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send", tag, bufs, false)
 }
 
-// SendSync is Send that is done only once a receive of the peer has matched the message.
+// SendSync is Send, but done only once a receive of the peer has matched the message.
 func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
 	return e.send("send sync", tag, bufs, true)
 }
 
-// SendWait sends and waits until the buffers are free again; with a ctx that has ended already it
-// sends nothing. When ctx ends meanwhile, the send is cancelled and ctx's error returned; if
-// something of it has gone out already the error is an [*InterruptedError].
+// SendWait sends and waits until the buffers are free; with a ctx that has ended already it sends
+// nothing. When ctx ends during the wait, SendWait cancels the send and returns ctx's error; if
+// something of the message has gone out already the error is an [*InterruptedError].
 func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -38,7 +38,7 @@ func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) err
 	return err
 }
 
-// SendSyncWait is SendWait that waits for the match besides.
+// SendSyncWait is SendWait for SendSync: it waits for the match, too.
 func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	w := e.w
 	n, ok := size(bufs)
 	if !ok {
-		return nil, e.refuse(op, verbs.ErrInvalid, "the pieces are longer than an int can tell")
+		return nil, e.refuse(op, verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
 	if err := e.admit(op); err != nil {
@@ -63,7 +63,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		return nil, err
 	}
 	long := n > w.cfg.EagerLimit
-	if !long && !sync && e.queue.head == nil && !e.scheduled && e.ledger.admits() &&
+	if !long && !sync && e.queue.Empty() && !e.scheduled && e.ledger.Room() != 0 &&
 		n <= e.limits.AMBcopy-maxHeader {
 		w.src.set(bufs, n)
 		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
@@ -74,8 +74,12 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		}
 	}
 	r := w.newRequest(tag, bufs, n)
-	r.ep, r.sync, r.long = e, sync, long
+	r.ep = e
+	if sync {
+		r.kind = sendSync
+	}
 	if long {
+		r.kind = sendLong // done after the match anyway
 		if err := e.pinSource(r, op); err != nil {
 			w.requests.busy--
 			r.put()
@@ -83,7 +87,7 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 			return nil, err
 		}
 	}
-	e.queue.push(r)
+	e.queue.PushBack(&r.inQueue, r)
 	e.kick()
 	if r.stage == requestDone {
 		err := r.comp.Err()
@@ -95,8 +99,8 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	return r, nil
 }
 
-// pinSource makes the memory of a long send known to the NICs and describes it. It lets go of the
-// lock for what has to be registered.
+// pinSource registers the memory of a long send with the NICs, unless it lies in regions. It
+// releases the lock while it registers.
 func (e *Endpoint) pinSource(r *Request, op string) error {
 	w := e.w
 	if err := r.pins.pin(w, &r.data, r.data.length, ForSends); err != nil {
@@ -109,37 +113,37 @@ func (e *Endpoint) pinSource(r *Request, op string) error {
 			return e.refuse(op, err, "the memory to send from cannot be registered")
 		}
 	}
-	if err := e.admit(op); err != nil { // the lock was released
+	if err := e.admit(op); err != nil { // it may have ended while the lock was released
 		r.pins.release(w)
 		return err
 	}
 	return nil
 }
 
-// pushSend carries the first send of the queue on as far as window and resources go. It reports
-// whether all of it has gone out.
-func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, err error) {
+// pushSend sends of the first send of the queue what window and resources allow. It reports whether
+// all of it has gone out.
+func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, err error) {
 	h := header{tag: r.info.Tag, length: uint64(r.data.length)}
-	if r.stage == requestQueued && (r.sync || r.long) {
-		e.waiting.add(r) // before the first fragment: it may be an attempt again
+	if r.stage == requestQueued && r.kind != sendEager {
+		e.waiting.add(r) // it may have its number from an attempt before
 		h.id = r.id
 	}
-	if r.long {
+	if r.kind == sendLong {
 		h.flag = uint8(r.pins.count)
 		w := e.w
 		w.scratch = r.pins.describe(w.scratch[:0])
 		w.src.set([][]byte{w.scratch}, len(w.scratch))
-		err := e.sendFragment(face, amAnnounce, &h, &w.src, len(w.scratch))
+		err := e.sendFragment(view, amAnnounce, &h, &w.src, len(w.scratch))
 		w.src.clear()
 		if err == nil {
 			r.stage = requestActive
 		}
 		return err == nil, err
 	}
-	if r.sync {
+	if r.kind == sendSync {
 		h.flag = flagSync
 	}
-	for e.ledger.admits() {
+	for e.ledger.Room() != 0 {
 		room := e.limits.AMBcopy - maxHeader
 		kind, n := amEager, r.data.length
 		switch {
@@ -150,7 +154,7 @@ func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, er
 			kind, n = amFirst, room
 		}
 		piece, offset := r.data.piece, r.data.offset
-		if err := e.sendFragment(face, kind, &h, &r.data, n); err != nil {
+		if err := e.sendFragment(view, kind, &h, &r.data, n); err != nil {
 			r.data.piece, r.data.offset = piece, offset
 			return false, err
 		}
@@ -162,25 +166,25 @@ func (e *Endpoint) pushSend(face *transport.Endpoint, r *Request) (gone bool, er
 	return false, nil
 }
 
-// sendFragment sends the next n bytes of the pieces as an active message that takes a place in the
-// peer's window.
-func (e *Endpoint) sendFragment(face *transport.Endpoint, kind transport.AMID, h *header, p *pieces,
+// sendFragment sends the next n bytes of the pieces as an active message that takes a place of the
+// window. It grants the peer what is due.
+func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h *header, p *pieces,
 	n int) error {
 	w := e.w
-	h.window = e.ledger.offer(0)
+	h.window = e.ledger.Grant(0)
 	hdr := h.put(&w.hdr, kind)
 	var err error
 	if len(hdr)+n <= e.limits.AMShort && n <= len(w.short) {
 		p.gather(w.short[:n])
-		err = face.AMShort(kind, hdr, w.short[:n])
+		err = view.AMShort(kind, hdr, w.short[:n])
 	} else {
 		w.from, w.left = p, n
-		_, err = face.AMBcopy(kind, hdr, w.pack)
+		_, err = view.AMBcopy(kind, hdr, w.pack)
 		w.from = nil
 	}
 	if err == nil {
-		e.ledger.sent(1)
-		e.ledger.gave(h.window)
+		e.ledger.Sent(1)
+		e.ledger.Granted(h.window)
 	}
 	return err
 }

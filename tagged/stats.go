@@ -15,20 +15,21 @@ type Stats struct {
 	Posted          int `json:"posted"`           // receives that wait for a message
 	Unexpected      int `json:"unexpected"`       // messages that wait for a receive
 	UnexpectedBytes int `json:"unexpected_bytes"` // memory that they take
-	SpareBytes      int `json:"spare_bytes"`      // memory kept for such
-	Requests        int `json:"requests"`         // not done
-	SpareRequests   int `json:"spare_requests"`   // kept for use again
-	// allocated: stands still once the pool is warm and requests are freed
+	SpareBytes      int `json:"spare_bytes"`      // memory that is kept for such messages
+	Requests        int `json:"requests"`         // that are not done
+	SpareRequests   int `json:"spare_requests"`   // that are kept for use again
+	// RequestsMade is how many requests were allocated: none any more once the pool is warm, where
+	// requests are freed.
 	RequestsMade   uint64 `json:"requests_made"`
 	Announced      uint64 `json:"announced"`       // long messages sent
 	Batches        uint64 `json:"batches"`         // active messages that carried several short sends
-	CameUnexpected uint64 `json:"came_unexpected"` // messages that met no receive
-	// registrations of memory for one message: outside of every Region
+	CameUnexpected uint64 `json:"came_unexpected"` // messages that arrived before their receive
+	// Registered is how many registrations were made for one message, outside of every Region.
 	Registered uint64 `json:"registered"`
-	// long messages that went through a buffer made for them, having too many pieces
+	// Staged is how many long messages had too many pieces and went through a buffer made for them.
 	Staged     uint64 `json:"staged"`
 	Failures   uint64 `json:"failures"`   // endpoints that failed
-	Violations uint64 `json:"violations"` // of these, by what the peer sent
+	Violations uint64 `json:"violations"` // of these, because of what the peer sent
 	Leaked     uint64 `json:"leaked"`     // registrations that could not be undone
 }
 
@@ -50,11 +51,11 @@ func (w *Worker) Stats() Stats {
 // EndpointStats is a snapshot of an endpoint.
 type EndpointStats struct {
 	Queued    int `json:"queued"`    // sends that have not gone out, or not wholly
-	Unmatched int `json:"unmatched"` // sends that have gone out and wait for the match, or to be read
+	Unmatched int `json:"unmatched"` // sends that wait for the notice that they were matched, or read
 	Reading   int `json:"reading"`   // messages that are being read from the peer
 	Window    int `json:"window"`    // eager fragments and announcements that the peer has room for
-	Owed      int `json:"owed"`      // window to give back to the peer
-	Notices   int `json:"notices"`   // matches of which the peer has not been told yet
+	Owed      int `json:"owed"`      // places of the window that can be granted to the peer again
+	Notices   int `json:"notices"`   // matches that the peer has not been notified of yet
 }
 
 // Stats takes a snapshot.
@@ -62,7 +63,7 @@ func (e *Endpoint) Stats() EndpointStats {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
 	return EndpointStats{
-		Queued: e.queue.count, Unmatched: e.waiting.count(), Reading: e.active,
-		Window: e.ledger.room, Owed: e.ledger.owed, Notices: e.notices.count(),
+		Queued: e.queue.Len(), Unmatched: e.waiting.count(), Reading: e.active,
+		Window: e.ledger.Room(), Owed: e.ledger.Due(), Notices: e.notices.Len(),
 	}
 }

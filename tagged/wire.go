@@ -11,10 +11,11 @@ import (
 
 // The active messages of this package. Their headers begin alike, little-endian:
 //
-//	byte 0, 1   window given back to the receiver of this message
-//	byte 2      announcement: how many pieces of memory the payload describes; eager messages: 1 if the sender waits for the match
+//	byte 0, 1   places of the window that are granted to the receiver of this message
+//	byte 2      announcement: how many pieces of memory the payload describes;
+//	            eager messages: 1 if the sender waits for the notice of the match
 //	byte 3      zero
-//	byte 4-7    the sender's number for the message, where it waits to hear of it; zero otherwise
+//	byte 4-7    the sender's number for the message, if it waits for a notice; zero otherwise
 //	byte 8-15   tag; of a further fragment its offset
 //	byte 16-23  length of the message
 //
@@ -27,8 +28,8 @@ const (
 	amFirst                       // the first fragment of a message: 24
 	amMore                        // a further fragment: 16
 	amAnnounce                    // a long message, to be read: 24
-	amDone                        // the message with that number was matched, and read if it was announced: 8
-	amWindow                      // nothing but window: 8
+	amDone                        // notice: the message was matched, and read if it was announced: 8
+	amWindow                      // nothing but a grant of window: 8
 	amBatch                       // several short messages: 8
 )
 
@@ -43,7 +44,7 @@ func headerSize(kind transport.AMID) int {
 	return 8
 }
 
-// maxWindow is what the two bytes hold.
+// maxWindow is the most places that the two bytes hold.
 const maxWindow = math.MaxUint16
 
 const maxHeader = 24
@@ -54,13 +55,14 @@ const maxPieces = 4
 
 // header is the decoded form.
 type header struct {
-	window uint16
-	flag   uint8 // byte 2
-	id     uint32
-	tag    uint64 // or the offset
-	length uint64
+	window uint16 // places that are granted
+	flag   uint8  // byte 2
+	id     uint32 // the sender's number
+	tag    uint64 // or the offset of a further fragment
+	length uint64 // of the message, bytes
 }
 
+// flagSync in byte 2 says that the sender of an eager message waits for the notice of the match.
 const flagSync = 1
 
 // put writes the header of a kind into b, and returns it.
@@ -72,7 +74,7 @@ func (h *header) put(b *[maxHeader]byte, kind transport.AMID) []byte {
 	return b[:headerSize(kind)]
 }
 
-// parse reads an active message, and says what no sender writes.
+// parse reads an active message, and returns an error for what no sender writes.
 func (h *header) parse(kind transport.AMID, b, payload []byte) error {
 	if size := headerSize(kind); len(b) != size {
 		return fmt.Errorf("message %d: a header of %d bytes: it has %d", kind, len(b), size)
@@ -91,6 +93,7 @@ func (h *header) parse(kind transport.AMID, b, payload []byte) error {
 	return h.check(kind, payload)
 }
 
+// check says what is wrong with the fields of an active message.
 func (h *header) check(kind transport.AMID, payload []byte) error {
 	n := uint64(len(payload))
 	switch kind {
@@ -126,7 +129,7 @@ func (h *header) check(kind transport.AMID, payload []byte) error {
 // batchEntry is what stands before each message of a batch: tag and length.
 const batchEntry = 10
 
-// nextInBatch takes the next message of a batch off, and says what is wrong with it.
+// nextInBatch splits the next message off a batch; an error says what is wrong with the batch.
 func nextInBatch(b []byte) (tag uint64, data, rest []byte, err error) {
 	if len(b) < batchEntry {
 		return 0, nil, nil, fmt.Errorf("batch that ends in %d bytes", len(b))

@@ -5,42 +5,46 @@ import (
 	"sync"
 
 	"ibverbx"
+	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
 
 // Worker holds the receives that wait for messages of its endpoints, and the messages that wait for
 // receives. It is safe for concurrent use.
 //
-// One lock, mu, guards everything; it is taken before those of the transport and never while one of
-// them is held: the transport calls back with none.
+// One lock, mu, guards everything. It is taken before the transport's lock and never while that is
+// held: the transport holds no lock when it calls back.
 type Worker struct {
+	_   noCopy
 	cfg Config
 	dom *ibverbx.Domain
 	tw  *transport.Worker
 
 	mu         sync.Mutex
 	closed     bool
-	endpoints  []*Endpoint
-	numbered   int // endpoints so far
-	posted     posted
-	unexpected unexpected
-	failed     []*Endpoint // whose OnError is to be called
+	endpoints  []*Endpoint // that the program has not closed or aborted
+	numbered   int         // endpoints made so far, for their default names
+	posted     posted      // receives that wait for a message
+	unexpected unexpected  // messages that wait for a receive
+	failed     []*Endpoint // whose OnError has to be called: see unlockAndReport
 	regions    regionTable
-	requests   requestPool
-	inbounds   inboundPool
-	blocks     blockPool
-	readings   *reading // free ones
-	chunks     *chunk   // free ones
 	stats      counters
 
-	// What a send needs while it lasts.
-	hdr     [maxHeader]byte
-	short   [256]byte
-	scratch []byte // the payload of an announcement
-	src     pieces // what a send without a request copies
-	from    *pieces
-	left    int              // bytes to take from there
-	pack    func([]byte) int // takes them
+	// What is kept for use again.
+	requests     requestPool
+	inbounds     inboundPool
+	blocks       blockPool
+	freeReadings list.List[reading]
+	freeChunks   *chunk
+
+	// What a send needs while it goes out, under mu.
+	hdr     [maxHeader]byte  // of the active message
+	short   [256]byte        // payload of an active message that is sent inline
+	scratch []byte           // payload of an announcement
+	src     pieces           // the buffers of a send without a request
+	from    *pieces          // what pack copies from
+	left    int              // bytes that pack copies
+	pack    func([]byte) int // packPieces: made once, so that no send makes a closure
 	batch   batch
 }
 
@@ -71,27 +75,29 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// packPieces is what AMBcopy calls: made once, so that no send makes a closure.
+// packPieces is the pack function of a fragment.
 func (w *Worker) packPieces(dst []byte) int { return w.from.gather(dst[:w.left]) }
 
-// Transport is the transport worker beneath: handlers for other active messages may be set there,
-// before the first endpoint's card is shown, for ids below FirstAMID. Endpoints of the program's
-// own may be made there, too; one whose peer sends messages of this package is aborted.
+// Transport is the transport worker beneath. The program may set handlers for other active messages
+// there, with ids below FirstAMID, before it asks for the first endpoint's card. It may also make
+// endpoints there for itself; one whose peer sends messages of this package is aborted.
 func (w *Worker) Transport() *transport.Worker { return w.tw }
 
 // Config is the configuration in force.
 func (w *Worker) Config() Config { return w.cfg }
 
-// Progress takes in what has happened and carries messages on. It never blocks. It returns how much
-// it did; 0 means that nothing had happened, or that another goroutine was making progress.
+// Progress handles what has completed and arrived, and sends what can go out. It never blocks. It
+// returns how much it did; 0 means that nothing had happened, or that another goroutine was making
+// progress.
 func (w *Worker) Progress() int { return w.tw.Progress() }
 
 // Start has a goroutine make progress until Close. It polls for a while and then sleeps until the
 // NICs have an event; see [transport.Worker.Start].
 func (w *Worker) Start() error { return w.tw.Start() }
 
-// unlockInProgress ends a call back of the transport: it calls the error functions that are due.
-func (w *Worker) unlockInProgress() {
+// unlockAndReport ends a callback of the transport: it calls OnError of the endpoints that have
+// failed, with mu released, and returns with mu released.
+func (w *Worker) unlockAndReport() {
 	for len(w.failed) != 0 {
 		e := w.failed[0]
 		w.failed = w.failed[1:]
@@ -106,8 +112,8 @@ func (w *Worker) unlockInProgress() {
 	w.mu.Unlock()
 }
 
-// Close closes the worker. Endpoints that are open are aborted; every request that is not done
-// completes with ErrClosed. To end well, Close each endpoint before. Regions are closed with it.
+// Close closes the worker and its regions. It aborts endpoints that are open, and completes every
+// request that is not done with ErrClosed. To end in order, close each endpoint before.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed {
@@ -122,9 +128,9 @@ func (w *Worker) Close() error {
 	}
 	w.endpoints = nil
 	for p := &w.posted; p.count != 0; {
-		e := p.wild.head
+		e := p.wild.First()
 		for i := 0; e == nil; i++ {
-			e = p.exact.buckets[i].head
+			e = p.exact.buckets[i].First()
 		}
 		p.remove(e)
 		e.req.complete(err)
@@ -133,7 +139,7 @@ func (w *Worker) Close() error {
 	errs = append(errs, w.tw.Close())
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for e := w.unexpected.all.head; e != nil; e = w.unexpected.all.head {
+	for e := w.unexpected.all.First(); e != nil; e = w.unexpected.all.First() {
 		w.drop(e.in)
 	}
 	return errors.Join(append(errs, w.regions.close())...)

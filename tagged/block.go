@@ -1,0 +1,53 @@
+package tagged
+
+import "math/bits"
+
+// block holds a copy of a fragment.
+type block struct {
+	data  []byte
+	class uint8  // its capacity is leastBlock<<class
+	next  *block // of the same message, or in blockPool
+}
+
+// leastBlock is the size of the smallest class; each has twice the bytes of the one before.
+const leastBlock = 64
+
+// blockPool keeps blocks for use again, by size, up to a number of bytes.
+//
+// Invariant: bytes is the size of all free blocks, at most most.
+type blockPool struct {
+	free  [32]*block // by class
+	bytes int        // of free blocks
+	used  int        // bytes of blocks that hold fragments
+	most  int        // bytes of free blocks that are kept
+}
+
+// get returns a block with n bytes of data.
+func (p *blockPool) get(n int) *block {
+	class := uint8(0)
+	if n > leastBlock {
+		class = uint8(bits.Len(uint(n-1)) - bits.Len(leastBlock-1))
+	}
+	size := leastBlock << class
+	p.used += size
+	b := p.free[class]
+	if b == nil {
+		return &block{data: make([]byte, n, size), class: class}
+	}
+	p.free[class], b.next = b.next, nil
+	p.bytes -= size
+	b.data = b.data[:n]
+	return b
+}
+
+// put gives a block back.
+func (p *blockPool) put(b *block) {
+	size := leastBlock << b.class
+	p.used -= size
+	b.next = nil
+	if p.bytes+size > p.most {
+		return
+	}
+	p.bytes += size
+	b.next, p.free[b.class] = p.free[b.class], b
+}

@@ -1,0 +1,110 @@
+package tagged
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// closeInterval is how often Close looks whether the last request was cancelled: that makes no
+// progress for it to notice.
+const closeInterval = time.Millisecond
+
+// Close ends the endpoint in order: it takes no new send, waits until those that exist, and
+// messages that are being received, have completed, and says goodbye to the peer, whose requests
+// complete with ErrPeerClosed from then on. Agree with the peer on the moment if it may have
+// something to send. When ctx ends before, or the peer fails, Close aborts the rest and returns the
+// error. An endpoint that has failed before is only released. Messages that have arrived whole can
+// be received after Close.
+func (e *Endpoint) Close(ctx context.Context) error {
+	w := e.w
+	w.mu.Lock()
+	if e.stage > stageOpen {
+		w.mu.Unlock()
+		return e.refuse("close", ErrClosed, "")
+	}
+	e.stage = stageClosing
+	failedBefore := e.err != nil
+	w.mu.Unlock()
+	var err error
+	if !failedBefore {
+		err = w.tw.WaitFor(ctx, closeInterval, e.idle)
+	}
+	w.mu.Lock()
+	if e.stage == stageEnded { // aborted meanwhile
+		w.mu.Unlock()
+		return e.refuse("close", ErrCanceled, "")
+	}
+	if err == nil && e.err == nil {
+		e.stage = stageParting
+		w.mu.Unlock()
+		err = e.tep.Close(ctx)
+		if errors.Is(err, ErrPeerClosed) {
+			err = nil // both ends close, and this one had nothing left to send
+		}
+		w.mu.Lock()
+		if e.stage == stageEnded {
+			w.mu.Unlock()
+			return e.refuse("close", ErrCanceled, "")
+		}
+	} else if err == nil && !failedBefore {
+		err = e.err
+	}
+	sentinel := ErrClosed
+	if err != nil {
+		sentinel = ErrCanceled
+	}
+	_ = e.end(e.refuse("endpoint", sentinel, ""))
+	e.stage = stageEnded
+	e.forget()
+	w.mu.Unlock()
+	return err
+}
+
+// idle reports whether nothing of an endpoint is outstanding, or it has failed.
+func (e *Endpoint) idle() bool {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	sent := e.queue.Empty() && e.waiting.count() == 0 && e.notices.Len() == 0 && !e.scheduled
+	return e.err != nil || sent && e.active == 0 && e.partial.req == nil
+}
+
+// Abort closes the endpoint at once: its requests complete with ErrCanceled, those that read into
+// memory in later progress. Messages of the peer that have not arrived whole are lost. An endpoint
+// that has failed before is only released.
+func (e *Endpoint) Abort() error {
+	w := e.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if e.stage == stageEnded {
+		return e.refuse("abort", ErrClosed, "")
+	}
+	err := e.end(e.refuse("abort", ErrCanceled, ""))
+	if e.stage == stageParting {
+		// Close says goodbye at this moment, and ends with this abort. It may have ended already.
+		if err = e.tep.Abort(&e.transportEnd); errors.Is(err, ErrClosed) {
+			err = nil
+		}
+	}
+	e.stage = stageEnded
+	e.forget()
+	return err
+}
+
+// forget drops what can never be received any more, and the endpoint from its worker.
+func (e *Endpoint) forget() {
+	w := e.w
+	for l := w.unexpected.all.Front(); l != nil; {
+		next := l.Next()
+		if in := l.Owner().in; in.ep == e && (in.announced || in.got < in.length) {
+			w.drop(in)
+		}
+		l = next
+	}
+	for i := range w.endpoints {
+		if w.endpoints[i] == e {
+			w.endpoints = append(w.endpoints[:i], w.endpoints[i+1:]...)
+			break
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package tagged
+
+import (
+	"fmt"
+
+	"ibverbx/transport"
+)
+
+// peerFailed is the transport's OnError: the endpoint beneath has failed.
+func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
+	e.w.mu.Lock()
+	e.fail(err)
+	e.w.unlockAndReport()
+}
+
+// fail ends an endpoint's service. Only the first cause counts; OnError is called with it, unless
+// the program is closing the endpoint and has nothing outstanding.
+func (e *Endpoint) fail(cause error) {
+	if e.err != nil {
+		return
+	}
+	w := e.w
+	w.stats.failures++
+	_ = e.end(fmt.Errorf("tagged: %s: %w", e.name, cause))
+	if e.stage < stageParting {
+		w.failed = append(w.failed, e)
+	}
+}
+
+// violated fails the endpoint because of what the peer has sent.
+func (e *Endpoint) violated(why error) {
+	if e.err == nil {
+		e.w.stats.violations++
+		e.fail(fmt.Errorf("%w: %w", ErrProtocol, why))
+	}
+}
+
+// end completes every request of the endpoint with an error. It closes the queue pair first: after
+// that no NIC of this end serves a read of the peer's, so the buffers of sends are free. Reads of
+// this end that are under way end with their completions.
+func (e *Endpoint) end(err error) (aborting error) {
+	if e.err != nil {
+		return nil
+	}
+	e.err = err
+	if e.stage != stageParting {
+		aborting = e.tep.Abort(&e.transportEnd)
+	}
+	for r := e.queue.PopFront(); r != nil; r = e.queue.PopFront() {
+		e.waiting.remove(r)
+		r.complete(err)
+	}
+	for _, r := range e.waiting.slots {
+		if r != nil {
+			e.waiting.remove(r)
+			r.complete(err)
+		}
+	}
+	if r := e.partial.req; r != nil {
+		e.partial.req = nil
+		r.complete(err)
+	}
+	for rd := e.readQueue.PopFront(); rd != nil; rd = e.readQueue.PopFront() {
+		if rd.under == 0 {
+			rd.end()
+		}
+	}
+	return aborting
+}
+
+// transportEnded runs in progress once nothing of an aborted transport endpoint is outstanding. It
+// reports failures that were noticed outside of progress.
+func (e *Endpoint) transportEnded(*transport.Completion) {
+	e.w.mu.Lock()
+	e.w.unlockAndReport()
+}

@@ -1,0 +1,114 @@
+package tagged
+
+import "ibverbx"
+
+// pin is a piece of a long message, in registered memory.
+//
+// Invariant: exactly one of region and mr is set.
+type pin struct {
+	region *Region     // the program's, which the piece lies in
+	mr     *ibverbx.MR // registered for this one message
+	remote ibverbx.RemoteMR
+	offset uint64 // of the piece in the registered memory, bytes
+	length uint64 // of the piece, bytes
+}
+
+// pinList is the registered memory of a long message.
+type pinList struct {
+	pins   [maxPieces]pin
+	count  int    // of pins
+	staged []byte // the buffer that stands for the pieces, where there are more than maxPieces
+}
+
+// pin registers the pieces, unless they lie in regions. Where there are too many, the message, of n
+// bytes, goes through memory made for it.
+//
+// Registering takes long: a GiB of pages has to be pinned. So the worker's lock is released
+// meanwhile, and the caller has to check again what it knew of the worker and of the endpoint.
+func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
+	if len(p.bufs) > maxPieces {
+		return l.stage(w, p, n, use)
+	}
+	for _, buf := range p.bufs {
+		if err := l.add(w, buf, use); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add adds a piece.
+func (l *pinList) add(w *Worker, buf []byte, use Use) error {
+	p := pin{length: uint64(len(buf))}
+	if r, off := w.regions.find(buf, use); r != nil {
+		r.users++
+		p.region, p.remote, p.offset = r, r.remote, off
+	} else {
+		w.mu.Unlock()
+		mr, err := w.dom.Register(buf, use.access())
+		w.mu.Lock()
+		if err != nil {
+			return err
+		}
+		w.stats.registered++
+		p.mr, p.remote = mr, mr.Remote()
+	}
+	l.pins[l.count] = p
+	l.count++
+	return nil
+}
+
+// stage makes one buffer for all the pieces and, for a send, copies them into it. It releases the
+// lock, too.
+func (l *pinList) stage(w *Worker, p *pieces, n int, use Use) error {
+	w.mu.Unlock()
+	staged := make([]byte, n)
+	if use == ForSends {
+		p.gather(staged)
+		p.rewind()
+	}
+	w.mu.Lock()
+	l.staged = staged
+	w.stats.staged++
+	return l.add(w, staged, use)
+}
+
+// release undoes the registrations. No NIC uses the memory any more.
+func (l *pinList) release(w *Worker) {
+	for i := range l.count {
+		p := &l.pins[i]
+		if p.region != nil {
+			p.region.users--
+		} else if err := p.mr.Close(); err != nil {
+			w.stats.leaked++
+		}
+		*p = pin{}
+	}
+	l.count, l.staged = 0, nil
+}
+
+// segment is n bytes of a piece, for a read into them.
+func (p *pin) segment(off, n uint64) ibverbx.Segment {
+	mr := p.mr
+	if p.region != nil {
+		mr = p.region.mr
+	}
+	return mr.Slice(p.offset+off, n)
+}
+
+// describe appends what the peer needs to read the pieces.
+func (l *pinList) describe(b []byte) []byte {
+	for i := range l.count {
+		p := &l.pins[i]
+		b = p.remote.Slice(p.offset, p.length).AppendBinary(b)
+	}
+	return b
+}
+
+// describedSize is how long a description is, bytes.
+func (l *pinList) describedSize() (n int) {
+	for i := range l.count {
+		n += l.pins[i].remote.Slice(0, 0).BinarySize()
+	}
+	return n
+}
