@@ -11,36 +11,35 @@ import (
 // AMShort sends an active message: handler id of the peer runs with header and payload. Both are
 // copied. Header may be nil; it has MaxHeader bytes at most, and both together Limits.AMShort.
 func (e *Endpoint) AMShort(id AMID, header, payload []byte) error {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	err := e.amShort(id, header, payload)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return err
 }
 
 func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	const name = "am short"
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if err := e.usableAM(name, id, hdr); err != nil {
 		return err
 	}
 	n := wireHeader + len(hdr) + len(payload)
-	if n > w.cfg.QP.MaxInline || n > c.maxAM {
+	if n > w.cfg.QP.MaxInline || n > p.conn.maxAM {
 		return e.amShortBuffered(name, id, hdr, payload)
 	}
-	if err := e.admit(true, false); err != nil {
+	if err := e.tryAdmit(true, false); err != nil {
 		return err
 	}
-	buf := w.inline[:n]
-	c.fillHeader(buf, id, hdr)
+	buf := w.templates.inline[:n]
+	p.fillHeader(buf, id, hdr)
 	copy(buf[wireHeader+len(hdr):], payload)
-	wr := w.send[:]
+	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local = buf, ibverbx.Segment{}
 	_, err := e.post(name, wr, opData, noBuffer, nil)
 	wr[0].Inline = nil
 	if err == nil {
-		c.sentAM(n)
+		p.sentAM(n)
 	}
 	return err
 }
@@ -48,9 +47,9 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 // amShortBuffered is amShort for what does not fit inline: through a bounce buffer where the NIC
 // takes little inline.
 func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) error {
-	c := e.c
-	if limit := c.limits().AMShort; len(hdr)+len(payload) > limit {
-		return c.refuse(name, ErrTooLong, "%d bytes of header and payload: at most %d; use bcopy",
+	p := e.peer
+	if limit := p.limits().AMShort; len(hdr)+len(payload) > limit {
+		return p.refuse(name, ErrTooLong, "%d bytes of header and payload: at most %d; use bcopy",
 			len(hdr)+len(payload), limit)
 	}
 	_, err := e.amBcopy(name, id, hdr, func(dst []byte) int { return copy(dst, payload) })
@@ -62,41 +61,40 @@ func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) er
 // at most once, during the call, with the worker locked: it must not call anything of this package.
 // The result is what pack returned.
 func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (int, error) {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	n, err := e.amBcopy("am bcopy", id, header, pack)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return n, err
 }
 
 func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byte) int) (int, error) {
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if err := e.usableAM(name, id, hdr); err != nil {
 		return 0, err
 	}
 	if pack == nil {
-		return 0, c.refuse(name, verbs.ErrInvalid, "no pack function")
+		return 0, p.refuse(name, verbs.ErrInvalid, "no pack function")
 	}
-	if err := e.admit(true, true); err != nil {
+	if err := e.tryAdmit(true, true); err != nil {
 		return 0, err
 	}
 	buf := w.bounce.take()
 	room := w.bounce.bytes(buf)
-	room = room[:min(len(room), c.maxAM)]
+	room = room[:min(len(room), p.conn.maxAM)]
 	start := wireHeader + len(hdr)
-	n, err := c.pack(name, pack, room[start:])
+	n, err := p.pack(name, pack, room[start:])
 	if err != nil {
 		w.bounce.put(buf)
 		return 0, err
 	}
-	c.fillHeader(room, id, hdr)
-	wr := w.send[:]
+	p.fillHeader(room, id, hdr)
+	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = w.bounce.segment(buf, start+n)
 	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
 		return 0, err
 	}
-	c.sentAM(start + n)
+	p.sentAM(start + n)
 	return n, nil
 }
 
@@ -104,84 +102,83 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 // pieces at most. The header is copied. The memory must not be written to until comp has fired;
 // comp may be nil.
 func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) error {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	err := e.amZcopy(comp, id, header, payload)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return err
 }
 
 func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibverbx.Segment) error {
 	const name = "am zcopy"
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if err := e.usableAM(name, id, hdr); err != nil {
 		return err
 	}
 	total := uint64(wireHeader + len(hdr))
 	for _, s := range payload {
-		if total += s.Length; s.Length > uint64(c.maxAM) || total > uint64(c.maxAM) {
-			return c.refuse(name, ErrTooLong, "header and payload have more than the %d bytes that the "+
-				"peer's buffers hold", c.maxAM-wireHeader)
+		if total += s.Length; s.Length > uint64(p.conn.maxAM) || total > uint64(p.conn.maxAM) {
+			return p.refuse(name, ErrTooLong, "header and payload have more than the %d bytes that the "+
+				"peer's buffers hold", p.conn.maxAM-wireHeader)
 		}
 	}
 	if limit := w.cfg.QP.MaxSGE - 1; len(payload) > limit {
-		return c.refuse(name, verbs.ErrInvalid, "%d pieces: at most %d", len(payload), limit)
+		return p.refuse(name, verbs.ErrInvalid, "%d pieces: at most %d", len(payload), limit)
 	}
-	if err := e.admit(true, true); err != nil {
+	if err := e.tryAdmit(true, true); err != nil {
 		return err
 	}
 	buf := w.bounce.take()
 	start := wireHeader + len(hdr)
-	c.fillHeader(w.bounce.bytes(buf), id, hdr)
-	wr := w.send[:]
+	p.fillHeader(w.bounce.bytes(buf), id, hdr)
+	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = ibverbx.Segment{}
-	w.sgl = append(append(w.sgl[:0], w.bounce.segment(buf, start)), payload...)
-	wr[0].SGL = w.sgl
+	w.templates.sgl = append(append(w.templates.sgl[:0], w.bounce.segment(buf, start)), payload...)
+	wr[0].SGL = w.templates.sgl
 	_, err := e.post(name, wr, opData, buf, comp)
 	wr[0].SGL = nil
 	if err == nil {
-		c.sentAM(int(total))
+		p.sentAM(int(total))
 	}
 	return err
 }
 
 // usableAM says why the endpoint does not take an active message with this id and header, if so.
 func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
-	c := e.c
+	p := e.peer
 	if err := e.usable(name); err != nil {
 		return err
 	}
-	if c.peer.Handlers&(1<<id) == 0 || id > MaxAMID {
-		return c.refuse(name, ErrNoHandler, "id %d: the peer has %s", id, handlerList(c.peer.Handlers))
+	if p.conn.card.Handlers&(1<<id) == 0 || id > MaxAMID {
+		return p.refuse(name, ErrNoHandler, "id %d: the peer has %s", id, handlerList(p.conn.card.Handlers))
 	}
 	if len(hdr) > MaxHeader {
-		return c.refuse(name, ErrTooLong, "header of %d bytes: at most %d", len(hdr), MaxHeader)
+		return p.refuse(name, ErrTooLong, "header of %d bytes: at most %d", len(hdr), MaxHeader)
 	}
 	return nil
 }
 
 // pack calls a pack function and checks what it says.
-func (c *core) pack(name string, pack func([]byte) int, dst []byte) (int, error) {
+func (p *peerState) pack(name string, pack func([]byte) int, dst []byte) (int, error) {
 	n := pack(dst)
 	if n < 0 || n > len(dst) {
-		return 0, c.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, len(dst))
+		return 0, p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, len(dst))
 	}
 	return n, nil
 }
 
 // fillHeader writes the headers of an active message, with all the credits that can be given back.
-func (c *core) fillHeader(buf []byte, id AMID, hdr []byte) {
-	header{kind: wireAM, id: id, length: uint8(len(hdr)), credits: uint16(c.owed)}.put(buf)
+func (p *peerState) fillHeader(buf []byte, id AMID, hdr []byte) {
+	header{kind: wireAM, id: id, length: uint8(len(hdr)), credits: p.credits.Grant(0)}.put(buf)
 	copy(buf[wireHeader:], hdr)
 }
 
 // sentAM counts an active message that was posted.
-func (c *core) sentAM(n int) {
-	c.credits--
-	c.gave()
-	c.w.stats.amSent++
-	c.w.stats.amBytes += uint64(n)
+func (p *peerState) sentAM(n int) {
+	p.credits.Sent(1)
+	p.creditsGiven()
+	p.w.stats.amSent++
+	p.w.stats.amBytes += uint64(n)
 }
 
 // handlerList writes a set of ids as "1, 2, 7".

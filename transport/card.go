@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Card is what two endpoints tell each other to connect. It travels as JSON.
+// Card is what the peer has to know to connect. It travels as JSON.
 type Card struct {
 	Version    int                  `json:"version"` // of the wire format: 1
 	QP         ibverbx.BusinessCard `json:"qp"`
@@ -23,18 +23,18 @@ const wireVersion = 1
 // Card describes the endpoint to its peer. From the first one on the worker takes no more handlers:
 // the card lists them.
 func (e *Endpoint) Card() (Card, error) {
-	c := e.c
-	w := c.w
+	p := e.peer
+	w := p.w
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if c.err != nil {
-		return Card{}, c.refuse("card", c.err, "")
+	defer p.unlock()
+	if p.ending.err != nil {
+		return Card{}, p.refuse("card", p.ending.err, "")
 	}
-	qp, err := c.qp.Card()
+	qp, err := p.conn.qp.Card()
 	if err != nil {
-		return Card{}, c.refuse("card", err, "")
+		return Card{}, p.refuse("card", err, "")
 	}
-	w.shown = true
+	w.cardGiven = true
 	return Card{
 		Version: wireVersion, QP: qp, AMBuffers: w.cfg.AMBuffers, BufferSize: w.cfg.BufferSize,
 		Handlers: w.handled, Flush: w.flushArea.Remote(),
@@ -42,72 +42,20 @@ func (e *Endpoint) Card() (Card, error) {
 }
 
 // check says what is wrong with a peer's card.
-func (p *Card) check(rails int) error {
+func (c *Card) check(rails int) error {
 	switch {
-	case p.Version != wireVersion:
-		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, p.Version,
+	case c.Version != wireVersion:
+		return fmt.Errorf("%w: the peer speaks version %d, this end %d", verbs.ErrNotSupported, c.Version,
 			wireVersion)
-	case p.AMBuffers < 1 || p.AMBuffers > MaxAMBuffers:
-		return fmt.Errorf("%w: card: amBuffers %d: must be 1 to %d", verbs.ErrInvalid, p.AMBuffers,
+	case c.AMBuffers < 1 || c.AMBuffers > MaxAMBuffers:
+		return fmt.Errorf("%w: card: amBuffers %d: must be 1 to %d", verbs.ErrInvalid, c.AMBuffers,
 			MaxAMBuffers)
-	case p.BufferSize < wireHeader+MaxHeader || p.BufferSize > 1<<30:
+	case c.BufferSize < wireHeader+MaxHeader || c.BufferSize > 1<<30:
 		return fmt.Errorf("%w: card: bufferSize %d: must be %d bytes to 1 GiB", verbs.ErrInvalid,
-			p.BufferSize, wireHeader+MaxHeader)
-	case p.Flush.Len() < uint64(8*rails):
+			c.BufferSize, wireHeader+MaxHeader)
+	case c.Flush.Len() < uint64(8*rails):
 		return fmt.Errorf("%w: card: flush area of %d bytes: %d queue pairs need %d", verbs.ErrInvalid,
-			p.Flush.Len(), rails, 8*rails)
+			c.Flush.Len(), rails, 8*rails)
 	}
 	return nil
-}
-
-// Connect connects to the endpoint that sent the card. What the peer sends before that is repeated
-// by its NIC for as long as the retries of Config.QP.Conn allow. After an error other than
-// ErrClosed it can be called again.
-func (e *Endpoint) Connect(peer Card) error {
-	c := e.c
-	w := c.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if c.err != nil {
-		return c.refuse("connect", c.err, "")
-	}
-	if c.connected {
-		return c.refuse("connect", verbs.ErrInvalid, "the endpoint is connected")
-	}
-	if err := peer.check(c.qp.DataRails()); err != nil {
-		return c.refuse("connect", err, "")
-	}
-	if err := c.qp.Connect(peer.QP); err != nil {
-		if c.qp.State() != verbs.StateReset {
-			_ = c.qp.Reset() // the error of Connect says more
-		}
-		return c.refuse("connect", err, "")
-	}
-	c.peer = peer
-	c.credits, c.maxAM = peer.AMBuffers, peer.BufferSize
-	c.connected = true
-	for slot := range c.messages {
-		c.repost(uint32(slot), true)
-	}
-	w.postReceives()
-	if c.err != nil {
-		return c.err // a NIC has refused the buffers
-	}
-	return nil
-}
-
-// Connect connects two endpoints of this process.
-func Connect(a, b *Endpoint) error {
-	ca, err := a.Card()
-	if err != nil {
-		return err
-	}
-	cb, err := b.Card()
-	if err != nil {
-		return err
-	}
-	if err := a.Connect(cb); err != nil {
-		return err
-	}
-	return b.Connect(ca)
 }

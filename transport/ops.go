@@ -1,17 +1,19 @@
 package transport
 
-// opKind is what an operation that is outstanding stands for.
+import "ibverbx/verbs"
+
+// opKind is what an outstanding operation stands for.
 type opKind uint8
 
 const (
 	opData    opKind = iota // an active message, a put or a get
 	opUnpack                // a get whose data is to be copied out of its bounce buffer
 	opAtomic                // its result is in the slot's cell
-	opControl               // a message of the transport itself
+	opControl               // a message of the transport itself, or a probe
 	opFlush                 // was never posted: fires when everything before it has
 )
 
-// op is an outstanding operation.
+// op is an outstanding operation. It begins in Endpoint.post and ends in peerState.retire.
 type op struct {
 	comp   *Completion // may be nil
 	dst    []byte      // opUnpack: where the data goes
@@ -20,42 +22,57 @@ type op struct {
 	kind   opKind
 }
 
-// opRing holds the outstanding operations of an endpoint, oldest first. A virtual queue pair
-// completes in posting order, so the next completion is always the head's.
-//
-// It grows to what is really outstanding, so that with many endpoints it stays in the cache.
-//
-// Invariant: head <= tail <= head+len(slots); every slot between them but those of opFlush has a
-// completion to come.
-type opRing struct {
-	slots      []op // a power of two
-	mask       uint32
-	head, tail uint32
-}
+// sendID is the work-request id of the next operation: endpoint, and the low bits of its number.
+func (p *peerState) sendID() uint64 { return uint64(p.id)<<32 | uint64(uint32(p.sending.ops.Tail)) }
 
-// minOps is the first size of a ring.
-const minOps = 8
-
-func (r *opRing) init() { r.slots, r.mask = make([]op, minOps), minOps-1 }
-
-// push opens the next slot and returns it as its last user left it.
-func (r *opRing) push() *op {
-	if r.len() == len(r.slots) {
-		r.grow()
+// ended handles the completion of the oldest operation. slot is the low half of its id.
+func (p *peerState) ended(slot uint32, status verbs.Status) {
+	s := &p.sending
+	if s.idle() || slot != uint32(s.ops.Head) {
+		p.w.stats.stale++
+		return
 	}
-	r.tail++
-	return &r.slots[(r.tail-1)&r.mask]
-}
-
-func (r *opRing) grow() {
-	slots := make([]op, 2*len(r.slots))
-	mask := uint32(len(slots) - 1)
-	for i := r.head; i != r.tail; i++ {
-		slots[i&mask] = r.slots[i&r.mask]
+	ok := status == verbs.StatusSuccess
+	p.retire(ok)
+	for !s.idle() && s.ops.Front().kind == opFlush {
+		p.retire(ok) // nothing ends well after a failure
 	}
-	r.slots, r.mask = slots, mask
 }
 
-func (r *opRing) len() int    { return int(r.tail - r.head) }
-func (r *opRing) front() *op  { return &r.slots[r.head&r.mask] }
-func (r *opRing) empty() bool { return r.head == r.tail }
+// retire ends the oldest operation.
+func (p *peerState) retire(ok bool) {
+	w, s := p.w, &p.sending
+	o := s.ops.Front()
+	switch {
+	case o.kind == opUnpack && ok:
+		copy(o.dst, w.bounce.bytes(o.buf))
+	case o.kind == opAtomic && ok && o.result != nil:
+		*o.result = p.mem.cellValue(s.ops.Head)
+	case o.kind == opControl:
+		if s.controlOps--; p.credits.Due() != 0 {
+			w.chores.retryCredits(p) // they may have waited for this operation to end
+		}
+	}
+	if o.buf != noBuffer {
+		w.bounce.put(o.buf)
+	}
+	if o.comp != nil {
+		s.unreportedRound = w.round
+		e := event{kind: eventComplete, comp: o.comp}
+		if !ok {
+			e.err = p.ending.err
+		}
+		w.report(e)
+		o.comp = nil
+	}
+	o.dst, o.result = nil, nil
+	s.ops.Head++
+}
+
+// retireAll ends all operations, because no completion of them will come.
+func (p *peerState) retireAll() (n int) {
+	for n = p.sending.ops.Len(); !p.sending.idle(); {
+		p.retire(false)
+	}
+	return n
+}

@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 
+	"ibverbx/internal/list"
 	"ibverbx/verbs"
 )
 
@@ -37,312 +38,155 @@ func (o Outcome) String() string {
 type Pending struct {
 	_ noCopy
 
-	// Func runs inside progress when it is this request's turn. Its sends go through turn, which is
-	// the endpoint as seen from the head of its queue: on the endpoint itself they would meet
+	// Func runs inside progress when it is this request's turn. Its sends go through head, the
+	// view of the endpoint from the head of its queue: on the endpoint itself they would meet
 	// ErrNoResource, because nothing overtakes the queue. It may send on other endpoints, and queue
 	// requests, this one included, on any. After the endpoint has failed it is called once, and its
 	// sends fail.
-	Func func(p *Pending, turn *Endpoint) Outcome
+	Func func(req *Pending, head *Endpoint) Outcome
 
-	next     *Pending
-	queued   bool
-	running  bool
-	again    bool   // of an endpoint's own request: a send met ErrNoResource while it ran
-	internal bool   // a flush that waits to begin: the program did not queue it, so Purge leaves it
-	fence    bool   // Fence was called between the request before and this one
-	lack     lack   // what has to come back before it is asked again; empty: it is asked in its turn
-	taken    uint64 // with lackUnknown: how many completions there had been
+	link    list.Link[Pending]
+	running bool
+	// callAgain is for an endpoint's own request: a send of a notifying view met ErrNoResource while
+	// the function ran.
+	callAgain bool
+	internal  bool // a flush that waits to begin: the program did not queue it, so Purge leaves it
+	fence     bool // Fence was called between the request before and this one
+	// missing is what has to come back before the function is called again; if it is empty, it is
+	// called in its turn.
+	missing resources
+	seen    uint64 // with needUnknown: Worker.completions when the function answered
 }
 
-// pendingQueue is the queue of an endpoint. Its first request leaves the queue while its function
+// pendingQueue is the queue of an endpoint. Its first request leaves the list while its function
 // runs, and counts as pending nevertheless.
+//
+// Invariant: while requests are listed and none runs, the endpoint is scheduled.
 type pendingQueue struct {
-	head, tail *Pending
-	running    *Pending
-	ringed     bool           // the endpoint is in Worker.waiting
-	purge      func(*Pending) // takes the running request, too, if it wants to stay
-	count      int
+	list      list.List[Pending]
+	running   *Pending       // the request whose function runs
+	purge     func(*Pending) // gets the running request, too, if that wants to stay
+	scheduled bool           // the endpoint is in Worker.schedule
 }
 
-func (q *pendingQueue) any() bool { return q.head != nil || q.running != nil }
+// first is the first request that is listed; nil if there is none.
+func (q *pendingQueue) first() *Pending { return q.list.First() }
 
-func (q *pendingQueue) push(p *Pending) {
-	p.next, p.queued = nil, true
-	if q.tail == nil {
-		q.head = p
-	} else {
-		q.tail.next = p
-	}
-	q.tail = p
-	q.count++
-}
+// waits reports whether a request is listed.
+func (q *pendingQueue) waits() bool { return !q.list.Empty() }
 
-func (q *pendingQueue) pushFront(p *Pending) {
-	p.next, p.queued = q.head, true
-	q.head = p
-	if q.tail == nil {
-		q.tail = p
-	}
-	q.count++
-}
+// any reports whether a request is pending.
+func (q *pendingQueue) any() bool { return !q.list.Empty() || q.running != nil }
 
-func (q *pendingQueue) pop() *Pending {
-	p := q.head
-	if p == nil {
-		return nil
+// check says how the invariant is broken; nil while it holds.
+func (q *pendingQueue) check() error {
+	if q.waits() && q.running == nil && !q.scheduled {
+		return fmt.Errorf("%d requests are pending, and the endpoint is not scheduled", q.list.Len())
 	}
-	if q.head = p.next; q.head == nil {
-		q.tail = nil
-	}
-	p.next, p.queued = nil, false
-	q.count--
-	return p
+	return nil
 }
 
 // Pending queues a request behind those that the endpoint has. It is refused with ErrBusy when the
 // endpoint has resources and no queue: try the send again, it may succeed now. So no wake-up is
 // lost between a send that met ErrNoResource and this call.
-func (e *Endpoint) Pending(p *Pending) error {
-	c := e.c
-	w := c.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (e *Endpoint) Pending(req *Pending) error {
+	p := e.peer
+	s := &p.sending
+	p.w.mu.Lock()
+	defer p.unlock()
 	switch {
-	case p.Func == nil:
-		return c.refuse("pending", verbs.ErrInvalid, "the request has no Func")
-	case p.queued:
-		return c.refuse("pending", verbs.ErrInvalid, "the request is queued already")
-	case c.err != nil:
-		return c.err
-	case c.stage != stageOpen && !e.turn:
-		return c.refuse("pending", ErrClosed, "")
-	case !c.connected:
-		return c.refuse("pending", ErrNotConnected, "call Connect first")
-	case !c.pending.any() && !c.wants(c.lack, 0):
-		c.lack = 0 // the next attempt tells what lacks now
+	case req.Func == nil:
+		return p.refuse("pending", verbs.ErrInvalid, "the request has no Func")
+	case req.link.Listed():
+		return p.refuse("pending", verbs.ErrInvalid, "the request is queued already")
+	}
+	if err := e.usable("pending"); err != nil {
+		return err
+	}
+	if !s.pending.any() && !p.stillBlocked(s.missing, 0) {
+		s.missing = 0 // the next attempt notes what is missing then
 		return ErrBusy
 	}
-	c.enqueue(p)
+	p.enqueue(req)
 	return nil
 }
 
-// enqueue queues a request, and the endpoint with it.
-func (c *core) enqueue(p *Pending) {
-	p.fence, c.fenceNext = c.fenceNext, false
-	if p.lack = 0; !c.pending.any() {
-		p.lack = c.lack
+// enqueue queues a request, and schedules the endpoint.
+func (p *peerState) enqueue(req *Pending) {
+	s := &p.sending
+	req.fence, s.fence.later = s.fence.later, false
+	if req.missing = 0; !s.pending.any() {
+		req.missing = s.missing
 	}
-	c.lack = 0
-	c.pending.push(p)
-	c.w.stats.pending++
-	c.ring()
+	s.missing = 0
+	s.pending.list.PushBack(&req.link, req)
+	p.w.stats.pending++
+	p.schedule()
 }
 
-// ring puts the endpoint behind those that wait to be served.
-func (c *core) ring() {
-	if !c.pending.ringed {
-		c.pending.ringed = true
-		c.w.waiting.push(c)
-	}
-}
-
-// full reports whether the endpoint has as many operations outstanding as it may.
-func (c *core) full() bool { return c.ops.len()-c.inControl >= c.limit }
-
-// lacking is what of a set is lacking still. taken goes with lackUnknown.
-func (c *core) lacking(l lack, taken uint64) lack {
-	if !c.full() {
-		l &^= lackWindow
-	}
-	if c.credits != 0 {
-		l &^= lackCredit
-	}
-	if len(c.w.bounce.free) != 0 {
-		l &^= lackBuffer
-	}
-	if !c.w.retrying {
-		l &^= lackNIC
-	}
-	if c.w.taken != taken {
-		l &^= lackUnknown
-	}
-	return l
-}
-
-// wants reports whether nothing of a set has come back: another attempt would fail the same way.
-func (c *core) wants(l lack, taken uint64) bool {
-	return c.full() || l != 0 && c.lacking(l, taken) == l
-}
-
-// NotifyReady is the endpoint with a call back built in: a send on it that meets ErrNoResource has
-// EndpointConfig.OnReady called once resources are back. While that is due, nothing overtakes it,
-// as with [Endpoint.Pending].
+// NotifyReady is a view of the endpoint whose sends need no [Pending]: when one of them meets
+// ErrNoResource, EndpointConfig.OnReady is called once resources are back. While that is due,
+// nothing overtakes it, as with [Endpoint.Pending].
 func (e *Endpoint) NotifyReady() *Endpoint {
-	if e.turn {
-		return &e.c.faces[faceTurn|faceWake]
+	if e.head {
+		return &e.peer.views[viewHead|viewNotify]
 	}
-	return &e.c.faces[faceWake]
+	return &e.peer.views[viewNotify]
 }
 
-// BypassQueue is the endpoint past its queue: sends on it do not wait behind pending requests, nor for a
+// BypassQueue is a view of the endpoint whose sends do not wait behind pending requests, nor for a
 // [Endpoint.Fence] that does. It is for operations with which nothing is ordered, and which need
 // less than what the queue may be waiting for: a get needs no credit, and need not stand behind
-// active messages that do. When one meets ErrNoResource the first request of the queue is asked
+// active messages that do. When one meets ErrNoResource, the first request of the queue is called
 // again once resources are back; if there is none, queue one.
-func (e *Endpoint) BypassQueue() *Endpoint { return &e.c.faces[faceAside] }
+func (e *Endpoint) BypassQueue() *Endpoint { return &e.peer.views[viewBypass] }
 
-// ready is the function of the endpoint's own request: it calls OnReady, and stays if a send on a
-// waking face met ErrNoResource again.
-func ready(_ *Pending, turn *Endpoint) Outcome {
-	if f := turn.c.cfg.OnReady; f != nil {
-		f(turn.NotifyReady())
+// callOnReady is the function of the endpoint's own request, which stays if a send of a notifying
+// view met ErrNoResource again: see runPending.
+func callOnReady(_ *Pending, head *Endpoint) Outcome {
+	if f := head.peer.cfg.OnReady; f != nil {
+		f(head.NotifyReady())
 	}
-	return PendingDone // but see runPending
+	return PendingDone
 }
 
 // Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running
 // its function. One whose function runs at that moment is handed over when that wants to keep it.
 // fn runs during the call; it may queue requests anew.
-func (e *Endpoint) Purge(fn func(p *Pending)) {
-	c := e.c
-	w := c.w
+func (e *Endpoint) Purge(fn func(req *Pending)) {
+	p := e.peer
+	w, s := p.w, &p.sending
 	w.mu.Lock()
-	q := &c.pending
+	q := &s.pending
 	if q.running != nil {
 		q.purge = fn
 	}
-	var purged, stay pendingQueue
-	for p := q.pop(); p != nil; p = q.pop() {
-		if p.internal {
-			stay.push(p)
+	var purged, stay list.List[Pending]
+	for req := q.list.PopFront(); req != nil; req = q.list.PopFront() {
+		if req.internal {
+			stay.PushBack(&req.link, req)
 			continue
 		}
-		c.fenceNext = c.fenceNext || p.fence
-		p.fence = false
-		switch p {
-		case &c.own: // the caller never saw that one
+		s.fence.later = s.fence.later || req.fence
+		req.fence = false
+		switch req {
+		case &s.readyRequest: // the program never saw that one
 		case q.running: // it has queued itself, and is not handed over a second time
 			q.purge = func(*Pending) {}
 			fallthrough
 		default:
-			purged.push(p)
+			purged.PushBack(&req.link, req)
 		}
 	}
-	q.head, q.tail, q.count = stay.head, stay.tail, stay.count
+	q.list = stay
 	for {
-		p := purged.pop() // under the lock: until then it counts as queued
-		w.mu.Unlock()
-		if p == nil {
-			w.sleep.wake() // whoever closes, or stands behind in the queue, may wait for nothing else
+		req := purged.PopFront() // under the lock: until then it counts as queued
+		p.unlock()
+		if req == nil {
+			w.sleep.wake() // a goroutine may wait for nothing but an empty queue
 			return
 		}
-		fn(p)
+		fn(req)
 		w.mu.Lock()
 	}
-}
-
-// dispatchBudget bounds the pending functions that one round of progress runs.
-const dispatchBudget = 256
-
-// dispatchPending serves endpoints in turn, one request each, as long as there is anything that
-// they can use. It is called with mu held, and lets go of it around every function. Who could not
-// go at all does not count as done: waiting for it would be polling.
-func (w *Worker) dispatchPending() (did int) {
-	ran, idle := 0, 0 // functions, and endpoints in a row that could not go
-	for w.waiting.len() != 0 && idle < w.waiting.len() && ran < dispatchBudget {
-		c := w.waiting.pop()
-		c.pending.ringed = false
-		if c.pending.head == nil || c.pending.running != nil {
-			continue
-		}
-		if p := c.pending.head; c.err == nil && c.wants(p.lack, p.taken) {
-			c.ring()
-			idle++
-			continue
-		}
-		ran++
-		tail := c.ops.tail
-		if w.runPending(c) == PendingNoResource && c.ops.tail == tail {
-			idle++
-		} else {
-			did++
-			idle = 0 // who was served stands behind all who were not when the round ends
-		}
-		if c.pending.head != nil {
-			c.ring()
-		}
-	}
-	return did
-}
-
-// runPending runs the function of an endpoint's first request and does what it answers.
-func (w *Worker) runPending(c *core) Outcome {
-	p := c.pending.pop()
-	c.pending.running, p.running = p, true
-	c.fence = c.fence || p.fence && !c.ops.empty()
-	p.fence = false
-	p.again, p.lack = false, 0
-	last := c.err != nil
-	w.mu.Unlock()
-	outcome := p.Func(p, &c.faces[faceTurn])
-	w.mu.Lock()
-	c.pending.running, p.running = nil, false
-	purge := c.pending.purge
-	c.pending.purge = nil
-	if p.again {
-		outcome = PendingProgress // what another goroutine's send met may have been nothing but this request
-		if p.lack != 0 {
-			outcome = PendingNoResource
-		}
-	}
-	switch {
-	case outcome == PendingDone || outcome > PendingNoResource || last || p.queued:
-		return PendingDone
-	case purge != nil && !p.internal:
-		if p != &c.own {
-			w.mu.Unlock()
-			purge(p)
-			w.mu.Lock()
-		}
-		return PendingDone
-	case outcome == PendingNoResource && p.lack == 0:
-		// It met no refusal that says what it waits for: any completion may change its mind.
-		p.lack, p.taken = lackUnknown, w.taken
-	}
-	c.pending.pushFront(p)
-	return outcome
-}
-
-// coreRing is a queue of endpoints.
-type coreRing struct {
-	slots      []*core // a power of two
-	head, tail uint32
-}
-
-func (r *coreRing) len() int { return int(r.tail - r.head) }
-
-func (r *coreRing) grow() {
-	if r.len() < len(r.slots) {
-		return
-	}
-	slots := make([]*core, max(8, 2*len(r.slots)))
-	n := r.len()
-	for i := range n {
-		slots[i] = r.slots[(r.head+uint32(i))&uint32(len(r.slots)-1)]
-	}
-	r.slots, r.head, r.tail = slots, 0, uint32(n)
-}
-
-func (r *coreRing) push(c *core) {
-	r.grow()
-	r.slots[r.tail&uint32(len(r.slots)-1)] = c
-	r.tail++
-}
-
-func (r *coreRing) pop() *core {
-	i := r.head & uint32(len(r.slots)-1)
-	c := r.slots[i]
-	r.slots[i] = nil
-	r.head++
-	return c
 }

@@ -10,19 +10,18 @@ import (
 // PutShort writes data into the peer's memory. It is copied, Limits.PutShort bytes at most. No data
 // is done at once.
 func (e *Endpoint) PutShort(data []byte, remote ibverbx.RemoteSegment) error {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	err := e.putShort(data, remote)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return err
 }
 
 func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	const name = "put short"
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if len(data) > w.cfg.QP.MaxInline {
-		if limit := c.limits().PutShort; len(data) > limit {
-			return c.refuse(name, ErrTooLong, "%d bytes: at most %d; use bcopy", len(data), limit)
+		if limit := p.limits().PutShort; len(data) > limit {
+			return p.refuse(name, ErrTooLong, "%d bytes: at most %d; use bcopy", len(data), limit)
 		}
 		_, err := e.putBcopy(name, func(dst []byte) int { return copy(dst, data) }, remote)
 		return err
@@ -30,16 +29,16 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	if err := e.usable(name); err != nil || len(data) == 0 {
 		return err
 	}
-	if err := e.admit(false, false); err != nil {
+	if err := e.tryAdmit(false, false); err != nil {
 		return err
 	}
-	wr := w.put[:]
+	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local, wr[0].Remote = data, ibverbx.Segment{}, remote
 	_, err := e.post(name, wr, opData, noBuffer, nil)
 	wr[0].Inline = nil
 	if err == nil {
-		c.put(len(data))
+		p.put(len(data))
 	}
 	return err
 }
@@ -47,38 +46,37 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 // PutBcopy writes into the peer's memory what pack writes into the buffer that it is given, of
 // Limits.PutBcopy bytes. The rules for pack are those of [Endpoint.AMBcopy].
 func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	n, err := e.putBcopy("put bcopy", pack, remote)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return n, err
 }
 
 func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int,
 	error) {
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if err := e.usable(name); err != nil {
 		return 0, err
 	}
 	if pack == nil {
-		return 0, c.refuse(name, verbs.ErrInvalid, "no pack function")
+		return 0, p.refuse(name, verbs.ErrInvalid, "no pack function")
 	}
-	if err := e.admit(false, true); err != nil {
+	if err := e.tryAdmit(false, true); err != nil {
 		return 0, err
 	}
 	buf := w.bounce.take()
-	n, err := c.pack(name, pack, w.bounce.bytes(buf))
+	n, err := p.pack(name, pack, w.bounce.bytes(buf))
 	if err != nil || n == 0 {
 		w.bounce.put(buf)
 		return n, err
 	}
-	wr := w.put[:]
+	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, n), remote
 	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
 		return 0, err
 	}
-	c.put(n)
+	p.put(n)
 	return n, nil
 }
 
@@ -87,10 +85,9 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 // comp has fired; comp may be nil. No data is done at once.
 func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
-	w := e.c.w
-	w.mu.Lock()
-	done, err = e.zcopy("put zcopy", w.put[:], comp, remote, local)
-	w.mu.Unlock()
+	e.peer.w.mu.Lock()
+	done, err = e.zcopy("put zcopy", e.peer.w.templates.put[:], comp, remote, local)
+	e.peer.unlock()
 	return done, err
 }
 
@@ -98,16 +95,15 @@ func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 // comp has fired; comp may be nil.
 func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
-	w := e.c.w
-	w.mu.Lock()
-	done, err = e.zcopy("get zcopy", w.get[:], comp, remote, local)
-	w.mu.Unlock()
+	e.peer.w.mu.Lock()
+	done, err = e.zcopy("get zcopy", e.peer.w.templates.get[:], comp, remote, local)
+	e.peer.unlock()
 	return done, err
 }
 
 func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, remote ibverbx.RemoteSegment,
 	local []ibverbx.Segment) (done bool, err error) {
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	n := uint64(0)
 	for i := range local {
 		if n += local[i].Length; n < local[i].Length {
@@ -118,7 +114,7 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 	if err := e.usable(name); err != nil || n == 0 {
 		return err == nil, err
 	}
-	if err := e.admit(false, false); err != nil {
+	if err := e.tryAdmit(false, false); err != nil {
 		return false, err
 	}
 	wr[0].Flags = verbs.SendSignaled
@@ -126,15 +122,15 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 	if len(local) == 1 {
 		wr[0].Local = local[0]
 	} else {
-		w.sgl = append(w.sgl[:0], local...)
-		wr[0].Local, wr[0].SGL = ibverbx.Segment{}, w.sgl
+		w.templates.sgl = append(w.templates.sgl[:0], local...)
+		wr[0].Local, wr[0].SGL = ibverbx.Segment{}, w.templates.sgl
 	}
 	_, err = e.post(name, wr, opData, noBuffer, comp)
 	wr[0].SGL = nil
 	if err == nil && wr[0].Opcode == verbs.OpRDMAWrite {
-		c.put(int(n))
+		p.put(int(n))
 	} else if err == nil {
-		c.got(int(n))
+		p.got(int(n))
 	}
 	return false, err
 }
@@ -143,29 +139,28 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 // need not be registered. It is the worker's until comp has fired; comp may be nil.
 func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
 	err error) {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	done, err = e.getBcopy(comp, dst, remote)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return done, err
 }
 
 func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
 	err error) {
 	const name = "get bcopy"
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if len(dst) > w.cfg.BufferSize {
-		return false, c.refuse(name, ErrTooLong, "%d bytes: at most %d; use zcopy", len(dst),
+		return false, p.refuse(name, ErrTooLong, "%d bytes: at most %d; use zcopy", len(dst),
 			w.cfg.BufferSize)
 	}
 	if err := e.usable(name); err != nil || len(dst) == 0 {
 		return err == nil, err
 	}
-	if err := e.admit(false, true); err != nil {
+	if err := e.tryAdmit(false, true); err != nil {
 		return false, err
 	}
 	buf := w.bounce.take()
-	wr := w.get[:]
+	wr := w.templates.get[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, len(dst)), remote
 	o, err := e.post(name, wr, opUnpack, buf, comp)
@@ -173,7 +168,7 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 		return false, err
 	}
 	o.dst = dst
-	c.got(len(dst))
+	p.got(len(dst))
 	return false, nil
 }
 
@@ -181,10 +176,9 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 // eight. The old value is in *old once comp has fired; both may be nil.
 func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.RemoteSegment,
 	add uint64) error {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	err := e.atomicOp("fetch add", verbs.OpAtomicFetchAdd, comp, old, remote, add, 0)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return err
 }
 
@@ -194,52 +188,42 @@ func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.Remote
 // they do; they need not be atomic to the peer's processor.
 func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare,
 	swap uint64) error {
-	w := e.c.w
-	w.mu.Lock()
+	e.peer.w.mu.Lock()
 	err := e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
-	w.mu.Unlock()
+	e.peer.unlock()
 	return err
 }
 
 func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, old *uint64,
 	remote ibverbx.RemoteSegment, compareAdd, swap uint64) error {
-	c, w := e.c, e.c.w
+	p, w := e.peer, e.peer.w
 	if err := e.usable(name); err != nil {
 		return err
 	}
-	if err := e.admit(false, false); err != nil {
+	if err := e.tryAdmit(false, false); err != nil {
 		return err
 	}
-	wr := w.atomic[:]
+	wr := w.templates.atomic[:]
 	wr[0].Opcode, wr[0].Flags = opcode, verbs.SendSignaled
-	wr[0].Local, wr[0].Remote = c.cell(c.ops.tail), remote
+	wr[0].Local, wr[0].Remote = p.mem.cell(p.sending.ops.Tail), remote
 	wr[0].CompareAdd, wr[0].Swap = compareAdd, swap
 	o, err := e.post(name, wr, opAtomic, noBuffer, comp)
 	if err != nil {
 		return err
 	}
 	o.result = old
-	c.dirty = true
+	p.sending.dirty = true
 	w.stats.atomics++
 	return nil
 }
 
-// cell names the eight bytes that the slot of an atomic has for its result.
-func (c *core) cell(slot uint32) ibverbx.Segment {
-	return c.slab.Slice(c.cellOffset(slot), 8)
+func (p *peerState) put(n int) {
+	p.sending.dirty = true
+	p.w.stats.puts++
+	p.w.stats.putBytes += uint64(n)
 }
 
-// cellOffset is where they are. There are more cells than operations, so no two that are
-// outstanding share one.
-func (c *core) cellOffset(slot uint32) uint64 { return c.cells + 8*uint64(slot&c.cellMask) }
-
-func (c *core) put(n int) {
-	c.dirty = true
-	c.w.stats.puts++
-	c.w.stats.putBytes += uint64(n)
-}
-
-func (c *core) got(n int) {
-	c.w.stats.gets++
-	c.w.stats.getBytes += uint64(n)
+func (p *peerState) got(n int) {
+	p.w.stats.gets++
+	p.w.stats.getBytes += uint64(n)
 }

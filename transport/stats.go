@@ -41,19 +41,19 @@ type Stats struct {
 // Stats takes a snapshot.
 func (w *Worker) Stats() Stats {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	s := w.stats
 	registered := len(w.bounce.mem)
-	for _, c := range w.endpoints {
-		if c != nil {
-			registered += len(c.slabMem)
+	for _, p := range w.endpoints {
+		if p != nil {
+			registered += len(p.mem.mem)
 		}
 	}
 	return Stats{
 		Endpoints: w.open, AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
 		Control:    s.control,
-		NoResource: s.noResource, Pending: s.pending, PendingNow: w.waiting.len(), Probes: s.probes,
+		NoResource: s.noResource, Pending: s.pending, PendingNow: w.scheduled.Len(), Probes: s.probes,
 		Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,
 		Registered: registered,
@@ -71,15 +71,16 @@ type EndpointStats struct {
 
 // Stats takes a snapshot.
 func (e *Endpoint) Stats() EndpointStats {
-	c := e.c
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	owed := c.owed
-	for _, slot := range c.again {
-		if c.messages[slot].owes {
-			owed++
+	p := e.peer
+	p.w.mu.Lock()
+	defer p.unlock()
+	due := p.credits.Due()
+	for _, slot := range p.receiving.toRepost {
+		if p.receiving.messages[slot].returnsCredit {
+			due++
 		}
 	}
-	return EndpointStats{Outstanding: c.ops.len() - c.inControl, Limit: c.limit, Credits: c.credits,
-		Owed: owed, Pending: c.pending.count}
+	s := &p.sending
+	return EndpointStats{Outstanding: s.userOps(), Limit: s.limit, Credits: p.credits.Room(), Owed: due,
+		Pending: s.pending.list.Len()}
 }

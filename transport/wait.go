@@ -4,87 +4,8 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// sleepers are the goroutines that wait for the worker and have stopped polling. An event of the
-// NICs wakes one of them, which makes progress and wakes the others, since it may be theirs.
-type sleepers struct {
-	count  atomic.Int32
-	mu     sync.Mutex
-	list   []*sleeper
-	spare  []*sleeper
-	cancel context.CancelFunc // ends the goroutine of Start
-	ended  chan struct{}
-}
-
-// sleeper is one of them. Its parts are used again.
-type sleeper struct {
-	wake  chan struct{}
-	timer *time.Timer
-}
-
-func (s *sleepers) any() bool { return s.count.Load() != 0 }
-
-func (s *sleepers) enter() *sleeper {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var me *sleeper
-	if n := len(s.spare); n != 0 {
-		me, s.spare = s.spare[n-1], s.spare[:n-1]
-		select {
-		case <-me.wake: // left over from when it was somebody else's
-		default:
-		}
-	} else {
-		me = &sleeper{wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-		me.timer.Stop()
-	}
-	s.list = append(s.list, me)
-	s.count.Store(int32(len(s.list)))
-	return me
-}
-
-// leave takes a sleeper out.
-func (s *sleepers) leave(me *sleeper) {
-	me.timer.Stop()
-	s.mu.Lock()
-	for i := range s.list {
-		if s.list[i] == me {
-			s.list[i] = s.list[len(s.list)-1]
-			s.list = s.list[:len(s.list)-1]
-			break
-		}
-	}
-	s.spare = append(s.spare, me)
-	s.count.Store(int32(len(s.list)))
-	s.mu.Unlock()
-}
-
-func (s *sleepers) wake() {
-	s.mu.Lock()
-	s.wakeLocked()
-	s.mu.Unlock()
-}
-
-func (s *sleepers) wakeLocked() {
-	for _, other := range s.list {
-		select {
-		case other.wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// posted is called with mu held after something was handed to the NICs, or is to be told by
-// progress, so that who sleeps does not miss what will not wake it by an event.
-func (w *Worker) posted() {
-	if w.sleep.any() && (w.retrying || len(w.failing)+len(w.closing) != 0 || w.cq.Stats().Retrying != 0) {
-		w.sleep.wake()
-	}
-}
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends
 // before, Wait returns ctx's error, and everything goes on: the operations, and the ownership of
@@ -127,7 +48,7 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 		if err := ctx.Err(); err != nil {
 			return slept, err
 		}
-		if w.ended.Load() {
+		if w.closed.Load() {
 			return slept, fmt.Errorf("transport: wait: %w", ErrClosed)
 		}
 		if idle := w.cfg.Idle; idle != nil {
@@ -138,7 +59,7 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 			continue
 		}
 		slept = true
-		w.doze(ctx, every, done)
+		w.sleepOrPoll(ctx, every, done)
 	}
 }
 
@@ -170,15 +91,15 @@ func (s *spinner) more(limit time.Duration) bool {
 // it would not.
 const retryInterval = time.Millisecond
 
-// doze sleeps until there may be something new.
-func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool) {
+// sleepOrPoll sleeps until there may be something new.
+func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func() bool) {
 	me := w.sleep.enter()
 	defer w.sleep.leave(me)
 	w.mu.Lock()
 	err := w.cq.Arm()
 	w.keepAlive()
-	switch alive := time.Until(w.aliveAt); {
-	case w.retrying || w.cq.Stats().Retrying != 0:
+	switch alive := time.Until(w.probeAt); {
+	case w.chores.refused || w.cq.Stats().Retrying != 0:
 		every = retryInterval
 	case w.cfg.KeepAlive > 0 && w.open != 0 && (every == 0 || alive < every):
 		every = max(alive, 1)
@@ -188,7 +109,7 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 		every = retryInterval // no events from a CQ that has died; its endpoints are failing
 	}
 	// In any other order what comes in between wakes nobody.
-	if w.Progress() != 0 || done() || w.ended.Load() {
+	if w.Progress() != 0 || done() || w.closed.Load() {
 		return
 	}
 	if every > 0 {
@@ -208,7 +129,7 @@ func (w *Worker) doze(ctx context.Context, every time.Duration, done func() bool
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
+	if w.closed.Load() {
 		return fmt.Errorf("transport: start: %w", ErrClosed)
 	}
 	if w.sleep.cancel != nil {
@@ -221,13 +142,4 @@ func (w *Worker) Start() error {
 		_ = w.WaitFor(ctx, 0, func() bool { return false }) // ends with ctx
 	}()
 	return nil
-}
-
-// stop ends the goroutine of Start, and wakes everybody else.
-func (s *sleepers) stop() {
-	if s.cancel != nil {
-		s.cancel()
-		<-s.ended
-	}
-	s.wake()
 }

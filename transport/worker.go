@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -17,7 +18,7 @@ type AMID uint8
 // MaxAMID is the largest id of an active message.
 const MaxAMID AMID = 63
 
-// Handler takes an active message. It runs inside progress; see the package's rules for callbacks.
+// Handler handles an active message. It runs inside progress; see the package's rules for callbacks.
 type Handler func(m *Message)
 
 const localWrite = verbs.AccessLocalWrite
@@ -28,51 +29,39 @@ const localWrite = verbs.AccessLocalWrite
 // Two locks, always taken in this order: progressing is held by the one goroutine that makes
 // progress and so runs callbacks; mu guards all state, and is never held while a callback runs.
 type Worker struct {
-	dom         *ibverbx.Domain
-	cfg         Config
+	dom *ibverbx.Domain
+	cfg Config
+
 	progressing sync.Mutex
-	events      []event      // what the present round of progress has to tell; guarded by progressing
-	wcs         []ibverbx.WC // guarded by progressing
-	late        []event      // what comes behind them; guarded by mu
-	round       uint64       // of events, from 1 on; guarded by mu
+	events      []event      // what the present round of progress reports; guarded by progressing
+	wcs         []ibverbx.WC // what it polls; guarded by progressing
 
-	mu        sync.Mutex
-	cq        *ibverbx.VirtualCQ
-	bounce    *bouncePool
-	flushArea *ibverbx.MR // what the remote flushes of peers read
-	handlers  [MaxAMID + 1]Handler
-	handled   uint64 // set of ids that have a handler
-	shown     bool   // a card was given out: the handlers are fixed
-	endpoints []*core
-	open      int      // endpoints
-	waiting   coreRing // endpoints with pending requests, next in turn first
-	reposts   []*core  // endpoints with receive buffers to post again
-	failing   []*core  // endpoints that failed outside of progress, which has to tell
-	closing   []*core  // endpoints whose queue pair is closed and that may have completions left
-	// endpoints that owe the peer credits, and could not send them; againSpare is its other half
-	again      []*core
-	againSpare []*core
-	retrying   bool      // a NIC refused something for now
-	rounds     int       // of progress since the last look at the clock
-	aliveAt    time.Time // when silent peers are asked next
-	taken      uint64    // completions so far
-	stats      counters
-	closed     bool
-	ended      atomic.Bool // closed, for who waits
+	mu         sync.Mutex
+	cq         *ibverbx.VirtualCQ
+	bounce     *bouncePool
+	flushArea  *ibverbx.MR // what the remote flushes of peers read
+	handlers   [MaxAMID + 1]Handler
+	handled    uint64       // set of ids that have a handler
+	cardGiven  bool         // an endpoint has given out its card, which lists the handlers: they are fixed
+	endpoints  []*peerState // by id; nil where one was released
+	open       int          // endpoints that are not nil
+	templates  templates
+	chores     chores
+	scheduled  ring.FIFO[*peerState] // endpoints with pending requests, the next to be served first
+	afterRound []event               // events that follow those of the present round
+	round      uint64                // number of the present round of events, from 1 on
+	// completions counts what was polled. A pending function whose send met no refusal is called
+	// again when it has changed.
+	completions uint64
+	sinceClock  int       // rounds of progress since keepAlive last looked at the clock
+	probeAt     time.Time // when silent peers are probed next
+	stats       counters
+	closed      atomic.Bool // set with mu held; goroutines that wait read it without
 
-	lost []*core // endpoints whose CQ has died: not every operation has a completion to come
+	sleep          sleepers
+	missedProgress atomic.Bool // a goroutine could not make progress because another did
 
-	sleep  sleepers
-	missed atomic.Bool // somebody could not make progress because another did
-
-	completions, flushRequests sync.Pool
-
-	// Work requests, prepared as far as they always are the same. Filling them field by field beats
-	// clearing 250 bytes.
-	send, put, get, atomic, control [1]ibverbx.SendWR
-	recv                            []ibverbx.RecvWR
-	inline                          []byte
-	sgl                             []ibverbx.Segment
+	completionPool, flushPool sync.Pool // see newPools
 }
 
 // pollBatch is how many completions a round of progress takes: enough to share the cost of the
@@ -107,8 +96,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if w.flushArea, err = dom.Register(make([]byte, 8*ibverbx.MaxRails), verbs.AccessRemoteRead); err != nil {
 		return fail(err)
 	}
-	w.aliveAt = time.Now().Add(cfg.KeepAlive)
-	w.prepare()
+	w.probeAt = time.Now().Add(cfg.KeepAlive)
+	w.templates = newTemplates(cfg.QP.MaxInline)
 	w.newPools()
 	return w, nil
 }
@@ -153,16 +142,6 @@ func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 	return cfg.MaxEndpoints * each, nil
 }
 
-// prepare fills the work requests with what they have in common.
-func (w *Worker) prepare() {
-	w.send[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true}
-	w.put[0] = ibverbx.SendWR{Opcode: verbs.OpRDMAWrite}
-	w.get[0] = ibverbx.SendWR{Opcode: verbs.OpRDMARead}
-	w.inline = make([]byte, max(w.cfg.QP.MaxInline, wireHeader))
-	w.control[0] = ibverbx.SendWR{Opcode: verbs.OpSend, Relaxed: true, Flags: verbs.SendSignaled |
-		verbs.SendInline}
-}
-
 // Domain is the domain that the worker was made over: register memory with it.
 func (w *Worker) Domain() *ibverbx.Domain { return w.dom }
 
@@ -170,20 +149,20 @@ func (w *Worker) Domain() *ibverbx.Domain { return w.dom }
 func (w *Worker) Config() Config { return w.cfg }
 
 // Handle sets the handler for active messages with an id. It is refused for an id that has one, and
-// once an endpoint has given out its card, which tells the peer the ids.
+// once an endpoint has given out its card, which lists the ids.
 func (w *Worker) Handle(id AMID, h Handler) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.closed:
+	case w.closed.Load():
 		return fmt.Errorf("transport: handle: %w", ErrClosed)
 	case id > MaxAMID || h == nil:
 		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil",
 			verbs.ErrInvalid, id, MaxAMID)
 	case w.handlers[id] != nil:
 		return fmt.Errorf("transport: handle: %w: id %d has a handler", verbs.ErrInvalid, id)
-	case w.shown:
-		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has shown its card, which lists the "+
+	case w.cardGiven:
+		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has given out its card, which lists the "+
 			"handlers: set them before", verbs.ErrInvalid, id)
 	}
 	w.handlers[id] = h
@@ -192,23 +171,20 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 }
 
 // Close closes the worker. Endpoints that are open are aborted first, with the callbacks that this
-// means; to end well, Close each of them before. What the program has in its hands (kept messages)
-// stays readable.
+// means; to end well, Close each of them before. Messages that the program keeps stay readable.
 func (w *Worker) Close() error {
 	w.mu.Lock()
-	if w.closed {
+	if w.closed.Swap(true) {
 		w.mu.Unlock()
 		return fmt.Errorf("transport: close worker: %w", ErrClosed)
 	}
-	w.closed = true
-	w.ended.Store(true)
 	var errs []error
-	for _, c := range w.endpoints {
-		if c != nil && !c.released {
-			errs = append(errs, c.abort(ErrClosed))
+	for _, p := range w.endpoints {
+		if p != nil && p.ending.stage < stageAborted {
+			errs = append(errs, p.abort(ErrClosed, nil))
 		}
 	}
-	w.mu.Unlock()
+	w.unlock()
 	w.sleep.stop()
 	w.progressing.Lock()
 	for w.progress() != 0 {
@@ -219,7 +195,7 @@ func (w *Worker) Close() error {
 	return errors.Join(append(errs, w.free())...)
 }
 
-// free gives back what the worker holds.
+// free releases what the worker holds.
 func (w *Worker) free() error {
 	var errs []error
 	if w.cq != nil {

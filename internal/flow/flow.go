@@ -102,6 +102,9 @@ func (l *Ledger) Free(n int) { l.due += n }
 // Due is how many places are free and not granted yet.
 func (l *Ledger) Due() int { return l.due }
 
+// Open is how many places were granted, and no message has reached yet.
+func (l *Ledger) Open() int { return l.open }
+
 // PeerWaits reports whether the peer has no room once all that is on its way has arrived: it waits
 // for the next grant.
 func (l *Ledger) PeerWaits() bool { return l.open == 0 }

@@ -1,0 +1,66 @@
+package transport
+
+import "fmt"
+
+// unlock ends a call on the endpoint. Builds with the race detector check the endpoint's invariants
+// first.
+func (p *peerState) unlock() {
+	if checking {
+		p.mustHold()
+	}
+	p.w.mu.Unlock()
+}
+
+// unlock ends a call on the worker. Builds with the race detector check the invariants of the worker
+// and of all endpoints first.
+func (w *Worker) unlock() {
+	if checking {
+		w.mustHold()
+	}
+	w.mu.Unlock()
+}
+
+// mustHold panics if an invariant of the endpoint is broken.
+func (p *peerState) mustHold() {
+	if err := p.check(); err != nil {
+		panic(fmt.Sprintf("transport: %s: invariant broken: %v", p.cfg.Name, err))
+	}
+}
+
+// check says which invariant of the endpoint is broken; nil while all hold.
+func (p *peerState) check() error {
+	if err := p.ending.check(p.sending.ops.Len()); err != nil {
+		return err
+	}
+	if err := p.sending.check(); err != nil {
+		return err
+	}
+	if err := p.credits.Check(); err != nil {
+		return err
+	}
+	if p.ending.stage.serves() {
+		return p.receiving.check(&p.credits, p.w.cfg.AMBuffers)
+	}
+	return nil
+}
+
+// mustHold panics if an invariant of the worker or of one of its endpoints is broken.
+func (w *Worker) mustHold() {
+	open, held := 0, 0
+	for _, p := range w.endpoints {
+		if p == nil {
+			continue
+		}
+		open++
+		p.mustHold()
+		for n := p.sending.ops.Head; n != p.sending.ops.Tail; n++ {
+			if p.sending.ops.At(n).buf != noBuffer {
+				held++
+			}
+		}
+	}
+	if open != w.open || w.bounce != nil && held+len(w.bounce.free) != w.cfg.BounceBuffers {
+		panic(fmt.Sprintf("transport: invariant broken: %d endpoints counted as %d; %d bounce buffers of %d "+
+			"free, %d held by operations", open, w.open, len(w.bounce.free), w.cfg.BounceBuffers, held))
+	}
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package transport
+
+// checking has every public call check the invariants of what it has touched before it returns.
+const checking = true

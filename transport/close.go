@@ -1,0 +1,151 @@
+package transport
+
+import (
+	"context"
+	"errors"
+)
+
+// fail ends an endpoint's service because of the queue pair or the peer, for the first reason that
+// comes. What it has outstanding completes as the virtual queue pair flushes it.
+func (p *peerState) fail(to stage, sentinel, cause error) {
+	if p.ending.err != nil {
+		return
+	}
+	parting := p.ending.stage == stageParting
+	p.end(to, sentinel, cause)
+	if !parting || p.ending.failedBusy { // otherwise the peer left when it had the goodbye: nothing was lost
+		p.w.chores.failing = append(p.w.chores.failing, p)
+		p.w.stats.failures++
+	}
+	if to.qpClosed() {
+		_ = p.conn.qp.Close() // what is outstanding is flushed whatever a NIC says
+	}
+	p.w.wakeForChores()
+}
+
+// end enters a stage that ends the service. Requests that are pending are called once more.
+func (p *peerState) end(to stage, sentinel, cause error) {
+	p.ending.fail(to, &EndpointError{Peer: p.cfg.Name, Err: sentinel, Cause: cause}, p.sending.busy())
+	if p.sending.pending.waits() {
+		p.schedule()
+	}
+}
+
+// failQP fails the endpoint because its virtual queue pair refused what it should take.
+func (p *peerState) failQP(err error) {
+	cause := p.conn.qp.Err()
+	if cause == nil {
+		cause = reason(err)
+	}
+	p.fail(stageFailed, ErrPeerFailed, cause)
+}
+
+// Abort closes the endpoint at once. Every operation that is outstanding completes with
+// ErrCanceled, unless it has ended before; the functions of pending requests run once more, and
+// their sends fail. Completions fire in later progress, comp, which may be nil, after all of them.
+// No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no
+// write of a cancelled operation lands after its completion; packets that are on the wire at that
+// moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
+// worker with it.
+func (e *Endpoint) Abort(comp *Completion) error {
+	p := e.peer
+	p.w.mu.Lock()
+	defer p.unlock()
+	if p.ending.stage >= stageAborted {
+		return p.refuse("abort", ErrClosed, "")
+	}
+	return p.abort(ErrCanceled, comp)
+}
+
+// abort closes the queue pair and leaves the rest to progress, which counts comp at the end. The
+// endpoint must not be aborted.
+func (p *peerState) abort(sentinel error, comp *Completion) (err error) {
+	closed := p.ending.stage.qpClosed()
+	if p.ending.err == nil {
+		p.end(stageAborted, sentinel, nil)
+	} else {
+		p.ending.move(stageAborted)
+	}
+	p.ending.onReleased = comp
+	if !closed {
+		err = p.conn.qp.Close()
+	}
+	p.w.chores.closing = append(p.w.chores.closing, p)
+	p.w.wakeForChores()
+	return err
+}
+
+// release gives back what an aborted endpoint holds, once the virtual CQ has no completions of it
+// left.
+func (p *peerState) release() {
+	w := p.w
+	p.retireAll() // a single queue pair may drop what it flushes
+	p.ending.move(stageReleased)
+	if p.ending.onReleased != nil {
+		w.report(event{kind: eventComplete, comp: p.ending.onReleased})
+	}
+	if err := p.mem.mr.Close(); err != nil {
+		w.stats.leaked++
+	}
+	w.endpoints[p.id] = nil
+	w.open--
+}
+
+// Close ends the endpoint well: pending requests go out, everything outstanding completes, the peer
+// gets a goodbye, and the queue pair is closed. The peer's calls are refused with ErrPeerClosed from
+// then on; agree with it on the moment if it may have something to send. When ctx ends before, or
+// the peer fails, the rest is aborted, and Close returns the error. Close of an endpoint that has
+// failed before only releases it.
+func (e *Endpoint) Close(ctx context.Context) error {
+	p := e.peer
+	w := p.w
+	var err error
+	w.mu.Lock()
+	switch s := p.ending.stage; {
+	case s == stageClosing || s == stageParting || s >= stageAborted:
+		w.mu.Unlock()
+		return p.refuse("close", ErrClosed, "")
+	case s == stageOpen:
+		p.ending.move(stageClosing)
+		p.unlock()
+		err = w.WaitFor(ctx, 0, p.parted)
+		w.mu.Lock()
+		if err == nil && p.ending.failedBusy {
+			err = p.ending.err
+		}
+		if p.ending.stage >= stageAborted { // by Abort or Worker.Close, which need not wait
+			defer w.mu.Unlock()
+			return p.ending.err
+		}
+	}
+	gone := NewCompletion(1, nil)
+	sentinel := ErrClosed
+	if err != nil {
+		sentinel = ErrCanceled
+	}
+	aborting := p.abort(sentinel, gone)
+	p.unlock()
+	if released := w.Wait(ctx, gone); err == nil {
+		err = released // a callback holds progress up: later progress releases the rest
+	}
+	return errors.Join(err, aborting)
+}
+
+// parted carries a closing endpoint on: when nothing is outstanding it says goodbye, and reports
+// true once the peer has that, or is gone.
+func (p *peerState) parted() bool {
+	p.w.mu.Lock()
+	defer p.unlock()
+	switch {
+	case p.ending.err != nil:
+		return true
+	case p.sending.pending.any() || !p.sending.idle():
+		return false
+	case p.ending.stage == stageClosing:
+		if p.sendControl(wireBye) {
+			p.ending.move(stageParting)
+		}
+		return false
+	}
+	return true
+}

@@ -1,0 +1,52 @@
+package transport
+
+import "ibverbx/verbs"
+
+// giveCredits sends credits by themselves where no message of this end carries them: when half of
+// the buffers are free again, or when the peer cannot have any credit left. A message by the first
+// rule carries half of all, and before one by the second the peer has handled every other, so it
+// never has to receive more than two at a time: it keeps controlSlots receives for them and a
+// goodbye. How many are unacknowledged is another matter: two at most, and the rest waits for a
+// slot.
+func (p *peerState) giveCredits() {
+	s := p.ending.stage
+	if !s.serves() || s == stageParting || p.sending.controlOps >= controlSlots-1 || !p.credits.MustGrant() {
+		return
+	}
+	p.sendControl(wireCredits)
+}
+
+// creditsGiven counts the credits that could be given back as given: a message that carries them all
+// has gone out.
+func (p *peerState) creditsGiven() { p.credits.Granted(p.credits.Grant(0)) }
+
+// sendControl sends a message of the transport itself, with all the credits that can be given back.
+// It reports whether the message was posted.
+func (p *peerState) sendControl(kind wireKind) bool {
+	w, t := p.w, &p.w.templates
+	wr := t.control[:]
+	wr[0].ID = p.sendID()
+	buf := t.inline[:wireHeader]
+	if n := p.sending.ops.Tail; w.cfg.QP.MaxInline < wireHeader {
+		buf = p.mem.cellBytes(n) // the slot's cell is registered, and as long as a header
+		wr[0].Flags, wr[0].Local = verbs.SendSignaled, p.mem.cell(n)
+	} else {
+		wr[0].Inline = buf
+	}
+	header{kind: kind, credits: p.credits.Grant(0)}.put(buf)
+	if _, err := p.conn.qp.PostSend(wr...); err != nil {
+		if verbs.IsTransient(err) {
+			w.chores.refused = true
+			w.chores.retryCredits(p)
+			w.wakeForChores()
+		} else {
+			p.failQP(err)
+		}
+		return false
+	}
+	p.sending.pushControl()
+	p.creditsGiven()
+	w.stats.control++
+	w.wakeForChores()
+	return true
+}

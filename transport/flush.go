@@ -1,0 +1,209 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// Fence orders everything that is called on the endpoint after it behind everything before: no byte
+// of a later put lands, and no later active message arrives, before the earlier ones have. It
+// completes nothing, and costs nothing where nothing is outstanding.
+//
+// "Have landed" means that the peer's NIC has acknowledged. Where PCIe writes of several NICs may
+// pass each other on the peer's host, an order that its processor can rely on takes a remote flush;
+// see [ibverbx.Spray].
+func (e *Endpoint) Fence() {
+	p := e.peer
+	p.w.mu.Lock()
+	if s := &p.sending; s.pending.any() && !e.head {
+		s.fence.later = true // the next request that enters the queue takes it along
+	} else if !s.idle() {
+		s.fence.now = true
+	}
+	p.unlock()
+}
+
+// FlushKind says what a flush waits for.
+type FlushKind uint8
+
+const (
+	// FlushLocal waits for little: every earlier operation has completed: sources can be reused,
+	// what was got is there.
+	FlushLocal FlushKind = iota
+	// FlushRemote waits for more: every earlier put and atomic is in the peer's memory besides,
+	// visible to the peer's processor: a read on every queue pair has followed them (IBTA o9-20).
+	FlushRemote
+)
+
+// String is the kind's name.
+func (k FlushKind) String() string {
+	switch k {
+	case FlushLocal:
+		return "local"
+	case FlushRemote:
+		return "remote"
+	}
+	return fmt.Sprintf("flush kind %d", uint8(k))
+}
+
+// StartFlush begins a flush: comp fires when every operation called before it has completed and its
+// completion was delivered. Like a send it can meet ErrNoResource, while requests are pending for
+// one. Done means that there was nothing to wait for; comp is not touched then.
+func (e *Endpoint) StartFlush(kind FlushKind, comp *Completion) (done bool, err error) {
+	e.peer.w.mu.Lock()
+	defer e.peer.unlock()
+	return e.startFlush(kind, comp)
+}
+
+func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err error) {
+	const name = "flush"
+	p := e.peer
+	w, s := p.w, &p.sending
+	if err := e.usable(name); err != nil {
+		return false, err
+	}
+	if kind > FlushRemote {
+		return false, p.refuse(name, verbs.ErrInvalid, "%v: have local (%d) and remote (%d)", kind,
+			FlushLocal, FlushRemote)
+	}
+	if err := e.tryAdmit(false, false); err != nil {
+		return false, err
+	}
+	if kind == FlushRemote && s.dirty {
+		return false, e.flushRemote(name, comp)
+	}
+	if s.idle() {
+		if s.unreportedRound == w.round { // what it waits for has ended, but was perhaps not reported yet
+			if comp != nil {
+				w.afterRound = append(w.afterRound, event{kind: eventComplete, comp: comp})
+			}
+			return false, nil
+		}
+		return true, nil
+	}
+	*s.ops.Push() = op{kind: opFlush, buf: noBuffer, comp: comp}
+	return false, nil
+}
+
+// flushRemote reads a word on every queue pair, behind everything.
+func (e *Endpoint) flushRemote(name string, comp *Completion) error {
+	p := e.peer
+	s := &p.sending
+	fence, rails := s.fence, p.conn.qp.DataRails()
+	n := uint64(8 * rails)
+	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there:
+	// the kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
+	// neither completes nor fails.
+	if s.fence.now = rails > 1; !s.fence.now {
+		s.fence.later = false
+	}
+	wr := p.w.templates.get[:]
+	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
+	wr[0].Local = p.mem.scratch(n)
+	wr[0].Remote = p.conn.card.Flush.Slice(0, n)
+	_, err := e.post(name, wr, opData, noBuffer, comp)
+	wr[0].EveryRail = false
+	if err != nil || rails == 1 {
+		s.fence = fence
+	}
+	if err == nil {
+		s.dirty = false
+	}
+	return err
+}
+
+// flushRequest waits in an endpoint's queue to begin a flush.
+type flushRequest struct {
+	pending Pending
+	comp    *Completion
+	kind    FlushKind
+}
+
+// newPools makes the pools of what blocking calls need while they wait.
+func (w *Worker) newPools() {
+	w.completionPool.New = func() any { return &Completion{} }
+	w.flushPool.New = func() any {
+		r := &flushRequest{}
+		r.pending.Func, r.pending.internal = r.try, true
+		return r
+	}
+}
+
+// try begins the flush at the head of the queue.
+func (r *flushRequest) try(_ *Pending, head *Endpoint) Outcome {
+	done, err := head.StartFlush(r.kind, r.comp)
+	if errors.Is(err, ErrNoResource) {
+		return PendingNoResource
+	}
+	comp := r.comp
+	r.comp = nil
+	head.peer.w.flushPool.Put(r)
+	if done || err != nil {
+		comp.Done(err)
+	}
+	return PendingDone
+}
+
+// flush begins a flush that counts on comp in any case, by way of the queue if need be. mu is held.
+func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
+	done, err := e.startFlush(kind, comp)
+	switch {
+	case errors.Is(err, ErrNoResource):
+		r := e.peer.w.flushPool.Get().(*flushRequest)
+		r.comp, r.kind = comp, kind
+		e.peer.enqueue(&r.pending)
+	case done || err != nil:
+		comp.Done(err)
+	}
+}
+
+// Flush waits until every operation called before it has completed, requests that are pending
+// included. A ctx that ends returns its error and changes nothing: the operations go on.
+func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
+	w := e.peer.w
+	comp := w.completionPool.Get().(*Completion)
+	comp.Init(1, nil)
+	w.mu.Lock()
+	e.flush(kind, comp)
+	e.peer.unlock()
+	return w.waitPooled(ctx, comp)
+}
+
+// Flush waits until every operation called on any of the worker's connected endpoints has
+// completed; it returns the first error, and goes on with the other endpoints then.
+func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
+	comp := w.completionPool.Get().(*Completion)
+	w.mu.Lock()
+	n := 1
+	for _, p := range w.endpoints {
+		if p != nil && p.flushable() {
+			n++
+		}
+	}
+	comp.Init(n, nil)
+	for _, p := range w.endpoints {
+		if p != nil && p.flushable() {
+			p.views[0].flush(kind, comp)
+		}
+	}
+	w.unlock()
+	comp.Done(nil)
+	return w.waitPooled(ctx, comp)
+}
+
+// flushable reports whether a flush of the worker includes the endpoint: one that has failed makes
+// it fail, one that was never connected or was aborted does not count.
+func (p *peerState) flushable() bool { return p.conn.connected() && p.ending.stage < stageAborted }
+
+// waitPooled waits for a completion that nobody else sees. One whose operations go on is left to
+// the garbage collector.
+func (w *Worker) waitPooled(ctx context.Context, comp *Completion) error {
+	err := w.Wait(ctx, comp)
+	if comp.Fired() {
+		w.completionPool.Put(comp)
+	}
+	return err
+}

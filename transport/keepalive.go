@@ -1,0 +1,51 @@
+package transport
+
+import (
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// keepAliveRounds is how many rounds of progress go by between two looks at the clock, which costs
+// as much as a round.
+const keepAliveRounds = 128
+
+// keepAlive probes every peer from which nothing has come since the last time: a connection over
+// which nothing travels does not notice that its other end is gone. It is called with mu held: every
+// keepAliveRounds rounds of progress, and before a goroutine sleeps.
+func (w *Worker) keepAlive() {
+	w.sinceClock = 0
+	if w.cfg.KeepAlive < 0 || w.closed.Load() {
+		return
+	}
+	now := time.Now()
+	if now.Before(w.probeAt) {
+		return
+	}
+	w.probeAt = now.Add(w.cfg.KeepAlive)
+	for _, p := range w.endpoints {
+		if p == nil || !p.ending.stage.serves() {
+			continue
+		}
+		if !p.receiving.aliveSinceProbe && p.sending.idle() {
+			p.probe()
+		}
+		p.receiving.aliveSinceProbe = false
+	}
+}
+
+// probe reads a word of the peer's memory. That needs nothing of the peer's program, and fails as
+// any operation does.
+func (p *peerState) probe() {
+	wr := p.w.templates.get[:]
+	wr[0].ID, wr[0].Flags = p.sendID(), verbs.SendSignaled
+	wr[0].Local, wr[0].Remote = p.mem.scratch(8), p.conn.card.Flush.Slice(0, 8)
+	if _, err := p.conn.qp.PostSend(wr...); err != nil {
+		if !verbs.IsTransient(err) {
+			p.failQP(err)
+		}
+		return
+	}
+	p.sending.pushControl()
+	p.w.stats.probes++
+}

@@ -1,0 +1,78 @@
+package transport
+
+import (
+	"fmt"
+
+	"ibverbx/internal/ring"
+)
+
+// sending is the send direction of an endpoint: what is outstanding, in which order it goes, and
+// what waits to begin.
+//
+// Invariant: 0 <= controlOps <= controlSlots, and the other operations are 0 to limit; the oldest
+// operation is not an opFlush, since one fires with the operation before it.
+type sending struct {
+	// ops holds the outstanding operations, oldest first. A virtual queue pair completes in posting
+	// order, so the next completion is always the oldest one's. All but those of kind opFlush have a
+	// completion to come.
+	ops ring.Window[op]
+	// limit is how many operations of the program may be outstanding.
+	limit int
+	// controlOps is how many of the outstanding operations are the transport's own: credits, a
+	// goodbye, a probe. They are not counted against limit.
+	controlOps int
+	fence      fence
+	// dirty reports that the peer's memory was written since the last remote flush.
+	dirty bool
+	// missing is what sends from outside of the queue met ErrNoResource for: see resources.
+	missing resources
+	// unreportedRound is the last round of progress in which a completion of this endpoint was
+	// queued. While it is the present one, the program may not have seen that completion.
+	unreportedRound uint64
+	pending         pendingQueue
+	readyRequest    Pending // stands in the queue for a view of NotifyReady: calls OnReady
+}
+
+// fence is what Endpoint.Fence leaves to the next operations.
+type fence struct {
+	now   bool // the next operation waits for all before it
+	later bool // so does the next one that does not come from the queue: Fence found requests pending
+}
+
+// posted clears what an operation that was posted has done for the fence.
+func (f *fence) posted(ordinary bool) {
+	f.now = false
+	if ordinary {
+		f.later = false
+	}
+}
+
+// userOps is how many operations of the program are outstanding.
+func (s *sending) userOps() int { return s.ops.Len() - s.controlOps }
+
+// full reports whether the program has as many operations outstanding as it may.
+func (s *sending) full() bool { return s.ops.Len()-s.controlOps >= s.limit }
+
+// idle reports whether nothing is outstanding.
+func (s *sending) idle() bool { return s.ops.Head == s.ops.Tail }
+
+// busy reports whether operations or requests of the program are not finished.
+func (s *sending) busy() bool { return s.pending.any() || s.userOps() != 0 }
+
+// pushControl adds an operation of the transport's own.
+func (s *sending) pushControl() {
+	*s.ops.Push() = op{kind: opControl, buf: noBuffer}
+	s.controlOps++
+}
+
+// check says how the invariant is broken; nil while it holds.
+func (s *sending) check() error {
+	if s.controlOps < 0 || s.controlOps > controlSlots || s.userOps() < 0 || s.userOps() > s.limit {
+		return fmt.Errorf("%d operations outstanding, %d of them the transport's own: at most %d and %d",
+			s.ops.Len(), s.controlOps, s.limit+controlSlots, controlSlots)
+	}
+	if !s.idle() && s.ops.Front().kind == opFlush {
+		return fmt.Errorf("a flush is the oldest of %d operations", s.ops.Len())
+	}
+	return s.pending.check()
+}
