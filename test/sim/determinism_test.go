@@ -18,7 +18,7 @@ func TestSameSeedSameRun(t *testing.T) {
 	for seed := range seeds {
 		var runs [2][]string
 		for i := range runs {
-			newPlan(seed).run(func(line string) {
+			Game.Play(seed, nil, func(line string) {
 				runs[i] = append(runs[i],
 					hexes.ReplaceAllString(line, ""))
 			})

@@ -40,3 +40,4 @@
 // TestMutations plants over eighty bugs in package ibverbx (mutations_test.go), one at a time, by
 // way of the go command's overlay, and demands that each is found.
 package sim
+

@@ -6,22 +6,18 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
 // plan is what a world is made of and what happens in it. All of it follows from the seed, and a
 // plan with some of its events left out is a plan again: that is how a failure is shrunk.
 type plan struct {
-	seed     uint64
-	mood     mood
-	nics     int
-	hosts    [][]int // NICs of each host
-	cqs      []int   // the host of each virtual CQ
-	direct   []bool  // of each virtual CQ: the program polls the physical CQs itself
-	conns    []connPlan
-	scramble bool
-	bias     int // how strongly some queue pairs are preferred, 0 to 3
-	events   []Event
+	lab.Plan
+	lab.Schedule[event]
+	cqs    []int  // the host of each virtual CQ
+	direct []bool // of each virtual CQ: the program polls the physical CQs itself
+	conns  []connPlan
 }
 
 // connPlan is a connection between two virtual queue pairs.
@@ -35,17 +31,6 @@ type connPlan struct {
 	lazy   [2]bool  // an end posts few receives, so that what comes must wait
 }
 
-// mood says how bad a world is.
-type mood uint8
-
-const (
-	calm    mood = iota // nothing fails; NICs may be slow, and refuse for now
-	faulty              // everything fails that can
-	hostile             // and peers break the rules
-)
-
-func (m mood) String() string { return [...]string{"calm", "faulty", "hostile"}[m] }
-
 // fragmentSizes, limits and the like lie around the boundaries of what the code distinguishes.
 var (
 	fragmentSizes = []uint32{1, 2, 7, 16, 64, 256, 1000}
@@ -56,11 +41,12 @@ var (
 func newPlan(seed uint64) *plan {
 	rng := rand.New(rand.NewPCG(seed, 0x706c616e))
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
-	p := &plan{seed: seed, mood: mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)), scramble: rng.IntN(3) == 0,
-		bias: pick(0, 0, 1, 2, 3)}
-	p.nics = pick(2, 2, 3, 4, 4)
-	p.hosts = makeHosts(rng, p.nics)
-	for h := range p.hosts {
+	p := &plan{Plan: lab.Plan{Seed: seed, Mood: lab.Mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)),
+		Scramble: rng.IntN(3) == 0, Bias: pick(0, 0, 1, 2, 3)}}
+	nics := pick(2, 2, 3, 4, 4)
+	first := 1 + rng.IntN(nics-1) // of the first of two hosts, which may have most of them
+	p.Hosts = []int{first, nics - first}
+	for h := range p.Hosts {
 		for range pick(1, 1, 1, 2) {
 			p.cqs = append(p.cqs, h)
 			p.direct = append(p.direct, rng.IntN(8) == 0)
@@ -69,28 +55,14 @@ func newPlan(seed uint64) *plan {
 	for range pick(1, 1, 2, 2, 3) {
 		p.conns = append(p.conns, p.makeConn(rng))
 	}
-	p.events = makeEvents(rng, p.mood)
+	p.Events = lab.DrawEvents[eventKind](rng, weights[p.Mood][:], 40, 150, 400)
 	return p
-}
-
-// makeHosts deals the NICs out to two hosts, one of which may have most of them.
-func makeHosts(rng *rand.Rand, nics int) [][]int {
-	cut := 1 + rng.IntN(nics-1)
-	var hosts [2][]int
-	for i := range nics {
-		h := 0
-		if i >= cut {
-			h = 1
-		}
-		hosts[h] = append(hosts[h], i)
-	}
-	return hosts[:]
 }
 
 func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	c := connPlan{rails: pick(1, 2, 2, 3, 3, 4, 5, 6), strip: rng.IntN(6) == 0, small: pick(0, 1, 20, 150)}
-	if p.scramble {
+	if p.Scramble {
 		// a single queue pair passes on what the NIC says, in the order in which it says it
 		c.rails = max(c.rails, 2)
 	}
@@ -112,7 +84,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
 	cfg.Conn.GIDIndex, cfg.Conn.Port = pick(0, 0, -1, 1), uint8(pick(0, 1))
 	cfg.Conn.MTU, cfg.Conn.MaxRDAtomic = verbs.MTU(pick(0, 1, 3)), uint8(pick(0, 0, 1, 3))
-	if p.mood != calm && rng.IntN(4) == 0 {
+	if p.Mood != lab.Calm && rng.IntN(4) == 0 {
 		cfg.Conn.RNRRetry = uint8(pick(1, 2, 5)) // a receiver that is late makes it fail
 	}
 	for i := range c.cfg {
@@ -135,10 +107,10 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	even := rng.IntN(2) == 0
 	for _, cq := range c.cqs {
-		even = even && c.rails%len(p.hosts[p.cqs[cq]]) == 0
+		even = even && c.rails%p.Hosts[p.cqs[cq]] == 0
 	}
 	for i, cq := range c.cqs {
-		nics := len(p.hosts[p.cqs[cq]])
+		nics := p.Hosts[p.cqs[cq]]
 		if even {
 			c.cfg[i].QPsPerDevice = c.rails / nics
 			continue
@@ -156,9 +128,9 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 
 // String describes the world in a few lines.
 func (p *plan) String() string {
-	s := fmt.Sprintf("seed %d, %v: %d NICs, hosts %v, virtual CQs on hosts %v", p.seed, p.mood, p.nics,
-		p.hosts, p.cqs)
-	if p.scramble {
+	s := fmt.Sprintf("seed %d, %v: hosts of %v NICs, virtual CQs on hosts %v", p.Seed, p.Mood, p.Hosts,
+		p.cqs)
+	if p.Scramble {
 		s += ", completions out of order"
 	}
 	for i, c := range p.conns {

@@ -6,13 +6,14 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
 // vcq is a virtual CQ and the virtual queue pairs on it.
 type vcq struct {
 	w       *world
-	host    *host
+	host    *lab.Host
 	name    string
 	cq      *ibverbx.VirtualCQ
 	taps    []*tappedCQ
@@ -37,7 +38,7 @@ func (c *vcq) poll() int {
 	if c.direct && !c.closed {
 		return c.pollDirectly()
 	}
-	switch n := c.w.rng.IntN(12); n {
+	switch n := c.w.Rng.IntN(12); n {
 	case 0:
 		return c.pollOne()
 	case 1:
@@ -48,7 +49,7 @@ func (c *vcq) poll() int {
 		c.wait()
 		return c.pollUpTo(2)
 	case 4, 5, 6:
-		return c.pollUpTo(1 + c.w.rng.IntN(4))
+		return c.pollUpTo(1 + c.w.Rng.IntN(4))
 	default:
 		return c.pollUpTo(len(c.buf))
 	}
@@ -73,8 +74,8 @@ func (c *vcq) pollOne() int {
 }
 
 func (c *vcq) pollDevice() int {
-	c.w.only = c.host.nics[c.w.rng.IntN(len(c.host.nics))]
-	n, err := c.cq.PollDevice(c.w.only.ID(), c.buf[:1+c.w.rng.IntN(5)])
+	c.w.only = c.host.NICs[c.w.Rng.IntN(len(c.host.NICs))]
+	n, err := c.cq.PollDevice(c.w.only.ID(), c.buf[:1+c.w.Rng.IntN(5)])
 	c.w.only = nil
 	c.takeAll(c.buf[:n])
 	c.mayFail(n, err)
@@ -83,7 +84,7 @@ func (c *vcq) pollDevice() int {
 
 // pollRange ranges over completions, and may stop early: the rest must not be lost.
 func (c *vcq) pollRange() int {
-	n, most := 0, 1+c.w.rng.IntN(20)
+	n, most := 0, 1+c.w.Rng.IntN(20)
 	for wc, err := range c.cq.Completions() {
 		if err != nil {
 			c.mayFail(n, err)
@@ -103,21 +104,21 @@ func (c *vcq) pollDirectly() int {
 	var wcs [16]verbs.WC
 	polled := 0
 	for i := range c.taps {
-		t := c.taps[(i+c.w.at)%len(c.taps)]
+		t := c.taps[(i+c.w.At)%len(c.taps)]
 		if t.dead {
 			continue
 		}
-		n, err := t.Poll(wcs[:1+c.w.rng.IntN(len(wcs))])
+		n, err := t.Poll(wcs[:1+c.w.Rng.IntN(len(wcs))])
 		polled += n
-		c.scratch = c.cq.ProcessCompletions(c.scratch, t.nic.ID(), wcs[:n]...)
+		c.scratch = c.cq.ProcessCompletions(c.scratch, t.NIC.ID(), wcs[:n]...)
 		if err != nil {
 			c.mayFail(0, err)
-			c.cq.FailDevice(t.nic.ID(), err)
-			c.scratch = c.cq.ProcessCompletions(c.scratch, t.nic.ID())
+			c.cq.FailDevice(t.NIC.ID(), err)
+			c.scratch = c.cq.ProcessCompletions(c.scratch, t.NIC.ID())
 		}
 	}
 	// what was refused for now is tried again
-	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].nic.ID())
+	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].NIC.ID())
 	c.takeAll(c.scratch)
 	return polled + len(c.scratch)
 }
@@ -129,16 +130,16 @@ func (c *vcq) wait() {
 	switch {
 	case err == nil:
 		if c.cq.Stats().Ready == 0 {
-			c.w.broken(ruleCounters, "%s: Wait says that there is a completion, and there is none", c.name)
+			c.w.Broken(ruleCounters, "%s: Wait says that there is a completion, and there is none", c.name)
 		}
 	case errors.Is(err, context.Canceled):
 		if ready != 0 {
-			c.w.broken(ruleLiveness, "%s: %d completions wait, and Wait does not see them", c.name, ready)
+			c.w.Broken(lab.Liveness, "%s: %d completions wait, and Wait does not see them", c.name, ready)
 		}
 	default:
 		c.mayFail(0, err)
 	}
-	if !c.closed && c.w.rng.IntN(2) == 0 {
+	if !c.closed && c.w.Rng.IntN(2) == 0 {
 		if err := c.cq.Arm(); err != nil {
 			c.mayFail(0, err)
 		}
@@ -156,9 +157,9 @@ func (c *vcq) mayFail(n int, err error) {
 	case c.closed && n == 0 && errors.Is(err, ibverbx.ErrClosed):
 	case c.mayDie && (errors.Is(err, verbs.ErrOverrun) || errors.Is(err, verbs.ErrDeviceGone)):
 		c.told = true
-		c.w.logf("  %s: %v", c.name, err)
+		c.w.Logf("  %s: %v", c.name, err)
 	default:
-		c.w.broken(ruleIsolation, "%s: poll: %v", c.name, err)
+		c.w.Broken(lab.Isolation, "%s: poll: %v", c.name, err)
 	}
 }
 
@@ -177,7 +178,7 @@ func (c *vcq) take(wc *ibverbx.WC) {
 			return
 		}
 	}
-	c.w.broken(ruleRouting, "%s: a completion of virtual qp %d, which is not there: %s", c.name, wc.QPNum,
+	c.w.Broken(ruleRouting, "%s: a completion of virtual qp %d, which is not there: %s", c.name, wc.QPNum,
 		describe(wc))
 }
 
@@ -186,27 +187,27 @@ func (e *end) checkErr() {
 	err := e.vq.Err()
 	if err == nil {
 		if e.firstErr != "" {
-			e.w.broken(ruleFirstError, "%v has forgotten: %s", e, e.firstErr)
+			e.w.Broken(ruleFirstError, "%v has forgotten: %s", e, e.firstErr)
 		}
 		return
 	}
 	var failed *ibverbx.FailedError
 	if !errors.As(err, &failed) {
-		e.w.broken(ruleFirstError, "%v: Err is no FailedError: %v", e, err)
+		e.w.Broken(ruleFirstError, "%v: Err is no FailedError: %v", e, err)
 	}
 	if e.firstErr == "" {
 		e.firstErr = err.Error()
-		e.w.logf("  %v: %v: %v", e, failed.Part, err)
+		e.w.Logf("  %v: %v: %v", e, failed.Part, err)
 		e.checkStory(failed)
-		if e.conn.blame == "" && !e.ended() {
-			e.w.broken(ruleIsolation, "%v has failed without a cause: %v", e, err)
+		if e.conn.Blame == "" && !e.ended() {
+			e.w.Broken(lab.Isolation, "%v has failed without a cause: %v", e, err)
 		}
 	}
 	if e.firstErr != err.Error() {
-		e.w.broken(ruleFirstError, "%v said %s, and now says %v", e, e.firstErr, err)
+		e.w.Broken(ruleFirstError, "%v said %s, and now says %v", e, e.firstErr, err)
 	}
 	if state := e.vq.State(); state != verbs.StateErr {
-		e.w.broken(ruleFirstError, "%v has failed and is in %v", e, state)
+		e.w.Broken(ruleFirstError, "%v has failed and is in %v", e, state)
 	}
 }
 
@@ -218,14 +219,14 @@ func (e *end) checkSource(f *ibverbx.FailedError) {
 		return
 	}
 	q := e.wires[f.Rail]
-	if f.RailQPNum != q.Num() || f.Device != q.nic.Name() {
-		e.w.broken(ruleFirstError, "%v: rail %d is %v: %v", e, f.Rail, q, f)
+	if f.RailQPNum != q.Num() || f.Device != q.NIC.Name() {
+		e.w.Broken(ruleFirstError, "%v: rail %d is %v: %v", e, f.Rail, q, f)
 	}
 	seen := func(wc verbs.WC) bool {
 		return wc.Status == status && (wc.VendorErr == f.VendorErr || f.Part == ibverbx.PartUnknown)
 	}
 	if !slices.ContainsFunc(q.bad, seen) {
-		e.w.broken(ruleFirstError, "%v: no completion of %v was so: %v", e, q, f)
+		e.w.Broken(ruleFirstError, "%v: no completion of %v was so: %v", e, q, f)
 	}
 }
 
@@ -238,13 +239,13 @@ func (e *end) checkStory(f *ibverbx.FailedError) {
 		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
 		return
 	}
-	at := span{int(f.RemoteAddr - e.peer.host.base), int(f.Length)} // of a SEND it means nothing
-	if f.Device != e.brokeOn.nic.Name() || f.RailQPNum != e.brokeOn.Num() ||
+	if base := e.peer.host.MR.Addr(); f.Device != e.brokeOn.NIC.Name() || f.RailQPNum != e.brokeOn.Num() ||
 		f.ID != e.id(false, e.broke.req.index) ||
 		f.RemoteAddr != e.broke.remote || f.Length != e.broke.bytes {
-		e.w.broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error "+
-			"says bytes %d to %d: %v",
-			e, e.broke.bytes, e.broke.req, e.brokeOn, e.broke.remote-e.peer.host.base, at.off, at.off+at.n, f)
+		// addresses mean nothing where it was a SEND
+		e.w.Broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error "+
+			"says %d bytes at %d: %v", e, e.broke.bytes, e.broke.req, e.brokeOn, e.broke.remote-base,
+			f.Length, f.RemoteAddr-base, f)
 	}
 }
 

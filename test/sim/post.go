@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -21,7 +22,7 @@ func (e *end) postSends(n int) {
 		}
 		wrs = append(wrs, wr)
 	}
-	if e.w.rng.IntN(20) == 0 {
+	if e.w.Rng.IntN(20) == 0 {
 		e.postBadSend(wrs, first)
 		return
 	}
@@ -67,15 +68,15 @@ func (e *end) mustNotWait() {
 	if s.flags&verbs.SendFence != 0 || len(q.sends) >= e.limitOf(q) || slices.ContainsFunc(e.wires, refused) {
 		return
 	}
-	e.w.broken(ruleLiveness, "%v: %v waits, and nothing is in its way: %s", e, s, e.stats())
+	e.w.Broken(lab.Liveness, "%v: %v waits, and nothing is in its way: %s", e, s, e.stats())
 }
 
 func (e *end) logPosted(first, n int, err error) {
 	for _, s := range e.sends[first : first+n] {
-		e.w.logf("  %v posts %v", e, s)
+		e.w.Logf("  %v posts %v", e, s)
 	}
 	if err != nil {
-		e.w.logf("  %v", err)
+		e.w.Logf("  %v", err)
 	}
 }
 
@@ -102,13 +103,13 @@ func (e *end) checkRefusal(what string, n, all int, err, want error, full func()
 	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, &refused):
 	case n == all && err == nil && want == nil:
 	case want != nil:
-		e.w.broken(ruleRefusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
+		e.w.Broken(lab.Refusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
 			e.state, n, all, err, want)
 	case e.single && errors.Is(err, verbs.ErrQueueFull) && full():
 	case e.conn.lied && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
-	case e.single && (injected(err) || e.conn.blame != ""):
+	case e.single && (lab.Injected(err) || e.conn.Blame != ""):
 	default:
-		e.w.broken(ruleRefusal, "%v: %s %d of %d refused: %v", e, what, n, all, err)
+		e.w.Broken(lab.Refusal, "%v: %s %d of %d refused: %v", e, what, n, all, err)
 	}
 }
 
@@ -117,7 +118,7 @@ func (e *end) checkRefusal(what string, n, all int, err, want error, full func()
 func (e *end) keepSends(n int) {
 	for _, s := range e.sends[n:] {
 		if s.begun || s.out != 0 {
-			e.w.broken(ruleOneForOne, "%v: %v was refused, and goes out", e, s)
+			e.w.Broken(ruleOneForOne, "%v: %v was refused, and goes out", e, s)
 		}
 		if s.word != nil {
 			s.word.sure = false
@@ -142,14 +143,14 @@ func keep(list []*send, n int) []*send {
 func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	op := e.drawOpcode()
 	s := &send{index: len(e.sends), life: e.life, op: op, flags: verbs.SendSignaled,
-		imm: uint32(e.w.rng.IntN(3)) * e.w.rng.Uint32()}
-	if e.w.rng.IntN(8) == 0 {
+		imm: uint32(e.w.Rng.IntN(3)) * e.w.Rng.Uint32()}
+	if e.w.Rng.IntN(8) == 0 {
 		s.flags |= verbs.SendFence
 	}
-	if e.w.rng.IntN(8) == 0 {
+	if e.w.Rng.IntN(8) == 0 {
 		s.flags |= verbs.SendSolicited
 	}
-	if e.single && e.w.rng.IntN(4) == 0 && e.mayBeUnsignaled() {
+	if e.single && e.w.Rng.IntN(4) == 0 && e.mayBeUnsignaled() {
 		s.flags &^= verbs.SendSignaled
 	}
 	s.length = e.drawLength(op)
@@ -167,7 +168,7 @@ func (e *end) makeSend() (ibverbx.SendWR, bool) {
 
 // drawOrder makes some SENDs relaxed, and has some reads and writes go over every rail.
 func (e *end) drawOrder(s *send) {
-	rng, rails := e.w.rng, e.conn.plan.rails
+	rng, rails := e.w.Rng, e.conn.plan.rails
 	s.relax = !e.single && s.op.IsSend() && rng.IntN(3) == 0
 	switch {
 	case s.relax:
@@ -178,7 +179,7 @@ func (e *end) drawOrder(s *send) {
 	if s.op == verbs.OpRDMARead && rng.IntN(3) == 0 || s.op == verbs.OpRDMAWrite && rng.IntN(12) == 0 {
 		frag := int(e.conn.plan.cfg[0].MaxMsgSize)
 		s.every = true
-		s.length = rails * min([...]int{1, frag, 1 + rng.IntN(frag)}[rng.IntN(3)], maxNoise/rails)
+		s.length = rails * min([...]int{1, frag, 1 + rng.IntN(frag)}[rng.IntN(3)], lab.MaxNoise/rails)
 	}
 }
 
@@ -200,7 +201,7 @@ func (e *end) drawOpcode() verbs.Opcode {
 	if !e.takesMessages() {
 		ops = ops[:9]
 	}
-	return ops[e.w.rng.IntN(len(ops))]
+	return ops[e.w.Rng.IntN(len(ops))]
 }
 
 // takesMessages says whether SEND is possible at all: DQPLB needs a notify queue pair for it.
@@ -212,7 +213,7 @@ func (e *end) takesMessages() bool {
 // drawLength draws lengths around the boundaries: of a fragment, of all rails together, of what
 // they hold.
 func (e *end) drawLength(op verbs.Opcode) int {
-	rng := e.w.rng
+	rng := e.w.Rng
 	switch {
 	case op.IsAtomic():
 		return 8
@@ -228,16 +229,16 @@ func (e *end) drawLength(op verbs.Opcode) int {
 
 // giveMemory gives a request memory on both sides. It reports false when there is none left.
 func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
-	own, peers := e.host.memory, e.peer.host.memory
-	all, ok := own.alloc(s.length)
+	own, peers := e.host.Memory, e.peer.host.Memory
+	all, ok := own.Alloc(s.length)
 	if !ok {
 		return false
 	}
-	if !own.untouched(all) {
-		e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes %d to %d",
-			e, all.off, all.off+all.n)
+	if !own.Untouched(all) {
+		e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes %d to %d",
+			e, all.Off, all.Off+all.N)
 	}
-	s.local = []span{all}
+	s.local = []lab.Span{all}
 	switch {
 	case s.op.IsAtomic():
 		return e.giveWord(s, wr)
@@ -247,19 +248,19 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 		}
 	default:
 		if isWrite(s.op) {
-			if s.remote, ok = peers.alloc(s.length); !ok {
+			if s.remote, ok = peers.Alloc(s.length); !ok {
 				return false
 			}
-			if !peers.untouched(s.remote) {
-				e.w.broken(ruleBuffer, "%v: memory was written to before it was given to a request: bytes "+
-					"%d to %d", e, s.remote.off, s.remote.off+s.remote.n)
+			if !peers.Untouched(s.remote) {
+				e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes "+
+					"%d to %d", e, s.remote.Off, s.remote.Off+s.remote.N)
 			}
 		}
-		s.key = own.fill(all, e.w.rng)
+		s.key = own.FillDrawn(all, e.w.Rng)
 	}
-	if s.remote.n != 0 {
-		wr.Remote = e.peer.host.remote.Slice(uint64(s.remote.off), uint64(s.remote.n))
-		if s.remote.off%2 == 0 {
+	if s.remote.N != 0 {
+		wr.Remote = e.peer.host.RemoteSegment(s.remote)
+		if s.remote.Off%2 == 0 {
 			wr.Remote = carried(wr.Remote)
 		}
 	}
@@ -269,37 +270,37 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 
 // cut gives the request its local memory: in one piece, in several, or inline.
 func (e *end) cut(s *send, wr *ibverbx.SendWR) {
-	rng, all := e.w.rng, s.local[0]
+	rng, all := e.w.Rng, s.local[0]
 	cfg := &e.conn.plan.cfg[e.index%2]
 	switch n := rng.IntN(6); {
-	case n == 0 && s.op != verbs.OpRDMARead && all.n <= cfg.MaxInline:
+	case n == 0 && s.op != verbs.OpRDMARead && all.N <= cfg.MaxInline:
 		s.flags |= verbs.SendInline
-		wr.Inline = append([]byte(nil), e.host.memory.bytes(all)...)
-		e.host.memory.reuse(all, "the source of an inline request") // it is the caller's at once
+		wr.Inline = append([]byte(nil), e.host.Memory.Bytes(all)...)
+		e.host.Memory.Reuse(all, "the source of an inline request") // it is the caller's at once
 		s.local = nil
-	case n == 1 && all.n > 1:
+	case n == 1 && all.N > 1:
 		// SEND is not fragmented, nor is what a single queue pair carries: there the list must fit.
 		most := 5
 		if s.op.IsSend() || s.every || e.single {
 			most = cfg.MaxSGE
 		}
 		s.local = s.local[:0]
-		for at := 0; at < all.n; {
-			size := 1 + rng.IntN(all.n-at)
+		for at := 0; at < all.N; {
+			size := 1 + rng.IntN(all.N-at)
 			if len(s.local) == most-1 {
-				size = all.n - at
+				size = all.N - at
 			}
-			s.local = append(s.local, span{all.off + at, size})
+			s.local = append(s.local, all.Part(at, size))
 			at += size
 		}
 		for _, piece := range s.local {
-			wr.SGL = append(wr.SGL, e.host.mr.Slice(uint64(piece.off), uint64(piece.n)))
+			wr.SGL = append(wr.SGL, e.host.Segment(piece))
 		}
 		if len(wr.SGL) < most && rng.IntN(3) == 0 {
 			wr.SGL = append(wr.SGL, ibverbx.Segment{}) // of no bytes, which needs no keys
 		}
-	case all.n != 0:
-		wr.Local = e.host.mr.Slice(uint64(all.off), uint64(all.n))
+	case all.N != 0:
+		wr.Local = e.host.Segment(all)
 	}
 }
 
@@ -312,37 +313,37 @@ func (e *end) fitsEvery(n int) bool {
 // giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what
 // an earlier write has brought.
 func (e *end) giveReadable(s *send) bool {
-	if e.w.rng.IntN(2) == 0 {
+	if e.w.Rng.IntN(2) == 0 {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
 			if t := e.sends[i]; isWrite(t.op) && t.life == e.life && t.length <= s.length {
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
-				s.local[0].n = t.length
+				s.local[0].N = t.length
 				s.every = s.every && e.fitsEvery(t.length)
 				return true
 			}
 		}
 	}
-	at, ok := e.peer.host.memory.alloc(s.length)
+	at, ok := e.peer.host.Memory.Alloc(s.length)
 	if !ok {
 		return false
 	}
 	s.remote = at
-	s.key = e.peer.host.memory.fill(at, e.w.rng)
-	e.peer.host.memory.settle(at, s.key, "what "+e.name+" reads")
+	s.key = e.peer.host.Memory.FillDrawn(at, e.w.Rng)
+	e.peer.host.Memory.Settle(at, s.key, "what "+e.name+" reads")
 	return true
 }
 
 // giveWord chooses what an atomic changes.
 func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
-	rng := e.w.rng
+	rng := e.w.Rng
 	if len(e.words) == 0 || !e.words[len(e.words)-1].sure || rng.IntN(10) == 0 {
-		at, ok := e.peer.host.memory.alloc(8)
+		at, ok := e.peer.host.Memory.Alloc(8)
 		if !ok {
 			return false
 		}
 		v := rng.Uint64()
-		e.peer.host.memory.setWord(at, v)
+		e.peer.host.Memory.SetWord(at.Off, v)
 		e.words = append(e.words, &word{at: at, value: v, planned: v, sure: true})
 	}
 	s.word = e.words[len(e.words)-1]
@@ -352,8 +353,8 @@ func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
 	}
 	s.word.planned = s.word.after(s, s.word.planned)
 	wr.CompareAdd, wr.Swap = s.first, s.second
-	wr.Local = e.host.mr.Slice(uint64(s.local[0].off), 8)
-	wr.Remote = e.peer.host.remote.Slice(uint64(s.word.at.off), 8)
+	wr.Local = e.host.MR.Slice(uint64(s.local[0].Off), 8)
+	wr.Remote = e.peer.host.Remote.Slice(uint64(s.word.at.Off), 8)
 	return true
 }
 
@@ -390,21 +391,21 @@ func (e *end) enter(s *send) {
 func (e *end) burst() {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
-	for range 60 + e.w.rng.IntN(80) {
+	for range 60 + e.w.Rng.IntN(80) {
 		s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
-			length: 1 + e.w.rng.IntN(8), imm: 1}
-		if e.w.rng.IntN(8) == 0 {
+			length: 1 + e.w.Rng.IntN(8), imm: 1}
+		if e.w.Rng.IntN(8) == 0 {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
 		wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Flags: s.flags, Imm: s.imm}
-		local, ok := e.host.memory.alloc(s.length)
-		remote, ok2 := e.peer.host.memory.alloc(s.length)
+		local, ok := e.host.Memory.Alloc(s.length)
+		remote, ok2 := e.peer.host.Memory.Alloc(s.length)
 		if !ok || !ok2 {
 			break
 		}
-		s.local, s.remote, s.key = []span{local}, remote, e.host.memory.fill(local, e.w.rng)
-		wr.Local, wr.Remote = e.host.mr.Slice(uint64(local.off), uint64(local.n)),
-			e.peer.host.remote.Slice(uint64(remote.off), uint64(remote.n))
+		s.local, s.remote, s.key = []lab.Span{local}, remote, e.host.Memory.FillDrawn(local, e.w.Rng)
+		wr.Local, wr.Remote = e.host.Segment(local),
+			e.peer.host.RemoteSegment(remote)
 		e.enter(s)
 		wrs = append(wrs, wr)
 	}
@@ -415,19 +416,19 @@ func (e *end) burst() {
 
 // postRecvs posts receives of both kinds.
 func (e *end) postRecvs(n int) {
-	if e.conn.plan.lazy[e.index%2] && e.w.rng.IntN(10) != 0 {
+	if e.conn.plan.lazy[e.index%2] && e.w.Rng.IntN(10) != 0 {
 		return
 	}
 	var wrs []ibverbx.RecvWR
 	for range n {
-		message := e.single || e.takesMessages() && e.w.rng.IntN(3) == 0
+		message := e.single || e.takesMessages() && e.w.Rng.IntN(3) == 0
 		wr, ok := e.makeRecv(message)
 		if !ok {
 			break
 		}
 		wrs = append(wrs, wr)
 	}
-	if e.w.rng.IntN(20) == 0 {
+	if e.w.Rng.IntN(20) == 0 {
 		e.postBadRecv(wrs)
 		return
 	}
@@ -441,14 +442,14 @@ func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
 	wr := ibverbx.RecvWR{ID: e.id(true, r.index)}
 	if r.message {
 		var ok bool
-		if r.buffer, ok = e.host.memory.alloc(e.conn.plan.small); !ok {
+		if r.buffer, ok = e.host.Memory.Alloc(e.conn.plan.small); !ok {
 			return wr, false
 		}
-		wr.Local = e.host.mr.Slice(uint64(r.buffer.off), uint64(r.buffer.n))
-		if cut := e.w.rng.IntN(r.buffer.n); e.w.rng.IntN(4) == 0 && cut != 0 &&
+		wr.Local = e.host.Segment(r.buffer)
+		if cut := e.w.Rng.IntN(r.buffer.N); e.w.Rng.IntN(4) == 0 && cut != 0 &&
 			e.conn.plan.cfg[e.index%2].MaxSGE > 1 {
-			wr.SGL = []ibverbx.Segment{e.host.mr.Slice(uint64(r.buffer.off), uint64(cut)),
-				e.host.mr.Slice(uint64(r.buffer.off+cut), uint64(r.buffer.n-cut))}
+			wr.SGL = []ibverbx.Segment{e.host.MR.Slice(uint64(r.buffer.Off), uint64(cut)),
+				e.host.MR.Slice(uint64(r.buffer.Off+cut), uint64(r.buffer.N-cut))}
 			wr.Local = ibverbx.Segment{}
 		}
 		e.buffers = append(e.buffers, r)
@@ -471,10 +472,10 @@ func (e *end) postGoodRecvs(wrs []ibverbx.RecvWR) {
 
 func (e *end) logRecvs(first, n int, err error) {
 	for _, r := range e.recvs[first : first+n] {
-		e.w.logf("  %v posts %v", e, r)
+		e.w.Logf("  %v posts %v", e, r)
 	}
 	if err != nil {
-		e.w.logf("  %v", err)
+		e.w.Logf("  %v", err)
 	}
 }
 
@@ -482,7 +483,7 @@ func (e *end) logRecvs(first, n int, err error) {
 func (e *end) keepRecvs(n int) {
 	for _, r := range e.recvs[n:] {
 		if r.out != 0 {
-			e.w.broken(ruleOneForOne, "%v: %v was refused, and is on a NIC", e, r)
+			e.w.Broken(ruleOneForOne, "%v: %v was refused, and is on a NIC", e, r)
 		}
 	}
 	e.recvs = e.recvs[:n]

@@ -1,19 +1,12 @@
 package sim
 
-import "ibverbx/test/internal/hunt"
+import (
+	"fmt"
+
+	"ibverbx/test/internal/lab"
+)
 
 // Game is the simulation as something that is searched, shrunk and played again from a seed.
-var Game = hunt.Game{Test: "TestSimulation", Dir: "./test/sim",
-	Events: func(seed uint64) int { return len(newPlan(seed).events) }, Play: play}
+var Game = lab.Game("TestSimulation", "./test/sim", newPlan, (*plan).run)
 
-// play plays the world of a seed, with the events named or all.
-func play(seed uint64, keep []int, log func(string)) *Violation {
-	p := newPlan(seed)
-	if keep != nil {
-		for i, at := range keep { // they ascend, so nothing is overwritten before it is read
-			p.events[i] = p.events[at]
-		}
-		p.events = p.events[:len(keep)]
-	}
-	return p.run(log)
-}
+func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }

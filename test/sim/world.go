@@ -1,65 +1,41 @@
 package sim
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"runtime/debug"
 	"slices"
 
 	"ibverbx"
+	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
-func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
-
-// world is hosts with NICs, virtual CQs and connected virtual queue pairs on a stepped fabric, and
-// the model of what they must do.
+// world is virtual CQs and connected virtual queue pairs on a testbed, and the model of what they
+// must do.
 type world struct {
-	plan       *plan
-	fabric     *soft.Fabric
-	nics       []*nic
-	hosts      []*host
-	cqs        []*vcq
-	conns      []*conn
-	ends       []*end
-	building   *end // whose queue pairs are being created
-	buildingCQ *vcq // likewise
+	lab.Testbed
+	plan  *plan
+	cqs   []*vcq
+	conns []*conn
+	ends  []*end
+	wires map[wireAt]*wire
 
-	pcg     rand.PCG
-	rng     *rand.Rand // of the event under way
-	at      int        // events begun
-	log     func(string)
-	actions []soft.Action
-	moves   int  // of the fabric
-	pumping bool // the library waits: let the fabric move when it polls
-	only    *nic // the one that is polled alone
-	active  []*strike
-}
-
-// host is some NICs, a domain over them, and memory.
-type host struct {
-	memory *memory
-	w      *world
-	name   string
-	nics   []*nic
-	dom    *ibverbx.Domain
-	mr     *ibverbx.MR
-	remote ibverbx.RemoteMR // as the peers know it
-	base   uint64           // address of the memory
+	building   *end     // whose queue pairs are being created
+	buildingCQ *vcq     // likewise
+	pumping    bool     // the library waits: let the fabric move when it polls
+	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
 }
 
 // conn is a connection.
 type conn struct {
+	lab.Conn
+	w         *world
 	plan      *connPlan
 	ends      [2]*end
-	blame     string // why it may fail; "" when it may not
-	lied      bool   // an end breaks the rules, so what arrives means nothing
-	cardLied  bool   // so what a card said is not known to the model
-	drainOnly bool   // it may fail because an end was drained, and for nothing else
-	raw       bool   // the user's immediate travels in DQPLB
+	lied      bool // an end breaks the rules, so what arrives means nothing
+	cardLied  bool // a card was not true, so the model does not know what it said
+	drainOnly bool // it may fail because an end was drained, and for nothing else
+	raw       bool // the user's immediate travels in DQPLB
 	life      int
 	lies      []int // the lives in which an end lied
 	replaced  bool  // it was made anew
@@ -72,64 +48,40 @@ func (c *conn) lie(how string) {
 	c.lies = append(c.lies, c.life)
 }
 
-func (w *world) logf(format string, args ...any) {
-	if w.log != nil {
-		w.log(fmt.Sprintf(format, args...))
-	}
-}
-
-// seedEvent makes all choices from here on follow from r.
-func (w *world) seedEvent(r uint64) { w.pcg.Seed(r, w.plan.seed) }
-
-func (w *world) pick(of ...int) int { return of[w.rng.IntN(len(of))] }
+// A host's memory. The end of it is for the receives and messages that bring a run to its end.
+const (
+	arenaSize = 160 << 10
+	spareSize = 56 << 10
+)
 
 // run plays a plan. It returns the first promise that was broken, or nil.
-func (p *plan) run(log func(string)) (v *Violation) {
-	w := &world{plan: p, log: log}
-	w.rng = rand.New(&w.pcg)
-	defer func() {
-		if r := recover(); r != nil {
-			var ok bool
-			if v, ok = r.(*Violation); !ok {
-				v = &Violation{Seed: p.seed, Event: w.at, Rule: string(rulePanic),
-					Detail: fmt.Sprintf("%v\n%s", r, debug.Stack())}
+func (p *plan) run(log func(string)) *hunt.Violation {
+	w := &world{plan: p, wires: map[wireAt]*wire{}}
+	w.Testbed = lab.Testbed{Plan: &p.Plan, Layout: lab.Layout{Size: arenaSize, Spare: spareSize}, Log: log,
+		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}}
+	return w.Play(func() {
+		w.build()
+		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {
+			w.happen(ev)
+			if w.At%32 == 0 {
+				w.Audit()
+				for _, e := range w.ends {
+					e.gauges()
+				}
 			}
-			w.logf("broken: %s: %s", v.Rule, v.Detail)
-		}
-	}()
-	w.build()
-	for _, ev := range p.events {
-		w.at++
-		w.seedEvent(ev.R)
-		w.happen(ev)
-		if w.at%32 == 0 {
-			w.audit()
-			for _, e := range w.ends {
-				e.gauges()
-			}
-		}
-	}
-	w.seedEvent(p.seed)
-	w.finish()
-	return nil
+		})
+		w.finish()
+	})
 }
 
 func (w *world) build() {
 	p := w.plan
-	w.seedEvent(p.seed)
-	var err error
-	w.fabric, err = soft.New(soft.Config{Devices: p.nics, Stepped: true, Seed: p.seed, Scramble: p.scramble})
-	w.must("new fabric", err)
-	for i := range p.nics {
-		w.nics = append(w.nics, &nic{Device: w.fabric.Device(i), w: w, wires: map[uint32]*wire{}})
-	}
-	for i, list := range p.hosts {
-		w.buildHost(i, list)
-	}
+	w.SeedEvent(p.Seed)
+	w.Build()
 	for i, h := range p.cqs {
-		w.buildCQ(w.hosts[h], p.direct[i])
+		w.buildCQ(w.Hosts[h], p.direct[i])
 	}
-	w.logf("%v", p)
+	w.Logf("%v", p)
 	for i := range p.conns {
 		w.buildConn(i, &p.conns[i])
 	}
@@ -138,27 +90,8 @@ func (w *world) build() {
 	}
 }
 
-func (w *world) buildHost(i int, nics []int) {
-	h := &host{memory: newMemory(), w: w, name: sprintf("host %d", i)}
-	var devs []verbs.Device
-	for _, n := range nics {
-		h.nics = append(h.nics, w.nics[n])
-		devs = append(devs, w.nics[n])
-	}
-	var err error
-	h.dom, err = ibverbx.NewDomain(devs...)
-	w.must("new domain", err)
-	h.mr, err = h.dom.Register(h.memory.arena[:], verbs.AccessAll)
-	w.must("register", err)
-	text, err := json.Marshal(h.mr.Remote())
-	w.must("marshal memory", err)
-	w.must("unmarshal memory", json.Unmarshal(text, &h.remote))
-	h.base = h.mr.Addr()
-	w.hosts = append(w.hosts, h)
-}
-
 // buildCQ makes a virtual CQ with just the room that its virtual queue pairs need.
-func (w *world) buildCQ(h *host, direct bool) {
+func (w *world) buildCQ(h *lab.Host, direct bool) {
 	index, depth := len(w.cqs), 1
 	for _, c := range w.plan.conns {
 		for i, cq := range c.cqs {
@@ -168,20 +101,21 @@ func (w *world) buildCQ(h *host, direct bool) {
 			}
 		}
 	}
-	if w.plan.mood == hostile {
+	if w.plan.Mood == lab.Hostile {
 		depth += 64 // for what an invader posts by itself
 	}
 	c := &vcq{w: w, host: h, name: sprintf("virtual CQ %d", index), direct: direct}
 	w.cqs = append(w.cqs, c)
 	var err error
 	w.buildingCQ = c
-	c.cq, err = h.dom.NewCQ(depth)
+	c.cq, err = h.Dom.NewCQ(depth)
 	w.buildingCQ = nil
-	w.must("new virtual cq", err)
+	w.Must("new virtual cq", err)
 }
 
 func (w *world) buildConn(i int, p *connPlan) {
-	c := &conn{plan: p}
+	c := &conn{w: w, plan: p}
+	c.Name = sprintf("connection %d", i)
 	for j := range c.ends {
 		cq := w.cqs[p.cqs[j]]
 		e := &end{w: w, conn: c, cq: cq, host: cq.host, index: 2*i + j, name: sprintf("%d%c", i, 'a'+j),
@@ -191,16 +125,16 @@ func (w *world) buildConn(i int, p *connPlan) {
 		w.building = e
 		var err error
 		if p.byHand[j] == nil {
-			e.vq, err = e.host.dom.NewQP(cq.cq, p.cfg[j])
+			e.vq, err = e.host.Dom.NewQP(cq.cq, p.cfg[j])
 		} else {
 			e.vq, err = e.byHand(p.byHand[j], p.cfg[j])
 		}
-		w.must("new virtual qp "+e.name, err)
+		w.Must("new virtual qp "+e.name, err)
 		cq.ends = append(cq.ends, e)
 	}
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
 	for _, e := range c.ends {
-		w.logf("%v has rails %v", e, e.wires)
+		w.Logf("%v has rails %v", e, e.wires)
 	}
 	w.conns = append(w.conns, c)
 }
@@ -210,7 +144,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 func (w *world) replace(c *conn) {
 	for _, e := range c.ends {
 		if e.state != closed || e.cq.closed || e.cq.mayDie ||
-			slices.ContainsFunc(e.host.nics, func(d *nic) bool { return d.dead != 0 }) {
+			slices.ContainsFunc(e.host.NICs, func(d *lab.NIC) bool { return d.Dead != 0 }) {
 			return
 		}
 	}
@@ -223,19 +157,19 @@ func (w *world) replace(c *conn) {
 
 // byHand makes a virtual queue pair of queue pairs that the program has created.
 func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error) {
-	create := func(d *nic) (verbs.QP, error) {
+	create := func(d *lab.NIC) (verbs.QP, error) {
 		cq, err := e.cq.physical(d)
 		if err != nil {
 			return nil, err
 		}
-		return d.pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
+		return d.PD.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
 			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP),
 			MaxSendSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
 		}})
 	}
 	var qps []verbs.QP
 	for _, n := range rails {
-		qp, err := create(e.host.nics[n])
+		qp, err := create(e.host.NICs[n])
 		if err != nil {
 			return nil, err
 		}
@@ -244,7 +178,7 @@ func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error
 	if len(qps) == 1 || cfg.NoNotifyQP {
 		return ibverbx.NewVirtualQP(e.cq.cq, qps, nil, cfg)
 	}
-	notify, err := create(e.host.nics[e.w.rng.IntN(len(e.host.nics))])
+	notify, err := create(e.host.NICs[e.w.Rng.IntN(len(e.host.NICs))])
 	if err != nil {
 		return nil, err
 	}
@@ -252,9 +186,9 @@ func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error
 }
 
 // physical is the virtual CQ's own CQ on a NIC.
-func (c *vcq) physical(d *nic) (verbs.CQ, error) {
+func (c *vcq) physical(d *lab.NIC) (verbs.CQ, error) {
 	for _, cq := range c.taps {
-		if cq.nic == d {
+		if cq.NIC == d {
 			return cq, nil
 		}
 	}
@@ -262,33 +196,33 @@ func (c *vcq) physical(d *nic) (verbs.CQ, error) {
 }
 
 // happen plays an event.
-func (w *world) happen(ev Event) {
+func (w *world) happen(ev event) {
 	e := w.ends[ev.End%len(w.ends)]
-	w.logf("%d. %v %v", w.at, ev.Kind, e)
+	w.Logf("%d. %v %v", w.At, ev.Kind, e)
 	switch ev.Kind {
-	case Step:
-		w.steps(1 + w.rng.IntN(8))
-	case PostSend:
-		e.postSends(1 + w.rng.IntN(4))
-	case PostRecv:
-		e.postRecvs(1 + w.rng.IntN(3))
-	case Burst:
+	case doStep:
+		w.Steps(1 + w.Rng.IntN(8))
+	case doPostSend:
+		e.postSends(1 + w.Rng.IntN(4))
+	case doPostRecv:
+		e.postRecvs(1 + w.Rng.IntN(3))
+	case doBurst:
 		e.burst()
-	case Poll:
+	case doPoll:
 		e.cq.poll()
-	case Look:
+	case doLook:
 		e.look()
-	case Slow:
+	case doSlow:
 		w.slow(e)
-	case Strike:
+	case doStrike:
 		w.strike(e)
-	case Heal:
-		w.heal()
-	case Reset:
+	case doHeal:
+		w.Heal()
+	case doReset:
 		e.reset()
-	case Connect:
+	case doConnect:
 		w.reconnect(e.conn)
-	case Renew:
+	case doRenew:
 		for _, end := range e.conn.ends {
 			if end.state != closed {
 				end.reset()
@@ -296,54 +230,20 @@ func (w *world) happen(ev Event) {
 		}
 		w.reconnect(e.conn)
 		w.replace(e.conn)
-	case Drain:
+	case doDrain:
 		e.drain()
-	case Close:
+	case doClose:
 		e.close()
-	case Invade:
-		w.invade(e)
-	case Replay:
+	case doLie:
+		w.lie(e)
+	case doReplay:
 		w.replay(e)
 	}
 }
 
-// steps lets the fabric move.
-func (w *world) steps(n int) {
-	for range n {
-		w.actions = w.fabric.Actions(w.actions[:0])
-		if len(w.actions) == 0 {
-			return
-		}
-		a := w.choose()
-		w.logf("  %v", a)
-		w.fabric.Do(a)
-		w.moves++
-	}
-}
-
-// choose draws what happens next. Timers run out seldom while anything else can happen, and in some
-// worlds some queue pairs are far ahead of others.
-func (w *world) choose() soft.Action {
-	best := w.actions[w.rng.IntN(len(w.actions))]
-	for range 2 + w.plan.bias {
-		a := w.actions[w.rng.IntN(len(w.actions))]
-		if best.Kind == soft.Timer && w.rng.IntN(16) != 0 || w.plan.bias != 0 && w.rank(a) > w.rank(best) &&
-			a.Kind != soft.Timer {
-			best = a
-		}
-	}
-	return best
-}
-
-func (w *world) rank(a soft.Action) uint64 {
-	x := w.plan.seed ^ uint64(a.Device)<<32 ^ uint64(a.QPNum)<<8 ^ uint64(a.Kind)
-	x *= 0x9e3779b97f4a7c15
-	return x >> 40
-}
-
 // pump moves the fabric while the library waits, and far enough: the library gives up on a NIC that
 // it has polled a while in vain.
-func (w *world) pump() { w.moves += w.fabric.Run(64) }
+func (w *world) pump() { w.RunFabric(64) }
 
 // waiting calls the library with the fabric moving by itself.
 func (w *world) waiting(call func() error) error {
@@ -351,13 +251,4 @@ func (w *world) waiting(call func() error) error {
 	err := call()
 	w.pumping = false
 	return err
-}
-
-// audit looks at all of the memory.
-func (w *world) audit() {
-	for _, h := range w.hosts {
-		if what, at, ok := h.memory.audit(); !ok {
-			w.broken(ruleBuffer, "%s has changed: bytes %d to %d of %s", what, at.off, at.off+at.n, h.name)
-		}
-	}
 }

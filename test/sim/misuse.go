@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -146,14 +147,14 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		return errors.Join(q.Drain(ended), q.Close())
 	}},
 	{"anything on a NIC that is gone", verbs.ErrDeviceGone, func(e *end, _ []verbs.Device) error {
-		if e.host.nics[0].dead == 0 {
+		if e.host.NICs[0].Dead == 0 {
 			return verbs.ErrDeviceGone
 		}
 		// It may be gone in a moment only, or be back by now.
-		made, err := e.host.dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
+		made, err := e.host.Dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
-			return everyError(verbs.ErrDeviceGone, err, last(e.host.dom.NewCQ(1)),
-				last(e.host.dom.Register(make([]byte, 1), verbs.AccessAll)))
+			return everyError(verbs.ErrDeviceGone, err, last(e.host.Dom.NewCQ(1)),
+				last(e.host.Dom.Register(make([]byte, 1), verbs.AccessAll)))
 		}
 		if err := made.Close(); err != nil {
 			return err
@@ -173,7 +174,7 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	}},
 	{"memory that nobody has described", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
 		var none ibverbx.RemoteMR
-		all := e.peer.host.remote
+		all := e.peer.host.Remote
 		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 ||
 			all.At(1).Length != all.Len()-1 {
 			return nil
@@ -283,7 +284,7 @@ func onClosedDomain(e *end, devs []verbs.Device) error {
 func badConfigs() (list []fumble) {
 	configs := []ibverbx.Config{
 		{Scheme: 7}, {MaxMsgSize: math.MaxUint32}, {MaxMsgCntPerQP: -1}, {Credits: -1}, {MaxBanked: -1},
-		{FirstNumber: numberMod}, {MaxSGE: -1},
+		{FirstNumber: numberModulo}, {MaxSGE: -1},
 		{MaxInline: -1}, {QPsPerDevice: -1}, {QPsPerDevice: ibverbx.MaxRails + 1},
 		{Conn: ibverbx.ConnConfig{GIDIndex: -2}}, {Conn: ibverbx.ConnConfig{MTU: 6}},
 		{Conn: ibverbx.ConnConfig{Timeout: 32}},
@@ -327,7 +328,7 @@ func badCards() (list []fumble) {
 		{QPNums: []uint32{1}, Credits: -1}, {QPNums: []uint32{1}, MTU: 9},
 		{QPNums: []uint32{1 << 24}}, {QPNums: make([]uint32, 77)},
 		{QPNums: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}, NotifyQPNum: 10},
-		{QPNums: []uint32{1}, FirstNumber: numberMod},
+		{QPNums: []uint32{1}, FirstNumber: numberModulo},
 	} {
 		list = append(list, fumble{sprintf("a connection to %.80v", card), verbs.ErrInvalid,
 			func(e *end, _ []verbs.Device) error {
@@ -355,7 +356,7 @@ func (e *end) postClosedMemory() error {
 	if e.refusal() != nil {
 		return ibverbx.ErrClosed
 	}
-	mr, err := e.host.dom.Register(make([]byte, 64), verbs.AccessAll)
+	mr, err := e.host.Dom.Register(make([]byte, 64), verbs.AccessAll)
 	if err != nil {
 		return ibverbx.ErrClosed // a NIC is gone, or the domain is
 	}
@@ -363,9 +364,9 @@ func (e *end) postClosedMemory() error {
 		return err
 	}
 	write := ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 4),
-		Remote: e.peer.host.remote.Slice(0, 4)}
+		Remote: e.peer.host.Remote.Slice(0, 4)}
 	pieces := write
-	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.mr.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
+	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.MR.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
 	if e.single || e.conn.lied {
 		return ibverbx.ErrClosed // there the NIC tells, in the completion
 	}
@@ -380,31 +381,31 @@ func (e *end) postClosedMemory() error {
 func (e *end) fumble() {
 	w := e.w
 	var devs []verbs.Device
-	for _, d := range e.host.nics {
+	for _, d := range e.host.NICs {
 		devs = append(devs, d.Device)
 	}
-	f := fumbles[w.rng.IntN(len(fumbles))]
-	before, sends, state := w.fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
+	f := fumbles[w.Rng.IntN(len(fumbles))]
+	before, sends, state := w.Fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
 	worked := e.vq.Err() == nil
 	err := f.do(e, devs)
-	w.logf("  %s: %v", f.name, err)
+	w.Logf("  %s: %v", f.name, err)
 	if worked && e.vq.Err() != nil {
 		e.checkErr() // a post has met a fault; that it was a mistake, too, does not matter any more
 		return
 	}
 	if !errors.Is(err, f.want) && !e.gone(err) && (!e.cq.closed || !errors.Is(err, ibverbx.ErrClosed)) {
-		w.broken(ruleRefusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
+		w.Broken(lab.Refusal, "%v: %s: %v, want %v", e, f.name, err, f.want)
 	}
-	if after := w.fabric.Objects(); after != before || e.vq.Stats().Sends != sends || e.vq.State() != state {
-		w.broken(ruleLeak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e,
+	if after := w.Fabric.Objects(); after != before || e.vq.Stats().Sends != sends || e.vq.State() != state {
+		w.Broken(lab.Leak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e,
 			f.name, after, before, e.vq.Stats().Sends, sends, e.vq.State(), state)
 	}
 }
 
 // gone says whether an error may be that a NIC of the end's host is gone.
 func (e *end) gone(err error) bool {
-	for _, d := range e.host.nics {
-		if d.died && errors.Is(err, verbs.ErrDeviceGone) {
+	for _, d := range e.host.NICs {
+		if d.Died && errors.Is(err, verbs.ErrDeviceGone) {
 			return true
 		}
 	}

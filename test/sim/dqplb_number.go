@@ -11,21 +11,21 @@ import (
 // appears; bit 31 marks the last fragment of a request; bit 30 says that the user's immediate
 // follows, where both cards announced that; little-endian.
 const (
-	numberMod  = 1<<24 - 1
-	bitLast    = 1 << 31
-	bitRaw     = 1 << 30
-	bitsUnused = 0x3f << 24
+	numberModulo = 1<<24 - 1
+	bitLast      = 1 << 31
+	bitRaw       = 1 << 30
+	bitsUnused   = 0x3f << 24
 )
 
 // number takes a DQPLB immediate apart.
 func number(imm uint32) (n uint32, last, raw, ok bool) {
 	v := bits.ReverseBytes32(imm)
 	n = v & 0xffffff
-	return n, v&bitLast != 0, v&bitRaw != 0, n != numberMod && v&bitsUnused == 0
+	return n, v&bitLast != 0, v&bitRaw != 0, n != numberModulo && v&bitsUnused == 0
 }
 
 // immediate puts one together.
-func immediate(n uint32, flags uint32) uint32 { return bits.ReverseBytes32(n%numberMod | flags) }
+func immediate(n uint32, flags uint32) uint32 { return bits.ReverseBytes32(n%numberModulo | flags) }
 
 // immediateText is what an immediate on the wire says.
 func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
@@ -54,30 +54,30 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if q.raw {
 		q.raw = false
 		if length != 0 || wr.Imm != s.imm {
-			e.w.broken(ruleWire, "%v: behind the last fragment of %v come %d bytes with immediate %#x", e, s,
+			e.w.Broken(ruleWire, "%v: behind the last fragment of %v come %d bytes with immediate %#x", e, s,
 				length, wr.Imm)
 		}
 		return
 	}
 	n, last, raw, ok := number(wr.Imm)
 	if !ok {
-		e.w.broken(ruleWire, "%v: immediate %#x is no number", e, wr.Imm)
+		e.w.Broken(ruleWire, "%v: immediate %#x is no number", e, wr.Imm)
 	}
-	ends := length != 0 && int(wr.RemoteAddr-e.peer.host.base)+length == s.remote.off+s.remote.n
+	ends := length != 0 && int(wr.RemoteAddr-e.peer.host.MR.Addr())+length == s.remote.Off+s.remote.N
 	if last != ends {
-		e.w.broken(ruleWire, "%v: %d bytes of %v, marked as the last: %v", e, length, s, last)
+		e.w.Broken(ruleWire, "%v: %d bytes of %v, marked as the last: %v", e, length, s, last)
 	}
 	if last && s.failed {
-		e.w.broken(ruleNotification, "%v: %v has failed, and its last fragment goes out", e, s)
+		e.w.Broken(ruleNotification, "%v: %v has failed, and its last fragment goes out", e, s)
 	}
 	if raw != (last && s.imm != 0 && e.conn.raw) {
-		e.w.broken(ruleWire, "%v: %v announces a user's immediate: %v", e, s, raw)
+		e.w.Broken(ruleWire, "%v: %v announces a user's immediate: %v", e, s, raw)
 	}
 	if last {
 		e.mustSolicit(s, wr)
 	}
 	if length == 0 && !q.plain {
-		e.w.broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
+		e.w.Broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
 	}
 	q.raw, q.plain = raw, false
 	e.useNumber(n)
@@ -95,7 +95,7 @@ func (e *end) firstNumber() uint32 {
 // Where completions come out of order the order of arrival is not known here.
 func (q *wire) arrived(wc *verbs.WC) {
 	e := q.end
-	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.scramble || !q.isData() || e.conn.cardLied ||
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() || e.conn.cardLied ||
 		e.state != connected && e.state != draining {
 		return
 	}
@@ -105,7 +105,7 @@ func (q *wire) arrived(wc *verbs.WC) {
 		return
 	}
 	n, last, raw, ok := number(wc.Imm)
-	d := int((n + numberMod - e.peer.firstNumber()) % numberMod)
+	d := int((n + numberModulo - e.peer.firstNumber()) % numberModulo)
 	ok = ok && wc.Opcode == verbs.WCRecvRDMAWithImm && (!raw || last && e.conn.raw)
 	if ok && raw {
 		q.rawIn, q.rawOf = true, d
@@ -128,15 +128,15 @@ func (e *end) came(d int, ok bool) {
 
 // useNumber checks that every number is used once.
 func (e *end) useNumber(n uint32) {
-	d := int((n + numberMod - e.firstNumber()) % numberMod)
+	d := int((n + numberModulo - e.firstNumber()) % numberModulo)
 	if d > len(e.numbers)+1000 {
-		e.w.broken(ruleWire, "%v: number %d, %d beyond the first", e, n, d)
+		e.w.Broken(ruleWire, "%v: number %d, %d beyond the first", e, n, d)
 	}
 	for d >= len(e.numbers) {
 		e.numbers = append(e.numbers, false)
 	}
 	if e.numbers[d] {
-		e.w.broken(ruleWire, "%v: number %d twice", e, n)
+		e.w.Broken(ruleWire, "%v: number %d twice", e, n)
 	}
 	e.numbers[d] = true
 	e.used++

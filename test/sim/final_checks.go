@@ -7,21 +7,21 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
 // finish ends every fault, lets everything come to its end, checks that it did, and closes all in
 // some order.
 func (w *world) finish() {
-	w.logf("finish: faults end, links and NICs come back, and what can come to its end does")
-	w.endFaults(nil)
-	for _, d := range w.nics {
+	w.Logf("finish: faults end, links and NICs come back, and what can come to its end does")
+	w.EndFaults(nil)
+	for _, d := range w.NICs {
 		d.SetLink(true)
 		d.Restore()
 	}
-	for _, h := range w.hosts {
-		h.memory.limit = arenaSize
+	for _, h := range w.Hosts {
+		h.Memory.UseSpare()
 	}
 	w.settle(false)
 	for _, e := range w.ends {
@@ -31,7 +31,7 @@ func (w *world) finish() {
 	for _, c := range w.cqs {
 		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct &&
 			!c.closed && !c.told {
-			w.broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
+			w.Broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
 		}
 	}
 	w.settle(true)
@@ -45,12 +45,10 @@ func (w *world) finish() {
 	for _, c := range w.conns {
 		c.checkQuiet()
 	}
-	w.audit()
+	w.Audit()
 	w.closeAll()
-	w.audit()
-	for _, h := range w.hosts {
-		arenas.Put(h.memory.arena)
-	}
+	w.Audit()
+	w.Close()
 }
 
 // checkEnded: what has failed and does not linger comes to its end by itself, whatever the peer's
@@ -60,7 +58,7 @@ func (e *end) checkEnded() {
 		return
 	}
 	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.broken(ruleLiveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives "+
+		e.w.Broken(lab.Liveness, "%v has failed, and does not end: %d of %d sends and %d of %d receives "+
 			"have completed: %v\n%s",
 			e, e.sendHead, len(e.sends), e.recvHead, len(e.recvs), e.vq.Err(), e.stats())
 	}
@@ -73,7 +71,7 @@ func (e *end) checkNoticed() {
 		return
 	}
 	if e.offended {
-		e.w.broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
+		e.w.Broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
 	// credits are: then a rail may hold no receive either
 	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
@@ -82,7 +80,7 @@ func (e *end) checkNoticed() {
 			continue
 		}
 		if q.State() == verbs.StateErr {
-			e.w.broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
+			e.w.Broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
 		}
 	}
 }
@@ -92,8 +90,8 @@ func (e *end) checkNoticed() {
 func (w *world) settle(balance bool) {
 	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
 	for range 20_000 {
-		before := w.moves
-		w.moves += w.fabric.Run(50)
+		before := w.Moves
+		w.Moves += w.Fabric.Run(50)
 		moved := 0
 		for _, c := range w.cqs {
 			moved += c.pollAll()
@@ -108,14 +106,14 @@ func (w *world) settle(balance bool) {
 				moved += c.balance()
 			}
 		}
-		if still++; moved != 0 || w.moves != before {
+		if still++; moved != 0 || w.Moves != before {
 			still = 0
 		}
 		if still == 3 {
 			return
 		}
 	}
-	w.broken(ruleLiveness, "it does not come to rest")
+	w.Broken(lab.Liveness, "it does not come to rest")
 }
 
 // well says whether both ends work, and truthfully.
@@ -191,7 +189,7 @@ func (e *end) serve(message bool) int {
 	}
 	wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Imm: s.imm}
 	if !e.giveMemory(s, &wr) {
-		e.w.broken(ruleLeak, "the simulation has too little memory to come to its end")
+		e.w.Broken(lab.Leak, "the simulation has too little memory to come to its end")
 	}
 	wr.Flags = s.flags
 	e.enter(s)
@@ -213,16 +211,16 @@ func (c *conn) checkQuiet() {
 			continue
 		}
 		if e.sendHead != len(e.sends) {
-			e.w.broken(ruleLiveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer "+
+			e.w.Broken(lab.Liveness, "%v is stuck: %d of %d sends have completed; it is %v, %v; its peer "+
 				"is %v, %v\n%s",
 				e, e.sendHead, len(e.sends), e.state, e.vq.Err(), e.peer.state, e.peer.vq.Err(), e.stats())
 		}
 		if (e.vq.Err() != nil || e.state == drained || c.well()) && e.recvHead != len(e.recvs) {
-			e.w.broken(ruleLiveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e,
+			e.w.Broken(lab.Liveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e,
 				e.recvHead, len(e.recvs), e.vq.Err(), e.stats(), e.peer.stats())
 		}
 		if e.state == draining {
-			e.w.broken(ruleLiveness, "%v does not come to the end of its drain\n%s", e, e.stats())
+			e.w.Broken(lab.Liveness, "%v does not come to the end of its drain\n%s", e, e.stats())
 		}
 		if c.well() {
 			e.checkCounters()
@@ -251,7 +249,7 @@ func (e *end) mayWaitForEver() bool {
 
 func (e *end) stats() string {
 	text, err := json.Marshal(e.vq.Stats())
-	e.w.must("marshal stats", err)
+	e.w.Must("marshal stats", err)
 	return string(text)
 }
 
@@ -261,22 +259,22 @@ func (e *end) checkCounters() {
 	st := e.vq.Stats()
 	if st.SendsWaiting != 0 || st.SendWindow != 0 || st.RecvWindow != 0 || st.OutOfOrder != 0 ||
 		st.Banked != 0 || st.NumbersOpen != 0 || st.StaleEvents != 0 && !e.stale {
-		e.w.broken(ruleCounters, "%v is quiet, and its counters are not: %s", e, e.stats())
+		e.w.Broken(ruleCounters, "%v is quiet, and its counters are not: %s", e, e.stats())
 	}
 	if e.single {
 		return
 	}
 	if st.Sends != uint64(len(e.sends)) || st.SendsCompleted != st.Sends ||
 		st.Recvs != uint64(len(e.recvs)) || st.RecvsCompleted != st.Recvs {
-		e.w.broken(ruleCounters, "%v: %d sends and %d receives have completed: %s", e, len(e.sends),
+		e.w.Broken(ruleCounters, "%v: %d sends and %d receives have completed: %s", e, len(e.sends),
 			len(e.recvs), e.stats())
 	}
 	if e.used != len(e.numbers) || st.NumbersSent != uint64(e.used) && e.vq.Scheme() == ibverbx.DQPLB {
-		e.w.broken(ruleWire, "%v has used %d numbers up to the %d-th: %s", e, e.used, len(e.numbers),
+		e.w.Broken(ruleWire, "%v has used %d numbers up to the %d-th: %s", e, e.used, len(e.numbers),
 			e.stats())
 	}
 	if ring := 128; st.SendRing > max(ring, 2*e.most) {
-		e.w.broken(ruleCounters, "%v: a ring of %d slots for %d requests at a time", e, st.SendRing, e.most)
+		e.w.Broken(ruleCounters, "%v: a ring of %d slots for %d requests at a time", e, st.SendRing, e.most)
 	}
 	var total, carried uint64
 	for _, s := range e.sends {
@@ -285,11 +283,11 @@ func (e *end) checkCounters() {
 	for i, r := range st.Rails {
 		carried += r.Bytes
 		if r.Outstanding != 0 || e.wires[i].most > r.Limit && r.Limit == st.Rails[i].Limit && e.life == 1 {
-			e.w.broken(ruleCounters, "%v: rail %d: %s", e, i, e.stats())
+			e.w.Broken(ruleCounters, "%v: rail %d: %s", e, i, e.stats())
 		}
 	}
 	if e.life == 1 && carried != total {
-		e.w.broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
+		e.w.Broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
 			e.stats())
 	}
 }
@@ -301,13 +299,13 @@ func (e *end) look() {
 	if !e.single && (st.Sends != uint64(len(e.sends)) || st.SendsCompleted < uint64(e.sendHead) ||
 		st.RecvsCompleted < uint64(e.recvHead) ||
 		open && st.SendWindow != int(st.Sends-st.SendsCompleted)) {
-		e.w.broken(ruleCounters, "%v: %d sends, %d and %d completed: %s", e, len(e.sends), e.sendHead,
+		e.w.Broken(ruleCounters, "%v: %d sends, %d and %d completed: %s", e, len(e.sends), e.sendHead,
 			e.recvHead, e.stats())
 	}
 	for i, r := range st.Rails {
 		if q := e.wires[i]; open && !e.single && !e.conn.lied &&
 			(r.Outstanding < len(q.sends) || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
-			e.w.broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
+			e.w.Broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
 				e.stats())
 		}
 	}
@@ -319,15 +317,15 @@ func (e *end) look() {
 		}
 	}
 	if cq.VirtualQPs != openEnds || cq.ReadyRing > 4096 {
-		e.w.broken(ruleCounters, "%s: %+v, want %d virtual queue pairs", e.cq.name, cq, openEnds)
+		e.w.Broken(ruleCounters, "%s: %+v, want %d virtual queue pairs", e.cq.name, cq, openEnds)
 	}
 	cfg := e.vq.Config()
 	if e.vq.CQ() != e.cq.cq || e.vq.DataRails() != e.conn.plan.rails || cfg.Scheme != e.vq.Scheme() ||
 		(e.vq.Domain() == nil) != (e.conn.plan.byHand[e.index%2] != nil) {
-		e.w.broken(ruleCounters, "%v does not know itself", e)
+		e.w.Broken(ruleCounters, "%v does not know itself", e)
 	}
-	if len(e.cq.cq.Devices()) != len(e.host.nics) || len(e.host.dom.Devices()) != len(e.host.nics) {
-		e.w.broken(ruleCounters, "%v: wrong devices", e)
+	if len(e.cq.cq.Devices()) != len(e.host.NICs) || len(e.host.Dom.Devices()) != len(e.host.NICs) {
+		e.w.Broken(ruleCounters, "%v: wrong devices", e)
 	}
 	e.checkErr()
 	for range 4 {
@@ -343,33 +341,33 @@ func (e *end) gauges() {
 	for i, r := range st.Rails {
 		bank += r.RecvLimit
 		if r.Outstanding > r.Limit || r.Recvs > r.RecvLimit {
-			e.w.broken(ruleBackpressure, "%v: rail %d is above its limits: %s", e, i, e.stats())
+			e.w.Broken(ruleBackpressure, "%v: rail %d is above its limits: %s", e, i, e.stats())
 		}
 	}
 	if st.Banked > bank {
-		e.w.broken(ruleCounters, "%v keeps %d notifications, where %d is the limit: %s", e, st.Banked, bank,
+		e.w.Broken(ruleCounters, "%v keeps %d notifications, where %d is the limit: %s", e, st.Banked, bank,
 			e.stats())
 	}
 }
 
 // closeAll closes everything, in an order that is drawn.
 func (w *world) closeAll() {
-	for _, h := range w.hosts {
-		if err := h.mr.Close(); w.holds(h) && !errors.Is(err, verbs.ErrBusy) {
-			w.broken(ruleBuffer, "%s: memory in use can be closed: %v", h.name, err)
+	for _, h := range w.Hosts {
+		if err := h.MR.Close(); w.holds(h) && !errors.Is(err, verbs.ErrBusy) {
+			w.Broken(lab.Ownership, "%s: memory in use can be closed: %v", h.Name, err)
 		}
 	}
-	for _, i := range w.rng.Perm(len(w.ends)) {
-		if w.rng.IntN(3) != 0 {
+	for _, i := range w.Rng.Perm(len(w.ends)) {
+		if w.Rng.IntN(3) != 0 {
 			w.ends[i].close()
 		}
 	}
-	for _, h := range w.hosts {
-		if w.rng.IntN(2) == 0 {
-			w.must("close domain", h.dom.Close()) // it goes when the last of what it has made goes
+	for _, h := range w.Hosts {
+		if w.Rng.IntN(2) == 0 {
+			w.Must("close domain", h.Dom.Close()) // it goes when the last of what it has made goes
 		}
 	}
-	for _, i := range w.rng.Perm(len(w.cqs)) {
+	for _, i := range w.Rng.Perm(len(w.cqs)) {
 		if c := w.cqs[i]; !c.closed {
 			c.close()
 		}
@@ -377,28 +375,16 @@ func (w *world) closeAll() {
 	for _, e := range w.ends {
 		e.mustBeDone("the end")
 	}
-	for _, h := range w.hosts {
-		if err := h.mr.Close(); err != nil && !errors.Is(err, ibverbx.ErrClosed) {
-			w.broken(ruleLeak, "close memory: %v", err)
-		}
-		if err := h.dom.Close(); err != nil && !errors.Is(err, ibverbx.ErrClosed) {
-			w.broken(ruleLeak, "close domain: %v", err)
-		}
-	}
-	if left := w.fabric.Objects(); left != (soft.Objects{}) {
-		w.broken(ruleLeak, "left open: %v", left)
-	}
-	w.must("close fabric", w.fabric.Close())
 }
 
 // holds says whether a request that is outstanding names the host's memory.
-func (w *world) holds(h *host) bool {
+func (w *world) holds(h *lab.Host) bool {
 	for _, e := range w.ends {
 		if e.host != h || e.single || e.state != connected || e.vq.Err() != nil {
 			continue
 		}
 		for _, s := range e.sends[e.sendHead:] {
-			if len(s.local) != 0 && s.local[0].n != 0 && s.life == e.life {
+			if len(s.local) != 0 && s.local[0].N != 0 && s.life == e.life {
 				return true
 			}
 		}

@@ -5,23 +5,24 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
 // take checks a completion that the program has polled.
 func (e *end) take(wc *ibverbx.WC) {
-	e.w.logf("  %v: %s", e, describe(wc))
+	e.w.Logf("  %v: %s", e, describe(wc))
 	switch id := wc.ID; {
 	case id == e.id(false, int(uint32(id))):
 		e.takeSend(wc, int(uint32(id)))
 	case id == e.id(true, int(uint32(id))):
 		e.takeRecv(wc, int(uint32(id)))
 	default:
-		e.w.broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
+		e.w.Broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
 	}
 	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil &&
 		e.life == e.lastLife() {
-		e.w.broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
+		e.w.Broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
 	}
 }
 
@@ -45,15 +46,15 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	s := e.sends[index]
 	e.sendHead++
 	if s.out != 0 {
-		e.w.broken(ruleBuffer, "%v: %v is reported while %d of its work requests are on NICs", e, s, s.out)
+		e.w.Broken(lab.Ownership, "%v: %v is reported while %d of its work requests are on NICs", e, s, s.out)
 	}
 	if !e.single || wc.Status == verbs.StatusSuccess {
 		if wc.Opcode != s.op.WCOpcode() {
-			e.w.broken(ruleRouting, "%v: %v completes as %v", e, s, wc.Opcode)
+			e.w.Broken(ruleRouting, "%v: %v completes as %v", e, s, wc.Opcode)
 		}
 	}
 	if !e.single && wc.ByteLen != uint64(s.length) {
-		e.w.broken(ruleContent, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
+		e.w.Broken(lab.Content, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
 	}
 	e.checkFields(wc)
 	e.checkTold(wc, s.life)
@@ -65,11 +66,11 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 func (e *end) mustBeNext(what string, index, next, posted int) {
 	switch {
 	case index >= posted:
-		e.w.broken(ruleOneForOne, "%v completes %s %d of %d", e, what, index, posted)
+		e.w.Broken(ruleOneForOne, "%v completes %s %d of %d", e, what, index, posted)
 	case index < next:
-		e.w.broken(ruleOneForOne, "%v completes %s %d again", e, what, index)
+		e.w.Broken(ruleOneForOne, "%v completes %s %d again", e, what, index)
 	case index > next:
-		e.w.broken(ruleOrder, "%v completes %s %d before %d", e, what, index, next)
+		e.w.Broken(ruleOrder, "%v completes %s %d before %d", e, what, index, next)
 	}
 }
 
@@ -91,19 +92,19 @@ func (e *end) ended() bool { return e.state != connected && e.state != draining 
 func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 	if wc.Status == verbs.StatusSuccess {
 		if t.life == life {
-			e.w.broken(ruleFirstError, "%v: a %s succeeds after an error: %s", e, what, describe(wc))
+			e.w.Broken(ruleFirstError, "%v: a %s succeeds after an error: %s", e, what, describe(wc))
 		}
 		return
 	}
 	t.life = life
 	if wc.Status != verbs.StatusWRFlushErr {
 		if t.told == life {
-			e.w.broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
+			e.w.Broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
 		}
 		t.told = life
 	}
-	if e.conn.blame == "" && life == e.life && !e.ended() {
-		e.w.broken(ruleIsolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
+	if e.conn.Blame == "" && life == e.life && !e.ended() {
+		e.w.Broken(lab.Isolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
 	}
 }
 
@@ -111,7 +112,7 @@ func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
 // vendor code where nothing failed, or one that no completion had.
 func (e *end) checkFields(wc *ibverbx.WC) {
 	if wc.Imm != 0 || wc.Flags != 0 || wc.Status == verbs.StatusSuccess && wc.VendorErr != 0 {
-		e.w.broken(ruleContent, "%v: a send has fields that do not apply: %+v", e, *wc)
+		e.w.Broken(lab.Content, "%v: a send has fields that do not apply: %+v", e, *wc)
 	}
 	if wc.VendorErr == 0 {
 		return
@@ -122,7 +123,7 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 			return
 		}
 	}
-	e.w.broken(ruleContent, "%v: no completion had this vendor code: %+v", e, *wc)
+	e.w.Broken(lab.Content, "%v: no completion had this vendor code: %+v", e, *wc)
 }
 
 // checkTold checks that the request which Err names as the first to fail completes with that error.
@@ -134,7 +135,7 @@ func (e *end) checkTold(wc *ibverbx.WC, life int) {
 		return
 	}
 	if errors.As(first.Err, &status) && (status != wc.Status || first.VendorErr != wc.VendorErr) {
-		e.w.broken(ruleFirstError, "%v: %s, and Err says %v", e, describe(wc), first)
+		e.w.Broken(ruleFirstError, "%v: %s, and Err says %v", e, describe(wc), first)
 	}
 }
 
@@ -142,43 +143,43 @@ func (e *end) checkTold(wc *ibverbx.WC, life int) {
 // a target must not change.
 func (e *end) release(s *send, ok bool) {
 	s.done = true
-	own, peers := e.host.memory, e.peer.host.memory
+	own, peers := e.host.Memory, e.peer.host.Memory
 	name := e.name + " " + s.String()
 	switch {
 	case isWrite(s.op):
 		e.releaseSource(s, name)
-		key := -1
+		key := lab.AsItIs
 		if ok {
 			e.mustHaveLanded(s)
 			key = s.key
 		}
-		peers.settle(s.remote, key, "the target of "+name)
+		peers.Settle(s.remote, key, "the target of "+name)
 	case s.op.IsSend():
 		e.releaseSource(s, name)
 	case s.op == verbs.OpRDMARead:
 		off := 0
 		for _, piece := range s.local {
-			if ok && !own.holds(piece, s.key+off) {
-				e.w.broken(ruleContent, "%v: %v is done, and what it has read is not there", e, s)
+			if ok && !own.Holds(piece, s.key+off) {
+				e.w.Broken(lab.Content, "%v: %v is done, and what it has read is not there", e, s)
 			}
-			own.settle(piece, -1, "the memory of "+name)
-			off += piece.n
+			own.Settle(piece, lab.AsItIs, "the memory of "+name)
+			off += piece.N
 		}
 	default:
 		e.releaseAtomic(s, ok)
-		own.settle(s.local[0], -1, "the memory of "+name)
+		own.Settle(s.local[0], lab.AsItIs, "the memory of "+name)
 	}
 }
 
 func (e *end) releaseSource(s *send, name string) {
 	for _, piece := range s.local {
-		e.host.memory.reuse(piece, "the source of "+name)
+		e.host.Memory.Reuse(piece, "the source of "+name)
 	}
 }
 
 // releaseAtomic compares what an atomic has found with what the ones before it have left.
 func (e *end) releaseAtomic(s *send, ok bool) {
-	found := e.host.memory.word(s.local[0])
+	found := e.host.Memory.Word(s.local[0].Off)
 	if !ok {
 		s.word.sure = false // it may have been carried out or not
 		return
@@ -187,7 +188,7 @@ func (e *end) releaseAtomic(s *send, ok bool) {
 		return
 	}
 	if found != s.word.value {
-		e.w.broken(ruleContent, "%v: %v has found %#x where %#x must be", e, s, found, s.word.value)
+		e.w.Broken(lab.Content, "%v: %v has found %#x where %#x must be", e, s, found, s.word.value)
 	}
 	s.word.value = s.word.after(s, found)
 }
@@ -208,8 +209,8 @@ func (e *end) mustHaveLanded(s *send) {
 	if s.landed {
 		return
 	}
-	if !e.peer.host.memory.holds(s.remote, s.key) {
-		e.w.broken(ruleContent, "%v: %v is done, and its data is not there", e, s)
+	if !e.peer.host.Memory.Holds(s.remote, s.key) {
+		e.w.Broken(lab.Content, "%v: %v is done, and its data is not there", e, s)
 	}
 	s.landed = true
 }
@@ -219,19 +220,19 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 	r := e.recvs[index]
 	e.recvHead++
 	if r.out != 0 {
-		e.w.broken(ruleBuffer, "%v: %v is reported while it is on a NIC", e, r)
+		e.w.Broken(lab.Ownership, "%v: %v is reported while it is on a NIC", e, r)
 	}
 	e.checkStatus("receive", r.life, &e.recvTorn, wc)
 	switch {
 	case wc.Status == verbs.StatusSuccess && !slices.Contains(e.conn.lies, r.life):
 		e.match(r, wc)
 	case wc.Status != verbs.StatusSuccess && (wc.ByteLen != 0 || wc.Imm != 0 || wc.Flags != 0):
-		e.w.broken(ruleContent, "%v: %v has failed, and says what has arrived: %s", e, r, describe(wc))
+		e.w.Broken(lab.Content, "%v: %v has failed, and says what has arrived: %s", e, r, describe(wc))
 	case !r.message && !e.single && wc.Opcode != verbs.WCRecvRDMAWithImm, r.message && !e.single &&
 		wc.Opcode != verbs.WCRecv:
-		e.w.broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
+		e.w.Broken(ruleRouting, "%v: %v completes as %v", e, r, wc.Opcode)
 	}
-	e.host.memory.settle(r.buffer, -1, e.name+" "+r.String())
+	e.host.Memory.Settle(r.buffer, lab.AsItIs, e.name+" "+r.String())
 }
 
 // match checks a successful receive against what the peer has sent.
@@ -248,7 +249,7 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 		list = list[1:]
 	}
 	if len(list) == 0 || list[0].life != r.life {
-		e.w.broken(ruleNotification, "%v: %v completes, and nothing was sent", e, r)
+		e.w.Broken(ruleNotification, "%v: %v completes, and nothing was sent", e, r)
 	}
 	s := list[0]
 	e.expect[kind] = list[1:]
@@ -268,11 +269,11 @@ func (e *end) matchMessage(r *recv, s *send, wc *ibverbx.WC) {
 		want.Imm, want.Flags = s.imm, verbs.WCWithImm
 	}
 	if *wc != want {
-		e.w.broken(ruleContent, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
+		e.w.Broken(lab.Content, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
 	}
-	got, rest := span{r.buffer.off, s.length}, span{r.buffer.off + s.length, r.buffer.n - s.length}
-	if m := e.host.memory; !m.holds(got, s.key) || !m.untouched(rest) {
-		e.w.broken(ruleContent, "%v: %v does not hold %v", e, r, s)
+	got, rest := r.buffer.Split(s.length)
+	if m := e.host.Memory; !m.Holds(got, s.key) || !m.Untouched(rest) {
+		e.w.Broken(lab.Content, "%v: %v does not hold %v", e, r, s)
 	}
 }
 
@@ -285,7 +286,7 @@ func (e *end) matchNote(r *recv, s *send, wc *ibverbx.WC) {
 		want.Imm = 0
 	}
 	if *wc != want {
-		e.w.broken(ruleContent, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
+		e.w.Broken(lab.Content, "%v: %v completes as %+v, want %+v of %v", e, r, *wc, want, s)
 	}
 }
 
@@ -296,8 +297,8 @@ func (e *end) seeWrites(s *send) {
 		if t.life != s.life || !isWrite(t.op) || t.landed {
 			continue
 		}
-		if !e.host.memory.holds(t.remote, t.key) {
-			e.w.broken(ruleNotification, "%v has been notified of %v, and %v is not there", e, s, t)
+		if !e.host.Memory.Holds(t.remote, t.key) {
+			e.w.Broken(ruleNotification, "%v has been notified of %v, and %v is not there", e, s, t)
 		}
 		t.landed = true
 	}

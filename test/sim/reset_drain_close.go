@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -13,30 +14,30 @@ func (e *end) reset() {
 	w := e.w
 	if e.state == closed {
 		if err := e.vq.Reset(); !errors.Is(err, ibverbx.ErrClosed) {
-			w.broken(ruleRefusal, "%v: reset when closed: %v", e, err)
+			w.Broken(lab.Refusal, "%v: reset when closed: %v", e, err)
 		}
 		return
 	}
-	w.endFaults(e.conn)
+	w.EndFaults(&e.conn.Conn)
 	e.leaving = true
 	err := w.waiting(e.vq.Reset)
 	e.leaving = false
-	w.logf("  %v", err)
+	w.Logf("  %v", err)
 	e.state = unconnected
 	e.firstErr = ""
 	if err != nil {
 		if !e.mayBeLost() {
-			w.broken(ruleIsolation, "%v: reset: %v", e, err)
+			w.Broken(lab.Isolation, "%v: reset: %v", e, err)
 		}
 		e.beyond = true
 		if e.vq.Err() == nil {
-			w.broken(ruleFirstError, "%v: reset failed, and Err says nothing", e)
+			w.Broken(ruleFirstError, "%v: reset failed, and Err says nothing", e)
 		}
 	} else if e.renewed = true; e.vq.Err() != nil || e.vq.State() != verbs.StateReset {
-		w.broken(ruleFirstError, "%v: after a reset it is in %v, %v", e, e.vq.State(), e.vq.Err())
+		w.Broken(ruleFirstError, "%v: after a reset it is in %v, %v", e, e.vq.State(), e.vq.Err())
 	}
 	e.peer.conn.because("its peer was reset")
-	if w.rng.IntN(2) == 0 {
+	if w.Rng.IntN(2) == 0 {
 		e.cq.pollAll()
 		e.mustBeDone("a reset")
 	}
@@ -48,7 +49,7 @@ func (e *end) mayBeLost() bool {
 		return true
 	}
 	for _, q := range e.wires {
-		if q.nic.died {
+		if q.NIC.Died {
 			return true
 		}
 	}
@@ -68,7 +69,7 @@ func (e *end) mustBeDone(after string) {
 		}
 	}
 	if e.sendHead != len(e.sends) || e.recvHead != len(e.recvs) {
-		e.w.broken(ruleOneForOne, "%v: after %s %d of %d sends and %d of %d receives have completed", e,
+		e.w.Broken(ruleOneForOne, "%v: after %s %d of %d sends and %d of %d receives have completed", e,
 			after, e.sendHead, len(e.sends), e.recvHead, len(e.recvs))
 	}
 }
@@ -79,7 +80,7 @@ func (e *end) writeOff() {
 		e.release(e.sends[e.sendHead], false)
 	}
 	for ; e.recvHead < len(e.recvs); e.recvHead++ {
-		e.host.memory.settle(e.recvs[e.recvHead].buffer, -1, e.name+" "+e.recvs[e.recvHead].String())
+		e.host.Memory.Settle(e.recvs[e.recvHead].buffer, lab.AsItIs, e.name+" "+e.recvs[e.recvHead].String())
 	}
 }
 
@@ -92,36 +93,36 @@ func (e *end) drain() {
 	e.state = draining
 	e.conn.because(becauseDrained)
 	err := w.waiting(func() error { return e.vq.Drain(ended) })
-	for range w.pick(0, 0, 30) { // give it time, sometimes
+	for range w.Pick(0, 0, 30) { // give it time, sometimes
 		if !errors.Is(err, context.Canceled) {
 			break
 		}
-		w.steps(20)
+		w.Steps(20)
 		for _, c := range w.cqs {
 			c.pollAll()
 		}
 		err = w.waiting(func() error { return e.vq.Drain(ended) })
 	}
-	w.logf("  %v", err)
+	w.Logf("  %v", err)
 	var failed *ibverbx.FailedError
 	switch {
 	case errors.Is(err, context.Canceled):
 		if state := e.vq.State(); e.vq.Err() == nil && e.vq.Stats().SendWindow != 0 &&
 			state != verbs.StateSQD {
-			w.broken(ruleRefusal, "%v drains in state %v", e, state)
+			w.Broken(lab.Refusal, "%v drains in state %v", e, state)
 		}
 		return
 	case err != nil && !errors.As(err, &failed):
-		w.broken(ruleLiveness, "%v: drain: %v", e, err)
+		w.Broken(lab.Liveness, "%v: drain: %v", e, err)
 	}
 	e.cq.pollAll()
 	e.checkErr()
 	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendTorn.life == e.life) {
-		w.broken(ruleIsolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
+		w.Broken(lab.Isolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
 	}
 	e.state = drained
 	if state := e.vq.State(); state != verbs.StateErr {
-		w.broken(ruleRefusal, "%v is drained, in state %v", e, state)
+		w.Broken(lab.Refusal, "%v is drained, in state %v", e, state)
 	}
 	e.mustBeDone("a drain")
 }
@@ -131,18 +132,18 @@ func (e *end) close() {
 	w := e.w
 	if e.state == closed {
 		if err := e.vq.Close(); !errors.Is(err, ibverbx.ErrClosed) {
-			w.broken(ruleRefusal, "%v: closed again: %v", e, err)
+			w.Broken(lab.Refusal, "%v: closed again: %v", e, err)
 		}
 		return
 	}
-	if w.rng.IntN(6) == 0 {
+	if w.Rng.IntN(6) == 0 {
 		e.cq.close()
 		return
 	}
 	e.conn.because("its peer was closed")
 	e.leaving = true
 	var err error
-	if w.rng.IntN(3) == 0 && !e.cq.direct {
+	if w.Rng.IntN(3) == 0 && !e.cq.direct {
 		err = w.waiting(func() error { return e.vq.Shutdown(ended) })
 		if errors.Is(err, context.Canceled) {
 			err = nil // it would have taken longer
@@ -154,21 +155,21 @@ func (e *end) close() {
 	} else {
 		err = w.waiting(e.vq.Close)
 	}
-	w.logf("  %v", err)
+	w.Logf("  %v", err)
 	e.afterClose(err)
 }
 
 func (e *end) afterClose(err error) {
 	if err != nil && !e.mayBeLost() {
-		e.w.broken(ruleLeak, "%v: close: %v", e, err)
+		e.w.Broken(lab.Leak, "%v: close: %v", e, err)
 	}
 	e.state = closed
 	for _, q := range e.wires {
 		if len(q.sends)+len(q.recvs) != 0 {
-			e.w.broken(ruleBuffer, "%v is closed, and %v still holds requests", e, q)
+			e.w.Broken(lab.Ownership, "%v is closed, and %v still holds requests", e, q)
 		}
 	}
-	if e.w.rng.IntN(2) == 0 {
+	if e.w.Rng.IntN(2) == 0 {
 		e.cq.pollAll()
 		e.mustBeDone("a close")
 	}
@@ -184,16 +185,16 @@ func (c *vcq) close() {
 		}
 	}
 	err := w.waiting(c.cq.Close)
-	w.logf("  %s closed: %v", c.name, err)
+	w.Logf("  %s closed: %v", c.name, err)
 	if err != nil && !c.mayDie {
-		w.broken(ruleLeak, "%s: close: %v", c.name, err)
+		w.Broken(lab.Leak, "%s: close: %v", c.name, err)
 	}
 	c.closed = true
 	for _, e := range c.ends {
 		if e.state != closed {
 			e.state = closed
 			if len(e.wires[0].sends) != 0 {
-				w.broken(ruleBuffer, "%v is closed, and %v still holds requests", e, e.wires[0])
+				w.Broken(lab.Ownership, "%v is closed, and %v still holds requests", e, e.wires[0])
 			}
 		}
 	}

@@ -3,120 +3,85 @@ package sim
 import (
 	"errors"
 	"slices"
-	"strings"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
-// The taps stand between the library and the software NICs. They see every physical work request
-// and every completion, which is how the model knows what is on a NIC and what the library can
-// know. They change nothing, except that they let the fabric move while the library is in a call
-// that waits.
+// The taps see every physical work request and every completion, which is how the model knows what
+// is on a NIC and what the library can know. They change nothing, except that they let the fabric
+// move while the library is in a call that waits.
 
-// nic is a tapped NIC.
-type nic struct {
-	*soft.Device
-	w     *world
-	wires map[uint32]*wire
-	pd    *tappedPD // of the host's domain
-	down  int       // faults that cut its link
-	dead  int       // faults that took it away
-	died  bool      // it ever was
+// wireAt is where a queue pair is found: numbers of different NICs are the same.
+type wireAt struct {
+	nic *lab.NIC
+	num uint32
 }
 
-func (d *nic) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	if err != nil {
-		return nil, err
-	}
-	d.pd = &tappedPD{PD: pd, nic: d}
-	return d.pd, nil
-}
-
-func (d *nic) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	cq, err := d.Device.CreateCQ(cfg)
-	if err != nil {
-		return nil, err
-	}
-	t := &tappedCQ{CQ: cq, nic: d}
-	if c := d.w.buildingCQ; c != nil {
+// tapCQ notes a completion queue that belongs to the virtual CQ under construction.
+func (w *world) tapCQ(cq lab.CQ) verbs.CQ {
+	t := &tappedCQ{CQ: cq, w: w}
+	if c := w.buildingCQ; c != nil {
 		c.taps = append(c.taps, t)
 	}
-	return t, nil
+	return t
 }
 
-type tappedPD struct {
-	verbs.PD
-	nic *nic
-}
-
-func (p *tappedPD) Device() verbs.Device { return p.nic }
-
-func (p *tappedPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(*tappedCQ).CQ, cfg.RecvCQ.(*tappedCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	if err != nil {
-		return nil, err
-	}
-	q := &wire{QP: qp, nic: p.nic, end: p.nic.w.building}
+// tapQP notes a queue pair of the virtual queue pair under construction.
+func (w *world) tapQP(qp lab.QP) verbs.QP {
+	q := &wire{QP: qp, end: w.building}
 	q.end.wires = append(q.end.wires, q)
-	p.nic.wires[qp.Num()] = q
-	return q, nil
+	w.wires[wireAt{q.NIC, q.Num()}] = q
+	return q
 }
 
 // tappedCQ is a tapped completion queue.
 type tappedCQ struct {
-	verbs.CQ
-	nic   *nic
-	stale []verbs.WC // what nobody waits for any more, to be polled next
-	dead  bool       // Poll has said so
+	lab.CQ
+	w     *world
+	stale []verbs.WC // of earlier connections, or invented: to be polled next
+	dead  bool       // Poll has returned an error
 }
-
-func (c *tappedCQ) Device() verbs.Device { return c.nic }
 
 // Poll is how the library polls.
 func (c *tappedCQ) Poll(wcs []verbs.WC) (int, error) {
-	if c.nic.w.pumping {
-		c.nic.w.pump()
+	if c.w.pumping {
+		c.w.pump()
 	}
-	if only := c.nic.w.only; only != nil && only != c.nic {
-		c.nic.w.broken(ruleRouting, "%v is polled, and was not asked for", c.nic.Name())
+	if only := c.w.only; only != nil && only != c.NIC {
+		c.w.Broken(ruleRouting, "%v is polled, and was not asked for", c.NIC.Name())
 	}
 	n := copy(wcs, c.stale)
 	c.stale = c.stale[n:]
 	m, err := c.CQ.Poll(wcs[n:])
 	for i := range wcs[n : n+m] {
-		c.nic.observe(&wcs[n+i])
+		wc := &wcs[n+i]
+		if q := c.w.wires[wireAt{c.NIC, wc.QPNum}]; q != nil {
+			q.completed(wc)
+		}
 	}
 	c.dead = c.dead || err != nil
 	return n + m, err
 }
 
-// observe notes a completion that the library is about to see.
-func (d *nic) observe(wc *verbs.WC) {
-	if q := d.wires[wc.QPNum]; q != nil {
-		q.completed(wc)
-	}
-}
-
-// wire is a tapped queue pair: a rail of a virtual queue pair.
+// wire is a tapped queue pair: a rail of a virtual queue pair, or its notify queue pair.
 type wire struct {
-	verbs.QP
-	nic     *nic
+	lab.QP
 	end     *end
-	sends   []posted // on the NIC
-	recvs   []posted
-	most    int        // sends that were on the NIC at a time
-	last    []verbs.WC // what was polled of it lately
-	bad     []verbs.WC // what was not successful
-	plain   bool       // plain data went out since the last number
-	rawIn   bool       // the next message to arrive carries the user's immediate of the one before
-	rawOf   int        // the number of that one, counted from the first
+	sends   []posted   // on the NIC
+	recvs   []posted   // likewise
+	most    int        // largest number of sends that were on the NIC at a time
+	last    []verbs.WC // the last few that were polled of it
+	bad     []verbs.WC // all that were not successful
 	refused bool       // it has refused the last post of sends
 	stopped bool       // the library has moved it to ERR
-	psn     uint32     // that it began with
-	raw     bool       // the next message carries the user's immediate of the one before
+	psn     uint32     // first packet sequence number of its last card
+
+	// DQPLB. A user's immediate travels in a message of its own, behind the last fragment.
+	plain bool // data without a number went out since the last number
+	raw   bool // the next message to go out carries the user's immediate of the one before
+	rawIn bool // likewise, the next to arrive
+	rawOf int  // the number of that one, counted from the first
 }
 
 // posted is a work request on a NIC.
@@ -128,8 +93,6 @@ type posted struct {
 
 	remote, bytes uint64 // of sends: address and length
 }
-
-func (q *wire) Device() verbs.Device { return q.nic }
 
 func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 	q.mustRun("send")
@@ -152,7 +115,7 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 // single one it asks so what is flushed.
 func (q *wire) mustRun(what string) {
 	if q.stopped && !q.end.single && !q.end.leaving {
-		q.nic.w.broken(ruleFirstError, "%v posts a %s on %v, which it has moved to ERR", q.end, what, q)
+		q.end.w.Broken(ruleFirstError, "%v posts a %s on %v, which it has moved to ERR", q.end, what, q)
 	}
 }
 
@@ -169,14 +132,11 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	if err != nil && !verbs.IsTransient(err) {
 		q.end.noRecvs = true
 	}
-	if errors.Is(err, verbs.ErrQueueFull) && !injected(err) && !q.end.single {
-		q.nic.w.broken(ruleBackpressure, "%v meets a full receive queue on %v", q.end, q)
+	if errors.Is(err, verbs.ErrQueueFull) && !lab.Injected(err) && !q.end.single {
+		q.end.w.Broken(ruleBackpressure, "%v meets a full receive queue on %v", q.end, q)
 	}
 	return n, err
 }
-
-// injected says whether a refusal was made on purpose.
-func injected(err error) bool { return err != nil && strings.Contains(err.Error(), "injected") }
 
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr {
@@ -196,7 +156,10 @@ func (q *wire) Close() error {
 	err := q.QP.Close()
 	if err == nil {
 		q.forget()
-		q.closed()
+		at := wireAt{q.NIC, q.Num()}
+		if w := q.end.w; w.wires[at] == q {
+			delete(w.wires, at)
+		}
 	}
 	return err
 }
@@ -214,12 +177,6 @@ func (q *wire) forget() {
 		}
 	}
 	q.sends, q.recvs = q.sends[:0], q.recvs[:0]
-}
-
-func (q *wire) closed() {
-	if q.nic.wires[q.Num()] == q {
-		delete(q.nic.wires, q.Num())
-	}
 }
 
 // completed takes a work request off the NIC.

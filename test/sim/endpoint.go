@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -15,7 +16,7 @@ type end struct {
 	w       *world
 	conn    *conn
 	cq      *vcq
-	host    *host
+	host    *lab.Host
 	peer    *end
 	index   int
 	name    string
@@ -103,11 +104,11 @@ type send struct {
 	relax  bool // a relaxed SEND, of several queue pairs
 	every  bool // one fragment on each rail
 	length int
-	local  []span // pieces, at this end
-	remote span   // at the peer
-	key    int    // the noise that it carries or fetches
-	word   *word  // of an atomic
-	first  uint64 // operands
+	local  []lab.Span // pieces, at this end
+	remote lab.Span   // at the peer
+	key    int        // the noise that it carries or fetches
+	word   *word      // of an atomic
+	first  uint64     // operands
 	second uint64
 
 	begun  bool // something was on the wire
@@ -126,14 +127,14 @@ type recv struct {
 	index   int
 	life    int
 	message bool // has memory
-	buffer  span
+	buffer  lab.Span
 	out     int
 }
 
 // word is memory for atomics, at the peer. Atomics of one virtual queue pair keep their order, so
 // what each finds is known.
 type word struct {
-	at      span
+	at      lab.Span
 	value   uint64 // after all that have completed
 	planned uint64 // after all that were posted
 	sure    bool
@@ -151,8 +152,6 @@ func (e *end) id(recv bool, index int) uint64 {
 }
 
 func (e *end) String() string { return e.name }
-
-func (q *wire) String() string { return fmt.Sprintf("%s qp %d", q.nic.Name(), q.Num()) }
 
 func (s *send) String() string {
 	t := fmt.Sprintf("send %d (%v, %d bytes", s.index, s.op, s.length)
@@ -179,7 +178,7 @@ func (s *send) String() string {
 
 func (r *recv) String() string {
 	if r.message {
-		return fmt.Sprintf("receive %d (of %d bytes)", r.index, r.buffer.n)
+		return fmt.Sprintf("receive %d (of %d bytes)", r.index, r.buffer.N)
 	}
 	return fmt.Sprintf("receive %d (of a notification)", r.index)
 }
@@ -204,13 +203,13 @@ func (e *end) find(wr *verbs.SendWR) *send {
 		}
 		return e.mail[0]
 	case isWrite(wr.Opcode):
-		off := int(wr.RemoteAddr - e.peer.host.base)
-		return lookup(e.writes, off, func(s *send) span { return s.remote })
+		off := int(wr.RemoteAddr - e.peer.host.MR.Addr())
+		return lookup(e.writes, off, func(s *send) lab.Span { return s.remote })
 	case len(wr.SGL) != 0:
-		off := int(wr.SGL[0].Addr - e.host.base)
-		return lookup(e.locals, off, func(s *send) span {
-			return span{s.local[0].off, s.local[len(s.local)-1].off +
-				s.local[len(s.local)-1].n - s.local[0].off}
+		off := int(wr.SGL[0].Addr - e.host.MR.Addr())
+		return lookup(e.locals, off, func(s *send) lab.Span {
+			first, last := s.local[0], s.local[len(s.local)-1]
+			return first.Part(0, last.Off+last.N-first.Off)
 		})
 	}
 	return nil
@@ -224,12 +223,12 @@ func (e *end) byID(id uint64) *send {
 }
 
 // lookup finds what an address lies in, in a list ordered by address.
-func lookup[T any](list []T, off int, where func(T) span) (none T) {
+func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
 	at, found := slices.BinarySearchFunc(list, off, func(t T, off int) int {
 		switch s := where(t); {
-		case s.off+s.n <= off:
+		case s.Off+s.N <= off:
 			return -1
-		case s.off > off:
+		case s.Off > off:
 			return 1
 		}
 		return 0
@@ -246,21 +245,21 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	s := e.find(wr)
 	if s == nil {
 		if !e.single { // there the library drains with a request of its own
-			e.w.broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
+			e.w.Broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
 				wr.Opcode, wr.Bytes())
 		}
 		return p
 	}
 	p.req = s
-	if e.w.log != nil {
-		e.w.logf("    on %v: %v of %d bytes%s, for %v", q, wr.Opcode, wr.Bytes(), e.immediateText(q, wr), s)
+	if e.w.Log != nil {
+		e.w.Logf("    on %v: %v of %d bytes%s, for %v", q, wr.Opcode, wr.Bytes(), e.immediateText(q, wr), s)
 	}
 	if e.single {
 		return p
 	}
 	e.mayGoOut(q, s)
 	if limit := e.limitOf(q); len(q.sends) >= limit {
-		e.w.broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, len(q.sends)+1, q, limit)
+		e.w.Broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, len(q.sends)+1, q, limit)
 	}
 	n := int(wr.Bytes())
 	switch {
@@ -271,14 +270,14 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 		p.note = true
 		e.noteOnWire(s, wr, s.index)
 		if n != s.length {
-			e.w.broken(ruleContent, "%v: %v goes out with %d bytes", e, s, n)
+			e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
 		}
 		e.mail = e.mail[1:]
 	case wr.Opcode == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray:
 		p.note = true
 		e.noteOnWire(s, wr, s.index+1)
 		if n != 0 || wr.Imm != s.imm {
-			e.w.broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n,
+			e.w.Broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n,
 				wr.Imm)
 		}
 	default:
@@ -293,15 +292,15 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 func (e *end) mayGoOut(q *wire, s *send) {
 	switch {
 	case s.done:
-		e.w.broken(ruleBuffer, "%v: %v goes out after it was reported", e, s)
+		e.w.Broken(lab.Ownership, "%v: %v goes out after it was reported", e, s)
 	case e.state != connected && e.state != draining || s.life != e.life:
-		e.w.broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
+		e.w.Broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
 	case s.index >= e.stop:
-		e.w.broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stop-1)
+		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stop-1)
 	case e.halt && !s.begun:
-		e.w.broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
+		e.w.Broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
 	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index:
-		e.w.broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
 	}
 }
 
@@ -310,11 +309,11 @@ func (e *end) mayGoOut(q *wire, s *send) {
 func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
 	if e.ackedTo() < all {
-		e.w.broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
+		e.w.Broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
 			e, s, e.sends[e.acked])
 	}
 	if s.noted {
-		e.w.broken(ruleNotification, "%v: %v is notified twice", e, s)
+		e.w.Broken(ruleNotification, "%v: %v is notified twice", e, s)
 	}
 	s.noted = true
 }
@@ -324,22 +323,22 @@ func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
 func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	e.mustSolicit(s, wr)
 	if len(e.relaxed) == 0 || e.relaxed[0] != s {
-		e.w.broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
+		e.w.Broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
 	}
 	e.relaxed = e.relaxed[1:]
 	if e.carrier != nil && e.carrier != q {
-		e.w.broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.carrier, q)
+		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.carrier, q)
 	}
 	e.carrier = q
 	if n != s.length {
-		e.w.broken(ruleContent, "%v: %v goes out with %d bytes", e, s, n)
+		e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
 	}
 }
 
 // mustSolicit checks that what tells the peer asks for an event just where the program did.
 func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
 	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
-		e.w.broken(ruleWire, "%v: the last step of %v goes out with flags %v", e, s, wr.Flags)
+		e.w.Broken(ruleWire, "%v: the last step of %v goes out with flags %v", e, s, wr.Flags)
 	}
 }
 
@@ -348,11 +347,11 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	s.posted += n
 	switch {
 	case s.posted > s.length:
-		e.w.broken(ruleContent, "%v: %d bytes of %v go out", e, s.posted, s)
+		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
 	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
-		e.w.broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
+		e.w.Broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
 	case s.op.IsAtomic() && e.atomics != nil && e.atomics != q:
-		e.w.broken(ruleWire, "%v: atomics on %v and %v", e, e.atomics, q)
+		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomics, q)
 	}
 	if s.op.IsAtomic() {
 		e.atomics = q
@@ -360,7 +359,7 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	if s.every {
 		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
 		if s.rails&rail != 0 || n != s.length/rails {
-			e.w.broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
+			e.w.Broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
 				s.length/rails)
 		}
 		s.rails |= rail
@@ -418,10 +417,10 @@ func (e *end) recvSeen(status verbs.Status) {
 
 // refusedOnWire notes a post that a NIC has refused.
 func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
-	e.w.logf("    on %v: refused: %v", q, err)
+	e.w.Logf("    on %v: refused: %v", q, err)
 	if e.single || verbs.IsTransient(err) {
-		if verbs.IsTransient(err) && !injected(err) && !e.single && !e.conn.lied {
-			e.w.broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
+		if verbs.IsTransient(err) && !lab.Injected(err) && !e.single && !e.conn.lied {
+			e.w.Broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
 		}
 		return
 	}
@@ -437,9 +436,9 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	if len(wr.SGL) == 0 {
 		return nil
 	}
-	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.base), func(r *recv) span { return r.buffer })
+	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.MR.Addr()), func(r *recv) lab.Span { return r.buffer })
 	if r == nil {
-		e.w.broken(ruleOneForOne, "%v posts a receive that nobody has asked for", e)
+		e.w.Broken(ruleOneForOne, "%v posts a receive that nobody has asked for", e)
 	}
 	return r
 }
@@ -476,7 +475,7 @@ func (e *end) mayStop() {
 		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&
 			e.vq.Scheme() == ibverbx.Spray)
 		if s.out != 0 || !s.allOut() || owesNote {
-			e.w.broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
+			e.w.Broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
 		}
 	}
 }

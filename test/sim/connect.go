@@ -4,19 +4,20 @@ import (
 	"encoding/json"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
 // connect exchanges cards, which are true, and connects both ends.
 func (w *world) connect(c *conn) {
 	c.life++
-	c.blame, c.drainOnly, c.lied, c.cardLied = w.trouble(c), false, false, false
+	c.Blame, c.drainOnly, c.lied, c.cardLied = w.trouble(c), false, false, false
 	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
 	var cards [2]ibverbx.BusinessCard
 	for i, e := range c.ends {
 		card, err := e.vq.Card()
-		if err != nil && c.blame == "" {
-			w.broken(ruleIsolation, "%v: card: %v", e, err)
+		if err != nil && c.Blame == "" {
+			w.Broken(lab.Isolation, "%v: card: %v", e, err)
 		}
 		if err != nil {
 			return // a NIC is gone: nothing to connect yet
@@ -25,14 +26,14 @@ func (w *world) connect(c *conn) {
 		cards[i] = w.travel(c, e, card)
 	}
 	for i, e := range c.ends {
-		if w.rng.IntN(4) == 0 { // step by step
+		if w.Rng.IntN(4) == 0 { // step by step
 			e.toInit()
 		}
 		err := e.vq.Connect(cards[1-i])
-		w.logf("  %v connects: %v", e, err)
+		w.Logf("  %v connects: %v", e, err)
 		if err != nil {
-			if c.blame == "" {
-				w.broken(ruleIsolation, "%v: connect: %v", e, err)
+			if c.Blame == "" {
+				w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 			}
 			continue // it is left in between: reset or close
 		}
@@ -49,8 +50,8 @@ func (w *world) connect(c *conn) {
 func (e *end) toInit() {
 	err := e.vq.Modify(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
 		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil)
-	if err != nil && e.conn.blame == "" {
-		e.w.broken(ruleIsolation, "%v: to INIT: %v", e, err)
+	if err != nil && e.conn.Blame == "" {
+		e.w.Broken(lab.Isolation, "%v: to INIT: %v", e, err)
 	}
 }
 
@@ -59,7 +60,7 @@ func (e *end) toInit() {
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
 		if q := e.wires[i]; e.life != 0 && r.PSN == q.psn && e.renewed {
-			e.w.broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
+			e.w.Broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
 		}
 		e.wires[i].psn = r.PSN
 	}
@@ -70,19 +71,19 @@ func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 // besides addresses if so planned.
 func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
 	text, err := json.Marshal(card)
-	w.must("marshal card", err)
+	w.Must("marshal card", err)
 	if c.plan.strip {
 		keys := map[string]any{}
-		w.must("card", json.Unmarshal(text, &keys))
+		w.Must("card", json.Unmarshal(text, &keys))
 		for _, key := range []string{"scheme", "mtu", "credits", "rdAtomic", "rawImm", "firstNum"} {
 			delete(keys, key)
 		}
 		keys["somethingNew"] = 7
 		text, err = json.Marshal(keys)
-		w.must("card", err)
+		w.Must("card", err)
 	}
 	if err := json.Unmarshal(text, &got); err != nil {
-		w.broken(ruleWire, "%v: its card does not read back: %v", e, err)
+		w.Broken(ruleWire, "%v: its card does not read back: %v", e, err)
 	}
 	return got
 }
@@ -106,11 +107,12 @@ const becauseDrained = "an end was drained"
 
 // because notes why a connection may fail; the first reason counts.
 func (c *conn) because(reason string) {
-	c.drainOnly = c.drainOnly && reason == becauseDrained
-	if c.blame == "" {
-		c.blame, c.drainOnly = reason, reason == becauseDrained
-		c.ends[0].w.logf("  connection %d may fail: %s", c.ends[0].index/2, reason)
+	if c.Blame == "" {
+		c.drainOnly = true
+		c.w.Logf("  %s may fail: %s", c.Name, reason)
 	}
+	c.drainOnly = c.drainOnly && reason == becauseDrained
+	c.Because(reason)
 }
 
 // trouble is what is wrong with the NICs under a connection; "" when nothing is.
@@ -123,8 +125,8 @@ func (w *world) trouble(c *conn) string {
 			return "its completion queue may overrun"
 		}
 		for _, q := range e.wires {
-			if q.nic.down+q.nic.dead != 0 {
-				return q.nic.Name() + " is down"
+			if q.NIC.Down+q.NIC.Dead != 0 {
+				return q.NIC.Name() + " is down"
 			}
 		}
 	}
@@ -138,8 +140,8 @@ func (w *world) reconnect(c *conn) {
 			return
 		}
 	}
-	w.endFaults(c)
-	if w.plan.mood == hostile && w.rng.IntN(2) == 0 {
+	w.EndFaults(&c.Conn)
+	if w.plan.Mood == lab.Hostile && w.Rng.IntN(2) == 0 {
 		w.connectLied(c)
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -68,9 +69,9 @@ var badSends = []badSend{
 		wr.Local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})
 	}},
 	{"local memory beyond the region", ibverbx.ErrBounds, anywhere,
-		func(e *end, wr *ibverbx.SendWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 8) }},
+		func(e *end, wr *ibverbx.SendWR) { wr.Local = e.host.MR.Slice(arenaSize-1, 8) }},
 	{"a list beyond the region", ibverbx.ErrBounds, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(0, 4), e.host.mr.Slice(arenaSize-1, 4)},
+		wr.SGL, wr.Local = []ibverbx.Segment{e.host.MR.Slice(0, 4), e.host.MR.Slice(arenaSize-1, 4)},
 			ibverbx.Segment{}
 	}},
 	{"a list round the address space", ibverbx.ErrLength, anywhere, func(_ *end, wr *ibverbx.SendWR) {
@@ -84,14 +85,14 @@ var badSends = []badSend{
 	{"more than the remote segment", ibverbx.ErrBounds, anywhere,
 		func(_ *end, wr *ibverbx.SendWR) { wr.Remote.Length = wr.Local.Length - 1 }},
 	{"remote memory beyond the region", ibverbx.ErrBounds, anywhere,
-		func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.host.remote.Slice(arenaSize-2, 1000) }},
+		func(e *end, wr *ibverbx.SendWR) { wr.Remote = e.peer.host.Remote.Slice(arenaSize-2, 1000) }},
 	{"an atomic of nine bytes", ibverbx.ErrLength, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 9),
-			e.peer.host.remote.Slice(0, 9)
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.MR.Slice(0, 9),
+			e.peer.host.Remote.Slice(0, 9)
 	}},
 	{"an atomic that is not aligned", ibverbx.ErrAlignment, anywhere, func(e *end, wr *ibverbx.SendWR) {
-		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.mr.Slice(0, 8),
-			e.peer.host.remote.Slice(4, 8)
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.host.MR.Slice(0, 8),
+			e.peer.host.Remote.Slice(4, 8)
 	}},
 	{"relaxed order", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Relaxed = true }},
 	{"a notification over every rail", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
@@ -101,19 +102,19 @@ var badSends = []badSend{
 		func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 1 }},
 	{"too much for every rail", ibverbx.ErrLength, onSeveral, func(e *end, wr *ibverbx.SendWR) {
 		n := uint64(e.vq.DataRails()) * uint64(e.vq.Config().MaxMsgSize+1)
-		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.mr.Slice(0, n),
-			e.peer.host.remote.Slice(0, n)
+		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.MR.Slice(0, n),
+			e.peer.host.Remote.Slice(0, n)
 	}},
 	{"too many pieces for every rail", verbs.ErrInvalid, anywhere, func(e *end, wr *ibverbx.SendWR) {
 		n := uint64(e.vq.DataRails())
 		wr.EveryRail, wr.Local, wr.SGL, wr.Remote = true, ibverbx.Segment{}, make([]ibverbx.Segment, 50),
-			e.peer.host.remote.Slice(0, n)
-		wr.SGL[49] = e.host.mr.Slice(0, n)
+			e.peer.host.Remote.Slice(0, n)
+		wr.SGL[49] = e.host.MR.Slice(0, n)
 	}},
 	{"a SEND of too many pieces", verbs.ErrInvalid, withSends, func(e *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.Local, wr.SGL = verbs.OpSend, ibverbx.Segment{}, make([]ibverbx.Segment, 50)
 		for i := range wr.SGL {
-			wr.SGL[i] = e.host.mr.Slice(0, 1)
+			wr.SGL[i] = e.host.MR.Slice(0, 1)
 		}
 	}},
 	{"a SEND where no queue pair carries it", ibverbx.ErrOpcode, noSends,
@@ -125,19 +126,19 @@ var badSends = []badSend{
 
 // postBadSend posts a batch whose last request is spoilt: those before it are accepted, it is not.
 func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
-	bad := badSends[e.w.rng.IntN(len(badSends))]
+	bad := badSends[e.w.Rng.IntN(len(badSends))]
 	if !bad.where.fits(e) {
 		bad = badSends[0]
 	}
 	wr := ibverbx.SendWR{
 		ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
-		Local: e.host.mr.Slice(0, 4), Remote: e.peer.host.remote.Slice(0, 4),
+		Local: e.host.MR.Slice(0, 4), Remote: e.peer.host.Remote.Slice(0, 4),
 	}
 	bad.spoil(e, &wr)
 	good, before, want := len(wrs), e.vq.Stats().Sends, e.refusal()
 	n, err := e.vq.PostSend(append(wrs, wr)...)
 	if n > good {
-		e.w.broken(ruleRefusal, "%v: a request with %s is accepted", e, bad.name)
+		e.w.Broken(lab.Refusal, "%v: a request with %s is accepted", e, bad.name)
 	}
 	e.logPosted(first, n, err)
 	e.keepSends(first + n)
@@ -147,7 +148,7 @@ func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
 	case (e.single || e.conn.lied) && n < good || e.conn.lied && errors.Is(err, ibverbx.ErrNoKey):
 		e.checkRefusal("send", n, good, err, nil, e.sendQueueFull)
 	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Sends != before+uint64(n):
-		e.w.broken(ruleRefusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
+		e.w.Broken(lab.Refusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
 			good+1, err, bad.want)
 	}
 }
@@ -177,14 +178,14 @@ var badRecvs = []badRecv{
 		func(_ *end, wr *ibverbx.RecvWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
 	{"no keys", ibverbx.ErrNoKey, func(_ *end, wr *ibverbx.RecvWR) { wr.Local.Keys = nil }},
 	{"memory beyond the region", ibverbx.ErrBounds,
-		func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.host.mr.Slice(arenaSize-1, 2) }},
+		func(e *end, wr *ibverbx.RecvWR) { wr.Local = e.host.MR.Slice(arenaSize-1, 2) }},
 	{"a list beyond the region", ibverbx.ErrBounds, func(e *end, wr *ibverbx.RecvWR) {
-		wr.SGL, wr.Local = []ibverbx.Segment{e.host.mr.Slice(arenaSize, 1)}, ibverbx.Segment{}
+		wr.SGL, wr.Local = []ibverbx.Segment{e.host.MR.Slice(arenaSize, 1)}, ibverbx.Segment{}
 	}},
 	{"too many pieces", verbs.ErrInvalid, func(e *end, wr *ibverbx.RecvWR) {
 		wr.SGL, wr.Local = make([]ibverbx.Segment, 50), ibverbx.Segment{}
 		for i := range wr.SGL {
-			wr.SGL[i] = e.host.mr.Slice(0, 1)
+			wr.SGL[i] = e.host.MR.Slice(0, 1)
 		}
 	}},
 	{"a piece of more than 2 GiB", ibverbx.ErrLength,
@@ -193,8 +194,8 @@ var badRecvs = []badRecv{
 
 // postBadRecv posts a batch whose last receive is spoilt.
 func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
-	bad := badRecvs[e.w.rng.IntN(len(badRecvs))]
-	wr := ibverbx.RecvWR{ID: 1, Local: e.host.mr.Slice(0, 4)}
+	bad := badRecvs[e.w.Rng.IntN(len(badRecvs))]
+	wr := ibverbx.RecvWR{ID: 1, Local: e.host.MR.Slice(0, 4)}
 	bad.spoil(e, &wr)
 	if noSends.fits(e) {
 		bad.want = ibverbx.ErrOpcode
@@ -206,7 +207,7 @@ func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
 	first := len(e.recvs) - good
 	n, err := e.vq.PostRecv(append(wrs, wr)...)
 	if n > good {
-		e.w.broken(ruleRefusal, "%v: a receive with %s is accepted", e, bad.name)
+		e.w.Broken(lab.Refusal, "%v: a receive with %s is accepted", e, bad.name)
 	}
 	e.logRecvs(first, n, err)
 	e.keepRecvs(first + n)
@@ -216,7 +217,7 @@ func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
 	case e.single && n < good:
 		e.checkRefusal("receive", n, good, err, nil, e.recvQueueFull)
 	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Recvs != before+uint64(n):
-		e.w.broken(ruleRefusal, "%v: a receive with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
+		e.w.Broken(lab.Refusal, "%v: a receive with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
 			good+1, err, bad.want)
 	}
 }

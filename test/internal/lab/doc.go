@@ -1,0 +1,27 @@
+// Package lab is the laboratory in which the simulations play: hosts with software NICs on a
+// stepped fabric, taps between the library and the NICs, faults, memory whose every byte is known,
+// and choices that follow from a seed. The worlds and their models are in packages test/sim and
+// test/sendside; package hunt searches and shrinks worlds and plants bugs.
+//
+// # A run
+//
+// A kit draws a plan from a seed ([Plan], [DrawEvents]) and offers it to the hunt ([Game]). To play
+// a plan it embeds a [Testbed] in its world and calls [Testbed.Play], which turns the first broken
+// promise, and any panic, into a [hunt.Violation]. In there it calls [Testbed.Build] and then
+// [PlayEvents].
+//
+// # Choices
+//
+// Everything random comes from Testbed.Rng, which [PlayEvents] seeds anew for each event: so a
+// world without one of its events is a world again, and the other events mean the same. Whoever
+// draws once more, or in another order, changes the worlds of all seeds.
+//
+// # Models
+//
+// [Memory] says what each byte of a host must be. [Conn] says why a connection may fail: faults
+// note whom they concern, and a failure that nothing accounts for is a broken promise
+// ([Isolation]). Faults are rows of the table [Faults]; [Testbed.Strike] puts one in force.
+//
+// Hooks wrap what the library creates on a NIC, so that a kit sees every physical work request and
+// completion. A wrapper embeds [CQ] or [QP] and has methods for the calls that it watches.
+package lab

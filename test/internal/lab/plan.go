@@ -1,0 +1,108 @@
+package lab
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx/test/internal/hunt"
+)
+
+// Plan is what every world is made of.
+type Plan struct {
+	Seed     uint64
+	Mood     Mood
+	Hosts    []int // how many NICs each has
+	Scramble bool  // completions become visible out of order
+	Bias     int   // how strongly some queue pairs are preferred, 0 to 3
+}
+
+// Mood says how bad a world is.
+type Mood uint8
+
+// The moods.
+const (
+	Calm    Mood = iota // nothing fails; NICs may be slow, and refuse for now
+	Faulty              // everything fails that can
+	Hostile             // and there are peers that break the rules
+)
+
+// String names the mood.
+func (m Mood) String() string { return [...]string{"calm", "faulty", "hostile"}[m] }
+
+// Event is one thing that happens to a world. What exactly it does follows from R and from the
+// state that it finds, so events can be left out and the others still mean something.
+type Event[K ~uint8] struct {
+	Kind K
+	End  int // which end of a connection it concerns, modulo how many there are
+	R    uint64
+}
+
+// DrawEvents draws what happens: at least 20 events, and up to one of the lengths more. Few long
+// lists are needed: most bugs need little to show.
+func DrawEvents[K ~uint8](rng *rand.Rand, weights []int, lengths ...int) []Event[K] {
+	list := make([]Event[K], 20+rng.IntN(lengths[rng.IntN(len(lengths))]))
+	for i := range list {
+		list[i] = Event[K]{Kind: K(DrawWeighted(rng, weights)), End: rng.IntN(1 << 20), R: rng.Uint64()}
+	}
+	return list
+}
+
+// DrawWeighted draws an index, each as often as its weight says.
+func DrawWeighted(rng *rand.Rand, weights []int) int {
+	total := 0
+	for _, n := range weights {
+		total += n
+	}
+	i := 0
+	for n := rng.IntN(total); n >= weights[i]; i++ {
+		n -= weights[i]
+	}
+	return i
+}
+
+// Schedule is what happens in a plan, which embeds it: events, or phases of a program.
+type Schedule[E any] struct{ Events []E }
+
+func (s *Schedule[E]) length() int { return len(s.Events) }
+
+// keep leaves only the events with these indices, which ascend.
+func (s *Schedule[E]) keep(list []int) {
+	kept := make([]E, 0, len(list))
+	for _, i := range list {
+		kept = append(kept, s.Events[i])
+	}
+	s.Events = kept
+}
+
+// schedule is what [Schedule] gives a plan.
+type schedule interface {
+	length() int
+	keep([]int)
+}
+
+// Game is the hunt's view of the plans that newPlan draws and run plays.
+func Game[P schedule](test, dir string, newPlan func(seed uint64) P,
+	run func(p P, log func(string)) *hunt.Violation) hunt.Game {
+	return hunt.Game{
+		Test: test, Dir: dir,
+		Events: func(seed uint64) int { return newPlan(seed).length() },
+		Play: func(seed uint64, keep []int, log func(string)) *hunt.Violation {
+			p := newPlan(seed)
+			if keep != nil {
+				p.keep(slices.Clone(keep))
+			}
+			return run(p, log)
+		},
+	}
+}
+
+// PlayEvents has a world play events one after the other, with choices that follow from each.
+// Afterwards choices follow from the plan's seed.
+func PlayEvents[K ~uint8](t *Testbed, list []Event[K], happen func(Event[K])) {
+	for _, ev := range list {
+		t.At++
+		t.SeedEvent(ev.R)
+		happen(ev)
+	}
+	t.SeedEvent(t.Plan.Seed)
+}

@@ -1,0 +1,215 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+
+	"ibverbx"
+	"ibverbx/test/internal/hunt"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// Testbed is hosts with NICs on a stepped fabric, the faults in force, and choices that follow from
+// a seed. A world embeds it.
+type Testbed struct {
+	Plan   *Plan
+	Layout Layout // of each host's memory
+	Hooks  Hooks
+	Log    func(string) // is given what happens, line by line; may be nil
+
+	Fabric  *soft.Fabric
+	NICs    []*NIC
+	Hosts   []*Host
+	Strikes []*Strike  // faults in force
+	Rng     *rand.Rand // choices of the event under way
+	At      int        // events that have begun
+	Moves   int        // actions that the fabric has done
+
+	pcg     rand.PCG
+	actions []soft.Action
+}
+
+// Host is some NICs, a domain over them, and memory that is registered there.
+type Host struct {
+	*Testbed
+	Index  int
+	Name   string
+	NICs   []*NIC
+	Dom    *ibverbx.Domain
+	Memory *Memory
+	MR     *ibverbx.MR
+	Remote ibverbx.RemoteMR // the memory, as peers know it
+	Struck bool             // a fault was in force on a whole NIC or completion queue of the host
+}
+
+// Segment names a part of the host's memory.
+func (h *Host) Segment(s Span) ibverbx.Segment { return h.MR.Slice(uint64(s.Off), uint64(s.N)) }
+
+// RemoteSegment names a part of the host's memory to a peer.
+func (h *Host) RemoteSegment(s Span) ibverbx.RemoteSegment {
+	return h.Remote.Slice(uint64(s.Off), uint64(s.N))
+}
+
+// Conn is a connection. It may fail only where something was done to it.
+type Conn struct {
+	Name  string
+	Blame string // why it may fail; "" when it may not
+}
+
+// Because notes why the connection may fail. The first reason counts.
+func (c *Conn) Because(reason string) {
+	if c.Blame == "" {
+		c.Blame = reason
+	}
+}
+
+// Play plays a world and returns the first promise that it breaks, or nil.
+func (t *Testbed) Play(run func()) (v *hunt.Violation) {
+	t.Rng = rand.New(&t.pcg)
+	defer func() {
+		if r := recover(); r != nil {
+			var ok bool
+			if v, ok = r.(*hunt.Violation); !ok {
+				v = t.Violation(Panic, fmt.Sprintf("%v\n%s", r, debug.Stack()))
+			}
+			t.Logf("broken: %s: %s", v.Rule, v.Detail)
+		}
+	}()
+	run()
+	return nil
+}
+
+// Logf says what happens.
+func (t *Testbed) Logf(format string, args ...any) {
+	if t.Log != nil {
+		t.Log(fmt.Sprintf(format, args...))
+	}
+}
+
+// SeedEvent makes all choices from here on follow from r.
+func (t *Testbed) SeedEvent(r uint64) { t.pcg.Seed(r, t.Plan.Seed) }
+
+// Pick draws one of the numbers.
+func (t *Testbed) Pick(of ...int) int { return of[t.Rng.IntN(len(of))] }
+
+// OneIn is true once in n times.
+func (t *Testbed) OneIn(n int) bool { return t.Rng.IntN(n) == 0 }
+
+// Build makes the fabric, its NICs and the hosts.
+func (t *Testbed) Build() {
+	p := t.Plan
+	total := 0
+	for _, n := range p.Hosts {
+		total += n
+	}
+	var err error
+	t.Fabric, err = soft.New(soft.Config{Devices: total, Stepped: true, Seed: p.Seed, Scramble: p.Scramble})
+	t.Must("new fabric", err)
+	for i := range total {
+		t.NICs = append(t.NICs, &NIC{Device: t.Fabric.Device(i), hooks: &t.Hooks})
+	}
+	rest := t.NICs
+	for i, n := range p.Hosts {
+		t.buildHost(i, rest[:n])
+		rest = rest[n:]
+	}
+}
+
+func (t *Testbed) buildHost(index int, nics []*NIC) {
+	h := &Host{Testbed: t, Index: index, Name: fmt.Sprintf("host %d", index), NICs: nics,
+		Memory: NewMemory(t.Layout)}
+	var devs []verbs.Device
+	for _, d := range nics {
+		d.Host = h
+		devs = append(devs, d)
+	}
+	var err error
+	h.Dom, err = ibverbx.NewDomain(devs...)
+	t.Must("new domain", err)
+	h.MR, err = h.Dom.Register(h.Memory.arena, verbs.AccessAll)
+	t.Must("register", err)
+	text, err := json.Marshal(h.MR.Remote())
+	t.Must("marshal memory", err)
+	t.Must("unmarshal memory", json.Unmarshal(text, &h.Remote))
+	t.Hosts = append(t.Hosts, h)
+}
+
+// Steps lets the fabric do up to n actions, which are drawn.
+func (t *Testbed) Steps(n int) {
+	for range n {
+		if t.Movable() == 0 {
+			return
+		}
+		a := t.choose()
+		t.Logf("  %v", a)
+		t.Fabric.Do(a)
+		t.Moves++
+		if t.Hooks.Moved != nil {
+			t.Hooks.Moved(a)
+		}
+	}
+}
+
+// Movable is how many actions of the fabric are possible now.
+func (t *Testbed) Movable() int {
+	t.actions = t.Fabric.Actions(t.actions[:0])
+	return len(t.actions)
+}
+
+// RunFabric lets the fabric do up to n actions in its own order.
+func (t *Testbed) RunFabric(n int) { t.Moves += t.Fabric.Run(n) }
+
+// choose draws the next action. Timers expire rarely while anything else can happen, and in worlds
+// with a bias some queue pairs get far ahead of others.
+func (t *Testbed) choose() soft.Action {
+	best := t.actions[t.Rng.IntN(len(t.actions))]
+	for range 2 + t.Plan.Bias {
+		a := t.actions[t.Rng.IntN(len(t.actions))]
+		if best.Kind == soft.Timer && t.Rng.IntN(16) != 0 ||
+			t.Plan.Bias != 0 && t.rank(a) > t.rank(best) && a.Kind != soft.Timer {
+			best = a
+		}
+	}
+	return best
+}
+
+// rank orders queue pairs and kinds of actions, differently in each world.
+func (t *Testbed) rank(a soft.Action) uint64 {
+	x := t.Plan.Seed ^ uint64(a.Device)<<32 ^ uint64(a.QPNum)<<8 ^ uint64(a.Kind)
+	x *= 0x9e3779b97f4a7c15
+	return x >> 40
+}
+
+// Audit looks at all of the memory.
+func (t *Testbed) Audit() {
+	for _, h := range t.Hosts {
+		if what, at, ok := h.Memory.Audit(); !ok {
+			t.Broken(Ownership, "%s has changed: bytes %d to %d of %s", what, at.Off, at.Off+at.N, h.Name)
+		}
+	}
+}
+
+// Close closes what Build has made and checks that nothing is left open. Whatever was created on
+// the domains is closed before; memory and domains may be.
+func (t *Testbed) Close() {
+	for _, h := range t.Hosts {
+		t.mayBeClosed("memory of "+h.Name, h.MR.Close())
+		t.mayBeClosed("domain of "+h.Name, h.Dom.Close())
+		h.Memory.Free()
+	}
+	if o := t.Fabric.Objects(); o != (soft.Objects{}) {
+		t.Broken(Leak, "left open: %v", o)
+	}
+	t.Must("close fabric", t.Fabric.Close())
+}
+
+// mayBeClosed ends the run when a close fails for another reason than that it is not the first.
+func (t *Testbed) mayBeClosed(what string, err error) {
+	if !errors.Is(err, ibverbx.ErrClosed) {
+		t.Must("close "+what, err)
+	}
+}
