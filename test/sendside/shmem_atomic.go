@@ -32,7 +32,7 @@ func (e *element) count(common *rand.Rand) bool {
 			return false
 		}
 		if t.olds[old] || (old-before)%step != 0 {
-			t.broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made",
+			t.Broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made",
 				e.id, old)
 		}
 		t.olds[old] = true
@@ -42,7 +42,7 @@ func (e *element) count(common *rand.Rand) bool {
 		return false
 	}
 	if got := dst.Local(t.peers[home].pe)[0]; got != before+t.sums[word]*step {
-		t.broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got,
+		t.Broken(ruleAtomic, "counter %d on PE %d is %#x after %d additions to %#x", word, home, got,
 			t.sums[word], before)
 	}
 	if ok := e.barrier(); !ok {
@@ -97,10 +97,10 @@ func (e *element) toggle() bool {
 				found, err = shmem.FetchInc(t.ctx, e.pe, own, e.id)
 			}
 			if err == nil && (found != v+1 && found != v) { // an Inc may be on its way
-				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
+				t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1, and finds %#x", e.id, v, found)
 			}
 			if err == nil && e.quiet() && shmem.Load(e.pe, own) != v+2 {
-				t.broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v,
+				t.Broken(ruleAtomic, "PE %d has set a word to %#x and added 1 twice: %#x", e.id, v,
 					shmem.Load(e.pe, own))
 			}
 		default:
@@ -113,7 +113,7 @@ func (e *element) toggle() bool {
 			return false
 		}
 		if mask := uint64(0xff) << (8 * e.id); fetched && found&mask != was&mask {
-			t.broken(ruleAtomic, "PE %d finds its bits %#x, and left %#x", e.id, found&mask, was&mask)
+			t.Broken(ruleAtomic, "PE %d finds its bits %#x, and left %#x", e.id, found&mask, was&mask)
 		}
 	}
 	if !e.barrier() {
@@ -124,10 +124,10 @@ func (e *element) toggle() bool {
 		want |= o.bits
 	}
 	if got := e.halves.At(0).Local(t.peers[home].pe)[0]; got != other {
-		t.broken(ruleAtomic, "the half beside a word of four bytes was %#x, and is %#x", other, got)
+		t.Broken(ruleAtomic, "the half beside a word of four bytes was %#x, and is %#x", other, got)
 	}
 	if got := large.Local(t.peers[home].pe)[0]; got != want || small.Local(t.peers[home].pe)[0] != 0 {
-		t.broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got,
+		t.Broken(ruleAtomic, "the bits are %#x and %#x, and should be %#x and 0", got,
 			small.Local(t.peers[home].pe)[0], want)
 	}
 	return e.barrier()
@@ -146,13 +146,13 @@ func (e *element) swap(common *rand.Rand) bool {
 		return false
 	}
 	for i := range 1 + e.rng.IntN(4) {
-		token := uint32(e.t.at)<<16 | uint32(e.id)<<8 | uint32(i+1)
+		token := uint32(e.t.At)<<16 | uint32(e.id)<<8 | uint32(i+1)
 		old, err := shmem.Swap(t.ctx, e.pe, dst, token, home)
 		if !e.ok("swap", err) {
 			return false
 		}
 		if t.olds[uint64(old)] {
-			t.broken(ruleAtomic, "PE %d swaps %#x out, as somebody has before", e.id, old)
+			t.Broken(ruleAtomic, "PE %d swaps %#x out, as somebody has before", e.id, old)
 		}
 		t.olds[uint64(old)] = true
 		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap",
@@ -160,7 +160,7 @@ func (e *element) swap(common *rand.Rand) bool {
 			return false
 		}
 		if now, err := shmem.Fetch(t.ctx, e.pe, dst, home); err == nil && old == token && now == token {
-			t.broken(ruleAtomic, "PE %d has swapped %#x for another value, and finds it still", e.id, token)
+			t.Broken(ruleAtomic, "PE %d has swapped %#x for another value, and finds it still", e.id, token)
 		}
 	}
 	return e.barrier()

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ibverbx/shmem"
+	"ibverbx/test/internal/lab"
 )
 
 // collective makes one of the collective calls and compares with what one processor makes of it.
@@ -15,8 +16,8 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	if common.IntN(4) == 0 {
 		n *= 20 // many pieces
 	}
-	key := common.IntN(allNoise)
-	val := func(pe, i int) int32 { return int32(noise[(key+31*pe+i)%allNoise]) - 100 }
+	key := common.IntN(lab.Keys)
+	val := func(pe, i int) int32 { return int32(lab.Noise((key+31*pe+i)%lab.Keys, 1)[0]) - 100 }
 	mine := make([]int32, n)
 	for i := range mine {
 		mine[i] = val(e.id, i)
@@ -24,7 +25,7 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	check := func(what string, got []int32, want func(i int) int32) {
 		for i, v := range got {
 			if v != want(i) {
-				t.broken(ruleContent, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v,
+				t.Broken(lab.Content, "PE %d: %s of %d: element %d is %d, must be %d", e.id, what, n, i, v,
 					want(i))
 			}
 		}
@@ -122,7 +123,7 @@ func (e *element) allocate(common *rand.Rand) bool {
 	}
 	for i, v := range s.Local(e.pe) {
 		if v != 0 {
-			t.broken(ruleContent, "PE %d: byte %d of a new block is %#x", e.id, i, v)
+			t.Broken(lab.Content, "PE %d: byte %d of a new block is %#x", e.id, i, v)
 		}
 	}
 	to := (e.id + 1) % len(t.peers)
@@ -138,7 +139,7 @@ func (e *element) allocate(common *rand.Rand) bool {
 	}
 	if from := byte((e.id+len(t.peers)-1)%len(t.peers) + 1); slices.ContainsFunc(s.Local(e.pe),
 		func(v byte) bool { return v != from }) {
-		t.broken(ruleContent, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n,
+		t.Broken(lab.Content, "PE %d: its block of %d bytes does not hold what PE %d has put", e.id, n,
 			from-1)
 	}
 	return e.ok("free", shmem.Free(t.ctx, e.pe, s))

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"ibverbx/shmem"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs"
 )
 
@@ -41,7 +42,7 @@ func (e *element) play(kind phaseKind, common *rand.Rand) bool {
 		e.mistake()
 	case phaseFault:
 		if e.id == 0 {
-			e.t.strike(e.t.all, e.t.plan.mood == calm || e.rng.IntN(2) == 0)
+			e.t.strike(e.t.all, e.t.plan.Mood == lab.Calm || e.rng.IntN(2) == 0)
 		}
 	}
 	return true
@@ -75,7 +76,7 @@ func (e *element) fence() {
 
 // put writes into a slot that it has not written to since the last fence.
 func (e *element) put() bool {
-	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(allNoise),
+	w := &write{to: e.rng.IntN(len(e.t.peers)), slot: e.rng.IntN(slots), key: e.rng.IntN(lab.Keys),
 		n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
 	for _, o := range e.out {
 		if o.to == w.to && o.slot == w.slot && o.epoch == w.epoch {
@@ -102,10 +103,10 @@ func (e *element) put() bool {
 			w.src = src // the NICs' until Quiet
 		}
 	}
-	e.t.logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot,
+	e.t.Logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot,
 		w.to, kind, inHeap, err)
 	if w.src == nil {
-		fill(src)
+		lab.Scribble(src)
 	}
 	return e.ok("put", err)
 }
@@ -121,7 +122,7 @@ const (
 // reading, or elsewhere.
 func (e *element) source(w *write) (src []byte, inHeap bool) {
 	if e.rng.IntN(2) == 0 {
-		return slices.Clone(noisy(w.key, w.n)), false
+		return slices.Clone(lab.Noise(w.key, w.n)), false
 	}
 	used := 0
 	for _, o := range e.out {
@@ -130,11 +131,11 @@ func (e *element) source(w *write) (src []byte, inHeap bool) {
 		}
 	}
 	if used == scratches {
-		return slices.Clone(noisy(w.key, w.n)), false
+		return slices.Clone(lab.Noise(w.key, w.n)), false
 	}
 	// Pieces are given out in turn, and come back all at once.
 	src = e.scratch.Local(e.pe)[used*slotSize:][:w.n]
-	copy(src, noisy(w.key, w.n))
+	copy(src, lab.Noise(w.key, w.n))
 	return src, true
 }
 
@@ -175,7 +176,7 @@ func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 	list = append(list, slices.Clone(e.target(&write{to: to, slot: slot})[:n]))
 	for _, w := range e.out {
 		if w.to == to && w.slot == slot {
-			list = append(list, noisy(w.key, w.n)[:min(n, w.n)])
+			list = append(list, lab.Noise(w.key, w.n)[:min(n, w.n)])
 			for _, b := range w.was {
 				list = append(list, b[:min(n, len(b))])
 			}
@@ -191,7 +192,7 @@ func (e *element) checkRead(what string, r *read) {
 	}
 	for i, v := range r.dst {
 		if !mayBe(r.wants, i, v) {
-			e.t.broken(ruleContent, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i,
+			e.t.Broken(lab.Content, "PE %d: %s: byte %d of %d is %#x, which was never there", e.id, what, i,
 				len(r.dst), v)
 		}
 	}
@@ -207,10 +208,10 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	n := 1 + common.IntN(slotSize)
 	keys := make([]int, len(order))
 	for i := range keys {
-		keys[i] = common.IntN(allNoise)
+		keys[i] = common.IntN(lab.Keys)
 	}
 	add := common.IntN(2) == 0
-	src := slices.Clone(noisy(keys[e.id], n))
+	src := slices.Clone(lab.Noise(keys[e.id], n))
 	dst, sig := e.slot(e.id, 0), e.signals.At(e.id)
 	value := t.peers[to].signal[e.id] + 1 // what the word on the other PE is to become
 	if !e.barrier() {
@@ -228,7 +229,7 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	default:
 		err = shmem.PutSignalNBI(t.ctx, e.pe, dst, src, sig, value, shmem.SignalSet, to)
 	}
-	fill(src)
+	lab.Scribble(src)
 	if !e.ok("put signal", err) {
 		return false
 	}
@@ -237,8 +238,8 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 		return false
 	}
 	got := e.slot(from, 0).Local(e.pe)[:n]
-	if string(got) != string(noisy(keys[from], n)) {
-		t.broken(ruleFence, "PE %d sees the signal of PE %d, and not its %d bytes", e.id, from, n)
+	if string(got) != string(lab.Noise(keys[from], n)) {
+		t.Broken(ruleFence, "PE %d sees the signal of PE %d, and not its %d bytes", e.id, from, n)
 	}
 	if ok := e.barrier(); !ok {
 		return false
@@ -255,7 +256,7 @@ func (e *element) await(from int, value uint64) bool {
 	case 0:
 		i, err := shmem.WaitUntilAny(t.ctx, e.pe, s, shmem.EQ, value)
 		if err == nil && i != 0 {
-			t.broken(ruleContent, "PE %d waits for one word, and it was word %d", e.id, i)
+			t.Broken(lab.Content, "PE %d waits for one word, and it was word %d", e.id, i)
 		}
 		return e.ok("wait until any", err)
 	case 1:
@@ -288,7 +289,7 @@ func (e *element) mistake() {
 			0),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) {
-			e.t.broken(ruleRefusal, "PE %d: %s: %v", e.id, name, err)
+			e.t.Broken(lab.Refusal, "PE %d: %s: %v", e.id, name, err)
 		}
 	}
 }

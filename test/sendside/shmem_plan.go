@@ -4,25 +4,17 @@ import (
 	"math/rand/v2"
 
 	"ibverbx/shmem"
-	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 )
 
 // Shmem is the game of processing elements.
-var Shmem = hunt.Game{
-	Test: "TestShmem", Dir: "./test/sendside",
-	Events: func(seed uint64) int { return len(newShmemPlan(seed).phases) },
-	Play: func(seed uint64, keep []int, log func(string)) *hunt.Violation {
-		p := newShmemPlan(seed)
-		p.phases = keepEvents(p.phases, keep)
-		return p.run(log)
-	},
-}
+var Shmem = lab.Game("TestShmem", "./test/sendside", newShmemPlan, (*shmemPlan).run)
 
 // shmemPlan is what a world of PEs is made of, and the phases that all of them go through.
 type shmemPlan struct {
 	bedPlan
+	lab.Schedule[phase]
 	config shmem.Config
-	phases []phase
 }
 
 // phase is a part of the program that all PEs run. What each does in it follows from r and from its
@@ -68,31 +60,21 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	rng := rand.New(rand.NewPCG(seed, 0x73686d))
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	p := &shmemPlan{bedPlan: newBedPlan(rng, seed)}
-	p.mood = mood(pick(int(calm), int(calm), int(faulty)))
-	for i := range p.hosts {
-		p.hosts[i] = p.hosts[0] // all PEs have the same configuration
+	p.Mood = lab.Mood(pick(int(lab.Calm), int(lab.Calm), int(lab.Faulty)))
+	for i := range p.Hosts {
+		p.Hosts[i] = p.Hosts[0] // all PEs have the same configuration
 	}
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
 		// nothing may depend on a clock
-		PEs: len(p.hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
+		PEs: len(p.Hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
 		Transport: p.workerConfig(rng, qp, 0),
 	}
 	p.config.Transport.AMBuffers = 1
 	p.config.Transport.QP.MaxMsgCntPerQP = 0
-	p.phases = make([]phase, 1+rng.IntN(pick(2, 4, 8)))
-	total := 0
-	for _, n := range phaseWeights {
-		total += n
-	}
-	for i := range p.phases {
-		n := rng.IntN(total)
-		kind := phaseKind(0)
-		for n >= phaseWeights[kind] {
-			n -= phaseWeights[kind]
-			kind++
-		}
-		p.phases[i] = phase{kind, rng.Uint64()}
+	p.Events = make([]phase, 1+rng.IntN(pick(2, 4, 8)))
+	for i := range p.Events {
+		p.Events[i] = phase{phaseKind(lab.DrawWeighted(rng, phaseWeights[:])), rng.Uint64()}
 	}
 	return p
 }
@@ -105,9 +87,9 @@ func (p *shmemPlan) String() string {
 	t := &p.config.Transport
 	s := sprintf("seed %d, %v: %d PEs with %d NICs each, %d rails, %v, fragments of %d bytes, registers "+
 		"from %d; %d bounce buffers of %d bytes, %d outstanding, %d inline",
-		p.seed, p.mood, p.config.PEs, p.hosts[0], p.rails, t.QP.Scheme, t.QP.MaxMsgSize,
+		p.Seed, p.Mood, p.config.PEs, p.Hosts[0], p.rails, t.QP.Scheme, t.QP.MaxMsgSize,
 		p.config.RegisterFrom, t.BounceBuffers, t.BufferSize, t.MaxOutstanding, t.QP.MaxInline)
-	for i, ph := range p.phases {
+	for i, ph := range p.Events {
 		s += sprintf("\nphase %d: %v", i, ph.kind)
 	}
 	return s

@@ -7,12 +7,13 @@ import (
 
 	"ibverbx/shmem"
 	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 	"ibverbx/verbs/soft"
 )
 
 // team is PEs that run one program, and a model of their memory.
 type team struct {
-	bed
+	testbed
 	plan  *shmemPlan
 	all   *link // of every connection
 	peers []*element
@@ -25,7 +26,7 @@ type team struct {
 // element is a PE, its program, and what is known of what it has written.
 type element struct {
 	t      *team
-	host   *host
+	host   *lab.Host
 	id     int
 	pe     *shmem.PE
 	rng    *rand.Rand
@@ -74,37 +75,36 @@ type read struct {
 
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 	t := &team{plan: p, olds: map[uint64]bool{}}
-	t.bed.plan, t.log, t.moved = &p.bedPlan, log, t.lookAfter
-	return t.play(func() {
-		t.seedEvent(p.seed)
-		t.logf("%v", p)
-		t.raise()
+	return t.play(&p.bedPlan, log, t.moved, func() {
+		t.SeedEvent(p.Seed)
+		t.Logf("%v", p)
+		t.Build()
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		t.ctx = ctx
-		t.all = &link{name: "all", hosts: [2]*host{t.hosts[0], t.hosts[len(t.hosts)-1]}}
-		t.links, t.build = append(t.links, t.all), t.all
+		t.all = t.link("all", t.Hosts[0], t.Hosts[len(t.Hosts)-1])
+		t.build = t.all
 		t.cards = make([][][]byte, 2)
-		for i, h := range t.hosts {
-			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.seed, uint64(i))),
+		for i, h := range t.Hosts {
+			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.Seed, uint64(i))),
 				signal: make([]uint64, p.config.PEs)}
 			t.peers = append(t.peers, e)
 			t.start(sprintf("PE %d", i), h, e.program)
 		}
 		t.turns()
 		if len(t.waiting()) != 0 { // somebody waits for somebody who has gone
-			if t.all.blame == "" {
-				t.broken(ruleLiveness, "%s waits for ever", t.waiting()[0].name)
+			if t.all.Blame == "" {
+				t.Broken(lab.Liveness, "%s waits for ever", t.waiting()[0].name)
 			}
 			cancel()
 			t.turns()
 		}
 		if len(t.waiting()) != 0 {
-			t.broken(ruleLiveness, "%s waits for ever, though its context has ended", t.waiting()[0].name)
+			t.Broken(lab.Liveness, "%s waits for ever, though its context has ended", t.waiting()[0].name)
 		}
-		t.endFaults()
+		t.EndFaults(nil)
 		t.checkEnd()
-		t.raze()
+		t.Close()
 	})
 }
 
@@ -112,30 +112,30 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 func (t *team) turns() {
 	for quiet, rounds := 0, 0; quiet < 40; rounds++ {
 		if rounds > 200000 {
-			t.broken(ruleLiveness, "it moves for ever")
+			t.Broken(lab.Liveness, "it moves for ever")
 		}
 		list := t.waiting()
 		if len(list) == 0 {
 			return
 		}
 		quiet++
-		if t.actions = t.fabric.Actions(t.actions[:0]); len(t.actions) != 0 && t.rng.IntN(3) != 0 {
-			t.steps(1 + t.rng.IntN(6))
+		if t.Movable() != 0 && t.Rng.IntN(3) != 0 {
+			t.Steps(1 + t.Rng.IntN(6))
 			quiet = 0
 			continue
 		}
-		p := list[t.rng.IntN(len(list))]
+		p := list[t.Rng.IntN(len(list))]
 		before := t.progressOf()
 		p.resume()
 		if p.over || t.progressOf() != before {
 			quiet = 0
 		}
 		if quiet > 20 {
-			for _, p := range append([]*player(nil), t.waiting()...) {
+			for _, p := range slices.Clone(t.waiting()) {
 				p.resume()
 			}
-			if len(t.active) != 0 {
-				t.heal()
+			if len(t.Strikes) != 0 {
+				t.Heal()
 				quiet = 0
 			}
 		}
@@ -173,10 +173,10 @@ func (e *element) ok(what string, err error) bool {
 	if err == nil {
 		return true
 	}
-	if e.t.all.blame == "" {
-		e.t.broken(ruleIsolation, "PE %d: %s: %v", e.id, what, err)
+	if e.t.all.Blame == "" {
+		e.t.Broken(lab.Isolation, "PE %d: %s: %v", e.id, what, err)
 	}
-	e.t.logf("  PE %d: %s: %v", e.id, what, err)
+	e.t.Logf("  PE %d: %s: %v", e.id, what, err)
 	if e.failed == nil {
 		e.failed = err
 	}
@@ -189,13 +189,13 @@ func (e *element) program() {
 	cfg := t.plan.config
 	cfg.PE, cfg.Exchange, cfg.Transport.Idle = e.id, e.exchange, t.idle
 	var err error
-	e.pe, err = shmem.Join(t.ctx, e.host.dom, cfg)
+	e.pe, err = shmem.Join(t.ctx, e.host.Dom, cfg)
 	if !e.ok("join", err) || !e.begin() {
 		return
 	}
-	for i, ph := range t.plan.phases {
-		t.at = max(t.at, i+1)
-		t.logf("PE %d: phase %d, %v", e.id, i, ph.kind)
+	for i, ph := range t.plan.Events {
+		t.At = max(t.At, i+1)
+		t.Logf("PE %d: phase %d, %v", e.id, i, ph.kind)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
 		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // what all PEs draw alike
 		if !e.play(ph.kind, common) {
@@ -205,14 +205,14 @@ func (e *element) program() {
 	}
 	e.parted = true
 	err = e.pe.Close(t.ctx)
-	t.logf("PE %d: close: %v", e.id, err)
+	t.Logf("PE %d: close: %v", e.id, err)
 	e.ok("close", err)
 }
 
 // begin allocates what the phases use.
 func (e *element) begin() bool {
 	t := e.t
-	n := len(t.hosts)
+	n := len(t.Hosts)
 	var err error
 	if e.area, err = shmem.Alloc[byte](t.ctx, e.pe, n*slots*slotSize); !e.ok("alloc", err) {
 		return false
@@ -240,7 +240,7 @@ func (e *element) barrier() bool {
 	}
 	for _, o := range t.peers {
 		if o.entered < k {
-			t.broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
+			t.Broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
 		}
 		if o.left < k { // it is in the barrier still, and has put nothing since
 			o.settleOn(e)
@@ -255,7 +255,7 @@ func (e *element) barrier() bool {
 func (e *element) settleOn(o *element) {
 	for _, w := range e.out {
 		if w.to == o.id && e.newest(w) && !e.landed(w) {
-			e.t.broken(ruleFlush, "PE %d has left a barrier, and what PE %d put into its slot %d is not "+
+			e.t.Broken(ruleFlush, "PE %d has left a barrier, and what PE %d put into its slot %d is not "+
 				"there", o.id, e.id, w.slot)
 		}
 	}
@@ -275,10 +275,10 @@ func (e *element) quieted() {
 	t := e.t
 	for _, w := range e.out {
 		if e.newest(w) && !e.landed(w) {
-			t.broken(ruleFlush, "PE %d is quiet, and slot %d on PE %d does not hold what it put there", e.id,
+			t.Broken(ruleFlush, "PE %d is quiet, and slot %d on PE %d does not hold what it put there", e.id,
 				w.slot, w.to)
 		}
-		fill(w.src)
+		lab.Scribble(w.src)
 	}
 	for _, r := range e.reads {
 		e.checkRead("get nbi", r)
@@ -296,11 +296,6 @@ func (e *element) newest(w *write) bool {
 	return true
 }
 
-// fill is what a program does with a source that it has got back.
-func fill(b []byte) {
-	copy(b, scribble)
-}
-
 // slot names what PE by writes on others.
 func (e *element) slot(by, slot int) shmem.Sym[byte] {
 	i := (by*slots + slot) * slotSize
@@ -314,12 +309,12 @@ func (e *element) target(w *write) []byte {
 }
 
 func (e *element) landed(w *write) bool {
-	return string(e.target(w)[:w.n]) == string(noisy(w.key, w.n))
+	return string(e.target(w)[:w.n]) == string(lab.Noise(w.key, w.n))
 }
 
 // touched says whether some of a put has landed.
 func (e *element) touched(w *write) bool {
-	mem, want := e.target(w), noisy(w.key, w.n)
+	mem, want := e.target(w), lab.Noise(w.key, w.n)
 	for i := range w.n {
 		if mem[i] == want[i] && !mayBe(w.was, i, want[i]) {
 			return true
@@ -333,8 +328,8 @@ func mayBe(list [][]byte, i int, v byte) bool {
 	return slices.ContainsFunc(list, func(b []byte) bool { return i < len(b) && b[i] == v })
 }
 
-// lookAfter checks, after every action of the fabric, that fences hold.
-func (t *team) lookAfter(a soft.Action) {
+// moved checks, after every action of the fabric, that fences hold.
+func (t *team) moved(a soft.Action) {
 	if a.Kind != soft.Execute {
 		return
 	}
@@ -357,7 +352,7 @@ func (e *element) checkFence(to int) {
 		switch {
 		case w.to != to:
 		case hole != nil && w.epoch > hole.epoch && e.touched(w):
-			e.t.broken(ruleFence, "PE %d: slot %d on PE %d has begun to change, and slot %d, before the "+
+			e.t.Broken(ruleFence, "PE %d: slot %d on PE %d has begun to change, and slot %d, before the "+
 				"fence, has not", e.id, w.slot, to, hole.slot)
 		case hole == nil && e.newest(w) && !e.landed(w):
 			hole = w
@@ -368,11 +363,11 @@ func (e *element) checkFence(to int) {
 // checkEnd checks what the PEs have made together.
 func (t *team) checkEnd() {
 	for _, e := range t.peers {
-		if e.failed == nil && t.all.blame == "" && e.phase != len(t.plan.phases) {
-			t.broken(ruleLiveness, "PE %d has ended in phase %d", e.id, e.phase)
+		if e.failed == nil && t.all.Blame == "" && e.phase != len(t.plan.Events) {
+			t.Broken(lab.Liveness, "PE %d has ended in phase %d", e.id, e.phase)
 		}
-		if e.failed != nil && t.all.blame == "" {
-			t.broken(ruleIsolation, "PE %d: %v", e.id, e.failed)
+		if e.failed != nil && t.all.Blame == "" {
+			t.Broken(lab.Isolation, "PE %d: %v", e.id, e.failed)
 		}
 	}
 }

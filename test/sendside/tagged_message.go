@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"ibverbx/tagged"
+	"ibverbx/test/internal/lab"
 )
 
 // tagMsg is a message that was sent.
@@ -13,7 +14,7 @@ type tagMsg struct {
 	seq    int
 	tag    uint64
 	key, n int
-	src    span
+	src    lab.Span
 	sync   bool
 	long   bool
 	req    *tagged.Request // nil: it was done at once, or is given back
@@ -34,12 +35,12 @@ var tags = [...]uint64{0, 1, 2, 3, 0x100, 1 << 63, ^uint64(0)}
 var masks = [...]uint64{tagged.Exact, tagged.Exact, tagged.Exact, tagged.Any, 1, 3, 1 << 63}
 
 // pieces cuts memory into pieces, some of them empty, and often into one.
-func (o *office) pieces(s span) (bufs [][]byte) {
-	if o.one(2) {
-		return [][]byte{o.memory.bytes(s)}
+func (o *office) pieces(s lab.Span) (bufs [][]byte) {
+	if o.OneIn(2) {
+		return [][]byte{o.Memory.Bytes(s)}
 	}
-	for _, piece := range o.cut(s, o.pick(2, 3, 7)) {
-		bufs = append(bufs, o.memory.bytes(piece))
+	for _, piece := range cut(o.Testbed, s, o.Pick(2, 3, 7)) {
+		bufs = append(bufs, o.Memory.Bytes(piece))
 	}
 	return bufs
 }
@@ -48,18 +49,18 @@ func (o *office) pieces(s span) (bufs [][]byte) {
 // what has come.
 func (e *tagEnd) newMsg() (*tagMsg, bool) {
 	w := e.p
-	m := &tagMsg{e: e, seq: len(e.msgs), tag: tags[w.rng.IntN(len(tags))], sync: w.one(4)}
-	limit := w.pick(8, 100, 300, 1500)
-	for m.n = w.rng.IntN(limit + 1); e.lengths[[2]uint64{m.tag, uint64(m.n)}]; m.n++ {
+	m := &tagMsg{e: e, seq: len(e.msgs), tag: tags[w.Rng.IntN(len(tags))], sync: w.OneIn(4)}
+	limit := w.Pick(8, 100, 300, 1500)
+	for m.n = w.Rng.IntN(limit + 1); e.lengths[[2]uint64{m.tag, uint64(m.n)}]; m.n++ {
 	}
 	var ok bool
-	if m.src, ok = e.office.memory.alloc(m.n); !ok {
+	if m.src, ok = e.office.Memory.Alloc(m.n); !ok {
 		return nil, false
 	}
 	e.lengths[[2]uint64{m.tag, uint64(m.n)}] = true
-	m.key = w.rng.IntN(allNoise)
-	copy(e.office.memory.bytes(m.src), noisy(m.key, m.n))
-	m.long = m.n > max(w.plan.configs[e.office.index].EagerLimit, 0)
+	m.key = w.Rng.IntN(lab.Keys)
+	copy(e.office.Memory.Bytes(m.src), lab.Noise(m.key, m.n))
+	m.long = m.n > max(w.plan.configs[e.office.Index].EagerLimit, 0)
 	return m, true
 }
 
@@ -76,7 +77,7 @@ func (e *tagEnd) send() {
 	} else {
 		m.req, err = e.ep.Send(m.tag, e.office.pieces(m.src)...)
 	}
-	w.logf("  %v: at once %v, %v", m, m.req == nil, err)
+	w.Logf("  %v: at once %v, %v", m, m.req == nil, err)
 	e.took(m, err)
 	if err == nil && m.req == nil {
 		m.end(nil)
@@ -89,34 +90,34 @@ func (e *tagEnd) took(m *tagMsg, err error) {
 	if err == nil {
 		e.msgs = append(e.msgs, m)
 		if e.ended || e.closing {
-			w.broken(ruleRefusal, "%v was accepted, and the endpoint has ended", m)
+			w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
 		}
 		return
 	}
 	if e.mayFail() == "" && !e.closing {
-		w.broken(ruleIsolation, "%v: %v", m, err)
+		w.Broken(lab.Isolation, "%v: %v", m, err)
 	}
-	e.office.memory.reuse(m.src, "a source that nobody took")
+	e.office.Memory.Reuse(m.src, "a source that nobody took")
 }
 
 // end takes in that a send is done.
 func (m *tagMsg) end(err error) {
 	w := m.e.p
 	m.done, m.doneAt, m.err = true, w.clock, err
-	m.e.office.memory.reuse(m.src, sprintf("the source of %v", m))
+	m.e.office.Memory.Reuse(m.src, sprintf("the source of %v", m))
 	switch {
 	case err == nil:
 	case m.gone:
 		if !errors.Is(err, tagged.ErrCanceled) {
-			w.broken(ruleNoticed, "%v was cancelled: %v", m, err)
+			w.Broken(ruleNoticed, "%v was cancelled: %v", m, err)
 		}
 	case m.e.mayFail() == "" && !m.e.closing:
-		w.broken(ruleIsolation, "%v ends with %v", m, err)
+		w.Broken(lab.Isolation, "%v ends with %v", m, err)
 	}
 	if (m.sync || m.long) && err == nil && m.match == nil {
 		fits := func(r *tagRecv) bool { return r.match == nil && !r.gone && r.takes(m.tag) }
 		if !slices.ContainsFunc(m.e.peer.office.recvs, fits) {
-			w.broken(ruleOrder, "%v is done, and no receive can have matched it", m)
+			w.Broken(ruleOrder, "%v is done, and no receive can have matched it", m)
 		}
 	}
 }
@@ -133,7 +134,7 @@ func (m *tagMsg) held() bool {
 			places += o.fragments()
 		}
 	}
-	return places > m.e.p.plan.configs[m.e.peer.office.index].MaxUnexpected
+	return places > m.e.p.plan.configs[m.e.peer.office.Index].MaxUnexpected
 }
 
 // fragments is in how many pieces a message goes out, at most.
@@ -143,7 +144,7 @@ func (m *tagMsg) fragments() int {
 	}
 	room := 1 << 20
 	for _, e := range []*tagEnd{m.e, m.e.peer} {
-		room = min(room, m.e.p.plan.configs[e.office.index].Transport.BufferSize-64)
+		room = min(room, m.e.p.plan.configs[e.office.Index].Transport.BufferSize-64)
 	}
 	return max(1, (m.n+room-1)/room)
 }
@@ -155,7 +156,7 @@ func (w *post) sweep() {
 		for _, r := range o.recvs[o.open:] {
 			if !r.done && r.req != nil && r.req.Done() {
 				r.end(r.req.Info(), r.req.Err())
-				if w.one(2) && !r.awaited {
+				if w.OneIn(2) && !r.awaited {
 					r.req.Free()
 				}
 				r.req = nil
@@ -169,7 +170,7 @@ func (w *post) sweep() {
 		for _, m := range e.msgs[e.open:] {
 			if !m.done && m.req != nil && m.req.Done() {
 				m.end(m.req.Err())
-				if w.one(2) {
+				if w.OneIn(2) {
 					m.req.Free()
 				}
 				m.req = nil
@@ -183,7 +184,7 @@ func (w *post) sweep() {
 
 // probe asks for a message, and receives it.
 func (o *office) probe() {
-	info, found := o.worker.Probe(tags[o.rng.IntN(len(tags))], masks[o.rng.IntN(len(masks))])
+	info, found := o.worker.Probe(tags[o.Rng.IntN(len(tags))], masks[o.Rng.IntN(len(masks))])
 	if !found {
 		return
 	}
@@ -192,34 +193,34 @@ func (o *office) probe() {
 			for _, m := range e.peer.msgs {
 				if m.tag == info.Tag && m.n == info.Length {
 					if m.match != nil || m.gone {
-						o.broken(ruleMessages, "%s: Probe tells of %v, which was cancelled, or taken by %v",
-							o.name, m, m.match)
+						o.Broken(ruleMessages, "%s: Probe tells of %v, which was cancelled, or taken by %v",
+							o.Name, m, m.match)
 					}
 					return
 				}
 			}
 		}
 	}
-	o.broken(ruleMessages, "%s: Probe tells of a message that nobody sent: tag %#x, %d bytes", o.name,
+	o.Broken(ruleMessages, "%s: Probe tells of a message that nobody sent: tag %#x, %d bytes", o.Name,
 		info.Tag, info.Length)
 }
 
 // cancel cancels a request.
 func (e *tagEnd) cancel() {
 	w := e.p
-	if w.one(2) {
+	if w.OneIn(2) {
 		if open := e.office.recvs[e.office.open:]; len(open) != 0 {
-			if r := open[w.rng.IntN(len(open))]; r.req != nil && !r.done {
+			if r := open[w.Rng.IntN(len(open))]; r.req != nil && !r.done {
 				r.gone = r.req.Cancel()
-				w.logf("  %v: cancelled %v", r, r.gone)
+				w.Logf("  %v: cancelled %v", r, r.gone)
 			}
 		}
 		return
 	}
 	if open := e.msgs[e.open:]; len(open) != 0 {
-		if m := open[w.rng.IntN(len(open))]; m.req != nil && !m.done {
+		if m := open[w.Rng.IntN(len(open))]; m.req != nil && !m.done {
 			m.gone = m.req.Cancel()
-			w.logf("  %v: cancelled %v", m, m.gone)
+			w.Logf("  %v: cancelled %v", m, m.gone)
 		}
 	}
 }

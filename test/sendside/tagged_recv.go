@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx/tagged"
+	"ibverbx/test/internal/lab"
 )
 
 // tagRecv is a receive that was posted.
@@ -11,7 +12,7 @@ type tagRecv struct {
 	o         *office
 	seq       int
 	tag, mask uint64
-	dst       span
+	dst       lab.Span
 	at        int // when it was posted
 	req       *tagged.Request
 	done      bool
@@ -23,24 +24,24 @@ type tagRecv struct {
 }
 
 func (r *tagRecv) String() string {
-	return sprintf("receive %d of %s (tag %#x, mask %#x, %d bytes)", r.seq, r.o.name, r.tag, r.mask, r.dst.n)
+	return sprintf("receive %d of %s (tag %#x, mask %#x, %d bytes)", r.seq, r.o.Name, r.tag, r.mask, r.dst.N)
 }
 
 func (r *tagRecv) takes(tag uint64) bool { return (tag^r.tag)&r.mask == 0 }
 
 // newRecv draws a receive.
 func (o *office) newRecv() (*tagRecv, bool) {
-	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.rng.IntN(len(tags))],
-		mask: masks[o.rng.IntN(len(masks))], at: o.p.clock}
+	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.Rng.IntN(len(tags))],
+		mask: masks[o.Rng.IntN(len(masks))], at: o.p.clock}
 	if o.p.ending {
 		r.tag, r.mask = 0, tagged.Any
 	}
 	if o.p.ending {
-		r.dst = o.memory.reserve(1700)
+		r.dst = o.Memory.Reserve(1700)
 		return r, true
 	}
 	var ok bool
-	r.dst, ok = o.memory.alloc(o.pick(0, 50, 400, 1700, 1700))
+	r.dst, ok = o.Memory.Alloc(o.Pick(0, 50, 400, 1700, 1700))
 	return r, ok
 }
 
@@ -56,9 +57,9 @@ func (o *office) recv() *tagRecv {
 	var err error
 	o.recvs = append(o.recvs, r)
 	r.req, err = o.worker.Recv(r.tag, r.mask, o.pieces(r.dst)...)
-	o.p.logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
+	o.p.Logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
 	if err != nil {
-		o.broken(ruleRefusal, "%v: %v", r, err)
+		o.Broken(lab.Refusal, "%v: %v", r, err)
 	}
 	return r
 }
@@ -68,29 +69,29 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 	o := r.o
 	w := o.p
 	r.done, r.err = true, err
-	w.logf("  %v is done: %+v, %v", r, [2]any{info.Tag, info.Length}, err)
+	w.Logf("  %v is done: %+v, %v", r, [2]any{info.Tag, info.Length}, err)
 	if info.Source == nil {
-		if err == nil || !o.memory.untouched(r.dst) {
-			w.broken(ruleContent, "%v has ended with %v, no message, and other memory", r, err)
+		if err == nil || !o.Memory.Untouched(r.dst) {
+			w.Broken(lab.Content, "%v has ended with %v, no message, and other memory", r, err)
 		}
 		if r.gone != errors.Is(err, tagged.ErrCanceled) {
-			w.broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.gone, err)
+			w.Broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.gone, err)
 		}
-		o.memory.settle(r.dst, keySum, sprintf("the buffer of %v", r))
+		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
 		return
 	}
 	m := r.find(info)
 	if r.gone {
-		w.broken(ruleOnce, "%v was cancelled and has taken %v", r, m)
+		w.Broken(ruleOnce, "%v was cancelled and has taken %v", r, m)
 	}
 	if p := r.probed; p != nil && (p.Tag != info.Tag || p.Length != info.Length || p.Source != info.Source) {
-		w.broken(ruleMessages, "%v takes %v, and Probe has told of tag %#x, %d bytes", r, m, p.Tag, p.Length)
+		w.Broken(ruleMessages, "%v takes %v, and Probe has told of tag %#x, %d bytes", r, m, p.Tag, p.Length)
 	}
 	r.match, m.match = m, r
 	r.checkContent(m, err)
 	r.checkOrder(m)
 	if !o.p.ending {
-		o.memory.settle(r.dst, keySum, sprintf("the buffer of %v", r))
+		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
 	}
 }
 
@@ -102,47 +103,47 @@ func (r *tagRecv) find(info tagged.Info) *tagMsg {
 			continue
 		}
 		if e.office != r.o {
-			w.broken(ruleMessages, "%v takes a message of another worker's endpoint", r)
+			w.Broken(ruleMessages, "%v takes a message of another worker's endpoint", r)
 		}
 		for _, m := range e.peer.msgs {
 			if m.tag != info.Tag || m.n != info.Length {
 				continue
 			}
 			if m.match != nil || m.gone || !r.takes(m.tag) {
-				w.broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
+				w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
 					"another tag", r, m, m.gone, m.match)
 			}
 			return m
 		}
 	}
-	w.broken(ruleMessages, "%v takes a message that nobody sent: tag %#x, %d bytes", r, info.Tag, info.Length)
+	w.Broken(ruleMessages, "%v takes a message that nobody sent: tag %#x, %d bytes", r, info.Tag, info.Length)
 	return nil
 }
 
 // checkContent checks what has come.
 func (r *tagRecv) checkContent(m *tagMsg, err error) {
-	w, mem := r.o.p, r.o.memory
-	short := m.n > r.dst.n
+	w, mem := r.o.p, r.o.Memory
+	short := m.n > r.dst.N
 	switch {
 	case short:
 		if err == nil || !errors.Is(err, tagged.ErrTruncated) && m.e.peer.mayFail() == "" {
-			w.broken(ruleContent, "%v takes %v: %v", r, m, err)
+			w.Broken(lab.Content, "%v takes %v: %v", r, m, err)
 		}
-		if !mem.untouched(r.dst) {
-			w.broken(ruleContent, "%v is too short for %v, and was written to", r, m)
+		if !mem.Untouched(r.dst) {
+			w.Broken(lab.Content, "%v is too short for %v, and was written to", r, m)
 		}
 	case err != nil:
 		if errors.Is(err, tagged.ErrTruncated) || m.e.peer.mayFail() == "" && !m.e.peer.closing {
-			w.broken(ruleIsolation, "%v takes %v: %v", r, m, err)
+			w.Broken(lab.Isolation, "%v takes %v: %v", r, m, err)
 		}
 	default:
-		head, tail := span{r.dst.off, m.n}, span{r.dst.off + m.n, r.dst.n - m.n}
-		if !mem.holds(head, m.key) || !mem.untouched(tail) {
-			w.broken(ruleContent, "%v takes %v, and holds something else", r, m)
+		head, tail := r.dst.Split(m.n)
+		if !mem.Holds(head, m.key) || !mem.Untouched(tail) {
+			w.Broken(lab.Content, "%v takes %v, and holds something else", r, m)
 		}
 	}
 	if (m.sync || m.long) && m.done && m.err == nil && r.at > m.doneAt {
-		w.broken(ruleOrder, "%v was done before %v was posted, which has taken it", m, r)
+		w.Broken(ruleOrder, "%v was done before %v was posted, which has taken it", m, r)
 	}
 }
 
@@ -152,13 +153,13 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 	w := r.o.p
 	for _, before := range m.e.msgs[:m.seq] {
 		if r.takes(before.tag) && !before.gone && before.match != nil && before.match.seq > r.seq {
-			w.broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before,
+			w.Broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before,
 				before.match)
 		}
 	}
 	for _, after := range m.e.msgs[m.seq+1:] {
 		if after.match != nil && after.match.takes(m.tag) && after.match.seq < r.seq {
-			w.broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after,
+			w.Broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after,
 				after.match)
 		}
 	}
@@ -169,7 +170,7 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 		}
 		if other.seq < r.seq && other.takes(m.tag) && o.seq > m.seq || other.seq > r.seq && r.takes(o.tag) &&
 			o.seq < m.seq {
-			w.broken(ruleQueue, "%v has taken %v, and %v has taken %v", r, m, other, o)
+			w.Broken(ruleQueue, "%v has taken %v, and %v has taken %v", r, m, other, o)
 		}
 	}
 }
@@ -190,11 +191,11 @@ func (r *tagRecv) checkUnmatched() {
 		}
 		for _, m := range e.peer.msgs {
 			if m.match == nil && !m.gone && r.takes(m.tag) && !m.held() {
-				r.o.p.broken(ruleLiveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
+				r.o.p.Broken(lab.Liveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
 					e.ep.Stats())
 			}
 			if m.match != nil && r.takes(m.tag) && m.match.seq > r.seq {
-				r.o.p.broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
+				r.o.p.Broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
 			}
 		}
 	}

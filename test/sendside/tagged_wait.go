@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"ibverbx/tagged"
+	"ibverbx/test/internal/lab"
 )
 
 // wait starts a program that waits: for a request, or in a call.
@@ -17,7 +18,7 @@ func (e *tagEnd) wait() {
 	w.cancels = append(w.cancels, cancel)
 	var body func(ctx context.Context)
 	var name string
-	switch w.rng.IntN(3) {
+	switch w.Rng.IntN(3) {
 	case 0:
 		m, ok := e.newMsg()
 		if !ok {
@@ -41,12 +42,12 @@ func (e *tagEnd) wait() {
 			var interrupted *tagged.InterruptedError
 			if errors.As(err, &interrupted) {
 				if interrupted.Req != r.req || !errors.Is(err, context.Canceled) {
-					w.broken(ruleRefusal, "%v: %v", r, err)
+					w.Broken(lab.Refusal, "%v: %v", r, err)
 				}
 			}
 		}
 	}
-	w.start(name, e.office.host, func() {
+	w.start(name, e.office.Host, func() {
 		body(ctx)
 		cancel()
 	})
@@ -63,14 +64,14 @@ func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
 	} else {
 		err = e.ep.SendWait(ctx, m.tag, e.office.pieces(m.src)...)
 	}
-	e.p.logf("  %v: waited: %v", m, err)
+	e.p.Logf("  %v: waited: %v", m, err)
 	var interrupted *tagged.InterruptedError
 	switch {
 	case errors.As(err, &interrupted):
 		m.req = interrupted.Req
 		return
 	case ended && err == nil && m.match == nil:
-		e.p.broken(ruleRefusal, "%v was accepted, and the endpoint has ended", m)
+		e.p.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
 	case err != nil && errors.Is(err, context.Canceled):
 		m.gone = true
 		err = tagged.ErrCanceled

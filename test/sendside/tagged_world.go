@@ -6,12 +6,13 @@ import (
 
 	"ibverbx/tagged"
 	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 )
 
 // post is workers and endpoints of messages, and a matcher that knows the rules and not the
 // library.
 type post struct {
-	bed
+	testbed
 	plan      *taggedPlan
 	offices   []*office
 	ends      []*tagEnd
@@ -23,7 +24,7 @@ type post struct {
 
 // office is a host's worker.
 type office struct {
-	*host
+	*lab.Host
 	p       *post
 	worker  *tagged.Worker
 	recvs   []*tagRecv // in the order in which they were posted
@@ -53,8 +54,8 @@ type tagEnd struct {
 func (e *tagEnd) String() string { return e.name }
 
 func (e *tagEnd) mayFail() string {
-	if e.link.blame != "" {
-		return e.link.blame
+	if e.link.Blame != "" {
+		return e.link.Blame
 	}
 	return e.blame
 }
@@ -67,42 +68,37 @@ func (e *tagEnd) because(reason string) {
 
 func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 	w := &post{plan: p}
-	w.bed.plan, w.log = &p.bedPlan, log
-	return w.play(func() {
+	return w.play(&p.bedPlan, log, nil, func() {
 		w.open()
-		for _, ev := range p.events {
-			w.at++
-			w.seedEvent(ev.r)
+		lab.PlayEvents(&w.Testbed, p.Events, func(ev tagEvent) {
 			w.happen(ev)
 			w.sweep()
-			if w.at%16 == 0 {
-				w.audit()
+			if w.At%16 == 0 {
+				w.Audit()
 			}
-		}
-		w.seedEvent(p.seed)
+		})
 		w.finish()
 	})
 }
 
 func (w *post) open() {
-	w.seedEvent(w.plan.seed)
-	w.logf("%v", w.plan)
-	w.raise()
-	for i, h := range w.hosts {
+	w.SeedEvent(w.plan.Seed)
+	w.Logf("%v", w.plan)
+	w.Build()
+	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
 		cfg.Transport.Idle = w.idle
-		o := &office{host: h, p: w}
+		o := &office{Host: h, p: w}
 		var err error
-		o.worker, err = tagged.NewWorker(h.dom, cfg)
-		w.must("new worker", err)
+		o.worker, err = tagged.NewWorker(h.Dom, cfg)
+		w.Must("new worker", err)
 		w.offices = append(w.offices, o)
 	}
 	for i, hosts := range w.plan.pairs {
-		l := &link{name: sprintf("connection %d", i), hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}
-		w.links = append(w.links, l)
+		l := w.link(sprintf("connection %d", i), w.Hosts[hosts[0]], w.Hosts[hosts[1]])
 		a, b := w.newEnd(l, w.offices[hosts[0]], 'a'), w.newEnd(l, w.offices[hosts[1]], 'b')
 		a.peer, b.peer = b, a
-		w.must("connect", tagged.Connect(a.ep, b.ep))
+		w.Must("connect", tagged.Connect(a.ep, b.ep))
 	}
 }
 
@@ -113,40 +109,40 @@ func (w *post) newEnd(l *link, o *office, letter rune) *tagEnd {
 	var err error
 	e.ep, err = o.worker.NewEndpoint(tagged.EndpointConfig{Name: e.name, Value: e, OnError: e.onError})
 	w.build = nil
-	w.must("new endpoint", err)
+	w.Must("new endpoint", err)
 	w.ends = append(w.ends, e)
 	return e
 }
 
 func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 	w := e.p
-	w.logf("  %v fails: %v", e, err)
+	w.Logf("  %v fails: %v", e, err)
 	e.errors++
 	switch {
 	case ep != e.ep || e.errors > 1:
-		w.broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
+		w.Broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
 	case !e.office.inside:
-		w.broken(rulePlace, "%v: OnError outside of progress", e)
+		w.Broken(rulePlace, "%v: OnError outside of progress", e)
 	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol):
-		w.broken(ruleIsolation, "%v: %v", e, err)
+		w.Broken(lab.Isolation, "%v: %v", e, err)
 	case errors.Is(err, tagged.ErrPeerClosed) && !e.peer.closing:
-		w.broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
+		w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 	}
-	if w.one(2) && !w.finishing {
+	if w.OneIn(2) && !w.finishing {
 		e.office.recv() // it may
 	}
 }
 
 func (w *post) happen(ev tagEvent) {
-	e := w.ends[ev.end%len(w.ends)]
-	w.logf("%d. %v %v", w.at, ev.kind, e)
-	switch ev.kind {
+	e := w.ends[ev.End%len(w.ends)]
+	w.Logf("%d. %v %v", w.At, ev.Kind, e)
+	switch ev.Kind {
 	case tagStep:
-		w.steps(1 + w.rng.IntN(8))
+		w.Steps(1 + w.Rng.IntN(8))
 	case tagProgress:
 		e.office.progress()
 	case tagSend:
-		for range w.pick(1, 1, 2, 3) {
+		for range w.Pick(1, 1, 2, 3) {
 			e.send()
 		}
 	case tagBurst:
@@ -154,7 +150,7 @@ func (w *post) happen(ev tagEvent) {
 			e.send()
 		}
 	case tagReceive:
-		for range w.pick(1, 1, 2, 3) {
+		for range w.Pick(1, 1, 2, 3) {
 			e.office.recv()
 		}
 	case tagProbe:
@@ -163,11 +159,11 @@ func (w *post) happen(ev tagEvent) {
 		e.wait()
 	case tagResume:
 		if list := w.waiting(); len(list) != 0 {
-			w.turn(list[w.rng.IntN(len(list))])
+			w.turn(list[w.Rng.IntN(len(list))])
 		}
 	case tagCancelContext:
 		if n := len(w.cancels); n != 0 {
-			w.cancels[w.rng.IntN(n)]()
+			w.cancels[w.Rng.IntN(n)]()
 		}
 	case tagCancel:
 		e.cancel()
@@ -176,9 +172,9 @@ func (w *post) happen(ev tagEvent) {
 	case tagLook:
 		e.look()
 	case tagSlow, tagStrike:
-		w.strike(e.link, ev.kind == tagSlow)
+		w.strike(e.link, ev.Kind == tagSlow)
 	case tagHeal:
-		w.heal()
+		w.Heal()
 	case tagAbort:
 		e.abort()
 	case tagClose:
@@ -193,9 +189,9 @@ func (o *office) progress() int {
 	return n
 }
 
-func (w *post) turn(p *player) {
-	w.logf("  %s", p.name)
-	o := w.offices[p.home.index]
+func (w *post) turn(p *actor) {
+	w.Logf("  %s", p.name)
+	o := w.offices[p.home.Index]
 	o.inside = true
 	p.resume()
 	o.inside = false
@@ -207,18 +203,18 @@ func (e *tagEnd) look() {
 	s, most := e.office.worker.Stats(), 0
 	for _, o := range w.ends {
 		if o.office == e.office {
-			most += w.plan.configs[o.office.index].MaxUnexpected
+			most += w.plan.configs[o.office.Index].MaxUnexpected
 		}
 	}
 	if s.Unexpected > most {
-		w.broken(ruleBalance, "%s keeps %d messages: at most %d", e.office.name, s.Unexpected, most)
+		w.Broken(ruleBalance, "%s keeps %d messages: at most %d", e.office.Name, s.Unexpected, most)
 	}
-	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.index].MaxUnexpected || st.Window < 0 ||
+	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.Index].MaxUnexpected || st.Window < 0 ||
 		st.Owed < 0 {
-		w.broken(ruleCredits, "%v: %+v", e, st)
+		w.Broken(ruleCredits, "%v: %+v", e, st)
 	}
 	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ended && !e.closing {
-		w.broken(ruleIsolation, "%v: %v", e, err)
+		w.Broken(lab.Isolation, "%v: %v", e, err)
 	}
 }
 
@@ -227,17 +223,17 @@ func (o *office) register() {
 	if len(o.regions) >= 3 || o.p.ending {
 		return
 	}
-	from := o.memory.used + 64
-	n := 2048
-	if from+n > arenaSize {
+	part := lab.Span{Off: o.Memory.Used() + 64, N: 2048}
+	if part.Off+part.N > arenaSize {
 		return
 	}
+	mem := o.Memory.Bytes(part)
 	for _, r := range o.regions {
-		if have := r.Bytes(); &have[0] == &o.memory.arena[from] {
+		if have := r.Bytes(); &have[0] == &mem[0] {
 			return
 		}
 	}
-	r, err := o.worker.Register(o.memory.arena[from : from+n])
+	r, err := o.worker.Register(mem)
 	if err == nil {
 		o.regions = append(o.regions, r)
 	}
@@ -252,9 +248,9 @@ func (e *tagEnd) abort() {
 	e.peer.because("its peer has aborted")
 	e.because("it was aborted")
 	err := e.ep.Abort()
-	e.p.logf("  %v: abort: %v", e, err)
+	e.p.Logf("  %v: abort: %v", e, err)
 	if err := e.ep.Abort(); !errors.Is(err, tagged.ErrClosed) {
-		e.p.broken(ruleRefusal, "%v: aborted twice: %v", e, err)
+		e.p.Broken(lab.Refusal, "%v: aborted twice: %v", e, err)
 	}
 }
 
@@ -266,7 +262,7 @@ func (e *tagEnd) close() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancels = append(w.cancels, cancel)
-	w.start(sprintf("%v waits in close", e), e.office.host, func() {
+	w.start(sprintf("%v waits in close", e), e.office.Host, func() {
 		if e.ended || e.closing {
 			return
 		}
@@ -274,17 +270,17 @@ func (e *tagEnd) close() {
 		works := e.ep.Err() == nil
 		e.peer.because("its peer closes")
 		err := e.ep.Close(ctx)
-		w.logf("  %v: close: %v", e, err)
+		w.Logf("  %v: close: %v", e, err)
 		w.sweep()
 		if err == nil && works {
 			for _, m := range e.msgs {
 				if !m.done && m.req != nil {
-					w.broken(ruleFlush, "%v has closed well before %v was done", e, m)
+					w.Broken(ruleFlush, "%v has closed well before %v was done", e, m)
 				}
 			}
 		}
 		if err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled) {
-			w.broken(ruleIsolation, "%v: close: %v", e, err)
+			w.Broken(lab.Isolation, "%v: close: %v", e, err)
 		}
 		e.ended = true
 		e.because("it was closed")

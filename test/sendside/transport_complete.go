@@ -3,6 +3,7 @@ package sendside
 import (
 	"errors"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -20,7 +21,7 @@ type group struct {
 
 // newGroup makes a completion, or finds one that is to be shared and has room.
 func (w *world) newGroup() *group {
-	if w.one(4) {
+	if w.OneIn(4) {
 		for _, g := range w.groups {
 			if g.wants > 1 && g.left > 0 {
 				g.left--
@@ -29,8 +30,8 @@ func (w *world) newGroup() *group {
 		}
 	}
 	g := &group{w: w, wants: 1}
-	if w.one(5) {
-		g.wants = 2 + w.rng.IntN(3)
+	if w.OneIn(5) {
+		g.wants = 2 + w.Rng.IntN(3)
 	}
 	g.left = g.wants - 1
 	g.comp.Init(g.wants, g.fire)
@@ -66,7 +67,7 @@ func (w *world) count() {
 func (g *group) fire(c *transport.Completion) {
 	w := g.w
 	if c != &g.comp || g.fired {
-		w.broken(ruleOnce, "a completion of %v fires twice", g.ops)
+		w.Broken(ruleOnce, "a completion of %v fires twice", g.ops)
 	}
 	g.fired = true
 	for i := range w.groups {
@@ -76,13 +77,13 @@ func (g *group) fire(c *transport.Completion) {
 		}
 	}
 	if g.left != 0 {
-		w.broken(ruleOnce, "a completion of %v fires, and %d are still to come", g.ops, g.left)
+		w.Broken(ruleOnce, "a completion of %v fires, and %d are still to come", g.ops, g.left)
 	}
 	err := g.comp.Err()
 	if len(g.ops) == 0 {
 		if g.then != nil {
 			if w.inside == nil {
-				w.broken(rulePlace, "an abort is over outside of progress")
+				w.Broken(rulePlace, "an abort is over outside of progress")
 			}
 			w.enter(w.inside, "an abort is over")
 			g.then()
@@ -134,7 +135,7 @@ func (g *group) told(o *op, err error) {
 	if o.kind.flush() && err == nil {
 		for _, earlier := range e.ops[:o.seq] {
 			if !earlier.ended {
-				w.broken(ruleFlush, "%v: before %v has ended", o, earlier)
+				w.Broken(ruleFlush, "%v: before %v has ended", o, earlier)
 			}
 		}
 	}
@@ -157,14 +158,14 @@ func (e *end) checkError(o *op, err error) {
 	var ended *transport.EndpointError
 	switch {
 	case !errors.As(err, &ended) || ended.Peer != e.name:
-		w.broken(ruleNoticed, "%v ends with %v", o, err)
+		w.Broken(ruleNoticed, "%v ends with %v", o, err)
 	case e.closing && e.ctx.Err() != nil && errors.Is(err, transport.ErrCanceled):
 	case e.aborted:
 		if e.wasSound && !errors.Is(err, transport.ErrCanceled) {
-			w.broken(ruleNoticed, "%v ends with %v after an abort", o, err)
+			w.Broken(ruleNoticed, "%v ends with %v after an abort", o, err)
 		}
 	case e.mayFail() == "":
-		w.broken(ruleIsolation, "%v ends with %v", o, err)
+		w.Broken(lab.Isolation, "%v ends with %v", o, err)
 	}
 }
 
@@ -179,7 +180,7 @@ func (g *group) checkShared(err error) {
 			}
 		}
 	}
-	g.w.broken(ruleIsolation, "a completion of %v ends with %v", g.ops, err)
+	g.w.Broken(lab.Isolation, "a completion of %v ends with %v", g.ops, err)
 }
 
 // untold says whether a completion of the operation's own has not fired.
@@ -199,7 +200,7 @@ func (e *end) endBefore(o *op, err error) {
 			continue
 		}
 		if earlier.untold() {
-			e.w.broken(ruleOrder, "%v is told before %v", o, earlier)
+			e.w.Broken(ruleOrder, "%v is told before %v", o, earlier)
 		}
 		earlier.end(err)
 	}

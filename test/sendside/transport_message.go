@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"slices"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -19,7 +20,7 @@ func (s *site) handle(m *transport.Message) {
 	w := s.w
 	e, _ := m.Endpoint().Value().(*end)
 	if e == nil || e.site != s {
-		w.broken(ruleMessages, "a message of nobody's: id %d, % x", m.ID(), m.Data())
+		w.Broken(ruleMessages, "a message of nobody's: id %d, % x", m.ID(), m.Data())
 	}
 	w.enter(s, sprintf("message %d for %v: id %d, %d and %d bytes", e.handled, e, m.ID(), len(m.Header()),
 		len(m.Data())))
@@ -30,7 +31,7 @@ func (s *site) handle(m *transport.Message) {
 		e.arrived(m)
 	}
 	e.handled++
-	if w.one(4) && !w.finishing {
+	if w.OneIn(4) && !w.finishing {
 		m.Keep()
 		w.kept = append(w.kept, &keptMessage{m, e, slices.Concat(m.Header(), m.Data())})
 	} else {
@@ -44,21 +45,21 @@ func (s *site) handle(m *transport.Message) {
 func (e *end) arrived(m *transport.Message) {
 	w, from := e.w, e.peer
 	if e.closed {
-		w.broken(ruleMessages, "%v has ended, and gets a message", e)
+		w.Broken(ruleMessages, "%v has ended, and gets a message", e)
 	}
 	if e.handled >= len(from.sent) {
-		w.broken(ruleMessages, "%v gets message %d, and %d were sent", e, e.handled, len(from.sent))
+		w.Broken(ruleMessages, "%v gets message %d, and %d were sent", e, e.handled, len(from.sent))
 	}
 	o := from.sent[e.handled]
-	if m.ID() != o.id || !bytes.Equal(m.Header(), noisy(o.hdrKey, o.hdr)) ||
-		!bytes.Equal(m.Data(), noisy(o.key, o.n)) {
-		w.broken(ruleMessages, "%v gets message %d with id %d, %d bytes of header and %d of data: not "+
+	if m.ID() != o.id || !bytes.Equal(m.Header(), lab.Noise(o.hdrKey, o.hdr)) ||
+		!bytes.Equal(m.Data(), lab.Noise(o.key, o.n)) {
+		w.Broken(ruleMessages, "%v gets message %d with id %d, %d bytes of header and %d of data: not "+
 			"those of %v, id %d with %d bytes of header",
 			e, e.handled, m.ID(), len(m.Header()), len(m.Data()), o, o.id, o.hdr)
 	}
 	for _, before := range from.ops[min(from.ended, o.seq):o.seq] {
 		if before.seq < o.fence && !before.ended && !before.landed() {
-			w.broken(ruleFence, "%v arrives, and %v, before the fence, has not landed", o, before)
+			w.Broken(ruleFence, "%v arrives, and %v, before the fence, has not landed", o, before)
 		}
 	}
 }
@@ -68,13 +69,13 @@ func (w *world) release() {
 	if len(w.kept) == 0 {
 		return
 	}
-	i := w.rng.IntN(len(w.kept))
+	i := w.Rng.IntN(len(w.kept))
 	k := w.kept[i]
 	w.kept = slices.Delete(w.kept, i, i+1)
 	if text := slices.Concat(k.m.Header(), k.m.Data()); !bytes.Equal(text, k.text) {
-		w.broken(ruleMemory, "a message that %v keeps has changed", k.e)
+		w.Broken(lab.Ownership, "a message that %v keeps has changed", k.e)
 	}
-	w.logf("  %v releases a message", k.e)
+	w.Logf("  %v releases a message", k.e)
 	k.e.gone++
 	w.calling++
 	k.m.Release()

@@ -2,6 +2,7 @@ package sendside
 
 import (
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -54,12 +55,12 @@ type op struct {
 	hdr      int // bytes of header
 	key      int // of the noise that is sent
 	n        int
-	src      span // in the memory of its host
-	pieces   []span
-	dst      span // of a put: in the peer's memory; of a get: in its own
-	from     span // of a get: in the peer's memory
-	fromPut  *op  // of a get: who has put there; nil for memory that never changes
-	fromSure bool // and that must have landed
+	src      lab.Span // in the memory of its host
+	pieces   []lab.Span
+	dst      lab.Span // of a put: in the peer's memory; of a get: in its own
+	from     lab.Span // of a get: in the peer's memory
+	fromPut  *op      // of a get: who has put there; nil for memory that never changes
+	fromSure bool     // and that must have landed
 	add      uint64
 	compare  uint64
 	swap     uint64
@@ -79,29 +80,29 @@ func (o *op) String() string { return sprintf("%v: %v %d (%d bytes)", o.e, o.kin
 // newOp draws an operation. It reports false when there is no memory left.
 func (e *end) newOp() (*op, bool) {
 	w := e.w
-	k := opKind(w.rng.IntN(int(flushLocal)))
+	k := opKind(w.Rng.IntN(int(flushLocal)))
 	if e.intruder() != nil {
-		k = amShort + opKind(w.rng.IntN(3)) // its memory is its own business
+		k = amShort + opKind(w.Rng.IntN(3)) // its memory is its own business
 	}
 	o := &op{e: e, kind: k}
 	limits := e.ep.Limits()
 	limit := [...]int{limits.AMShort, limits.AMBcopy, limits.AMZcopy, limits.PutShort, limits.PutBcopy, 700,
 		limits.GetBcopy, 700, 8, 8}[k]
 	if k.am() {
-		o.id = transport.AMID(w.rng.IntN(amIDs))
-		o.hdr = min(w.pick(0, 0, 1, 8, 40, 64), limit)
-		o.hdrKey = w.rng.IntN(allNoise)
+		o.id = transport.AMID(w.Rng.IntN(amIDs))
+		o.hdr = min(w.Pick(0, 0, 1, 8, 40, 64), limit)
+		o.hdrKey = w.Rng.IntN(lab.Keys)
 		limit -= o.hdr
 	}
-	o.n = w.rng.IntN(limit + 1)
-	if w.one(4) {
+	o.n = w.Rng.IntN(limit + 1)
+	if w.OneIn(4) {
 		o.n = limit
 	}
-	o.key = w.rng.IntN(allNoise)
+	o.key = w.Rng.IntN(lab.Keys)
 	if !o.place() {
 		return nil, false
 	}
-	if k.completes() && !w.one(4) {
+	if k.completes() && !w.OneIn(4) {
 		o.group = w.newGroup()
 	}
 	return o, true
@@ -110,71 +111,61 @@ func (e *end) newOp() (*op, bool) {
 // place gives an operation its memory.
 func (o *op) place() (ok bool) {
 	e := o.e
-	w, own := e.w, e.site.memory
+	w, own := e.w, e.site.Memory
 	switch k := o.kind; {
 	case k.atomic():
 		o.atomicAt()
 		return true
 	case k.get():
-		o.dst, ok = own.alloc(o.n)
+		o.dst, ok = own.Alloc(o.n)
 		return ok && o.source()
 	case k.put():
-		if o.dst, ok = e.peer.site.memory.alloc(o.n); !ok {
+		if o.dst, ok = e.peer.site.Memory.Alloc(o.n); !ok {
 			return false
 		}
 	}
-	if o.src, ok = own.alloc(o.n); !ok {
+	if o.src, ok = own.Alloc(o.n); !ok {
 		if o.kind.put() {
-			e.peer.site.memory.settle(o.dst, keySum, "memory for a put that was not made")
+			e.peer.site.Memory.Settle(o.dst, lab.AsItIs, "memory for a put that was not made")
 		}
 		return false
 	}
-	copy(own.bytes(o.src), noisy(o.key, o.n))
+	copy(own.Bytes(o.src), lab.Noise(o.key, o.n))
 	switch o.kind {
 	case amZcopy:
-		o.pieces = w.cut(o.src, e.ep.Limits().Pieces)
+		o.pieces = cut(&w.Testbed, o.src, e.ep.Limits().Pieces)
 	case putZcopy:
-		o.pieces = w.cut(o.src, e.mostPieces())
+		o.pieces = cut(&w.Testbed, o.src, e.mostPieces())
 	}
 	return true
 }
 
 // mostPieces is how many pieces a put or get may have: a single queue pair has the NIC's limit.
 func (e *end) mostPieces() int {
-	if e.w.bed.plan.rails == 1 {
+	if e.w.testbed.plan.rails == 1 {
 		return e.site.cfg.QP.MaxSGE
 	}
 	return 5
-}
-
-// cut cuts a span into pieces, some of them empty.
-func (b *bed) cut(s span, most int) (list []span) {
-	for most > 1 && len(list) < most-1 && !b.one(3) {
-		n := b.rng.IntN(s.n + 1)
-		list = append(list, span{s.off, n})
-		s = span{s.off + n, s.n - n}
-	}
-	return append(list, s)
 }
 
 // source draws what a get reads: memory that never changes, or what the same endpoint has put.
 func (o *op) source() bool {
 	e := o.e
 	w := e.w
-	if n := len(e.puts); n != 0 && !w.one(3) {
-		p := e.puts[max(0, n-1-w.rng.IntN(4))]
+	if n := len(e.puts); n != 0 && !w.OneIn(3) {
+		p := e.puts[max(0, n-1-w.Rng.IntN(4))]
 		o.n = min(o.n, p.n)
-		o.dst.n = o.n
-		at := w.rng.IntN(p.n - o.n + 1)
-		o.from, o.key, o.fromPut = span{p.dst.off + at, o.n}, p.key+at, p
+		o.dst.N = o.n
+		at := w.Rng.IntN(p.n - o.n + 1)
+		o.from, o.key, o.fromPut = p.dst.Part(at, o.n), p.key+at, p
 	} else {
 		o.n = min(o.n, library-libraryAt)
-		o.dst.n = o.n
-		at := w.rng.IntN(library - libraryAt - o.n + 1)
-		o.from, o.key = span{libraryAt + at, o.n}, at
+		o.dst.N = o.n
+		at := w.Rng.IntN(library - libraryAt - o.n + 1)
+		o.from, o.key = lab.Span{Off: libraryAt + at, N: o.n}, at
 	}
 	if o.kind == getZcopy {
-		o.pieces = w.cut(o.dst, e.mostPieces())
+		o.pieces = cut(&w.Testbed, o.dst, e.mostPieces())
 	}
 	return true
 }
@@ -194,18 +185,18 @@ const (
 func (o *op) atomicAt() {
 	e := o.e
 	w := e.w
-	if !w.one(3) {
+	if !w.OneIn(3) {
 		o.old = new(uint64)
 		*o.old = 1 // no sum, and no value that is swapped in
 	}
 	if o.kind == fetchAdd {
-		o.word, o.add = 8*w.rng.IntN(counters), step
+		o.word, o.add = 8*w.Rng.IntN(counters), step
 		return
 	}
-	c := e.peer.site.chains()
-	i := w.rng.IntN(swapsSlots)
+	c := e.peer.site.chains
+	i := w.Rng.IntN(swapsSlots)
 	o.word = swapsAt + 8*i
-	o.compare = c[i].values[max(0, len(c[i].values)-1-w.rng.IntN(2))]
+	o.compare = c[i].values[max(0, len(c[i].values)-1-w.Rng.IntN(2))]
 	c[i].next++
 	o.swap = uint64(c[i].next)<<8 | 0xee
 	c[i].values = append(c[i].values, o.swap)
@@ -214,9 +205,9 @@ func (o *op) atomicAt() {
 // call makes the call on a face of the endpoint.
 func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	e := o.e
-	own := e.site.memory
-	data := own.bytes(o.src)
-	header := noisy(o.hdrKey, o.hdr)
+	own := e.site.Memory
+	data := own.Bytes(o.src)
+	header := lab.Noise(o.hdrKey, o.hdr)
 	var comp *transport.Completion
 	if o.group != nil {
 		comp = &o.group.comp
@@ -240,23 +231,23 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	case putZcopy:
 		done, err = face.PutZcopy(comp, e.remote(o.dst), e.site.segments(o.pieces)...)
 	case getBcopy:
-		done, err = face.GetBcopy(comp, own.bytes(o.dst), e.remote(o.from))
+		done, err = face.GetBcopy(comp, own.Bytes(o.dst), e.remote(o.from))
 	case getZcopy:
 		done, err = face.GetZcopy(comp, e.remote(o.from), e.site.segments(o.pieces)...)
 	case fetchAdd:
-		err = face.FetchAdd(comp, o.old, e.remote(span{o.word, 8}), o.add)
+		err = face.FetchAdd(comp, o.old, e.remoteAt(o.word, 8), o.add)
 	case compareSwap:
-		err = face.CompareSwap(comp, o.old, e.remote(span{o.word, 8}), o.compare, o.swap)
+		err = face.CompareSwap(comp, o.old, e.remoteAt(o.word, 8), o.compare, o.swap)
 	case flushLocal:
 		done, err = face.StartFlush(transport.FlushLocal, comp)
 	case flushRemote:
 		done, err = face.StartFlush(transport.FlushRemote, comp)
 	}
 	if packs > 1 {
-		e.w.broken(ruleNoEffect, "%v: pack ran %d times", o, packs)
+		e.w.Broken(ruleNoEffect, "%v: pack ran %d times", o, packs)
 	}
 	if (o.kind == amBcopy || o.kind == putBcopy) && err == nil && n != o.n {
-		e.w.broken(ruleContent, "%v: %d bytes, it says", o, n)
+		e.w.Broken(lab.Content, "%v: %d bytes, it says", o, n)
 	}
 	if o.kind == putShort && o.n == 0 || o.kind == putBcopy && o.n == 0 {
 		done = true
@@ -265,16 +256,20 @@ func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 }
 
 // segments names pieces of the host's memory.
-func (s *site) segments(list []span) (segs []ibverbx.Segment) {
+func (s *site) segments(list []lab.Span) (segs []ibverbx.Segment) {
 	for _, p := range list {
-		segs = append(segs, s.mr.Slice(uint64(p.off), uint64(p.n)))
+		segs = append(segs, s.Segment(p))
 	}
 	return segs
 }
 
 // remote names memory of the peer.
-func (e *end) remote(s span) ibverbx.RemoteSegment {
-	return e.peer.site.remote.Slice(uint64(s.off), uint64(s.n))
+func (e *end) remote(s lab.Span) ibverbx.RemoteSegment {
+	return e.peer.site.RemoteSegment(s)
+}
+
+func (e *end) remoteAt(off, n int) ibverbx.RemoteSegment {
+	return e.remote(lab.Span{Off: off, N: n})
 }
 
 // forget gives up an operation that was never accepted: it must leave no trace.
@@ -282,33 +277,33 @@ func (o *op) forget() {
 	e := o.e
 	switch {
 	case o.kind.put():
-		if !e.peer.site.memory.untouched(o.dst) {
-			e.w.broken(ruleNoEffect, "%v was refused, and its data has landed", o)
+		if !e.peer.site.Memory.Untouched(o.dst) {
+			e.w.Broken(ruleNoEffect, "%v was refused, and its data has landed", o)
 		}
-		e.peer.site.memory.settle(o.dst, keySum, "the target of a put that was refused")
+		e.peer.site.Memory.Settle(o.dst, lab.AsItIs, "the target of a put that was refused")
 	case o.kind.get():
-		if !e.site.memory.untouched(o.dst) {
-			e.w.broken(ruleNoEffect, "%v was refused, and has data", o)
+		if !e.site.Memory.Untouched(o.dst) {
+			e.w.Broken(ruleNoEffect, "%v was refused, and has data", o)
 		}
-		e.site.memory.settle(o.dst, keySum, "the target of a get that was refused")
+		e.site.Memory.Settle(o.dst, lab.AsItIs, "the target of a get that was refused")
 	case o.kind == compareSwap:
-		e.peer.site.chains()[(o.word-swapsAt)/8].refused(o.swap)
+		e.peer.site.chain(o).refused(o.swap)
 	}
-	e.site.memory.reuse(o.src, "a source that nobody took")
+	e.site.Memory.Reuse(o.src, "a source that nobody took")
 }
 
 // landed says whether the data of a put is all there.
 func (o *op) landed() bool {
-	return !o.kind.put() || o.e.peer.site.memory.holds(o.dst, o.key)
+	return !o.kind.put() || o.e.peer.site.Memory.Holds(o.dst, o.key)
 }
 
 // checkPartly checks that memory which an operation may write to holds nothing but what it may.
 func (o *op) checkPartly() {
 	switch {
-	case o.kind.put() && !o.e.peer.site.memory.partly(o.dst, o.key):
-		o.e.w.broken(ruleContent, "%v: its target holds what was never sent", o)
-	case o.kind.get() && !o.e.site.memory.partly(o.dst, o.key):
-		o.e.w.broken(ruleContent, "%v: what came is not what is there", o)
+	case o.kind.put() && !o.e.peer.site.Memory.Partly(o.dst, o.key):
+		o.e.w.Broken(lab.Content, "%v: its target holds what was never sent", o)
+	case o.kind.get() && !o.e.site.Memory.Partly(o.dst, o.key):
+		o.e.w.Broken(lab.Content, "%v: what came is not what is there", o)
 	}
 }
 
@@ -323,15 +318,15 @@ func (o *op) end(err error) {
 	switch {
 	case o.kind.put():
 		o.checkPartly()
-		target := e.peer.site.memory
+		target := e.peer.site.Memory
 		if err != nil {
-			target.settle(o.dst, keySum, sprintf("the target of %v, which has failed", o))
+			target.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has failed", o))
 			break
 		}
 		if !o.landed() {
-			w.broken(ruleContent, "%v has ended well, and its data is not there", o)
+			w.Broken(lab.Content, "%v has ended well, and its data is not there", o)
 		}
-		target.settle(o.dst, o.key, sprintf("the target of %v", o))
+		target.Settle(o.dst, o.key, sprintf("the target of %v", o))
 	case o.kind.get():
 		o.endGet(err)
 	case o.kind.atomic():
@@ -343,29 +338,29 @@ func (o *op) end(err error) {
 				rails++
 			}
 		}
-		if rails < w.bed.plan.rails {
-			w.broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails,
-				w.bed.plan.rails)
+		if rails < w.testbed.plan.rails {
+			w.Broken(ruleFlush, "%v: something was read behind the data on %d of %d rails", o, rails,
+				w.testbed.plan.rails)
 		}
 	}
 	if !o.kind.get() && !o.kind.atomic() && o.kind.completes() {
-		e.site.memory.reuse(o.src, sprintf("the source of %v", o))
+		e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
 	}
 }
 
 func (o *op) endGet(err error) {
-	m := o.e.site.memory
+	m := o.e.site.Memory
 	o.checkPartly()
 	switch {
 	case err != nil:
-		m.settle(o.dst, keySum, sprintf("the target of %v, which has failed", o))
+		m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v, which has failed", o))
 		return
 	case o.fromPut == nil || o.fromSure:
-		if !m.holds(o.dst, o.key) {
-			o.e.w.broken(ruleContent, "%v has ended well, and brought something else", o)
+		if !m.Holds(o.dst, o.key) {
+			o.e.w.Broken(lab.Content, "%v has ended well, and brought something else", o)
 		}
 	}
-	m.settle(o.dst, keySum, sprintf("the target of %v", o))
+	m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v", o))
 }
 
 // readsOf counts the reads at an address or behind it, as long as the flush area is.

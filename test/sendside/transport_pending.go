@@ -3,6 +3,7 @@ package sendside
 import (
 	"errors"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -26,7 +27,7 @@ func (e *end) later() {
 		return
 	}
 	o := e.newFlush()
-	if o == nil || !w.one(4) {
+	if o == nil || !w.OneIn(4) {
 		if o != nil {
 			o.group.less(1)
 		}
@@ -37,7 +38,7 @@ func (e *end) later() {
 	}
 	err := e.sendOn(o, e.ep, plain)
 	if err == nil {
-		if w.one(3) {
+		if w.OneIn(3) {
 			e.checkBusy()
 		}
 		return
@@ -46,10 +47,10 @@ func (e *end) later() {
 		o.drop()
 		return
 	}
-	r := &request{e: e, want: o, more: w.pick(0, 0, 0, 1, 3)}
+	r := &request{e: e, want: o, more: w.Pick(0, 0, 0, 1, 3)}
 	r.p.Func = r.run
 	if err := e.pend(r); err != nil {
-		w.broken(ruleBusy, "%v met ErrNoResource, and Pending says %v", o, err)
+		w.Broken(ruleBusy, "%v met ErrNoResource, and Pending says %v", o, err)
 	}
 }
 
@@ -58,7 +59,7 @@ func (e *end) pend(r *request) error {
 	e.w.calling++
 	err := e.ep.Pending(&r.p)
 	e.w.calling--
-	e.w.logf("  %v: pending: %v", e, err)
+	e.w.Logf("  %v: pending: %v", e, err)
 	if err == nil {
 		e.enqueue(r)
 	}
@@ -73,14 +74,14 @@ func (e *end) checkBusy() {
 	r := &request{e: e}
 	r.p.Func = r.run
 	err := e.pend(r)
-	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.refusing()
+	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.Refusing()
 	switch {
 	case err == nil && idle && !full:
-		w.broken(ruleBusy, "%v: a request was queued, and nothing lacks: %+v", e, g)
+		w.Broken(ruleBusy, "%v: a request was queued, and nothing lacks: %+v", e, g)
 	case err == transport.ErrBusy && (!idle || g.Outstanding >= g.Limit):
-		w.broken(ruleBusy, "%v: ErrBusy, and a send would not do: %+v, %d queued", e, g, len(e.queue))
+		w.Broken(ruleBusy, "%v: ErrBusy, and a send would not do: %+v, %d queued", e, g, len(e.queue))
 	case err != nil && err != transport.ErrBusy:
-		w.broken(ruleBusy, "%v: pending: %v", e, err)
+		w.Broken(ruleBusy, "%v: pending: %v", e, err)
 	}
 }
 
@@ -90,10 +91,10 @@ func (r *request) begin(what string) {
 	w := e.w
 	w.enter(e.site, what)
 	if w.round && w.told {
-		w.broken(rulePlace, "%s after a completion was told in the same round", what)
+		w.Broken(rulePlace, "%s after a completion was told in the same round", what)
 	}
 	if len(e.queue) == 0 || e.queue[0] != r {
-		w.broken(ruleQueue, "%s, and %d requests are before it", what, len(e.queue))
+		w.Broken(ruleQueue, "%s, and %d requests are before it", what, len(e.queue))
 	}
 	e.queue = e.queue[1:]
 	e.running, r.last = r, e.ep.Err() != nil
@@ -129,7 +130,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 	r.begin(sprintf("pending request of %v", e))
 	failed := e.ep.Err() != nil
 	if p != &r.p {
-		w.broken(ruleQueue, "%v: the function of a request is given another", e)
+		w.Broken(ruleQueue, "%v: the function of a request is given another", e)
 	}
 	if r.want == nil && r.more == 0 {
 		r.end(false)
@@ -143,7 +144,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		err := e.sendOn(r.want, face, turn)
 		switch {
 		case failed && err == nil:
-			w.broken(ruleRefusal, "%v was accepted after the endpoint has failed", r.want)
+			w.Broken(lab.Refusal, "%v was accepted after the endpoint has failed", r.want)
 		case err == transport.ErrNoResource:
 			r.end(true)
 			return transport.PendingNoResource
@@ -156,14 +157,14 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		e.served(r.want)
 		r.want = nil
 	}
-	if w.one(12) {
+	if w.OneIn(12) {
 		e.purge()
 	}
 	switch {
 	case r.more != 0 && !failed:
 		r.end(true)
 		return transport.PendingProgress
-	case !failed && !w.finishing && w.one(8):
+	case !failed && !w.finishing && w.OneIn(8):
 		r.again()
 	default:
 		e.react()
@@ -176,7 +177,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 func (r *request) again() {
 	r.more = 1
 	if err := r.e.pend(r); err != nil && !r.e.closing {
-		r.e.w.broken(ruleBusy, "%v: a request that runs cannot be queued again: %v", r.e, err)
+		r.e.w.Broken(ruleBusy, "%v: a request that runs cannot be queued again: %v", r.e, err)
 	}
 }
 
@@ -200,7 +201,7 @@ func (e *end) served(took *op) {
 			continue
 		}
 		if o.skipped[e]++; o.skipped[e] > mostSkipped {
-			w.broken(ruleFair, "%v waits, and %v was served %d times", o, e, o.skipped[e])
+			w.Broken(ruleFair, "%v waits, and %v was served %d times", o, e, o.skipped[e])
 		}
 	}
 }
@@ -211,7 +212,7 @@ func (e *end) onReady(face *transport.Endpoint) {
 	e.own.begin(sprintf("%v is ready", e))
 	e.ownAgain = false
 	failed := e.ep.Err() != nil
-	for range w.pick(0, 1, 1, 2) {
+	for range w.Pick(0, 1, 1, 2) {
 		o, ok := e.newOp()
 		if !ok || w.finishing {
 			if ok {
@@ -256,7 +257,7 @@ func (e *end) purge() {
 			return
 		}
 		if n == len(want) || p != &want[n].p {
-			w.broken(rulePurge, "%v: request %d of %d that a purge hands back is another, or was handed "+
+			w.Broken(rulePurge, "%v: request %d of %d that a purge hands back is another, or was handed "+
 				"back before", e, n, len(want))
 		}
 		want[n].giveUp()
@@ -267,13 +268,13 @@ func (e *end) purge() {
 		n++
 	}
 	if n != len(want) {
-		w.broken(rulePurge, "%v: a purge hands back %d of %d requests", e, n, len(want))
+		w.Broken(rulePurge, "%v: a purge hands back %d of %d requests", e, n, len(want))
 	}
 	if running != nil && !running.own {
 		running.purged = true
 	}
 	if g := e.ep.Stats(); g.Pending != e.hidden && g.Pending > e.hidden {
-		w.broken(rulePurge, "%v: %d requests are in the queue after a purge", e, g.Pending)
+		w.Broken(rulePurge, "%v: %d requests are in the queue after a purge", e, g.Pending)
 	}
 }
 
@@ -292,7 +293,7 @@ func (e *end) newFlush() *op {
 	if !e.connected || e.intruder() != nil {
 		return nil
 	}
-	return &op{e: e, kind: flushLocal + opKind(w.rng.IntN(2)), group: w.newGroup()}
+	return &op{e: e, kind: flushLocal + opKind(w.Rng.IntN(2)), group: w.newGroup()}
 }
 
 // look looks at the counters, and at what an ended endpoint says.
@@ -301,20 +302,20 @@ func (e *end) look() {
 	s := e.site.worker.Stats()
 	g := e.gauge()
 	if s.BounceFree < 0 || s.BounceFree > s.BounceTotal || g.Outstanding < 0 || g.Credits < 0 {
-		w.broken(ruleBalance, "%v: %+v, %+v", e, s, g)
+		w.Broken(ruleBalance, "%v: %+v, %+v", e, s, g)
 	}
 	if e.peer != nil && g.Credits > e.peer.site.cfg.AMBuffers {
-		w.broken(ruleCredits, "%v: %d credits for %d buffers", e, g.Credits, e.peer.site.cfg.AMBuffers)
+		w.Broken(ruleCredits, "%v: %d credits for %d buffers", e, g.Credits, e.peer.site.cfg.AMBuffers)
 	}
 	if err := e.ep.Err(); err != nil && !e.closed && !e.closing && e.mayFail() == "" {
-		w.broken(ruleIsolation, "%v: %v", e, err)
+		w.Broken(lab.Isolation, "%v: %v", e, err)
 	}
 	if e.ep.Name() != e.name || e.ep.Value() != any(e) || e.ep.Worker() != e.site.worker {
-		w.broken(ruleBalance, "%v has another name, value or worker", e)
+		w.Broken(ruleBalance, "%v has another name, value or worker", e)
 	}
 	if e.closed {
 		if err := e.ep.Abort(nil); !errors.Is(err, transport.ErrClosed) {
-			w.broken(ruleRefusal, "%v: abort after the end: %v", e, err)
+			w.Broken(lab.Refusal, "%v: abort after the end: %v", e, err)
 		}
 	}
 }

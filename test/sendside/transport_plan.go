@@ -4,37 +4,23 @@ import (
 	"math/rand/v2"
 
 	"ibverbx"
-	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
 // Transport is the game of endpoints.
-var Transport = hunt.Game{
-	Test: "TestTransport", Dir: "./test/sendside",
-	Events: func(seed uint64) int { return len(newTransportPlan(seed).events) },
-	Play: func(seed uint64, keep []int, log func(string)) *hunt.Violation {
-		p := newTransportPlan(seed)
-		p.events = keepEvents(p.events, keep)
-		return p.run(log)
-	},
-}
+var Transport = lab.Game("TestTransport", "./test/sendside", newTransportPlan, (*transportPlan).run)
 
 // transportPlan is what a world of endpoints is made of and what happens in it.
 type transportPlan struct {
 	bedPlan
+	lab.Schedule[event]
 	configs []transport.Config // of each host's worker
 	pairs   [][2]int           // hosts of each connection
 	raw     []bool             // of each connection: the second end is no endpoint, and breaks the rules
-	events  []event
 }
 
-// event is one thing that happens to a world. What exactly it does follows from r and from the
-// state that it finds, so events can be left out and the others still mean something.
-type event struct {
-	kind eventKind
-	end  int // which endpoint it concerns, modulo how many there are
-	r    uint64
-}
+type event = lab.Event[eventKind]
 
 type eventKind uint8
 
@@ -73,15 +59,15 @@ func (k eventKind) String() string { return eventNames[k] }
 
 // eventWeights are how often each kind happens in each mood.
 var eventWeights = [...][eventKinds]int{
-	calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+	lab.Calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
 		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1,
 		doClose: 2, doRenew: 10},
-	faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+	lab.Faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
 		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14,
 		doAbort: 6, doClose: 5, doRenew: 15},
-	hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20,
+	lab.Hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
 		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14,
 		doAbort: 4, doClose: 4, doRenew: 20, doLie: 60},
@@ -93,14 +79,14 @@ func newTransportPlan(seed uint64) *transportPlan {
 	p := &transportPlan{bedPlan: newBedPlan(rng, seed)}
 	qp := p.qpConfig(rng)
 	for i := range 1 + pick(0, 1, 1, 2, 3) {
-		pair := [2]int{rng.IntN(len(p.hosts)), rng.IntN(len(p.hosts))} // perhaps one host with itself
-		if i < len(p.hosts)-1 {
+		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))} // perhaps one host with itself
+		if i < len(p.Hosts)-1 {
 			pair = [2]int{i, i + 1}
 		}
 		p.pairs = append(p.pairs, pair)
-		p.raw = append(p.raw, p.mood == hostile && (i == 0 || rng.IntN(2) == 0))
+		p.raw = append(p.raw, p.Mood == lab.Hostile && (i == 0 || rng.IntN(2) == 0))
 	}
-	for h := range p.hosts {
+	for h := range p.Hosts {
 		cfg := p.workerConfig(rng, qp, h)
 		cfg.MaxEndpoints = 2 // for connections that are made anew
 		for i, pair := range p.pairs {
@@ -113,7 +99,7 @@ func newTransportPlan(seed uint64) *transportPlan {
 		}
 		p.configs = append(p.configs, cfg)
 	}
-	p.events = makeEvents(rng, p.mood)
+	p.Events = lab.DrawEvents[eventKind](rng, eventWeights[p.Mood][:], 60, 150, 400)
 	return p
 }
 
@@ -124,7 +110,7 @@ func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) tran
 		QP: qp, AMBuffers: pick(1, 1, 2, 3, 4, 8), BounceBuffers: pick(1, 1, 2, 3, 8),
 		MaxOutstanding: pick(1, 2, 3, 4, 8), BufferSize: pick(256, 300, 512),
 	}
-	cfg.QP.QPsPerDevice = p.rails / p.hosts[host]
+	cfg.QP.QPsPerDevice = p.rails / p.Hosts[host]
 	cfg.QP.MaxInline = pick(16, 64, 128)
 	cfg.QP.MaxSGE = pick(2, 3, 5)
 	cfg.QP.Credits = pick(1, 2)
@@ -134,30 +120,11 @@ func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) tran
 	return cfg
 }
 
-// makeEvents draws what happens. Seldom is it much: most bugs need little.
-func makeEvents(rng *rand.Rand, m mood) []event {
-	total := 0
-	for _, n := range eventWeights[m] {
-		total += n
-	}
-	list := make([]event, 20+rng.IntN([]int{60, 150, 400}[rng.IntN(3)]))
-	for i := range list {
-		n := rng.IntN(total)
-		kind := eventKind(0)
-		for n >= eventWeights[m][kind] {
-			n -= eventWeights[m][kind]
-			kind++
-		}
-		list[i] = event{kind: kind, end: rng.IntN(1 << 20), r: rng.Uint64()}
-	}
-	return list
-}
-
 // String describes the world in a few lines.
 func (p *transportPlan) String() string {
-	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.seed, p.mood,
-		p.hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
-	if p.scramble {
+	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.Seed, p.Mood,
+		p.Hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
+	if p.Scramble {
 		s += ", completions out of order"
 	}
 	for i, c := range p.configs {

@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 
 	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 	"ibverbx/verbs/soft"
 )
 
 // world is workers and endpoints, and the model of what they must do.
 type world struct {
-	bed
+	testbed
 	plan      *transportPlan
 	sites     []*site
 	ends      []*end // open and ended ones
@@ -31,10 +32,12 @@ type world struct {
 
 // site is a host's worker.
 type site struct {
-	*host
+	*lab.Host
 	w      *world
 	worker *transport.Worker
 	cfg    transport.Config
+	adds   []*op              // atomic additions that have ended
+	chains [swapsSlots]*chain // words that are compared and swapped
 }
 
 // pair is a connection: two endpoints, or an endpoint and a peer that breaks the rules.
@@ -47,36 +50,32 @@ type pair struct {
 
 func (p *transportPlan) run(log func(string)) *hunt.Violation {
 	w := &world{plan: p}
-	w.bed.plan, w.log, w.moved = &p.bedPlan, log, w.lookAfter
-	return w.play(func() {
+	return w.play(&p.bedPlan, log, w.moved, func() {
 		w.open()
-		for _, ev := range p.events {
-			w.at++
-			w.seedEvent(ev.r)
+		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {
 			w.happen(ev)
-			if w.at%16 == 0 {
+			if w.At%16 == 0 {
 				w.auditAll()
 			}
-		}
-		w.seedEvent(p.seed)
+		})
 		w.finish()
 	})
 }
 
 // open builds the world.
 func (w *world) open() {
-	w.seedEvent(w.plan.seed)
-	w.logf("%v", w.plan)
-	w.raise()
-	for i, h := range w.hosts {
+	w.SeedEvent(w.plan.Seed)
+	w.Logf("%v", w.plan)
+	w.Build()
+	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
 		cfg.Idle = w.idle
-		s := &site{host: h, w: w, cfg: cfg}
+		s := &site{Host: h, w: w, cfg: cfg, chains: newChains()}
 		var err error
-		s.worker, err = transport.NewWorker(h.dom, cfg)
-		w.must("new worker", err)
+		s.worker, err = transport.NewWorker(h.Dom, cfg)
+		w.Must("new worker", err)
 		for id := range amIDs {
-			w.must("handle", s.worker.Handle(transport.AMID(id), s.handle))
+			w.Must("handle", s.worker.Handle(transport.AMID(id), s.handle))
 		}
 		w.sites = append(w.sites, s)
 	}
@@ -90,9 +89,8 @@ const amIDs = 3
 
 // connect makes a connection between two hosts.
 func (w *world) connect(hosts [2]int, raw bool) {
-	c := &pair{link: &link{name: sprintf("connection %d", len(w.pairs)),
-		hosts: [2]*host{w.hosts[hosts[0]], w.hosts[hosts[1]]}}}
-	w.pairs, w.links = append(w.pairs, c), append(w.links, c.link)
+	c := &pair{link: w.link(sprintf("connection %d", len(w.pairs)), w.Hosts[hosts[0]], w.Hosts[hosts[1]])}
+	w.pairs = append(w.pairs, c)
 	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
 	if raw {
 		c.intrude(w, w.sites[hosts[1]])
@@ -102,17 +100,17 @@ func (w *world) connect(hosts [2]int, raw bool) {
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
 	for i, e := range c.ends {
 		card, err := c.ends[1-i].ep.Card()
-		w.must("card", err)
-		if w.one(4) {
+		w.Must("card", err)
+		if w.OneIn(4) {
 			text, err := json.Marshal(card)
-			w.must("marshal card", err)
+			w.Must("marshal card", err)
 			card = transport.Card{}
-			w.must("unmarshal card", json.Unmarshal(text, &card))
+			w.Must("unmarshal card", json.Unmarshal(text, &card))
 		}
 		e.flushAt = card.Flush.Addr()
 		err = e.ep.Connect(card)
-		if err != nil && c.blame == "" {
-			w.broken(ruleIsolation, "%v: connect: %v", e, err)
+		if err != nil && c.Blame == "" {
+			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 		}
 		e.connected = err == nil
 		e.dead = err != nil // it is not used
@@ -121,15 +119,15 @@ func (w *world) connect(hosts [2]int, raw bool) {
 
 // happen plays an event.
 func (w *world) happen(ev event) {
-	e := w.ends[ev.end%len(w.ends)]
-	w.logf("%d. %v %v", w.at, ev.kind, e)
-	switch ev.kind {
+	e := w.ends[ev.End%len(w.ends)]
+	w.Logf("%d. %v %v", w.At, ev.Kind, e)
+	switch ev.Kind {
 	case doStep:
-		w.steps(1 + w.rng.IntN(8))
+		w.Steps(1 + w.Rng.IntN(8))
 	case doProgress:
 		e.site.progress()
 	case doOp:
-		for range w.pick(1, 1, 2, 4) {
+		for range w.Pick(1, 1, 2, 4) {
 			e.act(plain)
 		}
 	case doBurst:
@@ -150,11 +148,11 @@ func (w *world) happen(ev event) {
 		e.waitFlush()
 	case doResume:
 		if list := w.waiting(); len(list) != 0 {
-			w.turn(list[w.rng.IntN(len(list))])
+			w.turn(list[w.Rng.IntN(len(list))])
 		}
 	case doCancel:
 		if n := len(w.cancels); n != 0 {
-			w.cancels[w.rng.IntN(n)]()
+			w.cancels[w.Rng.IntN(n)]()
 		}
 	case doRelease:
 		w.release()
@@ -167,9 +165,9 @@ func (w *world) happen(ev event) {
 	case doLook:
 		e.look()
 	case doSlow, doStrike:
-		w.strike(e.pair.link, ev.kind == doSlow)
+		w.strike(e.pair.link, ev.Kind == doSlow)
 	case doHeal:
-		w.heal()
+		w.Heal()
 	case doAbort:
 		e.abort()
 	case doClose:
@@ -178,7 +176,7 @@ func (w *world) happen(ev event) {
 		w.renew(e.pair)
 	case doLie:
 		if n := len(w.intruders); n != 0 {
-			w.intruders[w.rng.IntN(n)].lie()
+			w.intruders[w.Rng.IntN(n)].lie()
 		}
 	}
 }
@@ -194,14 +192,14 @@ func (s *site) progress() int {
 }
 
 // turn lets a program run.
-func (w *world) turn(p *player) {
-	w.logf("  %s", p.name)
-	w.inside = w.sites[p.home.index]
+func (w *world) turn(p *actor) {
+	w.Logf("  %s", p.name)
+	w.inside = w.sites[p.home.Index]
 	p.resume()
 	w.inside = nil
 	w.checkHanded()
 	if p.over {
-		w.logf("  %s has ended", p.name)
+		w.Logf("  %s has ended", p.name)
 	}
 }
 
@@ -209,7 +207,7 @@ func (w *world) turn(p *player) {
 func (w *world) checkHanded() {
 	for _, e := range w.ends {
 		if e.handing != nil {
-			w.broken(rulePurge, "%v: a request that ran during a purge was not handed back", e)
+			w.Broken(rulePurge, "%v: a request that ran during a purge was not handed back", e)
 		}
 	}
 }
@@ -218,17 +216,17 @@ func (w *world) checkHanded() {
 func (w *world) enter(s *site, what string) {
 	switch {
 	case w.inside != s:
-		w.broken(rulePlace, "%s outside of its worker's progress", what)
+		w.Broken(rulePlace, "%s outside of its worker's progress", what)
 	case w.calling != 0:
-		w.broken(rulePlace, "%s inside of a call", what)
+		w.Broken(rulePlace, "%s inside of a call", what)
 	case w.callback:
-		w.broken(rulePlace, "%s inside of another callback", what)
+		w.Broken(rulePlace, "%s inside of another callback", what)
 	}
 	w.callback = true
-	w.logf("  %s", what)
-	if w.one(16) {
+	w.Logf("  %s", what)
+	if w.OneIn(16) {
 		if n := s.worker.Progress(); n != 0 {
-			w.broken(rulePlace, "progress inside of a callback did %d things", n)
+			w.Broken(rulePlace, "progress inside of a callback did %d things", n)
 		}
 	}
 }
@@ -243,15 +241,15 @@ func (w *world) renew(c *pair) {
 			return
 		}
 	}
-	if c.renewed || len(w.pairs) >= 8 || len(w.active) != 0 || c.hosts[0].struck || c.hosts[1].struck {
+	if c.renewed || len(w.pairs) >= 8 || len(w.Strikes) != 0 || c.hosts[0].Struck || c.hosts[1].Struck {
 		return
 	}
 	c.renewed = true
-	w.connect([2]int{c.hosts[0].index, c.hosts[1].index}, false)
+	w.connect([2]int{c.hosts[0].Index, c.hosts[1].Index}, false)
 }
 
-// lookAfter looks at the world after every action of the fabric.
-func (w *world) lookAfter(a soft.Action) {
+// moved looks at the world after every action of the fabric.
+func (w *world) moved(a soft.Action) {
 	if a.Kind != soft.Execute {
 		return
 	}
@@ -269,5 +267,5 @@ func (w *world) auditAll() {
 			o.checkPartly()
 		}
 	}
-	w.audit()
+	w.Audit()
 }

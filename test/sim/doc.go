@@ -40,4 +40,3 @@
 // TestMutations plants over eighty bugs in package ibverbx (mutations_test.go), one at a time, by
 // way of the go command's overlay, and demands that each is found.
 package sim
-

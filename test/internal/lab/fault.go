@@ -93,7 +93,7 @@ func (t *Testbed) DrawStatus() verbs.Status { return verbs.Status(1 + t.Rng.IntN
 
 // killQP moves a queue pair to ERR, past its tap: it is not the library's doing.
 func killQP(_ *Testbed, q *QP) func() {
-	_ = q.QP.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	_ = q.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
 	return nil
 }
 

@@ -5,14 +5,15 @@ import (
 	"runtime/debug"
 
 	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
 )
 
-// player is a program that waits: a coroutine, which stands still wherever a worker idles until it
+// actor is a program that waits: a coroutine, which stands still wherever a worker idles until it
 // is its turn again. One runs at a time, and which one follows from the seed.
-type player struct {
-	b     *bed
+type actor struct {
+	b     *testbed
 	name  string
-	home  *host
+	home  *lab.Host
 	next  func() (struct{}, bool)
 	stop  func()
 	yield func(struct{}) bool
@@ -21,8 +22,8 @@ type player struct {
 }
 
 // start begins a program, which runs when it is resumed.
-func (b *bed) start(name string, home *host, body func()) *player {
-	p := &player{b: b, name: name, home: home}
+func (b *testbed) start(name string, home *lab.Host, body func()) *actor {
+	p := &actor{b: b, name: name, home: home}
 	p.next, p.stop = iter.Pull(func(yield func(struct{}) bool) {
 		p.yield = yield
 		defer func() {
@@ -34,18 +35,18 @@ func (b *bed) start(name string, home *host, body func()) *player {
 			default:
 				if !p.torn {
 					// here the stack is the program's still
-					panic(b.violation(rulePanic, sprintf("%v\n%s", v, debug.Stack())))
+					panic(b.Violation(lab.Panic, sprintf("%v\n%s", v, debug.Stack())))
 				}
 			}
 		}()
 		body()
 	})
-	b.players = append(b.players, p)
+	b.actors = append(b.actors, p)
 	return p
 }
 
 // resume lets a program run until it waits again, or ends.
-func (p *player) resume() {
+func (p *actor) resume() {
 	if p.over {
 		return
 	}
@@ -57,7 +58,7 @@ func (p *player) resume() {
 }
 
 // abandon ends a program where it stands.
-func (p *player) abandon() {
+func (p *actor) abandon() {
 	if !p.over {
 		p.over, p.torn = true, true
 		p.stop()
@@ -68,10 +69,10 @@ func (p *player) abandon() {
 type abandoned struct{}
 
 // idle is transport.Config.Idle: where a call waits. Outside of programs it lets the fabric move.
-func (b *bed) idle() {
+func (b *testbed) idle() {
 	p := b.current
 	if p == nil {
-		b.steps(16)
+		b.Steps(16)
 		return
 	}
 	if !p.yield(struct{}{}) {
@@ -80,13 +81,13 @@ func (b *bed) idle() {
 }
 
 // waiting is the programs that have not ended.
-func (b *bed) waiting() []*player {
-	list := b.players[:0]
-	for _, p := range b.players {
+func (b *testbed) waiting() []*actor {
+	list := b.actors[:0]
+	for _, p := range b.actors {
 		if !p.over {
 			list = append(list, p)
 		}
 	}
-	b.players = list
+	b.actors = list
 	return list
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -35,11 +36,11 @@ var mistakes = []mistake{
 		return err
 	}},
 	{"pack says less than nothing", transport.ErrTooLong, func(e *end) error {
-		_, err := e.ep.PutBcopy(func([]byte) int { return -1 }, e.remote(span{library, 8}))
+		_, err := e.ep.PutBcopy(func([]byte) int { return -1 }, e.remoteAt(library, 8))
 		return err
 	}},
 	{"am zcopy too long", transport.ErrTooLong, func(e *end) error {
-		err := e.ep.AMZcopy(nil, 0, nil, e.site.mr.Slice(0, uint64(e.ep.Limits().AMZcopy)+1))
+		err := e.ep.AMZcopy(nil, 0, nil, e.site.MR.Slice(0, uint64(e.ep.Limits().AMZcopy)+1))
 		return err
 	}},
 	{"am zcopy in too many pieces", verbs.ErrInvalid, func(e *end) error {
@@ -50,38 +51,38 @@ var mistakes = []mistake{
 		return e.ep.AMZcopy(nil, 0, nil, ibverbx.Segment{Addr: 4096, Length: 8})
 	}},
 	{"put short too long", transport.ErrTooLong, func(e *end) error {
-		return e.ep.PutShort(make([]byte, e.ep.Limits().PutShort+1), e.remote(span{library, 1000}))
+		return e.ep.PutShort(make([]byte, e.ep.Limits().PutShort+1), e.remoteAt(library, 1000))
 	}},
 	{"put beyond the end", ibverbx.ErrBounds, func(e *end) error {
-		return e.ep.PutShort(make([]byte, 8), e.remote(span{arenaSize - 7, 7}))
+		return e.ep.PutShort(make([]byte, 8), e.remoteAt(arenaSize-7, 7))
 	}},
 	{"put without a key", ibverbx.ErrNoKey,
 		func(e *end) error { return e.ep.PutShort(make([]byte, 8), ibverbx.RemoteSegment{Length: 8}) }},
 	{"put bcopy beyond the end", ibverbx.ErrBounds, func(e *end) error {
-		_, err := e.ep.PutBcopy(func([]byte) int { return 9 }, e.remote(span{arenaSize - 8, 8}))
+		_, err := e.ep.PutBcopy(func([]byte) int { return 9 }, e.remoteAt(arenaSize-8, 8))
 		return err
 	}},
 	{"put zcopy beyond the end of the source", ibverbx.ErrBounds, func(e *end) error {
-		_, err := e.ep.PutZcopy(nil, e.remote(span{library, 64}), e.site.mr.Slice(arenaSize-8, 9))
+		_, err := e.ep.PutZcopy(nil, e.remoteAt(library, 64), e.site.MR.Slice(arenaSize-8, 9))
 		return err
 	}},
 	{"get bcopy too long", transport.ErrTooLong, func(e *end) error {
-		_, err := e.ep.GetBcopy(nil, make([]byte, e.ep.Limits().GetBcopy+1), e.remote(span{0, arenaSize}))
+		_, err := e.ep.GetBcopy(nil, make([]byte, e.ep.Limits().GetBcopy+1), e.remoteAt(0, arenaSize))
 		return err
 	}},
 	{"get beyond the end", ibverbx.ErrBounds, func(e *end) error {
-		_, err := e.ep.GetBcopy(nil, make([]byte, 9), e.remote(span{arenaSize - 8, 8}))
+		_, err := e.ep.GetBcopy(nil, make([]byte, 9), e.remoteAt(arenaSize-8, 8))
 		return err
 	}},
 	{"get zcopy to nowhere", ibverbx.ErrNoKey, func(e *end) error {
-		_, err := e.ep.GetZcopy(nil, e.remote(span{0, 64}), ibverbx.Segment{Addr: 4096, Length: 8})
+		_, err := e.ep.GetZcopy(nil, e.remoteAt(0, 64), ibverbx.Segment{Addr: 4096, Length: 8})
 		return err
 	}},
 	{"misaligned atomic", ibverbx.ErrAlignment, func(e *end) error {
-		return e.ep.FetchAdd(nil, nil, e.remote(span{4, 8}), 1)
+		return e.ep.FetchAdd(nil, nil, e.remoteAt(4, 8), 1)
 	}},
 	{"atomic on too few bytes", ibverbx.ErrBounds, func(e *end) error {
-		return e.ep.CompareSwap(nil, nil, e.remote(span{0, 4}), 0, 1)
+		return e.ep.CompareSwap(nil, nil, e.remoteAt(0, 4), 0, 1)
 	}},
 	{"connect twice", verbs.ErrInvalid, func(e *end) error {
 		card, err := e.ep.Card()
@@ -105,22 +106,22 @@ func (e *end) fumble() {
 	if !e.connected || e.closed || e.closing || e.intruder() != nil {
 		return
 	}
-	m := mistakes[w.rng.IntN(len(mistakes))]
+	m := mistakes[w.Rng.IntN(len(mistakes))]
 	before, was := e.gauge(), e.ep.Err()
 	w.calling++
 	err := m.call(e)
 	w.calling--
 	after := e.gauge()
-	w.logf("  %s: %v", m.name, err)
+	w.Logf("  %s: %v", m.name, err)
 	if after != before {
-		w.broken(ruleNoEffect, "%v: %s: %+v before, %+v after", e, m.name, before, after)
+		w.Broken(ruleNoEffect, "%v: %s: %+v before, %+v after", e, m.name, before, after)
 	}
 	switch {
 	case errors.Is(err, m.want):
 	case err == transport.ErrNoResource && (before.Outstanding >= before.Limit || before.Credits == 0 ||
-		before.bounce == 0 || before.Pending != 0 || w.refusing()):
+		before.bounce == 0 || before.Pending != 0 || w.Refusing()):
 	case was != nil && err != nil, e.ep.Err() != nil && e.mayFail() != "":
 	default:
-		w.broken(ruleRefusal, "%v: %s: %v, and not %v", e, m.name, err, m.want)
+		w.Broken(lab.Refusal, "%v: %s: %v, and not %v", e, m.name, err, m.want)
 	}
 }

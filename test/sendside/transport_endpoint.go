@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -66,7 +67,7 @@ func (w *world) newEnd(c *pair, s *site, letter rune) *end {
 	e.ep, err = s.worker.NewEndpoint(transport.EndpointConfig{Name: e.name, Value: e, OnError: e.onError,
 		OnReady: e.onReady})
 	w.build = nil
-	w.must("new endpoint "+e.name, err)
+	w.Must("new endpoint "+e.name, err)
 	e.wires = slices.Clone(c.wires[before:])
 	e.own = &request{e: e, own: true}
 	w.ends = append(w.ends, e)
@@ -75,8 +76,8 @@ func (w *world) newEnd(c *pair, s *site, letter rune) *end {
 
 // mayFail says whether there is a reason for the endpoint to fail.
 func (e *end) mayFail() string {
-	if e.pair.blame != "" {
-		return e.pair.blame
+	if e.pair.Blame != "" {
+		return e.pair.Blame
 	}
 	return e.blame
 }
@@ -144,13 +145,13 @@ func (e *end) gauge() gauge {
 func (e *end) sendOn(o *op, face *transport.Endpoint, how manner) error {
 	w := e.w
 	before := e.gauge()
-	refusing := w.refusing()
+	refusing := w.Refusing()
 	o.prepare(how)
 	w.calling++
 	done, err := o.call(face)
 	w.calling--
 	after := e.gauge()
-	w.logf("  %v: %v, %d bytes: done %v, %v", e, o.kind, o.n, done, err)
+	w.Logf("  %v: %v, %d bytes: done %v, %v", e, o.kind, o.n, done, err)
 	switch {
 	case err == nil:
 		e.accept(o, how, done, before, after)
@@ -190,27 +191,27 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	switch {
 	// no bytes overtake nobody
 	case how != turn && (len(e.queue) != 0 || before.Pending != 0) && (!done || o.n != 0 || o.kind.flush()):
-		w.broken(ruleOvertaking, "%v was accepted, and %d requests wait", o,
+		w.Broken(ruleOvertaking, "%v was accepted, and %d requests wait", o,
 			max(len(e.queue), before.Pending))
 	case e.closed || e.closing && how != turn || e.errors != 0:
-		w.broken(ruleRefusal, "%v was accepted, and the endpoint has ended", o)
+		w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", o)
 	case after.Outstanding > after.Limit && !o.kind.flush():
-		w.broken(ruleResource, "%v: %d are outstanding, the limit is %d", o, after.Outstanding, after.Limit)
+		w.Broken(ruleResource, "%v: %d are outstanding, the limit is %d", o, after.Outstanding, after.Limit)
 	case done && o.group == nil && o.kind.completes() && o.n != 0 && !o.kind.flush():
-		w.broken(ruleOnce, "%v is done already", o)
+		w.Broken(ruleOnce, "%v is done already", o)
 	}
 	if done { // nothing was to be done
 		if o.kind.flush() {
 			for _, earlier := range e.ops {
 				if earlier.untold() {
-					w.broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was "+
+					w.Broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was "+
 						"not delivered", o, earlier)
 				}
 				earlier.end(nil)
 			}
 			e.advance()
 			if o.must {
-				w.broken(ruleFlush, "%v: nothing to wait for, it says, and nothing was read behind the data",
+				w.Broken(ruleFlush, "%v: nothing to wait for, it says, and nothing was read behind the data",
 					o)
 			}
 		}
@@ -218,7 +219,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		return
 	}
 	if !o.kind.flush() && after.Outstanding != before.Outstanding+1 {
-		w.broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
+		w.Broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
 			after.Outstanding)
 	}
 	if how != turn {
@@ -239,7 +240,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		e.dirty = false
 	}
 	if !o.kind.completes() { // the source is the program's again
-		e.site.memory.reuse(o.src, sprintf("the source of %v", o))
+		e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
 	}
 	if o.group != nil {
 		o.group.ops = append(o.group.ops, o)
@@ -249,13 +250,13 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 // checkCredits checks that the peer has room for an active message.
 func (e *end) checkCredits(o *op, before, after gauge) {
 	if after.Credits != before.Credits-1 {
-		e.w.broken(ruleCredits, "%v: %d credits before, %d after", o, before.Credits, after.Credits)
+		e.w.Broken(ruleCredits, "%v: %d credits before, %d after", o, before.Credits, after.Credits)
 	}
 	if e.peer == nil {
 		return
 	}
 	if n, most := len(e.sent)-e.peer.gone, e.peer.site.cfg.AMBuffers; n > most {
-		e.w.broken(ruleCredits, "%v: %d messages are with a peer that has %d buffers", o, n, most)
+		e.w.Broken(ruleCredits, "%v: %d messages are with a peer that has %d buffers", o, n, most)
 	}
 }
 
@@ -272,13 +273,13 @@ func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	same := before
 	same.Pending = after.Pending
 	if after != same {
-		w.broken(ruleNoEffect, "%v met ErrNoResource: %+v before, %+v after", o, before, after)
+		w.Broken(ruleNoEffect, "%v met ErrNoResource: %+v before, %+v after", o, before, after)
 	}
 	lacks := before.Outstanding >= before.Limit || o.kind.am() && before.Credits == 0 || !o.kind.flush() &&
 		before.bounce == 0 || refusing ||
 		how != turn && before.Pending+len(e.queue) != 0 || how != turn && e.running != nil
 	if !lacks {
-		w.broken(ruleResource, "%v met ErrNoResource, and nothing lacks: %+v", o, before)
+		w.Broken(ruleResource, "%v met ErrNoResource, and nothing lacks: %+v", o, before)
 	}
 }
 
@@ -296,16 +297,16 @@ func (e *end) failed(o *op, err error, before, after gauge) {
 	switch {
 	case e.closed || e.closing:
 		if !errors.Is(err, transport.ErrClosed) && !errors.As(err, &ended) {
-			w.broken(ruleRefusal, "%v on an endpoint that was closed: %v", o, err)
+			w.Broken(lab.Refusal, "%v on an endpoint that was closed: %v", o, err)
 		}
-	case injected(err) && e.mayFail() != "": // a single queue pair passes on what the NIC says
+	case lab.Injected(err) && e.mayFail() != "": // a single queue pair passes on what the NIC says
 	case !errors.As(err, &ended) || ended.Peer != e.name || !errors.Is(err, e.ep.Err()):
-		w.broken(ruleRefusal, "%v: %v: the endpoint says %v", o, err, e.ep.Err())
+		w.Broken(lab.Refusal, "%v: %v: the endpoint says %v", o, err, e.ep.Err())
 	case e.mayFail() == "":
-		w.broken(ruleIsolation, "%v: %v", o, err)
+		w.Broken(lab.Isolation, "%v: %v", o, err)
 	}
 	if after.Credits != before.Credits || after.bounce != before.bounce {
-		w.broken(ruleNoEffect, "%v was refused (%v): %+v before, %+v after", o, err, before, after)
+		w.Broken(ruleNoEffect, "%v was refused (%v): %+v before, %+v after", o, err, before, after)
 	}
 }
 
@@ -332,8 +333,8 @@ func (e *end) checkFence() {
 		if !o.kind.put() {
 			continue
 		}
-		if hole >= 0 && o.fence > hole && !e.peer.site.memory.untouched(o.dst) {
-			e.w.broken(ruleFence, "%v has begun to land, and %v, before the fence, has not ended", o,
+		if hole >= 0 && o.fence > hole && !e.peer.site.Memory.Untouched(o.dst) {
+			e.w.Broken(ruleFence, "%v has begun to land, and %v, before the fence, has not ended", o,
 				e.ops[hole])
 		}
 		if hole < 0 && !o.landed() {
@@ -350,22 +351,22 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 	e.errors++
 	switch {
 	case e.errors > 1:
-		w.broken(ruleNoticed, "%v: OnError ran %d times", e, e.errors)
+		w.Broken(ruleNoticed, "%v: OnError ran %d times", e, e.errors)
 	case ep != e.ep || ep.Value() != any(e):
-		w.broken(ruleNoticed, "%v: OnError is given another endpoint", e)
+		w.Broken(ruleNoticed, "%v: OnError is given another endpoint", e)
 	case !errors.Is(err, transport.ErrPeerFailed) && !errors.Is(err, transport.ErrPeerClosed) &&
 		!errors.Is(err, transport.ErrProtocol):
-		w.broken(ruleNoticed, "%v: OnError: %v", e, err)
+		w.Broken(ruleNoticed, "%v: OnError: %v", e, err)
 	case e.mayFail() == "":
-		w.broken(ruleIsolation, "%v: %v", e, err)
+		w.Broken(lab.Isolation, "%v: %v", e, err)
 	case errors.Is(err, transport.ErrProtocol) && e.intruder() == nil:
-		w.broken(ruleIsolation, "%v: %v, and the peer keeps the rules", e, err)
+		w.Broken(lab.Isolation, "%v: %v, and the peer keeps the rules", e, err)
 	case errors.Is(err, transport.ErrPeerClosed) && e.peer != nil:
 		if !e.peer.closing {
-			w.broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
+			w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 		}
 		if e.handled != len(e.peer.sent) {
-			w.broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e,
+			w.Broken(ruleMessages, "%v: the peer has closed: %d of its %d messages were handled", e,
 				e.handled, len(e.peer.sent))
 		}
 	}
@@ -375,16 +376,16 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 // react does what a program may do inside of a callback.
 func (e *end) react() {
 	w := e.w
-	if w.finishing || !w.one(3) {
+	if w.finishing || !w.OneIn(3) {
 		return
 	}
 	on := e
-	if w.one(3) {
-		if on = w.ends[w.rng.IntN(len(w.ends))]; on.site != e.site {
+	if w.OneIn(3) {
+		if on = w.ends[w.Rng.IntN(len(w.ends))]; on.site != e.site {
 			on = e
 		}
 	}
-	switch w.rng.IntN(6) {
+	switch w.Rng.IntN(6) {
 	case 0:
 		on.later()
 	case 1:

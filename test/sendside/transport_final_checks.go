@@ -3,6 +3,7 @@ package sendside
 import (
 	"errors"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -10,9 +11,9 @@ import (
 // nothing moves any more. Then all that was accepted must have ended, and everything that was taken
 // must be back.
 func (w *world) finish() {
-	w.logf("the end")
+	w.Logf("the end")
 	w.finishing = true
-	w.endFaults()
+	w.EndFaults(nil)
 	w.settle()
 	for _, e := range w.ends {
 		e.checkStarved()
@@ -24,53 +25,32 @@ func (w *world) finish() {
 	w.abortWhatWaits()
 	w.settle()
 	for _, p := range w.waiting() {
-		w.broken(ruleLiveness, "%s for ever", p.name)
+		w.Broken(lab.Liveness, "%s for ever", p.name)
 	}
 	for _, e := range w.ends {
 		e.checkEnd()
 	}
 	w.checkBalance()
-	w.audit()
+	w.Audit()
 	w.shut()
-	w.audit()
-	for _, h := range w.hosts {
-		h.checkAtomics()
+	w.Audit()
+	for _, s := range w.sites {
+		s.checkAtomics()
 	}
-	w.raze()
+	w.Close()
 }
-
-// rest is how many rounds without any movement are the end: a program needs some to take a step.
-const rest = 6
 
 // settle lets everything move until nothing does.
 func (w *world) settle() {
-	for quiet, rounds := 0, 0; quiet < rest; rounds++ {
-		if rounds > 20000 {
-			w.broken(ruleLiveness, "it moves for ever")
-		}
-		moved := 0
-		w.actions = w.fabric.Actions(w.actions[:0])
-		if len(w.actions) != 0 {
-			w.steps(1 + w.rng.IntN(2*len(w.actions)))
-			moved++
-		}
+	w.testbed.settle(func() (moved int) {
 		for _, s := range w.sites {
 			moved += s.progress()
 		}
 		for _, in := range w.intruders {
 			in.poll()
 		}
-		for _, p := range append([]*player(nil), w.waiting()...) {
-			w.turn(p)
-			if p.over {
-				moved++
-			}
-		}
-		w.countAll()
-		if quiet++; moved != 0 {
-			quiet = 0
-		}
-	}
+		return moved
+	}, w.turn, w.countAll)
 }
 
 // countAll counts all that the program has to count itself.
@@ -110,7 +90,7 @@ func (e *end) checkStarved() {
 		return
 	}
 	if want := e.queue[0].want; want != nil && want.kind.am() && p.handled-p.gone < p.site.cfg.AMBuffers {
-		e.w.broken(ruleLiveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p,
+		e.w.Broken(lab.Liveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p,
 			p.handled-p.gone, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
 	}
 }
@@ -120,13 +100,13 @@ func (e *end) checkEnd() {
 	w := e.w
 	err := e.ep.Err()
 	if len(e.queue) != 0 && !e.dead {
-		w.broken(ruleLiveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue),
+		w.Broken(lab.Liveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue),
 			err, e.gauge())
 	}
 	sound := err == nil && e.connected
 	for _, o := range e.ops {
 		if g := o.group; g != nil && !g.fired {
-			w.broken(ruleLiveness, "%v does not end; the endpoint says %v, %+v", o, err, e.gauge())
+			w.Broken(lab.Liveness, "%v does not end; the endpoint says %v, %+v", o, err, e.gauge())
 		}
 		if sound {
 			o.end(nil)
@@ -138,18 +118,18 @@ func (e *end) checkEnd() {
 	switch {
 	case e.released || e.aborted:
 	case err != nil && e.errors != 1:
-		w.broken(ruleNoticed, "%v has failed (%v), and OnError ran %d times", e, err, e.errors)
+		w.Broken(ruleNoticed, "%v has failed (%v), and OnError ran %d times", e, err, e.errors)
 	case err == nil && e.errors != 0:
-		w.broken(ruleNoticed, "%v: OnError ran, and it has not failed", e)
+		w.Broken(ruleNoticed, "%v: OnError ran, and it has not failed", e)
 	}
 	if e.aborted && e.wasSound && e.errors != 0 && !e.released {
-		w.broken(ruleNoticed, "%v: OnError ran after an abort", e)
+		w.Broken(ruleNoticed, "%v: OnError ran after an abort", e)
 	}
 	if e.peer == nil {
 		return
 	}
-	if p := e.peer; e.farewell && e.pair.blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
-		w.broken(ruleNoticed, "%v has closed well, and %v has not heard of it", e, p)
+	if p := e.peer; e.farewell && e.pair.Blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
+		w.Broken(ruleNoticed, "%v has closed well, and %v has not heard of it", e, p)
 	}
 	if !sound {
 		return
@@ -159,15 +139,15 @@ func (e *end) checkEnd() {
 		return
 	}
 	if p.handled != len(e.sent) {
-		w.broken(ruleMessages, "%v has sent %d messages, and %v has handled %d", e, len(e.sent), p, p.handled)
+		w.Broken(ruleMessages, "%v has sent %d messages, and %v has handled %d", e, len(e.sent), p, p.handled)
 	}
 	if g.Outstanding != 0 || g.Pending != 0 {
-		w.broken(ruleLiveness, "%v: %+v when all is over", e, g)
+		w.Broken(lab.Liveness, "%v: %+v when all is over", e, g)
 	}
 	most := p.site.cfg.AMBuffers
 	missing := most - g.Credits - p.ep.Stats().Owed
 	if missing < 0 || 8*missing >= most+8 { // a few may wait to be posted together
-		w.broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most,
+		w.Broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most,
 			p.ep.Stats().Owed)
 	}
 }
@@ -175,7 +155,7 @@ func (e *end) checkEnd() {
 // checkBalance checks that workers have back what operations took.
 func (w *world) checkBalance() {
 	for _, g := range w.groups {
-		w.broken(ruleLiveness, "a completion of %v does not fire, %d to come", g.ops, g.left)
+		w.Broken(lab.Liveness, "a completion of %v does not fire, %d to come", g.ops, g.left)
 	}
 	for _, s := range w.sites {
 		st := s.worker.Stats()
@@ -190,18 +170,18 @@ func (w *world) checkBalance() {
 		}
 		switch {
 		case st.BounceFree != st.BounceTotal:
-			w.broken(ruleBalance, "%s has %d of %d bounce buffers when all is over", s.name, st.BounceFree,
+			w.Broken(ruleBalance, "%s has %d of %d bounce buffers when all is over", s.Name, st.BounceFree,
 				st.BounceTotal)
 		case st.AMKept != 0 || st.PendingNow != 0:
-			w.broken(ruleBalance, "%s: %d messages kept, %d endpoints with requests", s.name, st.AMKept,
+			w.Broken(ruleBalance, "%s: %d messages kept, %d endpoints with requests", s.Name, st.AMKept,
 				st.PendingNow)
 		case int(st.AMSent) != sent || int(st.AMReceived) != handled:
-			w.broken(ruleBalance, "%s counts %d messages sent and %d received: it was %d and %d", s.name,
+			w.Broken(ruleBalance, "%s counts %d messages sent and %d received: it was %d and %d", s.Name,
 				st.AMSent, st.AMReceived, sent, handled)
 		case st.Endpoints != open:
-			w.broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.name, st.Endpoints, open)
+			w.Broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.Name, st.Endpoints, open)
 		case int(st.Failures) != failures:
-			w.broken(ruleBalance, "%s counts %d failures, and told %d", s.name, st.Failures, failures)
+			w.Broken(ruleBalance, "%s counts %d failures, and told %d", s.Name, st.Failures, failures)
 		}
 	}
 }
@@ -215,11 +195,11 @@ func (w *world) shut() {
 		w.inside, w.round = s, false
 		err := s.worker.Close()
 		w.inside = nil
-		if err != nil && !s.struck {
-			w.broken(ruleLeak, "%s: close worker: %v", s.name, err)
+		if err != nil && !s.Struck {
+			w.Broken(lab.Leak, "%s: close worker: %v", s.Name, err)
 		}
 		if err := s.worker.Close(); !errors.Is(err, transport.ErrClosed) {
-			w.broken(ruleRefusal, "%s: closed again: %v", s.name, err)
+			w.Broken(lab.Refusal, "%s: closed again: %v", s.Name, err)
 		}
 	}
 }

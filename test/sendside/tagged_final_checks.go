@@ -1,11 +1,13 @@
 package sendside
 
+import "ibverbx/test/internal/lab"
+
 // finish brings a world of messages to its end: whatever was sent to who is sound is received, and
 // every request ends.
 func (w *post) finish() {
-	w.logf("the end")
+	w.Logf("the end")
 	w.finishing = true
-	w.endFaults()
+	w.EndFaults(nil)
 	w.settle()
 	for _, o := range w.offices {
 		for _, r := range o.recvs {
@@ -32,12 +34,12 @@ func (w *post) finish() {
 	}
 	w.settle()
 	for _, p := range w.waiting() {
-		w.broken(ruleLiveness, "%s for ever", p.name)
+		w.Broken(lab.Liveness, "%s for ever", p.name)
 	}
 	w.checkAllDone()
 	w.shut()
-	w.audit()
-	w.raze()
+	w.Audit()
+	w.Close()
 }
 
 // receiveAll receives what is left, with room for all of it.
@@ -52,7 +54,7 @@ func (w *post) receiveAll() {
 				continue
 			}
 			if r := o.recv(); r == nil {
-				w.broken(ruleLiveness, "%s has no memory left", o.name)
+				w.Broken(lab.Liveness, "%s has no memory left", o.Name)
 			}
 		}
 		w.settle()
@@ -60,7 +62,7 @@ func (w *post) receiveAll() {
 	for _, e := range w.ends {
 		for _, m := range e.msgs {
 			if m.match == nil && !m.gone && e.mayFail() == "" {
-				w.broken(ruleLiveness, "%v is never received: %+v", m, e.ep.Stats())
+				w.Broken(lab.Liveness, "%v is never received: %+v", m, e.ep.Stats())
 			}
 		}
 	}
@@ -80,30 +82,12 @@ func (w *post) unreceived() bool {
 
 // settle lets everything move until nothing does.
 func (w *post) settle() {
-	for quiet, rounds := 0, 0; quiet < rest; rounds++ {
-		if rounds > 20000 {
-			w.broken(ruleLiveness, "it moves for ever")
-		}
-		moved := 0
-		w.actions = w.fabric.Actions(w.actions[:0])
-		if len(w.actions) != 0 {
-			w.steps(1 + w.rng.IntN(2*len(w.actions)))
-			moved++
-		}
+	w.testbed.settle(func() (moved int) {
 		for _, o := range w.offices {
 			moved += o.progress()
 		}
-		for _, p := range append([]*player(nil), w.waiting()...) {
-			w.turn(p)
-			if p.over {
-				moved++
-			}
-		}
-		w.sweep()
-		if quiet++; moved != 0 {
-			quiet = 0
-		}
-	}
+		return moved
+	}, w.turn, w.sweep)
 }
 
 // checkAllDone checks that every request has ended, and that workers hold nothing.
@@ -111,24 +95,24 @@ func (w *post) checkAllDone() {
 	for _, o := range w.offices {
 		for _, r := range o.recvs {
 			if !r.done {
-				w.broken(ruleLiveness, "%v does not end", r)
+				w.Broken(lab.Liveness, "%v does not end", r)
 			}
 		}
 	}
 	for _, e := range w.ends {
 		for _, m := range e.msgs {
 			if !m.done {
-				w.broken(ruleLiveness, "%v does not end: %+v, %v", m, e.ep.Stats(), e.ep.Err())
+				w.Broken(lab.Liveness, "%v does not end: %+v, %v", m, e.ep.Stats(), e.ep.Err())
 			}
 		}
 		if e.ep.Err() != nil && !e.ended && e.errors != 1 {
-			w.broken(ruleNoticed, "%v: %v, and OnError ran %d times", e, e.ep.Err(), e.errors)
+			w.Broken(ruleNoticed, "%v: %v, and OnError ran %d times", e, e.ep.Err(), e.errors)
 		}
 	}
 	for _, e := range w.ends {
 		if s, p := e.ep.Stats(), e.peer.ep.Stats(); e.mayFail() == "" && e.peer.mayFail() == "" {
-			if most := w.plan.configs[e.peer.office.index].MaxUnexpected; s.Window+p.Owed != most {
-				w.broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window,
+			if most := w.plan.configs[e.peer.office.Index].MaxUnexpected; s.Window+p.Owed != most {
+				w.Broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window,
 					most, p.Owed)
 			}
 		}
@@ -136,17 +120,17 @@ func (w *post) checkAllDone() {
 	for _, o := range w.offices {
 		s, t := o.worker.Stats(), o.worker.Transport().Stats()
 		if s.Requests != 0 || s.Posted != 0 || s.Leaked != 0 {
-			w.broken(ruleBalance, "%s when all is over: %+v", o.name, s)
+			w.Broken(ruleBalance, "%s when all is over: %+v", o.Name, s)
 		}
 		if t.BounceFree != t.BounceTotal || t.AMKept != 0 {
-			w.broken(ruleBalance, "%s when all is over: %+v", o.name, t)
+			w.Broken(ruleBalance, "%s when all is over: %+v", o.Name, t)
 		}
 		clean := true
 		for _, e := range w.ends {
 			clean = clean && (e.office != o || e.mayFail() == "" && e.peer.mayFail() == "")
 		}
 		if clean && (s.Violations != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0) {
-			w.broken(ruleBalance, "%s keeps messages when all is over: %+v", o.name, s)
+			w.Broken(ruleBalance, "%s keeps messages when all is over: %+v", o.Name, s)
 		}
 	}
 }
@@ -154,8 +138,8 @@ func (w *post) checkAllDone() {
 func (w *post) shut() {
 	for _, o := range w.offices {
 		o.inside = true
-		if err := o.worker.Close(); err != nil && !o.struck {
-			w.broken(ruleLeak, "%s: close worker: %v", o.name, err)
+		if err := o.worker.Close(); err != nil && !o.Struck {
+			w.Broken(lab.Leak, "%s: close worker: %v", o.Name, err)
 		}
 		o.inside = false
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"ibverbx/test/internal/lab"
 	"ibverbx/transport"
 )
 
@@ -16,8 +17,8 @@ func (e *end) waitFlush() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancels = append(w.cancels, cancel)
-	kind := transport.FlushKind(w.rng.IntN(2))
-	whole := w.one(4)
+	kind := transport.FlushKind(w.Rng.IntN(2))
+	whole := w.OneIn(4)
 	ends := []*end{e}
 	if whole {
 		ends = nil
@@ -27,7 +28,7 @@ func (e *end) waitFlush() {
 			}
 		}
 	}
-	w.start(sprintf("%v waits in flush %d, whole worker %v", e, kind, whole), e.site.host, func() {
+	w.start(sprintf("%v waits in flush %d, whole worker %v", e, kind, whole), e.site.Host, func() {
 		want := make([]int, len(ends))
 		queued := make([][]*request, len(ends))
 		failed := ""
@@ -41,7 +42,7 @@ func (e *end) waitFlush() {
 		} else {
 			err = e.ep.Flush(ctx, kind)
 		}
-		w.logf("  %v: flush: %v", e, err)
+		w.Logf("  %v: flush: %v", e, err)
 		for i, o := range ends {
 			if !errors.Is(err, context.Canceled) {
 				o.hidden-- // one that was given up goes on, and may be in the queue still
@@ -56,7 +57,7 @@ func (e *end) waitFlush() {
 			}
 		}
 		if err != nil && failed == "" && !errors.Is(err, context.Canceled) {
-			w.broken(ruleIsolation, "%v: flush: %v", e, err)
+			w.Broken(lab.Isolation, "%v: flush: %v", e, err)
 		}
 		cancel()
 	})
@@ -66,12 +67,12 @@ func (e *end) waitFlush() {
 func (e *end) flushed(n int, queued []*request) {
 	for _, r := range queued {
 		if !r.done && !r.own && !slices.Contains(e.queue, r) {
-			e.w.broken(ruleFlush, "%v: a flush has ended before a request that was queued earlier", e)
+			e.w.Broken(ruleFlush, "%v: a flush has ended before a request that was queued earlier", e)
 		}
 	}
 	for _, o := range e.ops[:n] {
 		if o.untold() {
-			e.w.broken(ruleFlush, "%v: a flush has ended before %v", e, o)
+			e.w.Broken(ruleFlush, "%v: a flush has ended before %v", e, o)
 		}
 		o.end(nil)
 	}
@@ -94,13 +95,13 @@ func (e *end) abort() {
 	g.then = func() {
 		for _, o := range e.ops {
 			if o.untold() {
-				w.broken(ruleOrder, "the abort of %v is over before %v has ended", e, o)
+				w.Broken(ruleOrder, "the abort of %v is over before %v has ended", e, o)
 			}
 			o.end(errPerhaps)
 		}
 		e.advance()
 		if len(e.queue) != 0 {
-			w.broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e,
+			w.Broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e,
 				len(e.queue))
 		}
 		e.released = true
@@ -109,7 +110,7 @@ func (e *end) abort() {
 	err := e.ep.Abort(&g.comp)
 	w.calling--
 	if err != nil {
-		w.broken(ruleLeak, "%v: abort: %v", e, err)
+		w.Broken(lab.Leak, "%v: abort: %v", e, err)
 	}
 	w.groups = append(w.groups, g)
 }
@@ -129,7 +130,7 @@ func (e *end) close() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancels = append(w.cancels, cancel)
-	w.start(sprintf("%v waits in close", e), e.site.host, func() {
+	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
 		if e.closed || e.closing {
 			return
 		}
@@ -139,17 +140,17 @@ func (e *end) close() {
 			e.peer.because("its peer closes")
 		}
 		err := e.ep.Close(ctx)
-		w.logf("  %v: close: %v", e, err)
+		w.Logf("  %v: close: %v", e, err)
 		e.closed, e.released = true, true
 		switch {
 		case err == nil && works:
 			e.farewell = e.connected
 			e.flushed(len(e.ops), e.queue)
 			if len(e.queue) != 0 {
-				w.broken(ruleFlush, "%v has closed well, and %d requests wait", e, len(e.queue))
+				w.Broken(ruleFlush, "%v has closed well, and %d requests wait", e, len(e.queue))
 			}
 		case err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled):
-			w.broken(ruleIsolation, "%v: close: %v", e, err)
+			w.Broken(lab.Isolation, "%v: close: %v", e, err)
 		}
 		for _, o := range e.ops {
 			o.end(errPerhaps)

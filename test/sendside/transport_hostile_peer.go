@@ -45,30 +45,30 @@ const (
 func (c *pair) intrude(w *world, s *site) {
 	in := &intruder{w: w, site: s, e: c.ends[0], mem: make([]byte, sayAt+says*hearSize)}
 	c.intruder = in
-	c.because("its peer breaks the rules")
+	c.Because("its peer breaks the rules")
 	w.intruders = append(w.intruders, in)
 	var err error
-	in.mr, err = s.dom.Register(in.mem, verbs.AccessAll)
-	w.must("register", err)
-	in.cq, err = s.dom.NewCQ(1024)
-	w.must("new cq", err)
+	in.mr, err = s.Dom.Register(in.mem, verbs.AccessAll)
+	w.Must("register", err)
+	in.cq, err = s.Dom.NewCQ(1024)
+	w.Must("new cq", err)
 	w.build = c.link
 	cfg := s.cfg.QP
 	cfg.MaxMsgCntPerQP, cfg.MaxSGE, cfg.MaxInline = 64, 2, 16
-	in.vq, err = s.dom.NewQP(in.cq, cfg)
+	in.vq, err = s.Dom.NewQP(in.cq, cfg)
 	w.build = nil
-	w.must("new virtual qp", err)
+	w.Must("new virtual qp", err)
 	card, err := in.vq.Card()
-	w.must("card", err)
+	w.Must("card", err)
 	theirs, err := in.e.ep.Card()
-	w.must("card", err)
+	w.Must("card", err)
 	in.granted = theirs.AMBuffers
-	w.must("connect", in.vq.Connect(theirs.QP))
+	w.Must("connect", in.vq.Connect(theirs.QP))
 	err = in.e.ep.Connect(transport.Card{
-		Version: theirs.Version, QP: card, AMBuffers: w.pick(1, 2, 8), BufferSize: 512,
+		Version: theirs.Version, QP: card, AMBuffers: w.Pick(1, 2, 8), BufferSize: 512,
 		Handlers: 1<<amIDs - 1, Flush: in.mr.Remote(),
 	})
-	w.must("connect", err)
+	w.Must("connect", err)
 	in.e.connected = true
 	for i := range hears {
 		in.hear(uint64(i))
@@ -98,39 +98,39 @@ func (in *intruder) poll() {
 func (in *intruder) lie() {
 	w := in.w
 	in.poll()
-	if len(in.said) >= says || in.bad && !w.one(4) {
+	if len(in.said) >= says || in.bad && !w.OneIn(4) {
 		return
 	}
 	at := sayAt + len(in.said)*hearSize
 	msg := in.mem[at : at+hearSize]
-	hdr, n := w.pick(0, 0, 3, 64), w.rng.IntN(100)
-	id := w.rng.IntN(amIDs)
+	hdr, n := w.Pick(0, 0, 3, 64), w.Rng.IntN(100)
+	id := w.Rng.IntN(amIDs)
 	clear(msg[:8])
 	msg[0], msg[1], msg[2] = 1, byte(id), byte(hdr)
 	size := 8 + hdr + n
 	for i := 8; i < size; i++ {
-		msg[i] = byte(w.rng.Uint32())
+		msg[i] = byte(w.Rng.Uint32())
 	}
 	good := true
-	if w.one(3) {
+	if w.OneIn(3) {
 		good = false
-		switch w.rng.IntN(9) {
+		switch w.Rng.IntN(9) {
 		case 0:
-			msg[w.pick(3, 6, 7)] = byte(1 + w.rng.IntN(255))
+			msg[w.Pick(3, 6, 7)] = byte(1 + w.Rng.IntN(255))
 		case 1:
-			msg[0] = byte(w.pick(0, 4, 255))
+			msg[0] = byte(w.Pick(0, 4, 255))
 		case 2:
-			msg[1] = byte(w.pick(amIDs, 63, 64, 255))
+			msg[1] = byte(w.Pick(amIDs, 63, 64, 255))
 		case 3:
-			msg[2] = byte(w.pick(65, 255))
+			msg[2] = byte(w.Pick(65, 255))
 		case 4:
-			msg[2], size = 40, 8+w.rng.IntN(40)
+			msg[2], size = 40, 8+w.Rng.IntN(40)
 		case 5:
-			size = w.rng.IntN(8)
+			size = w.Rng.IntN(8)
 		case 6:
-			msg[4], msg[5] = 255, byte(w.pick(0, 255)) // more credits than there are buffers
+			msg[4], msg[5] = 255, byte(w.Pick(0, 255)) // more credits than there are buffers
 		case 7:
-			msg[0] = byte(w.pick(2, 3)) // with a payload
+			msg[0] = byte(w.Pick(2, 3)) // with a payload
 			msg[1], msg[2] = byte(id), byte(hdr)
 			size = max(size, 9)
 		case 8:
@@ -145,7 +145,7 @@ func (in *intruder) lie() {
 	wr := ibverbx.SendWR{ID: uint64(len(in.said)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
 		Relaxed: true, Local: in.mr.Slice(uint64(at), uint64(size))}
 	_, err := in.vq.PostSend(wr)
-	w.logf("  the peer of %v says %x, %d bytes, good %v: %v", in.e, msg[:8], size, good, err)
+	w.Logf("  the peer of %v says %x, %d bytes, good %v: %v", in.e, msg[:8], size, good, err)
 	if err == nil {
 		l := lie{id: 255}
 		if good {
@@ -161,16 +161,16 @@ func (in *intruder) lie() {
 func (in *intruder) handled(m *transport.Message) {
 	w, e := in.w, in.e
 	if e.handled >= len(in.said) {
-		w.broken(ruleHostile, "%v handles message %d of %d", e, e.handled, len(in.said))
+		w.Broken(ruleHostile, "%v handles message %d of %d", e, e.handled, len(in.said))
 	}
 	l := in.said[e.handled]
 	if m.ID() != l.id || !bytes.Equal(m.Header(), l.hdr) || !bytes.Equal(m.Data(), l.data) {
-		w.broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, "+
+		w.Broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, "+
 			"%d and %d", e, e.handled, m.ID(),
 			len(m.Header()), len(m.Data()), l.id, len(l.hdr), len(l.data))
 	}
 	if in.unreleased() > e.site.cfg.AMBuffers {
-		w.broken(ruleHostile, "%v handles message %d, and the program has %d buffers of %d", e, e.handled,
+		w.Broken(ruleHostile, "%v handles message %d, and the program has %d buffers of %d", e, e.handled,
 			in.unreleased(), e.site.cfg.AMBuffers)
 	}
 }
@@ -179,7 +179,7 @@ func (in *intruder) unreleased() int { return in.e.handled + 1 - in.e.gone }
 
 // close takes it away.
 func (in *intruder) close() {
-	in.w.must("close an intruder's virtual qp", in.vq.Close())
-	in.w.must("close an intruder's cq", in.cq.Close())
-	in.w.must("close an intruder's memory", in.mr.Close())
+	in.w.Must("close an intruder's virtual qp", in.vq.Close())
+	in.w.Must("close an intruder's cq", in.cq.Close())
+	in.w.Must("close an intruder's memory", in.mr.Close())
 }

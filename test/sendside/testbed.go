@@ -1,0 +1,136 @@
+package sendside
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx"
+	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs/soft"
+)
+
+// testbed is what the worlds of the three games have in common: hosts with NICs, connections, and
+// programs that wait.
+type testbed struct {
+	lab.Testbed
+	plan    *bedPlan
+	links   []*link
+	build   *link // whose queue pairs are being created
+	actors  []*actor
+	current *actor           // the one that runs; nil outside of programs
+	ending  map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
+}
+
+// bedPlan is what a testbed is made of.
+type bedPlan struct {
+	lab.Plan
+	rails int
+}
+
+// link is a connection between two hosts.
+type link struct {
+	lab.Conn
+	hosts [2]*lab.Host
+	wires []*wire
+}
+
+// A host's memory: words for atomics, bytes for gets, and some bytes for what ends a run.
+const (
+	arenaSize = 96 << 10
+	libraryAt = 64
+	library   = 2 << 10
+	spareSize = 2 << 10
+)
+
+func newBedPlan(rng *rand.Rand, seed uint64) bedPlan {
+	p := bedPlan{Plan: lab.Plan{Seed: seed, Mood: lab.Mood([]int{0, 0, 0, 0, 1, 1, 1, 2}[rng.IntN(8)])}}
+	p.rails = []int{1, 2, 2, 3, 4, 4}[rng.IntN(6)]
+	for range 2 + []int{0, 0, 1, 1, 2, 3}[rng.IntN(6)] {
+		nics := 1 + rng.IntN(3)
+		for p.rails%nics != 0 {
+			nics--
+		}
+		p.Hosts = append(p.Hosts, nics)
+	}
+	// A single queue pair passes on what the NIC says, in the order in which it says it.
+	p.Scramble = rng.IntN(3) == 0 && p.rails > 1
+	p.Bias = []int{0, 0, 1, 2, 3}[rng.IntN(5)]
+	return p
+}
+
+// qpConfig draws what the virtual queue pairs of a world have in common.
+func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	cfg := ibverbx.Config{
+		Scheme:     ibverbx.Scheme(rng.IntN(2)),
+		MaxMsgSize: uint32(pick(16, 64, 100, 256, 1000)),
+		Linger:     -1, // nothing in a world may depend on a clock
+	}
+	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
+	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))
+	return cfg
+}
+
+// play runs a world and returns the promise that it breaks. moved looks at the world after each
+// action of the fabric; it may be nil.
+func (b *testbed) play(p *bedPlan, log func(string), moved func(soft.Action), run func()) *hunt.Violation {
+	b.plan, b.ending = p, map[*lab.NIC]int{}
+	b.Testbed = lab.Testbed{Plan: &p.Plan, Log: log, Hooks: lab.Hooks{CQ: b.tapCQ, QP: b.tapQP, Moved: moved},
+		Layout: lab.Layout{Size: arenaSize, Words: libraryAt, Noise: library, Spare: spareSize}}
+	v := b.Play(run)
+	for _, p := range b.actors {
+		p.abandon()
+	}
+	return v
+}
+
+// link makes a connection between two hosts.
+func (b *testbed) link(name string, x, y *lab.Host) *link {
+	l := &link{Conn: lab.Conn{Name: name}, hosts: [2]*lab.Host{x, y}}
+	b.links = append(b.links, l)
+	return l
+}
+
+// quietRounds is how many rounds without any movement end a world: a program needs some to take a
+// step.
+const quietRounds = 6
+
+// settle lets everything move until nothing does. progress has workers make progress, turn has a
+// program run, and look looks at the world after each round.
+func (b *testbed) settle(progress func() int, turn func(*actor), look func()) {
+	for quiet, rounds := 0, 0; quiet < quietRounds; rounds++ {
+		if rounds > 20000 {
+			b.Broken(lab.Liveness, "it moves for ever")
+		}
+		moved := 0
+		if n := b.Movable(); n != 0 {
+			b.Steps(1 + b.Rng.IntN(2*n))
+			moved++
+		}
+		moved += progress()
+		for _, a := range slices.Clone(b.waiting()) {
+			turn(a)
+			if a.over {
+				moved++
+			}
+		}
+		look()
+		if quiet++; moved != 0 {
+			quiet = 0
+		}
+	}
+}
+
+// cut cuts a span into pieces, some of them empty.
+func cut(t *lab.Testbed, s lab.Span, most int) (list []lab.Span) {
+	for most > 1 && len(list) < most-1 && !t.OneIn(3) {
+		var piece lab.Span
+		piece, s = s.Split(t.Rng.IntN(s.N + 1))
+		list = append(list, piece)
+	}
+	return append(list, s)
+}
+
+func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
