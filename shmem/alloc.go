@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Alloc gives every PE a zeroed block for n elements, at the same place of its heap, aligned to 64
-// bytes. It is collective and ends in a barrier. When PEs ask for different sizes all get the same
-// error, [ErrMismatch], that says who asked for what; when there is no room all get [ErrNoMemory].
-// After these errors the PEs go on as if it had not been called.
+// Alloc allocates a zeroed block for n elements on every PE, at the same place of its heap, aligned
+// to 64 bytes. It is collective and ends in a barrier. When PEs ask for different sizes all get the
+// same error, [ErrMismatch], which says who asked for what; when there is no room all get
+// [ErrNoMemory]. After these errors the PEs go on as if it had not been called.
 func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	const op = "alloc"
 	if err := pe.enter(op); err != nil {
@@ -24,9 +24,9 @@ func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	return Sym[T]{off: off, n: n}, nil
 }
 
-// Free gives a block of [Alloc] back, on all PEs. It is collective; what the PEs have called before
-// it is complete when the block goes. PEs that free different blocks all get ErrMismatch; what is
-// no block, or only part of one, is verbs.ErrInvalid.
+// Free frees a block of [Alloc] on all PEs. It is collective, and completes what the PEs have
+// called before it. PEs that free different blocks all get ErrMismatch; what is no block, or only
+// part of one, is verbs.ErrInvalid.
 func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	const op = "free"
 	if err := pe.enter(op); err != nil {
@@ -36,21 +36,23 @@ func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	return pe.freeBlock(ctx, op, request{n: s.n, size: sizeOf[T](), off: s.off})
 }
 
-// request is what one PE asks of Alloc, or of Free, where off is not zero or there is nothing to
-// free.
+// request is what one PE asks of Alloc or Free.
 type request struct {
-	n, size int
-	off     uint64
+	n, size int    // elements, and bytes of each
+	off     uint64 // of Free: where the block is
 }
 
+// requestBytes is the length of an encoded request.
 const requestBytes = 24
 
+// append encodes the request.
 func (r request) append(b []byte) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.n))
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.size))
 	return binary.LittleEndian.AppendUint64(b, r.off)
 }
 
+// parseRequest decodes a request.
 func parseRequest(b []byte) request {
 	return request{
 		n: int(binary.LittleEndian.Uint64(b)), size: int(binary.LittleEndian.Uint64(b[8:])),
@@ -69,7 +71,7 @@ func (r request) String() string {
 	return s
 }
 
-// alloc is Alloc for who holds collective.
+// alloc is Alloc with collective held.
 func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
 	if err := p.agree(ctx, op, kindAlloc, r); err != nil {
 		return 0, err
@@ -78,18 +80,18 @@ func (p *PE) alloc(ctx context.Context, op string, r request) (uint64, error) {
 		return 0, invalid(op, "n %d: must not be negative", r.n)
 	}
 	if uint64(r.n) > p.blocks.size {
-		return 0, fails(op, fmt.Errorf("%w: %v wanted, %d bytes are all", ErrNoMemory, r, p.blocks.size))
+		return 0, opError(op, fmt.Errorf("%w: %v wanted, %d bytes are all", ErrNoMemory, r, p.blocks.size))
 	}
 	off, err := p.blocks.alloc(r.bytes())
 	if err != nil {
-		return 0, fails(op, err)
+		return 0, opError(op, err)
 	}
-	p.noteUsage()
+	p.updateUsage()
 	clear(p.heap[off : off+r.bytes()])
 	return off, p.barrier(ctx, op)
 }
 
-// freeBlock is Free for who holds collective.
+// freeBlock is Free with collective held.
 func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 	if err := p.quiet(ctx, op); err != nil {
 		return err
@@ -102,11 +104,11 @@ func (p *PE) freeBlock(ctx context.Context, op string, r request) error {
 			"part of one", r.n, r.size, r.off)
 	}
 	p.blocks.release(r.off)
-	p.noteUsage()
+	p.updateUsage()
 	return nil
 }
 
-// agree makes sure that all PEs ask for the same.
+// agree exchanges what the PEs ask for, and fails unless it is the same.
 func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
 	g, err := p.call(op, kind, shape{size: 1})
 	if err != nil {
@@ -114,7 +116,7 @@ func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
 	}
 	mine := r.append(make([]byte, 0, requestBytes))
 	all := make([]byte, requestBytes*len(p.peers))
-	if err := p.trade(ctx, op, g, all, mine, 0, requestBytes); err != nil {
+	if err := p.exchange(ctx, op, g, all, mine, 0, requestBytes); err != nil {
 		return err
 	}
 	same := true
@@ -126,20 +128,20 @@ func (p *PE) agree(ctx context.Context, op string, kind kind, r request) error {
 	if same {
 		return nil
 	}
-	return fails(op, fmt.Errorf("%w: %s", ErrMismatch, whoAsked(asked)))
+	return opError(op, fmt.Errorf("%w: %s", ErrMismatch, whoAsked(asked)))
 }
 
-// whoAsked says which PEs asked for what, in the order of the PEs, at some length at most.
+// whoAsked lists which PEs asked for what, in the order of the PEs; a long list is cut.
 func whoAsked(asked []request) string {
 	const most = 8
 	var groups []string
-	told := make(map[request]bool)
+	listed := make(map[request]bool)
 	for i, r := range asked {
-		if told[r] {
+		if listed[r] {
 			continue
 		}
-		told[r] = true
-		if len(told) > most {
+		listed[r] = true
+		if len(listed) > most {
 			groups = append(groups, "and others")
 			break
 		}

@@ -7,7 +7,7 @@ import (
 	"ibverbx/transport"
 )
 
-// FetchAdd adds v to the first word of dst on PE to and returns what was there. The package's
+// FetchAdd adds v to the first word of dst on PE to and returns the value before. The package's
 // section on atomics says what all of them have in common.
 func FetchAdd[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch add", changeAdd, dst, v, 0, to)
@@ -25,12 +25,12 @@ func Add[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 		return err
 	}
 	if err := t.add(ctx, dst.off, uint64(v)); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
 
-// FetchInc adds 1 and returns what was there.
+// FetchInc adds 1 and returns the value before.
 func FetchInc[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
 	return fetching(ctx, pe, "fetch inc", changeAdd, dst, 1, 0, to)
 }
@@ -40,7 +40,7 @@ func Inc[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) error {
 	return Add(ctx, pe, dst, 1, to)
 }
 
-// Fetch returns what is there.
+// Fetch returns the value.
 func Fetch[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
 	const op = "fetch"
 	t, err := wordOn(pe, op, dst, to)
@@ -50,43 +50,43 @@ func Fetch[T Word](ctx context.Context, pe *PE, dst Sym[T], to int) (T, error) {
 	w := place(dst.off, sizeOf[T]())
 	old, err := t.fetchAdd(ctx, w.off, 0)
 	if err != nil {
-		return 0, t.told(op, err)
+		return 0, t.opError(op, err)
 	}
 	return T(w.get(old)), nil
 }
 
-// Set stores v. It waits until that is done.
+// Set stores v. It waits until the change is done.
 func Set[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	_, err := fetching(ctx, pe, "set", changeSwap, dst, v, 0, to)
 	return err
 }
 
-// Swap stores v and returns what was there.
+// Swap stores v and returns the value before.
 func Swap[T Word](ctx context.Context, pe *PE, dst Sym[T], v T, to int) (T, error) {
 	return fetching(ctx, pe, "swap", changeSwap, dst, v, 0, to)
 }
 
-// CompareSwap stores v if compare is there, and returns what was there.
+// CompareSwap stores v if the value is compare, and returns the value before.
 func CompareSwap[T Word](ctx context.Context, pe *PE, dst Sym[T], compare, v T, to int) (T, error) {
 	return fetching(ctx, pe, "compare swap", changeCompare, dst, v, compare, to)
 }
 
-// FetchAnd keeps the bits that are in mask and returns what was there.
+// FetchAnd keeps the bits that are in mask and returns the value before.
 func FetchAnd[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch and", changeAnd, dst, mask, 0, to)
 }
 
-// FetchOr sets the bits that are in mask and returns what was there.
+// FetchOr sets the bits that are in mask and returns the value before.
 func FetchOr[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch or", changeOr, dst, mask, 0, to)
 }
 
-// FetchXor inverts the bits that are in mask and returns what was there.
+// FetchXor inverts the bits that are in mask and returns the value before.
 func FetchXor[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) (T, error) {
 	return fetching(ctx, pe, "fetch xor", changeXor, dst, mask, 0, to)
 }
 
-// And keeps the bits that are in mask. It waits until that is done, as Or and Xor do.
+// And keeps the bits that are in mask. It waits until the change is done, as Or and Xor do.
 func And[T Word](ctx context.Context, pe *PE, dst Sym[T], mask T, to int) error {
 	_, err := fetching(ctx, pe, "and", changeAnd, dst, mask, 0, to)
 	return err
@@ -116,6 +116,7 @@ const (
 	changeXor
 )
 
+// apply is what the change makes of a value.
 func (c change) apply(old, v, compare uint64) uint64 {
 	switch c {
 	case changeAdd:
@@ -143,7 +144,7 @@ func wordOn[T Word](pe *PE, op string, dst Sym[T], to int) (*peer, error) {
 	return pe.target(op, to, dst.off, sizeOf[T]())
 }
 
-// fetching makes a change and returns what was there.
+// fetching makes a change and returns the value before.
 func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int) (T,
 	error) {
 	t, err := wordOn(pe, op, dst, to)
@@ -161,18 +162,19 @@ func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[
 		old, err = t.compareSwap(ctx, w.off, uint64(compare), uint64(v))
 	}
 	if err != nil {
-		return 0, t.told(op, err)
+		return 0, t.opError(op, err)
 	}
 	return T(old), nil
 }
 
-// word is a number within eight bytes.
+// word is a number of four or eight bytes, within the eight bytes that a NIC changes.
 type word struct {
-	off   uint64 // of the eight bytes
-	shift uint
-	mask  uint64
+	off   uint64 // of the eight bytes in the heap
+	shift uint   // of the number in them, bits
+	mask  uint64 // as many bits as the number has, not shifted
 }
 
+// place is the word of a number that is size bytes long.
 func place(off uint64, size int) word {
 	if size == 8 {
 		return word{off: off, mask: ^uint64(0)}
@@ -186,12 +188,14 @@ func place(off uint64, size int) word {
 
 func littleEndian() bool { return binary.NativeEndian.Uint16([]byte{1, 0}) == 1 }
 
+// get is the number in the eight bytes.
 func (w word) get(all uint64) uint64 { return all >> w.shift & w.mask }
 
+// with is the eight bytes with the number v in them.
 func (w word) with(all, v uint64) uint64 { return all&^(w.mask<<w.shift) | (v&w.mask)<<w.shift }
 
-// update makes a change by compare-and-swap and returns what was there. It begins with a guess,
-// zero: a wrong one brings the right value.
+// update makes a change by compare-and-swap and returns the value before. Its first guess is zero;
+// where that is wrong, the NIC returns the right value.
 func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) (uint64, error) {
 	compare &= w.mask
 	for all := uint64(0); ; {
@@ -217,12 +221,14 @@ func (t *peer) add(ctx context.Context, off, v uint64) error {
 	return t.startAdd(ctx, nil, nil, off, v)
 }
 
+// fetchAdd adds to eight bytes and returns the value before.
 func (t *peer) fetchAdd(ctx context.Context, off, v uint64) (uint64, error) {
-	c := t.pe.take()
+	c := t.pe.getCall()
 	c.comp.Init(1, nil)
 	return t.pe.fetched(ctx, c, t.startAdd(ctx, &c.comp, &c.old, off, v))
 }
 
+// startAdd starts an addition to eight bytes. The value before goes to old, unless that is nil.
 func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *uint64, off, v uint64) error {
 	if err := t.behindFence(ctx); err != nil {
 		return err
@@ -233,12 +239,14 @@ func (t *peer) startAdd(ctx context.Context, comp *transport.Completion, old *ui
 	})
 }
 
+// compareSwap changes eight bytes to swap if they are compare, and returns them as they were.
 func (t *peer) compareSwap(ctx context.Context, off, compare, swap uint64) (uint64, error) {
-	c := t.pe.take()
+	c := t.pe.getCall()
 	c.comp.Init(1, nil)
 	return t.pe.fetched(ctx, c, t.startCompareSwap(ctx, c, off, compare, swap))
 }
 
+// startCompareSwap starts a compare-and-swap.
 func (t *peer) startCompareSwap(ctx context.Context, c *call, off, compare, swap uint64) error {
 	if err := t.behindFence(ctx); err != nil {
 		return err
@@ -247,18 +255,4 @@ func (t *peer) startCompareSwap(ctx context.Context, c *call, off, compare, swap
 	return t.pe.begin(ctx, func() error {
 		return t.ep.CompareSwap(&c.comp, &c.old, remote, compare, swap)
 	})
-}
-
-// fetched waits for an atomic that was started unless err says otherwise, and gives its call back.
-func (p *PE) fetched(ctx context.Context, c *call, err error) (uint64, error) {
-	if err != nil {
-		p.give(c)
-		return 0, err
-	}
-	err = p.worker.Wait(ctx, &c.comp)
-	old := c.old
-	if c.comp.Fired() {
-		p.give(c)
-	}
-	return old, err
 }

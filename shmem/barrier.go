@@ -8,8 +8,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Barrier is Quiet and then waits until every PE has called it: what anybody did before it
-// everybody sees after it. It is collective.
+// Barrier is Quiet and then waits until every PE has called it: what any PE did before it, all see
+// after it. It is collective.
 func (p *PE) Barrier(ctx context.Context) error {
 	const op = "barrier"
 	if err := p.enter(op); err != nil {
@@ -29,19 +29,19 @@ func (p *PE) Sync(ctx context.Context) error {
 	return p.sync(ctx, op)
 }
 
-// enter begins a collective call.
+// enter begins a collective call: it takes collective, which the call releases.
 func (p *PE) enter(op string) error {
 	if !p.collective.TryLock() {
-		return fails(op, ErrBusy)
+		return opError(op, ErrBusy)
 	}
-	if p.closed.Load() {
+	if p.closing.Load() {
 		p.collective.Unlock()
-		return fails(op, ErrClosed)
+		return opError(op, ErrClosed)
 	}
 	return nil
 }
 
-// barrier is Barrier for who holds collective.
+// barrier is Barrier with collective held.
 func (p *PE) barrier(ctx context.Context, op string) error {
 	if err := p.quiet(ctx, op); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (p *PE) barrier(ctx context.Context, op string) error {
 	return p.sync(ctx, op)
 }
 
-// sync is Sync for who holds collective.
+// sync is Sync with collective held.
 func (p *PE) sync(ctx context.Context, op string) error {
 	if _, err := p.call(op, kindBarrier, shape{size: 1}); err != nil {
 		return err
@@ -57,20 +57,20 @@ func (p *PE) sync(ctx context.Context, op string) error {
 	return p.disseminate(ctx, op, p.layout.rounds, p.record.mark(p.syncs.Add(1)))
 }
 
-// disseminate tells everybody of a mark and waits until everybody has reached it: in round r each
-// PE tells the one 2^r further on, and so of all that it has heard of. The words are only ever
-// counted up, so one of a PE that is ahead serves as well. A PE that hears of calls other than its
-// own tells nobody more. Each PE hears of all others, by some way on which somebody would have: if
-// PEs are out of step, none gets through.
+// disseminate sends a mark to all PEs and waits until all have reached it: in round r each PE
+// writes to the one 2^r further on, and so passes on whatever it has received. The words only grow,
+// so that of a PE that is ahead serves as well. A PE that receives the mark of other calls than its
+// own passes nothing on. Each PE receives from all others on some path, and every path between two
+// that differ has a PE that finds out: if PEs are out of step, none gets through.
 func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {
 		to, from := &p.peers[(p.id+d)%n], &p.peers[(p.id-d+n)%n]
 		if err := to.putWord(ctx, words, mark); err != nil {
-			return to.told(op, err)
+			return to.opError(op, err)
 		}
 		word := word64(p.heap, words)
-		err := p.meet(ctx, op, from,
+		err := p.awaitCollective(ctx, op, from,
 			func() bool { return atomic.LoadUint64(word)>>markBits >= mark>>markBits })
 		if err != nil {
 			return err
@@ -80,24 +80,24 @@ func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) err
 		}
 		words += 8
 	}
-	return p.sent(ctx, op)
+	return p.flushLocal(ctx, op)
 }
 
-// sent waits until what this PE has put is on its way for sure: who waits for it must not depend on
-// this PE's next call.
-func (p *PE) sent(ctx context.Context, op string) error {
+// flushLocal waits until what this PE has put is certainly on its way: PEs that wait for it must
+// not depend on this PE's next call.
+func (p *PE) flushLocal(ctx context.Context, op string) error {
 	err := p.worker.Flush(ctx, transport.FlushLocal)
 	if err == nil || p.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
-		return nil // a PE that has closed has had all
+		return nil // a PE that has closed has received everything
 	}
-	return p.concerned(op, err)
+	return p.opError(op, err)
 }
 
 // putWord writes a word of the package's own.
 func (t *peer) putWord(ctx context.Context, off, v uint64) error {
-	c := t.pe.take()
+	c := t.pe.getCall()
 	c.word[0] = v
 	err := t.putShort(ctx, bytesOf(c.word[:]), off)
-	t.pe.give(c)
+	t.pe.putCall(c)
 	return err
 }

@@ -6,20 +6,20 @@ import (
 	"sort"
 )
 
-// blocks is the allocator of the heap. What it answers depends on the calls alone, so that PEs that
-// make the same calls get the same answers.
+// blocks is the allocator of the heap. Its answers depend on the calls alone, so that PEs that make
+// the same calls get the same answers.
 //
 // Invariant: free is in order of address, no two of its spans touch, and free and taken together
 // cover the heap once.
 type blocks struct {
-	start, size uint64
+	start, size uint64 // of the heap, bytes
 	free        []span
-	taken       map[uint64]uint64 // length by offset
-	asked       map[uint64]uint64 // bytes that were asked for, by offset
-	used        uint64            // bytes in taken
+	taken       map[uint64]uint64 // lengths of the blocks by their offsets
+	asked       map[uint64]uint64 // the bytes that were asked for, by the blocks' offsets
+	used        uint64            // sum of taken
 }
 
-// span is a piece of the heap.
+// span is a piece of the heap, bytes.
 type span struct{ off, length uint64 }
 
 func newBlocks(start, size uint64) *blocks {
@@ -50,6 +50,7 @@ func (b *blocks) alloc(bytes uint64) (off uint64, err error) {
 	return 0, b.full(bytes)
 }
 
+// full is the error of an alloc that finds no place.
 func (b *blocks) full(bytes uint64) error {
 	largest := uint64(0)
 	for _, s := range b.free {

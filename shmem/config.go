@@ -7,33 +7,33 @@ import (
 	"ibverbx/transport"
 )
 
-// Config says who a PE is and what it has. But for PE all PEs must be given the same.
+// Config configures a PE. Everything but PE must be the same on all PEs.
 type Config struct {
 	// PE is this PE's number, from 0 on, and PEs how many there are; 0 means 1.
 	PE, PEs int
-	// Exchange is an all-gather among the PEs: each gives some bytes, of a few hundred for each PE,
-	// and gets those of all in the order of their numbers, its own among them. It is called twice
-	// during Join, by all PEs, and can be anything that carries bytes: TCP, files, a job launcher.
-	// It may be nil for a single PE.
+	// Exchange is an all-gather among the PEs: each passes some bytes, a few hundred for each PE,
+	// and receives those of all in the order of their numbers, its own among them. All PEs call it
+	// twice during Join. It can use anything that carries bytes: TCP, files, a job launcher. It may
+	// be nil for a single PE.
 	Exchange func(ctx context.Context, mine []byte) ([][]byte, error)
 	// HeapSize is the size of each PE's symmetric heap in bytes; 0 means 64 MiB. It is registered
 	// with the NICs. What the package needs for itself comes on top: 128 KiB a PE, 4 MiB at most
 	// for up to 2048 PEs.
 	HeapSize int
-	// Background has a goroutine make progress, so that what waits behind a fence leaves without a
-	// call of this PE. It costs switches to that goroutine; programs that call Quiet or wait do not
-	// need it.
+	// Background starts a goroutine that makes progress, so that what waits behind a fence leaves
+	// without a call of this PE. It costs switches to that goroutine; programs that call Quiet or
+	// wait do not need it.
 	Background bool
-	// RegisterFrom is from how many bytes on a Put or Get registers memory outside of the heap for
-	// the call instead of copying it through registered buffers; 0 means 256 KiB, negative never.
+	// RegisterFrom is the length in bytes from which on a Put or Get registers memory outside of
+	// the heap for the call instead of copying it through registered buffers; 0 means 256 KiB,
+	// negative never.
 	RegisterFrom int
-	// Step is how long a PE that waits sleeps between looks at its heap, after Transport.Spin of
-	// polling: writes by others raise no event. 0 means 50 µs; after some steps they grow longer,
-	// up to 1 ms.
+	// Step is how long a PE that waits sleeps between looks at its heap, after it has polled for
+	// Transport.Spin: writes by others raise no event. 0 means 50 µs. The steps grow up to 1 ms.
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
-	// AMBuffers 1, since no active messages are sent, Spin 50 µs, and KeepAlive 100 ms: a PE that
-	// waits for others makes sure that they live.
+	// AMBuffers 1, since no active messages are sent, Spin 50 µs, and KeepAlive 100 ms, so that a
+	// PE that waits for others notices their failure.
 	Transport transport.Config
 }
 
@@ -66,7 +66,7 @@ func (c Config) withDefaults() Config {
 		c.Step = defaultStep
 	}
 	if c.Transport.MaxEndpoints == 0 {
-		c.Transport.MaxEndpoints = c.PEs + 1 // two to itself
+		c.Transport.MaxEndpoints = c.PEs + 1 // two of them for this PE itself
 	}
 	if c.Transport.KeepAlive == 0 && c.Transport.Idle == nil {
 		c.Transport.KeepAlive = defaultKeepAlive
@@ -90,7 +90,7 @@ func (c *Config) validate() error {
 	case c.HeapSize < blockAlign || int64(c.HeapSize) > 1<<46:
 		return invalid(op, "HeapSize %d: must be %d bytes to 64 TiB", c.HeapSize, blockAlign)
 	case c.Exchange == nil && c.PEs > 1:
-		return invalid(op, "Exchange is nil: %d PEs have to find each other", c.PEs)
+		return invalid(op, "Exchange is nil: %d PEs need it to find each other", c.PEs)
 	case c.Step < 0:
 		return invalid(op, "Step %v: must not be negative", c.Step)
 	case c.Transport.MaxEndpoints < c.PEs+1:

@@ -5,6 +5,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
 // Get reads the first len(dst) elements of src on PE from, and returns when they are in dst.
@@ -19,12 +20,12 @@ func Get[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) 
 		return err
 	}
 	if err := t.get(ctx, b, src.off); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
 
-// GetNBI is Get that only initiates: dst is the NICs' until Quiet, which brings the data.
+// GetNBI is Get that only initiates: the NICs own dst until Quiet, and the data is there after it.
 func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from int) error {
 	const op = "get nbi"
 	if len(dst) > src.n {
@@ -36,7 +37,7 @@ func GetNBI[T Element](ctx context.Context, pe *PE, dst []T, src Sym[T], from in
 		return err
 	}
 	if err := t.getNBI(ctx, b, src.off); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
@@ -51,25 +52,25 @@ func G[T Element](ctx context.Context, pe *PE, src Sym[T], from int) (T, error) 
 	if err != nil {
 		return 0, err
 	}
-	c := pe.take()
+	c := pe.getCall()
 	c.comp.Init(1, nil)
 	b := bytesOf(c.word[:])[:sizeOf[T]()]
 	if err := t.getBuffered(ctx, &c.comp, b, src.off); err != nil {
-		pe.give(c)
-		return 0, t.told(op, err)
+		pe.putCall(c)
+		return 0, t.opError(op, err)
 	}
 	if err := pe.worker.Wait(ctx, &c.comp); err != nil {
 		if c.comp.Fired() {
-			pe.give(c)
+			pe.putCall(c)
 		}
-		return 0, t.told(op, err)
+		return 0, t.opError(op, err)
 	}
 	v := viewOf[T](b)[0]
-	pe.give(c)
+	pe.putCall(c)
 	return v, nil
 }
 
-// get reads into b and waits for it.
+// get reads into b, and returns when the data has arrived.
 func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
 	if len(b) == 0 {
 		return nil
@@ -79,22 +80,23 @@ func (t *peer) get(ctx context.Context, b []byte, off uint64) error {
 		return t.getWait(ctx, p.region.Slice(at, uint64(len(b))), off)
 	}
 	if p.cfg.RegisterFrom > 0 && len(b) >= p.cfg.RegisterFrom {
-		if mr, err := p.dom.Register(b, writable); err == nil {
-			return p.lend(mr, t.getWait(ctx, mr.All(), off))
+		if mr, err := p.dom.Register(b, verbs.AccessLocalWrite); err == nil {
+			return p.closeLater(mr, t.getWait(ctx, mr.All(), off))
 		}
 	}
-	c := p.take()
+	c := p.getCall()
 	c.comp.Init((len(b)+t.bcopy-1)/t.bcopy, nil)
 	for len(b) != 0 {
 		n := min(len(b), t.bcopy)
 		if err := t.getBuffered(ctx, &c.comp, b[:n], off); err != nil {
-			c.comp.Done(err) // the pieces that are on the way still count on it
+			c.comp.Done(err) // the pieces that are on their way count down the rest
 		}
 		b, off = b[n:], off+uint64(n)
 	}
 	return p.wait(ctx, c)
 }
 
+// getNBI starts to read into b.
 func (t *peer) getNBI(ctx context.Context, b []byte, off uint64) error {
 	if len(b) == 0 {
 		return nil
@@ -132,13 +134,13 @@ func (t *peer) getZcopy(ctx context.Context, comp *transport.Completion, local i
 	})
 }
 
-// getWait reads into registered memory and waits for it.
+// getWait reads into registered memory, and returns when the data has arrived.
 func (t *peer) getWait(ctx context.Context, local ibverbx.Segment, off uint64) error {
 	p := t.pe
-	c := p.take()
+	c := p.getCall()
 	c.comp.Init(1, nil)
 	if err := t.getZcopy(ctx, &c.comp, local, off); err != nil {
-		p.give(c)
+		p.putCall(c)
 		return err
 	}
 	return p.wait(ctx, c)

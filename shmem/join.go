@@ -12,25 +12,26 @@ import (
 	"ibverbx/verbs"
 )
 
-// card is what a PE tells all others by Config.Exchange, as JSON.
+// card describes a PE to all others. It travels by Config.Exchange, as JSON.
 type card struct {
 	Version  int              `json:"version"` // of the heap's layout and the protocols in it: 1
 	PE       int              `json:"pe"`
 	PEs      int              `json:"pes"`
 	HeapSize int              `json:"heapSize"`
 	Heap     ibverbx.RemoteMR `json:"heap"`
-	// Endpoints are the cards of the endpoints to each PE; that to itself is connected already and
-	// has none.
+	// Endpoints are the cards of the endpoints to each PE, but none of the endpoint to itself,
+	// which is connected already.
 	Endpoints []*transport.Card `json:"endpoints"`
 }
 
+// cardVersion is the version that this package speaks.
 const cardVersion = 1
 
 // Join makes this process, or a part of it, one PE among others: it registers the heap, makes an
 // endpoint to each PE, and connects to them with the help of cfg.Exchange. It returns when all PEs
 // have joined. The domain stays the caller's, who closes it after the PE; several PEs may share
-// one. When one PE cannot join, none does: the others return an error too, as far as Exchange can
-// tell them.
+// one. When one PE cannot join, none does: the others return an error, too, if Exchange still
+// works.
 func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -38,14 +39,14 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 	}
 	p, err := newPE(dom, cfg)
 	if err != nil {
-		return nil, fails("join", err)
+		return nil, opError("join", err)
 	}
 	if err := p.connect(ctx); err != nil {
-		return nil, errors.Join(fails("join", err), p.free())
+		return nil, errors.Join(opError("join", err), p.free())
 	}
 	if cfg.Background {
 		if err := p.worker.Start(); err != nil {
-			return nil, errors.Join(fails("join", err), p.free())
+			return nil, errors.Join(opError("join", err), p.free())
 		}
 	}
 	return p, nil
@@ -78,24 +79,25 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 			return p, err
 		}
 	}
-	if p.back, err = p.worker.NewEndpoint(
+	if p.loopback, err = p.worker.NewEndpoint(
 		transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}); err != nil {
 		return p, err
 	}
-	if err = transport.Connect(p.peers[p.id].ep, p.back); err != nil {
+	if err = transport.Connect(p.peers[p.id].ep, p.loopback); err != nil {
 		return p, err
 	}
-	p.peers[p.id].ready(p.region.Remote(), len(dom.Devices()) > 1)
+	p.peers[p.id].connected(p.region.Remote(), len(dom.Devices()) > 1)
 	return p, nil
 }
 
-// ready takes in what is known once the endpoint is connected.
-func (t *peer) ready(heap ibverbx.RemoteMR, spread bool) {
+// connected sets what is known once the endpoint is connected.
+func (t *peer) connected(heap ibverbx.RemoteMR, multiNIC bool) {
 	limits := t.ep.Limits()
-	t.heap, t.short, t.bcopy, t.spread = heap, limits.PutShort, min(limits.PutBcopy, limits.GetBcopy), spread
+	t.heap, t.multiNIC = heap, multiNIC
+	t.short, t.bcopy = limits.PutShort, min(limits.PutBcopy, limits.GetBcopy)
 }
 
-// connect tells the others of this PE, and connects to them.
+// connect exchanges cards with the other PEs, and connects to them.
 func (p *PE) connect(ctx context.Context) error {
 	if len(p.peers) == 1 {
 		return nil
@@ -104,24 +106,24 @@ func (p *PE) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cards, err := p.exchange(ctx, mine)
+	cards, err := p.callExchange(ctx, mine)
 	if err != nil {
 		return err
 	}
-	var mishap []byte
+	var refusal []byte
 	failed := p.connectAll(cards)
 	if failed != nil {
-		mishap = []byte(failed.Error())
+		refusal = []byte(failed.Error())
 	}
-	// Nobody goes ahead before everybody listens: a NIC repeats what it sends to a queue pair that
-	// is not connected only for so long.
-	mishaps, err := p.exchange(ctx, mishap)
+	// No PE goes on before all are connected: a NIC retries only for so long what it sends to a
+	// queue pair that is not.
+	refusals, err := p.callExchange(ctx, refusal)
 	if failed != nil || err != nil {
 		return errors.Join(failed, err)
 	}
-	for i, m := range mishaps {
+	for i, m := range refusals {
 		if len(m) != 0 {
-			return fmt.Errorf("PE %d cannot: %.300s", i, m)
+			return fmt.Errorf("PE %d cannot connect: %.300s", i, m)
 		}
 	}
 	return nil
@@ -140,7 +142,8 @@ func (p *PE) connectAll(cards [][]byte) error {
 	return nil
 }
 
-func (p *PE) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
+// callExchange is Config.Exchange, and checks what it returns.
+func (p *PE) callExchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	all, err := p.cfg.Exchange(ctx, mine)
 	if err != nil {
 		return nil, fmt.Errorf("exchange: %w", err)
@@ -152,6 +155,7 @@ func (p *PE) exchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	return all, nil
 }
 
+// card describes this PE.
 func (p *PE) card() ([]byte, error) {
 	c := card{
 		Version: cardVersion, PE: p.id, PEs: len(p.peers), HeapSize: p.cfg.HeapSize, Heap: p.region.Remote(),
@@ -170,7 +174,7 @@ func (p *PE) card() ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// connectTo connects to the PE whose card this is.
+// connectTo connects to a PE by its card.
 func (p *PE) connectTo(t *peer, b []byte) error {
 	var c card
 	if err := json.Unmarshal(b, &c); err != nil {
@@ -182,15 +186,15 @@ func (p *PE) connectTo(t *peer, b []byte) error {
 	if err := t.ep.Connect(*c.Endpoints[p.id]); err != nil {
 		return err
 	}
-	spread := len(p.dom.Devices()) > 1
+	multiNIC := len(p.dom.Devices()) > 1
 	for _, r := range c.Endpoints[p.id].QP.Rails {
-		spread = spread || r.Device != c.Endpoints[p.id].QP.Rails[0].Device
+		multiNIC = multiNIC || r.Device != c.Endpoints[p.id].QP.Rails[0].Device
 	}
-	t.ready(c.Heap, spread)
+	t.connected(c.Heap, multiNIC)
 	return nil
 }
 
-// checkCard says in what a PE's card does not fit.
+// checkCard says what is wrong with a PE's card.
 func (p *PE) checkCard(t *peer, c *card) error {
 	switch {
 	case c.Version != cardVersion:

@@ -5,77 +5,82 @@ import (
 	"sync/atomic"
 )
 
-// A mailbox carries what collective calls have to say from one PE to another, in pieces: two slots
+// A mailbox carries the data of collective calls from one PE to another, in pieces. It is two slots
 // in the receiver's heap, each with a word that the sender writes behind a fence when the slot is
-// full, and a word in the sender's heap in which the receiver counts what it has taken out. Pieces
-// are numbered through all calls, so that a PE that is a call ahead does no harm: its next pieces
-// wait in the slots, or with their sender. The word of a full slot has the piece's number, modulo
-// 16, and the tag of the call.
+// full, and a word in the sender's heap in which the receiver counts the pieces that it has taken
+// out.
+//
+// Pieces are numbered through all calls, so that a PE that is a call ahead does no harm: its next
+// pieces wait in the slots, or with their sender. The word of a full slot has the piece's number,
+// modulo 16, and the tag of the call.
+//
+// Invariant: the sender's posted less the receiver's count is 0 to 2, the number of full slots.
 
-// piece is how many of the bytes that are left travel in one slot.
+// piece is how many of the bytes that are left go into one slot.
 func (p *PE) piece(left int) int { return min(left, int(p.layout.slot)) }
 
-// hasRoom reports whether a slot at the other PE is free.
+// hasRoom reports whether a slot at the peer is free.
 func (t *peer) hasRoom() bool {
-	return t.mailed-atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.taken(t.id))) < 2
+	return t.posted-atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.taken(t.id))) < 2
 }
 
-// mail sends a piece. There must be room.
-func (t *peer) mail(ctx context.Context, op string, g tag, b []byte) error {
+// post sends a piece. There must be room.
+func (t *peer) post(ctx context.Context, op string, g tag, b []byte) error {
 	l := &t.pe.layout
-	slot := t.mailed % 2
-	t.mailed++
+	slot := t.posted % 2
+	t.posted++
 	err := t.putCopy(ctx, b, l.slotOf(t.pe.id, slot))
 	if err == nil {
 		err = t.order(ctx)
 	}
 	if err == nil {
-		err = t.putWord(ctx, l.arrived(t.pe.id, slot), uint64(g)|t.mailed&tagNumber)
+		err = t.putWord(ctx, l.slotWord(t.pe.id, slot), uint64(g)|t.posted&tagNumber)
 	}
 	if err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
 
-// mailWhenRoom waits for room first.
-func (t *peer) mailWhenRoom(ctx context.Context, op string, g tag, b []byte) error {
-	if err := t.pe.meet(ctx, op, t, func() bool { return t.hasRoom() }); err != nil {
+// postWhenRoom waits for room and posts.
+func (t *peer) postWhenRoom(ctx context.Context, op string, g tag, b []byte) error {
+	if err := t.pe.awaitCollective(ctx, op, t, func() bool { return t.hasRoom() }); err != nil {
 		return err
 	}
-	return t.mail(ctx, op, g, b)
+	return t.post(ctx, op, g, b)
 }
 
-// next is the word that tells of the next piece.
-func (t *peer) next() uint64 {
-	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.arrived(t.id, t.received%2)))
+// nextWord is the word of the slot that the next piece goes into.
+func (t *peer) nextWord() uint64 {
+	return atomic.LoadUint64(word64(t.pe.heap, t.pe.layout.slotWord(t.id, t.received%2)))
 }
 
-// hasMail reports whether the next piece has come.
-func (t *peer) hasMail() bool { return t.next()&tagNumber == (t.received+1)&tagNumber }
+// hasNext reports whether the next piece has arrived.
+func (t *peer) hasNext() bool { return t.nextWord()&tagNumber == (t.received+1)&tagNumber }
 
-// open gives the next piece, of n bytes, which must have come. It is there until discard.
+// open returns the next piece, of n bytes, which must have arrived. It stays in its slot until
+// discard.
 func (t *peer) open(ctx context.Context, op string, g tag, n int) ([]byte, error) {
-	if theirs := tag(t.next() &^ tagNumber); theirs != g {
+	if theirs := tag(t.nextWord() &^ tagNumber); theirs != g {
 		return nil, t.pe.mismatch(ctx, op, t, theirs, g)
 	}
 	off := t.pe.layout.slotOf(t.id, t.received%2)
 	return t.pe.heap[off : off+uint64(n)], nil
 }
 
-// openWhenThere waits for the piece first.
+// openWhenThere waits for the next piece and opens it.
 func (t *peer) openWhenThere(ctx context.Context, op string, g tag, n int) ([]byte, error) {
-	if err := t.pe.meet(ctx, op, t, func() bool { return t.hasMail() }); err != nil {
+	if err := t.pe.awaitCollective(ctx, op, t, func() bool { return t.hasNext() }); err != nil {
 		return nil, err
 	}
 	return t.open(ctx, op, g, n)
 }
 
-// discard gives the slot of the piece back to the sender.
+// discard gives the slot of the open piece back to the sender.
 func (t *peer) discard(ctx context.Context, op string) error {
 	t.received++
 	if err := t.putWord(ctx, t.pe.layout.taken(t.pe.id), t.received); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package shmem
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -14,109 +13,60 @@ import (
 // PE is one processing element: a part of this process with a symmetric heap of its own. See the
 // package's rules for which calls may be made from several goroutines.
 type PE struct {
-	cfg    Config
-	id     int
-	layout layout
-	dom    *ibverbx.Domain
-	worker *transport.Worker
-	heap   []byte // layout.user bytes of the package's own, then the user's
-	region *ibverbx.MR
-	peers  []peer
-	back   *transport.Endpoint // the far end of this PE's connection to itself
-	calls  sync.Pool
+	_        noCopy
+	cfg      Config
+	id       int
+	layout   layout
+	dom      *ibverbx.Domain
+	worker   *transport.Worker
+	heap     []byte      // layout.user bytes of the package's own, then the user's
+	region   *ibverbx.MR // all of heap, registered
+	peers    []peer      // by their numbers, this PE among them
+	loopback *transport.Endpoint
+	calls    sync.Pool // of *call
 
-	// Collective calls; guarded by collective.
+	// collective is held by the goroutine that is in a collective call; it guards this group.
 	collective sync.Mutex
 	blocks     *blocks
-	syncs      atomic.Uint64 // barriers so far
 	record     record
+	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 
 	fences  atomic.Uint64           // calls of Fence so far
-	gone    atomic.Pointer[PEError] // the first other PE that went
-	closing atomic.Bool
-	closed  atomic.Bool
+	gone    atomic.Pointer[PEError] // the first other PE that failed or closed; nil while none has
+	closing atomic.Bool             // Close has begun: collective calls are refused, peers may close
 
-	mu      sync.Mutex
-	usage   usage
-	orphans []*ibverbx.MR // registered for calls whose ctx has ended
-}
-
-// peer is a PE as another one reaches it, itself included.
-type peer struct {
-	pe     *PE
-	id     int
-	ep     *transport.Endpoint
-	heap   ibverbx.RemoteMR
-	short  int                     // longest short put, bytes
-	bcopy  int                     // longest put or get through a registered buffer, bytes
-	spread bool                    // its memory is written by several NICs
-	fenced atomic.Uint64           // as many of PE.fences are in force
-	gone   atomic.Pointer[PEError] // why it does not answer any more
-
-	// The mailboxes; guarded by PE.collective.
-	mailed, received uint64 // pieces so far
-	out, in          int    // pieces of a trade that have still to go, and to come
-	asked            uint64 // the last call about which this PE has asked that one
+	mu          sync.Mutex // guards this group
+	usage       usage
+	unclosedMRs []*ibverbx.MR // registered for calls whose ctx has ended: see closeLater
 }
 
 // ID is this PE's number.
 func (p *PE) ID() int { return p.id }
 
-// PEs is how many there are.
+// PEs is how many PEs there are.
 func (p *PE) PEs() int { return len(p.peers) }
 
 // Config is the configuration in force.
 func (p *PE) Config() Config { return p.cfg }
 
-// Stats is a snapshot of a PE.
-type Stats struct {
-	HeapSize   int             `json:"heap_size"` // bytes
-	HeapUsed   int             `json:"heap_used"` // bytes in blocks
-	HeapBlocks int             `json:"heap_blocks"`
-	Barriers   uint64          `json:"barriers"`
-	Transport  transport.Stats `json:"transport"`
-}
-
-// usage is what Stats tells of the heap.
-type usage struct{ bytes, blocks int }
-
-// noteUsage keeps for Stats how full the heap is, so that Stats needs not wait for a collective
-// call that is under way.
-func (p *PE) noteUsage() {
-	p.mu.Lock()
-	p.usage = usage{bytes: int(p.blocks.used), blocks: len(p.blocks.taken)}
-	p.mu.Unlock()
-}
-
-// Stats takes a snapshot.
-func (p *PE) Stats() Stats {
-	p.mu.Lock()
-	use := p.usage
-	p.mu.Unlock()
-	return Stats{
-		HeapSize: p.cfg.HeapSize, HeapUsed: use.bytes, HeapBlocks: use.blocks, Barriers: p.syncs.Load(),
-		Transport: p.worker.Stats(),
-	}
-}
-
 // Progress makes progress without waiting; it returns how much it did. A program that computes for
-// long between its calls may call it, to have what waits behind a fence leave.
+// long between its calls may call it, so that what waits behind a fence leaves.
 func (p *PE) Progress() int { return p.worker.Progress() }
 
-// target checks where an operation goes.
+// target checks the PE and the memory that an operation names, and returns the peer.
 func (p *PE) target(op string, to int, off uint64, bytes int) (*peer, error) {
 	if uint(to) >= uint(len(p.peers)) {
 		return nil, invalid(op, "PE %d: the numbers are 0 to %d", to, len(p.peers)-1)
 	}
 	if off < p.layout.user || bytes > len(p.heap) || off > uint64(len(p.heap)-bytes) {
 		if err := p.inHeap(off, bytes); err != nil {
-			return nil, fails(op, err)
+			return nil, opError(op, err)
 		}
 	}
 	return &p.peers[to], nil
 }
 
-// inHeap says what is wrong with a piece of symmetric memory.
+// inHeap says what is wrong with a piece of symmetric memory; nil if nothing is.
 func (p *PE) inHeap(off uint64, bytes int) error {
 	if bytes == 0 || off >= p.layout.user && bytes <= len(p.heap) && off <= uint64(len(p.heap)-bytes) {
 		return nil
@@ -124,26 +74,4 @@ func (p *PE) inHeap(off uint64, bytes int) error {
 	return fmt.Errorf("%w: %d bytes of symmetric memory at offset %d: the heap of this PE has offsets %d "+
 		"to %d: it comes from an Alloc of other PEs",
 		verbs.ErrInvalid, bytes, off, p.layout.user, len(p.heap))
-}
-
-// call is what an operation needs that outlives the goroutine's stack. It goes back to the pool
-// once it is done with for sure.
-type call struct {
-	comp transport.Completion
-	old  uint64
-	word [1]uint64
-}
-
-func (p *PE) take() *call      { return p.calls.Get().(*call) }
-func (p *PE) give(c *call)     { p.calls.Put(c) }
-func (t *peer) String() string { return fmt.Sprintf("PE %d", t.id) }
-
-// failed is called inside progress when the PE's endpoint serves no more.
-func (t *peer) failed(_ *transport.Endpoint, err error) {
-	gone := &PEError{PE: t.id, Err: err}
-	t.gone.Store(gone)
-	if t.pe.closing.Load() && errors.Is(err, transport.ErrPeerClosed) {
-		return // it is only a little ahead
-	}
-	t.pe.gone.CompareAndSwap(nil, gone)
 }

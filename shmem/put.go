@@ -8,7 +8,7 @@ import (
 )
 
 // Put writes src to the first len(src) elements of dst on PE to. It returns when src can be written
-// to again; the data arrives by Quiet.
+// to again; Quiet completes it.
 func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put"
 	if len(src) > dst.n {
@@ -20,13 +20,13 @@ func Put[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) er
 		return err
 	}
 	if err := t.put(ctx, b, dst.off); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
 
-// PutNBI is Put that only initiates: src must not be written to before Quiet, as far as it lies in
-// the symmetric heap. Memory elsewhere is copied.
+// PutNBI is Put that only initiates: src must not be written to before Quiet if it lies in the
+// symmetric heap. Memory elsewhere is copied.
 func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int) error {
 	const op = "put nbi"
 	if len(src) > dst.n {
@@ -38,7 +38,7 @@ func PutNBI[T Element](ctx context.Context, pe *PE, dst Sym[T], src []T, to int)
 		return err
 	}
 	if err := t.putNBI(ctx, b, dst.off); err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
@@ -53,18 +53,18 @@ func P[T Element](ctx context.Context, pe *PE, dst Sym[T], v T, to int) error {
 	if err != nil {
 		return err
 	}
-	c := pe.take()
+	c := pe.getCall()
 	b := bytesOf(c.word[:])[:sizeOf[T]()]
 	viewOf[T](b)[0] = v
 	err = t.putShort(ctx, b, dst.off)
-	pe.give(c)
+	pe.putCall(c)
 	if err != nil {
-		return t.told(op, err)
+		return t.opError(op, err)
 	}
 	return nil
 }
 
-// put writes b, and returns when that can be written to again.
+// put writes b, and returns when b can be written to again.
 func (t *peer) put(ctx context.Context, b []byte, off uint64) error {
 	if len(b) <= t.bcopy {
 		return t.putCopy(ctx, b, off)
@@ -75,13 +75,13 @@ func (t *peer) put(ctx context.Context, b []byte, off uint64) error {
 	}
 	if p.cfg.RegisterFrom > 0 && len(b) >= p.cfg.RegisterFrom {
 		if mr, err := p.dom.Register(b, 0); err == nil {
-			return p.lend(mr, t.putWait(ctx, mr.All(), off))
+			return p.closeLater(mr, t.putWait(ctx, mr.All(), off))
 		}
 	}
 	return t.putCopy(ctx, b, off)
 }
 
-// putNBI writes b, which is left alone until Quiet if it lies in the heap.
+// putNBI starts to write b, which must not be written to before Quiet if it lies in the heap.
 func (t *peer) putNBI(ctx context.Context, b []byte, off uint64) error {
 	if len(b) > t.short {
 		if at, ok := within(t.pe.heap, b); ok {
@@ -103,6 +103,7 @@ func (t *peer) putCopy(ctx context.Context, b []byte, off uint64) error {
 	return t.putShort(ctx, b, off)
 }
 
+// putShort writes a copy of b, which is not longer than short.
 func (t *peer) putShort(ctx context.Context, b []byte, off uint64) error {
 	if len(b) == 0 {
 		return nil
@@ -139,49 +140,14 @@ func (t *peer) putZcopy(ctx context.Context, comp *transport.Completion, local i
 	})
 }
 
-// putWait writes from registered memory and waits until that can be written to again.
+// putWait writes from registered memory, and returns when it can be written to again.
 func (t *peer) putWait(ctx context.Context, local ibverbx.Segment, off uint64) error {
 	p := t.pe
-	c := p.take()
+	c := p.getCall()
 	c.comp.Init(1, nil)
 	if err := t.putZcopy(ctx, &c.comp, local, off); err != nil {
-		p.give(c)
+		p.putCall(c)
 		return err
 	}
 	return p.wait(ctx, c)
-}
-
-// wait waits for a call's operations, and gives it back unless they go on: then the garbage
-// collector has it one day.
-func (p *PE) wait(ctx context.Context, c *call) error {
-	err := p.worker.Wait(ctx, &c.comp)
-	if c.comp.Fired() {
-		p.give(c)
-	}
-	return err
-}
-
-// lend ends the registration of memory for one call. If NICs still use it, because the call's ctx
-// has ended, Quiet or Close does so later.
-func (p *PE) lend(mr *ibverbx.MR, err error) error {
-	if mr.Close() != nil {
-		p.mu.Lock()
-		p.orphans = append(p.orphans, mr)
-		p.mu.Unlock()
-	}
-	return err
-}
-
-// bury ends what registrations lend could not.
-func (p *PE) bury() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	left := p.orphans[:0]
-	for _, mr := range p.orphans {
-		if mr.Close() != nil {
-			left = append(left, mr)
-		}
-	}
-	clear(p.orphans[len(left):])
-	p.orphans = left
 }

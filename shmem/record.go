@@ -6,10 +6,10 @@ import (
 )
 
 // All PEs make the same collective calls in the same order. Each keeps a record of its own, and
-// says a hash of it along with whatever it sends in a call: a piece of another call, or of this one
-// by PEs that were out of step before, is never taken for what it is not.
+// sends a hash of it with whatever it sends in a call. So a piece of another call, or of the same
+// call by a PE that was out of step before, is recognized.
 
-// kind is which collective call it is.
+// kind is a kind of collective call.
 type kind uint8
 
 const (
@@ -42,14 +42,14 @@ func (k kind) String() string {
 	return fmt.Sprintf("unknown call %d", uint8(k))
 }
 
-// shape is in what calls of a kind must agree. What Alloc and Free are asked for is not among it:
-// they tell each other, and are refused alike.
+// shape is what calls of a kind must agree in. What Alloc and Free are asked for is not part of it:
+// the PEs exchange that, and all refuse the same.
 type shape struct {
 	n, size int // elements, and bytes of each
 	param   int // the root of a broadcast, the op of a reduction
 }
 
-// tag is what a PE says of a call. From the top: 4 bits of kind, 2 of the logarithm of the
+// tag describes a call to other PEs. From the top: 4 bits of kind, 2 of the logarithm of the
 // element's size, 16 of the parameter, 24 of the number of elements or all ones if there are more,
 // 14 of the record's hash, and 4 that are zero, where a piece has its number.
 type tag uint64
@@ -58,7 +58,7 @@ const (
 	tagElements = 1<<24 - 1
 	tagHashBits = 14
 	tagNumber   = 1<<4 - 1
-	// tagCall is what tells of the call itself, and not of those before.
+	// tagCall has the bits that describe the call itself, and not those before it.
 	tagCall = ^tag(1<<(tagHashBits+4) - 1)
 )
 
@@ -81,20 +81,20 @@ func (g tag) String() string {
 	return s
 }
 
-// record is what collective calls a PE has made.
+// record is the collective calls that a PE has made.
 //
 // Invariant: PEs that have made the same calls have the same record.
 type record struct {
-	step uint64 // calls so far
-	hash uint64 // of all of them
-	tags [recent]tag
+	step uint64      // calls so far
+	hash uint64      // of all of them
+	tags [recent]tag // of the last ones, by step
 }
 
 // recent is how many calls are remembered. A PE can be ahead of one that waits for it by no more
 // than a tree is deep, two calls for each level.
 const recent = 64
 
-// add takes in a call.
+// add records a call, and returns its tag.
 func (r *record) add(k kind, s shape) tag {
 	r.step++
 	for _, v := range [...]int{int(k), s.n, s.size, s.param} {
@@ -107,21 +107,22 @@ func (r *record) add(k kind, s shape) tag {
 	return g
 }
 
-// tag is that of the call under way.
+// tag is the tag of the call under way.
 func (r *record) tag() tag { return r.tags[r.step%recent] }
 
-// at is what the call of a number was; ok is false when it is yet to come, or too long ago.
+// at is the tag of a call by its step; ok is false if the call is yet to come, or too long ago.
 func (r *record) at(step uint64) (g tag, ok bool) {
 	return r.tags[step%recent], step != 0 && step <= r.step && r.step-step < recent
 }
 
-// mark is what the words of a barrier say: its number among the barriers, and below it a hash of
+// mark is what the words of a barrier hold: its number among the barriers, and below it a hash of
 // all calls.
 func (r *record) mark(barrier uint64) uint64 { return barrier<<markBits | r.hash>>(64-markBits) }
 
+// markBits is how many bits of a mark are the hash.
 const markBits = 24
 
-// mix takes a value into a hash.
+// mix adds a value to a hash.
 func mix(hash, v uint64) uint64 {
 	hash = (hash ^ v ^ 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9
 	return hash ^ hash>>29

@@ -9,9 +9,9 @@ type ReduceOp uint8
 const (
 	OpSum ReduceOp = iota
 	OpProd
-	OpMin // of floats what min of Go says
-	OpMax
-	OpAnd // the bits of integers
+	OpMin // Go's min, also of floats
+	OpMax // Go's max, also of floats
+	OpAnd // of integers only, as OpOr and OpXor
 	OpOr
 	OpXor
 )
@@ -37,18 +37,18 @@ func (o ReduceOp) String() string {
 	return "unknown"
 }
 
-// Reduce combines the src of all PEs element by element and gives every PE the result in dst, which
-// may be src. Any memory will do. Values are combined in an order that depends on the number of PEs
-// alone: every PE has the same bits, in every run. It is collective; all PEs give the same length
-// and op. Lengths that differ, and an op that these elements do not have, are verbs.ErrInvalid, and
-// end the call of all other PEs with [ErrMismatch].
+// Reduce combines the src of all PEs element by element, and writes the result to dst on every PE.
+// dst and src may be any memory, and the same. Values are combined in an order that depends on the
+// number of PEs alone: every PE has the same bits, in every run. It is collective; all PEs pass the
+// same length and op. A dst and src of different lengths, or an op that these elements do not have,
+// are verbs.ErrInvalid, and end the call of all other PEs with [ErrMismatch].
 func Reduce[T Element](ctx context.Context, pe *PE, dst, src []T, op ReduceOp) error {
 	return reduce(ctx, pe, dst, src, int(op), combiner[T](op))
 }
 
-// ReduceFunc is Reduce with a function of the caller's, which must be associative; what it is given
-// first comes from PEs with lower numbers. It must not call anything of this package. That all PEs
-// give the same function is not noticed where they do not.
+// ReduceFunc is Reduce with the caller's function, which must be associative; its first argument
+// comes from PEs with lower numbers. It must not call anything of this package. All PEs must pass
+// the same function, which cannot be checked.
 func ReduceFunc[T Element](ctx context.Context, pe *PE, dst, src []T, fn func(a, b T) T) error {
 	combine := func(a, b []T) {
 		for i, v := range b {
@@ -78,8 +78,8 @@ func checkReduce(dst, src, param int, known bool) error {
 	return invalid(op, "op %v of these elements", ReduceOp(param))
 }
 
-// reduce combines up a tree, piece by piece, and sends the result down again. combine puts the
-// result into a; param says of it what all PEs must agree in.
+// reduce combines up a tree, piece by piece, and sends the result down again. combine combines b
+// into a; param identifies it to the other PEs.
 func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, combine func(a, b []T)) error {
 	const op = "reduce"
 	if err := pe.enter(op); err != nil {
@@ -100,10 +100,10 @@ func reduce[T Element](ctx context.Context, pe *PE, dst, src []T, param int, com
 	if err := pe.broadcast(ctx, op, g, bytesOf(dst), 0); err != nil {
 		return err
 	}
-	return pe.sent(ctx, op)
+	return pe.flushLocal(ctx, op)
 }
 
-// combineUp combines left of all PEs below this one in the tree into left, and gives it to the
+// combineUp combines left of all PEs below this one in the tree into left, and posts it to the
 // parent.
 func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []T,
 	combine func(a, b []T)) error {
@@ -126,7 +126,7 @@ func combineUp[T Element](ctx context.Context, pe *PE, op string, g tag, left []
 			}
 		}
 		if tree.me != 0 {
-			if err := pe.peers[tree.parent()].mailWhenRoom(ctx, op, g, bytesOf(left[:n])); err != nil {
+			if err := pe.peers[tree.parent()].postWhenRoom(ctx, op, g, bytesOf(left[:n])); err != nil {
 				return err
 			}
 		}

@@ -11,10 +11,10 @@ const (
 	SignalAdd                 // add the value atomically
 )
 
-// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE:
-// whoever sees the signal sees all of the data. It returns when src can be written to again. The
-// signal may leave only when this PE waits for something, see Config.Background. A signal that some
-// set and others add to at the same time has no defined value.
+// PutSignal is Put and then, behind it, an update of the first number of sig on the same PE: when
+// the target sees the signal, all of the data is in its memory. It returns when src can be written
+// to again. The signal may leave only when this PE waits for something, see Config.Background. A
+// signal that some set while others add to it has no defined value.
 func PutSignal[T Element](
 	ctx context.Context, pe *PE, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp, to int,
 ) error {
@@ -28,6 +28,7 @@ func PutSignalNBI[T Element](
 	return putSignal(ctx, pe, "put signal nbi", dst, src, sig, value, op, to, true)
 }
 
+// putSignal is PutSignal, or with nbi PutSignalNBI.
 func putSignal[T Element](
 	ctx context.Context, pe *PE, name string, dst Sym[T], src []T, sig Sym[uint64], value uint64, op SignalOp,
 	to int, nbi bool,
@@ -38,7 +39,7 @@ func putSignal[T Element](
 	case sig.n == 0:
 		return invalid(name, "sig has no element")
 	case op > SignalAdd:
-		return invalid(name, "op %d: SignalSet or SignalAdd", op)
+		return invalid(name, "op %d: must be SignalSet or SignalAdd", op)
 	}
 	b := bytesOf(src)
 	if _, err := pe.target(name, to, sig.off, 8); err != nil {
@@ -64,7 +65,7 @@ func putSignal[T Element](
 		err = t.add(ctx, sig.off, value)
 	}
 	if err != nil {
-		return t.told(name, err)
+		return t.opError(name, err)
 	}
 	return nil
 }

@@ -16,10 +16,10 @@ type Word interface {
 }
 
 // Sym names n elements at the same place of every PE's symmetric heap. It is a small value, like a
-// slice, to be copied and passed around; [Alloc] makes it, and it means the same on every PE of
+// slice, to be copied and passed around; [Alloc] makes it, and it names the same on every PE of
 // that Alloc. The zero value names nothing.
 //
-// The memory is there until [Free]. What is named beyond that is not noticed, as it may belong to
+// The memory is there until [Free]. Using it afterwards is not detected, as it may belong to
 // another block by then.
 type Sym[T Element] struct {
 	off uint64 // of the first element in the heap, bytes
@@ -48,9 +48,9 @@ func (s Sym[T]) Slice(i, j int) Sym[T] {
 	return Sym[T]{off: s.off + uint64(i*sizeOf[T]()), n: j - i}
 }
 
-// Local is pe's own copy, in place: what is written to it others can Get. See the package's rules
-// for when to read what others write. It must not be used once pe is closed. It panics when s is
-// not symmetric memory of pe.
+// Local is pe's own copy, in place: others can Get what the program writes to it. See the package's
+// rules for when to read what others write. It must not be used once pe is closed. Local panics
+// when s is not symmetric memory of pe.
 func (s Sym[T]) Local(pe *PE) []T {
 	if err := pe.inHeap(s.off, s.n*sizeOf[T]()); err != nil {
 		panic("shmem: local: " + err.Error())
@@ -68,6 +68,7 @@ func Load[T Word](pe *PE, s Sym[T]) T {
 	return load[T](pe, s.off)
 }
 
+// load reads a word of pe's heap with one atomic access.
 func load[T Word](pe *PE, off uint64) T {
 	if sizeOf[T]() == 8 {
 		return T(atomic.LoadUint64(word64(pe.heap, off)))

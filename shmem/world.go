@@ -9,29 +9,29 @@ import (
 	"ibverbx"
 )
 
-// World is the PEs of this process: all that there are, or some of them.
+// World is the PEs of this process: all PEs, or some of them.
 type World struct {
+	_   noCopy
 	pes []*PE
 }
 
 // NewLocal makes a world of len(doms) PEs in this process, PE i over the NICs of doms[i]; PEs may
-// share a domain. PE, PEs and Exchange of cfg are filled in.
+// share a domain. It sets PE, PEs and Exchange of cfg itself.
 func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World, error) {
 	if len(doms) == 0 {
 		return nil, invalid("new local", "no domains: one for each PE is needed")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	table := newTable(len(doms))
+	meeting := newMeeting(len(doms))
 	world := &World{pes: make([]*PE, len(doms))}
 	errs := make([]error, len(doms))
 	var wg sync.WaitGroup
 	for i, dom := range doms {
 		cfg := cfg
 		cfg.PE, cfg.PEs = i, len(doms)
-		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte,
-			error) {
-			return table.gather(ctx, i, mine)
+		cfg.Exchange = func(ctx context.Context, mine []byte) ([][]byte, error) {
+			return meeting.gather(ctx, i, mine)
 		}
 		wg.Go(func() {
 			if world.pes[i], errs[i] = Join(ctx, dom, cfg); errs[i] != nil {
@@ -40,7 +40,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 		})
 	}
 	wg.Wait()
-	if err := first(errs); err != nil {
+	if err := joinCauses(errs); err != nil {
 		for _, pe := range world.pes {
 			if pe != nil {
 				err = errors.Join(err, pe.free())
@@ -58,20 +58,21 @@ func NewWorld(pes ...*PE) *World { return &World{pes: pes} }
 func (w *World) PEs() []*PE { return w.pes }
 
 // Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one
-// returns an error, the ctx that the others were given ends, so that they do not wait for it in
-// vain. The result joins all errors, but for those of calls that ended for that reason.
+// returns an error, the ctx of the others ends, so that they do not wait for it for ever. The
+// result joins all errors but those of calls that ended for that reason.
 //
-// A PE whose fn has returned nil still sends what it has begun: others may wait for it.
+// When fn returns nil, Run sends what it has begun: other PEs may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	return w.run(ctx, func(ctx context.Context, pe *PE) error {
 		err := fn(ctx, pe)
 		if err == nil && !pe.closing.Load() {
-			pe.leave(ctx)
+			pe.flushBegun(ctx)
 		}
 		return err
 	})
 }
 
+// run is Run without the sending at the end.
 func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +87,7 @@ func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) er
 		})
 	}
 	wg.Wait()
-	return first(errs)
+	return joinCauses(errs)
 }
 
 // Close closes the PEs, all at the same time.
@@ -94,8 +95,9 @@ func (w *World) Close(ctx context.Context) error {
 	return w.run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
 }
 
-// first joins errors without those that only say that a ctx has ended, unless there are no others.
-func first(errs []error) error {
+// joinCauses joins errors without those that only say that a ctx has ended, unless there are no
+// others.
+func joinCauses(errs []error) error {
 	var causes []error
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
@@ -108,33 +110,33 @@ func first(errs []error) error {
 	return errors.Join(causes...)
 }
 
-// table is where PEs of one process exchange their cards.
-type table struct {
+// meeting is an all-gather among PEs of one process.
+type meeting struct {
 	mu      sync.Mutex
-	entries [][]byte
-	missing int
-	full    chan struct{}
+	entries [][]byte      // by the PEs' numbers
+	missing int           // entries that are not there yet
+	full    chan struct{} // closed once none is missing
 }
 
-func newTable(n int) *table {
-	return &table{entries: make([][]byte, n), missing: n, full: make(chan struct{})}
+func newMeeting(n int) *meeting {
+	return &meeting{entries: make([][]byte, n), missing: n, full: make(chan struct{})}
 }
 
-// gather lays an entry on the table and returns all entries once they are there.
-func (t *table) gather(ctx context.Context, i int, mine []byte) ([][]byte, error) {
-	t.mu.Lock()
-	t.entries[i] = mine
-	entries, full := t.entries, t.full
-	if t.missing--; t.missing == 0 {
+// gather adds PE i's entry and returns all entries once they are there.
+func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, error) {
+	m.mu.Lock()
+	m.entries[i] = mine
+	entries, full := m.entries, m.full
+	if m.missing--; m.missing == 0 {
 		// for the next time
-		t.entries, t.missing, t.full = make([][]byte, len(entries)), len(entries), make(chan struct{})
+		m.entries, m.missing, m.full = make([][]byte, len(entries)), len(entries), make(chan struct{})
 		close(full)
 	}
-	t.mu.Unlock()
+	m.mu.Unlock()
 	select {
 	case <-full:
 		return entries, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: another PE did not come", ctx.Err())
+		return nil, fmt.Errorf("%w: another PE has not joined", ctx.Err())
 	}
 }

@@ -34,7 +34,7 @@ func (c Cmp) String() string {
 	return "unknown"
 }
 
-// holds compares.
+// holds reports whether a compares with b as asked.
 func holds[T Word](c Cmp, a, b T) bool {
 	switch c {
 	case EQ:
@@ -53,8 +53,8 @@ func holds[T Word](c Cmp, a, b T) bool {
 
 // WaitUntil waits until the first word of s in pe's own heap compares with value as asked, because
 // another PE has changed it. The change is complete then, and so is what its writer ordered before
-// it (PutSignal, Fence, Quiet). The goroutine polls briefly and then sleeps in steps. When a PE has
-// gone it returns a [*PEError]: the change may never come.
+// it (PutSignal, Fence, Quiet). The goroutine polls briefly and then sleeps in steps. When a PE
+// fails or closes it returns a [*PEError]: the change may never come.
 func WaitUntil[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) error {
 	return WaitUntilAll(ctx, pe, s.first(), cmp, value)
 }
@@ -68,7 +68,7 @@ func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 	if err := pe.checkWait(op, s.off, s.n, s.bytes(), cmp); err != nil {
 		return err
 	}
-	done := 0 // words that have compared once count
+	done := 0 // leading words that have compared once
 	return pe.await(ctx, op, nil, func() bool {
 		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*sizeOf[T]())), value) {
 			done++
@@ -77,7 +77,8 @@ func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 	})
 }
 
-// WaitUntilAny is WaitUntil for any word of s; it returns which one it was, the lowest of several.
+// WaitUntilAny is WaitUntil for any word of s; it returns the index of that word, the lowest if
+// there are several.
 func WaitUntilAny[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value T) (int, error) {
 	const op = "wait until any"
 	if err := pe.checkWait(op, s.off, s.n, s.bytes(), cmp); err != nil {
@@ -110,15 +111,16 @@ func find[T Word](pe *PE, s Sym[T], cmp Cmp, value T) int {
 	return -1
 }
 
+// checkWait checks the arguments of a wait.
 func (p *PE) checkWait(op string, off uint64, n, bytes int, cmp Cmp) error {
 	if n == 0 {
 		return invalid(op, "s has no element")
 	}
 	if cmp > LE {
-		return invalid(op, "cmp %d: EQ to LE", cmp)
+		return invalid(op, "cmp %d: must be EQ to LE", cmp)
 	}
 	if err := p.inHeap(off, bytes); err != nil {
-		return fails(op, err)
+		return opError(op, err)
 	}
 	return nil
 }
