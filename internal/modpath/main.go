@@ -60,7 +60,7 @@ func rename(out io.Writer, root, path string) error {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "The module's path was %s and is %s. "+
-		"Changed: go.mod, %d Go files, %d Markdown files, %d linter configurations.\n",
+		"Changed: go.mod, %d .go, %d .md, %d .yml.\n",
 		old, path, kinds[".go"], kinds[".md"], kinds[".yml"])
 	return err
 }
