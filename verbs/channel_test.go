@@ -18,7 +18,7 @@ func TestCompChannelMerges(t *testing.T) {
 	}
 	select {
 	case <-c.Events():
-		t.Error("ten signals that nobody waited for are more than one event")
+		t.Error("ten signals without a wait between them are more than one event")
 	default:
 	}
 	c.Signal()

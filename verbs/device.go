@@ -23,7 +23,8 @@ type DeviceAttr struct {
 	MaxMRSize   uint64 `json:"max_mr_size"` // bytes
 	MaxPD       int    `json:"max_pd"`
 	MaxRDAtomic int    `json:"max_rd_atomic"` // reads and atomics outstanding per queue pair, either way
-	// bytes of the longest inline send; 0 if only creating a queue pair can tell
+	// MaxInline is the longest inline send in bytes; 0 where only the creation of a queue pair
+	// shows it.
 	MaxInline int `json:"max_inline"`
 }
 

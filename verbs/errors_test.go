@@ -21,7 +21,8 @@ func TestOpErrorText(t *testing.T) {
 			"register: mlx5_0: cannot allocate memory"},
 		{OpError{Op: "parse gid", Err: ErrInvalid}, "parse gid: invalid argument"},
 		{OpError{Op: "write", Device: "rxe0", QPNum: 1, Err: StatusRetryExcErr},
-			"write: rxe0 qp 1: RETRY_EXC_ERR: transport retries exceeded: the peer or the path to it is gone"},
+			"write: rxe0 qp 1: RETRY_EXC_ERR: transport retries exceeded: " +
+				"the peer or the path to it is gone"},
 	} {
 		if got := c.err.Error(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)

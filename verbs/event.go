@@ -2,9 +2,9 @@ package verbs
 
 import "strconv"
 
-// Event is something that a NIC tells without being asked, beside the completions of its work
-// requests (struct ibv_async_event). [Device.Watch] asks for them. Which of the fields after Device
-// mean something depends on the type.
+// Event is an asynchronous event of a NIC, apart from the completions of its work requests (struct
+// ibv_async_event). [Device.Watch] delivers them. Which of the fields after Device mean something
+// depends on the type.
 //
 // State, and not events, is the truth: events may be lost, arrive late, and be outdated when they
 // are read. Take one as a reason to look: [Device.QueryPort], [QP.State], [CQ.Poll].
@@ -13,8 +13,8 @@ type Event struct {
 	Device Device
 	Port   int    // events of a port, [EventType.IsPort]
 	QPNum  uint32 // events of a queue pair, [EventType.IsQP]; it may be closed by now
-	// events of a completion queue, [EventType.IsCQ]; it may be closed by now, and is nil if it was
-	// before
+	// CQ is the completion queue that the event concerns, [EventType.IsCQ]. It may be closed by
+	// now, and is nil if it was closed before the event was read from the NIC.
 	CQ CQ
 }
 
@@ -33,7 +33,7 @@ func (e Event) String() string {
 	return s + ": " + e.Type.String()
 }
 
-// EventType is what an event tells (enum ibv_event_type).
+// EventType is what has happened (enum ibv_event_type).
 type EventType uint32
 
 // The events. Not every NIC raises every one: rdma_rxe, for one, has none for a queue pair that
@@ -68,7 +68,7 @@ const (
 	EventLIDChange  EventType = 11
 	EventPKeyChange EventType = 12
 	EventSMChange   EventType = 13
-	// EventSRQErr and EventSRQLimitReached are of shared receive queues, which this package does
+	// EventSRQErr and EventSRQLimitReached concern shared receive queues, which this package does
 	// not describe.
 	EventSRQErr          EventType = 14
 	EventSRQLimitReached EventType = 15
@@ -78,7 +78,7 @@ const (
 	EventClientReregister EventType = 17
 	// EventGIDChange: an entry of the port's GID table changed.
 	EventGIDChange EventType = 18
-	// EventWQFatal is of receive work queues, which this package does not describe.
+	// EventWQFatal concerns receive work queues, which this package does not describe.
 	EventWQFatal EventType = 19
 	// EventDeviceSpeedChange: the port is faster or slower than before.
 	EventDeviceSpeedChange EventType = 20
@@ -140,13 +140,13 @@ func (t EventType) Name() string {
 	return "EVENT_" + strconv.FormatUint(uint64(t), 10)
 }
 
-// IsPort reports whether the event is of a port: [Event].Port says which.
+// IsPort reports whether the event concerns a port: [Event].Port says which.
 func (t EventType) IsPort() bool { return t.about() == aboutPort }
 
-// IsQP reports whether the event is of a queue pair: [Event].QPNum says which.
+// IsQP reports whether the event concerns a queue pair: [Event].QPNum says which.
 func (t EventType) IsQP() bool { return t.about() == aboutQP }
 
-// IsCQ reports whether the event is of a completion queue: [Event].CQ says which.
+// IsCQ reports whether the event concerns a completion queue: [Event].CQ says which.
 func (t EventType) IsCQ() bool { return t.about() == aboutCQ }
 
 func (t EventType) about() eventSubject {

@@ -107,7 +107,8 @@ func parseFilterEntry(text string) (e filterEntry, wrong string) {
 	return e, ""
 }
 
-// notInDeviceName tells what means something else in a filter, and what no device's name has.
+// notInDeviceName reports whether r has a meaning of its own in a filter, or occurs in no device's
+// name.
 func notInDeviceName(r rune) bool { return r <= ' ' || r >= 0x7f || strings.ContainsRune("^*=/", r) }
 
 func filterError(s, wrong string) error {

@@ -61,7 +61,7 @@ func chooses(text string, names []string) (chosen []Selection, ok bool) {
 }
 
 // FuzzDeviceFilter reads filters. What is printed reads as the same, the choice is what the
-// reference makes, and every refusal is of bearable length.
+// reference makes, and every refusal is of limited length.
 func FuzzDeviceFilter(f *testing.F) {
 	for _, s := range []string{
 		"", "mlx5_0", "=mlx5_0:2,mlx5_1*", "^mlx5_2,=mlx5_3", "*", "^*", "*:7,rxe0:7", "^", ",", "a::", "=*",

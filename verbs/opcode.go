@@ -62,12 +62,12 @@ const (
 	WCRecv            WCOpcode = 128
 	WCRecvRDMAWithImm WCOpcode = 129
 
-	// WCUnknown is no verbs value: it stands where a failed completion does not tell what it was
-	// for.
+	// WCUnknown is no verbs value. It stands where a failed completion does not say which operation
+	// it ends.
 	WCUnknown WCOpcode = 64
 )
 
-// IsRecv reports whether the completion is of a receive. Ask only when the status is success.
+// IsRecv reports whether the completion ends a receive. Ask only when the status is success.
 func (o WCOpcode) IsRecv() bool { return o&WCRecv != 0 }
 
 // String is the verbs name.

@@ -1,8 +1,8 @@
 package verbs
 
 // DeviceID is a small dense index of a device: the first device of a provider is 0. It indexes
-// arrays of per-device keys, and tells apart queue pairs of two NICs that carry the same number. It
-// means something only together with the provider that gave it.
+// arrays of per-device keys, and distinguishes queue pairs of two NICs that have the same number.
+// It means something only together with the provider that gave it.
 type DeviceID uint8
 
 // MaxDevices is how many devices a provider may have: every [DeviceID] is below it.
@@ -151,16 +151,16 @@ type QP interface {
 	// State is the present state. It may change at any moment: a fatal completion moves the queue
 	// pair to ERR.
 	State() QPState
-	// Modify changes the attributes that mask names; a change of state is one of them. What each
-	// transition demands and allows is told by [CheckModify]; anything else is refused with a
+	// Modify changes the attributes that mask names; a change of state is one of them.
+	// [CheckModify] says what each transition demands and allows; anything else is refused with a
 	// [*ModifyError].
 	Modify(attr *QPAttr, mask QPAttrMask) error
 	// Query returns the attributes now in force.
 	Query() (QPAttr, error)
 	// PostSend hands work requests to the send queue, in order, and says how many were accepted.
 	// When n is less than len(wrs) the error says why wrs[n] was refused; it and those behind it
-	// had no effect whatever. Needs RTS (SQD accepts and holds; in ERR a request is accepted and
-	// completes as flushed, or refused with [ErrState] by drivers that take none there).
+	// had no effect. Needs RTS (SQD accepts and holds; in ERR a request is accepted and completes
+	// as flushed, or refused with [ErrState] by drivers that take none there).
 	PostSend(wrs []SendWR) (n int, err error)
 	// PostRecv does the same for the receive queue. Needs INIT or later; in ERR a request completes
 	// as flushed.

@@ -57,7 +57,8 @@ var statusText = [...]struct{ name, words, advice string }{
 	StatusMWBindErr: {"MW_BIND_ERR", "memory window bind error",
 		"check that the region of the window is open, allows binding, and covers the range"},
 	StatusBadRespErr: {"BAD_RESP_ERR", "bad response: the peer answered with something impossible",
-		"check that each queue pair is connected to the one it was meant for, then the firmware of both NICs"},
+		"check that each queue pair is connected to the one it was meant for, then the firmware of both " +
+			"NICs"},
 	StatusLocAccessErr: {"LOC_ACCESS_ERR", "local access error: a remote write or read violated the " +
 		"protection of local memory",
 		"check that the peer uses the key of the region that is registered now, stays inside it, and that " +

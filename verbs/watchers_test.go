@@ -7,7 +7,7 @@ import (
 
 func TestWatchers(t *testing.T) {
 	var w Watchers
-	w.Publish(Event{Type: EventPortErr}) // nobody listens
+	w.Publish(Event{Type: EventPortErr}) // nobody watches
 	a, b := make(chan Event, 4), make(chan Event, 4)
 	stopA, stopB := w.Watch(a), w.Watch(b)
 	defer stopB()
@@ -30,7 +30,7 @@ func TestWatchers(t *testing.T) {
 	}
 }
 
-// A watcher without room loses events; nobody else does, and nobody waits.
+// A watcher without room loses events; no other watcher does, and Publish does not wait.
 func TestWatchersDoNotBlock(t *testing.T) {
 	var w Watchers
 	full, roomy := make(chan Event, 1), make(chan Event, 4)

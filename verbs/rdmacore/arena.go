@@ -11,9 +11,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Arena is memory outside of the Go heap, on huge pages where the host has some to give: a NIC
-// translates one address in place of 512, and the garbage collector does not look at it. Register
-// it, whole or in parts, on any device of the provider.
+// Arena is memory outside of the Go heap, on huge pages where the host has some: a NIC translates
+// one address in place of 512, and the garbage collector does not look at it. Register it, whole or
+// in parts, on any device of the provider.
 type Arena struct {
 	p     *Provider
 	mem   mapping
@@ -61,7 +61,7 @@ func (a *Arena) mapPages() (err error) {
 		}
 	}
 	if a.mem, err = mapMemory(a.size, 0); err == nil {
-		// a wish; kernels without transparent huge pages refuse it
+		// Only a hint: kernels without transparent huge pages refuse it.
 		_ = unix.Madvise(a.mem.b, unix.MADV_HUGEPAGE)
 	}
 	return err
@@ -102,7 +102,7 @@ func (a *Arena) Close() error {
 	return nil
 }
 
-// useArena counts a region over buf in, if buf lies in an arena, and returns that arena.
+// useArena returns the arena in which buf lies, with its region counted, or nil.
 func (p *Provider) useArena(buf []byte) *Arena {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,7 +116,7 @@ func (p *Provider) useArena(buf []byte) *Arena {
 	return nil
 }
 
-// drop counts a region out.
+// drop undoes useArena.
 func (a *Arena) drop() {
 	if a == nil {
 		return

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// readAsyncEvents publishes the device's asynchronous events as long as it is open, whether or not
-// anybody watches: the provider itself has to know of a CQ that is dead and a NIC that is gone.
+// readAsyncEvents publishes the device's asynchronous events as long as it is open, with or without
+// watchers: the provider itself has to know of a CQ that is dead and a NIC that is gone.
 func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	mem, err := mapMemory(carved[ibvAsyncEvent](1), 0)
 	if err != nil {
@@ -26,7 +26,7 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 					d.look(e.QPNum) // not before the acknowledgement, for which closing the queue pair waits
 				}
 				d.watchers.Publish(e)
-			case syscall.EINTR: // once more: the poller tells of new events only
+			case syscall.EINTR: // read again: the poller reports new events only
 			case syscall.EAGAIN:
 				return true
 			default:
@@ -45,7 +45,7 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 	return r, nil
 }
 
-// lost notes that the NIC is gone, and tells those who watch and those who sleep.
+// lost records that the NIC is gone, and wakes watchers and sleepers.
 func (d *device) lost() {
 	if !d.gone.Swap(true) {
 		d.watchers.Publish(verbs.Event{Type: verbs.EventDeviceFatal, Device: d})
@@ -53,8 +53,8 @@ func (d *device) lost() {
 	}
 }
 
-// event translates an event, and takes note of what it means to the provider. The object that C
-// names lives until the event is acknowledged: destroying it waits for that.
+// event translates an event, and records what it means for the provider. The object that C names
+// exists until the event is acknowledged: destroying it waits for that.
 func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 	e := verbs.Event{Type: verbs.EventType(c.eventType), Device: d}
 	switch {
@@ -68,7 +68,7 @@ func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 		d.mu.Unlock()
 		if q != nil {
 			q.dead.Store(true)
-			q.signal() // whoever sleeps finds out by polling
+			q.signal() // a sleeper finds out by polling
 			e.CQ = q
 		}
 	case e.Type == verbs.EventDeviceFatal:
@@ -78,7 +78,7 @@ func (d *device) event(c *ibvAsyncEvent) verbs.Event {
 	return e
 }
 
-// wakeAll raises an event for every CQ: those who sleep find out by polling.
+// wakeAll raises an event for every CQ: sleepers find out by polling.
 func (d *device) wakeAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -87,8 +87,8 @@ func (d *device) wakeAll() {
 	}
 }
 
-// look finds out whether a queue pair is in ERR, after something pointed to that. Its number may be
-// another's by now, or nobody's: then it is looked at for nothing.
+// look finds out whether a queue pair is in ERR, after a failed completion or an event. The number
+// may belong to another queue pair by now, or to none: then the look has no effect.
 func (d *device) look(qpNum uint32) {
 	d.mu.Lock()
 	q := d.qps[qpNum]

@@ -17,8 +17,8 @@ func call(fn uintptr, args ...uintptr) uintptr {
 	return r
 }
 
-// result is the errno in what a call returned that returns an int: 0, or an errno, or -errno, or -1
-// without more. Drivers do all of them.
+// result is the errno in what a call returned that returns an int: 0, or an errno, or -errno, or
+// just -1. Drivers return all of these.
 func result(r uintptr) syscall.Errno {
 	switch e := int32(r); { // the upper half of the register is anything
 	case e == -1:

@@ -52,7 +52,7 @@ func TestCloseOrder(t *testing.T) {
 	}
 }
 
-// Whatever is closed says so.
+// Calls on closed objects return ErrClosed.
 func TestClosed(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	p := s.open(t, "")
@@ -156,7 +156,7 @@ func TestCreateFails(t *testing.T) {
 	ok(t, err)
 	cq, err := d.CreateCQ(verbs.CQConfig{})
 	ok(t, err)
-	// the second time without inline data, see TestDefaultInline
+	// The second attempt is without inline data, see TestDefaultInline.
 	s.failTimes("ibv_create_qp", syscall.EINVAL, 2)
 	_, err = pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
 	is(t, err, verbs.ErrInvalid, syscall.EINVAL)
@@ -267,7 +267,8 @@ func TestNoLeaks(t *testing.T) {
 			wait(t, c)
 			_, err = cq.Poll(make([]verbs.WC, 2))
 			ok(t, err)
-			s.raise(int32(d.ID()), int32(verbs.EventPortErr), 1) // on its way when the device closes, perhaps
+			// The event may still be on its way when the device closes.
+			s.raise(int32(d.ID()), int32(verbs.EventPortErr), 1)
 			// What fails gives back what it had.
 			for _, call := range []string{"ibv_create_qp", "ibv_reg_mr", "ibv_create_cq", "ibv_alloc_pd"} {
 				s.fail(call, syscall.ENOMEM)
@@ -296,7 +297,7 @@ func TestNoLeaks(t *testing.T) {
 		round()
 	}
 	goroutines, files := goleak.IgnoreCurrent(), openFiles(t)
-	// The least that could leak is a page a round. The runtime's own growth ends, a leak does not.
+	// The smallest leak is a page each round. The runtime's own growth ends, a leak does not.
 	for attempt := 1; ; attempt++ {
 		before := memory(t)
 		for range rounds {

@@ -13,8 +13,8 @@ type compEvents struct {
 	reader *fdReader
 }
 
-// completionEvents is the device's completion channel, made by the first who asks. The device's
-// lock is held.
+// completionEvents is the device's completion channel, made at the first call. The device's lock is
+// held.
 func (d *device) completionEvents(op string) (*compEvents, error) {
 	if d.events != nil {
 		return d.events, nil
@@ -45,8 +45,8 @@ func (d *device) completionEvents(op string) (*compEvents, error) {
 	return e, nil
 }
 
-// read hands on every event that there is. c is where C says of which CQ one is; get and ack are
-// the arguments of the two calls.
+// read signals the CQ of every event that there is. c is where C says of which CQ one is; get and
+// ack are the arguments of the two calls.
 func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 	d := e.d
 	lib := d.p.lib
@@ -62,7 +62,7 @@ func (e *compEvents) read(c *uintptr, get, ack []uintptr) (more bool) {
 			if q != nil {
 				q.signal()
 			}
-		case syscall.EINTR: // once more: the poller tells of new events only
+		case syscall.EINTR: // read again: the poller reports new events only
 		case syscall.EAGAIN:
 			return true
 		default:

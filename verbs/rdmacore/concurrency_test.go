@@ -65,8 +65,8 @@ func TestConcurrentPosts(t *testing.T) {
 	polling.Wait()
 }
 
-// Closing while others post, poll, arm, modify, ask and register: they are served or told that it
-// is closed, and C never sees a dead object.
+// Closing while others post, poll, arm, modify, ask and register: each call succeeds or is refused
+// as closed, and C never sees a dead object.
 func TestConcurrentClose(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	d := s.device(t)
@@ -154,7 +154,7 @@ func TestConcurrentDoubleClose(t *testing.T) {
 }
 
 // Queues are made and closed by many at a time, which lets C use the memory of one for the next:
-// each must go on being told of its events.
+// each must continue to get its events.
 func TestConcurrentQueues(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	s.set("graves", 0) // memory is used again at once
@@ -186,7 +186,7 @@ func TestConcurrentQueues(t *testing.T) {
 				select {
 				case <-c.Events():
 				case <-time.After(10 * time.Second):
-					t.Error("a queue was not told of its event")
+					t.Error("a queue did not get its event")
 				}
 				if err := errors.Join(qp.Close(), cq.Close()); err != nil {
 					t.Error(err)

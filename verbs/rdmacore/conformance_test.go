@@ -15,8 +15,7 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// The conformance suite on real NICs. It needs to be told which: tests do not send traffic through
-// NICs that nobody offered.
+// The conformance suite on real NICs. A flag names the NICs: tests send no traffic through others.
 var (
 	devicesFlag = flag.String("devices", "", "`filter` of the real NICs to test on, such as rxe0,rxe1; "+
 		"the first two are connected over the wire")

@@ -22,10 +22,10 @@ type cq struct {
 	depth   int
 	channel *verbs.CompChannel
 	users   int         // queue pairs on it; guarded by the device's lock
-	dead    atomic.Bool // it has overrun
+	dead    atomic.Bool // the queue has overrun: no completion is added any more
 
 	mu     sync.Mutex // guards what follows
-	broken error      // the driver could not go on: completions are lost
+	broken error      // why the driver could not go on; completions are lost then
 	mem    mapping
 	wcs    []ibvWC    // where C puts completions
 	args   []uintptr  // of the call: the queue, how many, wcs
@@ -126,10 +126,11 @@ func (q *cq) poll(wcs []verbs.WC) (n int, err error) {
 	return n, nil
 }
 
-// convert translates completions. Of one in error nothing but four fields is taken: the driver
-// leaves the rest as it was.
+// convert translates completions. Only four fields of a failed one are used: the driver leaves the
+// rest as it was.
 func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
-	// the queue pair that was looked at last: a failure brings a burst of flushed requests
+	// looked is the queue pair that was looked at last: a failure causes a burst of flushed
+	// requests.
 	looked := uint32(0)
 	for i := range cs {
 		c, to := &cs[i], &wcs[i]
@@ -151,8 +152,8 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 }
 
 // pollErr is the error of a poll in which the driver failed. What it returned is no errno: mlx4 and
-// mlx5 have a -2 of their own for a completion that they can make nothing of. Those before it in
-// the same call are lost, so the queue cannot be trusted any more.
+// mlx5 return -2 for a completion that they cannot interpret. Those before it in the same call are
+// lost, so the queue cannot be trusted any more.
 func (q *cq) pollErr(got int) error {
 	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
 	if q.d.taken() {
@@ -162,7 +163,7 @@ func (q *cq) pollErr(got int) error {
 		Detail: "completions are lost: close the queue and its queue pairs"}
 }
 
-// emptyErr is why no completion will ever come, if so.
+// emptyErr returns why no completion will ever come; nil where one may.
 func (q *cq) emptyErr() error {
 	switch {
 	case q.dead.Load():
@@ -210,7 +211,7 @@ func (q *cq) Close() error {
 	d.mu.Lock()
 	closed, users := q.closed, q.users
 	if !closed && users == 0 {
-		q.closed = true // from here on nobody new uses it
+		q.closed = true // from here on no new call uses it
 	}
 	d.mu.Unlock()
 	switch {

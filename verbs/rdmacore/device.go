@@ -27,7 +27,7 @@ type device struct {
 	port     int // chosen by the filter, or 1
 	limits   verbs.DeviceAttr
 	atomics  bool // the NIC has atomics
-	shown    bool // the kernel showed it in sysfs when it was opened
+	shown    bool // the kernel listed it in sysfs when it was opened
 	ctx      uintptr
 	watchers verbs.Watchers
 	gone     atomic.Bool // removed, or failed as a whole
@@ -51,7 +51,7 @@ type device struct {
 	closed     bool
 	pds        map[*pd]struct{}
 	cqs        map[uintptr]*cq // by C's address
-	qps        map[uint32]*qp  // by number
+	qps        map[uint32]*qp  // by queue pair number
 	events     *compEvents     // the completion channel, made for the first CQ that wants one
 	nextVector int             // completion vector of the next CQ
 }
@@ -89,7 +89,7 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 	return d, nil
 }
 
-// prepare makes what an open device needs.
+// prepare reads the limits of an open device and starts its event reader.
 func (d *device) prepare(asyncFD int) (err error) {
 	q := &d.query
 	q.mem, err = mapMemory(carved[ibvDeviceAttr](1)+carved[ibvPortAttr](1)+carved[ibvGIDEntry](1), 0)
@@ -106,8 +106,8 @@ func (d *device) prepare(asyncFD int) (err error) {
 // openHint says what to do when a device cannot be opened.
 func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	if errno == syscall.ENOENT {
-		// What libibverbs says last is that its other way to the device does not exist: see what is
-		// wrong with the usual one.
+		// The last error of libibverbs is that its second way to the device does not exist: find
+		// out what is wrong with the first one.
 		node, _, _ := bytes.Cut(c.devName[:], []byte{0})
 		f, err := os.OpenFile(filepath.Join("/dev/infiniband", string(node)), os.O_RDWR, 0)
 		if err == nil {
@@ -132,7 +132,7 @@ func openHint(errno syscall.Errno, name string, c *ibvDevice) string {
 	return ""
 }
 
-// retire takes no new objects from now on. It returns ErrBusy while some are open.
+// retire refuses new objects from now on. It returns ErrBusy while some are open.
 func (d *device) retire(op string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,7 +196,7 @@ func (d *device) DefaultPort() int   { return d.port }
 // Watch sends asynchronous events to c.
 func (d *device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
-// err is an error of a call that concerns the device.
+// err is the error of a call on the device.
 func (d *device) err(op string, sentinel error, detail string) error {
 	return &verbs.OpError{Op: op, Device: d.name, Err: sentinel, Detail: detail}
 }
@@ -285,14 +285,14 @@ func (d *device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return d.gidEntry(op, port, index, table.link)
 }
 
-// gidTable is what does not change about a port, for which mlx5 asks its firmware: a search through
-// a GID table has hundreds of queries.
+// gidTable holds what does not change about a port. mlx5 asks its firmware for it, and a search
+// through a GID table has hundreds of queries.
 type gidTable struct {
 	size int
 	link verbs.LinkLayer
 }
 
-// gidTable asks once a port. The query lock is held.
+// gidTable asks once for each port. The query lock is held.
 func (d *device) gidTable(op string, port int) (gidTable, error) {
 	if t, ok := d.query.gids[port]; ok {
 		return t, nil
@@ -350,7 +350,8 @@ func (d *device) gidEntry(op string, port, index int, link verbs.LinkLayer) (ver
 	if entry.Type, err = sysGIDType(sys, d.name, port, index, link); err != nil {
 		return verbs.GIDEntry{}, d.err(op, verbs.ErrNotSupported,
 			fmt.Sprintf("what kind of GID entry %d of port %d is: "+
-				"this libibverbs cannot tell (rdma-core 32 can), nor can the kernel: %v", index, port, err))
+				"this libibverbs does not say (rdma-core 32 does), nor does the kernel: %v",
+				index, port, err))
 	}
 	entry.NetDev = sysNetDev(sys, d.name, port, index)
 	return entry, nil

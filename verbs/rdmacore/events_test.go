@@ -27,7 +27,7 @@ func quiet(t testing.TB, c *verbs.CompChannel) {
 	t.Helper()
 	select {
 	case <-c.Events():
-		t.Error("an event that nobody asked for")
+		t.Error("an event without arming")
 	default:
 	}
 }
@@ -90,7 +90,7 @@ func TestArmSolicited(t *testing.T) {
 	r.poll(r.rcq, 1)
 }
 
-// One wait covers the queues of several devices, and events that nobody has waited for are one.
+// One wait covers the queues of several devices, and several events before a wait are one.
 func TestEventsMerge(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	c := verbs.NewCompChannel()
@@ -122,7 +122,7 @@ func TestArmRefused(t *testing.T) {
 	r := newRig(t, s, rigConfig{})
 	is(t, r.cq.Arm(false), verbs.ErrInvalid) // it has no channel
 	if n := s.live("channel"); n != 0 {
-		t.Errorf("%d completion channels that nobody asked for", n)
+		t.Errorf("%d completion channels without need", n)
 	}
 	cq, err := r.dev.CreateCQ(verbs.CQConfig{Channel: verbs.NewCompChannel()})
 	ok(t, err)
@@ -214,8 +214,8 @@ func TestWatchers(t *testing.T) {
 	}
 }
 
-// An event of an object that is closed before anybody read it, and one of a device that nobody
-// watches, hold nothing up.
+// An event of an object that is closed before the event is read, and one of a device without
+// watchers, block nothing.
 func TestEventsOfClosed(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{channel: verbs.NewCompChannel()})
@@ -234,8 +234,8 @@ func TestEventsOfClosed(t *testing.T) {
 	}
 }
 
-// A queue that overruns is dead once it has been emptied: whoever sleeps on it is woken, and
-// polling says so.
+// A queue that overruns is dead once it has been emptied: sleepers are woken, and polling returns
+// the error.
 func TestOverrun(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	c := verbs.NewCompChannel()
@@ -299,7 +299,7 @@ func TestDeviceFatal(t *testing.T) {
 }
 
 // The kernel takes a device away by failing every read of its events. That is a fatal event like
-// any other: watchers hear of it, and whoever sleeps on a completion channel is woken.
+// any other: watchers get it, and sleepers on a completion channel are woken.
 func TestDeviceRemoved(t *testing.T) {
 	for _, call := range []string{"ibv_get_async_event", "ibv_get_cq_event"} {
 		t.Run(call, func(t *testing.T) {

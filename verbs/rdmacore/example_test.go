@@ -64,7 +64,7 @@ func ExampleProvider_NewArena() {
 	fmt.Println(pool.Len(), "bytes on", len(nics), "NICs, huge pages:", arena.HugePages())
 }
 
-// Events tell of a port that goes down, or a NIC that is taken away.
+// Events report that a port goes down, or that a NIC is removed.
 func ExampleProvider_Devices() {
 	provider, err := rdmacore.Open(rdmacore.Config{})
 	if err != nil {

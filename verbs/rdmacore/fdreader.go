@@ -14,9 +14,9 @@ import (
 // fdReader reads events from a descriptor of libibverbs through Go's own poller: a goroutine that
 // waits costs no thread.
 //
-// The descriptor is a duplicate, because libibverbs closes its own and os.File would close it once
-// more, by then perhaps somebody else's. Both stand for one open file, so that making one
-// non-blocking does it for libibverbs' reads, too.
+// The descriptor is a duplicate: libibverbs closes its own, and if os.File closed the same number
+// again, that could be an unrelated file by then. Both refer to one open file, so making one
+// non-blocking also does so for the reads of libibverbs.
 type fdReader struct {
 	file *os.File
 	done chan struct{}
@@ -37,7 +37,8 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 	r := &fdReader{file: os.NewFile(uintptr(dup), name), done: make(chan struct{})}
 	conn, err := r.file.SyscallConn()
 	if err == nil {
-		// refused by a file that cannot be polled, which would never say so
+		// A file that cannot be polled refuses a deadline, and would otherwise never report
+		// anything.
 		err = r.file.SetReadDeadline(time.Time{})
 	}
 	if err != nil {
@@ -48,7 +49,7 @@ func readFD(fd int, name string, next func() (more bool)) (*fdReader, error) {
 		defer close(r.done)
 		if err := conn.Read(func(uintptr) bool { return !next() }); err != nil &&
 			!errors.Is(err, os.ErrClosed) {
-			next() // the poller saw nothing but an error on the descriptor: what it is comes out by reading
+			next() // the poller saw an error on the descriptor: reading returns it
 		}
 	}()
 	return r, nil

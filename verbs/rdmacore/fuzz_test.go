@@ -10,8 +10,8 @@ import (
 )
 
 // FuzzSysfs reads an entry of a GID table from files of any content, under a device of any name. An
-// entry has a type just when there is a file that tells it, of RoCE v2 it is just when that says
-// so, and the interface is the file's text.
+// entry has a type if and only if there is a file with it, is RoCE v2 if and only if the file says
+// so, and its interface is the file's text.
 func FuzzSysfs(f *testing.F) {
 	f.Add("mlx5_0", 1, 3, true, "RoCE v2\n", "eth2\n")
 	f.Add("mlx5_0", 1, 0, true, "IB/RoCE v1\n", "")

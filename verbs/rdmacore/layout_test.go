@@ -36,90 +36,82 @@ type member struct {
 var layouts = []layout{
 	{ours: ibvSGE{}, c: "struct ibv_sge", members: names("addr addr length length lkey lkey")},
 	{ours: ibvSendWR{}, c: "struct ibv_send_wr", members: append(names(
-		"wrID wr_id next next sgList sg_list numSGE num_sge opcode opcode sendFlags send_flags immData "+
-			"imm_data "+
-			"remoteAddr wr.rdma.remote_addr remoteAddr wr.atomic.remote_addr"),
+		"wrID wr_id next next sgList sg_list numSGE num_sge opcode opcode sendFlags send_flags "+
+			"immData imm_data remoteAddr wr.rdma.remote_addr remoteAddr wr.atomic.remote_addr"),
 		member{"wr", "wr.rdma.rkey", 0, 4},
 		member{"wr", "wr.atomic.compare_add", 0, 8},
 		member{"wr", "wr.atomic.swap", 8, 8},
 		member{"wr", "wr.atomic.rkey", 16, 4},
 		member{"qpType", "qp_type.xrc.remote_srqn", 0, 4},
 	)},
-	{ours: ibvRecvWR{}, c: "struct ibv_recv_wr", members: names("wrID wr_id next next sgList sg_list " +
-		"numSGE num_sge")},
-	{ours: ibvWC{}, c: "struct ibv_wc", members: names("wrID wr_id status status opcode opcode vendorErr " +
-		"vendor_err byteLen byte_len " +
-		"immData imm_data qpNum qp_num srcQP src_qp wcFlags wc_flags pkeyIndex pkey_index slid slid sl sl " +
-		"dlidBits dlid_path_bits")},
-	{ours: ibvQPCap{}, c: "struct ibv_qp_cap", members: names("maxSendWR max_send_wr maxRecvWR max_recv_wr " +
-		"maxSendSGE max_send_sge " +
-		"maxRecvSGE max_recv_sge maxInlineData max_inline_data")},
+	{ours: ibvRecvWR{}, c: "struct ibv_recv_wr",
+		members: names("wrID wr_id next next sgList sg_list numSGE num_sge")},
+	{ours: ibvWC{}, c: "struct ibv_wc", members: names(
+		"wrID wr_id status status opcode opcode vendorErr vendor_err byteLen byte_len " +
+			"immData imm_data qpNum qp_num srcQP src_qp wcFlags wc_flags pkeyIndex pkey_index " +
+			"slid slid sl sl dlidBits dlid_path_bits")},
+	{ours: ibvQPCap{}, c: "struct ibv_qp_cap", members: names(
+		"maxSendWR max_send_wr maxRecvWR max_recv_wr maxSendSGE max_send_sge " +
+			"maxRecvSGE max_recv_sge maxInlineData max_inline_data")},
 	{ours: ibvQPInitAttr{}, c: "struct ibv_qp_init_attr",
-		members: names("qpContext qp_context sendCQ send_cq recvCQ recv_cq srq srq " +
-			"cap cap qpType qp_type sqSigAll sq_sig_all")},
-	{ours: ibvAHAttr{}, c: "struct ibv_ah_attr", members: names("dgid grh.dgid flowLabel grh.flow_label " +
-		"sgidIndex grh.sgid_index " +
-		"hopLimit grh.hop_limit trafficClass grh.traffic_class dlid dlid sl sl srcPathBits src_path_bits " +
-		"staticRate static_rate " +
-		"isGlobal is_global portNum port_num")},
-	{ours: ibvQPAttr{}, c: "struct ibv_qp_attr", members: names("qpState qp_state curQPState cur_qp_state " +
-		"pathMTU path_mtu " +
-		"pathMigState path_mig_state qkey qkey rqPSN rq_psn sqPSN sq_psn destQPNum dest_qp_num " +
-		"qpAccessFlags qp_access_flags " +
-		"cap cap ahAttr ah_attr altAHAttr alt_ah_attr pkeyIndex pkey_index altPKeyIndex alt_pkey_index " +
-		"enSQDAsync en_sqd_async_notify sqDraining sq_draining maxRDAtomic max_rd_atomic maxDestRDAtomic " +
-		"max_dest_rd_atomic " +
-		"minRNRTimer min_rnr_timer portNum port_num timeout timeout retryCnt retry_cnt rnrRetry rnr_retry " +
-		"altPortNum alt_port_num altTimeout alt_timeout rateLimit rate_limit")},
+		members: names(
+			"qpContext qp_context sendCQ send_cq recvCQ recv_cq srq srq cap cap qpType qp_type " +
+				"sqSigAll sq_sig_all")},
+	{ours: ibvAHAttr{}, c: "struct ibv_ah_attr", members: names(
+		"dgid grh.dgid flowLabel grh.flow_label sgidIndex grh.sgid_index hopLimit grh.hop_limit " +
+			"trafficClass grh.traffic_class dlid dlid sl sl srcPathBits src_path_bits " +
+			"staticRate static_rate isGlobal is_global portNum port_num")},
+	{ours: ibvQPAttr{}, c: "struct ibv_qp_attr", members: names(
+		"qpState qp_state curQPState cur_qp_state pathMTU path_mtu pathMigState path_mig_state " +
+			"qkey qkey rqPSN rq_psn sqPSN sq_psn destQPNum dest_qp_num qpAccessFlags qp_access_flags " +
+			"cap cap ahAttr ah_attr altAHAttr alt_ah_attr pkeyIndex pkey_index " +
+			"altPKeyIndex alt_pkey_index enSQDAsync en_sqd_async_notify sqDraining sq_draining " +
+			"maxRDAtomic max_rd_atomic maxDestRDAtomic max_dest_rd_atomic minRNRTimer min_rnr_timer " +
+			"portNum port_num timeout timeout retryCnt retry_cnt rnrRetry rnr_retry " +
+			"altPortNum alt_port_num altTimeout alt_timeout rateLimit rate_limit")},
 	{ours: ibvDeviceAttr{}, c: "struct ibv_device_attr",
-		members: names("fwVer fw_ver nodeGUID node_guid sysImageGUID sys_image_guid " +
-			"maxMRSize max_mr_size pageSizeCap page_size_cap vendorID vendor_id vendorPartID vendor_part_id " +
-			"hwVer hw_ver maxQP max_qp " +
-			"maxQPWR max_qp_wr deviceCapFlags device_cap_flags maxSGE max_sge maxSGERd max_sge_rd maxCQ " +
-			"max_cq " +
-			"maxCQE max_cqe " +
-			"maxMR max_mr maxPD max_pd maxQPRDAtom max_qp_rd_atom maxEERDAtom max_ee_rd_atom maxResRDAtom " +
-			"max_res_rd_atom " +
-			"maxQPInitRDAtom max_qp_init_rd_atom maxEEInitRDAtom max_ee_init_rd_atom atomicCap atomic_cap " +
-			"maxPKeys max_pkeys " +
-			"localCAACKDelay local_ca_ack_delay physPortCnt phys_port_cnt")},
+		members: names(
+			"fwVer fw_ver nodeGUID node_guid sysImageGUID sys_image_guid maxMRSize max_mr_size " +
+				"pageSizeCap page_size_cap vendorID vendor_id vendorPartID vendor_part_id hwVer hw_ver " +
+				"maxQP max_qp maxQPWR max_qp_wr deviceCapFlags device_cap_flags maxSGE max_sge " +
+				"maxSGERd max_sge_rd maxCQ max_cq maxCQE max_cqe maxMR max_mr maxPD max_pd " +
+				"maxQPRDAtom max_qp_rd_atom maxEERDAtom max_ee_rd_atom maxResRDAtom max_res_rd_atom " +
+				"maxQPInitRDAtom max_qp_init_rd_atom maxEEInitRDAtom max_ee_init_rd_atom " +
+				"atomicCap atomic_cap maxPKeys max_pkeys localCAACKDelay local_ca_ack_delay " +
+				"physPortCnt phys_port_cnt")},
 	{ours: ibvPortAttr{}, c: "struct ibv_port_attr",
-		members: names("state state maxMTU max_mtu activeMTU active_mtu " +
-			"gidTblLen gid_tbl_len portCapFlags port_cap_flags maxMsgSz max_msg_sz badPKeyCntr " +
-			"bad_pkey_cntr " +
-			"qkeyViolCntr qkey_viol_cntr pkeyTblLen pkey_tbl_len lid lid smLID sm_lid lmc lmc maxVLNum " +
-			"max_vl_num smSL sm_sl " +
-			"subnetTimeout subnet_timeout initTypeReply init_type_reply activeWidth active_width " +
-			"activeSpeed " +
-			"active_speed " +
-			"physState phys_state linkLayer link_layer flags flags portCapFlags2 port_cap_flags2")},
+		members: names(
+			"state state maxMTU max_mtu activeMTU active_mtu gidTblLen gid_tbl_len " +
+				"portCapFlags port_cap_flags maxMsgSz max_msg_sz badPKeyCntr bad_pkey_cntr " +
+				"qkeyViolCntr qkey_viol_cntr pkeyTblLen pkey_tbl_len lid lid smLID sm_lid lmc lmc " +
+				"maxVLNum max_vl_num smSL sm_sl subnetTimeout subnet_timeout " +
+				"initTypeReply init_type_reply activeWidth active_width activeSpeed active_speed " +
+				"physState phys_state linkLayer link_layer flags flags portCapFlags2 port_cap_flags2")},
 	{ours: ibvGIDEntry{}, c: "struct ibv_gid_entry",
-		members: names("gid gid gidIndex gid_index portNum port_num gidType gid_type " +
-			"ndevIfindex ndev_ifindex")},
+		members: names(
+			"gid gid gidIndex gid_index portNum port_num gidType gid_type ndevIfindex ndev_ifindex")},
 	{ours: ibvAsyncEvent{}, c: "struct ibv_async_event", members: append(names(
 		"element element element element.qp element element.cq eventType event_type"),
 		member{"element", "element.port_num", 0, 4},
 	)},
 
 	{ours: ibvDevice{}, c: "struct ibv_device", head: true,
-		members: names("ops _ops nodeType node_type transportType transport_type name name devName dev_name")},
+		members: names(
+			"ops _ops nodeType node_type transportType transport_type name name devName dev_name")},
 	{ours: ibvContext{}, c: "struct ibv_context", head: true,
-		members: names("device device pollCQ ops.poll_cq " +
-			"reqNotifyCQ ops.req_notify_cq postSend ops.post_send postRecv ops.post_recv cmdFD cmd_fd " +
-			"asyncFD " +
-			"async_fd " +
-			"numCompVectors num_comp_vectors")},
+		members: names(
+			"device device pollCQ ops.poll_cq reqNotifyCQ ops.req_notify_cq postSend ops.post_send " +
+				"postRecv ops.post_recv cmdFD cmd_fd asyncFD async_fd numCompVectors num_comp_vectors")},
 	{ours: ibvCompChannel{}, c: "struct ibv_comp_channel", head: true,
 		members: names("context context fd fd")},
 	{ours: ibvCQ{}, c: "struct ibv_cq", head: true,
-		members: names("context context channel channel cqContext cq_context " +
-			"handle handle cqe cqe")},
+		members: names("context context channel channel cqContext cq_context handle handle cqe cqe")},
 	{ours: ibvQP{}, c: "struct ibv_qp", head: true,
-		members: names("context context qpContext qp_context pd pd sendCQ send_cq " +
-			"recvCQ recv_cq srq srq handle handle qpNum qp_num state state qpType qp_type")},
+		members: names(
+			"context context qpContext qp_context pd pd sendCQ send_cq recvCQ recv_cq srq srq " +
+				"handle handle qpNum qp_num state state qpType qp_type")},
 	{ours: ibvMR{}, c: "struct ibv_mr", head: true,
-		members: names("context context pd pd addr addr length length handle handle " +
-			"lkey lkey rkey rkey")},
+		members: names("context context pd pd addr addr length length handle handle lkey lkey rkey rkey")},
 }
 
 // names reads pairs of a field and the member that it equals.
@@ -275,7 +267,7 @@ func TestLayout(t *testing.T) {
 	})
 }
 
-// TestLayoutCoversAll finds structures and fields of abi.go that nobody checks. It needs no
+// TestLayoutCoversAll finds structures and fields of abi.go that no test checks. It needs no
 // compiler.
 func TestLayoutCoversAll(t *testing.T) {
 	checked := map[string]bool{}

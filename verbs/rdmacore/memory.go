@@ -15,7 +15,7 @@ import (
 // mapping is memory of our own, outside of the Go heap.
 type mapping struct {
 	b    []byte
-	next int // carve hands out from here
+	next int // offset of the first byte that carve has not handed out
 }
 
 // mapMemory maps zeroed memory. flags may ask for huge pages.
@@ -25,7 +25,7 @@ func mapMemory(size, flags int) (mapping, error) {
 	return mapping{b: b}, err
 }
 
-// unmap gives the memory back; nobody may use it any more.
+// unmap returns the memory to the kernel; it must not be used afterwards.
 func (m *mapping) unmap() error {
 	if m.b == nil {
 		return nil
@@ -38,14 +38,14 @@ func (m *mapping) unmap() error {
 // cacheLine keeps what is carved apart, so that two arrays share no line.
 const cacheLine = 64
 
-// carved is the room that n values of T take in a mapping.
+// carved is how many bytes of a mapping carve uses for n values of T.
 func carved[T any](n int) int {
 	var t T
 	return (n*int(unsafe.Sizeof(t)) + cacheLine - 1) &^ (cacheLine - 1)
 }
 
-// carve takes n values of T from a mapping. The mapping was made large enough for all that is
-// carved from it.
+// carve returns n values of T in a mapping, behind those carved before. The mapping was made large
+// enough for all that is carved from it.
 func carve[T any](m *mapping, n int) []T {
 	b := m.b[m.next : m.next+carved[T](n)]
 	m.next += len(b)

@@ -98,7 +98,7 @@ func TestDeregisterFails(t *testing.T) {
 	ok(t, pd.Close())
 }
 
-// A region keeps Go memory reachable, and closing it lets go.
+// A region keeps Go memory reachable, and closing it releases the memory.
 func TestRegionKeepsMemory(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	pd := newPD(t, s.device(t))

@@ -166,7 +166,7 @@ func (q *qp) current() verbs.QPState {
 		return state
 	}
 	if q.d.gone.Load() {
-		return verbs.StateErr // nobody is left to be asked, and nothing will move
+		return verbs.StateErr // no kernel object is left to ask, and nothing will move
 	}
 	if errno := q.query(verbs.QPAttrState); errno != 0 {
 		return state

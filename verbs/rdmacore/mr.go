@@ -87,7 +87,7 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	return m, nil
 }
 
-// adopt takes what the library has made.
+// adopt records the region that the library has made.
 func (m *mr) adopt(c uintptr, addr uint64) {
 	r := object[ibvMR](c)
 	m.c, m.addr, m.lkey, m.rkey = c, addr, r.lkey, r.rkey
@@ -119,7 +119,7 @@ func (m *mr) Len() uint64  { return m.size }
 func (m *mr) LKey() uint32 { return m.lkey }
 func (m *mr) RKey() uint32 { return m.rkey }
 
-// Close deregisters, and gives the memory back to its owner.
+// Close deregisters the region; the memory is the caller's again.
 func (m *mr) Close() error {
 	const op = "close memory region"
 	d := m.pd.d

@@ -8,12 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// pd is a protection domain. What follows addr is guarded by the device's lock.
+// pd is a protection domain. The fields after addr are guarded by the device's lock.
 type pd struct {
 	d    *device
 	addr uintptr
-	// mrs holds the open regions, and so keeps their memory: a region that the program has
-	// forgotten is known to the NIC still, which may write to it.
+	// mrs holds the open regions, which keeps their memory reachable: the NIC still knows a region
+	// that the program has forgotten, and may write to it.
 	mrs    map[*mr]struct{}
 	qps    int
 	closed bool
@@ -39,7 +39,7 @@ func (d *device) AllocPD() (verbs.PD, error) {
 // Device is the NIC that the domain is on.
 func (p *pd) Device() verbs.Device { return p.d }
 
-// add takes in a region that is about to be registered.
+// add counts a region that is about to be registered.
 func (p *pd) add(op string, m *mr) error {
 	p.d.mu.Lock()
 	defer p.d.mu.Unlock()
@@ -50,7 +50,7 @@ func (p *pd) add(op string, m *mr) error {
 	return nil
 }
 
-// remove lets go of a region.
+// remove undoes add.
 func (p *pd) remove(m *mr) {
 	p.d.mu.Lock()
 	delete(p.mrs, m)

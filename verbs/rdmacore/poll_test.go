@@ -130,7 +130,7 @@ func TestPollBatches(t *testing.T) {
 			t.Errorf("no room: %d %v", n, err)
 		}
 	}
-	// A success overwrites all of what is left from a failure.
+	// A successful completion overwrites every field left over from a failed one.
 	stale := []verbs.WC{{ID: 1, Status: 1, Opcode: 1, VendorErr: 1, ByteLen: 1, Imm: 1, QPNum: 1, SrcQP: 1,
 		Flags: 1 << 31}}
 	r.post(r.send(9, 8))
@@ -141,7 +141,7 @@ func TestPollBatches(t *testing.T) {
 }
 
 // A poll that fails returns a negative number, which is no errno: mlx5 and mlx4 have -2 of their
-// own (CQ_POLL_ERR). It is not the end of the NIC, but of the queue: completions are lost.
+// own (CQ_POLL_ERR). The queue is unusable, because completions are lost; the NIC is not affected.
 func TestPollFails(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	for _, result := range []int32{-1, -2} {
@@ -154,7 +154,7 @@ func TestPollFails(t *testing.T) {
 			}
 			mentions(t, err, "poll: standin0: ibv_poll_cq", "completions are lost")
 		}
-		r.poll(r.rcq, 0) // another queue does not notice
+		r.poll(r.rcq, 0) // another queue is not affected
 	}
 }
 

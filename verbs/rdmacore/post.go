@@ -29,7 +29,7 @@ func (s *sendStage) carve(m *mapping, n int, c *verbs.QPCap, qp uintptr) {
 	s.inline, s.maxInline = carve[byte](m, n*c.MaxInline), c.MaxInline
 }
 
-// recvStage is all that receives need.
+// recvStage is a stage without inline data.
 type recvStage struct {
 	stage[ibvRecvWR, *ibvRecvWR]
 }
@@ -53,7 +53,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	return n, err
 }
 
-// postSend hands over as many as fit in the stage.
+// postSend hands over as many requests as fit in the stage.
 func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 	s := &q.sq
 	staged := min(len(wrs), len(s.wrs))
@@ -102,8 +102,9 @@ func (s *sendStage) put(i int, wr *verbs.SendWR) {
 	c.numSGE = s.fill(i, wr.SGL)
 }
 
-// maySend says why the queue pair takes no sends, if so. The states are checked here because not
-// every driver does: librxe puts a request into its queue first and asks the kernel then.
+// maySend returns why the queue pair accepts no sends; nil where it does. The states are checked
+// here because not every driver does: librxe puts a request into its queue first and asks the
+// kernel then.
 func (q *qp) maySend() error {
 	const op = "post send"
 	if q.sends.closed {
@@ -183,7 +184,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 }
 
 // why corrects the reason of a post that the driver called invalid: bnxt_re before rdma-core 50
-// takes none in ERR, which the NIC may have entered by itself. No lock is held.
+// accepts none in ERR, a state that the NIC may have entered by itself. No lock is held.
 func (q *qp) why(err error) error {
 	q.lock()
 	defer q.unlock()
@@ -194,7 +195,7 @@ func (q *qp) why(err error) error {
 	return err
 }
 
-// postRecv hands over as many as fit in the stage.
+// postRecv hands over as many receives as fit in the stage.
 func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	s := &q.rq
 	staged := min(len(wrs), len(s.wrs))
@@ -236,7 +237,7 @@ func (q *qp) mayReceive() error {
 	return nil
 }
 
-// postErr is the error of a refused post. ENOMEM is what drivers say of a full queue.
+// postErr is the error of a refused post. Drivers report a full queue as ENOMEM.
 func (q *qp) postErr(op, call string, errno syscall.Errno, full error) error {
 	if errno == syscall.ENOMEM {
 		return full

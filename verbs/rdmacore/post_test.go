@@ -37,8 +37,8 @@ func want(qp verbs.QP, wr verbs.SendWR) seenWR {
 	return w
 }
 
-// sameSends compares what C saw with what was posted. Where an inline payload lay for C is not the
-// caller's business.
+// sameSends compares what C saw with what was posted. The address of an inline payload differs,
+// since it is copied.
 func (r *rig) sameSends(wrs ...verbs.SendWR) {
 	r.t.Helper()
 	seen := r.seen(r.t)
@@ -172,7 +172,7 @@ func TestPostBatches(t *testing.T) {
 	}
 }
 
-// Where C refuses one in the middle, those before it were accepted and those from it on were not.
+// Where C refuses a request in the middle, those before it were accepted and the others were not.
 func TestPostRefusedInTheMiddle(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}),
 		rigConfig{depth: 1024, cap: verbs.QPCap{MaxSendWR: 512, MaxRecvWR: 512}})
@@ -211,8 +211,8 @@ func TestPostRefusedInTheMiddle(t *testing.T) {
 	}
 }
 
-// A driver that fails without saying at which request, as librxe does when the kernel refuses to
-// look at the queue.
+// A driver may fail without naming the request, as librxe does when the kernel refuses to look at
+// the queue.
 func TestPostFailsWithoutPlace(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
 	r.failCall("ibv_post_send", int32(syscall.EIO), 1, -1)
@@ -229,7 +229,7 @@ func TestPostFailsWithoutPlace(t *testing.T) {
 	}
 }
 
-// siw names the request for which a queue had no room, and then forgets to say so.
+// siw names the request for which a queue had no room, and returns no error.
 func TestPostFullUnsaid(t *testing.T) {
 	const unsaid = 10000 // UNSAID of the stand-in
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
@@ -292,8 +292,8 @@ func TestPostQueueFull(t *testing.T) {
 	is(t, err, verbs.ErrQueueFull)
 }
 
-// What some drivers let pass is refused before any of them sees it, and what precedes it in the
-// batch is posted.
+// A request that only some drivers refuse is refused before any of them sees it, and those before
+// it in the batch are posted.
 func TestPostChecks(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}),
 		rigConfig{cap: verbs.QPCap{MaxSendSGE: 2, MaxRecvSGE: 2, MaxInline: 64}})
@@ -380,7 +380,7 @@ func TestPostInState(t *testing.T) {
 	}
 }
 
-// What an inline send names is the caller's again when the post returns.
+// The payload of an inline send is the caller's again when the post returns.
 func TestInlineIsCopied(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
 	r.hold(0, r.qp.Num(), 1)
@@ -398,9 +398,9 @@ func TestInlineIsCopied(t *testing.T) {
 	r.poll(r.cq, 1)
 }
 
-// A NIC may be in ERR before anybody knows, and bnxt_re before rdma-core 50 takes no requests there
-// and calls them invalid. The reason is the state all the same; a request that really is invalid is
-// told so.
+// A NIC may be in ERR before the provider knows, and bnxt_re before rdma-core 50 accepts no
+// requests there and calls them invalid. The error is still that of the state; a request that
+// really is invalid gets that error.
 func TestPostRefusedInErr(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{})

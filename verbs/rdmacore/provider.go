@@ -14,7 +14,7 @@ import (
 // sysClass is where the kernel shows its RDMA devices.
 const sysClass = "/sys/class/infiniband"
 
-// Provider is the host's NICs, as libibverbs knows them. It is a [verbs.Provider].
+// Provider lists the host's NICs that libibverbs knows. It is a [verbs.Provider].
 type Provider struct {
 	lib     *library
 	devices []*device
@@ -25,7 +25,8 @@ type Provider struct {
 }
 
 // Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and
-// how to get it: it is [ErrNoLibrary], [ErrNoDevice], or what the kernel said to opening a device.
+// how to get it: it is [ErrNoLibrary], [ErrNoDevice], or the kernel's error when a device was
+// opened.
 func Open(cfg Config) (*Provider, error) {
 	filter, err := verbs.ParseDeviceFilter(cfg.Devices)
 	if err != nil {

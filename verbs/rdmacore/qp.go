@@ -24,8 +24,8 @@ type qp struct {
 	sendCQ *cq
 	recvCQ *cq
 
-	// state is the one that Modify last put it into, or ERR once it is known that the NIC has gone
-	// there by itself.
+	// state is the state that Modify set last, or ERR once the NIC is known to have entered it by
+	// itself.
 	state atomic.Uint32
 
 	// Posting takes the lock of its direction, changing the state or closing both, the sender's
@@ -40,7 +40,7 @@ type qp struct {
 	attr *ibvQPAttr     // for modify and query
 	init *ibvQPInitAttr // likewise
 
-	errSendFull, errRecvFull error // made once: a full queue is no exception
+	errSendFull, errRecvFull error // made once: a full queue is an ordinary result
 }
 
 // CreateQP makes a queue pair.
@@ -112,7 +112,7 @@ func (q *qp) bind(op string, send, recv verbs.CQ) error {
 	return nil
 }
 
-// create has the library make the queue pair, and then what posting to it needs.
+// create makes the queue pair in the library, and then the memory that posting to it needs.
 func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool) error {
 	d := q.d
 	mem, err := mapMemory(carved[ibvQPInitAttr](1), 0)
@@ -130,8 +130,8 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 	}
 	addr, errno := d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	if errno == syscall.EINVAL && defaultInline {
-		// No attribute of the device tells how much it takes; one that takes less than the default
-		// takes none, as a rule.
+		// No attribute of the device says how much inline data it takes. One that takes less than
+		// the default usually takes none.
 		init.cap.maxInlineData = 0
 		addr, errno = d.p.lib.pointer(d.p.lib.createQP, q.pd.addr, address(init))
 	}
@@ -154,7 +154,7 @@ func (q *qp) create(op string, limits verbs.QPCap, defaultInline, signalAll bool
 	return nil
 }
 
-// createHint says what may be too large.
+// createHint says which limit may be exceeded.
 func createHint(errno syscall.Errno, c verbs.QPCap) string {
 	asked := fmt.Sprintf("asked for %d sends and %d receives of %d and %d elements, %d bytes inline",
 		c.MaxSendWR, c.MaxRecvWR, c.MaxSendSGE, c.MaxRecvSGE, c.MaxInline)
@@ -194,7 +194,7 @@ func (q *qp) err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: q.d.name, QPNum: q.num, Err: err, Detail: detail}
 }
 
-// lock keeps everybody else out.
+// lock excludes posts and changes of state.
 func (q *qp) lock() {
 	q.sends.Lock()
 	q.recvs.Lock()
@@ -220,7 +220,7 @@ func (q *qp) Close() error {
 	}
 	q.sends.closed, q.recvs.closed = true, true
 	d.mu.Lock()
-	// The kernel may have given the number to another by now.
+	// The kernel may have given the number to another queue pair by now.
 	if d.qps[q.num] == q {
 		delete(d.qps, q.num)
 	}
@@ -229,7 +229,7 @@ func (q *qp) Close() error {
 	return nil
 }
 
-// release gives back what the queue pair held on this side.
+// release undoes on this side what creating the queue pair did.
 func (q *qp) release() {
 	q.d.mu.Lock()
 	q.sendCQ.users--

@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-// remove tells the provider that its device was taken away, and has every call from now on fail as
-// the kernel makes it.
+// remove makes the device look removed: an event says so, and every call from now on fails as it
+// does in the kernel.
 func remove(t *testing.T, s *standin, d verbs.Device) {
 	t.Helper()
 	watch := make(chan verbs.Event, 1)

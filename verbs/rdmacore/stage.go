@@ -55,7 +55,7 @@ func (s *stage[T, P]) carve(m *mapping, n, maxSGE int, qp uintptr) {
 // list is the scatter list of a request.
 func (s *stage[T, P]) list(i int) []ibvSGE { return s.sges[i*max(s.maxSGE, 1):] }
 
-// fill writes the scatter list of a request, and says how long it is.
+// fill writes the scatter list of a request and returns its length.
 func (s *stage[T, P]) fill(i int, sgl []verbs.SGE) int32 {
 	list := s.list(i)
 	for j := range sgl {
@@ -64,8 +64,8 @@ func (s *stage[T, P]) fill(i int, sgl []verbs.SGE) int32 {
 	return int32(len(sgl))
 }
 
-// handOver crosses into C with the first n requests, and says how many the driver has accepted, and
-// why not the next.
+// handOver crosses into C with the first n requests. It returns how many the driver accepted, and
+// why it refused the next.
 func (s *stage[T, P]) handOver(fn uintptr, n int) (accepted int, errno syscall.Errno) {
 	last, _ := P(&s.wrs[n-1]).links()
 	next := *last
@@ -84,7 +84,7 @@ func (s *stage[T, P]) handOver(fn uintptr, n int) (accepted int, errno syscall.E
 
 // indexOf is the place of the request that C refused; those before it were accepted. A driver that
 // fails without naming one (librxe, when the kernel refuses to look at the queue) has a queue pair
-// that carries nothing any more: none of them will complete.
+// that is unusable: none of them will complete.
 func indexOf[T any](wrs []T, bad uintptr) int {
 	if i := (bad - address(&wrs[0])) / uintptr(sizeOf[T]()); bad != 0 && i < uintptr(len(wrs)) {
 		return int(i)

@@ -72,11 +72,12 @@ type seenWR struct {
 
 // modified is what ibv_modify_qp saw: struct modified.
 type modified struct {
-	Mask, State, CurState, PathMTU, RQPSN, SQPSN, DestQPNum, Access, PKeyIndex, Port, Timeout, RetryCount,
-	RNRRetry, MaxRDAtomic,
-	MaxDestRDAtomic, MinRNRTimer uint32
-	FlowLabel, SGIDIndex, HopLimit, TrafficClass, DLID, SL, SrcPathBits, StaticRate, IsGlobal, AHPort uint32
-	DGID                                                                                              verbs.GID
+	Mask, State, CurState, PathMTU, RQPSN, SQPSN, DestQPNum, Access     uint32
+	PKeyIndex, Port, Timeout, RetryCount, RNRRetry                      uint32
+	MaxRDAtomic, MaxDestRDAtomic, MinRNRTimer                           uint32
+	FlowLabel, SGIDIndex, HopLimit, TrafficClass, DLID, SL, SrcPathBits uint32
+	StaticRate, IsGlobal, AHPort                                        uint32
+	DGID                                                                verbs.GID
 }
 
 // registered is what ibv_reg_mr or ibv_reg_dmabuf_mr saw.

@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// What the kernel tells in /sys/class/infiniband and libibverbs does not, or not in every version.
-// The paths are those of the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
+// This file reads from /sys/class/infiniband what libibverbs does not report, or not in every
+// version. The paths are those of the kernel's Documentation/ABI/stable/sysfs-class-infiniband.
 
 // gidAttr is a file of a port's GID table: "types", "ndevs". An empty entry has none.
 func gidAttr(sys fs.FS, device string, port, index int, attr string) (string, error) {
@@ -49,13 +49,11 @@ func whyNoDevice(sys fs.FS) string {
 	switch {
 	case err != nil:
 		return "the kernel has no RDMA, or hides it from this container: load the driver of the NIC " +
-			"(mlx5_ib, bnxt_re, irdma), " +
-			"or rdma_rxe for RDMA over any network interface (modprobe rdma_rxe; rdma link add rxe0 type " +
-			"rxe netdev eth0)"
+			"(mlx5_ib, bnxt_re, irdma), or rdma_rxe for RDMA over any network interface (modprobe " +
+			"rdma_rxe; rdma link add rxe0 type rxe netdev eth0)"
 	case len(entries) == 0:
 		return "the kernel knows RDMA and has no device: load the driver of the NIC (mlx5_ib, bnxt_re, " +
-			"irdma), or make a software one " +
-			"(rdma link add rxe0 type rxe netdev eth0)"
+			"irdma), or make a software one (rdma link add rxe0 type rxe netdev eth0)"
 	}
 	names := make([]string, len(entries))
 	for i, e := range entries {

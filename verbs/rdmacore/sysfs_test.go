@@ -47,7 +47,7 @@ func TestSysNetDev(t *testing.T) {
 	}
 }
 
-// The reason why there is no device is told apart by what the kernel shows.
+// What the kernel lists decides which reason is given for an empty list of devices.
 func TestWhyNoDevice(t *testing.T) {
 	for _, c := range []struct {
 		name string

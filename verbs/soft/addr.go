@@ -8,7 +8,7 @@ import "unsafe"
 // addrOf is the address of buf's first byte.
 func addrOf(buf []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) }
 
-// word64 is b as a word, if it is one: eight bytes at a multiple of eight. Otherwise it is nil.
+// word64 returns b as a word where b is eight bytes at a multiple of eight, and nil otherwise.
 func word64(b []byte) *uint64 {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b) != 8 || uintptr(p)%8 != 0 {
@@ -17,7 +17,7 @@ func word64(b []byte) *uint64 {
 	return (*uint64)(p)
 }
 
-// word32 is b as a word of four bytes likewise.
+// word32 returns b as a word where b is four bytes at a multiple of four, and nil otherwise.
 func word32(b []byte) *uint32 {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b) != 4 || uintptr(p)%4 != 0 {

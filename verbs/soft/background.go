@@ -8,18 +8,19 @@ import (
 	"ibverbx/verbs"
 )
 
-// What a post or a poll executes on its caller's goroutine before it leaves the rest to the worker:
+// A post or a poll executes this much on its caller's goroutine, and leaves the rest to the worker:
 // waking a goroutine costs microseconds, an 8-byte write some 50 ns.
 const (
 	inlineRequests = 64
 	inlineBytes    = 32 << 10
 )
 
-// helpCopy is the longest payload that a poll copies for the worker: a fragment of the usual size,
-// some 30 µs here. Woken for it, a worker on another core copies slower, from that core's cache.
+// helpCopy is the longest payload in bytes that a poll copies for the worker: a fragment of the
+// usual size, some 30 µs here. A worker on another core would have to wake first, and copies
+// slower.
 const helpCopy = 512 << 10
 
-// What the worker executes of one queue pair before it turns to the next.
+// The worker executes this much of one queue pair, and then turns to the next.
 const (
 	turnRequests = 32
 	turnBytes    = 128 << 10
@@ -37,7 +38,7 @@ func newBackground(f *Fabric) *background { return &background{f: f, start: time
 
 // bgState is what the engine keeps with a queue pair.
 type bgState struct {
-	queued bool // in the run queue
+	queued bool // the queue pair is in its NIC's run queue
 	next   *QP
 	timers [timerKinds]timer
 }
@@ -87,7 +88,7 @@ func (b *background) ready(q *QP) {
 
 func (b *background) executed(q *QP) {
 	if !q.unacknowledged() {
-		return // its completion queue has overrun, and took it along
+		return // its completion queue has overrun and q failed with it
 	}
 	s := q.sq.at(q.sq.acked)
 	if s.ackAt == 0 {
@@ -133,7 +134,7 @@ func (b *background) hide(q *QP, dir direction, due int64) bool {
 	return true
 }
 
-// arrive makes the receives visible whose messages are there.
+// arrive makes the receives of q visible whose messages have arrived.
 func (b *background) arrive(q *QP) {
 	for len(q.hidden[dirRecv]) > 0 {
 		if due := q.hidden[dirRecv][0].due; due > b.now() {
@@ -153,7 +154,7 @@ func (b *background) retryAfter(q *QP, d time.Duration) {
 	b.arm(t, b.now()+int64(d))
 }
 
-func (b *background) calm(q *QP) {
+func (b *background) stopTimers(q *QP) {
 	w := &q.dev.worker
 	for k := range q.run.background.timers {
 		if timerKind(k) == timerArrive && len(q.hidden[dirRecv]) > 0 {
@@ -167,7 +168,7 @@ func (b *background) calm(q *QP) {
 func (b *background) arm(t *timer, when int64) {
 	d := t.qp.dev
 	d.worker.timers.arm(t, when)
-	d.worker.noteDue()
+	d.worker.updateDue()
 	if when < d.worker.wakeAt {
 		b.wake(d)
 	}
@@ -182,10 +183,10 @@ func (b *background) fireDue(w *worker) {
 		}
 		b.fire(t)
 	}
-	w.noteDue()
+	w.updateDue()
 }
 
-// hasWork says without the lock whether a poller that found nothing could help a NIC's worker.
+// hasWork reports, without the lock, whether a poller that found nothing can help a NIC's worker.
 func (b *background) hasWork(w *worker) bool {
 	if w.backlog.Load() != 0 {
 		return true
@@ -194,7 +195,7 @@ func (b *background) hasWork(w *worker) bool {
 	return due != math.MaxInt64 && due <= b.now()
 }
 
-// fire does what a timer was set for.
+// fire performs the action of a timer that has run out.
 func (b *background) fire(t *timer) {
 	switch q := t.qp; t.kind {
 	case timerRetry:
@@ -218,9 +219,9 @@ func (b *background) close() {
 	b.workers.Wait()
 }
 
-// help executes a little for a poller that found nothing, if the lock is free: what stands in the
-// run queue has not been reached by the worker, which may take microseconds to wake, and simulated
-// times are kept better by two. It says whether the lock was free.
+// help executes a few requests for a poller that found nothing, if the lock is free: the worker has
+// not reached what is in the run queue and may take microseconds to wake, and two goroutines keep
+// simulated times better than one. It reports whether the lock was free.
 func (f *Fabric) help(d *Device) bool {
 	if !f.mu.TryLock() {
 		return false

@@ -12,14 +12,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// ledger is what one queue pair owes: the requests accepted and not yet completed, in order.
+// ledger holds what one queue pair has to complete: the requests accepted and not yet completed, in
+// order.
 type ledger struct {
 	end    *end
 	peer   *ledger
 	sends  []owed
 	recvs  []owed
 	failed [2]bool // an unsuccessful completion came
-	dead   [2]bool // the completion queue has overrun, and what was owed is lost
+	dead   [2]bool // the completion queue has overrun, and the completions are lost
 }
 
 type owed struct {
@@ -28,7 +29,7 @@ type owed struct {
 	slot     int // writes: which word of the peer's buffer becomes the id; -1 otherwise
 }
 
-// completed checks a completion against the ledger and strikes it off.
+// completed checks a completion against the ledger and removes its request.
 func (l *ledger) completed(dir direction, wc *verbs.WC) error {
 	list := &l.sends
 	if dir == dirRecv {
@@ -53,10 +54,10 @@ func (l *ledger) completed(dir direction, wc *verbs.WC) error {
 			return fmt.Errorf("request %d was passed over", o.id)
 		}
 	}
-	return errors.New("nothing like it was owed")
+	return errors.New("no request is outstanding")
 }
 
-// invariants checks what has to hold of a queue pair at any time.
+// invariants checks what holds for a queue pair at any time.
 func invariants(q *QP) error {
 	s, r := &q.sq, &q.rq
 	switch {
@@ -258,7 +259,7 @@ func chaos(t *testing.T, seed uint64) error {
 	return nil
 }
 
-// randomFault is any that leaves writes where they belong.
+// randomFault returns a fault that does not move writes elsewhere.
 func randomFault(rng *rand.Rand, d *Device) Fault {
 	kinds := FaultKinds()
 	alterations := []func(*verbs.SendWR){
@@ -273,8 +274,8 @@ func randomFault(rng *rand.Rand, d *Device) Fault {
 		Rewrite: alterations[rng.IntN(len(alterations))]}
 }
 
-// Many goroutines on few queue pairs, with queue pairs failing and coming back under them. It
-// proves little by itself and much under the race detector.
+// Many goroutines on few queue pairs, with queue pairs failing and coming back under them. It is
+// meant for the race detector.
 func TestChaosBackground(t *testing.T) {
 	for _, speed := range []DeviceConfig{{}, {Bandwidth: 1 << 30, Latency: 50 * time.Microsecond}} {
 		const size = 1 << 20
@@ -296,7 +297,7 @@ func TestChaosBackground(t *testing.T) {
 				}
 			})
 		}
-		// One direction a pair, so that no byte is written by two and read by none in between.
+		// Each pair sends in one direction, so that no two write to the same byte.
 		for _, p := range [][2]*end{{a, b}, {c, d}} {
 			x, y := p[0], p[1]
 			for range 2 {

@@ -2,8 +2,9 @@ package soft
 
 import "ibverbx/verbs"
 
-// acknowledge ends the oldest executed request of q, which has to be there: what it brought lands,
-// its completion is raised if it has one, and an error takes the queue pair to ERR.
+// acknowledge ends the oldest executed request of q; there must be one. The data of a read or
+// atomic lands, the completion is raised if the request has one, and an error takes the queue pair
+// to ERR.
 func (f *Fabric) acknowledge(q *QP) {
 	seq := q.sq.acked
 	s := q.sq.at(seq)
@@ -66,8 +67,8 @@ func (f *Fabric) reveal(q *QP, dir direction, i int) {
 const vendorFlushed = 0xf9
 
 // completeError raises an unsuccessful completion. Fields that the contract leaves undefined hold
-// garbage, and the opcode is more often than not one of the other direction: whoever looks at it is
-// to notice here, not on a NIC.
+// garbage, and the opcode is usually one of the other direction: a program that looks at it fails
+// here, and not first on a real NIC.
 func (f *Fabric) completeError(q *QP, dir direction, seq, id uint64, status verbs.Status, vendorErr uint32) {
 	e := cqe{qp: q, seq: seq, dir: dir, solicited: true}
 	opcodes := &sendOpcodes
@@ -100,7 +101,7 @@ func (f *Fabric) toError(q *QP) {
 		return
 	}
 	q.state = verbs.StateErr
-	f.engine.calm(q)
+	f.engine.stopTimers(q)
 	q.run.wait = waitNone
 	f.settle(q)
 }

@@ -19,15 +19,15 @@ type CQ struct {
 	hidden     int // completions that exist but are not visible yet; their queue pairs keep them
 	users      int // send and receive queues attached
 	armed      armState
-	dead       bool // overrun
+	dead       bool // the queue has overrun
 	closed     bool
 
-	// attention is set while Poll has anything to say, so that polling an empty queue takes no
-	// lock.
+	// attention is set while Poll has a completion or an error to return, so that polling an empty
+	// queue takes no lock.
 	attention atomic.Bool
 }
 
-// cqe is a completion with what polling it needs to know.
+// cqe is a completion, with what Poll needs to free its slot.
 type cqe struct {
 	wc        verbs.WC
 	qp        *QP
@@ -87,9 +87,9 @@ func (c *CQ) Depth() int { return c.depth }
 // Channel is the completion channel, or nil.
 func (c *CQ) Channel() *verbs.CompChannel { return c.channel }
 
-// Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not got round to
-// what was posted, it executes a little of that itself (at most helpCopy bytes), which spares a
-// goroutine switch.
+// Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not reached what
+// was posted, it executes some of that itself (at most helpCopy bytes), which avoids a goroutine
+// switch.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	f := c.dev.f
 	if !c.attention.Load() {
@@ -164,7 +164,7 @@ func (c *CQ) Close() error {
 	return nil
 }
 
-// full says whether there is no room for a further completion.
+// full reports whether there is no room for a further completion.
 func (c *CQ) full() bool { return int(c.tail-c.head)+c.hidden >= c.depth }
 
 // add makes a completion visible.
@@ -198,15 +198,15 @@ func (c *CQ) raise(solicited bool) {
 	}
 }
 
-// overrun kills the queue. Whoever waits for it is woken to find out.
+// overrun ends the queue: it loses this completion and all later ones. Its waiters are woken.
 func (c *CQ) overrun() {
 	c.dead = true
 	c.attention.Store(true)
 	c.raise(true)
-	c.dev.tell(verbs.Event{Type: verbs.EventCQErr, CQ: c})
+	c.dev.publish(verbs.Event{Type: verbs.EventCQErr, CQ: c})
 	for _, q := range c.dev.qps {
 		if q.cqs[dirSend] == c || q.cqs[dirRecv] == c {
-			c.dev.f.failUntold(q, verbs.EventQPFatal)
+			c.dev.f.failWithEvent(q, verbs.EventQPFatal)
 		}
 	}
 }

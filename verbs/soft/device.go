@@ -24,15 +24,15 @@ type Device struct {
 
 	linkDown bool
 	gone     bool
-	cutBy    *Injection // whose removal brings the link up again
-	killedBy *Injection // whose removal brings the NIC back
+	cutBy    *Injection // the fault that took the link down; its removal brings it up again
+	killedBy *Injection // the fault that killed the NIC; its removal brings it back
 	keys     keyTable
 	qps      []*QP // in the order of their creation
 	qpByNum  map[uint32]*QP
 	nextQP   uint32
 	watchers verbs.Watchers
 
-	worker worker // the background engine's
+	worker worker // of the background engine
 }
 
 func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
@@ -66,7 +66,7 @@ func (d *Device) err(op string, err error, detail string) error {
 	return &verbs.OpError{Op: op, Device: d.name, Detail: detail, Err: err}
 }
 
-// usable says why nothing can be made on the NIC, if so. The fabric is locked.
+// usable returns why nothing can be made on the NIC; nil where it can. The fabric is locked.
 func (d *Device) usable(op string) error {
 	if d.f.closed {
 		return d.err(op, verbs.ErrClosed, "the fabric is closed")
@@ -164,7 +164,7 @@ func (d *Device) setLink(up bool, by *Injection) {
 	changed := d.linkDown == up
 	d.linkDown, d.cutBy = !up, by
 	if changed {
-		d.tellPort()
+		d.publishPort()
 	}
 	if up {
 		d.f.pathsChanged()
@@ -187,7 +187,7 @@ func (d *Device) kill(by *Injection) {
 	if d.gone {
 		return
 	}
-	d.tell(verbs.Event{Type: verbs.EventDeviceFatal})
+	d.publish(verbs.Event{Type: verbs.EventDeviceFatal})
 	d.gone = true
 	for _, q := range d.qps {
 		d.f.toError(q)
@@ -208,10 +208,10 @@ func (d *Device) restore() {
 	d.killedBy = nil
 	if d.gone {
 		d.gone = false
-		d.tellPort()
+		d.publishPort()
 	}
 	d.f.pathsChanged()
 }
 
-// up says whether packets pass through the NIC.
+// up reports whether packets pass through the NIC.
 func (d *Device) up() bool { return !d.linkDown && !d.gone }

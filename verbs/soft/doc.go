@@ -42,22 +42,22 @@
 //	StallQP        as it executes   the send queue stops until the fault is removed
 //	Delay          as it executes   the request executes later
 //	FailQP         as it executes   the queue pair goes to ERR, and everything of it is flushed
-//	CutLink        as it executes   the link of the NIC goes down first, and comes up when the fault is removed
+//	CutLink        as it executes   the link of the NIC goes down first, and up when the fault is removed
 //	KillNIC        as it executes   the NIC is gone first, and comes back when the fault is removed
 //	OverrunCQ      as it completes  the completion is lost, and its queue dead
 //	Rewrite        as it executes   the peer sees another immediate, key or address
 //
 // [Device.SetLink] pulls the cable and [Device.Kill] takes the whole NIC away at any moment;
-// [Device.Watch] tells of both. Completions that are not successful carry garbage in the fields
-// that the contract leaves undefined, and stale keys, keys of another NIC and keys used on the
-// wrong side are refused.
+// [Device.Watch] reports both. Completions that are not successful carry garbage in the fields that
+// the contract leaves undefined, and stale keys, keys of another NIC and keys used on the wrong
+// side are refused.
 //
 // # What is stricter than some hardware
 //
 //   - A queue slot is free again when its completion (or for an unsignaled send a later one's) was
 //     polled.
-//   - A queue pair whose packet sequence numbers do not fit its peer's hears nothing from it; after
-//     a reset of one side both have to be connected anew.
+//   - A queue pair whose packet sequence numbers do not fit its peer's receives nothing from it;
+//     after a reset of one side both have to be connected anew.
 //   - What the access rights of a queue pair forbid ends in REM_INV_REQ_ERR, as in the kernel's
 //     rdma_rxe; some NICs say REM_ACCESS_ERR.
 //   - A completion queue that overruns takes its queue pairs to ERR.

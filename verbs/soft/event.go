@@ -11,37 +11,37 @@ import "ibverbx/verbs"
 //     that fails with it;
 //   - verbs.EventQPFatal, at [FailQP];
 //   - verbs.EventQPReqErr and EventQPAccessErr, when a queue pair fails as the responder and no
-//     receive tells: it refused an RDMA request or an atomic.
+//     receive reports it: it refused an RDMA request or an atomic.
 //
 // Each is sent before the call or the step that causes it has returned. A NIC that was killed sends
 // none until it is restored.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
 
-// tell raises an event. The fabric is locked, which keeps events in the order of what they tell;
+// publish raises an event. The fabric is locked, which keeps events in the order of their causes;
 // that is safe, because sending them neither waits nor calls back.
-func (d *Device) tell(e verbs.Event) {
+func (d *Device) publish(e verbs.Event) {
 	if !d.gone {
 		e.Device = d
 		d.watchers.Publish(e)
 	}
 }
 
-// tellPort raises the event that says what the port is now.
-func (d *Device) tellPort() {
+// publishPort raises the event for the port's present state.
+func (d *Device) publishPort() {
 	e := verbs.Event{Type: verbs.EventPortActive, Port: 1}
 	if d.linkDown {
 		e.Type = verbs.EventPortErr
 	}
-	d.tell(e)
+	d.publish(e)
 }
 
-// failUntold takes a queue pair to ERR, where no completion tells why, and raises the event that
+// failWithEvent takes a queue pair to ERR where no completion says why, and raises the event that
 // does.
-func (f *Fabric) failUntold(q *QP, why verbs.EventType) {
+func (f *Fabric) failWithEvent(q *QP, why verbs.EventType) {
 	if q.state == verbs.StateErr || q.state == verbs.StateReset {
 		return
 	}
-	q.dev.tell(verbs.Event{Type: why, QPNum: q.num})
+	q.dev.publish(verbs.Event{Type: why, QPNum: q.num})
 	f.toError(q)
 }
 

@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// watch returns a function that takes the words of all events since the last call.
+// watch returns a function that returns the texts of all events since its last call.
 func watch(t *testing.T, d *Device) func() []string {
 	c := make(chan verbs.Event, 16)
 	t.Cleanup(d.Watch(c))
@@ -23,7 +23,7 @@ func watch(t *testing.T, d *Device) func() []string {
 	}
 }
 
-// Each cause, in this order, and the events that it has.
+// Each cause, in this order, and the events that follow.
 func TestDeviceEvents(t *testing.T) {
 	f := newFabric(t, Config{})
 	d := f.Device(0)
@@ -40,7 +40,7 @@ func TestDeviceEvents(t *testing.T) {
 		{d.Restore, nil}, // it was not gone
 		{d.Kill, []string{failed}},
 		{d.Kill, nil},
-		{func() { d.SetLink(false) }, nil}, // a NIC that is gone says nothing
+		{func() { d.SetLink(false) }, nil}, // a NIC that is gone raises no event
 		{d.Restore, []string{down}},
 		{func() { d.SetLink(true) }, []string{up}},
 		{d.Kill, []string{failed}},
@@ -56,8 +56,8 @@ func TestDeviceEvents(t *testing.T) {
 	}
 }
 
-// Every queue pair of a queue that overruns fails untold, if it was in use. Those that Kill takes
-// along say nothing.
+// An event reports each queue pair in use that fails with its completion queue. Those that fail
+// with their NIC have none.
 func TestEventsOfQueuePairs(t *testing.T) {
 	f, a, b := pair(t, Config{}, endConfig{depth: 4})
 	first := a.qp
@@ -92,7 +92,7 @@ func TestEventsOfQueuePairs(t *testing.T) {
 	}
 }
 
-// A responder whose receive ends with the error has said it there.
+// A responder whose receive ends with the error raises no event.
 func TestNoEventWhereAReceiveTells(t *testing.T) {
 	f, a, b := pair(t, Config{}, endConfig{})
 	events := watch(t, f.Device(1))

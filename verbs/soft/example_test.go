@@ -34,7 +34,7 @@ func Example() {
 		Opcode:     verbs.OpRDMAWrite,
 		Flags:      verbs.SendSignaled,
 		SGL:        []verbs.SGE{{Addr: a.mr.Addr(), Length: 11, LKey: a.mr.LKey()}},
-		RemoteAddr: b.mr.Addr(), // the peer would have told us these two
+		RemoteAddr: b.mr.Addr(), // in two processes, the peer sends these two
 		RKey:       b.mr.RKey(),
 	}})
 	check(err)

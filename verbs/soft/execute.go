@@ -6,12 +6,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// outcome is what became of an attempt to execute the head of a send queue.
+// outcome is the result of an attempt to execute the head of a send queue.
 type outcome uint8
 
 const (
-	done outcome = iota // executed, well or not
-	// not now: it waits for a receive, the peer, a fault's delay or removal; or a fault was its end
+	done outcome = iota // executed, with success or without
+	// Not executed: it waits for a receive, for the peer, or for a fault's delay or removal; or a
+	// fault has ended it.
 	held
 	copying // the caller unlocks, calls q.run.xfer.copy, locks, and calls landed
 )
@@ -19,7 +20,7 @@ const (
 // head is the request to execute next. There has to be one.
 func (q *QP) head() *sendSlot { return q.sq.at(q.sq.executed) }
 
-// runnable says whether the head request may be executed now.
+// runnable reports whether the head request may be executed now.
 func (q *QP) runnable() bool {
 	r := &q.run
 	if q.sq.executed == q.sq.posted || q.state != verbs.StateRTS || r.busy || r.failed ||
@@ -116,9 +117,9 @@ func (q *QP) prepare(s *sendSlot, x *transfer) verbs.Status {
 const psnMask = 1<<24 - 1
 
 // reach finds the peer, or nil when packets to it would vanish: the path is down, there is no such
-// queue pair, it is not ready to receive, it is connected to somebody else, or its packet sequence
-// numbers do not fit. Real NICs number packets; here one message counts as one packet, which tells
-// a connection from an earlier one as well.
+// queue pair, it is not ready to receive, it is connected to another one, or its packet sequence
+// numbers do not fit. Real NICs number packets. Here one message counts as one packet, which also
+// distinguishes a connection from an earlier one.
 func (q *QP) reach() *QP {
 	if !q.linked() {
 		return nil
@@ -142,10 +143,10 @@ func (q *QP) partner() *QP {
 	return q.peer
 }
 
-// linked says whether the way to the peer's NIC is open.
+// linked reports whether the path to the peer's NIC is up.
 func (q *QP) linked() bool { return q.dest != nil && q.dev.up() && q.dest.up() }
 
-// receptive says whether the state lets messages in.
+// receptive reports whether the state accepts messages.
 func (q *QP) receptive() bool {
 	return q.state == verbs.StateRTS || q.state == verbs.StateRTR || q.state == verbs.StateSQD
 }
@@ -228,7 +229,7 @@ func (f *Fabric) reject(q, p *QP, s *sendSlot, status verbs.Status) {
 	f.engine.executed(q)
 	switch {
 	case !isSend || !p.receptive(): // not receptive: a queue pair connected to itself
-		f.failUntold(p, refusalEvent(status))
+		f.failWithEvent(p, refusalEvent(status))
 	case status == verbs.StatusRemOpErr:
 		f.consumeFailed(p, verbs.StatusLocProtErr, 0)
 	default:

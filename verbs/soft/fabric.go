@@ -88,8 +88,8 @@ type Fabric struct {
 	engine   engine
 
 	// mu guards all state of the fabric and of every object in it, unless a field says otherwise.
-	// One lock is easy to see through, and as cheap as any: a request touches two queue pairs and
-	// two completion queues.
+	// One lock is easy to reason about, and as cheap as any other scheme: a request touches two
+	// queue pairs and two completion queues.
 	mu         sync.Mutex
 	quiet      sync.Cond // a copy outside of the lock has ended; on mu
 	waiters    int       // goroutines that wait for quiet
@@ -100,26 +100,26 @@ type Fabric struct {
 	scratch    []Action // Step's
 }
 
-// engine decides when the things happen that executing requests is made of. There are two:
-// background, with workers and clocks, and stepped, where the caller decides. All methods are
-// called with the fabric locked.
+// engine decides when each part of a request's execution happens. There are two: background, with
+// workers and clocks, and stepped, where the caller decides. All methods are called with the fabric
+// locked.
 type engine interface {
 	// posted: requests were added to q's send queue.
 	posted(q *QP)
-	// ready: what q waited for may have come about; it may try again.
+	// ready: what q waited for may have happened; it may try again.
 	ready(q *QP)
 	// transmit says when the message that just moved arrives at the peer, and when the
 	// acknowledgement is back: times of the engine's own, 0 for at once.
 	transmit(q, peer *QP, s *sendSlot) (arrive, ack int64)
 	// executed: a further request of q awaits its acknowledgement.
 	executed(q *QP)
-	// hide says whether a completion that is due at the given time is kept from view for now. It
-	// then arranges for reveal to be called.
+	// hide reports whether a completion that is due at the given time stays hidden for now. It then
+	// arranges for reveal to be called.
 	hide(q *QP, dir direction, due int64) bool
 	// retryAfter calls timeout(q) after d; 0 is never.
 	retryAfter(q *QP, d time.Duration)
-	// calm forgets the timers of q.
-	calm(q *QP)
+	// stopTimers disarms the timers of q.
+	stopTimers(q *QP)
 	// close ends the engine. It is called without the lock.
 	close()
 }
@@ -214,7 +214,7 @@ func (f *Fabric) awaitQuiet() {
 	f.waiters--
 }
 
-// wakeQuiet tells those in awaitQuiet.
+// wakeQuiet wakes the goroutines in awaitQuiet.
 func (f *Fabric) wakeQuiet() {
 	if f.waiters > 0 {
 		f.quiet.Broadcast()

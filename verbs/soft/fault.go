@@ -30,8 +30,7 @@ const (
 	// Delay: the request executes later by Delay; in a stepped fabric, after a Timer action.
 	Delay
 	// FailQP: the queue pair goes to ERR in place of executing the request, as after a fatal error
-	// inside the NIC. All that is outstanding is flushed, and verbs.EventQPFatal is all that tells
-	// why.
+	// inside the NIC. All that is outstanding is flushed, and only verbs.EventQPFatal says why.
 	FailQP
 	// CutLink: the link of the request's NIC goes down just before the request executes, as with
 	// [Device.SetLink], and stays down. Removing the injection puts it up again, unless SetLink was
@@ -41,9 +40,9 @@ const (
 	// Removing the injection brings it back like [Device.Restore], unless Kill or Restore was
 	// called since.
 	KillNIC
-	// OverrunCQ: the completion queue overruns when the request completes, well or not: that
-	// completion and all later ones are lost, and the queue pairs on it fail. Unsignaled requests
-	// that end well do not complete, so they are not counted either.
+	// OverrunCQ: the completion queue overruns when the request completes, with success or without:
+	// that completion and all later ones are lost, and the queue pairs on it fail. Unsignaled
+	// requests that end well do not complete, so they are not counted either.
 	OverrunCQ
 	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees
 	// something else than what was posted. The completion is the usual one of what was executed.
@@ -198,8 +197,8 @@ type Injection struct {
 	hits  int
 }
 
-// Inject puts a fault in force. Of several that match a request at the same moment of its life the
-// one injected first strikes. Requests that are executing already are not affected.
+// Inject puts a fault in force. Of several that match a request at the same moment the one injected
+// first strikes. Requests that are executing already are not affected.
 func (f *Fabric) Inject(fault Fault) *Injection {
 	i := &Injection{f: f, fault: fault.withDefaults(), skip: fault.Skip, left: fault.Count}
 	if i.left == 0 {

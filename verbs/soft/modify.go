@@ -42,14 +42,14 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	q.state = next
 	switch {
 	case next == verbs.StateRTR && before != next:
-		f.knock(q)
+		f.readyToReceive(q)
 	case next == verbs.StateRTS:
 		f.engine.ready(q)
 	}
 	return nil
 }
 
-// checkAttr says which value in attr is wrong, or nothing.
+// checkAttr says which value in attr is wrong; it returns "" if none is.
 func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	switch {
@@ -96,7 +96,7 @@ func (d *Device) checkAttr(attr *verbs.QPAttr, mask verbs.QPAttrMask) string {
 	return ""
 }
 
-// apply takes over the attributes that mask names.
+// apply stores the attributes that mask names.
 func (q *QP) apply(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	has := func(bit verbs.QPAttrMask) bool { return mask&bit != 0 }
 	a := &q.attr

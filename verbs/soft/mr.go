@@ -78,7 +78,7 @@ func (m *MR) Close() error {
 // otherwise.
 func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
 	size := uint64(len(m.buf))
-	off := addr - m.addr // wraps to something huge below the region
+	off := addr - m.addr // below the region this wraps to a huge number
 	if m.pd != pd || m.access&access != access || off > size || n > size-off {
 		return nil, false
 	}
@@ -86,7 +86,7 @@ func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, 
 }
 
 // A key is, from the top: 18 bits of index, 6 bits of device, 7 bits of generation, 1 bit that
-// tells remote from local.
+// distinguishes remote from local.
 const (
 	remoteKeyBit     = 1
 	keyGenShift      = 1

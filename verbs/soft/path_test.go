@@ -85,7 +85,7 @@ func TestPeerBecomesReady(t *testing.T) {
 	awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 }
 
-// One side that was reset and raised anew does not hear the other, which has not been.
+// A side that was reset and connected anew receives nothing from the other, which was not reset.
 func TestStaleConnection(t *testing.T) {
 	_, a, b := pair(t, Config{}, endConfig{})
 	a.post(a.write(b, 1, 0, 8))

@@ -28,7 +28,7 @@ func (d *Device) AllocPD() (verbs.PD, error) {
 // Device is the NIC that the domain belongs to.
 func (p *PD) Device() verbs.Device { return p.dev }
 
-// usable says why nothing can be made in the domain, if so.
+// usable returns why nothing can be made in the domain; nil where it can.
 func (p *PD) usable(op string) error {
 	if err := p.dev.usable(op); err != nil {
 		return err

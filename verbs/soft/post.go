@@ -34,7 +34,7 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
-// maySend says why the queue pair takes no sends, if so.
+// maySend returns why the queue pair accepts no sends; nil where it does.
 func (q *QP) maySend() error {
 	if q.closed || q.dev.gone {
 		return q.usable("post send")

@@ -19,14 +19,13 @@ type QP struct {
 	state  verbs.QPState
 	attr   verbs.QPAttr
 	closed bool
-	// changing is set while Close or a reset waits for copies to end; other changes queue up behind
-	// it.
+	// changing is set while Close or a reset waits for copies to end; other changes wait for that.
 	changing bool
 
 	sq sendQueue
 	rq recvQueue
 
-	dest    *Device // who owns the GID in the address handle; nil when nobody does
+	dest    *Device // the NIC with the GID in the address handle; nil when there is none
 	peer    *QP     // the peer when last reached
 	sendPSN uint32  // next message sent; see reach
 	recvPSN uint32  // next message expected
@@ -38,7 +37,8 @@ type QP struct {
 	errSendFull, errRecvFull error
 }
 
-// runState is how far the execution of a queue pair's requests has come.
+// runState is the progress of a queue pair's requests: what is executing, and what the head waits
+// for.
 type runState struct {
 	busy    bool // the payload of the head request is being copied outside of the lock
 	inbound bool // as the responder: the peer's payload is
@@ -63,7 +63,7 @@ type waitKind uint8
 const (
 	waitNone  waitKind = iota
 	waitRNR            // the peer has no receive posted
-	waitPeer           // nobody answers
+	waitPeer           // the peer does not answer
 	waitDelay          // an injected delay
 )
 
@@ -142,8 +142,8 @@ func (d *Device) defaults(c verbs.QPCap) verbs.QPCap {
 	return c
 }
 
-// takeQPNum hands out numbers in turn, so that one is not used again soon after its queue pair was
-// closed.
+// takeQPNum returns the next free number in a cycle, so that a number is not used again soon after
+// its queue pair was closed.
 func (d *Device) takeQPNum() (uint32, bool) {
 	for range maxQPNum {
 		num := d.nextQP
@@ -190,7 +190,7 @@ func (q *QP) Query() (verbs.QPAttr, error) {
 	return attr, nil
 }
 
-// usable says why the queue pair takes no call, if so.
+// usable returns why the queue pair accepts no calls; nil where it does.
 func (q *QP) usable(op string) error {
 	if q.closed {
 		return q.err(op, verbs.ErrClosed, "")
@@ -244,7 +244,7 @@ func (q *QP) empty() {
 		q.hidden[dir] = nil
 		c.forget(q)
 	}
-	f.engine.calm(q)
+	f.engine.stopTimers(q)
 	q.sq.reset()
 	q.rq.reset()
 	q.attr = verbs.QPAttr{}
@@ -256,7 +256,7 @@ func (q *QP) empty() {
 	f.wakeQuiet() // those who wait for changing
 }
 
-// release frees the slots that a polled completion stands for.
+// release frees the slots up to the request of a polled completion.
 func (q *QP) release(dir direction, seq uint64) {
 	if dir == dirSend {
 		q.sq.free(seq)

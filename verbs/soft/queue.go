@@ -2,7 +2,7 @@ package soft
 
 import "ibverbx/verbs"
 
-// direction tells the two queues of a queue pair apart.
+// direction selects one of the two queues of a queue pair.
 type direction uint8
 
 const (
@@ -30,12 +30,13 @@ type sendSlot struct {
 	local      bool   // once executed: decided on this side, so no acknowledgement has to arrive
 }
 
-// answered says whether the request brings data back: only then does its outcome occupy the peer.
+// answered reports whether the request brings data back: only then does its outcome occupy the
+// peer.
 func (s *sendSlot) answered() bool { return s.opcode == verbs.OpRDMARead || s.opcode.IsAtomic() }
 
 // minQueue is how many slots a queue begins with. It grows to what is really outstanding, and not
-// at once to its limit: with many queue pairs of few requests each, rings that are walked round in
-// full do not stay in the cache.
+// at once to its limit: with many queue pairs of few requests each, full-length rings do not stay
+// in the cache.
 const minQueue = 8
 
 // sendQueue is a ring of requests, numbered from 0 in the order of their posting.

@@ -71,7 +71,7 @@ func (p *QP) respondSend(s *sendSlot, x *transfer) verbs.Status {
 func (f *Fabric) receive(q, p *QP, s *sendSlot) {
 	if len(f.injections) != 0 {
 		if i := f.strikeReceive(q, p); i != nil {
-			// The requester hears that the peer could not complete it.
+			// The requester's status says that the peer could not complete it.
 			s.status = verbs.StatusRemOpErr
 			q.run.failed = true
 			f.consumeFailed(p, i.fault.Status, i.fault.VendorErr)

@@ -2,15 +2,15 @@ package soft
 
 import "ibverbx/verbs"
 
-// awaitPeer holds q back because nobody answers. It tries again when a timer runs out or when the
-// path changes.
+// awaitPeer holds q back because its peer does not answer. It tries again when a timer runs out or
+// when the path changes.
 func (f *Fabric) awaitPeer(q *QP) {
 	q.run.wait = waitPeer
 	f.engine.retryAfter(q, verbs.AckTimeout(q.attr.Timeout))
 }
 
-// awaitReceive holds q back because the peer has no receive posted. It returns false when q has had
-// enough of that.
+// awaitReceive holds q back because the peer has no receive posted. It returns false when the RNR
+// retries of q are used up.
 func (f *Fabric) awaitReceive(q, p *QP) bool {
 	r := &q.run
 	if q.attr.RNRRetry != verbs.RNRRetryForever {
@@ -24,7 +24,7 @@ func (f *Fabric) awaitReceive(q, p *QP) bool {
 	return true
 }
 
-// receivesPosted lets a peer go on that found no receive at p. It costs that peer no retry.
+// receivesPosted resumes the peer of p if it found no receive at p. That costs the peer no retry.
 func (f *Fabric) receivesPosted(p *QP) {
 	q := p.partner()
 	if q == nil || q.run.wait != waitRNR || q.partner() != p {
@@ -34,7 +34,7 @@ func (f *Fabric) receivesPosted(p *QP) {
 	f.resume(q)
 }
 
-// pathsChanged lets everyone try again to whom nobody answered. It costs no retry, either.
+// pathsChanged resumes every queue pair whose peer did not answer. That costs no retry, either.
 func (f *Fabric) pathsChanged() {
 	for _, d := range f.devices {
 		for _, q := range d.qps {
@@ -45,8 +45,8 @@ func (f *Fabric) pathsChanged() {
 	}
 }
 
-// knock lets the peer try again to whom p did not answer, now that p is ready to receive.
-func (f *Fabric) knock(p *QP) {
+// readyToReceive resumes the peer of p if p did not answer it before.
+func (f *Fabric) readyToReceive(p *QP) {
 	if q := p.partner(); q != nil && q.run.wait == waitPeer {
 		f.resume(q)
 	}
@@ -59,8 +59,8 @@ func (f *Fabric) resume(q *QP) {
 	f.engine.ready(q)
 }
 
-// overdue says whether acknowledgements that q awaits may be lost: the path is down or the peer has
-// failed.
+// overdue reports whether acknowledgements that q awaits may be lost: the path is down or the peer
+// has failed.
 func (q *QP) overdue() bool {
 	return q.unacknowledged() && !q.sq.at(q.sq.acked).local &&
 		(!q.linked() || q.peer == nil || q.peer.closed || !q.peer.receptive())
@@ -68,8 +68,8 @@ func (q *QP) overdue() bool {
 
 func (q *QP) unacknowledged() bool { return q.sq.acked != q.sq.executed }
 
-// timeout follows a retry timer. The transport timer counts retries, and when there were enough of
-// them ends the oldest request that was not acknowledged.
+// timeout handles a retry timer that has run out. The transport timer counts retries, and when they
+// are used up ends the oldest request that was not acknowledged.
 func (f *Fabric) timeout(q *QP) {
 	r := &q.run
 	if r.wait == waitPeer || r.wait == waitNone && q.overdue() {

@@ -80,7 +80,7 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// An inline payload is the queue's own, too; and a request that has to wait is altered once.
+// An inline payload is copied before it is altered, and a request that has to wait is altered once.
 func TestRewriteOnce(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		f, a, b := pair(t, cfg, endConfig{}, func(c *connection) { c.RNRRetry = 6 })
@@ -147,7 +147,7 @@ func TestSkipAndCount(t *testing.T) {
 	}
 }
 
-// A fault says of itself what it does, where and when.
+// The text of a fault says what it does, where and when.
 func TestFaultString(t *testing.T) {
 	f := newFabric(t, Config{})
 	match := func(*verbs.SendWR) bool { return true }
@@ -175,7 +175,7 @@ func TestFaultString(t *testing.T) {
 	}
 }
 
-// Every kind is listed, and each has words of its own.
+// Every kind is listed, and each has its own text.
 func TestFaultKinds(t *testing.T) {
 	want := []FaultKind{FailSend, FailAfterData, FailRecv, RefuseSend, RefuseRecv, StallQP, Delay,
 		FailQP, CutLink, KillNIC, OverrunCQ, Rewrite}
@@ -194,7 +194,7 @@ func TestFaultKinds(t *testing.T) {
 	if none := FaultKind(200); none.String() != "fault 200" || none.Description() == "" {
 		t.Error(none, none.Description())
 	}
-	// A kind that is none strikes nothing.
+	// A kind that does not exist strikes nothing.
 	f, a, b := pair(t, Config{}, endConfig{})
 	i := f.Inject(Fault{Kind: 200})
 	a.post(a.write(b, 1, 0, 8))

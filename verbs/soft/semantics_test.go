@@ -135,7 +135,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// In SQD sends are held, and reset takes back completions that nobody polled.
+// In SQD sends are held, and reset removes completions that were not polled.
 func TestDrainAndReset(t *testing.T) {
 	_, a, b := pair(t, Config{}, endConfig{})
 	setState(t, a, verbs.StateSQD)

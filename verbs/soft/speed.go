@@ -9,7 +9,7 @@ import (
 // copied meanwhile, short enough that queue pairs share the wire in turn.
 const lookAhead = int64(100 * time.Microsecond)
 
-// timed says whether the NIC simulates a speed.
+// timed reports whether the NIC simulates a speed.
 func (d *Device) timed() bool { return d.cfg.Bandwidth != 0 || d.cfg.Latency != 0 }
 
 // departure is when the next message may leave the NIC; 0 is now.
@@ -24,7 +24,7 @@ func (b *background) departure(d *Device) int64 {
 	return 0
 }
 
-// transmit puts a message on the wire, which carries one after the other. What a read brings goes
+// transmit puts a message on the wire, which carries one after the other. The data of a read goes
 // over the wire of the peer's NIC. The receiving side's bandwidth is not simulated.
 func (b *background) transmit(q, peer *QP, s *sendSlot) (arrive, ack int64) {
 	latency := int64(max(q.dev.cfg.Latency, peer.dev.cfg.Latency))

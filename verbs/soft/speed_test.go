@@ -17,7 +17,7 @@ func TestLatency(t *testing.T) {
 	arrived := time.Since(start)
 	awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 	acked := time.Since(start)
-	// Late may be the machine, early never.
+	// Late may be due to the machine; early is always an error.
 	if arrived < latency || acked < 2*latency || arrived > 50*latency || acked > 50*latency {
 		t.Errorf("arrived after %v, acknowledged after %v, the latency is %v", arrived, acked, latency)
 	}

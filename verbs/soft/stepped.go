@@ -213,14 +213,14 @@ func (f *Fabric) do(a Action) bool {
 	return true
 }
 
-// acknowledgeable says whether the acknowledgement of the oldest executed request can arrive. Where
-// the peer has failed since, it can be on its way still, or be lost.
+// acknowledgeable reports whether the acknowledgement of the oldest executed request can arrive.
+// Where the peer has failed since, it can be on its way still, or be lost.
 func (q *QP) acknowledgeable() bool {
 	return q.unacknowledged() && (q.sq.at(q.sq.acked).local || q.linked())
 }
 
-// timerRuns says whether a retry timer of q is running. One that could only bring the same again,
-// for ever, is not: what ends such a wait wakes q anyway.
+// timerRuns reports whether a retry timer of q is running. One that would only repeat itself for
+// ever is not: what ends such a wait wakes q anyway.
 func (q *QP) timerRuns() bool {
 	switch q.run.wait {
 	case waitDelay:
@@ -243,7 +243,7 @@ func (q *QP) fetchLate(x *transfer) {
 	q.run.late[q.sq.executed] = data
 }
 
-// landLate lands what a read or atomic has brought.
+// landLate lands the data of a read or atomic.
 func (f *Fabric) landLate(q *QP, s *sendSlot, seq uint64) verbs.Status {
 	x := &q.run.xfer
 	x.reset()
@@ -263,7 +263,7 @@ func (f *Fabric) landLate(q *QP, s *sendSlot, seq uint64) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// steppedEngine is the engine in which everything waits for the caller.
+// steppedEngine is the engine in which the caller decides what happens when.
 type steppedEngine struct{}
 
 func (steppedEngine) posted(*QP)                                    {}
@@ -272,7 +272,7 @@ func (steppedEngine) transmit(_, _ *QP, _ *sendSlot) (int64, int64) { return 0, 
 func (steppedEngine) executed(*QP)                                  {}
 func (steppedEngine) hide(*QP, direction, int64) bool               { return true }
 func (steppedEngine) retryAfter(*QP, time.Duration)                 {}
-func (steppedEngine) calm(*QP)                                      {}
+func (steppedEngine) stopTimers(*QP)                                {}
 func (steppedEngine) close()                                        {}
 
 var _ engine = steppedEngine{}

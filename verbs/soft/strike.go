@@ -6,7 +6,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// moment is when in the life of a request a fault strikes it.
+// moment is the stage of a request at which a fault strikes it.
 type moment uint8
 
 const (
@@ -24,13 +24,13 @@ func (i *Injection) retire() {
 	}
 }
 
-// concerns says whether the injection is about that moment and about q.
+// concerns reports whether the injection is for that moment and for q.
 func (i *Injection) concerns(at moment, q *QP) bool {
 	return int(i.fault.Kind) < len(faultKindText) && faultKindText[i.fault.Kind].at == at &&
 		(i.fault.Device == nil || i.fault.Device == q.dev) && (i.fault.QPNum == 0 || i.fault.QPNum == q.num)
 }
 
-// matches says whether request seq of q is one of those chosen.
+// matches reports whether request seq of q is one of those chosen.
 func (i *Injection) matches(q *QP, seq uint64) bool {
 	if i.fault.Match == nil {
 		return true
@@ -39,7 +39,7 @@ func (i *Injection) matches(q *QP, seq uint64) bool {
 	return i.fault.Match(&wr)
 }
 
-// hit counts a matching request and says whether it is struck. The list of injections may be
+// hit counts a matching request and reports whether it is struck. The list of injections may be
 // shorter after that.
 func (i *Injection) hit() bool {
 	if i.skip > 0 {
@@ -95,7 +95,7 @@ func (f *Fabric) strike(q *QP) bool {
 		f.engine.retryAfter(q, max(i.fault.Delay, 1))
 		return false
 	case FailQP:
-		f.failUntold(q, verbs.EventQPFatal)
+		f.failWithEvent(q, verbs.EventQPFatal)
 		return false
 	case CutLink:
 		if !q.dev.linkDown {
@@ -116,7 +116,7 @@ func (f *Fabric) strikeReceive(q, p *QP) *Injection {
 	return f.struckBy(atArrival, p, q, q.sq.executed-1)
 }
 
-// strikeCompletion says whether the completion of request seq of q overruns its queue.
+// strikeCompletion reports whether the completion of request seq of q overruns its queue.
 func (f *Fabric) strikeCompletion(q *QP, seq uint64) bool {
 	return f.struckBy(atCompletion, q, q, seq) != nil
 }
@@ -144,14 +144,14 @@ func (f *Fabric) refuseRecv(q *QP) error {
 	return nil
 }
 
-// rewrite alters the head request for good: a retry sends the same again. The slot can be altered
-// itself, because nothing of what may change shows in the completion of a send.
+// rewrite alters the head request permanently: a retry sends the altered one. The slot can be
+// altered itself, because nothing of what may change shows in the completion of a send.
 func (q *QP) rewrite(change func(*verbs.SendWR)) {
 	if change == nil {
 		return
 	}
 	wr := q.request(q.sq.executed)
-	// the queue's own, and not to be changed
+	// The originals belong to the queue, and must not change.
 	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
 	change(&wr)
 	s := q.head()

@@ -22,7 +22,7 @@ func inBothModes(t *testing.T, test func(t *testing.T, cfg Config)) {
 
 func drive(f *Fabric) { f.Run(1 << 14) }
 
-// drain polls until n completions came or the queue says no.
+// drain polls until n completions came or the queue returns an error.
 func drain(t *testing.T, cq *CQ, n int) (list []verbs.WC, err error) {
 	t.Helper()
 	drive(cq.dev.f)
@@ -151,7 +151,7 @@ func TestFaultsOfMoreThanARequest(t *testing.T) {
 				if c.kind != OverrunCQ {
 					a.mustDrain("6 SUCCESS")
 				} else if _, err := drain(t, a.cq, 1); !errors.Is(err, verbs.ErrOverrun) {
-					t.Error("the queue lives again:", err)
+					t.Error("the queue works again:", err)
 				}
 				if i.Hits() != 1 {
 					t.Error(i.Hits())
@@ -174,7 +174,7 @@ func TestCutLinkMends(t *testing.T) {
 	})
 }
 
-// A link or NIC that the caller had a hand in since is the caller's.
+// Removing a fault changes no link or NIC that the caller has set since.
 func TestRemoveMendsItsOwn(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -246,7 +246,7 @@ func TestCutLinkTwice(t *testing.T) {
 	}
 }
 
-// What completes counts, whichever way, and nothing else.
+// Every completion counts, with success or without, and nothing else.
 func TestOverrunCounts(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		f, a, b := pair(t, cfg, endConfig{})
@@ -281,7 +281,7 @@ func TestOverrunCounts(t *testing.T) {
 	})
 }
 
-// The failed completion itself may be the one that is lost, and whoever sleeps is woken for it.
+// The failed completion itself may be the one that is lost, and sleepers are woken for it.
 func TestOverrunByAFailure(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		channel := verbs.NewCompChannel()
@@ -300,7 +300,7 @@ func TestOverrunByAFailure(t *testing.T) {
 	})
 }
 
-// Two queue pairs on a queue: both fail with it, and neither says more.
+// Two queue pairs on a queue: both fail with it, and have no completion.
 func TestOverrunOfASharedQueue(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		f, a, b := pair(t, cfg, endConfig{})

@@ -6,7 +6,7 @@ import "container/heap"
 type timerKind uint8
 
 const (
-	timerRetry  timerKind = iota // a receiver was not ready, or nobody answered
+	timerRetry  timerKind = iota // a receiver was not ready, or the peer did not answer
 	timerAck                     // the oldest acknowledgement is back
 	timerArrive                  // the oldest message that is still on its way to a receive is there
 	timerKinds
@@ -21,7 +21,7 @@ type timer struct {
 	kind timerKind
 }
 
-// precise says whether being late by a scheduler's whim would spoil a simulated speed.
+// precise reports whether being late, by the scheduler's delays, would spoil a simulated speed.
 func (t *timer) precise() bool { return t.kind != timerRetry }
 
 // timerHeap is a worker's timers, the next one first.
@@ -67,7 +67,7 @@ func (h *timerHeap) disarm(t *timer) {
 	}
 }
 
-// due takes the first timer if its time has come.
+// due removes and returns the first timer if its time has come.
 func (h *timerHeap) due(now int64) *timer {
 	if len(*h) == 0 || (*h)[0].when > now {
 		return nil

@@ -101,7 +101,7 @@ func (x *transfer) pin() {
 	}
 }
 
-// unpin lets go of them, and of the memory.
+// unpin undoes pin, and forgets the pieces.
 func (x *transfer) unpin() {
 	for _, m := range x.mrs {
 		m.pins--

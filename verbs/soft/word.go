@@ -7,9 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// move copies src to dst, of the same length. What is a word at either end is one access of
-// sync/atomic there: programs poll on a word that a NIC writes, which lands whole on real ones, and
-// go on with the data written before it.
+// move copies src to dst, of the same length. A word at either end is accessed there by one
+// operation of sync/atomic: programs poll on a word that a NIC writes, which lands whole on real
+// NICs, and then read the data written before it.
 func move(dst, src []byte) {
 	switch len(src) {
 	case 8:
@@ -57,8 +57,8 @@ func fetchAndChange(s *sendSlot, target []byte) uint64 {
 	if s.opcode == verbs.OpAtomicFetchAdd {
 		return atomic.AddUint64(w, s.compareAdd) - s.compareAdd
 	}
-	// The lock keeps NICs apart. The program may change the word meanwhile: then the swap fails,
-	// and the word is looked at again.
+	// The lock excludes other NICs. The program may change the word meanwhile: then the swap fails,
+	// and is tried again.
 	for {
 		was := atomic.LoadUint64(w)
 		if was != s.compareAdd || atomic.CompareAndSwapUint64(w, was, s.swap) {

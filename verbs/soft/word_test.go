@@ -104,7 +104,7 @@ func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
 	}
 }
 
-// What a read or an atomic brings may be waited for likewise.
+// A program may also poll on a word that a read or an atomic brings.
 func TestPolledWordIsBrought(t *testing.T) {
 	const rounds = 100
 	for _, stepped := range []bool{false, true} {

@@ -11,18 +11,18 @@ import (
 // runtime may be late by a millisecond.
 const spinWindow = int64(1200 * time.Microsecond)
 
-// worker is the background engine's goroutine of a NIC, with what it has to do. It starts with the
-// first need for it.
+// worker is the background engine's goroutine of a NIC, with what it has to do. It starts when it
+// is first needed.
 type worker struct {
 	started bool
-	wakeAt  int64         // parked: until when; running: the minimum, so that nobody wakes it
+	wakeAt  int64         // parked: until when; running: the minimum, so that it is not woken
 	nudge   chan struct{} // wakes it
 	nudged  atomic.Bool   // the same while it spins
 
 	first, last *QP // the run queue
 	backlog     atomic.Int32
 	timers      timerHeap
-	// when the first timer runs out, for pollers, who do not hold the lock; MaxInt64 for none
+	// dueAt is when the first timer runs out; MaxInt64 for none. Pollers read it without the lock.
 	dueAt    atomic.Int64
 	wireFree int64 // when the last message that left has gone out
 }
@@ -33,8 +33,8 @@ func (w *worker) init() {
 	w.dueAt.Store(math.MaxInt64)
 }
 
-// noteDue tells pollers when the first timer runs out.
-func (w *worker) noteDue() {
+// updateDue sets dueAt.
+func (w *worker) updateDue() {
 	at := int64(math.MaxInt64)
 	if len(w.timers) > 0 {
 		at = w.timers[0].when
@@ -68,7 +68,7 @@ func (w *worker) dequeue() *QP {
 	return q
 }
 
-// wake gets the worker of d going if it sleeps.
+// wake wakes the worker of d if it sleeps.
 func (b *background) wake(d *Device) {
 	w := &d.worker
 	if !w.started {

@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Asynchronous events: what a NIC tells without being asked.
+// Asynchronous events: what a NIC reports outside of completions.
 
 func testAsync(t *testing.T, s *suite) {
 	s.run(t, "link", s.asyncLink)
@@ -26,8 +26,8 @@ func watch(t *testing.T, dev verbs.Device) <-chan verbs.Event {
 	return c
 }
 
-// nextAsync takes the next event of one of the types, and passes over others: NICs tell more than
-// is looked for here, as that the GIDs of a port go with its link.
+// nextAsync takes the next event of one of the types and ignores others: NICs report more than is
+// tested here, for example that the GIDs of a port go with its link.
 func (n *Node) nextAsync(c <-chan verbs.Event, types ...verbs.EventType) (e verbs.Event, ok bool) {
 	take := func() bool {
 		for {
@@ -114,7 +114,8 @@ func (s *suite) asyncLink(t *testing.T) {
 	}
 }
 
-// asyncTwoWatchers has two watchers of one device, and where it can be told apart one of the other.
+// asyncTwoWatchers has two watchers of one device and, where the devices' links are independent,
+// one of the other.
 func (s *suite) asyncTwoWatchers(t *testing.T) {
 	n := s.linkNode(t)
 	first, second, other := watch(t, n.Dev), watch(t, n.Dev), watch(t, s.b)
@@ -127,7 +128,7 @@ func (s *suite) asyncTwoWatchers(t *testing.T) {
 	}
 }
 
-// asyncNoRoom has watchers that take nothing; the one with room misses nothing.
+// asyncNoRoom has watchers without room; the one with room misses nothing.
 func (s *suite) asyncNoRoom(t *testing.T) {
 	n := s.linkNode(t)
 	full := make(chan verbs.Event, 1)
@@ -141,18 +142,18 @@ func (s *suite) asyncNoRoom(t *testing.T) {
 	s.env.SetLink(t, n.Dev, true)
 	n.wantAsync(c, verbs.EventPortActive)
 	if e := <-full; e.Type != verbs.EventWQFatal {
-		t.Errorf("a full channel has let go of what it held for %v", e)
+		t.Errorf("a full channel has replaced what it held by %v", e)
 	}
 }
 
-// asyncStop ends a watch before something happens.
+// asyncStop ends a watch before an event.
 func (s *suite) asyncStop(t *testing.T) {
 	n := s.linkNode(t)
 	stopped := make(chan verbs.Event, 64)
 	stop := n.Dev.Watch(stopped)
 	c := watch(t, n.Dev)
 	stop()
-	before := len(stopped) // a real NIC may have told something by then
+	before := len(stopped) // a real NIC may have reported something by then
 	s.env.SetLink(t, n.Dev, false)
 	n.wantAsync(c, verbs.EventPortErr)
 	stop()
@@ -164,8 +165,8 @@ func (s *suite) asyncStop(t *testing.T) {
 	close(stopped)
 }
 
-// asyncDeliberate raises none of the events that tell of a failure: what the program does on
-// purpose, and what a completion tells, is none.
+// asyncDeliberate checks that no failure event comes for what the program does on purpose, or for
+// what a completion reports.
 func (s *suite) asyncDeliberate(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	a, b := watch(t, s.a), watch(t, s.b)
@@ -183,8 +184,8 @@ func (s *suite) asyncDeliberate(t *testing.T) {
 }
 
 // asyncOverrun lets more completions come than the queue holds: the queue's event, and that of the
-// queue pair, which can say it in no completion. For the latter only strict providers are asked: in
-// rdma_rxe the queue pair goes on.
+// queue pair, which can say it in no completion. The latter is required of strict providers only:
+// in rdma_rxe the queue pair goes on.
 func (s *suite) asyncOverrun(t *testing.T) {
 	c := watch(t, s.a)
 	p := s.overrun(t)
@@ -201,11 +202,11 @@ func (s *suite) asyncOverrun(t *testing.T) {
 }
 
 // asyncResponder makes the peer refuse an RDMA request. No receive of the peer ends with that
-// error, so an event tells (IBTA 11.6.3). Only strict providers are asked: rdma_rxe raises none,
-// and NICs differ in which of the two it is.
+// error, so an event reports it (IBTA 11.6.3). It is required of strict providers only: rdma_rxe
+// raises none, and NICs differ in which of the two it is.
 func (s *suite) asyncResponder(t *testing.T) {
 	if !s.env.Strict {
-		t.Skip("what a responder tells differs from NIC to NIC")
+		t.Skip("what a responder reports differs from NIC to NIC")
 	}
 	for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead} {
 		for _, typ := range []verbs.EventType{verbs.EventQPAccessErr, verbs.EventQPReqErr} {

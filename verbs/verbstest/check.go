@@ -108,7 +108,7 @@ func ids(first uint64, count int) []uint64 {
 }
 
 // probe sends an empty signaled write: a request that always works on a connected pair. That its
-// completion is the next one proves that nothing else was to come before it.
+// completion is the next one proves that no other was due before it.
 func (e *End) probe(id uint64) {
 	e.T.Helper()
 	e.PostSend(verbs.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})

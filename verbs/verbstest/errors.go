@@ -83,8 +83,8 @@ func (s *suite) receiverLate(t *testing.T) {
 	}
 }
 
-// peerGone talks to a queue pair that does not answer. Timeout code 10 and a retry or two are a few
-// milliseconds by the book; NICs have a floor of their own, up to seconds.
+// peerGone sends to a queue pair that does not answer. Timeout code 10 and a retry or two are a few
+// milliseconds by the book; NICs have a minimum of their own, up to seconds.
 func (s *suite) peerGone(t *testing.T) {
 	for name, goAway := range map[string]func(*testing.T, *End){
 		"closed": func(t *testing.T, e *End) {
@@ -121,8 +121,8 @@ func (s *suite) peerGone(t *testing.T) {
 	}
 }
 
-// onlyThePair checks that the failure of one queue pair leaves another between the same devices
-// alone, even on the same completion queues.
+// onlyThePair checks that the failure of one queue pair does not affect another between the same
+// devices, even on the same completion queues.
 func (s *suite) onlyThePair(t *testing.T) {
 	a, b := NewNode(t, s.env, s.a), NewNode(t, s.env, s.b)
 	p1 := NewPair(a, b, PairConfig{})

@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// quiet is how long the suite waits to be sure that no event comes. An event that comes later than
-// that would go unnoticed, none is reported by mistake.
+// quiet is how long the suite waits to be sure that no event comes. An event that comes later is
+// not noticed; that may hide an error and never reports a false one.
 const quiet = 20 * time.Millisecond
 
 func testEvents(t *testing.T, s *suite) {
@@ -55,7 +55,7 @@ func (e *End) wantEvent(c *verbs.CompChannel) {
 func (e *End) wantNoEvent(c *verbs.CompChannel) {
 	e.T.Helper()
 	if e.waitEvent(c, quiet) {
-		e.T.Error("an event that nobody asked for")
+		e.T.Error("an event without arming")
 	}
 }
 
@@ -248,7 +248,7 @@ func (s *suite) eventSharedChannel(t *testing.T) {
 	p.B.WaitRecv(1)
 }
 
-// eventContext ends a wait early.
+// eventContext ends a wait by its context.
 func (s *suite) eventContext(t *testing.T) {
 	p, channel := s.eventPair(t, 1)
 	p.B.arm(p.B.RecvCQ, false)

@@ -123,7 +123,7 @@ func (s *suite) closeWithWork(t *testing.T) {
 				t.Errorf("close %T: %v", x, err)
 			}
 		}
-		// Nothing writes here any more; the race detector watches.
+		// Nothing writes here any more; the race detector would report it.
 		clear(e.Buf.B)
 	}
 	wantBytes(t, "memory after close", p.B.Buf.B, make([]byte, len(p.B.Buf.B)))

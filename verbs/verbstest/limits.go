@@ -18,8 +18,8 @@ func testLimits(t *testing.T, s *suite) {
 	s.run(t, "overrun", s.cqOverrun)
 }
 
-// blocked makes a pair whose sends wait: the peer has posted no receive, and the requester asks for
-// ever.
+// blocked makes a pair whose sends wait: the peer has posted no receive, and the requester retries
+// for ever.
 func (s *suite) blocked(t *testing.T) *Pair {
 	t.Helper()
 	return s.pair(t, PairConfig{Cap: verbs.QPCap{MaxSendWR: 16, MaxRecvWR: 16}})
@@ -51,8 +51,8 @@ func (p *Pair) sends(first, count int) []verbs.SendWR {
 	return wrs
 }
 
-// sendQueueFull posts more than fits in one batch. How many are accepted is the NIC's business, if
-// it keeps what its Cap says; but that many complete, no more and no fewer.
+// sendQueueFull posts more than fits in one batch. The NIC decides how many it accepts, as long as
+// it keeps what its Cap says; that many complete, no more and no fewer.
 func (s *suite) sendQueueFull(t *testing.T) {
 	p := s.blocked(t)
 	room := p.A.QP.Cap().MaxSendWR
@@ -128,8 +128,8 @@ func (s *suite) recvQueueFull(t *testing.T) {
 	}
 }
 
-// invalidInBatch puts a request that cannot be in the middle of a batch: those before it are
-// accepted, it and those behind it have no effect.
+// invalidInBatch puts an invalid request into the middle of a batch: those before it are accepted,
+// it and those behind it have no effect.
 func (s *suite) invalidInBatch(t *testing.T) {
 	for name, spoil := range map[string]func(*Pair, *verbs.SendWR){
 		"opcode":   func(_ *Pair, wr *verbs.SendWR) { wr.Opcode = 99 },

@@ -19,7 +19,7 @@ type Node struct {
 	PD  verbs.PD
 }
 
-// NewNode makes a node. The zero Env will do for programs that only use the kit.
+// NewNode makes a node. The zero Env is enough for programs that only use the kit.
 func NewNode(t testing.TB, env Env, dev verbs.Device) *Node {
 	t.Helper()
 	n := &Node{T: t, Env: env.withDefaults(), Dev: dev}
@@ -100,7 +100,8 @@ func (n *Node) Until(done func() bool) bool {
 		case i < 1000:
 			runtime.Gosched()
 		default:
-			// Something slow is going on. A single core has to be left to whoever works on it.
+			// Something slow is going on. On a single core the goroutines that work on it need the
+			// processor.
 			time.Sleep(50 * time.Microsecond)
 		}
 		if i%64 == 63 && time.Now().After(deadline) {
@@ -139,7 +140,8 @@ type Buffer struct {
 	B []byte
 }
 
-// SGE names length bytes from offset. Neither is checked: a test may ask for what is not there.
+// SGE names length bytes from offset. Neither is checked: a test may name bytes outside of the
+// buffer.
 func (b *Buffer) SGE(offset, length int) verbs.SGE {
 	return verbs.SGE{Addr: b.At(offset), Length: uint32(length), LKey: b.LKey()}
 }

@@ -11,8 +11,8 @@ import (
 // above. Receives complete when [NullQP.CompleteRecv] says so.
 //
 // It is not safe for concurrent use: neither an object, nor two objects of one device. Keys and
-// addresses are made up and never looked at; of a request only the opcode, the flags and an inline
-// payload's length count.
+// addresses are made up and never checked; of a request only the opcode, the flags and the length
+// of an inline payload matter.
 type Null struct {
 	devices []*NullDevice
 }
@@ -118,7 +118,7 @@ func (d *NullDevice) QueryPort(port int) (verbs.PortAttr, error) {
 	}, nil
 }
 
-// QueryGID reads the one entry of the table.
+// QueryGID reads the only entry of the table.
 func (d *NullDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	if port != 1 || index != 0 {
 		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid,

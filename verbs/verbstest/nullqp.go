@@ -10,8 +10,9 @@ import (
 // NullQP is a queue pair of a [Null].
 type NullQP struct {
 	state    verbs.QPState
-	sendFree int // free slots of the send queue: 0 to the capacity
-	// requests since the last signaled one; they keep their slots until the next is polled
+	sendFree int // free slots of the send queue, from 0 to its capacity
+	// unsignaled counts the requests since the last signaled one. They keep their slots until the
+	// completion of the next signaled one is polled.
 	unsignaled uint32
 	signal     verbs.SendFlags // or-ed into every request's flags
 	index      uint32          // into NullDevice.qps
@@ -186,7 +187,7 @@ func (q *NullQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	return i, err
 }
 
-// postSendSlow refuses, or in ERR flushes.
+// postSendSlow refuses the requests, or flushes them in ERR.
 func (q *NullQP) postSendSlow(wrs []verbs.SendWR) (int, error) {
 	switch {
 	case q.closed:

@@ -89,7 +89,7 @@ func (s *suite) afterClose(t *testing.T) {
 	wantErr(t, "create queue pair on a closed completion queue", err, verbs.ErrClosed)
 }
 
-// createArguments asks for what cannot be.
+// createArguments asks for objects that are impossible.
 func (s *suite) createArguments(t *testing.T) {
 	n := s.node(t)
 	attr, err := s.a.Query()
@@ -133,7 +133,7 @@ func (s *suite) createArguments(t *testing.T) {
 	}
 }
 
-// properties checks what new objects say of themselves.
+// properties checks the accessors of new objects.
 func (s *suite) properties(t *testing.T) {
 	n := s.node(t)
 	channel := verbs.NewCompChannel()

@@ -21,7 +21,7 @@ func testProtection(t *testing.T, s *suite) {
 // wrongKey is a key that no region of this test has.
 func wrongKey(key uint32) uint32 { return key ^ 0x5a5a00 }
 
-// violation is one way to name memory that one may not touch.
+// violation is one way to name memory that the request may not touch.
 type violation struct {
 	name string
 	// pick returns address and key of a buffer for size bytes, given a node of the side that owns
@@ -252,7 +252,7 @@ func (e *End) fails(t *testing.T, bad verbs.SendWR, allowed []verbs.Status, alon
 	e.wantNone(e.RecvCQ)
 }
 
-// wantNoSuccess checks that no receive has been told of a message. It may well have failed or been
+// wantNoSuccess checks that no receive has completed with success. It may have failed or been
 // flushed.
 func (e *End) wantNoSuccess() {
 	e.T.Helper()

@@ -93,7 +93,7 @@ func testSGL(t *testing.T, s *suite) {
 
 	s.run(t, "several_regions", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
-		// to send from, no right is needed
+		// Sending from a region needs no right.
 		x, y := p.A.Register(100, 0), p.A.Register(100, verbs.AccessLocalWrite)
 		Fill(x.B, 1)
 		Fill(y.B, 2)

@@ -190,7 +190,7 @@ func (s *suite) queryQP(t *testing.T) {
 	}
 }
 
-// postSendTooEarly checks that a refused send leaves nothing behind.
+// postSendTooEarly checks that a refused send has no effect.
 func (s *suite) postSendTooEarly(t *testing.T) {
 	for _, state := range []verbs.QPState{verbs.StateReset, verbs.StateInit, verbs.StateRTR} {
 		s.run(t, state.String(), func(t *testing.T) {
@@ -274,7 +274,7 @@ func (s *suite) postSendInErr(t *testing.T) {
 }
 
 // postRecvInErr checks that a receive posted in ERR is flushed. Drivers that post receives without
-// telling the NIC (rdma_rxe) need help from their provider: modifying to ERR once more makes them
+// notifying the NIC (rdma_rxe) need help from their provider: modifying to ERR once more makes them
 // look.
 func (s *suite) postRecvInErr(t *testing.T) {
 	p := s.pair(t, PairConfig{})
@@ -313,7 +313,7 @@ func (s *suite) receivesInRTR(t *testing.T) {
 	wantBytes(t, "received in RTR", p.B.Buf.B[:200], p.A.Buf.B[:200])
 }
 
-// drainedQueue checks that SQD holds what is posted and RTS lets it go.
+// drainedQueue checks that SQD holds what is posted and RTS sends it.
 func (s *suite) drainedQueue(t *testing.T) {
 	p := s.pair(t, PairConfig{})
 	if err := step(p.A.QP, verbs.QPAttr{}, verbs.StateSQD); err != nil {
@@ -347,8 +347,8 @@ func (s *suite) drainedQueue(t *testing.T) {
 	}
 	held := []uint64{2}
 	if !s.env.Strict {
-		// rdma_rxe (Linux 6.1) does not look at the send queue when it may go on, but when
-		// something is posted.
+		// rdma_rxe (Linux 6.1) does not look at the send queue when it may go on, but when a
+		// request is posted.
 		p.A.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled})
 		held = append(held, 3)
 	}
