@@ -33,7 +33,7 @@ func BenchmarkLatency8(b *testing.B) {
 	b.ReportMetric(float64((cpuTime()-start).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }
 
-// BenchmarkRate8 is how many eight-byte messages one sender gets through.
+// BenchmarkRate8 measures the rate of eight-byte messages of one sender.
 func BenchmarkRate8(b *testing.B) {
 	_, x, y := pair(b, 1, tagged.Config{})
 	buf := make([]byte, 8)
@@ -57,7 +57,7 @@ func BenchmarkRate8(b *testing.B) {
 	}
 	used := cpuTime() - start
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mmsg/s")
-	// tells more than time on a machine that is shared
+	// says more than time on a machine that is shared
 	b.ReportMetric(float64(used.Nanoseconds())/float64(b.N), "cpu-ns/op")
 	b.ReportMetric(float64(b.N)/float64(wx.Transport().Stats().AMSent), "msg/am")
 }
@@ -137,7 +137,7 @@ func benchmarkLength(b *testing.B, n int, cfg tagged.Config) {
 	b.ReportMetric(float64((cpuTime()-start).Nanoseconds())/float64(b.N), "cpu-ns/op")
 }
 
-// BenchmarkAgainstCopy sends 1 MiB and copies 1 MiB in turn, so that both meet the same machine.
+// BenchmarkAgainstCopy sends 1 MiB and copies 1 MiB in turn, so that both run under the same load.
 func BenchmarkAgainstCopy(b *testing.B) {
 	const n = 1 << 20
 	once, src, dst := exchange(b, n, tagged.Config{})
@@ -153,7 +153,7 @@ func BenchmarkAgainstCopy(b *testing.B) {
 	b.ReportMetric(copying.Seconds()/sending.Seconds(), "of-copy")
 }
 
-// cpuTime is the time that this process has had a processor.
+// cpuTime is the processor time that this process has used.
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Two workers, each with a software NIC of its own. Bob picks messages by their tags, whatever
-// order they came in.
+// Two workers, each with a software NIC of its own. Bob picks messages by their tags, in another
+// order than they were sent in.
 func Example() {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	check(err)
@@ -41,7 +41,7 @@ func Example() {
 	info, err = bob.RecvWait(ctx, 0, tagged.Any, buf)
 	check(err)
 	fmt.Printf("%s: %d MiB of weights\n", info.Source.Name(), info.Length>>20)
-	check(sending.Wait(ctx)) // the 64 MiB are Alice's again
+	check(sending.Wait(ctx)) // Alice may write to the 64 MiB again
 
 	// Output:
 	// alice: hello, bob

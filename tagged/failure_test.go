@@ -20,7 +20,7 @@ func impatient() tagged.Config {
 	return tagged.Config{MaxUnexpected: 8, Transport: transport.Config{QP: qp}}
 }
 
-// deaths are the ways in which the middle one of three workers can go.
+// deaths are the ways in which the middle one of three workers can fail.
 var deaths = map[string]struct {
 	strike func(r *rig, e *tagged.Endpoint)
 	want   error // what the others see
@@ -30,16 +30,16 @@ var deaths = map[string]struct {
 	"endpoint aborted": {func(r *rig, e *tagged.Endpoint) { _ = e.Abort() }, tagged.ErrPeerFailed},
 }
 
-// TestContract7PeerDeath: a peer that dies in the middle of everything. Each request that has to do
-// with it completes with an error, on both ends, posted receives stay, OnError is called once, and
+// TestPeerDeath: a peer fails while requests of all kinds are under way. Each request that concerns
+// it completes with an error, on both ends, posted receives stay, OnError is called once, and
 // another peer goes on.
-func TestContract7PeerDeath(t *testing.T) {
+func TestPeerDeath(t *testing.T) {
 	for name, death := range deaths {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 3, 1, impatient())
-			var told []error
+			var reported []error
 			a := r.endpoint(0, tagged.EndpointConfig{Name: "victim",
-				OnError: func(_ *tagged.Endpoint, err error) { told = append(told, err) }})
+				OnError: func(_ *tagged.Endpoint, err error) { reported = append(reported, err) }})
 			b := r.endpoint(1, tagged.EndpointConfig{})
 			if err := tagged.Connect(a, b); err != nil {
 				t.Fatal(err)
@@ -75,7 +75,7 @@ func TestContract7PeerDeath(t *testing.T) {
 			r.settle()
 
 			death.strike(r, b)
-			hold.Remove() // a NIC notices that its peer is gone by what it has under way
+			hold.Remove() // a NIC notices that its peer has failed by what it has under way
 			for what, req := range reqs {
 				if req == nil {
 					continue
@@ -91,9 +91,9 @@ func TestContract7PeerDeath(t *testing.T) {
 					t.Errorf("request %d of the end that dies: no error", i)
 				}
 			}
-			r.until(func() bool { return len(told) != 0 })
-			if len(told) != 1 || !errors.Is(told[0], death.want) || !errors.Is(a.Err(), death.want) {
-				t.Errorf("told %v; %v", told, a.Err())
+			r.until(func() bool { return len(reported) != 0 })
+			if len(reported) != 1 || !errors.Is(reported[0], death.want) || !errors.Is(a.Err(), death.want) {
+				t.Errorf("reported %v; %v", reported, a.Err())
 			}
 			if _, err := a.Send(1, nil); !errors.Is(err, death.want) {
 				t.Errorf("a send afterwards: %v", err)
@@ -126,8 +126,8 @@ func TestContract7PeerDeath(t *testing.T) {
 	}
 }
 
-// TestContract7PeerDeathInFragments: the peer dies between two fragments of an eager message.
-func TestContract7PeerDeathInFragments(t *testing.T) {
+// TestPeerDeathInFragments: the peer fails between two fragments of an eager message.
+func TestPeerDeathInFragments(t *testing.T) {
 	for _, posted := range []bool{true, false} {
 		cfg := impatient()
 		cfg.EagerLimit, cfg.MaxUnexpected = 1<<20, 4
@@ -157,7 +157,7 @@ func TestContract7PeerDeathInFragments(t *testing.T) {
 		if err := a.Abort(); err != nil {
 			t.Log(err)
 		}
-		b.Send(9, nil) // a queue pair notices that its peer is gone by what it sends
+		b.Send(9, nil) // a queue pair notices that its peer has failed by what it sends
 		r.done(s, d)
 		if !errors.Is(s.Err(), tagged.ErrCanceled) && !errors.Is(s.Err(), tagged.ErrPeerFailed) ||
 			!errors.Is(d.Err(), tagged.ErrPeerFailed) {
@@ -167,10 +167,10 @@ func TestContract7PeerDeathInFragments(t *testing.T) {
 	}
 }
 
-// TestContract7WorkerClosed: closing a worker completes everything on both ends.
-func TestContract7WorkerClosed(t *testing.T) {
+// TestWorkerClosed: closing a worker completes everything on both ends.
+func TestWorkerClosed(t *testing.T) {
 	r := newRig(t, 1, 1, impatient())
-	other := newRigOn(r)
+	other := newSingle(r)
 	a, b := r.endpoint(0, tagged.EndpointConfig{}), other.endpoint(tagged.EndpointConfig{})
 	if err := tagged.Connect(a, b); err != nil {
 		t.Fatal(err)
@@ -217,7 +217,8 @@ type single struct {
 	w *tagged.Worker
 }
 
-func newRigOn(r *rig) *single {
+// newSingle makes a worker on the first NIC of a rig.
+func newSingle(r *rig) *single {
 	r.t.Helper()
 	dom, err := ibverbx.NewDomain(r.fabric.Device(0))
 	if err != nil {
@@ -245,94 +246,9 @@ func (s *single) endpoint(cfg tagged.EndpointConfig) *tagged.Endpoint {
 	return e
 }
 
-// TestClose: a close lets sends complete, and the peer hears of it.
-func TestClose(t *testing.T) {
-	r := newRig(t, 2, 1, tagged.Config{})
-	var told []error
-	a := r.endpoint(0, tagged.EndpointConfig{})
-	b := r.endpoint(1, tagged.EndpointConfig{OnError: func(_ *tagged.Endpoint,
-		err error) {
-		told = append(told, err)
-	}})
-	if err := tagged.Connect(a, b); err != nil {
-		t.Fatal(err)
-	}
-	ctx := background(r)
-	long, short := make([]byte, 1<<20), make([]byte, 8)
-	d := r.recv(b.Worker(), 1, tagged.Exact, long)
-	r.send(a, 1, pattern(1<<20, 1))
-	r.send(a, 2, []byte("short"))
-	if err := a.Close(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Wait(ctx); err != nil || !bytes.Equal(long, pattern(1<<20, 1)) {
-		t.Fatal(err)
-	}
-	r.until(func() bool { return b.Err() != nil })
-	if info, err := b.Worker().RecvWait(ctx, 2, tagged.Exact, short); err != nil || info.Length != 5 {
-		t.Fatal(info, err)
-	}
-	if !errors.Is(b.Err(), tagged.ErrPeerClosed) || len(told) != 1 ||
-		!errors.Is(told[0], tagged.ErrPeerClosed) {
-		t.Error(b.Err(), told)
-	}
-	for _, err := range []error{a.Close(ctx), a.Abort()} {
-		if !errors.Is(err, tagged.ErrClosed) {
-			t.Error(err)
-		}
-	}
-	if err := b.Close(ctx); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestCloseAborts: a close whose context ends aborts what is left.
-func TestCloseAborts(t *testing.T) {
-	r, a, _ := pair(t, 1, tagged.Config{})
-	req := r.send(a, 1, make([]byte, 100000)) // nobody receives it
-	ctx := timeout(t, 5*time.Millisecond)
-	if err := a.Close(ctx); !errors.Is(err, ctx.Err()) || ctx.Err() == nil {
-		t.Fatal(err)
-	}
-	if !req.Done() || !errors.Is(req.Err(), tagged.ErrCanceled) {
-		t.Error(req.Done(), req.Err())
-	}
-}
-
-// TestAbortDuringClose: an abort ends a close that is saying goodbye to a peer which does not
-// answer, whatever its context allows.
-func TestAbortDuringClose(t *testing.T) {
-	r, a, b := pair(t, 1, tagged.Config{})
-	hold := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(0), Count: -1})
-	defer hold.Remove()
-	closed := make(chan error, 1)
-	go func() { closed <- a.Close(background(r)) }()
-	r.until(func() bool { return a.Worker().Transport().Stats().Control != 0 }) // the goodbye
-	if err := a.Abort(); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Transport().Err(); !errors.Is(err, tagged.ErrCanceled) {
-		t.Errorf("the endpoint beneath: %v: it was not aborted", err)
-	}
-	select {
-	case err := <-closed:
-		if !errors.Is(err, tagged.ErrCanceled) {
-			t.Errorf("close: %v", err)
-		}
-	case <-timeout(t, 10*time.Second).Done():
-		t.Error("close goes on after the abort")
-		hold.Remove()
-		<-closed
-	}
-	if err := a.Close(background(r)); !errors.Is(err, tagged.ErrClosed) {
-		t.Error(err)
-	}
-	_ = b.Abort()
-}
-
-// TestContract7OwnNICKilled: this end's own NIC goes. Everything tied to a peer completes, at the
-// calls that wait, too.
-func TestContract7OwnNICKilled(t *testing.T) {
+// TestOwnNICKilled: when this end's own NIC fails, every request that concerns a peer completes,
+// and calls that wait return.
+func TestOwnNICKilled(t *testing.T) {
 	r, a, b := pair(t, 1, impatient())
 	ctx := background(r)
 	long := r.send(a, 1, pattern(300000, 1))
@@ -354,6 +270,6 @@ func TestContract7OwnNICKilled(t *testing.T) {
 		t.Error(err)
 	}
 	if posted.Done() || !posted.Cancel() {
-		t.Error("a receive that nothing had matched went with the NIC")
+		t.Error("a receive that no message had matched ended with the NIC")
 	}
 }

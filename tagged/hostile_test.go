@@ -13,15 +13,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// hostile is a peer that sends active messages of any content, to one endpoint of a worker that has
-// a good peer besides.
+// hostile is a peer that sends active messages of any content to one endpoint of a worker, which
+// has a good peer, too.
 type hostile struct {
 	*rig
-	victim *tagged.Endpoint
-	raw    *transport.Endpoint
-	good   *tagged.Endpoint
-	told   int
-	heard  func(*transport.Message) // may be nil; what the peer's handlers do
+	victim  *tagged.Endpoint
+	raw     *transport.Endpoint      // the hostile peer's end
+	good    *tagged.Endpoint         // of the good peer
+	errors  int                      // calls of the victim's OnError
+	receive func(*transport.Message) // may be nil; what the hostile peer's handlers do
 }
 
 const window = 8
@@ -43,8 +43,8 @@ func newHostile(t testing.TB) *hostile {
 	})
 	for id := range transport.AMID(7) {
 		if err := tw.Handle(tagged.FirstAMID+id, func(m *transport.Message) {
-			if h.heard != nil {
-				h.heard(m)
+			if h.receive != nil {
+				h.receive(m)
 			}
 		}); err != nil {
 			t.Fatal(err)
@@ -53,7 +53,7 @@ func newHostile(t testing.TB) *hostile {
 	if h.raw, err = tw.NewEndpoint(transport.EndpointConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	h.victim = h.endpoint(0, tagged.EndpointConfig{OnError: func(*tagged.Endpoint, error) { h.told++ }})
+	h.victim = h.endpoint(0, tagged.EndpointConfig{OnError: func(*tagged.Endpoint, error) { h.errors++ }})
 	mine, err := h.victim.Card()
 	if err != nil {
 		t.Fatal(err)
@@ -72,8 +72,8 @@ func newHostile(t testing.TB) *hostile {
 	return h
 }
 
-// say sends an active message, and reports whether it could.
-func (h *hostile) say(kind int, header, payload []byte) bool {
+// post sends an active message, and reports whether it could.
+func (h *hostile) post(kind int, header, payload []byte) bool {
 	h.t.Helper()
 	for range 100 {
 		_, err := h.raw.AMBcopy(tagged.FirstAMID+transport.AMID(kind), header,
@@ -87,8 +87,8 @@ func (h *hostile) say(kind int, header, payload []byte) bool {
 	return false
 }
 
-// alive looks whether the worker still serves its other peer.
-func (h *hostile) alive() {
+// checkGood checks that the worker still serves its good peer.
+func (h *hostile) checkGood() {
 	h.t.Helper()
 	buf := make([]byte, 16)
 	d := h.recv(h.workers[0], 1<<60, tagged.Exact, buf)
@@ -98,9 +98,9 @@ func (h *hostile) alive() {
 	}
 }
 
-// head makes a header of n bytes.
-func head(n int, back uint16, flag byte, id uint32, words ...uint64) []byte {
-	b := binary.LittleEndian.AppendUint16(nil, back)
+// head is a header of n bytes that grants the given places.
+func head(n int, grant uint16, flag byte, id uint32, words ...uint64) []byte {
+	b := binary.LittleEndian.AppendUint16(nil, grant)
 	b = binary.LittleEndian.AppendUint32(append(b, flag, 0), id)
 	for _, w := range words {
 		b = binary.LittleEndian.AppendUint64(b, w)
@@ -134,7 +134,7 @@ func entry(tag uint64, n uint16) []byte {
 	return binary.LittleEndian.AppendUint16(binary.LittleEndian.AppendUint64(nil, tag), n)
 }
 
-// TestProtocolViolations: what no endpoint sends fails the endpoint that it came on, with
+// TestProtocolViolations: what no endpoint sends fails the endpoint that receives it, with
 // ErrProtocol, and no other.
 func TestProtocolViolations(t *testing.T) {
 	x := []byte("x")
@@ -197,9 +197,9 @@ func TestProtocolViolations(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			h := newHostile(t)
 			for _, m := range c.messages {
-				h.say(m.kind, m.header, m.payload)
+				h.post(m.kind, m.header, m.payload)
 			}
-			h.until(func() bool { h.raw.Worker().Progress(); return h.told != 0 })
+			h.until(func() bool { h.raw.Worker().Progress(); return h.errors != 0 })
 			if err := h.victim.Err(); !errors.Is(err, tagged.ErrProtocol) ||
 				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v: want %q in it", err, c.want)
@@ -207,9 +207,9 @@ func TestProtocolViolations(t *testing.T) {
 			if s := h.workers[0].Stats(); s.Violations != 1 || s.Failures != 1 {
 				t.Errorf("%+v", s)
 			}
-			h.alive()
-			if h.told != 1 {
-				t.Errorf("told %d times", h.told)
+			h.checkGood()
+			if h.errors != 1 {
+				t.Errorf("OnError ran %d times", h.errors)
 			}
 		})
 	}
@@ -223,31 +223,31 @@ func TestDuplicateNotice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.say(done, head(8, 1, 0, 1), nil)
+	h.post(done, head(8, 1, 0, 1), nil)
 	h.done(one)
 	if one.Err() != nil {
 		t.Fatal(one.Err())
 	}
-	h.say(done, head(8, 0, 0, 1), nil)
-	h.until(func() bool { h.raw.Worker().Progress(); return h.told != 0 })
+	h.post(done, head(8, 0, 0, 1), nil)
+	h.until(func() bool { h.raw.Worker().Progress(); return h.errors != 0 })
 	if !errors.Is(h.victim.Err(), tagged.ErrProtocol) {
 		t.Error(h.victim.Err())
 	}
-	h.alive()
+	h.checkGood()
 }
 
-// TestNoticesAreBounded: a peer that sends synchronous messages and lets hardly a message of this
-// end through. It cannot make notices pile up: the places of the messages come back with them.
+// TestNoticesAreBounded: a peer that sends synchronous messages and receives hardly a message
+// cannot make notices pile up, since the places of its messages come back with the notices.
 func TestNoticesAreBounded(t *testing.T) {
 	h := newHostile(t)
-	room, untold := window, 0
+	room, unnoticed := window, 0
 	var kept []*transport.Message
-	h.heard = func(m *transport.Message) {
+	h.receive = func(m *transport.Message) {
 		m.Keep()
 		kept = append(kept, m)
 		room += int(binary.LittleEndian.Uint16(m.Header()))
 		if m.ID() == tagged.FirstAMID+done {
-			untold--
+			unnoticed--
 		}
 	}
 	victim := h.victim.Worker()
@@ -255,23 +255,23 @@ func TestNoticesAreBounded(t *testing.T) {
 		h.recv(victim, 1, tagged.Exact)
 		h.recv(victim, 1, tagged.Exact)
 		for range 2 {
-			if room != 0 && h.say(eager, head(16, 0, 1, id, 1), nil) {
+			if room != 0 && h.post(eager, head(16, 0, 1, id, 1), nil) {
 				room--
-				untold++
+				unnoticed++
 				id++
 			}
 		}
 		h.settle()
 		h.raw.Worker().Progress()
-		if untold > window || h.victim.Stats().Notices > window {
-			t.Fatalf("%d notices wait, in a window of %d: %+v", untold, window, h.victim.Stats())
+		if unnoticed > window || h.victim.Stats().Notices > window {
+			t.Fatalf("%d notices wait, in a window of %d: %+v", unnoticed, window, h.victim.Stats())
 		}
 		if len(kept) != 0 { // one message's buffer goes back
 			kept[0].Release()
 			kept = kept[1:]
 		}
 	}
-	h.heard = nil
+	h.receive = nil
 	for _, m := range kept {
 		m.Release()
 	}
@@ -279,7 +279,7 @@ func TestNoticesAreBounded(t *testing.T) {
 	if err := h.victim.Err(); err != nil {
 		t.Error(err)
 	}
-	h.alive()
+	h.checkGood()
 }
 
 // TestWrongMemory: an announcement of memory that is not there fails its endpoint and the receive,
@@ -291,17 +291,17 @@ func TestWrongMemory(t *testing.T) {
 	} {
 		h := newHostile(t)
 		d := h.recv(h.workers[0], 1, tagged.Exact, make([]byte, 100000))
-		h.say(announce, head(24, 0, 1, 1, 1, 100000), payload)
-		h.until(func() bool { h.raw.Worker().Progress(); return d.Done() && h.told != 0 })
+		h.post(announce, head(24, 0, 1, 1, 1, 100000), payload)
+		h.until(func() bool { h.raw.Worker().Progress(); return d.Done() && h.errors != 0 })
 		if err := d.Err(); !errors.Is(err, tagged.ErrPeerFailed) && !errors.Is(err, tagged.ErrProtocol) {
 			t.Errorf("%s: %v", what, err)
 		}
-		h.alive()
+		h.checkGood()
 	}
 }
 
-// FuzzHostilePeer feeds a worker with active messages of any content. It never panics, what fails
-// is the endpoint that they came on, and the other peer is served.
+// FuzzHostilePeer feeds a worker with active messages of any content. It never panics; only the
+// endpoint that receives them fails, and the good peer is served.
 func FuzzHostilePeer(f *testing.F) {
 	add := func(messages ...message) {
 		var b []byte
@@ -321,7 +321,7 @@ func FuzzHostilePeer(f *testing.F) {
 	add(message{announce, head(24, 0, 2, 7, 0, 30), append(segment(64, 10), segment(640, 20)...)})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		h := newHostile(t)
-		// Something for the messages to meet.
+		// Requests that the messages can concern.
 		reqs := []*tagged.Request{
 			h.recv(h.workers[0], 0, ^uint64(1), make([]byte, 3)),
 			h.recv(h.workers[0], 1, tagged.Exact, make([]byte, 200)),
@@ -346,13 +346,13 @@ func FuzzHostilePeer(f *testing.F) {
 				b = b[1:]
 				payload = take(n)
 			}
-			if !h.say(kind, header, payload) {
+			if !h.post(kind, header, payload) {
 				break
 			}
 		}
 		h.settle()
 		h.raw.Worker().Progress()
-		h.alive()
+		h.checkGood()
 		if err := h.victim.Err(); err != nil && !errors.Is(err, tagged.ErrProtocol) &&
 			!errors.Is(err, tagged.ErrPeerFailed) {
 			t.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// tap is a software NIC that shows what is registered with it.
+// tap is a software NIC that records what is registered with it.
 type tap struct {
 	*soft.Device
 	mu         sync.Mutex
@@ -50,7 +50,7 @@ func (p *tappedPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, e
 	return p.PD.RegisterMR(buf, access)
 }
 
-// tappedRig is a rig of workers whose NICs show what is registered.
+// tappedRig is a rig of workers whose NICs record what is registered.
 func tappedRig(t testing.TB, workers int, cfg tagged.Config) (*rig, []*tap) {
 	t.Helper()
 	f, err := soft.New(soft.Config{Devices: workers})

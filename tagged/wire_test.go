@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// FuzzHeader reads headers. What is taken is written as the same bytes.
+// FuzzHeader parses headers. What is accepted is written as the same bytes.
 func FuzzHeader(f *testing.F) {
 	f.Add(byte(0), make([]byte, 16), []byte("x"))
 	f.Add(byte(3), append(make([]byte, 16), 1, 0, 0, 0, 0, 0, 0, 0), []byte("x"))
@@ -26,7 +26,8 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzMemory reads descriptions of memory. What is taken adds up, and is written as the same bytes.
+// FuzzMemory parses descriptions of memory. What is accepted adds up, and is written as the same
+// bytes.
 func FuzzMemory(f *testing.F) {
 	keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 5: 2})
 	one := ibverbx.RemoteSegment{Addr: 64, Length: 10, Keys: keys}.AppendBinary(nil)

@@ -10,7 +10,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// rig is some workers over software NICs. At its end it looks whether everything was given back.
+// rig is some workers over software NICs. When the test ends it checks that everything was
+// released.
 type rig struct {
 	t       testing.TB
 	fabric  *soft.Fabric
@@ -96,33 +97,6 @@ func (r *rig) endpoint(i int, cfg tagged.EndpointConfig) *tagged.Endpoint {
 	return e
 }
 
-// until makes progress on all workers until done reports true.
-func (r *rig) until(done func() bool) {
-	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); {
-		for _, w := range r.workers {
-			w.Progress()
-		}
-		if time.Now().After(deadline) {
-			for i, w := range r.workers {
-				r.t.Logf("worker %d: %+v", i, w.Stats())
-			}
-			r.t.Fatal("nothing comes of it")
-		}
-	}
-}
-
-// settle makes progress until nothing happens any more.
-func (r *rig) settle() {
-	for quiet := 0; quiet < 3; quiet++ {
-		for _, w := range r.workers {
-			if w.Progress() != 0 {
-				quiet = 0
-			}
-		}
-	}
-}
-
 // pair is two workers with an endpoint each.
 func pair(t testing.TB, nics int, cfg tagged.Config) (r *rig, a, b *tagged.Endpoint) {
 	t.Helper()
@@ -131,15 +105,7 @@ func pair(t testing.TB, nics int, cfg tagged.Config) (r *rig, a, b *tagged.Endpo
 	return r, a, b
 }
 
-func pattern(n, seed int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(i*7 + i>>8 + seed)
-	}
-	return b
-}
-
-// send sends, and fails the test if it is refused; it may return nil.
+// send sends, and fails the test if that is refused; like Send it may return nil.
 func (r *rig) send(e *tagged.Endpoint, tag uint64, bufs ...[]byte) *tagged.Request {
 	r.t.Helper()
 	req, err := e.Send(tag, bufs...)
@@ -158,7 +124,7 @@ func (r *rig) recv(w *tagged.Worker, tag, mask uint64, bufs ...[]byte) *tagged.R
 	return req
 }
 
-// done waits for requests, those that are nil being done.
+// done waits for requests; nil ones are done.
 func (r *rig) done(reqs ...*tagged.Request) {
 	r.t.Helper()
 	for _, req := range reqs {
@@ -168,8 +134,68 @@ func (r *rig) done(reqs ...*tagged.Request) {
 	}
 }
 
+// until makes progress on all workers until done reports true.
+func (r *rig) until(done func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); {
+		for _, w := range r.workers {
+			w.Progress()
+		}
+		if time.Now().After(deadline) {
+			for i, w := range r.workers {
+				r.t.Logf("worker %d: %+v", i, w.Stats())
+			}
+			r.t.Fatal("the condition does not come true")
+		}
+	}
+}
+
+// settle makes progress until nothing happens any more.
+func (r *rig) settle() {
+	for quiet := 0; quiet < 3; quiet++ {
+		for _, w := range r.workers {
+			if w.Progress() != 0 {
+				quiet = 0
+			}
+		}
+	}
+}
+
+// background starts progress on all workers, and returns a context that ends only if the test
+// hangs.
+func background(r *rig) context.Context {
+	for _, w := range r.workers {
+		if err := w.Start(); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return timeout(r.t, 20*time.Second)
+}
+
 func timeout(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+func pattern(n, seed int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8 + seed)
+	}
+	return b
+}
+
+// cut cuts b into pieces of different lengths, with empty ones between them.
+func cut(b []byte, pieces int) [][]byte {
+	var out [][]byte
+	for i := pieces; i > 0; i-- {
+		n := len(b)
+		if i > 1 {
+			n = n / i / (1 + i%2)
+		}
+		out = append(out, b[:n], nil)
+		b = b[n:]
+	}
+	return out
 }
