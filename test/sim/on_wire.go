@@ -1,0 +1,304 @@
+package sim
+
+import (
+	"errors"
+	"slices"
+
+	"ibverbx"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+)
+
+// find says which request a physical one belongs to. Its addresses are read, not its id: how the
+// library makes ids is its own affair.
+func (e *end) find(wr *verbs.SendWR) *send {
+	switch {
+	case e.single:
+		return e.byID(wr.ID)
+	case wr.Opcode.IsSend() && wr.Imm&markMask == relaxedMark:
+		if index := int(wr.Imm &^ markMask); index < len(e.sends) && e.sends[index].relax {
+			return e.sends[index]
+		}
+		return nil
+	case wr.Opcode.IsSend():
+		if len(e.mail) == 0 {
+			return nil
+		}
+		return e.mail[0]
+	case isWrite(wr.Opcode):
+		off := int(wr.RemoteAddr - e.peer.host.MR.Addr())
+		return lookup(e.writes, off, func(s *send) lab.Span { return s.remote })
+	case len(wr.SGL) != 0:
+		off := int(wr.SGL[0].Addr - e.host.MR.Addr())
+		return lookup(e.locals, off, func(s *send) lab.Span {
+			first, last := s.local[0], s.local[len(s.local)-1]
+			return first.Part(0, last.Off+last.N-first.Off)
+		})
+	}
+	return nil
+}
+
+func (e *end) byID(id uint64) *send {
+	if index := int(uint32(id)); index < len(e.sends) && id == e.id(false, index) {
+		return e.sends[index]
+	}
+	return nil
+}
+
+// lookup finds what an address lies in, in a list ordered by address.
+func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
+	at, found := slices.BinarySearchFunc(list, off, func(t T, off int) int {
+		switch s := where(t); {
+		case s.Off+s.N <= off:
+			return -1
+		case s.Off > off:
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		return none
+	}
+	return list[at]
+}
+
+// onWire checks a physical request that a NIC has accepted.
+func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
+	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes()}
+	s := e.find(wr)
+	if s == nil {
+		if !e.single { // there the library drains with a request of its own
+			e.w.Broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
+				wr.Opcode, wr.Bytes())
+		}
+		return p
+	}
+	p.req = s
+	if e.w.Log != nil {
+		e.w.Logf("    on %v: %v of %d bytes%s, for %v", q, wr.Opcode, wr.Bytes(), e.immediateText(q, wr), s)
+	}
+	if e.single {
+		return p
+	}
+	e.mayGoOut(q, s)
+	if limit := e.limitOf(q); len(q.sends) >= limit {
+		e.w.Broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, len(q.sends)+1, q, limit)
+	}
+	n := int(wr.Bytes())
+	switch {
+	case s.relax:
+		s.data++
+		e.relaxedOnWire(q, s, wr, n)
+	case wr.Opcode.IsSend():
+		p.note = true
+		e.noteOnWire(s, wr, s.index)
+		if n != s.length {
+			e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
+		}
+		e.mail = e.mail[1:]
+	case wr.Opcode == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray:
+		p.note = true
+		e.noteOnWire(s, wr, s.index+1)
+		if n != 0 || wr.Imm != s.imm {
+			e.w.Broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n,
+				wr.Imm)
+		}
+	default:
+		s.data++
+		e.dataOnWire(q, s, wr, n)
+	}
+	s.begun = true
+	return p
+}
+
+// mayGoOut checks that nothing has happened that keeps a request back.
+func (e *end) mayGoOut(q *wire, s *send) {
+	switch {
+	case s.done:
+		e.w.Broken(lab.Ownership, "%v: %v goes out after it was reported", e, s)
+	case e.state != connected && e.state != draining || s.life != e.life:
+		e.w.Broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
+	case s.index >= e.stop:
+		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stop-1)
+	case e.halt && !s.begun:
+		e.w.Broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
+	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index:
+		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+	}
+}
+
+// noteOnWire checks the last step of a request: all data before it must be acknowledged, and that
+// of Spray's notification its own.
+func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
+	e.mustSolicit(s, wr)
+	if e.ackedTo() < all {
+		e.w.Broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
+			e, s, e.sends[e.acked])
+	}
+	if s.noted {
+		e.w.Broken(ruleNotification, "%v: %v is notified twice", e, s)
+	}
+	s.noted = true
+}
+
+// relaxedOnWire checks a relaxed SEND: it goes out once, whole, behind those before it and on the
+// same rail, which keeps that order.
+func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
+	e.mustSolicit(s, wr)
+	if len(e.relaxed) == 0 || e.relaxed[0] != s {
+		e.w.Broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
+	}
+	e.relaxed = e.relaxed[1:]
+	if e.carrier != nil && e.carrier != q {
+		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.carrier, q)
+	}
+	e.carrier = q
+	if n != s.length {
+		e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
+	}
+}
+
+// mustSolicit checks that what tells the peer asks for an event just where the program did.
+func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
+	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
+		e.w.Broken(ruleWire, "%v: the last step of %v goes out with flags %v", e, s, wr.Flags)
+	}
+}
+
+func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
+	frag := int(e.vq.Config().MaxMsgSize)
+	s.posted += n
+	switch {
+	case s.posted > s.length:
+		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
+	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
+		e.w.Broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
+	case s.op.IsAtomic() && e.atomics != nil && e.atomics != q:
+		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomics, q)
+	}
+	if s.op.IsAtomic() {
+		e.atomics = q
+	}
+	if s.every {
+		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
+		if s.rails&rail != 0 || n != s.length/rails {
+			e.w.Broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
+				s.length/rails)
+		}
+		s.rails |= rail
+	}
+	if wr.Opcode == verbs.OpRDMAWriteWithImm {
+		e.numberOnWire(q, s, wr, n)
+		return
+	}
+	q.plain = q.plain || wr.Opcode != verbs.OpRDMARead
+}
+
+// ackedTo is the index of the first send of this life whose data is not acknowledged.
+func (e *end) ackedTo() int {
+	for e.acked < len(e.sends) {
+		s := e.sends[e.acked]
+		if s.life == e.life && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
+			break
+		}
+		e.acked++
+	}
+	return e.acked
+}
+
+// allOut says whether all data of a request was on the wire. An ordinary SEND has none: it is a
+// last step.
+func (s *send) allOut() bool {
+	if s.op.IsSend() {
+		return s.begun || !s.relax
+	}
+	return s.posted == s.length
+}
+
+// sendSeen notes a completion of the send direction that the library sees.
+func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
+	s := p.req
+	if status != verbs.StatusSuccess && e.broke == nil {
+		e.broke, e.brokeOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
+	}
+	if !p.note && !e.single {
+		s.data--
+	}
+	if status != verbs.StatusSuccess {
+		s.failed = true
+		e.stop = min(e.stop, s.index+1)
+	}
+}
+
+// recvSeen notes a completion of the receive direction that the library sees. A flushed one is the
+// consequence of something else.
+func (e *end) recvSeen(status verbs.Status) {
+	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr {
+		e.halt = true
+	}
+}
+
+// refusedOnWire notes a post that a NIC has refused.
+func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
+	e.w.Logf("    on %v: refused: %v", q, err)
+	if e.single || verbs.IsTransient(err) {
+		if verbs.IsTransient(err) && !lab.Injected(err) && !e.single && !e.conn.lied {
+			e.w.Broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
+		}
+		return
+	}
+	if s := e.find(wr); s != nil {
+		s.failed = true
+		e.stop = min(e.stop, s.index+1)
+	}
+}
+
+// recvOnWire finds the receive with memory that a physical one belongs to; nil for credits and
+// notifications.
+func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
+	if len(wr.SGL) == 0 {
+		return nil
+	}
+	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.MR.Addr()), func(r *recv) lab.Span { return r.buffer })
+	if r == nil {
+		e.w.Broken(ruleOneForOne, "%v posts a receive that nobody has asked for", e)
+	}
+	return r
+}
+
+// limitOf is how many requests may be on a wire.
+func (e *end) limitOf(q *wire) int {
+	limit := min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
+	if e.conn.raw && !e.conn.lied && q.isData() {
+		limit = min(limit, e.peer.vq.Config().Credits) // which its card told
+	}
+	return limit
+}
+
+// isData says whether a wire is a data rail, and not the notify queue pair.
+func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
+
+// mayStop checks a rail that the library moves to ERR: after a failed send it must not cut short
+// what was posted before that, where that may linger.
+func (e *end) mayStop() {
+	var failed *ibverbx.FailedError
+	if e.single || e.state != connected || e.leaving || e.halt || e.noRecvs || e.conn.lied ||
+		e.conn.plan.cfg[0].Linger < 0 ||
+		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
+		return
+	}
+	first := e.byID(failed.ID)
+	if first == nil || first.life != e.life {
+		return
+	}
+	for _, s := range e.sends[:min(first.index, e.stop-1)] {
+		if s.life != e.life || s.done {
+			continue
+		}
+		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&
+			e.vq.Scheme() == ibverbx.Spray)
+		if s.out != 0 || !s.allOut() || owesNote {
+			e.w.Broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package sim
+
+import (
+	"fmt"
+
+	"ibverbx"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+)
+
+// giveMemory gives a request memory on both sides. It reports false when there is none left.
+func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
+	own, peers := e.host.Memory, e.peer.host.Memory
+	all, ok := own.Alloc(s.length)
+	if !ok {
+		return false
+	}
+	if !own.Untouched(all) {
+		e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes %d to %d",
+			e, all.Off, all.Off+all.N)
+	}
+	s.local = []lab.Span{all}
+	switch {
+	case s.op.IsAtomic():
+		return e.giveWord(s, wr)
+	case s.op == verbs.OpRDMARead:
+		if !e.giveReadable(s) {
+			return false
+		}
+	default:
+		if isWrite(s.op) {
+			if s.remote, ok = peers.Alloc(s.length); !ok {
+				return false
+			}
+			if !peers.Untouched(s.remote) {
+				e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes "+
+					"%d to %d", e, s.remote.Off, s.remote.Off+s.remote.N)
+			}
+		}
+		s.key = own.FillDrawn(all, e.w.Rng)
+	}
+	if s.remote.N != 0 {
+		wr.Remote = e.peer.host.RemoteSegment(s.remote)
+		if s.remote.Off%2 == 0 {
+			wr.Remote = carried(wr.Remote)
+		}
+	}
+	e.cut(s, wr)
+	return true
+}
+
+// cut gives the request its local memory: in one piece, in several, or inline.
+func (e *end) cut(s *send, wr *ibverbx.SendWR) {
+	rng, all := e.w.Rng, s.local[0]
+	cfg := &e.conn.plan.cfg[e.index%2]
+	switch n := rng.IntN(6); {
+	case n == 0 && s.op != verbs.OpRDMARead && all.N <= cfg.MaxInline:
+		s.flags |= verbs.SendInline
+		wr.Inline = append([]byte(nil), e.host.Memory.Bytes(all)...)
+		e.host.Memory.Reuse(all, "the source of an inline request") // it is the caller's at once
+		s.local = nil
+	case n == 1 && all.N > 1:
+		// SEND is not fragmented, nor is what a single queue pair carries: there the list must fit.
+		most := 5
+		if s.op.IsSend() || s.every || e.single {
+			most = cfg.MaxSGE
+		}
+		s.local = s.local[:0]
+		for at := 0; at < all.N; {
+			size := 1 + rng.IntN(all.N-at)
+			if len(s.local) == most-1 {
+				size = all.N - at
+			}
+			s.local = append(s.local, all.Part(at, size))
+			at += size
+		}
+		for _, piece := range s.local {
+			wr.SGL = append(wr.SGL, e.host.Segment(piece))
+		}
+		if len(wr.SGL) < most && rng.IntN(3) == 0 {
+			wr.SGL = append(wr.SGL, ibverbx.Segment{}) // of no bytes, which needs no keys
+		}
+	case all.N != 0:
+		wr.Local = e.host.Segment(all)
+	}
+}
+
+// fitsEvery says whether so many bytes can go over every rail.
+func (e *end) fitsEvery(n int) bool {
+	rails := e.conn.plan.rails
+	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].MaxMsgSize)
+}
+
+// giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what
+// an earlier write has brought.
+func (e *end) giveReadable(s *send) bool {
+	if e.w.Rng.IntN(2) == 0 {
+		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
+			if t := e.sends[i]; isWrite(t.op) && t.life == e.life && t.length <= s.length {
+				s.flags |= verbs.SendFence
+				s.remote, s.key, s.length = t.remote, t.key, t.length
+				s.local[0].N = t.length
+				s.every = s.every && e.fitsEvery(t.length)
+				return true
+			}
+		}
+	}
+	at, ok := e.peer.host.Memory.Alloc(s.length)
+	if !ok {
+		return false
+	}
+	s.remote = at
+	s.key = e.peer.host.Memory.FillDrawn(at, e.w.Rng)
+	e.peer.host.Memory.Settle(at, s.key, "what "+e.name+" reads")
+	return true
+}
+
+// giveWord chooses what an atomic changes.
+func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
+	rng := e.w.Rng
+	if len(e.words) == 0 || !e.words[len(e.words)-1].sure || rng.IntN(10) == 0 {
+		at, ok := e.peer.host.Memory.Alloc(8)
+		if !ok {
+			return false
+		}
+		v := rng.Uint64()
+		e.peer.host.Memory.SetWord(at.Off, v)
+		e.words = append(e.words, &word{at: at, value: v, planned: v, sure: true})
+	}
+	s.word = e.words[len(e.words)-1]
+	s.first, s.second = rng.Uint64(), rng.Uint64()
+	if s.op == verbs.OpAtomicCmpAndSwp && rng.IntN(2) == 0 {
+		s.first = s.word.planned
+	}
+	s.word.planned = s.word.after(s, s.word.planned)
+	wr.CompareAdd, wr.Swap = s.first, s.second
+	wr.Local = e.host.MR.Slice(uint64(s.local[0].Off), 8)
+	wr.Remote = e.peer.host.Remote.Slice(uint64(s.word.at.Off), 8)
+	return true
+}
+
+// carried is a remote segment as the message of a protocol brings it.
+func carried(s ibverbx.RemoteSegment) ibverbx.RemoteSegment {
+	got, rest, err := new(ibverbx.Keys).DecodeSegment(s.AppendBinary(make([]byte, 0, s.BinarySize())))
+	if err != nil || len(rest) != 0 {
+		panic(fmt.Sprintf("sim: %v comes back as %v and %d bytes: %v", s, got, len(rest), err))
+	}
+	return got
+}

@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"ibverbx"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+)
+
+// settle lets the fabric run until nothing moves any more. With balance the programs post what each
+// other waits for.
+func (w *world) settle(balance bool) {
+	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
+	for range 20_000 {
+		before := w.Moves
+		w.Moves += w.Fabric.Run(50)
+		moved := 0
+		for _, c := range w.cqs {
+			moved += c.pollAll()
+		}
+		for _, e := range w.ends {
+			if e.state == draining {
+				e.drain()
+			}
+		}
+		for _, c := range w.conns {
+			if balance {
+				moved += c.balance()
+			}
+		}
+		if still++; moved != 0 || w.Moves != before {
+			still = 0
+		}
+		if still == 3 {
+			return
+		}
+	}
+	w.Broken(lab.Liveness, "it does not come to rest")
+}
+
+// well says whether both ends work, and truthfully.
+func (c *conn) well() bool {
+	for _, e := range c.ends {
+		if e.state != connected || e.vq.Err() != nil {
+			return false
+		}
+	}
+	return !c.lied
+}
+
+// balance makes as many receives as messages of each kind: it posts the receives that are missing,
+// and lets the peer send what is waited for in vain. A receive that nothing matches would hold up
+// all behind it.
+func (c *conn) balance() (moved int) {
+	if c.lied {
+		return 0
+	}
+	for _, e := range c.ends {
+		if e.state != connected || e.vq.Err() != nil {
+			continue
+		}
+		var waiting [2]int
+		for _, r := range e.recvs[e.recvHead:] {
+			if r.message && !e.single {
+				waiting[kindMessage]++
+			} else {
+				waiting[kindNote]++
+			}
+		}
+		var coming [messageKinds]int
+		for kind, list := range e.expect {
+			for len(list) != 0 && list[0].life < e.life {
+				list = list[1:]
+			}
+			coming[kind] = len(list)
+		}
+		coming[kindMessage] += coming[kindRelaxed]
+		for kind, n := range waiting {
+			for range coming[kind] - n {
+				moved += e.feed(kind == kindMessage || e.single)
+			}
+			for range n - coming[kind] {
+				moved += e.peer.serve(kind == kindMessage)
+			}
+		}
+		if n := len(e.sends); e.single && e.sendHead < n && e.sends[n-1].flags&verbs.SendSignaled == 0 {
+			moved += e.serve(false) // a signaled one vouches for those before it
+		}
+	}
+	return moved
+}
+
+// feed posts a receive.
+func (e *end) feed(message bool) int {
+	before := len(e.recvs)
+	if wr, ok := e.makeRecv(message); ok {
+		e.postGoodRecvs([]ibverbx.RecvWR{wr})
+	}
+	return len(e.recvs) - before
+}
+
+// serve sends a byte: as a message, or with a notification.
+func (e *end) serve(message bool) int {
+	if e.state != connected || e.vq.Err() != nil {
+		return 0
+	}
+	s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWriteWithImm, flags: verbs.SendSignaled,
+		length: 1, imm: 5}
+	if message {
+		s.op = verbs.OpSend
+	}
+	wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Imm: s.imm}
+	if !e.giveMemory(s, &wr) {
+		e.w.Broken(lab.Leak, "the simulation has too little memory to come to its end")
+	}
+	wr.Flags = s.flags
+	e.enter(s)
+	e.postGood([]ibverbx.SendWR{wr}, s.index)
+	return 1
+}
