@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Bad input, and the errors that it must get. Each spoils a request that was good, which then must
-// have no effect whatever.
+// Requests that must be refused, and with which error. Each is a good request that was spoilt, and
+// must have no effect.
 
 // badSend is a way to spoil a request.
 type badSend struct {
@@ -19,7 +19,7 @@ type badSend struct {
 	spoil func(e *end, wr *ibverbx.SendWR)
 }
 
-// where says on which virtual queue pairs it is bad, or possible.
+// where says on which virtual queue pairs a spoilt request is an error.
 type where uint8
 
 const (
@@ -124,7 +124,7 @@ var badSends = []badSend{
 	}},
 }
 
-// postBadSend posts a batch whose last request is spoilt: those before it are accepted, it is not.
+// postBadSend posts a batch whose last request is spoilt: all others are accepted.
 func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
 	bad := badSends[e.w.Rng.IntN(len(badSends))]
 	if !bad.where.fits(e) {
@@ -145,7 +145,7 @@ func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
 	switch {
 	case want != nil:
 		e.checkRefusal("send", n, good+1, err, want, e.sendQueueFull)
-	case (e.single || e.conn.lied) && n < good || e.conn.lied && errors.Is(err, ibverbx.ErrNoKey):
+	case (e.single || e.conn.hostile) && n < good || e.conn.hostile && errors.Is(err, ibverbx.ErrNoKey):
 		e.checkRefusal("send", n, good, err, nil, e.sendQueueFull)
 	case n != good || !errors.Is(err, bad.want) || e.vq.Stats().Sends != before+uint64(n):
 		e.w.Broken(lab.Refusal, "%v: a request with %s: %d of %d accepted, error %v, want %v", e, bad.name, n,
@@ -153,7 +153,7 @@ func (e *end) postBadSend(wrs []ibverbx.SendWR, first int) {
 	}
 }
 
-// everyKey is keys for any device.
+// everyKey is keys for all devices of a world.
 func everyKey() *ibverbx.Keys {
 	keys := map[verbs.DeviceID]uint32{}
 	for dev := range verbs.DeviceID(8) {

@@ -21,21 +21,21 @@ func (e *end) take(wc *ibverbx.WC) {
 		e.w.Broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
 	}
 	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil &&
-		e.life == e.lastLife() {
+		e.number == e.lastSession() {
 		e.w.Broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
 	}
 }
 
-// lastLife is the life of what has completed last.
-func (e *end) lastLife() int {
-	life := 0
+// lastSession is the session of the request that has completed last.
+func (e *end) lastSession() int {
+	session := 0
 	if e.sendHead > 0 {
-		life = e.sends[e.sendHead-1].life
+		session = e.sends[e.sendHead-1].session
 	}
 	if e.recvHead > 0 {
-		life = max(life, e.recvs[e.recvHead-1].life)
+		session = max(session, e.recvs[e.recvHead-1].session)
 	}
-	return life
+	return session
 }
 
 func (e *end) takeSend(wc *ibverbx.WC, index int) {
@@ -57,12 +57,12 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 		e.w.Broken(lab.Content, "%v: %v completes with %d bytes", e, s, wc.ByteLen)
 	}
 	e.checkFields(wc)
-	e.checkTold(wc, s.life)
-	e.checkStatus("send", s.life, &e.sendTorn, wc)
+	e.checkReported(wc, s.session)
+	e.checkStatus("send", s.session, &e.sendErrors, wc)
 	e.release(s, wc.Status == verbs.StatusSuccess)
 }
 
-// mustBeNext checks that what completes is the next of the posted ones, in their order.
+// mustBeNext checks that requests complete in the order in which they were posted.
 func (e *end) mustBeNext(what string, index, next, posted int) {
 	switch {
 	case index >= posted:
@@ -74,42 +74,42 @@ func (e *end) mustBeNext(what string, index, next, posted int) {
 	}
 }
 
-// skipUnsignaled lets unsignaled requests end. A later completion vouches for them; at the end of a
-// life nothing does.
+// skipUnsignaled ends the unsignaled requests before an index. A later completion vouches for them:
+// then they have succeeded. At the end of a session their outcome is unknown.
 func (e *end) skipUnsignaled(index int, vouched bool) {
 	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
 		s := e.sends[e.sendHead]
 		e.sendHead++
-		e.release(s, vouched && e.sendTorn.life != s.life && s.life == e.life && !e.ended())
+		e.release(s, vouched && e.sendErrors.any != s.session && s.session == e.number && !e.ended())
 	}
 }
 
-// ended says whether the program has ended what was outstanding.
+// ended says whether the program has reset, drained or closed the end.
 func (e *end) ended() bool { return e.state != connected && e.state != draining }
 
-// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that the error
-// is told once: all others are flushed.
-func (e *end) checkStatus(what string, life int, t *torn, wc *ibverbx.WC) {
+// checkStatus checks that a failure has a cause, that nothing succeeds after it, and that one
+// completion reports the error: all later ones are flushed.
+func (e *end) checkStatus(what string, session int, t *errorsSeen, wc *ibverbx.WC) {
 	if wc.Status == verbs.StatusSuccess {
-		if t.life == life {
+		if t.any == session {
 			e.w.Broken(ruleFirstError, "%v: a %s succeeds after an error: %s", e, what, describe(wc))
 		}
 		return
 	}
-	t.life = life
+	t.any = session
 	if wc.Status != verbs.StatusWRFlushErr {
-		if t.told == life {
+		if t.own == session {
 			e.w.Broken(ruleFirstError, "%v: a second error: %s", e, describe(wc))
 		}
-		t.told = life
+		t.own = session
 	}
-	if e.conn.Blame == "" && life == e.life && !e.ended() {
+	if e.conn.Blame == "" && session == e.number && !e.ended() {
 		e.w.Broken(lab.Isolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
 	}
 }
 
-// checkFields checks what a completion of the send direction must not say: an immediate, or a
-// vendor code where nothing failed, or one that no completion had.
+// checkFields checks that a send completes without an immediate, and with a vendor code only if a
+// physical completion had it.
 func (e *end) checkFields(wc *ibverbx.WC) {
 	if wc.Imm != 0 || wc.Flags != 0 || wc.Status == verbs.StatusSuccess && wc.VendorErr != 0 {
 		e.w.Broken(lab.Content, "%v: a send has fields that do not apply: %+v", e, *wc)
@@ -126,11 +126,12 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 	e.w.Broken(lab.Content, "%v: no completion had this vendor code: %+v", e, *wc)
 }
 
-// checkTold checks that the request which Err names as the first to fail completes with that error.
-func (e *end) checkTold(wc *ibverbx.WC, life int) {
+// checkReported checks that the request which Err names as the first to fail completes with that
+// error.
+func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
-	if life != e.life || e.ended() || e.sendTorn.told == life || !errors.As(e.vq.Err(), &first) ||
+	if session != e.number || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
 		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}
@@ -139,8 +140,8 @@ func (e *end) checkTold(wc *ibverbx.WC, life int) {
 	}
 }
 
-// release notes what memory holds from now on: a source is the program's again, who overwrites it;
-// a target must not change.
+// release notes what the memory of a completed request holds from now on: the program overwrites
+// sources, and targets must not change.
 func (e *end) release(s *send, ok bool) {
 	s.done = true
 	own, peers := e.host.Memory, e.peer.host.Memory
@@ -181,10 +182,10 @@ func (e *end) releaseSource(s *send, name string) {
 func (e *end) releaseAtomic(s *send, ok bool) {
 	found := e.host.Memory.Word(s.local[0].Off)
 	if !ok {
-		s.word.sure = false // it may have been carried out or not
+		s.word.known = false // its value is not known any more
 		return
 	}
-	if !s.word.sure {
+	if !s.word.known {
 		return
 	}
 	if found != s.word.value {
@@ -193,7 +194,7 @@ func (e *end) releaseAtomic(s *send, ok bool) {
 	s.word.value = s.word.after(s, found)
 }
 
-// after is what an atomic leaves where it has found a value.
+// after is the value that an atomic leaves in a word where it has found one.
 func (w *word) after(s *send, found uint64) uint64 {
 	switch {
 	case s.op == verbs.OpAtomicFetchAdd:
@@ -222,9 +223,9 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 	if r.out != 0 {
 		e.w.Broken(lab.Ownership, "%v: %v is reported while it is on a NIC", e, r)
 	}
-	e.checkStatus("receive", r.life, &e.recvTorn, wc)
+	e.checkStatus("receive", r.session, &e.recvErrors, wc)
 	switch {
-	case wc.Status == verbs.StatusSuccess && !slices.Contains(e.conn.lies, r.life):
+	case wc.Status == verbs.StatusSuccess && !slices.Contains(e.conn.hostileIn, r.session):
 		e.match(r, wc)
 	case wc.Status != verbs.StatusSuccess && (wc.ByteLen != 0 || wc.Imm != 0 || wc.Flags != 0):
 		e.w.Broken(lab.Content, "%v: %v has failed, and says what has arrived: %s", e, r, describe(wc))
@@ -237,7 +238,7 @@ func (e *end) takeRecv(wc *ibverbx.WC, index int) {
 
 // match checks a successful receive against what the peer has sent.
 func (e *end) match(r *recv, wc *ibverbx.WC) {
-	kind := kindNote
+	kind := kindNotification
 	if r.message && !e.single {
 		kind = kindMessage
 		if wc.Imm&markMask == relaxedMark {
@@ -245,10 +246,10 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 		}
 	}
 	list := e.expect[kind]
-	for len(list) != 0 && list[0].life < r.life {
+	for len(list) != 0 && list[0].session < r.session {
 		list = list[1:]
 	}
-	if len(list) == 0 || list[0].life != r.life {
+	if len(list) == 0 || list[0].session != r.session {
 		e.w.Broken(ruleNotification, "%v: %v completes, and nothing was sent", e, r)
 	}
 	s := list[0]
@@ -256,9 +257,9 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 	if s.op.IsSend() {
 		e.matchMessage(r, s, wc)
 	} else {
-		e.matchNote(r, s, wc)
+		e.matchNotification(r, s, wc)
 	}
-	if !s.relax { // it says nothing of what came before
+	if !s.relax { // a relaxed SEND waits for no write
 		e.seeWrites(s)
 	}
 }
@@ -277,11 +278,11 @@ func (e *end) matchMessage(r *recv, s *send, wc *ibverbx.WC) {
 	}
 }
 
-func (e *end) matchNote(r *recv, s *send, wc *ibverbx.WC) {
+func (e *end) matchNotification(r *recv, s *send, wc *ibverbx.WC) {
 	want := ibverbx.WC{ID: wc.ID, QPNum: wc.QPNum, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm,
 		Imm: s.imm, ByteLen: uint64(s.length)}
 	if !e.single && e.vq.Scheme() == ibverbx.Spray {
-		want.ByteLen = 0 // it does not say
+		want.ByteLen = 0 // Spray does not carry the length
 	} else if !e.single && !s.raw {
 		want.Imm = 0
 	}
@@ -290,11 +291,11 @@ func (e *end) matchNote(r *recv, s *send, wc *ibverbx.WC) {
 	}
 }
 
-// seeWrites checks that everything which the peer has written before a notification is here.
+// seeWrites checks that all writes which the peer posted before a notification have landed.
 func (e *end) seeWrites(s *send) {
 	for ; e.checked <= s.index; e.checked++ {
 		t := e.peer.sends[e.checked]
-		if t.life != s.life || !isWrite(t.op) || t.landed {
+		if t.session != s.session || !isWrite(t.op) || t.landed {
 			continue
 		}
 		if !e.host.Memory.Holds(t.remote, t.key) {

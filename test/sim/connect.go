@@ -8,10 +8,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// connect exchanges cards, which are true, and connects both ends.
+// connect exchanges true cards and connects both ends.
 func (w *world) connect(c *conn) {
-	c.life++
-	c.Blame, c.drainOnly, c.lied, c.cardLied = w.trouble(c), false, false, false
+	c.session++
+	c.Blame, c.drainOnly, c.hostile, c.falseCard = w.causeToFail(c), false, false, false
 	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
 	var cards [2]ibverbx.BusinessCard
 	for i, e := range c.ends {
@@ -20,13 +20,13 @@ func (w *world) connect(c *conn) {
 			w.Broken(lab.Isolation, "%v: card: %v", e, err)
 		}
 		if err != nil {
-			return // a NIC is gone: nothing to connect yet
+			return // a NIC is gone
 		}
 		e.mustBeNew(card)
-		cards[i] = w.travel(c, e, card)
+		cards[i] = w.sendCard(c, e, card)
 	}
 	for i, e := range c.ends {
-		if w.Rng.IntN(4) == 0 { // step by step
+		if w.Rng.IntN(4) == 0 { // in two steps
 			e.toInit()
 		}
 		err := e.vq.Connect(cards[1-i])
@@ -35,9 +35,9 @@ func (w *world) connect(c *conn) {
 			if c.Blame == "" {
 				w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 			}
-			continue // it is left in between: reset or close
+			continue // only Reset or Close can follow
 		}
-		e.begin(c.life)
+		e.begin(c.session)
 	}
 	for _, e := range c.ends {
 		if e.state != connected {
@@ -46,7 +46,7 @@ func (w *world) connect(c *conn) {
 	}
 }
 
-// toInit takes an end to INIT by itself, as programs do that connect step by step.
+// toInit moves an end to INIT, as programs do that connect step by step.
 func (e *end) toInit() {
 	err := e.vq.Modify(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
 		verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess, nil)
@@ -55,11 +55,11 @@ func (e *end) toInit() {
 	}
 }
 
-// mustBeNew checks that packets of a former life do not fit into this one: packet sequence numbers
-// are drawn anew.
+// mustBeNew checks that each session begins with new packet sequence numbers, so that no packet of
+// an earlier one is accepted.
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
-		if q := e.wires[i]; e.life != 0 && r.PSN == q.psn && e.renewed {
+		if q := e.wires[i]; e.number != 0 && r.PSN == q.psn && e.renewed {
 			e.w.Broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
 		}
 		e.wires[i].psn = r.PSN
@@ -67,9 +67,9 @@ func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	e.renewed = false
 }
 
-// travel sends a card to the other side: as JSON, and stripped to what the C++ original knows
-// besides addresses if so planned.
-func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
+// sendCard sends a card to the other side as JSON, in some plans without the keys that the C++
+// original does not know.
+func (w *world) sendCard(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.BusinessCard) {
 	text, err := json.Marshal(card)
 	w.Must("marshal card", err)
 	if c.plan.strip {
@@ -88,24 +88,21 @@ func (w *world) travel(c *conn, e *end, card ibverbx.BusinessCard) (got ibverbx.
 	return got
 }
 
-// begin starts a life.
-func (e *end) begin(life int) {
-	e.life, e.state = life, connected
-	e.firstErr, e.broke, e.offended, e.arrived = "", nil, false, nil
-	e.stop, e.halt, e.noRecvs = forever, false, false
-	e.acked, e.checked = len(e.sends), len(e.peer.sends)
-	e.mail, e.relaxed, e.numbers, e.used, e.atomics, e.carrier = nil, nil, e.numbers[:0], 0, nil, nil
+// begin starts a session.
+func (e *end) begin(number int) {
+	e.state = connected
+	e.session = session{number: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends)}
 	for _, q := range e.wires {
-		q.raw, q.rawIn, q.plain = false, false, false
+		q.userImm = userImm{}
 	}
 	for _, word := range e.words {
-		word.sure = false
+		word.known = false
 	}
 }
 
 const becauseDrained = "an end was drained"
 
-// because notes why a connection may fail; the first reason counts.
+// because notes why a connection may fail. The first reason counts.
 func (c *conn) because(reason string) {
 	if c.Blame == "" {
 		c.drainOnly = true
@@ -115,8 +112,8 @@ func (c *conn) because(reason string) {
 	c.Because(reason)
 }
 
-// trouble is what is wrong with the NICs under a connection; "" when nothing is.
-func (w *world) trouble(c *conn) string {
+// causeToFail is why a new session may fail from its beginning; "" when it may not.
+func (w *world) causeToFail(c *conn) string {
 	if c.plan.cfg[0].Conn.RNRRetry != 0 && c.plan.cfg[0].Conn.RNRRetry != verbs.RNRRetryForever {
 		return "a receiver may be late"
 	}
@@ -133,7 +130,7 @@ func (w *world) trouble(c *conn) string {
 	return ""
 }
 
-// reconnect connects two ends that are both in RESET, sometimes after a try with a card that lies.
+// reconnect connects two ends that are both in RESET, sometimes with a false card.
 func (w *world) reconnect(c *conn) {
 	for _, e := range c.ends {
 		if e.state != unconnected || e.vq.State() != verbs.StateReset {
@@ -142,7 +139,7 @@ func (w *world) reconnect(c *conn) {
 	}
 	w.EndFaults(&c.Conn)
 	if w.plan.Mood == lab.Hostile && w.Rng.IntN(2) == 0 {
-		w.connectLied(c)
+		w.connectFalseCard(c)
 		return
 	}
 	w.connect(c)

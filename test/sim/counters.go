@@ -12,8 +12,8 @@ func (e *end) stats() string {
 	return string(text)
 }
 
-// checkCounters: with nothing under way every gauge is back to nothing, and the totals are what was
-// done.
+// checkCounters checks an end with nothing outstanding: all gauges are zero, and the totals match
+// what was posted.
 func (e *end) checkCounters() {
 	st := e.vq.Stats()
 	if st.SendsWaiting != 0 || st.SendWindow != 0 || st.RecvWindow != 0 || st.OutOfOrder != 0 ||
@@ -41,17 +41,17 @@ func (e *end) checkCounters() {
 	}
 	for i, r := range st.Rails {
 		carried += r.Bytes
-		if r.Outstanding != 0 || e.wires[i].most > r.Limit && r.Limit == st.Rails[i].Limit && e.life == 1 {
+		if r.Outstanding != 0 || e.wires[i].most > r.Limit && r.Limit == st.Rails[i].Limit && e.number == 1 {
 			e.w.Broken(ruleCounters, "%v: rail %d: %s", e, i, e.stats())
 		}
 	}
-	if e.life == 1 && carried != total {
+	if e.number == 1 && carried != total {
 		e.w.Broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
 			e.stats())
 	}
 }
 
-// look asks for everything that can be asked for, at any moment.
+// look checks everything that can be queried at any moment, and makes some wrong calls.
 func (e *end) look() {
 	st := e.vq.Stats()
 	open := e.state == connected || e.state == draining
@@ -62,7 +62,7 @@ func (e *end) look() {
 			e.recvHead, e.stats())
 	}
 	for i, r := range st.Rails {
-		if q := e.wires[i]; open && !e.single && !e.conn.lied &&
+		if q := e.wires[i]; open && !e.single && !e.conn.hostile &&
 			(r.Outstanding < len(q.sends) || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
 			e.w.Broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
 				e.stats())
@@ -88,12 +88,12 @@ func (e *end) look() {
 	}
 	e.checkErr()
 	for range 4 {
-		e.fumble()
+		e.misuse()
 	}
 }
 
-// gauges checks what must hold at any moment: nothing above its limit, and what DQPLB keeps for
-// receives that are late is bounded by the bank and by the credits that were out when it filled.
+// gauges checks limits: of requests on each rail, and of notifications that DQPLB keeps for
+// receives to come. Those are at most the bank and the credits that the peer had when it filled.
 func (e *end) gauges() {
 	st := e.vq.Stats()
 	bank := e.vq.Config().MaxBanked

@@ -1,42 +1,46 @@
 // Package sim plays whole systems of virtual queue pairs on software NICs, one for each seed, and
-// checks after every event that each keeps what package ibverbx promises, whatever fails.
+// checks after every event that package ibverbx keeps its promises, whatever fails.
 //
 // # A world
 //
-// A seed decides on everything: how many NICs there are and on which hosts; virtual CQs, some
-// shared, some polled directly; one to three connections of one to six rails, with their scheme,
-// fragment size, limits, credits, first number and cards; and a list of events (event.go) that
-// posts, polls, steps the fabric, strikes with faults (fault.go), breaks the rules as a peer
-// (invade.go), makes mistakes as a program (refuse.go, fumble.go), and resets, connects, drains and
-// closes. The fabric is stepped: data that lands, its acknowledgement, and the moment when a
-// completion becomes visible are actions of their own, in an order that is drawn.
+// A seed decides everything: the NICs and hosts; the virtual CQs, some of them shared, some polled
+// directly; one to three connections of one to six rails, with scheme, fragment size, limits,
+// credits, first number and cards; and a list of events (event.go). An event posts, polls, lets the
+// fabric move, puts a fault in force (package lab), breaks the rules as a peer (hostile_peer.go),
+// makes wrong calls (bad_requests.go, misuse.go), or resets, connects, drains and closes
+// (connect.go, reset_drain_close.go). The fabric is stepped: that data lands, that it is
+// acknowledged, and that a completion becomes visible are actions of their own, in an order that is
+// drawn.
 //
 // # The model
 //
-// The model knows the promises, not the library. It has two sources. Taps (tap.go) stand between
-// the library and the NICs and see every physical request and completion: so it is known which
-// requests the NICs hold (end.go, number.go). And every request has memory of its own (memory.go),
-// so it is known what each byte must be. Rules (rule.go) are checked when a request goes out, when
-// a completion is polled (complete.go), and when nothing moves any more (finish.go).
+// The model knows the promises, not the library. It has two sources. Taps (taps.go) see every
+// physical request and completion, so it is known which requests the NICs hold (on_wire.go,
+// dqplb_number.go). And every request has memory of its own (request_memory.go), so it is known
+// what each byte must be. The promises (rule.go) are checked when a request goes out, when a
+// completion is polled (completion.go, poll.go), and when nothing moves any more (settle.go,
+// final_checks.go).
 //
-// A connection may fail only where something was done to it: everything that strikes notes whom it
-// may concern, and a failure that nobody is to blame for is a broken promise. That is how a fault
-// on one connection is kept from hurting the next.
+// A connection may fail only where something was done to it: every fault notes which connections it
+// may fail, and a failure that nothing accounts for is a broken promise. So a fault on one
+// connection cannot hide that it hurts another one.
 //
 // # Running it
 //
-//	go test ./test/sim                                                 2,000 worlds, and the mutations: a minute or two on two cores
-//	make sim SEEDS=1000000                                             for as long as you like, with progress
-//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711      one world, told event by event
+//	go test ./test/sim                       2,000 worlds, some minutes with -args -mutate
+//	make sim SEEDS=1000000                   more of them, with progress
+//	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711
+//	                                         one world, event by event
 //
-// A world that fails is shrunk: events are left out for as long as the same promise is broken, and
-// what is left is printed as a story, with the command that plays it again. Worlds depend on
-// nothing but their seed and this source: a seed means something only together with the revision
-// that it was found on. The one clock left is that of a single queue pair which cannot be asked
-// whether it has flushed.
+// A world that fails is shrunk: events are left out for as long as the same promise is broken. What
+// is left is printed event by event, with the command that plays it again. A world depends on its
+// seed and on this source: a seed means something only together with the revision that it was found
+// on. One clock is left: a single queue pair that cannot mark the end of a flush waits for silence.
 //
-// # Does it bite?
+// # Planted bugs
 //
-// TestMutations plants over eighty bugs in package ibverbx (mutations_test.go), one at a time, by
-// way of the go command's overlay, and demands that each is found.
+// testdata/ibverbx.bugs has over eighty deliberate bugs. Each names a function of package ibverbx
+// and the code in it that it replaces; package hunt says how (bugs.go there). TestMutations checks
+// that each still has its place. With -args -mutate it plants them one at a time, by way of the go
+// command's overlay, and demands that the simulation finds each.
 package sim

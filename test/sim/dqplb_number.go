@@ -7,9 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// The numbers of DQPLB as they travel: low 24 bits count modulo 2^24-1, so that 0xffffff never
-// appears; bit 31 marks the last fragment of a request; bit 30 says that the user's immediate
-// follows, where both cards announced that; little-endian.
+// The numbers of DQPLB on the wire, little-endian. The low 24 bits count modulo 2^24-1, so 0xffffff
+// never appears. Bit 31 marks the last fragment of a request. Bit 30 says that the user's immediate
+// follows, if both cards announced that.
 const (
 	numberModulo = 1<<24 - 1
 	bitLast      = 1 << 31
@@ -27,7 +27,7 @@ func number(imm uint32) (n uint32, last, raw, ok bool) {
 // immediate puts one together.
 func immediate(n uint32, flags uint32) uint32 { return bits.ReverseBytes32(n%numberModulo | flags) }
 
-// immediateText is what an immediate on the wire says.
+// immediateText says in words what an immediate on the wire means.
 func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
 	if !wr.Opcode.HasImm() {
 		return ""
@@ -48,8 +48,8 @@ func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
 
 // numberOnWire checks a numbered message.
 func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
-	if e.conn.lied {
-		return // it does as a card said that was not true
+	if e.conn.hostile {
+		return // it follows a card that may be false
 	}
 	if q.raw {
 		q.raw = false
@@ -83,7 +83,7 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	e.useNumber(n)
 }
 
-// firstNumber is what an end begins to count with.
+// firstNumber is the first number that an end uses.
 func (e *end) firstNumber() uint32 {
 	if e.conn.plan.strip {
 		return 0
@@ -91,17 +91,17 @@ func (e *end) firstNumber() uint32 {
 	return e.conn.plan.cfg[e.index%2].FirstNumber
 }
 
-// arrived looks at a message that has used up a credit. What no peer may send must be noticed.
-// Where completions come out of order the order of arrival is not known here.
+// arrived handles a message that has used a credit: a message that no peer may send must be
+// noticed. Where completions come out of order, the order of arrival is not known here.
 func (q *wire) arrived(wc *verbs.WC) {
 	e := q.end
-	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() || e.conn.cardLied ||
+	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() || e.conn.falseCard ||
 		e.state != connected && e.state != draining {
 		return
 	}
-	if q.rawIn { // with this the message before is complete
+	if q.rawIn { // it completes the message before
 		q.rawIn = false
-		e.came(q.rawOf, wc.Opcode == verbs.WCRecvRDMAWithImm)
+		e.countArrival(q.rawOf, wc.Opcode == verbs.WCRecvRDMAWithImm)
 		return
 	}
 	n, last, raw, ok := number(wc.Imm)
@@ -111,13 +111,13 @@ func (q *wire) arrived(wc *verbs.WC) {
 		q.rawIn, q.rawOf = true, d
 		return
 	}
-	e.came(d, ok)
+	e.countArrival(d, ok)
 }
 
-// came notes the number of a message that has arrived: the d-th, if it is well formed.
-func (e *end) came(d int, ok bool) {
+// countArrival notes the number of a message that has arrived: the d-th, if it is well formed.
+func (e *end) countArrival(d int, ok bool) {
 	if !ok || e.arrived[d] || d > 1<<20 {
-		e.offended = true
+		e.peerViolated = true
 		return
 	}
 	if e.arrived == nil {

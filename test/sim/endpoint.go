@@ -11,58 +11,70 @@ import (
 
 // end is a virtual queue pair and what the model knows of it.
 type end struct {
-	w       *world
-	conn    *conn
-	cq      *vcq
-	host    *lab.Host
-	peer    *end
-	index   int
-	name    string
-	vq      *ibverbx.VirtualQP
-	wires   []*wire
-	single  bool
+	w      *world
+	conn   *conn
+	cq     *vcq
+	host   *lab.Host
+	peer   *end
+	index  int
+	name   string
+	vq     *ibverbx.VirtualQP
+	wires  []*wire // its rails and notify queue pair, in the library's order
+	single bool    // it has one queue pair
+
 	state   endState
-	leaving bool // the program resets or closes it
-	renewed bool // it was reset since it last had a card
-	beyond  bool // a NIC or CQ is lost to it: no reset brings it back
-	life    int  // counts connections
+	leaving bool // a Reset, Close or Shutdown is under way
+	renewed bool // it was reset since its last card
+	lostNIC bool // it has lost a NIC or CQ: Reset fails from now on
 	stale   bool // completions were invented for it
-	most    int  // sends that were outstanding at a time
-
-	sends    []*send
-	sendHead int // the next to complete
-	recvs    []*recv
-	recvHead int
-	expect   [messageKinds][]*send // what the peer has sent, by kind, and no receive has taken
-	checked  int                   // the peer's writes before this one were seen to be here
-
-	sendTorn, recvTorn torn
-	firstErr           string  // what Err said first
-	broke              *posted // the first send that has failed on a wire,
-	brokeOn            *wire   // which is this
-	offended           bool    // the peer has sent what no peer may
-
-	// What the wires have shown.
-	writes  []*send      // that have a remote address of their own, by that address
-	locals  []*send      // that have a local one: reads and atomics
-	mail    []*send      // SENDs not yet on the wire, but for
-	relaxed []*send      // relaxed ones
-	buffers []*recv      // receives with memory, by address
-	acked   int          // all before it have their data acknowledged
-	stop    int          // sends from this one on must not go out any more
-	halt    bool         // nor any that has not begun
-	noRecvs bool         // a NIC has refused a receive for good
-	numbers []bool       // DQPLB: numbers used, from the first
-	arrived map[int]bool // DQPLB: numbers that have arrived, likewise
-	used    int          // how many
-	atomics *wire        // that carries them
-	carrier *wire        // of relaxed SENDs
-	words   []*word
+	requests
+	session
 }
 
-// torn is the life in which a completion of a direction reported an error, and that in which one
-// reported more than a flush.
-type torn struct{ life, told int }
+// requests is all that was posted to an end, and where physical requests find what they belong to.
+type requests struct {
+	sends    []*send
+	sendHead int // index of the next to complete
+	recvs    []*recv
+	recvHead int
+	most     int                   // largest number of sends that were outstanding at a time
+	expect   [messageKinds][]*send // by kind: what the peer has sent and no receive has taken
+
+	writes  []*send // all writes, in the order of their remote addresses
+	locals  []*send // all reads and atomics, in the order of their local addresses
+	buffers []*recv // receives with memory, in the order of their addresses
+	words   []*word // for atomics
+
+	sendErrors, recvErrors errorsSeen
+}
+
+// session is what the model knows of an end since it was last connected.
+type session struct {
+	number        int     // of the session, as the connection counts them
+	firstErr      string  // what Err said first; "" while it is nil
+	firstFailed   *posted // the first physical send that has failed
+	firstFailedOn *wire   // on this queue pair
+	peerViolated  bool    // the peer has sent what no peer may
+	recvsRefused  bool    // a NIC has refused a receive permanently
+
+	acked        int     // the data of all sends before this index is acknowledged
+	checked      int     // all writes of the peer before this index have landed
+	stopAt       int     // sends from this index on post nothing more: an earlier one has failed
+	noneMayBegin bool    // no send may begin any more, because a receive has failed
+	messages     []*send // ordinary SENDs that no NIC has been given yet
+	relaxed      []*send // relaxed SENDs, likewise
+	atomicsOn    *wire   // the rail that carries atomics; nil before the first
+	relaxedOn    *wire   // the rail that carries relaxed SENDs; nil before the first
+
+	// DQPLB. Numbers are counted from the first.
+	numbers []bool       // which were used
+	used    int          // how many
+	arrived map[int]bool // which numbers of the peer have arrived
+}
+
+// errorsSeen says in which session a completion of a direction last reported an error, and in which
+// one last reported more than a flush.
+type errorsSeen struct{ any, own int }
 
 type endState uint8
 
@@ -78,69 +90,69 @@ func (s endState) String() string {
 	return [...]string{"unconnected", "connected", "draining", "drained", "closed"}[s]
 }
 
-// The kinds of what a receive takes. With a single queue pair there is only one. Relaxed SENDs go
-// to the receives of the others, in an order of their own.
+// What a receive takes. A single queue pair has one order of all, under kindNotification. Relaxed
+// SENDs are taken by the receives of ordinary ones, but have an order of their own.
 const (
-	kindNote = iota
+	kindNotification = iota
 	kindMessage
 	kindRelaxed
 	messageKinds
 )
 
-// Immediates of relaxed SENDs, and no other's, begin with relaxedMark and end with the index of
-// their request: that is how they are known on the wire and where they arrive.
+// The immediates of relaxed SENDs, and no others, begin with relaxedMark and end with the index of
+// their request. So they are recognized on the wire and where they arrive.
 const relaxedMark, markMask = 0x52 << 24, 0xff << 24
 
 // send is a request of the send direction.
 type send struct {
-	index  int
-	life   int
-	op     verbs.Opcode
-	flags  verbs.SendFlags
-	imm    uint32
-	raw    bool // the connection carries the immediate in DQPLB
-	relax  bool // a relaxed SEND, of several queue pairs
-	every  bool // one fragment on each rail
-	length int
-	local  []lab.Span // pieces, at this end
-	remote lab.Span   // at the peer
-	key    int        // the noise that it carries or fetches
-	word   *word      // of an atomic
-	first  uint64     // operands
-	second uint64
+	index     int
+	session   int
+	op        verbs.Opcode
+	flags     verbs.SendFlags
+	imm       uint32
+	raw       bool // the connection carries the immediate in DQPLB
+	relax     bool // a relaxed SEND, of several queue pairs
+	everyRail bool // one fragment on each rail
+	length    int
+	local     []lab.Span // its pieces of memory at this end
+	remote    lab.Span   // its memory at the peer
+	key       int        // the noise that it carries or fetches
+	word      *word      // of an atomic
+	first     uint64     // operands
+	second    uint64
 
-	begun  bool // something was on the wire
-	posted int  // bytes that were
-	data   int  // work requests of its data on NICs
-	rails  uint // that have carried a fragment, as bits
-	out    int  // work requests on NICs in all
-	noted  bool // its last step was on the wire
-	failed bool // one of them has failed
-	landed bool // its data was seen at the target
-	done   bool
+	begun       bool // a NIC was given something of it
+	posted      int  // bytes of data that NICs were given
+	data        int  // work requests with its data that are on NICs
+	rails       uint // the rails that have carried a fragment, as bits
+	out         int  // all of its work requests that are on NICs
+	lastStepOut bool // a NIC was given its last step: a notification or an ordinary SEND
+	failed      bool // one of its work requests has failed
+	landed      bool // its data was seen at the target
+	done        bool
 }
 
 // recv is a receive.
 type recv struct {
 	index   int
-	life    int
-	message bool // has memory
+	session int
+	message bool // it has memory, for a SEND
 	buffer  lab.Span
 	out     int
 }
 
-// word is memory for atomics, at the peer. Atomics of one virtual queue pair keep their order, so
-// what each finds is known.
+// word is memory for atomics at the peer. Atomics of one virtual queue pair keep their order, so
+// the value that each finds is known.
 type word struct {
 	at      lab.Span
-	value   uint64 // after all that have completed
+	value   uint64 // after all atomics that have completed
 	planned uint64 // after all that were posted
-	sure    bool
+	known   bool   // no atomic has failed here, which may have been carried out or not
 }
 
 const forever = math.MaxInt
 
-// Work-request ids tell the model who is concerned.
+// id is the work-request id of a send or receive. It names the end and the index.
 func (e *end) id(recv bool, index int) uint64 {
 	id := uint64(e.index+1)<<40 | uint64(index)
 	if recv {
@@ -168,7 +180,7 @@ func (s *send) String() string {
 	if s.relax {
 		t += " relaxed"
 	}
-	if s.every {
+	if s.everyRail {
 		t += " over every rail"
 	}
 	return t + ")"

@@ -26,13 +26,13 @@ const (
 	doRenew   // both ends reset, and connected again; what was closed is made anew
 	doDrain
 	doClose
-	doLie    // a peer breaks the rules
-	doReplay // completions of an earlier connection, and invented ones
+	doBreakRules // a peer breaks the rules
+	doReplay     // completions of an earlier connection, and invented ones
 	kinds
 )
 
 var kindNames = [kinds]string{"step", "post send", "post recv", "burst", "poll", "look", "slow", "strike",
-	"heal", "reset", "connect", "renew", "drain", "close", "lie", "replay"}
+	"heal", "reset", "connect", "renew", "drain", "close", "break rules", "replay"}
 
 // String names the kind.
 func (k eventKind) String() string {
@@ -51,5 +51,5 @@ var weights = [...][kinds]int{
 		doReplay: 4},
 	lab.Hostile: {doStep: 400, doPostSend: 160, doPostRecv: 130, doBurst: 3, doPoll: 180, doLook: 8,
 		doSlow: 5, doStrike: 4, doHeal: 10, doReset: 10, doConnect: 40, doRenew: 8, doDrain: 3, doClose: 2,
-		doLie: 14, doReplay: 10},
+		doBreakRules: 14, doReplay: 10},
 }

@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// finish ends every fault, lets everything come to its end, checks that it did, and closes all in
-// some order.
+// finish ends every fault, lets everything complete, checks that it did, and closes everything in
+// an order that is drawn.
 func (w *world) finish() {
 	w.Logf("finish: faults end, links and NICs come back, and what can come to its end does")
 	w.EndFaults(nil)
@@ -29,7 +29,7 @@ func (w *world) finish() {
 	}
 	for _, c := range w.cqs {
 		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct &&
-			!c.closed && !c.told {
+			!c.closed && !c.reported {
 			w.Broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
 		}
 	}
@@ -37,7 +37,7 @@ func (w *world) finish() {
 	for _, e := range w.ends {
 		for i := 0; e.state == draining && e.single && i < 100; i++ {
 			e.drain()
-			// where a NIC refuses to tell what it has flushed, a drain waits until it is quiet
+			// a drain waits for silence where the NIC refuses the request that would mark the end
 			time.Sleep(200 * time.Microsecond)
 		}
 	}
@@ -50,8 +50,8 @@ func (w *world) finish() {
 	w.Close()
 }
 
-// checkEnded: what has failed and does not linger comes to its end by itself, whatever the peer's
-// program does.
+// checkEnded checks that an end which has failed and does not linger completes all its requests,
+// whatever the peer does.
 func (e *end) checkEnded() {
 	if e.vq.Err() == nil || e.state != connected || e.single || e.conn.plan.cfg[0].Linger > 0 {
 		return
@@ -63,16 +63,17 @@ func (e *end) checkEnded() {
 	}
 }
 
-// checkNoticed: an end that works has no queue pair in ERR, and its peer has sent nothing that no
-// peer may. Spray's rail 0 and the notify queue pair may hold no receive whose flush would tell.
+// checkNoticed checks that an end without an error has no queue pair in ERR, and that its peer has
+// sent nothing that no peer may. Spray's rail 0 and the notify queue pair are exempt: they may hold
+// no receive, whose flush the library would see.
 func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
 	}
-	if e.offended {
+	if e.peerViolated {
 		e.w.Broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
-	// credits are: then a rail may hold no receive either
+	// with all credits withheld a rail may hold no receive either
 	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
 	for i, q := range e.wires {
 		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() {
@@ -84,15 +85,15 @@ func (e *end) checkNoticed() {
 	}
 }
 
-// checkQuiet: nothing moves any more, so what has not ended never will.
+// checkQuiet checks, when nothing moves any more, that everything has ended.
 func (c *conn) checkQuiet() {
 	for _, e := range c.ends {
-		if c.lied || e.state == unconnected || e.state == closed {
+		if c.hostile || e.state == unconnected || e.state == closed {
 			continue
 		}
 		e.checkErr()
 		if e.single && (e.mayBeLost() || e.onlyUnsignaled()) {
-			continue // nothing will tell
+			continue // a single queue pair does not learn of it
 		}
 		if e.mayWaitForEver() {
 			continue
@@ -102,20 +103,20 @@ func (c *conn) checkQuiet() {
 				"is %v, %v\n%s",
 				e, e.sendHead, len(e.sends), e.state, e.vq.Err(), e.peer.state, e.peer.vq.Err(), e.stats())
 		}
-		if (e.vq.Err() != nil || e.state == drained || c.well()) && e.recvHead != len(e.recvs) {
+		if (e.vq.Err() != nil || e.state == drained || c.sound()) && e.recvHead != len(e.recvs) {
 			e.w.Broken(lab.Liveness, "%v is stuck: %d of %d receives have completed; %v\n%s\npeer:\n%s", e,
 				e.recvHead, len(e.recvs), e.vq.Err(), e.stats(), e.peer.stats())
 		}
 		if e.state == draining {
 			e.w.Broken(lab.Liveness, "%v does not come to the end of its drain\n%s", e, e.stats())
 		}
-		if c.well() {
+		if c.sound() {
 			e.checkCounters()
 		}
 	}
 }
 
-// onlyUnsignaled says whether all that is left is requests without a completion.
+// onlyUnsignaled says whether all outstanding requests are unsignaled.
 func (e *end) onlyUnsignaled() bool {
 	for _, s := range e.sends[e.sendHead:] {
 		if s.flags&verbs.SendSignaled != 0 {
@@ -125,8 +126,8 @@ func (e *end) onlyUnsignaled() bool {
 	return e.sendHead != len(e.sends)
 }
 
-// mayWaitForEver: neither end posts receives any more, and both wait for some. What has failed ends
-// by itself where it does not linger; a drain is given up when its context ends.
+// mayWaitForEver says whether both ends wait for receives that neither posts any more: an end that
+// drains, until its context ends, and one that has failed and lingers.
 func (e *end) mayWaitForEver() bool {
 	waits := func(e *end) bool {
 		return e.state == draining || e.vq.Err() != nil && e.conn.plan.cfg[0].Linger > 0
@@ -148,7 +149,7 @@ func (w *world) closeAll() {
 	}
 	for _, h := range w.Hosts {
 		if w.Rng.IntN(2) == 0 {
-			w.Must("close domain", h.Dom.Close()) // it goes when the last of what it has made goes
+			w.Must("close domain", h.Dom.Close()) // it is released with its last object
 		}
 	}
 	for _, i := range w.Rng.Perm(len(w.cqs)) {
@@ -161,14 +162,14 @@ func (w *world) closeAll() {
 	}
 }
 
-// holds says whether a request that is outstanding names the host's memory.
+// holds says whether an outstanding request names the host's memory.
 func (w *world) holds(h *lab.Host) bool {
 	for _, e := range w.ends {
 		if e.host != h || e.single || e.state != connected || e.vq.Err() != nil {
 			continue
 		}
 		for _, s := range e.sends[e.sendHead:] {
-			if len(s.local) != 0 && s.local[0].N != 0 && s.life == e.life {
+			if len(s.local) != 0 && s.local[0].N != 0 && s.session == e.number {
 				return true
 			}
 		}

@@ -9,18 +9,18 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Peers that break the rules. What they do is their own connection's trouble: the other end must
-// keep its promises to its own program all the same, and nobody else may notice.
+// Peers that break the rules. Their own connection may fail. The other end must still keep its
+// promises to its program, and no other connection may be affected.
 
-// lie lets an end send what it must not, past the library: wrong, old and far-away numbers, more
-// messages than there are credits, SENDs where credits wait. Or what it sends is altered on its
-// way.
-func (w *world) lie(e *end) {
+// breakRules has an end send, past the library, what it must not: wrong, old and far-away numbers,
+// more messages than there are credits, SENDs where receives are credits. Or it alters what the end
+// sends.
+func (w *world) breakRules(e *end) {
 	if e.state != connected || e.single {
 		return
 	}
 	q := e.wires[w.Rng.IntN(len(e.wires))]
-	e.conn.lie("an end breaks the rules")
+	e.conn.turnHostile("an end breaks the rules")
 	e.stale = true
 	if w.Rng.IntN(3) == 0 {
 		w.Logf("  what %v sends on %v is altered", e, q)
@@ -52,19 +52,19 @@ func (w *world) forgedImmediate(e *end) uint32 {
 	case 1:
 		return immediate(sent, flags) // the next
 	case 2:
-		return immediate(sent+numberModulo-1-uint32(w.Rng.IntN(3)), flags) // one that was
+		return immediate(sent+numberModulo-1-uint32(w.Rng.IntN(3)), flags) // one that was used
 	case 3:
 		return immediate(sent+1+uint32(w.Rng.IntN(1<<19)), flags) // one to come, or far away
 	}
 	return immediate(0, flags) | 0xffffff00 // 0xffffff, on the wire
 }
 
-// connectLied connects two ends, one of which gets a card that is not true. It is refused and
-// changes nothing, or taken for true.
-func (w *world) connectLied(c *conn) {
-	c.life++
-	c.Blame, c.cardLied = "", true
-	c.lie("a card lied")
+// connectFalseCard connects two ends, one of them with a false card. That is refused without any
+// effect, or believed.
+func (w *world) connectFalseCard(c *conn) {
+	c.session++
+	c.Blame, c.falseCard = "", true
+	c.turnHostile("a card lied")
 	c.raw = false
 	var cards [2]ibverbx.BusinessCard
 	for i, e := range c.ends {
@@ -72,11 +72,11 @@ func (w *world) connectLied(c *conn) {
 		if err != nil {
 			return
 		}
-		cards[i] = w.travel(c, e, card)
+		cards[i] = w.sendCard(c, e, card)
 	}
 	liar := w.Rng.IntN(2)
 	if !w.falsify(&cards[liar]) {
-		return // it does not even read back
+		return // its text is refused
 	}
 	for i, e := range c.ends {
 		before := e.vq.State()
@@ -84,7 +84,7 @@ func (w *world) connectLied(c *conn) {
 		w.Logf("  %v connects to %+v: %v", e, cards[1-i], err)
 		switch {
 		case err == nil:
-			e.begin(c.life)
+			e.begin(c.session)
 		case i == liar:
 			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 		case e.vq.State() != before:
@@ -132,9 +132,9 @@ func (w *world) rail(keys map[string]any) map[string]any {
 	return rails[w.Rng.IntN(len(rails))].(map[string]any)
 }
 
-// replay lets completions appear that nobody waits for any more: of a former life, of a queue pair
-// that nobody has, or with an id that nobody gave. Single queue pairs track nothing and are left
-// alone.
+// replay has completions appear that belong to no request: of an earlier session, of a queue pair
+// that does not exist, or with an id that was never used. Single queue pairs are exempt, because
+// they track nothing.
 func (w *world) replay(e *end) {
 	if e.cq.closed || e.single {
 		return
@@ -151,7 +151,7 @@ func (w *world) replay(e *end) {
 	t.stale = append(t.stale, verbs.WC{ID: w.Rng.Uint64(), Status: w.DrawStatus(), QPNum: 1 << 20})
 	if q := w.wires[wireAt{t.NIC, e.wires[0].Num()}]; q != nil && !q.end.single {
 		q.end.stale = true
-		// no kind has this id
+		// no kind of the library's requests has this id
 		t.stale = append(t.stale, verbs.WC{ID: w.Rng.Uint64() >> 4, Status: w.DrawStatus(), QPNum: q.Num(),
 			Opcode: verbs.WCRecv})
 	}

@@ -13,17 +13,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// fumble is a mistake of a program outside of the data path, and the error that it must get. It
-// leaves nothing behind.
-type fumble struct {
+// misuse is a wrong call outside of the data path, and the error that it must return. It must have
+// no effect.
+type misuse struct {
 	name string
 	want error
 	do   func(e *end, devs []verbs.Device) error
 }
 
-// fumbles are made on NICs of the world, beside its own objects, with a domain that is closed
-// again.
-var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
+// misuses happen on NICs of the world, beside its own objects. They close what they make.
+var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 	{"a domain over nothing", verbs.ErrInvalid,
 		func(*end, []verbs.Device) error { return last(ibverbx.NewDomain()) }},
 	{"a domain over nil", verbs.ErrInvalid,
@@ -150,7 +149,7 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 		if e.host.NICs[0].Dead == 0 {
 			return verbs.ErrDeviceGone
 		}
-		// It may be gone in a moment only, or be back by now.
+		// A fault may still be waiting for its request, or be over.
 		made, err := e.host.Dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
 			return everyError(verbs.ErrDeviceGone, err, last(e.host.Dom.NewCQ(1)),
@@ -194,10 +193,10 @@ var fumbles = slices.Concat(badConfigs(), badCards(), []fumble{
 	}},
 })
 
-// last is the error of a call that returns something besides.
+// last is the error of a call with two results.
 func last[T any](_ T, err error) error { return err }
 
-// everyError is want if each error is that; otherwise the first that is not.
+// everyError is want if every error is that; otherwise the first that is not.
 func everyError(want error, errs ...error) error {
 	for i, err := range errs {
 		if !errors.Is(err, want) {
@@ -231,7 +230,7 @@ func withCQ(dev verbs.Device, do func(verbs.CQ) error) error {
 	return err
 }
 
-// withQPs tries to make a virtual queue pair of raw ones.
+// withQPs tries to make a virtual queue pair of n queue pairs, and perhaps a notify queue pair.
 func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end, []verbs.Device) error {
 	return func(_ *end, devs []verbs.Device) error {
 		return withCQ(devs[0], func(cq verbs.CQ) error {
@@ -280,8 +279,8 @@ func onClosedDomain(e *end, devs []verbs.Device) error {
 		last(d.NewQP(nil, ibverbx.Config{})), last(d.NewQP(e.cq.cq, ibverbx.Config{})), d.Close())
 }
 
-// badConfigs are configurations that cannot be.
-func badConfigs() (list []fumble) {
+// badConfigs are configurations that must be refused.
+func badConfigs() (list []misuse) {
 	configs := []ibverbx.Config{
 		{Scheme: 7}, {MaxMsgSize: math.MaxUint32}, {MaxMsgCntPerQP: -1}, {Credits: -1}, {MaxBanked: -1},
 		{FirstNumber: numberModulo}, {MaxSGE: -1},
@@ -293,7 +292,7 @@ func badConfigs() (list []fumble) {
 		{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}},
 	}
 	for _, cfg := range configs {
-		list = append(list, fumble{sprintf("configuration %+v", cfg), verbs.ErrInvalid,
+		list = append(list, misuse{sprintf("configuration %+v", cfg), verbs.ErrInvalid,
 			func(e *end, devs []verbs.Device) error {
 				return everyError(verbs.ErrInvalid, last(ibverbx.Open(devs, cfg)),
 					last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, cfg)))
@@ -302,8 +301,8 @@ func badConfigs() (list []fumble) {
 	return list
 }
 
-// badCards are texts that no card and no description of memory can be, and cards that fit no end.
-func badCards() (list []fumble) {
+// badCards are texts that are no card or no description of memory, and cards that fit no end.
+func badCards() (list []misuse) {
 	for _, text := range []string{
 		`{}`, `{"qpNums":[]}`, `{"qpNums":["0"]}`, `{"qpNums":["16777216"]}`,
 		`{"qpNums":["1"],"notifyQpNum":"16777216"}`, `{"qpNums":["1"],"credits":-1}`,
@@ -312,14 +311,14 @@ func badCards() (list []fumble) {
 		`{"qpNums":["1"],"rails":[{"psn":16777216}]}`, `{"qpNums":["1","1"],"rails":[{},{}]}`, `{"qpNums":7}`,
 		`{"qpNums":["1"],"scheme":"` + strings.Repeat("x", 70_000) + `"}`,
 	} {
-		list = append(list, fumble{"card " + text[:min(len(text), 60)], verbs.ErrInvalid,
+		list = append(list, misuse{"card " + text[:min(len(text), 60)], verbs.ErrInvalid,
 			func(*end, []verbs.Device) error {
 				return json.Unmarshal([]byte(text), new(ibverbx.BusinessCard))
 			}})
 	}
 	for _, text := range []string{`{"addr":1}`, `{"addr":"18446744073709551615","length":"2"}`,
 		`{"addr":"0","length":"1","rkeys":{"64":1}}`} {
-		list = append(list, fumble{"memory " + text, verbs.ErrInvalid, func(*end, []verbs.Device) error {
+		list = append(list, misuse{"memory " + text, verbs.ErrInvalid, func(*end, []verbs.Device) error {
 			return json.Unmarshal([]byte(text), new(ibverbx.RemoteMR))
 		}})
 	}
@@ -330,7 +329,7 @@ func badCards() (list []fumble) {
 		{QPNums: []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9}, NotifyQPNum: 10},
 		{QPNums: []uint32{1}, FirstNumber: numberModulo},
 	} {
-		list = append(list, fumble{sprintf("a connection to %.80v", card), verbs.ErrInvalid,
+		list = append(list, misuse{sprintf("a connection to %.80v", card), verbs.ErrInvalid,
 			func(e *end, _ []verbs.Device) error {
 				if e.state == closed {
 					return verbs.ErrInvalid
@@ -341,17 +340,17 @@ func badCards() (list []fumble) {
 	return list
 }
 
-// connectAgain tries to connect an end that is connected, to what it is connected to.
+// connectAgain tries to connect an end to the peer that it is connected to.
 func (e *end) connectAgain() error {
 	card, err := e.peer.vq.Card()
-	if err != nil || e.conn.lied || e.peer.state == closed {
-		return verbs.ErrState // it cannot be asked now
+	if err != nil || e.conn.hostile || e.peer.state == closed {
+		return verbs.ErrState // its card cannot be had now
 	}
-	card = e.w.travel(e.conn, e.peer, card)
+	card = e.w.sendCard(e.conn, e.peer, card)
 	return e.vq.Connect(card)
 }
 
-// postClosedMemory names memory that was closed a moment ago, in one piece and in several.
+// postClosedMemory posts requests with memory that was just closed, in one piece and in several.
 func (e *end) postClosedMemory() error {
 	if e.refusal() != nil {
 		return ibverbx.ErrClosed
@@ -367,8 +366,8 @@ func (e *end) postClosedMemory() error {
 		Remote: e.peer.host.Remote.Slice(0, 4)}
 	pieces := write
 	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.MR.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
-	if e.single || e.conn.lied {
-		return ibverbx.ErrClosed // there the NIC tells, in the completion
+	if e.single || e.conn.hostile {
+		return ibverbx.ErrClosed // there the completion reports it
 	}
 	errs := []error{last(e.vq.PostSend(write)), last(e.vq.PostSend(pieces))}
 	if withSends.fits(e) {
@@ -377,20 +376,20 @@ func (e *end) postClosedMemory() error {
 	return everyError(ibverbx.ErrClosed, errs...)
 }
 
-// fumble makes one of the mistakes.
-func (e *end) fumble() {
+// misuse makes one of the wrong calls.
+func (e *end) misuse() {
 	w := e.w
 	var devs []verbs.Device
 	for _, d := range e.host.NICs {
 		devs = append(devs, d.Device)
 	}
-	f := fumbles[w.Rng.IntN(len(fumbles))]
+	f := misuses[w.Rng.IntN(len(misuses))]
 	before, sends, state := w.Fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
 	worked := e.vq.Err() == nil
 	err := f.do(e, devs)
 	w.Logf("  %s: %v", f.name, err)
 	if worked && e.vq.Err() != nil {
-		e.checkErr() // a post has met a fault; that it was a mistake, too, does not matter any more
+		e.checkErr() // the call met a fault, whose error comes first
 		return
 	}
 	if !errors.Is(err, f.want) && !e.gone(err) && (!e.cq.closed || !errors.Is(err, ibverbx.ErrClosed)) {
@@ -402,7 +401,7 @@ func (e *end) fumble() {
 	}
 }
 
-// gone says whether an error may be that a NIC of the end's host is gone.
+// gone says whether an error can mean that a NIC of the end's host has died.
 func (e *end) gone(err error) bool {
 	for _, d := range e.host.NICs {
 		if d.Died && errors.Is(err, verbs.ErrDeviceGone) {

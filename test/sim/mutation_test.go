@@ -9,28 +9,31 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-// bugs are mistakes that were made, in this library or in others of its kind, or that could have
-// been.
+// bugs are mistakes that were made, or could have been, in this library and others of its kind.
 var bugs = hunt.Bugs{Package: ".", File: "testdata/ibverbx.bugs"}
 
-// TestMutations plants one bug at a time in a copy of the package, and demands that the simulation
-// finds it within so many worlds.
+// TestMutations checks that each bug has its place. With -mutate it plants one at a time and demands
+// that the simulation finds it within 8,000 worlds.
 func TestMutations(t *testing.T) { flags.Hunt(t, &Game, bugs, 8000) }
 
-// TestFailureIsShrunkAndReplays plants a bug and looks at what a person gets: a story that is much
-// shorter than the world, and a command that tells the same again.
+// report is what a person gets of a failure: the rule, the number of events that are left, that of
+// all, and the seed.
+var report = regexp.MustCompile(`(?s)broken: ([^:]*):.*?(\d+) of (\d+) events are enough:\n.*\n *` +
+	`replay: go test ./test/sim -run 'TestSimulation\$' -args -seed (\d+)\n`)
+
+// TestFailureIsShrunkAndReplays plants a bug and checks that a failure is reported with much fewer
+// events than the world has, and with a command that plays them again.
 func TestFailureIsShrunkAndReplays(t *testing.T) {
 	bin := Game.Build(t, bugs, "fence ignored")
 	out, err := Game.Run(bin, "-seeds", "100")
-	story := regexp.MustCompile(
-		`(?s)broken: ([^:]*):.*?(\d+) of (\d+) events are enough:\n.*\n *replay: go test ./test/sim -run 'TestSimulation\$' -args -seed (\d+)\n`).FindStringSubmatch(out)
-	if err == nil || story == nil || story[1] != string(ruleFence) || atoi(story[2]) > 3 ||
-		atoi(story[3]) < 20 {
+	found := report.FindStringSubmatch(out)
+	if err == nil || found == nil || found[1] != string(ruleFence) || atoi(found[2]) > 3 ||
+		atoi(found[3]) < 20 {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	again, err := Game.Run(bin, "-seed", story[4])
-	if err == nil || !strings.Contains(again, story[1]) ||
-		!strings.Contains(again, story[2]+" of "+story[3]+" events are enough") {
+	again, err := Game.Run(bin, "-seed", found[4])
+	if err == nil || !strings.Contains(again, found[1]) ||
+		!strings.Contains(again, found[2]+" of "+found[3]+" events are enough") {
 		t.Fatalf("played again: %v\n%s", err, again)
 	}
 }

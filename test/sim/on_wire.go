@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// find says which request a physical one belongs to. Its addresses are read, not its id: how the
-// library makes ids is its own affair.
+// find returns the request that a physical one belongs to. It goes by addresses, not by the id,
+// which is the library's own.
 func (e *end) find(wr *verbs.SendWR) *send {
 	switch {
 	case e.single:
@@ -21,10 +21,10 @@ func (e *end) find(wr *verbs.SendWR) *send {
 		}
 		return nil
 	case wr.Opcode.IsSend():
-		if len(e.mail) == 0 {
+		if len(e.messages) == 0 {
 			return nil
 		}
-		return e.mail[0]
+		return e.messages[0]
 	case isWrite(wr.Opcode):
 		off := int(wr.RemoteAddr - e.peer.host.MR.Addr())
 		return lookup(e.writes, off, func(s *send) lab.Span { return s.remote })
@@ -45,7 +45,7 @@ func (e *end) byID(id uint64) *send {
 	return nil
 }
 
-// lookup finds what an address lies in, in a list ordered by address.
+// lookup finds the item of a list, ordered by address, in which an offset lies.
 func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
 	at, found := slices.BinarySearchFunc(list, off, func(t T, off int) int {
 		switch s := where(t); {
@@ -67,7 +67,7 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes()}
 	s := e.find(wr)
 	if s == nil {
-		if !e.single { // there the library drains with a request of its own
+		if !e.single { // a single queue pair is drained with a request of the library's own
 			e.w.Broken(ruleOneForOne, "%v posts on %v what belongs to no request: %v of %d bytes", e, q,
 				wr.Opcode, wr.Bytes())
 		}
@@ -90,15 +90,15 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 		s.data++
 		e.relaxedOnWire(q, s, wr, n)
 	case wr.Opcode.IsSend():
-		p.note = true
-		e.noteOnWire(s, wr, s.index)
+		p.lastStep = true
+		e.lastStepOnWire(s, wr, s.index)
 		if n != s.length {
 			e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
 		}
-		e.mail = e.mail[1:]
+		e.messages = e.messages[1:]
 	case wr.Opcode == verbs.OpRDMAWriteWithImm && e.vq.Scheme() == ibverbx.Spray:
-		p.note = true
-		e.noteOnWire(s, wr, s.index+1)
+		p.lastStep = true
+		e.lastStepOnWire(s, wr, s.index+1)
 		if n != 0 || wr.Imm != s.imm {
 			e.w.Broken(ruleWire, "%v: the notification of %v carries %d bytes and immediate %#x", e, s, n,
 				wr.Imm)
@@ -111,54 +111,55 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	return p
 }
 
-// mayGoOut checks that nothing has happened that keeps a request back.
+// mayGoOut checks that the request may post something now.
 func (e *end) mayGoOut(q *wire, s *send) {
 	switch {
 	case s.done:
 		e.w.Broken(lab.Ownership, "%v: %v goes out after it was reported", e, s)
-	case e.state != connected && e.state != draining || s.life != e.life:
+	case e.state != connected && e.state != draining || s.session != e.number:
 		e.w.Broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
-	case s.index >= e.stop:
-		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stop-1)
-	case e.halt && !s.begun:
+	case s.index >= e.stopAt:
+		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stopAt-1)
+	case e.noneMayBegin && !s.begun:
 		e.w.Broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
 	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index:
 		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
 	}
 }
 
-// noteOnWire checks the last step of a request: all data before it must be acknowledged, and that
-// of Spray's notification its own.
-func (e *end) noteOnWire(s *send, wr *verbs.SendWR, all int) {
+// lastStepOnWire checks the last step of a request: the data of all sends before index all must be
+// acknowledged. With Spray that includes the data of the notifying request itself.
+func (e *end) lastStepOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
 	if e.ackedTo() < all {
 		e.w.Broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
 			e, s, e.sends[e.acked])
 	}
-	if s.noted {
+	if s.lastStepOut {
 		e.w.Broken(ruleNotification, "%v: %v is notified twice", e, s)
 	}
-	s.noted = true
+	s.lastStepOut = true
 }
 
-// relaxedOnWire checks a relaxed SEND: it goes out once, whole, behind those before it and on the
-// same rail, which keeps that order.
+// relaxedOnWire checks a relaxed SEND: it goes out once and whole, after the relaxed SENDs before
+// it and on the same rail, which keeps their order.
 func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	e.mustSolicit(s, wr)
 	if len(e.relaxed) == 0 || e.relaxed[0] != s {
 		e.w.Broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
 	}
 	e.relaxed = e.relaxed[1:]
-	if e.carrier != nil && e.carrier != q {
-		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.carrier, q)
+	if e.relaxedOn != nil && e.relaxedOn != q {
+		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.relaxedOn, q)
 	}
-	e.carrier = q
+	e.relaxedOn = q
 	if n != s.length {
 		e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
 	}
 }
 
-// mustSolicit checks that what tells the peer asks for an event just where the program did.
+// mustSolicit checks that the last step asks for an event at the peer if and only if the program
+// did.
 func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
 	if (wr.Flags^s.flags)&verbs.SendSolicited != 0 {
 		e.w.Broken(ruleWire, "%v: the last step of %v goes out with flags %v", e, s, wr.Flags)
@@ -173,13 +174,13 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
 	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
 		e.w.Broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
-	case s.op.IsAtomic() && e.atomics != nil && e.atomics != q:
-		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomics, q)
+	case s.op.IsAtomic() && e.atomicsOn != nil && e.atomicsOn != q:
+		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomicsOn, q)
 	}
 	if s.op.IsAtomic() {
-		e.atomics = q
+		e.atomicsOn = q
 	}
-	if s.every {
+	if s.everyRail {
 		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
 		if s.rails&rail != 0 || n != s.length/rails {
 			e.w.Broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
@@ -194,11 +195,11 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	q.plain = q.plain || wr.Opcode != verbs.OpRDMARead
 }
 
-// ackedTo is the index of the first send of this life whose data is not acknowledged.
+// ackedTo is the index of the first send of this session whose data is not acknowledged.
 func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
-		if s.life == e.life && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
+		if s.session == e.number && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
 			break
 		}
 		e.acked++
@@ -206,8 +207,8 @@ func (e *end) ackedTo() int {
 	return e.acked
 }
 
-// allOut says whether all data of a request was on the wire. An ordinary SEND has none: it is a
-// last step.
+// allOut says whether NICs were given all data of a request. An ordinary SEND counts as a last step
+// and has no data.
 func (s *send) allOut() bool {
 	if s.op.IsSend() {
 		return s.begun || !s.relax
@@ -218,23 +219,23 @@ func (s *send) allOut() bool {
 // sendSeen notes a completion of the send direction that the library sees.
 func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
-	if status != verbs.StatusSuccess && e.broke == nil {
-		e.broke, e.brokeOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
+	if status != verbs.StatusSuccess && e.firstFailed == nil {
+		e.firstFailed, e.firstFailedOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
 	}
-	if !p.note && !e.single {
+	if !p.lastStep && !e.single {
 		s.data--
 	}
 	if status != verbs.StatusSuccess {
 		s.failed = true
-		e.stop = min(e.stop, s.index+1)
+		e.stopAt = min(e.stopAt, s.index+1)
 	}
 }
 
-// recvSeen notes a completion of the receive direction that the library sees. A flushed one is the
-// consequence of something else.
+// recvSeen notes a completion of the receive direction that the library sees. A flush follows from
+// another error.
 func (e *end) recvSeen(status verbs.Status) {
 	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr {
-		e.halt = true
+		e.noneMayBegin = true
 	}
 }
 
@@ -242,19 +243,19 @@ func (e *end) recvSeen(status verbs.Status) {
 func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 	e.w.Logf("    on %v: refused: %v", q, err)
 	if e.single || verbs.IsTransient(err) {
-		if verbs.IsTransient(err) && !lab.Injected(err) && !e.single && !e.conn.lied {
+		if verbs.IsTransient(err) && !lab.Injected(err) && !e.single && !e.conn.hostile {
 			e.w.Broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
 		}
 		return
 	}
 	if s := e.find(wr); s != nil {
 		s.failed = true
-		e.stop = min(e.stop, s.index+1)
+		e.stopAt = min(e.stopAt, s.index+1)
 	}
 }
 
-// recvOnWire finds the receive with memory that a physical one belongs to; nil for credits and
-// notifications.
+// recvOnWire finds the receive with memory that a physical one belongs to. It returns nil for
+// credits and notifications, which have none.
 func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	if len(wr.SGL) == 0 {
 		return nil
@@ -269,8 +270,8 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 // limitOf is how many requests may be on a wire.
 func (e *end) limitOf(q *wire) int {
 	limit := min(e.conn.plan.cfg[e.index%2].MaxMsgCntPerQP, q.Cap().MaxSendWR)
-	if e.conn.raw && !e.conn.lied && q.isData() {
-		limit = min(limit, e.peer.vq.Config().Credits) // which its card told
+	if e.conn.raw && !e.conn.hostile && q.isData() {
+		limit = min(limit, e.peer.vq.Config().Credits) // as its card says
 	}
 	return limit
 }
@@ -278,26 +279,26 @@ func (e *end) limitOf(q *wire) int {
 // isData says whether a wire is a data rail, and not the notify queue pair.
 func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.plan.rails }
 
-// mayStop checks a rail that the library moves to ERR: after a failed send it must not cut short
-// what was posted before that, where that may linger.
+// mayStop checks that the library may move a rail to ERR: after a failed send, those before it must
+// have ended if the configuration lets them linger.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError
-	if e.single || e.state != connected || e.leaving || e.halt || e.noRecvs || e.conn.lied ||
+	if e.single || e.state != connected || e.leaving || e.noneMayBegin || e.recvsRefused || e.conn.hostile ||
 		e.conn.plan.cfg[0].Linger < 0 ||
 		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
 		return
 	}
 	first := e.byID(failed.ID)
-	if first == nil || first.life != e.life {
+	if first == nil || first.session != e.number {
 		return
 	}
-	for _, s := range e.sends[:min(first.index, e.stop-1)] {
-		if s.life != e.life || s.done {
+	for _, s := range e.sends[:min(first.index, e.stopAt-1)] {
+		if s.session != e.number || s.done {
 			continue
 		}
-		owesNote := !s.noted && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&
+		owesLastStep := !s.lastStepOut && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&
 			e.vq.Scheme() == ibverbx.Spray)
-		if s.out != 0 || !s.allOut() || owesNote {
+		if s.out != 0 || !s.allOut() || owesLastStep {
 			e.w.Broken(ruleFirstError, "%v: %v has failed, and %v before it is cut short", e, first, s)
 		}
 	}

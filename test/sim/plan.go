@@ -10,8 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// plan is what a world is made of and what happens in it. All of it follows from the seed, and a
-// plan with some of its events left out is a plan again: that is how a failure is shrunk.
+// plan is what a world is made of and what happens in it. All of it follows from the seed.
 type plan struct {
 	lab.Plan
 	lab.Schedule[event]
@@ -22,16 +21,18 @@ type plan struct {
 
 // connPlan is a connection between two virtual queue pairs.
 type connPlan struct {
-	cqs    [2]int
-	cfg    [2]ibverbx.Config
-	rails  int
-	byHand [2][]int // devices of the rails, as indices into the host's NICs; nil when Domain.NewQP makes them
-	strip  bool     // cards without the keys that the C++ original does not know
-	small  int      // receives are this many bytes
-	lazy   [2]bool  // an end posts few receives, so that what comes must wait
+	cqs   [2]int
+	cfg   [2]ibverbx.Config
+	rails int
+	// the NIC of each rail, as an index into those of the host; nil when Domain.NewQP makes the
+	// rails
+	byHand [2][]int
+	strip  bool    // cards have no keys that the C++ original does not know
+	small  int     // bytes of a receive; 0: no receive has memory
+	lazy   [2]bool // this end posts few receives, so arrivals must wait
 }
 
-// fragmentSizes, limits and the like lie around the boundaries of what the code distinguishes.
+// Values next to the boundaries that the library distinguishes.
 var (
 	fragmentSizes = []uint32{1, 2, 7, 16, 64, 256, 1000}
 	limits        = []int{1, 1, 2, 3, 4, 5, 8, 16}
@@ -44,7 +45,7 @@ func newPlan(seed uint64) *plan {
 	p := &plan{Plan: lab.Plan{Seed: seed, Mood: lab.Mood(pick(0, 0, 0, 1, 1, 1, 1, 1, 2, 2)),
 		Scramble: rng.IntN(3) == 0, Bias: pick(0, 0, 1, 2, 3)}}
 	nics := pick(2, 2, 3, 4, 4)
-	first := 1 + rng.IntN(nics-1) // of the first of two hosts, which may have most of them
+	first := 1 + rng.IntN(nics-1) // of the first of two hosts
 	p.Hosts = []int{first, nics - first}
 	for h := range p.Hosts {
 		for range pick(1, 1, 1, 2) {
@@ -63,17 +64,17 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	c := connPlan{rails: pick(1, 2, 2, 3, 3, 4, 5, 6), strip: rng.IntN(6) == 0, small: pick(0, 1, 20, 150)}
 	if p.Scramble {
-		// a single queue pair passes on what the NIC says, in the order in which it says it
+		// a single queue pair reports completions in the NIC's own order
 		c.rails = max(c.rails, 2)
 	}
 	c.lazy = [2]bool{rng.IntN(8) == 0, rng.IntN(8) == 0}
 	c.cqs[0] = rng.IntN(len(p.cqs))
-	c.cqs[1] = rng.IntN(len(p.cqs)) // perhaps on the same host, or even the same virtual CQ
+	c.cqs[1] = rng.IntN(len(p.cqs)) // perhaps on the same host, or on the same virtual CQ
 	cfg := ibverbx.Config{
 		Scheme:     ibverbx.Scheme(rng.IntN(2)),
 		MaxMsgSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
 		NoNotifyQP: rng.IntN(6) == 0,
-		Linger:     time.Duration(pick(-1, int(time.Hour))), // nothing in a world may depend on a clock
+		Linger:     time.Duration(pick(-1, int(time.Hour))), // no world depends on a clock
 	}
 	if cfg.Scheme == ibverbx.Spray || c.rails == 1 {
 		cfg.NoNotifyQP = c.rails == 1
@@ -85,7 +86,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	cfg.Conn.GIDIndex, cfg.Conn.Port = pick(0, 0, -1, 1), uint8(pick(0, 1))
 	cfg.Conn.MTU, cfg.Conn.MaxRDAtomic = verbs.MTU(pick(0, 1, 3)), uint8(pick(0, 0, 1, 3))
 	if p.Mood != lab.Calm && rng.IntN(4) == 0 {
-		cfg.Conn.RNRRetry = uint8(pick(1, 2, 5)) // a receiver that is late makes it fail
+		cfg.Conn.RNRRetry = uint8(pick(1, 2, 5)) // a late receiver makes it fail
 	}
 	for i := range c.cfg {
 		cfg.MaxMsgCntPerQP = limits[rng.IntN(len(limits))]
@@ -94,7 +95,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		cfg.MaxSGE = pick(1, 2, 4)
 		cfg.MaxInline = pick(16, 64)
 		if cfg.FirstNumber != 0 {
-			cfg.FirstNumber = firstNumbers[2+rng.IntN(len(firstNumbers)-2)] // each end its own
+			cfg.FirstNumber = firstNumbers[2+rng.IntN(len(firstNumbers)-2)] // another one for each end
 		}
 		c.cfg[i] = cfg
 	}
@@ -102,8 +103,8 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	return c
 }
 
-// makeRails lets Domain.NewQP make the rails where both hosts can have as many, and otherwise deals
-// them out by hand.
+// makeRails has Domain.NewQP make the rails if both hosts can have as many. Otherwise, and
+// sometimes anyway, it assigns them to NICs.
 func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 	even := rng.IntN(2) == 0
 	for _, cq := range c.cqs {
@@ -115,7 +116,7 @@ func (p *plan) makeRails(rng *rand.Rand, c *connPlan) {
 			c.cfg[i].QPsPerDevice = c.rails / nics
 			continue
 		}
-		only := rng.IntN(3 * nics) // all on one NIC, so that what happens to the others must not be noticed
+		only := rng.IntN(3 * nics) // all on one NIC: faults on the others must have no effect
 		for range c.rails {
 			on := only
 			if only >= nics {

@@ -12,28 +12,28 @@ import (
 
 // vcq is a virtual CQ and the virtual queue pairs on it.
 type vcq struct {
-	w       *world
-	host    *lab.Host
-	name    string
-	cq      *ibverbx.VirtualCQ
-	taps    []*tappedCQ
-	ends    []*end
-	direct  bool // the program polls the physical CQs itself
-	mayDie  bool // a physical CQ may have died
-	told    bool // and a poll has said so
-	closed  bool
-	buf     [80]ibverbx.WC
-	scratch []ibverbx.WC
+	w        *world
+	host     *lab.Host
+	name     string
+	cq       *ibverbx.VirtualCQ
+	taps     []*tappedCQ
+	ends     []*end
+	direct   bool // the program polls the physical CQs itself
+	mayDie   bool // a physical CQ may have died
+	reported bool // a poll has reported that
+	closed   bool
+	buf      [80]ibverbx.WC
+	scratch  []ibverbx.WC
 }
 
-// ended is a context that has ended: calls that wait look once.
+// ended is a context that has ended: calls that wait poll once.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// poll takes completions in one of the ways that there are.
+// poll takes completions by one of the calls for that.
 func (c *vcq) poll() int {
 	if c.direct && !c.closed {
 		return c.pollDirectly()
@@ -82,7 +82,7 @@ func (c *vcq) pollDevice() int {
 	return n
 }
 
-// pollRange ranges over completions, and may stop early: the rest must not be lost.
+// pollRange ranges over completions. If it stops early, the rest must not be lost.
 func (c *vcq) pollRange() int {
 	n, most := 0, 1+c.w.Rng.IntN(20)
 	for wc, err := range c.cq.Completions() {
@@ -98,7 +98,7 @@ func (c *vcq) pollRange() int {
 	return n
 }
 
-// pollDirectly polls the physical CQs and hands over what they had.
+// pollDirectly polls the physical CQs itself and passes on their completions.
 func (c *vcq) pollDirectly() int {
 	c.scratch = c.scratch[:0]
 	var wcs [16]verbs.WC
@@ -117,13 +117,13 @@ func (c *vcq) pollDirectly() int {
 			c.scratch = c.cq.ProcessCompletions(c.scratch, t.NIC.ID())
 		}
 	}
-	// what was refused for now is tried again
+	// the library tries again what a NIC refused for now
 	c.scratch = c.cq.ProcessCompletions(c.scratch, c.taps[0].NIC.ID())
 	c.takeAll(c.scratch)
 	return polled + len(c.scratch)
 }
 
-// wait asks for an event and looks whether there is anything.
+// wait checks what Wait says, and perhaps arms for an event.
 func (c *vcq) wait() {
 	ready := c.cq.Stats().Ready
 	err := c.w.waiting(func() error { return c.cq.Wait(ended) })
@@ -156,7 +156,7 @@ func (c *vcq) mayFail(n int, err error) {
 	case err == nil:
 	case c.closed && n == 0 && errors.Is(err, ibverbx.ErrClosed):
 	case c.mayDie && (errors.Is(err, verbs.ErrOverrun) || errors.Is(err, verbs.ErrDeviceGone)):
-		c.told = true
+		c.reported = true
 		c.w.Logf("  %s: %v", c.name, err)
 	default:
 		c.w.Broken(lab.Isolation, "%s: poll: %v", c.name, err)
@@ -182,7 +182,7 @@ func (c *vcq) take(wc *ibverbx.WC) {
 		describe(wc))
 }
 
-// checkErr checks that the first error is kept, and that there is a reason for it.
+// checkErr checks that Err keeps the first error, and that there is a cause for it.
 func (e *end) checkErr() {
 	err := e.vq.Err()
 	if err == nil {
@@ -198,7 +198,7 @@ func (e *end) checkErr() {
 	if e.firstErr == "" {
 		e.firstErr = err.Error()
 		e.w.Logf("  %v: %v: %v", e, failed.Part, err)
-		e.checkStory(failed)
+		e.checkNamed(failed)
 		if e.conn.Blame == "" && !e.ended() {
 			e.w.Broken(lab.Isolation, "%v has failed without a cause: %v", e, err)
 		}
@@ -211,8 +211,8 @@ func (e *end) checkErr() {
 	}
 }
 
-// checkSource checks that an error with a status is a completion that the library has seen: of that
-// rail, with that status and vendor code.
+// checkSource checks that a completion of the rail that an error names had the status and vendor
+// code that it says.
 func (e *end) checkSource(f *ibverbx.FailedError) {
 	var status verbs.Status
 	if f.Rail < 0 || !errors.As(f.Err, &status) {
@@ -230,26 +230,28 @@ func (e *end) checkSource(f *ibverbx.FailedError) {
 	}
 }
 
-// checkStory checks that the error names the physical request that failed first: its queue pair,
-// its addresses, its request.
-func (e *end) checkStory(f *ibverbx.FailedError) {
+// checkNamed checks that the error names the physical request that failed first: queue pair,
+// addresses, and the request that it belongs to.
+func (e *end) checkNamed(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
 	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage ||
-		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.broke == nil {
+		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.firstFailed == nil {
 		return
 	}
-	if base := e.peer.host.MR.Addr(); f.Device != e.brokeOn.NIC.Name() || f.RailQPNum != e.brokeOn.Num() ||
-		f.ID != e.id(false, e.broke.req.index) ||
-		f.RemoteAddr != e.broke.remote || f.Length != e.broke.bytes {
-		// addresses mean nothing where it was a SEND
+	if base := e.peer.host.MR.Addr(); f.Device != e.firstFailedOn.NIC.Name() ||
+		f.RailQPNum != e.firstFailedOn.Num() ||
+		f.ID != e.id(false, e.firstFailed.req.index) ||
+		f.RemoteAddr != e.firstFailed.remote || f.Length != e.firstFailed.bytes {
+		// for a SEND the addresses mean nothing
 		e.w.Broken(ruleFirstError, "%v: what failed first was %d bytes of %v on %v at %+d, but the error "+
-			"says %d bytes at %d: %v", e, e.broke.bytes, e.broke.req, e.brokeOn, e.broke.remote-base,
+			"says %d bytes at %d: %v", e, e.firstFailed.bytes, e.firstFailed.req, e.firstFailedOn,
+			e.firstFailed.remote-base,
 			f.Length, f.RemoteAddr-base, f)
 	}
 }
 
-// pollAll takes everything that waits, without letting the fabric move.
+// pollAll takes all completions that are there. The fabric does not move.
 func (c *vcq) pollAll() int {
 	total := 0
 	for {

@@ -30,8 +30,8 @@ func (e *end) postSends(n int) {
 	}
 }
 
-// postGood posts requests that nothing is wrong with. They are in the books already, because the
-// wires show them during the call.
+// postGood posts requests that nothing is wrong with. The model has recorded them before, because
+// the taps see them during the call.
 func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 	want := e.refusal()
 	n, err := e.vq.PostSend(wrs...)
@@ -44,11 +44,12 @@ func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 	e.checkRefusal("send", n, len(wrs), err, want, e.sendQueueFull)
 }
 
-// mustNotWait checks that no relaxed SEND is held back: what was posted before it is out, and its
+// mustNotWait checks that no relaxed SEND waits when everything posted before it is out and its
 // queue pair has room.
 func (e *end) mustNotWait() {
-	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.halt || e.stop != forever ||
-		e.conn.lied {
+	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.noneMayBegin ||
+		e.stopAt != forever ||
+		e.conn.hostile {
 		return
 	}
 	s, q := e.relaxed[0], e.wires[0]
@@ -56,9 +57,8 @@ func (e *end) mustNotWait() {
 		q = e.wires[e.conn.plan.rails]
 	}
 	for _, t := range e.sends[e.sendHead:s.index] {
-		// Behind a notification one more message may have to come, and a fence holds back what is
-		// behind it, too.
-		if t.life != e.life || !t.allOut() || t.op.HasImm() && isWrite(t.op) ||
+		// A notification may need one more message, and a fence holds back everything after it.
+		if t.session != e.number || !t.allOut() || t.op.HasImm() && isWrite(t.op) ||
 			t.flags&verbs.SendFence != 0 && !t.begun {
 			return
 		}
@@ -79,7 +79,7 @@ func (e *end) logPosted(first, n int, err error) {
 	}
 }
 
-// refusal is why a post must be refused now; nil when it must be accepted.
+// refusal is the error that a post must return now; nil when it must be accepted.
 func (e *end) refusal() error {
 	switch {
 	case e.state == closed:
@@ -94,8 +94,8 @@ func (e *end) refusal() error {
 	return nil
 }
 
-// checkRefusal checks a post that was not accepted whole. A single queue pair passes on what its
-// NIC says.
+// checkRefusal checks a post that was not accepted whole. A single queue pair returns its NIC's own
+// errors.
 func (e *end) checkRefusal(what string, n, all int, err, want error, full func() bool) {
 	var refused *ibverbx.PostError
 	switch {
@@ -105,26 +105,26 @@ func (e *end) checkRefusal(what string, n, all int, err, want error, full func()
 		e.w.Broken(lab.Refusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
 			e.state, n, all, err, want)
 	case e.single && errors.Is(err, verbs.ErrQueueFull) && full():
-	case e.conn.lied && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
+	case e.conn.hostile && errors.Is(err, ibverbx.ErrNoKey): // for a device that the peer does not have
 	case e.single && (lab.Injected(err) || e.conn.Blame != ""):
 	default:
 		e.w.Broken(lab.Refusal, "%v: %s %d of %d refused: %v", e, what, n, all, err)
 	}
 }
 
-// keepSends forgets the requests from index n on, which were refused. Nothing of them may have gone
-// out.
+// keepSends forgets the requests from index n on, which were refused. No NIC may have been given
+// anything of them.
 func (e *end) keepSends(n int) {
 	for _, s := range e.sends[n:] {
 		if s.begun || s.out != 0 {
 			e.w.Broken(ruleOneForOne, "%v: %v was refused, and goes out", e, s)
 		}
 		if s.word != nil {
-			s.word.sure = false
+			s.word.known = false
 		}
 	}
 	e.sends = e.sends[:n]
-	e.writes, e.locals, e.mail, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.mail, n),
+	e.writes, e.locals, e.messages, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.messages, n),
 		keep(e.relaxed, n)
 	for i := range e.peer.expect {
 		e.peer.expect[i] = keep(e.peer.expect[i], n)
@@ -138,10 +138,10 @@ func keep(list []*send, n int) []*send {
 	return list
 }
 
-// makeSend draws a request and enters it into the books.
+// makeSend draws a request and records it.
 func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	op := e.drawOpcode()
-	s := &send{index: len(e.sends), life: e.life, op: op, flags: verbs.SendSignaled,
+	s := &send{index: len(e.sends), session: e.number, op: op, flags: verbs.SendSignaled,
 		imm: uint32(e.w.Rng.IntN(3)) * e.w.Rng.Uint32()}
 	if e.w.Rng.IntN(8) == 0 {
 		s.flags |= verbs.SendFence
@@ -160,7 +160,7 @@ func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	}
 	// A single queue pair keeps every order anyway.
 	wr.Flags, wr.Relaxed, wr.EveryRail = s.flags, s.relax || e.single && op.IsSend() && s.index%2 == 0,
-		s.every
+		s.everyRail
 	e.enter(s)
 	return wr, true
 }
@@ -177,12 +177,13 @@ func (e *end) drawOrder(s *send) {
 	}
 	if s.op == verbs.OpRDMARead && rng.IntN(3) == 0 || s.op == verbs.OpRDMAWrite && rng.IntN(12) == 0 {
 		frag := int(e.conn.plan.cfg[0].MaxMsgSize)
-		s.every = true
+		s.everyRail = true
 		s.length = rails * min([...]int{1, frag, 1 + rng.IntN(frag)}[rng.IntN(3)], lab.MaxNoise/rails)
 	}
 }
 
-// mayBeUnsignaled: a queue that is full of requests without a completion is full for ever.
+// mayBeUnsignaled says whether another unsignaled request may follow: a queue that is full of them
+// never has room again.
 func (e *end) mayBeUnsignaled() bool {
 	n := len(e.sends)
 	for n > e.sendHead && e.sends[n-1].flags&verbs.SendSignaled == 0 {
@@ -203,14 +204,15 @@ func (e *end) drawOpcode() verbs.Opcode {
 	return ops[e.w.Rng.IntN(len(ops))]
 }
 
-// takesMessages says whether SEND is possible at all: DQPLB needs a notify queue pair for it.
+// takesMessages says whether the connection carries SENDs: DQPLB needs a notify queue pair for
+// them.
 func (e *end) takesMessages() bool {
 	cfg := &e.conn.plan.cfg[0]
 	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP)
 }
 
-// drawLength draws lengths around the boundaries: of a fragment, of all rails together, of what
-// they hold.
+// drawLength draws a length, often next to a boundary: of a fragment, of one fragment on each rail,
+// of all that the rails hold.
 func (e *end) drawLength(op verbs.Opcode) int {
 	rng := e.w.Rng
 	switch {
@@ -226,7 +228,7 @@ func (e *end) drawLength(op verbs.Opcode) int {
 	return min(max(lengths[rng.IntN(len(lengths))], 1), 3000, 60*frag)
 }
 
-// enter puts a request into the books.
+// enter records a request.
 func (e *end) enter(s *send) {
 	s.raw = e.conn.raw
 	e.sends = append(e.sends, s)
@@ -237,30 +239,30 @@ func (e *end) enter(s *send) {
 		e.relaxed = append(e.relaxed, s)
 		kind = kindRelaxed
 	case s.op.IsSend():
-		e.mail = append(e.mail, s)
+		e.messages = append(e.messages, s)
 		kind = kindMessage
 	case isWrite(s.op):
 		e.writes = append(e.writes, s)
 		if s.op.HasImm() {
-			kind = kindNote
+			kind = kindNotification
 		}
 	default:
 		e.locals = append(e.locals, s)
 	}
 	if kind >= 0 {
 		if e.single {
-			kind = kindNote
+			kind = kindNotification
 		}
 		e.peer.expect[kind] = append(e.peer.expect[kind], s)
 	}
 }
 
-// burst posts more than any queue or first ring holds, all at once.
+// burst posts at once more sends than any queue, or a ring of the first size, holds.
 func (e *end) burst() {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
-		s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
+		s := &send{index: len(e.sends), session: e.number, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
 			length: 1 + e.w.Rng.IntN(8), imm: 1}
 		if e.w.Rng.IntN(8) == 0 {
 			s.op = verbs.OpRDMAWriteWithImm

@@ -16,7 +16,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 		return false
 	}
 	if !own.Untouched(all) {
-		e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes %d to %d",
+		e.w.Broken(lab.Ownership,
+			"%v: memory was written to before it was given to a request: bytes %d to %d",
 			e, all.Off, all.Off+all.N)
 	}
 	s.local = []lab.Span{all}
@@ -33,7 +34,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 				return false
 			}
 			if !peers.Untouched(s.remote) {
-				e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: bytes "+
+				e.w.Broken(lab.Ownership, "%v: memory was written to before it was given to a request: "+
+					"bytes "+
 					"%d to %d", e, s.remote.Off, s.remote.Off+s.remote.N)
 			}
 		}
@@ -49,7 +51,7 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	return true
 }
 
-// cut gives the request its local memory: in one piece, in several, or inline.
+// cut names the local memory in the request: in one piece, in several, or inline.
 func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 	rng, all := e.w.Rng, s.local[0]
 	cfg := &e.conn.plan.cfg[e.index%2]
@@ -60,9 +62,10 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 		e.host.Memory.Reuse(all, "the source of an inline request") // it is the caller's at once
 		s.local = nil
 	case n == 1 && all.N > 1:
-		// SEND is not fragmented, nor is what a single queue pair carries: there the list must fit.
+		// SENDs and requests of a single queue pair are not fragmented: the NIC takes the whole
+		// list.
 		most := 5
-		if s.op.IsSend() || s.every || e.single {
+		if s.op.IsSend() || s.everyRail || e.single {
 			most = cfg.MaxSGE
 		}
 		s.local = s.local[:0]
@@ -78,7 +81,7 @@ func (e *end) cut(s *send, wr *ibverbx.SendWR) {
 			wr.SGL = append(wr.SGL, e.host.Segment(piece))
 		}
 		if len(wr.SGL) < most && rng.IntN(3) == 0 {
-			wr.SGL = append(wr.SGL, ibverbx.Segment{}) // of no bytes, which needs no keys
+			wr.SGL = append(wr.SGL, ibverbx.Segment{}) // no bytes need no keys
 		}
 	case all.N != 0:
 		wr.Local = e.host.Segment(all)
@@ -91,16 +94,16 @@ func (e *end) fitsEvery(n int) bool {
 	return n%rails == 0 && n/rails <= int(e.conn.plan.cfg[0].MaxMsgSize)
 }
 
-// giveReadable chooses what a read fetches: memory that nobody writes to, or, behind a fence, what
-// an earlier write has brought.
+// giveReadable chooses what a read fetches: memory that nobody writes to, or the target of an
+// earlier write. Then the read has a fence.
 func (e *end) giveReadable(s *send) bool {
 	if e.w.Rng.IntN(2) == 0 {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
-			if t := e.sends[i]; isWrite(t.op) && t.life == e.life && t.length <= s.length {
+			if t := e.sends[i]; isWrite(t.op) && t.session == e.number && t.length <= s.length {
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].N = t.length
-				s.every = s.every && e.fitsEvery(t.length)
+				s.everyRail = s.everyRail && e.fitsEvery(t.length)
 				return true
 			}
 		}
@@ -118,14 +121,14 @@ func (e *end) giveReadable(s *send) bool {
 // giveWord chooses what an atomic changes.
 func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
 	rng := e.w.Rng
-	if len(e.words) == 0 || !e.words[len(e.words)-1].sure || rng.IntN(10) == 0 {
+	if len(e.words) == 0 || !e.words[len(e.words)-1].known || rng.IntN(10) == 0 {
 		at, ok := e.peer.host.Memory.Alloc(8)
 		if !ok {
 			return false
 		}
 		v := rng.Uint64()
 		e.peer.host.Memory.SetWord(at.Off, v)
-		e.words = append(e.words, &word{at: at, value: v, planned: v, sure: true})
+		e.words = append(e.words, &word{at: at, value: v, planned: v, known: true})
 	}
 	s.word = e.words[len(e.words)-1]
 	s.first, s.second = rng.Uint64(), rng.Uint64()
@@ -139,7 +142,7 @@ func (e *end) giveWord(s *send, wr *ibverbx.SendWR) bool {
 	return true
 }
 
-// carried is a remote segment as the message of a protocol brings it.
+// carried sends a remote segment through its binary form.
 func carried(s ibverbx.RemoteSegment) ibverbx.RemoteSegment {
 	got, rest, err := new(ibverbx.Keys).DecodeSegment(s.AppendBinary(make([]byte, 0, s.BinarySize())))
 	if err != nil || len(rest) != 0 {

@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// reset takes an end back to RESET. Everything outstanding must end with it.
+// reset moves an end back to RESET. Everything outstanding must complete.
 func (e *end) reset() {
 	w := e.w
 	if e.state == closed {
@@ -29,7 +29,7 @@ func (e *end) reset() {
 		if !e.mayBeLost() {
 			w.Broken(lab.Isolation, "%v: reset: %v", e, err)
 		}
-		e.beyond = true
+		e.lostNIC = true
 		if e.vq.Err() == nil {
 			w.Broken(ruleFirstError, "%v: reset failed, and Err says nothing", e)
 		}
@@ -45,7 +45,7 @@ func (e *end) reset() {
 
 // mayBeLost says whether a NIC or CQ under the end has died.
 func (e *end) mayBeLost() bool {
-	if e.cq.mayDie || e.beyond {
+	if e.cq.mayDie || e.lostNIC {
 		return true
 	}
 	for _, q := range e.wires {
@@ -56,8 +56,8 @@ func (e *end) mayBeLost() bool {
 	return false
 }
 
-// mustBeDone checks that everything which was ever accepted has completed. A single queue pair may
-// lose what a NIC took along.
+// mustBeDone checks that all accepted requests have completed. A single queue pair may lose those
+// of a NIC that died.
 func (e *end) mustBeDone(after string) {
 	if e.single {
 		e.skipUnsignaled(len(e.sends), false)
@@ -74,7 +74,7 @@ func (e *end) mustBeDone(after string) {
 	}
 }
 
-// writeOff gives up what a single queue pair has lost.
+// writeOff ends the requests that a single queue pair has lost.
 func (e *end) writeOff() {
 	for ; e.sendHead < len(e.sends); e.sendHead++ {
 		e.release(e.sends[e.sendHead], false)
@@ -84,7 +84,7 @@ func (e *end) writeOff() {
 	}
 }
 
-// drain lets an end finish, a bit further with each event.
+// drain calls Drain, perhaps several times, with a context that has ended.
 func (e *end) drain() {
 	w := e.w
 	if e.state != connected && e.state != draining || e.cq.direct {
@@ -93,7 +93,7 @@ func (e *end) drain() {
 	e.state = draining
 	e.conn.because(becauseDrained)
 	err := w.waiting(func() error { return e.vq.Drain(ended) })
-	for range w.Pick(0, 0, 30) { // give it time, sometimes
+	for range w.Pick(0, 0, 30) { // sometimes until it is done
 		if !errors.Is(err, context.Canceled) {
 			break
 		}
@@ -117,7 +117,7 @@ func (e *end) drain() {
 	}
 	e.cq.pollAll()
 	e.checkErr()
-	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendTorn.life == e.life) {
+	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendErrors.any == e.number) {
 		w.Broken(lab.Isolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
 	}
 	e.state = drained
@@ -127,7 +127,7 @@ func (e *end) drain() {
 	e.mustBeDone("a drain")
 }
 
-// close ends a virtual queue pair, or a whole virtual CQ.
+// close closes a virtual queue pair, or its whole virtual CQ.
 func (e *end) close() {
 	w := e.w
 	if e.state == closed {
@@ -146,7 +146,7 @@ func (e *end) close() {
 	if w.Rng.IntN(3) == 0 && !e.cq.direct {
 		err = w.waiting(func() error { return e.vq.Shutdown(ended) })
 		if errors.Is(err, context.Canceled) {
-			err = nil // it would have taken longer
+			err = nil // it was cut short
 		}
 		var failed *ibverbx.FailedError
 		if errors.As(err, &failed) {

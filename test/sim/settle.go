@@ -6,10 +6,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// settle lets the fabric run until nothing moves any more. With balance the programs post what each
-// other waits for.
+// settle lets the fabric run until nothing moves any more. With balance, programs also post what
+// the other end waits for.
 func (w *world) settle(balance bool) {
-	still := 0 // rounds in which nothing moved; a poll may set things going that show in the next
+	still := 0 // rounds without movement; what a poll starts may show in the next round
 	for range 20_000 {
 		before := w.Moves
 		w.Moves += w.Fabric.Run(50)
@@ -37,21 +37,21 @@ func (w *world) settle(balance bool) {
 	w.Broken(lab.Liveness, "it does not come to rest")
 }
 
-// well says whether both ends work, and truthfully.
-func (c *conn) well() bool {
+// sound says whether both ends work and keep the rules.
+func (c *conn) sound() bool {
 	for _, e := range c.ends {
 		if e.state != connected || e.vq.Err() != nil {
 			return false
 		}
 	}
-	return !c.lied
+	return !c.hostile
 }
 
-// balance makes as many receives as messages of each kind: it posts the receives that are missing,
-// and lets the peer send what is waited for in vain. A receive that nothing matches would hold up
-// all behind it.
+// balance makes as many receives as messages of each kind: it posts receives for messages that
+// wait, and has the peer send for receives that wait. A receive that nothing matches would hold up
+// all later ones.
 func (c *conn) balance() (moved int) {
-	if c.lied {
+	if c.hostile {
 		return 0
 	}
 	for _, e := range c.ends {
@@ -63,12 +63,12 @@ func (c *conn) balance() (moved int) {
 			if r.message && !e.single {
 				waiting[kindMessage]++
 			} else {
-				waiting[kindNote]++
+				waiting[kindNotification]++
 			}
 		}
 		var coming [messageKinds]int
 		for kind, list := range e.expect {
-			for len(list) != 0 && list[0].life < e.life {
+			for len(list) != 0 && list[0].session < e.number {
 				list = list[1:]
 			}
 			coming[kind] = len(list)
@@ -76,21 +76,21 @@ func (c *conn) balance() (moved int) {
 		coming[kindMessage] += coming[kindRelaxed]
 		for kind, n := range waiting {
 			for range coming[kind] - n {
-				moved += e.feed(kind == kindMessage || e.single)
+				moved += e.postMissingRecv(kind == kindMessage || e.single)
 			}
 			for range n - coming[kind] {
-				moved += e.peer.serve(kind == kindMessage)
+				moved += e.peer.sendMissing(kind == kindMessage)
 			}
 		}
 		if n := len(e.sends); e.single && e.sendHead < n && e.sends[n-1].flags&verbs.SendSignaled == 0 {
-			moved += e.serve(false) // a signaled one vouches for those before it
+			moved += e.sendMissing(false) // a signaled request, whose completion proves those before it
 		}
 	}
 	return moved
 }
 
-// feed posts a receive.
-func (e *end) feed(message bool) int {
+// postMissingRecv posts a receive.
+func (e *end) postMissingRecv(message bool) int {
 	before := len(e.recvs)
 	if wr, ok := e.makeRecv(message); ok {
 		e.postGoodRecvs([]ibverbx.RecvWR{wr})
@@ -98,12 +98,13 @@ func (e *end) feed(message bool) int {
 	return len(e.recvs) - before
 }
 
-// serve sends a byte: as a message, or with a notification.
-func (e *end) serve(message bool) int {
+// sendMissing sends a byte: as a message, or with a notification.
+func (e *end) sendMissing(message bool) int {
 	if e.state != connected || e.vq.Err() != nil {
 		return 0
 	}
-	s := &send{index: len(e.sends), life: e.life, op: verbs.OpRDMAWriteWithImm, flags: verbs.SendSignaled,
+	s := &send{index: len(e.sends), session: e.number, op: verbs.OpRDMAWriteWithImm,
+		flags:  verbs.SendSignaled,
 		length: 1, imm: 5}
 	if message {
 		s.op = verbs.OpSend

@@ -77,19 +77,24 @@ type wire struct {
 	stopped bool       // the library has moved it to ERR
 	psn     uint32     // first packet sequence number of its last card
 
-	// DQPLB. A user's immediate travels in a message of its own, behind the last fragment.
+	userImm
+}
+
+// userImm is how far a user's immediate has come with DQPLB: it travels in a message of its own,
+// behind the last fragment.
+type userImm struct {
 	plain bool // data without a number went out since the last number
-	raw   bool // the next message to go out carries the user's immediate of the one before
+	raw   bool // the next message to go out carries the immediate of the one before
 	rawIn bool // likewise, the next to arrive
 	rawOf int  // the number of that one, counted from the first
 }
 
 // posted is a work request on a NIC.
 type posted struct {
-	id   uint64
-	req  *send // what it belongs to; nil for receives
-	rcv  *recv // for receives with memory
-	note bool  // the last step of its request
+	id       uint64
+	req      *send // the request that it belongs to; nil for receives
+	rcv      *recv // the receive that it belongs to, if that has memory
+	lastStep bool  // it is the last step of its request
 
 	remote, bytes uint64 // of sends: address and length
 }
@@ -111,8 +116,8 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 	return n, err
 }
 
-// mustRun checks that nothing is posted where the library itself has stopped the queue pair. With a
-// single one it asks so what is flushed.
+// mustRun checks that nothing is posted to a queue pair that the library has moved to ERR. With a
+// single one the library posts there to learn when everything is flushed.
 func (q *wire) mustRun(what string) {
 	if q.stopped && !q.end.single && !q.end.leaving {
 		q.end.w.Broken(ruleFirstError, "%v posts a %s on %v, which it has moved to ERR", q.end, what, q)
@@ -130,7 +135,7 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 		q.recvs = append(q.recvs, p)
 	}
 	if err != nil && !verbs.IsTransient(err) {
-		q.end.noRecvs = true
+		q.end.recvsRefused = true
 	}
 	if errors.Is(err, verbs.ErrQueueFull) && !lab.Injected(err) && !q.end.single {
 		q.end.w.Broken(ruleBackpressure, "%v meets a full receive queue on %v", q.end, q)
@@ -164,7 +169,7 @@ func (q *wire) Close() error {
 	return err
 }
 
-// forget: the NIC holds nothing of the queue pair any more.
+// forget notes that the NIC holds no request of the queue pair any more.
 func (q *wire) forget() {
 	for _, p := range q.sends {
 		if p.req != nil {
@@ -185,7 +190,7 @@ func (q *wire) completed(wc *verbs.WC) {
 	if at := slices.IndexFunc(q.sends, same); at >= 0 {
 		first := at
 		if q.end.single {
-			first = 0 // those before it gave no completion, and have ended well
+			first = 0 // unsignaled ones before it have succeeded
 		}
 		for i := range q.sends[first : at+1] {
 			if p := &q.sends[first+i]; p.req != nil {

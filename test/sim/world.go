@@ -20,7 +20,7 @@ type world struct {
 	ends  []*end
 	wires map[wireAt]*wire
 
-	building   *end     // whose queue pairs are being created
+	building   *end     // the one that is being made; nil outside of that
 	buildingCQ *vcq     // likewise
 	pumping    bool     // the library waits: let the fabric move when it polls
 	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
@@ -32,20 +32,20 @@ type conn struct {
 	w         *world
 	plan      *connPlan
 	ends      [2]*end
-	lied      bool // an end breaks the rules, so what arrives means nothing
-	cardLied  bool // a card was not true, so the model does not know what it said
-	drainOnly bool // it may fail because an end was drained, and for nothing else
-	raw       bool // the user's immediate travels in DQPLB
-	life      int
-	lies      []int // the lives in which an end lied
-	replaced  bool  // it was made anew
+	hostile   bool  // an end breaks the rules: what arrives is not compared with what was sent
+	falseCard bool  // a card was false: the model does not know what it said
+	drainOnly bool  // that an end was drained is the only reason why it may fail
+	raw       bool  // the user's immediate travels in DQPLB
+	session   int   // number of the session: each Connect begins another
+	hostileIn []int // the sessions in which an end broke the rules
+	replaced  bool  // another one was made in its place
 }
 
-// lie notes that an end breaks the rules in this life.
-func (c *conn) lie(how string) {
+// turnHostile notes that an end breaks the rules in this session.
+func (c *conn) turnHostile(how string) {
 	c.because(how)
-	c.lied = true
-	c.lies = append(c.lies, c.life)
+	c.hostile = true
+	c.hostileIn = append(c.hostileIn, c.session)
 }
 
 // A host's memory. The end of it is for the receives and messages that bring a run to its end.
@@ -102,7 +102,7 @@ func (w *world) buildCQ(h *lab.Host, direct bool) {
 		}
 	}
 	if w.plan.Mood == lab.Hostile {
-		depth += 64 // for what an invader posts by itself
+		depth += 64 // for what a hostile peer posts by itself
 	}
 	c := &vcq{w: w, host: h, name: sprintf("virtual CQ %d", index), direct: direct}
 	w.cqs = append(w.cqs, c)
@@ -119,7 +119,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 	for j := range c.ends {
 		cq := w.cqs[p.cqs[j]]
 		e := &end{w: w, conn: c, cq: cq, host: cq.host, index: 2*i + j, name: sprintf("%d%c", i, 'a'+j),
-			single: p.rails == 1, stop: forever}
+			single: p.rails == 1, session: session{stopAt: forever}}
 		c.ends[j] = e
 		w.ends = append(w.ends, e)
 		w.building = e
@@ -139,8 +139,8 @@ func (w *world) buildConn(i int, p *connPlan) {
 	w.conns = append(w.conns, c)
 }
 
-// replace makes a connection anew whose both ends were closed: the room that they had must be free
-// again.
+// replace makes another connection in place of one whose ends are both closed: their room in the
+// virtual CQs must be free again.
 func (w *world) replace(c *conn) {
 	for _, e := range c.ends {
 		if e.state != closed || e.cq.closed || e.cq.mayDie ||
@@ -234,18 +234,18 @@ func (w *world) happen(ev event) {
 		e.drain()
 	case doClose:
 		e.close()
-	case doLie:
-		w.lie(e)
+	case doBreakRules:
+		w.breakRules(e)
 	case doReplay:
 		w.replay(e)
 	}
 }
 
-// pump moves the fabric while the library waits, and far enough: the library gives up on a NIC that
-// it has polled a while in vain.
+// pump moves the fabric while the library waits. It does many actions at once, because the library
+// gives up on a NIC after some polls that bring nothing.
 func (w *world) pump() { w.RunFabric(64) }
 
-// waiting calls the library with the fabric moving by itself.
+// waiting makes a call that waits: the fabric moves whenever the library polls.
 func (w *world) waiting(call func() error) error {
 	w.pumping = true
 	err := call()
