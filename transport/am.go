@@ -9,7 +9,7 @@ import (
 )
 
 // AMShort sends an active message: handler id of the peer runs with header and payload. Both are
-// copied. Header may be nil; it has MaxHeader bytes at most, and both together Limits.AMShort.
+// copied. header may be nil; it has MaxHeader bytes at most, and both together Limits.AMShort.
 func (e *Endpoint) AMShort(id AMID, header, payload []byte) error {
 	e.peer.w.mu.Lock()
 	err := e.amShort(id, header, payload)
@@ -44,8 +44,8 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	return err
 }
 
-// amShortBuffered is amShort for what does not fit inline: through a bounce buffer where the NIC
-// takes little inline.
+// amShortBuffered is amShort for what does not fit inline. Where the NIC takes less inline than a
+// short may have, the message goes through a bounce buffer.
 func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) error {
 	p := e.peer
 	if limit := p.limits().AMShort; len(hdr)+len(payload) > limit {
@@ -56,8 +56,8 @@ func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) er
 	return err
 }
 
-// AMBcopy sends an active message whose payload pack writes into the buffer that it is given; it
-// returns how many bytes that were. The buffer has Limits.AMBcopy bytes less the header. Pack runs
+// AMBcopy sends an active message whose payload pack writes into the buffer that it gets; pack
+// returns how many bytes it wrote. The buffer has Limits.AMBcopy bytes less the header. pack runs
 // at most once, during the call, with the worker locked: it must not call anything of this package.
 // The result is what pack returned.
 func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (int, error) {
@@ -99,8 +99,8 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 }
 
 // AMZcopy sends an active message whose payload is gathered from registered memory, Limits.Pieces
-// pieces at most. The header is copied. The memory must not be written to until comp has fired;
-// comp may be nil.
+// pieces at most. The header is copied. The memory must not be written to until comp, which may be
+// nil, has fired.
 func (e *Endpoint) AMZcopy(comp *Completion, id AMID, header []byte, payload ...ibverbx.Segment) error {
 	e.peer.w.mu.Lock()
 	err := e.amZcopy(comp, id, header, payload)
@@ -143,7 +143,8 @@ func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibve
 	return err
 }
 
-// usableAM says why the endpoint does not take an active message with this id and header, if so.
+// usableAM returns why the endpoint refuses an active message with this id and header; nil if it
+// does not.
 func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	p := e.peer
 	if err := e.usable(name); err != nil {
@@ -158,7 +159,7 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	return nil
 }
 
-// pack calls a pack function and checks what it says.
+// pack calls a pack function and checks its result.
 func (p *peerState) pack(name string, pack func([]byte) int, dst []byte) (int, error) {
 	n := pack(dst)
 	if n < 0 || n > len(dst) {

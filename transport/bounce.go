@@ -2,10 +2,10 @@ package transport
 
 import "ibverbx"
 
-// bouncePool is registered memory cut into buffers of one size. The last one given back is the next
-// one out: it is in the cache.
+// bouncePool is registered memory cut into buffers of one size. The buffer given back last is taken
+// first, because it is in the cache.
 //
-// Invariant: a buffer is in free or with one outstanding operation.
+// Invariant: each buffer is either in free or held by exactly one outstanding operation.
 type bouncePool struct {
 	mr   *ibverbx.MR
 	mem  []byte
@@ -23,16 +23,17 @@ func newBouncePool(dom *ibverbx.Domain, count, size int) (*bouncePool, error) {
 	return p, err
 }
 
-// noBuffer stands for an operation that has no bounce buffer.
+// noBuffer is the bounce buffer of an operation that has none.
 const noBuffer = int32(-1)
 
-// take returns a buffer; there must be one.
+// take takes a buffer out of free, where there must be one.
 func (p *bouncePool) take() int32 {
 	i := p.free[len(p.free)-1]
 	p.free = p.free[:len(p.free)-1]
 	return i
 }
 
+// put gives a buffer back.
 func (p *bouncePool) put(i int32) { p.free = append(p.free, i) }
 
 func (p *bouncePool) bytes(i int32) []byte {

@@ -11,17 +11,17 @@ import (
 type Card struct {
 	Version    int                  `json:"version"` // of the wire format: 1
 	QP         ibverbx.BusinessCard `json:"qp"`
-	AMBuffers  int                  `json:"amBuffers"`  // receive buffers for active messages
-	BufferSize int                  `json:"bufferSize"` // of each, bytes
-	Handlers   uint64               `json:"handlers,string"`
-	Flush      ibverbx.RemoteMR     `json:"flush"` // memory that a remote flush reads
+	AMBuffers  int                  `json:"amBuffers"`       // receive buffers for active messages
+	BufferSize int                  `json:"bufferSize"`      // of each, bytes
+	Handlers   uint64               `json:"handlers,string"` // set of the ids that have a handler
+	Flush      ibverbx.RemoteMR     `json:"flush"`           // memory that a remote flush reads
 }
 
 // wireVersion is the version of the wire format that this package speaks.
 const wireVersion = 1
 
-// Card describes the endpoint to its peer. From the first one on the worker takes no more handlers:
-// the card lists them.
+// Card describes the endpoint to its peer. The card lists the worker's handlers, so after the first
+// one [Worker.Handle] takes no more.
 func (e *Endpoint) Card() (Card, error) {
 	p := e.peer
 	w := p.w
@@ -41,7 +41,7 @@ func (e *Endpoint) Card() (Card, error) {
 	}, nil
 }
 
-// check says what is wrong with a peer's card.
+// check returns what is wrong with a peer's card; nil if nothing is.
 func (c *Card) check(rails int) error {
 	switch {
 	case c.Version != wireVersion:

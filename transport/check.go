@@ -11,8 +11,8 @@ func (p *peerState) unlock() {
 	p.w.mu.Unlock()
 }
 
-// unlock ends a call on the worker. Builds with the race detector check the invariants of the worker
-// and of all endpoints first.
+// unlock ends a call on the worker. Builds with the race detector check the invariants of the
+// worker and of all endpoints first.
 func (w *Worker) unlock() {
 	if checking {
 		w.mustHold()
@@ -27,7 +27,7 @@ func (p *peerState) mustHold() {
 	}
 }
 
-// check says which invariant of the endpoint is broken; nil while all hold.
+// check returns which invariant of the endpoint is broken; nil while all hold.
 func (p *peerState) check() error {
 	if err := p.ending.check(p.sending.ops.Len()); err != nil {
 		return err

@@ -10,8 +10,8 @@ type chores struct {
 	closing []*peerState // aborted; they may have completions left, and then are released
 	lostCQ  []*peerState // their CQ has died: not every operation has a completion to come
 	reposts []*peerState // have receive buffers to post again
-	// toCredit can give credits back, and could not send them. spare is its other half: a round walks
-	// one, and fills the other.
+	// toCredit lists endpoints that have credits to give back, and could not send them. settle
+	// walks it while spare, an empty slice, takes its place.
 	toCredit, spare []*peerState
 	// refused reports that a NIC has refused something for now; the next round tries again.
 	refused bool
@@ -22,7 +22,7 @@ func (c *chores) due() bool {
 	return len(c.failing)+len(c.closing)+len(c.toCredit)+len(c.lostCQ) != 0 || c.refused
 }
 
-// urgent reports whether a goroutine that sleeps would miss something: no event of a NIC tells of it.
+// urgent reports whether there is something to do that no event of a NIC announces.
 func (c *chores) urgent() bool { return c.refused || len(c.failing)+len(c.closing) != 0 }
 
 // retryCredits has the next round try again to give the endpoint's credits back.
@@ -36,8 +36,8 @@ func (c *chores) repost(p *peerState) {
 	}
 }
 
-// settle does the chores but reposts: it reports failures, gives credits back, and ends what was
-// aborted. n is how many completions this round brought. It returns how much it did.
+// settle does the chores except reposts: it reports failures, gives credits back, and releases what
+// was aborted. n is how many completions this round brought. It returns how much it did.
 func (w *Worker) settle(n int) (did int) {
 	c := &w.chores
 	c.refused = false
@@ -61,7 +61,7 @@ func (w *Worker) settle(n int) (did int) {
 	left := c.closing[:0]
 	for _, p := range c.closing {
 		if p.sending.pending.any() {
-			left = append(left, p) // its requests have not been called for the last time yet
+			left = append(left, p) // dispatchPending has not called all of its requests yet
 			continue
 		}
 		p.release()

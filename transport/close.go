@@ -5,20 +5,20 @@ import (
 	"errors"
 )
 
-// fail ends an endpoint's service because of the queue pair or the peer, for the first reason that
-// comes. What it has outstanding completes as the virtual queue pair flushes it.
+// fail ends an endpoint's service because of the queue pair or the peer; only the first reason
+// counts. Outstanding operations complete as the virtual queue pair flushes them.
 func (p *peerState) fail(to stage, sentinel, cause error) {
 	if p.ending.err != nil {
 		return
 	}
 	parting := p.ending.stage == stageParting
 	p.end(to, sentinel, cause)
-	if !parting || p.ending.failedBusy { // otherwise the peer left when it had the goodbye: nothing was lost
+	if !parting || p.ending.failedBusy { // otherwise the peer has the goodbye, and nothing was lost
 		p.w.chores.failing = append(p.w.chores.failing, p)
 		p.w.stats.failures++
 	}
 	if to.qpClosed() {
-		_ = p.conn.qp.Close() // what is outstanding is flushed whatever a NIC says
+		_ = p.conn.qp.Close() // flushes what is outstanding even if a NIC reports an error
 	}
 	p.w.wakeForChores()
 }
@@ -42,7 +42,7 @@ func (p *peerState) failQP(err error) {
 
 // Abort closes the endpoint at once. Every operation that is outstanding completes with
 // ErrCanceled, unless it has ended before; the functions of pending requests run once more, and
-// their sends fail. Completions fire in later progress, comp, which may be nil, after all of them.
+// their sends fail. Completions fire in later progress; comp, which may be nil, after all of them.
 // No NIC of this end touches memory on the endpoint's behalf once Abort has returned, so that no
 // write of a cancelled operation lands after its completion; packets that are on the wire at that
 // moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
@@ -91,11 +91,11 @@ func (p *peerState) release() {
 	w.open--
 }
 
-// Close ends the endpoint well: pending requests go out, everything outstanding completes, the peer
-// gets a goodbye, and the queue pair is closed. The peer's calls are refused with ErrPeerClosed from
-// then on; agree with it on the moment if it may have something to send. When ctx ends before, or
-// the peer fails, the rest is aborted, and Close returns the error. Close of an endpoint that has
-// failed before only releases it.
+// Close ends the endpoint in order: pending requests go out, everything outstanding completes, the
+// peer gets a goodbye, and the queue pair is closed. From then on the peer's calls are refused with
+// ErrPeerClosed; agree with it on the moment if it may have something to send. When ctx ends
+// before, or the peer fails, the rest is aborted, and Close returns the error. Close of an endpoint
+// that has failed before only releases it.
 func (e *Endpoint) Close(ctx context.Context) error {
 	p := e.peer
 	w := p.w
@@ -131,8 +131,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	return errors.Join(err, aborting)
 }
 
-// parted carries a closing endpoint on: when nothing is outstanding it says goodbye, and reports
-// true once the peer has that, or is gone.
+// parted moves a closing endpoint on: when nothing is outstanding it sends the goodbye. It reports
+// true once the peer has that, or the endpoint has failed.
 func (p *peerState) parted() bool {
 	p.w.mu.Lock()
 	defer p.unlock()

@@ -9,17 +9,17 @@ import (
 // Completion counts operations down and fires once, when none is left. Operations of several
 // endpoints may share one.
 //
-// An operation that was started counts one when it has ended. One that returned done, or an error,
-// did not touch the completion: then the caller counts it by [Completion.Done], or sets the count
+// An operation that was started counts one when it has ended. A call that returned done, or an
+// error, did not touch the completion: the caller counts it by [Completion.Done], or sets the count
 // with that in mind.
 //
-// It must not be copied once in use. It can be used again after Init, once it has fired.
+// It must not be copied. It can be used again after Init, once it has fired.
 type Completion struct {
 	left  atomic.Int32
 	fired atomic.Bool
 	fn    func(*Completion)
-	// waiting is the worker in which somebody may wait, to be woken when it is not progress that
-	// fires the completion.
+	// waiting is the worker in which a goroutine waits for the completion. Done wakes it, because
+	// it may be called from outside of that worker's progress.
 	waiting atomic.Pointer[Worker]
 	mu      sync.Mutex // guards err
 	err     error
@@ -44,8 +44,8 @@ func (c *Completion) Init(n int, fn func(*Completion)) {
 	c.left.Store(int32(n))
 }
 
-// Done counts one operation, which ended with err. The first error is kept. It panics when nothing
-// was left to count.
+// Done counts one operation, which ended with err. The first error is kept. Done panics when there
+// was nothing left to count.
 func (c *Completion) Done(err error) {
 	if err != nil {
 		c.mu.Lock()
@@ -61,7 +61,7 @@ func (c *Completion) Done(err error) {
 	if left < 0 {
 		panic("transport: completion counted more often than its operations")
 	}
-	fn := c.fn // whoever waits may use c anew as soon as it has fired
+	fn := c.fn // a goroutine that waits may use c anew as soon as it has fired
 	c.fired.Store(true)
 	if w := c.waiting.Load(); w != nil && w.sleep.any() {
 		w.sleep.wake()

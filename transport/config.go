@@ -32,32 +32,32 @@ type Config struct {
 	// take what all share; 0 means 64.
 	MaxOutstanding int
 	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it
-	// sleeps; 0 means 20 µs, negative not at all, and an hour is busy polling. On few cores long
-	// spinning starves whoever should do the work.
+	// sleeps; 0 means 20 µs, negative not at all, and an hour is busy polling. With few cores, long
+	// spinning takes the processor from the goroutines that should do the work.
 	Spin time.Duration
-	// KeepAlive is after what time of silence on an endpoint the peer's NIC is asked for a sign of
-	// life, while somebody makes progress or waits; 0 means a second, or never with Idle, and
-	// negative never. A peer that vanished is noticed after at most twice that and the retries of
-	// QP.Conn.
+	// KeepAlive is how long an endpoint may be silent before the peer's NIC is probed by a small
+	// read, as long as a goroutine makes progress or waits; 0 means a second, or never if Idle is
+	// set, and negative never. A peer that vanished is noticed after at most twice that time and
+	// the retries of QP.Conn.
 	KeepAlive time.Duration
-	// Idle, if set, is called by a call that waits each time it has made progress in vain, in place
-	// of polling on and sleeping: for a program with a scheduler of its own, such as a simulation
-	// that moves its network by hand.
+	// Idle, if set, replaces polling and sleeping: a call that waits calls it after each round of
+	// progress that did nothing. It is for a program with a scheduler of its own, such as a
+	// simulation that moves its network by hand.
 	Idle func()
 }
 
 // EndpointConfig configures an [Endpoint]. The zero value works.
 type EndpointConfig struct {
-	// Name says in errors who the peer is; "" means "endpoint 3".
+	// Name names the peer in errors; "" means "endpoint 3".
 	Name string
 	// Value is the caller's own; [Endpoint.Value] returns it.
 	Value any
-	// OnError is called once, inside progress, when the peer fails or closes; its operations
-	// complete with the same error.
+	// OnError is called once, inside progress, when the peer fails or closes. The operations of the
+	// endpoint complete with the same error.
 	OnError func(ep *Endpoint, err error)
 	// OnReady is called inside progress once resources are back after a send on
-	// [Endpoint.NotifyReady] met ErrNoResource. Sends on the endpoint that it gets go before
-	// everybody else's; if one of them meets ErrNoResource, it is called again.
+	// [Endpoint.NotifyReady] met ErrNoResource. Sends on the endpoint that it gets go before all
+	// others; if one of them meets ErrNoResource, it is called again.
 	OnReady func(ep *Endpoint)
 }
 
@@ -67,10 +67,10 @@ const (
 	MaxHeader = 64
 	// MaxAMBuffers is the largest Config.AMBuffers.
 	MaxAMBuffers = 4096
-	// maxEndpoints is how many a worker numbers.
+	// maxEndpoints is the largest Config.MaxEndpoints: work-request ids hold the endpoint's number.
 	maxEndpoints = 1 << 20
-	// controlSlots is how many messages of the transport itself an endpoint has outstanding at
-	// most: two with credits, one goodbye.
+	// controlSlots is how many messages of the transport itself an endpoint may have outstanding,
+	// and how many receives it keeps for those of its peer: two with credits, one goodbye.
 	controlSlots = 3
 	// defaultInline is the inline size asked for: a wire header and a cache line and a half of
 	// payload.

@@ -4,7 +4,7 @@ import "ibverbx/verbs"
 
 // Connect connects to the endpoint that sent the card. What the peer sends before that is repeated
 // by its NIC for as long as the retries of Config.QP.Conn allow. After an error other than
-// ErrClosed it can be called again.
+// ErrClosed, Connect can be called again.
 func (e *Endpoint) Connect(peer Card) error {
 	p := e.peer
 	w, qp := p.w, p.conn.qp
@@ -21,7 +21,7 @@ func (e *Endpoint) Connect(peer Card) error {
 	}
 	if err := qp.Connect(peer.QP); err != nil {
 		if qp.State() != verbs.StateReset {
-			_ = qp.Reset() // the error of Connect says more
+			_ = qp.Reset() // the error of Connect is the more useful one
 		}
 		return p.refuse("connect", err, "")
 	}
@@ -32,7 +32,7 @@ func (e *Endpoint) Connect(peer Card) error {
 		p.repost(uint32(slot), true)
 	}
 	w.postReceives()
-	return p.ending.err // a NIC may have refused the buffers
+	return p.ending.err // set if a NIC has refused the buffers
 }
 
 // Connect connects two endpoints of this process.

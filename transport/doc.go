@@ -8,13 +8,14 @@
 // [Endpoint] is one peer, reached through one [ibverbx.VirtualQP]. Two endpoints exchange their
 // [Card] and [Endpoint.Connect].
 //
-//	short   the data is copied from the argument, into the work request where it fits    complete when the call returns
-//	bcopy   a pack function writes it into a registered bounce buffer                    complete when the call returns
-//	zcopy   it is sent from the caller's registered memory                               complete when the [Completion] fires
+//	       where the data comes from                     complete when
+//	short  copied from the argument                      the call returns
+//	bcopy  packed into a registered bounce buffer        the call returns
+//	zcopy  sent from the caller's registered memory      the [Completion] fires
 //
-// A call that cannot start says [ErrNoResource]: nothing was consumed, nothing was queued, and it
-// can be made again after some progress. Who would rather be called back queues a [Pending]
-// request. Anything else that is refused comes with an error that says why.
+// A call that cannot start returns [ErrNoResource]: it had no effect, and can be made again after
+// some progress. To be called back instead, queue a [Pending] request, or send on
+// [Endpoint.NotifyReady]. Any other error says why the call was refused.
 //
 // Nothing happens by itself: progress is made by [Worker.Progress], by the calls that wait, or by a
 // goroutine that [Worker.Start] starts.
@@ -27,46 +28,49 @@
 //	ep, _ := w.NewEndpoint(transport.EndpointConfig{})
 //	// ... exchange ep.Card() with the peer as JSON ...
 //	ep.Connect(peerCard)
-//	err := ep.AMShort(1, nil, []byte("hello"))                      // an active message: runs the peer's handler 1
-//	err = ep.PutShort(data, peerMR.At(0))                           // into the peer's memory
+//	// An active message: the peer runs its handler 1.
+//	err := ep.AMShort(1, nil, []byte("hello"))
+//	// Puts, copied and from registered memory. peerMR, an ibverbx.RemoteMR, came as JSON, too.
+//	err = ep.PutShort(data, peerMR.At(0))
 //	c := transport.NewCompletion(1, nil)
-//	done, err := ep.PutZcopy(c, peerMR.At(4096), mr.Slice(0, n))    // from registered memory; peerMR came as JSON, see ibverbx.RemoteMR
-//	err = ep.Flush(ctx, transport.FlushRemote)                      // all of it is in the peer's memory
+//	done, err := ep.PutZcopy(c, peerMR.At(4096), mr.Slice(0, n))
+//	// When this returns, all of it is in the peer's memory.
+//	err = ep.Flush(ctx, transport.FlushRemote)
 //
 // # Order
 //
-// Completions of an endpoint fire in the order of the calls, over rails that reorder too. Active
+// Completions of an endpoint fire in the order of the calls, even where rails reorder. Active
 // messages of an endpoint are handled in the order in which they were sent. Puts, gets, atomics and
-// active messages are not ordered among each other: [Endpoint.Fence] orders what comes after it
-// behind what came before, and [Endpoint.Flush] completes it.
+// active messages are not ordered among each other: [Endpoint.Fence] orders later operations behind
+// earlier ones, and [Endpoint.Flush] waits until the earlier ones have completed.
 //
 // # What the caller must keep
 //
-//   - All methods may be called from any goroutine. Calls on one worker take turns.
+//   - All methods may be called from any goroutine. One lock serialises the calls on a worker.
 //   - Handlers, completion functions, pending functions and error functions run inside Progress (or
 //     a call that waits, or the goroutine of Start), one at a time for each worker, with no lock
-//     held: they may send, on any endpoint, and post Pending requests. They must not wait: neither
-//     [Worker.Wait], [Endpoint.Flush] nor Close; Progress called from them does nothing. A panic in
-//     one of them is for the program to die of: the worker is left locked.
+//     held: they may send, on any endpoint, and queue Pending requests. They must not call what
+//     waits, such as [Worker.Wait], [Endpoint.Flush] or Close; Progress called from them does
+//     nothing. A panic in a callback is not recovered and leaves the worker locked.
 //   - Memory given to a zcopy, a get or a fetching atomic belongs to the NICs until the completion
 //     has fired. A context that ends a wait changes nothing about that.
-//   - A [Message] is the handler's until it returns, unless it calls [Message.Keep]; then until
+//   - A [Message] is valid until its handler returns, or, if that calls [Message.Keep], until
 //     [Message.Release].
-//   - Two ends that only send and never make progress stand still: credits for active messages come
-//     back by progress.
+//   - Two ends that only send active messages and never make progress deadlock: neither returns
+//     credits.
 //
 // # Flow control
 //
 // Each end keeps Config.AMBuffers receive buffers posted for each peer and the sender counts them:
 // an active message needs a credit, which comes back when the receiver's handler has returned or
-// the message was released. A slow receiver so slows its senders, and a queue pair never runs out
+// the message was released. So a slow receiver slows its senders, and a queue pair never runs out
 // of receives. Puts, gets and atomics need no credit.
 //
 // # How it ends
 //
-// [Endpoint.Close] flushes, tells the peer, and closes. [Endpoint.Abort] closes at once: what is
-// outstanding completes with [ErrCanceled]. When a peer fails, every operation of its endpoint
-// completes with an error that is [ErrPeerFailed], and EndpointConfig.OnError is called once; other
-// endpoints go on. A peer that vanishes without a word is noticed by what is on its way to it, and
-// on an endpoint that is silent by a small read from time to time (Config.KeepAlive).
+// [Endpoint.Close] flushes, sends the peer a goodbye, and closes. [Endpoint.Abort] closes at once:
+// what is outstanding completes with [ErrCanceled]. When a peer fails, every operation of its
+// endpoint completes with an error that is [ErrPeerFailed], and EndpointConfig.OnError is called
+// once; other endpoints are not affected. A peer that vanishes without a goodbye is noticed when
+// operations to it fail; a silent endpoint is probed by a small read (Config.KeepAlive).
 package transport

@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"ibverbx"
 	"ibverbx/internal/flow"
@@ -45,8 +46,8 @@ type peerState struct {
 	conn    conn
 	mem     slab
 	sending sending
-	// credits counts the peer's receive buffers that active messages of this end may fill, and those
-	// of this end that the peer may.
+	// credits counts the receive buffers that active messages may fill: those of the peer, and
+	// those that the peer may fill here.
 	credits   flow.Ledger
 	receiving receiving
 	ending    ending
@@ -59,7 +60,7 @@ type conn struct {
 	card  Card // the peer's; zero until Connect
 }
 
-// connected reports whether Connect has succeeded, ever.
+// connected reports whether Connect has ever succeeded.
 func (c *conn) connected() bool { return c.card.Version != 0 }
 
 // NewEndpoint makes an endpoint with a virtual queue pair of its own. Exchange [Endpoint.Card] with
@@ -71,11 +72,8 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 		return nil, fmt.Errorf("transport: new endpoint: %w", ErrClosed)
 	}
 	id := len(w.endpoints)
-	for i, p := range w.endpoints {
-		if p == nil {
-			id = i
-			break
-		}
+	if i := slices.Index(w.endpoints, nil); i >= 0 {
+		id = i
 	}
 	if id >= w.cfg.MaxEndpoints {
 		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
@@ -133,13 +131,13 @@ func (p *peerState) init() (err error) {
 	return nil
 }
 
-// Name says who the peer is.
+// Name is the peer's name in errors.
 func (e *Endpoint) Name() string { return e.peer.cfg.Name }
 
 // Value is EndpointConfig.Value.
 func (e *Endpoint) Value() any { return e.peer.cfg.Value }
 
-// Worker is the worker that makes progress for the endpoint.
+// Worker is the worker that the endpoint belongs to.
 func (e *Endpoint) Worker() *Worker { return e.peer.w }
 
 // Err says why the endpoint serves no more, as an [*EndpointError]; nil while it does.
@@ -150,8 +148,8 @@ func (e *Endpoint) Err() error {
 }
 
 // Limits says how long the data of an operation may be, in bytes. Puts and gets from registered
-// memory have no limit of their own, but over a single queue pair: there one takes Config.QP.MaxSGE
-// pieces and 2 GiB at most.
+// memory have no limit, except over a single queue pair: there one takes at most Config.QP.MaxSGE
+// pieces and 2 GiB.
 type Limits struct {
 	Header   int // header of an active message
 	AMShort  int // active message: header and payload together

@@ -7,18 +7,18 @@ import (
 	"ibverbx"
 )
 
-// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy come as they are, not
-// beneath another: a send on the hot path may compare with ==. Those of memory and bounds are
-// ibverbx's: [ibverbx.ErrNoKey], [ibverbx.ErrBounds], [ibverbx.ErrAlignment], and wrong arguments
-// are verbs.ErrInvalid.
+// The errors of this package; test with errors.Is. ErrNoResource and ErrBusy are never wrapped: a
+// send on the hot path may compare with ==. Errors about memory and bounds are ibverbx's:
+// [ibverbx.ErrNoKey], [ibverbx.ErrBounds], [ibverbx.ErrAlignment]; wrong arguments are
+// verbs.ErrInvalid.
 var (
 	// ErrNoResource: the operation could not start for now, and had no effect. Make progress and
 	// call again, or queue a [Pending].
 	ErrNoResource = errors.New("transport: no resource for now")
-	// ErrBusy: [Endpoint.Pending] does not queue when the endpoint has resources: try the send
+	// ErrBusy: the endpoint has resources, so [Endpoint.Pending] does not queue the request: send
 	// again.
 	ErrBusy = errors.New("transport: resources are there: send again")
-	// ErrTooLong: the data does not fit the kind of operation. [Endpoint.Limits] says what does.
+	// ErrTooLong: the data is longer than the kind of operation takes: see [Endpoint.Limits].
 	ErrTooLong = errors.New("too long")
 	// ErrNoHandler: the peer has no handler for the id of an active message.
 	ErrNoHandler = errors.New("no handler")
@@ -26,12 +26,12 @@ var (
 	ErrNotConnected = errors.New("not connected")
 	// ErrCanceled: the operation was outstanding when the endpoint was aborted.
 	ErrCanceled = errors.New("canceled")
-	// ErrPeerFailed: the connection has failed. The cause is beneath, an [*ibverbx.FailedError] as
-	// a rule.
+	// ErrPeerFailed: the connection has failed. The error also wraps the cause, usually an
+	// [*ibverbx.FailedError].
 	ErrPeerFailed = errors.New("peer failed")
 	// ErrPeerClosed: the peer has closed its endpoint.
 	ErrPeerClosed = errors.New("peer closed")
-	// ErrProtocol: the peer sent what no endpoint sends. The endpoint fails, others do not notice.
+	// ErrProtocol: the peer sent what no endpoint sends. Only its endpoint fails.
 	ErrProtocol = errors.New("protocol violation by the peer")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = ibverbx.ErrClosed
@@ -58,15 +58,15 @@ func (e *OpError) Error() string {
 	return s
 }
 
-// Unwrap returns what lies beneath.
+// Unwrap returns Err.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// EndpointError is why an endpoint serves no more: what its operations complete with and later
-// calls are refused with.
+// EndpointError is why an endpoint serves no more: its operations complete with it, and later calls
+// return it.
 type EndpointError struct {
 	Peer  string // the endpoint's name
 	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled or ErrClosed
-	Cause error  // what failed beneath; may be nil
+	Cause error  // the error that led to it; may be nil
 }
 
 // Error reads "transport: peer 3: peer failed: virtual qp 1: ...".

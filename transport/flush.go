@@ -19,7 +19,7 @@ func (e *Endpoint) Fence() {
 	p := e.peer
 	p.w.mu.Lock()
 	if s := &p.sending; s.pending.any() && !e.head {
-		s.fence.later = true // the next request that enters the queue takes it along
+		s.fence.later = true
 	} else if !s.idle() {
 		s.fence.now = true
 	}
@@ -30,11 +30,11 @@ func (e *Endpoint) Fence() {
 type FlushKind uint8
 
 const (
-	// FlushLocal waits for little: every earlier operation has completed: sources can be reused,
-	// what was got is there.
+	// FlushLocal waits until every earlier operation has completed: sources can be reused, and the
+	// data of gets is there.
 	FlushLocal FlushKind = iota
-	// FlushRemote waits for more: every earlier put and atomic is in the peer's memory besides,
-	// visible to the peer's processor: a read on every queue pair has followed them (IBTA o9-20).
+	// FlushRemote waits besides until every earlier put and atomic is in the peer's memory, visible
+	// to its processor: a read on every queue pair has followed them (IBTA o9-20).
 	FlushRemote
 )
 
@@ -49,9 +49,9 @@ func (k FlushKind) String() string {
 	return fmt.Sprintf("flush kind %d", uint8(k))
 }
 
-// StartFlush begins a flush: comp fires when every operation called before it has completed and its
-// completion was delivered. Like a send it can meet ErrNoResource, while requests are pending for
-// one. Done means that there was nothing to wait for; comp is not touched then.
+// StartFlush begins a flush: comp counts it when every operation called before it has completed and
+// its completion has fired. Like a send it can meet ErrNoResource, for one while requests are
+// pending. done means that there was nothing to wait for; comp is not touched then.
 func (e *Endpoint) StartFlush(kind FlushKind, comp *Completion) (done bool, err error) {
 	e.peer.w.mu.Lock()
 	defer e.peer.unlock()
@@ -76,7 +76,7 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, e.flushRemote(name, comp)
 	}
 	if s.idle() {
-		if s.unreportedRound == w.round { // what it waits for has ended, but was perhaps not reported yet
+		if s.unreportedRound == w.round { // what it waits for has ended; the callback may not have run
 			if comp != nil {
 				w.afterRound = append(w.afterRound, event{kind: eventComplete, comp: comp})
 			}
@@ -88,7 +88,7 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 	return false, nil
 }
 
-// flushRemote reads a word on every queue pair, behind everything.
+// flushRemote reads a word on every queue pair, behind all earlier operations.
 func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	p := e.peer
 	s := &p.sending
@@ -122,7 +122,7 @@ type flushRequest struct {
 	kind    FlushKind
 }
 
-// newPools makes the pools of what blocking calls need while they wait.
+// newPools makes the pools of what a blocking flush needs while it waits.
 func (w *Worker) newPools() {
 	w.completionPool.New = func() any { return &Completion{} }
 	w.flushPool.New = func() any {
@@ -147,7 +147,7 @@ func (r *flushRequest) try(_ *Pending, head *Endpoint) Outcome {
 	return PendingDone
 }
 
-// flush begins a flush that counts on comp in any case, by way of the queue if need be. mu is held.
+// flush begins a flush, by way of the queue if need be. comp counts it in any case. mu is held.
 func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 	done, err := e.startFlush(kind, comp)
 	switch {
@@ -194,12 +194,12 @@ func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	return w.waitPooled(ctx, comp)
 }
 
-// flushable reports whether a flush of the worker includes the endpoint: one that has failed makes
-// it fail, one that was never connected or was aborted does not count.
+// flushable reports whether a flush of the worker includes the endpoint. One that has failed is
+// included, so that the flush returns its error.
 func (p *peerState) flushable() bool { return p.conn.connected() && p.ending.stage < stageAborted }
 
-// waitPooled waits for a completion that nobody else sees. One whose operations go on is left to
-// the garbage collector.
+// waitPooled waits for a completion of the pool, and gives it back. One that has not fired, because
+// ctx has ended, is left to the garbage collector.
 func (w *Worker) waitPooled(ctx context.Context, comp *Completion) error {
 	err := w.Wait(ctx, comp)
 	if comp.Fired() {

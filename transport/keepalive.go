@@ -11,8 +11,8 @@ import (
 const keepAliveRounds = 128
 
 // keepAlive probes every peer from which nothing has come since the last time: a connection over
-// which nothing travels does not notice that its other end is gone. It is called with mu held: every
-// keepAliveRounds rounds of progress, and before a goroutine sleeps.
+// which nothing travels does not notice that its other end is gone. It is called with mu held,
+// every keepAliveRounds rounds of progress and before a goroutine sleeps.
 func (w *Worker) keepAlive() {
 	w.sinceClock = 0
 	if w.cfg.KeepAlive < 0 || w.closed.Load() {

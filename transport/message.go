@@ -5,10 +5,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// Message is an active message that has arrived. It lies in a receive buffer of the endpoint, for
-// which the peer has paid a credit.
+// Message is an active message that has arrived. It lies in a receive buffer of the endpoint, which
+// has cost the peer a credit.
 //
-// It takes half a cache line: with a hundred endpoints of 32 messages each, more slows them down.
+// It fits half a cache line: with a hundred endpoints of 32 messages each, a larger one costs cache
+// misses.
 type Message struct {
 	_      noCopy
 	peer   *peerState
@@ -47,9 +48,9 @@ func (m *Message) Data() []byte {
 	return m.peer.mem.bytes(m.slot)[wireHeader+int(m.header) : m.length : m.length]
 }
 
-// Keep lets the message outlive its handler, until Release. Until then the peer has one buffer less:
-// while a program keeps all of them, the peer's active messages meet ErrNoResource. It must be
-// called by the handler.
+// Keep keeps the message valid beyond its handler, until Release. Until then the peer has one
+// credit less: while a program keeps all buffers, the peer's active messages meet ErrNoResource.
+// Keep must be called by the handler.
 func (m *Message) Keep() {
 	m.peer.w.mu.Lock()
 	if m.state == messageHandled {
@@ -59,8 +60,8 @@ func (m *Message) Keep() {
 	m.peer.unlock()
 }
 
-// Release gives a kept message back. Header and Data must not be used any more. It may be called
-// from any goroutine, once.
+// Release gives a kept message back; Header and Data are no longer valid. It may be called from any
+// goroutine, once.
 func (m *Message) Release() {
 	p := m.peer
 	w := p.w
@@ -86,8 +87,8 @@ func (p *peerState) repost(slot uint32, atOnce bool) {
 	}
 }
 
-// postReceives hands the buffers to the NICs, and then gives credits back for them where that is
-// due.
+// postReceives posts the buffers of all endpoints that are in chores.reposts, and gives credits
+// back for them where they are due.
 func (w *Worker) postReceives() {
 	list := w.chores.reposts
 	left := list[:0]
@@ -101,6 +102,7 @@ func (w *Worker) postReceives() {
 	w.chores.reposts = left
 }
 
+// postReceives posts the endpoint's buffers that are in toRepost.
 func (p *peerState) postReceives() {
 	t, r := &p.w.templates, &p.receiving
 	if !p.ending.stage.serves() {

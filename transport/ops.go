@@ -35,7 +35,7 @@ func (p *peerState) ended(slot uint32, status verbs.Status) {
 	ok := status == verbs.StatusSuccess
 	p.retire(ok)
 	for !s.idle() && s.ops.Front().kind == opFlush {
-		p.retire(ok) // nothing ends well after a failure
+		p.retire(ok) // a flush ends as the operation before it
 	}
 }
 

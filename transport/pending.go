@@ -7,19 +7,19 @@ import (
 	"ibverbx/verbs"
 )
 
-// Outcome is what a pending function answers.
+// Outcome is what a pending function returns.
 type Outcome uint8
 
 const (
 	// PendingDone removes the request.
 	PendingDone Outcome = iota
-	// PendingProgress keeps it; the next endpoint is served, and this one again in its turn.
+	// PendingProgress keeps it: it is called again after the other endpoints had their turn.
 	PendingProgress
-	// PendingNoResource keeps it until resources are back: a send met ErrNoResource.
+	// PendingNoResource keeps it until resources are back, because a send met ErrNoResource.
 	PendingNoResource
 )
 
-// String is the answer's name.
+// String is the outcome's name.
 func (o Outcome) String() string {
 	switch o {
 	case PendingDone:
@@ -32,9 +32,9 @@ func (o Outcome) String() string {
 	return fmt.Sprintf("outcome %d", uint8(o))
 }
 
-// Pending is a request to be called back when an endpoint has resources again. It may lie in a
-// structure of the caller's, and be queued again once its function has answered PendingDone. It
-// must not be copied while it is queued.
+// Pending is a request to be called back when an endpoint has resources again. It may be part of a
+// structure of the caller's, and be queued again once its function has returned PendingDone. It
+// must not be copied.
 type Pending struct {
 	_ noCopy
 
@@ -46,16 +46,16 @@ type Pending struct {
 	Func func(req *Pending, head *Endpoint) Outcome
 
 	link    list.Link[Pending]
-	running bool
-	// callAgain is for an endpoint's own request: a send of a notifying view met ErrNoResource while
-	// the function ran.
+	running bool // the function runs, or has returned and the outcome is not handled yet
+	// callAgain is for sending.readyRequest: a send on a view of NotifyReady met ErrNoResource
+	// while the function ran.
 	callAgain bool
-	internal  bool // a flush that waits to begin: the program did not queue it, so Purge leaves it
+	internal  bool // a flush that waits to begin; Purge leaves it, because no program queued it
 	fence     bool // Fence was called between the request before and this one
 	// missing is what has to come back before the function is called again; if it is empty, it is
 	// called in its turn.
 	missing resources
-	seen    uint64 // with needUnknown: Worker.completions when the function answered
+	seen    uint64 // with needUnknown: Worker.completions when the function returned
 }
 
 // pendingQueue is the queue of an endpoint. Its first request leaves the list while its function
@@ -65,8 +65,8 @@ type Pending struct {
 type pendingQueue struct {
 	list      list.List[Pending]
 	running   *Pending       // the request whose function runs
-	purge     func(*Pending) // gets the running request, too, if that wants to stay
-	scheduled bool           // the endpoint is in Worker.schedule
+	purge     func(*Pending) // set by Purge: gets the running request, if that wants to stay
+	scheduled bool           // the endpoint is in Worker.scheduled
 }
 
 // first is the first request that is listed; nil if there is none.
@@ -78,7 +78,7 @@ func (q *pendingQueue) waits() bool { return !q.list.Empty() }
 // any reports whether a request is pending.
 func (q *pendingQueue) any() bool { return !q.list.Empty() || q.running != nil }
 
-// check says how the invariant is broken; nil while it holds.
+// check returns how the invariant is broken; nil while it holds.
 func (q *pendingQueue) check() error {
 	if q.waits() && q.running == nil && !q.scheduled {
 		return fmt.Errorf("%d requests are pending, and the endpoint is not scheduled", q.list.Len())
@@ -86,9 +86,9 @@ func (q *pendingQueue) check() error {
 	return nil
 }
 
-// Pending queues a request behind those that the endpoint has. It is refused with ErrBusy when the
-// endpoint has resources and no queue: try the send again, it may succeed now. So no wake-up is
-// lost between a send that met ErrNoResource and this call.
+// Pending queues a request behind those that the endpoint has. If the endpoint has resources and no
+// queue, it returns ErrBusy: try the send again, it may succeed now. So no wake-up is lost between
+// a send that met ErrNoResource and this call.
 func (e *Endpoint) Pending(req *Pending) error {
 	p := e.peer
 	s := &p.sending
@@ -141,8 +141,8 @@ func (e *Endpoint) NotifyReady() *Endpoint {
 // again once resources are back; if there is none, queue one.
 func (e *Endpoint) BypassQueue() *Endpoint { return &e.peer.views[viewBypass] }
 
-// callOnReady is the function of the endpoint's own request, which stays if a send of a notifying
-// view met ErrNoResource again: see runPending.
+// callOnReady is the function of sending.readyRequest. That request stays in the queue if a send on
+// a view of NotifyReady met ErrNoResource again: see runPending.
 func callOnReady(_ *Pending, head *Endpoint) Outcome {
 	if f := head.peer.cfg.OnReady; f != nil {
 		f(head.NotifyReady())
@@ -150,9 +150,10 @@ func callOnReady(_ *Pending, head *Endpoint) Outcome {
 	return PendingDone
 }
 
-// Purge empties the endpoint's queue: it hands every request to fn, once, in order, without running
-// its function. One whose function runs at that moment is handed over when that wants to keep it.
-// fn runs during the call; it may queue requests anew.
+// Purge empties the endpoint's queue: it passes every request to fn, once, in order, without
+// running its function. A request whose function runs at that moment is passed to fn when that
+// function returns, unless it returns PendingDone. fn runs during the call; it may queue requests
+// anew.
 func (e *Endpoint) Purge(fn func(req *Pending)) {
 	p := e.peer
 	w, s := p.w, &p.sending
@@ -170,8 +171,8 @@ func (e *Endpoint) Purge(fn func(req *Pending)) {
 		s.fence.later = s.fence.later || req.fence
 		req.fence = false
 		switch req {
-		case &s.readyRequest: // the program never saw that one
-		case q.running: // it has queued itself, and is not handed over a second time
+		case &s.readyRequest: // no program has queued that one
+		case q.running: // has queued itself again; fn gets it once
 			q.purge = func(*Pending) {}
 			fallthrough
 		default:
@@ -183,7 +184,7 @@ func (e *Endpoint) Purge(fn func(req *Pending)) {
 		req := purged.PopFront() // under the lock: until then it counts as queued
 		p.unlock()
 		if req == nil {
-			w.sleep.wake() // a goroutine may wait for nothing but an empty queue
+			w.sleep.wake() // a goroutine may wait for the queue to be empty
 			return
 		}
 		fn(req)

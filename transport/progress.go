@@ -4,7 +4,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// event is something that a callback is still to be called for.
+// event is a callback that is due, and what it is called with.
 type event struct {
 	kind eventKind
 	peer *peerState
@@ -16,9 +16,9 @@ type event struct {
 type eventKind uint8
 
 const (
-	eventMessage  eventKind = iota // a handler
-	eventComplete                  // a completion
-	eventError                     // an endpoint's OnError
+	eventMessage  eventKind = iota // the handler of m
+	eventComplete                  // comp counts an operation, which ended with err
+	eventError                     // OnError of peer, with err
 )
 
 // report queues an event. Its callback runs at the end of the round.
@@ -26,8 +26,8 @@ func (w *Worker) report(e event) { w.events = append(w.events, e) }
 
 // Progress handles what the NICs have completed, a batch at most, and runs the callbacks that this
 // leads to: pending requests first, then completions and active messages in their order. It never
-// blocks. It returns how much it did; 0 means that nothing had happened, or that another goroutine
-// was making progress.
+// blocks. It returns how much it did; 0 means that there was nothing to do, or that another
+// goroutine was making progress.
 func (w *Worker) Progress() int {
 	if !w.progressing.TryLock() {
 		// The goroutine that holds it may have polled already. It looks at missedProgress after it
@@ -102,14 +102,15 @@ func (w *Worker) completed(i int) {
 	}
 }
 
-// runEvents runs the callbacks, in order, without any lock that they could need, and then what they
-// have put off.
+// runEvents runs the callbacks in the order of their events, and then those of afterRound. No lock
+// but progressing is held.
 func (w *Worker) runEvents() {
 	for len(w.events) != 0 {
 		w.runRound()
 	}
 }
 
+// runRound runs the callbacks of one round of events.
 func (w *Worker) runRound() {
 	handled := false
 	for i := range w.events {

@@ -17,11 +17,12 @@ type receiving struct {
 	toRepost []uint32  // slots of the buffers to post again
 	// repostListed reports that the endpoint is in chores.reposts.
 	repostListed bool
-	// aliveSinceProbe reports that a completion has come since progress last looked for silent peers.
+	// aliveSinceProbe reports that a completion has come since keepAlive last looked for silent
+	// peers.
 	aliveSinceProbe bool
 }
 
-// check says how the invariant is broken; nil while it holds.
+// check returns how the invariant is broken; nil while it holds.
 func (r *receiving) check(credits *flow.Ledger, buffers int) error {
 	taken := 0
 	for i := range r.messages {
@@ -31,7 +32,7 @@ func (r *receiving) check(credits *flow.Ledger, buffers int) error {
 	}
 	for _, slot := range r.toRepost {
 		if r.messages[slot].state != messagePosted {
-			return fmt.Errorf("receive buffer %d is to be posted again, and somebody holds its message", slot)
+			return fmt.Errorf("receive buffer %d is to be posted again, and its message is in use", slot)
 		}
 	}
 	if open := credits.Open(); open+credits.Due()+taken != buffers {

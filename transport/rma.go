@@ -7,8 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// PutShort writes data into the peer's memory. It is copied, Limits.PutShort bytes at most. No data
-// is done at once.
+// PutShort writes data into the peer's memory. The data is copied, Limits.PutShort bytes at most.
 func (e *Endpoint) PutShort(data []byte, remote ibverbx.RemoteSegment) error {
 	e.peer.w.mu.Lock()
 	err := e.putShort(data, remote)
@@ -43,7 +42,7 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	return err
 }
 
-// PutBcopy writes into the peer's memory what pack writes into the buffer that it is given, of
+// PutBcopy writes into the peer's memory what pack writes into the buffer that it gets, of
 // Limits.PutBcopy bytes. The rules for pack are those of [Endpoint.AMBcopy].
 func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
 	e.peer.w.mu.Lock()
@@ -80,9 +79,9 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	return n, nil
 }
 
-// PutZcopy writes into the peer's memory from pieces of registered memory, in one go however many
-// pieces and bytes (see [Limits] for a single queue pair). The memory must not be written to until
-// comp has fired; comp may be nil. No data is done at once.
+// PutZcopy writes into the peer's memory from any number of pieces of registered memory, of any
+// length (see [Limits] for a single queue pair). The memory must not be written to until comp,
+// which may be nil, has fired. If there is no data, it returns done and does not touch comp.
 func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
 	e.peer.w.mu.Lock()
@@ -91,8 +90,9 @@ func (e *Endpoint) PutZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	return done, err
 }
 
-// GetZcopy reads the peer's memory into pieces of registered memory. The memory is the NICs' until
-// comp has fired; comp may be nil.
+// GetZcopy reads the peer's memory into pieces of registered memory, which belongs to the NICs
+// until comp, which may be nil, has fired. If there is no data, it returns done and does not touch
+// comp.
 func (e *Endpoint) GetZcopy(comp *Completion, remote ibverbx.RemoteSegment,
 	local ...ibverbx.Segment) (done bool, err error) {
 	e.peer.w.mu.Lock()
@@ -107,7 +107,7 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 	n := uint64(0)
 	for i := range local {
 		if n += local[i].Length; n < local[i].Length {
-			n = math.MaxUint64 // the virtual queue pair refuses it, and says why
+			n = math.MaxUint64 // the virtual queue pair refuses the post and says why
 			break
 		}
 	}
@@ -136,7 +136,8 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 }
 
 // GetBcopy reads len(dst) bytes of the peer's memory, Limits.GetBcopy at most, into memory that
-// need not be registered. It is the worker's until comp has fired; comp may be nil.
+// need not be registered. It belongs to the worker until comp, which may be nil, has fired. If dst
+// is empty, it returns done and does not touch comp.
 func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
 	err error) {
 	e.peer.w.mu.Lock()
@@ -183,9 +184,9 @@ func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.Remote
 }
 
 // CompareSwap stores swap in an eight-byte number of the peer's memory if that equals compare. The
-// old value is in *old once comp has fired; both may be nil. Atomics are atomic among themselves as
-// far as they go through the same NIC of the peer, and the endpoints of this package take care that
-// they do; they need not be atomic to the peer's processor.
+// old value is in *old once comp has fired; both may be nil. Atomics that go through the same NIC
+// of the peer are atomic to each other, and all endpoints use the same one. They need not be atomic
+// to the peer's processor.
 func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare,
 	swap uint64) error {
 	e.peer.w.mu.Lock()

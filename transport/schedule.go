@@ -3,7 +3,7 @@ package transport
 // dispatchBudget bounds the pending functions that one round of progress runs.
 const dispatchBudget = 256
 
-// schedule puts the endpoint behind those that wait to be served.
+// schedule puts the endpoint behind those that wait for dispatchPending.
 func (p *peerState) schedule() {
 	if q := &p.sending.pending; !q.scheduled {
 		q.scheduled = true
@@ -11,12 +11,11 @@ func (p *peerState) schedule() {
 	}
 }
 
-// dispatchPending serves endpoints in turn, one request each, as long as there is anything that
-// they can use. It is called with mu held, and releases it while a function runs. It returns how
-// many requests were served; one that could not go at all does not count, since a caller would poll
-// for it.
+// dispatchPending calls one pending function of each endpoint in turn, as long as one of them finds
+// resources. It is called with mu held, and releases it while a function runs. It returns how many
+// calls had an effect: if calls without one counted, a goroutine that waits would never sleep.
 func (w *Worker) dispatchPending() (did int) {
-	ran, blocked := 0, 0 // functions, and endpoints in a row that could not go
+	ran, blocked := 0, 0 // calls, and endpoints in a row that lack resources
 	for w.scheduled.Len() != 0 && blocked < w.scheduled.Len() && ran < dispatchBudget {
 		p := w.scheduled.Pop()
 		s := &p.sending
@@ -35,7 +34,7 @@ func (w *Worker) dispatchPending() (did int) {
 			blocked++
 		} else {
 			did++
-			blocked = 0 // who was served stands behind all who were not when the round ends
+			blocked = 0 // when the round ends, endpoints that were served stand behind all others
 		}
 		if s.pending.waits() {
 			p.schedule()
@@ -44,7 +43,8 @@ func (w *Worker) dispatchPending() (did int) {
 	return did
 }
 
-// runPending runs the function of an endpoint's first request and does what it answers.
+// runPending runs the function of an endpoint's first request, and keeps or removes the request as
+// the outcome says. It returns the outcome that counts.
 func (w *Worker) runPending(p *peerState) Outcome {
 	s := &p.sending
 	q := &s.pending
@@ -61,7 +61,7 @@ func (w *Worker) runPending(p *peerState) Outcome {
 	purge := q.purge
 	q.purge = nil
 	if req.callAgain {
-		outcome = PendingProgress // what another goroutine's send met may have been nothing but this request
+		outcome = PendingProgress // a send on another goroutine may have met only this request itself
 		if req.missing != 0 {
 			outcome = PendingNoResource
 		}
@@ -77,7 +77,7 @@ func (w *Worker) runPending(p *peerState) Outcome {
 		}
 		return PendingDone
 	case outcome == PendingNoResource && req.missing == 0:
-		// It met no refusal that says what it waits for: any completion may change its mind.
+		// No send noted what it waits for: it is called again after any completion.
 		req.missing, req.seen = needUnknown, w.completions
 	}
 	q.list.PushFront(&req.link, req)

@@ -13,8 +13,8 @@ import (
 // operation is not an opFlush, since one fires with the operation before it.
 type sending struct {
 	// ops holds the outstanding operations, oldest first. A virtual queue pair completes in posting
-	// order, so the next completion is always the oldest one's. All but those of kind opFlush have a
-	// completion to come.
+	// order, so the next completion is always the oldest one's. All but those of kind opFlush have
+	// a completion to come.
 	ops ring.Window[op]
 	// limit is how many operations of the program may be outstanding.
 	limit int
@@ -24,22 +24,25 @@ type sending struct {
 	fence      fence
 	// dirty reports that the peer's memory was written since the last remote flush.
 	dirty bool
-	// missing is what sends from outside of the queue met ErrNoResource for: see resources.
+	// missing is what sends from outside of the queue met ErrNoResource for, until a request enters
+	// the queue and takes it over: see resources.
 	missing resources
 	// unreportedRound is the last round of progress in which a completion of this endpoint was
-	// queued. While it is the present one, the program may not have seen that completion.
+	// reported. In that round the program may not have seen the completion yet.
 	unreportedRound uint64
 	pending         pendingQueue
-	readyRequest    Pending // stands in the queue for a view of NotifyReady: calls OnReady
+	readyRequest    Pending // calls OnReady, for the views of NotifyReady
 }
 
 // fence is what Endpoint.Fence leaves to the next operations.
 type fence struct {
-	now   bool // the next operation waits for all before it
-	later bool // so does the next one that does not come from the queue: Fence found requests pending
+	now bool // the next operation waits for all before it
+	// later reports that Fence was called while requests were pending: the next operation that does
+	// not come from the queue waits. A request that enters the queue before takes it over.
+	later bool
 }
 
-// posted clears what an operation that was posted has done for the fence.
+// posted clears the fence that an operation has carried out.
 func (f *fence) posted(ordinary bool) {
 	f.now = false
 	if ordinary {
@@ -65,7 +68,7 @@ func (s *sending) pushControl() {
 	s.controlOps++
 }
 
-// check says how the invariant is broken; nil while it holds.
+// check returns how the invariant is broken; nil while it holds.
 func (s *sending) check() error {
 	if s.controlOps < 0 || s.controlOps > controlSlots || s.userOps() < 0 || s.userOps() > s.limit {
 		return fmt.Errorf("%d operations outstanding, %d of them the transport's own: at most %d and %d",

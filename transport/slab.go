@@ -6,11 +6,10 @@ import (
 	"ibverbx"
 )
 
-// slab is the registered memory of one endpoint: its receive buffers, then a cell of eight bytes for
-// the result of each operation that may be an atomic, then the scratch words that probes and remote
-// flushes read into.
+// slab is the registered memory of one endpoint: its receive buffers, then cells of eight bytes for
+// the results of atomics, then the scratch words that probes and remote flushes read into.
 //
-// There are more cells than operations, so no two outstanding operations share one.
+// Invariant: there are more cells than operations may be outstanding, so no two of them share one.
 type slab struct {
 	mr     *ibverbx.MR
 	mem    []byte
@@ -42,7 +41,7 @@ func (s *slab) receive(slot uint32) ibverbx.Segment {
 	return s.mr.Slice(uint64(slot)*s.stride, uint64(s.buffer))
 }
 
-// cell names the eight bytes for the result of operation n.
+// cell names the cell of operation n.
 func (s *slab) cell(n uint64) ibverbx.Segment { return s.mr.Slice(s.cellOffset(n), 8) }
 
 func (s *slab) cellBytes(n uint64) []byte { return s.mem[s.cellOffset(n):][:8] }

@@ -8,7 +8,8 @@ import (
 )
 
 // sleepers are the goroutines that wait for the worker and have stopped polling. An event of the
-// NICs wakes one of them, which makes progress and wakes the others, since it may be theirs.
+// NICs wakes one of them. That one makes progress and wakes the others, because what they wait for
+// may have happened.
 type sleepers struct {
 	count  atomic.Int32
 	mu     sync.Mutex
@@ -18,7 +19,7 @@ type sleepers struct {
 	ended  chan struct{}
 }
 
-// sleeper is one of them. Its parts are used again.
+// sleeper is one of them. It is used again when its goroutine has left.
 type sleeper struct {
 	wake  chan struct{}
 	timer *time.Timer
@@ -26,6 +27,7 @@ type sleeper struct {
 
 func (s *sleepers) any() bool { return s.count.Load() != 0 }
 
+// enter adds the calling goroutine to the list.
 func (s *sleepers) enter() *sleeper {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,7 +35,7 @@ func (s *sleepers) enter() *sleeper {
 	if n := len(s.spare); n != 0 {
 		me, s.spare = s.spare[n-1], s.spare[:n-1]
 		select {
-		case <-me.wake: // left over from when it was somebody else's
+		case <-me.wake: // left over from its last use
 		default:
 		}
 	} else {
@@ -45,7 +47,7 @@ func (s *sleepers) enter() *sleeper {
 	return me
 }
 
-// leave takes a sleeper out.
+// leave removes a sleeper from the list.
 func (s *sleepers) leave(me *sleeper) {
 	me.timer.Stop()
 	s.mu.Lock()
@@ -76,7 +78,7 @@ func (s *sleepers) wakeLocked() {
 	}
 }
 
-// stop ends the goroutine of Start, and wakes everybody else.
+// stop ends the goroutine of Start and wakes all others.
 func (s *sleepers) stop() {
 	if s.cancel != nil {
 		s.cancel()
@@ -85,8 +87,8 @@ func (s *sleepers) stop() {
 	s.wake()
 }
 
-// wakeForChores is called with mu held after something was handed to the NICs, or to progress, so
-// that a goroutine that sleeps does not miss what no event tells it.
+// wakeForChores wakes the sleepers if there is something to do that no event announces. It is
+// called with mu held after each post, and after each change of the chores.
 func (w *Worker) wakeForChores() {
 	if w.sleep.any() && (w.chores.urgent() || w.cq.Stats().Retrying != 0) {
 		w.sleep.wake()

@@ -4,16 +4,16 @@ import "fmt"
 
 // stage is how far an endpoint's life has come. It only moves down this table:
 //
-//	stage        entered when                              a send                 what arrives   next
-//	new          NewEndpoint has made it                   ErrNotConnected        -              open, failed, aborted
-//	open         Connect has succeeded                     starts                 is handled     closing, and any end
-//	closing      Close waits for what is outstanding       from the queue only    is handled     parting, and any end
-//	parting      the goodbye was posted                    from the queue only    is handled     any end
-//	failed       the queue pair or its CQ has failed       the endpoint's error   is handled     aborted
-//	peerClosed   the peer has said goodbye                 the endpoint's error   is handled     aborted
-//	violated     the peer has broken the protocol          the endpoint's error   is ignored     aborted
-//	aborted      Abort, the end of Close, Worker.Close     the endpoint's error   is ignored     released
-//	released     progress has given back what it held      the endpoint's error   -              -
+//	stage       entered when                           sends       arrivals  next
+//	new         NewEndpoint has made it                refused     -         open, failed, aborted
+//	open        Connect has succeeded                  start       handled   closing, any end
+//	closing     Close waits for outstanding work       from queue  handled   parting, any end
+//	parting     the goodbye was posted                 from queue  handled   any end
+//	failed      the queue pair or its CQ has failed    refused     handled   aborted
+//	peerClosed  the goodbye of the peer has come       refused     handled   aborted
+//	violated    the peer has broken the protocol       refused     ignored   aborted
+//	aborted     Abort, end of Close, Worker.Close      refused     ignored   released
+//	released    progress has released what it held     refused     -         -
 //
 // "Any end" is failed, peerClosed, violated or aborted. What is outstanding then completes with the
 // endpoint's error: in failed the virtual queue pair flushes it by itself; from peerClosed on the
@@ -90,7 +90,7 @@ func (e *ending) fail(to stage, why error, busy bool) {
 	e.err, e.failedBusy = why, busy
 }
 
-// check says how the invariant is broken; nil while it holds.
+// check returns how the invariant is broken; nil while it holds.
 func (e *ending) check(outstanding int) error {
 	ended := e.stage >= stageFailed
 	if (e.err != nil) != ended || (e.failedBusy || e.onReleased != nil) && !ended ||

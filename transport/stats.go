@@ -1,6 +1,6 @@
 package transport
 
-// counters count since the worker was made, but for what is said to be of the moment.
+// counters are the worker's counters. They only grow, except kept.
 type counters struct {
 	amSent, amBytes, amReceived uint64
 	puts, putBytes              uint64
@@ -10,10 +10,10 @@ type counters struct {
 	failures, violations        uint64
 	probes                      uint64
 	stale, leaked               uint64
-	kept                        int // messages, of the moment
+	kept                        int // messages that the program keeps now
 }
 
-// Stats is a snapshot of a worker. Counters count since it was made.
+// Stats is a snapshot of a worker. Counters begin at zero when it is made.
 type Stats struct {
 	Endpoints   int    `json:"endpoints"`
 	AMSent      uint64 `json:"am_sent"`
@@ -26,15 +26,15 @@ type Stats struct {
 	GetBytes    uint64 `json:"get_bytes"`
 	Atomics     uint64 `json:"atomics"`
 	Control     uint64 `json:"control"`      // messages of the transport itself
-	NoResource  uint64 `json:"no_resource"`  // calls that met ErrNoResource
+	NoResource  uint64 `json:"no_resource"`  // calls that returned ErrNoResource
 	Pending     uint64 `json:"pending"`      // requests queued
 	PendingNow  int    `json:"pending_now"`  // endpoints with requests in their queue, now
-	Probes      uint64 `json:"probes"`       // silent peers asked for a sign of life
+	Probes      uint64 `json:"probes"`       // reads that probe silent peers
 	Failures    uint64 `json:"failures"`     // endpoints that failed, or whose peer closed
 	Violations  uint64 `json:"violations"`   // of these, by what the peer sent
 	BounceTotal int    `json:"bounce_total"` // bounce buffers
 	BounceFree  int    `json:"bounce_free"`  // of these, now
-	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
+	StaleEvents uint64 `json:"stale_events"` // completions that fit no operation or receive, and were dropped
 	Registered  int    `json:"registered"`   // bytes of registered memory: bounce and receive buffers
 }
 

@@ -8,13 +8,13 @@ import (
 )
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends
-// before, Wait returns ctx's error, and everything goes on: the operations, and the ownership of
-// their memory. When the worker is closed before, it returns ErrClosed; the memory is the caller's
-// once Close has returned.
+// before, Wait returns ctx's error; the operations go on, and the NICs still own their memory. If
+// the worker is closed before, Wait returns ErrClosed; the memory is the caller's once Close has
+// returned.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	every := time.Duration(0)
 	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
-		every = retryInterval // somebody waits in another worker, and nobody would wake this one
+		every = retryInterval // a goroutine waits in another worker: Done wakes only that one
 	}
 	if err := w.WaitFor(ctx, every, comp.Fired); err != nil {
 		return err
@@ -22,13 +22,13 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 	return comp.Err()
 }
 
-// WaitFor makes progress until done reports true, or ctx ends. Done is called often, between rounds
-// of progress, with no lock held; what changes its answer is progress, or, looked at every so often
-// at the latest, something else. With every 0 nothing else is looked for.
+// WaitFor makes progress until done reports true, or ctx ends. done is called often, between rounds
+// of progress, with no lock held. If only progress can change its result, every is 0; otherwise
+// done is called at least that often while WaitFor sleeps.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {
-		w.sleep.wake() // it may have taken an event, and somebody has to ask for the next
+		w.sleep.wake() // this call may have consumed an event: another has to ask for the next
 	}
 	return err
 }
@@ -40,7 +40,7 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 			return slept, nil
 		}
 		if w.Progress() != 0 {
-			// others may keep the worker busy for ever
+			// Other endpoints may keep the worker busy all the time.
 			if spin = (spinner{}); round%64 != 0 || ctx.Err() == nil {
 				continue
 			}
@@ -63,20 +63,21 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 	}
 }
 
-// spinner says how long a goroutine polls in vain before it sleeps. Once it has said enough it
-// keeps to that: who is woken and finds nothing new sleeps on at once.
+// spinner decides how long a goroutine polls without success before it sleeps. Its decision stays:
+// a goroutine that is woken and finds nothing new sleeps again at once.
 type spinner struct {
 	rounds int
 	start  time.Time
 	enough bool
 }
 
+// more reports whether to poll once more.
 func (s *spinner) more(limit time.Duration) bool {
 	if s.enough || limit <= 0 {
 		return false
 	}
 	if s.rounds++; s.rounds%4 == 0 {
-		runtime.Gosched() // on few cores what is waited for may need this one
+		runtime.Gosched() // with few cores, what it waits for may need this one
 	}
 	if s.rounds%16 == 1 { // the clock costs as much as a round
 		if s.start.IsZero() {
@@ -87,11 +88,12 @@ func (s *spinner) more(limit time.Duration) bool {
 	return !s.enough
 }
 
-// retryInterval is how often progress is made while a NIC refuses work for now: no event tells when
-// it would not.
+// retryInterval is how often progress is made while a NIC refuses work: no event announces that it
+// takes work again.
 const retryInterval = time.Millisecond
 
-// sleepOrPoll sleeps until there may be something new.
+// sleepOrPoll sleeps until there may be something new. It makes progress once after arming the CQ,
+// and does not sleep if that did something.
 func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func() bool) {
 	me := w.sleep.enter()
 	defer w.sleep.leave(me)
@@ -108,7 +110,7 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	if err != nil {
 		every = retryInterval // no events from a CQ that has died; its endpoints are failing
 	}
-	// In any other order what comes in between wakes nobody.
+	// The order matters: an event between a poll and Arm would wake nobody.
 	if w.Progress() != 0 || done() || w.closed.Load() {
 		return
 	}
@@ -123,9 +125,9 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	}
 }
 
-// Start has a goroutine make progress until Close: it polls for Config.Spin after the last thing
-// that happened and then sleeps until the NICs have an event. Callbacks run on it, but for those of
-// rounds of progress that others make.
+// Start starts a goroutine that makes progress until Close: it polls for Config.Spin after each
+// round that did something, and then sleeps until the NICs have an event. Callbacks run on it, or
+// on other goroutines that make progress.
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

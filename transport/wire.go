@@ -25,7 +25,7 @@ const (
 	wireBye     wireKind = 3 // the last message: the peer closes
 )
 
-// header is the decoded form.
+// header is a decoded header.
 type header struct {
 	kind    wireKind
 	id      AMID
@@ -38,7 +38,7 @@ func (h header) put(b []byte) {
 	binary.LittleEndian.PutUint32(b[4:], uint32(h.credits))
 }
 
-// parse reads the header of a message and says what is wrong with it, if anything.
+// parse reads the header of a message and returns what is wrong with it; nil if nothing is.
 func (h *header) parse(msg []byte) error {
 	if len(msg) < wireHeader {
 		return fmt.Errorf("message of %d bytes: a header has %d", len(msg), wireHeader)

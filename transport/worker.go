@@ -18,7 +18,8 @@ type AMID uint8
 // MaxAMID is the largest id of an active message.
 const MaxAMID AMID = 63
 
-// Handler handles an active message. It runs inside progress; see the package's rules for callbacks.
+// Handler handles an active message. It runs inside progress; see the package's rules for
+// callbacks.
 type Handler func(m *Message)
 
 const localWrite = verbs.AccessLocalWrite
@@ -42,7 +43,7 @@ type Worker struct {
 	flushArea  *ibverbx.MR // what the remote flushes of peers read
 	handlers   [MaxAMID + 1]Handler
 	handled    uint64       // set of ids that have a handler
-	cardGiven  bool         // an endpoint has given out its card, which lists the handlers: they are fixed
+	cardGiven  bool         // a card was given out: it lists the handlers, so Handle takes no more
 	endpoints  []*peerState // by id; nil where one was released
 	open       int          // endpoints that are not nil
 	templates  templates
@@ -50,8 +51,8 @@ type Worker struct {
 	scheduled  ring.FIFO[*peerState] // endpoints with pending requests, the next to be served first
 	afterRound []event               // events that follow those of the present round
 	round      uint64                // number of the present round of events, from 1 on
-	// completions counts what was polled. A pending function whose send met no refusal is called
-	// again when it has changed.
+	// completions counts the completions that progress has polled. A pending function that returned
+	// PendingNoResource without such a send is called again when it has changed.
 	completions uint64
 	sinceClock  int       // rounds of progress since keepAlive last looked at the clock
 	probeAt     time.Time // when silent peers are probed next
@@ -68,8 +69,8 @@ type Worker struct {
 // locks, few enough to stay in the cache.
 const pollBatch = 64
 
-// NewWorker makes a worker over the NICs of a domain. The domain stays the caller's, who closes it
-// after the worker and registers memory with it; several workers may share one.
+// NewWorker makes a worker over the NICs of a domain, which several workers may share. The caller
+// registers memory with the domain, and closes it after the worker.
 func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if dom == nil {
 		return nil, fmt.Errorf("transport: new worker: %w: no domain", verbs.ErrInvalid)
@@ -102,7 +103,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// fitDevices lowers what the configuration leaves open to what every NIC allows, and returns the
+// fitDevices sets what the configuration leaves open to what every NIC allows, and returns the
 // depth of the completion queues.
 func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 	inline, most := defaultInline, 1<<30
@@ -121,7 +122,7 @@ func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
 	if cfg.QP.MaxInline == 0 {
 		cfg.QP.MaxInline = inline
 	}
-	// The first device carries the notify QP besides.
+	// The first device also carries the notify QP.
 	each := cfg.QP.QPsPerDevice*(cfg.QP.MaxMsgCntPerQP+max(cfg.QP.Credits, 1)) + 2*cfg.QP.MaxMsgCntPerQP
 	if cfg.QP.Scheme == ibverbx.Spray {
 		each += cfg.QP.MaxMsgCntPerQP // its first data rail takes SENDs
@@ -162,16 +163,17 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 	case w.handlers[id] != nil:
 		return fmt.Errorf("transport: handle: %w: id %d has a handler", verbs.ErrInvalid, id)
 	case w.cardGiven:
-		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has given out its card, which lists the "+
-			"handlers: set them before", verbs.ErrInvalid, id)
+		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has given out its card, which lists "+
+			"the handlers: set them before", verbs.ErrInvalid, id)
 	}
 	w.handlers[id] = h
 	w.handled |= 1 << id
 	return nil
 }
 
-// Close closes the worker. Endpoints that are open are aborted first, with the callbacks that this
-// means; to end well, Close each of them before. Messages that the program keeps stay readable.
+// Close closes the worker. It aborts the endpoints that are open, and runs the callbacks that
+// follow from it; to lose nothing, call Close of each endpoint before. Messages that the program
+// keeps stay readable.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed.Swap(true) {
