@@ -9,6 +9,7 @@ import "context"
 // Events merge: any number of them that nobody has waited for yet are one. An event is therefore a
 // reason to poll every CQ of the channel, and never says how many completions there are.
 type CompChannel struct {
+	_     noCopy
 	event chan struct{}
 }
 

@@ -9,6 +9,7 @@ import (
 // device, and their Watch is its Watch; programs have no use for it. The zero value is ready. It is
 // safe for concurrent use.
 type Watchers struct {
+	_    noCopy
 	mu   sync.Mutex
 	list []*watcher
 }

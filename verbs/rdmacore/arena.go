@@ -15,6 +15,7 @@ import (
 // one address in place of 512, and the garbage collector does not look at it. Register it, whole or
 // in parts, on any device of the provider.
 type Arena struct {
+	_     noCopy
 	p     *Provider
 	mem   mapping
 	size  int

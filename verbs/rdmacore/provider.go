@@ -16,6 +16,7 @@ const sysClass = "/sys/class/infiniband"
 
 // Provider lists the host's NICs that libibverbs knows. It is a [verbs.Provider].
 type Provider struct {
+	_       noCopy
 	lib     *library
 	devices []*device
 

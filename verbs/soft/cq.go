@@ -9,6 +9,7 @@ import (
 
 // CQ is a completion queue. It is a verbs.CQ.
 type CQ struct {
+	_       noCopy
 	dev     *Device
 	depth   int
 	channel *verbs.CompChannel

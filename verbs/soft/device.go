@@ -16,6 +16,7 @@ const maxQPNum = 1<<24 - 1
 
 // Device is one software NIC. It is a verbs.Device.
 type Device struct {
+	_    noCopy
 	f    *Fabric
 	id   verbs.DeviceID
 	name string

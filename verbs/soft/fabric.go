@@ -81,6 +81,7 @@ func (c *Config) validate() error {
 // Fabric is a set of software NICs and the network between them. It is a verbs.Provider. All
 // methods, and those of everything made from it, may be called from any goroutine.
 type Fabric struct {
+	_        noCopy
 	stepped  bool
 	scramble bool
 	devices  []*Device

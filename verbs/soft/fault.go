@@ -190,6 +190,7 @@ func ordinal(n int) string {
 
 // Injection is a fault in force.
 type Injection struct {
+	_     noCopy
 	f     *Fabric
 	fault Fault
 	skip  int

@@ -8,6 +8,7 @@ import (
 
 // MR is a registered memory region. It is a verbs.MR.
 type MR struct {
+	_      noCopy
 	pd     *PD
 	buf    []byte
 	addr   uint64

@@ -8,6 +8,7 @@ import (
 
 // PD is a protection domain. It is a verbs.PD.
 type PD struct {
+	_      noCopy
 	dev    *Device
 	mrs    int // open regions
 	qps    int // open queue pairs

@@ -8,6 +8,7 @@ import (
 
 // QP is a reliable-connected queue pair. It is a verbs.QP.
 type QP struct {
+	_         noCopy
 	f         *Fabric
 	dev       *Device
 	pd        *PD

@@ -3,6 +3,7 @@ package verbstest
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -26,9 +27,11 @@ func watch(t *testing.T, dev verbs.Device) <-chan verbs.Event {
 	return c
 }
 
-// nextAsync takes the next event of one of the types and ignores others: NICs report more than is
-// tested here, for example that the GIDs of a port go with its link.
-func (n *Node) nextAsync(c <-chan verbs.Event, types ...verbs.EventType) (e verbs.Event, ok bool) {
+// nextAsync waits for the next event of one of the types and ignores others: NICs report more than
+// is tested here, for example that the GIDs of a port go with its link.
+func (n *Node) nextAsync(
+	c <-chan verbs.Event, timeout time.Duration, types ...verbs.EventType,
+) (e verbs.Event, ok bool) {
 	take := func() bool {
 		for {
 			select {
@@ -41,13 +44,14 @@ func (n *Node) nextAsync(c <-chan verbs.Event, types ...verbs.EventType) (e verb
 			}
 		}
 	}
-	return e, n.Until(take)
+	ok = n.within(timeout, take)
+	return e, ok
 }
 
 // wantAsync waits for an event and checks that it is the device's.
 func (n *Node) wantAsync(c <-chan verbs.Event, typ verbs.EventType) verbs.Event {
 	n.T.Helper()
-	e, ok := n.nextAsync(c, typ)
+	e, ok := n.nextAsync(c, n.Env.Timeout, typ)
 	if !ok {
 		n.T.Fatalf("no event %s within %v", typ.Name(), n.Env.Timeout)
 	}
@@ -60,9 +64,7 @@ func (n *Node) wantAsync(c <-chan verbs.Event, typ verbs.EventType) verbs.Event 
 // wantNoAsync checks that for a while no event of the types comes.
 func (n *Node) wantNoAsync(c <-chan verbs.Event, types ...verbs.EventType) {
 	n.T.Helper()
-	brief := *n
-	brief.Env.Timeout = quiet
-	if e, ok := brief.nextAsync(c, types...); ok {
+	if e, ok := n.nextAsync(c, quiet, types...); ok {
 		n.T.Errorf("an event without a cause: %v", e)
 	}
 }

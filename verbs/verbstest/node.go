@@ -13,6 +13,7 @@ import (
 // the test ends, the youngest first; a Close that fails then fails the test. A node that cannot
 // make something ends the test.
 type Node struct {
+	_   noCopy
 	T   testing.TB
 	Env Env
 	Dev verbs.Device
@@ -88,8 +89,11 @@ func (n *Node) closeLater(what string, x interface{ Close() error }) {
 
 // Until calls done until it returns true, and reports whether that happened within the
 // environment's timeout.
-func (n *Node) Until(done func() bool) bool {
-	deadline := time.Now().Add(n.Env.Timeout)
+func (n *Node) Until(done func() bool) bool { return n.within(n.Env.Timeout, done) }
+
+// within is Until with a time of its own.
+func (n *Node) within(timeout time.Duration, done func() bool) bool {
+	deadline := time.Now().Add(timeout)
 	for i := 0; ; i++ {
 		if done() {
 			return true

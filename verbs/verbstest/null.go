@@ -14,6 +14,7 @@ import (
 // addresses are made up and never checked; of a request only the opcode, the flags and the length
 // of an inline payload matter.
 type Null struct {
+	_       noCopy
 	devices []*NullDevice
 }
 
@@ -68,6 +69,7 @@ const (
 
 // NullDevice is a device of a [Null].
 type NullDevice struct {
+	_        noCopy
 	id       verbs.DeviceID
 	nextAddr uint64
 	nextKey  uint32
@@ -140,6 +142,7 @@ func (d *NullDevice) err(op string, err error, detail string) error {
 
 // NullPD is a protection domain of a [Null].
 type NullPD struct {
+	_      noCopy
 	dev    *NullDevice
 	users  int
 	closed bool
@@ -183,6 +186,7 @@ func (p *NullPD) Close() error {
 
 // NullMR is a memory region of a [Null]. Its address is not that of the memory.
 type NullMR struct {
+	_      noCopy
 	pd     *NullPD
 	addr   uint64
 	len    uint64

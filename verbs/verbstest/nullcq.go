@@ -9,6 +9,7 @@ import (
 
 // NullCQ is a completion queue of a [Null].
 type NullCQ struct {
+	_ noCopy
 	// The entries between head and tail, counted without end, are to be polled. The ring's size is
 	// a power of two and 0 <= tail-head <= len(ring).
 	ring       []nullWC
