@@ -11,9 +11,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// 6. Alloc gives the same place everywhere, zeroed and aligned, and what was freed is used again.
+// Alloc returns the same place on all PEs, zeroed and aligned, and uses what was freed again.
 func TestAllocIsTheSameEverywhere(t *testing.T) {
-	eachShape(t, 3, func(t *testing.T, l *lab) {
+	eachShape(t, 3, func(t *testing.T, l *testbed) {
 		offsets := make([][]uint64, 3)
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			note := func(off uint64) { offsets[pe.ID()] = append(offsets[pe.ID()], off) }
@@ -58,10 +58,10 @@ func TestAllocIsTheSameEverywhere(t *testing.T) {
 	})
 }
 
-//  6. A PE that asks for another size makes all of them fail with one error that says who asked for
-//     what; they go on afterwards.
+// When one PE asks for another size all get an error that says which PE asked for what; they go on
+// afterwards.
 func TestAllocOfDifferentSizes(t *testing.T) {
-	l := newLab(t, shape{4, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
 	texts := make([]string, 4)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		n := 200
@@ -85,9 +85,9 @@ func TestAllocOfDifferentSizes(t *testing.T) {
 	}
 }
 
-// 6. A full heap, and a wrong argument, are the same for all.
+// All PEs get the same error for a full heap and for a wrong argument.
 func TestAllocRefusals(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		s, err := shmem.Alloc[byte](ctx, pe, 4000)
 		if err != nil {
@@ -119,9 +119,9 @@ func TestAllocRefusals(t *testing.T) {
 	})
 }
 
-// PEs that free different blocks learn of it alike.
+// PEs that free different blocks all get ErrMismatch.
 func TestFreeOfDifferentBlocks(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		var s [2]shmem.Sym[byte]
 		for i := range s {
@@ -134,5 +134,21 @@ func TestFreeOfDifferentBlocks(t *testing.T) {
 			return wrong("free: %v", err)
 		}
 		return shmem.Free(ctx, pe, s[0])
+	})
+}
+
+// Free frees whole blocks only.
+func TestFreeOfAPartIsRefused(t *testing.T) {
+	eachShape(t, 2, func(_ *testing.T, l *testbed) {
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			s, err := shmem.Alloc[int64](ctx, pe, 8)
+			if err != nil {
+				return err
+			}
+			if err := shmem.Free(ctx, pe, s.Slice(0, 3)); !errors.Is(err, verbs.ErrInvalid) {
+				return wrong("a part: %v", err)
+			}
+			return shmem.Free(ctx, pe, s)
+		})
 	})
 }

@@ -8,7 +8,7 @@ import (
 	"ibverbx/shmem"
 )
 
-// 4. Each atomic does what it says, and returns what was there.
+// Each atomic makes its change, and returns the value before.
 func TestAtomics(t *testing.T) {
 	t.Run("int32", func(t *testing.T) { atomics[int32](t) })
 	t.Run("uint32", func(t *testing.T) { atomics[uint32](t) })
@@ -16,9 +16,9 @@ func TestAtomics(t *testing.T) {
 	t.Run("uint64", func(t *testing.T) { atomics[uint64](t) })
 }
 
-// atomics goes through all of them on a word and its neighbours, on another PE and on the own one.
+// atomics calls all atomics on a word between neighbours, on another PE and on the PE itself.
 func atomics[T shmem.Word](t *testing.T) {
-	l := newLab(t, shape{2, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
 	s := allocate[T](l, 4)
 	minus := T(0)
 	minus--
@@ -84,10 +84,10 @@ func atomicSteps[T shmem.Word](ctx context.Context, pe *shmem.PE, w shmem.Sym[T]
 	return nil
 }
 
-//  4. Atomics are atomic among themselves, from all PEs and the own one, native ones and those made
-//     of compare-and-swap.
+// Atomics are atomic among themselves, from all PEs and on the PE itself, native ones and those
+// made of compare-and-swap.
 func TestAtomicsAmongThemselves(t *testing.T) {
-	eachShape(t, 4, func(t *testing.T, l *lab) {
+	eachShape(t, 4, func(t *testing.T, l *testbed) {
 		n := uint64(2 * rounds())
 		wide := allocate[uint64](l, 1)
 		narrow := allocate[uint32](l, 2)
@@ -129,9 +129,9 @@ func TestAtomicsAmongThemselves(t *testing.T) {
 	})
 }
 
-// 4. Compare-and-swap makes a lock that keeps everybody else out.
+// A lock made of compare-and-swap keeps all other PEs out.
 func TestLockOfCompareSwap(t *testing.T) {
-	l := newLab(t, shape{4, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
 	lock := allocate[uint64](l, 1)
 	count := allocate[int32](l, 1)
 	n := rounds()

@@ -10,11 +10,11 @@ import (
 	"ibverbx/shmem"
 )
 
-// 5. Barrier: nobody leaves before everybody has entered, for any number of PEs, back to back.
+// No PE leaves a barrier before all have entered, for any number of PEs, back to back.
 func TestBarrierAnyNumberOfPEs(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 5, 7, 8, 9} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			l := newLab(t, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+			l := newTestbed(t, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 			var entered atomic.Int64
 			l.run(func(ctx context.Context, pe *shmem.PE) error {
 				for round := range int64(2 * rounds()) {
@@ -33,9 +33,9 @@ func TestBarrierAnyNumberOfPEs(t *testing.T) {
 	}
 }
 
-// 5. Barrier is quiet and synchronise: what everybody put before it everybody sees after it.
+// After a barrier every PE sees what any PE put before it.
 func TestBarrierCompletesPuts(t *testing.T) {
-	eachShape(t, 4, func(t *testing.T, l *lab) {
+	eachShape(t, 4, func(t *testing.T, l *testbed) {
 		s := allocate[uint32](l, 4)
 		l.lag(7, isWrite)
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
@@ -64,7 +64,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 
 // Collective calls are made by one goroutine at a time: the second is refused and does no harm.
 func TestOneCollectiveCallAtATime(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()

@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// lone gives a benchmark two PEs, of which it drives the first: the operations are one-sided.
+// lone makes two PEs for a benchmark, which drives the first: the operations are one-sided.
 func lone(b *testing.B, nics, qps int) (*shmem.PE, *shmem.World) {
 	b.Helper()
 	f, err := soft.New(soft.Config{Devices: 2 * nics})
@@ -119,7 +119,7 @@ func BenchmarkOps(b *testing.B) {
 	}
 }
 
-// The crossover between copying through registered buffers and registering for the call.
+// BenchmarkPutLarge finds the length from which registering for the call beats copying.
 func BenchmarkPutLarge(b *testing.B) {
 	ctx := context.Background()
 	for _, size := range []int{8 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20} {
@@ -179,7 +179,7 @@ func BenchmarkCollectives(b *testing.B) {
 	for _, n := range []int{2, 8} {
 		for _, c := range calls {
 			b.Run(fmt.Sprintf("pes=%d/%s", n, c.name), func(b *testing.B) {
-				l := newLab(b, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 16})
+				l := newTestbed(b, shape{n, 1, 1}, shmem.Config{HeapSize: 1 << 16})
 				b.ReportAllocs()
 				b.ResetTimer()
 				l.run(func(ctx context.Context, pe *shmem.PE) error {

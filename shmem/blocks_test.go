@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// check says what is wrong with an allocator's state, by its invariant.
+// check fails the test unless the invariant holds.
 func (b *blocks) check(t *testing.T) {
 	t.Helper()
 	total, used, end := uint64(0), uint64(0), uint64(0)

@@ -16,17 +16,17 @@ func lengths() []int { return []int{0, 1, 5, 1000, 100000} }
 // worlds are numbers of PEs, powers of two and others.
 func worlds() []int { return []int{1, 2, 3, 5, 8} }
 
-func eachWorld(t *testing.T, test func(t *testing.T, l *lab, pes int)) {
+func eachWorld(t *testing.T, test func(t *testing.T, l *testbed, pes int)) {
 	for _, n := range worlds() {
-		t.Run(fmt.Sprint(n), func(t *testing.T) { test(t, newLab(t, shape{n, 1, 2}, shmem.Config{}), n) })
+		t.Run(fmt.Sprint(n), func(t *testing.T) { test(t, newTestbed(t, shape{n, 1, 2}, shmem.Config{}), n) })
 	}
 }
 
 func value(pe, i, round int) int64 { return int64(pe*1000003 + i*7 + round*31) }
 
-// 5. Broadcast gives everybody root's data, from every root, back to back.
+// After Broadcast every PE has the root's data, from every root, back to back.
 func TestBroadcast(t *testing.T) {
-	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			for _, n := range lengths() {
 				buf := make([]int64, n)
@@ -49,7 +49,7 @@ func TestBroadcast(t *testing.T) {
 	})
 }
 
-// 5. Reduce combines with every operation, and every PE has the result.
+// Reduce combines with every operation, and every PE has the result.
 func TestReduce(t *testing.T) {
 	ops := map[shmem.ReduceOp]func(a, b int64) int64{
 		shmem.OpSum:  func(a, b int64) int64 { return a + b },
@@ -60,7 +60,7 @@ func TestReduce(t *testing.T) {
 		shmem.OpOr:   func(a, b int64) int64 { return a | b },
 		shmem.OpXor:  func(a, b int64) int64 { return a ^ b },
 	}
-	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			for _, n := range lengths() {
 				src, dst := make([]int64, n), make([]int64, n)
@@ -90,9 +90,9 @@ func TestReduce(t *testing.T) {
 	})
 }
 
-// 5. Sums of floats have the same bits on every PE, and ReduceFunc takes any function.
+// Sums of floats have the same bits on every PE, and ReduceFunc takes any function.
 func TestReduceFloatsAndFunc(t *testing.T) {
-	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
 		results := make([][]float64, pes)
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			v := make([]float64, 30)
@@ -126,9 +126,9 @@ func TestReduceFloatsAndFunc(t *testing.T) {
 	})
 }
 
-// 5. AllGather gives everybody the data of all, AllToAll a part of each to each.
+// After AllGather every PE has the data of all, after AllToAll a part of each.
 func TestAllGatherAndAllToAll(t *testing.T) {
-	eachWorld(t, func(t *testing.T, l *lab, pes int) {
+	eachWorld(t, func(t *testing.T, l *testbed, pes int) {
 		l.run(func(ctx context.Context, pe *shmem.PE) error {
 			for round, n := range lengths() {
 				src, dst := make([]int64, n), make([]int64, n*pes)
@@ -161,16 +161,16 @@ func TestAllGatherAndAllToAll(t *testing.T) {
 	})
 }
 
-// Calls of different kinds follow each other without anything between, while some PEs are slower
-// than others.
+// Calls of different kinds follow each other without anything between them, while some PEs are
+// slower than others.
 func TestCollectivesBackToBack(t *testing.T) {
 	t.Run("patient", func(t *testing.T) { collectivesBackToBack(t, shmem.Config{}) })
-	// PEs that ask after next to no time whether they are in step are told that they are.
+	// PEs that ask almost at once whether they are in the same call find that they are.
 	t.Run("asking", func(t *testing.T) { collectivesBackToBack(t, shmem.Config{Step: time.Nanosecond}) })
 }
 
 func collectivesBackToBack(t *testing.T, cfg shmem.Config) {
-	l := newLab(t, shape{5, 1, 2}, cfg)
+	l := newTestbed(t, shape{5, 1, 2}, cfg)
 	l.lag(5, isWrite)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		for round := range 2 * rounds() {
@@ -202,6 +202,6 @@ func collectivesBackToBack(t *testing.T, cfg shmem.Config) {
 		return nil
 	})
 	if asked := shmem.Asked(l.world.PEs()...); cfg.Step != 0 && asked == 0 {
-		t.Error("nobody has asked")
+		t.Error("no PE has asked")
 	}
 }

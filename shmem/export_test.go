@@ -3,7 +3,8 @@ package shmem
 // SetRegisterFrom changes Config.RegisterFrom.
 func SetRegisterFrom(pe *PE, n int) { pe.cfg.RegisterFrom = n }
 
-// Asked is how many PEs some PE has asked, at least once, whether they are in step.
+// Asked is how many pairs of PEs there are of which one has asked the other, at least once, in
+// which call it is.
 func Asked(pes ...*PE) (n int) {
 	for _, pe := range pes {
 		for i := range pe.peers {

@@ -201,7 +201,7 @@ func (p *PE) checkCard(t *peer, c *card) error {
 		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version,
 			cardVersion)
 	case c.PE != t.id:
-		return fmt.Errorf("%w: it is of PE %d: Exchange must return the entries in the order of the PEs, "+
+		return fmt.Errorf("%w: it is the card of PE %d: Exchange must return the entries in the order of the PEs, "+
 			"and each has a number of its own",
 			verbs.ErrInvalid, c.PE)
 	case c.PEs != len(p.peers):

@@ -13,11 +13,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// together makes a different call on every PE and returns what they say. After a call that ended
-// well, because it needed nothing of the others, a barrier must tell.
+// together makes a call on every PE and returns the errors. Where the call ends well, because it
+// needs nothing of the others, a barrier must fail.
 func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE) error) []error {
 	t.Helper()
-	l := newLab(t, shape{pes, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{pes, 1, 2}, shmem.Config{})
 	ctx, cancel := context.WithTimeout(l.ctx, 10*time.Second)
 	defer cancel()
 	errs := make([]error, pes)
@@ -32,8 +32,8 @@ func together(t *testing.T, pes int, call func(ctx context.Context, pe *shmem.PE
 	return errs
 }
 
-// PEs whose calls do not match all get ErrMismatch, in whatever they differ, and whoever waits for
-// whom. One of them says who called what.
+// PEs whose calls do not match all get ErrMismatch, whatever differs, and whichever waits for the
+// other. One error says which PE called what.
 func TestCallsThatDoNotMatch(t *testing.T) {
 	reduce := func(op shmem.ReduceOp) func(context.Context, *shmem.PE) error {
 		return func(ctx context.Context, pe *shmem.PE) error {
@@ -51,8 +51,7 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 		}
 	}
 	narrow := func(ctx context.Context, pe *shmem.PE) error {
-		return shmem.Broadcast(ctx, pe,
-			make([]int32, 8), 0)
+		return shmem.Broadcast(ctx, pe, make([]int32, 8), 0)
 	}
 	byFunc := func(ctx context.Context, pe *shmem.PE) error {
 		v := make([]int64, 3)
@@ -101,28 +100,28 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 					}
 					return call(ctx, pe)
 				})
-				told := false
+				said := false
 				for i, err := range errs {
 					if !errors.Is(err, shmem.ErrMismatch) {
 						t.Errorf("PE %d: %v, want a mismatch", i, err)
 						continue
 					}
 					for _, s := range c.says {
-						told = told || strings.Contains(err.Error(), s)
+						said = said || strings.Contains(err.Error(), s)
 					}
 				}
-				if !told {
-					t.Errorf("nobody says what: %v", errs)
+				if !said {
+					t.Errorf("no error says what differs: %v", errs)
 				}
 			})
 		}
 	}
 }
 
-// After a call with different roots, which needed nothing of the other, a later one does not bring
-// the data of the earlier.
+// After a call with different roots, which needed nothing of the other PE, a later one does not
+// return the data of the earlier one.
 func TestNoDataOfAnEarlierCall(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	var errs [2]error
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		if err := shmem.Broadcast(ctx, pe, []int64{100}, pe.ID()); err != nil &&
@@ -138,8 +137,8 @@ func TestNoDataOfAnEarlierCall(t *testing.T) {
 	})
 }
 
-// A call that one PE is refused for its arguments ends on all: the others are told who, and in
-// which call.
+// When one PE's call is refused for its arguments, the call ends on all: the errors of the others
+// say which PE it was, and in which call.
 func TestARefusalEndsTheCallOfAll(t *testing.T) {
 	v := make([]int64, 24)
 	calls := map[string]struct {
@@ -159,8 +158,7 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 		},
 		"broadcast": {
 			func(ctx context.Context, pe *shmem.PE) error {
-				return shmem.Broadcast(ctx, pe, make([]int64, 6),
-					2)
+				return shmem.Broadcast(ctx, pe, make([]int64, 6), 2)
 			},
 			func(ctx context.Context, pe *shmem.PE) error { return shmem.Broadcast(ctx, pe, v, 3) },
 		},
@@ -173,7 +171,7 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 	}
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t, shape{3, 1, 2}, shmem.Config{})
+			l := newTestbed(t, shape{3, 1, 2}, shmem.Config{})
 			l.run(func(ctx context.Context, pe *shmem.PE) error {
 				ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 				defer cancel()
@@ -195,10 +193,10 @@ func TestARefusalEndsTheCallOfAll(t *testing.T) {
 	}
 }
 
-// A call that is refused because another goroutine is in one does no harm to that, whatever its
-// arguments.
+// A call that is refused because another goroutine is in a collective call does not disturb that
+// call, whatever its arguments are.
 func TestABusyPEIsNotStopped(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	busy := make(chan struct{})
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		if pe.ID() == 1 {

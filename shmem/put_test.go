@@ -8,15 +8,15 @@ import (
 	"ibverbx/shmem"
 )
 
-// sizes are around every limit at which a transfer takes another way.
+// sizes are around every limit at which a transfer takes another path.
 func sizes() []int {
 	return []int{1, 2, 3, 7, 8, 9, 64, 127, 128, 129, 1000, 8191, 8192, 8193, 65536, 65537, 262143, 262144,
 		524288, 524289, 1000000}
 }
 
-// 1. Put returns when the source is reusable: what is written to it afterwards never arrives.
+// Put returns when the source can be reused: what is written to it afterwards never arrives.
 func TestPutReturnsWhenTheSourceIsReusable(t *testing.T) {
-	eachShape(t, 2, func(t *testing.T, l *lab) {
+	eachShape(t, 2, func(t *testing.T, l *testbed) {
 		s := allocate[byte](l, 1<<20)
 		mine := allocate[byte](l, 1<<20)
 		l.lag(3, isWrite)
@@ -44,9 +44,9 @@ func TestPutReturnsWhenTheSourceIsReusable(t *testing.T) {
 	})
 }
 
-// 1. PutNBI initiates only; Quiet completes it.
+// PutNBI only initiates; Quiet completes it.
 func TestPutNBIIsCompleteAfterQuiet(t *testing.T) {
-	eachShape(t, 2, func(t *testing.T, l *lab) {
+	eachShape(t, 2, func(t *testing.T, l *testbed) {
 		s := allocate[byte](l, 1<<20)
 		mine := allocate[byte](l, 1<<20)
 		l.lag(3, isWrite)
@@ -70,43 +70,9 @@ func TestPutNBIIsCompleteAfterQuiet(t *testing.T) {
 	})
 }
 
-// 1. Get returns with the data; GetNBI initiates only, and Quiet brings the data.
-func TestGetAndGetNBI(t *testing.T) {
-	eachShape(t, 2, func(t *testing.T, l *lab) {
-		s := allocate[byte](l, 1<<20)
-		mine := allocate[byte](l, 1<<20)
-		theirs := s.Local(l.world.PEs()[1])
-		l.one(func(ctx context.Context, pe *shmem.PE) error {
-			for _, dst := range [][]byte{mine.Local(pe), make([]byte, 1<<20)} {
-				for i, n := range sizes() {
-					fill(theirs[:n], i)
-					clear(dst)
-					if err := shmem.Get(ctx, pe, dst[:n], s, 1); err != nil {
-						return err
-					}
-					if !bytes.Equal(dst[:n], theirs[:n]) {
-						return wrong("get of %d bytes: wrong data", n)
-					}
-					clear(dst)
-					if err := shmem.GetNBI(ctx, pe, dst[:n], s, 1); err != nil {
-						return err
-					}
-					if err := pe.Quiet(ctx); err != nil {
-						return err
-					}
-					if !bytes.Equal(dst[:n], theirs[:n]) {
-						return wrong("get nbi of %d bytes: wrong data", n)
-					}
-				}
-			}
-			return nil
-		})
-	})
-}
-
-// Elements of every size travel whole, and slices name what they say.
+// Elements of every size arrive whole, and slices name the right elements.
 func TestTypedElements(t *testing.T) {
-	l := newLab(t, shape{2, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
 	typed(l, int8(-5))
 	typed(l, uint16(65000))
 	typed(l, int32(-7))
@@ -115,7 +81,7 @@ func TestTypedElements(t *testing.T) {
 	typed(l, -2.25)
 }
 
-func typed[T shmem.Element](l *lab, v T) {
+func typed[T shmem.Element](l *testbed, v T) {
 	l.t.Helper()
 	s := allocate[T](l, 100)
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
@@ -144,7 +110,7 @@ func typed[T shmem.Element](l *lab, v T) {
 
 // A PE reaches its own heap like any other.
 func TestOwnHeap(t *testing.T) {
-	l := newLab(t, shape{1, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{1, 1, 2}, shmem.Config{})
 	s := allocate[int32](l, 1000)
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
 		src := make([]int32, 1000)
@@ -166,9 +132,9 @@ func TestOwnHeap(t *testing.T) {
 	})
 }
 
-// Many goroutines of a PE may put at the same time, more than the connections hold.
+// Many goroutines of a PE put at the same time, more than the connections hold.
 func TestManyGoroutinesPut(t *testing.T) {
-	l := newLab(t, shape{3, 1, 4}, shmem.Config{})
+	l := newTestbed(t, shape{3, 1, 4}, shmem.Config{})
 	const workers, each = 8, 300
 	s := allocate[uint64](l, 3*workers*each)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {

@@ -2,5 +2,6 @@
 
 package shmem_test
 
-// raceEnabled: the race detector drops what pools hold now and then.
+// raceEnabled: under the race detector a sync.Pool drops some of its values, so that calls
+// allocate.
 const raceEnabled = true

@@ -9,16 +9,16 @@ import (
 	"ibverbx/shmem"
 )
 
-// 5. WaitUntil compares as asked, for every kind of word and every comparison.
+// WaitUntil compares as asked, for every kind of word and every comparison.
 func TestWaitUntilCompares(t *testing.T) {
-	l := newLab(t, shape{1, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
 	comparisons[int32](l, -3)
 	comparisons[uint32](l, 1<<31)
 	comparisons[int64](l, -3)
 	comparisons[uint64](l, 1<<63)
 }
 
-func comparisons[T shmem.Word](l *lab, v T) {
+func comparisons[T shmem.Word](l *testbed, v T) {
 	l.t.Helper()
 	s := allocate[T](l, 3)
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
@@ -52,9 +52,9 @@ func comparisons[T shmem.Word](l *lab, v T) {
 	})
 }
 
-// 5. WaitUntilAny tells which word, WaitUntilAll waits for every one.
+// WaitUntilAny returns which word it was, WaitUntilAll waits for every one.
 func TestWaitUntilAnyAndAll(t *testing.T) {
-	l := newLab(t, shape{2, 1, 2}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{})
 	s := allocate[int64](l, 10)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
 		if pe.ID() == 0 {
@@ -90,7 +90,7 @@ func TestWaitUntilAnyAndAll(t *testing.T) {
 
 // A ctx that ends ends the wait, and nothing else.
 func TestWaitUntilWithAContext(t *testing.T) {
-	l := newLab(t, shape{2, 1, 1}, shmem.Config{})
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	s := allocate[uint64](l, 1)
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
 		ended, cancel := context.WithCancel(ctx)

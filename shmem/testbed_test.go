@@ -16,36 +16,37 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shape is what a world under test is made of.
+// shape is the size of a world under test.
 type shape struct {
 	pes, nics, qps int // NICs of each PE, queue pairs on each
 }
 
 func (s shape) String() string { return fmt.Sprintf("pes=%d/nics=%d/qps=%d", s.pes, s.nics, s.qps) }
 
-// shapes are the ways in which a PE can be connected: a single queue pair, which is no virtual one,
-// and several rails on one NIC and on two.
+// shapes are the ways in which a PE can be connected: by a single queue pair, or by several rails
+// on one NIC and on two.
 func shapes(pes int) []shape {
 	return []shape{{pes, 1, 1}, {pes, 1, 2}, {pes, 1, 4}, {pes, 2, 1}, {pes, 2, 2}}
 }
 
-// lab is a world on software NICs. When the test ends it is closed, and must leave nothing behind.
-type lab struct {
-	t      testing.TB
-	ctx    context.Context
-	fabric *soft.Fabric
-	doms   []*ibverbx.Domain
-	world  *shmem.World
-	torn   bool // closing may fail: something was broken on purpose
+// testbed is a world on software NICs. When the test ends it is closed, and must leave nothing
+// open.
+type testbed struct {
+	t       testing.TB
+	ctx     context.Context
+	fabric  *soft.Fabric
+	doms    []*ibverbx.Domain
+	world   *shmem.World
+	mayFail bool // closing may fail: something was broken on purpose
 }
 
 // patience bounds every wait of a test.
 const patience = 20 * time.Second
 
-func newLab(t testing.TB, s shape, cfg shmem.Config) *lab {
+func newTestbed(t testing.TB, s shape, cfg shmem.Config) *testbed {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	l := &lab{t: t, ctx: ctx}
+	l := &testbed{t: t, ctx: ctx}
 	var err error
 	if l.fabric, err = soft.New(soft.Config{Devices: s.pes * s.nics}); err != nil {
 		t.Fatal(err)
@@ -72,12 +73,12 @@ func newLab(t testing.TB, s shape, cfg shmem.Config) *lab {
 	return l
 }
 
-// close ends the world and looks for what is left.
-func (l *lab) close() {
+// close closes the world, and fails the test if anything is left open.
+func (l *testbed) close() {
 	if l.world != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := l.world.Close(ctx); err != nil && !l.torn {
+		if err := l.world.Close(ctx); err != nil && !l.mayFail {
 			l.t.Error(err)
 		}
 	}
@@ -94,8 +95,8 @@ func (l *lab) close() {
 	}
 }
 
-// run runs a program on all PEs, and fails the test unless all end well.
-func (l *lab) run(program func(ctx context.Context, pe *shmem.PE) error) {
+// run runs a program on all PEs, and fails the test unless all return nil.
+func (l *testbed) run(program func(ctx context.Context, pe *shmem.PE) error) {
 	l.t.Helper()
 	if err := l.world.Run(l.ctx, program); err != nil {
 		l.t.Fatal(err)
@@ -103,15 +104,31 @@ func (l *lab) run(program func(ctx context.Context, pe *shmem.PE) error) {
 }
 
 // one runs a program on PE 0 alone.
-func (l *lab) one(program func(ctx context.Context, pe *shmem.PE) error) {
+func (l *testbed) one(program func(ctx context.Context, pe *shmem.PE) error) {
 	l.t.Helper()
 	if err := program(l.ctx, l.world.PEs()[0]); err != nil {
 		l.t.Fatal(err)
 	}
 }
 
+// lag delays one of every so many requests that match, so that what is sent later on other queue
+// pairs lands earlier.
+func (l *testbed) lag(every int, match func(*verbs.SendWR) bool) *soft.Injection {
+	n := 0
+	return l.fabric.Inject(soft.Fault{
+		Kind: soft.Delay, Count: -1, Delay: 100 * time.Microsecond,
+		Match: func(wr *verbs.SendWR) bool {
+			if !match(wr) {
+				return false
+			}
+			n++
+			return n%every == 0
+		},
+	})
+}
+
 // allocate makes a block on all PEs.
-func allocate[T shmem.Element](l *lab, n int) shmem.Sym[T] {
+func allocate[T shmem.Element](l *testbed, n int) shmem.Sym[T] {
 	l.t.Helper()
 	all := make([]shmem.Sym[T], len(l.world.PEs()))
 	l.run(func(ctx context.Context, pe *shmem.PE) (err error) {
@@ -127,36 +144,28 @@ func allocate[T shmem.Element](l *lab, n int) shmem.Sym[T] {
 }
 
 // eachShape runs a test over every way to be connected.
-func eachShape(t *testing.T, pes int, test func(t *testing.T, l *lab)) {
+func eachShape(t *testing.T, pes int, test func(t *testing.T, l *testbed)) {
 	for _, s := range shapes(pes) {
-		t.Run(s.String(), func(t *testing.T) { test(t, newLab(t, s, shmem.Config{})) })
+		t.Run(s.String(), func(t *testing.T) { test(t, newTestbed(t, s, shmem.Config{})) })
 	}
 }
 
-// wrong says what a test found.
+// rounds is how often a test tries: less under the race detector.
+func rounds() int {
+	if testing.Short() {
+		return 5
+	}
+	return 50
+}
+
+// wrong is the error of a program that found something wrong.
 func wrong(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
-// fill writes n bytes that tell one round from another.
+// fill writes bytes that differ from round to round.
 func fill(b []byte, round int) {
 	for i := range b {
 		b[i] = byte(i*7 + round*13 + i>>8)
 	}
-}
-
-// lag delays what matches by a moment, on one NIC's queue pair out of several, so that what comes
-// later on the others lands earlier.
-func (l *lab) lag(every int, match func(*verbs.SendWR) bool) *soft.Injection {
-	n := 0
-	return l.fabric.Inject(soft.Fault{
-		Kind: soft.Delay, Count: -1, Delay: 100 * time.Microsecond,
-		Match: func(wr *verbs.SendWR) bool {
-			if !match(wr) {
-				return false
-			}
-			n++
-			return n%every == 0
-		},
-	})
 }
 
 func isWrite(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMAWrite }

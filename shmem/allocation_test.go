@@ -12,7 +12,7 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	eachShape(t, 2, func(t *testing.T, l *lab) {
+	eachShape(t, 2, func(t *testing.T, l *testbed) {
 		s, sig := allocate[uint64](l, 4096), allocate[uint64](l, 1)
 		narrow := allocate[int32](l, 2)
 		l.one(func(ctx context.Context, pe *shmem.PE) error {
@@ -51,37 +51,4 @@ func TestOperationsDoNotAllocate(t *testing.T) {
 			return err
 		})
 	})
-}
-
-// PEs may share a domain, and so the NICs.
-func TestPEsShareADomain(t *testing.T) {
-	l := newLab(t, shape{1, 2, 2}, shmem.Config{})
-	world, err := shmem.NewLocal(l.ctx, shmem.Config{HeapSize: 1 << 16}, l.doms[0], l.doms[0], l.doms[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = world.Run(l.ctx, func(ctx context.Context, pe *shmem.PE) error {
-		s, err := shmem.Alloc[int64](ctx, pe, 1)
-		if err != nil {
-			return err
-		}
-		for to := range 3 {
-			if err := shmem.Add(ctx, pe, s, int64(pe.ID()+1), to); err != nil {
-				return err
-			}
-		}
-		if err := pe.Barrier(ctx); err != nil {
-			return err
-		}
-		if v := shmem.Load(pe, s); v != 6 {
-			t.Errorf("PE %d has %d, want 6", pe.ID(), v)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := world.Close(l.ctx); err != nil {
-		t.Fatal(err)
-	}
 }
