@@ -201,9 +201,8 @@ func (p *PE) checkCard(t *peer, c *card) error {
 		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version,
 			cardVersion)
 	case c.PE != t.id:
-		return fmt.Errorf("%w: it is the card of PE %d: Exchange must return the entries in the order of the PEs, "+
-			"and each has a number of its own",
-			verbs.ErrInvalid, c.PE)
+		return fmt.Errorf("%w: it is the card of PE %d: Exchange must return the entries in the order of "+
+			"the PEs, and each has a number of its own", verbs.ErrInvalid, c.PE)
 	case c.PEs != len(p.peers):
 		return fmt.Errorf("%w: it counts %d PEs, this PE %d", verbs.ErrInvalid, c.PEs, len(p.peers))
 	case c.HeapSize != p.cfg.HeapSize:
