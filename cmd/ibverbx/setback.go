@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
 )
 
 const (
@@ -189,7 +190,7 @@ func (t *perfTable) ledgers(f *bench.Failure) {
 		e := &f.Ends[i]
 		for _, l := range []struct {
 			what string
-			of   *bench.Ledger
+			of   *layers.Outcomes
 		}{{"sends", &e.Sends}, {"receives", &e.Recvs}} {
 			whole = whole && l.of.Accepted == l.of.Completed()
 			if l.of.Accepted == 0 && l.of.Completed() == 0 {

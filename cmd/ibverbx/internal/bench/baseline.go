@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// pair is where copy() copies to, and from.
-type pair struct{ dst, src []byte }
+// copying is where copy() copies to, and from.
+type copying struct{ dst, src []byte }
 
 // copies are the directions of the messages.
-func copies(p *Params, m *memory) []pair {
-	there, back := pair{m.ends[1].dst, m.ends[0].src}, pair{m.ends[0].dst, m.ends[1].src}
+func copies(p *Params, m *memory) []copying {
+	there, back := copying{m.ends[1].dst, m.ends[0].src}, copying{m.ends[0].dst, m.ends[1].src}
 	if p.reads() {
 		there, back = back, there
 	}
 	if p.Bidirectional {
-		return []pair{there, back}
+		return []copying{there, back}
 	}
-	return []pair{there}
+	return []copying{there}
 }
 
 // copy copies the messages of a round.
-func (pr *pair) copy(m *memory, round uint64, n, size int) {
+func (c *copying) copy(m *memory, round uint64, n, size int) {
 	for slot := range n {
 		from := m.source(round, slot, size)
-		copy(pr.dst[slot*size:(slot+1)*size], pr.src[from:from+size])
+		copy(c.dst[slot*size:(slot+1)*size], c.src[from:from+size])
 	}
 }
 
@@ -42,7 +42,7 @@ func (p *Params) baselineTime() time.Duration {
 // baseline measures copy() by one goroutine: the same messages, from and to the same places, in the
 // same rounds, compared likewise. It returns GB/s.
 func baseline(p *Params, m *memory, size int, brake *atomic.Bool) (float64, error) {
-	pairs := copies(p, m)
+	directions := copies(p, m)
 	slots := m.slots(size)
 	if p.Iterations > 0 {
 		slots = min(slots, p.Iterations) // or the caches would serve one and not the other
@@ -54,20 +54,20 @@ func baseline(p *Params, m *memory, size int, brake *atomic.Bool) (float64, erro
 		round := m.nextRound()
 		n := slots
 		if timed > 0 {
-			n = min(n, int(float64(bytes/len(pairs)/size)*(target-timed).Seconds()/timed.Seconds())+1)
+			n = min(n, int(float64(bytes/len(directions)/size)*(target-timed).Seconds()/timed.Seconds())+1)
 		}
 		start := time.Now()
-		for _, pr := range pairs {
-			pr.copy(m, round, n, size)
+		for _, c := range directions {
+			c.copy(m, round, n, size)
 		}
 		lap := time.Since(start)
 		if warm { // the first one warms up
 			timed += lap
-			bytes += n * size * len(pairs)
+			bytes += n * size * len(directions)
 		}
 		if p.Verify {
-			for _, pr := range pairs {
-				if err := m.verify(pr.dst, pr.src, round, n, size); err != nil {
+			for _, c := range directions {
+				if err := m.verify(c.dst, c.src, round, n, size); err != nil {
 					return 0, err
 				}
 			}

@@ -49,7 +49,7 @@ func (r *Result) compare(below *Result) {
 // with.
 type below struct {
 	*runner
-	rig *rig
+	pair *pair
 }
 
 // openBelow opens what the layer is compared with, if anything.
@@ -58,18 +58,17 @@ func (r *runner) openBelow(open OpenFunc) error {
 		return nil
 	}
 	q := r.p.beneath()
-	rig, err := newRig(q, open, Single, r.mem)
+	c, err := newPair(q, open, Single, r.mem)
 	if err != nil {
 		return err
 	}
-	r.below = &below{newRunnerOver(r.ctx, q, r.mem, nil), rig}
-	rig.faults.ctx = r.ctx
+	r.below = &below{newRunnerOver(r.ctx, q, r.mem, nil), c}
 	return nil
 }
 
 func (b *below) close() error {
 	b.stop()
-	return b.rig.close()
+	return b.pair.close()
 }
 
 // measureBelow measures the messages of a size without the layer. Nil: that is no comparison.
@@ -77,7 +76,7 @@ func (r *runner) measureBelow(size int) (*Result, error) {
 	if r.below == nil || r.interrupted() {
 		return nil, nil
 	}
-	c := newCell(r.below.runner, r.below.rig, size)
+	c := newCell(r.below.runner, r.below.pair, size)
 	c.measure()
 	c.result.finish(0)
 	if err := c.result.Err; err != nil && !errors.Is(err, context.Canceled) {

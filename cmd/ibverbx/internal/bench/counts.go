@@ -1,6 +1,29 @@
 package bench
 
-import "ibverbx/transport"
+import (
+	"ibverbx"
+	"ibverbx/transport"
+)
+
+// counted is what the ends of a pair that are here have counted, by end: queue pairs, or the
+// transport under a layer.
+type counted struct {
+	queuePairs [2]ibverbx.Stats
+	transport  [2]TransportCounts
+}
+
+func (c *pair) count() (n counted) {
+	for i, e := range c.ends {
+		switch {
+		case e == nil:
+		case e.QueuePair() != nil:
+			n.queuePairs[i] = e.QueuePair().VQP().Stats()
+		default:
+			n.transport[i] = counts(e.Stats())
+		}
+	}
+	return n
+}
 
 // TransportStats is what package transport, under a layer, counted at both ends in a cell.
 type TransportStats struct {
@@ -45,4 +68,26 @@ func (c TransportCounts) since(before *TransportCounts) TransportCounts {
 	c.NoResource -= before.NoResource
 	c.Stale -= before.Stale
 	return c
+}
+
+// countSince fills in what the ends here have counted since the cell began.
+func (c *cell) countSince() {
+	now := c.pair.count()
+	switch {
+	case !c.p.Layered():
+		for i, s := range [...]*ibverbx.Stats{&c.result.Stats.A, &c.result.Stats.B} {
+			if c.pair.ends[i] != nil {
+				*s = since(now.queuePairs[i], c.before.queuePairs[i])
+			}
+		}
+	case c.result.Err == nil:
+		if c.result.Transport == nil {
+			c.result.Transport = &TransportStats{}
+		}
+		for i, s := range [...]*TransportCounts{&c.result.Transport.A, &c.result.Transport.B} {
+			if c.pair.ends[i] != nil {
+				*s = now.transport[i].since(&c.before.transport[i])
+			}
+		}
+	}
 }

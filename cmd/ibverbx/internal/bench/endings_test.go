@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -77,9 +78,9 @@ func TestStalledAfterFailure(t *testing.T) {
 	}
 }
 
-// TestFailureIsNewsOnce shows that an end that has failed says so once, and then rests like any
-// other one.
-func TestFailureIsNewsOnce(t *testing.T) {
+// TestIdleEndReportsFailure shows that an end whose queue pair has failed ends its part, also where
+// no request of its own is there to fail.
+func TestIdleEndReportsFailure(t *testing.T) {
 	p := params(func(p *Params) { p.Schemes = []Scheme{Spray} })
 	run := newRunner(t.Context(), p, bothHere(), observer{})
 	defer run.stop()
@@ -87,17 +88,21 @@ func TestFailureIsNewsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer run.close()
-	rig := run.columns[0].(*rig)
-	if _, err := killQP(rig, &Fault{End: "a"}); err != nil {
+	column := run.columns[0]
+	if _, err := killQP(column, &Fault{End: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newCell(run, rig, 64).round(4, true); !errors.Is(err, errFailed) {
+	if _, err := newCell(run, column, 64).round(4, true); !errors.Is(err, errFailed) {
 		t.Fatalf("error %v, want errFailed", err)
 	}
-	s, r := &parting{end: rig.a}, &round{}
-	for _, want := range []bool{true, false} {
-		if news, err := s.glance(r); news != want || err != nil || !r.failed {
-			t.Errorf("news %v, want %v; error %v, failed %v", news, want, err, r.failed)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for range 2 {
+		if err := column.ends[0].Begin(layers.Task{}, func() {}); err != nil {
+			t.Fatal(err)
+		}
+		if err := column.ends[0].Run(ctx, func() bool { return false }); !errors.Is(err, errFailed) {
+			t.Errorf("an end that sends nothing: error %v, want errFailed", err)
 		}
 	}
 }
@@ -404,21 +409,13 @@ func TestAnswersOverlap(t *testing.T) {
 	run := newRunner(t.Context(), p, [2]bool{false, true}, observer{})
 	defer run.stop()
 	run.peer = &peer{}
-	rig, err := run.newHalfRig(Single, nics)
+	column, err := newHalf(p, Single, run.mem, 1, nics)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rig.close()
-	c := newCell(run, rig, 64)
-	if c.flows[0].tx != 1 || c.flows[1].tx != 2 || c.flows[1].echoes != c.flows[0] {
-		t.Errorf("messages at a time %d, answers %d", c.flows[0].tx, c.flows[1].tx)
-	}
-	l := c.lanes.lanes[0]
-	for _, posted := range []int{0, 1} {
-		c.flows[0].expected = posted
-		if l.answersFirst() != (posted > 0) {
-			t.Errorf("with %d receives posted: answers first is %v", posted, l.answersFirst())
-		}
+	defer column.close()
+	if task := newCell(run, column, 64).task(1, 4, false); task.Window != 2 || !task.Answers {
+		t.Errorf("%d answers at a time, answers %v", task.Window, task.Answers)
 	}
 }
 

@@ -43,7 +43,7 @@ type faultKind struct {
 	end        string
 	nic, rail  int
 	lasts      time.Duration
-	strike     func(r *rig, f *Fault) (*struck, error)
+	strike     func(c *pair, f *Fault) (*struck, error)
 	bearable   bool // no request fails of it
 }
 
@@ -189,7 +189,7 @@ func (f *Fault) check(p *Params) error {
 		return usage("--fault %s: an end has %d NICs, numbered from 0", f.text, p.NICs)
 	case f.Rail >= p.rails():
 		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
-	case f.Kind == "fail-recv" && !p.Op.notifies():
+	case f.Kind == "fail-recv" && !p.Shape().Seen:
 		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
 	case p.Iterations > 0 && f.Message >= p.Iterations:
 		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,

@@ -11,7 +11,7 @@ import (
 // faultPlan is the faults of a column and how far they are.
 type faultPlan struct {
 	ctx     context.Context // of the run
-	rig     *rig
+	pair    *pair
 	pending []Fault // by Message
 	reports []*faultState
 }
@@ -49,8 +49,8 @@ func (s *faultState) report() FaultReport {
 	return r
 }
 
-func newFaultPlan(r *rig, faults []Fault) *faultPlan {
-	fp := &faultPlan{ctx: context.Background(), rig: r, pending: slices.Clone(faults)}
+func newFaultPlan(c *pair, faults []Fault) *faultPlan {
+	fp := &faultPlan{ctx: context.Background(), pair: c, pending: slices.Clone(faults)}
 	for i := range fp.pending {
 		fp.pending[i].nth = i
 	}
@@ -58,13 +58,13 @@ func newFaultPlan(r *rig, faults []Fault) *faultPlan {
 	return fp
 }
 
-// limit is how many of n messages may be posted before the next fault is due, when posted are
-// already.
-func (fp *faultPlan) limit(posted, n int) int {
-	if len(fp.pending) == 0 {
-		return n
+// admit puts the faults in force that are due when posted messages have been posted, and says how
+// many of n further ones may be posted before the next fault is due.
+func (fp *faultPlan) admit(posted, n int) (int, error) {
+	if err := fp.strike(posted); err != nil || len(fp.pending) == 0 {
+		return n, err
 	}
-	return min(n, max(fp.pending[0].Message-posted, 0))
+	return min(n, fp.pending[0].Message-posted), nil
 }
 
 // strike puts the faults in force that are due.
@@ -72,11 +72,11 @@ func (fp *faultPlan) strike(posted int) error {
 	for len(fp.pending) > 0 && fp.pending[0].Message <= posted {
 		f := fp.pending[0]
 		fp.pending = fp.pending[1:]
-		if f.Rail >= fp.rig.a.vqp.DataRails() {
-			fp.reports = append(fp.reports, &faultState{fault: f, struck: fp.rig.noRail()})
+		if f.Rail >= fp.pair.dataRails() {
+			fp.reports = append(fp.reports, &faultState{fault: f, struck: fp.pair.noRail()})
 			continue
 		}
-		s, err := f.kind().strike(fp.rig, &f)
+		s, err := f.kind().strike(fp.pair, &f)
 		if err != nil {
 			return fmt.Errorf("fault %s: %w", f.text, err)
 		}

@@ -108,16 +108,15 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 	if err := m.Decode(&theirs); err != nil {
 		return err
 	}
-	at := slices.IndexFunc(r.columns, func(c column) bool { return c.name() == theirs.Scheme })
+	at := slices.IndexFunc(r.columns, func(c *pair) bool { return c.scheme == theirs.Scheme })
 	if at < 0 || !slices.Contains(r.p.Sizes, theirs.Size) {
 		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol,
 			theirs.Scheme, theirs.Size)
 	}
 	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.columns)), len(r.p.Sizes)*len(r.columns))
 	r.done++
-	c := r.columns[at].cell(r, int(theirs.Size))
-	mine := cellBody{Size: theirs.Size, Scheme: theirs.Scheme, Counter: c.counter()}
-	if err := r.peer.conn.Send(r.peer.steps, kindCell, mine); err != nil {
+	c := newCell(r, r.columns[at], int(theirs.Size))
+	if err := r.peer.conn.Send(r.peer.steps, kindCell, c.body()); err != nil {
 		return err
 	}
 	if err := c.startCounters(theirs); err != nil {
@@ -128,30 +127,40 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 
 // follow does the rounds that the leading end asks for.
 func (c *cell) follow() error {
-	before := c.rig.stats()
+	c.before = c.pair.count()
 	for {
 		m, err := c.peer.conn.ReceiveAny(c.peer.steps, kindRound, kindOver)
 		if err != nil {
 			return err
 		}
 		if m.Kind == kindOver {
-			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{since(c.rig.stats().B, before.B)})
+			now := c.pair.count()
+			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{
+				Stats:     since(now.queuePairs[1], c.before.queuePairs[1]),
+				Transport: now.transport[1].since(&c.before.transport[1]),
+			})
 		}
 		var b roundBody
 		if err := m.Decode(&b); err != nil {
 			return err
 		}
-		if b.Messages < 1 || b.Messages > c.mem.longest(c.p, c.size) {
+		if b.Messages < 1 || b.Messages > c.longest() {
 			return fmt.Errorf("%w: a round of %d messages: must be 1 to %d", rendezvous.ErrProtocol,
-				b.Messages, c.mem.longest(c.p, c.size))
+				b.Messages, c.longest())
 		}
+		if b.Endpoints < min(1, c.p.Endpoints) || b.Endpoints > c.p.Endpoints {
+			return fmt.Errorf("%w: a round over %d endpoints: must be 1 to %d", rendezvous.ErrProtocol,
+				b.Endpoints, c.p.Endpoints)
+		}
+		c.endpoints = b.Endpoints
 		if _, err := c.round(b.Messages, b.WarmUp); err != nil {
-			return fmt.Errorf("%s, %v: %w", c.rig.scheme, c.result.Size, c.explain(err))
+			c.pair.failed = true
+			return fmt.Errorf("%s, %v: %w", c.pair.scheme, c.result.Size, c.explain(err))
 		}
 	}
 }
 
-// takeRow takes in the figures of a size.
+// takeRow takes over the figures of a size.
 func (r *runner) takeRow(m *rendezvous.Message) error {
 	var row rowBody
 	if err := m.Decode(&row); err != nil {

@@ -29,7 +29,11 @@ func (p *Params) Layered() bool { return p.Layer != QP && p.Layer != "" }
 
 // Shape is what is measured of a layer, which has been checked.
 func (p *Params) Shape() layers.Shape {
-	s, _ := layers.Find(p.Layer, layers.Op(p.Op))
+	layer := p.Layer
+	if layer == "" {
+		layer = QP
+	}
+	s, _ := layers.Find(layer, p.Op)
 	return s
 }
 
@@ -43,7 +47,7 @@ func (p *Params) fillLayer() {
 	}
 	switch {
 	case p.Layered() && p.Op == "":
-		p.Op = Op(layers.DefaultOp(p.Layer))
+		p.Op = layers.DefaultOp(p.Layer)
 	case p.Op == "":
 		p.Op = Write
 	}
@@ -63,7 +67,7 @@ func (p *Params) fillLayer() {
 
 // layerSizes are the sizes measured where none are given.
 func (p *Params) layerSizes() string {
-	am := p.Op == Op(layers.AM)
+	am := p.Op == layers.AM
 	switch {
 	case p.Mode == Rate:
 		return defaultLayerRate
@@ -96,7 +100,7 @@ func (p *Params) checkLayer() error {
 	case p.Layered() && p.TxDepth*p.Endpoints > maxOutstanding:
 		return usage("--tx-depth %d on each of --endpoints %d: at most %d in all", p.TxDepth, p.Endpoints,
 			maxOutstanding)
-	case p.Endpoints > maxLongEndpoints && p.Op == Op(layers.AM) && slices.Max(p.Sizes) > longAM:
+	case p.Endpoints > maxLongEndpoints && p.Op == layers.AM && slices.Max(p.Sizes) > longAM:
 		return usage("--endpoints %d with active messages above %v: their buffers take too much memory; at "+
 			"most %d endpoints",
 			p.Endpoints, units.Size(longAM), maxLongEndpoints)
@@ -123,7 +127,7 @@ func (p *Params) refuseSize(z units.Size) error {
 
 // checkShape says what is wrong with an operation of a layer.
 func (p *Params) checkShape() error {
-	s, err := layers.Find(p.Layer, layers.Op(p.Op))
+	s, err := layers.Find(p.Layer, p.Op)
 	if err != nil {
 		return &UsageError{err.Error()}
 	}

@@ -260,8 +260,8 @@ func TestLayerFault(t *testing.T) {
 			if err := run.open(openSoft); err != nil {
 				t.Fatal(err)
 			}
-			column := run.columns[0].(*stack)
-			c := newLayerCell(run, column, int(p.Sizes[0]))
+			column := run.columns[0]
+			c := newCell(run, column, int(p.Sizes[0]))
 			if _, err := c.round(4, true); err != nil {
 				t.Fatal(err)
 			}
@@ -274,7 +274,7 @@ func TestLayerFault(t *testing.T) {
 				t.Error("a round over NICs that are gone has gone well")
 			}
 			t.Log(err)
-			if c.giveUp(); !column.spent() {
+			if c.giveUp(); !column.failed {
 				t.Error("the column goes on")
 			}
 			if err := run.close(); err != nil {
@@ -296,8 +296,8 @@ func TestLayerVerifyFinds(t *testing.T) {
 		if err := run.open(openSoft); err != nil {
 			t.Fatal(err)
 		}
-		column := run.columns[0].(*stack)
-		c := newLayerCell(run, column, int(p.Sizes[0]))
+		column := run.columns[0]
+		c := newCell(run, column, int(p.Sizes[0]))
 		if _, err := c.round(4, true); err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +306,7 @@ func TestLayerVerifyFinds(t *testing.T) {
 		} else {
 			column.ends[c.compares(0)].Target()[c.size+7] ^= 1
 		}
-		if err := c.compare(0, c.compares(0), 4, run.mem.rounds); !errors.Is(err, ErrVerify) {
+		if err := c.compare(0, 4); !errors.Is(err, ErrVerify) {
 			t.Errorf("%s/%s: wrong result: error %v", s.Layer, s.Op, err)
 		}
 		if err := run.close(); err != nil {
@@ -335,7 +335,7 @@ func TestLayerAllocates(t *testing.T) {
 		if err := run.open(openSoft); err != nil {
 			t.Fatal(err)
 		}
-		c := newLayerCell(run, run.columns[0].(*stack), int(p.Sizes[0]))
+		c := newCell(run, run.columns[0], int(p.Sizes[0]))
 		const many, few = 1010, 10
 		round := func(n int) float64 {
 			return testing.AllocsPerRun(5, func() {

@@ -91,12 +91,14 @@ func FuzzLayerColumn(f *testing.F) {
 	if err := p.Validate(); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(`{"scheme":"dqplb","card":{"regions":{"src":{"addr":"0x1000","length":"999999"},"dst":{"addr":"0x9000","length":"999999"}}}}`)
-	f.Add(`{"scheme":"dqplb","card":{"regions":{"dst":{"addr":"0x9001","length":"18446744073709551615"}},"transport":[{"version":1}]}}`)
-	f.Add(`{"scheme":"spray","card":{"tagged":[{}]}}`)
+	f.Add(`{"scheme":"dqplb","regions":{"src":{"addr":"0x1000","length":"999999"},` +
+		`"dst":{"addr":"0x9000","length":"999999"}}}`)
+	f.Add(`{"scheme":"dqplb","regions":{"dst":{"addr":"0x9001","length":"18446744073709551615"}},` +
+		`"transport":[{"version":1}]}`)
+	f.Add(`{"scheme":"spray","tagged":[{}]}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		m := rendezvous.Message{Kind: kindColumn, Body: json.RawMessage(text)}
-		var column layerColumnBody
+		var column columnBody
 		if err := m.Decode(&column); err != nil {
 			return
 		}
@@ -108,7 +110,7 @@ func FuzzLayerColumn(f *testing.F) {
 			return
 		}
 		src, dst := p.bufferSizes(1, window)
-		r := &column.Card.Regions
+		r := &column.Regions
 		if r.Src.Len() < uint64(src) || r.Dst.Len() < uint64(dst) || r.Dst.Addr()%8 != 0 {
 			t.Fatalf("took %s", text)
 		}

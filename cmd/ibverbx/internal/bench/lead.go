@@ -160,71 +160,41 @@ func (r *runner) connectColumns(devices []verbs.Device) error {
 	return nil
 }
 
-// connectScheme makes and connects this process's end of a column.
+// connectScheme makes this process's end of a column and connects it with the other one's: both
+// exchange cards and memory, and are connected when it returns.
 func (r *runner) connectScheme(s Scheme, devices []verbs.Device) error {
-	if r.p.Layered() {
-		half, err := r.newHalfStack(s, devices)
-		if err != nil {
-			return err
-		}
-		r.columns = append(r.columns, half)
-		return r.connectStack(half)
-	}
-	rig, err := r.newHalfRig(s, devices)
-	if err != nil {
-		return err
-	}
-	r.columns = append(r.columns, rig)
-	return r.connectColumn(rig)
-}
-
-// newHalfRig makes this process's end of a column.
-func (r *runner) newHalfRig(s Scheme, devices []verbs.Device) (*rig, error) {
-	rig := &rig{scheme: s}
-	rig.faults = newFaultPlan(rig, nil)
-	var err error
+	end := 1
 	if r.peer.leads {
-		rig.devicesA = devices
-		rig.a, err = newEnd(r.p, "a", s, devices, &r.mem.ends[0], &rig.rails)
-	} else {
-		rig.devicesB = devices
-		rig.b, err = newEnd(r.p, "b", s, devices, &r.mem.ends[1], &rig.railsB)
+		end = 0
 	}
-	if err != nil {
-		return nil, err
-	}
-	return rig, nil
-}
-
-// connectColumn exchanges cards and memory with the other process. Both are connected when it
-// returns.
-func (r *runner) connectColumn(rig *rig) error {
-	here, conn := rig.here()[0], r.peer.conn
-	card, err := here.vqp.Card()
+	column, err := newHalf(r.p, s, r.mem, end, devices)
 	if err != nil {
 		return err
 	}
-	mine := columnBody{Scheme: rig.scheme, Card: card, Regions: here.regions()}
-	if err := conn.Send(r.ctx, kindColumn, mine); err != nil {
+	r.columns = append(r.columns, column)
+	card, err := column.ends[end].Card()
+	if err != nil {
+		return err
+	}
+	conn := r.peer.conn
+	if err := conn.Send(r.ctx, kindColumn, columnBody{Scheme: s, Card: card}); err != nil {
 		return err
 	}
 	var theirs columnBody
 	if err := conn.Receive(r.ctx, kindColumn, &theirs); err != nil {
 		return err
 	}
-	other := 0
-	if r.peer.leads {
-		other = 1
-	}
-	if err := theirs.check(r.p, rig.scheme, r.mem.window, other); err != nil {
+	if err := theirs.check(r.p, s, r.mem.window, 1-end); err != nil {
 		return err
 	}
-	rig.regions[other], rig.regions[1-other] = theirs.Regions, mine.Regions
-	if err := here.vqp.Connect(theirs.Card); err != nil {
+	if err := column.ends[end].Connect(&theirs.Card); err != nil {
 		return err
 	}
 	if err := conn.Send(r.ctx, kindConnected, nil); err != nil {
 		return err
 	}
-	return conn.Receive(r.ctx, kindConnected, nil)
+	if err := conn.Receive(r.ctx, kindConnected, nil); err != nil {
+		return err
+	}
+	return column.checkLongest()
 }

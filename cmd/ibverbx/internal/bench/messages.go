@@ -14,7 +14,7 @@ import (
 
 // ProtocolVersion is the version of the messages below. Ends of different versions do not
 // understand each other. A golden file holds them as they are on the wire.
-const ProtocolVersion = 3
+const ProtocolVersion = 4
 
 // What the two processes of a run tell each other. End a leads, end b follows:
 //
@@ -173,9 +173,8 @@ func (p *Params) checkApart() error {
 
 // columnBody connects the ends of a scheme.
 type columnBody struct {
-	Scheme  Scheme               `json:"scheme"`
-	Card    ibverbx.BusinessCard `json:"card"`
-	Regions regions              `json:"regions"`
+	Scheme Scheme `json:"scheme"`
+	layers.Card
 }
 
 // check says whether the memory is what the rounds will name.
@@ -185,19 +184,16 @@ func (b *columnBody) check(p *Params, scheme Scheme, window, end int) error {
 			scheme)
 	}
 	src, dst := p.bufferSizes(end, window)
-	for _, r := range []struct {
-		name string
-		have uint64
-		want int
-	}{{"source", b.Regions.Src.Len(), src}, {"target", b.Regions.Dst.Len(), dst}} {
-		if r.have < uint64(r.want) {
-			return fmt.Errorf("%w: the peer's %s has %d bytes, and %d will be named", rendezvous.ErrProtocol,
-				r.name, r.have, r.want)
-		}
+	if err := b.Regions.Check(src, dst); err != nil {
+		return fmt.Errorf("%w: %w", rendezvous.ErrProtocol, err)
 	}
-	if at := b.Regions.Dst.Addr(); p.Op.Atomic() && at%8 != 0 {
-		return fmt.Errorf("%w: the peer's target begins at %#x: atomics need a multiple of 8",
-			rendezvous.ErrProtocol, at)
+	at, words := b.Regions.Dst.Addr(), "its words need"
+	if !p.Layered() {
+		words = "atomics need"
+	}
+	if at%8 != 0 && (p.Layered() || p.Op.Atomic()) {
+		return fmt.Errorf("%w: the peer's target begins at %#x: %s a multiple of 8", rendezvous.ErrProtocol,
+			at, words)
 	}
 	return nil
 }
@@ -225,8 +221,10 @@ type verdictBody struct {
 	Took     int64  `json:"took_ns"` // until what the end sends was reported
 }
 
+// statsBody is what the following end has counted: its queue pair, or the transport under a layer.
 type statsBody struct {
-	Stats ibverbx.Stats `json:"stats"`
+	Stats     ibverbx.Stats   `json:"stats,omitzero"`
+	Transport TransportCounts `json:"transport,omitzero"`
 }
 
 // clean makes names in statistics fit to be shown.

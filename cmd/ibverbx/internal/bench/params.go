@@ -13,46 +13,21 @@ import (
 	"ibverbx/verbs"
 )
 
-// QP is the layer of virtual queue pairs. Those above it are told by package layers.
-const QP layers.Layer = "qp"
+// QP is the layer of virtual queue pairs. Those above it are in package layers too.
+const QP = layers.QP
 
 // Op is the operation measured.
-type Op string
+type Op = layers.Op
 
 // The operations of virtual queue pairs.
 const (
-	Write    Op = "write"
-	WriteImm Op = "write-imm"
-	Read     Op = "read"
-	Send     Op = "send"
-	FetchAdd Op = "fetch-add"
-	CmpSwap  Op = "cmp-swap"
+	Write    = layers.Write
+	WriteImm = layers.WriteImm
+	Read     = layers.Read
+	Send     = layers.Send
+	FetchAdd = layers.FetchAdd
+	CmpSwap  = layers.CmpSwap
 )
-
-// opcode is the operation's in package verbs, and whether there is such an operation.
-func (o Op) opcode() (code verbs.Opcode, ok bool) {
-	switch o {
-	case Write:
-		return verbs.OpRDMAWrite, true
-	case WriteImm:
-		return verbs.OpRDMAWriteWithImm, true
-	case Read:
-		return verbs.OpRDMARead, true
-	case Send:
-		return verbs.OpSend, true
-	case FetchAdd:
-		return verbs.OpAtomicFetchAdd, true
-	case CmpSwap:
-		return verbs.OpAtomicCmpAndSwp, true
-	}
-	return 0, false
-}
-
-// Atomic says whether the operation is on eight bytes.
-func (o Op) Atomic() bool { return o == FetchAdd || o == CmpSwap }
-
-// notifies says whether the target sees a completion.
-func (o Op) notifies() bool { return o == WriteImm || o == Send }
 
 // Mode is what is measured.
 type Mode string
@@ -235,15 +210,10 @@ const Soft = "soft"
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.
-func (p *Params) Answered() bool {
-	if p.Layered() {
-		return p.Mode == Latency && p.Shape().Seen
-	}
-	return p.Mode == Latency && p.Op.notifies()
-}
+func (p *Params) Answered() bool { return p.Mode == Latency && p.Shape().Seen }
 
 // reads says whether bytes travel from the target to the initiator.
-func (p *Params) reads() bool { return p.Op == Read || p.Layered() && p.Shape().Reads }
+func (p *Params) reads() bool { return p.Shape().Reads }
 
 // rails is how many queue pairs a scheme other than single has.
 func (p *Params) rails() int { return p.NICs * p.QPs }
@@ -294,8 +264,8 @@ func (p *Params) checkOp() error {
 	if p.Layered() {
 		return p.checkShape()
 	}
-	if _, ok := p.Op.opcode(); !ok {
-		return usage("--op %.20q: have write, write-imm, read, send, fetch-add, cmp-swap", p.Op)
+	if _, err := layers.Find(p.Layer, p.Op); err != nil {
+		return &UsageError{err.Error()}
 	}
 	return p.checkMode(nil)
 }

@@ -46,41 +46,12 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or
-// busy.
-var errSilent = errors.New("the peer took no note of that in time")
-
-// part tells the peer why this end gives up, ends the conversation, and returns the reason together
-// with what the peer has to say to it.
-func (p *peer) part(why error) error {
-	var said *rendezvous.PeerError
-	if errors.As(why, &said) {
-		_ = p.conn.Close()
-		return why // the peer knows it best
-	}
-	before := p.conn.Err()
-	p.conn.Fail(why)
-	after := p.conn.Err()
-	switch {
-	case before != nil && errors.Is(why, before):
-		return why
-	case before != nil:
-		return errors.Join(why, before)
-	case errors.As(after, &said):
-		return errors.Join(why, after)
-	case errors.Is(after, rendezvous.ErrClosed):
-		return errors.Join(why, errSilent)
-	}
-	return why
-}
-
 // open agrees with the other process on the cell.
 func (c *cell) open() error {
 	if c.peer == nil {
 		return nil
 	}
-	mine := cellBody{Size: c.result.Size, Scheme: c.rig.scheme, Counter: c.counter()}
-	if err := c.peer.conn.Send(c.peer.steps, kindCell, mine); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindCell, c.body()); err != nil {
 		return err
 	}
 	var theirs cellBody
@@ -90,45 +61,40 @@ func (c *cell) open() error {
 	return c.startCounters(theirs)
 }
 
+// body describes the cell to the other process.
+func (c *cell) body() cellBody {
+	return cellBody{Size: c.result.Size, Scheme: c.pair.scheme, Counter: c.counter()}
+}
+
 // counter is what the counter of atomics at this end holds.
 func (c *cell) counter() uint64 {
-	for _, f := range c.flows {
-		if f.target != nil {
-			return f.held()
-		}
+	if end, _ := c.pair.here(); c.shape.Atomic {
+		return end.Counter()
 	}
 	return 0
 }
 
-// startCounters takes in what the other end's counter holds.
+// startCounters takes over what the other end's counter holds.
 func (c *cell) startCounters(theirs cellBody) error {
-	if theirs.Size != c.result.Size || theirs.Scheme != c.rig.scheme {
+	if theirs.Size != c.result.Size || theirs.Scheme != c.pair.scheme {
 		return fmt.Errorf("%w: the peer measures %v with %.20q, this end %v with %q", rendezvous.ErrProtocol,
-			theirs.Size, theirs.Scheme, c.result.Size, c.rig.scheme)
+			theirs.Size, theirs.Scheme, c.result.Size, c.pair.scheme)
 	}
-	for _, f := range c.flows {
-		if f.op.Atomic() && f.target == nil {
-			f.counter = theirs.Counter
-		}
-	}
+	_, at := c.pair.here()
+	c.counters[1-at] = theirs.Counter
 	return nil
 }
 
 // begin begins a round with the other process: what is sent meets receives.
-func (c *cell) begin(limit int, warmup bool) error {
+func (c *cell) begin(n int, warmup bool) error {
 	if c.peer == nil {
 		return nil
-	}
-	for _, f := range c.flows {
-		if err := f.credit(); err != nil {
-			return err
-		}
 	}
 	if !c.peer.leads {
 		return c.peer.conn.Send(c.peer.steps, kindReady, nil)
 	}
 	if err := c.peer.conn.Send(c.peer.steps, kindRound,
-		roundBody{Messages: limit, WarmUp: warmup}); err != nil {
+		roundBody{Messages: n, WarmUp: warmup, Endpoints: c.endpoints}); err != nil {
 		return err
 	}
 	return c.peer.conn.Receive(c.peer.steps, kindReady, nil)
@@ -140,26 +106,24 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	if c.peer == nil {
 		return 0, nil
 	}
-	mine := verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}
-	if err := c.peer.conn.Send(c.peer.steps, kindVerdict, mine); err != nil {
+	if err := c.peer.conn.Send(c.peer.steps, kindVerdict,
+		verdictBody{Verified: verified, Counter: c.counter(), Took: int64(took)}); err != nil {
 		return 0, err
 	}
 	var v verdictBody
 	if err := c.peer.conn.Receive(c.peer.steps, kindVerdict, &v); err != nil {
 		return 0, err
 	}
+	_, at := c.pair.here()
+	if c.shape.Atomic && c.sends(at) {
+		if err := c.checkCounter(1-at, v.Counter); err != nil {
+			return 0, err
+		}
+	}
 	want := 0
-	for _, f := range c.flows {
-		if !c.p.Verify {
-			continue
-		}
-		if !f.compares() {
-			want += f.posted
-		}
-		if f.op.Atomic() && f.from != nil {
-			if err := f.checkCounter(v.Counter); err != nil {
-				return 0, err
-			}
+	for end := range c.tasks {
+		if c.p.Verify && c.sends(end) && c.compares(end) != at {
+			want += c.posted[end]
 		}
 	}
 	if v.Verified != want {
@@ -170,7 +134,7 @@ func (c *cell) conclude(verified int, took time.Duration) (theirs time.Duration,
 	return time.Duration(v.Took), nil
 }
 
-// over ends the cell at the leading end, and takes in what the other one has counted.
+// over ends the cell at the leading end, and takes over what the other one has counted.
 func (c *cell) over() error {
 	if err := c.peer.conn.Send(c.peer.steps, kindOver, nil); err != nil {
 		return err
@@ -181,5 +145,8 @@ func (c *cell) over() error {
 	}
 	clean(&theirs.Stats)
 	c.result.Stats.B = theirs.Stats
+	if c.p.Layered() {
+		c.result.Stats, c.result.Transport = EndStats{}, &TransportStats{B: theirs.Transport}
+	}
 	return nil
 }

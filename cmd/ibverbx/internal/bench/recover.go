@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
 )
 
@@ -18,6 +19,15 @@ const (
 	MaxSetbacks = 16
 )
 
+// survival is how a cell of virtual queue pairs goes on after failures.
+type survival struct {
+	through      int       // messages of rounds that went well, those of the warm-up included
+	failure      *Failure  // that is not accounted for yet
+	recovery     *Recovery // the last one
+	mark         int       // through, when that was over
+	markVerified int       // verified messages, then
+}
+
 // survive goes on after a failure that a fault has asked for: it takes stock, resets both ends, and
 // connects them anew. What it returns ends the cell: err itself where nobody has asked for that, or
 // why it cannot go on.
@@ -29,7 +39,7 @@ func (c *cell) survive(err error) error {
 	c.recovery = nil
 	broken := c.settle()
 	c.failure = c.takeStock()
-	struck := c.rig.faults.fresh()
+	struck := c.pair.faults.fresh()
 	why := c.explain(err)
 	if len(struck) == 0 || broken != nil {
 		return errors.Join(why, broken)
@@ -41,7 +51,7 @@ func (c *cell) survive(err error) error {
 	if err != nil {
 		return errors.Join(why, err)
 	}
-	c.rig.faults.excuse()
+	c.pair.faults.excuse()
 	c.result.recovered(recovery)
 	c.recovery, c.mark, c.markVerified = recovery, c.through, c.result.Verified
 	return nil
@@ -77,7 +87,7 @@ func (c *cell) revive() (*Recovery, error) {
 	if err != nil {
 		return nil, err
 	}
-	away := strings.Join(c.rig.away(), " and ")
+	away := strings.Join(c.pair.away(), " and ")
 	start := time.Now()
 	if err := c.rest(rec, away); err != nil {
 		return nil, err
@@ -91,14 +101,13 @@ func (c *cell) revive() (*Recovery, error) {
 		if err := c.rebuild(); err != nil {
 			return nil, fmt.Errorf("could not go on without %s: %w", away, err)
 		}
-	}
-	if err := connect(c.rig.a, c.rig.b); err != nil {
+	} else if err := layers.ConnectPair(c.pair.ends); err != nil {
 		return nil, fmt.Errorf("could not connect again: %w", err)
 	}
-	c.renew()
+	c.readCounters()
 	took += time.Since(start)
-	rec.What, rec.Seconds, rec.Rails, rec.NICs = waited+rec.What, took.Seconds(), c.rig.a.vqp.DataRails(),
-		c.rig.nicNames()
+	rec.What, rec.Seconds, rec.Rails, rec.NICs = waited+rec.What, took.Seconds(), c.pair.dataRails(),
+		c.pair.nicNames()
 	c.result.Rails = rec.Rails
 	return rec, nil
 }
@@ -106,15 +115,15 @@ func (c *cell) revive() (*Recovery, error) {
 // await waits for NICs and links that come back by themselves. It returns what is to be said of
 // that.
 func (c *cell) await(rec *Recovery) (string, error) {
-	away := c.rig.away()
+	away := c.pair.away()
 	if len(away) == 0 {
 		return "", nil
 	}
 	start := time.Now()
-	if err := c.rig.faults.await(c.ctx); err != nil {
+	if err := c.pair.faults.await(c.ctx); err != nil {
 		return "", err
 	}
-	if len(c.rig.away()) == len(away) {
+	if len(c.pair.away()) == len(away) {
 		return "", nil // it was for good
 	}
 	rec.Waited = Seconds(time.Since(start))
@@ -125,7 +134,8 @@ func (c *cell) await(rec *Recovery) (string, error) {
 // nobody touches the memory.
 func (c *cell) rest(rec *Recovery, away string) error {
 	if away == "" {
-		err := errors.Join(c.rig.a.vqp.Reset(), c.rig.b.vqp.Reset())
+		qps := c.pair.queuePairs()
+		err := errors.Join(qps[0].VQP().Reset(), qps[1].VQP().Reset())
 		if err == nil {
 			return nil
 		}
@@ -138,58 +148,37 @@ func (c *cell) rest(rec *Recovery, away string) error {
 	return c.shut()
 }
 
-// renew makes the cell's messages ready for ends that were connected anew.
-func (c *cell) renew() {
-	c.rig.a.tally, c.rig.b.tally = tally{}, tally{}
-	c.rig.regions = [2]regions{c.rig.a.regions(), c.rig.b.regions()}
-	for i, f := range c.flows {
-		*f = *newFlow(c.p, c.rig, c.mem, i, 1-i, c.size) // in place: lanes know it
-	}
-}
-
-// rebuild makes both ends anew, on as many of the NICs that work as both have.
-func (c *cell) rebuild() (err error) {
-	r := c.rig
-	devices := [2][]verbs.Device{working(r.devicesA), working(r.devicesB)}
+// rebuild makes both ends anew, on as many of the NICs that work as both have, and connects them.
+func (c *cell) rebuild() error {
+	devices := [2][]verbs.Device{working(c.pair.devices[0]), working(c.pair.devices[1])}
 	n := min(len(devices[0]), len(devices[1]))
-	for i, name := range []string{"a", "b"} {
+	for i := range devices {
 		if len(devices[i]) == 0 {
-			return fmt.Errorf("end %s has no other NIC", name)
+			return fmt.Errorf("end %s has no other NIC", endName(i))
 		}
+		devices[i] = devices[i][:n]
 	}
-	r.rails, r.railsB = nil, nil
-	a, err := newEnd(c.p, "a", r.scheme, devices[0][:n], &c.mem.ends[0], &r.rails)
-	if err != nil {
+	if err := c.pair.connectBoth(devices); err != nil {
 		return err
 	}
-	b, err := newEnd(c.p, "b", r.scheme, devices[1][:n], &c.mem.ends[1], &r.railsB)
-	if err != nil {
-		return errors.Join(err, a.close())
-	}
-	*r.a, *r.b = *a, *b // in place: flows and lanes know them
-	c.since = r.stats()
+	c.before = c.pair.count()
 	return nil
 }
 
-// shut closes both ends, and takes in what that flushes.
+// shut closes both ends, and handles what that flushes.
 func (c *cell) shut() error {
-	var errs []error
-	for _, e := range c.rig.here() {
-		if !e.closed {
-			errs = append(errs, e.shut(c.takerOf(e)))
-		}
-	}
-	return errors.Join(errs...)
+	qps := c.pair.queuePairs()
+	return errors.Join(qps[0].Shut(), qps[1].Shut())
 }
 
 // away says which NICs of the queue pairs do not work, and why.
-func (r *rig) away() (list []string) {
-	for _, e := range r.here() {
-		for _, d := range e.nics {
+func (c *pair) away() (list []string) {
+	for end, nics := range c.nics {
+		for _, d := range nics {
 			if _, err := d.QueryPort(d.DefaultPort()); err != nil {
-				list = append(list, fmt.Sprintf("%s (end %s)", d.Name(), e.name))
+				list = append(list, fmt.Sprintf("%s (end %s)", d.Name(), endName(end)))
 			} else if !works(d) {
-				list = append(list, fmt.Sprintf("the link of %s (end %s)", d.Name(), e.name))
+				list = append(list, fmt.Sprintf("the link of %s (end %s)", d.Name(), endName(end)))
 			}
 		}
 	}
@@ -197,11 +186,11 @@ func (r *rig) away() (list []string) {
 }
 
 // nicNames are the NICs of the queue pairs, by end.
-func (r *rig) nicNames() map[string][]string {
+func (c *pair) nicNames() map[string][]string {
 	names := map[string][]string{}
-	for _, e := range r.here() {
-		for _, d := range e.nics {
-			names[e.name] = append(names[e.name], d.Name())
+	for end, nics := range c.nics {
+		for _, d := range nics {
+			names[endName(end)] = append(names[endName(end)], d.Name())
 		}
 	}
 	return names

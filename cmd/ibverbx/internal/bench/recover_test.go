@@ -268,12 +268,12 @@ func TestFailureOfItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer run.close()
-		c := newCell(run, run.columns[0].(*rig), 2000)
-		if err := c.bandwidth(); err != nil {
+		c := newCell(run, run.columns[0], 2000)
+		if err := c.figures(); err != nil {
 			t.Fatal(err)
 		}
 		before := len(c.result.Setbacks())
-		if _, err := killQP(c.rig, &Fault{End: "a"}); err != nil {
+		if _, err := killQP(c.pair, &Fault{End: "a"}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := c.try(10, true)
@@ -297,12 +297,16 @@ func TestBrokenPromises(t *testing.T) {
 		tamper func(c *cell)
 		want   string
 	}{
-		"lost":        {func(c *cell) { c.rig.a.tally.sends.Accepted++ }, "sends"},
-		"twice":       {func(c *cell) { c.rig.b.tally.count(&ibverbx.WC{ID: recvBit}) }, "receives"},
-		"not stopped": {func(c *cell) { c.rig.a.tally.broken = ErrVerify }, "end a"},
-		"data":        {func(c *cell) { c.flows[0].dst[17] ^= 1 }, "message 0 of round"},
-		"counted": {func(c *cell) { c.flows[0].notified = 4; c.flows[0].dst[3*2000+1] ^= 1 },
-			"message 3 of round"},
+		"lost":  {func(c *cell) { c.pair.queuePairs()[0].Ledger.Sends.Accepted++ }, "sends"},
+		"twice": {func(c *cell) { c.pair.queuePairs()[1].Ledger.Count(&ibverbx.WC{ID: 1 << 63}) }, "receives"},
+		"not stopped": {func(c *cell) {
+			l := &c.pair.queuePairs()[0].Ledger
+			l.Sends.Accepted += 2
+			l.Count(&ibverbx.WC{Status: verbs.StatusWRFlushErr})
+			l.Count(&ibverbx.WC{})
+		}, "end a"},
+		"data":    {func(c *cell) { c.pair.ends[1].Target()[17] ^= 1 }, "message 0 of round"},
+		"counted": {func(c *cell) { c.pair.ends[1].Target()[3*2000+1] ^= 1 }, "message 3 of round"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := params(func(p *Params) {
@@ -314,11 +318,11 @@ func TestBrokenPromises(t *testing.T) {
 			if err := run.open(openSoft); err != nil {
 				t.Fatal(err)
 			}
-			c := newCell(run, run.columns[0].(*rig), 2000)
+			c := newCell(run, run.columns[0], 2000)
 			if _, err := c.round(10, true); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.rig.faults.strike(0); err != nil {
+			if err := c.pair.faults.strike(0); err != nil {
 				t.Fatal(err)
 			}
 			tt.tamper(c)
@@ -332,58 +336,6 @@ func TestBrokenPromises(t *testing.T) {
 			}
 			_ = run.close()
 		})
-	}
-}
-
-// TestTally shows which completions may follow which.
-func TestTally(t *testing.T) {
-	const ok, failed, flushed = verbs.StatusSuccess, verbs.StatusRetryExcErr, verbs.StatusWRFlushErr
-	for _, tt := range []struct {
-		in   []verbs.Status
-		want bool
-	}{
-		{[]verbs.Status{ok, ok, failed, flushed, flushed}, true},
-		{[]verbs.Status{ok, flushed, flushed, failed, flushed}, true},
-		{[]verbs.Status{failed, ok}, false},
-		{[]verbs.Status{flushed, ok}, false},
-		{[]verbs.Status{failed, failed}, false},
-	} {
-		y := tally{sends: Ledger{Accepted: uint64(len(tt.in))}}
-		for i, s := range tt.in {
-			y.count(&ibverbx.WC{ID: uint64(i), Status: s})
-		}
-		if err := y.check("a"); (err == nil) != tt.want {
-			t.Errorf("%v: %v", tt.in, err)
-		}
-		if y.sends.Completed() != uint64(len(tt.in)) || y.statuses[failed.Name()] != int(y.sends.Failed) {
-			t.Errorf("%v: %+v", tt.in, y)
-		}
-	}
-}
-
-// TestFlushedInOrder shows that receives that fail must come in the order of posting, too.
-func TestFlushedInOrder(t *testing.T) {
-	f := &flow{op: WriteImm, to: &end{name: "b"}, posted: 2, expected: 2}
-	flushed := func(i uint64) *ibverbx.WC {
-		return &ibverbx.WC{ID: recvBit | i,
-			Status: verbs.StatusWRFlushErr}
-	}
-	if err := f.arrived(flushed(1)); !errors.Is(err, ErrVerify) || f.received != 0 {
-		t.Errorf("the second in place of the first: %v", err)
-	}
-	if err := f.arrived(flushed(0)); !errors.Is(err, errFailed) || f.received != 1 || f.notified != 0 {
-		t.Errorf("the first: %v", err)
-	}
-}
-
-// TestCounterAfterFailure shows which values a counter may hold when acknowledgements were lost.
-func TestCounterAfterFailure(t *testing.T) {
-	f := &flow{mem: &memory{}, acked: 1, posted: 3, expect: []uint64{10, 11, 12}, counter: 13}
-	for held, want := range map[byte]bool{10: false, 11: true, 12: true, 13: true, 14: false} {
-		f.target = []byte{held, 0, 0, 0, 0, 0, 0, 0}
-		if err := f.checkPrefix(); (err == nil) != want {
-			t.Errorf("%d: %v", held, err)
-		}
 	}
 }
 

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
-
-	"ibverbx/cmd/ibverbx/internal/units"
 )
 
 // Observer is told how a run goes on. It is called between measurements, from the goroutine of Run.
@@ -52,7 +49,7 @@ type runner struct {
 	ctx      context.Context
 	p        *Params
 	mem      *memory
-	columns  []column
+	columns  []*pair
 	below    *below      // what layers are compared with; nil for nothing
 	brake    atomic.Bool // the user wants to see what there is
 	observer Observer
@@ -129,25 +126,14 @@ func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
 // one right after the other, so that a machine that slows down slows them all.
 func (r *runner) open(open OpenFunc) error {
 	for _, s := range r.p.Schemes {
-		c, err := r.newColumn(open, s)
+		c, err := newPair(r.p, open, s, r.mem)
 		if err != nil {
 			return err
 		}
+		c.faults.ctx = r.ctx
 		r.columns = append(r.columns, c)
 	}
 	return r.openBelow(open)
-}
-
-func (r *runner) newColumn(open OpenFunc, s Scheme) (column, error) {
-	if r.p.Layered() {
-		return newStack(r.p, open, s, r.mem)
-	}
-	rig, err := newRig(r.p, open, s, r.mem)
-	if err != nil {
-		return nil, err
-	}
-	rig.faults.ctx = r.ctx
-	return rig, nil
 }
 
 func (r *runner) close() error {
@@ -180,15 +166,15 @@ func (r *runner) row(size int) ([]Result, error) {
 		if r.interrupted() {
 			break
 		}
-		if column.spent() {
+		if column.failed {
 			continue // has said so already
 		}
-		c := column.cell(r, size)
+		c := newCell(r, column, size)
 		if opening = c.open(); opening != nil {
 			break
 		}
 		c.measure()
-		row = append(row, c.outcome())
+		row = append(row, c.result)
 		if r.parted() {
 			break
 		}
@@ -218,155 +204,4 @@ func (r *runner) baseline(size int) (float64, error) {
 		return 0, fmt.Errorf("copy(): %w", err)
 	}
 	return gb, nil
-}
-
-// cell is one size with one scheme.
-type cell struct {
-	meter
-	rig   *rig
-	flows []*flow // from end a, and from end b if that sends too
-	lanes *round
-	rate  float64 // messages a second of a direction, as the last round went; 0 before
-
-	since        EndStats  // counters at the beginning, or when the ends were made anew
-	through      int       // messages of rounds that went well, those of the warm-up included
-	failure      *Failure  // that is not accounted for yet
-	recovery     *Recovery // the last one
-	mark         int       // through, then
-	markVerified int       // verified messages, then
-}
-
-func newCell(r *runner, rig *rig, size int) *cell {
-	c := &cell{meter: meter{runner: r, size: size, directions: 1}, rig: rig}
-	if r.p.unknownSpeed() {
-		c.most = roundPatience
-	}
-	c.flows = []*flow{newFlow(r.p, rig, r.mem, 0, 1, size)}
-	if r.p.Bidirectional || r.p.Answered() {
-		c.flows = append(c.flows, newFlow(r.p, rig, r.mem, 1, 0, size))
-		c.directions = 2
-	}
-	c.lanes = newRound(c.flows, r.peer, rig.here())
-	if r.peer != nil && r.p.Mode == Latency {
-		c.lanes.spin = latencySpin
-		if r.p.Answered() && !r.peer.leads {
-			c.flows[1].echoes = c.flows[0]
-		}
-		for _, f := range c.flows {
-			f.tx = 1
-			if f.echoes != nil {
-				f.tx = 2 // or an answer would wait until the one before it is acknowledged
-			}
-		}
-	}
-	c.result = Result{
-		Layer: r.p.Layer, Op: r.p.Op, Mode: r.p.Mode, Size: units.Size(size), Scheme: rig.scheme,
-		Rails: rig.here()[0].vqp.DataRails(), Outstanding: c.flows[0].tx,
-	}
-	return c
-}
-
-// measure fills in the result.
-func (c *cell) measure() {
-	c.since = c.rig.stats()
-	var err error
-	if c.p.Mode == Latency {
-		c.result.Outstanding = 1
-		err = c.latency()
-	} else {
-		err = c.bandwidth()
-	}
-	c.result.Err = c.explain(err)
-	if err == nil && c.peer != nil {
-		err = c.over()
-		c.result.Err = err
-	}
-	if err != nil {
-		c.giveUp()
-	}
-	c.recount()
-	after := c.rig.stats()
-	if c.rig.a != nil {
-		c.result.Stats.A = since(after.A, c.since.A)
-	}
-	if c.rig.b != nil {
-		c.result.Stats.B = since(after.B, c.since.B)
-	}
-	c.result.Faults = c.rig.faults.report()
-}
-
-// giveUp ends a column that failed. Closing flushes what is outstanding, and shows that each
-// request had its completion.
-func (c *cell) giveUp() {
-	c.rig.failed = true
-	c.rig.faults.end()
-	if c.peer != nil {
-		c.result.Err = c.peer.part(c.result.Err)
-	}
-	if c.failure != nil {
-		c.result.Err = errors.Join(c.result.Err, c.shut(), c.account())
-	}
-	if c.result.Statuses == nil {
-		c.result.Statuses = map[string]int{}
-	}
-	for _, e := range c.rig.here() {
-		c.result.Err = errors.Join(c.result.Err, e.close())
-		for status, n := range e.tally.statuses {
-			c.result.Statuses[e.name+": "+status] += n
-		}
-	}
-}
-
-// stats is what the ends here have counted.
-func (r *rig) stats() (s EndStats) {
-	if r.a != nil {
-		s.A = r.a.vqp.Stats()
-	}
-	if r.b != nil {
-		s.B = r.b.vqp.Stats()
-	}
-	return s
-}
-
-// explain puts the virtual queue pairs' own words in the place of errFailed.
-func (c *cell) explain(err error) error {
-	if !errors.Is(err, errFailed) {
-		return err
-	}
-	var errs []error
-	for _, e := range c.rig.here() {
-		if why := e.vqp.Err(); why != nil {
-			errs = append(errs, fmt.Errorf("end %s: %w", e.name, why))
-		}
-	}
-	if len(errs) == 0 {
-		return err
-	}
-	return errors.Join(errs...)
-}
-
-// deadline is a context that ends when a round of up to n messages has to end, and the watchdog
-// that wants to be told what moves.
-func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
-	if c.peer == nil {
-		return c.deadlineHere()
-	}
-	d := patience(c.p, c.peer.conn.Timeout(), c.size)
-	if c.blind() {
-		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.rate)
-	}
-	ctx, stop := c.peer.watch(slices.ContainsFunc(c.flows, func(f *flow) bool { return f.from != nil }))
-	ctx, w, cancel := watched(ctx, d)
-	return ctx, w, func() { cancel(); stop() }
-}
-
-// blind says whether the other process sends what this one sees nothing of: once its own messages
-// are reported nothing moves here.
-func (c *cell) blind() bool {
-	for _, f := range c.flows {
-		if f.from == nil && !f.op.notifies() {
-			return true
-		}
-	}
-	return false
 }

@@ -78,7 +78,7 @@ func TestRun(t *testing.T) {
 func checkResult(t *testing.T, p *Params, r *Result, copied bool) {
 	t.Helper()
 	want := p.Iterations
-	if p.Bidirectional || p.Mode == Latency && p.Op.notifies() {
+	if p.Bidirectional || p.Answered() {
 		want *= 2
 	}
 	if r.Messages != want || r.Bytes != uint64(want)*uint64(r.Size) || r.Verified <= want || r.Failed {
@@ -203,14 +203,13 @@ func TestRoundsOfRun(t *testing.T) {
 		seen[run.mem.rounds] = who
 	}
 	for _, c := range run.columns {
-		rig := c.(*rig)
-		c := newCell(run, rig, 64)
-		if _, err := c.round(4, true); err != nil {
+		cell := newCell(run, c, 64)
+		if _, err := cell.round(4, true); err != nil {
 			t.Fatal(err)
 		}
-		note(string(rig.scheme))
-		if c.flows[0].round != run.mem.rounds {
-			t.Errorf("%s: round %d, and %d of the run", rig.scheme, c.flows[0].round, run.mem.rounds)
+		note(string(c.scheme))
+		if cell.number != run.mem.rounds {
+			t.Errorf("%s: round %d, and %d of the run", c.scheme, cell.number, run.mem.rounds)
 		}
 		if _, err := run.baseline(64); err != nil {
 			t.Fatal(err)

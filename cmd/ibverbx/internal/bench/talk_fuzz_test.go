@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
@@ -42,7 +43,8 @@ const (
 // queue pair for what travels beside it.
 type actor struct {
 	net.Conn // what is not there is not called
-	end      *end
+	column   *pair
+	end      *layers.End // of column
 	name     string
 	mine     columnBody
 	params   *Params
@@ -64,16 +66,16 @@ func newActor(t *testing.T, name string, p *Params, device verbs.Device, script 
 	here := [2]bool{}
 	here[i] = true
 	mem := newMemory(p, here)
-	var rails []verbs.QP
 	var err error
-	if a.end, err = newEnd(p, name, p.Schemes[0], []verbs.Device{device}, &mem.ends[i], &rails); err != nil {
+	if a.column, err = newHalf(p, p.Schemes[0], mem, i, []verbs.Device{device}); err != nil {
 		t.Fatal(err)
 	}
-	card, err := a.end.vqp.Card()
+	a.end = a.column.ends[i]
+	card, err := a.end.Card()
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.mine = columnBody{Scheme: p.Schemes[0], Card: card, Regions: a.end.regions()}
+	a.mine = columnBody{Scheme: p.Schemes[0], Card: card}
 	return a
 }
 
@@ -204,7 +206,7 @@ func (a *actor) Write(b []byte) (int, error) {
 		var m rendezvous.Message
 		var column columnBody
 		if json.Unmarshal(a.heard[4:n], &m) == nil && m.Kind == kindColumn && m.Decode(&column) == nil {
-			_ = a.end.vqp.Connect(column.Card) // it may be of another scheme
+			_ = a.end.Connect(&column.Card) // it may be of another scheme
 		}
 		a.heard = a.heard[n:]
 	}
@@ -302,7 +304,7 @@ func talk(t *testing.T, name string, how byte, script string,
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(a.end.close(), fabric.Close()); err != nil {
+	if err := errors.Join(a.column.close(), fabric.Close()); err != nil {
 		t.Fatalf("something was left open: %v", err)
 	}
 }

@@ -4,17 +4,16 @@ import (
 	"fmt"
 
 	"ibverbx"
-
 	"ibverbx/tagged"
 	"ibverbx/transport"
 )
 
-// Card is what two ends tell each other to connect. It travels as JSON.
+// Card is what two ends exchange to connect: of the cards those of one layer. It travels as JSON.
 type Card struct {
-	Transport []transport.Card `json:"transport,omitempty"` // one for each endpoint
-
-	Tagged  []tagged.Card `json:"tagged,omitempty"`
-	Regions Regions       `json:"regions"`
+	QP        ibverbx.BusinessCard `json:"card,omitzero"`
+	Transport []transport.Card     `json:"transport,omitempty"` // one for each endpoint
+	Tagged    []tagged.Card        `json:"tagged,omitempty"`
+	Regions   Regions              `json:"regions"`
 }
 
 // Regions are an end's memory as the other one names it.

@@ -15,9 +15,10 @@ import (
 
 // Config says what an end is made of.
 type Config struct {
+	Name      string // of the end, in errors
 	Shape     Shape
 	Kind      Kind
-	Endpoints int            // connections to the peer, at least 1
+	Endpoints int            // connections to the peer, at least 1; of queue pairs there is one
 	Window    int            // operations outstanding on each
 	Largest   int            // bytes of the largest message
 	QP        ibverbx.Config // of every endpoint
@@ -36,6 +37,19 @@ type Task struct {
 	Take      int  // messages of the peer that it sees
 	Answers   bool // it sends one for each that has come, and not before
 	Alone     bool // one message at a time, as Series sends them
+
+	// Check looks at message i of the peer as soon as this end has seen it; nil for no look.
+	Check func(i int) error
+	// Gate is asked before messages are sent: of n further ones behind the sent it says how many
+	// may be, at least one. Nil admits all.
+	Gate func(sent, n int) (int, error)
+
+	// The rest is for queue pairs alone.
+
+	Slots   int          // message i is in slot i modulo Slots; the layers have one for each message
+	Window  int          // messages outstanding at most
+	Brake   *atomic.Bool // once set, the end sends no further message: the round is cut short
+	Counter uint64       // what the peer's counter of atomics holds before the round
 }
 
 // traffic is what a layer does for an end. Its methods are called by the goroutine that plays the
@@ -43,8 +57,9 @@ type Task struct {
 type traffic interface {
 	// begin prepares for a round: receives are posted when it returns.
 	begin(t *Task) error
-	// post starts message i. [transport.ErrNoResource]: not yet, and nothing has happened.
-	post(i int) error
+	// post starts up to n messages from message i on, and says how many it has started.
+	// [transport.ErrNoResource]: the others not yet.
+	post(i, n int) (int, error)
 	// settle makes completed become true once everything posted has completed.
 	// [transport.ErrNoResource]: call it again.
 	settle() error
@@ -79,30 +94,37 @@ type engine interface {
 }
 
 // End is one end of a connection through a layer.
+//
+// Invariant: posted <= task.Send. over implies that all posted messages have completed and that
+// take messages have come.
 type End struct {
 	t       traffic
 	engine  engine
-	moved   func() // told whenever something has moved
+	moved   func() // called whenever something has moved
 	advance func() bool
 	until   func() bool
 
-	task    Task
-	posted  int
-	came    int
-	stage   stage
-	err     error
+	task   Task
+	posted int // messages of the round that this end has started
+	came   int // messages of the peer that it has seen
+	stage  stage
+	err    error
+	// take is how many messages of the peer this end waits for: task.Take, or fewer where the
+	// peer's part was cut short. Another goroutine may lower it.
+	take    atomic.Int64
 	over    atomic.Bool // its part is played
-	endedAt time.Time   // when it was
+	endedAt time.Time   // when the last message had completed or come
 }
 
-// stage is how far an end has come in a round.
+// stage is how far an end has come with the messages that it sends in a round.
 type stage uint8
 
 const (
 	playing  stage = iota
 	settling       // what it has sent completes
-	ended          // all has completed and come: the clock stops
+	ended          // all has completed: the clock stops
 	sealing        // the peer may look at its memory after that
+	sent           // nothing is left to do for the messages of this end
 )
 
 // ErrMessages says that other messages came than were sent.
@@ -113,6 +135,10 @@ func New(cfg *Config) (*End, error) {
 	e := &End{}
 	var err error
 	switch cfg.Shape.Layer {
+	case QP:
+		var q *QueuePair
+		q, err = newQueuePair(cfg)
+		e.t, e.engine = q, q
 	case Transport:
 		e.t, e.engine, err = newTransport(cfg)
 	case Tagged:
@@ -147,21 +173,30 @@ func NewPair(cfgs *[2]Config) (ends [2]*End, err error) {
 		}
 		return ends, err
 	}
-	var cards [2]Card
 	for i := range ends {
 		if ends[i], err = New(&cfgs[i]); err != nil {
 			return ends, err
 		}
-		if cards[i], err = ends[i].Card(); err != nil {
-			return ends, err
-		}
 	}
+	return ends, ConnectPair(ends)
+}
+
+// ConnectPair connects two ends in this process to each other.
+func ConnectPair(ends [2]*End) error {
+	var cards [2]Card
 	for i, e := range ends {
-		if err := e.Connect(&cards[1-i]); err != nil {
-			return ends, err
+		var err error
+		if cards[i], err = e.Card(); err != nil {
+			return err
 		}
 	}
-	return ends, nil
+	return errors.Join(ends[0].Connect(&cards[1]), ends[1].Connect(&cards[0]))
+}
+
+// QueuePair is the end's virtual queue pair where it is an end of one; nil through a layer.
+func (e *End) QueuePair() *QueuePair {
+	q, _ := e.t.(*QueuePair)
+	return q
 }
 
 // Card describes the end to its peer.
@@ -188,6 +223,14 @@ func (e *End) Counter() uint64 { return e.t.counter() }
 // Results are what the atomics of the round brought, in the order in which they were started.
 func (e *End) Results() []uint64 { return e.t.results()[:e.posted] }
 
+// PeerCounter is what the peer's counter holds when the atomics of the round have changed it.
+func (e *End) PeerCounter() uint64 {
+	if q := e.QueuePair(); q != nil {
+		return q.next
+	}
+	return e.task.Counter + uint64(e.posted)
+}
+
 // Close ends the end. What is outstanding is cut off when ctx ends.
 func (e *End) Close(ctx context.Context) error { return e.t.close(ctx) }
 
@@ -196,6 +239,7 @@ func (e *End) Close(ctx context.Context) error { return e.t.close(ctx) }
 func (e *End) Begin(t Task, moved func()) error {
 	e.task, e.moved = t, moved
 	e.posted, e.came, e.stage, e.err = 0, 0, playing, nil
+	e.take.Store(int64(t.Take))
 	e.over.Store(false)
 	return e.t.begin(&e.task)
 }
@@ -203,8 +247,44 @@ func (e *End) Begin(t Task, moved func()) error {
 // Over says whether the end has played its part in the round. Any goroutine may ask.
 func (e *End) Over() bool { return e.over.Load() }
 
-// EndedAt is when the end had played its part. It is defined once Over.
+// Posted is how many messages of the round the end has started.
+func (e *End) Posted() int { return e.posted }
+
+// Came is how many messages of the peer the end has seen in the round.
+func (e *End) Came() int { return e.came }
+
+// Sent says whether nothing is left to do for the messages of this end.
+func (e *End) Sent() bool { return e.stage == sent }
+
+// EndedAt is when the last message of the end had completed or come. It is defined once Over, of
+// what it sends once Sent.
 func (e *End) EndedAt() time.Time { return e.endedAt }
+
+// Stop cuts the end's part short: it sends no further message.
+func (e *End) Stop() { e.task.Send = e.posted }
+
+// Abort ends the end's part with err, unless it has failed already. It is for until, as Run calls it.
+func (e *End) Abort(err error) {
+	if e.err == nil {
+		e.err = err
+	}
+}
+
+// toSend is how many messages the end sends in all. Answers are sent one for one: a peer that was
+// stopped gets fewer.
+func (e *End) toSend() int {
+	if e.task.Answers {
+		return min(e.task.Send, int(e.take.Load()))
+	}
+	return e.task.Send
+}
+
+// Expect says that the peer sends n messages in the round, and not more. Any goroutine may call it.
+func (e *End) Expect(n int) {
+	if e.task.Take > 0 {
+		e.take.Store(int64(n))
+	}
+}
 
 // otherwise is how often until is asked by an end that sleeps.
 const otherwise = time.Millisecond
@@ -220,61 +300,115 @@ func (e *End) Run(ctx context.Context, until func() bool) error {
 	return e.err
 }
 
-// bind tells a layer whose operations block when to give up.
+// bind passes ctx to a layer whose operations block.
 func (e *End) bind(ctx context.Context) {
 	if b, ok := e.t.(interface{ bind(ctx context.Context) }); ok {
 		b.bind(ctx)
 	}
 }
 
-// step does what can be done now, and says whether there is nothing more to do.
+// step does what can be done now, and says whether there is nothing more to do. It asks until each
+// time: a peer that was stopped says so before this end is over.
 func (e *End) step() bool {
-	if e.err == nil && !e.over.Load() {
+	switch {
+	case e.err != nil:
+	case e.over.Load():
+		_, e.err = e.t.arrived() // an end that only serves can fail too
+	default:
 		e.err = e.play()
 	}
-	return e.err != nil || e.over.Load() && e.until()
+	until := e.until()
+	return e.err != nil || until && e.over.Load()
 }
 
 func (e *End) play() error {
 	if err := e.pump(); err != nil {
 		return err
 	}
-	if e.came < e.task.Take || e.posted < e.task.Send {
+	if e.posted < e.toSend() {
 		return nil
 	}
-	return e.conclude()
+	if err := e.conclude(); err != nil || e.stage != sent {
+		return err
+	}
+	switch take := int(e.take.Load()); {
+	case e.came < take:
+	case e.came > take:
+		return fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, take)
+	default:
+		e.over.Store(true)
+	}
+	return nil
 }
 
-// pump takes in what has come, and starts what can be started.
+// pump handles what has come, and starts what can be started.
 func (e *End) pump() error {
-	came, err := e.t.arrived()
+	before := e.posted
+	came, err := e.look()
 	if err != nil {
 		return err
 	}
-	limit, before := e.task.Send, e.posted
-	if e.task.Answers {
-		limit = min(limit, came)
+	if b := e.task.Brake; b != nil && b.Load() {
+		e.Stop()
 	}
-	for e.posted < limit {
-		if err := e.t.post(e.posted); err != nil {
+	for {
+		n := e.task.Send - e.posted
+		if e.task.Answers {
+			n = min(n, e.came-e.posted)
+		}
+		if n <= 0 {
+			break
+		}
+		k, err := e.start(n)
+		e.posted += k
+		if err != nil {
 			if errors.Is(err, transport.ErrNoResource) {
 				break
 			}
 			return err
 		}
-		e.posted++
 	}
-	if came != e.came || e.posted != before {
-		e.came = came
+	if came || e.posted != before {
 		e.moved()
 	}
 	return nil
 }
 
-// conclude ends the round once everything was started and has come. What is not timed any more
-// makes what was put visible to the peer: an acknowledgement alone proves arrival at its NIC.
+// look says whether messages have come, and checks them.
+func (e *End) look() (bool, error) {
+	came, err := e.t.arrived()
+	if err != nil || came == e.came {
+		return false, err
+	}
+	if e.task.Check != nil {
+		for i := e.came; i < came; i++ {
+			if err := e.task.Check(i); err != nil {
+				return false, err
+			}
+		}
+	}
+	e.came = came
+	if e.task.Take > 0 && e.stage >= ended {
+		e.endedAt = time.Now()
+	}
+	return true, nil
+}
+
+// start starts up to n messages, as many as the gate admits.
+func (e *End) start(n int) (int, error) {
+	if e.task.Gate != nil {
+		var err error
+		if n, err = e.task.Gate(e.posted, n); err != nil {
+			return 0, err
+		}
+	}
+	return e.t.post(e.posted, n)
+}
+
+// conclude completes what the end has sent. What is not timed any more makes what was put visible
+// to the peer: an acknowledgement alone proves arrival at its NIC.
 func (e *End) conclude() error {
-	for !e.over.Load() {
+	for e.stage != sent {
 		var err error
 		on := true // to the next stage
 		switch e.stage {
@@ -287,11 +421,7 @@ func (e *End) conclude() error {
 		case ended:
 			err = e.t.seal()
 		case sealing:
-			if on, err = e.t.completed(); on && e.came > e.task.Take {
-				err = fmt.Errorf("%w: %d came, %d were to come", ErrMessages, e.came, e.task.Take)
-			} else if on && err == nil {
-				e.over.Store(true)
-			}
+			on, err = e.t.completed()
 		}
 		if err != nil {
 			return later(err)
@@ -304,7 +434,7 @@ func (e *End) conclude() error {
 	return nil
 }
 
-// later takes the error out that only says not yet.
+// later drops the error that only says not yet.
 func later(err error) error {
 	if errors.Is(err, transport.ErrNoResource) {
 		return nil

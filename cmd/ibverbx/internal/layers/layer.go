@@ -6,11 +6,12 @@ import (
 	"strings"
 )
 
-// Layer is a layer above queue pairs.
+// Layer is what moves the messages: virtual queue pairs, or a layer above them.
 type Layer string
 
 // The layers.
 const (
+	QP        Layer = "qp"
 	Transport Layer = "transport"
 	Tagged    Layer = "tagged"
 	SHMEM     Layer = "shmem"
@@ -19,8 +20,13 @@ const (
 // Op is an operation of a layer.
 type Op string
 
-// The operations.
+// The operations of virtual queue pairs, and those of the layers above them. Some have one name.
 const (
+	Write    Op = "write"
+	WriteImm Op = "write-imm"
+	Read     Op = "read"
+	CmpSwap  Op = "cmp-swap"
+
 	AM        Op = "am"
 	Put       Op = "put"
 	PutPoll   Op = "put-poll" // the target sees it by looking at its memory, and answers likewise
@@ -30,6 +36,9 @@ const (
 	Send      Op = "send"
 	SendSync  Op = "send-sync"
 )
+
+// Atomic says whether the operation is on a number of eight bytes.
+func (o Op) Atomic() bool { return o == FetchAdd || o == CmpSwap }
 
 // Kind is how the bytes of a message are moved.
 type Kind string
@@ -71,7 +80,19 @@ const (
 	longestShort = 128
 )
 
-// Shapes are all that can be measured, in the order in which they are told.
+// qpShapes are the operations of virtual queue pairs.
+func qpShapes() []Shape {
+	return []Shape{
+		{Layer: QP, Op: Write},
+		{Layer: QP, Op: WriteImm, Seen: true},
+		{Layer: QP, Op: Read, Reads: true},
+		{Layer: QP, Op: Send, Seen: true},
+		{Layer: QP, Op: FetchAdd, Atomic: true},
+		{Layer: QP, Op: CmpSwap, Atomic: true},
+	}
+}
+
+// Shapes are the operations of the layers above queue pairs, in the order in which they are listed.
 func Shapes() []Shape {
 	copies := []Kind{Short, Bcopy, Zcopy}
 	ways := []Kind{Eager, Rendezvous}
@@ -97,7 +118,7 @@ func Shapes() []Shape {
 // Find is the shape of an operation of a layer. The error says what there is.
 func Find(layer Layer, op Op) (Shape, error) {
 	var ops []string
-	for _, s := range Shapes() {
+	for _, s := range slices.Concat(qpShapes(), Shapes()) {
 		if s.Layer != layer {
 			continue
 		}
@@ -106,7 +127,10 @@ func Find(layer Layer, op Op) (Shape, error) {
 		}
 		ops = append(ops, string(s.Op))
 	}
-	if ops == nil {
+	switch {
+	case layer == QP:
+		return Shape{}, fmt.Errorf("--op %.20q: have %s", string(op), strings.Join(ops, ", "))
+	case ops == nil:
 		return Shape{}, fmt.Errorf("--layer %.20q: have qp, %s, %s, %s", string(layer), Transport, Tagged,
 			SHMEM)
 	}
@@ -115,7 +139,7 @@ func Find(layer Layer, op Op) (Shape, error) {
 
 // DefaultOp is the operation measured where none is named.
 func DefaultOp(layer Layer) Op {
-	for _, s := range Shapes() {
+	for _, s := range slices.Concat(qpShapes(), Shapes()) {
 		if s.Layer == layer {
 			return s.Op
 		}

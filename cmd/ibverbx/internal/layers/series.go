@@ -5,8 +5,6 @@ import (
 	"errors"
 	"runtime"
 	"time"
-
-	"ibverbx/transport"
 )
 
 // How often a series looks at what it need not look at each time.
@@ -16,15 +14,19 @@ const (
 )
 
 // Series sends the messages of a round one at a time from e, and notes in took how long each was
-// under way: until its answer had come where the peer answers, else until it had completed. This
-// goroutine plays the peer's part too; nil is one that has none. The round is not over yet: both
-// ends still have to Run, which only tidies up then.
-func (e *End) Series(ctx context.Context, peer *End, took []int64) error {
+// under way: until its answer had come where the peer answers, else until it had completed. It says
+// how many that were: fewer after an error, or when the round was cut short. This goroutine plays
+// the peer's part too; nil is one that has none. The round is not over yet: both ends still have to
+// Run, which only completes it then.
+func (e *End) Series(ctx context.Context, peer *End, took []int64) (n int, err error) {
 	e.bind(ctx)
 	if peer != nil {
 		peer.bind(ctx)
 	}
 	for i := range took {
+		if e.braked() {
+			return i, nil
+		}
 		start := time.Now()
 		for turn := 1; ; turn++ {
 			over, err := e.turn(i)
@@ -32,7 +34,7 @@ func (e *End) Series(ctx context.Context, peer *End, took []int64) error {
 				err = peer.serve()
 			}
 			if err != nil {
-				return err
+				return i, err
 			}
 			if over {
 				break
@@ -41,59 +43,69 @@ func (e *End) Series(ctx context.Context, peer *End, took []int64) error {
 				runtime.Gosched()
 			}
 			if turn%checkTurns == 0 && ctx.Err() != nil {
-				return context.Cause(ctx)
+				return i, context.Cause(ctx)
 			}
 		}
 		took[i] = int64(time.Since(start))
 		e.moved()
 	}
-	return nil
+	return len(took), nil
 }
 
 // SeriesAsleep is Series with a peer whose part somebody else plays. It spins and sleeps as the
 // layer's calls that wait do.
-func (e *End) SeriesAsleep(ctx context.Context, took []int64) error {
+func (e *End) SeriesAsleep(ctx context.Context, took []int64) (n int, err error) {
 	e.bind(ctx)
 	var i int
 	var failed error
 	arrived := func() bool {
-		over, err := e.look(i)
+		over, err := e.advanceTo(i)
 		failed = err
 		return over || err != nil
 	}
 	for i = range took {
+		if e.braked() {
+			return i, nil
+		}
 		start := time.Now()
 		if err := e.engine.WaitFor(ctx, otherwise, arrived); err != nil || failed != nil {
-			return errors.Join(failed, err)
+			return i, errors.Join(failed, err)
 		}
 		took[i] = int64(time.Since(start))
 		e.moved()
 	}
-	return nil
+	return len(took), nil
+}
+
+// braked cuts the round short once that is asked for.
+func (e *End) braked() bool {
+	b := e.task.Brake
+	if b == nil || !b.Load() {
+		return false
+	}
+	e.Stop()
+	return true
 }
 
 // turn drives message i of a series, and says whether it is over.
 func (e *End) turn(i int) (over bool, err error) {
-	if over, err = e.look(i); over || err != nil {
+	if over, err = e.advanceTo(i); over || err != nil {
 		return over, err
 	}
 	e.engine.Progress()
 	return false, nil
 }
 
-// look starts message i where that has not happened yet, and says whether it is over.
-func (e *End) look(i int) (over bool, err error) {
+// advanceTo starts message i where that has not happened yet, and says whether it is over.
+func (e *End) advanceTo(i int) (over bool, err error) {
 	if e.posted == i {
-		if err := e.t.post(i); err != nil {
-			if errors.Is(err, transport.ErrNoResource) {
-				err = nil
-			}
-			return false, err
+		n, err := e.start(1)
+		if e.posted += n; n == 0 {
+			return false, later(err)
 		}
-		e.posted++
 	}
 	if e.task.Take > 0 {
-		e.came, err = e.t.arrived()
+		_, err = e.look()
 		return e.came > i, err
 	}
 	return e.t.completed()

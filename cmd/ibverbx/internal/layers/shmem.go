@@ -147,9 +147,18 @@ func (e *shmemEnd) begin(t *Task) error {
 	return nil
 }
 
-// post calls the operation: a stream's are initiated only, where there is such a call; one alone is
-// complete when post returns.
-func (e *shmemEnd) post(i int) (err error) {
+func (e *shmemEnd) post(i, n int) (int, error) {
+	for k := range n {
+		if err := e.startOne(i + k); err != nil {
+			return k, err
+		}
+	}
+	return n, nil
+}
+
+// startOne calls the operation for message i: a stream's are initiated only, where there is such a
+// call; one alone is complete when startOne returns.
+func (e *shmemEnd) startOne(i int) (err error) {
 	r, peer := e.task.Round, 1-e.pe.ID()
 	at, to := r.Source(i), r.Target(i)
 	switch e.shape.Op {

@@ -174,7 +174,17 @@ func (e *taggedEnd) arrived() (int, error) {
 	return e.receives.head, e.broken
 }
 
-func (e *taggedEnd) post(i int) error {
+func (e *taggedEnd) post(i, n int) (int, error) {
+	for k := range n {
+		if err := e.startOne(i + k); err != nil {
+			return k, err
+		}
+	}
+	return n, nil
+}
+
+// startOne starts message i.
+func (e *taggedEnd) startOne(i int) error {
 	if e.sends.full() {
 		if _, err := e.completed(); err != nil {
 			return err

@@ -26,7 +26,17 @@ func (e *transportEnd) begin(t *Task) error {
 	return e.broken
 }
 
-func (e *transportEnd) post(i int) error {
+func (e *transportEnd) post(i, n int) (int, error) {
+	for k := range n {
+		if err := e.startOne(i + k); err != nil {
+			return k, err
+		}
+	}
+	return n, nil
+}
+
+// startOne starts message i.
+func (e *transportEnd) startOne(i int) error {
 	if e.broken != nil {
 		return e.broken
 	}

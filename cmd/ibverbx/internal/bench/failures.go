@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
 )
 
@@ -31,10 +32,10 @@ type Failure struct {
 
 // EndFailure is a failure as an end saw it.
 type EndFailure struct {
-	End   string      `json:"end"`
-	Error *FirstError `json:"first_error,omitempty"` // none when the end noticed nothing
-	Sends Ledger      `json:"sends"`
-	Recvs Ledger      `json:"receives"`
+	End   string          `json:"end"`
+	Error *FirstError     `json:"first_error,omitempty"` // none when the end noticed nothing
+	Sends layers.Outcomes `json:"sends"`
+	Recvs layers.Outcomes `json:"receives"`
 }
 
 // FirstError is what stopped a virtual queue pair, as that tells it.
@@ -79,9 +80,9 @@ const (
 	ActionRebuilt = "rebuilt"
 )
 
-// firstError is what an end says of its failure; nil while it works.
-func (e *end) firstError() *FirstError {
-	err := e.vqp.Err()
+// firstError is what a queue pair says of its failure; nil while it works.
+func firstError(vqp *ibverbx.VirtualQP) *FirstError {
+	err := vqp.Err()
 	if err == nil {
 		return nil
 	}
@@ -90,13 +91,14 @@ func (e *end) firstError() *FirstError {
 	if !errors.As(err, &why) {
 		return f
 	}
-	f.Rail, f.Device, f.QPNum, f.Notify = why.Rail, why.Device, why.RailQPNum, why.Rail >= e.vqp.DataRails()
+	f.Rail, f.Device, f.QPNum, f.Notify = why.Rail, why.Device, why.RailQPNum, why.Rail >= vqp.DataRails()
 	f.Part, f.Recv, f.Fragment, f.Fragments = why.Part.String(), why.Recv, why.Fragment, why.Fragments
 	f.Local, f.Remote, f.Length, f.Whole = why.LocalAddr, why.RemoteAddr, why.Length, why.WholeRange
 	f.Vendor, f.Advice = why.VendorErr, why.Advice()
 	if why.HasID {
-		f.Message = int(why.ID &^ recvBit)
-		f.Recv = f.Recv || why.ID&recvBit != 0
+		var recv bool
+		f.Message, recv = layers.MessageOf(why.ID)
+		f.Recv = f.Recv || recv
 		if why.Opcode != verbs.WCUnknown {
 			f.Opcode = why.Opcode.String()
 		}

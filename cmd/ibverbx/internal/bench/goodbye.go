@@ -1,0 +1,105 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+)
+
+// goodbye is how a round ends where another process drives the other end: each end that sends says
+// how many messages it has sent once they are reported, and neither ends the round before it has
+// heard that of the other.
+type goodbye struct {
+	said, heard bool
+	theirs      int // messages that the other end has sent, once it is heard
+}
+
+// playApart plays this end's part, and serves the other one until that is over too.
+func (c *cell) playApart(ctx context.Context, n int) (err error) {
+	end, _ := c.pair.here()
+	c.goodbye = goodbye{}
+	if c.p.Mode == Latency && c.peer.leads {
+		if c.taken, err = end.SeriesAsleep(ctx, c.room(n)); err != nil {
+			return cause(ctx, err)
+		}
+	}
+	return cause(ctx, end.Run(ctx, c.parted))
+}
+
+// parted says to the other process that this end has sent its messages, as soon as that is so, and
+// whether all that is to be said and heard in the round has been.
+func (c *cell) parted() bool {
+	end, at := c.pair.here()
+	if c.sends(at) && !c.said && end.Sent() {
+		c.said = true
+		if err := c.peer.conn.Send(c.peer.steps, kindDone, doneBody{end.Posted()}); err != nil {
+			end.Abort(err)
+		}
+	}
+	if c.sends(1-at) && !c.heard {
+		select {
+		case m := <-c.peer.conn.Inbox():
+			c.heard = true
+			c.watch.feed()
+			if err := c.hear(&m); err != nil {
+				end.Abort(err)
+			}
+		default:
+		}
+	}
+	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
+}
+
+// hear handles that the other end has sent its messages, which is all that it says in a round. One
+// that was stopped early stops this end too: to go on alone is not what is measured.
+func (c *cell) hear(m *rendezvous.Message) error {
+	if err := m.Expect(kindDone); err != nil {
+		return err
+	}
+	var done doneBody
+	if err := m.Decode(&done); err != nil {
+		return err
+	}
+	end, at := c.pair.here()
+	limit := c.tasks[1-at].Send
+	if done.Posted < end.Came() || done.Posted > limit || c.p.Layered() && done.Posted < limit {
+		return fmt.Errorf("%w: an end says that it sent %d messages in a round of %d, %d of which came",
+			rendezvous.ErrProtocol, done.Posted, limit, end.Came())
+	}
+	c.theirs = done.Posted
+	end.Expect(done.Posted)
+	if done.Posted < limit && !c.tasks[at].Answers {
+		end.Stop()
+	}
+	return nil
+}
+
+// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or
+// busy.
+var errSilent = errors.New("the peer took no note of that in time")
+
+// part says to the peer why this end gives up, ends the conversation, and returns the reason
+// together with what the peer has to say to it.
+func (p *peer) part(why error) error {
+	var said *rendezvous.PeerError
+	if errors.As(why, &said) {
+		_ = p.conn.Close()
+		return why // the peer knows it best
+	}
+	before := p.conn.Err()
+	p.conn.Fail(why)
+	after := p.conn.Err()
+	switch {
+	case before != nil && errors.Is(why, before):
+		return why
+	case before != nil:
+		return errors.Join(why, before)
+	case errors.As(after, &said):
+		return errors.Join(why, after)
+	case errors.Is(after, rendezvous.ErrClosed):
+		return errors.Join(why, errSilent)
+	}
+	return why
+}

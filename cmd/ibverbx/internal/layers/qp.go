@@ -1,0 +1,367 @@
+package layers
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// QueuePair is an end of one virtual queue pair, with no layer above it. The exported methods are
+// for those who make its requests fail and go on afterwards.
+//
+// Invariant: acked <= done <= posted <= done+window; notified <= received <= expected <= task.Take.
+// All count messages of the round. Requests have its messages' numbers as IDs, receives with
+// recvBit.
+type QueuePair struct {
+	// Ledger counts the requests since the queue pair was connected.
+	Ledger Ledger
+
+	name     string
+	shape    Shape
+	opcode   verbs.Opcode
+	vqp      *ibverbx.VirtualQP
+	cq       *ibverbx.VirtualCQ
+	src, dst *ibverbx.MR // src is nil where nothing is read
+	mem      struct{ src, dst []byte }
+	tail     int
+	remote   Regions
+	depth    int // messages outstanding that a virtual queue pair of one rail accepts
+	spin     time.Duration
+	closed   bool
+
+	sends []ibverbx.SendWR // posts are made of it
+	recvs []ibverbx.RecvWR
+	wcs   []ibverbx.WC
+
+	task   Task
+	broken error // why nothing more can be said about the round
+	failed bool  // a request of this end failed: nothing more is posted
+
+	posted int
+	done   int      // reported
+	acked  int      // of done, those that succeeded
+	next   uint64   // what the peer's counter of atomics holds behind what was posted
+	expect []uint64 // what each atomic brings
+
+	expected int // receives posted
+	received int // of them, those reported
+	notified int // of received, those that succeeded
+	recvMax  int // receives outstanding at most
+}
+
+const (
+	// qpBatch is how many requests are posted in one call.
+	qpBatch = 32
+	// qpPolled is how many completions are polled in one call.
+	qpPolled = 64
+)
+
+// opcode is the operation's in package verbs.
+func (o Op) opcode() verbs.Opcode {
+	switch o {
+	case WriteImm:
+		return verbs.OpRDMAWriteWithImm
+	case Read:
+		return verbs.OpRDMARead
+	case Send:
+		return verbs.OpSend
+	case FetchAdd:
+		return verbs.OpAtomicFetchAdd
+	case CmpSwap:
+		return verbs.OpAtomicCmpAndSwp
+	}
+	return verbs.OpRDMAWrite
+}
+
+func newQueuePair(cfg *Config) (*QueuePair, error) {
+	vqp, err := ibverbx.Open(cfg.Devices, cfg.QP)
+	if err != nil {
+		return nil, err
+	}
+	q := &QueuePair{
+		name: cfg.Name, shape: cfg.Shape, opcode: cfg.Shape.Op.opcode(), vqp: vqp, cq: vqp.CQ(),
+		tail: cfg.Tail, depth: cfg.QP.MaxMsgCntPerQP, spin: cfg.Spin,
+		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
+		wcs: make([]ibverbx.WC, qpPolled),
+	}
+	q.mem.src, q.mem.dst = cfg.Src, cfg.Dst
+	if q.src, q.dst, err = register(vqp.Domain(), cfg); err != nil {
+		return nil, errors.Join(err, q.Shut())
+	}
+	return q, nil
+}
+
+// VQP is the virtual queue pair.
+func (q *QueuePair) VQP() *ibverbx.VirtualQP { return q.vqp }
+
+// Name is the end's name.
+func (q *QueuePair) Name() string { return q.name }
+
+// Acked is how many messages of the round were acknowledged, and Notified of how many of the peer
+// this end was notified.
+func (q *QueuePair) Acked() int    { return q.acked }
+func (q *QueuePair) Notified() int { return q.notified }
+
+// Expected is what atomic i of the round must bring: what the peer's counter held before it.
+func (q *QueuePair) Expected(i int) uint64 { return q.expect[i] }
+
+// MayHold says whether the peer's counter may hold a value after a round that failed: what some of
+// the atomics make of it, in order, those that were acknowledged and perhaps some whose
+// acknowledgement was lost.
+func (q *QueuePair) MayHold(value uint64) bool {
+	return value == q.next || slices.Contains(q.expect[q.acked:q.posted], value)
+}
+
+func (q *QueuePair) target() []byte { return q.mem.dst }
+func (q *QueuePair) counter() uint64 {
+	return binary.NativeEndian.Uint64(q.mem.dst[q.tail+wordCounter:])
+}
+func (q *QueuePair) results() []uint64 { return nil } // they lie in the slots
+func (q *QueuePair) kind(int) Kind     { return "" }
+func (q *QueuePair) longest() int      { return 0 }
+func (q *QueuePair) settle() error     { return nil }
+func (q *QueuePair) seal() error       { return nil }
+
+// Stats is for the layers: there is no transport under a queue pair.
+func (q *QueuePair) Stats() transport.Stats { return transport.Stats{} }
+
+func (q *QueuePair) card() (Card, error) {
+	card, err := q.vqp.Card()
+	return Card{QP: card, Regions: regionsOf(q.src, q.dst)}, err
+}
+
+func (q *QueuePair) connect(peer *Card) error {
+	q.remote = peer.Regions
+	return q.vqp.Connect(peer.QP)
+}
+
+func (q *QueuePair) begin(t *Task) error {
+	q.task, q.broken, q.failed = *t, nil, false
+	q.posted, q.done, q.acked, q.next = 0, 0, 0, t.Counter
+	q.expected, q.received, q.notified = 0, 0, 0
+	q.recvMax = 2 * t.Window
+	if q.vqp.DataRails() == 1 {
+		q.recvMax = q.depth // pass-through refuses more
+	}
+	if q.shape.Atomic && len(q.expect) < t.Send {
+		q.expect = make([]uint64, t.Send)
+	}
+	return q.postReceives()
+}
+
+// postReceives posts the receives that the round still needs.
+func (q *QueuePair) postReceives() error {
+	for {
+		n := min(q.task.Take-q.expected, q.recvMax-(q.expected-q.received), len(q.recvs))
+		if n <= 0 || n < min(len(q.recvs), q.task.Take-q.expected, q.recvMax)/2 {
+			return nil // not worth a post yet
+		}
+		for i := range n {
+			wr := ibverbx.RecvWR{ID: recvBit | uint64(q.expected+i)}
+			if q.shape.Op == Send {
+				wr.Local = q.dst.Slice(q.at(q.expected+i), uint64(q.task.Round.Size))
+			}
+			q.recvs[i] = wr
+		}
+		k, err := q.vqp.PostRecv(q.recvs[:n]...)
+		q.expected += k
+		q.Ledger.Recvs.Accepted += uint64(k)
+		if errors.Is(err, ibverbx.ErrFailed) {
+			q.failed = true
+			return q.failure()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// failure is how an end that has failed goes on: it waits until all that it has posted is reported.
+func (q *QueuePair) failure() error {
+	if q.done < q.posted {
+		return nil
+	}
+	return ErrRequests
+}
+
+// slot is the slot of message i.
+func (q *QueuePair) slot(i int) int {
+	if i < q.task.Slots {
+		return i
+	}
+	return i % q.task.Slots
+}
+
+// at is where in the target message i goes.
+func (q *QueuePair) at(i int) uint64 { return uint64(q.task.Round.Target(q.slot(i))) }
+
+// imm is the immediate of message i.
+func (q *QueuePair) imm(i int) uint32 { return uint32(q.task.Round.Number)<<16 ^ uint32(i) }
+
+// post posts messages, as many as the window and the NIC take. The NIC need not take all at once: it
+// is offered the rest when something has moved, or a moment later.
+func (q *QueuePair) post(i, n int) (int, error) {
+	if q.failed {
+		if err := q.failure(); err != nil {
+			return 0, err
+		}
+		return 0, transport.ErrNoResource
+	}
+	n = min(n, q.task.Window-(q.posted-q.done), len(q.sends))
+	if n <= 0 {
+		return 0, transport.ErrNoResource
+	}
+	batch := q.sends[:n]
+	for k := range batch {
+		q.fill(&batch[k], i+k)
+	}
+	k, err := q.vqp.PostSend(batch...)
+	q.posted += k
+	q.Ledger.Sends.Accepted += uint64(k)
+	if k == n {
+		return k, err
+	}
+	if q.shape.Atomic {
+		q.next = q.expect[q.posted] // the rest has not counted
+	}
+	switch {
+	case errors.Is(err, ibverbx.ErrFailed) || errors.Is(err, verbs.ErrDeviceGone):
+		q.failed = true
+	case verbs.IsTransient(err):
+	default:
+		return k, err
+	}
+	return k, transport.ErrNoResource
+}
+
+// fill makes message i.
+func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
+	size, from := uint64(q.task.Round.Size), uint64(q.task.Round.Source(q.slot(i)))
+	wr.ID = uint64(i)
+	wr.Opcode = q.opcode
+	wr.Flags = verbs.SendSignaled
+	wr.Imm = q.imm(i)
+	switch q.shape.Op {
+	case Read:
+		wr.Local = q.dst.Slice(q.at(i), size)
+		wr.Remote = q.remote.Src.Slice(from, size)
+	case FetchAdd, CmpSwap:
+		wr.Local = q.dst.Slice(q.at(i), size)
+		wr.Remote = q.remote.Dst.Slice(uint64(q.tail+wordCounter), size)
+		q.expect[i] = q.next
+		add := 2*(q.task.Round.Number+uint64(i)) + 1
+		if wr.CompareAdd = add; q.shape.Op == CmpSwap {
+			wr.CompareAdd, wr.Swap = q.next, q.next+add
+		}
+		q.next += add
+	default:
+		wr.Local = q.src.Slice(from, size)
+		wr.Remote = q.remote.Dst.Slice(q.at(i), size)
+	}
+}
+
+// sent handles the completion of a message.
+func (q *QueuePair) sent(wc *ibverbx.WC) error {
+	if wc.ID != uint64(q.done) {
+		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify,
+			q.name, wc.ID, q.done)
+	}
+	q.done++
+	if wc.Status == verbs.StatusSuccess {
+		q.acked++
+	} else {
+		q.failed = true
+	}
+	return nil
+}
+
+// came handles the completion of a receive.
+func (q *QueuePair) came(wc *ibverbx.WC) error {
+	i := q.received
+	switch {
+	case wc.ID != recvBit|uint64(i):
+		return fmt.Errorf("%w: end %s: receive completion %d came in place of %d", ErrVerify, q.name,
+			wc.ID&^recvBit, i)
+	case wc.Status != verbs.StatusSuccess:
+		q.received++
+		q.failed = true
+		return nil
+	case q.shape.Op == WriteImm && (wc.Flags&verbs.WCWithImm == 0 || wc.Imm != q.imm(i)):
+		return fmt.Errorf("%w: end %s: message %d came with immediate %#x, sent was %#x", ErrVerify,
+			q.name, i, wc.Imm, q.imm(i))
+	case q.shape.Op == Send && wc.ByteLen != uint64(q.task.Round.Size):
+		return fmt.Errorf("%w: end %s: message %d has %d bytes, sent were %d", ErrVerify, q.name, i,
+			wc.ByteLen, q.task.Round.Size)
+	}
+	q.received++
+	q.notified++
+	return nil
+}
+
+func (q *QueuePair) completed() (bool, error) {
+	if _, err := q.arrived(); err != nil {
+		return false, err
+	}
+	return !q.failed && q.done == q.posted, nil
+}
+
+func (q *QueuePair) arrived() (int, error) {
+	if q.broken != nil {
+		return 0, q.broken
+	}
+	if q.failed {
+		return q.notified, q.failure()
+	}
+	return q.notified, nil
+}
+
+// Drain handles all completions that there are, outside of a round, and says whether there were
+// any.
+func (q *QueuePair) Drain() (moved bool, err error) {
+	q.broken = nil
+	for {
+		n, polling := q.poll()
+		if moved = moved || n > 0; n == 0 || polling != nil {
+			return moved, q.broken // an error of the poll says closed and drained, or that a NIC is gone
+		}
+	}
+}
+
+// Shut closes the queue pair and its memory. What was outstanding comes back as flushed. The error
+// says too which completion was wrong.
+func (q *QueuePair) Shut() error {
+	closing, wrong := q.shut()
+	return errors.Join(closing, wrong)
+}
+
+func (q *QueuePair) shut() (closing, wrong error) {
+	if q.closed {
+		return nil, nil
+	}
+	q.closed = true
+	errs := []error{q.vqp.Close()}
+	_, wrong = q.Drain()
+	for _, mr := range []*ibverbx.MR{q.src, q.dst} {
+		if mr != nil {
+			errs = append(errs, mr.Close())
+		}
+	}
+	return errors.Join(errs...), wrong
+}
+
+// close shuts the queue pair. Afterwards each request must have had its completion; in which order
+// they come does not matter any more.
+func (q *QueuePair) close(context.Context) error {
+	if q.closed {
+		return nil
+	}
+	closing, _ := q.shut()
+	return errors.Join(closing, q.Ledger.Check(q.name))
+}
