@@ -268,7 +268,7 @@ func FuzzTable(f *testing.F) {
 			p.Op = bench.FetchAdd
 		}
 		if how&(8|16) != 0 {
-			p.Layer, p.Op = layers.Transport, bench.Op(layers.AM)
+			p.Layer, p.Op = layers.Transport, layers.AM
 			if how&2 != 0 {
 				p.Op = bench.FetchAdd
 			}

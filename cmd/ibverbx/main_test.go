@@ -282,7 +282,7 @@ func TestLayerJSON(t *testing.T) {
 			if err := json.Unmarshal([]byte(out), &doc); err != nil {
 				t.Fatalf("%s: %v", args, err)
 			}
-			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != bench.Op(s.Op) ||
+			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != s.Op ||
 				string(p.Mode) != mode || p.Endpoints != 1 {
 				t.Errorf("%s: parameters %+v", args, p)
 			}

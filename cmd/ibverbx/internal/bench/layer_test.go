@@ -16,7 +16,7 @@ import (
 // layerParams are params through a layer.
 func layerParams(layer layers.Layer, op layers.Op, mode Mode, change ...func(*Params)) *Params {
 	return params(append([]func(*Params){func(p *Params) {
-		p.Layer, p.Op, p.Mode = layer, Op(op), mode
+		p.Layer, p.Op, p.Mode = layer, op, mode
 		if p.Op.Atomic() {
 			p.Sizes = nil
 		}

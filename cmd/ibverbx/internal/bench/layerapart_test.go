@@ -34,7 +34,7 @@ func TestLayersApart(t *testing.T) {
 					p = a.report.Params
 					for end, o := range map[string]*outcome{"a": &a, "b": &b} {
 						r := o.report
-						if !r.OK || len(r.Results) != 2*len(p.Sizes) || r.Params.Op != Op(s.Op) ||
+						if !r.OK || len(r.Results) != 2*len(p.Sizes) || r.Params.Op != s.Op ||
 							r.Peer == nil {
 							t.Fatalf("end %s: report %+v", end, r)
 						}

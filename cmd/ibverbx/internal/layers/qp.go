@@ -104,9 +104,10 @@ func (q *QueuePair) VQP() *ibverbx.VirtualQP { return q.vqp }
 // Name is the end's name.
 func (q *QueuePair) Name() string { return q.name }
 
-// Acked is how many messages of the round were acknowledged, and Notified of how many of the peer
-// this end was notified.
-func (q *QueuePair) Acked() int    { return q.acked }
+// Acked is how many messages of this end were acknowledged in the round.
+func (q *QueuePair) Acked() int { return q.acked }
+
+// Notified is of how many messages of the peer this end was notified in the round.
 func (q *QueuePair) Notified() int { return q.notified }
 
 // Expected is what atomic i of the round must bring: what the peer's counter held before it.

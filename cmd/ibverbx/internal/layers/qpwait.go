@@ -36,10 +36,9 @@ func (q *QueuePair) poll() (int, error) {
 		wc := &q.wcs[i]
 		q.Ledger.Count(wc)
 		var wrong error
-		switch {
-		case wc.ID&recvBit == 0:
+		if wc.ID&recvBit == 0 {
 			wrong = q.sent(wc)
-		default:
+		} else {
 			wrong = q.came(wc)
 		}
 		if wrong != nil && q.broken == nil {
