@@ -8,17 +8,17 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// actor is a program that waits: a coroutine, which stands still wherever a worker idles until it
-// is its turn again. One runs at a time, and which one follows from the seed.
+// actor is a program that waits: a coroutine, which stops wherever a worker idles and goes on when
+// it is resumed. One runs at a time. The seed decides which.
 type actor struct {
-	b     *testbed
-	name  string
-	home  *lab.Host
-	next  func() (struct{}, bool)
-	stop  func()
-	yield func(struct{}) bool
-	over  bool // its program has ended
-	torn  bool // it was abandoned
+	b         *testbed
+	name      string
+	home      *lab.Host
+	next      func() (struct{}, bool)
+	stop      func()
+	yield     func(struct{}) bool
+	over      bool // its program has ended
+	abandoned bool // it was abandoned before its end
 }
 
 // start begins a program, which runs when it is resumed.
@@ -33,8 +33,8 @@ func (b *testbed) start(name string, home *lab.Host, body func()) *actor {
 			case *hunt.Violation:
 				panic(v)
 			default:
-				if !p.torn {
-					// here the stack is the program's still
+				if !p.abandoned {
+					// here the stack is still the program's
 					panic(b.Violation(lab.Panic, sprintf("%v\n%s", v, debug.Stack())))
 				}
 			}
@@ -57,10 +57,10 @@ func (p *actor) resume() {
 	p.over = !more
 }
 
-// abandon ends a program where it stands.
+// abandon ends a program where it waits.
 func (p *actor) abandon() {
 	if !p.over {
-		p.over, p.torn = true, true
+		p.over, p.abandoned = true, true
 		p.stop()
 	}
 }
@@ -80,7 +80,7 @@ func (b *testbed) idle() {
 	}
 }
 
-// waiting is the programs that have not ended.
+// waiting returns the programs that have not ended.
 func (b *testbed) waiting() []*actor {
 	list := b.actors[:0]
 	for _, p := range b.actors {

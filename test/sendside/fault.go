@@ -6,7 +6,7 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// faults are the faults that strike the send side.
+// faults are the rows of the table that this kit uses.
 var faults = slices.DeleteFunc(slices.Clone(lab.Faults), func(f lab.Fault) bool {
 	return f.Name == lab.RefuseReceives || f.Name == lab.QPDies || f.Name == lab.LinkFlaps
 })
@@ -16,7 +16,8 @@ func (b *testbed) strike(l *link, gentle bool) {
 	wide := b.OneIn(2)
 	f := b.DrawFault(faults, func(f *lab.Fault) bool {
 		return f.Gentle == gentle && (wide || !f.Wide()) &&
-			(b.plan.rails > 1 || f.Scope != lab.OneCQ) // what a single queue pair loses then, only a clock ends
+			// a single queue pair would wait for lost completions by the clock
+			(b.plan.rails > 1 || f.Scope != lab.OneCQ)
 	})
 	if len(l.wires) == 0 {
 		return

@@ -12,7 +12,7 @@ var flags = hunt.NewFlags()
 // TestTransport plays worlds of endpoints.
 func TestTransport(t *testing.T) { flags.Test(t, &Transport, 2000) }
 
-// drawn is what decides nothing: addresses, and numbers that the library draws for itself.
+// drawn matches addresses and the numbers that the library draws by itself. They decide nothing.
 var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|PSN:[0-9]+`)
 
 func TestTransportReplays(t *testing.T) { Transport.Replays(t, 100, drawn) }

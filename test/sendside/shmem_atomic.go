@@ -6,7 +6,7 @@ import (
 	"ibverbx/shmem"
 )
 
-// count adds to shared counters: everything must be there in the end, and no two may find the same.
+// count adds to a shared counter: no addition may be lost, and no two may find the same value.
 func (e *element) count(common *rand.Rand) bool {
 	t := e.t
 	home, word := common.IntN(len(t.peers)), common.IntN(counters)
@@ -15,7 +15,7 @@ func (e *element) count(common *rand.Rand) bool {
 		return false
 	}
 	before := dst.Local(t.peers[home].pe)[0]
-	clear(t.olds)
+	clear(t.found)
 	if ok := e.ok("sync", e.pe.Sync(t.ctx)); !ok {
 		return false
 	}
@@ -31,11 +31,11 @@ func (e *element) count(common *rand.Rand) bool {
 		if !e.ok("fetch add", err) {
 			return false
 		}
-		if t.olds[old] || (old-before)%step != 0 {
-			t.Broken(ruleAtomic, "PE %d: an addition finds %#x, as another did, or what nobody has made",
+		if t.found[old] || (old-before)%step != 0 {
+			t.Broken(ruleAtomic, "PE %d: an addition finds %#x, as another has, or no sum at all",
 				e.id, old)
 		}
-		t.olds[old] = true
+		t.found[old] = true
 	}
 	t.sums[word] += uint64(mine)
 	if !e.barrier() {
@@ -52,7 +52,7 @@ func (e *element) count(common *rand.Rand) bool {
 	return e.ok("sync", e.pe.Sync(t.ctx))
 }
 
-// toggle changes the PE's own bits of shared words: nobody else's change may be lost.
+// toggle changes the PE's own bits of shared words. No change of another PE may be lost.
 func (e *element) toggle() bool {
 	t := e.t
 	home := 0
@@ -133,7 +133,7 @@ func (e *element) toggle() bool {
 	return e.barrier()
 }
 
-// swap passes tokens through a word: what is swapped in is swapped out once.
+// swap swaps tokens into a word. Each may be swapped out once.
 func (e *element) swap(common *rand.Rand) bool {
 	t := e.t
 	home := common.IntN(len(t.peers))
@@ -141,7 +141,7 @@ func (e *element) swap(common *rand.Rand) bool {
 	if !e.barrier() {
 		return false
 	}
-	clear(t.olds)
+	clear(t.found)
 	if !e.ok("sync", e.pe.Sync(t.ctx)) {
 		return false
 	}
@@ -151,10 +151,10 @@ func (e *element) swap(common *rand.Rand) bool {
 		if !e.ok("swap", err) {
 			return false
 		}
-		if t.olds[uint64(old)] {
-			t.Broken(ruleAtomic, "PE %d swaps %#x out, as somebody has before", e.id, old)
+		if t.found[uint64(old)] {
+			t.Broken(ruleAtomic, "PE %d swaps %#x out, as another has before", e.id, old)
 		}
-		t.olds[uint64(old)] = true
+		t.found[uint64(old)] = true
 		if old, err = shmem.CompareSwap(t.ctx, e.pe, dst, token, token|1<<31, home); !e.ok("compare swap",
 			err) {
 			return false

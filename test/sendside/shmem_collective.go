@@ -9,7 +9,7 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// collective makes one of the collective calls and compares with what one processor makes of it.
+// collective makes one of the collective calls and compares the result with its own.
 func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	t := e.t
 	n, pes := 1+common.IntN(300), len(t.peers)
@@ -33,7 +33,7 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	switch kind {
 	case phaseBroadcast:
 		root := common.IntN(pes)
-		for round := range 1 + common.IntN(6) { // the root may be some ahead of the others
+		for round := range 1 + common.IntN(6) { // the root may get ahead of the others
 			for i := range mine {
 				mine[i] = val(e.id, i+round)
 			}
@@ -79,7 +79,7 @@ func (e *element) collective(kind phaseKind, common *rand.Rand) bool {
 	return true
 }
 
-// reduced combines what all PEs have, one after the other.
+// reduced combines the values of all PEs, one after the other.
 func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 	v := val(0)
 	for pe := 1; pe < pes; pe++ {
@@ -103,7 +103,7 @@ func reduced(op shmem.ReduceOp, pes int, val func(pe int) int32) int32 {
 	return v
 }
 
-// allocate takes a block, uses it, and gives it back.
+// allocate allocates a block, uses it, and frees it.
 func (e *element) allocate(common *rand.Rand) bool {
 	t := e.t
 	n := 1 + common.IntN(1000)
@@ -147,8 +147,7 @@ func (e *element) allocate(common *rand.Rand) bool {
 
 func bytesOf(v byte, n int) []byte { return slices.Repeat([]byte{v}, n) }
 
-// refusedWith makes an error of a call that should have been refused, and was with err or not at
-// all.
+// refusedWith is the error of a call that should have been refused for another reason than err.
 func refusedWith(err error) error {
 	if err == nil {
 		return errors.New("was not refused")
@@ -156,7 +155,7 @@ func refusedWith(err error) error {
 	return err
 }
 
-// mismatch has one PE ask for something else: all must be told, and go on.
+// mismatch has one PE ask for another size: the call must be refused on all PEs, which go on.
 func (e *element) mismatch(common *rand.Rand) bool {
 	odd := common.IntN(len(e.t.peers))
 	n := 10

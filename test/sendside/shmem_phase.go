@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// play plays a phase, and reports whether it went well. Every phase begins after a barrier or needs
-// none.
+// play plays a phase and reports whether it succeeded. A phase that needs a barrier begins with
+// one.
 func (e *element) play(kind phaseKind, common *rand.Rand) bool {
 	switch kind {
 	case phaseScatter:
@@ -80,7 +80,7 @@ func (e *element) put() bool {
 		n: 1 + e.rng.IntN(slotSize), epoch: e.epoch}
 	for _, o := range e.out {
 		if o.to == w.to && o.slot == w.slot && o.epoch == w.epoch {
-			return true // the order of the two would be nobody's promise
+			return true // no order is promised between the two
 		}
 	}
 	w.was = e.mayHold(w.to, w.slot, slotSize)
@@ -100,7 +100,7 @@ func (e *element) put() bool {
 	default:
 		err = shmem.PutNBI(e.t.ctx, e.pe, dst, src, w.to)
 		if inHeap {
-			w.src = src // the NICs' until Quiet
+			w.src = src // NICs may read it until Quiet
 		}
 	}
 	e.t.Logf("  PE %d: put %d bytes into slot %d of PE %d: kind %d, from the heap %v, %v", e.id, w.n, w.slot,
@@ -118,8 +118,8 @@ const (
 	putNBI
 )
 
-// source is memory with the bytes of a put: in the heap where there is a piece that no NIC may be
-// reading, or elsewhere.
+// source returns memory with the bytes of a put: a piece of the heap that no NIC may be reading, if
+// there is one, or other memory.
 func (e *element) source(w *write) (src []byte, inHeap bool) {
 	if e.rng.IntN(2) == 0 {
 		return slices.Clone(lab.Noise(w.key, w.n)), false
@@ -133,13 +133,13 @@ func (e *element) source(w *write) (src []byte, inHeap bool) {
 	if used == scratches {
 		return slices.Clone(lab.Noise(w.key, w.n)), false
 	}
-	// Pieces are given out in turn, and come back all at once.
+	// Pieces are used one after the other, and are all free after Quiet.
 	src = e.scratch.Local(e.pe)[used*slotSize:][:w.n]
 	copy(src, lab.Noise(w.key, w.n))
 	return src, true
 }
 
-// get reads a slot of anybody's.
+// get reads a slot of any PE.
 func (e *element) get() bool {
 	t := e.t
 	by, from, slot := e.rng.IntN(len(t.peers)), e.rng.IntN(len(t.peers)), e.rng.IntN(slots)
@@ -166,12 +166,12 @@ func (e *element) get() bool {
 	if !e.ok("get", err) {
 		return false
 	}
-	r.wants = append(r.wants, writer.mayHold(from, slot, n)...) // what was put meanwhile
+	r.wants = append(r.wants, writer.mayHold(from, slot, n)...) // what was put during the call
 	e.checkRead("get", r)
 	return true
 }
 
-// mayHold is what a slot may hold now: what is there, and what is on its way.
+// mayHold is what a slot may hold: what is there, and what is on its way.
 func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 	list = append(list, slices.Clone(e.target(&write{to: to, slot: slot})[:n]))
 	for _, w := range e.out {
@@ -185,9 +185,9 @@ func (e *element) mayHold(to, slot, n int) (list [][]byte) {
 	return list
 }
 
-// checkRead checks that every byte that came is one that may have been there.
+// checkRead checks that each byte was in the slot at some time.
 func (e *element) checkRead(what string, r *read) {
-	if what == "get nbi" { // what was put between the call and now is not known any more
+	if what == "get nbi" { // what was put since the call is not recorded
 		return
 	}
 	for i, v := range r.dst {
@@ -198,8 +198,8 @@ func (e *element) checkRead(what string, r *read) {
 	}
 }
 
-// sendSignal sends data to another PE and something behind it, and waits for the same of others.
-// The order of PEs is drawn.
+// sendSignal sends data and a signal to another PE, or data, a fence and a word, and waits for
+// those of a third. The order of PEs is drawn.
 func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	t := e.t
 	order := common.Perm(len(t.peers))
@@ -213,7 +213,7 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	add := common.IntN(2) == 0
 	src := slices.Clone(lab.Noise(keys[e.id], n))
 	dst, sig := e.slot(e.id, 0), e.signals.At(e.id)
-	value := t.peers[to].signal[e.id] + 1 // what the word on the other PE is to become
+	value := t.peers[to].signal[e.id] + 1 // of the word on the other PE, afterwards
 	if !e.barrier() {
 		return false
 	}
@@ -248,7 +248,7 @@ func (e *element) sendSignal(flag bool, common *rand.Rand) bool {
 	return e.ok("sync", e.pe.Sync(t.ctx))
 }
 
-// await waits for the signal of a PE, in one of the ways that there are.
+// await waits for the signal of a PE, by one of the calls for that.
 func (e *element) await(from int, value uint64) bool {
 	t := e.t
 	s := e.signals.Slice(from, from+1)
@@ -275,15 +275,15 @@ func (e *element) await(from int, value uint64) bool {
 	return e.ok("wait until", shmem.WaitUntil(t.ctx, e.pe, s, shmem.GE, value))
 }
 
-// mistake makes calls with wrong arguments: they are refused, and change nothing.
+// mistake makes calls with wrong arguments. They must be refused.
 func (e *element) mistake() {
 	ctx, pe := e.t.ctx, e.pe
 	small := e.area.Slice(0, 4)
 	for name, err := range map[string]error{
 		"put too long":   shmem.Put(ctx, pe, small, make([]byte, 5), 0),
 		"get too long":   shmem.Get(ctx, pe, make([]byte, 5), small, 0),
-		"put to nobody":  shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
-		"put to nobody ": shmem.P(ctx, pe, small, 1, -1),
+		"put to no PE":   shmem.Put(ctx, pe, small, make([]byte, 4), len(e.t.peers)),
+		"put to PE -1":   shmem.P(ctx, pe, small, 1, -1),
 		"add to nothing": shmem.Add(ctx, pe, shmem.Sym[uint64]{}, 1, 0),
 		"no signal op": shmem.PutSignal(ctx, pe, small, nil, e.signals, 1, shmem.SignalOp(bits.UintSize),
 			0),

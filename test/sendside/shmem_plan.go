@@ -28,8 +28,8 @@ type phaseKind uint8
 
 const (
 	phaseScatter phaseKind = iota // puts and gets
-	phaseSignal                   // data and a signal behind it
-	phaseFlag                     // data, a fence, and a word behind it
+	phaseSignal                   // data and a signal
+	phaseFlag                     // data, a fence, and a word
 	phaseCount                    // atomics that add
 	phaseBits                     // atomics on bits, of four and eight bytes
 	phaseSwap                     // atomics that swap
@@ -41,7 +41,7 @@ const (
 	phaseAlloc
 	phaseMismatch // PEs ask for different sizes
 	phaseMistake  // wrong arguments
-	phaseFault    // something is done to a NIC
+	phaseFault    // a fault
 	phaseKinds
 )
 
@@ -66,7 +66,7 @@ func newShmemPlan(seed uint64) *shmemPlan {
 	}
 	qp := p.qpConfig(rng)
 	p.config = shmem.Config{
-		// nothing may depend on a clock
+		// no world depends on a clock
 		PEs: len(p.Hosts), HeapSize: heapSize, RegisterFrom: pick(-1, 300, 0),
 		Transport: p.workerConfig(rng, qp, 0),
 	}

@@ -11,49 +11,58 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// team is PEs that run one program, and a model of their memory.
-type team struct {
+// shmemWorld is PEs that run the same program, and a model of their memory.
+type shmemWorld struct {
 	testbed
 	plan  *shmemPlan
-	all   *link // of every connection
+	all   *link // stands for all connections: a fault on one may fail any call
 	peers []*element
-	cards [][][]byte // of each round of Exchange
+	cards [][][]byte // by round of Exchange and PE
 	ctx   context.Context
 	sums  [counters]uint64
-	olds  map[uint64]bool // what additions have found
+	found map[uint64]bool // values that atomics have found in this phase
 }
 
-// element is a PE, its program, and what is known of what it has written.
+// element is a PE with its program, and what is known of its memory and its puts.
 type element struct {
-	t      *team
-	host   *lab.Host
-	id     int
-	pe     *shmem.PE
-	rng    *rand.Rand
-	rounds int // of Exchange
-	phase  int
-	failed error
-	parted bool // Close was called
+	t       *shmemWorld
+	host    *lab.Host
+	id      int
+	pe      *shmem.PE
+	rng     *rand.Rand
+	phase   int
+	failed  error
+	closing bool // Close was called
 
+	rounds  int // calls of Exchange
+	entered int // barriers that it has entered
+	left    int // the last barrier that it has left
+	heap
+	calls
+}
+
+// heap is the symmetric memory that phases use.
+type heap struct {
 	area    shmem.Sym[byte]   // slots, each written by one PE
-	scratch shmem.Sym[byte]   // sources of puts, and one piece for what is got
+	scratch shmem.Sym[byte]   // sources of puts, and one target of gets
 	words   shmem.Sym[uint64] // counters, words that are swapped, bits
 	halves  shmem.Sym[uint32]
-	signals shmem.Sym[uint64] // one for each PE that sends one
-	signal  []uint64          // how far those have come
-	entered int               // barriers that it has entered
-	left    int               // the last one that it has left
-
-	out   []*write // puts that no Quiet has completed, in the order of the calls
-	epoch int      // fences so far
-	reads []*read  // gets that Quiet completes
-	bits  uint64   // its own of the shared bits
+	signals shmem.Sym[uint64] // by PE: the signal that it sends
+	signal  []uint64          // likewise: the value that was awaited last
+	bits    uint64            // the PE's own part of the shared bits
 }
 
-// A slot is a piece of the area on one PE that one PE writes to.
+// calls is what a PE has called and not completed.
+type calls struct {
+	out   []*write // puts, in the order of the calls
+	epoch int      // fences so far
+	reads []*read  // gets
+}
+
+// A slot is a piece of the area on a PE that one other PE writes to.
 const (
 	slotSize = 700
-	slots    = 4 // of each writer on each PE
+	slots    = 4 // of each writer, on each PE
 	// scratches is how many pieces of the heap are sources of puts.
 	scratches = 3
 )
@@ -62,19 +71,19 @@ const (
 type write struct {
 	to, slot int
 	key, n   int
-	was      [][]byte // what may have been there before, byte by byte
+	was      [][]byte // what the slot may have held before
 	epoch    int
-	src      []byte // in the heap, not to be touched before Quiet; nil when it was copied
+	src      []byte // in the heap: it must not change before Quiet; nil when it was copied
 }
 
 // read is a get that was begun.
 type read struct {
 	dst   []byte
-	wants [][]byte // what may come, byte by byte
+	wants [][]byte // each byte must be in one of these
 }
 
 func (p *shmemPlan) run(log func(string)) *hunt.Violation {
-	t := &team{plan: p, olds: map[uint64]bool{}}
+	t := &shmemWorld{plan: p, found: map[uint64]bool{}}
 	return t.play(&p.bedPlan, log, t.moved, func() {
 		t.SeedEvent(p.Seed)
 		t.Logf("%v", p)
@@ -86,21 +95,21 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 		t.build = t.all
 		t.cards = make([][][]byte, 2)
 		for i, h := range t.Hosts {
-			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.Seed, uint64(i))),
-				signal: make([]uint64, p.config.PEs)}
+			e := &element{t: t, host: h, id: i, rng: rand.New(rand.NewPCG(p.Seed, uint64(i)))}
+			e.signal = make([]uint64, p.config.PEs)
 			t.peers = append(t.peers, e)
 			t.start(sprintf("PE %d", i), h, e.program)
 		}
-		t.turns()
-		if len(t.waiting()) != 0 { // somebody waits for somebody who has gone
+		t.schedule()
+		if len(t.waiting()) != 0 { // a PE waits for one that has given up
 			if t.all.Blame == "" {
-				t.Broken(lab.Liveness, "%s waits for ever", t.waiting()[0].name)
+				t.Broken(lab.Liveness, "%s, and does not return", t.waiting()[0].name)
 			}
 			cancel()
-			t.turns()
+			t.schedule()
 		}
 		if len(t.waiting()) != 0 {
-			t.Broken(lab.Liveness, "%s waits for ever, though its context has ended", t.waiting()[0].name)
+			t.Broken(lab.Liveness, "%s still waits, though its context has ended", t.waiting()[0].name)
 		}
 		t.EndFaults(nil)
 		t.checkEnd()
@@ -108,11 +117,11 @@ func (p *shmemPlan) run(log func(string)) *hunt.Violation {
 	})
 }
 
-// turns lets programs and the fabric move until nothing does.
-func (t *team) turns() {
+// schedule lets programs and the fabric move until nothing does.
+func (t *shmemWorld) schedule() {
 	for quiet, rounds := 0, 0; quiet < 40; rounds++ {
 		if rounds > 200000 {
-			t.Broken(lab.Liveness, "it moves for ever")
+			t.Broken(lab.Liveness, "it does not come to rest")
 		}
 		list := t.waiting()
 		if len(list) == 0 {
@@ -142,15 +151,15 @@ func (t *team) turns() {
 	}
 }
 
-// progressOf is a number that changes when a program goes on.
-func (t *team) progressOf() (n int) {
+// progressOf is a number that changes when a program gets on.
+func (t *shmemWorld) progressOf() (n int) {
 	for _, e := range t.peers {
 		n += e.phase + e.rounds + e.entered + len(e.out) + len(e.reads)
 	}
 	return n
 }
 
-// exchange is Config.Exchange: the cards lie in the world's memory.
+// exchange is Config.Exchange. The cards are in the world.
 func (e *element) exchange(_ context.Context, mine []byte) ([][]byte, error) {
 	t := e.t
 	round := e.rounds
@@ -167,8 +176,8 @@ func (e *element) exchange(_ context.Context, mine []byte) ([][]byte, error) {
 	return t.cards[round], nil
 }
 
-// ok reports whether a call went well. Where it did not, something must be to blame; the program
-// goes straight to its end then.
+// ok reports whether a call succeeded. A failure must have a cause, and the program then goes
+// straight to Close.
 func (e *element) ok(what string, err error) bool {
 	if err == nil {
 		return true
@@ -197,19 +206,19 @@ func (e *element) program() {
 		t.At = max(t.At, i+1)
 		t.Logf("PE %d: phase %d, %v", e.id, i, ph.kind)
 		e.rng = rand.New(rand.NewPCG(ph.r, uint64(e.id)))
-		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // what all PEs draw alike
+		common := rand.New(rand.NewPCG(ph.r, 1<<40)) // all PEs draw the same from it
 		if !e.play(ph.kind, common) {
 			break
 		}
 		e.phase++
 	}
-	e.parted = true
+	e.closing = true
 	err = e.pe.Close(t.ctx)
 	t.Logf("PE %d: close: %v", e.id, err)
 	e.ok("close", err)
 }
 
-// begin allocates what the phases use.
+// begin allocates the memory that phases use.
 func (e *element) begin() bool {
 	t := e.t
 	n := len(t.Hosts)
@@ -230,7 +239,7 @@ func (e *element) begin() bool {
 	return e.ok("alloc", err)
 }
 
-// barrier waits for everybody, and checks that everybody has come.
+// barrier calls Barrier, and checks that all PEs have entered it and their puts have landed.
 func (e *element) barrier() bool {
 	t := e.t
 	e.entered++
@@ -242,7 +251,7 @@ func (e *element) barrier() bool {
 		if o.entered < k {
 			t.Broken(ruleFlush, "PE %d leaves barrier %d, which PE %d has not entered", e.id, k, o.id)
 		}
-		if o.left < k { // it is in the barrier still, and has put nothing since
+		if o.left < k { // it is still in the barrier, and has put nothing since
 			o.settleOn(e)
 		}
 	}
@@ -251,7 +260,7 @@ func (e *element) barrier() bool {
 	return true
 }
 
-// settleOn checks that all that a PE has put on another before a barrier is there.
+// settleOn checks that all puts of a PE to another one, before a barrier, have landed.
 func (e *element) settleOn(o *element) {
 	for _, w := range e.out {
 		if w.to == o.id && e.newest(w) && !e.landed(w) {
@@ -261,7 +270,7 @@ func (e *element) settleOn(o *element) {
 	}
 }
 
-// quiet completes everything, and checks that it is.
+// quiet calls Quiet, and checks that everything is complete.
 func (e *element) quiet() bool {
 	if !e.ok("quiet", e.pe.Quiet(e.t.ctx)) {
 		return false
@@ -270,7 +279,7 @@ func (e *element) quiet() bool {
 	return true
 }
 
-// quieted checks that everything that the PE has called is complete.
+// quieted checks that all calls of the PE are complete.
 func (e *element) quieted() {
 	t := e.t
 	for _, w := range e.out {
@@ -296,13 +305,13 @@ func (e *element) newest(w *write) bool {
 	return true
 }
 
-// slot names what PE by writes on others.
+// slot names a slot that PE by writes on others.
 func (e *element) slot(by, slot int) shmem.Sym[byte] {
 	i := (by*slots + slot) * slotSize
 	return e.area.Slice(i, i+slotSize)
 }
 
-// target is the memory of a put.
+// target is the memory that a put writes.
 func (e *element) target(w *write) []byte {
 	o := e.t.peers[w.to]
 	return o.slot(e.id, w.slot).Local(o.pe)
@@ -323,13 +332,13 @@ func (e *element) touched(w *write) bool {
 	return false
 }
 
-// mayBe says whether byte i may be v.
+// mayBe says whether byte i of one of the list is v.
 func mayBe(list [][]byte, i int, v byte) bool {
 	return slices.ContainsFunc(list, func(b []byte) bool { return i < len(b) && b[i] == v })
 }
 
 // moved checks, after every action of the fabric, that fences hold.
-func (t *team) moved(a soft.Action) {
+func (t *shmemWorld) moved(a soft.Action) {
 	if a.Kind != soft.Execute {
 		return
 	}
@@ -344,7 +353,7 @@ func (t *team) moved(a soft.Action) {
 }
 
 func (e *element) checkFence(to int) {
-	if e.t.peers[to].parted {
+	if e.t.peers[to].closing {
 		return
 	}
 	var hole *write
@@ -360,8 +369,8 @@ func (e *element) checkFence(to int) {
 	}
 }
 
-// checkEnd checks what the PEs have made together.
-func (t *team) checkEnd() {
+// checkEnd checks that all PEs have played all phases.
+func (t *shmemWorld) checkEnd() {
 	for _, e := range t.peers {
 		if e.failed == nil && t.all.Blame == "" && e.phase != len(t.plan.Events) {
 			t.Broken(lab.Liveness, "PE %d has ended in phase %d", e.id, e.phase)

@@ -2,14 +2,14 @@ package sendside
 
 import "ibverbx/test/internal/lab"
 
-// finish brings a world of messages to its end: whatever was sent to who is sound is received, and
-// every request ends.
-func (w *post) finish() {
+// finish ends a world of messages: all messages between endpoints that work are received, and every
+// request ends.
+func (w *tagWorld) finish() {
 	w.Logf("the end")
 	w.finishing = true
 	w.EndFaults(nil)
 	w.settle()
-	for _, o := range w.offices {
+	for _, o := range w.sites {
 		for _, r := range o.recvs {
 			r.checkUnmatched()
 		}
@@ -18,38 +18,38 @@ func (w *post) finish() {
 		cancel()
 	}
 	w.settle()
-	for _, o := range w.offices {
+	for _, o := range w.sites {
 		for _, r := range o.recvs {
-			if !r.done && r.req != nil && !r.gone {
-				r.gone = r.req.Cancel()
+			if !r.done && r.req != nil && !r.cancelled {
+				r.cancelled = r.req.Cancel()
 			}
 		}
 	}
-	w.sweep()
+	w.collectDone()
 	w.receiveAll()
 	for _, e := range w.ends {
 		if e.mayFail() != "" && !e.ended && !e.closing {
-			e.abort() // it waits for a peer of whom nothing tells that it is gone
+			e.abort() // its peer is gone, and nothing would tell it
 		}
 	}
 	w.settle()
 	for _, p := range w.waiting() {
-		w.Broken(lab.Liveness, "%s for ever", p.name)
+		w.Broken(lab.Liveness, "%s, and does not return", p.name)
 	}
 	w.checkAllDone()
-	w.shut()
+	w.closeWorkers()
 	w.Audit()
 	w.Close()
 }
 
-// receiveAll receives what is left, with room for all of it.
-func (w *post) receiveAll() {
+// receiveAll receives all messages that are left.
+func (w *tagWorld) receiveAll() {
 	w.ending = true
 	for range 2000 {
 		if !w.unreceived() {
 			return
 		}
-		for _, o := range w.offices {
+		for _, o := range w.sites {
 			if _, found := o.worker.Probe(0, 0); !found {
 				continue
 			}
@@ -61,18 +61,18 @@ func (w *post) receiveAll() {
 	}
 	for _, e := range w.ends {
 		for _, m := range e.msgs {
-			if m.match == nil && !m.gone && e.mayFail() == "" {
+			if m.match == nil && !m.cancelled && e.mayFail() == "" {
 				w.Broken(lab.Liveness, "%v is never received: %+v", m, e.ep.Stats())
 			}
 		}
 	}
 }
 
-// unreceived says whether a message is still to be received.
-func (w *post) unreceived() bool {
+// unreceived says whether a message is left that must be received.
+func (w *tagWorld) unreceived() bool {
 	for _, e := range w.ends {
 		for _, m := range e.msgs {
-			if m.match == nil && !m.gone && e.mayFail() == "" && e.peer.mayFail() == "" {
+			if m.match == nil && !m.cancelled && e.mayFail() == "" && e.peer.mayFail() == "" {
 				return true
 			}
 		}
@@ -81,18 +81,18 @@ func (w *post) unreceived() bool {
 }
 
 // settle lets everything move until nothing does.
-func (w *post) settle() {
+func (w *tagWorld) settle() {
 	w.testbed.settle(func() (moved int) {
-		for _, o := range w.offices {
+		for _, o := range w.sites {
 			moved += o.progress()
 		}
 		return moved
-	}, w.turn, w.sweep)
+	}, w.turn, w.collectDone)
 }
 
 // checkAllDone checks that every request has ended, and that workers hold nothing.
-func (w *post) checkAllDone() {
-	for _, o := range w.offices {
+func (w *tagWorld) checkAllDone() {
+	for _, o := range w.sites {
 		for _, r := range o.recvs {
 			if !r.done {
 				w.Broken(lab.Liveness, "%v does not end", r)
@@ -111,13 +111,13 @@ func (w *post) checkAllDone() {
 	}
 	for _, e := range w.ends {
 		if s, p := e.ep.Stats(), e.peer.ep.Stats(); e.mayFail() == "" && e.peer.mayFail() == "" {
-			if most := w.plan.configs[e.peer.office.Index].MaxUnexpected; s.Window+p.Owed != most {
+			if most := w.plan.configs[e.peer.site.Index].MaxUnexpected; s.Window+p.Owed != most {
 				w.Broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window,
 					most, p.Owed)
 			}
 		}
 	}
-	for _, o := range w.offices {
+	for _, o := range w.sites {
 		s, t := o.worker.Stats(), o.worker.Transport().Stats()
 		if s.Requests != 0 || s.Posted != 0 || s.Leaked != 0 {
 			w.Broken(ruleBalance, "%s when all is over: %+v", o.Name, s)
@@ -127,7 +127,7 @@ func (w *post) checkAllDone() {
 		}
 		clean := true
 		for _, e := range w.ends {
-			clean = clean && (e.office != o || e.mayFail() == "" && e.peer.mayFail() == "")
+			clean = clean && (e.site != o || e.mayFail() == "" && e.peer.mayFail() == "")
 		}
 		if clean && (s.Violations != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0) {
 			w.Broken(ruleBalance, "%s keeps messages when all is over: %+v", o.Name, s)
@@ -135,8 +135,8 @@ func (w *post) checkAllDone() {
 	}
 }
 
-func (w *post) shut() {
-	for _, o := range w.offices {
+func (w *tagWorld) closeWorkers() {
+	for _, o := range w.sites {
 		o.inside = true
 		if err := o.worker.Close(); err != nil && !o.Struck {
 			w.Broken(lab.Leak, "%s: close worker: %v", o.Name, err)

@@ -10,32 +10,32 @@ import (
 
 // tagMsg is a message that was sent.
 type tagMsg struct {
-	e      *tagEnd
-	seq    int
-	tag    uint64
-	key, n int
-	src    lab.Span
-	sync   bool
-	long   bool
-	req    *tagged.Request // nil: it was done at once, or is given back
-	done   bool
-	doneAt int
-	err    error
-	gone   bool     // it was cancelled, and never goes out
-	match  *tagRecv // what has taken it
+	e         *tagEnd
+	seq       int
+	tag       uint64
+	key, n    int
+	src       lab.Span
+	sync      bool
+	long      bool
+	req       *tagged.Request // nil when it was done at once, or is free again
+	done      bool
+	doneAt    int
+	err       error
+	cancelled bool     // it was cancelled
+	match     *tagRecv // the receive that has taken it
 }
 
 func (m *tagMsg) String() string {
 	return sprintf("message %d of %v (tag %#x, %d bytes, sync %v)", m.seq, m.e, m.tag, m.n, m.sync)
 }
 
-// tags are the tags of messages: few, so that many meet.
+// tags are the tags of messages: few, so that many are equal.
 var tags = [...]uint64{0, 1, 2, 3, 0x100, 1 << 63, ^uint64(0)}
 
 var masks = [...]uint64{tagged.Exact, tagged.Exact, tagged.Exact, tagged.Any, 1, 3, 1 << 63}
 
-// pieces cuts memory into pieces, some of them empty, and often into one.
-func (o *office) pieces(s lab.Span) (bufs [][]byte) {
+// pieces cuts memory into pieces, some of them empty, or leaves it in one.
+func (o *tagSite) pieces(s lab.Span) (bufs [][]byte) {
 	if o.OneIn(2) {
 		return [][]byte{o.Memory.Bytes(s)}
 	}
@@ -45,37 +45,37 @@ func (o *office) pieces(s lab.Span) (bufs [][]byte) {
 	return bufs
 }
 
-// newMsg draws a message. Of one endpoint and tag no two are equally long: that is how it is known
-// what has come.
+// newMsg draws a message. No two of an endpoint have the same tag and length, so it is known which
+// one has arrived.
 func (e *tagEnd) newMsg() (*tagMsg, bool) {
-	w := e.p
+	w := e.w
 	m := &tagMsg{e: e, seq: len(e.msgs), tag: tags[w.Rng.IntN(len(tags))], sync: w.OneIn(4)}
 	limit := w.Pick(8, 100, 300, 1500)
 	for m.n = w.Rng.IntN(limit + 1); e.lengths[[2]uint64{m.tag, uint64(m.n)}]; m.n++ {
 	}
 	var ok bool
-	if m.src, ok = e.office.Memory.Alloc(m.n); !ok {
+	if m.src, ok = e.site.Memory.Alloc(m.n); !ok {
 		return nil, false
 	}
 	e.lengths[[2]uint64{m.tag, uint64(m.n)}] = true
 	m.key = w.Rng.IntN(lab.Keys)
-	copy(e.office.Memory.Bytes(m.src), lab.Noise(m.key, m.n))
-	m.long = m.n > max(w.plan.configs[e.office.Index].EagerLimit, 0)
+	copy(e.site.Memory.Bytes(m.src), lab.Noise(m.key, m.n))
+	m.long = m.n > max(w.plan.configs[e.site.Index].EagerLimit, 0)
 	return m, true
 }
 
 // send sends a message without waiting.
 func (e *tagEnd) send() {
-	w := e.p
+	w := e.w
 	m, ok := e.newMsg()
 	if !ok {
 		return
 	}
 	var err error
 	if m.sync {
-		m.req, err = e.ep.SendSync(m.tag, e.office.pieces(m.src)...)
+		m.req, err = e.ep.SendSync(m.tag, e.site.pieces(m.src)...)
 	} else {
-		m.req, err = e.ep.Send(m.tag, e.office.pieces(m.src)...)
+		m.req, err = e.ep.Send(m.tag, e.site.pieces(m.src)...)
 	}
 	w.Logf("  %v: at once %v, %v", m, m.req == nil, err)
 	e.took(m, err)
@@ -84,9 +84,9 @@ func (e *tagEnd) send() {
 	}
 }
 
-// took takes in that a message was accepted, or why not.
+// took handles the result of sending a message.
 func (e *tagEnd) took(m *tagMsg, err error) {
-	w := e.p
+	w := e.w
 	if err == nil {
 		e.msgs = append(e.msgs, m)
 		if e.ended || e.closing {
@@ -97,17 +97,17 @@ func (e *tagEnd) took(m *tagMsg, err error) {
 	if e.mayFail() == "" && !e.closing {
 		w.Broken(lab.Isolation, "%v: %v", m, err)
 	}
-	e.office.Memory.Reuse(m.src, "a source that nobody took")
+	e.site.Memory.Reuse(m.src, "the source of a refused call")
 }
 
-// end takes in that a send is done.
+// end handles a send that is done.
 func (m *tagMsg) end(err error) {
-	w := m.e.p
+	w := m.e.w
 	m.done, m.doneAt, m.err = true, w.clock, err
-	m.e.office.Memory.Reuse(m.src, sprintf("the source of %v", m))
+	m.e.site.Memory.Reuse(m.src, sprintf("the source of %v", m))
 	switch {
 	case err == nil:
-	case m.gone:
+	case m.cancelled:
 		if !errors.Is(err, tagged.ErrCanceled) {
 			w.Broken(ruleNoticed, "%v was cancelled: %v", m, err)
 		}
@@ -115,44 +115,44 @@ func (m *tagMsg) end(err error) {
 		w.Broken(lab.Isolation, "%v ends with %v", m, err)
 	}
 	if (m.sync || m.long) && err == nil && m.match == nil {
-		fits := func(r *tagRecv) bool { return r.match == nil && !r.gone && r.takes(m.tag) }
-		if !slices.ContainsFunc(m.e.peer.office.recvs, fits) {
+		fits := func(r *tagRecv) bool { return r.match == nil && !r.cancelled && r.takes(m.tag) }
+		if !slices.ContainsFunc(m.e.peer.site.recvs, fits) {
 			w.Broken(ruleOrder, "%v is done, and no receive can have matched it", m)
 		}
 	}
 }
 
-// held says whether a message may be held back, when nothing moves any more, because its receiver
-// keeps others that nobody has received.
+// held says whether a message may be held back at rest, because its receiver keeps as many
+// unexpected ones as it can.
 func (m *tagMsg) held() bool {
 	if m.e.ep.Stats().Queued == 0 {
 		return false
 	}
 	places := 0
 	for _, o := range m.e.msgs[:m.seq+1] {
-		if o.match == nil && !o.gone {
+		if o.match == nil && !o.cancelled {
 			places += o.fragments()
 		}
 	}
-	return places > m.e.p.plan.configs[m.e.peer.office.Index].MaxUnexpected
+	return places > m.e.w.plan.configs[m.e.peer.site.Index].MaxUnexpected
 }
 
-// fragments is in how many pieces a message goes out, at most.
+// fragments is the largest number of fragments of a message.
 func (m *tagMsg) fragments() int {
 	if m.long {
 		return 1
 	}
 	room := 1 << 20
 	for _, e := range []*tagEnd{m.e, m.e.peer} {
-		room = min(room, m.e.p.plan.configs[e.office.Index].Transport.BufferSize-64)
+		room = min(room, m.e.w.plan.configs[e.site.Index].Transport.BufferSize-64)
 	}
 	return max(1, (m.n+room-1)/room)
 }
 
-// sweep takes in which requests have been done since it last looked.
-func (w *post) sweep() {
+// collectDone handles the requests that are done since its last call.
+func (w *tagWorld) collectDone() {
 	w.clock++
-	for _, o := range w.offices {
+	for _, o := range w.sites {
 		for _, r := range o.recvs[o.open:] {
 			if !r.done && r.req != nil && r.req.Done() {
 				r.end(r.req.Info(), r.req.Err())
@@ -182,18 +182,18 @@ func (w *post) sweep() {
 	}
 }
 
-// probe asks for a message, and receives it.
-func (o *office) probe() {
+// probe checks that a message which Probe reports is there.
+func (o *tagSite) probe() {
 	info, found := o.worker.Probe(tags[o.Rng.IntN(len(tags))], masks[o.Rng.IntN(len(masks))])
 	if !found {
 		return
 	}
-	for _, e := range o.p.ends {
+	for _, e := range o.w.ends {
 		if e.ep == info.Source {
 			for _, m := range e.peer.msgs {
 				if m.tag == info.Tag && m.n == info.Length {
-					if m.match != nil || m.gone {
-						o.Broken(ruleMessages, "%s: Probe tells of %v, which was cancelled, or taken by %v",
+					if m.match != nil || m.cancelled {
+						o.Broken(ruleMessages, "%s: Probe reports %v, which was cancelled, or taken by %v",
 							o.Name, m, m.match)
 					}
 					return
@@ -201,26 +201,26 @@ func (o *office) probe() {
 			}
 		}
 	}
-	o.Broken(ruleMessages, "%s: Probe tells of a message that nobody sent: tag %#x, %d bytes", o.Name,
+	o.Broken(ruleMessages, "%s: Probe reports a message that was never sent: tag %#x, %d bytes", o.Name,
 		info.Tag, info.Length)
 }
 
 // cancel cancels a request.
 func (e *tagEnd) cancel() {
-	w := e.p
+	w := e.w
 	if w.OneIn(2) {
-		if open := e.office.recvs[e.office.open:]; len(open) != 0 {
+		if open := e.site.recvs[e.site.open:]; len(open) != 0 {
 			if r := open[w.Rng.IntN(len(open))]; r.req != nil && !r.done {
-				r.gone = r.req.Cancel()
-				w.Logf("  %v: cancelled %v", r, r.gone)
+				r.cancelled = r.req.Cancel()
+				w.Logf("  %v: cancelled %v", r, r.cancelled)
 			}
 		}
 		return
 	}
 	if open := e.msgs[e.open:]; len(open) != 0 {
 		if m := open[w.Rng.IntN(len(open))]; m.req != nil && !m.done {
-			m.gone = m.req.Cancel()
-			w.Logf("  %v: cancelled %v", m, m.gone)
+			m.cancelled = m.req.Cancel()
+			w.Logf("  %v: cancelled %v", m, m.cancelled)
 		}
 	}
 }

@@ -26,10 +26,10 @@ const (
 	tagStep tagKind = iota
 	tagProgress
 	tagSend
-	tagBurst // of messages that nobody waits for
+	tagBurst // many messages
 	tagReceive
 	tagProbe
-	tagWait // a program that sends, receives or waits for a request
+	tagWait // a program that waits in a send, a receive, or for a request
 	tagResume
 	tagCancelContext
 	tagCancel // a request

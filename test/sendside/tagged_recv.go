@@ -9,18 +9,18 @@ import (
 
 // tagRecv is a receive that was posted.
 type tagRecv struct {
-	o         *office
+	o         *tagSite
 	seq       int
 	tag, mask uint64
 	dst       lab.Span
-	at        int // when it was posted
+	at        int // the clock when it was posted
 	req       *tagged.Request
 	done      bool
-	gone      bool // it was cancelled
-	awaited   bool // a program waits for it, so that it must not be freed
+	cancelled bool // it was cancelled
+	awaited   bool // a program waits for it: it must not be freed
 	err       error
 	match     *tagMsg
-	probed    *tagged.Info // what it must take
+	probed    *tagged.Info // the message that it must take, by Probe
 }
 
 func (r *tagRecv) String() string {
@@ -30,13 +30,13 @@ func (r *tagRecv) String() string {
 func (r *tagRecv) takes(tag uint64) bool { return (tag^r.tag)&r.mask == 0 }
 
 // newRecv draws a receive.
-func (o *office) newRecv() (*tagRecv, bool) {
+func (o *tagSite) newRecv() (*tagRecv, bool) {
 	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.Rng.IntN(len(tags))],
-		mask: masks[o.Rng.IntN(len(masks))], at: o.p.clock}
-	if o.p.ending {
+		mask: masks[o.Rng.IntN(len(masks))], at: o.w.clock}
+	if o.w.ending {
 		r.tag, r.mask = 0, tagged.Any
 	}
-	if o.p.ending {
+	if o.w.ending {
 		r.dst = o.Memory.Reserve(1700)
 		return r, true
 	}
@@ -46,7 +46,7 @@ func (o *office) newRecv() (*tagRecv, bool) {
 }
 
 // recv posts a receive.
-func (o *office) recv() *tagRecv {
+func (o *tagSite) recv() *tagRecv {
 	r, ok := o.newRecv()
 	if !ok {
 		return nil
@@ -57,72 +57,72 @@ func (o *office) recv() *tagRecv {
 	var err error
 	o.recvs = append(o.recvs, r)
 	r.req, err = o.worker.Recv(r.tag, r.mask, o.pieces(r.dst)...)
-	o.p.Logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
+	o.w.Logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
 	if err != nil {
 		o.Broken(lab.Refusal, "%v: %v", r, err)
 	}
 	return r
 }
 
-// end takes in that a receive is done.
+// end handles a receive that is done.
 func (r *tagRecv) end(info tagged.Info, err error) {
 	o := r.o
-	w := o.p
+	w := o.w
 	r.done, r.err = true, err
 	w.Logf("  %v is done: %+v, %v", r, [2]any{info.Tag, info.Length}, err)
 	if info.Source == nil {
 		if err == nil || !o.Memory.Untouched(r.dst) {
 			w.Broken(lab.Content, "%v has ended with %v, no message, and other memory", r, err)
 		}
-		if r.gone != errors.Is(err, tagged.ErrCanceled) {
-			w.Broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.gone, err)
+		if r.cancelled != errors.Is(err, tagged.ErrCanceled) {
+			w.Broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.cancelled, err)
 		}
 		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
 		return
 	}
 	m := r.find(info)
-	if r.gone {
+	if r.cancelled {
 		w.Broken(ruleOnce, "%v was cancelled and has taken %v", r, m)
 	}
 	if p := r.probed; p != nil && (p.Tag != info.Tag || p.Length != info.Length || p.Source != info.Source) {
-		w.Broken(ruleMessages, "%v takes %v, and Probe has told of tag %#x, %d bytes", r, m, p.Tag, p.Length)
+		w.Broken(ruleMessages, "%v takes %v, and Probe reported tag %#x, %d bytes", r, m, p.Tag, p.Length)
 	}
 	r.match, m.match = m, r
 	r.checkContent(m, err)
 	r.checkOrder(m)
-	if !o.p.ending {
+	if !o.w.ending {
 		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
 	}
 }
 
 // find finds the message that a receive has taken.
 func (r *tagRecv) find(info tagged.Info) *tagMsg {
-	w := r.o.p
+	w := r.o.w
 	for _, e := range w.ends {
 		if e.ep != info.Source {
 			continue
 		}
-		if e.office != r.o {
+		if e.site != r.o {
 			w.Broken(ruleMessages, "%v takes a message of another worker's endpoint", r)
 		}
 		for _, m := range e.peer.msgs {
 			if m.tag != info.Tag || m.n != info.Length {
 				continue
 			}
-			if m.match != nil || m.gone || !r.takes(m.tag) {
+			if m.match != nil || m.cancelled || !r.takes(m.tag) {
 				w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
-					"another tag", r, m, m.gone, m.match)
+					"another tag", r, m, m.cancelled, m.match)
 			}
 			return m
 		}
 	}
-	w.Broken(ruleMessages, "%v takes a message that nobody sent: tag %#x, %d bytes", r, info.Tag, info.Length)
+	w.Broken(ruleMessages, "%v takes a message that was never sent: tag %#x, %d bytes", r, info.Tag, info.Length)
 	return nil
 }
 
-// checkContent checks what has come.
+// checkContent checks what the message has left in the buffer.
 func (r *tagRecv) checkContent(m *tagMsg, err error) {
-	w, mem := r.o.p, r.o.Memory
+	w, mem := r.o.w, r.o.Memory
 	short := m.n > r.dst.N
 	switch {
 	case short:
@@ -147,12 +147,11 @@ func (r *tagRecv) checkContent(m *tagMsg, err error) {
 	}
 }
 
-// checkOrder checks that nothing was overtaken: neither a message of the same peer by a later one,
-// nor a receive by a later one.
+// checkOrder checks that no message of the same peer, and no receive, was overtaken by a later one.
 func (r *tagRecv) checkOrder(m *tagMsg) {
-	w := r.o.p
+	w := r.o.w
 	for _, before := range m.e.msgs[:m.seq] {
-		if r.takes(before.tag) && !before.gone && before.match != nil && before.match.seq > r.seq {
+		if r.takes(before.tag) && !before.cancelled && before.match != nil && before.match.seq > r.seq {
 			w.Broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before,
 				before.match)
 		}
@@ -175,27 +174,27 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 	}
 }
 
-// checkUnmatched checks, when nothing moves, that nothing was passed over.
+// checkUnmatched checks, at rest, that no message waits which the receive matches.
 func (r *tagRecv) checkUnmatched() {
 	if r.done {
 		return
 	}
-	for _, e := range r.o.p.ends {
-		if e.office == r.o && e.mayFail() != "" {
-			return // it may have taken a message that will never be whole
+	for _, e := range r.o.w.ends {
+		if e.site == r.o && e.mayFail() != "" {
+			return // it may have matched a message that never arrives whole
 		}
 	}
-	for _, e := range r.o.p.ends {
-		if e.office != r.o {
+	for _, e := range r.o.w.ends {
+		if e.site != r.o {
 			continue
 		}
 		for _, m := range e.peer.msgs {
-			if m.match == nil && !m.gone && r.takes(m.tag) && !m.held() {
-				r.o.p.Broken(lab.Liveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
+			if m.match == nil && !m.cancelled && r.takes(m.tag) && !m.held() {
+				r.o.w.Broken(lab.Liveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
 					e.ep.Stats())
 			}
 			if m.match != nil && r.takes(m.tag) && m.match.seq > r.seq {
-				r.o.p.Broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
+				r.o.w.Broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
 			}
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// wait starts a program that waits: for a request, or in a call.
+// wait starts a program that waits: in a send, in a receive, or for a request.
 func (e *tagEnd) wait() {
-	w := e.p
+	w := e.w
 	if len(w.waiting()) >= 5 {
 		return
 	}
@@ -26,9 +26,9 @@ func (e *tagEnd) wait() {
 		}
 		name, body = sprintf("%v waits in send", e), func(ctx context.Context) { e.sendWait(ctx, m) }
 	case 1:
-		name, body = sprintf("%v waits in recv", e), e.office.recvWait
+		name, body = sprintf("%v waits in recv", e), e.site.recvWait
 	default:
-		open := e.office.recvs[e.office.open:]
+		open := e.site.recvs[e.site.open:]
 		if len(open) == 0 || open[0].req == nil {
 			return
 		}
@@ -47,7 +47,7 @@ func (e *tagEnd) wait() {
 			}
 		}
 	}
-	w.start(name, e.office.Host, func() {
+	w.start(name, e.site.Host, func() {
 		body(ctx)
 		cancel()
 	})
@@ -60,27 +60,27 @@ func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
 	ended := e.ended || e.closing
 	var err error
 	if m.sync {
-		err = e.ep.SendSyncWait(ctx, m.tag, e.office.pieces(m.src)...)
+		err = e.ep.SendSyncWait(ctx, m.tag, e.site.pieces(m.src)...)
 	} else {
-		err = e.ep.SendWait(ctx, m.tag, e.office.pieces(m.src)...)
+		err = e.ep.SendWait(ctx, m.tag, e.site.pieces(m.src)...)
 	}
-	e.p.Logf("  %v: waited: %v", m, err)
+	e.w.Logf("  %v: waited: %v", m, err)
 	var interrupted *tagged.InterruptedError
 	switch {
 	case errors.As(err, &interrupted):
 		m.req = interrupted.Req
 		return
 	case ended && err == nil && m.match == nil:
-		e.p.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
+		e.w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", m)
 	case err != nil && errors.Is(err, context.Canceled):
-		m.gone = true
+		m.cancelled = true
 		err = tagged.ErrCanceled
 	}
 	m.end(err)
 }
 
 // recvWait is a program in RecvWait.
-func (o *office) recvWait(ctx context.Context) {
+func (o *tagSite) recvWait(ctx context.Context) {
 	r, ok := o.newRecv()
 	if !ok {
 		return
@@ -93,7 +93,7 @@ func (o *office) recvWait(ctx context.Context) {
 		r.req = interrupted.Req
 		return
 	case info.Source == nil && errors.Is(err, context.Canceled):
-		r.gone = true
+		r.cancelled = true
 		err = tagged.ErrCanceled
 	}
 	r.end(info, err)

@@ -9,23 +9,22 @@ import (
 	"ibverbx/test/internal/lab"
 )
 
-// post is workers and endpoints of messages, and a matcher that knows the rules and not the
-// library.
-type post struct {
+// tagWorld is workers and endpoints of messages, and a model that knows the rules of matching.
+type tagWorld struct {
 	testbed
 	plan      *taggedPlan
-	offices   []*office
+	sites     []*tagSite
 	ends      []*tagEnd
 	cancels   []context.CancelFunc
-	clock     int // how often the world was looked at
+	clock     int // counts calls of collectDone
 	finishing bool
-	ending    bool // what is received from here on has the memory that is kept for the end
+	ending    bool // receives use spare memory from now on
 }
 
-// office is a host's worker.
-type office struct {
+// tagSite is a host's worker.
+type tagSite struct {
 	*lab.Host
-	p       *post
+	w       *tagWorld
 	worker  *tagged.Worker
 	recvs   []*tagRecv // in the order in which they were posted
 	open    int        // recvs before this one have ended
@@ -35,12 +34,12 @@ type office struct {
 
 // tagEnd is an endpoint.
 type tagEnd struct {
-	p      *post
-	office *office
-	peer   *tagEnd
-	link   *link
-	name   string
-	ep     *tagged.Endpoint
+	w    *tagWorld
+	site *tagSite
+	peer *tagEnd
+	link *link
+	name string
+	ep   *tagged.Endpoint
 
 	msgs    []*tagMsg // in the order in which they were sent
 	open    int       // msgs before this one have ended
@@ -67,12 +66,12 @@ func (e *tagEnd) because(reason string) {
 }
 
 func (p *taggedPlan) run(log func(string)) *hunt.Violation {
-	w := &post{plan: p}
+	w := &tagWorld{plan: p}
 	return w.play(&p.bedPlan, log, nil, func() {
 		w.open()
 		lab.PlayEvents(&w.Testbed, p.Events, func(ev tagEvent) {
 			w.happen(ev)
-			w.sweep()
+			w.collectDone()
 			if w.At%16 == 0 {
 				w.Audit()
 			}
@@ -81,29 +80,29 @@ func (p *taggedPlan) run(log func(string)) *hunt.Violation {
 	})
 }
 
-func (w *post) open() {
+func (w *tagWorld) open() {
 	w.SeedEvent(w.plan.Seed)
 	w.Logf("%v", w.plan)
 	w.Build()
 	for i, h := range w.Hosts {
 		cfg := w.plan.configs[i]
 		cfg.Transport.Idle = w.idle
-		o := &office{Host: h, p: w}
+		o := &tagSite{Host: h, w: w}
 		var err error
 		o.worker, err = tagged.NewWorker(h.Dom, cfg)
 		w.Must("new worker", err)
-		w.offices = append(w.offices, o)
+		w.sites = append(w.sites, o)
 	}
 	for i, hosts := range w.plan.pairs {
 		l := w.link(sprintf("connection %d", i), w.Hosts[hosts[0]], w.Hosts[hosts[1]])
-		a, b := w.newEnd(l, w.offices[hosts[0]], 'a'), w.newEnd(l, w.offices[hosts[1]], 'b')
+		a, b := w.newEnd(l, w.sites[hosts[0]], 'a'), w.newEnd(l, w.sites[hosts[1]], 'b')
 		a.peer, b.peer = b, a
 		w.Must("connect", tagged.Connect(a.ep, b.ep))
 	}
 }
 
-func (w *post) newEnd(l *link, o *office, letter rune) *tagEnd {
-	e := &tagEnd{p: w, office: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter),
+func (w *tagWorld) newEnd(l *link, o *tagSite, letter rune) *tagEnd {
+	e := &tagEnd{w: w, site: o, link: l, name: sprintf("%d%c", len(w.ends)/2, letter),
 		lengths: map[[2]uint64]bool{}}
 	w.build = l
 	var err error
@@ -115,13 +114,13 @@ func (w *post) newEnd(l *link, o *office, letter rune) *tagEnd {
 }
 
 func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
-	w := e.p
+	w := e.w
 	w.Logf("  %v fails: %v", e, err)
 	e.errors++
 	switch {
 	case ep != e.ep || e.errors > 1:
 		w.Broken(ruleNoticed, "%v: OnError for the %dth time: %v", e, e.errors, err)
-	case !e.office.inside:
+	case !e.site.inside:
 		w.Broken(rulePlace, "%v: OnError outside of progress", e)
 	case e.mayFail() == "" || errors.Is(err, tagged.ErrProtocol):
 		w.Broken(lab.Isolation, "%v: %v", e, err)
@@ -129,18 +128,18 @@ func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 		w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 	}
 	if w.OneIn(2) && !w.finishing {
-		e.office.recv() // it may
+		e.site.recv() // a callback may
 	}
 }
 
-func (w *post) happen(ev tagEvent) {
+func (w *tagWorld) happen(ev tagEvent) {
 	e := w.ends[ev.End%len(w.ends)]
 	w.Logf("%d. %v %v", w.At, ev.Kind, e)
 	switch ev.Kind {
 	case tagStep:
 		w.Steps(1 + w.Rng.IntN(8))
 	case tagProgress:
-		e.office.progress()
+		e.site.progress()
 	case tagSend:
 		for range w.Pick(1, 1, 2, 3) {
 			e.send()
@@ -151,10 +150,10 @@ func (w *post) happen(ev tagEvent) {
 		}
 	case tagReceive:
 		for range w.Pick(1, 1, 2, 3) {
-			e.office.recv()
+			e.site.recv()
 		}
 	case tagProbe:
-		e.office.probe()
+		e.site.probe()
 	case tagWait:
 		e.wait()
 	case tagResume:
@@ -168,7 +167,7 @@ func (w *post) happen(ev tagEvent) {
 	case tagCancel:
 		e.cancel()
 	case tagRegister:
-		e.office.register()
+		e.site.register()
 	case tagLook:
 		e.look()
 	case tagSlow, tagStrike:
@@ -182,34 +181,34 @@ func (w *post) happen(ev tagEvent) {
 	}
 }
 
-func (o *office) progress() int {
+func (o *tagSite) progress() int {
 	o.inside = true
 	n := o.worker.Progress()
 	o.inside = false
 	return n
 }
 
-func (w *post) turn(p *actor) {
+func (w *tagWorld) turn(p *actor) {
 	w.Logf("  %s", p.name)
-	o := w.offices[p.home.Index]
+	o := w.sites[p.home.Index]
 	o.inside = true
 	p.resume()
 	o.inside = false
 }
 
-// look looks at the counters.
+// look checks counters.
 func (e *tagEnd) look() {
-	w := e.p
-	s, most := e.office.worker.Stats(), 0
+	w := e.w
+	s, most := e.site.worker.Stats(), 0
 	for _, o := range w.ends {
-		if o.office == e.office {
-			most += w.plan.configs[o.office.Index].MaxUnexpected
+		if o.site == e.site {
+			most += w.plan.configs[o.site.Index].MaxUnexpected
 		}
 	}
 	if s.Unexpected > most {
-		w.Broken(ruleBalance, "%s keeps %d messages: at most %d", e.office.Name, s.Unexpected, most)
+		w.Broken(ruleBalance, "%s keeps %d messages: at most %d", e.site.Name, s.Unexpected, most)
 	}
-	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.office.Index].MaxUnexpected || st.Window < 0 ||
+	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.site.Index].MaxUnexpected || st.Window < 0 ||
 		st.Owed < 0 {
 		w.Broken(ruleCredits, "%v: %+v", e, st)
 	}
@@ -218,9 +217,9 @@ func (e *tagEnd) look() {
 	}
 }
 
-// register makes a part of the memory that nobody has used yet known for long messages.
-func (o *office) register() {
-	if len(o.regions) >= 3 || o.p.ending {
+// register registers a part of the memory that nobody has used yet, for long messages.
+func (o *tagSite) register() {
+	if len(o.regions) >= 3 || o.w.ending {
 		return
 	}
 	part := lab.Span{Off: o.Memory.Used() + 64, N: 2048}
@@ -248,21 +247,21 @@ func (e *tagEnd) abort() {
 	e.peer.because("its peer has aborted")
 	e.because("it was aborted")
 	err := e.ep.Abort()
-	e.p.Logf("  %v: abort: %v", e, err)
+	e.w.Logf("  %v: abort: %v", e, err)
 	if err := e.ep.Abort(); !errors.Is(err, tagged.ErrClosed) {
-		e.p.Broken(lab.Refusal, "%v: aborted twice: %v", e, err)
+		e.w.Broken(lab.Refusal, "%v: aborted twice: %v", e, err)
 	}
 }
 
 // close starts a program that waits in Close.
 func (e *tagEnd) close() {
-	w := e.p
+	w := e.w
 	if e.ended || e.closing || len(w.waiting()) >= 5 {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancels = append(w.cancels, cancel)
-	w.start(sprintf("%v waits in close", e), e.office.Host, func() {
+	w.start(sprintf("%v waits in close", e), e.site.Host, func() {
 		if e.ended || e.closing {
 			return
 		}
@@ -271,11 +270,11 @@ func (e *tagEnd) close() {
 		e.peer.because("its peer closes")
 		err := e.ep.Close(ctx)
 		w.Logf("  %v: close: %v", e, err)
-		w.sweep()
+		w.collectDone()
 		if err == nil && works {
 			for _, m := range e.msgs {
 				if !m.done && m.req != nil {
-					w.Broken(ruleFlush, "%v has closed well before %v was done", e, m)
+					w.Broken(ruleFlush, "%v has closed without an error before %v was done", e, m)
 				}
 			}
 		}

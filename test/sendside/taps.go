@@ -47,7 +47,7 @@ type wire struct {
 	lab.QP
 	b      *testbed
 	link   *link
-	ending bool     // it was moved to ERR, and its virtual queue pair has no other
+	ending bool     // it was moved to ERR and is the only one of its virtual queue pair
 	bye    bool     // the transport's goodbye was posted
 	reads  []uint64 // remote addresses of the reads that were posted
 }

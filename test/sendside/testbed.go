@@ -17,7 +17,7 @@ type testbed struct {
 	lab.Testbed
 	plan    *bedPlan
 	links   []*link
-	build   *link // whose queue pairs are being created
+	build   *link // the queue pairs that are created now belong to it
 	actors  []*actor
 	current *actor           // the one that runs; nil outside of programs
 	ending  map[*lab.NIC]int // single queue pairs that were moved to ERR and not closed yet
@@ -54,7 +54,7 @@ func newBedPlan(rng *rand.Rand, seed uint64) bedPlan {
 		}
 		p.Hosts = append(p.Hosts, nics)
 	}
-	// A single queue pair passes on what the NIC says, in the order in which it says it.
+	// A single queue pair reports completions in the NIC's own order.
 	p.Scramble = rng.IntN(3) == 0 && p.rails > 1
 	p.Bias = []int{0, 0, 1, 2, 3}[rng.IntN(5)]
 	return p
@@ -66,15 +66,15 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	cfg := ibverbx.Config{
 		Scheme:     ibverbx.Scheme(rng.IntN(2)),
 		MaxMsgSize: uint32(pick(16, 64, 100, 256, 1000)),
-		Linger:     -1, // nothing in a world may depend on a clock
+		Linger:     -1, // no world depends on a clock
 	}
 	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
 	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))
 	return cfg
 }
 
-// play runs a world and returns the promise that it breaks. moved looks at the world after each
-// action of the fabric; it may be nil.
+// play runs a world and returns the promise that it breaks. moved, which may be nil, runs after
+// each action of the fabric.
 func (b *testbed) play(p *bedPlan, log func(string), moved func(soft.Action), run func()) *hunt.Violation {
 	b.plan, b.ending = p, map[*lab.NIC]int{}
 	b.Testbed = lab.Testbed{Plan: &p.Plan, Log: log, Hooks: lab.Hooks{CQ: b.tapCQ, QP: b.tapQP, Moved: moved},
@@ -93,16 +93,16 @@ func (b *testbed) link(name string, x, y *lab.Host) *link {
 	return l
 }
 
-// quietRounds is how many rounds without any movement end a world: a program needs some to take a
-// step.
+// quietRounds is after how many rounds without movement a world is at rest. A program needs several
+// rounds for a step.
 const quietRounds = 6
 
-// settle lets everything move until nothing does. progress has workers make progress, turn has a
-// program run, and look looks at the world after each round.
+// settle lets everything move until nothing does. progress has all workers make progress, turn has
+// a program run, and look runs after each round.
 func (b *testbed) settle(progress func() int, turn func(*actor), look func()) {
 	for quiet, rounds := 0, 0; quiet < quietRounds; rounds++ {
 		if rounds > 20000 {
-			b.Broken(lab.Liveness, "it moves for ever")
+			b.Broken(lab.Liveness, "it does not come to rest")
 		}
 		moved := 0
 		if n := b.Movable(); n != 0 {

@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// chain is a word that is compared and swapped: every value is swapped in by one operation, so each
-// can be left once.
+// chain is a word that is compared and swapped. No two operations swap the same value in, so each
+// value is swapped out at most once.
 type chain struct {
-	values []uint64 // that operations want to swap in, from the first value on
+	values []uint64 // the first value, and those that operations want to swap in
 	next   int
-	lost   []uint64 // of operations that were refused, and so are never seen
+	lost   []uint64 // those of refused operations: they must not appear
 	done   []*op
 }
 
@@ -41,8 +41,8 @@ func (o *op) endAtomic(err error) {
 	c.done = append(c.done, o)
 }
 
-// checkAtomics checks that the words of a site can have come about one operation after another.
-// Operations whose old value is not known count as failed ones do: they may have happened.
+// checkAtomics checks that some order of the atomics explains the words of a site. A failed one may
+// have happened or not.
 func (s *site) checkAtomics() {
 	for i := range counters {
 		var seen []uint64
@@ -61,7 +61,7 @@ func (s *site) checkAtomics() {
 		}
 		sum := s.Memory.Word(8 * i)
 		if sum%step != 0 || sum/step < sure || sum/step > sure+perhaps {
-			s.Broken(ruleAtomic, "counter %d of %s is %d times %d: %d additions ended well, %d perhaps", i,
+			s.Broken(ruleAtomic, "counter %d of %s is %d times %d: %d additions succeeded, %d perhaps", i,
 				s.Name, sum/step, step, sure, perhaps)
 		}
 		slices.Sort(seen)
@@ -79,15 +79,15 @@ func (s *site) checkAtomics() {
 func (s *site) checkChain(i int, c *chain) {
 	word := s.Memory.Word(swapsAt + 8*i)
 	if !slices.Contains(c.values, word) || slices.Contains(c.lost, word) {
-		s.Broken(ruleAtomic, "word %d of %s holds %#x, which nobody swapped in", i, s.Name, word)
+		s.Broken(ruleAtomic, "word %d of %s holds %#x, which no operation swapped in", i, s.Name, word)
 	}
-	left := map[uint64]*op{} // which operation has swapped a value out
+	left := map[uint64]*op{} // by value: the operation that has swapped it out
 	for _, o := range c.done {
 		if o.err != nil || o.old == nil {
 			continue
 		}
 		if !slices.Contains(c.values, *o.old) || slices.Contains(c.lost, *o.old) {
-			s.Broken(ruleAtomic, "%v found %#x, which nobody swapped in", o, *o.old)
+			s.Broken(ruleAtomic, "%v found %#x, which no operation swapped in", o, *o.old)
 		}
 		if *o.old != o.compare {
 			continue

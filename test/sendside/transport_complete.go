@@ -7,12 +7,12 @@ import (
 	"ibverbx/transport"
 )
 
-// group is a completion: of one operation, or shared.
+// group is a completion, of one operation or shared.
 type group struct {
-	w     *world
+	w     *transportWorld
 	comp  transport.Completion
-	left  int   // operations, and counts of the program's own, that are still to come
-	ops   []*op // that were accepted
+	left  int   // operations or counts of the program that will still join
+	ops   []*op // the operations that were accepted
 	fired bool
 	wants int
 	own   bool // the program is counting
@@ -20,7 +20,7 @@ type group struct {
 }
 
 // newGroup makes a completion, or finds one that is to be shared and has room.
-func (w *world) newGroup() *group {
+func (w *transportWorld) newGroup() *group {
 	if w.OneIn(4) {
 		for _, g := range w.groups {
 			if g.wants > 1 && g.left > 0 {
@@ -39,31 +39,31 @@ func (w *world) newGroup() *group {
 	return g
 }
 
-// less has the program count what no operation does.
-func (g *group) less(n int) {
+// countDown counts n times in place of operations.
+func (g *group) countDown(n int) {
 	for range n {
 		g.wants--
 		g.own = true
 		before := g.w.callback
-		g.w.callback = false // it may fire from here, which is the program's own doing
+		g.w.callback = false // it may fire here, outside of progress
 		g.comp.Done(nil)
 		g.w.callback = before
 		g.own = false
 	}
 }
 
-// count counts on a shared completion that has room.
-func (w *world) count() {
+// countShared counts on a shared completion that has room.
+func (w *transportWorld) countShared() {
 	for _, g := range w.groups {
 		if g.left > 0 {
 			g.left--
-			g.less(1)
+			g.countDown(1)
 			return
 		}
 	}
 }
 
-// fire is the function of the completion.
+// fire is called when the completion fires.
 func (g *group) fire(c *transport.Completion) {
 	w := g.w
 	if c != &g.comp || g.fired {
@@ -93,13 +93,13 @@ func (g *group) fire(c *transport.Completion) {
 	}
 	if !g.own {
 		w.enter(g.ops[0].e.siteOf(g), sprintf("completion of %v: %v", g.ops, err))
-		w.told = true
+		w.delivered = true
 	}
 	if err != nil && len(g.ops) > 1 {
 		g.checkShared(err)
 	}
 	for _, o := range g.ops {
-		g.told(o, err)
+		g.reported(o, err)
 	}
 	if !g.own {
 		g.ops[0].e.react()
@@ -117,11 +117,11 @@ func (e *end) siteOf(g *group) *site {
 	return e.site
 }
 
-// told takes in that an operation's completion has fired.
-func (g *group) told(o *op, err error) {
+// reported handles an operation whose completion has fired.
+func (g *group) reported(o *op, err error) {
 	w, e := g.w, o.e
 	if len(g.ops) > 1 {
-		if err != nil { // it is one of them that has failed, perhaps
+		if err != nil { // perhaps another operation has failed
 			err = e.mayHaveFailed()
 		}
 	} else if err != nil {
@@ -141,10 +141,10 @@ func (g *group) told(o *op, err error) {
 	}
 }
 
-// errPerhaps stands for the end of an operation of which nobody tells how it ended.
+// errPerhaps is the error of an operation whose outcome is not known.
 var errPerhaps = errors.New("perhaps")
 
-// mayHaveFailed is how an operation has ended whose shared completion tells an error.
+// mayHaveFailed is the error of an operation whose shared completion has one.
 func (e *end) mayHaveFailed() error {
 	if e.ep.Err() == nil {
 		return nil
@@ -161,7 +161,7 @@ func (e *end) checkError(o *op, err error) {
 		w.Broken(ruleNoticed, "%v ends with %v", o, err)
 	case e.closing && e.ctx.Err() != nil && errors.Is(err, transport.ErrCanceled):
 	case e.aborted:
-		if e.wasSound && !errors.Is(err, transport.ErrCanceled) {
+		if e.soundAtAbort && !errors.Is(err, transport.ErrCanceled) {
 			w.Broken(ruleNoticed, "%v ends with %v after an abort", o, err)
 		}
 	case e.mayFail() == "":
@@ -169,7 +169,7 @@ func (e *end) checkError(o *op, err error) {
 	}
 }
 
-// checkShared checks that the error of a shared completion is one of its operations'.
+// checkShared checks that the error of a shared completion belongs to one of its operations.
 func (g *group) checkShared(err error) {
 	var ended *transport.EndpointError
 	if errors.As(err, &ended) {
@@ -183,14 +183,14 @@ func (g *group) checkShared(err error) {
 	g.w.Broken(lab.Isolation, "a completion of %v ends with %v", g.ops, err)
 }
 
-// untold says whether a completion of the operation's own has not fired.
-func (o *op) untold() bool {
+// unreported says whether the operation has a completion of its own that has not fired.
+func (o *op) unreported() bool {
 	g := o.group
 	return g != nil && len(g.ops) == 1 && g.wants == 1 && !g.fired
 }
 
-// endBefore takes in that everything before an operation has ended, too: completions come in the
-// order of the calls.
+// endBefore ends all operations before one that has ended: completions come in the order of the
+// calls.
 func (e *end) endBefore(o *op, err error) {
 	if err != nil {
 		err = errPerhaps
@@ -199,14 +199,14 @@ func (e *end) endBefore(o *op, err error) {
 		if earlier.ended {
 			continue
 		}
-		if earlier.untold() {
-			e.w.Broken(ruleOrder, "%v is told before %v", o, earlier)
+		if earlier.unreported() {
+			e.w.Broken(ruleOrder, "%v is reported before %v", o, earlier)
 		}
 		earlier.end(err)
 	}
 }
 
-// advance moves on over what has ended.
+// advance skips the operations that have ended.
 func (e *end) advance() {
 	for e.ended < len(e.ops) && e.ops[e.ended].ended {
 		e.ended++

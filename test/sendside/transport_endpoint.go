@@ -11,47 +11,71 @@ import (
 
 // end is an endpoint, and the model of it.
 type end struct {
-	w    *world
-	site *site
-	pair *pair
-	peer *end // nil when the peer is an intruder
-	name string
-	ep   *transport.Endpoint
-
+	w         *transportWorld
+	site      *site
+	pair      *pair
+	peer      *end // nil when the peer is an intruder
+	name      string
+	ep        *transport.Endpoint
 	wires     []*wire
-	flushAt   uint64 // where remote flushes read
+	flushAt   uint64 // address in the peer's memory that remote flushes read
 	connected bool
-	dead      bool // it could not connect, and is not used
+	dead      bool // it could not connect
+	operations
+	messages
+	pendingQueue
+	life
+}
 
-	ops       []*op // accepted, in the order of the calls
-	ended     int   // this many of them have ended
-	puts      []*op // the puts among them that have bytes
-	fences    int   // operations before this one are behind the last fence
-	fenced    bool  // there was a fence
-	fenceNext bool  // there was one while requests were queued: behind them
-	dirty     bool  // something was written since the last remote flush
+// operations are those that an endpoint has accepted, and how fences and flushes stand between
+// them.
+//
+// Invariant: ended <= len(ops), and ops before ended have ended; fences <= len(ops).
+type operations struct {
+	ops   []*op // in the order of the calls
+	ended int   // ops before this index have ended
+	puts  []*op // those with bytes among the puts
 
-	sent     []*op // active messages
-	handled  int   // of the peer's
-	gone     int   // of the peer's: the program has given their buffers back
-	queue    []*request
-	running  *request
-	handing  *request // it ran while the queue was emptied, wants to stay, and is to be handed back
-	own      *request // of the face that wakes
-	ownAgain bool     // a send on it met ErrNoResource while OnReady ran
-	// how often others were served while the first request here waited for a bounce buffer
+	fences    int  // ops before this index must land before those from it on
+	fenced    bool // there was a fence
+	fenceNext bool // there was one while requests were queued: it holds after them
+
+	dirty          bool // something was written since the last remote flush
+	waitingFlushes int  // programs in Flush, whose requests may be in the queue
+}
+
+// messages counts the active messages of an endpoint.
+//
+// Invariant: givenBack <= handled <= len(peer.sent) <= givenBack + the endpoint's receive buffers.
+type messages struct {
+	sent      []*op
+	handled   int // messages of the peer that were handled
+	givenBack int // those of them whose buffers the program has given back
+}
+
+// pendingQueue is the pending requests of an endpoint.
+type pendingQueue struct {
+	queue       []*request // in the order in which they must be served
+	running     *request   // its function runs
+	handing     *request   // it ran during a purge and wants to stay: it is to be handed back
+	notifyReq   *request   // the one that stands for OnReady
+	notifyAgain bool       // a send met ErrNoResource while OnReady ran
+	// by other endpoint: how often that was served while the first request waited for a bounce
+	// buffer
 	skipped map[*end]int
+}
 
-	errors   int             // how often OnError ran
-	blame    string          // why it may fail though the link is sound
-	ctx      context.Context // of Close
-	closing  bool            // Close was called
-	closed   bool            // Close has returned, or Abort was called
-	aborted  bool
-	wasSound bool // when it was aborted
-	released bool // Close has returned, or the completion of Abort has fired
-	farewell bool // it has closed well, and so has told the peer
-	hidden   int  // flushes that wait, perhaps in the queue
+// life is how far an endpoint is from its end.
+type life struct {
+	errors       int             // how often OnError ran
+	blame        string          // why it may fail though the link is sound
+	ctx          context.Context // of Close
+	closing      bool            // Close was called
+	closed       bool            // Close has returned, or Abort was called
+	aborted      bool
+	soundAtAbort bool // it had not failed before Abort
+	released     bool // Close has returned, or the completion of Abort has fired
+	closedWell   bool // Close has succeeded, so the peer knows
 }
 
 func (e *end) String() string { return e.name }
@@ -59,8 +83,9 @@ func (e *end) String() string { return e.name }
 func (e *end) intruder() *intruder { return e.pair.intruder }
 
 // newEnd makes an endpoint.
-func (w *world) newEnd(c *pair, s *site, letter rune) *end {
-	e := &end{w: w, skipped: map[*end]int{}, site: s, pair: c, name: sprintf("%d%c", len(w.pairs)-1, letter)}
+func (w *transportWorld) newEnd(c *pair, s *site, letter rune) *end {
+	e := &end{w: w, site: s, pair: c, name: sprintf("%d%c", len(w.pairs)-1, letter)}
+	e.skipped = map[*end]int{}
 	w.build = c.link
 	before := len(c.wires)
 	var err error
@@ -69,12 +94,12 @@ func (w *world) newEnd(c *pair, s *site, letter rune) *end {
 	w.build = nil
 	w.Must("new endpoint "+e.name, err)
 	e.wires = slices.Clone(c.wires[before:])
-	e.own = &request{e: e, own: true}
+	e.notifyReq = &request{e: e, own: true}
 	w.ends = append(w.ends, e)
 	return e
 }
 
-// mayFail says whether there is a reason for the endpoint to fail.
+// mayFail is why the endpoint may fail; "" when it may not.
 func (e *end) mayFail() string {
 	if e.pair.Blame != "" {
 		return e.pair.Blame
@@ -86,12 +111,12 @@ func (e *end) mayFail() string {
 type manner uint8
 
 const (
-	plain  manner = iota
-	waking        // on the face that has OnReady called
-	turn          // from the head of the queue
+	plain     manner = iota
+	notifying        // on the view that has OnReady called
+	fromQueue        // on the view that a request at the head of the queue is given
 )
 
-// act tries an operation that is drawn. It returns why it did not start.
+// act tries an operation that it draws, and returns why that was not accepted.
 func (e *end) act(how manner) error {
 	if !e.connected {
 		return transport.ErrNotConnected
@@ -101,7 +126,7 @@ func (e *end) act(how manner) error {
 		return transport.ErrNoResource
 	}
 	face := e.ep
-	if how == waking {
+	if how == notifying {
 		face = e.ep.NotifyReady()
 	}
 	err := e.sendOn(o, face, how)
@@ -111,10 +136,10 @@ func (e *end) act(how manner) error {
 	return err
 }
 
-// drop gives up an operation that is not accepted.
+// drop ends an operation that is not accepted, and its share in a completion.
 func (o *op) drop() {
 	if o.group != nil {
-		o.group.less(1)
+		o.group.countDown(1)
 	}
 	o.forget()
 }
@@ -126,12 +151,12 @@ func (e *end) send(o *op, how manner) error {
 	}
 	err := e.sendOn(o, e.ep, how)
 	if err != nil && o.group != nil {
-		o.group.less(1)
+		o.group.countDown(1)
 	}
 	return err
 }
 
-// gauge is what the library counts.
+// gauge is what the library counts for an endpoint.
 type gauge struct {
 	transport.EndpointStats
 	bounce int
@@ -141,7 +166,7 @@ func (e *end) gauge() gauge {
 	return gauge{e.ep.Stats(), e.site.worker.Stats().BounceFree}
 }
 
-// sendOn tries an operation, and checks what the call may do and say.
+// sendOn tries an operation on a view, and checks the result and effect of the call.
 func (e *end) sendOn(o *op, face *transport.Endpoint, how manner) error {
 	w := e.w
 	before := e.gauge()
@@ -163,12 +188,12 @@ func (e *end) sendOn(o *op, face *transport.Endpoint, how manner) error {
 	return err
 }
 
-// prepare notes what the state before the call makes of the operation.
+// prepare notes what the state before the call means for the operation.
 func (o *op) prepare(how manner) {
 	e := o.e
 	o.fence = 0
-	if e.fenceNext && how != turn && len(e.queue) == 0 && e.running == nil {
-		e.fenceHere() // where it is accepted, which nothing that is queued can be before
+	if e.fenceNext && how != fromQueue && len(e.queue) == 0 && e.running == nil {
+		e.fenceHere() // nothing is queued any more that could be accepted before
 	}
 	if e.fenced {
 		o.fence = e.fences
@@ -177,7 +202,7 @@ func (o *op) prepare(how manner) {
 		o.fromSure = o.fromPut.ended && o.fromPut.err == nil || o.fromPut.seq < o.fence && !o.fromPut.ended
 	}
 	if o.kind == flushRemote {
-		o.must = e.dirty && e.hidden == 0 // a program that waits may have seen to it
+		o.must = e.dirty && e.waitingFlushes == 0 // a program that waits may have flushed it
 		o.reads = o.reads[:0]
 		for _, q := range e.wires {
 			o.reads = append(o.reads, q.readsOf(e.flushAt))
@@ -185,25 +210,26 @@ func (o *op) prepare(how manner) {
 	}
 }
 
-// accept takes in that an operation was accepted.
+// accept handles an accepted operation.
 func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	w := e.w
 	switch {
-	// no bytes overtake nobody
-	case how != turn && (len(e.queue) != 0 || before.Pending != 0) && (!done || o.n != 0 || o.kind.flush()):
+	// an operation of no bytes overtakes nothing
+	case how != fromQueue && (len(e.queue) != 0 || before.Pending != 0) &&
+		(!done || o.n != 0 || o.kind.flush()):
 		w.Broken(ruleOvertaking, "%v was accepted, and %d requests wait", o,
 			max(len(e.queue), before.Pending))
-	case e.closed || e.closing && how != turn || e.errors != 0:
+	case e.closed || e.closing && how != fromQueue || e.errors != 0:
 		w.Broken(lab.Refusal, "%v was accepted, and the endpoint has ended", o)
 	case after.Outstanding > after.Limit && !o.kind.flush():
 		w.Broken(ruleResource, "%v: %d are outstanding, the limit is %d", o, after.Outstanding, after.Limit)
 	case done && o.group == nil && o.kind.completes() && o.n != 0 && !o.kind.flush():
 		w.Broken(ruleOnce, "%v is done already", o)
 	}
-	if done { // nothing was to be done
+	if done { // there was nothing to do
 		if o.kind.flush() {
 			for _, earlier := range e.ops {
-				if earlier.untold() {
+				if earlier.unreported() {
 					w.Broken(ruleFlush, "%v: nothing to wait for, it says, and the completion of %v was "+
 						"not delivered", o, earlier)
 				}
@@ -222,7 +248,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 		w.Broken(ruleBalance, "%v: %d outstanding before, and %d after", o, before.Outstanding,
 			after.Outstanding)
 	}
-	if how != turn {
+	if how != fromQueue {
 		e.fenceNext = false
 	}
 	o.seq = len(e.ops)
@@ -239,7 +265,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	case o.kind == flushRemote && o.must:
 		e.dirty = false
 	}
-	if !o.kind.completes() { // the source is the program's again
+	if !o.kind.completes() { // the program may reuse the source
 		e.site.Memory.Reuse(o.src, sprintf("the source of %v", o))
 	}
 	if o.group != nil {
@@ -255,42 +281,42 @@ func (e *end) checkCredits(o *op, before, after gauge) {
 	if e.peer == nil {
 		return
 	}
-	if n, most := len(e.sent)-e.peer.gone, e.peer.site.cfg.AMBuffers; n > most {
+	if n, most := len(e.sent)-e.peer.givenBack, e.peer.site.cfg.AMBuffers; n > most {
 		e.w.Broken(ruleCredits, "%v: %d messages are with a peer that has %d buffers", o, n, most)
 	}
 }
 
-// refused takes in ErrNoResource.
+// refused handles ErrNoResource.
 func (e *end) refused(o *op, how manner, before, after gauge, refusing bool) {
 	w := e.w
 	switch {
-	case how != waking || slices.Contains(e.queue, e.own):
-	case e.running == e.own:
-		e.ownAgain = true
+	case how != notifying || slices.Contains(e.queue, e.notifyReq):
+	case e.running == e.notifyReq:
+		e.notifyAgain = true
 	default:
-		e.enqueue(e.own)
+		e.enqueue(e.notifyReq)
 	}
 	same := before
 	same.Pending = after.Pending
 	if after != same {
 		w.Broken(ruleNoEffect, "%v met ErrNoResource: %+v before, %+v after", o, before, after)
 	}
-	lacks := before.Outstanding >= before.Limit || o.kind.am() && before.Credits == 0 || !o.kind.flush() &&
+	missing := before.Outstanding >= before.Limit || o.kind.am() && before.Credits == 0 || !o.kind.flush() &&
 		before.bounce == 0 || refusing ||
-		how != turn && before.Pending+len(e.queue) != 0 || how != turn && e.running != nil
-	if !lacks {
-		w.Broken(ruleResource, "%v met ErrNoResource, and nothing lacks: %+v", o, before)
+		how != fromQueue && before.Pending+len(e.queue) != 0 || how != fromQueue && e.running != nil
+	if !missing {
+		w.Broken(ruleResource, "%v met ErrNoResource, and nothing is missing: %+v", o, before)
 	}
 }
 
-// enqueue notes that a request is in the queue. It takes a fence along that was called behind those
-// before it.
+// enqueue notes that a request is in the queue. A fence called after the requests before it holds
+// from there.
 func (e *end) enqueue(r *request) {
 	r.fence, e.fenceNext = e.fenceNext, false
 	e.queue = append(e.queue, r)
 }
 
-// failed takes in any other error.
+// failed handles any other error.
 func (e *end) failed(o *op, err error, before, after gauge) {
 	w := e.w
 	var ended *transport.EndpointError
@@ -299,7 +325,7 @@ func (e *end) failed(o *op, err error, before, after gauge) {
 		if !errors.Is(err, transport.ErrClosed) && !errors.As(err, &ended) {
 			w.Broken(lab.Refusal, "%v on an endpoint that was closed: %v", o, err)
 		}
-	case lab.Injected(err) && e.mayFail() != "": // a single queue pair passes on what the NIC says
+	case lab.Injected(err) && e.mayFail() != "": // a single queue pair returns its NIC's own errors
 	case !errors.As(err, &ended) || ended.Peer != e.name || !errors.Is(err, e.ep.Err()):
 		w.Broken(lab.Refusal, "%v: %v: the endpoint says %v", o, err, e.ep.Err())
 	case e.mayFail() == "":
@@ -317,13 +343,13 @@ func (e *end) fence() {
 	}
 	e.ep.Fence()
 	if len(e.queue) != 0 || e.running != nil {
-		e.fenceNext = true // behind what is queued
+		e.fenceNext = true // after what is queued
 		return
 	}
 	e.fenceHere()
 }
 
-// fenceHere puts what comes behind what was accepted so far.
+// fenceHere orders later operations after all that were accepted so far.
 func (e *end) fenceHere() { e.fences, e.fenced = len(e.ops), true }
 
 // checkFence checks the order in which puts have landed so far.
@@ -373,7 +399,7 @@ func (e *end) onError(ep *transport.Endpoint, err error) {
 	e.react()
 }
 
-// react does what a program may do inside of a callback.
+// react is what a program does inside of a callback.
 func (e *end) react() {
 	w := e.w
 	if w.finishing || !w.OneIn(3) {
@@ -387,9 +413,9 @@ func (e *end) react() {
 	}
 	switch w.Rng.IntN(6) {
 	case 0:
-		on.later()
+		on.sendOrQueue()
 	case 1:
-		on.act(waking)
+		on.act(notifying)
 	case 2:
 		on.fence()
 	default:

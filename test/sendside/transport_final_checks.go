@@ -7,10 +7,9 @@ import (
 	"ibverbx/transport"
 )
 
-// finish brings a world to its end: faults end, what is kept is given back, everything moves until
-// nothing moves any more. Then all that was accepted must have ended, and everything that was taken
-// must be back.
-func (w *world) finish() {
+// finish ends a world: faults end, kept messages are released, and everything moves until it is at
+// rest. Then all accepted operations must have ended, and all buffers and credits must be back.
+func (w *transportWorld) finish() {
 	w.Logf("the end")
 	w.finishing = true
 	w.EndFaults(nil)
@@ -25,14 +24,14 @@ func (w *world) finish() {
 	w.abortWhatWaits()
 	w.settle()
 	for _, p := range w.waiting() {
-		w.Broken(lab.Liveness, "%s for ever", p.name)
+		w.Broken(lab.Liveness, "%s, and does not return", p.name)
 	}
 	for _, e := range w.ends {
 		e.checkEnd()
 	}
 	w.checkBalance()
 	w.Audit()
-	w.shut()
+	w.closeWorkers()
 	w.Audit()
 	for _, s := range w.sites {
 		s.checkAtomics()
@@ -41,7 +40,7 @@ func (w *world) finish() {
 }
 
 // settle lets everything move until nothing does.
-func (w *world) settle() {
+func (w *transportWorld) settle() {
 	w.testbed.settle(func() (moved int) {
 		for _, s := range w.sites {
 			moved += s.progress()
@@ -53,20 +52,19 @@ func (w *world) settle() {
 	}, w.turn, w.countAll)
 }
 
-// countAll counts all that the program has to count itself.
-func (w *world) countAll() {
+// countAll makes all counts that the program still has to make.
+func (w *transportWorld) countAll() {
 	for _, g := range append([]*group(nil), w.groups...) {
 		if g.left > 0 {
 			n := g.left
 			g.left = 0
-			g.less(n)
+			g.countDown(n)
 		}
 	}
 }
 
-// abortWhatWaits aborts endpoints that wait for a peer which is not there any more: nothing is on
-// its way to tell them.
-func (w *world) abortWhatWaits() {
+// abortWhatWaits aborts endpoints that wait for a peer which is gone: nothing would tell them.
+func (w *transportWorld) abortWhatWaits() {
 	for _, e := range w.ends {
 		if e.connected && !e.closed && e.mayFail() != "" && e.ep.Err() == nil {
 			if e.closing {
@@ -82,25 +80,25 @@ func (w *world) abortWhatWaits() {
 	}
 }
 
-// checkStarved checks that nobody waits for credits, when nothing moves any more, of a peer that
-// does not keep all its buffers.
+// checkStarved checks, at rest, that no request waits for credits while the peer has buffers left.
 func (e *end) checkStarved() {
 	p := e.peer
 	if p == nil || len(e.queue) == 0 || e.mayFail() != "" || p.mayFail() != "" {
 		return
 	}
-	if want := e.queue[0].want; want != nil && want.kind.am() && p.handled-p.gone < p.site.cfg.AMBuffers {
+	if want := e.queue[0].want; want != nil && want.kind.am() &&
+		p.handled-p.givenBack < p.site.cfg.AMBuffers {
 		e.w.Broken(lab.Liveness, "%v waits, and %v keeps %d messages of %d: %+v, %+v", want, p,
-			p.handled-p.gone, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
+			p.handled-p.givenBack, p.site.cfg.AMBuffers, e.gauge(), p.gauge())
 	}
 }
 
-// checkEnd checks an endpoint when nothing moves any more.
+// checkEnd checks an endpoint at rest.
 func (e *end) checkEnd() {
 	w := e.w
 	err := e.ep.Err()
 	if len(e.queue) != 0 && !e.dead {
-		w.Broken(lab.Liveness, "%v: %d requests wait for ever; the endpoint says %v, %+v", e, len(e.queue),
+		w.Broken(lab.Liveness, "%v: %d requests still wait; the endpoint says %v, %+v", e, len(e.queue),
 			err, e.gauge())
 	}
 	sound := err == nil && e.connected
@@ -122,14 +120,14 @@ func (e *end) checkEnd() {
 	case err == nil && e.errors != 0:
 		w.Broken(ruleNoticed, "%v: OnError ran, and it has not failed", e)
 	}
-	if e.aborted && e.wasSound && e.errors != 0 && !e.released {
+	if e.aborted && e.soundAtAbort && e.errors != 0 && !e.released {
 		w.Broken(ruleNoticed, "%v: OnError ran after an abort", e)
 	}
 	if e.peer == nil {
 		return
 	}
-	if p := e.peer; e.farewell && e.pair.Blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
-		w.Broken(ruleNoticed, "%v has closed well, and %v has not heard of it", e, p)
+	if p := e.peer; e.closedWell && e.pair.Blame == "" && !p.closing && !p.closed && p.ep.Err() == nil {
+		w.Broken(ruleNoticed, "%v has closed without an error, and %v does not know", e, p)
 	}
 	if !sound {
 		return
@@ -146,14 +144,14 @@ func (e *end) checkEnd() {
 	}
 	most := p.site.cfg.AMBuffers
 	missing := most - g.Credits - p.ep.Stats().Owed
-	if missing < 0 || 8*missing >= most+8 { // a few may wait to be posted together
+	if missing < 0 || 8*missing >= most+8 { // some receives wait to be posted together
 		w.Broken(ruleCredits, "%v: %d credits of %d, %d are to be given back", e, g.Credits, most,
 			p.ep.Stats().Owed)
 	}
 }
 
-// checkBalance checks that workers have back what operations took.
-func (w *world) checkBalance() {
+// checkBalance checks that workers have all their resources back.
+func (w *transportWorld) checkBalance() {
 	for _, g := range w.groups {
 		w.Broken(lab.Liveness, "a completion of %v does not fire, %d to come", g.ops, g.left)
 	}
@@ -181,13 +179,13 @@ func (w *world) checkBalance() {
 		case st.Endpoints != open:
 			w.Broken(ruleBalance, "%s counts %d endpoints, and %d are open", s.Name, st.Endpoints, open)
 		case int(st.Failures) != failures:
-			w.Broken(ruleBalance, "%s counts %d failures, and told %d", s.Name, st.Failures, failures)
+			w.Broken(ruleBalance, "%s counts %d failures, and reported %d", s.Name, st.Failures, failures)
 		}
 	}
 }
 
-// shut closes workers and intruders.
-func (w *world) shut() {
+// closeWorkers closes workers and intruders.
+func (w *transportWorld) closeWorkers() {
 	for _, in := range w.intruders {
 		in.close()
 	}

@@ -34,7 +34,7 @@ func (e *end) waitFlush() {
 		failed := ""
 		for i, o := range ends {
 			want[i], queued[i] = len(o.ops), slices.Clone(o.queue)
-			o.hidden++
+			o.waitingFlushes++
 		}
 		var err error
 		if whole {
@@ -45,9 +45,9 @@ func (e *end) waitFlush() {
 		w.Logf("  %v: flush: %v", e, err)
 		for i, o := range ends {
 			if !errors.Is(err, context.Canceled) {
-				o.hidden-- // one that was given up goes on, and may be in the queue still
+				o.waitingFlushes-- // a cancelled one goes on, perhaps in the queue
 			}
-			o.dirty = false // as far as is known
+			o.dirty = false // as far as the model knows
 			if o.mayFail() != "" || o.closed || o.closing {
 				failed = o.name
 				continue
@@ -71,7 +71,7 @@ func (e *end) flushed(n int, queued []*request) {
 		}
 	}
 	for _, o := range e.ops[:n] {
-		if o.untold() {
+		if o.unreported() {
 			e.w.Broken(ruleFlush, "%v: a flush has ended before %v", e, o)
 		}
 		o.end(nil)
@@ -85,7 +85,7 @@ func (e *end) abort() {
 	if e.closed || e.closing || w.callback {
 		return
 	}
-	e.wasSound = e.ep.Err() == nil
+	e.soundAtAbort = e.ep.Err() == nil
 	e.aborted, e.closed = true, true
 	if e.peer != nil {
 		e.peer.because("its peer has aborted")
@@ -94,14 +94,14 @@ func (e *end) abort() {
 	g.comp.Init(1, g.fire)
 	g.then = func() {
 		for _, o := range e.ops {
-			if o.untold() {
+			if o.unreported() {
 				w.Broken(ruleOrder, "the abort of %v is over before %v has ended", e, o)
 			}
 			o.end(errPerhaps)
 		}
 		e.advance()
 		if len(e.queue) != 0 {
-			w.Broken(ruleQueue, "the abort of %v is over before %d requests have heard of it", e,
+			w.Broken(ruleQueue, "the abort of %v is over before %d requests were handed back", e,
 				len(e.queue))
 		}
 		e.released = true
@@ -115,7 +115,7 @@ func (e *end) abort() {
 	w.groups = append(w.groups, g)
 }
 
-// because notes why an endpoint may fail, if that is new.
+// because notes why an endpoint may fail. The first reason counts.
 func (e *end) because(reason string) {
 	if e.blame == "" {
 		e.blame = reason
@@ -144,10 +144,10 @@ func (e *end) close() {
 		e.closed, e.released = true, true
 		switch {
 		case err == nil && works:
-			e.farewell = e.connected
+			e.closedWell = e.connected
 			e.flushed(len(e.ops), e.queue)
 			if len(e.queue) != 0 {
-				w.Broken(ruleFlush, "%v has closed well, and %d requests wait", e, len(e.queue))
+				w.Broken(ruleFlush, "%v has closed without an error, and %d requests wait", e, len(e.queue))
 			}
 		case err != nil && e.mayFail() == "" && !errors.Is(err, context.Canceled):
 			w.Broken(lab.Isolation, "%v: close: %v", e, err)

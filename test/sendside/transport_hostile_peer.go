@@ -8,9 +8,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// intruder is a peer that is no endpoint: it has a virtual queue pair and sends what it likes.
+// intruder is a peer that is no endpoint: it has a virtual queue pair and sends anything.
 type intruder struct {
-	w    *world
+	w    *transportWorld
 	site *site
 	e    *end // the endpoint at the other end
 	cq   *ibverbx.VirtualCQ
@@ -18,32 +18,32 @@ type intruder struct {
 	mr   *ibverbx.MR
 	mem  []byte
 
-	said    []lie
-	granted int  // active messages that it may send, as far as is known
-	heard   int  // credits that its endpoint has sent back
-	bad     bool // something that it said is no message: nothing behind it may be handled
-	wcs     [16]ibverbx.WC
+	sent        []forged
+	granted     int  // credits of its endpoint's card
+	creditsBack int  // credits that its endpoint has sent back
+	bad         bool // it has sent what is no message: nothing after that may be handled
+	wcs         [16]ibverbx.WC
 }
 
-// lie is a message of an intruder, and what the endpoint must make of it.
-type lie struct {
+// forged is a message of an intruder, as the endpoint must handle it.
+type forged struct {
 	id   transport.AMID
 	hdr  []byte
 	data []byte
 }
 
-// Memory of an intruder: what a flush reads, then receives, then what it sends.
+// The memory of an intruder: what a flush reads, then receive buffers, then what it sends.
 const (
-	hearAt   = 8 * ibverbx.MaxRails
-	hearSize = 600
-	hears    = 16
-	sayAt    = hearAt + hears*hearSize
-	says     = 64
+	recvAt      = 8 * ibverbx.MaxRails
+	messageSize = 600
+	recvSlots   = 16
+	sendAt      = recvAt + recvSlots*messageSize
+	sendSlots   = 64
 )
 
-// intrude makes the second end of a connection a peer that breaks the rules.
-func (c *pair) intrude(w *world, s *site) {
-	in := &intruder{w: w, site: s, e: c.ends[0], mem: make([]byte, sayAt+says*hearSize)}
+// intrude makes the second end of a connection an intruder.
+func (c *pair) intrude(w *transportWorld, s *site) {
+	in := &intruder{w: w, site: s, e: c.ends[0], mem: make([]byte, sendAt+sendSlots*messageSize)}
 	c.intruder = in
 	c.Because("its peer breaks the rules")
 	w.intruders = append(w.intruders, in)
@@ -70,16 +70,17 @@ func (c *pair) intrude(w *world, s *site) {
 	})
 	w.Must("connect", err)
 	in.e.connected = true
-	for i := range hears {
-		in.hear(uint64(i))
+	for i := range recvSlots {
+		in.postRecv(uint64(i))
 	}
 }
 
-func (in *intruder) hear(i uint64) {
-	_, _ = in.vq.PostRecv(ibverbx.RecvWR{ID: 1<<32 | i, Local: in.mr.Slice(hearAt+i*hearSize, hearSize)})
+func (in *intruder) postRecv(i uint64) {
+	_, _ = in.vq.PostRecv(
+		ibverbx.RecvWR{ID: 1<<32 | i, Local: in.mr.Slice(recvAt+i*messageSize, messageSize)})
 }
 
-// poll takes in what it was sent.
+// poll takes what it was sent.
 func (in *intruder) poll() {
 	n, _ := in.cq.Poll(in.wcs[:])
 	for _, wc := range in.wcs[:n] {
@@ -87,22 +88,22 @@ func (in *intruder) poll() {
 			continue
 		}
 		i := wc.ID & 0xffffffff
-		if at := hearAt + i*hearSize; wc.ByteLen >= 8 {
-			in.heard += int(in.mem[at+4]) + int(in.mem[at+5])<<8
+		if at := recvAt + i*messageSize; wc.ByteLen >= 8 {
+			in.creditsBack += int(in.mem[at+4]) + int(in.mem[at+5])<<8
 		}
-		in.hear(i)
+		in.postRecv(i)
 	}
 }
 
-// lie sends something: a message that is one, mostly, and sometimes none.
-func (in *intruder) lie() {
+// forge sends something: mostly a message, sometimes what is none.
+func (in *intruder) forge() {
 	w := in.w
 	in.poll()
-	if len(in.said) >= says || in.bad && !w.OneIn(4) {
+	if len(in.sent) >= sendSlots || in.bad && !w.OneIn(4) {
 		return
 	}
-	at := sayAt + len(in.said)*hearSize
-	msg := in.mem[at : at+hearSize]
+	at := sendAt + len(in.sent)*messageSize
+	msg := in.mem[at : at+messageSize]
 	hdr, n := w.Pick(0, 0, 3, 64), w.Rng.IntN(100)
 	id := w.Rng.IntN(amIDs)
 	clear(msg[:8])
@@ -137,33 +138,33 @@ func (in *intruder) lie() {
 			size = in.e.site.cfg.BufferSize + 1
 		}
 	}
-	if in.e.site.cfg.BufferSize < size && size <= hearSize {
+	if in.e.site.cfg.BufferSize < size && size <= messageSize {
 		good = false // it does not fit the buffer
 	}
-	size = min(size, hearSize)
+	size = min(size, messageSize)
 	in.bad = in.bad || !good
-	wr := ibverbx.SendWR{ID: uint64(len(in.said)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+	wr := ibverbx.SendWR{ID: uint64(len(in.sent)), Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
 		Relaxed: true, Local: in.mr.Slice(uint64(at), uint64(size))}
 	_, err := in.vq.PostSend(wr)
 	w.Logf("  the peer of %v says %x, %d bytes, good %v: %v", in.e, msg[:8], size, good, err)
 	if err == nil {
-		l := lie{id: 255}
+		l := forged{id: 255}
 		if good {
-			l = lie{transport.AMID(msg[1]), msg[8 : 8+hdr], msg[8+hdr : size]}
+			l = forged{transport.AMID(msg[1]), msg[8 : 8+hdr], msg[8+hdr : size]}
 		}
-		in.said = append(in.said, l)
+		in.sent = append(in.sent, l)
 	} else if !in.bad {
-		in.bad = true // it cannot be said again
+		in.bad = true // the message is lost
 	}
 }
 
 // handled checks a message that the endpoint has handled.
 func (in *intruder) handled(m *transport.Message) {
 	w, e := in.w, in.e
-	if e.handled >= len(in.said) {
-		w.Broken(ruleHostile, "%v handles message %d of %d", e, e.handled, len(in.said))
+	if e.handled >= len(in.sent) {
+		w.Broken(ruleHostile, "%v handles message %d of %d", e, e.handled, len(in.sent))
 	}
-	l := in.said[e.handled]
+	l := in.sent[e.handled]
 	if m.ID() != l.id || !bytes.Equal(m.Header(), l.hdr) || !bytes.Equal(m.Data(), l.data) {
 		w.Broken(ruleHostile, "%v handles message %d with id %d, %d and %d bytes: what was sent has id %d, "+
 			"%d and %d", e, e.handled, m.ID(),
@@ -175,9 +176,9 @@ func (in *intruder) handled(m *transport.Message) {
 	}
 }
 
-func (in *intruder) unreleased() int { return in.e.handled + 1 - in.e.gone }
+func (in *intruder) unreleased() int { return in.e.handled + 1 - in.e.givenBack }
 
-// close takes it away.
+// close closes what the intruder has.
 func (in *intruder) close() {
 	in.w.Must("close an intruder's virtual qp", in.vq.Close())
 	in.w.Must("close an intruder's cq", in.cq.Close())

@@ -12,7 +12,7 @@ import (
 type keptMessage struct {
 	m    *transport.Message
 	e    *end
-	text []byte // header and data as they were
+	text []byte // what its header and data were
 }
 
 // handle is the handler of active messages.
@@ -20,11 +20,11 @@ func (s *site) handle(m *transport.Message) {
 	w := s.w
 	e, _ := m.Endpoint().Value().(*end)
 	if e == nil || e.site != s {
-		w.Broken(ruleMessages, "a message of nobody's: id %d, % x", m.ID(), m.Data())
+		w.Broken(ruleMessages, "a message of no endpoint: id %d, % x", m.ID(), m.Data())
 	}
 	w.enter(s, sprintf("message %d for %v: id %d, %d and %d bytes", e.handled, e, m.ID(), len(m.Header()),
 		len(m.Data())))
-	w.told = true
+	w.delivered = true
 	if e.intruder() != nil {
 		e.intruder().handled(m)
 	} else {
@@ -35,13 +35,13 @@ func (s *site) handle(m *transport.Message) {
 		m.Keep()
 		w.kept = append(w.kept, &keptMessage{m, e, slices.Concat(m.Header(), m.Data())})
 	} else {
-		e.gone++
+		e.givenBack++
 	}
 	e.react()
 	w.leave()
 }
 
-// arrived checks a message of an endpoint's.
+// arrived checks a message that an endpoint has sent.
 func (e *end) arrived(m *transport.Message) {
 	w, from := e.w, e.peer
 	if e.closed {
@@ -65,7 +65,7 @@ func (e *end) arrived(m *transport.Message) {
 }
 
 // release gives a kept message back.
-func (w *world) release() {
+func (w *transportWorld) release() {
 	if len(w.kept) == 0 {
 		return
 	}
@@ -76,7 +76,7 @@ func (w *world) release() {
 		w.Broken(lab.Ownership, "a message that %v keeps has changed", k.e)
 	}
 	w.Logf("  %v releases a message", k.e)
-	k.e.gone++
+	k.e.givenBack++
 	w.calling++
 	k.m.Release()
 	w.calling--

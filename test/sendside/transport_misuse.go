@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// mistake is a call with a wrong argument, and what it must be refused with.
+// mistake is a call with a wrong argument, and the error that it must return.
 type mistake struct {
 	name string
 	want error
@@ -100,8 +100,8 @@ var mistakes = []mistake{
 		func(e *end) error { return e.site.worker.Handle(transport.MaxAMID+1, e.site.handle) }},
 }
 
-// fumble makes a mistake: it must be refused for what it is, and change nothing.
-func (e *end) fumble() {
+// misuse makes one of the mistakes. It must be refused with the right error, without effect.
+func (e *end) misuse() {
 	w := e.w
 	if !e.connected || e.closed || e.closing || e.intruder() != nil {
 		return

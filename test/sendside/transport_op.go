@@ -36,43 +36,62 @@ func (k opKind) get() bool    { return k == getBcopy || k == getZcopy }
 func (k opKind) atomic() bool { return k == fetchAdd || k == compareSwap }
 func (k opKind) flush() bool  { return k >= flushLocal }
 
-// completes says whether the kind takes a completion.
+// completes says whether the kind has a completion.
 func (k opKind) completes() bool { return k == amZcopy || k >= putZcopy }
 
-// bounces says whether the kind takes a bounce buffer for sure.
+// bounces says whether the kind always uses a bounce buffer.
 func (k opKind) bounces() bool {
 	return k == amBcopy || k == amZcopy || k == putBcopy || k == getBcopy
 }
 
-// op is an operation: first wanted, perhaps accepted, and then ended.
+// op is an operation: it is drawn, perhaps accepted, and then ends.
 type op struct {
 	e     *end
 	kind  opKind
-	group *group // of its completion; nil for none
+	group *group // its completion; nil for none
 
-	id       transport.AMID
-	hdrKey   int
-	hdr      int // bytes of header
-	key      int // of the noise that is sent
-	n        int
-	src      lab.Span // in the memory of its host
-	pieces   []lab.Span
-	dst      lab.Span // of a put: in the peer's memory; of a get: in its own
-	from     lab.Span // of a get: in the peer's memory
-	fromPut  *op      // of a get: who has put there; nil for memory that never changes
-	fromSure bool     // and that must have landed
-	add      uint64
-	compare  uint64
-	swap     uint64
-	old      *uint64
-	word     int      // of an atomic: where
-	reads    []uint64 // of a remote flush: what was read on each rail before
-	must     bool     // of a remote flush: something was written since the one before
+	n      int        // bytes of data
+	key    int        // the noise that is sent or read
+	src    lab.Span   // in the memory of its host
+	dst    lab.Span   // of a put: in the peer's memory; of a get: in its own
+	pieces []lab.Span // of zcopy: those of the local memory
+	amOp
+	getOp
+	atomicOp
+	flushOp
 
-	seq   int // among the accepted ones of its endpoint
-	fence int // all before this one must have landed before it does
+	seq   int // index among the accepted ones of its endpoint
+	fence int // those before this index must land before it does
 	ended bool
 	err   error
+}
+
+// amOp is what only active messages have.
+type amOp struct {
+	id     transport.AMID
+	hdrKey int // the noise of the header
+	hdr    int // bytes of header
+}
+
+// getOp is what only gets have.
+type getOp struct {
+	from     lab.Span // in the peer's memory
+	fromPut  *op      // the put that has written there; nil for memory that never changes
+	fromSure bool     // that put must have landed
+}
+
+// atomicOp is what only atomics have.
+type atomicOp struct {
+	add           uint64
+	compare, swap uint64
+	old           *uint64 // where the NIC puts the value that it finds; may be nil
+	word          int     // offset in the peer's memory
+}
+
+// flushOp is what only remote flushes have.
+type flushOp struct {
+	reads []uint64 // by rail: how many reads of a flush there were before
+	must  bool     // something was written since the last remote flush
 }
 
 func (o *op) String() string { return sprintf("%v: %v %d (%d bytes)", o.e, o.kind, o.seq, o.n) }
@@ -82,7 +101,7 @@ func (e *end) newOp() (*op, bool) {
 	w := e.w
 	k := opKind(w.Rng.IntN(int(flushLocal)))
 	if e.intruder() != nil {
-		k = amShort + opKind(w.Rng.IntN(3)) // its memory is its own business
+		k = amShort + opKind(w.Rng.IntN(3)) // its memory is unknown
 	}
 	o := &op{e: e, kind: k}
 	limits := e.ep.Limits()
@@ -99,7 +118,7 @@ func (e *end) newOp() (*op, bool) {
 		o.n = limit
 	}
 	o.key = w.Rng.IntN(lab.Keys)
-	if !o.place() {
+	if !o.giveMemory() {
 		return nil, false
 	}
 	if k.completes() && !w.OneIn(4) {
@@ -108,8 +127,8 @@ func (e *end) newOp() (*op, bool) {
 	return o, true
 }
 
-// place gives an operation its memory.
-func (o *op) place() (ok bool) {
+// giveMemory gives an operation memory on both sides.
+func (o *op) giveMemory() (ok bool) {
 	e := o.e
 	w, own := e.w, e.site.Memory
 	switch k := o.kind; {
@@ -118,7 +137,7 @@ func (o *op) place() (ok bool) {
 		return true
 	case k.get():
 		o.dst, ok = own.Alloc(o.n)
-		return ok && o.source()
+		return ok && o.drawSource()
 	case k.put():
 		if o.dst, ok = e.peer.site.Memory.Alloc(o.n); !ok {
 			return false
@@ -148,8 +167,8 @@ func (e *end) mostPieces() int {
 	return 5
 }
 
-// source draws what a get reads: memory that never changes, or what the same endpoint has put.
-func (o *op) source() bool {
+// drawSource draws what a get reads: memory that never changes, or the target of an earlier put.
+func (o *op) drawSource() bool {
 	e := o.e
 	w := e.w
 	if n := len(e.puts); n != 0 && !w.OneIn(3) {
@@ -173,8 +192,7 @@ func (o *op) source() bool {
 // step is what every atomic addition adds.
 const step = 1<<33 + 3
 
-// The words of a host's memory: counters that everybody adds to, and one for each endpoint of the
-// peer that compares and swaps.
+// The words of a host's memory: counters to add to, and words to compare and swap.
 const (
 	counters   = 2
 	swapsAt    = 8 * counters
@@ -187,7 +205,7 @@ func (o *op) atomicAt() {
 	w := e.w
 	if !w.OneIn(3) {
 		o.old = new(uint64)
-		*o.old = 1 // no sum, and no value that is swapped in
+		*o.old = 1 // neither a sum nor a value that is swapped in
 	}
 	if o.kind == fetchAdd {
 		o.word, o.add = 8*w.Rng.IntN(counters), step
@@ -202,7 +220,7 @@ func (o *op) atomicAt() {
 	c[i].values = append(c[i].values, o.swap)
 }
 
-// call makes the call on a face of the endpoint.
+// call makes the call on a view of the endpoint.
 func (o *op) call(face *transport.Endpoint) (done bool, err error) {
 	e := o.e
 	own := e.site.Memory
@@ -272,7 +290,7 @@ func (e *end) remoteAt(off, n int) ibverbx.RemoteSegment {
 	return e.remote(lab.Span{Off: off, N: n})
 }
 
-// forget gives up an operation that was never accepted: it must leave no trace.
+// forget ends an operation that was not accepted: it must have had no effect.
 func (o *op) forget() {
 	e := o.e
 	switch {
@@ -289,7 +307,7 @@ func (o *op) forget() {
 	case o.kind == compareSwap:
 		e.peer.site.chain(o).refused(o.swap)
 	}
-	e.site.Memory.Reuse(o.src, "a source that nobody took")
+	e.site.Memory.Reuse(o.src, "the source of a refused call")
 }
 
 // landed says whether the data of a put is all there.
@@ -297,7 +315,7 @@ func (o *op) landed() bool {
 	return !o.kind.put() || o.e.peer.site.Memory.Holds(o.dst, o.key)
 }
 
-// checkPartly checks that memory which an operation may write to holds nothing but what it may.
+// checkPartly checks that the memory which an operation writes to holds nothing else.
 func (o *op) checkPartly() {
 	switch {
 	case o.kind.put() && !o.e.peer.site.Memory.Partly(o.dst, o.key):
@@ -307,7 +325,7 @@ func (o *op) checkPartly() {
 	}
 }
 
-// end takes in that an operation has ended, with its err as far as known.
+// end notes that an operation has ended, with its error as far as that is known.
 func (o *op) end(err error) {
 	if o.ended {
 		return
@@ -324,7 +342,7 @@ func (o *op) end(err error) {
 			break
 		}
 		if !o.landed() {
-			w.Broken(lab.Content, "%v has ended well, and its data is not there", o)
+			w.Broken(lab.Content, "%v has succeeded, and its data is not there", o)
 		}
 		target.Settle(o.dst, o.key, sprintf("the target of %v", o))
 	case o.kind.get():
@@ -357,7 +375,7 @@ func (o *op) endGet(err error) {
 		return
 	case o.fromPut == nil || o.fromSure:
 		if !m.Holds(o.dst, o.key) {
-			o.e.w.Broken(lab.Content, "%v has ended well, and brought something else", o)
+			o.e.w.Broken(lab.Content, "%v has succeeded, and brought something else", o)
 		}
 	}
 	m.Settle(o.dst, lab.AsItIs, sprintf("the target of %v", o))

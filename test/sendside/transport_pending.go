@@ -7,21 +7,21 @@ import (
 	"ibverbx/transport"
 )
 
-// request is a pending request: an operation that wants to be sent, and perhaps others behind it.
+// request is a pending request: an operation to send, and perhaps more after it.
 type request struct {
 	e      *end
 	p      transport.Pending
-	want   *op // nil once it was accepted
-	more   int // operations to try when that one was accepted
-	own    bool
+	want   *op  // the operation to send; nil after it was accepted
+	more   int  // how many more to draw then
+	own    bool // it stands for OnReady: the library queues it
 	fence  bool // a fence was called before it was queued
 	last   bool // the endpoint had failed when its function began
 	purged bool // the queue was emptied while its function ran
 	done   bool
 }
 
-// later tries an operation and queues it when nothing else will do.
-func (e *end) later() {
+// sendOrQueue tries an operation and queues a request for it after ErrNoResource.
+func (e *end) sendOrQueue() {
 	w := e.w
 	if !e.connected {
 		return
@@ -29,7 +29,7 @@ func (e *end) later() {
 	o := e.newFlush()
 	if o == nil || !w.OneIn(4) {
 		if o != nil {
-			o.group.less(1)
+			o.group.countDown(1)
 		}
 		var ok bool
 		if o, ok = e.newOp(); !ok {
@@ -66,7 +66,7 @@ func (e *end) pend(r *request) error {
 	return err
 }
 
-// checkBusy queues a request though nothing was refused.
+// checkBusy tries to queue a request although nothing was refused.
 func (e *end) checkBusy() {
 	w := e.w
 	g := e.gauge()
@@ -77,7 +77,7 @@ func (e *end) checkBusy() {
 	full := g.Outstanding >= g.Limit || g.Credits == 0 || g.bounce == 0 || w.Refusing()
 	switch {
 	case err == nil && idle && !full:
-		w.Broken(ruleBusy, "%v: a request was queued, and nothing lacks: %+v", e, g)
+		w.Broken(ruleBusy, "%v: a request was queued, and nothing is missing: %+v", e, g)
 	case err == transport.ErrBusy && (!idle || g.Outstanding >= g.Limit):
 		w.Broken(ruleBusy, "%v: ErrBusy, and a send would not do: %+v, %d queued", e, g, len(e.queue))
 	case err != nil && err != transport.ErrBusy:
@@ -90,8 +90,8 @@ func (r *request) begin(what string) {
 	e := r.e
 	w := e.w
 	w.enter(e.site, what)
-	if w.round && w.told {
-		w.Broken(rulePlace, "%s after a completion was told in the same round", what)
+	if w.round && w.delivered {
+		w.Broken(rulePlace, "%s after a completion in the same round", what)
 	}
 	if len(e.queue) == 0 || e.queue[0] != r {
 		w.Broken(ruleQueue, "%s, and %d requests are before it", what, len(e.queue))
@@ -105,7 +105,7 @@ func (r *request) begin(what string) {
 	}
 }
 
-// end ends it.
+// end ends the function. stays says whether the request wants to stay in the queue.
 func (r *request) end(stays bool) {
 	e := r.e
 	e.running = nil
@@ -141,7 +141,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		r.want, _ = e.newOp()
 	}
 	if r.want != nil {
-		err := e.sendOn(r.want, face, turn)
+		err := e.sendOn(r.want, face, fromQueue)
 		switch {
 		case failed && err == nil:
 			w.Broken(lab.Refusal, "%v was accepted after the endpoint has failed", r.want)
@@ -165,7 +165,7 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		r.end(true)
 		return transport.PendingProgress
 	case !failed && !w.finishing && w.OneIn(8):
-		r.again()
+		r.requeue()
 	default:
 		e.react()
 	}
@@ -173,19 +173,20 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 	return transport.PendingDone
 }
 
-// again queues the running request behind all others, for one more operation.
-func (r *request) again() {
+// requeue queues the running request after all others, for one more operation.
+func (r *request) requeue() {
 	r.more = 1
 	if err := r.e.pend(r); err != nil && !r.e.closing {
 		r.e.w.Broken(ruleBusy, "%v: a request that runs cannot be queued again: %v", r.e, err)
 	}
 }
 
-// mostSkipped is how often another endpoint may be served while one waits that could go.
+// mostSkipped is how often another endpoint may be served before one that waits for a bounce buffer
+// only.
 const mostSkipped = 3
 
-// served notes that a request has got a bounce buffer: others that wait for a bounce buffer only
-// must get their turn.
+// served notes that a request has got a bounce buffer, and checks that other endpoints which wait
+// for one get their turn.
 func (e *end) served(took *op) {
 	w := e.w
 	if !took.kind.bounces() {
@@ -197,7 +198,7 @@ func (e *end) served(took *op) {
 		}
 		r, g := o.queue[0], o.ep.Stats()
 		if r.want == nil || g.Outstanding >= g.Limit || r.want.kind.am() && g.Credits == 0 {
-			clear(o.skipped) // what it lacks is its own
+			clear(o.skipped) // it waits for something else
 			continue
 		}
 		if o.skipped[e]++; o.skipped[e] > mostSkipped {
@@ -209,8 +210,8 @@ func (e *end) served(took *op) {
 // onReady is EndpointConfig.OnReady.
 func (e *end) onReady(face *transport.Endpoint) {
 	w := e.w
-	e.own.begin(sprintf("%v is ready", e))
-	e.ownAgain = false
+	e.notifyReq.begin(sprintf("%v is ready", e))
+	e.notifyAgain = false
 	failed := e.ep.Err() != nil
 	for range w.Pick(0, 1, 1, 2) {
 		o, ok := e.newOp()
@@ -220,19 +221,19 @@ func (e *end) onReady(face *transport.Endpoint) {
 			}
 			break
 		}
-		err := e.sendOn(o, face, turn)
+		err := e.sendOn(o, face, fromQueue)
 		if err != nil {
-			e.ownAgain = e.ownAgain || err == transport.ErrNoResource
+			e.notifyAgain = e.notifyAgain || err == transport.ErrNoResource
 			o.drop()
 			break
 		}
 		e.served(o)
 	}
-	e.own.end(e.ownAgain && !failed && e.ep.Err() == nil)
+	e.notifyReq.end(e.notifyAgain && !failed && e.ep.Err() == nil)
 }
 
-// purge empties the queue. A request whose function runs is handed back when that has answered that
-// it wants to stay.
+// purge empties the queue. A request that runs is handed back afterwards, if it wants to
+// stay.
 func (e *end) purge() {
 	w := e.w
 	if !e.connected {
@@ -249,7 +250,7 @@ func (e *end) purge() {
 	w.calling++
 	e.ep.Purge(func(p *transport.Pending) {
 		for n < len(want) && want[n].own {
-			n++ // that one is the library's
+			n++ // the library does not hand back its own
 		}
 		if e.handing != nil && p == &e.handing.p {
 			e.handing.giveUp()
@@ -273,7 +274,7 @@ func (e *end) purge() {
 	if running != nil && !running.own {
 		running.purged = true
 	}
-	if g := e.ep.Stats(); g.Pending != e.hidden && g.Pending > e.hidden {
+	if g := e.ep.Stats(); g.Pending != e.waitingFlushes && g.Pending > e.waitingFlushes {
 		w.Broken(rulePurge, "%v: %d requests are in the queue after a purge", e, g.Pending)
 	}
 }
@@ -296,7 +297,7 @@ func (e *end) newFlush() *op {
 	return &op{e: e, kind: flushLocal + opKind(w.Rng.IntN(2)), group: w.newGroup()}
 }
 
-// look looks at the counters, and at what an ended endpoint says.
+// look checks counters, and what can be asked of an endpoint.
 func (e *end) look() {
 	w := e.w
 	s := e.site.worker.Stats()

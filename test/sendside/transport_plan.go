@@ -17,7 +17,7 @@ type transportPlan struct {
 	lab.Schedule[event]
 	configs []transport.Config // of each host's worker
 	pairs   [][2]int           // hosts of each connection
-	raw     []bool             // of each connection: the second end is no endpoint, and breaks the rules
+	raw     []bool             // of each connection: the second end is an intruder
 }
 
 type event = lab.Event[eventKind]
@@ -28,18 +28,18 @@ const (
 	doStep     eventKind = iota // the fabric moves
 	doProgress                  // a worker makes progress
 	doOp                        // some operations
-	doBurst                     // operations until one meets ErrNoResource
-	doPending                   // an operation that is queued when it must be
-	doWaking                    // an operation that has OnReady called when it must be
+	doBurst                     // operations until one returns ErrNoResource
+	doPending                   // an operation that is queued if need be
+	doNotify                    // an operation that has OnReady called if need be
 	doFence
 	doFlush   // without waiting
 	doWait    // a program that waits in Flush
-	doResume  // it is a program's turn
+	doResume  // a program goes on
 	doCancel  // a context ends
 	doRelease // a kept message is given back
 	doCount   // the program counts on a shared completion
 	doPurge
-	doFumble // wrong arguments
+	doMisuse // wrong arguments
 	doLook   // counters
 	doSlow
 	doStrike
@@ -47,30 +47,33 @@ const (
 	doAbort
 	doClose
 	doRenew // a new connection in place of one that has ended
-	doLie   // a peer breaks the rules
+	doForge // an intruder sends something
 	eventKinds
 )
 
-var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "waking", "fence", "flush",
+var eventNames = [eventKinds]string{"step", "progress", "op", "burst", "pending", "notify ready", "fence",
+	"flush",
 	"wait", "resume", "cancel", "release", "count",
-	"purge", "fumble", "look", "slow", "strike", "heal", "abort", "close", "renew", "lie"}
+	"purge", "misuse", "look", "slow", "strike", "heal", "abort", "close", "renew", "forge"}
 
 func (k eventKind) String() string { return eventNames[k] }
 
 // eventWeights are how often each kind happens in each mood.
 var eventWeights = [...][eventKinds]int{
-	lab.Calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+	lab.Calm: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30, doFence: 30,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1,
+		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 15, doLook: 15, doSlow: 8, doHeal: 12, doAbort: 1,
 		doClose: 2, doRenew: 10},
-	lab.Faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 30,
+	lab.Faulty: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30,
+		doFence: 30,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14,
+		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 8, doLook: 10, doSlow: 6, doStrike: 10, doHeal: 14,
 		doAbort: 6, doClose: 5, doRenew: 15},
-	lab.Hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doWaking: 30, doFence: 20,
+	lab.Hostile: {doStep: 400, doProgress: 240, doOp: 200, doBurst: 20, doPending: 60, doNotify: 30,
+		doFence: 20,
 		doFlush: 20, doWait: 12, doResume: 60, doCancel: 3,
-		doRelease: 40, doCount: 30, doPurge: 4, doFumble: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14,
-		doAbort: 4, doClose: 4, doRenew: 20, doLie: 60},
+		doRelease: 40, doCount: 30, doPurge: 4, doMisuse: 5, doLook: 10, doSlow: 4, doStrike: 2, doHeal: 14,
+		doAbort: 4, doClose: 4, doRenew: 20, doForge: 60},
 }
 
 func newTransportPlan(seed uint64) *transportPlan {
@@ -79,7 +82,7 @@ func newTransportPlan(seed uint64) *transportPlan {
 	p := &transportPlan{bedPlan: newBedPlan(rng, seed)}
 	qp := p.qpConfig(rng)
 	for i := range 1 + pick(0, 1, 1, 2, 3) {
-		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))} // perhaps one host with itself
+		pair := [2]int{rng.IntN(len(p.Hosts)), rng.IntN(len(p.Hosts))} // perhaps within one host
 		if i < len(p.Hosts)-1 {
 			pair = [2]int{i, i + 1}
 		}
@@ -88,7 +91,7 @@ func newTransportPlan(seed uint64) *transportPlan {
 	}
 	for h := range p.Hosts {
 		cfg := p.workerConfig(rng, qp, h)
-		cfg.MaxEndpoints = 2 // for connections that are made anew
+		cfg.MaxEndpoints = 2 // for connections that are renewed
 		for i, pair := range p.pairs {
 			if pair[0] == h {
 				cfg.MaxEndpoints++

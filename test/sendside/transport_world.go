@@ -10,30 +10,30 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// world is workers and endpoints, and the model of what they must do.
-type world struct {
+// transportWorld is workers and endpoints, and the model of what they must do.
+type transportWorld struct {
 	testbed
 	plan      *transportPlan
 	sites     []*site
-	ends      []*end // open and ended ones
+	ends      []*end // all that were ever made
 	pairs     []*pair
 	intruders []*intruder
-	groups    []*group // that have not fired
+	groups    []*group // completions that have not fired
 	kept      []*keptMessage
 	cancels   []context.CancelFunc
 	finishing bool
 
-	inside   *site // whose worker makes progress
-	calling  int   // calls of the library that are under way
-	callback bool  // a callback runs
-	round    bool  // it is known where a round of progress begins
-	told     bool  // in this round a completion or message was told
+	inside    *site // its worker makes progress now; nil outside of that
+	calling   int   // calls of the library that are under way, other than progress
+	callback  bool  // a callback runs
+	round     bool  // the progress under way is exactly one round
+	delivered bool  // a completion or message was delivered in this round
 }
 
 // site is a host's worker.
 type site struct {
 	*lab.Host
-	w      *world
+	w      *transportWorld
 	worker *transport.Worker
 	cfg    transport.Config
 	adds   []*op              // atomic additions that have ended
@@ -49,7 +49,7 @@ type pair struct {
 }
 
 func (p *transportPlan) run(log func(string)) *hunt.Violation {
-	w := &world{plan: p}
+	w := &transportWorld{plan: p}
 	return w.play(&p.bedPlan, log, w.moved, func() {
 		w.open()
 		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {
@@ -63,7 +63,7 @@ func (p *transportPlan) run(log func(string)) *hunt.Violation {
 }
 
 // open builds the world.
-func (w *world) open() {
+func (w *transportWorld) open() {
 	w.SeedEvent(w.plan.Seed)
 	w.Logf("%v", w.plan)
 	w.Build()
@@ -88,7 +88,7 @@ func (w *world) open() {
 const amIDs = 3
 
 // connect makes a connection between two hosts.
-func (w *world) connect(hosts [2]int, raw bool) {
+func (w *transportWorld) connect(hosts [2]int, raw bool) {
 	c := &pair{link: w.link(sprintf("connection %d", len(w.pairs)), w.Hosts[hosts[0]], w.Hosts[hosts[1]])}
 	w.pairs = append(w.pairs, c)
 	c.ends[0] = w.newEnd(c, w.sites[hosts[0]], 'a')
@@ -113,12 +113,12 @@ func (w *world) connect(hosts [2]int, raw bool) {
 			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 		}
 		e.connected = err == nil
-		e.dead = err != nil // it is not used
+		e.dead = err != nil
 	}
 }
 
 // happen plays an event.
-func (w *world) happen(ev event) {
+func (w *transportWorld) happen(ev event) {
 	e := w.ends[ev.End%len(w.ends)]
 	w.Logf("%d. %v %v", w.At, ev.Kind, e)
 	switch ev.Kind {
@@ -137,9 +137,9 @@ func (w *world) happen(ev event) {
 			}
 		}
 	case doPending:
-		e.later()
-	case doWaking:
-		e.act(waking)
+		e.sendOrQueue()
+	case doNotify:
+		e.act(notifying)
 	case doFence:
 		e.fence()
 	case doFlush:
@@ -157,11 +157,11 @@ func (w *world) happen(ev event) {
 	case doRelease:
 		w.release()
 	case doCount:
-		w.count()
+		w.countShared()
 	case doPurge:
 		e.purge()
-	case doFumble:
-		e.fumble()
+	case doMisuse:
+		e.misuse()
 	case doLook:
 		e.look()
 	case doSlow, doStrike:
@@ -174,25 +174,25 @@ func (w *world) happen(ev event) {
 		e.close()
 	case doRenew:
 		w.renew(e.pair)
-	case doLie:
+	case doForge:
 		if n := len(w.intruders); n != 0 {
-			w.intruders[w.Rng.IntN(n)].lie()
+			w.intruders[w.Rng.IntN(n)].forge()
 		}
 	}
 }
 
-// progress has the worker make progress.
+// progress has the worker make one round of progress.
 func (s *site) progress() int {
 	w := s.w
-	w.inside, w.round, w.told = s, true, false
+	w.inside, w.round, w.delivered = s, true, false
 	n := s.worker.Progress()
 	w.inside, w.round = nil, false
 	w.checkHanded()
 	return n
 }
 
-// turn lets a program run.
-func (w *world) turn(p *actor) {
+// turn resumes a program.
+func (w *transportWorld) turn(p *actor) {
 	w.Logf("  %s", p.name)
 	w.inside = w.sites[p.home.Index]
 	p.resume()
@@ -203,8 +203,8 @@ func (w *world) turn(p *actor) {
 	}
 }
 
-// checkHanded checks that every request that a purge met while it ran was handed back.
-func (w *world) checkHanded() {
+// checkHanded checks that requests which ran during a purge, and wanted to stay, were handed back.
+func (w *transportWorld) checkHanded() {
 	for _, e := range w.ends {
 		if e.handing != nil {
 			w.Broken(rulePurge, "%v: a request that ran during a purge was not handed back", e)
@@ -213,7 +213,7 @@ func (w *world) checkHanded() {
 }
 
 // enter begins a callback of a worker.
-func (w *world) enter(s *site, what string) {
+func (w *transportWorld) enter(s *site, what string) {
 	switch {
 	case w.inside != s:
 		w.Broken(rulePlace, "%s outside of its worker's progress", what)
@@ -231,11 +231,11 @@ func (w *world) enter(s *site, what string) {
 	}
 }
 
-func (w *world) leave() { w.callback = false }
+func (w *transportWorld) leave() { w.callback = false }
 
-// renew makes a connection anew whose ends have both ended, so that what they had must be free
-// again. The hosts must be sound.
-func (w *world) renew(c *pair) {
+// renew makes another connection in place of one whose ends are both closed: what they used must be
+// free again. No fault may have struck the hosts.
+func (w *transportWorld) renew(c *pair) {
 	for _, e := range c.ends {
 		if e != nil && !e.released {
 			return
@@ -248,8 +248,8 @@ func (w *world) renew(c *pair) {
 	w.connect([2]int{c.hosts[0].Index, c.hosts[1].Index}, false)
 }
 
-// moved looks at the world after every action of the fabric.
-func (w *world) moved(a soft.Action) {
+// moved checks, after every action of the fabric, that fences hold.
+func (w *transportWorld) moved(a soft.Action) {
 	if a.Kind != soft.Execute {
 		return
 	}
@@ -260,8 +260,8 @@ func (w *world) moved(a soft.Action) {
 	}
 }
 
-// auditAll looks at all memory.
-func (w *world) auditAll() {
+// auditAll checks all memory.
+func (w *transportWorld) auditAll() {
 	for _, e := range w.ends {
 		for _, o := range e.ops[e.ended:] {
 			o.checkPartly()

@@ -108,7 +108,7 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 	{"more messages than a CQ can be deep", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
 		return last(ibverbx.Open(devs, ibverbx.Config{MaxMsgCntPerQP: 1 << 14, QPsPerDevice: 100}))
 	}},
-	{"a scheme that nobody has", verbs.ErrInvalid, func(*end, []verbs.Device) error {
+	{"an unknown scheme", verbs.ErrInvalid, func(*end, []verbs.Device) error {
 		var s ibverbx.Scheme
 		text, _ := ibverbx.Spray.MarshalText()
 		if err := s.UnmarshalText(text); err != nil || s != ibverbx.Spray ||
@@ -171,7 +171,7 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		}
 		return e.vq.Modify(verbs.QPAttr{}, verbs.QPAttrAV, &ibverbx.BusinessCard{})
 	}},
-	{"memory that nobody has described", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+	{"memory without a description", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
 		var none ibverbx.RemoteMR
 		all := e.peer.host.Remote
 		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 ||

@@ -262,7 +262,7 @@ func (e *end) recvOnWire(wr *verbs.RecvWR) *recv {
 	}
 	r := lookup(e.buffers, int(wr.SGL[0].Addr-e.host.MR.Addr()), func(r *recv) lab.Span { return r.buffer })
 	if r == nil {
-		e.w.Broken(ruleOneForOne, "%v posts a receive that nobody has asked for", e)
+		e.w.Broken(ruleOneForOne, "%v posts a receive that was not asked for", e)
 	}
 	return r
 }

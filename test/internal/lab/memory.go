@@ -209,7 +209,7 @@ func (m *Memory) Audit() (what string, at Span, ok bool) {
 		end -= m.Spare
 	}
 	if rest := (Span{m.used, end - m.used}); !m.Untouched(rest) {
-		return "memory that nobody has asked for", rest, false
+		return "memory that was not given out", rest, false
 	}
 	return "", Span{}, true
 }

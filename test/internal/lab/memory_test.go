@@ -20,9 +20,9 @@ func TestAuditFindsWhatHasChanged(t *testing.T) {
 		{"a source that was returned", func(m *Memory) { m.Fill(Span{560, 16}, 9) }, "source"},
 		{"a word", func(m *Memory) { m.SetWord(8, 7) }, ""},
 		{"noise that is only read", func(m *Memory) { m.arena[64]++ }, "memory that is only read"},
-		{"behind all", func(m *Memory) { m.arena[2000]++ }, "memory that nobody has asked for"},
-		{"between two pieces", func(m *Memory) { m.Alloc(8); m.arena[m.used]++ }, "memory that nobody"},
-		{"the end", func(m *Memory) { m.arena[4095]++ }, "memory that nobody has asked for"},
+		{"behind all", func(m *Memory) { m.arena[2000]++ }, "memory that was not given out"},
+		{"between two pieces", func(m *Memory) { m.Alloc(8); m.arena[m.used]++ }, "memory that was not"},
+		{"the end", func(m *Memory) { m.arena[4095]++ }, "memory that was not given out"},
 		{"what was reserved", func(m *Memory) { m.Fill(m.Reserve(100), 1) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
