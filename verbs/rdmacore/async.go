@@ -23,14 +23,14 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 				e := d.event(event)
 				call(d.p.lib.ackAsyncEvent, address(event))
 				if e.Type.IsQP() {
-					d.look(e.QPNum) // not before the acknowledgement, for which closing the queue pair waits
+					d.refreshState(e.QPNum) // not before the acknowledgement, for which closing the queue pair waits
 				}
 				d.watchers.Publish(e)
 			case syscall.EINTR: // read again: the poller reports new events only
 			case syscall.EAGAIN:
 				return true
 			default:
-				// The kernel has taken the device away (uverbs_disassociate): it says so by failing
+				// The kernel has removed the device (uverbs_disassociate): it says so by failing
 				// every read.
 				d.lost()
 				return false
@@ -87,9 +87,9 @@ func (d *device) wakeAll() {
 	}
 }
 
-// look finds out whether a queue pair is in ERR, after a failed completion or an event. The number
-// may belong to another queue pair by now, or to none: then the look has no effect.
-func (d *device) look(qpNum uint32) {
+// refreshState finds out whether a queue pair is in ERR, after a failed completion or an event. The number
+// may belong to another queue pair by now, or to none: then it has no effect.
+func (d *device) refreshState(qpNum uint32) {
 	d.mu.Lock()
 	q := d.qps[qpNum]
 	d.mu.Unlock()

@@ -79,7 +79,7 @@ func (e *compEvents) close() error {
 	}
 	e.reader.stop()
 	errno := e.d.destroy(e.d.p.lib.destroyCompChannel, e.addr)
-	if errno == syscall.EBUSY && e.d.taken() {
+	if errno == syscall.EBUSY && e.d.removed() {
 		errno = 0 // libibverbs still counts the CQs whose destruction the kernel did not answer
 	}
 	if errno != 0 {

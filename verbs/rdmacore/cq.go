@@ -146,7 +146,7 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 			VendorErr: c.vendorErr, QPNum: c.qpNum}
 		if c.qpNum != looked {
 			looked = c.qpNum
-			q.d.look(looked) // a reliable connection does not survive an error
+			q.d.refreshState(looked) // a reliable connection does not survive an error
 		}
 	}
 }
@@ -156,7 +156,7 @@ func (q *cq) convert(wcs []verbs.WC, cs []ibvWC) {
 // lost, so the queue cannot be trusted any more.
 func (q *cq) pollErr(got int) error {
 	err := fmt.Errorf("ibv_poll_cq: the driver returned %d", got)
-	if q.d.taken() {
+	if q.d.removed() {
 		err = fmt.Errorf("%w: %w", verbs.ErrDeviceGone, err)
 	}
 	return &verbs.OpError{Op: "poll", Device: q.d.name, Err: err,

@@ -27,7 +27,7 @@ type device struct {
 	port     int // chosen by the filter, or 1
 	limits   verbs.DeviceAttr
 	atomics  bool // the NIC has atomics
-	shown    bool // the kernel listed it in sysfs when it was opened
+	inSysfs  bool // the kernel listed it in sysfs when it was opened
 	ctx      uintptr
 	watchers verbs.Watchers
 	gone     atomic.Bool // removed, or failed as a whole
@@ -72,7 +72,7 @@ func openDevice(p *Provider, addr uintptr, name string, id verbs.DeviceID, port 
 		reqNotifyCQ: c.reqNotifyCQ, postSend: c.postSend,
 		postRecv: c.postRecv, pds: map[*pd]struct{}{}, cqs: map[uintptr]*cq{}, qps: map[uint32]*qp{}}
 	_, unseen := fs.Stat(os.DirFS(sysClass), name)
-	d.shown = unseen == nil
+	d.inSysfs = unseen == nil
 	err := d.prepare(int(c.asyncFD))
 	if err == nil {
 		d.limits, err = d.Query()
@@ -165,22 +165,22 @@ func (d *device) close() error {
 	return err
 }
 
-// destroy makes a call that destroys something. Of a NIC that was taken away the kernel has
+// destroy makes a call that destroys something. Of a NIC that was removed the kernel has
 // destroyed everything by itself, and answers every such call with EIO (unless
 // RDMAV_ALLOW_DISASSOC_DESTROY is set): then the object is gone, and what libibverbs keeps of it
 // leaks.
 func (d *device) destroy(fn, object uintptr) syscall.Errno {
 	errno := d.p.lib.status(fn, object)
-	if errno == syscall.EIO && d.taken() {
+	if errno == syscall.EIO && d.removed() {
 		return 0
 	}
 	return errno
 }
 
-// taken reports whether the NIC was taken away: an event has said so, or the kernel shows it no
-// more, which may come sooner.
-func (d *device) taken() bool {
-	if d.gone.Load() || !d.shown {
+// removed reports whether the NIC was removed: an event has said so, or the kernel no longer lists
+// it, which may come sooner.
+func (d *device) removed() bool {
+	if d.gone.Load() || !d.inSysfs {
 		return d.gone.Load()
 	}
 	sys := os.DirFS(sysClass)

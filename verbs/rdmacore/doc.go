@@ -16,7 +16,7 @@
 //
 // # Memory
 //
-// Two kinds of memory can be registered, whole or in parts, on as many devices as one likes:
+// Two kinds of memory can be registered, whole or in parts, on any number of devices:
 //
 //   - Bytes of the Go heap. They are pinned, for the garbage collector and for the kernel, until
 //     [verbs.MR.Close]; the region keeps them reachable. This is right for buffers of a few MiB
@@ -30,8 +30,8 @@
 // if its owner keeps it mapped until the region is closed; memory of a GPU through its dma-buf
 // ([verbs.DMABufRegistrar]).
 //
-// Registered memory is locked, which the process may be limited in (ulimit -l); the error says how
-// to raise it.
+// Registered memory is locked. A process may have a limit of locked memory (ulimit -l); the error
+// says how to raise it.
 //
 // # Fork
 //
@@ -48,12 +48,12 @@
 // A queue pair may fail without a completion that says so, as the responder of a bad request:
 // [verbs.QP.State] asks the kernel.
 //
-// # A NIC that is taken away
+// # A NIC that is removed
 //
 // When a driver is unloaded or a NIC pulled, watchers get [verbs.EventDeviceFatal], posts are
-// refused with [verbs.ErrDeviceGone], polls say the same once a queue is empty, and those who sleep
-// on a completion channel wake. Everything can be closed as usual; what libibverbs itself had
-// allocated for it leaks, because the kernel answers it no more.
+// refused with [verbs.ErrDeviceGone], polls say the same once a queue is empty, and sleepers on a
+// completion channel wake. Everything can be closed as usual; what libibverbs itself had allocated
+// for it leaks, because the kernel no longer answers.
 //
 // # What it costs
 //

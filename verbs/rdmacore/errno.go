@@ -39,7 +39,7 @@ func filesHint(err error) string {
 }
 
 // sentinelOf says what an errno of libibverbs means to a program. EIO is what calls on a NIC say
-// that was taken away, but drivers and firmware have other reasons for it too: see device.callErr.
+// that was removed, but drivers and firmware have other reasons for it too: see device.callErr.
 func sentinelOf(errno syscall.Errno) error {
 	switch errno {
 	case syscall.EINVAL, syscall.EFAULT, syscall.E2BIG, syscall.ERANGE:
@@ -64,7 +64,7 @@ func callErr(op, device string, qp uint32, call string, errno syscall.Errno, det
 
 // callErr is the error of a failed call on the device.
 func (d *device) callErr(op string, qp uint32, call string, errno syscall.Errno, detail string) error {
-	if errno == syscall.EIO && d.taken() {
+	if errno == syscall.EIO && d.removed() {
 		return &verbs.OpError{Op: op, Device: d.name, QPNum: qp, Detail: detail,
 			Err: &callError{call: call, errno: errno, sentinel: verbs.ErrDeviceGone}}
 	}

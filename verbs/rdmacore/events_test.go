@@ -298,7 +298,7 @@ func TestDeviceFatal(t *testing.T) {
 	healthy.poll(healthy.cq, 1)
 }
 
-// The kernel takes a device away by failing every read of its events. That is a fatal event like
+// The kernel removes a device by failing every read of its events. That is a fatal event like
 // any other: watchers get it, and sleepers on a completion channel are woken.
 func TestDeviceRemoved(t *testing.T) {
 	for _, call := range []string{"ibv_get_async_event", "ibv_get_cq_event"} {

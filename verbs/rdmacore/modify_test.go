@@ -76,7 +76,7 @@ func (m modified) only() modified {
 	return inC(attr, verbs.QPAttrMask(m.Mask))
 }
 
-func TestModifyReachesC(t *testing.T) {
+func TestModifySeenByC(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{state: verbs.StateInit})
 	r.setState(verbs.StateReset)

@@ -213,7 +213,7 @@ func TestPostRefusedInTheMiddle(t *testing.T) {
 
 // A driver may fail without naming the request, as librxe does when the kernel refuses to look at
 // the queue.
-func TestPostFailsWithoutPlace(t *testing.T) {
+func TestPostFailsWithoutARequest(t *testing.T) {
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
 	r.failCall("ibv_post_send", int32(syscall.EIO), 1, -1)
 	n, err := r.qp.PostSend([]verbs.SendWR{r.send(1, 1), r.send(2, 1)})
@@ -230,7 +230,7 @@ func TestPostFailsWithoutPlace(t *testing.T) {
 }
 
 // siw names the request for which a queue had no room, and returns no error.
-func TestPostFullUnsaid(t *testing.T) {
+func TestPostFullWithoutErrno(t *testing.T) {
 	const unsaid = 10000 // UNSAID of the stand-in
 	r := newRig(t, openStandin(t, standinConfig{}), rigConfig{})
 	r.failCall("ibv_post_send", unsaid, 1, 1)

@@ -26,7 +26,7 @@ func remove(t *testing.T, s *standin, d verbs.Device) {
 	}
 }
 
-// Everything on a device that was taken away can be closed, although the kernel answers every call
+// Everything on a device that was removed can be closed, although the kernel answers every call
 // with EIO: it has destroyed it already.
 func TestCloseAfterRemoval(t *testing.T) {
 	s := openStandin(t, standinConfig{Devices: 1})
@@ -50,7 +50,7 @@ func TestCloseAfterRemoval(t *testing.T) {
 
 // EIO from a device that is there is an error like any other: the object stays, and can be closed
 // later.
-func TestCloseFailsOnceOfManyReasons(t *testing.T) {
+func TestCloseFailsWithEIO(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	r := newRig(t, s, rigConfig{})
 	s.fail("ibv_destroy_qp", syscall.EIO)

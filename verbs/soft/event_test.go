@@ -93,7 +93,7 @@ func TestEventsOfQueuePairs(t *testing.T) {
 }
 
 // A responder whose receive ends with the error raises no event.
-func TestNoEventWhereAReceiveTells(t *testing.T) {
+func TestNoEventWhereAReceiveFails(t *testing.T) {
 	f, a, b := pair(t, Config{}, endConfig{})
 	events := watch(t, f.Device(1))
 	b.recv(verbs.RecvWR{ID: 1, SGL: b.sge(0, 8)})
@@ -106,7 +106,7 @@ func TestNoEventWhereAReceiveTells(t *testing.T) {
 }
 
 // A watcher may call the NIC while events are sent.
-func TestWatcherCallsTheNIC(t *testing.T) {
+func TestWatcherMayCallTheNIC(t *testing.T) {
 	d := newFabric(t, Config{}).Device(0)
 	c := make(chan verbs.Event)
 	stop := d.Watch(c)

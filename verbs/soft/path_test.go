@@ -113,7 +113,7 @@ func TestOverrun(t *testing.T) {
 	}
 }
 
-func TestBusyAndTwice(t *testing.T) {
+func TestCloseRefusedWhileInUse(t *testing.T) {
 	f, a, _ := pair(t, Config{}, endConfig{})
 	for _, c := range []struct {
 		close func() error

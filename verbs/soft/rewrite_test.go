@@ -105,7 +105,7 @@ func TestRewriteOnce(t *testing.T) {
 }
 
 // Which of ten requests are struck.
-func TestSkipAndCount(t *testing.T) {
+func TestFaultSkipAndCount(t *testing.T) {
 	for _, c := range []struct {
 		fault Fault
 		want  string

@@ -162,7 +162,7 @@ func TestFaultsOfMoreThanARequest(t *testing.T) {
 }
 
 // A request that waits for its link goes out when the fault is removed.
-func TestCutLinkMends(t *testing.T) {
+func TestRequestWaitsForACutLink(t *testing.T) {
 	inBothModes(t, func(t *testing.T, cfg Config) {
 		f, a, b := pair(t, cfg, endConfig{}, func(c *connection) { c.Timeout = 0 })
 		i := f.Inject(Fault{Kind: CutLink})
@@ -175,7 +175,7 @@ func TestCutLinkMends(t *testing.T) {
 }
 
 // Removing a fault changes no link or NIC that the caller has set since.
-func TestRemoveMendsItsOwn(t *testing.T) {
+func TestRemoveUndoesOnlyItsOwnFault(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		kind    FaultKind

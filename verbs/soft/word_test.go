@@ -33,7 +33,7 @@ func (e *end) store(n int, v uint64) {
 
 // A program polls on a word that a NIC writes, and reads the data that came before it, without a
 // completion and without a race: the race detector is the judge.
-func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
+func TestPolledWordFollowsItsData(t *testing.T) {
 	const rounds = 200
 	for _, c := range []struct {
 		name string
@@ -105,7 +105,7 @@ func TestPolledWordBringsTheDataBeforeIt(t *testing.T) {
 }
 
 // A program may also poll on a word that a read or an atomic brings.
-func TestPolledWordIsBrought(t *testing.T) {
+func TestPolledWordOfAReadOrAtomic(t *testing.T) {
 	const rounds = 100
 	for _, stepped := range []bool{false, true} {
 		for _, n := range []int{4, 8} {
