@@ -9,10 +9,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// Close in the middle of traffic both ways reports all that is outstanding, in order, and then
-// nothing holds the memory any more. That the provider has nothing left is seen when the lab
-// closes.
-func TestCloseInTheMiddle(t *testing.T) {
+// Close during traffic in both directions reports everything that is outstanding, in order. Then
+// nothing uses the memory any more. The test rig checks that the provider has nothing left open.
+func TestCloseDuringTraffic(t *testing.T) {
 	hasty(t, func(*shape) bool { return true }, func(t *testing.T, _ *shape, a, b *end) {
 		busyUntil(a, b, "traffic", underWay(a, b))
 		a.close()
@@ -36,7 +35,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 	})
 }
 
-// Closing only the virtual CQ closes what is on it, and what that reports can still be polled.
+// Closing a virtual CQ closes the virtual queue pairs on it. What they report can still be polled.
 func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		busyUntil(a, b, "traffic", underWay(a, b))
@@ -47,7 +46,7 @@ func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
 			}
 			e.host.pump()
 			if !e.settled() {
-				t.Errorf("never reported:\n%s", e.story())
+				t.Errorf("never reported:\n%s", e.describe())
 			}
 			if _, ok, err := e.CQ().PollOne(); ok || !isClosed(err) {
 				t.Errorf("with nothing left to poll: %v", err)
@@ -56,18 +55,18 @@ func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
 	})
 }
 
-// Once all is closed the provider closes, no goroutine is left, and as many files are open as
-// before.
-func TestNothingIsLeftBehind(t *testing.T) {
+// After everything is closed the provider closes, no goroutine is left, and as many files are open
+// as before.
+func TestNothingIsLeftOpen(t *testing.T) {
 	once := func(t *testing.T, s *shape) {
 		t.Run(s.name, func(t *testing.T) {
-			a, b := newLab(t, s).connect(s.config(ibverbx.Config{MaxMsgSize: fragment}))
-			converse(a, b)
+			a, b := newRig(t, s).connect(s.config(ibverbx.Config{MaxMsgSize: fragment}))
+			exchange(a, b)
 		})
 	}
 	for i := range shapes {
 		s := &shapes[i]
-		once(t, s) // what the process opens once and keeps is open from here on
+		once(t, s) // opens what the process keeps open
 		goroutines, files := goleak.IgnoreCurrent(), openFiles(t)
 		for range 3 {
 			once(t, s)
@@ -81,7 +80,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	}
 }
 
-// openFiles counts the process's open files, where the system tells.
+// openFiles counts the open files of the process. It skips the test where that is not possible.
 func openFiles(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -92,12 +91,12 @@ func openFiles(t *testing.T) int {
 	return len(list)
 }
 
-// While anything is open the provider says so, and changes nothing.
-func TestProviderKnowsWhatIsOpen(t *testing.T) {
+// A provider with open objects refuses to close, without effect.
+func TestProviderWithOpenObjectsDoesNotClose(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
-		if err := a.host.lab.nics.Close(); !isBusy(err) {
+		if err := a.host.rig.nics.Close(); !isBusy(err) {
 			t.Errorf("closing a provider in use: %v, want %v", err, verbs.ErrBusy)
 		}
-		converse(a, b)
+		exchange(a, b)
 	})
 }

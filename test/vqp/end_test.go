@@ -10,10 +10,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// end is a virtual queue pair on a host, and a record of all that was posted on it and not yet
-// reported. Every completion is held against the record, so whatever a test is about, it also
-// proves promises 1 to 5: each request is reported once, in the order of posting, with its data in
-// place, and behind a failure there are flushes only.
+// end is a virtual queue pair on a host, and a record of all requests that were posted and not yet
+// reported. Every completion is compared with the record. So every test also proves promises 1 to
+// 5: each request is reported once, in the order of posting, with its data in place, and after a
+// failure everything is flushed.
 type end struct {
 	*ibverbx.VirtualQP
 	host  *host
@@ -21,27 +21,27 @@ type end struct {
 	other *end
 	peer  ibverbx.RemoteMR // the other host's memory
 	word  uint64           // offset in the other host's memory of the word for this end's atomics
-	count uint64           // what the word holds once they are done
+	count uint64           // what the word must hold after them
 
 	sends, recvs direction
-	arriving     [2][]*posted // what the other end has sent and no receive has reported yet, by kind
+	arriving     [2][]*posted // by kind: what the other end has sent and no receive has reported
 	sequence     uint64
-	mayFail      bool // the test makes it fail, or ends it
+	mayFail      bool // the test makes it fail, or closes it
 	closed       bool
-	due          *request // what busy is about to post,
-	announced    bool     // and whether the other end has its receive
+	due          *request // the request that busy posts next
+	announced    bool     // the other end has posted its receive
 
-	earlierTrouble uint64 // what trouble said when the present life began
+	earlierFailures uint64 // what failures said when this session began
 }
 
 // direction is what was posted in one direction.
 type direction struct {
 	open     []*posted // not yet reported, oldest first
 	reported int
-	failure  *ibverbx.WC // the first that failed
+	failure  *ibverbx.WC // the first failed completion
 }
 
-// posted is one request on its way.
+// posted is a request that was posted.
 type posted struct {
 	id uint64
 	request
@@ -50,10 +50,10 @@ type posted struct {
 	checked bool // its data was found in place
 }
 
-// recvBit tells the IDs of receives from those of sends.
+// recvBit marks the IDs of receives.
 const recvBit = 1 << 63
 
-// The kinds of receives. With one queue pair any receive takes any message: there all are of one
+// The kinds of receives. With one queue pair any receive takes any message, and all are of one
 // kind.
 const (
 	forNotes = iota
@@ -61,26 +61,26 @@ const (
 )
 
 func (h *host) newEnd(cfg ibverbx.Config) *end {
-	h.lab.tb.Helper()
+	h.rig.tb.Helper()
 	q, err := h.dom.NewQP(h.cq, cfg)
 	if err != nil {
-		h.lab.tb.Fatal(err)
+		h.rig.tb.Fatal(err)
 	}
-	peer := h.lab.a
+	peer := h.rig.a
 	if h == peer {
-		peer = h.lab.b
+		peer = h.rig.b
 	}
-	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: throughJSON(h.lab.tb, peer.mem.mr.Remote()),
+	e := &end{VirtualQP: q, host: h, mem: h.mem, peer: throughJSON(h.rig.tb, peer.mem.mr.Remote()),
 		word: peer.mem.word()}
 	h.ends = append(h.ends, e)
 	return e
 }
 
-func (e *end) tb() testing.TB { return e.host.lab.tb }
+func (e *end) tb() testing.TB { return e.host.rig.tb }
 
 func (e *end) single() bool { return e.DataRails() == 1 }
 
-// kind is the queue of arriving messages that a request or receive of this kind belongs to.
+// kind is the index into arriving for messages and their receives, or for notifications and theirs.
 func (e *end) kind(message bool) int {
 	if message && !e.single() {
 		return forMessages
@@ -88,14 +88,14 @@ func (e *end) kind(message bool) int {
 	return forNotes
 }
 
-// send posts requests, all in one call. With several queue pairs they are accepted whatever the
-// queues hold (promise 8); a single one takes what it can, and the rest as it gets rid of that.
+// send posts requests, all in one call. Several queue pairs accept them however full the queues are
+// (promise 8). A single one accepts the rest when it has room again.
 func (e *end) send(rs ...request) {
 	e.tb().Helper()
 	for n := 0; n < len(rs); {
 		n += e.trySend(rs[n:]...)
 		if n < len(rs) {
-			e.host.lab.until("room in the send queue",
+			e.host.rig.until("room in the send queue",
 				func() bool { k := e.trySend(rs[n]); n += k; return k != 0 })
 		}
 	}
@@ -126,7 +126,7 @@ func (e *end) trySend(rs ...request) int {
 	return n
 }
 
-// deliver posts requests at this end and, before that, the receives that they need at the other.
+// deliver posts at the other end the receives that some requests need, and then the requests.
 func (e *end) deliver(rs ...request) {
 	e.tb().Helper()
 	for i := range rs {
@@ -139,7 +139,7 @@ func (e *end) deliver(rs ...request) {
 func (e *end) expect(r *request) {
 	e.tb().Helper()
 	if !e.tryExpect(r) {
-		e.host.lab.until("room in the receive queue", func() bool { return e.tryExpect(r) })
+		e.host.rig.until("room in the receive queue", func() bool { return e.tryExpect(r) })
 	}
 }
 
@@ -155,7 +155,7 @@ func (e *end) tryExpect(r *request) bool {
 	return e.tryRecv()
 }
 
-// recv posts a receive: for a message that lands in the plots, or without any for a notification.
+// recv posts a receive: with memory for a message, or without for a notification.
 func (e *end) recv(plots ...plot) {
 	e.tb().Helper()
 	if !e.tryRecv(plots...) {
@@ -188,7 +188,7 @@ func (e *end) tryRecv(plots ...plot) bool {
 	}
 }
 
-// report holds a completion against the record.
+// report compares a completion with the record.
 func (e *end) report(wc *ibverbx.WC) {
 	e.tb().Helper()
 	d := &e.sends
@@ -197,11 +197,11 @@ func (e *end) report(wc *ibverbx.WC) {
 	}
 	for len(d.open) != 0 && d.open[0].id != wc.ID && e.single() && d.open[0].Flags&verbs.SendSignaled == 0 &&
 		!d.open[0].recv {
-		// a single queue pair reports no unsignaled success, but what comes later vouches for it
+		// an unsignaled success of a single queue pair is proven by a later completion
 		e.succeeded(d.pop())
 	}
 	if len(d.open) == 0 || d.open[0].id != wc.ID {
-		e.tb().Fatalf("promises 1 and 2: %s is not the next to be reported\n%s", fmtWC(wc), e.story())
+		e.tb().Fatalf("promises 1 and 2: %s is not the next to be reported\n%s", fmtWC(wc), e.describe())
 	}
 	p := d.pop()
 	switch {
@@ -212,7 +212,7 @@ func (e *end) report(wc *ibverbx.WC) {
 	case wc.Status == verbs.StatusSuccess:
 		e.sent(p, wc)
 	case !e.mayFail:
-		e.tb().Fatalf("%s failed: %v\n%s", fmtWC(wc), e.Err(), e.host.lab.story())
+		e.tb().Fatalf("%s failed: %v\n%s", fmtWC(wc), e.Err(), e.host.rig.describe())
 	case d.failure != nil && wc.Status != verbs.StatusWRFlushErr:
 		e.tb().Fatalf("promise 5: %s behind %s", fmtWC(wc), fmtWC(d.failure))
 	case d.failure == nil:
@@ -233,7 +233,7 @@ func (e *end) sent(p *posted, wc *ibverbx.WC) {
 	e.tb().Helper()
 	length := uint64(len(p.want))
 	if e.single() {
-		length = 0 // does not tell
+		length = 0 // Spray does not report it
 	}
 	if wc.Opcode != p.Opcode.WCOpcode() || wc.ByteLen != length {
 		e.tb().Fatalf("%s: want %v of %d bytes", fmtWC(wc), p.Opcode.WCOpcode(), length)
@@ -249,8 +249,8 @@ func (e *end) succeeded(p *posted) {
 	}
 }
 
-// received checks a receive that succeeded, and with it promise 4: the message is there, and so are
-// all writes before it.
+// received checks a receive that succeeded, and promise 4: the message and all earlier writes are
+// in memory.
 func (e *end) received(p *posted, wc *ibverbx.WC) {
 	e.tb().Helper()
 	k := e.kind(len(p.lands) != 0)
@@ -261,14 +261,14 @@ func (e *end) received(p *posted, wc *ibverbx.WC) {
 	e.arriving[k] = e.arriving[k][1:]
 	if m.never {
 		e.tb().Fatalf("promise 4: told of a %v that something before it, or itself, has failed: %s\n%s",
-			m.Opcode, fmtWC(wc), e.host.lab.story())
+			m.Opcode, fmtWC(wc), e.host.rig.describe())
 	}
 	opcode, length := verbs.WCRecvRDMAWithImm, uint64(len(m.want))
 	switch {
 	case m.Opcode.IsSend():
 		opcode = verbs.WCRecv
 	case e.Scheme() == ibverbx.Spray && !e.single():
-		length = 0 // does not tell
+		length = 0 // Spray does not report it
 	}
 	flags := verbs.WCFlags(0)
 	if m.Opcode.HasImm() {
@@ -289,14 +289,14 @@ func (e *end) received(p *posted, wc *ibverbx.WC) {
 	p.release()
 }
 
-// inPlace checks that a request's data is where it has to be.
+// inPlace checks that the data of a request is where it must be.
 func (p *posted) inPlace() {
 	if p.checked || p.Opcode.IsSend() && p.lands == nil {
 		return
 	}
 	rest := p.want
 	for _, at := range p.lands {
-		at.mem.host.lab.tb.Helper()
+		at.mem.host.rig.tb.Helper()
 		n := min(uint64(len(rest)), at.length)
 		at.mem.holds(fmt.Sprintf("%v, id %d", p.Opcode, p.id), at.plot, rest[:n])
 		rest = rest[n:]
@@ -304,22 +304,22 @@ func (p *posted) inPlace() {
 	p.checked = true
 }
 
-// release gives the memory back in which data came down.
+// release frees the memory to which the data went.
 func (p *posted) release() {
 	for _, at := range p.lands {
 		at.mem.release(at.plot)
 	}
 }
 
-// settled says whether everything that was posted has been reported.
+// settled says whether everything that was posted was reported.
 func (e *end) settled() bool { return len(e.sends.open)+len(e.recvs.open) == 0 }
 
-// settle waits until both ends have reported everything, and checks that nothing more is left in
-// them, and that their atomics add up.
+// settle waits until both ends have reported everything. It checks that nothing is left in them and
+// that their atomics add up.
 func settle(a, b *end) {
 	a.tb().Helper()
-	lab := a.host.lab
-	lab.until("every request of both ends", func() bool {
+	rig := a.host.rig
+	rig.until("every request of both ends", func() bool {
 		for _, e := range []*end{a, b} {
 			if e.due != nil {
 				e.proceed()
@@ -327,21 +327,21 @@ func settle(a, b *end) {
 		}
 		return a.settled() && b.settled() && a.due == nil && b.due == nil
 	})
-	lab.pump()
+	rig.pump()
 	for _, e := range []*end{a, b} {
 		s := e.Stats()
 		if s.SendWindow != 0 || s.RecvWindow != 0 || s.Banked != 0 || s.OutOfOrder != 0 ||
 			len(e.arriving[0])+len(e.arriving[1]) != 0 {
-			e.tb().Fatalf("not quiet at the end:\n%s", e.story())
+			e.tb().Fatalf("not quiet at the end:\n%s", e.describe())
 		}
 		for i, r := range s.Rails {
 			if !e.single() && r.Outstanding != 0 {
 				e.tb().Fatalf("rail %d is not quiet at the end: %+v", i, r)
 			}
 		}
-		if trouble := e.trouble(); trouble != e.earlierTrouble {
-			e.tb().Fatalf("something went wrong unnoticed, %d times:\n%s", trouble-e.earlierTrouble,
-				e.story())
+		if failures := e.failures(); failures != e.earlierFailures {
+			e.tb().Fatalf("something went wrong unnoticed, %d times:\n%s", failures-e.earlierFailures,
+				e.describe())
 		}
 		if got := wordAt(e.other.mem.buf[e.word:]); got != e.count {
 			e.tb().Fatalf("the atomics have left %#x, want %#x", got, e.count)
@@ -349,8 +349,8 @@ func settle(a, b *end) {
 	}
 }
 
-// trouble counts failed completions, and those that belonged to nothing, since the end was made.
-func (e *end) trouble() uint64 {
+// failures counts, since the end was made, failed completions and those that belong to no request.
+func (e *end) failures() uint64 {
 	s := e.Stats()
 	n := s.StaleEvents
 	for _, r := range s.Rails {
@@ -368,14 +368,14 @@ func (e *end) close() {
 	}
 	e.host.pump()
 	if !e.settled() && !e.tb().Failed() {
-		e.tb().Errorf("promise 1: never reported after Close:\n%s", e.story())
+		e.tb().Errorf("promise 1: never reported after Close:\n%s", e.describe())
 	}
 }
 
-// story says where an end stands.
-func (e *end) story() string {
+// describe describes the state of an end.
+func (e *end) describe() string {
 	name := "a"
-	if e.host == e.host.lab.b {
+	if e.host == e.host.rig.b {
 		name = "b"
 	}
 	s := fmt.Sprintf("%s, virtual qp %d: %v\n", name, e.Num(), e.Err())
@@ -405,7 +405,7 @@ func fmtWC(wc *ibverbx.WC) string {
 		wc.Status.Name(), wc.ByteLen, wc.Imm)
 }
 
-// posts are the ways to post at an end.
+// posts are the calls that post something.
 func (e *end) posts() map[string]func() (int, error) {
 	return map[string]func() (int, error){
 		"PostSend": func() (int, error) {
@@ -416,15 +416,15 @@ func (e *end) posts() map[string]func() (int, error) {
 	}
 }
 
-// stopped waits until an end has failed, with one of the statuses, and has reported everything that
-// was outstanding; it checks what the end then says of itself, and that it refuses to go on.
+// stopped waits until an end has failed with one of the statuses and has reported everything. It
+// checks the state and error of the end, and that it refuses requests.
 func (e *end) stopped(allowed ...verbs.Status) *ibverbx.FailedError {
 	e.tb().Helper()
-	e.host.lab.until("the failure, and all that it flushes", func() bool {
+	e.host.rig.until("the failure, and all that it flushes", func() bool {
 		return e.Err() != nil &&
 			e.settled()
 	})
-	if e.host.lab.kind.strict {
+	if e.host.rig.kind.strict {
 		allowed = allowed[:1]
 	}
 	var failed *ibverbx.FailedError

@@ -7,14 +7,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// shallow is a configuration whose queues hold far less than the tests post.
+// shallow is a configuration with queues that hold much less than the tests post.
 var shallow = ibverbx.Config{MaxMsgSize: 512, MaxMsgCntPerQP: 4, Credits: 4}
 
-// Promise 8: hundreds of mixed requests both ways, over queues that hold four fragments each, are
-// all accepted at once, and complete in order; no queue ever holds more than it can.
+// Promise 8: hundreds of mixed requests in both directions, over queues that hold four fragments
+// each, are all accepted at once and complete in order. No queue overflows.
 func TestHundredsOfRequestsOverShallowQueues(t *testing.T) {
 	eachShape(t, shallow, func(t *testing.T, a, b *end) {
-		total := a.host.lab.kind.scaled(400)
+		total := a.host.rig.kind.scaled(400)
 		streams := []*stream{newStream(a, total, 12*512), newStream(b, total, 12*512)}
 		for _, s := range streams {
 			s.advance()
@@ -24,7 +24,7 @@ func TestHundredsOfRequestsOverShallowQueues(t *testing.T) {
 				t.Errorf("nothing has to wait with %d requests posted: %+v", total, s)
 			}
 		}
-		a.host.lab.until("all to be posted", func() bool {
+		a.host.rig.until("all to be posted", func() bool {
 			for _, e := range []*end{a, b} {
 				for i, r := range e.Stats().Rails {
 					if !e.single() && r.Outstanding > 4 {
@@ -39,11 +39,11 @@ func TestHundredsOfRequestsOverShallowQueues(t *testing.T) {
 	})
 }
 
-// stream is a list of requests that one end is to post, and the other end the receives for them.
+// stream is a list of requests that one end posts, and the other end the receives for them.
 type stream struct {
 	from     *end
 	rs       []request
-	expected int // the other end has the receives of so many
+	expected int // for how many the other end has posted receives
 	sent     int
 }
 
@@ -67,22 +67,22 @@ func (s *stream) advance() bool {
 	return s.sent == len(s.rs) && s.expected == len(s.rs)
 }
 
-// A sender that runs ahead of the receives loses nothing. DQPLB keeps notifications up to a bound,
-// and then slows the sender down; everything else waits at the sender.
+// A sender that is ahead of the receives loses nothing. DQPLB keeps notifications up to a limit,
+// and then slows the sender down. Everything else waits at the sender.
 func TestSenderAheadOfTheReceives(t *testing.T) {
 	cfg := shallow
 	cfg.MaxBanked = 3
 	eachShape(t, cfg, func(t *testing.T, a, b *end) {
 		var rs []request
-		for range a.host.lab.kind.scaled(100) {
+		for range a.host.rig.kind.scaled(100) {
 			rs = append(rs, a.write(600), a.writeImm(1500), a.writeImm(1))
 		}
 		if a.single() {
-			rs = rs[:4] // the queue holds no more, and nothing is reported before there are receives
+			rs = rs[:4] // the queue holds no more while there are no receives
 		}
 		a.send(rs...)
 		for range 20 {
-			a.host.lab.rest()
+			a.host.rig.rest()
 		}
 		if s := b.Stats(); s.Banked > 3+a.DataRails()*4 {
 			t.Errorf("%d notifications are kept, where 3 are allowed beyond the %d that the credits bring",
@@ -95,13 +95,13 @@ func TestSenderAheadOfTheReceives(t *testing.T) {
 	})
 }
 
-// A message waits for its receive, and nothing that comes behind it is told before it.
+// A message waits for its receive, and nothing sent after it is reported before it.
 func TestMessageWaitsForItsReceive(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		rs := []request{a.message(100), a.write(3 * fragment), a.message(200)}
 		a.send(rs...)
 		for range 20 {
-			a.host.lab.rest()
+			a.host.rig.rest()
 		}
 		if a.sends.reported != 0 {
 			t.Fatalf("%d requests reported behind a message that nobody has received", a.sends.reported)
@@ -113,8 +113,8 @@ func TestMessageWaitsForItsReceive(t *testing.T) {
 	})
 }
 
-// A region cannot be closed while a request may use it: a receive that waits, a message that waits
-// for one. Once they are reported it can.
+// A region cannot be closed while a request may use it, such as a receive that waits for a message.
+// After that is reported it can.
 func TestRegionInUseCannotBeClosed(t *testing.T) {
 	eachShapeThat(t, multi, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		refused := func(what string, mr *ibverbx.MR) {

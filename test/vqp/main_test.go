@@ -6,5 +6,5 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Whatever the tests did, no goroutine outlives them.
+// No goroutine may be left after the tests.
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -10,20 +10,20 @@ import (
 	"ibverbx/verbs"
 )
 
-// memory is the registered memory of a host, in one region: a source that never changes, so that
-// whatever comes from it can be checked at any time, words for atomics, and a landing ground that
-// is given out a plot a request.
+// memory is the registered memory of a host, in one region: sources that never change, so that what
+// comes from them can be checked at any time; words for atomics; and plots for what arrives, one
+// for each request.
 type memory struct {
 	host  *host
 	buf   []byte
 	mr    *ibverbx.MR
 	rng   *rand.Rand
-	plots []plot // given out
+	plots []plot // in use
 	next  uint64 // where to look for the next one
-	words uint64 // given out
+	words uint64 // in use
 }
 
-// plot is where the data of one request is to land.
+// plot is memory to which the data of one request goes.
 type plot struct{ at, length uint64 }
 
 const (
@@ -37,13 +37,13 @@ const (
 )
 
 func newMemory(h *host, seed uint64) *memory {
-	h.lab.tb.Helper()
+	h.rig.tb.Helper()
 	m := &memory{host: h, buf: make([]byte, groundAt+groundBytes), rng: rand.New(rand.NewPCG(seed, 1)),
 		next: groundAt}
 	fillRandom(m.buf[:sourceBytes], seed)
 	var err error
 	if m.mr, err = h.dom.Register(m.buf, verbs.AccessAll); err != nil {
-		h.lab.tb.Fatal(err)
+		h.rig.tb.Fatal(err)
 	}
 	return m
 }
@@ -52,19 +52,19 @@ func fillRandom(p []byte, seed uint64) {
 	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(p) // never fails
 }
 
-// source is the offset of n bytes that never change, each time others.
+// source is the offset of n bytes that never change: others with each call.
 func (m *memory) source(n uint64) uint64 { return m.rng.Uint64N(sourceBytes - n + 1) }
 
-// word is the offset of eight bytes of its own for an end's atomics.
+// word is the offset of eight bytes for the atomics of an end.
 func (m *memory) word() uint64 {
 	at := wordsAt + m.words*8
 	m.words++
 	return at
 }
 
-// land gives out n bytes, zero and with zeros around them, that nobody else uses.
+// land gives out n bytes that nothing else uses. They and those around them are zero.
 func (m *memory) land(n uint64) plot {
-	m.host.lab.tb.Helper()
+	m.host.rig.tb.Helper()
 	size := (fence + n + fence + 7) &^ 7
 	for range 2 {
 		for m.next+size <= uint64(len(m.buf)) {
@@ -83,37 +83,37 @@ func (m *memory) land(n uint64) plot {
 		}
 		m.next = groundAt
 	}
-	m.host.lab.tb.Fatalf("the test has more in flight than there is memory for: %d plots, and one of %d "+
-		"bytes\n%s", len(m.plots), n, m.host.lab.story())
+	m.host.rig.tb.Fatalf("the test has more in flight than there is memory for: %d plots, and one of %d "+
+		"bytes\n%s", len(m.plots), n, m.host.rig.describe())
 	return plot{}
 }
 
-// release takes a plot back.
+// release frees a plot.
 func (m *memory) release(p plot) {
 	if i := slices.Index(m.plots, p); i >= 0 {
 		m.plots = slices.Delete(m.plots, i, i+1)
 	}
 }
 
-// bytes is what lies in a plot.
+// bytes is what a plot holds.
 func (m *memory) bytes(p plot) []byte { return m.buf[p.at : p.at+p.length] }
 
-// holds checks that a plot begins with want and that the rest of it, and its surroundings, were not
-// touched.
+// holds checks that a plot begins with want, and that the rest of it and the bytes around it are
+// still zero.
 func (m *memory) holds(what string, p plot, want []byte) {
-	m.host.lab.tb.Helper()
+	m.host.rig.tb.Helper()
 	got := m.bytes(p)
 	switch n := len(want); {
 	case n > len(got):
-		m.host.lab.tb.Fatalf("%s: %d bytes for a plot of %d", what, n, len(got))
+		m.host.rig.tb.Fatalf("%s: %d bytes for a plot of %d", what, n, len(got))
 	case !bytes.Equal(got[:n], want):
 		i := 0
 		for got[i] == want[i] {
 			i++
 		}
-		m.host.lab.tb.Fatalf("%s: %d bytes, wrong from byte %d on\n%s", what, n, i, m.host.lab.story())
+		m.host.rig.tb.Fatalf("%s: %d bytes, wrong from byte %d on\n%s", what, n, i, m.host.rig.describe())
 	case !zero(got[n:]) || !zero(m.buf[p.at-fence:p.at]) || !zero(m.buf[p.at+p.length:p.at+p.length+fence]):
-		m.host.lab.tb.Fatalf("%s: %d bytes, and something beside them was written", what, n)
+		m.host.rig.tb.Fatalf("%s: %d bytes, and something beside them was written", what, n)
 	}
 }
 

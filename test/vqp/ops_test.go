@@ -8,17 +8,16 @@ import (
 	"ibverbx/verbs"
 )
 
-// sizes lie around every boundary of fragmentation, in bytes.
+// sizes, in bytes, are next to every boundary of fragmentation.
 func sizes(e *end) []uint64 {
 	rails := uint64(e.DataRails())
-	many := uint64(e.host.lab.kind.scaled(40))
+	many := uint64(e.host.rig.kind.scaled(40))
 	return []uint64{1, 8, fragment - 1, fragment, fragment + 1, rails*fragment - 1, rails * fragment,
 		rails*fragment + 1, many*fragment + 5}
 }
 
-// A WRITE lands whole at every size, nothing beside it is touched, and its completion tells its
-// length.
-func TestWriteLandsWhole(t *testing.T) {
+// A WRITE of any size lands whole, changes nothing beside it, and its completion has its length.
+func TestWriteOfAnySize(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			for _, n := range sizes(from) {
@@ -29,8 +28,8 @@ func TestWriteLandsWhole(t *testing.T) {
 	})
 }
 
-// A READ brings it whole at every size.
-func TestReadBringsWhole(t *testing.T) {
+// A READ of any size brings all bytes.
+func TestReadOfAnySize(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			for _, n := range sizes(from) {
@@ -41,8 +40,8 @@ func TestReadBringsWhole(t *testing.T) {
 	})
 }
 
-// A WRITE_WITH_IMM of one or of many fragments yields one receive, which tells the immediate,
-// whatever that is, and the length.
+// A WRITE_WITH_IMM of one or many fragments completes one receive, which reports the immediate, of
+// any value, and the length.
 func TestWriteWithImmNotifiesOnce(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
@@ -60,8 +59,8 @@ func TestWriteWithImmNotifiesOnce(t *testing.T) {
 	})
 }
 
-// A SEND lands in the receives with memory in the order of posting, one message a receive, whatever
-// notifications come between.
+// SENDs land in the receives with memory in the order of posting, one in each, also with
+// notifications between them.
 func TestSendTakesTheNextReceiveWithMemory(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
@@ -78,11 +77,11 @@ func TestSendTakesTheNextReceiveWithMemory(t *testing.T) {
 	})
 }
 
-// Promise 4: whoever sees a notification or a message sees every earlier write, on whatever rail it
-// travelled. The record looks for them whenever a receive is reported.
-func TestNotificationMeansThatEarlierWritesAreThere(t *testing.T) {
+// Promise 4: when a notification or message is reported, all earlier writes are in memory, whatever
+// rails they took. The record checks that with every receive.
+func TestNotificationComesAfterEarlierWrites(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
-		for range a.host.lab.kind.scaled(12) {
+		for range a.host.rig.kind.scaled(12) {
 			bothWays(a, b, func(from, _ *end) {
 				from.deliver(from.write(5*fragment), from.write(1), from.write(2*fragment+1), from.write(8),
 					from.write(3*fragment), from.writeImm(1))
@@ -93,8 +92,8 @@ func TestNotificationMeansThatEarlierWritesAreThere(t *testing.T) {
 	})
 }
 
-// Atomics act on the peer's word one after the other, and bring what was there before.
-func TestAtomicsActInOrder(t *testing.T) {
+// Atomics change the peer's word one after the other, and return the value before.
+func TestAtomicsKeepTheirOrder(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			from.send(from.fetchAdd(40), from.fetchAdd(1<<63), from.cmpSwap(7, true), from.cmpSwap(99, false),
@@ -104,11 +103,11 @@ func TestAtomicsActInOrder(t *testing.T) {
 	})
 }
 
-// A fence makes a read see an earlier write over several rails.
+// A read with a fence sees an earlier write over several rails.
 func TestFencedReadSeesTheEarlierWrite(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
-			for range from.host.lab.kind.scaled(12) {
+			for range from.host.rig.kind.scaled(12) {
 				const n = 6 * fragment
 				w := from.write(n)
 				back := from.mem.land(n)
@@ -124,9 +123,9 @@ func TestFencedReadSeesTheEarlierWrite(t *testing.T) {
 	})
 }
 
-// An inline payload is the caller's again when the post returns, however long the request then
-// takes, and in however many fragments.
-func TestInlinePayloadIsTheCallersAgain(t *testing.T) {
+// The caller may reuse an inline payload as soon as the post returns, also if it is sent in many
+// fragments.
+func TestInlinePayloadMayBeReused(t *testing.T) {
 	eachShape(t, ibverbx.Config{MaxMsgSize: 16}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			for _, r := range []request{from.write(60), from.writeImm(60), from.writeImm(1), from.message(64),
@@ -142,8 +141,8 @@ func TestInlinePayloadIsTheCallersAgain(t *testing.T) {
 	})
 }
 
-// Pieces of memory are gathered and scattered, through fragments that cross their boundaries. The
-// lists are the caller's again when the post returns.
+// Pieces of memory are gathered and scattered, in fragments that cross their boundaries. The caller
+// may reuse the lists as soon as the post returns.
 func TestScatterGather(t *testing.T) {
 	eachShape(t, ibverbx.Config{MaxMsgSize: 150}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, to *end) {
@@ -179,7 +178,7 @@ func TestScatterGather(t *testing.T) {
 	})
 }
 
-// A request of more pieces than a physical request can have is cut into more fragments.
+// A request with more pieces than a physical request can have is cut into more fragments.
 func TestManySmallPieces(t *testing.T) {
 	eachShapeThat(t, multi, ibverbx.Config{MaxMsgSize: 1000}, func(_ *testing.T, a, b *end) {
 		for _, r := range []request{a.write(1000), a.writeImm(1000)} {
@@ -195,8 +194,8 @@ func TestManySmallPieces(t *testing.T) {
 	})
 }
 
-// Zero bytes: one queue pair takes them as verbs does. Several take them for SEND only, and refuse
-// the rest without a trace.
+// A single queue pair accepts requests of zero bytes. Several accept only SENDs of zero bytes, and
+// refuse the others without effect.
 func TestZeroBytes(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		empty := func(op verbs.Opcode) request {
@@ -212,12 +211,12 @@ func TestZeroBytes(t *testing.T) {
 			}
 		}
 		settle(a, b)
-		converse(a, b)
+		exchange(a, b)
 	})
 }
 
-// A successful unsignaled request of a single queue pair yields no completion; several queue pairs
-// refuse it without a trace.
+// A successful unsignaled request of a single queue pair has no completion. Several queue pairs
+// refuse it without effect.
 func TestUnsignaled(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		quiet := a.writeImm(100)
@@ -226,7 +225,7 @@ func TestUnsignaled(t *testing.T) {
 			if n, err := a.PostSend(quiet.SendWR); n != 0 || !errors.Is(err, ibverbx.ErrUnsignaled) {
 				t.Fatalf("over several queue pairs: %d, %v", n, err)
 			}
-			converse(a, b)
+			exchange(a, b)
 			return
 		}
 		before := a.sends.reported
@@ -245,7 +244,7 @@ func TestUnsignaled(t *testing.T) {
 	})
 }
 
-// DQPLB does without the notify queue pair where nobody uses SEND, and says so to who does.
+// DQPLB works without a notify queue pair. It then refuses SEND with an error that says so.
 func TestWithoutANotifyQP(t *testing.T) {
 	dqplb := func(s *shape) bool { return multi(s) && s.scheme == ibverbx.DQPLB }
 	eachShapeThat(t, dqplb, ibverbx.Config{NoNotifyQP: true}, func(t *testing.T, a, b *end) {

@@ -1,5 +1,6 @@
-// Package vqp_test proves what a virtual queue pair promises, on any provider of NICs, through the
-// public API alone: on NICs made of software by default, and unchanged on real ones by flag.
+// Package vqp_test tests the promises of a virtual queue pair through the public API, on any
+// provider of NICs: on software NICs by default, and unchanged on real ones with the flag
+// -provider.
 package vqp_test
 
 import (
@@ -22,17 +23,16 @@ var (
 	seedFlag     = flag.Uint64("seed", 0, "seed of TestSoak; 0 for a new one each time")
 )
 
-// provider is one kind of NICs, and what the tests have to know of it.
+// provider is a kind of NICs, and what tests must know about it.
 type provider struct {
-	// open opens it. Where NICs can be made to order there are so many; real ones are what they
-	// are.
+	// open opens it, with so many NICs if they are software. Real ones are those of the machine.
 	open func(devices int) (verbs.Provider, error)
-	// strict demands the one status that the specification names, where real NICs are allowed
-	// several.
+	// strict allows only the status that the specification names. Real NICs may report others.
 	strict bool
 	// slow divides counts of requests and amounts of data.
 	slow int
-	// patient is for connections that must hold, hasty for those whose end a test waits for.
+	// patient has long timeouts, for connections that must not fail. hasty has short ones, for
+	// those that a test makes fail.
 	patient, hasty ibverbx.ConnConfig
 	// setLink takes a NIC's link down or up, or skips the test when that cannot be done.
 	setLink func(tb testing.TB, dev verbs.Device, up bool)
@@ -45,7 +45,7 @@ var providers = map[string]provider{
 		},
 		strict: true,
 		slow:   1,
-		// A millisecond to answer, one more try.
+		// a millisecond to answer, one retry
 		hasty: ibverbx.ConnConfig{Timeout: 8, RetryCount: 1, RNRRetry: 2},
 		setLink: func(_ testing.TB, dev verbs.Device, up bool) {
 			dev.(*soft.Device).SetLink(up)
@@ -74,5 +74,5 @@ func gidIndex() int {
 	return *gidIndexFlag
 }
 
-// scaled is a count of requests, or an amount of data, as this provider can bear it.
+// scaled is a number of requests or bytes, reduced for a slow provider.
 func (p *provider) scaled(n int) int { return max(1, n/p.slow) }

@@ -10,15 +10,15 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-// What only real NICs need to be told.
+// Flags for real NICs.
 var (
 	devicesFlag = flag.String("devices", "", "which of the real NICs, for example rxe0,rxe1; empty for all")
 	linkFlag    = flag.String("link", "", "`command` that sets a link, for a device and \"up\" or \"down\" "+
 		"as its arguments; empty leaves links alone")
 )
 
-// Real NICs. They may be rdma_rxe on an emulated machine, a hundred times slower than one made of
-// hardware, so that a peer that lives may take a good part of a second to answer.
+// Real NICs may be rdma_rxe on an emulated machine, a hundred times slower than hardware. There a
+// live peer may take most of a second to answer.
 var _ = offer("rdmacore", provider{
 	open: func(int) (verbs.Provider, error) {
 		p, err := rdmacore.Open(rdmacore.Config{Devices: *devicesFlag})

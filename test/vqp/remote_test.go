@@ -10,17 +10,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// trespass is a way to name memory of the peer that one may not touch. Bounds are checked where a
-// request is posted, so what lies beyond them takes a raw description.
+// trespass is a way to name memory of the peer that may not be accessed. Posting checks bounds, so
+// memory beyond them needs a raw description.
 type trespass struct {
 	name string
 	// aim names n bytes of a region of the peer, which has n bytes and is followed by n that are
 	// not registered.
 	aim func(mr *ibverbx.MR, n uint64) ibverbx.RemoteSegment
-	// access is what the region grants.
+	// access is what the region allows.
 	access verbs.AccessFlags
 	closed bool // the region is closed before the request goes out
-	partly bool // the first half of it may be touched
+	partly bool // its first half may be accessed
 }
 
 var trespasses = []trespass{
@@ -45,7 +45,8 @@ var trespasses = []trespass{
 		}},
 }
 
-// raw describes n bytes from offset off of a region, whatever its bounds, with its keys or others.
+// raw describes n bytes from offset off of a region, also beyond its bounds, with its keys or
+// others.
 func raw(mr *ibverbx.MR, off, n uint64, otherwise uint32) ibverbx.RemoteSegment {
 	from := mr.Remote().At(0)
 	keys := map[verbs.DeviceID]uint32{}
@@ -57,17 +58,17 @@ func raw(mr *ibverbx.MR, off, n uint64, otherwise uint32) ibverbx.RemoteSegment 
 	return ibverbx.RemoteSegment{Addr: from.Addr + off, Length: n, Keys: ibverbx.NewKeys(keys)}
 }
 
-// Statuses that a receiver's virtual queue pair may stop with when a request of the peer was
-// refused: by the specification its receives are flushed; rdma_rxe ends the one that the request
-// would have taken with the error itself.
+// Statuses with which the virtual queue pair of a receiver may fail after it refused a request of
+// the peer. By the specification receives are flushed. With rdma_rxe the receive that the request
+// would have taken has the error itself.
 var refusedAtTheReceiver = []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRemAccessErr,
 	verbs.StatusRemInvReqErr, verbs.StatusLocAccessErr, verbs.StatusLocProtErr}
 
-// A request that names memory which it may not touch fails with a remote access error, whatever the
-// operation; what came before it has succeeded, what comes behind it is flushed, the peer is never
-// told of it, its memory stays as it was, and its own virtual queue pair fails too. After a reset
-// of both ends traffic flows again.
-func TestTrespass(t *testing.T) {
+// A request for memory that may not be accessed fails with a remote access error, whatever the
+// operation. Requests before it have succeeded, and those after it are flushed. The peer gets no
+// notification of it, its memory does not change, and its virtual queue pair fails too. After a
+// reset of both ends everything works again.
+func TestForbiddenRemoteMemory(t *testing.T) {
 	for i := range trespasses {
 		c := &trespasses[i]
 		t.Run(c.name, func(t *testing.T) {
@@ -75,7 +76,7 @@ func TestTrespass(t *testing.T) {
 				for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm,
 					verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 					if c.partly && op.IsAtomic() {
-						continue // there is no half an atomic
+						continue // an atomic has no first half
 					}
 					trespassOnce(a, b, c, op)
 					restart(a, b)
@@ -122,8 +123,8 @@ func trespassOnce(a, b *end, c *trespass, op verbs.Opcode) {
 	behind := []request{a.write(3 * fragment), a.writeImm(5 * fragment), a.read(2 * fragment), a.message(100),
 		a.writeImm(1)}
 	for i := range behind {
-		// DQPLB puts notifications in the order of their data. What a read brings is none of the
-		// peer's data, so one behind it may have left before the failure is known.
+		// DQPLB orders notifications by the data that they follow. A read writes no data at the
+		// peer, so a notification after it may be sent before its failure is known.
 		reads := op == verbs.OpRDMARead || op.IsAtomic()
 		behind[i].never = !reads || a.single() || a.Scheme() == ibverbx.Spray || behind[i].Opcode.IsSend()
 	}
@@ -142,7 +143,7 @@ func trespassOnce(a, b *end, c *trespass, op verbs.Opcode) {
 			tb.Fatal(err)
 		}
 	}
-	reached := uint64(0) // bytes that the request may have touched
+	reached := uint64(0) // bytes that the request may have accessed
 	if c.partly {
 		reached = n / 2
 	}

@@ -5,18 +5,18 @@ import (
 	"ibverbx/verbs"
 )
 
-// request is a send request together with what it has to bring about.
+// request is a send request and its required effect.
 type request struct {
 	ibverbx.SendWR
-	// want is the payload, and lands where it has to be once the request has completed. A SEND
-	// lands where a receive of the peer says.
+	// want is the payload. When the request has completed, it is at lands; that of a SEND is where
+	// a receive of the peer says.
 	want  []byte
 	lands []landing
-	// never: the peer must not be told of it, because something before it fails.
+	// never: the peer must get no notification of it, because an earlier request fails.
 	never bool
 }
 
-// landing is a piece of a host's memory where data comes down.
+// landing is a piece of a host's memory to which data goes.
 type landing struct {
 	mem *memory
 	plot
@@ -83,8 +83,8 @@ func (e *end) fetchAdd(v uint64) request {
 	return r
 }
 
-// cmpSwap swaps the end's word in the peer's memory for v; when it is not meant to hit, it compares
-// with another value than is there.
+// cmpSwap swaps v into the end's word in the peer's memory. Without hit it compares with a value
+// that is not there, so nothing changes.
 func (e *end) cmpSwap(v uint64, hit bool) request {
 	r := e.atomic(verbs.OpAtomicCmpAndSwp)
 	r.CompareAdd, r.Swap = e.count+1, v
@@ -100,7 +100,7 @@ func (e *end) atomic(op verbs.Opcode) request {
 	return request{
 		SendWR: ibverbx.SendWR{Opcode: op, Flags: verbs.SendSignaled, Local: e.mem.mr.Slice(dst.at, 8),
 			Remote: e.peer.Slice(e.word, 8)},
-		want:  wordBytes(e.count), // as it was before
+		want:  wordBytes(e.count), // the value before
 		lands: []landing{{e.mem, dst}},
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// reset takes an end back to RESET, whatever it was doing: everything outstanding is reported, and
-// the failure is forgotten.
+// reset moves an end back to RESET. Everything outstanding is reported, and the error is cleared.
 func (e *end) reset() {
 	e.tb().Helper()
 	e.mayFail = true
@@ -17,7 +16,7 @@ func (e *end) reset() {
 	}
 	e.host.pump()
 	if !e.settled() {
-		e.tb().Fatalf("promise 1: never reported after Reset:\n%s", e.story())
+		e.tb().Fatalf("promise 1: never reported after Reset:\n%s", e.describe())
 	}
 	if e.Err() != nil || e.State() != verbs.StateReset {
 		e.tb().Fatalf("after Reset: %v, %v", e.State(), e.Err())
@@ -30,23 +29,23 @@ func (e *end) reset() {
 	e.sends, e.recvs, e.arriving = direction{}, direction{}, [2][]*posted{}
 }
 
-// restart resets two ends and connects them anew: traffic flows again, both ways.
+// restart resets two ends, connects them, and checks that requests work in both directions.
 func restart(a, b *end) {
 	a.tb().Helper()
 	a.reset()
 	b.reset()
-	reunite(a, b)
+	reconnect(a, b)
 }
 
-// reunite connects two ends in RESET, and sees that traffic flows.
-func reunite(a, b *end) {
+// reconnect connects two ends in RESET, and checks that requests work.
+func reconnect(a, b *end) {
 	a.tb().Helper()
-	lab := a.host.lab
+	rig := a.host.rig
 	a.other, b.other = b, a
 	err := link(a, b)
-	if err != nil && !lab.kind.strict {
-		// A network that has just come back may need a moment to find the peer.
-		lab.until("a connection", func() bool {
+	if err != nil && !rig.kind.strict {
+		// A link that was just set up may need a moment to find the peer.
+		rig.until("a connection", func() bool {
 			if err = errors.Join(a.Reset(), b.Reset()); err == nil {
 				err = link(a, b)
 			}
@@ -57,20 +56,20 @@ func reunite(a, b *end) {
 		a.tb().Fatalf("connect anew: %v", err)
 	}
 	for _, e := range []*end{a, b} {
-		// No NIC touches the memory of the former life any more.
+		// No NIC accesses memory of the earlier session any more.
 		e.sends, e.recvs, e.arriving = direction{}, direction{}, [2][]*posted{}
 		e.due = nil
-		e.mayFail, e.earlierTrouble = false, e.trouble()
+		e.mayFail, e.earlierFailures = false, e.failures()
 		e.count = wordAt(e.other.mem.buf[e.word:])
 	}
-	if len(lab.a.ends) == 1 { // nobody else uses the hosts' memory
+	if len(rig.a.ends) == 1 { // no other end uses the memory of the hosts
 		a.mem.plots, b.mem.plots = nil, nil
 	}
-	converse(a, b)
+	exchange(a, b)
 }
 
-// converse exchanges one request of every kind both ways.
-func converse(a, b *end) {
+// exchange exchanges one request of every kind in both directions.
+func exchange(a, b *end) {
 	a.tb().Helper()
 	bothWays(a, b, func(from, _ *end) {
 		from.deliver(from.write(5*fragment), from.writeImm(9*fragment+1), from.message(300),

@@ -6,8 +6,8 @@ import (
 	"ibverbx"
 )
 
-// shape is how a virtual queue pair is made: which NICs either end has, how many queue pairs on
-// each, and how notifications travel. Both ends are in this process.
+// shape is how virtual queue pairs are made: the NICs of each end, the queue pairs on each NIC, and
+// the scheme. Both ends are in this process.
 type shape struct {
 	name   string
 	a, b   []int // numbers of the provider's NICs; rail i of a connects to rail i of b
@@ -15,8 +15,8 @@ type shape struct {
 	scheme ibverbx.Scheme
 }
 
-// The topologies. On the shared ones a rail connects a NIC to itself; on the others packets cross
-// between two NICs.
+// The topologies. On the shared ones a rail connects a NIC to itself. On the others it connects two
+// NICs.
 var (
 	oneShared  = []int{0}
 	twoShared  = []int{0, 1}
@@ -38,17 +38,16 @@ var shapes = []shape{
 	{"dqplb/wire/2x2qp", west, east, 2, ibverbx.DQPLB},
 }
 
-// single says whether requests pass straight through to one queue pair.
+// single says whether there is one queue pair, which is given all requests as they are.
 func (s *shape) single() bool { return s.qps*len(s.a) == 1 }
 
-// wired says whether every packet leaves its NIC, so that taking links down stops the traffic.
+// wired says whether every packet leaves its NIC, so that no packet passes while links are down.
 func (s *shape) wired() bool { return s.a[0] != s.b[0] }
 
 // nics is how many NICs the shape needs.
 func (s *shape) nics() int { return max(s.a[len(s.a)-1], s.b[len(s.b)-1]) + 1 }
 
-// config is the shape's configuration: what cfg says, over the shape's scheme and number of queue
-// pairs.
+// config is cfg with the scheme and number of queue pairs of the shape.
 func (s *shape) config(cfg ibverbx.Config) ibverbx.Config {
 	cfg.Scheme, cfg.QPsPerDevice = s.scheme, s.qps
 	return cfg
@@ -57,7 +56,7 @@ func (s *shape) config(cfg ibverbx.Config) ibverbx.Config {
 // fragment is the usual size of fragments, in bytes: small, so that there are many.
 const fragment = 4096
 
-// eachShape runs a test with two ends of every shape that are connected to hold.
+// eachShape runs a test with two ends of every shape, connected with long timeouts.
 func eachShape(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, a, b *end)) {
 	t.Helper()
 	eachShapeThat(t, func(*shape) bool { return true }, cfg, test)
@@ -76,7 +75,7 @@ func eachShapeThat(t *testing.T, suitable func(*shape) bool, cfg ibverbx.Config,
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
-			a, b := newLab(t, s).connect(s.config(cfg))
+			a, b := newRig(t, s).connect(s.config(cfg))
 			test(t, a, b)
 		})
 	}

@@ -7,17 +7,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// Promise 7: two virtual queue pairs on one virtual CQ. One fails in the middle of both's traffic;
-// the other goes on undisturbed, every request of it in order and with its data. The one that
-// failed works again after a reset, and does not disturb the other by that either.
+// Promise 7: of two virtual queue pairs on one virtual CQ, one fails while both are in use. The
+// other is not affected: all its requests complete in order and with their data. The first works
+// again after a reset, which does not affect the other either.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	cfg := ibverbx.Config{MaxMsgSize: fragment, MaxMsgCntPerQP: 32}
 	for i := range shapes {
 		s := &shapes[i]
 		t.Run(s.name, func(t *testing.T) {
-			lab := newLab(t, s)
-			a, b := lab.connect(s.config(cfg))
-			other, peer := lab.connect(s.config(cfg))
+			rig := newRig(t, s)
+			a, b := rig.connect(s.config(cfg))
+			other, peer := rig.connect(s.config(cfg))
 			if a.CQ() != other.CQ() || b.CQ() != peer.CQ() || a.Num() == other.Num() {
 				t.Fatal("the virtual queue pairs do not share their virtual CQs")
 			}
@@ -27,7 +27,7 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 			}
 			a.busy()
 			goesOn("traffic of both", underWay(other, peer))
-			lab.until("the first one's", func() bool { return a.settled() && b.settled() })
+			rig.until("the first one's", func() bool { return a.settled() && b.settled() })
 
 			bad := a.write(8 * fragment)
 			bad.Remote, bad.lands = raw(b.mem.mr, 0, 8*fragment, 0x5a5a00), nil

@@ -8,15 +8,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// Statuses with which a request ends whose peer does not answer.
+// The status of a request if the peer does not answer.
 var silentPeer = []verbs.Status{verbs.StatusRetryExcErr, verbs.StatusRespTimeoutErr}
 
-// Statuses with which it ends when the link is down: rdma_rxe does not even find a way out.
+// Its statuses if the link is down: rdma_rxe may find no route.
 var deadLink = append(silentPeer[:2:2], verbs.StatusLocQPOpErr, verbs.StatusFatalErr)
 
-// A receiver that posts nothing, and a sender that does not wait for ever. What takes a receive of
-// its own, a SEND, a notification of Spray, all of a single queue pair, ends with
-// RNR_RETRY_EXC_ERR. DQPLB keeps notifications for receives that come late.
+// A receiver posts nothing, and the sender's RNR retries are limited. What needs a receive (a SEND,
+// a notification of Spray, both on a single queue pair) fails with RNR_RETRY_EXC_ERR. DQPLB keeps
+// notifications for late receives.
 func TestReceiverThatPostsNothing(t *testing.T) {
 	for name, make := range map[string]func(*end) request{
 		"WRITE_WITH_IMM": func(e *end) request { return e.writeImm(5 * fragment) },
@@ -28,7 +28,7 @@ func TestReceiverThatPostsNothing(t *testing.T) {
 					r := make(a)
 					if !a.single() && a.Scheme() == ibverbx.DQPLB && !r.Opcode.IsSend() {
 						a.send(r, a.write(8))
-						a.host.lab.until("the sends", func() bool {
+						a.host.rig.until("the sends", func() bool {
 							return len(a.sends.open) == 0 &&
 								b.Stats().Banked != 0
 						})
@@ -49,7 +49,7 @@ func TestReceiverThatPostsNothing(t *testing.T) {
 	}
 }
 
-// busy keeps an end's queues filled with writes and notifications, as far as they take them.
+// busy keeps the queues of an end filled with writes and notifications.
 func (e *end) busy() {
 	const window = 24
 	for e.Err() == nil && len(e.sends.open) < window {
@@ -67,8 +67,8 @@ func (e *end) busy() {
 	}
 }
 
-// proceed posts the request that is due, after its receive if somebody is there to post one. It
-// says whether the queues took it.
+// proceed posts the request that is due, after its receive if the other end works. It reports
+// whether the request was accepted.
 func (e *end) proceed() bool {
 	if !e.announced && e.other.works() && !e.other.tryExpect(e.due) {
 		return false
@@ -81,17 +81,16 @@ func (e *end) proceed() bool {
 	return true
 }
 
-// works says whether an end takes requests.
+// works says whether an end accepts requests.
 func (e *end) works() bool { return !e.closed && e.State() == verbs.StateRTS }
 
-// busyUntil keeps both ends busy until done. Between two silent ends that takes a while, but not
-// for ever.
+// busyUntil keeps both ends busy until done, which may take as long as the timeouts.
 func busyUntil(a, b *end, what string, done func() bool) {
 	a.tb().Helper()
 	deadline := time.Now().Add(*waitFlag)
-	a.host.lab.until(what, func() bool {
+	a.host.rig.until(what, func() bool {
 		if time.Now().After(deadline) {
-			a.tb().Fatalf("%s: not within %v\n%s", what, *waitFlag, a.host.lab.story())
+			a.tb().Fatalf("%s: not within %v\n%s", what, *waitFlag, a.host.rig.describe())
 		}
 		for _, e := range []*end{a, b} {
 			if e.works() {
@@ -102,27 +101,27 @@ func busyUntil(a, b *end, what string, done func() bool) {
 	})
 }
 
-// underWay says whether a good part of both ends' traffic has come through.
+// underWay says whether many requests of both ends have completed.
 func underWay(a, b *end) func() bool {
 	from, back := a.sends.reported, b.sends.reported
 	return func() bool { return a.sends.reported-from >= 40 && b.sends.reported-back >= 40 }
 }
 
-// hasty runs a test with ends that soon give up on a silent peer.
+// hasty runs a test with ends that have short timeouts.
 func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *shape, a, b *end)) {
 	for i := range shapes {
 		if s := &shapes[i]; suitable(s) {
 			t.Run(s.name, func(t *testing.T) {
-				a, b := newLab(t, s).connectHastily(s.config(ibverbx.Config{MaxMsgSize: fragment}))
+				a, b := newRig(t, s).connectHasty(s.config(ibverbx.Config{MaxMsgSize: fragment}))
 				test(t, s, a, b)
 			})
 		}
 	}
 }
 
-// The peer's virtual queue pair is closed in the middle of traffic both ways. There it reports
-// everything at once; here the first request that nobody answers ends with RETRY_EXC_ERR, and what
-// comes behind it is flushed. A new peer can take the place.
+// The peer's virtual queue pair is closed during traffic in both directions. It reports everything
+// at once. At this end the first unanswered request fails with RETRY_EXC_ERR, and those after it
+// are flushed. Then this end can be connected to a new peer.
 func TestPeerCloses(t *testing.T) {
 	hasty(t, func(*shape) bool { return true }, func(_ *testing.T, s *shape, a, b *end) {
 		busyUntil(a, b, "traffic", underWay(a, b))
@@ -132,33 +131,33 @@ func TestPeerCloses(t *testing.T) {
 		a.stopped(silentPeer...)
 		a.reset()
 		cfg := s.config(ibverbx.Config{MaxMsgSize: fragment})
-		cfg.Conn = over(b.host.lab.kind.patient, cfg.Conn)
-		reunite(a, b.host.newEnd(cfg))
+		cfg.Conn = over(b.host.rig.kind.patient, cfg.Conn)
+		reconnect(a, b.host.newEnd(cfg))
 	})
 }
 
-// One end's link goes down in the middle of traffic both ways: both ends fail, lose nothing, and
-// work again after a reset when the link is back.
+// The link of one end goes down during traffic in both directions. Both ends fail, lose nothing,
+// and work again after a reset when the link is up.
 func TestLinkDown(t *testing.T) {
 	hasty(t, (*shape).wired, func(t *testing.T, _ *shape, a, b *end) {
-		lab := a.host.lab
+		rig := a.host.rig
 		nic := a.CQ().Devices()[0]
 		busyUntil(a, b, "traffic", underWay(a, b))
 		a.mayFail, b.mayFail = true, true
-		lab.kind.setLink(t, nic, false)
+		rig.kind.setLink(t, nic, false)
 		back := false
 		t.Cleanup(func() {
 			if !back {
-				lab.kind.setLink(t, nic, true)
+				rig.kind.setLink(t, nic, true)
 			}
 		})
 		busyUntil(a, b, "the failure of both", func() bool { return a.Err() != nil && b.Err() != nil })
 		a.stopped(deadLink...)
 		b.stopped(deadLink...)
-		lab.kind.setLink(t, nic, true)
+		rig.kind.setLink(t, nic, true)
 		back = true
-		for _, dev := range lab.devices {
-			lab.until("the ports", func() bool {
+		for _, dev := range rig.devices {
+			rig.until("the ports", func() bool {
 				port, err := dev.QueryPort(1)
 				return err == nil && port.State == verbs.PortActive
 			})
@@ -167,8 +166,8 @@ func TestLinkDown(t *testing.T) {
 	})
 }
 
-// A reset in the middle of traffic both ways reports everything; so does the other end's.
-func TestResetInTheMiddle(t *testing.T) {
+// A reset during traffic in both directions reports everything. So does that of the other end.
+func TestResetDuringTraffic(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(_ *testing.T, a, b *end) {
 		for range 3 {
 			busyUntil(a, b, "traffic", underWay(a, b))

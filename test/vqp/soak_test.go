@@ -8,8 +8,8 @@ import (
 	"ibverbx"
 )
 
-// A soak: mixed requests both ways over one random configuration after the other, with receives
-// that come early or late, from a seed that a failure prints.
+// Mixed requests in both directions, over one random configuration after the other, with early and
+// late receives. All follows from a seed, which a failure prints.
 func TestSoak(t *testing.T) {
 	kind := chosen(t)
 	seed, total := *seedFlag, *soakFlag
@@ -37,8 +37,8 @@ func TestSoak(t *testing.T) {
 		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.MaxMsgSize,
 			cfg.MaxMsgCntPerQP, cfg.Credits)
 		t.Run(name, func(t *testing.T) {
-			lab := newLab(t, &s)
-			a, b := lab.connect(cfg)
+			rig := newRig(t, &s)
+			a, b := rig.connect(cfg)
 			soak(rng, a, b, n)
 		})
 		if t.Failed() {
@@ -48,15 +48,15 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// soak exchanges so many requests, in turns as the random numbers have it.
+// soak exchanges so many requests in a random order.
 func soak(rng *rand.Rand, a, b *end, total int) {
 	a.tb().Helper()
 	largest := min(uint64(a.Config().MaxMsgSize)*uint64(1+rng.IntN(12)), 32<<10)
 	streams := []*stream{{from: a}, {from: b}}
 	left := total
-	a.host.lab.until("the next requests", func() bool {
+	a.host.rig.until("the next requests", func() bool {
 		for _, s := range streams {
-			// At most 32 requests of either end are outstanding, for the memory's sake.
+			// At most 32 requests of each end are outstanding, which the memory is enough for.
 			for range rng.IntN(8) {
 				if left > 0 && len(s.rs)-s.sent+len(s.from.sends.open) < 32 &&
 					len(s.from.other.recvs.open) < 32 {
@@ -74,8 +74,8 @@ func soak(rng *rand.Rand, a, b *end, total int) {
 	settle(a, b)
 }
 
-// stagger posts some of the receives and some of the requests; a request may go out before its
-// receive is there.
+// stagger posts some receives and some requests. A request may be sent before its receive is
+// posted.
 func (s *stream) stagger(rng *rand.Rand) {
 	for s.expected < len(s.rs) && rng.IntN(4) != 0 && s.from.other.tryExpect(&s.rs[s.expected]) {
 		s.expected++
@@ -85,7 +85,7 @@ func (s *stream) stagger(rng *rand.Rand) {
 	}
 }
 
-// drop forgets what is posted, receive and all.
+// drop removes the requests that are posted, with their receives.
 func (s *stream) drop() {
 	done := min(s.sent, s.expected)
 	s.rs, s.sent, s.expected = s.rs[done:], s.sent-done, s.expected-done

@@ -11,10 +11,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// VirtualCQ.Wait returns when there is something to poll, and keeps the requests going meanwhile.
-func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
+// VirtualCQ.Wait returns when there is something to poll. Requests make progress while it waits.
+func TestWaitReturnsWhenThereAreCompletions(t *testing.T) {
 	cfg := shallow
-	cfg.Credits = 64 // the ends are served in turn: one must not need the other
+	cfg.Credits = 64 // the ends wait one after the other, so neither may depend on the other
 	eachShape(t, cfg, func(t *testing.T, a, b *end) {
 		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
 		defer cancel()
@@ -24,7 +24,7 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 			for _, e := range []*end{a, b} {
 				for !e.settled() {
 					if err := e.CQ().Wait(ctx); err != nil {
-						t.Fatalf("%v: %v\n%s", r.Opcode, err, a.host.lab.story())
+						t.Fatalf("%v: %v\n%s", r.Opcode, err, a.host.rig.describe())
 					}
 					if e.host.pump() == 0 {
 						t.Fatalf("%v: woken for nothing", r.Opcode)
@@ -36,7 +36,7 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 	})
 }
 
-// A wait ends with its context, and changes nothing: what was posted is still there.
+// Wait returns when its context ends. What was posted stays outstanding.
 func TestWaitEndsWithItsContext(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		r := a.writeImm(5 * fragment)
@@ -56,14 +56,14 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// Two goroutines, each with an end of its own, sleep for each other: a completion that comes
-// between the last poll and the sleep wakes nobody, so it must not be there.
-func TestWaitLosesNoWakeup(t *testing.T) {
+// Two goroutines with an end each wait for each other. If a completion that comes between the last
+// poll and the sleep raised no event, both would sleep.
+func TestWaitMissesNoCompletion(t *testing.T) {
 	eachShape(t, ibverbx.Config{}, func(t *testing.T, a, b *end) {
 		ctx, cancel := context.WithTimeout(t.Context(), *waitFlag)
 		defer cancel()
-		rounds := a.host.lab.kind.scaled(200)
-		// A ball is a number that one end writes into the other's court.
+		rounds := a.host.rig.kind.scaled(200)
+		// A ball is a number that one end writes to the memory of the other.
 		court := [2]plot{a.mem.land(8), b.mem.land(8)}
 		play := func(me, peer int, e *end) error {
 			mine, theirs := e.mem.bytes(court[me]), court[peer]
@@ -78,7 +78,7 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 			if me == 0 {
 				err = serve(1)
 			}
-			ball := uint64(0) // the last one that came
+			ball := uint64(0) // the last that has arrived
 			var wcs [4]ibverbx.WC
 			for returned := uint64(0); err == nil &&
 				(ball < uint64(2*rounds-1) || returned < uint64(rounds)); {
@@ -118,7 +118,7 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 		player := func(me, peer int, e *end) error {
 			err := play(me, peer, e)
 			if err != nil {
-				cancel() // the other one waits in vain
+				cancel() // the other one waits for another ball
 			}
 			return err
 		}
@@ -126,7 +126,7 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 		if err := errors.Join(player(0, 1, a), <-done); err != nil {
 			t.Fatal(err)
 		}
-		// Either end has one receive left, of which the record does not know yet.
+		// Each end has one receive left that the record does not have.
 		for me, e := range []*end{a, b} {
 			e.recvs.open = append(e.recvs.open, &posted{id: recvBit | uint64(2*rounds+2-me), recv: true})
 		}
@@ -137,8 +137,8 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 func TestArmAndEventsInASelect(t *testing.T) {
 	eachShape(t, shallow, func(t *testing.T, a, b *end) {
 		timeout := time.After(*waitFlag)
-		lab := a.host.lab
-		for round := range lab.kind.scaled(40) {
+		rig := a.host.rig
+		for round := range rig.kind.scaled(40) {
 			bothWays(a, b, func(from, _ *end) {
 				from.deliver(from.write(uint64(round*100+1)), from.writeImm(10*512), from.message(20))
 			})
@@ -146,14 +146,14 @@ func TestArmAndEventsInASelect(t *testing.T) {
 				if err := errors.Join(a.CQ().Arm(), b.CQ().Arm()); err != nil {
 					t.Fatal(err)
 				}
-				if lab.pump() != 0 {
+				if rig.pump() != 0 {
 					continue
 				}
 				select {
 				case <-a.CQ().Events():
 				case <-b.CQ().Events():
 				case <-timeout:
-					t.Fatalf("no event for what is outstanding\n%s", lab.story())
+					t.Fatalf("no event for what is outstanding\n%s", rig.describe())
 				}
 			}
 		}

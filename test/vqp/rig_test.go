@@ -12,9 +12,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// lab is where one test works: a provider that it has opened for itself, and two hosts on its NICs.
-// When the test ends everything is closed, and the provider must find nothing left open.
-type lab struct {
+// testRig is what a test runs on: a provider of its own, and two hosts on its NICs. When the test
+// ends, everything is closed, and the provider must find nothing left open.
+type testRig struct {
 	tb      testing.TB
 	kind    provider
 	nics    verbs.Provider
@@ -23,10 +23,10 @@ type lab struct {
 	closed  bool
 }
 
-// newLab opens NICs for a shape. It skips the test where there are not enough of them.
-func newLab(tb testing.TB, s *shape) *lab {
+// newRig opens NICs for a shape. It skips the test if there are too few.
+func newRig(tb testing.TB, s *shape) *testRig {
 	tb.Helper()
-	l := &lab{tb: tb, kind: chosen(tb)}
+	l := &testRig{tb: tb, kind: chosen(tb)}
 	var err error
 	if l.nics, err = l.kind.open(s.nics()); err != nil {
 		tb.Fatal(err)
@@ -42,21 +42,21 @@ func newLab(tb testing.TB, s *shape) *lab {
 	return l
 }
 
-// connect makes an end on either host and connects them to hold.
-func (l *lab) connect(cfg ibverbx.Config) (a, b *end) {
+// connect makes an end on each host and connects them with long timeouts.
+func (l *testRig) connect(cfg ibverbx.Config) (a, b *end) {
 	l.tb.Helper()
 	cfg.Conn = over(l.kind.patient, cfg.Conn)
 	return l.join(cfg)
 }
 
-// connectHastily does so with ends that soon give up on a silent peer.
-func (l *lab) connectHastily(cfg ibverbx.Config) (a, b *end) {
+// connectHasty does so with short timeouts: the ends soon give up on a silent peer.
+func (l *testRig) connectHasty(cfg ibverbx.Config) (a, b *end) {
 	l.tb.Helper()
 	cfg.Conn = over(l.kind.hasty, cfg.Conn)
 	return l.join(cfg)
 }
 
-func (l *lab) join(cfg ibverbx.Config) (a, b *end) {
+func (l *testRig) join(cfg ibverbx.Config) (a, b *end) {
 	l.tb.Helper()
 	a, b = l.a.newEnd(cfg), l.b.newEnd(cfg)
 	a.other, b.other = b, a
@@ -66,7 +66,7 @@ func (l *lab) join(cfg ibverbx.Config) (a, b *end) {
 	return a, b
 }
 
-// over is a provider's connection attributes with what a test sets over them.
+// over overrides a provider's connection attributes with those that a test sets.
 func over(conn, set ibverbx.ConnConfig) ibverbx.ConnConfig {
 	conn.GIDIndex = gidIndex()
 	if set.RNRRetry != 0 {
@@ -97,9 +97,9 @@ func throughJSON[T any](tb testing.TB, v T) (out T) {
 	return out
 }
 
-// close closes all that the test has left open. Everything that is still outstanding must be
-// reported, and nothing may be left.
-func (l *lab) close() {
+// close closes what the test has left open. Everything outstanding must be reported, and nothing
+// may be left.
+func (l *testRig) close() {
 	if l.closed {
 		return
 	}
@@ -114,16 +114,15 @@ func (l *lab) close() {
 	}
 }
 
-// pump takes in what the NICs have completed on both hosts, and says how many requests were
-// reported.
-func (l *lab) pump() int {
+// pump polls on both hosts, and returns how many requests were reported.
+func (l *testRig) pump() int {
 	l.tb.Helper()
 	return l.a.pump() + l.b.pump()
 }
 
-// until keeps both hosts going until done. It ends the test when no request is reported for as long
-// as the flag allows.
-func (l *lab) until(what string, done func() bool) {
+// until polls on both hosts until done. It fails the test if no request is reported for as long as
+// the flag allows.
+func (l *testRig) until(what string, done func() bool) {
 	l.tb.Helper()
 	deadline := time.Now().Add(*waitFlag)
 	for idle := 0; !done(); idle++ {
@@ -131,7 +130,7 @@ func (l *lab) until(what string, done func() bool) {
 		case l.pump() != 0:
 			idle, deadline = 0, time.Now().Add(*waitFlag)
 		case time.Now().After(deadline):
-			l.tb.Fatalf("%s: not within %v\n%s", what, *waitFlag, l.story())
+			l.tb.Fatalf("%s: not within %v\n%s", what, *waitFlag, l.describe())
 		case idle < 100:
 			runtime.Gosched()
 		default:
@@ -140,9 +139,9 @@ func (l *lab) until(what string, done func() bool) {
 	}
 }
 
-// rest leaves the cores to whoever else has work until something happens on either host, or a
-// millisecond has passed: a NIC that has refused work for now raises no event.
-func (l *lab) rest() {
+// rest sleeps until an event on either host, or for a millisecond: a NIC that has refused a request
+// for now raises no event.
+func (l *testRig) rest() {
 	l.tb.Helper()
 	for _, h := range []*host{l.a, l.b} {
 		if err := h.cq.Arm(); err != nil && !errors.Is(err, ibverbx.ErrClosed) {
@@ -159,11 +158,11 @@ func (l *lab) rest() {
 	}
 }
 
-// story says where everybody stands, for the reader of a failure.
-func (l *lab) story() (s string) {
+// describe describes the state of both hosts.
+func (l *testRig) describe() (s string) {
 	for _, h := range []*host{l.a, l.b} {
 		for _, e := range h.ends {
-			s += e.story()
+			s += e.describe()
 		}
 	}
 	return s
@@ -172,16 +171,16 @@ func (l *lab) story() (s string) {
 // host is one side: a domain over its NICs, a virtual CQ, and registered memory that its ends
 // share.
 type host struct {
-	lab  *lab
+	rig  *testRig
 	dom  *ibverbx.Domain
 	cq   *ibverbx.VirtualCQ
 	mem  *memory
 	ends []*end
 }
 
-func (l *lab) newHost(nics []int, seed uint64) *host {
+func (l *testRig) newHost(nics []int, seed uint64) *host {
 	l.tb.Helper()
-	h := &host{lab: l}
+	h := &host{rig: l}
 	var devices []verbs.Device
 	for _, i := range nics {
 		devices = append(devices, l.devices[i])
@@ -197,14 +196,14 @@ func (l *lab) newHost(nics []int, seed uint64) *host {
 	return h
 }
 
-// pump takes in what the host's NICs have completed.
+// pump polls on the host.
 func (h *host) pump() (reported int) {
-	h.lab.tb.Helper()
+	h.rig.tb.Helper()
 	var wcs [64]ibverbx.WC
 	for {
 		n, err := h.cq.Poll(wcs[:])
 		if err != nil && !errors.Is(err, ibverbx.ErrClosed) {
-			h.lab.tb.Fatal(err)
+			h.rig.tb.Fatal(err)
 		}
 		for i := range wcs[:n] {
 			h.owner(&wcs[i]).report(&wcs[i])
@@ -216,19 +215,19 @@ func (h *host) pump() (reported int) {
 	}
 }
 
-// owner is the end that a completion says it is of.
+// owner is the end that a completion names.
 func (h *host) owner(wc *ibverbx.WC) *end {
-	h.lab.tb.Helper()
+	h.rig.tb.Helper()
 	i := slices.IndexFunc(h.ends, func(e *end) bool { return e.Num() == wc.QPNum })
 	if i < 0 {
-		h.lab.tb.Fatalf("a completion of no virtual queue pair: %+v", *wc)
+		h.rig.tb.Fatalf("a completion of no virtual queue pair: %+v", *wc)
 	}
 	return h.ends[i]
 }
 
-// close closes the host's ends, CQ, memory and domain. What is outstanding is reported first.
+// close closes the ends, CQ, memory and domain of the host. What is outstanding is reported first.
 func (h *host) close() {
-	tb := h.lab.tb
+	tb := h.rig.tb
 	tb.Helper()
 	for _, e := range h.ends {
 		if !e.closed {
