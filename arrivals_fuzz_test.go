@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -117,11 +118,11 @@ func newArrivals(t *testing.T, shape byte) *arrivals {
 		t.Fatal(err)
 	}
 	if shape&4 != 0 {
-		z.q.arrived.next = seqMod - 3 // soon it goes round
+		z.q.recv.order = dqplb.NewReceiver(dqplb.Mod-3, card.RawImm) // soon it goes round
 	}
-	z.held = make([][]verbs.WC, len(z.q.rails))
-	z.ref = reference{next: z.q.arrived.next, rawImm: card.RawImm,
-		rails: make([]referenceRail, len(z.q.rails))}
+	z.held = make([][]verbs.WC, len(z.q.send.rails.data))
+	z.ref = reference{next: z.q.recv.order.Next(), rawImm: card.RawImm,
+		rails: make([]referenceRail, len(z.q.send.rails.data))}
 	z.ref.waiting = map[uint32]referenceMessage{}
 	return z
 }
@@ -137,16 +138,16 @@ func (z *arrivals) step(t *testing.T, in *program) {
 		z.process(t, 0)
 		return
 	}
-	at := int(in.byte()) % len(z.q.rails)
+	at := int(in.byte()) % len(z.q.send.rails.data)
 	switch op % 4 {
 	case 0:
 		distance, flags := int32(int8(in.byte())), in.byte()
 		if flags&16 != 0 {
 			distance <<= 11
 		}
-		v := (z.ref.next + uint32(distance+seqMod)%seqMod) % seqMod
+		v := (z.ref.next + uint32(distance+dqplb.Mod)%dqplb.Mod) % dqplb.Mod
 		if flags&8 != 0 {
-			v = seqMod
+			v = dqplb.Mod
 		}
 		if flags&1 != 0 {
 			v |= 1 << 31
@@ -157,7 +158,7 @@ func (z *arrivals) step(t *testing.T, in *program) {
 		if flags&4 != 0 {
 			v |= 1 << (24 + flags>>6)
 		}
-		z.arrive(t, at, seqImm(v), uint32(in.byte()))
+		z.arrive(t, at, dqplb.Swap(v), uint32(in.byte()))
 	case 1:
 		z.take(t, at, int(in.byte()))
 	case 3:
@@ -167,7 +168,7 @@ func (z *arrivals) step(t *testing.T, in *program) {
 
 // arrive lets a message use up a credit, if there is one.
 func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
-	rl := z.q.rails[at]
+	rl := z.q.send.rails.data[at]
 	if !rl.qp.(*verbstest.NullQP).CompleteRecv(imm, bytes, verbs.WCRecvRDMAWithImm) {
 		return
 	}
@@ -192,7 +193,7 @@ func (z *arrivals) take(t *testing.T, at, which int) {
 	wc := held[which]
 	z.held[at] = slices.Delete(held, which, which+1)
 	z.ref.take(at, which)
-	z.process(t, z.q.rails[at].device, wc)
+	z.process(t, z.q.send.rails.data[at].device, wc)
 }
 
 // process hands completions over, and compares what comes of it with the reference.
@@ -214,9 +215,8 @@ func (z *arrivals) process(t *testing.T, dev uint8, wcs ...verbs.WC) {
 			len(z.ref.notes)-z.told)
 	}
 	// Whoever was told to send no more has the credits that it had.
-	if s.Banked > arrivalBank+arrivalCredits*len(z.q.rails) || len(z.q.arrived.ring) > maxArrivals ||
-		s.StaleEvents != 0 {
-		t.Fatalf("%+v, %d slots", s, len(z.q.arrived.ring))
+	if s.Banked > arrivalBank+arrivalCredits*len(z.q.send.rails.data) || s.StaleEvents != 0 {
+		t.Fatalf("%+v", s)
 	}
 }
 
@@ -317,7 +317,7 @@ func (r *reference) handle(rail *referenceRail, m referenceMessage) {
 		r.admit(*whose)
 		return
 	}
-	v := seqImm(m.imm)
+	v := dqplb.Swap(m.imm)
 	m.imm, m.number, m.end = 0, v&0xffffff, v>>31 != 0
 	announces := v>>30&1 != 0
 	if m.number == 0xffffff || v>>24&0x3f != 0 || announces && (!r.rawImm || !m.end) {
@@ -332,8 +332,8 @@ func (r *reference) handle(rail *referenceRail, m referenceMessage) {
 }
 
 func (r *reference) admit(m referenceMessage) {
-	ahead := (int64(m.number) - int64(r.next) + seqMod) % seqMod
-	if _, twice := r.waiting[m.number]; twice || ahead >= maxArrivals {
+	ahead := (int64(m.number) - int64(r.next) + dqplb.Mod) % dqplb.Mod
+	if _, twice := r.waiting[m.number]; twice || ahead >= dqplb.MaxHeld {
 		r.failed = true
 		return
 	}
@@ -344,7 +344,7 @@ func (r *reference) admit(m referenceMessage) {
 			return
 		}
 		delete(r.waiting, r.next)
-		r.next = (r.next + 1) % seqMod
+		r.next = (r.next + 1) % dqplb.Mod
 		r.bytes += m.bytes
 		if m.end {
 			r.notes = append(r.notes, referenceMessage{imm: m.imm, bytes: r.bytes})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -147,7 +148,7 @@ func (c *BusinessCard) validate() error {
 	if c.Credits < 0 {
 		return cardError("credits %d: must not be negative", c.Credits)
 	}
-	if c.FirstNumber >= seqMod {
+	if c.FirstNumber >= dqplb.Mod {
 		return cardError("first number %d: must be below 2^24-1", c.FirstNumber)
 	}
 	if c.MTU > verbs.MTU4096 {
@@ -189,25 +190,25 @@ func cardError(format string, args ...any) error {
 }
 
 // Card is this end's business card, to send to the peer.
-func (q *VirtualQP) Card() (BusinessCard, error) {
-	q.ports = nil
-	card := BusinessCard{Scheme: q.cfg.Scheme.String(), RDAtomic: q.maxRDAtomic(),
-		RawImm: q.cfg.Scheme == DQPLB && !q.single}
-	if q.single {
-		card.Scheme = "" // a single queue pair speaks plain verbs
+func (q *VirtualQP) Card() (BusinessCard, error) { return q.card(&localPorts{conn: &q.cfg.Conn}) }
+
+func (q *VirtualQP) card(ports *localPorts) (BusinessCard, error) {
+	card := BusinessCard{RDAtomic: q.maxRDAtomic()}
+	if q.pass == nil { // a single queue pair speaks plain verbs
+		card.Scheme, card.RawImm = q.cfg.Scheme.String(), q.cfg.Scheme == DQPLB
 	}
 	var failed error
-	for _, r := range q.all {
-		port, err := q.localPort(r)
+	for _, r := range q.send.rails.all {
+		port, err := ports.of(r.qp.Device())
 		if err != nil && failed == nil {
-			failed = err
+			failed = q.portError(r, err)
 		}
 		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
 			card.MTU = port.attr.ActiveMTU
 		}
 		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
 			LID: port.attr.LID, PSN: r.psn})
-		if r == q.notify {
+		if r == q.send.rails.notify {
 			card.NotifyQPNum = r.qp.Num()
 		} else {
 			card.QPNums = append(card.QPNums, r.qp.Num())

@@ -8,71 +8,74 @@ import (
 
 const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited | verbs.SendInline
 
-// checkSend says what is wrong with a request for several queue pairs. It changes nothing.
-func (q *VirtualQP) checkSend(i int, wr *SendWR) error {
+// The checks of requests against what the rails carry. They change nothing; what they return is a
+// [*PostError].
+
+// checkSend says what is wrong with a request for several queue pairs.
+func (s *railSet) checkSend(i int, wr *SendWR) error {
 	if !wr.Opcode.Valid() {
-		return q.sendError(i, wr, ErrOpcode, wr.Opcode.String())
+		return sendError(i, wr, ErrOpcode, wr.Opcode.String())
 	}
 	if wr.Flags&verbs.SendSignaled == 0 {
-		return q.sendError(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
+		return sendError(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
 	}
 	if wr.Flags&^knownSendFlags != 0 {
-		return q.sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+		return sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
 	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return q.sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+		return sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
 	n := wr.Local.Length
-	need := q.localDevs
+	need := s.localDevs
 	if wr.Opcode.IsSend() {
-		if q.sendOn == nil {
-			return q.sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
+		if s.sendRail == nil {
+			return sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
 				"and there is none: add one")
 		}
-		need = 1 << q.sendOn.device
+		need = 1 << s.sendRail.device
 	}
 	// The plain case, one piece of registered memory, is checked in line.
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
 		if k := wr.Local.Keys; k == nil || need&^k.have != 0 || !k.covers(wr.Local.Addr, n) {
-			if err := q.checkSegment(i, wr, wr.Local, need); err != nil {
+			if err := s.checkSegment(i, wr, wr.Local, need); err != nil {
 				return err
 			}
 		}
 	} else {
 		var err error
-		if n, err = q.checkPieces(i, wr, need); err != nil {
+		if n, err = s.checkPieces(i, wr, need); err != nil {
 			return err
 		}
 	}
 	if wr.Relaxed || wr.EveryRail {
-		if err := q.checkOrder(i, wr, n); err != nil {
+		if err := s.checkOrder(i, wr, n); err != nil {
 			return err
 		}
 	}
 	if wr.Opcode.IsSend() {
-		return q.checkSendLength(i, wr, n)
+		return s.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return q.sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
+		return sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
 			"there must be data")
 	}
-	if k := wr.Remote.Keys; k == nil || q.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
+	if k := wr.Remote.Keys; k == nil || s.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
 		!k.covers(wr.Remote.Addr, n) {
-		return q.checkRemote(i, wr, n)
+		return s.checkRemote(i, wr, n)
 	}
 	if wr.Opcode.IsAtomic() {
-		return q.checkAtomic(i, wr, n)
+		return s.checkAtomic(i, wr, n)
 	}
 	return nil
 }
 
 // checkSegment says what is wrong with one piece of local memory. An empty one needs no keys.
-func (q *VirtualQP) checkSegment(i int, wr *SendWR, s Segment, need uint64) error {
-	if s.Length == 0 {
+func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error {
+	if p.Length == 0 {
 		return nil
 	}
-	if detail, err := checkLocal(s, need); err != nil {
-		return q.sendError(i, wr, err, detail)
+	if detail, err := checkLocal(p, need); err != nil {
+		return sendError(i, wr, err, detail)
 	}
 	return nil
 }
@@ -96,75 +99,75 @@ func checkLocal(s Segment, need uint64) (detail string, err error) {
 }
 
 // checkPieces checks a scatter list or an inline payload, and returns its length.
-func (q *VirtualQP) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
+func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 	if wr.Flags&verbs.SendInline != 0 {
 		switch {
 		case len(wr.SGL) != 0 || wr.Local != (Segment{}):
-			return 0, q.sendError(i, wr, verbs.ErrInvalid,
+			return 0, sendError(i, wr, verbs.ErrInvalid,
 				"an inline request takes its payload from Inline: leave Local and SGL empty")
 		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
-			return 0, q.sendError(i, wr, verbs.ErrInvalid,
+			return 0, sendError(i, wr, verbs.ErrInvalid,
 				wr.Opcode.String()+" cannot be inline: it brings data")
-		case len(wr.Inline) > q.maxInline:
-			return 0, q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
-				len(wr.Inline), q.maxInline))
+		case len(wr.Inline) > s.maxInline:
+			return 0, sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
+				len(wr.Inline), s.maxInline))
 		}
 		return uint64(len(wr.Inline)), nil
 	}
 	if wr.Local != (Segment{}) {
-		return 0, q.sendError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+		return 0, sendError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	var n uint64
-	for _, s := range wr.SGL {
-		if err := q.checkSegment(i, wr, s, need); err != nil {
+	for _, p := range wr.SGL {
+		if err := s.checkSegment(i, wr, p, need); err != nil {
 			return 0, err
 		}
-		if n+s.Length < n {
-			return 0, q.sendError(i, wr, ErrLength, "the pieces together are longer than the address space")
+		if n+p.Length < n {
+			return 0, sendError(i, wr, ErrLength, "the pieces together are longer than the address space")
 		}
-		n += s.Length
+		n += p.Length
 	}
 	return n, nil
 }
 
 // checkSendLength checks a SEND, which travels as one message.
-func (q *VirtualQP) checkSendLength(i int, wr *SendWR, n uint64) error {
+func (s *railSet) checkSendLength(i int, wr *SendWR, n uint64) error {
 	if n > maxMessage {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
+		return sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
 			"message carries at most 2 GiB", n))
 	}
-	if len(wr.SGL) > q.sendOn.maxSGE {
-		return q.sendError(i, wr, verbs.ErrInvalid,
+	if len(wr.SGL) > s.sendRail.maxSGE {
+		return sendError(i, wr, verbs.ErrInvalid,
 			fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL),
-				q.sendOn.maxSGE))
+				s.sendRail.maxSGE))
 	}
 	return nil
 }
 
 // checkOrder checks a request of n bytes that is relaxed, or takes one fragment on each data rail.
-func (q *VirtualQP) checkOrder(i int, wr *SendWR, n uint64) error {
+func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 	if wr.Relaxed && !wr.Opcode.IsSend() {
-		return q.sendError(i, wr, verbs.ErrInvalid,
+		return sendError(i, wr, verbs.ErrInvalid,
 			wr.Opcode.String()+" cannot be Relaxed: only a SEND waits for earlier data")
 	}
 	if !wr.EveryRail {
 		return nil
 	}
-	rails, limit := uint64(len(q.rails)), uint64(q.cfg.MaxMsgSize)
+	rails, limit := uint64(len(s.data)), uint64(s.maxFragment)
 	if wr.Opcode != verbs.OpRDMARead && wr.Opcode != verbs.OpRDMAWrite {
-		return q.sendError(i, wr, verbs.ErrInvalid,
+		return sendError(i, wr, verbs.ErrInvalid,
 			wr.Opcode.String()+" cannot go over EveryRail: only a plain read or write can")
 	}
 	if n == 0 || n%rails != 0 {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of "+
+		return sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of "+
 			"the %d data queue pairs, and not 0", n, rails))
 	}
-	if n/rails > limit && !q.single {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at "+
+	if n/rails > limit && rails > 1 {
+		return sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at "+
 			"most %d", n/rails, rails, limit))
 	}
-	if width, _ := q.width(); len(wr.SGL) > width {
-		return q.sendError(i, wr, verbs.ErrInvalid,
+	if width, _ := s.width(); len(wr.SGL) > width {
+		return sendError(i, wr, verbs.ErrInvalid,
 			fmt.Sprintf("%d pieces over every rail: a fragment takes %d, and must not be cut short",
 				len(wr.SGL), width))
 	}
@@ -172,54 +175,68 @@ func (q *VirtualQP) checkOrder(i int, wr *SendWR, n uint64) error {
 }
 
 // checkRemote says what is wrong with the peer's memory. Something is: the caller has seen that.
-func (q *VirtualQP) checkRemote(i int, wr *SendWR, n uint64) error {
-	s := wr.Remote
-	if s.Keys == nil {
-		return q.sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or "+
+func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
+	m := wr.Remote
+	if m.Keys == nil {
+		return sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or "+
 			"give RemoteSegment.Keys")
 	}
-	if missing := q.peerDevs &^ s.Keys.have; missing != 0 {
-		return q.sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device "+
+	if missing := s.peerDevs &^ m.Keys.have; missing != 0 {
+		return sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device "+
 			"%s (have %s): the peer must register it on every device of the virtual QP",
-			s, deviceList(missing), deviceList(s.Keys.have)))
+			m, deviceList(missing), deviceList(m.Keys.have)))
 	}
-	if n > s.Length {
-		return q.sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, s.Length))
+	if n > m.Length {
+		return sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, m.Length))
 	}
-	return q.sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
-		addrRange(s.Addr, n), addrRange(s.Keys.base, s.Keys.length)))
+	return sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
+		addrRange(m.Addr, n), addrRange(m.Keys.base, m.Keys.length)))
 }
 
-func (q *VirtualQP) checkAtomic(i int, wr *SendWR, n uint64) error {
+// checkAtomic checks the shape of an atomic of n bytes.
+func (s *railSet) checkAtomic(i int, wr *SendWR, n uint64) error {
 	if n != 8 || len(wr.SGL) > 1 {
-		return q.sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of "+
+		return sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of "+
 			"eight bytes in one", wr.Opcode, n, max(1, len(wr.SGL))))
 	}
 	if wr.Remote.Addr%8 != 0 {
-		return q.sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a "+
+		return sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a "+
 			"multiple of 8", wr.Remote.Addr))
 	}
 	return nil
 }
 
-func (q *VirtualQP) sendError(i int, wr *SendWR, err error, detail string) error {
+func sendError(i int, wr *SendWR, err error, detail string) error {
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
-// stateError is the error of a whole call that is refused because of the virtual queue pair's
-// state.
-func (q *VirtualQP) stateError(op string, id uint64, err error) error {
-	e := &PostError{Op: op, ID: id, Err: err}
-	switch {
-	case q.failure != nil && !q.closed:
-		e.Detail, e.Cause = q.failure.Error()+": reset or close the virtual QP", q.failure
-	case q.phase != drainNone && !q.closed:
-		e.Detail = fmt.Sprintf("virtual qp %d takes nothing more since Drain or Shutdown: reset and "+
-			"connect it, or close it", q.num)
-	case !q.closed:
-		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.state)
+// checkRecv says what is wrong with a receive that has memory.
+func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
+	if s.sendRail == nil {
+		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
+			"the notify QP, and there is none: add one")
 	}
-	return e
+	if limit := s.sendRail.qp.Cap().MaxRecvSGE; len(pieces) > limit {
+		return recvError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
+			len(pieces), limit))
+	}
+	for _, p := range pieces {
+		if p.Length == 0 {
+			continue
+		}
+		if p.Length > maxMessage {
+			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
+				"2 GiB", p.Length))
+		}
+		if detail, err := checkLocal(p, 1<<s.sendRail.device); err != nil {
+			return recvError(i, wr, err, detail)
+		}
+	}
+	return nil
+}
+
+func recvError(i int, wr *RecvWR, err error, detail string) error {
+	return &PostError{Op: "post recv", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
 // deviceList writes a set of devices as "0, 3".

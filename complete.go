@@ -1,183 +1,173 @@
 package ibverbx
 
-import (
-	"ibverbx/verbs"
-)
+import "ibverbx/verbs"
 
-// process takes in one physical completion of a rail. Which request it belongs to is read from its
-// work-request id alone: of a failed completion nothing else is defined, the opcode least of all.
+// process handles one physical completion of a rail. Which request it belongs to is read from its
+// work-request id alone: of a failed completion nothing else is defined, the opcode least of all. A
+// completion that fits nothing is counted as stale and dropped: it belongs to an earlier connection
+// or an earlier owner of the queue pair's number, or is invented.
 func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
-	if q.single {
-		q.passCompletion(rl, wc, out)
+	if q.pass != nil {
+		q.pass.completed(wc, out)
 		return
 	}
 	if wridRail(wc.ID) != rl.index() {
-		q.counters.stale++ // of an earlier owner of the number, or invented
+		q.stale++
 		return
 	}
+	known := false
 	switch wridKind(wc.ID) {
 	case kindData, kindNumbered, kindImm:
-		q.dataCompleted(rl, wc)
-	case kindNotify:
-		q.noteCompleted(rl, wc)
+		known = q.sendCompleted(rl, wc, q.send.dataCompleted(rl, wc))
+	case kindFinal:
+		known = q.sendCompleted(rl, wc, q.send.finalCompleted(rl, wc))
 	case kindMessage:
-		q.messageCompleted(rl, wc)
+		known = q.sendCompleted(rl, wc, q.send.messageCompleted(rl, wc))
 	case kindRecv:
-		q.recvCompleted(rl, wc)
+		known = q.recvCompleted(rl, wc)
 	case kindCredit:
-		q.creditCompleted(rl, wc)
-	default:
-		q.counters.stale++
+		known = q.creditCompleted(rl, wc)
+	}
+	if !known {
+		q.stale++
 		return
 	}
 	q.cq.touch(q)
 }
 
-// dataCompleted takes in the completion of a fragment, marker, atomic or raw immediate.
-func (q *VirtualQP) dataCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
-	if !ok {
-		q.counters.stale++
-		return
+// sendCompleted raises the failure of a completion of request n, if it is one. It reports false for
+// n = 0: the completion fits no request.
+func (q *VirtualQP) sendCompleted(rl *rail, wc *verbs.WC, n uint64) (known bool) {
+	if wc.Status != verbs.StatusSuccess && n != 0 {
+		q.sendFailed(rl, n, wc)
 	}
-	r := q.send.At(n)
-	if r.left == 0 || rl == q.notify || rl.inUse <= rl.staged() {
-		q.counters.stale++
-		return
-	}
-	r.left--
-	rl.inUse--
-	q.free++
-	if q.next != q.send.Tail {
-		q.freed = rl
-	}
-	if wc.Status != verbs.StatusSuccess {
-		q.sendFailed(rl, n, r, wc)
-		return
-	}
-	if wridKind(wc.ID) == kindNumbered {
-		q.numbers.ack(wridAux(wc.ID))
-	}
-	if n == q.dataDone && r.left == 0 && r.dispatched {
-		q.advanceDataDone()
-	}
+	return n != 0
 }
 
-// noteCompleted takes in the completion of a request's last step.
-func (q *VirtualQP) noteCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
-	if !ok {
-		q.counters.stale++
-		return
-	}
-	r := q.send.At(n)
-	carrier := q.noteOn
-	if r.plan == planNone {
-		carrier = q.sendOn
-	}
-	if r.note != notePosted || rl != carrier || rl.inUse <= rl.staged() {
-		q.counters.stale++
-		return
-	}
-	r.note = noteDone
-	q.slotFreed(rl)
-	if wc.Status != verbs.StatusSuccess {
-		q.sendFailed(rl, n, r, wc)
-	}
-}
-
-// messageCompleted takes in the completion of a relaxed SEND.
-func (q *VirtualQP) messageCompleted(rl *rail, wc *verbs.WC) {
-	n, ok := q.send.Resolve(wridNumber(wc.ID), wridNumberMask)
-	if !ok {
-		q.counters.stale++
-		return
-	}
-	r := q.send.At(n)
-	if r.plan != planMessage || r.left == 0 || rl != q.sendOn || rl.inUse <= rl.staged() {
-		q.counters.stale++
-		return
-	}
-	r.left = 0
-	q.slotFreed(rl)
-	if wc.Status != verbs.StatusSuccess {
-		q.sendFailed(rl, n, r, wc)
-		return
-	}
-	if n == q.dataDone {
-		q.advanceDataDone()
-	}
-}
-
-// slotFreed counts a SEND or a notification as ended, on whichever rail takes them.
-func (q *VirtualQP) slotFreed(rl *rail) {
-	rl.inUse--
-	if rl == q.notify {
-		return
-	}
-	q.free++
-	if q.next != q.send.Tail {
-		q.freed = rl
-	}
-}
-
-// advanceDataDone moves the cursor over every request whose data is acknowledged.
-func (q *VirtualQP) advanceDataDone() {
-	for q.dataDone != q.next && q.send.At(q.dataDone).dataComplete() {
-		q.dataDone++
-	}
-	if q.notes == 0 {
-		q.noted = q.dataDone
-	}
-}
-
-// progress carries on after completions were taken in: more work to the rails, finished requests to
+// progress carries on after completions were handled: more work to the rails, finished requests to
 // the user.
 func (q *VirtualQP) progress(out *sink) {
-	if q.single || q.closed {
+	if q.pass != nil || q.line.closed {
 		return
 	}
-	if q.suspect != nil {
+	if q.line.suspect != nil {
 		q.judgeSuspect()
 	}
-	if q.failure != nil {
-		q.progressFailed()
-	} else if q.next != q.send.Tail || q.notes != 0 || q.blocked {
+	if q.line.err != nil {
+		q.send.dispatchDue()
+		q.postStaged()
+	} else if q.send.busy() {
 		q.dispatch()
 	}
-	q.reportSends(out)
+	q.send.report(&q.line, q.num, out)
 	q.progressRecvs(out)
-	if q.failure != nil && !q.killed {
+	if q.line.err != nil && !q.line.dead {
 		q.linger(out)
 	}
 }
 
-// reportSends reports finished requests in posting order.
-func (q *VirtualQP) reportSends(out *sink) {
-	for q.send.Head != q.noted {
-		r := q.send.At(q.send.Head)
-		if !r.complete() {
-			return
+// dispatch stages what can go out, and posts it.
+func (q *VirtualQP) dispatch() {
+	q.send.dispatch()
+	q.postStaged()
+}
+
+// postStaged posts what is staged. A refusal for good is a failure of its request, after which what
+// is left on the other rails goes out.
+func (q *VirtualQP) postStaged() {
+	for {
+		rl, err := q.send.post()
+		if rl == nil {
+			break
 		}
-		if q.send.Head > q.stopAt && (q.send.Head != q.failed || q.told) {
-			// The line stopped before it: whatever became of its fragments, it is reported as
-			// flushed.
-			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
-		}
-		q.told = q.told || r.status != verbs.StatusSuccess && r.status != verbs.StatusWRFlushErr
-		*q.cq.slot(out) = WC{
-			ID:        r.id,
-			Status:    r.status,
-			Opcode:    r.opcode.WCOpcode(),
-			VendorErr: r.vendorErr,
-			QPNum:     q.num,
-			ByteLen:   r.length,
-		}
-		if r.note != noteNone {
-			q.notes--
-		}
-		out.release(r)
-		q.send.Head++
-		q.counters.sendsDone++
+		q.postFailed(rl, err)
+	}
+	if q.send.blocked {
+		q.cq.touch(q)
+	}
+}
+
+// dataCompleted handles the completion of a fragment, marker, atomic or raw immediate. It returns
+// the request, or 0 if there is none that the completion can be of.
+func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.left == 0 || rl == s.rails.notify || !rl.onNIC() {
+		return 0
+	}
+	r.left--
+	s.rails.give(rl, s.waiting())
+	if wc.Status != verbs.StatusSuccess {
+		return n
+	}
+	if wridKind(wc.ID) == kindNumbered {
+		s.numbers.Ack(wridAux(wc.ID))
+	}
+	if n == s.dataDone && r.left == 0 && r.dispatched {
+		s.advanceDataDone()
+	}
+	return n
+}
+
+// finalCompleted handles the completion of a request's final message. It returns the request, or 0.
+func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() {
+		return 0
+	}
+	r.final = finalDone
+	s.rails.give(rl, s.waiting())
+	return n
+}
+
+// carrier is the rail that carries a request's final message.
+func (s *sender) carrier(r *sendReq) *rail {
+	if r.plan == planNone {
+		return s.rails.sendRail
+	}
+	return s.rails.finalRail
+}
+
+// messageCompleted handles the completion of a relaxed SEND. It returns the request, or 0.
+func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
+	n, ok := s.resolve(wc.ID)
+	if !ok {
+		return 0
+	}
+	r := s.win.At(n)
+	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() {
+		return 0
+	}
+	r.left = 0
+	s.rails.give(rl, s.waiting())
+	if wc.Status == verbs.StatusSuccess && n == s.dataDone {
+		s.advanceDataDone()
+	}
+	return n
+}
+
+// advanceDataDone moves the cursor over every request whose data is acknowledged.
+func (s *sender) advanceDataDone() {
+	for s.dataDone != s.next && s.win.At(s.dataDone).dataComplete() {
+		s.dataDone++
+	}
+	if s.finals == 0 {
+		s.finalsPosted = s.dataDone
+	}
+}
+
+// dispatchDue stages the final messages that have come due, and nothing else: after a failure, the
+// requests before the one that stopped the line still get theirs.
+func (s *sender) dispatchDue() {
+	s.advanceDataDone()
+	if s.finals != 0 && s.finalsPosted < s.dataDone {
+		s.dispatchFinals()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -71,14 +72,6 @@ const (
 	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows
 	// 2^31).
 	maxMessage = 1 << 31
-	// maxWindow bounds the numbers that a DQPLB sender has in flight (messages). 2^15 at 512 KiB a
-	// fragment is 16 GiB.
-	maxWindow = 1 << 15
-	// maxArrivals bounds what a DQPLB receiver keeps of messages that arrive out of order: 12 bytes
-	// each, 3 MiB a virtual queue pair at the worst. It is well above maxWindow, because a sender's
-	// window ends at what the NICs have acknowledged, and a receiver may poll one NIC's CQ long
-	// after another's.
-	maxArrivals = 1 << 18
 )
 
 // Config configures a [VirtualQP]. The zero value works.
@@ -122,8 +115,8 @@ type Config struct {
 	Conn ConnConfig
 }
 
-// None asks for zero where zero picks the default.
-const None = 0xff
+// ConnZero asks for zero in a field of [ConnConfig] where zero picks the default.
+const ConnZero = 0xff
 
 // ConnConfig holds what the physical queue pairs are connected with. The zero value works.
 type ConnConfig struct {
@@ -137,12 +130,12 @@ type ConnConfig struct {
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
 	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is
-	// 67 ms; [None] waits for ever.
+	// 67 ms; [ConnZero] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [None]; 0 means 6, because rdma_rxe takes 7
+	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means 6, because rdma_rxe takes 7
 	// for ever.
 	RetryCount uint8
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [None]; 0 means
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [ConnZero]; 0 means
 	// 7, which is for ever.
 	RNRRetry uint8
 	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which
@@ -211,9 +204,9 @@ func (c ConnConfig) withDefaults() ConnConfig {
 	return c
 }
 
-// attr is what a queue pair is told for a field of ConnConfig: zero for None.
+// attr is what a queue pair is told for a field of ConnConfig: zero for ConnZero.
 func attr(v uint8) uint8 {
-	if v == None {
+	if v == ConnZero {
 		return 0
 	}
 	return v
@@ -232,7 +225,7 @@ func (c *Config) validate() error {
 		return configError("Credits %d: must be positive", c.Credits)
 	case c.MaxBanked < 0:
 		return configError("MaxBanked %d: must be positive", c.MaxBanked)
-	case c.FirstNumber >= seqMod:
+	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	case c.MaxSGE < 0 || c.MaxRecvSGE < 0 || c.MaxInline < 0:
 		return configError("MaxSGE %d, MaxRecvSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxRecvSGE,

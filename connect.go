@@ -1,8 +1,10 @@
 package ibverbx
 
 import (
+	"errors"
 	"fmt"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -16,30 +18,32 @@ import (
 // changes nothing. When a NIC refuses in the middle, the virtual queue pair is left in between:
 // reset or close it.
 func (q *VirtualQP) Connect(peer BusinessCard) error {
-	q.ports = nil
-	if q.closed {
+	q.enter()
+	defer q.exit()
+	if q.line.closed {
 		return q.connectError(ErrClosed, "")
 	}
 	if err := q.checkPeer(&peer); err != nil {
 		return err
 	}
-	if q.state != verbs.StateReset && q.state != verbs.StateInit {
+	if q.line.state != verbs.StateReset && q.line.state != verbs.StateInit {
 		return q.connectError(verbs.ErrState, fmt.Sprintf("it is in %v, must be in RESET or INIT: reset it "+
 			"first", q.State()))
 	}
-	card, err := q.Card()
+	ports := localPorts{conn: &q.cfg.Conn}
+	card, err := q.card(&ports)
 	if err != nil {
 		return err
 	}
-	if err := q.checkAddresses(&peer); err != nil {
+	if err := q.checkAddresses(&peer, &ports); err != nil {
 		return err
 	}
 	steps := q.connectSteps(&card, &peer)
-	if q.state == verbs.StateInit {
+	if q.line.state == verbs.StateInit {
 		steps = steps[1:]
 	}
 	for _, s := range steps {
-		if err := q.Modify(s.attr, s.mask, &peer); err != nil {
+		if err := q.modify(s.attr, s.mask, &peer, &ports); err != nil {
 			return err
 		}
 	}
@@ -94,9 +98,14 @@ func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
 // Reaching RTR posts the credits of DQPLB. RESET does what [VirtualQP.Reset] does.
 // What a transition needs is checked for all queue pairs before any is touched.
 func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
-	q.cq.guard.enter()
-	defer q.cq.guard.exit()
-	if q.closed {
+	q.enter()
+	defer q.exit()
+	return q.modify(attr, mask, peer, &localPorts{conn: &q.cfg.Conn})
+}
+
+func (q *VirtualQP) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard,
+	ports *localPorts) error {
+	if q.line.closed {
 		return fmt.Errorf("ibverbx: modify virtual qp %d: %w", q.num, ErrClosed)
 	}
 	if peer != nil {
@@ -104,11 +113,11 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 			return err
 		}
 	}
-	attrs := make([]verbs.QPAttr, 0, len(q.rails)+1)
-	for _, r := range q.all {
+	attrs := make([]verbs.QPAttr, 0, len(q.send.rails.all))
+	for _, r := range q.send.rails.all {
 		a := attr
 		if peer != nil {
-			if err := q.fillAttr(r, &a, mask, peer); err != nil {
+			if err := q.fillAttr(r, &a, mask, peer, ports); err != nil {
 				return err
 			}
 		}
@@ -120,7 +129,7 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
 		return q.reset()
 	}
-	for i, r := range q.all {
+	for i, r := range q.send.rails.all {
 		if err := r.qp.Modify(&attrs[i], mask); err != nil {
 			return q.railError(r, err)
 		}
@@ -131,77 +140,62 @@ func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 	return q.reached(attr.State, peer)
 }
 
-// reached notes the state that all queue pairs have come to.
+// reached records the state that all queue pairs have come to.
 func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
-	q.state = state
+	q.line.state = state
 	if state != verbs.StateRTR {
 		return nil
 	}
 	if peer != nil {
 		q.adopt(peer)
 	}
-	if q.single {
+	if q.pass != nil {
 		return nil
 	}
 	if q.cfg.Scheme == DQPLB {
-		for _, r := range q.rails {
-			r.owed = r.recvLimit
-			q.owed += r.owed
-		}
+		q.recv.fillCredits(&q.send.rails)
 	} else {
-		q.watchRails()
+		q.recv.watch(&q.send.rails)
 	}
 	q.postCredits(atOnce)
 	return q.Err()
 }
 
-// watchRails prepares one receive for every data rail of Spray but the one that carries SENDs. No
-// message ever takes it; it is flushed when the queue pair fails, as after a remote access error of
-// the peer, and without it a receiver would not learn of that.
-func (q *VirtualQP) watchRails() {
-	for _, r := range q.rails[1:] {
-		r.owed = r.recvLimit
-		q.owed += r.owed
-	}
-}
-
-// atOnce is the share at which credits are posted whatever their number.
-const atOnce = 1 << 20
-
 // adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
 func (q *VirtualQP) adopt(peer *BusinessCard) {
-	q.rawImm = q.cfg.Scheme == DQPLB && peer.RawImm
-	q.peerDevs = 0
-	if q.cfg.Scheme == DQPLB && !q.single && peer.Credits > 0 {
-		// More in flight than the peer has receives for would only make the NICs retry.
-		q.free = 0
-		for _, r := range q.rails {
-			r.limit = min(r.slots, peer.Credits)
-			q.free += r.limit
-		}
-	}
-	if q.cfg.Scheme == DQPLB && !q.single && q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
-		q.numbers = newNumberSender(maxWindow, q.cfg.FirstNumber)
-		q.arrived.next = peer.FirstNumber
-	}
-	for _, r := range q.all {
+	rails := &q.send.rails
+	rails.peerDevs = 0
+	for _, r := range rails.all {
 		r.peerDev = r.device
 		if len(peer.Rails) != 0 {
 			r.peerDev = uint8(peer.Rails[r.index()].Device)
 		}
-		q.peerDevs |= 1 << r.peerDev
+		rails.peerDevs |= 1 << r.peerDev
 	}
+	if q.cfg.Scheme != DQPLB || q.pass != nil {
+		return
+	}
+	if peer.Credits > 0 {
+		rails.limitTo(peer.Credits)
+	}
+	first := uint32(0)
+	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
+		q.send.numbers, first = dqplb.NewSender(q.cfg.FirstNumber), peer.FirstNumber
+	}
+	q.send.rawImm = peer.RawImm
+	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)
 }
 
 // fillAttr fills in what differs from rail to rail.
-func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
+func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard,
+	ports *localPorts) error {
 	described := len(peer.Rails) != 0
 	if a.Port == 0 {
-		a.Port = q.port(r)
+		a.Port = q.cfg.Conn.port(r.qp.Device())
 	}
 	if mask&verbs.QPAttrDestQPNum != 0 {
 		a.DestQPNum = peer.NotifyQPNum
-		if r != q.notify {
+		if r != q.send.rails.notify {
 			a.DestQPNum = peer.QPNums[r.index()]
 		}
 	}
@@ -211,13 +205,13 @@ func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	if mask&verbs.QPAttrAV == 0 {
 		return nil
 	}
-	port, err := q.localPort(r)
+	port, err := ports.of(r.qp.Device())
 	if err != nil {
-		return err
+		return q.portError(r, err)
 	}
 	a.AH.SGIDIndex = uint8(port.gid.Index)
 	if a.AH.Port == 0 {
-		a.AH.Port = q.port(r)
+		a.AH.Port = q.cfg.Conn.port(r.qp.Device())
 	}
 	switch gids := q.cfg.Conn.PeerGIDs; {
 	case r.index() < len(gids):
@@ -239,13 +233,13 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 		return err
 	}
 	switch {
-	case len(peer.QPNums) != len(q.rails):
+	case len(peer.QPNums) != len(q.send.rails.data):
 		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer has %d queue pairs, this end %d: "+
-			"configure both alike", len(peer.QPNums), len(q.rails)))
-	case peer.Scheme != "" && !q.single && peer.Scheme != q.cfg.Scheme.String():
+			"configure both alike", len(peer.QPNums), len(q.send.rails.data)))
+	case peer.Scheme != "" && q.pass == nil && peer.Scheme != q.cfg.Scheme.String():
 		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer uses %.20q, this end %v: configure "+
 			"both alike", peer.Scheme, q.cfg.Scheme))
-	case (peer.NotifyQPNum != 0) != (q.notify != nil):
+	case (peer.NotifyQPNum != 0) != (q.send.rails.notify != nil):
 		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure "+
 			"both alike")
 	}
@@ -253,9 +247,9 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 }
 
 // checkAddresses says what is missing of the addresses of either end.
-func (q *VirtualQP) checkAddresses(peer *BusinessCard) error {
-	for _, r := range q.all {
-		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil {
+func (q *VirtualQP) checkAddresses(peer *BusinessCard, ports *localPorts) error {
+	for _, r := range q.send.rails.all {
+		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer, ports); err != nil {
 			return err
 		}
 	}
@@ -266,7 +260,7 @@ func (q *VirtualQP) checkAddresses(peer *BusinessCard) error {
 // device allows.
 func (q *VirtualQP) maxRDAtomic() uint8 {
 	n := q.cfg.Conn.MaxRDAtomic
-	for _, r := range q.all {
+	for _, r := range q.send.rails.all {
 		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
 			attr.MaxRDAtomic < int(n) {
 			n = uint8(attr.MaxRDAtomic)
@@ -275,92 +269,12 @@ func (q *VirtualQP) maxRDAtomic() uint8 {
 	return n
 }
 
-// port is the number of a rail's local port.
-func (q *VirtualQP) port(r *rail) uint8 {
-	if p := q.cfg.Conn.Port; p != 0 {
-		return p
+// portError says why a rail's local port or GID cannot be used.
+func (q *VirtualQP) portError(r *rail, err error) error {
+	if noGID := gidError(""); errors.As(err, &noGID) {
+		return q.connectError(verbs.ErrInvalid, err.Error())
 	}
-	return uint8(r.qp.Device().DefaultPort())
-}
-
-// localPort is what a rail's end of the connection looks like: its port, and the entry of the
-// port's GID table that it uses.
-type localPort struct {
-	attr verbs.PortAttr
-	gid  verbs.GIDEntry
-}
-
-// localPort finds out about a rail's port, once a device: GID tables may have hundreds of entries.
-func (q *VirtualQP) localPort(r *rail) (localPort, error) {
-	if p, ok := q.ports[r.device]; ok {
-		return p, nil
-	}
-	p, err := q.queryPort(r)
-	if err != nil {
-		return p, err
-	}
-	if q.ports == nil {
-		q.ports = map[uint8]localPort{}
-	}
-	q.ports[r.device] = p
-	return p, nil
-}
-
-func (q *VirtualQP) queryPort(r *rail) (p localPort, err error) {
-	dev, port, index := r.qp.Device(), int(q.port(r)), q.cfg.Conn.GIDIndex
-	if p.attr, err = dev.QueryPort(port); err != nil {
-		return p, q.railError(r, err)
-	}
-	if index != 0 {
-		if p.gid, err = dev.QueryGID(port, max(0, index)); err != nil {
-			return p, q.railError(r, err)
-		}
-		if p.gid.GID.IsZero() && p.attr.LinkLayer == verbs.LinkLayerEthernet {
-			return p, q.connectError(verbs.ErrInvalid,
-				fmt.Sprintf("entry %d of the GID table of %s port %d is empty", max(0, index), dev.Name(),
-					port))
-		}
-		return p, nil
-	}
-	best := 0
-	var hole error // an entry that cannot be read is no reason to give up, unless no other is found
-	for i := range p.attr.GIDTableLen {
-		entry, err := dev.QueryGID(port, i)
-		if err != nil {
-			hole = err
-			continue
-		}
-		if rank := gidRank(entry); rank > best {
-			p.gid, best = entry, rank
-		}
-	}
-	if best == 0 && hole != nil {
-		return p, q.railError(r, hole)
-	}
-	if best == 0 {
-		return p, q.connectError(verbs.ErrInvalid,
-			fmt.Sprintf("%s port %d has no GID: give the interface behind it an address", dev.Name(), port))
-	}
-	return p, nil
-}
-
-// gidRank orders GIDs as users expect them to be chosen: RoCE v2 before anything else, of these the
-// routable before the link-local, and IPv4 before IPv6.
-func gidRank(e verbs.GIDEntry) int {
-	switch {
-	case e.GID.IsZero():
-		return 0
-	case e.Type != verbs.GIDTypeRoCEv2:
-		return 1
-	}
-	rank := 2
-	if !e.GID.IsLinkLocal() {
-		rank += 2
-	}
-	if e.GID.IsIPv4() {
-		rank++
-	}
-	return rank
+	return q.railError(r, err)
 }
 
 func (q *VirtualQP) connectError(err error, detail string) error {

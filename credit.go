@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"fmt"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -10,164 +11,146 @@ import (
 // post costs a crossing into the driver, and the credits not yet posted again are few.
 const creditBatch = 8
 
-// postCredits posts the credits that were used up, once 1/share of a rail's are. With the bank
-// full, or too much held that came before its turn, it withholds them, which stops the sender
-// without losing anything.
+// atOnce is the share at which credits are posted whatever their number.
+const atOnce = 1 << 20
+
+// postCredits posts the credits that were used up, once 1/share of a rail's are.
 func (q *VirtualQP) postCredits(share int) {
-	if q.killed || q.phase >= drainRecvs || q.state < verbs.StateRTR ||
-		q.recv.bank.Len() >= q.cfg.MaxBanked || q.arrived.held > maxArrivals/2 {
+	if q.recv.toRepost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
+		q.recv.withholdsCredits() {
 		return
 	}
-	if q.owed == 0 {
-		return
-	}
-	for _, rl := range q.rails {
-		if rl.owed != 0 && !rl.shut && rl.owed*share >= rl.recvLimit {
-			q.postRailCredits(rl)
+	for _, rl := range q.send.rails.data {
+		if rl.toRepost == 0 || rl.recvsRefused || rl.toRepost*share < rl.recvLimit {
+			continue
 		}
-		if q.killed {
+		if err := q.recv.postCredits(rl); err != nil {
+			q.recvRefused(&recvRefusal{rl, err, recvDirection(q.ownRecvPart(), nil)})
+		}
+		if q.line.dead {
 			return // a refusal has ended it: the other rails are in ERR by now
 		}
 	}
 }
 
-func (q *VirtualQP) postRailCredits(rl *rail) {
-	for {
-		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
-		room := rl.inbox.next + rl.inbox.mask + 1 - rl.credited
-		batch := q.scratch[:min(rl.owed, len(q.scratch), int(room))]
-		if len(batch) == 0 {
-			return
-		}
-		for i := range batch {
-			batch[i].ID = wrid(kindCredit, rl.idBits, 0, rl.credited+uint64(i))
-			if batch[i].SGL != nil {
-				batch[i].SGL = nil
-			}
-		}
-		n, err := rl.qp.PostRecv(batch)
-		rl.owed -= n
-		q.owed -= n
-		rl.recvs += n
-		rl.credited += uint64(n)
-		if err != nil {
-			q.recvRefused(rl, err, recvDirection(q.keptFor(), nil))
-			return
-		}
-	}
-}
-
-// keptFor says what the receives are for that are no user's.
-func (q *VirtualQP) keptFor() FailedPart {
+// ownRecvPart says what the rails' own receives are: credits (DQPLB) or watches (Spray).
+func (q *VirtualQP) ownRecvPart() FailedPart {
 	if q.cfg.Scheme == DQPLB {
 		return PartCredit
 	}
 	return PartWatch
 }
 
-// creditCompleted takes in a message that used up a credit.
-func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) {
-	box := &rl.inbox
-	c := box.next + (wridNumber(wc.ID)-box.next)&wridNumberMask
-	if c >= rl.credited || c-box.next > box.mask {
-		q.counters.stale++
-		return
-	}
-	if slot := &box.slots[c&box.mask]; slot.taken {
-		q.counters.stale++
-		return
+// creditCompleted handles the completion of one of the rails' own receives: a message that used up a
+// credit. It reports false when there is none that the completion can be of.
+func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
+	c, ok := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
+	if !ok {
+		return false
 	}
 	rl.recvs--
 	if wc.Status != verbs.StatusSuccess {
-		q.recvError(rl, wc, recvDirection(q.keptFor(), nil))
-		return
+		q.recvError(rl, wc, recvDirection(q.ownRecvPart(), nil))
+		return true
 	}
-	rl.owed++
-	q.owed++
+	q.recv.creditUsed(rl)
 	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
-		q.protocolError(rl, fmt.Sprintf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
+		q.violation(rl, fmt.Errorf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
+		return true
+	}
+	if !rl.inbox.Put(c, wc.Imm, wc.ByteLen) {
+		return true
+	}
+	q.arrived(rl, wc.Imm, wc.ByteLen)
+	for imm, bytes, ok := rl.inbox.Pop(); ok; imm, bytes, ok = rl.inbox.Pop() {
+		q.arrived(rl, imm, bytes)
+	}
+	return true
+}
+
+// arrived handles the next message of a rail, in the order in which the peer sent it there.
+func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
+	if q.line.dead {
 		return
 	}
-	if c != box.next {
-		box.slots[c&box.mask] = creditArrival{imm: wc.Imm, bytes: wc.ByteLen, taken: true}
-		return
-	}
-	box.next++
-	q.arrive(rl, wc.Imm, wc.ByteLen)
-	for slot := &box.slots[box.next&box.mask]; slot.taken; slot = &box.slots[box.next&box.mask] {
-		slot.taken = false
-		box.next++
-		q.arrive(rl, slot.imm, slot.bytes)
+	if err := q.recv.arrived(rl, imm, bytes); err != nil {
+		q.violation(rl, err)
 	}
 }
 
-// arrive takes in the messages of one rail in the order in which the peer sent them.
-func (q *VirtualQP) arrive(rl *rail, imm, bytes uint32) {
-	if q.killed {
-		return
+// watch prepares one receive for every data rail of Spray but the one that carries SENDs. No message
+// ever takes it; it is flushed when the queue pair fails, as after a remote access error of the
+// peer, and without it a receiver would not learn of that.
+func (s *receiver) watch(rails *railSet) {
+	for _, r := range rails.data[1:] {
+		s.owe(r, r.recvLimit)
 	}
-	box := &rl.inbox
-	if box.awaitsImm {
-		box.awaitsImm = false
-		box.pending.imm = imm
-		box.pending.state |= arrivedImm
-		q.admit(rl, box.pendingNum, box.pending)
-		return
-	}
-	v := seqImm(imm)
-	num := v & seqMask
-	a := arrival{bytes: bytes}
-	if v&immLast != 0 {
-		a.state = arrivedEnd
-	}
-	raw := v&immRaw != 0
-	if num == seqMod || v&immReserved != 0 || raw && (!q.rawImm || v&immLast == 0) {
-		q.protocolError(rl, fmt.Sprintf("immediate 0x%08x is no dqplb number", v))
-		return
-	}
-	if raw {
-		box.awaitsImm, box.pending, box.pendingNum = true, a, num
-		return
-	}
-	q.admit(rl, num, a)
 }
 
-// admit puts a numbered message into order and delivers the notifications that have come due.
-func (q *VirtualQP) admit(rl *rail, num uint32, a arrival) {
-	switch q.arrived.admit(num, a) {
-	case admitWaits:
-		return
-	case admitDuplicate:
-		q.protocolError(rl, fmt.Sprintf("number %d came twice: expecting %d", num, q.arrived.next))
-		return
-	case admitFar:
-		q.protocolError(rl, fmt.Sprintf("number %d is too far ahead: expecting %d", num, q.arrived.next))
-		return
+// fillCredits prepares the credits of DQPLB on every data rail.
+func (s *receiver) fillCredits(rails *railSet) {
+	for _, r := range rails.data {
+		s.owe(r, r.recvLimit)
 	}
+}
+
+// owe counts receives that are to be posted on a rail, none of its own being posted.
+func (s *receiver) owe(rl *rail, n int) {
+	s.toRepost += n - rl.toRepost
+	rl.toRepost = n
+}
+
+// creditUsed counts a credit that a message used up.
+func (s *receiver) creditUsed(rl *rail) {
+	rl.toRepost++
+	s.toRepost++
+}
+
+// withholdsCredits reports whether the bank is full, or too much is held that came before its turn.
+// Then credits stay used up, which stops the sender without losing anything.
+func (s *receiver) withholdsCredits() bool {
+	return s.bank.Len() >= s.maxBanked || s.order.Held() > dqplb.MaxHeld/2
+}
+
+// postCredits posts a rail's credits that were used up.
+func (s *receiver) postCredits(rl *rail) error {
 	for {
-		a, total, ok := q.arrived.take()
-		if !ok {
-			return
+		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
+		batch := s.scratch[:min(rl.toRepost, len(s.scratch), rl.inbox.Room(rl.creditsPosted))]
+		if len(batch) == 0 {
+			return nil
 		}
-		if a.state&arrivedEnd != 0 {
-			q.notified(notification{bytes: total, imm: a.imm, hasImm: true})
+		for i := range batch {
+			batch[i].ID = wrid(kindCredit, rl.idBits, 0, rl.creditsPosted+uint64(i))
+			if batch[i].SGL != nil {
+				batch[i].SGL = nil
+			}
+		}
+		n, err := rl.qp.PostRecv(batch)
+		rl.toRepost -= n
+		s.toRepost -= n
+		rl.recvs += n
+		rl.creditsPosted += uint64(n)
+		if err != nil {
+			return err
 		}
 	}
 }
 
-// notified gives a notification to the oldest receive that waits for one, or banks it for the next.
-func (q *VirtualQP) notified(n notification) {
-	if q.recv.bank.Len() == 0 {
-		if r := q.nextNotified(); r != nil {
-			r.deliver(n)
-			return
+// arrived puts a rail's next message into the order of the connection and delivers the notifications
+// that have come due. An error is a violation of the protocol by the peer.
+func (s *receiver) arrived(rl *rail, imm, bytes uint32) error {
+	n, due, err := s.order.Arrive(&rl.inbox, imm, bytes)
+	if err != nil {
+		return err
+	}
+	if due {
+		s.notified(n)
+	}
+	for s.order.Ready() {
+		if n, due = s.order.Take(); due {
+			s.notified(n)
 		}
 	}
-	q.recv.bank.Push(n)
-	q.counters.banked++
-}
-
-// protocolError ends the virtual queue pair because the peer sent something impossible.
-func (q *VirtualQP) protocolError(rl *rail, what string) {
-	q.recvFailed(rl, recvDirection(PartUnknown, fmt.Errorf("%w: %s", ErrProtocol, what)))
+	return nil
 }

@@ -54,7 +54,8 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 // The product, its vocabulary and the software NICs stand on the standard library alone: no C, no
 // sockets.
 func TestImportsOfTheCore(t *testing.T) {
-	core := []string{module, module + "/verbs", module + "/verbs/soft", module + "/internal/ring"}
+	core := []string{module, module + "/verbs", module + "/verbs/soft", module + "/internal/ring",
+		module + "/internal/dqplb"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]

@@ -6,61 +6,60 @@ import (
 	"ibverbx/verbs"
 )
 
-// dispatch hands the data of waiting requests to the rails, in posting order, as far as the rails
-// have room; then the last steps that have come due; and posts what was staged, one batch a rail.
-func (q *VirtualQP) dispatch() {
-	for q.next != q.send.Tail {
-		if !q.dispatchData(q.next, q.send.At(q.next)) {
+// dispatch stages the data of waiting requests on the rails, in posting order, as far as the rails
+// have room, and then the final messages that have come due. post hands over what is staged.
+func (s *sender) dispatch() {
+	for s.next != s.win.Tail {
+		if !s.dispatchData(s.next, s.win.At(s.next)) {
 			break
 		}
-		q.next++
+		s.next++
 	}
-	if q.dataDone < q.next {
-		q.advanceDataDone() // a request without data, such as a SEND, is done with it at once
+	if s.dataDone < s.next {
+		s.advanceDataDone() // a request without data, such as a SEND, is done with it at once
 	}
-	if q.notes != 0 && q.noted < q.dataDone {
-		q.dispatchNotes()
+	if s.finals != 0 && s.finalsPosted < s.dataDone {
+		s.dispatchFinals()
 	}
-	q.postStaged()
 }
 
 // dispatchData hands out the data of request n. It reports false when some of it must wait.
-func (q *VirtualQP) dispatchData(n uint64, r *sendReq) bool {
+func (s *sender) dispatchData(n uint64, r *sendReq) bool {
 	if r.fence {
-		if q.advanceDataDone(); q.dataDone != n {
+		if s.advanceDataDone(); s.dataDone != n {
 			return false
 		}
 	}
 	done := true
 	switch r.plan {
 	case planFragments:
-		done = q.dispatchFragments(n, r)
+		done = s.dispatchFragments(n, r)
 	case planNumbered:
-		done = q.dispatchNumbered(n, r)
+		done = s.dispatchNumbered(n, r)
 	case planAtomic:
-		done = q.dispatchAtomic(n, r)
+		done = s.dispatchAtomic(n, r)
 	case planEvery:
-		done = q.dispatchEvery(n, r)
+		done = s.dispatchEvery(n, r)
 	case planMessage:
-		done = q.dispatchMessage(n, r)
+		done = s.dispatchMessage(n, r)
 	}
 	r.dispatched = done
 	return done
 }
 
 // dispatchFragments hands out the plain fragments of a request.
-func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
+func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	op := r.opcode
 	if op == verbs.OpRDMAWriteWithImm {
 		op = verbs.OpRDMAWrite // Spray: the notification follows by itself
 	}
 	for r.offset < r.length {
-		rl := q.pickRail()
+		rl := s.rails.pick()
 		if rl == nil {
 			return false
 		}
-		q.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n),
-			uint64(q.cfg.MaxMsgSize))
+		s.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n),
+			uint64(s.rails.maxFragment))
 		// a read leaves nothing there that a marker would have to prove
 		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
 	}
@@ -69,85 +68,62 @@ func (q *VirtualQP) dispatchFragments(n uint64, r *sendReq) bool {
 
 // dispatchEvery hands out one fragment to each data rail. Round robin would not do: it passes over
 // a rail that is full.
-func (q *VirtualQP) dispatchEvery(n uint64, r *sendReq) bool {
-	for int(r.fragments) < len(q.rails) {
-		rl := q.rails[r.fragments]
+func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
+	for int(r.fragments) < len(s.rails.data) {
+		rl := s.rails.data[r.fragments]
 		if !rl.hasRoom() {
 			return false
 		}
-		q.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, r.fragments, n), q.fragmentLimit(r))
+		s.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, r.fragments, n), s.fragmentLimit(r))
 		rl.dirty = rl.dirty || r.opcode == verbs.OpRDMAWrite
 	}
 	return true
 }
 
 // fragmentLimit is the length of a request's fragments, the last one excepted, in bytes.
-func (q *VirtualQP) fragmentLimit(r *sendReq) uint64 {
+func (s *sender) fragmentLimit(r *sendReq) uint64 {
 	if r.plan == planEvery {
-		return r.length / uint64(len(q.rails))
+		return r.length / uint64(len(s.rails.data))
 	}
-	return uint64(q.cfg.MaxMsgSize)
+	return uint64(s.rails.maxFragment)
 }
 
 // dispatchMessage hands out a relaxed SEND. One rail takes them all, so they stay in order.
-func (q *VirtualQP) dispatchMessage(n uint64, r *sendReq) bool {
-	if q.notes != 0 {
-		// A last step that has come due goes first: relaxed SENDs that keep the rail full would
+func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
+	if s.finals != 0 {
+		// A final message that has come due goes first: relaxed SENDs that keep the rail full would
 		// hold it up for ever.
-		if q.advanceDataDone(); q.noted < q.dataDone {
-			q.dispatchNotes()
+		if s.advanceDataDone(); s.finalsPosted < s.dataDone {
+			s.dispatchFinals()
 		}
 	}
-	rl := q.sendOn
+	rl := s.rails.sendRail
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := q.stageMessage(rl, r, wrid(kindMessage, rl.idBits, 0, n))
-	q.fillMessage(rl, r, wr)
+	wr := s.stageMessage(rl, r, wrid(kindMessage, rl.idBits, 0, n))
+	s.fillMessage(rl, r, wr)
 	r.left++
 	return true
 }
 
 // dispatchAtomic hands out an atomic: always on the first rail, since NICs keep atomics apart only
 // per device, and atomics to one address must meet in one place.
-func (q *VirtualQP) dispatchAtomic(n uint64, r *sendReq) bool {
-	rl := q.rails[0]
+func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
+	rl := s.rails.data[0]
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := q.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, 0, n), 8)
+	wr := s.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, 0, n), 8)
 	wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
 	rl.dirty = true
 	return true
 }
 
-// pickRail chooses the data rail for the next fragment: first the one that just freed a slot while
-// requests waited, then round robin; nil when all are full.
-func (q *VirtualQP) pickRail() *rail {
-	if q.free == 0 {
-		return nil
-	}
-	if rl := q.freed; rl != nil {
-		q.freed = nil
-		if rl.hasRoom() {
-			return rl
-		}
-	}
-	for {
-		rl := q.rails[q.turn]
-		if q.turn++; q.turn == len(q.rails) {
-			q.turn = 0
-		}
-		if rl.hasRoom() {
-			return rl
-		}
-	}
-}
-
 // stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has
 // room.
-func (q *VirtualQP) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
-	wr := q.stage(rl, r, op, id)
+func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
+	wr := s.stage(rl, r, op, id)
 	size := min(limit, r.length-r.offset)
 	if r.scattered || r.inline {
 		size = r.gather(rl, wr, size)
@@ -165,11 +141,10 @@ func (q *VirtualQP) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, lim
 }
 
 // stage opens a work request of the data stage on a rail that has room.
-func (q *VirtualQP) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
-	rl.inUse++
-	q.free--
+func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
+	s.rails.take(rl)
 	r.left++
-	wr := q.openBatch(rl)
+	wr := s.openBatch(rl)
 	wr.ID = id
 	wr.Opcode = op
 	wr.Flags = verbs.SendSignaled
@@ -204,58 +179,54 @@ func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 	return got
 }
 
-// dispatchNotes takes the last step of requests whose data, and all earlier data, is acknowledged.
-// Several may be on the way at a time: what counts is earlier data, not earlier notifications.
-func (q *VirtualQP) dispatchNotes() {
-	for q.noted != q.dataDone {
-		r := q.send.At(q.noted)
-		if r.note == noteDue && !q.stageNote(q.noted, r) {
+// dispatchFinals stages the final messages of requests whose data, and all earlier data, is
+// acknowledged. Several may be on the way at a time: what counts is earlier data, not earlier
+// notifications.
+func (s *sender) dispatchFinals() {
+	for s.finalsPosted != s.dataDone {
+		r := s.win.At(s.finalsPosted)
+		if r.final == finalDue && !s.stageFinal(s.finalsPosted, r) {
 			return
 		}
-		q.noted++
+		s.finalsPosted++
 	}
 }
 
-// stageNote stages a request's last step. It reports false when the rail has no room.
-func (q *VirtualQP) stageNote(n uint64, r *sendReq) bool {
-	rl := q.noteOn
-	if r.plan == planNone {
-		rl = q.sendOn
-	}
+// stageFinal stages a request's final message. It reports false when the rail has no room.
+func (s *sender) stageFinal(n uint64, r *sendReq) bool {
+	rl := s.carrier(r)
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := q.stageMessage(rl, r, wrid(kindNotify, rl.idBits, 0, n))
+	wr := s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n))
 	if r.plan == planNone {
-		q.fillMessage(rl, r, wr)
+		s.fillMessage(rl, r, wr)
 	} else {
 		wr.Opcode = verbs.OpRDMAWriteWithImm
 		wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
 		rl.batch.setSGL(wr, 0)
 	}
-	r.note = notePosted
+	r.final = finalPosted
 	return true
 }
 
 // stageMessage opens a SEND or a notification of Spray on a rail that has room.
-func (q *VirtualQP) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
-	rl.inUse++
-	if rl != q.notify {
-		q.free--
-	}
-	wr := q.openBatch(rl)
+func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
+	s.rails.take(rl)
+	wr := s.openBatch(rl)
 	wr.ID = id
 	wr.Flags = verbs.SendSignaled
 	if r.solicited {
 		wr.Flags |= verbs.SendSolicited
 	}
 	wr.Imm = r.imm
-	rl.stats.notifies++
+	rl.stats.finals++
 	return wr
 }
 
-// fillMessage makes it a SEND and gives it its payload, which goes out whole.
-func (q *VirtualQP) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
+// fillMessage makes a work request that stageMessage has opened a SEND with the payload of r, which
+// goes out whole.
+func (s *sender) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	wr.Opcode, wr.RemoteAddr, wr.RKey = r.opcode, 0, 0
 	switch {
 	case r.length == 0:
@@ -269,45 +240,39 @@ func (q *VirtualQP) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	rl.stats.bytes += r.length
 }
 
-// openBatch opens the next work request of a rail's batch, and notes that the rail has something to
-// post. Looking at every rail in their place costs a cache miss each, which a program with a
-// hundred virtual queue pairs feels.
-func (q *VirtualQP) openBatch(rl *rail) *verbs.SendWR {
+// openBatch opens the next work request of a rail's batch, and lists the rail as one that has
+// something to post. Looking at every rail instead would cost a cache miss each, which a program
+// with a hundred virtual queue pairs feels.
+func (s *sender) openBatch(rl *rail) *verbs.SendWR {
 	if !rl.listed {
 		rl.listed = true
-		q.staged = append(q.staged, rl)
+		s.staged = append(s.staged, rl)
 	}
 	return rl.batch.add()
 }
 
-// postStaged posts the batches. What is refused for now stays listed.
-func (q *VirtualQP) postStaged() {
-	q.blocked = false
+// post posts the batches. What is refused for now stays listed, and blocked says so. It stops at a
+// refusal for any other reason, which ends the first request of that rail's batch.
+func (s *sender) post() (refused *rail, err error) {
+	s.blocked = false
 	left := 0
-	for _, rl := range q.staged {
+	for i, rl := range s.staged {
 		if rl.batch.tail != 0 {
-			q.postRail(rl)
+			if err = rl.post(); err != nil {
+				rl.stats.refused++
+				if !verbs.IsTransient(err) {
+					left += copy(s.staged[left:], s.staged[i:])
+					s.staged = s.staged[:left]
+					return rl, err
+				}
+				s.blocked = true
+			}
 		}
 		if rl.listed = rl.batch.tail != 0; rl.listed {
-			q.staged[left] = rl
+			s.staged[left] = rl
 			left++
 		}
 	}
-	q.staged = q.staged[:left]
-}
-
-// postRail posts a rail's batch. What is refused for now stays staged and is tried again; any other
-// refusal is an error of the rail like a failed completion.
-func (q *VirtualQP) postRail(rl *rail) {
-	err := rl.post()
-	if err == nil {
-		return
-	}
-	rl.stats.refused++
-	if verbs.IsTransient(err) {
-		q.blocked = true
-		q.cq.touch(q)
-		return
-	}
-	q.failPost(rl, err)
+	s.staged = s.staged[:left]
+	return nil, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"ibverbx/verbs"
 )
@@ -46,9 +45,9 @@ import (
 // queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
 // refused, too: then it holds nothing for sure. What had not been reported by then never is.
 func (q *VirtualQP) Drain(ctx context.Context) error {
-	q.cq.guard.enter()
+	q.enter()
 	err := q.drainWithin(ctx)
-	q.cq.guard.exit()
+	q.exit()
 	return err
 }
 
@@ -59,38 +58,22 @@ func (q *VirtualQP) Drain(ctx context.Context) error {
 // after that is closed. Like Drain it polls, and is not for programs that call
 // [VirtualCQ.ProcessCompletions].
 func (q *VirtualQP) Shutdown(ctx context.Context) error {
-	q.cq.guard.enter()
-	defer q.cq.guard.exit()
-	if q.closed {
+	q.enter()
+	defer q.exit()
+	if q.line.closed {
 		return fmt.Errorf("ibverbx: shut down virtual qp %d: %w", q.num, ErrClosed)
 	}
 	return errors.Join(q.drainWithin(ctx), q.close())
 }
 
-// drainPhase is how far a Drain has come.
-type drainPhase uint8
-
-const (
-	drainNone  drainPhase = iota
-	drainSends            // posts are refused, sends come to their end
-	// the queue pairs are in ERR and flush their receives; Close and Reset begin here, and flush
-	// sends too
-	drainRecvs
-	drainDone // everything accepted has its completion
-)
-
-// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
-// costs, well below what anybody who drains would notice.
-const pollInterval = 100 * time.Microsecond
-
 func (q *VirtualQP) drainWithin(ctx context.Context) error {
-	if q.closed {
+	if q.line.closed {
 		return fmt.Errorf("ibverbx: drain virtual qp %d: %w", q.num, ErrClosed)
 	}
-	if q.state == verbs.StateReset {
+	if q.line.state == verbs.StateReset {
 		return nil
 	}
-	q.phase = max(q.phase, drainSends)
+	q.line.drain()
 	for {
 		// Arm, look once more, sleep: in any other order a completion that comes in between wakes
 		// nobody.
@@ -104,26 +87,26 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 		if armed && q.drainStep() {
 			return q.Err()
 		}
-		q.cq.doze(ctx, armed && !q.mustRetry())
+		q.cq.sleepOrPoll(ctx, armed && !(q.pass != nil && q.pass.mustRetry()))
 	}
 }
 
 // undrained is the error of a Drain that its context has ended.
 func (q *VirtualQP) undrained(cause error) error {
-	what := fmt.Sprintf("sends still outstanding: %d", q.send.Len())
+	what := fmt.Sprintf("sends still outstanding: %d", q.send.win.Len())
 	switch {
-	case q.single:
+	case q.pass != nil:
 		// Unsignaled requests that succeed are never taken off the count, but no more can be there
 		// than the queues hold.
-		rl := q.rails[0]
+		rl := q.pass.rail
 		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
-			min(q.inflight, rl.slots+rl.recvLimit))
-	case q.send.Len() == 0:
+			min(q.pass.outstanding, rl.slots+rl.recvLimit))
+	case q.send.win.Len() == 0:
 		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.Len())
 	}
 	err := fmt.Errorf("ibverbx: drain virtual qp %d: %s: %w", q.num, what, cause)
-	if q.failure != nil {
-		err = fmt.Errorf("%w; and %w", err, q.failure)
+	if q.line.err != nil {
+		err = fmt.Errorf("%w; and %w", err, q.line.err)
 	}
 	return err
 }
@@ -131,45 +114,46 @@ func (q *VirtualQP) undrained(cause error) error {
 // drainStep goes as far as it comes without waiting, and reports whether everything has its
 // completion.
 func (q *VirtualQP) drainStep() bool {
+	l := &q.line
 	q.cq.touch(q)
-	q.collect()
-	if q.phase == drainSends && q.sendsEnded() {
-		q.phase, q.state = drainRecvs, verbs.StateErr
-		q.toError()
+	q.cq.collect()
+	if l.phase == drainSends && q.sendsOver() {
+		l.sendsDrained()
+		q.send.rails.toError()
 		q.cq.touch(q)
-		q.collect()
+		q.cq.collect()
 	}
-	if q.phase == drainRecvs && q.recvsEnded() {
-		q.phase = drainDone
+	if l.phase == drainRecvs && q.recvsOver() {
+		l.phase = drainDone
 	}
-	return q.phase == drainDone
+	return l.phase == drainDone
 }
 
-// sendsEnded reports whether every send has its completion.
-func (q *VirtualQP) sendsEnded() bool {
-	if !q.single {
-		return q.send.Len() == 0
+// sendsOver reports whether every send has its completion.
+func (q *VirtualQP) sendsOver() bool {
+	if q.pass != nil {
+		return q.pass.sendsOver()
 	}
-	return q.sendsPassed()
+	return q.send.win.Len() == 0
 }
 
-// recvsEnded reports whether every receive has its completion, the queue pairs being in ERR.
-func (q *VirtualQP) recvsEnded() bool {
-	if q.single {
-		return q.recvsPassed()
+// recvsOver reports whether every receive has its completion, the queue pairs being in ERR.
+func (q *VirtualQP) recvsOver() bool {
+	if q.pass != nil {
+		return q.pass.recvsOver()
 	}
-	if q.failure == nil && !q.killed {
+	if q.line.err == nil && !q.line.dead {
 		// Messages that have arrived are on their way through the CQs; whatever waits for one may
 		// still get it from there.
-		for _, rl := range q.all {
+		for _, rl := range q.send.rails.all {
 			if rl.recvs != 0 {
 				return false
 			}
 		}
-		q.killed = true
+		q.line.dead = true
 		q.recv.flushWaiting()
 		q.cq.touch(q)
-		q.collect()
+		q.cq.collect()
 	}
 	return q.recv.win.Len() == 0
 }

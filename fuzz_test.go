@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -218,10 +219,10 @@ func (z *fuzzed) lies(t *testing.T) {
 
 // rail chooses a rail, the notify rail included.
 func (z *fuzzed) rail() *rail {
-	if i := int(z.in.byte()) % (len(z.q.rails) + 1); i < len(z.q.rails) {
-		return z.q.rails[i]
+	if i := int(z.in.byte()) % (len(z.q.send.rails.data) + 1); i < len(z.q.send.rails.data) {
+		return z.q.send.rails.data[i]
 	}
-	return z.q.notify
+	return z.q.send.rails.notify
 }
 
 // invent makes up a completion that could be true.
@@ -229,7 +230,7 @@ func (z *fuzzed) invent(t *testing.T) {
 	kind, rl := uint64(z.in.byte()%8), z.rail()
 	wc := verbs.WC{
 		ID:     wrid(kind, rl.idBits, z.in.uint32()&wridAuxMask>>(z.in.byte()%24), uint64(z.in.byte())),
-		Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: seqImm(uint32(z.in.byte())),
+		Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: dqplb.Swap(uint32(z.in.byte())),
 		QPNum: rl.qp.Num(), ByteLen: 5,
 	}
 	if b := z.in.byte(); b&1 != 0 {
@@ -247,7 +248,7 @@ func (z *fuzzed) arrive() {
 	if b>>4&3 == 3 {
 		op = verbs.WCRecv
 	}
-	rl.qp.(*verbstest.NullQP).CompleteRecv(seqImm(imm), uint32(b), op)
+	rl.qp.(*verbstest.NullQP).CompleteRecv(dqplb.Swap(imm), uint32(b), op)
 }
 
 func (z *fuzzed) send(t *testing.T) {

@@ -2,8 +2,11 @@
 
 package ibverbx
 
-// ownerGuard detects concurrent use in builds with the race detector; in others it is nothing.
-type ownerGuard struct{}
+// What public methods do on entry and exit in builds with the race detector; in others it is nothing.
 
-func (*ownerGuard) enter() {}
-func (*ownerGuard) exit()  {}
+func (*VirtualCQ) enter() {}
+func (*VirtualCQ) exit()  {}
+func (*VirtualQP) enter() {}
+func (*VirtualQP) exit()  {}
+
+type ownerGuard struct{}

@@ -4,14 +4,46 @@ package ibverbx
 
 import "sync/atomic"
 
-// ownerGuard detects that two goroutines use a virtual CQ or its virtual queue pairs at once.
+// In builds with the race detector every public method of a VirtualCQ and its VirtualQPs detects
+// that two goroutines use them at once, and checks the invariants when it has ended.
+
+// ownerGuard is set while a goroutine is inside.
 type ownerGuard struct{ busy atomic.Bool }
 
-func (g *ownerGuard) enter() {
-	if g.busy.Swap(true) {
+func (c *VirtualCQ) enter() {
+	if c.guard.busy.Swap(true) {
 		panic("ibverbx: concurrent use of a VirtualCQ or its VirtualQPs: one goroutine at a time may own " +
 			"them")
 	}
 }
 
-func (g *ownerGuard) exit() { g.busy.Store(false) }
+func (c *VirtualCQ) exit() {
+	for i, q := range c.vqps {
+		if i == checkedQPs {
+			break
+		}
+		q.checkInvariants()
+	}
+	c.guard.busy.Store(false)
+}
+
+func (q *VirtualQP) enter() { q.cq.enter() }
+
+func (q *VirtualQP) exit() {
+	q.checkInvariants()
+	q.cq.guard.busy.Store(false)
+}
+
+// checkedQPs is how many virtual queue pairs a call on their CQ checks.
+const checkedQPs = 16
+
+func (q *VirtualQP) checkInvariants() {
+	q.line.check()
+	q.send.rails.check()
+	if q.pass == nil {
+		q.send.check()
+		q.recv.check(&q.send.rails)
+	} else {
+		q.pass.check()
+	}
+}

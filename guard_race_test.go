@@ -32,8 +32,8 @@ func TestConcurrentUsePanics(t *testing.T) {
 		"Close of the CQ":    func() { _ = c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			c.guard.enter()
-			defer c.guard.exit()
+			c.enter()
+			defer c.exit()
 			defer func() {
 				if p, _ := recover().(string); !strings.Contains(p, "one goroutine at a time") {
 					t.Errorf("panic %q: want one that says the rule", p)

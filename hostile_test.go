@@ -42,7 +42,7 @@ func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // two fragments: both rails are full
 		t.Fatal(err)
 	}
-	onNotify := verbs.WC{ID: wrid(kindData, r.VirtualQP.notify.idBits, 0, 1), QPNum: r.notify.Num()}
+	onNotify := verbs.WC{ID: wrid(kindData, r.send.rails.notify.idBits, 0, 1), QPNum: r.notify.Num()}
 	if got := r.CQ().ProcessCompletions(nil, 0, onNotify); len(got) != 0 {
 		t.Errorf("reported %+v", got)
 	}

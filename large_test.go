@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -188,22 +189,22 @@ func checkNumbers(t *testing.T, r *recorded, imm uint32) {
 		for at, wr := range qp.posts {
 			if wr.Bytes() == 0 {
 				if wr.Imm != imm || wr.Opcode != verbs.OpRDMAWriteWithImm || at == 0 ||
-					seqImm(qp.posts[at-1].Imm)&immRaw == 0 {
+					dqplb.Swap(qp.posts[at-1].Imm)&dqplb.Raw == 0 {
 					t.Fatalf("rail %d: %+v is not the user's immediate behind the last fragment", i, wr)
 				}
 				continue
 			}
-			v := seqImm(wr.Imm)
-			num := v & seqMask
+			v := dqplb.Swap(wr.Imm)
+			num := v & 0xffffff
 			if int(num) >= len(seen) || seen[num] {
 				t.Fatalf("number %d is beyond the last or there twice", num)
 			}
 			seen[num] = true
 			flags := uint32(0)
 			if wr.RemoteAddr+wr.Bytes() == hugeRemote+huge {
-				flags = immLast | immRaw
+				flags = dqplb.Last | dqplb.Raw
 			}
-			if v&^seqMask != flags {
+			if v&^0xffffff != flags {
 				t.Fatalf("fragment at %#x: immediate %#x, want flags %#x", wr.RemoteAddr, v, flags)
 			}
 		}

@@ -180,7 +180,7 @@ func FuzzPassedCompletions(f *testing.F) {
 		for in := (program{data}); len(in.data) > 0; {
 			wc := verbs.WC{Status: verbs.Status(in.byte()), Opcode: verbs.WCOpcode(in.byte()),
 				Flags: verbs.WCFlags(in.byte())}
-			wc.QPNum = q.rails[0].num + uint32(in.byte()%4)
+			wc.QPNum = q.send.rails.data[0].num + uint32(in.byte()%4)
 			wc.ID, wc.Imm = uint64(in.uint32())<<32|uint64(in.byte()), in.uint32()
 			wc.ByteLen, wc.VendorErr = wc.Imm, wc.Imm
 			want := WC{ID: wc.ID, Status: wc.Status, QPNum: q.Num()}
@@ -197,7 +197,7 @@ func FuzzPassedCompletions(f *testing.F) {
 				}
 			}
 			got := q.cq.ProcessCompletions(nil, 0, wc)
-			if wc.QPNum != q.rails[0].num {
+			if wc.QPNum != q.send.rails.data[0].num {
 				if len(got) != 0 {
 					t.Fatalf("%+v of nobody's queue pair is reported as %+v", wc, got)
 				}

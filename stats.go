@@ -47,29 +47,42 @@ type RailStats struct {
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
 func (q *VirtualQP) Stats() Stats {
-	q.cq.guard.enter()
-	defer q.cq.guard.exit()
-	s := Stats{
-		Scheme: q.cfg.Scheme, State: q.State(),
-		Sends: q.counters.sends, SendsCompleted: q.counters.sendsDone,
-		SendsWaiting: int(q.send.Tail - q.next), SendWindow: q.send.Len(), SendRing: q.send.Cap(),
-		Recvs: q.counters.recvs, RecvsCompleted: q.counters.recvsDone,
-		RecvWindow: q.recv.win.Len(), RecvRing: q.recv.win.Cap(),
-		RingsGrown: q.send.Grown() + q.recv.win.Grown(),
-		Markers:    q.counters.markers, NumbersSent: q.numbers.sent - q.numbers.first,
-		NumbersOpen: int(q.numbers.sent - q.numbers.acked),
-		OutOfOrder:  q.arrived.held, Banked: q.recv.bank.Len(), BankedTotal: q.counters.banked,
-		StaleEvents: q.counters.stale,
+	q.enter()
+	defer q.exit()
+	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale}
+	if p := q.pass; p != nil {
+		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
+	} else {
+		q.send.stats(&s)
+		q.recv.stats(&s)
 	}
-	for _, r := range q.all {
+	for _, r := range q.send.rails.all {
 		s.Rails = append(s.Rails, RailStats{
-			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.notify,
-			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.notifies,
+			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
+			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.finals,
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})
 	}
 	return s
+}
+
+// stats fills in the figures of the send direction. Requests are numbered from 1, so the cursors
+// count them.
+func (s *sender) stats(to *Stats) {
+	to.Sends, to.SendsCompleted = s.win.Tail-1, s.win.Head-1
+	to.SendsWaiting = int(s.win.Tail - s.next)
+	to.SendWindow, to.SendRing = s.win.Len(), s.win.Cap()
+	to.RingsGrown += s.win.Grown()
+	to.Markers, to.NumbersSent, to.NumbersOpen = s.markers, s.numbers.Sent(), s.numbers.Open()
+}
+
+// stats fills in the figures of the receive direction.
+func (s *receiver) stats(to *Stats) {
+	to.Recvs, to.RecvsCompleted = s.win.Tail-1, s.win.Head-1
+	to.RecvWindow, to.RecvRing = s.win.Len(), s.win.Cap()
+	to.RingsGrown += s.win.Grown()
+	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.banked
 }
 
 // CQStats is a snapshot of a virtual CQ.
@@ -85,8 +98,8 @@ type CQStats struct {
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualCQ].
 func (c *VirtualCQ) Stats() CQStats {
-	c.guard.enter()
-	defer c.guard.exit()
+	c.enter()
+	defer c.exit()
 	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
 		Retrying: len(c.touched), StaleEvents: c.stale}
 }

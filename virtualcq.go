@@ -1,11 +1,10 @@
 package ibverbx
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"iter"
-	"time"
+	"slices"
 
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
@@ -14,7 +13,11 @@ import (
 // VirtualCQ collects the completions of the virtual queue pairs that were made on it, over physical
 // CQs of one or many devices. It and its virtual queue pairs are owned by one goroutine at a time;
 // see [VirtualQP].
+//
+// A VirtualCQ must not be copied.
 type VirtualCQ struct {
+	_ noCopy
+
 	dom     *Domain // set when NewCQ created the physical CQs
 	cqs     []physicalCQ
 	routes  [verbs.MaxDevices]*routeTable
@@ -26,11 +29,12 @@ type VirtualCQ struct {
 	touched []*VirtualQP
 	vqps    []*VirtualQP
 	nextNum uint32
-	turn    int // physical CQ to poll first
+	nextCQ  int // the physical CQ that is polled first
 	stale   uint64
-	untold  error // a CQ's death that a caller could not be told of yet
-	closed  bool
-	guard   ownerGuard
+	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
+	pendingErr error
+	closed     bool
+	guard      ownerGuard
 }
 
 type physicalCQ struct {
@@ -39,9 +43,6 @@ type physicalCQ struct {
 	routes *routeTable
 	dead   bool
 }
-
-var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set " +
-	"CQConfig.Channel")
 
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
@@ -75,42 +76,61 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	return c, nil
 }
 
-// sink is where a poll puts what it reports: into the caller's slice while there is room, then into
-// the ready ring.
-type sink struct {
-	dst  []WC
-	n    int
-	mr   *MR // region whose holds are gathered, to give them back in one step
-	held int64
-}
-
-// release gives back what a reported request held.
-func (s *sink) release(r *sendReq) {
-	if k := r.localKeys; k != nil && k.mr != nil {
-		if k.mr != s.mr {
-			s.settle()
-			s.mr = k.mr
+// attach registers a virtual queue pair's rails, and reserves room for all the completions that
+// they may have outstanding.
+func (c *VirtualCQ) attach(q *VirtualQP) error {
+	need := [verbs.MaxDevices]int{}
+	for i, r := range q.send.rails.all {
+		refuse := func(err error, why string) error {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: queue pair %d of %s %s", err, r.num,
+				r.qp.Device().Name(), why)
 		}
-		s.held++
-	} else if r.scattered {
-		unholdPieces(r.ext.pieces)
+		t := c.routes[r.device]
+		switch {
+		case t == nil:
+			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
+		case slices.ContainsFunc(q.send.rails.all[:i], func(o *rail) bool { return o.device == r.device && o.num == r.num }):
+			return refuse(verbs.ErrInvalid, "is given twice")
+		case t.find(r.num) != nil:
+			return refuse(verbs.ErrInvalid, "belongs to a virtual QP already")
+		}
+		if state := r.qp.State(); state != verbs.StateReset {
+			return refuse(verbs.ErrState, fmt.Sprintf("is in %v: must be in RESET", state))
+		}
+		need[r.device] += r.slots + r.recvLimit
 	}
+	for dev, n := range need {
+		if n > c.room[dev] {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: its queue pairs on device %d may have %d "+
+				"completions outstanding, the virtual CQ has room for %d: make its CQ deeper, or lower "+
+				"MaxMsgCntPerQP and Credits",
+				verbs.ErrInvalid, dev, n, c.room[dev])
+		}
+	}
+	for dev, n := range need {
+		c.room[dev] -= n
+	}
+	c.nextNum++
+	q.num = c.nextNum
+	for _, r := range q.send.rails.all {
+		c.routes[r.device].add(r.num, r)
+	}
+	c.vqps = append(c.vqps, q)
+	return nil
 }
 
-func (s *sink) settle() {
-	if s.held != 0 {
-		s.mr.unhold(s.held)
-		s.held = 0
+// detach forgets a virtual queue pair.
+func (c *VirtualCQ) detach(q *VirtualQP) {
+	for _, r := range q.send.rails.all {
+		c.routes[r.device].remove(r.num, r)
+		c.room[r.device] += r.slots + r.recvLimit
 	}
-}
-
-// slot is where the next completion to report goes. Its fields are as their last user left them.
-func (c *VirtualCQ) slot(out *sink) *WC {
-	if out.n < len(out.dst) {
-		out.n++
-		return &out.dst[out.n-1]
+	for i := range c.vqps {
+		if c.vqps[i] == q {
+			c.vqps = append(c.vqps[:i], c.vqps[i+1:]...)
+			return
+		}
 	}
-	return c.ready.Open()
 }
 
 // Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
@@ -118,18 +138,18 @@ func (c *VirtualCQ) slot(out *sink) *WC {
 // that has died; it is reported once, the virtual queue pairs on it fail, and completions come
 // along all the same. After Close it delivers what was left and then [ErrClosed].
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
-	c.guard.enter()
+	c.enter()
 	n, err = c.poll(dst, -1)
-	c.guard.exit()
+	c.exit()
 	return n, err
 }
 
 // PollDevice is Poll for the physical CQs of one device: for programs that serve one NIC before
 // another. Completions of other devices that were collected earlier come along.
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
-	c.guard.enter()
+	c.enter()
 	n, err = c.poll(dst, int(dev))
-	c.guard.exit()
+	c.exit()
 	return n, err
 }
 
@@ -154,7 +174,7 @@ func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
 			for i := range n {
 				if !yield(batch[i], nil) {
 					c.unpoll(batch[i+1 : n])
-					c.untold = errors.Join(c.untold, err)
+					c.pendingErr = errors.Join(c.pendingErr, err)
 					return
 				}
 			}
@@ -180,11 +200,11 @@ func (c *VirtualCQ) unpoll(wcs []WC) {
 }
 
 // ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
-// takes in completions of one device's CQ, in the order in which that CQ gave them, and appends
+// handles completions of one device's CQ, in the order in which that CQ gave them, and appends
 // what they complete to dst. Whoever uses it does not call Poll.
 func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
-	c.guard.enter()
-	out := sink{}
+	c.enter()
+	out := c.sink(nil)
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
 		for i := range wcs {
 			c.route(c.routes[dev], nil, &wcs[i], &out)
@@ -195,13 +215,13 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	for c.ready.Len() != 0 {
 		dst = append(dst, c.ready.Pop())
 	}
-	c.guard.exit()
+	c.exit()
 	return dst
 }
 
 // poll is Poll for one device's CQs, or all with only = -1.
 func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
-	out := sink{dst: dst}
+	out := c.sink(dst)
 	for out.n < len(dst) && c.ready.Len() != 0 {
 		dst[out.n] = c.ready.Pop()
 		out.n++
@@ -219,12 +239,24 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	return out.n, err
 }
 
-// takeAll takes in what the physical CQs hold and carries on with what that frees. Once the
-// caller's slice is full it takes no more than a batch from each further CQ.
+// sink is where a poll into dst puts what it reports.
+func (c *VirtualCQ) sink(dst []WC) sink { return sink{dst: dst, ready: &c.ready} }
+
+// collect handles what the NICs have completed, so that it is not mistaken for outstanding. The next
+// poll reports that a CQ has died.
+func (c *VirtualCQ) collect() {
+	if !c.closed {
+		out := c.sink(nil)
+		c.pendingErr = c.takeAll(&out, -1)
+	}
+}
+
+// takeAll handles what the physical CQs hold and carries on with what that frees. Once the caller's
+// slice is full it takes no more than a batch from each further CQ.
 func (c *VirtualCQ) takeAll(out *sink, only int) error {
-	failed := c.untold
-	c.untold = nil
-	first := c.turn
+	failed := c.pendingErr
+	c.pendingErr = nil
+	first := c.nextCQ
 	for i := range c.cqs {
 		pc := &c.cqs[(first+i)%len(c.cqs)]
 		if pc.dead || only >= 0 && int(pc.device) != only {
@@ -247,7 +279,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 				break
 			}
 			if out.n == len(out.dst) && out.n != 0 {
-				c.turn = (first + i + 1) % len(c.cqs)
+				c.nextCQ = (first + i + 1) % len(c.cqs)
 				break
 			}
 		}
@@ -271,7 +303,7 @@ func (c *VirtualCQ) route(t *routeTable, last *rail, wc *verbs.WC, out *sink) *r
 	return last
 }
 
-// touch notes that a virtual queue pair has something to carry on with.
+// touch lists a virtual queue pair as one that has something to carry on with.
 func (c *VirtualCQ) touch(q *VirtualQP) {
 	if !q.touched {
 		q.touched = true
@@ -295,22 +327,21 @@ func (c *VirtualCQ) progress(out *sink) {
 // died with err. The virtual queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what
 // they had outstanding.
 func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
-	c.guard.enter()
+	c.enter()
 	c.loseDevice(dev, err)
-	c.guard.exit()
+	c.exit()
 }
 
 // loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their
 // completions will not come.
 func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 	for _, q := range c.vqps {
-		if q.localDevs&(1<<dev) == 0 {
+		if q.send.rails.localDevs&(1<<dev) == 0 {
 			continue
 		}
-		f := noRequest(err)
+		f := noRequest(err).on(q.num, nil)
 		f.Device = c.deviceName(dev)
-		q.fail(nil, f)
-		q.inflight = 0
+		q.line.fail(0, f)
 		_ = q.closeRails() // the device is lost already
 		q.abandon()
 		c.touch(q)
@@ -327,125 +358,45 @@ func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
 	return ""
 }
 
-// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no
-// completion to wake it.
-const retryInterval = time.Millisecond
-
-// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error.
-// It burns no core.
-func (c *VirtualCQ) Wait(ctx context.Context) error {
-	c.guard.enter()
-	err := c.wait(ctx)
-	c.guard.exit()
+// Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs.
+// Completions that were not polled yet, flushed ones included, can still be polled.
+func (c *VirtualCQ) Close() error {
+	c.enter()
+	err := c.close()
+	c.exit()
 	return err
 }
 
-func (c *VirtualCQ) wait(ctx context.Context) error {
-	if c.channel == nil && !c.closed {
-		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
-	}
+func (c *VirtualCQ) close() error {
 	if c.closed {
-		if c.ready.Len() == 0 {
-			return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
-		}
-		return nil
+		return fmt.Errorf("ibverbx: close virtual cq: %w", ErrClosed)
 	}
-	for {
-		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes
-		// nobody.
-		for armed := range 2 {
-			if err := c.takeAll(&sink{}, -1); err != nil {
-				return err
-			}
-			if c.ready.Len() != 0 {
-				return nil
-			}
-			if armed == 0 {
-				if err := c.arm(); err != nil {
-					return err
-				}
-			}
-		}
-		if err := c.sleep(ctx); err != nil {
-			return err
+	var flushing []*passThrough
+	for _, q := range c.vqps {
+		if q.pass != nil && q.line.state != verbs.StateReset {
+			q.startFlush()
+			flushing = append(flushing, q.pass)
 		}
 	}
-}
-
-// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait
-// for several virtual CQs, or for something else besides, in a select. The order is Arm, Poll, and
-// only if that brought nothing the select. An event is a reason to poll, and need not bring a
-// completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
-// 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
-func (c *VirtualCQ) Arm() error {
-	c.guard.enter()
-	defer c.guard.exit()
-	if c.channel == nil {
-		return fmt.Errorf("ibverbx: arm: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	awaitFlushes(flushing)
+	var errs []error
+	for len(c.vqps) != 0 {
+		c.vqps[0].ownsCQ = false // it is being closed here
+		errs = append(errs, c.vqps[0].close())
 	}
-	if c.closed {
-		return fmt.Errorf("ibverbx: arm: %w", ErrClosed)
-	}
-	return c.arm()
-}
-
-// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
-// CompChannel.
-func (c *VirtualCQ) Events() <-chan struct{} {
-	if c.channel == nil {
-		return nil
-	}
-	return c.channel.Events()
-}
-
-func (c *VirtualCQ) arm() error {
-	alive := 0
 	for i := range c.cqs {
-		if c.cqs[i].dead {
-			continue
-		}
-		alive++
-		if err := c.cqs[i].cq.Arm(false); err != nil {
-			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
+		if err := c.cqs[i].cq.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("ibverbx: close virtual cq: %s: %w", c.cqs[i].cq.Device().Name(),
+				err))
 		}
 	}
-	if alive == 0 {
-		return fmt.Errorf("ibverbx: wait: %w: every physical CQ has died", verbs.ErrDeviceGone)
+	c.closed = true
+	errs = append(errs, c.pendingErr) // a CQ had died before
+	c.pendingErr = nil
+	if c.dom != nil {
+		c.dom.release()
 	}
-	return nil
-}
-
-func (c *VirtualCQ) sleep(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err // whatever else has happened: a select would toss a coin
-	}
-	if len(c.touched) == 0 {
-		return c.channel.Wait(ctx)
-	}
-	timer := time.NewTimer(retryInterval)
-	defer timer.Stop()
-	select {
-	case <-c.channel.Events():
-	case <-timer.C:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	return nil
-}
-
-// doze sleeps until there may be something new to poll, or until ctx ends. Armed says that an event
-// will tell.
-func (c *VirtualCQ) doze(ctx context.Context, armed bool) {
-	if armed {
-		_ = c.sleep(ctx) // the caller looks at ctx
-		return
-	}
-	timer := time.NewTimer(pollInterval)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	return errors.Join(errs...)
 }
 
 // Devices lists the devices of the physical CQs.

@@ -2,11 +2,7 @@ package ibverbx
 
 import (
 	"fmt"
-	"math"
-	"slices"
-	"time"
 
-	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
@@ -16,73 +12,24 @@ import (
 // once, whichever virtual queue pairs of the CQ they concern. Builds with the race detector panic
 // when that is violated.
 //
-// The cursors count requests by number and only move forward:
-//
-//	send.head <= noted <= dataDone <= next <= send.tail
-//	  |           |         |           |        |
-//	  |           |         |           |        number of the next request
-//	  |           |         |           all before it are wholly handed to the rails
-//	  |           |         all before it have their data acknowledged
-//	  |           all before it have had their notification (or SEND) posted, if they need one
-//	  all before it were reported
+// A VirtualQP must not be copied.
 type VirtualQP struct {
-	cfg    Config
-	num    uint32
-	cq     *VirtualCQ
-	dom    *Domain // set when NewQP created the queue pairs
-	single bool
-	closed bool
-	phase  drainPhase
-	state  verbs.QPState
+	_ noCopy
 
-	rails  []*rail // data rails
-	notify *rail   // nil if there is none
-	all    []*rail // the data rails, then the notify QP
-	sendOn *rail   // the rail that carries SEND and its receives
-	noteOn *rail   // the rail that carries Spray's notifications and their receives; nil in DQPLB
+	cfg                Config // defaults filled in
+	num                uint32
+	cq                 *VirtualCQ
+	dom                *Domain // set when NewQP created the queue pairs
+	ownsCQ, ownsDomain bool    // closed together with it
 
-	localDevs, peerDevs uint64 // devices whose keys a request must have
-	maxInline           int    // the least of all rails
+	line line // may anything go out, and if not why
+	// send has the rails, also of a single queue pair; the rest of it, and recv, are of several.
+	send sender
+	recv receiver
+	pass *passThrough // a single queue pair; nil with several
 
-	send                  ring.Window[sendReq]
-	next, dataDone, noted uint64
-	notes                 int     // live requests that need a notification or are a SEND
-	free                  int     // send slots free on all data rails
-	turn                  int     // data rail whose turn it is
-	freed                 *rail   // rail that freed a slot while requests waited: served first
-	blocked               bool    // a transient refusal left work staged
-	staged                []*rail // rails that have something to post, and maybe some that have not any more
-
-	numbers numberSender // DQPLB, sender
-	rawImm  bool         // DQPLB: both ends carry the user's immediate
-
-	recv    recvSide
-	arrived numberReceiver // DQPLB, receiver
-	scratch []verbs.RecvWR // for posting receives in batches
-	owed    int            // credits to post again, of all rails
-
-	failure *FailedError
-	ports   map[uint8]localPort // by device, while a connection is set up
-	suspect *rail               // its receives were flushed, and nothing else has failed yet
-	failed  uint64              // the request that failed first; 0 for none
-	since   time.Time           // when that was
-	told    bool                // a send was reported with an error of its own; all others are flushed
-	stopAt  uint64              // requests from here on post nothing more; never if the line runs
-	killed  bool                // the rails were moved to ERR
-
-	inflight int // single QP: requests accepted less completions, which unsignaled successes do not have
-
-	own                ownRequests // single QP
-	touched            bool
-	ownsCQ, ownsDomain bool
-	counters           qpCounters
-}
-
-// never is a request number that is not reached.
-const never = math.MaxUint64
-
-type qpCounters struct {
-	sends, recvs, sendsDone, recvsDone, stale, markers, banked uint64
+	touched bool   // in the CQ's list of those that have something to carry on with
+	stale   uint64 // completions that fitted nothing, and were dropped
 }
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
@@ -103,126 +50,49 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	if cq == nil || cq.closed {
 		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq: %w", verbs.ErrClosed)
 	}
-	if len(qps) == 0 || len(qps) > MaxRails {
+	switch {
+	case len(qps) == 0 || len(qps) > MaxRails:
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %d queue pairs: must be 1 to %d",
 			verbs.ErrInvalid, len(qps), MaxRails)
-	}
-	q := &VirtualQP{
-		cfg:    cfg,
-		cq:     cq,
-		single: len(qps) == 1,
-		stopAt: never,
-	}
-	if q.single && notify != nil {
+	case len(qps) == 1 && notify != nil:
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave "+
 			"it out, or add queue pairs", verbs.ErrInvalid)
-	}
-	if !q.single && cfg.Scheme == Spray && notify == nil {
+	case len(qps) > 1 && cfg.Scheme == Spray && notify == nil:
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the spray scheme needs a notify QP: give one, "+
 			"or take dqplb", verbs.ErrInvalid)
 	}
-	for i, qp := range qps {
-		q.rails = append(q.rails, newRail(q, qp, i))
+	q := &VirtualQP{cfg: cfg, cq: cq, line: newLine()}
+	rails := newRailSet(q, qps, notify)
+	q.cfg.MaxMsgSize = q.longestFragment(&rails)
+	rails.maxFragment = q.cfg.MaxMsgSize
+	if len(qps) == 1 {
+		q.send.rails = rails
+		q.pass = newPassThrough(q)
+	} else {
+		rails.assignRoles(cfg.Scheme, cfg.Credits)
+		q.send = newSender(rails, cfg.Scheme)
+		q.recv = newReceiver(&cfg)
 	}
-	if notify != nil {
-		q.notify = newRail(q, notify, len(qps))
-	}
-	q.all = q.rails
-	if q.notify != nil {
-		q.all = append(slices.Clip(q.rails), q.notify)
-	}
-	q.assignRoles()
-	q.limitFragments()
-	q.initTracking()
 	if err := cq.attach(q); err != nil {
 		return nil, err
+	}
+	if q.pass != nil {
+		q.pass.qpNum = q.num
 	}
 	return q, nil
 }
 
-func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
-	limits := qp.Cap()
-	r := &rail{
-		vqp:       q,
-		qp:        qp,
-		num:       qp.Num(),
-		idBits:    uint64(index) << wridRailShift,
-		device:    uint8(qp.Device().ID()),
-		peerDev:   uint8(qp.Device().ID()),
-		maxSGE:    max(1, limits.MaxSendSGE),
-		psn:       newPSN(),
-		limit:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
-		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
-	}
-	if q.single {
-		// Pass-through: the NIC's own limits, and a batch only to translate requests in.
-		r.limit, r.recvLimit = limits.MaxSendWR, limits.MaxRecvWR
-		r.slots = r.limit
-		r.batch = newSendBatch(max(1, min(r.limit, passBatch)), r.maxSGE)
-		return r
-	}
-	r.slots = r.limit
-	r.batch = newSendBatch(r.limit, r.maxSGE)
-	return r
-}
-
-// assignRoles decides which rail carries what.
-func (q *VirtualQP) assignRoles() {
-	q.sendOn = q.rails[0]
-	switch {
-	case q.single:
-	case q.cfg.Scheme == Spray:
-		q.noteOn = q.notify
-		for _, r := range q.rails[1:] {
-			r.recvLimit = 1 // a watch: see watchRails
-		}
-	default:
-		// The receive queues of the data rails hold only credits, which a SEND would eat.
-		q.sendOn = q.notify
-		for _, r := range q.rails {
-			r.recvLimit = max(1, min(q.cfg.Credits, r.qp.Cap().MaxRecvWR))
-		}
-	}
-	q.maxInline = math.MaxInt
-	for _, r := range q.all {
-		q.localDevs |= 1 << r.device
-		q.maxInline = min(q.maxInline, r.qp.Cap().MaxInline)
-	}
-	q.peerDevs = q.localDevs
-}
-
-// limitFragments lowers the size of a fragment to what every port carries in one message.
-func (q *VirtualQP) limitFragments() {
-	for _, r := range q.all {
-		port, err := r.qp.Device().QueryPort(int(q.port(r)))
+// longestFragment is the configured size of a fragment, lowered to what every port carries in one
+// message.
+func (q *VirtualQP) longestFragment(rails *railSet) uint32 {
+	size := q.cfg.MaxMsgSize
+	for _, r := range rails.all {
+		port, err := r.qp.Device().QueryPort(int(q.cfg.Conn.port(r.qp.Device())))
 		if err == nil && port.MaxMsgSize != 0 { // a port that cannot be asked now is refused by Connect
-			q.cfg.MaxMsgSize = min(q.cfg.MaxMsgSize, port.MaxMsgSize)
+			size = min(size, port.MaxMsgSize)
 		}
 	}
-}
-
-// initTracking gives the virtual queue pair its empty windows.
-func (q *VirtualQP) initTracking() {
-	if q.single {
-		return
-	}
-	q.send = ring.NewWindow[sendReq]()
-	q.next, q.dataDone, q.noted = 1, 1, 1
-	q.recv = newRecvSide()
-	q.scratch = make([]verbs.RecvWR, passBatch)
-	for _, r := range q.rails {
-		q.free += r.limit
-	}
-	if q.cfg.Scheme == DQPLB {
-		q.numbers = newNumberSender(maxWindow, 0)
-	}
-	for _, r := range q.rails {
-		size := 1
-		for size < r.recvLimit && q.cfg.Scheme == DQPLB {
-			size *= 2
-		}
-		r.inbox = creditInbox{slots: make([]creditArrival, size), mask: uint64(size - 1)}
-	}
+	return size
 }
 
 // Num is the virtual queue pair's number: unique within its virtual CQ, and what [WC.QPNum] says.
@@ -237,12 +107,13 @@ func (q *VirtualQP) Domain() *Domain { return q.dom }
 // Config is the configuration in force, defaults filled in and limits lowered to what the queue
 // pairs allow.
 func (q *VirtualQP) Config() Config {
+	rails := &q.send.rails
 	cfg := q.cfg
-	cfg.NoNotifyQP = q.notify == nil
-	cfg.MaxMsgCntPerQP = q.rails[0].limit
-	for _, r := range q.rails {
+	cfg.NoNotifyQP = rails.notify == nil
+	cfg.MaxMsgCntPerQP = rails.data[0].limit
+	for _, r := range rails.data {
 		cfg.MaxMsgCntPerQP = min(cfg.MaxMsgCntPerQP, r.limit)
-		if q.cfg.Scheme == DQPLB && !q.single {
+		if q.cfg.Scheme == DQPLB && q.pass == nil {
 			cfg.Credits = min(cfg.Credits, r.recvLimit)
 		}
 	}
@@ -250,7 +121,7 @@ func (q *VirtualQP) Config() Config {
 }
 
 // DataRails is how many data queue pairs there are; 1 means pass-through.
-func (q *VirtualQP) DataRails() int { return len(q.rails) }
+func (q *VirtualQP) DataRails() int { return len(q.send.rails.data) }
 
 // Scheme is the active load-balancing scheme. It matters only when there are several queue pairs.
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
@@ -258,27 +129,165 @@ func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
 // State is the state that the last Modify or Connect reached; ERR once a request has failed. From
 // [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends come to their end, and then
 // ERR.
-func (q *VirtualQP) State() verbs.QPState {
-	if q.failure != nil {
-		return verbs.StateErr
-	}
-	if q.phase == drainSends {
-		return verbs.StateSQD
-	}
-	return q.state
-}
+func (q *VirtualQP) State() verbs.QPState { return q.line.shown() }
 
 // Err says what stopped the virtual queue pair, as a [*FailedError], or nil while it works. What
 // Drain, Close and Reset have had flushed is no failure.
 //
-// That the queue pair under it has failed, a virtual queue pair learns from what it has outstanding
+// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding
 // there. Where it posts nothing itself and keeps no receive, it does not notice until it posts: on
 // a single queue pair, on rail 0 of [Spray], and on the notify QP of [DQPLB] and of Spray, while no
 // receive of the user waits there. The other data queue pairs hold receives of its own, unless all
 // are used up and a full bank ([Config.MaxBanked]) withholds new ones.
 func (q *VirtualQP) Err() error {
-	if q.failure == nil {
+	if q.line.err == nil {
 		return nil
 	}
-	return q.failure
+	return q.line.err
+}
+
+// PostSend hands requests to the virtual queue pair, in order, and says how many it accepted. When
+// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
+// behind it had no effect.
+//
+// The memory that a request names belongs to the NICs until its completion is reported. The slices
+// SGL and Inline, and wrs itself, are the caller's again when PostSend returns.
+//
+// Requests beyond what the physical queues hold are queued here, without limit but memory. A
+// single-QP virtual queue pair queues nothing: it refuses with [verbs.ErrQueueFull].
+//
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled],
+// [ErrLength], [ErrNoKey], [ErrBounds], [ErrAlignment], [verbs.ErrInvalid].
+func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
+	q.enter()
+	switch refusal := q.line.canSend(); {
+	case len(wrs) == 0:
+	case refusal != nil:
+		err = q.stateError("post send", wrs[0].ID, refusal)
+	case q.pass != nil:
+		n, err = q.pass.postSends(wrs)
+	default:
+		n, err = q.postSends(wrs)
+	}
+	q.exit()
+	return n, err
+}
+
+func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
+	held := holder{}
+	for n < len(wrs) {
+		if q.send.win.Len() > maxOutstanding {
+			err = sendError(n, &wrs[n], verbs.ErrQueueFull, "2^27 requests are outstanding: poll completions")
+			break
+		}
+		wr := &wrs[n]
+		if err = q.send.rails.checkSend(n, wr); err != nil {
+			break
+		}
+		if err = held.holdSend(n, wr); err != nil {
+			break
+		}
+		q.send.enqueue(wr)
+		n++
+	}
+	held.settle()
+	q.dispatch()
+	return n, err
+}
+
+// PostRecv hands receives to the virtual queue pair, in order, and says how many it accepted. When
+// n is less than len(wrs) the error, a [*PostError], says why wrs[n] was refused; it and those
+// behind it had no effect. [RecvWR] says what a receive with and without memory takes. The memory
+// belongs to the NICs until the completion is reported.
+//
+// Receives beyond what the physical queues hold are queued here. A DQPLB notification that came
+// before its receive was posted completes that receive at once.
+//
+// Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with
+// memory where no queue pair carries SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a
+// single-QP virtual queue pair also [verbs.ErrQueueFull].
+func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
+	q.enter()
+	switch refusal := q.line.canRecv(); {
+	case len(wrs) == 0:
+	case refusal != nil:
+		err = q.stateError("post recv", wrs[0].ID, refusal)
+	case q.pass != nil:
+		n, err = q.pass.postRecvs(wrs)
+	default:
+		n, err = q.postRecvs(wrs)
+	}
+	q.exit()
+	return n, err
+}
+
+func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
+	for n < len(wrs) {
+		if q.recv.win.Len() > maxOutstanding {
+			err = recvError(n, &wrs[n], verbs.ErrQueueFull, "2^27 receives are outstanding: poll completions")
+			break
+		}
+		if err = q.recv.enqueue(&q.send.rails, n, &wrs[n]); err != nil {
+			break
+		}
+		n++
+	}
+	q.dispatchRecvs()
+	return n, err
+}
+
+// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to
+// those that wait for one.
+func (q *VirtualQP) dispatchRecvs() {
+	if !q.line.mayPostReceives() {
+		return
+	}
+	if refused := q.recv.postWaiting(q.send.rails.sendRail, true); refused != nil {
+		q.recvRefused(refused)
+	}
+	if q.cfg.Scheme == DQPLB {
+		if q.recv.deliverBanked() {
+			q.cq.touch(q)
+		}
+	} else if refused := q.recv.postWaiting(q.send.rails.finalRail, false); refused != nil {
+		q.recvRefused(refused)
+	}
+}
+
+// recvCompleted handles the completion of a receive of the user. It reports false when there is none
+// that the completion can be of.
+func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) (known bool) {
+	r, violation := q.recv.completed(rl, wc)
+	switch {
+	case r == nil:
+		return false
+	case violation != nil:
+		q.violation(rl, violation)
+	case wc.Status != verbs.StatusSuccess:
+		q.recvError(rl, wc, describeRecv(r))
+	}
+	return true
+}
+
+// progressRecvs carries on with receives after completions were handled.
+func (q *VirtualQP) progressRecvs(out *sink) {
+	q.dispatchRecvs()
+	q.postCredits(creditBatch)
+	q.recv.report(&q.line, q.num, out)
+}
+
+// stateError is the error of a whole call that is refused because of the virtual queue pair's
+// state.
+func (q *VirtualQP) stateError(op string, id uint64, err error) error {
+	e := &PostError{Op: op, ID: id, Err: err}
+	switch {
+	case q.line.err != nil && !q.line.closed:
+		e.Detail, e.Cause = q.line.err.Error()+": reset or close the virtual QP", q.line.err
+	case q.line.phase != drainNone && !q.line.closed:
+		e.Detail = fmt.Sprintf("virtual qp %d takes nothing more since Drain or Shutdown: reset and "+
+			"connect it, or close it", q.num)
+	case !q.line.closed:
+		e.Detail = fmt.Sprintf("virtual qp %d is in %v: call Connect first", q.num, q.line.state)
+	}
+	return e
 }

@@ -9,14 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
-// jumpTo makes the next number from a to b the n-th ever sent. Nothing may be on the way.
-func jumpTo(a, b *VirtualQP, n uint64) {
-	a.numbers.sent, a.numbers.acked = n, n
-	b.arrived.next = uint32(n % seqMod)
+// jumpTo makes num the next number from a to b. Nothing may be on the way.
+func jumpTo(a, b *VirtualQP, num uint32) {
+	a.send.numbers = dqplb.NewSender(num)
+	b.recv.order = dqplb.NewReceiver(num, a.send.rawImm)
 }
 
 // softPair is two connected virtual queue pairs with a registered buffer each, over two software
@@ -58,8 +59,8 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 	a, b := ends[0], ends[1]
 	remote := mrs[1].Remote()
 	rng := rand.New(rand.NewPCG(1, 5))
-	for _, round := range []uint64{1, 2, 300} {
-		start := round*seqMod - 1000
+	for range 3 {
+		const start = dqplb.Mod - 1000
 		jumpTo(a, b, start)
 		const total = 800
 		lengths := make([]uint64, total)
@@ -101,11 +102,12 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 		for a.Stats().SendWindow != 0 {
 			pollNow(t, a.CQ())
 		}
-		if s := a.Stats(); s.NumbersSent < round*seqMod+100 || s.NumbersOpen != 0 || s.Markers == 0 {
+		if s := a.Stats(); s.NumbersSent < 1100 || s.NumbersOpen != 0 || s.Markers == 0 {
 			t.Fatalf("the numbers did not go round: %+v", s)
 		}
-		if b.arrived.next != uint32(a.numbers.sent%seqMod) {
-			t.Fatalf("the sender is at %d, the receiver expects %d", a.numbers.sent%seqMod, b.arrived.next)
+		at := uint32((uint64(start) + a.Stats().NumbersSent) % dqplb.Mod)
+		if next := b.recv.order.Next(); next != at {
+			t.Fatalf("the sender is at %d, the receiver expects %d", at, next)
 		}
 	}
 }
@@ -114,7 +116,7 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 	cfg := Config{MaxMsgSize: 100, MaxMsgCntPerQP: 32}
 	a, b := newRecorded(t, 2, 2, cfg), newRecorded(t, 2, 2, cfg)
-	jumpTo(a.VirtualQP, b.VirtualQP, seqMod-300)
+	jumpTo(a.VirtualQP, b.VirtualQP, dqplb.Mod-300)
 	keys := hugeKeys(1)
 	rng := rand.New(rand.NewPCG(2, 5))
 	const total = 1000
@@ -140,7 +142,7 @@ func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 				verbs.WCRecvRDMAWithImm) {
 				break
 			}
-			if wr := &qp.posts[0]; wr.Bytes() != 0 && seqImm(wr.Imm)&seqMask == seqMod {
+			if wr := &qp.posts[0]; wr.Bytes() != 0 && dqplb.Swap(wr.Imm)&0xffffff == dqplb.Mod {
 				t.Fatal("0xFFFFFF was sent")
 			}
 			qp.posts = qp.posts[1:]
@@ -155,8 +157,8 @@ func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 			t.Fatalf("stuck at %d: %+v", got, b.Stats())
 		}
 	}
-	if b.arrived.next > 10_000 {
-		t.Errorf("the numbers did not go round: %d", b.arrived.next)
+	if next := b.recv.order.Next(); next > 10_000 {
+		t.Errorf("the numbers did not go round: %d", next)
 	}
 }
 
@@ -172,10 +174,10 @@ func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 // is the sender's; there alone the user's immediate can be told from a number.
 func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 	inOrder := []uint32{
-		seqImm(0 | immLast),
-		seqImm(1 | immLast | immRaw), 0x77,
-		seqImm(2),
-		seqImm(3 | immLast | immRaw), seqImm(2), // an immediate that looks like a number
+		dqplb.Swap(0 | dqplb.Last),
+		dqplb.Swap(1 | dqplb.Last | dqplb.Raw), 0x77,
+		dqplb.Swap(2),
+		dqplb.Swap(3 | dqplb.Last | dqplb.Raw), dqplb.Swap(2), // an immediate that looks like a number
 	}
 	order := []int{0, 1, 2, 3, 4, 5}
 	for range 100 {
@@ -195,7 +197,7 @@ func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 		for i, want := range []struct {
 			imm   uint32
 			bytes uint64
-		}{{0, 10}, {0x77, 10}, {seqImm(2), 20}} {
+		}{{0, 10}, {0x77, 10}, {dqplb.Swap(2), 20}} {
 			if wc := got[i]; wc.ID != uint64(i) || wc.Imm != want.imm || wc.ByteLen != want.bytes {
 				t.Fatalf("order %v: receive %d: %+v", order, i, wc)
 			}
@@ -213,19 +215,19 @@ func TestCreditsThatCannotBeAreDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	cq := r.CQ()
-	first := r.credit(0, 0, seqImm(0|immLast))
+	first := r.credit(0, 0, dqplb.Swap(0|dqplb.Last))
 	if got := cq.ProcessCompletions(nil, 0, first); len(got) != 1 {
 		t.Fatalf("%+v", got)
 	}
-	early := r.credit(0, 5, seqImm(9))
+	early := r.credit(0, 5, dqplb.Swap(9))
 	cq.ProcessCompletions(nil, 0, early)
-	otherRail := r.credit(1, 0, seqImm(1|immLast))
+	otherRail := r.credit(1, 0, dqplb.Swap(1|dqplb.Last))
 	otherRail.QPNum = r.qps[0].Num()
 	for i, wc := range []verbs.WC{
-		first,                              // handled already
-		early,                              // waits already
-		r.credit(0, 40, seqImm(1|immLast)), // never posted
-		r.credit(0, wridNumberMask, 0),     // behind all
+		first, // handled already
+		early, // waits already
+		r.credit(0, 40, dqplb.Swap(1|dqplb.Last)), // never posted
+		r.credit(0, wridNumberMask, 0),            // behind all
 		otherRail,
 	} {
 		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil ||
@@ -233,7 +235,7 @@ func TestCreditsThatCannotBeAreDropped(t *testing.T) {
 			t.Errorf("completion %d: reported %+v, %v, %d dropped", i, got, r.Err(), r.Stats().StaleEvents)
 		}
 	}
-	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, seqImm(1|immLast))); len(got) != 1 ||
+	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, dqplb.Swap(1|dqplb.Last))); len(got) != 1 ||
 		got[0].ID != 2 {
 		t.Errorf("the line is disturbed: %+v", got)
 	}
@@ -247,7 +249,7 @@ func TestCreditsArePostedAgain(t *testing.T) {
 		t.Fatalf("%d and %d credits at RTR, want %d", posted(), len(r.qps[1].recvs), credits)
 	}
 	for num := range uint32(1000) {
-		if !r.qps[0].CompleteRecv(seqImm(num), 1, verbs.WCRecvRDMAWithImm) {
+		if !r.qps[0].CompleteRecv(dqplb.Swap(num), 1, verbs.WCRecvRDMAWithImm) {
 			t.Fatalf("no credit for message %d", num)
 		}
 		pollNow(t, r.CQ())
@@ -279,7 +281,7 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 			if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
 				t.Fatal(err)
 			}
-			wc := r.credit(1, 0, seqImm(0|immLast))
+			wc := r.credit(1, 0, dqplb.Swap(0|dqplb.Last))
 			c.edit(&wc)
 			got := r.CQ().ProcessCompletions(nil, 0, wc)
 			flushed := func(wc WC) bool {
@@ -311,7 +313,7 @@ func TestFirstNumber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{QPsPerDevice: 3, MaxMsgSize: 16, FirstNumber: seqMod - 5}
+		cfg := Config{QPsPerDevice: 3, MaxMsgSize: 16, FirstNumber: dqplb.Mod - 5}
 		a, err := Open([]verbs.Device{fabric.Device(0)}, cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -373,9 +375,9 @@ func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 	if sent := a.Stats().NumbersSent; sent < 60 {
 		t.Fatalf("%d numbers sent, want 60 or more", sent)
 	}
-	if wrapped := a.numbers.sent > seqMod && b.arrived.next < 1000; wrapped != wraps {
-		t.Fatalf("sender at %d, receiver at %d: wrapped %v, want %v", a.numbers.sent, b.arrived.next, wrapped,
-			wraps)
+	sent, next := a.Stats().NumbersSent, b.recv.order.Next()
+	if wrapped := uint64(next) < sent; wrapped != wraps {
+		t.Fatalf("%d numbers sent, receiver at %d: wrapped %v, want %v", sent, next, wrapped, wraps)
 	}
 	if err := errors.Join(mrA.Close(), mrB.Close()); err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ const (
 const (
 	kindData     = 1 + iota // a plain fragment, or an atomic
 	kindNumbered            // a message with a DQPLB number: a fragment or a marker
-	kindNotify              // a request's last step: Spray's notification, or an ordinary SEND
+	kindFinal               // a request's final message: Spray's notification, or an ordinary SEND
 	kindRecv                // a receive of the user
 	// a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's watch
 	kindCredit

@@ -35,9 +35,10 @@ type FailedError struct {
 	// the whole request if WholeRange. Length is 0 where no data was concerned, as with a
 	// notification. An inline payload has no LocalAddr, and a SEND or a receive no RemoteAddr.
 	LocalAddr, RemoteAddr, Length uint64
-	// the fragment's own range is not known: a scatter list has cut fragments short
+	// WholeRange says that the range is the whole request's: a scatter list has cut fragments short,
+	// and the range of the one that failed is not known.
 	WholeRange bool
-	// LocalAddr is where a scatter list begins: what follows may lie elsewhere
+	// Scattered says that LocalAddr is where a scatter list begins: the rest may lie elsewhere.
 	Scattered bool
 
 	VendorErr uint32 // the NIC's own code; 0 if it gave none
@@ -84,10 +85,11 @@ var partText = [...]string{
 	PartWatch:        "a receive kept to notice failures (spray)",
 }
 
-// Error tells the whole story in one line: who, what, where, why, and what to check.
+// Error says in one line which request failed, which part of it, where, why, and what to check.
 //
-//	virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x7f10 to remote 0x7f20): rail 1 (mlx5_1 qp 18):
-//	RETRY_EXC_ERR: transport retries exceeded: ... (vendor 0x81: ...): check that ...
+//	virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x7f10 to remote 0x7f20):
+//	rail 1 (mlx5_1 qp 18): RETRY_EXC_ERR: transport retries exceeded: ... (vendor 0x81: ...):
+//	check that ...
 func (e *FailedError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "virtual qp %d", e.QPNum)
@@ -211,3 +213,37 @@ var causeText = [...]struct {
 
 // Unwrap returns the cause.
 func (e *FailedError) Unwrap() error { return e.Err }
+
+// vendorText says what a NIC's own code means, where a public source does. Each entry holds only
+// together with its status: other vendors may use the same number for something else, and then the
+// status hardly fits too.
+//
+// Sources, all on ConnectX NICs, whose "vendor syndrome" this is: 0x81 Oracle support document
+// 1614576.1 (driver mcxnex) and github.com/NVIDIA/nccl issue 1405 (status 12 with vendor error
+// 129); 0x88 forums.developer.nvidia.com topic 207715 (driver mcxnex) and github.com/openucx/ucx
+// issue 1569 (mlx5); 0xf9 github.com/linux-nvme/nvme-cli issue 3268 (mlx5, syndrome 5) and
+// github.com/NVIDIA/nccl issue 1353 (status 5 with vendor error 249). The software NICs use 0xf9
+// likewise.
+var vendorText = [...]struct {
+	status verbs.Status
+	code   uint32
+	words  string
+}{
+	{verbs.StatusRetryExcErr, 0x81, "transport retry counter exceeded"},
+	{verbs.StatusRemAccessErr, 0x88, "protection error at the remote buffer"},
+	{verbs.StatusWRFlushErr, 0xf9, "flushed"},
+}
+
+// vendorWords says what the vendor's code means; empty if nobody knows.
+func vendorWords(err error, code uint32) string {
+	var status verbs.Status
+	if !errors.As(err, &status) {
+		return ""
+	}
+	for _, v := range vendorText {
+		if v.status == status && v.code == code {
+			return v.words
+		}
+	}
+	return ""
+}

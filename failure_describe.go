@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -26,9 +27,9 @@ func describeRecv(r *recvReq) *FailedError {
 	return f
 }
 
-// describePassed says which request a single queue pair refused. Of those that it accepted nothing
+// describeForwarded says which request a single queue pair refused. Of those that it accepted nothing
 // is kept.
-func describePassed(wr *SendWR, err error) *FailedError {
+func describeForwarded(wr *SendWR, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode, f.Part = true, wr.ID, wr.Opcode.WCOpcode(), PartMessage
 	switch {
@@ -45,9 +46,9 @@ func describePassed(wr *SendWR, err error) *FailedError {
 	return f
 }
 
-// describePassedRecv says which receive a single queue pair refused. What it would have taken, a
+// describeForwardedRecv says which receive a single queue pair refused. What it would have taken, a
 // SEND or a notification, is not known.
-func describePassedRecv(wr *RecvWR, err error) *FailedError {
+func describeForwardedRecv(wr *RecvWR, err error) *FailedError {
 	f := recvDirection(PartMessage, err)
 	f.HasID, f.ID = true, wr.ID
 	pieces := wr.SGL
@@ -73,13 +74,13 @@ func (f *FailedError) setPieces(pieces []Segment) {
 	}
 }
 
-// describeSend says what of the live request r a physical work request was, from its work-request
+// describe says what of the live request r a physical work request was, from its work-request
 // id and from what the slot knows: nothing is kept for it while all goes well.
-func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError {
+func (s *sender) describe(r *sendReq, id uint64, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
 	switch wridKind(id) {
-	case kindNotify:
+	case kindFinal:
 		f.Part = PartNotification
 		if r.plan == planNone {
 			f.Part = PartMessage
@@ -90,7 +91,7 @@ func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError 
 		f.Part = PartImmediate
 	case kindNumbered:
 		f.Part = PartFragment
-		if r.isMarker(wridAux(id), uint64(q.cfg.MaxMsgSize)) {
+		if r.isMarker(wridAux(id), uint64(s.rails.maxFragment)) {
 			f.Part = PartMarker
 		}
 	default:
@@ -101,15 +102,15 @@ func (q *VirtualQP) describeSend(r *sendReq, id uint64, err error) *FailedError 
 	}
 	switch f.Part {
 	case PartMessage:
-		q.wholeRange(f, r)
+		r.wholeRange(f)
 	case PartFragment:
-		q.fragmentRange(f, r, id)
+		s.fragmentRange(f, r, id)
 	}
 	return f
 }
 
 // wholeRange gives a failure the range of the whole request.
-func (q *VirtualQP) wholeRange(f *FailedError, r *sendReq) {
+func (r *sendReq) wholeRange(f *FailedError) {
 	switch {
 	case r.inline:
 		f.Length = r.length
@@ -128,8 +129,8 @@ func (q *VirtualQP) wholeRange(f *FailedError, r *sendReq) {
 // newest, so there is no doubt which of them it is.
 func (r *sendReq) sequence(num uint32) uint64 {
 	newest := uint64(r.fragments) + uint64(r.markers) - 1
-	d := uint64(seqDistance(r.firstNum, num))
-	return newest - (newest+seqMod-d)%seqMod
+	d := uint64(dqplb.Distance(r.firstNum, num))
+	return newest - (newest+dqplb.Mod-d)%dqplb.Mod
 }
 
 // markersAt is how many fragments were given their numbers ahead of the markers. The markers of a
@@ -167,10 +168,10 @@ func (r *sendReq) position(id, limit uint64) int {
 
 // fragmentRange gives a failure the place of the failed fragment in its request, as far as it is
 // known for sure.
-func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
-	limit := q.fragmentLimit(r)
+func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
+	limit := s.fragmentLimit(r)
 	f.Fragment = r.position(id, limit)
-	width, same := q.width()
+	width, same := s.rails.width()
 	switch {
 	case !r.scattered:
 		f.Fragments = int((r.length + limit - 1) / limit)
@@ -196,19 +197,8 @@ func (q *VirtualQP) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	}
 	// Where a list was cut depends on which rail took which fragment, if they take lists of
 	// different lengths.
-	q.wholeRange(f, r)
+	r.wholeRange(f)
 	f.WholeRange = true
-}
-
-// width is how many pieces of memory a fragment may have, at least, and whether that is the same on
-// every data rail.
-func (q *VirtualQP) width() (least int, same bool) {
-	least, same = q.rails[0].maxSGE, true
-	for _, rl := range q.rails {
-		same = same && rl.maxSGE == least
-		least = min(least, rl.maxSGE)
-	}
-	return least, same
 }
 
 // cut goes through a scatter list as fragmentation does, gives f the range of its fragment, and

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -38,7 +39,7 @@ func (r *recorded) allPosts(n uint64) (data, rest []posted) {
 func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 	t.Helper()
 	device := verbs.DeviceID(0)
-	for _, rl := range r.all {
+	for _, rl := range r.send.rails.all {
 		if rl.num == p.qp && rl.index() == wridRail(p.ID) {
 			device = verbs.DeviceID(rl.device)
 		}
@@ -77,7 +78,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 		op     verbs.Opcode
 		memory func(int) (Segment, []Segment)
 		widths []int  // pieces a rail takes, where less than the null NIC's
-		start  uint64 // DQPLB number
+		start  uint32 // DQPLB number
 		ahead  bool   // plain writes go ahead, so that there are markers
 	}{
 		{"write", DQPLB, verbs.OpRDMAWrite, plain, nil, 0, false},
@@ -85,14 +86,14 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 		{"spray", Spray, verbs.OpRDMAWriteWithImm, plain, nil, 0, true},
 		{"dqplb", DQPLB, verbs.OpRDMAWriteWithImm, plain, nil, 0, false},
 		{"dqplb/markers", DQPLB, verbs.OpRDMAWriteWithImm, plain, nil, 0, true},
-		{"dqplb/markers/wrap", DQPLB, verbs.OpRDMAWriteWithImm, plain, nil, seqMod - 5, true},
+		{"dqplb/markers/wrap", DQPLB, verbs.OpRDMAWriteWithImm, plain, nil, dqplb.Mod - 5, true},
 		{"scattered write", DQPLB, verbs.OpRDMAWrite, scattered(300), nil, 0, false},
 		{"scattered write/cut", Spray, verbs.OpRDMAWrite, scattered(30), []int{3, 3, 3, 3}, 0, false},
 		{"scattered dqplb/cut", DQPLB, verbs.OpRDMAWriteWithImm, scattered(30), []int{2, 2, 2, 2}, 0, true},
 		{"scattered dqplb/cut/wrap", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 4, 4, 4},
-			seqMod - 5, true},
+			dqplb.Mod - 5, true},
 		{"scattered dqplb/unlike rails", DQPLB, verbs.OpRDMAWriteWithImm, scattered(20), []int{4, 2, 4, 3},
-			seqMod - 5, true},
+			dqplb.Mod - 5, true},
 		{"scattered write/unlike rails", Spray, verbs.OpRDMAWrite, scattered(20), []int{4, 2, 4, 3}, 0,
 			false},
 	} {
@@ -105,7 +106,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					r := newRecorded(t, 2, 2, Config{Scheme: c.scheme, MaxMsgSize: 100})
 					jumpTo(r.VirtualQP, r.VirtualQP, c.start)
 					for i, w := range c.widths {
-						r.rails[i].maxSGE = w
+						r.send.rails.data[i].maxSGE = w
 					}
 					if c.ahead {
 						if _, err := r.PostSend(rawWrite(1, 350)); err != nil {
@@ -121,7 +122,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					return r
 				}
 				r := make()
-				n := r.send.Tail - 1
+				n := r.send.win.Tail - 1
 				if c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray {
 					finishData(t, r)
 				}
@@ -137,7 +138,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					}
 					// Rails and numbers are dealt out the same way every time.
 					p := append(slices.Clone(data), rest...)[i]
-					for at, rl := range r.all {
+					for at, rl := range r.send.rails.all {
 						if at == wridRail(p.ID) {
 							p.qp = rl.num
 						}
@@ -202,10 +203,10 @@ func finishData(t *testing.T, r *recorded) {
 
 // A request may be given more numbers than there are, and more fragments than an id tells apart.
 func TestPositionsBeyondTheIDs(t *testing.T) {
-	const limit, ahead = 10, 3*seqMod + 99
-	r := &sendReq{firstNum: seqMod - 3, fragments: ahead + 1, length: ahead*limit + 1, markers: 2}
+	const limit, ahead = 10, 3*dqplb.Mod + 99
+	r := &sendReq{firstNum: dqplb.Mod - 3, fragments: ahead + 1, length: ahead*limit + 1, markers: 2}
 	for at := uint64(r.fragments) + 1; at > uint64(r.fragments)-20_000; at-- {
-		num := uint32((uint64(r.firstNum) + at) % seqMod)
+		num := uint32((uint64(r.firstNum) + at) % dqplb.Mod)
 		if got := r.sequence(num); got != at {
 			t.Fatalf("number %d is at %d, want %d", num, got, at)
 		}

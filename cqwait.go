@@ -1,0 +1,139 @@
+package ibverbx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set " +
+	"CQConfig.Channel")
+
+// retryInterval is how often Wait tries again what a NIC has refused for now. There may be no
+// completion to wake it.
+const retryInterval = time.Millisecond
+
+// Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error.
+// It burns no core.
+func (c *VirtualCQ) Wait(ctx context.Context) error {
+	c.enter()
+	err := c.wait(ctx)
+	c.exit()
+	return err
+}
+
+func (c *VirtualCQ) wait(ctx context.Context) error {
+	if c.channel == nil && !c.closed {
+		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	}
+	if c.closed {
+		if c.ready.Len() == 0 {
+			return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
+		}
+		return nil
+	}
+	for {
+		// Arm, poll once more, sleep: in any other order a completion that comes in between wakes
+		// nobody.
+		for armed := range 2 {
+			out := c.sink(nil)
+			if err := c.takeAll(&out, -1); err != nil {
+				return err
+			}
+			if c.ready.Len() != 0 {
+				return nil
+			}
+			if armed == 0 {
+				if err := c.arm(); err != nil {
+					return err
+				}
+			}
+		}
+		if err := c.sleep(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// Arm asks for an event on [VirtualCQ.Events] when something new happens: for programs that wait
+// for several virtual CQs, or for something else besides, in a select. The order is Arm, Poll, and
+// only if that brought nothing the select. An event is a reason to poll, and need not bring a
+// completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
+// 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
+func (c *VirtualCQ) Arm() error {
+	c.enter()
+	defer c.exit()
+	if c.channel == nil {
+		return fmt.Errorf("ibverbx: arm: %w: %w", verbs.ErrNotSupported, errNoChannel)
+	}
+	if c.closed {
+		return fmt.Errorf("ibverbx: arm: %w", ErrClosed)
+	}
+	return c.arm()
+}
+
+// Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
+// CompChannel.
+func (c *VirtualCQ) Events() <-chan struct{} {
+	if c.channel == nil {
+		return nil
+	}
+	return c.channel.Events()
+}
+
+func (c *VirtualCQ) arm() error {
+	alive := 0
+	for i := range c.cqs {
+		if c.cqs[i].dead {
+			continue
+		}
+		alive++
+		if err := c.cqs[i].cq.Arm(false); err != nil {
+			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
+		}
+	}
+	if alive == 0 {
+		return fmt.Errorf("ibverbx: wait: %w: every physical CQ has died", verbs.ErrDeviceGone)
+	}
+	return nil
+}
+
+func (c *VirtualCQ) sleep(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err // a select with both ready picks at random: prefer ctx
+	}
+	if len(c.touched) == 0 {
+		return c.channel.Wait(ctx)
+	}
+	timer := time.NewTimer(retryInterval)
+	defer timer.Stop()
+	select {
+	case <-c.channel.Events():
+	case <-timer.C:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
+// costs, well below what anybody who drains would notice.
+const pollInterval = 100 * time.Microsecond
+
+// sleepOrPoll waits until there may be something new to poll, or until ctx ends: for an event where
+// armed says that one will come, else for the time between two polls.
+func (c *VirtualCQ) sleepOrPoll(ctx context.Context, armed bool) {
+	if armed {
+		_ = c.sleep(ctx) // the caller checks ctx
+		return
+	}
+	timer := time.NewTimer(pollInterval)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,185 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// This file raises failures: whatever finds one, in either direction or in the arithmetic below,
+// returns it, and here it is recorded, the line stops, and the rails are moved to ERR.
+
+// sendFailed handles a failed completion of request n: the first error is kept, and the line stops.
+func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
+	r := q.send.win.At(n)
+	if r.status == verbs.StatusSuccess {
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+	}
+	if !q.line.flushAsked(wc.Status) {
+		f := q.send.describe(r, wc.ID, wc.Status)
+		f.VendorErr = wc.VendorErr
+		rl.stats.errors++
+		q.fail(rl, n, f)
+	}
+	q.stopFrom(n)
+}
+
+// postFailed handles the permanent refusal of a rail's batch: what was staged there never goes out.
+func (q *VirtualQP) postFailed(rl *rail, err error) {
+	refused := rl.batch.wrs[rl.batch.head].ID
+	n, _ := q.send.resolve(refused)
+	r := q.send.win.At(n)
+	if r.status == verbs.StatusSuccess {
+		r.status = refusalStatus(err)
+	}
+	rl.stats.errors++
+	q.fail(rl, n, q.send.describe(r, refused, err))
+	q.stopFrom(n)
+	q.cq.touch(q)
+}
+
+// refusalStatus is the status with which a request completes whose post was refused permanently.
+func refusalStatus(err error) verbs.Status {
+	switch {
+	case errors.Is(err, verbs.ErrState):
+		return verbs.StatusWRFlushErr
+	case errors.Is(err, verbs.ErrDeviceGone):
+		return verbs.StatusFatalErr
+	}
+	return verbs.StatusLocQPOpErr
+}
+
+// fail records the first error. Later ones follow from it, or come too late to matter. req is the
+// send request concerned, 0 for none; rl is nil where no rail was.
+func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
+	q.line.fail(req, f.on(q.num, rl))
+}
+
+// on completes a failure with where it happened.
+func (f *FailedError) on(qpNum uint32, rl *rail) *FailedError {
+	f.QPNum, f.Rail = qpNum, -1
+	if rl != nil {
+		f.Rail, f.Device, f.RailQPNum = rl.index(), rl.qp.Device().Name(), rl.qp.Num()
+	}
+	return f
+}
+
+// stopFrom stops the line at request n.
+func (q *VirtualQP) stopFrom(n uint64) {
+	q.line.stop(n)
+	q.send.stopFrom(q.line.stopAt)
+}
+
+// stopUnposted stops the line at the first request of which something has not been posted yet.
+func (q *VirtualQP) stopUnposted() {
+	if n := q.send.firstUnposted(); n < q.send.win.Tail {
+		q.stopFrom(n)
+	}
+}
+
+// linger waits, after a failure, for the requests before the one that failed, and then has the NICs
+// flush what is left. Where they take too long for Config.Linger, they are flushed with it.
+func (q *VirtualQP) linger(out *sink) {
+	switch {
+	case q.send.win.Head >= q.line.stopAt:
+	case q.line.lingered(q.cfg.Linger):
+		q.stopFrom(q.send.win.Head)
+	default:
+		q.cq.touch(q) // there may be no completion that leads here again
+		return
+	}
+	q.kill()
+	q.progressRecvs(out)
+}
+
+// kill ends the virtual queue pair: nothing more is posted, what waits is flushed here, and what
+// the NICs hold there.
+func (q *VirtualQP) kill() {
+	if q.line.dead {
+		return
+	}
+	q.line.dead = true
+	q.recv.flushWaiting()
+	q.send.rails.toError()
+	q.cq.touch(q)
+}
+
+// recvError handles an unsuccessful completion of the receive direction; f says which request was
+// concerned, if any.
+func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
+	f.VendorErr, f.Err = wc.VendorErr, wc.Status
+	switch {
+	case q.line.flushAsked(wc.Status):
+	case wc.Status == verbs.StatusWRFlushErr:
+		q.recvFlushed(rl, f)
+	default:
+		q.recvFailed(rl, f)
+	}
+}
+
+// recvFlushed handles a flushed completion of the receive direction: the queue pair under it is in
+// ERR, and this is a consequence. While a send of the same queue pair is outstanding, or was the
+// first error, the send tells the cause, and earlier requests on the other rails may still come to
+// their own end.
+func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
+	switch {
+	case q.line.err != nil:
+	case rl.inUse == 0:
+		q.recvFailed(rl, f)
+	default:
+		q.line.suspect = rl
+	}
+}
+
+// judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed
+// have all succeeded: then nothing else will tell that its queue pair is in ERR.
+func (q *VirtualQP) judgeSuspect() {
+	if rl := q.line.suspect; rl.inUse == 0 && q.line.err == nil {
+		q.recvFailed(rl, recvDirection(PartUnknown, verbs.StatusWRFlushErr))
+	}
+}
+
+// recvFailed handles a failure of the receive direction. The queue pair under it is in ERR, as it
+// would be on one physical connection; so the others go there too, and everything is flushed.
+func (q *VirtualQP) recvFailed(rl *rail, f *FailedError) {
+	rl.stats.errors++
+	q.fail(rl, 0, f)
+	q.stopUnposted()
+	q.kill()
+}
+
+// recvRefused handles the refusal of a receive.
+func (q *VirtualQP) recvRefused(r *recvRefusal) {
+	r.rail.stats.refused++
+	q.cq.touch(q)
+	switch {
+	case verbs.IsTransient(r.err):
+		q.send.blocked = true
+	case q.line.err != nil:
+		// The rail that has failed refuses what follows. That is no reason to flush requests that
+		// may still succeed on the others.
+		r.rail.recvsRefused = true
+	default:
+		r.f.Err = r.err
+		q.recvFailed(r.rail, r.f)
+	}
+}
+
+// violation ends the virtual queue pair because the peer sent something impossible.
+func (q *VirtualQP) violation(rl *rail, what error) {
+	q.recvFailed(rl, recvDirection(PartUnknown, fmt.Errorf("%w: %w", ErrProtocol, what)))
+}
+
+// abandon ends everything that is outstanding, as flushed. The rails' queue pairs have been closed
+// or reset: no NIC touches the requests' memory any more, and no completion of theirs will come.
+func (q *VirtualQP) abandon() {
+	if q.pass != nil {
+		q.pass.abandon()
+		return
+	}
+	q.send.rails.abandon()
+	q.line.stop(q.send.abandon())
+	q.line.suspect = nil
+	q.recv.abandon()
+}

@@ -1,0 +1,73 @@
+package dqplb
+
+// Inbox puts the arrivals of one rail back into the order in which its receives were posted, which
+// is the order in which the peer sent them. Providers report them in that order anyway, and then
+// nothing is kept here. It also remembers a message whose user immediate is still to come.
+//
+// Each receive that the rail keeps posted, a credit, has a count: 0, 1, 2, ...
+//
+// Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival
+// on credit c, for next < c <= next+mask; the slot of next itself is free.
+type Inbox struct {
+	next  uint64
+	slots []credit
+	mask  uint64
+	// pending is a numbered message whose user immediate must come next on this rail.
+	pending    arrival
+	pendingNum uint32
+	awaitsImm  bool
+}
+
+// credit is what arrived on a receive ahead of its turn.
+type credit struct {
+	imm, bytes uint32
+	taken      bool
+}
+
+// NewInbox makes an inbox for a rail that has up to credits receives posted.
+func NewInbox(credits int) Inbox {
+	size := 1
+	for size < credits {
+		size *= 2
+	}
+	return Inbox{slots: make([]credit, size), mask: uint64(size - 1)}
+}
+
+// Room is how many more credits may be posted when posted were, ever.
+func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - posted) }
+
+// Resolve finds the count of the posted credit that has the given low bits; mask has all of these
+// bits set. It reports false when there is none, or when a message has come on it already.
+func (b *Inbox) Resolve(low, mask, posted uint64) (c uint64, ok bool) {
+	c = b.next + (low-b.next)&mask
+	return c, c < posted && c-b.next <= b.mask && !b.slots[c&b.mask].taken
+}
+
+// Put handles the message on credit c, which Resolve has found. It reports true when it is the next
+// one of the rail, for [Receiver.Arrive]; then Pop may have more. Otherwise it is kept.
+func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
+	if c != b.next {
+		b.slots[c&b.mask] = credit{imm: imm, bytes: bytes, taken: true}
+		return false
+	}
+	b.next++
+	return true
+}
+
+// Pop returns the next message of the rail if it came ahead of its turn.
+func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
+	slot := &b.slots[b.next&b.mask]
+	if !slot.taken {
+		return 0, 0, false
+	}
+	slot.taken = false
+	b.next++
+	return slot.imm, slot.bytes, true
+}
+
+// Restart forgets what has arrived: the next credit is the one that is posted next, posted being how
+// many were, ever.
+func (b *Inbox) Restart(posted uint64) {
+	clear(b.slots)
+	*b = Inbox{next: posted, slots: b.slots, mask: b.mask}
+}

@@ -1,0 +1,175 @@
+package ibverbx
+
+import (
+	"errors"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// line is the life of a virtual queue pair from RESET to RESET: its state, what the user has asked
+// for, and its failure. It decides what may still go out, and why not.
+//
+// The line runs until it stops at a request: that request and every later one post nothing more.
+// What they still have on the NICs completes or is flushed; then they are reported as flushed, but
+// for the one that failed first, which reports its own status. Requests before the stop go on to
+// their own end. The line is dead when nothing is posted at all any more: the rails are in ERR,
+// destroyed, or reset.
+//
+// A reset makes a fresh line.
+//
+// Invariant: err == nil implies failedReq == 0; failedReq != 0 implies stopAt <= failedReq; closed
+// implies dead.
+type line struct {
+	state  verbs.QPState // what the last Modify or Connect reached
+	phase  drainPhase    // what Drain, Shutdown, Close and Reset have come to
+	dead   bool
+	closed bool // the virtual queue pair was closed
+
+	err       *FailedError // the first error; later ones follow from it
+	failedAt  time.Time    // when err was recorded
+	failedReq uint64       // the send request that err is of; 0 for none
+	// stopAt is the first send request that posts nothing more; never while the line runs.
+	stopAt uint64
+	// reported says that a send was reported with an error of its own. Every later one is reported
+	// as flushed.
+	reported bool
+	// suspect is a rail whose receives were flushed while it had sends outstanding and nothing else
+	// had failed. Its sends tell the cause; if all of them succeed, the flush itself is the error.
+	suspect *rail
+}
+
+// never is a request number that is not reached.
+const never = 1<<64 - 1
+
+// newLine is the line of a virtual queue pair in RESET.
+func newLine() line { return line{state: verbs.StateReset, stopAt: never} }
+
+// drainPhase is how far a Drain has come.
+type drainPhase uint8
+
+const (
+	drainNone  drainPhase = iota
+	drainSends            // posts are refused; sends come to their own end
+	// drainRecvs: the queue pairs are in ERR and flush their receives. Close and Reset begin here,
+	// and flush sends too.
+	drainRecvs
+	drainDone // everything accepted has its completion
+)
+
+// canSend says why no send can be accepted, or nil.
+func (l *line) canSend() error {
+	if l.state == verbs.StateRTS && l.phase == drainNone && l.err == nil && !l.closed {
+		return nil
+	}
+	if err := l.refusal(); err != nil {
+		return err
+	}
+	return ErrNotConnected
+}
+
+// canRecv says why no receive can be accepted, or nil.
+func (l *line) canRecv() error {
+	if err := l.refusal(); err != nil {
+		return err
+	}
+	if l.state == verbs.StateReset {
+		return ErrNotConnected
+	}
+	return nil
+}
+
+// refusal says why nothing is accepted, whatever the state of the connection.
+func (l *line) refusal() error {
+	switch {
+	case l.closed:
+		return ErrClosed
+	case l.err != nil:
+		return ErrFailed
+	case l.phase != drainNone:
+		return ErrDraining
+	}
+	return nil
+}
+
+// mayPostReceives reports whether receives and credits may still be posted.
+func (l *line) mayPostReceives() bool { return !l.dead && l.phase < drainRecvs }
+
+// shown is the state that a user sees.
+func (l *line) shown() verbs.QPState {
+	switch {
+	case l.err != nil:
+		return verbs.StateErr
+	case l.phase == drainSends:
+		return verbs.StateSQD
+	}
+	return l.state
+}
+
+// flushAsked reports whether a status is that of a request which Drain, Close or Reset has had
+// flushed: that is no failure.
+func (l *line) flushAsked(s verbs.Status) bool {
+	return s == verbs.StatusWRFlushErr && l.phase >= drainRecvs
+}
+
+// fail records the first error, and reports whether this one was. req is the send request that
+// failed, 0 for none; the caller stops the line there.
+func (l *line) fail(req uint64, f *FailedError) (first bool) {
+	if l.err != nil {
+		return false
+	}
+	l.err, l.failedReq, l.failedAt = f, req, time.Now()
+	return true
+}
+
+// stop stops the line at request n, unless it has stopped before.
+func (l *line) stop(n uint64) { l.stopAt = min(l.stopAt, n) }
+
+// lingered reports whether requests before the one that failed have had the time that they get.
+func (l *line) lingered(patience time.Duration) bool { return time.Since(l.failedAt) > patience }
+
+// flushes reports whether send request n is reported as flushed, whatever became of its work
+// requests: the line stopped before it, and it is not the one whose own status is to be reported.
+func (l *line) flushes(n uint64) bool {
+	return n > l.stopAt && (n != l.failedReq || l.reported)
+}
+
+// sendReported records that a send was reported without success.
+func (l *line) sendReported(status verbs.Status) {
+	l.reported = l.reported || status != verbs.StatusWRFlushErr
+}
+
+// withholds reports whether the completion of a failed receive must wait: whoever sees it asks Err,
+// which does not know the cause yet.
+func (l *line) withholds() bool { return l.suspect != nil && l.err == nil && !l.dead }
+
+// drain begins a drain, or keeps what has come further.
+func (l *line) drain() { l.phase = max(l.phase, drainSends) }
+
+// flushing begins the flush of Close and Reset, or keeps what has come further.
+func (l *line) flushing() { l.phase = max(l.phase, drainRecvs) }
+
+// sendsDrained ends the first phase of a drain.
+func (l *line) sendsDrained() { l.phase, l.state = drainRecvs, verbs.StateErr }
+
+// close ends the line for good.
+func (l *line) close() { l.dead, l.closed, l.state = true, true, verbs.StateErr }
+
+// resetFailed keeps a line that could not be reset from being used.
+func (l *line) resetFailed() { l.dead, l.state = true, verbs.StateErr }
+
+// forgetFlush forgets an error that only says that a request was flushed: by a NIC that cannot be
+// reset, whose own error says more.
+func (l *line) forgetFlush() {
+	if l.err != nil && errors.Is(l.err, verbs.StatusWRFlushErr) {
+		l.err, l.failedReq = nil, 0
+	}
+}
+
+// check panics where the invariant does not hold.
+func (l *line) check() {
+	must(l.err != nil || l.failedReq == 0, "line: request %d failed without an error", l.failedReq)
+	must(l.failedReq == 0 || l.stopAt <= l.failedReq, "line: stopped at %d behind the failed request %d",
+		l.stopAt, l.failedReq)
+	must(!l.closed || l.dead, "line: closed and not dead")
+}

@@ -1,0 +1,223 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// drainProbes are the requests that Drain, Close and Reset post on a single queue pair to learn from
+// their completions what the NIC has done: a marker behind the sends, and then, in ERR, one on either
+// queue, whose flush proves that all before it was flushed. Counting would not do: which unsignaled
+// requests still complete, the NIC alone knows. All probes have the same ID, which nobody else uses;
+// their completions do not reach the user.
+//
+// Invariant: posted counts the probes that were accepted and have not completed.
+type drainProbes struct {
+	id     uint64 // drawn by probeID
+	posted int
+	marked bool // the marker was posted
+
+	// sendPosted and recvPosted say that the probes which are to be flushed were posted, sendErr
+	// and recvErr why not.
+	sendPosted, recvPosted bool
+	sendErr, recvErr       error
+	gaveUp                 bool // the NIC did not confirm within flushPatience
+
+	// unsignaledBefore counts the sends of earlier connections that have no successful completion,
+	// and never will have.
+	unsignaledBefore uint64
+
+	idle idleCQ
+}
+
+// idleCQ is what isIdle remembers of its polls.
+type idleCQ struct {
+	outstanding int       // the user's requests at the last poll
+	polls       int       // polls in a row that found as many
+	since       time.Time // the first of these
+}
+
+const (
+	// flushPatience is how long Close and Reset wait for a NIC that does not answer.
+	flushPatience = time.Second
+	// flushQuiet is how long flushed requests are awaited that cannot be asked about: NICs flush
+	// within microseconds.
+	flushQuiet = 10 * time.Millisecond
+	// flushPolls is how often the CQ is polled meanwhile, at least.
+	flushPolls = 50
+)
+
+// sendsOver reports whether all sends have ended. When it does, either all have succeeded or a
+// failure is recorded; that is why flushes are no failures from then on.
+func (p *passThrough) sendsOver() bool {
+	o, rl := &p.probes, p.rail
+	if rl.closed || p.line.err != nil || !o.marked && p.sends-p.sendsDone == o.unsignaledBefore {
+		return true // a queue pair that has failed is in ERR: its sends are flushed with its receives
+	}
+	if !o.marked {
+		err := p.postSendProbe()
+		if refusedPermanently(err) {
+			p.probeFailed(noRequest(fmt.Errorf("a request of Drain's own: %w", err)))
+			return true
+		}
+		o.marked = err == nil
+		p.cq.collect()
+	}
+	return o.marked && o.posted == 0
+}
+
+// recvsOver reports whether everything has ended, the queue pair being in ERR. Where the NIC does not
+// let that be found out, the queue pair is reset, or destroyed if it refuses that too: it then holds
+// nothing for sure.
+func (p *passThrough) recvsOver() bool {
+	o, rl := &p.probes, p.rail
+	if rl.closed || p.nothingLeft() || p.flushConfirmed() || p.nothingLeft() {
+		return true
+	}
+	for _, err := range []error{o.sendErr, o.recvErr} {
+		if refusedPermanently(err) {
+			p.probeFailed(noRequest(fmt.Errorf("a request of Drain's own: %w", err)))
+		}
+	}
+	if p.line.err == nil || !p.flushUnknowable() {
+		return false
+	}
+	if rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) != nil {
+		if rl.qp.Close() != nil {
+			return false
+		}
+		rl.closed = true
+	}
+	p.line.dead, p.outstanding = true, 0
+	return true
+}
+
+// mustRetry reports whether the queue pair has refused a probe: perhaps no completion comes that
+// would wake Drain.
+func (p *passThrough) mustRetry() bool {
+	o := &p.probes
+	return p.line.phase == drainSends && !o.marked ||
+		p.line.phase == drainRecvs && (!o.sendPosted || !o.recvPosted)
+}
+
+// flushConfirmed goes on with finding out whether the queue pair in ERR has flushed everything: it
+// posts the two probes, and waits for them to be flushed, since queues flush in order.
+func (p *passThrough) flushConfirmed() bool {
+	o := &p.probes
+	if !o.sendPosted && !refusedPermanently(o.sendErr) {
+		o.sendErr = p.postSendProbe()
+		o.sendPosted = o.sendErr == nil
+	}
+	if !o.recvPosted && !refusedPermanently(o.recvErr) {
+		_, o.recvErr = p.rail.qp.PostRecv([]verbs.RecvWR{{ID: o.probeID()}})
+		o.recvPosted = o.accepted(o.recvErr)
+	}
+	p.cq.collect()
+	return o.sendPosted && o.recvPosted && o.posted == 0
+}
+
+// flushUnknowable reports whether it will never be known that everything was flushed: a queue refuses
+// the probe permanently, or is full of unsignaled requests that have succeeded, whose slots nothing
+// gives back in ERR; the other queue's probe has come back, and nothing else comes.
+func (p *passThrough) flushUnknowable() bool {
+	o := &p.probes
+	idle := p.isIdle()
+	return idle && o.posted == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) || refusedPermanently(o.sendErr) ||
+		refusedPermanently(o.recvErr))
+}
+
+// nothingLeft reports whether every request has its completion: then there is nothing to ask about.
+// Unsignaled requests that have succeeded count for ever, so that often it cannot be known so.
+func (p *passThrough) nothingLeft() bool { return p.outstanding == 0 && p.probes.posted == 0 }
+
+// isIdle reports whether no request of the user has completed for a while; it must be asked all the
+// time. Time alone does not tell: a process that did not run has not polled.
+func (p *passThrough) isIdle() bool {
+	o := &p.probes.idle
+	if o.polls++; o.polls == 1 || o.outstanding != p.outstanding {
+		*o = idleCQ{outstanding: p.outstanding, polls: 1, since: time.Now()}
+	}
+	return o.polls >= flushPolls && time.Since(o.since) > flushQuiet
+}
+
+// flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It may
+// hold something still, and is reset or destroyed anyway.
+func (p *passThrough) flushOver() bool {
+	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.flushConfirmed() || p.flushUnknowable()
+}
+
+// awaitFlushes waits until single queue pairs in ERR have flushed everything: all at once, so that
+// the waits do not add up. It changes the list.
+func awaitFlushes(list []*passThrough) {
+	const spins = 100 // polls before the wait starts to sleep
+	deadline := time.Now().Add(flushPatience)
+	for polls := 0; ; polls++ {
+		if list = slices.DeleteFunc(list, (*passThrough).flushOver); len(list) == 0 {
+			return
+		}
+		if polls >= spins && !time.Now().Before(deadline) {
+			break
+		}
+		if polls < spins {
+			runtime.Gosched()
+		} else {
+			time.Sleep(pollInterval)
+		}
+	}
+	for _, p := range list {
+		p.probes.gaveUp = true
+	}
+}
+
+// postSendProbe posts a write of no bytes.
+func (p *passThrough) postSendProbe() error {
+	_, err := p.rail.qp.PostSend(
+		[]verbs.SendWR{{ID: p.probes.probeID(), Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled}})
+	p.probes.accepted(err)
+	return err
+}
+
+// probeCompleted handles the completion of a probe. That of the marker tells whether the sends
+// before it have succeeded.
+func (p *passThrough) probeCompleted(wc *verbs.WC) {
+	p.probes.posted--
+	if wc.Status != verbs.StatusSuccess && p.line.phase == drainSends {
+		f := noRequest(wc.Status)
+		f.VendorErr = wc.VendorErr
+		p.probeFailed(f)
+	}
+}
+
+// probeFailed records that a probe has failed, or was refused permanently.
+func (p *passThrough) probeFailed(f *FailedError) {
+	if p.fail(f) {
+		p.rail.stats.errors++
+	}
+}
+
+// accepted counts a probe, if it was accepted.
+func (o *drainProbes) accepted(err error) bool {
+	if err == nil {
+		o.posted++
+	}
+	return err == nil
+}
+
+// owns reports whether a completion is that of a probe.
+func (o *drainProbes) owns(wc *verbs.WC) bool { return wc.ID == o.id && o.posted != 0 }
+
+// probeID is the ID of all probes.
+func (o *drainProbes) probeID() uint64 {
+	for o.id == 0 {
+		o.id = rand.Uint64()
+	}
+	return o.id
+}
+
+func refusedPermanently(err error) bool { return err != nil && !verbs.IsTransient(err) }

@@ -1,0 +1,202 @@
+package ibverbx
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"ibverbx/internal/dqplb"
+	"ibverbx/verbs"
+)
+
+// railSet is the physical queue pairs of a virtual one: what each of them carries, what a request
+// needs to go over them, and which of their send slots are free.
+//
+// Invariant: free is the sum of limit-inUse over the data rails; 0 <= nextRail < len(data); all is
+// data and then notify, if there is one.
+type railSet struct {
+	data   []*rail // carry data; requests are striped over them
+	notify *rail   // carries notifications or SENDs and no data; nil if there is none
+	all    []*rail // the data rails, then the notify QP
+
+	// sendRail carries SENDs and the receives that take them: a data rail in Spray, the notify QP
+	// in DQPLB. nil: none does, and SENDs are refused.
+	sendRail *rail
+	// finalRail carries Spray's notifications and the receives that take them; nil in DQPLB.
+	finalRail *rail
+
+	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
+	maxInline           int    // bytes of an inline request: the least of all rails
+	maxFragment         uint32 // bytes of a fragment
+
+	free      int   // send slots free on all data rails
+	nextRail  int   // the data rail that round robin tries next
+	lastFreed *rail // data rail that freed a slot while requests waited: served first
+}
+
+// newRailSet makes the rails of q, none of which is in use.
+func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
+	s := railSet{maxFragment: q.cfg.MaxMsgSize, maxInline: math.MaxInt}
+	for i, qp := range qps {
+		s.data = append(s.data, newRail(q, qp, i))
+	}
+	s.all = s.data
+	if notify != nil {
+		s.notify = newRail(q, notify, len(qps))
+		s.all = append(slices.Clip(s.data), s.notify)
+	}
+	for _, r := range s.all {
+		s.localDevs |= 1 << r.device
+		s.maxInline = min(s.maxInline, r.qp.Cap().MaxInline)
+	}
+	s.peerDevs = s.localDevs
+	return s
+}
+
+// assignRoles decides what each of several rails carries, and makes their batches and inboxes.
+func (s *railSet) assignRoles(scheme Scheme, credits int) {
+	s.sendRail = s.data[0]
+	if scheme == Spray {
+		s.finalRail = s.notify
+	} else {
+		// The receive queues of the data rails hold only credits, which a SEND would eat.
+		s.sendRail = s.notify
+	}
+	for i, r := range s.data {
+		switch {
+		case scheme == DQPLB:
+			r.recvLimit = max(1, min(credits, r.qp.Cap().MaxRecvWR))
+			r.inbox = dqplb.NewInbox(r.recvLimit)
+		case i > 0:
+			r.recvLimit = 1 // a watch: see receiver.watch
+			r.inbox = dqplb.NewInbox(1)
+		default:
+			r.inbox = dqplb.NewInbox(1)
+		}
+	}
+	for _, r := range s.all {
+		r.batch = newSendBatch(r.slots, r.maxSGE)
+	}
+	s.recount()
+}
+
+// recount counts the free slots anew, after limits have changed or all slots were given back.
+func (s *railSet) recount() {
+	s.free = 0
+	for _, r := range s.data {
+		s.free += r.limit - r.inUse
+	}
+}
+
+// limitTo lowers the limit of every data rail to the peer's credits: more messages on the way than
+// the peer has receives for would only make the NICs retry. Nothing is outstanding yet.
+func (s *railSet) limitTo(credits int) {
+	for _, r := range s.data {
+		r.limit = min(r.slots, credits)
+	}
+	s.recount()
+}
+
+// take counts a slot of a rail that has room as in use.
+func (s *railSet) take(rl *rail) {
+	rl.inUse++
+	if rl != s.notify {
+		s.free--
+	}
+}
+
+// give counts a slot as free. waiting says that there are requests whose data waits for one.
+func (s *railSet) give(rl *rail, waiting bool) {
+	rl.inUse--
+	if rl == s.notify {
+		return
+	}
+	s.free++
+	if waiting {
+		s.lastFreed = rl
+	}
+}
+
+// pick chooses the data rail for the next fragment: first the one that just freed a slot while
+// requests waited, then round robin; nil when all are full.
+func (s *railSet) pick() *rail {
+	if s.free == 0 {
+		return nil
+	}
+	if rl := s.lastFreed; rl != nil {
+		s.lastFreed = nil
+		if rl.hasRoom() {
+			return rl
+		}
+	}
+	for {
+		rl := s.data[s.nextRail]
+		if s.nextRail++; s.nextRail == len(s.data) {
+			s.nextRail = 0
+		}
+		if rl.hasRoom() {
+			return rl
+		}
+	}
+}
+
+// width is how many pieces of memory a fragment may have, at least, and whether that is the same on
+// every data rail.
+func (s *railSet) width() (least int, same bool) {
+	least, same = s.data[0].maxSGE, true
+	for _, rl := range s.data {
+		same = same && rl.maxSGE == least
+		least = min(least, rl.maxSGE)
+	}
+	return least, same
+}
+
+// toError moves every queue pair to ERR, so that the NICs flush what they still hold.
+func (s *railSet) toError() {
+	for _, rl := range s.all {
+		rl.toError()
+	}
+}
+
+// abandon takes back everything that is staged or on the NICs, once no NIC holds any of it.
+func (s *railSet) abandon() {
+	for _, rl := range s.all {
+		rl.inUse, rl.recvs, rl.toRepost = 0, 0, 0
+		rl.batch.clear()
+	}
+	s.recount()
+}
+
+// restart gives rails whose queue pairs were reset their first state back. Credits keep counting on,
+// so that completions of the previous connection are recognised.
+func (s *railSet) restart() {
+	for _, r := range s.all {
+		r.railConn = r.newConn()
+		r.inbox.Restart(r.creditsPosted)
+	}
+	s.peerDevs, s.nextRail, s.lastFreed = s.localDevs, 0, nil
+	s.recount()
+}
+
+// check panics where the invariant does not hold.
+func (s *railSet) check() {
+	free := 0
+	for _, r := range s.data {
+		free += r.limit - r.inUse
+	}
+	must(free == s.free, "railSet: %d slots are free, counted %d", free, s.free)
+	must(s.nextRail >= 0 && s.nextRail < len(s.data), "railSet: next rail %d of %d", s.nextRail, len(s.data))
+	for _, r := range s.all {
+		must(r.staged() >= 0 && r.staged() <= r.inUse && r.inUse <= r.slots,
+			"rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
+		must(r.recvs >= 0 && r.toRepost >= 0, "rail %d: %d receives, %d to repost", r.index(), r.recvs,
+			r.toRepost)
+	}
+}
+
+// must panics with what is wrong where ok is false. Only checks of invariants call it.
+func must(ok bool, format string, args ...any) {
+	if !ok {
+		panic("ibverbx: broken invariant: " + fmt.Sprintf(format, args...))
+	}
+}

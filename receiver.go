@@ -1,0 +1,300 @@
+package ibverbx
+
+import (
+	"fmt"
+
+	"ibverbx/internal/dqplb"
+	"ibverbx/internal/ring"
+	"ibverbx/verbs"
+)
+
+// receiver is the receive direction of a virtual queue pair over several physical ones: the user's
+// receives, the credits that DQPLB keeps posted, and the notifications that wait for a receive. It
+// says what a queue pair refused and what the peer did wrong; what follows is for [VirtualQP].
+//
+// Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those before
+// nextMessage were posted on the rail that carries SENDs. Of the bare ones, without memory, those
+// before nextBare were posted on the notify rail (Spray) or have been given their notification
+// (DQPLB). Nothing is banked while a bare receive waits. toRepost is the sum over the rails.
+type receiver struct {
+	win                   ring.Window[recvReq]
+	nextMessage, nextBare uint64
+
+	order    dqplb.Receiver                // DQPLB: puts numbered messages in order
+	bank     ring.FIFO[dqplb.Notification] // DQPLB: notifications that wait for a receive
+	banked   uint64                        // how many ever did
+	toRepost int                           // credits to post again, of all rails
+	scratch  []verbs.RecvWR                // for posting in batches
+	sges     []verbs.SGE                   // scatter lists of the receives in scratch
+
+	scheme    Scheme
+	maxBanked int
+	// flushRest says that a receive was reported with an error. All later ones are reported as
+	// flushed: on one connection nothing arrives after that.
+	flushRest bool
+}
+
+// newReceiver makes the receive direction of a virtual queue pair in RESET.
+func newReceiver(cfg *Config) receiver {
+	return receiver{win: ring.NewWindow[recvReq](), nextMessage: 1, nextBare: 1,
+		scratch: make([]verbs.RecvWR, passBatch), scheme: cfg.Scheme, maxBanked: cfg.MaxBanked}
+}
+
+// restart begins a connection, nothing being outstanding. Receives keep counting on.
+func (s *receiver) restart() {
+	s.order, s.bank, s.flushRest = dqplb.Receiver{}, ring.FIFO[dqplb.Notification]{}, false
+}
+
+// recvReq is a live receive. Its fields are valid from PostRecv until it is reported.
+type recvReq struct {
+	id        uint64
+	bytes     uint64 // what arrived
+	status    verbs.Status
+	opcode    verbs.WCOpcode
+	imm       uint32
+	vendorErr uint32
+	hasImm    bool
+	message   bool      // has memory: takes a SEND, not a notification
+	done      bool      // has ended; to be reported in its turn
+	pieces    []Segment // its memory; kept by the slot
+}
+
+// enqueue checks a receive and gives it its slot.
+func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
+	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
+		return recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+	}
+	pieces := wr.SGL
+	if len(pieces) == 0 && wr.Local.Length != 0 {
+		pieces = []Segment{wr.Local}
+	}
+	message := false
+	for _, p := range pieces {
+		message = message || p.Length != 0
+	}
+	if message {
+		if err := rails.checkRecv(i, wr, pieces); err != nil {
+			return err
+		}
+		if bad := holdPieces(pieces); bad >= 0 {
+			return recvError(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
+		}
+	}
+	// Field by field: a composite would copy the struct, with write barriers.
+	r := s.win.Push()
+	r.id, r.bytes, r.status, r.imm, r.vendorErr = wr.ID, 0, verbs.StatusSuccess, 0, 0
+	r.hasImm, r.message, r.done = false, message, false
+	r.opcode = verbs.WCRecvRDMAWithImm
+	if message {
+		r.opcode = verbs.WCRecv
+		r.pieces = append(r.pieces[:0], pieces...)
+	}
+	return nil
+}
+
+// recvRefusal is what a queue pair said to a receive.
+type recvRefusal struct {
+	rail *rail
+	err  error
+	f    *FailedError // which receive
+}
+
+// postWaiting posts the receives of one kind that wait, as far as the rail for them has room.
+func (s *receiver) postWaiting(rl *rail, message bool) *recvRefusal {
+	next := &s.nextBare
+	if message {
+		next = &s.nextMessage
+	}
+	if *next == s.win.Tail {
+		return nil
+	}
+	if rl == nil {
+		*next = s.win.Tail // no receive of this kind was let in
+		return nil
+	}
+	if rl.recvsRefused {
+		return nil
+	}
+	for *next != s.win.Tail {
+		batch, stop := s.gather(rl, message, *next)
+		if len(batch) == 0 {
+			*next = stop
+			return nil
+		}
+		accepted, err := rl.qp.PostRecv(batch)
+		rl.recvs += accepted
+		if err != nil {
+			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
+			// to.
+			*next, _ = s.win.Resolve(wridNumber(batch[accepted].ID), wridNumberMask)
+			return &recvRefusal{rl, err, describeRecv(s.win.At(*next))}
+		}
+		*next = stop
+	}
+	return nil
+}
+
+// gather fills the scratch batch with receives of one kind from request n on, as the rail has room.
+func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvWR, stop uint64) {
+	width := rl.qp.Cap().MaxRecvSGE
+	if message && len(s.sges) == 0 {
+		s.sges = make([]verbs.SGE, len(s.scratch)*width)
+	}
+	count := 0
+	for ; n != s.win.Tail; n++ {
+		r := s.win.At(n)
+		if r.message != message {
+			continue
+		}
+		if count == len(s.scratch) || rl.recvs+count >= rl.recvLimit {
+			break
+		}
+		wr := &s.scratch[count]
+		wr.ID, wr.SGL = wrid(kindRecv, rl.idBits, 0, n), nil
+		if message {
+			wr.SGL = appendSGL(s.sges[count*width:count*width:(count+1)*width], r.pieces, rl.device)
+		}
+		count++
+	}
+	return s.scratch[:count], n
+}
+
+// deliverBanked gives banked notifications to the receives that wait for one, and reports whether it
+// gave any.
+func (s *receiver) deliverBanked() (any bool) {
+	for s.bank.Len() != 0 {
+		r := s.nextNotified()
+		if r == nil {
+			break
+		}
+		r.deliver(s.bank.Pop())
+		any = true
+	}
+	return any
+}
+
+// nextNotified returns the oldest bare receive that waits and moves past it; nil when none does.
+func (s *receiver) nextNotified() *recvReq {
+	for s.nextBare != s.win.Tail {
+		r := s.win.At(s.nextBare)
+		s.nextBare++
+		if !r.message {
+			return r
+		}
+	}
+	return nil
+}
+
+func (r *recvReq) deliver(n dqplb.Notification) {
+	r.done = true
+	r.bytes, r.imm, r.hasImm = n.Bytes, n.Imm, true
+}
+
+// notified gives a notification to the oldest receive that waits for one, or banks it for the next.
+func (s *receiver) notified(n dqplb.Notification) {
+	if s.bank.Len() == 0 {
+		if r := s.nextNotified(); r != nil {
+			r.deliver(n)
+			return
+		}
+	}
+	s.bank.Push(n)
+	s.banked++
+}
+
+// completed handles the completion of a receive of the user. It returns the receive, or nil if there
+// is none that the completion can be of. An error says what the peer did wrong.
+func (s *receiver) completed(rl *rail, wc *verbs.WC) (r *recvReq, err error) {
+	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
+	if !ok {
+		return nil, nil
+	}
+	if r = s.win.At(n); r.done {
+		return nil, nil
+	}
+	rl.recvs--
+	r.done = true
+	switch {
+	case wc.Status != verbs.StatusSuccess:
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+	case wc.Opcode != r.opcode:
+		r.status = verbs.StatusLocQPOpErr
+		return r, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode)
+	default:
+		r.bytes = uint64(wc.ByteLen)
+		r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
+	}
+	return r, nil
+}
+
+// report reports finished receives in posting order, for the virtual queue pair with number num.
+func (s *receiver) report(l *line, num uint32, out *sink) {
+	for s.win.Head != s.win.Tail {
+		r := s.win.Front()
+		if !r.done || r.status != verbs.StatusSuccess && l.withholds() {
+			break
+		}
+		if s.flushRest {
+			r.status, r.vendorErr, r.bytes, r.hasImm = verbs.StatusWRFlushErr, 0, 0, false
+		}
+		s.flushRest = r.status != verbs.StatusSuccess
+		wc := out.slot()
+		*wc = WC{
+			ID:        r.id,
+			Status:    r.status,
+			Opcode:    r.opcode,
+			VendorErr: r.vendorErr,
+			QPNum:     num,
+			ByteLen:   r.bytes,
+		}
+		if r.hasImm {
+			wc.Imm, wc.Flags = r.imm, verbs.WCWithImm
+		}
+		if r.message {
+			unholdPieces(r.pieces)
+		}
+		s.win.Head++
+	}
+	// Receives of the other kind may have been passed by.
+	s.nextMessage, s.nextBare = max(s.nextMessage, s.win.Head), max(s.nextBare, s.win.Head)
+}
+
+// flushWaiting ends the receives that are not on a NIC, as flushed; those that are end by their
+// completions.
+func (s *receiver) flushWaiting() {
+	for n := s.win.Head; n != s.win.Tail; n++ {
+		r := s.win.At(n)
+		waits := n >= s.nextBare
+		if r.message {
+			waits = n >= s.nextMessage
+		}
+		if waits && !r.done {
+			r.done, r.status = true, verbs.StatusWRFlushErr
+		}
+	}
+	s.nextMessage, s.nextBare = s.win.Tail, s.win.Tail
+}
+
+// abandon ends every receive as flushed, once no NIC holds any, and forgets the credits.
+func (s *receiver) abandon() {
+	s.nextMessage, s.nextBare = s.win.Head, s.win.Head
+	s.flushWaiting()
+	s.toRepost = 0
+}
+
+// check panics where the invariant does not hold.
+func (s *receiver) check(rails *railSet) {
+	must(s.win.Head <= min(s.nextMessage, s.nextBare) && max(s.nextMessage, s.nextBare) <= s.win.Tail,
+		"receiver: cursors %d, %d, %d, %d", s.win.Head, s.nextMessage, s.nextBare, s.win.Tail)
+	sum := 0
+	for _, rl := range rails.data {
+		sum += rl.toRepost
+	}
+	must(sum == s.toRepost, "receiver: %d credits to repost, counted %d", sum, s.toRepost)
+	if s.bank.Len() == 0 || s.win.Tail-s.nextBare > checkedRequests {
+		return
+	}
+	for n := s.nextBare; n != s.win.Tail; n++ {
+		must(s.win.At(n).message, "receiver: receive %d waits beside %d banked notifications", n, s.bank.Len())
+	}
+}
