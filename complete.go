@@ -15,33 +15,27 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 		q.stale++
 		return
 	}
-	known := false
+	n, known := uint64(0), false
 	switch wridKind(wc.ID) {
 	case kindData, kindNumbered, kindImm:
-		known = q.sendCompleted(rl, wc, q.send.dataCompleted(rl, wc))
+		n = q.send.dataCompleted(rl, wc)
 	case kindFinal:
-		known = q.sendCompleted(rl, wc, q.send.finalCompleted(rl, wc))
+		n = q.send.finalCompleted(rl, wc)
 	case kindMessage:
-		known = q.sendCompleted(rl, wc, q.send.messageCompleted(rl, wc))
+		n = q.send.messageCompleted(rl, wc)
 	case kindRecv:
 		known = q.recvCompleted(rl, wc)
 	case kindCredit:
 		known = q.creditCompleted(rl, wc)
 	}
-	if !known {
+	if n == 0 && !known {
 		q.stale++
 		return
 	}
-	q.cq.touch(q)
-}
-
-// sendCompleted raises the failure of a completion of request n, if it is one. It reports false for
-// n = 0: the completion fits no request.
-func (q *VirtualQP) sendCompleted(rl *rail, wc *verbs.WC, n uint64) (known bool) {
-	if wc.Status != verbs.StatusSuccess && n != 0 {
+	if n != 0 && wc.Status != verbs.StatusSuccess {
 		q.sendFailed(rl, n, wc)
 	}
-	return n != 0
+	q.cq.touch(q)
 }
 
 // progress carries on after completions were handled: more work to the rails, finished requests to
@@ -99,7 +93,7 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r.left--
-	s.rails.give(rl, s.waiting())
+	s.rails.giveData(rl, s.waiting())
 	if wc.Status != verbs.StatusSuccess {
 		return n
 	}

@@ -142,7 +142,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 
 // stage opens a work request of the data stage on a rail that has room.
 func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
-	s.rails.take(rl)
+	s.rails.takeData(rl)
 	r.left++
 	wr := s.openBatch(rl)
 	wr.ID = id

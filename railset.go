@@ -99,18 +99,31 @@ func (s *railSet) limitTo(credits int) {
 
 // take counts a slot of a rail that has room as in use.
 func (s *railSet) take(rl *rail) {
-	rl.inUse++
-	if rl != s.notify {
-		s.free--
+	if rl == s.notify {
+		rl.inUse++
+		return
 	}
+	s.takeData(rl)
+}
+
+// takeData is take for a data rail.
+func (s *railSet) takeData(rl *rail) {
+	rl.inUse++
+	s.free--
 }
 
 // give counts a slot as free. waiting says that there are requests whose data waits for one.
 func (s *railSet) give(rl *rail, waiting bool) {
-	rl.inUse--
 	if rl == s.notify {
+		rl.inUse--
 		return
 	}
+	s.giveData(rl, waiting)
+}
+
+// giveData is give for a data rail.
+func (s *railSet) giveData(rl *rail, waiting bool) {
+	rl.inUse--
 	s.free++
 	if waiting {
 		s.lastFreed = rl

@@ -214,17 +214,17 @@ func (s *receiver) completed(rl *rail, wc *verbs.WC) (r *recvReq, err error) {
 	}
 	rl.recvs--
 	r.done = true
-	switch {
-	case wc.Status != verbs.StatusSuccess:
-		r.status, r.vendorErr = wc.Status, wc.VendorErr
-	case wc.Opcode != r.opcode:
-		r.status = verbs.StatusLocQPOpErr
-		return r, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode)
-	default:
+	if wc.Status == verbs.StatusSuccess && wc.Opcode == r.opcode {
 		r.bytes = uint64(wc.ByteLen)
 		r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
+		return r, nil
 	}
-	return r, nil
+	if wc.Status != verbs.StatusSuccess {
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+		return r, nil
+	}
+	r.status = verbs.StatusLocQPOpErr
+	return r, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode)
 }
 
 // report reports finished receives in posting order, for the virtual queue pair with number num.
