@@ -24,7 +24,10 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 	case kindMessage:
 		n = q.send.messageCompleted(rl, wc)
 	case kindRecv:
-		known = q.recvCompleted(rl, wc)
+		r := q.recv.completed(rl, wc)
+		if known = r != nil; known && r.status != verbs.StatusSuccess {
+			q.recvEnded(rl, wc, r)
+		}
 	case kindCredit:
 		known = q.creditCompleted(rl, wc)
 	}

@@ -105,6 +105,15 @@ func (q *VirtualQP) kill() {
 	q.cq.touch(q)
 }
 
+// recvEnded handles a receive of the user that has ended without success.
+func (q *VirtualQP) recvEnded(rl *rail, wc *verbs.WC, r *recvReq) {
+	if wc.Status == verbs.StatusSuccess {
+		q.violation(rl, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode))
+		return
+	}
+	q.recvError(rl, wc, describeRecv(r))
+}
+
 // recvError handles an unsuccessful completion of the receive direction; f says which request was
 // concerned, if any.
 func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {

@@ -1,8 +1,6 @@
 package ibverbx
 
 import (
-	"fmt"
-
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
@@ -203,28 +201,29 @@ func (s *receiver) notified(n dqplb.Notification) {
 }
 
 // completed handles the completion of a receive of the user. It returns the receive, or nil if there
-// is none that the completion can be of. An error says what the peer did wrong.
-func (s *receiver) completed(rl *rail, wc *verbs.WC) (r *recvReq, err error) {
+// is none that the completion can be of. The receive has a status of its own where the completion
+// had none and the peer sent what it does not take.
+func (s *receiver) completed(rl *rail, wc *verbs.WC) *recvReq {
 	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
-		return nil, nil
+		return nil
 	}
-	if r = s.win.At(n); r.done {
-		return nil, nil
+	r := s.win.At(n)
+	if r.done {
+		return nil
 	}
 	rl.recvs--
 	r.done = true
-	if wc.Status == verbs.StatusSuccess && wc.Opcode == r.opcode {
+	switch {
+	case wc.Status != verbs.StatusSuccess:
+		r.status, r.vendorErr = wc.Status, wc.VendorErr
+	case wc.Opcode != r.opcode:
+		r.status = verbs.StatusLocQPOpErr
+	default:
 		r.bytes = uint64(wc.ByteLen)
 		r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
-		return r, nil
 	}
-	if wc.Status != verbs.StatusSuccess {
-		r.status, r.vendorErr = wc.Status, wc.VendorErr
-		return r, nil
-	}
-	r.status = verbs.StatusLocQPOpErr
-	return r, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode)
+	return r
 }
 
 // report reports finished receives in posting order, for the virtual queue pair with number num.

@@ -254,21 +254,6 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 }
 
-// recvCompleted handles the completion of a receive of the user. It reports false when there is none
-// that the completion can be of.
-func (q *VirtualQP) recvCompleted(rl *rail, wc *verbs.WC) (known bool) {
-	r, violation := q.recv.completed(rl, wc)
-	switch {
-	case r == nil:
-		return false
-	case violation != nil:
-		q.violation(rl, violation)
-	case wc.Status != verbs.StatusSuccess:
-		q.recvError(rl, wc, describeRecv(r))
-	}
-	return true
-}
-
 // progressRecvs carries on with receives after completions were handled.
 func (q *VirtualQP) progressRecvs(out *sink) {
 	q.dispatchRecvs()
