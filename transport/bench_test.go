@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// benchBatch is how many operations are outstanding before there is some progress.
+// benchBatch is how many operations are started before a round of progress.
 const benchBatch = 32
 
 // benchSetup is one queue pair, or four rails, with the default limits.
@@ -161,8 +161,8 @@ func BenchmarkEndpoints(b *testing.B) {
 	}
 }
 
-// nullEndpoints are endpoints over a NIC that does nothing, fast: what is measured is this package
-// and the virtual queue pairs under it.
+// nullEndpoints are endpoints over a NIC that completes everything at once: what is measured is
+// this package and the virtual queue pairs under it.
 func nullEndpoints(tb testing.TB, n int) (*transport.Worker, []*transport.Endpoint, ibverbx.RemoteSegment) {
 	tb.Helper()
 	dom, err := ibverbx.NewDomain(verbstest.NewNull(1).Device(0))
@@ -209,9 +209,9 @@ func BenchmarkNullEndpoints(b *testing.B) {
 	}
 }
 
-// What a message costs with 128 endpoints in turn, as a ratio to what it costs with one; it is
-// logged, because the cache of the machine and who else uses it decide on it, and must stay far
-// below what a search over all endpoints would cost.
+// The cost of a message with 128 endpoints in turn over that with one is logged, since it depends
+// on the caches and the load of the machine. It must stay far below the cost of a search over all
+// endpoints.
 func TestManyEndpointsCostWhatOneDoes(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("measures")
@@ -220,7 +220,7 @@ func TestManyEndpointsCostWhatOneDoes(t *testing.T) {
 	for which, n := range []int{1, 128} {
 		w, eps, remote := nullEndpoints(t, n)
 		best[which] = time.Hour
-		for range 20 { // the best of several, since others use the machine
+		for range 20 { // the best of several, since the machine may be busy
 			const rounds = 400
 			start := time.Now()
 			for i := range rounds {
@@ -260,8 +260,8 @@ func BenchmarkPendingRoundTrip(b *testing.B) {
 	l := newLink(b, benchSetup(4))
 	served := false
 	var p transport.Pending
-	p.Func = func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
-		if turn.PutShort(oneByte[:], l.a.peer.At(0)) != nil {
+	p.Func = func(_ *transport.Pending, head *transport.Endpoint) transport.Outcome {
+		if head.PutShort(oneByte[:], l.a.peer.At(0)) != nil {
 			return transport.PendingNoResource
 		}
 		served = true

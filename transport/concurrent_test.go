@@ -50,8 +50,8 @@ func TestConcurrentSenders(t *testing.T) {
 	})
 }
 
-// sendFrom sends numbered messages and a put behind each. Where resources lack it makes progress,
-// or queues itself.
+// sendFrom sends numbered messages and a put behind each. When it meets ErrNoResource it makes
+// progress, or queues a request.
 func sendFrom(t *testing.T, e *end, who uint32, messages int, fired *atomic.Int32) {
 	var hdr [8]byte
 	binary.LittleEndian.PutUint32(hdr[:], who)
@@ -94,8 +94,8 @@ func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 			continue
 		}
 		sent := transport.NewCompletion(1, nil)
-		err = e.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			err := call(turn)
+		err = e.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			err := call(head)
 			o := outcome(t, err)
 			if o == transport.PendingDone {
 				sent.Done(err)
@@ -116,8 +116,8 @@ func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 	}
 }
 
-// Several goroutines send on the waking face; what was refused is called back for, and no wake-up
-// is lost.
+// Several goroutines send on NotifyReady; OnReady is called for what was refused, and no wake-up is
+// lost.
 func TestConcurrentWakingSenders(t *testing.T) {
 	s := setup{cfg: small()}
 	s.cfg.QP = shapes()[1].cfg.QP
@@ -146,13 +146,13 @@ func TestConcurrentWakingSenders(t *testing.T) {
 	must(t, l.b.w.WaitFor(within(t), 1e6, func() bool { return sent.Load() == want }))
 }
 
-// Endpoints come and go while others send, each with everything in flight.
+// Endpoints open and close while others send, each with operations in flight.
 func TestConcurrentLives(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
 		must(t, l.b.w.Start())
 		var all sync.WaitGroup
-		var mu sync.Mutex // of the test's own list of regions and of testing's fatal errors
+		var mu sync.Mutex // guards the link's list of regions; its fatal errors end the test
 		rounds := 20
 		if testing.Short() {
 			rounds = 5

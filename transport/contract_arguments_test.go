@@ -152,10 +152,10 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 				t.Errorf("%s: %+v, was %+v", c.name, after, worker)
 			}
 		}
-		// Memory of others is refused by the NIC's domain or by the NIC itself, closed memory
-		// always.
+		// Closed memory, and memory that is not registered on every NIC, is refused at once; a
+		// single queue pair leaves that to its NIC.
 		if _, err := a.PutZcopy(comp, at(0), piece); err == nil && !s.single() {
-			t.Error("put zcopy from a closed region went by")
+			t.Error("put zcopy from a closed region was not refused")
 		}
 		if !s.single() && s.nics == 2 {
 			if _, err := a.PutZcopy(comp, at(0), foreign.All()); !errors.Is(err, ibverbx.ErrNoKey) {
@@ -168,8 +168,7 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 	})
 }
 
-// Puts and gets take as many pieces as there are, in one go; over a single queue pair as many as
-// that takes.
+// Puts and gets take any number of pieces; over a single queue pair as many as it takes.
 func TestPutsAndGetsTakeManyPieces(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)

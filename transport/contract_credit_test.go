@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A receiver that keeps AM buffers makes the sender see ErrNoResource, not loss; releasing them
-// resumes it.
+// A receiver that keeps AM buffers makes the sender meet ErrNoResource, and nothing is lost; it
+// goes on when they are released.
 func TestContract17KeptMessagesHoldTheSender(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped, s.scramble = true, true
@@ -45,8 +45,8 @@ func TestContract17KeptMessagesHoldTheSender(t *testing.T) {
 	})
 }
 
-// Every message released is worth a credit, whichever they are: one by one, the sender gets one
-// more through each time.
+// Every message that is released gives a credit back, in any order: after each the sender gets one
+// more message through.
 func TestContract17EveryReleaseResumesTheSender(t *testing.T) {
 	s := setup{cfg: transport.Config{AMBuffers: 4, QP: shapes()[1].cfg.QP}, stepped: true}
 	var kept []*transport.Message
@@ -58,7 +58,7 @@ func TestContract17EveryReleaseResumesTheSender(t *testing.T) {
 		}
 	}
 	l := newLink(t, s)
-	l.send(l.a, nil) // comes back to the receiver, which has no reason yet to tell
+	l.send(l.a, nil) // its credit is due at the receiver, which has no reason yet to send it
 	l.quiet()
 	keep = true
 	for range 4 {
@@ -81,15 +81,14 @@ func TestContract17EveryReleaseResumesTheSender(t *testing.T) {
 	}
 }
 
-// Credits that fall due while the NIC has acknowledged none of those sent before are sent once it
-// has.
+// Credits that are due while no earlier message with credits is acknowledged are sent once one is.
 func TestContract17CreditsOutlastSlowAcknowledgements(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.stepped = true
 		s.cfg.AMBuffers = 1
 		l := newLink(t, s)
 		var actions []soft.Action
-		received := func() { // everything happens but that b learns of what it has sent
+		received := func() { // everything happens except that b's sends are acknowledged
 			for again := true; again; {
 				again = false
 				actions = l.fabric.Actions(actions[:0])

@@ -40,14 +40,14 @@ func TestContract12AbortCancelsWhatIsOutstanding(t *testing.T) {
 		for steps := range int(seeds(40)) {
 			s.stepped, s.scramble, s.seed = true, true, uint64(steps)
 			s.onError = func(_ *transport.Endpoint, err error) {
-				t.Errorf("the error handler was called for what the program did: %v", err)
+				t.Errorf("the error handler was called for an abort by the program: %v", err)
 			}
 			l := newLink(t, s)
 			var ended []error
 			n := outstandingOf(t, l.a, &ended)
 			runs := 0
-			if err := l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-				if err := turn.PutShort([]byte{1}, l.a.peer.At(0)); !errors.Is(err, transport.ErrNoResource) {
+			if err := l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+				if err := head.PutShort([]byte{1}, l.a.peer.At(0)); !errors.Is(err, transport.ErrNoResource) {
 					runs++
 					if err != nil && !errors.Is(err, transport.ErrCanceled) {
 						t.Error(err)
@@ -143,7 +143,7 @@ func TestContract12AbortEndsOnABusyWorker(t *testing.T) {
 	})
 }
 
-// A normal close flushes first, and tells the peer.
+// A normal close flushes first, and sends the peer a goodbye.
 func TestContract12CloseFlushesFirst(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -153,8 +153,8 @@ func TestContract12CloseFlushesFirst(t *testing.T) {
 		n := outstandingOf(t, l.a, &ended)
 		served := false
 		sent := l.a.fill(t)
-		err := l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			_, err := turn.PutZcopy(nil, l.a.peer.At(40000), l.a.mr.Slice(40000, 10000))
+		err := l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			_, err := head.PutZcopy(nil, l.a.peer.At(40000), l.a.mr.Slice(40000, 10000))
 			served = err == nil
 			return outcome(t, err)
 		}))
@@ -204,10 +204,10 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s setup) {
-				var told []error
+				var reported []error
 				s.cfg.QP.Linger = -1
 				s.onError = func(ep *transport.Endpoint, err error) {
-					if told = append(told, err); ep.Name() != "peer b" || !errors.Is(err, ep.Err()) {
+					if reported = append(reported, err); ep.Name() != "peer b" || !errors.Is(err, ep.Err()) {
 						t.Errorf("%s: %v, Err says %v", ep.Name(), err, ep.Err())
 					}
 				}
@@ -222,7 +222,7 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 				defer fault.Remove()
 				var ended []error
 				n := outstandingOf(t, l.a, &ended)
-				l.until("the error handler", func() bool { return len(told) != 0 })
+				l.until("the error handler", func() bool { return len(reported) != 0 })
 				l.until("every completion", func() bool { return len(ended) == n })
 				l.quiet()
 				failed := 0
@@ -236,9 +236,9 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 					}
 				}
 				var cause *ibverbx.FailedError
-				if len(told) != 1 || !errors.Is(told[0], transport.ErrPeerFailed) ||
-					!errors.As(told[0], &cause) || failed == 0 {
-					t.Errorf("told %v; %d of %d failed", told, failed, n)
+				if len(reported) != 1 || !errors.Is(reported[0], transport.ErrPeerFailed) ||
+					!errors.As(reported[0], &cause) || failed == 0 {
+					t.Errorf("reported %v; %d of %d failed", reported, failed, n)
 				}
 				for _, op := range operations(func() {}) {
 					if err := op.call(l.a, nil); !errors.Is(err, transport.ErrPeerFailed) {
@@ -250,7 +250,7 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 				if string(l.b.mem[:2]) != "on" {
 					t.Error("the other endpoint's put is not there")
 				}
-				must(t, l.a.Close(within(t))) // gives back what it holds
+				must(t, l.a.Close(within(t))) // releases what it holds
 				if s := l.a.w.Stats(); s.Failures != 1 || s.BounceFree != s.BounceTotal {
 					t.Errorf("%+v", s)
 				}
@@ -259,25 +259,25 @@ func TestContract14APeerFailureIsToldOnce(t *testing.T) {
 	}
 }
 
-// A NIC that dies takes every endpoint on it along, on both sides, and nobody waits for ever.
+// When a NIC dies, every endpoint on it fails, on both sides, and no wait hangs.
 func TestContract14ANICDies(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for side := range 2 {
-			told := 0
+			reported := 0
 			s.cfg.QP.Linger = -1
 			s.cfg.QP.Conn.Timeout, s.cfg.QP.Conn.RetryCount = 1, 1
-			s.onError = func(*transport.Endpoint, error) { told++ }
+			s.onError = func(*transport.Endpoint, error) { reported++ }
 			l := newLink(t, s)
 			other, _ := l.another(transport.EndpointConfig{OnError: s.onError})
 			var ended []error
 			n := outstandingOf(t, l.a, &ended) + outstandingOf(t, other, &ended)
 			[]*end{l.a, l.b}[side].nics[0].Kill()
-			l.until("both are told", func() bool {
+			l.until("both are reported", func() bool {
 				for _, e := range []*end{l.a, other} {
-					// who does not send does not learn of it
+					// an end that sends nothing does not notice
 					_, _ = e.PutZcopy(nil, e.peer.At(0), e.mr.Slice(0, overlapping(60000)))
 				}
-				return told == 2
+				return reported == 2
 			})
 			l.until("all ends", func() bool { return len(ended) == n })
 			l.close()
@@ -294,8 +294,8 @@ func TestContract14PendingRequestsLearnOfTheFailure(t *testing.T) {
 		l.a.fill(t)
 		var answers []error
 		for range 3 {
-			must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-				err := turn.PutShort([]byte{1}, l.a.peer.At(0))
+			must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+				err := head.PutShort([]byte{1}, l.a.peer.At(0))
 				if answers = append(answers, err); err != transport.ErrNoResource {
 					return transport.PendingDone
 				}

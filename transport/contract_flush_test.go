@@ -76,7 +76,7 @@ func TestContract11FlushedDataIsThere(t *testing.T) {
 			if _, err := l.a.StartFlush(transport.FlushRemote, remote); err != nil {
 				t.Fatal(err)
 			}
-			for !remote.Fired() { // the peer's processor is not needed
+			for !remote.Fired() { // without progress of the peer
 				l.fabric.Step()
 				l.a.w.Progress()
 			}
@@ -95,16 +95,16 @@ func TestContract11FlushGoesThroughPending(t *testing.T) {
 		s.stepped = true
 		l := newLink(t, s)
 		n := l.a.fill(t)
-		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			_, err := turn.PutBcopy(pack([]byte{99}), l.a.peer.At(0))
+		must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			_, err := head.PutBcopy(pack([]byte{99}), l.a.peer.At(0))
 			return outcome(t, err)
 		})))
 		comp := transport.NewCompletion(1, nil)
 		if _, err := l.a.StartFlush(transport.FlushRemote, comp); err != transport.ErrNoResource {
 			t.Fatal(err)
 		}
-		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			done, err := turn.StartFlush(transport.FlushRemote, comp)
+		must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			done, err := head.StartFlush(transport.FlushRemote, comp)
 			if done {
 				t.Error("nothing to flush")
 			}
@@ -124,7 +124,7 @@ func TestContract11FlushGoesThroughPending(t *testing.T) {
 	})
 }
 
-// A context that ends gives up the wait, and nothing else.
+// A context that ends ends the wait, and nothing else.
 func TestContract11AContextEndsTheWaitOnly(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -154,7 +154,7 @@ func TestContract11AContextEndsTheWaitOnly(t *testing.T) {
 	})
 }
 
-// A context that ends is noticed however busy others keep the worker.
+// A context that ends is noticed however busy other endpoints keep the worker.
 func TestContract11AContextEndsTheWaitOnABusyWorker(t *testing.T) {
 	l := newLink(t, setup{cfg: transport.Config{QP: shapes()[1].cfg.QP}})
 	busy, _ := l.another(transport.EndpointConfig{})

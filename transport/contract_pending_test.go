@@ -12,14 +12,14 @@ import (
 )
 
 // request is a pending request whose function is told apart by a name.
-func request(f func(turn *transport.Endpoint) transport.Outcome) *transport.Pending {
+func request(f func(head *transport.Endpoint) transport.Outcome) *transport.Pending {
 	return &transport.Pending{Func: func(_ *transport.Pending,
-		turn *transport.Endpoint) transport.Outcome {
-		return f(turn)
+		head *transport.Endpoint) transport.Outcome {
+		return f(head)
 	}}
 }
 
-// outcome is what a pending function answers for the error of its send.
+// outcome is what a pending function returns for the error of its send.
 func outcome(tb testing.TB, err error) transport.Outcome {
 	tb.Helper()
 	switch err {
@@ -33,8 +33,8 @@ func outcome(tb testing.TB, err error) transport.Outcome {
 }
 
 // Pending is accepted only when the endpoint is out of resources; otherwise ErrBusy, which means
-// try the send again. The pair leaves no lost wake-up: whatever is lacking, and at whatever moment
-// of the fabric, either the request is served or the send goes out.
+// try the send again. The pair loses no wake-up: whatever resource is missing, and at whatever
+// moment of the fabric, either the request is served or the send goes out.
 func TestContract04SendPendingBusySendAgain(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		for _, op := range operations(func() {}) {
@@ -51,9 +51,9 @@ func TestContract04SendPendingBusySendAgain(t *testing.T) {
 					_, _ = other.PutBcopy(pack([]byte{1}), other.peer.At(50000)) // takes what both share
 					err := op.call(l.a, nil)
 					if err == transport.ErrNoResource {
-						p := request(func(turn *transport.Endpoint) transport.Outcome {
+						p := request(func(head *transport.Endpoint) transport.Outcome {
 							x := *l.a
-							x.Endpoint = turn
+							x.Endpoint = head
 							o := outcome(t, op.call(&x, nil))
 							if o == transport.PendingDone {
 								served++
@@ -77,7 +77,7 @@ func TestContract04SendPendingBusySendAgain(t *testing.T) {
 				}
 				l.until(op.name+": every request is served", func() bool { return served == queued })
 				if queued == 0 && s.cfg.MaxOutstanding == 2 {
-					t.Errorf("%s: nothing ever lacked", op.name)
+					t.Errorf("%s: no resource was ever missing", op.name)
 				}
 				if s := l.a.Stats(); s.Pending != 0 {
 					t.Errorf("%+v", s)
@@ -106,8 +106,8 @@ func TestContract04PendingRefusesWhatIsWrong(t *testing.T) {
 	must(t, l.a.Pending(p)) // once done it can be queued again
 }
 
-// What was lacking is told apart by what was asked for: a request that waits for a buffer is not
-// kept waiting for a credit, which an active message met meanwhile, nor the other way round.
+// A request waits for what its own send lacked: one that waits for a buffer does not wait for a
+// credit that an active message lacked meanwhile, nor the other way round.
 func TestContract04ARequestWaitsForWhatItLacks(t *testing.T) {
 	s := setup{cfg: transport.Config{AMBuffers: 2, BounceBuffers: 2}, stepped: true}
 	var kept []*transport.Message
@@ -123,8 +123,8 @@ func TestContract04ARequestWaitsForWhatItLacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	ran := false
-	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-		_, err := turn.PutBcopy(pack([]byte{7}), l.a.peer.At(8))
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		_, err := head.PutBcopy(pack([]byte{7}), l.a.peer.At(8))
 		ran = err == nil
 		return outcome(t, err)
 	})))
@@ -151,8 +151,8 @@ func TestContract04ARefusalOfTheNICIsTriedAgain(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	comp := transport.NewCompletion(1, nil)
-	err := l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-		o := outcome(t, turn.PutShort([]byte{1}, l.a.peer.At(0)))
+	err := l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		o := outcome(t, head.PutShort([]byte{1}, l.a.peer.At(0)))
 		if o == transport.PendingDone {
 			comp.Done(nil)
 		}
@@ -175,7 +175,7 @@ func TestContract05NothingOvertakesThePendingQueue(t *testing.T) {
 		l.a.fill(t)
 		allowed, ran := false, 0
 		for range 3 {
-			must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+			must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
 				for _, op := range operations(func() { t.Error("packed for nothing") }) {
 					if err := op.call(l.a, nil); err != transport.ErrNoResource {
 						t.Errorf("%s beside the queue, while the function runs: %v", op.name, err)
@@ -207,7 +207,7 @@ func TestContract05NothingOvertakesThePendingQueue(t *testing.T) {
 		}
 		allowed = true
 		l.until("the queue is served", func() bool {
-			_ = other.PutShort([]byte{1}, other.peer.At(0)) // what completes gives another turn
+			_ = other.PutShort([]byte{1}, other.peer.At(0)) // any completion calls the function again
 			return ran == 3
 		})
 		must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
@@ -215,20 +215,20 @@ func TestContract05NothingOvertakesThePendingQueue(t *testing.T) {
 }
 
 // A pending callback runs only inside progress, never inside a send, never on another thread. It
-// answers: done (remove), made progress (keep, go to the next endpoint), no resource (keep, stop).
+// returns: done (remove), made progress (keep, go to the next endpoint), no resource (keep, stop).
 func TestContract06PendingFunctionsRunInsideProgress(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
 		l := newLink(t, s)
-		inside := false // without a lock: the race detector sees another thread
+		inside := false // without a lock: the race detector reports another goroutine
 		l.a.fill(t)
 		var answers []transport.Outcome
-		p := request(func(turn *transport.Endpoint) transport.Outcome {
+		p := request(func(head *transport.Endpoint) transport.Outcome {
 			if !inside {
 				t.Error("a function runs outside of progress")
 			}
-			if turn.Worker() != l.a.w || turn.Name() != "peer b" {
-				t.Error("turn is another endpoint")
+			if head.Worker() != l.a.w || head.Name() != "peer b" {
+				t.Error("head is a view of another endpoint")
 			}
 			o := []transport.Outcome{transport.PendingProgress, transport.PendingNoResource,
 				transport.PendingProgress, transport.PendingDone}[len(answers)]
@@ -264,8 +264,8 @@ func TestContract06PendingFunctionsReachOtherEndpoints(t *testing.T) {
 		l := newLink(t, s)
 		other, _ := l.another(transport.EndpointConfig{})
 		var log []string
-		second := request(func(turn *transport.Endpoint) transport.Outcome {
-			err := turn.PutShort([]byte{2}, other.peer.At(1))
+		second := request(func(head *transport.Endpoint) transport.Outcome {
+			err := head.PutShort([]byte{2}, other.peer.At(1))
 			if err == nil {
 				log = append(log, "other")
 			}
@@ -273,7 +273,7 @@ func TestContract06PendingFunctionsReachOtherEndpoints(t *testing.T) {
 		})
 		again := 3
 		first := &transport.Pending{}
-		first.Func = func(p *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+		first.Func = func(p *transport.Pending, head *transport.Endpoint) transport.Outcome {
 			if p != first {
 				t.Error("the function gets another request")
 			}
@@ -289,7 +289,7 @@ func TestContract06PendingFunctionsReachOtherEndpoints(t *testing.T) {
 			}
 			log = append(log, "first")
 			if again > 0 {
-				must(t, turn.Pending(p)) // behind what is queued; the answer done does not take it out
+				must(t, head.Pending(p)) // behind the others; the outcome done does not remove it
 			}
 			return transport.PendingDone
 		}
@@ -327,8 +327,8 @@ func TestContract08PendingGoesBeforeCallbacks(t *testing.T) {
 	if _, err := l.a.PutBcopy(pack([]byte{1}), l.a.peer.At(0)); err != transport.ErrNoResource {
 		t.Fatal(err)
 	}
-	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-		_, err := turn.PutBcopy(pack([]byte{1}), l.a.peer.At(0))
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		_, err := head.PutBcopy(pack([]byte{1}), l.a.peer.At(0))
 		log = append(log, fmt.Sprint("pending: ", err))
 		return outcome(t, err)
 	})))
@@ -338,8 +338,8 @@ func TestContract08PendingGoesBeforeCallbacks(t *testing.T) {
 	}
 }
 
-// The per-send flag: on ErrNoResource, call the endpoint's own callback once resources are back; as
-// sugar over Pending.
+// NotifyReady: a send that meets ErrNoResource has the endpoint's OnReady called once resources are
+// back.
 func TestContract09WakingCallsOnReady(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -367,7 +367,7 @@ func TestContract09WakingCallsOnReady(t *testing.T) {
 		}
 		l.quiet()
 		if calls != 0 {
-			t.Error("OnReady was called for a send that was not waking")
+			t.Error("OnReady was called for a send that was not on NotifyReady")
 		}
 		send(l.a.NotifyReady())
 		if calls != 0 || l.a.Stats().Pending != 1 {
@@ -386,7 +386,7 @@ func TestContract09WakingCallsOnReady(t *testing.T) {
 		before := calls
 		l.quiet()
 		if calls != before || calls == 0 {
-			t.Errorf("OnReady was called %d times, with nothing to be told %d", calls, before)
+			t.Errorf("OnReady was called %d times, without a reason %d", calls, before)
 		}
 	})
 }

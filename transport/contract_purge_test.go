@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Purge hands every queued request back exactly once, in order, without running its callback.
+// Purge hands every queued request back exactly once, in order, without running its function.
 func TestContract10PurgeHandsEveryRequestBack(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped = true
@@ -39,8 +39,8 @@ func TestContract10PurgeHandsEveryRequestBack(t *testing.T) {
 	})
 }
 
-// The function that takes a request may queue it, or another one that was handed back, anew; none
-// gets lost.
+// The function that gets a request may queue it again, or another one that was handed back; none is
+// lost.
 func TestContract10PurgeMayQueueAnew(t *testing.T) {
 	l := newLink(t, setup{stepped: true})
 	l.a.fill(t)
@@ -83,12 +83,12 @@ func TestContract10PurgeFromARunningFunction(t *testing.T) {
 			l.a.fill(t)
 			back := map[*transport.Pending]int{}
 			first, runs := &transport.Pending{}, 0
-			first.Func = func(p *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+			first.Func = func(p *transport.Pending, head *transport.Endpoint) transport.Outcome {
 				runs++
 				if c.requeue {
-					must(t, turn.Pending(p))
+					must(t, head.Pending(p))
 				}
-				turn.Purge(func(p *transport.Pending) { back[p]++ })
+				head.Purge(func(p *transport.Pending) { back[p]++ })
 				return c.answer
 			}
 			second := request(func(*transport.Endpoint) transport.Outcome {
@@ -106,7 +106,7 @@ func TestContract10PurgeFromARunningFunction(t *testing.T) {
 	}
 }
 
-// Purge is about the program's requests: a flush that waits in the queue goes on.
+// Purge removes the program's requests only: a flush that waits in the queue goes on.
 func TestContract10PurgeLeavesFlushesAlone(t *testing.T) {
 	for name, flush := range map[string]func(l *link) error{
 		"endpoint": func(l *link) error { return l.a.Flush(within(t), transport.FlushRemote) },

@@ -17,7 +17,7 @@ type operation struct {
 	comp bool // takes a completion
 }
 
-// operations are all the calls that send. packed is told when a pack function runs.
+// operations are all the calls that send. packed is called when a pack function runs.
 func operations(packed func()) []operation {
 	data := []byte("eight by")
 	pack := func(dst []byte) int { packed(); return copy(dst, data) }
@@ -109,7 +109,7 @@ func TestContract01NoResourceHasNoEffect(t *testing.T) {
 
 // Completion{count, callback, first error}: may be shared by several operations; fires once, when
 // the count reaches zero. An operation that returns done did not touch it. nil is allowed: then
-// only a later completion or a flush tells.
+// only a later completion or a flush shows that the operation has ended.
 func TestContract02CompletionCountsDownAndFiresOnce(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -201,12 +201,12 @@ func TestContract02TheFirstErrorIsKept(t *testing.T) {
 	}
 	comp.Init(1, nil)
 	if comp.Fired() || comp.Err() != nil {
-		t.Fatal("used anew it remembers", comp.Fired(), comp.Err())
+		t.Fatal("after Init it still has", comp.Fired(), comp.Err())
 	}
 	comp.Done(nil)
 	defer func() {
 		if recover() == nil {
-			t.Error("counting more than there is went by")
+			t.Error("counting more than the count did not panic")
 		}
 	}()
 	comp.Done(nil)

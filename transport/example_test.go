@@ -14,8 +14,8 @@ import (
 )
 
 // Two workers over software NICs: an active message, a put into the peer's memory, and a flush that
-// says when it is there. In a real program each runs in a process of its own, and the cards travel
-// between them as JSON.
+// returns when it is there. In a real program each runs in a process of its own, and the cards
+// travel between them as JSON.
 func Example() {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
@@ -78,7 +78,7 @@ func Example() {
 	if err := a.PutShort([]byte("written from afar"), memory.Remote().At(100)); err != nil {
 		log.Fatal(err)
 	}
-	if err := a.Flush(ctx, transport.FlushRemote); err != nil { // of the receiver's program nothing is needed
+	if err := a.Flush(ctx, transport.FlushRemote); err != nil { // needs nothing of the receiver's program
 		log.Fatal(err)
 	}
 	fmt.Printf("memory: %s\n", memory.Bytes()[100:117])
@@ -146,8 +146,8 @@ func ExamplePending() {
 		}
 		return nil
 	}
-	rest := &transport.Pending{Func: func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
-		if send(turn) == transport.ErrNoResource {
+	rest := &transport.Pending{Func: func(_ *transport.Pending, head *transport.Endpoint) transport.Outcome {
+		if send(head) == transport.ErrNoResource {
 			return transport.PendingNoResource
 		}
 		return transport.PendingDone

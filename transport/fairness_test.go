@@ -12,7 +12,7 @@ func TestContract07NoEndpointStarves(t *testing.T) {
 	for _, s := range []struct {
 		setup
 		shape  int
-		greedy func(i int) bool // takes all it can get; others one buffer a turn
+		greedy func(i int) bool // endpoint i sends as much as it can; others one buffer a turn
 	}{
 		{setup{name: "modest", cfg: transport.Config{BounceBuffers: 8, AMBuffers: 4, MaxOutstanding: 4}}, 2,
 			func(int) bool { return false }},
@@ -42,12 +42,12 @@ func TestContract07NoEndpointStarves(t *testing.T) {
 			stop := false
 			for i, e := range ends {
 				hungry := request(nil)
-				hungry.Func = func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
+				hungry.Func = func(_ *transport.Pending, head *transport.Endpoint) transport.Outcome {
 					for {
 						if stop {
 							return transport.PendingDone
 						}
-						_, err := turn.PutBcopy(pack(data), e.peer.At(uint64(64*i)))
+						_, err := head.PutBcopy(pack(data), e.peer.At(uint64(64*i)))
 						if err == transport.ErrNoResource {
 							return transport.PendingNoResource
 						} else if err != nil {
@@ -95,7 +95,7 @@ func TestContract07NoEndpointStarves(t *testing.T) {
 				}
 			case !even(modest):
 				t.Errorf("of the modest, one got %d and another %d", modest[0], modest[1])
-			case greedy[0]+2 < modest[0]: // turns are equal, and what a greedy one finds in its turn is luck
+			case greedy[0]+2 < modest[0]: // turns are equal; a greedy one may find nothing in its turn
 				t.Errorf("a greedy one got %d, and a modest one %d", greedy[0], modest[0])
 			}
 			if least == 0 {

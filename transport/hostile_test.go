@@ -12,15 +12,15 @@ import (
 	"ibverbx/verbs"
 )
 
-// hostile is an endpoint whose peer is a bare virtual queue pair that sends what it likes, and
-// beside it a link of the same worker.
+// hostile is an endpoint whose peer is a bare virtual queue pair that sends arbitrary messages, and
+// a link of the same worker.
 type hostile struct {
 	*link
-	victim *transport.Endpoint
-	raw    *ibverbx.VirtualQP
-	mr     *ibverbx.MR
-	told   []error
-	taken  [][]byte // what the victim's handler was given
+	victim   *transport.Endpoint
+	raw      *ibverbx.VirtualQP
+	mr       *ibverbx.MR
+	reported []error
+	handled  [][]byte // what the victim's handler was given
 }
 
 func newHostile(tb testing.TB, s setup) *hostile {
@@ -28,14 +28,14 @@ func newHostile(tb testing.TB, s setup) *hostile {
 	h := &hostile{}
 	s.handle = func(m *transport.Message) {
 		if m.Endpoint().Name() == "victim" {
-			h.taken = append(h.taken, append(append([]byte{}, m.Header()...), m.Data()...))
+			h.handled = append(h.handled, append(append([]byte{}, m.Header()...), m.Data()...))
 		} else {
 			h.got++
 		}
 	}
 	h.link = newLink(tb, s)
 	h.victim = newEndpoint(tb, h.b.w, transport.EndpointConfig{Name: "victim",
-		OnError: func(_ *transport.Endpoint, err error) { h.told = append(h.told, err) }})
+		OnError: func(_ *transport.Endpoint, err error) { h.reported = append(h.reported, err) }})
 	dom := h.a.w.Domain()
 	cfg := h.b.w.Config().QP
 	cfg.Linger = -1
@@ -61,7 +61,7 @@ func newHostile(tb testing.TB, s setup) *hostile {
 	return h
 }
 
-// end closes what the link does not know of.
+// end closes what the link does not close.
 func (h *hostile) end() {
 	if h.closed {
 		return
@@ -74,7 +74,7 @@ func (h *hostile) end() {
 	h.close()
 }
 
-// say sends bytes as one message, if the queue pair still takes it.
+// say sends bytes as one message, unless the queue pair has failed.
 func (h *hostile) say(msg []byte) {
 	n := copy(h.mr.Bytes()[32768:], msg)
 	_, _ = h.raw.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
@@ -86,7 +86,7 @@ func (h *hostile) say(msg []byte) {
 	}
 }
 
-// works checks that another endpoint on the victim's worker has noticed nothing.
+// works checks that another endpoint on the victim's worker is not affected.
 func (h *hostile) works() {
 	h.tb.Helper()
 	got := h.got
@@ -146,14 +146,14 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 						h.say(msg)
 					}
 				}
-				h.until("the error handler", func() bool { return len(h.told) == 1 })
+				h.until("the error handler", func() bool { return len(h.reported) == 1 })
 				want := transport.ErrProtocol
 				if name == "longer than the buffers" {
 					want = transport.ErrPeerFailed // the NIC refuses it
 				}
-				var told *transport.EndpointError
-				if err := h.told[0]; !errors.Is(err, want) || !errors.As(err, &told) || told.Cause == nil ||
-					told.Peer != "victim" {
+				var why *transport.EndpointError
+				if err := h.reported[0]; !errors.Is(err, want) || !errors.As(err, &why) ||
+					why.Cause == nil || why.Peer != "victim" {
 					t.Errorf("%s: %v", s.name, err)
 				}
 				h.works()
@@ -178,7 +178,7 @@ func FuzzHeader(f *testing.F) {
 		kind, id, length, credits, err := transport.ParseHeader(msg)
 		if err != nil {
 			if err.Error() == "" {
-				t.Error("an error without words")
+				t.Error("an error without text")
 			}
 			return
 		}
@@ -224,13 +224,13 @@ func FuzzHostilePeer(f *testing.F) {
 			bytes += n
 		}
 		h.quiet()
-		if len(h.told) > 1 {
-			t.Errorf("told %d times", len(h.told))
+		if len(h.reported) > 1 {
+			t.Errorf("reported %d times", len(h.reported))
 		}
-		if (h.victim.Err() != nil) != (len(h.told) == 1) {
-			t.Errorf("told %v, and Err says %v", h.told, h.victim.Err())
+		if (h.victim.Err() != nil) != (len(h.reported) == 1) {
+			t.Errorf("reported %v, and Err says %v", h.reported, h.victim.Err())
 		}
-		for _, m := range h.taken {
+		for _, m := range h.handled {
 			if bytes -= len(m) + 8; bytes < 0 {
 				t.Fatal("more was handled than was sent")
 			}
@@ -252,7 +252,8 @@ func FuzzCard(f *testing.F) {
 	for _, text := range []string{
 		`{}`, `null`, `{"version":1}`, `{"version":1,"amBuffers":4,"bufferSize":8192,"handlers":"3"}`,
 		`{"version":1,"amBuffers":-1,"bufferSize":1e99,"handlers":"-1"}`,
-		`{"version":1,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,"bufferSize":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
+		`{"version":1,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,` +
+			`"bufferSize":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
 		`{"version":1,"flush":{"addr":"18446744073709551615","length":"2","rkeys":{}}}`,
 	} {
 		f.Add([]byte(text))

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A worker closes with everything in flight: every completion fires, every pending function learns
-// of it, kept messages stay readable.
+// A worker closes with everything in flight: every completion fires, every pending function is
+// called once more, kept messages stay readable.
 func TestWorkerCloseWithEverythingInFlight(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		var kept []*transport.Message
@@ -29,8 +29,8 @@ func TestWorkerCloseWithEverythingInFlight(t *testing.T) {
 		n := outstandingOf(t, l.a, &ended)
 		l.a.fill(t)
 		learned := 0
-		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			if err := turn.PutShort([]byte{1}, l.a.peer.At(0)); errors.Is(err, transport.ErrClosed) {
+		must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			if err := head.PutShort([]byte{1}, l.a.peer.At(0)); errors.Is(err, transport.ErrClosed) {
 				learned++
 			}
 			return transport.PendingNoResource
@@ -117,8 +117,7 @@ func TestBothEndsClose(t *testing.T) {
 	})
 }
 
-// MaxEndpoints is a limit; what is closed makes room, and its place and its name's number are used
-// again.
+// MaxEndpoints is a limit; a closed endpoint makes room, and its number is used again.
 func TestEndpointPlacesAreUsedAgain(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.cfg.MaxEndpoints = 3
@@ -189,7 +188,7 @@ func TestConnectRefusesWhatDoesNotFit(t *testing.T) {
 			t.Errorf("%s: connected", name)
 		}
 	}
-	must(t, a.Connect(good)) // after all that
+	must(t, a.Connect(good)) // the refusals left no trace
 	must(t, b.Connect(card(t, a)))
 	if err := a.Connect(good); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("connected twice: %v", err)
@@ -220,7 +219,7 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// A NIC that takes little inline, or nothing, is as good as any: what does not fit goes through
+// Everything works over a NIC that takes little inline, or nothing: what does not fit goes through
 // bounce buffers.
 func TestNICsWithLittleInline(t *testing.T) {
 	for _, inline := range []int{16, 8, 1} {

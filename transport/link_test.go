@@ -156,7 +156,7 @@ func (e *end) fill(tb testing.TB) (n int) {
 	return try(tb, func(i int) error { return e.PutShort([]byte{byte(i)}, e.peer.At(60000+uint64(i))) })
 }
 
-// send sends active message 1 and makes progress while resources lack.
+// send sends active message 1, with progress until it goes out.
 func (l *link) send(e *end, payload []byte) {
 	l.tb.Helper()
 	l.until("an active message is sent", func() bool {
@@ -186,7 +186,7 @@ func (l *link) flushed(e *end) {
 	must(l.tb, comp.Err())
 }
 
-// landed compares what lies in memory with what should.
+// landed compares memory with what it should hold.
 func landed(tb testing.TB, what string, got, want []byte) {
 	tb.Helper()
 	if !bytes.Equal(got, want) {
@@ -198,7 +198,7 @@ func landed(tb testing.TB, what string, got, want []byte) {
 	}
 }
 
-// within is a context that ends with patience.
+// within is a context that ends after patience.
 func within(tb testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	tb.Cleanup(cancel)

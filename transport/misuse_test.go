@@ -12,8 +12,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A completion that counts nothing would be counted below zero inside progress: it is refused where
-// it is given.
+// A completion that counts nothing is refused by the call that gets it: inside progress it would be
+// counted below zero.
 func TestCompletionsThatCountNothingAreRefused(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -56,7 +56,7 @@ func TestWorkersThatCannotBe(t *testing.T) {
 	}
 }
 
-// Close keeps to its context though a callback holds progress up.
+// Close returns when its context ends, even while a callback holds progress up.
 func TestCloseKeepsToItsContext(t *testing.T) {
 	s := shapes()[0]
 	block, blocked := make(chan struct{}), make(chan struct{})

@@ -12,10 +12,10 @@ type path struct {
 	name string
 	call func(n uint64) error // one operation of n bytes
 	most uint64               // bytes
-	size bool                 // has one
+	size bool                 // n can vary
 }
 
-// paths are all of them on one endpoint. Nothing that they need is made anew by a call.
+// paths are all of them on one endpoint. A call allocates nothing of its own.
 func paths(tb testing.TB, l *link) []path {
 	e := l.a
 	data := make([]byte, 1<<20)
@@ -119,8 +119,8 @@ func TestNothingAllocates(t *testing.T) {
 
 		served := 0
 		var p transport.Pending
-		p.Func = func(_ *transport.Pending, turn *transport.Endpoint) transport.Outcome {
-			if err := turn.PutShort(oneByte[:], l.a.peer.At(0)); err != nil {
+		p.Func = func(_ *transport.Pending, head *transport.Endpoint) transport.Outcome {
+			if err := head.PutShort(oneByte[:], l.a.peer.At(0)); err != nil {
 				return transport.PendingNoResource
 			}
 			served++

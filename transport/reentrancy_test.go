@@ -7,7 +7,7 @@ import (
 	"ibverbx/transport"
 )
 
-// A handler may send, on its own endpoint and on others, and answer what it got.
+// A handler may send, on its own endpoint and on others, and reply to its message.
 func TestHandlersSend(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		s.stepped, s.scramble = true, true
@@ -120,9 +120,9 @@ func TestCallbacksReachOtherEndpoints(t *testing.T) {
 
 func TestAnErrorHandlerAborts(t *testing.T) {
 	var other *end
-	told, gone := 0, transport.NewCompletion(2, nil)
+	reported, gone := 0, transport.NewCompletion(2, nil)
 	s := setup{onError: func(ep *transport.Endpoint, _ error) {
-		told++
+		reported++
 		if err := errors.Join(ep.Abort(gone), other.Abort(gone)); err != nil {
 			t.Error(err)
 		}
@@ -131,8 +131,8 @@ func TestAnErrorHandlerAborts(t *testing.T) {
 	other, _ = l.another(transport.EndpointConfig{})
 	must(t, l.b.Close(within(t)))
 	l.until("both are gone", gone.Fired)
-	if told != 1 || l.a.w.Stats().Endpoints != 0 {
-		t.Errorf("told %d times, %+v", told, l.a.w.Stats())
+	if reported != 1 || l.a.w.Stats().Endpoints != 0 {
+		t.Errorf("reported %d times, %+v", reported, l.a.w.Stats())
 	}
 }
 
@@ -142,9 +142,9 @@ func TestAPendingFunctionAbortsItsEndpoint(t *testing.T) {
 	l.a.fill(t)
 	gone := transport.NewCompletion(1, nil)
 	runs := 0
-	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
 		if runs++; runs == 1 {
-			if err := turn.Abort(gone); err != nil {
+			if err := head.Abort(gone); err != nil {
 				t.Error(err)
 			}
 		}
@@ -156,7 +156,7 @@ func TestAPendingFunctionAbortsItsEndpoint(t *testing.T) {
 	}
 }
 
-// A completion function may use its completion anew.
+// A completion function may use its completion again.
 func TestACompletionIsUsedAnewByItsFunction(t *testing.T) {
 	l := newLink(t, setup{})
 	var comp transport.Completion

@@ -13,7 +13,7 @@ func outOfCredits(t *testing.T, cfg transport.Config) (l *link, kept *[]*transpo
 	t.Helper()
 	kept = new([]*transport.Message)
 	s := setup{cfg: cfg}
-	s.cfg.KeepAlive = -1 // nothing else is to wake anybody
+	s.cfg.KeepAlive = -1 // nothing else may wake a goroutine
 	s.handle = func(m *transport.Message) { m.Keep(); *kept = append(*kept, m) }
 	l = newLink(t, s)
 	buffers := l.b.w.Config().AMBuffers
@@ -32,12 +32,12 @@ func outOfCredits(t *testing.T, cfg transport.Config) (l *link, kept *[]*transpo
 	return l, kept
 }
 
-// What a request lacked is its own: one behind it in the queue does not wait for that, whichever
-// way the first one left.
+// What a request lacked is its own: the one behind it in the queue does not wait for that, however
+// the first one left the queue.
 func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 	lacksCredit := func(answer transport.Outcome) *transport.Pending {
-		return request(func(turn *transport.Endpoint) transport.Outcome {
-			if err := turn.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		return request(func(head *transport.Endpoint) transport.Outcome {
+			if err := head.AMShort(1, nil, nil); err != transport.ErrNoResource {
 				t.Errorf("%v", err)
 			}
 			return answer
@@ -60,8 +60,8 @@ func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 		try(t, func(int) error { _, err := l.a.PutBcopy(pack([]byte{1}), l.a.peer.At(0)); return err })
 		must(t, l.a.Pending(lacksCredit(transport.PendingDone)))
 		put := false
-		must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-			o := outcome(t, turn.PutShort([]byte{1}, l.a.peer.At(0)))
+		must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+			o := outcome(t, head.PutShort([]byte{1}, l.a.peer.At(0)))
 			put = o == transport.PendingDone
 			return o
 		})))
@@ -77,8 +77,8 @@ func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 		sleeping(t, l.a.w, 1)
 		put := transport.NewCompletion(1, nil)
 		for {
-			err := l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-				o := outcome(t, turn.PutShort([]byte{1}, l.a.peer.At(0)))
+			err := l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+				o := outcome(t, head.PutShort([]byte{1}, l.a.peer.At(0)))
 				if o == transport.PendingDone {
 					put.Done(nil)
 				}
@@ -98,14 +98,14 @@ func TestContract04WhatARequestLacksIsItsOwn(t *testing.T) {
 	})
 }
 
-// Purge wakes who closes.
+// Purge wakes a goroutine that waits in Close.
 func TestPurgeWakesClose(t *testing.T) {
 	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
 	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
 		t.Fatal(err)
 	}
 	must(t, l.a.Pending(
-		request(func(turn *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
+		request(func(head *transport.Endpoint) transport.Outcome { return transport.PendingNoResource })))
 	closed := make(chan error, 1)
 	go func() { closed <- l.a.Close(within(t)) }()
 	sleeping(t, l.a.w, 1)
@@ -113,31 +113,31 @@ func TestPurgeWakesClose(t *testing.T) {
 	must(t, <-closed)
 }
 
-// A silent peer is asked beside an endpoint that is busy.
+// A silent peer is probed although another endpoint is busy.
 func TestKeepAliveBesideOtherTraffic(t *testing.T) {
 	s := shapes()[0]
 	s.cfg.Spin, s.cfg.KeepAlive = -1, 5*time.Millisecond
 	l := newLink(t, s)
 	busy, _ := l.another(transport.EndpointConfig{})
-	// Few rounds of progress, and something happens more often than silent peers are asked.
+	// Few rounds of progress, and events more often than probes are due.
 	for puts := 0; puts < 25 && l.a.w.Stats().Probes == 0; puts++ {
 		next := time.Now().Add(2 * time.Millisecond)
 		must(t, busy.PutShort([]byte{1}, busy.peer.At(0)))
 		must(t, l.a.w.WaitFor(within(t), 2*time.Millisecond, func() bool { return time.Now().After(next) }))
 	}
 	if l.a.w.Stats().Probes == 0 {
-		t.Error("nobody asked the silent peer")
+		t.Error("the silent peer was not probed")
 	}
 }
 
-// Abort while another goroutine closes: Close says that it did not end well.
+// Abort while another goroutine closes: Close returns that the endpoint was aborted.
 func TestCloseSaysThatItWasAborted(t *testing.T) {
 	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
 	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
 		t.Fatal(err)
 	}
-	must(t, l.a.Pending(request(func(turn *transport.Endpoint) transport.Outcome {
-		if turn.AMShort(1, nil, nil) == transport.ErrNoResource {
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		if head.AMShort(1, nil, nil) == transport.ErrNoResource {
 			return transport.PendingNoResource
 		}
 		return transport.PendingDone

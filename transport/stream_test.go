@@ -12,7 +12,7 @@ import (
 )
 
 // A million small and a thousand large puts, interleaved, to two peers: every completion once and
-// in order, the data there, and no queue overrun on the way.
+// in order, the data there, and no queue overrun.
 func TestAMillionPutsToTwoPeers(t *testing.T) {
 	small, large := 1_000_000, 1000
 	if testing.Short() {
@@ -75,7 +75,7 @@ func TestAMillionPutsToTwoPeers(t *testing.T) {
 		at := size + uint64(n%8192)*8
 		binary.LittleEndian.PutUint64(number[:], uint64(n))
 		if n%3 == 0 {
-			copy(l.a.mem[at:], number[:]) // nobody else sends from there within the window
+			copy(l.a.mem[at:], number[:]) // no other put within the window sends from there
 			step(i, func(c *transport.Completion) error {
 				_, err := e.PutZcopy(c, e.peer.Slice(at, 8), e.mr.Slice(at, 8))
 				return err

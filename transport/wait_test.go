@@ -34,13 +34,13 @@ func TestWaitSleepsUntilSomethingArrives(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- l.b.w.WaitFor(within(t), 0, func() bool { return got.Load() > i }) }()
 			sleeping(t, l.b.w, 1)
-			l.send(l.a, []byte("wake up")) // this polls b as well: a sleeper is woken by others' progress too
+			l.send(l.a, []byte("wake up")) // also polls b: progress of another goroutine wakes too
 			must(t, <-ended)
 		}
 	})
 }
 
-// Start's goroutine makes progress without anybody else, sleeping in between, and ends with Close.
+// The goroutine of Start makes progress by itself, sleeps in between, and ends with Close.
 func TestStartMakesProgress(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		before := runtime.NumGoroutine()
@@ -74,8 +74,8 @@ func TestStartMakesProgress(t *testing.T) {
 	})
 }
 
-// Two wait on one worker: each returns when its own completion has fired, whoever made the
-// progress.
+// Two goroutines wait on one worker: each returns when its own completion has fired, whichever made
+// the progress.
 func TestTwoWaitersOnOneWorker(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		s.cfg.Spin = -1
@@ -127,7 +127,8 @@ func TestAWaiterThatLeavesTakesNoWakeUpAlong(t *testing.T) {
 	})
 }
 
-// Sleepers do not keep each other awake: after one event that is nobody's they sleep again.
+// Sleepers do not keep each other awake: after an event that none of them waits for they sleep
+// again.
 func TestSleepersDoNotWakeEachOther(t *testing.T) {
 	s := shapes()[1]
 	s.cfg.Spin = -1
@@ -151,7 +152,7 @@ func TestSleepersDoNotWakeEachOther(t *testing.T) {
 }
 
 // A completion that is waited for in two workers wakes both, whichever of them the operation
-// belongs to and whoever began to wait first.
+// belongs to and whichever began to wait first.
 func TestACompletionSharedByTwoWorkers(t *testing.T) {
 	s := shapes()[1]
 	s.cfg.Spin = -1
@@ -178,14 +179,14 @@ func TestACompletionSharedByTwoWorkers(t *testing.T) {
 	}
 }
 
-// WaitFor looks every so often at what no progress changes.
+// WaitFor calls done at its interval, for changes that no progress brings.
 func TestWaitForLooksEverySoOften(t *testing.T) {
 	l := newLink(t, setup{})
 	looks := 0
 	must(t, l.a.w.WaitFor(within(t), time.Millisecond, func() bool { looks++; return looks > 10 }))
 }
 
-// Who waits when the worker is closed returns.
+// A wait ends when the worker is closed.
 func TestCloseEndsWaits(t *testing.T) {
 	l := newLink(t, setup{cfg: transport.Config{Spin: -1}})
 	ended := make(chan error, 2)

@@ -14,7 +14,7 @@ import (
 // patience bounds everything that a test waits for.
 const patience = 20 * time.Second
 
-// setup is what a test runs over: the shape of an endpoint, and the limits of its worker.
+// setup is the configuration of a test: the shape of an endpoint, and the limits of its worker.
 type setup struct {
 	name    string
 	nics    int // an end; 0 means 1
@@ -24,8 +24,8 @@ type setup struct {
 	seed    uint64
 	fabric  soft.DeviceConfig
 	memory  int // bytes of registered memory an end; 0 means 64 KiB
-	// scramble has completions of one queue seen out of order, which only several queue pairs
-	// stand.
+	// scramble lets completions of one queue appear out of order, which a single queue pair does
+	// not tolerate.
 	scramble bool
 	handle   func(m *transport.Message) // b's handler 1; nil counts
 	onError  func(ep *transport.Endpoint, err error)
@@ -74,8 +74,7 @@ func each(t *testing.T, test func(t *testing.T, s setup)) {
 	}
 }
 
-// world is a fabric with workers on it. When the test ends it is closed, and must leave nothing
-// behind.
+// world is a fabric with workers on it. It is closed when the test ends; nothing may be left then.
 type world struct {
 	tb      testing.TB
 	fabric  *soft.Fabric
@@ -111,7 +110,7 @@ func (w *world) worker(cfg transport.Config, handlers map[transport.AMID]transpo
 	}
 	w.domains = append(w.domains, dom)
 	if w.stepped {
-		cfg.KeepAlive = -1 // it goes by a clock, which a stepped world has not
+		cfg.KeepAlive = -1 // a stepped world has no clock
 	}
 	worker, err := transport.NewWorker(dom, cfg)
 	if err != nil {
@@ -219,13 +218,13 @@ func (w *world) until(what string, done func() bool) {
 			continue
 		}
 		if runtime.Gosched(); time.Now().After(deadline) {
-			w.tb.Fatalf("in vain: %s", what)
+			w.tb.Fatalf("does not happen: %s", what)
 		}
 	}
 }
 
-// quiet makes progress until there is none to make. What NICs copy in the background is waited for
-// with until.
+// quiet makes progress until there is nothing to do. It does not wait for what NICs do in the
+// background: use until.
 func (w *world) quiet() {
 	w.tb.Helper()
 	for idle, rounds := 0, 0; idle < 8; rounds++ {

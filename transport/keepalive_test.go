@@ -9,30 +9,29 @@ import (
 	"ibverbx/transport"
 )
 
-// A peer that has vanished while nothing was on its way to it is noticed all the same.
+// A peer that vanished is noticed even though nothing was on its way to it.
 func TestKeepAliveNoticesAPeerThatVanished(t *testing.T) {
 	for _, spin := range []time.Duration{-1, time.Hour} { // sleeping, and polling
 		eachShape(t, func(t *testing.T, s setup) {
-			var told atomic.Int32
+			var reported atomic.Int32
 			s.cfg.Spin, s.cfg.KeepAlive = spin, time.Millisecond
 			s.cfg.QP.Conn.Timeout, s.cfg.QP.Conn.RetryCount = 1, 1
 			s.onError = func(_ *transport.Endpoint, err error) {
 				if !errors.Is(err, transport.ErrPeerFailed) {
-					t.Errorf("told of %v", err)
+					t.Errorf("reported: %v", err)
 				}
-				told.Add(1)
+				reported.Add(1)
 			}
 			l := newLink(t, s)
 			for _, nic := range l.b.nics {
 				nic.Kill()
 			}
-			must(t, l.a.w.WaitFor(within(t), 0, func() bool { return told.Load() == 1 }))
+			must(t, l.a.w.WaitFor(within(t), 0, func() bool { return reported.Load() == 1 }))
 		})
 	}
 }
 
-// An endpoint on which something travels is not asked, and no endpoint is asked where nobody wants
-// that.
+// An endpoint on which something travels is not probed; with KeepAlive off none is.
 func TestKeepAliveIsForSilence(t *testing.T) {
 	for _, every := range []time.Duration{0, -1} {
 		s := shapes()[0]
@@ -42,7 +41,7 @@ func TestKeepAliveIsForSilence(t *testing.T) {
 		rounds := 0
 		must(t, l.a.w.WaitFor(within(t), 0, func() bool { rounds++; return rounds > 5000 }))
 		if n := l.a.w.Stats().Probes; n != 0 {
-			t.Errorf("KeepAlive %v: asked %d times within milliseconds", every, n)
+			t.Errorf("KeepAlive %v: %d probes within milliseconds", every, n)
 		}
 	}
 }

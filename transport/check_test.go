@@ -1,0 +1,86 @@
+package transport
+
+import (
+	"errors"
+	"testing"
+
+	"ibverbx/internal/flow"
+	"ibverbx/internal/ring"
+)
+
+// checkedPeer is an open endpoint of a worker with four AM buffers, and nothing beneath it.
+func checkedPeer() *peerState {
+	p := &peerState{w: &Worker{cfg: Config{AMBuffers: 4}}}
+	p.sending.ops, p.sending.limit = ring.NewWindow[op](), 2
+	p.credits = flow.New(4)
+	p.credits.Connect(4)
+	p.receiving.messages = make([]Message, 4+controlSlots)
+	p.ending.move(stageOpen)
+	return p
+}
+
+// Each invariant that is broken is found.
+func TestChecksFindBrokenInvariants(t *testing.T) {
+	if err := checkedPeer().check(); err != nil {
+		t.Fatal(err)
+	}
+	for name, damage := range map[string]func(p *peerState){
+		"an error in an open endpoint":     func(p *peerState) { p.ending.err = errors.New("x") },
+		"failed without an error":          func(p *peerState) { p.ending.stage = stageFailed },
+		"failedBusy of an open endpoint":   func(p *peerState) { p.ending.failedBusy = true },
+		"a negative number of control ops": func(p *peerState) { p.sending.controlOps = -1 },
+		"more control ops than ops":        func(p *peerState) { p.sending.controlOps = 1 },
+		"more operations than the limit": func(p *peerState) {
+			for range 3 {
+				p.sending.ops.Push()
+			}
+		},
+		"too many control operations": func(p *peerState) {
+			for range controlSlots + 1 {
+				p.sending.pushControl()
+			}
+		},
+		"a flush before everything": func(p *peerState) { p.sending.ops.Push().kind = opFlush },
+		"a request without a turn": func(p *peerState) {
+			req := &Pending{}
+			p.sending.pending.list.PushBack(&req.link, req)
+		},
+		"a credit that nobody counts":        func(p *peerState) { p.credits.Arrive() },
+		"a message that nobody paid for":     func(p *peerState) { p.receiving.messages[0].state = messageKept },
+		"a credit given for a posted buffer": func(p *peerState) { p.credits.Free(1) },
+		"a kept buffer to be posted": func(p *peerState) {
+			p.credits.Arrive()
+			p.receiving.messages[0].state = messageKept
+			p.receiving.toRepost = []uint32{0}
+		},
+		"released with operations": func(p *peerState) {
+			p.sending.ops.Push()
+			p.ending.fail(stageAborted, ErrCanceled, true)
+			p.ending.move(stageReleased)
+		},
+	} {
+		p := checkedPeer()
+		damage(p)
+		if p.check() == nil {
+			t.Errorf("%s is not found", name)
+		}
+	}
+}
+
+// Every stage can come to its end, and in builds with the race detector a move that the table does
+// not have panics.
+func TestStagesOnlyMoveForward(t *testing.T) {
+	for from, next := range nextStages {
+		if (next == 0) != (stage(from) == stageReleased) || next&(1<<from-1|1<<from) != 0 {
+			t.Errorf("from %v to %b", stage(from), next)
+		}
+	}
+	defer func() {
+		if (recover() != nil) != checking {
+			t.Errorf("checking %v, and a move back to open panics: %v", checking, !checking)
+		}
+	}()
+	p := checkedPeer()
+	p.ending.fail(stageViolated, ErrProtocol, false)
+	p.ending.move(stageOpen)
+}
