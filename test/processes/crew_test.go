@@ -14,22 +14,22 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// crew is the members as they run.
+// crew runs the members.
 type crew interface {
-	start(p *part) error
-	kill(rank int)          // kills one at once
-	results() <-chan result // one for each that was started
-	wait()                  // until nothing of them is left; everybody has ended
+	start(p *task) error
+	kill(rank int)          // kills a member at once
+	results() <-chan result // one for each member that was started
+	wait()                  // waits until nothing of the members is left, after all have ended
 }
 
 // result is how a member ended.
 type result struct {
 	rank   int
 	err    error
-	output []byte // what it has written, if it is a process
+	output []byte // of a process: what it has written
 }
 
-// errKilled is why a member ended that was killed.
+// errKilled is the result of a member that was killed.
 var errKilled = errors.New("killed")
 
 // goroutines is a crew in this process.
@@ -44,12 +44,12 @@ type goroutines struct {
 	dead map[int]bool
 }
 
-func newGoroutines(f *soft.Fabric, p part) *goroutines {
+func newGoroutines(f *soft.Fabric, p task) *goroutines {
 	return &goroutines{fabric: f, nics: p.NICs, ended: make(chan result, p.Of),
 		ends: map[int]context.CancelFunc{}, dead: map[int]bool{}}
 }
 
-func (g *goroutines) start(p *part) error {
+func (g *goroutines) start(p *task) error {
 	all, err := g.fabric.Devices()
 	if err != nil {
 		return err
@@ -64,7 +64,7 @@ func (g *goroutines) start(p *part) error {
 		err := p.perform(ctx, nicsOf(all, p), func() {})
 		g.mu.Lock()
 		if err != nil && g.dead[p.Rank] {
-			err = errKilled // it had to fail, one way or another
+			err = errKilled // it failed because of that
 		}
 		g.mu.Unlock()
 		g.ended <- result{rank: p.Rank, err: err}
@@ -72,7 +72,7 @@ func (g *goroutines) start(p *part) error {
 	return nil
 }
 
-// kill takes a member's NICs away, and then its time.
+// kill removes the NICs of a member, and then ends its context.
 func (g *goroutines) kill(rank int) {
 	g.mu.Lock()
 	g.dead[rank] = true
@@ -87,7 +87,7 @@ func (g *goroutines) kill(rank int) {
 func (g *goroutines) results() <-chan result { return g.ended }
 func (g *goroutines) wait()                  { g.all.Wait() }
 
-// processes is a crew of processes of this test binary.
+// processes is a crew of processes that run this test binary.
 type processes struct {
 	ended chan result
 	all   sync.WaitGroup
@@ -100,7 +100,7 @@ func newProcesses() *processes {
 	return &processes{ended: make(chan result, 1), are: map[int]*os.Process{}}
 }
 
-func (s *processes) start(p *part) error {
+func (s *processes) start(p *task) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (s *processes) start(p *part) error {
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), memberEnv+"="+string(job))
 	cmd.Stdout, cmd.Stderr = &out, &out
-	s.mu.Lock() // it may ask to be killed at once
+	s.mu.Lock() // it may ask to be killed immediately
 	if err = cmd.Start(); err == nil {
 		s.are[p.Rank] = cmd.Process
 	}
@@ -136,13 +136,13 @@ func (s *processes) kill(rank int) {
 	s.mu.Lock()
 	p := s.are[rank]
 	s.mu.Unlock()
-	_ = p.Kill() // one that has ended is as good
+	_ = p.Kill() // it may have ended
 }
 
 func (s *processes) results() <-chan result { return s.ended }
 func (s *processes) wait()                  { s.all.Wait() }
 
-// head keeps the first part of what is written: a member's first words say why it failed.
+// head keeps the beginning of what a member writes, which says why it failed.
 type head struct{ buf bytes.Buffer }
 
 func (h *head) Write(b []byte) (int, error) {

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// memberEnv has the part of a member; a test binary that finds it set is that member.
+// memberEnv holds the task of a member. A test binary that finds it set is that member.
 const memberEnv = "IBVERBX_TEST_MEMBER"
 
 func TestMain(m *testing.M) {

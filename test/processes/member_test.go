@@ -15,38 +15,38 @@ import (
 	"ibverbx/verbs"
 )
 
-// part is what a member is told when it starts: who it is, and what to do.
-type part struct {
+// task is what a member gets when it starts: who it is, and what it does.
+type task struct {
 	Program   string
-	Rank, Of  int  // this member's number, and how many there are
-	NICs, QPs int  // NICs of each member, and queue pairs a NIC; 0 queue pairs is the package's default
-	Hasty     bool // connections give up on a silent peer soon
+	Rank, Of  int  // number of this member, and of members
+	NICs, QPs int  // NICs of each member, and queue pairs of each NIC; 0: the package's default
+	Hasty     bool // timeouts are short
 	Zero      bool // the configuration is the zero value, connections included
-	Rounds    int  // how much to do, as the program takes it
+	Rounds    int  // how much to do; what it counts is up to the program
 	Provider  string
 	Devices   string
 	GIDIndex  int
-	Table     string // the table's address
+	Table     string // address of the table
 	Token     string
 	Limit     time.Duration
 }
 
-// program is what a member does. It gives back what it has made before it returns.
+// program is what a member does. It closes what it has made before it returns.
 type program func(ctx context.Context, m *member) error
 
-// member is one member at work.
+// member is a member that runs its program.
 type member struct {
-	*part
+	*task
 	dom   *ibverbx.Domain
-	table *place
-	// serve, if set, makes progress until done reports true: who waits for others at the table must
-	// not keep them waiting meanwhile.
+	table *tableConn
+	// serve, if set, makes progress until done reports true. A member that waits for a gather needs
+	// it, because others may wait for its progress.
 	serve func(ctx context.Context, done func() bool) error
 }
 
-// runAsProcess is the whole life of a member that is a process.
+// runAsProcess runs a member that is a process, from start to end.
 func runAsProcess(job string) error {
-	var p part
+	var p task
 	if err := json.Unmarshal([]byte(job), &p); err != nil {
 		return fmt.Errorf("%s: %w", memberEnv, err)
 	}
@@ -60,11 +60,11 @@ func runAsProcess(job string) error {
 	if err := p.perform(ctx, nicsOf(all, &p), exitLater); err != nil {
 		return err
 	}
-	return provider.Close() // says what is left open
+	return provider.Close() // an error if anything is left open
 }
 
-// exitLater ends a process that does not end by itself although its team has. Nobody may be there
-// any more to do it.
+// exitLater ends a process that does not end by itself after its team has. There may be no test any
+// more to kill it.
 func exitLater() {
 	time.AfterFunc(5*time.Second, func() {
 		stacks := make([]byte, 1<<16)
@@ -74,14 +74,14 @@ func exitLater() {
 	})
 }
 
-// perform takes a place at the table and runs the program. It calls ended when the team has ended
-// and the program has not.
-func (p *part) perform(ctx context.Context, nics []verbs.Device, ended func()) error {
+// perform connects to the table and runs the program. It calls ended when the team has ended and
+// the program has not.
+func (p *task) perform(ctx context.Context, nics []verbs.Device, ended func()) error {
 	run := programs[p.Program]
 	if run == nil {
 		return fmt.Errorf("no program %q", p.Program)
 	}
-	ctx, table, err := sitDown(ctx, p.Table, p.Token, p.Rank)
+	ctx, table, err := dialTable(ctx, p.Table, p.Token, p.Rank)
 	if err != nil {
 		return err
 	}
@@ -98,19 +98,18 @@ func (p *part) perform(ctx context.Context, nics []verbs.Device, ended func()) e
 	return errors.Join(err, table.leave(kind))
 }
 
-func (p *part) work(ctx context.Context, nics []verbs.Device, table *place, run program) error {
+func (p *task) work(ctx context.Context, nics []verbs.Device, table *tableConn, run program) error {
 	dom, err := ibverbx.NewDomain(nics...)
 	if err != nil {
 		return err
 	}
-	return errors.Join(run(ctx, &member{part: p, dom: dom, table: table}), dom.Close())
+	return errors.Join(run(ctx, &member{task: p, dom: dom, table: table}), dom.Close())
 }
 
-// killMe says that the member may be killed from now on, and returns at once: it dies in the middle
-// of what it does next.
+// killMe asks for the member to be killed, and returns at once: it dies during what it does next.
 func (m *member) killMe() error { return writeNote(m.table.conn, &note{Kind: noteKill}) }
 
-// gather lays something down and returns what all members have laid down.
+// gather sends data to the table and returns that of all members.
 func (m *member) gather(ctx context.Context, mine []byte) (all [][]byte, err error) {
 	if m.serve == nil {
 		return m.table.gather(ctx, mine)
@@ -126,14 +125,13 @@ func (m *member) gather(ctx context.Context, mine []byte) (all [][]byte, err err
 	return all, errors.Join(err, served)
 }
 
-// meet waits until all members that are alive have come.
+// meet waits until all live members have called it.
 func (m *member) meet(ctx context.Context) error {
 	_, err := m.gather(ctx, nil)
 	return err
 }
 
-// exchange lays v down and returns what all members have laid down, by rank; the zero value for the
-// dead.
+// exchange returns the values of all members, by rank: the zero value for a dead one.
 func exchange[T any](ctx context.Context, m *member, v T) ([]T, error) {
 	mine, err := json.Marshal(v)
 	if err != nil {

@@ -19,14 +19,12 @@ var (
 	limitFlag    = flag.Duration("limit", 20*time.Second, "how long a team may take")
 )
 
-// nicsOf are the NICs of one member: its share of a provider's. On real NICs members take turns, so
-// that neighbours are on different ones, and a member with several begins at a different one than
-// its neighbour.
-func nicsOf(all []verbs.Device, p *part) []verbs.Device {
+// nicsOf returns the NICs of a member. Real ones are shared: neighbours begin at different ones.
+func nicsOf(all []verbs.Device, p *task) []verbs.Device {
 	nics := make([]verbs.Device, p.NICs)
 	for i := range nics {
 		if p.Provider == "soft" {
-			nics[i] = all[p.Rank*p.NICs+i] // of its own: they are killed with it
+			nics[i] = all[p.Rank*p.NICs+i] // not shared: they are killed with the member
 		} else {
 			nics[i] = all[(p.Rank+i)%len(all)]
 		}
@@ -47,7 +45,7 @@ func openReal(devices string) (verbs.Provider, []verbs.Device, error) {
 	return p, all, nil
 }
 
-// openFabric makes NICs for all members of a team, and sees to it that nothing of them is left open
+// openFabric makes NICs for all members of a team, and checks that nothing is left open on them
 // when the test ends.
 func openFabric(tb testing.TB, nics int) *soft.Fabric {
 	tb.Helper()
@@ -63,10 +61,10 @@ func openFabric(tb testing.TB, nics int) *soft.Fabric {
 	return f
 }
 
-// conn is how a member connects: patiently, or, where somebody is going to die, so that this is
-// noticed soon. Real NICs may be rdma_rxe on an emulated machine, where a peer that lives can take
-// a good part of a second to answer.
-func (p *part) conn() ibverbx.ConnConfig {
+// conn is how a member connects: with long timeouts, or with short ones if a member is going to
+// die. Real NICs may be rdma_rxe on an emulated machine, where a live peer can take most of a
+// second to answer.
+func (p *task) conn() ibverbx.ConnConfig {
 	c := ibverbx.ConnConfig{GIDIndex: p.GIDIndex}
 	switch {
 	case p.Provider == "soft" && p.Hasty:

@@ -5,11 +5,10 @@ import (
 	"fmt"
 )
 
-// seed names a pattern of bytes: who sends to whom, and which one of all.
+// seed names a pattern of bytes: sender, receiver, and number.
 func seed(from, to, n int) uint64 { return uint64(from)<<48 | uint64(to)<<40 | uint64(n) }
 
-// patternWord is the i-th word of a pattern, mixed so that words of other places and patterns
-// differ.
+// patternWord is the i-th word of a pattern. Other words and patterns differ.
 func patternWord(seed uint64, i int) uint64 {
 	x := (seed+1)*0x9e3779b97f4a7c15 + uint64(i)*0xbf58476d1ce4e5b9
 	return x ^ x>>29
@@ -28,14 +27,14 @@ func fill(b []byte, seed uint64) {
 	}
 }
 
-// filled is a new piece of memory with a pattern.
+// filled returns new memory with a pattern.
 func filled(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	fill(b, seed)
 	return b
 }
 
-// verify says where b differs from a pattern, if it does.
+// verify returns an error that says where b differs from a pattern.
 func verify(b []byte, seed uint64) error {
 	for i := 0; i < len(b); i += 8 {
 		var got, want [8]byte
@@ -49,7 +48,7 @@ func verify(b []byte, seed uint64) error {
 	return nil
 }
 
-// untouched says where b is anything but b0, if it is.
+// untouched returns an error that says where b is not b0.
 func untouched(b []byte, b0 byte) error {
 	for i := range b {
 		if b[i] != b0 {

@@ -2,7 +2,7 @@ package processes_test
 
 import "testing"
 
-// Shapes of connections: how many NICs each member has, and how many queue pairs a NIC.
+// Shapes of connections: NICs of each member, and queue pairs of each NIC.
 var shapes = []struct {
 	name      string
 	nics, qps int
@@ -12,7 +12,7 @@ var shapes = []struct {
 	{"two NICs of two queue pairs", 2, 2},
 }
 
-// eachShape runs a team once in every shape.
+// eachShape runs a team in every shape.
 func eachShape(t *testing.T, c team) {
 	t.Helper()
 	for i := range shapes {
@@ -20,7 +20,7 @@ func eachShape(t *testing.T, c team) {
 	}
 }
 
-// outerShapes is eachShape for teams of many members: without the shape between the other two.
+// outerShapes runs a team of many members in the smallest and largest shape.
 func outerShapes(t *testing.T, c team) {
 	t.Helper()
 	for i := range shapes {

@@ -12,9 +12,8 @@ import (
 	"ibverbx/transport"
 )
 
-// A PE is killed while some of the others are in a barrier, one waits for a signal, and one puts to
-// it: every call returns, with an error that names the PE which died. Puts among those that live go
-// on.
+// A PE is killed while some others are in a barrier, one waits for a signal, and one puts to it.
+// Every call returns an error that names the dead PE. Puts between live PEs still work.
 func TestShmemPEKilled(t *testing.T) {
 	eachShape(t, team{program: "shmem killed", members: 4, victim: true})
 }
@@ -28,7 +27,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 		if err := m.killMe(); err != nil {
 			return err
 		}
-		for { // in the middle of something
+		for { // until it is killed
 			if err := shmem.Inc(ctx, pe, words.At(7), 0); err != nil {
 				return err
 			}
@@ -53,7 +52,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	if err := names(pe.Barrier(ctx), victim); err != nil {
 		return fmt.Errorf("a barrier afterwards: %w", err)
 	}
-	// Those that live go on.
+	// Live PEs go on.
 	next := map[int]int{0: 1, 1: 3, 3: 0}[m.Rank]
 	if err := shmem.P(ctx, pe, words.At(2), uint64(m.Rank+1), next); err != nil {
 		return fmt.Errorf("to PE %d, which lives: %w", next, err)
@@ -66,7 +65,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	return err
 }
 
-// names says what is wrong with the error of a call that concerned a PE which has died.
+// names checks that the error of a call names the dead PE.
 func names(err error, rank int) error {
 	var gone *shmem.PEError
 	if !errors.As(err, &gone) || gone.PE != rank || !errors.Is(err, transport.ErrPeerFailed) ||

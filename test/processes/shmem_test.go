@@ -11,30 +11,30 @@ import (
 	"ibverbx/shmem"
 )
 
-// Eight PEs count random keys in bins that are spread over all of them, with atomics: all see the
-// counts that one loop makes.
+// Eight PEs count random keys with atomics, in bins that are spread over all PEs. The counts are
+// those of a single loop.
 func TestShmemHistogram(t *testing.T) {
 	outerShapes(t, team{program: "histogram", members: 8, rounds: 300})
 }
 
-// The zero configuration works, whatever NICs these are, but for the size of the heap.
+// The zero configuration works on any NICs, with a heap of another size.
 func TestShmemHistogramByTheZeroConfiguration(t *testing.T) {
 	team{program: "histogram", members: 8, rounds: 300, zero: true}.run(t)
 }
 
-// Eight PEs, a strip of a grid each, smooth it step by step and trade the strips' edges with
-// signals: every cell is the one that a single loop has made.
+// Eight PEs with a strip of a grid each smooth it step by step, and exchange the edges of the
+// strips with signals. Every cell is that of a single loop.
 func TestShmemHaloExchange(t *testing.T) {
 	outerShapes(t, team{program: "halo", members: 8, rounds: 20})
 }
 
-// Whoever sees a signal sees all of the data that was put before it, over any number of rails,
-// whether the signal is set or added to.
+// A PE that sees a signal sees all data that was put before it, over any number of rails, whether
+// the signal is set or added to.
 func TestShmemPutWithSignal(t *testing.T) {
 	eachShape(t, team{program: "signal", members: 2, rounds: 30})
 }
 
-// What anybody has put before a barrier everybody sees after it.
+// After a barrier all PEs see what any PE has put before it.
 func TestShmemBarrier(t *testing.T) {
 	outerShapes(t, team{program: "barrier", members: 8, rounds: 6})
 }
@@ -55,7 +55,7 @@ func (m *member) shmemConfig() shmem.Config {
 	return cfg
 }
 
-// asPE is a program for a PE: it joins, and closes after the program.
+// asPE makes a program of one for a PE: it joins before, and closes after.
 func asPE(run func(ctx context.Context, m *member, pe *shmem.PE) error) program {
 	return func(ctx context.Context, m *member) error {
 		pe, err := shmem.Join(ctx, m.dom, m.shmemConfig())
@@ -64,19 +64,19 @@ func asPE(run func(ctx context.Context, m *member, pe *shmem.PE) error) program 
 		}
 		err = run(ctx, m, pe)
 		if err != nil || m.Hasty {
-			// Others may have gone: what cannot be ended well is cut.
+			// Others may be gone, so that Close returns an error.
 			short, cancel := context.WithTimeout(ctx, 2*time.Second)
 			defer cancel()
 			ctx = short
 		}
-		if closed := pe.Close(ctx); !m.Hasty { // where one has died, Close says so
+		if closed := pe.Close(ctx); !m.Hasty { // Close returns an error if one has died
 			err = errors.Join(err, closed)
 		}
 		return err
 	}
 }
 
-// key is the i-th key that a PE has.
+// key is the i-th key of a PE.
 func key(pe, i, bins int) int { return int(patternWord(uint64(pe), i) >> 17 % uint64(bins)) }
 
 func histogram(ctx context.Context, m *member, pe *shmem.PE) error {
@@ -120,14 +120,14 @@ func histogram(ctx context.Context, m *member, pe *shmem.PE) error {
 }
 
 const (
-	haloCols = 257 // so that edges are too long for inline and no multiple of anything
+	haloCols = 257 // edges are too long for inline, and of an odd length
 	haloRows = 5   // of each PE
 )
 
-// cell is the grid at the beginning.
+// cell is a cell of the grid at the beginning.
 func cell(row, col int) float64 { return float64((row*31 + col*17) % 101) }
 
-// smooth is a step on rows that have their neighbours around them.
+// smooth makes a step on rows that have a row of each neighbour around them.
 func smooth(to, from []float64, rows int) {
 	for r := 1; r <= rows; r++ {
 		for c := 1; c < haloCols-1; c++ {
@@ -137,9 +137,9 @@ func smooth(to, from []float64, rows int) {
 	}
 }
 
-// halo smooths this PE's strip, which has a row of each neighbour around it. Two copies take turns:
-// when a neighbour's edges of step n have come, it has no use any more for this PE's of step n-1,
-// whose place those of step n+1 take.
+// halo smooths the strip of this PE, which has a row of each neighbour around it. There are two
+// copies: when the edges of step n have come from a neighbour, it does not need those of step n-1
+// any more, and those of step n+1 may overwrite them.
 func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 	whole := make([]float64, (m.Of*haloRows+2)*haloCols)
 	for i := range whole {
@@ -153,7 +153,7 @@ func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 		}
 		copy(grids[i].Local(pe), whole[m.Rank*haloRows*haloCols:])
 	}
-	// which step the edges are of that have come, from above and from below
+	// the step of the edges that have come from above and from below
 	come, err := shmem.Alloc[uint64](ctx, pe, 2)
 	if err != nil {
 		return err
@@ -197,18 +197,18 @@ func halo(ctx context.Context, m *member, pe *shmem.PE) error {
 	return pe.Barrier(ctx)
 }
 
-// signal puts blocks to the other PE, which does the same, and checks those that come.
+// signal puts blocks to the other PE, which does the same, and checks the blocks that come.
 func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 	const size = 120_001
 	block, err := shmem.Alloc[byte](ctx, pe, size)
 	if err != nil {
 		return err
 	}
-	source, err := shmem.Alloc[byte](ctx, pe, size) // in the heap: sent from where it is
+	source, err := shmem.Alloc[byte](ctx, pe, size) // in the heap, so it is not copied
 	if err != nil {
 		return err
 	}
-	// signals that are set, that are added to, and what the other one has checked
+	// a signal that is set, one that is added to, and what the other PE has checked
 	words, err := shmem.Alloc[uint64](ctx, pe, 3)
 	if err != nil {
 		return err
@@ -240,8 +240,8 @@ func signal(ctx context.Context, m *member, pe *shmem.PE) error {
 	return pe.Barrier(ctx)
 }
 
-// barrier has every PE put a block to every PE, itself included, and look at what it has after the
-// barrier; then get one of each.
+// barrier has every PE put a block to every PE, itself included, check after the barrier what it
+// has, and get a block of each PE.
 func barrier(ctx context.Context, m *member, pe *shmem.PE) error {
 	const size = 9001
 	from, err := shmem.Alloc[byte](ctx, pe, size*m.Of) // by sender

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// newTestTable is a table and the places of its members, who have all said hello.
-func newTestTable(t *testing.T, members int, kill func(rank int)) (*table, []*place, []context.Context) {
+// newTestTable makes a table and the connections of all members, which have said hello.
+func newTestTable(t *testing.T, members int, kill func(rank int)) (*table, []*tableConn, []context.Context) {
 	t.Helper()
 	tb, err := newTable(members, "token", kill)
 	if err != nil {
@@ -22,27 +22,27 @@ func newTestTable(t *testing.T, members int, kill func(rank int)) (*table, []*pl
 	t.Cleanup(tb.close)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	t.Cleanup(cancel)
-	places, ctxs := make([]*place, members), make([]context.Context, members)
-	for rank := range places {
-		if ctxs[rank], places[rank], err = sitDown(ctx, tb.addr(), "token", rank); err != nil {
+	conns, ctxs := make([]*tableConn, members), make([]context.Context, members)
+	for rank := range conns {
+		if ctxs[rank], conns[rank], err = dialTable(ctx, tb.addr(), "token", rank); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = places[rank].leave("") }) // some have left
+		t.Cleanup(func() { _ = conns[rank].leave("") }) // some have left before
 	}
-	return tb, places, ctxs
+	return tb, conns, ctxs
 }
 
-// Everybody gets what all have laid down, in the order of the members, round by round; the dead lay
-// nothing down, and nobody waits for them.
-func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
+// In each gather all members get the data of all, by rank. Dead members have none and are not
+// waited for.
+func TestTableGathers(t *testing.T) {
 	died := make(chan int, 1)
-	_, places, ctxs := newTestTable(t, 3, func(rank int) { died <- rank })
+	_, conns, ctxs := newTestTable(t, 3, func(rank int) { died <- rank })
 	gather := func(n int, want ...string) {
 		t.Helper()
 		got := make(chan [][]byte, n)
 		for rank := range n {
 			go func() {
-				all, err := places[rank].gather(ctxs[rank], []byte{byte('a' + rank)})
+				all, err := conns[rank].gather(ctxs[rank], []byte{byte('a' + rank)})
 				if err != nil {
 					t.Error(err)
 				}
@@ -58,7 +58,7 @@ func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
 	}
 	gather(3, "a", "b", "c")
 	gather(3, "a", "b", "c")
-	if err := writeNote(places[2].conn, &note{Kind: noteKill}); err != nil {
+	if err := writeNote(conns[2].conn, &note{Kind: noteKill}); err != nil {
 		t.Fatal(err)
 	}
 	if rank := <-died; rank != 2 {
@@ -67,34 +67,34 @@ func TestTableHandsOutWhatAllHaveLaidDown(t *testing.T) {
 	gather(2, "a", "b", "")
 }
 
-// A member whose connection ends before it has said goodbye fails the team: the others' contexts
-// end with its number.
-func TestTableTellsOfAMemberThatHasGone(t *testing.T) {
-	_, places, ctxs := newTestTable(t, 3, nil)
-	if err := places[0].leave(noteBye); err != nil {
+// A member that disconnects without goodbye fails the team: the contexts of the others end with an
+// error that names it.
+func TestTableReportsAMemberThatIsGone(t *testing.T) {
+	_, conns, ctxs := newTestTable(t, 3, nil)
+	if err := conns[0].leave(noteBye); err != nil {
 		t.Fatal(err)
 	}
-	if err := places[1].leave(""); err != nil {
+	if err := conns[1].leave(""); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := places[2].gather(ctxs[2], nil); err == nil ||
+	if _, err := conns[2].gather(ctxs[2], nil); err == nil ||
 		!strings.Contains(err.Error(), "member 1 has gone") {
 		t.Errorf("gather: %v, want that member 1 has gone", err)
 	}
 }
 
-// Who does not know the token, takes a place twice, or writes what is no note is turned away, and
-// the team goes on.
-func TestTableTurnsStrangersAway(t *testing.T) {
-	tb, places, ctxs := newTestTable(t, 1, nil)
-	if _, err := places[0].gather(ctxs[0], nil); err != nil { // it has its place
+// A client with a wrong token, with the rank of another member, or without a valid note is
+// disconnected. The team goes on.
+func TestTableRefusesStrangers(t *testing.T) {
+	tb, conns, ctxs := newTestTable(t, 1, nil)
+	if _, err := conns[0].gather(ctxs[0], nil); err != nil { // it has its place
 		t.Fatal(err)
 	}
 	oversized := binary.LittleEndian.AppendUint32(nil, maxNote+1)
 	for name, write := range map[string]func(c net.Conn) error{
 		"wrong token": func(c net.Conn) error { return writeNote(c, &note{Kind: noteHello, Token: "x"}) },
-		"taken place": func(c net.Conn) error { return writeNote(c, &note{Kind: noteHello, Token: "token"}) },
-		"no such place": func(c net.Conn) error {
+		"taken rank":  func(c net.Conn) error { return writeNote(c, &note{Kind: noteHello, Token: "token"}) },
+		"no such rank": func(c net.Conn) error {
 			return writeNote(c, &note{Kind: noteHello, Token: "token", Rank: 7})
 		},
 		"too long": func(c net.Conn) error { _, err := c.Write(oversized); return err },
@@ -111,7 +111,7 @@ func TestTableTurnsStrangersAway(t *testing.T) {
 		}
 		c.Close()
 	}
-	if all, err := places[0].gather(ctxs[0], []byte("mine")); err != nil || len(all) != 1 ||
+	if all, err := conns[0].gather(ctxs[0], []byte("mine")); err != nil || len(all) != 1 ||
 		string(all[0]) != "mine" {
 		t.Errorf("gather: %q, %v", all, err)
 	}

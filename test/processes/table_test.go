@@ -11,38 +11,36 @@ import (
 	"time"
 )
 
-// A table is where the members of a team meet: each lays something down and gets what all have laid
-// down, any number of times. It lives in the process of the test and is reached over TCP on the
-// loopback.
+// A table lets the members of a team gather data: each sends some and gets that of all, any number
+// of times. It runs in the process of the test and is reached over TCP on the loopback.
 
-// note is what travels between a member and the table: four bytes of length, little-endian, and
-// then JSON.
+// note is a message between a member and the table: four bytes of length, little-endian, and JSON.
 type note struct {
 	Kind  noteKind `json:"kind"`
-	Token string   `json:"token,omitempty"` // hello: says that it is a member of this team
+	Token string   `json:"token,omitempty"` // hello: of this team
 	Rank  int      `json:"rank,omitempty"`  // hello
 	Data  []byte   `json:"data,omitempty"`  // gather
-	All   [][]byte `json:"all,omitempty"`   // gathered: by rank; null for members that are dead
+	All   [][]byte `json:"all,omitempty"`   // gathered: by rank; null for dead members
 	Error string   `json:"error,omitempty"` // failed
 }
 
 type noteKind string
 
 const (
-	noteHello    noteKind = "hello"    // member: the first one
-	noteGather   noteKind = "gather"   // member: lays something down
-	noteGathered noteKind = "gathered" // table: everybody has
-	noteKill     noteKind = "kill"     // member: is ready to be killed
-	noteBye      noteKind = "bye"      // member: has done its part
+	noteHello    noteKind = "hello"    // member: its first note
+	noteGather   noteKind = "gather"   // member: sends data
+	noteGathered noteKind = "gathered" // table: the data of all
+	noteKill     noteKind = "kill"     // member: may be killed
+	noteBye      noteKind = "bye"      // member: has done its task
 	noteFailed   noteKind = "failed"   // table: the team has failed
 )
 
 const (
 	// maxNote is the longest note in bytes: 16 cards of 16 endpoints each are a tenth of it.
 	maxNote = 4 << 20
-	// tablePatience is how long a note may take once it has begun, and a member until it says
+	// noteTimeout is how long a note may take from its first byte on, and a member until its
 	// hello.
-	tablePatience = 20 * time.Second
+	noteTimeout = 20 * time.Second
 )
 
 func writeNote(c net.Conn, n *note) error {
@@ -53,14 +51,14 @@ func writeNote(c net.Conn, n *note) error {
 	if len(body) > maxNote {
 		return fmt.Errorf("a note of %d bytes: at most %d", len(body), maxNote)
 	}
-	if err := c.SetWriteDeadline(time.Now().Add(tablePatience)); err != nil {
+	if err := c.SetWriteDeadline(time.Now().Add(noteTimeout)); err != nil {
 		return err
 	}
 	_, err = c.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...))
 	return err
 }
 
-// readNote waits for a note as long as it takes, and then for its end as long as tablePatience.
+// readNote waits for a note without limit, and for its rest up to noteTimeout.
 func readNote(c net.Conn, n *note) error {
 	var size [4]byte
 	if _, err := io.ReadFull(c, size[:]); err != nil {
@@ -70,7 +68,7 @@ func readNote(c net.Conn, n *note) error {
 	if length > maxNote {
 		return fmt.Errorf("a note of %d bytes: at most %d", length, maxNote)
 	}
-	if err := c.SetReadDeadline(time.Now().Add(tablePatience)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(noteTimeout)); err != nil {
 		return err
 	}
 	body := make([]byte, length)
@@ -83,25 +81,25 @@ func readNote(c net.Conn, n *note) error {
 	return c.SetReadDeadline(time.Time{})
 }
 
-// table is the side of the test.
+// table is the server.
 type table struct {
 	listener net.Listener
 	token    string
-	kill     func(rank int) // kills a member that is ready for it
+	kill     func(rank int) // kills a member that asks for it
 	serving  sync.WaitGroup
 
 	mu      sync.Mutex
-	seats   []seat
+	members []tableMember
 	failure error
 	closed  bool
 }
 
-// seat is a member as the table sees it.
-type seat struct {
-	conn net.Conn // nil before its hello
-	laid bool     // waits for the others
-	data []byte
-	gone bool // has done its part, or is dead: nobody waits for it
+// tableMember is a member as the table sees it.
+type tableMember struct {
+	conn  net.Conn // nil before its hello
+	waits bool     // it has sent data, and waits for the others
+	data  []byte
+	gone  bool // it has done its task or is dead: others do not wait for it
 }
 
 func newTable(members int, token string, kill func(rank int)) (*table, error) {
@@ -109,7 +107,7 @@ func newTable(members int, token string, kill func(rank int)) (*table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &table{listener: l, token: token, kill: kill, seats: make([]seat, members)}
+	t := &table{listener: l, token: token, kill: kill, members: make([]tableMember, members)}
 	t.serving.Go(t.accept)
 	return t, nil
 }
@@ -126,12 +124,12 @@ func (t *table) accept() {
 	}
 }
 
-// serve listens to one member until it has done its part.
+// serve serves a member until it has done its task.
 func (t *table) serve(c net.Conn) {
 	defer c.Close()
 	rank, err := t.welcome(c)
 	if err != nil {
-		return // some stranger
+		return // not a member
 	}
 	for {
 		var n note
@@ -141,12 +139,12 @@ func (t *table) serve(c net.Conn) {
 		}
 		switch n.Kind {
 		case noteGather:
-			t.lay(rank, n.Data)
+			t.put(rank, n.Data)
 		case noteKill:
 			t.kill(rank)
-			t.bury(rank)
+			t.remove(rank)
 		case noteBye:
-			t.bury(rank)
+			t.remove(rank)
 			return
 		default:
 			t.fail(fmt.Errorf("member %d wrote a note of kind %q", rank, n.Kind))
@@ -155,9 +153,9 @@ func (t *table) serve(c net.Conn) {
 	}
 }
 
-// welcome waits for a hello and gives the member its seat.
+// welcome waits for a hello and notes the connection of the member.
 func (t *table) welcome(c net.Conn) (rank int, err error) {
-	if err := c.SetReadDeadline(time.Now().Add(tablePatience)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(noteTimeout)); err != nil {
 		return 0, err
 	}
 	var n note
@@ -167,31 +165,31 @@ func (t *table) welcome(c net.Conn) (rank int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.closed, n.Kind != noteHello, n.Token != t.token, uint(n.Rank) >= uint(len(t.seats)),
-		t.seats[n.Rank].conn != nil:
+	case t.closed, n.Kind != noteHello, n.Token != t.token, uint(n.Rank) >= uint(len(t.members)),
+		t.members[n.Rank].conn != nil:
 		return 0, errors.New("not a member of this team")
 	}
-	t.seats[n.Rank].conn = c
-	if t.failure != nil { // while it was on its way
+	t.members[n.Rank].conn = c
+	if t.failure != nil { // before the hello came
 		_ = writeNote(c, &note{Kind: noteFailed, Error: t.failure.Error()})
 	}
 	return n.Rank, nil
 }
 
-// lay puts something down, and hands everything out once it is complete.
-func (t *table) lay(rank int, data []byte) {
+// put notes the data of a member. If it was the last, all get the data of all.
+func (t *table) put(rank int, data []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.seats[rank].laid, t.seats[rank].data = true, data
-	t.handOut()
+	t.members[rank].waits, t.members[rank].data = true, data
+	t.sendAll()
 }
 
-// handOut is called with mu held.
-func (t *table) handOut() {
-	all, waiting := make([][]byte, len(t.seats)), 0
-	for i := range t.seats {
-		switch s := &t.seats[i]; {
-		case s.laid:
+// sendAll sends the data of all members to all, if it is complete. It is called with mu held.
+func (t *table) sendAll() {
+	all, waiting := make([][]byte, len(t.members)), 0
+	for i := range t.members {
+		switch s := &t.members[i]; {
+		case s.waits:
 			all[i] = s.data
 			waiting++
 		case !s.gone:
@@ -201,35 +199,35 @@ func (t *table) handOut() {
 	if waiting == 0 {
 		return
 	}
-	for i := range t.seats {
-		if s := &t.seats[i]; s.laid {
-			s.laid, s.data = false, nil
-			// one that does not read is missed when it leaves
+	for i := range t.members {
+		if s := &t.members[i]; s.waits {
+			s.waits, s.data = false, nil
+			// a failed write shows when the connection ends
 			_ = writeNote(s.conn, &note{Kind: noteGathered, All: all})
 		}
 	}
 }
 
-// bury takes a member out: the others wait for it no more.
-func (t *table) bury(rank int) {
+// remove removes a member: the others do not wait for it any more.
+func (t *table) remove(rank int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &t.seats[rank]
-	s.gone, s.laid, s.data = true, false, nil
-	t.handOut()
+	s := &t.members[rank]
+	s.gone, s.waits, s.data = true, false, nil
+	t.sendAll()
 }
 
 // leave notes that a member's connection has ended.
 func (t *table) leave(rank int, why error) {
 	t.mu.Lock()
-	expected := t.seats[rank].gone || t.closed
+	expected := t.members[rank].gone || t.closed
 	t.mu.Unlock()
 	if !expected {
 		t.fail(fmt.Errorf("member %d has gone: %w", rank, why))
 	}
 }
 
-// fail tells all members that the team has failed, for the first reason that comes.
+// fail tells all members that the team has failed, and why. Only the first reason counts.
 func (t *table) fail(why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -237,19 +235,19 @@ func (t *table) fail(why error) {
 		return
 	}
 	t.failure = why
-	for i := range t.seats {
-		if s := &t.seats[i]; s.conn != nil && !s.gone {
+	for i := range t.members {
+		if s := &t.members[i]; s.conn != nil && !s.gone {
 			_ = writeNote(s.conn, &note{Kind: noteFailed, Error: why.Error()})
 		}
 	}
 }
 
-// close ends the table and everything that serves it.
+// close closes the table and waits for its goroutines.
 func (t *table) close() {
 	t.mu.Lock()
 	t.closed = true
-	for i := range t.seats {
-		if c := t.seats[i].conn; c != nil {
+	for i := range t.members {
+		if c := t.members[i].conn; c != nil {
 			c.Close()
 		}
 	}

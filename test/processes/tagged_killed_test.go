@@ -9,25 +9,24 @@ import (
 	"ibverbx/tagged"
 )
 
-// A member is killed while another one reads a long message from it, and while it reads one of a
-// third, which has nothing to do but to wait for that: both requests fail, and so do those that had
-// not begun. Receives that nothing has matched stay, and take what the members that live send each
-// other.
+// A member is killed while another one reads a long message from it, and while it reads one from a
+// third, which waits for that. Both requests fail, and so do those that had not begun. Receives
+// without a match stay, and take what the live members send each other.
 func TestTaggedMemberKilled(t *testing.T) {
 	eachShape(t, team{program: "tagged killed", members: 3, victim: true})
 }
 
 const (
-	tagLong   = 1 // the message in the middle of which the victim dies
+	tagLong   = 1 // the victim dies while this message is read
 	tagGo     = 2 // its reader has begun
-	tagNever  = 3 // nobody receives it
-	tagAfter  = 4 // of a member that lives
+	tagNever  = 3 // it is never received
+	tagAfter  = 4 // from a live member
 	longBytes = 24 << 20
 )
 
 func taggedKilled(ctx context.Context, m *member) (err error) {
-	// one read under way, or two
-	o, err := newPostOffice(ctx, m, tagged.Config{Chunk: 64 << 10, Window: m.QPs})
+	// one read at a time, or two
+	o, err := newTagMesh(ctx, m, tagged.Config{Chunk: 64 << 10, Window: m.QPs})
 	if err != nil {
 		return err
 	}
@@ -41,7 +40,7 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 	switch m.Rank {
 	case victim:
 		return o.dieReading(ctx, long, begun(1))
-	case 0: // reads from the victim, and stands still in the middle of it
+	case 0: // reads from the victim, and stops making progress
 		read, err := o.w.Recv(tagLong, tagged.Exact, long)
 		if err != nil {
 			return err
@@ -53,7 +52,7 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 			return err
 		}
 		failing = append(failing, read)
-	case 1: // is read from
+	case 1: // the victim reads from it
 		send, err := o.eps[victim].Send(tagLong, long)
 		if err != nil {
 			return err
@@ -69,7 +68,7 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := m.table.gather(ctx, nil); err != nil { // until the victim is dead; no progress is made
+	if _, err := m.table.gather(ctx, nil); err != nil { // until the victim is dead; without progress
 		return err
 	}
 	for i, req := range append(failing, never) {
@@ -78,7 +77,7 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 		}
 		req.Free()
 	}
-	if err := o.buried(ctx); err != nil {
+	if err := o.checkDead(ctx); err != nil {
 		return err
 	}
 	if stays.Done() {
@@ -93,13 +92,12 @@ func taggedKilled(ctx context.Context, m *member) (err error) {
 	if err := errors.Join(o.wait(ctx, stays), verify(after[:], seed(peer, m.Rank, 0))); err != nil {
 		return err
 	}
-	return o.part(ctx)
+	return o.closeAll(ctx)
 }
 
-// dieReading has the victim killed once another member reads from it, which stands still since, and
-// it has begun to read from the third. It makes no progress then, so that neither gets to an end
-// before.
-func (o *postOffice) dieReading(ctx context.Context, long []byte, begun func() bool) error {
+// dieReading has the victim killed when another member has begun to read from it, and it from the
+// third. Neither makes progress from then on, so that no read ends before.
+func (o *tagMesh) dieReading(ctx context.Context, long []byte, begun func() bool) error {
 	if _, err := o.eps[0].Send(tagLong, make([]byte, longBytes)); err != nil {
 		return err
 	}
@@ -119,8 +117,8 @@ func (o *postOffice) dieReading(ctx context.Context, long []byte, begun func() b
 	return context.Cause(ctx)
 }
 
-// buried checks how the endpoint to the dead member ended.
-func (o *postOffice) buried(ctx context.Context) error {
+// checkDead checks the error of the endpoint to the dead member.
+func (o *tagMesh) checkDead(ctx context.Context) error {
 	ep := o.eps[victim]
 	if err := o.w.Transport().WaitFor(ctx, 0, func() bool { return o.calls[victim] != 0 }); err != nil {
 		return fmt.Errorf("OnError was not called: %w", err)

@@ -10,10 +10,9 @@ import (
 	"ibverbx/tagged"
 )
 
-// Messages of every length around the package's thresholds go both ways at the same time, in
-// pieces, from and into registered memory and other; first such as are waited for, then such as
-// nobody waits for, which are received in the opposite order. Every byte arrives, and none beside
-// them.
+// Messages of every length near a threshold go in both directions at the same time, in pieces, from
+// and to registered and other memory. First receives are posted before, then after the messages
+// have come, in the opposite order. Every byte arrives, and no other byte changes.
 func TestTaggedLengths(t *testing.T) {
 	eachShape(t, team{program: "lengths", members: 2})
 }
@@ -26,7 +25,7 @@ func TestTaggedLengthsByTheZeroConfiguration(t *testing.T) {
 func thresholds(c tagged.Config) []int {
 	all := []int{0, 1, 63, 64, 65, 127, 128, 129}
 	for _, limit := range []int{c.Transport.BufferSize, c.EagerLimit, c.Chunk} {
-		for d := -32; d <= 32; d += 8 { // headers are of some such length
+		for d := -32; d <= 32; d += 8 { // about as long as headers
 			all = append(all, limit+d)
 		}
 		all = append(all, limit-1, limit+1)
@@ -34,7 +33,7 @@ func thresholds(c tagged.Config) []int {
 	return append(all, 3*c.Chunk+17)
 }
 
-// parcel is a message's memory, at its receiver with some bytes behind it that must stay blank.
+// parcel is the memory of a message. At its receiver some bytes follow that must not change.
 type parcel struct {
 	tag    uint64
 	mem    []byte
@@ -43,7 +42,7 @@ type parcel struct {
 
 const margin = 7
 
-// parcels are the messages of one phase between two members. Half of them lie in memory that is
+// parcels are the messages of a phase between two members. Half of them are in memory that is
 // registered with the worker.
 func parcels(w *tagged.Worker, phase, from, to int) (all []parcel, _ *tagged.Region, _ error) {
 	sizes := thresholds(w.Config())
@@ -73,22 +72,22 @@ func lengths(ctx context.Context, m *member) (err error) {
 	if !m.Zero {
 		cfg.Chunk = 96 << 10
 	}
-	o, err := newPostOffice(ctx, m, cfg)
+	o, err := newTagMesh(ctx, m, cfg)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, o.w.Close()) }()
 	for phase := range 2 {
-		if err := o.tradeParcels(ctx, phase); err != nil {
+		if err := o.exchangeParcels(ctx, phase); err != nil {
 			return fmt.Errorf("phase %d: %w", phase, err)
 		}
 	}
-	return o.part(ctx)
+	return o.closeAll(ctx)
 }
 
-// tradeParcels sends and receives all lengths: in phase 0 receives come first, in phase 1 last and
-// in the opposite order.
-func (o *postOffice) tradeParcels(ctx context.Context, phase int) error {
+// exchangeParcels sends and receives all lengths. In phase 0 receives are posted first, in phase 1
+// last and in the opposite order.
+func (o *tagMesh) exchangeParcels(ctx context.Context, phase int) error {
 	peer := 1 - o.m.Rank
 	out, outRegion, err := parcels(o.w, phase, o.m.Rank, peer)
 	if err != nil {
@@ -134,8 +133,8 @@ func (o *postOffice) tradeParcels(ctx context.Context, phase int) error {
 	return errors.Join(outRegion.Close(), inRegion.Close())
 }
 
-// expect waits until a message can be seen that nobody waits for.
-func (o *postOffice) expect(ctx context.Context, p parcel) error {
+// expect waits until Probe reports a message.
+func (o *tagMesh) expect(ctx context.Context, p parcel) error {
 	var info tagged.Info
 	if err := o.w.Transport().WaitFor(ctx, 0, func() (ok bool) {
 		info, ok = o.w.Probe(p.tag, tagged.Exact)
@@ -150,7 +149,7 @@ func (o *postOffice) expect(ctx context.Context, p parcel) error {
 	return nil
 }
 
-func (o *postOffice) receiveParcels(in []parcel) (reqs []*tagged.Request, err error) {
+func (o *tagMesh) receiveParcels(in []parcel) (reqs []*tagged.Request, err error) {
 	for _, p := range in {
 		for i := range p.mem {
 			p.mem[i] = blank
@@ -165,7 +164,7 @@ func (o *postOffice) receiveParcels(in []parcel) (reqs []*tagged.Request, err er
 	return reqs, nil
 }
 
-func (o *postOffice) checkParcels(ctx context.Context, in []parcel, reqs []*tagged.Request, peer int) error {
+func (o *tagMesh) checkParcels(ctx context.Context, in []parcel, reqs []*tagged.Request, peer int) error {
 	for i, p := range in {
 		if err := reqs[i].Wait(ctx); err != nil {
 			return fmt.Errorf("%d bytes: %w", p.length, err)

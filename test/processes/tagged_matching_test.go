@@ -9,8 +9,8 @@ import (
 	"ibverbx/tagged"
 )
 
-// Two members send to a third, which picks: by the sender's part of the tag, whatever comes, too
-// little room, and not at all after all.
+// Two members send to a third. That receives by the sender in the tag, in any order, with too
+// little memory, and cancels receives.
 func TestTaggedMatching(t *testing.T) {
 	eachShape(t, team{program: "matching", members: 3, rounds: 150})
 }
@@ -32,7 +32,7 @@ func tagOf(sender int, purpose uint64, n int) uint64 {
 }
 
 func matching(ctx context.Context, m *member) (err error) {
-	o, err := newPostOffice(ctx, m, tagged.Config{MaxUnexpected: 32})
+	o, err := newTagMesh(ctx, m, tagged.Config{MaxUnexpected: 32})
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func matching(ctx context.Context, m *member) (err error) {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	return o.part(ctx)
+	return o.closeAll(ctx)
 }
 
 // lengthOf mixes short and long messages.
@@ -63,8 +63,8 @@ func lengthOf(n int) int {
 	return []int{10, 0, 20_000, 300, 70_000}[n%5]
 }
 
-// sendInOrder sends many messages, more than the receiver keeps.
-func (o *postOffice) sendInOrder(purpose uint64) func(context.Context) error {
+// sendInOrder sends more messages than the receiver keeps.
+func (o *tagMesh) sendInOrder(purpose uint64) func(context.Context) error {
 	return func(ctx context.Context) error {
 		var reqs []*tagged.Request
 		for n := range o.m.Rounds {
@@ -79,8 +79,8 @@ func (o *postOffice) sendInOrder(purpose uint64) func(context.Context) error {
 	}
 }
 
-// receiveBySender receives from one sender and then from the other, each in its order.
-func (o *postOffice) receiveBySender(ctx context.Context) error {
+// receiveBySender receives all of one sender and then all of the other, each in its order.
+func (o *tagMesh) receiveBySender(ctx context.Context) error {
 	buf := make([]byte, 100_000)
 	for sender := o.m.Of - 1; sender > 0; sender-- {
 		for n := range o.m.Rounds {
@@ -100,8 +100,8 @@ func (o *postOffice) receiveBySender(ctx context.Context) error {
 	return nil
 }
 
-// receiveAnything takes whatever comes: every sender's messages are in their order.
-func (o *postOffice) receiveAnything(ctx context.Context) error {
+// receiveAnything receives from both: the messages of each sender come in their order.
+func (o *tagMesh) receiveAnything(ctx context.Context) error {
 	buf := make([]byte, 100_000)
 	next := make([]int, o.m.Of)
 	for range (o.m.Of - 1) * o.m.Rounds {
@@ -121,11 +121,11 @@ func (o *postOffice) receiveAnything(ctx context.Context) error {
 	return nil
 }
 
-// tooMuch are the lengths of messages for which there is too little room: one that is copied, one
-// in several fragments, one that is read.
+// tooMuch are lengths of messages for which there is too little memory: one that is copied, one in
+// several fragments, one that is read.
 func tooMuch() []int { return []int{100, 12_000, 50_000} }
 
-func (o *postOffice) sendTooMuch(ctx context.Context) error {
+func (o *tagMesh) sendTooMuch(ctx context.Context) error {
 	for i, n := range tooMuch() {
 		if err := o.eps[0].SendSyncWait(ctx, tagOf(o.m.Rank, forTrunc, i), make([]byte, n)); err != nil {
 			return fmt.Errorf("%d bytes, which the receiver truncates: %w", n, err)
@@ -134,7 +134,7 @@ func (o *postOffice) sendTooMuch(ctx context.Context) error {
 	return nil
 }
 
-func (o *postOffice) receiveTooLittle(ctx context.Context) error {
+func (o *tagMesh) receiveTooLittle(ctx context.Context) error {
 	for sender := 1; sender < o.m.Of; sender++ {
 		for i, n := range tooMuch() {
 			buf := make([]byte, n-1)
@@ -154,8 +154,8 @@ func (o *postOffice) receiveTooLittle(ctx context.Context) error {
 	return nil
 }
 
-// cancelReceive cancels receives; the messages that they would have taken go to the next ones.
-func (o *postOffice) cancelReceive(ctx context.Context) error {
+// cancelReceive cancels receives. Later receives get their messages.
+func (o *tagMesh) cancelReceive(ctx context.Context) error {
 	first := []byte{blank, blank}
 	for sender := 1; sender < o.m.Of; sender++ {
 		req, err := o.w.Recv(tagOf(sender, forCancel, 0), tagged.Exact, first)
@@ -183,7 +183,7 @@ func (o *postOffice) cancelReceive(ctx context.Context) error {
 	return nil
 }
 
-func (o *postOffice) sendLate(ctx context.Context) error {
+func (o *tagMesh) sendLate(ctx context.Context) error {
 	if err := o.m.meet(ctx); err != nil {
 		return err
 	}
@@ -191,9 +191,9 @@ func (o *postOffice) sendLate(ctx context.Context) error {
 	return o.eps[0].SendWait(ctx, tag, filled(2, tag))
 }
 
-// sendSync sends what is done only when the receiver has asked for it, and cannot be cancelled once
-// it has gone out.
-func (o *postOffice) sendSync(ctx context.Context) error {
+// sendSync sends messages that are done only when a receive matches. They cannot be cancelled after
+// they were sent.
+func (o *tagMesh) sendSync(ctx context.Context) error {
 	var reqs []*tagged.Request
 	for i, n := range []int{10, 50_000} {
 		tag := tagOf(o.m.Rank, forSync, i)
@@ -203,7 +203,7 @@ func (o *postOffice) sendSync(ctx context.Context) error {
 		}
 		reqs = append(reqs, req)
 	}
-	if err := o.m.meet(ctx); err != nil { // the receiver has seen them
+	if err := o.m.meet(ctx); err != nil { // the receiver has got them
 		return err
 	}
 	for _, req := range reqs {
@@ -214,13 +214,13 @@ func (o *postOffice) sendSync(ctx context.Context) error {
 			return errors.New("a send was cancelled that has gone out")
 		}
 	}
-	if err := o.m.meet(ctx); err != nil { // from here on it may be done
+	if err := o.m.meet(ctx); err != nil { // from here on they may be done
 		return err
 	}
 	return o.wait(ctx, reqs...)
 }
 
-func (o *postOffice) receiveLate(ctx context.Context) error {
+func (o *tagMesh) receiveLate(ctx context.Context) error {
 	for sender := 1; sender < o.m.Of; sender++ {
 		if err := o.expect(ctx, parcel{tag: tagOf(sender, forSync, 1), length: 50_000}); err != nil {
 			return err

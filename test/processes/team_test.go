@@ -14,29 +14,29 @@ type team struct {
 	program string
 	members int
 	nics    int  // of each member; 0 means 1
-	qps     int  // a NIC; 0 means the package's default
+	qps     int  // of each NIC; 0 means the package's default
 	zero    bool // the zero configuration
-	rounds  int  // as the program takes it
+	rounds  int  // how much to do; what it counts is up to the program
 	victim  bool // one of them asks to be killed
 }
 
 // realSlow divides the rounds on real NICs, which may be emulated.
 const realSlow = 3
 
-// patience is how long members may take to end once their team has.
-const patience = 10 * time.Second
+// endTimeout is how long members may take to end after their team has.
+const endTimeout = 10 * time.Second
 
-// run has the team do its program. It returns when all members have ended.
+// run runs the program on all members. It returns when all have ended.
 func (c team) run(t *testing.T) {
 	t.Helper()
-	base := c.part(t)
+	base := c.task(t)
 	var members crew
 	if base.Provider == "soft" {
 		members = newGoroutines(openFabric(t, c.members*base.NICs), base)
 	} else {
 		members = newProcesses()
 	}
-	killed := make(chan int, c.members) // a member asks once
+	killed := make(chan int, c.members) // each member asks once
 	table, err := newTable(c.members, base.Token, func(rank int) {
 		members.kill(rank)
 		killed <- rank
@@ -57,20 +57,20 @@ func (c team) run(t *testing.T) {
 		t.Errorf("member %d did not start: %v", started, err)
 	}
 	ended := c.watch(table, members, started, base.Limit)
-	table.close() // whoever is left learns of it
+	table.close()
 	members.wait()
 	close(killed)
 	var dead []int
 	for rank := range killed {
 		dead = append(dead, rank)
 	}
-	judge(t, ended, dead, c.victim)
+	checkResults(t, ended, dead, c.victim)
 }
 
-// part is what all members are told alike. It skips the test where there are not enough NICs.
-func (c team) part(t *testing.T) part {
+// task is the task of all members. It skips the test if there are too few NICs.
+func (c team) task(t *testing.T) task {
 	t.Helper()
-	p := part{
+	p := task{
 		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero,
 		Rounds:   c.rounds,
 		Provider: *providerFlag, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(),
@@ -96,10 +96,10 @@ func (c team) part(t *testing.T) part {
 	return p
 }
 
-// watch waits for the members. When one has failed, or time is up, the others get some time to end,
-// and then are killed.
+// watch waits for the members. When one has failed, or time is up, the others may take some time to
+// end, and are then killed.
 func (c team) watch(table *table, members crew, started int, limit time.Duration) (ended []result) {
-	late := time.NewTimer(limit + patience)
+	late := time.NewTimer(limit + endTimeout)
 	defer late.Stop()
 	for len(ended) < started {
 		select {
@@ -107,20 +107,21 @@ func (c team) watch(table *table, members crew, started int, limit time.Duration
 			ended = append(ended, r)
 			if r.err != nil && !errors.Is(r.err, errKilled) {
 				table.fail(fmt.Errorf("member %d: %w", r.rank, r.err))
-				late.Reset(patience)
+				late.Reset(endTimeout)
 			}
 		case <-late.C:
 			for rank := range c.members {
 				members.kill(rank)
 			}
-			late.Reset(patience)
+			late.Reset(endTimeout)
 		}
 	}
 	return ended
 }
 
-// judge fails the test for every member that ended otherwise than it should, the first one first.
-func judge(t *testing.T, ended []result, killed []int, victim bool) {
+// checkResults fails the test for every member with a wrong result, in the order in which they
+// ended.
+func checkResults(t *testing.T, ended []result, killed []int, victim bool) {
 	t.Helper()
 	if victim != (len(killed) == 1) {
 		t.Errorf("members %v were killed; wanted one: %v", killed, victim)
@@ -132,7 +133,7 @@ func judge(t *testing.T, ended []result, killed []int, victim bool) {
 		case r.err != nil && !wanted:
 			t.Errorf("member %d failed: %v\n%s", r.rank, r.err, r.output)
 		case r.err == nil && wanted:
-			t.Errorf("member %d should have been killed, and ended well", r.rank)
+			t.Errorf("member %d should have been killed, and ended without an error", r.rank)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"ibverbx/transport"
 )
 
-// What a member sends before the other one has connected is repeated by its NIC, and arrives once
-// that has.
+// What a member sends before the other one has connected is repeated by its NIC, and arrives after
+// that.
 func TestTransportSendBeforeThePeerConnects(t *testing.T) {
 	eachShape(t, team{program: "early", members: 2})
 }
@@ -18,7 +18,7 @@ func TestTransportSendBeforeThePeerConnects(t *testing.T) {
 func early(ctx context.Context, m *member) (err error) {
 	peer := 1 - m.Rank
 	in := &inbox{from: peer, to: m.Rank}
-	h, err := newHub(m, m.transportConfig(), 1<<16, map[transport.AMID]transport.Handler{amData: in.data})
+	h, err := newMesh(m, m.transportConfig(), 1<<16, map[transport.AMID]transport.Handler{amData: in.data})
 	if err != nil {
 		return err
 	}
@@ -32,13 +32,13 @@ func early(ctx context.Context, m *member) (err error) {
 	if err != nil {
 		return err
 	}
-	cards, err := exchange(ctx, m, hubCard{Endpoints: []*transport.Card{&card}, Memory: h.mr.Remote()})
+	cards, err := exchange(ctx, m, meshCard{Endpoints: []*transport.Card{&card}, Memory: h.mr.Remote()})
 	if err != nil {
 		return err
 	}
-	flag := word64(h.mem, 8) // of member 1
+	flag := word64(h.mem, 8) // in the memory of member 1
 	if m.Rank == 1 {
-		if err := m.meet(ctx); err != nil { // the other one has sent
+		if err := m.meet(ctx); err != nil { // the other member has sent
 			return err
 		}
 		if err := ep.Connect(*cards[peer].Endpoints[0]); err != nil {
@@ -54,7 +54,7 @@ func early(ctx context.Context, m *member) (err error) {
 		if err := errors.Join(in.err, verify(h.mem[8:16], seed(0, 1, 0))); err != nil {
 			return err
 		}
-		return h.part(ctx)
+		return h.closeAll(ctx)
 	}
 	if err := ep.Connect(*cards[peer].Endpoints[0]); err != nil {
 		return err
@@ -67,5 +67,5 @@ func early(ctx context.Context, m *member) (err error) {
 	if err := ep.PutShort(filled(8, seed(0, 1, 0)), cards[peer].Memory.Slice(8, 8)); err != nil {
 		return err
 	}
-	return errors.Join(m.meet(ctx), h.part(ctx))
+	return errors.Join(m.meet(ctx), h.closeAll(ctx))
 }

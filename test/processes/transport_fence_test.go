@@ -11,9 +11,9 @@ import (
 	"ibverbx/transport"
 )
 
-// One member puts a block that is cut over all rails, and another by bcopy, then a fence, and then
-// a flag. The other member, which polls the flag in its memory and takes no other part, finds both
-// blocks whole whenever it sees the flag.
+// One member puts a block over all rails and another by bcopy, then calls Fence, and then puts a
+// flag. The other member only polls the flag in its memory. When it sees the flag, both blocks are
+// whole.
 func TestTransportFence(t *testing.T) {
 	eachShape(t, team{program: "fence", members: 2, rounds: 40})
 }
@@ -22,15 +22,14 @@ const (
 	fenceBlock = 100_000
 	fenceSmall = 3000
 	fenceFlag  = (fenceBlock + fenceSmall + 7) &^ 7 // where the flag is
-	// pollEvery is how often a word in memory is looked at while nothing else happens: what others
-	// write there raises no event.
+	// pollEvery is how often a word in memory is read: what others write there raises no event.
 	pollEvery = 100 * time.Microsecond
 )
 
 func fence(ctx context.Context, m *member) (err error) {
 	cfg := m.transportConfig()
 	cfg.QP.MaxMsgSize = 8 << 10
-	h, err := newHub(m, cfg, fenceFlag+8, nil)
+	h, err := newMesh(m, cfg, fenceFlag+8, nil)
 	if err != nil {
 		return err
 	}
@@ -38,7 +37,8 @@ func fence(ctx context.Context, m *member) (err error) {
 	if err := h.connect(ctx); err != nil {
 		return err
 	}
-	flag := word64(h.mem, fenceFlag) // of the writer: which round the reader has done with
+	// in the memory of the writer: the last round that the reader has checked
+	flag := word64(h.mem, fenceFlag)
 	for n := 1; n <= m.Rounds; n++ {
 		if m.Rank == 0 {
 			if err := h.putAndRaise(ctx, n); err != nil {
@@ -60,11 +60,11 @@ func fence(ctx context.Context, m *member) (err error) {
 			return err
 		}
 	}
-	return h.part(ctx)
+	return h.closeAll(ctx)
 }
 
 // putAndRaise is one round of the writer.
-func (h *hub) putAndRaise(ctx context.Context, n int) error {
+func (h *mesh) putAndRaise(ctx context.Context, n int) error {
 	ep := h.eps[1]
 	fill(h.mem[:fenceBlock], seed(0, 1, n))
 	comp := transport.NewCompletion(1, nil)
@@ -91,7 +91,7 @@ func (h *hub) putAndRaise(ctx context.Context, n int) error {
 }
 
 // raise writes a round's number into the flag of the other member.
-func (h *hub) raise(ctx context.Context, n int) error {
+func (h *mesh) raise(ctx context.Context, n int) error {
 	var word [8]byte
 	*word64(word[:], 0) = uint64(n)
 	peer := 1 - h.m.Rank

@@ -11,8 +11,8 @@ import (
 )
 
 // Three members send each other messages and puts without end, and one of them is killed. The
-// endpoints of the other two to it fail, once, with everything that they had outstanding; their own
-// connection goes on and brings every message, in order, before and after.
+// endpoints of the other two to it fail once, with everything outstanding. The connection between
+// those two still delivers every message, in order.
 func TestTransportMemberKilled(t *testing.T) {
 	eachShape(t, team{program: "killed", members: 3, rounds: 50, victim: true})
 }
@@ -30,7 +30,7 @@ func killed(ctx context.Context, m *member) (err error) {
 	take := func(msg *transport.Message) { boxes[msg.Endpoint().Value().(int)].data(msg) }
 	cfg := m.transportConfig()
 	cfg.AMBuffers = 8
-	h, err := newHub(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: take})
+	h, err := newMesh(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: take})
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func killed(ctx context.Context, m *member) (err error) {
 		return err
 	}
 	if m.Rank == victim {
-		return dying(ctx, h)
+		return sendUntilKilled(ctx, h)
 	}
 	peer := 1 - m.Rank
 	sent := 0
@@ -53,10 +53,10 @@ func killed(ctx context.Context, m *member) (err error) {
 			}
 		}
 	}
-	if err := h.buried(ctx); err != nil {
+	if err := h.checkDead(ctx); err != nil {
 		return err
 	}
-	// Life goes on.
+	// The live members go on.
 	for range m.Rounds {
 		if err := h.sendNumbered(ctx, peer, sent); err != nil {
 			return fmt.Errorf("message %d to member %d, afterwards: %w", sent, peer, err)
@@ -76,11 +76,11 @@ func killed(ctx context.Context, m *member) (err error) {
 	if err := errors.Join(in.err, boxes[victim].err); err != nil {
 		return err
 	}
-	return h.part(ctx)
+	return h.closeAll(ctx)
 }
 
-// dying sends to everybody until it is killed in the middle of it.
-func dying(ctx context.Context, h *hub) error {
+// sendUntilKilled sends to all others until it is killed.
+func sendUntilKilled(ctx context.Context, h *mesh) error {
 	for n := 0; ; n++ {
 		for rank, ep := range h.eps {
 			if ep == nil {
@@ -99,7 +99,7 @@ func dying(ctx context.Context, h *hub) error {
 }
 
 // putBurst puts several pieces that share a completion and waits for it.
-func (h *hub) putBurst(ctx context.Context, rank int) error {
+func (h *mesh) putBurst(ctx context.Context, rank int) error {
 	const size = 6000
 	comp := transport.NewCompletion(burst, nil)
 	for range burst {
@@ -113,8 +113,8 @@ func (h *hub) putBurst(ctx context.Context, rank int) error {
 	return h.w.Wait(ctx, comp)
 }
 
-// buried checks how the endpoint to the dead member ended.
-func (h *hub) buried(ctx context.Context) error {
+// checkDead checks the error of the endpoint to the dead member.
+func (h *mesh) checkDead(ctx context.Context) error {
 	err, ep := h.ended[victim], h.eps[victim]
 	var named *transport.EndpointError
 	if !errors.Is(err, transport.ErrPeerFailed) || !errors.As(err, &named) || named.Peer != ep.Name() {

@@ -10,15 +10,15 @@ import (
 	"ibverbx/transport"
 )
 
-// Active messages by short, bcopy and zcopy go both ways at the same time and arrive once, whole,
-// and in order, though each end has room for only two and keeps one of them for a while. Then one
-// end keeps all, and the other one's next message waits until they are released. Last one end
-// closes: the other learns that it did, and its sends are refused for that reason.
+// Active messages by short, bcopy and zcopy go in both directions at the same time. They arrive
+// once, whole, and in order, although each end has two buffers and keeps one of them for a while.
+// Then one end keeps both, and the next message of the other waits until they are released. At last
+// one end closes: the other reports that, and refuses sends for that reason.
 func TestTransportMessages(t *testing.T) {
 	eachShape(t, team{program: "messages", members: 2, rounds: 120})
 }
 
-// The zero configuration works, whatever NICs these are.
+// The zero configuration works on any NICs.
 func TestTransportMessagesByTheZeroConfiguration(t *testing.T) {
 	team{program: "messages", members: 2, rounds: 120, zero: true}.run(t)
 }
@@ -28,7 +28,7 @@ const (
 	amHold transport.AMID = 2 // is kept
 )
 
-// inbox takes in what the peer sends.
+// inbox checks what the peer sends.
 type inbox struct {
 	from, to int
 	next     int // number of the next message
@@ -37,7 +37,7 @@ type inbox struct {
 	held     []*transport.Message
 }
 
-// data is the handler of amData. It keeps every third message until the next such one.
+// data is the handler of amData. It keeps every third message until the next of those.
 func (in *inbox) data(msg *transport.Message) {
 	n := int(binary.LittleEndian.Uint32(msg.Header()))
 	err := verify(msg.Data(), seed(in.from, in.to, n))
@@ -74,7 +74,7 @@ func messages(ctx context.Context, m *member) (err error) {
 	if !m.Zero {
 		cfg.AMBuffers, cfg.BufferSize = 2, 1<<10
 	}
-	h, err := newHub(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: in.data, amHold: in.hold})
+	h, err := newMesh(m, cfg, 1<<16, map[transport.AMID]transport.Handler{amData: in.data, amHold: in.hold})
 	if err != nil {
 		return err
 	}
@@ -107,9 +107,8 @@ func messages(ctx context.Context, m *member) (err error) {
 	return closing(ctx, h, peer)
 }
 
-// sendNumbered sends message n by the kind whose turn it is, of a length between none and all that
-// fits.
-func (h *hub) sendNumbered(ctx context.Context, peer, n int) error {
+// sendNumbered sends message n, by one kind after the other, of any length that fits.
+func (h *mesh) sendNumbered(ctx context.Context, peer, n int) error {
 	ep, limits, pattern := h.eps[peer], h.eps[peer].Limits(), seed(h.m.Rank, peer, n)
 	hdr := binary.LittleEndian.AppendUint32(make([]byte, 0, 8), uint32(n))
 	hdr = hdr[:4+n%3]
@@ -139,18 +138,18 @@ func (h *hub) sendNumbered(ctx context.Context, peer, n int) error {
 	}); err != nil {
 		return err
 	}
-	return h.w.Wait(ctx, comp) // the memory is needed for the next one
+	return h.w.Wait(ctx, comp) // the next one uses the same memory
 }
 
 // holding has member 1 keep all its buffers, and member 0 wait for them.
-func holding(ctx context.Context, h *hub, in *inbox) error {
+func holding(ctx context.Context, h *mesh, in *inbox) error {
 	peer := 1 - h.m.Rank
 	room := h.w.Config().AMBuffers
 	if h.m.Rank == 1 {
 		if err := h.w.WaitFor(ctx, 0, func() bool { return len(in.held) == room }); err != nil {
 			return err
 		}
-		if err := h.m.meet(ctx); err != nil { // all are kept
+		if err := h.m.meet(ctx); err != nil { // both are kept
 			return err
 		}
 		if err := h.m.meet(ctx); err != nil { // the sender has tried
@@ -197,8 +196,8 @@ func holding(ctx context.Context, h *hub, in *inbox) error {
 	return errors.Join(sent, ep.Flush(ctx, transport.FlushLocal))
 }
 
-// closing has member 0 close its end, of which member 1 learns.
-func closing(ctx context.Context, h *hub, peer int) error {
+// closing has member 0 close its end, which member 1 must report.
+func closing(ctx context.Context, h *mesh, peer int) error {
 	ep := h.eps[peer]
 	if err := h.m.meet(ctx); err != nil {
 		return err

@@ -11,32 +11,32 @@ import (
 	"ibverbx/transport"
 )
 
-// Three members write into each other's memory by short, bcopy and zcopy, of lengths from a byte to
-// many fragments, at odd addresses. After a remote flush every byte is there, and no byte beside
-// them has changed; gets bring the same bytes back. Neighbours are on different NICs, the first and
-// the third on the same.
+// Three members write into each other's memory by short, bcopy and zcopy, from one byte to many
+// fragments, at odd addresses. After a remote flush every byte is there, and no other byte has
+// changed. Gets return the same bytes. Neighbours are on different NICs, the first and third on the
+// same.
 func TestTransportPutsAndGets(t *testing.T) {
 	eachShape(t, team{program: "puts and gets", members: 3})
 }
 
-// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap: every
-// value is seen once.
+// Members 1 and 2 count in the memory of member 0, by fetch-and-add and by compare-and-swap. Every
+// value is found once.
 func TestTransportAtomics(t *testing.T) {
 	eachShape(t, team{program: "atomics", members: 3, rounds: 60})
 }
 
 const (
-	field = 640 << 10 // of a member's memory for each member that writes to it
-	blank = 0xee      // what it is filled with before
+	field = 640 << 10 // bytes of a member's memory for each member that writes there
+	blank = 0xee      // its bytes before
 )
 
-// strip is one put: where it goes in the field, and how.
+// strip is a put: its place in the field, and its kind.
 type strip struct {
 	off, size int
 	kind      int
 }
 
-// strips are puts of all kinds with gaps of some bytes between them.
+// strips are puts of all kinds, with gaps of some bytes between them.
 func strips(l transport.Limits) (all []strip) {
 	off := 3
 	add := func(kind int, sizes ...int) {
@@ -54,7 +54,7 @@ func strips(l transport.Limits) (all []strip) {
 func putsAndGets(ctx context.Context, m *member) (err error) {
 	cfg := m.transportConfig()
 	cfg.QP.MaxMsgSize = 16 << 10
-	h, err := newHub(m, cfg, (m.Of+1)*field, nil)
+	h, err := newMesh(m, cfg, (m.Of+1)*field, nil)
 	if err != nil {
 		return err
 	}
@@ -91,11 +91,11 @@ func putsAndGets(ctx context.Context, m *member) (err error) {
 			return fmt.Errorf("back from member %d: %w", rank, err)
 		}
 	}
-	return h.part(ctx)
+	return h.closeAll(ctx)
 }
 
 // putStrips writes to a member's field for this one, from the last field of this one's memory.
-func (h *hub) putStrips(ctx context.Context, to int) error {
+func (h *mesh) putStrips(ctx context.Context, to int) error {
 	ep, source := h.eps[to], h.mem[h.m.Of*field:]
 	var zcopies []*transport.Completion
 	for i, s := range strips(ep.Limits()) {
@@ -128,7 +128,7 @@ func (h *hub) putStrips(ctx context.Context, to int) error {
 			return err
 		}
 	}
-	for _, comp := range zcopies { // the memory is used again for the next member
+	for _, comp := range zcopies { // the next member uses the same memory
 		if err := h.w.Wait(ctx, comp); err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (h *hub) putStrips(ctx context.Context, to int) error {
 	return nil
 }
 
-// checkField checks what a member has written into a field, and what not.
+// checkField checks that a member has written its strips into a field, and nothing else.
 func checkField(b []byte, from, to int, all []strip) error {
 	at := 0
 	for i, s := range all {
@@ -153,7 +153,7 @@ func checkField(b []byte, from, to int, all []strip) error {
 
 // getBack reads this member's field of another one's memory, whole by zcopy, and some of it by
 // bcopy.
-func (h *hub) getBack(ctx context.Context, rank int) error {
+func (h *mesh) getBack(ctx context.Context, rank int) error {
 	ep := h.eps[rank]
 	mine := h.mem[h.m.Of*field:]
 	clear(mine)
@@ -197,7 +197,7 @@ func (h *hub) getBack(ctx context.Context, rank int) error {
 }
 
 func atomics(ctx context.Context, m *member) (err error) {
-	h, err := newHub(m, m.transportConfig(), 16, nil)
+	h, err := newMesh(m, m.transportConfig(), 16, nil)
 	if err != nil {
 		return err
 	}
@@ -231,11 +231,11 @@ func atomics(ctx context.Context, m *member) (err error) {
 			return fmt.Errorf("counter %d is %d, and %d values were seen, want %d", at, got, len(all), want)
 		}
 	}
-	return h.part(ctx)
+	return h.closeAll(ctx)
 }
 
 // countByAdding has many adds outstanding at a time, and returns what they found.
-func (h *hub) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) ([]uint64, error) {
+func (h *mesh) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) ([]uint64, error) {
 	seen := make([]uint64, h.m.Rounds)
 	comp := transport.NewCompletion(len(seen), nil)
 	for i := range seen {
@@ -248,8 +248,9 @@ func (h *hub) countByAdding(ctx context.Context, counter ibverbx.RemoteSegment) 
 	return seen, h.w.Wait(ctx, comp)
 }
 
-// countBySwapping raises the counter by compare-and-swap, which others may be ahead of.
-func (h *hub) countBySwapping(ctx context.Context, counter ibverbx.RemoteSegment) (seen []uint64, err error) {
+// countBySwapping counts by compare-and-swap, again whenever another member came first.
+func (h *mesh) countBySwapping(ctx context.Context, counter ibverbx.RemoteSegment) (seen []uint64,
+	err error) {
 	comp := transport.NewCompletion(1, nil)
 	guess, found := uint64(0), uint64(0)
 	for len(seen) < h.m.Rounds {

@@ -8,19 +8,19 @@ import (
 	"ibverbx/tagged"
 )
 
-// postOffice is a tagged worker with an endpoint to every other member.
-type postOffice struct {
+// tagMesh is a tagged worker with an endpoint to every other member.
+type tagMesh struct {
 	m     *member
 	w     *tagged.Worker
 	eps   []*tagged.Endpoint // by rank; nil for this member
-	ended []error            // by rank: what OnError was called with
-	calls []int              // and how often
+	ended []error            // by rank: the error of OnError
+	calls []int              // by rank: calls of OnError
 }
 
-// newPostOffice makes a worker and connects it to all others. When it returns they are connected
-// too.
-func newPostOffice(ctx context.Context, m *member, cfg tagged.Config) (*postOffice, error) {
-	o := &postOffice{m: m, eps: make([]*tagged.Endpoint, m.Of), ended: make([]error, m.Of),
+// newTagMesh makes a worker and connects it to all others. When it returns, all members are
+// connected.
+func newTagMesh(ctx context.Context, m *member, cfg tagged.Config) (*tagMesh, error) {
+	o := &tagMesh{m: m, eps: make([]*tagged.Endpoint, m.Of), ended: make([]error, m.Of),
 		calls: make([]int, m.Of)}
 	cfg.Transport = m.transportConfig()
 	var err error
@@ -36,7 +36,7 @@ func newPostOffice(ctx context.Context, m *member, cfg tagged.Config) (*postOffi
 	return o, nil
 }
 
-func (o *postOffice) connect(ctx context.Context) error {
+func (o *tagMesh) connect(ctx context.Context) error {
 	mine := make([]*tagged.Card, o.m.Of)
 	for rank := range o.eps {
 		if rank == o.m.Rank {
@@ -68,14 +68,14 @@ func (o *postOffice) connect(ctx context.Context) error {
 	return o.m.meet(ctx)
 }
 
-func (o *postOffice) failed(ep *tagged.Endpoint, err error) {
+func (o *tagMesh) failed(ep *tagged.Endpoint, err error) {
 	rank := ep.Value().(int)
 	o.ended[rank] = err
 	o.calls[rank]++
 }
 
-// wait waits for requests, those that are nil being done, and gives them back.
-func (o *postOffice) wait(ctx context.Context, reqs ...*tagged.Request) error {
+// wait waits for requests, of which nil are done, and frees them.
+func (o *tagMesh) wait(ctx context.Context, reqs ...*tagged.Request) error {
 	for i, req := range reqs {
 		if req == nil {
 			continue
@@ -88,8 +88,8 @@ func (o *postOffice) wait(ctx context.Context, reqs ...*tagged.Request) error {
 	return nil
 }
 
-// part ends all connections well, once all members have come, and checks that nothing is left.
-func (o *postOffice) part(ctx context.Context) error {
+// closeAll closes all connections, after all members have met, and checks that nothing is left.
+func (o *tagMesh) closeAll(ctx context.Context) error {
 	if err := o.m.meet(ctx); err != nil {
 		return err
 	}

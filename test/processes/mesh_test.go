@@ -11,8 +11,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// transportConfig is the configuration of a member's transport worker, as far as the team says
-// anything of it.
+// transportConfig is the configuration of a member's transport worker, as far as the team sets it.
 func (m *member) transportConfig() transport.Config {
 	if m.Zero {
 		return transport.Config{}
@@ -24,31 +23,32 @@ func (m *member) transportConfig() transport.Config {
 	return cfg
 }
 
-// hub is a transport worker with an endpoint to every other member, and memory that they may use.
-type hub struct {
+// mesh is a transport worker with an endpoint to every other member, and memory that those may
+// access.
+type mesh struct {
 	m      *member
 	w      *transport.Worker
 	eps    []*transport.Endpoint // by rank; nil for this member
 	mem    []byte
 	mr     *ibverbx.MR
 	theirs []ibverbx.RemoteMR // by rank
-	ended  []error            // by rank: what OnError was called with
-	calls  []int              // and how often
+	ended  []error            // by rank: the error of OnError
+	calls  []int              // by rank: calls of OnError
 }
 
-// lookEvery is how often what is not of the worker is looked at.
+// lookEvery is how often conditions outside of the worker are checked.
 const lookEvery = time.Millisecond
 
-// hubCard is what members tell each other.
-type hubCard struct {
+// meshCard is what members send each other to connect.
+type meshCard struct {
 	Endpoints []*transport.Card
 	Memory    ibverbx.RemoteMR
 }
 
-// newHub makes a worker with handlers and memory.
-func newHub(m *member, cfg transport.Config, size int, handlers map[transport.AMID]transport.Handler) (*hub,
+// newMesh makes a worker with handlers and memory.
+func newMesh(m *member, cfg transport.Config, size int, handlers map[transport.AMID]transport.Handler) (*mesh,
 	error) {
-	h := &hub{m: m, eps: make([]*transport.Endpoint, m.Of), ended: make([]error, m.Of),
+	h := &mesh{m: m, eps: make([]*transport.Endpoint, m.Of), ended: make([]error, m.Of),
 		calls: make([]int, m.Of), mem: make([]byte, size)}
 	var err error
 	if h.w, err = transport.NewWorker(m.dom, cfg); err != nil {
@@ -66,9 +66,9 @@ func newHub(m *member, cfg transport.Config, size int, handlers map[transport.AM
 	return h, nil
 }
 
-// connect connects to all others. When it returns they are connected too.
-func (h *hub) connect(ctx context.Context) error {
-	card := hubCard{Endpoints: make([]*transport.Card, h.m.Of), Memory: h.mr.Remote()}
+// connect connects to all others. When it returns, all members are connected.
+func (h *mesh) connect(ctx context.Context) error {
+	card := meshCard{Endpoints: make([]*transport.Card, h.m.Of), Memory: h.mr.Remote()}
 	for rank := range h.eps {
 		if rank == h.m.Rank {
 			continue
@@ -102,14 +102,14 @@ func (h *hub) connect(ctx context.Context) error {
 	return h.m.meet(ctx)
 }
 
-func (h *hub) failed(ep *transport.Endpoint, err error) {
+func (h *mesh) failed(ep *transport.Endpoint, err error) {
 	rank := ep.Value().(int)
 	h.ended[rank] = err
 	h.calls[rank]++
 }
 
-// do calls a send again, after progress, for as long as it meets ErrNoResource.
-func (h *hub) do(ctx context.Context, try func() error) (err error) {
+// do calls a send, and again after progress for as long as it returns ErrNoResource.
+func (h *mesh) do(ctx context.Context, try func() error) (err error) {
 	waited := h.w.WaitFor(ctx, 0, func() bool {
 		err = try()
 		return !errors.Is(err, transport.ErrNoResource)
@@ -117,11 +117,11 @@ func (h *hub) do(ctx context.Context, try func() error) (err error) {
 	return errors.Join(waited, err)
 }
 
-// close gives back what there is; connections that are open are cut.
-func (h *hub) close() error { return errors.Join(h.w.Close(), h.mr.Close()) }
+// close closes worker and memory. Open connections are cut.
+func (h *mesh) close() error { return errors.Join(h.w.Close(), h.mr.Close()) }
 
-// part ends all connections well, once all members have come.
-func (h *hub) part(ctx context.Context) error {
+// closeAll closes all connections, after all members have met.
+func (h *mesh) closeAll(ctx context.Context) error {
 	if err := h.m.meet(ctx); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (h *hub) part(ctx context.Context) error {
 		if ep == nil {
 			continue
 		}
-		// The other one may be a little ahead.
+		// The other member may close first.
 		if err := ep.Close(ctx); err != nil && !errors.Is(err, transport.ErrPeerClosed) {
 			return err
 		}
