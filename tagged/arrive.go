@@ -35,6 +35,9 @@ func (w *Worker) arrived(m *transport.Message) {
 			e.kick()
 		}
 	}
+	if checked {
+		e.check()
+	}
 	w.unlockAndReport()
 }
 

@@ -10,6 +10,9 @@ import (
 func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
 	e.w.mu.Lock()
 	e.fail(err)
+	if checked {
+		e.check()
+	}
 	e.w.unlockAndReport()
 }
 

@@ -33,6 +33,9 @@ func (e *Endpoint) resume(_ *transport.Pending, headView *transport.Endpoint) tr
 		e.scheduled = false
 		outcome = transport.PendingDone
 	}
+	if checked {
+		e.check()
+	}
 	e.w.unlockAndReport()
 	return outcome
 }

@@ -159,6 +159,9 @@ func (w *Worker) chunkRead(c *chunk) {
 	if e.err == nil {
 		e.kick()
 	}
+	if checked {
+		e.check()
+	}
 	w.unlockAndReport()
 }
 

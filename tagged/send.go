@@ -89,6 +89,9 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	}
 	e.queue.PushBack(&r.inQueue, r)
 	e.kick()
+	if checked {
+		e.check()
+	}
 	if r.stage == requestDone {
 		err := r.comp.Err()
 		r.put()

@@ -1,0 +1,6 @@
+//go:build !race
+
+package tagged
+
+// checked has the invariants checked after each operation on an endpoint.
+const checked = false
