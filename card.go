@@ -190,35 +190,35 @@ func cardError(format string, args ...any) error {
 }
 
 // Card is this end's business card, to send to the peer.
-func (q *VirtualQP) Card() (BusinessCard, error) { return q.card(&localPorts{conn: &q.cfg.Conn}) }
+func (q *VirtualQP) Card() (BusinessCard, error) { return newHandshake(q).card() }
 
-func (q *VirtualQP) card(ports *localPorts) (BusinessCard, error) {
-	card := BusinessCard{RDAtomic: q.maxRDAtomic()}
-	if q.pass == nil { // a single queue pair speaks plain verbs
-		card.Scheme, card.RawImm = q.cfg.Scheme.String(), q.cfg.Scheme == DQPLB
+func (h *handshake) card() (BusinessCard, error) {
+	card := BusinessCard{RDAtomic: h.maxRDAtomic()}
+	if h.pass == nil { // a single queue pair speaks plain verbs
+		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
 	}
 	var failed error
-	for _, r := range q.send.rails.all {
-		port, err := ports.of(r.qp.Device())
+	for _, r := range h.send.rails.all {
+		port, err := h.ports.of(r.qp.Device())
 		if err != nil && failed == nil {
-			failed = q.portError(r, err)
+			failed = h.portError(r, err)
 		}
 		if card.MTU == 0 || port.attr.ActiveMTU < card.MTU {
 			card.MTU = port.attr.ActiveMTU
 		}
 		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
 			LID: port.attr.LID, PSN: r.psn})
-		if r == q.send.rails.notify {
+		if r == h.send.rails.notify {
 			card.NotifyQPNum = r.qp.Num()
 		} else {
 			card.QPNums = append(card.QPNums, r.qp.Num())
 		}
 	}
-	if q.cfg.Conn.MTU != 0 {
-		card.MTU = min(card.MTU, q.cfg.Conn.MTU)
+	if h.cfg.Conn.MTU != 0 {
+		card.MTU = min(card.MTU, h.cfg.Conn.MTU)
 	}
 	if card.RawImm {
-		card.Credits, card.FirstNumber = q.Config().Credits, q.cfg.FirstNumber
+		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.FirstNumber
 	}
 	return card, failed
 }

@@ -69,8 +69,8 @@ func (q *VirtualQP) dispatch() {
 	q.postStaged()
 }
 
-// postStaged posts what is staged. A refusal for good is a failure of its request, after which what
-// is left on the other rails goes out.
+// postStaged posts what is staged. A permanent refusal is a failure of its request; what is left on
+// the other rails goes out after it.
 func (q *VirtualQP) postStaged() {
 	for {
 		rl, err := q.send.post()

@@ -8,7 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Scheme is how a multi-QP virtual queue pair tells its peer that a WRITE_WITH_IMM has arrived.
+// Scheme is how a virtual queue pair over several queue pairs notifies its peer that a
+// WRITE_WITH_IMM has arrived.
 type Scheme uint8
 
 const (
@@ -76,7 +77,7 @@ const (
 
 // Config configures a [VirtualQP]. The zero value works.
 type Config struct {
-	// Scheme tells how notifications travel when there are several queue pairs. [DQPLB] by default.
+	// Scheme is how notifications travel when there are several queue pairs. [DQPLB] by default.
 	Scheme Scheme
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
@@ -92,7 +93,7 @@ type Config struct {
 	// claimed; 0 means 4096. At the limit it withholds credits, which slows the sender down and
 	// loses nothing.
 	MaxBanked int
-	// FirstNumber is the DQPLB number that this end begins to count with when it connects; below
+	// FirstNumber is the DQPLB number from which this end counts when it connects; below
 	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
 	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
 	// there.
@@ -132,11 +133,11 @@ type ConnConfig struct {
 	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is
 	// 67 ms; [ConnZero] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means 6, because rdma_rxe takes 7
-	// for ever.
+	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means 6, because rdma_rxe
+	// retries for ever with 7.
 	RetryCount uint8
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [ConnZero]; 0 means
-	// 7, which is for ever.
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [ConnZero]; 0
+	// means 7, which is for ever.
 	RNRRetry uint8
 	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which
 	// is 0.64 ms.
@@ -204,7 +205,7 @@ func (c ConnConfig) withDefaults() ConnConfig {
 	return c
 }
 
-// attr is what a queue pair is told for a field of ConnConfig: zero for ConnZero.
+// attr is the attribute of a queue pair for a field of ConnConfig: zero for ConnZero.
 func attr(v uint8) uint8 {
 	if v == ConnZero {
 		return 0

@@ -30,24 +30,34 @@ func (q *VirtualQP) Connect(peer BusinessCard) error {
 		return q.connectError(verbs.ErrState, fmt.Sprintf("it is in %v, must be in RESET or INIT: reset it "+
 			"first", q.State()))
 	}
-	ports := localPorts{conn: &q.cfg.Conn}
-	card, err := q.card(&ports)
+	h := newHandshake(q)
+	card, err := h.card()
 	if err != nil {
 		return err
 	}
-	if err := q.checkAddresses(&peer, &ports); err != nil {
+	if err := h.checkAddresses(&peer); err != nil {
 		return err
 	}
-	steps := q.connectSteps(&card, &peer)
+	steps := h.steps(&card, &peer)
 	if q.line.state == verbs.StateInit {
 		steps = steps[1:]
 	}
 	for _, s := range steps {
-		if err := q.modify(s.attr, s.mask, &peer, &ports); err != nil {
+		if err := h.modify(s.attr, s.mask, &peer); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// handshake is a connection in the making: it asks the devices once what their ends look like.
+type handshake struct {
+	*VirtualQP
+	ports localPorts
+}
+
+func newHandshake(q *VirtualQP) *handshake {
+	return &handshake{VirtualQP: q, ports: localPorts{conn: &q.cfg.Conn}}
 }
 
 // connectStep is one transition on the way to RTS.
@@ -56,9 +66,9 @@ type connectStep struct {
 	mask verbs.QPAttrMask
 }
 
-// connectSteps are the transitions to INIT, RTR and RTS.
-func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
-	conn := &q.cfg.Conn
+// steps are the transitions to INIT, RTR and RTS.
+func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
+	conn := &h.cfg.Conn
 	mtu, depth := own.MTU, own.RDAtomic
 	if peer.MTU != 0 {
 		mtu = min(mtu, peer.MTU)
@@ -100,70 +110,69 @@ func (q *VirtualQP) connectSteps(own, peer *BusinessCard) []connectStep {
 func (q *VirtualQP) Modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	q.enter()
 	defer q.exit()
-	return q.modify(attr, mask, peer, &localPorts{conn: &q.cfg.Conn})
+	return newHandshake(q).modify(attr, mask, peer)
 }
 
-func (q *VirtualQP) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard,
-	ports *localPorts) error {
-	if q.line.closed {
-		return fmt.Errorf("ibverbx: modify virtual qp %d: %w", q.num, ErrClosed)
+func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
+	if h.line.closed {
+		return fmt.Errorf("ibverbx: modify virtual qp %d: %w", h.num, ErrClosed)
 	}
 	if peer != nil {
-		if err := q.checkPeer(peer); err != nil {
+		if err := h.checkPeer(peer); err != nil {
 			return err
 		}
 	}
-	attrs := make([]verbs.QPAttr, 0, len(q.send.rails.all))
-	for _, r := range q.send.rails.all {
+	attrs := make([]verbs.QPAttr, 0, len(h.send.rails.all))
+	for _, r := range h.send.rails.all {
 		a := attr
 		if peer != nil {
-			if err := q.fillAttr(r, &a, mask, peer, ports); err != nil {
+			if err := h.fillAttr(r, &a, mask, peer); err != nil {
 				return err
 			}
 		}
 		if err := verbs.CheckModify(r.qp.State(), &a, mask); err != nil {
-			return q.railError(r, err)
+			return h.railError(r, err)
 		}
 		attrs = append(attrs, a)
 	}
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
-		return q.reset()
+		return h.reset()
 	}
-	for i, r := range q.send.rails.all {
+	for i, r := range h.send.rails.all {
 		if err := r.qp.Modify(&attrs[i], mask); err != nil {
-			return q.railError(r, err)
+			return h.railError(r, err)
 		}
 	}
 	if mask&verbs.QPAttrState == 0 {
 		return nil
 	}
-	return q.reached(attr.State, peer)
+	return h.reached(attr.State, peer)
 }
 
 // reached records the state that all queue pairs have come to.
-func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
-	q.line.state = state
+func (h *handshake) reached(state verbs.QPState, peer *BusinessCard) error {
+	h.line.state = state
 	if state != verbs.StateRTR {
 		return nil
 	}
 	if peer != nil {
-		q.adopt(peer)
+		h.adopt(peer)
 	}
-	if q.pass != nil {
+	if h.pass != nil {
 		return nil
 	}
-	if q.cfg.Scheme == DQPLB {
-		q.recv.fillCredits(&q.send.rails)
+	if h.cfg.Scheme == DQPLB {
+		h.recv.fillCredits(&h.send.rails)
 	} else {
-		q.recv.watch(&q.send.rails)
+		h.recv.watch(&h.send.rails)
 	}
-	q.postCredits(atOnce)
-	return q.Err()
+	h.postCredits(atOnce)
+	return h.Err()
 }
 
 // adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
-func (q *VirtualQP) adopt(peer *BusinessCard) {
-	rails := &q.send.rails
+func (h *handshake) adopt(peer *BusinessCard) {
+	rails := &h.send.rails
 	rails.peerDevs = 0
 	for _, r := range rails.all {
 		r.peerDev = r.device
@@ -172,30 +181,29 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 		}
 		rails.peerDevs |= 1 << r.peerDev
 	}
-	if q.cfg.Scheme != DQPLB || q.pass != nil {
+	if h.cfg.Scheme != DQPLB || h.pass != nil {
 		return
 	}
 	if peer.Credits > 0 {
 		rails.limitTo(peer.Credits)
 	}
 	first := uint32(0)
-	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
-		q.send.numbers, first = dqplb.NewSender(q.cfg.FirstNumber), peer.FirstNumber
+	if h.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
+		h.send.numbers, first = dqplb.NewSender(h.cfg.FirstNumber), peer.FirstNumber
 	}
-	q.send.rawImm = peer.RawImm
-	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)
+	h.send.rawImm = peer.RawImm
+	h.recv.order = dqplb.NewReceiver(first, peer.RawImm)
 }
 
 // fillAttr fills in what differs from rail to rail.
-func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard,
-	ports *localPorts) error {
+func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	described := len(peer.Rails) != 0
 	if a.Port == 0 {
-		a.Port = q.cfg.Conn.port(r.qp.Device())
+		a.Port = h.cfg.Conn.port(r.qp.Device())
 	}
 	if mask&verbs.QPAttrDestQPNum != 0 {
 		a.DestQPNum = peer.NotifyQPNum
-		if r != q.send.rails.notify {
+		if r != h.send.rails.notify {
 			a.DestQPNum = peer.QPNums[r.index()]
 		}
 	}
@@ -205,24 +213,24 @@ func (q *VirtualQP) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	if mask&verbs.QPAttrAV == 0 {
 		return nil
 	}
-	port, err := ports.of(r.qp.Device())
+	port, err := h.ports.of(r.qp.Device())
 	if err != nil {
-		return q.portError(r, err)
+		return h.portError(r, err)
 	}
 	a.AH.SGIDIndex = uint8(port.gid.Index)
 	if a.AH.Port == 0 {
-		a.AH.Port = q.cfg.Conn.port(r.qp.Device())
+		a.AH.Port = h.cfg.Conn.port(r.qp.Device())
 	}
-	switch gids := q.cfg.Conn.PeerGIDs; {
+	switch gids := h.cfg.Conn.PeerGIDs; {
 	case r.index() < len(gids):
 		a.AH.DGID = gids[r.index()]
 	case described:
 		a.AH.DGID, a.AH.DLID = peer.Rails[r.index()].GID, peer.Rails[r.index()].LID
 	default:
-		return q.connectError(verbs.ErrInvalid, "the peer's card has no GIDs: give Config.Conn.PeerGIDs")
+		return h.connectError(verbs.ErrInvalid, "the peer's card has no GIDs: give Config.Conn.PeerGIDs")
 	}
 	if a.AH.DGID.IsZero() && port.attr.LinkLayer == verbs.LinkLayerEthernet {
-		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer's GID for rail %d is empty", r.index()))
+		return h.connectError(verbs.ErrInvalid, fmt.Sprintf("the peer's GID for rail %d is empty", r.index()))
 	}
 	return nil
 }
@@ -247,9 +255,9 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 }
 
 // checkAddresses says what is missing of the addresses of either end.
-func (q *VirtualQP) checkAddresses(peer *BusinessCard, ports *localPorts) error {
-	for _, r := range q.send.rails.all {
-		if err := q.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer, ports); err != nil {
+func (h *handshake) checkAddresses(peer *BusinessCard) error {
+	for _, r := range h.send.rails.all {
+		if err := h.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil {
 			return err
 		}
 	}
@@ -258,9 +266,9 @@ func (q *VirtualQP) checkAddresses(peer *BusinessCard, ports *localPorts) error 
 
 // maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
 // device allows.
-func (q *VirtualQP) maxRDAtomic() uint8 {
-	n := q.cfg.Conn.MaxRDAtomic
-	for _, r := range q.send.rails.all {
+func (h *handshake) maxRDAtomic() uint8 {
+	n := h.cfg.Conn.MaxRDAtomic
+	for _, r := range h.send.rails.all {
 		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
 			attr.MaxRDAtomic < int(n) {
 			n = uint8(attr.MaxRDAtomic)
@@ -270,11 +278,11 @@ func (q *VirtualQP) maxRDAtomic() uint8 {
 }
 
 // portError says why a rail's local port or GID cannot be used.
-func (q *VirtualQP) portError(r *rail, err error) error {
+func (h *handshake) portError(r *rail, err error) error {
 	if noGID := gidError(""); errors.As(err, &noGID) {
-		return q.connectError(verbs.ErrInvalid, err.Error())
+		return h.connectError(verbs.ErrInvalid, err.Error())
 	}
-	return q.railError(r, err)
+	return h.railError(r, err)
 }
 
 func (q *VirtualQP) connectError(err error, detail string) error {

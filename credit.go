@@ -41,8 +41,8 @@ func (q *VirtualQP) ownRecvPart() FailedPart {
 	return PartWatch
 }
 
-// creditCompleted handles the completion of one of the rails' own receives: a message that used up a
-// credit. It reports false when there is none that the completion can be of.
+// creditCompleted handles the completion of one of the rails' own receives: a message that used up
+// a credit. It reports false when there is none that the completion can be of.
 func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	c, ok := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
 	if !ok {
@@ -78,9 +78,9 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 	}
 }
 
-// watch prepares one receive for every data rail of Spray but the one that carries SENDs. No message
-// ever takes it; it is flushed when the queue pair fails, as after a remote access error of the
-// peer, and without it a receiver would not learn of that.
+// watch prepares one receive for every data rail of Spray but the one that carries SENDs. No
+// message ever takes it; it is flushed when the queue pair fails, as after a remote access error of
+// the peer, and without it a receiver would not learn of that.
 func (s *receiver) watch(rails *railSet) {
 	for _, r := range rails.data[1:] {
 		s.owe(r, r.recvLimit)
@@ -137,8 +137,8 @@ func (s *receiver) postCredits(rl *rail) error {
 	}
 }
 
-// arrived puts a rail's next message into the order of the connection and delivers the notifications
-// that have come due. An error is a violation of the protocol by the peer.
+// arrived puts a rail's next message into the order of the connection and delivers the
+// notifications that have come due. An error is a violation of the protocol by the peer.
 func (s *receiver) arrived(rl *rail, imm, bytes uint32) error {
 	n, due, err := s.order.Arrive(&rl.inbox, imm, bytes)
 	if err != nil {

@@ -21,12 +21,12 @@
 //     another fragment's failure gives it back before the last fragment has ended.
 //  4. When the peer sees the receive completion of a WRITE_WITH_IMM or a SEND, every earlier WRITE
 //     of this virtual queue pair is in its memory. If a fragment failed, that notification is never
-//     sent. ([Spray], and SEND in both schemes, have a known limit on some hosts, told there. A
-//     SEND that is [SendWR].Relaxed does without this promise and does not wait.)
-//  5. The first error wins and stops the line: after it no fragment or notification of a later
-//     request goes out; the later requests complete, in order, as flushed. [VirtualQP.Err] tells
-//     the story, and every post is refused with [ErrFailed] until the virtual queue pair is reset
-//     or closed.
+//     sent. ([Spray], and SEND in both schemes, have a known limit on some hosts: see there. A SEND
+//     that is [SendWR].Relaxed does without this promise and does not wait.)
+//  5. The first error wins and stops everything behind it: no fragment or notification of a later
+//     request goes out; the later requests complete, in order, as flushed. [VirtualQP.Err] says
+//     which request failed, on which rail, and why, and every post is refused with [ErrFailed]
+//     until the virtual queue pair is reset or closed.
 //  6. Errors are never routed by opcode, which NICs leave undefined.
 //  7. Nothing a peer sends ends the process or disturbs another virtual queue pair of the same
 //     virtual CQ.
@@ -39,10 +39,10 @@
 //
 // # A program
 //
-//	vqp, err := ibverbx.Open(devices, ibverbx.Config{})      // QPs, CQs and the virtual QP over a list of NICs
-//	mr, err := vqp.Domain().Register(buf, verbs.AccessAll)   // known to all of them
-//	card, err := vqp.Card()                                  // send this, and mr.Remote(), to the peer as JSON
-//	err = vqp.Connect(peerCard)                              // INIT, RTR, RTS
+//	vqp, err := ibverbx.Open(devices, ibverbx.Config{})    // QPs and CQs over a list of NICs
+//	mr, err := vqp.Domain().Register(buf, verbs.AccessAll) // memory that all of them know
+//	card, err := vqp.Card()     // send this, and mr.Remote(), to the peer as JSON
+//	err = vqp.Connect(peerCard) // INIT, RTR, RTS
 //	_, err = vqp.PostSend(ibverbx.SendWR{
 //		ID: 1, Opcode: verbs.OpRDMAWriteWithImm, Flags: verbs.SendSignaled,
 //		Local: mr.Slice(0, 1<<30), Remote: peerMR.At(0), Imm: 7,
@@ -68,7 +68,7 @@
 //
 // [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain]
 // lets every accepted send come to its own end first, and [VirtualQP.Shutdown] is Close with that
-// much patience as a context has. After a failure, which [FailedError] tells in one line with what
+// much patience as a context has. After a failure, which [FailedError] puts in one line with what
 // to check, [VirtualQP.Reset] and Connect bring the service back.
 //
 // # What it costs

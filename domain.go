@@ -324,7 +324,7 @@ func (d *Domain) release() {
 	defer d.mu.Unlock()
 	d.users--
 	if d.users == 0 && d.closing {
-		_ = d.free() // nobody is left to be told
+		_ = d.free() // there is no caller to return an error to
 	}
 }
 

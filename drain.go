@@ -37,10 +37,10 @@ import (
 // There Drain posts a write of no bytes behind them and waits for that, since a queue completes in
 // order. The peer's queue pair must allow remote writes for it, and the queue must have a slot for
 // it: one that is full of unsignaled requests never has, since their slots are given back with the
-// next signaled one. A write that fails, or that the NIC refuses for good, is a failure as any
-// other: nobody knows then whether the sends before it have ended well.
+// next signaled one. A write that fails, or that the NIC refuses permanently, is a failure as
+// any other: nobody knows then whether the sends before it have ended well.
 //
-// In ERR one more request on either queue tells when everything was flushed. Where that cannot be
+// In ERR one more request on either queue shows when everything was flushed. Where that cannot be
 // had, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
 // queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
 // refused, too: then it holds nothing for sure. What had not been reported by then never is.
@@ -111,7 +111,7 @@ func (q *VirtualQP) undrained(cause error) error {
 	return err
 }
 
-// drainStep goes as far as it comes without waiting, and reports whether everything has its
+// drainStep does what can be done without waiting, and reports whether everything has its
 // completion.
 func (q *VirtualQP) drainStep() bool {
 	l := &q.line

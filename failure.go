@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// This file raises failures: whatever finds one, in either direction or in the arithmetic below,
-// returns it, and here it is recorded, the line stops, and the rails are moved to ERR.
+// This file raises failures. Whatever finds one, in either direction or in internal/dqplb, returns
+// it; here it is recorded, the line stops, and the rails are moved to ERR.
 
 // sendFailed handles a failed completion of request n: the first error is kept, and the line stops.
 func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {

@@ -27,8 +27,8 @@ func describeRecv(r *recvReq) *FailedError {
 	return f
 }
 
-// describeForwarded says which request a single queue pair refused. Of those that it accepted nothing
-// is kept.
+// describeForwarded says which request a single queue pair refused. Of those that it accepted
+// nothing is kept.
 func describeForwarded(wr *SendWR, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode, f.Part = true, wr.ID, wr.Opcode.WCOpcode(), PartMessage

@@ -35,8 +35,8 @@ type FailedError struct {
 	// the whole request if WholeRange. Length is 0 where no data was concerned, as with a
 	// notification. An inline payload has no LocalAddr, and a SEND or a receive no RemoteAddr.
 	LocalAddr, RemoteAddr, Length uint64
-	// WholeRange says that the range is the whole request's: a scatter list has cut fragments short,
-	// and the range of the one that failed is not known.
+	// WholeRange says that the range is the whole request's: a scatter list has cut fragments
+	// short, and the range of the one that failed is not known.
 	WholeRange bool
 	// Scattered says that LocalAddr is where a scatter list begins: the rest may lie elsewhere.
 	Scattered bool
@@ -61,7 +61,7 @@ const (
 	PartImmediate // DQPLB: the user's immediate, behind the last fragment
 	// DQPLB: a receive that the virtual queue pair keeps posted for messages of the peer
 	PartCredit
-	// Spray: a receive that no message takes, and whose flush tells that a queue pair has failed
+	// Spray: a receive that no message takes, and whose flush shows that a queue pair has failed
 	PartWatch
 )
 
@@ -208,7 +208,7 @@ var causeText = [...]struct {
 	{verbs.ErrState, "the queue pair was not in the state for it: look for an earlier error, here or at " +
 		"the peer, or for who modified the queue pair"},
 	{verbs.ErrClosed, "a physical queue pair was closed under its virtual one: leave that to VirtualQP.Close"},
-	{verbs.ErrNotSupported, "check what the NIC supports: 'ibverbx devices' tells"},
+	{verbs.ErrNotSupported, "check what the NIC supports: run 'ibverbx devices'"},
 }
 
 // Unwrap returns the cause.

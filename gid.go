@@ -13,8 +13,7 @@ type localPort struct {
 	gid  verbs.GIDEntry
 }
 
-// localPorts asks each device for its port once while a connection is set up: GID tables may have
-// hundreds of entries.
+// localPorts asks each device for its port once: GID tables may have hundreds of entries.
 type localPorts struct {
 	conn  *ConnConfig
 	known map[verbs.DeviceID]localPort
@@ -69,8 +68,8 @@ func (p *localPorts) query(dev verbs.Device) (l localPort, err error) {
 	return l, nil
 }
 
-// bestGID chooses the entry of a port's GID table that users expect. An entry that cannot be read is
-// no reason to give up, unless no other is found.
+// bestGID chooses the entry of a port's GID table that users expect. An entry that cannot be read
+// is no reason to give up, unless no other is found.
 func bestGID(dev verbs.Device, port, tableLen int) (best verbs.GIDEntry, err error) {
 	rank := 0
 	var unreadable error

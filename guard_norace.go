@@ -2,7 +2,8 @@
 
 package ibverbx
 
-// What public methods do on entry and exit in builds with the race detector; in others it is nothing.
+// What public methods do on entry and exit in builds with the race detector; in others it is
+// nothing.
 
 func (*VirtualCQ) enter() {}
 func (*VirtualCQ) exit()  {}

@@ -10,7 +10,7 @@ import (
 // made, and safe for concurrent use.
 //
 // Local keys are indexed by this process's DeviceID, remote keys by the peer's, which the peer's
-// [BusinessCard] tells for each queue pair; if it does not, the peer's devices count as numbered
+// [BusinessCard] gives for each queue pair; if it does not, the peer's devices count as numbered
 // like the local ones they are connected to.
 type Keys struct {
 	have uint64 // bit i: there is a key for device i

@@ -152,7 +152,7 @@ func (l *line) flushing() { l.phase = max(l.phase, drainRecvs) }
 // sendsDrained ends the first phase of a drain.
 func (l *line) sendsDrained() { l.phase, l.state = drainRecvs, verbs.StateErr }
 
-// close ends the line for good.
+// close ends the line: only a new virtual queue pair has another.
 func (l *line) close() { l.dead, l.closed, l.state = true, true, verbs.StateErr }
 
 // resetFailed keeps a line that could not be reset from being used.

@@ -7,10 +7,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// passThrough is a virtual queue pair over one physical queue pair. Requests go out as they are, with
-// the user's own ID, and complete as the NIC says. Nothing is tracked, so it cannot tell which of the
-// unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC: see
-// drainProbes.
+// passThrough is a virtual queue pair over one physical queue pair. Requests go out as they are,
+// with the user's own ID, and complete as the NIC says. Nothing is tracked, so it cannot tell which
+// of the unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC:
+// see drainProbes.
 //
 // Invariant: outstanding counts the requests that were accepted less the completions that came;
 // unsignaled sends that succeed have none and count until a reset.
@@ -33,8 +33,8 @@ type passThrough struct {
 // posts at once.
 const passBatch = 64
 
-// newPassThrough makes the pass-through of a virtual queue pair with one rail. The rail has the NIC's
-// own limits, and its batch serves to translate requests only.
+// newPassThrough makes the pass-through of a virtual queue pair with one rail. The rail has the
+// NIC's own limits, and its batch serves to translate requests only.
 func newPassThrough(q *VirtualQP) *passThrough {
 	rails := &q.send.rails
 	r := rails.data[0]

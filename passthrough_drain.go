@@ -11,11 +11,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// drainProbes are the requests that Drain, Close and Reset post on a single queue pair to learn from
-// their completions what the NIC has done: a marker behind the sends, and then, in ERR, one on either
-// queue, whose flush proves that all before it was flushed. Counting would not do: which unsignaled
-// requests still complete, the NIC alone knows. All probes have the same ID, which nobody else uses;
-// their completions do not reach the user.
+// drainProbes are the requests that Drain, Close and Reset post on a single queue pair to learn
+// from their completions what the NIC has done: a marker behind the sends, and then, in ERR, one on
+// either queue, whose flush proves that all before it was flushed. Counting would not do: which
+// unsignaled requests still complete, the NIC alone knows. All probes have the same ID, which
+// nobody else uses; their completions do not reach the user.
 //
 // Invariant: posted counts the probes that were accepted and have not completed.
 type drainProbes struct {
@@ -72,9 +72,9 @@ func (p *passThrough) sendsOver() bool {
 	return o.marked && o.posted == 0
 }
 
-// recvsOver reports whether everything has ended, the queue pair being in ERR. Where the NIC does not
-// let that be found out, the queue pair is reset, or destroyed if it refuses that too: it then holds
-// nothing for sure.
+// recvsOver reports whether everything has ended, the queue pair being in ERR. Where the NIC does
+// not let that be found out, the queue pair is reset, or destroyed if it refuses that too: it then
+// holds nothing for sure.
 func (p *passThrough) recvsOver() bool {
 	o, rl := &p.probes, p.rail
 	if rl.closed || p.nothingLeft() || p.flushConfirmed() || p.nothingLeft() {
@@ -122,13 +122,14 @@ func (p *passThrough) flushConfirmed() bool {
 	return o.sendPosted && o.recvPosted && o.posted == 0
 }
 
-// flushUnknowable reports whether it will never be known that everything was flushed: a queue refuses
-// the probe permanently, or is full of unsignaled requests that have succeeded, whose slots nothing
-// gives back in ERR; the other queue's probe has come back, and nothing else comes.
+// flushUnknowable reports whether it will never be known that everything was flushed: a queue
+// refuses the probe permanently, or is full of unsignaled requests that have succeeded, whose slots
+// nothing gives back in ERR; the other queue's probe has come back, and nothing else comes.
 func (p *passThrough) flushUnknowable() bool {
 	o := &p.probes
 	idle := p.isIdle()
-	return idle && o.posted == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) || refusedPermanently(o.sendErr) ||
+	return idle && o.posted == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) ||
+		refusedPermanently(o.sendErr) ||
 		refusedPermanently(o.recvErr))
 }
 
@@ -146,8 +147,8 @@ func (p *passThrough) isIdle() bool {
 	return o.polls >= flushPolls && time.Since(o.since) > flushQuiet
 }
 
-// flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It may
-// hold something still, and is reset or destroyed anyway.
+// flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It
+// may hold something still, and is reset or destroyed anyway.
 func (p *passThrough) flushOver() bool {
 	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.flushConfirmed() || p.flushUnknowable()
 }

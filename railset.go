@@ -180,8 +180,8 @@ func (s *railSet) abandon() {
 	s.recount()
 }
 
-// restart gives rails whose queue pairs were reset their first state back. Credits keep counting on,
-// so that completions of the previous connection are recognised.
+// restart gives rails whose queue pairs were reset their first state back. Credits keep counting
+// on, so that completions of the previous connection are recognised.
 func (s *railSet) restart() {
 	for _, r := range s.all {
 		r.railConn = r.newConn()

@@ -38,8 +38,8 @@ func TestREADMEProgramsRun(t *testing.T) {
 	}
 }
 
-// The commands that the README gives for another module, clone beside it, make its first program run
-// there.
+// The commands that the README gives for another module, clone beside it, make its first program
+// run there.
 func TestREADMEUseFromAnotherModule(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {

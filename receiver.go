@@ -10,10 +10,11 @@ import (
 // receives, the credits that DQPLB keeps posted, and the notifications that wait for a receive. It
 // says what a queue pair refused and what the peer did wrong; what follows is for [VirtualQP].
 //
-// Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those before
-// nextMessage were posted on the rail that carries SENDs. Of the bare ones, without memory, those
-// before nextBare were posted on the notify rail (Spray) or have been given their notification
-// (DQPLB). Nothing is banked while a bare receive waits. toRepost is the sum over the rails.
+// Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those
+// before nextMessage were posted on the rail that carries SENDs. Of the bare ones, without memory,
+// those before nextBare were posted on the notify rail (Spray) or have been given their
+// notification (DQPLB). Nothing is banked while a bare receive waits. toRepost is the sum over the
+// rails.
 type receiver struct {
 	win                   ring.Window[recvReq]
 	nextMessage, nextBare uint64
@@ -107,7 +108,7 @@ func (s *receiver) postWaiting(rl *rail, message bool) *recvRefusal {
 		return nil
 	}
 	if rl == nil {
-		*next = s.win.Tail // no receive of this kind was let in
+		*next = s.win.Tail // no receive of this kind was accepted
 		return nil
 	}
 	if rl.recvsRefused {
@@ -157,8 +158,8 @@ func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvW
 	return s.scratch[:count], n
 }
 
-// deliverBanked gives banked notifications to the receives that wait for one, and reports whether it
-// gave any.
+// deliverBanked gives banked notifications to the receives that wait for one, and reports whether
+// it gave any.
 func (s *receiver) deliverBanked() (any bool) {
 	for s.bank.Len() != 0 {
 		r := s.nextNotified()
@@ -200,9 +201,9 @@ func (s *receiver) notified(n dqplb.Notification) {
 	s.banked++
 }
 
-// completed handles the completion of a receive of the user. It returns the receive, or nil if there
-// is none that the completion can be of. The receive has a status of its own where the completion
-// had none and the peer sent what it does not take.
+// completed handles the completion of a receive of the user. It returns the receive, or nil if
+// there is none that the completion can be of. The receive has a status of its own where the
+// completion had none and the peer sent what it does not take.
 func (s *receiver) completed(rl *rail, wc *verbs.WC) *recvReq {
 	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
@@ -294,6 +295,7 @@ func (s *receiver) check(rails *railSet) {
 		return
 	}
 	for n := s.nextBare; n != s.win.Tail; n++ {
-		must(s.win.At(n).message, "receiver: receive %d waits beside %d banked notifications", n, s.bank.Len())
+		must(s.win.At(n).message, "receiver: receive %d waits beside %d banked notifications", n,
+			s.bank.Len())
 	}
 }

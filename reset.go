@@ -6,12 +6,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Reset takes the virtual queue pair back to RESET, whatever has happened to it: what is outstanding
-// completes as flushed, the failure is forgotten, and it can be connected again. The peer must do
-// the same, and both must exchange new cards: packet sequence numbers change, so that neither takes a
-// packet of the previous connection for one of the new.
+// Reset takes the virtual queue pair back to RESET, whatever has happened to it: what is
+// outstanding completes as flushed, the failure is forgotten, and it can be connected again. The
+// peer must do the same, and both must exchange new cards: packet sequence numbers change, so that
+// neither takes a packet of the previous connection for one of the new.
 //
-// When a NIC is gone for good its queue pairs cannot be reset. What is outstanding is reported as
+// The queue pairs of a NIC that is gone cannot be reset. What is outstanding is reported as
 // flushed all the same, the error says which rail it was, and the virtual queue pair stays failed:
 // close it.
 func (q *VirtualQP) Reset() error {
@@ -95,8 +95,8 @@ func (q *VirtualQP) endOutstanding() {
 	out.settle()
 }
 
-// restart begins a new life in RESET: what belongs to a connection is made anew, not cleared field by
-// field.
+// restart puts the virtual queue pair back into RESET. What belongs to a connection is made anew,
+// not cleared field by field.
 func (q *VirtualQP) restart() {
 	q.line = newLine()
 	q.send.rails.restart()

@@ -6,8 +6,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// sender is the send direction of a virtual queue pair over several physical ones: the requests that
-// are live, how far each has come, and the rails that carry them. It posts, and says what was
+// sender is the send direction of a virtual queue pair over several physical ones: the requests
+// that are live, how far each has come, and the rails that carry them. It posts, and says what was
 // refused or failed; what follows from that is for [VirtualQP] to decide.
 //
 // A request's data goes out first, cut into fragments or whole. Some requests end with a *final

@@ -41,8 +41,8 @@ type RailStats struct {
 	Limit         int    `json:"limit"`         // how many there may be
 	Recvs         int    `json:"recvs"`         // receives and credits posted
 	RecvLimit     int    `json:"recv_limit"`
-	Errors        uint64 `json:"errors"`  // failed completions, and posts refused for good
-	Refused       uint64 `json:"refused"` // posts refused, for good or for now
+	Errors        uint64 `json:"errors"`  // failed completions, and posts refused permanently
+	Refused       uint64 `json:"refused"` // posts refused, permanently or for now
 }
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualQP].

@@ -89,7 +89,10 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 		switch {
 		case t == nil:
 			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
-		case slices.ContainsFunc(q.send.rails.all[:i], func(o *rail) bool { return o.device == r.device && o.num == r.num }):
+		case slices.ContainsFunc(q.send.rails.all[:i], func(o *rail) bool {
+			return o.device == r.device &&
+				o.num == r.num
+		}):
 			return refuse(verbs.ErrInvalid, "is given twice")
 		case t.find(r.num) != nil:
 			return refuse(verbs.ErrInvalid, "belongs to a virtual QP already")
@@ -201,7 +204,7 @@ func (c *VirtualCQ) unpoll(wcs []WC) {
 
 // ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
 // handles completions of one device's CQ, in the order in which that CQ gave them, and appends
-// what they complete to dst. Whoever uses it does not call Poll.
+// what they complete to dst. A program that uses it does not call Poll.
 func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
 	c.enter()
 	out := c.sink(nil)
@@ -242,8 +245,8 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 // sink is where a poll into dst puts what it reports.
 func (c *VirtualCQ) sink(dst []WC) sink { return sink{dst: dst, ready: &c.ready} }
 
-// collect handles what the NICs have completed, so that it is not mistaken for outstanding. The next
-// poll reports that a CQ has died.
+// collect handles what the NICs have completed, so that it is not mistaken for outstanding. The
+// next poll reports that a CQ has died.
 func (c *VirtualCQ) collect() {
 	if !c.closed {
 		out := c.sink(nil)

@@ -55,7 +55,7 @@ type SendWR struct {
 // and all complete in the order of posting. With a single queue pair any receive takes any message,
 // as in verbs.
 //
-// A receive that waits also tells when the queue pair under it fails: see [VirtualQP.Err].
+// A receive that waits also shows when the queue pair under it fails: see [VirtualQP.Err].
 type RecvWR struct {
 	ID    uint64    // comes back in the completion
 	Local Segment   // where a SEND goes; zero for a notification
@@ -63,7 +63,7 @@ type RecvWR struct {
 }
 
 // WC is a virtual work completion. Unlike a physical one, all of its fields are always defined;
-// those that do not apply are zero. With several queue pairs Opcode tells what the request was for
+// those that do not apply are zero. With several queue pairs Opcode says what the request was for
 // even when it failed; a single queue pair knows no more than the NIC, which leaves the opcode of a
 // failed completion undefined: it is [verbs.WCUnknown].
 type WC struct {
