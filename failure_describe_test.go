@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // posted is a physical work request and the rail that carried it.
@@ -337,5 +340,85 @@ func TestFailedErrorText(t *testing.T) {
 		if got := c.f.Error(); got != c.want {
 			t.Errorf("it says\n%s\nwant\n%s", got, c.want)
 		}
+	}
+}
+
+// A failed marker carried no data: it has no position among the fragments, and the story says what
+// it was.
+func TestFailedMarkerIsNoFragment(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
+	note := rawWrite(3, 8)
+	note.Opcode = verbs.OpRDMAWriteWithImm
+	// both rails carry plain data, so one gets a marker
+	if _, err := r.PostSend(rawWrite(1, 200), note); err != nil {
+		t.Fatal(err)
+	}
+	if r.Stats().Markers != 1 {
+		t.Fatalf("%d markers", r.Stats().Markers)
+	}
+	for i, qp := range r.qps {
+		for _, wr := range qp.posts {
+			if wr.Opcode == verbs.OpRDMAWriteWithImm && wr.Bytes() == 0 {
+				r.CQ().ProcessCompletions(nil, 0, verbs.WC{ID: wr.ID, Status: verbs.StatusRemAccessErr,
+					QPNum: r.qps[i].Num()})
+			}
+		}
+	}
+	var fe *FailedError
+	if !errors.As(r.Err(), &fe) || fe.ID != 3 {
+		t.Fatal(r.Err())
+	}
+	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 ||
+		!strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
+		t.Errorf("the marker failed: %+v", fe)
+	}
+}
+
+// A single queue pair tracks nothing, so it cannot know the opcode of what failed, nor whether it
+// was a receive. It must not claim to.
+func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Open([]verbs.Device{fabric.Device(0)}, Config{QPsPerDevice: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := Open([]verbs.Device{fabric.Device(1)}, Config{QPsPerDevice: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cardA, _ := a.Card()
+	cardB, _ := b.Card()
+	if err := errors.Join(a.Connect(cardB), b.Connect(cardA)); err != nil {
+		t.Fatal(err)
+	}
+	region, err := b.Domain().Register(make([]byte, 8), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// too short for what comes
+	if _, err := b.PostRecv(RecvWR{ID: 9, Local: region.Slice(0, 4)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.PostSend(SendWR{ID: 8, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
+		Inline: make([]byte, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); a.Err() == nil || b.Err() == nil; {
+		pollNow(t, a.CQ())
+		pollNow(t, b.CQ())
+		if time.Now().After(deadline) {
+			t.Fatal("no error")
+		}
+	}
+	for _, q := range []*VirtualQP{a, b} {
+		if strings.Contains(q.Err().Error(), "RDMA_WRITE") {
+			t.Errorf("nobody wrote: %v", q.Err())
+		}
+	}
+	if err := errors.Join(a.Close(), b.Close(), region.Close(), fabric.Close()); err != nil {
+		t.Error(err)
 	}
 }

@@ -247,51 +247,6 @@ func TestFailedResetSaysWhy(t *testing.T) {
 	})
 }
 
-// Stats count what was accepted, and nothing that was refused.
-func TestSingleQPCountsWhatWasAccepted(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
-	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
-	defer stall.Remove()
-	inline := ibverbx.SendWR{ID: 0, Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
-		Inline: make([]byte, 7)}
-	scattered := l.a.write(verbs.OpRDMAWrite, 1, 0, 30)
-	scattered.Local, scattered.SGL = ibverbx.Segment{},
-		[]ibverbx.Segment{l.a.mr.Slice(0, 10), l.a.mr.Slice(100, 20)}
-	wrs := []ibverbx.SendWR{inline, scattered}
-	for id := uint64(2); id < 20; id++ {
-		wrs = append(wrs, l.a.write(verbs.OpRDMAWrite, id, 0, 100))
-	}
-	for len(wrs) > 16 { // some in one call
-		n, err := l.a.PostSend(wrs[:min(3, len(wrs))]...)
-		if wrs = wrs[n:]; err != nil {
-			break
-		}
-	}
-	if r := l.a.Stats().Rails[0]; r.Bytes != 7+30+200 || r.Fragments != 4 {
-		t.Errorf("%d bytes in %d", r.Bytes, r.Fragments)
-	}
-}
-
-// A NIC that is gone ends a single queue pair, whichever post finds out.
-func TestSingleQPOnANICThatIsGone(t *testing.T) {
-	l := newLink(t, linkConfig{})
-	l.a.expectRecv(t, 1)
-	l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Err: verbs.ErrDeviceGone})
-	_, err := l.a.PostRecv(ibverbx.RecvWR{ID: 2, Local: l.a.mr.Slice(8, 16)})
-	var fe *ibverbx.FailedError
-	if !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(l.a.Err(), &fe) {
-		t.Fatalf("%v; Err %v", err, l.a.Err())
-	}
-	if !errors.Is(fe, verbs.ErrDeviceGone) || !fe.Recv || !fe.HasID || fe.ID != 2 ||
-		fe.Opcode != verbs.WCUnknown ||
-		fe.LocalAddr != l.a.mr.Addr()+8 || fe.Length != 16 || fe.Rail != 0 {
-		t.Errorf("%+v", fe)
-	}
-	if wc := l.a.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr {
-		t.Errorf("%+v", wc)
-	}
-}
-
 // Where every request has its completion already there is nothing to ask the NIC about, so it
 // cannot refuse either.
 func TestDrainWithNothingOutstandingAsksNothing(t *testing.T) {

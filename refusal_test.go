@@ -257,3 +257,47 @@ func TestCQTooDeep(t *testing.T) {
 		t.Errorf("something is left: %v", err)
 	}
 }
+
+func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fabric.Device(0)
+	pd, err := dev.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ibverbx.NewVirtualCQ(cq, cq); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "one a device") {
+		t.Errorf("two CQs of one device: %v", err)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{}); !errors.Is(
+		err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("one queue pair twice: %v", err)
+	}
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+	if err := qp.Modify(
+		&init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); !errors.Is(
+		err, verbs.ErrState) {
+		t.Errorf("a queue pair in INIT: %v", err)
+	}
+	if err := errors.Join(qp.Close(), vcq.Close(), pd.Close(), fabric.Close()); err != nil {
+		t.Errorf("leak: %v", err)
+	}
+}

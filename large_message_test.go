@@ -7,116 +7,7 @@ import (
 
 	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
-	"ibverbx/verbs/verbstest"
 )
-
-// recordingQP is a null queue pair that remembers what is posted on it.
-type recordingQP struct {
-	*verbstest.NullQP
-	posts []verbs.SendWR
-	recvs []uint64 // their IDs
-}
-
-func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
-	n, err := q.NullQP.PostSend(wrs)
-	for _, wr := range wrs[:n] {
-		wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
-		q.posts = append(q.posts, wr)
-	}
-	return n, err
-}
-
-func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
-	n, err := q.NullQP.PostRecv(wrs)
-	for i := range wrs[:n] {
-		q.recvs = append(q.recvs, wrs[i].ID)
-	}
-	return n, err
-}
-
-// recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to
-// itself: where it really sends to does not matter, since null devices never touch memory.
-type recorded struct {
-	*VirtualQP
-	qps    []*recordingQP // the data rails
-	notify *recordingQP
-}
-
-func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
-	tb.Helper()
-	p := verbstest.NewNull(devices)
-	var pds []verbs.PD
-	var cqs []verbs.CQ
-	for i := range devices {
-		pd, err := p.Device(i).AllocPD()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		cq, err := p.Device(i).CreateCQ(verbs.CQConfig{Depth: 8192})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		pds, cqs = append(pds, pd), append(cqs, cq)
-	}
-	create := func(i int) *recordingQP {
-		qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i],
-			Cap: verbs.QPCap{MaxRecvWR: 256}})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return &recordingQP{NullQP: qp.(*verbstest.NullQP)}
-	}
-	r := &recorded{}
-	var qps []verbs.QP
-	for i := range devices * perDevice {
-		r.qps = append(r.qps, create(i%devices))
-		qps = append(qps, r.qps[i])
-	}
-	r.notify = create(0)
-	cq, err := NewVirtualCQ(cqs...)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if r.VirtualQP, err = NewVirtualQP(cq, qps, r.notify, cfg); err != nil {
-		tb.Fatal(err)
-	}
-	card, err := r.Card()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := r.Connect(card); err != nil {
-		tb.Fatal(err)
-	}
-	return r
-}
-
-// pollNow takes what can be polled now. Work may go on behind it: what completes makes room for
-// more.
-func pollNow(tb testing.TB, cq *VirtualCQ) (got []WC) {
-	tb.Helper()
-	var wcs [16]WC
-	for n := len(wcs); n == len(wcs); {
-		var err error
-		if n, err = cq.Poll(wcs[:]); err != nil {
-			tb.Fatal(err)
-		}
-		got = append(got, wcs[:n]...)
-	}
-	return got
-}
-
-// finish polls until every send request has been reported.
-func (r *recorded) finish(tb testing.TB) (got []WC) {
-	tb.Helper()
-	for range 1_000_000 {
-		got = append(got, pollNow(tb, r.CQ())...)
-		if r.Stats().SendWindow == 0 {
-			return got
-		}
-	}
-	tb.Fatalf("stuck: %+v", r.Stats())
-	return nil
-}
 
 const (
 	huge         = 5<<30 + 3
@@ -124,10 +15,6 @@ const (
 	hugeLocal    = 1<<32 - 12345 // so that it crosses a multiple of 4 GiB on either side
 	hugeRemote   = 0x7fff_0000_0000 - 777
 )
-
-func hugeKeys(base uint32) *Keys {
-	return NewKeys(map[verbs.DeviceID]uint32{0: base, 1: base + 1})
-}
 
 // checkTiles checks that the data posted on the rails covers the remote range and the local pieces
 // exactly, in order of address, in fragments of the full size.

@@ -2,7 +2,6 @@ package ibverbx_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -173,76 +172,6 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	}
 	if err := errors.Join(append(errs, target.Close(), peers.Close(), fabric.Close())...); err != nil {
 		t.Errorf("leak: %v", err)
-	}
-}
-
-// NICs that complete as fast as they are polled do not keep another one waiting.
-func TestPollServesEveryDevice(t *testing.T) {
-	for _, devices := range []int{2, 3, 4, 5} {
-		t.Run(fmt.Sprint(devices), func(t *testing.T) {
-			null := verbstest.NewNull(devices)
-			var cqs []verbs.CQ
-			var pds []verbs.PD
-			for i := range devices {
-				cq, err := null.Device(i).CreateCQ(verbs.CQConfig{Depth: 1024})
-				if err != nil {
-					t.Fatal(err)
-				}
-				pd, err := null.Device(i).AllocPD()
-				if err != nil {
-					t.Fatal(err)
-				}
-				cqs, pds = append(cqs, cq), append(pds, pd)
-			}
-			vcq, err := ibverbx.NewVirtualCQ(cqs...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			// One pass-through queue pair a device.
-			var qps []*ibverbx.VirtualQP
-			for i := range devices {
-				qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i]})
-				if err != nil {
-					t.Fatal(err)
-				}
-				q, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				connectToItself(t, q)
-				qps = append(qps, q)
-			}
-			done := map[uint32]int{}
-			wcs := make([]ibverbx.WC, 32)
-			const polls = 1000
-			for range polls {
-				for _, q := range qps {
-					for { // as many as its queue takes
-						if _, err := q.PostSend(
-							ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); errors.Is(
-							err, verbs.ErrQueueFull) {
-							break
-						} else if err != nil {
-							t.Fatal(err)
-						}
-					}
-				}
-				n, err := vcq.Poll(wcs)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, wc := range wcs[:n] {
-					done[wc.QPNum]++
-				}
-			}
-			fair := polls * len(wcs) / devices
-			for i, q := range qps {
-				if n := done[q.Num()]; n < fair/2 {
-					t.Errorf("device %d: %d of %d completions, a fair share is %d", i, n, polls*len(wcs),
-						fair)
-				}
-			}
-		})
 	}
 }
 

@@ -1,0 +1,155 @@
+package ibverbx
+
+import (
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx/internal/dqplb"
+	"ibverbx/verbs"
+)
+
+// credit makes up a completion of a rail's c-th credit.
+func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
+	return verbs.WC{
+		ID: wrid(kindCredit, uint64(rail)<<wridRailShift, 0, c), Opcode: verbs.WCRecvRDMAWithImm,
+		Imm: imm, Flags: verbs.WCWithImm, ByteLen: 10, QPNum: r.qps[rail].Num(),
+	}
+}
+
+// Completions of one rail that come out of order are put back into the order of the receives, which
+// is the sender's; there alone the user's immediate can be told from a number.
+func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
+	inOrder := []uint32{
+		dqplb.Swap(0 | dqplb.Last),
+		dqplb.Swap(1 | dqplb.Last | dqplb.Raw), 0x77,
+		dqplb.Swap(2),
+		dqplb.Swap(3 | dqplb.Last | dqplb.Raw), dqplb.Swap(2), // an immediate that looks like a number
+	}
+	order := []int{0, 1, 2, 3, 4, 5}
+	for range 100 {
+		r := newRecorded(t, 1, 2, Config{})
+		for id := range uint64(3) {
+			if _, err := r.PostRecv(RecvWR{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got []WC
+		for _, c := range order {
+			got = r.CQ().ProcessCompletions(got, 0, r.credit(1, uint64(c), inOrder[c]))
+		}
+		if r.Err() != nil || len(got) != 3 {
+			t.Fatalf("order %v: %+v, %v", order, got, r.Err())
+		}
+		for i, want := range []struct {
+			imm   uint32
+			bytes uint64
+		}{{0, 10}, {0x77, 10}, {dqplb.Swap(2), 20}} {
+			if wc := got[i]; wc.ID != uint64(i) || wc.Imm != want.imm || wc.ByteLen != want.bytes {
+				t.Fatalf("order %v: receive %d: %+v", order, i, wc)
+			}
+		}
+		if r.Stats().StaleEvents != 0 {
+			t.Fatalf("order %v: completions were dropped", order)
+		}
+		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+	}
+}
+
+func TestCreditsThatCannotBeAreDropped(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{Credits: 16})
+	if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
+		t.Fatal(err)
+	}
+	cq := r.CQ()
+	first := r.credit(0, 0, dqplb.Swap(0|dqplb.Last))
+	if got := cq.ProcessCompletions(nil, 0, first); len(got) != 1 {
+		t.Fatalf("%+v", got)
+	}
+	early := r.credit(0, 5, dqplb.Swap(9))
+	cq.ProcessCompletions(nil, 0, early)
+	otherRail := r.credit(1, 0, dqplb.Swap(1|dqplb.Last))
+	otherRail.QPNum = r.qps[0].Num()
+	for i, wc := range []verbs.WC{
+		first, // handled already
+		early, // waits already
+		r.credit(0, 40, dqplb.Swap(1|dqplb.Last)), // never posted
+		r.credit(0, wridNumberMask, 0),            // behind all
+		otherRail,
+	} {
+		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil ||
+			r.Stats().StaleEvents != uint64(i+1) {
+			t.Errorf("completion %d: reported %+v, %v, %d dropped", i, got, r.Err(), r.Stats().StaleEvents)
+		}
+	}
+	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, dqplb.Swap(1|dqplb.Last))); len(got) != 1 ||
+		got[0].ID != 2 {
+		t.Errorf("the line is disturbed: %+v", got)
+	}
+}
+
+func TestCreditsArePostedAgain(t *testing.T) {
+	const credits = 32
+	r := newRecorded(t, 1, 2, Config{Credits: credits})
+	posted := func() int { return len(r.qps[0].recvs) }
+	if posted() != credits || len(r.qps[1].recvs) != credits {
+		t.Fatalf("%d and %d credits at RTR, want %d", posted(), len(r.qps[1].recvs), credits)
+	}
+	for num := range uint32(1000) {
+		if !r.qps[0].CompleteRecv(dqplb.Swap(num), 1, verbs.WCRecvRDMAWithImm) {
+			t.Fatalf("no credit for message %d", num)
+		}
+		pollNow(t, r.CQ())
+		if used := int(num) + 1; posted()-used < credits-credits/creditBatch || posted()-used > credits {
+			t.Fatalf("%d credits out after %d messages", posted()-used, used)
+		}
+	}
+	for i, id := range r.qps[0].recvs {
+		if id != wrid(kindCredit, 0, 0, uint64(i)) {
+			t.Fatalf("credit %d has id %#x", i, id)
+		}
+	}
+}
+
+func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*verbs.WC)
+		want error
+		says string
+	}{
+		{"flushed", func(wc *verbs.WC) { wc.Status, wc.Opcode = verbs.StatusWRFlushErr, 99 },
+			verbs.StatusWRFlushErr, "WR_FLUSH_ERR"},
+		{"a message where only notifications come", func(wc *verbs.WC) { wc.Opcode = verbs.WCRecv },
+			ErrProtocol, "RECV on a data"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRecorded(t, 1, 2, Config{})
+			if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
+				t.Fatal(err)
+			}
+			wc := r.credit(1, 0, dqplb.Swap(0|dqplb.Last))
+			c.edit(&wc)
+			got := r.CQ().ProcessCompletions(nil, 0, wc)
+			flushed := func(wc WC) bool {
+				return wc.Status == verbs.StatusWRFlushErr &&
+					wc.Opcode == verbs.WCRecvRDMAWithImm
+			}
+			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
+				t.Errorf("reported %+v", got)
+			}
+			var fe *FailedError
+			if err := r.Err(); !errors.Is(err, c.want) || !errors.As(err, &fe) || !fe.Recv || fe.Rail != 1 ||
+				fe.HasID || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("Err: %v", err)
+			}
+			if states := []verbs.QPState{r.qps[0].State(), r.qps[1].State(),
+				r.notify.State()}; slices.ContainsFunc(
+				states, func(s verbs.QPState) bool { return s != verbs.StateErr }) {
+				t.Errorf("the rails are in %v", states)
+			}
+		})
+	}
+}

@@ -1,0 +1,279 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may
+// hide the cause: requests before the failed one end well, the failed one has the error's status,
+// the later ones are flushed.
+func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
+		func(t *testing.T, l *link) {
+			const bad = 3
+			l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend,
+				Status: verbs.StatusRetryExcErr,
+				Match:  func(wr *verbs.SendWR) bool { return wr.RemoteAddr == l.a.peer.Addr()+bad*1000 }})
+			if _, err := l.a.PostRecv(ibverbx.RecvWR{ID: 100, Local: l.a.mr.Slice(0, 8)}); err != nil {
+				t.Fatal(err)
+			}
+			for id := range 2 * bad * uint64(l.a.DataRails()) {
+				wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
+				if id == bad*uint64(l.a.DataRails()) {
+					// round robin brings it to rail 0, on the first NIC
+					wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10)
+				}
+				l.a.send(t, wr)
+			}
+			// Rail 0 runs to its end first, completions and flushed receives; the others have not
+			// even begun.
+			for l.do(func(a soft.Action) bool {
+				return a.Device == l.a.nics[0].ID() &&
+					a.QPNum == l.a.railQP[0]
+			}) {
+				l.a.pump(t)
+			}
+			for range 400 {
+				l.fabric.Run(5)
+				l.a.pump(t)
+			}
+			for _, wc := range l.a.backlog {
+				want := verbs.StatusWRFlushErr
+				switch {
+				case wc.ID < bad*uint64(l.a.DataRails()):
+					want = verbs.StatusSuccess
+				case wc.ID == bad*uint64(l.a.DataRails()):
+					want = verbs.StatusRetryExcErr
+				}
+				if wc.Status != want {
+					t.Fatalf("id %d: %v, want %v; %v", wc.ID, wc.Status.Name(), want.Name(), l.a.Err())
+				}
+			}
+			if len(l.a.backlog) != 2*bad*l.a.DataRails()+1 {
+				t.Fatalf("%d completions", len(l.a.backlog))
+			}
+		})
+}
+
+// A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no
+// receives of the user.
+func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.b.expectRecv(t, 1)
+		keys := map[verbs.DeviceID]uint32{}
+		for dev := range verbs.DeviceID(8) {
+			keys[dev] = 0xbad
+		}
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, uint64(1000*l.a.DataRails())) // a fragment on every rail
+		bad.Remote = ibverbx.RemoteSegment{Addr: l.a.peer.Addr(), Length: 1 << 20,
+			Keys: ibverbx.NewKeys(keys)}
+		l.a.send(t, bad)
+		if wc := l.b.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr ||
+			!wc.Opcode.IsRecv() || l.b.Err() == nil {
+			t.Fatalf("%+v, %v", wc, l.b.Err())
+		}
+	})
+}
+
+// The receive that watches a rail of Spray is posted again when the NIC refuses it for now.
+func TestWatchSurvivesARefusal(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{Scheme: ibverbx.Spray, QPsPerDevice: 3}})
+	if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: 3})
+	if err := l.reconnect(); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		l.a.pump(t)
+		l.b.pump(t)
+	}
+	for _, e := range []*end{l.a, l.b} {
+		for i, r := range e.Stats().Rails {
+			if want := min(i%3, 1); r.Recvs != want {
+				t.Errorf("rail %d holds %d receives, want %d", i, r.Recvs, want)
+			}
+		}
+	}
+	if refusal.Hits() != 3 {
+		t.Errorf("%d refusals", refusal.Hits())
+	}
+}
+
+// A rail whose receives were flushed while a send of it was outstanding waits for that send to tell
+// the cause. When the send ends well, the flush itself is the failure.
+func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8)) // on rail 0
+	flushed := verbs.WC{ID: 5 << 60, Status: verbs.StatusWRFlushErr, QPNum: l.a.railQP[0]}
+	if got := l.a.cq.ProcessCompletions(nil, 0, flushed); len(got) != 0 || l.a.Err() != nil {
+		t.Fatalf("before the send has ended: %s, %v", fmtWCs(got), l.a.Err())
+	}
+	l.complete(l.a, 0)
+	if got := l.a.poll(t); len(got) != 1 || got[0].Status != verbs.StatusSuccess {
+		t.Fatal(fmtWCs(got))
+	}
+	if err := l.a.Err(); !errors.Is(err, verbs.StatusWRFlushErr) {
+		t.Fatalf("the flush went unnoticed: %v", err)
+	}
+}
+
+// A send that is staged, but of which no NIC has taken anything, is flushed at once when the
+// receive direction fails: no completion of it would ever come.
+func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrNoMemory,
+		Count: 1 << 30})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 7, 0, 8)) // staged on rail 0
+	failed := verbs.WC{ID: 5 << 60, Status: verbs.StatusLocProtErr, QPNum: l.a.railQP[0]}
+	got := l.a.cq.ProcessCompletions(nil, 0, failed)
+	if len(got) != 1 || got[0].ID != 7 || got[0].Status != verbs.StatusWRFlushErr {
+		t.Errorf("reported: %s", fmtWCs(got))
+	}
+	if err := l.a.Err(); !errors.Is(err, verbs.StatusLocProtErr) {
+		t.Error(err)
+	}
+}
+
+// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding
+// there. Where it keeps no receive of its own, a receive of the user tells.
+func TestWhichFailuresAreNoticed(t *testing.T) {
+	for _, c := range []struct {
+		scheme  ibverbx.Scheme
+		rail    int // 2 is the notify QP
+		notices bool
+	}{
+		{ibverbx.DQPLB, 0, true}, {ibverbx.DQPLB, 1, true}, {ibverbx.DQPLB, 2, false},
+		{ibverbx.Spray, 0, false}, {ibverbx.Spray, 1, true}, {ibverbx.Spray, 2, false},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev := fabric.Device(0)
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		mr, err := pd.RegisterMR(make([]byte, 64), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ends [2]*ibverbx.VirtualQP
+		var qps [2][3]verbs.QP
+		for i := range ends {
+			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for j := range qps[i] {
+				if qps[i][j], err = pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			vcq, err := ibverbx.NewVirtualCQ(cq)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2],
+				ibverbx.Config{Scheme: c.scheme}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		connectBoth(t, ends[0], ends[1])
+		if err := qps[1][c.rail].Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+			t.Fatal(err)
+		}
+		poll := func() {
+			var wcs [16]ibverbx.WC
+			for range 20 {
+				if _, err := ends[1].CQ().Poll(wcs[:]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if poll(); (ends[1].Err() != nil) != c.notices {
+			t.Errorf("%v rail %d: %v", c.scheme, c.rail, ends[1].Err())
+		}
+		if !c.notices {
+			wr := ibverbx.RecvWR{ID: 1}
+			if c.scheme == ibverbx.DQPLB || c.rail == 0 {
+				wr.Local = ibverbx.Segment{Addr: mr.Addr(), Length: 8,
+					Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.LKey()})}
+			}
+			if _, err := ends[1].PostRecv(wr); err != nil {
+				t.Fatal(err)
+			}
+			if poll(); ends[1].Err() == nil {
+				t.Errorf("%v rail %d: a receive did not tell", c.scheme, c.rail)
+			}
+		}
+		if err := errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(),
+			fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A refused credit ends the virtual queue pair. The credits of the other rails are not offered to
+// queue pairs that are in ERR by then.
+func TestNoCreditsAfterARefusalForGood(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, MaxMsgSize: 8, Credits: 2}})
+	l.a.expectRecv(t, 1)
+	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 24)) // uses up a credit of each rail
+	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 &&
+		time.Now().Before(deadline); {
+		l.b.pump(t) // a takes nothing in yet
+	}
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
+		Err: verbs.ErrNotSupported})
+	l.a.pump(t)
+	if err := l.a.Err(); !errors.Is(err, verbs.ErrNotSupported) || refusal.Hits() != 1 {
+		t.Errorf("%d posts were refused: %v", refusal.Hits(), err)
+	}
+}
+
+// A receive that the NIC refuses for good ends the virtual queue pair, but what the NIC had
+// accepted before stays the NIC's until it has been flushed: the region cannot be closed under it.
+func TestRefusedReceiveLeavesAcceptedOnesToTheNIC(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	mr, err := l.b.dom.Register(make([]byte, 4096), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.fabric.Inject(soft.Fault{Device: l.b.nics[0], Skip: 3, Kind: soft.RefuseRecv,
+		Err: verbs.ErrNotSupported})
+	var wrs []ibverbx.RecvWR
+	for id := range uint64(5) {
+		wrs = append(wrs, ibverbx.RecvWR{ID: id, Local: mr.Slice(id*100, 100)})
+	}
+	if n, err := l.b.PostRecv(wrs...); n != 5 || err != nil {
+		t.Fatal(n, err)
+	}
+	if wcs := l.b.poll(t); len(wcs) != 0 {
+		t.Fatalf("reported while the NIC has three of them: %s", fmtWCs(wcs))
+	}
+	if err := mr.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Fatalf("closing the region: %v", err)
+	}
+	if !errors.Is(l.b.Err(), verbs.ErrNotSupported) {
+		t.Errorf("Err: %v", l.b.Err())
+	}
+	for range 50 {
+		l.fabric.Run(10)
+		l.b.pump(t)
+	}
+	if len(l.b.backlog) != 5 || l.b.Stats().StaleEvents != 0 {
+		t.Fatalf("%s, %d dropped", fmtWCs(l.b.backlog), l.b.Stats().StaleEvents)
+	}
+	if err := mr.Close(); err != nil {
+		t.Error(err)
+	}
+}
