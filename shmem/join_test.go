@@ -66,7 +66,8 @@ func TestNobodyJoinsAlone(t *testing.T) {
 
 // Whatever a peer's card contains, joining ends with an error and not with a panic.
 func FuzzCard(f *testing.F) {
-	f.Add([]byte(`{"version":1,"pe":1,"pes":2,"heapSize":8192,"heap":{"addr":"0","length":"8192","rkeys":{"0":1}},"endpoints":[null,null]}`))
+	f.Add([]byte(`{"version":1,"pe":1,"pes":2,"heapSize":8192,` +
+		`"heap":{"addr":"0","length":"8192","rkeys":{"0":1}},"endpoints":[null,null]}`))
 	f.Fuzz(func(t *testing.T, card []byte) {
 		l := newTestbed(t, shape{1, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {

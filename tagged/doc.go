@@ -24,9 +24,9 @@
 //	ep, _ := w.NewEndpoint(tagged.EndpointConfig{})
 //	// ... exchange ep.Card() with the peer as JSON ...
 //	ep.Connect(peerCard)
-//	err := ep.SendWait(ctx, 7, header, body)                        // one message of two pieces
-//	info, err := w.RecvWait(ctx, 7, tagged.Exact, buf)              // tag 7
-//	req, err := w.Recv(0x100, 0xff00, buf)                          // any tag 0x1xx, without waiting
+//	err := ep.SendWait(ctx, 7, header, body)              // one message of two pieces
+//	info, err := w.RecvWait(ctx, 7, tagged.Exact, buf)    // tag 7
+//	req, err := w.Recv(0x100, 0xff00, buf)                // any tag 0x1xx, without waiting
 //
 // # Which message goes where
 //

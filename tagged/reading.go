@@ -7,8 +7,8 @@ import (
 
 // reading is a long message that is being read out of the sender's memory, a few chunks at a time.
 //
-// Invariant: done <= issued <= length; under is the number of chunks between them. It is in
-// Endpoint.readQueue if and only if issued < length, or in Worker.freeReadings when it is not used.
+// Invariant: it is in Endpoint.readQueue if and only if issued < length, or in Worker.freeReadings
+// when it is not used.
 type reading struct {
 	e      *Endpoint
 	req    *Request // the receive that it is for
@@ -16,12 +16,18 @@ type reading struct {
 	memory memory   // where the message lies at the sender
 	pins   pinList  // where it goes
 	inList list.Link[reading]
+	err    error // of the first read that failed
+	readCursor
+}
 
+// readCursor is how far a reading has come.
+//
+// Invariant: done <= issued <= length; under is the number of chunks between done and issued.
+type readCursor struct {
 	length uint64 // of the message, bytes
 	issued uint64 // bytes that reads were posted for
 	done   uint64 // bytes of reads that have ended
 	under  int    // reads under way
-	err    error  // of the first read that failed
 
 	// Where the next chunk is read from and to.
 	from       int    // index of the sender's piece
@@ -49,8 +55,7 @@ func (w *Worker) newReading() *reading {
 
 // put gives a reading back to the worker.
 func (rd *reading) put(w *Worker) {
-	rd.e, rd.req, rd.err = nil, nil, nil
-	rd.length, rd.issued, rd.done, rd.from, rd.fromOffset, rd.to, rd.toOffset = 0, 0, 0, 0, 0, 0, 0
+	rd.e, rd.req, rd.err, rd.readCursor = nil, nil, nil, readCursor{}
 	w.freeReadings.PushFront(&rd.inList, rd)
 }
 

@@ -28,17 +28,19 @@ type Request struct {
 	info  Info
 	data  pieces
 
-	// Of receives.
-	match entry
-
-	// Of sends.
-	ep      *Endpoint // nil for receives
+	match   entry // of receives
 	inQueue list.Link[Request]
-	kind    sendKind
-	matched bool    // of sendSync: the notice came before all of the message had gone out
-	id      uint32  // in Endpoint.waiting; 0 for none
-	sent    int     // bytes that have gone out in fragments
 	pins    pinList // of sendLong: the memory that the peer reads
+	sendState
+}
+
+// sendState is what a request knows only while it is a send. It is zero for receives.
+type sendState struct {
+	ep      *Endpoint
+	kind    sendKind
+	matched bool   // of sendSync: the notice came before all of the message had gone out
+	id      uint32 // in Endpoint.waiting; 0 for none
+	sent    int    // bytes that have gone out in fragments
 }
 
 // requestStage is how far a request has come.
@@ -93,9 +95,7 @@ func (w *Worker) newRequest(tag uint64, bufs [][]byte, n int) *Request {
 func (r *Request) put() {
 	r.data.clear()
 	r.stage, r.freed = requestFree, false
-	r.info = Info{}
-	r.match.req = nil
-	r.ep, r.kind, r.matched, r.id, r.sent = nil, sendEager, false, 0, 0
+	r.info, r.match.req, r.sendState = Info{}, nil, sendState{}
 	if p := &r.w.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
