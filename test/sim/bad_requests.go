@@ -51,8 +51,7 @@ var badSends = []badSend{
 	{"inline bytes without the flag", verbs.ErrInvalid, anywhere,
 		func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{1} }},
 	{"inline bytes and memory", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
-		wr.Flags,
-			wr.Inline = wr.Flags|verbs.SendInline, []byte{1}
+		wr.Flags, wr.Inline = wr.Flags|verbs.SendInline, []byte{1}
 	}},
 	{"an inline read", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.Flags, wr.Local, wr.Inline = verbs.OpRDMARead, wr.Flags|verbs.SendInline,

@@ -18,30 +18,27 @@ import (
 type misuse struct {
 	name string
 	want error
-	do   func(e *end, devs []verbs.Device) error
+	do   func(e *end) error
 }
 
 // misuses happen on NICs of the world, beside its own objects. They close what they make.
 var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
-	{"a domain over nothing", verbs.ErrInvalid,
-		func(*end, []verbs.Device) error { return last(ibverbx.NewDomain()) }},
+	{"a domain over nothing", verbs.ErrInvalid, func(*end) error { return last(ibverbx.NewDomain()) }},
 	{"a domain over nil", verbs.ErrInvalid,
-		func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], nil)) }},
+		func(e *end) error { return last(ibverbx.NewDomain(e.devices()[0], nil)) }},
 	{"a domain over the same twice", verbs.ErrInvalid,
-		func(_ *end, devs []verbs.Device) error { return last(ibverbx.NewDomain(devs[0], devs[0])) }},
-	{"a domain closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs, func(d *ibverbx.Domain) error { return errors.Join(d.Close(), d.Close()) })
+		func(e *end) error { return last(ibverbx.NewDomain(e.devices()[0], e.devices()[0])) }},
+	{"a domain closed twice", ibverbx.ErrClosed, func(e *end) error {
+		return inDomain(e, func(d *ibverbx.Domain) error { return errors.Join(d.Close(), d.Close()) })
 	}},
 	{"everything on a closed domain", ibverbx.ErrClosed, onClosedDomain},
-	{"memory with an impossible right", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs,
-			func(d *ibverbx.Domain) error {
-				return last(
-					d.Register(make([]byte, 8), verbs.AccessRemoteWrite))
-			})
+	{"memory with an impossible right", verbs.ErrInvalid, func(e *end) error {
+		return inDomain(e, func(d *ibverbx.Domain) error {
+			return last(d.Register(make([]byte, 8), verbs.AccessRemoteWrite))
+		})
 	}},
-	{"memory closed twice", ibverbx.ErrClosed, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs, func(d *ibverbx.Domain) error {
+	{"memory closed twice", ibverbx.ErrClosed, func(e *end) error {
+		return inDomain(e, func(d *ibverbx.Domain) error {
 			mr, err := d.Register(make([]byte, 8), verbs.AccessAll)
 			if err != nil || mr.All() != mr.Slice(0, mr.Len()) || mr.Keys() == nil || len(mr.Bytes()) != 8 {
 				return err
@@ -49,15 +46,14 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			return errors.Join(mr.Close(), mr.Close())
 		})
 	}},
-	{"a virtual CQ of nothing", verbs.ErrInvalid,
-		func(*end, []verbs.Device) error { return last(ibverbx.NewVirtualCQ()) }},
-	{"a virtual CQ with two CQs of a device", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return withCQ(devs[0], func(a verbs.CQ) error {
-			return withCQ(devs[0], func(b verbs.CQ) error { return last(ibverbx.NewVirtualCQ(a, b)) })
+	{"a virtual CQ of nothing", verbs.ErrInvalid, func(*end) error { return last(ibverbx.NewVirtualCQ()) }},
+	{"a virtual CQ with two CQs of a device", verbs.ErrInvalid, func(e *end) error {
+		return withCQ(e, func(a verbs.CQ) error {
+			return withCQ(e, func(b verbs.CQ) error { return last(ibverbx.NewVirtualCQ(a, b)) })
 		})
 	}},
-	{"waiting without a channel", verbs.ErrNotSupported, func(_ *end, devs []verbs.Device) error {
-		return withCQ(devs[0], func(a verbs.CQ) error {
+	{"waiting without a channel", verbs.ErrNotSupported, func(e *end) error {
+		return withCQ(e, func(a verbs.CQ) error {
 			c, err := ibverbx.NewVirtualCQ(a)
 			if err != nil || c.Events() != nil {
 				return err
@@ -65,25 +61,22 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			return errors.Join(c.Wait(ended), c.Arm())
 		})
 	}},
-	{"a CQ of an impossible depth", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs, func(d *ibverbx.Domain) error { return last(d.NewCQ(-1)) })
+	{"a CQ of an impossible depth", verbs.ErrInvalid, func(e *end) error {
+		return inDomain(e, func(d *ibverbx.Domain) error { return last(d.NewCQ(-1)) })
 	}},
 	{"a virtual QP on no CQ", ibverbx.ErrClosed,
-		func(*end, []verbs.Device) error {
-			return last(
-				ibverbx.NewVirtualQP(nil, nil, nil, ibverbx.Config{}))
-		}},
-	{"a virtual QP of nothing", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+		func(*end) error { return last(ibverbx.NewVirtualQP(nil, nil, nil, ibverbx.Config{})) }},
+	{"a virtual QP of nothing", verbs.ErrInvalid, func(e *end) error {
 		return last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{}))
 	}},
 	{"a notify QP beside a single one", verbs.ErrInvalid, withQPs(1, true, ibverbx.DQPLB)},
 	{"spray without a notify QP", verbs.ErrInvalid, withQPs(2, false, ibverbx.Spray)},
-	{"queue pairs on a device without CQ", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		if len(devs) == 1 {
+	{"queue pairs on a device without CQ", verbs.ErrInvalid, func(e *end) error {
+		if len(e.devices()) == 1 {
 			return verbs.ErrInvalid
 		}
-		return inDomain(devs, func(d *ibverbx.Domain) error {
-			return withCQ(devs[0], func(a verbs.CQ) error {
+		return inDomain(e, func(d *ibverbx.Domain) error {
+			return withCQ(e, func(a verbs.CQ) error {
 				c, err := ibverbx.NewVirtualCQ(a)
 				if err != nil {
 					return err
@@ -92,12 +85,12 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			})
 		})
 	}},
-	{"queue pairs of another virtual QP", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+	{"queue pairs of another virtual QP", verbs.ErrInvalid, func(e *end) error {
 		return last(ibverbx.NewVirtualQP(e.cq.cq, []verbs.QP{e.wires[0], e.wires[0]}, nil,
 			ibverbx.Config{NoNotifyQP: true}))
 	}},
-	{"a CQ that is not deep enough", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return inDomain(devs, func(d *ibverbx.Domain) error {
+	{"a CQ that is not deep enough", verbs.ErrInvalid, func(e *end) error {
+		return inDomain(e, func(d *ibverbx.Domain) error {
 			cq, err := d.NewCQ(4)
 			if err != nil {
 				return err
@@ -105,10 +98,10 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			return errors.Join(last(d.NewQP(cq, ibverbx.Config{QPsPerDevice: 3})), cq.Close())
 		})
 	}},
-	{"more messages than a CQ can be deep", verbs.ErrInvalid, func(_ *end, devs []verbs.Device) error {
-		return last(ibverbx.Open(devs, ibverbx.Config{MaxMsgCntPerQP: 1 << 14, QPsPerDevice: 100}))
+	{"more messages than a CQ can be deep", verbs.ErrInvalid, func(e *end) error {
+		return last(ibverbx.Open(e.devices(), ibverbx.Config{MaxMsgCntPerQP: 1 << 14, QPsPerDevice: 100}))
 	}},
-	{"an unknown scheme", verbs.ErrInvalid, func(*end, []verbs.Device) error {
+	{"an unknown scheme", verbs.ErrInvalid, func(*end) error {
 		var s ibverbx.Scheme
 		text, _ := ibverbx.Spray.MarshalText()
 		if err := s.UnmarshalText(text); err != nil || s != ibverbx.Spray ||
@@ -117,20 +110,20 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		}
 		return errors.Join(s.UnmarshalText([]byte("dqplb")), s.UnmarshalText([]byte("pigeon")))
 	}},
-	{"a connection of what is connected", verbs.ErrState, func(e *end, _ []verbs.Device) error {
+	{"a connection of what is connected", verbs.ErrState, func(e *end) error {
 		if e.vq.State() != verbs.StateRTS {
 			return verbs.ErrState
 		}
 		return e.connectAgain()
 	}},
-	{"a virtual QP that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error {
+	{"a virtual QP that was closed", ibverbx.ErrClosed, func(e *end) error {
 		if e.state != closed {
 			return ibverbx.ErrClosed
 		}
 		return everyError(ibverbx.ErrClosed, e.vq.Close(), e.vq.Reset(), e.vq.Drain(ended),
 			e.vq.Shutdown(ended), e.vq.Connect(ibverbx.BusinessCard{}))
 	}},
-	{"a virtual CQ that was closed", ibverbx.ErrClosed, func(e *end, _ []verbs.Device) error {
+	{"a virtual CQ that was closed", ibverbx.ErrClosed, func(e *end) error {
 		if !e.cq.closed || e.cq.cq.Stats().Ready != 0 {
 			return ibverbx.ErrClosed
 		}
@@ -138,14 +131,14 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			last(e.cq.cq.Poll(e.cq.buf[:])),
 			last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{})))
 	}},
-	{"opened and closed at once", nil, func(_ *end, devs []verbs.Device) error {
-		q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2, MaxMsgCntPerQP: 1, Credits: 1})
+	{"opened and closed at once", nil, func(e *end) error {
+		q, err := ibverbx.Open(e.devices(), ibverbx.Config{QPsPerDevice: 2, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
 			return err
 		}
 		return errors.Join(q.Drain(ended), q.Close())
 	}},
-	{"anything on a NIC that is gone", verbs.ErrDeviceGone, func(e *end, _ []verbs.Device) error {
+	{"anything on a NIC that is gone", verbs.ErrDeviceGone, func(e *end) error {
 		if e.host.NICs[0].Dead == 0 {
 			return verbs.ErrDeviceGone
 		}
@@ -160,7 +153,7 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		}
 		return verbs.ErrDeviceGone
 	}},
-	{"an impossible change of state", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+	{"an impossible change of state", verbs.ErrInvalid, func(e *end) error {
 		if e.state == closed {
 			return verbs.ErrInvalid
 		}
@@ -171,7 +164,7 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		}
 		return e.vq.Modify(verbs.QPAttr{}, verbs.QPAttrAV, &ibverbx.BusinessCard{})
 	}},
-	{"memory without a description", verbs.ErrInvalid, func(e *end, _ []verbs.Device) error {
+	{"memory without a description", verbs.ErrInvalid, func(e *end) error {
 		var none ibverbx.RemoteMR
 		all := e.peer.host.Remote
 		if none.Addr() != 0 || none.At(1).Length != 0 || all.At(all.Len()+1).Length != 0 ||
@@ -180,12 +173,11 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		}
 		return verbs.ErrInvalid
 	}},
-	{"a post of nothing", nil, func(e *end, _ []verbs.Device) error {
+	{"a post of nothing", nil, func(e *end) error {
 		return errors.Join(last(e.vq.PostSend()), last(e.vq.PostRecv()))
 	}},
-	{"memory that was closed", ibverbx.ErrClosed,
-		func(e *end, _ []verbs.Device) error { return e.postClosedMemory() }},
-	{"a drain in RESET", nil, func(e *end, _ []verbs.Device) error {
+	{"memory that was closed", ibverbx.ErrClosed, (*end).postClosedMemory},
+	{"a drain in RESET", nil, func(e *end) error {
 		if e.vq.State() != verbs.StateReset || e.state == closed {
 			return nil
 		}
@@ -206,8 +198,8 @@ func everyError(want error, errs ...error) error {
 	return want
 }
 
-func inDomain(devs []verbs.Device, do func(*ibverbx.Domain) error) error {
-	d, err := ibverbx.NewDomain(devs...)
+func inDomain(e *end, do func(*ibverbx.Domain) error) error {
+	d, err := ibverbx.NewDomain(e.devices()...)
 	if err != nil {
 		return err
 	}
@@ -218,8 +210,8 @@ func inDomain(devs []verbs.Device, do func(*ibverbx.Domain) error) error {
 	return err
 }
 
-func withCQ(dev verbs.Device, do func(verbs.CQ) error) error {
-	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 16})
+func withCQ(e *end, do func(verbs.CQ) error) error {
+	cq, err := e.devices()[0].CreateCQ(verbs.CQConfig{Depth: 16})
 	if err != nil {
 		return err
 	}
@@ -231,10 +223,10 @@ func withCQ(dev verbs.Device, do func(verbs.CQ) error) error {
 }
 
 // withQPs tries to make a virtual queue pair of n queue pairs, and perhaps a notify queue pair.
-func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end, []verbs.Device) error {
-	return func(_ *end, devs []verbs.Device) error {
-		return withCQ(devs[0], func(cq verbs.CQ) error {
-			pd, err := devs[0].AllocPD()
+func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end) error {
+	return func(e *end) error {
+		return withCQ(e, func(cq verbs.CQ) error {
+			pd, err := e.devices()[0].AllocPD()
 			if err != nil {
 				return err
 			}
@@ -267,8 +259,8 @@ func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end, []verbs.Devic
 	}
 }
 
-func onClosedDomain(e *end, devs []verbs.Device) error {
-	d, err := ibverbx.NewDomain(devs...)
+func onClosedDomain(e *end) error {
+	d, err := ibverbx.NewDomain(e.devices()...)
 	if err != nil {
 		return err
 	}
@@ -293,8 +285,8 @@ func badConfigs() (list []misuse) {
 	}
 	for _, cfg := range configs {
 		list = append(list, misuse{sprintf("configuration %+v", cfg), verbs.ErrInvalid,
-			func(e *end, devs []verbs.Device) error {
-				return everyError(verbs.ErrInvalid, last(ibverbx.Open(devs, cfg)),
+			func(e *end) error {
+				return everyError(verbs.ErrInvalid, last(ibverbx.Open(e.devices(), cfg)),
 					last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, cfg)))
 			}})
 	}
@@ -312,13 +304,13 @@ func badCards() (list []misuse) {
 		`{"qpNums":["1"],"scheme":"` + strings.Repeat("x", 70_000) + `"}`,
 	} {
 		list = append(list, misuse{"card " + text[:min(len(text), 60)], verbs.ErrInvalid,
-			func(*end, []verbs.Device) error {
+			func(*end) error {
 				return json.Unmarshal([]byte(text), new(ibverbx.BusinessCard))
 			}})
 	}
 	for _, text := range []string{`{"addr":1}`, `{"addr":"18446744073709551615","length":"2"}`,
 		`{"addr":"0","length":"1","rkeys":{"64":1}}`} {
-		list = append(list, misuse{"memory " + text, verbs.ErrInvalid, func(*end, []verbs.Device) error {
+		list = append(list, misuse{"memory " + text, verbs.ErrInvalid, func(*end) error {
 			return json.Unmarshal([]byte(text), new(ibverbx.RemoteMR))
 		}})
 	}
@@ -330,7 +322,7 @@ func badCards() (list []misuse) {
 		{QPNums: []uint32{1}, FirstNumber: numberModulo},
 	} {
 		list = append(list, misuse{sprintf("a connection to %.80v", card), verbs.ErrInvalid,
-			func(e *end, _ []verbs.Device) error {
+			func(e *end) error {
 				if e.state == closed {
 					return verbs.ErrInvalid
 				}
@@ -379,14 +371,10 @@ func (e *end) postClosedMemory() error {
 // misuse makes one of the wrong calls.
 func (e *end) misuse() {
 	w := e.w
-	var devs []verbs.Device
-	for _, d := range e.host.NICs {
-		devs = append(devs, d.Device)
-	}
 	f := misuses[w.Rng.IntN(len(misuses))]
 	before, sends, state := w.Fabric.Objects(), e.vq.Stats().Sends, e.vq.State()
 	worked := e.vq.Err() == nil
-	err := f.do(e, devs)
+	err := f.do(e)
 	w.Logf("  %s: %v", f.name, err)
 	if worked && e.vq.Err() != nil {
 		e.checkErr() // the call met a fault, whose error comes first
@@ -399,6 +387,14 @@ func (e *end) misuse() {
 		w.Broken(lab.Leak, "%v: %s leaves %v open, before it were %v; %d sends, before %d; %v, before %v", e,
 			f.name, after, before, e.vq.Stats().Sends, sends, e.vq.State(), state)
 	}
+}
+
+// devices are the NICs of the end's host, without their taps.
+func (e *end) devices() (list []verbs.Device) {
+	for _, d := range e.host.NICs {
+		list = append(list, d.Device)
+	}
+	return list
 }
 
 // gone says whether an error can mean that a NIC of the end's host has died.

@@ -22,14 +22,14 @@ type bug struct {
 	changes []change
 }
 
-// change replaces code that stands once in a declaration.
+// change replaces code that occurs once in a declaration.
 type change struct {
 	dir      string // of another package, from the root of the module; "" for the package of the file
 	decl     string // "Type.method", "function", or the name of a constant, variable or type
 	old, new string // code; spaces, line ends and comments do not count
 }
 
-// read reads the file. A bug looks so, with any number of changes:
+// read reads the file. A bug has any number of changes:
 //
 //	bug ack is lost
 //	in receiver.acknowledge
@@ -83,8 +83,8 @@ func parseBugs(text string) (list []bug, err error) {
 	return list, lines.Err()
 }
 
-// addLine adds a line to the last change. A line to remove behind a line to add begins another
-// change of the same declaration.
+// addLine adds a line to the last change. A line to remove after one to add begins another change
+// of the same declaration.
 func (b *bug) addLine(decl, line string) {
 	c := &b.changes[len(b.changes)-1]
 	if line[0] == '+' {
@@ -98,8 +98,8 @@ func (b *bug) addLine(decl, line string) {
 	c.old += line[1:] + "\n"
 }
 
-// plant returns the files that the bug changes, by path, with the bug in them. pkg is the directory of
-// the package, from the root of the module.
+// plant returns the files that the bug changes, by path, with the bug in them. pkg is the directory
+// of the package, from the root of the module.
 func (b *bug) plant(root, pkg string) (files map[string]string, err error) {
 	files = make(map[string]string)
 	for _, c := range b.changes {

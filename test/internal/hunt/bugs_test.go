@@ -36,7 +36,7 @@ func TestCodeIsReplacedInItsDeclaration(t *testing.T) {
 		{name: "function beside a method of its name", decl: "push", before: "n + 1", after: "n",
 			want: "return n\n"},
 		{name: "constant", decl: "limit", before: "1<<10", after: "1<<11", want: "limit = 1<<11"},
-		{name: "no part of a token", decl: "push", before: "retur", err: "does not stand there"},
+		{name: "no part of a token", decl: "push", before: "retur", err: "does not occur there"},
 		{name: "twice", decl: "push", before: "n", err: "more than once"},
 		{name: "nothing", decl: "push", before: "// n", err: "nothing to replace"},
 	} {

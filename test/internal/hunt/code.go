@@ -16,7 +16,7 @@ type span struct{ from, to int }
 // findDecl finds a top-level declaration by its name, or returns the empty span.
 func findDecl(source, name string) (span, error) {
 	if !strings.Contains(source, name[strings.LastIndexByte(name, '.')+1:]) {
-		return span{}, nil // parsing costs more than this
+		return span{}, nil // much cheaper than parsing
 	}
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, "", source, parser.SkipObjectResolution)
@@ -73,12 +73,12 @@ func specNames(s ast.Spec) (names []string) {
 	return names
 }
 
-// replaceCode replaces the tokens of the code before, which must stand once in the declaration, by
+// replaceCode replaces the tokens of the code before, which must occur once in the declaration, by
 // the text after.
 func replaceCode(source string, decl span, before, after string) (string, error) {
 	all, wanted := tokens(source[decl.from:decl.to]), tokens(before)
 	if len(wanted) == 0 {
-		return "", fmt.Errorf("says nothing to replace")
+		return "", fmt.Errorf("nothing to replace")
 	}
 	same := func(a, b word) bool { return a.text == b.text }
 	found := -1
@@ -87,18 +87,18 @@ func replaceCode(source string, decl span, before, after string) (string, error)
 			continue
 		}
 		if found >= 0 {
-			return "", fmt.Errorf("stands there more than once:\n%s", before)
+			return "", fmt.Errorf("occurs there more than once:\n%s", before)
 		}
 		found = i
 	}
 	if found < 0 {
-		return "", fmt.Errorf("does not stand there:\n%s", before)
+		return "", fmt.Errorf("does not occur there:\n%s", before)
 	}
 	from, to := all[found].from, all[found+len(wanted)-1].to
 	return source[:decl.from+from] + strings.TrimSuffix(after, "\n") + source[decl.from+to:], nil
 }
 
-// word is a token and where it stands.
+// word is a token and its place.
 type word struct {
 	text string
 	span

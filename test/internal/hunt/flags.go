@@ -23,17 +23,17 @@ type Flags struct {
 // NewFlags defines the flags. It is for a variable of a test package.
 func NewFlags() *Flags {
 	f := &Flags{}
-	flag.Uint64Var(&f.seeds, "seeds", 0, "how many worlds a test plays; 0: as many as it does by itself")
-	flag.Uint64Var(&f.first, "first", 0, "seed of the first")
-	flag.Int64Var(&f.one, "seed", -1, "play this one only, and say what happens")
-	flag.BoolVar(&f.hunt, "hunt", false, "say in one line what was found, and do not shrink it")
-	flag.BoolVar(&f.progress, "progress", false, "say on stderr how far it is")
-	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and see whether they are found: some minutes")
+	flag.Uint64Var(&f.seeds, "seeds", 0, "how many worlds a test plays; 0: its own number")
+	flag.Uint64Var(&f.first, "first", 0, "seed of the first world")
+	flag.Int64Var(&f.one, "seed", -1, "play only the world of this seed, and print what happens")
+	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
+	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
+	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
 	return f
 }
 
-// Test plays worlds of a game, usual ones unless a flag says otherwise. A failing one is shrunk,
-// and printed with the command that plays it again.
+// Test plays worlds of a game, as many as usual unless a flag says otherwise. A world that fails is
+// shrunk, and printed with the command that plays it again.
 func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	total := f.seeds
 	if total == 0 {
@@ -46,7 +46,7 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 		t.Fatalf("-seed %d: give one seed from 0 on", f.one)
 	}
 	if f.one >= 0 {
-		g.tell(t, uint64(f.one))
+		g.print(t, uint64(f.one))
 		return
 	}
 	start := time.Now()
@@ -70,16 +70,16 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 	}
 }
 
-// tell says what happens in a world, shrunk if it fails.
-func (g *Game) tell(t *testing.T, seed uint64) {
+// print prints what happens in a world, shrunk if it fails.
+func (g *Game) print(t *testing.T, seed uint64) {
 	if r, failed := g.Shrink(seed); failed {
 		t.Fatal(r)
 	}
 	g.Play(seed, nil, func(line string) { t.Log(line) })
 }
 
-// Replays plays worlds twice: a seed is worth nothing if it does not replay. What ignore matches in
-// a line decides nothing, such as addresses.
+// Replays checks that worlds are the same when they are played again. What ignore matches in a
+// line, such as an address, may differ.
 func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 	if testing.Short() {
 		worlds = max(worlds/20, 1)
@@ -101,7 +101,7 @@ func (g *Game) Replays(t *testing.T, worlds uint64, ignore *regexp.Regexp) {
 	}
 }
 
-// report says every two seconds how far it is.
+// report prints progress every two seconds.
 func (f *Flags) report(done *atomic.Uint64, total uint64) (stop func()) {
 	if !f.progress {
 		return func() {}

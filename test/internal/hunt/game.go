@@ -28,13 +28,13 @@ type Game struct {
 	// Events says how many events the world of a seed has.
 	Events func(seed uint64) int
 	// Play plays the world of a seed with the events named, in order, or with all when keep is nil.
-	// It returns the first promise that was broken, or nil. log, which may be nil, is told what
-	// happens, a line at a time. Worlds are played on many goroutines.
+	// It returns the first promise that was broken, or nil. log, which may be nil, is given
+	// what happens, line by line. Play is called on many goroutines.
 	Play func(seed uint64, keep []int, log func(string)) *Violation
 }
 
-// Search plays total worlds, from seed first on, on all cores, and returns what is broken in the
-// one with the lowest seed. It counts in done.
+// Search plays total worlds, from seed first on, on all cores. It returns what is broken in the
+// world with the lowest seed, and counts the worlds in done.
 func (g *Game) Search(first, total uint64, done *atomic.Uint64) *Violation {
 	var next atomic.Uint64
 	var mu sync.Mutex
@@ -75,7 +75,7 @@ type Report struct {
 	Trace  string // what happens in the shrunken world
 }
 
-// String shows the whole.
+// String is the whole report.
 func (r Report) String() string {
 	return fmt.Sprintf("%v\n\n%d of %d events are enough:\n\n%s", r.Broken, r.Kept, r.Events, r.Trace)
 }
@@ -114,7 +114,7 @@ func (g *Game) Shrink(seed uint64) (Report, bool) {
 	return r, true
 }
 
-// trace gathers lines, equal ones behind each other as one.
+// trace collects lines. Consecutive equal lines become one.
 type trace struct {
 	text   strings.Builder
 	last   string

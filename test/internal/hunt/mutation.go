@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Hunt is the function of that name with the flag -mutate; without, it looks whether every bug
-// still has its place in the source.
+// Hunt calls the function Hunt with the flag -mutate. Without, it checks that every bug has its
+// place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		Hunt(t, g, bugs, worlds)
@@ -28,8 +28,7 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// Hunt plants one bug at a time and demands that the game finds it within so many worlds. A
-// simulation that finds nothing proves nothing.
+// Hunt plants one bug at a time and demands that the game finds it within so many worlds.
 func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	list := bugs.read(t)
 	found := make([]string, len(list))
@@ -48,7 +47,7 @@ func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 
 var foundSeed = regexp.MustCompile(`found: seed (\d+), event \d+: broken: (.*)`)
 
-// hunt looks for the bug in a test that has one, in world after world.
+// hunt plays a test that was built with a bug, and returns what it finds.
 func (g *Game) hunt(t *testing.T, bin string, worlds uint64) string {
 	start := time.Now()
 	out, err := g.Run(bin, "-seeds", fmt.Sprint(worlds), "-hunt")
@@ -72,7 +71,7 @@ func root(t *testing.T) string {
 	return dir
 }
 
-// Run plays with a test that Build has built, and returns what it prints.
+// Run runs a test that Build has built, and returns its output.
 func (g *Game) Run(bin string, args ...string) (out string, err error) {
 	text, err := exec.Command(bin, append([]string{"-test.run", g.Test + "$", "-test.timeout", "120s"},
 		args...)...).CombinedOutput()
@@ -100,7 +99,7 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 	return bin
 }
 
-// overlay writes files to a directory, and the list that makes the go command take them in place of
+// overlay writes files to a directory, with the list that makes the go command use them in place of
 // those at their paths.
 func overlay(t *testing.T, dir string, files map[string]string) (path string) {
 	replace := make(map[string]string)
