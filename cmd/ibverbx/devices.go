@@ -11,12 +11,12 @@ import (
 )
 
 type devicesCmd struct {
-	Provider string `help:"Where the NICs come from: soft, software NICs, or rdmacore, the host's. [rdmacore]" placeholder:"NAME"`
-	Device   string `short:"d" help:"Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). [all]" placeholder:"LIST"`
-	Library  string `help:"Path of libibverbs. [as the dynamic loader finds it]" placeholder:"PATH"`
-	NICs     int    `name:"nics" help:"How many software NICs there are. [4]" placeholder:"N"`
-	JSON     bool   `name:"json" help:"A JSON document in place of the table."`
-	Verbose  bool   `short:"v" help:"All attributes."`
+	Provider string `placeholder:"NAME"`
+	Device   string `short:"d" placeholder:"LIST"`
+	Library  string `placeholder:"PATH"`
+	NICs     int    `name:"nics" placeholder:"N"`
+	JSON     bool   `name:"json"`
+	Verbose  bool   `short:"v"`
 }
 
 // Help is shown below the flags.
@@ -26,7 +26,8 @@ func (devicesCmd) Help() string {
   ibverbx devices -v -d mlx5_0       all that one of them can
   ibverbx devices --provider soft    the software NICs that are built in
 
-The exit code is 0 when a NIC was listed. Where there is none, or not all could be asked, it is 1, and the reason is on stderr; with
+The exit code is 0 when a NIC was listed. Where there is none, or not all could be asked, it is 1, and the
+reason is on stderr; with
 --json the document has an empty list and the reason too.`
 }
 

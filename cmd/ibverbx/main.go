@@ -1,6 +1,7 @@
 // Command ibverbx measures and shows RDMA devices.
 //
-//	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer above it, every byte verified
+//	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer
+//	                   above it, every byte verified
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
 //
@@ -38,7 +39,7 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, in this process or in two, every byte verified."`
+	Perf    perfCmd    `cmd:"" help:"${perf}"`
 	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
 	Version versionCmd `cmd:"" help:"Say which version this is."`
 }
@@ -112,6 +113,9 @@ func run(c *console, args []string) (code int) {
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
+		kong.PostBuild(describeFlags),
+		kong.Vars{"perf": "Measure bandwidth or latency between two ends, in this process or in two, " +
+			"every byte verified."},
 	)
 	if err != nil {
 		panic(err) // the declarations above are wrong

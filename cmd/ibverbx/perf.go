@@ -30,46 +30,46 @@ func groups() []kong.Group {
 }
 
 type perfCmd struct {
-	Layer         string       `group:"what" default:"qp" help:"What is measured: qp, virtual queue pairs, or a layer above them: transport, tagged, shmem. [${default}]" placeholder:"NAME"`
-	Op            string       `group:"what" help:"Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the layer's first]" placeholder:"OP"`
-	Mode          string       `group:"what" default:"bw" help:"bw: bandwidth and message rate. lat: time of one message at a time, half of a ping-pong where the target sees it. rate: of small messages, through layers above qp. [${default}]" placeholder:"bw|lat|rate"`
-	Kind          string       `group:"what" help:"How a layer moves the bytes. transport: short, bcopy, zcopy. tagged: eager, rendezvous. [auto, by the size]" placeholder:"KIND"`
-	Endpoints     *int         `group:"what" help:"Endpoints of transport or tagged on one worker, served round robin, compared with one of them. [1]" placeholder:"N"`
-	Bidirectional bool         `group:"what" short:"b" help:"Both ends send at the same time; the figures are the sum."`
-	Size          []units.Size `group:"what" short:"s" sep:"none" help:"One message size: 4096, 64K, 1M, 1MiB." placeholder:"SIZE"`
-	Sizes         units.Range  `group:"what" help:"Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: 4K..16M/4, lat: 8,64,512,4K,32K,256K]" placeholder:"LIST" sep:"none"`
-	All           bool         `group:"what" short:"a" help:"Sizes 2 to 8M in steps of two."`
-	Scheme        []string     `group:"what" help:"single (one queue pair), spray, dqplb, or all. [all]" placeholder:"NAME"`
+	Layer         string       `group:"what" default:"qp" placeholder:"NAME"`
+	Op            string       `group:"what" placeholder:"OP"`
+	Mode          string       `group:"what" default:"bw" placeholder:"bw|lat|rate"`
+	Kind          string       `group:"what" placeholder:"KIND"`
+	Endpoints     *int         `group:"what" placeholder:"N"`
+	Bidirectional bool         `group:"what" short:"b"`
+	Size          []units.Size `group:"what" short:"s" sep:"none" placeholder:"SIZE"`
+	Sizes         units.Range  `group:"what" placeholder:"LIST" sep:"none"`
+	All           bool         `group:"what" short:"a"`
+	Scheme        []string     `group:"what" placeholder:"NAME"`
 
-	Iters    int        `group:"how" short:"n" help:"Messages a measurement, over all queue pairs, in place of --duration." placeholder:"N"`
-	Duration units.Span `group:"how" short:"D" help:"Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]" placeholder:"TIME"`
-	TxDepth  int        `group:"how" short:"t" default:"128" help:"Messages outstanding, over all queue pairs; through a layer, on each endpoint. [${default}]" placeholder:"N"`
-	Events   bool       `group:"how" short:"e" help:"Sleep until a completion event comes, in place of polling."`
-	BusyPoll bool       `group:"how" help:"Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event comes, for software NICs need the core."`
-	NoVerify bool       `group:"how" help:"Do not compare what arrived."`
-	Memory   units.Size `group:"how" default:"64M" help:"Memory that one direction writes to before it starts again. Less than the caches hold measures the caches. [${default}]" placeholder:"SIZE"`
+	Iters    int        `group:"how" short:"n" placeholder:"N"`
+	Duration units.Span `group:"how" short:"D" placeholder:"TIME"`
+	TxDepth  int        `group:"how" short:"t" default:"128" placeholder:"N"`
+	Events   bool       `group:"how" short:"e"`
+	BusyPoll bool       `group:"how"`
+	NoVerify bool       `group:"how"`
+	Memory   units.Size `group:"how" default:"64M" placeholder:"SIZE"`
 
-	Provider string     `group:"rails" help:"Where the NICs come from: soft, software NICs in this process, or rdmacore, the host's. [soft, rdmacore for two processes]" placeholder:"NAME"`
-	Device   string     `group:"rails" short:"d" help:"Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but that). [all]" placeholder:"LIST"`
-	GIDIndex *int       `group:"rails" name:"gid-index" short:"x" help:"Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]" placeholder:"N"`
-	MTU      int        `group:"rails" name:"mtu" short:"m" help:"Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active MTU]" placeholder:"N"`
-	Library  string     `group:"rails" help:"Path of libibverbs. [as the dynamic loader finds it]" placeholder:"PATH"`
-	NICs     int        `group:"rails" name:"nics" help:"NICs of each end. [soft: 2, real: all that are chosen]" placeholder:"N"`
-	QPs      int        `group:"rails" name:"qps" short:"q" default:"4" help:"Queue pairs on each NIC. [${default}]" placeholder:"N"`
-	Fragment units.Size `group:"rails" default:"512K" help:"Largest fragment of a message. [${default}]" placeholder:"SIZE"`
-	Depth    int        `group:"rails" default:"128" help:"Fragments outstanding on a queue pair. [${default}]" placeholder:"N"`
+	Provider string     `group:"rails" placeholder:"NAME"`
+	Device   string     `group:"rails" short:"d" placeholder:"LIST"`
+	GIDIndex *int       `group:"rails" name:"gid-index" short:"x" placeholder:"N"`
+	MTU      int        `group:"rails" name:"mtu" short:"m" placeholder:"N"`
+	Library  string     `group:"rails" placeholder:"PATH"`
+	NICs     int        `group:"rails" name:"nics" placeholder:"N"`
+	QPs      int        `group:"rails" name:"qps" short:"q" default:"4" placeholder:"N"`
+	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`
+	Depth    int        `group:"rails" default:"128" placeholder:"N"`
 
-	Listen  listenFlag  `group:"apart" help:"Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or HOST:PORT. [every address, port 18515]" placeholder:"[ADDR]"`
-	Connect connectFlag `group:"apart" help:"Drive one end, and measure with the other, which listens there." placeholder:"HOST[:PORT]"`
-	Timeout units.Span  `group:"apart" default:"30s" help:"How long the other process may take for a step. [${default}]" placeholder:"TIME"`
+	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
+	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
+	Timeout units.Span  `group:"apart" default:"30s" placeholder:"TIME"`
 
-	NICSpeed   []units.Rate  `group:"sim" name:"nic-speed" help:"Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end." placeholder:"RATE"`
-	NICLatency []units.Span  `group:"sim" name:"nic-latency" help:"One-way latency of the NICs, likewise." placeholder:"TIME"`
-	Fault      []bench.Fault `group:"sim" sep:"none" help:"Let something go wrong, see above; may be repeated." placeholder:"KIND[@KEY=VALUE,..]"`
-	Seed       uint64        `group:"sim" default:"1" help:"Seed of the data. [${default}]" placeholder:"N"`
+	NICSpeed   []units.Rate  `group:"sim" name:"nic-speed" placeholder:"RATE"`
+	NICLatency []units.Span  `group:"sim" name:"nic-latency" placeholder:"TIME"`
+	Fault      []bench.Fault `group:"sim" sep:"none" placeholder:"KIND[@KEY=VALUE,..]"`
+	Seed       uint64        `group:"sim" default:"1" placeholder:"N"`
 
-	JSON    bool `group:"out" name:"json" help:"One JSON document in place of the table."`
-	Verbose bool `group:"out" short:"v" help:"What each rail carried, too."`
+	JSON    bool `group:"out" name:"json"`
+	Verbose bool `group:"out" short:"v"`
 
 	printed bool // the JSON document
 }
@@ -94,38 +94,44 @@ func (perfCmd) Help() string {
 
 The layers above queue pairs, and their operations:
 ` + layerHelp() + `
---mode lat takes half of a round trip where the target sees the message and answers (am, put-poll, put-signal, send, send-sync), else the
-time from the call to the completion, which of a put of shmem is a Quiet. --mode bw and rate start messages until the layer has no resources left, which --tx-depth allows, and end when all have
-completed and come. Active messages are copied by the handler to where they are compared; fetch-and-adds must bring each value of the
-counter once. Latencies and rates stand beside those of the
-same messages through one queue pair without the layer, bandwidths beside copy(), several endpoints beside one of them; between two
-processes they stand alone, and --layer shmem is measured in one process only. --tx-depth then counts on each endpoint.
+--mode lat takes half of a round trip where the target sees the message and answers (am, put-poll, put-signal,
+send, send-sync), else the time from the call to the completion, which of a put of shmem is a Quiet. --mode bw
+and rate start messages until the layer has no resources left, which --tx-depth allows, and end when all have
+completed and come. Active messages are copied by the handler to where they are compared; fetch-and-adds must
+bring each value of the counter once. Latencies and rates stand beside those of the same messages through one
+queue pair without the layer, bandwidths beside copy(), several endpoints beside one of them; between two
+processes they stand alone, and --layer shmem is measured in one process only. --tx-depth then counts on each
+endpoint.
 
 Two processes, on two hosts or one, over real NICs:
   ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
   ibverbx perf --connect host1 -d mlx5_0,mlx5_1 --op write-imm -b
                                                     on the other: decides what is measured
-Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else is for the connecting
-end. Both print the figures, which the connecting end takes. Both exit with 1 when either fails or goes.
+Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else
+is for the connecting end. Both print the figures, which the connecting end takes. Both exit with 1 when
+either fails or goes.
 
-Any host that reaches a listening end may make it measure once: then that uses up to 4 GiB of memory, most of it pinned, and its NICs.
-Listen where you trust who can connect, as in --listen=10.0.0.1.
+Any host that reaches a listening end may make it measure once: then that uses up to 4 GiB of memory, most of
+it pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
 
-Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the queue pairs on each NIC.
+Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the
+queue pairs on each NIC.
 
-Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept, and the run went on; 1 when
-anything else failed, a promise was broken (a completion missing, twice or out of order, data not there), or the run could not go on; 2 when
-the flags make no sense; 130 after Ctrl-C.
+Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept,
+and the run went on; 1 when anything else failed, a promise was broken (a completion missing, twice or out of
+order, data not there), or the run could not go on; 2 when the flags make no sense; 130 after Ctrl-C.
 
-Where a fault makes requests fail, it is told what each end saw and what became of all that was accepted. Then both ends are reset and
-connected anew with new cards, and the column goes on: its figures, marked *, are of what came through. Links and NICs that come back
-are waited for. Without those that do not, both ends are closed and made anew on as many NICs as both have left; with none left the
+Where a fault makes requests fail, it is told what each end saw and what became of all that was accepted. Then
+both ends are reset and connected anew with new cards, and the column goes on: its figures, marked *, are of
+what came through. Links and NICs that come back are waited for. Without those that do not, both ends are
+closed and made anew on as many NICs as both have left; with none left the
 column ends. So it does after more than ` + strconv.Itoa(bench.MaxSetbacks) + ` failures at one size.
 
-Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike either. They strike when end a
-has posted msg= messages of a column [100], all its sizes counted and no warm-up. A column is measured in rounds, and errors number the
-messages of the round that failed, from 0. nic= and rail= count from 0 [any, but where a number is named], count= is how many requests are
-struck [1], all for ever, for= a duration. In brackets is what holds when a key is not given:
+Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike
+either. They strike when end a has posted msg= messages of a column [100], all its sizes counted and no
+warm-up. A column is measured in rounds, and errors number the messages of the round that failed, from 0. nic=
+and rail= count from 0 [any, but where a number is named], count= is how many requests are struck [1], all for
+ever, for= a duration. In brackets is what holds when a key is not given:
 ` + bench.FaultHelp()
 }
 

@@ -1,0 +1,78 @@
+package main
+
+import "github.com/alecthomas/kong"
+
+// flagHelp is what --help says of each flag, by command and flag. It stands here and not in struct
+// tags, whose lines cannot be folded.
+var flagHelp = map[string]map[string]string{
+	"perf": {
+		"layer": "What is measured: qp, virtual queue pairs, or a layer above them: transport, tagged, " +
+			"shmem. [${default}]",
+		"op": "Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the " +
+			"layer's first]",
+		"mode": "bw: bandwidth and message rate. lat: time of one message at a time, half of a ping-pong " +
+			"where the target sees it. rate: of small messages, through layers above qp. [${default}]",
+		"kind": "How a layer moves the bytes. transport: short, bcopy, zcopy. tagged: eager, rendezvous. " +
+			"[auto, by the size]",
+		"endpoints": "Endpoints of transport or tagged on one worker, served round robin, compared with one of " +
+			"them. [1]",
+		"bidirectional": "Both ends send at the same time; the figures are the sum.",
+		"size":          "One message size: 4096, 64K, 1M, 1MiB.",
+		"sizes": "Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: " +
+			"4K..16M/4, lat: 8,64,512,4K,32K,256K]",
+		"all":      "Sizes 2 to 8M in steps of two.",
+		"scheme":   "single (one queue pair), spray, dqplb, or all. [all]",
+		"iters":    "Messages a measurement, over all queue pairs, in place of --duration.",
+		"duration": "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
+		"tx-depth": "Messages outstanding, over all queue pairs; through a layer, on each endpoint. " +
+			"[${default}]",
+		"events": "Sleep until a completion event comes, in place of polling.",
+		"busy-poll": "Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event " +
+			"comes, for software NICs need the core.",
+		"no-verify": "Do not compare what arrived.",
+		"memory": "Memory that one direction writes to before it starts again. Less than the caches hold " +
+			"measures the caches. [${default}]",
+		"provider": "Where the NICs come from: soft, software NICs in this process, or rdmacore, the host's. " +
+			"[soft, rdmacore for two processes]",
+		"device": "Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but that). " +
+			"[all]",
+		"gid-index": "Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]",
+		"mtu": "Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active " +
+			"MTU]",
+		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
+		"nics":     "NICs of each end. [soft: 2, real: all that are chosen]",
+		"qps":      "Queue pairs on each NIC. [${default}]",
+		"fragment": "Largest fragment of a message. [${default}]",
+		"depth":    "Fragments outstanding on a queue pair. [${default}]",
+		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
+			"HOST:PORT. [every address, port 18515]",
+		"connect":     "Drive one end, and measure with the other, which listens there.",
+		"timeout":     "How long the other process may take for a step. [${default}]",
+		"nic-speed":   "Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end.",
+		"nic-latency": "One-way latency of the NICs, likewise.",
+		"fault":       "Let something go wrong, see above; may be repeated.",
+		"seed":        "Seed of the data. [${default}]",
+		"json":        "One JSON document in place of the table.",
+		"verbose":     "What each rail carried, too.",
+	},
+	"devices": {
+		"provider": "Where the NICs come from: soft, software NICs, or rdmacore, the host's. [rdmacore]",
+		"device":   "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). [all]",
+		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
+		"nics":     "How many software NICs there are. [4]",
+		"json":     "A JSON document in place of the table.",
+		"verbose":  "All attributes.",
+	},
+}
+
+// describeFlags gives the flags of each command their help.
+func describeFlags(k *kong.Kong) error {
+	for _, command := range k.Model.Children {
+		for _, flag := range command.Flags {
+			if text, ok := flagHelp[command.Name][flag.Name]; ok {
+				flag.Help = text
+			}
+		}
+	}
+	return nil
+}
