@@ -126,10 +126,11 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	})
 }
 
-// greeting is how long who connects to a listening end has to begin: others may be waiting behind.
+// greeting is how long a connection may take to begin the conversation: others may be waiting behind
+// it.
 const greeting = 5 * time.Second
 
-// conversation is how the two processes talk.
+// conversation configures how the two processes talk.
 func (f *perfCmd) conversation() rendezvous.Config {
 	return rendezvous.Config{Version: bench.ProtocolVersion, Timeout: time.Duration(f.Timeout)}
 }
@@ -148,11 +149,11 @@ func (f *perfCmd) dial(c *console, _ []verbs.Device) (*rendezvous.Conn, error) {
 	return conn, nil
 }
 
-// maxStrangers is how many connections that are none of ibverbx a listening end bears.
+// maxStrangers is after how many connections from other programs a listening end gives up.
 const maxStrangers = 1000
 
-// accept waits for the connecting end: for as long as it takes, and for one only. Who looks whether
-// the port is open, or speaks something else, is no connecting end.
+// accept waits for the connecting end: for as long as it takes, and for one only. A connection that
+// says nothing, or speaks another protocol, does not count.
 func (f *perfCmd) accept(c *console, devices []verbs.Device) (*rendezvous.Conn, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(c.ctx, "tcp", f.Listen.address)

@@ -24,7 +24,7 @@ func (t *perfTable) details(r *bench.Result) {
 		t.setback(&setbacks[i])
 	}
 	for _, f := range r.Faults {
-		if !told(setbacks, f) {
+		if !described(setbacks, f) {
 			t.fault(f)
 		}
 	}

@@ -20,7 +20,7 @@ const (
 	labelWidth = 18
 )
 
-// setback tells a failure in the order in which a person asks: what was injected, what each end
+// setback describes a failure in the order in which a person asks: what was injected, what each end
 // saw, what became of all that was accepted, whether the data is there, and how it went on.
 func (t *perfTable) setback(s *bench.Setback) {
 	f := s.Failure
@@ -74,8 +74,8 @@ func (t *perfTable) fault(f bench.FaultReport) {
 	t.say("fault", f.Fault.String()+": "+text)
 }
 
-// told says whether a setback has told of a fault.
-func told(setbacks []bench.Setback, f bench.FaultReport) bool {
+// described says whether a setback has described a fault.
+func described(setbacks []bench.Setback, f bench.FaultReport) bool {
 	for _, s := range setbacks {
 		for _, of := range s.Failure.Faults {
 			if of.Fault == f.Fault {
@@ -86,7 +86,7 @@ func told(setbacks []bench.Setback, f bench.FaultReport) bool {
 	return false
 }
 
-// end tells the first error of an end.
+// end describes the first error of an end.
 func (t *perfTable) end(e *bench.EndFailure) {
 	f := e.Error
 	if f == nil {
@@ -235,15 +235,15 @@ func (t *perfTable) data(f *bench.Failure) {
 func (t *perfTable) causes(r *bench.Result, setbacks []bench.Setback) {
 	label := "cause"
 	for _, line := range strings.Split(r.Error, "\n") {
-		if !tells(setbacks, line) {
+		if !repeats(setbacks, line) {
 			t.say(label, line)
 			label = ""
 		}
 	}
 }
 
-// tells says whether a line of an error is an end's first error, which was told already.
-func tells(setbacks []bench.Setback, line string) bool {
+// repeats says whether a line of an error is an end's first error, which stands above already.
+func repeats(setbacks []bench.Setback, line string) bool {
 	for _, s := range setbacks {
 		for _, e := range s.Failure.Ends {
 			if e.Error != nil && line == "end "+e.End+": "+e.Error.Text || line == s.Failure.Broken {

@@ -25,10 +25,10 @@ var struckRuns = []struct {
 	{"", "kill-qp@msg=10,rail=0", "soft0 qp 17 went to ERR (end a)", "WR_FLUSH_ERR: flushed",
 		bench.ActionReset},
 	{"--op write-imm", "kill-qp@end=b,msg=10", "qp 17 went to ERR (end b)", "_ERR: ", bench.ActionReset},
-	{"", "nic-down@msg=10", "soft0 failed for good (end a)", "device gone", bench.ActionRebuilt},
+	{"", "nic-down@msg=10", "soft0 failed permanently (end a)", "device gone", bench.ActionRebuilt},
 	{"--op send", "nic-down@msg=10,for=20ms", "soft0 failed for 20ms (end a)", "device gone",
 		bench.ActionReset},
-	{"--op write-imm", "link-down@msg=10", "link of soft0 went down for good (end a)",
+	{"--op write-imm", "link-down@msg=10", "link of soft0 went down permanently (end a)",
 		"RETRY_EXC_ERR: transport", bench.ActionRebuilt},
 	{"--mode lat --op send", "fail-fragment@msg=10", "fragments failed on soft", "RETRY_EXC_ERR: transport",
 		bench.ActionReset},
@@ -192,7 +192,7 @@ func TestUnhurt(t *testing.T) {
 	}
 	code, out, errs = command(t, "perf -s 20000 -n 40 --fault nic-down@nic=1,msg=10 --scheme single")
 	text := strings.Join(strings.Fields(out), " ")
-	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed for good (end a), which this "+
+	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed permanently (end a), which this "+
 		"column does not use") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
@@ -222,7 +222,7 @@ func TestNothingLeft(t *testing.T) {
 	}
 	text := strings.Join(strings.Fields(out), " ")
 	for _, want := range []string{
-		"failed failed failed", "soft0 failed for good (end a)", "completions end a", "cause " + why,
+		"failed failed failed", "soft0 failed permanently (end a)", "completions end a", "cause " + why,
 		"device gone",
 	} {
 		if !strings.Contains(text, want) {

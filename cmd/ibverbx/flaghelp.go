@@ -27,7 +27,7 @@ var flagHelp = map[string]map[string]string{
 		"tx-depth": "Messages outstanding, over all queue pairs; through a layer, on each endpoint. " +
 			"[${default}]",
 		"events": "Sleep until a completion event comes, in place of polling.",
-		"busy-poll": "Poll without a pause. By default an end that polls in vain for 20µs sleeps until an event " +
+		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs sleeps until an event " +
 			"comes, for software NICs need the core.",
 		"no-verify": "Do not compare what arrived.",
 		"memory": "Memory that one direction writes to before it starts again. Less than the caches hold " +

@@ -121,10 +121,10 @@ Exit codes: 0 when all went well, also where a fault of --fault made requests fa
 and the run went on; 1 when anything else failed, a promise was broken (a completion missing, twice or out of
 order, data not there), or the run could not go on; 2 when the flags make no sense; 130 after Ctrl-C.
 
-Where a fault makes requests fail, it is told what each end saw and what became of all that was accepted. Then
-both ends are reset and connected anew with new cards, and the column goes on: its figures, marked *, are of
-what came through. Links and NICs that come back are waited for. Without those that do not, both ends are
-closed and made anew on as many NICs as both have left; with none left the
+The report of a failure says what each end saw and what became of all that was accepted. Then both ends are
+reset and connected anew with new cards, and the column goes on: its figures, marked *, are of what came
+through. Links and NICs that come back are waited for. Without those that do not, both ends are closed and
+made anew on as many NICs as both have left; with none left the
 column ends. So it does after more than ` + strconv.Itoa(bench.MaxSetbacks) + ` failures at one size.
 
 Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike

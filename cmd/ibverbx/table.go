@@ -20,7 +20,7 @@ type perfTable struct {
 	layer   layerTable
 	verbose bool
 	width   int  // that sentences are wrapped to
-	told    bool // details stand below the last row
+	gap     bool // details stand below the last row: the next one is set off
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
@@ -34,7 +34,7 @@ func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.header()
 }
 
-// Cell says nothing.
+// Cell writes nothing.
 func (t *perfTable) Cell(int, int) {}
 
 var opNames = map[bench.Op]string{
@@ -225,9 +225,9 @@ func (t *perfTable) how(m bench.Machine) string {
 
 // Row writes the row of a size.
 func (t *perfTable) Row(row []bench.Result) {
-	if t.told {
+	if t.gap {
 		t.printf("\n")
-		t.told = false
+		t.gap = false
 	}
 	switch {
 	case t.p.Mode == bench.Latency:
@@ -240,7 +240,7 @@ func (t *perfTable) Row(row []bench.Result) {
 	for i := range row {
 		if t.verbose || row[i].Failed || row[i].Failure != nil || len(row[i].Faults) > 0 {
 			t.details(&row[i])
-			t.told = true
+			t.gap = true
 		}
 	}
 }
@@ -287,7 +287,7 @@ func (t *perfTable) atomicRate(perSecond float64) string {
 // hundred thousand times as fast as others.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
-// mark is what stands beside figures that have a story, which is told below.
+// mark stands beside the figures of a cell that went on after failures, which are described below.
 func mark(r *bench.Result) string {
 	if r.Recovery != nil && !r.Failed {
 		return "*"

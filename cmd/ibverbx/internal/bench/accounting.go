@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// settle lets both ends see what they will see of the failure: an error of its own is news, and
-// says more than the other end's.
+// settle polls until both ends have seen what they will see of the failure: an end's own error says
+// more than the other's.
 func (c *cell) settle() error {
 	start := time.Now()
 	for last := start; time.Since(last) < settleTime && time.Since(start) < time.Second; {
@@ -37,8 +37,8 @@ func (c *cell) settle() error {
 	return nil
 }
 
-// takeStock writes down what both ends know of the failure, before they forget it.
-func (c *cell) takeStock() *Failure {
+// recordFailure records what both ends know of the failure, which a reset clears.
+func (c *cell) recordFailure() *Failure {
 	f := &Failure{}
 	for _, q := range c.pair.queuePairs() {
 		f.Ends = append(f.Ends, EndFailure{End: q.Name(), Error: firstError(q.VQP())})
@@ -96,7 +96,7 @@ func (c *cell) account() error {
 		failure.Compared += n
 		errs = append(errs, err)
 	}
-	if c.p.Mode == Bandwidth { // of a series that were compared already
+	if c.p.Mode == Bandwidth { // those of a series were counted already
 		c.result.Verified += failure.Compared
 	}
 	err := errors.Join(errs...)
@@ -149,7 +149,7 @@ func (c *cell) closeQueuePairs() error {
 	return errors.Join(errs...)
 }
 
-// explain puts the virtual queue pairs' own words in the place of errFailed.
+// explain replaces errFailed by what the virtual queue pairs say.
 func (c *cell) explain(err error) error {
 	if !errors.Is(err, errFailed) {
 		return err

@@ -381,7 +381,7 @@ func (c *cell) series(ctx context.Context, n int) (err error) {
 	default:
 		// The answers come from a goroutine of their own: each end sleeps until an event of its own
 		// NICs.
-		return c.pair.runApart(ctx, func(ctx context.Context) error {
+		return c.pair.runConcurrently(ctx, func(ctx context.Context) error {
 			if c.taken, err = a.SeriesAsleep(ctx, samples); err != nil {
 				return err
 			}

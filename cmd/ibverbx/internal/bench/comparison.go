@@ -38,7 +38,7 @@ func (r *Result) compareTo(with string, other *Result) {
 	r.Comparison = c
 }
 
-// compare takes in what the same messages come to without the layer.
+// compare makes the comparison with the same messages without the layer, if there is one.
 func (r *Result) compare(below *Result) {
 	if below != nil && r.Comparison == nil && r.Err == nil {
 		r.compareTo(OneQueuePair, below)

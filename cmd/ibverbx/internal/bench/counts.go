@@ -54,7 +54,7 @@ func counts(s transport.Stats) TransportCounts {
 	}
 }
 
-// since takes an earlier count off a later one.
+// since subtracts an earlier count from a later one.
 func (c TransportCounts) since(before *TransportCounts) TransportCounts {
 	c.AMSent -= before.AMSent
 	c.AMBytes -= before.AMBytes

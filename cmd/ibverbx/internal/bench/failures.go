@@ -38,7 +38,7 @@ type EndFailure struct {
 	Recvs layers.Outcomes `json:"receives"`
 }
 
-// FirstError is what stopped a virtual queue pair, as that tells it.
+// FirstError is what stopped a virtual queue pair, as its error says.
 type FirstError struct {
 	Text   string `json:"text"`      // all of it in one line
 	Rail   int    `json:"rail"`      // -1 for none
@@ -55,7 +55,7 @@ type FirstError struct {
 	Local     uint64 `json:"local_address"`  // with Length 0 there is none
 	Remote    uint64 `json:"remote_address"` // 0 for none
 	Length    uint64 `json:"length"`         // bytes
-	Whole     bool   `json:"whole_request"`  // the addresses are of all the request
+	Whole     bool   `json:"whole_request"`  // the addresses are those of the whole request
 	Status    string `json:"status"`         // its name; empty when the cause is no status
 	Words     string `json:"words"`          // the status, or the cause, in words
 	Vendor    uint32 `json:"vendor_error"`   // 0 for none

@@ -44,7 +44,7 @@ type faultKind struct {
 	nic, rail  int
 	lasts      time.Duration
 	strike     func(c *pair, f *Fault) (*struck, error)
-	bearable   bool // no request fails of it
+	bearable   bool // no request fails because of it
 }
 
 // faultKinds is the table of faults.
@@ -63,9 +63,9 @@ func faultKinds() []faultKind {
 		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1,
 			20 * time.Millisecond, injectStall, true},
 		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP, false},
-		{"nic-down", "a NIC fails for good, or is there again after for=", "nic msg end for", "a", 0, -1, 0,
+		{"nic-down", "a NIC fails permanently, or is there again after for=", "nic msg end for", "a", 0, -1, 0,
 			nicDown, false},
-		{"link-down", "a NIC's link goes down for good", "nic msg end", "a", 0, -1, 0, linkDown, false},
+		{"link-down", "a NIC's link goes down permanently", "nic msg end", "a", 0, -1, 0, linkDown, false},
 		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1,
 			20 * time.Millisecond, linkFlap, false},
 	}
@@ -104,7 +104,7 @@ func (k *faultKind) initially(key string) string {
 	case key == "for" && k.lasts > 0:
 		return fmt.Sprintf(" [%v]", k.lasts)
 	case key == "for":
-		return " [for good]"
+		return " [permanently]"
 	}
 	return ""
 }
@@ -218,7 +218,7 @@ type FaultReport struct {
 type struck struct {
 	what string     // for people
 	hits func() int // nil when it does not count
-	undo func()     // nil when it is for good
+	undo func()     // nil when it is permanent
 	// missed is set when there was nothing to strike, idle when it struck a NIC that the column
 	// does not use.
 	missed, idle bool

@@ -20,10 +20,10 @@ type faultPlan struct {
 type faultState struct {
 	fault Fault
 	*struck
-	ending  *ending // of a fault that lasts for a while
-	excused int     // strikes whose consequences are over
-	told    int     // strikes that a cell has reported
-	missing bool    // a cell has reported that there was nothing to strike
+	ending   *ending // of a fault that lasts for a while
+	excused  int     // strikes whose consequences are over
+	reported int     // strikes that a cell has reported
+	missing  bool    // a cell has reported that there was nothing to strike
 }
 
 // strikes is how often the fault has struck.
@@ -109,8 +109,8 @@ func (fp *faultPlan) end() {
 func (fp *faultPlan) report() []FaultReport {
 	var list []FaultReport
 	for _, s := range fp.reports {
-		if n := s.strikes(); n > s.told || n == 0 && !s.missing {
-			s.told, s.missing = n, s.missed
+		if n := s.strikes(); n > s.reported || n == 0 && !s.missing {
+			s.reported, s.missing = n, s.missed
 			list = append(list, s.report())
 		}
 	}

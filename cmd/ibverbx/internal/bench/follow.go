@@ -17,7 +17,7 @@ var errPeerInterrupted = errors.New("the other end was interrupted: the rest was
 var errServedLong = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
 
 // Follow measures together with a process that leads: it drives end b as the other one asks for,
-// within limits. The report is of the other one's parameters, and has its figures. There is none
+// within limits. The report has the other one's parameters and figures. There is none
 // when nothing could be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)

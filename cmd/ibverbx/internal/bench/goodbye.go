@@ -76,7 +76,7 @@ func (c *cell) hear(m *rendezvous.Message) error {
 	return nil
 }
 
-// errSilent says that the peer did not answer when it was told of a failure: it may be gone, or
+// errSilent says that the peer did not acknowledge the report of a failure: it may be gone, or
 // busy.
 var errSilent = errors.New("the peer took no note of that in time")
 

@@ -30,7 +30,7 @@ func (f *Fault) end() int {
 // anyNIC is where a fault may strike that names neither a NIC nor a rail.
 const anyNIC = "any NIC"
 
-// inject puts a fault in force that strikes requests.
+// inject injects a fault that strikes requests.
 func inject(c *pair, f *Fault, kind soft.FaultKind, what string) (*struck, error) {
 	fabric, ok := c.provider.(*soft.Fabric)
 	if !ok {
@@ -129,7 +129,7 @@ func nicDown(c *pair, f *Fault) (*struck, error) {
 	if f.For > 0 {
 		return c.nicStruck(f, d, fmt.Sprintf("%s failed for %v", d.Name(), f.For), d.Restore), nil
 	}
-	return c.nicStruck(f, d, d.Name()+" failed for good", nil), nil
+	return c.nicStruck(f, d, d.Name()+" failed permanently", nil), nil
 }
 
 func linkDown(c *pair, f *Fault) (*struck, error) {
@@ -138,7 +138,7 @@ func linkDown(c *pair, f *Fault) (*struck, error) {
 		return nil, err
 	}
 	d.SetLink(false)
-	return c.nicStruck(f, d, fmt.Sprintf("link of %s went down for good", d.Name()), nil), nil
+	return c.nicStruck(f, d, fmt.Sprintf("link of %s went down permanently", d.Name()), nil), nil
 }
 
 func linkFlap(c *pair, f *Fault) (*struck, error) {

@@ -7,12 +7,12 @@ import (
 )
 
 const (
-	// latencyWindow is the memory that latency is measured over: small, for the NIC is in question
-	// and not the memory.
+	// latencyWindow is the memory that latency is measured over, in bytes: small, for the NIC is
+	// measured and not the memory.
 	latencyWindow = 1 << 20
 	// latencyWarmup is how many messages go before the measured ones.
 	latencyWarmup   = 200
-	latencyPatience = 20 * time.Millisecond // that they may take
+	latencyPatience = 20 * time.Millisecond // that those may take
 	// latencySpin is how long an end polls for what comes from a real NIC before it sleeps: longer
 	// than any message is under way between such NICs, and no longer, for emulated ones need the
 	// core.

@@ -16,7 +16,7 @@ import (
 // understand each other. A golden file holds them as they are on the wire.
 const ProtocolVersion = 4
 
-// What the two processes of a run tell each other. End a leads, end b follows:
+// What the two processes of a run say to each other. End a leads, end b follows:
 //
 //	a                b
 //	      offer  <-     which NICs there are
@@ -25,7 +25,7 @@ const ProtocolVersion = 4
 //
 // then for each scheme, from both ends:
 //
-//	column              business card and memory, or the cards of a layer above
+//	column              the cards of the layer, and memory
 //	connected
 //
 // then for each size and scheme:
@@ -33,8 +33,7 @@ const ProtocolVersion = 4
 //	cell  <->           what the counters of atomics hold
 //	  round ->          receives are posted at a, and b may post its own
 //	        ready <-    they are; the round begins
-//	  done  <->         from each end that sends, as soon as it is so: so many were sent, and are reported; through a layer from both, when
-//	                    what an end sends has completed and what it sees has come
+//	  done  <->         from each end that sends, as soon as all is reported: how many it has sent
 //	  verdict <->       what came has been compared, and how long the end has sent
 //	  ... further rounds
 //	over  ->

@@ -30,9 +30,8 @@ type meter struct {
 // does one, and says how many messages of a direction came a second.
 func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool) (rate float64,
 	err error)) error {
-	// The warm-up grows rings and wakes workers, and tells how fast it goes. Its messages are
-	// compared, and those that notify at the moment of the notification, by when they must be
-	// there.
+	// The warm-up grows rings and wakes workers, and shows how fast messages go. They are compared,
+	// those that notify at the moment of the notification, by when they must be there.
 	warmup, least := min(longest, c.left(), outstanding), outstanding
 	var rate float64
 	var err error
@@ -71,7 +70,7 @@ func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool
 }
 
 // longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes
-// long for could not be told from one that stands still.
+// long for could not be distinguished from one that stands still.
 func (c *meter) longestRound(rate float64) int {
 	if c.most == 0 {
 		return maxRound
@@ -102,7 +101,7 @@ func (c *meter) left() int {
 // times into hist, and says how many can be sent a second.
 func (c *meter) batches(batch func(n int, warmup bool) (rate float64, err error),
 	hist *hdrhistogram.Histogram) error {
-	// A few messages tell how long one takes; then the warm-up proper, if that is not too long.
+	// A few messages show how long one takes; then the warm-up proper, if that is not too long.
 	rate, err := batch(min(4, c.mem.slots(c.size)), true)
 	if err == nil {
 		if n := min(latencyWarmup, c.mem.slots(c.size), int(rate*latencyPatience.Seconds())); n > 0 {

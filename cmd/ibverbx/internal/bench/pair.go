@@ -28,18 +28,18 @@ type pair struct {
 
 	// What virtual queue pairs have alone, to make them fail:
 
-	nics  [2][]verbs.Device // that the queue pairs are on
-	rails [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
-	// faults are the faults of the column.
+	nics   [2][]verbs.Device // that the queue pairs are on
+	rails  [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
 	faults *faultPlan
-	// sent counts the timed messages that end a has posted, over all sizes.
+	// sent counts the timed messages that end a has posted in the column, over all sizes. Rounds add
+	// to it; faults strike by it.
 	sent int
 }
 
 // endName is how an end is called.
 func endName(end int) string { return [...]string{"a", "b"}[end] }
 
-// closePatience is how long the ends may take to part well.
+// closePatience is how long the ends of a layer may take to close in order.
 const closePatience = 2 * time.Second
 
 func newPair(p *Params, open OpenFunc, scheme Scheme, m *memory) (*pair, error) {
@@ -231,8 +231,8 @@ func (c *pair) dataRails() int {
 	return c.p.rails()
 }
 
-// run plays the round that both ends have begun. It returns when both are over. What one end fails
-// of ends the other one's part.
+// run plays the round that both ends have begun. It returns when both are over. An end that fails
+// ends the other one's part.
 func (c *pair) run(ctx context.Context, tasks *[2]layers.Task) error {
 	a, b := c.ends[0], c.ends[1]
 	switch {
@@ -241,11 +241,11 @@ func (c *pair) run(ctx context.Context, tasks *[2]layers.Task) error {
 	case a.QueuePair() != nil:
 		return cause(ctx, layers.RunQueuePairs(ctx, a, b))
 	}
-	return c.runApart(ctx, func(ctx context.Context) error { return a.Run(ctx, b.Over) })
+	return c.runConcurrently(ctx, func(ctx context.Context) error { return a.Run(ctx, b.Over) })
 }
 
-// runApart plays end b's part in a goroutine of its own while first plays a's.
-func (c *pair) runApart(ctx context.Context, first func(ctx context.Context) error) error {
+// runConcurrently plays end b's part in a goroutine of its own while first plays a's.
+func (c *pair) runConcurrently(ctx context.Context, first func(ctx context.Context) error) error {
 	a, b := c.ends[0], c.ends[1]
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -279,7 +279,7 @@ func cause(ctx context.Context, err error) error {
 	if why := context.Cause(ctx); !errors.Is(why, errOver) {
 		return why
 	}
-	return nil // the other end has said it
+	return nil // the other end says it
 }
 
 // close ends both ends and the provider, which must have nothing left open.

@@ -284,7 +284,7 @@ func (p *Params) checkMode(further []Mode) error {
 			return nil
 		}
 		if p.Mode == Rate {
-			return usage("--mode rate is of the layers above queue pairs: --mode bw tells the rate of " +
+			return usage("--mode rate is of the layers above queue pairs: --mode bw shows the rate of " +
 				"--layer qp beside its bandwidth")
 		}
 		have := "bw and lat"
@@ -333,7 +333,7 @@ func (p *Params) checkNICs() error {
 
 func (p *Params) checkFaults() error {
 	if p.Layered() && len(p.Faults) > 0 {
-		return usage("--fault tells what virtual queue pairs make of a failure: use --layer qp, or drop " +
+		return usage("--fault shows what virtual queue pairs make of a failure: use --layer qp, or drop " +
 			"--fault")
 	}
 	for i := range p.Faults {

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// settleTime is how long nothing may come in after a failure until both ends are taken to know
-	// what they will know of it.
+	// settleTime is for how long no completion may come after a failure until both ends know all
+	// that they will know of it.
 	settleTime = 5 * time.Millisecond
 	// MaxSetbacks is how many failures a cell survives: no figure of one that fails more often
 	// would say anything.
@@ -22,15 +22,15 @@ const (
 // survival is how a cell of virtual queue pairs goes on after failures.
 type survival struct {
 	through      int       // messages of rounds that went well, those of the warm-up included
-	failure      *Failure  // that is not accounted for yet
+	failure      *Failure  // whose requests are not accounted for yet
 	recovery     *Recovery // the last one
-	mark         int       // through, when that was over
-	markVerified int       // verified messages, then
+	mark         int       // what through was when that was over
+	markVerified int       // how many messages were verified then
 }
 
-// survive goes on after a failure that a fault has asked for: it takes stock, resets both ends, and
-// connects them anew. What it returns ends the cell: err itself where nobody has asked for that, or
-// why it cannot go on.
+// survive goes on after a failure that a fault has caused: it records the failure, resets both ends,
+// and connects them anew. What it returns ends the cell: err itself where no fault has caused it, or
+// why the cell cannot go on.
 func (c *cell) survive(err error) error {
 	if err == nil || c.peer != nil || !errors.Is(err, errFailed) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err
@@ -38,7 +38,7 @@ func (c *cell) survive(err error) error {
 	c.recount()
 	c.recovery = nil
 	broken := c.settle()
-	c.failure = c.takeStock()
+	c.failure = c.recordFailure()
 	struck := c.pair.faults.fresh()
 	why := c.explain(err)
 	if len(struck) == 0 || broken != nil {
@@ -57,7 +57,7 @@ func (c *cell) survive(err error) error {
 	return nil
 }
 
-// hopeless says why it would be in vain to go on: what strikes for ever would strike again.
+// hopeless says why it makes no sense to go on: what strikes for ever would strike again.
 func (c *cell) hopeless(struck []*faultState) error {
 	for _, s := range struck {
 		if s.fault.Count < 0 && s.hits != nil && len(c.result.Setbacks()) > 1 && c.through == c.mark {
@@ -72,7 +72,7 @@ func (c *cell) hopeless(struck []*faultState) error {
 	return nil
 }
 
-// recount tells the last recovery how much came through after it.
+// recount notes in the last recovery how much came through after it.
 func (c *cell) recount() {
 	if c.recovery != nil {
 		c.recovery.Messages, c.recovery.Verified = c.through-c.mark, c.result.Verified-c.markVerified
@@ -124,7 +124,7 @@ func (c *cell) await(rec *Recovery) (string, error) {
 		return "", err
 	}
 	if len(c.pair.away()) == len(away) {
-		return "", nil // it was for good
+		return "", nil // none came back
 	}
 	rec.Waited = Seconds(time.Since(start))
 	return "waited until " + strings.Join(away, " and ") + " was back; ", nil

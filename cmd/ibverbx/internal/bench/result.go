@@ -104,7 +104,7 @@ func (r *Result) finish(copyGB float64) {
 	}
 }
 
-// add takes in a further failure.
+// add records a further failure.
 func (r *Result) add(f *Failure) {
 	if r.Failure == nil {
 		r.Failure = f
@@ -113,7 +113,7 @@ func (r *Result) add(f *Failure) {
 	}
 }
 
-// recovered takes in what was done after the last failure.
+// recovered records what was done after the last failure.
 func (r *Result) recovered(rec *Recovery) {
 	if n := len(r.Further); n > 0 {
 		r.Further[n-1].Recovery = rec
@@ -145,7 +145,7 @@ func (r *Result) failure() error {
 	return fmt.Errorf("%s, %v: %w", r.Scheme, r.Size, r.Err)
 }
 
-// since takes the counters of an earlier snapshot off a later one.
+// since subtracts the counters of an earlier snapshot from a later one.
 func since(now, before ibverbx.Stats) ibverbx.Stats {
 	now.Sends -= before.Sends
 	now.SendsCompleted -= before.SendsCompleted

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// Observer is told how a run goes on. It is called between measurements, from the goroutine of Run.
+// Observer follows the progress of a run. It is called between measurements, from the goroutine of
+// Run.
 type Observer interface {
 	// Start comes first, once it is settled what is measured. peer is nil when both ends are in
 	// this process.
@@ -46,12 +47,13 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 
 // runner is a run under way.
 type runner struct {
-	ctx      context.Context
-	p        *Params
-	mem      *memory
-	columns  []*pair
-	below    *below      // what layers are compared with; nil for nothing
-	brake    atomic.Bool // the user wants to see what there is
+	ctx     context.Context
+	p       *Params
+	mem     *memory
+	columns []*pair
+	below   *below // what layers are compared with; nil for nothing
+	// brake is set when ctx ends. The loops that are timed look at it, which is cheaper than ctx.
+	brake    atomic.Bool
 	observer Observer
 	done     int
 	report   *Report
@@ -67,7 +69,7 @@ func newRunner(ctx context.Context, p *Params, here [2]bool, o Observer) *runner
 	return newRunnerOver(ctx, p, newMemory(p, here), o)
 }
 
-// newRunnerOver is newRunner with memory that there is.
+// newRunnerOver is newRunner over memory that exists already.
 func newRunnerOver(ctx context.Context, p *Params, mem *memory, o Observer) *runner {
 	r := &runner{
 		ctx: ctx, p: p, mem: mem, observer: o, start: time.Now(),
@@ -89,7 +91,7 @@ func (r *runner) rows() error {
 	return nil
 }
 
-// parted says whether there is another process that has gone, or was told that it is over.
+// parted says whether the conversation with another process has ended.
 func (r *runner) parted() bool { return r.peer != nil && r.peer.conn.Err() != nil }
 
 // end completes the report. err is what ended the run before its time.
@@ -118,8 +120,7 @@ func (r *runner) end(err error) (*Report, error) {
 	return report, err
 }
 
-// interrupted says whether ctx has ended. Rounds under way learn it from the brake, which costs
-// them less.
+// interrupted says whether ctx has ended.
 func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
 
 // open connects each column. All stay open for the whole run: their cells of one size are measured
@@ -167,7 +168,7 @@ func (r *runner) row(size int) ([]Result, error) {
 			break
 		}
 		if column.failed {
-			continue // has said so already
+			continue // its failure is in an earlier row
 		}
 		c := newCell(r, column, size)
 		if opening = c.open(); opening != nil {

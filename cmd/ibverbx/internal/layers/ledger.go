@@ -36,7 +36,7 @@ type Ledger struct {
 	broken       error          // the first completion that must not be
 }
 
-// recvBit tells the IDs of receives from those of sends.
+// recvBit distinguishes the IDs of receives from those of sends.
 const recvBit = 1 << 63
 
 // MessageOf is the message that a request with an ID is of, and whether it is a receive.

@@ -32,7 +32,6 @@ type QueuePair struct {
 	mem      struct{ src, dst []byte }
 	tail     int
 	remote   Regions
-	depth    int // messages outstanding that a virtual queue pair of one rail accepts
 	spin     time.Duration
 	closed   bool
 
@@ -87,9 +86,12 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	}
 	q := &QueuePair{
 		name: cfg.Name, shape: cfg.Shape, opcode: cfg.Shape.Op.opcode(), vqp: vqp, cq: vqp.CQ(),
-		tail: cfg.Tail, depth: cfg.QP.MaxMsgCntPerQP, spin: cfg.Spin,
+		tail: cfg.Tail, spin: cfg.Spin, recvMax: 2 * cfg.Window,
 		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
 		wcs: make([]ibverbx.WC, qpPolled),
+	}
+	if vqp.DataRails() == 1 {
+		q.recvMax = cfg.QP.MaxMsgCntPerQP // pass-through refuses more
 	}
 	q.mem.src, q.mem.dst = cfg.Src, cfg.Dst
 	if q.src, q.dst, err = register(vqp.Domain(), cfg); err != nil {
@@ -107,7 +109,7 @@ func (q *QueuePair) Name() string { return q.name }
 // Acked is how many messages of this end were acknowledged in the round.
 func (q *QueuePair) Acked() int { return q.acked }
 
-// Notified is of how many messages of the peer this end was notified in the round.
+// Notified is how many notifications of the peer's messages this end got in the round.
 func (q *QueuePair) Notified() int { return q.notified }
 
 // Expected is what atomic i of the round must bring: what the peer's counter held before it.
@@ -147,10 +149,6 @@ func (q *QueuePair) begin(t *Task) error {
 	q.task, q.broken, q.failed = *t, nil, false
 	q.posted, q.done, q.acked, q.next = 0, 0, 0, t.Counter
 	q.expected, q.received, q.notified = 0, 0, 0
-	q.recvMax = 2 * t.Window
-	if q.vqp.DataRails() == 1 {
-		q.recvMax = q.depth // pass-through refuses more
-	}
 	if q.shape.Atomic && len(q.expect) < t.Send {
 		q.expect = make([]uint64, t.Send)
 	}

@@ -93,7 +93,7 @@ func (e *End) turn(i int) (over bool, err error) {
 		return over, err
 	}
 	e.engine.Progress()
-	return false, nil
+	return e.ended(i)
 }
 
 // advanceTo starts message i where that has not happened yet, and says whether it is over.
@@ -104,8 +104,16 @@ func (e *End) advanceTo(i int) (over bool, err error) {
 			return false, later(err)
 		}
 	}
+	return e.ended(i)
+}
+
+// ended says whether message i of a series is over.
+func (e *End) ended(i int) (bool, error) {
+	if e.posted <= i {
+		return false, nil
+	}
 	if e.task.Take > 0 {
-		_, err = e.look()
+		_, err := e.look()
 		return e.came > i, err
 	}
 	return e.t.completed()

@@ -102,7 +102,7 @@ func (w *shmemWorld) close(ctx context.Context) error {
 // Progress makes progress for the end.
 func (e *shmemEnd) Progress() int { return e.pe.Progress() }
 
-// idleTurns is after how many turns in vain an end that waits sleeps for a moment.
+// idleTurns is after how many turns that moved nothing an end that waits sleeps for a moment.
 const idleTurns = 256
 
 // WaitFor makes progress until done says so, or ctx ends.

@@ -37,15 +37,16 @@ type transportEnd struct {
 	counts   bool                 // operations count in comp themselves
 	flushing int                  // endpoints whose flush was begun
 	idle     bool                 // nothing is outstanding: comp is not in use
-	// where the one message of a series went that still wants a flush to tell when it has completed
-	unsaid *transport.Endpoint
-	olds   []uint64 // results of atomics
-	next   int      // message that packs
-	pack   func(dst []byte) int
-	one    [1]ibverbx.Segment
-	word   [8]byte
-	seen   int
-	broken error
+	// unflushed is where the one message of a series went that needs a flush to show that it has
+	// completed; nil where there is none.
+	unflushed *transport.Endpoint
+	olds      []uint64 // results of atomics
+	next      int      // message that packs
+	pack      func(dst []byte) int
+	one       [1]ibverbx.Segment
+	word      [8]byte
+	seen      int
+	broken    error
 }
 
 // peerState is what an endpoint counts of what comes.

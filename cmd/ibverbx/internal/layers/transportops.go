@@ -13,8 +13,8 @@ func (e *transportEnd) begin(t *Task) error {
 	for i := range e.peers {
 		e.peers[i].came = 0
 	}
-	e.seen, e.unsaid = 0, nil
-	// A zcopy, a get and an atomic tell when they have completed. What is answered has arrived.
+	e.seen, e.unflushed = 0, nil
+	// A zcopy, a get and an atomic report their completion. What is answered has arrived.
 	e.counts = e.use == Zcopy && !e.shape.Seen || e.shape.Reads || e.shape.Atomic
 	if e.counts && !t.Alone && t.Send > 0 {
 		e.comp.Init(t.Send, nil)
@@ -59,7 +59,7 @@ func (e *transportEnd) startOne(i int) error {
 		comp.Done(nil) // the layer has not
 	}
 	if !e.counts && e.task.Alone && !e.shape.Seen {
-		e.unsaid = ep
+		e.unflushed = ep
 	}
 	return nil
 }
@@ -172,13 +172,13 @@ func (e *transportEnd) completed() (bool, error) {
 	if e.broken != nil {
 		return false, e.broken
 	}
-	if ep := e.unsaid; ep != nil {
+	if ep := e.unflushed; ep != nil {
 		e.comp.Init(1, nil)
 		done, err := ep.StartFlush(transport.FlushLocal, &e.comp)
 		if errors.Is(err, transport.ErrNoResource) {
 			return false, nil
 		}
-		e.unsaid, e.idle = nil, done
+		e.unflushed, e.idle = nil, done
 		return done, err
 	}
 	if e.idle || !e.comp.Fired() {
