@@ -86,15 +86,15 @@ func listening(t *testing.T, args string) (p *process, address string) {
 	go func() {
 		defer close(p.read)
 		defer close(found)
-		told := false
+		seen := false
 		for buf := make([]byte, 1024); ; {
 			n, err := r.Read(buf)
 			p.mu.Lock()
 			p.said.Write(buf[:n])
 			m := listensOn.FindStringSubmatch(p.said.String())
 			p.mu.Unlock()
-			if m != nil && !told {
-				told = true
+			if m != nil && !seen {
+				seen = true
 				found <- m[1]
 			}
 			if err != nil {
@@ -227,7 +227,8 @@ func interruptApart(t *testing.T, layer string) {
 		var errs bytes.Buffer
 		out := &watcher{word: "64 B", found: interrupt} // the first row has come
 		code := run(&console{ctx: ctx, out: out, err: &errs},
-			strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+" --layer "+layer))
+			strings.Fields("perf --provider left --sizes 64,128,256 -D 100ms --connect "+address+
+				" --layer "+layer))
 		codeB, _, errsB := server.wait(t)
 		want, wantB, inErr, inErrB := exitFailed, exitInterrupted, `peer: (.*: )?interrupted`, "interrupted"
 		if who == "connecting" {

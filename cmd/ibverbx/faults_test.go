@@ -49,7 +49,8 @@ type struckRun struct{ args, fault string }
 
 // completionsLine is a sum of completions: accepted, successful, failed, flushed.
 var completionsLine = regexp.MustCompile(
-	`end [ab] (?:sends|receives): ([\d,]+) accepted = ([\d,]+) successful \+ ([\d,]+) failed \+ ([\d,]+) flushed`)
+	`end [ab] (?:sends|receives): ([\d,]+) accepted = ([\d,]+) successful ` +
+		`\+ ([\d,]+) failed \+ ([\d,]+) flushed`)
 
 // TestStruckText reads what is printed for each kind of fault: what happened in each column, and
 // how it went on.
@@ -129,7 +130,7 @@ func readBlock(t *testing.T, block, scheme, fault, what, firstError, action stri
 func TestStruckJSON(t *testing.T) {
 	for _, tt := range struckRuns {
 		if strings.HasPrefix(tt.fault, "link-down") || strings.Contains(tt.fault, "end=b") {
-			continue // retries take their time, and the text has told of them
+			continue // retries take their time, and the text describes them
 		}
 		t.Run(tt.fault+tt.args, func(t *testing.T) {
 			t.Parallel()
@@ -169,7 +170,7 @@ func TestStruckJSON(t *testing.T) {
 }
 
 // TestStruckNextSize shows that the sizes after a failure are measured as usual, and that the fault
-// is not told twice.
+// is not described twice.
 func TestStruckNextSize(t *testing.T) {
 	code, out, errs := command(t, "perf -n 40 --memory 1M --sizes 2000,3000 --fault fail-fragment@msg=10")
 	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 3 ||
@@ -192,13 +193,13 @@ func TestUnhurt(t *testing.T) {
 	}
 	code, out, errs = command(t, "perf -s 20000 -n 40 --fault nic-down@nic=1,msg=10 --scheme single")
 	text := strings.Join(strings.Fields(out), " ")
-	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed permanently (end a), which this "+
-		"column does not use") {
+	if code != exitOK || errs != "" || !strings.Contains(text, "soft1 failed permanently (end a), which "+
+		"this column does not use") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 }
 
-// TestTwiceTheSame shows that of two faults that are alike each is told of.
+// TestTwiceTheSame shows that of two faults that are alike each is described.
 func TestTwiceTheSame(t *testing.T) {
 	const args = "perf -s 20000 -n 40 --scheme spray --fault kill-qp@msg=10 --fault kill-qp@msg=10"
 	code, out, errs := command(t, args)
@@ -270,7 +271,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestFirstErrors shows what is told of first errors of every part.
+// TestFirstErrors shows how first errors of every part are described.
 func TestFirstErrors(t *testing.T) {
 	for want, f := range map[string]bench.FirstError{
 		"on rail 1 (x qp 3), RDMA_WRITE of message 7 of the round that failed, fragment 3 of 16, 512 KiB, " +
@@ -280,12 +281,24 @@ func TestFirstErrors(t *testing.T) {
 			Length:    512 << 10, Local: 16, Remote: 32, Status: "R", Words: "w", Vendor: 0x81,
 			Advice: "check",
 		},
-		"on the notify QP (x qp 0), SEND of message 7 of the round that failed, its notification w":   {Notify: true, Device: "x", Opcode: "SEND", Message: 7, Part: "notification", Words: "w"},
-		"first error, a receive kept for messages of the peer w":                                      {Rail: -1, Message: -1, Part: "credit", Words: "w"},
-		"first error, a receive kept to notice failures w":                                            {Rail: -1, Message: -1, Part: "watch", Words: "w"},
-		"first error, receive of message 2 of the round that failed w":                                {Rail: -1, Message: 2, Recv: true, Words: "w"},
-		"send of message 2 of the round that failed, one of its fragments, the whole request of 64 B": {Rail: -1, Message: 2, Part: "fragment", Fragment: -1, Length: 64, Whole: true},
-		"send of message 2 of the round that failed, fragment 5":                                      {Rail: -1, Message: 2, Part: "fragment", Fragment: 4},
+		"on the notify QP (x qp 0), SEND of message 7 of the round that failed, its notification w": {
+			Notify: true, Device: "x", Opcode: "SEND", Message: 7, Part: "notification", Words: "w",
+		},
+		"first error, a receive kept for messages of the peer w": {
+			Rail: -1, Message: -1, Part: "credit", Words: "w",
+		},
+		"first error, a receive kept to notice failures w": {
+			Rail: -1, Message: -1, Part: "watch", Words: "w",
+		},
+		"first error, receive of message 2 of the round that failed w": {
+			Rail: -1, Message: 2, Recv: true, Words: "w",
+		},
+		"send of message 2 of the round that failed, one of its fragments, the whole request of 64 B": {
+			Rail: -1, Message: 2, Part: "fragment", Fragment: -1, Length: 64, Whole: true,
+		},
+		"send of message 2 of the round that failed, fragment 5": {
+			Rail: -1, Message: 2, Part: "fragment", Fragment: 4,
+		},
 		"end a first error w": {Rail: -1, Message: -1, Words: "w"},
 	} {
 		var out strings.Builder

@@ -2,10 +2,21 @@ package main
 
 import "github.com/alecthomas/kong"
 
-// flagHelp is what --help says of each flag, by command and flag. It stands here and not in struct
-// tags, whose lines cannot be folded.
-var flagHelp = map[string]map[string]string{
-	"perf": {
+// describeFlags gives the flags of each command their help, which is too long for struct tags.
+func describeFlags(k *kong.Kong) error {
+	help := map[string]map[string]string{"perf": perfFlagHelp(), "devices": devicesFlagHelp()}
+	for _, command := range k.Model.Children {
+		for _, flag := range command.Flags {
+			if text, ok := help[command.Name][flag.Name]; ok {
+				flag.Help = text
+			}
+		}
+	}
+	return nil
+}
+
+func perfFlagHelp() map[string]string {
+	return map[string]string{
 		"layer": "What is measured: qp, virtual queue pairs, or a layer above them: transport, tagged, " +
 			"shmem. [${default}]",
 		"op": "Operation. qp: write, write-imm, read, send, fetch-add, cmp-swap. Others: see below. [the " +
@@ -14,8 +25,8 @@ var flagHelp = map[string]map[string]string{
 			"where the target sees it. rate: of small messages, through layers above qp. [${default}]",
 		"kind": "How a layer moves the bytes. transport: short, bcopy, zcopy. tagged: eager, rendezvous. " +
 			"[auto, by the size]",
-		"endpoints": "Endpoints of transport or tagged on one worker, served round robin, compared with one of " +
-			"them. [1]",
+		"endpoints": "Endpoints of transport or tagged on one worker, served round robin, compared with " +
+			"one of them. [1]",
 		"bidirectional": "Both ends send at the same time; the figures are the sum.",
 		"size":          "One message size: 4096, 64K, 1M, 1MiB.",
 		"sizes": "Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: " +
@@ -27,15 +38,15 @@ var flagHelp = map[string]map[string]string{
 		"tx-depth": "Messages outstanding, over all queue pairs; through a layer, on each endpoint. " +
 			"[${default}]",
 		"events": "Sleep until a completion event comes, in place of polling.",
-		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs sleeps until an event " +
-			"comes, for software NICs need the core.",
+		"busy-poll": "Poll without a pause. By default an end that finds nothing for 20µs sleeps until an " +
+			"event comes, for software NICs need the core.",
 		"no-verify": "Do not compare what arrived.",
 		"memory": "Memory that one direction writes to before it starts again. Less than the caches hold " +
 			"measures the caches. [${default}]",
-		"provider": "Where the NICs come from: soft, software NICs in this process, or rdmacore, the host's. " +
-			"[soft, rdmacore for two processes]",
-		"device": "Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but that). " +
-			"[all]",
+		"provider": "Where the NICs come from: soft, software NICs in this process, or rdmacore, the " +
+			"host's. [soft, rdmacore for two processes]",
+		"device": "Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but " +
+			"that). [all]",
 		"gid-index": "Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]",
 		"mtu": "Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active " +
 			"MTU]",
@@ -54,25 +65,16 @@ var flagHelp = map[string]map[string]string{
 		"seed":        "Seed of the data. [${default}]",
 		"json":        "One JSON document in place of the table.",
 		"verbose":     "What each rail carried, too.",
-	},
-	"devices": {
+	}
+}
+
+func devicesFlagHelp() map[string]string {
+	return map[string]string{
 		"provider": "Where the NICs come from: soft, software NICs, or rdmacore, the host's. [rdmacore]",
 		"device":   "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). [all]",
 		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
 		"nics":     "How many software NICs there are. [4]",
 		"json":     "A JSON document in place of the table.",
 		"verbose":  "All attributes.",
-	},
-}
-
-// describeFlags gives the flags of each command their help.
-func describeFlags(k *kong.Kong) error {
-	for _, command := range k.Model.Children {
-		for _, flag := range command.Flags {
-			if text, ok := flagHelp[command.Name][flag.Name]; ok {
-				flag.Help = text
-			}
-		}
 	}
-	return nil
 }

@@ -99,7 +99,7 @@ func (r *flagReader) read(args []string) (k *kong.Context, err error) {
 var errHelp = errors.New("help was shown")
 
 // FuzzFlags reads command lines. What can be measured is within the limits and is the same when it
-// is told to another process; what cannot be is a wrong use, and the reason can be shown.
+// is passed to another process; what cannot be is a wrong use, and the reason can be shown.
 func FuzzFlags(f *testing.F) {
 	for _, s := range []string{
 		"perf", "perf --op send -s 64K -t 32", "perf --op write-imm --mode lat",
@@ -187,16 +187,16 @@ func checkPerf(t *testing.T, c *perfCmd) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := *p
-	told.Sizes, told.Schemes, told.Speeds, told.Latencies, told.Faults = nil, nil, nil, nil, nil
-	if err := json.Unmarshal(text, &told); err != nil {
+	sent := *p
+	sent.Sizes, sent.Schemes, sent.Speeds, sent.Latencies, sent.Faults = nil, nil, nil, nil, nil
+	if err := json.Unmarshal(text, &sent); err != nil {
 		if strings.ToValidUTF8(string(text), "") == string(text) && !bytes.Contains(text, []byte("ufffd")) {
 			t.Fatalf("%s: %v", text, err)
 		}
 		return nil
 	}
-	if again, err := json.Marshal(told); err != nil || string(again) != string(text) {
-		t.Fatalf("%s is told as %s, %v", text, again, err)
+	if again, err := json.Marshal(sent); err != nil || string(again) != string(text) {
+		t.Fatalf("%s is sent as %s, %v", text, again, err)
 	}
 	return nil
 }
@@ -240,10 +240,13 @@ func FuzzHarmless(f *testing.F) {
 func FuzzTable(f *testing.F) {
 	for _, s := range []string{
 		`[{"size_bytes":64,"scheme":"dqplb","messages":10,"gb_per_second":1.5,"messages_per_second":1e6}]`,
-		`[{"size_bytes":64,"scheme":"single","latency":{"samples":7,"min_ns":-1,"p50_ns":9223372036854775807}},{"scheme":"spray"}]`,
-		`[{"scheme":"dqplb","messages":-1,"bytes":18446744073709551615,"seconds":-1e308,"gb_per_second":1e308,` +
+		`[{"size_bytes":64,"scheme":"single",` +
+			`"latency":{"samples":7,"min_ns":-1,"p50_ns":9223372036854775807}},{"scheme":"spray"}]`,
+		`[{"scheme":"dqplb","messages":-1,"bytes":18446744073709551615,"seconds":-1e308,` +
+			`"gb_per_second":1e308,` +
 			`"stats":{"a":{"rails":[{"bytes":18446744073709551615},{"bytes":1}]}}}]`,
-		`[{"size_bytes":8,"kind":"short","messages":3,"messages_per_second":1e-300,"comparison":{"with":"one endpoint","ratio":1e308},` +
+		`[{"size_bytes":8,"kind":"short","messages":3,"messages_per_second":1e-300,` +
+			`"comparison":{"with":"one endpoint","ratio":1e308},` +
 			`"transport":{"a":{"am_sent":18446744073709551615,"put_bytes":18446744073709551615},"b":{}}}]`,
 		`[{"stats":{"b":{"sends":1,"markers":1,"rails":[{"device":"mlx5_0","notify":true}]}}}]`, `[]`, `[{}]`,
 	} {

@@ -39,7 +39,7 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf    perfCmd    `cmd:"" help:"${perf}"`
+	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, every byte verified."`
 	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
 	Version versionCmd `cmd:"" help:"Say which version this is."`
 }
@@ -114,8 +114,6 @@ func run(c *console, args []string) (code int) {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
 		kong.PostBuild(describeFlags),
-		kong.Vars{"perf": "Measure bandwidth or latency between two ends, in this process or in two, " +
-			"every byte verified."},
 	)
 	if err != nil {
 		panic(err) // the declarations above are wrong

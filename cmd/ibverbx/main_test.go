@@ -11,6 +11,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/alecthomas/kong"
+
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
@@ -68,7 +70,7 @@ func TestWrongFlags(t *testing.T) {
 		"perf --layer shmem --endpoints 2":                   "use --layer transport or --layer tagged",
 		"perf --layer transport -s 1M":                       "use --layer tagged, or --op put",
 		"perf --layer transport --fault delay":               "use --layer qp, or drop --fault",
-		"perf --mode rate":                                   "--mode bw tells the rate of --layer qp",
+		"perf --mode rate":                                   "--mode bw shows the rate of --layer qp",
 		"perf --kind zcopy":                                  "or drop --kind",
 		"perf --endpoints 3":                                 "or drop --endpoints",
 		"perf --endpoints 0 --layer transport":               "--endpoints 0: must be 1 to 256",
@@ -219,7 +221,7 @@ func TestPerfJSON(t *testing.T) {
 	}
 }
 
-// TestLayerTable shows what is told of each layer.
+// TestLayerTable shows what the table says of each layer.
 func TestLayerTable(t *testing.T) {
 	for args, want := range map[string][]string{
 		"perf --layer transport --mode lat" + quick: {
@@ -245,7 +247,8 @@ func TestLayerTable(t *testing.T) {
 		"perf --provider left --layer shmem --nics 1 -q 2 -n 20 -s 1M":      {" dqplb, 2 QPs "},
 		"perf --layer transport --nic-speed 4Gbit --mode rate" + quick:      {"(4 Gbit/s)", "zcopy"},
 		"perf --layer transport --scheme single --nic-latency 20us" + quick: {"20µs away"},
-		"perf --layer shmem --op put-signal --mode lat -s 64 -n 20":         {"shmem: put with signal latency", "half of a ping-pong"},
+		"perf --layer shmem --op put-signal --mode lat -s 64 -n 20": {"shmem: put with signal latency",
+			"half of a ping-pong"},
 		"perf --layer shmem --op get" + quick: {"shmem: get bandwidth",
 			"×copy"},
 	} {
@@ -451,5 +454,28 @@ func TestNoDevices(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if code, out, _ := command(t, "version"); code != exitOK || !strings.HasPrefix(out, "ibverbx ") {
 		t.Errorf("exit %d, stdout %q", code, out)
+	}
+}
+
+// TestEveryFlagHasHelp shows that no flag is without help, and that none is described that is not
+// there.
+func TestEveryFlagHasHelp(t *testing.T) {
+	k, err := kong.New(&cli{}, kong.ExplicitGroups(groups()), kong.PostBuild(describeFlags))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range k.Model.Children {
+		help := map[string]map[string]string{
+			"perf": perfFlagHelp(), "devices": devicesFlagHelp(),
+		}[command.Name]
+		for _, flag := range command.Flags {
+			if flag.Help == "" {
+				t.Errorf("%s --%s has no help", command.Name, flag.Name)
+			}
+			delete(help, flag.Name)
+		}
+		for name := range help {
+			t.Errorf("%s has no --%s", command.Name, name)
+		}
 	}
 }

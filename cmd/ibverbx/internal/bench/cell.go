@@ -201,6 +201,9 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 		t.Take = n
 	}
 	t.Answers = end == 1 && c.p.Answered()
+	if c.peer != nil {
+		t.Meanwhile = c.converse
+	}
 	if warmup && t.Take > 0 {
 		t.Check = c.early(end)
 	}

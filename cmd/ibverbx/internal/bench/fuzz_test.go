@@ -36,7 +36,7 @@ func checkLine(t *testing.T, words ...string) {
 }
 
 // FuzzTask reads what another process asks for. What is taken is within the limits, so is the
-// memory that it takes, it is the same when it is told on, and the queue pairs that it asks for can
+// memory that it takes, it is the same when it is passed on, and the queue pairs that it asks for can
 // be configured.
 func FuzzTask(f *testing.F) {
 	p := params()
@@ -111,7 +111,7 @@ func FuzzTask(f *testing.F) {
 		m.Body = json.RawMessage(marshaled(t, task))
 		if err := m.DecodeKnown(&again); err != nil || again.check() != nil ||
 			marshaled(t, again) != string(m.Body) {
-			t.Fatalf("%s is told on as %s: %v", text, m.Body, err)
+			t.Fatalf("%s is passed on as %s: %v", text, m.Body, err)
 		}
 		for _, s := range p.Schemes {
 			if c := p.config(s); c.MaxMsgCntPerQP < 1 || c.MaxMsgCntPerQP > maxDepth || c.QPsPerDevice < 1 ||
@@ -158,10 +158,13 @@ func FuzzOffer(f *testing.F) {
 func FuzzRow(f *testing.F) {
 	f.Add(marshaled(f, rowBody{[]Result{{Size: 64, Scheme: Spray, Latency: &Percentile{Samples: 7}}}}))
 	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"stats":{"a":{"rails":[{"device":"\u001b[2J"}]}}}]}`)
-	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"failed":true,"error":"\u001b[2J","failed_completions":{"\u001b":1},"op":"x","mode":"y"}]}`)
-	f.Add(`{"results":[{"scheme":"single","size_bytes":64,"faults":[{"fault":"delay@msg=1","what":"\u001b"}]}]}`)
+	f.Add(`{"results":[{"scheme":"spray","size_bytes":64,"failed":true,"error":"\u001b[2J",` +
+		`"failed_completions":{"\u001b":1},"op":"x","mode":"y"}]}`)
+	f.Add(`{"results":[{"scheme":"single","size_bytes":64,` +
+		`"faults":[{"fault":"delay@msg=1","what":"\u001b"}]}]}`)
 	f.Add(`{"results":[{"scheme":"single","size_bytes":65}]}`)
-	f.Add(`{"results":[{"scheme":"single","size_bytes":64,"messages":-9223372036854775808,"seconds":-1e308}]}`)
+	f.Add(`{"results":[{"scheme":"single","size_bytes":64,` +
+		`"messages":-9223372036854775808,"seconds":-1e308}]}`)
 	f.Add(`{"results":[{"scheme":"dqplb","size_bytes":64,"stats":{"b":{"rails":[` +
 		strings.Repeat(`{},`, 500) + `{}]}}}]}`)
 	p := params()

@@ -28,17 +28,17 @@ func (c *cell) playApart(ctx context.Context, n int) (err error) {
 	return cause(ctx, end.Run(ctx, c.parted))
 }
 
-// parted says to the other process that this end has sent its messages, as soon as that is so, and
-// whether all that is to be said and heard in the round has been.
-func (c *cell) parted() bool {
+// converse says to the other process that this end has sent its messages, as soon as that is so, and
+// hears the same of the other one. A peer that was stopped says so before this end is over.
+func (c *cell) converse() {
 	end, at := c.pair.here()
-	if c.sends(at) && !c.said && end.Sent() {
+	if !c.said && c.sends(at) && end.Sent() {
 		c.said = true
 		if err := c.peer.conn.Send(c.peer.steps, kindDone, doneBody{end.Posted()}); err != nil {
 			end.Abort(err)
 		}
 	}
-	if c.sends(1-at) && !c.heard {
+	if !c.heard && c.sends(1-at) {
 		select {
 		case m := <-c.peer.conn.Inbox():
 			c.heard = true
@@ -49,6 +49,11 @@ func (c *cell) parted() bool {
 		default:
 		}
 	}
+}
+
+// parted says whether all that is to be said and heard in the round has been.
+func (c *cell) parted() bool {
+	_, at := c.pair.here()
 	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
 }
 

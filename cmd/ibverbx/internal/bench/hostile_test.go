@@ -328,19 +328,19 @@ func TestLies(t *testing.T) {
 				}
 				return append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...), false, false
 			})
-			lying, told := a, b
+			liar, victim := a, b
 			if tt.from == "b" {
-				lying, told = b, a
+				liar, victim = b, a
 			}
-			if told.err == nil || !strings.Contains(told.err.Error(), tt.want) {
-				t.Fatalf("error %.300q, want %q", fmt.Sprint(told.err), tt.want)
+			if victim.err == nil || !strings.Contains(victim.err.Error(), tt.want) {
+				t.Fatalf("error %.300q, want %q", fmt.Sprint(victim.err), tt.want)
 			}
-			for _, err := range []error{told.err, lying.err} {
+			for _, err := range []error{victim.err, liar.err} {
 				checkWords(t, err)
 			}
 			var said *rendezvous.PeerError
-			if !errors.As(lying.err, &said) {
-				t.Errorf("who lied is told %v", lying.err)
+			if !errors.As(liar.err, &said) {
+				t.Errorf("who lied hears %v", liar.err)
 			}
 		})
 	}

@@ -146,7 +146,7 @@ func TestKinds(t *testing.T) {
 }
 
 // TestTooLongForNIC shows that a size that a kind does not take over the NICs at hand is a wrong
-// use, which tells what it takes.
+// use, whose error says what it takes.
 func TestTooLongForNIC(t *testing.T) {
 	p := layerParams(layers.Transport, layers.AM, Bandwidth, func(p *Params) {
 		p.Kind, p.Sizes = layers.Short,

@@ -102,7 +102,7 @@ func fill(v reflect.Value) {
 		v.Set(reflect.ValueOf(f))
 		return
 	case ibverbx.ConnConfig:
-		return // not told
+		return // does not travel
 	case Setback, []Setback:
 		return // of faults, which strike in one process only
 	}

@@ -95,7 +95,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// checkSetback looks whether a cell that was struck tells all of it.
+// checkSetback looks whether the result of a cell that was struck has all of it.
 func checkSetback(t *testing.T, r *Result, status, action string) {
 	t.Helper()
 	f, rec := r.Failure, r.Recovery
@@ -231,17 +231,17 @@ func TestCannotGoOn(t *testing.T) {
 			t.Errorf("%s: %d results: a column that could not go on must end", fault, len(report.Results))
 		}
 		for _, r := range report.Results {
-			all, counted, told := r.Setbacks(), 0, 0
+			all, counted, recorded := r.Setbacks(), 0, 0
 			for _, s := range all {
 				for _, e := range s.Failure.Ends {
-					told += int(e.Sends.Failed + e.Sends.Flushed + e.Recvs.Failed + e.Recvs.Flushed)
+					recorded += int(e.Sends.Failed + e.Sends.Flushed + e.Recvs.Failed + e.Recvs.Flushed)
 				}
 			}
 			for _, n := range r.Statuses {
 				counted += n
 			}
-			if counted != told {
-				t.Errorf("%s: %s: %v, told are %d", fault, r.Scheme, r.Statuses, told)
+			if counted != recorded {
+				t.Errorf("%s: %s: %v, recorded are %d", fault, r.Scheme, r.Statuses, recorded)
 			}
 			if !r.Failed || len(all) == 0 || all[len(all)-1].Recovery != nil ||
 				!all[len(all)-1].Failure.Kept {
@@ -297,8 +297,10 @@ func TestBrokenPromises(t *testing.T) {
 		tamper func(c *cell)
 		want   string
 	}{
-		"lost":  {func(c *cell) { c.pair.queuePairs()[0].Ledger.Sends.Accepted++ }, "sends"},
-		"twice": {func(c *cell) { c.pair.queuePairs()[1].Ledger.Count(&ibverbx.WC{ID: 1 << 63}) }, "receives"},
+		"lost": {func(c *cell) { c.pair.queuePairs()[0].Ledger.Sends.Accepted++ }, "sends"},
+		"twice": {func(c *cell) {
+			c.pair.queuePairs()[1].Ledger.Count(&ibverbx.WC{ID: 1 << 63})
+		}, "receives"},
 		"not stopped": {func(c *cell) {
 			l := &c.pair.queuePairs()[0].Ledger
 			l.Sends.Accepted += 2

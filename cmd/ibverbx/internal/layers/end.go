@@ -43,6 +43,8 @@ type Task struct {
 	// Gate is asked before messages are sent: of n further ones behind the sent it says how many
 	// may be, at least one. Nil admits all.
 	Gate func(sent, n int) (int, error)
+	// Meanwhile is called again and again while Run plays the end's part; nil for nothing.
+	Meanwhile func()
 
 	// The rest is for queue pairs alone.
 
@@ -263,7 +265,7 @@ func (e *End) EndedAt() time.Time { return e.endedAt }
 // Stop cuts the end's part short: it sends no further message.
 func (e *End) Stop() { e.task.Send = e.posted }
 
-// Abort ends the end's part with err, unless it has failed already. It is for until, as Run calls it.
+// Abort ends the end's part with err, unless it has failed already. It is for Task.Meanwhile.
 func (e *End) Abort(err error) {
 	if e.err == nil {
 		e.err = err
@@ -307,9 +309,13 @@ func (e *End) bind(ctx context.Context) {
 	}
 }
 
-// step does what can be done now, and says whether there is nothing more to do. It asks until each
-// time: a peer that was stopped says so before this end is over.
+// step does what can be done now, and says whether there is nothing more to do. Until that is so it
+// looks at nothing that the peer's goroutine writes: fetching it from another core takes longer than
+// the rest.
 func (e *End) step() bool {
+	if e.task.Meanwhile != nil {
+		e.task.Meanwhile()
+	}
 	switch {
 	case e.err != nil:
 	case e.over.Load():
@@ -317,8 +323,7 @@ func (e *End) step() bool {
 	default:
 		e.err = e.play()
 	}
-	until := e.until()
-	return e.err != nil || until && e.over.Load()
+	return e.err != nil || e.over.Load() && e.until()
 }
 
 func (e *End) play() error {
@@ -388,7 +393,7 @@ func (e *End) look() (bool, error) {
 		}
 	}
 	e.came = came
-	if e.task.Take > 0 && e.stage >= ended {
+	if e.stage >= ended && came >= int(e.take.Load()) {
 		e.endedAt = time.Now()
 	}
 	return true, nil
