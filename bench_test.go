@@ -116,6 +116,45 @@ func BenchmarkNull(b *testing.B) {
 	}
 }
 
+// BenchmarkNullDepth1 posts one request and polls it: nothing is shared by a batch.
+func BenchmarkNullDepth1(b *testing.B) {
+	for _, rails := range []int{1, 4} {
+		b.Run(fmt.Sprintf("%dqp", rails), func(b *testing.B) {
+			n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
+			n.wrs, n.wcs = n.wrs[:1], n.wcs[:1]
+			n.round(b)
+			b.ReportAllocs()
+			for b.Loop() {
+				n.round(b)
+			}
+		})
+	}
+}
+
+// BenchmarkNullEmptyPoll polls a virtual CQ over one physical CQ, or several, that hold nothing.
+func BenchmarkNullEmptyPoll(b *testing.B) {
+	for _, cqs := range []int{1, 4} {
+		b.Run(fmt.Sprintf("%dcq", cqs), func(b *testing.B) {
+			p := verbstest.NewNull(cqs)
+			var devs []verbs.Device
+			for i := range cqs {
+				devs = append(devs, p.Device(i))
+			}
+			qp, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})
+			if err != nil {
+				b.Fatal(err)
+			}
+			wcs := make([]ibverbx.WC, benchBatch)
+			b.ReportAllocs()
+			for b.Loop() {
+				if n, err := qp.CQ().Poll(wcs); n != 0 || err != nil {
+					b.Fatal(n, err)
+				}
+			}
+		})
+	}
+}
+
 // perRequest turns the time of a round into the time of a request, and of a fragment if there are
 // several.
 func perRequest(b *testing.B, frags uint64) {
