@@ -116,7 +116,8 @@ func (r *tagRecv) find(info tagged.Info) *tagMsg {
 			return m
 		}
 	}
-	w.Broken(ruleMessages, "%v takes a message that was never sent: tag %#x, %d bytes", r, info.Tag, info.Length)
+	w.Broken(ruleMessages, "%v takes a message that was never sent: tag %#x, %d bytes", r, info.Tag,
+		info.Length)
 	return nil
 }
 

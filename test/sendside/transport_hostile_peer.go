@@ -18,11 +18,9 @@ type intruder struct {
 	mr   *ibverbx.MR
 	mem  []byte
 
-	sent        []forged
-	granted     int  // credits of its endpoint's card
-	creditsBack int  // credits that its endpoint has sent back
-	bad         bool // it has sent what is no message: nothing after that may be handled
-	wcs         [16]ibverbx.WC
+	sent []forged
+	bad  bool // it has sent what is no message: nothing after that may be handled
+	wcs  [16]ibverbx.WC
 }
 
 // forged is a message of an intruder, as the endpoint must handle it.
@@ -62,7 +60,6 @@ func (c *pair) intrude(w *transportWorld, s *site) {
 	w.Must("card", err)
 	theirs, err := in.e.ep.Card()
 	w.Must("card", err)
-	in.granted = theirs.AMBuffers
 	w.Must("connect", in.vq.Connect(theirs.QP))
 	err = in.e.ep.Connect(transport.Card{
 		Version: theirs.Version, QP: card, AMBuffers: w.Pick(1, 2, 8), BufferSize: 512,
@@ -80,18 +77,13 @@ func (in *intruder) postRecv(i uint64) {
 		ibverbx.RecvWR{ID: 1<<32 | i, Local: in.mr.Slice(recvAt+i*messageSize, messageSize)})
 }
 
-// poll takes what it was sent.
+// poll posts receives again that have taken a message.
 func (in *intruder) poll() {
 	n, _ := in.cq.Poll(in.wcs[:])
 	for _, wc := range in.wcs[:n] {
-		if wc.ID>>32 == 0 || wc.Status != verbs.StatusSuccess {
-			continue
+		if wc.ID>>32 != 0 && wc.Status == verbs.StatusSuccess {
+			in.postRecv(wc.ID & 0xffffffff)
 		}
-		i := wc.ID & 0xffffffff
-		if at := recvAt + i*messageSize; wc.ByteLen >= 8 {
-			in.creditsBack += int(in.mem[at+4]) + int(in.mem[at+5])<<8
-		}
-		in.postRecv(i)
 	}
 }
 

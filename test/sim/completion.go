@@ -21,7 +21,7 @@ func (e *end) take(wc *ibverbx.WC) {
 		e.w.Broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
 	}
 	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil &&
-		e.number == e.lastSession() {
+		e.sessionNo == e.lastSession() {
 		e.w.Broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
 	}
 }
@@ -80,7 +80,7 @@ func (e *end) skipUnsignaled(index int, vouched bool) {
 	for e.sendHead < min(index, len(e.sends)) && e.sends[e.sendHead].flags&verbs.SendSignaled == 0 {
 		s := e.sends[e.sendHead]
 		e.sendHead++
-		e.release(s, vouched && e.sendErrors.any != s.session && s.session == e.number && !e.ended())
+		e.release(s, vouched && e.sendErrors.any != s.session && s.session == e.sessionNo && !e.ended())
 	}
 }
 
@@ -103,7 +103,7 @@ func (e *end) checkStatus(what string, session int, t *errorsSeen, wc *ibverbx.W
 		}
 		t.own = session
 	}
-	if e.conn.Blame == "" && session == e.number && !e.ended() {
+	if e.conn.Blame == "" && session == e.sessionNo && !e.ended() {
 		e.w.Broken(lab.Isolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
 	}
 }
@@ -131,7 +131,7 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
-	if session != e.number || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
+	if session != e.sessionNo || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
 		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}

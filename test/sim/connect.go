@@ -59,7 +59,7 @@ func (e *end) toInit() {
 // an earlier one is accepted.
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
-		if q := e.wires[i]; e.number != 0 && r.PSN == q.psn && e.renewed {
+		if q := e.wires[i]; e.sessionNo != 0 && r.PSN == q.psn && e.renewed {
 			e.w.Broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
 		}
 		e.wires[i].psn = r.PSN
@@ -91,7 +91,7 @@ func (w *world) sendCard(c *conn, e *end, card ibverbx.BusinessCard) (got ibverb
 // begin starts a session.
 func (e *end) begin(number int) {
 	e.state = connected
-	e.session = session{number: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends)}
+	e.session = session{sessionNo: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends)}
 	for _, q := range e.wires {
 		q.userImm = userImm{}
 	}

@@ -41,11 +41,11 @@ func (e *end) checkCounters() {
 	}
 	for i, r := range st.Rails {
 		carried += r.Bytes
-		if r.Outstanding != 0 || e.wires[i].most > r.Limit && r.Limit == st.Rails[i].Limit && e.number == 1 {
+		if r.Outstanding != 0 || e.wires[i].most > r.Limit && r.Limit == st.Rails[i].Limit && e.sessionNo == 1 {
 			e.w.Broken(ruleCounters, "%v: rail %d: %s", e, i, e.stats())
 		}
 	}
-	if e.number == 1 && carried != total {
+	if e.sessionNo == 1 && carried != total {
 		e.w.Broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
 			e.stats())
 	}

@@ -50,7 +50,7 @@ type requests struct {
 
 // session is what the model knows of an end since it was last connected.
 type session struct {
-	number        int     // of the session, as the connection counts them
+	sessionNo     int     // its number, as the connection counts them
 	firstErr      string  // what Err said first; "" while it is nil
 	firstFailed   *posted // the first physical send that has failed
 	firstFailedOn *wire   // on this queue pair

@@ -169,7 +169,7 @@ func (w *world) holds(h *lab.Host) bool {
 			continue
 		}
 		for _, s := range e.sends[e.sendHead:] {
-			if len(s.local) != 0 && s.local[0].N != 0 && s.session == e.number {
+			if len(s.local) != 0 && s.local[0].N != 0 && s.session == e.sessionNo {
 				return true
 			}
 		}

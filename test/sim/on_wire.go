@@ -116,7 +116,7 @@ func (e *end) mayGoOut(q *wire, s *send) {
 	switch {
 	case s.done:
 		e.w.Broken(lab.Ownership, "%v: %v goes out after it was reported", e, s)
-	case e.state != connected && e.state != draining || s.session != e.number:
+	case e.state != connected && e.state != draining || s.session != e.sessionNo:
 		e.w.Broken(ruleFirstError, "%v is %v: %v goes out", e, e.state, s)
 	case s.index >= e.stopAt:
 		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stopAt-1)
@@ -199,7 +199,7 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
-		if s.session == e.number && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
+		if s.session == e.sessionNo && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
 			break
 		}
 		e.acked++
@@ -289,11 +289,11 @@ func (e *end) mayStop() {
 		return
 	}
 	first := e.byID(failed.ID)
-	if first == nil || first.session != e.number {
+	if first == nil || first.session != e.sessionNo {
 		return
 	}
 	for _, s := range e.sends[:min(first.index, e.stopAt-1)] {
-		if s.session != e.number || s.done {
+		if s.session != e.sessionNo || s.done {
 			continue
 		}
 		owesLastStep := !s.lastStepOut && (s.op.IsSend() && !s.relax || s.op == verbs.OpRDMAWriteWithImm &&

@@ -26,7 +26,7 @@ func (e *end) postRecvs(n int) {
 }
 
 func (e *end) makeRecv(message bool) (ibverbx.RecvWR, bool) {
-	r := &recv{index: len(e.recvs), session: e.number, message: message && e.conn.plan.small != 0}
+	r := &recv{index: len(e.recvs), session: e.sessionNo, message: message && e.conn.plan.small != 0}
 	wr := ibverbx.RecvWR{ID: e.id(true, r.index)}
 	if r.message {
 		var ok bool

@@ -58,7 +58,7 @@ func (e *end) mustNotWait() {
 	}
 	for _, t := range e.sends[e.sendHead:s.index] {
 		// A notification may need one more message, and a fence holds back everything after it.
-		if t.session != e.number || !t.allOut() || t.op.HasImm() && isWrite(t.op) ||
+		if t.session != e.sessionNo || !t.allOut() || t.op.HasImm() && isWrite(t.op) ||
 			t.flags&verbs.SendFence != 0 && !t.begun {
 			return
 		}
@@ -141,7 +141,7 @@ func keep(list []*send, n int) []*send {
 // makeSend draws a request and records it.
 func (e *end) makeSend() (ibverbx.SendWR, bool) {
 	op := e.drawOpcode()
-	s := &send{index: len(e.sends), session: e.number, op: op, flags: verbs.SendSignaled,
+	s := &send{index: len(e.sends), session: e.sessionNo, op: op, flags: verbs.SendSignaled,
 		imm: uint32(e.w.Rng.IntN(3)) * e.w.Rng.Uint32()}
 	if e.w.Rng.IntN(8) == 0 {
 		s.flags |= verbs.SendFence
@@ -262,7 +262,7 @@ func (e *end) burst() {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
-		s := &send{index: len(e.sends), session: e.number, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
+		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
 			length: 1 + e.w.Rng.IntN(8), imm: 1}
 		if e.w.Rng.IntN(8) == 0 {
 			s.op = verbs.OpRDMAWriteWithImm

@@ -99,7 +99,7 @@ func (e *end) fitsEvery(n int) bool {
 func (e *end) giveReadable(s *send) bool {
 	if e.w.Rng.IntN(2) == 0 {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
-			if t := e.sends[i]; isWrite(t.op) && t.session == e.number && t.length <= s.length {
+			if t := e.sends[i]; isWrite(t.op) && t.session == e.sessionNo && t.length <= s.length {
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].N = t.length

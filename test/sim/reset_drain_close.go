@@ -117,7 +117,7 @@ func (e *end) drain() {
 	}
 	e.cq.pollAll()
 	e.checkErr()
-	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendErrors.any == e.number) {
+	if e.conn.drainOnly && e.peer.state == connected && (err != nil || e.sendErrors.any == e.sessionNo) {
 		w.Broken(lab.Isolation, "%v: nothing but a drain, and a send has failed: %v", e, err)
 	}
 	e.state = drained

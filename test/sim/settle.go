@@ -12,7 +12,7 @@ func (w *world) settle(balance bool) {
 	still := 0 // rounds without movement; what a poll starts may show in the next round
 	for range 20_000 {
 		before := w.Moves
-		w.Moves += w.Fabric.Run(50)
+		w.RunFabric(50)
 		moved := 0
 		for _, c := range w.cqs {
 			moved += c.pollAll()
@@ -68,7 +68,7 @@ func (c *conn) balance() (moved int) {
 		}
 		var coming [messageKinds]int
 		for kind, list := range e.expect {
-			for len(list) != 0 && list[0].session < e.number {
+			for len(list) != 0 && list[0].session < e.sessionNo {
 				list = list[1:]
 			}
 			coming[kind] = len(list)
@@ -103,9 +103,8 @@ func (e *end) sendMissing(message bool) int {
 	if e.state != connected || e.vq.Err() != nil {
 		return 0
 	}
-	s := &send{index: len(e.sends), session: e.number, op: verbs.OpRDMAWriteWithImm,
-		flags:  verbs.SendSignaled,
-		length: 1, imm: 5}
+	s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWriteWithImm,
+		flags: verbs.SendSignaled, length: 1, imm: 5}
 	if message {
 		s.op = verbs.OpSend
 	}
