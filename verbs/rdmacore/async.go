@@ -23,7 +23,8 @@ func (d *device) readAsyncEvents(fd int) (*fdReader, error) {
 				e := d.event(event)
 				call(d.p.lib.ackAsyncEvent, address(event))
 				if e.Type.IsQP() {
-					d.refreshState(e.QPNum) // not before the acknowledgement, for which closing the queue pair waits
+					// not before the acknowledgement, for which closing the queue pair waits
+					d.refreshState(e.QPNum)
 				}
 				d.watchers.Publish(e)
 			case syscall.EINTR: // read again: the poller reports new events only
@@ -87,8 +88,8 @@ func (d *device) wakeAll() {
 	}
 }
 
-// refreshState finds out whether a queue pair is in ERR, after a failed completion or an event. The number
-// may belong to another queue pair by now, or to none: then it has no effect.
+// refreshState finds out whether a queue pair is in ERR, after a failed completion or an event. The
+// number may belong to another queue pair by now, or to none: then it has no effect.
 func (d *device) refreshState(qpNum uint32) {
 	d.mu.Lock()
 	q := d.qps[qpNum]
