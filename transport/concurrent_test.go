@@ -2,6 +2,7 @@ package transport_test
 
 import (
 	"encoding/binary"
+	"io"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -118,22 +119,32 @@ func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 
 // Several goroutines send on NotifyReady; OnReady is called for what was refused, and no wake-up is
 // lost.
-func TestConcurrentWakingSenders(t *testing.T) {
+func TestConcurrentSendersThatAreNotified(t *testing.T) {
 	s := setup{cfg: small()}
 	s.cfg.QP = shapes()[1].cfg.QP
 	const want = 2000
-	var sent atomic.Int32
+	// A send and its count are one step: otherwise OnReady could see a message counted that is
+	// refused.
+	var mu sync.Mutex
+	sent := 0
 	var l *link
-	send := func(ep *transport.Endpoint) {
-		for sent.Add(1) <= want {
-			if err := ep.PutShort([]byte{1}, l.a.peer.At(0)); err == transport.ErrNoResource {
-				sent.Add(-1)
-				return
-			} else if err != nil {
-				t.Error(err)
-			}
+	one := func(ep *transport.Endpoint) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if sent == want {
+			return io.EOF
 		}
-		sent.Add(-1)
+		err := ep.PutShort([]byte{1}, l.a.peer.At(0))
+		if err == nil {
+			sent++
+		} else if err != transport.ErrNoResource {
+			t.Error(err)
+		}
+		return err
+	}
+	send := func(ep *transport.Endpoint) {
+		for one(ep) == nil {
+		}
 	}
 	s.onReady = send
 	l = newLink(t, s)
@@ -143,7 +154,11 @@ func TestConcurrentWakingSenders(t *testing.T) {
 		all.Go(func() { send(l.a.NotifyReady()) })
 	}
 	all.Wait()
-	must(t, l.b.w.WaitFor(within(t), 1e6, func() bool { return sent.Load() == want }))
+	must(t, l.b.w.WaitFor(within(t), 1e6, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return sent == want
+	}))
 }
 
 // Endpoints open and close while others send, each with operations in flight.
