@@ -12,8 +12,8 @@ import (
 // bugs are mistakes that were made, or could have been, in this library and others of its kind.
 var bugs = hunt.Bugs{Package: ".", File: "testdata/ibverbx.bugs"}
 
-// TestMutations checks that each bug has its place. With -mutate it plants one at a time and demands
-// that the simulation finds it within 8,000 worlds.
+// TestMutations checks that each bug has its place. With -mutate it plants one at a time and
+// demands that the simulation finds it within 8,000 worlds.
 func TestMutations(t *testing.T) { flags.Hunt(t, &Game, bugs, 8000) }
 
 // report is what a person gets of a failure: the rule, the number of events that are left, that of

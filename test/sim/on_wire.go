@@ -199,7 +199,8 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
-		if s.session == e.sessionNo && (s.relax || !s.op.IsSend()) && (!s.allOut() || s.data != 0 || s.failed) {
+		if s.session == e.sessionNo && (s.relax || !s.op.IsSend()) &&
+			(!s.allOut() || s.data != 0 || s.failed) {
 			break
 		}
 		e.acked++

@@ -262,8 +262,8 @@ func (e *end) burst() {
 	first := len(e.sends)
 	var wrs []ibverbx.SendWR
 	for range 60 + e.w.Rng.IntN(80) {
-		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite, flags: verbs.SendSignaled,
-			length: 1 + e.w.Rng.IntN(8), imm: 1}
+		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite,
+			flags: verbs.SendSignaled, length: 1 + e.w.Rng.IntN(8), imm: 1}
 		if e.w.Rng.IntN(8) == 0 {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
