@@ -145,8 +145,9 @@ func wordOn[T Word](pe *PE, op string, dst Sym[T], to int) (*peer, error) {
 }
 
 // fetching makes a change and returns the value before.
-func fetching[T Word](ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int) (T,
-	error) {
+func fetching[T Word](
+	ctx context.Context, pe *PE, op string, c change, dst Sym[T], v, compare T, to int,
+) (T, error) {
 	t, err := wordOn(pe, op, dst, to)
 	if err != nil {
 		return 0, err

@@ -163,8 +163,7 @@ func BenchmarkCollectives(b *testing.B) {
 		{"barrier", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Barrier(ctx) }},
 		{"sync", func(ctx context.Context, pe *shmem.PE, _, _ []int64) error { return pe.Sync(ctx) }},
 		{"broadcast8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
-			return shmem.Broadcast(
-				ctx, pe, v[:1], 0)
+			return shmem.Broadcast(ctx, pe, v[:1], 0)
 		}},
 		{"reduce8", func(ctx context.Context, pe *shmem.PE, v, _ []int64) error {
 			return shmem.Reduce(ctx, pe, v[:1], v[:1], shmem.OpMax)

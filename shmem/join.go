@@ -74,13 +74,13 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	for i := range p.peers {
 		t := &p.peers[i]
 		t.pe, t.id = p, i
-		if t.ep, err = p.worker.NewEndpoint(transport.EndpointConfig{Name: "PE " + strconv.Itoa(i),
-			OnError: t.failed}); err != nil {
+		cfg := transport.EndpointConfig{Name: "PE " + strconv.Itoa(i), OnError: t.failed}
+		if t.ep, err = p.worker.NewEndpoint(cfg); err != nil {
 			return p, err
 		}
 	}
-	if p.loopback, err = p.worker.NewEndpoint(
-		transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}); err != nil {
+	itself := transport.EndpointConfig{Name: "PE " + strconv.Itoa(p.id) + " itself"}
+	if p.loopback, err = p.worker.NewEndpoint(itself); err != nil {
 		return p, err
 	}
 	if err = transport.Connect(p.peers[p.id].ep, p.loopback); err != nil {

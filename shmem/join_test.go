@@ -19,8 +19,7 @@ func TestCardsThatDoNotFit(t *testing.T) {
 		{"heap has 0 bytes", `{"version":1,"pe":1,"pes":2,"heapSize":8192}`},
 		{"card of PE 1", `garbage`},
 	} {
-		exchange := func(_ context.Context, mine []byte) ([][]byte,
-			error) {
+		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
 			return [][]byte{mine, []byte(card.text)}, nil
 		}
 		pe, err := shmem.Join(l.ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange})

@@ -31,9 +31,8 @@ func (p *PE) refuse(ctx context.Context, k kind, err error) error {
 func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag) error {
 	p.stopAll(ctx, 0)
 	if (theirs^mine)&tagCall == 0 {
-		return opError(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it", ErrMismatch,
-			t,
-			p.id, mine))
+		return opError(op, fmt.Errorf("%w: %v and PE %d called %v, but not the same before it",
+			ErrMismatch, t, p.id, mine))
 	}
 	return opError(op, fmt.Errorf("%w: %v called %v, PE %d %v", ErrMismatch, t, theirs, p.id, mine))
 }
@@ -56,8 +55,7 @@ func (p *PE) stopped() error {
 	}
 	who := v&(1<<32-1) - 1
 	if k := kind(v >> 32); k != 0 {
-		return fmt.Errorf("%w: PE %d called %v with wrong arguments: see its error", ErrMismatch,
-			who, k)
+		return fmt.Errorf("%w: PE %d called %v with wrong arguments: see its error", ErrMismatch, who, k)
 	}
 	return fmt.Errorf("%w: PE %d found the mismatch: see its error", ErrMismatch, who)
 }

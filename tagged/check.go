@@ -2,8 +2,8 @@ package tagged
 
 import "fmt"
 
-// check panics if an invariant of the endpoint is broken. Builds with the race detector call it before
-// they release the lock after a call or a callback on an endpoint.
+// check panics if an invariant of the endpoint is broken. Builds with the race detector call it
+// before they release the lock after a call or a callback on an endpoint.
 func (e *Endpoint) check() {
 	if err := e.broken(); err != nil {
 		panic(fmt.Sprintf("tagged: %s: invariant: %v", e.name, err))

@@ -15,10 +15,8 @@ func TestClose(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
 	var reported []error
 	a := r.endpoint(0, tagged.EndpointConfig{})
-	b := r.endpoint(1, tagged.EndpointConfig{OnError: func(_ *tagged.Endpoint,
-		err error) {
-		reported = append(reported, err)
-	}})
+	onError := func(_ *tagged.Endpoint, err error) { reported = append(reported, err) }
+	b := r.endpoint(1, tagged.EndpointConfig{OnError: onError})
 	if err := tagged.Connect(a, b); err != nil {
 		t.Fatal(err)
 	}

@@ -73,8 +73,8 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	e.pending.Func = e.resume
 	e.transportEnd.Init(1, e.transportEnded)
 	var err error
-	if e.tep, err = w.tw.NewEndpoint(transport.EndpointConfig{Name: cfg.Name, Value: e,
-		OnError: e.peerFailed}); err != nil {
+	below := transport.EndpointConfig{Name: cfg.Name, Value: e, OnError: e.peerFailed}
+	if e.tep, err = w.tw.NewEndpoint(below); err != nil {
 		return nil, err
 	}
 	w.numbered++

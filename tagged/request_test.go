@@ -130,8 +130,8 @@ func TestContexts(t *testing.T) {
 	var interrupted *tagged.InterruptedError
 
 	// Nothing has matched: the receive is cancelled.
-	if _, err := b.Worker().RecvWait(over, 1, tagged.Exact, make([]byte, 8)); !errors.Is(
-		err, context.Canceled) || errors.As(err, &interrupted) {
+	_, err := b.Worker().RecvWait(over, 1, tagged.Exact, make([]byte, 8))
+	if !errors.Is(err, context.Canceled) || errors.As(err, &interrupted) {
 		t.Fatal(err)
 	}
 	if n := b.Worker().Stats().Posted; n != 0 {
@@ -157,7 +157,7 @@ func TestContexts(t *testing.T) {
 	// A long send that was announced cannot be cancelled.
 	soon, cease := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cease()
-	err := a.SendWait(soon, 2, make([]byte, 50000))
+	err = a.SendWait(soon, 2, make([]byte, 50000))
 	if !errors.As(err, &interrupted) || interrupted.Req.Done() {
 		t.Fatal(err)
 	}

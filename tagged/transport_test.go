@@ -12,8 +12,8 @@ import (
 func TestOtherHandlers(t *testing.T) {
 	r := newRig(t, 2, 1, tagged.Config{})
 	got := ""
-	if err := r.workers[1].Transport().Handle(
-		1, func(m *transport.Message) { got = string(m.Data()) }); err != nil {
+	handler := func(m *transport.Message) { got = string(m.Data()) }
+	if err := r.workers[1].Transport().Handle(1, handler); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.workers[1].Transport().Handle(tagged.FirstAMID, func(*transport.Message) {}); err == nil {

@@ -118,9 +118,9 @@ func TestReadsNeedNoCredit(t *testing.T) {
 			MaxOutstanding: 40}}
 		r := newRig(t, 2, 1, cfg)
 		var kept []*transport.Message
+		keep := func(m *transport.Message) { m.Keep(); kept = append(kept, m) }
 		for _, w := range r.workers {
-			if err := w.Transport().Handle(
-				1, func(m *transport.Message) { m.Keep(); kept = append(kept, m) }); err != nil {
+			if err := w.Transport().Handle(1, keep); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -138,13 +138,13 @@ func TestReadsNeedNoCredit(t *testing.T) {
 			}
 			r.settle()
 		}
-		own := &transport.Pending{Func: func(_ *transport.Pending,
-			turn *transport.Endpoint) transport.Outcome {
-			if turn.AMShort(1, nil, []byte("own")) != nil {
+		own := &transport.Pending{}
+		own.Func = func(_ *transport.Pending, headView *transport.Endpoint) transport.Outcome {
+			if headView.AMShort(1, nil, []byte("own")) != nil {
 				return transport.PendingNoResource
 			}
 			return transport.PendingDone
-		}}
+		}
 		if c.program {
 			if err := a.Transport().AMShort(1, nil, nil); !errors.Is(err, transport.ErrNoResource) {
 				t.Fatal(err)
