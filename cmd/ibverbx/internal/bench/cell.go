@@ -18,27 +18,31 @@ import (
 // cell is one size with one scheme, measured in rounds.
 type cell struct {
 	meter
+	round
+	survival
 	pair      *pair
 	shape     layers.Shape
-	endpoints int // in use
+	endpoints int // in use, of a layer that has several
 	hist      *hdrhistogram.Histogram
-	samples   []int64
-	sorted    []uint64  // scratch for the results of atomics
-	counters  [2]uint64 // what each end's counter of atomics holds
-	before    counted   // what the ends had counted when the cell began, or when they were made anew
-	rate      float64   // messages a second of a direction, as the last round went; 0 before
+	samples   []int64 // room for those of a series, in nanoseconds
+	sorted    []uint64
+	// counters is what the counter of atomics at each end holds: as read when the cell begins or its
+	// ends are made anew, said by the other process, and reckoned on after each round.
+	counters [2]uint64
+	// before is what the ends had counted when the cell began, or when they were made anew.
+	before counted
+	rate   float64 // messages a second of a direction, as the last round went; 0 before
+	moved  func()  // feeds the watchdog of the round under way
+}
 
-	// Of the round under way:
-
+// round is what a cell knows of the round under way.
+type round struct {
 	number uint64
 	tasks  [2]layers.Task
 	posted [2]int // messages that each end has sent, once its part is played
 	taken  int    // samples of a series
-	moved  func() // says to the watchdog that something has moved
 	watch  *watchdog
 	goodbye
-
-	survival
 }
 
 func newCell(r *runner, column *pair, size int) *cell {
@@ -162,7 +166,7 @@ func (c *cell) figures() error {
 // try is a round that may fail where a fault has asked for it: then it counts for nothing, but for
 // the messages of a series that came through before, and the next one is in place of it.
 func (c *cell) try(n int, warmup bool) (rate float64, err error) {
-	rate, err = c.round(n, warmup)
+	rate, err = c.runRound(n, warmup)
 	return rate, c.survive(err)
 }
 
@@ -227,17 +231,17 @@ func (c *cell) early(end int) func(i int) error {
 	if !c.p.Verify || c.pair.ends[end] == nil || c.wordAlone() || c.endpoints > 1 {
 		return nil
 	}
-	dst, src := c.pair.ends[end].Target(), c.mem.ends[1-end].src
-	return func(i int) error { return c.mem.verifySlot(dst, src, c.number, i, c.size) }
+	dst, src, number := c.pair.ends[end].Target(), c.mem.ends[1-end].src, c.number
+	return func(i int) error { return c.mem.verifySlot(dst, src, number, i, c.size) }
 }
 
 // wordAlone says that the word that the target looks at is the message: it is compared by looking.
 func (c *cell) wordAlone() bool { return c.shape.Op == layers.PutPoll && c.size == 8 }
 
-// round runs and verifies one round of up to n messages a direction, and says how many came a
+// runRound runs and verifies one round of up to n messages a direction, and says how many came a
 // second. Of a series that failed what came before counts.
-func (c *cell) round(n int, warmup bool) (rate float64, err error) {
-	c.number, c.taken = c.mem.nextRound(), 0
+func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
+	c.round = round{number: c.mem.nextRound()}
 	for i, e := range c.pair.ends {
 		c.tasks[i] = c.task(i, n, warmup)
 		if e != nil {
@@ -496,7 +500,7 @@ func (c *cell) checkCounter(end int, got uint64) error {
 }
 
 // deadline is a context that ends when a round of up to n messages has to end, and the watchdog
-// that is fed by what moves.
+// whose patience that is.
 func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) {
 	if c.peer == nil {
 		return c.deadlineHere()

@@ -92,7 +92,7 @@ func TestIdleEndReportsFailure(t *testing.T) {
 	if _, err := killQP(column, &Fault{End: "a"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newCell(run, column, 64).round(4, true); !errors.Is(err, errFailed) {
+	if _, err := newCell(run, column, 64).runRound(4, true); !errors.Is(err, errFailed) {
 		t.Fatalf("error %v, want errFailed", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

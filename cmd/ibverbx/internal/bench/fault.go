@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Fault is something that is to go wrong in a run: a kind, and where and when. It reads
+// Fault is something that goes wrong in a run on purpose: a kind, and where and when. It reads
 // KIND[@KEY=VALUE,...], such as nic-down@nic=1,msg=100.
 type Fault struct {
 	Kind    string
@@ -193,13 +193,13 @@ func (f *Fault) check(p *Params) error {
 		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
 	case p.Iterations > 0 && f.Message >= p.Iterations:
 		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,
-			f.Message, p.Iterations, f.joint(), p.Iterations/2)
+			f.Message, p.Iterations, f.separator(), p.Iterations/2)
 	}
 	return nil
 }
 
-// joint is what comes before a further key.
-func (f *Fault) joint() string {
+// separator is what comes before a further key.
+func (f *Fault) separator() string {
 	if strings.Contains(f.text, "@") {
 		return ","
 	}

@@ -153,7 +153,7 @@ func (c *cell) follow() error {
 				b.Endpoints, c.p.Endpoints)
 		}
 		c.endpoints = b.Endpoints
-		if _, err := c.round(b.Messages, b.WarmUp); err != nil {
+		if _, err := c.runRound(b.Messages, b.WarmUp); err != nil {
 			c.pair.failed = true
 			return fmt.Errorf("%s, %v: %w", c.pair.scheme, c.result.Size, c.explain(err))
 		}

@@ -19,7 +19,6 @@ type goodbye struct {
 // playApart plays this end's part, and serves the other one until that is over too.
 func (c *cell) playApart(ctx context.Context, n int) (err error) {
 	end, _ := c.pair.here()
-	c.goodbye = goodbye{}
 	if c.p.Mode == Latency && c.peer.leads {
 		if c.taken, err = end.SeriesAsleep(ctx, c.room(n)); err != nil {
 			return cause(ctx, err)

@@ -262,14 +262,14 @@ func TestLayerFault(t *testing.T) {
 			}
 			column := run.columns[0]
 			c := newCell(run, column, int(p.Sizes[0]))
-			if _, err := c.round(4, true); err != nil {
+			if _, err := c.runRound(4, true); err != nil {
 				t.Fatal(err)
 			}
 			fabric := column.provider.(*soft.Fabric)
 			for i := range 4 {
 				fabric.Device(i).Kill()
 			}
-			_, err := c.round(4, true)
+			_, err := c.runRound(4, true)
 			if err == nil {
 				t.Error("a round over NICs that are gone has gone well")
 			}
@@ -298,7 +298,7 @@ func TestLayerVerifyFinds(t *testing.T) {
 		}
 		column := run.columns[0]
 		c := newCell(run, column, int(p.Sizes[0]))
-		if _, err := c.round(4, true); err != nil {
+		if _, err := c.runRound(4, true); err != nil {
 			t.Fatal(err)
 		}
 		if s.Atomic {
@@ -339,7 +339,7 @@ func TestLayerAllocates(t *testing.T) {
 		const many, few = 1010, 10
 		round := func(n int) float64 {
 			return testing.AllocsPerRun(5, func() {
-				if _, err := c.round(n, true); err != nil {
+				if _, err := c.runRound(n, true); err != nil {
 					t.Fatal(err)
 				}
 			})

@@ -142,7 +142,7 @@ func (r *runner) endApart(err error) (*Report, error) {
 	return r.end(interruptedOr(r.ctx, err))
 }
 
-// bye takes leave of the following process.
+// bye ends the conversation with the following process.
 func (r *runner) bye() error {
 	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted()}); err != nil {
 		return err

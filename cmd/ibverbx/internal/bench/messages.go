@@ -84,7 +84,7 @@ func (b *selfBody) check() error {
 	return nil
 }
 
-// oneLine makes a word of the peer fit for a line of a table.
+// oneLine makes text of the peer fit for a line of a table.
 func oneLine(s string) string {
 	runes := []rune(rendezvous.Clean(s))
 	for i, r := range runes {
@@ -100,7 +100,7 @@ type taskBody struct {
 	Params *Params  `json:"parameters"`
 }
 
-// Limits of what a process measures for another one, which need not be its friend.
+// Limits of what a process measures for another one, which it need not trust.
 const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
@@ -110,7 +110,7 @@ const (
 	maxServedRun = 24 * time.Hour
 )
 
-// check says why this process does not do what another one asks for. What only ends in one process
+// check says why this process refuses what another one asks for. What only two ends in one process
 // can have is refused too.
 func (b *taskBody) check() error {
 	if err := b.Self.check(); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// How long the warm-up and a round may take where nothing is known of the NICs' speed.
 const (
+	// How long the warm-up and a round may take where nothing is known of the NICs' speed.
 	warmupPatience = 50 * time.Millisecond
 	roundPatience  = 2 * time.Second
 	// uncutPatience is how long a round may take that is not cut short when the user asks for the
@@ -16,14 +16,16 @@ const (
 	uncutPatience = time.Second / 4
 )
 
-// meter is what a cell has measured, and what it still wants.
+// meter is what a cell has measured, and decides how much it still measures.
 type meter struct {
 	*runner
-	size       int
-	directions int           // in which messages are counted
-	most       time.Duration // that a round may take, of which nothing is known before; 0 for no bound
-	timed      time.Duration
-	result     Result
+	size       int // of a message, in bytes
+	directions int // in which messages are counted, 1 or 2
+	// most is how long a round may take; 0 for any time. The first rounds are short: nothing is known
+	// of the NICs' speed.
+	most   time.Duration
+	timed  time.Duration // all timed rounds together
+	result Result
 }
 
 // rounds measures in rounds of at most longest messages, at least so many as are outstanding. try

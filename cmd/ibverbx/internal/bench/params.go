@@ -205,8 +205,8 @@ func (p *Params) defaultSizes() units.Range {
 // Soft is the name of the provider of software NICs.
 const Soft = "soft"
 
-// unknownSpeed says that the NICs may be any slow, and that nothing large is sent before it is
-// known how slow.
+// unknownSpeed says that nothing is known of the NICs' speed: they may be slow, and nothing large is
+// sent before it is known how slow.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.
@@ -270,7 +270,7 @@ func (p *Params) checkOp() error {
 	return p.checkMode(nil)
 }
 
-// checkMode says what is wrong with the mode, of which there are further ones.
+// checkMode says what is wrong with the mode. further are the modes besides bandwidth and latency.
 func (p *Params) checkMode(further []Mode) error {
 	switch p.Mode {
 	case Bandwidth:

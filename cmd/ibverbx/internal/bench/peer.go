@@ -12,16 +12,17 @@ import (
 // peer is the process that drives the other end, and the conversation with it.
 type peer struct {
 	conn  *rendezvous.Conn
-	leads bool            // this process drives end a and decides, the other one follows
-	steps context.Context // in which what needs an answer has to end; soon after the user has asked for it
+	leads bool // this process drives end a and decides, the other one follows
+	// steps bounds what needs an answer: it ends soon after the user has asked for the end of the run.
+	steps context.Context
 }
 
 // flushPatience is how long the NICs have to report what becomes of requests to a peer that has
 // gone: longer than their retries take.
 const flushPatience = 5 * time.Second
 
-// watch is a context that ends with the peer. Where requests are on their way to it they get the
-// time to fail first, so that it can be said what the queue pair made of it.
+// watch is a context that ends with the peer. Requests that are on their way to it get the time to
+// fail first, so that the error says what the queue pair made of it.
 func (p *peer) watch(sends bool) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(p.steps)
 	over := make(chan struct{})

@@ -89,7 +89,7 @@ func (c *cell) revive() (*Recovery, error) {
 	}
 	away := strings.Join(c.pair.away(), " and ")
 	start := time.Now()
-	if err := c.rest(rec, away); err != nil {
+	if err := c.quiesce(rec, away); err != nil {
 		return nil, err
 	}
 	took := time.Since(start)
@@ -130,9 +130,9 @@ func (c *cell) await(rec *Recovery) (string, error) {
 	return "waited until " + strings.Join(away, " and ") + " was back; ", nil
 }
 
-// rest resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and
+// quiesce resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and
 // nobody touches the memory.
-func (c *cell) rest(rec *Recovery, away string) error {
+func (c *cell) quiesce(rec *Recovery, away string) error {
 	if away == "" {
 		qps := c.pair.queuePairs()
 		err := errors.Join(qps[0].VQP().Reset(), qps[1].VQP().Reset())

@@ -321,7 +321,7 @@ func TestBrokenPromises(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := newCell(run, run.columns[0], 2000)
-			if _, err := c.round(10, true); err != nil {
+			if _, err := c.runRound(10, true); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.pair.faults.strike(0); err != nil {

@@ -204,7 +204,7 @@ func TestRoundsOfRun(t *testing.T) {
 	}
 	for _, c := range run.columns {
 		cell := newCell(run, c, 64)
-		if _, err := cell.round(4, true); err != nil {
+		if _, err := cell.runRound(4, true); err != nil {
 			t.Fatal(err)
 		}
 		note(string(c.scheme))

@@ -69,7 +69,7 @@ type watchdog struct {
 	over   bool
 }
 
-// looks is how many times a watchdog looks before it loses its patience.
+// looks is after how many looks in a row that saw nothing move a watchdog ends the round.
 const looks = 4
 
 // watched is a context that ends with ErrStalled when nothing has moved for d.

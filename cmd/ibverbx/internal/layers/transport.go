@@ -14,7 +14,8 @@ import (
 // amID is the active message that is measured.
 const amID transport.AMID = 1
 
-// bcopyLimit is up to where a copy is taken for cheaper than sending from registered memory.
+// bcopyLimit is up to which size, in bytes, a copy counts as cheaper than sending from registered
+// memory.
 const bcopyLimit = 8 << 10
 
 // transportEnd is an end of package transport: endpoints of one worker, served round robin.
@@ -134,7 +135,7 @@ func transportConfig(cfg *Config) transport.Config {
 // bounceBuffers is so many that all that one endpoint has outstanding finds one.
 func bounceBuffers(cfg *Config) int { return min(max(256, 2*cfg.Window), maxBounce) }
 
-// failed notes that an endpoint serves no more.
+// failed records that an endpoint has failed.
 func (e *transportEnd) failed(_ *transport.Endpoint, err error) {
 	if e.broken == nil {
 		e.broken = err
@@ -255,7 +256,7 @@ func (e *transportEnd) close(ctx context.Context) error {
 	return errors.Join(append(errs, e.dom.Close())...)
 }
 
-// closing takes the errors out that only say that the peer was faster.
+// closing drops the errors that only say that the peer has closed first.
 func closing(err error) error {
 	for _, usual := range []error{transport.ErrPeerClosed, transport.ErrPeerFailed, transport.ErrCanceled,
 		context.Canceled, context.DeadlineExceeded} {

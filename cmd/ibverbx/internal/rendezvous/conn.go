@@ -165,7 +165,7 @@ func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 // RemoteAddr is where the peer is.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Send tells the peer something. A nil body is none. A peer that does not read holds it up until
+// Send sends the peer a message. A nil body is none. A peer that does not read holds it up until
 // ctx ends or the timeout is over; after that nothing can be said any more.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	frame, err := appendFrame(nil, kind, body, c.cfg.MaxFrame)
@@ -286,7 +286,7 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Fail tells the peer why this end gives up, and closes the conversation once the peer has taken
+// Fail says to the peer why this end gives up, and closes the conversation once the peer has taken
 // note or gone. What the peer had to say for itself is then in Err.
 func (c *Conn) Fail(why error) {
 	frame, err := appendFrame(nil, errorKind, errorBody{Clean(why.Error())}, c.cfg.MaxFrame)

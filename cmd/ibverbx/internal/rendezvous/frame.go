@@ -37,7 +37,7 @@ func readPreface(r io.Reader, version uint32) error {
 	return nil
 }
 
-// Message is what one end tells the other.
+// Message is what one end says to the other.
 type Message struct {
 	Kind string          `json:"kind"`
 	Body json.RawMessage `json:"body,omitempty"`

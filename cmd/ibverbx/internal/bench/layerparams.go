@@ -27,7 +27,7 @@ const (
 // Layered says whether what is measured lies above virtual queue pairs.
 func (p *Params) Layered() bool { return p.Layer != QP && p.Layer != "" }
 
-// Shape is what is measured of a layer, which has been checked.
+// Shape is the operation measured. It is the zero value where there is no such operation.
 func (p *Params) Shape() layers.Shape {
 	layer := p.Layer
 	if layer == "" {
@@ -81,7 +81,7 @@ func (p *Params) layerSizes() string {
 	return defaultSizes
 }
 
-// checkLayer says what is given to the layer that is not of it.
+// checkLayer says which parameters do not fit the layer.
 func (p *Params) checkLayer() error {
 	switch {
 	case p.Layer == QP && p.Kind != "":
