@@ -1,0 +1,70 @@
+package ibverbx
+
+import (
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// Every clause of an invariant panics where it is broken.
+func TestBrokenInvariantsPanic(t *testing.T) {
+	connected := func(t *testing.T) *recorded {
+		r := newRecorded(t, 1, 2, Config{MaxMsgCntPerQP: 4, MaxMsgSize: 100})
+		if _, err := r.PostRecv(RecvWR{ID: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.PostSend(rawWrite(1, 100)); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	checks := func(r *recorded) {
+		r.line.check()
+		r.send.rails.check()
+		r.send.check()
+		r.recv.check(&r.send.rails)
+	}
+	for name, breaks := range map[string]func(r *recorded){
+		"line: failed without error": func(r *recorded) { r.line.failedReq = 1 },
+		"line: stopped behind failure": func(r *recorded) {
+			r.line.fail(1, noRequest(verbs.StatusFatalErr)) // without stop
+		},
+		"line: closed and not dead": func(r *recorded) { r.line.closed = true },
+
+		"railSet: a slot is lost":         func(r *recorded) { r.send.rails.free-- },
+		"railSet: next rail":              func(r *recorded) { r.send.rails.nextRail = 2 },
+		"rail: more in use than slots":    func(r *recorded) { r.send.rails.notify.inUse = 1 << 20 },
+		"rail: more staged than in use":   func(r *recorded) { r.send.rails.notify.batch.tail = 1 },
+		"rail: fewer receives than none":  func(r *recorded) { r.send.rails.notify.recvs = -1 },
+		"rail: fewer to repost than none": func(r *recorded) { r.send.rails.data[0].toRepost = -1 },
+
+		"sender: next":          func(r *recorded) { r.send.next = r.send.win.Tail + 1 },
+		"sender: data done":     func(r *recorded) { r.send.dataDone = r.send.next + 1 },
+		"sender: finals posted": func(r *recorded) { r.send.finalsPosted = r.send.dataDone + 1 },
+		"sender: head":          func(r *recorded) { r.send.win.Head = r.send.finalsPosted + 1 },
+		"sender: finals":        func(r *recorded) { r.send.finals++ },
+		"sender: bytes":         func(r *recorded) { r.send.win.Front().offset = 101 },
+		"sender: staged, unlisted": func(r *recorded) {
+			rl := r.send.rails.notify
+			r.send.rails.take(rl)
+			rl.batch.add()
+		},
+
+		"receiver: next message":  func(r *recorded) { r.recv.nextMessage = r.recv.win.Tail + 1 },
+		"receiver: head":          func(r *recorded) { r.recv.win.Head = r.recv.nextBare + 1 },
+		"receiver: to repost":     func(r *recorded) { r.recv.toRepost++ },
+		"receiver: banked beside": func(r *recorded) { r.recv.bank.Open() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := connected(t)
+			checks(r)
+			breaks(r)
+			defer func() {
+				if recover() == nil {
+					t.Error("the check does not notice")
+				}
+			}()
+			checks(r)
+		})
+	}
+}
