@@ -171,21 +171,22 @@ func (s *railSet) toError() {
 	}
 }
 
-// abandon takes back everything that is staged or on the NICs, once no NIC holds any of it.
+// abandon takes back everything that is staged or on the NICs, once no NIC holds any of it. Credits
+// keep counting on, so that completions that still come are recognised as stale: a NIC that is gone
+// may flush late.
 func (s *railSet) abandon() {
 	for _, rl := range s.all {
 		rl.inUse, rl.recvs, rl.toRepost = 0, 0, 0
+		rl.inbox.Restart(rl.creditsPosted)
 		rl.batch.clear()
 	}
 	s.recount()
 }
 
-// restart gives rails whose queue pairs were reset their first state back. Credits keep counting
-// on, so that completions of the previous connection are recognised.
+// restart gives rails whose queue pairs were reset, and which hold nothing, their first state back.
 func (s *railSet) restart() {
 	for _, r := range s.all {
 		r.railConn = r.newConn()
-		r.inbox.Restart(r.creditsPosted)
 	}
 	s.peerDevs, s.nextRail, s.lastFreed = s.localDevs, 0, nil
 	s.recount()
