@@ -305,10 +305,11 @@ func (q *QueuePair) came(wc *ibverbx.WC) error {
 }
 
 func (q *QueuePair) completed() (bool, error) {
-	if _, err := q.arrived(); err != nil {
+	if q.failed || q.broken != nil {
+		_, err := q.arrived()
 		return false, err
 	}
-	return !q.failed && q.done == q.posted, nil
+	return q.done == q.posted, nil
 }
 
 func (q *QueuePair) arrived() (int, error) {

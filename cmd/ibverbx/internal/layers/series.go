@@ -89,8 +89,10 @@ func (e *End) braked() bool {
 
 // turn drives message i of a series, and says whether it is over.
 func (e *End) turn(i int) (over bool, err error) {
-	if over, err = e.advanceTo(i); over || err != nil {
-		return over, err
+	if e.posted == i {
+		if over, err = e.advanceTo(i); over || err != nil {
+			return over, err
+		}
 	}
 	e.engine.Progress()
 	return e.ended(i)
