@@ -84,17 +84,18 @@ func (l *List[T]) PushFront(n *Link[T], owner *T) {
 
 // Remove takes an element out by its link, which must be in this list.
 func (l *List[T]) Remove(n *Link[T]) {
-	if n.prev == nil {
-		l.head = n.next
+	next, prev := n.next, n.prev
+	if prev == nil {
+		l.head = next
 	} else {
-		n.prev.next = n.next
+		prev.next = next
 	}
-	if n.next == nil {
-		l.tail = n.prev
+	if next == nil {
+		l.tail = prev
 	} else {
-		n.next.prev = n.prev
+		next.prev = prev
 	}
-	*n = Link[T]{}
+	n.next, n.prev, n.owner = nil, nil, nil
 	l.count--
 }
 
