@@ -24,7 +24,8 @@ func TestExamplesRun(t *testing.T) {
 	for name, want := range prints {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(bin, name)
-			if out, err := exec.Command("go", "build", "-o", program, "./"+name).CombinedOutput(); err != nil {
+			build := exec.Command("go", "build", "-o", program, "./"+name)
+			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -64,7 +64,8 @@ func run(ctx context.Context) error {
 	var ends [workers]*tagged.Endpoint // the coordinator's, one for each worker
 	ended := make(chan error, workers)
 	for i := range ends {
-		if ends[i], err = all[0].NewEndpoint(tagged.EndpointConfig{Name: fmt.Sprint("worker ", i)}); err != nil {
+		ends[i], err = all[0].NewEndpoint(tagged.EndpointConfig{Name: fmt.Sprint("worker ", i)})
+		if err != nil {
 			return err
 		}
 		toHub, err := all[1+i].NewEndpoint(tagged.EndpointConfig{Name: "coordinator"})
