@@ -45,7 +45,7 @@ func (q *VirtualQP) ownRecvPart() FailedPart {
 // a credit. It reports false when there is none that the completion can be of.
 func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	c, ok := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
-	if !ok {
+	if !ok || rl.recvs == 0 {
 		return false
 	}
 	rl.recvs--
