@@ -117,19 +117,28 @@ type send struct {
 	local     []lab.Span // its pieces of memory at this end
 	remote    lab.Span   // its memory at the peer
 	key       int        // the noise that it carries or fetches
-	word      *word      // of an atomic
-	first     uint64     // operands
-	second    uint64
+	operands
+	outgoing
 
-	begun       bool // a NIC was given something of it
-	posted      int  // bytes of data that NICs were given
-	data        int  // work requests with its data that are on NICs
+	landed bool // its data was seen at the target
+	done   bool // its completion was polled
+}
+
+// operands is what only atomics have.
+type operands struct {
+	word          *word
+	first, second uint64 // to add; or to compare with, and to swap in
+}
+
+// outgoing is what NICs were given of a send.
+type outgoing struct {
+	begun       bool // anything of it
+	posted      int  // bytes of its data
 	rails       uint // the rails that have carried a fragment, as bits
+	lastStepOut bool // its last step: a notification or an ordinary SEND
+	data        int  // work requests with its data that are on NICs
 	out         int  // all of its work requests that are on NICs
-	lastStepOut bool // a NIC was given its last step: a notification or an ordinary SEND
-	failed      bool // one of its work requests has failed
-	landed      bool // its data was seen at the target
-	done        bool
+	failed      bool // one of them has failed
 }
 
 // recv is a receive.
