@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzArrivals lets a peer send any numbers in any order on the data rails of a DQPLB receiver,
-// whose completions come in any order, too. What it notifies of, and whether it calls the peer's
-// doing a protocol violation, must be what a slow reference says.
+// FuzzArrivals lets a peer send any numbers in any order on the data rails of a DQPLB receiver. The
+// completions arrive in any order, too. The receiver must report the notifications, and detect the
+// protocol violations, that a slow reference implementation does.
 func FuzzArrivals(f *testing.F) {
 	const (
 		end = 1 << iota // flags of a message
@@ -68,7 +68,7 @@ func FuzzArrivals(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, shape byte, data []byte) {
 		if len(data) > 1024 {
-			return // nothing new comes after that
+			return // longer programs find nothing new
 		}
 		z := newArrivals(t, shape)
 		for in := (program{data}); len(in.data) > 0; {
@@ -78,19 +78,19 @@ func FuzzArrivals(f *testing.F) {
 	})
 }
 
-// arrivals is a DQPLB receiver whose peer sends what it likes, and the reference.
+// arrivals is a DQPLB receiver whose peer sends anything, and the reference implementation.
 type arrivals struct {
 	null *verbstest.Null
 	q    *VirtualQP
-	// by rail: messages that came and whose completions were not handed over; taken out of the
-	// middle it leaves a hole
-	held   [][]verbs.WC
-	ref    reference
-	recvs  uint64 // posted
-	done   uint64
-	told   int // notifications reported
-	failed bool
-	out    []WC
+	// by rail: messages that arrived and whose completions were not processed yet; one that is
+	// taken out of the middle leaves a hole
+	held     [][]verbs.WC
+	ref      reference
+	recvs    uint64 // posted
+	done     uint64
+	notified int // notifications reported
+	failed   bool
+	out      []WC
 }
 
 const (
@@ -118,7 +118,7 @@ func newArrivals(t *testing.T, shape byte) *arrivals {
 		t.Fatal(err)
 	}
 	if shape&4 != 0 {
-		z.q.recv.order = dqplb.NewReceiver(dqplb.Mod-3, card.RawImm) // soon it goes round
+		z.q.recv.order = dqplb.NewReceiver(dqplb.Mod-3, card.RawImm) // the numbers wrap soon
 	}
 	z.held = make([][]verbs.WC, len(z.q.send.rails.data))
 	z.ref = reference{next: z.q.recv.order.Next(), rawImm: card.RawImm,
@@ -166,7 +166,7 @@ func (z *arrivals) step(t *testing.T, in *program) {
 	}
 }
 
-// arrive lets a message use up a credit, if there is one.
+// arrive makes a message consume a credit, if there is one.
 func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
 	rl := z.q.send.rails.data[at]
 	if !rl.qp.(*verbstest.NullQP).CompleteRecv(imm, bytes, verbs.WCRecvRDMAWithImm) {
@@ -176,14 +176,14 @@ func (z *arrivals) arrive(t *testing.T, at int, imm, bytes uint32) {
 	if n, err := z.q.cq.cqs[rl.device].cq.Poll(wcs[:]); n != 1 || err != nil {
 		t.Fatalf("%d, %v", n, err)
 	}
-	if wcs[0].Status == verbs.StatusSuccess { // else of a rail that has ended
+	if wcs[0].Status == verbs.StatusSuccess { // otherwise the rail has ended
 		z.held[at] = append(z.held[at], wcs[0])
 		z.ref.rails[at].messages = append(z.ref.rails[at].messages,
 			referenceMessage{imm: imm, bytes: uint64(bytes)})
 	}
 }
 
-// take hands over the completion of one of the messages that came on a rail.
+// take processes the completion of one of the messages that arrived on a rail.
 func (z *arrivals) take(t *testing.T, at, which int) {
 	held := z.held[at]
 	if len(held) == 0 {
@@ -196,7 +196,7 @@ func (z *arrivals) take(t *testing.T, at, which int) {
 	z.process(t, z.q.send.rails.data[at].device, wc)
 }
 
-// process hands completions over, and compares what comes of it with the reference.
+// process processes completions and compares the result with the reference.
 func (z *arrivals) process(t *testing.T, dev uint8, wcs ...verbs.WC) {
 	z.out = z.q.cq.ProcessCompletions(z.out[:0], verbs.DeviceID(dev), wcs...)
 	z.failed = z.failed || z.ref.failed
@@ -206,22 +206,22 @@ func (z *arrivals) process(t *testing.T, dev uint8, wcs ...verbs.WC) {
 	if z.failed != errors.Is(z.q.Err(), ErrProtocol) || !z.failed && z.q.Err() != nil {
 		t.Fatalf("the reference says failed %t, error is %v", z.failed, z.q.Err())
 	}
-	if want := min(len(z.ref.notes), int(z.recvs)); z.told != want {
-		t.Fatalf("%d notifications reported, want %d of %d", z.told, want, len(z.ref.notes))
+	if want := min(len(z.ref.notes), int(z.recvs)); z.notified != want {
+		t.Fatalf("%d notifications reported, want %d of %d", z.notified, want, len(z.ref.notes))
 	}
 	s := z.q.Stats()
-	if !z.failed && (s.OutOfOrder != len(z.ref.waiting) || s.Banked != len(z.ref.notes)-z.told) {
+	if !z.failed && (s.OutOfOrder != len(z.ref.waiting) || s.Banked != len(z.ref.notes)-z.notified) {
 		t.Fatalf("%d out of order and %d banked, want %d and %d", s.OutOfOrder, s.Banked, len(z.ref.waiting),
-			len(z.ref.notes)-z.told)
+			len(z.ref.notes)-z.notified)
 	}
-	// Whoever was told to send no more has the credits that it had.
+	// Credits are withheld from a peer that must not send more.
 	if s.Banked > arrivalBank+arrivalCredits*len(z.q.send.rails.data) || s.StaleEvents != 0 {
 		t.Fatalf("%+v", s)
 	}
 }
 
-// reported takes in a receive: each once, in order, with the next notification, until all that
-// follow are flushed.
+// reported checks a reported receive: each comes once, in order, with the next notification, until
+// all later ones are flushed.
 func (z *arrivals) reported(t *testing.T, wc WC) {
 	if wc.ID != z.done || z.done == z.recvs {
 		t.Fatalf("reported %+v, want %d of %d", wc, z.done, z.recvs)
@@ -233,17 +233,17 @@ func (z *arrivals) reported(t *testing.T, wc WC) {
 		}
 		return
 	}
-	if z.told == len(z.ref.notes) || z.told != int(wc.ID) {
-		t.Fatalf("%+v is notification %d of %d", wc, z.told, len(z.ref.notes))
+	if z.notified == len(z.ref.notes) || z.notified != int(wc.ID) {
+		t.Fatalf("%+v is notification %d of %d", wc, z.notified, len(z.ref.notes))
 	}
-	if want := z.ref.notes[z.told]; wc.ByteLen != want.bytes || wc.Imm != want.imm ||
+	if want := z.ref.notes[z.notified]; wc.ByteLen != want.bytes || wc.Imm != want.imm ||
 		wc.Flags&verbs.WCWithImm == 0 {
 		t.Fatalf("%+v, want %+v", wc, want)
 	}
-	z.told++
+	z.notified++
 }
 
-// end closes everything. What still waits for a notification is flushed.
+// end closes everything. Receives that still wait for a notification are flushed.
 func (z *arrivals) end(t *testing.T) {
 	z.process(t, 0)
 	z.failed = true
@@ -264,7 +264,7 @@ func (z *arrivals) end(t *testing.T) {
 	}
 }
 
-// reference puts numbered messages into order as slowly as it likes.
+// reference puts numbered messages in order, simply and slowly.
 type reference struct {
 	next    uint32
 	rawImm  bool
@@ -276,8 +276,8 @@ type reference struct {
 }
 
 type referenceRail struct {
-	messages []referenceMessage // not handled, from the oldest on
-	whose    *referenceMessage  // its immediate comes next
+	messages []referenceMessage // not handled yet, the oldest first
+	whose    *referenceMessage  // the message whose immediate comes next
 }
 
 type referenceMessage struct {
@@ -285,11 +285,11 @@ type referenceMessage struct {
 	bytes  uint64
 	number uint32
 	end    bool
-	taken  bool // its completion was handed over
+	taken  bool // its completion was processed
 }
 
-// take handles the messages of a rail as far as all before them were handed over. which counts
-// those that were not.
+// take processes one completion of a rail and handles the messages that have all earlier ones
+// before them. which counts only messages whose completion was not processed.
 func (r *reference) take(at, which int) {
 	rail := &r.rails[at]
 	for i := range rail.messages {

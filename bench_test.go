@@ -303,8 +303,8 @@ func (r *nullReceiver) round(tb testing.TB) {
 	}
 }
 
-// BenchmarkNullReceive is the receiver's side of a notification: the receive posted, the message
-// taken in, the completion polled.
+// BenchmarkNullReceive is the receiver's side of a notification: it posts the receive, handles the
+// message, and polls the completion.
 func BenchmarkNullReceive(b *testing.B) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.Spray, ibverbx.DQPLB} {
 		b.Run("4qp/"+scheme.String(), func(b *testing.B) {

@@ -15,8 +15,8 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// checkRefusal looks whether a document was refused as it must be: with ErrInvalid, unless it is no
-// JSON at all, and without repeating more of it than a line has room for.
+// checkRefusal checks that a document was refused with ErrInvalid, unless it is no JSON at all, and
+// that the error repeats no more of it than fits into a line.
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
 	var syntax *json.SyntaxError
@@ -25,8 +25,8 @@ func checkRefusal(t *testing.T, err error) {
 	}
 }
 
-// FuzzBusinessCard reads cards. What is taken is within the limits and reads as the same when
-// written. A virtual queue pair either connects with it, or refuses and is as before.
+// FuzzBusinessCard parses cards. An accepted card is within the limits and survives a round trip.
+// A virtual queue pair either connects with it, or refuses it and is unchanged.
 func FuzzBusinessCard(f *testing.F) {
 	for _, s := range []string{
 		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`,
@@ -63,7 +63,7 @@ func FuzzBusinessCard(f *testing.F) {
 			return
 		}
 		if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
-			return // which JSON has for nothing said
+			return // JSON's null changes nothing
 		}
 		if n := len(card.QPNums); n < 1 || n > ibverbx.MaxRails || len(card.Rails) > ibverbx.MaxRails+1 ||
 			card.Credits < 0 || card.MTU > verbs.MTU4096 {
@@ -92,7 +92,7 @@ func FuzzBusinessCard(f *testing.F) {
 	})
 }
 
-// normal removes the difference between no rails and none.
+// normal removes the difference between nil and empty rails.
 func normal(c ibverbx.BusinessCard) ibverbx.BusinessCard {
 	if len(c.Rails) == 0 {
 		c.Rails = nil
@@ -100,7 +100,7 @@ func normal(c ibverbx.BusinessCard) ibverbx.BusinessCard {
 	return c
 }
 
-// FuzzParseScheme reads schemes: there are the two that are printed, and no other.
+// FuzzParseScheme parses schemes: the two that String prints are accepted, and no other.
 func FuzzParseScheme(f *testing.F) {
 	for _, s := range []string{"dqplb", "spray", "DQPLB", "", "scheme 2", " spray", "single"} {
 		f.Add(s)
@@ -120,27 +120,27 @@ func FuzzParseScheme(f *testing.F) {
 	})
 }
 
-// lie overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys of
+// alter overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys of
 // one rail.
-func lie(t *testing.T, card ibverbx.BusinessCard, with string) ([]byte, bool) {
+func alter(t *testing.T, card ibverbx.BusinessCard, with string) ([]byte, bool) {
 	t.Helper()
 	type object = map[string]json.RawMessage
-	var lies object
-	if json.Unmarshal([]byte(with), &lies) != nil {
+	var changes object
+	if json.Unmarshal([]byte(with), &changes) != nil {
 		return nil, false
 	}
-	truth, err := json.Marshal(card)
+	original, err := json.Marshal(card)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var doc object
 	var rails []object
-	if err := errors.Join(json.Unmarshal(truth, &doc), json.Unmarshal(doc["rails"], &rails)); err != nil {
+	if err := errors.Join(json.Unmarshal(original, &doc), json.Unmarshal(doc["rails"], &rails)); err != nil {
 		t.Fatal(err)
 	}
 	for i, rail := range rails {
 		var of object
-		if text, ok := lies[fmt.Sprint("rail", i)]; ok && json.Unmarshal(text, &of) == nil {
+		if text, ok := changes[fmt.Sprint("rail", i)]; ok && json.Unmarshal(text, &of) == nil {
 			for key, value := range of {
 				rail[key] = value
 			}
@@ -149,32 +149,32 @@ func lie(t *testing.T, card ibverbx.BusinessCard, with string) ([]byte, bool) {
 	if doc["rails"], err = json.Marshal(rails); err != nil {
 		t.Fatal(err)
 	}
-	for key, value := range lies {
+	for key, value := range changes {
 		doc[key] = value
 	}
-	told, err := json.Marshal(doc)
+	altered, err := json.Marshal(doc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return told, true
+	return altered, true
 }
 
-// lied is two ends over stepped NICs of which one was lied to.
-type lied struct {
+// alteredPair is two ends over stepped NICs. One of them connects with an altered card.
+type alteredPair struct {
 	fabric *soft.Fabric
 	ends   [2]*ibverbx.VirtualQP
 	mrs    [2]*ibverbx.MR
-	// sends and receives that each end has accepted: IDs from 0 on, receives with liedRecv
+	// sends and receives that each end has accepted: IDs from 0 on, receives with alteredRecv
 	posted [2][2]uint64
 	done   [2][2]uint64
 	failed bool
 }
 
-const liedRecv = 1 << 40
+const alteredRecv = 1 << 40
 
-func newLied(t *testing.T, cfg ibverbx.Config, seed uint64) *lied {
+func newAlteredPair(t *testing.T, cfg ibverbx.Config, seed uint64) *alteredPair {
 	t.Helper()
-	l := &lied{}
+	l := &alteredPair{}
 	var err error
 	l.fabric, err = soft.New(soft.Config{Devices: 4, Stepped: true, Seed: seed})
 	if err != nil {
@@ -192,12 +192,12 @@ func newLied(t *testing.T, cfg ibverbx.Config, seed uint64) *lied {
 	return l
 }
 
-// traffic posts requests of every kind at both ends, as far as they are taken.
-func (l *lied) traffic(t *testing.T) {
+// traffic posts requests of every kind at both ends, as far as they are accepted.
+func (l *alteredPair) traffic(t *testing.T) {
 	t.Helper()
 	for i, q := range l.ends {
 		for _, local := range []ibverbx.Segment{{}, l.mrs[i].Slice(2048, 64), {}} {
-			n, err := q.PostRecv(ibverbx.RecvWR{ID: liedRecv + l.posted[i][1], Local: local})
+			n, err := q.PostRecv(ibverbx.RecvWR{ID: alteredRecv + l.posted[i][1], Local: local})
 			l.accepted(t, i, 1, n, err)
 		}
 	}
@@ -219,9 +219,9 @@ func (l *lied) traffic(t *testing.T) {
 	}
 }
 
-// accepted counts what was posted. Only a failure of the virtual queue pair, or keys for devices
-// that the card made up, may be in the way.
-func (l *lied) accepted(t *testing.T, end, direction, n int, err error) {
+// accepted counts what was posted. A post may fail only because the virtual queue pair has failed,
+// or because the altered card names devices without keys.
+func (l *alteredPair) accepted(t *testing.T, end, direction, n int, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, ibverbx.ErrFailed) && !errors.Is(err, ibverbx.ErrNoKey) {
 		t.Fatal(err)
@@ -229,8 +229,8 @@ func (l *lied) accepted(t *testing.T, end, direction, n int, err error) {
 	l.posted[end][direction] += uint64(n)
 }
 
-// poll takes in what an end reports: each accepted request once, and in order.
-func (l *lied) poll(t *testing.T) {
+// poll checks what both ends report: each accepted request once, and in order.
+func (l *alteredPair) poll(t *testing.T) {
 	t.Helper()
 	var wcs [16]ibverbx.WC
 	for i, q := range l.ends {
@@ -240,8 +240,8 @@ func (l *lied) poll(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, wc := range wcs[:n] {
-				direction := int(wc.ID / liedRecv)
-				if wc.ID%liedRecv != l.done[i][direction] || l.done[i][direction] >= l.posted[i][direction] {
+				direction := int(wc.ID / alteredRecv)
+				if wc.ID%alteredRecv != l.done[i][direction] || l.done[i][direction] >= l.posted[i][direction] {
 					t.Fatalf("end %d reports %+v in place of number %d of %d", i, wc, l.done[i][direction],
 						l.posted[i][direction])
 				}
@@ -250,14 +250,14 @@ func (l *lied) poll(t *testing.T) {
 			}
 		}
 		if s := q.Stats(); s.SendRing > 64 || s.RecvRing > 64 || s.OutOfOrder > 64 || s.Banked > 64 {
-			t.Fatalf("it keeps too much: %+v", s)
+			t.Fatalf("too much is kept: %+v", s)
 		}
 	}
 }
 
-// run lets the NICs do what they can, up to a number of steps. It reports whether all that was
-// accepted was reported by then.
-func (l *lied) run(t *testing.T) bool {
+// run lets the NICs make progress, up to a number of steps. It returns whether every accepted
+// request was reported by then.
+func (l *alteredPair) run(t *testing.T) bool {
 	t.Helper()
 	for range 100 {
 		moved := l.fabric.Run(8)
@@ -268,9 +268,9 @@ func (l *lied) run(t *testing.T) bool {
 	return l.done == l.posted
 }
 
-// FuzzConnect connects one end with a card that lies. Either it is refused and changes nothing, so
-// that the true card connects and all goes well; or it is taken, and then whatever becomes of the
-// traffic, every request is reported once and nothing stays open.
+// FuzzConnect connects one end with an altered card. Either Connect refuses it and changes nothing, so
+// that the original card connects and all traffic succeeds; or Connect accepts it, and then every
+// request is reported once and nothing stays open, whether the traffic succeeds or not.
 func FuzzConnect(f *testing.F) {
 	for _, s := range []string{
 		`{}`,
@@ -291,7 +291,7 @@ func FuzzConnect(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, shape byte, seed uint16, with string) {
-		l := newLied(t, ibverbx.Config{
+		l := newAlteredPair(t, ibverbx.Config{
 			Scheme: ibverbx.Scheme(shape & 1), QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 4,
 			Credits: 4 + int(shape>>1&7), MaxBanked: 2,
 		}, uint64(seed))
@@ -312,22 +312,22 @@ func FuzzConnect(f *testing.F) {
 				t.Fatalf("leak: %v", err)
 			}
 		}()
-		told, ok := lie(t, cardB, with)
+		altered, ok := alter(t, cardB, with)
 		if !ok {
 			return
 		}
 		var card ibverbx.BusinessCard
-		err := json.Unmarshal(told, &card)
+		err := json.Unmarshal(altered, &card)
 		if err == nil {
 			err = a.Connect(card)
 		}
 		if err != nil {
 			checkRefusal(t, err)
 			if a.State() != verbs.StateReset || a.Err() != nil {
-				t.Fatalf("%v: it is left in %v, %v", err, a.State(), a.Err())
+				t.Fatalf("%v: the end is left in %v, %v", err, a.State(), a.Err())
 			}
 			if err := a.Connect(cardB); err != nil {
-				t.Fatalf("with the true card: %v", err)
+				t.Fatalf("with the original card: %v", err)
 			}
 		}
 		if err := b.Connect(cardA); err != nil {
@@ -335,7 +335,7 @@ func FuzzConnect(f *testing.F) {
 		}
 		l.traffic(t)
 		if all := l.run(t); err != nil && (!all || l.failed) {
-			t.Fatalf("connected with the true card: %v of %v requests were reported, %v, %v", l.done,
+			t.Fatalf("connected with the original card: %v of %v requests were reported, %v, %v", l.done,
 				l.posted, a.Err(), b.Err())
 		}
 	})

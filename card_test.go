@@ -122,7 +122,7 @@ func TestBusinessCardRefusals(t *testing.T) {
 	}
 }
 
-// The largest card that a virtual queue pair can have comes through.
+// The largest card that a virtual queue pair can have survives a round trip.
 func TestLargestBusinessCard(t *testing.T) {
 	devices := make([]verbs.Device, 64)
 	null := verbstest.NewNull(len(devices))
@@ -154,9 +154,9 @@ func TestLargestBusinessCard(t *testing.T) {
 	}
 }
 
-// The card of the C++ original holds nothing but numbers. The GIDs come from the configuration, the
-// peer's devices count as numbered like the local ones, sequence numbers start at 0 and the user's
-// immediate does not travel.
+// The card of the C++ original holds only queue pair numbers. The GIDs come from the configuration,
+// the peer's devices are assumed to be numbered like the local ones, sequence numbers start at 0,
+// and the user's immediate is not transferred.
 func TestBareCardConnects(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestBareCardConnects(t *testing.T) {
 				if doms[i], err = ibverbx.NewDomain(fabric.Device(2*i), fabric.Device(2*i+1)); err != nil {
 					t.Fatal(err)
 				}
-				// What an operator would look up: the GIDs of each end's rails.
+				// An operator would look up the GIDs of each end's rails.
 				probe, err := doms[i].NewQP(nil, cfg)
 				if err != nil {
 					t.Fatal(err)
@@ -334,7 +334,7 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 			if a.State() != verbs.StateReset || a.Err() != nil {
 				t.Errorf("it is left in %v, %v", a.State(), a.Err())
 			}
-			connectBoth(t, a, b) // with the right card it connects
+			connectBoth(t, a, b) // the right card connects
 			if err := a.Connect(card); err == nil {
 				t.Error("a connected one connects again")
 			}
@@ -358,7 +358,7 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 	}
 }
 
-// A bare card without Conn.PeerGIDs does not fit either, and changes nothing.
+// Connect refuses a bare card without Conn.PeerGIDs, and changes nothing.
 func TestBareCardWithoutGIDsIsRefusedWithoutEffect(t *testing.T) {
 	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)},
 		ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true})
@@ -432,8 +432,8 @@ func TestRemoteMRRefusals(t *testing.T) {
 	}
 }
 
-// What the peer calls its memory bounds what can be posted, however it lies about it.
-func TestHostileRemoteMRStaysWithinItsBounds(t *testing.T) {
+// A request stays within the region that the peer describes, even where the description is invalid.
+func TestPostsStayWithinTheDescribedRegion(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
 	for _, c := range []struct {
 		data string

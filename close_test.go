@@ -13,7 +13,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// pollClosed takes what a closed virtual CQ still has.
+// pollClosed returns the completions that a closed virtual CQ still holds.
 func (e *end) pollClosed(tb testing.TB) []ibverbx.WC {
 	tb.Helper()
 	for {
@@ -47,8 +47,8 @@ func permutations(n int) (all [][]int) {
 	return all
 }
 
-// Every order of closing works with requests outstanding: nothing leaks, nothing is lost, and what
-// cannot be closed yet says so.
+// Objects can be closed in every order with requests outstanding: nothing leaks, no completion is
+// lost, and an object that cannot be closed yet returns an error.
 func TestEveryOrderOfClosing(t *testing.T) {
 	const closeQP, closeCQ, closeMR = 0, 1, 2 // and the domain
 	for _, m := range modes[:6] {
@@ -61,8 +61,8 @@ func TestEveryOrderOfClosing(t *testing.T) {
 				l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 				recvs := uint64(3)
 				for id := range recvs {
-					if _, err := l.a.PostRecv(
-						ibverbx.RecvWR{ID: 100 + id, Local: l.a.mr.Slice(0, 8)}); err != nil {
+					recv := ibverbx.RecvWR{ID: 100 + id, Local: l.a.mr.Slice(0, 8)}
+					if _, err := l.a.PostRecv(recv); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -77,13 +77,13 @@ func TestEveryOrderOfClosing(t *testing.T) {
 					case closeQP:
 						err = l.a.Close()
 						if qpClosed {
-							want = ibverbx.ErrClosed // with its CQ
+							want = ibverbx.ErrClosed // closed with its CQ
 						}
 						qpClosed = true
 					case closeCQ:
 						err = l.a.cq.Close()
 						if qpClosed {
-							want = ibverbx.ErrClosed // the virtual queue pair had it for its own
+							want = ibverbx.ErrClosed // closed with its only virtual queue pair
 						}
 						qpClosed = true
 					case closeMR:
@@ -93,9 +93,9 @@ func TestEveryOrderOfClosing(t *testing.T) {
 						}
 					default:
 						err = l.a.dom.Close()
-						if _, err := l.a.dom.Register(make([]byte, 8), 0); !errors.Is(
-							err, ibverbx.ErrClosed) {
-							t.Errorf("registering in a closed domain: %v", err)
+						_, refusal := l.a.dom.Register(make([]byte, 8), 0)
+						if !errors.Is(refusal, ibverbx.ErrClosed) {
+							t.Errorf("registering in a closed domain: %v", refusal)
 						}
 					}
 					if !errors.Is(err, want) {
@@ -169,20 +169,20 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	}
 }
 
-// executing returns a channel that is closed when the next request begins to execute. A long one is
-// then being copied.
+// executing returns a channel that is closed when the next request begins to execute. The data of a
+// long request is being copied at that moment.
 func executing(fabric *soft.Fabric) <-chan struct{} {
 	begun := make(chan struct{})
 	var once sync.Once
 	fabric.Inject(soft.Fault{Kind: soft.Delay, Match: func(*verbs.SendWR) bool {
 		once.Do(func() { close(begun) })
-		return false // it only watches
+		return false // only observes
 	}})
 	return begun
 }
 
-// A single queue pair tracks nothing, so Close waits for what the NIC flushes: also behind a copy
-// that takes its time.
+// A single queue pair tracks nothing, so Close waits for the NIC's flushed completions, also behind a
+// long copy.
 func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	const size = 8 << 20
 	for range 5 {
@@ -209,9 +209,9 @@ func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	}
 }
 
-// How much a single queue pair has outstanding cannot be counted when requests are unsignaled, or
-// all are signaled by the queue pair: Close finds out all the same, and does not wait where nothing
-// can come.
+// The outstanding requests of a single queue pair cannot be counted when requests are unsignaled, or
+// when the queue pair signals all of them. Close still waits for all that can complete, and not where
+// nothing can.
 func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 	const size = 4 << 20
 	for _, all := range []bool{false, true} {
@@ -270,7 +270,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 		fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Hour,
 			Match: func(wr *verbs.SendWR) bool { return wr.ID == 101 }})
 		post(100, size, verbs.SendSignaled)
-		post(101, 8, 0) // held up until after Close, so not successful: it completes too
+		post(101, 8, 0) // stalled until after Close, so it fails, and has a completion too
 		<-copying
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
@@ -293,7 +293,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 	}
 }
 
-// A domain that the program closes first goes with its last user, and nobody complains.
+// A domain that the program closes first is released with its last user, without an error.
 func TestDomainClosedFirst(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 1})
 	if err != nil {

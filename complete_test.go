@@ -7,7 +7,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// A completion that names a rail on which nothing of its request can be does not free a slot there.
+// A completion that names a rail which cannot carry its request does not free a slot there.
 func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100, MaxMsgCntPerQP: 1})
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // two fragments: both rails are full
@@ -30,8 +30,8 @@ func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
 	}
 }
 
-// A completion that comes twice frees one slot, not two.
-func TestCompletionThatComesTwiceIsDropped(t *testing.T) {
+// A duplicate completion frees no second slot.
+func TestDuplicateCompletionIsDropped(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100, MaxMsgCntPerQP: 2})
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // one fragment on each rail
 		t.Fatal(err)

@@ -13,55 +13,55 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzCompletions gives a connected virtual queue pair completions that are true, altered, or made
-// up. Whatever comes, it must not panic, and every accepted request is reported once, in order.
+// FuzzCompletions gives a connected virtual queue pair completions that are real, altered, or
+// invented. It must not panic, and must report every accepted request once, in order.
 func FuzzCompletions(f *testing.F) {
 	for scheme := range byte(2) {
 		head := []byte{scheme | 2<<1 | 8}
 		program := func(ops ...byte) { f.Add(append(head[:1:1], ops...)) }
-		// posts of every kind, and what completes
+		// posts of every kind, and their completions
 		program(4, 1, 4, 0, 4, 3, 5, 0, 5, 1, 0, 7, 0, 7, 1, 7, 1, 7, 0, 7)
 		program(4, 1, 4, 1, 5, 0, 5, 0, 7, 0, 0x80, 0, 7, 1, 0x81, 0, 7, 1, 7) // two notifications arrive
-		// one fails, the rest follows
+		// one fails, the others follow
 		program(4, 0, 4, 0, 4, 2, 2, 7, 4, 0, 0, 2, 7, 0, 0, 4, 1, 0, 7, 1, 7)
 		// duplicates, losses, wrong opcodes
 		program(4, 0, 4, 1, 4, 0, 2, 7, 3, 3, 3, 3, 0, 7, 2, 7, 1, 2, 16, 8)
-		program(5, 0, 5, 1, 6, 4, 0, 0, 0, 1, 0, 6, 5, 1, 0, 0, 3, 9, 8, 4, 1)    // made up, then a reset
+		program(5, 0, 5, 1, 6, 4, 0, 0, 0, 1, 0, 6, 5, 1, 0, 0, 3, 9, 8, 4, 1)    // invented, then a reset
 		program(3, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 129, 1, 2) // noise
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if len(data) <= 512 { // nothing new comes after that
+		if len(data) <= 512 { // longer programs find nothing new
 			runProgram(t, data)
 		}
 	})
 }
 
-// The same with random programs: mostly posts and what really completes, with more lies in some
-// than in others.
+// FuzzCompletions with random programs: mostly posts and real completions. The share of altered and
+// invented ones differs from program to program.
 func TestCompletionsAtRandom(t *testing.T) {
 	programs := uint64(5000)
 	if testing.Short() {
 		programs = 500
 	}
-	const patience = 30 * time.Second
-	watchdog := time.AfterFunc(patience, func() { panic("a program does not end") })
+	const limit = 30 * time.Second
+	watchdog := time.AfterFunc(limit, func() { panic("a program does not end") })
 	defer watchdog.Stop()
 	for seed := range programs {
 		rng := rand.New(rand.NewPCG(seed, 6))
 		data := make([]byte, 200+rng.IntN(400))
-		lies := rng.IntN(10)
+		altered := rng.IntN(10)
 		for i := range data {
 			switch {
 			case rng.IntN(2) == 0:
 				data[i] = []byte{0, 1, 4, 4, 4, 5, 5, 7}[rng.IntN(8)]
-			case rng.IntN(10) < lies:
+			case rng.IntN(10) < altered:
 				data[i] = []byte{2, 6}[rng.IntN(2)]
 			default:
 				data[i] = byte(rng.Uint32() >> rng.UintN(9))
 			}
 		}
 		runProgram(t, data)
-		watchdog.Reset(patience)
+		watchdog.Reset(limit)
 	}
 }
 
@@ -78,7 +78,7 @@ func runProgram(t *testing.T, data []byte) {
 	z.end(t)
 }
 
-// program is the bytes that a fuzzed run takes its decisions from.
+// program is the bytes that decide what a fuzzed run does.
 type program struct{ data []byte }
 
 func (p *program) byte() byte {
@@ -94,7 +94,8 @@ func (p *program) uint32() uint32 {
 	return binary.LittleEndian.Uint32([]byte{p.byte(), p.byte(), p.byte(), p.byte()})
 }
 
-// fuzzed is a virtual queue pair under attack, and what it has accepted and reported.
+// fuzzed is a virtual queue pair that is given invalid completions, and counts what it has accepted
+// and reported.
 type fuzzed struct {
 	in       program
 	null     *verbstest.Null
@@ -108,7 +109,7 @@ type fuzzed struct {
 	scratch  []WC
 }
 
-// recvID tells receives from sends.
+// recvID is the first ID of receives; sends have smaller ones.
 const recvID = 1 << 40
 
 func newFuzzed(t *testing.T, in program) *fuzzed {
@@ -140,9 +141,9 @@ func newFuzzed(t *testing.T, in program) *fuzzed {
 func (z *fuzzed) step(t *testing.T) {
 	switch z.in.byte() % 9 {
 	case 0, 1:
-		z.truth(t)
+		z.processReal(t)
 	case 2:
-		z.lies(t)
+		z.processAltered(t)
 	case 3:
 		z.process(t, z.in.byte(), verbs.WC{
 			ID: uint64(z.in.uint32())<<32 | uint64(z.in.uint32()), Status: verbs.Status(z.in.uint32()),
@@ -165,8 +166,8 @@ func (z *fuzzed) step(t *testing.T) {
 	}
 }
 
-// truth hands over what a device has really completed.
-func (z *fuzzed) truth(t *testing.T) {
+// processReal processes what a device has really completed.
+func (z *fuzzed) processReal(t *testing.T) {
 	i := int(z.in.byte()) % len(z.q.cq.cqs)
 	wcs := make([]verbs.WC, 1+z.in.byte()%16)
 	n, err := z.q.cq.cqs[i].cq.Poll(wcs)
@@ -176,8 +177,8 @@ func (z *fuzzed) truth(t *testing.T) {
 	z.process(t, byte(i), wcs[:n]...)
 }
 
-// lies hands it over altered.
-func (z *fuzzed) lies(t *testing.T) {
+// processAltered alters what a device has completed, and processes that.
+func (z *fuzzed) processAltered(t *testing.T) {
 	i := int(z.in.byte()) % len(z.q.cq.cqs)
 	wcs := make([]verbs.WC, 4)
 	n, err := z.q.cq.cqs[i].cq.Poll(wcs)
@@ -191,7 +192,7 @@ func (z *fuzzed) lies(t *testing.T) {
 			given = append(given, wc) // twice
 		}
 		if how&2 != 0 {
-			continue // never, or once
+			continue // missing, or once
 		}
 		if how&4 != 0 {
 			wc.Status, wc.Opcode = verbs.Status(1+how>>4), verbs.WCOpcode(z.in.byte())
@@ -209,7 +210,7 @@ func (z *fuzzed) lies(t *testing.T) {
 			wc.ID ^= uint64(z.in.byte() & 7) // another request
 		}
 		if how&128 != 0 {
-			given = append([]verbs.WC{wc}, given...) // earlier
+			given = append([]verbs.WC{wc}, given...) // out of order
 			continue
 		}
 		given = append(given, wc)
@@ -225,7 +226,7 @@ func (z *fuzzed) rail() *rail {
 	return z.q.send.rails.notify
 }
 
-// invent makes up a completion that could be true.
+// invent processes a completion that looks real and is not.
 func (z *fuzzed) invent(t *testing.T) {
 	kind, rl := uint64(z.in.byte()%8), z.rail()
 	wc := verbs.WC{
@@ -239,7 +240,7 @@ func (z *fuzzed) invent(t *testing.T) {
 	z.process(t, rl.device, wc)
 }
 
-// arrive lets a message of the peer use up a receive.
+// arrive makes a message of the peer consume a receive.
 func (z *fuzzed) arrive() {
 	rl := z.rail()
 	b := z.in.byte()
@@ -307,7 +308,7 @@ func (z *fuzzed) reported(t *testing.T, wc *WC) {
 	*next++
 }
 
-// end closes everything and collects what is left.
+// end closes everything and collects the remaining completions.
 func (z *fuzzed) end(t *testing.T) {
 	if err := z.q.Close(); err != nil {
 		t.Fatal(err)

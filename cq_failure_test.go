@@ -12,7 +12,7 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// An overrun CQ takes its virtual queue pairs along and no others.
+// An overrun CQ fails the virtual queue pairs that use it, and no others.
 func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 3})
 	if err != nil {
@@ -88,8 +88,8 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	write := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Remote: target.Remote().At(0),
 		Local:  ibverbx.Segment{Addr: regions[0].Addr(), Length: 350, Keys: ibverbx.NewKeys(keys)}}
-	// Everything but the first is held up, and then device 1's CQ drowns in the completions of a
-	// queue pair beside them.
+	// Device 1 is stalled, with it all but the first virtual queue pair; then the completions of one
+	// more queue pair overrun its CQ.
 	stall := fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: dev[1], Count: -1})
 	for _, q := range vqps {
 		if _, err := q.PostSend(write); err != nil {
@@ -140,7 +140,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 		got := reported[q.Num()]
 		if i == 0 {
 			if len(got) != 1 || got[0].Status != 0 || q.Err() != nil {
-				t.Errorf("the one on the other device: %s %v", fmtWCs(got), q.Err())
+				t.Errorf("the virtual qp on the other device: %s %v", fmtWCs(got), q.Err())
 			}
 			continue
 		}
@@ -154,7 +154,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 			t.Errorf("virtual qp %d: posting: %v", i, err)
 		}
 	}
-	// The one that is left goes on as before.
+	// The remaining virtual queue pair continues to work.
 	for id := range uint64(20) {
 		write.ID = id
 		if _, err := vqps[0].PostSend(write); err != nil {
@@ -175,21 +175,21 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// dyingCQ is a CQ that fails when it is told to.
-type dyingCQ struct {
+// failingCQ is a CQ that fails once err is set.
+type failingCQ struct {
 	verbs.CQ
 	err error
 }
 
-func (c *dyingCQ) Poll(wcs []verbs.WC) (int, error) {
+func (c *failingCQ) Poll(wcs []verbs.WC) (int, error) {
 	if c.err != nil {
 		return 0, c.err
 	}
 	return c.CQ.Poll(wcs)
 }
 
-// A CQ's death is told once, also to a loop that ends before it comes to it.
-func TestCompletionsLoopThatEndsEarlyLosesNoError(t *testing.T) {
+// A CQ's failure is reported once, also where a completions loop ends before it reaches the error.
+func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 	dev := verbstest.NewNull(1).Device(0)
 	pd, err := dev.AllocPD()
 	if err != nil {
@@ -207,7 +207,7 @@ func TestCompletionsLoopThatEndsEarlyLosesNoError(t *testing.T) {
 		}
 		qps = append(qps, qp)
 	}
-	cq := &dyingCQ{CQ: inner}
+	cq := &failingCQ{CQ: inner}
 	vcq, err := ibverbx.NewVirtualCQ(cq)
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func TestCompletionsLoopThatEndsEarlyLosesNoError(t *testing.T) {
 		}
 	}
 	if next != 3 || failures != 1 {
-		t.Errorf("%d of 3 completions, and the error was told %d times", next, failures)
+		t.Errorf("%d of 3 completions, and the error was reported %d times", next, failures)
 	}
 	if !errors.Is(q.Err(), verbs.ErrDeviceGone) {
 		t.Errorf("Err: %v", q.Err())

@@ -24,7 +24,7 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 			if err := l.a.cq.Wait(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if err := l.a.cq.Wait(ctx); err != nil { // what is there already
+			if err := l.a.cq.Wait(ctx); err != nil { // finds a completion at once
 				t.Fatal(err)
 			}
 			got := l.a.poll(t)
@@ -44,7 +44,7 @@ func TestWaitReturnsWhenThereIsSomething(t *testing.T) {
 func TestWaitEndsWithItsContext(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2},
 		fabric: soft.Config{Stepped: true}})
-	l.a.sendMany(t, 7, 1) // completes only when the test says so
+	l.a.sendMany(t, 7, 1) // completes only when the test steps the fabric
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := l.a.cq.Wait(ended); !errors.Is(err, context.Canceled) {
@@ -55,7 +55,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	if err := l.a.cq.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a deadline: %v", err)
 	}
-	// The request is untouched by it.
+	// The request stays outstanding.
 	l.fabric.Run(100)
 	if err := l.a.cq.Wait(context.Background()); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	if got := l.a.poll(t); len(got) != 1 || got[0].ID != 7 || got[0].Status != 0 {
 		t.Errorf("%s", fmtWCs(got))
 	}
-	// A context that has ended does not hide what is there.
+	// An ended context does not hide available completions.
 	l.a.sendMany(t, 8, 1)
 	l.fabric.Run(100)
 	if err := l.a.cq.Wait(ended); err != nil {
@@ -71,8 +71,8 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A completion that comes between the last poll and the sleep wakes Wait: two goroutines that sleep
-// for each other.
+// A completion that arrives between the last poll and the sleep wakes Wait. Two goroutines wait for
+// each other's requests.
 func TestWaitLosesNoWakeup(t *testing.T) {
 	for _, m := range modes {
 		if m.nics > 2 {
@@ -183,8 +183,8 @@ func TestWaitNeedsAChannel(t *testing.T) {
 	}
 }
 
-// A refusal for now with nothing in flight: no completion will ever wake Wait, which must try again
-// by itself.
+// After a transient refusal with nothing in flight no completion wakes Wait: it must retry by
+// itself.
 func TestWaitProgressesPastRefusals(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {

@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
@@ -11,7 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// credit makes up a completion of a rail's c-th credit.
+// credit is an invented completion of a rail's c-th credit.
 func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	return verbs.WC{
 		ID: wrid(kindCredit, uint64(rail)<<wridRailShift, 0, c), Opcode: verbs.WCRecvRDMAWithImm,
@@ -19,8 +18,8 @@ func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	}
 }
 
-// Completions of one rail that come out of order are put back into the order of the receives, which
-// is the sender's; there alone the user's immediate can be told from a number.
+// Completions of one rail that arrive out of order are put back into the order of the receives, which
+// is the order of sending: only there can the user's immediate be distinguished from a number.
 func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 	inOrder := []uint32{
 		dqplb.Swap(0 | dqplb.Last),
@@ -58,7 +57,7 @@ func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 	}
 }
 
-func TestCreditsThatCannotBeAreDropped(t *testing.T) {
+func TestInvalidCreditCompletionsAreDropped(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{Credits: 16})
 	if _, err := r.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {
 		t.Fatal(err)
@@ -76,7 +75,7 @@ func TestCreditsThatCannotBeAreDropped(t *testing.T) {
 		first, // handled already
 		early, // waits already
 		r.credit(0, 40, dqplb.Swap(1|dqplb.Last)), // never posted
-		r.credit(0, wridNumberMask, 0),            // behind all
+		r.credit(0, wridNumberMask, 0),            // beyond all
 		otherRail,
 	} {
 		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil ||
@@ -86,11 +85,11 @@ func TestCreditsThatCannotBeAreDropped(t *testing.T) {
 	}
 	if got := cq.ProcessCompletions(nil, 0, r.credit(1, 0, dqplb.Swap(1|dqplb.Last))); len(got) != 1 ||
 		got[0].ID != 2 {
-		t.Errorf("the line is disturbed: %+v", got)
+		t.Errorf("the next credit is not handled: %+v", got)
 	}
 }
 
-func TestCreditsArePostedAgain(t *testing.T) {
+func TestUsedCreditsArePostedAgain(t *testing.T) {
 	const credits = 32
 	r := newRecorded(t, 1, 2, Config{Credits: credits})
 	posted := func() int { return len(r.qps[0].recvs) }
@@ -145,10 +144,10 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 				fe.HasID || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("Err: %v", err)
 			}
-			if states := []verbs.QPState{r.qps[0].State(), r.qps[1].State(),
-				r.notify.State()}; slices.ContainsFunc(
-				states, func(s verbs.QPState) bool { return s != verbs.StateErr }) {
-				t.Errorf("the rails are in %v", states)
+			for i, qp := range []verbs.QP{r.qps[0], r.qps[1], r.notify} {
+				if s := qp.State(); s != verbs.StateErr {
+					t.Errorf("rail %d is in %v", i, s)
+				}
 			}
 		})
 	}

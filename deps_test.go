@@ -17,7 +17,7 @@ import (
 // module is the path of this module.
 var module = reflect.TypeFor[ibverbx.Config]().PkgPath()
 
-// goPackage is what go list says of a package.
+// goPackage is go list's description of a package.
 type goPackage struct {
 	ImportPath string
 	Standard   bool
@@ -25,7 +25,7 @@ type goPackage struct {
 	Deps       []string
 }
 
-// goList describes packages of this module, with all that they are made of.
+// goList describes packages of this module, with their imports.
 func goList(t *testing.T, patterns ...string) map[string]goPackage {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -51,7 +51,7 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 	}
 }
 
-// The product, its vocabulary and the software NICs stand on the standard library alone: no C, no
+// The root package, verbs and the software NICs import only the standard library: no C, no
 // sockets.
 func TestImportsOfTheCore(t *testing.T) {
 	core := []string{module, module + "/verbs", module + "/verbs/soft", module + "/internal/ring",
@@ -76,8 +76,8 @@ func TestImportsOfTheCore(t *testing.T) {
 	}
 }
 
-// Imports point down the layers: verbs below everything, providers beside each other, the product
-// on verbs alone.
+// Imports point down the layers: verbs is below everything, providers do not import each other, and
+// the root package imports verbs alone.
 func TestImportsPointDown(t *testing.T) {
 	packages := goList(t, module+"/verbs/...", module)
 	ours := func(path string) bool { return path == module || strings.HasPrefix(path, module+"/") }

@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// fragments lists how many fragments each rail of an end was handed.
+// fragments lists how many fragments each rail of an end was given.
 func (e *end) fragments() (list []uint64) {
 	for _, r := range e.Stats().Rails {
 		list = append(list, r.Fragments)
@@ -16,8 +16,8 @@ func (e *end) fragments() (list []uint64) {
 	return list
 }
 
-// A fenced request is not handed to any rail before all data of the earlier ones is acknowledged.
-func TestFenceHoldsBackUntilEarlierDataIsAcknowledged(t *testing.T) {
+// A fenced request is given to no rail before all data of earlier requests is acknowledged.
+func TestFencedRequestWaitsForAllEarlierData(t *testing.T) {
 	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 1000})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000)) // rails 0 and 1
 	read := l.a.write(verbs.OpRDMARead, 2, 5000, 1000)
@@ -36,16 +36,16 @@ func TestFenceHoldsBackUntilEarlierDataIsAcknowledged(t *testing.T) {
 	}
 }
 
-// Waiting work goes first to the rail that freed a slot last, and then round the others.
+// Waiting requests go first to the rail that freed a slot last, then round robin over the others.
 func TestFreedRailIsServedFirst(t *testing.T) {
 	l := steppedLink(t, 2, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2})
 	for id := range uint64(5) {
-		// two a rail, and one waits for its turn on rail 0
+		// two on each rail; one more waits, next in turn for rail 0
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8))
 	}
 	l.complete(l.a, 0)
 	l.complete(l.a, 1)
-	// One CQ reports both; the slot on rail 1 is the one freed last.
+	// One CQ reports both completions; the slot on rail 1 is freed last.
 	l.a.pump(t)
 	if got := l.a.fragments(); got[0] != 2 || got[1] != 3 {
 		t.Fatalf("fragments %v, want 2 and 3", got)
@@ -53,7 +53,7 @@ func TestFreedRailIsServedFirst(t *testing.T) {
 }
 
 // A sender keeps no more in flight on a rail than the peer has credits for.
-func TestPeersCreditsLimitWhatIsInFlight(t *testing.T) {
+func TestPeerCreditsLimitOutstandingFragments(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true},
 		rawCard: func(c *ibverbx.BusinessCard) { c.Credits = 3 }})
 	for id := range uint64(20) {

@@ -20,15 +20,15 @@ func endedContext() context.Context {
 	return ctx
 }
 
-// patience is long enough for anything that comes at all.
+// patience is a context that lasts long enough for anything that happens at all.
 func patience(tb testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	tb.Cleanup(cancel)
 	return ctx
 }
 
-// directions sorts what an end has polled by direction, by ID: receives have IDs from 1000 on. Each
-// must be in order, without a gap.
+// directions returns the statuses of sends and of receives, which have IDs from 1000 on. Each
+// direction must be in order, without a gap.
 func directions(tb testing.TB, wcs []ibverbx.WC) (sends, recvs []verbs.Status) {
 	tb.Helper()
 	for _, wc := range wcs {
@@ -46,8 +46,8 @@ func directions(tb testing.TB, wcs []ibverbx.WC) (sends, recvs []verbs.Status) {
 
 func repeated(s verbs.Status, n int) []verbs.Status { return slices.Repeat([]verbs.Status{s}, n) }
 
-// refusesPosts checks that posts are refused because of a drain, in words that help, and leave no
-// trace.
+// refusesPosts checks that posts are refused because of a drain, with a helpful error and without
+// effect.
 func refusesPosts(t *testing.T, e *end) {
 	t.Helper()
 	before := e.Stats()
@@ -68,7 +68,7 @@ func refusesPosts(t *testing.T, e *end) {
 	}
 }
 
-// fill posts sends with IDs from 0 on, and receives with IDs from 1000 on that nothing will match.
+// fill posts sends with IDs from 0 on, and receives with IDs from 1000 on that no message matches.
 func (e *end) fill(tb testing.TB, sends, recvs int) {
 	tb.Helper()
 	for id := range uint64(sends) {
@@ -90,16 +90,16 @@ func (e *end) fill(tb testing.TB, sends, recvs int) {
 	}
 }
 
-// Everything that was accepted comes to its own end, in order; what nothing has matched is flushed;
-// then the memory is free, and after a reset the service is as before. Twice.
+// Every accepted send completes with its own status, in order; receives that no message has matched
+// are flushed; then the memory is free, and after a reset the virtual queue pair works again. Twice.
 func TestDrain(t *testing.T) {
-	for _, delay := range []time.Duration{0, 2 * time.Millisecond} { // with a delay it must sleep
+	for _, delay := range []time.Duration{0, 2 * time.Millisecond} { // with a delay Drain must sleep
 		eachMode(t, 1000, func(t *testing.T, l *link) {
 			if delay != 0 {
 				l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: delay, Skip: 5, Count: 20})
 			}
-			for life := range uint64(2) {
-				fillRandom(l.a.buf[:60000], life)
+			for round := range uint64(2) {
+				fillRandom(l.a.buf[:60000], round)
 				l.a.fill(t, 12, 4)
 				if err := l.a.Drain(patience(t)); err != nil {
 					t.Fatal(err)
@@ -108,7 +108,7 @@ func TestDrain(t *testing.T) {
 					t.Errorf("drained: %v, %v", l.a.State(), l.a.Err())
 				}
 				refusesPosts(t, l.a)
-				if err := l.a.Drain(endedContext()); err != nil { // it has nothing left to do
+				if err := l.a.Drain(endedContext()); err != nil { // nothing is left to do
 					t.Errorf("draining once more: %v", err)
 				}
 				mustEqual(t, "data", l.b.buf[:60000], l.a.buf[:60000])
@@ -142,8 +142,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// With a context that has ended each call is a step: the fabric moves on in between, and nothing is
-// lost.
+// With an ended context each call of Drain is one step. The fabric makes progress in between, and no
+// completion is lost.
 func TestDrainInSteps(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
@@ -186,8 +186,8 @@ func TestDrainInSteps(t *testing.T) {
 	}
 }
 
-// A request fails while Drain waits, or before: everything completes all the same, and Drain says
-// what it was.
+// A request fails before Drain, or while Drain waits: everything completes, and Drain returns the
+// failure.
 func TestDrainWithAFailure(t *testing.T) {
 	for _, before := range []bool{false, true} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
@@ -215,8 +215,8 @@ func TestDrainWithAFailure(t *testing.T) {
 				fe.ID != 6 {
 				t.Fatalf("Drain: %v", err)
 			}
-			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(
-				err, ibverbx.ErrFailed) {
+			_, err = l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
+			if !errors.Is(err, ibverbx.ErrFailed) {
 				t.Errorf("post: %v", err)
 			}
 			sends, recvs := directions(t, l.a.poll(t))
@@ -242,7 +242,7 @@ func TestDrainWithAFailure(t *testing.T) {
 	}
 }
 
-// A notification that was on its way when the queue pairs went to ERR still finds its receive.
+// A notification that arrived before the queue pairs went to ERR still completes its receive.
 func TestDrainDeliversWhatHasArrived(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		l := steppedLink(t, 2, ibverbx.Config{Scheme: scheme, MaxMsgSize: 1000})
@@ -250,7 +250,7 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 			l.b.expectRecv(t, 1000+id)
 		}
 		l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 9, 0, 1500))
-		// Everything happens but that the receiver sees it.
+		// Everything happens, and the receiver does not poll yet.
 		for l.do(func(a soft.Action) bool { return a.Kind != soft.Reveal || !a.Recv }) {
 			l.a.pump(t)
 		}
@@ -269,14 +269,14 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 		if err := l.b.Drain(endedContext()); err != nil {
 			t.Fatal(err)
 		}
-		if _, recvs := directions(t, l.b.poll(t)); !slices.Equal(
-			recvs, []verbs.Status{verbs.StatusSuccess, verbs.StatusWRFlushErr}) {
+		_, recvs := directions(t, l.b.poll(t))
+		if !slices.Equal(recvs, []verbs.Status{verbs.StatusSuccess, verbs.StatusWRFlushErr}) {
 			t.Errorf("%v: receives %v", scheme, recvs)
 		}
 	}
 }
 
-// Others on the same CQ go on while one drains, and what they complete is there to be polled.
+// Other virtual queue pairs of the CQ continue while one drains; their completions can be polled.
 func TestDrainLeavesOthersAlone(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
@@ -290,7 +290,7 @@ func TestDrainLeavesOthersAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		connectBoth(t, a, b)
-		// The one that drains ends last: it must carry the other on meanwhile.
+		// The one that drains ends last, so Drain must progress the other meanwhile.
 		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0],
 			Count: -1})
 		l.a.fill(t, 6, 0)
@@ -321,14 +321,14 @@ func TestDrainLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// Refusals for now are tried again, also where no completion would wake anybody.
+// Drain retries posts after transient refusals, also where no completion would wake it.
 func TestDrainProgressesPastRefusals(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		sends := 4
 		if l.a.DataRails() == 1 {
 			l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Device: l.a.nics[0],
 				Skip: 2, Count: 2})
-			l.a.fill(t, sends, 3) // its posts would be refused themselves
+			l.a.fill(t, sends, 3) // pass-through posts are refused at once
 			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 5})
 			l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: 5})
 		} else {
@@ -347,8 +347,8 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 	})
 }
 
-// Once the queue pairs are in ERR nothing more is posted on them: a NIC may refuse it for good.
-// What waits is flushed all the same.
+// Nothing is posted on queue pairs in ERR, since a NIC may refuse that permanently. Waiting requests
+// are flushed.
 func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
 		func(t *testing.T, l *link) {
@@ -358,14 +358,14 @@ func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
 			if err := l.a.Drain(patience(t)); err != nil || refusal.Hits() != 0 {
 				t.Fatal(err, refusal.Hits())
 			}
-			if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(
-				recvs, repeated(verbs.StatusWRFlushErr, 12)) {
+			_, recvs := directions(t, l.a.poll(t))
+			if !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 12)) {
 				t.Errorf("receives %v", recvs)
 			}
 		})
 }
 
-// Where nothing was sent there is nothing to wait for.
+// Before RTS there are no sends to wait for.
 func TestDrainOutsideOfRTS(t *testing.T) {
 	for _, qps := range []int{1, 3} {
 		fabric, err := soft.New(soft.Config{})
@@ -419,8 +419,8 @@ func TestDrainOutsideOfRTS(t *testing.T) {
 	}
 }
 
-// A CQ that dies while Drain waits ends it, with the cause.
-func TestDrainOnADeadCQ(t *testing.T) {
+// A CQ that fails while Drain waits ends the drain, with the cause.
+func TestDrainOnAFailedCQ(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 		defer stall.Remove()

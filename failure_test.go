@@ -196,8 +196,8 @@ func TestNICGone(t *testing.T) {
 		if wc.ID != 1 || wc.Status == verbs.StatusSuccess || l.a.Err() == nil {
 			t.Fatalf("%+v, %v", wc, l.a.Err())
 		}
-		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 3, 0, 10)); !errors.Is(
-			err, ibverbx.ErrFailed) {
+		_, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 3, 0, 10))
+		if !errors.Is(err, ibverbx.ErrFailed) {
 			t.Fatal(err)
 		}
 	})
@@ -264,8 +264,8 @@ func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 			l.a.pump(t)
 		}
 		var fe *ibverbx.FailedError
-		if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10)); !errors.Is(
-			err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
+		_, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10))
+		if !errors.Is(err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
 			t.Error(err)
 		}
 		if l.a.DataRails() == 1 {

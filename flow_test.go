@@ -78,8 +78,8 @@ func TestMixedOperationsNeverStallTheReceiver(t *testing.T) {
 			wr := l.a.write(op, uint64(i), uint64(i*8), 8)
 			switch {
 			case op.IsSend():
-				if _, err := l.b.PostRecv(
-					ibverbx.RecvWR{ID: uint64(i), Local: l.b.mr.Slice(1<<19, 64)}); err != nil {
+				recv := ibverbx.RecvWR{ID: uint64(i), Local: l.b.mr.Slice(1<<19, 64)}
+				if _, err := l.b.PostRecv(recv); err != nil {
 					t.Fatal(err)
 				}
 				wr.Remote = ibverbx.RemoteSegment{}

@@ -100,8 +100,8 @@ func TestModifyToErrFlushes(t *testing.T) {
 				got[3] != 3 {
 				t.Fatal(fmtWCs(l.a.backlog))
 			}
-			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 8)); !errors.Is(
-				err, ibverbx.ErrFailed) {
+			_, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 8))
+			if !errors.Is(err, ibverbx.ErrFailed) {
 				t.Errorf("post in ERR: %v", err)
 			}
 		})

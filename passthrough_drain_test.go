@@ -176,9 +176,8 @@ func TestANICThatDoesNotAnswerIsWaitedForOnce(t *testing.T) {
 		if e == l.a {
 			e.expectRecv(t, 1)
 			init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-			if err := q.Modify(
-				init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
-				nil); err != nil {
+			mask := verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
+			if err := q.Modify(init, mask, nil); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {

@@ -366,11 +366,11 @@ func TestPollServesEveryDevice(t *testing.T) {
 			for range polls {
 				for _, q := range qps {
 					for { // as many as its queue takes
-						if _, err := q.PostSend(
-							ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}); errors.Is(
-							err, verbs.ErrQueueFull) {
+						_, err := q.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled})
+						if errors.Is(err, verbs.ErrQueueFull) {
 							break
-						} else if err != nil {
+						}
+						if err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -66,8 +66,7 @@ func TestRefusedSendsLeaveNoTrace(t *testing.T) {
 		{"no remote key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil }, ibverbx.ErrNoKey,
 			"remote memory"},
 		{"remote key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Remote.Keys = ibverbx.NewKeys(
-				map[verbs.DeviceID]uint32{2: 1})
+			wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{2: 1})
 		}, ibverbx.ErrNoKey, "device 3"},
 		{"local bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(1<<20-63, 64) },
 			ibverbx.ErrBounds, "reaches beyond"},
@@ -145,8 +144,8 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(
-			err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
+		_, err = q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled})
+		if !errors.Is(err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
 			t.Errorf("send in RESET: %v", err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrNotConnected) {
@@ -155,8 +154,8 @@ func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 		if err := q.Close(); err != nil {
 			t.Error(err)
 		}
-		if _, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled}); !errors.Is(
-			err, ibverbx.ErrClosed) || !errors.Is(err, os.ErrClosed) {
+		_, err = q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled})
+		if !errors.Is(err, ibverbx.ErrClosed) || !errors.Is(err, os.ErrClosed) {
 			t.Errorf("send on a closed one: %v", err)
 		}
 		if _, err := q.PostRecv(ibverbx.RecvWR{}); !errors.Is(err, ibverbx.ErrClosed) {
@@ -181,8 +180,8 @@ func TestSendWithoutNotifyQPInDQPLBIsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "notify QP") {
 		t.Errorf("send: %v", err)
 	}
-	if _, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)}); !errors.Is(
-		err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
+	_, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)})
+	if !errors.Is(err, ibverbx.ErrOpcode) || !strings.Contains(err.Error(), "notify QP") {
 		t.Errorf("receive: %v", err)
 	}
 	l.b.expectRecv(t, 1)
@@ -284,17 +283,17 @@ func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{}); !errors.Is(
-		err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
+	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{})
+	if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
 		t.Errorf("one queue pair twice: %v", err)
 	}
 	init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
-	if err := qp.Modify(
-		&init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess); err != nil {
+	mask := verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
+	if err := qp.Modify(&init, mask); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{}); !errors.Is(
-		err, verbs.ErrState) {
+	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{})
+	if !errors.Is(err, verbs.ErrState) {
 		t.Errorf("a queue pair in INIT: %v", err)
 	}
 	if err := errors.Join(qp.Close(), vcq.Close(), pd.Close(), fabric.Close()); err != nil {
