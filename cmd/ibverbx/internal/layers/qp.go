@@ -15,10 +15,6 @@ import (
 
 // QueuePair is an end of one virtual queue pair, with no layer above it. The exported methods are
 // for those who make its requests fail and go on afterwards.
-//
-// Invariant: acked <= done <= posted <= done+window; notified <= received <= expected <= task.Take.
-// All count messages of the round. Requests have its messages' numbers as IDs, receives with
-// recvBit.
 type QueuePair struct {
 	// Ledger counts the requests since the queue pair was connected.
 	Ledger Ledger
@@ -32,27 +28,38 @@ type QueuePair struct {
 	mem      struct{ src, dst []byte }
 	tail     int
 	remote   Regions
+	recvMax  int // receives outstanding at most
 	spin     time.Duration
 	closed   bool
 
-	sends []ibverbx.SendWR // posts are made of it
-	recvs []ibverbx.RecvWR
-	wcs   []ibverbx.WC
+	sends  []ibverbx.SendWR // posts are made of it
+	recvs  []ibverbx.RecvWR
+	wcs    []ibverbx.WC
+	expect []uint64 // what each atomic of the round brings
+	qpRound
+}
 
+// qpRound is how far an end of a queue pair is in a round. It counts the round's messages.
+//
+// Invariant: acked <= done <= posted <= done+task.Window; notified <= received <= expected <=
+// task.Take.
+type qpRound struct {
 	task   Task
 	broken error // why nothing more can be said about the round
 	failed bool  // a request of this end failed: nothing more is posted
 
+	// Of what this end sends. The ID of a request is the number of its message.
+
 	posted int
-	done   int      // reported
-	acked  int      // of done, those that succeeded
-	next   uint64   // what the peer's counter of atomics holds behind what was posted
-	expect []uint64 // what each atomic brings
+	done   int    // reported
+	acked  int    // of done, those that succeeded
+	next   uint64 // what the peer's counter of atomics holds behind what was posted
+
+	// Of what it receives. The IDs have recvBit too.
 
 	expected int // receives posted
 	received int // of them, those reported
 	notified int // of received, those that succeeded
-	recvMax  int // receives outstanding at most
 }
 
 const (
@@ -146,9 +153,7 @@ func (q *QueuePair) connect(peer *Card) error {
 }
 
 func (q *QueuePair) begin(t *Task) error {
-	q.task, q.broken, q.failed = *t, nil, false
-	q.posted, q.done, q.acked, q.next = 0, 0, 0, t.Counter
-	q.expected, q.received, q.notified = 0, 0, 0
+	q.qpRound = qpRound{task: *t, next: t.Counter}
 	if q.shape.Atomic && len(q.expect) < t.Send {
 		q.expect = make([]uint64, t.Send)
 	}

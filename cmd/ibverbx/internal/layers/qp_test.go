@@ -36,7 +36,7 @@ func TestLedger(t *testing.T) {
 
 // TestFlushedInOrder shows that receives that fail must come in the order of posting, too.
 func TestFlushedInOrder(t *testing.T) {
-	q := &QueuePair{shape: Shape{Op: WriteImm}, name: "b", expected: 2}
+	q := &QueuePair{shape: Shape{Op: WriteImm}, name: "b", qpRound: qpRound{expected: 2}}
 	flushed := func(i uint64) *ibverbx.WC {
 		return &ibverbx.WC{ID: recvBit | i,
 			Status: verbs.StatusWRFlushErr}
@@ -51,7 +51,7 @@ func TestFlushedInOrder(t *testing.T) {
 
 // TestCounterAfterFailure shows which values a counter may hold when acknowledgements were lost.
 func TestCounterAfterFailure(t *testing.T) {
-	q := &QueuePair{acked: 1, posted: 3, expect: []uint64{10, 11, 12}, next: 13}
+	q := &QueuePair{expect: []uint64{10, 11, 12}, qpRound: qpRound{acked: 1, posted: 3, next: 13}}
 	for held, want := range map[uint64]bool{10: false, 11: true, 12: true, 13: true, 14: false} {
 		if q.MayHold(held) != want {
 			t.Errorf("%d: %v", held, !want)
