@@ -150,8 +150,8 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	if err := e.usable(name); err != nil {
 		return err
 	}
-	if p.conn.card.Handlers&(1<<id) == 0 || id > MaxAMID {
-		return p.refuse(name, ErrNoHandler, "id %d: the peer has %s", id, handlerList(p.conn.card.Handlers))
+	if p.conn.handlers&(1<<id) == 0 || id > MaxAMID {
+		return p.refuse(name, ErrNoHandler, "id %d: the peer has %s", id, handlerList(p.conn.handlers))
 	}
 	if len(hdr) > MaxHeader {
 		return p.refuse(name, ErrTooLong, "header of %d bytes: at most %d", len(hdr), MaxHeader)

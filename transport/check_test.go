@@ -45,8 +45,10 @@ func TestChecksFindBrokenInvariants(t *testing.T) {
 			req := &Pending{}
 			p.sending.pending.list.PushBack(&req.link, req)
 		},
-		"a credit that nobody counts":        func(p *peerState) { p.credits.Arrive() },
-		"a message that nobody paid for":     func(p *peerState) { p.receiving.messages[0].state = messageKept },
+		"a credit that nobody counts": func(p *peerState) { p.credits.Arrive() },
+		"a message without a credit": func(p *peerState) {
+			p.receiving.messages[0].state = messageKept
+		},
 		"a credit given for a posted buffer": func(p *peerState) { p.credits.Free(1) },
 		"a kept buffer to be posted": func(p *peerState) {
 			p.credits.Arrive()

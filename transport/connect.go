@@ -25,7 +25,7 @@ func (e *Endpoint) Connect(peer Card) error {
 		}
 		return p.refuse("connect", err, "")
 	}
-	p.conn.card, p.conn.maxAM = peer, peer.BufferSize
+	p.conn.maxAM, p.conn.handlers, p.conn.flush = peer.BufferSize, peer.Handlers, peer.Flush
 	p.credits.Connect(peer.AMBuffers)
 	p.ending.move(stageOpen)
 	for slot := range p.receiving.messages {

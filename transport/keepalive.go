@@ -39,7 +39,7 @@ func (w *Worker) keepAlive() {
 func (p *peerState) probe() {
 	wr := p.w.templates.get[:]
 	wr[0].ID, wr[0].Flags = p.sendID(), verbs.SendSignaled
-	wr[0].Local, wr[0].Remote = p.mem.scratch(8), p.conn.card.Flush.Slice(0, 8)
+	wr[0].Local, wr[0].Remote = p.mem.scratch(8), p.conn.flush.Slice(0, 8)
 	if _, err := p.conn.qp.PostSend(wr...); err != nil {
 		if !verbs.IsTransient(err) {
 			p.failQP(err)
