@@ -24,7 +24,7 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 	case kindMessage:
 		n = q.send.messageCompleted(rl, wc)
 	case kindRecv:
-		r := q.recv.completed(rl, wc)
+		r := q.recv.completed(&q.send.rails, rl, wc)
 		if known = r != nil; known && r.status != verbs.StatusSuccess {
 			q.recvEnded(rl, wc, r)
 		}

@@ -50,11 +50,13 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	}
 	rl.recvs--
 	if wc.Status != verbs.StatusSuccess {
+		rl.inbox.Fail(c)
 		q.recvError(rl, wc, recvDirection(q.ownRecvPart(), nil))
 		return true
 	}
 	q.recv.creditUsed(rl)
 	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
+		rl.inbox.Fail(c)
 		q.violation(rl, fmt.Errorf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
 		return true
 	}

@@ -168,8 +168,13 @@ func (l *line) forgetFlush() {
 
 // check panics where the invariant does not hold.
 func (l *line) check() {
-	must(l.err != nil || l.failedReq == 0, "line: request %d failed without an error", l.failedReq)
-	must(l.failedReq == 0 || l.stopAt <= l.failedReq, "line: stopped at %d behind the failed request %d",
-		l.stopAt, l.failedReq)
-	must(!l.closed || l.dead, "line: closed and not dead")
+	if l.err == nil && l.failedReq != 0 {
+		broken("line: request %d failed without an error", l.failedReq)
+	}
+	if l.failedReq != 0 && l.stopAt > l.failedReq {
+		broken("line: stopped at %d behind the failed request %d", l.stopAt, l.failedReq)
+	}
+	if l.closed && !l.dead {
+		broken("line: closed and not dead")
+	}
 }

@@ -198,19 +198,24 @@ func (s *railSet) check() {
 	for _, r := range s.data {
 		free += r.limit - r.inUse
 	}
-	must(free == s.free, "railSet: %d slots are free, counted %d", free, s.free)
-	must(s.nextRail >= 0 && s.nextRail < len(s.data), "railSet: next rail %d of %d", s.nextRail, len(s.data))
+	if free != s.free {
+		broken("railSet: %d slots are free, counted %d", free, s.free)
+	}
+	if s.nextRail < 0 || s.nextRail >= len(s.data) {
+		broken("railSet: next rail %d of %d", s.nextRail, len(s.data))
+	}
 	for _, r := range s.all {
-		must(r.staged() >= 0 && r.staged() <= r.inUse && r.inUse <= r.slots,
-			"rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
-		must(r.recvs >= 0 && r.toRepost >= 0, "rail %d: %d receives, %d to repost", r.index(), r.recvs,
-			r.toRepost)
+		if r.staged() < 0 || r.staged() > r.inUse || r.inUse > r.slots {
+			broken("rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
+		}
+		if r.recvs < 0 || r.toRepost < 0 {
+			broken("rail %d: %d receives, %d to repost", r.index(), r.recvs, r.toRepost)
+		}
 	}
 }
 
-// must panics with what is wrong where ok is false. Only checks of invariants call it.
-func must(ok bool, format string, args ...any) {
-	if !ok {
-		panic("ibverbx: broken invariant: " + fmt.Sprintf(format, args...))
-	}
+// broken panics with the invariant that does not hold. Only checks of invariants call it. The
+// checks run on the hot path of builds that check: arguments are boxed only where they are needed.
+func broken(format string, args ...any) {
+	panic("ibverbx: broken invariant: " + fmt.Sprintf(format, args...))
 }

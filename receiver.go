@@ -204,13 +204,17 @@ func (s *receiver) notified(n dqplb.Notification) {
 // completed handles the completion of a receive of the user. It returns the receive, or nil if
 // there is none that the completion can be of. The receive has a status of its own where the
 // completion had none and the peer sent what it does not take.
-func (s *receiver) completed(rl *rail, wc *verbs.WC) *recvReq {
+func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
 		return nil
 	}
 	r := s.win.At(n)
-	if r.done {
+	carrier, posted := rails.finalRail, n < s.nextBare
+	if r.message {
+		carrier, posted = rails.sendRail, n < s.nextMessage
+	}
+	if r.done || !posted || rl != carrier {
 		return nil
 	}
 	rl.recvs--
@@ -284,18 +288,22 @@ func (s *receiver) abandon() {
 
 // check panics where the invariant does not hold.
 func (s *receiver) check(rails *railSet) {
-	must(s.win.Head <= min(s.nextMessage, s.nextBare) && max(s.nextMessage, s.nextBare) <= s.win.Tail,
-		"receiver: cursors %d, %d, %d, %d", s.win.Head, s.nextMessage, s.nextBare, s.win.Tail)
+	if min(s.nextMessage, s.nextBare) < s.win.Head || max(s.nextMessage, s.nextBare) > s.win.Tail {
+		broken("receiver: cursors %d, %d, %d, %d", s.win.Head, s.nextMessage, s.nextBare, s.win.Tail)
+	}
 	sum := 0
 	for _, rl := range rails.data {
 		sum += rl.toRepost
 	}
-	must(sum == s.toRepost, "receiver: %d credits to repost, counted %d", sum, s.toRepost)
+	if sum != s.toRepost {
+		broken("receiver: %d credits to repost, counted %d", sum, s.toRepost)
+	}
 	if s.bank.Len() == 0 || s.win.Tail-s.nextBare > checkedRequests {
 		return
 	}
 	for n := s.nextBare; n != s.win.Tail; n++ {
-		must(s.win.At(n).message, "receiver: receive %d waits beside %d banked notifications", n,
-			s.bank.Len())
+		if !s.win.At(n).message {
+			broken("receiver: receive %d waits beside %d banked notifications", n, s.bank.Len())
+		}
 	}
 }

@@ -335,12 +335,15 @@ func (s *sender) abandon() (flushed uint64) {
 
 // check panics where the invariant does not hold.
 func (s *sender) check() {
-	must(s.win.Head <= s.finalsPosted && s.finalsPosted <= s.dataDone && s.dataDone <= s.next &&
-		s.next <= s.win.Tail, "sender: cursors %d, %d, %d, %d, %d", s.win.Head, s.finalsPosted, s.dataDone,
-		s.next, s.win.Tail)
+	if s.win.Head > s.finalsPosted || s.finalsPosted > s.dataDone || s.dataDone > s.next ||
+		s.next > s.win.Tail {
+		broken("sender: cursors %d, %d, %d, %d, %d", s.win.Head, s.finalsPosted, s.dataDone, s.next,
+			s.win.Tail)
+	}
 	for _, rl := range s.rails.all {
-		must(rl.staged() == 0 || rl.listed, "sender: rail %d has %d staged and is not listed", rl.index(),
-			rl.staged())
+		if rl.staged() != 0 && !rl.listed {
+			broken("sender: rail %d has %d staged and is not listed", rl.index(), rl.staged())
+		}
 	}
 	if s.win.Len() > checkedRequests {
 		return
@@ -348,12 +351,16 @@ func (s *sender) check() {
 	finals := 0
 	for n := s.win.Head; n != s.win.Tail; n++ {
 		r := s.win.At(n)
-		must(r.offset <= r.length, "sender: request %d: %d of %d bytes handed out", n, r.offset, r.length)
+		if r.offset > r.length {
+			broken("sender: request %d: %d of %d bytes handed out", n, r.offset, r.length)
+		}
 		if r.final != finalNone {
 			finals++
 		}
 	}
-	must(finals == s.finals, "sender: %d requests with a final message, counted %d", finals, s.finals)
+	if finals != s.finals {
+		broken("sender: %d requests with a final message, counted %d", finals, s.finals)
+	}
 }
 
 // checkedRequests is up to how many live requests a check looks at each: it runs after every call.

@@ -7,7 +7,7 @@ package dqplb
 // Each receive that the rail keeps posted, a credit, has a count: 0, 1, 2, ...
 //
 // Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival
-// on credit c, for next < c <= next+mask; the slot of next itself is free.
+// on credit c, for next <= c <= next+mask; the slot of next itself is free, or its credit has failed.
 type Inbox struct {
 	next  uint64
 	slots []credit
@@ -22,6 +22,7 @@ type Inbox struct {
 type credit struct {
 	imm, bytes uint32
 	taken      bool
+	failed     bool // nothing arrived on it, nor will on later ones: the queue pair is in ERR
 }
 
 // NewInbox makes an inbox for a rail that has up to credits receives posted.
@@ -54,10 +55,13 @@ func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
 	return true
 }
 
+// Fail handles the failure of credit c, which Resolve has found.
+func (b *Inbox) Fail(c uint64) { b.slots[c&b.mask] = credit{taken: true, failed: true} }
+
 // Pop returns the next message of the rail if it came ahead of its turn.
 func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
 	slot := &b.slots[b.next&b.mask]
-	if !slot.taken {
+	if !slot.taken || slot.failed {
 		return 0, 0, false
 	}
 	slot.taken = false

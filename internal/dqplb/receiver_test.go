@@ -198,5 +198,15 @@ func TestInboxKeepsTheOrderOfCredits(t *testing.T) {
 		if _, ok := box.Resolve(posted&mask, mask, posted); ok {
 			t.Error("a credit that was not posted resolves")
 		}
+		box.Fail(posted)
+		if _, ok := box.Resolve(posted&mask, mask, posted+2); ok {
+			t.Error("a credit that has failed resolves")
+		}
+		if box.Put(posted+1, 0, 0) {
+			t.Error("a message behind a credit that has failed is in order")
+		}
+		if _, _, ok := box.Pop(); ok {
+			t.Error("a credit that has failed brings a message")
+		}
 	}
 }
