@@ -45,7 +45,7 @@ func TestChecksFindBrokenInvariants(t *testing.T) {
 			req := &Pending{}
 			p.sending.pending.list.PushBack(&req.link, req)
 		},
-		"a credit that nobody counts": func(p *peerState) { p.credits.Arrive() },
+		"a credit that is not counted": func(p *peerState) { p.credits.Arrive() },
 		"a message without a credit": func(p *peerState) {
 			p.receiving.messages[0].state = messageKept
 		},

@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// request is a pending request whose function is told apart by a name.
+// request is a pending request whose function needs only the view from the head of the queue.
 func request(f func(head *transport.Endpoint) transport.Outcome) *transport.Pending {
 	return &transport.Pending{Func: func(_ *transport.Pending,
 		head *transport.Endpoint) transport.Outcome {

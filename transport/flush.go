@@ -33,7 +33,7 @@ const (
 	// FlushLocal waits until every earlier operation has completed: sources can be reused, and the
 	// data of gets is there.
 	FlushLocal FlushKind = iota
-	// FlushRemote waits besides until every earlier put and atomic is in the peer's memory, visible
+	// FlushRemote also waits until every earlier put and atomic is in the peer's memory, visible
 	// to its processor: a read on every queue pair has followed them (IBTA o9-20).
 	FlushRemote
 )
