@@ -31,7 +31,9 @@ func FuzzBusinessCard(f *testing.F) {
 	for _, s := range []string{
 		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`,
 		`{"qpNums":["17","18"],"notifyQpNum":"19","scheme":"dqplb","mtu":4096,"credits":256,"rawImm":true,` +
-			`"rails":[{"device":0,"gid":"fd00::1:0","psn":5},{"device":1,"gid":"::ffff:1.2.3.4","psn":16777215},{"device":63,"gid":"::1","lid":9,"psn":0}]}`,
+			`"rails":[{"device":0,"gid":"fd00::1:0","psn":5},` +
+			`{"device":1,"gid":"::ffff:1.2.3.4","psn":16777215},` +
+			`{"device":63,"gid":"::1","lid":9,"psn":0}]}`,
 		`{"qpNums":["1","1"],"scheme":"spray","mtu":256}`,
 		`{"qpNums":["99999999999"]}`, `null`, `{"rails":[{}],"qpNums":["1"]}`,
 		`{"qpNums":["1"],"credits":-1}`, `[[[`, `{"QPNUMS":["1"]}`,
@@ -120,8 +122,8 @@ func FuzzParseScheme(f *testing.F) {
 	})
 }
 
-// alter overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys of
-// one rail.
+// alter overwrites parts of a card: keys of the document, and with "rail0", "rail1" and so on keys
+// of one rail.
 func alter(t *testing.T, card ibverbx.BusinessCard, with string) ([]byte, bool) {
 	t.Helper()
 	type object = map[string]json.RawMessage
@@ -241,11 +243,11 @@ func (l *alteredPair) poll(t *testing.T) {
 			}
 			for _, wc := range wcs[:n] {
 				direction := int(wc.ID / alteredRecv)
-				if wc.ID%alteredRecv != l.done[i][direction] || l.done[i][direction] >= l.posted[i][direction] {
-					t.Fatalf("end %d reports %+v in place of number %d of %d", i, wc, l.done[i][direction],
-						l.posted[i][direction])
+				done, posted := &l.done[i][direction], l.posted[i][direction]
+				if wc.ID%alteredRecv != *done || *done >= posted {
+					t.Fatalf("end %d reports %+v in place of number %d of %d", i, wc, *done, posted)
 				}
-				l.done[i][direction]++
+				*done++
 				l.failed = l.failed || wc.Status != verbs.StatusSuccess
 			}
 		}
@@ -268,9 +270,9 @@ func (l *alteredPair) run(t *testing.T) bool {
 	return l.done == l.posted
 }
 
-// FuzzConnect connects one end with an altered card. Either Connect refuses it and changes nothing, so
-// that the original card connects and all traffic succeeds; or Connect accepts it, and then every
-// request is reported once and nothing stays open, whether the traffic succeeds or not.
+// FuzzConnect connects one end with an altered card. Either Connect refuses it and changes nothing,
+// so that the original card connects and all traffic succeeds; or Connect accepts it, and then
+// every request is reported once and nothing stays open, whether the traffic succeeds or not.
 func FuzzConnect(f *testing.F) {
 	for _, s := range []string{
 		`{}`,

@@ -31,7 +31,8 @@ func TestBusinessCardWireForm(t *testing.T) {
 				Rails:  []ibverbx.RailCard{{Device: 3, GID: gid, PSN: 9}, {LID: 4}},
 			},
 			`{"qpNums":["0000000017"],"notifyQpNum":"0000000018","scheme":"dqplb","mtu":1024,` +
-				`"rails":[{"device":3,"gid":"::ffff:10.0.0.1","psn":9},{"device":0,"gid":"::","lid":4,"psn":0}],"credits":256,"rawImm":true}`,
+				`"rails":[{"device":3,"gid":"::ffff:10.0.0.1","psn":9},` +
+				`{"device":0,"gid":"::","lid":4,"psn":0}],"credits":256,"rawImm":true}`,
 		},
 	} {
 		data, err := json.Marshal(c.card)
@@ -49,7 +50,8 @@ func TestBusinessCardIgnoresWhatItDoesNotKnow(t *testing.T) {
 	for _, s := range []string{
 		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000"}`,
 		`{"qpNums":["17","18"]}`,
-		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000","ports":[1,2],"host":{"name":"x"},"version":null}`,
+		`{"qpNums":["0000000017","0000000018"],"notifyQpNum":"0000000000","ports":[1,2],` +
+			`"host":{"name":"x"},"version":null}`,
 	} {
 		var card ibverbx.BusinessCard
 		if err := json.Unmarshal([]byte(s), &card); err != nil {

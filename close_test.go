@@ -181,8 +181,8 @@ func executing(fabric *soft.Fabric) <-chan struct{} {
 	return begun
 }
 
-// A single queue pair tracks nothing, so Close waits for the NIC's flushed completions, also behind a
-// long copy.
+// A single queue pair tracks nothing, so Close waits for the NIC's flushed completions, also behind
+// a long copy.
 func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	const size = 8 << 20
 	for range 5 {
@@ -209,9 +209,9 @@ func TestCloseOfASingleQPLosesNothing(t *testing.T) {
 	}
 }
 
-// The outstanding requests of a single queue pair cannot be counted when requests are unsignaled, or
-// when the queue pair signals all of them. Close still waits for all that can complete, and not where
-// nothing can.
+// The outstanding requests of a single queue pair cannot be counted when requests are unsignaled,
+// or when the queue pair signals all of them. Close still waits for all that can complete, and not
+// where nothing can.
 func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 	const size = 4 << 20
 	for _, all := range []bool{false, true} {

@@ -88,7 +88,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	write := ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		Remote: target.Remote().At(0),
 		Local:  ibverbx.Segment{Addr: regions[0].Addr(), Length: 350, Keys: ibverbx.NewKeys(keys)}}
-	// Device 1 is stalled, with it all but the first virtual queue pair; then the completions of one
+	// Device 1 stalls, and so do all virtual queue pairs but the first. Then the completions of one
 	// more queue pair overrun its CQ.
 	stall := fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: dev[1], Count: -1})
 	for _, q := range vqps {

@@ -18,8 +18,9 @@ func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	}
 }
 
-// Completions of one rail that arrive out of order are put back into the order of the receives, which
-// is the order of sending: only there can the user's immediate be distinguished from a number.
+// Completions of one rail that arrive out of order are put back into the order of the receives,
+// which is the order of sending: only there can the user's immediate be distinguished from a
+// number.
 func TestCreditsOutOfOrderOnOneRail(t *testing.T) {
 	inOrder := []uint32{
 		dqplb.Swap(0 | dqplb.Last),

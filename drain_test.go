@@ -91,7 +91,8 @@ func (e *end) fill(tb testing.TB, sends, recvs int) {
 }
 
 // Every accepted send completes with its own status, in order; receives that no message has matched
-// are flushed; then the memory is free, and after a reset the virtual queue pair works again. Twice.
+// are flushed; then the memory is free, and after a reset the virtual queue pair works again.
+// Twice.
 func TestDrain(t *testing.T) {
 	for _, delay := range []time.Duration{0, 2 * time.Millisecond} { // with a delay Drain must sleep
 		eachMode(t, 1000, func(t *testing.T, l *link) {
@@ -142,8 +143,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// With an ended context each call of Drain is one step. The fabric makes progress in between, and no
-// completion is lost.
+// With an ended context each call of Drain is one step. The fabric makes progress in between, and
+// no completion is lost.
 func TestDrainInSteps(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
@@ -347,8 +348,8 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 	})
 }
 
-// Nothing is posted on queue pairs in ERR, since a NIC may refuse that permanently. Waiting requests
-// are flushed.
+// Nothing is posted on queue pairs in ERR, since a NIC may refuse that permanently. Waiting
+// requests are flushed.
 func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
 		func(t *testing.T, l *link) {

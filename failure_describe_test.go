@@ -38,7 +38,7 @@ func (r *recorded) allPosts(n uint64) (data, rest []posted) {
 	return data, rest
 }
 
-// failing lets one work request fail and returns the story.
+// failing completes one work request with an error, and returns the failure.
 func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 	t.Helper()
 	device := verbs.DeviceID(0)
@@ -56,9 +56,9 @@ func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 	return fe
 }
 
-// Whichever work request of a request fails, the story names that one: its place and its range.
-// Every fragment, marker, immediate and notification of many shapes of requests fails once.
-func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
+// The failure describes the work request that failed, by its position and its range. Every
+// fragment, marker, immediate and notification of requests of many shapes fails once.
+func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 	const base, remote = 1 << 40, 1 << 41
 	keys := hugeKeys(1)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -80,9 +80,9 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 		scheme Scheme
 		op     verbs.Opcode
 		memory func(int) (Segment, []Segment)
-		widths []int  // pieces a rail takes, where less than the null NIC's
+		widths []int  // pieces that a rail accepts, where fewer than the null NIC
 		start  uint32 // DQPLB number
-		ahead  bool   // plain writes go ahead, so that there are markers
+		ahead  bool   // plain writes go first, so that there are markers
 	}{
 		{"write", DQPLB, verbs.OpRDMAWrite, plain, nil, 0, false},
 		{"read", Spray, verbs.OpRDMARead, plain, nil, 0, true},
@@ -139,7 +139,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					if i >= len(data) && c.scheme == Spray {
 						finishData(t, r)
 					}
-					// Rails and numbers are dealt out the same way every time.
+					// Rails and numbers are assigned the same way every time.
 					p := append(slices.Clone(data), rest...)[i]
 					for at, rl := range r.send.rails.all {
 						if at == wridRail(p.ID) {
@@ -171,7 +171,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 					}
 					if fe.LocalAddr != p.SGL[0].Addr || fe.RemoteAddr != p.RemoteAddr ||
 						fe.Length != p.Bytes() || fe.Scattered != (len(p.SGL) > 1) {
-						t.Fatalf("fragment %d of %d is %+v\nthe story: %+v", i, len(data), p, fe)
+						t.Fatalf("fragment %d of %d is %+v\nthe failure: %+v", i, len(data), p, fe)
 					}
 				}
 			}
@@ -190,7 +190,7 @@ func TestTheStoryIsOfTheWorkRequestThatFailed(t *testing.T) {
 	}
 }
 
-// finishData polls until the notification is out, and leaves that outstanding.
+// finishData polls until the notification is posted, and leaves it outstanding.
 func finishData(t *testing.T, r *recorded) {
 	t.Helper()
 	for i := 0; len(r.notify.posts) == 0; i++ {
@@ -204,7 +204,8 @@ func finishData(t *testing.T, r *recorded) {
 	}
 }
 
-// A request may be given more numbers than there are, and more fragments than an id tells apart.
+// A request may use more numbers than exist, and more fragments than a work-request ID
+// distinguishes.
 func TestPositionsBeyondTheIDs(t *testing.T) {
 	const limit, ahead = 10, 3*dqplb.Mod + 99
 	r := &sendReq{firstNum: dqplb.Mod - 3, fragments: ahead + 1, length: ahead*limit + 1, markers: 2}
@@ -234,8 +235,8 @@ func TestPositionsBeyondTheIDs(t *testing.T) {
 	}
 }
 
-// Completions that a NIC invents must not lead the story astray.
-func TestInventedPositions(t *testing.T) {
+// A completion with an impossible position yields a description of the whole request.
+func TestImpossiblePosition(t *testing.T) {
 	for _, scattered := range []bool{false, true} {
 		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
 		wr := rawWrite(1, 250)
@@ -255,7 +256,7 @@ func TestInventedPositions(t *testing.T) {
 	}
 }
 
-// Error texts, whole: they are what people read.
+// The whole text of each error: users read it.
 func TestFailedErrorText(t *testing.T) {
 	on := func(f FailedError) *FailedError {
 		f.QPNum, f.Rail, f.Device, f.RailQPNum = 1, 1, "mlx5_1", 18
@@ -288,7 +289,8 @@ func TestFailedErrorText(t *testing.T) {
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: 4,
 			LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 900, WholeRange: true,
 			Err: verbs.StatusLocProtErr}),
-			"virtual qp 1: RDMA_WRITE id 7, fragment 5 (the request: 900 bytes from 0x1000 to remote 0x2000)" + at + status(verbs.StatusLocProtErr) + advice(verbs.StatusLocProtErr)},
+			"virtual qp 1: RDMA_WRITE id 7, fragment 5 (the request: 900 bytes from 0x1000 to remote " +
+				"0x2000)" + at + status(verbs.StatusLocProtErr) + advice(verbs.StatusLocProtErr)},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMAWrite, Part: PartFragment, Fragment: -1,
 			Fragments: 9, RemoteAddr: 0x2000, Length: 90, VendorErr: 0x81,
 			Err: verbs.StatusLocQPOpErr}),
@@ -338,18 +340,18 @@ func TestFailedErrorText(t *testing.T) {
 			"virtual qp 1: something else"},
 	} {
 		if got := c.f.Error(); got != c.want {
-			t.Errorf("it says\n%s\nwant\n%s", got, c.want)
+			t.Errorf("the error is\n%s\nwant\n%s", got, c.want)
 		}
 	}
 }
 
-// A failed marker carried no data: it has no position among the fragments, and the story says what
-// it was.
+// A failed marker carried no data, so it has no position among the fragments, and the failure says
+// that it was a marker.
 func TestFailedMarkerIsNoFragment(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
 	note := rawWrite(3, 8)
 	note.Opcode = verbs.OpRDMAWriteWithImm
-	// both rails carry plain data, so one gets a marker
+	// both rails carry plain data, so one needs a marker
 	if _, err := r.PostSend(rawWrite(1, 200), note); err != nil {
 		t.Fatal(err)
 	}
@@ -374,9 +376,9 @@ func TestFailedMarkerIsNoFragment(t *testing.T) {
 	}
 }
 
-// A single queue pair tracks nothing, so it cannot know the opcode of what failed, nor whether it
-// was a receive. It must not claim to.
-func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
+// A single queue pair tracks nothing, so it knows neither the opcode of what failed nor whether it
+// was a receive. The failure claims neither.
+func TestFailureOfASingleQPClaimsNoOpcode(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
 		t.Fatal(err)
@@ -398,7 +400,7 @@ func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// too short for what comes
+	// too short for the message
 	if _, err := b.PostRecv(RecvWR{ID: 9, Local: region.Slice(0, 4)}); err != nil {
 		t.Fatal(err)
 	}
@@ -415,7 +417,7 @@ func TestSingleQPDoesNotInventTheFailedOpcode(t *testing.T) {
 	}
 	for _, q := range []*VirtualQP{a, b} {
 		if strings.Contains(q.Err().Error(), "RDMA_WRITE") {
-			t.Errorf("nobody wrote: %v", q.Err())
+			t.Errorf("there was no write: %v", q.Err())
 		}
 	}
 	if err := errors.Join(a.Close(), b.Close(), region.Close(), fabric.Close()); err != nil {

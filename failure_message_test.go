@@ -184,7 +184,8 @@ func TestFailureMessages(t *testing.T) {
 					device = failed.nics[0].Name() // the notify QP is on the first NIC
 				}
 				want := fmt.Sprintf("virtual qp %d: %s: rail %d (%s qp %d): %s%s: %s", failed.Num(), what,
-					fe.Rail, device, failed.railQP[fe.Rail], c.status.Error(), c.vendorText, c.status.Advice())
+					fe.Rail, device, failed.railQP[fe.Rail], c.status.Error(), c.vendorText,
+					c.status.Advice())
 				if got := fe.Error(); got != want {
 					t.Errorf("the message is\n%s\nwant\n%s", got, want)
 				}

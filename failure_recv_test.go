@@ -10,9 +10,9 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The queue pair that fails flushes its receives too. Neither that nor a rail that is slower may
-// hide the cause: requests before the failed one end well, the failed one has the error's status,
-// the later ones are flushed.
+// A queue pair that fails also flushes its receives. Neither that nor a slower rail hides the
+// cause: requests before the failed one succeed, the failed one has the error's status, later ones
+// are flushed.
 func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
 		func(t *testing.T, l *link) {
@@ -26,13 +26,13 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 			for id := range 2 * bad * uint64(l.a.DataRails()) {
 				wr := l.a.write(verbs.OpRDMAWrite, id, 0, 10)
 				if id == bad*uint64(l.a.DataRails()) {
-					// round robin brings it to rail 0, on the first NIC
+					// round robin assigns it to rail 0, on the first NIC
 					wr = l.a.write(verbs.OpRDMAWrite, id, bad*1000, 10)
 				}
 				l.a.send(t, wr)
 			}
-			// Rail 0 runs to its end first, completions and flushed receives; the others have not
-			// even begun.
+			// Rail 0 finishes first, completions and flushed receives, before the others execute
+			// anything.
 			for l.do(func(a soft.Action) bool {
 				return a.Device == l.a.nics[0].ID() &&
 					a.QPNum == l.a.railQP[0]
@@ -61,9 +61,9 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 		})
 }
 
-// A receiver learns that a queue pair under it has failed, in Spray too, where data rails carry no
-// receives of the user.
-func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
+// A receiver detects that one of its queue pairs has failed, also in Spray, where data rails carry
+// no user receives.
+func TestReceiverDetectsARemoteAccessError(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
 		keys := map[verbs.DeviceID]uint32{}
@@ -81,8 +81,8 @@ func TestReceiverLearnsOfARemoteAccessError(t *testing.T) {
 	})
 }
 
-// The receive that watches a rail of Spray is posted again when the NIC refuses it for now.
-func TestWatchSurvivesARefusal(t *testing.T) {
+// The receive that watches a rail in Spray is posted again after a transient refusal.
+func TestRefusedWatchIsPostedAgain(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{Scheme: ibverbx.Spray, QPsPerDevice: 3}})
 	if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
 		t.Fatal(err)
@@ -107,9 +107,9 @@ func TestWatchSurvivesARefusal(t *testing.T) {
 	}
 }
 
-// A rail whose receives were flushed while a send of it was outstanding waits for that send to tell
-// the cause. When the send ends well, the flush itself is the failure.
-func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
+// When a rail's receives are flushed while it has a send outstanding, that send's completion
+// decides the cause. If the send succeeds, the flush itself is the failure.
+func TestFlushedReceivesAreTheFailureWhenTheSendSucceeds(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8)) // on rail 0
 	flushed := verbs.WC{ID: 5 << 60, Status: verbs.StatusWRFlushErr, QPNum: l.a.railQP[0]}
@@ -121,12 +121,12 @@ func TestFlushBehindASendThatEndsWellIsNoticed(t *testing.T) {
 		t.Fatal(fmtWCs(got))
 	}
 	if err := l.a.Err(); !errors.Is(err, verbs.StatusWRFlushErr) {
-		t.Fatalf("the flush went unnoticed: %v", err)
+		t.Fatalf("the flush is no failure: %v", err)
 	}
 }
 
-// A send that is staged, but of which no NIC has taken anything, is flushed at once when the
-// receive direction fails: no completion of it would ever come.
+// A send that is staged and not posted is flushed at once when the receive direction fails: no
+// completion of it would ever arrive.
 func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Err: verbs.ErrNoMemory,
@@ -142,13 +142,13 @@ func TestStagedSendIsFlushedAtOnceWithTheReceives(t *testing.T) {
 	}
 }
 
-// A virtual queue pair learns that a queue pair under it has failed from what it has outstanding
-// there. Where it keeps no receive of its own, a receive of the user tells.
-func TestWhichFailuresAreNoticed(t *testing.T) {
+// A virtual queue pair detects the failure of one of its queue pairs by what it has outstanding
+// there. Where it keeps no receive of its own, it takes a receive of the user.
+func TestWhichFailuresAreDetected(t *testing.T) {
 	for _, c := range []struct {
 		scheme  ibverbx.Scheme
 		rail    int // 2 is the notify QP
-		notices bool
+		detects bool
 	}{
 		{ibverbx.DQPLB, 0, true}, {ibverbx.DQPLB, 1, true}, {ibverbx.DQPLB, 2, false},
 		{ibverbx.Spray, 0, false}, {ibverbx.Spray, 1, true}, {ibverbx.Spray, 2, false},
@@ -199,10 +199,10 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 				}
 			}
 		}
-		if poll(); (ends[1].Err() != nil) != c.notices {
+		if poll(); (ends[1].Err() != nil) != c.detects {
 			t.Errorf("%v rail %d: %v", c.scheme, c.rail, ends[1].Err())
 		}
-		if !c.notices {
+		if !c.detects {
 			wr := ibverbx.RecvWR{ID: 1}
 			if c.scheme == ibverbx.DQPLB || c.rail == 0 {
 				wr.Local = ibverbx.Segment{Addr: mr.Addr(), Length: 8,
@@ -212,7 +212,7 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 				t.Fatal(err)
 			}
 			if poll(); ends[1].Err() == nil {
-				t.Errorf("%v rail %d: a receive did not tell", c.scheme, c.rail)
+				t.Errorf("%v rail %d: not detected by a receive", c.scheme, c.rail)
 			}
 		}
 		if err := errors.Join(ends[0].CQ().Close(), ends[1].CQ().Close(), mr.Close(), pd.Close(),
@@ -222,15 +222,15 @@ func TestWhichFailuresAreNoticed(t *testing.T) {
 	}
 }
 
-// A refused credit ends the virtual queue pair. The credits of the other rails are not offered to
-// queue pairs that are in ERR by then.
-func TestNoCreditsAfterARefusalForGood(t *testing.T) {
+// A permanently refused credit ends the virtual queue pair. Credits are not posted on the other
+// rails, which are in ERR by then.
+func TestNoCreditsAfterAPermanentRefusal(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, MaxMsgSize: 8, Credits: 2}})
 	l.a.expectRecv(t, 1)
 	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 24)) // uses up a credit of each rail
 	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 &&
 		time.Now().Before(deadline); {
-		l.b.pump(t) // a takes nothing in yet
+		l.b.pump(t) // a does not poll yet
 	}
 	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
 		Err: verbs.ErrNotSupported})
@@ -240,8 +240,8 @@ func TestNoCreditsAfterARefusalForGood(t *testing.T) {
 	}
 }
 
-// A receive that the NIC refuses for good ends the virtual queue pair, but what the NIC had
-// accepted before stays the NIC's until it has been flushed: the region cannot be closed under it.
+// A receive that the NIC refuses permanently ends the virtual queue pair. Receives that the NIC had
+// accepted belong to it until they are flushed: their region cannot be closed before.
 func TestRefusedReceiveLeavesAcceptedOnesToTheNIC(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	mr, err := l.b.dom.Register(make([]byte, 4096), verbs.AccessAll)

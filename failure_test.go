@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// multiModes are the modes with several queue pairs.
+// multiModes runs a test in every mode with several queue pairs.
 func multiModes(t *testing.T, cfg linkConfig, test func(t *testing.T, l *link)) {
 	for _, m := range modes {
 		if m.qps*m.nics == 1 {
@@ -25,9 +25,9 @@ func multiModes(t *testing.T, cfg linkConfig, test func(t *testing.T, l *link)) 
 	}
 }
 
-// A failed fragment: the first error is kept and told in full, later requests are flushed in order,
-// posts are refused, and the peer is never notified. Error completions carry a wrong opcode, length
-// and immediate on purpose.
+// A fragment fails: the first error is kept and reported in full, later requests are flushed in
+// order, posts are refused, and the peer is never notified. Error completions carry a wrong opcode,
+// length and immediate on purpose.
 func TestFailedFragmentStopsTheLine(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		for id := range uint64(10) {
@@ -80,14 +80,14 @@ func TestFailedFragmentStopsTheLine(t *testing.T) {
 		if l.a.State() != verbs.StateErr {
 			t.Errorf("state %v", l.a.State())
 		}
-		// The receiver: notified of what came before the failure at most, in order, and with the
-		// data there.
+		// The receiver is notified only of requests before the failure, in order, after their
+		// data has arrived.
 		for range 100 {
 			l.b.pump(t)
 		}
 		for i, wc := range l.b.backlog {
 			if wc.Status != verbs.StatusSuccess {
-				break // its own queue pairs noticed that the peer is gone
+				break // its own queue pairs have failed, too
 			}
 			if wc.ID != uint64(i) || int(wc.Imm) >= failed {
 				t.Fatalf("receive %d: %+v although request %d failed", i, wc, failed)
@@ -98,8 +98,8 @@ func TestFailedFragmentStopsTheLine(t *testing.T) {
 	})
 }
 
-// A wrong key at the peer, and nothing but the completion's status says so.
-func TestRemoteAccessErrorReachesTheRightRequest(t *testing.T) {
+// A wrong remote key fails the request that uses it, as the completion's status says.
+func TestRemoteAccessErrorFailsTheRequestThatCausedIt(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		good := l.a.write(verbs.OpRDMAWrite, 1, 0, 20000)
 		bad := l.a.write(verbs.OpRDMARead, 2, 0, 20000)
@@ -120,7 +120,7 @@ func TestRemoteAccessErrorReachesTheRightRequest(t *testing.T) {
 	})
 }
 
-// A fragment in flight keeps the buffer even after another fragment failed (promise 3).
+// A fragment in flight holds the buffer even after another fragment has failed (promise 3).
 func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
 		fabric: soft.Config{Stepped: true}})
@@ -137,7 +137,7 @@ func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
 	if l.a.Err() == nil {
 		t.Fatal("the failure is not visible")
 	}
-	// The mr cannot be closed under it either.
+	// The memory region cannot be closed before.
 	if err := l.a.mr.Close(); !errors.Is(err, verbs.ErrBusy) {
 		t.Fatalf("closing a region in use: %v", err)
 	}
@@ -150,8 +150,7 @@ func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
 	}
 }
 
-// A post that the NIC refuses for now is tried again; nothing is lost or reordered, no number is
-// skipped.
+// A transiently refused post is retried: nothing is lost or reordered, and no number is skipped.
 func TestTransientRefusalsAreRetried(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 100}}, func(t *testing.T, l *link) {
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
@@ -182,15 +181,14 @@ func TestTransientRefusalsAreRetried(t *testing.T) {
 	})
 }
 
-// A NIC that is taken away: what was on it ends with an error, nothing hangs, and the other end
-// learns of it too.
+// A NIC disappears: its requests complete with an error, and nothing hangs.
 func TestNICGone(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000,
 		Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
 		l.a.nics[0].Kill()
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 20000))
-		// accepted or refused, as it may be
+		// may be accepted or refused
 		_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 20000))
 		wc := l.a.wait(t, 1)[0]
 		if wc.ID != 1 || wc.Status == verbs.StatusSuccess || l.a.Err() == nil {
@@ -203,8 +201,8 @@ func TestNICGone(t *testing.T) {
 	})
 }
 
-// Another virtual queue pair on the same CQ does not notice a failure, and what was collected with
-// it is delivered.
+// A failure does not affect other virtual queue pairs of the CQ, and completions of theirs that
+// were polled together with it are reported.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	var as, bs []*ibverbx.VirtualQP
@@ -253,19 +251,20 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	_ = bs
 }
 
-// What stopped the line is within reach of errors.Is and errors.As on every refused post.
+// Every post that is refused after a failure wraps the failure, for errors.Is and errors.As.
 func TestRefusalAfterAFailureNamesTheCause(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend, Status: verbs.StatusRemOpErr})
 		for id := range uint64(8) {
-			_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWrite, id, 0, 10)) // refused from the failure on
+			_, _ = l.a.PostSend(l.a.write(verbs.OpRDMAWrite, id, 0, 10)) // refused once it has failed
 		}
 		for l.a.Err() == nil {
 			l.a.pump(t)
 		}
 		var fe *ibverbx.FailedError
 		_, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 10))
-		if !errors.Is(err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) || !errors.As(err, &fe) {
+		if !errors.Is(err, ibverbx.ErrFailed) || !errors.Is(err, verbs.StatusRemOpErr) ||
+			!errors.As(err, &fe) {
 			t.Error(err)
 		}
 		if l.a.DataRails() == 1 {

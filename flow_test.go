@@ -8,7 +8,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// 100,000 requests posted at once on shallow queues complete in order, one for one.
+// 100,000 requests posted at once on shallow queues complete in order, each once.
 func TestManyRequestsOnShallowQueuesCompleteInOrder(t *testing.T) {
 	total := 100_000
 	if testing.Short() {
@@ -62,8 +62,8 @@ func manyRequests(t *testing.T, l *link, op verbs.Opcode, total int) {
 	}
 }
 
-// Everything mixed in DQPLB: what is not numbered must neither stall the receiver nor eat its
-// credits.
+// All operations mixed. In DQPLB, messages without a number neither stall the receiver nor use up
+// its credits.
 func TestMixedOperationsNeverStallTheReceiver(t *testing.T) {
 	eachMode(t, 700, func(t *testing.T, l *link) {
 		if l.a.DataRails() == 1 {
@@ -140,9 +140,9 @@ func TestSenderAheadOfReceivesLosesNothing(t *testing.T) {
 	}
 }
 
-// Promise 4: whoever sees the notification sees every earlier write, plain ones on other rails
-// included.
-func TestNotificationMeansThatAllEarlierWritesAreThere(t *testing.T) {
+// Promise 4: when the receiver sees a notification, all earlier writes are in its memory, plain
+// ones on other rails included.
+func TestNotificationMeansThatAllEarlierWritesHaveArrived(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		for round := range 60 {
 			fillRandom(l.a.buf[:60000], uint64(round))

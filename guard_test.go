@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Builds with the race detector panic when a second goroutine comes while the first is inside. Here
-// nobody else is: the guard is taken by hand.
+// Builds with the race detector panic when a second goroutine enters while the first is inside. The
+// test itself plays the first.
 func TestConcurrentUsePanics(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{})
 	c := r.CQ()

@@ -88,7 +88,7 @@ func TestSegmentBinaryAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzSegmentBinary reads descriptions. What is taken is written as the same bytes; what is refused
+// FuzzSegmentBinary decodes segments. An accepted one encodes to the same bytes; a refused one
 // changes nothing.
 func FuzzSegmentBinary(f *testing.F) {
 	f.Add([]byte{})

@@ -22,10 +22,10 @@ func TestKeysCoverTheirRangeAndNoMore(t *testing.T) {
 		{1000, 100, 1100, 1, false},
 		{1000, 100, 1050, top, false},
 		{1000, 100, 1050, top - 1049, false}, // the sum is 0
-		{top - 9, 10, top - 9, 10, true},     // up to the very end
+		{top - 9, 10, top - 9, 10, true},     // up to the end
 		{top - 9, 10, top, 1, true},
 		{top - 9, 10, top, 2, false},
-		{top - 9, 10, 0, 1, false}, // round the end
+		{top - 9, 10, 0, 1, false}, // wraps
 		{top - 9, 10, top - 9, top, false},
 		{0, 0, 0, 0, true},
 		{0, 0, 0, 1, false},

@@ -12,7 +12,7 @@ import (
 const (
 	huge         = 5<<30 + 3
 	hugeFragment = 512 << 10
-	hugeLocal    = 1<<32 - 12345 // so that it crosses a multiple of 4 GiB on either side
+	hugeLocal    = 1<<32 - 12345 // crosses a multiple of 4 GiB on either side
 	hugeRemote   = 0x7fff_0000_0000 - 777
 )
 
@@ -67,8 +67,8 @@ func checkTiles(t *testing.T, r *recorded, op verbs.Opcode, pieces []Segment) {
 	}
 }
 
-// checkNumbers checks the immediates of a message of its own: every number once from 0 on, the last
-// one marked and followed, on its rail, by the user's immediate.
+// checkNumbers checks the immediates of a message: every number once from 0 on, the last one marked
+// and followed, on its rail, by the user's immediate.
 func checkNumbers(t *testing.T, r *recorded, imm uint32) {
 	t.Helper()
 	seen := make([]bool, huge/hugeFragment+1)
@@ -101,7 +101,7 @@ func checkNumbers(t *testing.T, r *recorded, imm uint32) {
 	}
 }
 
-// More than 4 GiB in one request: every length and address is 64 bits wide where it must be.
+// A request of more than 4 GiB: lengths and addresses are 64 bits wide wherever they must be.
 func TestMessageBeyond4GiB(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
 		for _, scheme := range []Scheme{DQPLB, Spray} {
@@ -155,7 +155,7 @@ func TestMessageBeyond4GiB(t *testing.T) {
 	}
 }
 
-// The receiver counts the bytes of such a message, too.
+// The receiver counts the bytes of a message of more than 4 GiB.
 func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
 	a := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
 	b := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
@@ -189,7 +189,7 @@ func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
 	}
 }
 
-// Beyond the range that a segment names, also where the sum of address and length wraps.
+// A request beyond its segment is refused, also where the sum of address and length wraps.
 func TestMessageBeyond4GiBIsCheckedAgainstItsBounds(t *testing.T) {
 	r := newRecorded(t, 2, 2, Config{})
 	local, remote := hugeKeys(100), hugeKeys(200)

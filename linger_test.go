@@ -11,15 +11,15 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A SEND that waits for a receive which never comes does not hold up the end of a virtual queue
-// pair that has failed behind it: it lingers for as long as it may, and is flushed. The request
-// that failed still tells why.
+// A SEND whose receive is never posted does not delay the end of a virtual queue pair on which a
+// later request has failed: the SEND lingers for Config.Linger, and then it is flushed. The failed
+// request still has its own status.
 func TestRequestsBeforeAFailureLinger(t *testing.T) {
 	const linger = 30 * time.Millisecond
 	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: linger, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
 		begin := time.Now()
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
-		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
 		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
 			7: 1})
 		l.a.send(t, bad)
@@ -40,11 +40,11 @@ func TestRequestsBeforeAFailureLinger(t *testing.T) {
 	})
 }
 
-// A negative Linger flushes at once, and Wait sleeps through none of it.
+// A negative Linger flushes at once, and Wait returns for it.
 func TestNoLinger(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: -1, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8))
-		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // a fragment of it goes another way than the SEND
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
 		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
 			7: 1})
 		l.a.send(t, bad)
@@ -60,8 +60,8 @@ func TestNoLinger(t *testing.T) {
 	})
 }
 
-// The rail that has failed refuses to take credits any more. Requests on the others linger all the
-// same, and come to their own end.
+// A failed rail refuses credits. Requests on the other rails still linger, and complete with their
+// own status.
 func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8,
 		Credits: 2}})

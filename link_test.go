@@ -19,11 +19,11 @@ import (
 // registered buffer on each end. Cards and memory descriptions go through JSON, as between two
 // processes.
 type link struct {
-	tb            testing.TB
-	fabric        *soft.Fabric
-	a, b          *end
-	closed        bool
-	hostileCredit uint64 // credits of b that a test has used up
+	tb              testing.TB
+	fabric          *soft.Fabric
+	a, b            *end
+	closed          bool
+	inventedCredits uint64 // credits of b that a test has completed itself
 }
 
 // end is one side of a link.
@@ -36,8 +36,8 @@ type end struct {
 	peer    ibverbx.RemoteMR // the other side's buffer
 	nics    []*soft.Device
 	other   *end
-	backlog []ibverbx.WC // polled, not yet asked for
-	railQP  []uint32     // physical numbers, the notify QP last if there is one
+	backlog []ibverbx.WC // polled, and not returned to the test yet
+	railQP  []uint32     // queue pair numbers of the rails, the notify QP last if there is one
 }
 
 // linkConfig shapes a link. The zero value is one NIC and one queue pair an end.
@@ -132,8 +132,8 @@ func (l *link) connect(edit func(*ibverbx.BusinessCard)) {
 	}
 }
 
-// close closes everything that a test has left open, and fails it when a NIC still knows an object
-// afterwards.
+// close closes everything that a test has left open, and fails the test if a NIC still has an
+// object afterwards.
 func (l *link) close() {
 	if l.closed {
 		return
@@ -203,7 +203,7 @@ func (e *end) expectRecv(tb testing.TB, id uint64) {
 	}
 }
 
-// poll moves what there is now into the end's backlog and returns all of it.
+// poll polls, and returns the whole backlog.
 func (e *end) poll(tb testing.TB) []ibverbx.WC {
 	tb.Helper()
 	e.pump(tb)
@@ -212,6 +212,7 @@ func (e *end) poll(tb testing.TB) []ibverbx.WC {
 	return got
 }
 
+// pump polls into the end's backlog.
 func (e *end) pump(tb testing.TB) {
 	tb.Helper()
 	var wcs [64]ibverbx.WC
@@ -227,7 +228,7 @@ func (e *end) pump(tb testing.TB) {
 	}
 }
 
-// wait returns the next n completions of an end, and keeps both ends going meanwhile.
+// wait returns the next n completions of an end, and polls both ends meanwhile.
 func (e *end) wait(tb testing.TB, n int) []ibverbx.WC {
 	tb.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -276,7 +277,7 @@ func mustEqual(tb testing.TB, what string, got, want []byte) {
 	}
 }
 
-// modes are the ways in which a virtual queue pair can work.
+// modes are the shapes of a virtual queue pair.
 var modes = []struct {
 	name   string
 	nics   int

@@ -10,8 +10,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A program may connect step by step, every queue pair and the notify QP at a time, with the card
-// filling in what differs.
+// A program may connect step by step: each Modify moves all rails and the notify QP, and the card
+// supplies what differs between them.
 func TestModifyStepByStep(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestModifyStepByStep(t *testing.T) {
 	}
 }
 
-// stepUp takes a virtual queue pair through INIT, RTR and RTS, and tries at each step what must be
+// stepUp takes a virtual queue pair through INIT, RTR and RTS, and checks at each step what is
 // refused.
 func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	t.Helper()
@@ -82,7 +82,7 @@ func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	}
 }
 
-// Moved to ERR by the program itself, a virtual queue pair flushes everything in order.
+// When the program moves it to ERR, a virtual queue pair flushes everything in order.
 func TestModifyToErrFlushes(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
 		func(t *testing.T, l *link) {
@@ -107,8 +107,8 @@ func TestModifyToErrFlushes(t *testing.T) {
 		})
 }
 
-// A program that polls the physical CQs itself says when one has died; what was outstanding on it
-// is flushed, others go on.
+// A program that polls the physical CQs itself reports that one has failed: the requests
+// outstanding on it are flushed.
 func TestFailDevice(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
 		fabric: soft.Config{Stepped: true}})

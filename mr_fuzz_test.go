@@ -10,9 +10,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// FuzzRemoteMR reads descriptions of the peer's memory, and posts with them. What is taken reads as
-// the same when written; a request is taken just when it stays within the region and there is a key
-// for each device of the peer; and what reaches the NICs names nothing else.
+// FuzzRemoteMR parses descriptions of the peer's memory, and posts with them. An accepted
+// description survives a round trip. A request is accepted if and only if it stays within the
+// region and there is a key for each device of the peer. The work requests that reach the NICs stay
+// within it, too.
 func FuzzRemoteMR(f *testing.F) {
 	for _, s := range []struct {
 		text   string
@@ -20,7 +21,7 @@ func FuzzRemoteMR(f *testing.F) {
 	}{
 		{`{"addr":"140737488355328","length":"1048576","rkeys":{"0":4294967295,"1":7}}`, 0, 1000},
 		{`{"addr":"140737488355328","length":"1048576","rkeys":{"0":4294967295,"1":7,"63":9}}`, 1<<20 - 8, 8},
-		{`{"addr":"18446744073709551600","length":"10","rkeys":{"0":1,"1":1}}`, 20, 4}, // goes round to 4
+		{`{"addr":"18446744073709551600","length":"10","rkeys":{"0":1,"1":1}}`, 20, 4}, // wraps to 4
 		{`{"addr":"4096","length":"64","rkeys":{"0":1,"1":1}}`, 1<<64 - 1, 8},
 		{`{"addr":"4096","length":"64","rkeys":{"0":1,"1":1}}`, 60, 8},
 		{`{"addr":"1","length":"18446744073709551614","rkeys":{"0":1,"1":1}}`, 7, 1 << 62},
@@ -52,11 +53,11 @@ func FuzzRemoteMR(f *testing.F) {
 		_ = json.Unmarshal(data, &keys)
 		for dev := range keys.RKeys {
 			if dev >= verbs.MaxDevices {
-				t.Fatalf("took a key for device %d", dev)
+				t.Fatalf("accepted a key for device %d", dev)
 			}
 		}
 		if r.Addr()+r.Len() < r.Addr() {
-			t.Fatalf("it goes round the address space: %d+%d", r.Addr(), r.Len())
+			t.Fatalf("the region wraps: %d+%d", r.Addr(), r.Len())
 		}
 		again := RemoteMR{}
 		text, err := json.Marshal(r)
@@ -66,7 +67,7 @@ func FuzzRemoteMR(f *testing.F) {
 		}
 		if s := r.At(off); s.Length != 0 && (s.Addr < r.Addr() || s.Addr+s.Length != r.Addr()+r.Len()) ||
 			off < r.Len() && s.Length != r.Len()-off {
-			t.Fatalf("from %d there is %v", off, s)
+			t.Fatalf("from %d on it is %v", off, s)
 		}
 		for _, q := range ends {
 			postWith(t, q, r.Slice(off, n), verbs.Opcode(op%5))
@@ -74,8 +75,8 @@ func FuzzRemoteMR(f *testing.F) {
 	})
 }
 
-// postWith posts a request of as many bytes as a piece of the peer's memory has, and looks at what
-// reaches the NICs.
+// postWith posts a request for the whole of a remote segment, and checks the work requests that
+// reach the NICs.
 func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) {
 	t.Helper()
 	if op.IsSend() {
@@ -94,7 +95,7 @@ func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) 
 	if err := q.Reset(); err != nil {
 		t.Fatal(err)
 	}
-	pollNow(t, q.CQ()) // what was flushed
+	pollNow(t, q.CQ()) // flushed completions
 	for _, qp := range append(q.qps, q.notify) {
 		for _, p := range qp.posts {
 			key, ok := remote.Keys.Key(qp.Device().ID())
@@ -112,7 +113,7 @@ func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) 
 	}
 }
 
-// refusal is why a request cannot be, counted without bounds; nil if it can.
+// refusal is the error with which a request must be refused, or nil, computed without overflow.
 func refusal(q *VirtualQP, wr *SendWR) error {
 	k, n := wr.Remote.Keys, wr.Remote.Length
 	sum := func(a, b uint64) *big.Int {

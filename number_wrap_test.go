@@ -12,14 +12,14 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// jumpTo makes num the next number from a to b. Nothing may be on the way.
+// jumpTo makes num the next number from a to b. Nothing may be in flight.
 func jumpTo(a, b *VirtualQP, num uint32) {
 	a.send.numbers = dqplb.NewSender(num)
 	b.recv.order = dqplb.NewReceiver(num, a.send.rawImm)
 }
 
-// softPair is two connected virtual queue pairs with a registered buffer each, over two software
-// NICs an end.
+// softPair is two connected virtual queue pairs, each with a registered buffer and two software
+// NICs.
 func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 4})
@@ -51,8 +51,8 @@ func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 	return ends, mrs
 }
 
-// Notifications keep flowing, complete and in order, when the numbers go round.
-func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
+// Notifications stay complete and in order when the numbers wrap.
+func TestNotificationsAcrossTheWrapOfNumbers(t *testing.T) {
 	ends, mrs := softPair(t, Config{QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 8})
 	a, b := ends[0], ends[1]
 	remote := mrs[1].Remote()
@@ -74,7 +74,7 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 					Local: mrs[0].Slice(0, lengths[id]), Remote: remote.At(0), Imm: uint32(id)},
 			}
 			if id%3 != 0 {
-				wrs = wrs[1:] // plain writes in between ask for markers
+				wrs = wrs[1:] // plain writes in between need markers
 			}
 			if _, err := a.PostSend(wrs...); err != nil {
 				t.Fatal(err)
@@ -101,7 +101,7 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 			pollNow(t, a.CQ())
 		}
 		if s := a.Stats(); s.NumbersSent < 1100 || s.NumbersOpen != 0 || s.Markers == 0 {
-			t.Fatalf("the numbers did not go round: %+v", s)
+			t.Fatalf("the numbers did not wrap: %+v", s)
 		}
 		at := uint32((uint64(start) + a.Stats().NumbersSent) % dqplb.Mod)
 		if next := b.recv.order.Next(); next != at {
@@ -110,7 +110,8 @@ func TestNotificationsFlowAcrossTheWrapOfNumbers(t *testing.T) {
 	}
 }
 
-// The same with rails that overtake each other at will, and a check of every number that goes out.
+// The numbers wrap while rails overtake each other at random; every number that is posted is
+// checked.
 func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 	cfg := Config{MaxMsgSize: 100, MaxMsgCntPerQP: 32}
 	a, b := newRecorded(t, 2, 2, cfg), newRecorded(t, 2, 2, cfg)
@@ -156,7 +157,7 @@ func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
 		}
 	}
 	if next := b.recv.order.Next(); next > 10_000 {
-		t.Errorf("the numbers did not go round: %d", next)
+		t.Errorf("the numbers did not wrap: %d", next)
 	}
 }
 
@@ -192,8 +193,8 @@ func TestFirstNumber(t *testing.T) {
 	}
 }
 
-// connectFirstNumber connects two ends and lets one send the other 20 notified messages of three
-// fragments.
+// connectFirstNumber connects two ends and sends 20 notified messages of three fragments from a to
+// b.
 func connectFirstNumber(t *testing.T, a, b *VirtualQP, wraps bool) {
 	t.Helper()
 	cardA, errA := a.Card()

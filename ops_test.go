@@ -9,10 +9,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// sizes around every boundary of fragmentation with fragments of 1000 bytes.
+// sizes are around every boundary of fragments of 1000 bytes.
 var sizes = []uint64{1, 8, 999, 1000, 1001, 1999, 2000, 2001, 15999, 16000, 16001, 100000}
 
-func TestWriteLandsWholeAtEverySize(t *testing.T) {
+func TestWriteArrivesWholeAtEverySize(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		for i, n := range sizes {
 			fillRandom(l.a.buf, n)
@@ -31,7 +31,7 @@ func TestWriteLandsWholeAtEverySize(t *testing.T) {
 	})
 }
 
-func TestReadBringsWholeAtEverySize(t *testing.T) {
+func TestReadReturnsEveryByteAtEverySize(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		fillRandom(l.b.buf, 1)
 		for i, n := range sizes {
@@ -126,7 +126,7 @@ func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 		want := append(append(append([]byte(nil), l.a.buf[1000:1100]...), l.a.buf[3000:3200]...),
 			l.a.buf[2000:2150]...)
 		l.a.send(t, ibverbx.SendWR{ID: 1, Opcode: verbs.OpRDMAWrite, SGL: pieces, Remote: l.a.peer.At(64)})
-		clear(pieces) // the list is the caller's again
+		clear(pieces) // the caller may reuse the list
 		if wc := l.a.wait(t, 1)[0]; wc.Status != 0 {
 			t.Fatalf("%+v", wc)
 		}
@@ -140,7 +140,7 @@ func TestScatterGatherFragmentsCrossBufferBoundaries(t *testing.T) {
 				t.Errorf("%d fragments, want 3", fragments)
 			}
 		}
-		// And back: a read scatters.
+		// A read scatters it back.
 		fillRandom(l.b.buf, 2)
 		l.a.send(t, ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMARead,
 			SGL: []ibverbx.Segment{l.a.mr.Slice(0, 333), l.a.mr.Slice(700, 17)}, Remote: l.a.peer.At(10)})
@@ -180,7 +180,7 @@ func TestScatterGatherOfManySmallPieces(t *testing.T) {
 	})
 }
 
-func TestInlinePayloadIsTheCallersAgainAtOnce(t *testing.T) {
+func TestInlinePayloadMayBeReusedAtOnce(t *testing.T) {
 	eachMode(t, 10, func(t *testing.T, l *link) {
 		payload := []byte("the quick brown fox jumps over")
 		p := append([]byte(nil), payload...)

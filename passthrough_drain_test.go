@@ -24,8 +24,8 @@ func fillUnsignaled(t *testing.T, e *end, q *ibverbx.VirtualQP) {
 	}
 }
 
-// A NIC that refuses Drain's own write for good leaves the sends before it unproven. They are
-// flushed, and nobody calls that a success.
+// When a NIC refuses Drain's own write permanently, nothing proves that the sends before it have
+// ended. They are flushed, and Drain returns a failure.
 func TestDrainWhoseWriteIsRefused(t *testing.T) {
 	for _, how := range []string{"drain", "shutdown"} {
 		t.Run(how, func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 	}
 }
 
-// So it is when Drain's own write fails: here the peer does not let it in.
+// Drain also returns a failure when its own write fails, because the peer refuses it.
 func TestDrainWhoseWriteFails(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemAccessErr, Device: l.a.nics[0],
@@ -74,13 +74,13 @@ func TestDrainWhoseWriteFails(t *testing.T) {
 		t.Errorf("Drain: %v", err)
 	}
 	if wcs := l.a.poll(t); len(wcs) != 0 {
-		t.Errorf("Drain's own request shows: %s", fmtWCs(wcs))
+		t.Errorf("Drain's own request is reported: %s", fmtWCs(wcs))
 	}
 }
 
-// A NIC that refuses even what would tell when everything was flushed: Drain is not done while the
-// NIC may hold something. What comes soon is reported; then the queue pair is destroyed.
-func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
+// When a NIC refuses the requests that would confirm the flush, Drain does not return while the NIC
+// may hold something. Completions that arrive soon are reported; then the queue pair is destroyed.
+func TestDrainWhoseFlushCannotBeConfirmed(t *testing.T) {
 	for _, stepped := range []bool{false, true} {
 		l := newLink(t, linkConfig{fabric: soft.Config{Stepped: stepped}})
 		if !stepped {
@@ -89,7 +89,7 @@ func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 		}
 		sends := 3
 		if stepped {
-			sends = 0 // then Drain needs no write of its own, and goes to ERR at once
+			sends = 0 // Drain needs no write of its own, and moves to ERR at once
 		}
 		l.a.fill(t, sends, 5-sends)
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
@@ -121,8 +121,8 @@ func TestDrainWhoseFlushCannotBeTold(t *testing.T) {
 	}
 }
 
-// A queue that is full of unsignaled requests gives no slot back in ERR, so nothing can be asked
-// there. That is no reason to wait for long, and several do not add up.
+// A queue full of unsignaled requests frees no slot in ERR, so no request can confirm its flush.
+// The wait is short all the same, and for several queue pairs no longer.
 func TestEndingAFullQueueIsQuick(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		t.Run(how, func(t *testing.T) {
@@ -133,9 +133,9 @@ func TestEndingAFullQueueIsQuick(t *testing.T) {
 			case "close":
 				end = l.a.Close
 			case "shutdown":
-				end = func() error { // Drain has nothing to tell but that it was not given time
+				end = func() error { // the context's error is the only one
 					if err := l.a.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
-						return errors.Join(errors.New("no error of the context"), err)
+						return errors.Join(errors.New("the context's error is missing"), err)
 					}
 					return nil
 				}
@@ -165,8 +165,8 @@ func TestEndingAFullQueueIsQuick(t *testing.T) {
 	}
 }
 
-// A NIC that does not answer is given a second, and all on a CQ the same one.
-func TestANICThatDoesNotAnswerIsWaitedForOnce(t *testing.T) {
+// A NIC that does not answer is awaited for a second, the same one for all queue pairs of a CQ.
+func TestSilentNICIsAwaitedOnce(t *testing.T) {
 	l := newLink(t, linkConfig{cqDepth: 4096, fabric: soft.Config{Stepped: true}})
 	for _, e := range []*end{l.a, l.b} {
 		q, err := e.dom.NewQP(e.cq, e.Config())
@@ -194,8 +194,8 @@ func TestANICThatDoesNotAnswerIsWaitedForOnce(t *testing.T) {
 	}
 }
 
-// What Close and Reset have flushed is no failure: not in Err, and not in the stats.
-func TestEndingIsNoFailure(t *testing.T) {
+// Requests that Close and Reset flush are no failures, in Err or in Stats.
+func TestFlushOfCloseAndResetIsNoFailure(t *testing.T) {
 	for _, how := range []string{"close", "reset"} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
@@ -229,7 +229,7 @@ func TestEndingIsNoFailure(t *testing.T) {
 	}
 }
 
-// When a reset fails, and nothing had failed before, Err says why.
+// When a reset is the first thing that fails, Err returns its error.
 func TestFailedResetSaysWhy(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		l.a.fill(t, 0, 4)
@@ -246,9 +246,8 @@ func TestFailedResetSaysWhy(t *testing.T) {
 	})
 }
 
-// Where every request has its completion already there is nothing to ask the NIC about, so it
-// cannot refuse either.
-func TestDrainWithNothingOutstandingAsksNothing(t *testing.T) {
+// When every request has its completion, Drain posts nothing, and so the NIC refuses nothing.
+func TestDrainWithNothingOutstandingPostsNothing(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
 	ids(t, l.a.wait(t, 1), verbs.StatusSuccess)

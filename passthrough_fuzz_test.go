@@ -9,9 +9,9 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// FuzzPassThroughCompletions gives a virtual queue pair of one queue pair completions of any content.
-// There is nothing to compare them with, so each is reported as it is, but for what is not defined;
-// the first that failed is the error, and closing waits for nobody.
+// FuzzPassThroughCompletions gives a virtual queue pair of one queue pair completions of any
+// content. Nothing is tracked, so each is reported as it is, with undefined fields cleared. The
+// first that failed is the error, and closing does not wait.
 func FuzzPassThroughCompletions(f *testing.F) {
 	wc := func(status, opcode, flags byte, qp byte) []byte {
 		return []byte{status, opcode, flags, qp, 1, 2, 3, 4, 5, 6, 7, 8}
@@ -66,7 +66,7 @@ func FuzzPassThroughCompletions(f *testing.F) {
 			got := q.cq.ProcessCompletions(nil, 0, wc)
 			if wc.QPNum != q.send.rails.data[0].num {
 				if len(got) != 0 {
-					t.Fatalf("%+v of nobody's queue pair is reported as %+v", wc, got)
+					t.Fatalf("%+v of no known queue pair is reported as %+v", wc, got)
 				}
 				continue
 			}

@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Stats count what was accepted, and nothing that was refused.
+// Stats count accepted requests, and no refused ones.
 func TestSingleQPCountsWhatWasAccepted(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
 	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
@@ -34,7 +34,7 @@ func TestSingleQPCountsWhatWasAccepted(t *testing.T) {
 	}
 }
 
-// A NIC that is gone ends a single queue pair, whichever post finds out.
+// When its NIC is gone, a single queue pair fails with the first post, send or receive.
 func TestSingleQPOnANICThatIsGone(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	l.a.expectRecv(t, 1)

@@ -13,7 +13,7 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// sendMany posts n writes with IDs from first on. On a background fabric they complete by
+// sendMany posts n writes with IDs from first on. On a fabric that is not stepped they complete by
 // themselves.
 func (e *end) sendMany(tb testing.TB, first, n uint64) {
 	tb.Helper()
@@ -22,8 +22,8 @@ func (e *end) sendMany(tb testing.TB, first, n uint64) {
 	}
 }
 
-// What does not fit into the slice waits, in order; an empty slice takes nothing but keeps the work
-// going.
+// Completions that do not fit into the slice wait, in order; Poll with an empty slice returns none
+// and still makes progress.
 func TestPollWithSlicesOfEverySize(t *testing.T) {
 	for _, size := range []int{0, 1, 7, 64, 5000} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestPollWithSlicesOfEverySize(t *testing.T) {
 						next++
 					}
 					if size == 0 && l.a.cq.Stats().Ready == total {
-						return // all collected, nothing taken
+						return // all collected, none returned
 					}
 					if tries > 10_000_000 {
 						t.Fatalf("%d of %d: %+v", next, total, l.a.Stats())
@@ -75,8 +75,8 @@ func TestPollOne(t *testing.T) {
 	}
 }
 
-// PollDevice leaves the other devices' CQs alone.
-func TestPollDeviceSparesTheOthers(t *testing.T) {
+// PollDevice does not poll the CQs of other devices.
+func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	null := verbstest.NewNull(2)
 	dom, err := ibverbx.NewDomain(null.Device(0), null.Device(1))
 	if err != nil {
@@ -123,13 +123,14 @@ func TestPollDeviceSparesTheOthers(t *testing.T) {
 	if n, err := cq.PollDevice(0, wcs[:3]); n != 3 || err != nil || wcs[0].ID != 0 || wcs[2].ID != 2 {
 		t.Fatalf("%d, %v: %s", n, err, fmtWCs(wcs[:n]))
 	}
-	// What was collected before comes along, whichever device is polled.
+	// Completions that were collected before are returned, whichever device is polled.
 	if n, err := cq.PollDevice(1, wcs); n != 2 || err != nil || wcs[0].ID != 3 {
 		t.Fatalf("%d, %v: %s", n, err, fmtWCs(wcs[:n]))
 	}
 }
 
-// connectToItself connects a virtual queue pair over null devices, to which it is all the same.
+// connectToItself connects a virtual queue pair over null devices, which do not care about the
+// peer.
 func connectToItself(tb testing.TB, q *ibverbx.VirtualQP) {
 	tb.Helper()
 	card, err := q.Card()
@@ -141,7 +142,7 @@ func connectToItself(tb testing.TB, q *ibverbx.VirtualQP) {
 	}
 }
 
-// A loop that ends early loses and reorders nothing, wherever it ends; its body may post.
+// A loop may end after any completion: none is lost or reordered. Its body may post.
 func TestCompletionsLoopMayEndAnywhere(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		const total = 100
@@ -171,7 +172,7 @@ func TestCompletionsLoopMayEndAnywhere(t *testing.T) {
 	})
 }
 
-// The loop ends when there is nothing, and on a closed CQ behind what was left.
+// The loop ends when there is no completion; on a closed CQ, after the remaining ones.
 func TestCompletionsLoopEnds(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	for range l.a.cq.Completions() {
@@ -203,8 +204,8 @@ func TestCompletionsLoopEnds(t *testing.T) {
 	}
 }
 
-// A program that polls the physical CQs itself, with its own queue pairs, and hands over what it
-// finds.
+// A program polls the physical CQs itself, beside queue pairs of its own, and passes on the
+// completions of the virtual queue pairs.
 func TestProcessCompletionsOfAProgramThatPollsItself(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
@@ -259,7 +260,7 @@ func TestProcessCompletionsOfAProgramThatPollsItself(t *testing.T) {
 	}
 }
 
-// ownPoller is an end that is made of physical objects, by hand.
+// ownPoller is an end that the program builds from physical objects.
 type ownPoller struct {
 	pds          []verbs.PD
 	cqs          []verbs.CQ
@@ -324,7 +325,7 @@ func (p *ownPoller) poll(t *testing.T) {
 	}
 }
 
-// NICs that complete as fast as they are polled do not keep another one waiting.
+// A NIC that completes as fast as it is polled does not delay the others.
 func TestPollServesEveryDevice(t *testing.T) {
 	for _, devices := range []int{2, 3, 4, 5} {
 		t.Run(fmt.Sprint(devices), func(t *testing.T) {
@@ -365,7 +366,7 @@ func TestPollServesEveryDevice(t *testing.T) {
 			const polls = 1000
 			for range polls {
 				for _, q := range qps {
-					for { // as many as its queue takes
+					for { // as many as its queue holds
 						_, err := q.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled})
 						if errors.Is(err, verbs.ErrQueueFull) {
 							break

@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// portDevice is a device of many ports that prefers one of them, and notes with which port its
-// queue pairs were configured.
+// portDevice is a device of many ports with a default port. It records with which ports its queue
+// pairs are configured.
 type portDevice struct {
 	*verbstest.NullDevice
 	port  int
@@ -77,7 +77,7 @@ func (q portQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return q.QP.Modify(attr, mask)
 }
 
-// Each device is used by its own default port, unless the configuration names one.
+// Each device is used through its own default port, unless the configuration names one.
 func TestDefaultPort(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -130,8 +130,7 @@ func TestDefaultPort(t *testing.T) {
 	}
 }
 
-// The GID that is chosen by itself is the one that users would choose: RoCE v2, routable, IPv4
-// first.
+// The default GID is the one that users would choose: RoCE v2, routable, IPv4 first.
 func TestGIDChoice(t *testing.T) {
 	entry := func(kind verbs.GIDType, address string) verbs.GIDEntry {
 		gid, err := verbs.ParseGID(address)
@@ -173,8 +172,8 @@ func TestGIDChoice(t *testing.T) {
 	}
 }
 
-// An entry that is asked for and empty is refused by name, before a card without an address goes to
-// the peer.
+// A configured GID index whose entry is empty is refused with its index, before a card without an
+// address goes to the peer.
 func TestEmptyGID(t *testing.T) {
 	d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: make([]verbs.GIDEntry, 4)}
 	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: 3}})
@@ -187,7 +186,7 @@ func TestEmptyGID(t *testing.T) {
 	}
 }
 
-// bringUp connects with Modify, the ports left at 0.
+// bringUp connects with Modify, with all ports 0.
 func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	t.Helper()
 	for _, step := range []struct {
@@ -207,8 +206,8 @@ func bringUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 	}
 }
 
-// A port that the device does not have is refused with its number.
-func TestPortThatIsNotThere(t *testing.T) {
+// A port that the device does not have is refused, and the error has its number.
+func TestPortThatDoesNotExist(t *testing.T) {
 	q, err := ibverbx.Open([]verbs.Device{verbstest.NewNull(1).Device(0)},
 		ibverbx.Config{Conn: ibverbx.ConnConfig{Port: 2}})
 	if err != nil {

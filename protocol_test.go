@@ -9,9 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// What a hostile or broken peer may send in DQPLB ends that virtual queue pair with ErrProtocol,
-// and nothing else.
-func TestHostileSequenceNumbers(t *testing.T) {
+// An immediate that a correct DQPLB peer never sends ends the virtual queue pair with ErrProtocol.
+func TestInvalidSequenceNumbers(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		imms []uint32
@@ -27,9 +26,9 @@ func TestHostileSequenceNumbers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
 			l.b.expectRecv(t, 1)
-			// The peer speaks raw verbs: b receives what no virtual queue pair would send.
+			// b receives immediates that no virtual queue pair would send.
 			for _, imm := range c.imms {
-				l.hostile(t, imm)
+				l.receive(t, imm)
 			}
 			wc := l.b.wait(t, 1)[0]
 			if !errors.Is(l.b.Err(), ibverbx.ErrProtocol) || !strings.Contains(l.b.Err().Error(), c.says) {
@@ -42,19 +41,19 @@ func TestHostileSequenceNumbers(t *testing.T) {
 	}
 }
 
-// hostile makes b's first rail receive a zero-byte write with this dqplb immediate, as the direct
-// way hands it in.
-func (l *link) hostile(t *testing.T, imm uint32) {
+// receive completes the next credit of b's first rail by a write of no bytes with a dqplb
+// immediate, through ProcessCompletions.
+func (l *link) receive(t *testing.T, imm uint32) {
 	t.Helper()
 	rail := l.b.Stats().Rails[0]
-	l.hostileCredit++
+	l.inventedCredits++
 	le := imm<<24 | imm&0xff00<<8 | imm>>8&0xff00 | imm>>24
-	wc := verbs.WC{ID: 5<<60 | l.hostileCredit - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm,
+	wc := verbs.WC{ID: 5<<60 | l.inventedCredits - 1, Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm,
 		Imm: le, QPNum: rail.QPNum}
 	l.b.backlog = l.b.cq.ProcessCompletions(l.b.backlog, l.b.nics[0].ID(), wc)
 }
 
-// Completions that belong to nothing are counted and dropped.
+// Completions of no outstanding work request are counted and dropped.
 func TestInventedCompletionsAreDropped(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
@@ -62,7 +61,7 @@ func TestInventedCompletionsAreDropped(t *testing.T) {
 		for _, number := range []uint64{0, 2, 77, 1<<28 - 1} {
 			for _, status := range []verbs.Status{0, verbs.StatusWRFlushErr} {
 				if kind == 5 && number < 300 {
-					continue // a credit that is really posted
+					continue // the credit is posted
 				}
 				wc := verbs.WC{ID: kind<<60 | number, Status: status, QPNum: l.a.railQP[0]}
 				if got := l.a.cq.ProcessCompletions(nil, 0, wc); len(got) != 0 && got[0].ID != 1 {

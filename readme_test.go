@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// The README's programs are what a newcomer copies first: they must compile, run, and print what
-// they should.
+// Newcomers copy the README's programs first: they must compile, run, and print what they should.
 func TestREADMEProgramsRun(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {

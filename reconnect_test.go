@@ -8,12 +8,11 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// What became of an earlier life's sends is no reason to ask about them: in INIT a drain just
-// flushes the receives.
-func TestDrainInINITOfASecondLife(t *testing.T) {
+// Sends of a previous connection do not concern a drain: in INIT it only flushes the receives.
+func TestDrainInINITAfterAReset(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
-	wr.Flags = 0 // it never has a completion
+	wr.Flags = 0 // it has no completion if it succeeds
 	l.a.send(t, wr)
 	if err := l.a.Reset(); err != nil {
 		t.Fatal(err)
@@ -31,12 +30,12 @@ func TestDrainInINITOfASecondLife(t *testing.T) {
 	only(t, l.a.poll(t), verbs.StatusWRFlushErr, 7)
 }
 
-// An end that only receives drains well after its peer has gone, in its second life as in its
-// first.
+// An end that only receives drains without an error after its peer was shut down, on its first
+// connection and on the next.
 func TestReceiverDrainsAfterItsPeer(t *testing.T) {
-	for lives := range 2 {
+	for _, again := range []bool{false, true} {
 		l := newLink(t, linkConfig{})
-		if lives == 1 {
+		if again {
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1, Device: l.a.nics[0]})
 			l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
 			if err := l.a.Reset(); err != nil {
@@ -59,13 +58,13 @@ func TestReceiverDrainsAfterItsPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := l.a.Drain(patience(t)); err != nil {
-			t.Fatalf("life %d: %v", lives+1, err)
+			t.Fatalf("reconnected %v: %v", again, err)
 		}
 		only(t, l.a.poll(t), verbs.StatusWRFlushErr, 6)
 	}
 }
 
-// A queue pair that has failed with its queue full of unsignaled requests can be drained and then
+// A queue pair that failed with its queue full of unsignaled requests can be drained and then
 // reset.
 func TestDrainedFullQueueCanBeReset(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
@@ -83,7 +82,7 @@ func TestDrainedFullQueueCanBeReset(t *testing.T) {
 	}
 }
 
-// only checks that there is one completion, of a request and with a status.
+// only checks that there is one completion, with this status and ID.
 func only(t *testing.T, wcs []ibverbx.WC, status verbs.Status, id uint64) {
 	t.Helper()
 	if len(wcs) != 1 || wcs[0].ID != id || wcs[0].Status != status {

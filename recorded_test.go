@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// recordingQP is a null queue pair that remembers what is posted on it.
+// recordingQP is a null queue pair that records what is posted on it.
 type recordingQP struct {
 	*verbstest.NullQP
 	posts []verbs.SendWR
@@ -34,7 +34,7 @@ func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 }
 
 // recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to
-// itself: where it really sends to does not matter, since null devices never touch memory.
+// itself: the peer does not matter, since null devices never touch memory.
 type recorded struct {
 	*VirtualQP
 	qps    []*recordingQP // the data rails
@@ -102,8 +102,8 @@ func (r *recorded) finish(tb testing.TB) (got []WC) {
 	return nil
 }
 
-// pollNow takes what can be polled now. Work may go on behind it: what completes makes room for
-// more.
+// pollNow returns the completions that are available now. There may be more afterwards: completions
+// make room for further posts.
 func pollNow(tb testing.TB, cq *VirtualCQ) (got []WC) {
 	tb.Helper()
 	var wcs [16]WC
@@ -117,7 +117,7 @@ func pollNow(tb testing.TB, cq *VirtualCQ) (got []WC) {
 	return got
 }
 
-// rawWrite is a WRITE of n bytes of memory that nobody looks at.
+// rawWrite is a WRITE of n bytes of memory that does not exist: null devices do not access it.
 func rawWrite(id, n uint64) SendWR {
 	keys := NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 2})
 	return SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
@@ -125,7 +125,7 @@ func rawWrite(id, n uint64) SendWR {
 			Keys: keys}}
 }
 
-// within fails the test when fn does not come back.
+// within fails the test when fn does not return in time.
 func within(t *testing.T, d time.Duration, fn func()) {
 	t.Helper()
 	panicked := make(chan any, 1)

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Each refusal has an error of its own, says what to do, and leaves no trace.
-func TestRefusedSendsLeaveNoTrace(t *testing.T) {
+// Each refusal has an error of its own that says what to do, and no effect.
+func TestRefusedSendsHaveNoEffect(t *testing.T) {
 	multi := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	single := newLink(t, linkConfig{})
 	other, err := ibverbx.NewDomain(multi.a.nics[0])
@@ -215,7 +215,7 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
-	// A virtual CQ that is too shallow for what may complete on it.
+	// A virtual CQ that is too shallow for all that may complete on it.
 	dom, err := ibverbx.NewDomain(devs...)
 	if err != nil {
 		t.Fatal(err)
@@ -233,8 +233,8 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with what
-// to do; a depth that the program chose itself needs no such advice.
+// A virtual queue pair that needs more completions than a CQ of the NIC holds is refused with
+// advice; a depth that the program chose itself is refused without.
 func TestCQTooDeep(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 1, Device: soft.DeviceConfig{MaxCQE: 64}})
 	if err != nil {
@@ -257,7 +257,7 @@ func TestCQTooDeep(t *testing.T) {
 	}
 }
 
-func TestWhatAVirtualQPCannotBeMadeOf(t *testing.T) {
+func TestUnusablePhysicalObjectsAreRefused(t *testing.T) {
 	fabric, err := soft.New(soft.Config{})
 	if err != nil {
 		t.Fatal(err)

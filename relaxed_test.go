@@ -58,7 +58,7 @@ func TestRelaxedSendGoesOutWhileAnEarlierWriteIsStalled(t *testing.T) {
 		l.b.expectMessage(t, 8, 13000, 3000)
 		// its fragment on some rail waits
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(l.a.DataRails())*1000))
-		l.a.send(t, l.a.message(2, 0, 3000, false, 0)) // must wait for it
+		l.a.send(t, l.a.message(2, 0, 3000, false, 0)) // waits for that write
 		l.a.send(t, l.a.message(3, 3000, 2000, true, 0))
 		wc := l.b.wait(t, 1)[0]
 		if stalled := l.a.Stats().SendWindow == 3; !stalled {
@@ -98,8 +98,8 @@ func TestFencedRelaxedSendWaitsForEarlierData(t *testing.T) {
 	})
 }
 
-// What waits for earlier data waits for a relaxed SEND: a fenced request, an ordinary SEND, and in
-// Spray a notification.
+// Requests that wait for earlier data also wait for a relaxed SEND: a fenced request, an ordinary
+// SEND, and in Spray a notification.
 func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
 	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
 		for _, c := range []struct {
@@ -141,9 +141,8 @@ func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
 	})
 }
 
-// Relaxed SENDs are received in the order of posting, through a send queue that holds two at a
-// time. An ordinary one waits for those before it, and when it has come due it goes ahead of those
-// that still wait.
+// Relaxed SENDs arrive in posting order through a send queue that holds two at a time. An ordinary
+// SEND waits for those before it; once it is due, it goes ahead of those that still wait.
 func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
 	steppedModes(t, ibverbx.Config{MaxMsgCntPerQP: 2}, func(t *testing.T, l *link, sends int) {
 		const relaxed, ordinary = 9, 3
@@ -175,7 +174,7 @@ func TestRelaxedSendsKeepTheirOrderUnderBackpressure(t *testing.T) {
 	})
 }
 
-// Scatter lists, inline payloads, no payload, and the solicited flag travel as with an ordinary
+// Scatter lists, inline payloads, empty payloads and the solicited flag work as with an ordinary
 // SEND.
 func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 	eachMode(t, 10, func(t *testing.T, l *link) {
@@ -206,7 +205,7 @@ func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 	})
 }
 
-func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
+func TestFailedRelaxedSendIsDescribedAndFlushesLaterRequests(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 1, Kind: soft.FailSend,
 			Status: verbs.StatusRemOpErr, VendorErr: 0x77,
@@ -218,7 +217,7 @@ func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
 		for id := range uint64(4) {
 			wrs = append(wrs, l.a.message(id, id*5000, 5000, true, 0))
 		}
-		wrs[1].Remote = l.a.peer.At(64) // means nothing to a SEND
+		wrs[1].Remote = l.a.peer.At(64) // a SEND ignores it
 		if n, err := l.a.PostSend(wrs...); n != 4 || err != nil {
 			t.Fatal(n, err)
 		}
@@ -240,8 +239,8 @@ func TestFailedRelaxedSendIsDescribedAndStopsTheLine(t *testing.T) {
 	})
 }
 
-// Relaxed SENDs that no receive takes end with the rest, once each, and a reset gives their slots
-// back.
+// Relaxed SENDs without a matching receive are flushed like other requests, once each, and a reset
+// frees their slots.
 func TestRelaxedSendsEndWithTheVirtualQP(t *testing.T) {
 	for name, end := range map[string]func(*end) error{
 		"reset": func(e *end) error { return e.Reset() },
@@ -285,7 +284,7 @@ func TestRelaxedSendsEndWithTheVirtualQP(t *testing.T) {
 	}
 }
 
-func TestOrderOptionsAreRefusedWhereTheyMeanNothing(t *testing.T) {
+func TestOrderOptionsAreRefusedWhereTheyDoNotApply(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		rails := uint64(l.a.DataRails())
 		every := func(op verbs.Opcode, n uint64) ibverbx.SendWR {
@@ -339,7 +338,7 @@ func TestOrderOptionsAreRefusedWhereTheyMeanNothing(t *testing.T) {
 	})
 }
 
-func TestEveryRailTouchesEveryRail(t *testing.T) {
+func TestEveryRailUsesEveryRail(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		rails := uint64(l.a.DataRails())
 		fillRandom(l.b.buf[:100_000], 1)
@@ -348,7 +347,7 @@ func TestEveryRailTouchesEveryRail(t *testing.T) {
 			before := l.a.Stats().Rails
 			read := l.a.write(verbs.OpRDMARead, uint64(i), 200_000, n)
 			read.EveryRail, read.Remote = true, l.a.peer.At(uint64(i)*20_000)
-			l.a.send(t, l.a.write(verbs.OpRDMARead, 77, 300_000, 1)) // moves the round robin on
+			l.a.send(t, l.a.write(verbs.OpRDMARead, 77, 300_000, 1)) // advances the round robin
 			l.a.send(t, read)
 			ids(t, l.a.wait(t, 2), verbs.StatusSuccess)
 			mustEqual(t, "read", l.a.buf[200_000:200_000+n], l.b.buf[uint64(i)*20_000:uint64(i)*20_000+n])
@@ -361,7 +360,7 @@ func TestEveryRailTouchesEveryRail(t *testing.T) {
 			for r, s := range l.a.Stats().Rails[:rails] {
 				fragments, bytes := s.Fragments-before[r].Fragments, s.Bytes-before[r].Bytes
 				if fragments == 3 {
-					fragments, bytes = 2, bytes-1 // with the read that moved the round robin on
+					fragments, bytes = 2, bytes-1 // with the read that advanced the round robin
 				}
 				if fragments != 2 || bytes != 2*size {
 					t.Errorf("size %d, rail %d: %+v before, %+v after", size, r, before[r], s)
@@ -371,7 +370,7 @@ func TestEveryRailTouchesEveryRail(t *testing.T) {
 	})
 }
 
-// A full rail is waited for, not passed over: the read comes behind the write on it.
+// A request for every rail waits for a full rail: its fragment there follows the write.
 func TestEveryRailWaitsForAFullRail(t *testing.T) {
 	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 1})
 	fillRandom(l.a.buf[:1000], 1)
@@ -405,7 +404,7 @@ func TestEveryRailWaitsForAFullRail(t *testing.T) {
 	}
 }
 
-// Whichever fragment fails, the error says which one, and everything completes once.
+// Whichever fragment fails, the error names it, and every request completes once.
 func TestFailedFragmentOfEveryRailIsDescribed(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpRDMARead, verbs.OpRDMAWrite} {
 		for fragment := range uint64(4) {

@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// Whatever is outstanding, a reset completes it: single queue pair included.
+// A reset completes everything that is outstanding, also on a single queue pair.
 func TestResetEndsWhatIsOutstanding(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		for id := range uint64(5) {
@@ -47,8 +47,8 @@ func TestResetEndsWhatIsOutstanding(t *testing.T) {
 	})
 }
 
-// A NIC that is gone cannot be reset: everything completes all the same, the error says which rail
-// it was, and Close works.
+// The queue pairs of a NIC that is gone cannot be reset: everything completes, the error names the
+// rail, and Close works.
 func TestResetWithANICGone(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
 		fabric: soft.Config{Stepped: true}})
@@ -75,7 +75,7 @@ func TestResetWithANICGone(t *testing.T) {
 
 func TestResetAndReconnect(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
-		for life := range 4 {
+		for round := range 4 {
 			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend,
 				Status: verbs.StatusRemOpErr})
 			for id := range uint64(5) {
@@ -97,7 +97,7 @@ func TestResetAndReconnect(t *testing.T) {
 				t.Fatal(l.a.Err(), l.a.State())
 			}
 			l.connect(nil)
-			fillRandom(l.a.buf[:50000], uint64(life))
+			fillRandom(l.a.buf[:50000], uint64(round))
 			l.b.expectRecv(t, 77)
 			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 78, 0, 50000))
 			if wc := l.b.wait(t, 1)[0]; wc.ID != 77 || wc.Imm != 78 {

@@ -20,10 +20,10 @@ func TestRouteTable(t *testing.T) {
 			ref[num] = &rail{}
 			table.add(num, ref[num])
 		case rng.IntN(2) == 0:
-			table.remove(num, &rail{}) // not its owner: no effect
+			table.remove(num, &rail{}) // another owner: no effect
 		default:
 			table.remove(num, ref[num])
-			table.remove(num, ref[num]) // gone already
+			table.remove(num, ref[num]) // removed already
 			delete(ref, num)
 		}
 		for _, n := range []uint32{num, nums[rng.IntN(len(nums))], num ^ 1, num ^ 1<<12} {

@@ -9,17 +9,17 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The worked scenarios of the design, step by step on a stepped fabric: the test says which
-// physical work request completes next, and checks what is reported after it.
+// The scenarios of the design on a stepped fabric: each test says which physical work request
+// completes next, and checks what is reported then.
 
-// steppedLink is a link on which nothing moves by itself.
+// steppedLink is a link on which nothing happens by itself.
 func steppedLink(t *testing.T, qps int, cfg ibverbx.Config) *link {
 	t.Helper()
 	cfg.QPsPerDevice = qps
 	return newLink(t, linkConfig{qp: cfg, fabric: soft.Config{Stepped: true, Scramble: true}})
 }
 
-// do makes the first possible action happen that matches, and reports whether there was one.
+// do executes the first possible action that matches, and reports whether there was one.
 func (l *link) do(match func(soft.Action) bool) bool {
 	for _, a := range l.fabric.Actions(nil) {
 		if match(a) {
@@ -37,8 +37,8 @@ func on(e *end, rail int, kind soft.ActionKind) func(soft.Action) bool {
 	}
 }
 
-// arrive executes the oldest waiting work request of a sender's rail: its data lands, and a receive
-// that it consumes becomes visible to the peer.
+// arrive executes the oldest waiting work request of a sender's rail: its data is written, and the
+// completion of a receive that it consumes becomes visible to the peer.
 func (l *link) arrive(e *end, rail int) {
 	l.tb.Helper()
 	if !l.do(on(e, rail, soft.Execute)) {
@@ -48,8 +48,7 @@ func (l *link) arrive(e *end, rail int) {
 	}
 }
 
-// acknowledge lets the oldest executed work request of a rail complete. The completion stays
-// hidden.
+// acknowledge completes the oldest executed work request of a rail. The completion stays hidden.
 func (l *link) acknowledge(e *end, rail int) {
 	l.tb.Helper()
 	if !l.do(on(e, rail, soft.Acknowledge)) {
@@ -66,7 +65,7 @@ func (l *link) reveal(e *end, rail, pos int) {
 	}
 }
 
-// complete takes the oldest work request of a rail through all of it.
+// complete executes, acknowledges and reveals the oldest work request of a rail.
 func (l *link) complete(e *end, rail int) {
 	l.tb.Helper()
 	l.arrive(e, rail)
@@ -236,7 +235,7 @@ func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
 		}
 	}
 	completeQP(l.a.railQP[0]) // an intermediate fragment
-	completeQP(single)        // passes straight through
+	completeQP(single)        // passes through
 	completeQP(l.a.railQP[1]) // the last fragment
 	wcs := l.a.poll(t)
 	if len(wcs) != 2 || wcs[0].ID != 999 || wcs[0].QPNum != a1.Num() || wcs[1].ID != 1 ||

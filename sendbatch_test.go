@@ -9,15 +9,14 @@ import (
 	"ibverbx/verbs"
 )
 
-// refWR is a staged work request as a test remembers it.
+// refWR is the reference for a staged work request.
 type refWR struct {
 	id     uint64
 	sgl    []verbs.SGE
 	inline []byte
 }
 
-// checkBatch compares what waits in a batch with what was staged, and that every scatter list lies
-// in its own place.
+// checkBatch checks that a batch holds what was staged, and every scatter list in its own place.
 func checkBatch(t *testing.T, b *sendBatch, want []refWR) {
 	t.Helper()
 	if b.head < 0 || b.head > b.tail || b.tail > len(b.wrs) || b.tail-b.head != len(want) {
@@ -54,7 +53,7 @@ func TestSendBatchKeepsRequestsWhole(t *testing.T) {
 					w.inline = []byte(fmt.Sprint("inline ", w.id))
 					b.setInline(wr, w.inline)
 				} else {
-					// Like a scatter list that turns out shorter than was possible.
+					// A scatter list may become shorter than the room reserved for it.
 					b.setSGL(wr, width)
 					sgl := b.setSGL(wr, rng.IntN(width+1))
 					for i := range sgl {
@@ -64,7 +63,7 @@ func TestSendBatchKeepsRequestsWhole(t *testing.T) {
 				}
 				want = append(want, w)
 			case op < 8:
-				// A post that accepts some, as rail.post counts it.
+				// A post accepts some; rail.post counts them like this.
 				n := rng.IntN(len(want) + 1)
 				b.head += n
 				if b.head == b.tail {

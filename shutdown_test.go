@@ -14,9 +14,9 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A drain that was given up half way: Reset and Close end it, exactly once for each request, and
-// nothing of Drain's own shows.
-func TestDrainGivenUp(t *testing.T) {
+// A drain whose context ends half way: after Reset or Close each request has completed exactly
+// once, and Drain's own requests are not reported.
+func TestDrainWhoseContextEnds(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
@@ -130,8 +130,8 @@ func rawPair(t *testing.T, fabric *soft.Fabric, qps int) (ends [2]*ibverbx.Virtu
 	}
 }
 
-// Without a completion channel Drain polls. Of unsignaled requests it waits for the last, which
-// tells of nobody's completion; its own request shows nowhere.
+// Without a completion channel Drain polls. It waits for the last unsignaled request, which has no
+// completion, and does not report its own request.
 func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 	for _, qps := range []int{1, 3} {
 		t.Run(fmt.Sprint(qps, " queue pairs"), func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestDrainOfUnsignaledRequestsWithoutAChannel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if delay.Hits() == 0 {
-				t.Error("nothing was held up")
+				t.Error("nothing was delayed")
 			}
 			wcs := make([]ibverbx.WC, depth+10)
 			if n, err := ends[0].CQ().Poll(wcs); err != nil || n != depth*int(flags/verbs.SendSignaled) {

@@ -17,8 +17,8 @@ import (
 var soakRequests = flag.Int("soak", 200_000, "work requests of TestSoak, over all shapes; the long run is "+
 	"10000000")
 
-// TestSoak drives mixed kinds and sizes through every shape and checks order, count and content of
-// every one, and that memory stays where it is.
+// TestSoak sends requests of mixed kinds and sizes in every mode. It checks order, count and
+// content of all, and that memory use stays constant.
 func TestSoak(t *testing.T) {
 	type shape struct {
 		qps, nics int
@@ -53,7 +53,7 @@ func TestSoak(t *testing.T) {
 
 const (
 	soakSlots  = 128  // requests outstanding
-	soakMax    = 2048 // bytes of the longest
+	soakMax    = 2048 // bytes of the longest request
 	soakSource = 64 << 10
 	// Layout of either buffer: a source that never changes, a slot for each outstanding request,
 	// and one word for atomics.
@@ -62,7 +62,7 @@ const (
 	soakWordAt  = soakRecvAt + soakSlots*soakMax
 )
 
-// soak is a sender that keeps requests outstanding and remembers what each must have done.
+// soak is a sender that keeps requests outstanding, and knows what each must have done.
 type soak struct {
 	l        *link
 	rng      *rand.Rand
@@ -125,7 +125,7 @@ func (s *soak) run(t *testing.T, total int) {
 	}
 }
 
-// post sends the next request, and first what it needs on the other side.
+// post posts the next request, after the receive that it needs at the peer.
 func (s *soak) post(t *testing.T) {
 	a, b := s.l.a, s.l.b
 	ops := []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpSend,
