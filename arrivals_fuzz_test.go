@@ -23,8 +23,7 @@ func FuzzArrivals(f *testing.F) {
 		random // the immediate is anything
 	)
 	send := func(rail, distance int8, flags byte) []byte {
-		return []byte{0, byte(rail), byte(distance), flags,
-			10}
+		return []byte{0, byte(rail), byte(distance), flags, 10}
 	}
 	take := func(rail int8) []byte { return []byte{1, byte(rail), 0} }
 	late := func(rail int8) []byte { return []byte{1, byte(rail), 1} } // the second oldest completion first
@@ -36,11 +35,11 @@ func FuzzArrivals(f *testing.F) {
 		program := func(ops ...[]byte) { f.Add(shape, slices.Concat(ops...)) }
 		// in order, then not
 		program(recv, send(0, 0, end), take(0), send(1, 1, 0), take(1), send(0, 0, end), take(0), recv)
-		// the second first
+		// the second message first
 		program(recv, recv, send(0, 1, end), send(1, 0, end), take(0), take(1), take(1))
-		// behind
+		// a number that came before
 		program(send(0, 0, 0), take(0), send(1, -1, 0), take(1))
-		// twice ahead
+		// one number ahead, twice
 		program(send(0, 5, 0), send(1, 5, 0), take(0), take(1))
 		// just within
 		program(send(0, 127, far), take(0), recv)
@@ -48,15 +47,15 @@ func FuzzArrivals(f *testing.F) {
 		program(send(0, -127, far), take(0), recv)
 		// holes
 		program(send(0, 100, far), send(1, 101, far|end), take(0), take(1), send(0, 0, end), take(0), recv)
-		// no number
+		// the number that is never sent
 		program(send(0, 0, top), take(0))
-		// a bit that means nothing
+		// a reserved bit
 		program(send(0, 0, reserved), take(0))
 		// the user's immediate is anything
 		program(recv, send(0, 0, end|raw), wire(0, 0xffffffff), take(0), take(0))
-		// it comes last
+		// the user's immediate comes last
 		program(recv, send(0, 0, end|raw), send(1, 1, end), take(1), take(0), recv, wire(0, 7), take(0))
-		// announced before the end
+		// an immediate announced before the last fragment
 		program(send(0, 0, raw), take(0))
 		// completions out of order
 		program(send(0, 0, 0), send(0, 1, end), late(0), recv, take(0))

@@ -14,11 +14,11 @@ import (
 const benchBatch = 64
 
 // benchDepth holds a batch of 16 fragments each on 4 queue pairs, and not more: the rings then stay
-// in the cache, as those of a program do that keeps as much outstanding as it needs.
+// in the cache, like those of a program that keeps no more outstanding than it needs.
 const benchDepth = 256
 
 // nullPair is a connected virtual queue pair on null devices, where posts succeed and completions
-// are immediate: what is measured is this package alone.
+// are immediate, so that only this package is measured.
 type nullPair struct {
 	qp  *ibverbx.VirtualQP
 	mr  *ibverbx.MR
@@ -230,8 +230,7 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	}
 }
 
-// nullReceiver is a virtual queue pair on null queue pairs whose receives the benchmark completes
-// by hand.
+// nullReceiver is a virtual queue pair on null queue pairs. The benchmark completes its receives.
 type nullReceiver struct {
 	qp    *ibverbx.VirtualQP
 	rails []*verbstest.NullQP // the notify QP last

@@ -60,7 +60,7 @@ func FuzzBusinessCard(f *testing.F) {
 		if err := json.Unmarshal(data, &card); err != nil {
 			checkRefusal(t, err)
 			if !reflect.DeepEqual(card, ibverbx.BusinessCard{Scheme: "as before"}) {
-				t.Fatalf("refused, and became %+v", card)
+				t.Fatalf("the refused card was changed to %+v", card)
 			}
 			return
 		}

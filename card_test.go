@@ -149,7 +149,7 @@ func TestLargestBusinessCard(t *testing.T) {
 		t.Errorf("%d bytes long", len(data))
 	}
 	if got := throughJSON(t, card); !reflect.DeepEqual(got, card) {
-		t.Error("the card does not come through")
+		t.Error("the card does not survive the round trip")
 	}
 	if err := errors.Join(q.Connect(card), q.Close(), null.Close()); err != nil {
 		t.Error(err)
@@ -292,20 +292,17 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 			c.QPNums, c.Rails = append(c.QPNums, 99), append(c.Rails, ibverbx.RailCard{Device: 9})
 		}, "the peer has 3 queue pairs, this end 2: configure both alike"},
 		{"fewer queue pairs", multi, func(c *ibverbx.BusinessCard) {
-			c.QPNums, c.Rails = c.QPNums[1:],
-				c.Rails[1:]
+			c.QPNums, c.Rails = c.QPNums[1:], c.Rails[1:]
 		}, "the peer has 1 queue pairs, this end 2"},
 		{"no notify QP", multi, func(c *ibverbx.BusinessCard) { c.NotifyQPNum, c.Rails = 0, c.Rails[:2] },
 			"notify QP"},
 		{"a notify QP", ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true},
 			func(c *ibverbx.BusinessCard) {
-				c.NotifyQPNum, c.Rails = 99,
-					append(c.Rails, ibverbx.RailCard{})
+				c.NotifyQPNum, c.Rails = 99, append(c.Rails, ibverbx.RailCard{})
 			}, "notify QP"},
 		{"a notify QP for one", ibverbx.Config{QPsPerDevice: 1},
 			func(c *ibverbx.BusinessCard) {
-				c.NotifyQPNum, c.Rails = 99,
-					append(c.Rails, ibverbx.RailCard{})
+				c.NotifyQPNum, c.Rails = 99, append(c.Rails, ibverbx.RailCard{})
 			}, "notify QP"},
 		{"empty", multi, func(c *ibverbx.BusinessCard) { *c = ibverbx.BusinessCard{} }, "0 queue pairs"},
 		{"numbers", multi, func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "2^24"},
@@ -334,7 +331,7 @@ func TestConnectRefusesCardsThatDoNotFit(t *testing.T) {
 				t.Errorf("error %v: want one that says %q", err, c.says)
 			}
 			if a.State() != verbs.StateReset || a.Err() != nil {
-				t.Errorf("it is left in %v, %v", a.State(), a.Err())
+				t.Errorf("the virtual queue pair is left in %v, %v", a.State(), a.Err())
 			}
 			connectBoth(t, a, b) // the right card connects
 			if err := a.Connect(card); err == nil {
@@ -372,7 +369,7 @@ func TestBareCardWithoutGIDsIsRefusedWithoutEffect(t *testing.T) {
 		t.Errorf("error %v: want one that says what to configure", err)
 	}
 	if q.State() != verbs.StateReset {
-		t.Errorf("it is left in %v", q.State())
+		t.Errorf("the virtual queue pair is left in %v", q.State())
 	}
 }
 

@@ -230,7 +230,7 @@ func TestWaitOnAClosedCQ(t *testing.T) {
 		t.Errorf("with flushed completions left: %v", err)
 	}
 	if got := ids(t, l.a.pollClosed(t), verbs.StatusWRFlushErr); !slices.Equal(got, []uint64{0, 1}) {
-		t.Errorf("left were %v", got)
+		t.Errorf("%v were left", got)
 	}
 	if err := l.a.cq.Wait(context.Background()); !errors.Is(err, ibverbx.ErrClosed) {
 		t.Errorf("with nothing left: %v", err)

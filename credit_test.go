@@ -134,8 +134,7 @@ func TestCreditFailuresEndTheVirtualQP(t *testing.T) {
 			c.edit(&wc)
 			got := r.CQ().ProcessCompletions(nil, 0, wc)
 			flushed := func(wc WC) bool {
-				return wc.Status == verbs.StatusWRFlushErr &&
-					wc.Opcode == verbs.WCRecvRDMAWithImm
+				return wc.Status == verbs.StatusWRFlushErr && wc.Opcode == verbs.WCRecvRDMAWithImm
 			}
 			if len(got) != 2 || !flushed(got[0]) || !flushed(got[1]) {
 				t.Errorf("reported %+v", got)

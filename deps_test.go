@@ -86,13 +86,13 @@ func TestImportsPointDown(t *testing.T) {
 			switch {
 			case !ours(path) || !ours(dep):
 			case path == module+"/verbs":
-				t.Errorf("%s imports %s: it stands below all others", path, dep)
+				t.Errorf("%s imports %s: it is below all others", path, dep)
 			case path == module && dep != module+"/verbs" && !strings.HasPrefix(dep, module+"/internal/"):
-				t.Errorf("%s imports %s: it knows no provider", path, dep)
+				t.Errorf("%s imports %s: it must import no provider", path, dep)
 			case strings.HasPrefix(path, module+"/internal/"):
-				t.Errorf("%s imports %s: it knows nothing of queue pairs", path, dep)
+				t.Errorf("%s imports %s: internal packages import nothing else of the module", path, dep)
 			case strings.HasPrefix(path, module+"/verbs/") && dep == module:
-				t.Errorf("%s imports %s, which stands above the providers", path, dep)
+				t.Errorf("%s imports %s, which is above the providers", path, dep)
 			}
 		}
 	}

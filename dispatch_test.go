@@ -26,13 +26,13 @@ func TestFencedRequestWaitsForAllEarlierData(t *testing.T) {
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 3, 0, 1000)) // behind the fence
 	for _, rail := range []int{0, 1} {
 		if got := l.a.fragments(); got[0]+got[1]+got[2] != 2 {
-			t.Fatalf("fragments %v: the fenced request went out before its time", got)
+			t.Fatalf("fragments %v: the fenced request was posted too early", got)
 		}
 		l.complete(l.a, rail)
 		l.a.pump(t)
 	}
 	if got := l.a.fragments(); got[0]+got[1]+got[2] != 4 {
-		t.Fatalf("fragments %v: the fence did not open", got)
+		t.Fatalf("fragments %v: the fenced request is still not posted", got)
 	}
 }
 

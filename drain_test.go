@@ -61,10 +61,10 @@ func refusesPosts(t *testing.T, e *end) {
 		}
 	}
 	if after := e.Stats(); after.Sends != before.Sends || after.Recvs != before.Recvs {
-		t.Errorf("a trace is left: %+v", after)
+		t.Errorf("the refused posts changed the stats: %+v", after)
 	}
 	if s := e.Stats(); s.State != e.State() {
-		t.Errorf("the stats say %v, the virtual queue pair %v", s.State, e.State())
+		t.Errorf("the state is %v in Stats, %v in State", s.State, e.State())
 	}
 }
 
@@ -195,8 +195,7 @@ func TestDrainWithAFailure(t *testing.T) {
 			stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
 			l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemOpErr,
 				Match: func(wr *verbs.SendWR) bool {
-					return wr.RemoteAddr == l.a.peer.Addr()+6*5000 &&
-						wr.Bytes() != 0
+					return wr.RemoteAddr == l.a.peer.Addr()+6*5000 && wr.Bytes() != 0
 				}})
 			l.a.fill(t, 12, 3)
 			if !before {

@@ -155,7 +155,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					if i >= len(data) {
 						if fe.Part == PartFragment || fe.Part == PartMessage || fe.Fragment != -1 ||
 							fe.Length != 0 {
-							t.Fatalf("no data was concerned: %v", fe)
+							t.Fatalf("the failure claims data: %v", fe)
 						}
 						continue
 					}
@@ -180,7 +180,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 				(seen[PartImmediate] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == DQPLB) ||
 				(seen[PartNotification] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray) ||
 				seen[PartFragment] < 30 {
-				t.Errorf("failed were %v", seen)
+				t.Errorf("parts that failed: %v", seen)
 			}
 			if alike := len(c.widths) == 0 || slices.Min(c.widths) == slices.Max(c.widths); alike &&
 				unknown != 0 {
@@ -372,7 +372,7 @@ func TestFailedMarkerIsNoFragment(t *testing.T) {
 	}
 	if fe.Part != PartMarker || fe.Fragment != -1 || fe.Length != 0 ||
 		!strings.Contains(fe.Error(), "RDMA_WRITE id 3, marker ahead") {
-		t.Errorf("the marker failed: %+v", fe)
+		t.Errorf("failure of the marker: %+v", fe)
 	}
 }
 

@@ -34,8 +34,7 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 			// Rail 0 finishes first, completions and flushed receives, before the others execute
 			// anything.
 			for l.do(func(a soft.Action) bool {
-				return a.Device == l.a.nics[0].ID() &&
-					a.QPNum == l.a.railQP[0]
+				return a.Device == l.a.nics[0].ID() && a.QPNum == l.a.railQP[0]
 			}) {
 				l.a.pump(t)
 			}

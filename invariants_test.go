@@ -62,7 +62,7 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 			breaks(r)
 			defer func() {
 				if p, _ := recover().(string); !strings.Contains(p, "broken invariant") {
-					t.Errorf("the check says %q", p)
+					t.Errorf("the check panics with %q, want a broken invariant", p)
 				}
 			}()
 			checks(r)

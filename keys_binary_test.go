@@ -104,7 +104,7 @@ func FuzzSegmentBinary(f *testing.F) {
 			return
 		}
 		if again := append(s.AppendBinary(nil), rest...); !bytes.Equal(again, b) {
-			t.Fatalf("% x\nwritten again as\n% x", b, again)
+			t.Fatalf("% x\nencodes to\n% x", b, again)
 		}
 	})
 }

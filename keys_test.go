@@ -57,6 +57,6 @@ func TestKeysByDevice(t *testing.T) {
 		t.Errorf("have %#x", k.have)
 	}
 	if _, ok := (*Keys)(nil).Key(0); ok {
-		t.Error("no keys have a key")
+		t.Error("nil keys have a key")
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// What a line accepts and shows in every state of its life.
+// What a line accepts and shows in each of its states.
 func TestLineInEachState(t *testing.T) {
 	failure := func() *FailedError { return noRequest(verbs.StatusRetryExcErr) }
 	connected := func(l *line) { l.state = verbs.StateRTS }
@@ -113,7 +113,7 @@ func TestLineInEachState(t *testing.T) {
 				t.Errorf("flushAsked: %v", got)
 			}
 			if l.flushAsked(verbs.StatusRetryExcErr) {
-				t.Error("a status that is no flush passes for one")
+				t.Error("a status other than a flush counts as a flush")
 			}
 		})
 	}
@@ -158,11 +158,11 @@ func TestLineLingers(t *testing.T) {
 	l := newLine()
 	l.fail(1, noRequest(verbs.StatusRetryExcErr))
 	if l.lingered(time.Hour) {
-		t.Error("an hour has passed")
+		t.Error("lingered for an hour at once")
 	}
 	l.failedAt = l.failedAt.Add(-2 * time.Hour)
 	if !l.lingered(time.Hour) {
-		t.Error("two hours have not sufficed")
+		t.Error("two hours are not enough")
 	}
 }
 
@@ -181,7 +181,7 @@ func TestLineWithholdsUntilTheCauseIsKnown(t *testing.T) {
 	}
 	l = suspected()
 	if l.resetFailed(); !l.dead || l.withholds() {
-		t.Error("withholds although nothing is to come")
+		t.Error("withholds although the line is dead")
 	}
 }
 

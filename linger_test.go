@@ -65,7 +65,7 @@ func TestNoLinger(t *testing.T) {
 func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8,
 		Credits: 2}})
-	later := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1})
+	transient := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1})
 	l.a.expectRecv(t, 1000)
 	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 16)) // uses up a credit of either rail
 	l.a.wait(t, 1)
@@ -77,14 +77,14 @@ func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); l.a.Err() == nil && time.Now().Before(deadline); {
 		l.a.pump(t)
 	}
-	later.Remove()
-	never := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
+	transient.Remove()
+	permanent := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1,
 		Err: verbs.ErrState})
 	for range 10 {
 		l.a.pump(t)
 	}
-	if never.Hits() == 0 || never.Hits() > 2 {
-		t.Errorf("%d credits were refused, of one on each rail", never.Hits())
+	if permanent.Hits() == 0 || permanent.Hits() > 2 {
+		t.Errorf("%d credits were refused, want one on each rail at most", permanent.Hits())
 	}
 	if _, err := l.b.PostRecv(ibverbx.RecvWR{ID: 1000, Local: l.b.mr.Slice(0, 8)}); err != nil {
 		t.Fatal(err)

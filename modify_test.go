@@ -71,7 +71,7 @@ func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 			t.Fatalf("to %v with an attribute missing: %v", step.attr.State, err)
 		}
 		if q.State() != before {
-			t.Fatalf("a refused change led from %v to %v", before, q.State())
+			t.Fatalf("a refused change moved it from %v to %v", before, q.State())
 		}
 		if err := q.Modify(step.attr, step.mask, peer); err != nil {
 			t.Fatal(err)

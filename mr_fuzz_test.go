@@ -63,7 +63,7 @@ func FuzzRemoteMR(f *testing.F) {
 		text, err := json.Marshal(r)
 		if err = errors.Join(err, json.Unmarshal(text, &again)); err != nil || r.keys != nil &&
 			!reflect.DeepEqual(again, r) {
-			t.Fatalf("%v is written as %s, and read as %v, %v", r, text, again, err)
+			t.Fatalf("%v is written as %s, and read back as %v, %v", r, text, again, err)
 		}
 		if s := r.At(off); s.Length != 0 && (s.Addr < r.Addr() || s.Addr+s.Length != r.Addr()+r.Len()) ||
 			off < r.Len() && s.Length != r.Len()-off {

@@ -118,7 +118,7 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 		t.Fatalf("outstanding %v", got)
 	}
 	if n, err := cq.PollDevice(9, wcs); n != 0 || err != nil {
-		t.Fatalf("a device that is not there: %d, %v", n, err)
+		t.Fatalf("a device that does not exist: %d, %v", n, err)
 	}
 	if n, err := cq.PollDevice(0, wcs[:3]); n != 3 || err != nil || wcs[0].ID != 0 || wcs[2].ID != 2 {
 		t.Fatalf("%d, %v: %s", n, err, fmtWCs(wcs[:n]))
@@ -176,7 +176,7 @@ func TestCompletionsLoopMayEndAnywhere(t *testing.T) {
 func TestCompletionsLoopEnds(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	for range l.a.cq.Completions() {
-		t.Fatal("there is nothing")
+		t.Fatal("a completion where there is none")
 	}
 	l.a.sendMany(t, 0, 20)
 	if err := l.a.Close(); err != nil {

@@ -50,12 +50,10 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 		{"zero length write", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 },
 			ibverbx.ErrLength, "zero bytes"},
 		{"zero length read", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Opcode,
-				wr.Local.Length = verbs.OpRDMARead, 0
+			wr.Opcode, wr.Local.Length = verbs.OpRDMARead, 0
 		}, ibverbx.ErrLength, "zero bytes"},
 		{"zero length write-imm", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Opcode,
-				wr.Local.Length = verbs.OpRDMAWriteWithImm, 0
+			wr.Opcode, wr.Local.Length = verbs.OpRDMAWriteWithImm, 0
 		}, ibverbx.ErrLength, "zero bytes"},
 		{"no local key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey,
 			"MR.Slice"},

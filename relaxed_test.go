@@ -62,7 +62,7 @@ func TestRelaxedSendGoesOutWhileAnEarlierWriteIsStalled(t *testing.T) {
 		l.a.send(t, l.a.message(3, 3000, 2000, true, 0))
 		wc := l.b.wait(t, 1)[0]
 		if stalled := l.a.Stats().SendWindow == 3; !stalled {
-			t.Fatal("the write was not held up")
+			t.Fatal("the write was not stalled")
 		}
 		if wc.ID != 7 || wc.Imm != 3 || wc.ByteLen != 2000 || wc.Flags&verbs.WCWithImm == 0 ||
 			wc.Opcode != verbs.WCRecv {

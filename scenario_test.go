@@ -88,7 +88,7 @@ func TestScenarioMultiFragmentMessage(t *testing.T) {
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 42, 0, 300*kb))
 	if s := l.a.Stats(); s.SendsWaiting != 0 ||
 		s.Rails[0].Fragments+s.Rails[1].Fragments+s.Rails[2].Fragments != 3 {
-		t.Fatalf("not three fragments, all handed out: %+v", s)
+		t.Fatalf("want three fragments, all posted: %+v", s)
 	}
 	for _, rail := range []int{1, 2} {
 		l.complete(l.a, rail)
