@@ -87,7 +87,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 		if armed && q.drainStep() {
 			return q.Err()
 		}
-		q.cq.sleepOrPoll(ctx, armed && !(q.pass != nil && q.pass.mustRetry()))
+		q.cq.sleepOrPoll(ctx, armed && (q.pass == nil || !q.pass.mustRetry()))
 	}
 }
 

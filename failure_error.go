@@ -207,7 +207,8 @@ var causeText = [...]struct {
 		"which room is reserved"},
 	{verbs.ErrState, "the queue pair was not in the state for it: look for an earlier error, here or at " +
 		"the peer, or for who modified the queue pair"},
-	{verbs.ErrClosed, "a physical queue pair was closed under its virtual one: leave that to VirtualQP.Close"},
+	{verbs.ErrClosed, "a physical queue pair was closed under its virtual one: leave that to " +
+		"VirtualQP.Close"},
 	{verbs.ErrNotSupported, "check what the NIC supports: run 'ibverbx devices'"},
 }
 

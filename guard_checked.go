@@ -5,8 +5,8 @@ package ibverbx
 import "sync/atomic"
 
 // In builds with the race detector, or with the tag invariants, every public method of a VirtualCQ
-// and its VirtualQPs detects that two goroutines use them at once, and checks the invariants when it
-// has ended.
+// and its VirtualQPs detects that two goroutines use them at once, and checks the invariants when
+// it has ended.
 
 // ownerGuard is set while a goroutine is inside.
 type ownerGuard struct{ busy atomic.Bool }

@@ -12,8 +12,8 @@ import (
 // of the unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC:
 // see drainProbes.
 //
-// outstanding counts the requests that were accepted less the completions that came: unsignaled sends
-// that succeed have none and count until a reset, and what a NIC invents is not recognised.
+// outstanding counts the requests that were accepted less the completions that came: unsignaled
+// sends that succeed have none and count until a reset, and what a NIC invents is not recognised.
 //
 // Invariant: nothing is staged between calls; probes.posted is not negative.
 type passThrough struct {

@@ -95,8 +95,8 @@ func (e *ending) check(outstanding int) error {
 	ended := e.stage >= stageFailed
 	if (e.err != nil) != ended || (e.failedBusy || e.onReleased != nil) && !ended ||
 		e.stage == stageReleased && outstanding != 0 {
-		return fmt.Errorf("stage %v, busy when it failed %v, %d operations outstanding: error %v",
-			e.stage, e.failedBusy, outstanding, e.err)
+		return fmt.Errorf("stage %v, busy when it failed %v, %d operations outstanding: error %s",
+			e.stage, e.failedBusy, outstanding, fmt.Sprint(e.err))
 	}
 	return nil
 }

@@ -126,8 +126,8 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	})
 }
 
-// greeting is how long a connection may take to begin the conversation: others may be waiting behind
-// it.
+// greeting is how long a connection may take to begin the conversation: others may be waiting
+// behind it.
 const greeting = 5 * time.Second
 
 // conversation configures how the two processes talk.

@@ -10,9 +10,9 @@
 //	Sender.Ack                        one rail    connection
 //
 // Numbers count from 0 to [Mod]-1 and then from 0 again; [Mod] itself, 0xFFFFFF, is never sent. The
-// number travels in the low 24 bits of the immediate, [Last] in bit 31. The C++ original stores that
-// immediate without htonl, so it is little-endian on the wire, unlike every other: [Swap].
+// number travels in the low 24 bits of the immediate, [Last] in bit 31. The C++ original stores
+// that immediate without htonl, so it is little-endian on the wire, unlike every other: [Swap].
 //
-// Everything here is plain memory and arithmetic. It knows no queue pair, posts nothing and reads no
-// clock; what the peer did wrong is returned as an error. Nothing is safe for concurrent use.
+// Everything here is plain memory and arithmetic. It knows no queue pair, posts nothing and reads
+// no clock; what the peer did wrong is returned as an error. Nothing is safe for concurrent use.
 package dqplb

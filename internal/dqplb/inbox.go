@@ -7,7 +7,8 @@ package dqplb
 // Each receive that the rail keeps posted, a credit, has a count: 0, 1, 2, ...
 //
 // Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival
-// on credit c, for next <= c <= next+mask; the slot of next itself is free, or its credit has failed.
+// on credit c, for next <= c <= next+mask; the slot of next itself is free, or its credit has
+// failed.
 type Inbox struct {
 	next  uint64
 	slots []credit
@@ -69,8 +70,8 @@ func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
 	return slot.imm, slot.bytes, true
 }
 
-// Restart forgets what has arrived: the next credit is the one that is posted next, posted being how
-// many were, ever.
+// Restart forgets what has arrived: the next credit is the one that is posted next, posted being
+// how many were, ever.
 func (b *Inbox) Restart(posted uint64) {
 	clear(b.slots)
 	*b = Inbox{next: posted, slots: b.slots, mask: b.mask}

@@ -28,8 +28,8 @@ const (
 	arrivedEnd                          // last message of its request
 )
 
-// Receiver puts the numbered messages of all rails back in order. What lies beyond the next expected
-// number waits in a ring that grows with need up to MaxHeld.
+// Receiver puts the numbered messages of all rails back in order. What lies beyond the next
+// expected number waits in a ring that grows with need up to MaxHeld.
 //
 // Invariant: next is the lowest number that Arrive has not seen or Take has not passed;
 // ring[(base+d)&mask] is the message with number next+d; len(ring) is a power of two or zero; held
@@ -57,8 +57,8 @@ func (r *Receiver) Held() int { return r.held }
 // immediate and its length. due says that n is to be delivered. Messages that waited for this one
 // follow from [Receiver.Take], which must be called while [Receiver.Ready] says so.
 //
-// An error is a violation of the protocol by the peer: an impossible number, one that came twice, or
-// one too far ahead. It changes nothing.
+// An error is a violation of the protocol by the peer: an impossible number, one that came twice,
+// or one too far ahead. It changes nothing.
 func (r *Receiver) Arrive(box *Inbox, imm, bytes uint32) (n Notification, due bool, err error) {
 	v := Swap(imm)
 	// The usual case: the next number, nothing else to come. It never sees the ring.

@@ -165,8 +165,8 @@ func TestReceiverAgainstReference(t *testing.T) {
 	}
 }
 
-// Completions of one rail in any order give its messages in the order of the credits; one that comes
-// twice, or on no credit, is known.
+// Completions of one rail in any order give its messages in the order of the credits; one that
+// comes twice, or on no credit, is known.
 func TestInboxKeepsTheOrderOfCredits(t *testing.T) {
 	const mask = 1<<28 - 1
 	for _, first := range []uint64{0, 5, mask - 2, 1 << 40} {

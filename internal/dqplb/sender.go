@@ -1,11 +1,11 @@
 package dqplb
 
-// MaxInFlight bounds the numbers that a sender has on the way (messages). 2^15 at 512 KiB a fragment
-// is 16 GiB.
+// MaxInFlight bounds the numbers that a sender has on the way (messages). 2^15 at 512 KiB a
+// fragment is 16 GiB.
 const MaxInFlight = 1 << 15
 
-// Sender hands out numbers and keeps them within the receiver's window: a number is given only while
-// it lies less than limit ahead of the oldest one that has not been acknowledged.
+// Sender hands out numbers and keeps them within the receiver's window: a number is given only
+// while it lies less than limit ahead of the oldest one that has not been acknowledged.
 //
 // Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is
 // set for an acknowledged n with acked <= n < sent, and clear for every other.
@@ -45,8 +45,8 @@ func (s *Sender) Sent() uint64 { return s.sent - s.first }
 // Open is how many numbers were handed out from the oldest unacknowledged one on.
 func (s *Sender) Open() int { return int(s.sent - s.acked) }
 
-// Ack handles the acknowledgement of the message with number num. It reports false for a number that
-// is not on the way.
+// Ack handles the acknowledgement of the message with number num. It reports false for a number
+// that is not on the way.
 func (s *Sender) Ack(num uint32) bool {
 	n := s.acked + uint64(Distance(uint32(s.acked%Mod), num))
 	if n >= s.sent {

@@ -117,7 +117,8 @@ func (c *cell) addStatuses(q *layers.QueuePair) {
 }
 
 // compareReported compares the first n messages of an end in a round that failed, which are those
-// up to the last that was acknowledged or notified: all of them must be there. It says how many are.
+// up to the last that was acknowledged or notified: all of them must be there. It says how many
+// are.
 func (c *cell) compareReported(end, n int) (int, error) {
 	if !c.p.Verify {
 		return 0, nil

@@ -26,8 +26,8 @@ type cell struct {
 	hist      *hdrhistogram.Histogram
 	samples   []int64 // room for those of a series, in nanoseconds
 	sorted    []uint64
-	// counters is what the counter of atomics at each end holds: as read when the cell begins or its
-	// ends are made anew, said by the other process, and reckoned on after each round.
+	// counters is what the counter of atomics at each end holds: as read when the cell begins or
+	// its ends are made anew, said by the other process, and reckoned on after each round.
 	counters [2]uint64
 	// before is what the ends had counted when the cell began, or when they were made anew.
 	before counted

@@ -15,9 +15,9 @@
 // an account of every completion (fault.go, inject.go, faultplan.go, recover.go, accounting.go).
 //
 // In one process one goroutine drives both ends of a queue pair. It polls, and when nothing has
-// come for a while it sleeps until an event of either end: where the NICs are software they need the
-// cores themselves. Streams through a layer have a goroutine and a worker for each end, which spin
-// and sleep as the layer does. Latencies are measured by one goroutine; only with events the
+// come for a while it sleeps until an event of either end: where the NICs are software they need
+// the cores themselves. Streams through a layer have a goroutine and a worker for each end, which
+// spin and sleep as the layer does. Latencies are measured by one goroutine; only with events the
 // answering end has one of its own. An interruption cuts the rounds of queue pairs short; those of
 // the layers end by themselves a moment later.
 //

@@ -36,8 +36,8 @@ func checkLine(t *testing.T, words ...string) {
 }
 
 // FuzzTask reads what another process asks for. What is taken is within the limits, so is the
-// memory that it takes, it is the same when it is passed on, and the queue pairs that it asks for can
-// be configured.
+// memory that it takes, it is the same when it is passed on, and the queue pairs that it asks for
+// can be configured.
 func FuzzTask(f *testing.F) {
 	p := params()
 	if err := p.Validate(); err != nil {

@@ -27,8 +27,8 @@ func (c *cell) playApart(ctx context.Context, n int) (err error) {
 	return cause(ctx, end.Run(ctx, c.parted))
 }
 
-// converse says to the other process that this end has sent its messages, as soon as that is so, and
-// hears the same of the other one. A peer that was stopped says so before this end is over.
+// converse says to the other process that this end has sent its messages, as soon as that is so,
+// and hears the same of the other one. A peer that was stopped says so before this end is over.
 func (c *cell) converse() {
 	end, at := c.pair.here()
 	if !c.said && c.sends(at) && end.Sent() {

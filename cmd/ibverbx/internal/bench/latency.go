@@ -18,8 +18,8 @@ const (
 	// core.
 	latencySpin = time.Millisecond
 	// patientSpin is how long an end polls otherwise before it sleeps. Where two NICs copy on two
-	// cores that is worth a sixth of the bandwidth, and half of it when another process wants a core
-	// too.
+	// cores that is worth a sixth of the bandwidth, and half of it when another process wants a
+	// core too.
 	patientSpin = 20 * time.Microsecond
 	// longest is the longest latency that the histogram distinguishes, in nanoseconds.
 	longest = int64(100 * time.Second)

@@ -21,8 +21,8 @@ type meter struct {
 	*runner
 	size       int // of a message, in bytes
 	directions int // in which messages are counted, 1 or 2
-	// most is how long a round may take; 0 for any time. The first rounds are short: nothing is known
-	// of the NICs' speed.
+	// most is how long a round may take; 0 for any time. The first rounds are short: nothing is
+	// known of the NICs' speed.
 	most   time.Duration
 	timed  time.Duration // all timed rounds together
 	result Result

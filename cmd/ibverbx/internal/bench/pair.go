@@ -31,8 +31,8 @@ type pair struct {
 	nics   [2][]verbs.Device // that the queue pairs are on
 	rails  [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
 	faults *faultPlan
-	// sent counts the timed messages that end a has posted in the column, over all sizes. Rounds add
-	// to it; faults strike by it.
+	// sent counts the timed messages that end a has posted in the column, over all sizes. Rounds
+	// add to it; faults strike by it.
 	sent int
 }
 

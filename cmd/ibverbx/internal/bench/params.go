@@ -205,8 +205,8 @@ func (p *Params) defaultSizes() units.Range {
 // Soft is the name of the provider of software NICs.
 const Soft = "soft"
 
-// unknownSpeed says that nothing is known of the NICs' speed: they may be slow, and nothing large is
-// sent before it is known how slow.
+// unknownSpeed says that nothing is known of the NICs' speed: they may be slow, and nothing large
+// is sent before it is known how slow.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.

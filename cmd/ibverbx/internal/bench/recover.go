@@ -28,9 +28,9 @@ type survival struct {
 	markVerified int       // how many messages were verified then
 }
 
-// survive goes on after a failure that a fault has caused: it records the failure, resets both ends,
-// and connects them anew. What it returns ends the cell: err itself where no fault has caused it, or
-// why the cell cannot go on.
+// survive goes on after a failure that a fault has caused: it records the failure, resets both
+// ends, and connects them anew. What it returns ends the cell: err itself where no fault has caused
+// it, or why the cell cannot go on.
 func (c *cell) survive(err error) error {
 	if err == nil || c.peer != nil || !errors.Is(err, errFailed) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err

@@ -310,8 +310,8 @@ func (e *End) bind(ctx context.Context) {
 }
 
 // step does what can be done now, and says whether there is nothing more to do. Until that is so it
-// looks at nothing that the peer's goroutine writes: fetching it from another core takes longer than
-// the rest.
+// looks at nothing that the peer's goroutine writes: fetching it from another core takes longer
+// than the rest.
 func (e *End) step() bool {
 	if e.task.Meanwhile != nil {
 		e.task.Meanwhile()

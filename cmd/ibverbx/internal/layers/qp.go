@@ -209,8 +209,8 @@ func (q *QueuePair) at(i int) uint64 { return uint64(q.task.Round.Target(q.slot(
 // imm is the immediate of message i.
 func (q *QueuePair) imm(i int) uint32 { return uint32(q.task.Round.Number)<<16 ^ uint32(i) }
 
-// post posts messages, as many as the window and the NIC take. The NIC need not take all at once: it
-// is offered the rest when something has moved, or a moment later.
+// post posts messages, as many as the window and the NIC take. The NIC need not take all at once:
+// it is offered the rest when something has moved, or a moment later.
 func (q *QueuePair) post(i, n int) (int, error) {
 	if q.failed {
 		if err := q.failure(); err != nil {
