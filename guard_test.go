@@ -28,7 +28,7 @@ func TestConcurrentUsePanics(t *testing.T) {
 		"Shutdown":           func() { _ = r.Shutdown(t.Context()) },
 		"Stats":              func() { _ = r.Stats() },
 		"Stats of the CQ":    func() { _ = c.Stats() },
-		"Close":              func() { _ = r.VirtualQP.Close() },
+		"Close":              func() { _ = r.Close() },
 		"Close of the CQ":    func() { _ = c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
