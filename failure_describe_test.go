@@ -105,7 +105,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 			unknown := 0
 			for round := range 20 {
 				local, sgl := c.memory(round)
-				make := func() *recorded {
+				post := func() *recorded {
 					r := newRecorded(t, 2, 2, Config{Scheme: c.scheme, MaxMsgSize: 100})
 					jumpTo(r.VirtualQP, r.VirtualQP, c.start)
 					for i, w := range c.widths {
@@ -124,7 +124,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					}
 					return r
 				}
-				r := make()
+				r := post()
 				n := r.send.win.Tail - 1
 				if c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray {
 					finishData(t, r)
@@ -135,7 +135,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					length += p.Bytes()
 				}
 				for i := range len(data) + len(rest) {
-					r := make()
+					r := post()
 					if i >= len(data) && c.scheme == Spray {
 						finishData(t, r)
 					}
@@ -175,15 +175,16 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					}
 				}
 			}
-			if (seen[PartMarker] != 0) != (c.ahead && c.op == verbs.OpRDMAWriteWithImm &&
-				c.scheme == DQPLB) ||
-				(seen[PartImmediate] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == DQPLB) ||
-				(seen[PartNotification] != 0) != (c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray) ||
+			numbered := c.op == verbs.OpRDMAWriteWithImm && c.scheme == DQPLB
+			notified := c.op == verbs.OpRDMAWriteWithImm && c.scheme == Spray
+			if (seen[PartMarker] != 0) != (c.ahead && numbered) ||
+				(seen[PartImmediate] != 0) != numbered ||
+				(seen[PartNotification] != 0) != notified ||
 				seen[PartFragment] < 30 {
 				t.Errorf("parts that failed: %v", seen)
 			}
-			if alike := len(c.widths) == 0 || slices.Min(c.widths) == slices.Max(c.widths); alike &&
-				unknown != 0 {
+			alike := len(c.widths) == 0 || slices.Min(c.widths) == slices.Max(c.widths)
+			if alike && unknown != 0 {
 				t.Errorf("the range of %d fragments was not known", unknown)
 			}
 		})
@@ -275,9 +276,8 @@ func TestFailedErrorText(t *testing.T) {
 			Fragments: 16, LocalAddr: 0x1000, RemoteAddr: 0x2000, Length: 524288,
 			VendorErr: 0x81, Err: verbs.StatusRetryExcErr}),
 			"virtual qp 1: RDMA_WRITE id 7, fragment 3 of 16 (524288 bytes from 0x1000 to remote 0x2000): " +
-				"rail 1 (mlx5_1 qp 18): " +
-				"RETRY_EXC_ERR: transport retries exceeded: the peer or the path to it is gone (vendor " +
-				"0x81: transport retry counter exceeded): " +
+				"rail 1 (mlx5_1 qp 18): RETRY_EXC_ERR: transport retries exceeded: the peer or the path " +
+				"to it is gone (vendor 0x81: transport retry counter exceeded): " +
 				"check that the peer's process lives and has connected, then link, routing and GID index, " +
 				"then timeout and retry count"},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCRDMARead, Part: PartFragment, Fragments: 1,
@@ -324,8 +324,8 @@ func TestFailedErrorText(t *testing.T) {
 			Err: fmt.Errorf("%w: number 5 came twice", ErrProtocol)}),
 			"virtual qp 1: a receive kept for messages of the peer (dqplb credit)" + at +
 				"protocol violation by the peer: number 5 came twice: check that the peer's queue pairs " +
-				"are used by its" +
-				" virtual queue pair alone, and that both ends exchanged cards of this connection"},
+				"are used by its virtual queue pair alone, and that both ends exchanged cards of this " +
+				"connection"},
 		{on(FailedError{HasID: true, ID: 7, Opcode: verbs.WCUnknown, Fragment: -1,
 			Err: verbs.StatusFatalErr}),
 			"virtual qp 1: request or receive id 7" + at + status(verbs.StatusFatalErr) +
