@@ -85,12 +85,17 @@ type sink struct {
 
 // slot is where the next completion to report goes. Its fields are as their last user left them.
 func (s *sink) slot() *WC {
-	if s.n < len(s.dst) {
-		s.n++
-		return &s.dst[s.n-1]
+	if s.n == len(s.dst) {
+		return s.overflow()
 	}
-	return s.ready.Open()
+	s.n++
+	return &s.dst[s.n-1]
 }
+
+// overflow is apart so that slot can be inlined.
+//
+//go:noinline
+func (s *sink) overflow() *WC { return s.ready.Open() }
 
 // release gives back what a reported request held.
 func (s *sink) release(r *sendReq) {

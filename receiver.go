@@ -98,15 +98,9 @@ type recvRefusal struct {
 	f    *FailedError // which receive
 }
 
-// postWaiting posts the receives of one kind that wait, as far as the rail for them has room.
-func (s *receiver) postWaiting(rl *rail, message bool) *recvRefusal {
-	next := &s.nextBare
-	if message {
-		next = &s.nextMessage
-	}
-	if *next == s.win.Tail {
-		return nil
-	}
+// postWaiting posts the receives of one kind that wait, from *next on, as far as the rail for them
+// has room. next is the cursor of that kind.
+func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusal {
 	if rl == nil {
 		*next = s.win.Tail // no receive of this kind was accepted
 		return nil

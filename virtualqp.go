@@ -242,15 +242,22 @@ func (q *VirtualQP) dispatchRecvs() {
 	if !q.line.mayPostReceives() {
 		return
 	}
-	if refused := q.recv.postWaiting(q.send.rails.sendRail, true); refused != nil {
-		q.recvRefused(refused)
+	s := &q.recv
+	if s.nextMessage != s.win.Tail {
+		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
+			q.recvRefused(refused)
+		}
 	}
-	if q.cfg.Scheme == DQPLB {
-		if q.recv.deliverBanked() {
+	switch {
+	case s.nextBare == s.win.Tail:
+	case s.scheme == DQPLB:
+		if s.deliverBanked() {
 			q.cq.touch(q)
 		}
-	} else if refused := q.recv.postWaiting(q.send.rails.finalRail, false); refused != nil {
-		q.recvRefused(refused)
+	default:
+		if refused := s.postWaiting(q.send.rails.finalRail, false, &s.nextBare); refused != nil {
+			q.recvRefused(refused)
+		}
 	}
 }
 
