@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -190,7 +191,11 @@ func cardError(format string, args ...any) error {
 }
 
 // Card is this end's business card, to send to the peer.
-func (q *VirtualQP) Card() (BusinessCard, error) { return newHandshake(q).card() }
+func (q *VirtualQP) Card() (BusinessCard, error) {
+	q.enter()
+	defer q.exit()
+	return newHandshake(q).card()
+}
 
 func (h *handshake) card() (BusinessCard, error) {
 	card := BusinessCard{RDAtomic: h.maxRDAtomic()}
@@ -221,4 +226,25 @@ func (h *handshake) card() (BusinessCard, error) {
 		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.FirstNumber
 	}
 	return card, failed
+}
+
+// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
+// device allows.
+func (h *handshake) maxRDAtomic() uint8 {
+	n := h.cfg.Conn.MaxRDAtomic
+	for _, r := range h.send.rails.all {
+		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
+			attr.MaxRDAtomic < int(n) {
+			n = uint8(attr.MaxRDAtomic)
+		}
+	}
+	return n
+}
+
+// portError says why a rail's local port or GID cannot be used.
+func (h *handshake) portError(r *rail, err error) error {
+	if noGID := gidError(""); errors.As(err, &noGID) {
+		return h.connectError(verbs.ErrInvalid, err.Error())
+	}
+	return h.railError(r, err)
 }

@@ -14,22 +14,22 @@ const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicite
 // checkSend says what is wrong with a request for several queue pairs.
 func (s *railSet) checkSend(i int, wr *SendWR) error {
 	if !wr.Opcode.Valid() {
-		return sendError(i, wr, ErrOpcode, wr.Opcode.String())
+		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
 	}
 	if wr.Flags&verbs.SendSignaled == 0 {
-		return sendError(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
+		return refuseSend(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
 	}
 	if wr.Flags&^knownSendFlags != 0 {
-		return sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+		return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
 	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+		return refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
 	n := wr.Local.Length
 	need := s.localDevs
 	if wr.Opcode.IsSend() {
 		if s.sendRail == nil {
-			return sendError(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
+			return refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
 				"and there is none: add one")
 		}
 		need = 1 << s.sendRail.device
@@ -56,7 +56,7 @@ func (s *railSet) checkSend(i int, wr *SendWR) error {
 		return s.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return sendError(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
+		return refuseSend(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
 			"there must be data")
 	}
 	if k := wr.Remote.Keys; k == nil || s.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
@@ -75,7 +75,7 @@ func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error 
 		return nil
 	}
 	if detail, err := checkLocal(p, need); err != nil {
-		return sendError(i, wr, err, detail)
+		return refuseSend(i, wr, err, detail)
 	}
 	return nil
 }
@@ -103,19 +103,19 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 	if wr.Flags&verbs.SendInline != 0 {
 		switch {
 		case len(wr.SGL) != 0 || wr.Local != (Segment{}):
-			return 0, sendError(i, wr, verbs.ErrInvalid,
+			return 0, refuseSend(i, wr, verbs.ErrInvalid,
 				"an inline request takes its payload from Inline: leave Local and SGL empty")
 		case wr.Opcode == verbs.OpRDMARead || wr.Opcode.IsAtomic():
-			return 0, sendError(i, wr, verbs.ErrInvalid,
+			return 0, refuseSend(i, wr, verbs.ErrInvalid,
 				wr.Opcode.String()+" cannot be inline: it brings data")
 		case len(wr.Inline) > s.maxInline:
-			return 0, sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
+			return 0, refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes inline: the queue pairs take %d",
 				len(wr.Inline), s.maxInline))
 		}
 		return uint64(len(wr.Inline)), nil
 	}
 	if wr.Local != (Segment{}) {
-		return 0, sendError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+		return 0, refuseSend(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	var n uint64
 	for _, p := range wr.SGL {
@@ -123,7 +123,7 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 			return 0, err
 		}
 		if n+p.Length < n {
-			return 0, sendError(i, wr, ErrLength, "the pieces together are longer than the address space")
+			return 0, refuseSend(i, wr, ErrLength, "the pieces together are longer than the address space")
 		}
 		n += p.Length
 	}
@@ -133,11 +133,11 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 // checkSendLength checks a SEND, which travels as one message.
 func (s *railSet) checkSendLength(i int, wr *SendWR, n uint64) error {
 	if n > maxMessage {
-		return sendError(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
 			"message carries at most 2 GiB", n))
 	}
 	if len(wr.SGL) > s.sendRail.maxSGE {
-		return sendError(i, wr, verbs.ErrInvalid,
+		return refuseSend(i, wr, verbs.ErrInvalid,
 			fmt.Sprintf("SEND of %d pieces: it is not fragmented, and the queue pair takes %d", len(wr.SGL),
 				s.sendRail.maxSGE))
 	}
@@ -147,7 +147,7 @@ func (s *railSet) checkSendLength(i int, wr *SendWR, n uint64) error {
 // checkOrder checks a request of n bytes that is relaxed, or takes one fragment on each data rail.
 func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 	if wr.Relaxed && !wr.Opcode.IsSend() {
-		return sendError(i, wr, verbs.ErrInvalid,
+		return refuseSend(i, wr, verbs.ErrInvalid,
 			wr.Opcode.String()+" cannot be Relaxed: only a SEND waits for earlier data")
 	}
 	if !wr.EveryRail {
@@ -155,19 +155,19 @@ func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 	}
 	rails, limit := uint64(len(s.data)), uint64(s.maxFragment)
 	if wr.Opcode != verbs.OpRDMARead && wr.Opcode != verbs.OpRDMAWrite {
-		return sendError(i, wr, verbs.ErrInvalid,
+		return refuseSend(i, wr, verbs.ErrInvalid,
 			wr.Opcode.String()+" cannot go over EveryRail: only a plain read or write can")
 	}
 	if n == 0 || n%rails != 0 {
-		return sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of "+
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes over every rail: must be a multiple of "+
 			"the %d data queue pairs, and not 0", n, rails))
 	}
 	if n/rails > limit && rails > 1 {
-		return sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at "+
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes on each of %d rails: a fragment has at "+
 			"most %d", n/rails, rails, limit))
 	}
 	if width, _ := s.width(); len(wr.SGL) > width {
-		return sendError(i, wr, verbs.ErrInvalid,
+		return refuseSend(i, wr, verbs.ErrInvalid,
 			fmt.Sprintf("%d pieces over every rail: a fragment takes %d, and must not be cut short",
 				len(wr.SGL), width))
 	}
@@ -178,46 +178,46 @@ func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
 	m := wr.Remote
 	if m.Keys == nil {
-		return sendError(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or "+
+		return refuseSend(i, wr, ErrNoKey, "remote memory has no keys: name it with RemoteMR.Slice, or "+
 			"give RemoteSegment.Keys")
 	}
 	if missing := s.peerDevs &^ m.Keys.have; missing != 0 {
-		return sendError(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device "+
+		return refuseSend(i, wr, ErrNoKey, fmt.Sprintf("remote memory %v has no key for the peer's device "+
 			"%s (have %s): the peer must register it on every device of the virtual QP",
 			m, deviceList(missing), deviceList(m.Keys.have)))
 	}
 	if n > m.Length {
-		return sendError(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, m.Length))
+		return refuseSend(i, wr, ErrBounds, fmt.Sprintf("%d bytes for a remote segment of %d", n, m.Length))
 	}
-	return sendError(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
+	return refuseSend(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
 		addrRange(m.Addr, n), addrRange(m.Keys.base, m.Keys.length)))
 }
 
 // checkAtomic checks the shape of an atomic of n bytes.
 func (s *railSet) checkAtomic(i int, wr *SendWR, n uint64) error {
 	if n != 8 || len(wr.SGL) > 1 {
-		return sendError(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of "+
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%v of %d bytes in %d pieces: an atomic is of "+
 			"eight bytes in one", wr.Opcode, n, max(1, len(wr.SGL))))
 	}
 	if wr.Remote.Addr%8 != 0 {
-		return sendError(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a "+
+		return refuseSend(i, wr, ErrAlignment, fmt.Sprintf("remote address 0x%x of an atomic: must be a "+
 			"multiple of 8", wr.Remote.Addr))
 	}
 	return nil
 }
 
-func sendError(i int, wr *SendWR, err error, detail string) error {
+func refuseSend(i int, wr *SendWR, err error, detail string) error {
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 
 // checkRecv says what is wrong with a receive that has memory.
 func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	if s.sendRail == nil {
-		return recvError(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
+		return refuseRecv(i, wr, ErrOpcode, "a receive with memory takes a SEND, which in dqplb travels on "+
 			"the notify QP, and there is none: add one")
 	}
 	if limit := s.sendRail.qp.Cap().MaxRecvSGE; len(pieces) > limit {
-		return recvError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
+		return refuseRecv(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d",
 			len(pieces), limit))
 	}
 	for _, p := range pieces {
@@ -225,17 +225,17 @@ func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 			continue
 		}
 		if p.Length > maxMessage {
-			return recvError(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
+			return refuseRecv(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
 				"2 GiB", p.Length))
 		}
 		if detail, err := checkLocal(p, 1<<s.sendRail.device); err != nil {
-			return recvError(i, wr, err, detail)
+			return refuseRecv(i, wr, err, detail)
 		}
 	}
 	return nil
 }
 
-func recvError(i int, wr *RecvWR, err error, detail string) error {
+func refuseRecv(i int, wr *RecvWR, err error, detail string) error {
 	return &PostError{Op: "post recv", Index: i, ID: wr.ID, Err: err, Detail: detail}
 }
 

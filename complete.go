@@ -41,49 +41,6 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 	q.cq.touch(q)
 }
 
-// progress carries on after completions were handled: more work to the rails, finished requests to
-// the user.
-func (q *VirtualQP) progress(out *sink) {
-	if q.pass != nil || q.line.closed {
-		return
-	}
-	if q.line.suspect != nil {
-		q.judgeSuspect()
-	}
-	if q.line.err != nil {
-		q.send.dispatchDue()
-		q.postStaged()
-	} else if q.send.busy() {
-		q.dispatch()
-	}
-	q.send.report(&q.line, q.num, out)
-	q.progressRecvs(out)
-	if q.line.err != nil && !q.line.dead {
-		q.linger(out)
-	}
-}
-
-// dispatch stages what can go out, and posts it.
-func (q *VirtualQP) dispatch() {
-	q.send.dispatch()
-	q.postStaged()
-}
-
-// postStaged posts what is staged. A permanent refusal is a failure of its request; what is left on
-// the other rails goes out after it.
-func (q *VirtualQP) postStaged() {
-	for {
-		rl, err := q.send.post()
-		if rl == nil {
-			break
-		}
-		q.postFailed(rl, err)
-	}
-	if q.send.blocked {
-		q.cq.touch(q)
-	}
-}
-
 // dataCompleted handles the completion of a fragment, marker, atomic or raw immediate. It returns
 // the request, or 0 if there is none that the completion can be of.
 func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
@@ -124,14 +81,6 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 	return n
 }
 
-// carrier is the rail that carries a request's final message.
-func (s *sender) carrier(r *sendReq) *rail {
-	if r.plan == planNone {
-		return s.rails.sendRail
-	}
-	return s.rails.finalRail
-}
-
 // messageCompleted handles the completion of a relaxed SEND. It returns the request, or 0.
 func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 	n, ok := s.resolve(wc.ID)
@@ -157,14 +106,5 @@ func (s *sender) advanceDataDone() {
 	}
 	if s.finals == 0 {
 		s.finalsPosted = s.dataDone
-	}
-}
-
-// dispatchDue stages the final messages that have come due, and nothing else: after a failure, the
-// requests before the one that stopped the line still get theirs.
-func (s *sender) dispatchDue() {
-	s.advanceDataDone()
-	if s.finals != 0 && s.finalsPosted < s.dataDone {
-		s.dispatchFinals()
 	}
 }

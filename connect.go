@@ -1,7 +1,6 @@
 package ibverbx
 
 import (
-	"errors"
 	"fmt"
 
 	"ibverbx/internal/dqplb"
@@ -150,29 +149,25 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 }
 
 // reached records the state that all queue pairs have come to.
-func (h *handshake) reached(state verbs.QPState, peer *BusinessCard) error {
-	h.line.state = state
+func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
+	q.line.state = state
 	if state != verbs.StateRTR {
 		return nil
 	}
 	if peer != nil {
-		h.adopt(peer)
+		q.adopt(peer)
 	}
-	if h.pass != nil {
+	if q.pass != nil {
 		return nil
 	}
-	if h.cfg.Scheme == DQPLB {
-		h.recv.fillCredits(&h.send.rails)
-	} else {
-		h.recv.watch(&h.send.rails)
-	}
-	h.postCredits(atOnce)
-	return h.Err()
+	q.recv.begin(&q.send.rails, q.cfg.Scheme)
+	q.postCredits(true)
+	return q.Err()
 }
 
 // adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
-func (h *handshake) adopt(peer *BusinessCard) {
-	rails := &h.send.rails
+func (q *VirtualQP) adopt(peer *BusinessCard) {
+	rails := &q.send.rails
 	rails.peerDevs = 0
 	for _, r := range rails.all {
 		r.peerDev = r.device
@@ -181,18 +176,18 @@ func (h *handshake) adopt(peer *BusinessCard) {
 		}
 		rails.peerDevs |= 1 << r.peerDev
 	}
-	if h.cfg.Scheme != DQPLB || h.pass != nil {
+	if q.cfg.Scheme != DQPLB || q.pass != nil {
 		return
 	}
 	if peer.Credits > 0 {
 		rails.limitTo(peer.Credits)
 	}
 	first := uint32(0)
-	if h.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
-		h.send.numbers, first = dqplb.NewSender(h.cfg.FirstNumber), peer.FirstNumber
+	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
+		q.send.numbers, first = dqplb.NewSender(q.cfg.FirstNumber), peer.FirstNumber
 	}
-	h.send.rawImm = peer.RawImm
-	h.recv.order = dqplb.NewReceiver(first, peer.RawImm)
+	q.send.rawImm = peer.RawImm
+	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)
 }
 
 // fillAttr fills in what differs from rail to rail.
@@ -262,27 +257,6 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 		}
 	}
 	return nil
-}
-
-// maxRDAtomic is how many reads and atomics a queue pair may have outstanding, as far as every
-// device allows.
-func (h *handshake) maxRDAtomic() uint8 {
-	n := h.cfg.Conn.MaxRDAtomic
-	for _, r := range h.send.rails.all {
-		if attr, err := r.qp.Device().Query(); err == nil && attr.MaxRDAtomic > 0 &&
-			attr.MaxRDAtomic < int(n) {
-			n = uint8(attr.MaxRDAtomic)
-		}
-	}
-	return n
-}
-
-// portError says why a rail's local port or GID cannot be used.
-func (h *handshake) portError(r *rail, err error) error {
-	if noGID := gidError(""); errors.As(err, &noGID) {
-		return h.connectError(verbs.ErrInvalid, err.Error())
-	}
-	return h.railError(r, err)
 }
 
 func (q *VirtualQP) connectError(err error, detail string) error {

@@ -7,21 +7,20 @@ import (
 	"ibverbx/verbs"
 )
 
-// creditBatch is the least share of a rail's credits, as a divisor, that is posted again at once: a
-// post costs a crossing into the driver, and the credits not yet posted again are few.
+// creditBatch: a rail's credits are posted again when one in creditBatch has been used up. A post
+// costs a crossing into the driver, and the credits not yet posted again are few.
 const creditBatch = 8
 
-// atOnce is the share at which credits are posted whatever their number.
-const atOnce = 1 << 20
-
-// postCredits posts the credits that were used up, once 1/share of a rail's are.
-func (q *VirtualQP) postCredits(share int) {
-	if q.recv.toRepost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
+// postCredits posts the rails' own receives that are to be posted, where enough have come together
+// or, with all set, wherever there are any.
+func (q *VirtualQP) postCredits(all bool) {
+	if q.recv.recvsToPost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
 		q.recv.withholdsCredits() {
 		return
 	}
 	for _, rl := range q.send.rails.data {
-		if rl.toRepost == 0 || rl.recvsRefused || rl.toRepost*share < rl.recvLimit {
+		few := rl.recvsToPost*creditBatch < rl.recvLimit
+		if rl.recvsToPost == 0 || rl.recvsRefused || few && !all {
 			continue
 		}
 		if err := q.recv.postCredits(rl); err != nil {
@@ -41,8 +40,9 @@ func (q *VirtualQP) ownRecvPart() FailedPart {
 	return PartWatch
 }
 
-// creditCompleted handles the completion of one of the rails' own receives: a message that used up
-// a credit. It reports false when there is none that the completion can be of.
+// creditCompleted handles the completion of one of the rails' own receives: a message, or the flush
+// that says that the queue pair has failed. It reports false when there is none that the completion
+// can be of.
 func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	c, ok := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
 	if !ok || rl.recvs == 0 {
@@ -51,7 +51,7 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	rl.recvs--
 	if wc.Status != verbs.StatusSuccess {
 		rl.inbox.Fail(c)
-		q.recvError(rl, wc, recvDirection(q.ownRecvPart(), nil))
+		q.recvUnsuccessful(rl, wc, recvDirection(q.ownRecvPart(), nil))
 		return true
 	}
 	q.recv.creditUsed(rl)
@@ -80,32 +80,30 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 	}
 }
 
-// watch prepares one receive for every data rail of Spray but the one that carries SENDs. No
-// message ever takes it; it is flushed when the queue pair fails, as after a remote access error of
-// the peer, and without it a receiver would not learn of that.
-func (s *receiver) watch(rails *railSet) {
-	for _, r := range rails.data[1:] {
-		s.owe(r, r.recvLimit)
+// begin prepares the rails' own receives, none being posted: in DQPLB the credits of every data
+// rail; in Spray a watch on each but the one that carries SENDs. No message ever takes a watch. It
+// is flushed when the queue pair fails, as after a remote access error of the peer, and without it
+// a receiver would not learn of that.
+func (s *receiver) begin(rails *railSet, scheme Scheme) {
+	own := rails.data
+	if scheme == Spray {
+		own = own[1:]
 	}
-}
-
-// fillCredits prepares the credits of DQPLB on every data rail.
-func (s *receiver) fillCredits(rails *railSet) {
-	for _, r := range rails.data {
+	for _, r := range own {
 		s.owe(r, r.recvLimit)
 	}
 }
 
 // owe counts receives that are to be posted on a rail, none of its own being posted.
 func (s *receiver) owe(rl *rail, n int) {
-	s.toRepost += n - rl.toRepost
-	rl.toRepost = n
+	s.recvsToPost += n - rl.recvsToPost
+	rl.recvsToPost = n
 }
 
 // creditUsed counts a credit that a message used up.
 func (s *receiver) creditUsed(rl *rail) {
-	rl.toRepost++
-	s.toRepost++
+	rl.recvsToPost++
+	s.recvsToPost++
 }
 
 // withholdsCredits reports whether the bank is full, or too much is held that came before its turn.
@@ -118,7 +116,7 @@ func (s *receiver) withholdsCredits() bool {
 func (s *receiver) postCredits(rl *rail) error {
 	for {
 		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
-		batch := s.scratch[:min(rl.toRepost, len(s.scratch), rl.inbox.Room(rl.creditsPosted))]
+		batch := s.scratch[:min(rl.recvsToPost, len(s.scratch), rl.inbox.Room(rl.creditsPosted))]
 		if len(batch) == 0 {
 			return nil
 		}
@@ -129,8 +127,8 @@ func (s *receiver) postCredits(rl *rail) error {
 			}
 		}
 		n, err := rl.qp.PostRecv(batch)
-		rl.toRepost -= n
-		s.toRepost -= n
+		rl.recvsToPost -= n
+		s.recvsToPost -= n
 		rl.recvs += n
 		rl.creditsPosted += uint64(n)
 		if err != nil {

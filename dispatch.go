@@ -23,6 +23,15 @@ func (s *sender) dispatch() {
 	}
 }
 
+// dispatchDue stages the final messages that have come due, and nothing else: after a failure, the
+// requests before the one that stopped the line still get theirs.
+func (s *sender) dispatchDue() {
+	s.advanceDataDone()
+	if s.finals != 0 && s.finalsPosted < s.dataDone {
+		s.dispatchFinals()
+	}
+}
+
 // dispatchData hands out the data of request n. It reports false when some of it must wait.
 func (s *sender) dispatchData(n uint64, r *sendReq) bool {
 	if r.fence {
@@ -210,6 +219,14 @@ func (s *sender) stageFinal(n uint64, r *sendReq) bool {
 	return true
 }
 
+// carrier is the rail that carries a request's final message.
+func (s *sender) carrier(r *sendReq) *rail {
+	if r.plan == planNone {
+		return s.rails.sendRail
+	}
+	return s.rails.finalRail
+}
+
 // stageMessage opens a SEND or a notification of Spray on a rail that has room.
 func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	s.rails.take(rl)
@@ -220,7 +237,7 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 		wr.Flags |= verbs.SendSolicited
 	}
 	wr.Imm = r.imm
-	rl.stats.finals++
+	rl.stats.messages++
 	return wr
 }
 

@@ -117,30 +117,31 @@ func (q *VirtualQP) drainStep() bool {
 	l := &q.line
 	q.cq.touch(q)
 	q.cq.collect()
-	if l.phase == drainSends && q.sendsOver() {
+	if l.phase == drainSends && q.finishSends() {
 		l.sendsDrained()
 		q.send.rails.toError()
 		q.cq.touch(q)
 		q.cq.collect()
 	}
-	if l.phase == drainRecvs && q.recvsOver() {
+	if l.phase == drainRecvs && q.finishRecvs() {
 		l.phase = drainDone
 	}
 	return l.phase == drainDone
 }
 
-// sendsOver reports whether every send has its completion.
-func (q *VirtualQP) sendsOver() bool {
+// finishSends reports whether every send has its completion; a single queue pair is asked.
+func (q *VirtualQP) finishSends() bool {
 	if q.pass != nil {
-		return q.pass.sendsOver()
+		return q.pass.finishSends()
 	}
 	return q.send.win.Len() == 0
 }
 
-// recvsOver reports whether every receive has its completion, the queue pairs being in ERR.
-func (q *VirtualQP) recvsOver() bool {
+// finishRecvs flushes the receives that nothing can match any more, the queue pairs being in ERR,
+// and reports whether every receive has its completion.
+func (q *VirtualQP) finishRecvs() bool {
 	if q.pass != nil {
-		return q.pass.recvsOver()
+		return q.pass.finishRecvs()
 	}
 	if q.line.err == nil && !q.line.dead {
 		// Messages that have arrived are on their way through the CQs; whatever waits for one may

@@ -7,8 +7,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// This file raises failures. Whatever finds one, in either direction or in internal/dqplb, returns
-// it; here it is recorded, the line stops, and the rails are moved to ERR.
+// This file raises the failures of a virtual queue pair over several queue pairs. Whatever finds
+// one, in either direction or in internal/dqplb, returns it; here it is recorded, the line stops,
+// and the rails are moved to ERR. A single queue pair's failures are raised by passThrough.fail.
 
 // sendFailed handles a failed completion of request n: the first error is kept, and the line stops.
 func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
@@ -105,18 +106,19 @@ func (q *VirtualQP) kill() {
 	q.cq.touch(q)
 }
 
-// recvEnded handles a receive of the user that has ended without success.
+// recvEnded handles a receive of the user that is not reported as a success: the NIC failed it, or
+// the peer sent what it does not take.
 func (q *VirtualQP) recvEnded(rl *rail, wc *verbs.WC, r *recvReq) {
 	if wc.Status == verbs.StatusSuccess {
 		q.violation(rl, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode))
 		return
 	}
-	q.recvError(rl, wc, describeRecv(r))
+	q.recvUnsuccessful(rl, wc, describeRecv(r))
 }
 
-// recvError handles an unsuccessful completion of the receive direction; f says which request was
-// concerned, if any.
-func (q *VirtualQP) recvError(rl *rail, wc *verbs.WC, f *FailedError) {
+// recvUnsuccessful handles an unsuccessful completion of the receive direction; f says which
+// request was concerned, if any.
+func (q *VirtualQP) recvUnsuccessful(rl *rail, wc *verbs.WC, f *FailedError) {
 	f.VendorErr, f.Err = wc.VendorErr, wc.Status
 	switch {
 	case q.line.flushAsked(wc.Status):
@@ -163,8 +165,7 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 	r.rail.stats.refused++
 	q.cq.touch(q)
 	switch {
-	case verbs.IsTransient(r.err):
-		q.send.blocked = true
+	case verbs.IsTransient(r.err): // the next progress tries again
 	case q.line.err != nil:
 		// The rail that has failed refuses what follows. That is no reason to flush requests that
 		// may still succeed on the others.

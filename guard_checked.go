@@ -37,14 +37,3 @@ func (q *VirtualQP) exit() {
 
 // checkedQPs is how many virtual queue pairs a call on their CQ checks.
 const checkedQPs = 16
-
-func (q *VirtualQP) checkInvariants() {
-	q.line.check()
-	q.send.rails.check()
-	if q.pass == nil {
-		q.send.check()
-		q.recv.check(&q.send.rails)
-	} else {
-		q.pass.check()
-	}
-}

@@ -1,11 +1,10 @@
 package ibverbx
 
 import (
-	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
 
-// holder gathers consecutive holds on one region, so that a batch costs one atomic operation and
+// holder gathers consecutive holds on one region, so that a batch costs two atomic operations and
 // not one a request.
 type holder struct {
 	mr *MR
@@ -42,12 +41,12 @@ func (h *holder) holdSend(i int, wr *SendWR) error {
 	}
 	if len(wr.SGL) == 0 {
 		if k := wr.Local.Keys; k != nil && k.mr != nil && !h.take(k.mr) {
-			return sendError(i, wr, ErrClosed, "memory region "+wr.Local.String()+" is closed")
+			return refuseSend(i, wr, ErrClosed, "memory region "+wr.Local.String()+" is closed")
 		}
 		return nil
 	}
 	if bad := holdPieces(wr.SGL); bad >= 0 {
-		return sendError(i, wr, ErrClosed, "memory region "+wr.SGL[bad].String()+" is closed")
+		return refuseSend(i, wr, ErrClosed, "memory region "+wr.SGL[bad].String()+" is closed")
 	}
 	return nil
 }
@@ -70,50 +69,5 @@ func unholdPieces(pieces []Segment) {
 		if k := pieces[i].Keys; k != nil && k.mr != nil {
 			k.mr.unhold(1)
 		}
-	}
-}
-
-// sink is where a poll puts what it reports: into the caller's slice while there is room, then into
-// the ready ring.
-type sink struct {
-	dst   []WC
-	n     int            // completions in dst
-	ready *ring.FIFO[WC] // takes what dst has no room for
-	mr    *MR            // region whose holds are gathered, to give them back in one step
-	held  int64
-}
-
-// slot is where the next completion to report goes. Its fields are as their last user left them.
-func (s *sink) slot() *WC {
-	if s.n == len(s.dst) {
-		return s.overflow()
-	}
-	s.n++
-	return &s.dst[s.n-1]
-}
-
-// overflow is apart so that slot can be inlined.
-//
-//go:noinline
-func (s *sink) overflow() *WC { return s.ready.Open() }
-
-// release gives back what a reported request held.
-func (s *sink) release(r *sendReq) {
-	if k := r.localKeys; k != nil && k.mr != nil {
-		if k.mr != s.mr {
-			s.settle()
-			s.mr = k.mr
-		}
-		s.held++
-	} else if r.scattered {
-		unholdPieces(r.ext.pieces)
-	}
-}
-
-// settle gives back the holds that were only counted.
-func (s *sink) settle() {
-	if s.held != 0 {
-		s.mr.unhold(s.held)
-		s.held = 0
 	}
 }

@@ -37,7 +37,7 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		"rail: more in use than slots":  func(r *recorded) { r.send.rails.notify.inUse = 1 << 20 },
 		"rail: more staged than in use": func(r *recorded) { r.send.rails.notify.batch.tail = 1 },
 		"rail: negative receives":       func(r *recorded) { r.send.rails.notify.recvs = -1 },
-		"rail: negative to repost":      func(r *recorded) { r.send.rails.data[0].toRepost = -1 },
+		"rail: negative to repost":      func(r *recorded) { r.send.rails.data[0].recvsToPost = -1 },
 
 		"sender: next":          func(r *recorded) { r.send.next = r.send.win.Tail + 1 },
 		"sender: data done":     func(r *recorded) { r.send.dataDone = r.send.next + 1 },
@@ -53,7 +53,7 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 
 		"receiver: next message":  func(r *recorded) { r.recv.nextMessage = r.recv.win.Tail + 1 },
 		"receiver: head":          func(r *recorded) { r.recv.win.Head = r.recv.nextBare + 1 },
-		"receiver: to repost":     func(r *recorded) { r.recv.toRepost++ },
+		"receiver: to repost":     func(r *recorded) { r.recv.recvsToPost++ },
 		"receiver: banked beside": func(r *recorded) { r.recv.bank.Open() },
 	} {
 		t.Run(name, func(t *testing.T) {

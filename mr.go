@@ -9,7 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use.
+// MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use, but for Close
+// beside Bytes or Remote.
 //
 // A work request names a piece of it with [MR.Slice]. While a request of a multi-QP virtual queue
 // pair uses the region, the region cannot be closed.

@@ -31,10 +31,6 @@ type passThrough struct {
 	sends, sendsDone, recvs, recvsDone uint64 // accepted, and completed with success, ever
 }
 
-// passBatch is how many requests are handed to a queue pair at a time: as many as a caller usually
-// posts at once.
-const passBatch = 64
-
 // newPassThrough makes the pass-through of a virtual queue pair with one rail. The rail has the
 // NIC's own limits, and its batch serves to translate requests only.
 func newPassThrough(q *VirtualQP) *passThrough {
@@ -42,7 +38,7 @@ func newPassThrough(q *VirtualQP) *passThrough {
 	r := rails.data[0]
 	r.slots, r.recvLimit = r.qp.Cap().MaxSendWR, r.qp.Cap().MaxRecvWR
 	r.limit = r.slots
-	r.batch = newSendBatch(max(1, min(r.slots, passBatch)), r.maxSGE)
+	r.batch = newSendBatch(max(1, min(r.slots, postBatch)), r.maxSGE)
 	rails.sendRail = r
 	rails.recount()
 	return &passThrough{rail: r, rails: rails, line: &q.line, cq: q.cq}
@@ -80,7 +76,7 @@ func (p *passThrough) postSends(wrs []SendWR) (n int, err error) {
 			if p.refused(refusal) {
 				p.end(describeForwarded(&wrs[n], refusal))
 			}
-			return n, sendError(n, &wrs[n], refusal, "")
+			return n, refuseSend(n, &wrs[n], refusal, "")
 		}
 	}
 	return n, err
@@ -119,13 +115,13 @@ func (p *passThrough) fail(f *FailedError) (first bool) {
 func (p *passThrough) translate(i int, wr *SendWR) error {
 	rl, s := p.rail, p.rails
 	if !wr.Opcode.Valid() {
-		return sendError(i, wr, ErrOpcode, wr.Opcode.String())
+		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
 	}
 	if wr.Flags&^knownSendFlags != 0 {
-		return sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+		return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
 	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return sendError(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+		return refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
 	length := wr.Local.Length
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
@@ -199,10 +195,10 @@ func (p *passThrough) translateLocal(wr *SendWR, to *verbs.SendWR, length uint64
 // tooLarge says why a request is longer, or has more pieces, than one message.
 func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 	if length > maxMessage {
-		return sendError(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at "+
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at "+
 			"most 2 GiB; use several queue pairs, which fragment", length))
 	}
-	return sendError(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL),
+	return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL),
 		p.rail.maxSGE))
 }
 
@@ -210,11 +206,11 @@ func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
 	width := max(1, p.rail.qp.Cap().MaxRecvSGE)
 	if p.scratch == nil {
-		p.scratch, p.sges = make([]verbs.RecvWR, passBatch), make([]verbs.SGE, passBatch*width)
+		p.scratch, p.sges = make([]verbs.RecvWR, postBatch), make([]verbs.SGE, postBatch*width)
 	}
 	for n < len(wrs) && err == nil {
 		first, count := n, 0
-		for count < passBatch && n < len(wrs) {
+		for count < postBatch && n < len(wrs) {
 			sgl := p.sges[count*width : count*width : (count+1)*width]
 			if p.scratch[count].SGL, err = p.translateRecv(n, &wrs[n], sgl); err != nil {
 				break
@@ -234,7 +230,7 @@ func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
 			if p.refused(refusal) {
 				p.end(describeForwardedRecv(&wrs[n], refusal))
 			}
-			return n, recvError(n, &wrs[n], refusal, "")
+			return n, refuseRecv(n, &wrs[n], refusal, "")
 		}
 	}
 	return n, err
@@ -255,7 +251,7 @@ func (p *passThrough) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs
 			LKey: wr.Local.Keys.at(p.rail.device)}), nil
 	}
 	if wr.Local != (Segment{}) {
-		return nil, recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+		return nil, refuseRecv(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	if err := p.rails.checkRecv(i, wr, wr.SGL); err != nil {
 		return nil, err

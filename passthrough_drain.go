@@ -46,16 +46,17 @@ type idleCQ struct {
 const (
 	// flushPatience is how long Close and Reset wait for a NIC that does not answer.
 	flushPatience = time.Second
-	// flushQuiet is how long flushed requests are awaited that cannot be asked about: NICs flush
-	// within microseconds.
+	// flushQuiet: where no probe can be posted, everything counts as flushed when nothing has
+	// completed for so long. NICs flush within microseconds.
 	flushQuiet = 10 * time.Millisecond
 	// flushPolls is how often the CQ is polled meanwhile, at least.
 	flushPolls = 50
 )
 
-// sendsOver reports whether all sends have ended. When it does, either all have succeeded or a
-// failure is recorded; that is why flushes are no failures from then on.
-func (p *passThrough) sendsOver() bool {
+// finishSends posts the marker behind the sends, if it must, and reports whether all of them have
+// ended. When it does, either all have succeeded or a failure is recorded; that is why flushes are
+// no failures from then on.
+func (p *passThrough) finishSends() bool {
 	o, rl := &p.probes, p.rail
 	if rl.closed || p.line.err != nil || !o.marked && p.sends-p.sendsDone == o.unsignaledBefore {
 		return true // a queue pair that has failed is in ERR: its sends are flushed with its receives
@@ -72,12 +73,12 @@ func (p *passThrough) sendsOver() bool {
 	return o.marked && o.posted == 0
 }
 
-// recvsOver reports whether everything has ended, the queue pair being in ERR. Where the NIC does
-// not let that be found out, the queue pair is reset, or destroyed if it refuses that too: it then
-// holds nothing for sure.
-func (p *passThrough) recvsOver() bool {
+// finishRecvs does what it takes to know that everything has ended, the queue pair being in ERR,
+// and reports whether it has. Where the NIC does not let that be found out, it resets the queue
+// pair, or destroys it if it refuses that too: then the queue pair holds nothing for sure.
+func (p *passThrough) finishRecvs() bool {
 	o, rl := &p.probes, p.rail
-	if rl.closed || p.nothingLeft() || p.flushConfirmed() || p.nothingLeft() {
+	if rl.closed || p.nothingLeft() || p.probeFlush() || p.nothingLeft() { // probeFlush has polled
 		return true
 	}
 	for _, err := range []error{o.sendErr, o.recvErr} {
@@ -106,9 +107,9 @@ func (p *passThrough) mustRetry() bool {
 		p.line.phase == drainRecvs && (!o.sendPosted || !o.recvPosted)
 }
 
-// flushConfirmed goes on with finding out whether the queue pair in ERR has flushed everything: it
-// posts the two probes, and waits for them to be flushed, since queues flush in order.
-func (p *passThrough) flushConfirmed() bool {
+// probeFlush posts the two probes into the queue pair in ERR, if they are not there yet, polls, and
+// reports whether both were flushed: then everything before them was, since queues flush in order.
+func (p *passThrough) probeFlush() bool {
 	o := &p.probes
 	if !o.sendPosted && !refusedPermanently(o.sendErr) {
 		o.sendErr = p.postSendProbe()
@@ -150,7 +151,7 @@ func (p *passThrough) isIdle() bool {
 // flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It
 // may hold something still, and is reset or destroyed anyway.
 func (p *passThrough) flushOver() bool {
-	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.flushConfirmed() || p.flushUnknowable()
+	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.probeFlush() || p.flushUnknowable()
 }
 
 // awaitFlushes waits until single queue pairs in ERR have flushed everything: all at once, so that

@@ -35,9 +35,9 @@ type rail struct {
 	recvs int
 	// recvLimit is how many there may be.
 	recvLimit int
-	// toRepost counts the credits that were used up and are to be posted again. receiver.toRepost
-	// is the sum over all rails.
-	toRepost int
+	// recvsToPost counts the rail's own receives (credits, or Spray's watch) that are to be posted:
+	// at the beginning all, later those that a message used up. receiver.recvsToPost is the sum.
+	recvsToPost int
 	// creditsPosted counts the credits ever posted; it numbers them.
 	creditsPosted uint64
 	inbox         dqplb.Inbox // what arrived on the credits
@@ -68,9 +68,9 @@ func (r *rail) newConn() railConn {
 	return railConn{psn: rand.Uint32() & (1<<24 - 1), peerDev: r.device, limit: r.slots}
 }
 
-// railCounters are the rail's share of [Stats].
+// railCounters are the counters of [RailStats]. messages counts SENDs and notifications of Spray.
 type railCounters struct {
-	bytes, fragments, finals, errors, refused uint64
+	bytes, fragments, messages, errors, refused uint64
 }
 
 // newRail makes the rail of a physical queue pair, with the limits of a rail among several.

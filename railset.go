@@ -1,7 +1,6 @@
 package ibverbx
 
 import (
-	"fmt"
 	"math"
 	"slices"
 
@@ -68,9 +67,7 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 			r.recvLimit = max(1, min(credits, r.qp.Cap().MaxRecvWR))
 			r.inbox = dqplb.NewInbox(r.recvLimit)
 		case i > 0:
-			r.recvLimit = 1 // a watch: see receiver.watch
-			r.inbox = dqplb.NewInbox(1)
-		default:
+			r.recvLimit = 1 // a watch: see receiver.begin
 			r.inbox = dqplb.NewInbox(1)
 		}
 	}
@@ -176,7 +173,7 @@ func (s *railSet) toError() {
 // may flush late.
 func (s *railSet) abandon() {
 	for _, rl := range s.all {
-		rl.inUse, rl.recvs, rl.toRepost = 0, 0, 0
+		rl.inUse, rl.recvs, rl.recvsToPost = 0, 0, 0
 		rl.inbox.Restart(rl.creditsPosted)
 		rl.batch.clear()
 	}
@@ -208,14 +205,8 @@ func (s *railSet) check() {
 		if r.staged() < 0 || r.staged() > r.inUse || r.inUse > r.slots {
 			broken("rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
 		}
-		if r.recvs < 0 || r.toRepost < 0 {
-			broken("rail %d: %d receives, %d to repost", r.index(), r.recvs, r.toRepost)
+		if r.recvs < 0 || r.recvsToPost < 0 {
+			broken("rail %d: %d receives, %d to repost", r.index(), r.recvs, r.recvsToPost)
 		}
 	}
-}
-
-// broken panics with the invariant that does not hold. Only checks of invariants call it. The
-// checks run on the hot path of builds that check: arguments are boxed only where they are needed.
-func broken(format string, args ...any) {
-	panic("ibverbx: broken invariant: " + fmt.Sprintf(format, args...))
 }

@@ -11,22 +11,21 @@ import (
 // says what a queue pair refused and what the peer did wrong; what follows is for [VirtualQP].
 //
 // Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those
-// before nextMessage were posted on the rail that carries SENDs. Of the bare ones, without memory,
-// those before nextBare were posted on the notify rail (Spray) or have been given their
-// notification (DQPLB). Nothing is banked while a bare receive waits. toRepost is the sum over the
-// rails.
+// before nextMessage were posted on the rail that carries SENDs, or have ended as flushed. Of the
+// bare ones, without memory, those before nextBare were posted on the notify rail (Spray), have
+// been given their notification (DQPLB), or have ended as flushed. Nothing is banked while a bare
+// receive waits. recvsToPost is the sum over the rails.
 type receiver struct {
 	win                   ring.Window[recvReq]
 	nextMessage, nextBare uint64
 
-	order    dqplb.Receiver                // DQPLB: puts numbered messages in order
-	bank     ring.FIFO[dqplb.Notification] // DQPLB: notifications that wait for a receive
-	banked   uint64                        // how many ever did
-	toRepost int                           // credits to post again, of all rails
-	scratch  []verbs.RecvWR                // for posting in batches
-	sges     []verbs.SGE                   // scatter lists of the receives in scratch
+	order       dqplb.Receiver                // DQPLB: puts numbered messages in order
+	bank        ring.FIFO[dqplb.Notification] // DQPLB: notifications that wait for a receive
+	bankedEver  uint64                        // how many ever did
+	recvsToPost int                           // credits and watches to be posted, of all rails
+	scratch     []verbs.RecvWR                // for posting in batches
+	sges        []verbs.SGE                   // scatter lists of the receives in scratch
 
-	scheme    Scheme
 	maxBanked int
 	// flushRest says that a receive was reported with an error. All later ones are reported as
 	// flushed: on one connection nothing arrives after that.
@@ -36,7 +35,7 @@ type receiver struct {
 // newReceiver makes the receive direction of a virtual queue pair in RESET.
 func newReceiver(cfg *Config) receiver {
 	return receiver{win: ring.NewWindow[recvReq](), nextMessage: 1, nextBare: 1,
-		scratch: make([]verbs.RecvWR, passBatch), scheme: cfg.Scheme, maxBanked: cfg.MaxBanked}
+		scratch: make([]verbs.RecvWR, postBatch), maxBanked: cfg.MaxBanked}
 }
 
 // restart begins a connection, nothing being outstanding. Receives keep counting on.
@@ -61,7 +60,7 @@ type recvReq struct {
 // enqueue checks a receive and gives it its slot.
 func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
 	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
-		return recvError(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
+		return refuseRecv(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	pieces := wr.SGL
 	if len(pieces) == 0 && wr.Local.Length != 0 {
@@ -76,7 +75,7 @@ func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
 			return err
 		}
 		if bad := holdPieces(pieces); bad >= 0 {
-			return recvError(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
+			return refuseRecv(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
 		}
 	}
 	// Field by field: a composite would copy the struct, with write barriers.
@@ -156,7 +155,7 @@ func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvW
 // it gave any.
 func (s *receiver) deliverBanked() (any bool) {
 	for s.bank.Len() != 0 {
-		r := s.nextNotified()
+		r := s.takeBare()
 		if r == nil {
 			break
 		}
@@ -166,8 +165,8 @@ func (s *receiver) deliverBanked() (any bool) {
 	return any
 }
 
-// nextNotified returns the oldest bare receive that waits and moves past it; nil when none does.
-func (s *receiver) nextNotified() *recvReq {
+// takeBare returns the oldest bare receive that waits and moves past it; nil when none does.
+func (s *receiver) takeBare() *recvReq {
 	for s.nextBare != s.win.Tail {
 		r := s.win.At(s.nextBare)
 		s.nextBare++
@@ -186,18 +185,18 @@ func (r *recvReq) deliver(n dqplb.Notification) {
 // notified gives a notification to the oldest receive that waits for one, or banks it for the next.
 func (s *receiver) notified(n dqplb.Notification) {
 	if s.bank.Len() == 0 {
-		if r := s.nextNotified(); r != nil {
+		if r := s.takeBare(); r != nil {
 			r.deliver(n)
 			return
 		}
 	}
 	s.bank.Push(n)
-	s.banked++
+	s.bankedEver++
 }
 
 // completed handles the completion of a receive of the user. It returns the receive, or nil if
-// there is none that the completion can be of. The receive has a status of its own where the
-// completion had none and the peer sent what it does not take.
+// there is none that the completion can be of. If the NIC reports success, but a message of the
+// other kind, the receive gets LOC_QP_OP_ERR.
 func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
 	if !ok {
@@ -277,7 +276,7 @@ func (s *receiver) flushWaiting() {
 func (s *receiver) abandon() {
 	s.nextMessage, s.nextBare = s.win.Head, s.win.Head
 	s.flushWaiting()
-	s.toRepost = 0
+	s.recvsToPost = 0
 }
 
 // check panics where the invariant does not hold.
@@ -287,10 +286,10 @@ func (s *receiver) check(rails *railSet) {
 	}
 	sum := 0
 	for _, rl := range rails.data {
-		sum += rl.toRepost
+		sum += rl.recvsToPost
 	}
-	if sum != s.toRepost {
-		broken("receiver: %d credits to repost, counted %d", sum, s.toRepost)
+	if sum != s.recvsToPost {
+		broken("receiver: %d credits to repost, counted %d", sum, s.recvsToPost)
 	}
 	if s.bank.Len() == 0 || s.win.Tail-s.nextBare > checkedRequests {
 		return

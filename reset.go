@@ -95,8 +95,8 @@ func (q *VirtualQP) endOutstanding() {
 	out.settle()
 }
 
-// restart puts the virtual queue pair back into RESET. What belongs to a connection is made anew,
-// not cleared field by field.
+// restart puts the virtual queue pair back into RESET. line and railConn are made anew, not cleared
+// field by field; each organ's restart resets what else it knows of the connection.
 func (q *VirtualQP) restart() {
 	q.line = newLine()
 	q.send.rails.restart()

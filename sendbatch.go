@@ -2,6 +2,10 @@ package ibverbx
 
 import "ibverbx/verbs"
 
+// postBatch is how many receives, or requests of a single queue pair, are handed to a queue pair at
+// a time: as many as a caller usually posts at once.
+const postBatch = 64
+
 // sendBatch is what waits to be posted on a rail: work requests and their scatter lists, made once
 // and reused. What a post refuses for now stays at the front.
 //

@@ -362,6 +362,3 @@ func (s *sender) check() {
 		broken("sender: %d requests with a final message, counted %d", finals, s.finals)
 	}
 }
-
-// checkedRequests is up to how many live requests a check looks at each: it runs after every call.
-const checkedRequests = 64

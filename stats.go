@@ -8,11 +8,11 @@ type Stats struct {
 	State  verbs.QPState `json:"state"`  // as [VirtualQP.State] says: SQD while Drain awaits sends
 	Rails  []RailStats   `json:"rails"`  // the data rails, then the notify QP
 
-	Sends          uint64 `json:"sends"` // send requests accepted
-	SendsCompleted uint64 `json:"sends_completed"`
-	SendsWaiting   int    `json:"sends_waiting"` // accepted, not yet wholly handed to the rails
-	SendWindow     int    `json:"send_window"`   // accepted, not yet reported
-	SendRing       int    `json:"send_ring"`     // slots of the ring that holds them
+	Sends          uint64 `json:"sends"`           // send requests accepted
+	SendsCompleted uint64 `json:"sends_completed"` // of a single queue pair: with success only
+	SendsWaiting   int    `json:"sends_waiting"`   // accepted, not yet wholly handed to the rails
+	SendWindow     int    `json:"send_window"`     // accepted, not yet reported
+	SendRing       int    `json:"send_ring"`       // slots of the ring that holds them
 	Recvs          uint64 `json:"recvs"`
 	RecvsCompleted uint64 `json:"recvs_completed"`
 	RecvWindow     int    `json:"recv_window"`
@@ -37,12 +37,14 @@ type RailStats struct {
 	Bytes         uint64 `json:"bytes"`            // handed to it to send, or to read
 	Fragments     uint64 `json:"fragments"`
 	Notifications uint64 `json:"notifications"` // and SENDs
-	Outstanding   int    `json:"outstanding"`   // work requests in its send queue or about to be
-	Limit         int    `json:"limit"`         // how many there may be
-	Recvs         int    `json:"recvs"`         // receives and credits posted
-	RecvLimit     int    `json:"recv_limit"`
-	Errors        uint64 `json:"errors"`  // failed completions, and posts refused permanently
-	Refused       uint64 `json:"refused"` // posts refused, permanently or for now
+	// Outstanding counts the work requests in its send queue or about to be there, Recvs the
+	// receives and credits posted. Both are 0 on a single queue pair, which tracks nothing.
+	Outstanding int    `json:"outstanding"`
+	Limit       int    `json:"limit"` // how many there may be
+	Recvs       int    `json:"recvs"`
+	RecvLimit   int    `json:"recv_limit"`
+	Errors      uint64 `json:"errors"`  // failed completions, and posts refused permanently
+	Refused     uint64 `json:"refused"` // posts refused, permanently or for now
 }
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
@@ -59,7 +61,7 @@ func (q *VirtualQP) Stats() Stats {
 	for _, r := range q.send.rails.all {
 		s.Rails = append(s.Rails, RailStats{
 			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
-			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.finals,
+			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.messages,
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})
@@ -82,7 +84,7 @@ func (s *receiver) stats(to *Stats) {
 	to.Recvs, to.RecvsCompleted = s.win.Tail-1, s.win.Head-1
 	to.RecvWindow, to.RecvRing = s.win.Len(), s.win.Cap()
 	to.RingsGrown += s.win.Grown()
-	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.banked
+	to.OutOfOrder, to.Banked, to.BankedTotal = s.order.Held(), s.bank.Len(), s.bankedEver
 }
 
 // CQStats is a snapshot of a virtual CQ.

@@ -21,7 +21,7 @@ type VirtualCQ struct {
 	dom     *Domain // set when NewCQ created the physical CQs
 	cqs     []physicalCQ
 	routes  [verbs.MaxDevices]*routeTable
-	room    [verbs.MaxDevices]int // completions that the device's CQs hold beyond what is reserved
+	room    [verbs.MaxDevices]int // completions that the device's CQ holds beyond what is reserved
 	channel *verbs.CompChannel    // nil if the physical CQs do not share one
 
 	scratch []verbs.WC
@@ -147,7 +147,7 @@ func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	return n, err
 }
 
-// PollDevice is Poll for the physical CQs of one device: for programs that serve one NIC before
+// PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
 // another. Completions of other devices that were collected earlier come along.
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
 	c.enter()
@@ -222,7 +222,7 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	return dst
 }
 
-// poll is Poll for one device's CQs, or all with only = -1.
+// poll is Poll for one device's CQ, or all with only = -1.
 func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	out := c.sink(dst)
 	for out.n < len(dst) && c.ready.Len() != 0 {
@@ -342,9 +342,9 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 		if q.send.rails.localDevs&(1<<dev) == 0 {
 			continue
 		}
-		f := noRequest(err).on(q.num, nil)
+		f := noRequest(err)
 		f.Device = c.deviceName(dev)
-		q.line.fail(0, f)
+		q.fail(nil, 0, f)
 		_ = q.closeRails() // the device is lost already
 		q.abandon()
 		c.touch(q)

@@ -23,7 +23,8 @@ type VirtualQP struct {
 	ownsCQ, ownsDomain bool    // closed together with it
 
 	line line // may anything go out, and if not why
-	// send has the rails, also of a single queue pair; the rest of it, and recv, are of several.
+	// send.rails are the queue pairs, however many. The rest of send, and recv, are used only with
+	// several.
 	send sender
 	recv receiver
 	pass *passThrough // a single queue pair; nil with several
@@ -153,11 +154,12 @@ func (q *VirtualQP) Err() error {
 // The memory that a request names belongs to the NICs until its completion is reported. The slices
 // SGL and Inline, and wrs itself, are the caller's again when PostSend returns.
 //
-// Requests beyond what the physical queues hold are queued here, without limit but memory. A
-// single-QP virtual queue pair queues nothing: it refuses with [verbs.ErrQueueFull].
+// Requests beyond what the physical queues hold are queued here, up to 2^27 of them. A single-QP
+// virtual queue pair queues nothing: it refuses with [verbs.ErrQueueFull] when the NIC's queue is
+// full.
 //
 // Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode], [ErrUnsignaled],
-// [ErrLength], [ErrNoKey], [ErrBounds], [ErrAlignment], [verbs.ErrInvalid].
+// [ErrLength], [ErrNoKey], [ErrBounds], [ErrAlignment], [verbs.ErrInvalid], [verbs.ErrQueueFull].
 func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 	q.enter()
 	switch refusal := q.line.canSend(); {
@@ -176,8 +178,9 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
-		if q.send.win.Len() > maxOutstanding {
-			err = sendError(n, &wrs[n], verbs.ErrQueueFull, "2^27 requests are outstanding: poll completions")
+		if q.send.win.Len() >= maxOutstanding {
+			err = refuseSend(n, &wrs[n], verbs.ErrQueueFull,
+				"2^27 requests are outstanding: poll completions")
 			break
 		}
 		wr := &wrs[n]
@@ -200,12 +203,13 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 // behind it had no effect. [RecvWR] says what a receive with and without memory takes. The memory
 // belongs to the NICs until the completion is reported.
 //
-// Receives beyond what the physical queues hold are queued here. A DQPLB notification that came
+// Receives beyond what the physical queues hold are queued here, up to 2^27 of them; a single-QP
+// virtual queue pair queues nothing. A DQPLB notification that came
 // before its receive was posted completes that receive at once.
 //
 // Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with
-// memory where no queue pair carries SEND), [ErrNoKey], [ErrBounds], [verbs.ErrInvalid]; of a
-// single-QP virtual queue pair also [verbs.ErrQueueFull].
+// memory where no queue pair carries SEND), [ErrLength], [ErrNoKey], [ErrBounds],
+// [verbs.ErrInvalid], [verbs.ErrQueueFull].
 func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 	q.enter()
 	switch refusal := q.line.canRecv(); {
@@ -223,8 +227,9 @@ func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 
 func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	for n < len(wrs) {
-		if q.recv.win.Len() > maxOutstanding {
-			err = recvError(n, &wrs[n], verbs.ErrQueueFull, "2^27 receives are outstanding: poll completions")
+		if q.recv.win.Len() >= maxOutstanding {
+			err = refuseRecv(n, &wrs[n], verbs.ErrQueueFull,
+				"2^27 receives are outstanding: poll completions")
 			break
 		}
 		if err = q.recv.enqueue(&q.send.rails, n, &wrs[n]); err != nil {
@@ -234,38 +239,6 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	}
 	q.dispatchRecvs()
 	return n, err
-}
-
-// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to
-// those that wait for one.
-func (q *VirtualQP) dispatchRecvs() {
-	if !q.line.mayPostReceives() {
-		return
-	}
-	s := &q.recv
-	if s.nextMessage != s.win.Tail {
-		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
-			q.recvRefused(refused)
-		}
-	}
-	switch {
-	case s.nextBare == s.win.Tail:
-	case s.scheme == DQPLB:
-		if s.deliverBanked() {
-			q.cq.touch(q)
-		}
-	default:
-		if refused := s.postWaiting(q.send.rails.finalRail, false, &s.nextBare); refused != nil {
-			q.recvRefused(refused)
-		}
-	}
-}
-
-// progressRecvs carries on with receives after completions were handled.
-func (q *VirtualQP) progressRecvs(out *sink) {
-	q.dispatchRecvs()
-	q.postCredits(creditBatch)
-	q.recv.report(&q.line, q.num, out)
 }
 
 // stateError is the error of a whole call that is refused because of the virtual queue pair's

@@ -31,9 +31,8 @@ const (
 // Receiver puts the numbered messages of all rails back in order. What lies beyond the next
 // expected number waits in a ring that grows with need up to MaxHeld.
 //
-// Invariant: next is the lowest number that Arrive has not seen or Take has not passed;
-// ring[(base+d)&mask] is the message with number next+d; len(ring) is a power of two or zero; held
-// counts the slots that are taken.
+// Invariant: next is the lowest number not passed yet; ring[(base+d)%len(ring)] is the message with
+// number next+d; len(ring) is a power of two or zero; held counts the slots that are taken.
 type Receiver struct {
 	next   uint32 // number expected next
 	base   uint64 // ring position of next
@@ -58,7 +57,7 @@ func (r *Receiver) Held() int { return r.held }
 // follow from [Receiver.Take], which must be called while [Receiver.Ready] says so.
 //
 // An error is a violation of the protocol by the peer: an impossible number, one that came twice,
-// or one too far ahead. It changes nothing.
+// or one too far ahead. The connection is over then.
 func (r *Receiver) Arrive(box *Inbox, imm, bytes uint32) (n Notification, due bool, err error) {
 	v := Swap(imm)
 	// The usual case: the next number, nothing else to come. It never sees the ring.

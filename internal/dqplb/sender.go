@@ -4,8 +4,8 @@ package dqplb
 // fragment is 16 GiB.
 const MaxInFlight = 1 << 15
 
-// Sender hands out numbers and keeps them within the receiver's window: a number is given only
-// while it lies less than limit ahead of the oldest one that has not been acknowledged.
+// Sender hands out numbers and keeps them within a window: a number is given only while it lies
+// less than limit ahead of the oldest one that has not been acknowledged.
 //
 // Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is
 // set for an acknowledged n with acked <= n < sent, and clear for every other.
@@ -13,7 +13,7 @@ type Sender struct {
 	first uint64   // the number that the count starts with
 	sent  uint64   // the next number, not yet taken modulo Mod
 	acked uint64   // all before it were acknowledged
-	limit uint64   // the receiver's window, messages
+	limit uint64   // how many numbers may be unacknowledged
 	done  []uint64 // bitmap of what was acknowledged beyond acked
 }
 

@@ -1,0 +1,76 @@
+package ibverbx
+
+// progress carries on after completions were handled: more work to the rails, finished requests to
+// the user.
+func (q *VirtualQP) progress(out *sink) {
+	if q.pass != nil || q.line.closed {
+		return
+	}
+	if q.line.suspect != nil {
+		q.judgeSuspect()
+	}
+	if q.line.err != nil {
+		q.send.dispatchDue()
+		q.postStaged()
+	} else if q.send.busy() {
+		q.dispatch()
+	}
+	q.send.report(&q.line, q.num, out)
+	q.progressRecvs(out)
+	if q.line.err != nil && !q.line.dead {
+		q.linger(out)
+	}
+}
+
+// dispatch stages what can go out, and posts it.
+func (q *VirtualQP) dispatch() {
+	q.send.dispatch()
+	q.postStaged()
+}
+
+// postStaged posts what is staged. A permanent refusal is a failure of its request; what is left on
+// the other rails goes out after it.
+func (q *VirtualQP) postStaged() {
+	for {
+		rl, err := q.send.post()
+		if rl == nil {
+			break
+		}
+		q.postFailed(rl, err)
+	}
+	if q.send.blocked {
+		q.cq.touch(q)
+	}
+}
+
+// dispatchRecvs posts receives as far as the queues have room, and gives banked notifications to
+// those that wait for one.
+func (q *VirtualQP) dispatchRecvs() {
+	if !q.line.mayPostReceives() {
+		return
+	}
+	s := &q.recv
+	if s.nextMessage != s.win.Tail {
+		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
+			q.recvRefused(refused)
+		}
+	}
+	switch {
+	case s.nextBare == s.win.Tail:
+	case q.cfg.Scheme == DQPLB:
+		if s.deliverBanked() {
+			q.cq.touch(q)
+		}
+	default:
+		if refused := s.postWaiting(q.send.rails.finalRail, false, &s.nextBare); refused != nil {
+			q.recvRefused(refused)
+		}
+	}
+}
+
+// progressRecvs carries on with receives after completions were handled.
+func (q *VirtualQP) progressRecvs(out *sink) {
+	q.dispatchRecvs()
+	q.postCredits(false)
+	q.recv.report(&q.line, q.num, out)
+}
