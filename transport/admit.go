@@ -7,11 +7,12 @@ package transport
 type resources uint8
 
 const (
-	needWindow  resources = 1 << iota // operations of this endpoint have to end
-	needCredit                        // the peer has to give receive buffers back
-	needBuffer                        // a bounce buffer, which all endpoints share
-	needNIC                           // the NIC refused for now
-	needUnknown                       // its function returned PendingNoResource without such a send
+	needWindow resources = 1 << iota // operations of this endpoint have to end
+	needCredit                       // the peer has to give receive buffers back
+	needBuffer                       // a bounce buffer, which all endpoints share
+	needNIC                          // the NIC refused for now
+	// its function returned PendingNoResource, although none of its sends was refused
+	needUnknown
 )
 
 // usable returns why the endpoint takes no operations; nil if it does.

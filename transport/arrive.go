@@ -2,9 +2,6 @@ package transport
 
 import "fmt"
 
-// recvID marks the ids of receives.
-const recvID = 1 << 63
-
 // arrived handles a completed receive of n bytes.
 func (p *peerState) arrived(slot uint32, n uint64) {
 	w, r := p.w, &p.receiving

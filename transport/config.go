@@ -11,9 +11,9 @@ import (
 // Config configures a [Worker]. The zero value works.
 type Config struct {
 	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
-	// what the limits below need, MaxInline 128 or what the NIC takes, Credits as many: a rail
-	// carries no more messages at a time than its peer has credits, though no message of this
-	// package uses one up.
+	// what the limits below need, and Credits as many, since a rail carries no more messages at a
+	// time than its peer has credits, though no message of this package uses one up; MaxInline is
+	// 128, or what the NIC takes; MaxSGE 5, MaxRecvSGE 1, QPsPerDevice 4.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.

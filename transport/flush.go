@@ -97,7 +97,8 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there:
 	// the kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
 	// neither completes nor fails.
-	if s.fence.now = rails > 1; !s.fence.now {
+	s.fence.now = rails > 1
+	if rails == 1 {
 		s.fence.later = false
 	}
 	wr := p.w.templates.get[:]

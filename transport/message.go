@@ -114,7 +114,7 @@ func (p *peerState) postReceives() {
 	}
 	batch := t.recv[:len(r.toRepost)]
 	for i, slot := range r.toRepost {
-		batch[i].ID = recvID | uint64(p.id)<<32 | uint64(slot)
+		batch[i].ID = p.recvID(slot)
 		batch[i].Local = p.mem.receive(slot)
 	}
 	n, err := p.conn.qp.PostRecv(batch...)

@@ -13,7 +13,8 @@ const (
 	opFlush                 // was never posted: fires when everything before it has
 )
 
-// op is an outstanding operation. It begins in Endpoint.post and ends in peerState.retire.
+// op is an outstanding operation. It begins in Endpoint.post, sending.pushControl or startFlush,
+// and ends in peerState.retire.
 type op struct {
 	comp   *Completion // may be nil
 	dst    []byte      // opUnpack: where the data goes
@@ -22,13 +23,10 @@ type op struct {
 	kind   opKind
 }
 
-// sendID is the work-request id of the next operation: endpoint, and the low bits of its number.
-func (p *peerState) sendID() uint64 { return uint64(p.id)<<32 | uint64(uint32(p.sending.ops.Tail)) }
-
-// ended handles the completion of the oldest operation. slot is the low half of its id.
-func (p *peerState) ended(slot uint32, status verbs.Status) {
+// ended handles the completion of the oldest operation. low is the low half of its number.
+func (p *peerState) ended(low uint32, status verbs.Status) {
 	s := &p.sending
-	if s.idle() || slot != uint32(s.ops.Head) {
+	if s.idle() || low != uint32(s.ops.Head) {
 		p.w.stats.stale++
 		return
 	}

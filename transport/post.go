@@ -43,7 +43,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 func (e *Endpoint) postRefused(name string, err error) error {
 	p := e.peer
 	switch {
-	case verbs.IsTransient(err) || errors.Is(err, verbs.ErrQueueFull):
+	case verbs.IsTransient(err):
 		p.w.chores.refused = true
 		p.w.wakeForChores()
 		return e.noResource(needNIC)

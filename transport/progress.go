@@ -80,7 +80,7 @@ func (w *Worker) progress() int {
 // completed handles completion i of the batch.
 func (w *Worker) completed(i int) {
 	wc := &w.wcs[i]
-	id := uint32(wc.ID>>32) &^ (1 << 31)
+	id := wridEndpoint(wc.ID)
 	if int(id) >= len(w.endpoints) || w.endpoints[id] == nil {
 		w.stats.stale++
 		return
@@ -95,10 +95,10 @@ func (w *Worker) completed(i int) {
 		p.fail(stageFailed, ErrPeerFailed, cause)
 	}
 	switch {
-	case wc.ID&recvID == 0:
-		p.ended(uint32(wc.ID), wc.Status)
+	case wc.ID&wridRecv == 0:
+		p.ended(wridLow(wc.ID), wc.Status)
 	case wc.Status == verbs.StatusSuccess && !p.ending.stage.ignoresArrivals():
-		p.arrived(uint32(wc.ID), wc.ByteLen)
+		p.arrived(wridLow(wc.ID), wc.ByteLen)
 	}
 }
 

@@ -37,7 +37,7 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	_, err := e.post(name, wr, opData, noBuffer, nil)
 	wr[0].Inline = nil
 	if err == nil {
-		p.put(len(data))
+		p.countPut(len(data))
 	}
 	return err
 }
@@ -75,7 +75,7 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
 		return 0, err
 	}
-	p.put(n)
+	p.countPut(n)
 	return n, nil
 }
 
@@ -128,9 +128,9 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 	_, err = e.post(name, wr, opData, noBuffer, comp)
 	wr[0].SGL = nil
 	if err == nil && wr[0].Opcode == verbs.OpRDMAWrite {
-		p.put(int(n))
+		p.countPut(int(n))
 	} else if err == nil {
-		p.got(int(n))
+		p.countGet(int(n))
 	}
 	return false, err
 }
@@ -169,7 +169,7 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 		return false, err
 	}
 	o.dst = dst
-	p.got(len(dst))
+	p.countGet(len(dst))
 	return false, nil
 }
 
@@ -218,13 +218,13 @@ func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, 
 	return nil
 }
 
-func (p *peerState) put(n int) {
+func (p *peerState) countPut(n int) {
 	p.sending.dirty = true
 	p.w.stats.puts++
 	p.w.stats.putBytes += uint64(n)
 }
 
-func (p *peerState) got(n int) {
+func (p *peerState) countGet(n int) {
 	p.w.stats.gets++
 	p.w.stats.getBytes += uint64(n)
 }

@@ -65,11 +65,7 @@ func (s *sleepers) leave(me *sleeper) {
 
 func (s *sleepers) wake() {
 	s.mu.Lock()
-	s.wakeLocked()
-	s.mu.Unlock()
-}
-
-func (s *sleepers) wakeLocked() {
+	defer s.mu.Unlock()
 	for _, other := range s.list {
 		select {
 		case other.wake <- struct{}{}:
@@ -88,7 +84,8 @@ func (s *sleepers) stop() {
 }
 
 // wakeForChores wakes the sleepers if there is something to do that no event announces. It is
-// called with mu held after each post, and after each change of the chores.
+// called with mu held after posts that may be refused for now, and after changes of the chores that
+// no event announces.
 func (w *Worker) wakeForChores() {
 	if w.sleep.any() && (w.chores.urgent() || w.cq.Stats().Retrying != 0) {
 		w.sleep.wake()

@@ -52,7 +52,8 @@ type Worker struct {
 	afterRound []event               // events that follow those of the present round
 	round      uint64                // number of the present round of events, from 1 on
 	// completions counts the completions that progress has polled. A pending function that returned
-	// PendingNoResource without such a send is called again when it has changed.
+	// PendingNoResource, although none of its sends was refused, is called again when it has
+	// changed.
 	completions uint64
 	sinceClock  int       // rounds of progress since keepAlive last looked at the clock
 	probeAt     time.Time // when silent peers are probed next

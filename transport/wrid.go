@@ -1,0 +1,26 @@
+package transport
+
+// The work-request ids of a worker's virtual queue pairs say whose operation or buffer completes:
+//
+//	63      62      32 31             0
+//	| recv | endpoint |      low       |
+//
+// low is the low half of an operation's number, or the slot of a receive buffer.
+const (
+	wridRecv  = 1 << 63
+	wridShift = 32
+)
+
+// sendID is the id of the next operation.
+func (p *peerState) sendID() uint64 {
+	return uint64(p.id)<<wridShift | uint64(uint32(p.sending.ops.Tail))
+}
+
+// recvID is the id of the receive into buffer slot.
+func (p *peerState) recvID(slot uint32) uint64 {
+	return wridRecv | uint64(p.id)<<wridShift | uint64(slot)
+}
+
+// wridEndpoint is the number of the endpoint in an id, wridLow its low half.
+func wridEndpoint(id uint64) uint32 { return uint32(id &^ wridRecv >> wridShift) }
+func wridLow(id uint64) uint32      { return uint32(id) }
