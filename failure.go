@@ -186,7 +186,6 @@ func (q *VirtualQP) violation(rl *rail, what error) {
 func (q *VirtualQP) abandon() {
 	if q.pass != nil {
 		q.pass.abandon()
-		return
 	}
 	q.send.rails.abandon()
 	q.line.stop(q.send.abandon())

@@ -76,9 +76,7 @@ func (q *VirtualQP) flush() {
 // startFlush has the NICs flush what they hold. From here on a flushed request is no failure.
 func (q *VirtualQP) startFlush() {
 	q.line.flushing()
-	if q.pass == nil {
-		q.stopUnposted() // on a queue pair in ERR a post may be refused permanently
-	}
+	q.stopUnposted() // on a queue pair in ERR a post may be refused permanently
 	q.send.rails.toError()
 	q.cq.collect()
 }
@@ -86,9 +84,6 @@ func (q *VirtualQP) startFlush() {
 // endOutstanding reports everything that is outstanding as flushed, once no NIC holds any of it.
 func (q *VirtualQP) endOutstanding() {
 	q.abandon()
-	if q.pass != nil {
-		return
-	}
 	out := q.cq.sink(nil)
 	q.send.report(&q.line, q.num, &out)
 	q.progressRecvs(&out)

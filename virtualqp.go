@@ -24,7 +24,7 @@ type VirtualQP struct {
 
 	line line // may anything go out, and if not why
 	// send.rails are the queue pairs, however many. The rest of send, and recv, are used only with
-	// several.
+	// several; with one they stay empty, and what runs over them does nothing.
 	send sender
 	recv receiver
 	pass *passThrough // a single queue pair; nil with several
