@@ -212,6 +212,9 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 		t.Check = c.early(end)
 	}
 	if c.p.Layered() {
+		if t.Alone && end == 0 {
+			t.Brake = &c.brake // between two messages of a series nothing is outstanding
+		}
 		return t
 	}
 	t.Slots, t.Brake, t.Window = c.mem.slots(c.size), &c.brake, c.outstanding()

@@ -247,6 +247,38 @@ func TestLayerStopsWithinRound(t *testing.T) {
 	}
 }
 
+// TestAnsweredSeriesStopsAtOnce interrupts measurements of latency whose messages are answered. The
+// last message gets its answer, so nothing has to wait until a deadline ends the round.
+func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
+	for name, fill := range map[string]func(*Params){
+		"qp send":              func(p *Params) { p.Op = Send },
+		"qp write-imm":         func(p *Params) { p.Op = WriteImm },
+		"tagged send":          func(p *Params) { p.Layer, p.Op = layers.Tagged, "" },
+		"transport am":         func(p *Params) { p.Layer, p.Op = layers.Transport, "" },
+		"shmem put and signal": func(p *Params) { p.Layer, p.Op = layers.SHMEM, "put-signal" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 5 {
+				ctx, interrupt := context.WithCancel(t.Context())
+				p := params(fill, func(p *Params) {
+					p.Mode, p.Iterations, p.Duration, p.Sizes = Latency, 0, Seconds(time.Hour), []units.Size{8}
+					p.copyTime = time.Microsecond
+				})
+				if err := p.Validate(); err != nil {
+					t.Fatal(err)
+				}
+				var asked time.Time
+				began := time.AfterFunc(50*time.Millisecond, func() { asked = time.Now(); interrupt() })
+				_, err := Run(ctx, p, openSoft, observer{})
+				began.Stop()
+				if took := time.Since(asked); !errors.Is(err, ErrInterrupted) || took > lastRound/2 {
+					t.Fatalf("error %v, %v after the interruption", err, took)
+				}
+			}
+		})
+	}
+}
+
 // TestLayerFault strikes a NIC: the column fails and says why, and the run ends.
 func TestLayerFault(t *testing.T) {
 	for _, s := range layers.Shapes() {

@@ -353,7 +353,8 @@ func (e *End) pump() error {
 	if err != nil {
 		return err
 	}
-	if b := e.task.Brake; b != nil && b.Load() {
+	// An end that answers is stopped by the peer, whose last message still gets its answer.
+	if b := e.task.Brake; b != nil && b.Load() && !e.task.Answers {
 		e.Stop()
 	}
 	for {
