@@ -10,14 +10,16 @@ import (
 )
 
 // Endpoint is one peer. It is safe for concurrent use; calls from one goroutine take effect in
-// their order. Worker.mu guards it.
-//
-// Invariant: reads is the sum of under over the messages that are being read, which are active; one
-// of them is in readQueue if and only if some of it has not been asked for. Once err is set, queue,
-// waiting, readQueue and partial.req are empty: only reads under way are left, and end with their
-// completions.
+// their order. It must not be copied.
 type Endpoint struct {
-	_       noCopy
+	// Worker.mu guards all of it.
+	//
+	// Invariant: reads is the sum of under over the messages that are being read, which are active;
+	// one of them is in readQueue if and only if some of it has not been asked for. Once err is
+	// set, queue, waiting, readQueue and partial.req are empty: only reads under way are left, and
+	// end with their completions.
+	_ noCopy
+
 	w       *Worker
 	tep     *transport.Endpoint
 	name    string

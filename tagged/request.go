@@ -14,13 +14,15 @@ type Info struct {
 	Source *Endpoint // where it came from; nil for sends, and for receives that nothing has matched
 }
 
-// Request is a send or a receive that goes on. It is safe for concurrent use, but for Free.
-//
-// Invariant: a receive that is requestQueued is in Worker.posted, a send in Endpoint.queue. A send
-// that is requestActive stays first in Endpoint.queue while bytes of it have to go out, and a
-// sendSync or sendLong is in Endpoint.waiting from its first attempt to the peer's notice.
+// Request is a send or a receive that goes on. It is safe for concurrent use, but for Free. It must
+// not be copied.
 type Request struct {
-	_     noCopy
+	// Invariant: a receive that is requestQueued is in Worker.posted, a send in Endpoint.queue. A
+	// send that is requestActive stays first in Endpoint.queue while bytes of it have to go out,
+	// and a sendSync or sendLong is in Endpoint.waiting from its first attempt to the peer's
+	// notice.
+	_ noCopy
+
 	w     *Worker
 	comp  transport.Completion // fires when the request is done
 	stage requestStage

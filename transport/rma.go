@@ -138,8 +138,9 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 // GetBcopy reads len(dst) bytes of the peer's memory, Limits.GetBcopy at most, into memory that
 // need not be registered. It belongs to the worker until comp, which may be nil, has fired. If dst
 // is empty, it returns done and does not touch comp.
-func (e *Endpoint) GetBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteSegment) (done bool,
-	err error) {
+func (e *Endpoint) GetBcopy(
+	comp *Completion, dst []byte, remote ibverbx.RemoteSegment,
+) (done bool, err error) {
 	e.peer.w.mu.Lock()
 	done, err = e.getBcopy(comp, dst, remote)
 	e.peer.unlock()
@@ -187,8 +188,9 @@ func (e *Endpoint) FetchAdd(comp *Completion, old *uint64, remote ibverbx.Remote
 // old value is in *old once comp has fired; both may be nil. Atomics that go through the same NIC
 // of the peer are atomic to each other, and all endpoints use the same one. They need not be atomic
 // to the peer's processor.
-func (e *Endpoint) CompareSwap(comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare,
-	swap uint64) error {
+func (e *Endpoint) CompareSwap(
+	comp *Completion, old *uint64, remote ibverbx.RemoteSegment, compare, swap uint64,
+) error {
 	e.peer.w.mu.Lock()
 	err := e.atomicOp("compare swap", verbs.OpAtomicCmpAndSwp, comp, old, remote, compare, swap)
 	e.peer.unlock()

@@ -43,6 +43,9 @@ func rename(out io.Writer, root, path string) error {
 		_, err = fmt.Fprintf(out, "The module's path is %s already: nothing to do.\n", path)
 		return err
 	}
+	if required(gomod, path) {
+		return fmt.Errorf("%q is the path of a module that go.mod requires", path)
+	}
 	changed, err := changes(root, newRewriter(old, path))
 	if err != nil {
 		return err
@@ -72,6 +75,18 @@ func modulePath(gomod []byte) (string, error) {
 		return "", errors.New("go.mod declares no module")
 	}
 	return string(m[1]), nil
+}
+
+// required reports whether a go.mod requires the module, or one that has its path above or below.
+func required(gomod []byte, path string) bool {
+	for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*([^\s/]+\.[^\s]+) v[0-9]`).FindAllSubmatch(
+		gomod, -1) {
+		dep := string(m[1])
+		if dep == path || strings.HasPrefix(dep, path+"/") || strings.HasPrefix(path, dep+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // file is a file with the content that it gets.

@@ -16,10 +16,26 @@ func TestPathsOfModules(t *testing.T) {
 		"", "ibverbx", "you/ibverbx", "example.org/", "/example.org", "example.org//x", "Example.org/x",
 		"https://example.org/x",
 		"example.org/a b", "example.org/.git", "example.org/x.", "example.org/x/v2", ".org/x", "a..b/x",
-		"example.org/$(x)", "/usr/bin:/bin", "example.org/ü",
+		"example.org/$(x)", "/usr/bin:/bin", "example.org/ü", "example.org/you/con", "example.org/NUL.go/x",
+		"example.org/x~1", "example.org/~x", "example.org/vendor/x", "example.org/internal/x",
+		"example.org/testdata", "gopkg.in/ibverbx",
 	} {
 		if checkPath(path) == nil {
 			t.Errorf("%q passes for a module path", path)
+		}
+	}
+}
+
+func TestPathsThatGoModRequires(t *testing.T) {
+	gomod := []byte("module x\n\nrequire (\n\tgithub.com/a/b v1.2.3\n\tgolang.org/x/sys v0.1.0 // " +
+		"indirect\n)\n" +
+		"\nrequire example.org/one v0.0.1\n")
+	for path, want := range map[string]bool{
+		"github.com/a/b": true, "github.com/a": true, "golang.org/x/sys/unix": true, "example.org/one": true,
+		"github.com/a/bc": false, "golang.org/x": true, "example.org/two": false,
+	} {
+		if got := required(gomod, path); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
 		}
 	}
 }

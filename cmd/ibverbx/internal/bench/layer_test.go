@@ -261,7 +261,8 @@ func TestAnsweredSeriesStopsAtOnce(t *testing.T) {
 			for range 5 {
 				ctx, interrupt := context.WithCancel(t.Context())
 				p := params(fill, func(p *Params) {
-					p.Mode, p.Iterations, p.Duration, p.Sizes = Latency, 0, Seconds(time.Hour), []units.Size{8}
+					p.Mode, p.Iterations, p.Duration, p.Sizes = Latency, 0, Seconds(time.Hour),
+						[]units.Size{8}
 					p.copyTime = time.Microsecond
 				})
 				if err := p.Validate(); err != nil {
