@@ -31,12 +31,14 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
 	case kindCredit:
 		known = q.creditCompleted(rl, wc)
 	}
-	if n == 0 && !known {
+	switch {
+	case n != 0:
+		if wc.Status != verbs.StatusSuccess {
+			q.sendFailed(rl, n, wc)
+		}
+	case !known:
 		q.stale++
 		return
-	}
-	if n != 0 && wc.Status != verbs.StatusSuccess {
-		q.sendFailed(rl, n, wc)
 	}
 	q.cq.touch(q)
 }
