@@ -39,7 +39,7 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, in this process or in two."`
+	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, in one process or in two."`
 	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
 	Version versionCmd `cmd:"" help:"Say which version this is."`
 }
