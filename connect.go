@@ -88,12 +88,10 @@ func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 	}, {
 		verbs.QPAttr{
 			State: verbs.StateRTS, Timeout: attr(conn.Timeout), RetryCount: attr(conn.RetryCount),
-			RNRRetry:    attr(conn.RNRRetry),
-			MaxRDAtomic: depth,
+			RNRRetry: attr(conn.RNRRetry), MaxRDAtomic: depth,
 		},
 		verbs.QPAttrState | verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
-			verbs.QPAttrSQPSN |
-			verbs.QPAttrMaxRDAtomic,
+			verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic,
 	}}
 }
 
