@@ -63,7 +63,8 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	if err := d.acquire(); err != nil {
 		return nil, fmt.Errorf("ibverbx: register: %w", err)
 	}
-	m := &MR{dom: d, buf: buf}
+	m := &MR{dom: d}
+	m.buf.Store(&buf)
 	m.lkeys.mr = m
 	for i, pd := range d.pds {
 		r, err := pd.RegisterMR(buf, access)
@@ -81,7 +82,9 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 		}
 		m.regions = append(m.regions, r)
 		m.lkeys.set(d.devices[i].ID(), r.LKey())
+		m.rkeys.set(d.devices[i].ID(), r.RKey())
 		m.lkeys.base, m.lkeys.length = r.Addr(), r.Len()
+		m.rkeys.base, m.rkeys.length = r.Addr(), r.Len()
 	}
 	return m, nil
 }

@@ -9,16 +9,17 @@ import (
 	"ibverbx/verbs"
 )
 
-// MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use, but for Close
-// beside Bytes or Remote.
+// MR is memory registered on every NIC of a [Domain]. It is safe for concurrent use.
 //
 // A work request names a piece of it with [MR.Slice]. While a request of a multi-QP virtual queue
 // pair uses the region, the region cannot be closed.
 type MR struct {
-	dom     *Domain
-	buf     []byte
-	lkeys   Keys
-	regions []verbs.MR
+	dom *Domain
+	// buf is nil once the region is closed: requests that were reported may still refer to the MR,
+	// and must not keep the memory.
+	buf          atomic.Pointer[[]byte]
+	lkeys, rkeys Keys // complete before anybody sees the MR
+	regions      []verbs.MR
 	// holds counts the requests that use the region; closed adds closedHolds, so that it is
 	// negative from then on.
 	holds atomic.Int64
@@ -28,7 +29,12 @@ type MR struct {
 const closedHolds = -1 << 62
 
 // Bytes is the registered memory; nil after Close.
-func (m *MR) Bytes() []byte { return m.buf }
+func (m *MR) Bytes() []byte {
+	if b := m.buf.Load(); b != nil {
+		return *b
+	}
+	return nil
+}
 
 // Addr is the address of the first byte.
 func (m *MR) Addr() uint64 { return m.lkeys.base }
@@ -48,13 +54,12 @@ func (m *MR) Slice(off, n uint64) Segment {
 func (m *MR) All() Segment { return m.Slice(0, m.lkeys.length) }
 
 // Remote describes the region to the peer, who may use it as the access rights allow until the
-// region is closed. Send it as JSON.
+// region is closed. Send it as JSON. It allocates nothing. After Close it names no memory.
 func (m *MR) Remote() RemoteMR {
-	k := Keys{base: m.lkeys.base, length: m.lkeys.length}
-	for i, r := range m.regions {
-		k.set(m.dom.devices[i].ID(), r.RKey())
+	if m.holds.Load() < 0 {
+		return RemoteMR{}
 	}
-	return RemoteMR{keys: &k}
+	return RemoteMR{keys: &m.rkeys}
 }
 
 // Close deregisters the memory on every NIC. It is refused with [verbs.ErrBusy] while requests use
@@ -75,8 +80,8 @@ func (m *MR) Close() error {
 		errs = append(errs, r.Close())
 	}
 	m.dom.release()
-	// requests that were reported may still refer to m, and must not keep the memory
-	m.buf, m.regions = nil, nil
+	m.buf.Store(nil)
+	m.regions = nil
 	return errors.Join(errs...)
 }
 

@@ -105,8 +105,8 @@ func (s *suite) transitions(t *testing.T) {
 	}
 }
 
-// modify changes a queue pair. A NIC may refuse to leave SQD while the send queue still drains (IBTA
-// 10.3.1.7; rdma_rxe answers EINVAL to all but ERR): then it asks again.
+// modify changes a queue pair. A NIC may refuse to leave SQD while the send queue still drains
+// (IBTA 10.3.1.7; rdma_rxe answers EINVAL to all but ERR): then it asks again.
 func (s *suite) modify(qp verbs.QP, attr verbs.QPAttr, mask verbs.QPAttrMask) error {
 	draining := qp.State() == verbs.StateSQD && !s.env.Strict
 	for end := time.Now().Add(s.env.Timeout); ; time.Sleep(time.Millisecond) {
