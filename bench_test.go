@@ -29,11 +29,16 @@ type nullPair struct {
 func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcode, length uint64,
 	fragment uint32) *nullPair {
 	tb.Helper()
-	p := verbstest.NewNull(1)
-	qp, err := ibverbx.Open([]verbs.Device{p.Device(0)}, ibverbx.Config{
+	return newNullPairOf(tb, ibverbx.Config{
 		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: benchDepth,
 		Credits: benchDepth,
-	})
+	}, op, length)
+}
+
+func newNullPairOf(tb testing.TB, cfg ibverbx.Config, op verbs.Opcode, length uint64) *nullPair {
+	tb.Helper()
+	p := verbstest.NewNull(1)
+	qp, err := ibverbx.Open([]verbs.Device{p.Device(0)}, cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}

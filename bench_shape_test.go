@@ -1,0 +1,172 @@
+package ibverbx_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// BenchmarkNullSingly posts 64 requests in a call each and polls them in a call each; post-ns and
+// poll-ns are the two halves for one request.
+func BenchmarkNullSingly(b *testing.B) {
+	for _, rails := range []int{1, 4} {
+		b.Run(fmt.Sprintf("%dqp", rails), func(b *testing.B) {
+			n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
+			n.round(b)
+			b.ReportAllocs()
+			var posting, polling time.Duration
+			for b.Loop() {
+				start := time.Now()
+				for i := range n.wrs {
+					if _, err := n.qp.PostSend(n.wrs[i : i+1]...); err != nil {
+						b.Fatal(err)
+					}
+				}
+				posted := time.Now()
+				for range n.wrs {
+					if k, err := n.qp.CQ().Poll(n.wcs[:1]); k != 1 {
+						b.Fatal(k, err)
+					}
+				}
+				posting, polling = posting+posted.Sub(start), polling+time.Since(posted)
+			}
+			perRequest(b, 1)
+			b.ReportMetric(float64(posting.Nanoseconds())/float64(b.N)/benchBatch, "post-ns")
+			b.ReportMetric(float64(polling.Nanoseconds())/float64(b.N)/benchBatch, "poll-ns")
+		})
+	}
+}
+
+// BenchmarkNullScatter writes from scatter lists of so many pieces of one region, 0 being a single
+// Local, and from lists whose pieces alternate between two regions.
+func BenchmarkNullScatter(b *testing.B) {
+	for _, regions := range []int{1, 2} {
+		for _, pieces := range []int{0, 1, 2, 4, 8} {
+			if regions == 2 && pieces < 2 {
+				continue
+			}
+			b.Run(fmt.Sprintf("%dregion/%dpieces", regions, pieces), func(b *testing.B) {
+				n := newNullPairOf(b, ibverbx.Config{QPsPerDevice: 4, MaxMsgCntPerQP: benchDepth, Credits: benchDepth,
+					MaxSGE: 8}, verbs.OpRDMAWrite, 64)
+				other, err := n.qp.Domain().Register(make([]byte, 4096), verbs.AccessAll)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for i := range n.wrs {
+					if pieces != 0 {
+						n.wrs[i].Local = ibverbx.Segment{}
+					}
+					for j := range pieces {
+						mr := n.mr
+						if j%regions == 1 {
+							mr = other
+						}
+						n.wrs[i].SGL = append(n.wrs[i].SGL, mr.Slice(uint64(100*j), 8))
+					}
+				}
+				n.round(b)
+				b.ReportAllocs()
+				for b.Loop() {
+					n.round(b)
+				}
+				perRequest(b, 1)
+			})
+		}
+	}
+}
+
+// crowd is many virtual queue pairs on one virtual CQ of null devices.
+type crowd struct {
+	cq    *ibverbx.VirtualCQ
+	qps   []*ibverbx.VirtualQP // in random order
+	wr    ibverbx.SendWR
+	wcs   []ibverbx.WC
+	bytes float64 // what one virtual queue pair holds
+}
+
+func newCrowd(tb testing.TB, size int, cfg ibverbx.Config) *crowd {
+	tb.Helper()
+	check := func(err error) {
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	dom, err := ibverbx.NewDomain(verbstest.NewNull(1).Device(0))
+	check(err)
+	c := &crowd{wcs: make([]ibverbx.WC, benchBatch)}
+	c.cq, err = dom.NewCQ(min(size*4096, 1<<22))
+	check(err)
+	before := heapBytes()
+	for range size {
+		qp, err := dom.NewQP(c.cq, cfg)
+		check(err)
+		card, err := qp.Card()
+		check(err)
+		check(qp.Connect(card))
+		c.qps = append(c.qps, qp)
+	}
+	c.bytes = float64(heapBytes()-before) / float64(size)
+	rand.New(rand.NewPCG(1, 2)).Shuffle(size, func(i, j int) { c.qps[i], c.qps[j] = c.qps[j], c.qps[i] })
+	mr, err := dom.Register(make([]byte, 4096), verbs.AccessAll)
+	check(err)
+	c.wr = ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 8),
+		Remote: mr.Remote().At(0)}
+	return c
+}
+
+func heapBytes() uint64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// BenchmarkNullCrowd has many virtual queue pairs of four queue pairs each, all busy, on one CQ: in
+// turn, each posts one write, and the CQ is polled after every 64. KB/qp is the memory that a
+// virtual queue pair holds, what the null provider holds for it included.
+func BenchmarkNullCrowd(b *testing.B) {
+	for _, size := range []int{1, 64, 1024, 4096} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			c := newCrowd(b, size, ibverbx.Config{MaxMsgCntPerQP: 64, Credits: 64})
+			next := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				for range benchBatch {
+					if _, err := c.qps[next].PostSend(c.wr); err != nil {
+						b.Fatal(err)
+					}
+					if next++; next == size {
+						next = 0
+					}
+				}
+				for got := 0; got < benchBatch; {
+					n, err := c.cq.Poll(c.wcs)
+					if err != nil {
+						b.Fatal(err)
+					}
+					got += n
+				}
+			}
+			perRequest(b, 1)
+			b.ReportMetric(c.bytes/1000, "KB/qp")
+		})
+	}
+}
+
+// BenchmarkVirtualQPMemory makes virtual queue pairs with the default configuration on one CQ;
+// KB/qp is as in [BenchmarkNullCrowd].
+func BenchmarkVirtualQPMemory(b *testing.B) {
+	const size = 64
+	var bytes float64
+	for b.Loop() {
+		bytes = newCrowd(b, size, ibverbx.Config{}).bytes
+	}
+	b.ReportMetric(bytes/1000, "KB/qp")
+}
