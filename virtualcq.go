@@ -39,9 +39,12 @@ type VirtualCQ struct {
 
 type physicalCQ struct {
 	cq     verbs.CQ
-	device verbs.DeviceID
 	routes *routeTable
-	dead   bool
+	// maxPolls is how many batches one poll takes at most: as many as the CQ holds, and one. A NIC
+	// that completes as fast as they are taken must not keep the others waiting.
+	maxPolls int
+	device   verbs.DeviceID
+	dead     bool
 }
 
 // pollBatch is how many physical completions are taken from a CQ at a time.
@@ -71,7 +74,8 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 		if cq.Channel() != c.channel {
 			c.channel = nil
 		}
-		c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[dev]})
+		c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[dev],
+			maxPolls: 1 + cq.Depth()/pollBatch})
 	}
 	return c, nil
 }
@@ -259,15 +263,17 @@ func (c *VirtualCQ) collect() {
 func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	failed := c.pendingErr
 	c.pendingErr = nil
-	first := c.nextCQ
-	for i := range c.cqs {
-		pc := &c.cqs[(first+i)%len(c.cqs)]
+	next := c.nextCQ
+	for range c.cqs {
+		pc := &c.cqs[next]
+		if next++; next == len(c.cqs) {
+			next = 0
+		}
 		if pc.dead || only >= 0 && int(pc.device) != only {
 			continue
 		}
 		var last *rail // completions come in bursts of one queue pair
-		// Bounded: a NIC that completes as fast as we poll must not keep the others waiting.
-		for range 1 + pc.cq.Depth()/pollBatch {
+		for range pc.maxPolls {
 			n, err := pc.cq.Poll(c.scratch)
 			for j := range n {
 				last = c.route(pc.routes, last, &c.scratch[j], out)
@@ -282,12 +288,14 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 				break
 			}
 			if out.n == len(out.dst) && out.n != 0 {
-				c.nextCQ = (first + i + 1) % len(c.cqs)
+				c.nextCQ = next
 				break
 			}
 		}
 	}
-	c.progress(out)
+	if len(c.touched) != 0 {
+		c.progress(out)
+	}
 	out.settle()
 	return failed
 }

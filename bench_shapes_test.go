@@ -52,8 +52,9 @@ func BenchmarkNullScatter(b *testing.B) {
 				continue
 			}
 			b.Run(fmt.Sprintf("%dregion/%dpieces", regions, pieces), func(b *testing.B) {
-				n := newNullPairOf(b, ibverbx.Config{QPsPerDevice: 4, MaxMsgCntPerQP: benchDepth, Credits: benchDepth,
-					MaxSGE: 8}, verbs.OpRDMAWrite, 64)
+				n := newNullPairOf(b, ibverbx.Config{QPsPerDevice: 4, MaxMsgCntPerQP: benchDepth,
+					Credits: benchDepth,
+					MaxSGE:  8}, verbs.OpRDMAWrite, 64)
 				other, err := n.qp.Domain().Register(make([]byte, 4096), verbs.AccessAll)
 				if err != nil {
 					b.Fatal(err)
