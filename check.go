@@ -56,8 +56,7 @@ func (s *railSet) checkSend(i int, wr *SendWR) error {
 		return s.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return refuseSend(i, wr, ErrLength, wr.Opcode.String()+" of zero bytes: over several queue pairs "+
-			"there must be data")
+		return s.checkEmpty(i, wr)
 	}
 	if k := wr.Remote.Keys; k == nil || s.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
 		!k.covers(wr.Remote.Addr, n) {
@@ -191,6 +190,15 @@ func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
 	}
 	return refuseSend(i, wr, ErrBounds, fmt.Sprintf("remote memory %s reaches beyond its region %s",
 		addrRange(m.Addr, n), addrRange(m.Keys.base, m.Keys.length)))
+}
+
+// checkEmpty checks the remote side of a request of no bytes. It touches no memory and needs no
+// keys: the NIC does not look at them (IBTA C9-88).
+func (s *railSet) checkEmpty(i int, wr *SendWR) error {
+	if wr.Opcode.IsAtomic() {
+		return s.checkAtomic(i, wr, 0)
+	}
+	return nil
 }
 
 // checkAtomic checks the shape of an atomic of n bytes.

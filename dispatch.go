@@ -60,9 +60,12 @@ func (s *sender) dispatchData(n uint64, r *sendReq) bool {
 func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	op := r.opcode
 	if op == verbs.OpRDMAWriteWithImm {
-		op = verbs.OpRDMAWrite // Spray: the notification follows by itself
+		op = verbs.OpRDMAWrite // Spray: the notification follows by itself,
+		if r.length == 0 {
+			return true // and is all there is
+		}
 	}
-	for r.offset < r.length {
+	for r.moreData() {
 		rl := s.rails.pick()
 		if rl == nil {
 			return false
@@ -134,9 +137,12 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
 	wr := s.stage(rl, r, op, id)
 	size := min(limit, r.length-r.offset)
-	if r.scattered || r.inline {
+	switch {
+	case r.scattered || r.inline:
 		size = r.gather(rl, wr, size)
-	} else {
+	case size == 0:
+		rl.batch.setSGL(wr, 0)
+	default:
 		sgl := rl.batch.setSGL(wr, 1)
 		sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size),
 			LKey: r.localKeys.at(rl.device)}

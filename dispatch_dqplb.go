@@ -10,7 +10,7 @@ import (
 // carried plain data gets a marker, so that the receiver, who counts numbers in order, cannot take
 // the request for complete before that data has arrived.
 func (s *sender) dispatchNumbered(n uint64, r *sendReq) bool {
-	for r.offset < r.length {
+	for r.moreData() {
 		if !s.numbers.Room() {
 			return false
 		}

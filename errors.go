@@ -25,8 +25,8 @@ var (
 	ErrOpcode = errors.New("unsupported opcode")
 	// ErrUnsignaled: with several queue pairs every request must be signaled.
 	ErrUnsignaled = errors.New("unsignaled request")
-	// ErrLength: the length does not fit the operation: zero bytes to write or read, an atomic of
-	// other than eight bytes, more than a single message can carry.
+	// ErrLength: the length does not fit the operation: an atomic of other than eight bytes, more
+	// than a single message can carry, what EveryRail cannot cut evenly.
 	ErrLength = errors.New("wrong length")
 	// ErrNoKey: memory has no key for a device of the virtual queue pair.
 	ErrNoKey = errors.New("no key")

@@ -140,7 +140,7 @@ func (r *sendReq) markersAt(limit uint64) uint64 {
 	if r.scattered {
 		return uint64(r.ext.markersAt)
 	}
-	return (r.length - 1) / limit
+	return (max(r.length, 1) - 1) / limit
 }
 
 // isMarker reports whether a number of request r went to a marker; limit is the size of a fragment.
@@ -173,8 +173,8 @@ func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	f.Fragment = r.position(id, limit)
 	width, same := s.rails.width()
 	switch {
-	case !r.scattered:
-		f.Fragments = int((r.length + limit - 1) / limit)
+	case !r.scattered || r.length == 0:
+		f.Fragments = int((max(r.length, 1) + limit - 1) / limit)
 		if f.Fragment < 0 || f.Fragment >= f.Fragments {
 			break
 		}

@@ -38,6 +38,9 @@ func (k *Keys) Key(dev verbs.DeviceID) (key uint32, ok bool) {
 	return k.key[dev], true
 }
 
+// noKeys stands for the keys of memory that a request does not name. It is never changed.
+var noKeys Keys
+
 func (k *Keys) set(dev verbs.DeviceID, key uint32) {
 	if dev < verbs.MaxDevices {
 		k.have |= 1 << dev

@@ -162,7 +162,7 @@ func (p *passThrough) translateRemote(i int, wr *SendWR, to *verbs.SendWR, lengt
 	k := wr.Remote.Keys
 	if length == 0 {
 		to.RKey = 0
-		return nil
+		return s.checkEmpty(i, wr)
 	}
 	if k == nil || s.peerDevs&^k.have != 0 || length > wr.Remote.Length || !k.covers(wr.Remote.Addr, length) {
 		return s.checkRemote(i, wr, length)

@@ -47,14 +47,9 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 			"SendSignaled"},
 		{"unknown flag", multi, func(e *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 9 }, verbs.ErrInvalid,
 			"flags"},
-		{"zero length write", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 },
-			ibverbx.ErrLength, "zero bytes"},
-		{"zero length read", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Opcode, wr.Local.Length = verbs.OpRDMARead, 0
-		}, ibverbx.ErrLength, "zero bytes"},
-		{"zero length write-imm", multi, func(e *end, wr *ibverbx.SendWR) {
-			wr.Opcode, wr.Local.Length = verbs.OpRDMAWriteWithImm, 0
-		}, ibverbx.ErrLength, "zero bytes"},
+		{"a read of nothing over every rail", multi, func(e *end, wr *ibverbx.SendWR) {
+			wr.Opcode, wr.Local.Length, wr.EveryRail = verbs.OpRDMARead, 0, true
+		}, ibverbx.ErrLength, "not 0"},
 		{"no local key", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }, ibverbx.ErrNoKey,
 			"MR.Slice"},
 		{"no local key, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil },

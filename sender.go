@@ -129,6 +129,10 @@ func (r *sendReq) complete() bool {
 	return r.dispatched && r.left == 0 && (r.final == finalNone || r.final == finalDone)
 }
 
+// moreData reports whether a fragment is still to be handed to the rails. A request of no bytes has
+// one of no bytes.
+func (r *sendReq) moreData() bool { return r.offset < r.length || r.length == 0 && r.fragments == 0 }
+
 // dataComplete reports whether the request's data is acknowledged.
 func (r *sendReq) dataComplete() bool { return r.dispatched && r.left == 0 }
 
@@ -170,6 +174,9 @@ func (s *sender) enqueue(wr *SendWR) {
 	r.solicited = wr.Flags&verbs.SendSolicited != 0
 	r.remoteAddr = wr.Remote.Addr
 	r.remoteKeys = wr.Remote.Keys
+	if r.remoteKeys == nil {
+		r.remoteKeys = &noKeys // a request of no bytes, or a SEND
+	}
 	r.scattered = len(wr.SGL) != 0
 	r.inline = wr.Flags&verbs.SendInline != 0
 	r.localAddr = wr.Local.Addr

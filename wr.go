@@ -7,6 +7,12 @@ import (
 )
 
 // SendWR is a virtual work request for the send direction.
+//
+// A write, read or WRITE_WITH_IMM may be of no bytes: a doorbell, or a probe of the connection.
+// Like any other it goes out, on one queue pair, and completes in its turn; a WRITE_WITH_IMM
+// follows all earlier writes. It touches no memory, so Local and Remote may be left out, and
+// neither the library nor the NIC looks at their keys and bounds (IBTA C9-88). The peer's queue
+// pair must grant the right ([ConnConfig.Access]) all the same.
 type SendWR struct {
 	// ID comes back in the completion. It need not be unique.
 	ID     uint64
@@ -40,8 +46,9 @@ type SendWR struct {
 	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one
 	// length. So a read comes behind the earlier writes of *every* queue pair, and its response
 	// pushes them into the peer's memory (IBTA o9-20). The length must be a multiple of
-	// [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and a scatter list no
-	// longer than what one work request takes. Other opcodes are refused with [verbs.ErrInvalid].
+	// [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and not 0, since a read
+	// of nothing pushes nothing; a scatter list must be no longer than what one work request takes.
+	// Other opcodes are refused with [verbs.ErrInvalid].
 	EveryRail bool
 	// CompareAdd is an atomic's value to add or to compare with, Swap the value that
 	// compare-and-swap stores.

@@ -62,7 +62,12 @@ var badSends = []badSend{
 	}},
 	{"a list and a piece", verbs.ErrInvalid, anywhere,
 		func(_ *end, wr *ibverbx.SendWR) { wr.SGL = []ibverbx.Segment{wr.Local} }},
-	{"no bytes", ibverbx.ErrLength, onSeveral, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Length = 0 }},
+	{"no bytes for every rail", ibverbx.ErrLength, anywhere,
+		func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 0 }},
+	{"an atomic of no bytes", ibverbx.ErrLength, anywhere, func(e *end, wr *ibverbx.SendWR) {
+		wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, ibverbx.Segment{},
+			e.peer.host.Remote.Slice(uint64(e.w.Rng.IntN(8)), 8)
+	}},
 	{"no local keys", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Local.Keys = nil }},
 	{"a key for another device", ibverbx.ErrNoKey, anywhere, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{63: 1})

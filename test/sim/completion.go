@@ -144,6 +144,9 @@ func (e *end) checkReported(wc *ibverbx.WC, session int) {
 // sources, and targets must not change.
 func (e *end) release(s *send, ok bool) {
 	s.done = true
+	if ok && !e.single && s.length == 0 && !s.op.IsSend() && !s.emptyOut && !s.bare {
+		e.w.Broken(lab.Content, "%v: %v is done, and nothing of it went out", e, s)
+	}
 	own, peers := e.host.Memory, e.peer.host.Memory
 	name := e.name + " " + s.String()
 	switch {

@@ -48,8 +48,9 @@ func (e *end) immediateText(q *wire, wr *verbs.SendWR) string {
 
 // numberOnWire checks a numbered message.
 func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
-	if e.conn.hostile {
-		return // it follows a card that may be false
+	if e.conn.hostile { // it follows a card that may be false
+		s.emptyOut = s.length == 0
+		return
 	}
 	if q.raw {
 		q.raw = false
@@ -64,7 +65,12 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 		e.w.Broken(ruleWire, "%v: immediate %#x is no number", e, wr.Imm)
 	}
 	ends := length != 0 && int(wr.RemoteAddr-e.peer.host.MR.Addr())+length == s.remote.Off+s.remote.N
-	if last != ends {
+	switch {
+	case s.length == 0 && !s.emptyOut:
+		if last { // what came before it were markers
+			e.emptyOnWire(s)
+		}
+	case last != ends:
 		e.w.Broken(ruleWire, "%v: %d bytes of %v, marked as the last: %v", e, length, s, last)
 	}
 	if last && s.failed {
@@ -76,7 +82,7 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if last {
 		e.mustSolicit(s, wr)
 	}
-	if length == 0 && !q.plain {
+	if length == 0 && !last && !q.plain {
 		e.w.Broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
 	}
 	q.raw, q.plain = raw, false

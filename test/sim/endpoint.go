@@ -42,6 +42,7 @@ type requests struct {
 
 	writes  []*send // all writes, in the order of their remote addresses
 	locals  []*send // all reads and atomics, in the order of their local addresses
+	hollow  []*send // all reads of no bytes, in the order of their remote addresses
 	buffers []*recv // receives with memory, in the order of their addresses
 	words   []*word // for atomics
 
@@ -113,6 +114,7 @@ type send struct {
 	raw       bool // the connection carries the immediate in DQPLB
 	relax     bool // a relaxed SEND, of several queue pairs
 	everyRail bool // one fragment on each rail
+	bare      bool // a notification of Spray without data
 	length    int
 	local     []lab.Span // its pieces of memory at this end
 	remote    lab.Span   // its memory at the peer
@@ -134,6 +136,7 @@ type operands struct {
 type outgoing struct {
 	begun       bool // anything of it
 	posted      int  // bytes of its data
+	emptyOut    bool // the message of a request without data, markers apart
 	rails       uint // the rails that have carried a fragment, as bits
 	lastStepOut bool // its last step: a notification or an ordinary SEND
 	data        int  // work requests with its data that are on NICs

@@ -27,7 +27,9 @@ func (e *end) find(wr *verbs.SendWR) *send {
 		return e.messages[0]
 	case isWrite(wr.Opcode):
 		off := int(wr.RemoteAddr - e.peer.host.MR.Addr())
-		return lookup(e.writes, off, func(s *send) lab.Span { return s.remote })
+		return lookup(e.writes, off, (*send).named)
+	case wr.Opcode == verbs.OpRDMARead && len(wr.SGL) == 0:
+		return lookup(e.hollow, int(wr.RemoteAddr-e.peer.host.MR.Addr()), (*send).named)
 	case len(wr.SGL) != 0:
 		off := int(wr.SGL[0].Addr - e.host.MR.Addr())
 		return lookup(e.locals, off, func(s *send) lab.Span {
@@ -37,6 +39,10 @@ func (e *end) find(wr *verbs.SendWR) *send {
 	}
 	return nil
 }
+
+// named is the memory at the peer whose addresses mean this request. One of no bytes has an address
+// to itself.
+func (s *send) named() lab.Span { return lab.Span{Off: s.remote.Off, N: max(s.remote.N, 1)} }
 
 func (e *end) byID(id uint64) *send {
 	if index := int(uint32(id)); index < len(e.sends) && id == e.id(false, index) {
@@ -170,6 +176,8 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	frag := int(e.vq.Config().MaxMsgSize)
 	s.posted += n
 	switch {
+	case s.bare:
+		e.w.Broken(ruleWire, "%v: data of %v goes out", e, s)
 	case s.posted > s.length:
 		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
 	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
@@ -192,7 +200,16 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 		e.numberOnWire(q, s, wr, n)
 		return
 	}
+	e.emptyOnWire(s)
 	q.plain = q.plain || wr.Opcode != verbs.OpRDMARead
+}
+
+// emptyOnWire notes the one message of a request without data.
+func (e *end) emptyOnWire(s *send) {
+	if s.length == 0 && s.emptyOut {
+		e.w.Broken(ruleWire, "%v: %v goes out twice", e, s)
+	}
+	s.emptyOut = s.length == 0
 }
 
 // ackedTo is the index of the first send of this session whose data is not acknowledged.
@@ -211,8 +228,11 @@ func (e *end) ackedTo() int {
 // allOut says whether NICs were given all data of a request. An ordinary SEND counts as a last step
 // and has no data.
 func (s *send) allOut() bool {
-	if s.op.IsSend() {
+	switch {
+	case s.op.IsSend():
 		return s.begun || !s.relax
+	case s.length == 0:
+		return s.bare || s.emptyOut
 	}
 	return s.posted == s.length
 }

@@ -126,6 +126,7 @@ func (e *end) keepSends(n int) {
 	e.sends = e.sends[:n]
 	e.writes, e.locals, e.messages, e.relaxed = keep(e.writes, n), keep(e.locals, n), keep(e.messages, n),
 		keep(e.relaxed, n)
+	e.hollow = keep(e.hollow, n)
 	for i := range e.peer.expect {
 		e.peer.expect[i] = keep(e.peer.expect[i], n)
 	}
@@ -211,8 +212,8 @@ func (e *end) takesMessages() bool {
 	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP)
 }
 
-// drawLength draws a length, often next to a boundary: of a fragment, of one fragment on each rail,
-// of all that the rails hold.
+// drawLength draws a length, often next to a boundary: none, of a fragment, of one fragment on each
+// rail, of all that the rails hold.
 func (e *end) drawLength(op verbs.Opcode) int {
 	rng := e.w.Rng
 	switch {
@@ -220,6 +221,9 @@ func (e *end) drawLength(op verbs.Opcode) int {
 		return 8
 	case op.IsSend():
 		return rng.IntN(e.conn.plan.small + 1)
+	}
+	if rng.IntN(8) == 0 {
+		return 0
 	}
 	cfg := &e.conn.plan.cfg[e.index%2]
 	frag, rails := int(cfg.MaxMsgSize), e.conn.plan.rails
@@ -231,6 +235,8 @@ func (e *end) drawLength(op verbs.Opcode) int {
 // enter records a request.
 func (e *end) enter(s *send) {
 	s.raw = e.conn.raw
+	s.bare = s.length == 0 && !e.single && s.op == verbs.OpRDMAWriteWithImm &&
+		e.vq.Scheme() == ibverbx.Spray
 	e.sends = append(e.sends, s)
 	e.most = max(e.most, len(e.sends)-e.sendHead)
 	kind := -1
@@ -246,6 +252,8 @@ func (e *end) enter(s *send) {
 		if s.op.HasImm() {
 			kind = kindNotification
 		}
+	case s.length == 0:
+		e.hollow = append(e.hollow, s)
 	default:
 		e.locals = append(e.locals, s)
 	}

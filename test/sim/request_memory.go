@@ -24,6 +24,8 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 	switch {
 	case s.op.IsAtomic():
 		return e.giveWord(s, wr)
+	case s.length == 0 && !s.op.IsSend():
+		return e.giveNothing(s, wr)
 	case s.op == verbs.OpRDMARead:
 		if !e.giveReadable(s) {
 			return false
@@ -48,6 +50,31 @@ func (e *end) giveMemory(s *send, wr *ibverbx.SendWR) bool {
 		}
 	}
 	e.cut(s, wr)
+	return true
+}
+
+// giveNothing gives a request of no bytes an address at the peer that no other request has, by
+// which it is known on the wire. What else it names does not matter, and may be missing.
+func (e *end) giveNothing(s *send, wr *ibverbx.SendWR) (ok bool) {
+	if s.remote, ok = e.peer.host.Memory.Alloc(0); !ok {
+		return false
+	}
+	rng, own := e.w.Rng, e.host.MR
+	wr.Remote = e.peer.host.RemoteSegment(s.remote)
+	if rng.IntN(2) == 0 {
+		wr.Remote.Keys = nil
+	}
+	switch rng.IntN(4) {
+	case 0:
+		wr.Local = own.Slice(uint64(s.local[0].Off), 0)
+	case 1:
+		wr.SGL = []ibverbx.Segment{own.Slice(0, 0),
+			{}}[:1+rng.IntN(min(2, e.conn.plan.cfg[e.index%2].MaxSGE))]
+	case 2:
+		if s.op != verbs.OpRDMARead {
+			s.flags |= verbs.SendInline
+		}
+	}
 	return true
 }
 
@@ -99,7 +126,8 @@ func (e *end) fitsEvery(n int) bool {
 func (e *end) giveReadable(s *send) bool {
 	if e.w.Rng.IntN(2) == 0 {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
-			if t := e.sends[i]; isWrite(t.op) && t.session == e.sessionNo && t.length <= s.length {
+			if t := e.sends[i]; isWrite(t.op) && t.session == e.sessionNo && t.length <= s.length &&
+				t.length != 0 {
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].N = t.length
