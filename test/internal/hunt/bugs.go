@@ -16,20 +16,35 @@ type Bugs struct {
 	File    string // from the directory of the test
 }
 
-// bug is a deliberate bug: changes to declarations.
-type bug struct {
-	name    string
-	changes []change
+// Bug is a deliberate bug: changes to declarations.
+type Bug struct {
+	Name    string
+	Changes []Change
 }
 
-// change replaces code that occurs once in a declaration.
-type change struct {
-	dir      string // of another package, from the root of the module; "" for the package of the file
-	decl     string // "Type.method", "function", or the name of a constant, variable or type
-	old, new string // code; spaces, line ends and comments do not count
+// Change replaces code that occurs once in a declaration.
+type Change struct {
+	Dir      string // of another package, from the root of the module; "" for the package of the file
+	Decl     string // "Type.method", "function", or the name of a constant, variable or type
+	Old, New string // code; spaces, line ends and comments do not count
 }
 
-// read reads the file. A bug has any number of changes:
+// read reads the file.
+func (b Bugs) read(t *testing.T) []Bug {
+	t.Helper()
+	text, err := os.ReadFile(b.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := Parse("bug", string(text))
+	if err != nil {
+		t.Fatalf("%s: %v", b.File, err)
+	}
+	return list
+}
+
+// Parse reads a list of changes to code. An entry begins with the keyword and its name, and has any
+// number of changes:
 //
 //	bug ack is lost
 //	in receiver.acknowledge
@@ -38,20 +53,7 @@ type change struct {
 //
 // A declaration of another package has its directory before it: "in internal/ring FIFO.Pop".
 // Lines that begin with # are comments.
-func (b Bugs) read(t *testing.T) []bug {
-	t.Helper()
-	text, err := os.ReadFile(b.File)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := parseBugs(string(text))
-	if err != nil {
-		t.Fatalf("%s: %v", b.File, err)
-	}
-	return list
-}
-
-func parseBugs(text string) (list []bug, err error) {
+func Parse(keyword, text string) (list []Bug, err error) {
 	lines := bufio.NewScanner(strings.NewReader(text))
 	decl := ""
 	for n := 1; lines.Scan(); n++ {
@@ -59,8 +61,8 @@ func parseBugs(text string) (list []bug, err error) {
 		word, rest, _ := strings.Cut(line, " ")
 		switch {
 		case line == "" || line[0] == '#':
-		case word == "bug":
-			list, decl = append(list, bug{name: rest}), ""
+		case word == keyword:
+			list, decl = append(list, Bug{Name: rest}), ""
 		case word == "in" && len(list) > 0:
 			dir, name, elsewhere := strings.Cut(rest, " ")
 			if !elsewhere {
@@ -68,16 +70,16 @@ func parseBugs(text string) (list []bug, err error) {
 			}
 			decl = name
 			last := &list[len(list)-1]
-			last.changes = append(last.changes, change{dir: dir, decl: decl})
+			last.Changes = append(last.Changes, Change{Dir: dir, Decl: decl})
 		case (line[0] == '-' || line[0] == '+') && decl != "":
 			list[len(list)-1].addLine(decl, line)
 		default:
-			return nil, fmt.Errorf("line %d: want bug, in, - or +, found %q", n, line)
+			return nil, fmt.Errorf("line %d: want %s, in, - or +, found %q", n, keyword, line)
 		}
 	}
 	for _, b := range list {
-		if len(b.changes) == 0 {
-			return nil, fmt.Errorf("bug %q changes nothing", b.name)
+		if len(b.Changes) == 0 {
+			return nil, fmt.Errorf("%s %q changes nothing", keyword, b.Name)
 		}
 	}
 	return list, lines.Err()
@@ -85,25 +87,25 @@ func parseBugs(text string) (list []bug, err error) {
 
 // addLine adds a line to the last change. A line to remove after one to add begins another change
 // of the same declaration.
-func (b *bug) addLine(decl, line string) {
-	c := &b.changes[len(b.changes)-1]
+func (b *Bug) addLine(decl, line string) {
+	c := &b.Changes[len(b.Changes)-1]
 	if line[0] == '+' {
-		c.new += line[1:] + "\n"
+		c.New += line[1:] + "\n"
 		return
 	}
-	if c.new != "" {
-		b.changes = append(b.changes, change{dir: c.dir, decl: decl})
-		c = &b.changes[len(b.changes)-1]
+	if c.New != "" {
+		b.Changes = append(b.Changes, Change{Dir: c.Dir, Decl: decl})
+		c = &b.Changes[len(b.Changes)-1]
 	}
-	c.old += line[1:] + "\n"
+	c.Old += line[1:] + "\n"
 }
 
 // plant returns the files that the bug changes, by path, with the bug in them. pkg is the directory
 // of the package, from the root of the module.
-func (b *bug) plant(root, pkg string) (files map[string]string, err error) {
+func (b *Bug) plant(root, pkg string) (files map[string]string, err error) {
 	files = make(map[string]string)
-	for _, c := range b.changes {
-		dir := c.dir
+	for _, c := range b.Changes {
+		dir := c.Dir
 		if dir == "" {
 			dir = pkg
 		}
@@ -112,7 +114,7 @@ func (b *bug) plant(root, pkg string) (files map[string]string, err error) {
 			return nil, err
 		}
 		if err := c.apply(sources, files); err != nil {
-			return nil, fmt.Errorf("in %s: %w", c.decl, err)
+			return nil, fmt.Errorf("in %s: %w", c.Decl, err)
 		}
 	}
 	return files, nil
@@ -121,7 +123,7 @@ func (b *bug) plant(root, pkg string) (files map[string]string, err error) {
 var errNoDecl = errors.New("no such declaration")
 
 // apply makes the change in the file that has the declaration.
-func (c *change) apply(sources []string, files map[string]string) error {
+func (c *Change) apply(sources []string, files map[string]string) error {
 	for _, path := range sources {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
@@ -134,14 +136,14 @@ func (c *change) apply(sources []string, files map[string]string) error {
 			}
 			source = string(text)
 		}
-		decl, err := findDecl(source, c.decl)
+		decl, err := findDecl(source, c.Decl)
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		if decl == (span{}) {
 			continue
 		}
-		if files[path], err = replaceCode(source, decl, c.old, c.new); err != nil {
+		if files[path], err = replaceCode(source, decl, c.Old, c.New); err != nil {
 			return err
 		}
 		return nil

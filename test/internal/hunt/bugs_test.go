@@ -63,18 +63,18 @@ func TestCodeIsReplacedInItsDeclaration(t *testing.T) {
 }
 
 func TestBugsAreParsed(t *testing.T) {
-	list, err := parseBugs("# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y b\n-\ty\n+\tz\n")
-	if err != nil || len(list) != 1 || len(list[0].changes) != 3 {
+	list, err := Parse("bug", "# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y b\n-\ty\n+\tz\n")
+	if err != nil || len(list) != 1 || len(list[0].Changes) != 3 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if got := list[0].changes[1]; got != (change{decl: "a", old: "\tx\n"}) {
+	if got := list[0].Changes[1]; got != (Change{Decl: "a", Old: "\tx\n"}) {
 		t.Errorf("second change: %+v", got)
 	}
-	if got := list[0].changes[2]; got != (change{dir: "x/y", decl: "b", old: "\ty\n", new: "\tz\n"}) {
+	if got := list[0].Changes[2]; got != (Change{Dir: "x/y", Decl: "b", Old: "\ty\n", New: "\tz\n"}) {
 		t.Errorf("third change: %+v", got)
 	}
 	for _, bad := range []string{"in a\n", "bug b\n-\tx\n", "bug b\n", "what\n"} {
-		if _, err := parseBugs(bad); err == nil {
+		if _, err := Parse("bug", bad); err == nil {
 			t.Errorf("%q: no error", bad)
 		}
 	}

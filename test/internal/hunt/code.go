@@ -27,7 +27,7 @@ func findDecl(source, name string) (span, error) {
 	for _, d := range file.Decls {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
-			if funcName(d) == name {
+			if FuncName(d) == name {
 				return at(d), nil
 			}
 		case *ast.GenDecl:
@@ -41,8 +41,8 @@ func findDecl(source, name string) (span, error) {
 	return span{}, nil
 }
 
-// funcName is the name of a function, or the receiver's type and the name of a method.
-func funcName(d *ast.FuncDecl) string {
+// FuncName is the name of a function, or the receiver's type and the name of a method.
+func FuncName(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return d.Name.Name
 	}
@@ -80,10 +80,9 @@ func replaceCode(source string, decl span, before, after string) (string, error)
 	if len(wanted) == 0 {
 		return "", fmt.Errorf("nothing to replace")
 	}
-	same := func(a, b word) bool { return a.text == b.text }
 	found := -1
 	for i := 0; i+len(wanted) <= len(all); i++ {
-		if !slices.EqualFunc(all[i:i+len(wanted)], wanted, same) {
+		if !slices.EqualFunc(all[i:i+len(wanted)], wanted, sameText) {
 			continue
 		}
 		if found >= 0 {
@@ -97,6 +96,11 @@ func replaceCode(source string, decl span, before, after string) (string, error)
 	from, to := all[found].from, all[found+len(wanted)-1].to
 	return source[:decl.from+from] + strings.TrimSuffix(after, "\n") + source[decl.from+to:], nil
 }
+
+// SameCode reports whether two texts have the same tokens.
+func SameCode(a, b string) bool { return slices.EqualFunc(tokens(a), tokens(b), sameText) }
+
+func sameText(a, b word) bool { return a.text == b.text }
 
 // word is a token and its place.
 type word struct {

@@ -20,7 +20,7 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 		return
 	}
 	for _, b := range bugs.read(t) {
-		t.Run(b.name, func(t *testing.T) {
+		t.Run(b.Name, func(t *testing.T) {
 			if _, err := b.plant(root(t), bugs.Package); err != nil {
 				t.Fatal(err)
 			}
@@ -34,14 +34,14 @@ func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
 		for i := range list {
-			t.Run(list[i].name, func(t *testing.T) {
+			t.Run(list[i].Name, func(t *testing.T) {
 				t.Parallel()
-				found[i] = g.hunt(t, g.Build(t, bugs, list[i].name), worlds)
+				found[i] = g.hunt(t, g.Build(t, bugs, list[i].Name), worlds)
 			})
 		}
 	})
 	for i := range list {
-		t.Logf("%-60s %s", list[i].name, found[i])
+		t.Logf("%-60s %s", list[i].Name, found[i])
 	}
 }
 
@@ -80,18 +80,22 @@ func (g *Game) Run(bin string, args ...string) (out string, err error) {
 
 // Build builds the game's test with the bug of that name.
 func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
-	list := bugs.read(t)
-	i := slices.IndexFunc(list, func(b bug) bool { return b.name == name })
+	all := bugs.read(t)
+	i := slices.IndexFunc(all, func(b Bug) bool { return b.Name == name })
 	if i < 0 {
 		t.Fatalf("%s has no bug %q", bugs.File, name)
 	}
 	root, dir := root(t), t.TempDir()
-	files, err := list[i].plant(root, bugs.Package)
+	files, err := all[i].plant(root, bugs.Package)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := Overlay(dir, files)
 	if err != nil {
 		t.Fatal(err)
 	}
 	bin = filepath.Join(dir, "mutant.test")
-	build := exec.Command("go", "test", "-c", "-overlay", overlay(t, dir, files), "-o", bin, g.Dir)
+	build := exec.Command("go", "test", "-c", "-overlay", list, "-o", bin, g.Dir)
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("does not build: %v\n%s", err, out)
@@ -99,23 +103,21 @@ func (g *Game) Build(t *testing.T, bugs Bugs, name string) (bin string) {
 	return bin
 }
 
-// overlay writes files to a directory, with the list that makes the go command use them in place of
+// Overlay writes files to a directory, with the list that makes the go command use them in place of
 // those at their paths.
-func overlay(t *testing.T, dir string, files map[string]string) (path string) {
+func Overlay(dir string, files map[string]string) (path string, err error) {
 	replace := make(map[string]string)
-	write := func(name string, content []byte) string {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
 	for path, content := range files {
-		replace[path] = write(filepath.Base(path), []byte(content))
+		name := filepath.Join(dir, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+			return "", err
+		}
+		replace[path] = name
 	}
 	list, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	return write("overlay.json", list)
+	path = filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, list, 0o600)
 }
