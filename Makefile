@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe ci sim module
+.PHONY: build test test-rxe ci sim mutants module
 
 build:
 	go build ./cmd/ibverbx
@@ -18,6 +18,12 @@ SEEDS ?= 100000
 sim:
 	go test -c -o $(or $(TMPDIR),/tmp)/ibverbx-sim ./test/sim
 	$(or $(TMPDIR),/tmp)/ibverbx-sim -test.run 'TestSimulation$$' -test.v -test.timeout 0 -seeds $(SEEDS) -progress
+
+# Random slips of one point each, and which of them the tests do not notice; some minutes. See test/mutants/doc.go.
+# make mutants N=40 SEED=7 PACKAGES=transport,tagged; make mutants AGAIN=survivors.txt plants again what survived.
+mutants:
+	GOMAXPROCS=1 nice go run ./test/mutants $(if $(N),-n $(N)) $(if $(SEED),-seed $(SEED)) \
+		$(if $(PACKAGES),-packages $(PACKAGES)) $(if $(AGAIN),-again $(AGAIN)) -survivors survivors.txt
 
 # Gives the module the path under which somebody publishes it: make module PATH=example.org/you/ibverbx
 # make hands that PATH to its recipes in place of the shell's, which is still in make's own environment. Where there is no /proc a

@@ -17,7 +17,9 @@ type candidate struct {
 	decl     string // where it is: "Type.method", "function", or the name of a variable
 	from, to int    // what it replaces, in bytes of the file
 	text     string // by what
-	guarded  string // text that is the original or the mutant, with its number for each \x00; "" if there is none
+	// guarded is code that is the original or the mutant, with a \x00 where the mutant's number
+	// belongs; "" where there is no such code.
+	guarded string
 }
 
 // finder finds the candidates of a file.
@@ -118,7 +120,8 @@ func (f *finder) value(n ast.Expr, typ types.Type, text string) {
 	case !ok:
 		f.add(n, text, "")
 	case f.file.calls(n):
-		f.add(n, text, "mutantLazy(\x00, func() "+name+" { return "+text+" }, func() "+name+" { return "+original+" })")
+		f.add(n, text, "mutantLazy(\x00, func() "+name+" { return "+text+" }, func() "+name+
+			" { return "+original+" })")
 	default:
 		f.add(n, text, "mutantPick["+name+"](\x00, "+text+", "+original+")")
 	}
@@ -130,7 +133,6 @@ func (f *finder) condition(n ast.Expr) {
 	f.boolean(n, "false")
 }
 
-//nolint:gochecknoglobals // tables
 var (
 	comparisons = map[token.Token][]token.Token{
 		token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
@@ -166,10 +168,6 @@ func (f *finder) binary(n *ast.BinaryExpr) {
 	op, ok := operators[n.Op]
 	tv := f.file.info.Types[n]
 	if !ok || isString(tv.Type) {
-		return
-	}
-	if tv.Value != nil && !f.alone {
-		f.value(n, tv.Type, "("+with(op)+")") // a constant within a function
 		return
 	}
 	f.value(n, tv.Type, "("+with(op)+")")
@@ -215,7 +213,6 @@ func (f *finder) errors(n *ast.ReturnStmt) {
 	}
 }
 
-//nolint:gochecknoglobals // an interface
 var errorType = types.Universe.Lookup("error").Type().Underlying().(*types.Interface)
 
 // statements leaves out each statement of a list that others do not depend on, and turns
@@ -276,8 +273,8 @@ func (f *finder) other(s ast.Stmt, text string) {
 	f.add(s, text, "if mutantPlanted == \x00 { "+text+" } else { "+f.of(s)+" }")
 }
 
-// lines is the source from the first to the last line that the mutant touches, as it is and with the
-// mutant in it.
+// lines is the source from the first to the last line that the mutant touches, as it is and with
+// the mutant in it.
 func (c *candidate) lines() (before, after string) {
 	text := c.file.text
 	from := strings.LastIndexByte(text[:c.from], '\n') + 1

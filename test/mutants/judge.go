@@ -22,8 +22,8 @@ type judge struct {
 	args []string
 }
 
-// skipped are tests of the sources and not of what they do. They run the go command, which would not
-// see the mutant.
+// skipped are tests of the sources and not of what they do. They run the go command, which would
+// not see the mutant.
 const skipped = "TestColumns|TestOwnedTypesRefuseCopies|TestImports|TestREADME"
 
 func own(dir string) judge {
@@ -35,8 +35,8 @@ func game(dir, test, worlds string) judge {
 	return judge{dir, "invariants", []string{"-test.run", test + "$", "-hunt", "-seeds", worlds}}
 }
 
-// judges are the tests that would find a mutant of a package: its own, and then others until one has
-// found it.
+// judges are the tests that would find a mutant of a package: its own, and then others until one
+// has found it.
 func judges(dir string) []judge {
 	sim := game("test/sim", "TestSimulation", "1000")
 	transport := game("test/sendside", "TestTransport", "1000")
@@ -69,6 +69,10 @@ type bench struct {
 	usual map[string]time.Duration // how long a judge takes where nothing is planted
 	// rehearsed has the judges whose tests pass with the mutants built in and none of them chosen.
 	rehearsed map[string]bool
+}
+
+func newBench(root, tmp string) bench {
+	return bench{root, tmp, make(map[string]time.Duration), make(map[string]bool)}
 }
 
 // binary is where the tests of a judge are built.
@@ -141,7 +145,8 @@ func (b *bench) run(j judge, id int) (found string) {
 	return j.dir + ": " + reason(out.String(), err)
 }
 
-var failures = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)|^panic: (test timed out|.*)|^fatal error: .*|broken: .*`)
+var failures = regexp.MustCompile(
+	`(?m)^\s*--- FAIL: (\S+)|^panic: (test timed out|.*)|^fatal error: .*|broken: .*`)
 
 // reason is what a failed run says first.
 func reason(out string, err error) string {
@@ -149,11 +154,11 @@ func reason(out string, err error) string {
 	if len(found) == 0 {
 		return err.Error()
 	}
-	return strings.TrimSpace(found[len(found)-1])
+	return fmt.Sprintf("%.100s", strings.TrimSpace(found[len(found)-1]))
 }
 
-// rehearse runs the tests of a judge once without a mutant: they must pass. A second try is given to
-// those that a busy machine disturbed.
+// rehearse runs the tests of a judge once without a mutant: they must pass. A second try is given
+// to those that a busy machine disturbed.
 func (b *bench) rehearse(j judge) error {
 	key := b.key(j)
 	if b.rehearsed[key] {

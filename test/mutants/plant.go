@@ -21,7 +21,9 @@ func batches(list []*mutant) (all []*batch) {
 			all = append(all, &batch{[]*mutant{m}, true})
 			continue
 		}
-		i := slices.IndexFunc(all, func(b *batch) bool { return !b.alone && !slices.ContainsFunc(b.mutants, m.overlaps) })
+		i := slices.IndexFunc(all, func(b *batch) bool {
+			return !b.alone && !slices.ContainsFunc(b.mutants, m.overlaps)
+		})
 		if i < 0 {
 			i, all = len(all), append(all, &batch{})
 		}
@@ -104,14 +106,14 @@ import (
 
 var mutantPlanted, _ = strconv.Atoi(os.Getenv("` + chosen + `"))
 
-func mutantPick[T any](id int, mutant, original T) T {
+func mutantPick[T interface{}](id int, mutant, original T) T {
 	if mutantPlanted == id {
 		return mutant
 	}
 	return original
 }
 
-func mutantLazy[T any](id int, mutant, original func() T) T {
+func mutantLazy[T interface{}](id int, mutant, original func() T) T {
 	if mutantPlanted == id {
 		return mutant()
 	}

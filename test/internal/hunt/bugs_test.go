@@ -63,7 +63,8 @@ func TestCodeIsReplacedInItsDeclaration(t *testing.T) {
 }
 
 func TestBugsAreParsed(t *testing.T) {
-	list, err := Parse("bug", "# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y b\n-\ty\n+\tz\n")
+	list, err := Parse("bug", "# comment\nbug two changes\nin a\n-\told\n+\tnew\n-\tx\nin x/y "+
+		"b\n-\ty\n+\tz\n")
 	if err != nil || len(list) != 1 || len(list[0].Changes) != 3 {
 		t.Fatalf("%+v, %v", list, err)
 	}
