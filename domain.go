@@ -57,38 +57,6 @@ func NewDomain(devices ...verbs.Device) (*Domain, error) {
 // Devices lists the NICs, in the order given.
 func (d *Domain) Devices() []verbs.Device { return append([]verbs.Device(nil), d.devices...) }
 
-// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until
-// then it must not be freed or moved (memory of the Go heap does not move).
-func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
-	if err := d.acquire(); err != nil {
-		return nil, fmt.Errorf("ibverbx: register: %w", err)
-	}
-	m := &MR{dom: d}
-	m.buf.Store(&buf)
-	m.lkeys.mr = m
-	for i, pd := range d.pds {
-		r, err := pd.RegisterMR(buf, access)
-		if err == nil && i > 0 && r.Addr() != m.lkeys.base {
-			err = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported,
-				d.devices[i].Name())
-			_ = r.Close()
-		}
-		if err != nil {
-			for _, r := range m.regions {
-				_ = r.Close()
-			}
-			d.release()
-			return nil, fmt.Errorf("ibverbx: register %d bytes: %w", len(buf), err)
-		}
-		m.regions = append(m.regions, r)
-		m.lkeys.set(d.devices[i].ID(), r.LKey())
-		m.rkeys.set(d.devices[i].ID(), r.RKey())
-		m.lkeys.base, m.lkeys.length = r.Addr(), r.Len()
-		m.rkeys.base, m.rkeys.length = r.Addr(), r.Len()
-	}
-	return m, nil
-}
-
 // NewCQ makes a virtual CQ over one physical CQ a device, each of which holds depth completions; 0
 // means 4096, enough for two virtual queue pairs of four rails a device with the default limits.
 func (d *Domain) NewCQ(depth int) (*VirtualCQ, error) {

@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -28,7 +27,7 @@ type MR struct {
 // closedHolds makes the hold count of a closed region negative, however many still come.
 const closedHolds = -1 << 62
 
-// Bytes is the registered memory; nil after Close.
+// Bytes is the registered memory; nil after Close, and for a dma-buf.
 func (m *MR) Bytes() []byte {
 	if b := m.buf.Load(); b != nil {
 		return *b
@@ -36,7 +35,7 @@ func (m *MR) Bytes() []byte {
 	return nil
 }
 
-// Addr is the address of the first byte.
+// Addr is the address by which work requests name the first byte.
 func (m *MR) Addr() uint64 { return m.lkeys.base }
 
 // Len is the size in bytes.
@@ -75,14 +74,11 @@ func (m *MR) Close() error {
 			"close their virtual QP first",
 			addrRange(m.Addr(), m.Len()), verbs.ErrBusy, n)
 	}
-	var errs []error
-	for _, r := range m.regions {
-		errs = append(errs, r.Close())
-	}
+	err := closeRegions(m.regions, m.Len())
 	m.dom.release()
 	m.buf.Store(nil)
 	m.regions = nil
-	return errors.Join(errs...)
+	return err
 }
 
 // hold keeps the region open for n requests; it reports false when the region is closed.

@@ -1,0 +1,160 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"ibverbx/verbs"
+)
+
+// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until
+// then it must not be freed or moved (memory of the Go heap does not move).
+//
+// What takes long is that the kernel pins the pages, once for each NIC. From 1 MiB on up to 16 NICs
+// do it side by side, and likewise when the region is closed. If one of them refuses, the memory is
+// registered on none.
+func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
+	m := &MR{dom: d}
+	m.buf.Store(&buf)
+	err := m.register(uint64(len(buf)), func(pd verbs.PD) (verbs.MR, error) {
+		return pd.RegisterMR(buf, access)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("ibverbx: register %d bytes: %w", len(buf), err)
+	}
+	return m, nil
+}
+
+// RegisterDMABuf makes part of a dma-buf known to every NIC: memory without an address in this
+// process, such as that of a GPU, by the file descriptor that its driver exports. The arguments,
+// and what the caller owes the exporter, are those of [verbs.DMABufRegistrar].
+//
+// Pieces of the region are named by offset as those of any other, in every work request that is not
+// inline. Its [MR.Bytes] are nil: the processor has no part in it. The error is
+// [verbs.ErrNotSupported] where one of the NICs has no dma-bufs.
+func (d *Domain) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (*MR, error) {
+	m := &MR{dom: d}
+	err := checkDMABuf(fd, offset, length, iova)
+	if err == nil {
+		err = m.register(length, func(pd verbs.PD) (verbs.MR, error) {
+			r, ok := pd.(verbs.DMABufRegistrar)
+			if !ok {
+				return nil, fmt.Errorf("%w: %s registers no dma-bufs", verbs.ErrNotSupported,
+					pd.Device().Name())
+			}
+			return r.RegisterDMABuf(fd, offset, length, iova, access)
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ibverbx: register %d bytes of a dma-buf: %w", length, err)
+	}
+	return m, nil
+}
+
+// checkDMABuf refuses ranges that are none.
+func checkDMABuf(fd int, offset, length, iova uint64) error {
+	switch {
+	case fd < 0:
+		return fmt.Errorf("%w: file descriptor %d", verbs.ErrInvalid, fd)
+	case length > math.MaxUint64-offset:
+		return fmt.Errorf("%w: offset %d: the part goes beyond 2^64 bytes", verbs.ErrInvalid, offset)
+	case length > math.MaxUint64-iova:
+		return fmt.Errorf("%w: iova: %s goes beyond the address space", verbs.ErrInvalid,
+			addrRange(iova, length))
+	}
+	return nil
+}
+
+// register registers the region on every NIC, by a call for each.
+func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
+	d := m.dom
+	if err := d.acquire(); err != nil {
+		return err
+	}
+	regions, err := registerAll(d.pds, size, on)
+	if err != nil {
+		d.release()
+		return err
+	}
+	m.regions = regions
+	m.lkeys = Keys{base: regions[0].Addr(), length: regions[0].Len(), mr: m}
+	m.rkeys = Keys{base: m.lkeys.base, length: m.lkeys.length}
+	for i, r := range regions {
+		m.lkeys.set(d.devices[i].ID(), r.LKey())
+		m.rkeys.set(d.devices[i].ID(), r.RKey())
+	}
+	return nil
+}
+
+// registerAll registers memory in every protection domain, or in none. Of several errors it returns
+// that of the first domain.
+func registerAll(pds []verbs.PD, size uint64, on func(verbs.PD) (verbs.MR, error)) ([]verbs.MR, error) {
+	regions, errs := make([]verbs.MR, len(pds)), make([]error, len(pds))
+	var failed atomic.Bool
+	sideBySide(len(pds), size, func(i int) {
+		if failed.Load() {
+			return
+		}
+		if regions[i], errs[i] = on(pds[i]); errs[i] != nil {
+			regions[i] = nil
+			failed.Store(true)
+		}
+	})
+	for i, r := range regions {
+		if r != nil && regions[0] != nil && r.Addr() != regions[0].Addr() {
+			errs[i] = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported,
+				pds[i].Device().Name())
+		}
+	}
+	for _, err := range errs {
+		if err != nil {
+			_ = closeRegions(regions, size)
+			return nil, err
+		}
+	}
+	return regions, nil
+}
+
+// closeRegions deregisters memory on every NIC; nil regions are none.
+func closeRegions(regions []verbs.MR, size uint64) error {
+	errs := make([]error, len(regions))
+	sideBySide(len(regions), size, func(i int) {
+		if regions[i] != nil {
+			errs[i] = regions[i].Close()
+		}
+	})
+	return errors.Join(errs...)
+}
+
+const (
+	// sideBySideSize is the size of a region, in bytes, from which its NICs work side by side.
+	// Smaller ones, as are registered for single messages, stay on the caller's goroutine.
+	sideBySideSize = 1 << 20
+	// mostSideBySide bounds how many NICs work side by side: each costs a thread that is in the
+	// kernel meanwhile.
+	mostSideBySide = 16
+)
+
+// sideBySide calls f for each of n NICs, on several at a time where the region is large, and
+// returns when all calls have.
+func sideBySide(n int, size uint64, f func(i int)) {
+	workers := min(n, mostSideBySide)
+	if size < sideBySideSize || n == 1 {
+		workers = 1
+	}
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			f(i)
+		}
+	}
+	var wg sync.WaitGroup
+	for range workers - 1 {
+		wg.Go(work)
+	}
+	work()
+	wg.Wait()
+}
