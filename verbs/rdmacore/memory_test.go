@@ -261,6 +261,10 @@ func TestDMABuf(t *testing.T) {
 	is(t, err, verbs.ErrInvalid)
 	_, err = reg.RegisterDMABuf(fd, 0, 4096, 0, verbs.AccessRemoteWrite)
 	is(t, err, verbs.ErrInvalid)
+	_, err = reg.RegisterDMABuf(fd, 100, 4096, 0, verbs.AccessAll) // at another place of a page
+	is(t, err, verbs.ErrInvalid)
+	_, err = reg.RegisterDMABuf(fd, 0, 8192, 1<<64-4096, verbs.AccessAll)
+	is(t, err, verbs.ErrInvalid)
 	_, err = reg.RegisterDMABuf(1<<20, 0, 4096, 0, verbs.AccessAll)
 	is(t, err, syscall.EBADF)
 	s.fail("ibv_reg_dmabuf_mr", syscall.EOPNOTSUPP)

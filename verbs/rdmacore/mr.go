@@ -4,6 +4,7 @@ package rdmacore
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"syscall"
@@ -65,6 +66,12 @@ func (p *pd) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	case !access.Valid():
 		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("access %v: remote write and remote atomic "+
 			"need local write", access))
+	case iova+length < iova:
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("%d bytes at %#x go beyond the address space",
+			length, iova))
+	case (iova^offset)%uint64(os.Getpagesize()) != 0:
+		return nil, p.d.err(op, verbs.ErrInvalid, fmt.Sprintf("iova %#x and offset %#x: must lie at the "+
+			"same place of a page", iova, offset))
 	case lib.regDMABufMR == 0:
 		return nil, p.d.err(op, verbs.ErrNotSupported,
 			"this libibverbs has no ibv_reg_dmabuf_mr: rdma-core 34 or later has it")

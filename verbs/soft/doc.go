@@ -29,6 +29,8 @@
 // might produce. The same seed and the same calls give the same run. For how such a test looks see
 // the example of protocols under faults in the module's root package.
 //
+// [PD.RegisterDMABuf] takes any file descriptor that can be mapped for memory of a device.
+//
 // # Failing on purpose
 //
 // [Fabric.Inject] makes chosen requests go wrong, in both modes. What a [Fault] can do

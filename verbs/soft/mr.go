@@ -11,6 +11,7 @@ type MR struct {
 	_      noCopy
 	pd     *PD
 	buf    []byte
+	mapped []byte // what buf is part of, of a dma-buf; nil for other memory
 	addr   uint64
 	access verbs.AccessFlags
 	key    uint32 // the local key; the remote key is this one with remoteKeyBit
@@ -20,13 +21,7 @@ type MR struct {
 
 // RegisterMR makes buf known to the NIC.
 func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	f := p.dev.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	const op = "register memory"
-	if err := p.usable(op); err != nil {
-		return nil, err
-	}
 	if len(buf) == 0 {
 		return nil, p.dev.err(op, verbs.ErrInvalid, "the buffer is empty")
 	}
@@ -35,16 +30,30 @@ func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 			fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
 	}
 	m := &MR{pd: p, buf: buf, addr: addrOf(buf), access: access}
+	if err := p.open(op, m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// open gives a region its key.
+func (p *PD) open(op string, m *MR) error {
+	f := p.dev.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := p.usable(op); err != nil {
+		return err
+	}
 	if !p.dev.keys.add(m) {
-		return nil, p.dev.err(op, verbs.ErrNoMemory, fmt.Sprintf("the NIC holds no more than %d regions",
+		return p.dev.err(op, verbs.ErrNoMemory, fmt.Sprintf("the NIC holds no more than %d regions",
 			maxKeyIndex))
 	}
 	p.mrs++
 	f.objects.MRs++
-	return m, nil
+	return nil
 }
 
-// Addr is the real address of the buffer, so it is the same on every NIC.
+// Addr is the real address of the buffer, so it is the same on every NIC; of a dma-buf, its iova.
 func (m *MR) Addr() uint64 { return m.addr }
 
 // Len is the size in bytes.
@@ -58,6 +67,17 @@ func (m *MR) RKey() uint32 { return m.key | remoteKeyBit }
 
 // Close deregisters, and waits for a copy that uses the memory.
 func (m *MR) Close() error {
+	if err := m.retire(); err != nil {
+		return err
+	}
+	if m.mapped != nil {
+		return unmap(m.mapped)
+	}
+	return nil
+}
+
+// retire takes the key back, and waits for a copy that uses the memory.
+func (m *MR) retire() error {
 	f := m.pd.dev.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
