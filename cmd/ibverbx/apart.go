@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -18,8 +16,8 @@ import (
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
-var ownFlagNames = []string{"listen", "timeout", "provider", "device", "library", "gid-index", "mtu", "json",
-	"verbose", "help"}
+var ownFlagNames = []string{"listen", "keep", "timeout", "provider", "device", "library", "gid-index", "mtu",
+	"json", "verbose", "help"}
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.
 var softFlagNames = []string{"fault", "nic-speed", "nic-latency"}
@@ -60,6 +58,9 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such " +
 			"as 30s"}
 	}
+	if f.Keep && !f.Listen.given {
+		return errKeep
+	}
 	if f.Listen.given {
 		if err := checkListen(k); err != nil {
 			return err
@@ -93,6 +94,10 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	return err
 }
 
+// errKeep says where --keep belongs.
+var errKeep = &bench.UsageError{Reason: "--keep is for a listening end, which serves one client after " +
+	"another: use it beside --listen"}
+
 // measureApart opens the conversation, measures, and prints.
 func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider) error {
 	devices, err := nics.Devices()
@@ -102,11 +107,10 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	if len(devices) == 0 {
 		return fmt.Errorf("provider %s has no devices", nics.Name())
 	}
-	meet := f.dial
 	if f.Listen.given {
-		meet = f.accept
+		return f.serve(c, devices, nics.Name(), p)
 	}
-	conn, err := meet(c, devices)
+	conn, err := f.dial(c)
 	if c.ctx.Err() != nil {
 		if err == nil {
 			_ = conn.Close()
@@ -117,18 +121,12 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 		return err
 	}
 	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn,
-		Version: version()}
-	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
-		if f.Listen.given {
-			return bench.Follow(c.ctx, half, o)
-		}
-		return bench.Lead(c.ctx, p, half, o)
-	})
+		Version: version(), Waiting: func(ahead int) {
+			c.complain("ibverbx: waiting for %s, which serves %s first\n", f.Connect,
+				count(ahead, "client"))
+		}}
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Lead(c.ctx, p, half, o) })
 }
-
-// greeting is how long a connection may take to begin the conversation: others may be waiting
-// behind it.
-const greeting = 5 * time.Second
 
 // conversation configures how the two processes talk.
 func (f *perfCmd) conversation() rendezvous.Config {
@@ -136,7 +134,7 @@ func (f *perfCmd) conversation() rendezvous.Config {
 }
 
 // dial connects to the listening end.
-func (f *perfCmd) dial(c *console, _ []verbs.Device) (*rendezvous.Conn, error) {
+func (f *perfCmd) dial(c *console) (*rendezvous.Conn, error) {
 	d := net.Dialer{Timeout: time.Duration(f.Timeout)}
 	nc, err := d.DialContext(c.ctx, "tcp", string(f.Connect))
 	if err != nil {
@@ -147,43 +145,4 @@ func (f *perfCmd) dial(c *console, _ []verbs.Device) (*rendezvous.Conn, error) {
 		return nil, fmt.Errorf("%v: %w", nc.RemoteAddr(), err)
 	}
 	return conn, nil
-}
-
-// maxStrangers is after how many connections from other programs a listening end gives up.
-const maxStrangers = 1000
-
-// accept waits for the connecting end: for as long as it takes, and for one only. A connection that
-// says nothing, or speaks another protocol, does not count.
-func (f *perfCmd) accept(c *console, devices []verbs.Device) (*rendezvous.Conn, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(c.ctx, "tcp", f.Listen.address)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = l.Close() }()
-	stop := context.AfterFunc(c.ctx, func() { _ = l.Close() })
-	defer stop()
-	var names []string
-	for _, d := range devices {
-		names = append(names, d.Name())
-	}
-	c.complain("ibverbx: listening on %v with %s\n", l.Addr(), strings.Join(names, ", "))
-	cfg := f.conversation()
-	cfg.Greeting = min(greeting, cfg.Timeout)
-	for range maxStrangers {
-		nc, err := l.Accept()
-		if err != nil {
-			return nil, err
-		}
-		conn, err := rendezvous.Start(c.ctx, nc, cfg)
-		if err == nil {
-			return conn, nil
-		}
-		err = fmt.Errorf("%v: %w", nc.RemoteAddr(), err)
-		if c.ctx.Err() != nil || errors.Is(err, rendezvous.ErrVersion) {
-			return nil, err
-		}
-		c.complain("ibverbx: %s; still listening\n", reason(err))
-	}
-	return nil, fmt.Errorf("%d connections, and none of them from ibverbx", maxStrangers)
 }

@@ -57,6 +57,7 @@ func perfFlagHelp() map[string]string {
 		"depth":    "Fragments outstanding on a queue pair. [${default}]",
 		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
 			"HOST:PORT. [every address, port 18515]",
+		"keep":        "With --listen: go on to serve one client after another.",
 		"connect":     "Drive one end, and measure with the other, which listens there.",
 		"timeout":     "How long the other process may take for a step. [${default}]",
 		"nic-speed":   "Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end.",

@@ -21,6 +21,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/alecthomas/kong"
@@ -51,11 +52,15 @@ type console struct {
 	err    io.Writer
 	errTTY bool // err is a terminal
 	width  int  // of the terminal that out is; 0 when it is none
+
+	mu sync.Mutex // one line after another
 }
 
 // complain writes to stderr. Where that is not possible the exit code has to do. Whatever a message
 // repeats of the outside world, the terminal must not obey it.
 func (c *console) complain(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	_, _ = io.WriteString(c.err, harmless(fmt.Sprintf(format, args...)))
 }
 

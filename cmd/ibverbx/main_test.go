@@ -131,7 +131,7 @@ func TestHelp(t *testing.T) {
 		"version -h":   "Usage: ibverbx version",
 		"perf -h":      "ibverbx perf --listen -d mlx5_0,mlx5_1",
 		"perf -n 3 -h": "link-flap",
-		"perf  -h":     "up to 4 GiB of memory",
+		"perf  -h":     "4 GiB of memory, most of it pinned",
 		"perf    -h":   "for [20ms]",
 		"perf     -h":  "more than 16 failures",
 		"perf -b -h":   "transport  put-poll",

@@ -60,6 +60,7 @@ type perfCmd struct {
 	Depth    int        `group:"rails" default:"128" placeholder:"N"`
 
 	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
+	Keep    bool        `group:"apart"`
 	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
 	Timeout units.Span  `group:"apart" default:"30s" placeholder:"TIME"`
 
@@ -72,6 +73,7 @@ type perfCmd struct {
 	Verbose bool `group:"out" short:"v"`
 
 	printed bool // the JSON document
+	shown   bool // a table
 }
 
 // Help is shown below the flags.
@@ -105,14 +107,21 @@ endpoint.
 
 Two processes, on two hosts or one, over real NICs:
   ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
+  ibverbx perf --listen --keep                      likewise, and stays for the next
   ibverbx perf --connect host1 -d mlx5_0,mlx5_1 --op write-imm -b
                                                     on the other: decides what is measured
 Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else
-is for the connecting end. Both print the figures, which the connecting end takes. Both exit with 1 when
-either fails or goes.
+is for the connecting end. Both print the figures, which the connecting end takes. The connecting end exits
+with 1 when either fails or goes.
 
-Any host that reaches a listening end may make it measure once: then that uses up to 4 GiB of memory, most of
-it pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
+A listening end serves its clients one after another, since two at a time would disturb each other's figures;
+those that wait are told so. When one breaks off, it says why and serves the next. It exits with the first that
+is measured, and with 1 if that showed a failure of its own NICs or data; with --keep it stays until Ctrl-C.
+With --json it writes a document for each client. For traffic from several hosts at the same time start a
+listening end for each, on ports of their own.
+
+Any host that reaches a listening end may make it measure: then that uses up to 4 GiB of memory, most of it
+pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
 
 Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the
 queue pairs on each NIC.
@@ -275,18 +284,30 @@ func (f *perfCmd) conn() (conn ibverbx.ConnConfig, err error) {
 // Run measures and prints. With --json there is a document however it ends.
 func (f *perfCmd) Run(c *console, k *kong.Context) error {
 	err := f.run(c, k)
-	if err == nil || !f.JSON || f.printed {
-		return err
+	if err == nil {
+		return nil
 	}
-	return errors.Join(err, writeJSON(c.out, &bench.Report{
+	return errors.Join(err, f.document(c, err))
+}
+
+// document writes the JSON document of a run that came to nothing, unless there is one.
+func (f *perfCmd) document(c *console, err error) error {
+	if !f.JSON || f.printed {
+		return nil
+	}
+	f.printed = true
+	return writeJSON(c.out, &bench.Report{
 		Tool: "ibverbx perf", Version: version(), Machine: bench.ThisMachine(), Results: []bench.Result{},
 		Interrupted: errors.Is(err, bench.ErrInterrupted), Error: err.Error(),
-	}))
+	})
 }
 
 func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if f.Listen.given || f.Connect != "" {
 		return f.runApart(c, k)
+	}
+	if f.Keep {
+		return errKeep
 	}
 	if given(k, "timeout") {
 		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with " +
@@ -346,6 +367,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	finish := func() {}
 	if !f.JSON {
 		table = newPerfTable(c.out, f.Verbose)
+		table.again, f.shown = f.shown, true
 		if c.width > 0 {
 			table.width = c.width
 		}

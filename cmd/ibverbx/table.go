@@ -21,6 +21,7 @@ type perfTable struct {
 	verbose bool
 	width   int  // that sentences are wrapped to
 	gap     bool // details stand below the last row: the next one is set off
+	again   bool // another table stands above
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
@@ -31,6 +32,9 @@ func newPerfTable(w io.Writer, verbose bool) *perfTable {
 func (t *perfTable) Start(p *bench.Params, peer *bench.Peer) {
 	t.p, t.peer = p, peer
 	t.layer = newLayerTable(p, peer != nil)
+	if t.again {
+		t.printf("\n")
+	}
 	t.header()
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/verbs"
 )
@@ -15,6 +16,29 @@ var errPeerInterrupted = errors.New("the other end was interrupted: the rest was
 
 // errServedLong says why a listening end gives up although nothing is wrong.
 var errServedLong = fmt.Errorf("a listening end serves for %v at most", maxServedRun)
+
+// taskError says why a listening end refuses what its client asks for.
+type taskError struct{ reason string }
+
+// Error says whose wish it was.
+func (e *taskError) Error() string { return "the connecting end " + e.reason }
+
+// BrokeOff says whether an error of [Follow] is the client's: it went, was stopped, asked for what
+// cannot be, or did not keep to what is agreed. The next client may do better.
+func BrokeOff(err error) bool {
+	var said *rendezvous.PeerError
+	var task *taskError
+	if errors.Is(err, ErrVerify) || errors.Is(err, layers.ErrMessages) {
+		return false
+	}
+	for _, why := range []error{rendezvous.ErrGone, rendezvous.ErrTimeout, rendezvous.ErrProtocol, ErrStalled,
+		errPeerInterrupted, errServedLong} {
+		if errors.Is(err, why) {
+			return true
+		}
+	}
+	return errors.As(err, &said) || errors.As(err, &task)
+}
 
 // Follow measures together with a process that leads: it drives end b as the other one asks for,
 // within limits. The report has the other one's parameters and figures. There is none
@@ -54,12 +78,11 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 		p.Provider, p.Conn = h.Provider, h.Config // this end's own
 	}
 	if err := task.check(); err != nil {
-		return nil, fmt.Errorf("the connecting end asks for what cannot be: %v",
-			err) //nolint:errorlint // no usage error of this end
+		return nil, &taskError{"asks for what cannot be: " + err.Error()} // no usage error of this end
 	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
-		return nil, fmt.Errorf("the connecting end asks for %d NICs: it has %d, and the listening end has %d",
-			n, len(task.Self.NICs), len(h.Devices))
+		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
+			n, len(task.Self.NICs), len(h.Devices))}
 	}
 	return &task, f.conn.Send(ctx, kindAccept, nil)
 }

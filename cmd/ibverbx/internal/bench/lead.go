@@ -19,6 +19,9 @@ type Half struct {
 	Devices  []verbs.Device     // that may be used
 	Config   ibverbx.ConnConfig // of the queue pairs of this process
 	Version  string             // of the program
+	// Waiting is called when the listening end says how many clients it serves before this one,
+	// each time that this number is another one. nil: nobody wants to know.
+	Waiting func(ahead int)
 }
 
 func (h *Half) self() selfBody {
@@ -74,7 +77,7 @@ func interruptedOr(ctx context.Context, err error) error {
 
 // agree settles with the following process what is measured.
 func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (*Params, error) {
-	if err := l.conn.Receive(ctx, kindOffer, theirs); err != nil {
+	if err := l.awaitOffer(ctx, h, theirs); err != nil {
 		return nil, err
 	}
 	if err := theirs.check(); err != nil {
@@ -99,6 +102,37 @@ func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (
 		return nil, err
 	}
 	return &p, l.conn.Receive(ctx, kindAccept, nil)
+}
+
+// awaitOffer waits until it is this client's turn, for as long as the listening end says that it
+// is not.
+func (l *peer) awaitOffer(ctx context.Context, h *Half, theirs *selfBody) error {
+	for last := 0; ; {
+		m, err := l.conn.ReceiveAny(ctx, kindOffer, kindWait)
+		if err != nil {
+			return err
+		}
+		if m.Kind == kindOffer {
+			return m.Decode(theirs)
+		}
+		var wait waitBody
+		if err := m.Decode(&wait); err != nil {
+			return err
+		}
+		if wait.Ahead < 1 || wait.Ahead > maxAhead {
+			return fmt.Errorf("%w: the listening end serves %d clients first", rendezvous.ErrProtocol,
+				wait.Ahead)
+		}
+		if wait.Ahead != last && h.Waiting != nil {
+			h.Waiting(wait.Ahead)
+		}
+		last = wait.Ahead
+	}
+}
+
+// SayWait says to a client that so many others are served before it.
+func SayWait(ctx context.Context, conn *rendezvous.Conn, ahead int) error {
+	return conn.Send(ctx, kindWait, waitBody{ahead})
 }
 
 // describe is what is shown of the other process.

@@ -14,11 +14,12 @@ import (
 
 // ProtocolVersion is the version of the messages below. Ends of different versions do not
 // understand each other. A golden file holds them as they are on the wire.
-const ProtocolVersion = 4
+const ProtocolVersion = 5
 
 // What the two processes of a run say to each other. End a leads, end b follows:
 //
 //	a                b
+//	      wait   <-     others are served first; from time to time until it is this one's turn
 //	      offer  <-     which NICs there are
 //	task  ->            what is measured, on how many of them
 //	      accept <-
@@ -43,6 +44,7 @@ const ProtocolVersion = 4
 // and in the end bye from both. An end that fails says why in place of its next message, and both
 // are gone.
 const (
+	kindWait      = "wait"
 	kindOffer     = "offer"
 	kindTask      = "task"
 	kindAccept    = "accept"
@@ -94,6 +96,14 @@ func oneLine(s string) string {
 	}
 	return string(runes[:min(len(runes), 100)])
 }
+
+// waitBody says how many clients are served first.
+type waitBody struct {
+	Ahead int `json:"ahead"`
+}
+
+// maxAhead is how many those can be.
+const maxAhead = 1000
 
 type taskBody struct {
 	Self   selfBody `json:"self"`

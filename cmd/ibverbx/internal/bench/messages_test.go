@@ -27,7 +27,7 @@ func TestMessagesGolden(t *testing.T) {
 		kind string
 		body any
 	}{
-		{kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
+		{kindWait, &waitBody{}}, {kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
 		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, QP, nics)}},
 		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}},
 		{kindVerdict, &verdictBody{}},

@@ -136,6 +136,8 @@ func (a *actor) honest(kind string) json.RawMessage {
 	size, scheme := a.params.Sizes[0], a.params.Schemes[0]
 	var body any
 	switch kind {
+	case kindWait:
+		body = waitBody{1}
 	case kindOffer:
 		body = self
 	case kindTask:
@@ -487,6 +489,9 @@ func FuzzLead(f *testing.F) {
 		`{"card":{"rdAtomic":255,"mtu":256}}`, `{"regions":{"dst":{"rkeys":{"0":1}}}}`,
 	} {
 		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
+	}
+	for _, lie := range []string{``, `{"ahead":0}`, `{"ahead":-1}`, `{"ahead":9223372036854775807}`, `null`} {
+		add(0, strings.Repeat("wait\n", 3)+"wait "+lie+"\n"+opening+rounds+"stats\nbye")
 	}
 	add(0, opening+"error")
 	add(0, opening+"ready\n! 00000001")

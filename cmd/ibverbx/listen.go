@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/verbs"
+)
+
+const (
+	// greeting is how long a connection may take to begin the conversation.
+	greeting = 5 * time.Second
+	// maxGreeted bounds the connections that have not begun it yet. A further one takes the place
+	// of the one that has been silent longest.
+	maxGreeted = 128
+	// maxWaiting bounds the clients that wait for their turn.
+	maxWaiting = 64
+	// waitNews is how often a waiting client hears that it waits: more often than it loses
+	// patience.
+	waitNews = time.Second / 2
+	// maxLines is how many connections that bring no client are described one by one.
+	maxLines = 10
+)
+
+// Why a client is not served.
+var (
+	errFull = fmt.Errorf("%d clients wait for the listening end already: try again later", maxWaiting)
+	errOver = errors.New("the listening end listens no more")
+)
+
+// listener greets all who connect to a listening end at the same time, and hands out one client
+// after another: measured at a time they would disturb each other's figures.
+type listener struct {
+	l     net.Listener
+	cfg   rendezvous.Config
+	c     *console
+	ctx   context.Context // ends greetings
+	close func()
+	all   sync.WaitGroup
+	news  chan struct{} // a client has come, or failed is set
+
+	mu      sync.Mutex
+	strange int // connections so far that brought no client
+	greeted []*arrival
+	waiting []*waiter
+	busy    bool // a client is being served
+	failed  error
+}
+
+// arrival is a connection that has not begun the conversation yet.
+type arrival struct {
+	nc      net.Conn
+	evicted bool
+}
+
+// waiter is a client that waits for its turn.
+type waiter struct {
+	conn *rendezvous.Conn
+	turn chan struct{} // closed when it has come
+	over chan struct{} // closed when nothing more is said about waiting
+}
+
+// listen begins to accept connections.
+func listen(c *console, address string, cfg rendezvous.Config) (*listener, error) {
+	var lc net.ListenConfig
+	nl, err := lc.Listen(c.ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1)}
+	l.cfg.Greeting = min(greeting, cfg.Timeout)
+	stop := context.AfterFunc(ctx, func() { _ = nl.Close() })
+	l.close = func() { stop(); cancel(); _ = nl.Close() }
+	l.all.Go(l.accept)
+	return l, nil
+}
+
+// Close ends it. Clients that still wait are told so.
+func (l *listener) Close() {
+	l.close()
+	l.mu.Lock()
+	left := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	for _, w := range left {
+		l.all.Go(func() {
+			w.called()
+			w.conn.Fail(errOver)
+		})
+	}
+	l.all.Wait()
+}
+
+// accept greets whoever comes.
+func (l *listener) accept() {
+	for pause := time.Duration(0); ; {
+		nc, err := l.l.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			l.all.Go(func() { l.greet(l.enter(nc)) })
+		case l.ctx.Err() != nil:
+			return
+		case exhausted(err): // which passes
+			pause = min(max(2*pause, 10*time.Millisecond), time.Second)
+			select {
+			case <-time.After(pause):
+			case <-l.ctx.Done():
+			}
+		default:
+			l.mu.Lock()
+			l.failed = err
+			l.mu.Unlock()
+			l.tell()
+			return
+		}
+	}
+}
+
+// exhausted says whether an error only means that too much is open at the moment.
+func exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) ||
+		errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM) ||
+		errors.Is(err, syscall.ECONNABORTED)
+}
+
+// enter makes room for a connection.
+func (l *listener) enter(nc net.Conn) *arrival {
+	g := &arrival{nc: nc}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.greeted) == maxGreeted {
+		l.greeted[0].evicted = true
+		_ = l.greeted[0].nc.Close()
+		l.greeted = slices.Delete(l.greeted, 0, 1)
+	}
+	l.greeted = append(l.greeted, g)
+	return g
+}
+
+// greet begins the conversation. A connection that says nothing, or speaks another protocol, is no
+// client.
+func (l *listener) greet(g *arrival) {
+	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
+	l.mu.Lock()
+	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == g })
+	l.mu.Unlock()
+	switch {
+	case err == nil:
+		l.admit(conn)
+	case l.ctx.Err() != nil:
+	case g.evicted:
+		l.stranger(fmt.Errorf("%v: was silent, and made room for others", g.nc.RemoteAddr()))
+	default:
+		l.stranger(fmt.Errorf("%v: %w", g.nc.RemoteAddr(), err))
+	}
+}
+
+// stranger says why a connection brought no client: the first ones each, and then how many there
+// were as their number doubles.
+func (l *listener) stranger(why error) {
+	l.mu.Lock()
+	l.strange++
+	n := l.strange
+	l.mu.Unlock()
+	switch {
+	case n <= maxLines:
+		l.c.complain("ibverbx: %s; still listening\n", reason(why))
+	case bits.OnesCount(uint(n)) == 1:
+		l.c.complain("ibverbx: %d connections so far brought no client; still listening\n", n)
+	}
+}
+
+// admit lets a client wait for its turn.
+func (l *listener) admit(conn *rendezvous.Conn) {
+	w := &waiter{conn, make(chan struct{}), make(chan struct{})}
+	l.mu.Lock()
+	switch {
+	case l.ctx.Err() != nil:
+		l.mu.Unlock()
+		conn.Fail(errOver)
+		return
+	case len(l.waiting) == maxWaiting:
+		l.mu.Unlock()
+		conn.Fail(errFull)
+		return
+	}
+	l.waiting = append(l.waiting, w)
+	l.mu.Unlock()
+	l.tell()
+	l.keep(w)
+}
+
+// keep says to a client again and again that it waits.
+func (l *listener) keep(w *waiter) {
+	defer close(w.over)
+	news := time.NewTicker(waitNews)
+	defer news.Stop()
+	for {
+		l.mu.Lock()
+		ahead := slices.Index(l.waiting, w)
+		if l.busy && ahead >= 0 {
+			ahead++
+		}
+		l.mu.Unlock()
+		if ahead > 0 && bench.SayWait(l.ctx, w.conn, ahead) != nil {
+			return // whoever calls it will see why
+		}
+		select {
+		case <-w.turn:
+			return
+		case <-w.conn.Done():
+			l.leave(w)
+			return
+		case <-l.ctx.Done():
+			return
+		case <-news.C:
+		}
+	}
+}
+
+// leave takes a client that has gone out of the queue.
+func (l *listener) leave(w *waiter) {
+	l.mu.Lock()
+	before := len(l.waiting)
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *waiter) bool { return other == w })
+	gone := len(l.waiting) < before
+	l.mu.Unlock()
+	if gone && l.ctx.Err() == nil {
+		l.stranger(fmt.Errorf("%v: while it waited: %w", w.conn.RemoteAddr(), w.conn.Err()))
+		_ = w.conn.Close()
+	}
+}
+
+// called ends the waiting of a client.
+func (w *waiter) called() {
+	close(w.turn)
+	<-w.over
+}
+
+// tell wakes next.
+func (l *listener) tell() {
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+}
+
+// next waits for a client, for as long as it takes.
+func (l *listener) next() (*rendezvous.Conn, error) {
+	for {
+		l.mu.Lock()
+		l.busy = len(l.waiting) > 0
+		if l.busy {
+			w := l.waiting[0]
+			l.waiting = slices.Delete(l.waiting, 0, 1)
+			l.mu.Unlock()
+			w.called()
+			return w.conn, nil
+		}
+		err := l.failed
+		l.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-l.news:
+		case <-l.ctx.Done():
+			return nil, bench.ErrInterrupted
+		}
+	}
+}
+
+// serve drives one end for the clients that come, one after another: with --keep until it is
+// interrupted, else until one has been measured.
+func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *bench.Params) error {
+	l, err := listen(c, f.Listen.address, f.conversation())
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	var names []string
+	for _, d := range devices {
+		names = append(names, d.Name())
+	}
+	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), strings.Join(names, ", "))
+	for {
+		f.printed = false
+		conn, err := l.next()
+		if err != nil {
+			return err
+		}
+		half := &bench.Half{Conn: conn, Provider: provider, Devices: devices, Config: p.Conn,
+			Version: version()}
+		err = f.show(c, func(o bench.Observer) (*bench.Report, error) {
+			return bench.Follow(c.ctx, half, o)
+		})
+		if c.ctx.Err() != nil || !f.Keep && !bench.BrokeOff(err) {
+			return err
+		}
+		how := "measured"
+		if err != nil {
+			how = reason(err)
+		}
+		c.complain("ibverbx: %v: %s; still listening\n", conn.RemoteAddr(), how)
+		if err != nil {
+			if err := f.document(c, err); err != nil {
+				return err
+			}
+		}
+	}
+}
