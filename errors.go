@@ -10,7 +10,8 @@ import (
 // Why a post was refused. Each comes beneath a [*PostError]; test with errors.Is. A refused request
 // had no effect and can be posted again.
 var (
-	// ErrClosed: the virtual queue pair, virtual CQ or domain was closed. It is also os.ErrClosed.
+	// ErrClosed: the virtual queue pair, virtual CQ or domain was closed, or a memory region that a
+	// request names. It is also os.ErrClosed.
 	ErrClosed = verbs.ErrClosed
 	// ErrFailed: an earlier request failed and stopped the line. [VirtualQP.Err] says which and
 	// why; reset or close.

@@ -41,12 +41,12 @@ func (h *holder) holdSend(i int, wr *SendWR) error {
 	}
 	if len(wr.SGL) == 0 {
 		if k := wr.Local.Keys; k != nil && k.mr != nil && !h.take(k.mr) {
-			return refuseSend(i, wr, ErrClosed, "memory region "+wr.Local.String()+" is closed")
+			return refuseSend(i, wr, ErrClosed, wr.Local.closedText())
 		}
 		return nil
 	}
 	if bad := holdPieces(wr.SGL); bad >= 0 {
-		return refuseSend(i, wr, ErrClosed, "memory region "+wr.SGL[bad].String()+" is closed")
+		return refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())
 	}
 	return nil
 }
@@ -62,6 +62,22 @@ func holdPieces(pieces []Segment) int {
 	}
 	return -1
 }
+
+// closedPiece is the index of the first piece whose region is closed, or -1.
+func closedPiece(pieces []Segment) int {
+	for i := range pieces {
+		if !pieces[i].open() {
+			return i
+		}
+	}
+	return -1
+}
+
+// open reports whether the piece may be named: the region that it is of, if any, is not closed.
+func (s *Segment) open() bool { return s.Keys == nil || s.Keys.open() }
+
+// closedText is why a piece whose region is closed is refused.
+func (s *Segment) closedText() string { return "memory region " + s.String() + " is closed" }
 
 // unholdPieces gives back what holdPieces took.
 func unholdPieces(pieces []Segment) {

@@ -52,6 +52,9 @@ func (k *Keys) set(dev verbs.DeviceID, key uint32) {
 // bounds check.
 func (k *Keys) at(dev uint8) uint32 { return k.key[dev&(verbs.MaxDevices-1)] }
 
+// open reports whether the memory may be named: the region that it is of, if any, is not closed.
+func (k *Keys) open() bool { return k.mr == nil || k.mr.holds.Load() >= 0 }
+
 // appendSGL appends pieces of memory, but for the empty ones, as a device names them.
 func appendSGL(sgl []verbs.SGE, pieces []Segment, device uint8) []verbs.SGE {
 	for i := range pieces {

@@ -12,6 +12,9 @@ import (
 // of the unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC:
 // see drainProbes.
 //
+// It holds no memory region either. A region that is closed already is refused: NICs give keys
+// again, and its key may name other memory by now.
+//
 // outstanding counts the requests that were accepted less the completions that came: unsignaled
 // sends that succeed have none and count until a reset, and what a NIC invents is not recognised.
 //
@@ -125,14 +128,19 @@ func (p *passThrough) translate(i int, wr *SendWR) error {
 	}
 	length := wr.Local.Length
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
-		if k := wr.Local.Keys; length != 0 &&
-			(k == nil || s.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length)) {
-			return s.checkSegment(i, wr, wr.Local, s.localDevs)
+		k := wr.Local.Keys
+		if k == nil || s.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length) || !k.open() {
+			if err := p.checkPiece(i, wr); err != nil {
+				return err
+			}
 		}
 	} else {
 		var err error
 		if length, err = s.checkPieces(i, wr, s.localDevs); err != nil {
 			return err
+		}
+		if bad := closedPiece(wr.SGL); bad >= 0 {
+			return refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())
 		}
 	}
 	if wr.Relaxed || wr.EveryRail {
@@ -152,6 +160,17 @@ func (p *passThrough) translate(i int, wr *SendWR) error {
 		}
 	}
 	p.translateLocal(wr, to, length)
+	return nil
+}
+
+// checkPiece says what is wrong with a request's one piece of local memory.
+func (p *passThrough) checkPiece(i int, wr *SendWR) error {
+	if err := p.rails.checkSegment(i, wr, wr.Local, p.rails.localDevs); err != nil {
+		return err
+	}
+	if !wr.Local.open() {
+		return refuseSend(i, wr, ErrClosed, wr.Local.closedText())
+	}
 	return nil
 }
 
@@ -244,7 +263,7 @@ func (p *passThrough) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs
 			return nil, nil
 		}
 		pieces := [1]Segment{wr.Local}
-		if err := p.rails.checkRecv(i, wr, pieces[:]); err != nil {
+		if err := p.checkRecv(i, wr, pieces[:]); err != nil {
 			return nil, err
 		}
 		return append(sgl, verbs.SGE{Addr: wr.Local.Addr, Length: uint32(wr.Local.Length),
@@ -253,10 +272,21 @@ func (p *passThrough) translateRecv(i int, wr *RecvWR, sgl []verbs.SGE) ([]verbs
 	if wr.Local != (Segment{}) {
 		return nil, refuseRecv(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
-	if err := p.rails.checkRecv(i, wr, wr.SGL); err != nil {
+	if err := p.checkRecv(i, wr, wr.SGL); err != nil {
 		return nil, err
 	}
 	return appendSGL(sgl, wr.SGL, p.rail.device), nil
+}
+
+// checkRecv says what is wrong with a receive that has memory.
+func (p *passThrough) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
+	if err := p.rails.checkRecv(i, wr, pieces); err != nil {
+		return err
+	}
+	if bad := closedPiece(pieces); bad >= 0 {
+		return refuseRecv(i, wr, ErrClosed, pieces[bad].closedText())
+	}
+	return nil
 }
 
 // completed hands a completion to the user, with the fields that are undefined cleared.

@@ -75,7 +75,7 @@ func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
 			return err
 		}
 		if bad := holdPieces(pieces); bad >= 0 {
-			return refuseRecv(i, wr, ErrClosed, "memory region "+pieces[bad].String()+" is closed")
+			return refuseRecv(i, wr, ErrClosed, pieces[bad].closedText())
 		}
 	}
 	// Field by field: a composite would copy the struct, with write barriers.

@@ -25,11 +25,7 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closedMR, _ := multi.a.dom.Register(make([]byte, 4096), verbs.AccessAll)
-	segmentOfClosed := closedMR.All()
-	if err := closedMR.Close(); err != nil {
-		t.Fatal(err)
-	}
+	segmentOfClosed, closedOfSingle := closedRegion(t, multi.a), closedRegion(t, single.a)
 	t.Cleanup(func() { _ = oneNIC.Close(); _ = other.Close() })
 	good := func(e *end) ibverbx.SendWR { return e.write(verbs.OpRDMAWrite, 5, 0, 64) }
 	for _, c := range []struct {
@@ -95,6 +91,23 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 		{"closed region", multi,
 			func(e *end, wr *ibverbx.SendWR) { wr.Local = segmentOfClosed; wr.Local.Length = 64 },
 			ibverbx.ErrClosed, "region"},
+		{"closed region, single", single,
+			func(e *end, wr *ibverbx.SendWR) { wr.Local = closedOfSingle },
+			ibverbx.ErrClosed, "region"},
+		{"closed region, single, inbound", single,
+			func(e *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Local = verbs.OpRDMARead, closedOfSingle },
+			ibverbx.ErrClosed, "region"},
+		{"no bytes of a closed region", multi,
+			func(e *end, wr *ibverbx.SendWR) { wr.Local = segmentOfClosed; wr.Local.Length = 0 },
+			ibverbx.ErrClosed, "region"},
+		{"no bytes of a closed region, single", single,
+			func(e *end, wr *ibverbx.SendWR) { wr.Local = closedOfSingle; wr.Local.Length = 0 },
+			ibverbx.ErrClosed, "region"},
+		{"piece of a closed region, single", single, func(e *end, wr *ibverbx.SendWR) {
+			closed := closedOfSingle
+			closed.Length = 8
+			wr.SGL, wr.Local = []ibverbx.Segment{e.mr.Slice(0, 8), closed}, ibverbx.Segment{}
+		}, ibverbx.ErrClosed, "region"},
 		{"more than a message, single", single, func(e *end, wr *ibverbx.SendWR) {
 			keys := ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1})
 			wr.Local = ibverbx.Segment{Addr: 1, Length: 1 << 32, Keys: keys}
@@ -125,6 +138,45 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// closedRegion names 64 bytes of a region that was closed.
+func closedRegion(t *testing.T, e *end) ibverbx.Segment {
+	t.Helper()
+	mr, err := e.dom.Register(make([]byte, 4096), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mr.Slice(0, 64)
+	if err := mr.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// A receive into a region that was closed is refused over one queue pair as over several. The one
+// before it is accepted.
+func TestReceivesIntoClosedRegionsAreRefused(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		bad := closedRegion(t, l.b)
+		for id, wr := range []ibverbx.RecvWR{
+			{ID: 9, Local: bad},
+			{ID: 9, SGL: []ibverbx.Segment{l.b.mr.Slice(0, 8), bad}},
+		} {
+			n, err := l.b.PostRecv(ibverbx.RecvWR{ID: uint64(id), Local: l.b.mr.Slice(0, 64)}, wr,
+				ibverbx.RecvWR{ID: 9, Local: l.b.mr.Slice(0, 64)})
+			var refused *ibverbx.PostError
+			if n != 1 || !errors.Is(err, ibverbx.ErrClosed) || !errors.As(err, &refused) ||
+				refused.Index != 1 {
+				t.Errorf("%d accepted, %v", n, err)
+			}
+			l.a.send(t, ibverbx.SendWR{ID: 1, Opcode: verbs.OpSend, Local: l.a.mr.Slice(0, 64)})
+			if got := ids(t, l.b.wait(t, 1), verbs.StatusSuccess); got[0] != uint64(id) {
+				t.Errorf("receive %v", got)
+			}
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+		}
+	})
 }
 
 func TestPostsOutsideOfRTSAreRefused(t *testing.T) {

@@ -358,8 +358,11 @@ func (e *end) postClosedMemory() error {
 		Remote: e.peer.host.Remote.Slice(0, 4)}
 	pieces := write
 	pieces.SGL, pieces.Local = []ibverbx.Segment{e.host.MR.Slice(0, 2), mr.Slice(0, 2)}, ibverbx.Segment{}
-	if e.single || e.conn.hostile {
-		return ibverbx.ErrClosed // there the completion reports it
+	if e.conn.hostile {
+		return ibverbx.ErrClosed // it may be refused for its remote side
+	}
+	if e.single && e.conn.plan.cfg[e.index%2].MaxSGE < 2 {
+		pieces = write
 	}
 	errs := []error{last(e.vq.PostSend(write)), last(e.vq.PostSend(pieces))}
 	if withSends.fits(e) {
