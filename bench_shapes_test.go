@@ -12,34 +12,36 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// BenchmarkNullSingly posts 64 requests in a call each and polls them in a call each; post-ns and
-// poll-ns are the two halves for one request.
+// BenchmarkNullSingly posts 64 requests in a call each, and polls them in one call or in a call
+// each; post-ns and poll-ns are the two halves for one request.
 func BenchmarkNullSingly(b *testing.B) {
 	for _, rails := range []int{1, 4} {
-		b.Run(fmt.Sprintf("%dqp", rails), func(b *testing.B) {
-			n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
-			n.round(b)
-			b.ReportAllocs()
-			var posting, polling time.Duration
-			for b.Loop() {
-				start := time.Now()
-				for i := range n.wrs {
-					if _, err := n.qp.PostSend(n.wrs[i : i+1]...); err != nil {
-						b.Fatal(err)
+		for _, polled := range []int{1, benchBatch} {
+			b.Run(fmt.Sprintf("%dqp/polled%d", rails, polled), func(b *testing.B) {
+				n := newNullPair(b, rails, ibverbx.DQPLB, verbs.OpRDMAWrite, 8, 8)
+				n.round(b)
+				b.ReportAllocs()
+				var posting, polling time.Duration
+				for b.Loop() {
+					start := time.Now()
+					for i := range n.wrs {
+						if _, err := n.qp.PostSend(n.wrs[i : i+1]...); err != nil {
+							b.Fatal(err)
+						}
 					}
-				}
-				posted := time.Now()
-				for range n.wrs {
-					if k, err := n.qp.CQ().Poll(n.wcs[:1]); k != 1 {
-						b.Fatal(k, err)
+					posted := time.Now()
+					for got := 0; got < len(n.wrs); got += polled {
+						if k, err := n.qp.CQ().Poll(n.wcs[:polled]); k != polled {
+							b.Fatal(k, err)
+						}
 					}
+					posting, polling = posting+posted.Sub(start), polling+time.Since(posted)
 				}
-				posting, polling = posting+posted.Sub(start), polling+time.Since(posted)
-			}
-			perRequest(b, 1)
-			b.ReportMetric(float64(posting.Nanoseconds())/float64(b.N)/benchBatch, "post-ns")
-			b.ReportMetric(float64(polling.Nanoseconds())/float64(b.N)/benchBatch, "poll-ns")
-		})
+				perRequest(b, 1)
+				b.ReportMetric(float64(posting.Nanoseconds())/float64(b.N)/benchBatch, "post-ns")
+				b.ReportMetric(float64(polling.Nanoseconds())/float64(b.N)/benchBatch, "poll-ns")
+			})
+		}
 	}
 }
 

@@ -100,7 +100,7 @@ func (q *VirtualQP) undrained(cause error) error {
 		// than the queues hold.
 		rl := q.pass.rail
 		what = fmt.Sprintf("at most %d sends and receives are still outstanding",
-			min(q.pass.outstanding, rl.slots+rl.recvLimit))
+			min(q.pass.outstanding(), rl.slots+rl.recvLimit))
 	case q.send.win.Len() == 0:
 		what = fmt.Sprintf("no send is outstanding, %d receives are still to be flushed", q.recv.win.Len())
 	}

@@ -15,84 +15,119 @@ import (
 // It holds no memory region either. A region that is closed already is refused: NICs give keys
 // again, and its key may name other memory by now.
 //
-// outstanding counts the requests that were accepted less the completions that came: unsignaled
-// sends that succeed have none and count until a reset, and what a NIC invents is not recognised.
-//
-// Invariant: nothing is staged between calls; probes.posted is not negative.
+// Invariant: probes.posted is not negative.
 type passThrough struct {
 	rail  *rail
 	rails *railSet // of rail alone
+	qp    verbs.QP // of rail
 	line  *line
 	cq    *VirtualCQ
-	qpNum uint32 // of the virtual queue pair
-
-	outstanding int
-	probes      drainProbes
-	scratch     []verbs.RecvWR // for posting receives in batches; made with the first
-	sges        []verbs.SGE    // scatter lists of the receives in scratch
+	batch *sendBatch // the CQ's, to translate requests
+	qpNum uint32     // of the virtual queue pair
 
 	sends, sendsDone, recvs, recvsDone uint64 // accepted, and completed with success, ever
+	bytes                              uint64 // of the sends
+	// ended counts the completions that came, of sends and receives, and the requests that were
+	// forgotten because the queue pair was reset or destroyed.
+	ended uint64
+
+	probes  drainProbes
+	scratch []verbs.RecvWR // for posting receives in batches; made with the first
+	sges    []verbs.SGE    // scatter lists of the receives in scratch
 }
 
-// newPassThrough makes the pass-through of a virtual queue pair with one rail. The rail has the
-// NIC's own limits, and its batch serves to translate requests only.
+// newPassThrough makes the pass-through of a virtual queue pair with one rail, which has the NIC's
+// own limits.
 func newPassThrough(q *VirtualQP) *passThrough {
 	rails := &q.send.rails
 	r := rails.data[0]
 	r.slots, r.recvLimit = r.qp.Cap().MaxSendWR, r.qp.Cap().MaxRecvWR
 	r.limit = r.slots
-	r.batch = newSendBatch(max(1, min(r.slots, postBatch)), r.maxSGE)
 	rails.sendRail = r
+	if q.cq.translated.width < r.maxSGE {
+		q.cq.translated = newSendBatch(postBatch, r.maxSGE)
+	}
 	rails.recount()
-	return &passThrough{rail: r, rails: rails, line: &q.line, cq: q.cq}
+	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated}
 }
+
+// outstanding is how many requests were accepted and have no completion. Unsignaled sends that
+// succeed have none and count until a reset; what a NIC invents is not recognised.
+func (p *passThrough) outstanding() int { return int(p.sends + p.recvs - p.ended) }
 
 // restart begins a connection, nothing being outstanding.
 func (p *passThrough) restart() {
-	p.outstanding = 0
+	p.abandon()
 	p.probes = drainProbes{unsignaledBefore: p.sends - p.sendsDone}
 }
 
 // abandon forgets what is outstanding: the queue pair was reset or destroyed and holds nothing.
-func (p *passThrough) abandon() { p.outstanding = 0 }
+func (p *passThrough) abandon() { p.ended = p.sends + p.recvs }
 
-// postSends hands requests to the queue pair.
+// postSends hands requests to the queue pair, as many at a time as the batch holds.
 func (p *passThrough) postSends(wrs []SendWR) (n int, err error) {
-	rl := p.rail
-	b := &rl.batch
+	b := p.batch
 	for n < len(wrs) && err == nil {
-		first := n
-		for b.tail < len(b.wrs) && n < len(wrs) {
-			if err = p.translate(n, &wrs[n]); err != nil {
-				break
-			}
-			n++
-		}
-		if b.tail == 0 {
+		var bytes uint64
+		if bytes, err = p.fill(b, wrs, n); b.tail == 0 {
 			break // nothing is left to post, so the NIC has no say
 		}
-		accepted, refusal := rl.qp.PostSend(b.wrs[:b.tail])
-		b.tail = 0
-		p.countSends(b.wrs[:accepted])
+		accepted, refusal := p.qp.PostSend(b.wrs[:b.tail])
 		if refusal != nil {
-			n = first + accepted
-			if p.refused(refusal) {
-				p.end(describeForwarded(&wrs[n], refusal))
-			}
-			return n, refuseSend(n, &wrs[n], refusal, "")
+			return p.refusedAt(b, wrs, n, accepted, refusal)
 		}
+		n += accepted
+		p.sends += uint64(accepted)
+		p.bytes += bytes
 	}
 	return n, err
 }
 
-// countSends counts what the NIC has accepted.
-func (p *passThrough) countSends(wrs []verbs.SendWR) {
-	p.sends += uint64(len(wrs))
-	p.rail.stats.fragments += uint64(len(wrs))
-	for i := range wrs {
-		p.rail.stats.bytes += wrs[i].Bytes()
+// postSend is postSends for one request, without what only a loop needs (2 ns).
+func (p *passThrough) postSend(wrs []SendWR) (n int, err error) {
+	b := p.batch
+	b.clear()
+	bytes := p.translate(b, &wrs[0])
+	if bytes == 0 {
+		if bytes, err = p.translateOther(b, 0, &wrs[0]); err != nil {
+			return 0, err
+		}
 	}
-	p.outstanding += len(wrs)
+	if n, err = p.qp.PostSend(b.wrs[:1]); err != nil {
+		return p.refusedAt(b, wrs, 0, n, err)
+	}
+	p.sends++
+	p.bytes += bytes
+	return 1, nil
+}
+
+// fill fills the batch with requests from wrs[n] on, up to the first that is refused, and says how
+// many bytes these are.
+func (p *passThrough) fill(b *sendBatch, wrs []SendWR, n int) (bytes uint64, err error) {
+	for b.clear(); n < len(wrs) && b.tail < len(b.wrs); n++ {
+		length := p.translate(b, &wrs[n])
+		if length == 0 {
+			if length, err = p.translateOther(b, n, &wrs[n]); err != nil {
+				break
+			}
+		}
+		bytes += length
+	}
+	return bytes, err
+}
+
+// refusedAt handles the refusal of a post of the requests from wrs[first] on, of which the queue
+// pair has accepted some. It returns what postSends returns.
+func (p *passThrough) refusedAt(b *sendBatch, wrs []SendWR, first, accepted int, refusal error) (int, error) {
+	p.sends += uint64(accepted)
+	for i := range b.wrs[:accepted] {
+		p.bytes += b.wrs[i].Bytes()
+	}
+	n := first + accepted
+	if p.refused(refusal) {
+		p.end(describeForwarded(&wrs[n], refusal))
+	}
+	return n, refuseSend(n, &wrs[n], refusal, "")
 }
 
 // refused handles the refusal of a post, and reports whether it ends the virtual queue pair: the
@@ -114,53 +149,94 @@ func (p *passThrough) fail(f *FailedError) (first bool) {
 	return p.line.fail(0, f.on(p.qpNum, p.rail))
 }
 
-// translate checks a request and adds it to the rail's batch.
-func (p *passThrough) translate(i int, wr *SendWR) error {
-	rl, s := p.rail, p.rails
+// plainFlags are the flags that change nothing about the payload of a request.
+const plainFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited
+
+// translate checks a request of the plain kind, adds it to the batch and returns its length; it
+// returns 0 for any other request, and for one that must be refused. Plain is one piece of
+// registered memory, and no atomic: all that is not looked at here has its zero value.
+func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
+	l, r, s := wr.Local.Keys, wr.Remote.Keys, p.rails
+	length = wr.Local.Length
+	if wr.Opcode > verbs.OpRDMARead || int(wr.Flags&^plainFlags)|len(wr.SGL)|len(wr.Inline) != 0 ||
+		wr.Relaxed || wr.EveryRail || length-1 >= maxMessage ||
+		l == nil || s.localDevs&^l.have != 0 || !l.covers(wr.Local.Addr, length) || !l.open() {
+		return 0
+	}
+	to := &b.wrs[b.tail]
+	if !wr.Opcode.IsSend() {
+		if r == nil || s.peerDevs&^r.have != 0 || length > wr.Remote.Length ||
+			!r.covers(wr.Remote.Addr, length) {
+			return 0
+		}
+		to.RemoteAddr, to.RKey = wr.Remote.Addr, r.at(p.rail.peerDev)
+	}
+	b.tail++
+	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	sgl := b.setSGL(to, 1)
+	sgl[0] = verbs.SGE{Addr: wr.Local.Addr, Length: uint32(length), LKey: l.at(p.rail.device)}
+	return length
+}
+
+// translateOther checks a request of any kind, adds it to the batch and returns its length.
+func (p *passThrough) translateOther(b *sendBatch, i int, wr *SendWR) (uint64, error) {
+	length, err := p.checkSend(i, wr)
+	if err != nil {
+		return 0, err
+	}
+	to := b.add()
+	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	to.RemoteAddr, to.RKey = wr.Remote.Addr, 0
+	if length != 0 && !wr.Opcode.IsSend() { // a transfer of no bytes needs no key
+		to.RKey = wr.Remote.Keys.at(p.rail.peerDev)
+	}
+	to.CompareAdd, to.Swap = wr.CompareAdd, wr.Swap
+	rl := p.rail
+	switch {
+	case wr.Flags&verbs.SendInline != 0:
+		b.setInline(to, wr.Inline)
+	case len(wr.SGL) != 0:
+		sgl := appendSGL(b.setSGL(to, rl.maxSGE)[:0], wr.SGL, rl.device)
+		b.setSGL(to, len(sgl))
+	case length == 0:
+		b.setSGL(to, 0)
+	default:
+		sgl := b.setSGL(to, 1)
+		sgl[0] = verbs.SGE{Addr: wr.Local.Addr, Length: uint32(length), LKey: wr.Local.Keys.at(rl.device)}
+	}
+	return length, nil
+}
+
+// checkSend says what is wrong with a request for the queue pair, and returns its length.
+func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
+	s := p.rails
 	if !wr.Opcode.Valid() {
-		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
+		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
 	}
 	if wr.Flags&^knownSendFlags != 0 {
-		return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+		return 0, refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
 	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+		return 0, refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
-	length := wr.Local.Length
+	length = wr.Local.Length
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
-		k := wr.Local.Keys
-		if k == nil || s.localDevs&^k.have != 0 || !k.covers(wr.Local.Addr, length) || !k.open() {
-			if err := p.checkPiece(i, wr); err != nil {
-				return err
-			}
-		}
+		err = p.checkPiece(i, wr)
 	} else {
-		var err error
-		if length, err = s.checkPieces(i, wr, s.localDevs); err != nil {
-			return err
-		}
-		if bad := closedPiece(wr.SGL); bad >= 0 {
-			return refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())
-		}
+		length, err = p.checkPieces(i, wr)
+	}
+	if err != nil {
+		return 0, err
 	}
 	if wr.Relaxed || wr.EveryRail {
 		if err := s.checkOrder(i, wr, length); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	if length > maxMessage || len(wr.SGL) > rl.maxSGE {
-		return p.tooLarge(i, wr, length)
+	if length > maxMessage || len(wr.SGL) > p.rail.maxSGE {
+		return 0, p.tooLarge(i, wr, length)
 	}
-	to := rl.batch.add()
-	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
-	if !wr.Opcode.IsSend() {
-		if err := p.translateRemote(i, wr, to, length); err != nil {
-			rl.batch.tail--
-			return err
-		}
-	}
-	p.translateLocal(wr, to, length)
-	return nil
+	return length, p.checkRemote(i, wr, length)
 }
 
 // checkPiece says what is wrong with a request's one piece of local memory.
@@ -174,41 +250,33 @@ func (p *passThrough) checkPiece(i int, wr *SendWR) error {
 	return nil
 }
 
-// translateRemote gives the physical request its remote side. A transfer of no bytes needs none.
-func (p *passThrough) translateRemote(i int, wr *SendWR, to *verbs.SendWR, length uint64) error {
-	s := p.rails
-	to.RemoteAddr = wr.Remote.Addr
-	k := wr.Remote.Keys
-	if length == 0 {
-		to.RKey = 0
+// checkPieces checks a scatter list or an inline payload, and returns its length.
+func (p *passThrough) checkPieces(i int, wr *SendWR) (uint64, error) {
+	length, err := p.rails.checkPieces(i, wr, p.rails.localDevs)
+	if err != nil {
+		return 0, err
+	}
+	if bad := closedPiece(wr.SGL); bad >= 0 {
+		return 0, refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())
+	}
+	return length, nil
+}
+
+// checkRemote checks the remote side of a request.
+func (p *passThrough) checkRemote(i int, wr *SendWR, length uint64) error {
+	s, k := p.rails, wr.Remote.Keys
+	switch {
+	case wr.Opcode.IsSend():
+		return nil
+	case length == 0:
 		return s.checkEmpty(i, wr)
-	}
-	if k == nil || s.peerDevs&^k.have != 0 || length > wr.Remote.Length || !k.covers(wr.Remote.Addr, length) {
+	case k == nil || s.peerDevs&^k.have != 0 || length > wr.Remote.Length ||
+		!k.covers(wr.Remote.Addr, length):
 		return s.checkRemote(i, wr, length)
-	}
-	to.RKey = k.at(p.rail.peerDev)
-	to.CompareAdd, to.Swap = wr.CompareAdd, wr.Swap
-	if wr.Opcode.IsAtomic() {
+	case wr.Opcode.IsAtomic():
 		return s.checkAtomic(i, wr, length)
 	}
 	return nil
-}
-
-// translateLocal gives the physical request its payload.
-func (p *passThrough) translateLocal(wr *SendWR, to *verbs.SendWR, length uint64) {
-	rl := p.rail
-	switch {
-	case wr.Flags&verbs.SendInline != 0:
-		rl.batch.setInline(to, wr.Inline)
-	case len(wr.SGL) != 0:
-		sgl := appendSGL(rl.batch.setSGL(to, rl.maxSGE)[:0], wr.SGL, rl.device)
-		rl.batch.setSGL(to, len(sgl))
-	case length == 0:
-		rl.batch.setSGL(to, 0)
-	default:
-		sgl := rl.batch.setSGL(to, 1)
-		sgl[0] = verbs.SGE{Addr: wr.Local.Addr, Length: uint32(length), LKey: wr.Local.Keys.at(rl.device)}
-	}
 }
 
 // tooLarge says why a request is longer, or has more pieces, than one message.
@@ -223,7 +291,7 @@ func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 
 // postRecvs hands receives to the queue pair.
 func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
-	width := max(1, p.rail.qp.Cap().MaxRecvSGE)
+	width := max(1, p.qp.Cap().MaxRecvSGE)
 	if p.scratch == nil {
 		p.scratch, p.sges = make([]verbs.RecvWR, postBatch), make([]verbs.SGE, postBatch*width)
 	}
@@ -241,9 +309,8 @@ func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
 		if count == 0 {
 			break
 		}
-		accepted, refusal := p.rail.qp.PostRecv(p.scratch[:count])
+		accepted, refusal := p.qp.PostRecv(p.scratch[:count])
 		p.recvs += uint64(accepted)
-		p.outstanding += accepted
 		if refusal != nil {
 			n = first + accepted
 			if p.refused(refusal) {
@@ -289,43 +356,59 @@ func (p *passThrough) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 	return nil
 }
 
-// completed hands a completion to the user, with the fields that are undefined cleared.
-func (p *passThrough) completed(wc *verbs.WC, out *sink) {
-	if p.probes.owns(wc) {
-		p.probeCompleted(wc)
-		return
-	}
-	v := out.slot()
-	*v = WC{ID: wc.ID, Status: wc.Status, QPNum: p.qpNum}
-	p.outstanding--
-	if wc.Status != verbs.StatusSuccess {
-		v.Opcode, v.VendorErr = verbs.WCUnknown, wc.VendorErr
-		if p.line.flushAsked(wc.Status) {
-			return // under Drain it is a receive: all sends have ended, or there is a failure already
+// completed hands completions to the user, from the first of wcs up to the first of another queue
+// pair, and says how many. Fields that are undefined are cleared.
+func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
+	num, sends, recvs := wcs[0].QPNum, uint64(0), uint64(0)
+	for ; n < len(wcs) && wcs[n].QPNum == num; n++ {
+		wc := &wcs[n]
+		if (wc.Status != verbs.StatusSuccess || p.probes.posted != 0) && p.completedOther(wc, out) {
+			continue
 		}
-		p.rail.stats.errors++
-		f := noRequest(wc.Status)
-		f.HasID, f.ID, f.VendorErr = true, wc.ID, wc.VendorErr
-		p.fail(f)
-		return
-	}
-	v.Opcode = wc.Opcode
-	if wc.Opcode.IsRecv() {
-		p.recvsDone++
+		v := out.slot()
+		v.ID, v.Status, v.Opcode, v.VendorErr, v.QPNum = wc.ID, verbs.StatusSuccess, wc.Opcode, 0, p.qpNum
+		v.Imm, v.Flags, v.ByteLen = 0, 0, 0
+		if !wc.Opcode.IsRecv() {
+			sends++
+			continue
+		}
+		recvs++
 		v.ByteLen = uint64(wc.ByteLen)
 		if wc.Flags&verbs.WCWithImm != 0 {
 			v.Imm, v.Flags = wc.Imm, verbs.WCWithImm
 		}
-	} else {
-		p.sendsDone++
 	}
+	p.sendsDone += sends
+	p.recvsDone += recvs
+	p.ended += sends + recvs
+	return n
+}
+
+// completedOther handles a completion that is a probe's or no success; it reports false for any
+// other.
+func (p *passThrough) completedOther(wc *verbs.WC, out *sink) bool {
+	if p.probes.owns(wc) {
+		p.probeCompleted(wc)
+		return true
+	}
+	if wc.Status == verbs.StatusSuccess {
+		return false
+	}
+	p.ended++
+	*out.slot() = WC{ID: wc.ID, Status: wc.Status, Opcode: verbs.WCUnknown, VendorErr: wc.VendorErr,
+		QPNum: p.qpNum}
+	if p.line.flushAsked(wc.Status) {
+		return true // under Drain it is a receive: all sends have ended, or there is a failure already
+	}
+	p.rail.stats.errors++
+	f := noRequest(wc.Status)
+	f.HasID, f.ID, f.VendorErr = true, wc.ID, wc.VendorErr
+	p.fail(f)
+	return true
 }
 
 // check panics where the invariant does not hold.
 func (p *passThrough) check() {
-	if p.rail.staged() != 0 {
-		broken("passThrough: %d requests stay staged", p.rail.staged())
-	}
 	if p.probes.posted < 0 {
 		broken("passThrough: %d probes posted", p.probes.posted)
 	}

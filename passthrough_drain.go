@@ -95,7 +95,8 @@ func (p *passThrough) finishRecvs() bool {
 		}
 		rl.closed = true
 	}
-	p.line.dead, p.outstanding = true, 0
+	p.line.dead = true
+	p.abandon()
 	return true
 }
 
@@ -136,14 +137,14 @@ func (p *passThrough) flushUnknowable() bool {
 
 // nothingLeft reports whether every request has its completion: then there is nothing to ask about.
 // Unsignaled requests that have succeeded count for ever, so that often it cannot be known so.
-func (p *passThrough) nothingLeft() bool { return p.outstanding == 0 && p.probes.posted == 0 }
+func (p *passThrough) nothingLeft() bool { return p.outstanding() == 0 && p.probes.posted == 0 }
 
 // isIdle reports whether no request of the user has completed for a while; it must be asked all the
 // time. Time alone does not tell: a process that did not run has not polled.
 func (p *passThrough) isIdle() bool {
 	o := &p.probes.idle
-	if o.polls++; o.polls == 1 || o.outstanding != p.outstanding {
-		*o = idleCQ{outstanding: p.outstanding, polls: 1, since: time.Now()}
+	if o.polls++; o.polls == 1 || o.outstanding != p.outstanding() {
+		*o = idleCQ{outstanding: p.outstanding(), polls: 1, since: time.Now()}
 	}
 	return o.polls >= flushPolls && time.Since(o.since) > flushQuiet
 }

@@ -59,9 +59,13 @@ func (q *VirtualQP) Stats() Stats {
 		q.recv.stats(&s)
 	}
 	for _, r := range q.send.rails.all {
+		bytes, fragments := r.stats.bytes, r.stats.fragments
+		if q.pass != nil {
+			bytes, fragments = q.pass.bytes, q.pass.sends
+		}
 		s.Rails = append(s.Rails, RailStats{
 			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
-			Bytes: r.stats.bytes, Fragments: r.stats.fragments, Notifications: r.stats.messages,
+			Bytes: bytes, Fragments: fragments, Notifications: r.stats.messages,
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})

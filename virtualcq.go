@@ -25,12 +25,15 @@ type VirtualCQ struct {
 	channel *verbs.CompChannel    // nil if the physical CQs do not share one
 
 	scratch []verbs.WC
-	ready   ring.FIFO[WC] // reported, not yet polled
-	touched []*VirtualQP
-	vqps    []*VirtualQP
-	nextNum uint32
-	nextCQ  int // the physical CQ that is polled first
-	stale   uint64
+	// translated serves to translate requests of single queue pairs. Nothing stays in it between
+	// calls.
+	translated sendBatch
+	ready      ring.FIFO[WC] // reported, not yet polled
+	touched    []*VirtualQP
+	vqps       []*VirtualQP
+	nextNum    uint32
+	nextCQ     int // the physical CQ that is polled first
+	stale      uint64
 	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
 	pendingErr error
 	closed     bool
@@ -213,9 +216,7 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	c.enter()
 	out := c.sink(nil)
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
-		for i := range wcs {
-			c.route(c.routes[dev], nil, &wcs[i], &out)
-		}
+		c.route(c.routes[dev], nil, wcs, &out)
 	}
 	c.progress(&out)
 	out.settle()
@@ -230,7 +231,8 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	out := c.sink(dst)
 	for out.n < len(dst) && c.ready.Len() != 0 {
-		dst[out.n] = c.ready.Pop()
+		dst[out.n] = *c.ready.Front()
+		c.ready.Drop()
 		out.n++
 	}
 	if c.closed {
@@ -275,9 +277,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 		var last *rail // completions come in bursts of one queue pair
 		for range pc.maxPolls {
 			n, err := pc.cq.Poll(c.scratch)
-			for j := range n {
-				last = c.route(pc.routes, last, &c.scratch[j], out)
-			}
+			last = c.route(pc.routes, last, c.scratch[:n], out)
 			if err != nil {
 				pc.dead = true
 				failed = errors.Join(failed, fmt.Errorf("ibverbx: poll %s: %w", pc.cq.Device().Name(), err))
@@ -300,17 +300,24 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	return failed
 }
 
-// route hands a physical completion to the rail that it belongs to, and returns it; last is the
-// rail of the completion before. One of a queue pair that was closed a moment ago is counted and
-// dropped.
-func (c *VirtualCQ) route(t *routeTable, last *rail, wc *verbs.WC, out *sink) *rail {
-	if last == nil || last.num != wc.QPNum {
-		if last = t.find(wc.QPNum); last == nil {
-			c.stale++
-			return nil
+// route hands physical completions to the rails that they belong to, and returns the last of these;
+// last is the rail of the completion before. One of a queue pair that was closed a moment ago is
+// counted and dropped.
+func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) *rail {
+	for i := 0; i < len(wcs); i++ {
+		wc := &wcs[i]
+		if last == nil || last.num != wc.QPNum {
+			if last = t.find(wc.QPNum); last == nil {
+				c.stale++
+				continue
+			}
 		}
+		if p := last.vqp.pass; p != nil {
+			i += p.completed(wcs[i:], out) - 1
+			continue
+		}
+		last.vqp.process(last, wc, out)
 	}
-	last.vqp.process(last, wc, out)
 	return last
 }
 

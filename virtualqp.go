@@ -166,10 +166,12 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 	case len(wrs) == 0:
 	case refusal != nil:
 		err = q.stateError("post send", wrs[0].ID, refusal)
-	case q.pass != nil:
-		n, err = q.pass.postSends(wrs)
-	default:
+	case q.pass == nil:
 		n, err = q.postSends(wrs)
+	case len(wrs) == 1:
+		n, err = q.pass.postSend(wrs)
+	default:
+		n, err = q.pass.postSends(wrs)
 	}
 	q.exit()
 	return n, err

@@ -3,7 +3,7 @@ package ring
 // FIFO is a growable queue of values. The zero value is empty and ready to use.
 //
 // Invariant: 0 <= tail-head <= len(slots), which is a power of two or zero; slots that hold no
-// value are zero, but for what a caller of Open left there.
+// value are zero, but for what callers of Open and Drop left there.
 type FIFO[T any] struct {
 	slots      []T
 	head, tail uint64
@@ -41,6 +41,10 @@ func (f *FIFO[T]) Pop() (v T) {
 	f.head++
 	return v
 }
+
+// Drop removes the oldest value and leaves its slot as it is: for values that keep nothing alive,
+// where clearing the slot would cost as much as copying it. There must be one.
+func (f *FIFO[T]) Drop() { f.head++ }
 
 func (f *FIFO[T]) grow() {
 	slots := make([]T, max(minFIFO, 2*len(f.slots)))
