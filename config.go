@@ -252,8 +252,9 @@ func (c *ConnConfig) validate() error {
 		return configError("Conn.RNRRetry %d: must be 1 to 7", c.RNRRetry)
 	case c.MinRNRTimer > 31:
 		return configError("Conn.MinRNRTimer %d: is a code of 5 bits", c.MinRNRTimer)
-	case !c.Access.Valid():
-		return configError("Conn.Access %v: unknown right, or remote write without local write", c.Access)
+	case !c.Access.Valid() || c.Access&^verbs.AccessAll != 0:
+		return configError("Conn.Access %v: unknown or not a right of queue pairs, or remote write without "+
+			"local write", c.Access)
 	}
 	return nil
 }

@@ -254,6 +254,8 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 		{"too many QPs", devs, ibverbx.Config{QPsPerDevice: 1000}, "QPsPerDevice"},
 		{"timeout", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Timeout: 32}}, "Timeout"},
 		{"access", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Access: verbs.AccessRemoteWrite}}, "Access"},
+		{"an access right of memory", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{
+			Access: verbs.AccessAll | verbs.AccessRelaxedOrdering}}, "RELAXED_ORDERING"},
 	} {
 		if _, err := ibverbx.Open(c.devs, c.cfg); !errors.Is(err, verbs.ErrInvalid) ||
 			!strings.Contains(err.Error(), c.says) {

@@ -13,6 +13,11 @@ import (
 // Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until
 // then it must not be freed or moved (memory of the Go heap does not move).
 //
+// With [verbs.AccessRelaxedOrdering] some hosts are much faster. In DQPLB a notification still
+// means that everything before it is in memory: it rests on a completion of each rail that has
+// carried data. Spray keeps the limit that it has without. A program that polls on memory must keep
+// the words that it polls on in another region.
+//
 // What takes long is that the kernel pins the pages, once for each NIC. From 1 MiB on up to 16 NICs
 // do it side by side, and likewise when the region is closed. If one of them refuses, the memory is
 // registered on none.

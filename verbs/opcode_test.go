@@ -158,6 +158,8 @@ func TestStrings(t *testing.T) {
 		{(SendFence | SendSolicited | 1<<7).String(), "FENCE|SOLICITED|0x80"},
 		{AccessAll.String(), "LOCAL_WRITE|REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC"},
 		{AccessFlags(1 << 4).String(), "0x10"},
+		{AccessRelaxedOrdering.String(), "RELAXED_ORDERING"},
+		{(AccessLocalWrite | AccessRelaxedOrdering | 1<<4).String(), "LOCAL_WRITE|0x10|RELAXED_ORDERING"},
 		{(QPAttrState | QPAttrDestQPNum).String(), "STATE|DEST_QPN"},
 		{(QPAttrAV | QPAttrMinRNRTimer | 1<<21).String(), "AV|MIN_RNR_TIMER|0x200000"},
 
@@ -189,8 +191,10 @@ func TestAccessValid(t *testing.T) {
 	for f := range AccessAll + 3 {
 		// ibv_reg_mr(3): remote write and remote atomic demand local write.
 		want := f <= AccessAll && (f&(AccessRemoteWrite|AccessRemoteAtomic) == 0 || f&AccessLocalWrite != 0)
-		if got := f.Valid(); got != want {
-			t.Errorf("%v: valid %t, want %t", f, got, want)
+		for _, f := range []AccessFlags{f, f | AccessRelaxedOrdering} {
+			if got := f.Valid(); got != want {
+				t.Errorf("%v: valid %t, want %t", f, got, want)
+			}
 		}
 	}
 }

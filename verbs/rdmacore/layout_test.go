@@ -185,6 +185,8 @@ var constants = map[string]uint64{
 	"IBV_ACCESS_REMOTE_READ":   uint64(verbs.AccessRemoteRead),
 	"IBV_ACCESS_REMOTE_ATOMIC": uint64(verbs.AccessRemoteAtomic),
 
+	"IBV_ACCESS_RELAXED_ORDERING": uint64(verbs.AccessRelaxedOrdering),
+
 	"IBV_QPS_RESET": uint64(verbs.StateReset),
 	"IBV_QPS_INIT":  uint64(verbs.StateInit),
 	"IBV_QPS_RTR":   uint64(verbs.StateRTR),

@@ -34,6 +34,7 @@ type library struct {
 	createQP, destroyQP, modifyQP, queryQP       uintptr
 
 	// What only newer versions have; 0 when missing.
+	regMRIova2  uintptr // rdma-core 28
 	queryGIDEx  uintptr // rdma-core 32
 	regDMABufMR uintptr // rdma-core 34
 }
@@ -82,6 +83,7 @@ func openLibrary(path string) (*library, error) {
 				": is it libibverbs?"}
 		}
 	}
+	l.regMRIova2 = l.probe("ibv_reg_mr_iova2")
 	l.queryGIDEx = l.probe("_ibv_query_gid_ex")
 	l.regDMABufMR = l.probe("ibv_reg_dmabuf_mr")
 	return l, nil

@@ -63,7 +63,7 @@ func TestRegisterRefused(t *testing.T) {
 		_, err := pd.RegisterMR(empty, verbs.AccessLocalWrite)
 		is(t, err, verbs.ErrInvalid)
 	}
-	for _, access := range []verbs.AccessFlags{verbs.AccessRemoteWrite, verbs.AccessRemoteAtomic, 1 << 20} {
+	for _, access := range []verbs.AccessFlags{verbs.AccessRemoteWrite, verbs.AccessRemoteAtomic, 1 << 21} {
 		_, err := pd.RegisterMR(buf, access)
 		is(t, err, verbs.ErrInvalid)
 	}
@@ -83,6 +83,44 @@ func TestRegisterRefused(t *testing.T) {
 	_, err = pd.RegisterMR(buf, verbs.AccessLocalWrite)
 	is(t, err, verbs.ErrInvalid, syscall.EFAULT)
 	ok(t, pd.Close()) // nothing refused counts as open
+}
+
+// Relaxed ordering is asked for by the call that takes optional rights, at the memory's own
+// address, and left out where the library has no such call.
+func TestRelaxedOrdering(t *testing.T) {
+	for _, old := range []bool{false, true} {
+		s := openStandin(t, standinConfig{Old: old})
+		pd := newPD(t, s.device(t))
+		buf := make([]byte, 4096)
+		mr, err := pd.RegisterMR(buf, verbs.AccessAll|verbs.AccessRelaxedOrdering)
+		ok(t, err)
+		start := uint64(reflect.ValueOf(buf).Pointer())
+		want := registered{Addr: start, Length: 4096, IOVA: start,
+			Access: uint64(verbs.AccessAll | verbs.AccessRelaxedOrdering)}
+		if old {
+			want.IOVA, want.Access = 0, uint64(verbs.AccessAll)
+		}
+		if got := s.registered(); got != want {
+			t.Errorf("old %v: registered %+v, want %+v", old, got, want)
+		}
+		if mr.Addr() != start || mr.Len() != 4096 {
+			t.Errorf("old %v: region at %#x of %d bytes", old, mr.Addr(), mr.Len())
+		}
+		ok(t, mr.Close())
+	}
+}
+
+// A refusal of optional rights names the call that refused.
+func TestRelaxedOrderingRefused(t *testing.T) {
+	s := openStandin(t, standinConfig{})
+	pd := newPD(t, s.device(t))
+	s.fail("ibv_reg_mr_iova2", syscall.EFAULT)
+	_, err := pd.RegisterMR(make([]byte, 64), verbs.AccessLocalWrite|verbs.AccessRelaxedOrdering)
+	is(t, err, verbs.ErrInvalid, syscall.EFAULT)
+	mentions(t, err, "ibv_reg_mr_iova2")
+	_, err = pd.RegisterMR(make([]byte, 64), verbs.AccessRemoteWrite|verbs.AccessRelaxedOrdering)
+	is(t, err, verbs.ErrInvalid)
+	ok(t, pd.Close())
 }
 
 // A region that cannot be closed is still open.

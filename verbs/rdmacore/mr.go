@@ -45,15 +45,29 @@ func (p *pd) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 	}
 	m.pin.Pin(&buf[0])
 	m.arena = p.d.p.useArena(buf)
-	lib := p.d.p.lib
 	start := address(&buf[0])
-	c, errno := lib.pointer(lib.regMR, p.addr, start, uintptr(len(buf)), uintptr(access))
+	c, call, errno := p.register(start, uintptr(len(buf)), access)
 	if errno != 0 {
 		m.release()
-		return nil, p.d.callErr(op, 0, "ibv_reg_mr", errno, registerHint(errno, len(buf)))
+		return nil, p.d.callErr(op, 0, call, errno, registerHint(errno, len(buf)))
 	}
 	m.adopt(c, uint64(start))
 	return m, nil
+}
+
+// register calls the library, and says which function it called. Optional rights, of which relaxed
+// ordering is the one that verbs knows, go through a function of their own, which leaves out what
+// the kernel does not know; ibv_reg_mr hands them to the driver, which may refuse.
+func (p *pd) register(start, size uintptr, access verbs.AccessFlags) (c uintptr, call string,
+	errno syscall.Errno) {
+	lib := p.d.p.lib
+	if access&verbs.AccessRelaxedOrdering != 0 && lib.regMRIova2 != 0 {
+		c, errno = lib.pointer(lib.regMRIova2, p.addr, start, size, start, uintptr(access))
+		return c, "ibv_reg_mr_iova2", errno
+	}
+	access &^= verbs.AccessRelaxedOrdering
+	c, errno = lib.pointer(lib.regMR, p.addr, start, size, uintptr(access))
+	return c, "ibv_reg_mr", errno
 }
 
 // RegisterDMABuf makes part of a dma-buf known to the NIC.

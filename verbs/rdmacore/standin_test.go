@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 
 // standinConfig configures [openStandin].
 type standinConfig struct {
-	Old     bool // as old as rdma-core 31, without the optional functions
+	Old     bool // as old as rdma-core 27, without the optional functions
 	Devices int  // 0 means 2
 }
 

@@ -127,7 +127,7 @@ func (s *suite) createArguments(t *testing.T) {
 		wantErr(t, "a receive completion queue of another device", err, verbs.ErrInvalid)
 	}
 	// ibv_reg_mr(3): remote write and remote atomic demand local write.
-	for _, access := range []verbs.AccessFlags{verbs.AccessRemoteWrite, verbs.AccessRemoteAtomic, 1 << 20} {
+	for _, access := range []verbs.AccessFlags{verbs.AccessRemoteWrite, verbs.AccessRemoteAtomic, 1 << 21} {
 		_, err := n.PD.RegisterMR(make([]byte, 64), access)
 		wantErr(t, "register for "+access.String(), err, verbs.ErrInvalid)
 	}

@@ -33,6 +33,14 @@ func testOps(t *testing.T, s *suite) {
 			back.transfer(t, s, op, 4096, 7)
 		})
 	}
+	s.run(t, "relaxed_ordering", func(t *testing.T) {
+		p := s.pair(t, PairConfig{})
+		const access = verbs.AccessAll | verbs.AccessRelaxedOrdering // a provider without it leaves it out
+		p.A.Buf, p.B.Buf = p.A.Register(10000, access), p.B.Register(10000, access)
+		for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
+			p.transfer(t, s, op, 8000, 3)
+		}
+	})
 	s.run(t, "no_bytes_no_key", func(t *testing.T) {
 		p := s.pair(t, PairConfig{})
 		// IBTA C9-88: of an RDMA request for no bytes neither key nor address is looked at.

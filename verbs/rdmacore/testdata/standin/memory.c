@@ -50,10 +50,18 @@ static struct ibv_mr *new_mr(const char *call, struct ibv_pd *pd, void *addr, si
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
 	see_mr((uintptr_t)addr, length, 0, 0, 0, access);
+	if (access & IBV_ACCESS_OPTIONAL_RANGE)
+		complain("ibv_reg_mr: access 0x%x: optional rights are for ibv_reg_mr_iova2", access);
 	return new_mr(__func__, pd, addr, length, access);
 }
 
 #ifndef OLD
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned int access)
+{
+	see_mr((uintptr_t)addr, length, 0, iova, 0, access);
+	return new_mr(__func__, pd, addr, length, access);
+}
+
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
 {
 	see_mr(0, length, offset, iova, fd, access);

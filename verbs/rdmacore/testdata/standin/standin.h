@@ -11,8 +11,8 @@
  * What it is not: a fabric. Nothing is ever delivered to a peer, keys and addresses are not looked up, no timer runs.
  *
  * It complains (standin_complaints) about calls that libibverbs' manual forbids, even where a real driver would let them pass.
- * The functions whose names begin with standin_ control it (control.c, record.c, bench.c). With -DOLD it is as old as rdma-core 31: no
- * ibv_query_gid_ex, no dma-buf.
+ * The functions whose names begin with standin_ control it (control.c, record.c, bench.c). With -DOLD it is as old as rdma-core 27: no
+ * ibv_reg_mr_iova2, no ibv_query_gid_ex, no dma-buf.
  */
 #define _GNU_SOURCE
 #include <endian.h>
