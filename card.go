@@ -241,6 +241,10 @@ func (h *handshake) maxRDAtomic() uint8 {
 	return n
 }
 
+// isPlain reports whether a card says no more than one of the C++ original: neither the scheme nor
+// how many credits there are.
+func (c *BusinessCard) isPlain() bool { return c.Scheme == "" && c.Credits == 0 }
+
 // portError says why a rail's local port or GID cannot be used.
 func (h *handshake) portError(r *rail, err error) error {
 	if noGID := gidError(""); errors.As(err, &noGID) {

@@ -180,6 +180,11 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	if peer.Credits > 0 {
 		rails.limitTo(peer.Credits)
 	}
+	// The original posts its credits with the first receive for a notification, and has its SENDs
+	// and receives with memory on data rail 0 too: which of the two a message meets there is up to
+	// the programs, and credits that came first would be eaten by SENDs.
+	rails.assignSends(q.cfg.Scheme, peer.isPlain())
+	q.recv.creditsWait = peer.isPlain() && !q.recv.live(q.recv.win.Head, false)
 	first := uint32(0)
 	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
 		q.send.numbers, first = dqplb.NewSender(q.cfg.FirstNumber), peer.FirstNumber
@@ -243,6 +248,20 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	case (peer.NotifyQPNum != 0) != (q.send.rails.notify != nil):
 		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure "+
 			"both alike")
+	case peer.isPlain() && q.pass == nil && q.cfg.Scheme == DQPLB && q.line.state < verbs.StateRTR:
+		return q.checkPlainPeer()
+	}
+	return nil
+}
+
+// checkPlainPeer says why this end, in DQPLB, cannot do as a plain peer does.
+func (q *VirtualQP) checkPlainPeer() error {
+	const rule = "the peer's card names no scheme and no credits, so it has SENDs on queue pair 0"
+	switch {
+	case q.send.rails.data[0].recvLimit < 2:
+		return q.connectError(verbs.ErrInvalid, rule+", which needs Credits of 2 at least")
+	case q.recv.live(q.recv.win.Head, true):
+		return q.connectError(verbs.ErrInvalid, rule+": post receives with memory after Connect")
 	}
 	return nil
 }

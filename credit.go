@@ -15,7 +15,7 @@ const creditBatch = 8
 // or, with all set, wherever there are any.
 func (q *VirtualQP) postCredits(all bool) {
 	if q.recv.recvsToPost == 0 || !q.line.mayPostReceives() || q.line.state < verbs.StateRTR ||
-		q.recv.withholdsCredits() {
+		q.recv.creditsWait || q.recv.withholdsCredits() {
 		return
 	}
 	for _, rl := range q.send.rails.data {
@@ -90,7 +90,11 @@ func (s *receiver) begin(rails *railSet, scheme Scheme) {
 		own = own[1:]
 	}
 	for _, r := range own {
-		s.owe(r, r.recvLimit)
+		n := r.recvLimit
+		if r == rails.sendRail {
+			n -= n / 2 // the others are for receives that take SENDs
+		}
+		s.owe(r, n)
 	}
 }
 

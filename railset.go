@@ -18,8 +18,8 @@ type railSet struct {
 	notify *rail   // carries notifications or SENDs and no data; nil if there is none
 	all    []*rail // the data rails, then the notify QP
 
-	// sendRail carries SENDs and the receives that take them: a data rail in Spray, the notify QP
-	// in DQPLB. nil: none does, and SENDs are refused.
+	// sendRail carries SENDs and the receives that take them; nil: none does, and SENDs are
+	// refused. See assignSends.
 	sendRail *rail
 	// finalRail carries Spray's notifications and the receives that take them; nil in DQPLB.
 	finalRail *rail
@@ -54,12 +54,9 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
 
 // assignRoles decides what each of several rails carries, and makes their batches and inboxes.
 func (s *railSet) assignRoles(scheme Scheme, credits int) {
-	s.sendRail = s.data[0]
+	s.assignSends(scheme, false)
 	if scheme == Spray {
 		s.finalRail = s.notify
-	} else {
-		// The receive queues of the data rails hold only credits, which a SEND would eat.
-		s.sendRail = s.notify
 	}
 	for i, r := range s.data {
 		switch {
@@ -75,6 +72,17 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 		r.batch = newSendBatch(r.slots, r.maxSGE)
 	}
 	s.recount()
+}
+
+// assignSends decides which rail carries SENDs. In Spray it is data rail 0. In DQPLB it is the
+// notify QP, because the receive queues of the data rails hold only credits, which a SEND would
+// eat; but a plain peer, whose card says no more than one of the C++ original, has SENDs on data
+// rail 0 in either scheme.
+func (s *railSet) assignSends(scheme Scheme, plainPeer bool) {
+	s.sendRail = s.data[0]
+	if scheme == DQPLB && !plainPeer {
+		s.sendRail = s.notify
+	}
 }
 
 // recount counts the free slots anew, after limits have changed or all slots were given back.

@@ -27,6 +27,9 @@ type receiver struct {
 	sges        []verbs.SGE                   // scatter lists of the receives in scratch
 
 	maxBanked int
+	// creditsWait says that the peer is plain and that no receive for a notification was posted on
+	// this connection yet: until then the data rails hold no credits. See VirtualQP.adopt.
+	creditsWait bool
 	// flushRest says that a receive was reported with an error. All later ones are reported as
 	// flushed: on one connection nothing arrives after that.
 	flushRest bool
@@ -41,6 +44,7 @@ func newReceiver(cfg *Config) receiver {
 // restart begins a connection, nothing being outstanding. Receives keep counting on.
 func (s *receiver) restart() {
 	s.order, s.bank, s.flushRest = dqplb.Receiver{}, ring.FIFO[dqplb.Notification]{}, false
+	s.creditsWait = false
 }
 
 // recvReq is a live receive. Its fields are valid from PostRecv until it is reported.
@@ -126,6 +130,16 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 	return nil
 }
 
+// live reports whether a receive of one kind is live, from number n on.
+func (s *receiver) live(n uint64, message bool) bool {
+	for ; n != s.win.Tail; n++ {
+		if s.win.At(n).message == message {
+			return true
+		}
+	}
+	return false
+}
+
 // gather fills the scratch batch with receives of one kind from request n on, as the rail has room.
 func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvWR, stop uint64) {
 	width := rl.qp.Cap().MaxRecvSGE
@@ -138,7 +152,7 @@ func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvW
 		if r.message != message {
 			continue
 		}
-		if count == len(s.scratch) || rl.recvs+count >= rl.recvLimit {
+		if count == len(s.scratch) || rl.recvs+rl.recvsToPost+count >= rl.recvLimit {
 			break
 		}
 		wr := &s.scratch[count]

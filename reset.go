@@ -99,6 +99,7 @@ func (q *VirtualQP) restart() {
 		q.pass.restart()
 		return
 	}
+	q.send.rails.assignSends(q.cfg.Scheme, false)
 	q.send.restart()
 	q.recv.restart()
 }

@@ -240,6 +240,10 @@ func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 		n++
 	}
 	q.dispatchRecvs()
+	if q.recv.creditsWait && q.recv.live(q.recv.win.Tail-uint64(n), false) {
+		q.recv.creditsWait = false
+		q.postCredits(true)
+	}
 	return n, err
 }
 

@@ -31,7 +31,7 @@ const (
 
 // fits says whether an end is of that kind.
 func (w where) fits(e *end) bool {
-	carries := e.single || e.vq.Scheme() == ibverbx.Spray || !e.vq.Config().NoNotifyQP
+	carries := e.single || e.vq.Scheme() == ibverbx.Spray || !e.vq.Config().NoNotifyQP || e.plainPeer
 	switch w {
 	case onSeveral:
 		return !e.single

@@ -37,7 +37,7 @@ func (w *world) connect(c *conn) {
 			}
 			continue // only Reset or Close can follow
 		}
-		e.begin(c.session)
+		e.begin(c.session, &cards[1-i])
 	}
 	for _, e := range c.ends {
 		if e.state != connected {
@@ -88,10 +88,11 @@ func (w *world) sendCard(c *conn, e *end, card ibverbx.BusinessCard) (got ibverb
 	return got
 }
 
-// begin starts a session.
-func (e *end) begin(number int) {
+// begin starts a session, with the card of the peer.
+func (e *end) begin(number int, peer *ibverbx.BusinessCard) {
 	e.state = connected
-	e.session = session{sessionNo: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends)}
+	e.session = session{sessionNo: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends),
+		plainPeer: peer.Scheme == "" && peer.Credits == 0 && !e.single && e.vq.Scheme() == ibverbx.DQPLB}
 	for _, q := range e.wires {
 		q.userImm = userImm{}
 	}

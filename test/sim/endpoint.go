@@ -64,8 +64,12 @@ type session struct {
 	noneMayBegin bool    // no send may begin any more, because a receive has failed
 	messages     []*send // ordinary SENDs that no NIC has been given yet
 	relaxed      []*send // relaxed SENDs, likewise
-	atomicsOn    *wire   // the rail that carries atomics; nil before the first
-	relaxedOn    *wire   // the rail that carries relaxed SENDs; nil before the first
+	// plainPeer says that the peer's card was one of the C++ original's kind, in DQPLB: then SENDs
+	// travel on rail 0, and credits come with the first receive for a notification. A program that
+	// sends both on one connection has SENDs eat credits; so each here sends one kind only.
+	plainPeer bool
+	atomicsOn *wire // the rail that carries atomics; nil before the first
+	relaxedOn *wire // the rail that carries relaxed SENDs; nil before the first
 
 	// DQPLB. Numbers are counted from the first.
 	numbers []bool       // which were used

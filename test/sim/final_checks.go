@@ -64,8 +64,8 @@ func (e *end) checkEnded() {
 }
 
 // checkNoticed checks that an end without an error has no queue pair in ERR, and that its peer has
-// sent nothing that no peer may. Spray's rail 0 and the notify queue pair are exempt: they may hold
-// no receive, whose flush the library would see.
+// sent nothing that no peer may. Spray's rail 0, the notify queue pair, and data rails without
+// credits yet are exempt: they may hold no receive, whose flush the library would see.
 func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
@@ -76,13 +76,23 @@ func (e *end) checkNoticed() {
 	// with all credits withheld a rail may hold no receive either
 	withheld := e.vq.Stats().Banked >= e.vq.Config().MaxBanked
 	for i, q := range e.wires {
-		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() {
+		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() || e.owesCredits() {
 			continue
 		}
 		if q.State() == verbs.StateErr {
 			e.w.Broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
 		}
 	}
+}
+
+// owesCredits says whether a plain peer has no credits yet.
+func (e *end) owesCredits() bool {
+	for i := len(e.recvs); i > 0 && e.recvs[i-1].session == e.sessionNo; i-- {
+		if !e.recvs[i-1].message {
+			return false
+		}
+	}
+	return e.plainPeer
 }
 
 // checkQuiet checks, when nothing moves any more, that everything has ended.

@@ -84,7 +84,7 @@ func (w *world) connectFalseCard(c *conn) {
 		w.Logf("  %v connects to %+v: %v", e, cards[1-i], err)
 		switch {
 		case err == nil:
-			e.begin(c.session)
+			e.begin(c.session, &cards[1-i])
 		case i == liar:
 			w.Broken(lab.Isolation, "%v: connect: %v", e, err)
 		case e.vq.State() != before:

@@ -92,6 +92,8 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 	}
 	n := int(wr.Bytes())
 	switch {
+	case s.op.IsSend() && e.plainPeer && q != e.wires[0]:
+		e.w.Broken(ruleWire, "%v: %v goes out on %v: a plain peer takes SENDs on rail 0", e, s, q)
 	case s.relax:
 		s.data++
 		e.relaxedOnWire(q, s, wr, n)

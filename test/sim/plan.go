@@ -91,6 +91,9 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	for i := range c.cfg {
 		cfg.MaxMsgCntPerQP = limits[rng.IntN(len(limits))]
 		cfg.Credits = limits[rng.IntN(len(limits))]
+		if c.strip {
+			cfg.Credits = max(cfg.Credits, 2) // one of them may be for SENDs
+		}
 		cfg.MaxBanked = pick(1, 2, 5, 100)
 		cfg.MaxSGE = pick(1, 2, 4)
 		cfg.MaxInline = pick(16, 64)

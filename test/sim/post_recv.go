@@ -9,7 +9,7 @@ func (e *end) postRecvs(n int) {
 	}
 	var wrs []ibverbx.RecvWR
 	for range n {
-		message := e.single || e.takesMessages() && e.w.Rng.IntN(3) == 0
+		message := e.single || e.takesMessages() && (e.w.Rng.IntN(3) == 0 || e.plainPeer)
 		wr, ok := e.makeRecv(message)
 		if !ok {
 			break

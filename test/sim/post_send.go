@@ -53,7 +53,7 @@ func (e *end) mustNotWait() {
 		return
 	}
 	s, q := e.relaxed[0], e.wires[0]
-	if e.vq.Scheme() == ibverbx.DQPLB {
+	if e.vq.Scheme() == ibverbx.DQPLB && !e.plainPeer {
 		q = e.wires[e.conn.plan.rails]
 	}
 	for _, t := range e.sends[e.sendHead:s.index] {
@@ -202,15 +202,23 @@ func (e *end) drawOpcode() verbs.Opcode {
 	if !e.takesMessages() {
 		ops = ops[:9]
 	}
-	return ops[e.w.Rng.IntN(len(ops))]
+	op := ops[e.w.Rng.IntN(len(ops))]
+	if op == verbs.OpRDMAWriteWithImm && !e.notifies() {
+		op = verbs.OpSend
+	}
+	return op
 }
 
 // takesMessages says whether the connection carries SENDs: DQPLB needs a notify queue pair for
-// them.
+// them, unless the peer is plain.
 func (e *end) takesMessages() bool {
 	cfg := &e.conn.plan.cfg[0]
-	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP)
+	return e.single || e.conn.plan.small != 0 && (cfg.Scheme == ibverbx.Spray || !cfg.NoNotifyQP ||
+		e.plainPeer)
 }
+
+// notifies says whether the program sends notifications.
+func (e *end) notifies() bool { return !e.plainPeer || e.conn.plan.small == 0 }
 
 // drawLength draws a length, often next to a boundary: none, of a fragment, of one fragment on each
 // rail, of all that the rails hold.
@@ -272,7 +280,7 @@ func (e *end) burst() {
 	for range 60 + e.w.Rng.IntN(80) {
 		s := &send{index: len(e.sends), session: e.sessionNo, op: verbs.OpRDMAWrite,
 			flags: verbs.SendSignaled, length: 1 + e.w.Rng.IntN(8), imm: 1}
-		if e.w.Rng.IntN(8) == 0 {
+		if e.w.Rng.IntN(8) == 0 && e.notifies() {
 			s.op = verbs.OpRDMAWriteWithImm
 		}
 		wr := ibverbx.SendWR{ID: e.id(false, s.index), Opcode: s.op, Flags: s.flags, Imm: s.imm}

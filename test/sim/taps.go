@@ -204,12 +204,13 @@ func (q *wire) completed(wc *verbs.WC) {
 		}
 		q.sends = slices.Delete(q.sends, first, at+1)
 	} else if at := slices.IndexFunc(q.recvs, same); at >= 0 {
-		if p := q.recvs[at]; p.rcv != nil {
+		p := q.recvs[at]
+		if p.rcv != nil {
 			p.rcv.out--
 		}
 		q.recvs = slices.Delete(q.recvs, at, at+1)
 		q.end.recvSeen(wc.Status)
-		if wc.Status == verbs.StatusSuccess {
+		if wc.Status == verbs.StatusSuccess && p.rcv == nil {
 			q.arrived(wc)
 		}
 	}
