@@ -16,6 +16,10 @@ import (
 //
 // with further keys that an end may leave out and that an end which does not know them ignores. The
 // i-th queue pair connects to the i-th of the peer.
+//
+// A card that says neither the scheme nor how many credits there are is of the kind that the C++
+// original (torchcomms) writes. With such a peer this end follows the original's rules: see the
+// package comment.
 type BusinessCard struct {
 	QPNums      []uint32 // the data queue pairs
 	NotifyQPNum uint32   // 0 for none
@@ -31,7 +35,8 @@ type BusinessCard struct {
 	// card does not say.
 	Credits int
 	// RDAtomic is how many reads and atomics the end serves at a time on each queue pair; 0 when
-	// the card does not say.
+	// the card does not say. Then this end has one outstanding, since NICs answer more than the
+	// peer serves with "invalid request"; a program that knows better sets it before Connect.
 	RDAtomic uint8
 	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the
 	// last fragment.

@@ -68,12 +68,11 @@ type connectStep struct {
 // steps are the transitions to INIT, RTR and RTS.
 func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 	conn := &h.cfg.Conn
-	mtu, depth := own.MTU, own.RDAtomic
+	// A peer that does not say how many reads it serves is like the original, which serves one; NICs
+	// answer more with "invalid request".
+	mtu, depth := own.MTU, min(own.RDAtomic, max(peer.RDAtomic, 1))
 	if peer.MTU != 0 {
 		mtu = min(mtu, peer.MTU)
-	}
-	if peer.RDAtomic != 0 {
-		depth = min(depth, peer.RDAtomic)
 	}
 	return []connectStep{{
 		verbs.QPAttr{State: verbs.StateInit, Access: conn.Access},

@@ -64,6 +64,22 @@
 //     too. [verbs.SendFence] on the later one prevents that, as does posting it after the earlier
 //     one's completion.
 //
+// # A peer in C++
+//
+// The cards, numbers and markers are those of the C++ original, ibverbx of torchcomms, so the two
+// connect. It puts no addresses into its card: give [ConnConfig].PeerGIDs, and connect it with
+// packet sequence numbers that begin at 0. It does some things differently, and so does this end
+// when the peer's card is of its kind, with neither a scheme nor credits:
+//
+//   - SENDs, and receives with memory, travel on data queue pair 0 in DQPLB too. Post such receives
+//     after Connect.
+//   - Credits of DQPLB are posted with the first receive for a notification, and on queue pair 0
+//     half of them. A SEND that comes to that queue pair when a credit is next in line ends the
+//     connection, and so does a notification that meets a receive with memory. So use one kind only
+//     on a connection, or have every SEND arrive before the first receive for a notification is
+//     posted.
+//   - One read or atomic is outstanding on a queue pair ([BusinessCard].RDAtomic).
+//
 // # How it ends
 //
 // [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain]

@@ -14,6 +14,12 @@ type recordingQP struct {
 	*verbstest.NullQP
 	posts []verbs.SendWR
 	recvs []uint64 // their IDs
+	steps map[verbs.QPState]verbs.QPAttr
+}
+
+func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	q.steps[attr.State] = *attr
+	return q.NullQP.Modify(attr, mask)
 }
 
 func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
@@ -33,15 +39,39 @@ func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, err
 }
 
-// recorded is a virtual queue pair over recording queue pairs on null devices. It is connected to
-// itself: the peer does not matter, since null devices never touch memory.
+// recorded is a virtual queue pair over recording queue pairs on null devices. The peer does not
+// matter, since null devices never touch memory.
 type recorded struct {
 	*VirtualQP
 	qps    []*recordingQP // the data rails
 	notify *recordingQP
 }
 
+// newRecorded makes one that is connected.
 func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
+	tb.Helper()
+	r := newUnconnected(tb, devices, perDevice, cfg)
+	card, err := r.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := r.Connect(elsewhere(card)); err != nil {
+		tb.Fatal(err)
+	}
+	return r
+}
+
+// elsewhere is a card of the same shape of an end that does not exist.
+func elsewhere(card BusinessCard) BusinessCard {
+	card.Rails = slices.Clone(card.Rails)
+	for i := range card.Rails {
+		card.Rails[i].GID[0] ^= 1
+	}
+	return card
+}
+
+// newUnconnected makes one in RESET.
+func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	tb.Helper()
 	p := verbstest.NewNull(devices)
 	var pds []verbs.PD
@@ -63,7 +93,7 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		return &recordingQP{NullQP: qp.(*verbstest.NullQP)}
+		return &recordingQP{NullQP: qp.(*verbstest.NullQP), steps: map[verbs.QPState]verbs.QPAttr{}}
 	}
 	r := &recorded{}
 	var qps []verbs.QP
@@ -79,14 +109,15 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	if r.VirtualQP, err = NewVirtualQP(cq, qps, r.notify, cfg); err != nil {
 		tb.Fatal(err)
 	}
-	card, err := r.Card()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := r.Connect(card); err != nil {
-		tb.Fatal(err)
-	}
 	return r
+}
+
+// step is what the data rails, and then the notify QP, were last given on the way to a state.
+func (r *recorded) step(state verbs.QPState) (all []verbs.QPAttr) {
+	for _, qp := range append(slices.Clone(r.qps), r.notify) {
+		all = append(all, qp.steps[state])
+	}
+	return all
 }
 
 // finish polls until every send request has been reported.
