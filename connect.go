@@ -68,8 +68,8 @@ type connectStep struct {
 // steps are the transitions to INIT, RTR and RTS.
 func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 	conn := &h.cfg.Conn
-	// A peer that does not say how many reads it serves is like the original, which serves one; NICs
-	// answer more with "invalid request".
+	// A peer that does not say how many reads it serves is like the original, which serves one;
+	// NICs answer more with "invalid request".
 	mtu, depth := own.MTU, min(own.RDAtomic, max(peer.RDAtomic, 1))
 	if peer.MTU != 0 {
 		mtu = min(mtu, peer.MTU)
