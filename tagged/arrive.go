@@ -93,10 +93,18 @@ func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d bey
 
 // match binds a message to the first receive that takes it, and returns that; nil if there is none.
 func (e *Endpoint) match(h *header) *Request {
-	r := e.w.posted.take(h.tag)
-	if r != nil {
-		r.bind(Info{Tag: h.tag, Length: int(h.length), Source: e})
+	queue, first := &e.w.posted, e.w.posted.find(h.tag)
+	if e.posted.count != 0 {
+		if own := e.posted.find(h.tag); own != nil && (first == nil || own.seq < first.seq) {
+			queue, first = &e.posted, own
+		}
 	}
+	if first == nil {
+		return nil
+	}
+	queue.remove(first)
+	r := first.req
+	r.bind(Info{Tag: h.tag, Length: int(h.length), Source: e})
 	return r
 }
 

@@ -5,7 +5,7 @@ import "math/bits"
 // block holds a copy of a fragment.
 type block struct {
 	data  []byte
-	class uint8  // its capacity is leastBlock<<class
+	class uint8  // says its capacity: see blockPool.size
 	next  *block // of the same message, or in blockPool
 }
 
@@ -20,7 +20,12 @@ type blockPool struct {
 	bytes int        // of free blocks
 	used  int        // bytes of blocks that hold fragments
 	most  int        // bytes of free blocks that are kept
+	// largest is the length of the longest fragment, bytes: no block is larger.
+	largest int
 }
+
+// size is how large the blocks of a class are, in bytes.
+func (p *blockPool) size(class uint8) int { return min(leastBlock<<class, p.largest) }
 
 // get returns a block with n bytes of data.
 func (p *blockPool) get(n int) *block {
@@ -28,7 +33,7 @@ func (p *blockPool) get(n int) *block {
 	if n > leastBlock {
 		class = uint8(bits.Len(uint(n-1)) - bits.Len(leastBlock-1))
 	}
-	size := leastBlock << class
+	size := p.size(class)
 	p.used += size
 	b := p.free[class]
 	if b == nil {
@@ -42,7 +47,7 @@ func (p *blockPool) get(n int) *block {
 
 // put gives a block back.
 func (p *blockPool) put(b *block) {
-	size := leastBlock << b.class
+	size := p.size(b.class)
 	p.used -= size
 	b.next = nil
 	if p.bytes+size > p.most {

@@ -28,7 +28,8 @@ func (e *Endpoint) broken() error {
 		return fmt.Errorf("a message in fragments: %d of %d bytes", a.got, a.length)
 	case e.err == nil:
 		return nil
-	case !e.queue.Empty() || e.waiting.count() != 0 || !e.readQueue.Empty() || a.req != nil:
+	case !e.queue.Empty() || e.waiting.count() != 0 || !e.readQueue.Empty() || a.req != nil ||
+		e.posted.count != 0:
 		return fmt.Errorf("the endpoint has failed, and has requests: %d, %d, %d, receive %t", e.queue.Len(),
 			e.waiting.count(), e.readQueue.Len(), a.req != nil)
 	}

@@ -15,7 +15,8 @@ const closeInterval = time.Millisecond
 // complete with ErrPeerClosed from then on. Agree with the peer on the moment if it may have
 // something to send. When ctx ends before, or the peer fails, Close aborts the rest and returns the
 // error. An endpoint that has failed before is only released. Messages that have arrived whole can
-// be received after Close.
+// be received after Close, until closed endpoints have left more than Config.MaxLeftover. Receives
+// for this peer alone that nothing has matched complete with ErrClosed.
 func (e *Endpoint) Close(ctx context.Context) error {
 	w := e.w
 	w.mu.Lock()
@@ -56,7 +57,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	}
 	_ = e.end(e.refuse("endpoint", sentinel, ""))
 	e.stage = stageEnded
-	e.forget()
+	e.forget(true)
 	w.mu.Unlock()
 	return err
 }
@@ -70,7 +71,7 @@ func (e *Endpoint) idle() bool {
 }
 
 // Abort closes the endpoint at once: its requests complete with ErrCanceled, those that read into
-// memory in later progress. Messages of the peer that have not arrived whole are lost. An endpoint
+// memory in later progress. Messages of the peer that nobody has received are dropped. An endpoint
 // that has failed before is only released.
 func (e *Endpoint) Abort() error {
 	w := e.w
@@ -87,24 +88,44 @@ func (e *Endpoint) Abort() error {
 		}
 	}
 	e.stage = stageEnded
-	e.forget()
+	e.forget(false)
 	return err
 }
 
-// forget drops what can never be received any more, and the endpoint from its worker.
-func (e *Endpoint) forget() {
+// forget removes an endpoint that has ended from its worker. Its messages are dropped, but for
+// those that have arrived whole if they are to be kept.
+func (e *Endpoint) forget(keepWhole bool) {
 	w := e.w
-	for l := w.unexpected.all.Front(); l != nil; {
-		next := l.Next()
-		if in := l.Owner().in; in.ep == e && (in.announced || in.got < in.length) {
+	for l := e.kept.all.Front(); l != nil; {
+		in := l.Owner().in
+		l = l.Next()
+		switch {
+		case !in.whole():
+			w.drop(in)
+		case keepWhole:
+			w.leftover += in.fragments
+		default:
+			w.stats.dropped++
 			w.drop(in)
 		}
-		l = next
+	}
+	if !e.kept.all.Empty() {
+		w.departed.PushBack(&e.inDeparted, e)
+		w.trimLeftovers()
 	}
 	for i := range w.endpoints {
 		if w.endpoints[i] == e {
 			w.endpoints = append(w.endpoints[:i], w.endpoints[i+1:]...)
 			break
 		}
+	}
+}
+
+// trimLeftovers drops the oldest messages of endpoints that were closed, as far as there are too
+// many.
+func (w *Worker) trimLeftovers() {
+	for w.leftover > w.cfg.MaxLeftover {
+		w.stats.dropped++
+		w.drop(w.departed.First().kept.all.First().in)
 	}
 }

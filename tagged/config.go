@@ -34,6 +34,10 @@ type Config struct {
 	// for each peer while no receive has matched them; 0 means 1024, at most 65535. Each takes the
 	// memory of a transport buffer at most. When the number is reached the peer's sends wait.
 	MaxUnexpected int
+	// MaxLeftover is how many eager fragments this end keeps, for all endpoints together that were
+	// closed, of messages that had arrived whole and that nobody has received. When there are more,
+	// the oldest messages are dropped. 0 means as many as MaxUnexpected, negative none.
+	MaxLeftover int
 	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096.
 	MaxRequests int
 }
@@ -69,8 +73,9 @@ func (c Config) withDefaults() Config {
 	def(&c.Chunk, DefaultChunk)
 	def(&c.Window, 8)
 	def(&c.MaxUnexpected, 1024)
+	def(&c.MaxLeftover, c.MaxUnexpected)
 	def(&c.MaxRequests, 4096)
-	c.EagerLimit = max(c.EagerLimit, 0)
+	c.EagerLimit, c.MaxLeftover = max(c.EagerLimit, 0), max(c.MaxLeftover, 0)
 	return c
 }
 

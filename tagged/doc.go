@@ -5,7 +5,8 @@
 //
 // A [Worker] holds receives that wait for messages, and messages that wait for receives. An
 // [Endpoint] is one peer. A message has a 64-bit tag. A receive has a tag and a mask, and takes
-// messages from any peer of the worker whose tag equals its own in the bits of the mask.
+// messages whose tag equals its own in the bits of the mask: from any peer of the worker, or, with
+// [Endpoint.Recv], from one.
 //
 //	eager        up to Config.EagerLimit   copied into as many active messages as it needs;
 //	                                       the buffer is free when they have gone out
@@ -27,6 +28,7 @@
 //	err := ep.SendWait(ctx, 7, header, body)              // one message of two pieces
 //	info, err := w.RecvWait(ctx, 7, tagged.Exact, buf)    // tag 7
 //	req, err := w.Recv(0x100, 0xff00, buf)                // any tag 0x1xx, without waiting
+//	info, err := ep.RecvWait(ctx, 7, tagged.Exact, buf)   // tag 7 from this peer
 //
 // # Which message goes where
 //
@@ -62,9 +64,15 @@
 // The receiver's worker keeps a message that no receive has matched. For each peer it keeps at most
 // Config.MaxUnexpected eager fragments and announcements of long messages. Each of them takes a
 // place of the window, which the sender counts; a send without a place waits. The receiver grants
-// places again as messages are matched and consumed. So memory is bounded by peers × MaxUnexpected
-// × buffer size. The protocol of the counters, and the proof that they cannot deadlock, are in
-// package internal/flow. It relies on this:
+// places again as messages are matched and consumed. What endpoints have left that were closed
+// takes Config.MaxLeftover fragments at most, all of them together. So the memory for messages is
+// bounded by (endpoints × MaxUnexpected + MaxLeftover) × (BufferSize + about 350 bytes); what is
+// free of it is kept for use again up to MaxUnexpected × BufferSize. A peer cannot make matching
+// slow by its choice of tags for receives of one tag, which are found through hash tables with a
+// factor of the worker's own; a receive with a mask looks at all messages that wait.
+//
+// The protocol of the counters, and the proof that they cannot deadlock, are in package
+// internal/flow. It relies on this:
 //
 //   - The transport's receive buffers are posted again before the handler returns, always: what is
 //     kept is copied. So an active message that was sent is received as long as the peer makes
@@ -83,12 +91,16 @@
 //
 // [Endpoint.Close] lets every send complete, says goodbye to the peer, and closes. [Endpoint.Abort]
 // closes at once. When a peer fails, or sends what no endpoint sends ([ErrProtocol]), every send to
-// it and every receive that is matched by a message of it completes with an error,
-// EndpointConfig.OnError is called once, and other endpoints go on. Messages that have arrived
-// whole can still be received; those that were only announced complete their receive with the
-// error. Receives that no message has matched stay posted: they belong to no peer.
+// it, every receive for it alone and every receive that is matched by a message of it completes
+// with an error, EndpointConfig.OnError is called once, and other endpoints go on. Messages that
+// have arrived whole can still be received; those that were only announced complete their receive
+// with the error. Receives for any peer that no message has matched stay posted, but for those of
+// [Worker.RecvWait]: they end with [ErrNoPeer] when no endpoint is left.
+//
+// An endpoint that has failed keeps its messages until it is closed or aborted. After Close, those
+// that have arrived whole can be received as long as closed endpoints have not left more than
+// Config.MaxLeftover; the oldest are dropped first. Abort drops what came from the peer.
 //
 // A peer that vanishes without a goodbye is noticed by what is on its way to it, or else by the
-// transport's keep-alive ([transport.Config].KeepAlive). A receive that is posted for any peer
-// keeps waiting: a program that expects something of one peer alone ends the wait from OnError.
+// transport's keep-alive ([transport.Config].KeepAlive).
 package tagged

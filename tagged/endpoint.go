@@ -16,8 +16,8 @@ type Endpoint struct {
 	//
 	// Invariant: reads is the sum of under over the messages that are being read, which are active;
 	// one of them is in readQueue if and only if some of it has not been asked for. Once err is
-	// set, queue, waiting, readQueue and partial.req are empty: only reads under way are left, and
-	// end with their completions.
+	// set, queue, waiting, readQueue, posted and partial.req are empty: only reads under way are
+	// left, and end with their completions.
 	_ noCopy
 
 	w       *Worker
@@ -45,6 +45,10 @@ type Endpoint struct {
 
 	ledger  flow.Ledger // the window, in both directions: see package flow
 	partial assembly    // the message that is arriving in fragments
+	posted  posted      // receives that wait for a message of this peer
+	kept    unexpected  // messages of this peer that wait for a receive; they are in Worker.unexpected, too
+
+	inDeparted list.Link[Endpoint] // of Worker.departed
 }
 
 // stage is how far an endpoint's life has come. It only moves forward. A failure is apart from it:
@@ -80,6 +84,7 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 		return nil, err
 	}
 	w.numbered++
+	w.alive++
 	w.endpoints = append(w.endpoints, e)
 	return e, nil
 }

@@ -22,12 +22,18 @@ var (
 	ErrPeerClosed = transport.ErrPeerClosed
 	// ErrProtocol: the peer sent what no endpoint sends. Its endpoint fails, others do not.
 	ErrProtocol = transport.ErrProtocol
+	// ErrNoPeer: RecvWait of a worker has waited for a message of any peer, and all endpoints have
+	// failed or ended. The error also wraps why the last one did.
+	ErrNoPeer = errors.New("no endpoint is left that could send")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = transport.ErrClosed
 )
 
 // errCanceled is made once: programs that poll with deadlines cancel often.
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
+
+// noPeer says that no endpoint is left that could send; err is why the last one ended.
+func noPeer(err error) error { return fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, err) }
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its
 // buffers until it is done. Keep Req, and wait for it again.

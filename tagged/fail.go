@@ -45,7 +45,9 @@ func (e *Endpoint) end(err error) (aborting error) {
 	if e.err != nil {
 		return nil
 	}
+	w := e.w
 	e.err = err
+	w.alive--
 	if e.stage != stageParting {
 		aborting = e.tep.Abort(&e.transportEnd)
 	}
@@ -63,12 +65,35 @@ func (e *Endpoint) end(err error) (aborting error) {
 		e.partial.req = nil
 		r.complete(err)
 	}
+	e.posted.endAll(err)
+	if w.alive == 0 && !w.closed {
+		w.endAwaited(err)
+	}
 	for rd := e.readQueue.PopFront(); rd != nil; rd = e.readQueue.PopFront() {
 		if rd.under == 0 {
 			rd.end()
 		}
 	}
 	return aborting
+}
+
+// endAll completes all receives.
+func (p *posted) endAll(err error) {
+	for _, m := range p.inOrder() {
+		p.remove(m)
+		m.req.complete(err)
+	}
+}
+
+// endAwaited completes the receives of RecvWait when no endpoint is left; err is why the last one
+// ended.
+func (w *Worker) endAwaited(err error) {
+	for _, m := range w.posted.inOrder() {
+		if m.req.awaited {
+			w.posted.remove(m)
+			m.req.complete(noPeer(err))
+		}
+	}
 }
 
 // transportEnded runs in progress once nothing of an aborted transport endpoint is outstanding. It

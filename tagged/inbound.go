@@ -5,6 +5,7 @@ package tagged
 type inbound struct {
 	ep        *Endpoint // where it came from
 	match     entry     // in Worker.unexpected
+	own       entry     // in Endpoint.kept
 	length    int       // of the message, bytes
 	id        uint32    // the sender's number for the message, if it waits for the notice of the match
 	notify    bool      // an eager message whose sender waits for that notice
@@ -19,6 +20,9 @@ type inbound struct {
 
 // info describes the message.
 func (in *inbound) info() Info { return Info{Tag: in.match.tag, Length: in.length, Source: in.ep} }
+
+// whole reports whether the message is here with all its bytes.
+func (in *inbound) whole() bool { return !in.announced && in.got == in.length }
 
 // keep copies a fragment into a block.
 func (in *inbound) keep(p *blockPool, data []byte) {
@@ -59,14 +63,24 @@ func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	in.ep, in.length = e, length
 	in.match.tag, in.match.mask, in.match.in = tag, Exact, in
 	w.unexpected.push(&in.match)
+	in.own.tag, in.own.mask, in.own.in = tag, Exact, in
+	e.kept.push(&in.own)
 	w.stats.unexpected++
 	return in
 }
 
 // drop removes a message from those that wait, and frees its memory.
 func (w *Worker) drop(in *inbound) {
+	e := in.ep
 	w.unexpected.remove(&in.match)
-	if a := &in.ep.partial; a.in == in {
+	e.kept.remove(&in.own)
+	if e.inDeparted.Listed() {
+		w.leftover -= in.fragments
+		if e.kept.all.Empty() {
+			w.departed.Remove(&e.inDeparted)
+		}
+	}
+	if a := &e.partial; a.in == in {
 		a.in = nil
 	}
 	for b := in.head; b != nil; {

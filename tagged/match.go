@@ -1,6 +1,11 @@
 package tagged
 
-import "ibverbx/internal/list"
+import (
+	"cmp"
+	"slices"
+
+	"ibverbx/internal/list"
+)
 
 // entry is what matching knows of a receive that waits for a message, or of a message that waits
 // for a receive.
@@ -8,7 +13,8 @@ type entry struct {
 	tag, mask uint64 // the mask of a message is Exact
 	seq       uint64 // of receives: the order in which they were posted
 
-	inBucket list.Link[entry] // of hashTable
+	bucket   *list.List[entry] // of hashTable, while the entry is in one
+	inBucket list.Link[entry]
 	inList   list.Link[entry] // of posted.wild or unexpected.all
 
 	req *Request // the receive, or
@@ -21,20 +27,25 @@ func (e *entry) takes(tag uint64) bool { return (tag^e.tag)&e.mask == 0 }
 // hashTable finds the first entry with a tag. Entries of a bucket stand in the order in which they
 // came.
 //
-// Invariant: len(buckets) is 1<<(64-shift), and at least half of count.
+// Invariant: len(buckets) is 1<<(64-shift), and at least half of count; factor is odd.
 type hashTable struct {
-	buckets []list.List[entry]
+	buckets []list.List[entry] // nil until init
+	factor  uint64
 	shift   uint8
 	count   int // entries
 }
 
-// bucket spreads tags by their product with 2^64 divided by the golden ratio: the upper bits depend
-// on all of the tag's.
+// bucket spreads tags by the upper bits of their product with a factor that nobody else knows. For
+// a factor drawn at random, two tags share one of n buckets with a probability of 2/n at most,
+// whichever tags a peer chooses (Dietzfelbinger et al., J. Algorithms 25, 1997). Which entry is
+// found does not depend on the factor, so runs with different ones do the same.
 func (t *hashTable) bucket(tag uint64) *list.List[entry] {
-	return &t.buckets[tag*0x9e3779b97f4a7c15>>t.shift]
+	return &t.buckets[tag*t.factor>>t.shift]
 }
 
-func (t *hashTable) init() { t.buckets, t.shift = make([]list.List[entry], 64), 64-6 }
+func (t *hashTable) init(factor uint64) {
+	t.buckets, t.factor, t.shift = make([]list.List[entry], 64), factor|1, 64-6
+}
 
 // find is the first entry with a tag, or nil.
 func (t *hashTable) find(tag uint64) *entry {
@@ -50,12 +61,13 @@ func (t *hashTable) push(e *entry) {
 	if t.count++; t.count > 2*len(t.buckets) {
 		t.grow()
 	}
-	t.bucket(e.tag).PushBack(&e.inBucket, e)
+	e.bucket = t.bucket(e.tag)
+	e.bucket.PushBack(&e.inBucket, e)
 }
 
 func (t *hashTable) remove(e *entry) {
 	t.count--
-	t.bucket(e.tag).Remove(&e.inBucket)
+	e.bucket.Remove(&e.inBucket)
 }
 
 // grow doubles the table. Entries that share a bucket keep their order.
@@ -64,27 +76,27 @@ func (t *hashTable) grow() {
 	t.buckets, t.shift = make([]list.List[entry], 2*len(old)), t.shift-1
 	for i := range old {
 		for e := old[i].PopFront(); e != nil; e = old[i].PopFront() {
-			t.bucket(e.tag).PushBack(&e.inBucket, e)
+			e.bucket = t.bucket(e.tag)
+			e.bucket.PushBack(&e.inBucket, e)
 		}
 	}
 }
 
-// posted are the receives that wait: those for one tag hashed, the others in a list. Sequence
-// numbers say which of two came first.
+// posted are receives that wait, for any peer or for one: those for one tag hashed, the others in a
+// list. Sequence numbers say which of two came first.
 //
 // Invariant: count is the number of entries of exact and wild together; wild is in the order of
 // seq.
 type posted struct {
+	count int
 	exact hashTable
 	wild  list.List[entry]
-	count int
-	seq   uint64 // of the last one that was pushed
 }
 
-func (p *posted) push(e *entry) {
-	p.seq++
+// push adds a receive with a number that is larger than those before.
+func (p *posted) push(e *entry, seq uint64) {
 	p.count++
-	if e.seq = p.seq; e.mask == Exact {
+	if e.seq = seq; e.mask == Exact {
 		p.exact.push(e)
 	} else {
 		p.wild.PushBack(&e.inList, e)
@@ -100,54 +112,76 @@ func (p *posted) remove(e *entry) {
 	}
 }
 
-// take removes and returns the first receive that takes a tag, or nil.
-func (p *posted) take(tag uint64) *Request {
-	if p.count == 0 {
-		return nil
+// find is the first receive that takes a tag, or nil.
+func (p *posted) find(tag uint64) *entry {
+	var first *entry
+	if p.exact.count != 0 {
+		first = p.exact.find(tag)
 	}
-	first := p.exact.find(tag)
 	for l := p.wild.Front(); l != nil; l = l.Next() {
 		e := l.Owner()
 		if first != nil && first.seq < e.seq {
 			break
 		}
 		if e.takes(tag) {
-			first = e
-			break
+			return e
 		}
 	}
-	if first == nil {
-		return nil
-	}
-	p.remove(first)
-	return first.req
+	return first
 }
 
-// unexpected are the messages that wait: hashed by tag for receives of one tag, and in a list for
-// receives of several.
+// inOrder lists the receives in the order in which they were posted.
+func (p *posted) inOrder() []*entry {
+	all := make([]*entry, 0, p.count)
+	for i := range p.exact.buckets {
+		for l := p.exact.buckets[i].Front(); l != nil; l = l.Next() {
+			all = append(all, l.Owner())
+		}
+	}
+	for l := p.wild.Front(); l != nil; l = l.Next() {
+		all = append(all, l.Owner())
+	}
+	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
+	return all
+}
+
+// unexpected are messages that wait, of all peers or of one: in a list for receives of several
+// tags, and hashed by tag for receives of one, unless the table has not been made.
 //
-// Invariant: both hold the same messages.
+// Invariant: both hold the same messages, in the order in which they arrived.
 type unexpected struct {
 	byTag hashTable
 	all   list.List[entry]
 }
 
 func (u *unexpected) push(e *entry) {
-	u.byTag.push(e)
+	if u.byTag.buckets != nil {
+		u.byTag.push(e)
+	}
 	u.all.PushBack(&e.inList, e)
 }
 
 func (u *unexpected) remove(e *entry) {
-	u.byTag.remove(e)
+	if u.byTag.buckets != nil {
+		u.byTag.remove(e)
+	}
 	u.all.Remove(&e.inList)
+}
+
+// hash makes the table.
+func (u *unexpected) hash(factor uint64) {
+	u.byTag.init(factor)
+	for l := u.all.Front(); l != nil; l = l.Next() {
+		u.byTag.push(l.Owner())
+	}
 }
 
 // find returns the first message that a receive takes, or nil.
 func (u *unexpected) find(tag, mask uint64) *inbound {
-	if u.byTag.count == 0 {
+	if u.all.Empty() {
 		return nil
 	}
-	if mask == Exact {
+	if mask == Exact && u.byTag.buckets != nil {
 		if e := u.byTag.find(tag); e != nil {
 			return e.in
 		}

@@ -8,25 +8,30 @@ import (
 // BenchmarkMatch posts a receive and finds it, or keeps a message and finds it, among n others with
 // other tags.
 func BenchmarkMatch(b *testing.B) {
+	const factor = 0x9e3779b97f4a7c15
+	seq := uint64(0)
 	for _, n := range []int{0, 100, 10000} {
 		b.Run(fmt.Sprintf("posted/%d", n), func(b *testing.B) {
 			var p posted
-			p.exact.init()
+			p.exact.init(factor)
 			for i := range n {
-				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact, req: &Request{}})
+				seq++
+				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact, req: &Request{}}, seq)
 			}
 			e := &entry{tag: 7, mask: Exact, req: &Request{}}
 			b.ReportAllocs()
 			for b.Loop() {
-				p.push(e)
-				if p.take(7) != e.req {
+				seq++
+				p.push(e, seq)
+				first := p.find(7)
+				if p.remove(first); first != e {
 					b.Fatal("lost")
 				}
 			}
 		})
 		b.Run(fmt.Sprintf("unexpected/%d", n), func(b *testing.B) {
 			var u unexpected
-			u.byTag.init()
+			u.hash(factor)
 			for i := range n {
 				u.push(&entry{tag: uint64(i) + 1<<40, mask: Exact, in: &inbound{}})
 			}
@@ -45,15 +50,18 @@ func BenchmarkMatch(b *testing.B) {
 		}
 		b.Run(fmt.Sprintf("wild/%d", n), func(b *testing.B) {
 			var p posted
-			p.exact.init()
+			p.exact.init(factor)
 			for i := range n {
-				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact &^ 1, req: &Request{}})
+				seq++
+				p.push(&entry{tag: uint64(i) + 1<<40, mask: Exact &^ 1, req: &Request{}}, seq)
 			}
 			e := &entry{tag: 7, mask: Exact &^ 1, req: &Request{}}
 			b.ReportAllocs()
 			for b.Loop() {
-				p.push(e)
-				if p.take(7) != e.req {
+				seq++
+				p.push(e, seq)
+				first := p.find(7)
+				if p.remove(first); first != e {
 					b.Fatal("lost")
 				}
 			}

@@ -1,9 +1,13 @@
 package tagged
 
 import (
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs/soft"
 )
 
 // TestMatchingAgainstAList compares the hash tables with the rule itself: a message takes the first
@@ -13,8 +17,8 @@ func TestMatchingAgainstAList(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var p posted
 		var u unexpected
-		p.exact.init()
-		u.byTag.init()
+		p.exact.init(rng.Uint64())
+		u.hash(rng.Uint64())
 		var receives, messages []*entry
 		tags := 1 + rng.Uint64N(300)
 		for step := range 2000 {
@@ -25,15 +29,16 @@ func TestMatchingAgainstAList(t *testing.T) {
 			switch rng.IntN(5) {
 			case 0, 1: // a message
 				i := slices.IndexFunc(receives, func(e *entry) bool { return e.takes(tag) })
-				got := p.take(tag)
+				got := p.find(tag)
 				switch {
 				case i < 0 && got == nil:
 					e := &entry{tag: tag, mask: Exact, in: &inbound{}}
 					messages = append(messages, e)
 					u.push(e)
-				case i < 0 || got != receives[i].req:
+				case i < 0 || got != receives[i]:
 					t.Fatalf("seed %d, step %d: tag %d takes %v, not receive %d", seed, step, tag, got, i)
 				default:
+					p.remove(got)
 					receives = slices.Delete(receives, i, i+1)
 				}
 			case 2, 3: // a receive
@@ -43,7 +48,7 @@ func TestMatchingAgainstAList(t *testing.T) {
 				case i < 0 && got == nil:
 					e := &entry{tag: tag, mask: mask, req: &Request{}}
 					receives = append(receives, e)
-					p.push(e)
+					p.push(e, uint64(step))
 				case i < 0 || got != messages[i].in:
 					t.Fatalf("seed %d, step %d: %#x under %#x takes %v, not message %d", seed, step, tag,
 						mask, got, i)
@@ -63,5 +68,74 @@ func TestMatchingAgainstAList(t *testing.T) {
 					u.byTag.count, len(receives), len(messages))
 			}
 		}
+	}
+}
+
+// chain is the mean number of entries that stand before a tag in its bucket, itself included.
+func (t *hashTable) chain() float64 {
+	sum := 0
+	for i := range t.buckets {
+		n := t.buckets[i].Len()
+		sum += n * (n + 1) / 2
+	}
+	return float64(sum) / float64(t.count)
+}
+
+// TestCollidingTags: a peer that knows this package cannot choose tags that share a bucket, since
+// it does not know the factor of the worker.
+func TestCollidingTags(t *testing.T) {
+	const known, n = 0x9e3779b97f4a7c15, 20000
+	inverse := uint64(1)
+	for range 6 {
+		inverse *= 2 - known*inverse // Newton: the number of right bits doubles
+	}
+	fill := func(factor uint64) *hashTable {
+		var table hashTable
+		table.init(factor)
+		for i := range uint64(n) {
+			table.push(&entry{tag: i * inverse, mask: Exact})
+		}
+		return &table
+	}
+	if chain := fill(known).chain(); chain < n/4 {
+		t.Fatalf("the tags do not collide: %v entries on the way to one", chain)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 20 {
+		factor := rng.Uint64()
+		if chain := fill(factor).chain(); chain > 20 {
+			t.Errorf("factor %#x: %v entries on the way to one", factor, chain)
+		}
+	}
+}
+
+// TestFactors: each worker draws its own.
+func TestFactors(t *testing.T) {
+	f, err := soft.New(soft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(f.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	drawn := map[uint64]bool{}
+	for range 3 {
+		w, err := NewWorker(dom, Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, table := range []*hashTable{&w.posted.exact, &w.unexpected.byTag} {
+			drawn[table.factor] = true
+		}
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(drawn) != 3 {
+		t.Errorf("factors of three workers: %v", drawn)
+	}
+	if err := errors.Join(dom.Close(), f.Close()); err != nil {
+		t.Error(err)
 	}
 }

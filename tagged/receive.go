@@ -11,38 +11,95 @@ import (
 // which may be so already when Recv returns; until then the buffers must not be touched.
 // [Request.Info] describes the message.
 //
-// A message that is longer than the pieces together completes the request with ErrTruncated. The
-// call itself fails with ErrClosed only, or with verbs.ErrInvalid for pieces that are together
+// The request goes on when peers fail: see [Endpoint.Recv] for a receive that ends with its peer. A
+// message that is longer than the pieces together completes the request with ErrTruncated. The call
+// itself fails with ErrClosed only, or with verbs.ErrInvalid for pieces that are together
 // longer than an int holds.
 func (w *Worker) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
+	return w.recv(nil, false, tag, mask, bufs)
+}
+
+// RecvWait is Recv that waits. When ctx ends before a message has matched, RecvWait cancels the
+// receive and returns ctx's error; if one has matched already, and is still arriving, the error is
+// an [*InterruptedError]. When the worker's last endpoint has failed, or was closed or aborted,
+// nothing can come any more, and RecvWait fails with ErrNoPeer; a worker that has had no endpoint
+// yet waits for the first one. A program that waits for peers still to come calls Recv, and
+// [Request.Wait].
+func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
+	r, err := w.recv(nil, true, tag, mask, bufs)
+	if err != nil {
+		return Info{}, err
+	}
+	return r.waitAndFree(ctx)
+}
+
+// Recv is [Worker.Recv] for messages of this peer alone. When the peer fails, or the endpoint ends,
+// the request completes with the error, unless a message has matched that has arrived whole. It can
+// be called before Connect; on an endpoint that serves no more it receives what had arrived whole,
+// and otherwise returns the error at once.
+func (e *Endpoint) Recv(tag, mask uint64, bufs ...[]byte) (*Request, error) {
+	return e.w.recv(e, false, tag, mask, bufs)
+}
+
+// RecvWait is Recv that waits; what happens when ctx ends is said at [Worker.RecvWait].
+func (e *Endpoint) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
+	r, err := e.w.recv(e, false, tag, mask, bufs)
+	if err != nil {
+		return Info{}, err
+	}
+	return r.waitAndFree(ctx)
+}
+
+// recv is Recv for one peer, or for any if from is nil.
+func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte) (*Request, error) {
 	n, ok := size(bufs)
 	if !ok {
 		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	r, err := w.post(from, awaited, tag, mask, bufs, n)
+	w.mu.Unlock()
+	return r, err
+}
+
+// post posts a receive of n bytes, with mu held.
+func (w *Worker) post(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte, n int) (*Request,
+	error) {
 	if w.closed {
 		return nil, refuse("recv", ErrClosed, "")
 	}
-	r := w.newRequest(tag, bufs, n)
-	if in := w.unexpected.find(tag, mask); in != nil {
+	queue, kept := &w.posted, &w.unexpected
+	if from != nil {
+		from.hash()
+		queue, kept = &from.posted, &from.kept
+	}
+	if in := kept.find(tag, mask); in != nil {
+		r := w.newRequest(tag, bufs, n)
 		in.ep.receiveKept(r, in)
 		return r, nil
 	}
+	switch {
+	case from != nil && from.err != nil:
+		return nil, from.err
+	case awaited && w.alive == 0 && w.numbered != 0:
+		return nil, refuse("recv", ErrNoPeer, "")
+	}
+	r := w.newRequest(tag, bufs, n)
 	r.match.tag, r.match.mask, r.match.req = tag, mask, r
-	w.posted.push(&r.match)
+	if from != nil || awaited {
+		r.from, r.awaited = from, awaited
+	}
+	w.receives++
+	queue.push(&r.match, w.receives)
 	return r, nil
 }
 
-// RecvWait is Recv that waits. When ctx ends before a message has matched, RecvWait cancels the
-// receive and returns ctx's error; if one has matched already, and is still arriving, the error is
-// an [*InterruptedError].
-func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte) (Info, error) {
-	r, err := w.Recv(tag, mask, bufs...)
-	if err != nil {
-		return Info{}, err
+// hash makes the endpoint's tables, which only receives for its peer alone need.
+func (e *Endpoint) hash() {
+	if e.posted.exact.buckets == nil {
+		e.posted.exact.init(e.w.factor)
+		e.kept.hash(e.w.factor)
 	}
-	return r.waitAndFree(ctx)
 }
 
 // Probe describes the message that Recv with the same tag and mask would take; it reports false if
@@ -50,7 +107,19 @@ func (w *Worker) RecvWait(ctx context.Context, tag, mask uint64, bufs ...[]byte)
 func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if in := w.unexpected.find(tag, mask); in != nil {
+	return w.unexpected.probe(tag, mask)
+}
+
+// Probe is [Worker.Probe] for messages of this peer alone.
+func (e *Endpoint) Probe(tag, mask uint64) (Info, bool) {
+	e.w.mu.Lock()
+	defer e.w.mu.Unlock()
+	return e.kept.probe(tag, mask)
+}
+
+// probe describes the message that a receive would take.
+func (u *unexpected) probe(tag, mask uint64) (Info, bool) {
+	if in := u.find(tag, mask); in != nil {
 		return in.info(), true
 	}
 	return Info{}, false
@@ -60,9 +129,8 @@ func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 	w := e.w
 	r.bind(in.info())
-	whole := !in.announced && in.got == in.length
 	switch {
-	case e.err != nil && !whole:
+	case e.err != nil && !in.whole():
 		r.complete(e.err)
 		w.drop(in)
 		return
@@ -86,7 +154,7 @@ func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 		for b := in.head; b != nil; b = b.next {
 			r.data.scatter(b.data)
 		}
-		if whole {
+		if in.whole() {
 			r.complete(nil)
 		} else {
 			e.partial.req = r

@@ -17,7 +17,8 @@ type Info struct {
 // Request is a send or a receive that goes on. It is safe for concurrent use, but for Free. It must
 // not be copied.
 type Request struct {
-	// Invariant: a receive that is requestQueued is in Worker.posted, a send in Endpoint.queue. A
+	// Invariant: a receive that is requestQueued is in posted of its Worker or, if it is for one
+	// peer, of that Endpoint, a send in Endpoint.queue. A
 	// send that is requestActive stays first in Endpoint.queue while bytes of it have to go out,
 	// and a sendSync or sendLong is in Endpoint.waiting from its first attempt to the peer's
 	// notice.
@@ -34,6 +35,9 @@ type Request struct {
 	inQueue list.Link[Request]
 	pins    pinList // of sendLong: the memory that the peer reads
 	sendState
+
+	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
+	awaited bool      // a receive of Worker.RecvWait: it ends with the last endpoint
 }
 
 // sendState is what a request knows only while it is a send. It is zero for receives.
@@ -98,6 +102,9 @@ func (r *Request) put() {
 	r.data.clear()
 	r.stage, r.freed = requestFree, false
 	r.info, r.match.req, r.sendState = Info{}, nil, sendState{}
+	if r.from != nil || r.awaited {
+		r.from, r.awaited = nil, false
+	}
 	if p := &r.w.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
@@ -188,11 +195,14 @@ func (r *Request) Cancel() bool {
 	if r.stage != requestQueued {
 		return false
 	}
-	if r.ep == nil {
-		w.posted.remove(&r.match)
-	} else {
+	switch {
+	case r.ep != nil:
 		r.ep.queue.Remove(&r.inQueue)
 		r.ep.waiting.remove(r)
+	case r.from != nil:
+		r.from.posted.remove(&r.match)
+	default:
+		w.posted.remove(&r.match)
 	}
 	r.complete(errCanceled)
 	return true

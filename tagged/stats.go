@@ -3,7 +3,7 @@ package tagged
 // counters count since the worker was made.
 type counters struct {
 	announced, unexpected uint64
-	batches               uint64
+	batches, dropped      uint64
 	registered, staged    uint64
 	failures, violations  uint64
 	leaked                uint64
@@ -15,6 +15,7 @@ type Stats struct {
 	Posted          int `json:"posted"`           // receives that wait for a message
 	Unexpected      int `json:"unexpected"`       // messages that wait for a receive
 	UnexpectedBytes int `json:"unexpected_bytes"` // memory that they take
+	Leftover        int `json:"leftover"`         // fragments, of these, of endpoints that were closed
 	SpareBytes      int `json:"spare_bytes"`      // memory that is kept for such messages
 	Requests        int `json:"requests"`         // that are not done
 	SpareRequests   int `json:"spare_requests"`   // that are kept for use again
@@ -24,6 +25,9 @@ type Stats struct {
 	Announced      uint64 `json:"announced"`       // long messages sent
 	Batches        uint64 `json:"batches"`         // active messages that carried several short sends
 	CameUnexpected uint64 `json:"came_unexpected"` // messages that arrived before their receive
+	// Dropped is how many messages had arrived whole, and were dropped because their endpoint was
+	// aborted, or because closed endpoints had left more than Config.MaxLeftover.
+	Dropped uint64 `json:"dropped"`
 	// Registered is how many registrations were made for one message, outside of every Region.
 	Registered uint64 `json:"registered"`
 	// Staged is how many long messages had too many pieces and went through a buffer made for them.
@@ -40,10 +44,11 @@ func (w *Worker) Stats() Stats {
 	s := &w.stats
 	return Stats{
 		Endpoints: len(w.endpoints), Posted: w.posted.count,
-		Unexpected: w.unexpected.byTag.count, UnexpectedBytes: w.blocks.used, SpareBytes: w.blocks.bytes,
-		Requests: w.requests.busy, SpareRequests: len(w.requests.free), RequestsMade: w.requests.made,
-		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Registered: s.registered,
-		Staged:   s.staged,
+		Unexpected: w.unexpected.all.Len(), UnexpectedBytes: w.blocks.used, Leftover: w.leftover,
+		SpareBytes: w.blocks.bytes,
+		Requests:   w.requests.busy, SpareRequests: len(w.requests.free), RequestsMade: w.requests.made,
+		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Dropped: s.dropped,
+		Registered: s.registered, Staged: s.staged,
 		Failures: s.failures, Violations: s.violations, Leaked: s.leaked,
 	}
 }

@@ -2,6 +2,7 @@ package tagged
 
 import (
 	"errors"
+	"math/rand/v2"
 	"sync"
 
 	"ibverbx"
@@ -24,11 +25,17 @@ type Worker struct {
 	closed     bool
 	endpoints  []*Endpoint // that the program has not closed or aborted
 	numbered   int         // endpoints made so far, for their default names
-	posted     posted      // receives that wait for a message
+	posted     posted      // receives that wait for a message of any peer
+	receives   uint64      // receives posted so far: their sequence numbers
 	unexpected unexpected  // messages that wait for a receive
 	failed     []*Endpoint // whose OnError has to be called: see unlockAndReport
 	regions    regionTable
 	stats      counters
+
+	alive    int                 // endpoints whose err is not set
+	departed list.List[Endpoint] // that were closed and have left messages, the first one first
+	leftover int                 // fragments of their messages, at most Config.MaxLeftover
+	factor   uint64              // of all hash tables
 
 	// What is kept for use again.
 	requests     requestPool
@@ -61,11 +68,12 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	}
 	cfg.Transport = tw.Config()
 	w := &Worker{cfg: cfg, dom: dom, tw: tw, scratch: make([]byte, 0, cfg.Transport.BufferSize)}
-	w.posted.exact.init()
-	w.unexpected.byTag.init()
+	w.factor = rand.Uint64()
+	w.posted.exact.init(w.factor)
+	w.unexpected.hash(w.factor)
 	w.requests.most = cfg.MaxRequests
 	w.inbounds.most = cfg.MaxUnexpected
-	w.blocks.most = cfg.MaxUnexpected * cfg.Transport.BufferSize
+	w.blocks.most, w.blocks.largest = cfg.MaxUnexpected*cfg.Transport.BufferSize, cfg.Transport.BufferSize
 	w.pack, w.batch.pack = w.packPieces, w.batch.fill
 	for id := amEager; id <= amBatch; id++ {
 		if err := tw.Handle(id, w.arrived); err != nil {
@@ -127,14 +135,7 @@ func (w *Worker) Close() error {
 		errs = append(errs, e.end(err))
 	}
 	w.endpoints = nil
-	for p := &w.posted; p.count != 0; {
-		e := p.wild.First()
-		for i := 0; e == nil; i++ {
-			e = p.exact.buckets[i].First()
-		}
-		p.remove(e)
-		e.req.complete(err)
-	}
+	w.posted.endAll(err)
 	w.mu.Unlock()
 	errs = append(errs, w.tw.Close())
 	w.mu.Lock()

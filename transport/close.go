@@ -3,6 +3,8 @@ package transport
 import (
 	"context"
 	"errors"
+
+	"ibverbx/internal/ring"
 )
 
 // fail ends an endpoint's service because of the queue pair or the peer; only the first reason
@@ -89,6 +91,11 @@ func (p *peerState) release() {
 	}
 	w.endpoints[p.id] = nil
 	w.open--
+	// The program may hold the endpoint for long, which refuses every call from now on.
+	p.conn.qp, p.sending.ops = nil, ring.NewWindow[op]()
+	if !p.receiving.inUse() {
+		p.mem = slab{}
+	}
 }
 
 // Close ends the endpoint in order: pending requests go out, everything outstanding completes, the

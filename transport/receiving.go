@@ -22,6 +22,16 @@ type receiving struct {
 	aliveSinceProbe bool
 }
 
+// inUse reports whether a handler or the program has a message, and so its buffer.
+func (r *receiving) inUse() bool {
+	for i := range r.messages {
+		if r.messages[i].state != messagePosted {
+			return true
+		}
+	}
+	return false
+}
+
 // check returns how the invariant is broken; nil while it holds.
 func (r *receiving) check(credits *flow.Ledger, buffers int) error {
 	taken := 0

@@ -115,7 +115,7 @@ func (m *tagMsg) end(err error) {
 		w.Broken(lab.Isolation, "%v ends with %v", m, err)
 	}
 	if (m.sync || m.long) && err == nil && m.match == nil {
-		fits := func(r *tagRecv) bool { return r.match == nil && !r.cancelled && r.takes(m.tag) }
+		fits := func(r *tagRecv) bool { return r.match == nil && !r.cancelled && r.takes(m) }
 		if !slices.ContainsFunc(m.e.peer.site.recvs, fits) {
 			w.Broken(ruleOrder, "%v is done, and no receive can have matched it", m)
 		}

@@ -79,7 +79,7 @@ func newTaggedPlan(seed uint64) *taggedPlan {
 		cfg := tagged.Config{
 			Transport: p.workerConfig(rng, qp, h), EagerLimit: pick(-1, 30, 150, 500, 1200),
 			Chunk: pick(40, 200, 0), Window: pick(1, 2, 0),
-			MaxUnexpected: pick(1, 2, 4, 16), MaxRequests: pick(1, 0),
+			MaxUnexpected: pick(1, 2, 4, 16), MaxLeftover: pick(-1, 0, 3), MaxRequests: pick(1, 0),
 		}
 		cfg.Transport.MaxEndpoints = 1
 		cfg.Transport.BufferSize = pick(450, 512, 700)

@@ -10,6 +10,7 @@ import (
 // tagRecv is a receive that was posted.
 type tagRecv struct {
 	o         *tagSite
+	from      *tagEnd // the end whose peer it is for; nil for any peer of the site
 	seq       int
 	tag, mask uint64
 	dst       lab.Span
@@ -18,20 +19,28 @@ type tagRecv struct {
 	done      bool
 	cancelled bool // it was cancelled
 	awaited   bool // a program waits for it: it must not be freed
+	inCall    bool // a program is in RecvWait
 	err       error
 	match     *tagMsg
 	probed    *tagged.Info // the message that it must take, by Probe
 }
 
 func (r *tagRecv) String() string {
-	return sprintf("receive %d of %s (tag %#x, mask %#x, %d bytes)", r.seq, r.o.Name, r.tag, r.mask, r.dst.N)
+	who := r.o.Name
+	if r.from != nil {
+		who += " for " + r.from.name
+	}
+	return sprintf("receive %d of %s (tag %#x, mask %#x, %d bytes)", r.seq, who, r.tag, r.mask, r.dst.N)
 }
 
-func (r *tagRecv) takes(tag uint64) bool { return (tag^r.tag)&r.mask == 0 }
+// takes reports whether the receive takes a message.
+func (r *tagRecv) takes(m *tagMsg) bool {
+	return (m.tag^r.tag)&r.mask == 0 && (r.from == nil || r.from == m.e.peer)
+}
 
-// newRecv draws a receive.
-func (o *tagSite) newRecv() (*tagRecv, bool) {
-	r := &tagRecv{o: o, seq: len(o.recvs), tag: tags[o.Rng.IntN(len(tags))],
+// newRecv draws a receive, for any peer, or for that of an end of the site.
+func (o *tagSite) newRecv(from *tagEnd) (*tagRecv, bool) {
+	r := &tagRecv{o: o, from: from, seq: len(o.recvs), tag: tags[o.Rng.IntN(len(tags))],
 		mask: masks[o.Rng.IntN(len(masks))], at: o.w.clock}
 	if o.w.ending {
 		r.tag, r.mask = 0, tagged.Any
@@ -45,23 +54,47 @@ func (o *tagSite) newRecv() (*tagRecv, bool) {
 	return r, ok
 }
 
-// recv posts a receive.
-func (o *tagSite) recv() *tagRecv {
-	r, ok := o.newRecv()
+// recv posts a receive for any peer.
+func (o *tagSite) recv() *tagRecv { return o.post(nil) }
+
+// recv posts a receive for the end's peer, or for any.
+func (e *tagEnd) recv() {
+	if e.w.OneIn(3) {
+		e.site.post(e)
+	} else {
+		e.site.post(nil)
+	}
+}
+
+// post posts a receive.
+func (o *tagSite) post(from *tagEnd) *tagRecv {
+	r, ok := o.newRecv(from)
 	if !ok {
 		return nil
 	}
-	if info, found := o.worker.Probe(r.tag, r.mask); found {
-		r.probed = &info
-	}
 	var err error
 	o.recvs = append(o.recvs, r)
-	r.req, err = o.worker.Recv(r.tag, r.mask, o.pieces(r.dst)...)
+	probe, recv := o.worker.Probe, o.worker.Recv
+	if from != nil {
+		probe, recv = from.ep.Probe, from.ep.Recv
+	}
+	if info, found := probe(r.tag, r.mask); found {
+		r.probed = &info
+	}
+	r.req, err = recv(r.tag, r.mask, o.pieces(r.dst)...)
 	o.w.Logf("  %v: done %v, %v", r, err == nil && r.req.Done(), err)
 	if err != nil {
-		o.Broken(lab.Refusal, "%v: %v", r, err)
+		r.refused(err)
 	}
 	return r
+}
+
+// refused handles a receive that was refused: its endpoint serves no more.
+func (r *tagRecv) refused(err error) {
+	if r.from == nil || r.from.ep.Err() == nil || r.probed != nil {
+		r.o.Broken(lab.Refusal, "%v: %v", r, err)
+	}
+	r.end(tagged.Info{}, err)
 }
 
 // end handles a receive that is done.
@@ -74,9 +107,7 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 		if err == nil || !o.Memory.Untouched(r.dst) {
 			w.Broken(lab.Content, "%v has ended with %v, no message, and other memory", r, err)
 		}
-		if r.cancelled != errors.Is(err, tagged.ErrCanceled) {
-			w.Broken(ruleNoticed, "%v, cancelled %v, ends with %v", r, r.cancelled, err)
-		}
+		r.checkEnd(err)
 		o.Memory.Settle(r.dst, lab.AsItIs, sprintf("the buffer of %v", r))
 		return
 	}
@@ -95,6 +126,33 @@ func (r *tagRecv) end(info tagged.Info, err error) {
 	}
 }
 
+// checkEnd checks the error of a receive that has taken no message.
+func (r *tagRecv) checkEnd(err error) {
+	w := r.o.w
+	switch {
+	case r.cancelled:
+		if !errors.Is(err, tagged.ErrCanceled) {
+			w.Broken(ruleNoticed, "%v was cancelled, and ends with %v", r, err)
+		}
+	case r.from != nil:
+		if r.from.ep.Err() == nil || r.from.mayFail() == "" && !r.from.closing {
+			w.Broken(lab.Isolation, "%v ends with %v", r, err)
+		}
+	case !r.inCall || !errors.Is(err, tagged.ErrNoPeer) || r.o.served():
+		w.Broken(ruleNoticed, "%v ends with %v", r, err)
+	}
+}
+
+// served reports whether any endpoint of a site serves.
+func (o *tagSite) served() bool {
+	for _, e := range o.w.ends {
+		if e.site == o && e.ep.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // find finds the message that a receive has taken.
 func (r *tagRecv) find(info tagged.Info) *tagMsg {
 	w := r.o.w
@@ -109,7 +167,7 @@ func (r *tagRecv) find(info tagged.Info) *tagMsg {
 			if m.tag != info.Tag || m.n != info.Length {
 				continue
 			}
-			if m.match != nil || m.cancelled || !r.takes(m.tag) {
+			if m.match != nil || m.cancelled || !r.takes(m) {
 				w.Broken(ruleMessages, "%v takes %v, which was cancelled (%v), or taken by %v, or has "+
 					"another tag", r, m, m.cancelled, m.match)
 			}
@@ -152,13 +210,13 @@ func (r *tagRecv) checkContent(m *tagMsg, err error) {
 func (r *tagRecv) checkOrder(m *tagMsg) {
 	w := r.o.w
 	for _, before := range m.e.msgs[:m.seq] {
-		if r.takes(before.tag) && !before.cancelled && before.match != nil && before.match.seq > r.seq {
+		if r.takes(before) && !before.cancelled && before.match != nil && before.match.seq > r.seq {
 			w.Broken(ruleMessages, "%v takes %v, and %v was taken by the later %v", r, m, before,
 				before.match)
 		}
 	}
 	for _, after := range m.e.msgs[m.seq+1:] {
-		if after.match != nil && after.match.takes(m.tag) && after.match.seq < r.seq {
+		if after.match != nil && after.match.takes(m) && after.match.seq < r.seq {
 			w.Broken(ruleMessages, "%v is taken by %v, and %v, sent later, by the earlier %v", m, r, after,
 				after.match)
 		}
@@ -168,7 +226,7 @@ func (r *tagRecv) checkOrder(m *tagMsg) {
 		if o == nil || other == r || o.e != m.e {
 			continue
 		}
-		if other.seq < r.seq && other.takes(m.tag) && o.seq > m.seq || other.seq > r.seq && r.takes(o.tag) &&
+		if other.seq < r.seq && other.takes(m) && o.seq > m.seq || other.seq > r.seq && r.takes(o) &&
 			o.seq < m.seq {
 			w.Broken(ruleQueue, "%v has taken %v, and %v has taken %v", r, m, other, o)
 		}
@@ -180,8 +238,11 @@ func (r *tagRecv) checkUnmatched() {
 	if r.done {
 		return
 	}
+	if r.from != nil && r.from.ep.Err() != nil || r.inCall && r.req == nil && !r.o.served() {
+		r.o.w.Broken(ruleNoticed, "%v waits, and nobody is left that could send", r)
+	}
 	for _, e := range r.o.w.ends {
-		if e.site == r.o && e.mayFail() != "" {
+		if e.site == r.o && (r.from == nil || r.from == e) && e.mayFail() != "" {
 			return // it may have matched a message that never arrives whole
 		}
 	}
@@ -190,11 +251,11 @@ func (r *tagRecv) checkUnmatched() {
 			continue
 		}
 		for _, m := range e.peer.msgs {
-			if m.match == nil && !m.cancelled && r.takes(m.tag) && !m.held() {
+			if m.match == nil && !m.cancelled && r.takes(m) && !m.held() {
 				r.o.w.Broken(lab.Liveness, "%v waits, and so does %v; %+v, %+v", r, m, m.e.ep.Stats(),
 					e.ep.Stats())
 			}
-			if m.match != nil && r.takes(m.tag) && m.match.seq > r.seq {
+			if m.match != nil && r.takes(m) && m.match.seq > r.seq {
 				r.o.w.Broken(ruleQueue, "%v waits, and the later %v has taken %v", r, m.match, m)
 			}
 		}

@@ -26,7 +26,7 @@ func (e *tagEnd) wait() {
 		}
 		name, body = sprintf("%v waits in send", e), func(ctx context.Context) { e.sendWait(ctx, m) }
 	case 1:
-		name, body = sprintf("%v waits in recv", e), e.site.recvWait
+		name, body = sprintf("%v waits in recv", e), e.recvWait
 	default:
 		open := e.site.recvs[e.site.open:]
 		if len(open) == 0 || open[0].req == nil {
@@ -80,13 +80,20 @@ func (e *tagEnd) sendWait(ctx context.Context, m *tagMsg) {
 }
 
 // recvWait is a program in RecvWait.
-func (o *tagSite) recvWait(ctx context.Context) {
-	r, ok := o.newRecv()
+func (e *tagEnd) recvWait(ctx context.Context) {
+	o := e.site
+	from, wait := e, e.ep.RecvWait
+	if o.OneIn(2) {
+		from, wait = nil, o.worker.RecvWait
+	}
+	r, ok := o.newRecv(from)
 	if !ok {
 		return
 	}
+	r.inCall = true
 	o.recvs = append(o.recvs, r)
-	info, err := o.worker.RecvWait(ctx, r.tag, r.mask, o.pieces(r.dst)...)
+	info, err := wait(ctx, r.tag, r.mask, o.pieces(r.dst)...)
+	o.w.Logf("  %v: waited: %v", r, err)
 	var interrupted *tagged.InterruptedError
 	switch {
 	case errors.As(err, &interrupted):

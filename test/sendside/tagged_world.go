@@ -128,7 +128,7 @@ func (e *tagEnd) onError(ep *tagged.Endpoint, err error) {
 		w.Broken(ruleNoticed, "%v: %v, and the peer has not closed", e, err)
 	}
 	if w.OneIn(2) && !w.finishing {
-		e.site.recv() // a callback may
+		e.recv() // a callback may
 	}
 }
 
@@ -150,7 +150,7 @@ func (w *tagWorld) happen(ev tagEvent) {
 		}
 	case tagReceive:
 		for range w.Pick(1, 1, 2, 3) {
-			e.site.recv()
+			e.recv()
 		}
 	case tagProbe:
 		e.site.probe()
@@ -199,14 +199,18 @@ func (w *tagWorld) turn(p *actor) {
 // look checks counters.
 func (e *tagEnd) look() {
 	w := e.w
-	s, most := e.site.worker.Stats(), 0
+	s, cfg := e.site.worker.Stats(), e.site.worker.Config()
+	most := cfg.MaxLeftover
 	for _, o := range w.ends {
-		if o.site == e.site {
-			most += w.plan.configs[o.site.Index].MaxUnexpected
+		if o.site == e.site && !o.ended {
+			most += cfg.MaxUnexpected
 		}
 	}
-	if s.Unexpected > most {
-		w.Broken(ruleBalance, "%s keeps %d messages: at most %d", e.site.Name, s.Unexpected, most)
+	if s.Unexpected > most || s.Leftover > cfg.MaxLeftover ||
+		s.UnexpectedBytes > most*cfg.Transport.BufferSize {
+		w.Broken(ruleBalance, "%s keeps %d messages in %d bytes, %d fragments of endpoints that are closed: "+
+			"at most %d, of %d bytes, and %d", e.site.Name, s.Unexpected, s.UnexpectedBytes, s.Leftover, most,
+			cfg.Transport.BufferSize, cfg.MaxLeftover)
 	}
 	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.site.Index].MaxUnexpected || st.Window < 0 ||
 		st.Owed < 0 {
@@ -248,6 +252,9 @@ func (e *tagEnd) abort() {
 	e.because("it was aborted")
 	err := e.ep.Abort()
 	e.w.Logf("  %v: abort: %v", e, err)
+	if info, found := e.ep.Probe(0, tagged.Any); found {
+		e.w.Broken(ruleBalance, "%v was aborted, and has a message of %d bytes", e, info.Length)
+	}
 	if err := e.ep.Abort(); !errors.Is(err, tagged.ErrClosed) {
 		e.w.Broken(lab.Refusal, "%v: aborted twice: %v", e, err)
 	}
