@@ -122,7 +122,7 @@ func (b *bench) run(j judge, id int) (found string) {
 	usual, known := b.usual[key]
 	patience := 3 * time.Minute
 	if known {
-		patience = 20*time.Second + 6*usual
+		patience = 8*time.Second + 3*usual
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience+10*time.Second)
 	defer cancel()
