@@ -1,0 +1,378 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+var errProvider = errors.New("the provider failed")
+
+// unreliable counts the calls to a provider's NICs, and fails one.
+type unreliable struct {
+	calls int
+	at    int    // the call that fails; negative: none
+	only  string // kind of call that counts; "" for all
+	name  string // of the call that failed
+}
+
+func (f *unreliable) call(name string) error {
+	if f.only != "" && f.only != name {
+		return nil
+	}
+	f.calls++
+	if f.calls-1 != f.at {
+		return nil
+	}
+	f.name = name
+	return errProvider
+}
+
+// unreliableNIC is a software NIC each of whose calls may fail before it has done anything.
+type unreliableNIC struct {
+	*soft.Device
+	f *unreliable
+}
+
+func (d unreliableNIC) Query() (verbs.DeviceAttr, error) {
+	if err := d.f.call("query"); err != nil {
+		return verbs.DeviceAttr{}, err
+	}
+	return d.Device.Query()
+}
+
+func (d unreliableNIC) QueryPort(port int) (verbs.PortAttr, error) {
+	if err := d.f.call("query port"); err != nil {
+		return verbs.PortAttr{}, err
+	}
+	return d.Device.QueryPort(port)
+}
+
+func (d unreliableNIC) AllocPD() (verbs.PD, error) {
+	if err := d.f.call("alloc pd"); err != nil {
+		return nil, err
+	}
+	pd, err := d.Device.AllocPD()
+	return unreliablePD{pd, d}, err
+}
+
+func (d unreliableNIC) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+	if err := d.f.call("create cq"); err != nil {
+		return nil, err
+	}
+	cq, err := d.Device.CreateCQ(cfg)
+	return unreliableCQ{cq, d}, err
+}
+
+type unreliablePD struct {
+	verbs.PD
+	nic unreliableNIC
+}
+
+func (p unreliablePD) Device() verbs.Device { return p.nic }
+
+func (p unreliablePD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
+	if err := p.nic.f.call("register"); err != nil {
+		return nil, err
+	}
+	return p.PD.RegisterMR(buf, access)
+}
+
+func (p unreliablePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	if err := p.nic.f.call("create qp"); err != nil {
+		return nil, err
+	}
+	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(unreliableCQ).CQ, cfg.RecvCQ.(unreliableCQ).CQ
+	qp, err := p.PD.CreateQP(cfg)
+	return unreliableQP{qp, p.nic}, err
+}
+
+type unreliableCQ struct {
+	verbs.CQ
+	nic unreliableNIC
+}
+
+func (c unreliableCQ) Device() verbs.Device { return c.nic }
+
+func (c unreliableCQ) Arm(solicited bool) error {
+	if err := c.nic.f.call("arm"); err != nil {
+		return err
+	}
+	return c.CQ.Arm(solicited)
+}
+
+func (c unreliableCQ) Close() error { return errors.Join(c.nic.f.call("close cq"), c.CQ.Close()) }
+
+type unreliableQP struct {
+	verbs.QP
+	nic unreliableNIC
+}
+
+func (q unreliableQP) Device() verbs.Device { return q.nic }
+
+func (q unreliableQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if err := q.nic.f.call("modify"); err != nil {
+		return err
+	}
+	return q.QP.Modify(attr, mask)
+}
+
+func (q unreliableQP) Close() error { return errors.Join(q.nic.f.call("close qp"), q.QP.Close()) }
+
+// unreliableNICs are two NICs of a fabric.
+func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable, []verbs.Device) {
+	t.Helper()
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &unreliable{at: -1}
+	return fabric, f, []verbs.Device{unreliableNIC{fabric.Device(0), f}, unreliableNIC{fabric.Device(1), f}}
+}
+
+// Whatever call of the provider fails while objects are made, its error comes out and what had been
+// made before is closed.
+func TestFailedCreationLeavesNothing(t *testing.T) {
+	create := func(devs []verbs.Device) (q *ibverbx.VirtualQP, mr *ibverbx.MR, cq *ibverbx.VirtualCQ, err error) {
+		if q, err = ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2}); err != nil {
+			return nil, nil, nil, err
+		}
+		if mr, err = q.Domain().Register(make([]byte, 64), verbs.AccessAll); err != nil {
+			return nil, nil, nil, errors.Join(err, q.Close())
+		}
+		if cq, err = q.Domain().NewCQ(0); err != nil {
+			return nil, nil, nil, errors.Join(err, mr.Close(), q.Close())
+		}
+		return q, mr, cq, nil
+	}
+	made := map[string]bool{}
+	for at := 0; ; at++ {
+		fabric, f, devs := unreliableNICs(t)
+		f.at = at
+		q, mr, cq, err := create(devs)
+		f.at = -1
+		switch {
+		case f.name == "":
+			if err != nil || at < 12 {
+				t.Fatalf("%d calls, %v", at, err)
+			}
+			if len(q.Domain().Devices()) != 2 || q.Domain().Devices()[1] != devs[1] ||
+				len(cq.Devices()) != 2 || cq.Devices()[1].Name() != "soft1" {
+				t.Errorf("devices: %v, %v", q.Domain().Devices(), cq.Devices())
+			}
+			if err := errors.Join(cq.Close(), mr.Close(), q.Close(), fabric.Close()); err != nil {
+				t.Error(err)
+			}
+			for _, name := range []string{"alloc pd", "create cq", "create qp", "register", "query"} {
+				if !made[name] {
+					t.Errorf("no %s failed", name)
+				}
+			}
+			return
+		case err == nil && f.name == "query port": // who cannot be asked now is asked by Connect
+			err = errors.Join(cq.Close(), mr.Close(), q.Close())
+			if err != nil {
+				t.Error(err)
+			}
+		case !errors.Is(err, errProvider) || !strings.HasPrefix(err.Error(), "ibverbx: "):
+			t.Errorf("call %d, %s: %v", at, f.name, err)
+		}
+		made[f.name] = true
+		if err := fabric.Close(); err != nil {
+			t.Errorf("call %d, %s: %v", at, f.name, err)
+		}
+	}
+}
+
+// Whatever call of the provider fails while it connects, Connect says so and names the rail, and
+// after a reset the virtual queue pair can be connected.
+func TestFailedConnectCanBeTriedAgain(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for at := 0; ; at++ {
+			fabric, f, devs := unreliableNICs(t)
+			cfg := ibverbx.Config{QPsPerDevice: 2, Scheme: scheme}
+			a, err := ibverbx.Open(devs[:1], cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := ibverbx.Open(devs[1:], cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			card, err := b.Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.calls, f.at = 0, at
+			err = a.Connect(card)
+			f.at = -1
+			if f.name != "" && f.name != "query" &&
+				(!errors.Is(err, errProvider) || !strings.Contains(err.Error(), "rail ")) {
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+			}
+			if err := a.Reset(); err != nil {
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+			}
+			connectBoth(t, a, b)
+			if err := errors.Join(a.Close(), b.Close(), fabric.Close()); err != nil {
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+			}
+			if f.name == "" {
+				if at < 10 {
+					t.Errorf("%v: %d calls", scheme, at)
+				}
+				break
+			}
+		}
+	}
+}
+
+// What a NIC refuses while objects are closed comes out of Close, with the name of the object. The
+// others are closed all the same.
+func TestFailedCloseIsReported(t *testing.T) {
+	for _, c := range []struct {
+		call string
+		at   int
+		says string
+	}{
+		{"close qp", 0, "rail 0 (soft0 qp "}, {"close qp", 3, "rail 3 (soft1 qp "}, {"close qp", 4, "rail 4 (soft0 qp "},
+		{"close cq", 0, "close virtual cq: soft0"}, {"close cq", 1, "close virtual cq: soft1"},
+	} {
+		fabric, f, devs := unreliableNICs(t)
+		q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.calls, f.at, f.only = 0, c.at, c.call
+		if err := q.Close(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s %d: %v; want one that says %q", c.call, c.at, err, c.says)
+		}
+		if err := fabric.Close(); err != nil {
+			t.Errorf("%s %d: %v", c.call, c.at, err)
+		}
+	}
+}
+
+// A CQ that cannot be armed ends the wait with its error.
+func TestWaitWhereACQCannotBeArmed(t *testing.T) {
+	fabric, f, devs := unreliableNICs(t)
+	q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.calls, f.at, f.only = 0, 1, "arm"
+	if err := q.CQ().Wait(t.Context()); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "arm soft1") {
+		t.Errorf("wait: %v", err)
+	}
+	f.calls = 0
+	if err := q.CQ().Arm(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "soft1") {
+		t.Errorf("arm: %v", err)
+	}
+	if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A domain refuses what is no list of NICs, and has made nothing then.
+func TestImpossibleDomains(t *testing.T) {
+	fabric, _, devs := unreliableNICs(t)
+	for _, c := range []struct {
+		devs []verbs.Device
+		says string
+	}{
+		{nil, "no devices"},
+		{[]verbs.Device{devs[0], nil}, "device 1 of the list is nil"},
+		{[]verbs.Device{devs[0], farNIC{devs[1]}}, "soft1 has index 64: must be below 64"},
+		{[]verbs.Device{devs[0], devs[1], devs[0]}, "soft0 and soft0 have the same index"},
+	} {
+		if _, err := ibverbx.NewDomain(c.devs...); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v; want one that says %q", err, c.says)
+		}
+	}
+	cq, err := devs[0].CreateCQ(verbs.CQConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		cqs  []verbs.CQ
+		says string
+	}{{nil, "no physical CQ"}, {[]verbs.CQ{cq, farCQ{cq}}, "soft0 has index 64: must be below 64"}} {
+		if _, err := ibverbx.NewVirtualCQ(c.cqs...); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v; want one that says %q", err, c.says)
+		}
+	}
+	if err := errors.Join(cq.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// farNIC has an index beyond those that fit into a set of devices.
+type farNIC struct{ verbs.Device }
+
+func (farNIC) ID() verbs.DeviceID { return verbs.MaxDevices }
+
+type farCQ struct{ verbs.CQ }
+
+func (c farCQ) Device() verbs.Device { return farNIC{c.CQ.Device()} }
+
+// What a closed domain is asked for is refused; what it has made lives on.
+func TestClosedDomainMakesNothing(t *testing.T) {
+	fabric, _, devs := unreliableNICs(t)
+	dom, err := ibverbx.NewDomain(devs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dom.NewCQ(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := dom.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, mrErr := dom.Register(make([]byte, 1), verbs.AccessAll)
+	_, cqErr := dom.NewCQ(0)
+	_, qpErr := dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 1})
+	_, ownErr := dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1})
+	for what, err := range map[string]error{"memory": mrErr, "cq": cqErr, "qp": qpErr, "qp and cq": ownErr,
+		"close": dom.Close()} {
+		if !errors.Is(err, ibverbx.ErrClosed) || !strings.HasPrefix(err.Error(), "ibverbx: ") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if n := fabric.Objects(); n.PDs != 2 || n.CQs != 2 || n.MRs != 0 || n.QPs != 0 {
+		t.Errorf("there are %v", n)
+	}
+	if err := errors.Join(cq.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A virtual CQ serves the queue pairs of the devices that it has CQs on.
+func TestQueuePairOnANICWithoutACQ(t *testing.T) {
+	fabric, _, devs := unreliableNICs(t)
+	one, err := ibverbx.NewDomain(devs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	both, err := ibverbx.NewDomain(devs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := one.NewCQ(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := both.NewQP(cq, ibverbx.Config{QPsPerDevice: 1}); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "no CQ on soft1") {
+		t.Errorf("%v", err)
+	}
+	if err := errors.Join(cq.Close(), one.Close(), both.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
