@@ -1,0 +1,376 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// rawEnds are two virtual queue pairs of three physical ones each, which the test can ask.
+func rawEnds(t *testing.T, dev soft.DeviceConfig, cfgs [2]ibverbx.Config) (ends [2]*ibverbx.VirtualQP,
+	qps [2][]verbs.QP) {
+	t.Helper()
+	fabric, err := soft.New(soft.Config{Devices: 2, Device: dev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range ends {
+		nic := fabric.Device(i)
+		pd, err := nic.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq, err := nic.CreateCQ(verbs.CQConfig{Depth: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps[i] = append(qps[i], qp)
+		}
+		vcq, err := ibverbx.NewVirtualCQ(cq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2], cfgs[i]); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(vcq.Close(), pd.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() { // runs first, and closes nothing
+		if n := fabric.Objects(); n.QPs != 6 {
+			t.Errorf("there are %v", n)
+		}
+	})
+	return ends, qps
+}
+
+// What Config.Conn says is what the queue pairs are connected with, and what it leaves out has the
+// documented default.
+func TestConnConfigReachesTheQueuePairs(t *testing.T) {
+	const given = verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+	for _, c := range []struct {
+		name      string
+		dev       soft.DeviceConfig
+		conn      ibverbx.ConnConfig
+		peer      ibverbx.ConnConfig
+		want      verbs.QPAttr // of the first end
+		peerReads uint8        // that the peer serves
+	}{
+		{name: "defaults",
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 16, MaxDestRDAtomic: 16}, peerReads: 16},
+		{name: "all given",
+			conn: ibverbx.ConnConfig{Port: 1, GIDIndex: 1, MTU: verbs.MTU1024, Timeout: 9, RetryCount: 3,
+				RNRRetry: 2, MinRNRTimer: 5, MaxRDAtomic: 4, Access: given, TrafficClass: 96, SL: 3},
+			want: verbs.QPAttr{PathMTU: verbs.MTU1024, Access: given, Timeout: 9, RetryCount: 3, RNRRetry: 2,
+				MinRNRTimer: 5, MaxRDAtomic: 4, MaxDestRDAtomic: 4,
+				AH: verbs.AH{SGIDIndex: 1, TrafficClass: 96, SL: 3}}, peerReads: 16},
+		{name: "zero",
+			conn: ibverbx.ConnConfig{GIDIndex: -1, Timeout: ibverbx.ConnZero, RetryCount: ibverbx.ConnZero,
+				RNRRetry: ibverbx.ConnZero},
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, MinRNRTimer: 12,
+				MaxRDAtomic: 16, MaxDestRDAtomic: 16}, peerReads: 16},
+		{name: "the smaller path MTU and the fewer reads of the peer",
+			peer: ibverbx.ConnConfig{MTU: verbs.MTU512, MaxRDAtomic: 2},
+			want: verbs.QPAttr{PathMTU: verbs.MTU512, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 2, MaxDestRDAtomic: 16}, peerReads: 2},
+		{name: "a NIC that allows fewer reads", dev: soft.DeviceConfig{MaxRDAtomic: 3},
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 3, MaxDestRDAtomic: 3}, peerReads: 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ends, qps := rawEnds(t, c.dev, [2]ibverbx.Config{{Conn: c.conn}, {Conn: c.peer}})
+			connectBoth(t, ends[0], ends[1])
+			card, err := ends[0].Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer, err := ends[1].Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if card.RDAtomic != c.want.MaxDestRDAtomic || peer.RDAtomic != c.peerReads {
+				t.Errorf("cards say %d and %d reads", card.RDAtomic, peer.RDAtomic)
+			}
+			for i, qp := range qps[0] {
+				got, err := qp.(*soft.QP).Query()
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := c.want
+				want.State, want.CurState, want.Port = verbs.StateRTS, verbs.StateRTS, 1
+				want.DestQPNum, want.RQPSN, want.SQPSN = qps[1][i].Num(), peer.Rails[i].PSN, card.Rails[i].PSN
+				want.AH.DGID, want.AH.Port, want.AH.Global = peer.Rails[i].GID, 1, true
+				want.AH.HopLimit = 64
+				if got != want {
+					t.Errorf("queue pair %d\ngot  %+v\nwant %+v", i, got, want)
+				}
+			}
+		})
+	}
+}
+
+// The peer's GIDs may come from the configuration where its card has none. One is needed for each
+// queue pair.
+func TestPeerGIDs(t *testing.T) {
+	for given := range 4 {
+		ends, qps := rawEnds(t, soft.DeviceConfig{}, [2]ibverbx.Config{})
+		card, err := ends[1].Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		gid := card.Rails[0].GID
+		ends, qps = rawEnds(t, soft.DeviceConfig{}, [2]ibverbx.Config{{Conn: ibverbx.ConnConfig{
+			PeerGIDs: []verbs.GID{gid, gid, gid}[:given]}}, {}})
+		if card, err = ends[1].Card(); err != nil {
+			t.Fatal(err)
+		}
+		card.Rails = nil
+		err = ends[0].Connect(card)
+		if given < 3 {
+			if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") ||
+				qps[0][0].State() != verbs.StateReset {
+				t.Errorf("%d GIDs: %v", given, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%d GIDs: %v", given, err)
+		}
+	}
+}
+
+// DQPLB's credits are posted when RTR is reached, and not before: from then on the peer may send.
+func TestCreditsArePostedInRTR(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Credits: 5}})
+	if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.b.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	credits := func() string {
+		r := l.a.Stats().Rails
+		return fmt.Sprint(r[0].Recvs, r[1].Recvs, r[2].Recvs)
+	}
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
+	if err := l.a.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+		&peer); err != nil || credits() != "0 0 0" {
+		t.Errorf("in INIT: %s, %v", credits(), err)
+	}
+	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true, Port: 1}}
+	if err := l.a.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err != nil ||
+		credits() != "5 5 0" {
+		t.Errorf("in RTR: %s, %v", credits(), err)
+	}
+	// What concerns no state leaves it alone.
+	if err := l.a.Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err == nil &&
+		(l.a.State() != verbs.StateRTR || credits() != "5 5 0") {
+		t.Errorf("a timer changed: %v, %s", l.a.State(), credits())
+	}
+}
+
+// Credits that the NIC refuses permanently end the connection while it is made.
+func TestConnectWhereCreditsAreRefused(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		l := newLink(t, linkConfig{qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2}})
+		if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], QPNum: l.a.railQP[1],
+			Err: verbs.ErrNotSupported})
+		peer, err := l.b.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = l.a.Connect(peer)
+		var failed *ibverbx.FailedError
+		if !errors.Is(err, verbs.ErrNotSupported) || !errors.As(err, &failed) || failed.Rail != 1 ||
+			!failed.Recv || l.a.State() != verbs.StateErr {
+			t.Errorf("%v: %v, in %v", scheme, err, l.a.State())
+		}
+	}
+}
+
+// A value out of the range of its field is refused, and the largest one is taken.
+func TestRangesOfTheConfiguration(t *testing.T) {
+	conn := func(c ibverbx.ConnConfig) ibverbx.Config { return ibverbx.Config{Conn: c} }
+	for _, c := range []struct {
+		good, bad ibverbx.Config
+		says      string
+	}{
+		{ibverbx.Config{MaxMsgSize: 1 << 31}, ibverbx.Config{MaxMsgSize: 1<<31 + 1}, "MaxMsgSize 2147483649"},
+		{ibverbx.Config{Credits: 1}, ibverbx.Config{Credits: -2}, "Credits -2"},
+		{ibverbx.Config{MaxBanked: 1}, ibverbx.Config{MaxBanked: -2}, "MaxBanked -2"},
+		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1}, "FirstNumber 16777215"},
+		{ibverbx.Config{MaxSGE: 1}, ibverbx.Config{MaxSGE: -2}, "MaxSGE -2"},
+		{ibverbx.Config{MaxRecvSGE: 1}, ibverbx.Config{MaxRecvSGE: -2}, "MaxRecvSGE -2"},
+		{ibverbx.Config{MaxInline: 1}, ibverbx.Config{MaxInline: -2}, "MaxInline -2"},
+		{ibverbx.Config{QPsPerDevice: ibverbx.MaxRails}, ibverbx.Config{QPsPerDevice: ibverbx.MaxRails + 1},
+			"QPsPerDevice 129"},
+		{ibverbx.Config{QPsPerDevice: 1}, ibverbx.Config{QPsPerDevice: -1}, "QPsPerDevice -1"},
+		{conn(ibverbx.ConnConfig{GIDIndex: -1}), conn(ibverbx.ConnConfig{GIDIndex: -2}), "Conn.GIDIndex -2"},
+		{conn(ibverbx.ConnConfig{GIDIndex: 255}), conn(ibverbx.ConnConfig{GIDIndex: 256}), "Conn.GIDIndex 256"},
+		{conn(ibverbx.ConnConfig{MTU: 5}), conn(ibverbx.ConnConfig{MTU: 6}), "Conn.MTU 6"},
+		{conn(ibverbx.ConnConfig{Timeout: 31}), conn(ibverbx.ConnConfig{Timeout: 32}), "Conn.Timeout 32"},
+		{conn(ibverbx.ConnConfig{RetryCount: 7}), conn(ibverbx.ConnConfig{RetryCount: 8}), "Conn.RetryCount 8"},
+		{conn(ibverbx.ConnConfig{RNRRetry: 7}), conn(ibverbx.ConnConfig{RNRRetry: 8}), "Conn.RNRRetry 8"},
+		{conn(ibverbx.ConnConfig{MinRNRTimer: 31}), conn(ibverbx.ConnConfig{MinRNRTimer: 32}),
+			"Conn.MinRNRTimer 32"},
+		{conn(ibverbx.ConnConfig{Timeout: ibverbx.ConnZero}), conn(ibverbx.ConnConfig{Timeout: 254}),
+			"Conn.Timeout 254"},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devs := []verbs.Device{fabric.Device(0)}
+		if _, err := ibverbx.Open(devs, c.bad); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("error %v: want one that says %q", err, c.says)
+		}
+		q, err := ibverbx.Open(devs, c.good)
+		if err != nil {
+			t.Errorf("%+v: %v", c.good, err)
+			continue
+		}
+		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// What the configuration leaves out has the documented default, and a given value is kept.
+func TestDefaultsOfTheConfiguration(t *testing.T) {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ given, want ibverbx.Config }{
+		{ibverbx.Config{}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
+		{ibverbx.Config{MaxMsgCntPerQP: 10}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 10,
+			Credits: 20, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
+		{ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5, QPsPerDevice: 6},
+			ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+				QPsPerDevice: 6}},
+	} {
+		q, err := dom.NewQP(nil, c.given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := q.Config()
+		if got.MaxMsgSize != c.want.MaxMsgSize || got.MaxMsgCntPerQP != c.want.MaxMsgCntPerQP ||
+			got.Credits != c.want.Credits || got.MaxBanked != c.want.MaxBanked ||
+			got.Linger != c.want.Linger || got.QPsPerDevice != c.want.QPsPerDevice || q.Domain() != dom ||
+			q.DataRails() != got.QPsPerDevice {
+			t.Errorf("got  %+v\nwant %+v", got, c.want)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// NICs with limits below the defaults lower them; nothing is refused for that, and data moves.
+func TestNICsBelowTheDefaults(t *testing.T) {
+	dev := soft.DeviceConfig{MaxQPWR: 16, MaxSGE: 1, MaxInline: 4, MaxMsgSize: 1000, MaxRDAtomic: 2}
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps},
+				fabric: soft.Config{Device: dev}})
+			cfg := l.a.Config()
+			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.a.DataRails() > 1 || cfg.MaxMsgSize != 1000 {
+				t.Errorf("%d requests and %d credits a queue pair, %d bytes a message", cfg.MaxMsgCntPerQP,
+					cfg.Credits, cfg.MaxMsgSize)
+			}
+			length := uint64(100_000)
+			if l.a.DataRails() == 1 {
+				length = 1000
+			}
+			fillRandom(l.a.buf[:length], 3)
+			l.b.expectRecv(t, 7)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 1, 0, length))
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+			mustEqual(t, "data", l.b.buf[:length], l.a.buf[:length])
+			inline := l.a.write(verbs.OpRDMAWrite, 2, 0, 0)
+			inline.Flags, inline.Local = inline.Flags|verbs.SendInline, ibverbx.Segment{}
+			inline.Inline, inline.Remote = make([]byte, 5), l.a.peer.Slice(0, 5)
+			if _, err := l.a.PostSend(inline); !errors.Is(err, ibverbx.ErrLength) {
+				t.Errorf("5 bytes inline: %v", err)
+			}
+			inline.Inline = []byte("four")
+			l.a.send(t, inline)
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			mustEqual(t, "inline data", l.b.buf[:4], []byte("four"))
+		})
+	}
+}
+
+// A card says no more than fits the fields of a connection.
+func TestRangesOfACard(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
+	if err := l.a.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		edit func(*ibverbx.BusinessCard)
+		says string
+	}{
+		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = 1 << 24 }, "notify QP has number 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = math.MaxUint32 }, "notify QP has number"},
+		{func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "queue pair 1 has number 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.FirstNumber = 1<<24 - 1 }, "first number 16777215"},
+		{func(c *ibverbx.BusinessCard) { c.MTU = 6 }, "mtu code 6"},
+		{func(c *ibverbx.BusinessCard) { c.Credits = -1 }, "credits -1"},
+		{func(c *ibverbx.BusinessCard) { c.Rails[2].PSN = 1 << 24 }, "rail 2 has psn 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.Rails[1].Device = verbs.MaxDevices }, "rail 1 is on device 64"},
+		{func(c *ibverbx.BusinessCard) {
+			c.QPNums[1], c.NotifyQPNum, c.FirstNumber = 1<<24-1, 1<<24-2, 1<<24-2
+			c.Rails[1].PSN, c.Rails[1].Device, c.MTU = 1<<24-1, verbs.MaxDevices-1, verbs.MTU4096
+		}, ""},
+	} {
+		card, err := l.b.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.edit(&card)
+		err = l.a.Connect(card)
+		if c.says == "" {
+			if err != nil {
+				t.Errorf("the largest values: %v", err)
+			}
+			continue
+		}
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) ||
+			l.a.State() != verbs.StateReset {
+			t.Errorf("error %v, in %v: want one that says %q", err, l.a.State(), c.says)
+		}
+	}
+}

@@ -1,0 +1,203 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// What is wrong with a request is said whether the NIC would take one or not.
+func TestBadRequestIsRefusedBeforeTheNICIsAsked(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	l.a.nics[0].Kill()
+	bad := l.a.write(verbs.Opcode(77), 1, 0, 8)
+	if _, err := l.a.PostSend(bad); !errors.Is(err, ibverbx.ErrOpcode) {
+		t.Errorf("send: %v", err)
+	}
+	if _, err := l.a.PostRecv(ibverbx.RecvWR{Local: ibverbx.Segment{Addr: 1, Length: 8}}); !errors.Is(err,
+		ibverbx.ErrNoKey) {
+		t.Errorf("receive: %v", err)
+	}
+	if n, err := l.a.PostSend(); n != 0 || err != nil {
+		t.Errorf("nothing: %d, %v", n, err)
+	}
+	if n, err := l.a.PostRecv(); n != 0 || err != nil {
+		t.Errorf("nothing to receive into: %d, %v", n, err)
+	}
+}
+
+// Requests that no message or queue pair can carry are refused in both shapes, by the same errors.
+// Those before them in the call are accepted, and nothing of the refused one stays.
+func TestRefusedPiecesHaveNoEffect(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+				MaxSGE: 2, MaxRecvSGE: 3}})
+			a := l.a
+			keys := a.mr.Keys()
+			huge := ibverbx.Segment{Addr: a.mr.Addr(), Length: 1<<31 + 1, Keys: keys}
+			piece := func(i uint64) ibverbx.Segment { return a.mr.Slice(8*i, 8) }
+			gone, err := a.dom.Register(make([]byte, 64), verbs.AccessAll)
+			if err != nil {
+				t.Fatal(err)
+			}
+			closed := gone.All()
+			if err := gone.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []struct {
+				name string
+				wr   ibverbx.SendWR
+				want error
+			}{
+				{"inline without the flag", ibverbx.SendWR{Opcode: verbs.OpSend, Inline: []byte("x")},
+					verbs.ErrInvalid},
+				{"unknown flag", ibverbx.SendWR{Opcode: verbs.OpSend, Flags: 1 << 9, Local: piece(0)},
+					verbs.ErrInvalid},
+				{"long SEND", ibverbx.SendWR{Opcode: verbs.OpSend, Local: ibverbx.Segment{Addr: 1,
+					Length: 1<<31 + 1, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1})}},
+					ibverbx.ErrLength},
+				{"SEND in too many pieces", ibverbx.SendWR{Opcode: verbs.OpSend,
+					SGL: []ibverbx.Segment{piece(0), piece(1), piece(2)}}, verbs.ErrInvalid},
+				{"SEND from a closed region", ibverbx.SendWR{Opcode: verbs.OpSend,
+					SGL: []ibverbx.Segment{piece(0), closed}}, ibverbx.ErrClosed},
+			} {
+				c.wr.Flags |= verbs.SendSignaled
+				var refused *ibverbx.PostError
+				n, err := a.PostSend(a.write(verbs.OpRDMAWrite, 1, 0, 8), c.wr)
+				if n != 1 || !errors.Is(err, c.want) || !errors.As(err, &refused) || refused.Index != 1 {
+					t.Errorf("%s: accepted %d, %v; want %v", c.name, n, err, c.want)
+				}
+				ids(t, a.wait(t, 1), verbs.StatusSuccess)
+			}
+			for _, c := range []struct {
+				name string
+				wr   ibverbx.RecvWR
+				want error
+			}{
+				{"both", ibverbx.RecvWR{Local: piece(0), SGL: []ibverbx.Segment{piece(1)}}, verbs.ErrInvalid},
+				{"too many pieces", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), piece(1), piece(2), piece(3)}},
+					verbs.ErrInvalid},
+				{"long", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), huge}}, ibverbx.ErrLength},
+				{"beyond the region", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), a.mr.Slice(1<<20-7, 8)}},
+					ibverbx.ErrBounds},
+				{"no keys", ibverbx.RecvWR{Local: ibverbx.Segment{Addr: 1, Length: 8}}, ibverbx.ErrNoKey},
+				{"closed region", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), closed}}, ibverbx.ErrClosed},
+			} {
+				var refused *ibverbx.PostError
+				n, err := a.PostRecv(ibverbx.RecvWR{ID: 1, Local: piece(9)}, c.wr)
+				if n != 1 || !errors.Is(err, c.want) || !errors.As(err, &refused) || refused.Index != 1 ||
+					refused.Op != "post recv" {
+					t.Errorf("receive, %s: accepted %d, %v; want %v", c.name, n, err, c.want)
+				}
+			}
+			// A receive of as many pieces as it may have, empty ones among them, takes a SEND.
+			for range 6 {
+				l.b.send(t, ibverbx.SendWR{Opcode: verbs.OpSend, Local: l.b.mr.Slice(0, 8)})
+			}
+			ids(t, a.wait(t, 6), verbs.StatusSuccess)
+			ids(t, l.b.wait(t, 6), verbs.StatusSuccess)
+			if n, err := a.PostRecv(ibverbx.RecvWR{ID: 2, SGL: []ibverbx.Segment{piece(20), {}, piece(30)}}); n != 1 ||
+				err != nil {
+				t.Fatal(n, err)
+			}
+			copy(l.b.buf, "eight by"+"te piece")
+			l.b.send(t, ibverbx.SendWR{Opcode: verbs.OpSend,
+				SGL: []ibverbx.Segment{l.b.mr.Slice(0, 8), l.b.mr.Slice(8, 8)}})
+			if wc := a.wait(t, 1)[0]; wc.ID != 2 || wc.ByteLen != 16 || wc.Status != verbs.StatusSuccess {
+				t.Errorf("%+v", wc)
+			}
+			mustEqual(t, "the pieces", append(a.buf[160:168:168], a.buf[240:248]...), []byte("eight byte piece"))
+			if err := a.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if err := a.mr.Close(); err != nil {
+				t.Errorf("something of a refused request is left: %v", err)
+			}
+		})
+	}
+}
+
+// A virtual queue pair cannot be made of what is no set of queue pairs on the virtual CQ.
+func TestImpossibleVirtualQueuePairs(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var qps []verbs.QP
+	var pds []verbs.PD
+	var cqs []verbs.CQ
+	for i := range 2 {
+		pd, err := fabric.Device(i).AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq, err := fabric.Device(i).CreateCQ(verbs.CQConfig{Depth: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps = append(qps, qp)
+		}
+		pds, cqs = append(pds, pd), append(cqs, cq)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cqs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, err := ibverbx.NewVirtualQP(vcq, qps[:1], nil, ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := make([]verbs.QP, ibverbx.MaxRails+1)
+	for i := range many {
+		many[i] = qps[1]
+	}
+	for _, c := range []struct {
+		name   string
+		cq     *ibverbx.VirtualCQ
+		qps    []verbs.QP
+		notify verbs.QP
+		cfg    ibverbx.Config
+		want   error
+		says   string
+	}{
+		{"no CQ", nil, qps[1:2], nil, ibverbx.Config{}, ibverbx.ErrClosed, "virtual cq"},
+		{"none", vcq, nil, nil, ibverbx.Config{}, verbs.ErrInvalid, "0 queue pairs: must be 1 to 128"},
+		{"too many", vcq, many, nil, ibverbx.Config{}, verbs.ErrInvalid, "129 queue pairs"},
+		{"a notify QP beside one", vcq, qps[1:2], qps[0], ibverbx.Config{}, verbs.ErrInvalid, "notify QP"},
+		{"another's", vcq, qps[:2], nil, ibverbx.Config{}, verbs.ErrInvalid, "belongs to a virtual QP"},
+		{"another's as the notify QP", vcq, []verbs.QP{qps[1], qps[1]}, qps[0], ibverbx.Config{},
+			verbs.ErrInvalid, "twice"},
+		{"of another NIC", vcq, qps[1:3], nil, ibverbx.Config{}, verbs.ErrInvalid, "no CQ"},
+		{"configuration", vcq, qps[1:2], nil, ibverbx.Config{Scheme: 9}, verbs.ErrInvalid, "Scheme 9"},
+	} {
+		if _, err := ibverbx.NewVirtualQP(c.cq, c.qps, c.notify, c.cfg); !errors.Is(err, c.want) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %v that says %q", c.name, err, c.want, c.says)
+		}
+	}
+	// None of it has taken room or a queue pair.
+	if q, err := ibverbx.NewVirtualQP(vcq, qps[1:2], nil, ibverbx.Config{}); err != nil ||
+		q.Num() == used.Num() {
+		t.Errorf("%v", err)
+	}
+	if err := vcq.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := ibverbx.NewVirtualQP(vcq, qps[2:3], nil, ibverbx.Config{}); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("a closed CQ: %v", err)
+	}
+	if err := errors.Join(qps[2].Close(), qps[3].Close(), cqs[1].Close(), pds[0].Close(), pds[1].Close(),
+		fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
