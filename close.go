@@ -16,7 +16,8 @@ import (
 //
 // A single-QP virtual queue pair tracks nothing, so there the NIC must report what it flushes:
 // Close waits for that, a second at most, and 10 ms after the last where the queue is full of
-// unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once.
+// unsignaled requests and cannot tell. [VirtualCQ.Close] waits for all at once. Where the NIC
+// refuses to flush for so long, what it held is not reported, and Close returns its error.
 func (q *VirtualQP) Close() error {
 	q.enter()
 	err := q.close()
@@ -29,10 +30,14 @@ func (q *VirtualQP) close() error {
 		return fmt.Errorf("ibverbx: close virtual qp %d: %w", q.num, ErrClosed)
 	}
 	q.cq.collect()
+	var err error
 	if q.pass != nil && q.line.state != verbs.StateReset {
 		q.flush()
+		if err = q.unflushed(q.pass.rail); err != nil {
+			err = q.railError(q.pass.rail, err)
+		}
 	}
-	err := q.closeRails()
+	err = errors.Join(err, q.closeRails())
 	q.endOutstanding()
 	q.line.close()
 	q.cq.detach(q)

@@ -123,7 +123,7 @@ func (q *VirtualQP) drainStep() bool {
 		q.cq.touch(q)
 		q.cq.collect()
 	}
-	if l.phase == drainRecvs && q.finishRecvs() {
+	if l.phase == drainRecvs && q.stopAgain() && q.finishRecvs() {
 		l.phase = drainDone
 	}
 	return l.phase == drainDone

@@ -49,6 +49,7 @@ type linkConfig struct {
 	cqDepth int
 	peerQP  *ibverbx.Config // b's configuration where it differs
 	rawCard func(*ibverbx.BusinessCard)
+	wrap    func(*soft.Device) verbs.Device // what an end uses in place of a NIC; nil for the NIC
 }
 
 func newLink(tb testing.TB, c linkConfig) *link {
@@ -84,7 +85,9 @@ func (l *link) newEnd(cfg ibverbx.Config, first int, c linkConfig) *end {
 	var devices []verbs.Device
 	for i := range c.nics {
 		e.nics = append(e.nics, l.fabric.Device(first+i))
-		devices = append(devices, e.nics[i])
+		if devices = append(devices, e.nics[i]); c.wrap != nil {
+			devices[i] = c.wrap(e.nics[i])
+		}
 	}
 	var err error
 	if e.dom, err = ibverbx.NewDomain(devices...); err != nil {

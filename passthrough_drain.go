@@ -104,7 +104,7 @@ func (p *passThrough) finishRecvs() bool {
 // would wake Drain.
 func (p *passThrough) mustRetry() bool {
 	o := &p.probes
-	return p.line.phase == drainSends && !o.marked ||
+	return p.rail.stopErr != nil || p.line.phase == drainSends && !o.marked ||
 		p.line.phase == drainRecvs && (!o.sendPosted || !o.recvPosted)
 }
 
@@ -112,6 +112,10 @@ func (p *passThrough) mustRetry() bool {
 // reports whether both were flushed: then everything before them was, since queues flush in order.
 func (p *passThrough) probeFlush() bool {
 	o := &p.probes
+	if !p.rails.stopAgain() {
+		p.cq.collect()
+		return false // it still runs, and a probe would be a request as any other
+	}
 	if !o.sendPosted && !refusedPermanently(o.sendErr) {
 		o.sendErr = p.postSendProbe()
 		o.sendPosted = o.sendErr == nil

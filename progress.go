@@ -17,9 +17,22 @@ func (q *VirtualQP) progress(out *sink) {
 	}
 	q.send.report(&q.line, q.num, out)
 	q.progressRecvs(out)
-	if q.line.err != nil && !q.line.dead {
+	switch {
+	case q.line.err == nil:
+	case !q.line.dead:
 		q.linger(out)
+	default:
+		q.stopAgain()
 	}
+}
+
+// stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
+// If not, the next progress tries again.
+func (q *VirtualQP) stopAgain() (stopped bool) {
+	if stopped = q.send.rails.stopAgain(); !stopped {
+		q.cq.touch(q)
+	}
+	return stopped
 }
 
 // dispatch stages what can go out, and posts it.

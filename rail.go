@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"errors"
 	"math/rand/v2"
 
 	"ibverbx/internal/dqplb"
@@ -57,6 +58,9 @@ type railConn struct {
 	// dirty says that plain data went out since the last numbered message. A notification must be
 	// preceded on this rail by a marker that proves that the data has arrived.
 	dirty bool
+	// stopErr is why the queue pair has refused the move to ERR, which is tried again; nil if it
+	// has not.
+	stopErr error
 	// recvsRefused says that the queue pair refused a receive permanently after a failure. No more
 	// receives are posted on it.
 	recvsRefused bool
@@ -114,10 +118,15 @@ func (r *rail) post() error {
 }
 
 // toError moves the queue pair to ERR, so that the NIC flushes what it still holds. In RESET there
-// is nothing to flush.
+// is nothing to flush. What a queue pair holds that refuses would never end, so it must be asked
+// again, unless its device is gone.
 func (r *rail) toError() {
-	if s := r.qp.State(); s != verbs.StateReset && s != verbs.StateErr && !r.closed {
-		// A queue pair that refuses has failed already; it holds nothing that would not end.
-		_ = r.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	r.stopErr = nil
+	if s := r.qp.State(); s == verbs.StateReset || s == verbs.StateErr || r.closed {
+		return
+	}
+	err := r.qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	if err != nil && !errors.Is(err, verbs.ErrDeviceGone) {
+		r.stopErr = err
 	}
 }

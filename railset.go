@@ -176,6 +176,18 @@ func (s *railSet) toError() {
 	}
 }
 
+// stopAgain moves the queue pairs to ERR that have refused, and reports whether all are there now.
+func (s *railSet) stopAgain() (stopped bool) {
+	stopped = true
+	for _, rl := range s.all {
+		if rl.stopErr != nil {
+			rl.toError()
+			stopped = stopped && rl.stopErr == nil
+		}
+	}
+	return stopped
+}
+
 // abandon takes back everything that is staged or on the NICs, once no NIC holds any of it. Credits
 // keep counting on, so that completions that still come are recognised as stale: a NIC that is gone
 // may flush late.

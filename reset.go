@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"errors"
+	"fmt"
 
 	"ibverbx/verbs"
 )
@@ -26,7 +27,7 @@ func (q *VirtualQP) reset() error {
 	var first *rail // that cannot be reset,
 	var cause error // for this reason
 	for _, r := range q.send.rails.all {
-		if err := r.reset(); err != nil {
+		if err := errors.Join(q.unflushed(r), r.reset()); err != nil {
 			errs = append(errs, q.railError(r, err))
 			if first == nil {
 				first, cause = r, err
@@ -71,6 +72,15 @@ func (q *VirtualQP) flush() {
 	if q.pass != nil {
 		awaitFlushes([]*passThrough{q.pass})
 	}
+}
+
+// unflushed is why a single queue pair may have kept requests that nobody knows of, and that are
+// not reported: it has refused the move to ERR to the end. nil with several, where all are known.
+func (q *VirtualQP) unflushed(r *rail) error {
+	if q.pass == nil || r.stopErr == nil || q.pass.nothingLeft() {
+		return nil
+	}
+	return fmt.Errorf("it refuses to flush what is outstanding: %w", r.stopErr)
 }
 
 // startFlush has the NICs flush what they hold. From here on a flushed request is no failure.

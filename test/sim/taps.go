@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"ibverbx/test/internal/lab"
@@ -143,9 +144,15 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return n, err
 }
 
+// errNotNow is what some moves to ERR are refused with. The library must try again.
+var errNotNow = fmt.Errorf("injected: %w", verbs.ErrNoMemory)
+
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr {
 		q.end.mayStop()
+		if q.end.w.Rng.IntN(12) == 0 {
+			return errNotNow
+		}
 	}
 	err := q.QP.Modify(attr, mask)
 	if err == nil && mask&verbs.QPAttrState != 0 {

@@ -1,0 +1,173 @@
+package ibverbx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// stubborn makes devices whose queue pairs refuse a few moves to ERR.
+type stubborn struct {
+	verbs.Device
+	left *int // refusals to come; negative for ever
+	err  error
+}
+
+type (
+	stubbornPD struct {
+		verbs.PD
+		dev *stubborn
+	}
+	stubbornCQ struct {
+		verbs.CQ
+		dev *stubborn
+	}
+	stubbornQP struct {
+		verbs.QP
+		dev *stubborn
+	}
+)
+
+func (d *stubborn) AllocPD() (verbs.PD, error) {
+	pd, err := d.Device.AllocPD()
+	return stubbornPD{pd, d}, err
+}
+
+func (d *stubborn) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+	cq, err := d.Device.CreateCQ(cfg)
+	return stubbornCQ{cq, d}, err
+}
+
+func (c stubbornCQ) Device() verbs.Device { return c.dev }
+
+func (p stubbornPD) Device() verbs.Device { return p.dev }
+
+func (p stubbornPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(stubbornCQ).CQ, cfg.RecvCQ.(stubbornCQ).CQ
+	qp, err := p.PD.CreateQP(cfg)
+	return stubbornQP{qp, p.dev}, err
+}
+
+func (q stubbornQP) Device() verbs.Device { return q.dev }
+
+func (q stubbornQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr && *q.dev.left != 0 {
+		*q.dev.left--
+		return q.dev.err
+	}
+	return q.QP.Modify(attr, mask)
+}
+
+// stubbornLink is a link whose end a refuses so many moves to ERR, with err. Nothing completes.
+func stubbornLink(t *testing.T, cfg ibverbx.Config, refusals int, err error) *link {
+	t.Helper()
+	l := newLink(t, linkConfig{qp: cfg, cqDepth: 4096, wrap: func(d *soft.Device) verbs.Device {
+		if d.ID() == 0 {
+			return &stubborn{d, &refusals, err}
+		}
+		return d
+	}})
+	t.Cleanup(l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1}).Remove)
+	return l
+}
+
+// A queue pair that refuses the move to ERR once is asked again: whatever ends the virtual queue
+// pair, everything that was accepted is reported, and soon.
+func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		for name, end := range map[string]func(e *end) error{
+			"reset":        func(e *end) error { return e.Reset() },
+			"close":        func(e *end) error { return e.Close() },
+			"close the cq": func(e *end) error { return e.cq.Close() },
+			"drain": func(e *end) error {
+				err := e.Drain(endedContext()) // the sends are stalled
+				if !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("drain: %w", err)
+				}
+				return e.Reset()
+			},
+			"shutdown": func(e *end) error {
+				if err := e.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("shutdown: %w", err)
+				}
+				return nil
+			},
+		} {
+			t.Run(fmt.Sprintf("%d qps, %s", qps, name), func(t *testing.T) {
+				l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps, MaxMsgSize: 1000}, 1,
+					verbs.ErrNoMemory)
+				l.a.fill(t, 5, 4)
+				start := time.Now()
+				if err := end(l.a); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(start); took > 500*time.Millisecond {
+					t.Errorf("it took %v", took)
+				}
+				for wc, ok, _ := l.a.cq.PollOne(); ok; wc, ok, _ = l.a.cq.PollOne() {
+					l.a.backlog = append(l.a.backlog, wc)
+				}
+				sends, recvs := directions(t, l.a.backlog)
+				if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 5)) ||
+					!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+					t.Errorf("sends %v, receives %v", sends, recvs)
+				}
+			})
+		}
+	}
+}
+
+// After a failure the receives on a queue pair that has refused the move to ERR are flushed all the
+// same.
+func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		t.Run(scheme.String(), func(t *testing.T) {
+			refusals := 5 // one for each queue pair, and two more
+			l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Scheme: scheme},
+				wrap: func(d *soft.Device) verbs.Device {
+					if d.ID() == 0 {
+						return &stubborn{d, &refusals, verbs.ErrNoMemory}
+					}
+					return d
+				}})
+			l.a.fill(t, 0, 4)
+			l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0],
+				Status: verbs.StatusRemAccessErr})
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, 0, 8))
+			sends, recvs := directions(t, l.a.wait(t, 5))
+			if !slices.Equal(sends, repeated(verbs.StatusRemAccessErr, 1)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) || refusals != 0 {
+				t.Errorf("sends %v, receives %v, %d refusals are left", sends, recvs, refusals)
+			}
+		})
+	}
+}
+
+// A single queue pair that always refuses the move to ERR does not say what it still held. Reset
+// and Close return the refusal after a second.
+func TestMoveToErrThatIsRefusedForGood(t *testing.T) {
+	refused := errors.New("no such transition today")
+	for name, end := range map[string]func(e *end) error{
+		"reset": func(e *end) error { return e.Reset() },
+		"close": func(e *end) error { return e.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := stubbornLink(t, ibverbx.Config{}, -1, refused)
+			l.a.fill(t, 3, 2)
+			if err := end(l.a); !errors.Is(err, refused) || !strings.Contains(err.Error(), "rail 0") {
+				t.Errorf("%v", err)
+			}
+			if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 9, 0, 8)); err == nil {
+				t.Error("a post is accepted")
+			}
+		})
+	}
+}
