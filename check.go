@@ -11,25 +11,26 @@ const knownSendFlags = verbs.SendFence | verbs.SendSignaled | verbs.SendSolicite
 // The checks of requests against what the rails carry. They change nothing; what they return is a
 // [*PostError].
 
-// checkSend says what is wrong with a request for several queue pairs.
-func (s *railSet) checkSend(i int, wr *SendWR) error {
+// checkSend says what is wrong with a request for several queue pairs, and returns its length.
+func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 	if !wr.Opcode.Valid() {
-		return refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
+		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String())
 	}
 	if wr.Flags&verbs.SendSignaled == 0 {
-		return refuseSend(i, wr, ErrUnsignaled, "with several queue pairs every request needs SendSignaled")
+		return 0, refuseSend(i, wr, ErrUnsignaled,
+			"with several queue pairs every request needs SendSignaled")
 	}
 	if wr.Flags&^knownSendFlags != 0 {
-		return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
+		return 0, refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("flags %v: unknown bits", wr.Flags))
 	}
 	if len(wr.Inline) != 0 && wr.Flags&verbs.SendInline == 0 {
-		return refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
+		return 0, refuseSend(i, wr, verbs.ErrInvalid, "Inline is set and the flag SendInline is not")
 	}
-	n := wr.Local.Length
+	n = wr.Local.Length
 	need := s.localDevs
 	if wr.Opcode.IsSend() {
 		if s.sendRail == nil {
-			return refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
+			return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
 				"and there is none: add one")
 		}
 		need = 1 << s.sendRail.device
@@ -37,35 +38,32 @@ func (s *railSet) checkSend(i int, wr *SendWR) error {
 	// The plain case, one piece of registered memory, is checked in line.
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
 		if k := wr.Local.Keys; k == nil || need&^k.have != 0 || !k.covers(wr.Local.Addr, n) {
-			if err := s.checkSegment(i, wr, wr.Local, need); err != nil {
-				return err
+			if err = s.checkSegment(i, wr, wr.Local, need); err != nil {
+				return 0, err
 			}
 		}
-	} else {
-		var err error
-		if n, err = s.checkPieces(i, wr, need); err != nil {
-			return err
-		}
+	} else if n, err = s.checkPieces(i, wr, need); err != nil {
+		return 0, err
 	}
 	if wr.Relaxed || wr.EveryRail {
-		if err := s.checkOrder(i, wr, n); err != nil {
-			return err
+		if err = s.checkOrder(i, wr, n); err != nil {
+			return 0, err
 		}
 	}
 	if wr.Opcode.IsSend() {
-		return s.checkSendLength(i, wr, n)
+		return n, s.checkSendLength(i, wr, n)
 	}
 	if n == 0 {
-		return s.checkEmpty(i, wr)
+		return n, s.checkEmpty(i, wr)
 	}
 	if k := wr.Remote.Keys; k == nil || s.peerDevs&^k.have != 0 || n > wr.Remote.Length ||
 		!k.covers(wr.Remote.Addr, n) {
-		return s.checkRemote(i, wr, n)
+		return n, s.checkRemote(i, wr, n)
 	}
 	if wr.Opcode.IsAtomic() {
-		return s.checkAtomic(i, wr, n)
+		return n, s.checkAtomic(i, wr, n)
 	}
-	return nil
+	return n, nil
 }
 
 // checkSegment says what is wrong with one piece of local memory. An empty one needs no keys.
@@ -117,9 +115,12 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 		return 0, refuseSend(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	var n uint64
-	for _, p := range wr.SGL {
-		if err := s.checkSegment(i, wr, p, need); err != nil {
-			return 0, err
+	for j := range wr.SGL {
+		p := &wr.SGL[j]
+		if k := p.Keys; k == nil || need&^k.have != 0 || !k.covers(p.Addr, p.Length) {
+			if err := s.checkSegment(i, wr, *p, need); err != nil {
+				return 0, err
+			}
 		}
 		if n+p.Length < n {
 			return 0, refuseSend(i, wr, ErrLength, "the pieces together are longer than the address space")

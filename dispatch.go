@@ -176,9 +176,20 @@ func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 		rl.batch.setInline(wr, x.inline[r.offset:r.offset+size])
 		return size
 	}
-	sgl := rl.batch.setSGL(wr, rl.maxSGE)
+	sgl := rl.batch.list(rl.maxSGE)
 	count, got := 0, uint64(0)
-	for got < size && count < rl.maxSGE {
+	if size == r.length && len(x.pieces) <= len(sgl) {
+		// The usual case is the whole list (4 pieces: 5 % of the request).
+		for i := range x.pieces {
+			if p := &x.pieces[i]; p.Length != 0 {
+				sgl[count] = verbs.SGE{Addr: p.Addr, Length: uint32(p.Length), LKey: p.Keys.at(rl.device)}
+				count++
+			}
+		}
+		rl.batch.setSGL(wr, count)
+		return size
+	}
+	for got < size && count < len(sgl) {
 		p := &x.pieces[x.piece]
 		n := min(size-got, p.Length-x.pieceOff, math.MaxUint32)
 		if n != 0 {

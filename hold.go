@@ -45,22 +45,39 @@ func (h *holder) holdSend(i int, wr *SendWR) error {
 		}
 		return nil
 	}
-	if bad := holdPieces(wr.SGL); bad >= 0 {
+	if bad := h.holdPieces(wr.SGL); bad >= 0 {
 		return refuseSend(i, wr, ErrClosed, wr.SGL[bad].closedText())
 	}
 	return nil
 }
 
-// holdPieces holds the region of every piece, or of none; it returns the index of the piece whose
-// region is closed, or -1.
-func holdPieces(pieces []Segment) int {
+// holdPieces holds the regions of all pieces, once for each run of pieces with the same keys, or
+// none; it returns the index of a piece whose region is closed, or -1. sink.releasePieces gives
+// back as much.
+func (h *holder) holdPieces(pieces []Segment) (closed int) {
+	var last *Keys
 	for i := range pieces {
-		if k := pieces[i].Keys; k != nil && k.mr != nil && !k.mr.hold(1) {
-			unholdPieces(pieces[:i])
+		k := pieces[i].Keys
+		if k == last {
+			continue
+		}
+		last = k
+		if k != nil && k.mr != nil && !h.take(k.mr) {
+			h.drop(pieces[:i])
 			return i
 		}
 	}
 	return -1
+}
+
+// drop gives back what was taken for pieces. What was only counted is taken first: less than what
+// is held must never be seen.
+func (h *holder) drop(pieces []Segment) {
+	h.settle()
+	h.mr = nil
+	out := sink{}
+	out.releasePieces(pieces)
+	out.settle()
 }
 
 // closedPiece is the index of the first piece whose region is closed, or -1.
@@ -78,12 +95,3 @@ func (s *Segment) open() bool { return s.Keys == nil || s.Keys.open() }
 
 // closedText is why a piece whose region is closed is refused.
 func (s *Segment) closedText() string { return "memory region " + s.String() + " is closed" }
-
-// unholdPieces gives back what holdPieces took.
-func unholdPieces(pieces []Segment) {
-	for i := range pieces {
-		if k := pieces[i].Keys; k != nil && k.mr != nil {
-			k.mr.unhold(1)
-		}
-	}
-}

@@ -61,8 +61,8 @@ type recvReq struct {
 	pieces    []Segment // its memory; kept by the slot
 }
 
-// enqueue checks a receive and gives it its slot.
-func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
+// enqueue checks a receive, holds its memory and gives it its slot.
+func (s *receiver) enqueue(rails *railSet, held *holder, i int, wr *RecvWR) error {
 	if len(wr.SGL) != 0 && wr.Local != (Segment{}) {
 		return refuseRecv(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
@@ -78,7 +78,7 @@ func (s *receiver) enqueue(rails *railSet, i int, wr *RecvWR) error {
 		if err := rails.checkRecv(i, wr, pieces); err != nil {
 			return err
 		}
-		if bad := holdPieces(pieces); bad >= 0 {
+		if bad := held.holdPieces(pieces); bad >= 0 {
 			return refuseRecv(i, wr, ErrClosed, pieces[bad].closedText())
 		}
 	}
@@ -262,7 +262,7 @@ func (s *receiver) report(l *line, num uint32, out *sink) {
 			wc.Imm, wc.Flags = r.imm, verbs.WCWithImm
 		}
 		if r.message {
-			unholdPieces(r.pieces)
+			out.releasePieces(r.pieces)
 		}
 		s.win.Head++
 	}

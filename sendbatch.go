@@ -46,6 +46,13 @@ func (b *sendBatch) setSGL(wr *verbs.SendWR, n int) []verbs.SGE {
 	return wr.SGL
 }
 
+// list is the room for the newest work request's scatter list of n elements, to be filled before
+// setSGL says how many there are.
+func (b *sendBatch) list(n int) []verbs.SGE {
+	i := (b.tail - 1) * b.width
+	return b.sges[i : i+n]
+}
+
 // setInline gives the newest work request its payload itself.
 func (b *sendBatch) setInline(wr *verbs.SendWR, p []byte) {
 	wr.SGL = nil

@@ -155,8 +155,8 @@ func (s *sender) resolve(id uint64) (n uint64, ok bool) {
 	return s.win.Resolve(wridNumber(id), wridNumberMask)
 }
 
-// enqueue gives a checked request its number and its slot.
-func (s *sender) enqueue(wr *SendWR) {
+// enqueue gives a checked request of so many bytes its number and its slot.
+func (s *sender) enqueue(wr *SendWR, length uint64) {
 	r := s.win.Push()
 	r.id = wr.ID
 	r.offset = 0
@@ -181,7 +181,7 @@ func (s *sender) enqueue(wr *SendWR) {
 	r.inline = wr.Flags&verbs.SendInline != 0
 	r.localAddr = wr.Local.Addr
 	r.localKeys = wr.Local.Keys
-	r.length = wr.Local.Length
+	r.length = length
 	r.plan = planFragments
 	switch {
 	case wr.Opcode == verbs.OpRDMAWriteWithImm:
@@ -207,8 +207,16 @@ func (s *sender) enqueue(wr *SendWR) {
 	}
 }
 
-// enqueueExt copies what the caller gets back when the post returns.
+// enqueueExt copies what the caller gets back when the post returns. A list of one piece is the
+// same as Local.
 func (r *sendReq) enqueueExt(wr *SendWR) {
+	if len(wr.SGL) == 1 {
+		r.scattered = false
+		r.localAddr, r.localKeys = wr.SGL[0].Addr, wr.SGL[0].Keys
+		if r.plan != planAtomic {
+			return
+		}
+	}
 	if r.ext == nil {
 		r.ext = &sendExt{}
 	}
@@ -218,15 +226,13 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 	if r.inline {
 		x.inline = append(x.inline[:0], wr.Inline...)
 		r.localKeys = nil
-		r.length = uint64(len(wr.Inline))
 	}
 	if r.scattered {
-		x.pieces = append(x.pieces[:0], wr.SGL...)
-		r.localKeys = nil
-		r.length = 0
-		for i := range x.pieces {
-			r.length += x.pieces[i].Length
+		x.pieces = x.pieces[:0] // one by one: the runtime's bulk copy costs more for a few
+		for i := range wr.SGL {
+			x.pieces = append(x.pieces, wr.SGL[i])
 		}
+		r.localKeys = nil
 	}
 }
 

@@ -31,13 +31,33 @@ func (s *sink) overflow() *WC { return s.ready.Open() }
 // release gives back what a reported request held.
 func (s *sink) release(r *sendReq) {
 	if k := r.localKeys; k != nil && k.mr != nil {
-		if k.mr != s.mr {
-			s.settle()
-			s.mr = k.mr
-		}
-		s.held++
+		s.releaseOne(k.mr)
 	} else if r.scattered {
-		unholdPieces(r.ext.pieces)
+		s.releasePieces(r.ext.pieces)
+	}
+}
+
+// releaseOne gives back one hold.
+func (s *sink) releaseOne(mr *MR) {
+	if mr != s.mr {
+		s.settle()
+		s.mr = mr
+	}
+	s.held++
+}
+
+// releasePieces gives back what holder.holdPieces took.
+func (s *sink) releasePieces(pieces []Segment) {
+	var last *Keys
+	for i := range pieces {
+		k := pieces[i].Keys
+		if k == last {
+			continue
+		}
+		last = k
+		if k != nil && k.mr != nil {
+			s.releaseOne(k.mr)
+		}
 	}
 }
 

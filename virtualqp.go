@@ -186,13 +186,14 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 			break
 		}
 		wr := &wrs[n]
-		if err = q.send.rails.checkSend(n, wr); err != nil {
+		var length uint64
+		if length, err = q.send.rails.checkSend(n, wr); err != nil {
 			break
 		}
 		if err = held.holdSend(n, wr); err != nil {
 			break
 		}
-		q.send.enqueue(wr)
+		q.send.enqueue(wr, length)
 		n++
 	}
 	held.settle()
@@ -228,17 +229,19 @@ func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 }
 
 func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
+	held := holder{}
 	for n < len(wrs) {
 		if q.recv.win.Len() >= maxOutstanding {
 			err = refuseRecv(n, &wrs[n], verbs.ErrQueueFull,
 				"2^27 receives are outstanding: poll completions")
 			break
 		}
-		if err = q.recv.enqueue(&q.send.rails, n, &wrs[n]); err != nil {
+		if err = q.recv.enqueue(&q.send.rails, &held, n, &wrs[n]); err != nil {
 			break
 		}
 		n++
 	}
+	held.settle()
 	q.dispatchRecvs()
 	if q.recv.creditsWait && q.recv.live(q.recv.win.Tail-uint64(n), false) {
 		q.recv.creditsWait = false

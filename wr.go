@@ -23,7 +23,13 @@ type SendWR struct {
 	Flags verbs.SendFlags
 	// Local is the memory to send from, or for reads and atomics to receive into.
 	Local Segment
-	// SGL names several pieces of memory in place of Local. It is copied during the post.
+	// SGL names several pieces of memory in place of Local. It is copied during the post. One work
+	// request takes [Config.MaxSGE] pieces, 4 by default. Over several queue pairs a longer list is
+	// cut into more fragments; SENDs are not cut, and nothing is on a single queue pair, so there
+	// it is refused. In this library a list of one piece costs a tenth more than Local, and each
+	// further piece a tenth of a request, or up to three tenths where the region changes from one
+	// piece to the next. NICs fetch each piece by itself: what is short and lies apart may be
+	// cheaper copied together, as Inline.
 	SGL []Segment
 	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It
 	// needs no registration and is the caller's again when the post returns.

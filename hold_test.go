@@ -1,0 +1,148 @@
+package ibverbx
+
+import (
+	"errors"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// holding is a virtual queue pair over four null queue pairs, with two regions.
+type holding struct {
+	*VirtualQP
+	a, b *MR
+}
+
+func newHolding(t *testing.T) *holding {
+	t.Helper()
+	q, err := Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, Config{MaxSGE: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card, err := q.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Connect(card); err != nil {
+		t.Fatal(err)
+	}
+	h := &holding{VirtualQP: q}
+	for _, mr := range []**MR{&h.a, &h.b} {
+		if *mr, err = q.Domain().Register(make([]byte, 4096), verbs.AccessAll); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+// list is a scatter list of 8 bytes of each region.
+func list(regions ...*MR) (sgl []Segment) {
+	for i, mr := range regions {
+		sgl = append(sgl, mr.Slice(uint64(16*i), 8))
+	}
+	return sgl
+}
+
+func (h *holding) write(regions ...*MR) SendWR {
+	return SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: list(regions...),
+		Remote: h.b.Remote().At(0)}
+}
+
+func (h *holding) expect(t *testing.T, when string, a, b int64) {
+	t.Helper()
+	if gotA, gotB := h.a.holds.Load(), h.b.holds.Load(); gotA != a || gotB != b {
+		t.Errorf("%s: the regions are held %d and %d times, want %d and %d", when, gotA, gotB, a, b)
+	}
+}
+
+// A list holds a region once for each run of its pieces, and gives as much back.
+func TestListHoldsARegionOnceARun(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	n, err := h.PostSend(h.write(a, a, a, a, a, a, a, a), h.write(a, a, b, b, a), h.write(b), h.write(b, b))
+	if n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 3, 3)
+	if err := a.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("a region that requests use: %v", err)
+	}
+	for done := 0; done < 4; {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, 0)
+	for i := range 3 {
+		if _, err := h.PostRecv(RecvWR{ID: uint64(i), SGL: list(a, a, b)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.expect(t, "receives posted", 3, 3)
+	if err := h.VirtualQP.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, "closed", 0, 0)
+	for _, mr := range []*MR{a, b} {
+		if err := mr.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A request that names a closed region leaves no hold behind, and the requests before it keep
+// theirs at every moment.
+func TestRefusedListGivesItsHoldsBack(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	good := h.write(a, a)
+	good.Remote = a.Remote().At(0)
+	bad := h.write(a, a, b, a)
+	bad.Remote = good.Remote
+	n, err := h.PostSend(good, good, bad, good)
+	if n != 2 || !errors.Is(err, ErrClosed) {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 2, closedHolds)
+	if _, err := h.PostRecv(RecvWR{SGL: list(a, b)}); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	h.expect(t, "refused", 2, closedHolds)
+	for done := 0; done < 2; {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, closedHolds)
+}
+
+// The holds of a call on one region are taken in two steps, however many requests and pieces name
+// it: one that sees that it is open, one for all others.
+func TestHoldsOfARunAreTakenInTwoSteps(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	held := holder{}
+	for i := range 3 {
+		wr := h.write(a, a, a)
+		if err := held.holdSend(i, &wr); err != nil {
+			t.Fatal(err)
+		}
+		h.expect(t, "first run", 1, 0)
+	}
+	wr := h.write(b)
+	if err := held.holdSend(3, &wr); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, "second run", 3, 1)
+	held.settle()
+	h.expect(t, "settled", 3, 1)
+	out := h.CQ().sink(nil)
+	for range 3 {
+		out.releasePieces(list(a, a))
+	}
+	h.expect(t, "released", 3, 1)
+	out.releasePieces(list(b))
+	h.expect(t, "next run released", 0, 1)
+	out.settle()
+	h.expect(t, "settled", 0, 0)
+}
