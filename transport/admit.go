@@ -9,7 +9,7 @@ type resources uint8
 const (
 	needWindow resources = 1 << iota // operations of this endpoint have to end
 	needCredit                       // the peer has to give receive buffers back
-	needBuffer                       // a bounce buffer, which all endpoints share
+	needBuffer                       // a bounce buffer: one that all endpoints share, or its own
 	needNIC                          // the NIC refused for now
 	// its function returned PendingNoResource, although none of its sends was refused
 	needUnknown
@@ -40,7 +40,7 @@ func (e *Endpoint) tryAdmit(credit, buffer bool) error {
 		return e.noResource(needWindow)
 	case credit && p.credits.Room() == 0:
 		return e.noResource(needCredit)
-	case buffer && len(p.w.bounce.free) == 0:
+	case buffer && !p.hasBuffer():
 		return e.noResource(needBuffer)
 	}
 	return nil
@@ -79,7 +79,7 @@ func (p *peerState) stillMissing(set resources, seen uint64) resources {
 	if p.credits.Room() != 0 {
 		set &^= needCredit
 	}
-	if len(p.w.bounce.free) != 0 {
+	if p.hasBuffer() {
 		set &^= needBuffer
 	}
 	if !p.w.chores.refused {

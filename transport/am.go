@@ -78,19 +78,19 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	if err := e.tryAdmit(true, true); err != nil {
 		return 0, err
 	}
-	buf := w.bounce.take()
-	room := w.bounce.bytes(buf)
+	buf := p.takeBuffer()
+	room := p.bufferBytes(buf)
 	room = room[:min(len(room), p.conn.maxAM)]
 	start := wireHeader + len(hdr)
 	n, err := p.pack(name, pack, room[start:])
 	if err != nil {
-		w.bounce.put(buf)
+		p.putBuffer(buf)
 		return 0, err
 	}
 	p.fillHeader(room, id, hdr)
 	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled
-	wr[0].Local = w.bounce.segment(buf, start+n)
+	wr[0].Local = p.bufferSegment(buf, start+n)
 	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
 		return 0, err
 	}
@@ -127,13 +127,13 @@ func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibve
 	if err := e.tryAdmit(true, true); err != nil {
 		return err
 	}
-	buf := w.bounce.take()
+	buf := p.takeBuffer()
 	start := wireHeader + len(hdr)
-	p.fillHeader(w.bounce.bytes(buf), id, hdr)
+	p.fillHeader(p.bufferBytes(buf), id, hdr)
 	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = ibverbx.Segment{}
-	w.templates.sgl = append(append(w.templates.sgl[:0], w.bounce.segment(buf, start)), payload...)
+	w.templates.sgl = append(append(w.templates.sgl[:0], p.bufferSegment(buf, start)), payload...)
 	wr[0].SGL = w.templates.sgl
 	_, err := e.post(name, wr, opData, buf, comp)
 	wr[0].SGL = nil

@@ -2,8 +2,12 @@ package transport
 
 import "ibverbx"
 
-// bouncePool is registered memory cut into buffers of one size. The buffer given back last is taken
-// first, because it is in the cache.
+// ownBuffers is how many bounce buffers an endpoint has beside those that all share, so that peers
+// which let nothing end cannot take them all. With two, one is filled while the other is sent.
+const ownBuffers = 2
+
+// bouncePool is registered memory cut into buffers of one size, which all endpoints share. The
+// buffer given back last is taken first, because it is in the cache.
 //
 // Invariant: each buffer is either in free or held by exactly one outstanding operation.
 type bouncePool struct {
@@ -23,25 +27,52 @@ func newBouncePool(dom *ibverbx.Domain, count, size int) (*bouncePool, error) {
 	return p, err
 }
 
-// noBuffer is the bounce buffer of an operation that has none.
-const noBuffer = int32(-1)
+// A bounce buffer of an operation is a number: 0 and up of those that all share, firstOwn and down
+// of the endpoint's own.
+const (
+	noBuffer = int32(-1)
+	firstOwn = int32(-2)
+)
 
-// take takes a buffer out of free, where there must be one.
-func (p *bouncePool) take() int32 {
-	i := p.free[len(p.free)-1]
-	p.free = p.free[:len(p.free)-1]
-	return i
+// hasBuffer reports whether the endpoint can take a bounce buffer.
+func (p *peerState) hasBuffer() bool { return len(p.w.bounce.free) != 0 || p.sending.ownBuffers != 0 }
+
+// takeBuffer takes a bounce buffer, one of the endpoint's own if there is no other. There must be
+// one: see hasBuffer.
+func (p *peerState) takeBuffer() int32 {
+	pool := p.w.bounce
+	if n := len(pool.free); n != 0 {
+		i := pool.free[n-1]
+		pool.free = pool.free[:n-1]
+		return i
+	}
+	return p.sending.takeOwnBuffer()
 }
 
-// put gives a buffer back.
-func (p *bouncePool) put(i int32) { p.free = append(p.free, i) }
-
-func (p *bouncePool) bytes(i int32) []byte {
-	off := int(i) * p.size
-	return p.mem[off : off+p.size : off+p.size]
+// putBuffer gives a bounce buffer back.
+func (p *peerState) putBuffer(i int32) {
+	if i < 0 {
+		p.sending.ownBuffers |= 1 << (firstOwn - i)
+		return
+	}
+	p.w.bounce.free = append(p.w.bounce.free, i)
 }
 
-// segment names the first n bytes of a buffer.
-func (p *bouncePool) segment(i int32, n int) ibverbx.Segment {
-	return p.mr.Slice(uint64(int(i)*p.size), uint64(n))
+// bufferBytes is the memory of a bounce buffer.
+func (p *peerState) bufferBytes(i int32) []byte {
+	if i < 0 {
+		return p.mem.ownBytes(firstOwn - i)
+	}
+	pool := p.w.bounce
+	off := int(i) * pool.size
+	return pool.mem[off : off+pool.size : off+pool.size]
+}
+
+// bufferSegment names the first n bytes of a bounce buffer.
+func (p *peerState) bufferSegment(i int32, n int) ibverbx.Segment {
+	if i < 0 {
+		return p.mem.ownSegment(firstOwn-i, n)
+	}
+	pool := p.w.bounce
+	return pool.mr.Slice(uint64(int(i)*pool.size), uint64(n))
 }

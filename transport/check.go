@@ -1,6 +1,9 @@
 package transport
 
-import "fmt"
+import (
+	"fmt"
+	"math/bits"
+)
 
 // unlock ends a call on the endpoint. Builds with the race detector check the endpoint's invariants
 // first.
@@ -46,21 +49,29 @@ func (p *peerState) check() error {
 
 // mustHold panics if an invariant of the worker or of one of its endpoints is broken.
 func (w *Worker) mustHold() {
-	open, held := 0, 0
+	open, shared := 0, 0
 	for _, p := range w.endpoints {
 		if p == nil {
 			continue
 		}
 		open++
 		p.mustHold()
+		own := bits.OnesCount8(p.sending.ownBuffers)
 		for n := p.sending.ops.Head; n != p.sending.ops.Tail; n++ {
-			if p.sending.ops.At(n).buf != noBuffer {
-				held++
+			switch buf := p.sending.ops.At(n).buf; {
+			case buf >= 0:
+				shared++
+			case buf <= firstOwn:
+				own++
 			}
 		}
+		if own != ownBuffers {
+			panic(fmt.Sprintf("transport: %s: invariant broken: it has %d bounce buffers of its own, not %d",
+				p.cfg.Name, own, ownBuffers))
+		}
 	}
-	if open != w.open || w.bounce != nil && held+len(w.bounce.free) != w.cfg.BounceBuffers {
+	if open != w.open || w.bounce != nil && shared+len(w.bounce.free) != w.cfg.BounceBuffers {
 		panic(fmt.Sprintf("transport: invariant broken: %d endpoints counted as %d; %d bounce buffers of %d "+
-			"free, %d held by operations", open, w.open, len(w.bounce.free), w.cfg.BounceBuffers, held))
+			"free, %d held by operations", open, w.open, len(w.bounce.free), w.cfg.BounceBuffers, shared))
 	}
 }

@@ -13,7 +13,9 @@ type Config struct {
 	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
 	// what the limits below need, and Credits as many, since a rail carries no more messages at a
 	// time than its peer has credits, though no message of this package uses one up; MaxInline is
-	// 128, or what the NIC takes; MaxSGE 5, MaxRecvSGE 1, QPsPerDevice 4.
+	// 128, or what the NIC takes; MaxSGE 5, MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6, not
+	// for ever: credits see to it that a peer which keeps to them always has a receive, so one that
+	// has none fails its endpoint, and within 4 ms, or the 6 pauses that the peer's NIC asks for.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -22,7 +24,8 @@ type Config struct {
 	// longest bcopy and of the longest active message; 0 means 8 KiB: beyond it the copy costs more
 	// than sending from registered memory.
 	BufferSize int
-	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256.
+	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256. Each endpoint has
+	// two more of its own, for when peers that are slow or worse hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
 	// means 32, at most 4096. More of them let the sender run further ahead, and with a hundred
@@ -95,6 +98,9 @@ func (c Config) withDefaults() Config {
 	def(&c.QP.MaxSGE, 5)
 	def(&c.QP.MaxRecvSGE, 1)
 	def(&c.QP.QPsPerDevice, 4)
+	if c.QP.Conn.RNRRetry == 0 {
+		c.QP.Conn.RNRRetry = 6
+	}
 	if c.Spin == 0 {
 		c.Spin = 20 * time.Microsecond
 	}

@@ -1,10 +1,14 @@
 package transport
 
-import "ibverbx/verbs"
+import (
+	"ibverbx"
+	"ibverbx/verbs"
+)
 
 // Connect connects to the endpoint that sent the card. What the peer sends before that is repeated
 // by its NIC for as long as the retries of Config.QP.Conn allow. After an error other than
-// ErrClosed, Connect can be called again.
+// ErrClosed, Connect can be called again; if a NIC has stopped it half-way, give the peer a new
+// card, because packet numbers are drawn anew.
 func (e *Endpoint) Connect(peer Card) error {
 	p := e.peer
 	w, qp := p.w, p.conn.qp
@@ -19,20 +23,48 @@ func (e *Endpoint) Connect(peer Card) error {
 	if err := peer.check(qp.DataRails()); err != nil {
 		return p.refuse("connect", err, "")
 	}
-	if err := qp.Connect(peer.QP); err != nil {
-		if qp.State() != verbs.StateReset {
-			_ = qp.Reset() // the error of Connect is the more useful one
-		}
+	// The receives first: a message of the peer can arrive from RTR on.
+	err := p.postFirstReceives(&peer.QP)
+	if err == nil {
+		err = qp.Connect(peer.QP)
+	}
+	if err != nil {
+		p.disconnect()
 		return p.refuse("connect", err, "")
 	}
 	p.conn.maxAM, p.conn.handlers, p.conn.flush = peer.BufferSize, peer.Handlers, peer.Flush
 	p.credits.Connect(peer.AMBuffers)
 	p.ending.move(stageOpen)
-	for slot := range p.receiving.messages {
-		p.repost(uint32(slot), true)
+	if len(p.receiving.toRepost) != 0 { // refused for now
+		w.chores.repost(p)
 	}
-	w.postReceives()
-	return p.ending.err // set if a NIC has refused the buffers
+	return nil
+}
+
+// postFirstReceives takes the virtual queue pair to INIT and posts all buffers.
+func (p *peerState) postFirstReceives(peer *ibverbx.BusinessCard) error {
+	r, qp := &p.receiving, p.conn.qp
+	if !r.ready {
+		attr := verbs.QPAttr{State: verbs.StateInit, Access: qp.Config().Conn.Access}
+		mask := verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
+		if err := qp.Modify(attr, mask, peer); err != nil {
+			return err
+		}
+		for slot := range r.messages {
+			r.toRepost = append(r.toRepost, uint32(slot))
+		}
+		r.ready = true
+	}
+	return p.postBuffers()
+}
+
+// disconnect takes the virtual queue pair back to RESET after a Connect that has failed. It flushes
+// the receives.
+func (p *peerState) disconnect() {
+	r := &p.receiving
+	_ = p.conn.qp.Reset() // the error of Connect is the more useful one
+	r.attempt++
+	r.ready, r.toRepost = false, r.toRepost[:0]
 }
 
 // Connect connects two endpoints of this process.

@@ -117,6 +117,7 @@ func (p *peerState) init() (err error) {
 	s, r := &p.sending, &p.receiving
 	s.ops = ring.NewWindow[op]()
 	s.limit = min(w.cfg.MaxOutstanding, depth-controlSlots)
+	s.ownBuffers = 1<<ownBuffers - 1
 	s.readyRequest.Func = callOnReady
 	p.mem, err = newSlab(w.dom, receives, w.cfg.BufferSize, s.limit+controlSlots, p.conn.qp.DataRails())
 	if err != nil {

@@ -104,11 +104,22 @@ func (w *Worker) postReceives() {
 
 // postReceives posts the endpoint's buffers that are in toRepost.
 func (p *peerState) postReceives() {
-	t, r := &p.w.templates, &p.receiving
+	r := &p.receiving
 	if !p.ending.stage.serves() {
 		r.toRepost = r.toRepost[:0]
 		return
 	}
+	if err := p.postBuffers(); err != nil {
+		p.failQP(err)
+		return
+	}
+	p.giveCredits()
+}
+
+// postBuffers posts the endpoint's buffers that are in toRepost. It returns an error if the queue
+// pair refuses them permanently; what it refuses for now stays in toRepost.
+func (p *peerState) postBuffers() error {
+	t, r := &p.w.templates, &p.receiving
 	for len(r.toRepost) > len(t.recv) {
 		t.recv = append(t.recv, ibverbx.RecvWR{})
 	}
@@ -131,8 +142,7 @@ func (p *peerState) postReceives() {
 		p.w.chores.refused = true
 	default:
 		r.toRepost = r.toRepost[:0]
-		p.failQP(err)
-		return
+		return err
 	}
-	p.giveCredits()
+	return nil
 }

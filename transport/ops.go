@@ -43,7 +43,7 @@ func (p *peerState) retire(ok bool) {
 	o := s.ops.Front()
 	switch {
 	case o.kind == opUnpack && ok:
-		copy(o.dst, w.bounce.bytes(o.buf))
+		copy(o.dst, p.bufferBytes(o.buf))
 	case o.kind == opAtomic && ok && o.result != nil:
 		*o.result = p.mem.cellValue(s.ops.Head)
 	case o.kind == opControl:
@@ -52,7 +52,7 @@ func (p *peerState) retire(ok bool) {
 		}
 	}
 	if o.buf != noBuffer {
-		w.bounce.put(o.buf)
+		p.putBuffer(o.buf)
 	}
 	if o.comp != nil {
 		s.unreportedRound = w.round

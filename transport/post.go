@@ -15,7 +15,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 	s := &p.sending
 	if comp != nil && comp.left.Load() <= 0 {
 		if buf != noBuffer {
-			p.w.bounce.put(buf)
+			p.putBuffer(buf)
 		}
 		return nil, p.refuse(name, verbs.ErrInvalid, "the completion counts nothing: call Init, or "+
 			"NewCompletion, for as many operations as it is given to")
@@ -28,7 +28,7 @@ func (e *Endpoint) post(name string, wr []ibverbx.SendWR, kind opKind, buf int32
 	wr[0].Flags &^= verbs.SendFence
 	if err != nil {
 		if buf != noBuffer {
-			p.w.bounce.put(buf)
+			p.putBuffer(buf)
 		}
 		return nil, e.postRefused(name, err)
 	}

@@ -86,6 +86,9 @@ func (w *Worker) completed(i int) {
 		return
 	}
 	p := w.endpoints[id]
+	if wc.ID&wridRecv != 0 && wridAttempt(wc.ID) != p.receiving.attempt {
+		return // flushed by a Connect that failed
+	}
 	p.receiving.aliveSinceProbe = true
 	if wc.Status != verbs.StatusSuccess && p.ending.err == nil {
 		cause := p.conn.qp.Err()
@@ -98,7 +101,7 @@ func (w *Worker) completed(i int) {
 	case wc.ID&wridRecv == 0:
 		p.ended(wridLow(wc.ID), wc.Status)
 	case wc.Status == verbs.StatusSuccess && !p.ending.stage.ignoresArrivals():
-		p.arrived(wridLow(wc.ID), wc.ByteLen)
+		p.arrived(wridSlot(wc.ID), wc.ByteLen)
 	}
 }
 

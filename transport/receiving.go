@@ -15,6 +15,11 @@ import (
 type receiving struct {
 	messages []Message // by the slot of their receive buffer
 	toRepost []uint32  // slots of the buffers to post again
+	// attempt counts the attempts to connect that failed with receives posted. Those were flushed;
+	// their completions have another number in their ids and are dropped.
+	attempt uint16
+	// ready reports that every buffer is posted or in toRepost.
+	ready bool
 	// repostListed reports that the endpoint is in chores.reposts.
 	repostListed bool
 	// aliveSinceProbe reports that a completion has come since keepAlive last looked for silent

@@ -63,15 +63,15 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	if err := e.tryAdmit(false, true); err != nil {
 		return 0, err
 	}
-	buf := w.bounce.take()
-	n, err := p.pack(name, pack, w.bounce.bytes(buf))
+	buf := p.takeBuffer()
+	n, err := p.pack(name, pack, p.bufferBytes(buf))
 	if err != nil || n == 0 {
-		w.bounce.put(buf)
+		p.putBuffer(buf)
 		return n, err
 	}
 	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled
-	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, n), remote
+	wr[0].Local, wr[0].Remote = p.bufferSegment(buf, n), remote
 	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
 		return 0, err
 	}
@@ -161,10 +161,10 @@ func (e *Endpoint) getBcopy(comp *Completion, dst []byte, remote ibverbx.RemoteS
 	if err := e.tryAdmit(false, true); err != nil {
 		return false, err
 	}
-	buf := w.bounce.take()
+	buf := p.takeBuffer()
 	wr := w.templates.get[:]
 	wr[0].Flags = verbs.SendSignaled
-	wr[0].Local, wr[0].Remote = w.bounce.segment(buf, len(dst)), remote
+	wr[0].Local, wr[0].Remote = p.bufferSegment(buf, len(dst)), remote
 	o, err := e.post(name, wr, opUnpack, buf, comp)
 	if err != nil {
 		return false, err

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"fmt"
+	"math/bits"
 
 	"ibverbx/internal/ring"
 )
@@ -21,6 +22,7 @@ type sending struct {
 	// controlOps is how many of the outstanding operations are the transport's own: credits, a
 	// goodbye, a probe. They are not counted against limit.
 	controlOps int
+	ownBuffers uint8 // set of its own bounce buffers that are free
 	fence      fence
 	// dirty reports that the peer's memory was written since the last remote flush.
 	dirty bool
@@ -61,6 +63,13 @@ func (s *sending) idle() bool { return s.ops.Head == s.ops.Tail }
 
 // busy reports whether operations or requests of the program are not finished.
 func (s *sending) busy() bool { return s.pending.any() || s.userOps() != 0 }
+
+// takeOwnBuffer takes one of the endpoint's own bounce buffers, of which one must be free.
+func (s *sending) takeOwnBuffer() int32 {
+	k := bits.TrailingZeros8(s.ownBuffers)
+	s.ownBuffers &^= 1 << k
+	return firstOwn - int32(k)
+}
 
 // pushControl adds an operation of the transport's own.
 func (s *sending) pushControl() {

@@ -1,5 +1,7 @@
 package transport
 
+import "math/bits"
+
 // counters are the worker's counters. They only grow, except kept.
 type counters struct {
 	amSent, amBytes, amReceived uint64
@@ -67,6 +69,8 @@ type EndpointStats struct {
 	Credits     int `json:"credits"`     // active messages that the peer has room for
 	Owed        int `json:"owed"`        // credits to give back to the peer
 	Pending     int `json:"pending"`     // requests in the queue
+	// OwnBuffers is how many bounce buffers of its own are free, beside those that all share.
+	OwnBuffers int `json:"own_buffers"`
 }
 
 // Stats takes a snapshot.
@@ -82,5 +86,5 @@ func (e *Endpoint) Stats() EndpointStats {
 	}
 	s := &p.sending
 	return EndpointStats{Outstanding: s.userOps(), Limit: s.limit, Credits: p.credits.Room(), Owed: due,
-		Pending: s.pending.list.Len()}
+		Pending: s.pending.list.Len(), OwnBuffers: bits.OnesCount8(s.ownBuffers)}
 }

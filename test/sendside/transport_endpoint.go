@@ -159,11 +159,13 @@ func (e *end) send(o *op, how manner) error {
 // gauge is what the library counts for an endpoint.
 type gauge struct {
 	transport.EndpointStats
-	bounce int
+	bounce int // bounce buffers that it can take: shared ones and its own
 }
 
 func (e *end) gauge() gauge {
-	return gauge{e.ep.Stats(), e.site.worker.Stats().BounceFree}
+	g := gauge{EndpointStats: e.ep.Stats()}
+	g.bounce = e.site.worker.Stats().BounceFree + g.OwnBuffers
+	return g
 }
 
 // sendOn tries an operation on a view, and checks the result and effect of the call.
@@ -251,6 +253,7 @@ func (e *end) accept(o *op, how manner, done bool, before, after gauge) {
 	if how != fromQueue {
 		e.fenceNext = false
 	}
+	o.ownBuffer = after.OwnBuffers < before.OwnBuffers
 	o.seq = len(e.ops)
 	e.ops = append(e.ops, o)
 	switch {

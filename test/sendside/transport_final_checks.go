@@ -164,6 +164,9 @@ func (w *transportWorld) checkBalance() {
 				if !e.released {
 					open++
 				}
+				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
+					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e, g.OwnBuffers)
+				}
 			}
 		}
 		switch {

@@ -60,6 +60,8 @@ type op struct {
 	atomicOp
 	flushOp
 
+	ownBuffer bool // it took a bounce buffer of the endpoint's own
+
 	seq   int // index among the accepted ones of its endpoint
 	fence int // those before this index must land before it does
 	ended bool

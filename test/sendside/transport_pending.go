@@ -185,11 +185,11 @@ func (r *request) requeue() {
 // only.
 const mostSkipped = 3
 
-// served notes that a request has got a bounce buffer, and checks that other endpoints which wait
-// for one get their turn.
+// served notes that a request has got a bounce buffer that all share, and checks that other
+// endpoints which wait for one get their turn.
 func (e *end) served(took *op) {
 	w := e.w
-	if !took.kind.bounces() {
+	if !took.kind.bounces() || took.ownBuffer {
 		return
 	}
 	for _, o := range w.ends {
