@@ -11,7 +11,8 @@ const (
 	needCredit                       // the peer has to give receive buffers back
 	needBuffer                       // a bounce buffer: one that all endpoints share, or its own
 	needNIC                          // the NIC refused for now
-	// its function returned PendingNoResource, although none of its sends was refused
+	// its function returned PendingNoResource, although none of its sends was refused: it is called
+	// again in the next round of dispatchPending
 	needUnknown
 )
 
@@ -70,9 +71,9 @@ func (e *Endpoint) noResource(need resources) error {
 	return ErrNoResource
 }
 
-// stillMissing returns what of a set is still missing. seen goes with needUnknown:
-// Worker.completions at that time.
-func (p *peerState) stillMissing(set resources, seen uint64) resources {
+// stillMissing returns what of a set is still missing. asked goes with needUnknown:
+// Worker.dispatches at that time.
+func (p *peerState) stillMissing(set resources, asked uint64) resources {
 	if !p.sending.full() {
 		set &^= needWindow
 	}
@@ -85,7 +86,7 @@ func (p *peerState) stillMissing(set resources, seen uint64) resources {
 	if !p.w.chores.refused {
 		set &^= needNIC
 	}
-	if p.w.completions != seen {
+	if p.w.dispatches != asked {
 		set &^= needUnknown
 	}
 	return set
@@ -93,6 +94,6 @@ func (p *peerState) stillMissing(set resources, seen uint64) resources {
 
 // stillBlocked reports whether an attempt that lacked a set of resources would fail again: none of
 // them has come back, or too many operations are outstanding.
-func (p *peerState) stillBlocked(set resources, seen uint64) bool {
-	return p.sending.full() || set != 0 && p.stillMissing(set, seen) == set
+func (p *peerState) stillBlocked(set resources, asked uint64) bool {
+	return p.sending.full() || set != 0 && p.stillMissing(set, asked) == set
 }

@@ -15,7 +15,10 @@ const (
 	PendingDone Outcome = iota
 	// PendingProgress keeps it: it is called again after the other endpoints had their turn.
 	PendingProgress
-	// PendingNoResource keeps it until resources are back, because a send met ErrNoResource.
+	// PendingNoResource keeps it until resources are back, because a send met ErrNoResource. If no
+	// send on this endpoint did, because the request waits for another endpoint or for something
+	// else, it is called again in each round of progress; a goroutine that waits sleeps a
+	// millisecond at most then.
 	PendingNoResource
 )
 
@@ -55,7 +58,7 @@ type Pending struct {
 	// missing is what has to come back before the function is called again; if it is empty, it is
 	// called in its turn.
 	missing resources
-	seen    uint64 // with needUnknown: Worker.completions when the function returned
+	asked   uint64 // with needUnknown: Worker.dispatches when the function returned
 }
 
 // pendingQueue is the queue of an endpoint. Its first request leaves the list while its function

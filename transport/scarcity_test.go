@@ -2,6 +2,8 @@ package transport_test
 
 import (
 	"errors"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -149,4 +151,115 @@ func TestCloseSaysThatItWasAborted(t *testing.T) {
 	if err := <-closed; !errors.Is(err, transport.ErrCanceled) {
 		t.Errorf("%v", err)
 	}
+}
+
+// waitsFor queues a request that says it lacks something, which no send of it does, until ready. It
+// counts the calls.
+func waitsFor(t *testing.T, e *end, ready *atomic.Bool, calls *atomic.Int64) {
+	t.Helper()
+	e.fill(t)
+	must(t, e.Pending(request(func(*transport.Endpoint) transport.Outcome {
+		if calls.Add(1); ready.Load() {
+			return transport.PendingDone
+		}
+		return transport.PendingNoResource
+	})))
+}
+
+// A request that waits for something that no event of the worker announces is asked all the same,
+// by a goroutine that sleeps, too.
+func TestARequestThatWaitsForSomethingElseIsAsked(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.cfg.Spin, s.cfg.KeepAlive = -1, -1
+		l := newLink(t, s)
+		var ready atomic.Bool
+		var calls atomic.Int64
+		waitsFor(t, l.a, &ready, &calls)
+		l.until("it was asked", func() bool { return calls.Load() != 0 })
+		l.quiet()
+		flushed := make(chan error, 1)
+		go func() { flushed <- l.a.Flush(within(t), transport.FlushLocal) }()
+		sleeping(t, l.a.w, 1)
+		ready.Store(true)
+		begin := time.Now()
+		must(t, <-flushed)
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("the flush behind it took %v", took)
+		}
+	})
+}
+
+// A goroutine that sleeps already is woken when such a request turns up on another.
+func TestASleeperAsksWhatAnotherGoroutineHasQueued(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.Spin, s.cfg.KeepAlive = -1, -1
+	l := newLink(t, s)
+	var ready atomic.Bool
+	var calls atomic.Int64
+	must(t, l.a.w.Start())
+	sleeping(t, l.a.w, 1)
+	waitsFor(t, l.a, &ready, &calls)
+	for calls.Load() < 3 {
+		l.a.w.Progress()
+	}
+	ready.Store(true)
+	for deadline := time.Now().Add(patience); l.a.Stats().Pending != 0; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody asks")
+		}
+	}
+}
+
+// Such a request is asked once in each round of progress, which does not count as work, however
+// many there are and whatever others do.
+func TestARequestThatWaitsForSomethingElseIsNoWork(t *testing.T) {
+	const endpoints = 300
+	s := shapes()[0]
+	s.cfg.AMBuffers, s.cfg.BufferSize, s.cfg.MaxOutstanding, s.cfg.MaxEndpoints = 1, 256, 1, endpoints+1
+	s.cfg.KeepAlive = -1
+	l := newLink(t, s)
+	var ready atomic.Bool
+	calls := make([]atomic.Int64, endpoints)
+	for i := range calls {
+		e, _ := l.another(transport.EndpointConfig{})
+		waitsFor(t, e, &ready, &calls[i])
+	}
+	l.until("all of them were asked", func() bool {
+		for i := range calls {
+			if calls[i].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	l.quiet()
+	busy := true
+	l.a.fill(t)
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		if busy {
+			return transport.PendingProgress
+		}
+		return transport.PendingDone
+	})))
+	for round := range 20 {
+		if round == 10 {
+			busy = false
+			l.until("the busy one ends", func() bool { return l.a.Stats().Pending == 0 })
+			l.quiet()
+		}
+		before := make([]int64, endpoints)
+		for i := range calls {
+			before[i] = calls[i].Load()
+		}
+		if n := l.a.w.Progress(); n != 0 && !busy {
+			t.Fatalf("progress has done %d things", n)
+		}
+		for i := range calls {
+			if n := calls[i].Load() - before[i]; n != 1 {
+				t.Fatalf("request %d was asked %d times in one round", i, n)
+			}
+		}
+	}
+	ready.Store(true)
+	l.quiet()
 }

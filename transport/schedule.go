@@ -1,6 +1,7 @@
 package transport
 
-// dispatchBudget bounds the pending functions that one round of progress runs.
+// dispatchBudget bounds the pending functions that one round of progress runs, unless more endpoints
+// than that have one.
 const dispatchBudget = 256
 
 // schedule puts the endpoint behind those that wait for dispatchPending.
@@ -16,14 +17,16 @@ func (p *peerState) schedule() {
 // calls had an effect: if calls without one counted, a goroutine that waits would never sleep.
 func (w *Worker) dispatchPending() (did int) {
 	ran, blocked := 0, 0 // calls, and endpoints in a row that lack resources
-	for w.scheduled.Len() != 0 && blocked < w.scheduled.Len() && ran < dispatchBudget {
+	budget, asking := max(dispatchBudget, w.scheduled.Len()), false
+	w.dispatches++
+	for w.scheduled.Len() != 0 && blocked < w.scheduled.Len() && ran < budget {
 		p := w.scheduled.Pop()
 		s := &p.sending
 		s.pending.scheduled = false
 		if !s.pending.waits() || s.pending.running != nil {
 			continue
 		}
-		if req := s.pending.first(); p.ending.err == nil && p.stillBlocked(req.missing, req.seen) {
+		if req := s.pending.first(); p.ending.err == nil && p.stillBlocked(req.missing, req.asked) {
 			p.schedule()
 			blocked++
 			continue
@@ -37,9 +40,14 @@ func (w *Worker) dispatchPending() (did int) {
 			blocked = 0 // when the round ends, endpoints that were served stand behind all others
 		}
 		if s.pending.waits() {
+			asking = asking || s.pending.first().missing&needUnknown != 0
 			p.schedule()
 		}
 	}
+	if asking && !w.chores.asking {
+		w.sleep.wake() // goroutines that sleep already may sleep for too long
+	}
+	w.chores.asking = asking
 	return did
 }
 
@@ -77,8 +85,7 @@ func (w *Worker) runPending(p *peerState) Outcome {
 		}
 		return PendingDone
 	case outcome == PendingNoResource && req.missing == 0:
-		// No send noted what it waits for: it is called again after any completion.
-		req.missing, req.seen = needUnknown, w.completions
+		req.missing, req.asked = needUnknown, w.dispatches // no send noted what it waits for
 	}
 	q.list.PushFront(&req.link, req)
 	return outcome

@@ -88,8 +88,8 @@ func (s *spinner) more(limit time.Duration) bool {
 	return !s.enough
 }
 
-// retryInterval is how often progress is made while a NIC refuses work: no event announces that it
-// takes work again.
+// retryInterval is how often progress is made while a NIC refuses work, or a request waits for
+// something outside of the worker: no event announces the end of it.
 const retryInterval = time.Millisecond
 
 // sleepOrPoll sleeps until there may be something new. It makes progress once after arming the CQ,
@@ -101,7 +101,7 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	err := w.cq.Arm()
 	w.keepAlive()
 	switch alive := time.Until(w.probeAt); {
-	case w.chores.refused || w.cq.Stats().Retrying != 0:
+	case w.chores.refused || w.chores.asking && w.scheduled.Len() != 0 || w.cq.Stats().Retrying != 0:
 		every = retryInterval
 	case w.cfg.KeepAlive > 0 && w.open != 0 && (every == 0 || alive < every):
 		every = max(alive, 1)

@@ -51,14 +51,11 @@ type Worker struct {
 	scheduled  ring.FIFO[*peerState] // endpoints with pending requests, the next to be served first
 	afterRound []event               // events that follow those of the present round
 	round      uint64                // number of the present round of events, from 1 on
-	// completions counts the completions that progress has polled. A pending function that returned
-	// PendingNoResource, although none of its sends was refused, is called again when it has
-	// changed.
-	completions uint64
-	sinceClock  int       // rounds of progress since keepAlive last looked at the clock
-	probeAt     time.Time // when silent peers are probed next
-	stats       counters
-	closed      atomic.Bool // set with mu held; goroutines that wait read it without
+	dispatches uint64                // rounds of dispatchPending
+	sinceClock int                   // rounds of progress since keepAlive last looked at the clock
+	probeAt    time.Time             // when silent peers are probed next
+	stats      counters
+	closed     atomic.Bool // set with mu held; goroutines that wait read it without
 
 	sleep          sleepers
 	missedProgress atomic.Bool // a goroutine could not make progress because another did

@@ -136,6 +136,11 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		r.end(false)
 		return transport.PendingDone
 	}
+	if !failed && !w.finishing && w.OneIn(16) { // it waits for something else
+		clear(e.skipped)
+		r.end(true)
+		return transport.PendingNoResource
+	}
 	if r.want == nil {
 		r.more--
 		r.want, _ = e.newOp()
