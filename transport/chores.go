@@ -13,8 +13,8 @@ type chores struct {
 	// toCredit lists endpoints that have credits to give back, and could not send them. settle
 	// walks it while spare, an empty slice, takes its place.
 	toCredit, spare []*peerState
-	// asking reports that the last round of dispatchPending left a request which waits for something
-	// that no event announces.
+	// asking reports that the last round of dispatchPending left a request which waits for
+	// something that no event announces.
 	asking bool
 	// refused reports that a NIC has refused something for now; the next round tries again.
 	refused bool

@@ -314,7 +314,8 @@ func TestContract06PendingFunctionsReachOtherEndpoints(t *testing.T) {
 // Pending requests go before sends that a completion callback issues.
 func TestContract08PendingGoesBeforeCallbacks(t *testing.T) {
 	for seed := range seeds(20) {
-		pendingGoesBeforeCallbacks(t, setup{cfg: transport.Config{BounceBuffers: 1}, stepped: true, seed: seed})
+		pendingGoesBeforeCallbacks(t, setup{cfg: transport.Config{BounceBuffers: 1}, stepped: true,
+			seed: seed})
 	}
 }
 

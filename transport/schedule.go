@@ -1,7 +1,7 @@
 package transport
 
-// dispatchBudget bounds the pending functions that one round of progress runs, unless more endpoints
-// than that have one.
+// dispatchBudget bounds the pending functions that one round of progress runs, unless more
+// endpoints than that have one.
 const dispatchBudget = 256
 
 // schedule puts the endpoint behind those that wait for dispatchPending.

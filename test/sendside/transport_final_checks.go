@@ -165,7 +165,8 @@ func (w *transportWorld) checkBalance() {
 					open++
 				}
 				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
-					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e, g.OwnBuffers)
+					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e,
+						g.OwnBuffers)
 				}
 			}
 		}
