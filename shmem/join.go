@@ -2,7 +2,6 @@ package shmem
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -11,21 +10,6 @@ import (
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
-
-// card describes a PE to all others. It travels by Config.Exchange, as JSON.
-type card struct {
-	Version  int              `json:"version"` // of the heap's layout and the protocols in it: 1
-	PE       int              `json:"pe"`
-	PEs      int              `json:"pes"`
-	HeapSize int              `json:"heapSize"`
-	Heap     ibverbx.RemoteMR `json:"heap"`
-	// Endpoints are the cards of the endpoints to each PE, but none of the endpoint to itself,
-	// which is connected already.
-	Endpoints []*transport.Card `json:"endpoints"`
-}
-
-// cardVersion is the version that this package speaks.
-const cardVersion = 1
 
 // Join makes this process, or a part of it, one PE among others: it registers the heap, makes an
 // endpoint to each PE, and connects to them with the help of cfg.Exchange. It returns when all PEs
@@ -102,16 +86,16 @@ func (p *PE) connect(ctx context.Context) error {
 	if len(p.peers) == 1 {
 		return nil
 	}
-	mine, err := p.card()
+	mine, err := p.row()
 	if err != nil {
 		return err
 	}
-	cards, err := p.callExchange(ctx, mine)
+	rows, err := p.callExchange(ctx, mine)
 	if err != nil {
 		return err
 	}
 	var refusal []byte
-	failed := p.connectAll(cards)
+	failed := p.connectAll(rows)
 	if failed != nil {
 		refusal = []byte(failed.Error())
 	}
@@ -129,9 +113,9 @@ func (p *PE) connect(ctx context.Context) error {
 	return nil
 }
 
-// connectAll connects to all others by their cards.
-func (p *PE) connectAll(cards [][]byte) error {
-	for i, b := range cards {
+// connectAll connects to all others by their rows.
+func (p *PE) connectAll(rows [][]byte) error {
+	for i, b := range rows {
 		if i == p.id {
 			continue
 		}
@@ -155,51 +139,54 @@ func (p *PE) callExchange(ctx context.Context, mine []byte) ([][]byte, error) {
 	return all, nil
 }
 
-// card describes this PE.
-func (p *PE) card() ([]byte, error) {
-	c := card{
-		Version: cardVersion, PE: p.id, PEs: len(p.peers), HeapSize: p.cfg.HeapSize, Heap: p.region.Remote(),
-		Endpoints: make([]*transport.Card, len(p.peers)),
-	}
+// row is what this PE passes to Exchange.
+func (p *PE) row() ([]byte, error) {
+	r := newRow(rowHead{Version: rowVersion, PE: p.id, PEs: len(p.peers), HeapSize: p.cfg.HeapSize,
+		Heap: p.region.Remote()})
 	for i := range p.peers {
 		if i == p.id {
+			r.add(nil)
 			continue
 		}
-		e, err := p.peers[i].ep.Card()
+		card, err := p.peers[i].ep.Card()
 		if err != nil {
 			return nil, err
 		}
-		c.Endpoints[i] = &e
+		r.add(&card)
 	}
-	return json.Marshal(c)
+	return r.bytes()
 }
 
-// connectTo connects to a PE by its card.
-func (p *PE) connectTo(t *peer, b []byte) error {
-	var c card
-	if err := json.Unmarshal(b, &c); err != nil {
-		return fmt.Errorf("card of %v: %w: %.200s", t, verbs.ErrInvalid, err.Error())
+// connectTo connects to a PE by its row.
+func (p *PE) connectTo(t *peer, row []byte) error {
+	head, table, err := parseHead(row)
+	if err == nil {
+		err = p.checkHead(t, head)
 	}
-	if err := p.checkCard(t, &c); err != nil {
+	var card transport.Card
+	if err == nil {
+		err = parseCard(table, len(p.peers), p.id, &card)
+	}
+	if err != nil {
 		return fmt.Errorf("card of %v: %w", t, err)
 	}
-	if err := t.ep.Connect(*c.Endpoints[p.id]); err != nil {
+	if err := t.ep.Connect(card); err != nil {
 		return err
 	}
 	multiNIC := len(p.dom.Devices()) > 1
-	for _, r := range c.Endpoints[p.id].QP.Rails {
-		multiNIC = multiNIC || r.Device != c.Endpoints[p.id].QP.Rails[0].Device
+	for _, r := range card.QP.Rails {
+		multiNIC = multiNIC || r.Device != card.QP.Rails[0].Device
 	}
-	t.connected(c.Heap, multiNIC)
+	t.connected(head.Heap, multiNIC)
 	return nil
 }
 
-// checkCard says what is wrong with a PE's card.
-func (p *PE) checkCard(t *peer, c *card) error {
+// checkHead says what is wrong with the head of a PE's row.
+func (p *PE) checkHead(t *peer, c *rowHead) error {
 	switch {
-	case c.Version != cardVersion:
+	case c.Version != rowVersion:
 		return fmt.Errorf("%w: it speaks version %d, this PE %d", verbs.ErrNotSupported, c.Version,
-			cardVersion)
+			rowVersion)
 	case c.PE != t.id:
 		return fmt.Errorf("%w: it is the card of PE %d: Exchange must return the entries in the order of "+
 			"the PEs, and each has a number of its own", verbs.ErrInvalid, c.PE)
@@ -211,8 +198,6 @@ func (p *PE) checkCard(t *peer, c *card) error {
 	case c.Heap.Len() != uint64(len(p.heap)):
 		return fmt.Errorf("%w: its heap has %d bytes, that of this PE %d", verbs.ErrInvalid, c.Heap.Len(),
 			len(p.heap))
-	case len(c.Endpoints) != len(p.peers) || c.Endpoints[p.id] == nil:
-		return fmt.Errorf("%w: it has no endpoint for PE %d", verbs.ErrInvalid, p.id)
 	}
 	return nil
 }

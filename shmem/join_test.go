@@ -1,22 +1,39 @@
 package shmem_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"ibverbx"
 	"ibverbx/shmem"
+	"ibverbx/verbs/soft"
 )
+
+// fits is the head of a row of PE 1 of 2 that fits a PE with a heap of 8192 bytes.
+const fits = `{"version":2,"pe":1,"pes":2,"heapSize":8192,"heap":{"addr":"0","length":"270848","rkeys":{"0":1}}}`
 
 // PEs that are configured differently cannot join, and their errors say what differs.
 func TestCardsThatDoNotFit(t *testing.T) {
 	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
 	for _, card := range []struct{ says, text string }{
 		{"version 9", `{"version":9}`},
-		{"PE 0: Exchange", `{"version":1,"pe":0}`},
-		{"counts 3 PEs", `{"version":1,"pe":1,"pes":3}`},
-		{"HeapSize is 4096", `{"version":1,"pe":1,"pes":2,"heapSize":4096}`},
-		{"heap has 0 bytes", `{"version":1,"pe":1,"pes":2,"heapSize":8192}`},
+		{"version 1", `{"version":1,"pe":1,"pes":2,"heapSize":8192,"endpoints":[null,null]}`},
+		{"PE 0: Exchange", `{"version":2,"pe":0}`},
+		{"counts 3 PEs", `{"version":2,"pe":1,"pes":3}`},
+		{"HeapSize is 4096", `{"version":2,"pe":1,"pes":2,"heapSize":4096}`},
+		{"heap has 0 bytes", `{"version":2,"pe":1,"pes":2,"heapSize":8192}`},
+		{"within its table", fits},
+		{"within its table", fits + "\n\x00\x00\x00\x00\x00\x00\x00"},
+		{"no endpoint for PE 0", fits + "\n\x00\x00\x00\x00\x00\x00\x00\x00"},
+		{"no endpoint for PE 0", fits + "\n\x03\x00\x00\x00\x03\x00\x00\x00{}"},
+		{"card of PE 1: invalid argument: unexpected end", fits + "\n\x01\x00\x00\x00\x01\x00\x00\x00{"},
+		{"version 0", fits + "\n\x02\x00\x00\x00\x02\x00\x00\x00{}"},
 		{"card of PE 1", `garbage`},
 	} {
 		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
@@ -65,8 +82,8 @@ func TestNobodyJoinsAlone(t *testing.T) {
 
 // Whatever a peer's card contains, joining ends with an error and not with a panic.
 func FuzzCard(f *testing.F) {
-	f.Add([]byte(`{"version":1,"pe":1,"pes":2,"heapSize":8192,` +
-		`"heap":{"addr":"0","length":"8192","rkeys":{"0":1}},"endpoints":[null,null]}`))
+	f.Add([]byte(fits))
+	f.Add([]byte(fits + "\n\x02\x00\x00\x00\x02\x00\x00\x00{}"))
 	f.Fuzz(func(t *testing.T, card []byte) {
 		l := newTestbed(t, shape{1, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
@@ -78,4 +95,78 @@ func FuzzCard(f *testing.F) {
 			t.Fatal("joined a card that no PE has made")
 		}
 	})
+}
+
+// TestRowsAreReadInPart: a PE decodes of each row what is addressed to it, and nothing else.
+func TestRowsAreReadInPart(t *testing.T) {
+	const n = 4
+	f, err := soft.New(soft.Config{Devices: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(f.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	arrived := sync.NewCond(&mu)
+	var calls [n]int
+	entries := make(map[int][][]byte) // by the number of the call
+	pes := make([]*shmem.PE, n)
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for me := range n {
+		exchange := func(_ context.Context, mine []byte) ([][]byte, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			call := calls[me]
+			calls[me]++
+			if entries[call] == nil {
+				entries[call] = make([][]byte, n)
+			}
+			entries[call][me] = append([]byte{0}, mine...)
+			arrived.Broadcast()
+			for slices.ContainsFunc(entries[call], func(b []byte) bool { return b == nil }) {
+				arrived.Wait()
+			}
+			var all [][]byte
+			for _, b := range entries[call] {
+				b = slices.Clone(b[1:])
+				if call == 0 {
+					spoilOthers(b, n, me)
+				}
+				all = append(all, b)
+			}
+			return all, nil
+		}
+		wg.Go(func() {
+			pes[me], errs[me] = shmem.Join(t.Context(), dom, shmem.Config{PE: me, PEs: n, HeapSize: 4096,
+				Exchange: exchange})
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if err := shmem.NewWorld(pes...).Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(dom.Close(), f.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// spoilOthers overwrites the cards of a row that are not addressed to a PE.
+func spoilOthers(row []byte, n, pe int) {
+	table := row[bytes.IndexByte(row, '\n')+1:]
+	cards, start := table[4*n:], uint32(0)
+	for i := range n {
+		end := binary.LittleEndian.Uint32(table[4*i:])
+		if i != pe {
+			for j := start; j < end; j++ {
+				cards[j] = '?'
+			}
+		}
+		start = end
+	}
 }

@@ -199,25 +199,30 @@ func (w *tagWorld) turn(p *actor) {
 // look checks counters.
 func (e *tagEnd) look() {
 	w := e.w
-	s, cfg := e.site.worker.Stats(), e.site.worker.Config()
-	most := cfg.MaxLeftover
-	for _, o := range w.ends {
-		if o.site == e.site && !o.ended {
-			most += cfg.MaxUnexpected
-		}
-	}
-	if s.Unexpected > most || s.Leftover > cfg.MaxLeftover ||
-		s.UnexpectedBytes > most*cfg.Transport.BufferSize {
-		w.Broken(ruleBalance, "%s keeps %d messages in %d bytes, %d fragments of endpoints that are closed: "+
-			"at most %d, of %d bytes, and %d", e.site.Name, s.Unexpected, s.UnexpectedBytes, s.Leftover, most,
-			cfg.Transport.BufferSize, cfg.MaxLeftover)
-	}
+	e.site.checkKept()
 	if st := e.ep.Stats(); st.Window > w.plan.configs[e.peer.site.Index].MaxUnexpected || st.Window < 0 ||
 		st.Owed < 0 {
 		w.Broken(ruleCredits, "%v: %+v", e, st)
 	}
 	if err := e.ep.Err(); err != nil && e.mayFail() == "" && !e.ended && !e.closing {
 		w.Broken(lab.Isolation, "%v: %v", e, err)
+	}
+}
+
+// checkKept checks how much a worker keeps for receives to come.
+func (o *tagSite) checkKept() {
+	s, cfg := o.worker.Stats(), o.worker.Config()
+	most := cfg.MaxLeftover
+	for _, e := range o.w.ends {
+		if e.site == o && !e.ended {
+			most += cfg.MaxUnexpected
+		}
+	}
+	if s.Unexpected > most || s.Leftover > cfg.MaxLeftover ||
+		s.UnexpectedBytes > most*cfg.Transport.BufferSize {
+		o.Broken(ruleBalance, "%s keeps %d messages in %d bytes, %d fragments of endpoints that are closed: "+
+			"at most %d, of %d bytes, and %d", o.Name, s.Unexpected, s.UnexpectedBytes, s.Leftover, most,
+			cfg.Transport.BufferSize, cfg.MaxLeftover)
 	}
 }
 
@@ -289,6 +294,7 @@ func (e *tagEnd) close() {
 			w.Broken(lab.Isolation, "%v: close: %v", e, err)
 		}
 		e.ended = true
+		e.site.checkKept()
 		e.because("it was closed")
 		if err != nil {
 			e.peer.because("its peer was aborted")
