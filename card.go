@@ -19,7 +19,11 @@ import (
 //
 // A card that says neither the scheme nor how many credits there are is of the kind that the C++
 // original (torchcomms) writes. With such a peer this end follows the original's rules: see the
-// package comment.
+// package comment. Programs over the original exchange cards in slots of one size, so all cards of
+// a job must be of one length. A card with the two keys alone is as long as theirs, 39 bytes and 13
+// for each queue pair (91 for four):
+//
+//	json.Marshal(ibverbx.BusinessCard{QPNums: card.QPNums, NotifyQPNum: card.NotifyQPNum})
 type BusinessCard struct {
 	QPNums      []uint32 // the data queue pairs
 	NotifyQPNum uint32   // 0 for none
@@ -43,6 +47,8 @@ type BusinessCard struct {
 	RawImm bool
 	// FirstNumber is [Config.FirstNumber] of the end; 0 when the card does not say.
 	FirstNumber uint32
+	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end.
+	ImmLittleEndian bool
 }
 
 // RailCard says where a physical queue pair is.
@@ -68,6 +74,7 @@ type cardJSON struct {
 	RDAtomic    uint8      `json:"rdAtomic,omitempty"`
 	RawImm      bool       `json:"rawImm,omitempty"`
 	FirstNumber uint32     `json:"firstNum,omitempty"`
+	ImmLE       bool       `json:"immLE,omitempty"`
 }
 
 // MarshalJSON writes the wire form.
@@ -82,6 +89,7 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 		RDAtomic:    c.RDAtomic,
 		RawImm:      c.RawImm,
 		FirstNumber: c.FirstNumber,
+		ImmLE:       c.ImmLittleEndian,
 	}
 	for i, num := range c.QPNums {
 		w.QPNums[i] = fmt.Sprintf("%010d", num)
@@ -100,7 +108,7 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 		return cardError("%.200v", err) // which repeats what came
 	}
 	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic,
-		RawImm: w.RawImm, FirstNumber: w.FirstNumber}
+		RawImm: w.RawImm, FirstNumber: w.FirstNumber, ImmLittleEndian: w.ImmLE}
 	for _, s := range w.QPNums {
 		num, err := parseQPNum(s)
 		if err != nil {
@@ -203,7 +211,7 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 }
 
 func (h *handshake) card() (BusinessCard, error) {
-	card := BusinessCard{RDAtomic: h.maxRDAtomic()}
+	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian}
 	if h.pass == nil { // a single queue pair speaks plain verbs
 		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
 	}

@@ -76,6 +76,7 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r.final = finalDone
 	s.rails.give(rl, s.waiting())
+	s.sprayed = s.sprayed || r.plan != planNone && wc.Status == verbs.StatusSuccess
 	return n
 }
 

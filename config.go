@@ -151,6 +151,11 @@ type ConnConfig struct {
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
+	// ImmLittleEndian says that immediates ([SendWR].Imm) travel with the least byte first, both
+	// ways. That is how they leave the C++ original, which stores them as its host has them, and
+	// how it reads them; verbs otherwise has them big-endian. Two ends of this package must agree,
+	// which their cards say.
+	ImmLittleEndian bool
 	// PeerGIDs are the peer's GIDs, one for each local data queue pair and then the notify QP. They
 	// are only needed when the peer's business card has none.
 	PeerGIDs []verbs.GID

@@ -68,8 +68,13 @@
 //
 // The cards, numbers and markers are those of the C++ original, ibverbx of torchcomms, so the two
 // connect. It puts no addresses into its card: give [ConnConfig].PeerGIDs, and connect it with
-// packet sequence numbers that begin at 0. It does some things differently, and so does this end
-// when the peer's card is of its kind, with neither a scheme nor credits:
+// packet sequence numbers that begin at 0. Its card does not name the scheme either: configure both
+// ends alike. Its default is [Spray], that of this package [DQPLB]. Where they differ, a
+// notification finds no receive, and the NIC tries again for as long as RNRRetry says, by default
+// for ever; where that ends in an error, the error says that the schemes may differ.
+//
+// The original does some things differently, and so does this end when the peer's card is of its
+// kind, with neither a scheme nor credits:
 //
 //   - SENDs, and receives with memory, travel on data queue pair 0 in DQPLB too. Post such receives
 //     after Connect.
@@ -79,6 +84,9 @@
 //     on a connection, or have every SEND arrive before the first receive for a notification is
 //     posted.
 //   - One read or atomic is outstanding on a queue pair ([BusinessCard].RDAtomic).
+//
+// [ConnConfig].ImmLittleEndian turns the user's immediates for it, and [BusinessCard] says how to
+// give it a card of the length that it expects.
 //
 // # How it ends
 //

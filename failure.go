@@ -54,6 +54,9 @@ func refusalStatus(err error) verbs.Status {
 // fail records the first error. Later ones follow from it, or come too late to matter. req is the
 // send request concerned, 0 for none; rl is nil where no rail was.
 func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
+	if q.line.schemeUnsaid && !q.send.notified() && !q.recv.notifiedYet && bySchemes(f.Err) {
+		f.AssumedScheme = q.cfg.Scheme.String()
+	}
 	q.line.fail(req, f.on(q.num, rl))
 }
 

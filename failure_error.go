@@ -41,6 +41,10 @@ type FailedError struct {
 	// Scattered says that LocalAddr is where a scatter list begins: the rest may lie elsewhere.
 	Scattered bool
 
+	// AssumedScheme is the scheme of this end, where the peer's card named none and no notification
+	// had come through before the failure: the schemes of the two ends may differ. Otherwise empty.
+	AssumedScheme string
+
 	VendorErr uint32 // the NIC's own code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
 }
@@ -182,6 +186,15 @@ func (e *FailedError) memory() string {
 // Advice says what usually is the matter and what to check; empty where there is nothing to say
 // beyond the error itself.
 func (e *FailedError) Advice() string {
+	advice := e.causeAdvice()
+	if e.AssumedScheme != "" {
+		advice += "; the peer's card names no scheme: check that it uses " + e.AssumedScheme + " too"
+	}
+	return advice
+}
+
+// causeAdvice is the advice that follows from the cause.
+func (e *FailedError) causeAdvice() string {
 	var status verbs.Status
 	if errors.As(e.Err, &status) {
 		return status.Advice()
@@ -192,6 +205,21 @@ func (e *FailedError) Advice() string {
 		}
 	}
 	return ""
+}
+
+// bySchemes reports whether an error is one that ends with different schemes run into: messages
+// meet receives of another kind, or none.
+func bySchemes(err error) bool {
+	var status verbs.Status
+	if !errors.As(err, &status) {
+		return errors.Is(err, ErrProtocol)
+	}
+	switch status {
+	case verbs.StatusLocLenErr, verbs.StatusLocQPOpErr, verbs.StatusWRFlushErr, verbs.StatusRemInvReqErr,
+		verbs.StatusRemOpErr, verbs.StatusRetryExcErr, verbs.StatusRNRRetryExcErr:
+		return true
+	}
+	return false
 }
 
 // causeText is the advice for causes that are no status. The first that fits counts.

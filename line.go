@@ -34,6 +34,8 @@ type line struct {
 	// reported says that a send was reported with an error of its own. Every later one is reported
 	// as flushed.
 	reported bool
+	// schemeUnsaid says that the peer's card named no scheme: it is assumed to be this end's.
+	schemeUnsaid bool
 	// suspect is a rail whose receives were flushed while it had sends outstanding and nothing else
 	// had failed. Its sends tell the cause; if all of them succeed, the flush itself is the error.
 	suspect *rail

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -297,6 +298,73 @@ func (l *originalLink) waitPeer(t *testing.T, n int) (got []verbs.WC) {
 		}
 	}
 	return got
+}
+
+// The cards of the original, as it writes and reads them: two keys, in either order, and for as
+// many queue pairs always as long, because programs over it exchange cards in slots of one size. A
+// card of this package with these two fields alone is one.
+func TestCardsOfTheOriginal(t *testing.T) {
+	for _, c := range []struct {
+		golden string
+		length int
+		card   ibverbx.BusinessCard
+	}{
+		{`{"notifyQpNum":"0000000021","qpNums":["0000000017","0000000018"]}`, 65,
+			ibverbx.BusinessCard{QPNums: []uint32{17, 18}, NotifyQPNum: 21}},
+		{`{"notifyQpNum":"0000000000","qpNums":["0000000017"]}`, 52,
+			ibverbx.BusinessCard{QPNums: []uint32{17}}},
+		{`{"notifyQpNum":"0016777215","qpNums":["0000000017","0000000018","0000000019","0000000020"]}`, 91,
+			ibverbx.BusinessCard{QPNums: []uint32{17, 18, 19, 20}, NotifyQPNum: 1<<24 - 1}},
+	} {
+		var got ibverbx.BusinessCard
+		if err := json.Unmarshal([]byte(c.golden), &got); err != nil || !reflect.DeepEqual(got, c.card) {
+			t.Errorf("%s reads as %+v, %v", c.golden, got, err)
+		}
+		text, err := json.Marshal(c.card)
+		if err != nil || len(text) != c.length || len(c.golden) != c.length {
+			t.Errorf("%s: %d bytes, the golden one %d, want %d; %v", text, len(text), len(c.golden), c.length,
+				err)
+		}
+		var keys, want map[string]any
+		if err := errors.Join(json.Unmarshal(text, &keys),
+			json.Unmarshal([]byte(c.golden), &want)); err != nil ||
+			!reflect.DeepEqual(keys, want) {
+			t.Errorf("%s says other than %s: %v", text, c.golden, err)
+		}
+	}
+}
+
+// In Spray the original's data is plain, and its notification carries the immediate as its host
+// stores it.
+func TestOriginalNotifiesInSpray(t *testing.T) {
+	cfg := ibverbx.Config{Scheme: ibverbx.Spray, MaxMsgSize: 1000}
+	cfg.Conn.ImmLittleEndian = true
+	l := newOriginalLink(t, cfg)
+	l.recv(t, ibverbx.RecvWR{ID: 1})
+	rkey, _ := l.mr.Remote().At(0).Keys.Key(0)
+	fillRandom(l.peer.buf[:2000], 3)
+	for rail, qp := range l.peer.data {
+		off := uint64(rail) * 1000
+		l.peer.post(qp, verbs.SendWR{ID: 7, Opcode: verbs.OpRDMAWrite, SGL: l.peer.sgl(off, 1000),
+			RemoteAddr: l.mr.Addr() + off, RKey: rkey})
+	}
+	l.waitPeer(t, 2)
+	l.peer.post(l.peer.notify, verbs.SendWR{ID: 8, Opcode: verbs.OpRDMAWriteWithImm, RemoteAddr: l.mr.Addr(),
+		RKey: rkey, Imm: bits.ReverseBytes32(0x11223344)})
+	if wc := l.wait(t, 1)[0]; wc.Imm != 0x11223344 {
+		t.Errorf("the notification came as %+v", wc)
+	}
+	mustEqual(t, "data", l.mr.Bytes()[:2000], l.peer.buf[:2000])
+	l.waitPeer(t, 1)
+
+	l.peer.postRecv(l.peer.notify, verbs.RecvWR{ID: 9})
+	l.send(t, ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMAWriteWithImm, Local: l.mr.Slice(0, 1500),
+		Remote: l.remote, Imm: 0x55667788})
+	l.wait(t, 1)
+	if wc := l.waitPeer(t, 1)[0]; wc.ID != 9 || wc.ByteLen != 0 ||
+		bits.ReverseBytes32(wc.Imm) != 0x55667788 {
+		t.Errorf("the notification arrives there as %+v", wc)
+	}
 }
 
 // SENDs go to and fro between an end in DQPLB and the original, on queue pair 0, before any

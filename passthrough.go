@@ -24,6 +24,7 @@ type passThrough struct {
 	cq    *VirtualCQ
 	batch *sendBatch // the CQ's, to translate requests
 	qpNum uint32     // of the virtual queue pair
+	imms  immOrder
 
 	sends, sendsDone, recvs, recvsDone uint64 // accepted, and completed with success, ever
 	bytes                              uint64 // of the sends
@@ -48,7 +49,8 @@ func newPassThrough(q *VirtualQP) *passThrough {
 		q.cq.translated = newSendBatch(postBatch, r.maxSGE)
 	}
 	rails.recount()
-	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated}
+	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated,
+		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
 }
 
 // outstanding is how many requests were accepted and have no completion. Unsignaled sends that
@@ -172,7 +174,7 @@ func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
 		to.RemoteAddr, to.RKey = wr.Remote.Addr, r.at(p.rail.peerDev)
 	}
 	b.tail++
-	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, p.imms.turn(wr.Imm)
 	sgl := b.setSGL(to, 1)
 	sgl[0] = verbs.SGE{Addr: wr.Local.Addr, Length: uint32(length), LKey: l.at(p.rail.device)}
 	return length
@@ -375,7 +377,7 @@ func (p *passThrough) completed(wcs []verbs.WC, out *sink) (n int) {
 		recvs++
 		v.ByteLen = uint64(wc.ByteLen)
 		if wc.Flags&verbs.WCWithImm != 0 {
-			v.Imm, v.Flags = wc.Imm, verbs.WCWithImm
+			v.Imm, v.Flags = p.imms.turn(wc.Imm), verbs.WCWithImm
 		}
 	}
 	p.sendsDone += sends

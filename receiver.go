@@ -27,9 +27,12 @@ type receiver struct {
 	sges        []verbs.SGE                   // scatter lists of the receives in scratch
 
 	maxBanked int
+	imms      immOrder
 	// creditsWait says that the peer is plain and that no receive for a notification was posted on
 	// this connection yet: until then the data rails hold no credits. See VirtualQP.adopt.
 	creditsWait bool
+	// notifiedYet says that a notification has arrived on this connection.
+	notifiedYet bool
 	// flushRest says that a receive was reported with an error. All later ones are reported as
 	// flushed: on one connection nothing arrives after that.
 	flushRest bool
@@ -38,13 +41,14 @@ type receiver struct {
 // newReceiver makes the receive direction of a virtual queue pair in RESET.
 func newReceiver(cfg *Config) receiver {
 	return receiver{win: ring.NewWindow[recvReq](), nextMessage: 1, nextBare: 1,
-		scratch: make([]verbs.RecvWR, postBatch), maxBanked: cfg.MaxBanked}
+		scratch: make([]verbs.RecvWR, postBatch), maxBanked: cfg.MaxBanked,
+		imms: immOrder(cfg.Conn.ImmLittleEndian)}
 }
 
 // restart begins a connection, nothing being outstanding. Receives keep counting on.
 func (s *receiver) restart() {
 	s.order, s.bank, s.flushRest = dqplb.Receiver{}, ring.FIFO[dqplb.Notification]{}, false
-	s.creditsWait = false
+	s.creditsWait, s.notifiedYet = false, false
 }
 
 // recvReq is a live receive. Its fields are valid from PostRecv until it is reported.
@@ -198,6 +202,7 @@ func (r *recvReq) deliver(n dqplb.Notification) {
 
 // notified gives a notification to the oldest receive that waits for one, or banks it for the next.
 func (s *receiver) notified(n dqplb.Notification) {
+	s.notifiedYet = true
 	if s.bank.Len() == 0 {
 		if r := s.takeBare(); r != nil {
 			r.deliver(n)
@@ -232,6 +237,7 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	case wc.Opcode != r.opcode:
 		r.status = verbs.StatusLocQPOpErr
 	default:
+		s.notifiedYet = s.notifiedYet || !r.message
 		r.bytes = uint64(wc.ByteLen)
 		r.imm, r.hasImm = wc.Imm, wc.Flags&verbs.WCWithImm != 0
 	}
@@ -259,7 +265,7 @@ func (s *receiver) report(l *line, num uint32, out *sink) {
 			ByteLen:   r.bytes,
 		}
 		if r.hasImm {
-			wc.Imm, wc.Flags = r.imm, verbs.WCWithImm
+			wc.Imm, wc.Flags = s.imms.turn(r.imm), verbs.WCWithImm
 		}
 		if r.message {
 			out.releasePieces(r.pieces)

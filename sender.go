@@ -36,15 +36,18 @@ type sender struct {
 	blocked                      bool    // the last post met a transient refusal: work is left staged
 
 	scheme  Scheme
+	imms    immOrder
 	numbers dqplb.Sender // DQPLB
 	rawImm  bool         // DQPLB: both ends carry the user's immediate
 	markers uint64       // DQPLB: how many markers were staged, ever
+	// sprayed says that a notification of Spray has been acknowledged on this connection.
+	sprayed bool
 }
 
 // newSender makes a sender over rails whose roles were assigned.
-func newSender(rails railSet, scheme Scheme) sender {
+func newSender(rails railSet, cfg *Config) sender {
 	s := sender{rails: rails, win: ring.NewWindow[sendReq](), next: 1, dataDone: 1, finalsPosted: 1,
-		scheme: scheme}
+		scheme: cfg.Scheme, imms: immOrder(cfg.Conn.ImmLittleEndian)}
 	s.restart()
 	return s
 }
@@ -52,7 +55,7 @@ func newSender(rails railSet, scheme Scheme) sender {
 // restart begins a connection, nothing being outstanding. Requests keep counting on, so that
 // completions of the previous connection are recognised.
 func (s *sender) restart() {
-	s.rawImm, s.blocked = false, false
+	s.rawImm, s.blocked, s.sprayed = false, false, false
 	if s.scheme == DQPLB {
 		s.numbers = dqplb.NewSender(0)
 	}
@@ -155,6 +158,21 @@ func (s *sender) resolve(id uint64) (n uint64, ok bool) {
 	return s.win.Resolve(wridNumber(id), wridNumberMask)
 }
 
+// notified reports whether a notification has been acknowledged on this connection: then the peer
+// has receives for it, as the scheme demands.
+func (s *sender) notified() bool {
+	if s.sprayed || s.numbers.Sent() >= dqplb.Mod {
+		return true
+	}
+	for n := s.win.Head; n != s.win.Tail; n++ {
+		// The oldest request that was given numbers; those before it were reported.
+		if r := s.win.At(n); r.plan == planNumbered && r.fragments+uint32(r.markers) != 0 {
+			return r.firstNum != s.numbers.First()
+		}
+	}
+	return s.numbers.Sent() != 0
+}
+
 // enqueue gives a checked request of so many bytes its number and its slot.
 func (s *sender) enqueue(wr *SendWR, length uint64) {
 	r := s.win.Push()
@@ -163,7 +181,7 @@ func (s *sender) enqueue(wr *SendWR, length uint64) {
 	r.left = 0
 	r.fragments = 0
 	r.vendorErr = 0
-	r.imm = wr.Imm
+	r.imm = s.imms.turn(wr.Imm)
 	r.opcode = wr.Opcode
 	r.status = verbs.StatusSuccess
 	r.dispatched = false

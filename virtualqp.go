@@ -71,7 +71,7 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		q.pass = newPassThrough(q)
 	} else {
 		rails.assignRoles(cfg.Scheme, cfg.Credits)
-		q.send = newSender(rails, cfg.Scheme)
+		q.send = newSender(rails, &cfg)
 		q.recv = newReceiver(&cfg)
 	}
 	if err := cq.attach(q); err != nil {

@@ -38,6 +38,10 @@ type SendWR struct {
 	Remote RemoteSegment
 	// Imm travels with the _WITH_IMM opcodes: a number in host order. DQPLB delivers it between
 	// ends that both announce that they can (see [BusinessCard]); a peer that cannot receives 0.
+	//
+	// The C++ original stores it as its host has it, so to an original on a little-endian host it
+	// arrives with its bytes in reverse, and comes so from there: set [ConnConfig].ImmLittleEndian
+	// for such a peer. In DQPLB the original sends and reports none.
 	Imm uint32
 	// Relaxed frees a SEND from promise 4 of the package. Over several queue pairs an ordinary SEND
 	// waits until all earlier data is acknowledged; a relaxed one goes out in its turn, behind the

@@ -39,6 +39,9 @@ func (s *Sender) Next() uint32 {
 	return uint32(n % Mod)
 }
 
+// First is the number that the count started with.
+func (s *Sender) First() uint32 { return uint32(s.first) }
+
 // Sent is how many numbers were handed out.
 func (s *Sender) Sent() uint64 { return s.sent - s.first }
 

@@ -1,0 +1,93 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"math/bits"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Two ends that both say ImmLittleEndian exchange every kind of immediate.
+func TestLittleEndianImmediatesBetweenTwoEnds(t *testing.T) {
+	for _, m := range modes {
+		t.Run(m.name, func(t *testing.T) {
+			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme,
+				QPsPerDevice: m.qps, MaxMsgSize: 8, Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
+			for _, op := range []verbs.Opcode{verbs.OpRDMAWriteWithImm, verbs.OpSendWithImm} {
+				wr := ibverbx.RecvWR{ID: 1}
+				if op.IsSend() {
+					wr.Local = l.b.mr.Slice(0, 64)
+				}
+				if _, err := l.b.PostRecv(wr); err != nil {
+					t.Fatal(err)
+				}
+				send := l.a.write(op, 2, 0, 40)
+				send.Imm = 0x11223344
+				l.a.send(t, send)
+				ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+				if wc := l.b.wait(t, 1)[0]; wc.Imm != 0x11223344 || wc.Flags&verbs.WCWithImm == 0 {
+					t.Errorf("%v came as %s", op, fmtWCs([]ibverbx.WC{wc}))
+				}
+			}
+		})
+	}
+}
+
+// Between an end that says ImmLittleEndian and one that does what the original does, which stores
+// an immediate as its host has it, either reads what the other wrote: on a single queue pair, and
+// in the notifications of Spray. Here the original is an end whose immediates are turned by hand.
+func TestLittleEndianImmediatesOnTheWire(t *testing.T) {
+	original := func(c *ibverbx.BusinessCard) {
+		c.Scheme, c.Credits, c.RDAtomic, c.RawImm, c.ImmLittleEndian = "", 0, 0, false, false
+	}
+	for _, m := range modes[:3] {
+		t.Run(m.name, func(t *testing.T) {
+			cfg := ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 8}
+			peer := cfg
+			cfg.Conn.ImmLittleEndian = true
+			l := newLink(t, linkConfig{nics: m.nics, qp: cfg, peerQP: &peer, rawCard: original})
+			l.b.expectRecv(t, 1)
+			send := l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 40)
+			send.Imm = 0x11223344
+			l.a.send(t, send)
+			if wc := l.b.wait(t, 1)[0]; bits.ReverseBytes32(wc.Imm) != send.Imm {
+				t.Errorf("%#x stands on the wire as %#x", send.Imm, wc.Imm)
+			}
+			l.a.expectRecv(t, 3)
+			back := l.b.write(verbs.OpRDMAWriteWithImm, 4, 0, 40)
+			back.Imm = bits.ReverseBytes32(0x55667788)
+			l.b.send(t, back)
+			for _, wc := range l.a.wait(t, 2) {
+				if wc.ID == 3 && wc.Imm != 0x55667788 {
+					t.Errorf("read as %#x, want 0x55667788", wc.Imm)
+				}
+			}
+		})
+	}
+}
+
+// Two ends of this package that order immediates differently are not connected.
+func TestByteOrdersThatDiffer(t *testing.T) {
+	for _, m := range modes[:5] {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+			Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
+		if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		card, err := l.b.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !card.ImmLittleEndian {
+			t.Errorf("%s: the card does not say how immediates travel", m.name)
+		}
+		card.ImmLittleEndian = false
+		if err := l.a.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), "ImmLittleEndian") {
+			t.Errorf("%s: %v", m.name, err)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// Where the peer's card names no scheme and the schemes differ, the first notification fails, and
+// the error says what to check. Once a notification has come through, later failures do not.
+func TestAdviceWhereSchemesMayDiffer(t *testing.T) {
+	const advice = "the peer's card names no scheme: check that it uses "
+	unsaid := func(c *ibverbx.BusinessCard) { c.Scheme, c.Credits, c.RawImm = "", 0, false }
+	cfg := ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 8, Linger: -1,
+		Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}
+	spray := cfg
+	spray.Scheme = ibverbx.Spray
+
+	l := newLink(t, linkConfig{qp: cfg, peerQP: &spray, rawCard: unsaid})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 40)) // plain writes need no scheme
+	ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+	l.b.expectRecv(t, 9)
+	l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 16))
+	if wc := l.b.wait(t, 1)[0]; wc.Status == verbs.StatusSuccess {
+		t.Fatalf("a numbered write is taken for a notification of spray: %+v", wc)
+	}
+	var failed *ibverbx.FailedError
+	if err := l.b.Err(); !errors.As(err, &failed) || !errors.Is(err, ibverbx.ErrProtocol) ||
+		failed.AssumedScheme != "spray" || !strings.Contains(err.Error(), advice+"spray too") {
+		t.Errorf("the receiver says: %v", err)
+	}
+	l.a.wait(t, 1)
+	if err := l.a.Err(); err == nil || !strings.Contains(err.Error(), advice+"dqplb too") {
+		t.Errorf("the sender says: %v", err)
+	}
+
+	for _, c := range []struct {
+		cfg  ibverbx.Config
+		edit func(*ibverbx.BusinessCard)
+	}{{cfg, unsaid}, {spray, unsaid}, {cfg, nil}} {
+		l := newLink(t, linkConfig{qp: c.cfg, rawCard: c.edit})
+		if c.edit != nil {
+			l.b.expectRecv(t, 9)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 16))
+			ids(t, append(l.a.wait(t, 1), l.b.wait(t, 1)...), verbs.StatusSuccess)
+		}
+		l.b.nics[0].SetLink(false)
+		l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 3, 0, 16))
+		l.a.wait(t, 1)
+		if err := l.a.Err(); !errors.As(err, &failed) || failed.AssumedScheme != "" ||
+			strings.Contains(err.Error(), "names no scheme") {
+			t.Errorf("%v, behind a notification: %v", c.cfg.Scheme, err)
+		}
+		l.b.expectRecv(t, 10)
+		for _, nic := range l.b.nics {
+			nic.Kill()
+		}
+		l.b.wait(t, 1)
+		if err := l.b.Err(); !errors.As(err, &failed) || failed.AssumedScheme != "" {
+			t.Errorf("%v, behind a notification, the receiver: %v", c.cfg.Scheme, err)
+		}
+	}
+
+	// What has nothing to do with schemes says nothing of them.
+	l = newLink(t, linkConfig{qp: cfg, rawCard: unsaid})
+	bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16)
+	bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1})
+	l.a.send(t, bad)
+	l.a.wait(t, 1)
+	if err := l.a.Err(); !errors.Is(err, verbs.StatusRemAccessErr) ||
+		strings.Contains(err.Error(), "scheme") {
+		t.Errorf("a wrong key: %v", err)
+	}
+}
