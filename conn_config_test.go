@@ -14,13 +14,14 @@ import (
 )
 
 // rawEnds are two virtual queue pairs of three physical ones each, which the test can ask.
-func rawEnds(t *testing.T, dev soft.DeviceConfig, cfgs [2]ibverbx.Config) (ends [2]*ibverbx.VirtualQP,
-	qps [2][]verbs.QP) {
+func rawEnds(t *testing.T, dev soft.DeviceConfig, configs func(*soft.Fabric) [2]ibverbx.Config) (
+	ends [2]*ibverbx.VirtualQP, qps [2][]verbs.QP) {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 2, Device: dev})
 	if err != nil {
 		t.Fatal(err)
 	}
+	cfgs := configs(fabric)
 	for i := range ends {
 		nic := fabric.Device(i)
 		pd, err := nic.AllocPD()
@@ -94,7 +95,9 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 3, MaxDestRDAtomic: 3}, peerReads: 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ends, qps := rawEnds(t, c.dev, [2]ibverbx.Config{{Conn: c.conn}, {Conn: c.peer}})
+			ends, qps := rawEnds(t, c.dev, func(*soft.Fabric) [2]ibverbx.Config {
+				return [2]ibverbx.Config{{Conn: c.conn}, {Conn: c.peer}}
+			})
 			connectBoth(t, ends[0], ends[1])
 			card, err := ends[0].Card()
 			if err != nil {
@@ -129,15 +132,16 @@ func TestConnConfigReachesTheQueuePairs(t *testing.T) {
 // queue pair.
 func TestPeerGIDs(t *testing.T) {
 	for given := range 4 {
-		ends, qps := rawEnds(t, soft.DeviceConfig{}, [2]ibverbx.Config{})
+		ends, qps := rawEnds(t, soft.DeviceConfig{}, func(f *soft.Fabric) [2]ibverbx.Config {
+			gid, err := f.Device(1).QueryGID(1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [2]ibverbx.Config{{Conn: ibverbx.ConnConfig{
+				PeerGIDs: []verbs.GID{gid.GID, gid.GID, gid.GID}[:given]}}, {}}
+		})
 		card, err := ends[1].Card()
 		if err != nil {
-			t.Fatal(err)
-		}
-		gid := card.Rails[0].GID
-		ends, qps = rawEnds(t, soft.DeviceConfig{}, [2]ibverbx.Config{{Conn: ibverbx.ConnConfig{
-			PeerGIDs: []verbs.GID{gid, gid, gid}[:given]}}, {}})
-		if card, err = ends[1].Card(); err != nil {
 			t.Fatal(err)
 		}
 		card.Rails = nil
@@ -220,7 +224,8 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		{ibverbx.Config{MaxMsgSize: 1 << 31}, ibverbx.Config{MaxMsgSize: 1<<31 + 1}, "MaxMsgSize 2147483649"},
 		{ibverbx.Config{Credits: 1}, ibverbx.Config{Credits: -2}, "Credits -2"},
 		{ibverbx.Config{MaxBanked: 1}, ibverbx.Config{MaxBanked: -2}, "MaxBanked -2"},
-		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1}, "FirstNumber 16777215"},
+		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1},
+			"FirstNumber 16777215"},
 		{ibverbx.Config{MaxSGE: 1}, ibverbx.Config{MaxSGE: -2}, "MaxSGE -2"},
 		{ibverbx.Config{MaxRecvSGE: 1}, ibverbx.Config{MaxRecvSGE: -2}, "MaxRecvSGE -2"},
 		{ibverbx.Config{MaxInline: 1}, ibverbx.Config{MaxInline: -2}, "MaxInline -2"},
@@ -228,10 +233,12 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 			"QPsPerDevice 129"},
 		{ibverbx.Config{QPsPerDevice: 1}, ibverbx.Config{QPsPerDevice: -1}, "QPsPerDevice -1"},
 		{conn(ibverbx.ConnConfig{GIDIndex: -1}), conn(ibverbx.ConnConfig{GIDIndex: -2}), "Conn.GIDIndex -2"},
-		{conn(ibverbx.ConnConfig{GIDIndex: 255}), conn(ibverbx.ConnConfig{GIDIndex: 256}), "Conn.GIDIndex 256"},
+		{conn(ibverbx.ConnConfig{GIDIndex: 255}), conn(ibverbx.ConnConfig{GIDIndex: 256}),
+			"Conn.GIDIndex 256"},
 		{conn(ibverbx.ConnConfig{MTU: 5}), conn(ibverbx.ConnConfig{MTU: 6}), "Conn.MTU 6"},
 		{conn(ibverbx.ConnConfig{Timeout: 31}), conn(ibverbx.ConnConfig{Timeout: 32}), "Conn.Timeout 32"},
-		{conn(ibverbx.ConnConfig{RetryCount: 7}), conn(ibverbx.ConnConfig{RetryCount: 8}), "Conn.RetryCount 8"},
+		{conn(ibverbx.ConnConfig{RetryCount: 7}), conn(ibverbx.ConnConfig{RetryCount: 8}),
+			"Conn.RetryCount 8"},
 		{conn(ibverbx.ConnConfig{RNRRetry: 7}), conn(ibverbx.ConnConfig{RNRRetry: 8}), "Conn.RNRRetry 8"},
 		{conn(ibverbx.ConnConfig{MinRNRTimer: 31}), conn(ibverbx.ConnConfig{MinRNRTimer: 32}),
 			"Conn.MinRNRTimer 32"},
@@ -273,7 +280,8 @@ func TestDefaultsOfTheConfiguration(t *testing.T) {
 			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
 		{ibverbx.Config{MaxMsgCntPerQP: 10}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 10,
 			Credits: 20, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
-		{ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5, QPsPerDevice: 6},
+		{ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+			QPsPerDevice: 6},
 			ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
 				QPsPerDevice: 6}},
 	} {
@@ -302,10 +310,12 @@ func TestNICsBelowTheDefaults(t *testing.T) {
 	dev := soft.DeviceConfig{MaxQPWR: 16, MaxSGE: 1, MaxInline: 4, MaxMsgSize: 1000, MaxRDAtomic: 2}
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
-			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps},
+			l := newLink(t, linkConfig{nics: m.nics,
+				qp:     ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps},
 				fabric: soft.Config{Device: dev}})
 			cfg := l.a.Config()
-			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.a.DataRails() > 1 || cfg.MaxMsgSize != 1000 {
+			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.a.DataRails() > 1 ||
+				cfg.MaxMsgSize != 1000 {
 				t.Errorf("%d requests and %d credits a queue pair, %d bytes a message", cfg.MaxMsgCntPerQP,
 					cfg.Credits, cfg.MaxMsgSize)
 			}

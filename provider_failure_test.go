@@ -137,7 +137,8 @@ func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable, []verbs.Device) {
 // Whatever call of the provider fails while objects are made, its error comes out and what had been
 // made before is closed.
 func TestFailedCreationLeavesNothing(t *testing.T) {
-	create := func(devs []verbs.Device) (q *ibverbx.VirtualQP, mr *ibverbx.MR, cq *ibverbx.VirtualCQ, err error) {
+	create := func(devs []verbs.Device) (q *ibverbx.VirtualQP, mr *ibverbx.MR, cq *ibverbx.VirtualCQ,
+		err error) {
 		if q, err = ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2}); err != nil {
 			return nil, nil, nil, err
 		}
@@ -239,7 +240,8 @@ func TestFailedCloseIsReported(t *testing.T) {
 		at   int
 		says string
 	}{
-		{"close qp", 0, "rail 0 (soft0 qp "}, {"close qp", 3, "rail 3 (soft1 qp "}, {"close qp", 4, "rail 4 (soft0 qp "},
+		{"close qp", 0, "rail 0 (soft0 qp "}, {"close qp", 3, "rail 3 (soft1 qp "},
+		{"close qp", 4, "rail 4 (soft0 qp "},
 		{"close cq", 0, "close virtual cq: soft0"}, {"close cq", 1, "close virtual cq: soft1"},
 	} {
 		fabric, f, devs := unreliableNICs(t)
@@ -265,7 +267,8 @@ func TestWaitWhereACQCannotBeArmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.calls, f.at, f.only = 0, 1, "arm"
-	if err := q.CQ().Wait(t.Context()); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "arm soft1") {
+	if err := q.CQ().Wait(t.Context()); !errors.Is(err, errProvider) ||
+		!strings.Contains(err.Error(), "arm soft1") {
 		t.Errorf("wait: %v", err)
 	}
 	f.calls = 0

@@ -80,13 +80,16 @@ func TestRefusedPiecesHaveNoEffect(t *testing.T) {
 				want error
 			}{
 				{"both", ibverbx.RecvWR{Local: piece(0), SGL: []ibverbx.Segment{piece(1)}}, verbs.ErrInvalid},
-				{"too many pieces", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), piece(1), piece(2), piece(3)}},
+				{"too many pieces",
+					ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), piece(1), piece(2), piece(3)}},
 					verbs.ErrInvalid},
 				{"long", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), huge}}, ibverbx.ErrLength},
-				{"beyond the region", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), a.mr.Slice(1<<20-7, 8)}},
+				{"beyond the region",
+					ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), a.mr.Slice(1<<20-7, 8)}},
 					ibverbx.ErrBounds},
 				{"no keys", ibverbx.RecvWR{Local: ibverbx.Segment{Addr: 1, Length: 8}}, ibverbx.ErrNoKey},
-				{"closed region", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), closed}}, ibverbx.ErrClosed},
+				{"closed region", ibverbx.RecvWR{SGL: []ibverbx.Segment{piece(0), closed}},
+					ibverbx.ErrClosed},
 			} {
 				var refused *ibverbx.PostError
 				n, err := a.PostRecv(ibverbx.RecvWR{ID: 1, Local: piece(9)}, c.wr)
@@ -101,7 +104,8 @@ func TestRefusedPiecesHaveNoEffect(t *testing.T) {
 			}
 			ids(t, a.wait(t, 6), verbs.StatusSuccess)
 			ids(t, l.b.wait(t, 6), verbs.StatusSuccess)
-			if n, err := a.PostRecv(ibverbx.RecvWR{ID: 2, SGL: []ibverbx.Segment{piece(20), {}, piece(30)}}); n != 1 ||
+			if n, err := a.PostRecv(
+				ibverbx.RecvWR{ID: 2, SGL: []ibverbx.Segment{piece(20), {}, piece(30)}}); n != 1 ||
 				err != nil {
 				t.Fatal(n, err)
 			}
@@ -111,7 +115,8 @@ func TestRefusedPiecesHaveNoEffect(t *testing.T) {
 			if wc := a.wait(t, 1)[0]; wc.ID != 2 || wc.ByteLen != 16 || wc.Status != verbs.StatusSuccess {
 				t.Errorf("%+v", wc)
 			}
-			mustEqual(t, "the pieces", append(a.buf[160:168:168], a.buf[240:248]...), []byte("eight byte piece"))
+			mustEqual(t, "the pieces", append(a.buf[160:168:168], a.buf[240:248]...),
+				[]byte("eight byte piece"))
 			if err := a.Close(); err != nil {
 				t.Fatal(err)
 			}
@@ -193,7 +198,8 @@ func TestImpossibleVirtualQueuePairs(t *testing.T) {
 	if err := vcq.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := ibverbx.NewVirtualQP(vcq, qps[2:3], nil, ibverbx.Config{}); !errors.Is(err, ibverbx.ErrClosed) {
+	if _, err := ibverbx.NewVirtualQP(vcq, qps[2:3], nil, ibverbx.Config{}); !errors.Is(
+		err, ibverbx.ErrClosed) {
 		t.Errorf("a closed CQ: %v", err)
 	}
 	if err := errors.Join(qps[2].Close(), qps[3].Close(), cqs[1].Close(), pds[0].Close(), pds[1].Close(),

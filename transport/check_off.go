@@ -2,5 +2,6 @@
 
 package transport
 
-// checking is on in builds with the race detector or the tag invariants; in others the checks cost nothing.
+// checking is on in builds with the race detector or the tag invariants; in others the checks cost
+// nothing.
 const checking = false
