@@ -250,18 +250,21 @@ func (d *Domain) newQP(cq *VirtualCQ, cfg Config, l layout) (*VirtualQP, error) 
 }
 
 func (d *Domain) createQP(cq *VirtualCQ, p plannedQP) (verbs.QP, error) {
-	id := d.devices[p.device].ID()
-	for i := range cq.cqs {
-		if pc := &cq.cqs[i]; pc.device == id {
-			qp, err := d.pds[p.device].CreateQP(verbs.QPConfig{SendCQ: pc.cq, RecvCQ: pc.cq, Cap: p.limits})
-			if err != nil {
-				return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
-			}
-			return qp, nil
-		}
+	dev := d.devices[p.device]
+	pc := cq.physical(dev.ID())
+	switch {
+	case pc == nil:
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s",
+			verbs.ErrInvalid, dev.Name())
+	case cq.dom != d && pc.cq.Device() != dev:
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %s of the virtual CQ has the index of the "+
+			"domain's %s, and is of another provider", verbs.ErrInvalid, pc.cq.Device().Name(), dev.Name())
 	}
-	return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s", verbs.ErrInvalid,
-		d.devices[p.device].Name())
+	qp, err := d.pds[p.device].CreateQP(verbs.QPConfig{SendCQ: pc.cq, RecvCQ: pc.cq, Cap: p.limits})
+	if err != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
+	}
+	return qp, nil
 }
 
 // Close gives the protection domains back as soon as the last memory region, virtual CQ and virtual

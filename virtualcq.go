@@ -96,6 +96,10 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 		switch {
 		case t == nil:
 			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
+		case r.qp.Device() != c.physical(verbs.DeviceID(r.device)).cq.Device():
+			return refuse(verbs.ErrInvalid, "is of another provider than "+
+				c.deviceName(verbs.DeviceID(r.device))+" of the virtual CQ, which has the same index: its "+
+				"completions would never come")
 		case slices.ContainsFunc(q.send.rails.all[:i], func(o *rail) bool {
 			return o.device == r.device &&
 				o.num == r.num
@@ -368,12 +372,20 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 
 // deviceName is the name of a device of the physical CQs.
 func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
-	for i := range c.cqs {
-		if c.cqs[i].device == dev {
-			return c.cqs[i].cq.Device().Name()
-		}
+	if pc := c.physical(dev); pc != nil {
+		return pc.cq.Device().Name()
 	}
 	return ""
+}
+
+// physical is the physical CQ of a device, or nil.
+func (c *VirtualCQ) physical(dev verbs.DeviceID) *physicalCQ {
+	for i := range c.cqs {
+		if c.cqs[i].device == dev {
+			return &c.cqs[i]
+		}
+	}
+	return nil
 }
 
 // Close closes the virtual queue pairs that are still open on the virtual CQ, and the physical CQs.

@@ -64,7 +64,10 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	}
 	q := &VirtualQP{cfg: cfg, cq: cq, line: newLine()}
 	rails := newRailSet(q, qps, notify)
-	q.cfg.MaxMsgSize = q.longestFragment(&rails)
+	var err error
+	if q.cfg.MaxMsgSize, err = q.longestFragment(&rails); err != nil {
+		return nil, err
+	}
 	rails.maxFragment = q.cfg.MaxMsgSize
 	if len(qps) == 1 {
 		q.send.rails = rails
@@ -85,15 +88,24 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 
 // longestFragment is the configured size of a fragment, lowered to what every port carries in one
 // message.
-func (q *VirtualQP) longestFragment(rails *railSet) uint32 {
-	size := q.cfg.MaxMsgSize
+func (q *VirtualQP) longestFragment(rails *railSet) (uint32, error) {
+	size, asked := q.cfg.MaxMsgSize, uint64(0)
 	for _, r := range rails.all {
-		port, err := r.qp.Device().QueryPort(int(q.cfg.Conn.port(r.qp.Device())))
-		if err == nil && port.MaxMsgSize != 0 { // a port that cannot be asked now is refused by Connect
-			size = min(size, port.MaxMsgSize)
+		if asked&(1<<r.device) != 0 {
+			continue
+		}
+		asked |= 1 << r.device
+		dev := r.qp.Device()
+		port := int(q.cfg.Conn.port(dev))
+		attr, err := dev.QueryPort(port)
+		if err != nil {
+			return 0, fmt.Errorf("ibverbx: new virtual qp: %s port %d: %w", dev.Name(), port, err)
+		}
+		if attr.MaxMsgSize != 0 {
+			size = min(size, attr.MaxMsgSize)
 		}
 	}
-	return size
+	return size, nil
 }
 
 // Num is the virtual queue pair's number: unique within its virtual CQ, and what [WC.QPNum] says.

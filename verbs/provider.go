@@ -20,7 +20,8 @@ type Provider interface {
 	Close() error
 }
 
-// Device is one NIC.
+// Device is one NIC. Values of one NIC are equal, of two NICs or providers different: whatever was
+// made from a device names that one as its Device.
 type Device interface {
 	ID() DeviceID
 	// Name is the NIC's name: "mlx5_0", "rxe0", "soft0".

@@ -1,0 +1,154 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
+)
+
+// A queue pair of another provider whose device has the same index as one of the virtual CQ's is
+// refused: its completions would never come.
+func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, foreign := fabric.Device(0), verbstest.NewNull(1).Device(0)
+	cq, err := own.CreateCQ(verbs.CQConfig{Depth: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(vcq.Close(), fabric.Close()); err != nil {
+			t.Errorf("something is left: %v", err)
+		}
+	})
+	says := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "null0") ||
+			!strings.Contains(err.Error(), "soft0") || !strings.Contains(err.Error(), "another provider") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	qp := func(dev verbs.Device, cq verbs.CQ) verbs.QP {
+		t.Helper()
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(q.Close(), pd.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+		return q
+	}
+	foreignCQ, err := foreign.CreateCQ(verbs.CQConfig{Depth: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := []verbs.QP{qp(own, cq), qp(own, cq)}
+	bad := qp(foreign, foreignCQ)
+	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{good[0], bad}, nil, ibverbx.Config{})
+	says("data", err)
+	_, err = ibverbx.NewVirtualQP(vcq, good, bad, ibverbx.Config{})
+	says("notify", err)
+	dom, err := ibverbx.NewDomain(foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = dom.NewQP(vcq, ibverbx.Config{})
+	says("domain", err)
+	if err := dom.Close(); err != nil {
+		t.Error(err)
+	}
+	if s := vcq.Stats(); s.VirtualQPs != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// mutePort is a device that does not always say how long a message its port takes.
+type mutePort struct {
+	*verbstest.NullDevice
+	mute int // questions that get no answer
+}
+
+var errMute = errors.New("the port is being renamed")
+
+func (d *mutePort) QueryPort(port int) (verbs.PortAttr, error) {
+	if d.mute > 0 {
+		d.mute--
+		return verbs.PortAttr{}, errMute
+	}
+	attr, err := d.NullDevice.QueryPort(port)
+	attr.MaxMsgSize = 4096
+	return attr, err
+}
+
+func (d *mutePort) AllocPD() (verbs.PD, error) {
+	pd, err := d.NullDevice.AllocPD()
+	return mutePD{pd, d}, err
+}
+
+func (d *mutePort) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+	cq, err := d.NullDevice.CreateCQ(cfg)
+	return muteCQ{cq, d}, err
+}
+
+type (
+	mutePD struct {
+		verbs.PD
+		dev *mutePort
+	}
+	muteCQ struct {
+		verbs.CQ
+		dev *mutePort
+	}
+	muteQP struct {
+		verbs.QP
+		dev *mutePort
+	}
+)
+
+func (p mutePD) Device() verbs.Device { return p.dev }
+func (c muteCQ) Device() verbs.Device { return c.dev }
+func (q muteQP) Device() verbs.Device { return q.dev }
+
+func (p mutePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(muteCQ).CQ, cfg.RecvCQ.(muteCQ).CQ
+	qp, err := p.PD.CreateQP(cfg)
+	return muteQP{qp, p.dev}, err
+}
+
+// While a port does not say how long a message it takes, no virtual queue pair is made: its
+// fragments might be longer than that.
+func TestPortThatDoesNotAnswer(t *testing.T) {
+	d := &mutePort{NullDevice: verbstest.NewNull(1).Device(0), mute: 1}
+	_, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
+	if !errors.Is(err, errMute) || !strings.Contains(err.Error(), "null0 port 1") {
+		t.Errorf("the port does not answer: %v", err)
+	}
+	q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := q.Config().MaxMsgSize; size != 4096 {
+		t.Errorf("fragments of %d bytes, the port takes 4096", size)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+}
