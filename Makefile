@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe ci sim mutants module
+.PHONY: build test test-rxe test-arm64 ci sim mutants module
 
 build:
 	go build ./cmd/ibverbx
@@ -9,6 +9,10 @@ test:
 # In a virtual machine whose kernel has RDMA, see test/rxe/README.md.
 test-rxe:
 	test/rxe/run
+
+# The provider of real NICs on an emulated arm64 processor.
+test-arm64:
+	test/arm64/run
 
 ci:
 	.ci/run

@@ -1,4 +1,4 @@
-//go:build linux && (amd64 || arm64) && !race
+//go:build linux && (amd64 || arm64) && !(race && purego)
 
 package rdmacore_test
 
@@ -10,7 +10,7 @@ import (
 
 // Nothing of the hot path allocates once warm, whatever the size of the batch and the kind of
 // request, nor when something is refused for lack of room. (Under the race detector sync.Pool
-// forgets on purpose, and the crossing into C uses one.)
+// forgets on purpose, and purego's crossing into C uses one.)
 func TestAllocs(t *testing.T) {
 	const depth = 512
 	s := openStandin(t, standinConfig{})

@@ -57,7 +57,8 @@
 //
 // # What it costs
 //
-// A crossing into C costs 100 to 150 ns. A post crosses once for every 64 requests, a poll once for
-// every 64 completions. What C reads and writes lies in memory mapped for the purpose, some 24 KiB
-// a queue pair with the default limits; nothing is allocated once warm.
+// A crossing into C costs 30 to 60 ns for a post or a poll, 100 to 150 ns for other calls. A post
+// crosses once for every 64 requests, a poll once for every 64 completions. What C reads and writes
+// lies in memory mapped for the purpose, some 24 KiB a queue pair with the default limits; nothing
+// is allocated once warm.
 package rdmacore

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file and call.go are the package's gate to unsafe. Everything that C reads or writes lies in
-// mappings made here, which the Go runtime neither moves nor frees, so a number may stand for an
-// address and no Go pointer is ever passed.
+// This file and crossing_asm.go are the package's gate to unsafe. Everything that C reads or writes
+// lies in mappings made here, which the Go runtime neither moves nor frees, so a number may stand
+// for an address and no Go pointer is ever passed.
 
 // mapping is memory of our own, outside of the Go heap.
 type mapping struct {

@@ -24,8 +24,8 @@ func sendStageSize(n int, c *verbs.QPCap) int {
 	return stageSize[ibvSendWR](n, c.MaxSendSGE) + carved[byte](n*c.MaxInline)
 }
 
-func (s *sendStage) carve(m *mapping, n int, c *verbs.QPCap, qp uintptr) {
-	s.stage.carve(m, n, c.MaxSendSGE, qp)
+func (s *sendStage) carve(m *mapping, n int, c *verbs.QPCap, fn, qp uintptr) {
+	s.stage.carve(m, n, c.MaxSendSGE, fn, qp)
 	s.inline, s.maxInline = carve[byte](m, n*c.MaxInline), c.MaxInline
 }
 
@@ -68,7 +68,7 @@ func (q *qp) postSend(wrs []verbs.SendWR) (int, error) {
 	if staged == 0 {
 		return 0, refused
 	}
-	n, errno := s.handOver(q.d.postSend, staged)
+	n, errno := s.handOver(staged)
 	switch {
 	case errno == 0:
 		return n, refused
@@ -212,7 +212,7 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 	if staged == 0 {
 		return 0, refused
 	}
-	n, errno := s.handOver(q.d.postRecv, staged)
+	n, errno := s.handOver(staged)
 	if errno == 0 {
 		return n, refused
 	}

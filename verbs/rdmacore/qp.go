@@ -180,8 +180,8 @@ func (q *qp) stage(op string) (err error) {
 		return q.d.err(op, verbs.ErrNoMemory, err.Error())
 	}
 	q.attr, q.init = &carve[ibvQPAttr](&q.mem, 1)[0], &carve[ibvQPInitAttr](&q.mem, 1)[0]
-	q.sq.carve(&q.mem, sends, &q.cap, q.addr)
-	q.rq.carve(&q.mem, recvs, q.cap.MaxRecvSGE, q.addr)
+	q.sq.carve(&q.mem, sends, &q.cap, q.d.postSend, q.addr)
+	q.rq.carve(&q.mem, recvs, q.cap.MaxRecvSGE, q.d.postRecv, q.addr)
 	return nil
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // postBatch is how many requests one crossing into C hands over at most. The crossing costs some
-// 150 ns, 2 ns of each then.
+// 60 ns, 1 ns of each then.
 const postBatch = 64
 
 // stage is where requests of one direction are written for C to read: an array that is linked once
@@ -17,9 +17,9 @@ const postBatch = 64
 // the call.
 type stage[T any, P request[T]] struct {
 	wrs    []T
-	sges   []ibvSGE  // maxSGE for each request, but one at least
-	bad    *uintptr  // where C says which request it refused
-	args   []uintptr // of the call: the queue pair, the first request, bad
+	sges   []ibvSGE // maxSGE for each request, but one at least
+	bad    *uintptr // where C says which request it refused
+	post   crossing // the queue pair, the first request, bad
 	maxSGE int
 
 	doubtful bool // the driver called a request invalid: see qp.why
@@ -39,10 +39,10 @@ func stageSize[T any](n, maxSGE int) int {
 	return carved[T](n) + carved[ibvSGE](n*max(maxSGE, 1)) + carved[uintptr](1)
 }
 
-func (s *stage[T, P]) carve(m *mapping, n, maxSGE int, qp uintptr) {
+func (s *stage[T, P]) carve(m *mapping, n, maxSGE int, fn, qp uintptr) {
 	s.maxSGE = maxSGE
 	s.wrs, s.sges, s.bad = carve[T](m, n), carve[ibvSGE](m, n*max(maxSGE, 1)), &carve[uintptr](m, 1)[0]
-	s.args = []uintptr{qp, address(&s.wrs[0]), address(s.bad)}
+	s.post = crossing{fn: fn, args: [3]uintptr{qp, address(&s.wrs[0]), address(s.bad)}}
 	for i := range s.wrs {
 		next, sgList := P(&s.wrs[i]).links()
 		*sgList = address(&s.list(i)[0])
@@ -66,11 +66,11 @@ func (s *stage[T, P]) fill(i int, sgl []verbs.SGE) int32 {
 
 // handOver crosses into C with the first n requests. It returns how many the driver accepted, and
 // why it refused the next.
-func (s *stage[T, P]) handOver(fn uintptr, n int) (accepted int, errno syscall.Errno) {
+func (s *stage[T, P]) handOver(n int) (accepted int, errno syscall.Errno) {
 	last, _ := P(&s.wrs[n-1]).links()
 	next := *last
 	*last, *s.bad = 0, 0
-	errno = result(call(fn, s.args...))
+	errno = result(s.post.call())
 	*last = next
 	switch {
 	case errno == 0 && *s.bad == 0:

@@ -56,6 +56,7 @@ int poll_cq(struct ibv_cq *ibcq, int n, struct ibv_wc *wc)
 	struct scq *cq = (struct scq *)ibcq;
 	int got = 0, err = ordered("ibv_poll_cq", NULL);
 
+	ENTERED();
 	if (err)
 		return err; /* what was ordered is the result */
 	if (cq->magic != MAGIC || n < 1) {
@@ -77,6 +78,7 @@ int req_notify_cq(struct ibv_cq *ibcq, int solicited_only)
 	struct scq *cq = (struct scq *)ibcq;
 	int err = ordered("ibv_req_notify_cq", NULL);
 
+	ENTERED();
 	if (cq->magic != MAGIC) {
 		complain("ibv_req_notify_cq: no live queue");
 		err = EINVAL;
@@ -297,10 +299,12 @@ static inline int post(const char *call, struct sqp *qp, int sends, struct ibv_r
 
 int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr)
 {
+	ENTERED();
 	return post("ibv_post_send", (struct sqp *)qp, 1, (struct ibv_recv_wr *)wr, (struct ibv_recv_wr **)bad_wr);
 }
 
 int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr)
 {
+	ENTERED();
 	return post("ibv_post_recv", (struct sqp *)qp, 0, wr, bad_wr);
 }

@@ -52,6 +52,13 @@ extern atomic_int complaints;
 extern char complaint[256]; /* the first */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Calls of the hot path come through assembly of the package: the ABIs want the stack aligned to 16 bytes. */
+#define ENTERED()                                                                                \
+	do {                                                                                     \
+		if ((uintptr_t)__builtin_frame_address(0) % 16)                                  \
+			complain("%s: the stack is at %p", __func__, __builtin_frame_address(0)); \
+	} while (0)
+
 /* What a test has ordered. All zero is ordinary. */
 extern struct orders {
 	struct fault {
