@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -16,8 +16,8 @@ import (
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
-var ownFlagNames = []string{"listen", "keep", "timeout", "provider", "device", "library", "gid-index", "mtu",
-	"json", "verbose", "help"}
+var ownFlagNames = slices.Concat([]string{"listen", "help", "keep", "port", "timeout", "provider", "device",
+	"library", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"}, connFlagNames)
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.
 var softFlagNames = []string{"fault", "nic-speed", "nic-latency"}
@@ -31,10 +31,9 @@ func checkListen(k *kong.Context) error {
 					"--%s is of software NICs, which live inside one process: drop it, or drop --listen",
 					el.Flag.Name)}
 			}
-			own := strings.Join(ownFlagNames[1:len(ownFlagNames)-1], ", --")
 			return &bench.UsageError{Reason: fmt.Sprintf("--%s is for the connecting end to decide: give "+
-				"it there, beside --connect. A listening end takes --%s",
-				el.Flag.Name, own)}
+				"it there. Each end has its own NICs, connection, --timeout and output",
+				el.Flag.Name)}
 		}
 	}
 	return nil
@@ -48,12 +47,54 @@ func given(k *kong.Context, name string) bool {
 	})
 }
 
+// apart says whether another process drives the other end.
+func (f *perfCmd) apart() bool { return f.Listen.given || f.Connect != "" || f.Host != "" }
+
+// meeting settles where the two processes meet: HOST is another way to say --connect, and --port
+// completes an address.
+func (f *perfCmd) meeting() error {
+	switch {
+	case f.Listen.given && (f.Connect != "" || f.Host != ""):
+		return &bench.UsageError{Reason: "--listen and --connect, or HOST, exclude each other: one end " +
+			"listens, the other connects to it"}
+	case f.Connect != "" && f.Host != "":
+		return &bench.UsageError{Reason: fmt.Sprintf(
+			"%s and --connect %s: that names the listening end twice",
+			f.Host, f.Connect)}
+	case f.Host != "":
+		f.Connect = f.Host
+	}
+	if f.Port == nil {
+		return nil
+	}
+	switch n := *f.Port; {
+	case !f.apart():
+		return &bench.UsageError{Reason: "--port is where the two processes meet: it goes with --listen, " +
+			"--connect or HOST"}
+	case n < 1 || n > 65535:
+		return &bench.UsageError{Reason: fmt.Sprintf("--port %d: must be 1 to 65535", n)}
+	}
+	port := strconv.Itoa(*f.Port)
+	for _, address := range []*string{&f.Listen.address, (*string)(&f.Connect)} {
+		if *address == "" {
+			continue
+		}
+		host, named, err := net.SplitHostPort(*address)
+		switch {
+		case err != nil:
+			return err
+		case named != defaultPort && named != port:
+			return &bench.UsageError{Reason: fmt.Sprintf(
+				"--port %s with address %s: that names the port twice",
+				port, *address)}
+		}
+		*address = net.JoinHostPort(host, port)
+	}
+	return nil
+}
+
 // runApart drives one end, and another process the other.
 func (f *perfCmd) runApart(c *console, k *kong.Context) error {
-	if f.Listen.given && f.Connect != "" {
-		return &bench.UsageError{Reason: "--listen and --connect exclude each other: one end listens, the " +
-			"other connects to it"}
-	}
 	if f.Timeout <= 0 {
 		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such " +
 			"as 30s"}
@@ -83,7 +124,10 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 			return err
 		}
 	}
-	nics, err := openProvider(provider, nicOptions{filter: f.Device, library: f.Library})
+	if _, err := f.unit(); err != nil {
+		return err
+	}
+	nics, err := f.open(provider, 0, p.Conn)
 	if err != nil {
 		return err
 	}

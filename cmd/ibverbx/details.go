@@ -49,9 +49,9 @@ func (t *perfTable) details(r *bench.Result) {
 	if t.layer.layered {
 		return
 	}
-	t.rails("a", &r.Stats.A)
+	t.rails("a", &r.Stats.A.Stats)
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
-		t.rails("b", &r.Stats.B)
+		t.rails("b", &r.Stats.B.Stats)
 	}
 }
 

@@ -11,9 +11,9 @@ import (
 )
 
 type devicesCmd struct {
-	Provider string `placeholder:"NAME"`
+	Provider string `placeholder:"NAME" predictor:"provider"`
 	Device   string `short:"d" placeholder:"LIST"`
-	Library  string `placeholder:"PATH"`
+	Library  string `placeholder:"PATH" predictor:"file"`
 	NICs     int    `name:"nics" placeholder:"N"`
 	JSON     bool   `name:"json"`
 	Verbose  bool   `short:"v"`

@@ -31,10 +31,13 @@ func perfFlagHelp() map[string]string {
 		"size":          "One message size: 4096, 64K, 1M, 1MiB.",
 		"sizes": "Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: " +
 			"4K..16M/4, lat: 8,64,512,4K,32K,256K]",
-		"all":      "Sizes 2 to 8M in steps of two.",
-		"scheme":   "single (one queue pair), spray, dqplb, or all. [all]",
-		"iters":    "Messages a measurement, over all queue pairs, in place of --duration.",
-		"duration": "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
+		"all":            "Sizes 2 to 8M in steps of two.",
+		"scheme":         "single (one queue pair), spray, dqplb, or all. [all]",
+		"iters":          "Messages a measurement, over all queue pairs, in place of --duration.",
+		"duration":       "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
+		"run-infinitely": "Measure again and again, a row each time, until Ctrl-C, which is no error then.",
+		"inline-size": "Send or write messages of up to so many bytes inline, from the request itself, " +
+			"where the NICs take that. [0]",
 		"tx-depth": "Messages outstanding, over all queue pairs; through a layer, on each endpoint. " +
 			"[${default}]",
 		"events": "Sleep until a completion event comes, in place of polling.",
@@ -50,6 +53,15 @@ func perfFlagHelp() map[string]string {
 		"gid-index": "Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]",
 		"mtu": "Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active " +
 			"MTU]",
+		"ib-port": "Port of the NICs. [each NIC's first active one, or as --device says]",
+		"tclass":  "Traffic class, 0 to 255, of the packets' IP header. [0]",
+		"sl":      "Service level, 0 to 15. [0]",
+		"qp-timeout": "How long a queue pair waits for an acknowledgement: 4.096µs·2^N, 1 to 31; 0 is for " +
+			"ever. [14: 67ms]",
+		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [6]",
+		"rnr-retry":   "How often it tries again when the peer has no receive, 0 to 7; 7 is for ever. [7]",
+		"outs": "Reads and atomics outstanding on a queue pair, 1 to 255. [16, or what the NIC " +
+			"allows]",
 		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
 		"nics":     "NICs of each end. [soft: 2, real: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
@@ -59,6 +71,7 @@ func perfFlagHelp() map[string]string {
 			"HOST:PORT. [every address, port 18515]",
 		"keep":        "With --listen: go on to serve one client after another.",
 		"connect":     "Drive one end, and measure with the other, which listens there.",
+		"port":        "TCP port where the two processes meet. [18515]",
 		"timeout":     "How long the other process may take for a step. [${default}]",
 		"nic-speed":   "Bandwidth of the NICs, such as 25Gbit; one for all, or one for each NIC of an end.",
 		"nic-latency": "One-way latency of the NICs, likewise.",
@@ -66,6 +79,12 @@ func perfFlagHelp() map[string]string {
 		"seed":        "Seed of the data. [${default}]",
 		"json":        "One JSON document in place of the table.",
 		"verbose":     "What each rail carried, too.",
+		"unit": "Of bandwidths in the table: GB (10^9 bytes), Gbit or MiB (2^20 bytes), a second. " +
+			"[GB]",
+		"report-gbits": "As --unit Gbit.",
+		"CPU-freq":     "Changes nothing, as perftest's users expect.",
+		"noPeak":       "Changes nothing: there is no peak figure.",
+		"connection":   "RC, which all queue pairs are.",
 	}
 }
 

@@ -288,7 +288,7 @@ func FuzzTable(f *testing.F) {
 			r.Layer, r.Kind = p.Layer, layers.Kind(strings.Map(printable, string(r.Kind)))
 			r.Op, r.Mode, r.Scheme, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode,
 				bench.Schemes()[i], nil, nil, false, ""
-			for _, s := range []*ibverbx.Stats{&r.Stats.A, &r.Stats.B} {
+			for _, s := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
 				s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
 				for k := range s.Rails {
 					s.Rails[k].Device = fmt.Sprint("nic", k)

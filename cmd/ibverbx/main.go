@@ -4,6 +4,8 @@
 //	                   above it, every byte verified
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
+//	ibverbx completion makes a shell complete commands, flags and their values
+//	ibverbx help       what a command does and takes; --man writes that as a manual page
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes over real NICs. The exit
@@ -25,6 +27,7 @@ import (
 	"unicode"
 
 	"github.com/alecthomas/kong"
+	kongcompletion "github.com/jotaen/kong-completion"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
@@ -40,9 +43,28 @@ const (
 
 // cli is the commands and their flags.
 type cli struct {
-	Perf    perfCmd    `cmd:"" help:"Measure bandwidth or latency between two ends, in one process or in two."`
-	Devices devicesCmd `cmd:"" help:"List the devices, their ports and GIDs."`
-	Version versionCmd `cmd:"" help:"Say which version this is."`
+	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
+	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
+	Version    versionCmd                `cmd:"" help:"Say which version this is."`
+	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
+	Completion kongcompletion.Completion `cmd:"" help:"Let a shell complete commands, flags and values."`
+
+	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Say which version this is."`
+	Man         manFlag          `name:"man" help:"Write a manual page: ibverbx --man | man -l -"`
+}
+
+// helpCmd is --help for those who look for a command.
+type helpCmd struct {
+	Command []string `arg:"" optional:"" help:"The command."`
+}
+
+// Run shows it.
+func (f *helpCmd) Run(k *kong.Context) error {
+	_, err := k.Kong.Parse(append(f.Command, "--help"))
+	if err != nil {
+		return &bench.UsageError{Reason: err.Error()}
+	}
+	return nil
 }
 
 // console is where a command writes to, and what ends it.
@@ -119,16 +141,18 @@ func run(c *console, args []string) (code int) {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.ExplicitGroups(groups()),
 		kong.PostBuild(describeFlags),
+		kong.Vars{"version": versionLine()},
 	)
 	if err != nil {
 		panic(err) // the declarations above are wrong
 	}
+	completeShell(parser)
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
-	parsed, err := parser.Parse(args)
+	parsed, err := parser.Parse(joinNegatives(args))
 	if err != nil {
-		c.complain("ibverbx: %s\nTry %s --help.\n", reason(err), commandOf(args))
+		c.complain("ibverbx: %s\nTry %s --help.\n", reason(hint(err, commandOf(args))), commandOf(args))
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {

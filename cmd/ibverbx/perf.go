@@ -30,47 +30,55 @@ func groups() []kong.Group {
 }
 
 type perfCmd struct {
-	Layer         string       `group:"what" default:"qp" placeholder:"NAME"`
-	Op            string       `group:"what" placeholder:"OP"`
-	Mode          string       `group:"what" default:"bw" placeholder:"bw|lat|rate"`
-	Kind          string       `group:"what" placeholder:"KIND"`
+	Host connectFlag `arg:"" optional:"" placeholder:"HOST" help:"As --connect: the host that listens."`
+
+	Layer         string       `group:"what" default:"qp" placeholder:"NAME" predictor:"layer"`
+	Op            string       `group:"what" placeholder:"OP" predictor:"op"`
+	Mode          string       `group:"what" default:"bw" placeholder:"bw|lat|rate" predictor:"mode"`
+	Kind          string       `group:"what" placeholder:"KIND" predictor:"kind"`
 	Endpoints     *int         `group:"what" placeholder:"N"`
 	Bidirectional bool         `group:"what" short:"b"`
 	Size          []units.Size `group:"what" short:"s" sep:"none" placeholder:"SIZE"`
 	Sizes         units.Range  `group:"what" placeholder:"LIST" sep:"none"`
 	All           bool         `group:"what" short:"a"`
-	Scheme        []string     `group:"what" placeholder:"NAME"`
+	Scheme        []string     `group:"what" placeholder:"NAME" predictor:"scheme"`
 
-	Iters    int        `group:"how" short:"n" placeholder:"N"`
-	Duration units.Span `group:"how" short:"D" placeholder:"TIME"`
-	TxDepth  int        `group:"how" short:"t" default:"128" placeholder:"N"`
-	Events   bool       `group:"how" short:"e"`
-	BusyPoll bool       `group:"how"`
-	NoVerify bool       `group:"how"`
-	Memory   units.Size `group:"how" default:"64M" placeholder:"SIZE"`
+	Iters    *int        `group:"how" short:"n" placeholder:"N"`
+	Duration *units.Span `group:"how" short:"D" placeholder:"TIME"`
+	Endless  bool        `group:"how" name:"run-infinitely" aliases:"run_infinitely"`
+	TxDepth  int         `group:"how" short:"t" default:"128" placeholder:"N"`
+	Inline   int         `group:"how" name:"inline-size" aliases:"inline_size" short:"I" placeholder:"N"`
+	Events   bool        `group:"how" short:"e"`
+	BusyPoll bool        `group:"how"`
+	NoVerify bool        `group:"how"`
+	Memory   units.Size  `group:"how" default:"64M" placeholder:"SIZE"`
 
-	Provider string     `group:"rails" placeholder:"NAME"`
-	Device   string     `group:"rails" short:"d" placeholder:"LIST"`
-	GIDIndex *int       `group:"rails" name:"gid-index" short:"x" placeholder:"N"`
-	MTU      int        `group:"rails" name:"mtu" short:"m" placeholder:"N"`
-	Library  string     `group:"rails" placeholder:"PATH"`
+	Provider string     `group:"rails" placeholder:"NAME" predictor:"provider"`
+	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
+	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
 	NICs     int        `group:"rails" name:"nics" placeholder:"N"`
-	QPs      int        `group:"rails" name:"qps" short:"q" default:"4" placeholder:"N"`
+	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`
 	Depth    int        `group:"rails" default:"128" placeholder:"N"`
+	connFlags
 
 	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
 	Keep    bool        `group:"apart"`
 	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
+	Port    *int        `group:"apart" short:"p" placeholder:"N"`
 	Timeout units.Span  `group:"apart" default:"30s" placeholder:"TIME"`
 
 	NICSpeed   []units.Rate  `group:"sim" name:"nic-speed" placeholder:"RATE"`
 	NICLatency []units.Span  `group:"sim" name:"nic-latency" placeholder:"TIME"`
-	Fault      []bench.Fault `group:"sim" sep:"none" placeholder:"KIND[@KEY=VALUE,..]"`
+	Fault      []bench.Fault `group:"sim" sep:"none" placeholder:"KIND[@KEY=VALUE,..]" predictor:"fault"`
 	Seed       uint64        `group:"sim" default:"1" placeholder:"N"`
 
-	JSON    bool `group:"out" name:"json"`
-	Verbose bool `group:"out" short:"v"`
+	JSON        bool   `group:"out" name:"json"`
+	Verbose     bool   `group:"out" short:"v"`
+	Unit        string `group:"out" placeholder:"NAME" predictor:"unit"`
+	ReportGbits bool   `group:"out" name:"report-gbits" aliases:"report_gbits"`
+
+	habits
 
 	printed bool // the JSON document
 	shown   bool // a table
@@ -108,10 +116,10 @@ endpoint.
 Two processes, on two hosts or one, over real NICs:
   ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
   ibverbx perf --listen --keep                      likewise, and stays for the next
-  ibverbx perf --connect host1 -d mlx5_0,mlx5_1 --op write-imm -b
+  ibverbx perf host1 -d mlx5_0,mlx5_1 --op write-imm -b
                                                     on the other: decides what is measured
-Each end chooses its own --device, --gid-index, --mtu, --provider, --library, --timeout and output; all else
-is for the connecting end. Both print the figures, which the connecting end takes. The connecting end exits
+Each end chooses its own NICs, their connection (--gid-index to --outs), --timeout and output; all else is for
+the connecting end. Both print the figures, which the connecting end takes. The connecting end exits
 with 1 when either fails or goes.
 
 A listening end serves its clients one after another, since two at a time would disturb each other's figures;
@@ -123,8 +131,8 @@ listening end for each, on ports of their own.
 Any host that reaches a listening end may make it measure: then that uses up to 4 GiB of memory, most of it
 pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
 
-Unlike in perftest, --iters and --tx-depth count messages over all queue pairs together, and --qps counts the
-queue pairs on each NIC.
+Flags have the letters of perftest, where it has them. Unlike there, --iters and --tx-depth count messages over
+all queue pairs together, and --qps counts the queue pairs on each NIC.
 
 Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept,
 and the run went on; 1 when anything else failed, a promise was broken (a completion missing, twice or out of
@@ -166,8 +174,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode),
 		Bidirectional: f.Bidirectional,
 		Kind:          layers.Kind(f.Kind),
-		Iterations:    f.Iters, Duration: bench.Seconds(f.Duration), TxDepth: f.TxDepth, NICs: f.NICs,
-		QPs:      f.QPs,
+		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, NICs: f.NICs, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
@@ -179,6 +186,23 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		if p.Endpoints = *n; *n == 0 {
 			p.Endpoints = -1 // where 0 is the default
 		}
+	}
+	if n := f.Iters; n != nil {
+		if p.Iterations = *n; *n == 0 {
+			return nil, &bench.UsageError{Reason: "--iters 0: must be at least 1"}
+		}
+	}
+	if d := f.Duration; d != nil {
+		if p.Duration = bench.Seconds(*d); *d == 0 {
+			return nil, &bench.UsageError{Reason: "--duration 0s: must be positive"}
+		}
+	}
+	if f.Endless && f.JSON {
+		return nil, &bench.UsageError{Reason: "--run-infinitely with --json, which writes its document at " +
+			"the end: use --duration"}
+	}
+	if err = f.habits.check(); err != nil {
+		return nil, err
 	}
 	if p.Conn, err = f.conn(); err != nil {
 		return nil, err
@@ -254,31 +278,10 @@ func (f *perfCmd) provider() string {
 	switch {
 	case f.Provider != "":
 		return f.Provider
-	case f.Listen.given || f.Connect != "":
+	case f.apart():
 		return realNICs
 	}
 	return softNICs
-}
-
-// conn is what the queue pairs of this process are connected with.
-func (f *perfCmd) conn() (conn ibverbx.ConnConfig, err error) {
-	if x := f.GIDIndex; x != nil {
-		if *x < 0 || *x > 255 {
-			return conn, &bench.UsageError{Reason: fmt.Sprintf("--gid-index %d: must be 0 to 255", *x)}
-		}
-		if conn.GIDIndex = *x; *x == 0 {
-			conn.GIDIndex = -1 // where 0 is to choose automatically
-		}
-	}
-	if f.MTU != 0 {
-		for conn.MTU = verbs.MTU256; conn.MTU.Bytes() != f.MTU; conn.MTU++ {
-			if conn.MTU > verbs.MTU4096 {
-				return conn, &bench.UsageError{Reason: fmt.Sprintf(
-					"--mtu %d: must be 256, 512, 1024, 2048 or 4096", f.MTU)}
-			}
-		}
-	}
-	return conn, nil
 }
 
 // Run measures and prints. With --json there is a document however it ends.
@@ -303,7 +306,10 @@ func (f *perfCmd) document(c *console, err error) error {
 }
 
 func (f *perfCmd) run(c *console, k *kong.Context) error {
-	if f.Listen.given || f.Connect != "" {
+	if err := f.meeting(); err != nil {
+		return err
+	}
+	if f.apart() {
 		return f.runApart(c, k)
 	}
 	if f.Keep {
@@ -319,6 +325,9 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	}
 	p, err := f.params()
 	if err != nil {
+		return err
+	}
+	if _, err := f.unit(); err != nil {
 		return err
 	}
 	switch {
@@ -338,10 +347,35 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if err := p.Validate(); err != nil {
 		return err
 	}
+	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
+		checked, err := f.open(provider, 2*p.NICs, p.Conn)
+		if err != nil {
+			return err
+		}
+		if err := checked.Close(); err != nil {
+			return err
+		}
+	}
 	open := func(nics int) (verbs.Provider, error) {
 		return openProvider(provider, nicOptions{count: 2 * nics, filter: f.Device, library: f.Library})
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
+}
+
+// open opens a provider whose NICs have what the flags name.
+func (f *perfCmd) open(provider string, nics int, conn ibverbx.ConnConfig) (verbs.Provider, error) {
+	p, err := openProvider(provider, nicOptions{count: nics, filter: f.Device, library: f.Library})
+	if err != nil {
+		return nil, err
+	}
+	devices, err := p.Devices()
+	if err == nil {
+		err = checkPorts(conn, devices)
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
 }
 
 // countNICs is how many real NICs are chosen.
@@ -361,13 +395,16 @@ func (f *perfCmd) countNICs() (n int, err error) {
 }
 
 // show measures and prints.
-func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) error {
+func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, error)) (err error) {
 	var o bench.Observer = silent{}
 	var table *perfTable
 	finish := func() {}
 	if !f.JSON {
 		table = newPerfTable(c.out, f.Verbose)
 		table.again, f.shown = f.shown, true
+		if table.unit, err = f.unit(); err != nil {
+			return err
+		}
 		if c.width > 0 {
 			table.width = c.width
 		}

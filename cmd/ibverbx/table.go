@@ -22,10 +22,11 @@ type perfTable struct {
 	width   int  // that sentences are wrapped to
 	gap     bool // details stand below the last row: the next one is set off
 	again   bool // another table stands above
+	unit    unit // of bandwidths
 }
 
 func newPerfTable(w io.Writer, verbose bool) *perfTable {
-	return &perfTable{printer: printer{w: w}, verbose: verbose, width: defaultWidth}
+	return &perfTable{printer: printer{w: w}, verbose: verbose, width: defaultWidth, unit: gigabytes}
 }
 
 // Start writes what comes above the rows.
@@ -103,11 +104,11 @@ func (t *perfTable) header() {
 func (t *perfTable) headings() {
 	kind := t.layer.kindTitle()
 	first, second := fmt.Sprintf("%9s%s  %8s", "", blank(kind), "copy()"),
-		fmt.Sprintf("%9s%s  %8s", "size", kind, "GB/s")
-	figures := fmt.Sprintf("  %7s %6s %8s", "GB/s", "×copy", "Mmsg/s")
+		fmt.Sprintf("%9s%s  %8s", "size", kind, t.unit.name)
+	figures := fmt.Sprintf("  %7s %6s %8s", t.unit.name, "×copy", "Mmsg/s")
 	if t.peer != nil {
 		first, second = fmt.Sprintf("%9s%s", "", blank(kind)), fmt.Sprintf("%9s%s", "size", kind)
-		figures = fmt.Sprintf("  %14s %8s", "GB/s", "Mmsg/s")
+		figures = fmt.Sprintf("  %14s %8s", t.unit.name, "Mmsg/s")
 	}
 	for _, s := range t.p.Schemes {
 		first += fmt.Sprintf("  %-*s", columnWidth, t.column(s))
@@ -215,6 +216,9 @@ func (t *perfTable) how(m bench.Machine) string {
 				fmt.Sprintf("memory used again after %v", p.Memory))
 		}
 	}
+	if p.Inline > 0 {
+		s = append(s, fmt.Sprintf("inline up to %v", units.Size(p.Inline)))
+	}
 	switch {
 	case p.Wait == bench.Events:
 		s = append(s, "sleeping until events")
@@ -252,7 +256,7 @@ func (t *perfTable) Row(row []bench.Result) {
 func (t *perfTable) bandwidths(row []bench.Result) {
 	t.printf("%9v%s", row[0].Size, t.layer.kind(row))
 	if !t.p.Op.Atomic() && t.peer == nil {
-		t.printf("  %8.2f", row[0].CopyGB)
+		t.printf("  %8s", t.unit.fix(row[0].CopyGB))
 	}
 	for _, s := range t.p.Schemes {
 		r := find(row, s)
@@ -271,9 +275,10 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 		case r == nil || r.Failed:
 			t.printf("  %7s %6s %8s", word, "", "")
 		case t.peer != nil:
-			t.printf("  %14s %8s", digits(r.GBPerSecond), digits(r.MsgPerSecond/1e6))
+			t.printf("  %14s %8s", digits(t.unit.of(r.GBPerSecond)), digits(r.MsgPerSecond/1e6))
 		default:
-			t.printf("  %7.2f%-1s%6.2f %8s", r.GBPerSecond, mark(r), r.RatioToCopy, rate(r.MsgPerSecond))
+			t.printf("  %7s%-1s%6.2f %8s", t.unit.fix(r.GBPerSecond), mark(r), r.RatioToCopy,
+				rate(r.MsgPerSecond))
 		}
 	}
 	t.printf("\n")
@@ -347,10 +352,7 @@ func (t *perfTable) latencies(row []bench.Result) {
 
 // footer says how the run ended.
 func (t *perfTable) footer(r *bench.Report) {
-	messages := 0
-	for i := range r.Results {
-		messages += r.Results[i].Verified
-	}
+	messages := r.Verified
 	t.printf("\n")
 	if r.Interrupted {
 		t.printf("Interrupted: the rest was not measured.\n")

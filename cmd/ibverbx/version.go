@@ -10,9 +10,13 @@ type versionCmd struct{}
 
 // Run prints the version.
 func (versionCmd) Run(c *console) error {
-	_, err := fmt.Fprintf(c.out, "ibverbx %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS,
-		runtime.GOARCH)
+	_, err := fmt.Fprintln(c.out, versionLine())
 	return err
+}
+
+// versionLine says which version this is, and what it was built with and for.
+func versionLine() string {
+	return fmt.Sprintf("ibverbx %s %s %s/%s", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // version is the module's version, and the commit if the binary knows it.

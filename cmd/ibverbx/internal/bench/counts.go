@@ -75,9 +75,9 @@ func (c *cell) countSince() {
 	now := c.pair.count()
 	switch {
 	case !c.p.Layered():
-		for i, s := range [...]*ibverbx.Stats{&c.result.Stats.A, &c.result.Stats.B} {
+		for i, s := range [...]*QPStats{&c.result.Stats.A, &c.result.Stats.B} {
 			if c.pair.ends[i] != nil {
-				*s = since(now.queuePairs[i], c.before.queuePairs[i])
+				*s = QPStats{c.pair.scheme, since(now.queuePairs[i], c.before.queuePairs[i])}
 			}
 		}
 	case c.result.Err == nil:

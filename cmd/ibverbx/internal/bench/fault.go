@@ -93,6 +93,14 @@ func FaultHelp() string {
 	return b.String()
 }
 
+// FaultNames lists the kinds of faults.
+func FaultNames() (names []string) {
+	for _, k := range faultKinds() {
+		names = append(names, k.name)
+	}
+	return names
+}
+
 // initially is the value of a key that is not given, in brackets, where it is not the same for all
 // kinds.
 func (k *faultKind) initially(key string) string {

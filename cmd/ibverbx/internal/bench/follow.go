@@ -159,7 +159,7 @@ func (c *cell) follow() error {
 		if m.Kind == kindOver {
 			now := c.pair.count()
 			return c.peer.conn.Send(c.peer.steps, kindStats, statsBody{
-				Stats:     since(now.queuePairs[1], c.before.queuePairs[1]),
+				Stats:     QPStats{c.pair.scheme, since(now.queuePairs[1], c.before.queuePairs[1])},
 				Transport: now.transport[1].since(&c.before.transport[1]),
 			})
 		}
@@ -192,10 +192,10 @@ func (r *runner) takeRow(m *rendezvous.Message) error {
 	if err := row.check(r.p); err != nil {
 		return err
 	}
-	if len(r.report.Results)+len(row.Results) > len(r.p.Sizes)*len(r.p.Schemes) {
+	if !r.p.Endless && len(r.report.Results)+len(row.Results) > len(r.p.Sizes)*len(r.p.Schemes) {
 		return fmt.Errorf("%w: more figures than the task has cells", rendezvous.ErrProtocol)
 	}
-	r.report.Results = append(r.report.Results, row.Results...)
+	r.keep(row.Results)
 	r.observer.Row(row.Results)
 	return nil
 }

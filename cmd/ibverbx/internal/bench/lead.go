@@ -178,7 +178,8 @@ func (r *runner) endApart(err error) (*Report, error) {
 
 // bye ends the conversation with the following process.
 func (r *runner) bye() error {
-	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted()}); err != nil {
+	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted() &&
+		!r.p.Endless}); err != nil {
 		return err
 	}
 	return r.peer.conn.Receive(r.peer.steps, kindBye, nil)

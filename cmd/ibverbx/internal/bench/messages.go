@@ -232,12 +232,12 @@ type verdictBody struct {
 
 // statsBody is what the following end has counted: its queue pair, or the transport under a layer.
 type statsBody struct {
-	Stats     ibverbx.Stats   `json:"stats,omitzero"`
+	Stats     QPStats         `json:"stats,omitzero"`
 	Transport TransportCounts `json:"transport,omitzero"`
 }
 
 // clean makes names in statistics fit to be shown.
-func clean(s *ibverbx.Stats) {
+func clean(s *QPStats) {
 	s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
 	for i := range s.Rails {
 		s.Rails[i].Device = oneLine(s.Rails[i].Device)
@@ -268,6 +268,9 @@ func (b *rowBody) check(p *Params) error {
 		r.Setback, r.Further = Setback{}, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)
+		if !p.Layered() {
+			r.Stats.A.Scheme, r.Stats.B.Scheme = r.Scheme, r.Scheme
+		}
 	}
 	return nil
 }

@@ -162,7 +162,8 @@ func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 	}
 	return layers.Config{
 		Name: endName(end), Shape: p.Shape(), Kind: p.Kind, Endpoints: p.Endpoints,
-		Window: max(p.TxDepth, leastLayerWindow), Largest: largest, QP: p.config(c.scheme), Spin: p.spin(),
+		Window: max(p.TxDepth, leastLayerWindow), Largest: largest, Inline: p.Inline, QP: p.config(c.scheme),
+		Spin:    p.spin(),
 		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst, Tail: p.wordsAt(m, end),
 	}
 }

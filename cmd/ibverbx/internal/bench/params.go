@@ -94,17 +94,21 @@ type Params struct {
 	Bidirectional bool         `json:"bidirectional"`
 	Sizes         []units.Size `json:"sizes"` // default: by operation and mode
 	// default: all that the number of queue pairs allows
-	Schemes    []Scheme   `json:"schemes"`
-	Iterations int        `json:"iterations,omitempty"` // messages a cell; 0: by duration
-	Duration   Seconds    `json:"duration_seconds,omitempty"`
-	TxDepth    int        `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
-	NICs       int        `json:"nics"`     // of each end
-	QPs        int        `json:"qps"`      // on each NIC
-	Fragment   units.Size `json:"fragment_bytes"`
-	Depth      int        `json:"depth"` // messages outstanding on a queue pair
-	Verify     bool       `json:"verify"`
-	Wait       Wait       `json:"wait"`
-	Memory     units.Size `json:"memory_bytes"` // that one direction writes to
+	Schemes    []Scheme `json:"schemes"`
+	Iterations int      `json:"iterations,omitempty"` // messages a cell; 0: by duration
+	Duration   Seconds  `json:"duration_seconds,omitempty"`
+	// Endless says that all sizes are measured again and again until the run is interrupted.
+	Endless  bool       `json:"run_infinitely,omitempty"`
+	TxDepth  int        `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
+	NICs     int        `json:"nics"`     // of each end
+	QPs      int        `json:"qps"`      // on each NIC
+	Fragment units.Size `json:"fragment_bytes"`
+	Depth    int        `json:"depth"` // messages outstanding on a queue pair
+	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
+	Inline int        `json:"inline_bytes,omitempty"`
+	Verify bool       `json:"verify"`
+	Wait   Wait       `json:"wait"`
+	Memory units.Size `json:"memory_bytes"` // that one direction writes to
 	// one for all NICs of an end, or one each
 	Speeds    []units.Rate `json:"nic_speed_bytes_per_second,omitempty"`
 	Latencies []Seconds    `json:"nic_latency_seconds,omitempty"`
@@ -133,6 +137,7 @@ const (
 	maxSize    = 1 << 30
 	maxDepth   = 8192
 	maxTxDepth = 1 << 16
+	maxInline  = 4096
 )
 
 // Defaults of the parameters.
@@ -237,6 +242,11 @@ func (p *Params) checkNumbers() error {
 	case p.rails() > ibverbx.MaxRails:
 		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d",
 			p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
+	case p.Inline < 0 || p.Inline > maxInline:
+		return usage("--inline-size %d: must be 0 to %d", p.Inline, maxInline)
+	case p.Inline > 0 && (p.Layered() || p.reads() || p.Op.Atomic()):
+		return usage("--inline-size is of what is sent or written through --layer qp: drop it, or use --op " +
+			"write, write-imm or send")
 	case p.Fragment > 1<<31:
 		return usage("--fragment %v: a message of one queue pair carries at most 2 GiB", p.Fragment)
 	case p.Memory < 1<<10 || p.Memory > maxSize:
@@ -347,7 +357,7 @@ func (p *Params) checkFaults() error {
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs,
-		Conn: p.Conn}
+		MaxInline: p.Inline, Conn: p.Conn}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

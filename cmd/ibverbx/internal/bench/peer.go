@@ -146,6 +146,10 @@ func (c *cell) over() error {
 		return err
 	}
 	clean(&theirs.Stats)
+	if !c.p.Layered() && theirs.Stats.Scheme != c.pair.scheme {
+		return fmt.Errorf("%w: stats of %.20q, measured was %q", rendezvous.ErrProtocol, theirs.Stats.Scheme,
+			c.pair.scheme)
+	}
 	c.result.Stats.B = theirs.Stats
 	if c.p.Layered() {
 		c.result.Stats, c.result.Transport = EndStats{}, &TransportStats{B: theirs.Transport}

@@ -17,6 +17,7 @@ type Report struct {
 	Machine     Machine  `json:"machine"`
 	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
 	Results     []Result `json:"results"`
+	Verified    int      `json:"verified_messages"` // in all results, those that were dropped too
 	Interrupted bool     `json:"interrupted"`
 	Seconds     float64  `json:"seconds"` // the whole run, with what is not timed
 	OK          bool     `json:"ok"`
@@ -72,8 +73,15 @@ type Result struct {
 
 // EndStats is what the virtual queue pairs of both ends counted in a cell.
 type EndStats struct {
-	A ibverbx.Stats `json:"a"`
-	B ibverbx.Stats `json:"b"`
+	A QPStats `json:"a"`
+	B QPStats `json:"b"`
+}
+
+// QPStats is what a virtual queue pair counted. Its scheme is that of the column: the library's own
+// is without effect with a single queue pair.
+type QPStats struct {
+	Scheme Scheme `json:"scheme"`
+	ibverbx.Stats
 }
 
 // Percentile is the distribution of latencies, in nanoseconds.

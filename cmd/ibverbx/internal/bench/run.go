@@ -81,14 +81,31 @@ func newRunnerOver(ctx context.Context, p *Params, mem *memory, o Observer) *run
 
 // rows measures.
 func (r *runner) rows() error {
-	for _, size := range r.p.Sizes {
-		row, err := r.row(int(size))
-		r.report.Results = append(r.report.Results, row...)
-		if err != nil || r.interrupted() || r.parted() {
-			return err
+	for {
+		for _, size := range r.p.Sizes {
+			row, err := r.row(int(size))
+			r.keep(row)
+			if err != nil || r.interrupted() || r.parted() {
+				return err
+			}
+		}
+		if !r.p.Endless {
+			return nil
 		}
 	}
-	return nil
+}
+
+// keep takes the results of a size into the report. Of a run without end it keeps as many as one
+// turn of it has.
+func (r *runner) keep(row []Result) {
+	kept := append(r.report.Results, row...)
+	if most := len(r.p.Sizes) * len(r.p.Schemes); len(kept) > most {
+		kept = kept[len(kept)-most:]
+	}
+	r.report.Results = kept
+	for i := range row {
+		r.report.Verified += row[i].Verified
+	}
 }
 
 // parted says whether the conversation with another process has ended.
@@ -103,6 +120,9 @@ func (r *runner) end(err error) (*Report, error) {
 		}
 	}
 	report.Interrupted = r.interrupted()
+	if r.p.Endless && r.decides() {
+		report.Interrupted = false // that is how it ends
+	}
 	switch {
 	case errors.Is(context.Cause(r.ctx), errServedLong): // nobody has asked for it
 		report.Interrupted = false
@@ -119,6 +139,9 @@ func (r *runner) end(err error) (*Report, error) {
 	}
 	return report, err
 }
+
+// decides says whether this process says when the run ends.
+func (r *runner) decides() bool { return r.peer == nil || r.peer.leads }
 
 // interrupted says whether ctx has ended.
 func (r *runner) interrupted() bool { return r.ctx.Err() != nil }
@@ -162,7 +185,8 @@ func (r *runner) row(size int) ([]Result, error) {
 	var row []Result
 	var opening error
 	for _, column := range r.columns {
-		r.observer.Cell(r.done, len(r.p.Sizes)*len(r.columns))
+		all := len(r.p.Sizes) * len(r.columns)
+		r.observer.Cell(r.done%all, all)
 		r.done++
 		if r.interrupted() {
 			break

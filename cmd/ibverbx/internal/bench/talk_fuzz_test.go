@@ -153,7 +153,7 @@ func (a *actor) honest(kind string) json.RawMessage {
 	case kindVerdict:
 		body = verdictBody{}
 	case kindStats:
-		body = statsBody{}
+		body = statsBody{Stats: QPStats{Scheme: scheme}}
 	case kindRow:
 		body = rowBody{[]Result{{Size: size, Scheme: scheme}}}
 	case kindBye:

@@ -21,6 +21,7 @@ type Config struct {
 	Endpoints int            // connections to the peer, at least 1; of queue pairs there is one
 	Window    int            // operations outstanding on each
 	Largest   int            // bytes of the largest message
+	Inline    int            // up to so many bytes queue pairs send inline; QP.MaxInline allows it
 	QP        ibverbx.Config // of every endpoint
 	Spin      time.Duration  // as transport.Config.Spin
 	Devices   []verbs.Device

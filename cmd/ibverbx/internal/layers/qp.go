@@ -30,6 +30,7 @@ type QueuePair struct {
 	remote   Regions
 	recvMax  int // receives outstanding at most
 	spin     time.Duration
+	inline   int // up to so many bytes go inline
 	closed   bool
 
 	sends  []ibverbx.SendWR // posts are made of it
@@ -93,7 +94,7 @@ func newQueuePair(cfg *Config) (*QueuePair, error) {
 	}
 	q := &QueuePair{
 		name: cfg.Name, shape: cfg.Shape, opcode: cfg.Shape.Op.opcode(), vqp: vqp, cq: vqp.CQ(),
-		tail: cfg.Tail, spin: cfg.Spin, recvMax: 2 * cfg.Window,
+		tail: cfg.Tail, spin: cfg.Spin, inline: cfg.Inline, recvMax: 2 * cfg.Window,
 		sends: make([]ibverbx.SendWR, qpBatch), recvs: make([]ibverbx.RecvWR, qpBatch),
 		wcs: make([]ibverbx.WC, qpPolled),
 	}
@@ -266,7 +267,11 @@ func (q *QueuePair) fill(wr *ibverbx.SendWR, i int) {
 		}
 		q.next += add
 	default:
-		wr.Local = q.src.Slice(from, size)
+		wr.Local, wr.Inline = q.src.Slice(from, size), nil
+		if size <= uint64(q.inline) {
+			wr.Local, wr.Inline = ibverbx.Segment{}, q.mem.src[from:from+size]
+			wr.Flags |= verbs.SendInline
+		}
 		wr.Remote = q.remote.Dst.Slice(q.at(i), size)
 	}
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/alecthomas/kong"
+	kongcompletion "github.com/jotaen/kong-completion"
+	"github.com/posener/complete"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
+)
+
+// completeShell answers a shell that asks, in the environment, how a command line may go on, and
+// ends the command then.
+func completeShell(parser *kong.Kong) {
+	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))
+}
+
+// predictors are the words that flags take, by the name in the flag's tag.
+func predictors() map[string]complete.Predictor {
+	names, ops, kinds := []string{}, map[string]bool{}, map[string]bool{}
+	for _, p := range providers {
+		names = append(names, p.name)
+	}
+	all := map[string]bool{}
+	for _, s := range layers.Shapes() {
+		all[string(s.Layer)], ops[string(s.Op)] = true, true
+		for _, k := range s.Kinds {
+			kinds[string(k)] = true
+		}
+	}
+	for _, op := range []bench.Op{bench.Write, bench.WriteImm, bench.Read, bench.Send, bench.FetchAdd,
+		bench.CmpSwap} {
+		ops[string(op)] = true
+	}
+	all[string(bench.QP)] = true
+	words := func(set map[string]bool) complete.Predictor {
+		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
+	}
+	var schemes, units []string
+	for _, s := range bench.Schemes() {
+		schemes = append(schemes, string(s))
+	}
+	for _, u := range bandwidthUnits {
+		units = append(units, u.word)
+	}
+	return map[string]complete.Predictor{
+		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
+		"kind":   words(kinds),
+		"mode":   complete.PredictSet(string(bench.Bandwidth), string(bench.Latency), string(bench.Rate)),
+		"scheme": complete.PredictSet(append(schemes, "all")...),
+		"fault":  complete.PredictSet(bench.FaultNames()...),
+		"unit":   complete.PredictSet(units...), "file": complete.PredictFiles("*"),
+	}
+}

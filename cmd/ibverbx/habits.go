@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+)
+
+// instead says, for the flags of perftest that perf does not take, what to use in their place.
+var instead = []struct{ flags, hint string }{
+	{"-R --rdma_cm -z --comm_rdma_cm", "queue pairs are connected over TCP, and not by rdma_cm: drop it"},
+	{"-T --tos", "use --tclass, which goes into the packets' IP header: the type of service is its upper " +
+		"bits"},
+	{"-r --rx-depth", "receives are posted for what --tx-depth lets the other end send: drop it"},
+	{"-l --post_list --recv_post_list", "requests are posted together by themselves, up to 32: drop it"},
+	{"-Q --cq-mod", "every request has its completion, which is checked: drop it"},
+	{"-X --vector --cqe_poll", "each virtual CQ has one CQ for each NIC: drop it"},
+	{"-g --mcg -M --MGID --connectionless", "queue pairs are RC, which have no multicast: drop it"},
+	{"-A --atomic_type", "use --op fetch-add or --op cmp-swap"},
+	{"--write_with_imm", "use --op write-imm"},
+	{"--send_with_imm", "use --op send, or --op write-imm for messages with an immediate"},
+	{"-O --dualport", "use --device mlx5_0:1,mlx5_0:2, with a port behind each colon"},
+	{"-f --margin --perform_warm_up", "each measurement warms up by itself, and that is not timed: drop it"},
+	{"-C --report-cycles -U --report-unsorted", "figures are in seconds, in full with --json: drop it"},
+	{"-H --report-histogram", "--mode lat shows percentiles, and --json more of them: drop it"},
+	{"-w --limit_bw -y --limit_msgrate", "use --min-bw, or --max-lat with --mode lat: the exit code is 1 " +
+		"where a figure misses it"},
+	{"-W --report-counters --report-per-port", "use --verbose, or --json, for what each rail carried"},
+	{"-L --hop_limit --flow_label --pkey_index --dlid --ipv6 --ipv6-addr --bind_source_ip",
+		"the path follows from the GIDs: use --gid-index and --device to choose another one"},
+	{"--out_json --out_json_file", "use --json, which writes to standard output"},
+	{"--output --report-both", "use --json, and pick what you need from the document"},
+	{"--cpu_util", "use time ibverbx ..., which says how long the processors worked"},
+	{"--use_cuda --use_cuda_bus_id --use_cuda_dmabuf --use_rocm --use_rocm_dmabuf --use_neuron --use_hl " +
+		"--use_mlu --use_musa --use_opencl --cuda_mem_type --gpu_touch",
+		"perf measures host memory; programs register that of GPUs with Domain.RegisterDMABuf"},
+	{"--use_hugepages --mmap --mmap-offset --odp --use-null-mr --mr_per_qp --payload_file_path " +
+		"--disable_pcie_relaxed", "memory is the same for all columns, random and compared: use --memory " +
+		"for how much it is"},
+	{"--data_validation", "every byte is compared, unless with --no-verify: drop it"},
+	{"--use-srq --use_ooo --use_old_post_send --no_lock --unsolicited_write --no_enhanced_reorder " +
+		"--dont_xchg_versions --wait_destroy --force-link", "there is no such choice here: drop it"},
+	{"--reversed", "exchange --listen and --connect, or use --op read"},
+	{"--rate_limit --rate_units --rate_limit_type --burst_size --typical_pkt_size --latency_gap",
+		"NICs are not paced; software NICs have --nic-speed and --nic-latency"},
+}
+
+var unknownFlag = regexp.MustCompile(`^unknown flag (--?[^\s,]+)(, did you mean .*)?$`)
+
+// hint makes the error of a flag that there is not say what to use instead. Suggestions for short
+// flags, which are all that there are, are dropped.
+func hint(err error, command string) error {
+	m := unknownFlag.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	flag, _, _ := strings.Cut(m[1], "=")
+	if command == "ibverbx perf" {
+		for _, of := range instead {
+			for name := range strings.FieldsSeq(of.flags) {
+				if name == flag {
+					return fmt.Errorf("%s: %s", flag, of.hint)
+				}
+			}
+		}
+	}
+	if !strings.HasPrefix(flag, "--") {
+		return fmt.Errorf("unknown flag %s: see %s --help", flag, command)
+	}
+	return err
+}
+
+var negative = regexp.MustCompile(`^-[0-9.]`)
+
+// joinNegatives attaches negative numbers to the flags before them, so that they are read as values
+// and refused for what they are.
+func joinNegatives(args []string) (joined []string) {
+	for i, a := range args {
+		before := ""
+		if i > 0 {
+			before = joined[len(joined)-1]
+		}
+		switch {
+		case !negative.MatchString(a) || !strings.HasPrefix(before, "-") || strings.Contains(before, "="):
+			joined = append(joined, a)
+		case strings.HasPrefix(before, "--"):
+			joined[len(joined)-1] += "=" + a
+		default:
+			joined[len(joined)-1] += a
+		}
+	}
+	return joined
+}
+
+// habits are flags that perftest's users type and that change nothing here.
+type habits struct {
+	CPUFreq    bool   `name:"CPU-freq" short:"F" hidden:""` // perftest warns of a clock that changes
+	NoPeak     bool   `name:"noPeak" short:"N" hidden:""`   // there is no peak figure
+	Connection string `name:"connection" short:"c" hidden:""`
+}
+
+func (h *habits) check() error {
+	if c := h.Connection; c != "" && c != "RC" {
+		return &bench.UsageError{Reason: fmt.Sprintf("--connection %.20q: queue pairs are RC: drop it", c)}
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestBareHost connects to a host that is named without a flag, with perftest's flags.
+func TestBareHost(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right -F -i 1")
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := command(t, "perf "+host+" --provider left -F -N -c RC -i 1 -S 0 -u 14 -o 4 -I 64 "+
+		"--tclass 104 --retry_count 5 --report_gbits -p "+port+quick)
+	if code != exitOK || !strings.Contains(out, "from here to "+address) || !strings.Contains(out, "Gbit/s") {
+		t.Errorf("exit %d: %s\n%s", code, errs, out)
+	}
+	if code, _, errs := server.wait(t); code != exitOK {
+		t.Errorf("the listening end: exit %d: %s", code, errs)
+	}
+}
+
+// TestListenPort listens on a port given as perftest's users give it.
+func TestListenPort(t *testing.T) {
+	for args, want := range map[string]string{
+		"-p 18999 --listen":           "[::]:18999",
+		"--listen=127.0.0.1 -p 18998": "127.0.0.1:18998",
+	} {
+		server, address := listening(t, "perf --provider right "+args)
+		server.cancel()
+		server.wait(t)
+		if address != want {
+			t.Errorf("%s listens on %s, want %s", args, address, want)
+		}
+	}
+}
+
+// TestUnits shows bandwidth in every unit.
+func TestUnits(t *testing.T) {
+	for flag, want := range map[string]string{"": "GB/s", "--unit GB": "GB/s", "--unit Gbit": "Gbit/s",
+		"--report_gbits": "Gbit/s", "--report-gbits": "Gbit/s", "--unit MiB": "MiB/s"} {
+		code, out, errs := command(t, "perf --scheme single --memory 256K -s 64K -n 20 "+flag)
+		rows := strings.Split(out, "\n")
+		at := slices.IndexFunc(rows, func(s string) bool { return strings.Contains(s, "64 KiB") })
+		if code != exitOK || at < 1 || strings.Count(rows[at-1], want) != 2 {
+			t.Errorf("%s: exit %d: %s\n%s", flag, code, errs, out)
+		}
+	}
+	for i, want := range []string{"12.50", "100.0", "11921"} {
+		if got := bandwidthUnits[i].fix(12.5); got != want {
+			t.Errorf("12.5 GB/s are %s %s, want %s", got, bandwidthUnits[i].name, want)
+		}
+	}
+}
+
+// TestRunInfinitely measures until it is interrupted, which is no error.
+func TestRunInfinitely(t *testing.T) {
+	for _, args := range []string{"", "--mode lat"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		seen := 0
+		var errs bytes.Buffer
+		out := &watcher{word: "64 B", found: func() {
+			if seen++; seen == 3 {
+				cancel()
+			}
+		}}
+		code := run(&console{ctx: ctx, out: out, err: &errs},
+			strings.Fields("perf --run_infinitely -s 64 -D 10ms --scheme single "+args))
+		if n := strings.Count(out.String(), "64 B"); code != exitOK || n < 3 || n > 4 || errs.Len() > 0 ||
+			!strings.Contains(out.String(), "messages verified byte for byte, completions in order") ||
+			strings.Contains(out.String(), "not measured") {
+			t.Errorf("%s: exit %d, %d rows: %s\n%s", args, code, n, errs.String(), out.String())
+		}
+	}
+}
+
+// TestRunInfinitelyApart does so with another process, which takes it as the end of the run.
+func TestRunInfinitelyApart(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	seen := 0
+	var errs bytes.Buffer
+	out := &watcher{word: "64 B", found: func() {
+		if seen++; seen == 3 {
+			cancel()
+		}
+	}}
+	code := run(&console{ctx: ctx, out: out, err: &errs}, strings.Fields(
+		"perf "+address+" --provider left --run_infinitely -s 64 -D 10ms --scheme single"))
+	codeB, outB, errsB := server.wait(t)
+	if code != exitOK || codeB != exitOK || strings.Count(outB, "64 B") < 3 {
+		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs.String(), out.String(), codeB,
+			errsB, outB)
+	}
+}
+
+// TestInline sends small messages inline, larger ones not.
+func TestInline(t *testing.T) {
+	for _, args := range []string{"--op write", "--op write-imm", "--op send --mode lat",
+		"--scheme single -b"} {
+		code, out, errs := command(t, "perf -I 64 --sizes 8,64,128 --memory 64K -n 50 "+args)
+		if code != exitOK || !strings.Contains(out, "inline up to 64 B") {
+			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
+		}
+	}
+}
+
+// TestStatisticsOfSingle shows that the statistics name the scheme that was measured.
+func TestStatisticsOfSingle(t *testing.T) {
+	_, out, _ := command(t, "perf --json -s 64 -n 5")
+	for _, scheme := range []string{"single", "spray", "dqplb"} {
+		// Of the cell, and of the statistics of both ends.
+		if n := strings.Count(out, `"scheme": "`+scheme+`"`); n != 3 {
+			t.Errorf("%s stands %d times in\n%s", scheme, n, out)
+		}
+	}
+}
+
+// TestHabits shows what a user meets who knows other commands.
+func TestHabits(t *testing.T) {
+	for args, want := range map[string]string{
+		"--version":          "ibverbx ",
+		"-V":                 "ibverbx ",
+		"perf -V":            "ibverbx ",
+		"help":               "perf",
+		"help perf":          "--tx-depth",
+		"help devices":       "--provider",
+		"completion bash -c": "complete -o default",
+		"completion zsh -c":  "bashcompinit",
+		"completion fish -c": "complete -f",
+		"--man":              `.TH IBVERBX 1`,
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || !strings.Contains(out, want) || errs != "" {
+			t.Errorf("ibverbx %s: exit %d, stderr %q, stdout without %q:\n%.500s", args, code, errs, want,
+				out)
+		}
+	}
+	if code, _, errs := command(t, "help swim"); code != exitUsage || !strings.Contains(errs, "swim") {
+		t.Errorf("help swim: exit %d, %s", code, errs)
+	}
+}
+
+// TestManPage shows that the manual page has what the help has, and no line that troff would take
+// for a request.
+func TestManPage(t *testing.T) {
+	_, out, _ := command(t, "--man")
+	for _, want := range []string{".SH IBVERBX PERF\n", ".SS NICs and queue pairs:\n",
+		".B \\-t, \\-\\-tx\\-depth=N\n", ".nf\n  ibverbx perf   ", "link\\-flap", ".SH EXIT STATUS\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in the manual page", want)
+		}
+	}
+	requests := strings.Fields(".TH .SH .SS .TP .PP .B .br .nf .fi")
+	for line := range strings.Lines(out) {
+		if request, _, _ := strings.Cut(strings.TrimSpace(line), " "); strings.HasPrefix(line, ".") &&
+			!slices.Contains(requests, request) || strings.HasPrefix(line, "'") {
+			t.Errorf("line %q", line)
+		}
+	}
+}
+
+// TestCompletion completes commands, flags and their values.
+func TestCompletion(t *testing.T) {
+	for line, want := range map[string][]string{
+		"ibverbx ":                       {"perf", "devices", "version", "help"},
+		"ibverbx perf --tx":              {"--tx-depth"},
+		"ibverbx perf --scheme ":         {"single", "spray", "dqplb", "all"},
+		"ibverbx perf --layer t":         {"transport", "tagged"},
+		"ibverbx perf --mode ":           {"bw", "lat", "rate"},
+		"ibverbx perf --op write":        {"write", "write-imm"},
+		"ibverbx perf --fault link":      {"link-flap"},
+		"ibverbx devices --provider sof": {"soft"},
+	} {
+		t.Setenv("COMP_LINE", line)
+		_, out, errs := command(t, "")
+		for _, word := range want {
+			if !slices.Contains(strings.Fields(out), word) {
+				t.Errorf("%q: no %s in %q (%s)", line, word, out, errs)
+			}
+		}
+	}
+}
