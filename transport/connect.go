@@ -55,7 +55,10 @@ func (p *peerState) postFirstReceives(peer *ibverbx.BusinessCard) error {
 		}
 		r.ready = true
 	}
-	return p.postBuffers()
+	if err := p.postBuffers(); err != nil {
+		return err
+	}
+	return qp.Err() // several queue pairs take what one of them then refuses permanently
 }
 
 // disconnect takes the virtual queue pair back to RESET after a Connect that has failed. It flushes
