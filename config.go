@@ -73,7 +73,21 @@ const (
 	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows
 	// 2^31).
 	maxMessage = 1 << 31
+	// maxQueue is the most work requests that a queue of a queue pair is asked to hold: more than
+	// any NIC has (mlx5 has 2^15), and few enough to be added up.
+	maxQueue = 1 << 20
+	// maxPieces is the longest scatter list that a queue pair is asked for. NICs take some dozens.
+	maxPieces = 1 << 12
+	// maxInline is the longest inline request that a queue pair is asked for, in bytes. NICs take
+	// some hundred.
+	maxInline = 1 << 20
 )
+
+// defaultMsgCnt is the default of [Config.MaxMsgCntPerQP].
+const defaultMsgCnt = 128
+
+// noLimit is [Config.MaxMsgCntPerQP] for as many messages as a queue pair holds.
+const noLimit = -1
 
 // Config configures a [VirtualQP]. The zero value works.
 type Config struct {
@@ -82,16 +96,19 @@ type Config struct {
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
 	MaxMsgSize uint32
-	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128. It
-	// is lowered to what the queue pair was created with.
+	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128, and
+	// at most 2^20. It is lowered to what the queue pair was created with. -1, the C++ original's
+	// "no limit", means just that; [Domain.NewQP] then creates queue pairs as deep as the NICs make
+	// them and the virtual CQ has room for, which is seldom worth its memory.
 	MaxMsgCntPerQP int
 	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means
-	// twice MaxMsgCntPerQP. It is lowered to what the queue pair was created with. The peer may
-	// have more messages on the way than that; its NIC then retries (RNR) until there is room.
+	// twice MaxMsgCntPerQP; at most 2^20. It is lowered to what the queue pair was created with.
+	// The peer may have more messages on the way than that; its NIC then retries (RNR) until there
+	// is room.
 	Credits int
 	// MaxBanked is how many notifications a DQPLB receiver keeps that no posted receive has
-	// claimed; 0 means 4096. At the limit it withholds credits, which slows the sender down and
-	// loses nothing.
+	// claimed; 0 means 4096, and at most 2^27. At the limit it withholds credits, which slows the
+	// sender down and loses nothing.
 	MaxBanked int
 	// FirstNumber is the DQPLB number from which this end counts when it connects; below
 	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
@@ -166,11 +183,14 @@ func (c Config) withDefaults() Config {
 	if c.MaxMsgSize == 0 {
 		c.MaxMsgSize = 512 << 10
 	}
-	if c.MaxMsgCntPerQP == 0 {
-		c.MaxMsgCntPerQP = 128
+	switch c.MaxMsgCntPerQP {
+	case 0:
+		c.MaxMsgCntPerQP = defaultMsgCnt
+	case noLimit:
+		c.MaxMsgCntPerQP = maxQueue
 	}
 	if c.Credits == 0 {
-		c.Credits = 2 * c.MaxMsgCntPerQP
+		c.Credits = min(2*min(c.MaxMsgCntPerQP, maxQueue), maxQueue)
 	}
 	if c.MaxBanked == 0 {
 		c.MaxBanked = 4096
@@ -225,17 +245,21 @@ func (c *Config) validate() error {
 		return configError("Scheme %d: have DQPLB (%d) and Spray (%d)", c.Scheme, DQPLB, Spray)
 	case c.MaxMsgSize > maxMessage:
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
-	case c.MaxMsgCntPerQP < 0:
-		return configError("MaxMsgCntPerQP %d: must be positive", c.MaxMsgCntPerQP)
-	case c.Credits < 0:
-		return configError("Credits %d: must be positive", c.Credits)
-	case c.MaxBanked < 0:
-		return configError("MaxBanked %d: must be positive", c.MaxBanked)
+	case c.MaxMsgCntPerQP < 0 || c.MaxMsgCntPerQP > maxQueue:
+		return configError("MaxMsgCntPerQP %d: must be 1 to %d, 0 for %d, or -1 for as many as the queue "+
+			"pair holds", c.MaxMsgCntPerQP, maxQueue, defaultMsgCnt)
+	case c.Credits < 0 || c.Credits > maxQueue:
+		return configError("Credits %d: must be 1 to %d, or 0 for twice MaxMsgCntPerQP", c.Credits, maxQueue)
+	case c.MaxBanked < 0 || c.MaxBanked > maxOutstanding:
+		return configError("MaxBanked %d: must be 1 to %d, or 0 for 4096", c.MaxBanked, maxOutstanding)
 	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
-	case c.MaxSGE < 0 || c.MaxRecvSGE < 0 || c.MaxInline < 0:
-		return configError("MaxSGE %d, MaxRecvSGE %d, MaxInline %d: must be positive", c.MaxSGE, c.MaxRecvSGE,
-			c.MaxInline)
+	case c.MaxSGE < 0 || c.MaxSGE > maxPieces:
+		return configError("MaxSGE %d: must be 1 to %d, or 0 for 4", c.MaxSGE, maxPieces)
+	case c.MaxRecvSGE < 0 || c.MaxRecvSGE > maxPieces:
+		return configError("MaxRecvSGE %d: must be 1 to %d, or 0 for MaxSGE", c.MaxRecvSGE, maxPieces)
+	case c.MaxInline < 0 || c.MaxInline > maxInline:
+		return configError("MaxInline %d: must be 1 to %d bytes, or 0 for 64", c.MaxInline, maxInline)
 	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
 		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
 	}
@@ -257,6 +281,8 @@ func (c *ConnConfig) validate() error {
 		return configError("Conn.RNRRetry %d: must be 1 to 7", c.RNRRetry)
 	case c.MinRNRTimer > 31:
 		return configError("Conn.MinRNRTimer %d: is a code of 5 bits", c.MinRNRTimer)
+	case c.SL > 15:
+		return configError("Conn.SL %d: is a code of 4 bits", c.SL)
 	case !c.Access.Valid() || c.Access&^verbs.AccessAll != 0:
 		return configError("Conn.Access %v: unknown or not a right of queue pairs, or remote write without "+
 			"local write", c.Access)

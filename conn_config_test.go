@@ -232,6 +232,9 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		{ibverbx.Config{QPsPerDevice: ibverbx.MaxRails}, ibverbx.Config{QPsPerDevice: ibverbx.MaxRails + 1},
 			"QPsPerDevice 129"},
 		{ibverbx.Config{QPsPerDevice: 1}, ibverbx.Config{QPsPerDevice: -1}, "QPsPerDevice -1"},
+		{ibverbx.Config{MaxMsgCntPerQP: -1}, ibverbx.Config{MaxMsgCntPerQP: -2}, "MaxMsgCntPerQP -2"},
+		{ibverbx.Config{}, ibverbx.Config{MaxMsgCntPerQP: 1<<20 + 1}, "MaxMsgCntPerQP 1048577"},
+		{conn(ibverbx.ConnConfig{SL: 15}), conn(ibverbx.ConnConfig{SL: 16}), "Conn.SL 16"},
 		{conn(ibverbx.ConnConfig{GIDIndex: -1}), conn(ibverbx.ConnConfig{GIDIndex: -2}), "Conn.GIDIndex -2"},
 		{conn(ibverbx.ConnConfig{GIDIndex: 255}), conn(ibverbx.ConnConfig{GIDIndex: 256}),
 			"Conn.GIDIndex 256"},
@@ -261,6 +264,103 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		}
 		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A value that is far out of range, or a cast of -1, is refused with the name of its own field.
+func TestValuesFarOutOfRangeNameTheirField(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, set := range map[string]func(c *ibverbx.Config, v int){
+		"Scheme":         func(c *ibverbx.Config, v int) { c.Scheme = ibverbx.Scheme(v | 2) },
+		"MaxMsgSize":     func(c *ibverbx.Config, v int) { c.MaxMsgSize = uint32(v) | 1<<31 | 1 },
+		"MaxMsgCntPerQP": func(c *ibverbx.Config, v int) { c.MaxMsgCntPerQP = v },
+		"Credits":        func(c *ibverbx.Config, v int) { c.Credits = v },
+		"MaxBanked":      func(c *ibverbx.Config, v int) { c.MaxBanked = v },
+		"FirstNumber":    func(c *ibverbx.Config, v int) { c.FirstNumber = uint32(v) | 1<<24 },
+		"QPsPerDevice":   func(c *ibverbx.Config, v int) { c.QPsPerDevice = v },
+		"MaxSGE":         func(c *ibverbx.Config, v int) { c.MaxSGE = v },
+		"MaxRecvSGE":     func(c *ibverbx.Config, v int) { c.MaxRecvSGE = v },
+		"MaxInline":      func(c *ibverbx.Config, v int) { c.MaxInline = v },
+		"Conn.GIDIndex":  func(c *ibverbx.Config, v int) { c.Conn.GIDIndex = v },
+		"Conn.MTU":       func(c *ibverbx.Config, v int) { c.Conn.MTU = verbs.MTU(v) | 8 },
+	} {
+		for _, v := range []int{math.MaxInt, math.MaxInt - 1, math.MaxInt/2 + 1, math.MaxUint32,
+			math.MaxUint32 - 1, math.MaxInt32, math.MinInt, -100} {
+			var c ibverbx.Config
+			set(&c, v)
+			_, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, c)
+			if !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.Contains(err.Error(), "config: invalid argument: "+name) {
+				t.Errorf("%s %d: %v", name, v, err)
+			}
+		}
+	}
+	_, err = ibverbx.Open([]verbs.Device{fabric.Device(0), fabric.Device(1)},
+		ibverbx.Config{QPsPerDevice: 65})
+	if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "QPsPerDevice 65") {
+		t.Errorf("130 queue pairs: %v", err)
+	}
+	if err := fabric.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// MaxMsgCntPerQP -1 is the NIC's depth, or what fits of that into the virtual CQ.
+func TestNoLimitOfMessages(t *testing.T) {
+	const depth = 1000
+	for _, c := range []struct {
+		name string
+		cqe  int    // that a CQ of the NIC holds at most
+		cq   int    // depth of the virtual CQ; 0 for one of its own
+		want [2]int // with one and with two data queue pairs
+	}{
+		{"all of it", 1 << 20, 0, [2]int{depth, depth}},
+		{"a CQ that the NIC does not make deeper", 4096, 0, [2]int{depth, depth / 2}},
+		{"a virtual CQ that is not deeper", 1 << 20, 2500, [2]int{depth, depth / 4}},
+	} {
+		for i, want := range c.want {
+			qps := i + 1
+			t.Run(fmt.Sprintf("%s, %d", c.name, qps), func(t *testing.T) {
+				fabric, err := soft.New(soft.Config{Device: soft.DeviceConfig{MaxQPWR: depth, MaxCQE: c.cqe}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				dom, err := ibverbx.NewDomain(fabric.Device(0))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var cq *ibverbx.VirtualCQ
+				if c.cq != 0 {
+					if cq, err = dom.NewCQ(c.cq); err != nil {
+						t.Fatal(err)
+					}
+				}
+				q, err := dom.NewQP(cq, ibverbx.Config{MaxMsgCntPerQP: -1, QPsPerDevice: qps})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := q.Config().MaxMsgCntPerQP; got != want {
+					t.Errorf("%d messages a queue pair, want %d", got, want)
+				}
+				if got := q.Stats().Rails[0].Limit; got != want {
+					t.Errorf("a limit of %d, want %d", got, want)
+				}
+				if err := q.Close(); err != nil {
+					t.Error(err)
+				}
+				if cq != nil {
+					if err := cq.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 	}
 }

@@ -107,13 +107,38 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 // Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and
 // call [VirtualQP.Connect].
 func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
+	deepest := cfg.MaxMsgCntPerQP == noLimit
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
+	if total := cfg.QPsPerDevice * len(d.devices); total > MaxRails {
+		return nil, configError("QPsPerDevice %d on each of %d devices: %d data queue pairs: must be at "+
+			"most %d",
+			cfg.QPsPerDevice, len(d.devices), total, MaxRails)
+	}
 	if err := d.fitDevices(&cfg); err != nil {
 		return nil, err
 	}
+	for {
+		q, err := d.newQPOfDepth(cq, cfg)
+		if err == nil || !deepest || !tooDeep(err) || cfg.MaxMsgCntPerQP <= defaultMsgCnt {
+			return q, err
+		}
+		cfg.MaxMsgCntPerQP /= 2
+		cfg.Credits = min(cfg.Credits, 2*cfg.MaxMsgCntPerQP)
+	}
+}
+
+// tooDeep reports whether something may have been refused because a queue was to be too deep. NICs
+// do not make queues as deep as they say with any scatter list.
+func tooDeep(err error) bool {
+	return errors.Is(err, verbs.ErrInvalid) || errors.Is(err, verbs.ErrNoMemory) ||
+		errors.Is(err, verbs.ErrNotSupported)
+}
+
+// newQPOfDepth is NewQP for a configuration that fits the devices.
+func (d *Domain) newQPOfDepth(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	layout := d.layout(&cfg)
 	ownsCQ := cq == nil
 	if ownsCQ {
