@@ -66,7 +66,8 @@ func TestResetWithANICGone(t *testing.T) {
 		t.Fatalf("%d of %d sends completed", len(wcs), total)
 	}
 	var failed *ibverbx.FailedError
-	if err := l.a.Err(); !errors.As(err, &failed) || failed.Rail != 1 || !errors.Is(err, verbs.ErrDeviceGone) {
+	if err := l.a.Err(); !errors.As(err, &failed) || failed.Rail != 1 ||
+		!errors.Is(err, verbs.ErrDeviceGone) {
 		t.Errorf("%v: want the first rail that could not be reset, 1", err)
 	}
 	if _, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8)); !errors.Is(err, ibverbx.ErrFailed) {
