@@ -141,8 +141,8 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 
 // take completes a receive with its message, which has arrived whole.
 func (r *Request) take(data []byte) {
-	if len(data) > r.data.length {
-		r.complete(ErrTruncated)
+	if err := r.cannotCopy(len(data)); err != nil {
+		r.complete(err)
 		return
 	}
 	r.data.scatter(data)
@@ -161,8 +161,8 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 		return
 	}
 	e.matchedOnArrival(h)
-	if a.length > r.data.length {
-		r.complete(ErrTruncated)
+	if err := r.cannotCopy(a.length); err != nil {
+		r.complete(err)
 		return
 	}
 	a.req = r

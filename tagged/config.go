@@ -38,6 +38,11 @@ type Config struct {
 	// closed, of messages that had arrived whole and that nobody has received. When there are more,
 	// the oldest messages are dropped. 0 means as many as MaxUnexpected, negative none.
 	MaxLeftover int
+	// RelaxedOrdering registers the memory of long messages with verbs.AccessRelaxedOrdering, where
+	// NICs have that. Some hosts are much faster then. What this package promises rests on
+	// completions and holds; a program that polls on memory which it has registered here must not
+	// set it.
+	RelaxedOrdering bool
 	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096.
 	MaxRequests int
 }

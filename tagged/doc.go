@@ -58,6 +58,9 @@
 //     it when its message arrives, and then the round of progress lasts as long, for all peers of
 //     the worker. The worker keeps no cache of registrations: Go may use memory for something else
 //     without a notice.
+//   - Memory of a GPU is registered by its dma-buf ([Worker.RegisterDMABuf]), sent with
+//     [Endpoint.SendRegion] and received into with [Worker.RecvRegion]. The processor cannot copy
+//     there, so only long messages, and all that come from such memory, can be received into it.
 //
 // # Flow control, and why it cannot deadlock
 //

@@ -12,6 +12,10 @@ var (
 	// ErrTruncated: the message was longer than the receive. None of it was written; [Info] has its
 	// length.
 	ErrTruncated = errors.New("tagged: message longer than its receive")
+	// ErrDeviceMemory: the message was copied by its sender, and its receive is device memory,
+	// which only NICs write to. None of it was written. What is to go there is sent with SendRegion
+	// from device memory, or is longer than the sender's Config.EagerLimit, which may be negative.
+	ErrDeviceMemory = errors.New("tagged: message copied by its sender, and its receive is device memory")
 	// ErrCanceled: [Request.Cancel] succeeded, or the endpoint was aborted.
 	ErrCanceled = transport.ErrCanceled
 	// ErrNotConnected: [Endpoint.Connect] has not been called, or did not succeed.

@@ -39,23 +39,27 @@ func (l *pinList) pin(w *Worker, p *pieces, n int, use Use) error {
 
 // add adds a piece.
 func (l *pinList) add(w *Worker, buf []byte, use Use) error {
-	p := pin{length: uint64(len(buf))}
 	if r, off := w.regions.find(buf, use); r != nil {
-		r.users++
-		p.region, p.remote, p.offset = r, r.remote, off
-	} else {
-		w.mu.Unlock()
-		mr, err := w.dom.Register(buf, use.access())
-		w.mu.Lock()
-		if err != nil {
-			return err
-		}
-		w.stats.registered++
-		p.mr, p.remote = mr, mr.Remote()
+		l.addRegion(r, int(off), len(buf))
+		return nil
 	}
-	l.pins[l.count] = p
+	w.mu.Unlock()
+	mr, err := w.dom.Register(buf, w.access(use))
+	w.mu.Lock()
+	if err != nil {
+		return err
+	}
+	w.stats.registered++
+	l.pins[l.count] = pin{mr: mr, remote: mr.Remote(), length: uint64(len(buf))}
 	l.count++
 	return nil
+}
+
+// addRegion adds part of a region.
+func (l *pinList) addRegion(r *Region, off, n int) {
+	r.users++
+	l.pins[l.count] = pin{region: r, remote: r.remote, offset: uint64(off), length: uint64(n)}
+	l.count++
 }
 
 // stage makes one buffer for all the pieces and, for a send, copies them into it. It releases the

@@ -87,8 +87,10 @@ func (e *Endpoint) startReading(rd *reading, r *Request, id uint32) {
 		return
 	}
 	e.active++
-	err := rd.pins.pin(w, &r.data, r.info.Length, ForReceives)
-	if err != nil {
+	var err error
+	if r.pins.count != 0 { // a receive into device memory, which it holds
+		rd.pins, r.pins = r.pins, pinList{}
+	} else if err = rd.pins.pin(w, &r.data, r.info.Length, ForReceives); err != nil {
 		err = refuse("recv", err, "the memory to receive into cannot be registered")
 	}
 	if e.err != nil {

@@ -57,34 +57,33 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 		return nil, refuse("recv", verbs.ErrInvalid, "the pieces are longer than an int holds")
 	}
 	w.mu.Lock()
-	r, err := w.post(from, awaited, tag, mask, bufs, n)
-	w.mu.Unlock()
-	return r, err
-}
-
-// post posts a receive of n bytes, with mu held.
-func (w *Worker) post(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]byte, n int) (*Request,
-	error) {
+	defer w.mu.Unlock()
 	if w.closed {
 		return nil, refuse("recv", ErrClosed, "")
 	}
+	return w.post(w.newRequest(tag, bufs, n), from, awaited, mask)
+}
+
+// post posts a receive, or gives it back if it is refused.
+func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*Request, error) {
+	tag := r.info.Tag
 	queue, kept := &w.posted, &w.unexpected
 	if from != nil {
 		from.hash()
 		queue, kept = &from.posted, &from.kept
 	}
 	if in := kept.find(tag, mask); in != nil {
-		r := w.newRequest(tag, bufs, n)
 		in.ep.receiveKept(r, in)
 		return r, nil
 	}
 	switch {
 	case from != nil && from.err != nil:
+		r.discard()
 		return nil, from.err
 	case awaited && w.alive == 0 && w.numbered != 0:
+		r.discard()
 		return nil, refuse("recv", ErrNoPeer, "")
 	}
-	r := w.newRequest(tag, bufs, n)
 	r.match.tag, r.match.mask, r.match.req = tag, mask, r
 	if from != nil || awaited {
 		r.from, r.awaited = from, awaited
@@ -147,10 +146,9 @@ func (e *Endpoint) receiveKept(r *Request, in *inbound) {
 	default:
 		e.ledger.Free(in.fragments)
 	}
-	switch {
-	case in.length > r.data.length:
-		r.complete(ErrTruncated)
-	default:
+	if err := r.cannotCopy(in.length); err != nil {
+		r.complete(err)
+	} else {
 		for b := in.head; b != nil; b = b.next {
 			r.data.scatter(b.data)
 		}

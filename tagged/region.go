@@ -21,12 +21,24 @@ const (
 	ForReceives
 )
 
-func (u Use) access() (a verbs.AccessFlags) {
-	if u&ForSends != 0 {
+func (u Use) validate() error {
+	if u == 0 || u&^(ForSends|ForReceives) != 0 {
+		return refuse("register", verbs.ErrInvalid, "use %#x: must be ForSends, ForReceives, or both",
+			uint8(u))
+	}
+	return nil
+}
+
+// access is what memory for a use is registered for.
+func (w *Worker) access(use Use) (a verbs.AccessFlags) {
+	if use&ForSends != 0 {
 		a |= verbs.AccessRemoteRead
 	}
-	if u&ForReceives != 0 {
+	if use&ForReceives != 0 {
 		a |= verbs.AccessLocalWrite
+	}
+	if w.cfg.RelaxedOrdering {
+		a |= verbs.AccessRelaxedOrdering
 	}
 	return a
 }
@@ -37,8 +49,8 @@ type Region struct {
 	_      noCopy
 	w      *Worker
 	use    Use
-	buf    []byte
-	start  uintptr // its address
+	buf    []byte  // nil for device memory
+	start  uintptr // address of buf
 	mr     *ibverbx.MR
 	remote ibverbx.RemoteMR // made once: describing a region for each message would allocate
 	users  int              // pieces of requests that lie in it: it cannot be closed
@@ -55,26 +67,29 @@ func (w *Worker) Register(buf []byte) (*Region, error) {
 // RegisterFor is Register for sends only, or for receives only. A message that uses the memory
 // otherwise takes a registration of its own.
 func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
-	switch {
-	case len(buf) == 0:
+	if len(buf) == 0 {
 		return nil, refuse("register", verbs.ErrInvalid, "no bytes")
-	case use == 0 || use&^(ForSends|ForReceives) != 0:
-		return nil, refuse("register", verbs.ErrInvalid, "use %#x: must be ForSends, ForReceives, or both",
-			uint8(use))
 	}
-	mr, err := w.dom.Register(buf, use.access())
+	if err := use.validate(); err != nil {
+		return nil, err
+	}
+	mr, err := w.dom.Register(buf, w.access(use))
 	if err != nil {
 		return nil, err
 	}
-	r := &Region{w: w, use: use, buf: buf, start: address(buf), mr: mr, remote: mr.Remote()}
+	return w.addRegion(&Region{w: w, use: use, buf: buf, start: address(buf), mr: mr, remote: mr.Remote()})
+}
+
+// addRegion makes a region known to the worker, or deregisters it.
+func (w *Worker) addRegion(r *Region) (*Region, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		return nil, errors.Join(refuse("register", ErrClosed, ""), mr.Close())
+		return nil, errors.Join(refuse("register", ErrClosed, ""), r.mr.Close())
 	}
 	if !w.regions.add(r) {
 		return nil, errors.Join(refuse("register", verbs.ErrInvalid,
-			"%d bytes at %#x: a region overlaps them", len(buf), r.start), mr.Close())
+			"%d bytes at %#x: a region overlaps them", len(r.buf), r.start), r.mr.Close())
 	}
 	return r, nil
 }
@@ -82,7 +97,7 @@ func (w *Worker) RegisterFor(use Use, buf []byte) (*Region, error) {
 // MR is the memory region, for operations of the transport beneath.
 func (r *Region) MR() *ibverbx.MR { return r.mr }
 
-// Bytes is the memory.
+// Bytes is the memory; nil for device memory.
 func (r *Region) Bytes() []byte { return r.buf }
 
 // Close deregisters the memory. It is refused with verbs.ErrBusy while requests use it.
@@ -108,10 +123,13 @@ func (r *Region) Close() error {
 // memory is reached through slices.
 func address(buf []byte) uintptr { return reflect.ValueOf(&buf[0]).Pointer() }
 
-// regionTable holds regions by address.
+// regionTable holds regions, those that have bytes by address.
 //
 // Invariant: sorted is in the order of start, and no two overlap.
-type regionTable struct{ sorted []*Region }
+type regionTable struct {
+	sorted []*Region
+	device []*Region // without bytes, in the order of registration
+}
 
 // after is the index of the first region that starts behind an address.
 func (t *regionTable) after(addr uintptr) int {
@@ -128,6 +146,10 @@ func (t *regionTable) after(addr uintptr) int {
 
 // add adds a region; it reports false, and adds nothing, if another overlaps it.
 func (t *regionTable) add(r *Region) bool {
+	if r.buf == nil {
+		t.device = append(t.device, r)
+		return true
+	}
 	i := t.after(r.start)
 	if i > 0 && r.start-t.sorted[i-1].start < uintptr(len(t.sorted[i-1].buf)) {
 		return false
@@ -140,8 +162,12 @@ func (t *regionTable) add(r *Region) bool {
 }
 
 func (t *regionTable) remove(r *Region) {
-	if i := slices.Index(t.sorted, r); i >= 0 {
-		t.sorted = slices.Delete(t.sorted, i, i+1)
+	list := &t.sorted
+	if r.buf == nil {
+		list = &t.device
+	}
+	if i := slices.Index(*list, r); i >= 0 {
+		*list = slices.Delete(*list, i, i+1)
 	}
 }
 
@@ -163,10 +189,10 @@ func (t *regionTable) find(buf []byte, use Use) (*Region, uint64) {
 // close deregisters all regions.
 func (t *regionTable) close() error {
 	var errs []error
-	for _, r := range t.sorted {
+	for _, r := range slices.Concat(t.sorted, t.device) {
 		r.closed = true
 		errs = append(errs, r.mr.Close())
 	}
-	t.sorted = nil
+	t.sorted, t.device = nil, nil
 	return errors.Join(errs...)
 }

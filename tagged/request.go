@@ -33,7 +33,7 @@ type Request struct {
 
 	match   entry // of receives
 	inQueue list.Link[Request]
-	pins    pinList // of sendLong: the memory that the peer reads
+	pins    pinList // of sendLong: the memory that the peer reads; of a receive into device memory: it
 	sendState
 
 	from    *Endpoint // the peer that a receive is for; nil for any, and for sends
@@ -108,6 +108,13 @@ func (r *Request) put() {
 	if p := &r.w.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
+}
+
+// discard gives back a request that was refused.
+func (r *Request) discard() {
+	r.pins.release(r.w)
+	r.w.requests.busy--
+	r.put()
 }
 
 // complete ends a request. The program owns its buffers again.

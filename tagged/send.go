@@ -81,12 +81,17 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	if long {
 		r.kind = sendLong // done after the match anyway
 		if err := e.pinSource(r, op); err != nil {
-			w.requests.busy--
-			r.put()
+			r.discard()
 			w.mu.Unlock()
 			return nil, err
 		}
 	}
+	return e.enqueue(r)
+}
+
+// enqueue sends a request as soon as it can go out, and releases the lock.
+func (e *Endpoint) enqueue(r *Request) (*Request, error) {
+	w := e.w
 	e.queue.PushBack(&r.inQueue, r)
 	e.kick()
 	if checked {
