@@ -53,7 +53,8 @@
 //     waits, such as [Worker.Wait], [Endpoint.Flush] or Close; Progress called from them does
 //     nothing. A panic in a callback is not recovered and leaves the worker locked.
 //   - Memory given to a zcopy, a get or a fetching atomic belongs to the NICs until the completion
-//     has fired. A context that ends a wait changes nothing about that.
+//     has fired. A context that ends a wait changes nothing about that. It may be memory of a GPU:
+//     [ibverbx.Domain.RegisterDMABuf].
 //   - A [Message] is valid until its handler returns, or, if that calls [Message.Keep], until
 //     [Message.Release].
 //   - Two ends that only send active messages and never make progress deadlock: neither returns
