@@ -30,94 +30,149 @@ func (p *PE) begin(ctx context.Context, try func() error) error {
 }
 
 // await makes progress until done, which looks at what other PEs write into this heap. It gives up
-// when a PE has failed or closed; from is the one whose write it waits for, or nil for any.
-func (p *PE) await(ctx context.Context, op string, from *peer, done func() bool) error {
-	return p.watch(ctx, op, from, false, done)
+// when a PE has failed or closed.
+func (p *PE) await(ctx context.Context, op string, done func() bool) error {
+	v := watcher{p: p, ctx: ctx, op: op, step: p.cfg.Step}
+	return v.watch(done)
 }
 
-// awaitCollective is await for collective calls: when it takes long, it checks that the PEs are in
-// the same call.
+// awaitCollective is await for collective calls, in which it is known who writes: from, or, if that
+// is nil, all PEs that are not done with the exchange. When it takes long, the PE checks that all
+// are in the same call, asks to be woken, and sleeps.
 func (p *PE) awaitCollective(ctx context.Context, op string, from *peer, done func() bool) error {
-	return p.watch(ctx, op, from, !p.closing.Load(), done)
+	v := watcher{p: p, ctx: ctx, op: op, from: from, collective: true, step: p.cfg.Step}
+	return v.watch(done)
 }
 
-// watch is await, and compares the PEs' calls if asked to.
-func (p *PE) watch(ctx context.Context, op string, from *peer, compare bool, done func() bool) error {
+// watcher is a PE that waits for others.
+type watcher struct {
+	p          *PE
+	ctx        context.Context // of the call that waits
+	op         string
+	from       *peer // the PE whose write p waits for, or nil for any
+	collective bool
+	step       time.Duration // how long p sleeps between looks at its heap
+	checks     int           // looks around so far
+	looks      int           // calls of over so far
+	next       time.Time     // when to look around, and to sleep longer at a time
+	err        error         // why p must stop waiting
+}
+
+const (
+	// maxStep bounds how long a PE sleeps between looks at its heap, if nobody wakes it.
+	maxStep = time.Millisecond
+	// defaultSleepStep is how long a PE sleeps between looks that others wake: what a wake-up costs
+	// at most that is lost, see wake.go.
+	defaultSleepStep = 20 * time.Millisecond
+	// asleepAfter is how often a PE looks around before it sleeps for long. At the first time it asks
+	// to be woken; what others wrote before they knew wakes nobody, and has arrived by the second.
+	asleepAfter = 2
+	// lookRounds is how many looks at the heap there are between two looks around where no clock
+	// may be used.
+	lookRounds = 1000
+)
+
+// watch makes progress until done.
+func (v *watcher) watch(done func() bool) error {
 	if done() {
 		return nil
 	}
-	v := watcher{p: p, from: from, step: p.cfg.Step}
+	if v.collective {
+		defer v.stopWaking()
+	}
 	for {
-		err := p.worker.WaitFor(ctx, v.step, func() bool { return done() || v.over() })
+		err := v.p.worker.WaitFor(v.ctx, v.step, func() bool { return done() || v.over() })
 		switch {
 		case done(): // also if the writer has failed or closed right afterwards
 			return nil
 		case err != nil:
-			return opError(op, err)
+			return opError(v.op, err)
 		case v.err != nil:
-			return opError(op, v.err)
+			return v.err
 		}
-		if compare {
-			if err := p.compare(ctx, op, from); err != nil {
-				return err
-			}
-		}
-		v.step = min(2*v.step, maxStep)
 	}
 }
 
-// watcher decides when a PE that waits for others stops to look around.
-type watcher struct {
-	p      *PE
-	from   *peer         // the PE whose write p waits for, or nil for any
-	step   time.Duration // how long p sleeps between looks at its heap
-	looks  int           // calls of over so far
-	longer time.Time     // when to look around, and to sleep longer at a time
-	err    error         // why p must stop waiting
-}
-
-// maxStep bounds how long a PE sleeps between looks at its heap.
-const maxStep = time.Millisecond
-
-// over reports whether to stop waiting for now: because err is set, or to compare calls and wait in
-// longer steps.
+// over reports whether to stop waiting for now: because err is set, or to wait in longer steps.
 func (v *watcher) over() bool {
 	p := v.p
-	if gone := p.gone.Load(); gone != nil {
-		v.err = gone
-		return true
+	gone := p.gone.Load()
+	if gone == nil && v.from != nil {
+		gone = v.from.gone.Load()
 	}
-	if v.from != nil {
-		if gone := v.from.gone.Load(); gone != nil {
-			v.err = gone
-			return true
-		}
+	if gone != nil {
+		v.err = opError(v.op, gone)
+		return true
 	}
 	if !p.closing.Load() {
-		if v.err = p.stopped(); v.err != nil {
+		if err := p.stopped(); err != nil {
+			v.err = opError(v.op, err)
 			return true
 		}
 	}
-	v.looks++
-	if p.cfg.Transport.Idle != nil {
-		return v.looks%lookRounds == 0 // with a scheduler of its own a program has its own time
+	if v.looks++; !v.due() {
+		return false
 	}
-	return v.looks%16 == 1 && v.clock()
+	v.checks++
+	if v.collective {
+		if v.err = v.lookAround(); v.err != nil {
+			return true
+		}
+	}
+	step := v.step
+	switch {
+	case !v.collective:
+		v.step = min(2*step, maxStep)
+	case v.checks < asleepAfter:
+		v.step = 2 * step
+	default:
+		v.step = max(step, p.sleepStep)
+	}
+	return v.step != step
 }
 
-// lookRounds is how many looks at the heap there are between two comparisons where no clock may be
-// used.
-const lookRounds = 1000
-
-// clock reports whether it is time to compare. Reading the time costs as much as a few looks.
-func (v *watcher) clock() bool {
+// due reports whether it is time to look around. Reading the time costs as much as a few looks.
+func (v *watcher) due() bool {
+	if v.p.cfg.Transport.Idle != nil {
+		return v.looks%lookRounds == 0 // with a scheduler of its own a program has its own time
+	}
+	asleep := v.collective && v.checks >= asleepAfter
+	if !asleep && v.looks%16 != 1 {
+		return false
+	}
 	now := time.Now()
-	if v.longer.IsZero() {
-		v.longer = now.Add(20 * v.step)
+	first := v.next.IsZero()
+	if !first && !now.After(v.next) {
+		return false
 	}
-	if now.After(v.longer) {
-		v.longer = now.Add(20 * v.step)
-		return true
+	if v.next = now.Add(20 * v.step); asleep {
+		v.next = now.Add(v.step)
 	}
-	return false
+	return !first
+}
+
+// stopWaking takes back what askToWake has asked of others.
+func (v *watcher) stopWaking() {
+	if v.checks == 0 {
+		return
+	}
+	for i := range v.p.peers {
+		v.p.peers[i].stopWaking(v.ctx)
+	}
+}
+
+// lookAround compares the PEs' calls, and asks those that this one waits for to wake it.
+func (v *watcher) lookAround() error {
+	p := v.p
+	if !p.closing.Load() {
+		if err := p.compare(v.ctx, v.op, v.from); err != nil {
+			return err
+		}
+	}
+	for i := range p.peers {
+		if t := &p.peers[i]; t == v.from || v.from == nil && t.out+t.in != 0 {
+			t.askToWake(v.ctx)
+		}
+	}
+	return nil
 }

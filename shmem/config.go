@@ -29,11 +29,12 @@ type Config struct {
 	// negative never.
 	RegisterFrom int
 	// Step is how long a PE that waits sleeps between looks at its heap, after it has polled for
-	// Transport.Spin: writes by others raise no event. 0 means 50 µs. The steps grow up to 1 ms.
+	// Transport.Spin: writes by others raise no event. 0 means 50 µs. The steps grow up to 1 ms; in
+	// a barrier and other collective calls the PE then sleeps, and is woken by those it waits for.
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
-	// AMBuffers 1, since no active messages are sent, Spin 50 µs, and KeepAlive 100 ms, so that a
-	// PE that waits for others notices their failure.
+	// AMBuffers 1, since active messages only wake PEs that sleep, Spin 50 µs, and KeepAlive 100 ms,
+	// so that a PE that waits for others notices their failure.
 	Transport transport.Config
 }
 

@@ -1,7 +1,29 @@
 package shmem
 
+import (
+	"sync/atomic"
+	"time"
+)
+
 // SetRegisterFrom changes Config.RegisterFrom.
 func SetRegisterFrom(pe *PE, n int) { pe.cfg.RegisterFrom = n }
+
+// SetSleepStep changes how long PEs sleep, between looks at their heaps, that others wake.
+func SetSleepStep(d time.Duration, pes ...*PE) {
+	for _, pe := range pes {
+		pe.sleepStep = d
+	}
+}
+
+// Sleepers is how many PEs have asked one to wake them.
+func Sleepers(pe *PE) (n int) {
+	for i := range pe.peers {
+		if atomic.LoadUint64(word64(pe.heap, pe.layout.sleeps(i))) != 0 {
+			n++
+		}
+	}
+	return n
+}
 
 // Asked is how many pairs of PEs there are of which one has asked the other, at least once, in
 // which call it is.

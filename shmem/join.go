@@ -38,7 +38,7 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 
 // newPE makes a PE that is connected to itself only.
 func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
-	p = &PE{cfg: cfg, id: cfg.PE, layout: newLayout(cfg.PEs), dom: dom}
+	p = &PE{cfg: cfg, id: cfg.PE, layout: newLayout(cfg.PEs), dom: dom, sleepStep: defaultSleepStep}
 	p.calls.New = func() any { return &call{} }
 	size := uint64(cfg.HeapSize) &^ (blockAlign - 1)
 	p.heap = newHeap(int(p.layout.user + size))
@@ -50,6 +50,9 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 		}
 	}()
 	if p.worker, err = transport.NewWorker(dom, cfg.Transport); err != nil {
+		return p, err
+	}
+	if err = p.worker.Handle(wakeID, woken); err != nil {
 		return p, err
 	}
 	if p.region, err = dom.Register(p.heap, verbs.AccessAll); err != nil {

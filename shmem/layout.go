@@ -60,6 +60,9 @@ func (l *layout) taken(from int) uint64 { return l.words + wordStride*uint64(fro
 // question are three words in which PE from asks about the call in which it waits for this one.
 func (l *layout) question(from int) uint64 { return l.words + wordStride*uint64(from) + 24 }
 
+// sleeps is the word by which PE from asks this one to be woken: see wake.go.
+func (l *layout) sleeps(from int) uint64 { return l.words + wordStride*uint64(from) + 48 }
+
 // slotOf is a slot for pieces of PE from.
 func (l *layout) slotOf(from int, slot uint64) uint64 {
 	return l.slots + (2*uint64(from)+slot)*l.slot

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"ibverbx"
 	"ibverbx/transport"
@@ -23,7 +24,9 @@ type PE struct {
 	region   *ibverbx.MR // all of heap, registered
 	peers    []peer      // by their numbers, this PE among them
 	loopback *transport.Endpoint
-	calls    sync.Pool // of *call
+	// sleepStep is how long this PE sleeps, between looks at its heap, where others wake it.
+	sleepStep time.Duration
+	calls     sync.Pool // of *call
 
 	// collective is held by the goroutine that is in a collective call; it guards this group.
 	collective sync.Mutex

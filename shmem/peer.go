@@ -27,6 +27,7 @@ type peer struct {
 	received uint64 // pieces received from it so far
 	out, in  int    // pieces of an exchange that have still to be posted, and to be received
 	asked    uint64 // the step of the last call about which the PE has asked this peer
+	wakes    bool   // the PE has asked this peer to wake it
 }
 
 // String names the PE as in errors.

@@ -69,7 +69,7 @@ func WaitUntilAll[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 		return err
 	}
 	done := 0 // leading words that have compared once
-	return pe.await(ctx, op, nil, func() bool {
+	return pe.await(ctx, op, func() bool {
 		for done < s.n && holds(cmp, load[T](pe, s.off+uint64(done*sizeOf[T]())), value) {
 			done++
 		}
@@ -85,7 +85,7 @@ func WaitUntilAny[T Word](ctx context.Context, pe *PE, s Sym[T], cmp Cmp, value 
 		return 0, err
 	}
 	which := -1
-	err := pe.await(ctx, op, nil, func() bool {
+	err := pe.await(ctx, op, func() bool {
 		which = find(pe, s, cmp, value)
 		return which >= 0
 	})
