@@ -113,7 +113,7 @@ func newArrivals(t *testing.T, shape byte) *arrivals {
 		t.Fatal(err)
 	}
 	card.RawImm = shape&2 != 0
-	if err := z.q.Connect(card); err != nil {
+	if err := z.q.Connect(Elsewhere(card)); err != nil {
 		t.Fatal(err)
 	}
 	if shape&4 != 0 {

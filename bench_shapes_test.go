@@ -111,7 +111,7 @@ func newCrowd(tb testing.TB, size int, cfg ibverbx.Config) *crowd {
 		check(err)
 		card, err := qp.Card()
 		check(err)
-		check(qp.Connect(card))
+		check(qp.Connect(ibverbx.Elsewhere(card)))
 		c.qps = append(c.qps, qp)
 	}
 	c.bytes = float64(heapBytes()-before) / float64(size)

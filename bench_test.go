@@ -47,7 +47,7 @@ func newNullPairOf(tb testing.TB, cfg ibverbx.Config, op verbs.Opcode, length ui
 		tb.Fatal(err)
 	}
 	card.RawImm = false
-	if err := qp.Connect(card); err != nil {
+	if err := qp.Connect(ibverbx.Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 	mr, err := qp.Domain().Register(make([]byte, 1<<20), verbs.AccessAll)
@@ -277,7 +277,7 @@ func newNullReceiver(tb testing.TB, scheme ibverbx.Scheme) *nullReceiver {
 		tb.Fatal(err)
 	}
 	card.RawImm = false
-	if err := r.qp.Connect(card); err != nil {
+	if err := r.qp.Connect(ibverbx.Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 	return r

@@ -132,6 +132,7 @@ func newFuzzed(t *testing.T, in program) *fuzzed {
 	if z.card, err = z.q.Card(); err != nil {
 		t.Fatal(err)
 	}
+	z.card = Elsewhere(z.card)
 	if err := z.q.Connect(z.card); err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,10 @@ import (
 // that they are ready.
 //
 // A card that does not fit (other scheme, other number of queue pairs, no address) is refused and
-// changes nothing. When a NIC refuses in the middle, the virtual queue pair is left in between:
-// reset or close it.
+// changes nothing. So is the card of the virtual queue pair itself, with [ErrOwnCard], and that of
+// a software NIC which is not of the same fabric, with [verbs.ErrUnreachable]. (A queue pair that
+// is to talk to itself can be connected with [VirtualQP.Modify].) When a NIC refuses in the middle,
+// the virtual queue pair is left in between: reset or close it.
 func (q *VirtualQP) Connect(peer BusinessCard) error {
 	q.enter()
 	defer q.exit()
@@ -269,14 +271,43 @@ func (q *VirtualQP) checkPlainPeer() error {
 	return nil
 }
 
-// checkAddresses says what is missing of the addresses of either end.
+// checkAddresses says what is missing of the addresses of either end, and why the peer's cannot be
+// meant.
 func (h *handshake) checkAddresses(peer *BusinessCard) error {
+	own := map[qpAddress]bool{}
+	var to []qpAddress
 	for _, r := range h.send.rails.all {
-		if err := h.fillAttr(r, &verbs.QPAttr{}, verbs.QPAttrAV, peer); err != nil {
+		var a verbs.QPAttr
+		if err := h.fillAttr(r, &a, verbs.QPAttrAV|verbs.QPAttrDestQPNum, peer); err != nil {
 			return err
+		}
+		to = append(to, qpAddress{a.AH.DGID, a.AH.DLID, a.DestQPNum})
+		port, err := h.ports.of(r.qp.Device())
+		if err != nil {
+			return h.portError(r, err)
+		}
+		own[qpAddress{port.gid.GID, port.attr.LID, r.num}] = true
+	}
+	for i, r := range h.send.rails.all {
+		if own[to[i]] {
+			return h.connectError(ErrOwnCard, fmt.Sprintf("queue pair %d of the card is this end's: give "+
+				"the "+
+				"card of the other end", to[i].num))
+		}
+		if dev, ok := r.qp.Device().(verbs.PathChecker); ok {
+			if err := dev.CheckPath(int(h.cfg.Conn.port(r.qp.Device())), to[i].gid); err != nil {
+				return h.railError(r, err)
+			}
 		}
 	}
 	return nil
+}
+
+// qpAddress is where packets for a queue pair go.
+type qpAddress struct {
+	gid verbs.GID
+	lid uint16
+	num uint32
 }
 
 func (q *VirtualQP) connectError(err error, detail string) error {

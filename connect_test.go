@@ -20,7 +20,7 @@ func TestReadsOutstanding(t *testing.T) {
 		}
 		own := card.RDAtomic
 		card.RDAtomic = c.peer
-		if err := r.Connect(elsewhere(card)); err != nil {
+		if err := r.Connect(Elsewhere(card)); err != nil {
 			t.Fatal(err)
 		}
 		rtr, rts := r.step(verbs.StateRTR), r.step(verbs.StateRTS)

@@ -216,7 +216,7 @@ func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	connectToItself(t, q)
+	connectElsewhere(t, q)
 	for id := range uint64(3) {
 		if _, err := q.PostRecv(ibverbx.RecvWR{ID: id}); err != nil {
 			t.Fatal(err)

@@ -38,6 +38,9 @@ var (
 	ErrAlignment = errors.New("not aligned")
 )
 
+// ErrOwnCard: [VirtualQP.Connect] was given the card of the virtual queue pair itself.
+var ErrOwnCard = errors.New("a virtual queue pair's own card")
+
 // ErrProtocol says that the peer sent something impossible, such as a sequence number far away or
 // twice. It is the cause in [VirtualQP.Err]; other virtual queue pairs do not notice.
 var ErrProtocol = errors.New("protocol violation by the peer")

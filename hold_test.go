@@ -24,7 +24,7 @@ func newHolding(t *testing.T) *holding {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := q.Connect(card); err != nil {
+	if err := q.Connect(Elsewhere(card)); err != nil {
 		t.Fatal(err)
 	}
 	h := &holding{VirtualQP: q}

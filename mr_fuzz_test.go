@@ -108,7 +108,7 @@ func postWith(t *testing.T, q *recorded, remote RemoteSegment, op verbs.Opcode) 
 		qp.posts, qp.recvs = qp.posts[:0], qp.recvs[:0]
 	}
 	card, err := q.Card()
-	if err = errors.Join(err, q.Connect(card)); err != nil {
+	if err = errors.Join(err, q.Connect(Elsewhere(card))); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -37,7 +37,7 @@ func FuzzPassThroughCompletions(f *testing.F) {
 			t.Fatal(err)
 		}
 		card, err := q.Card()
-		if err = errors.Join(err, q.Connect(card)); err != nil {
+		if err = errors.Join(err, q.Connect(Elsewhere(card))); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := q.PostRecv(RecvWR{ID: 1}, RecvWR{ID: 2}); err != nil {

@@ -94,7 +94,7 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	connectToItself(t, q)
+	connectElsewhere(t, q)
 	// Two fragments each, one on either device.
 	for id := range uint64(5) {
 		if _, err := q.PostSend(ibverbx.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
@@ -129,15 +129,15 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	}
 }
 
-// connectToItself connects a virtual queue pair over null devices, which do not care about the
+// connectElsewhere connects a virtual queue pair over null devices, which do not care about the
 // peer.
-func connectToItself(tb testing.TB, q *ibverbx.VirtualQP) {
+func connectElsewhere(tb testing.TB, q *ibverbx.VirtualQP) {
 	tb.Helper()
 	card, err := q.Card()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := q.Connect(card); err != nil {
+	if err := q.Connect(ibverbx.Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -358,7 +358,7 @@ func TestPollServesEveryDevice(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				connectToItself(t, q)
+				connectElsewhere(t, q)
 				qps = append(qps, q)
 			}
 			done := map[uint32]int{}

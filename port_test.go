@@ -118,7 +118,7 @@ func TestDefaultPort(t *testing.T) {
 				}
 				bringUp(t, q, &card)
 			} else {
-				connectToItself(t, q)
+				connectElsewhere(t, q)
 			}
 			for i, d := range devs {
 				if len(d.inits) < 2 || len(d.paths) != len(d.inits) || len(d.asked) == 0 {
@@ -172,7 +172,7 @@ func TestGIDChoice(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			connectToItself(t, q)
+			connectElsewhere(t, q)
 			for _, i := range d.index {
 				if table[i].GID != ranks[best].GID || table[i].Type != ranks[best].Type {
 					t.Fatalf("of %v chosen %v, want %v", table, table[i], ranks[best])

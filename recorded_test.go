@@ -55,14 +55,15 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := r.Connect(elsewhere(card)); err != nil {
+	if err := r.Connect(Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 	return r
 }
 
-// elsewhere is a card of the same shape of an end that does not exist.
-func elsewhere(card BusinessCard) BusinessCard {
+// Elsewhere is a card of the same shape, of an end that does not exist: for null devices, which do
+// not mind.
+func Elsewhere(card BusinessCard) BusinessCard {
 	card.Rails = slices.Clone(card.Rails)
 	for i := range card.Rails {
 		card.Rails[i].GID[0] ^= 1

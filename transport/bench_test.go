@@ -175,7 +175,11 @@ func nullEndpoints(tb testing.TB, n int) (*transport.Worker, []*transport.Endpoi
 	var eps []*transport.Endpoint
 	for range n {
 		ep := newEndpoint(tb, w, transport.EndpointConfig{})
-		must(tb, ep.Connect(card(tb, ep)))
+		peer := card(tb, ep) // of no end that there is
+		for i := range peer.QP.Rails {
+			peer.QP.Rails[i].GID[0] ^= 1
+		}
+		must(tb, ep.Connect(peer))
 		eps = append(eps, ep)
 	}
 	return w, eps, mr.Remote().At(0)

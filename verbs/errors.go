@@ -29,6 +29,8 @@ var (
 	ErrNoMemory = errors.New("out of memory")
 	// ErrOverrun: a completion queue had no room for a completion, and is dead.
 	ErrOverrun = errors.New("completion queue overrun")
+	// ErrUnreachable: there is no way from the NIC to the peer's port. See [PathChecker].
+	ErrUnreachable = errors.New("unreachable")
 	// ErrClosed: the object was closed. It is also [fs.ErrClosed] (os.ErrClosed) to errors.Is.
 	ErrClosed error = closedError{}
 )

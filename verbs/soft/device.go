@@ -45,10 +45,8 @@ func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
 		keys:    newKeyTable(i),
 		qpByNum: make(map[uint32]*QP),
 		nextQP:  firstQPNum,
+		gids:    gids(f.identity, i),
 	}
-	host := byte(i + 1)
-	d.gids[0] = verbs.GID{10: 0xff, 11: 0xff, 12: 10, 13: 77, 14: 0, 15: host}
-	d.gids[1] = verbs.GID{0: 0xfe, 1: 0x80, 8: 0x02, 11: 0xff, 12: 0xfe, 13: 77, 15: host}
 	d.worker.init()
 	return d
 }
@@ -87,7 +85,7 @@ func (d *Device) Query() (verbs.DeviceAttr, error) {
 	}
 	return verbs.DeviceAttr{
 		Firmware:    "soft",
-		NodeGUID:    0x0200_00ff_fe4d_0001 + uint64(d.id),
+		NodeGUID:    guid(d.f.identity, int(d.id)),
 		Ports:       1,
 		MaxQP:       1 << 18,
 		MaxQPWR:     d.cfg.MaxQPWR,

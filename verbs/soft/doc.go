@@ -5,7 +5,9 @@
 // # The model
 //
 // A [Fabric] holds the NICs, soft0, soft1 and so on, each with one RoCE v2-like port. Any of them
-// reaches any other by the GID in a queue pair's address handle. NICs hand out the same queue pair
+// reaches any other by the GID in a queue pair's address handle. Each fabric has an identity of its
+// own in its GIDs and GUIDs, drawn anew in each process, stepped or not: an end that is given the
+// address of a NIC elsewhere can say so ([Device.CheckPath]). NICs hand out the same queue pair
 // numbers on purpose, as real ones do, while their memory keys always differ.
 //
 //	fabric, _ := soft.New(soft.Config{Devices: 2})

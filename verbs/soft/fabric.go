@@ -84,6 +84,7 @@ type Fabric struct {
 	_        noCopy
 	stepped  bool
 	scramble bool
+	identity uint32 // see newIdentity; never changes
 	devices  []*Device
 	byGID    map[verbs.GID]*Device
 	engine   engine
@@ -133,6 +134,7 @@ func New(cfg Config) (*Fabric, error) {
 	f := &Fabric{
 		stepped:  cfg.Stepped,
 		scramble: cfg.Scramble,
+		identity: newIdentity(),
 		byGID:    make(map[verbs.GID]*Device),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x736f6674)),
 	}

@@ -66,7 +66,7 @@ func TestLimitsOfANIC(t *testing.T) {
 		attr, err := f.Device(1).Query()
 		must(t, err)
 		want := c.want
-		want.Firmware, want.Ports, want.NodeGUID = "soft", 1, 0x0200_00ff_fe4d_0002
+		want.Firmware, want.Ports, want.NodeGUID = "soft", 1, guid(f.identity, 1)
 		want.MaxQP, want.MaxCQ, want.MaxPD = 1<<18, 1<<16, 1<<16
 		want.MaxMR, want.MaxMRSize = 1<<18-1, 1<<47
 		if attr != want {
