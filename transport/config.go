@@ -1,11 +1,9 @@
 package transport
 
 import (
-	"fmt"
 	"time"
 
 	"ibverbx"
-	"ibverbx/verbs"
 )
 
 // Config configures a [Worker]. The zero value works.
@@ -13,7 +11,7 @@ type Config struct {
 	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
 	// what the limits below need, and Credits as many, since a rail carries no more messages at a
 	// time than its peer has credits, though no message of this package uses one up; MaxInline is
-	// 128, or what the NIC takes; MaxSGE 5, MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6, not
+	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6, not
 	// for ever: credits see to it that a peer which keeps to them always has a receive, so one that
 	// has none fails its endpoint, and within 4 ms, or the 6 pauses that the peer's NIC asks for.
 	QP ibverbx.Config
@@ -21,14 +19,15 @@ type Config struct {
 	// NIC's completion queue has room for.
 	MaxEndpoints int
 	// BufferSize is the size in bytes of a bounce buffer and of a receive buffer, and so of the
-	// longest bcopy and of the longest active message; 0 means 8 KiB: beyond it the copy costs more
-	// than sending from registered memory.
+	// longest bcopy and of the longest active message; 0 means 8 KiB, or the longest message of the
+	// NIC's port if that is less: beyond 8 KiB the copy costs more than sending from registered
+	// memory.
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256. Each endpoint has
 	// two more of its own, for when peers that are slow or worse hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
-	// means 32, at most 4096. More of them let the sender run further ahead, and with a hundred
+	// means 32, or what the NIC's queues hold; at most 4096. More of them let the sender run further ahead, and with a hundred
 	// endpoints leave the cache.
 	AMBuffers int
 	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot
@@ -70,6 +69,13 @@ const (
 	MaxHeader = 64
 	// MaxAMBuffers is the largest Config.AMBuffers.
 	MaxAMBuffers = 4096
+	// minBuffer is the smallest Config.BufferSize.
+	minBuffer = 256
+	// maxQueue is the largest Config.QP.MaxMsgCntPerQP and Credits: beyond any NIC.
+	maxQueue = 1 << 24
+	// maxPool is the most memory in bytes that bounce buffers, or the buffers of an endpoint, may
+	// take: what asks for more is a mistake.
+	maxPool = 1 << 34
 	// maxEndpoints is the largest Config.MaxEndpoints: work-request ids hold the endpoint's number.
 	maxEndpoints = 1 << 20
 	// controlSlots is how many messages of the transport itself an endpoint may have outstanding,
@@ -83,19 +89,20 @@ const (
 	shortWithoutInline = 64
 )
 
-func (c Config) withDefaults() Config {
+func (c Config) withDefaults(l *deviceLimits) Config {
 	def := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
 		}
 	}
-	def(&c.BufferSize, 8<<10)
+	def(&c.BufferSize, max(minBuffer, min(8<<10, l.message.most)))
 	def(&c.BounceBuffers, 256)
-	def(&c.AMBuffers, 32)
+	def(&c.AMBuffers, min(32, max(1, l.queue.most-controlSlots)))
 	def(&c.MaxOutstanding, 64)
 	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
 	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP)
-	def(&c.QP.MaxSGE, 5)
+	def(&c.QP.MaxInline, min(defaultInline, l.inline.most))
+	def(&c.QP.MaxSGE, max(2, min(5, l.sge.most)))
 	def(&c.QP.MaxRecvSGE, 1)
 	def(&c.QP.QPsPerDevice, 4)
 	if c.QP.Conn.RNRRetry == 0 {
@@ -112,33 +119,38 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func (c *Config) validate() error {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("transport: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+// validate returns what is wrong with a configuration whose defaults have been filled in.
+func (c *Config) validate(l *deviceLimits) error {
+	for _, f := range [...]struct {
+		name           string
+		v, least, most int
+	}{
+		{"QP.QPsPerDevice", c.QP.QPsPerDevice, 1, ibverbx.MaxRails},
+		{"QP.MaxSGE", c.QP.MaxSGE, 2, unlimited}, // an active message from registered memory needs 2
+		{"QP.MaxRecvSGE", c.QP.MaxRecvSGE, 1, unlimited},
+		{"QP.MaxInline", c.QP.MaxInline, 0, unlimited},
+		{"MaxEndpoints", c.MaxEndpoints, 0, maxEndpoints},
+		{"BufferSize", c.BufferSize, minBuffer, 1 << 30},
+		{"BounceBuffers", c.BounceBuffers, 1, 1 << 20},
+		{"AMBuffers", c.AMBuffers, 1, MaxAMBuffers},
+		{"MaxOutstanding", c.MaxOutstanding, 1, 1 << 16},
+		// the defaults of the rest follow from those above
+		{"QP.MaxMsgCntPerQP", c.QP.MaxMsgCntPerQP, c.AMBuffers + controlSlots, maxQueue},
+		{"QP.Credits", c.QP.Credits, 0, maxQueue},
+	} {
+		if f.v < f.least || f.v > f.most {
+			return configError("%s %d: must be %d to %d", f.name, f.v, f.least, f.most)
+		}
 	}
 	switch {
-	case c.QP.QPsPerDevice < 1 || c.QP.QPsPerDevice > ibverbx.MaxRails:
-		return bad("QP.QPsPerDevice %d: must be 1 to %d", c.QP.QPsPerDevice, ibverbx.MaxRails)
-	case c.QP.MaxSGE < 0 || c.QP.Credits < 0 || c.QP.MaxInline < 0:
-		return bad("QP.MaxSGE %d, QP.Credits %d, QP.MaxInline %d: must be positive", c.QP.MaxSGE,
-			c.QP.Credits, c.QP.MaxInline)
-	case c.MaxEndpoints < 0 || c.MaxEndpoints > maxEndpoints:
-		return bad("MaxEndpoints %d: must be 1 to %d", c.MaxEndpoints, maxEndpoints)
-	case c.BufferSize < 256 || c.BufferSize > 1<<30:
-		return bad("BufferSize %d: must be 256 bytes to 1 GiB", c.BufferSize)
-	case c.BounceBuffers < 1 || c.BounceBuffers > 1<<20:
-		return bad("BounceBuffers %d: must be 1 to %d", c.BounceBuffers, 1<<20)
-	case c.AMBuffers < 1 || c.AMBuffers > MaxAMBuffers:
-		return bad("AMBuffers %d: must be 1 to %d", c.AMBuffers, MaxAMBuffers)
-	case c.MaxOutstanding < 1 || c.MaxOutstanding > 1<<16:
-		return bad("MaxOutstanding %d: must be 1 to %d", c.MaxOutstanding, 1<<16)
-	case c.QP.MaxMsgCntPerQP < c.AMBuffers+controlSlots:
-		return bad("QP.MaxMsgCntPerQP %d: AMBuffers %d need %d", c.QP.MaxMsgCntPerQP, c.AMBuffers,
-			c.AMBuffers+controlSlots)
-	case c.QP.MaxSGE < 2:
-		return bad("QP.MaxSGE %d: an active message from registered memory needs 2", c.QP.MaxSGE)
+	case c.BufferSize*c.BounceBuffers > maxPool:
+		return configError("BufferSize %d times BounceBuffers %d: more than %d bytes", c.BufferSize,
+			c.BounceBuffers, maxPool)
+	case c.BufferSize*(c.AMBuffers+controlSlots+ownBuffers) > maxPool:
+		return configError("BufferSize %d times AMBuffers %d: more than %d bytes an endpoint", c.BufferSize,
+			c.AMBuffers, maxPool)
 	case c.QP.NoNotifyQP && c.QP.QPsPerDevice > 1:
-		return bad("QP.NoNotifyQP: active messages travel on the notify QP")
+		return configError("QP.NoNotifyQP: active messages travel on the notify QP")
 	}
-	return nil
+	return l.check(c)
 }

@@ -32,7 +32,8 @@ func (e *Endpoint) Connect(peer Card) error {
 		p.disconnect()
 		return p.refuse("connect", err, "")
 	}
-	p.conn.maxAM, p.conn.handlers, p.conn.flush = peer.BufferSize, peer.Handlers, peer.Flush
+	p.conn.maxAM = min(peer.BufferSize, w.longest)
+	p.conn.handlers, p.conn.flush = peer.Handlers, peer.Flush
 	p.credits.Connect(peer.AMBuffers)
 	p.ending.move(stageOpen)
 	if len(p.receiving.toRepost) != 0 { // refused for now

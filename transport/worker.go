@@ -30,8 +30,9 @@ const localWrite = verbs.AccessLocalWrite
 // Two locks, always taken in this order: progressing is held by the one goroutine that makes
 // progress and so runs callbacks; mu guards all state, and is never held while a callback runs.
 type Worker struct {
-	dom *ibverbx.Domain
-	cfg Config
+	dom     *ibverbx.Domain
+	cfg     Config
+	longest int // message of a port, bytes
 
 	progressing sync.Mutex
 	events      []event      // what the present round of progress reports; guarded by progressing
@@ -73,15 +74,19 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if dom == nil {
 		return nil, fmt.Errorf("transport: new worker: %w: no domain", verbs.ErrInvalid)
 	}
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
-	depth, err := fitDevices(dom, &cfg)
+	limits, err := limitsOf(dom, int(cfg.QP.Conn.Port))
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, round: 1, wcs: make([]ibverbx.WC, pollBatch),
+	cfg = cfg.withDefaults(&limits)
+	if err := cfg.validate(&limits); err != nil {
+		return nil, err
+	}
+	depth, err := cfg.fitEndpoints(limits.cqe)
+	if err != nil {
+		return nil, err
+	}
+	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, round: 1, wcs: make([]ibverbx.WC, pollBatch),
 		events: make([]event, 0, 2*pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
@@ -99,46 +104,6 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	w.templates = newTemplates(cfg.QP.MaxInline)
 	w.newPools()
 	return w, nil
-}
-
-// fitDevices sets what the configuration leaves open to what every NIC allows, and returns the
-// depth of the completion queues.
-func fitDevices(dom *ibverbx.Domain, cfg *Config) (depth int, err error) {
-	inline, most := defaultInline, 1<<30
-	for _, dev := range dom.Devices() {
-		attr, err := dev.Query()
-		if err != nil {
-			return 0, fmt.Errorf("transport: new worker: %w", err)
-		}
-		if attr.MaxInline > 0 {
-			inline = min(inline, attr.MaxInline)
-		}
-		if attr.MaxCQE > 0 {
-			most = min(most, attr.MaxCQE)
-		}
-	}
-	if cfg.QP.MaxInline == 0 {
-		cfg.QP.MaxInline = inline
-	}
-	// The first device also carries the notify QP.
-	each := cfg.QP.QPsPerDevice*(cfg.QP.MaxMsgCntPerQP+max(cfg.QP.Credits, 1)) + 2*cfg.QP.MaxMsgCntPerQP
-	if cfg.QP.Scheme == ibverbx.Spray {
-		each += cfg.QP.MaxMsgCntPerQP // its first data rail takes SENDs
-	}
-	if each > most {
-		return 0, fmt.Errorf("transport: config: %w: an endpoint needs %d completions, the NIC's queues "+
-			"hold %d: lower AMBuffers, MaxOutstanding or QP.QPsPerDevice",
-			verbs.ErrInvalid, each, most)
-	}
-	if cfg.MaxEndpoints == 0 {
-		cfg.MaxEndpoints = min(128, most/each)
-	}
-	if cfg.MaxEndpoints*each > most {
-		return 0, fmt.Errorf("transport: config: %w: %d endpoints need %d completions, the NIC's queues "+
-			"hold %d, enough for %d",
-			verbs.ErrInvalid, cfg.MaxEndpoints, cfg.MaxEndpoints*each, most, most/each)
-	}
-	return cfg.MaxEndpoints * each, nil
 }
 
 // Domain is the domain that the worker was made over: register memory with it.

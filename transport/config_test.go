@@ -1,0 +1,144 @@
+package transport_test
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// domainOf is a domain over one software NIC with limits.
+func domainOf(t *testing.T, limits soft.DeviceConfig) *ibverbx.Domain {
+	t.Helper()
+	w := newWorld(t, soft.Config{Device: limits})
+	dom, err := ibverbx.NewDomain(w.fabric.Device(0))
+	must(t, err)
+	w.domains = append(w.domains, dom)
+	return dom
+}
+
+// newWorkerRefused demands that a configuration is refused with an error that says all of these
+// words.
+func newWorkerRefused(t *testing.T, dom *ibverbx.Domain, cfg transport.Config, words ...string) {
+	t.Helper()
+	w, err := transport.NewWorker(dom, cfg)
+	if err == nil {
+		must(t, w.Close())
+	}
+	if !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("%v: %v", words, err)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%v: %v", words, err)
+		}
+	}
+}
+
+// With the defaults a worker has endpoints on NICs of few scatter-gather elements, down to 2.
+func TestMaxSGEFitsTheNIC(t *testing.T) {
+	for most := 2; most <= 5; most++ {
+		eachShape(t, func(t *testing.T, s setup) {
+			s.fabric.MaxSGE = most
+			l := newLink(t, s)
+			if n := l.a.Limits().Pieces; n != most-1 {
+				t.Fatalf("%d pieces on a NIC of %d", n, most)
+			}
+			pieces := make([]ibverbx.Segment, most-1)
+			for i := range pieces {
+				pieces[i] = l.a.mr.Slice(uint64(100*i), 10)
+			}
+			must(t, l.a.AMZcopy(nil, 1, []byte("h"), pieces...))
+			l.until("the message", func() bool { return l.got == 1 })
+		})
+	}
+	newWorkerRefused(t, domainOf(t, soft.DeviceConfig{MaxSGE: 1}), transport.Config{}, "soft0", "2")
+}
+
+// What is asked for and no NIC can do is refused by NewWorker, and names field and NIC.
+func TestConfigurationsBeyondTheNIC(t *testing.T) {
+	dom := domainOf(t, soft.DeviceConfig{MaxSGE: 3, MaxInline: 64, MaxQPWR: 64, MaxMsgSize: 4096})
+	for field, cfg := range map[string]transport.Config{
+		"QP.MaxSGE 4":     {QP: ibverbx.Config{MaxSGE: 4}},
+		"QP.MaxRecvSGE 4": {QP: ibverbx.Config{MaxRecvSGE: 4}},
+		"QP.MaxInline 65": {QP: ibverbx.Config{MaxInline: 65}},
+		"AMBuffers 62":    {AMBuffers: 62},
+		"BufferSize 4097": {BufferSize: 4097},
+	} {
+		newWorkerRefused(t, dom, cfg, field, "soft0")
+	}
+	w, err := transport.NewWorker(dom, transport.Config{QP: ibverbx.Config{MaxSGE: 3, MaxRecvSGE: 3,
+		MaxInline: 64}, AMBuffers: 61, BufferSize: 4096})
+	must(t, err)
+	_, err = w.NewEndpoint(transport.EndpointConfig{})
+	must(t, err)
+	must(t, w.Close())
+}
+
+// The default of BufferSize is a message of the port at most, and no message is longer than one of
+// this end's port, whatever the peer has room for.
+func TestBufferSizeFitsThePort(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.fabric.MaxMsgSize = 1000
+		l := newLink(t, s)
+		if n := l.a.w.Config().BufferSize; n != 1000 {
+			t.Errorf("buffers of %d bytes for messages of 1000", n)
+		}
+		lim := l.a.Limits()
+		if lim.AMBcopy != 1000-8 || lim.AMZcopy != 1000-8 {
+			t.Errorf("%+v", lim)
+		}
+		_, err := l.a.AMBcopy(1, nil, func(dst []byte) int { return len(dst) })
+		must(t, err)
+		must(t, l.a.AMZcopy(nil, 1, nil, l.a.mr.Slice(0, uint64(lim.AMZcopy))))
+		l.until("both", func() bool { return l.got == 2 })
+		x, y := newEndpoint(t, l.a.w, transport.EndpointConfig{}), newEndpoint(t, l.b.w,
+			transport.EndpointConfig{})
+		roomy := card(t, y)
+		roomy.BufferSize = 1 << 20
+		must(t, x.Connect(roomy))
+		if n := x.Limits().AMZcopy; n != 1000-8 {
+			t.Errorf("messages of %d bytes over a port of 1000", n)
+		}
+		err = x.AMZcopy(nil, 1, nil, l.a.mr.Slice(0, 1000))
+		if !errors.Is(err, transport.ErrTooLong) {
+			t.Errorf("%v", err)
+		}
+	})
+	newWorkerRefused(t, domainOf(t, soft.DeviceConfig{MaxMsgSize: 255}), transport.Config{}, "soft0", "256")
+}
+
+// Every configuration gives a worker or an error, never a panic, and products that no memory holds
+// are refused by name.
+func TestConfigurationsThatCannotBe(t *testing.T) {
+	dom := domainOf(t, soft.DeviceConfig{})
+	for word, cfg := range map[string]transport.Config{
+		"BounceBuffers":     {BufferSize: 1 << 30, AMBuffers: 1, BounceBuffers: 1 << 20},
+		"AMBuffers":         {BufferSize: 1 << 24, AMBuffers: 4096, BounceBuffers: 1},
+		"MaxOutstanding":    {MaxOutstanding: math.MaxInt},
+		"MaxEndpoints":      {MaxEndpoints: math.MaxInt},
+		"QP.MaxMsgCntPerQP": {QP: ibverbx.Config{MaxMsgCntPerQP: math.MaxInt}},
+		"QP.Credits":        {QP: ibverbx.Config{Credits: math.MaxInt}},
+	} {
+		newWorkerRefused(t, dom, cfg, word)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	any := func() int { return pick(0, 0, 1, 2, -1, 100, 1<<14, 1<<20, 1<<31, math.MaxInt, math.MinInt) }
+	for range 2000 {
+		cfg := transport.Config{MaxEndpoints: any(), BufferSize: pick(0, any(), 256, 1<<30),
+			BounceBuffers: pick(0, 0, 1, 1<<8, -1, math.MaxInt), AMBuffers: any(), MaxOutstanding: any()}
+		cfg.QP.MaxMsgCntPerQP, cfg.QP.Credits, cfg.QP.MaxSGE = any(), any(), any()
+		cfg.QP.MaxInline, cfg.QP.MaxRecvSGE, cfg.QP.QPsPerDevice = any(), any(), any()
+		if w, err := transport.NewWorker(dom, cfg); err == nil {
+			must(t, w.Close())
+		}
+	}
+}

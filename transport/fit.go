@@ -1,0 +1,109 @@
+package transport
+
+import (
+	"fmt"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// deviceLimits is what every NIC of a worker can do. Where no NIC says, it is unlimited.
+type deviceLimits struct {
+	inline, sge, queue, cqe, message limit
+}
+
+// limit is a number, and the NIC that allows no more.
+type limit struct {
+	most   int
+	device string
+}
+
+const unlimited = 1 << 30
+
+// lower lowers the limit to that of a NIC; 0 means that the NIC does not say.
+func (l *limit) lower(to int, device string) {
+	if to > 0 && to < l.most {
+		l.most, l.device = to, device
+	}
+}
+
+// limitsOf asks the NICs of a domain, and their ports: those with a number, or the default ports.
+func limitsOf(dom *ibverbx.Domain, port int) (l deviceLimits, err error) {
+	for _, limit := range []*limit{&l.inline, &l.sge, &l.queue, &l.cqe, &l.message} {
+		limit.most = unlimited
+	}
+	for _, dev := range dom.Devices() {
+		attr, err := dev.Query()
+		if err != nil {
+			return l, fmt.Errorf("transport: new worker: %w", err)
+		}
+		number := port
+		if number == 0 {
+			number = dev.DefaultPort()
+		}
+		ends, err := dev.QueryPort(number)
+		if err != nil {
+			return l, fmt.Errorf("transport: new worker: %w", err)
+		}
+		name := dev.Name()
+		l.inline.lower(attr.MaxInline, name)
+		l.sge.lower(attr.MaxSGE, name)
+		l.queue.lower(attr.MaxQPWR, name)
+		l.cqe.lower(attr.MaxCQE, name)
+		l.message.lower(int(ends.MaxMsgSize), name)
+	}
+	return l, nil
+}
+
+// check returns which field asks for more than a NIC can do; nil if none does.
+func (l *deviceLimits) check(c *Config) error {
+	for _, f := range [...]struct {
+		name        string
+		value, need int // need is what the value asks of the NIC
+		limit       limit
+		of          string
+	}{
+		{"QP.MaxSGE", c.QP.MaxSGE, c.QP.MaxSGE, l.sge, "scatter-gather elements in a request"},
+		{"QP.MaxRecvSGE", c.QP.MaxRecvSGE, c.QP.MaxRecvSGE, l.sge, "scatter-gather elements in a receive"},
+		{"QP.MaxInline", c.QP.MaxInline, c.QP.MaxInline, l.inline, "bytes of an inline request"},
+		{"AMBuffers", c.AMBuffers, c.AMBuffers + controlSlots, l.queue, "requests in a queue"},
+		{"BufferSize", c.BufferSize, c.BufferSize, l.message, "bytes in a message"},
+	} {
+		if f.need > f.limit.most {
+			return configError("%s %d: needs %d %s, %s allows %d", f.name, f.value, f.need, f.of,
+				f.limit.device, f.limit.most)
+		}
+	}
+	return nil
+}
+
+// completions is how many completions an endpoint may have outstanding on one NIC. The first one
+// also carries the notify QP.
+func (c *Config) completions() int {
+	n := c.QP.QPsPerDevice*(c.QP.MaxMsgCntPerQP+max(c.QP.Credits, 1)) + 2*c.QP.MaxMsgCntPerQP
+	if c.QP.Scheme == ibverbx.Spray {
+		n += c.QP.MaxMsgCntPerQP // its first data rail takes SENDs
+	}
+	return n
+}
+
+// fitEndpoints sets MaxEndpoints where it is open, and returns the depth of the completion queues.
+func (c *Config) fitEndpoints(cqe limit) (depth int, err error) {
+	each := c.completions()
+	if each > cqe.most {
+		return 0, configError("an endpoint needs %d completions, the queues of %s hold %d: lower AMBuffers, "+
+			"MaxOutstanding or QP.QPsPerDevice", each, cqe.device, cqe.most)
+	}
+	if c.MaxEndpoints == 0 {
+		c.MaxEndpoints = min(128, cqe.most/each)
+	}
+	if c.MaxEndpoints*each > cqe.most {
+		return 0, configError("MaxEndpoints %d: need %d completions, the queues of %s hold %d, enough for %d",
+			c.MaxEndpoints, c.MaxEndpoints*each, cqe.device, cqe.most, cqe.most/each)
+	}
+	return c.MaxEndpoints * each, nil
+}
+
+func configError(format string, args ...any) error {
+	return fmt.Errorf("transport: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+}
