@@ -59,12 +59,21 @@ func (e *Endpoint) amShortBuffered(name string, id AMID, hdr, payload []byte) er
 // AMBcopy sends an active message whose payload pack writes into the buffer that it gets; pack
 // returns how many bytes it wrote. The buffer has Limits.AMBcopy bytes less the header. pack runs
 // at most once, during the call, with the worker locked: it must not call anything of this package.
-// The result is what pack returned.
+// If it panics, the call has no effect. The result is what pack returned.
 func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (int, error) {
 	e.peer.w.mu.Lock()
-	n, err := e.amBcopy("am bcopy", id, header, pack)
-	e.peer.unlock()
-	return n, err
+	defer e.peer.unlockPacked()
+	return e.amBcopy("am bcopy", id, header, pack)
+}
+
+// unlockPacked ends a call whose pack function may have panicked or called runtime.Goexit: then the
+// call has no effect.
+func (p *peerState) unlockPacked() {
+	if buf := p.w.packing; buf != noBuffer {
+		p.w.packing = noBuffer
+		p.putBuffer(buf)
+	}
+	p.unlock()
 }
 
 func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byte) int) (int, error) {
@@ -82,7 +91,7 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	room := p.bufferBytes(buf)
 	room = room[:min(len(room), p.conn.maxAM)]
 	start := wireHeader + len(hdr)
-	n, err := p.pack(name, pack, room[start:])
+	n, err := p.pack(name, pack, room[start:], buf)
 	if err != nil {
 		p.putBuffer(buf)
 		return 0, err
@@ -159,9 +168,11 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	return nil
 }
 
-// pack calls a pack function and checks its result.
-func (p *peerState) pack(name string, pack func([]byte) int, dst []byte) (int, error) {
+// pack calls a pack function, which writes into a bounce buffer, and checks its result.
+func (p *peerState) pack(name string, pack func([]byte) int, dst []byte, buf int32) (int, error) {
+	p.w.packing = buf
 	n := pack(dst)
+	p.w.packing = noBuffer
 	if n < 0 || n > len(dst) {
 		return 0, p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, len(dst))
 	}

@@ -23,8 +23,11 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 	}
 	if h.kind != wireAM {
 		p.repost(slot, true) // the peer counts on room for these
-		if h.kind == wireBye {
+		switch h.kind {
+		case wireBye:
 			p.fail(stagePeerClosed, ErrPeerClosed, nil)
+		case wireAbort:
+			p.fail(stagePeerClosed, ErrPeerFailed, ErrPeerAborted)
 		}
 		return
 	}

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"time"
 
 	"ibverbx/internal/ring"
 )
@@ -17,6 +18,7 @@ func (p *peerState) fail(to stage, sentinel, cause error) {
 	p.end(to, sentinel, cause)
 	if !parting || p.ending.failedBusy { // otherwise the peer has the goodbye, and nothing was lost
 		p.w.chores.failing = append(p.w.chores.failing, p)
+		p.ending.reporting = true
 		p.w.stats.failures++
 	}
 	if to.qpClosed() {
@@ -25,7 +27,8 @@ func (p *peerState) fail(to stage, sentinel, cause error) {
 	p.w.wakeForChores()
 }
 
-// end enters a stage that ends the service. Requests that are pending are called once more.
+// end enters a stage that ends the service. Requests that are pending are called once more, after
+// OnError.
 func (p *peerState) end(to stage, sentinel, cause error) {
 	p.ending.fail(to, &EndpointError{Peer: p.cfg.Name, Err: sentinel, Cause: cause}, p.sending.busy())
 	if p.sending.pending.waits() {
@@ -49,6 +52,11 @@ func (p *peerState) failQP(err error) {
 // write of a cancelled operation lands after its completion; packets that are on the wire at that
 // moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
 // worker with it.
+//
+// The peer is told where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
+// message goes behind what was posted, and Abort gives it a millisecond to go out. Operations that
+// end in that time have ended before. A peer that the message does not reach finds out when
+// operations to it fail, or by its keep-alive.
 func (e *Endpoint) Abort(comp *Completion) error {
 	p := e.peer
 	p.w.mu.Lock()
@@ -56,7 +64,33 @@ func (e *Endpoint) Abort(comp *Completion) error {
 	if p.ending.stage >= stageAborted {
 		return p.refuse("abort", ErrClosed, "")
 	}
+	if p.sayAborted() {
+		letOut([]*peerState{p})
+	}
 	return p.abort(ErrCanceled, comp)
+}
+
+// abortPatience is how long the message that tells the peer of an abort may take to go out. On a
+// network that works it takes microseconds.
+const abortPatience = time.Millisecond
+
+// sayAborted posts the message that tells the peer of an abort. It reports whether it could.
+func (p *peerState) sayAborted() bool {
+	s := p.ending.stage
+	return s.serves() && s != stageParting && p.sendControl(wireAbort)
+}
+
+// letOut gives the messages of sayAborted the time to go out. The queue pairs take nothing more.
+func letOut(told []*peerState) {
+	if len(told) == 0 || told[0].w.cfg.Idle != nil {
+		return // a program that moves its network by hand cannot do so while Abort waits
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), abortPatience)
+	defer cancel()
+	for _, p := range told {
+		_ = p.conn.qp.Drain(ctx) // it may fail: the queue pair is closed next
+	}
+	told[0].w.sleep.wake() // Drain may have taken the event that a goroutine waits for
 }
 
 // abort closes the queue pair and leaves the rest to progress, which counts comp at the end. The
@@ -129,6 +163,9 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	sentinel := ErrClosed
 	if err != nil {
 		sentinel = ErrCanceled
+	}
+	if sentinel == ErrCanceled && p.sayAborted() {
+		letOut([]*peerState{p})
 	}
 	aborting := p.abort(sentinel, gone)
 	p.unlock()

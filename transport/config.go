@@ -55,7 +55,8 @@ type EndpointConfig struct {
 	// Value is the caller's own; [Endpoint.Value] returns it.
 	Value any
 	// OnError is called once, inside progress, when the peer fails or closes. The operations of the
-	// endpoint complete with the same error.
+	// endpoint complete with the same error. Requests that are pending are still in the queue then:
+	// [Endpoint.Purge] hands them over; the functions of those that it leaves are called once more.
 	OnError func(ep *Endpoint, err error)
 	// OnReady is called inside progress once resources are back after a send on
 	// [Endpoint.NotifyReady] met ErrNoResource. Sends on the endpoint that it gets go before all

@@ -35,11 +35,13 @@ func (p *peerState) sendControl(kind wireKind) bool {
 	}
 	header{kind: kind, credits: p.credits.Grant(0)}.put(buf)
 	if _, err := p.conn.qp.PostSend(wr...); err != nil {
-		if verbs.IsTransient(err) {
+		switch {
+		case kind == wireAbort: // this end is about to close anyhow
+		case verbs.IsTransient(err):
 			w.chores.refused = true
 			w.chores.retryCredits(p)
 			w.wakeForChores()
-		} else {
+		default:
 			p.failQP(err)
 		}
 		return false

@@ -51,7 +51,8 @@
 //     a call that waits, or the goroutine of Start), one at a time for each worker, with no lock
 //     held: they may send, on any endpoint, and queue Pending requests. They must not call what
 //     waits, such as [Worker.Wait], [Endpoint.Flush] or Close; Progress called from them does
-//     nothing. A panic in a callback is not recovered and leaves the worker locked.
+//     nothing. A callback that panics or calls runtime.Goexit kills the worker: the panic is not
+//     recovered, and every call returns [ErrWorkerDead] from then on.
 //   - Memory given to a zcopy, a get or a fetching atomic belongs to the NICs until the completion
 //     has fired. A context that ends a wait changes nothing about that. It may be memory of a GPU:
 //     [ibverbx.Domain.RegisterDMABuf].
@@ -70,8 +71,9 @@
 // # How it ends
 //
 // [Endpoint.Close] flushes, sends the peer a goodbye, and closes. [Endpoint.Abort] closes at once:
-// what is outstanding completes with [ErrCanceled]. When a peer fails, every operation of its
-// endpoint completes with an error that is [ErrPeerFailed], and EndpointConfig.OnError is called
-// once; other endpoints are not affected. A peer that vanishes without a goodbye is noticed when
+// what is outstanding completes with [ErrCanceled], and the peer's endpoint fails. When a peer
+// fails, every operation of its endpoint completes with an error that is [ErrPeerFailed], and
+// EndpointConfig.OnError is called once, before pending functions run a last time; other endpoints
+// are not affected. A peer that vanishes without a goodbye is noticed when
 // operations to it fail; a silent endpoint is probed by a small read (Config.KeepAlive).
 package transport

@@ -73,6 +73,9 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	if w.closed.Load() {
 		return nil, fmt.Errorf("transport: new endpoint: %w", ErrClosed)
 	}
+	if err := w.deadError("new endpoint"); err != nil {
+		return nil, err
+	}
 	id := len(w.endpoints)
 	if i := slices.Index(w.endpoints, nil); i >= 0 {
 		id = i

@@ -29,10 +29,16 @@ var (
 	// ErrPeerFailed: the connection has failed. The error also wraps the cause, usually an
 	// [*ibverbx.FailedError].
 	ErrPeerFailed = errors.New("peer failed")
+	// ErrPeerAborted: the peer has aborted its endpoint; what was on its way may be lost. It is the
+	// cause beneath an ErrPeerFailed.
+	ErrPeerAborted = errors.New("the peer has aborted")
 	// ErrPeerClosed: the peer has closed its endpoint.
 	ErrPeerClosed = errors.New("peer closed")
 	// ErrProtocol: the peer sent what no endpoint sends. Only its endpoint fails.
 	ErrProtocol = errors.New("protocol violation by the peer")
+	// ErrWorkerDead: a callback of the worker has panicked or called runtime.Goexit. Nothing makes
+	// progress on it any more: close it.
+	ErrWorkerDead = errors.New("worker dead")
 	// ErrClosed: the endpoint or worker was closed. It is also os.ErrClosed.
 	ErrClosed = ibverbx.ErrClosed
 )

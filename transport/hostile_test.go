@@ -120,6 +120,7 @@ func TestAHostilePeerFailsItsEndpointOnly(t *testing.T) {
 		"credits without end":    {message(1, 1, 0, 65535, "")},
 		"credits with a payload": {message(2, 0, 0, 0, "and more")},
 		"goodbye with a payload": {message(3, 0, 0, 0, "and more")},
+		"abort with a payload":   {message(4, 0, 0, 0, "and more")},
 		"more than it may": {message(1, 1, 0, 0, "a"), message(1, 1, 0, 0, "b"),
 			message(1, 1, 0, 0, "c")},
 		"longer than the buffers":  {message(1, 1, 0, 0, string(make([]byte, 9000)))},
@@ -182,7 +183,7 @@ func FuzzHeader(f *testing.F) {
 			}
 			return
 		}
-		if kind < 1 || kind > 3 || id > uint8(transport.MaxAMID) || int(length) > transport.MaxHeader ||
+		if kind < 1 || kind > 4 || id > uint8(transport.MaxAMID) || int(length) > transport.MaxHeader ||
 			8+int(length) > len(msg) {
 			t.Fatalf("% x: kind %d, id %d, header of %d bytes", msg, kind, id, length)
 		}

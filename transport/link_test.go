@@ -27,6 +27,8 @@ type end struct {
 	mr   *ibverbx.MR
 	peer ibverbx.RemoteMR // the other side's memory
 	nics []*soft.Device
+	// handler is called by a's handler 1, which does nothing else.
+	handler func()
 }
 
 func newLink(tb testing.TB, s setup) *link {
@@ -44,7 +46,11 @@ func newLink(tb testing.TB, s setup) *link {
 	if handle == nil {
 		handle = func(*transport.Message) { l.got++ }
 	}
-	l.a = l.newEnd(s.cfg, 0, n, s.memory, func(*transport.Message) {})
+	l.a = l.newEnd(s.cfg, 0, n, s.memory, func(*transport.Message) {
+		if l.a.handler != nil {
+			l.a.handler()
+		}
+	})
 	l.b = l.newEnd(peer, n, n, s.memory, handle)
 	l.join(transport.EndpointConfig{Name: "peer b", OnError: s.onError, OnReady: s.onReady}, l.a, l.b)
 	return l

@@ -26,8 +26,8 @@ func (w *Worker) report(e event) { w.events = append(w.events, e) }
 
 // Progress handles what the NICs have completed, a batch at most, and runs the callbacks that this
 // leads to: pending requests first, then completions and active messages in their order. It never
-// blocks. It returns how much it did; 0 means that there was nothing to do, or that another
-// goroutine was making progress.
+// blocks. It returns how much it did; 0 means that there was nothing to do, that another goroutine
+// was making progress, or that the worker is closed or dead.
 func (w *Worker) Progress() int {
 	if !w.progressing.TryLock() {
 		// The goroutine that holds it may have polled already. It looks at missedProgress after it
@@ -47,6 +47,10 @@ func (w *Worker) Progress() int {
 // progress is Progress with w.progressing held.
 func (w *Worker) progress() int {
 	w.mu.Lock()
+	if w.dead.Load() {
+		w.mu.Unlock()
+		return 0
+	}
 	n, err := w.cq.Poll(w.wcs)
 	for i := range n {
 		w.completed(i)
@@ -107,6 +111,7 @@ func (w *Worker) completed(i int) {
 // runEvents runs the callbacks in the order of their events, and then those of afterRound. No lock
 // but progressing is held.
 func (w *Worker) runEvents() {
+	defer w.die()
 	for len(w.events) != 0 {
 		w.runRound()
 	}
@@ -114,7 +119,8 @@ func (w *Worker) runEvents() {
 
 // runRound runs the callbacks of one round of events.
 func (w *Worker) runRound() {
-	handled := false
+	handled, failed := false, false
+	w.calling = callingEvents
 	for i := range w.events {
 		switch e := &w.events[i]; e.kind {
 		case eventMessage:
@@ -126,9 +132,18 @@ func (w *Worker) runRound() {
 			if f := e.peer.cfg.OnError; f != nil {
 				f(&e.peer.views[0], e.err)
 			}
+			failed = true
 		}
 	}
+	w.calling = 0
 	w.mu.Lock()
+	if failed {
+		for i := range w.events {
+			if e := &w.events[i]; e.kind == eventError {
+				e.peer.ending.reporting = false // its pending functions may run
+			}
+		}
+	}
 	if handled {
 		for i := range w.events {
 			switch m := w.events[i].m; {

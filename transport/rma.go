@@ -46,9 +46,8 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 // Limits.PutBcopy bytes. The rules for pack are those of [Endpoint.AMBcopy].
 func (e *Endpoint) PutBcopy(pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int, error) {
 	e.peer.w.mu.Lock()
-	n, err := e.putBcopy("put bcopy", pack, remote)
-	e.peer.unlock()
-	return n, err
+	defer e.peer.unlockPacked()
+	return e.putBcopy("put bcopy", pack, remote)
 }
 
 func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibverbx.RemoteSegment) (int,
@@ -64,7 +63,7 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 		return 0, err
 	}
 	buf := p.takeBuffer()
-	n, err := p.pack(name, pack, p.bufferBytes(buf))
+	n, err := p.pack(name, pack, p.bufferBytes(buf), buf)
 	if err != nil || n == 0 {
 		p.putBuffer(buf)
 		return n, err

@@ -16,6 +16,7 @@ func (p *peerState) schedule() {
 // resources. It is called with mu held, and releases it while a function runs. It returns how many
 // calls had an effect: if calls without one counted, a goroutine that waits would never sleep.
 func (w *Worker) dispatchPending() (did int) {
+	defer w.die()
 	ran, blocked := 0, 0 // calls, and endpoints in a row that lack resources
 	budget, asking := max(dispatchBudget, w.scheduled.Len()), false
 	w.dispatches++
@@ -24,6 +25,11 @@ func (w *Worker) dispatchPending() (did int) {
 		s := &p.sending
 		s.pending.scheduled = false
 		if !s.pending.waits() || s.pending.running != nil {
+			continue
+		}
+		if p.ending.reporting {
+			p.schedule()
+			blocked++
 			continue
 		}
 		if req := s.pending.first(); p.ending.err == nil && p.stillBlocked(req.missing, req.asked) {
@@ -62,9 +68,11 @@ func (w *Worker) runPending(p *peerState) Outcome {
 	req.fence = false
 	req.callAgain, req.missing = false, 0
 	last := p.ending.err != nil
+	w.calling = callingPending
 	w.mu.Unlock()
 	outcome := req.Func(req, &p.views[viewHead])
 	w.mu.Lock()
+	w.calling = 0
 	q.running, req.running = nil, false
 	purge := q.purge
 	q.purge = nil
@@ -79,9 +87,11 @@ func (w *Worker) runPending(p *peerState) Outcome {
 		return PendingDone
 	case purge != nil && !req.internal:
 		if req != &s.readyRequest {
+			w.calling = callingPending
 			w.mu.Unlock()
 			purge(req)
 			w.mu.Lock()
+			w.calling = 0
 		}
 		return PendingDone
 	case outcome == PendingNoResource && req.missing == 0:

@@ -10,7 +10,7 @@ import "fmt"
 //	closing     Close waits for outstanding work       from queue  handled   parting, any end
 //	parting     the goodbye was posted                 from queue  handled   any end
 //	failed      the queue pair or its CQ has failed    refused     handled   aborted
-//	peerClosed  the goodbye of the peer has come       refused     handled   aborted
+//	peerClosed  the peer has said that it ends         refused     handled   aborted
 //	violated    the peer has broken the protocol       refused     ignored   aborted
 //	aborted     Abort, end of Close, Worker.Close      refused     ignored   released
 //	released    progress has released what it held     refused     -         -
@@ -66,12 +66,14 @@ func (s stage) ignoresArrivals() bool { return s >= stageViolated }
 // ending is the life of an endpoint, and why it ended.
 //
 // Invariant: err is set if and only if stage is failed or later; failedBusy and onReleased are set
-// only then; in stage released nothing is outstanding.
+// only then, and so is reporting; in stage released nothing is outstanding.
 type ending struct {
 	stage stage
 	// failedBusy reports that operations or requests of the program were not finished when the
 	// endpoint failed: something may be lost.
 	failedBusy bool
+	// reporting reports that OnError is still to be called. Pending functions wait for that.
+	reporting  bool
 	err        error       // why the endpoint serves no more, an *EndpointError
 	onReleased *Completion // counted when the endpoint is released; may be nil
 }
@@ -93,7 +95,7 @@ func (e *ending) fail(to stage, why error, busy bool) {
 // check returns how the invariant is broken; nil while it holds.
 func (e *ending) check(outstanding int) error {
 	ended := e.stage >= stageFailed
-	if (e.err != nil) != ended || (e.failedBusy || e.onReleased != nil) && !ended ||
+	if (e.err != nil) != ended || (e.failedBusy || e.reporting || e.onReleased != nil) && !ended ||
 		e.stage == stageReleased && outstanding != 0 {
 		return fmt.Errorf("stage %v, busy when it failed %v, %d operations outstanding: error %s",
 			e.stage, e.failedBusy, outstanding, fmt.Sprint(e.err))

@@ -51,6 +51,9 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 		if w.closed.Load() {
 			return slept, fmt.Errorf("transport: wait: %w", ErrClosed)
 		}
+		if err := w.deadError("wait"); err != nil {
+			return slept, err
+		}
 		if idle := w.cfg.Idle; idle != nil {
 			idle()
 			continue
@@ -111,7 +114,7 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 		every = retryInterval // no events from a CQ that has died; its endpoints are failing
 	}
 	// The order matters: an event between a poll and Arm would wake nobody.
-	if w.Progress() != 0 || done() || w.closed.Load() {
+	if w.Progress() != 0 || done() || w.closed.Load() || w.dead.Load() {
 		return
 	}
 	if every > 0 {
@@ -133,6 +136,9 @@ func (w *Worker) Start() error {
 	defer w.mu.Unlock()
 	if w.closed.Load() {
 		return fmt.Errorf("transport: start: %w", ErrClosed)
+	}
+	if err := w.deadError("start"); err != nil {
+		return err
 	}
 	if w.sleep.cancel != nil {
 		return nil

@@ -23,6 +23,7 @@ const (
 	wireAM      wireKind = 1
 	wireCredits wireKind = 2 // nothing but credits
 	wireBye     wireKind = 3 // the last message: the peer closes
+	wireAbort   wireKind = 4 // the last message: the peer aborts
 )
 
 // header is a decoded header.
@@ -48,7 +49,7 @@ func (h *header) parse(msg []byte) error {
 	switch {
 	case msg[3] != 0 || msg[6] != 0 || msg[7] != 0:
 		return fmt.Errorf("header % x: reserved bytes are not zero", msg[:wireHeader])
-	case h.kind < wireAM || h.kind > wireBye:
+	case h.kind < wireAM || h.kind > wireAbort:
 		return fmt.Errorf("message of unknown kind %d", msg[0])
 	case h.kind != wireAM && (len(msg) != wireHeader || h.id != 0 || h.length != 0):
 		return fmt.Errorf("message of kind %d with a payload", msg[0])

@@ -37,10 +37,12 @@ type Worker struct {
 	progressing sync.Mutex
 	events      []event      // what the present round of progress reports; guarded by progressing
 	wcs         []ibverbx.WC // what it polls; guarded by progressing
+	calling     calling      // what callback runs now; 0 for none; guarded by progressing
 
 	mu         sync.Mutex
 	cq         *ibverbx.VirtualCQ
 	bounce     *bouncePool
+	packing    int32       // bounce buffer that a pack function writes into now, or noBuffer
 	flushArea  *ibverbx.MR // what the remote flushes of peers read
 	handlers   [MaxAMID + 1]Handler
 	handled    uint64       // set of ids that have a handler
@@ -57,6 +59,8 @@ type Worker struct {
 	probeAt    time.Time             // when silent peers are probed next
 	stats      counters
 	closed     atomic.Bool // set with mu held; goroutines that wait read it without
+	dead       atomic.Bool // likewise: a callback has left the worker
+	deadBy     string      // which, if it is dead
 
 	sleep          sleepers
 	missedProgress atomic.Bool // a goroutine could not make progress because another did
@@ -86,7 +90,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, round: 1, wcs: make([]ibverbx.WC, pollBatch),
+	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, packing: noBuffer, round: 1, wcs: make([]ibverbx.WC, pollBatch),
 		events: make([]event, 0, 2*pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
@@ -120,6 +124,8 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 	switch {
 	case w.closed.Load():
 		return fmt.Errorf("transport: handle: %w", ErrClosed)
+	case w.dead.Load():
+		return w.deadError("handle")
 	case id > MaxAMID || h == nil:
 		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil",
 			verbs.ErrInvalid, id, MaxAMID)
@@ -136,7 +142,8 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 
 // Close closes the worker. It aborts the endpoints that are open, and runs the callbacks that
 // follow from it; to lose nothing, call Close of each endpoint before. Messages that the program
-// keeps stay readable.
+// keeps stay readable. A dead worker gives everything back, too, and Close returns ErrWorkerDead:
+// completions that had not fired do not.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed.Swap(true) {
@@ -144,6 +151,13 @@ func (w *Worker) Close() error {
 		return fmt.Errorf("transport: close worker: %w", ErrClosed)
 	}
 	var errs []error
+	var told []*peerState
+	for _, p := range w.endpoints {
+		if p != nil && p.sayAborted() {
+			told = append(told, p)
+		}
+	}
+	letOut(told)
 	for _, p := range w.endpoints {
 		if p != nil && p.ending.stage < stageAborted {
 			errs = append(errs, p.abort(ErrClosed, nil))
@@ -157,6 +171,10 @@ func (w *Worker) Close() error {
 	w.progressing.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.dead.Load() {
+		w.bury()
+		errs = append(errs, w.deadError("close worker"))
+	}
 	return errors.Join(append(errs, w.free())...)
 }
 

@@ -111,7 +111,7 @@ func (in *intruder) forge() {
 		case 0:
 			msg[w.Pick(3, 6, 7)] = byte(1 + w.Rng.IntN(255))
 		case 1:
-			msg[0] = byte(w.Pick(0, 4, 255))
+			msg[0] = byte(w.Pick(0, 5, 255))
 		case 2:
 			msg[1] = byte(w.Pick(amIDs, 63, 64, 255))
 		case 3:
@@ -123,7 +123,7 @@ func (in *intruder) forge() {
 		case 6:
 			msg[4], msg[5] = 255, byte(w.Pick(0, 255)) // more credits than there are buffers
 		case 7:
-			msg[0] = byte(w.Pick(2, 3)) // with a payload
+			msg[0] = byte(w.Pick(2, 3, 4)) // with a payload
 			msg[1], msg[2] = byte(id), byte(hdr)
 			size = max(size, 9)
 		case 8:

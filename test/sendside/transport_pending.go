@@ -136,6 +136,9 @@ func (r *request) run(p *transport.Pending, face *transport.Endpoint) transport.
 		r.end(false)
 		return transport.PendingDone
 	}
+	if failed && e.errors == 0 && !e.closing && !e.closed {
+		w.Broken(ruleNoticed, "%v has failed, and a pending function runs before OnError", e)
+	}
 	if !failed && !w.finishing && w.OneIn(16) { // it waits for something else
 		clear(e.skipped)
 		r.end(true)
