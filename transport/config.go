@@ -11,9 +11,10 @@ type Config struct {
 	// QP configures the virtual queue pair of every endpoint. Where it is zero: MaxMsgCntPerQP is
 	// what the limits below need, and Credits as many, since a rail carries no more messages at a
 	// time than its peer has credits, though no message of this package uses one up; MaxInline is
-	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6, not
-	// for ever: credits see to it that a peer which keeps to them always has a receive, so one that
-	// has none fails its endpoint, and within 4 ms, or the 6 pauses that the peer's NIC asks for.
+	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6,
+	// not for ever: credits see to it that a peer which keeps to them always has a receive, so one
+	// that has none fails its endpoint, and within 4 ms, or the 6 pauses that the peer's NIC asks
+	// for.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -27,8 +28,8 @@ type Config struct {
 	// two more of its own, for when peers that are slow or worse hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
-	// means 32, or what the NIC's queues hold; at most 4096. More of them let the sender run further ahead, and with a hundred
-	// endpoints leave the cache.
+	// means 32, or what the NIC's queues hold; at most 4096. More of them let the sender run
+	// further ahead, and with a hundred endpoints leave the cache.
 	AMBuffers int
 	// MaxOutstanding is how many operations of one endpoint may be outstanding, so that one cannot
 	// take what all share; 0 means 64.
