@@ -35,6 +35,9 @@ func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 		}
 		need = 1 << s.sendRail.device
 	}
+	if s.noNotify && wr.Opcode == verbs.OpRDMAWriteWithImm {
+		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+noNotifyText)
+	}
 	// The plain case, one piece of registered memory, is checked in line.
 	if len(wr.SGL) == 0 && wr.Flags&verbs.SendInline == 0 {
 		if k := wr.Local.Keys; k == nil || need&^k.have != 0 || !k.covers(wr.Local.Addr, n) {
@@ -65,6 +68,9 @@ func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 	}
 	return n, nil
 }
+
+// noNotifyText is why Spray refuses what needs a notify QP.
+const noNotifyText = " in spray needs the notify QP, and there is none: add one, or take dqplb"
 
 // checkSegment says what is wrong with one piece of local memory. An empty one needs no keys.
 func (s *railSet) checkSegment(i int, wr *SendWR, p Segment, need uint64) error {
@@ -217,6 +223,14 @@ func (s *railSet) checkAtomic(i int, wr *SendWR, n uint64) error {
 
 func refuseSend(i int, wr *SendWR, err error, detail string) error {
 	return &PostError{Op: "post send", Index: i, ID: wr.ID, Err: err, Detail: detail}
+}
+
+// checkBareRecv says what is wrong with a receive that has no memory.
+func (s *railSet) checkBareRecv(i int, wr *RecvWR) error {
+	if s.noNotify {
+		return refuseRecv(i, wr, ErrOpcode, "a receive without memory"+noNotifyText)
+	}
+	return nil
 }
 
 // checkRecv says what is wrong with a receive that has memory.

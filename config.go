@@ -126,8 +126,8 @@ type Config struct {
 	MaxSGE, MaxInline int
 	// MaxRecvSGE is how many pieces of memory one receive may have; 0 means as many as MaxSGE.
 	MaxRecvSGE int
-	// NoNotifyQP leaves the notify queue pair out. Spray cannot do without; DQPLB needs it for SEND
-	// and RECV only.
+	// NoNotifyQP leaves the notify queue pair out. What needs it is refused: in Spray
+	// WRITE_WITH_IMM and receives without memory, in DQPLB SEND and receives with memory.
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
 	Conn ConnConfig

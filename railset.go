@@ -23,6 +23,9 @@ type railSet struct {
 	sendRail *rail
 	// finalRail carries Spray's notifications and the receives that take them; nil in DQPLB.
 	finalRail *rail
+	// noNotify says that nothing carries notifications, and they are refused: Spray without a
+	// notify QP.
+	noNotify bool
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxInline           int    // bytes of an inline request: the least of all rails
@@ -56,7 +59,7 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
 func (s *railSet) assignRoles(scheme Scheme, credits int) {
 	s.assignSends(scheme, false)
 	if scheme == Spray {
-		s.finalRail = s.notify
+		s.finalRail, s.noNotify = s.notify, s.notify == nil
 	}
 	for i, r := range s.data {
 		switch {

@@ -85,6 +85,8 @@ func (s *receiver) enqueue(rails *railSet, held *holder, i int, wr *RecvWR) erro
 		if bad := held.holdPieces(pieces); bad >= 0 {
 			return refuseRecv(i, wr, ErrClosed, pieces[bad].closedText())
 		}
+	} else if err := rails.checkBareRecv(i, wr); err != nil {
+		return err
 	}
 	// Field by field: a composite would copy the struct, with write barriers.
 	r := s.win.Push()

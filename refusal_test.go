@@ -249,7 +249,6 @@ func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
 		{"no devices", nil, ibverbx.Config{}, "no devices"},
 		{"device twice", []verbs.Device{fabric.Device(1), fabric.Device(1)}, ibverbx.Config{}, "once"},
 		{"scheme", devs, ibverbx.Config{Scheme: 9}, "Scheme 9"},
-		{"spray without notify", devs, ibverbx.Config{Scheme: ibverbx.Spray, NoNotifyQP: true}, "notify QP"},
 		{"negative depth", devs, ibverbx.Config{MaxMsgCntPerQP: -2}, "MaxMsgCntPerQP"},
 		{"too many QPs", devs, ibverbx.Config{QPsPerDevice: 1000}, "QPsPerDevice"},
 		{"timeout", devs, ibverbx.Config{Conn: ibverbx.ConnConfig{Timeout: 32}}, "Timeout"},

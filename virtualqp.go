@@ -58,9 +58,6 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	case len(qps) == 1 && notify != nil:
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave "+
 			"it out, or add queue pairs", verbs.ErrInvalid)
-	case len(qps) > 1 && cfg.Scheme == Spray && notify == nil:
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the spray scheme needs a notify QP: give one, "+
-			"or take dqplb", verbs.ErrInvalid)
 	}
 	q := &VirtualQP{cfg: cfg, cq: cq, line: newLine()}
 	rails := newRailSet(q, qps, notify)
@@ -223,7 +220,8 @@ func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 // before its receive was posted completes that receive at once.
 //
 // Errors: [ErrClosed], [ErrFailed], [ErrDraining], [ErrNotConnected], [ErrOpcode] (a receive with
-// memory where no queue pair carries SEND), [ErrLength], [ErrNoKey], [ErrBounds],
+// memory where no queue pair carries SEND, or one without where none carries notifications),
+// [ErrLength], [ErrNoKey], [ErrBounds],
 // [verbs.ErrInvalid], [verbs.ErrQueueFull].
 func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 	q.enter()

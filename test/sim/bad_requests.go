@@ -27,6 +27,8 @@ const (
 	onSeveral       // several queue pairs
 	withSends       // those that carry SEND
 	noSends         // those that do not
+	withNotifications
+	noNotifications
 )
 
 // fits says whether an end is of that kind.
@@ -39,6 +41,10 @@ func (w where) fits(e *end) bool {
 		return carries
 	case noSends:
 		return !carries
+	case withNotifications:
+		return !e.mute()
+	case noNotifications:
+		return e.mute()
 	}
 	return true
 }
@@ -99,7 +105,9 @@ var badSends = []badSend{
 			e.peer.host.Remote.Slice(4, 8)
 	}},
 	{"relaxed order", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) { wr.Relaxed = true }},
-	{"a notification over every rail", verbs.ErrInvalid, anywhere, func(_ *end, wr *ibverbx.SendWR) {
+	{"a notification that nothing carries", ibverbx.ErrOpcode, noNotifications,
+		func(_ *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpRDMAWriteWithImm }},
+	{"a notification over every rail", verbs.ErrInvalid, withNotifications, func(_ *end, wr *ibverbx.SendWR) {
 		wr.Opcode, wr.EveryRail = verbs.OpRDMAWriteWithImm, true
 	}},
 	{"less than a byte for every rail", ibverbx.ErrLength, onSeveral,
@@ -201,6 +209,9 @@ func (e *end) postBadRecv(wrs []ibverbx.RecvWR) {
 	bad := badRecvs[e.w.Rng.IntN(len(badRecvs))]
 	wr := ibverbx.RecvWR{ID: 1, Local: e.host.MR.Slice(0, 4)}
 	bad.spoil(e, &wr)
+	if e.mute() && e.w.Rng.IntN(3) == 0 {
+		wr, bad = ibverbx.RecvWR{ID: 1}, badRecv{name: "no memory", want: ibverbx.ErrOpcode}
+	}
 	if noSends.fits(e) {
 		bad.want = ibverbx.ErrOpcode
 		if wr.Local != (ibverbx.Segment{}) && len(wr.SGL) != 0 {

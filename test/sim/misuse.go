@@ -69,8 +69,7 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 	{"a virtual QP of nothing", verbs.ErrInvalid, func(e *end) error {
 		return last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{}))
 	}},
-	{"a notify QP beside a single one", verbs.ErrInvalid, withQPs(1, true, ibverbx.DQPLB)},
-	{"spray without a notify QP", verbs.ErrInvalid, withQPs(2, false, ibverbx.Spray)},
+	{"a notify QP beside a single one", verbs.ErrInvalid, besideOne},
 	{"queue pairs on a device without CQ", verbs.ErrInvalid, func(e *end) error {
 		if len(e.devices()) == 1 {
 			return verbs.ErrInvalid
@@ -222,41 +221,35 @@ func withCQ(e *end, do func(verbs.CQ) error) error {
 	return err
 }
 
-// withQPs tries to make a virtual queue pair of n queue pairs, and perhaps a notify queue pair.
-func withQPs(n int, notify bool, scheme ibverbx.Scheme) func(*end) error {
-	return func(e *end) error {
-		return withCQ(e, func(cq verbs.CQ) error {
-			pd, err := e.devices()[0].AllocPD()
+// besideOne tries to make a virtual queue pair of a single queue pair and a notify queue pair.
+func besideOne(e *end) error {
+	return withCQ(e, func(cq verbs.CQ) error {
+		pd, err := e.devices()[0].AllocPD()
+		if err != nil {
+			return err
+		}
+		var qps []verbs.QP
+		for range 2 {
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
 			if err != nil {
 				return err
 			}
-			var qps []verbs.QP
-			for range n + 1 {
-				qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-				if err != nil {
-					return err
-				}
-				qps = append(qps, qp)
-			}
-			c, err := ibverbx.NewVirtualCQ(cq)
-			if err == nil {
-				var extra verbs.QP
-				if notify {
-					extra = qps[n]
-				}
-				_, err = ibverbx.NewVirtualQP(c, qps[:n], extra, ibverbx.Config{Scheme: scheme})
-			}
-			for _, qp := range qps {
-				if closing := qp.Close(); closing != nil {
-					return closing
-				}
-			}
-			if closing := pd.Close(); closing != nil {
+			qps = append(qps, qp)
+		}
+		c, err := ibverbx.NewVirtualCQ(cq)
+		if err == nil {
+			_, err = ibverbx.NewVirtualQP(c, qps[:1], qps[1], ibverbx.Config{})
+		}
+		for _, qp := range qps {
+			if closing := qp.Close(); closing != nil {
 				return closing
 			}
-			return err
-		})
-	}
+		}
+		if closing := pd.Close(); closing != nil {
+			return closing
+		}
+		return err
+	})
 }
 
 func onClosedDomain(e *end) error {

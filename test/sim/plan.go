@@ -76,9 +76,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		NoNotifyQP: rng.IntN(6) == 0,
 		Linger:     time.Duration(pick(-1, int(time.Hour))), // no world depends on a clock
 	}
-	if cfg.Scheme == ibverbx.Spray || c.rails == 1 {
-		cfg.NoNotifyQP = c.rails == 1
-	}
+	cfg.NoNotifyQP = cfg.NoNotifyQP || c.rails == 1
 	if !c.strip {
 		cfg.FirstNumber = firstNumbers[rng.IntN(len(firstNumbers))]
 	}

@@ -4,12 +4,12 @@ import "ibverbx"
 
 // postRecvs posts receives of both kinds.
 func (e *end) postRecvs(n int) {
-	if e.conn.plan.lazy[e.index%2] && e.w.Rng.IntN(10) != 0 {
+	if e.conn.plan.lazy[e.index%2] && e.w.Rng.IntN(10) != 0 || e.mute() && !e.takesMessages() {
 		return
 	}
 	var wrs []ibverbx.RecvWR
 	for range n {
-		message := e.single || e.takesMessages() && (e.w.Rng.IntN(3) == 0 || e.plainPeer)
+		message := e.single || e.takesMessages() && (e.w.Rng.IntN(3) == 0 || e.plainPeer || e.mute())
 		wr, ok := e.makeRecv(message)
 		if !ok {
 			break

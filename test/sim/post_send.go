@@ -204,7 +204,9 @@ func (e *end) drawOpcode() verbs.Opcode {
 	}
 	op := ops[e.w.Rng.IntN(len(ops))]
 	if op == verbs.OpRDMAWriteWithImm && !e.notifies() {
-		op = verbs.OpSend
+		if op = verbs.OpSend; !e.takesMessages() {
+			op = verbs.OpRDMAWrite
+		}
 	}
 	return op
 }
@@ -218,7 +220,13 @@ func (e *end) takesMessages() bool {
 }
 
 // notifies says whether the program sends notifications.
-func (e *end) notifies() bool { return !e.plainPeer || e.conn.plan.small == 0 }
+func (e *end) notifies() bool { return (!e.plainPeer || e.conn.plan.small == 0) && !e.mute() }
+
+// mute says whether nothing carries notifications: Spray needs a notify queue pair for them.
+func (e *end) mute() bool {
+	cfg := &e.conn.plan.cfg[0]
+	return !e.single && cfg.Scheme == ibverbx.Spray && cfg.NoNotifyQP
+}
 
 // drawLength draws a length, often next to a boundary: none, of a fragment, of one fragment on each
 // rail, of all that the rails hold.
