@@ -21,6 +21,11 @@ func rawEnds(t *testing.T, dev soft.DeviceConfig, configs func(*soft.Fabric) [2]
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // runs last
+		if err := fabric.Close(); err != nil {
+			t.Errorf("leak: %v", err)
+		}
+	})
 	cfgs := configs(fabric)
 	for i := range ends {
 		nic := fabric.Device(i)
@@ -52,11 +57,6 @@ func rawEnds(t *testing.T, dev soft.DeviceConfig, configs func(*soft.Fabric) [2]
 			}
 		})
 	}
-	t.Cleanup(func() { // runs first, and closes nothing
-		if n := fabric.Objects(); n.QPs != 6 {
-			t.Errorf("there are %v", n)
-		}
-	})
 	return ends, qps
 }
 
@@ -185,10 +185,68 @@ func TestCreditsArePostedInRTR(t *testing.T) {
 		credits() != "5 5 0" {
 		t.Errorf("in RTR: %s, %v", credits(), err)
 	}
-	// What concerns no state leaves it alone.
-	if err := l.a.Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err == nil &&
-		(l.a.State() != verbs.StateRTR || credits() != "5 5 0") {
-		t.Errorf("a timer changed: %v, %s", l.a.State(), credits())
+	if err := l.a.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err == nil ||
+		credits() != "5 5 0" {
+		t.Errorf("RTR twice: %s, %v", credits(), err)
+	}
+}
+
+// A change of attributes alone leaves state, requests and receives as they are.
+func TestModifyWithoutAState(t *testing.T) {
+	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
+		return [2]ibverbx.Config{}
+	})
+	connectBoth(t, ends[0], ends[1])
+	before := ends[0].Stats().Rails[0].Recvs
+	if err := ends[0].Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, qp := range qps[0] {
+		if attr, err := qp.(*soft.QP).Query(); err != nil || attr.MinRNRTimer != 3 {
+			t.Errorf("queue pair %d: timer %d, %v", i, attr.MinRNRTimer, err)
+		}
+	}
+	if ends[0].State() != verbs.StateRTS || ends[0].Stats().Rails[0].Recvs != before {
+		t.Errorf("in %v, with %+v", ends[0].State(), ends[0].Stats().Rails)
+	}
+}
+
+// A card without addresses is refused by the step that needs them, which changes nothing.
+func TestModifyNeedsThePeersAddress(t *testing.T) {
+	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
+		return [2]ibverbx.Config{}
+	})
+	peer, err := ends[1].Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer.Rails = nil
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
+	if err := ends[0].Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|
+		verbs.QPAttrAccess, &peer); err != nil {
+		t.Fatal(err)
+	}
+	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true, Port: 1}}
+	if err := ends[0].Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); !errors.Is(err,
+		verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") {
+		t.Errorf("%v", err)
+	}
+	peer.QPNums[0] = 1 << 24
+	if err := ends[0].Modify(rtr, verbs.QPAttrState, &peer); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "16777216") {
+		t.Errorf("an impossible card: %v", err)
+	}
+	if ends[0].State() != verbs.StateInit || qps[0][0].State() != verbs.StateInit {
+		t.Errorf("in %v, its queue pair in %v", ends[0].State(), qps[0][0].State())
+	}
+	if err := ends[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := ends[1].Modify(init, verbs.QPAttrState, nil); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("a closed one: %v", err)
 	}
 }
 

@@ -15,8 +15,10 @@ func TestBadRequestIsRefusedBeforeTheNICIsAsked(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	l.a.nics[0].Kill()
 	bad := l.a.write(verbs.Opcode(77), 1, 0, 8)
-	if _, err := l.a.PostSend(bad); !errors.Is(err, ibverbx.ErrOpcode) {
-		t.Errorf("send: %v", err)
+	for _, batch := range [][]ibverbx.SendWR{{bad}, {bad, l.a.write(verbs.OpRDMAWrite, 2, 0, 8)}} {
+		if _, err := l.a.PostSend(batch...); !errors.Is(err, ibverbx.ErrOpcode) {
+			t.Errorf("send: %v", err)
+		}
 	}
 	if _, err := l.a.PostRecv(ibverbx.RecvWR{Local: ibverbx.Segment{Addr: 1, Length: 8}}); !errors.Is(err,
 		ibverbx.ErrNoKey) {

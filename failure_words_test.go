@@ -1,0 +1,97 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// The parts of a request have one word each.
+func TestWordsOfParts(t *testing.T) {
+	for part, want := range map[ibverbx.FailedPart]string{
+		ibverbx.PartUnknown: "unknown", ibverbx.PartFragment: "fragment", ibverbx.PartMessage: "message",
+		ibverbx.PartNotification: "notification", ibverbx.PartMarker: "marker",
+		ibverbx.PartImmediate: "immediate", ibverbx.PartCredit: "credit", ibverbx.PartWatch: "watch",
+		ibverbx.PartWatch + 1: "part 8",
+	} {
+		if got := part.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A single queue pair whose NIC is gone has failed at the request that was refused, and describes
+// it: its payload in one piece, in several, or inline.
+func TestRefusedRequestIsDescribed(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(e *end, wr *ibverbx.SendWR)
+		want ibverbx.FailedError // the fields that describe memory
+	}{
+		{"one piece", func(*end, *ibverbx.SendWR) {}, ibverbx.FailedError{Length: 64}},
+		{"pieces", func(e *end, wr *ibverbx.SendWR) {
+			wr.SGL, wr.Local = []ibverbx.Segment{e.mr.Slice(8, 8), e.mr.Slice(32, 16)}, ibverbx.Segment{}
+		}, ibverbx.FailedError{Length: 24}},
+		{"inline", func(e *end, wr *ibverbx.SendWR) {
+			wr.Flags, wr.Inline, wr.Local = wr.Flags|verbs.SendInline, []byte("inline"), ibverbx.Segment{}
+		}, ibverbx.FailedError{Length: 6}},
+		{"send", func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend },
+			ibverbx.FailedError{Length: 64}},
+	} {
+		for _, behind := range []int{0, 2} { // alone, and at the end of a batch
+			l := newLink(t, linkConfig{qp: ibverbx.Config{MaxSGE: 2, MaxInline: 8}})
+			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Skip: behind,
+				Err: verbs.ErrDeviceGone})
+			wr := l.a.write(verbs.OpRDMAWrite, 7, 0, 64)
+			c.edit(l.a, &wr)
+			batch := []ibverbx.SendWR{l.a.write(verbs.OpRDMAWrite, 1, 0, 8),
+				l.a.write(verbs.OpRDMAWrite, 2, 0, 8)}
+			n, err := l.a.PostSend(append(batch[:behind:behind], wr)...)
+			var f *ibverbx.FailedError
+			if !errors.As(l.a.Err(), &f) {
+				t.Fatalf("%s: posted %d, %v; no failure: %v", c.name, n, err, l.a.Err())
+			}
+			remote := wr.Remote.Addr
+			if wr.Opcode == verbs.OpSend {
+				remote = 0
+			}
+			if !f.HasID || f.ID != 7 || f.Length != c.want.Length || f.RemoteAddr != remote || f.Recv ||
+				f.Part != ibverbx.PartMessage || f.Opcode != wr.Opcode.WCOpcode() ||
+				!errors.Is(f, verbs.ErrDeviceGone) {
+				t.Errorf("%s: %+v", c.name, f)
+			}
+			if n != behind {
+				t.Errorf("%s: accepted %d, want %d", c.name, n, behind)
+			}
+		}
+	}
+}
+
+// Errors that nobody's completion explains name what they can.
+func TestWordsOfFailures(t *testing.T) {
+	for want, f := range map[string]*ibverbx.FailedError{
+		"virtual qp 3: request id 5: rail 1 (mlx5_0 qp 9)": {QPNum: 3, HasID: true, ID: 5,
+			Part: ibverbx.PartMessage, Rail: 1, Device: "mlx5_0", RailQPNum: 9, Opcode: verbs.WCUnknown},
+		"virtual qp 3: receive id 5: mlx5_0": {QPNum: 3, HasID: true, ID: 5, Recv: true,
+			Part: ibverbx.PartMessage, Rail: -1, Device: "mlx5_0", Opcode: verbs.WCUnknown},
+		"RDMA_WRITE id 5, one of its fragments": {HasID: true, ID: 5, Part: ibverbx.PartFragment,
+			Fragment: -1,
+			Opcode:   verbs.WCRDMAWrite, Rail: -1},
+		"RDMA_WRITE id 5, one of 4 fragments": {HasID: true, ID: 5, Part: ibverbx.PartFragment, Fragment: -1,
+			Fragments: 4, Opcode: verbs.WCRDMAWrite, Rail: -1},
+		"RDMA_WRITE id 5, fragment 3 of 4": {HasID: true, ID: 5, Part: ibverbx.PartFragment, Fragment: 2,
+			Fragments: 4, Opcode: verbs.WCRDMAWrite, Rail: -1},
+		"RDMA_WRITE id 5, fragment 3:": {HasID: true, ID: 5, Part: ibverbx.PartFragment, Fragment: 2,
+			Opcode: verbs.WCRDMAWrite, Rail: -1},
+		"(vendor 0x81)": {Rail: -1, VendorErr: 0x81},
+	} {
+		f.Err = verbs.ErrDeviceGone
+		if got := f.Error(); !strings.Contains(got, want) {
+			t.Errorf("%q: want %q in it", got, want)
+		}
+	}
+}
