@@ -64,8 +64,9 @@ const (
 	// defaultSleepStep is how long a PE sleeps between looks that others wake: what a wake-up costs
 	// at most that is lost, see wake.go.
 	defaultSleepStep = 20 * time.Millisecond
-	// asleepAfter is how often a PE looks around before it sleeps for long. At the first time it asks
-	// to be woken; what others wrote before they knew wakes nobody, and has arrived by the second.
+	// asleepAfter is how often a PE looks around before it sleeps for long. At the first time it
+	// asks to be woken; what others wrote before they knew wakes nobody, and has arrived by the
+	// second.
 	asleepAfter = 2
 	// lookRounds is how many looks at the heap there are between two looks around where no clock
 	// may be used.

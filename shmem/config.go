@@ -33,8 +33,8 @@ type Config struct {
 	// a barrier and other collective calls the PE then sleeps, and is woken by those it waits for.
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
-	// AMBuffers 1, since active messages only wake PEs that sleep, Spin 50 µs, and KeepAlive 100 ms,
-	// so that a PE that waits for others notices their failure.
+	// AMBuffers 1, since active messages only wake PEs that sleep, Spin 50 µs, and KeepAlive 100
+	// ms, so that a PE that waits for others notices their failure.
 	Transport transport.Config
 }
 

@@ -10,8 +10,8 @@ import (
 	"ibverbx/transport"
 )
 
-// longWaits are the ways in which PEs wait for one that is late: in a barrier, for pieces of any PE,
-// and for pieces of one.
+// longWaits are the ways in which PEs wait for one that is late: in a barrier, for pieces of any
+// PE, and for pieces of one.
 var longWaits = map[string]func(ctx context.Context, pe *shmem.PE) error{
 	"barrier": func(ctx context.Context, pe *shmem.PE) error { return pe.Barrier(ctx) },
 	"exchange": func(ctx context.Context, pe *shmem.PE) error {
@@ -55,7 +55,8 @@ func TestSleepersAreWoken(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/nics=%d", name, nics), func(t *testing.T) {
 				t.Parallel()
 				// Without keep-alive nothing else wakes them.
-				l := newTestbed(t, shape{4, nics, 2}, shmem.Config{Transport: transport.Config{KeepAlive: -1}})
+				l := newTestbed(t, shape{4, nics, 2},
+					shmem.Config{Transport: transport.Config{KeepAlive: -1}})
 				pes := l.world.PEs()
 				shmem.SetSleepStep(sleep, pes...)
 				slow := 0

@@ -25,6 +25,9 @@ func Sleepers(pe *PE) (n int) {
 	return n
 }
 
+// OnlyCanceled reports whether an error says nothing but that a context was canceled.
+func OnlyCanceled(err error) bool { return onlyCanceled(err) }
+
 // Asked is how many pairs of PEs there are of which one has asked the other, at least once, in
 // which call it is.
 func Asked(pes ...*PE) (n int) {

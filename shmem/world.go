@@ -1,9 +1,11 @@
 package shmem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"ibverbx"
@@ -25,7 +27,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	defer cancel()
 	meeting := newMeeting(len(doms))
 	world := &World{pes: make([]*PE, len(doms))}
-	errs := make([]error, len(doms))
+	var results results
 	var wg sync.WaitGroup
 	for i, dom := range doms {
 		cfg := cfg
@@ -34,13 +36,15 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 			return meeting.gather(ctx, i, mine)
 		}
 		wg.Go(func() {
-			if world.pes[i], errs[i] = Join(ctx, dom, cfg); errs[i] != nil {
+			var err error
+			if world.pes[i], err = Join(ctx, dom, cfg); err != nil {
+				results.add(i, err)
 				cancel() // the others need not wait
 			}
 		})
 	}
 	wg.Wait()
-	if err := joinCauses(errs); err != nil {
+	if err := results.join(); err != nil {
 		for _, pe := range world.pes {
 			if pe != nil {
 				err = errors.Join(err, pe.free())
@@ -59,7 +63,8 @@ func (w *World) PEs() []*PE { return w.pes }
 
 // Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one
 // returns an error, the ctx of the others ends, so that they do not wait for it for ever. The
-// result joins all errors but those of calls that ended for that reason.
+// result joins all errors, in the order of the PEs, but those that only say that ctx has ended; the
+// first error that was returned is always among them.
 //
 // When fn returns nil, Run sends what it has begun: other PEs may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
@@ -76,18 +81,18 @@ func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) er
 func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	errs := make([]error, len(w.pes))
+	var results results
 	var wg sync.WaitGroup
 	for i, pe := range w.pes {
 		wg.Go(func() {
-			if errs[i] = fn(ctx, pe); errs[i] != nil {
-				errs[i] = fmt.Errorf("PE %d: %w", pe.id, errs[i])
+			if err := fn(ctx, pe); err != nil {
+				results.add(i, fmt.Errorf("PE %d: %w", pe.id, err))
 				cancel()
 			}
 		})
 	}
 	wg.Wait()
-	return joinCauses(errs)
+	return results.join()
 }
 
 // Close closes the PEs, all at the same time.
@@ -95,19 +100,48 @@ func (w *World) Close(ctx context.Context) error {
 	return w.run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
 }
 
-// joinCauses joins errors without those that only say that a ctx has ended, unless there are no
-// others.
-func joinCauses(errs []error) error {
-	var causes []error
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			causes = append(causes, err)
+// results are the errors of PEs that end each other's ctx.
+type results struct {
+	mu   sync.Mutex
+	list []result
+}
+
+// result is what one PE has returned.
+type result struct {
+	pe    int
+	first bool // no PE has returned an error before
+	err   error
+}
+
+// add adds the error of a PE.
+func (r *results) add(pe int, err error) {
+	r.mu.Lock()
+	r.list = append(r.list, result{pe: pe, first: len(r.list) == 0, err: err})
+	r.mu.Unlock()
+}
+
+// join joins the errors in the order of the PEs, without those that only say that ctx has ended.
+// The first one is why it has.
+func (r *results) join() error {
+	slices.SortFunc(r.list, func(a, b result) int { return cmp.Compare(a.pe, b.pe) })
+	var errs []error
+	for _, result := range r.list {
+		if result.first || !onlyCanceled(result.err) {
+			errs = append(errs, result.err)
 		}
 	}
-	if causes == nil {
-		return errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// onlyCanceled reports whether an error says nothing but that a ctx was canceled.
+func onlyCanceled(err error) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return onlyCanceled(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyCanceled(err) })
 	}
-	return errors.Join(causes...)
+	return err == context.Canceled
 }
 
 // meeting is an all-gather among PEs of one process.

@@ -3,6 +3,7 @@ package shmem_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"ibverbx/shmem"
@@ -73,5 +74,72 @@ func TestPEsShareADomain(t *testing.T) {
 	}
 	if err := world.Close(l.ctx); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestNoCauseIsLost: an error that has a cause of its own is kept, although it says as well that
+// the context has ended; so is that of the PE which failed first, whatever it is.
+func TestNoCauseIsLost(t *testing.T) {
+	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{})
+	mine, other := errors.New("out of ideas"), errors.New("out of paper")
+	afterwards := func(ctx context.Context, err error) error {
+		<-ctx.Done()
+		return errors.Join(err, ctx.Err())
+	}
+	for name, c := range map[string]struct {
+		program func(ctx context.Context, pe *shmem.PE) error
+		want    string
+	}{
+		"a cause beside the context's end": {func(ctx context.Context, pe *shmem.PE) error {
+			switch pe.ID() {
+			case 0:
+				return other
+			case 1:
+				return afterwards(ctx, mine)
+			}
+			return afterwards(ctx, nil)
+		}, "PE 0: out of paper\nPE 1: out of ideas\ncontext canceled"},
+		"a context of its own": {func(ctx context.Context, pe *shmem.PE) error {
+			switch pe.ID() {
+			case 0:
+				return afterwards(ctx, mine)
+			case 1:
+				own, cancel := context.WithCancel(ctx)
+				cancel()
+				return own.Err()
+			}
+			return pe.Sync(ctx)
+		}, "PE 0: out of ideas\ncontext canceled\nPE 1: context canceled"},
+		"all by the context": {func(ctx context.Context, pe *shmem.PE) error {
+			if pe.ID() == 0 {
+				return context.Canceled
+			}
+			return afterwards(ctx, nil)
+		}, "PE 0: context canceled"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := l.world.Run(l.ctx, c.program); err == nil || err.Error() != c.want {
+				t.Errorf("%v: want %s", err, c.want)
+			}
+		})
+	}
+}
+
+// TestRefusedCardIsNotLost: a PE that cannot connect reports why, although the others, who have
+// found the same out, end its exchange.
+func TestRefusedCardIsNotLost(t *testing.T) {
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
+	ctx, cancel := context.WithCancel(l.ctx)
+	calls := 0
+	exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
+		if calls++; calls == 1 {
+			return [][]byte{mine, []byte(`{"version":9}`)}, nil
+		}
+		cancel()
+		return nil, ctx.Err()
+	}
+	_, err := shmem.Join(ctx, l.doms[0], shmem.Config{PEs: 2, HeapSize: 8192, Exchange: exchange})
+	if err == nil || !strings.Contains(err.Error(), "version 9") || shmem.OnlyCanceled(err) {
+		t.Error(err)
 	}
 }
