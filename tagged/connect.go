@@ -30,6 +30,9 @@ func (e *Endpoint) Connect(peer Card) error {
 
 // Connect connects two endpoints of this process.
 func Connect(a, b *Endpoint) error {
+	if a == nil || b == nil {
+		return refuse("connect", verbs.ErrInvalid, "an endpoint is nil")
+	}
 	ca, err := a.Card()
 	if err != nil {
 		return err

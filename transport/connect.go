@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"fmt"
+
 	"ibverbx"
 	"ibverbx/verbs"
 )
@@ -73,6 +75,9 @@ func (p *peerState) disconnect() {
 
 // Connect connects two endpoints of this process.
 func Connect(a, b *Endpoint) error {
+	if a == nil || b == nil {
+		return fmt.Errorf("transport: connect: %w: an endpoint is nil", verbs.ErrInvalid)
+	}
 	ca, err := a.Card()
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package transport_test
 
 import (
+	"errors"
 	"testing"
 
 	"ibverbx"
@@ -124,4 +125,11 @@ func TestConnectAgainAfterARefusal(t *testing.T) {
 			t.Errorf("%d stale completions", n)
 		}
 	})
+}
+
+// TestConnectNothing: a nil endpoint is refused.
+func TestConnectNothing(t *testing.T) {
+	if err := transport.Connect(nil, nil); !errors.Is(err, verbs.ErrInvalid) {
+		t.Error(err)
+	}
 }
