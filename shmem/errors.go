@@ -1,8 +1,10 @@
 package shmem
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -36,6 +38,22 @@ func (e *PEError) Error() string { return e.Err.Error() }
 
 // Unwrap returns Err.
 func (e *PEError) Unwrap() error { return e.Err }
+
+// LogValue has slog write the PE's number, and what the connection to it says.
+func (e *PEError) LogValue() slog.Value {
+	return slog.GroupValue(slog.Int("pe", e.PE), slog.Any("err", e.Err))
+}
+
+// MarshalJSON writes the PE's number, the text of Err, and Err itself where it has a form in JSON.
+func (e *PEError) MarshalJSON() ([]byte, error) {
+	form := struct {
+		PE    int            `json:"pe"`
+		Error string         `json:"error"`
+		Err   json.Marshaler `json:"err,omitempty"`
+	}{PE: e.PE, Error: e.Error()}
+	_ = errors.As(e.Err, &form.Err)
+	return json.Marshal(form)
+}
 
 // invalid is the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
