@@ -1,6 +1,7 @@
 package ibverbx_test
 
 import (
+	"runtime"
 	"testing"
 
 	"ibverbx"
@@ -67,4 +68,14 @@ func TestRemoteAllocatesNothing(t *testing.T) {
 		func() { n.wrs[0].Remote = n.mr.Remote().Slice(8, 8) }); allocs != 0 {
 		t.Errorf("%v allocations", allocs)
 	}
+}
+
+// A virtual queue pair with the default configuration is small: a program may have thousands.
+// 12 KB of it are of the five null queue pairs.
+func TestVirtualQPIsSmall(t *testing.T) {
+	c := newCrowd(t, 256, ibverbx.Config{})
+	if c.bytes > 16_000 {
+		t.Errorf("one holds %.1f KB", c.bytes/1000)
+	}
+	runtime.KeepAlive(c)
 }

@@ -120,7 +120,7 @@ func (s *receiver) withholdsCredits() bool {
 func (s *receiver) postCredits(rl *rail) error {
 	for {
 		// The inbox has a slot for every credit from the oldest not handled; none is posted beyond.
-		batch := s.scratch[:min(rl.recvsToPost, len(s.scratch), rl.inbox.Room(rl.creditsPosted))]
+		batch := s.batch.wrs[:min(rl.recvsToPost, len(s.batch.wrs), rl.inbox.Room(rl.creditsPosted))]
 		if len(batch) == 0 {
 			return nil
 		}

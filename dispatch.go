@@ -159,7 +159,10 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
 	s.rails.takeData(rl)
 	r.left++
-	wr := s.openBatch(rl)
+	if rl.batch == nil {
+		s.lendBatch(rl)
+	}
+	wr := rl.batch.add()
 	wr.ID = id
 	wr.Opcode = op
 	wr.Flags = verbs.SendSignaled
@@ -247,7 +250,10 @@ func (s *sender) carrier(r *sendReq) *rail {
 // stageMessage opens a SEND or a notification of Spray on a rail that has room.
 func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	s.rails.take(rl)
-	wr := s.openBatch(rl)
+	if rl.batch == nil {
+		s.lendBatch(rl)
+	}
+	wr := rl.batch.add()
 	wr.ID = id
 	wr.Flags = verbs.SendSignaled
 	if r.solicited {
@@ -274,15 +280,14 @@ func (s *sender) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	rl.stats.bytes += r.length
 }
 
-// openBatch opens the next work request of a rail's batch, and lists the rail as one that has
-// something to post. Looking at every rail instead would cost a cache miss each, which a program
-// with a hundred virtual queue pairs feels.
-func (s *sender) openBatch(rl *rail) *verbs.SendWR {
-	if !rl.listed {
-		rl.listed = true
-		s.staged = append(s.staged, rl)
-	}
-	return rl.batch.add()
+// lendBatch gives a rail that has nothing staged a batch, and lists it as one that has something to
+// post. Looking at every rail instead would cost a cache miss each, which a program with a hundred
+// virtual queue pairs feels.
+//
+//go:noinline
+func (s *sender) lendBatch(rl *rail) {
+	rl.batch = s.batches.lend()
+	s.staged = append(s.staged, rl)
 }
 
 // post posts the batches. What is refused for now stays listed, and blocked says so. It stops at a
@@ -302,10 +307,13 @@ func (s *sender) post() (refused *rail, err error) {
 				s.blocked = true
 			}
 		}
-		if rl.listed = rl.batch.tail != 0; rl.listed {
+		if rl.batch.tail != 0 {
 			s.staged[left] = rl
 			left++
+			continue
 		}
+		s.batches.giveBack(rl.batch)
+		rl.batch = nil
 	}
 	s.staged = s.staged[:left]
 	return nil, nil

@@ -32,12 +32,14 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		},
 		"line: closed and not dead": func(r *recorded) { r.line.closed = true },
 
-		"railSet: a slot is lost":       func(r *recorded) { r.send.rails.free-- },
-		"railSet: next rail":            func(r *recorded) { r.send.rails.nextRail = 2 },
-		"rail: more in use than slots":  func(r *recorded) { r.send.rails.notify.inUse = 1 << 20 },
-		"rail: more staged than in use": func(r *recorded) { r.send.rails.notify.batch.tail = 1 },
-		"rail: negative receives":       func(r *recorded) { r.send.rails.notify.recvs = -1 },
-		"rail: negative to repost":      func(r *recorded) { r.send.rails.data[0].recvsToPost = -1 },
+		"railSet: a slot is lost":      func(r *recorded) { r.send.rails.free-- },
+		"railSet: next rail":           func(r *recorded) { r.send.rails.nextRail = 2 },
+		"rail: more in use than slots": func(r *recorded) { r.send.rails.notify.inUse = 1 << 20 },
+		"rail: more staged than in use": func(r *recorded) {
+			r.send.rails.notify.batch = &sendBatch{tail: 1}
+		},
+		"rail: negative receives":  func(r *recorded) { r.send.rails.notify.recvs = -1 },
+		"rail: negative to repost": func(r *recorded) { r.send.rails.data[0].recvsToPost = -1 },
 
 		"sender: next":          func(r *recorded) { r.send.next = r.send.win.Tail + 1 },
 		"sender: data done":     func(r *recorded) { r.send.dataDone = r.send.next + 1 },
@@ -48,6 +50,7 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		"sender: staged, unlisted": func(r *recorded) {
 			rl := r.send.rails.notify
 			r.send.rails.take(rl)
+			rl.batch = r.send.batches.lend()
 			rl.batch.add()
 		},
 

@@ -32,9 +32,7 @@ type passThrough struct {
 	// forgotten because the queue pair was reset or destroyed.
 	ended uint64
 
-	probes  drainProbes
-	scratch []verbs.RecvWR // for posting receives in batches; made with the first
-	sges    []verbs.SGE    // scatter lists of the receives in scratch
+	probes drainProbes
 }
 
 // newPassThrough makes the pass-through of a virtual queue pair with one rail, which has the NIC's
@@ -45,9 +43,6 @@ func newPassThrough(q *VirtualQP) *passThrough {
 	r.slots, r.recvLimit = r.qp.Cap().MaxSendWR, r.qp.Cap().MaxRecvWR
 	r.limit = r.slots
 	rails.sendRail = r
-	if q.cq.translated.width < r.maxSGE {
-		q.cq.translated = newSendBatch(postBatch, r.maxSGE)
-	}
 	rails.recount()
 	return &passThrough{rail: r, rails: rails, qp: r.qp, line: &q.line, cq: q.cq, batch: &q.cq.translated,
 		imms: immOrder(q.cfg.Conn.ImmLittleEndian)}
@@ -293,25 +288,21 @@ func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 
 // postRecvs hands receives to the queue pair.
 func (p *passThrough) postRecvs(wrs []RecvWR) (n int, err error) {
-	width := max(1, p.qp.Cap().MaxRecvSGE)
-	if p.scratch == nil {
-		p.scratch, p.sges = make([]verbs.RecvWR, postBatch), make([]verbs.SGE, postBatch*width)
-	}
+	b := &p.cq.recvs
 	for n < len(wrs) && err == nil {
 		first, count := n, 0
-		for count < postBatch && n < len(wrs) {
-			sgl := p.sges[count*width : count*width : (count+1)*width]
-			if p.scratch[count].SGL, err = p.translateRecv(n, &wrs[n], sgl); err != nil {
+		for count < len(b.wrs) && n < len(wrs) {
+			if b.wrs[count].SGL, err = p.translateRecv(n, &wrs[n], b.list(count)); err != nil {
 				break
 			}
-			p.scratch[count].ID = wrs[n].ID
+			b.wrs[count].ID = wrs[n].ID
 			count++
 			n++
 		}
 		if count == 0 {
 			break
 		}
-		accepted, refusal := p.qp.PostRecv(p.scratch[:count])
+		accepted, refusal := p.qp.PostRecv(b.wrs[:count])
 		p.recvs += uint64(accepted)
 		if refusal != nil {
 			n = first + accepted

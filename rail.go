@@ -30,8 +30,6 @@ type rail struct {
 	// slots is how many work requests the send queue holds.
 	slots int
 
-	// listed says that the rail is in sender.staged.
-	listed bool
 	// recvs counts the receives and credits that are posted and have not completed.
 	recvs int
 	// recvLimit is how many there may be.
@@ -43,7 +41,9 @@ type rail struct {
 	creditsPosted uint64
 	inbox         dqplb.Inbox // what arrived on the credits
 
-	batch sendBatch
+	// batch is what is staged, lent by the virtual CQ's pool; nil while the rail is not in
+	// sender.staged.
+	batch *sendBatch
 	stats railCounters
 }
 
@@ -99,7 +99,12 @@ func (r *rail) index() int { return wridRail(r.idBits) }
 func (r *rail) hasRoom() bool { return r.inUse < r.limit }
 
 // staged is how many work requests wait to be posted. The rest of the rail's inUse is on the NIC.
-func (r *rail) staged() int { return r.batch.tail - r.batch.head }
+func (r *rail) staged() int {
+	if r.batch == nil {
+		return 0
+	}
+	return r.batch.tail - r.batch.head
+}
 
 // onNIC reports whether the NIC holds a send of the rail. A completion while it holds none is
 // invented.
@@ -108,7 +113,7 @@ func (r *rail) onNIC() bool { return r.inUse > r.staged() }
 // post hands the batch to the queue pair. A transient refusal (ErrQueueFull, ErrNoMemory) leaves
 // the rest staged.
 func (r *rail) post() error {
-	b := &r.batch
+	b := r.batch
 	n, err := r.qp.PostSend(b.wrs[b.head:b.tail])
 	b.head += n
 	if b.head == b.tail {

@@ -55,7 +55,7 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
 	return s
 }
 
-// assignRoles decides what each of several rails carries, and makes their batches and inboxes.
+// assignRoles decides what each of several rails carries, and makes their inboxes.
 func (s *railSet) assignRoles(scheme Scheme, credits int) {
 	s.assignSends(scheme, false)
 	if scheme == Spray {
@@ -70,9 +70,6 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 			r.recvLimit = 1 // a watch: see receiver.begin
 			r.inbox = dqplb.NewInbox(1)
 		}
-	}
-	for _, r := range s.all {
-		r.batch = newSendBatch(r.slots, r.maxSGE)
 	}
 	s.recount()
 }
@@ -198,7 +195,9 @@ func (s *railSet) abandon() {
 	for _, rl := range s.all {
 		rl.inUse, rl.recvs, rl.recvsToPost = 0, 0, 0
 		rl.inbox.Restart(rl.creditsPosted)
-		rl.batch.clear()
+		if rl.batch != nil {
+			rl.batch.clear()
+		}
 	}
 	s.recount()
 }

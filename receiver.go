@@ -23,8 +23,7 @@ type receiver struct {
 	bank        ring.FIFO[dqplb.Notification] // DQPLB: notifications that wait for a receive
 	bankedEver  uint64                        // how many ever did
 	recvsToPost int                           // credits and watches to be posted, of all rails
-	scratch     []verbs.RecvWR                // for posting in batches
-	sges        []verbs.SGE                   // scatter lists of the receives in scratch
+	batch       *recvBatch                    // the virtual CQ's, to post in batches
 
 	maxBanked int
 	imms      immOrder
@@ -39,10 +38,9 @@ type receiver struct {
 }
 
 // newReceiver makes the receive direction of a virtual queue pair in RESET.
-func newReceiver(cfg *Config) receiver {
-	return receiver{win: ring.NewWindow[recvReq](), nextMessage: 1, nextBare: 1,
-		scratch: make([]verbs.RecvWR, postBatch), maxBanked: cfg.MaxBanked,
-		imms: immOrder(cfg.Conn.ImmLittleEndian)}
+func newReceiver(batch *recvBatch, cfg *Config) receiver {
+	return receiver{win: ring.NewWindow[recvReq](), nextMessage: 1, nextBare: 1, batch: batch,
+		maxBanked: cfg.MaxBanked, imms: immOrder(cfg.Conn.ImmLittleEndian)}
 }
 
 // restart begins a connection, nothing being outstanding. Receives keep counting on.
@@ -146,29 +144,25 @@ func (s *receiver) live(n uint64, message bool) bool {
 	return false
 }
 
-// gather fills the scratch batch with receives of one kind from request n on, as the rail has room.
+// gather fills the batch with receives of one kind from request n on, as the rail has room.
 func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvWR, stop uint64) {
-	width := rl.qp.Cap().MaxRecvSGE
-	if message && len(s.sges) == 0 {
-		s.sges = make([]verbs.SGE, len(s.scratch)*width)
-	}
 	count := 0
 	for ; n != s.win.Tail; n++ {
 		r := s.win.At(n)
 		if r.message != message {
 			continue
 		}
-		if count == len(s.scratch) || rl.recvs+rl.recvsToPost+count >= rl.recvLimit {
+		if count == len(s.batch.wrs) || rl.recvs+rl.recvsToPost+count >= rl.recvLimit {
 			break
 		}
-		wr := &s.scratch[count]
+		wr := &s.batch.wrs[count]
 		wr.ID, wr.SGL = wrid(kindRecv, rl.idBits, 0, n), nil
 		if message {
-			wr.SGL = appendSGL(s.sges[count*width:count*width:(count+1)*width], r.pieces, rl.device)
+			wr.SGL = appendSGL(s.batch.list(count), r.pieces, rl.device)
 		}
 		count++
 	}
-	return s.scratch[:count], n
+	return s.batch.wrs[:count], n
 }
 
 // deliverBanked gives banked notifications to the receives that wait for one, and reports whether

@@ -6,8 +6,9 @@ import "ibverbx/verbs"
 // a time: as many as a caller usually posts at once.
 const postBatch = 64
 
-// sendBatch is what waits to be posted on a rail: work requests and their scatter lists, made once
-// and reused. What a post refuses for now stays at the front.
+// sendBatch is what waits to be posted on a rail: work requests and their scatter lists, which are
+// reused. What a post refuses for now stays at the front. A batch grows with need, up to the slots
+// of the rails that it has served.
 //
 // Invariant: 0 <= head <= tail <= len(wrs); wrs[head:tail] waits. wrs[i].SGL is empty or lies in
 // sges[i*width:(i+1)*width].
@@ -26,11 +27,10 @@ func newSendBatch(size, width int) sendBatch {
 // gives it its payload.
 func (b *sendBatch) add() *verbs.SendWR {
 	if b.tail == len(b.wrs) {
-		b.compact()
+		b.makeRoom()
 	}
-	wr := &b.wrs[b.tail]
 	b.tail++
-	return wr
+	return &b.wrs[b.tail-1]
 }
 
 // setSGL gives the newest work request a scatter list of n elements, for the caller to fill.
@@ -59,11 +59,27 @@ func (b *sendBatch) setInline(wr *verbs.SendWR, p []byte) {
 	wr.Inline = p
 }
 
-// compact moves what waits to the front. It is needed only after a post was refused for now.
-func (b *sendBatch) compact() {
-	if b.head == 0 {
+// makeRoom makes room for another work request where there is none at the end.
+//
+//go:noinline
+func (b *sendBatch) makeRoom() {
+	if b.head != 0 {
+		b.compact()
 		return
 	}
+	old := *b
+	*b = newSendBatch(2*len(old.wrs), old.width)
+	for i := range old.wrs {
+		b.tail++
+		b.wrs[i] = old.wrs[i]
+		b.wrs[i].SGL = nil
+		copy(b.setSGL(&b.wrs[i], len(old.wrs[i].SGL)), old.wrs[i].SGL)
+		b.wrs[i].Inline = old.wrs[i].Inline
+	}
+}
+
+// compact moves what waits to the front. It is needed only after a post was refused for now.
+func (b *sendBatch) compact() {
 	head, tail := b.head, b.tail
 	b.head, b.tail = 0, 0
 	for i := head; i < tail; i++ {
@@ -99,3 +115,43 @@ func (b *sendBatch) drop(lost func(id uint64) bool) {
 
 // clear drops everything.
 func (b *sendBatch) clear() { b.head, b.tail = 0, 0 }
+
+// batchPool lends the send batches of a virtual CQ to rails of its virtual queue pairs. A rail has
+// one from staging to posting; longer only while its queue pair refuses what is staged. So there
+// are as many as one call stages on, whose memory stays in the cache, and not as many as there are
+// rails: a thousand virtual queue pairs would have a hundred megabytes of them.
+//
+// Invariant: what is free is empty, and takes width elements a list.
+type batchPool struct {
+	free  []*sendBatch
+	width int
+}
+
+// firstBatch is how many work requests a batch holds before it grows.
+const firstBatch = 16
+
+// fit makes the batches that are lent from now on take so many elements a list.
+func (p *batchPool) fit(width int) {
+	if p.width < width {
+		p.width, p.free = width, nil
+	}
+}
+
+// lend takes an empty batch out of the pool.
+func (p *batchPool) lend() *sendBatch {
+	last := len(p.free) - 1
+	if last < 0 {
+		b := newSendBatch(firstBatch, p.width)
+		return &b
+	}
+	b := p.free[last]
+	p.free = p.free[:last]
+	return b
+}
+
+// giveBack puts an empty batch back, unless its lists have become too short meanwhile.
+func (p *batchPool) giveBack(b *sendBatch) {
+	if b.width == p.width {
+		p.free = append(p.free, b)
+	}
+}

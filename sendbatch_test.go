@@ -39,7 +39,7 @@ func TestSendBatchKeepsRequestsWhole(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
 		size, width := 1+rng.IntN(9), 1+rng.IntN(4)
-		b := newSendBatch(size, width)
+		b := newSendBatch(1+rng.IntN(size), width)
 		var want []refWR
 		next := uint64(1)
 		for range 5000 {
@@ -82,5 +82,28 @@ func TestSendBatchKeepsRequestsWhole(t *testing.T) {
 			}
 			checkBatch(t, &b, want)
 		}
+	}
+}
+
+// The pool lends what came back last, never one batch twice, and none whose lists are too short for
+// a rail that was added meanwhile.
+func TestBatchPoolLends(t *testing.T) {
+	p := batchPool{}
+	p.fit(2)
+	a, b := p.lend(), p.lend()
+	if a == b || a.width != 2 {
+		t.Fatalf("lent twice: %v; lists of %d", a == b, a.width)
+	}
+	p.giveBack(a)
+	p.giveBack(b)
+	if p.lend() != b || p.lend() != a {
+		t.Error("what came back last is not lent first")
+	}
+	p.giveBack(a)
+	p.fit(1)
+	p.fit(4) // b is still lent
+	p.giveBack(b)
+	if c := p.lend(); c == a || c == b || c.width != 4 || len(c.sges) != 4*len(c.wrs) {
+		t.Errorf("lists of %d", c.width)
 	}
 }

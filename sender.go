@@ -1,6 +1,8 @@
 package ibverbx
 
 import (
+	"slices"
+
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
@@ -25,7 +27,7 @@ import (
 //	  all before it were reported
 //
 // Invariant: the order of the cursors; finals counts the live requests that have a final message; a
-// rail's batch is not empty only if the rail is in staged.
+// rail has a batch if and only if it is in staged.
 type sender struct {
 	rails railSet // a value: each rail is a load closer than behind a pointer (16 fragments: 7 %)
 	win   ring.Window[sendReq]
@@ -33,7 +35,8 @@ type sender struct {
 	next, dataDone, finalsPosted uint64
 	finals                       int
 	staged                       []*rail // rails to post on; some may have nothing staged any more
-	blocked                      bool    // the last post met a transient refusal: work is left staged
+	batches                      *batchPool
+	blocked                      bool // the last post met a transient refusal: work is left staged
 
 	scheme  Scheme
 	imms    immOrder
@@ -44,10 +47,11 @@ type sender struct {
 	sprayed bool
 }
 
-// newSender makes a sender over rails whose roles were assigned.
-func newSender(rails railSet, cfg *Config) sender {
-	s := sender{rails: rails, win: ring.NewWindow[sendReq](), next: 1, dataDone: 1, finalsPosted: 1,
-		scheme: cfg.Scheme, imms: immOrder(cfg.Conn.ImmLittleEndian)}
+// newSender makes a sender over rails whose roles were assigned, with the batches of its virtual
+// CQ.
+func newSender(rails railSet, batches *batchPool, cfg *Config) sender {
+	s := sender{rails: rails, batches: batches, win: ring.NewWindow[sendReq](), next: 1, dataDone: 1,
+		finalsPosted: 1, scheme: cfg.Scheme, imms: immOrder(cfg.Conn.ImmLittleEndian)}
 	s.restart()
 	return s
 }
@@ -306,7 +310,7 @@ func (s *sender) stopFrom(n uint64) {
 
 // unstage takes back what was staged for request from and later ones, and has not been posted.
 func (s *sender) unstage(from uint64) {
-	for _, rl := range s.rails.all {
+	for _, rl := range s.staged {
 		rl.batch.drop(func(id uint64) bool {
 			n, ok := s.resolve(id)
 			if ok && n < from {
@@ -335,8 +339,8 @@ func (s *sender) firstUnposted() uint64 {
 			first = n
 		}
 	}
-	for _, rl := range s.rails.all {
-		b := &rl.batch
+	for _, rl := range s.staged {
+		b := rl.batch
 		for i := b.head; i < b.tail; i++ { // a SEND may be staged behind data of later requests
 			n, _ := s.resolve(b.wrs[i].ID)
 			first = min(first, n)
@@ -361,6 +365,11 @@ func (s *sender) abandon() (flushed uint64) {
 		}
 	}
 	s.next, s.dataDone, s.finalsPosted = s.win.Tail, s.win.Tail, s.win.Tail
+	for _, rl := range s.staged { // emptied by railSet.abandon
+		s.batches.giveBack(rl.batch)
+		rl.batch = nil
+	}
+	s.staged = s.staged[:0]
 	return flushed
 }
 
@@ -372,8 +381,8 @@ func (s *sender) check() {
 			s.win.Tail)
 	}
 	for _, rl := range s.rails.all {
-		if rl.staged() != 0 && !rl.listed {
-			broken("sender: rail %d has %d staged and is not listed", rl.index(), rl.staged())
+		if (rl.batch != nil) != slices.Contains(s.staged, rl) {
+			broken("sender: rail %d has a batch: %v; and is listed otherwise", rl.index(), rl.batch != nil)
 		}
 	}
 	if s.win.Len() > checkedRequests {

@@ -25,9 +25,11 @@ type VirtualCQ struct {
 	channel *verbs.CompChannel    // nil if the physical CQs do not share one
 
 	scratch []verbs.WC
-	// translated serves to translate requests of single queue pairs. Nothing stays in it between
-	// calls.
+	// What the virtual queue pairs need during a call only, they share: batches for several queue
+	// pairs, one to translate requests of single queue pairs, one for receives.
+	batches    batchPool
 	translated sendBatch
+	recvs      recvBatch
 	ready      ring.FIFO[WC] // reported, not yet polled
 	touched    []*VirtualQP
 	vqps       []*VirtualQP
@@ -81,6 +83,17 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 			maxPolls: 1 + cq.Depth()/pollBatch})
 	}
 	return c, nil
+}
+
+// fit makes what virtual queue pairs share fit the rails of a new one.
+func (c *VirtualCQ) fit(rails *railSet) {
+	for _, r := range rails.all {
+		c.batches.fit(r.maxSGE)
+		c.recvs.fit(r.qp.Cap().MaxRecvSGE)
+	}
+	if c.translated.width < c.batches.width {
+		c.translated = newSendBatch(postBatch, c.batches.width)
+	}
 }
 
 // attach registers a virtual queue pair's rails, and reserves room for all the completions that

@@ -66,13 +66,14 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		return nil, err
 	}
 	rails.maxFragment = q.cfg.MaxMsgSize
+	cq.fit(&rails)
 	if len(qps) == 1 {
 		q.send.rails = rails
 		q.pass = newPassThrough(q)
 	} else {
 		rails.assignRoles(cfg.Scheme, cfg.Credits)
-		q.send = newSender(rails, &cfg)
-		q.recv = newReceiver(&cfg)
+		q.send = newSender(rails, &cq.batches, &cfg)
+		q.recv = newReceiver(&cq.recvs, &cfg)
 	}
 	if err := cq.attach(q); err != nil {
 		return nil, err

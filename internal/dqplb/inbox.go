@@ -8,11 +8,13 @@ package dqplb
 //
 // Invariant: next is the count of the oldest credit not yet handled; slot c&mask holds the arrival
 // on credit c, for next <= c <= next+mask; the slot of next itself is free, or its credit has
-// failed.
+// failed; kept counts the slots that are taken. There are mask+1 slots from when the first is
+// needed.
 type Inbox struct {
 	next  uint64
-	slots []credit
 	mask  uint64
+	kept  int
+	slots []credit
 	// pending is a numbered message whose user immediate must come next on this rail.
 	pending    arrival
 	pendingNum uint32
@@ -32,7 +34,7 @@ func NewInbox(credits int) Inbox {
 	for size < credits {
 		size *= 2
 	}
-	return Inbox{slots: make([]credit, size), mask: uint64(size - 1)}
+	return Inbox{mask: uint64(size - 1)}
 }
 
 // Room is how many more credits may be posted when posted were, ever.
@@ -42,14 +44,14 @@ func (b *Inbox) Room(posted uint64) int { return int(b.next + b.mask + 1 - poste
 // bits set. It reports false when there is none, or when a message has come on it already.
 func (b *Inbox) Resolve(low, mask, posted uint64) (c uint64, ok bool) {
 	c = b.next + (low-b.next)&mask
-	return c, c < posted && c-b.next <= b.mask && !b.slots[c&b.mask].taken
+	return c, c < posted && c-b.next <= b.mask && (b.kept == 0 || !b.slots[c&b.mask].taken)
 }
 
 // Put handles the message on credit c, which Resolve has found. It reports true when it is the next
 // one of the rail, for [Receiver.Arrive]; then Pop may have more. Otherwise it is kept.
 func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
 	if c != b.next {
-		b.slots[c&b.mask] = credit{imm: imm, bytes: bytes, taken: true}
+		b.keep(c, credit{imm: imm, bytes: bytes, taken: true})
 		return false
 	}
 	b.next++
@@ -57,15 +59,28 @@ func (b *Inbox) Put(c uint64, imm, bytes uint32) bool {
 }
 
 // Fail handles the failure of credit c, which Resolve has found.
-func (b *Inbox) Fail(c uint64) { b.slots[c&b.mask] = credit{taken: true, failed: true} }
+func (b *Inbox) Fail(c uint64) { b.keep(c, credit{taken: true, failed: true}) }
+
+// keep keeps what credit c has brought.
+func (b *Inbox) keep(c uint64, v credit) {
+	if b.slots == nil {
+		b.slots = make([]credit, b.mask+1)
+	}
+	b.slots[c&b.mask] = v
+	b.kept++
+}
 
 // Pop returns the next message of the rail if it came ahead of its turn.
 func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
+	if b.kept == 0 {
+		return 0, 0, false
+	}
 	slot := &b.slots[b.next&b.mask]
 	if !slot.taken || slot.failed {
 		return 0, 0, false
 	}
 	slot.taken = false
+	b.kept--
 	b.next++
 	return slot.imm, slot.bytes, true
 }

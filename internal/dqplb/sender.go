@@ -7,26 +7,29 @@ const MaxInFlight = 1 << 15
 // Sender hands out numbers and keeps them within a window: a number is given only while it lies
 // less than limit ahead of the oldest one that has not been acknowledged.
 //
-// Invariant: first <= acked <= sent; sent-acked <= limit <= 64*len(done); bit n&(size-1) of done is
-// set for an acknowledged n with acked <= n < sent, and clear for every other.
+// Invariant: first <= acked <= sent; sent-acked <= limit. done has size bits, a power of two or
+// none; bit n&(size-1) is set for an acknowledged n with acked < n < acked+size, and clear for
+// every other; beyond counts those that are set, and there are no other acknowledged numbers from
+// acked on.
 type Sender struct {
-	first uint64   // the number that the count starts with
-	sent  uint64   // the next number, not yet taken modulo Mod
-	acked uint64   // all before it were acknowledged
-	limit uint64   // how many numbers may be unacknowledged
-	done  []uint64 // bitmap of what was acknowledged beyond acked
+	first uint64 // the number that the count starts with
+	sent  uint64 // the next number, not yet taken modulo Mod
+	acked uint64 // all before it were acknowledged
+	limit uint64 // how many numbers may be unacknowledged
+	// done is a bitmap of what was acknowledged beyond acked. It grows with need: what is
+	// acknowledged in order never sees it.
+	done   []uint64
+	beyond int
 }
+
+// minDone is the first size of the bitmap, in numbers.
+const minDone = 512
 
 // NewSender makes a sender that counts from first on.
 func NewSender(first uint32) Sender { return newSender(MaxInFlight, first) }
 
 func newSender(limit int, first uint32) Sender {
-	size := 64
-	for size < limit {
-		size *= 2
-	}
-	return Sender{first: uint64(first), sent: uint64(first), acked: uint64(first), limit: uint64(limit),
-		done: make([]uint64, size/64)}
+	return Sender{first: uint64(first), sent: uint64(first), acked: uint64(first), limit: uint64(limit)}
 }
 
 // Room reports whether another number may be handed out.
@@ -55,24 +58,45 @@ func (s *Sender) Ack(num uint32) bool {
 	if n >= s.sent {
 		return false
 	}
-	size := uint64(len(s.done)) * 64
-	word, bit := &s.done[(n&(size-1))>>6], uint64(1)<<(n&63)
+	if n == s.acked {
+		// The oldest: move on over it and over all that were acknowledged out of order behind it.
+		s.acked++
+		for s.beyond != 0 {
+			word, bit := s.bit(s.acked)
+			if *word&bit == 0 {
+				break
+			}
+			*word &^= bit
+			s.beyond--
+			s.acked++
+		}
+		return true
+	}
+	for n-s.acked >= uint64(len(s.done))*64 {
+		s.grow()
+	}
+	word, bit := s.bit(n)
 	if *word&bit != 0 {
 		return false
 	}
-	if n != s.acked {
-		*word |= bit
-		return true
-	}
-	// The oldest: move on over it and over all that were acknowledged out of order behind it.
-	s.acked++
-	for s.acked != s.sent {
-		word, bit := &s.done[(s.acked&(size-1))>>6], uint64(1)<<(s.acked&63)
-		if *word&bit == 0 {
-			break
-		}
-		*word &^= bit
-		s.acked++
-	}
+	*word |= bit
+	s.beyond++
 	return true
+}
+
+// bit is where the bitmap, which must reach to n, has number n.
+func (s *Sender) bit(n uint64) (word *uint64, bit uint64) {
+	return &s.done[n>>6&uint64(len(s.done)-1)], 1 << (n & 63)
+}
+
+// grow doubles the bitmap.
+func (s *Sender) grow() {
+	old := *s
+	s.done = make([]uint64, max(minDone/64, 2*len(old.done)))
+	for n := old.acked; n != old.acked+64*uint64(len(old.done)); n++ {
+		if from, bit := old.bit(n); *from&bit != 0 {
+			to, _ := s.bit(n)
+			*to |= bit
+		}
+	}
 }
