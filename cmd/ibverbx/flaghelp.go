@@ -31,10 +31,13 @@ func perfFlagHelp() map[string]string {
 		"size":          "One message size: 4096, 64K, 1M, 1MiB.",
 		"sizes": "Several sizes: 4K..16M in steps of two, 4K..16M/4 in steps of four, 4K,1M. [bw: " +
 			"4K..16M/4, lat: 8,64,512,4K,32K,256K]",
-		"all":            "Sizes 2 to 8M in steps of two.",
-		"scheme":         "single (one queue pair), spray, dqplb, or all. [all]",
-		"iters":          "Messages a measurement, over all queue pairs, in place of --duration.",
-		"duration":       "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
+		"all":      "Sizes 2 to 8M in steps of two.",
+		"scheme":   "single (one queue pair), spray, dqplb, or all. [all]",
+		"iters":    "Messages a measurement, over all queue pairs, in place of --duration.",
+		"duration": "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
+		"samples": "How often a cell is measured in its time, or number of messages. [6, 1 of less than 24 " +
+			"times " +
+			"--tx-depth messages]",
 		"run-infinitely": "Measure again and again, a row each time, until Ctrl-C, which is no error then.",
 		"inline-size": "Send or write messages of up to so many bytes inline, from the request itself, " +
 			"where the NICs take that. [0]",
@@ -77,8 +80,12 @@ func perfFlagHelp() map[string]string {
 		"nic-latency": "One-way latency of the NICs, likewise.",
 		"fault":       "Let something go wrong, see above; may be repeated.",
 		"seed":        "Seed of the data. [${default}]",
-		"json":        "One JSON document in place of the table.",
-		"verbose":     "What each rail carried, too.",
+		"min-bw": "Least bandwidth of every cell, such as 90Gbit or 11GB/s; the exit code is 1 where one " +
+			"has " +
+			"less.",
+		"max-lat": "Largest median of every cell with --mode lat, likewise.",
+		"json":    "One JSON document in place of the table.",
+		"verbose": "What each rail carried, too.",
 		"unit": "Of bandwidths in the table: GB (10^9 bytes), Gbit or MiB (2^20 bytes), a second. " +
 			"[GB]",
 		"report-gbits": "As --unit Gbit.",

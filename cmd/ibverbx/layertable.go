@@ -77,7 +77,7 @@ func (l *layerTable) ratioTitle() string {
 	if l.ratioTo == "" {
 		return ""
 	}
-	return fmt.Sprintf(" %7s", l.ratioTo)
+	return fmt.Sprintf(" %6s", l.ratioTo)
 }
 
 // legend says what the column of ratios is.
@@ -102,9 +102,9 @@ func (l *layerTable) ratio(r *bench.Result) string {
 	case l.ratioTo == "":
 		return ""
 	case r.Comparison == nil:
-		return fmt.Sprintf(" %7s", "")
+		return fmt.Sprintf(" %6s", "")
 	}
-	return fmt.Sprintf(" %7.2f", r.Comparison.Ratio)
+	return fmt.Sprintf(" %6.2f", r.Comparison.Ratio)
 }
 
 // rateHeadings names the columns of rates.
@@ -116,7 +116,7 @@ func (t *perfTable) rateHeadings() {
 	}
 	for _, s := range t.p.Schemes {
 		first += fmt.Sprintf("  %-*s", columnWidth, t.column(s))
-		second += fmt.Sprintf("  %7s %7s %7s", "Mmsg/s", "ns/msg", t.layer.ratioTo)
+		second += fmt.Sprintf("  %7s %5s %6s %6s", "Mmsg/s", "±", "ns/msg", t.layer.ratioTo)
 	}
 	t.printf("%s\n%s\n", first, strings.TrimRight(second, " "))
 }
@@ -139,15 +139,16 @@ func (t *perfTable) rates(row []bench.Result) {
 		r := find(row, s)
 		switch {
 		case r == nil || r.Messages == 0 && !r.Failed:
-			line += fmt.Sprintf("  %7s %7s %7s", "-", "", "")
+			line += fmt.Sprintf("  %7s %5s %6s %6s", "-", "", "", "")
 		case r.Failed:
-			line += fmt.Sprintf("  %7s %7s %7s", "failed", "", "")
+			line += fmt.Sprintf("  %7s %5s %6s %6s", "failed", "", "", "")
 		default:
 			ratio := t.layer.ratio(r)
 			if ratio == "" {
-				ratio = fmt.Sprintf(" %7s", "")
+				ratio = fmt.Sprintf(" %6s", "")
 			}
-			line += fmt.Sprintf("  %7s %7s%s", digits(r.MsgPerSecond/1e6), cost(r.MsgPerSecond), ratio)
+			line += fmt.Sprintf("  %7s %5s %6s%s", digits(r.MsgPerSecond/1e6), t.spread(r.Spread),
+				cost(r.MsgPerSecond), ratio)
 		}
 	}
 	t.printf("%s\n", strings.TrimRight(line, " "))

@@ -45,6 +45,7 @@ type perfCmd struct {
 
 	Iters    *int        `group:"how" short:"n" placeholder:"N"`
 	Duration *units.Span `group:"how" short:"D" placeholder:"TIME"`
+	Samples  *int        `group:"how" placeholder:"N"`
 	Endless  bool        `group:"how" name:"run-infinitely" aliases:"run_infinitely"`
 	TxDepth  int         `group:"how" short:"t" default:"128" placeholder:"N"`
 	Inline   int         `group:"how" name:"inline-size" aliases:"inline_size" short:"I" placeholder:"N"`
@@ -77,6 +78,7 @@ type perfCmd struct {
 	Verbose     bool   `group:"out" short:"v"`
 	Unit        string `group:"out" placeholder:"NAME" predictor:"unit"`
 	ReportGbits bool   `group:"out" name:"report-gbits" aliases:"report_gbits"`
+	limits
 
 	habits
 
@@ -134,8 +136,12 @@ pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.
 Flags have the letters of perftest, where it has them. Unlike there, --iters and --tx-depth count messages over
 all queue pairs together, and --qps counts the queue pairs on each NIC.
 
+A cell is measured several times (--samples), in turn with the others of its size and with copy(). A figure is
+the median of its samples, and ± says how far off the median of many more could be, with 95 % confidence. With
+more than 20 % the figure is marked ~: it is noise, and less than that between two such figures says nothing.
+
 Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept,
-and the run went on; 1 when anything else failed, a promise was broken (a completion missing, twice or out of
+and the run went on; 1 when anything else failed, a figure missed --min-bw or --max-lat, a promise was broken (a completion missing, twice or out of
 order, data not there), or the run could not go on; 2 when the flags make no sense; 130 after Ctrl-C.
 
 The report of a failure says what each end saw and what became of all that was accepted. Then both ends are
@@ -201,7 +207,15 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		return nil, &bench.UsageError{Reason: "--run-infinitely with --json, which writes its document at " +
 			"the end: use --duration"}
 	}
+	if n := f.Samples; n != nil {
+		if p.Samples = *n; *n == 0 {
+			p.Samples = -1 // where 0 is the default
+		}
+	}
 	if err = f.habits.check(); err != nil {
+		return nil, err
+	}
+	if err = f.limits.check(p); err != nil {
 		return nil, err
 	}
 	if p.Conn, err = f.conn(); err != nil {
@@ -421,6 +435,10 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		return err
 	}
 	report.Version = version()
+	if missed := f.missed(report); missed != nil && err == nil {
+		err = missed
+		report.OK, report.Error = false, err.Error()
+	}
 	if f.JSON {
 		f.printed = true
 		if err := writeJSON(c.out, report); err != nil {

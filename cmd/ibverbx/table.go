@@ -21,6 +21,7 @@ type perfTable struct {
 	verbose bool
 	width   int  // that sentences are wrapped to
 	gap     bool // details stand below the last row: the next one is set off
+	noisy   bool // a figure was marked as noise
 	again   bool // another table stands above
 	unit    unit // of bandwidths
 }
@@ -80,18 +81,22 @@ func (t *perfTable) header() {
 		t.printf("figures taken by end a: ")
 	}
 	t.printf("%s, %d cores, %s/%s, %s\n", m.CPU, m.Cores, m.OS, m.Arch, m.Go)
-	t.printf("%s; %s\n\n", t.verified(), t.how(m))
+	t.printf("%s; %s\n", t.verified(), t.how(m))
+	if p.Samples > 1 {
+		t.printf("median of %s, taken in turn; ±: where it lies with 95 %% confidence\n", count(p.Samples,
+			"sample"))
+	}
+	t.printf("\n")
 	switch {
 	case p.Mode == bench.Latency:
-		t.printf("%9s%s  %-7s %9s %10s %10s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme",
-			"samples", "min µs", "median µs", "p99 µs", "p99.9 µs", "max µs",
-			t.layer.ratioTitle())
+		t.printf("%9s%s  %-7s %9s %10s %10s %5s %10s %10s %10s%s\n", "size", t.layer.kindTitle(), "scheme",
+			"messages", "min µs", "median µs", "±", "p99 µs", "p99.9 µs", "max µs", t.layer.ratioTitle())
 	case p.Layered() && p.Rated():
 		t.rateHeadings()
 	case p.Op.Atomic():
 		t.printf("%9s", "Mmsg/s")
 		for _, s := range p.Schemes {
-			t.printf("  %15s", t.name(s))
+			t.printf("  %15s %5s", t.name(s), "±")
 		}
 		t.printf("\n")
 	default:
@@ -103,12 +108,12 @@ func (t *perfTable) header() {
 // with.
 func (t *perfTable) headings() {
 	kind := t.layer.kindTitle()
-	first, second := fmt.Sprintf("%9s%s  %8s", "", blank(kind), "copy()"),
-		fmt.Sprintf("%9s%s  %8s", "size", kind, t.unit.name)
-	figures := fmt.Sprintf("  %7s %6s %8s", t.unit.name, "×copy", "Mmsg/s")
+	first, second := fmt.Sprintf("%9s%s  %8s %5s", "", blank(kind), "copy()", ""),
+		fmt.Sprintf("%9s%s  %8s %5s", "size", kind, t.unit.name, "±")
+	figures := fmt.Sprintf("  %7s %5s %6s %6s", t.unit.name, "±", "×copy", "Mmsg/s")
 	if t.peer != nil {
 		first, second = fmt.Sprintf("%9s%s", "", blank(kind)), fmt.Sprintf("%9s%s", "size", kind)
-		figures = fmt.Sprintf("  %14s %8s", t.unit.name, "Mmsg/s")
+		figures = fmt.Sprintf("  %12s %5s %8s", t.unit.name, "±", "Mmsg/s")
 	}
 	for _, s := range t.p.Schemes {
 		first += fmt.Sprintf("  %-*s", columnWidth, t.column(s))
@@ -126,7 +131,7 @@ func (t *perfTable) machine() bench.Machine {
 }
 
 // columnWidth is the width of a scheme's figures.
-const columnWidth = 23
+const columnWidth = 27
 
 // between says where the ends are.
 func (t *perfTable) between() string {
@@ -256,7 +261,7 @@ func (t *perfTable) Row(row []bench.Result) {
 func (t *perfTable) bandwidths(row []bench.Result) {
 	t.printf("%9v%s", row[0].Size, t.layer.kind(row))
 	if !t.p.Op.Atomic() && t.peer == nil {
-		t.printf("  %8s", t.unit.fix(row[0].CopyGB))
+		t.printf("  %8s %5s", t.unit.fix(row[0].CopyGB), t.spread(row[0].CopySpread))
 	}
 	for _, s := range t.p.Schemes {
 		r := find(row, s)
@@ -269,16 +274,17 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 		}
 		switch {
 		case t.p.Op.Atomic() && (r == nil || r.Failed):
-			t.printf("  %15s", word)
+			t.printf("  %15s %5s", word, "")
 		case t.p.Op.Atomic():
-			t.printf("  %15s", t.atomicRate(r.MsgPerSecond)+mark(r))
+			t.printf("  %15s %5s", t.atomicRate(r.MsgPerSecond)+mark(r), t.spread(r.Spread))
 		case r == nil || r.Failed:
-			t.printf("  %7s %6s %8s", word, "", "")
+			t.printf("  %7s %5s %6s %6s", word, "", "", "")
 		case t.peer != nil:
-			t.printf("  %14s %8s", digits(t.unit.of(r.GBPerSecond)), digits(r.MsgPerSecond/1e6))
+			t.printf("  %12s %5s %8s", digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread),
+				digits(r.MsgPerSecond/1e6))
 		default:
-			t.printf("  %7s%-1s%6.2f %8s", t.unit.fix(r.GBPerSecond), mark(r), r.RatioToCopy,
-				rate(r.MsgPerSecond))
+			t.printf("  %7s%-1s%5s %5.2f%1s %6s", t.unit.fix(r.GBPerSecond), mark(r), t.spread(r.Spread),
+				r.RatioToCopy, t.noise(r.RatioSpread), rate(r.MsgPerSecond))
 		}
 	}
 	t.printf("\n")
@@ -295,6 +301,26 @@ func (t *perfTable) atomicRate(perSecond float64) string {
 // digits writes a figure with three digits that say something: NICs between two processes may be a
 // hundred thousand times as fast as others.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
+
+// spread is how far a figure may be off, in percent, and marks what is noise.
+func (t *perfTable) spread(s *bench.Spread) string {
+	switch {
+	case s == nil:
+		return ""
+	case s.Percent > 999:
+		return ">999%" + t.noise(s)
+	}
+	return fmt.Sprintf("%.0f%%%s", s.Percent, t.noise(s))
+}
+
+// noise marks a figure that is noise.
+func (t *perfTable) noise(s *bench.Spread) string {
+	if s == nil || !s.Noise {
+		return ""
+	}
+	t.noisy = true
+	return "~"
+}
 
 // mark stands beside the figures of a cell that went on after failures, which are described below.
 func mark(r *bench.Result) string {
@@ -337,8 +363,11 @@ func (t *perfTable) latencies(row []bench.Result) {
 			continue
 		}
 		t.printf("%9s%s  %-7s %9d", size, kind, r.Scheme, l.Samples)
-		for _, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
+		for i, ns := range []int64{l.Min, l.P50, l.P99, l.P999, l.Max} {
 			t.printf(" %10.2f", float64(ns)/1e3)
+			if i == 1 {
+				t.printf(" %5s", t.spread(r.Spread))
+			}
 		}
 		t.printf("%s", t.layer.ratio(r))
 		if r.Failed {
@@ -365,6 +394,11 @@ func (t *perfTable) footer(r *bench.Report) {
 		t.printf("%d messages verified byte for byte before the end; ", messages)
 	}
 	t.printf("%.1f s in all\n", r.Seconds)
+	if t.noisy {
+		t.printf("~ noise: samples lie more than 20 %% apart; measure longer (--duration, --samples), or " +
+			"on a " +
+			"quieter machine\n")
+	}
 	if n := recoveries(r); n > 0 && r.OK {
 		kept := "every promise was kept"
 		if !t.p.Verify {

@@ -28,46 +28,54 @@ func (c *copying) copy(m *memory, round uint64, n, size int) {
 	}
 }
 
-// baselineTime is how long copy() is measured.
-func (p *Params) baselineTime() time.Duration {
-	switch {
-	case p.copyTime > 0:
-		return p.copyTime
-	case p.Duration > 0:
-		return min(time.Duration(p.Duration)/2, time.Second/4)
-	}
-	return time.Second / 20
+// copier measures copy() of messages of a size.
+type copier struct {
+	size int
+	pace float64 // bytes a second of a direction; 0 before it has warmed up
 }
 
-// baseline measures copy() by one goroutine: the same messages, from and to the same places, in the
-// same rounds, compared likewise. It returns GB/s.
-func baseline(p *Params, m *memory, size int, brake *atomic.Bool) (float64, error) {
+// sampleTime is how long a sample of copy() takes.
+func (p *Params) sampleTime() time.Duration {
+	d := time.Second / 20
+	switch {
+	case p.copyTime > 0:
+		d = p.copyTime
+	case p.Duration > 0:
+		d = min(time.Duration(p.Duration), time.Second/2)
+	}
+	return d / time.Duration(p.Samples)
+}
+
+// sample measures copy() by one goroutine: the same messages, from and to the same places, in the
+// same rounds, compared likewise. It returns bytes a second.
+func (c *copier) sample(p *Params, m *memory, brake *atomic.Bool) (float64, error) {
 	directions := copies(p, m)
-	slots := m.slots(size)
+	slots := m.slots(c.size)
 	if p.Iterations > 0 {
 		slots = min(slots, p.Iterations) // or the caches would serve one and not the other
 	}
-	target := p.baselineTime()
+	target := p.sampleTime()
 	var timed time.Duration
 	var bytes int
-	for warm := false; !warm || timed < target && !brake.Load(); warm = true {
+	for bytes == 0 || timed < target && !brake.Load() {
 		round := m.nextRound()
 		n := slots
-		if timed > 0 {
-			n = min(n, int(float64(bytes/len(directions)/size)*(target-timed).Seconds()/timed.Seconds())+1)
+		if c.pace > 0 {
+			n = min(n, int(c.pace*(target-timed).Seconds()/float64(c.size))+1)
 		}
 		start := time.Now()
-		for _, c := range directions {
-			c.copy(m, round, n, size)
+		for _, d := range directions {
+			d.copy(m, round, n, c.size)
 		}
 		lap := time.Since(start)
-		if warm { // the first one warms up
+		if c.pace > 0 { // the first one warms up
 			timed += lap
-			bytes += n * size * len(directions)
+			bytes += n * c.size * len(directions)
 		}
+		c.pace = float64(n*c.size) / max(lap.Seconds(), 1e-9)
 		if p.Verify {
-			for _, c := range directions {
-				if err := m.verify(c.dst, c.src, round, n, size); err != nil {
+			for _, d := range directions {
+				if err := m.verify(d.dst, d.src, round, n, c.size); err != nil {
 					return 0, err
 				}
 			}
@@ -76,5 +84,5 @@ func baseline(p *Params, m *memory, size int, brake *atomic.Bool) (float64, erro
 	if timed == 0 {
 		return 0, nil
 	}
-	return float64(bytes) / timed.Seconds() / 1e9, nil
+	return float64(bytes) / timed.Seconds(), nil
 }

@@ -18,22 +18,40 @@ type cell struct {
 	shape     layers.Shape
 	endpoints int // in use, of a layer that has several
 	hist      *hdrhistogram.Histogram
-	samples   []int64 // room for those of a series, in nanoseconds
+	part      *hdrhistogram.Histogram // what hist got in this turn
+	times     []int64                 // room for those of a series, in nanoseconds
 	sorted    []uint64
+	alone     single // what was measured with one of several endpoints
 	// counters is what the counter of atomics at each end holds: as read when the cell begins or
 	// its ends are made anew, said by the other process, and reckoned on after each round.
 	counters [2]uint64
 	// before is what the ends had counted when the cell began, or when they were made anew.
 	before counted
-	rate   float64 // messages a second of a direction, as the last round went; 0 before
+	pace   float64 // messages a second of a direction, as the last round went; 0 before
 	moved  func()  // feeds the watchdog of the round under way
+	opened bool    // the other process knows of it, if there is one
+	closed bool    // nothing more is measured: the result is complete
+}
+
+// single is what a cell has measured with one endpoint, while it measures with all, or the other
+// way round.
+type single struct {
+	messages int
+	bytes    uint64
+	seconds  float64
+	latency  *Percentile
+	hist     *hdrhistogram.Histogram
+	tally
 }
 
 func newCell(r *runner, column *pair, size int) *cell {
 	c := &cell{
 		meter: meter{runner: r, size: size, directions: 1},
 		pair:  column, shape: r.p.Shape(), endpoints: r.p.Endpoints, hist: newHistogram(),
+		part: newHistogram(),
 	}
+	c.alone.hist = newHistogram()
+	c.before = column.count()
 	c.moved = func() { c.watch.feed() }
 	switch {
 	case r.p.Layered():
@@ -95,45 +113,69 @@ func (c *cell) readCounters() {
 	}
 }
 
-// measure fills in the result. Several endpoints are compared with a single one, of the same
+// measure takes a sample. Several endpoints are compared with a single one, of the same
 // connections.
-func (c *cell) measure() {
-	c.before = c.pair.count()
-	one, err := c.oneEndpoint()
+func (c *cell) measure(turn int) {
+	c.turn = turn
+	err := c.oneEndpoint()
 	if err == nil {
 		err = c.figures()
-	}
-	if c.p.Mode == Latency {
-		c.result.Outstanding = 1
 	}
 	if err = c.explain(err); err == nil && c.peer != nil {
 		err = c.over()
 	}
 	if c.result.Err = err; err != nil {
 		c.giveUp()
-	} else if one != nil && c.result.Messages > 0 {
-		c.result.finish(0)
-		c.result.compareTo(OneEndpoint, one)
+		c.close()
+	}
+}
+
+// close completes the result once all samples are taken.
+func (c *cell) close() {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	if c.p.Mode == Latency {
+		c.result.Outstanding = 1
+	}
+	c.result.samples = c.samples
+	if c.result.Err == nil && c.p.Endpoints > 1 && c.result.Messages > 0 {
+		c.result.finish(nil)
+		c.swap()
+		one := c.result
+		one.samples = c.samples
+		one.finish(nil)
+		c.swap()
+		c.result.compareTo(OneEndpoint, &one)
 	}
 	c.recount()
 	c.countSince()
 	c.result.Faults = c.pair.faults.report()
 }
 
-// oneEndpoint measures with a single endpoint where there are several; nil where there are not.
-func (c *cell) oneEndpoint() (*Result, error) {
+// oneEndpoint measures with a single endpoint where there are several.
+func (c *cell) oneEndpoint() error {
 	if c.p.Endpoints < 2 {
-		return nil, nil
+		return nil
 	}
 	c.endpoints = 1
-	if err := c.figures(); err != nil {
-		return nil, err
-	}
-	c.result.finish(0)
-	one := c.result
-	c.result.Messages, c.result.Bytes, c.timed = 0, 0, 0
+	c.swap()
+	err := c.figures()
+	c.swap()
 	c.endpoints = c.p.Endpoints
-	return &one, nil
+	return err
+}
+
+// swap exchanges what was measured with one endpoint and with all.
+func (c *cell) swap() {
+	r, s := &c.result, &c.alone
+	r.Messages, s.messages = s.messages, r.Messages
+	r.Bytes, s.bytes = s.bytes, r.Bytes
+	r.Seconds, s.seconds = s.seconds, r.Seconds
+	r.Latency, s.latency = s.latency, r.Latency
+	c.hist, s.hist = s.hist, c.hist
+	c.tally, s.tally = s.tally, c.tally
 }
 
 // figures measures with the endpoints in use.
@@ -142,7 +184,7 @@ func (c *cell) figures() error {
 	if c.p.Mode != Latency {
 		return c.rounds(longest, min(c.outstanding(), longest), c.try)
 	}
-	err := c.batches(c.try, c.hist)
+	err := c.batches(c.try, c.hist, c.part)
 	c.result.Latency = percentiles(c.hist, c.p.Answered())
 	return err
 }

@@ -15,6 +15,8 @@ type Comparison struct {
 	// Ratio is this cell's figure to that one: of rates, more is better; of the medians of
 	// latencies, less is.
 	Ratio float64 `json:"ratio"`
+	// Spread is of the ratios of what was measured in one turn.
+	Spread *Spread `json:"spread,omitempty"`
 }
 
 // What figures are compared with.
@@ -34,6 +36,9 @@ func (r *Result) compareTo(with string, other *Result) {
 		c.Ratio = r.MsgPerSecond / other.MsgPerSecond
 	default:
 		return
+	}
+	if ratios := r.samples.over(other.samples); len(ratios) > 0 {
+		c.Ratio, c.Spread = median(ratios), spreadOf(ratios)
 	}
 	r.Comparison = c
 }
@@ -71,19 +76,35 @@ func (b *below) close() error {
 	return b.pair.close()
 }
 
-// measureBelow measures the messages of a size without the layer. Nil: that is no comparison.
-func (r *runner) measureBelow(size int) (*Result, error) {
-	if r.below == nil || r.interrupted() {
-		return nil, nil
+// cellBelow is the cell of the messages of a size without the layer; nil for none.
+func (r *runner) cellBelow(size int) *cell {
+	if r.below == nil {
+		return nil
 	}
-	c := newCell(r.below.runner, r.below.pair, size)
-	c.measure()
-	c.result.finish(0)
+	return newCell(r.below.runner, r.below.pair, size)
+}
+
+// measureBelow takes a sample without the layer.
+func (r *runner) measureBelow(c *cell, turn int) error {
+	if c == nil || r.interrupted() {
+		return nil
+	}
+	c.measure(turn)
 	if err := c.result.Err; err != nil && !errors.Is(err, context.Canceled) {
-		return nil, fmt.Errorf("%s: %w", OneQueuePair, err)
+		return fmt.Errorf("%s: %w", OneQueuePair, err)
 	}
-	if c.result.Messages == 0 {
-		return nil, nil
+	return nil
+}
+
+// resultBelow is what was measured without the layer; nil where that is no comparison.
+func resultBelow(c *cell) *Result {
+	if c == nil {
+		return nil
 	}
-	return &c.result, nil
+	c.close()
+	c.result.finish(nil)
+	if c.result.Messages == 0 || c.result.Err != nil {
+		return nil
+	}
+	return &c.result
 }

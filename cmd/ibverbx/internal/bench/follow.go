@@ -136,9 +136,10 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 		return fmt.Errorf("%w: a cell of %.20q, %v, which is not in the task", rendezvous.ErrProtocol,
 			theirs.Scheme, theirs.Size)
 	}
-	r.observer.Cell(min(r.done, len(r.p.Sizes)*len(r.columns)), len(r.p.Sizes)*len(r.columns))
+	all := len(r.p.Sizes) * len(r.columns) * r.p.Samples
+	r.observer.Cell(r.done%all, all)
 	r.done++
-	c := newCell(r, r.columns[at], int(theirs.Size))
+	c := r.resume(r.columns[at], int(theirs.Size))
 	if err := r.peer.conn.Send(r.peer.steps, kindCell, c.body()); err != nil {
 		return err
 	}
@@ -148,9 +149,21 @@ func (r *runner) followCell(m *rendezvous.Message) error {
 	return c.follow()
 }
 
+// resume is the cell of a column at a size, of which a further sample may be taken.
+func (r *runner) resume(column *pair, size int) *cell {
+	for _, c := range r.cells {
+		if c.pair == column && c.size == size {
+			c.readCounters() // other columns have changed them
+			return c
+		}
+	}
+	c := newCell(r, column, size)
+	r.cells = append(slices.DeleteFunc(r.cells, func(other *cell) bool { return other.pair == column }), c)
+	return c
+}
+
 // follow does the rounds that the leading end asks for.
 func (c *cell) follow() error {
-	c.before = c.pair.count()
 	for {
 		m, err := c.peer.conn.ReceiveAny(c.peer.steps, kindRound, kindOver)
 		if err != nil {
@@ -195,6 +208,7 @@ func (r *runner) takeRow(m *rendezvous.Message) error {
 	if !r.p.Endless && len(r.report.Results)+len(row.Results) > len(r.p.Sizes)*len(r.p.Schemes) {
 		return fmt.Errorf("%w: more figures than the task has cells", rendezvous.ErrProtocol)
 	}
+	r.cells = nil
 	r.keep(row.Results)
 	r.observer.Row(row.Results)
 	return nil

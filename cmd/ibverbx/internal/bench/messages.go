@@ -29,7 +29,7 @@ const ProtocolVersion = 5
 //	column              the cards of the layer, and memory
 //	connected
 //
-// then for each size and scheme:
+// then for each size, in turns, and scheme:
 //
 //	cell  <->           what the counters of atomics hold
 //	  round ->          receives are posted at a, and b may post its own

@@ -98,7 +98,10 @@ type Params struct {
 	Iterations int      `json:"iterations,omitempty"` // messages a cell; 0: by duration
 	Duration   Seconds  `json:"duration_seconds,omitempty"`
 	// Endless says that all sizes are measured again and again until the run is interrupted.
-	Endless  bool       `json:"run_infinitely,omitempty"`
+	Endless bool `json:"run_infinitely,omitempty"`
+	// Samples is how many times each cell is measured, in turn with the others of its size;
+	// default: 6, or 1 where there are too few iterations.
+	Samples  int        `json:"samples"`
 	TxDepth  int        `json:"tx_depth"` // messages outstanding; through the layers, on each endpoint
 	NICs     int        `json:"nics"`     // of each end
 	QPs      int        `json:"qps"`      // on each NIC
@@ -123,6 +126,10 @@ type Params struct {
 	copyTime time.Duration // of copy(), in place of what follows from the others
 }
 
+// fullSample is how many times what is outstanding a sample has of messages at least, where they
+// are counted: fewer would show how a stream begins and ends.
+const fullSample = 4
+
 // UsageError is a combination of parameters that cannot be measured.
 type UsageError struct{ Reason string }
 
@@ -138,10 +145,12 @@ const (
 	maxDepth   = 8192
 	maxTxDepth = 1 << 16
 	maxInline  = 4096
+	maxSamples = 1000
 )
 
 // Defaults of the parameters.
 const (
+	defaultSamples  = leastSamples
 	defaultFault    = 1 << 20                   // message size of a run with faults
 	defaultOne      = Seconds(time.Second)      // a cell of a run of one size
 	defaultSeveral  = Seconds(time.Second / 10) // of several
@@ -172,6 +181,12 @@ func (p *Params) fillDefaults() {
 		p.Duration = defaultSeveral
 		if len(p.Sizes) == 1 {
 			p.Duration = defaultOne
+		}
+	}
+	if p.Samples == 0 {
+		p.Samples = defaultSamples
+		if p.Iterations > 0 && p.Iterations < fullSample*p.TxDepth*max(p.Endpoints, 1)*p.Samples {
+			p.Samples = 1
 		}
 	}
 	if p.Wait == "" {
@@ -242,6 +257,11 @@ func (p *Params) checkNumbers() error {
 	case p.rails() > ibverbx.MaxRails:
 		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d",
 			p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
+	case p.Samples < 1 || p.Samples > maxSamples:
+		return usage("--samples %d: must be 1 to %d", max(p.Samples, 0), maxSamples)
+	case p.Iterations > 0 && p.Iterations < p.Samples:
+		return usage("--iters %d makes no --samples %d: give more messages, or fewer samples", p.Iterations,
+			p.Samples)
 	case p.Inline < 0 || p.Inline > maxInline:
 		return usage("--inline-size %d: must be 0 to %d", p.Inline, maxInline)
 	case p.Inline > 0 && (p.Layered() || p.reads() || p.Op.Atomic()):

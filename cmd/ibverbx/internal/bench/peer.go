@@ -48,8 +48,9 @@ func (p *peer) watch(sends bool) (context.Context, func()) {
 	return ctx, func() { cancel(nil); <-over }
 }
 
-// open agrees with the other process on the cell.
+// open agrees with the other process on the cell, of which a sample is taken.
 func (c *cell) open() error {
+	c.readCounters() // other columns have changed them
 	if c.peer == nil {
 		return nil
 	}

@@ -50,9 +50,15 @@ type Result struct {
 	MsgPerSecond float64      `json:"messages_per_second"`
 	CopyGB       float64      `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
 	RatioToCopy  float64      `json:"ratio_to_copy,omitempty"`
-	Latency      *Percentile  `json:"latency,omitempty"`
-	Kind         layers.Kind  `json:"kind,omitempty"`      // in which the layer moved the bytes
-	Endpoints    int          `json:"endpoints,omitempty"` // of each end, served round robin
+	// Spread is of the messages a second, or of the medians of latencies in nanoseconds; nil where
+	// there are too few samples. CopySpread is in GB/s, RatioSpread of what was measured in one
+	// turn.
+	Spread      *Spread     `json:"spread,omitempty"`
+	CopySpread  *Spread     `json:"copy_spread,omitempty"`
+	RatioSpread *Spread     `json:"ratio_spread,omitempty"`
+	Latency     *Percentile `json:"latency,omitempty"`
+	Kind        layers.Kind `json:"kind,omitempty"`      // in which the layer moved the bytes
+	Endpoints   int         `json:"endpoints,omitempty"` // of each end, served round robin
 	// Comparison is with another figure of the same run.
 	Comparison *Comparison `json:"comparison,omitempty"`
 	// Verified is how many messages were compared byte for byte, those of the warm-up included.
@@ -69,6 +75,8 @@ type Result struct {
 	Further   []Setback       `json:"further_failures,omitempty"` // after that
 
 	Err error `json:"-"`
+
+	samples series
 }
 
 // EndStats is what the virtual queue pairs of both ends counted in a cell.
@@ -97,15 +105,29 @@ type Percentile struct {
 	Max           int64   `json:"max_ns"`
 }
 
-// finish computes what follows from the rest.
-func (r *Result) finish(copyGB float64) {
+// finish computes what follows from the rest. copies are samples of copy() in bytes a second.
+func (r *Result) finish(copies series) {
+	samples := r.samples.values()
+	r.Spread = spreadOf(samples)
 	if r.Seconds > 0 {
-		r.GBPerSecond = float64(r.Bytes) / r.Seconds / 1e9
 		r.MsgPerSecond = float64(r.Messages) / r.Seconds
+		if r.Mode != Latency && len(samples) > 0 {
+			r.MsgPerSecond = median(samples)
+		}
+		r.GBPerSecond = r.MsgPerSecond * float64(r.Size) / 1e9
 	}
-	if copyGB > 0 {
-		r.CopyGB = copyGB
-		r.RatioToCopy = r.GBPerSecond / copyGB
+	if of := copies.values(); len(of) > 0 {
+		for i := range of {
+			of[i] /= 1e9
+		}
+		r.CopyGB, r.CopySpread = median(of), spreadOf(of)
+		ratios := r.samples.over(copies)
+		for i := range ratios {
+			ratios[i] *= float64(r.Size)
+		}
+		if len(ratios) > 0 {
+			r.RatioToCopy, r.RatioSpread = median(ratios), spreadOf(ratios)
+		}
 	}
 	if r.Err != nil {
 		r.Failed, r.Error = true, r.Err.Error()

@@ -98,8 +98,8 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	}
 	c.add(c.posted[0]+c.posted[1], elapsed, warmup || cut)
 	c.pair.faults.outlived()
-	c.rate = float64(c.posted[0]) / max(elapsed.Seconds(), 1e-9)
-	return c.rate, nil
+	c.pace = float64(c.posted[0]) / max(elapsed.Seconds(), 1e-9)
+	return c.pace, nil
 }
 
 // countPosted notes how many messages each end has sent.
@@ -158,9 +158,10 @@ func (c *cell) record() (all time.Duration) {
 	if c.p.Answered() {
 		ways = 2
 	}
-	for _, took := range c.samples[:c.taken] {
+	for _, took := range c.times[:c.taken] {
 		all += time.Duration(took)
 		record(c.hist, took/ways)
+		record(c.part, took/ways)
 	}
 	return all
 }
@@ -227,10 +228,10 @@ func (c *cell) shorten(b *layers.End) {
 
 // room is room for n samples.
 func (c *cell) room(n int) []int64 {
-	if len(c.samples) < n {
-		c.samples = make([]int64, max(n, latencyWarmup))
+	if len(c.times) < n {
+		c.times = make([]int64, max(n, latencyWarmup))
 	}
-	return c.samples[:n]
+	return c.times[:n]
 }
 
 // deadline is a context that ends when a round of up to n messages has to end, and the watchdog
@@ -244,7 +245,7 @@ func (c *cell) deadline(n int) (context.Context, *watchdog, context.CancelFunc) 
 	if c.sends(1-at) && !c.shape.Seen {
 		// This end sees nothing of what the other process sends: once its own messages are reported
 		// nothing moves here.
-		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.rate)
+		d = passivePatience(c.peer.conn.Timeout(), n, c.size, c.pace)
 	}
 	ctx, stop := c.peer.watch(c.sends(at))
 	ctx, w, cancel := watched(ctx, d)

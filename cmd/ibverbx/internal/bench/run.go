@@ -56,6 +56,7 @@ type runner struct {
 	brake    atomic.Bool
 	observer Observer
 	done     int
+	cells    []*cell // of the size under way, at the following end
 	report   *Report
 	peer     *peer // nil when both ends are in this process
 	start    time.Time
@@ -171,44 +172,32 @@ func (r *runner) close() error {
 	return errors.Join(errs...)
 }
 
-// row measures the cells of a size. copy() is measured before and after, and the better figure
-// counts: on a machine that has other things to do it must not be the one that was disturbed.
+// row measures the cells of a size in turns: in each, copy() and every column give a sample, the
+// columns in another order. What disturbs the machine for a while then disturbs all of them.
 func (r *runner) row(size int) ([]Result, error) {
-	before, err := r.baseline(size)
-	if err != nil {
-		return nil, err
+	cells := make([]*cell, len(r.columns))
+	below := r.cellBelow(size)
+	var copies series
+	base := copier{size: size}
+	var err error
+	for turn := 0; turn < r.p.Samples && err == nil && !r.interrupted() && !r.parted(); turn++ {
+		if err = r.baseline(&base, turn, &copies); err == nil {
+			err = r.measureBelow(below, turn)
+		}
+		if err == nil {
+			err = r.takeTurn(cells, size, turn)
+		}
 	}
-	below, err := r.measureBelow(size)
-	if err != nil {
-		return nil, err
-	}
+	compared := resultBelow(below)
 	var row []Result
-	var opening error
-	for _, column := range r.columns {
-		all := len(r.p.Sizes) * len(r.columns)
-		r.observer.Cell(r.done%all, all)
-		r.done++
-		if r.interrupted() {
-			break
+	for _, c := range cells {
+		if c == nil || !c.opened {
+			continue
 		}
-		if column.failed {
-			continue // its failure is in an earlier row
-		}
-		c := newCell(r, column, size)
-		if opening = c.open(); opening != nil {
-			break
-		}
-		c.measure()
+		c.close()
+		c.result.finish(copies)
+		c.result.compare(compared)
 		row = append(row, c.result)
-		if r.parted() {
-			break
-		}
-	}
-	after, err := r.baseline(size)
-	err = errors.Join(opening, err)
-	for i := range row {
-		row[i].finish(max(before, after))
-		row[i].compare(below)
 	}
 	if len(row) > 0 {
 		r.observer.Row(row)
@@ -219,14 +208,46 @@ func (r *runner) row(size int) ([]Result, error) {
 	return row, err
 }
 
-// baseline measures copy(), where that is a comparison: both ends' memory is in this process.
-func (r *runner) baseline(size int) (float64, error) {
+// takeTurn takes a sample of each column that has not failed.
+func (r *runner) takeTurn(cells []*cell, size, turn int) error {
+	for i := range r.columns {
+		at := (i + turn) % len(r.columns)
+		all := len(r.p.Sizes) * len(r.columns) * r.p.Samples
+		r.observer.Cell(r.done%all, all)
+		r.done++
+		if r.interrupted() {
+			return nil
+		}
+		if r.columns[at].failed {
+			continue // its failure is in a row already, or in this one
+		}
+		if cells[at] == nil {
+			cells[at] = newCell(r, r.columns[at], size)
+		}
+		if err := cells[at].open(); err != nil {
+			return err
+		}
+		cells[at].opened = true
+		cells[at].measure(turn)
+		if r.parted() {
+			return nil
+		}
+	}
+	return nil
+}
+
+// baseline takes a sample of copy(), where that is a comparison: both ends' memory is in this
+// process.
+func (r *runner) baseline(c *copier, turn int, copies *series) error {
 	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil {
-		return 0, nil
+		return nil
 	}
-	gb, err := baseline(r.p, r.mem, size, &r.brake)
+	bytes, err := c.sample(r.p, r.mem, &r.brake)
 	if err != nil {
-		return 0, fmt.Errorf("copy(): %w", err)
+		return fmt.Errorf("copy(): %w", err)
 	}
-	return gb, nil
+	if bytes > 0 {
+		copies.set(turn, bytes)
+	}
+	return nil
 }

@@ -211,7 +211,7 @@ func TestRoundsOfRun(t *testing.T) {
 		if cell.number != run.mem.rounds {
 			t.Errorf("%s: round %d, and %d of the run", c.scheme, cell.number, run.mem.rounds)
 		}
-		if _, err := run.baseline(64); err != nil {
+		if err := run.baseline(&copier{size: 64}, 0, &series{}); err != nil {
 			t.Fatal(err)
 		}
 		note("copy()")

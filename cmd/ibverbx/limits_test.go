@@ -1,0 +1,59 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+)
+
+// TestLimits ends with 1 where a figure misses what was asked for.
+func TestLimits(t *testing.T) {
+	for args, want := range map[string]string{
+		"--min-bw 1MB/s":               "",
+		"--mode lat --max-lat 1000s":   "",
+		"--min-bw 900000GB/s":          "GB/s, less than --min-bw 900000GB/s",
+		"--min-bw 7200000Gbit":         "GB/s, less than --min-bw 7200000Gbit",
+		"--mode lat --max-lat 1ns":     "more than --max-lat 1ns",
+		"--op send --min-bw 900000G":   "less than --min-bw 900000G",
+		"--layer tagged --min-bw 900T": "less than --min-bw 900T",
+	} {
+		code, out, errs := command(t, "perf --memory 256K -s 4K -n 50 "+args)
+		wantCode := exitOK
+		if want != "" {
+			wantCode = exitFailed
+		}
+		if code != wantCode || !strings.Contains(errs, want) || (want == "") != (errs == "") ||
+			!strings.Contains(out, "4 KiB") {
+			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
+		}
+	}
+	code, out, errs := command(t, "perf --json --memory 256K -s 4K -n 50 --min-bw 900000GB/s")
+	var doc struct {
+		OK      bool
+		Error   string
+		Results []map[string]any
+	}
+	if err := json.Unmarshal([]byte(out), &doc); err != nil || code != exitFailed || doc.OK ||
+		!strings.Contains(doc.Error, "dqplb, 4 KiB: ") || len(doc.Results) != 3 {
+		t.Errorf("exit %d: %s: %v, %+v", code, errs, err, doc)
+	}
+}
+
+// TestSpreadInTable shows how far the samples of a figure lie apart.
+func TestSpreadInTable(t *testing.T) {
+	for args, want := range map[string]string{
+		"-D 12ms":                            "±",
+		"-D 12ms --mode lat":                 "±",
+		"-D 12ms --layer tagged --mode rate": "±",
+		"-D 12ms --op fetch-add":             "±",
+	} {
+		code, out, errs := command(t, "perf --memory 256K --nics 1 -q 2 "+args)
+		if code != exitOK || !strings.Contains(out, want) || !strings.Contains(out, "%") ||
+			!strings.Contains(out, "median of 6 samples") {
+			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
+		}
+	}
+	if _, out, _ := command(t, "perf --memory 256K -s 64 -n 50"); strings.Contains(out, "samples") {
+		t.Errorf("one sample has no spread:\n%s", out)
+	}
+}
