@@ -30,12 +30,15 @@ func TestRefusedRequestIsDescribed(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		edit func(e *end, wr *ibverbx.SendWR)
-		want ibverbx.FailedError // the fields that describe memory
+		want ibverbx.FailedError // what describes memory; LocalAddr counts from the buffer
 	}{
 		{"one piece", func(*end, *ibverbx.SendWR) {}, ibverbx.FailedError{Length: 64}},
 		{"pieces", func(e *end, wr *ibverbx.SendWR) {
 			wr.SGL, wr.Local = []ibverbx.Segment{e.mr.Slice(8, 8), e.mr.Slice(32, 16)}, ibverbx.Segment{}
-		}, ibverbx.FailedError{Length: 24}},
+		}, ibverbx.FailedError{Length: 24, LocalAddr: 8, Scattered: true}},
+		{"one piece among empty ones", func(e *end, wr *ibverbx.SendWR) {
+			wr.SGL, wr.Local = []ibverbx.Segment{{}, e.mr.Slice(16, 8), {}}, ibverbx.Segment{}
+		}, ibverbx.FailedError{Length: 8, LocalAddr: 16}},
 		{"inline", func(e *end, wr *ibverbx.SendWR) {
 			wr.Flags, wr.Inline, wr.Local = wr.Flags|verbs.SendInline, []byte("inline"), ibverbx.Segment{}
 		}, ibverbx.FailedError{Length: 6}},
@@ -43,7 +46,7 @@ func TestRefusedRequestIsDescribed(t *testing.T) {
 			ibverbx.FailedError{Length: 64}},
 	} {
 		for _, behind := range []int{0, 2} { // alone, and at the end of a batch
-			l := newLink(t, linkConfig{qp: ibverbx.Config{MaxSGE: 2, MaxInline: 8}})
+			l := newLink(t, linkConfig{qp: ibverbx.Config{MaxSGE: 3, MaxInline: 8}})
 			l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Skip: behind,
 				Err: verbs.ErrDeviceGone})
 			wr := l.a.write(verbs.OpRDMAWrite, 7, 0, 64)
@@ -55,11 +58,15 @@ func TestRefusedRequestIsDescribed(t *testing.T) {
 			if !errors.As(l.a.Err(), &f) {
 				t.Fatalf("%s: posted %d, %v; no failure: %v", c.name, n, err, l.a.Err())
 			}
-			remote := wr.Remote.Addr
+			remote, local := wr.Remote.Addr, l.a.mr.Addr()+c.want.LocalAddr
+			if c.name == "inline" {
+				local = 0
+			}
 			if wr.Opcode == verbs.OpSend {
 				remote = 0
 			}
-			if !f.HasID || f.ID != 7 || f.Length != c.want.Length || f.RemoteAddr != remote || f.Recv ||
+			if !f.HasID || f.ID != 7 || f.Length != c.want.Length || f.RemoteAddr != remote ||
+				f.LocalAddr != local || f.Scattered != c.want.Scattered || f.Recv ||
 				f.Part != ibverbx.PartMessage || f.Opcode != wr.Opcode.WCOpcode() ||
 				!errors.Is(f, verbs.ErrDeviceGone) {
 				t.Errorf("%s: %+v", c.name, f)

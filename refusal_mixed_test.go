@@ -129,6 +129,35 @@ func TestRefusedPiecesHaveNoEffect(t *testing.T) {
 	}
 }
 
+// A message of 2 GiB is the longest that a request or a receive may name.
+func TestLongestMessage(t *testing.T) {
+	for _, m := range modes {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps},
+			fabric: soft.Config{Stepped: true}})
+		keys := map[verbs.DeviceID]uint32{}
+		for dev := range verbs.DeviceID(8) {
+			keys[dev] = 1
+		}
+		memory := ibverbx.Segment{Addr: 1 << 20, Length: 1 << 31, Keys: ibverbx.NewKeys(keys)}
+		beyond := memory
+		beyond.Length++
+		send := ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: memory}
+		if _, err := l.a.PostRecv(ibverbx.RecvWR{Local: memory}); err != nil {
+			t.Errorf("%s: a receive of 2 GiB: %v", m.name, err)
+		}
+		if _, err := l.a.PostSend(send); err != nil {
+			t.Errorf("%s: a SEND of 2 GiB: %v", m.name, err)
+		}
+		send.Local = beyond
+		if _, err := l.a.PostSend(send); !errors.Is(err, ibverbx.ErrLength) {
+			t.Errorf("%s: a byte more: %v", m.name, err)
+		}
+		if _, err := l.a.PostRecv(ibverbx.RecvWR{Local: beyond}); !errors.Is(err, ibverbx.ErrLength) {
+			t.Errorf("%s: a byte more: %v", m.name, err)
+		}
+	}
+}
+
 // A virtual queue pair cannot be made of what is no set of queue pairs on the virtual CQ.
 func TestImpossibleVirtualQueuePairs(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})

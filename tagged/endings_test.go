@@ -168,3 +168,29 @@ func TestRefusedSendFailsTheEndpoint(t *testing.T) {
 		t.Error("a refused message has arrived")
 	}
 }
+
+// TestWorkerClosesOnce: a worker that is closed refuses everything, Close among it, in one line.
+func TestWorkerClosesOnce(t *testing.T) {
+	r := newRig(t, 1, 1, tagged.Config{})
+	w := r.workers[0]
+	d := r.recv(w, 1, tagged.Exact, make([]byte, 1))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !d.Done() || !errors.Is(d.Err(), tagged.ErrClosed) {
+		t.Errorf("a receive: %v, %v", d.Done(), d.Err())
+	}
+	_, recv := w.Recv(1, tagged.Exact)
+	_, endpoint := w.NewEndpoint(tagged.EndpointConfig{})
+	_, region := w.Register(make([]byte, 8))
+	for what, err := range map[string]error{"close": w.Close(), "receive": recv, "endpoint": endpoint,
+		"region": region} {
+		if !errors.Is(err, tagged.ErrClosed) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := r.domains[0].Close(); err != nil {
+		t.Error(err)
+	}
+	r.workers = nil
+}
