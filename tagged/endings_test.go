@@ -185,7 +185,7 @@ func TestWorkerClosesOnce(t *testing.T) {
 	_, region := w.Register(make([]byte, 8))
 	for what, err := range map[string]error{"close": w.Close(), "receive": recv, "endpoint": endpoint,
 		"region": region} {
-		if !errors.Is(err, tagged.ErrClosed) || strings.Contains(err.Error(), "\n") {
+		if !errors.Is(err, tagged.ErrClosed) || !strings.HasPrefix(err.Error(), "tagged: ") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
