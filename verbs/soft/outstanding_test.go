@@ -17,8 +17,8 @@ func can(f *Fabric, prefix string) bool {
 	return false
 }
 
-// A queue pair has as many reads and atomics outstanding as MaxRDAtomic says; the next one waits for
-// an acknowledgement, and so does what is behind it. Writes are not counted.
+// A queue pair has as many reads and atomics outstanding as MaxRDAtomic says; the next one waits
+// for an acknowledgement, and so does what is behind it. Writes are not counted.
 func TestReadsWaitForEachOther(t *testing.T) {
 	f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.MaxRDAtomic = 2 })
 	read := func(id uint64) verbs.SendWR {
@@ -95,7 +95,8 @@ func TestFlushedHaveTheVendorsCode(t *testing.T) {
 	setState(t, a, verbs.StateErr)
 	a.qp.f.Run(10)
 	for cq, id := range map[*CQ]uint64{a.cq: 1, a.rcq: 2} {
-		if wc := awaitStatus(t, cq, id, verbs.StatusWRFlushErr); wc.VendorErr != 0xf9 || wc.QPNum != a.qp.Num() {
+		if wc := awaitStatus(t, cq, id, verbs.StatusWRFlushErr); wc.VendorErr != 0xf9 ||
+			wc.QPNum != a.qp.Num() {
 			t.Errorf("%+v", wc)
 		}
 	}
