@@ -152,6 +152,33 @@ func TestEndpointPlacesAreUsedAgain(t *testing.T) {
 	})
 }
 
+// An endpoint that is released holds no buffers, and takes every call.
+func TestReleasedEndpointTakesCalls(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		card, err := l.b.Card()
+		must(t, err)
+		gone := transport.NewCompletion(1, nil)
+		must(t, l.a.Abort(gone))
+		l.until("it is released", gone.Fired)
+		if l.a.Stats().Outstanding != 0 || l.a.Limits().PutShort == 0 || l.a.Err() == nil || l.a.Name() == "" {
+			t.Errorf("%+v, %+v, %v", l.a.Stats(), l.a.Limits(), l.a.Err())
+		}
+		l.a.Fence()
+		_, errCard := l.a.Card()
+		_, errFlush := l.a.StartFlush(transport.FlushRemote, nil)
+		for call, err := range map[string]error{
+			"card": errCard, "connect": l.a.Connect(card), "flush": errFlush,
+			"put": l.a.PutShort([]byte{1}, l.a.peer.At(0)), "message": l.a.AMShort(1, nil, nil),
+			"close": l.a.Close(within(t)), "abort": l.a.Abort(nil),
+		} {
+			if err == nil {
+				t.Errorf("%s: no error", call)
+			}
+		}
+	})
+}
+
 // Workers and endpoints without a peer close, too.
 func TestUnconnectedEndpointsClose(t *testing.T) {
 	w := newWorld(t, setupFabric(1))
