@@ -128,6 +128,8 @@ func (e *Endpoint) matchedOnArrival(h *header) {
 
 // arrivedEager handles a message that has arrived whole.
 func (e *Endpoint) arrivedEager(h *header, data []byte) {
+	e.traffic.received++
+	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
 		in := e.newInbound(h.tag, len(data))
@@ -153,6 +155,7 @@ func (r *Request) take(data []byte) {
 func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	a := &e.partial
 	*a = assembly{length: int(h.length), got: len(data)}
+	e.traffic.receivedBytes += uint64(len(data))
 	r := e.match(h)
 	if r == nil {
 		a.in = e.newInbound(h.tag, int(h.length))
@@ -177,6 +180,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 			a.length)
 	}
 	a.got += len(data)
+	e.traffic.receivedBytes += uint64(len(data))
 	switch {
 	case a.in != nil:
 		a.in.keep(&e.w.blocks, data)
@@ -189,6 +193,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	if a.got == a.length {
 		r := a.req
 		*a = assembly{}
+		e.traffic.received++
 		if r != nil {
 			r.complete(nil)
 		}
@@ -224,6 +229,10 @@ func (e *Endpoint) arrivedDone(id uint32) error {
 	}
 	r.matched = true
 	e.waiting.remove(r)
+	if r.kind == sendLong {
+		e.traffic.sent++
+		e.traffic.sentBytes += uint64(r.data.length)
+	}
 	if !r.inQueue.Listed() { // otherwise fragments of it have to go out: see sendGone
 		r.complete(nil)
 	}

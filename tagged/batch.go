@@ -73,8 +73,11 @@ func (e *Endpoint) pushBatch(view *transport.Endpoint) error {
 	e.ledger.Sent(b.count)
 	e.ledger.Granted(h.window)
 	w.stats.batches++
+	e.traffic.sent += uint64(b.count)
 	for range b.count {
-		e.queue.PopFront().complete(nil)
+		r := e.queue.PopFront()
+		e.traffic.sentBytes += uint64(r.data.length)
+		r.complete(nil)
 	}
 	return nil
 }

@@ -44,9 +44,10 @@ type Endpoint struct {
 	pending   transport.Pending
 
 	ledger  flow.Ledger // the window, in both directions: see package flow
-	partial assembly    // the message that is arriving in fragments
-	posted  posted      // receives that wait for a message of this peer
-	kept    unexpected  // messages of this peer that wait for a receive; they are in Worker.unexpected, too
+	traffic traffic
+	partial assembly   // the message that is arriving in fragments
+	posted  posted     // receives that wait for a message of this peer
+	kept    unexpected // messages of this peer that wait for a receive; they are in Worker.unexpected, too
 
 	inDeparted list.Link[Endpoint] // of Worker.departed
 }

@@ -159,6 +159,9 @@ func (w *Worker) chunkRead(c *chunk) {
 	if rd.err == nil {
 		rd.err = err
 	}
+	if err == nil {
+		e.traffic.receivedBytes += c.n
+	}
 	c.put(w)
 	if rd.under == 0 && (e.err != nil || rd.done == rd.length) {
 		rd.end()
@@ -189,6 +192,9 @@ func (rd *reading) finish(err error) {
 		r.data.scatter(rd.pins.staged)
 	}
 	rd.pins.release(w)
+	if err == nil {
+		e.traffic.received++
+	}
 	if e.err == nil {
 		e.queueNotice(rd.id)
 	}

@@ -68,6 +68,9 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 		w.src.set(bufs, n)
 		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
 		w.src.clear()
+		if err == nil {
+			e.traffic.sent++
+		}
 		if err == nil || !errors.Is(err, transport.ErrNoResource) {
 			w.mu.Unlock()
 			return nil, err
@@ -168,6 +171,7 @@ func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, er
 		}
 		r.stage = requestActive
 		if r.sent += n; r.sent == r.data.length {
+			e.traffic.sent++
 			return true, nil
 		}
 	}
@@ -192,6 +196,9 @@ func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h
 	}
 	if err == nil {
 		e.ledger.Sent(1)
+		if kind != amAnnounce {
+			e.traffic.sentBytes += uint64(n)
+		}
 		e.ledger.Granted(h.window)
 	}
 	return err

@@ -1,5 +1,7 @@
 package tagged
 
+import "ibverbx/transport"
+
 // counters count since the worker was made.
 type counters struct {
 	announced, unexpected uint64
@@ -35,6 +37,8 @@ type Stats struct {
 	Failures   uint64 `json:"failures"`   // endpoints that failed
 	Violations uint64 `json:"violations"` // of these, because of what the peer sent
 	Leaked     uint64 `json:"leaked"`     // registrations that could not be undone
+
+	Transport transport.Stats `json:"transport"`
 }
 
 // Stats takes a snapshot.
@@ -50,25 +54,41 @@ func (w *Worker) Stats() Stats {
 		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Dropped: s.dropped,
 		Registered: s.registered, Staged: s.staged,
 		Failures: s.failures, Violations: s.violations, Leaked: s.leaked,
+		Transport: w.tw.Stats(),
 	}
 }
 
+// traffic counts what has gone over an endpoint, since it was made.
+type traffic struct{ sent, sentBytes, received, receivedBytes uint64 }
+
 // EndpointStats is a snapshot of an endpoint.
 type EndpointStats struct {
+	// Messages, and bytes of messages, since the endpoint was made: copied ones as they go out and
+	// arrive, long ones as they are read; their sender counts them when it learns of that.
+	Sent          uint64 `json:"sent"`
+	SentBytes     uint64 `json:"sent_bytes"`
+	Received      uint64 `json:"received"`
+	ReceivedBytes uint64 `json:"received_bytes"`
+
 	Queued    int `json:"queued"`    // sends that have not gone out, or not wholly
 	Unmatched int `json:"unmatched"` // sends that wait for the notice that they were matched, or read
 	Reading   int `json:"reading"`   // messages that are being read from the peer
 	Window    int `json:"window"`    // eager fragments and announcements that the peer has room for
 	Owed      int `json:"owed"`      // places of the window that can be granted to the peer again
 	Notices   int `json:"notices"`   // matches that the peer has not been notified of yet
+
+	Transport transport.EndpointStats `json:"transport"`
 }
 
 // Stats takes a snapshot.
 func (e *Endpoint) Stats() EndpointStats {
 	e.w.mu.Lock()
 	defer e.w.mu.Unlock()
+	t := &e.traffic
 	return EndpointStats{
+		Sent: t.sent, SentBytes: t.sentBytes, Received: t.received, ReceivedBytes: t.receivedBytes,
 		Queued: e.queue.Len(), Unmatched: e.waiting.count(), Reading: e.active,
 		Window: e.ledger.Room(), Owed: e.ledger.Due(), Notices: e.notices.Len(),
+		Transport: e.tep.Stats(),
 	}
 }

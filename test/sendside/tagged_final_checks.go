@@ -1,6 +1,9 @@
 package sendside
 
-import "ibverbx/test/internal/lab"
+import (
+	"ibverbx/tagged"
+	"ibverbx/test/internal/lab"
+)
 
 // finish ends a world of messages: all messages between endpoints that work are received, and every
 // request ends.
@@ -115,6 +118,7 @@ func (w *tagWorld) checkAllDone() {
 				w.Broken(ruleCredits, "%v has a window of %d of %d, and %d are to be given back", e, s.Window,
 					most, p.Owed)
 			}
+			e.checkTraffic(s, p)
 		}
 	}
 	for _, o := range w.sites {
@@ -132,6 +136,27 @@ func (w *tagWorld) checkAllDone() {
 		if clean && (s.Violations != 0 || s.Unexpected != 0 || s.UnexpectedBytes != 0) {
 			w.Broken(ruleBalance, "%s keeps messages when all is over: %+v", o.Name, s)
 		}
+	}
+}
+
+// checkTraffic checks what both ends have counted of the messages that an end has sent.
+func (e *tagEnd) checkTraffic(s, peer tagged.EndpointStats) {
+	var sent, sentBytes, received, receivedBytes uint64
+	for _, m := range e.msgs {
+		if m.cancelled {
+			continue
+		}
+		sent++
+		sentBytes += uint64(m.n)
+		if !m.long || m.n <= m.match.dst.N {
+			received++
+			receivedBytes += uint64(m.n)
+		}
+	}
+	if s.Sent != sent || s.SentBytes != sentBytes || peer.Received != received ||
+		peer.ReceivedBytes != receivedBytes {
+		e.w.Broken(ruleBalance, "%v has sent %d messages of %d bytes, and %d of %d were read: %+v, %+v", e, sent,
+			sentBytes, received, receivedBytes, s, peer)
 	}
 }
 
