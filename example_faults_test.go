@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -34,9 +35,10 @@ func appendRecord(vqp *ibverbx.VirtualQP, src *ibverbx.MR, dst ibverbx.RemoteMR,
 
 // How to test a protocol of your own against every order of events and every fault: on a fabric
 // where nothing moves by itself, once for each of many seeds. A seed decides on the order in which
-// things happen and on what goes wrong where, so one that fails can be run again, with the actions
-// that Step returns and the fault printed. To adapt it, replace appendRecord, what becomes of
-// completions, and what has to hold after every step.
+// things happen and on what goes wrong where, and the clock is the test's own: a seed always ends
+// alike, and one that fails can be run again, with the actions that Step returns and the fault
+// printed. To adapt it, replace appendRecord, what becomes of completions, and what has to hold
+// after every step.
 func Example_protocolUnderFaults() {
 	const seeds = 300
 	whole, told := 0, 0
@@ -66,8 +68,10 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 	fatal(err)
 	nics, err := fabric.Devices()
 	fatal(err)
-	sender, src := openLog(nics[:2])
-	receiver, dst := openLog(nics[2:])
+	now := time.Unix(0, 0) // stands still while anything moves
+	clock := func() time.Time { return now }
+	sender, src := openLog(nics[:2], clock)
+	receiver, dst := openLog(nics[2:], clock)
 	senderCard, err := sender.Card()
 	fatal(err)
 	receiverCard, err := receiver.Card()
@@ -105,6 +109,7 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 			idle = 0
 		} else if posted == logRecords || failure != nil {
 			idle++
+			now = now.Add(time.Second)
 			fault.Remove() // a queue pair that stands still goes on
 		}
 		n, err := sender.CQ().Poll(wcs)
@@ -132,8 +137,8 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 
 // openLog makes an end over two NICs, and memory for a log and the byte that commits write. A
 // record is several fragments.
-func openLog(nics []verbs.Device) (*ibverbx.VirtualQP, *ibverbx.MR) {
-	vqp, err := ibverbx.Open(nics, ibverbx.Config{MaxMsgSize: 400, QPsPerDevice: 2})
+func openLog(nics []verbs.Device, clock func() time.Time) (*ibverbx.VirtualQP, *ibverbx.MR) {
+	vqp, err := ibverbx.Open(nics, ibverbx.Config{MaxMsgSize: 400, QPsPerDevice: 2, Clock: clock})
 	fatal(err)
 	mr, err := vqp.Domain().Register(make([]byte, logSize+1), verbs.AccessAll)
 	fatal(err)

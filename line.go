@@ -26,6 +26,7 @@ type line struct {
 	dead   bool
 	closed bool // the virtual queue pair was closed
 
+	clock     func() time.Time
 	err       *FailedError // the first error; later ones follow from it
 	failedAt  time.Time    // when err was recorded
 	failedReq uint64       // the send request that err is of; 0 for none
@@ -44,8 +45,18 @@ type line struct {
 // never is a request number that is not reached.
 const never = 1<<64 - 1
 
-// newLine is the line of a virtual queue pair in RESET.
-func newLine() line { return line{state: verbs.StateReset, stopAt: never} }
+// newLine is the line of a virtual queue pair in RESET. clock tells the time.
+func newLine(clock func() time.Time) line {
+	return line{state: verbs.StateReset, stopAt: never, clock: clock}
+}
+
+// clock is the clock of the configuration.
+func (q *VirtualQP) clock() func() time.Time {
+	if q.cfg.Clock != nil {
+		return q.cfg.Clock
+	}
+	return time.Now
+}
 
 // drainPhase is how far a Drain has come.
 type drainPhase uint8
@@ -120,7 +131,7 @@ func (l *line) fail(req uint64, f *FailedError) (first bool) {
 	if l.err != nil {
 		return false
 	}
-	l.err, l.failedReq, l.failedAt = f, req, time.Now()
+	l.err, l.failedReq, l.failedAt = f, req, l.clock()
 	return true
 }
 
@@ -128,7 +139,9 @@ func (l *line) fail(req uint64, f *FailedError) (first bool) {
 func (l *line) stop(n uint64) { l.stopAt = min(l.stopAt, n) }
 
 // lingered reports whether requests before the one that failed have had the time that they get.
-func (l *line) lingered(patience time.Duration) bool { return time.Since(l.failedAt) > patience }
+func (l *line) lingered(patience time.Duration) bool {
+	return l.clock().Sub(l.failedAt) > patience
+}
 
 // flushes reports whether send request n is reported as flushed, whatever became of its work
 // requests: the line stopped before it, and it is not the one whose own status is to be reported.

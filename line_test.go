@@ -89,12 +89,12 @@ func TestLineInEachState(t *testing.T) {
 		},
 		{
 			name:    "fresh after a failure",
-			steps:   func(l *line) { connected(l); l.stop(3); l.fail(3, failure()); *l = newLine() },
+			steps:   func(l *line) { connected(l); l.stop(3); l.fail(3, failure()); *l = newLine(time.Now) },
 			canSend: ErrNotConnected, canRecv: ErrNotConnected, shown: verbs.StateReset, mayPost: true,
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l := newLine()
+			l := newLine(time.Now)
 			c.steps(&l)
 			l.check()
 			if err := l.canSend(); !errors.Is(err, c.canSend) || (err == nil) != (c.canSend == nil) {
@@ -121,7 +121,7 @@ func TestLineInEachState(t *testing.T) {
 
 // The first error stays, whatever follows, and its request reports its own status once.
 func TestLineKeepsTheFirstFailure(t *testing.T) {
-	l := newLine()
+	l := newLine(time.Now)
 	for n := range uint64(10) {
 		if l.flushes(n) {
 			t.Fatalf("request %d is flushed while the line runs", n)
@@ -155,7 +155,7 @@ func TestLineKeepsTheFirstFailure(t *testing.T) {
 }
 
 func TestLineLingers(t *testing.T) {
-	l := newLine()
+	l := newLine(time.Now)
 	l.fail(1, noRequest(verbs.StatusRetryExcErr))
 	if l.lingered(time.Hour) {
 		t.Error("lingered for an hour at once")
@@ -168,8 +168,8 @@ func TestLineLingers(t *testing.T) {
 
 // A receive that was flushed by an unknown cause is withheld until the cause is known.
 func TestLineWithholdsUntilTheCauseIsKnown(t *testing.T) {
-	suspected := func() line { l := newLine(); l.suspect = &rail{}; return l }
-	if l := newLine(); l.withholds() {
+	suspected := func() line { l := newLine(time.Now); l.suspect = &rail{}; return l }
+	if l := newLine(time.Now); l.withholds() {
 		t.Error("withholds without a suspect")
 	}
 	l := suspected()
@@ -189,7 +189,7 @@ func TestLineWithholdsUntilTheCauseIsKnown(t *testing.T) {
 func TestLineForgetsOnlyAFlush(t *testing.T) {
 	for _, status := range []verbs.Status{verbs.StatusWRFlushErr, verbs.StatusRetryExcErr} {
 		forgotten := status == verbs.StatusWRFlushErr
-		l := newLine()
+		l := newLine(time.Now)
 		l.stop(2)
 		l.fail(2, noRequest(status))
 		l.forgetFlush()

@@ -93,3 +93,44 @@ func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 		t.Errorf("the SEND before the failure: %s", fmtWCs([]ibverbx.WC{wc}))
 	}
 }
+
+// A run on a stepped fabric whose clock is the program's ends alike however long it pauses: what
+// lingers does so by that clock, and by no other.
+func TestLingerByAClockOfOnesOwn(t *testing.T) {
+	const linger = 20 * time.Millisecond
+	for _, pause := range []time.Duration{0, 3 * linger} {
+		now := time.Unix(1, 0)
+		l := newLink(t, linkConfig{fabric: soft.Config{Stepped: true, Seed: 3}, qp: ibverbx.Config{
+			QPsPerDevice: 2, Linger: linger, MaxMsgSize: 8, Clock: func() time.Time { return now }}})
+		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
+		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16)
+		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1})
+		l.a.send(t, bad)
+		for range 100 {
+			l.fabric.Run(10)
+			l.a.pump(t)
+		}
+		if l.a.Err() == nil {
+			t.Fatal("nothing has failed")
+		}
+		time.Sleep(pause)
+		now = now.Add(linger)
+		for range 20 {
+			l.fabric.Run(10)
+			l.a.pump(t)
+		}
+		if len(l.a.backlog) != 0 {
+			t.Fatalf("behind a pause of %v, and no more than Linger by the clock: %s", pause,
+				fmtWCs(l.a.backlog))
+		}
+		now = now.Add(1)
+		for range 20 {
+			l.a.pump(t)
+			l.fabric.Run(10)
+		}
+		if len(l.a.backlog) != 2 || l.a.backlog[0].Status != verbs.StatusWRFlushErr ||
+			l.a.backlog[1].Status != verbs.StatusRemAccessErr {
+			t.Errorf("behind Linger by the clock: %s", fmtWCs(l.a.backlog))
+		}
+	}
+}

@@ -33,7 +33,8 @@ type drainProbes struct {
 	// and never will have.
 	unsignaledBefore uint64
 
-	idle idleCQ
+	idle      idleCQ // by the wall clock, for Close and Reset, which sleep
+	drainIdle idleCQ // by the configured clock, for Drain
 }
 
 // idleCQ is what isIdle remembers of its polls.
@@ -86,7 +87,7 @@ func (p *passThrough) finishRecvs() bool {
 			p.probeFailed(noRequest(fmt.Errorf("a request of Drain's own: %w", err)))
 		}
 	}
-	if p.line.err == nil || !p.flushUnknowable() {
+	if p.line.err == nil || !p.flushUnknowable(&p.probes.drainIdle, p.line.clock()) {
 		return false
 	}
 	if rl.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState) != nil {
@@ -131,9 +132,9 @@ func (p *passThrough) probeFlush() bool {
 // flushUnknowable reports whether it will never be known that everything was flushed: a queue
 // refuses the probe permanently, or is full of unsignaled requests that have succeeded, whose slots
 // nothing gives back in ERR; the other queue's probe has come back, and nothing else comes.
-func (p *passThrough) flushUnknowable() bool {
+func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
 	o := &p.probes
-	idle := p.isIdle()
+	idle := p.isIdle(seen, now)
 	return idle && o.posted == 0 && (errors.Is(o.sendErr, verbs.ErrQueueFull) ||
 		refusedPermanently(o.sendErr) ||
 		refusedPermanently(o.recvErr))
@@ -144,19 +145,20 @@ func (p *passThrough) flushUnknowable() bool {
 func (p *passThrough) nothingLeft() bool { return p.outstanding() == 0 && p.probes.posted == 0 }
 
 // isIdle reports whether no request of the user has completed for a while; it must be asked all the
-// time. Time alone does not tell: a process that did not run has not polled.
-func (p *passThrough) isIdle() bool {
-	o := &p.probes.idle
+// time. Time alone does not tell: a process that did not run has not polled. Drain asks by the
+// configured clock; Close and Reset, which sleep, by the wall clock.
+func (p *passThrough) isIdle(o *idleCQ, now time.Time) bool {
 	if o.polls++; o.polls == 1 || o.outstanding != p.outstanding() {
-		*o = idleCQ{outstanding: p.outstanding(), polls: 1, since: time.Now()}
+		*o = idleCQ{outstanding: p.outstanding(), polls: 1, since: now}
 	}
-	return o.polls >= flushPolls && time.Since(o.since) > flushQuiet
+	return o.polls >= flushPolls && now.Sub(o.since) > flushQuiet
 }
 
 // flushOver reports whether Close and Reset need not wait for the queue pair in ERR any more. It
 // may hold something still, and is reset or destroyed anyway.
 func (p *passThrough) flushOver() bool {
-	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.probeFlush() || p.flushUnknowable()
+	return p.rail.closed || p.probes.gaveUp || p.nothingLeft() || p.probeFlush() ||
+		p.flushUnknowable(&p.probes.idle, time.Now())
 }
 
 // awaitFlushes waits until single queue pairs in ERR have flushed everything: all at once, so that

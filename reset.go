@@ -103,7 +103,7 @@ func (q *VirtualQP) endOutstanding() {
 // restart puts the virtual queue pair back into RESET. line and railConn are made anew, not cleared
 // field by field; each organ's restart resets what else it knows of the connection.
 func (q *VirtualQP) restart() {
-	q.line = newLine()
+	q.line = newLine(q.clock())
 	q.send.rails.restart()
 	if q.pass != nil {
 		q.pass.restart()

@@ -59,7 +59,8 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave "+
 			"it out, or add queue pairs", verbs.ErrInvalid)
 	}
-	q := &VirtualQP{cfg: cfg, cq: cq, line: newLine()}
+	q := &VirtualQP{cfg: cfg, cq: cq}
+	q.line = newLine(q.clock())
 	rails := newRailSet(q, qps, notify)
 	var err error
 	if q.cfg.MaxMsgSize, err = q.longestFragment(&rails); err != nil {

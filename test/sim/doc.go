@@ -35,7 +35,8 @@
 // A world that fails is shrunk: events are left out for as long as the same promise is broken. What
 // is left is printed event by event, with the command that plays it again. A world depends on its
 // seed and on this source: a seed means something only together with the revision that it was found
-// on. One clock is left: a single queue pair that cannot mark the end of a flush waits for silence.
+// on. The clock of its virtual queue pairs is its own; Close and Reset of a single queue pair that
+// cannot mark the end of a flush wait for silence by the wall clock.
 //
 // # Planted bugs
 //

@@ -307,7 +307,7 @@ func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError
 	if e.single || e.state != connected || e.leaving || e.noneMayBegin || e.recvsRefused || e.conn.hostile ||
-		e.conn.plan.cfg[0].Linger < 0 ||
+		e.conn.plan.cfg[0].Linger < 0 || e.w.lingered ||
 		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
 		return
 	}

@@ -74,7 +74,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		Scheme:     ibverbx.Scheme(rng.IntN(2)),
 		MaxMsgSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
 		NoNotifyQP: rng.IntN(6) == 0,
-		Linger:     time.Duration(pick(-1, int(time.Hour))), // no world depends on a clock
+		Linger:     time.Duration(pick(-1, int(time.Hour))), // by the world's clock
 	}
 	cfg.NoNotifyQP = cfg.NoNotifyQP || c.rails == 1
 	if !c.strip {

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"ibverbx"
 	"ibverbx/test/internal/hunt"
@@ -20,10 +21,12 @@ type world struct {
 	ends  []*end
 	wires map[wireAt]*wire
 
-	building   *end     // the one that is being made; nil outside of that
-	buildingCQ *vcq     // likewise
-	pumping    bool     // the library waits: let the fabric move when it polls
-	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
+	building   *end      // the one that is being made; nil outside of that
+	buildingCQ *vcq      // likewise
+	pumping    bool      // the library waits: let the fabric move when it polls
+	now        time.Time // by the clock of every virtual queue pair
+	lingered   bool      // it has moved on, beyond every Linger
+	only       *lab.NIC  // the one whose completion queue alone may be polled; nil for all
 }
 
 // conn is a connection.
@@ -124,10 +127,12 @@ func (w *world) buildConn(i int, p *connPlan) {
 		w.ends = append(w.ends, e)
 		w.building = e
 		var err error
+		cfg := p.cfg[j]
+		cfg.Clock = func() time.Time { return w.now }
 		if p.byHand[j] == nil {
-			e.vq, err = e.host.Dom.NewQP(cq.cq, p.cfg[j])
+			e.vq, err = e.host.Dom.NewQP(cq.cq, cfg)
 		} else {
-			e.vq, err = e.byHand(p.byHand[j], p.cfg[j])
+			e.vq, err = e.byHand(p.byHand[j], cfg)
 		}
 		w.Must("new virtual qp "+e.name, err)
 		cq.ends = append(cq.ends, e)
