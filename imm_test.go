@@ -45,28 +45,39 @@ func TestLittleEndianImmediatesOnTheWire(t *testing.T) {
 	}
 	for _, m := range modes[:3] {
 		t.Run(m.name, func(t *testing.T) {
-			cfg := ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 8}
+			cfg := ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 8, MaxInline: 8,
+				MaxSGE: 2}
 			peer := cfg
 			cfg.Conn.ImmLittleEndian = true
 			l := newLink(t, linkConfig{nics: m.nics, qp: cfg, peerQP: &peer, rawCard: original})
-			l.b.expectRecv(t, 1)
-			send := l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 40)
-			send.Imm = 0x11223344
-			l.a.send(t, send)
-			if wc := l.b.wait(t, 1)[0]; bits.ReverseBytes32(wc.Imm) != send.Imm {
-				t.Errorf("%#x stands on the wire as %#x", send.Imm, wc.Imm)
+			for form, send := range l.a.payloads(verbs.OpRDMAWriteWithImm) {
+				l.b.expectRecv(t, 1)
+				send.Imm = 0x11223344
+				l.a.send(t, send)
+				if wc := l.b.wait(t, 1)[0]; bits.ReverseBytes32(wc.Imm) != send.Imm {
+					t.Errorf("%s: %#x stands on the wire as %#x", form, send.Imm, wc.Imm)
+				}
+				l.a.wait(t, 1)
 			}
 			l.a.expectRecv(t, 3)
 			back := l.b.write(verbs.OpRDMAWriteWithImm, 4, 0, 40)
 			back.Imm = bits.ReverseBytes32(0x55667788)
 			l.b.send(t, back)
-			for _, wc := range l.a.wait(t, 2) {
-				if wc.ID == 3 && wc.Imm != 0x55667788 {
-					t.Errorf("read as %#x, want 0x55667788", wc.Imm)
-				}
+			if wc := l.a.wait(t, 1)[0]; wc.Imm != 0x55667788 {
+				t.Errorf("read as %#x, want 0x55667788", wc.Imm)
 			}
 		})
 	}
+}
+
+// payloads are requests of each way to give a payload.
+func (e *end) payloads(op verbs.Opcode) map[string]ibverbx.SendWR {
+	piece, none := e.write(op, 2, 0, 40), e.write(op, 2, 0, 0)
+	inline, list := none, piece
+	inline.Local, inline.Remote = ibverbx.Segment{}, piece.Remote
+	inline.Inline, inline.Flags = make([]byte, 8), inline.Flags|verbs.SendInline
+	list.Local, list.SGL = ibverbx.Segment{}, []ibverbx.Segment{e.mr.Slice(0, 16), e.mr.Slice(32, 16)}
+	return map[string]ibverbx.SendWR{"a piece": piece, "nothing": none, "inline": inline, "a list": list}
 }
 
 // Two ends of this package that order immediates differently are not connected.

@@ -182,7 +182,7 @@ func (p *passThrough) translateOther(b *sendBatch, i int, wr *SendWR) (uint64, e
 		return 0, err
 	}
 	to := b.add()
-	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, wr.Imm
+	to.ID, to.Opcode, to.Flags, to.Imm = wr.ID, wr.Opcode, wr.Flags, p.imms.turn(wr.Imm)
 	to.RemoteAddr, to.RKey = wr.Remote.Addr, 0
 	if length != 0 && !wr.Opcode.IsSend() { // a transfer of no bytes needs no key
 		to.RKey = wr.Remote.Keys.at(p.rail.peerDev)
