@@ -127,7 +127,7 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if _, err := f.unit(); err != nil {
 		return err
 	}
-	nics, err := f.open(provider, 0, p.Conn)
+	nics, err := f.open(c, provider, 0, p.Conn)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,11 @@ func (h half) Name() string                     { return h.name }
 func (h half) Devices() ([]verbs.Device, error) { return h.nics, nil }
 func (h half) Close() error                     { return nil }
 
+// partial is a provider of which one NIC could not be opened.
+type partial struct{ half }
+
+func (partial) Unopened() error { return errors.New("open device: mlx5_7: permission denied") }
+
 // addTestProviders adds providers to the table: left and right have two NICs each, which reach each
 // other as those of two hosts do, and none has none.
 func addTestProviders() *soft.Fabric {
@@ -47,6 +52,9 @@ func addTestProviders() *soft.Fabric {
 	}
 	providers = append(providers, provider{"ailing", func(nicOptions) (verbs.Provider, error) {
 		return half{fabric, "ailing", []verbs.Device{ailing{nics[0]}}}, nil
+	}})
+	providers = append(providers, provider{"partial", func(nicOptions) (verbs.Provider, error) {
+		return partial{half{fabric, "partial", nics[:1]}}, nil
 	}})
 	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) {
 		return nil,

@@ -26,9 +26,8 @@ func (devicesCmd) Help() string {
   ibverbx devices -v -d mlx5_0       all that one of them can
   ibverbx devices --provider soft    the software NICs that are built in
 
-The exit code is 0 when a NIC was listed. Where there is none, or not all could be asked, it is 1, and the
-reason is on stderr; with
---json the document has an empty list and the reason too.`
+The exit code is 0 when all NICs were listed. Where there is none, or not all could be opened or asked, it is 1,
+and the reason is on stderr; with --json the document has the reason too.`
 }
 
 // deviceList is what --json writes.
@@ -100,7 +99,7 @@ func (f *devicesCmd) Run(c *console) error {
 			doc.Reason = failed.Error()
 		}
 		err = writeJSON(c.out, doc)
-	case len(list) == 0 && f.Provider == "":
+	case len(list) == 0 && f.Provider == "" && f.Device == "" && noRealNICs(failed):
 		_, err = io.WriteString(c.out, "No real NICs.\n"+softHint)
 	case len(list) == 0:
 	case f.Verbose:
@@ -122,7 +121,7 @@ func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
 	if name == softNICs && err == nil {
 		devices, err = choose(devices, f.Device)
 	}
-	errs := []error{err}
+	errs := []error{err, unopened(p)}
 	for _, d := range devices {
 		info, err := inspect(p.Name(), d)
 		errs = append(errs, err)

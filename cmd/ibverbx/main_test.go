@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -16,6 +17,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
 )
 
 func TestMain(m *testing.M) {
@@ -452,6 +454,49 @@ func TestAilingDevice(t *testing.T) {
 		!strings.Contains(errs, "GID 2 is silent") || strings.Count(out, "RoCE") != 2 ||
 		!strings.Contains(out, "ACTIVE") {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// TestUnopenedDevice shows that a NIC that cannot be opened is named, and does not hide the others.
+func TestUnopenedDevice(t *testing.T) {
+	code, out, errs := command(t, "devices --provider partial")
+	if code != exitFailed || !strings.Contains(errs, "mlx5_7: permission denied") ||
+		!strings.Contains(out, "soft0") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	_, out, _ = command(t, "devices --json --provider partial")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil || len(doc.Devices) != 1 ||
+		!strings.Contains(doc.Reason, "mlx5_7") {
+		t.Errorf("%v: %+v", err, doc)
+	}
+	code, out, errs = command(t, "perf --provider partial"+quick)
+	if code != exitOK || !strings.Contains(errs, "mlx5_7: permission denied; going on without it") ||
+		strings.Count(errs, "\n") != 1 || !strings.Contains(out, "messages verified") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// TestNoRealNICs shows when it is said that there are none.
+func TestNoRealNICs(t *testing.T) {
+	for _, tt := range []struct {
+		why  error
+		says bool
+	}{
+		{rdmacore.ErrNoLibrary, true},
+		{rdmacore.ErrNoDevice, true},
+		{fmt.Errorf("open devices: the filter leaves none: %w", rdmacore.ErrNoDevice), true},
+		{syscall.EACCES, false}, // there is one, which cannot be opened
+	} {
+		before := providers
+		providers = []provider{{realNICs, func(nicOptions) (verbs.Provider, error) { return nil, tt.why }}}
+		code, out, errs := command(t, "devices")
+		_, filtered, _ := command(t, "devices -d mlx5_0")
+		providers = before
+		if code != exitFailed || strings.Contains(out, "No real NICs.") != tt.says || errs == "" ||
+			strings.Contains(filtered, "No real NICs.") {
+			t.Errorf("%v: exit %d, stdout %q, with a filter %q", tt.why, code, out, filtered)
+		}
 	}
 }
 

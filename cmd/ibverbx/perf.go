@@ -84,6 +84,7 @@ type perfCmd struct {
 
 	printed bool // the JSON document
 	shown   bool // a table
+	warned  bool // of NICs that could not be opened
 }
 
 // Help is shown below the flags.
@@ -362,7 +363,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return err
 	}
 	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
-		checked, err := f.open(provider, 2*p.NICs, p.Conn)
+		checked, err := f.open(c, provider, 2*p.NICs, p.Conn)
 		if err != nil {
 			return err
 		}
@@ -371,16 +372,21 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		}
 	}
 	open := func(nics int) (verbs.Provider, error) {
-		return openProvider(provider, nicOptions{count: 2 * nics, filter: f.Device, library: f.Library})
+		return f.open(c, provider, 2*nics, p.Conn)
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
 }
 
 // open opens a provider whose NICs have what the flags name.
-func (f *perfCmd) open(provider string, nics int, conn ibverbx.ConnConfig) (verbs.Provider, error) {
+func (f *perfCmd) open(c *console, provider string, nics int, conn ibverbx.ConnConfig) (verbs.Provider,
+	error) {
 	p, err := openProvider(provider, nicOptions{count: nics, filter: f.Device, library: f.Library})
 	if err != nil {
 		return nil, err
+	}
+	if without := unopened(p); without != nil && !f.warned {
+		f.warned = true
+		c.complain("ibverbx: %s; going on without it\n", reason(without))
 	}
 	devices, err := p.Devices()
 	if err == nil {

@@ -46,6 +46,14 @@ func openProvider(name string, o nicOptions) (verbs.Provider, error) {
 	return nil, checkProvider(name)
 }
 
+// unopened says which of a provider's NICs could not be opened, and why; nil when all were.
+func unopened(p verbs.Provider) error {
+	if some, ok := p.(interface{ Unopened() error }); ok {
+		return some.Unopened()
+	}
+	return nil
+}
+
 // checkProvider says whether there is a provider of that name.
 func checkProvider(name string) error {
 	var names []string

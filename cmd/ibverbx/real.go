@@ -3,9 +3,16 @@
 package main
 
 import (
+	"errors"
+
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
 )
+
+// noRealNICs says whether an error of openReal means that the host has none.
+func noRealNICs(err error) bool {
+	return errors.Is(err, rdmacore.ErrNoLibrary) || errors.Is(err, rdmacore.ErrNoDevice)
+}
 
 // openReal opens the host's NICs.
 func openReal(o nicOptions) (verbs.Provider, error) {

@@ -3,10 +3,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/verbs"
 )
+
+// noRealNICs says whether an error of openReal means that there are none.
+func noRealNICs(err error) bool { return errors.Is(err, verbs.ErrNotSupported) }
 
 // openReal says that this build has no real NICs.
 func openReal(nicOptions) (verbs.Provider, error) {

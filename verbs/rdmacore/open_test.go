@@ -158,7 +158,8 @@ func TestOpenManyDevices(t *testing.T) {
 	mentions(t, err, "65", "64")
 }
 
-// A device that cannot be opened fails the whole, says what to do, and leaves nothing open.
+// A device that was asked for by name and cannot be opened fails the whole, says what to do, and
+// leaves nothing open.
 func TestOpenDeviceRefused(t *testing.T) {
 	s := openStandin(t, standinConfig{})
 	for errno, word := range map[syscall.Errno]string{
@@ -168,7 +169,7 @@ func TestOpenDeviceRefused(t *testing.T) {
 		syscall.ENODEV: "errno 19",
 	} {
 		s.fail("ibv_open_device", errno)
-		_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+		_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin0,standin1"})
 		is(t, err, errno)
 		mentions(t, err, "ibv_open_device", "standin0", word)
 	}
@@ -176,7 +177,7 @@ func TestOpenDeviceRefused(t *testing.T) {
 	for _, call := range []string{"ibv_open_device", "ibv_query_device"} {
 		for device, name := range []string{"standin0", "standin1"} {
 			s.failCall(call, int32(syscall.EIO), 1, int32(device))
-			_, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+			_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin0,standin1"})
 			is(t, err, syscall.EIO)
 			mentions(t, err, call, name)
 		}
@@ -221,4 +222,37 @@ func TestOldLibrary(t *testing.T) {
 	if err != nil || !e.GID.IsZero() || e.Index != 7 {
 		t.Errorf("empty entry: %+v %v", e, err)
 	}
+}
+
+// One NIC that cannot be opened does not hide the others, unless it was asked for by name.
+func TestOpenWithoutOne(t *testing.T) {
+	s := openStandin(t, standinConfig{Devices: 2})
+	for _, filter := range []string{"", "^standin7", "standin*"} {
+		s.fail("ibv_open_device", syscall.EACCES)
+		p, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: filter})
+		if err != nil {
+			t.Errorf("%q: %v", filter, err)
+			continue
+		}
+		if d := devices(t, p); len(d) != 1 || d[0].Name() != "standin1" || d[0].ID() != 0 {
+			t.Errorf("%q opened %v", filter, d)
+		}
+		is(t, p.Unopened(), syscall.EACCES)
+		mentions(t, p.Unopened(), "standin0", "ibv_open_device")
+		ok(t, p.Close())
+	}
+	s.fail("ibv_open_device", syscall.EACCES)
+	_, err := rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin1,standin0"})
+	is(t, err, syscall.EACCES)
+	mentions(t, err, "standin1")
+	s.failTimes("ibv_open_device", syscall.EACCES, 2)
+	_, err = rdmacore.Open(rdmacore.Config{Library: s.path})
+	is(t, err, syscall.EACCES)
+	mentions(t, err, "standin0", "standin1")
+	p, err := rdmacore.Open(rdmacore.Config{Library: s.path})
+	ok(t, err)
+	if d := devices(t, p); len(d) != 2 || p.Unopened() != nil {
+		t.Errorf("opened %v, %v", d, p.Unopened())
+	}
+	ok(t, p.Close())
 }

@@ -3,6 +3,7 @@
 package rdmacore
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -19,6 +20,8 @@ type Provider struct {
 	_       noCopy
 	lib     *library
 	devices []*device
+	// unopened is why devices that the filter chose, and did not name, are not among them.
+	unopened error
 
 	mu     sync.Mutex
 	arenas []*Arena
@@ -27,7 +30,8 @@ type Provider struct {
 
 // Open loads libibverbs and opens the devices that cfg chooses. The error says what is missing and
 // how to get it: it is [ErrNoLibrary], [ErrNoDevice], or the kernel's error when a device was
-// opened.
+// opened. A device that cannot be opened is an error where cfg names it, or where there is no
+// other; else the others are opened, and [Provider.Unopened] says why it is missing.
 func Open(cfg Config) (*Provider, error) {
 	filter, err := verbs.ParseDeviceFilter(cfg.Devices)
 	if err != nil {
@@ -60,16 +64,31 @@ func Open(cfg Config) (*Provider, error) {
 				verbs.MaxDevices)}
 	}
 	p := &Provider{lib: lib}
-	for i, s := range chosen {
-		d, err := openDevice(p, list.devices[s.Index], list.names[s.Index], verbs.DeviceID(i), s.Port)
-		if err != nil {
+	var unopened []error
+	for _, s := range chosen {
+		id := verbs.DeviceID(len(p.devices))
+		d, err := openDevice(p, list.devices[s.Index], list.names[s.Index], id, s.Port)
+		switch {
+		case err == nil:
+			p.devices = append(p.devices, d)
+		case named(cfg.Devices):
 			_ = p.Close()
 			return nil, err
+		default:
+			unopened = append(unopened, err)
 		}
-		p.devices = append(p.devices, d)
+	}
+	p.unopened = errors.Join(unopened...)
+	if len(p.devices) == 0 {
+		_ = p.Close()
+		return nil, p.unopened
 	}
 	return p, nil
 }
+
+// Unopened says which of the devices that Open chose could not be opened, and why; nil when all
+// were.
+func (p *Provider) Unopened() error { return p.unopened }
 
 // Name is "rdmacore".
 func (p *Provider) Name() string { return "rdmacore" }
