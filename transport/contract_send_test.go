@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // operation is one kind of call, for tests that make all of them.
@@ -141,6 +143,59 @@ func TestContract02CompletionCountsDownAndFiresOnce(t *testing.T) {
 			if fired != 1 || comp.Err() != nil {
 				t.Errorf("%s: fired %d times, %v", op.name, fired, comp.Err())
 			}
+		}
+	})
+}
+
+// An operation without a completion has ended when that of a later one fires, however long it takes
+// and on whichever queue pair: its result is there, and its memory is the caller's again.
+func TestContract02ALaterCompletionTellsOfOneWithout(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		n, dst := overlapping(10000), make([]byte, 1000)
+		for name, c := range map[string]struct {
+			call  func() error
+			check func()
+		}{
+			"get bcopy": {
+				func() error {
+					_, err := l.a.GetBcopy(nil, dst, l.a.peer.At(40000))
+					return err
+				},
+				func() { landed(t, "get bcopy", dst, l.b.mem[40000:41000]) },
+			},
+			"get zcopy": {
+				func() error {
+					_, err := l.a.GetZcopy(nil, l.a.peer.At(20000), l.a.mr.Slice(20000, n))
+					return err
+				},
+				func() { landed(t, "get zcopy", l.a.mem[20000:20000+n], l.b.mem[20000:20000+n]) },
+			},
+			"put zcopy": {
+				func() error {
+					_, err := l.a.PutZcopy(nil, l.a.peer.At(0), l.a.mr.Slice(0, n))
+					return err
+				},
+				func() {
+					want := append([]byte(nil), l.a.mem[:n]...)
+					clear(l.a.mem[:n]) // it is the program's again
+					l.flushed(l.a)
+					landed(t, "put zcopy", l.b.mem[:n], want)
+				},
+			},
+		} {
+			slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 5 * time.Millisecond,
+				Device: l.a.nics[0], Count: 1})
+			must(t, c.call())
+			var later transport.Completion
+			later.Init(1, nil)
+			must(t, l.a.FetchAdd(&later, nil, l.a.peer.At(56000), 1))
+			l.until(name, later.Fired)
+			if err := later.Err(); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			c.check()
+			slow.Remove()
 		}
 	})
 }

@@ -13,6 +13,10 @@ import (
 func (e *end) take(wc *ibverbx.WC) {
 	e.w.Logf("  %v: %s", e, describe(wc))
 	switch id := wc.ID; {
+	case e.conn.plan.oneID && id == sharedID && wc.Opcode.IsRecv(): // it can only be the next
+		e.takeRecv(wc, e.recvHead)
+	case e.conn.plan.oneID && id == sharedID:
+		e.takeSend(wc, e.sendHead)
 	case id == e.id(false, int(uint32(id))):
 		e.takeSend(wc, int(uint32(id)))
 	case id == e.id(true, int(uint32(id))):
@@ -131,7 +135,8 @@ func (e *end) checkFields(wc *ibverbx.WC) {
 func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
-	if session != e.sessionNo || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
+	if e.conn.plan.oneID || // it names none
+		session != e.sessionNo || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
 		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}
@@ -311,7 +316,7 @@ func (e *end) seeWrites(s *send) {
 // describe writes a completion for the trace.
 func describe(wc *ibverbx.WC) string {
 	what := "send"
-	if wc.ID>>32&1 != 0 {
+	if wc.ID>>32&1 != 0 || wc.Opcode.IsRecv() {
 		what = "receive"
 	}
 	return sprintf("completes %s %d: %s, %v, %d bytes, imm %#x", what, uint32(wc.ID), wc.Status.Name(),

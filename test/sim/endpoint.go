@@ -168,8 +168,15 @@ type word struct {
 
 const forever = math.MaxInt
 
-// id is the work-request id of a send or receive. It names the end and the index.
+// sharedID is the ID of all requests and receives where they have one.
+const sharedID = 7
+
+// id is the work-request id of a send or receive. It names the end and the index, unless all have
+// one ID.
 func (e *end) id(recv bool, index int) uint64 {
+	if e.conn.plan.oneID {
+		return sharedID
+	}
 	id := uint64(e.index+1)<<40 | uint64(index)
 	if recv {
 		id |= 1 << 32

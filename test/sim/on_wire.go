@@ -44,7 +44,11 @@ func (e *end) find(wr *verbs.SendWR) *send {
 // to itself.
 func (s *send) named() lab.Span { return lab.Span{Off: s.remote.Off, N: max(s.remote.N, 1)} }
 
+// byID is the request with an ID; nil where the ID names none.
 func (e *end) byID(id uint64) *send {
+	if e.conn.plan.oneID {
+		return nil
+	}
 	if index := int(uint32(id)); index < len(e.sends) && id == e.id(false, index) {
 		return e.sends[index]
 	}

@@ -30,6 +30,7 @@ type connPlan struct {
 	strip  bool    // cards have no keys that the C++ original does not know
 	small  int     // bytes of a receive; 0: no receive has memory
 	lazy   [2]bool // this end posts few receives, so arrivals must wait
+	oneID  bool    // all requests and receives have one ID: it need not be unique
 }
 
 // Values next to the boundaries that the library distinguishes.
@@ -101,6 +102,7 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		c.cfg[i] = cfg
 	}
 	p.makeRails(rng, &c)
+	c.oneID = c.rails > 1 && rng.IntN(4) == 0
 	return c
 }
 
@@ -141,6 +143,9 @@ func (p *plan) String() string {
 			"%d and %d, credits %d and %d, banks %d and %d",
 			i, c.cqs, c.rails, cfg.Scheme, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP,
 			cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
+		if c.oneID {
+			s += ", one ID"
+		}
 		if cfg.NoNotifyQP {
 			s += ", no notify QP"
 		}
