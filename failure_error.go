@@ -22,6 +22,7 @@ type FailedError struct {
 	Recv   bool           // the receive direction, not the send direction; false also when that is not known
 	HasID  bool           // a request of the user was concerned: ID, Opcode and the range are of that
 	ID     uint64         // the user's ID of it
+	Name   string         // what it is to a layer above, in words, in place of operation and ID in Error
 	Opcode verbs.WCOpcode // as in its completion; [verbs.WCUnknown] when that is not known
 	Part   FailedPart     // which part of it failed
 
@@ -98,6 +99,8 @@ func (e *FailedError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "virtual qp %d", e.QPNum)
 	switch {
+	case e.Name != "":
+		b.WriteString(": " + e.Name + e.which() + e.memory())
 	case e.HasID:
 		fmt.Fprintf(&b, ": %s id %d%s%s", e.request(), e.ID, e.which(), e.memory())
 	case int(e.Part) < len(partText) && partText[e.Part] != "":

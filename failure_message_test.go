@@ -251,3 +251,15 @@ func TestMessageOfAPermanentlyRefusedPost(t *testing.T) {
 		}
 	})
 }
+
+// A layer above names a request in words, in place of operation and ID.
+func TestFailedErrorNamesTheRequestOfALayerAbove(t *testing.T) {
+	f := ibverbx.FailedError{QPNum: 3, HasID: true, ID: 77, Opcode: verbs.WCRDMARead, Name: "keep-alive",
+		Part: ibverbx.PartFragment, Fragment: 1, Fragments: 2, LocalAddr: 0x10, RemoteAddr: 0x20, Length: 8,
+		Device: "mlx5_0", RailQPNum: 9, Err: verbs.StatusRetryExcErr}
+	const want = "virtual qp 3: keep-alive, fragment 2 of 2 (8 bytes from remote 0x20 to 0x10): rail 0 " +
+		"(mlx5_0 qp 9): RETRY_EXC_ERR: "
+	if text := f.Error(); !strings.HasPrefix(text, want) {
+		t.Errorf("%s\nwant %s", text, want)
+	}
+}

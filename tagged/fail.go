@@ -1,6 +1,7 @@
 package tagged
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/transport"
@@ -24,7 +25,13 @@ func (e *Endpoint) fail(cause error) {
 	}
 	w := e.w
 	w.stats.failures++
-	_ = e.end(fmt.Errorf("tagged: %s: %w", e.name, cause))
+	var below *transport.EndpointError
+	if errors.As(cause, &below) { // names the peer
+		cause = fmt.Errorf("tagged: %w", cause)
+	} else {
+		cause = fmt.Errorf("tagged: %s: %w", e.name, cause)
+	}
+	_ = e.end(cause)
 	if e.stage < stageParting {
 		w.failed = append(w.failed, e)
 	}

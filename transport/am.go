@@ -36,7 +36,7 @@ func (e *Endpoint) amShort(id AMID, hdr, payload []byte) error {
 	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local = buf, ibverbx.Segment{}
-	_, err := e.post(name, wr, opData, noBuffer, nil)
+	_, err := e.post(name, wr, opAM, noBuffer, nil)
 	wr[0].Inline = nil
 	if err == nil {
 		p.sentAM(n)
@@ -100,7 +100,7 @@ func (e *Endpoint) amBcopy(name string, id AMID, hdr []byte, pack func(dst []byt
 	wr := w.templates.send[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local = p.bufferSegment(buf, start+n)
-	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
+	if _, err := e.post(name, wr, opAM, buf, nil); err != nil {
 		return 0, err
 	}
 	p.sentAM(start + n)
@@ -144,7 +144,7 @@ func (e *Endpoint) amZcopy(comp *Completion, id AMID, hdr []byte, payload []ibve
 	wr[0].Local = ibverbx.Segment{}
 	w.templates.sgl = append(append(w.templates.sgl[:0], p.bufferSegment(buf, start)), payload...)
 	wr[0].SGL = w.templates.sgl
-	_, err := e.post(name, wr, opData, buf, comp)
+	_, err := e.post(name, wr, opAM, buf, comp)
 	wr[0].SGL = nil
 	if err == nil {
 		p.sentAM(int(total))

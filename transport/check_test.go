@@ -37,7 +37,7 @@ func TestChecksFindBrokenInvariants(t *testing.T) {
 		},
 		"too many control operations": func(p *peerState) {
 			for range controlSlots + 1 {
-				p.sending.pushControl()
+				p.sending.pushControl(opCredits)
 			}
 		},
 		"a flush before everything": func(p *peerState) { p.sending.ops.Push().kind = opFlush },

@@ -30,7 +30,7 @@ func (p *peerState) fail(to stage, sentinel, cause error) {
 // end enters a stage that ends the service. Requests that are pending are called once more, after
 // OnError.
 func (p *peerState) end(to stage, sentinel, cause error) {
-	p.ending.fail(to, &EndpointError{Peer: p.cfg.Name, Err: sentinel, Cause: cause}, p.sending.busy())
+	p.ending.fail(to, p.newError(sentinel, cause), p.sending.busy())
 	if p.sending.pending.waits() {
 		p.schedule()
 	}

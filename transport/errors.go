@@ -2,9 +2,9 @@ package transport
 
 import (
 	"errors"
-	"fmt"
 
 	"ibverbx"
+	"ibverbx/verbs"
 )
 
 // The errors of this package; test with errors.Is. ErrNoResource and ErrBusy are never wrapped: a
@@ -71,15 +71,35 @@ func (e *OpError) Unwrap() error { return e.Err }
 // return it.
 type EndpointError struct {
 	Peer  string // the endpoint's name
-	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled or ErrClosed
+	Err   error  // ErrPeerFailed, ErrPeerClosed, ErrProtocol, ErrCanceled, ErrClosed or ErrWorkerDead
 	Cause error  // the error that led to it; may be nil
+	// Op is what failed, of the program ("put") or of the transport itself ("keep-alive"); "" where
+	// that is not known.
+	Op string
+	// Event is what a NIC of this end has reported, where that explains the failure: that the NIC
+	// itself has died, for one. Completions only say then that requests were flushed. nil if there
+	// is nothing.
+	Event *verbs.Event
 }
 
-// Error reads "transport: peer 3: peer failed: virtual qp 1: ...".
+// Error reads "transport: peer 3: peer failed: virtual qp 1: keep-alive ...", or "transport: peer
+// 3: this end's NIC: mlx5_0: device failed: put: WR_FLUSH_ERR".
 func (e *EndpointError) Error() string {
-	s := fmt.Sprintf("transport: %s: %v", e.Peer, e.Err)
-	if e.Cause != nil {
-		s += ": " + e.Cause.Error()
+	s := "transport: " + e.Peer + ": "
+	if e.Event == nil {
+		s += e.Err.Error()
+		if e.Cause != nil {
+			s += ": " + e.Cause.Error()
+		}
+		return s
+	}
+	s += "this end's NIC: " + e.Event.String()
+	if e.Op != "" {
+		s += ": " + e.Op
+	}
+	var status verbs.Status
+	if errors.As(e.Cause, &status) {
+		s += ": " + status.Name()
 	}
 	return s
 }

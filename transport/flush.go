@@ -105,7 +105,7 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	wr[0].Flags, wr[0].EveryRail = verbs.SendSignaled, true
 	wr[0].Local = p.mem.scratch(n)
 	wr[0].Remote = p.conn.flush.Slice(0, n)
-	_, err := e.post(name, wr, opData, noBuffer, comp)
+	_, err := e.post(name, wr, opFlushRead, noBuffer, comp)
 	wr[0].EveryRail = false
 	if err != nil || rails == 1 {
 		s.fence = fence

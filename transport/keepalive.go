@@ -18,6 +18,7 @@ func (w *Worker) keepAlive() {
 	if w.cfg.KeepAlive < 0 || w.closed.Load() {
 		return
 	}
+	w.watch.look()
 	now := time.Now()
 	if now.Before(w.probeAt) {
 		return
@@ -46,6 +47,6 @@ func (p *peerState) probe() {
 		}
 		return
 	}
-	p.sending.pushControl()
+	p.sending.pushControl(opProbe)
 	p.w.stats.probes++
 }

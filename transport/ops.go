@@ -6,19 +6,36 @@ import "ibverbx/verbs"
 type opKind uint8
 
 const (
-	opData    opKind = iota // an active message, a put or a get
-	opUnpack                // a get whose data is to be copied out of its bounce buffer
-	opAtomic                // its result is in the slot's cell
-	opControl               // a message of the transport itself, or a probe
-	opFlush                 // was never posted: fires when everything before it has
+	opAM opKind = iota
+	opPut
+	opGet
+	opUnpack // a get whose data is to be copied out of its bounce buffer
+	opFetchAdd
+	opCompareSwap
+	opFlushRead // the read of a remote flush
+	opCredits   // from here on those of the transport itself
+	opGoodbye
+	opAbort
+	opProbe
+	opFlush // was never posted: fires when everything before it has
 )
+
+// opNames are the operations in words, for errors.
+var opNames = [...]string{"active message", "put", "get", "get", "fetch add", "compare swap", "remote flush",
+	"credits", "goodbye", "goodbye of an abort", "keep-alive", "flush"}
+
+// controlOps are the operations that stand for messages of the transport itself.
+var controlOps = [...]opKind{wireCredits: opCredits, wireBye: opGoodbye, wireAbort: opAbort}
+
+// control reports whether the operation is one of the transport itself.
+func (k opKind) control() bool { return opCredits <= k && k <= opProbe }
 
 // op is an outstanding operation. It begins in Endpoint.post, sending.pushControl or startFlush,
 // and ends in peerState.retire.
 type op struct {
 	comp   *Completion // may be nil
 	dst    []byte      // opUnpack: where the data goes
-	result *uint64     // opAtomic: where the old value goes; may be nil
+	result *uint64     // atomics: where the old value goes; may be nil
 	buf    int32       // its bounce buffer, or noBuffer
 	kind   opKind
 }
@@ -44,9 +61,9 @@ func (p *peerState) retire(ok bool) {
 	switch {
 	case o.kind == opUnpack && ok:
 		copy(o.dst, p.bufferBytes(o.buf))
-	case o.kind == opAtomic && ok && o.result != nil:
+	case o.result != nil && ok:
 		*o.result = p.mem.cellValue(s.ops.Head)
-	case o.kind == opControl:
+	case o.kind.control():
 		if s.controlOps--; p.credits.Due() != 0 {
 			w.chores.retryCredits(p) // they may have waited for this operation to end
 		}

@@ -34,7 +34,7 @@ func (e *Endpoint) putShort(data []byte, remote ibverbx.RemoteSegment) error {
 	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled | verbs.SendInline
 	wr[0].Inline, wr[0].Local, wr[0].Remote = data, ibverbx.Segment{}, remote
-	_, err := e.post(name, wr, opData, noBuffer, nil)
+	_, err := e.post(name, wr, opPut, noBuffer, nil)
 	wr[0].Inline = nil
 	if err == nil {
 		p.countPut(len(data))
@@ -71,7 +71,7 @@ func (e *Endpoint) putBcopy(name string, pack func(dst []byte) int, remote ibver
 	wr := w.templates.put[:]
 	wr[0].Flags = verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = p.bufferSegment(buf, n), remote
-	if _, err := e.post(name, wr, opData, buf, nil); err != nil {
+	if _, err := e.post(name, wr, opPut, buf, nil); err != nil {
 		return 0, err
 	}
 	p.countPut(n)
@@ -124,9 +124,13 @@ func (e *Endpoint) zcopy(name string, wr []ibverbx.SendWR, comp *Completion, rem
 		w.templates.sgl = append(w.templates.sgl[:0], local...)
 		wr[0].Local, wr[0].SGL = ibverbx.Segment{}, w.templates.sgl
 	}
-	_, err = e.post(name, wr, opData, noBuffer, comp)
+	kind := opPut
+	if wr[0].Opcode == verbs.OpRDMARead {
+		kind = opGet
+	}
+	_, err = e.post(name, wr, kind, noBuffer, comp)
 	wr[0].SGL = nil
-	if err == nil && wr[0].Opcode == verbs.OpRDMAWrite {
+	if err == nil && kind == opPut {
 		p.countPut(int(n))
 	} else if err == nil {
 		p.countGet(int(n))
@@ -209,7 +213,11 @@ func (e *Endpoint) atomicOp(name string, opcode verbs.Opcode, comp *Completion, 
 	wr[0].Opcode, wr[0].Flags = opcode, verbs.SendSignaled
 	wr[0].Local, wr[0].Remote = p.mem.cell(p.sending.ops.Tail), remote
 	wr[0].CompareAdd, wr[0].Swap = compareAdd, swap
-	o, err := e.post(name, wr, opAtomic, noBuffer, comp)
+	kind := opFetchAdd
+	if opcode == verbs.OpAtomicCmpAndSwp {
+		kind = opCompareSwap
+	}
+	o, err := e.post(name, wr, kind, noBuffer, comp)
 	if err != nil {
 		return err
 	}

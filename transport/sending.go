@@ -72,8 +72,8 @@ func (s *sending) takeOwnBuffer() int32 {
 }
 
 // pushControl adds an operation of the transport's own.
-func (s *sending) pushControl() {
-	*s.ops.Push() = op{kind: opControl, buf: noBuffer}
+func (s *sending) pushControl(kind opKind) {
+	*s.ops.Push() = op{kind: kind, buf: noBuffer}
 	s.controlOps++
 }
 

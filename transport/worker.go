@@ -50,6 +50,7 @@ type Worker struct {
 	endpoints  []*peerState // by id; nil where one was released
 	open       int          // endpoints that are not nil
 	templates  templates
+	watch      watch
 	chores     chores
 	scheduled  ring.FIFO[*peerState] // endpoints with pending requests, the next to be served first
 	afterRound []event               // events that follow those of the present round
@@ -90,7 +91,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, packing: noBuffer, round: 1, wcs: make([]ibverbx.WC, pollBatch),
+	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, packing: noBuffer, round: 1,
+		wcs:    make([]ibverbx.WC, pollBatch),
 		events: make([]event, 0, 2*pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
@@ -107,6 +109,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	w.probeAt = time.Now().Add(cfg.KeepAlive)
 	w.templates = newTemplates(cfg.QP.MaxInline)
 	w.newPools()
+	w.watch.begin(dom)
 	return w, nil
 }
 
@@ -180,6 +183,7 @@ func (w *Worker) Close() error {
 
 // free releases what the worker holds.
 func (w *Worker) free() error {
+	w.watch.end()
 	var errs []error
 	if w.cq != nil {
 		errs = append(errs, w.cq.Close())

@@ -1,0 +1,158 @@
+package transport_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// once fails the test if one of the words does not stand in the text exactly once.
+func once(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if n := strings.Count(text, word); n != 1 {
+			t.Errorf("%q stands %d times in %q", word, n, text)
+		}
+	}
+}
+
+// The end whose own NIC died is told that first, and not to look for it. The other end is not told
+// that its NIC had died.
+func TestTheEndWhoseNICDiedIsToldSo(t *testing.T) {
+	for name, strike := range map[string]struct {
+		event verbs.EventType
+		words string
+		do    func(d *soft.Device)
+	}{
+		"device": {verbs.EventDeviceFatal, "soft0: device failed", func(d *soft.Device) { d.Kill() }},
+		"port":   {verbs.EventPortErr, "soft0 port 1: port error", func(d *soft.Device) { d.SetLink(false) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachShape(t, func(t *testing.T, s setup) {
+				s.cfg.QP.Linger = -1
+				s.cfg.QP.Conn.Timeout, s.cfg.QP.Conn.RetryCount = 8, 1
+				s.cfg.KeepAlive = -1
+				l := newLink(t, s)
+				l.flushed(l.a)
+				strike.do(l.a.nics[0])
+				l.until("both ends fail", func() bool {
+					for _, e := range []*end{l.a, l.b} {
+						_, _ = e.PutZcopy(nil, e.peer.At(0), e.mr.Slice(0, overlapping(60000)))
+					}
+					return l.a.Err() != nil && l.b.Err() != nil
+				})
+				var why *transport.EndpointError
+				var failed *ibverbx.FailedError
+				err := l.a.Err()
+				if !errors.As(err, &why) || why.Event == nil || why.Event.Type != strike.event ||
+					why.Event.Device != verbs.Device(l.a.nics[0]) ||
+					!errors.Is(err, transport.ErrPeerFailed) ||
+					!errors.As(err, &failed) {
+					t.Fatalf("%v", err)
+				}
+				if text := "transport: peer b: this end's NIC: " + strike.words; !strings.HasPrefix(
+					err.Error(), text) {
+					t.Errorf("%v", err)
+				}
+				once(t, err.Error(), "soft0", "transport", "peer b")
+				if strings.Contains(err.Error(), "look for") || strings.Contains(err.Error(), " id ") {
+					t.Errorf("%v", err)
+				}
+				if !errors.As(l.b.Err(), &why) || why.Event != nil {
+					t.Errorf("the peer: %v", l.b.Err())
+				}
+			})
+		})
+	}
+}
+
+// A link that has come back explains nothing that happens later.
+func TestAPortThatIsBackExplainsNothing(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.QP.Linger = -1
+	l := newLink(t, s)
+	l.a.nics[0].SetLink(false)
+	l.a.nics[0].SetLink(true)
+	l.flushed(l.a)
+	fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
+	defer fault.Remove()
+	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+	l.until("the failure", func() bool { return l.a.Err() != nil })
+	var why *transport.EndpointError
+	if !errors.As(l.a.Err(), &why) || why.Event != nil {
+		t.Errorf("%v", l.a.Err())
+	}
+}
+
+// What failed is named in words, whether the program or the transport itself asked for it, and not
+// by a number that only the transport knows.
+func TestWhatFailedIsNamed(t *testing.T) {
+	for words, do := range map[string]func(l *link){
+		"active message": func(l *link) { must(l.tb, l.a.AMShort(1, nil, []byte{1})) },
+		"put":            func(l *link) { must(l.tb, l.a.PutShort([]byte{1}, l.a.peer.At(0))) },
+		"get": func(l *link) {
+			_, err := l.a.GetBcopy(nil, make([]byte, 8), l.a.peer.At(0))
+			must(l.tb, err)
+		},
+		"fetch add":    func(l *link) { must(l.tb, l.a.FetchAdd(nil, nil, l.a.peer.At(0), 1)) },
+		"compare swap": func(l *link) { must(l.tb, l.a.CompareSwap(nil, nil, l.a.peer.At(0), 1, 2)) },
+		"keep-alive":   func(l *link) { time.Sleep(3 * time.Millisecond) },
+		"credits": func(l *link) {
+			for range l.b.w.Config().AMBuffers {
+				l.send(l.b, nil)
+			}
+		},
+		"goodbye": func(l *link) { go func() { _ = l.a.Close(within(l.tb)) }() },
+	} {
+		t.Run(words, func(t *testing.T) {
+			eachShape(t, func(t *testing.T, s setup) {
+				s.cfg.QP.Linger, s.cfg.KeepAlive = -1, -1
+				if words == "keep-alive" {
+					s.cfg.KeepAlive = time.Millisecond
+				}
+				peer := s.cfg
+				peer.KeepAlive = -1
+				s.peer = &peer
+				l := newLink(t, s)
+				fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
+				defer fault.Remove()
+				do(l)
+				l.until("the failure", func() bool { return l.a.Err() != nil })
+				var why *transport.EndpointError
+				err := l.a.Err()
+				if !errors.As(err, &why) || why.Op != words {
+					t.Fatalf("it was a %s, it says: %v", words, err)
+				}
+				once(t, err.Error(), words, "transport:", "peer b:", "soft0", "virtual qp")
+				if strings.Contains(err.Error(), " id ") {
+					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+}
+
+// A remote flush reads over every rail.
+func TestAFlushThatFailedIsNamed(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.cfg.QP.Linger = -1
+		l := newLink(t, s)
+		must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+		l.until("the put", func() bool { return l.a.Stats().Outstanding == 0 })
+		fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend})
+		defer fault.Remove()
+		_, err := l.a.StartFlush(transport.FlushRemote, nil)
+		must(t, err)
+		l.until("the failure", func() bool { return l.a.Err() != nil })
+		var why *transport.EndpointError
+		if !errors.As(l.a.Err(), &why) || why.Op != "remote flush" {
+			t.Errorf("%v", l.a.Err())
+		}
+	})
+}
