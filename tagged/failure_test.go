@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -92,6 +93,9 @@ func TestPeerDeath(t *testing.T) {
 				}
 			}
 			r.until(func() bool { return len(reported) != 0 })
+			if n := strings.Count(fmt.Sprint(a.Err()), "victim"); n != 1 {
+				t.Errorf("the peer's name stands %d times: %v", n, a.Err())
+			}
 			if len(reported) != 1 || !errors.Is(reported[0], death.want) || !errors.Is(a.Err(), death.want) {
 				t.Errorf("reported %v; %v", reported, a.Err())
 			}

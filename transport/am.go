@@ -191,6 +191,7 @@ func (p *peerState) sentAM(n int) {
 	p.creditsGiven()
 	p.w.stats.amSent++
 	p.w.stats.amBytes += uint64(n)
+	p.sending.traffic.sent += uint64(n - wireHeader)
 }
 
 // handlerList writes a set of ids as "1, 2, 7".

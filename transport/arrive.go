@@ -43,6 +43,7 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 		w.chores.repost(p)
 	}
 	w.stats.amReceived++
+	r.bytes += uint64(len(msg) - wireHeader)
 	m.id, m.state = h.id, messageHandled
 	m.header, m.length = h.length, uint32(len(msg))
 	w.report(event{kind: eventMessage, peer: p, m: m})

@@ -123,6 +123,7 @@ func (p *peerState) release() {
 	if err := p.mem.mr.Close(); err != nil {
 		w.stats.leaked++
 	}
+	w.gone.add(p)
 	w.endpoints[p.id] = nil
 	w.open--
 	// The program may hold the endpoint for long, which refuses every call from now on.
@@ -138,6 +139,9 @@ func (p *peerState) release() {
 // before, or the peer fails, the rest is aborted, and Close returns the error. Close of an endpoint
 // that has failed before only releases it.
 func (e *Endpoint) Close(ctx context.Context) error {
+	if err := needContext("close", ctx); err != nil {
+		return err
+	}
 	p := e.peer
 	w := p.w
 	var err error

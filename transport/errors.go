@@ -1,7 +1,9 @@
 package transport
 
 import (
+	"encoding/json"
 	"errors"
+	"log/slog"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -110,4 +112,43 @@ func (e *EndpointError) Unwrap() []error {
 		return []error{e.Err}
 	}
 	return []error{e.Err, e.Cause}
+}
+
+// LogValue has slog write what the fields say in words, and the cause in its own way.
+func (e *EndpointError) LogValue() slog.Value {
+	attrs := []slog.Attr{slog.String("peer", e.Peer), slog.String("kind", e.Err.Error())}
+	if e.Op != "" {
+		attrs = append(attrs, slog.String("op", e.Op))
+	}
+	if e.Event != nil {
+		attrs = append(attrs, slog.String("event", e.Event.String()))
+	}
+	if e.Cause != nil {
+		attrs = append(attrs, slog.Any("cause", e.Cause))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// MarshalJSON writes the text of the error, what the fields say in words, and the cause in its own
+// form where it has one, in words otherwise.
+func (e *EndpointError) MarshalJSON() ([]byte, error) {
+	form := struct {
+		Peer  string `json:"peer"`
+		Kind  string `json:"kind"`
+		Op    string `json:"op,omitempty"`
+		Event string `json:"event,omitempty"`
+		Error string `json:"error"`
+		Cause any    `json:"cause,omitempty"`
+	}{Peer: e.Peer, Kind: e.Err.Error(), Op: e.Op, Error: e.Error()}
+	if e.Event != nil {
+		form.Event = e.Event.String()
+	}
+	var own json.Marshaler
+	switch {
+	case errors.As(e.Cause, &own):
+		form.Cause = own
+	case e.Cause != nil:
+		form.Cause = e.Cause.Error()
+	}
+	return json.Marshal(form)
 }

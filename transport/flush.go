@@ -164,6 +164,9 @@ func (e *Endpoint) flush(kind FlushKind, comp *Completion) {
 // Flush waits until every operation called before it has completed, requests that are pending
 // included. A ctx that ends returns its error and changes nothing: the operations go on.
 func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
+	if err := needContext("flush", ctx); err != nil {
+		return err
+	}
 	w := e.peer.w
 	comp := w.completionPool.Get().(*Completion)
 	comp.Init(1, nil)
@@ -176,6 +179,9 @@ func (e *Endpoint) Flush(ctx context.Context, kind FlushKind) error {
 // Flush waits until every operation called on any of the worker's connected endpoints has
 // completed; it returns the first error, and goes on with the other endpoints then.
 func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
+	if err := needContext("flush", ctx); err != nil {
+		return err
+	}
 	comp := w.completionPool.Get().(*Completion)
 	w.mu.Lock()
 	n := 1

@@ -98,6 +98,8 @@ func (e *Endpoint) Pending(req *Pending) error {
 	p.w.mu.Lock()
 	defer p.unlock()
 	switch {
+	case req == nil:
+		return p.refuse("pending", verbs.ErrInvalid, "no request")
 	case req.Func == nil:
 		return p.refuse("pending", verbs.ErrInvalid, "the request has no Func")
 	case req.link.Listed():
@@ -156,8 +158,11 @@ func callOnReady(_ *Pending, head *Endpoint) Outcome {
 // Purge empties the endpoint's queue: it passes every request to fn, once, in order, without
 // running its function. A request whose function runs at that moment is passed to fn when that
 // function returns, unless it returns PendingDone. fn runs during the call; it may queue requests
-// anew.
+// anew. Purge panics if fn is nil.
 func (e *Endpoint) Purge(fn func(req *Pending)) {
+	if fn == nil {
+		panic("transport: purge without a function")
+	}
 	p := e.peer
 	w, s := p.w, &p.sending
 	w.mu.Lock()

@@ -15,6 +15,7 @@ import (
 type receiving struct {
 	messages []Message // by the slot of their receive buffer
 	toRepost []uint32  // slots of the buffers to post again
+	bytes    uint64    // of the active messages that have arrived, without the transport's headers
 	// attempt counts the attempts to connect that failed with receives posted. Those were flushed;
 	// their completions have another number in their ids and are dropped.
 	attempt uint16

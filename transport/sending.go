@@ -22,7 +22,8 @@ type sending struct {
 	// controlOps is how many of the outstanding operations are the transport's own: credits, a
 	// goodbye, a probe. They are not counted against limit.
 	controlOps int
-	ownBuffers uint8 // set of its own bounce buffers that are free
+	traffic    traffic // of what the program has called
+	ownBuffers uint8   // set of its own bounce buffers that are free
 	fence      fence
 	// dirty reports that the peer's memory was written since the last remote flush.
 	dirty bool

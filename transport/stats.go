@@ -1,6 +1,10 @@
 package transport
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"ibverbx"
+)
 
 // counters are the worker's counters. They only grow, except kept.
 type counters struct {
@@ -15,29 +19,45 @@ type counters struct {
 	kept                        int // messages that the program keeps now
 }
 
+// traffic counts the bytes of an endpoint's operations, without what the transport adds.
+type traffic struct {
+	sent, received uint64
+}
+
+// add adds what an endpoint has counted.
+func (t *traffic) add(p *peerState) {
+	t.sent += p.sending.traffic.sent
+	t.received += p.sending.traffic.received + p.receiving.bytes
+}
+
 // Stats is a snapshot of a worker. Counters begin at zero when it is made.
 type Stats struct {
-	Endpoints   int    `json:"endpoints"`
-	AMSent      uint64 `json:"am_sent"`
-	AMBytes     uint64 `json:"am_bytes"` // sent, with their headers
-	AMReceived  uint64 `json:"am_received"`
-	AMKept      int    `json:"am_kept"` // now
-	Puts        uint64 `json:"puts"`
-	PutBytes    uint64 `json:"put_bytes"`
-	Gets        uint64 `json:"gets"`
-	GetBytes    uint64 `json:"get_bytes"`
-	Atomics     uint64 `json:"atomics"`
-	Control     uint64 `json:"control"`      // messages of the transport itself
-	NoResource  uint64 `json:"no_resource"`  // calls that returned ErrNoResource
-	Pending     uint64 `json:"pending"`      // requests queued
-	PendingNow  int    `json:"pending_now"`  // endpoints with requests in their queue, now
-	Probes      uint64 `json:"probes"`       // reads that probe silent peers
-	Failures    uint64 `json:"failures"`     // endpoints that failed, or whose peer closed
-	Violations  uint64 `json:"violations"`   // of these, by what the peer sent
-	BounceTotal int    `json:"bounce_total"` // bounce buffers
-	BounceFree  int    `json:"bounce_free"`  // of these, now
-	StaleEvents uint64 `json:"stale_events"` // completions that fit no operation or receive, and were dropped
-	Registered  int    `json:"registered"`   // bytes of registered memory: bounce and receive buffers
+	Endpoints int `json:"endpoints"`
+	// SentBytes and ReceivedBytes are what the endpoints have counted, those that are closed
+	// included: see EndpointStats.
+	SentBytes     uint64 `json:"sent_bytes"`
+	ReceivedBytes uint64 `json:"received_bytes"`
+	AMSent        uint64 `json:"am_sent"`
+	AMBytes       uint64 `json:"am_bytes"` // sent, with their headers
+	AMReceived    uint64 `json:"am_received"`
+	AMKept        int    `json:"am_kept"` // now
+	Puts          uint64 `json:"puts"`
+	PutBytes      uint64 `json:"put_bytes"`
+	Gets          uint64 `json:"gets"`
+	GetBytes      uint64 `json:"get_bytes"`
+	Atomics       uint64 `json:"atomics"`
+	Control       uint64 `json:"control"`      // messages of the transport itself
+	NoResource    uint64 `json:"no_resource"`  // calls that returned ErrNoResource
+	Pending       uint64 `json:"pending"`      // requests queued
+	PendingNow    int    `json:"pending_now"`  // endpoints with requests in their queue, now
+	Probes        uint64 `json:"probes"`       // reads that probe silent peers
+	Failures      uint64 `json:"failures"`     // endpoints that failed, or whose peer closed
+	Violations    uint64 `json:"violations"`   // of these, by what the peer sent
+	BounceTotal   int    `json:"bounce_total"` // bounce buffers
+	BounceFree    int    `json:"bounce_free"`  // of these, now
+	// completions that fit no operation or receive, and were dropped
+	StaleEvents uint64 `json:"stale_events"`
+	Registered  int    `json:"registered"` // bytes of registered memory: bounce and receive buffers
 }
 
 // Stats takes a snapshot.
@@ -45,14 +65,16 @@ func (w *Worker) Stats() Stats {
 	w.mu.Lock()
 	defer w.unlock()
 	s := w.stats
-	registered := len(w.bounce.mem)
+	registered, all := len(w.bounce.mem), w.gone
 	for _, p := range w.endpoints {
 		if p != nil {
 			registered += len(p.mem.mem)
+			all.add(p)
 		}
 	}
 	return Stats{
-		Endpoints: w.open, AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
+		Endpoints: w.open, SentBytes: all.sent, ReceivedBytes: all.received,
+		AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
 		Control:    s.control,
 		NoResource: s.noResource, Pending: s.pending, PendingNow: w.scheduled.Len(), Probes: s.probes,
@@ -64,6 +86,14 @@ func (w *Worker) Stats() Stats {
 
 // EndpointStats is a snapshot of an endpoint.
 type EndpointStats struct {
+	// SentBytes and ReceivedBytes count, without the transport's own headers, header and payload of
+	// active messages, at both ends; and puts, gets and atomics at the end that calls them: a put
+	// as sent, a get as received, an atomic as eight bytes of either. One-sided operations of the
+	// peer are not seen by this end's processor, and so are not counted here but there. Operations
+	// count from their call on, also those that fail later.
+	SentBytes     uint64 `json:"sent_bytes"`
+	ReceivedBytes uint64 `json:"received_bytes"`
+
 	Outstanding int `json:"outstanding"` // operations
 	Limit       int `json:"limit"`       // how many there may be
 	Credits     int `json:"credits"`     // active messages that the peer has room for
@@ -85,6 +115,17 @@ func (e *Endpoint) Stats() EndpointStats {
 		}
 	}
 	s := &p.sending
-	return EndpointStats{Outstanding: s.userOps(), Limit: s.limit, Credits: p.credits.Room(), Owed: due,
+	var all traffic
+	all.add(p)
+	return EndpointStats{SentBytes: all.sent, ReceivedBytes: all.received,
+		Outstanding: s.userOps(), Limit: s.limit, Credits: p.credits.Room(), Owed: due,
 		Pending: s.pending.list.Len(), OwnBuffers: bits.OnesCount8(s.ownBuffers)}
+}
+
+// QPStats takes a snapshot of the virtual queue pair beneath: what each rail has carried, the
+// transport's own messages and headers included.
+func (e *Endpoint) QPStats() ibverbx.Stats {
+	e.peer.w.mu.Lock()
+	defer e.peer.unlock()
+	return e.peer.conn.qp.Stats()
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"ibverbx/verbs"
 )
 
 // Wait makes progress until the completion has fired and returns its first error. If ctx ends
@@ -12,6 +14,9 @@ import (
 // the worker is closed before, Wait returns ErrClosed; the memory is the caller's once Close has
 // returned.
 func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
+	if comp == nil {
+		return fmt.Errorf("transport: wait: %w: no completion", verbs.ErrInvalid)
+	}
 	every := time.Duration(0)
 	if !comp.waiting.CompareAndSwap(nil, w) && comp.waiting.Load() != w {
 		every = retryInterval // a goroutine waits in another worker: Done wakes only that one
@@ -26,11 +31,25 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 // of progress, with no lock held. If only progress can change its result, every is 0; otherwise
 // done is called at least that often while WaitFor sleeps.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
+	if err := needContext("wait", ctx); err != nil {
+		return err
+	}
+	if done == nil {
+		return fmt.Errorf("transport: wait: %w: no function that tells the end", verbs.ErrInvalid)
+	}
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {
 		w.sleep.wake() // this call may have consumed an event: another has to ask for the next
 	}
 	return err
+}
+
+// needContext refuses a call without a context.
+func needContext(op string, ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("transport: %s: %w: no context", op, verbs.ErrInvalid)
+	}
+	return nil
 }
 
 func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() bool) (slept bool, err error) {

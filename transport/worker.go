@@ -59,6 +59,7 @@ type Worker struct {
 	sinceClock int                   // rounds of progress since keepAlive last looked at the clock
 	probeAt    time.Time             // when silent peers are probed next
 	stats      counters
+	gone       traffic     // of endpoints that were released
 	closed     atomic.Bool // set with mu held; goroutines that wait read it without
 	dead       atomic.Bool // likewise: a callback has left the worker
 	deadBy     string      // which, if it is dead

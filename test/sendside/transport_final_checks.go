@@ -164,6 +164,7 @@ func (w *transportWorld) checkBalance() {
 				if !e.released {
 					open++
 				}
+				e.checkBytes()
 				if g := e.ep.Stats(); g.Outstanding == 0 && g.OwnBuffers != 2 {
 					w.Broken(ruleBalance, "%v has %d of its 2 bounce buffers when all is over", e,
 						g.OwnBuffers)
@@ -203,5 +204,35 @@ func (w *transportWorld) closeWorkers() {
 		if err := s.worker.Close(); !errors.Is(err, transport.ErrClosed) {
 			w.Broken(lab.Refusal, "%s: closed again: %v", s.Name, err)
 		}
+	}
+}
+
+// checkBytes compares what an endpoint has counted with what it was asked for, and was sent.
+func (e *end) checkBytes() {
+	sent, received := 0, 0
+	for _, o := range e.ops {
+		switch {
+		case o.kind.am():
+			sent += o.hdr + o.n
+		case o.kind.put():
+			sent += o.n
+		case o.kind.atomic():
+			sent, received = sent+8, received+8
+		case !o.kind.flush():
+			received += o.n
+		}
+	}
+	g := e.ep.Stats()
+	switch {
+	case e.peer != nil:
+		for _, o := range e.peer.sent[:e.handled] {
+			received += o.hdr + o.n
+		}
+	default:
+		received = int(g.ReceivedBytes) // nobody counts what an intruder has sent
+	}
+	if int(g.SentBytes) != sent || int(g.ReceivedBytes) != received {
+		e.w.Broken(ruleBalance, "%v counts %d bytes sent and %d received: it was %d and %d", e, g.SentBytes,
+			g.ReceivedBytes, sent, received)
 	}
 }
