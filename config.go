@@ -152,11 +152,14 @@ type ConnConfig struct {
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
-	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means 14, which is
-	// 67 ms; [ConnZero] waits for ever.
+	// Patience is what Timeout and RetryCount are where they are 0. The default is half a second,
+	// which is for tests; take [PatienceFabric] on a real network.
+	Patience Patience
+	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means that of
+	// Patience; [ConnZero] waits for ever.
 	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means 6, because rdma_rxe
-	// retries for ever with 7.
+	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means that of Patience. With 7
+	// rdma_rxe retries for ever.
 	RetryCount uint8
 	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [ConnZero]; 0
 	// means 7, which is for ever.
@@ -173,6 +176,12 @@ type ConnConfig struct {
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
+	// SpreadPaths gives each queue pair a flow label of its own, so that on RoCE v2, where the
+	// label makes the UDP source port, switches that choose a path by hashing send the rails of one
+	// NIC over different ones. Without it the kernel makes the port of the queue pairs' numbers,
+	// and two rails may share a path while others are idle. On InfiniBand the subnet manager
+	// chooses.
+	SpreadPaths bool
 	// ImmLittleEndian says that immediates ([SendWR].Imm) travel with the least byte first, both
 	// ways. That is how they leave the C++ original, which stores them as its host has them, and
 	// how it reads them; verbs otherwise has them big-endian. Two ends of this package must agree,
@@ -214,11 +223,12 @@ func (c Config) withDefaults() Config {
 }
 
 func (c ConnConfig) withDefaults() ConnConfig {
+	timeout, retries := c.Patience.codes()
 	if c.Timeout == 0 {
-		c.Timeout = 14
+		c.Timeout = timeout
 	}
 	if c.RetryCount == 0 {
-		c.RetryCount = 6
+		c.RetryCount = retries
 	}
 	if c.RNRRetry == 0 {
 		c.RNRRetry = verbs.RNRRetryForever
@@ -278,6 +288,9 @@ func (c *ConnConfig) validate() error {
 	case c.MTU > verbs.MTU4096:
 		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU),
 			verbs.MTU256, verbs.MTU4096)
+	case c.Patience > PatienceFabric:
+		return configError("Conn.Patience %d: have PatienceShort (%d) and PatienceFabric (%d)", c.Patience,
+			PatienceShort, PatienceFabric)
 	case attr(c.Timeout) > 31:
 		return configError("Conn.Timeout %d: is a code of 5 bits", c.Timeout)
 	case attr(c.RetryCount) > 7:

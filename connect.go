@@ -10,8 +10,8 @@ import (
 // Connect takes the virtual queue pair from RESET or INIT to RTS, connected to the peer whose
 // business card is given. Both ends call it; either may come first. What is posted before the peer
 // has connected is retried for as long as Conn.Timeout and Conn.RetryCount allow (half a second by
-// default) and then fails: if the ends may be further apart than that, let them tell each other
-// that they are ready.
+// default, which is for tests: see [Patience]) and then fails: if the ends may be further apart
+// than that, let them tell each other that they are ready.
 //
 // A card that does not fit (other scheme, other number of queue pairs, no address) is refused and
 // changes nothing. So is the card of the virtual queue pair itself, with [ErrOwnCard], and that of
@@ -218,6 +218,9 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 		return h.portError(r, err)
 	}
 	a.AH.SGIDIndex = uint8(port.gid.Index)
+	if h.cfg.Conn.SpreadPaths && a.AH.FlowLabel == 0 {
+		a.AH.FlowLabel = h.send.rails.flowLabelOf(r)
+	}
 	if a.AH.Port == 0 {
 		a.AH.Port = h.cfg.Conn.port(r.qp.Device())
 	}

@@ -1,6 +1,9 @@
 package ibverbx
 
 import (
+	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"ibverbx/verbs"
@@ -30,5 +33,108 @@ func TestReadsOutstanding(t *testing.T) {
 					c.peer, i, sends, serves, c.want, own)
 			}
 		}
+	}
+}
+
+// udpPort is the UDP source port that the kernel and rdma-core make of a flow label on RoCE v2
+// (rdma_flow_label_to_udp_sport): the low 14 bits, with the high 6 folded in, above 0xc000.
+func udpPort(label uint32) uint32 { return label&0x3fff ^ label>>14 | 0xc000 }
+
+// By default no queue pair names a flow label, and the kernel picks the path from the queue pairs'
+// numbers. With SpreadPaths each rail has a label of its own, and the UDP ports that switches
+// choose a path by differ in their low bits and all over the range.
+func TestSpreadPaths(t *testing.T) {
+	if labels := newRecorded(t, 1, 8, Config{}).flowLabels(); slices.Max(labels) != 0 {
+		t.Errorf("by default the flow labels are %x", labels)
+	}
+	r := newRecorded(t, 2, 8, Config{Conn: ConnConfig{SpreadPaths: true}})
+	labels := r.flowLabels()
+	for _, paths := range []uint32{2, 4, 8} {
+		for nic := range 2 { // the rails take turns
+			var low, high [8]int
+			for i := nic; i < 16; i += 2 {
+				low[udpPort(labels[i])%paths]++
+				high[(udpPort(labels[i])&0x3fff)*paths>>14]++
+			}
+			for path := range paths {
+				if low[path] != 8/int(paths) || max(high[path], 1) > 8/int(paths)+1 {
+					t.Errorf("8 rails of NIC %d over %d paths: %v by the low bits of the port, %v by the "+
+						"high "+
+						"ones", nic, paths, low[:paths], high[:paths])
+				}
+			}
+		}
+	}
+	other := newUnconnected(t, 1, 8, Config{Conn: ConnConfig{SpreadPaths: true}})
+	if flowLabel(r.send.rails.data[0].num, 0) == flowLabel(other.send.rails.data[0].num+1, 0) {
+		t.Error("neighbouring virtual queue pairs begin with one label")
+	}
+	for num := range uint32(1 << 16) {
+		ports := map[uint32]bool{}
+		for i := range 4 {
+			label := flowLabel(num*251, i)
+			ports[udpPort(label)] = true
+			if label == 0 || label >= 1<<20 {
+				t.Fatalf("label %#x", label)
+			}
+		}
+		if len(ports) != 4 {
+			t.Fatalf("queue pair %d: %d ports for 4 rails", num*251, len(ports))
+		}
+	}
+}
+
+// A program that connects step by step may give its own label.
+func TestFlowLabelOfModify(t *testing.T) {
+	r := newUnconnected(t, 1, 2, Config{Conn: ConnConfig{SpreadPaths: true}})
+	card, err := r.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := Elsewhere(card)
+	h := newHandshake(r.VirtualQP)
+	steps := h.steps(&card, &peer)
+	steps[1].attr.AH.FlowLabel = 0x12345
+	for _, s := range steps[:2] {
+		if err := r.Modify(s.attr, s.mask, &peer); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if labels := r.flowLabels(); slices.Min(labels) != 0x12345 || slices.Max(labels) != 0x12345 {
+		t.Errorf("labels %x", labels)
+	}
+}
+
+func (r *recorded) flowLabels() (labels []uint32) {
+	for _, a := range r.step(verbs.StateRTR) {
+		labels = append(labels, a.AH.FlowLabel)
+	}
+	return labels
+}
+
+// Patience sets the timeout and the retries that the configuration leaves open.
+func TestPatience(t *testing.T) {
+	for _, c := range []struct {
+		conn             ConnConfig
+		timeout, retries uint8
+	}{
+		{ConnConfig{}, 14, 6},
+		{ConnConfig{Patience: PatienceFabric}, 20, 7},
+		{ConnConfig{Patience: PatienceFabric, Timeout: 18}, 18, 7},
+		{ConnConfig{Patience: PatienceFabric, RetryCount: 3}, 20, 3},
+		{ConnConfig{Patience: PatienceFabric, Timeout: ConnZero, RetryCount: ConnZero}, 0, 0},
+	} {
+		r := newRecorded(t, 1, 2, Config{Conn: c.conn})
+		for _, a := range r.step(verbs.StateRTS) {
+			if a.Timeout != c.timeout || a.RetryCount != c.retries {
+				t.Errorf("%+v: timeout %d and %d retries, want %d and %d", c.conn, a.Timeout, a.RetryCount,
+					c.timeout, c.retries)
+			}
+		}
+	}
+	cfg := Config{Conn: ConnConfig{Patience: 2}}.withDefaults()
+	if err := cfg.validate(); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "Patience 2") {
+		t.Errorf("an unknown patience: %v", err)
 	}
 }
