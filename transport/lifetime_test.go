@@ -161,7 +161,8 @@ func TestReleasedEndpointTakesCalls(t *testing.T) {
 		gone := transport.NewCompletion(1, nil)
 		must(t, l.a.Abort(gone))
 		l.until("it is released", gone.Fired)
-		if l.a.Stats().Outstanding != 0 || l.a.Limits().PutShort == 0 || l.a.Err() == nil || l.a.Name() == "" {
+		if l.a.Stats().Outstanding != 0 || l.a.Limits().PutShort == 0 || l.a.Err() == nil ||
+			l.a.Name() == "" {
 			t.Errorf("%+v, %+v, %v", l.a.Stats(), l.a.Limits(), l.a.Err())
 		}
 		l.a.Fence()
