@@ -16,7 +16,8 @@ import (
 )
 
 // fits is the head of a row of PE 1 of 2 that fits a PE with a heap of 8192 bytes.
-const fits = `{"version":2,"pe":1,"pes":2,"heapSize":8192,"heap":{"addr":"0","length":"270848","rkeys":{"0":1}}}`
+const fits = `{"version":2,"pe":1,"pes":2,"heapSize":8192,` +
+	`"heap":{"addr":"0","length":"270848","rkeys":{"0":1}}}`
 
 // PEs that are configured differently cannot join, and their errors say what differs.
 func TestCardsThatDoNotFit(t *testing.T) {

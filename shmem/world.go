@@ -135,13 +135,13 @@ func (r *results) join() error {
 
 // onlyCanceled reports whether an error says nothing but that a ctx was canceled.
 func onlyCanceled(err error) bool {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it walks the tree of errors itself
 	case interface{ Unwrap() error }:
 		return onlyCanceled(e.Unwrap())
 	case interface{ Unwrap() []error }:
 		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyCanceled(err) })
 	}
-	return err == context.Canceled
+	return err == context.Canceled //nolint:errorlint // a leaf
 }
 
 // meeting is an all-gather among PEs of one process.
