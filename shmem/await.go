@@ -152,9 +152,10 @@ func (v *watcher) due() bool {
 	return !first
 }
 
-// stopWaking takes back what askToWake has asked of others.
+// stopWaking takes back what askToWake has asked of others. In Close it does not matter any more,
+// and they may be gone.
 func (v *watcher) stopWaking() {
-	if v.checks == 0 {
+	if v.checks == 0 || v.p.closing.Load() {
 		return
 	}
 	for i := range v.p.peers {

@@ -93,3 +93,34 @@ func TestSleepersAreWoken(t *testing.T) {
 		}
 	}
 }
+
+// TestLateClose: PEs that have slept in Close, because one was late, close without an error.
+func TestLateClose(t *testing.T) {
+	for _, s := range shapes(4) {
+		t.Run(s.String(), func(t *testing.T) {
+			t.Parallel()
+			for late := range 4 {
+				l := newTestbed(t, s, shmem.Config{HeapSize: 4096})
+				pes := l.world.PEs()
+				l.world = nil
+				errs := make(chan error)
+				for i, pe := range pes {
+					go func() {
+						for i == late && shmem.Sleepers(pe) == 0 && l.ctx.Err() == nil {
+							time.Sleep(time.Millisecond)
+						}
+						if i == late {
+							time.Sleep(10 * time.Millisecond) // until they sleep for long
+						}
+						errs <- pe.Close(l.ctx)
+					}()
+				}
+				for range pes {
+					if err := <-errs; err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+}
