@@ -102,3 +102,48 @@ func TestWordsOfFailures(t *testing.T) {
 		}
 	}
 }
+
+// Posts that a NIC refuses are counted by the rail, whether for now or for good.
+func TestRefusedPostsAreCounted(t *testing.T) {
+	for _, m := range modes {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps}})
+		l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, QPNum: l.a.railQP[0], Device: l.a.nics[0],
+			Count: 2})
+		for done := false; !done; {
+			n, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
+			if done = n == 1; !done && !verbs.IsTransient(err) {
+				t.Fatalf("%s: %v", m.name, err)
+			}
+		}
+		ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+		if r := l.a.Stats().Rails[0]; r.Refused != 2 || r.Errors != 0 {
+			t.Errorf("%s: %d posts refused, %d errors; want 2 and none", m.name, r.Refused, r.Errors)
+		}
+		carrier := len(l.b.railQP) - 1 // of SENDs
+		if m.scheme == ibverbx.Spray {
+			carrier = 0
+		}
+		l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, QPNum: l.b.railQP[carrier], Device: l.b.nics[0],
+			Count: 2})
+		for done := false; !done; {
+			n, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 8)})
+			if done = n == 1; !done && !verbs.IsTransient(err) {
+				t.Fatalf("%s: %v", m.name, err)
+			}
+		}
+		l.a.send(t, ibverbx.SendWR{Opcode: verbs.OpSend, Local: l.a.mr.Slice(0, 8)})
+		ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+		if r := l.b.Stats().Rails[carrier]; r.Refused != 2 || r.Errors != 0 {
+			t.Errorf("%s: %d receives refused, %d errors; want 2 and none", m.name, r.Refused, r.Errors)
+		}
+		l.fabric.Inject(soft.Fault{Kind: soft.FailSend, QPNum: l.a.railQP[0], Device: l.a.nics[0]})
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 9, 0, 8))
+		for l.a.Err() == nil {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, 9, 0, 8))
+			l.a.pump(t)
+		}
+		if r := l.a.Stats().Rails[0]; r.Errors == 0 {
+			t.Errorf("%s: no error is counted", m.name)
+		}
+	}
+}

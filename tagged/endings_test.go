@@ -194,3 +194,19 @@ func TestWorkerClosesOnce(t *testing.T) {
 	}
 	r.workers = nil
 }
+
+// TestRefusedSendReturnsItsError: over a single queue pair the call itself learns what the NIC
+// refuses permanently, and there is no request then.
+func TestRefusedSendReturnsItsError(t *testing.T) {
+	cfg := impatient()
+	cfg.Transport.QP.QPsPerDevice = 1
+	r, a, _ := pair(t, 1, cfg)
+	r.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: r.fabric.Device(0), Count: -1,
+		Err: verbs.ErrDeviceGone})
+	if req, err := a.Send(1, []byte("x")); req != nil || !errors.Is(err, verbs.ErrDeviceGone) {
+		t.Errorf("%v, %v", req, err)
+	}
+	if s := a.Stats(); s.Queued != 0 {
+		t.Errorf("%d sends are queued", s.Queued)
+	}
+}
