@@ -14,10 +14,10 @@ import (
 // like the local ones they are connected to.
 type Keys struct {
 	have uint64 // bit i: there is a key for device i
-	key  [verbs.MaxDevices]uint32
 	// base and length bound the addresses that may be named; raw keys cover everything.
 	base, length uint64
 	mr           *MR // the region that requests hold while they use it; nil for raw and remote keys
+	key          [verbs.MaxDevices]uint32
 }
 
 // NewKeys makes keys for raw memory, from one key a device. Addresses are not checked against

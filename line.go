@@ -26,20 +26,20 @@ type line struct {
 	dead   bool
 	closed bool // the virtual queue pair was closed
 
-	clock     func() time.Time
-	err       *FailedError // the first error; later ones follow from it
-	failedAt  time.Time    // when err was recorded
-	failedReq uint64       // the send request that err is of; 0 for none
+	err *FailedError // the first error; later ones follow from it
 	// stopAt is the first send request that posts nothing more; never while the line runs.
 	stopAt uint64
+	// suspect is a rail whose receives were flushed while it had sends outstanding and nothing else
+	// had failed. Its sends tell the cause; if all of them succeed, the flush itself is the error.
+	suspect   *rail
+	failedReq uint64    // the send request that err is of; 0 for none
+	failedAt  time.Time // when err was recorded
+	clock     func() time.Time
 	// reported says that a send was reported with an error of its own. Every later one is reported
 	// as flushed.
 	reported bool
 	// schemeUnsaid says that the peer's card named no scheme: it is assumed to be this end's.
 	schemeUnsaid bool
-	// suspect is a rail whose receives were flushed while it had sends outstanding and nothing else
-	// had failed. Its sends tell the cause; if all of them succeed, the flush itself is the error.
-	suspect *rail
 }
 
 // never is a request number that is not reached.

@@ -16,7 +16,9 @@ func (q *VirtualQP) progress(out *sink) {
 		q.dispatch()
 	}
 	q.send.report(&q.line, q.num, out)
-	q.progressRecvs(out)
+	if !q.recv.idle() {
+		q.progressRecvs(out)
+	}
 	switch {
 	case q.line.err == nil:
 	case !q.line.dead:

@@ -14,10 +14,15 @@ import (
 // Invariant: free is the sum of limit-inUse over the data rails; 0 <= nextRail < len(data); all is
 // data and then notify, if there is one.
 type railSet struct {
-	data   []*rail // carry data; requests are striped over them
-	notify *rail   // carries notifications or SENDs and no data; nil if there is none
-	all    []*rail // the data rails, then the notify QP
+	data      []*rail // carry data; requests are striped over them
+	nextRail  int     // the data rail that round robin tries next
+	free      int     // send slots free on all data rails
+	lastFreed *rail   // data rail that freed a slot while requests waited: served first
 
+	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
+	maxFragment         uint32 // bytes of a fragment
+
+	notify *rail // carries notifications or SENDs and no data; nil if there is none
 	// sendRail carries SENDs and the receives that take them; nil: none does, and SENDs are
 	// refused. See assignSends.
 	sendRail *rail
@@ -25,15 +30,9 @@ type railSet struct {
 	finalRail *rail
 	// noNotify says that nothing carries notifications, and they are refused: Spray without a
 	// notify QP.
-	noNotify bool
-
-	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
-	maxInline           int    // bytes of an inline request: the least of all rails
-	maxFragment         uint32 // bytes of a fragment
-
-	free      int   // send slots free on all data rails
-	nextRail  int   // the data rail that round robin tries next
-	lastFreed *rail // data rail that freed a slot while requests waited: served first
+	noNotify  bool
+	all       []*rail // the data rails, then the notify QP
+	maxInline int     // bytes of an inline request: the least of all rails
 }
 
 // newRailSet makes the rails of q, none of which is in use.

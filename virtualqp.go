@@ -16,21 +16,22 @@ import (
 type VirtualQP struct {
 	_ noCopy
 
-	cfg                Config // defaults filled in
-	num                uint32
-	cq                 *VirtualCQ
-	dom                *Domain // set when NewQP created the queue pairs
-	ownsCQ, ownsDomain bool    // closed together with it
+	// What each request touches comes first, and so in each of the structs.
 
-	line line // may anything go out, and if not why
+	cq      *VirtualCQ
+	pass    *passThrough // a single queue pair; nil with several
+	num     uint32
+	touched bool // in the CQ's list of those that have something to carry on with
+	line    line // may anything go out, and if not why
 	// send.rails are the queue pairs, however many. The rest of send, and recv, are used only with
 	// several; with one they stay empty, and what runs over them does nothing.
 	send sender
 	recv receiver
-	pass *passThrough // a single queue pair; nil with several
 
-	touched bool   // in the CQ's list of those that have something to carry on with
-	stale   uint64 // completions that fitted nothing, and were dropped
+	cfg                Config  // defaults filled in
+	dom                *Domain // set when NewQP created the queue pairs
+	ownsCQ, ownsDomain bool    // closed together with it
+	stale              uint64  // completions that fitted nothing, and were dropped
 }
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
