@@ -9,14 +9,17 @@ import (
 // dispatch stages the data of waiting requests on the rails, in posting order, as far as the rails
 // have room, and then the final messages that have come due. post hands over what is staged.
 func (s *sender) dispatch() {
+	done := false // a request without data, such as a SEND, is done with it at once
 	for s.next != s.win.Tail {
-		if !s.dispatchData(s.next, s.win.At(s.next)) {
+		r := s.win.At(s.next)
+		if !s.dispatchData(s.next, r) {
 			break
 		}
+		done = done || r.left == 0
 		s.next++
 	}
-	if s.dataDone < s.next {
-		s.advanceDataDone() // a request without data, such as a SEND, is done with it at once
+	if done {
+		s.advanceDataDone()
 	}
 	if s.finals != 0 && s.finalsPosted < s.dataDone {
 		s.dispatchFinals()
@@ -135,15 +138,22 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 // stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has
 // room.
 func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit uint64) *verbs.SendWR {
-	wr := s.stage(rl, r, op, id)
+	s.rails.takeData(rl)
+	r.left++
+	if rl.batch == nil {
+		s.lendBatch(rl)
+	}
+	b := rl.batch
+	wr := b.add() // as stage does, without the call
+	wr.ID, wr.Opcode, wr.Flags, wr.RKey = id, op, verbs.SendSignaled, r.remoteKeys.at(rl.peerDev)
 	size := min(limit, r.length-r.offset)
 	switch {
 	case r.scattered || r.inline:
 		size = r.gather(rl, wr, size)
 	case size == 0:
-		rl.batch.setSGL(wr, 0)
+		b.setSGL(wr, 0)
 	default:
-		sgl := rl.batch.setSGL(wr, 1)
+		sgl := b.setSGL(wr, 1)
 		sgl[0] = verbs.SGE{Addr: r.localAddr + r.offset, Length: uint32(size),
 			LKey: r.localKeys.at(rl.device)}
 	}
@@ -155,7 +165,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	return wr
 }
 
-// stage opens a work request of the data stage on a rail that has room.
+// stage opens a work request without data of the data stage, on a rail that has room.
 func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
 	s.rails.takeData(rl)
 	r.left++
@@ -296,8 +306,11 @@ func (s *sender) post() (refused *rail, err error) {
 	s.blocked = false
 	left := 0
 	for i, rl := range s.staged {
-		if rl.batch.tail != 0 {
-			if err = rl.post(); err != nil {
+		b := rl.batch
+		if b.tail != 0 {
+			n, err := rl.qp.PostSend(b.wrs[b.head:b.tail])
+			b.posted(n)
+			if err != nil {
 				rl.stats.refused++
 				if !verbs.IsTransient(err) {
 					left += copy(s.staged[left:], s.staged[i:])
@@ -307,12 +320,12 @@ func (s *sender) post() (refused *rail, err error) {
 				s.blocked = true
 			}
 		}
-		if rl.batch.tail != 0 {
+		if b.tail != 0 {
 			s.staged[left] = rl
 			left++
 			continue
 		}
-		s.batches.giveBack(rl.batch)
+		s.batches.giveBack(b)
 		rl.batch = nil
 	}
 	s.staged = s.staged[:left]

@@ -111,18 +111,6 @@ func (r *rail) staged() int {
 // invented.
 func (r *rail) onNIC() bool { return r.inUse > r.staged() }
 
-// post hands the batch to the queue pair. A transient refusal (ErrQueueFull, ErrNoMemory) leaves
-// the rest staged.
-func (r *rail) post() error {
-	b := r.batch
-	n, err := r.qp.PostSend(b.wrs[b.head:b.tail])
-	b.head += n
-	if b.head == b.tail {
-		b.head, b.tail = 0, 0
-	}
-	return err
-}
-
 // toError moves the queue pair to ERR, so that the NIC flushes what it still holds. In RESET there
 // is nothing to flush. What a queue pair holds that refuses would never end, so it must be asked
 // again, unless its device is gone.

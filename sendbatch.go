@@ -102,6 +102,13 @@ func (b *sendBatch) move(i int) {
 	from.SGL, from.Inline = nil, nil
 }
 
+// posted removes the first n of what waits: a queue pair has accepted them.
+func (b *sendBatch) posted(n int) {
+	if b.head += n; b.head == b.tail {
+		b.head, b.tail = 0, 0
+	}
+}
+
 // drop removes the waiting work requests for which lost returns true.
 func (b *sendBatch) drop(lost func(id uint64) bool) {
 	head, tail := b.head, b.tail
