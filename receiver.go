@@ -240,8 +240,8 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	return r
 }
 
-// idle reports whether there is nothing to carry on with: no live receive, and no credit or watch to
-// be posted.
+// idle reports whether there is nothing to carry on with: no live receive, and no credit or watch
+// to be posted.
 func (s *receiver) idle() bool { return s.win.Head == s.win.Tail && s.recvsToPost == 0 }
 
 // report reports finished receives in posting order, for the virtual queue pair with number num.

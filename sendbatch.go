@@ -128,9 +128,12 @@ func (b *sendBatch) clear() { b.head, b.tail = 0, 0 }
 // are as many as one call stages on, whose memory stays in the cache, and not as many as there are
 // rails: a thousand virtual queue pairs would have a hundred megabytes of them.
 //
-// Invariant: what is free is empty, and takes width elements a list.
+// Invariant: slots[:free] are the batches that are not lent. They are empty and take width elements
+// a list. The slots behind are for those that are lent, in whatever order they come back; there are
+// as many, but for batches of another width.
 type batchPool struct {
-	free  []*sendBatch
+	slots []*sendBatch
+	free  int
 	width int
 }
 
@@ -140,25 +143,29 @@ const firstBatch = 16
 // fit makes the batches that are lent from now on take so many elements a list.
 func (p *batchPool) fit(width int) {
 	if p.width < width {
-		p.width, p.free = width, nil
+		*p = batchPool{width: width}
 	}
 }
 
 // lend takes an empty batch out of the pool.
 func (p *batchPool) lend() *sendBatch {
-	last := len(p.free) - 1
-	if last < 0 {
+	if p.free == 0 {
 		b := newSendBatch(firstBatch, p.width)
+		p.slots = append(p.slots, &b)
 		return &b
 	}
-	b := p.free[last]
-	p.free = p.free[:last]
-	return b
+	p.free--
+	return p.slots[p.free]
 }
 
 // giveBack puts an empty batch back, unless its lists have become too short meanwhile.
 func (p *batchPool) giveBack(b *sendBatch) {
-	if b.width == p.width {
-		p.free = append(p.free, b)
+	if b.width != p.width {
+		return
 	}
+	// The comparison saves the write barrier of a pointer store in the common case.
+	if p.slots[p.free] != b {
+		p.slots[p.free] = b
+	}
+	p.free++
 }
