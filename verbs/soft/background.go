@@ -15,10 +15,13 @@ const (
 	inlineBytes    = 32 << 10
 )
 
-// helpCopy is the longest payload in bytes that a poll copies for the worker: a fragment of the
-// usual size, some 30 µs here. A worker on another core would have to wake first, and copies
-// slower.
-const helpCopy = 512 << 10
+// A poll copies payloads for the worker, which would have to wake first, on another core, and
+// copies slower: one of up to helpCopy bytes, a fragment of the usual size (some 30 µs here), and a
+// longer one piece by piece as long as nothing else waits, up to helpMost.
+const (
+	helpCopy = copyChunk
+	helpMost = 4 << 20
+)
 
 // The worker executes this much of one queue pair, and then turns to the next.
 const (
@@ -222,18 +225,23 @@ func (b *background) close() {
 // help executes a few requests for a poller that found nothing, if the lock is free: the worker has
 // not reached what is in the run queue and may take microseconds to wake, and two goroutines keep
 // simulated times better than one. It reports whether the lock was free.
-func (f *Fabric) help(d *Device) bool {
+func (f *Fabric) help(c *CQ) bool {
 	if !f.mu.TryLock() {
 		return false
 	}
-	b, w := f.engine.(*background), &d.worker
+	b, w := f.engine.(*background), &c.dev.worker
 	b.fireDue(w)
-	if q := w.first; q != nil && q.runnable() && q.head().length <= helpCopy && b.departure(d) == 0 {
+	if q := w.first; q != nil && b.mayHelp(q) {
 		w.dequeue()
-		if q.head().length <= smallCopy && d.cfg.Bandwidth == 0 {
+		switch {
+		case q.run.partial:
+			b.copyWhileAlone(c, q)
+		case q.head().length <= smallCopy && c.dev.cfg.Bandwidth == 0:
 			b.executeSmall(q, inlineRequests/4, inlineBytes/4)
-		} else {
-			b.execute(q)
+		default:
+			if f.execute(q) == copying {
+				b.copyWhileAlone(c, q)
+			}
 		}
 		b.ready(q)
 	}
@@ -241,9 +249,46 @@ func (f *Fabric) help(d *Device) bool {
 	return true
 }
 
+// mayHelp reports whether a poll may execute the head request of q, the first in the run queue. It
+// begins with a long one only where no other queue pair waits: two goroutines share the work of
+// several queue pairs better when the worker takes what is long.
+func (b *background) mayHelp(q *QP) bool {
+	d := q.dev
+	alone := d.worker.last == q && d.cfg.Bandwidth == 0
+	return (q.run.partial || q.runnable() && q.head().length <= helpCopy) && b.departure(d) == 0 ||
+		alone && q.runnable()
+}
+
+// copyWhileAlone copies the payload of q's head request outside of the lock, until all of it has
+// moved, or something else waits for the poll of c or for the worker. What is left then is first in
+// the run queue.
+func (b *background) copyWhileAlone(c *CQ, q *QP) {
+	f, w := b.f, &q.dev.worker
+	q.run.partial = false
+	for n := helpCopy; ; n += helpCopy {
+		f.mu.Unlock()
+		all := q.run.xfer.copySome(helpCopy)
+		f.mu.Lock()
+		if all {
+			f.landed(q)
+			return
+		}
+		if n >= helpMost || w.first != nil || c.attention.Load() {
+			q.run.partial = true
+			w.putBack(q)
+			b.wake(q.dev)
+			return
+		}
+	}
+}
+
 // serve executes a turn's worth of q's requests. It leaves the lock to copy, and returns with the
 // lock held.
 func (b *background) serve(q *QP) {
+	if q.run.partial {
+		q.run.partial = false
+		b.copyRest(q)
+	}
 	bytes, turn := 0, turnRequests
 	if q.dev.cfg.Bandwidth != 0 {
 		turn = 1 // the wire is shared message by message
@@ -261,13 +306,18 @@ func (b *background) serve(q *QP) {
 // execute executes the head request of q. It leaves the lock to copy a large payload, and returns
 // with the lock held.
 func (b *background) execute(q *QP) {
-	f := b.f
-	if f.execute(q) == copying {
-		f.mu.Unlock()
-		q.run.xfer.copy()
-		f.mu.Lock()
-		f.landed(q)
+	if b.f.execute(q) == copying {
+		b.copyRest(q)
 	}
+}
+
+// copyRest copies what is left of the payload of q's head request outside of the lock.
+func (b *background) copyRest(q *QP) {
+	b.f.mu.Unlock()
+	for !q.run.xfer.copySome(copyChunk) {
+	}
+	b.f.mu.Lock()
+	b.f.landed(q)
 }
 
 var _ engine = (*background)(nil)

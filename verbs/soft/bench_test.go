@@ -60,46 +60,66 @@ func BenchmarkEmptyPoll(b *testing.B) {
 	}
 }
 
+// BenchmarkWriteLarge is large writes beside copy() of as much memory: on one queue pair, and 16
+// MiB spread over four, as a virtual queue pair does it.
 func BenchmarkWriteLarge(b *testing.B) {
-	for _, size := range []int{64 << 10, 512 << 10, 1 << 20} {
-		const depth = 16
-		b.Run(fmt.Sprintf("copy/%dKiB", size>>10), func(b *testing.B) {
-			src, dst := make([]byte, depth*size), make([]byte, depth*size)
-			touch(src)
-			touch(dst)
-			b.SetBytes(int64(size))
-			b.ResetTimer()
-			for i := 0; i < b.N; i++ {
-				off := i % depth * size
-				copy(dst[off:off+size], src[off:off+size])
-			}
-		})
-		b.Run(fmt.Sprintf("write/%dKiB", size>>10), func(b *testing.B) {
-			_, x, y := pair(b, Config{}, endConfig{buf: depth * size})
-			touch(x.buf)
-			touch(y.buf)
-			b.SetBytes(int64(size))
-			b.ReportAllocs()
-			wcs := make([]verbs.WC, depth)
-			wrs := make([]verbs.SendWR, depth)
-			for i := range wrs {
-				wrs[i] = x.write(y, uint64(i), i*size, size)
-			}
-			b.ResetTimer()
-			inFlight := 0
-			for i := 0; i < b.N; i++ {
-				for inFlight == depth {
-					n, _ := x.cq.Poll(wcs)
-					inFlight -= n
+	for _, c := range []struct{ qps, size, depth int }{
+		{1, 64 << 10, 16}, {1, 512 << 10, 16}, {1, 1 << 20, 1}, {1, 1 << 20, 16}, {1, 16 << 20, 2},
+		{4, 512 << 10, 32}, {4, 4 << 20, 4},
+	} {
+		if c.qps == 1 {
+			b.Run(fmt.Sprintf("copy/%dKiB/depth=%d", c.size>>10, c.depth), func(b *testing.B) {
+				src, dst := make([]byte, c.depth*c.size), make([]byte, c.depth*c.size)
+				touch(src)
+				touch(dst)
+				b.SetBytes(int64(c.size))
+				b.ResetTimer()
+				for i := 0; i < b.N; i++ {
+					off := i % c.depth * c.size
+					copy(dst[off:off+c.size], src[off:off+c.size])
 				}
-				x.qp.PostSend(wrs[i%depth : i%depth+1])
-				inFlight++
-			}
-			for inFlight > 0 {
-				n, _ := x.cq.Poll(wcs)
-				inFlight -= n
-			}
+			})
+		}
+		b.Run(fmt.Sprintf("write/%dKiB/depth=%d/qps=%d", c.size>>10, c.depth, c.qps), func(b *testing.B) {
+			benchmarkWrites(b, c.qps, c.size, c.depth)
 		})
+	}
+}
+
+// benchmarkWrites writes messages of a size, depth of them at a time, on queue pairs in turn.
+func benchmarkWrites(b *testing.B, qps, size, depth int) {
+	f := newFabric(b, Config{})
+	var ends [][2]*end
+	for range qps {
+		x, y := newEnd(b, f.Device(0), endConfig{buf: depth / qps * size}), newEnd(b, f.Device(1),
+			endConfig{buf: depth / qps * size})
+		connect(b, x, y)
+		touch(x.buf)
+		touch(y.buf)
+		ends = append(ends, [2]*end{x, y})
+	}
+	b.SetBytes(int64(size))
+	b.ReportAllocs()
+	var wcs [1]verbs.WC
+	wait := func(i int) {
+		for x := ends[i%qps][0]; ; {
+			if n, _ := x.cq.Poll(wcs[:]); n != 0 {
+				return
+			}
+		}
+	}
+	var wr [1]verbs.SendWR
+	b.ResetTimer()
+	for i := 0; i < b.N; i++ {
+		if i >= depth {
+			wait(i)
+		}
+		x, y := ends[i%qps][0], ends[i%qps][1]
+		wr[0] = x.write(y, uint64(i), i%depth/qps*size, size)
+		x.qp.PostSend(wr[:])
+	}
+	for i := range min(depth, b.N) {
+		wait(b.N - min(depth, b.N) + i)
 	}
 }
 

@@ -89,12 +89,12 @@ func (c *CQ) Depth() int { return c.depth }
 func (c *CQ) Channel() *verbs.CompChannel { return c.channel }
 
 // Poll moves completions into wcs. When it finds nothing, and the NIC's worker has not reached what
-// was posted, it executes some of that itself (at most helpCopy bytes), which avoids a goroutine
+// was posted, it executes some of that itself (at most helpMost bytes), which avoids a goroutine
 // switch.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	f := c.dev.f
 	if !c.attention.Load() {
-		if f.stepped || !f.engine.(*background).hasWork(&c.dev.worker) || !f.help(c.dev) ||
+		if f.stepped || !f.engine.(*background).hasWork(&c.dev.worker) || !f.help(c) ||
 			!c.attention.Load() {
 			return 0, nil
 		}

@@ -86,8 +86,9 @@
 //
 // # What it costs
 //
-// One lock guards the fabric. A payload of more than a few KiB is copied outside of it by the
-// worker of the sending NIC; several NICs copy in parallel. Posting and polling a small write costs
-// well under a hundred nanoseconds and allocates nothing. A NIC with a bandwidth or latency keeps a
-// core busy while something is on its wire.
+// One lock guards the fabric. A payload of more than a few KiB is copied outside of it, by the
+// worker of the sending NIC or by a poll that finds nothing, 4 MiB a poll at most; several NICs
+// copy in parallel. Posting and polling a small write costs well under a hundred nanoseconds and
+// allocates nothing. A NIC with a bandwidth or latency keeps a core busy while something is on its
+// wire.
 package soft

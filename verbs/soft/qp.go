@@ -42,6 +42,7 @@ type QP struct {
 // for.
 type runState struct {
 	busy    bool // the payload of the head request is being copied outside of the lock
+	partial bool // busy, and a poll has left the rest to whoever takes it from the run queue
 	inbound bool // as the responder: the peer's payload is
 	failed  bool // an executed request was not successful, so nothing behind it goes out
 	reads   int  // reads and atomics that await their acknowledgement

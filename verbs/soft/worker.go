@@ -68,6 +68,17 @@ func (w *worker) dequeue() *QP {
 	return q
 }
 
+// putBack puts a queue pair before all others in the run queue.
+func (w *worker) putBack(q *QP) {
+	s := &q.run.background
+	s.queued, s.next = true, w.first
+	w.first = q
+	if w.last == nil {
+		w.last = q
+	}
+	w.backlog.Add(1)
+}
+
 // wake wakes the worker of d if it sleeps.
 func (b *background) wake(d *Device) {
 	w := &d.worker
