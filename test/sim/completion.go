@@ -136,7 +136,8 @@ func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var first *ibverbx.FailedError
 	var status verbs.Status
 	if e.conn.plan.oneID || // it names none
-		session != e.sessionNo || e.ended() || e.sendErrors.own == session || !errors.As(e.vq.Err(), &first) ||
+		session != e.sessionNo || e.ended() || e.sendErrors.own == session ||
+		!errors.As(e.vq.Err(), &first) ||
 		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
 	}

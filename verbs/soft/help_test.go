@@ -49,7 +49,7 @@ func fill(b []byte, seed int) {
 func TestPollCopiesLongMessages(t *testing.T) {
 	const room = 17 << 20
 	for _, c := range []struct{ size, polls int }{
-		{smallCopy + 1, 1}, {helpCopy, 1}, {512<<10 + 1, 1}, {1 << 20, 1}, {4<<20, 1},
+		{smallCopy + 1, 1}, {helpCopy, 1}, {512<<10 + 1, 1}, {1 << 20, 1}, {4 << 20, 1},
 		{4<<20 + 1, 2}, {16 << 20, 4}, {16<<20 + 1, 5},
 	} {
 		f, a, b := pair(t, Config{}, endConfig{buf: room})
