@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"ibverbx/verbs"
@@ -47,7 +48,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 				return nil
 			}
 			if armed == 0 {
-				if err := c.arm(); err != nil {
+				if err := c.arm(false); err != nil {
 					return err
 				}
 			}
@@ -66,13 +67,28 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 func (c *VirtualCQ) Arm() error {
 	c.enter()
 	defer c.exit()
+	return c.armFor(false)
+}
+
+// ArmSolicited is Arm for programs that wait only for messages which the peer has sent with
+// [verbs.SendSolicited], and for errors. It saves events while all virtual queue pairs of the CQ
+// are of a single queue pair. Over several, what completes a solicited message may itself be
+// unsolicited, such as data of an earlier request on another queue pair that comes late; so with
+// one of those on the CQ it is Arm.
+func (c *VirtualCQ) ArmSolicited() error {
+	c.enter()
+	defer c.exit()
+	return c.armFor(!slices.ContainsFunc(c.vqps, func(q *VirtualQP) bool { return q.pass == nil }))
+}
+
+func (c *VirtualCQ) armFor(solicitedOnly bool) error {
 	if c.channel == nil {
 		return fmt.Errorf("ibverbx: arm: %w: %w", verbs.ErrNotSupported, errNoChannel)
 	}
 	if c.closed {
 		return fmt.Errorf("ibverbx: arm: %w", ErrClosed)
 	}
-	return c.arm()
+	return c.arm(solicitedOnly)
 }
 
 // Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
@@ -84,14 +100,14 @@ func (c *VirtualCQ) Events() <-chan struct{} {
 	return c.channel.Events()
 }
 
-func (c *VirtualCQ) arm() error {
+func (c *VirtualCQ) arm(solicitedOnly bool) error {
 	alive := 0
 	for i := range c.cqs {
 		if c.cqs[i].dead {
 			continue
 		}
 		alive++
-		if err := c.cqs[i].cq.Arm(false); err != nil {
+		if err := c.cqs[i].cq.Arm(solicitedOnly); err != nil {
 			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
 		}
 	}

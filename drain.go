@@ -83,7 +83,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return q.undrained(ctx.Err())
 		}
-		armed := q.cq.channel != nil && q.cq.arm() == nil
+		armed := q.cq.channel != nil && q.cq.arm(false) == nil
 		if armed && q.drainStep() {
 			return q.Err()
 		}

@@ -117,7 +117,7 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	if got := outstanding(); got != [2]int{5, 0} {
 		t.Fatalf("outstanding %v", got)
 	}
-	if n, err := cq.PollDevice(9, wcs); n != 0 || err != nil {
+	if n, err := cq.PollDevice(9, wcs); n != 0 || !errors.Is(err, verbs.ErrInvalid) {
 		t.Fatalf("a device that does not exist: %d, %v", n, err)
 	}
 	if n, err := cq.PollDevice(0, wcs[:3]); n != 3 || err != nil || wcs[0].ID != 0 || wcs[2].ID != 2 {

@@ -172,10 +172,16 @@ func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 }
 
 // PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
-// another. Completions of other devices that were collected earlier come along.
+// another. Completions of other devices that were collected earlier come along. A device of which
+// the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
 	c.enter()
-	n, err = c.poll(dst, int(dev))
+	if dev < verbs.MaxDevices && c.routes[dev] != nil {
+		n, err = c.poll(dst, int(dev))
+	} else {
+		err = fmt.Errorf("ibverbx: poll: %w: no CQ of device %d: the virtual CQ has those of %s",
+			verbs.ErrInvalid, dev, c.deviceList())
+	}
 	c.exit()
 	return n, err
 }
@@ -391,6 +397,15 @@ func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
 	return ""
 }
 
+// deviceList writes the devices of the physical CQs as "0, 3".
+func (c *VirtualCQ) deviceList() string {
+	set := uint64(0)
+	for i := range c.cqs {
+		set |= 1 << c.cqs[i].device
+	}
+	return deviceList(set)
+}
+
 // physical is the physical CQ of a device, or nil.
 func (c *VirtualCQ) physical(dev verbs.DeviceID) *physicalCQ {
 	for i := range c.cqs {
@@ -449,4 +464,14 @@ func (c *VirtualCQ) Devices() []verbs.Device {
 		devs = append(devs, c.cqs[i].cq.Device())
 	}
 	return devs
+}
+
+// CQs are the physical CQs, in the order of [VirtualCQ.Devices]: for queries, and for programs that
+// poll them and hand what they get to [VirtualCQ.ProcessCompletions], instead of calling Poll.
+func (c *VirtualCQ) CQs() []verbs.CQ {
+	var cqs []verbs.CQ
+	for i := range c.cqs {
+		cqs = append(cqs, c.cqs[i].cq)
+	}
+	return cqs
 }

@@ -114,6 +114,17 @@ func (q *VirtualQP) Num() uint32 { return q.num }
 // CQ is the virtual CQ on which requests complete.
 func (q *VirtualQP) CQ() *VirtualCQ { return q.cq }
 
+// QPs are the physical queue pairs: the data queue pairs, and then the notify QP if there is one.
+// They are for queries; who posts on them, modifies or closes them breaks what the virtual queue
+// pair knows of them.
+func (q *VirtualQP) QPs() []verbs.QP {
+	var qps []verbs.QP
+	for _, r := range q.send.rails.all {
+		qps = append(qps, r.qp)
+	}
+	return qps
+}
+
 // Domain is the domain that created the physical queue pairs; nil if [NewVirtualQP] was given them.
 func (q *VirtualQP) Domain() *Domain { return q.dom }
 

@@ -1,0 +1,119 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// The physical queue pairs and CQs that Open and a Domain make can be had: their attributes can be
+// queried, and a program can poll the CQs itself.
+func TestPhysicalQueuePairsAndCQs(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		rails, qps := l.a.Stats().Rails, l.a.QPs()
+		if len(qps) != len(rails) {
+			t.Fatalf("%d queue pairs of %d", len(qps), len(rails))
+		}
+		for i, qp := range qps {
+			attr, err := qp.Query()
+			if qp.Num() != rails[i].QPNum || qp.Device().Name() != rails[i].Device || err != nil ||
+				attr.State != verbs.StateRTS {
+				t.Errorf("queue pair %d: %d of %s in %v, %v; want %+v", i, qp.Num(), qp.Device().Name(),
+					attr.State, err, rails[i])
+			}
+		}
+		qps[0] = nil // the list is the caller's
+		if l.a.QPs()[0] == nil {
+			t.Error("QPs shares its list")
+		}
+		cqs, devs := l.a.cq.CQs(), l.a.cq.Devices()
+		if len(cqs) != len(devs) || len(cqs) != len(l.a.nics) {
+			t.Fatalf("%d CQs of %d devices", len(cqs), len(devs))
+		}
+		for i := range cqs {
+			if cqs[i].Device() != devs[i] {
+				t.Errorf("CQ %d is of %s, device %d is %s", i, cqs[i].Device().Name(), i, devs[i].Name())
+			}
+		}
+		for id := range uint64(3) {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4500))
+		}
+		var got []ibverbx.WC
+		for len(got) < 3 {
+			for _, cq := range cqs {
+				var wcs [8]verbs.WC
+				n, err := cq.Poll(wcs[:])
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = l.a.cq.ProcessCompletions(got, cq.Device().ID(), wcs[:n]...)
+			}
+		}
+		if list := ids(t, got, verbs.StatusSuccess); !slices.Equal(list, []uint64{0, 1, 2}) {
+			t.Errorf("completed %v", list)
+		}
+	})
+}
+
+// A device of which the virtual CQ has no CQ is not polled in silence.
+func TestPollOfAnUnknownDevice(t *testing.T) {
+	l := newLink(t, linkConfig{nics: 2})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))
+	for _, dev := range []verbs.DeviceID{2, 63, 64, 255} {
+		n, err := l.a.cq.PollDevice(dev, make([]ibverbx.WC, 4))
+		if n != 0 || !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "0, 1") {
+			t.Errorf("device %d: %d, %v", dev, n, err)
+		}
+	}
+	ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+}
+
+// With ArmSolicited a single queue pair raises an event for a solicited message and none for
+// another. Over several every message raises one: what a solicited message waits for may be
+// unsolicited.
+func TestArmSolicited(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		arrives := func(flags verbs.SendFlags) (event bool) {
+			l.b.expectRecv(t, 1)
+			l.b.pump(t)
+			for range len(l.b.cq.Events()) {
+				<-l.b.cq.Events()
+			}
+			if err := l.b.cq.ArmSolicited(); err != nil {
+				t.Fatal(err)
+			}
+			wr := l.a.write(verbs.OpRDMAWriteWithImm, 1, 0, 100)
+			wr.Flags |= flags
+			l.a.send(t, wr)
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			select {
+			case <-l.b.cq.Events():
+				event = true
+			default:
+			}
+			ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+			return event
+		}
+		if l.b.DataRails() == 1 && arrives(0) {
+			t.Error("an event for an unsolicited message")
+		}
+		if l.b.DataRails() > 1 && l.b.Scheme() == ibverbx.DQPLB && !arrives(0) {
+			t.Error("no event over several queue pairs")
+		}
+		if l.b.DataRails() == 1 && !arrives(verbs.SendSolicited) {
+			t.Error("no event for a solicited message")
+		}
+	})
+	l := newLink(t, linkConfig{fabric: soft.Config{}})
+	if err := l.a.cq.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.a.cq.ArmSolicited(); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
