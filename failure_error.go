@@ -11,6 +11,8 @@ import (
 // FailedError says what stopped a virtual queue pair: the first error, which wins over all that
 // follow from it. [VirtualQP.Err] returns it; nobody changes it any more.
 //
+// Machines get it in fields: it is a slog.LogValuer and a json.Marshaler.
+//
 // What is not known is not guessed: a single queue pair tracks nothing, so of a failed completion
 // it knows the ID only, and neither the operation nor whether it was a receive.
 type FailedError struct {
