@@ -24,6 +24,10 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 		return err
 	}
 	if m.Rank == victim {
+		// One that is behind may still be in Alloc.
+		if err := shmem.WaitUntil(ctx, pe, words.At(6), shmem.EQ, uint64(pe.PEs()-1)); err != nil {
+			return err
+		}
 		if err := m.killMe(); err != nil {
 			return err
 		}
@@ -34,6 +38,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 		}
 	}
 	began := time.Now()
+	_ = shmem.Inc(ctx, pe, words.At(6), victim) // which may be killed before it has answered
 	switch m.Rank {
 	case 0:
 		err = pe.Barrier(ctx)
