@@ -93,9 +93,10 @@ func (s *receiver) stats(to *Stats) {
 
 // CQStats is a snapshot of a virtual CQ.
 type CQStats struct {
-	VirtualQPs int `json:"virtual_qps"`
-	Ready      int `json:"ready"`      // completions that wait to be polled
-	ReadyRing  int `json:"ready_ring"` // slots of the ring that holds them
+	Num        uint32 `json:"num"` // as [VirtualCQ.Num] says
+	VirtualQPs int    `json:"virtual_qps"`
+	Ready      int    `json:"ready"`      // completions that wait to be polled
+	ReadyRing  int    `json:"ready_ring"` // slots of the ring that holds them
 	// Retrying is how many virtual queue pairs must be polled though no event may come: they try
 	// again what a NIC has refused for now, or have failed and linger, see [Config.Linger].
 	Retrying    int    `json:"retrying"`
@@ -106,6 +107,6 @@ type CQStats struct {
 func (c *VirtualCQ) Stats() CQStats {
 	c.enter()
 	defer c.exit()
-	return CQStats{VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
+	return CQStats{Num: c.num, VirtualQPs: len(c.vqps), Ready: c.ready.Len(), ReadyRing: c.ready.Cap(),
 		Retrying: len(c.touched), StaleEvents: c.stale}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync/atomic"
 
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
@@ -33,7 +34,7 @@ type VirtualCQ struct {
 	ready      ring.FIFO[WC] // reported, not yet polled
 	touched    []*VirtualQP
 	vqps       []*VirtualQP
-	nextNum    uint32
+	num        uint32
 	nextCQ     int // the physical CQ that is polled first
 	stale      uint64
 	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
@@ -62,7 +63,8 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	if len(cqs) == 0 {
 		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
 	}
-	c := &VirtualCQ{scratch: make([]verbs.WC, pollBatch), channel: cqs[0].Channel()}
+	c := &VirtualCQ{num: lastVirtualCQ.Add(1), scratch: make([]verbs.WC, pollBatch),
+		channel: cqs[0].Channel()}
 	for _, cq := range cqs {
 		dev := cq.Device().ID()
 		if dev >= verbs.MaxDevices {
@@ -95,6 +97,14 @@ func (c *VirtualCQ) fit(rails *railSet) {
 		c.translated = newSendBatch(postBatch, c.batches.width)
 	}
 }
+
+// lastVirtualQP and lastVirtualCQ are the numbers given out last. They are the package's only state
+// of its own: a number serves to tell log lines of one process apart, and virtual CQs know nothing
+// of each other that could. Nothing depends on a number's value.
+var lastVirtualQP, lastVirtualCQ atomic.Uint32
+
+// Num is the virtual CQ's number, unique in the process.
+func (c *VirtualCQ) Num() uint32 { return c.num }
 
 // attach registers a virtual queue pair's rails, and reserves room for all the completions that
 // they may have outstanding.
@@ -137,8 +147,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 	for dev, n := range need {
 		c.room[dev] -= n
 	}
-	c.nextNum++
-	q.num = c.nextNum
+	q.num = lastVirtualQP.Add(1)
 	for _, r := range q.send.rails.all {
 		c.routes[r.device].add(r.num, r)
 	}

@@ -108,7 +108,8 @@ func (q *VirtualQP) longestFragment(rails *railSet) (uint32, error) {
 	return size, nil
 }
 
-// Num is the virtual queue pair's number: unique within its virtual CQ, and what [WC.QPNum] says.
+// Num is the virtual queue pair's number: unique in the process, so that log lines mean something,
+// and what [WC.QPNum] says.
 func (q *VirtualQP) Num() uint32 { return q.num }
 
 // CQ is the virtual CQ on which requests complete.

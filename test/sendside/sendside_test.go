@@ -13,7 +13,7 @@ var flags = hunt.NewFlags()
 func TestTransport(t *testing.T) { flags.Test(t, &Transport, 2000) }
 
 // drawn matches addresses and the numbers that the library draws by itself. They decide nothing.
-var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|PSN:[0-9]+`)
+var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|virtual qp [0-9]+|PSN:[0-9]+`)
 
 func TestTransportReplays(t *testing.T) { Transport.Replays(t, 100, drawn) }
 
