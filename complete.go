@@ -6,7 +6,7 @@ import "ibverbx/verbs"
 // read from its work-request id alone: of a failed completion nothing else is defined, the opcode
 // least of all. A completion that fits nothing is counted as stale and dropped: it belongs to an
 // earlier connection or an earlier owner of the queue pair's number, or is invented.
-func (q *VirtualQP) process(rl *rail, wc *verbs.WC, out *sink) {
+func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 	if wridRail(wc.ID) != rl.index() {
 		q.stale++
 		return

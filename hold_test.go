@@ -78,7 +78,7 @@ func TestListHoldsARegionOnceARun(t *testing.T) {
 		}
 	}
 	h.expect(t, "receives posted", 3, 3)
-	if err := h.VirtualQP.Close(); err != nil {
+	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
 	h.expect(t, "closed", 0, 0)

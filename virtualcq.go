@@ -348,7 +348,7 @@ func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) 
 			i += p.completed(wcs[i:], out) - 1
 			continue
 		}
-		last.vqp.process(last, wc, out)
+		last.vqp.process(last, wc)
 	}
 	return last
 }
