@@ -168,7 +168,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	if err != nil {
 		sentinel = ErrCanceled
 	}
-	if sentinel == ErrCanceled && p.sayAborted() {
+	if err != nil && p.sayAborted() {
 		letOut([]*peerState{p})
 	}
 	aborting := p.abort(sentinel, gone)

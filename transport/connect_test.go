@@ -38,7 +38,7 @@ func (p tapPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 }
 
 func (q tapQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
-	early := q.QP.State() == verbs.StateInit
+	early := q.State() == verbs.StateInit
 	n, err := q.QP.PostRecv(wrs)
 	if early {
 		q.tap.early += n

@@ -46,7 +46,7 @@ func (p *peerState) sendControl(kind wireKind) bool {
 		}
 		return false
 	}
-	p.sending.pushControl(controlOps[kind])
+	p.sending.pushControl(controlOp(kind))
 	p.creditsGiven()
 	w.stats.control++
 	w.wakeForChores()

@@ -12,7 +12,7 @@ func (w *Worker) die() {
 		return
 	}
 	w.mu.Lock()
-	w.deadBy = calling(w.calling).String()
+	w.deadBy = w.calling.String()
 	w.calling = 0
 	w.dead.Store(true)
 	for _, p := range w.endpoints {

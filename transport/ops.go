@@ -24,8 +24,16 @@ const (
 var opNames = [...]string{"active message", "put", "get", "get", "fetch add", "compare swap", "remote flush",
 	"credits", "goodbye", "goodbye of an abort", "keep-alive", "flush"}
 
-// controlOps are the operations that stand for messages of the transport itself.
-var controlOps = [...]opKind{wireCredits: opCredits, wireBye: opGoodbye, wireAbort: opAbort}
+// controlOp is the operation that stands for a message of the transport itself.
+func controlOp(kind wireKind) opKind {
+	switch kind {
+	case wireBye:
+		return opGoodbye
+	case wireAbort:
+		return opAbort
+	}
+	return opCredits
+}
 
 // control reports whether the operation is one of the transport itself.
 func (k opKind) control() bool { return opCredits <= k && k <= opProbe }

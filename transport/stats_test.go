@@ -1,6 +1,7 @@
 package transport_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,13 +44,13 @@ func TestBytesAreCounted(t *testing.T) {
 		must(t, l.a.FetchAdd(nil, nil, l.a.peer.At(0), 1))
 		sent, received = sent+8, received+8
 		l.flushed(l.a)
-		g, w := l.a.Stats(), l.a.w.Stats()
+		g := l.a.Stats()
 		if g.SentBytes != uint64(sent) || g.ReceivedBytes != uint64(received) {
 			t.Errorf("%d and %d bytes: %+v", sent, received, g)
 		}
 		must(t, other.PutShort(make([]byte, 3), other.peer.At(0)))
 		l.flushed(other)
-		if w = l.a.w.Stats(); w.SentBytes != uint64(sent)+3 || w.ReceivedBytes != uint64(received) {
+		if w := l.a.w.Stats(); w.SentBytes != uint64(sent)+3 || w.ReceivedBytes != uint64(received) {
 			t.Errorf("the worker: %d and %d bytes: %+v", sent+3, received, w)
 		}
 		if g := other.Stats(); g.SentBytes != 3 {
@@ -76,23 +77,24 @@ func TestBytesAreCounted(t *testing.T) {
 // return, and changes nothing.
 func TestNilArguments(t *testing.T) {
 	l := newLink(t, setup{})
+	var none context.Context
 	for call, err := range map[string]error{
 		"pending":          l.a.Pending(nil),
 		"pending, no func": l.a.Pending(&transport.Pending{}),
 		"connect a":        transport.Connect(nil, l.a.Endpoint),
 		"connect b":        transport.Connect(l.a.Endpoint, nil),
 		"wait":             l.a.w.Wait(t.Context(), nil),
-		"wait, no ctx": l.a.w.Wait(nil,
-			transport.NewCompletion(1, nil)), //nolint:staticcheck // on purpose
+		"wait, no ctx": l.a.w.Wait(none,
+			transport.NewCompletion(1, nil)),
 		"wait for": l.a.w.WaitFor(t.Context(), 0, nil),
 		"wait for, no ctx": l.a.w.WaitFor(
-			nil, 0, func() bool { return true }), //nolint:staticcheck // on purpose
-		"flush": l.a.Flush(nil,
-			transport.FlushLocal), //nolint:staticcheck // on purpose
-		"worker flush": l.a.w.Flush(nil,
-			transport.FlushLocal), //nolint:staticcheck // on purpose
+			none, 0, func() bool { return true }),
+		"flush": l.a.Flush(none,
+			transport.FlushLocal),
+		"worker flush": l.a.w.Flush(none,
+			transport.FlushLocal),
 		"close": l.a.Close(
-			nil), //nolint:staticcheck // on purpose
+			none),
 		"handle": l.a.w.Handle(7, nil),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) {
