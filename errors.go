@@ -38,7 +38,7 @@ var (
 	ErrAlignment = errors.New("not aligned")
 )
 
-// ErrOwnCard: [VirtualQP.Connect] was given the card of the virtual queue pair itself.
+// ErrOwnCard says that [VirtualQP.Connect] was given the card of the virtual queue pair itself.
 var ErrOwnCard = errors.New("a virtual queue pair's own card")
 
 // ErrProtocol says that the peer sent something impossible, such as a sequence number far away or

@@ -101,6 +101,8 @@ func (c *VirtualCQ) fit(rails *railSet) {
 // lastVirtualQP and lastVirtualCQ are the numbers given out last. They are the package's only state
 // of its own: a number serves to tell log lines of one process apart, and virtual CQs know nothing
 // of each other that could. Nothing depends on a number's value.
+//
+//nolint:gochecknoglobals // unique in the process
 var lastVirtualQP, lastVirtualCQ atomic.Uint32
 
 // Num is the virtual CQ's number, unique in the process.

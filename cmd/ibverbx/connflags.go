@@ -82,7 +82,7 @@ func checkPorts(conn ibverbx.ConnConfig, devices []verbs.Device) error {
 	for _, d := range devices {
 		port := int(conn.Port)
 		if port == 0 {
-			port = int(d.DefaultPort())
+			port = d.DefaultPort()
 		}
 		attr, err := d.Query()
 		if err != nil {

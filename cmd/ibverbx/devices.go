@@ -26,8 +26,8 @@ func (devicesCmd) Help() string {
   ibverbx devices -v -d mlx5_0       all that one of them can
   ibverbx devices --provider soft    the software NICs that are built in
 
-The exit code is 0 when all NICs were listed. Where there is none, or not all could be opened or asked, it is 1,
-and the reason is on stderr; with --json the document has the reason too.`
+The exit code is 0 when all NICs were listed. Where there is none, or not all could be opened or asked, it is
+1, and the reason is on stderr; with --json the document has the reason too.`
 }
 
 // deviceList is what --json writes.

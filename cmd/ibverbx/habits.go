@@ -9,6 +9,8 @@ import (
 )
 
 // instead says, for the flags of perftest that perf does not take, what to use in their place.
+//
+//nolint:gochecknoglobals // a table
 var instead = []struct{ flags, hint string }{
 	{"-R --rdma_cm -z --comm_rdma_cm", "queue pairs are connected over TCP, and not by rdma_cm: drop it"},
 	{"-T --tos", "use --tclass, which goes into the packets' IP header: the type of service is its upper " +

@@ -60,7 +60,7 @@ type helpCmd struct {
 
 // Run shows it.
 func (f *helpCmd) Run(k *kong.Context) error {
-	_, err := k.Kong.Parse(append(f.Command, "--help"))
+	_, err := k.Parse(append(f.Command, "--help"))
 	if err != nil {
 		return &bench.UsageError{Reason: err.Error()}
 	}

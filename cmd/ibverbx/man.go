@@ -11,7 +11,7 @@ import (
 type manFlag bool
 
 // BeforeReset does that before a command is asked for.
-func (manFlag) BeforeReset(k *kong.Kong) error {
+func (manFlag) BeforeReset(k *kong.Kong) error { //nolint:unparam // the signature is kong's
 	writeManual(k.Stdout, k.Model)
 	k.Exit(0)
 	return nil

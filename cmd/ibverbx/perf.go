@@ -126,24 +126,26 @@ the connecting end. Both print the figures, which the connecting end takes. The 
 with 1 when either fails or goes.
 
 A listening end serves its clients one after another, since two at a time would disturb each other's figures;
-those that wait are told so. When one breaks off, it says why and serves the next. It exits with the first that
-is measured, and with 1 if that showed a failure of its own NICs or data; with --keep it stays until Ctrl-C.
-With --json it writes a document for each client. For traffic from several hosts at the same time start a
-listening end for each, on ports of their own.
+those that wait are told so. When one breaks off, it says why and serves the next. It exits with the first
+that is measured, and with 1 if that showed a failure of its own NICs or data; with --keep it stays until
+Ctrl-C. With --json it writes a document for each client. For traffic from several hosts at the same time
+start a listening end for each, on ports of their own.
 
 Any host that reaches a listening end may make it measure: then that uses up to 4 GiB of memory, most of it
 pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
 
-Flags have the letters of perftest, where it has them. Unlike there, --iters and --tx-depth count messages over
-all queue pairs together, and --qps counts the queue pairs on each NIC.
+Flags have the letters of perftest, where it has them. Unlike there, --iters and --tx-depth count messages
+over all queue pairs together, and --qps counts the queue pairs on each NIC.
 
-A cell is measured several times (--samples), in turn with the others of its size and with copy(). A figure is
-the median of its samples, and ± says how far off the median of many more could be, with 95 % confidence. With
-more than 20 % the figure is marked ~: it is noise, and less than that between two such figures says nothing.
+A cell is measured several times (--samples), in turn with the others of its size and with copy(). A figure
+is the median of its samples, and ± says how far off the median of many more could be, with 95 % confidence.
+With more than 20 % the figure is marked ~: it is noise, and less than that between two such figures says
+nothing.
 
 Exit codes: 0 when all went well, also where a fault of --fault made requests fail, every promise was kept,
-and the run went on; 1 when anything else failed, a figure missed --min-bw or --max-lat, a promise was broken (a completion missing, twice or out of
-order, data not there), or the run could not go on; 2 when the flags make no sense; 130 after Ctrl-C.
+and the run went on; 1 when anything else failed, a figure missed --min-bw or --max-lat, a promise was broken
+(a completion missing, twice or out of order, data not there), or the run could not go on; 2 when the flags
+make no sense; 130 after Ctrl-C.
 
 The report of a failure says what each end saw and what became of all that was accepted. Then both ends are
 reset and connected anew with new cards, and the column goes on: its figures, marked *, are of what came

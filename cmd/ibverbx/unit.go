@@ -14,7 +14,9 @@ type unit struct {
 	fixed int     // digits behind the point where software NICs are measured
 }
 
-// units are all of them, by the flag's word.
+// bandwidthUnits are all of them, by the flag's word.
+//
+//nolint:gochecknoglobals // a table
 var bandwidthUnits = []struct {
 	word string
 	unit
@@ -25,6 +27,8 @@ var bandwidthUnits = []struct {
 }
 
 // gigabytes is the default.
+//
+//nolint:gochecknoglobals // a row of the table
 var gigabytes = bandwidthUnits[0].unit
 
 // unit is the one that the flags ask for.

@@ -12,6 +12,8 @@ import (
 // The identities of a process's fabrics count from a number that is drawn when it starts, so that
 // fabrics of two processes, whose NICs have the same names and numbers, do not take each other's
 // GIDs for their own.
+//
+//nolint:gochecknoglobals // what they identify is the process's
 var (
 	firstIdentity = rand.Uint32()
 	fabrics       atomic.Uint32 // that were ever made
