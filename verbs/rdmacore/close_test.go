@@ -288,8 +288,13 @@ func TestNoLeaks(t *testing.T) {
 		ok(t, p.Close())
 		for device := range int32(2) { // one that fails to open, as the first or after it
 			s.failCall("ibv_query_device", int32(syscall.EIO), 1, device)
-			_, err = rdmacore.Open(rdmacore.Config{Library: s.path})
+			_, err = rdmacore.Open(rdmacore.Config{Library: s.path, Devices: "standin0,standin1"})
 			is(t, err, syscall.EIO)
+			s.failCall("ibv_query_device", int32(syscall.EIO), 1, device)
+			p, err := rdmacore.Open(rdmacore.Config{Library: s.path}) // goes on without it
+			ok(t, err)
+			is(t, p.Unopened(), syscall.EIO)
+			ok(t, p.Close())
 		}
 	}
 	const rounds = 400
