@@ -47,7 +47,8 @@ type BusinessCard struct {
 	RawImm bool
 	// FirstNumber is [Config.FirstNumber] of the end; 0 when the card does not say.
 	FirstNumber uint32
-	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end.
+	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end. Set it as well where Rails are
+	// filled in for an end that orders immediates so.
 	ImmLittleEndian bool
 }
 
@@ -257,6 +258,10 @@ func (h *handshake) maxRDAtomic() uint8 {
 // isPlain reports whether a card says no more than one of the C++ original: neither the scheme nor
 // how many credits there are.
 func (c *BusinessCard) isPlain() bool { return c.Scheme == "" && c.Credits == 0 }
+
+// isOurs reports whether a card says what only an end of this package does. That of a single queue
+// pair names no scheme, but where its queue pair is.
+func (c *BusinessCard) isOurs() bool { return c.Scheme != "" || len(c.Rails) != 0 }
 
 // portError says why a rail's local port or GID cannot be used.
 func (h *handshake) portError(r *rail, err error) error {

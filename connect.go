@@ -253,7 +253,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	case (peer.NotifyQPNum != 0) != (q.send.rails.notify != nil):
 		return q.connectError(verbs.ErrInvalid, "one end has a notify QP and the other has not: configure "+
 			"both alike")
-	case peer.ImmLittleEndian != q.cfg.Conn.ImmLittleEndian && (peer.Scheme != "" || peer.RDAtomic != 0):
+	case peer.ImmLittleEndian != q.cfg.Conn.ImmLittleEndian && peer.isOurs():
 		return q.connectError(verbs.ErrInvalid, "one end has Conn.ImmLittleEndian and the other has not: "+
 			"configure both alike")
 	case peer.isPlain() && q.pass == nil && q.cfg.Scheme == DQPLB && q.line.state < verbs.StateRTR:

@@ -11,6 +11,50 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
+// A queue pair that is nil, or on a device whose index is too large for the tables, is refused.
+func TestQueuePairsWithoutAPlaceAreRefused(t *testing.T) {
+	near := verbstest.NewNull(1).Device(0)
+	cq, err := near.CreateCQ(verbs.CQConfig{Depth: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cq)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pd, err := near.AllocPD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp := func() verbs.QP {
+		t.Helper()
+		q, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q
+	}
+	for want, qps := range map[string][3]verbs.QP{
+		"queue pair 1 of 2 is nil":                                    {qp(), nil, qp()},
+		"queue pair 0 of 2 is on null0, whose index is 64":            {farQP{qp()}, qp(), qp()},
+		"the notify QP is on null0, whose index is 64, of 63 at most": {qp(), qp(), farQP{qp()}},
+	} {
+		_, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{})
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one that says %q", err, want)
+		}
+	}
+}
+
+// farQP is on a device whose index is too large.
+type farQP struct{ verbs.QP }
+
+type farDevice struct{ verbs.Device }
+
+func (q farQP) Device() verbs.Device { return farDevice{q.QP.Device()} }
+
+func (farDevice) ID() verbs.DeviceID { return verbs.MaxDevices }
+
 // A queue pair of another provider whose device has the same index as one of the virtual CQ's is
 // refused: its completions would never come.
 func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {

@@ -49,7 +49,9 @@ type linkConfig struct {
 	cqDepth int
 	peerQP  *ibverbx.Config // b's configuration where it differs
 	rawCard func(*ibverbx.BusinessCard)
-	wrap    func(*soft.Device) verbs.Device // what an end uses in place of a NIC; nil for the NIC
+	// peerGIDs is how many of Conn.PeerGIDs each end is given: of cards without, and one NIC.
+	peerGIDs int
+	wrap     func(*soft.Device) verbs.Device // what an end uses in place of a NIC; nil for the NIC
 }
 
 func newLink(tb testing.TB, c linkConfig) *link {
@@ -82,6 +84,13 @@ func newLink(tb testing.TB, c linkConfig) *link {
 func (l *link) newEnd(cfg ibverbx.Config, first int, c linkConfig) *end {
 	l.tb.Helper()
 	e := &end{buf: make([]byte, c.buffer)}
+	for range c.peerGIDs {
+		gid, err := l.fabric.Device(1-first).QueryGID(1, 0)
+		if err != nil {
+			l.tb.Fatal(err)
+		}
+		cfg.Conn.PeerGIDs = append(cfg.Conn.PeerGIDs, gid.GID)
+	}
 	var devices []verbs.Device
 	for i := range c.nics {
 		e.nics = append(e.nics, l.fabric.Device(first+i))

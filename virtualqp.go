@@ -60,6 +60,9 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: a notify QP beside a single queue pair: leave "+
 			"it out, or add queue pairs", verbs.ErrInvalid)
 	}
+	if err := checkQueuePairs(qps, notify); err != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
+	}
 	q := &VirtualQP{cfg: cfg, cq: cq}
 	q.line = newLine(q.clock())
 	rails := newRailSet(q, qps, notify)
@@ -84,6 +87,31 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		q.pass.qpNum = q.num
 	}
 	return q, nil
+}
+
+// checkQueuePairs says which queue pair is nil, or on a device that the tables of virtual CQs have
+// no place for.
+func checkQueuePairs(qps []verbs.QP, notify verbs.QP) error {
+	check := func(name string, qp verbs.QP) error {
+		if dev := qp.Device(); dev.ID() >= verbs.MaxDevices {
+			return fmt.Errorf("%w: %s is on %s, whose index is %d, of %d at most", verbs.ErrInvalid, name,
+				dev.Name(), dev.ID(), verbs.MaxDevices-1)
+		}
+		return nil
+	}
+	for i, qp := range qps {
+		name := fmt.Sprintf("queue pair %d of %d", i, len(qps))
+		if qp == nil {
+			return fmt.Errorf("%w: %s is nil", verbs.ErrInvalid, name)
+		}
+		if err := check(name, qp); err != nil {
+			return err
+		}
+	}
+	if notify != nil {
+		return check("the notify QP", notify)
+	}
+	return nil
 }
 
 // longestFragment is the configured size of a fragment, lowered to what every port carries in one
