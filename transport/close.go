@@ -127,7 +127,8 @@ func (p *peerState) release() {
 	w.endpoints[p.id] = nil
 	w.open--
 	// The program may hold the endpoint for long, which refuses every call from now on.
-	p.conn.qp, p.sending.ops = nil, ring.NewWindow[op]()
+	last := p.conn.qp.Stats()
+	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
 	if !p.receiving.inUse() {
 		p.mem = slab{}
 	}

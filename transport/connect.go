@@ -13,9 +13,10 @@ import (
 // card, because packet numbers are drawn anew.
 func (e *Endpoint) Connect(peer Card) error {
 	p := e.peer
-	w, qp := p.w, p.conn.qp
+	w := p.w
 	w.mu.Lock()
 	defer p.unlock()
+	qp := p.conn.qp // nil if the endpoint is released
 	if p.ending.err != nil {
 		return p.refuse("connect", p.ending.err, "")
 	}

@@ -56,7 +56,8 @@ type peerState struct {
 
 // conn is the connection to the peer.
 type conn struct {
-	qp       *ibverbx.VirtualQP
+	qp       *ibverbx.VirtualQP // nil once the endpoint is released; last is what it had counted
+	last     *ibverbx.Stats
 	maxAM    int              // longest active message that the peer takes, with its headers; 0 until Connect
 	handlers uint64           // set of the ids that the peer has a handler for
 	flush    ibverbx.RemoteMR // what remote flushes and probes read

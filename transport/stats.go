@@ -2,6 +2,7 @@ package transport
 
 import (
 	"math/bits"
+	"slices"
 
 	"ibverbx"
 )
@@ -123,9 +124,15 @@ func (e *Endpoint) Stats() EndpointStats {
 }
 
 // QPStats takes a snapshot of the virtual queue pair beneath: what each rail has carried, the
-// transport's own messages and headers included.
+// transport's own messages and headers included. Once the endpoint is closed it is the last one.
 func (e *Endpoint) QPStats() ibverbx.Stats {
-	e.peer.w.mu.Lock()
-	defer e.peer.unlock()
-	return e.peer.conn.qp.Stats()
+	p := e.peer
+	p.w.mu.Lock()
+	defer p.unlock()
+	if p.conn.qp != nil {
+		return p.conn.qp.Stats()
+	}
+	last := *p.conn.last
+	last.Rails = slices.Clone(last.Rails)
+	return last
 }

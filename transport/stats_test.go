@@ -157,3 +157,33 @@ func TestEndpointErrorForMachines(t *testing.T) {
 		t.Errorf("%s, not %s", text, want)
 	}
 }
+
+// The figures of the queue pairs stay when these are gone: what the endpoint's last snapshot shows
+// is what its rails have carried.
+func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
+	for how, end := range map[string]func(l *link) error{
+		"abort":        func(l *link) error { return l.a.Abort(nil) },
+		"close":        func(l *link) error { return l.a.Close(within(l.tb)) },
+		"worker close": func(l *link) error { return l.a.w.Close() },
+	} {
+		t.Run(how, func(t *testing.T) {
+			eachShape(t, func(t *testing.T, s setup) {
+				l := newLink(t, s)
+				must(t, l.b.w.Start())
+				must(t, l.a.PutShort(make([]byte, 5), l.a.peer.At(0)))
+				l.flushed(l.a)
+				before := l.a.QPStats()
+				must(t, end(l))
+				l.until("the release", func() bool { return l.a.w.Stats().Endpoints == 0 })
+				for range 2 {
+					after := l.a.QPStats()
+					if after.Sends < before.Sends || len(after.Rails) != len(before.Rails) ||
+						after.Rails[0].QPNum != before.Rails[0].QPNum {
+						t.Errorf("%+v, not as before: %+v", after, before)
+					}
+					clear(after.Rails) // the caller's own
+				}
+			})
+		})
+	}
+}
