@@ -156,3 +156,26 @@ func TestAFlushThatFailedIsNamed(t *testing.T) {
 		}
 	})
 }
+
+// Events that explain nothing, however many, do not take the place of the one that does, also where
+// nobody is probed.
+func TestHarmlessEventsHideNoFailure(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.QP.Linger, s.cfg.KeepAlive = -1, -1
+	l := newLink(t, s)
+	nic := l.a.nics[0]
+	for range 40 {
+		nic.SetLink(false)
+		nic.SetLink(true)
+		l.a.w.Progress()
+	}
+	nic.Kill()
+	l.until("the failure", func() bool {
+		_ = l.a.PutShort([]byte{1}, l.a.peer.At(0))
+		return l.a.Err() != nil
+	})
+	var why *transport.EndpointError
+	if !errors.As(l.a.Err(), &why) || why.Event == nil || why.Event.Type != verbs.EventDeviceFatal {
+		t.Errorf("%v", l.a.Err())
+	}
+}

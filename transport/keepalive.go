@@ -18,7 +18,6 @@ func (w *Worker) keepAlive() {
 	if w.cfg.KeepAlive < 0 || w.closed.Load() {
 		return
 	}
-	w.watch.look()
 	now := time.Now()
 	if now.Before(w.probeAt) {
 		return

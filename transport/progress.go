@@ -51,6 +51,9 @@ func (w *Worker) progress() int {
 		w.mu.Unlock()
 		return 0
 	}
+	if len(w.watch.events) != 0 {
+		w.watch.look()
+	}
 	n, err := w.cq.Poll(w.wcs)
 	for i := range n {
 		w.completed(i)

@@ -16,7 +16,8 @@ type watch struct {
 	seen   []verbs.Event // that may explain a failure, oldest first
 }
 
-// The channel has room for what comes between two looks; of what was seen the last few matter.
+// The channel has room for what comes between two looks, which every round of progress takes where
+// there is something; of what was seen the last few matter.
 const (
 	watchRoom = 64
 	watchKept = 64
