@@ -239,3 +239,36 @@ func TestAbortTellsThePeer(t *testing.T) {
 		})
 	}
 }
+
+// A callback may leave Close itself. A second Close then gives everything back, as it does where
+// the worker was dead before, and a third finds it closed.
+func TestACallbackThatLeavesClose(t *testing.T) {
+	for how, leave := range leave {
+		t.Run(how, func(t *testing.T) {
+			eachShape(t, func(t *testing.T, s setup) {
+				l := newLink(t, s)
+				other, _ := l.another(transport.EndpointConfig{})
+				comp := transport.NewCompletion(1, func(*transport.Completion) { leave() })
+				must(t, l.a.Abort(comp))
+				returned := false
+				onItsOwn(func() {
+					_ = l.a.w.Close()
+					returned = true
+				})
+				if returned {
+					t.Fatal("the callback did not leave Close")
+				}
+				if err := other.PutShort([]byte{1}, other.peer.At(0)); err == nil {
+					t.Error("an endpoint of a closed worker takes a put")
+				}
+				if err := l.a.w.Close(); !errors.Is(err, transport.ErrWorkerDead) {
+					t.Errorf("a second close: %v", err)
+				}
+				if err := l.a.w.Close(); !errors.Is(err, transport.ErrClosed) {
+					t.Errorf("a third close: %v", err)
+				}
+				l.close() // checks that everything was given back
+			})
+		})
+	}
+}

@@ -63,6 +63,7 @@ type Worker struct {
 	closed     atomic.Bool // set with mu held; goroutines that wait read it without
 	dead       atomic.Bool // likewise: a callback has left the worker
 	deadBy     string      // which, if it is dead
+	freed      bool        // free has run: Close is over
 
 	sleep          sleepers
 	missedProgress atomic.Bool // a goroutine could not make progress because another did
@@ -147,11 +148,15 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 // Close closes the worker. It aborts the endpoints that are open, and runs the callbacks that
 // follow from it; to lose nothing, call Close of each endpoint before. Messages that the program
 // keeps stay readable. A dead worker gives everything back, too, and Close returns ErrWorkerDead:
-// completions that had not fired do not.
+// completions that had not fired do not. A callback may leave Close itself so, by a panic or
+// runtime.Goexit: call Close again then.
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed.Swap(true) {
-		w.mu.Unlock()
+		defer w.mu.Unlock()
+		if w.dead.Load() && !w.freed { // it may have left an earlier Close
+			return w.free()
+		}
 		return fmt.Errorf("transport: close worker: %w", ErrClosed)
 	}
 	var errs []error
@@ -175,17 +180,19 @@ func (w *Worker) Close() error {
 	w.progressing.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.dead.Load() {
-		w.bury()
-		errs = append(errs, w.deadError("close worker"))
-	}
 	return errors.Join(append(errs, w.free())...)
 }
 
-// free releases what the worker holds.
+// free releases what the worker holds, if it was not released already.
 func (w *Worker) free() error {
+	errs := []error{w.deadError("close worker")}
+	if w.freed {
+		return errors.Join(errs...)
+	}
+	if w.freed = true; w.dead.Load() {
+		w.bury()
+	}
 	w.watch.end()
-	var errs []error
 	if w.cq != nil {
 		errs = append(errs, w.cq.Close())
 	}
