@@ -9,7 +9,7 @@ import (
 
 // Card is what the peer has to know to connect. It travels as JSON.
 type Card struct {
-	Version    int                  `json:"version"` // of the wire format: 1
+	Version    int                  `json:"version"` // of the wire format: 2
 	QP         ibverbx.BusinessCard `json:"qp"`
 	AMBuffers  int                  `json:"amBuffers"`       // receive buffers for active messages
 	BufferSize int                  `json:"bufferSize"`      // of each, bytes
@@ -17,8 +17,9 @@ type Card struct {
 	Flush      ibverbx.RemoteMR     `json:"flush"`           // memory that a remote flush reads
 }
 
-// wireVersion is the version of the wire format that this package speaks.
-const wireVersion = 1
+// wireVersion is the version of the wire format that this package speaks. Version 1 had no
+// wireAbort.
+const wireVersion = 2
 
 // Card describes the endpoint to its peer. The card lists the worker's handlers, so after the first
 // one [Worker.Handle] takes no more.

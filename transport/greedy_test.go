@@ -35,7 +35,7 @@ func addGreedy(tb testing.TB, l *link, n int) (victims []*transport.Endpoint, fa
 		qp, err := raw.Card()
 		must(tb, err)
 		must(tb, raw.Connect(card(tb, victim).QP))
-		must(tb, victim.Connect(transport.Card{Version: 1, QP: qp, AMBuffers: transport.MaxAMBuffers,
+		must(tb, victim.Connect(transport.Card{Version: 2, QP: qp, AMBuffers: transport.MaxAMBuffers,
 			BufferSize: 8192, Handlers: 2, Flush: l.b.mr.Remote()}))
 		victims = append(victims, victim)
 	}

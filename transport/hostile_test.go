@@ -50,7 +50,7 @@ func newHostile(tb testing.TB, s setup) *hostile {
 	must(tb, err)
 	theirs := card(tb, h.victim)
 	must(tb, h.raw.Connect(theirs.QP))
-	must(tb, h.victim.Connect(transport.Card{Version: 1, QP: qp, AMBuffers: 4, BufferSize: 8192, Handlers: 2,
+	must(tb, h.victim.Connect(transport.Card{Version: 2, QP: qp, AMBuffers: 4, BufferSize: 8192, Handlers: 2,
 		Flush: h.a.mr.Remote()}))
 	for i := range 8 {
 		if _, err := h.raw.PostRecv(
@@ -251,11 +251,11 @@ func FuzzCard(f *testing.F) {
 	must(f, err)
 	f.Add(good)
 	for _, text := range []string{
-		`{}`, `null`, `{"version":1}`, `{"version":1,"amBuffers":4,"bufferSize":8192,"handlers":"3"}`,
-		`{"version":1,"amBuffers":-1,"bufferSize":1e99,"handlers":"-1"}`,
-		`{"version":1,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,` +
+		`{}`, `null`, `{"version":2}`, `{"version":1,"amBuffers":4,"bufferSize":8192,"handlers":"3"}`,
+		`{"version":2,"amBuffers":-1,"bufferSize":1e99,"handlers":"-1"}`,
+		`{"version":2,"qp":{"qpNums":["0000000017"],"notifyQpNum":"0000000000"},"amBuffers":64,` +
 			`"bufferSize":8192,"handlers":"2","flush":{"addr":"4096","length":"1024","rkeys":{"0":7}}}`,
-		`{"version":1,"flush":{"addr":"18446744073709551615","length":"2","rkeys":{}}}`,
+		`{"version":2,"flush":{"addr":"18446744073709551615","length":"2","rkeys":{}}}`,
 	} {
 		f.Add([]byte(text))
 	}

@@ -202,7 +202,8 @@ func TestConnectRefusesWhatDoesNotFit(t *testing.T) {
 		newEndpoint(t, worker, transport.EndpointConfig{})
 	good := card(t, b)
 	for name, spoil := range map[string]func(c *transport.Card){
-		"version":           func(c *transport.Card) { c.Version = 2 },
+		"no abort messages": func(c *transport.Card) { c.Version = 1 },
+		"version":           func(c *transport.Card) { c.Version = 3 },
 		"no buffers":        func(c *transport.Card) { c.AMBuffers = 0 },
 		"too many buffers":  func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 },
 		"buffers too small": func(c *transport.Card) { c.BufferSize = 8 },
