@@ -75,11 +75,11 @@ const (
 
 // watch makes progress until done.
 func (v *watcher) watch(done func() bool) error {
-	if done() {
-		return nil
-	}
 	if v.collective {
 		defer v.stopWaking()
+	}
+	if done() {
+		return nil
 	}
 	for {
 		err := v.p.worker.WaitFor(v.ctx, v.step, func() bool { return done() || v.over() })
@@ -152,10 +152,10 @@ func (v *watcher) due() bool {
 	return !first
 }
 
-// stopWaking takes back what askToWake has asked of others. In Close it does not matter any more,
-// and they may be gone.
+// stopWaking takes back what askToWake has asked of others, in this call or in one before that
+// could not take it back. In Close it does not matter any more, and they may be gone.
 func (v *watcher) stopWaking() {
-	if v.checks == 0 || v.p.closing.Load() {
+	if v.p.wakers == 0 || v.p.closing.Load() {
 		return
 	}
 	for i := range v.p.peers {

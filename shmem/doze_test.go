@@ -2,12 +2,14 @@ package shmem_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"ibverbx/shmem"
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // longWaits are the ways in which PEs wait for one that is late: in a barrier, for pieces of any
@@ -122,5 +124,54 @@ func TestLateClose(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestCanceledSleeperIsLeftAlone: a PE that cannot take back at the end of a call, whose context
+// has ended, that others wake it does so in the next one. Until then each word costs a message.
+func TestCanceledSleeperIsLeftAlone(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{Transport: transport.Config{KeepAlive: -1}})
+	s := allocate[uint64](l, 1)
+	pes := l.world.PEs()
+	ctx, cancel := context.WithCancel(l.ctx)
+	defer cancel()
+	barrier := make(chan error)
+	go func() { barrier <- pes[0].Barrier(ctx) }()
+	for shmem.Sleepers(pes[1]) == 0 && l.ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+
+	// Puts fill the send queue, which the NIC does not empty.
+	stuck := l.fabric.Inject(soft.Fault{Kind: soft.StallQP})
+	var full error
+	for full == nil {
+		soon, stop := context.WithTimeout(l.ctx, 20*time.Millisecond)
+		full = shmem.P(soon, pes[0], s, 1, 1)
+		stop()
+	}
+	if !errors.Is(full, context.DeadlineExceeded) {
+		t.Fatalf("put: %v, want that it finds no room", full)
+	}
+	cancel()
+	if err := <-barrier; !errors.Is(err, context.Canceled) {
+		t.Fatalf("barrier: %v, want that it was canceled", err)
+	}
+	stuck.Remove()
+	if n := shmem.Sleepers(pes[1]); n != 1 {
+		t.Fatalf("%d PEs have PE 1 wake them, want that PE 0 could not take it back", n)
+	}
+
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		if pe.ID() == 1 {
+			if err := pe.Barrier(ctx); err != nil { // the one that PE 0 has left
+				return err
+			}
+		}
+		return pe.Barrier(ctx)
+	})
+	for end := time.Now().Add(time.Second); shmem.Sleepers(pes[1]) != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d PEs that wait no more have PE 1 wake them", shmem.Sleepers(pes[1]))
+		}
 	}
 }

@@ -32,6 +32,7 @@ type PE struct {
 	collective sync.Mutex
 	blocks     *blocks
 	record     record
+	wakers     int           // peers that this PE has asked to wake it
 	syncs      atomic.Uint64 // barriers so far; Stats reads it without the lock
 
 	fences  atomic.Uint64           // calls of Fence so far

@@ -26,17 +26,20 @@ const wakeID transport.AMID = 0
 func (t *peer) askToWake(ctx context.Context) {
 	if !t.wakes {
 		t.wakes = true
+		t.pe.wakers++
 		_ = t.putSleepWord(ctx, 1)
 	}
 }
 
-// stopWaking takes that back.
+// stopWaking takes that back. Where there is no room for it before ctx ends, the peer goes on, and
+// the next collective call takes it back.
 func (t *peer) stopWaking(ctx context.Context) {
-	if t.wakes {
+	if !t.wakes || t.order(ctx) != nil { // the two words must not pass each other
+		return
+	}
+	if t.putSleepWord(ctx, 0) == nil {
 		t.wakes = false
-		if t.order(ctx) == nil { // the two words must not pass each other
-			_ = t.putSleepWord(ctx, 0)
-		}
+		t.pe.wakers--
 	}
 }
 
