@@ -56,6 +56,7 @@ type standin struct {
 	completeRecv func(device int32, qp, bytes, imm uint32, withImm, solicited int32) int32
 	raise        func(device, typ int32, number uint32) int32
 	postPoll     func(device int32, qp uint32, addr uint64, lkey uint32, batch int32, rounds int) int
+	keepsFrame   func(cross uintptr) int32
 	seenCount    func() int32
 	getSeen      func(i int32, out *seenWR, size uint32) int32
 	getModified  func(out *modified, size uint32) int32
@@ -158,6 +159,7 @@ func loadStandin(t testing.TB, path string) *standin {
 		"raise":         &s.raise, "post_poll": &s.postPoll, "seen": &s.seenCount, "get_seen": &s.getSeen,
 		"last_modify": &s.getModified,
 		"last_mr":     &s.getMR,
+		"keeps_frame": &s.keepsFrame,
 	} {
 		purego.RegisterLibFunc(fn, lib, "standin_"+name)
 	}
