@@ -253,6 +253,21 @@ func attr(v uint8) uint8 {
 	return v
 }
 
+// Validate says what is wrong with the configuration, as [Domain.NewQP] does over so many devices:
+// an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: what these
+// cannot do shows in NewQP.
+func (c Config) Validate(devices int) error {
+	c = c.withDefaults()
+	if err := c.validate(); err != nil {
+		return err
+	}
+	if total := c.QPsPerDevice * devices; total > MaxRails {
+		return configError("QPsPerDevice %d on each of %d devices: %d data queue pairs: must be at most %d",
+			c.QPsPerDevice, devices, total, MaxRails)
+	}
+	return nil
+}
+
 // validate says what is wrong with a configuration whose defaults have been filled in.
 func (c *Config) validate() error {
 	switch {

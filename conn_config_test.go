@@ -315,14 +315,30 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("error %v: want one that says %q", err, c.says)
 		}
+		if err := c.bad.Validate(1); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("Validate: %v: want one that says %q", err, c.says)
+		}
 		q, err := ibverbx.Open(devs, c.good)
-		if err != nil {
+		if err := errors.Join(err, c.good.Validate(1)); err != nil {
 			t.Errorf("%+v: %v", c.good, err)
 			continue
 		}
 		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Queue pairs are counted over all devices.
+func TestRailsOverAllDevices(t *testing.T) {
+	cfg := ibverbx.Config{QPsPerDevice: ibverbx.MaxRails / 2}
+	if err := errors.Join(cfg.Validate(1), cfg.Validate(2)); err != nil {
+		t.Error(err)
+	}
+	if err := cfg.Validate(3); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "QPsPerDevice 64 on each of 3 devices") {
+		t.Error(err)
 	}
 }
 

@@ -107,16 +107,11 @@ func (d *Domain) newCQ(depths []int) (*VirtualCQ, error) {
 // Consecutive rails are on different devices. The result is in RESET: exchange [VirtualQP.Card] and
 // call [VirtualQP.Connect].
 func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
-	deepest := cfg.MaxMsgCntPerQP == noLimit
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
+	if err := cfg.Validate(len(d.devices)); err != nil {
 		return nil, err
 	}
-	if total := cfg.QPsPerDevice * len(d.devices); total > MaxRails {
-		return nil, configError("QPsPerDevice %d on each of %d devices: %d data queue pairs: must be at "+
-			"most %d",
-			cfg.QPsPerDevice, len(d.devices), total, MaxRails)
-	}
+	deepest := cfg.MaxMsgCntPerQP == noLimit
+	cfg = cfg.withDefaults()
 	if err := d.fitDevices(&cfg); err != nil {
 		return nil, err
 	}

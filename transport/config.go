@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"fmt"
 	"time"
 
 	"ibverbx"
@@ -73,8 +74,6 @@ const (
 	MaxAMBuffers = 4096
 	// minBuffer is the smallest Config.BufferSize.
 	minBuffer = 256
-	// maxQueue is the largest Config.QP.MaxMsgCntPerQP and Credits: beyond any NIC.
-	maxQueue = 1 << 24
 	// maxPool is the most memory in bytes that bounce buffers, or the buffers of an endpoint, may
 	// take: what asks for more is a mistake.
 	maxPool = 1 << 34
@@ -121,37 +120,41 @@ func (c Config) withDefaults(l *deviceLimits) Config {
 	return c
 }
 
-// validate returns what is wrong with a configuration whose defaults have been filled in.
-func (c *Config) validate(l *deviceLimits) error {
+// validate returns what is wrong with a configuration whose defaults have been filled in, over so
+// many NICs: all that would keep every endpoint from being made.
+func (c *Config) validate(l *deviceLimits, nics int) error {
 	for _, f := range [...]struct {
 		name           string
 		v, least, most int
 	}{
-		{"QP.QPsPerDevice", c.QP.QPsPerDevice, 1, ibverbx.MaxRails},
-		{"QP.MaxSGE", c.QP.MaxSGE, 2, unlimited}, // an active message from registered memory needs 2
-		{"QP.MaxRecvSGE", c.QP.MaxRecvSGE, 1, unlimited},
-		{"QP.MaxInline", c.QP.MaxInline, 0, unlimited},
 		{"MaxEndpoints", c.MaxEndpoints, 0, maxEndpoints},
 		{"BufferSize", c.BufferSize, minBuffer, 1 << 30},
 		{"BounceBuffers", c.BounceBuffers, 1, 1 << 20},
 		{"AMBuffers", c.AMBuffers, 1, MaxAMBuffers},
 		{"MaxOutstanding", c.MaxOutstanding, 1, 1 << 16},
-		// the defaults of the rest follow from those above
-		{"QP.MaxMsgCntPerQP", c.QP.MaxMsgCntPerQP, c.AMBuffers + controlSlots, maxQueue},
-		{"QP.Credits", c.QP.Credits, 0, maxQueue},
 	} {
 		if f.v < f.least || f.v > f.most {
 			return configError("%s %d: must be %d to %d", f.name, f.v, f.least, f.most)
 		}
 	}
+	// Its defaults follow from what stands above.
+	if err := c.QP.Validate(nics); err != nil {
+		return fmt.Errorf("transport: config: QP: %w", err)
+	}
 	switch {
+	case c.QP.MaxSGE < 2:
+		return configError("QP.MaxSGE %d: must be 2 at least, for active messages from registered memory",
+			c.QP.MaxSGE)
+	case c.QP.MaxMsgCntPerQP < c.AMBuffers+controlSlots:
+		return configError("QP.MaxMsgCntPerQP %d: must be %d at least with AMBuffers %d", c.QP.MaxMsgCntPerQP,
+			c.AMBuffers+controlSlots, c.AMBuffers)
 	case c.BufferSize*c.BounceBuffers > maxPool:
 		return configError("BufferSize %d times BounceBuffers %d: more than %d bytes", c.BufferSize,
 			c.BounceBuffers, maxPool)
 	case c.BufferSize*(c.AMBuffers+controlSlots+ownBuffers) > maxPool:
 		return configError("BufferSize %d times AMBuffers %d: more than %d bytes an endpoint", c.BufferSize,
 			c.AMBuffers, maxPool)
-	case c.QP.NoNotifyQP && c.QP.QPsPerDevice > 1:
+	case c.QP.NoNotifyQP && c.QP.QPsPerDevice*nics > 1:
 		return configError("QP.NoNotifyQP: active messages travel on the notify QP")
 	}
 	return l.check(c)

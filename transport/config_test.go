@@ -120,12 +120,12 @@ func TestBufferSizeFitsThePort(t *testing.T) {
 func TestConfigurationsThatCannotBe(t *testing.T) {
 	dom := domainOf(t, soft.DeviceConfig{})
 	for word, cfg := range map[string]transport.Config{
-		"BounceBuffers":     {BufferSize: 1 << 30, AMBuffers: 1, BounceBuffers: 1 << 20},
-		"AMBuffers":         {BufferSize: 1 << 24, AMBuffers: 4096, BounceBuffers: 1},
-		"MaxOutstanding":    {MaxOutstanding: math.MaxInt},
-		"MaxEndpoints":      {MaxEndpoints: math.MaxInt},
-		"QP.MaxMsgCntPerQP": {QP: ibverbx.Config{MaxMsgCntPerQP: math.MaxInt}},
-		"QP.Credits":        {QP: ibverbx.Config{Credits: math.MaxInt}},
+		"BounceBuffers":  {BufferSize: 1 << 30, AMBuffers: 1, BounceBuffers: 1 << 20},
+		"AMBuffers":      {BufferSize: 1 << 24, AMBuffers: 4096, BounceBuffers: 1},
+		"MaxOutstanding": {MaxOutstanding: math.MaxInt},
+		"MaxEndpoints":   {MaxEndpoints: math.MaxInt},
+		"MaxMsgCntPerQP": {QP: ibverbx.Config{MaxMsgCntPerQP: math.MaxInt}},
+		"Credits":        {QP: ibverbx.Config{Credits: math.MaxInt}},
 	} {
 		newWorkerRefused(t, dom, cfg, word)
 	}
@@ -138,7 +138,44 @@ func TestConfigurationsThatCannotBe(t *testing.T) {
 		cfg.QP.MaxMsgCntPerQP, cfg.QP.Credits, cfg.QP.MaxSGE = any(), any(), any()
 		cfg.QP.MaxInline, cfg.QP.MaxRecvSGE, cfg.QP.QPsPerDevice = any(), any(), any()
 		if w, err := transport.NewWorker(dom, cfg); err == nil {
+			if c := w.Config(); c.BufferSize*c.AMBuffers <= 1<<24 {
+				if err := newEndpointError(w); errors.Is(err, verbs.ErrInvalid) {
+					t.Fatalf("%+v: %v", cfg, err)
+				}
+			}
 			must(t, w.Close())
 		}
 	}
+}
+
+// What no endpoint can have is refused by NewWorker already, by name.
+func TestConfigurationsThatNoEndpointCanHave(t *testing.T) {
+	w := newWorld(t, setupFabric(2))
+	dom, err := ibverbx.NewDomain(w.fabric.Device(0), w.fabric.Device(1))
+	must(t, err)
+	w.domains = append(w.domains, dom)
+	for word, cfg := range map[string]ibverbx.Config{
+		"Scheme":               {Scheme: ibverbx.Spray + 1},
+		"MaxMsgSize":           {MaxMsgSize: 1<<31 + 1},
+		"MaxMsgCntPerQP":       {MaxMsgCntPerQP: 1<<20 + 1},
+		"Credits":              {Credits: 1<<20 + 1},
+		"MaxBanked":            {MaxBanked: -1},
+		"FirstNumber":          {FirstNumber: 1 << 24},
+		"MaxSGE":               {MaxSGE: 1<<12 + 1},
+		"MaxRecvSGE":           {MaxRecvSGE: 1<<12 + 1},
+		"MaxInline":            {MaxInline: 1<<20 + 1},
+		"QPsPerDevice 65 on":   {QPsPerDevice: 65, MaxMsgCntPerQP: 35},
+		"QPsPerDevice minus 1": {QPsPerDevice: -1},
+		"NoNotifyQP":           {QPsPerDevice: 1, NoNotifyQP: true},
+		"Conn.GIDIndex":        {Conn: ibverbx.ConnConfig{GIDIndex: 256}},
+		"Conn.MTU":             {Conn: ibverbx.ConnConfig{MTU: 77}},
+		"Conn.Timeout":         {Conn: ibverbx.ConnConfig{Timeout: 32}},
+		"Conn.SL":              {Conn: ibverbx.ConnConfig{SL: 16}},
+	} {
+		word, _, _ = strings.Cut(word, " minus")
+		newWorkerRefused(t, dom, transport.Config{QP: cfg}, "transport: config: ", word)
+	}
+	worker := w.worker(transport.Config{QP: ibverbx.Config{QPsPerDevice: ibverbx.MaxRails},
+		MaxEndpoints: 1}, nil, w.fabric.Device(0))
+	newEndpoint(t, worker, transport.EndpointConfig{})
 }

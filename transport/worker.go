@@ -86,7 +86,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults(&limits)
-	if err := cfg.validate(&limits); err != nil {
+	if err := cfg.validate(&limits, len(dom.Devices())); err != nil {
 		return nil, err
 	}
 	depth, err := cfg.fitEndpoints(limits.cqe)
