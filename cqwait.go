@@ -27,6 +27,9 @@ func (c *VirtualCQ) Wait(ctx context.Context) error {
 }
 
 func (c *VirtualCQ) wait(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("ibverbx: wait: %w: no context", verbs.ErrInvalid)
+	}
 	if c.channel == nil && !c.closed {
 		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
 	}

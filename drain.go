@@ -63,10 +63,16 @@ func (q *VirtualQP) Shutdown(ctx context.Context) error {
 	if q.line.closed {
 		return fmt.Errorf("ibverbx: shut down virtual qp %d: %w", q.num, ErrClosed)
 	}
+	if ctx == nil {
+		return fmt.Errorf("ibverbx: shut down virtual qp %d: %w: no context", q.num, verbs.ErrInvalid)
+	}
 	return errors.Join(q.drainWithin(ctx), q.close())
 }
 
 func (q *VirtualQP) drainWithin(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("ibverbx: drain virtual qp %d: %w: no context", q.num, verbs.ErrInvalid)
+	}
 	if q.line.closed {
 		return fmt.Errorf("ibverbx: drain virtual qp %d: %w", q.num, ErrClosed)
 	}

@@ -63,6 +63,10 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 	if len(cqs) == 0 {
 		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: no physical CQ", verbs.ErrInvalid)
 	}
+	if i := slices.Index(cqs, nil); i >= 0 {
+		return nil, fmt.Errorf("ibverbx: new virtual cq: %w: CQ %d of %d is nil", verbs.ErrInvalid, i,
+			len(cqs))
+	}
 	c := &VirtualCQ{num: lastVirtualCQ.Add(1), scratch: make([]verbs.WC, pollBatch),
 		channel: cqs[0].Channel()}
 	for _, cq := range cqs {

@@ -13,6 +13,9 @@ import (
 // collective, and no other goroutine may be in a call of the PE.
 func (p *PE) Close(ctx context.Context) error {
 	const op = "close"
+	if err := needContext(op, ctx); err != nil {
+		return err
+	}
 	if err := p.enter(op); err != nil {
 		return err
 	}

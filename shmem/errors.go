@@ -1,6 +1,7 @@
 package shmem
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -58,6 +59,14 @@ func (e *PEError) MarshalJSON() ([]byte, error) {
 // invalid is the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
 	return fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// needContext refuses a call without a context.
+func needContext(op string, ctx context.Context) error {
+	if ctx == nil {
+		return invalid(op, "no context")
+	}
+	return nil
 }
 
 // opError is the error of a call that failed.

@@ -17,6 +17,9 @@ import (
 // one. When one PE cannot join, none does: the others return an error, too, if Exchange still
 // works.
 func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
+	if err := needContext("join", ctx); err != nil {
+		return nil, err
+	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err

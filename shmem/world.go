@@ -23,6 +23,9 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	if len(doms) == 0 {
 		return nil, invalid("new local", "no domains: one for each PE is needed")
 	}
+	if err := needContext("new local", ctx); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	meeting := newMeeting(len(doms))
@@ -55,8 +58,13 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	return world, nil
 }
 
-// NewWorld makes a world of PEs of this process that have joined.
-func NewWorld(pes ...*PE) *World { return &World{pes: pes} }
+// NewWorld makes a world of PEs of this process that have joined. It panics if one is nil.
+func NewWorld(pes ...*PE) *World {
+	if i := slices.Index(pes, nil); i >= 0 {
+		panic(fmt.Sprintf("shmem: new world: PE %d of %d is nil", i, len(pes)))
+	}
+	return &World{pes: pes}
+}
 
 // PEs are the PEs of this process.
 func (w *World) PEs() []*PE { return w.pes }
@@ -68,6 +76,9 @@ func (w *World) PEs() []*PE { return w.pes }
 //
 // When fn returns nil, Run sends what it has begun: other PEs may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {
+	if err := needContext("run", ctx); err != nil {
+		return err
+	}
 	return w.run(ctx, func(ctx context.Context, pe *PE) error {
 		err := fn(ctx, pe)
 		if err == nil && !pe.closing.Load() {
@@ -97,6 +108,9 @@ func (w *World) run(ctx context.Context, fn func(ctx context.Context, pe *PE) er
 
 // Close closes the PEs, all at the same time.
 func (w *World) Close(ctx context.Context) error {
+	if err := needContext("close", ctx); err != nil {
+		return err
+	}
 	return w.run(context.WithoutCancel(ctx), func(_ context.Context, pe *PE) error { return pe.Close(ctx) })
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"ibverbx/verbs"
 )
 
 // closeInterval is how often Close looks whether the last request was cancelled: that makes no
@@ -18,6 +20,9 @@ const closeInterval = time.Millisecond
 // be received after Close, until closed endpoints have left more than Config.MaxLeftover. Receives
 // for this peer alone that nothing has matched complete with ErrClosed.
 func (e *Endpoint) Close(ctx context.Context) error {
+	if ctx == nil {
+		return e.refuse("close", verbs.ErrInvalid, "no context")
+	}
 	w := e.w
 	w.mu.Lock()
 	if e.stage > stageOpen {

@@ -27,7 +27,7 @@ func (e *Endpoint) SendSync(tag uint64, bufs ...[]byte) (*Request, error) {
 // nothing. When ctx ends during the wait, SendWait cancels the send and returns ctx's error; if
 // something of the message has gone out already the error is an [*InterruptedError].
 func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
-	if err := ctx.Err(); err != nil {
+	if err := e.mayWait(ctx, "send"); err != nil {
 		return err
 	}
 	r, err := e.send("send", tag, bufs, false)
@@ -40,7 +40,7 @@ func (e *Endpoint) SendWait(ctx context.Context, tag uint64, bufs ...[]byte) err
 
 // SendSyncWait is SendWait for SendSync: it waits for the match, too.
 func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte) error {
-	if err := ctx.Err(); err != nil {
+	if err := e.mayWait(ctx, "send sync"); err != nil {
 		return err
 	}
 	r, err := e.send("send sync", tag, bufs, true)
@@ -49,6 +49,15 @@ func (e *Endpoint) SendSyncWait(ctx context.Context, tag uint64, bufs ...[]byte)
 	}
 	_, err = r.waitAndFree(ctx)
 	return err
+}
+
+// mayWait refuses a call that waits, before it has an effect: without a context, or with one that
+// has ended.
+func (e *Endpoint) mayWait(ctx context.Context, op string) error {
+	if ctx == nil {
+		return e.refuse(op, verbs.ErrInvalid, "no context")
+	}
+	return ctx.Err()
 }
 
 func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {

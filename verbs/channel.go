@@ -1,6 +1,9 @@
 package verbs
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // CompChannel carries completion events: an armed CQ raises one when a completion is added to it.
 // CQs of several devices and providers may share a channel, so that one wait covers them all. It is
@@ -19,6 +22,9 @@ func NewCompChannel() *CompChannel { return &CompChannel{event: make(chan struct
 // Wait blocks until there is an event, and takes it, or until ctx ends; it then returns ctx's
 // error.
 func (c *CompChannel) Wait(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("verbs: wait: %w: no context", ErrInvalid)
+	}
 	select {
 	case <-c.event:
 		return nil
