@@ -138,9 +138,9 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 
 // checkSendLength checks a SEND, which travels as one message.
 func (s *railSet) checkSendLength(i int, wr *SendWR, n uint64) error {
-	if n > maxMessage {
-		return refuseSend(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and a "+
-			"message carries at most 2 GiB", n))
+	if n > s.sendRail.maxMessage {
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("SEND of %d bytes: it is not fragmented, and %s "+
+			"carries at most %d in a message", n, s.sendRail.qp.Device().Name(), s.sendRail.maxMessage))
 	}
 	if len(wr.SGL) > s.sendRail.maxSGE {
 		return refuseSend(i, wr, verbs.ErrInvalid,

@@ -156,7 +156,7 @@ func (p *passThrough) translate(b *sendBatch, wr *SendWR) (length uint64) {
 	l, r, s := wr.Local.Keys, wr.Remote.Keys, p.rails
 	length = wr.Local.Length
 	if wr.Opcode > verbs.OpRDMARead || int(wr.Flags&^plainFlags)|len(wr.SGL)|len(wr.Inline) != 0 ||
-		wr.Relaxed || wr.EveryRail || length-1 >= maxMessage ||
+		wr.Relaxed || wr.EveryRail || length-1 >= p.rail.maxMessage ||
 		l == nil || s.localDevs&^l.have != 0 || !l.covers(wr.Local.Addr, length) || !l.open() {
 		return 0
 	}
@@ -230,7 +230,7 @@ func (p *passThrough) checkSend(i int, wr *SendWR) (length uint64, err error) {
 			return 0, err
 		}
 	}
-	if length > maxMessage || len(wr.SGL) > p.rail.maxSGE {
+	if length > p.rail.maxMessage || len(wr.SGL) > p.rail.maxSGE {
 		return 0, p.tooLarge(i, wr, length)
 	}
 	return length, p.checkRemote(i, wr, length)
@@ -278,9 +278,9 @@ func (p *passThrough) checkRemote(i int, wr *SendWR, length uint64) error {
 
 // tooLarge says why a request is longer, or has more pieces, than one message.
 func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
-	if length > maxMessage {
-		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: a message carries at "+
-			"most 2 GiB; use several queue pairs, which fragment", length))
+	if r := p.rail; length > r.maxMessage {
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: %s carries at most %d; use "+
+			"several queue pairs, which fragment", length, r.qp.Device().Name(), r.maxMessage))
 	}
 	return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL),
 		p.rail.maxSGE))

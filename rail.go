@@ -33,6 +33,8 @@ type rail struct {
 	stats railCounters
 
 	maxSGE int // pieces of memory that one fragment may have
+	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
+	maxMessage uint64
 	// slots is how many work requests the send queue holds.
 	slots int
 

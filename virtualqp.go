@@ -67,7 +67,7 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	q.line = newLine(q.clock())
 	rails := newRailSet(q, qps, notify)
 	var err error
-	if q.cfg.MaxMsgSize, err = q.longestFragment(&rails); err != nil {
+	if q.cfg.MaxMsgSize, err = q.fitPorts(&rails); err != nil {
 		return nil, err
 	}
 	rails.maxFragment = q.cfg.MaxMsgSize
@@ -114,26 +114,28 @@ func checkQueuePairs(qps []verbs.QP, notify verbs.QP) error {
 	return nil
 }
 
-// longestFragment is the configured size of a fragment, lowered to what every port carries in one
-// message.
-func (q *VirtualQP) longestFragment(rails *railSet) (uint32, error) {
-	size, asked := q.cfg.MaxMsgSize, uint64(0)
+// fitPorts limits each rail's messages to what its port carries in one, and returns the configured
+// size of a fragment, lowered to what every port carries.
+func (q *VirtualQP) fitPorts(rails *railSet) (fragment uint32, err error) {
+	fragment = q.cfg.MaxMsgSize
+	var longest [verbs.MaxDevices]uint64 // by device; 0 is not asked yet
 	for _, r := range rails.all {
-		if asked&(1<<r.device) != 0 {
-			continue
+		if longest[r.device] == 0 {
+			dev := r.qp.Device()
+			port := int(q.cfg.Conn.port(dev))
+			attr, err := dev.QueryPort(port)
+			if err != nil {
+				return 0, fmt.Errorf("ibverbx: new virtual qp: %s port %d: %w", dev.Name(), port, err)
+			}
+			longest[r.device] = maxMessage
+			if attr.MaxMsgSize != 0 {
+				longest[r.device] = min(maxMessage, uint64(attr.MaxMsgSize))
+			}
 		}
-		asked |= 1 << r.device
-		dev := r.qp.Device()
-		port := int(q.cfg.Conn.port(dev))
-		attr, err := dev.QueryPort(port)
-		if err != nil {
-			return 0, fmt.Errorf("ibverbx: new virtual qp: %s port %d: %w", dev.Name(), port, err)
-		}
-		if attr.MaxMsgSize != 0 {
-			size = min(size, attr.MaxMsgSize)
-		}
+		r.maxMessage = longest[r.device]
+		fragment = uint32(min(uint64(fragment), r.maxMessage))
 	}
-	return size, nil
+	return fragment, nil
 }
 
 // Num is the virtual queue pair's number: unique in the process, so that log lines mean something,
