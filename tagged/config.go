@@ -25,7 +25,8 @@ type Config struct {
 	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, negative only messages
 	// of no bytes.
 	EagerLimit int
-	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk.
+	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk. It is at
+	// most what the NICs' ports carry in one message.
 	Chunk int
 	// Window is how many reads each endpoint has under way at most, for all its long messages
 	// together, which take turns; 0 means 8. The limit keeps the queues short for short messages.

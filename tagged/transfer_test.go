@@ -9,6 +9,7 @@ import (
 	"ibverbx"
 	"ibverbx/tagged"
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // lengths are around every limit: inline, one fragment, several, rendezvous, several chunks.
@@ -134,5 +135,30 @@ func TestTruncation(t *testing.T) {
 	r.settle()
 	if s := b.Stats(); s.Reading != 0 || b.Err() != nil {
 		t.Errorf("%+v, %v", s, b.Err())
+	}
+}
+
+// Over a single queue pair, which fragments nothing, a long message is read in pieces that the port
+// carries.
+func TestChunksFitThePort(t *testing.T) {
+	const longest = 64 << 10
+	f, err := soft.New(soft.Config{Devices: 2, Device: soft.DeviceConfig{MaxMsgSize: longest}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, fabric: f, nics: 1}
+	for range 2 {
+		r.addWorker(tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}}})
+	}
+	t.Cleanup(r.close)
+	a, b := r.connect(0, 1)
+	src, dst := pattern(300000, 1), make([]byte, 300000)
+	d := r.recv(b.Worker(), 5, tagged.Exact, dst)
+	r.done(r.send(a, 5, src), d)
+	if err := d.Err(); err != nil || !bytes.Equal(src, dst) {
+		t.Errorf("%v, %+v", err, d.Info())
+	}
+	if got := b.Worker().Config().Chunk; got != longest {
+		t.Errorf("a read fetches %d bytes, want %d", got, longest)
 	}
 }

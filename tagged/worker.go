@@ -67,6 +67,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	cfg.Transport = tw.Config()
+	cfg.Chunk = min(cfg.Chunk, tw.MaxMessage()) // a single queue pair fragments nothing
 	w := &Worker{cfg: cfg, dom: dom, tw: tw, scratch: make([]byte, 0, cfg.Transport.BufferSize)}
 	w.factor = rand.Uint64()
 	w.posted.exact.init(w.factor)

@@ -156,7 +156,7 @@ func (e *Endpoint) Err() error {
 
 // Limits says how long the data of an operation may be, in bytes. Puts and gets from registered
 // memory have no limit, except over a single queue pair: there one takes at most Config.QP.MaxSGE
-// pieces and 2 GiB.
+// pieces and [Worker.MaxMessage] bytes.
 type Limits struct {
 	Header   int // header of an active message
 	AMShort  int // active message: header and payload together

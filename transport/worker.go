@@ -121,6 +121,10 @@ func (w *Worker) Domain() *ibverbx.Domain { return w.dom }
 // Config is the configuration in force.
 func (w *Worker) Config() Config { return w.cfg }
 
+// MaxMessage is the longest message of the NICs' ports in bytes: over a single queue pair no put or
+// get is longer.
+func (w *Worker) MaxMessage() int { return w.longest }
+
 // Handle sets the handler for active messages with an id. It is refused for an id that has one, and
 // once an endpoint has given out its card, which lists the ids.
 func (w *Worker) Handle(id AMID, h Handler) error {
