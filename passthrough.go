@@ -279,8 +279,8 @@ func (p *passThrough) checkRemote(i int, wr *SendWR, length uint64) error {
 // tooLarge says why a request is longer, or has more pieces, than one message.
 func (p *passThrough) tooLarge(i int, wr *SendWR, length uint64) error {
 	if r := p.rail; length > r.maxMessage {
-		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: %s carries at most %d; use "+
-			"several queue pairs, which fragment", length, r.qp.Device().Name(), r.maxMessage))
+		return refuseSend(i, wr, ErrLength, fmt.Sprintf("%d bytes in one message: %s carries at most %d; "+
+			"use several queue pairs, which fragment", length, r.qp.Device().Name(), r.maxMessage))
 	}
 	return refuseSend(i, wr, verbs.ErrInvalid, fmt.Sprintf("%d pieces: the queue pair takes %d", len(wr.SGL),
 		p.rail.maxSGE))
