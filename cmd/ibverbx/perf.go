@@ -443,6 +443,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		return err
 	}
 	report.Version = version()
+	if table != nil {
+		table.footer(report) // of the run, which a figure that misses a limit does not cut short
+	}
 	if missed := f.missed(report); missed != nil && err == nil {
 		err = missed
 		report.OK, report.Error = false, err.Error()
@@ -452,11 +455,8 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		if err := writeJSON(c.out, report); err != nil {
 			return err
 		}
-	} else {
-		table.footer(report)
-		if err == nil {
-			err = table.err
-		}
+	} else if err == nil {
+		err = table.err
 	}
 	return err
 }
