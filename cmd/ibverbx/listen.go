@@ -41,6 +41,12 @@ var (
 	errOver = errors.New("the listening end listens no more")
 )
 
+// idleError is [bench.ErrInterrupted] of a listening end that had nothing to measure.
+type idleError struct{}
+
+func (idleError) Error() string        { return "interrupted while no client was there" }
+func (idleError) Is(target error) bool { return target == bench.ErrInterrupted }
+
 // listener greets all who connect to a listening end at the same time, and hands out one client
 // after another: measured at a time they would disturb each other's figures.
 type listener struct {
@@ -297,7 +303,7 @@ func (l *listener) next() (*rendezvous.Conn, error) {
 		select {
 		case <-l.news:
 		case <-l.ctx.Done():
-			return nil, bench.ErrInterrupted
+			return nil, idleError{}
 		}
 	}
 }
