@@ -143,6 +143,26 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// A Drain whose context ends says how much is left, over one queue pair as an upper bound: the
+// requests that have no completion yet.
+func TestInterruptedDrainSaysWhatIsLeft(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 4}})
+	interrupted := func(want string) {
+		t.Helper()
+		err := l.a.Drain(endedContext())
+		if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %q", err, want)
+		}
+	}
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	l.a.fill(t, 2, 1)
+	interrupted("at most 3 sends and receives are still outstanding")
+	stall.Remove()
+	if err := l.a.Drain(patience(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // With an ended context each call of Drain is one step. The fabric makes progress in between, and
 // no completion is lost.
 func TestDrainInSteps(t *testing.T) {

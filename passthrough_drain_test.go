@@ -58,6 +58,23 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 	}
 }
 
+// A NIC that refuses Drain's own write for the moment completes nothing that would wake Drain. It
+// tries again by itself.
+func TestDrainWhoseWriteIsRefusedForTheMoment(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0
+	if _, err := l.a.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 5})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := l.a.Drain(ctx); err != nil || l.a.Err() != nil {
+		t.Errorf("Drain: %v; Err: %v", err, l.a.Err())
+	}
+}
+
 // Drain also returns a failure when its own write fails, because the peer refuses it.
 func TestDrainWhoseWriteFails(t *testing.T) {
 	l := newLink(t, linkConfig{})

@@ -57,6 +57,11 @@ func TestRefusedSendsHaveNoEffect(t *testing.T) {
 		{"remote key of one NIC", multi, func(e *end, wr *ibverbx.SendWR) {
 			wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{2: 1})
 		}, ibverbx.ErrNoKey, "device 3"},
+		{"no remote key, single", single, func(e *end, wr *ibverbx.SendWR) { wr.Remote.Keys = nil },
+			ibverbx.ErrNoKey, "remote memory"},
+		{"remote key of another NIC, single", single, func(e *end, wr *ibverbx.SendWR) {
+			wr.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{5: 1})
+		}, ibverbx.ErrNoKey, "device 1"},
 		{"local bounds", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(1<<20-63, 64) },
 			ibverbx.ErrBounds, "reaches beyond"},
 		{"local before", multi, func(e *end, wr *ibverbx.SendWR) { wr.Local.Addr = e.mr.Addr() - 1 },

@@ -19,13 +19,12 @@ func size(bufs [][]byte) (n int, ok bool) {
 	return n, true
 }
 
-// set sets the buffers, less those that are empty. It copies the slice itself, which may lie on the
-// caller's stack.
+// set sets the buffers of cleared pieces, less those that are empty. It copies the slice itself,
+// which may lie on the caller's stack.
 func (p *pieces) set(bufs [][]byte, length int) {
 	if p.bufs == nil {
 		p.bufs = p.spare[:0]
 	}
-	p.bufs = p.bufs[:0]
 	for _, b := range bufs {
 		if len(b) != 0 {
 			p.bufs = append(p.bufs, b)

@@ -59,7 +59,7 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 					err := a.AMZcopy(comp, 1, nil,
 						a.mr.Slice(0, uint64(lim.AMZcopy+1)))
 					return err
-				}, transport.ErrTooLong, "payload"},
+				}, transport.ErrTooLong, fmt.Sprintf("payload have more than the %d bytes", lim.AMZcopy)},
 			{"am zcopy, unknown id",
 				func() error { return a.AMZcopy(comp, 9, nil, a.mr.Slice(0, 1)) },
 				transport.ErrNoHandler, "id 9"},

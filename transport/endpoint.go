@@ -195,9 +195,5 @@ func (p *peerState) refuse(op string, err error, format string, args ...any) err
 	if e := (*EndpointError)(nil); errors.As(err, &e) {
 		return e // names the peer and the reason already
 	}
-	detail := format
-	if len(args) != 0 {
-		detail = fmt.Sprintf(format, args...)
-	}
-	return &OpError{Op: op, Peer: p.cfg.Name, Err: err, Detail: detail}
+	return &OpError{Op: op, Peer: p.cfg.Name, Err: err, Detail: fmt.Sprintf(format, args...)}
 }

@@ -40,6 +40,21 @@ func TestWaitSleepsUntilSomethingArrives(t *testing.T) {
 	})
 }
 
+// A wait that is to look at its condition every millisecond does so, though nothing arrives and the
+// next probe of a silent peer is far away.
+func TestWaitLooksAsOftenAsAsked(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.Spin, s.cfg.KeepAlive = -1, time.Hour
+	l := newLink(t, s)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	looks := 0
+	err := l.a.w.WaitFor(ctx, time.Millisecond, func() bool { looks++; return looks > 20 })
+	if err != nil {
+		t.Errorf("%v after %d looks", err, looks)
+	}
+}
+
 // The goroutine of Start makes progress by itself, sleeps in between, and ends with Close.
 func TestStartMakesProgress(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {

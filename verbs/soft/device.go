@@ -31,6 +31,7 @@ type Device struct {
 	qps      []*QP // in the order of their creation
 	qpByNum  map[uint32]*QP
 	nextQP   uint32
+	lastQP   uint32 // the highest number of a queue pair
 	watchers verbs.Watchers
 
 	worker worker // of the background engine
@@ -45,6 +46,7 @@ func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
 		keys:    newKeyTable(i),
 		qpByNum: make(map[uint32]*QP),
 		nextQP:  firstQPNum,
+		lastQP:  maxQPNum,
 		gids:    gids(f.identity, i),
 	}
 	d.worker.init()

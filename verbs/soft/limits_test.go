@@ -359,6 +359,25 @@ func TestQPNumbersGoRound(t *testing.T) {
 	}
 }
 
+// A NIC whose numbers are all in use makes no queue pair, until one is closed.
+func TestQPNumbersRunOut(t *testing.T) {
+	f := newFabric(t, Config{Devices: 1})
+	e := newEnd(t, f.Device(0), endConfig{})
+	e.dev.lastQP = e.qp.Num() + 1
+	cfg := verbs.QPConfig{SendCQ: e.cq, RecvCQ: e.cq}
+	second, err := e.pd.CreateQP(cfg)
+	must(t, err)
+	_, err = e.pd.CreateQP(cfg)
+	refused(t, "a third queue pair for two numbers", err, verbs.ErrNoMemory, "no queue pair number is free")
+	must(t, second.Close())
+	again, err := e.pd.CreateQP(cfg)
+	must(t, err)
+	if again.Num() != second.Num() {
+		t.Errorf("number %d, and only %d is free", again.Num(), second.Num())
+	}
+	must(t, again.Close())
+}
+
 // A message so long that its time overflows takes an hour.
 func TestWireTime(t *testing.T) {
 	for _, c := range []struct {

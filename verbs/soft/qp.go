@@ -147,10 +147,10 @@ func (d *Device) defaults(c verbs.QPCap) verbs.QPCap {
 // takeQPNum returns the next free number in a cycle, so that a number is not used again soon after
 // its queue pair was closed.
 func (d *Device) takeQPNum() (uint32, bool) {
-	for range maxQPNum {
+	for range d.lastQP {
 		num := d.nextQP
 		d.nextQP++
-		if d.nextQP > maxQPNum {
+		if d.nextQP > d.lastQP {
 			d.nextQP = firstQPNum
 		}
 		if d.qpByNum[num] == nil {

@@ -191,8 +191,10 @@ func TestFaultKinds(t *testing.T) {
 			seen[s] = true
 		}
 	}
-	if none := FaultKind(200); none.String() != "fault 200" || none.Description() == "" {
-		t.Error(none, none.Description())
+	for _, none := range []FaultKind{FaultKind(len(want)), 200} {
+		if none.String() != fmt.Sprintf("fault %d", int(none)) || none.Description() == "" {
+			t.Error(none, none.Description())
+		}
 	}
 	// A kind that does not exist strikes nothing.
 	f, a, b := pair(t, Config{}, endConfig{})

@@ -61,6 +61,35 @@ func TestSteppedIsDeterministic(t *testing.T) {
 	}
 }
 
+// Step chooses evenly among what can happen, but lets a timer run out in one of 16 steps only,
+// wherever the timers stand in the list.
+func TestChoiceOfSteps(t *testing.T) {
+	f := newFabric(t, Config{Stepped: true, Seed: 1})
+	const rounds = 32000
+	for _, kinds := range [][]ActionKind{
+		{Timer, Timer, Execute, Execute, Execute}, {Execute, Timer, Acknowledge, Timer, Execute},
+		{Execute, Acknowledge, Execute, Timer, Timer},
+	} {
+		var list []Action
+		for i, k := range kinds {
+			list = append(list, Action{Kind: k, ID: uint64(i)})
+		}
+		chosen := make([]int, len(list))
+		for range rounds {
+			chosen[f.choose(list).ID]++
+		}
+		for i, k := range kinds {
+			want := rounds * (timerWeight - 1) / timerWeight / 3
+			if k == Timer {
+				want = rounds / timerWeight / 2
+			}
+			if chosen[i] < want*8/10 || chosen[i] > want*12/10 {
+				t.Errorf("%v: action %d was chosen %d times, want about %d", kinds, i, chosen[i], want)
+			}
+		}
+	}
+}
+
 // do finds the one action that starts like this and does it.
 func do(t *testing.T, f *Fabric, prefix string) {
 	t.Helper()
