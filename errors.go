@@ -45,7 +45,8 @@ var ErrOwnCard = errors.New("a virtual queue pair's own card")
 // twice. It is the cause in [VirtualQP.Err]; other virtual queue pairs do not notice.
 var ErrProtocol = errors.New("protocol violation by the peer")
 
-// PostError says why a post was refused.
+// PostError says why a post was refused. Machines get it in fields: it is a slog.LogValuer and a
+// json.Marshaler.
 type PostError struct {
 	Op     string // "post send" or "post recv"
 	Index  int    // which work request of the call

@@ -15,9 +15,38 @@ func (e *FailedError) LogValue() slog.Value { return slog.GroupValue(e.fields().
 
 // MarshalJSON writes the fields that are known, in words and numbers, and the whole line as
 // "error". IDs are numbers of 64 bits, addresses texts like "0x7f10"; fragments count from 0.
-func (e *FailedError) MarshalJSON() ([]byte, error) {
+func (e *FailedError) MarshalJSON() ([]byte, error) { return marshalFields(e.fields(), e) }
+
+// LogValue has log/slog write the fields in words and numbers, and Cause in its own form.
+func (e *PostError) LogValue() slog.Value { return slog.GroupValue(e.fields()...) }
+
+// MarshalJSON writes the fields in words and numbers, Cause in its own form as "failure", and the
+// whole line as "error".
+func (e *PostError) MarshalJSON() ([]byte, error) { return marshalFields(e.fields(), e) }
+
+// fields are what is known of the refusal.
+func (e *PostError) fields() []slog.Attr {
+	list := []slog.Attr{slog.String("op", e.Op), slog.Int("index", e.Index), slog.Uint64("id", e.ID)}
+	if e.Err != nil {
+		list = append(list, slog.String("cause", e.Err.Error()))
+	}
+	if e.Detail != "" {
+		list = append(list, slog.String("detail", e.Detail))
+	}
+	var failed *FailedError
+	switch {
+	case errors.As(e.Cause, &failed):
+		list = append(list, slog.Any("failure", failed))
+	case e.Cause != nil:
+		list = append(list, slog.String("failure", e.Cause.Error()))
+	}
+	return list
+}
+
+// marshalFields writes fields, and the text of the error that has them as "error".
+func marshalFields(fields []slog.Attr, of error) ([]byte, error) {
 	var b bytes.Buffer
-	for i, f := range append(e.fields(), slog.String("error", e.Error())) {
+	for i, f := range append(fields, slog.String("error", of.Error())) {
 		value, err := json.Marshal(f.Value.Any())
 		if err != nil {
 			return nil, err

@@ -85,6 +85,46 @@ func TestFailedErrorOfALink(t *testing.T) {
 	}
 }
 
+// A refused post is written in words and numbers, with what made the virtual queue pair fail.
+func TestPostErrorForMachines(t *testing.T) {
+	failed := &ibverbx.FailedError{QPNum: 3, Rail: -1, Device: "soft0", Opcode: verbs.WCUnknown, Fragment: -1,
+		Err: errors.New("gone")}
+	for _, c := range []struct {
+		err  ibverbx.PostError
+		want string
+	}{
+		{ibverbx.PostError{Op: "post send", Index: 2, ID: 1 << 63, Err: ibverbx.ErrNoKey},
+			`{"op":"post send","index":2,"id":9223372036854775808,"cause":"no key"}`},
+		{ibverbx.PostError{Op: "post recv", Err: ibverbx.ErrFailed, Detail: "reset", Cause: failed},
+			`{"op":"post recv","index":0,"id":0,"cause":"virtual queue pair failed","detail":"reset",` +
+				`"failure":{"virtual_qp":3,"device":"soft0","cause":"gone"}}`},
+		{ibverbx.PostError{Op: "post recv", Err: ibverbx.ErrFailed, Cause: errors.New("gone")},
+			`{"op":"post recv","index":0,"id":0,"cause":"virtual queue pair failed","failure":"gone"}`},
+	} {
+		var want, written map[string]any
+		decode(t, c.want, &want)
+		var log bytes.Buffer
+		slog.New(slog.NewJSONHandler(&log, nil)).Error("refused", "err", &c.err)
+		var logged struct{ Err map[string]any }
+		decode(t, log.String(), &logged)
+		if !reflect.DeepEqual(logged.Err, want) {
+			t.Errorf("logged as\n%v\nwant\n%v", logged.Err, want)
+		}
+		want["error"] = c.err.Error()
+		if failure, ok := want["failure"].(map[string]any); ok {
+			failure["error"] = failed.Error()
+		}
+		text, err := json.Marshal(&c.err)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decode(t, string(text), &written)
+		if !reflect.DeepEqual(written, want) {
+			t.Errorf("written as\n%v\nwant\n%v", written, want)
+		}
+	}
+}
+
 func decode(t *testing.T, text string, v any) {
 	t.Helper()
 	dec := json.NewDecoder(strings.NewReader(text))

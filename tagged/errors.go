@@ -37,7 +37,9 @@ var (
 var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
 // noPeer says that no endpoint is left that could send; err is why the last one ended.
-func noPeer(err error) error { return fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, err) }
+func noPeer(err error) error {
+	return &described{fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
+}
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its
 // buffers until it is done. Keep Req, and wait for it again.
@@ -58,15 +60,15 @@ func (e *InterruptedError) Unwrap() error { return e.Err }
 // refuse is the error of a call on an endpoint that had no effect.
 func (e *Endpoint) refuse(op string, err error, detail string) error {
 	if detail != "" {
-		return fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)
+		return &described{fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
 	}
-	return fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)
+	return &described{fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
 }
 
 // refuse is the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {
-		return fmt.Errorf("tagged: %s: %w", op, err)
+		return &described{fmt.Errorf("tagged: %s: %w", op, err)}
 	}
-	return fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)
+	return &described{fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
 }

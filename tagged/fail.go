@@ -27,9 +27,9 @@ func (e *Endpoint) fail(cause error) {
 	w.stats.failures++
 	var below *transport.EndpointError
 	if errors.As(cause, &below) { // names the peer
-		cause = fmt.Errorf("tagged: %w", cause)
+		cause = &described{fmt.Errorf("tagged: %w", cause)}
 	} else {
-		cause = fmt.Errorf("tagged: %s: %w", e.name, cause)
+		cause = &described{fmt.Errorf("tagged: %s: %w", e.name, cause)}
 	}
 	_ = e.end(cause)
 	if e.stage < stageParting {
