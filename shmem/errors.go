@@ -58,7 +58,7 @@ func (e *PEError) MarshalJSON() ([]byte, error) {
 
 // invalid is the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
-	return fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, fmt.Sprintf(format, args...))
+	return &described{fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, fmt.Sprintf(format, args...))}
 }
 
 // needContext refuses a call without a context.
@@ -70,7 +70,9 @@ func needContext(op string, ctx context.Context) error {
 }
 
 // opError is the error of a call that failed.
-func opError(op string, err error) error { return fmt.Errorf("shmem: %s: %w", op, err) }
+func opError(op string, err error) error {
+	return &described{fmt.Errorf("shmem: %s: %w", op, err)}
+}
 
 // opError is the error of a call whose operation on another PE failed.
 func (t *peer) opError(op string, err error) error {

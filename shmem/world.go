@@ -144,7 +144,10 @@ func (r *results) join() error {
 			errs = append(errs, result.err)
 		}
 	}
-	return errors.Join(errs...)
+	if len(errs) == 0 {
+		return nil
+	}
+	return &described{errors.Join(errs...)}
 }
 
 // onlyCanceled reports whether an error says nothing but that a ctx was canceled.
