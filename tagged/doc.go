@@ -69,10 +69,12 @@
 // place of the window, which the sender counts; a send without a place waits. The receiver grants
 // places again as messages are matched and consumed. What endpoints have left that were closed
 // takes Config.MaxLeftover fragments at most, all of them together. So the memory for messages is
-// bounded by (endpoints × MaxUnexpected + MaxLeftover) × (BufferSize + about 350 bytes); what is
-// free of it is kept for use again up to MaxUnexpected × BufferSize. A peer cannot make matching
-// slow by its choice of tags for receives of one tag, which are found through hash tables with a
-// factor of the worker's own; a receive with a mask looks at all messages that wait.
+// bounded by (endpoints × MaxUnexpected + MaxLeftover) × (BufferSize + about 350 bytes). The source
+// of a message that was left, a closed endpoint, takes up to 4 KiB more until its last message is
+// received: MaxLeftover × 4 KiB at most. Memory for messages that is free is kept for use again up
+// to MaxUnexpected × BufferSize. A peer cannot make matching slow by its choice of tags for
+// receives of one tag, which are found through hash tables with a factor of the worker's own; a
+// receive with a mask looks at all messages that wait.
 //
 // The protocol of the counters, and the proof that they cannot deadlock, are in package
 // internal/flow. It relies on this:

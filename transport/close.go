@@ -130,7 +130,7 @@ func (p *peerState) release() {
 	last := p.conn.qp.Stats()
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
 	if !p.receiving.inUse() {
-		p.mem = slab{}
+		p.mem, p.receiving.messages, p.receiving.toRepost = slab{}, nil, nil
 	}
 }
 
