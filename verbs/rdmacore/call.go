@@ -9,9 +9,9 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// call crosses into C. It costs 100 to 150 ns and an allocation, since SyscallN lets its arguments
-// escape; the hot paths have [crossing]. The goroutine's thread is C's meanwhile, and a call that
-// blocks costs a thread and not a core.
+// call crosses into C. It costs twice what a [crossing] does, which the hot paths have, and an
+// allocation, since SyscallN lets its arguments escape. The goroutine's thread is C's meanwhile,
+// and a call that blocks costs a thread and not a core.
 func call(fn uintptr, args ...uintptr) uintptr {
 	r, _, _ := purego.SyscallN(fn, args...)
 	return r

@@ -15,9 +15,8 @@ func cgocall(fn uintptr, arg unsafe.Pointer) int32
 
 // call crosses into C: the runtime's call with a stub for three arguments, and nothing else.
 // purego's SyscallN does the same with a block of fifty arguments, which it fills, hands to C's
-// registers and stack, and empties: an empty poll takes 77 ns with this call and 152 ns with that
-// one (BenchmarkEmptyPoll, least of 120 runs on a loaded machine), a write posted and polled 205
-// and 379.
+// registers and stack, and empties, and takes twice as long. The package's documentation has the
+// figure.
 func (c *crossing) call() uintptr {
 	cgocall(crossAddr, unsafe.Pointer(c))
 	return c.result

@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// postBatch is how many requests one crossing into C hands over at most. The crossing costs some
-// 60 ns, 1 ns of each then.
+// postBatch is how many requests one crossing into C hands over at most. As with pollBatch the
+// crossing is a small part of what a full batch takes.
 const postBatch = 64
 
 // stage is where requests of one direction are written for C to read: an array that is linked once
