@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ibverbx/tagged"
+	"ibverbx/transport"
 	"ibverbx/verbs/soft"
 )
 
@@ -91,4 +92,37 @@ func TestAbortDuringClose(t *testing.T) {
 		t.Error(err)
 	}
 	_ = b.Abort()
+}
+
+// TestACallbackThatLeavesClose: a callback of the transport below may leave Close by a panic. A
+// second Close gives everything back, and a third finds the worker closed.
+func TestACallbackThatLeavesClose(t *testing.T) {
+	r, a, _ := pair(t, 1, tagged.Config{})
+	w := a.Worker()
+	_ = r.send(a, 1, make([]byte, 100000)) // nobody receives it
+	if _, err := w.Register(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	below := a.Transport()
+	comp := transport.NewCompletion(1, func(*transport.Completion) { panic("on purpose") })
+	if done, err := below.StartFlush(transport.FlushRemote, comp); done || err != nil {
+		t.Fatal(done, err)
+	}
+	why := func() (why any) {
+		defer func() { why = recover() }()
+		return w.Close()
+	}()
+	if why != "on purpose" {
+		t.Fatalf("close: %v", why)
+	}
+	if err := w.Close(); !errors.Is(err, transport.ErrWorkerDead) {
+		t.Errorf("a second close: %v", err)
+	}
+	if err := w.Close(); !errors.Is(err, tagged.ErrClosed) {
+		t.Errorf("a third close: %v", err)
+	}
+	if err := r.domains[0].Close(); err != nil { // nothing of the worker is left in it
+		t.Error(err)
+	}
+	r.workers, r.domains = r.workers[1:], r.domains[1:]
 }

@@ -122,11 +122,16 @@ func (w *Worker) unlockAndReport() {
 }
 
 // Close closes the worker and its regions. It aborts endpoints that are open, and completes every
-// request that is not done with ErrClosed. To end in order, close each endpoint before.
+// request that is not done with ErrClosed. To end in order, close each endpoint before. Like
+// [Endpoint.Abort] it spends a millisecond at most for each endpoint that is open. If a callback
+// leaves Close by a panic or runtime.Goexit, call it again: see [transport.Worker.Close].
 func (w *Worker) Close() error {
 	w.mu.Lock()
 	if w.closed {
 		w.mu.Unlock()
+		if err := w.tw.Close(); errors.Is(err, transport.ErrWorkerDead) { // it had left an earlier Close
+			return errors.Join(err, w.free())
+		}
 		return refuse("close worker", ErrClosed, "")
 	}
 	w.closed = true
@@ -138,11 +143,15 @@ func (w *Worker) Close() error {
 	w.endpoints = nil
 	w.posted.endAll(err)
 	w.mu.Unlock()
-	errs = append(errs, w.tw.Close())
+	return errors.Join(append(errs, w.tw.Close(), w.free())...)
+}
+
+// free releases what the worker holds beside its transport worker, which is closed.
+func (w *Worker) free() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for e := w.unexpected.all.First(); e != nil; e = w.unexpected.all.First() {
 		w.drop(e.in)
 	}
-	return errors.Join(append(errs, w.regions.close())...)
+	return w.regions.close()
 }

@@ -54,9 +54,10 @@ func (p *peerState) failQP(err error) {
 // worker with it.
 //
 // The peer is told where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
-// message goes behind what was posted, and Abort gives it a millisecond to go out. Operations that
-// end in that time have ended before. A peer that the message does not reach finds out when
-// operations to it fail, or by its keep-alive.
+// message goes behind what was posted, and Abort gives it a millisecond to go out, in which all
+// other calls on the worker wait, too; Worker.Close takes one millisecond for all endpoints
+// together. Operations that end in that time have ended before. A peer that the message does not
+// reach finds out when operations to it fail, or by its keep-alive.
 func (e *Endpoint) Abort(comp *Completion) error {
 	p := e.peer
 	p.w.mu.Lock()
