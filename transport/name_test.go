@@ -17,7 +17,7 @@ func TestNameOfOneOfSeveral(t *testing.T) {
 		p.sending.ops.Push().kind = k
 	}
 	for n, k := range kinds {
-		f := &ibverbx.FailedError{HasID: true, ID: uint64(next) + uint64(n), Opcode: verbs.WCCompSwap}
+		f := &ibverbx.FailedError{HasID: true, ID: next + uint64(n), Opcode: verbs.WCCompSwap}
 		if got := p.nameOf(f); got != opNames[k] {
 			t.Errorf("operation %d: %q, want %q", n, got, opNames[k])
 		}
