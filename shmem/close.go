@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
 
@@ -33,7 +34,7 @@ func (p *PE) Close(ctx context.Context) error {
 			err = t.opError(op, e)
 		}
 	}
-	return errors.Join(err, p.free())
+	return worded.Join(err, p.free())
 }
 
 // free releases what the PE holds.

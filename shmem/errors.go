@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -58,7 +59,8 @@ func (e *PEError) MarshalJSON() ([]byte, error) {
 
 // invalid is the error of a call that was refused for an argument.
 func invalid(op, format string, args ...any) error {
-	return &described{fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, fmt.Sprintf(format, args...))}
+	detail := fmt.Sprintf(format, args...)
+	return &worded.Error{Err: fmt.Errorf("shmem: %s: %w: %s", op, verbs.ErrInvalid, detail)}
 }
 
 // needContext refuses a call without a context.
@@ -71,7 +73,7 @@ func needContext(op string, ctx context.Context) error {
 
 // opError is the error of a call that failed.
 func opError(op string, err error) error {
-	return &described{fmt.Errorf("shmem: %s: %w", op, err)}
+	return &worded.Error{Err: fmt.Errorf("shmem: %s: %w", op, err)}
 }
 
 // opError is the error of a call whose operation on another PE failed.

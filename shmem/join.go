@@ -2,11 +2,11 @@ package shmem
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 
 	"ibverbx"
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -29,11 +29,11 @@ func Join(ctx context.Context, dom *ibverbx.Domain, cfg Config) (*PE, error) {
 		return nil, opError("join", err)
 	}
 	if err := p.connect(ctx); err != nil {
-		return nil, errors.Join(opError("join", err), p.free())
+		return nil, worded.Join(opError("join", err), p.free())
 	}
 	if cfg.Background {
 		if err := p.worker.Start(); err != nil {
-			return nil, errors.Join(opError("join", err), p.free())
+			return nil, worded.Join(opError("join", err), p.free())
 		}
 	}
 	return p, nil
@@ -49,7 +49,7 @@ func newPE(dom *ibverbx.Domain, cfg Config) (p *PE, err error) {
 	p.peers = make([]peer, cfg.PEs)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, p.free())
+			err = worded.Join(err, p.free())
 		}
 	}()
 	if p.worker, err = transport.NewWorker(dom, cfg.Transport); err != nil {
@@ -109,7 +109,7 @@ func (p *PE) connect(ctx context.Context) error {
 	// queue pair that is not.
 	refusals, err := p.callExchange(ctx, refusal)
 	if failed != nil || err != nil {
-		return errors.Join(failed, err)
+		return worded.Join(failed, err)
 	}
 	for i, m := range refusals {
 		if len(m) != 0 {

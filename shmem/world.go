@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"ibverbx"
+	"ibverbx/internal/worded"
 )
 
 // World is the PEs of this process: all PEs, or some of them.
@@ -50,7 +51,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 	if err := results.join(); err != nil {
 		for _, pe := range world.pes {
 			if pe != nil {
-				err = errors.Join(err, pe.free())
+				err = worded.Join(err, pe.free())
 			}
 		}
 		return nil, err
@@ -147,7 +148,7 @@ func (r *results) join() error {
 	if len(errs) == 0 {
 		return nil
 	}
-	return &described{errors.Join(errs...)}
+	return &worded.Error{Err: errors.Join(errs...)}
 }
 
 // onlyCanceled reports whether an error says nothing but that a ctx was canceled.

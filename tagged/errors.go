@@ -3,7 +3,9 @@ package tagged
 import (
 	"errors"
 	"fmt"
+	"strings"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
 
@@ -38,7 +40,7 @@ var errCanceled = fmt.Errorf("tagged: request: %w", ErrCanceled)
 
 // noPeer says that no endpoint is left that could send; err is why the last one ended.
 func noPeer(err error) error {
-	return &described{fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
+	return &worded.Error{Err: fmt.Errorf("tagged: recv: %w: %w", ErrNoPeer, within{err})}
 }
 
 // InterruptedError says that a context ended a wait while the request goes on: the request owns its
@@ -60,15 +62,29 @@ func (e *InterruptedError) Unwrap() error { return e.Err }
 // refuse is the error of a call on an endpoint that had no effect.
 func (e *Endpoint) refuse(op string, err error, detail string) error {
 	if detail != "" {
-		return &described{fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
+		return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w: %s", op, e.name, err, detail)}
 	}
-	return &described{fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
+	return &worded.Error{Err: fmt.Errorf("tagged: %s: %s: %w", op, e.name, err)}
 }
 
 // refuse is the error of a call on the worker that had no effect.
 func refuse(op string, err error, format string, args ...any) error {
 	if format == "" {
-		return &described{fmt.Errorf("tagged: %s: %w", op, err)}
+		return &worded.Error{Err: fmt.Errorf("tagged: %s: %w", op, err)}
 	}
-	return &described{fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
+	return &worded.Error{Err: fmt.Errorf("tagged: %s: %w: "+format, append([]any{op, err}, args...)...)}
+}
+
+// within is an error of this package within another, which names the package already.
+type within struct{ err error }
+
+// Error is the text without the package's name.
+func (e within) Error() string { return strings.TrimPrefix(e.err.Error(), "tagged: ") }
+
+// Unwrap returns the error, or what is wrapped in it where it has no form of its own.
+func (e within) Unwrap() error {
+	if d, ok := e.err.(*worded.Error); ok { //nolint:errorlint // the outermost
+		return d.Err
+	}
+	return e.err
 }

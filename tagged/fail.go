@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
 
@@ -27,9 +28,9 @@ func (e *Endpoint) fail(cause error) {
 	w.stats.failures++
 	var below *transport.EndpointError
 	if errors.As(cause, &below) { // names the peer
-		cause = &described{fmt.Errorf("tagged: %w", cause)}
+		cause = &worded.Error{Err: fmt.Errorf("tagged: %w", cause)}
 	} else {
-		cause = &described{fmt.Errorf("tagged: %s: %w", e.name, cause)}
+		cause = &worded.Error{Err: fmt.Errorf("tagged: %s: %w", e.name, cause)}
 	}
 	_ = e.end(cause)
 	if e.stage < stageParting {
