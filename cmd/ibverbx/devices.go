@@ -14,7 +14,7 @@ type devicesCmd struct {
 	Provider string `placeholder:"NAME" predictor:"provider"`
 	Device   string `short:"d" placeholder:"LIST"`
 	Library  string `placeholder:"PATH" predictor:"file"`
-	NICs     int    `name:"nics" placeholder:"N"`
+	NICs     *int   `name:"nics" placeholder:"N"`
 	JSON     bool   `name:"json"`
 	Verbose  bool   `short:"v"`
 }
@@ -80,12 +80,13 @@ func (f *devicesCmd) Run(c *console) error {
 		return err
 	}
 	switch {
-	case name != softNICs && f.NICs != 0:
+	case f.NICs == nil:
+	case name != softNICs:
 		return &bench.UsageError{Reason: "--nics is a number of software NICs: use --provider soft"}
-	case f.NICs < 0 || f.NICs > verbs.MaxDevices:
-		return &bench.UsageError{Reason: fmt.Sprintf("--nics %d: must be 1 to %d", f.NICs, verbs.MaxDevices)}
-	case f.NICs != 0:
-		count = f.NICs
+	case *f.NICs < 1 || *f.NICs > verbs.MaxDevices:
+		return &bench.UsageError{Reason: fmt.Sprintf("--nics %d: must be 1 to %d", *f.NICs, verbs.MaxDevices)}
+	default:
+		count = *f.NICs
 	}
 	list, failed := f.list(name, count)
 	if failed == nil && len(list) == 0 {

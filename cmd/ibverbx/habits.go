@@ -49,11 +49,17 @@ var instead = []struct{ flags, hint string }{
 		"NICs are not paced; software NICs have --nic-speed and --nic-latency"},
 }
 
+// noValue is what kong says of a flag at the end of the line, or before another flag.
+var noValue = regexp.MustCompile(`^(--[^:]+): (?:missing value,|expected \S+ value but got) `)
+
 var unknownFlag = regexp.MustCompile(`^unknown flag (--?[^\s,]+)(, did you mean .*)?$`)
 
-// hint makes the error of a flag that there is not say what to use instead. Suggestions for short
-// flags, which are all that there are, are dropped.
+// hint makes the error of a flag that there is not say what to use instead, and that of one without
+// its value say so. Suggestions for short flags, which are all that there are, are dropped.
 func hint(err error, command string) error {
+	if m := noValue.FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Errorf("%s needs a value", m[1])
+	}
 	m := unknownFlag.FindStringSubmatch(err.Error())
 	if m == nil {
 		return err

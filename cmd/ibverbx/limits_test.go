@@ -23,7 +23,8 @@ func TestLimits(t *testing.T) {
 			wantCode = exitFailed
 		}
 		if code != wantCode || !strings.Contains(errs, want) || (want == "") != (errs == "") ||
-			!strings.Contains(out, "4 KiB") {
+			!strings.Contains(out, "4 KiB") ||
+			!strings.Contains(out, "messages verified byte for byte, completions in order and complete; ") {
 			t.Errorf("%s: exit %d: %s\n%s", args, code, errs, out)
 		}
 	}
@@ -36,6 +37,20 @@ func TestLimits(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &doc); err != nil || code != exitFailed || doc.OK ||
 		!strings.Contains(doc.Error, "dqplb, 4 KiB: ") || len(doc.Results) != 3 {
 		t.Errorf("exit %d: %s: %v, %+v", code, errs, err, doc)
+	}
+}
+
+// TestLimitsApart misses a limit between two processes: that is no end before the time, and none of
+// the listening end's business.
+func TestLimitsApart(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+	code, out, errs := command(t, "perf --provider left --min-bw 900000GB/s --connect "+address+quick)
+	if code != exitFailed || !strings.Contains(errs, "less than --min-bw 900000GB/s") ||
+		!strings.Contains(out, "messages verified byte for byte, completions in order and complete; ") {
+		t.Errorf("exit %d: %s\n%s", code, errs, out)
+	}
+	if code, out, errs := server.wait(t); code != exitOK {
+		t.Errorf("the listening end: exit %d: %s\n%s", code, errs, out)
 	}
 }
 

@@ -25,6 +25,9 @@ const (
 	maxGreeted = 128
 	// maxWaiting bounds the clients that wait for their turn.
 	maxWaiting = 64
+	// maxLeaving bounds the clients to which is still said why they are not served. A further one
+	// is hung up on.
+	maxLeaving = 64
 	// waitNews is how often a waiting client hears that it waits: more often than it loses
 	// patience.
 	waitNews = time.Second / 2
@@ -38,6 +41,12 @@ var (
 	errOver = errors.New("the listening end listens no more")
 )
 
+// idleError is [bench.ErrInterrupted] of a listening end that had nothing to measure.
+type idleError struct{}
+
+func (idleError) Error() string        { return "interrupted while no client was there" }
+func (idleError) Is(target error) bool { return target == bench.ErrInterrupted }
+
 // listener greets all who connect to a listening end at the same time, and hands out one client
 // after another: measured at a time they would disturb each other's figures.
 type listener struct {
@@ -48,6 +57,8 @@ type listener struct {
 	close func()
 	all   sync.WaitGroup
 	news  chan struct{} // a client has come, or failed is set
+	// leaving has an entry for each client to which is said why it is not served.
+	leaving chan struct{}
 
 	mu      sync.Mutex
 	strange int // connections so far that brought no client
@@ -78,7 +89,8 @@ func listen(c *console, address string, cfg rendezvous.Config) (*listener, error
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
-	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1)}
+	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1),
+		leaving: make(chan struct{}, maxLeaving)}
 	l.cfg.Greeting = min(greeting, cfg.Timeout)
 	stop := context.AfterFunc(ctx, func() { _ = nl.Close() })
 	l.close = func() { stop(); cancel(); _ = nl.Close() }
@@ -243,6 +255,20 @@ func (l *listener) leave(w *waiter) {
 	}
 }
 
+// dismiss says goodbye to a client that has not come to measure, while others are served: it may
+// not listen.
+func (l *listener) dismiss(conn *rendezvous.Conn, goodbye func()) {
+	select {
+	case l.leaving <- struct{}{}:
+		l.all.Go(func() {
+			goodbye()
+			<-l.leaving
+		})
+	default:
+		_ = conn.Close()
+	}
+}
+
 // called ends the waiting of a client.
 func (w *waiter) called() {
 	close(w.turn)
@@ -277,7 +303,7 @@ func (l *listener) next() (*rendezvous.Conn, error) {
 		select {
 		case <-l.news:
 		case <-l.ctx.Done():
-			return nil, bench.ErrInterrupted
+			return nil, idleError{}
 		}
 	}
 }
@@ -302,7 +328,7 @@ func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *
 			return err
 		}
 		half := &bench.Half{Conn: conn, Provider: provider, Devices: devices, Config: p.Conn,
-			Version: version()}
+			Version: version(), Aside: func(goodbye func()) { l.dismiss(conn, goodbye) }}
 		err = f.show(c, func(o bench.Observer) (*bench.Report, error) {
 			return bench.Follow(c.ctx, half, o)
 		})

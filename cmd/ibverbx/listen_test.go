@@ -16,6 +16,7 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/tcptest"
 )
 
 // dial opens a connection to a listening end.
@@ -225,7 +226,7 @@ func TestListenKeepJSON(t *testing.T) {
 		got = append(got, fmt.Sprintf("%v %d %s", doc.OK, len(doc.Results), doc.Error))
 	}
 	want := []string{"true 6 ", "false 0 peer: changed my mind", "true 6 ",
-		"false 0 " + bench.ErrInterrupted.Error()}
+		"false 0 interrupted while no client was there"}
 	if !slices.Equal(got, want) {
 		t.Errorf("documents %q, want %q; stderr %s", got, want, errs)
 	}
@@ -286,20 +287,75 @@ func TestListenDismisses(t *testing.T) {
 	}
 }
 
-// TestListenQueueIsBounded shows that a client for which there is no place is told so.
+// TestListenQueueIsBounded shows that a client for which there is no place is told so. Which one it
+// is of those that come at the same time is open.
 func TestListenQueueIsBounded(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
 	first := offered(t, address)
-	var last *rendezvous.Conn
+	ended := make(chan *rendezvous.Conn, maxWaiting+1)
 	for range maxWaiting + 1 {
-		last = greeted(t, address)
+		conn := greeted(t, address)
+		go func() {
+			<-conn.Done()
+			ended <- conn
+		}()
 	}
-	<-last.Done()
+	refused := <-ended
 	first.Close()
 	var said *rendezvous.PeerError
-	if err := last.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "try again later") {
+	if err := refused.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "try again later") {
 		t.Errorf("error %v", err)
 	}
 	server.cancel()
 	server.wait(t)
+}
+
+// TestListenSilentClient lets a client whose turn has come say nothing, and not hear either that it
+// is dismissed: the next one is served while that is still said.
+func TestListenSilentClient(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --timeout 2s")
+	silent := offered(t, address)
+	next := greeted(t, address)
+	<-silent.Done()
+	start := time.Now()
+	for offer := false; !offer; {
+		m, err := next.ReceiveAny(t.Context(), "offer", "wait")
+		if err != nil {
+			t.Fatal(err)
+		}
+		offer = m.Kind == "offer"
+	}
+	if took := time.Since(start); took > 1500*time.Millisecond {
+		t.Errorf("it waits for its turn for another %v", took)
+	}
+	var said *rendezvous.PeerError
+	if err := silent.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
+		t.Errorf("error %v", err)
+	}
+	next.Close()
+	silent.Close()
+	server.cancel()
+	server.wait(t)
+}
+
+// TestListenGoodbyesAreBounded shows that clients that do not hear that they are dismissed do not
+// add up.
+func TestListenGoodbyesAreBounded(t *testing.T) {
+	l := &listener{leaving: make(chan struct{}, 1)}
+	ncA, ncB := tcptest.Pair(t)
+	go func() { _, _ = rendezvous.Start(t.Context(), ncB, rendezvous.Config{}) }()
+	conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := make(chan struct{})
+	l.dismiss(conn, func() { <-held })
+	l.dismiss(conn, func() { t.Error("is said although there is no place") })
+	select {
+	case <-conn.Done():
+	default:
+		t.Error("a client for whose goodbye there is no place is not hung up on")
+	}
+	close(held)
+	l.all.Wait()
 }

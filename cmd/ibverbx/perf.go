@@ -57,7 +57,7 @@ type perfCmd struct {
 	Provider string     `group:"rails" placeholder:"NAME" predictor:"provider"`
 	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
 	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
-	NICs     int        `group:"rails" name:"nics" placeholder:"N"`
+	NICs     *int       `group:"rails" name:"nics" placeholder:"N"`
 	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`
 	Depth    int        `group:"rails" default:"128" placeholder:"N"`
@@ -183,7 +183,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		Provider: f.provider(), Layer: layers.Layer(f.Layer), Op: bench.Op(f.Op), Mode: bench.Mode(f.Mode),
 		Bidirectional: f.Bidirectional,
 		Kind:          layers.Kind(f.Kind),
-		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, NICs: f.NICs, QPs: f.QPs,
+		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
 		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
@@ -191,15 +191,8 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	for _, l := range f.NICLatency {
 		p.Latencies = append(p.Latencies, bench.Seconds(l))
 	}
-	if n := f.Endpoints; n != nil {
-		if p.Endpoints = *n; *n == 0 {
-			p.Endpoints = -1 // where 0 is the default
-		}
-	}
-	if n := f.Iters; n != nil {
-		if p.Iterations = *n; *n == 0 {
-			return nil, &bench.UsageError{Reason: "--iters 0: must be at least 1"}
-		}
+	if err = f.counts(p); err != nil {
+		return nil, err
 	}
 	if d := f.Duration; d != nil {
 		if p.Duration = bench.Seconds(*d); *d == 0 {
@@ -209,11 +202,6 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	if f.Endless && f.JSON {
 		return nil, &bench.UsageError{Reason: "--run-infinitely with --json, which writes its document at " +
 			"the end: use --duration"}
-	}
-	if n := f.Samples; n != nil {
-		if p.Samples = *n; *n == 0 {
-			p.Samples = -1 // where 0 is the default
-		}
 	}
 	if err = f.habits.check(); err != nil {
 		return nil, err
@@ -232,6 +220,27 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	}
 	p.Schemes, err = f.schemes()
 	return p, err
+}
+
+// counts fills in the numbers of which 0 is the default there: here it makes no sense.
+func (f *perfCmd) counts(p *bench.Params) error {
+	for _, n := range []struct {
+		name  string
+		given *int
+		to    *int
+	}{{"iters", f.Iters, &p.Iterations}, {"samples", f.Samples, &p.Samples}, {"nics", f.NICs, &p.NICs},
+		{"endpoints", f.Endpoints, &p.Endpoints}} {
+		if n.given == nil {
+			continue
+		}
+		if *n.to = *n.given; *n.given == 0 {
+			return &bench.UsageError{Reason: "--" + n.name + " 0: must be at least 1"}
+		}
+	}
+	if f.Fragment == 0 {
+		return &bench.UsageError{Reason: "--fragment 0: must be at least 1 byte"}
+	}
+	return nil
 }
 
 // wait is how the ends wait; empty is the default.
@@ -443,6 +452,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		return err
 	}
 	report.Version = version()
+	if table != nil {
+		table.footer(report) // of the run, which a figure that misses a limit does not cut short
+	}
 	if missed := f.missed(report); missed != nil && err == nil {
 		err = missed
 		report.OK, report.Error = false, err.Error()
@@ -452,11 +464,8 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		if err := writeJSON(c.out, report); err != nil {
 			return err
 		}
-	} else {
-		table.footer(report)
-		if err == nil {
-			err = table.err
-		}
+	} else if err == nil {
+		err = table.err
 	}
 	return err
 }

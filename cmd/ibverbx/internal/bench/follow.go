@@ -42,7 +42,8 @@ func BrokeOff(err error) bool {
 
 // Follow measures together with a process that leads: it drives end b as the other one asks for,
 // within limits. The report has the other one's parameters and figures. There is none
-// when nothing could be measured. The conversation is over when it returns.
+// when nothing could be measured. The conversation is over when it returns, but for the goodbye
+// that it hands to [Half.Aside].
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
 	defer cancel()
@@ -51,7 +52,7 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	f := &peer{conn: h.Conn, steps: steps}
 	task, err := f.accept(ctx, h)
 	if err != nil {
-		return nil, f.part(interruptedOr(ctx, err))
+		return nil, f.dismiss(h, interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)
 	defer run.stop()
@@ -66,7 +67,7 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 	if err := f.conn.Send(ctx, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
-	m, err := f.conn.ReceiveAny(ctx, kindTask)
+	m, err := f.conn.ReceiveSoon(ctx, kindTask)
 	if err != nil {
 		return nil, err
 	}
@@ -85,6 +86,16 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 			n, len(task.Self.NICs), len(h.Devices))}
 	}
 	return &task, f.conn.Send(ctx, kindAccept, nil)
+}
+
+// dismiss is part for a client with which nothing is measured: others need not wait until it has
+// heard why.
+func (f *peer) dismiss(h *Half, why error) error {
+	if h.Aside == nil {
+		return f.part(why)
+	}
+	h.Aside(func() { _ = f.part(why) })
+	return why
 }
 
 // follow drives end b.

@@ -94,7 +94,7 @@ func (p *Params) checkLayer() error {
 		return usage("--endpoints %d: PEs of --layer shmem have one connection to each other; use --layer "+
 			"transport or --layer tagged", p.Endpoints)
 	case p.Layered() && (p.Endpoints < 1 || p.Endpoints > maxEndpoints):
-		return usage("--endpoints %d: must be 1 to %d", max(p.Endpoints, 0), maxEndpoints)
+		return usage("--endpoints %d: must be 1 to %d", p.Endpoints, maxEndpoints)
 	case p.Layered() && p.TxDepth > maxLayerWindow:
 		return usage("--tx-depth %d: through a layer at most %d on each endpoint", p.TxDepth, maxLayerWindow)
 	case p.Layered() && p.TxDepth*p.Endpoints > maxOutstanding:

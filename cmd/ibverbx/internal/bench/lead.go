@@ -22,6 +22,9 @@ type Half struct {
 	// Waiting is called when the listening end says how many clients it serves before this one,
 	// each time that this number is another one. nil: nobody wants to know.
 	Waiting func(ahead int)
+	// Aside is what [Follow] hands its goodbye to, which takes some seconds where the peer says
+	// nothing, when the peer has not brought it to measure. nil: it stays until that is said.
+	Aside func(goodbye func())
 }
 
 func (h *Half) self() selfBody {

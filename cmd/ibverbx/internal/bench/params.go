@@ -258,7 +258,7 @@ func (p *Params) checkNumbers() error {
 		return usage("--nics %d with --qps %d makes %d queue pairs: a virtual queue pair has at most %d",
 			p.NICs, p.QPs, p.rails(), ibverbx.MaxRails)
 	case p.Samples < 1 || p.Samples > maxSamples:
-		return usage("--samples %d: must be 1 to %d", max(p.Samples, 0), maxSamples)
+		return usage("--samples %d: must be 1 to %d", p.Samples, maxSamples)
 	case p.Iterations > 0 && p.Iterations < p.Samples:
 		return usage("--iters %d makes no --samples %d: give more messages, or fewer samples", p.Iterations,
 			p.Samples)

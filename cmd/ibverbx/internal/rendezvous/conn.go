@@ -18,7 +18,8 @@ type Config struct {
 	Version uint32
 	// Timeout bounds each step; 0 means 30 seconds.
 	Timeout time.Duration
-	// Greeting bounds the beginning, where that is to be shorter; 0 means Timeout.
+	// Greeting bounds the beginning, and what ReceiveSoon waits for, where that is to be shorter; 0
+	// means Timeout.
 	Greeting time.Duration
 	// MaxFrame bounds a message in bytes; 0 means 1 MiB.
 	MaxFrame int
@@ -242,7 +243,16 @@ func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 
 // ReceiveAny waits for the next message, which must be of one of some kinds.
 func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err error) {
-	timer := time.NewTimer(c.cfg.Timeout)
+	return c.receive(ctx, c.cfg.Timeout, kinds)
+}
+
+// ReceiveSoon is ReceiveAny for what the peer says at once: it waits no longer than for a greeting.
+func (c *Conn) ReceiveSoon(ctx context.Context, kinds ...string) (m Message, err error) {
+	return c.receive(ctx, c.cfg.Greeting, kinds)
+}
+
+func (c *Conn) receive(ctx context.Context, within time.Duration, kinds []string) (m Message, err error) {
+	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
 	case m = <-c.inbox:
@@ -255,7 +265,7 @@ func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err 
 	case <-ctx.Done():
 		return m, context.Cause(ctx)
 	case <-timer.C:
-		return m, late(c.cfg.Timeout, fmt.Sprintf("message %q", kinds[0]))
+		return m, late(within, fmt.Sprintf("message %q", kinds[0]))
 	}
 	return m, m.Expect(kinds...)
 }
