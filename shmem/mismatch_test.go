@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ibverbx/shmem"
+	"ibverbx/transport"
 	"ibverbx/verbs"
 )
 
@@ -114,6 +115,30 @@ func TestCallsThatDoNotMatch(t *testing.T) {
 					t.Errorf("no error says what differs: %v", errs)
 				}
 			})
+		}
+	}
+}
+
+// The PE that finds a mismatch keeps its own error, also if it finds it on its way to sleep, after
+// which its worker asks once more whether to go on waiting.
+func TestTheFinderSaysWhatDiffers(t *testing.T) {
+	for range 20 {
+		l := newTestbed(t, shape{2, 1, 2}, shmem.Config{Step: time.Microsecond,
+			Transport: transport.Config{Spin: -1}})
+		var errs [2]error
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			shmem.SetSleepStep(time.Microsecond, pe)
+			if pe.ID() == 1 {
+				time.Sleep(time.Millisecond) // PE 0 is by then on its way to sleep, or asleep
+				errs[1] = pe.Barrier(ctx)
+				return nil
+			}
+			v := make([]int64, 3)
+			errs[0] = shmem.Reduce(ctx, pe, v, v, shmem.OpSum)
+			return nil
+		})
+		if said := fmt.Sprint(errs); !strings.Contains(said, "called barrier") && !strings.Contains(said, "1 barrier") {
+			t.Fatalf("no error says what differs: %v", errs)
 		}
 	}
 }

@@ -29,7 +29,8 @@ func (w *Worker) Wait(ctx context.Context, comp *Completion) error {
 
 // WaitFor makes progress until done reports true, or ctx ends. done is called often, between rounds
 // of progress, with no lock held. If only progress can change its result, every is 0; otherwise
-// done is called at least that often while WaitFor sleeps.
+// done is called at least that often while WaitFor sleeps. It is not called again once it has
+// reported true, and so may have effects.
 func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() bool) error {
 	if err := needContext("wait", ctx); err != nil {
 		return err
@@ -81,7 +82,9 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 			continue
 		}
 		slept = true
-		w.sleepOrPoll(ctx, every, done)
+		if w.sleepOrPoll(ctx, every, done) {
+			return slept, nil
+		}
 	}
 }
 
@@ -115,8 +118,8 @@ func (s *spinner) more(limit time.Duration) bool {
 const retryInterval = time.Millisecond
 
 // sleepOrPoll sleeps until there may be something new. It makes progress once after arming the CQ,
-// and does not sleep if that did something.
-func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func() bool) {
+// and does not sleep if that did something, or done, which it returns, is true.
+func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func() bool) bool {
 	me := w.sleep.enter()
 	defer w.sleep.leave(me)
 	w.mu.Lock()
@@ -133,8 +136,14 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 		every = retryInterval // no events from a CQ that has died; its endpoints are failing
 	}
 	// The order matters: an event between a poll and Arm would wake nobody.
-	if w.Progress() != 0 || done() || w.closed.Load() || w.dead.Load() {
-		return
+	if w.Progress() != 0 {
+		return false
+	}
+	if done() {
+		return true
+	}
+	if w.closed.Load() || w.dead.Load() {
+		return false
 	}
 	if every > 0 {
 		me.timer.Reset(every)
@@ -145,6 +154,7 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	case <-me.timer.C:
 	case <-ctx.Done():
 	}
+	return false
 }
 
 // Start starts a goroutine that makes progress until Close: it polls for Config.Spin after each

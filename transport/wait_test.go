@@ -216,3 +216,16 @@ func TestCloseEndsWaits(t *testing.T) {
 		}
 	}
 }
+
+// A function that says when a wait is over may have effects, as an attempt to post something: it is
+// not called again once it has said so, also if that is on the way to sleep.
+func TestDoneIsNotCalledAgain(t *testing.T) {
+	l := newLink(t, setup{cfg: transport.Config{Spin: -1}})
+	for _, last := range []int{1, 2, 3, 4} {
+		calls := 0
+		must(t, l.a.w.WaitFor(within(t), time.Microsecond, func() bool { calls++; return calls == last }))
+		if calls != last {
+			t.Errorf("%d calls of a function that said at the %d. that the wait is over", calls, last)
+		}
+	}
+}
