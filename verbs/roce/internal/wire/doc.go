@@ -1,0 +1,50 @@
+// Package wire encodes and decodes the packets of RoCEv2's reliable connection, and computes the
+// checksum that covers them. It holds no state of a connection and makes no decision: what a packet
+// means is the business of its callers.
+//
+// # Model
+//
+// A packet is the payload of one UDP datagram to port 4791 (IBTA volume 1, chapter 9 and annex
+// A17):
+//
+//	BTH 12 | extended headers 0 to 28 | payload | 0 to 3 bytes of pad | ICRC 4
+//
+// An [Opcode] says which extended headers there are. A [Header] holds the fields of all of them:
+// [Header.Put] encodes those that its opcode has, and [Parse] decodes them. A [Syndrome] is what an
+// acknowledgement says. Packets are numbered modulo 2^24: [PSNAdd] and [PSNDiff] calculate so.
+//
+// The ICRC covers more than the packet: the addresses, the ports, the lengths, and the
+// identification of IPv4 too. A [Flow] is one direction between two sockets; it computes the ICRC
+// of what is sent and checks that of what arrives.
+//
+// # Sending
+//
+//	flow := wire.NewFlow(local, remote) // once
+//
+//	h := wire.Header{Opcode: wire.SendOnly, PKey: 0xffff, DestQP: qp, PSN: psn, Pad: wire.PadOf(len(data))}
+//	n := h.Put(buf[:wire.MaxHeader])
+//	sum := flow.Sum(0, buf[:n], data, int(h.Pad))
+//
+// The datagram is then buf[:n], data, h.Pad zeros and the sum, least significant byte first.
+// Nothing needs to be contiguous.
+//
+// # Receiving
+//
+//	flow := wire.NewFlow(remote, local) // once
+//
+//	payload, err := wire.Parse(packet, &h)
+//	ok := flow.Check(0, packet)
+//
+// # Duties of the caller
+//
+//   - Parse does not check the ICRC, and Check does not look at the fields: call both before you
+//     believe a packet. Neither says that a packet is welcome: the ICRC is no proof of who sent it.
+//   - The payload that Parse returns is a part of the packet, not a copy.
+//   - Parse sets only the fields that the opcode has; the others keep what they held.
+//   - A Flow never changes: any number of goroutines may use one. A Header belongs to one
+//     goroutine.
+//
+// # Cost
+//
+// Nothing here allocates, errors included, so that packets of strangers cost no memory.
+package wire

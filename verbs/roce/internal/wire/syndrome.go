@@ -1,0 +1,61 @@
+package wire
+
+import "strconv"
+
+// Syndrome is what an acknowledgement says (IBTA volume 1, table 43): the high three bits are the
+// kind, the low five its value.
+type Syndrome uint8
+
+// The syndromes that do not carry a value of the connection.
+const (
+	Ack                Syndrome = 0x1f // acknowledged; the credits are not limited
+	NakSequence        Syndrome = 0x60 // a packet is missing; the PSN is the one that is expected
+	NakInvalidRequest  Syndrome = 0x61
+	NakRemoteAccess    Syndrome = 0x62
+	NakRemoteOperation Syndrome = 0x63
+)
+
+const (
+	kindMask Syndrome = 0xe0
+	kindAck  Syndrome = 0x00
+	kindRNR  Syndrome = 0x20
+	kindNak  Syndrome = 0x60
+)
+
+// RNRNak says that no receive is posted, and for how long the requester waits: timer is a 5-bit
+// code of [ibverbx/verbs.RNRTimer].
+func RNRNak(timer uint8) Syndrome { return kindRNR | Syndrome(timer)&^kindMask }
+
+// IsAck reports whether s acknowledges.
+func (s Syndrome) IsAck() bool { return s&kindMask == kindAck }
+
+// IsRNR reports whether s says that the receiver is not ready.
+func (s Syndrome) IsRNR() bool { return s&kindMask == kindRNR }
+
+// IsNak reports whether s refuses: one of the Nak constants, or a code that they do not name. An
+// RNR NAK is none of them.
+func (s Syndrome) IsNak() bool { return s&kindMask == kindNak }
+
+// Value is the low five bits: the timer code of an RNR NAK, the code of a NAK, the credits of an
+// ACK.
+func (s Syndrome) Value() uint8 { return uint8(s &^ kindMask) }
+
+// String says the syndrome in words.
+func (s Syndrome) String() string {
+	switch {
+	case s.IsAck():
+		return "ACK"
+	case s.IsRNR():
+		return "RNR NAK, timer " + strconv.Itoa(int(s.Value()))
+	case s == NakSequence:
+		return "NAK: PSN sequence error"
+	case s == NakInvalidRequest:
+		return "NAK: invalid request"
+	case s == NakRemoteAccess:
+		return "NAK: remote access error"
+	case s == NakRemoteOperation:
+		return "NAK: remote operational error"
+	default:
+		return "syndrome 0x" + strconv.FormatUint(uint64(s), 16)
+	}
+}
