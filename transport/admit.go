@@ -72,7 +72,7 @@ func (e *Endpoint) noResource(need resources) error {
 }
 
 // stillMissing returns what of a set is still missing. asked goes with needUnknown:
-// Worker.dispatches at that time.
+// schedule.rounds at that time.
 func (p *peerState) stillMissing(set resources, asked uint64) resources {
 	if !p.sending.full() {
 		set &^= needWindow
@@ -86,7 +86,7 @@ func (p *peerState) stillMissing(set resources, asked uint64) resources {
 	if !p.w.chores.refused {
 		set &^= needNIC
 	}
-	if p.w.dispatches != asked {
+	if p.w.schedule.rounds != asked {
 		set &^= needUnknown
 	}
 	return set

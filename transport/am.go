@@ -1,9 +1,6 @@
 package transport
 
 import (
-	"strconv"
-	"strings"
-
 	"ibverbx"
 	"ibverbx/verbs"
 )
@@ -69,8 +66,8 @@ func (e *Endpoint) AMBcopy(id AMID, header []byte, pack func(dst []byte) int) (i
 // unlockPacked ends a call whose pack function may have panicked or called runtime.Goexit: then the
 // call has no effect.
 func (p *peerState) unlockPacked() {
-	if buf := p.w.packing; buf != noBuffer {
-		p.w.packing = noBuffer
+	if buf := p.w.bounce.packing; buf != noBuffer {
+		p.w.bounce.packing = noBuffer
 		p.putBuffer(buf)
 	}
 	p.unlock()
@@ -170,9 +167,9 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 
 // pack calls a pack function, which writes into a bounce buffer, and checks its result.
 func (p *peerState) pack(name string, pack func([]byte) int, dst []byte, buf int32) (int, error) {
-	p.w.packing = buf
+	p.w.bounce.packing = buf
 	n := pack(dst)
-	p.w.packing = noBuffer
+	p.w.bounce.packing = noBuffer
 	if n < 0 || n > len(dst) {
 		return 0, p.refuse(name, ErrTooLong, "pack says %d bytes: its buffer has %d", n, len(dst))
 	}
@@ -192,18 +189,4 @@ func (p *peerState) sentAM(n int) {
 	p.w.stats.amSent++
 	p.w.stats.amBytes += uint64(n)
 	p.sending.traffic.sent += uint64(n - wireHeader)
-}
-
-// handlerList writes a set of ids as "1, 2, 7".
-func handlerList(set uint64) string {
-	var ids []string
-	for id := AMID(0); id <= MaxAMID; id++ {
-		if set&(1<<id) != 0 {
-			ids = append(ids, strconv.Itoa(int(id)))
-		}
-	}
-	if len(ids) == 0 {
-		return "none"
-	}
-	return strings.Join(ids, ", ")
 }

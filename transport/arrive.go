@@ -35,7 +35,7 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 	case !p.credits.Arrive():
 		p.violated(fmt.Errorf("active message %d without a credit", h.id))
 		return
-	case w.handlers[h.id] == nil:
+	case !w.handlers.has(h.id):
 		p.violated(fmt.Errorf("active message %d, which has no handler", h.id))
 		return
 	}
@@ -46,7 +46,7 @@ func (p *peerState) arrived(slot uint32, n uint64) {
 	r.bytes += uint64(len(msg) - wireHeader)
 	m.id, m.state = h.id, messageHandled
 	m.header, m.length = h.length, uint32(len(msg))
-	w.report(event{kind: eventMessage, peer: p, m: m})
+	w.round.report(event{kind: eventMessage, peer: p, m: m})
 }
 
 // violated fails the endpoint because of what the peer has sent.

@@ -35,10 +35,9 @@ func (e *Endpoint) Card() (Card, error) {
 	if err != nil {
 		return Card{}, p.refuse("card", err, "")
 	}
-	w.cardGiven = true
 	return Card{
 		Version: wireVersion, QP: qp, AMBuffers: w.cfg.AMBuffers, BufferSize: w.cfg.BufferSize,
-		Handlers: w.handled, Flush: w.flushArea.Remote(),
+		Handlers: w.handlers.announce(), Flush: w.flushArea.Remote(),
 	}, nil
 }
 

@@ -50,10 +50,7 @@ func (p *peerState) check() error {
 // mustHold panics if an invariant of the worker or of one of its endpoints is broken.
 func (w *Worker) mustHold() {
 	open, shared := 0, 0
-	for _, p := range w.endpoints {
-		if p == nil {
-			continue
-		}
+	for p := range w.endpoints.all {
 		open++
 		p.mustHold()
 		own := bits.OnesCount8(p.sending.ownBuffers)
@@ -70,8 +67,9 @@ func (w *Worker) mustHold() {
 				p.cfg.Name, own, ownBuffers))
 		}
 	}
-	if open != w.open || w.bounce != nil && shared+len(w.bounce.free) != w.cfg.BounceBuffers {
+	free := len(w.bounce.free)
+	if open != w.endpoints.open || shared+free != w.cfg.BounceBuffers {
 		panic(fmt.Sprintf("transport: invariant broken: %d endpoints counted as %d; %d bounce buffers of %d "+
-			"free, %d held by operations", open, w.open, len(w.bounce.free), w.cfg.BounceBuffers, shared))
+			"free, %d held by operations", open, w.endpoints.open, free, w.cfg.BounceBuffers, shared))
 	}
 }

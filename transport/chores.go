@@ -13,9 +13,6 @@ type chores struct {
 	// toCredit lists endpoints that have credits to give back, and could not send them. settle
 	// walks it while spare, an empty slice, takes its place.
 	toCredit, spare []*peerState
-	// asking reports that the last round of dispatchPending left a request which waits for
-	// something that no event announces.
-	asking bool
 	// refused reports that a NIC has refused something for now; the next round tries again.
 	refused bool
 }
@@ -45,7 +42,7 @@ func (w *Worker) settle(n int) (did int) {
 	c := &w.chores
 	c.refused = false
 	for _, p := range c.failing {
-		w.report(event{kind: eventError, peer: p, err: p.ending.err})
+		w.round.report(event{kind: eventError, peer: p, err: p.ending.err})
 	}
 	c.failing = c.failing[:0]
 	list := c.toCredit

@@ -119,14 +119,13 @@ func (p *peerState) release() {
 	p.retireAll() // a single queue pair may drop what it flushes
 	p.ending.move(stageReleased)
 	if p.ending.onReleased != nil {
-		w.report(event{kind: eventComplete, comp: p.ending.onReleased})
+		w.round.report(event{kind: eventComplete, comp: p.ending.onReleased})
 	}
 	if err := p.mem.mr.Close(); err != nil {
 		w.stats.leaked++
 	}
-	w.gone.add(p)
-	w.endpoints[p.id] = nil
-	w.open--
+	w.stats.closed.add(p)
+	w.endpoints.remove(p)
 	// The program may hold the endpoint for long, which refuses every call from now on.
 	last := p.conn.qp.Stats()
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()

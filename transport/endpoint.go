@@ -3,7 +3,6 @@ package transport
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"ibverbx"
 	"ibverbx/internal/flow"
@@ -40,7 +39,7 @@ func (e *Endpoint) ordinary() bool { return !e.head && !e.bypass }
 // endpoints each cache line counts.
 type peerState struct {
 	w     *Worker
-	id    uint32 // index in Worker.endpoints, and part of every work-request id
+	id    uint32 // its place in Worker.endpoints, and part of every work-request id
 	views [5]Endpoint
 
 	ending  ending
@@ -71,19 +70,16 @@ func (c *conn) connected() bool { return c.maxAM != 0 }
 func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	w.mu.Lock()
 	defer w.unlock()
-	if w.closed.Load() {
+	if w.life.closed() {
 		return nil, fmt.Errorf("transport: new endpoint: %w", ErrClosed)
 	}
-	if err := w.deadError("new endpoint"); err != nil {
+	if err := w.life.deadError("new endpoint"); err != nil {
 		return nil, err
 	}
-	id := len(w.endpoints)
-	if i := slices.Index(w.endpoints, nil); i >= 0 {
-		id = i
-	}
+	id := w.endpoints.free()
 	if id >= w.cfg.MaxEndpoints {
 		return nil, fmt.Errorf("transport: new endpoint: %w: %d endpoints are open: raise "+
-			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.open)
+			"Config.MaxEndpoints, or close one and make progress", verbs.ErrInvalid, w.endpoints.open)
 	}
 	if cfg.Name == "" {
 		cfg.Name = fmt.Sprintf("endpoint %d", id)
@@ -92,11 +88,7 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	if err := p.init(); err != nil {
 		return nil, fmt.Errorf("transport: new endpoint: %w", err)
 	}
-	if id == len(w.endpoints) {
-		w.endpoints = append(w.endpoints, nil)
-	}
-	w.endpoints[id] = p
-	w.open++
+	w.endpoints.add(p)
 	return &p.views[0], nil
 }
 

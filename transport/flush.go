@@ -76,9 +76,9 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, e.flushRemote(name, comp)
 	}
 	if s.idle() {
-		if s.unreportedRound == w.round { // what it waits for has ended; the callback may not have run
+		if s.unreportedRound == w.round.number { // what it waits for has ended; the callback may not have run
 			if comp != nil {
-				w.afterRound = append(w.afterRound, event{kind: eventComplete, comp: comp})
+				w.round.reportLater(event{kind: eventComplete, comp: comp})
 			}
 			return false, nil
 		}
@@ -185,14 +185,14 @@ func (w *Worker) Flush(ctx context.Context, kind FlushKind) error {
 	comp := w.completionPool.Get().(*Completion)
 	w.mu.Lock()
 	n := 1
-	for _, p := range w.endpoints {
-		if p != nil && p.flushable() {
+	for p := range w.endpoints.all {
+		if p.flushable() {
 			n++
 		}
 	}
 	comp.Init(n, nil)
-	for _, p := range w.endpoints {
-		if p != nil && p.flushable() {
+	for p := range w.endpoints.all {
+		if p.flushable() {
 			p.views[0].flush(kind, comp)
 		}
 	}

@@ -10,21 +10,38 @@ import (
 // as much as a round.
 const keepAliveRounds = 128
 
+// probeClock says when silent peers are probed next.
+type probeClock struct {
+	rounds int       // of progress since keepAlive last looked at the clock
+	at     time.Time // when the next probes are due
+}
+
+// tick counts a round of progress. It reports whether keepAlive should look at the clock.
+func (c *probeClock) tick() bool {
+	c.rounds++
+	return c.rounds >= keepAliveRounds
+}
+
+// due reports whether probes are due, and if so has the next ones follow after an interval.
+func (c *probeClock) due(interval time.Duration) bool {
+	now := time.Now()
+	if now.Before(c.at) {
+		return false
+	}
+	c.at = now.Add(interval)
+	return true
+}
+
 // keepAlive probes every peer from which nothing has come since the last time: a connection over
 // which nothing travels does not notice that its other end is gone. It is called with mu held,
 // every keepAliveRounds rounds of progress and before a goroutine sleeps.
 func (w *Worker) keepAlive() {
-	w.sinceClock = 0
-	if w.cfg.KeepAlive < 0 || w.closed.Load() {
+	w.probes.rounds = 0
+	if w.cfg.KeepAlive < 0 || w.life.closed() || !w.probes.due(w.cfg.KeepAlive) {
 		return
 	}
-	now := time.Now()
-	if now.Before(w.probeAt) {
-		return
-	}
-	w.probeAt = now.Add(w.cfg.KeepAlive)
-	for _, p := range w.endpoints {
-		if p == nil || !p.ending.stage.serves() {
+	for p := range w.endpoints.all {
+		if !p.ending.stage.serves() {
 			continue
 		}
 		if !p.receiving.aliveSinceProbe && p.sending.idle() {

@@ -80,12 +80,12 @@ func (p *peerState) retire(ok bool) {
 		p.putBuffer(o.buf)
 	}
 	if o.comp != nil {
-		s.unreportedRound = w.round
+		s.unreportedRound = w.round.number
 		e := event{kind: eventComplete, comp: o.comp}
 		if !ok {
 			e.err = p.ending.err
 		}
-		w.report(e)
+		w.round.report(e)
 		o.comp = nil
 	}
 	o.dst, o.result = nil, nil

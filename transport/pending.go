@@ -58,7 +58,7 @@ type Pending struct {
 	// missing is what has to come back before the function is called again; if it is empty, it is
 	// called in its turn.
 	missing resources
-	asked   uint64 // with needUnknown: Worker.dispatches when the function returned
+	asked   uint64 // with needUnknown: schedule.rounds when the function returned
 }
 
 // pendingQueue is the queue of an endpoint. Its first request leaves the list while its function
@@ -69,7 +69,7 @@ type pendingQueue struct {
 	list      list.List[Pending]
 	running   *Pending       // the request whose function runs
 	purge     func(*Pending) // set by Purge: gets the running request, if that wants to stay
-	scheduled bool           // the endpoint is in Worker.scheduled
+	scheduled bool           // the endpoint is in Worker.schedule
 }
 
 // first is the first request that is listed; nil if there is none.

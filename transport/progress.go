@@ -4,41 +4,21 @@ import (
 	"ibverbx/verbs"
 )
 
-// event is a callback that is due, and what it is called with.
-type event struct {
-	kind eventKind
-	peer *peerState
-	m    *Message
-	comp *Completion
-	err  error
-}
-
-type eventKind uint8
-
-const (
-	eventMessage  eventKind = iota // the handler of m
-	eventComplete                  // comp counts an operation, which ended with err
-	eventError                     // OnError of peer, with err
-)
-
-// report queues an event. Its callback runs at the end of the round.
-func (w *Worker) report(e event) { w.events = append(w.events, e) }
-
 // Progress handles what the NICs have completed, a batch at most, and runs the callbacks that this
 // leads to: pending requests first, then completions and active messages in their order. It never
 // blocks. It returns how much it did; 0 means that there was nothing to do, that another goroutine
 // was making progress, or that the worker is closed or dead.
 func (w *Worker) Progress() int {
 	if !w.progressing.TryLock() {
-		// The goroutine that holds it may have polled already. It looks at missedProgress after it
+		// The goroutine that holds it may have polled already. It looks at missed after it
 		// has released the lock, so it must hold it still after that was set.
-		if w.missedProgress.Store(true); !w.progressing.TryLock() {
+		if w.sleep.missed.Store(true); !w.progressing.TryLock() {
 			return 0
 		}
 	}
 	n := w.progress()
 	w.progressing.Unlock()
-	if w.sleep.any() && (w.missedProgress.Swap(false) || n != 0) {
+	if w.sleep.any() && (w.sleep.missed.Swap(false) || n != 0) {
 		w.sleep.wake()
 	}
 	return n
@@ -47,7 +27,7 @@ func (w *Worker) Progress() int {
 // progress is Progress with w.progressing held.
 func (w *Worker) progress() int {
 	w.mu.Lock()
-	if w.dead.Load() {
+	if w.life.dead() {
 		w.mu.Unlock()
 		return 0
 	}
@@ -58,7 +38,7 @@ func (w *Worker) progress() int {
 	for i := range n {
 		w.completed(i)
 	}
-	if w.sinceClock++; w.sinceClock >= keepAliveRounds {
+	if w.probes.tick() {
 		w.keepAlive()
 	}
 	if err != nil {
@@ -67,10 +47,10 @@ func (w *Worker) progress() int {
 	if w.chores.due() {
 		n += w.settle(n)
 	}
-	if w.scheduled.Len() != 0 {
+	if w.schedule.waits() {
 		n += w.dispatchPending()
 	}
-	if len(w.events) == 0 {
+	if len(w.round.events) == 0 {
 		if len(w.chores.reposts) != 0 {
 			w.postReceives()
 		}
@@ -78,7 +58,7 @@ func (w *Worker) progress() int {
 		return n
 	}
 	w.mu.Unlock()
-	n += len(w.events)
+	n += len(w.round.events)
 	w.runEvents()
 	return n
 }
@@ -86,12 +66,11 @@ func (w *Worker) progress() int {
 // completed handles completion i of the batch.
 func (w *Worker) completed(i int) {
 	wc := &w.wcs[i]
-	id := wridEndpoint(wc.ID)
-	if int(id) >= len(w.endpoints) || w.endpoints[id] == nil {
+	p := w.endpoints.at(wridEndpoint(wc.ID))
+	if p == nil {
 		w.stats.stale++
 		return
 	}
-	p := w.endpoints[id]
 	if wc.ID&wridRecv != 0 && wridAttempt(wc.ID) != p.receiving.attempt {
 		return // flushed by a Connect that failed
 	}
@@ -111,11 +90,11 @@ func (w *Worker) completed(i int) {
 	}
 }
 
-// runEvents runs the callbacks in the order of their events, and then those of afterRound. No lock
+// runEvents runs the callbacks in the order of their events, and then those of later. No lock
 // but progressing is held.
 func (w *Worker) runEvents() {
 	defer w.die()
-	for len(w.events) != 0 {
+	for len(w.round.events) != 0 {
 		w.runRound()
 	}
 }
@@ -123,11 +102,12 @@ func (w *Worker) runEvents() {
 // runRound runs the callbacks of one round of events.
 func (w *Worker) runRound() {
 	handled, failed := false, false
-	w.calling = callingEvents
-	for i := range w.events {
-		switch e := &w.events[i]; e.kind {
+	events := w.round.events
+	w.life.call(callbackEvent)
+	for i := range events {
+		switch e := &events[i]; e.kind {
 		case eventMessage:
-			w.handlers[e.m.id](e.m)
+			w.handlers.list[e.m.id](e.m)
 			handled = true
 		case eventComplete:
 			e.comp.Done(e.err)
@@ -138,18 +118,18 @@ func (w *Worker) runRound() {
 			failed = true
 		}
 	}
-	w.calling = 0
+	w.life.returned()
 	w.mu.Lock()
 	if failed {
-		for i := range w.events {
-			if e := &w.events[i]; e.kind == eventError {
+		for i := range events {
+			if e := &events[i]; e.kind == eventError {
 				e.peer.ending.reporting = false // its pending functions may run
 			}
 		}
 	}
 	if handled {
-		for i := range w.events {
-			switch m := w.events[i].m; {
+		for i := range events {
+			switch m := events[i].m; {
 			case m == nil:
 			case m.state == messageHandled:
 				m.returnsCredit = true
@@ -159,10 +139,7 @@ func (w *Worker) runRound() {
 			}
 		}
 	}
-	clear(w.events)
-	w.events = append(w.events[:0], w.afterRound...)
-	w.afterRound = w.afterRound[:0]
-	w.round++
+	w.round.next()
 	w.postReceives()
 	w.mu.Unlock()
 }
@@ -170,8 +147,8 @@ func (w *Worker) runRound() {
 // loseCQ fails the endpoints whose queue pairs have died with their physical CQ. A single queue
 // pair tracks nothing, so what it had outstanding yields no completion.
 func (w *Worker) loseCQ() {
-	for _, p := range w.endpoints {
-		if p == nil || p.ending.stage.qpClosed() || p.conn.qp.Err() == nil {
+	for p := range w.endpoints.all {
+		if p.ending.stage.qpClosed() || p.conn.qp.Err() == nil {
 			continue
 		}
 		p.fail(stageFailed, ErrPeerFailed, p.conn.qp.Err())

@@ -1,14 +1,34 @@
 package transport
 
+import "ibverbx/internal/ring"
+
 // dispatchBudget bounds the pending functions that one round of progress runs, unless more
 // endpoints than that have one.
 const dispatchBudget = 256
+
+// schedule is the endpoints that have requests pending, in the order in which dispatchPending
+// serves them. Worker.mu guards it.
+//
+// Invariant: an endpoint is in queue if and only if its pendingQueue.scheduled is set.
+type schedule struct {
+	queue  ring.FIFO[*peerState]
+	rounds uint64 // of dispatchPending
+	// asking reports that the last round left a request which waits for something that no event
+	// announces.
+	asking bool
+}
+
+// waits reports whether an endpoint waits to be served.
+func (s *schedule) waits() bool { return s.queue.Len() != 0 }
+
+// asks reports whether a request has to be asked again though no event wakes a goroutine for it.
+func (s *schedule) asks() bool { return s.asking && s.waits() }
 
 // schedule puts the endpoint behind those that wait for dispatchPending.
 func (p *peerState) schedule() {
 	if q := &p.sending.pending; !q.scheduled {
 		q.scheduled = true
-		p.w.scheduled.Push(p)
+		p.w.schedule.queue.Push(p)
 	}
 }
 
@@ -18,10 +38,11 @@ func (p *peerState) schedule() {
 func (w *Worker) dispatchPending() (did int) {
 	defer w.die()
 	ran, blocked := 0, 0 // calls, and endpoints in a row that lack resources
-	budget, asking := max(dispatchBudget, w.scheduled.Len()), false
-	w.dispatches++
-	for w.scheduled.Len() != 0 && blocked < w.scheduled.Len() && ran < budget {
-		p := w.scheduled.Pop()
+	queue := &w.schedule.queue
+	budget, asking := max(dispatchBudget, queue.Len()), false
+	w.schedule.rounds++
+	for queue.Len() != 0 && blocked < queue.Len() && ran < budget {
+		p := queue.Pop()
 		s := &p.sending
 		s.pending.scheduled = false
 		if !s.pending.waits() || s.pending.running != nil {
@@ -50,10 +71,10 @@ func (w *Worker) dispatchPending() (did int) {
 			p.schedule()
 		}
 	}
-	if asking && !w.chores.asking {
+	if asking && !w.schedule.asking {
 		w.sleep.wake() // goroutines that sleep already may sleep for too long
 	}
-	w.chores.asking = asking
+	w.schedule.asking = asking
 	return did
 }
 
@@ -68,11 +89,11 @@ func (w *Worker) runPending(p *peerState) Outcome {
 	req.fence = false
 	req.callAgain, req.missing = false, 0
 	last := p.ending.err != nil
-	w.calling = callingPending
+	w.life.call(callbackPending)
 	w.mu.Unlock()
 	outcome := req.Func(req, &p.views[viewHead])
 	w.mu.Lock()
-	w.calling = 0
+	w.life.returned()
 	q.running, req.running = nil, false
 	purge := q.purge
 	q.purge = nil
@@ -87,15 +108,15 @@ func (w *Worker) runPending(p *peerState) Outcome {
 		return PendingDone
 	case purge != nil && !req.internal:
 		if req != &s.readyRequest {
-			w.calling = callingPending
+			w.life.call(callbackPending)
 			w.mu.Unlock()
 			purge(req)
 			w.mu.Lock()
-			w.calling = 0
+			w.life.returned()
 		}
 		return PendingDone
 	case outcome == PendingNoResource && req.missing == 0:
-		req.missing, req.asked = needUnknown, w.dispatches // no send noted what it waits for
+		req.missing, req.asked = needUnknown, w.schedule.rounds // no send noted what it waits for
 	}
 	q.list.PushFront(&req.link, req)
 	return outcome

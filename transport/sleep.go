@@ -12,6 +12,7 @@ import (
 // may have happened.
 type sleepers struct {
 	count  atomic.Int32
+	missed atomic.Bool // a goroutine could not make progress because another did: wake all
 	mu     sync.Mutex
 	list   []*sleeper
 	spare  []*sleeper

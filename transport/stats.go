@@ -17,7 +17,8 @@ type counters struct {
 	failures, violations        uint64
 	probes                      uint64
 	stale, leaked               uint64
-	kept                        int // messages that the program keeps now
+	kept                        int     // messages that the program keeps now
+	closed                      traffic // of endpoints that were released
 }
 
 // traffic counts the bytes of an endpoint's operations, without what the transport adds.
@@ -66,19 +67,17 @@ func (w *Worker) Stats() Stats {
 	w.mu.Lock()
 	defer w.unlock()
 	s := w.stats
-	registered, all := len(w.bounce.mem), w.gone
-	for _, p := range w.endpoints {
-		if p != nil {
-			registered += len(p.mem.mem)
-			all.add(p)
-		}
+	registered, all := len(w.bounce.mem), s.closed
+	for p := range w.endpoints.all {
+		registered += len(p.mem.mem)
+		all.add(p)
 	}
 	return Stats{
-		Endpoints: w.open, SentBytes: all.sent, ReceivedBytes: all.received,
+		Endpoints: w.endpoints.open, SentBytes: all.sent, ReceivedBytes: all.received,
 		AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
 		Control:    s.control,
-		NoResource: s.noResource, Pending: s.pending, PendingNow: w.scheduled.Len(), Probes: s.probes,
+		NoResource: s.noResource, Pending: s.pending, PendingNow: w.schedule.queue.Len(), Probes: s.probes,
 		Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,
 		Registered: registered,

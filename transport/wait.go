@@ -68,10 +68,10 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 		if err := ctx.Err(); err != nil {
 			return slept, err
 		}
-		if w.closed.Load() {
+		if w.life.closed() {
 			return slept, fmt.Errorf("transport: wait: %w", ErrClosed)
 		}
-		if err := w.deadError("wait"); err != nil {
+		if err := w.life.deadError("wait"); err != nil {
 			return slept, err
 		}
 		if idle := w.cfg.Idle; idle != nil {
@@ -125,10 +125,10 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	w.mu.Lock()
 	err := w.cq.Arm()
 	w.keepAlive()
-	switch alive := time.Until(w.probeAt); {
-	case w.chores.refused || w.chores.asking && w.scheduled.Len() != 0 || w.cq.Stats().Retrying != 0:
+	switch alive := time.Until(w.probes.at); {
+	case w.chores.refused || w.schedule.asks() || w.cq.Stats().Retrying != 0:
 		every = retryInterval
-	case w.cfg.KeepAlive > 0 && w.open != 0 && (every == 0 || alive < every):
+	case w.cfg.KeepAlive > 0 && w.endpoints.open != 0 && (every == 0 || alive < every):
 		every = max(alive, 1)
 	}
 	w.mu.Unlock()
@@ -142,7 +142,7 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 	if done() {
 		return true
 	}
-	if w.closed.Load() || w.dead.Load() {
+	if w.life.closed() || w.life.dead() {
 		return false
 	}
 	if every > 0 {
@@ -163,10 +163,10 @@ func (w *Worker) sleepOrPoll(ctx context.Context, every time.Duration, done func
 func (w *Worker) Start() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed.Load() {
+	if w.life.closed() {
 		return fmt.Errorf("transport: start: %w", ErrClosed)
 	}
-	if err := w.deadError("start"); err != nil {
+	if err := w.life.deadError("start"); err != nil {
 		return err
 	}
 	if w.sleep.cancel != nil {

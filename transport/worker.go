@@ -4,23 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"ibverbx"
-	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
-
-// AMID names a handler of active messages: 0 to MaxAMID.
-type AMID uint8
-
-// MaxAMID is the largest id of an active message.
-const MaxAMID AMID = 63
-
-// Handler handles an active message. It runs inside progress; see the package's rules for
-// callbacks.
-type Handler func(m *Message)
 
 const localWrite = verbs.AccessLocalWrite
 
@@ -35,39 +23,24 @@ type Worker struct {
 	longest int // message of a port, bytes
 
 	progressing sync.Mutex
-	events      []event      // what the present round of progress reports; guarded by progressing
-	wcs         []ibverbx.WC // what it polls; guarded by progressing
-	calling     calling      // what callback runs now; 0 for none; guarded by progressing
+	wcs         []ibverbx.WC // what a round of progress polls; guarded by progressing
 
-	mu         sync.Mutex
-	cq         *ibverbx.VirtualCQ
-	bounce     *bouncePool
-	packing    int32       // bounce buffer that a pack function writes into now, or noBuffer
-	flushArea  *ibverbx.MR // what the remote flushes of peers read
-	handlers   [MaxAMID + 1]Handler
-	handled    uint64       // set of ids that have a handler
-	cardGiven  bool         // a card was given out: it lists the handlers, so Handle takes no more
-	endpoints  []*peerState // by id; nil where one was released
-	open       int          // endpoints that are not nil
-	templates  templates
-	watch      watch
-	chores     chores
-	scheduled  ring.FIFO[*peerState] // endpoints with pending requests, the next to be served first
-	afterRound []event               // events that follow those of the present round
-	round      uint64                // number of the present round of events, from 1 on
-	dispatches uint64                // rounds of dispatchPending
-	sinceClock int                   // rounds of progress since keepAlive last looked at the clock
-	probeAt    time.Time             // when silent peers are probed next
-	stats      counters
-	gone       traffic     // of endpoints that were released
-	closed     atomic.Bool // set with mu held; goroutines that wait read it without
-	dead       atomic.Bool // likewise: a callback has left the worker
-	deadBy     string      // which, if it is dead
-	freed      bool        // free has run: Close is over
+	mu        sync.Mutex
+	life      lifetime
+	round     round
+	cq        *ibverbx.VirtualCQ
+	bounce    *bouncePool
+	flushArea *ibverbx.MR // what the remote flushes of peers read
+	endpoints endpointTable
+	handlers  handlerTable
+	templates templates
+	schedule  schedule
+	chores    chores
+	probes    probeClock
+	watch     watch
+	stats     counters
 
-	sleep          sleepers
-	missedProgress atomic.Bool // a goroutine could not make progress because another did
-
+	sleep                     sleepers
 	completionPool, flushPool sync.Pool // see newPools
 }
 
@@ -93,9 +66,8 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, packing: noBuffer, round: 1,
-		wcs:    make([]ibverbx.WC, pollBatch),
-		events: make([]event, 0, 2*pollBatch)}
+	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, round: newRound(),
+		wcs: make([]ibverbx.WC, pollBatch)}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
 	}
@@ -108,7 +80,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if w.flushArea, err = dom.Register(make([]byte, 8*ibverbx.MaxRails), verbs.AccessRemoteRead); err != nil {
 		return fail(err)
 	}
-	w.probeAt = time.Now().Add(cfg.KeepAlive)
+	w.probes.at = time.Now().Add(cfg.KeepAlive)
 	w.templates = newTemplates(cfg.QP.MaxInline)
 	w.newPools()
 	w.watch.begin(dom)
@@ -125,30 +97,6 @@ func (w *Worker) Config() Config { return w.cfg }
 // get is longer.
 func (w *Worker) MaxMessage() int { return w.longest }
 
-// Handle sets the handler for active messages with an id. It is refused for an id that has one, and
-// once an endpoint has given out its card, which lists the ids.
-func (w *Worker) Handle(id AMID, h Handler) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	switch {
-	case w.closed.Load():
-		return fmt.Errorf("transport: handle: %w", ErrClosed)
-	case w.dead.Load():
-		return w.deadError("handle")
-	case id > MaxAMID || h == nil:
-		return fmt.Errorf("transport: handle: %w: id %d must be 0 to %d, and the handler not nil",
-			verbs.ErrInvalid, id, MaxAMID)
-	case w.handlers[id] != nil:
-		return fmt.Errorf("transport: handle: %w: id %d has a handler", verbs.ErrInvalid, id)
-	case w.cardGiven:
-		return fmt.Errorf("transport: handle: %w: id %d: an endpoint has given out its card, which lists "+
-			"the handlers: set them before", verbs.ErrInvalid, id)
-	}
-	w.handlers[id] = h
-	w.handled |= 1 << id
-	return nil
-}
-
 // Close closes the worker. It aborts the endpoints that are open, and runs the callbacks that
 // follow from it; to lose nothing, call Close of each endpoint before. Messages that the program
 // keeps stay readable. A dead worker gives everything back, too, and Close returns ErrWorkerDead:
@@ -156,23 +104,23 @@ func (w *Worker) Handle(id AMID, h Handler) error {
 // runtime.Goexit: call Close again then.
 func (w *Worker) Close() error {
 	w.mu.Lock()
-	if w.closed.Swap(true) {
+	if !w.life.close() {
 		defer w.mu.Unlock()
-		if w.dead.Load() && !w.freed { // it may have left an earlier Close
+		if w.life.dead() && !w.life.released() { // it may have left an earlier Close
 			return w.free()
 		}
 		return fmt.Errorf("transport: close worker: %w", ErrClosed)
 	}
 	var errs []error
 	var told []*peerState
-	for _, p := range w.endpoints {
-		if p != nil && p.sayAborted() {
+	for p := range w.endpoints.all {
+		if p.sayAborted() {
 			told = append(told, p)
 		}
 	}
 	letOut(told)
-	for _, p := range w.endpoints {
-		if p != nil && p.ending.stage < stageAborted {
+	for p := range w.endpoints.all {
+		if p.ending.stage < stageAborted {
 			errs = append(errs, p.abort(ErrClosed, nil))
 		}
 	}
@@ -189,12 +137,12 @@ func (w *Worker) Close() error {
 
 // free releases what the worker holds, if it was not released already.
 func (w *Worker) free() error {
-	errs := []error{w.deadError("close worker")}
-	if w.freed {
+	errs := []error{w.life.deadError("close worker")}
+	if !w.life.release() {
 		return errors.Join(errs...)
 	}
-	if w.freed = true; w.dead.Load() {
-		w.bury()
+	if w.life.dead() {
+		w.releaseDead()
 	}
 	w.watch.end()
 	if w.cq != nil {
