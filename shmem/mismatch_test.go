@@ -137,7 +137,8 @@ func TestTheFinderSaysWhatDiffers(t *testing.T) {
 			errs[0] = shmem.Reduce(ctx, pe, v, v, shmem.OpSum)
 			return nil
 		})
-		if said := fmt.Sprint(errs); !strings.Contains(said, "called barrier") && !strings.Contains(said, "1 barrier") {
+		said := fmt.Sprint(errs)
+		if !strings.Contains(said, "called barrier") && !strings.Contains(said, "1 barrier") {
 			t.Fatalf("no error says what differs: %v", errs)
 		}
 	}
