@@ -445,7 +445,7 @@ func TestPostsStayWithinTheDescribedRegion(t *testing.T) {
 		{`{"addr":"4096","length":"0","rkeys":{"1":1}}`, 0, ibverbx.ErrBounds},
 		{`{"addr":"4096","length":"64","rkeys":{"0":1}}`, 0, ibverbx.ErrNoKey},
 		{`{"addr":"4096","length":"64","rkeys":{}}`, 0, ibverbx.ErrNoKey},
-		{`null`, 0, ibverbx.ErrNoKey},
+		{`{"addr":"0","length":"0","rkeys":{}}`, 0, ibverbx.ErrNoKey}, // as the zero value is written
 	} {
 		var r ibverbx.RemoteMR
 		if err := json.Unmarshal([]byte(c.data), &r); err != nil {

@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -10,8 +9,8 @@ import (
 	"ibverbx/verbs"
 )
 
-var errNoChannel = errors.New("the physical CQs were created without a common CompChannel: set " +
-	"CQConfig.Channel")
+var errNoChannel = fmt.Errorf("%w: the physical CQs were created without a common CompChannel: set "+
+	"CQConfig.Channel", verbs.ErrNotSupported)
 
 // retryInterval is how often Wait tries again what a NIC has refused for now. There may be no
 // completion to wake it.
@@ -28,14 +27,14 @@ func (c *VirtualCQ) Wait(ctx context.Context) error {
 
 func (c *VirtualCQ) wait(ctx context.Context) error {
 	if ctx == nil {
-		return fmt.Errorf("ibverbx: wait: %w: no context", verbs.ErrInvalid)
+		return c.error("wait for", fmt.Errorf("%w: no context", verbs.ErrInvalid))
 	}
 	if c.channel == nil && !c.closed {
-		return fmt.Errorf("ibverbx: wait: %w: %w", verbs.ErrNotSupported, errNoChannel)
+		return c.error("wait for", errNoChannel)
 	}
 	if c.closed {
 		if c.ready.Len() == 0 {
-			return fmt.Errorf("ibverbx: wait: %w", ErrClosed)
+			return c.error("wait for", ErrClosed)
 		}
 		return nil
 	}
@@ -51,7 +50,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 				return nil
 			}
 			if armed == 0 {
-				if err := c.arm(false); err != nil {
+				if err := c.arm("wait for", false); err != nil {
 					return err
 				}
 			}
@@ -86,12 +85,12 @@ func (c *VirtualCQ) ArmSolicited() error {
 
 func (c *VirtualCQ) armFor(solicitedOnly bool) error {
 	if c.channel == nil {
-		return fmt.Errorf("ibverbx: arm: %w: %w", verbs.ErrNotSupported, errNoChannel)
+		return c.error("arm", errNoChannel)
 	}
 	if c.closed {
-		return fmt.Errorf("ibverbx: arm: %w", ErrClosed)
+		return c.error("arm", ErrClosed)
 	}
-	return c.arm(solicitedOnly)
+	return c.arm("arm", solicitedOnly)
 }
 
 // Events is where the events arrive that Arm asks for; nil if the physical CQs have no common
@@ -103,7 +102,8 @@ func (c *VirtualCQ) Events() <-chan struct{} {
 	return c.channel.Events()
 }
 
-func (c *VirtualCQ) arm(solicitedOnly bool) error {
+// arm arms the physical CQs that live; op says for what, in the error.
+func (c *VirtualCQ) arm(op string, solicitedOnly bool) error {
 	alive := 0
 	for i := range c.cqs {
 		if c.cqs[i].dead {
@@ -111,11 +111,11 @@ func (c *VirtualCQ) arm(solicitedOnly bool) error {
 		}
 		alive++
 		if err := c.cqs[i].cq.Arm(solicitedOnly); err != nil {
-			return fmt.Errorf("ibverbx: wait: arm %s: %w", c.cqs[i].cq.Device().Name(), err)
+			return c.error(op, fmt.Errorf("arm %s: %w", c.cqs[i].cq.Device().Name(), err))
 		}
 	}
 	if alive == 0 {
-		return fmt.Errorf("ibverbx: wait: %w: every physical CQ has died", verbs.ErrDeviceGone)
+		return c.error(op, fmt.Errorf("%w: every physical CQ has died", verbs.ErrDeviceGone))
 	}
 	return nil
 }

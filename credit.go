@@ -57,7 +57,8 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	q.recv.creditUsed(rl)
 	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
 		rl.inbox.Fail(c)
-		q.violation(rl, fmt.Errorf("%v on a data queue pair of %v", wc.Opcode, q.cfg.Scheme))
+		q.violation(rl, &wrongKindError{fmt.Sprintf("%v on a data queue pair of %v", wc.Opcode,
+			q.cfg.Scheme)})
 		return true
 	}
 	if !rl.inbox.Put(c, wc.Imm, wc.ByteLen) {

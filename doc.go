@@ -82,7 +82,7 @@
 //     half of them. A SEND that comes to that queue pair when a credit is next in line ends the
 //     connection, and so does a notification that meets a receive with memory. So use one kind only
 //     on a connection, or have every SEND arrive before the first receive for a notification is
-//     posted.
+//     posted. The error of a connection that ends so says it ([FailedError].MixedKinds).
 //   - One read or atomic is outstanding on a queue pair ([BusinessCard].RDAtomic).
 //
 // [ConnConfig].ImmLittleEndian turns the user's immediates for it, and [BusinessCard] says how to

@@ -274,11 +274,12 @@ func (d *Domain) createQP(cq *VirtualCQ, p plannedQP) (verbs.QP, error) {
 	pc := cq.physical(dev.ID())
 	switch {
 	case pc == nil:
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: the virtual CQ has no CQ on %s",
-			verbs.ErrInvalid, dev.Name())
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: virtual CQ %d has no CQ on %s",
+			verbs.ErrInvalid, cq.num, dev.Name())
 	case cq.dom != d && pc.cq.Device() != dev:
-		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %s of the virtual CQ has the index of the "+
-			"domain's %s, and is of another provider", verbs.ErrInvalid, pc.cq.Device().Name(), dev.Name())
+		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %s of virtual CQ %d has the index of the "+
+			"domain's %s, and is of another provider", verbs.ErrInvalid, pc.cq.Device().Name(), cq.num,
+			dev.Name())
 	}
 	qp, err := d.pds[p.device].CreateQP(verbs.QPConfig{SendCQ: pc.cq, RecvCQ: pc.cq, Cap: p.limits})
 	if err != nil {

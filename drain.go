@@ -89,7 +89,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return q.undrained(ctx.Err())
 		}
-		armed := q.cq.channel != nil && q.cq.arm(false) == nil
+		armed := q.cq.channel != nil && q.cq.arm("drain", false) == nil
 		if armed && q.drainStep() {
 			return q.Err()
 		}

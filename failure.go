@@ -57,7 +57,26 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 	if q.line.schemeUnsaid && !q.send.notified() && !q.recv.notifiedYet && bySchemes(f.Err) {
 		f.AssumedScheme = q.cfg.Scheme.String()
 	}
+	f.MixedKinds = q.send.rails.sharesRecvs(q.cfg.Scheme, rl) && f.metOtherKind()
 	q.line.fail(req, f.on(q.num, rl))
+}
+
+// wrongKindError is a message of one kind, SEND or notification, that met a receive for the other.
+type wrongKindError struct{ text string }
+
+func (e *wrongKindError) Error() string { return e.text }
+
+// metOtherKind reports whether a failure is one that SENDs and notifications run into that meet the
+// receives of each other. A SEND that the peer refused may have been too long as well.
+func (f *FailedError) metOtherKind() bool {
+	var wrong *wrongKindError
+	switch {
+	case f.Part == PartCredit: // it has no memory for a SEND
+		return errors.Is(f.Err, verbs.StatusLocLenErr)
+	case f.Opcode == verbs.WCSend:
+		return errors.Is(f.Err, verbs.StatusRemInvReqErr)
+	}
+	return errors.As(f.Err, &wrong)
 }
 
 // on completes a failure with where it happened.
@@ -113,7 +132,7 @@ func (q *VirtualQP) kill() {
 // the peer sent what it does not take.
 func (q *VirtualQP) recvEnded(rl *rail, wc *verbs.WC, r *recvReq) {
 	if wc.Status == verbs.StatusSuccess {
-		q.violation(rl, fmt.Errorf("%v where a receive waits for %v", wc.Opcode, r.opcode))
+		q.violation(rl, &wrongKindError{fmt.Sprintf("%v where a receive waits for %v", wc.Opcode, r.opcode)})
 		return
 	}
 	q.recvUnsuccessful(rl, wc, describeRecv(r))

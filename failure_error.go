@@ -47,6 +47,10 @@ type FailedError struct {
 	// AssumedScheme is the scheme of this end, where the peer's card named none and no notification
 	// had come through before the failure: the schemes of the two ends may differ. Otherwise empty.
 	AssumedScheme string
+	// MixedKinds says that SENDs and notifications may have met the receives of each other: in
+	// DQPLB they share queue pair 0 where the peer's card is of the C++ original's kind. See the
+	// package comment.
+	MixedKinds bool
 
 	VendorErr uint32 // the NIC's own code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
@@ -192,6 +196,11 @@ func (e *FailedError) memory() string {
 // beyond the error itself.
 func (e *FailedError) Advice() string {
 	advice := e.causeAdvice()
+	if e.MixedKinds {
+		advice += "; with a peer of the C++ original's kind SENDs and notifications share queue pair 0: " +
+			"use one kind on a connection, or have every SEND arrive before the first receive for a " +
+			"notification is posted"
+	}
 	if e.AssumedScheme != "" {
 		advice += "; the peer's card names no scheme: check that it uses " + e.AssumedScheme + " too"
 	}

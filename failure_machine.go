@@ -112,6 +112,9 @@ func (e *FailedError) causeFields() (list []slog.Attr) {
 			list = append(list, slog.String("vendor_words", words))
 		}
 	}
+	if e.MixedKinds {
+		list = append(list, slog.Bool("mixed_kinds", true))
+	}
 	if e.AssumedScheme != "" {
 		list = append(list, slog.String("assumed_scheme", e.AssumedScheme))
 	}

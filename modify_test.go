@@ -124,3 +124,18 @@ func TestFailDevice(t *testing.T) {
 		t.Errorf("Err: %v", l.a.Err())
 	}
 }
+
+// A program that gives no reason for the death of a device gets an error that it can print and test
+// for.
+func TestFailDeviceWithoutAReason(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: qps}})
+		l.a.cq.FailDevice(0, nil)
+		var failed *ibverbx.FailedError
+		if err := l.a.Err(); !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(err, &failed) ||
+			strings.Contains(err.Error(), "nil") || !strings.Contains(err.Error(), "check the NIC") ||
+			failed.Device != "soft0" {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync/atomic"
 
 	"ibverbx/verbs"
@@ -131,14 +132,28 @@ func (r RemoteMR) At(off uint64) RemoteSegment {
 
 // remoteMRJSON is the wire form of a RemoteMR.
 type remoteMRJSON struct {
-	Addr   uint64           `json:"addr,string"` // a string: JSON numbers lose bits beyond 2^53
-	Length uint64           `json:"length,string"`
+	Addr   *uint64          `json:"addr,string"` // a string: JSON numbers lose bits beyond 2^53
+	Length *uint64          `json:"length,string"`
 	RKeys  map[uint8]uint32 `json:"rkeys"`
+}
+
+// missing are the names of the fields that a description lacks.
+func (w *remoteMRJSON) missing() (names []string) {
+	for _, f := range []struct {
+		name  string
+		there bool
+	}{{`"addr"`, w.Addr != nil}, {`"length"`, w.Length != nil}, {`"rkeys"`, w.RKeys != nil}} {
+		if !f.there {
+			names = append(names, f.name)
+		}
+	}
+	return names
 }
 
 // MarshalJSON writes address, length and one key a device.
 func (r RemoteMR) MarshalJSON() ([]byte, error) {
-	w := remoteMRJSON{Addr: r.Addr(), Length: r.Len(), RKeys: map[uint8]uint32{}}
+	addr, length := r.Addr(), r.Len()
+	w := remoteMRJSON{Addr: &addr, Length: &length, RKeys: map[uint8]uint32{}}
 	for dev := range verbs.DeviceID(verbs.MaxDevices) {
 		if key, ok := r.keys.Key(dev); ok {
 			w.RKeys[uint8(dev)] = key
@@ -147,19 +162,25 @@ func (r RemoteMR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes, and refuses ranges that wrap around the address
-// space. Refusals are [verbs.ErrInvalid].
+// UnmarshalJSON reads what MarshalJSON writes. It refuses descriptions that lack a field, null too,
+// and ranges that wrap around the address space. Refusals are [verbs.ErrInvalid], and change
+// nothing.
 func (r *RemoteMR) UnmarshalJSON(data []byte) error {
 	var w remoteMRJSON
 	if err := json.Unmarshal(data, &w); err != nil {
 		// which repeats what came
 		return fmt.Errorf("ibverbx: remote memory: %w: %.200s", verbs.ErrInvalid, err.Error())
 	}
-	if w.Addr+w.Length < w.Addr {
-		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid,
-			addrRange(w.Addr, w.Length))
+	if missing := w.missing(); len(missing) != 0 {
+		return fmt.Errorf("ibverbx: remote memory: %w: missing %s: give what the peer's MR.Remote is "+
+			"written "+
+			"as", verbs.ErrInvalid, strings.Join(missing, ", "))
 	}
-	k := &Keys{base: w.Addr, length: w.Length}
+	if *w.Addr+*w.Length < *w.Addr {
+		return fmt.Errorf("ibverbx: remote memory: %w: %s goes beyond the address space", verbs.ErrInvalid,
+			addrRange(*w.Addr, *w.Length))
+	}
+	k := &Keys{base: *w.Addr, length: *w.Length}
 	for dev, key := range w.RKeys {
 		if dev >= verbs.MaxDevices {
 			return fmt.Errorf("ibverbx: remote memory: %w: key for device %d: devices count from 0 to %d",

@@ -1,6 +1,10 @@
 package ibverbx_test
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -76,5 +80,36 @@ func TestMRIsReadWhileItCloses(t *testing.T) {
 		if mr.Bytes() != nil || mr.Remote().Len() != 0 {
 			t.Errorf("a closed region has %d bytes and describes %d", len(mr.Bytes()), mr.Remote().Len())
 		}
+	}
+}
+
+// A description of the peer's memory that lacks something is refused, and changes nothing.
+func TestIncompleteRemoteMR(t *testing.T) {
+	var r ibverbx.RemoteMR
+	if err := json.Unmarshal([]byte(`{"addr":"4096","length":"64","rkeys":{"0":7}}`), &r); err != nil {
+		t.Fatal(err)
+	}
+	for text, missing := range map[string]string{
+		`{}`:                           `"addr", "length", "rkeys"`,
+		`null`:                         `"addr", "length", "rkeys"`,
+		`{"addr":"1"}`:                 `"length", "rkeys"`,
+		`{"addr":"1","length":"2"}`:    `"rkeys"`,
+		`{"length":"2","rkeys":{}}`:    `"addr"`,
+		`{"addr":"1","rkeys":{"0":1}}`: `"length"`,
+		`{"addr":null,"length":"2","rkeys":null}`: `"addr", "rkeys"`,
+	} {
+		err := json.Unmarshal([]byte(text), &r)
+		if want := "ibverbx: remote memory: invalid argument: missing " + missing + ": "; !errors.Is(err,
+			verbs.ErrInvalid) || !strings.HasPrefix(fmt.Sprint(err), want) {
+			t.Errorf("%s: %v; want %q", text, err, want)
+		}
+		if r.Addr() != 4096 || r.Len() != 64 {
+			t.Errorf("%s has changed it: %d, %d", text, r.Addr(), r.Len())
+		}
+	}
+	// What a closed region is written as, and the zero value, can be read.
+	text, err := json.Marshal(ibverbx.RemoteMR{})
+	if err = errors.Join(err, json.Unmarshal(text, &r)); err != nil || r.Len() != 0 {
+		t.Errorf("%s: %v", text, err)
 	}
 }

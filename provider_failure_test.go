@@ -242,7 +242,7 @@ func TestFailedCloseIsReported(t *testing.T) {
 	}{
 		{"close qp", 0, "rail 0 (soft0 qp "}, {"close qp", 3, "rail 3 (soft1 qp "},
 		{"close qp", 4, "rail 4 (soft0 qp "},
-		{"close cq", 0, "close virtual cq: soft0"}, {"close cq", 1, "close virtual cq: soft1"},
+		{"close cq", 0, ": soft0: the provider"}, {"close cq", 1, ": soft1: the provider"},
 	} {
 		fabric, f, devs := unreliableNICs(t)
 		q, err := ibverbx.Open(devs, ibverbx.Config{QPsPerDevice: 2})

@@ -84,6 +84,12 @@ func (s *railSet) assignSends(scheme Scheme, plainPeer bool) {
 	}
 }
 
+// sharesRecvs reports whether SENDs and DQPLB's notifications share the receive queue of a rail, as
+// they do with a plain peer.
+func (s *railSet) sharesRecvs(scheme Scheme, rl *rail) bool {
+	return scheme == DQPLB && rl == s.data[0] && rl == s.sendRail
+}
+
 // recount counts the free slots anew, after limits have changed or all slots were given back.
 func (s *railSet) recount() {
 	s.free = 0

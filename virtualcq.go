@@ -56,7 +56,8 @@ type physicalCQ struct {
 // pollBatch is how many physical completions are taken from a CQ at a time.
 const pollBatch = 64
 
-// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on. To
+// NewVirtualCQ makes a virtual CQ of physical ones, one a device, and owns them from then on, until
+// Close. One that belongs to another virtual CQ is refused with [verbs.ErrBusy]. To
 // wait for events they must all have been created with the same CompChannel, and nobody else may
 // wait on that: an event wakes one.
 func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
@@ -88,6 +89,9 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 		c.cqs = append(c.cqs, physicalCQ{cq: cq, device: dev, routes: c.routes[dev],
 			maxPolls: 1 + cq.Depth()/pollBatch})
 	}
+	if err := c.claim(); err != nil {
+		return nil, fmt.Errorf("ibverbx: new virtual cq: %w", err)
+	}
 	return c, nil
 }
 
@@ -102,15 +106,25 @@ func (c *VirtualCQ) fit(rails *railSet) {
 	}
 }
 
-// lastVirtualQP and lastVirtualCQ are the numbers given out last. They are the package's only state
-// of its own: a number serves to tell log lines of one process apart, and virtual CQs know nothing
-// of each other that could. Nothing depends on a number's value.
+// lastVirtualQP and lastVirtualCQ are the numbers given out last. Beside cqOwners they are the
+// package's only state of its own: a number serves to tell log lines of one process apart, and
+// virtual CQs know nothing of each other that could. Nothing depends on a number's value.
 //
 //nolint:gochecknoglobals // unique in the process
 var lastVirtualQP, lastVirtualCQ atomic.Uint32
 
 // Num is the virtual CQ's number, unique in the process.
 func (c *VirtualCQ) Num() uint32 { return c.num }
+
+// error names the virtual CQ in an error of one of its methods.
+func (c *VirtualCQ) error(op string, err error) error {
+	return fmt.Errorf("ibverbx: %s virtual cq %d: %w", op, c.num, err)
+}
+
+// deviceError is error for what a physical CQ has refused.
+func (c *VirtualCQ) deviceError(op string, pc *physicalCQ, err error) error {
+	return c.error(op, fmt.Errorf("%s: %w", pc.cq.Device().Name(), err))
+}
 
 // attach registers a virtual queue pair's rails, and reserves room for all the completions that
 // they may have outstanding.
@@ -124,11 +138,12 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 		t := c.routes[r.device]
 		switch {
 		case t == nil:
-			return refuse(verbs.ErrInvalid, "is on a device of which the virtual CQ has no CQ")
+			return refuse(verbs.ErrInvalid, fmt.Sprintf("is on a device of which virtual CQ %d has no CQ",
+				c.num))
 		case r.qp.Device() != c.physical(verbs.DeviceID(r.device)).cq.Device():
-			return refuse(verbs.ErrInvalid, "is of another provider than "+
-				c.deviceName(verbs.DeviceID(r.device))+" of the virtual CQ, which has the same index: its "+
-				"completions would never come")
+			return refuse(verbs.ErrInvalid, fmt.Sprintf("is of another provider than %s of virtual CQ %d, "+
+				"which has the same index: its completions would never come",
+				c.deviceName(verbs.DeviceID(r.device)), c.num))
 		case slices.ContainsFunc(q.send.rails.all[:i], func(o *rail) bool {
 			return o.device == r.device &&
 				o.num == r.num
@@ -145,9 +160,9 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 	for dev, n := range need {
 		if n > c.room[dev] {
 			return fmt.Errorf("ibverbx: new virtual qp: %w: its queue pairs on device %d may have %d "+
-				"completions outstanding, the virtual CQ has room for %d: make its CQ deeper, or lower "+
+				"completions outstanding, virtual CQ %d has room for %d: make its CQ deeper, or lower "+
 				"MaxMsgCntPerQP and Credits",
-				verbs.ErrInvalid, dev, n, c.room[dev])
+				verbs.ErrInvalid, dev, n, c.num, c.room[dev])
 		}
 	}
 	for dev, n := range need {
@@ -194,8 +209,8 @@ func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) 
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
 		n, err = c.poll(dst, int(dev))
 	} else {
-		err = fmt.Errorf("ibverbx: poll: %w: no CQ of device %d: the virtual CQ has those of %s",
-			verbs.ErrInvalid, dev, c.deviceList())
+		err = c.error("poll", fmt.Errorf("%w: no CQ of device %d: there are those of %s", verbs.ErrInvalid,
+			dev, c.deviceList()))
 	}
 	c.exit()
 	return n, err
@@ -275,7 +290,7 @@ func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
 	}
 	if c.closed {
 		if out.n == 0 && len(dst) != 0 {
-			return 0, fmt.Errorf("ibverbx: poll: %w", ErrClosed)
+			return 0, c.error("poll", ErrClosed)
 		}
 		return out.n, nil
 	}
@@ -318,7 +333,7 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 			last = c.route(pc.routes, last, c.scratch[:n], out)
 			if err != nil {
 				pc.dead = true
-				failed = errors.Join(failed, fmt.Errorf("ibverbx: poll %s: %w", pc.cq.Device().Name(), err))
+				failed = errors.Join(failed, c.deviceError("poll", pc, err))
 				c.loseDevice(pc.device, err)
 				break
 			}
@@ -381,9 +396,13 @@ func (c *VirtualCQ) progress(out *sink) {
 
 // FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has
 // died with err. The virtual queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what
-// they had outstanding.
+// they had outstanding. Where the reason is not known, err may be nil: it is [verbs.ErrDeviceGone]
+// then.
 func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
 	c.enter()
+	if err == nil {
+		err = verbs.ErrDeviceGone
+	}
 	c.loseDevice(dev, err)
 	c.exit()
 }
@@ -442,7 +461,7 @@ func (c *VirtualCQ) Close() error {
 
 func (c *VirtualCQ) close() error {
 	if c.closed {
-		return fmt.Errorf("ibverbx: close virtual cq: %w", ErrClosed)
+		return c.error("close", ErrClosed)
 	}
 	var flushing []*passThrough
 	for _, q := range c.vqps {
@@ -459,10 +478,10 @@ func (c *VirtualCQ) close() error {
 	}
 	for i := range c.cqs {
 		if err := c.cqs[i].cq.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("ibverbx: close virtual cq: %s: %w", c.cqs[i].cq.Device().Name(),
-				err))
+			errs = append(errs, c.deviceError("close", &c.cqs[i], err))
 		}
 	}
+	c.disclaim()
 	c.closed = true
 	errs = append(errs, c.pendingErr) // a CQ had died before
 	c.pendingErr = nil

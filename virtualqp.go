@@ -49,10 +49,11 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cq == nil || cq.closed {
-		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq: %w", verbs.ErrClosed)
-	}
 	switch {
+	case cq == nil:
+		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq: %w", verbs.ErrClosed)
+	case cq.closed:
+		return nil, fmt.Errorf("ibverbx: new virtual qp: virtual cq %d: %w", cq.num, verbs.ErrClosed)
 	case len(qps) == 0 || len(qps) > MaxRails:
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w: %d queue pairs: must be 1 to %d",
 			verbs.ErrInvalid, len(qps), MaxRails)
