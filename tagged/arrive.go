@@ -93,7 +93,8 @@ func beyondWindow(kind transport.AMID) error { return fmt.Errorf("message %d bey
 
 // match binds a message to the first receive that takes it, and returns that; nil if there is none.
 func (e *Endpoint) match(h *header) *Request {
-	queue, first := &e.w.posted, e.w.posted.find(h.tag)
+	queue := &e.w.matching.posted
+	first := queue.find(h.tag)
 	if e.posted.count != 0 {
 		if own := e.posted.find(h.tag); own != nil && (first == nil || own.seq < first.seq) {
 			queue, first = &e.posted, own
@@ -134,7 +135,7 @@ func (e *Endpoint) arrivedEager(h *header, data []byte) {
 	if r == nil {
 		in := e.newInbound(h.tag, len(data))
 		in.id, in.notify = h.id, h.flag == flagSync
-		in.keep(&e.w.blocks, data)
+		in.keep(&e.w.spares.blocks, data)
 		return
 	}
 	e.matchedOnArrival(h)
@@ -160,7 +161,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 	if r == nil {
 		a.in = e.newInbound(h.tag, int(h.length))
 		a.in.id, a.in.notify = h.id, h.flag == flagSync
-		a.in.keep(&e.w.blocks, data)
+		a.in.keep(&e.w.spares.blocks, data)
 		return
 	}
 	e.matchedOnArrival(h)
@@ -183,7 +184,7 @@ func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	e.traffic.receivedBytes += uint64(len(data))
 	switch {
 	case a.in != nil:
-		a.in.keep(&e.w.blocks, data)
+		a.in.keep(&e.w.spares.blocks, data)
 	case a.req != nil:
 		a.req.data.scatter(data)
 		fallthrough
@@ -216,7 +217,7 @@ func (e *Endpoint) arrivedAnnounced(h *header, data []byte) error {
 	rd.put(e.w)
 	in := e.newInbound(h.tag, int(h.length))
 	in.announced, in.id, in.count = true, h.id, int(h.flag)
-	in.keep(&e.w.blocks, data)
+	in.keep(&e.w.spares.blocks, data)
 	return nil
 }
 

@@ -62,10 +62,10 @@ func (b *batch) fill(dst []byte) int {
 // pushBatch sends the first messages of the queue in one active message.
 func (e *Endpoint) pushBatch(view *transport.Endpoint) error {
 	w := e.w
-	b := &w.batch
+	b := &w.outgoing.batch
 	b.first, b.most = e.queue.Front(), e.ledger.Room()
 	h := header{window: e.ledger.Grant(0)}
-	_, err := view.AMBcopy(amBatch, h.put(&w.hdr, amBatch), b.pack)
+	_, err := view.AMBcopy(amBatch, h.put(&w.outgoing.hdr, amBatch), b.pack)
 	b.first = nil
 	if err != nil {
 		return err

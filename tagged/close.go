@@ -109,29 +109,24 @@ func (e *Endpoint) forget(keepWhole bool) {
 		case !in.whole():
 			w.drop(in)
 		case keepWhole:
-			w.leftover += in.fragments
+			w.leftovers.add(in)
 		default:
 			w.stats.dropped++
 			w.drop(in)
 		}
 	}
 	if !e.kept.all.Empty() {
-		w.departed.PushBack(&e.inDeparted, e)
+		w.leftovers.depart(e)
 		w.trimLeftovers()
 	}
-	for i := range w.endpoints {
-		if w.endpoints[i] == e {
-			w.endpoints = append(w.endpoints[:i], w.endpoints[i+1:]...)
-			break
-		}
-	}
+	w.endpoints.remove(e)
 }
 
 // trimLeftovers drops the oldest messages of endpoints that were closed, as far as there are too
 // many.
 func (w *Worker) trimLeftovers() {
-	for w.leftover > w.cfg.MaxLeftover {
+	for in := w.leftovers.excess(); in != nil; in = w.leftovers.excess() {
 		w.stats.dropped++
-		w.drop(w.departed.First().kept.all.First().in)
+		w.drop(in)
 	}
 }

@@ -47,9 +47,9 @@ type Endpoint struct {
 	traffic traffic
 	partial assembly   // the message that is arriving in fragments
 	posted  posted     // receives that wait for a message of this peer
-	kept    unexpected // messages of this peer that wait for a receive; they are in Worker.unexpected, too
+	kept    unexpected // messages of this peer that wait for a receive; they are in matching.unexpected, too
 
-	inDeparted list.Link[Endpoint] // of Worker.departed
+	inDeparted list.Link[Endpoint] // of leftovers.departed
 }
 
 // stage is how far an endpoint's life has come. It only moves forward. A failure is apart from it:
@@ -73,7 +73,7 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 		return nil, refuse("new endpoint", ErrClosed, "")
 	}
 	if cfg.Name == "" {
-		cfg.Name = fmt.Sprintf("endpoint %d", w.numbered)
+		cfg.Name = fmt.Sprintf("endpoint %d", w.endpoints.made)
 	}
 	e := &Endpoint{w: w, name: cfg.Name, value: cfg.Value, onError: cfg.OnError,
 		ledger: flow.New(w.cfg.MaxUnexpected)}
@@ -84,9 +84,7 @@ func (w *Worker) NewEndpoint(cfg EndpointConfig) (*Endpoint, error) {
 	if e.tep, err = w.tw.NewEndpoint(below); err != nil {
 		return nil, err
 	}
-	w.numbered++
-	w.alive++
-	w.endpoints = append(w.endpoints, e)
+	w.endpoints.add(e)
 	return e, nil
 }
 

@@ -55,7 +55,7 @@ func (e *Endpoint) end(err error) (aborting error) {
 	}
 	w := e.w
 	e.err = err
-	w.alive--
+	w.endpoints.ended()
 	if e.stage != stageParting {
 		aborting = e.tep.Abort(&e.transportEnd)
 	}
@@ -74,7 +74,7 @@ func (e *Endpoint) end(err error) (aborting error) {
 		r.complete(err)
 	}
 	e.posted.endAll(err)
-	if w.alive == 0 && !w.closed {
+	if w.endpoints.alive == 0 && !w.closed {
 		w.endAwaited(err)
 	}
 	for rd := e.readQueue.PopFront(); rd != nil; rd = e.readQueue.PopFront() {
@@ -96,9 +96,10 @@ func (p *posted) endAll(err error) {
 // endAwaited completes the receives of RecvWait when no endpoint is left; err is why the last one
 // ended.
 func (w *Worker) endAwaited(err error) {
-	for _, m := range w.posted.inOrder() {
+	p := &w.matching.posted
+	for _, m := range p.inOrder() {
 		if m.req.awaited {
-			w.posted.remove(m)
+			p.remove(m)
 			m.req.complete(noPeer(err))
 		}
 	}

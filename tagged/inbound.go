@@ -4,7 +4,7 @@ package tagged
 // description of its memory in a block.
 type inbound struct {
 	ep        *Endpoint // where it came from
-	match     entry     // in Worker.unexpected
+	match     entry     // in matching.unexpected
 	own       entry     // in Endpoint.kept
 	length    int       // of the message, bytes
 	id        uint32    // the sender's number for the message, if it waits for the notice of the match
@@ -59,10 +59,10 @@ func (p *inboundPool) get() *inbound {
 // newInbound is a message that no receive has matched; its bytes are the caller's to keep.
 func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 	w := e.w
-	in := w.inbounds.get()
+	in := w.spares.inbounds.get()
 	in.ep, in.length = e, length
 	in.match.tag, in.match.mask, in.match.in = tag, Exact, in
-	w.unexpected.push(&in.match)
+	w.matching.unexpected.push(&in.match)
 	in.own.tag, in.own.mask, in.own.in = tag, Exact, in
 	e.kept.push(&in.own)
 	w.stats.unexpected++
@@ -72,24 +72,19 @@ func (e *Endpoint) newInbound(tag uint64, length int) *inbound {
 // drop removes a message from those that wait, and frees its memory.
 func (w *Worker) drop(in *inbound) {
 	e := in.ep
-	w.unexpected.remove(&in.match)
+	w.matching.unexpected.remove(&in.match)
 	e.kept.remove(&in.own)
-	if e.inDeparted.Listed() {
-		w.leftover -= in.fragments
-		if e.kept.all.Empty() {
-			w.departed.Remove(&e.inDeparted)
-		}
-	}
+	w.leftovers.removed(e, in)
 	if a := &e.partial; a.in == in {
 		a.in = nil
 	}
 	for b := in.head; b != nil; {
 		next := b.next
-		w.blocks.put(b)
+		w.spares.blocks.put(b)
 		b = next
 	}
 	*in = inbound{}
-	if p := &w.inbounds; p.count < p.most {
+	if p := &w.spares.inbounds; p.count < p.most {
 		in.next, p.free = p.free, in
 		p.count++
 	}

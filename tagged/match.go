@@ -145,6 +145,31 @@ func (p *posted) inOrder() []*entry {
 	return all
 }
 
+// matching pairs the receives for any peer with the messages of all peers. Each endpoint has the
+// receives for it alone apart, and its own messages in Endpoint.kept, too; numbers and factor are
+// the same for all. Worker.mu guards it.
+//
+// Invariant: no receive that waits takes a message that waits.
+type matching struct {
+	posted     posted
+	receives   uint64 // posted so far: their sequence numbers
+	unexpected unexpected
+	factor     uint64 // of all hash tables
+}
+
+// init makes the tables.
+func (m *matching) init(factor uint64) {
+	m.factor = factor
+	m.posted.exact.init(factor)
+	m.unexpected.hash(factor)
+}
+
+// number numbers a receive that is posted.
+func (m *matching) number() uint64 {
+	m.receives++
+	return m.receives
+}
+
 // unexpected are messages that wait, of all peers or of one: in a list for receives of several
 // tags, and hashed by tag for receives of one, unless the table has not been made.
 //

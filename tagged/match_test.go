@@ -125,7 +125,7 @@ func TestFactors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, table := range []*hashTable{&w.posted.exact, &w.unexpected.byTag} {
+		for _, table := range []*hashTable{&w.matching.posted.exact, &w.matching.unexpected.byTag} {
 			drawn[table.factor] = true
 		}
 		if err := w.Close(); err != nil {

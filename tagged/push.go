@@ -124,7 +124,7 @@ func (e *Endpoint) pushNotices(view *transport.Endpoint) error {
 // become free with it.
 func (e *Endpoint) sendControl(view *transport.Endpoint, kind transport.AMID, h *header, frees int) error {
 	h.window = e.ledger.Grant(frees)
-	err := view.AMShort(kind, h.put(&e.w.hdr, kind), nil)
+	err := view.AMShort(kind, h.put(&e.w.outgoing.hdr, kind), nil)
 	if err == nil {
 		e.ledger.Free(frees)
 		e.ledger.Granted(h.window)

@@ -7,7 +7,7 @@ import (
 
 // reading is a long message that is being read out of the sender's memory, a few chunks at a time.
 //
-// Invariant: it is in Endpoint.readQueue if and only if issued < length, or in Worker.freeReadings
+// Invariant: it is in Endpoint.readQueue if and only if issued < length, or in spares.readings
 // when it is not used.
 type reading struct {
 	e      *Endpoint
@@ -42,12 +42,12 @@ type chunk struct {
 	fn   func(*transport.Completion)
 	rd   *reading
 	n    uint64 // bytes
-	next *chunk // in Worker.freeChunks
+	next *chunk // in spares.chunks
 }
 
 // newReading is a reading that is not used, or a new one.
 func (w *Worker) newReading() *reading {
-	if rd := w.freeReadings.PopFront(); rd != nil {
+	if rd := w.spares.readings.PopFront(); rd != nil {
 		return rd
 	}
 	return &reading{}
@@ -56,24 +56,24 @@ func (w *Worker) newReading() *reading {
 // put gives a reading back to the worker.
 func (rd *reading) put(w *Worker) {
 	rd.e, rd.req, rd.err, rd.readCursor = nil, nil, nil, readCursor{}
-	w.freeReadings.PushFront(&rd.inList, rd)
+	w.spares.readings.PushFront(&rd.inList, rd)
 }
 
 // newChunk is a chunk that is not used, or a new one.
 func (w *Worker) newChunk() *chunk {
-	c := w.freeChunks
+	c := w.spares.chunks
 	if c == nil {
 		c = &chunk{}
 		c.fn = func(*transport.Completion) { w.chunkRead(c) } // once for each chunk, not for each read
 		return c
 	}
-	w.freeChunks, c.next = c.next, nil
+	w.spares.chunks, c.next = c.next, nil
 	return c
 }
 
 // put gives a chunk back to the worker.
 func (c *chunk) put(w *Worker) {
-	c.rd, c.next, w.freeChunks = nil, w.freeChunks, c
+	c.rd, c.next, w.spares.chunks = nil, w.spares.chunks, c
 }
 
 // startReading begins to read a message into its receive; kick goes on with it. It releases the

@@ -67,7 +67,7 @@ func (w *Worker) recv(from *Endpoint, awaited bool, tag, mask uint64, bufs [][]b
 // post posts a receive, or gives it back if it is refused.
 func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*Request, error) {
 	tag := r.info.Tag
-	queue, kept := &w.posted, &w.unexpected
+	queue, kept := &w.matching.posted, &w.matching.unexpected
 	if from != nil {
 		from.hash()
 		queue, kept = &from.posted, &from.kept
@@ -80,7 +80,7 @@ func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*R
 	case from != nil && from.err != nil:
 		r.discard()
 		return nil, from.err
-	case awaited && w.alive == 0 && w.numbered != 0:
+	case awaited && w.endpoints.allEnded():
 		r.discard()
 		return nil, refuse("recv", ErrNoPeer, "")
 	}
@@ -88,16 +88,15 @@ func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*R
 	if from != nil || awaited {
 		r.from, r.awaited = from, awaited
 	}
-	w.receives++
-	queue.push(&r.match, w.receives)
+	queue.push(&r.match, w.matching.number())
 	return r, nil
 }
 
 // hash makes the endpoint's tables, which only receives for its peer alone need.
 func (e *Endpoint) hash() {
 	if e.posted.exact.buckets == nil {
-		e.posted.exact.init(e.w.factor)
-		e.kept.hash(e.w.factor)
+		e.posted.exact.init(e.w.matching.factor)
+		e.kept.hash(e.w.matching.factor)
 	}
 }
 
@@ -106,7 +105,7 @@ func (e *Endpoint) hash() {
 func (w *Worker) Probe(tag, mask uint64) (Info, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.unexpected.probe(tag, mask)
+	return w.matching.unexpected.probe(tag, mask)
 }
 
 // Probe is [Worker.Probe] for messages of this peer alone.

@@ -17,11 +17,10 @@ type Info struct {
 // Request is a send or a receive that goes on. It is safe for concurrent use, but for Free. It must
 // not be copied.
 type Request struct {
-	// Invariant: a receive that is requestQueued is in posted of its Worker or, if it is for one
-	// peer, of that Endpoint, a send in Endpoint.queue. A
-	// send that is requestActive stays first in Endpoint.queue while bytes of it have to go out,
-	// and a sendSync or sendLong is in Endpoint.waiting from its first attempt to the peer's
-	// notice.
+	// Invariant: a receive that is requestQueued is in matching.posted of its Worker or, if it is
+	// for one peer, in Endpoint.posted, a send in Endpoint.queue. A send that is requestActive stays
+	// first in Endpoint.queue while bytes of it have to go out, and a sendSync or sendLong is in
+	// Endpoint.waiting from its first attempt to the peer's notice.
 	_ noCopy
 
 	w     *Worker
@@ -80,7 +79,7 @@ type requestPool struct {
 
 // newRequest is a request from the pool, or a new one, that is queued.
 func (w *Worker) newRequest(tag uint64, bufs [][]byte, n int) *Request {
-	p := &w.requests
+	p := &w.spares.requests
 	var r *Request
 	if k := len(p.free); k != 0 {
 		r = p.free[k-1]
@@ -105,7 +104,7 @@ func (r *Request) put() {
 	if r.from != nil || r.awaited {
 		r.from, r.awaited = nil, false
 	}
-	if p := &r.w.requests; len(p.free) < p.most {
+	if p := &r.w.spares.requests; len(p.free) < p.most {
 		p.free = append(p.free, r)
 	}
 }
@@ -113,14 +112,14 @@ func (r *Request) put() {
 // discard gives back a request that was refused.
 func (r *Request) discard() {
 	r.pins.release(r.w)
-	r.w.requests.busy--
+	r.w.spares.requests.busy--
 	r.put()
 }
 
 // complete ends a request. The program owns its buffers again.
 func (r *Request) complete(err error) {
 	r.stage = requestDone
-	r.w.requests.busy--
+	r.w.spares.requests.busy--
 	r.data.clear()
 	r.pins.release(r.w)
 	r.comp.Done(err)
@@ -209,7 +208,7 @@ func (r *Request) Cancel() bool {
 	case r.from != nil:
 		r.from.posted.remove(&r.match)
 	default:
-		w.posted.remove(&r.match)
+		w.matching.posted.remove(&r.match)
 	}
 	r.complete(errCanceled)
 	return true

@@ -74,9 +74,9 @@ func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Reque
 	long := n > w.cfg.EagerLimit
 	if !long && !sync && e.queue.Empty() && !e.scheduled && e.ledger.Room() != 0 &&
 		n <= e.limits.AMBcopy-maxHeader {
-		w.src.set(bufs, n)
-		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.src, n)
-		w.src.clear()
+		w.outgoing.src.set(bufs, n)
+		err := e.sendFragment(e.tep, amEager, &header{tag: tag}, &w.outgoing.src, n)
+		w.outgoing.src.clear()
 		if err == nil {
 			e.traffic.sent++
 		}
@@ -150,11 +150,11 @@ func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, er
 	}
 	if r.kind == sendLong {
 		h.flag = uint8(r.pins.count)
-		w := e.w
-		w.scratch = r.pins.describe(w.scratch[:0])
-		w.src.set([][]byte{w.scratch}, len(w.scratch))
-		err := e.sendFragment(view, amAnnounce, &h, &w.src, len(w.scratch))
-		w.src.clear()
+		o := &e.w.outgoing
+		o.scratch = r.pins.describe(o.scratch[:0])
+		o.src.set([][]byte{o.scratch}, len(o.scratch))
+		err := e.sendFragment(view, amAnnounce, &h, &o.src, len(o.scratch))
+		o.src.clear()
 		if err == nil {
 			r.stage = requestActive
 		}
@@ -191,18 +191,9 @@ func (e *Endpoint) pushSend(view *transport.Endpoint, r *Request) (gone bool, er
 // window. It grants the peer what is due.
 func (e *Endpoint) sendFragment(view *transport.Endpoint, kind transport.AMID, h *header, p *pieces,
 	n int) error {
-	w := e.w
+	o := &e.w.outgoing
 	h.window = e.ledger.Grant(0)
-	hdr := h.put(&w.hdr, kind)
-	var err error
-	if len(hdr)+n <= e.limits.AMShort && n <= len(w.short) {
-		p.gather(w.short[:n])
-		err = view.AMShort(kind, hdr, w.short[:n])
-	} else {
-		w.from, w.left = p, n
-		_, err = view.AMBcopy(kind, hdr, w.pack)
-		w.from = nil
-	}
+	err := o.post(view, kind, h.put(&o.hdr, kind), p, n, e.limits.AMShort)
 	if err == nil {
 		e.ledger.Sent(1)
 		if kind != amAnnounce {

@@ -45,12 +45,12 @@ type Stats struct {
 func (w *Worker) Stats() Stats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := &w.stats
+	s, m := &w.stats, &w.matching
+	blocks, requests := &w.spares.blocks, &w.spares.requests
 	return Stats{
-		Endpoints: len(w.endpoints), Posted: w.posted.count,
-		Unexpected: w.unexpected.all.Len(), UnexpectedBytes: w.blocks.used, Leftover: w.leftover,
-		SpareBytes: w.blocks.bytes,
-		Requests:   w.requests.busy, SpareRequests: len(w.requests.free), RequestsMade: w.requests.made,
+		Endpoints: len(w.endpoints.list), Posted: m.posted.count, Unexpected: m.unexpected.all.Len(),
+		UnexpectedBytes: blocks.used, SpareBytes: blocks.bytes, Leftover: w.leftovers.fragments,
+		Requests: requests.busy, SpareRequests: len(requests.free), RequestsMade: requests.made,
 		Announced: s.announced, Batches: s.batches, CameUnexpected: s.unexpected, Dropped: s.dropped,
 		Registered: s.registered, Staged: s.staged,
 		Failures: s.failures, Violations: s.violations, Leaked: s.leaked,

@@ -6,7 +6,6 @@ import (
 	"sync"
 
 	"ibverbx"
-	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
 
@@ -21,38 +20,16 @@ type Worker struct {
 	dom *ibverbx.Domain
 	tw  *transport.Worker
 
-	mu         sync.Mutex
-	closed     bool
-	endpoints  []*Endpoint // that the program has not closed or aborted
-	numbered   int         // endpoints made so far, for their default names
-	posted     posted      // receives that wait for a message of any peer
-	receives   uint64      // receives posted so far: their sequence numbers
-	unexpected unexpected  // messages that wait for a receive
-	failed     []*Endpoint // whose OnError has to be called: see unlockAndReport
-	regions    regionTable
-	stats      counters
-
-	alive    int                 // endpoints whose err is not set
-	departed list.List[Endpoint] // that were closed and have left messages, the first one first
-	leftover int                 // fragments of their messages, at most Config.MaxLeftover
-	factor   uint64              // of all hash tables
-
-	// What is kept for use again.
-	requests     requestPool
-	inbounds     inboundPool
-	blocks       blockPool
-	freeReadings list.List[reading]
-	freeChunks   *chunk
-
-	// What a send needs while it goes out, under mu.
-	hdr     [maxHeader]byte  // of the active message
-	short   [256]byte        // payload of an active message that is sent inline
-	scratch []byte           // payload of an announcement
-	src     pieces           // the buffers of a send without a request
-	from    *pieces          // what pack copies from
-	left    int              // bytes that pack copies
-	pack    func([]byte) int // packPieces: made once, so that no send makes a closure
-	batch   batch
+	mu        sync.Mutex
+	closed    bool
+	endpoints endpointList
+	matching  matching
+	leftovers leftovers
+	failed    []*Endpoint // whose OnError has to be called: see unlockAndReport
+	regions   regionTable
+	stats     counters
+	spares    spares
+	outgoing  outgoing
 }
 
 // NewWorker makes a worker, with a transport worker of its own, over the NICs of a domain. The
@@ -68,14 +45,10 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	}
 	cfg.Transport = tw.Config()
 	cfg.Chunk = min(cfg.Chunk, tw.MaxMessage()) // a single queue pair fragments nothing
-	w := &Worker{cfg: cfg, dom: dom, tw: tw, scratch: make([]byte, 0, cfg.Transport.BufferSize)}
-	w.factor = rand.Uint64()
-	w.posted.exact.init(w.factor)
-	w.unexpected.hash(w.factor)
-	w.requests.most = cfg.MaxRequests
-	w.inbounds.most = cfg.MaxUnexpected
-	w.blocks.most, w.blocks.largest = cfg.MaxUnexpected*cfg.Transport.BufferSize, cfg.Transport.BufferSize
-	w.pack, w.batch.pack = w.packPieces, w.batch.fill
+	w := &Worker{cfg: cfg, dom: dom, tw: tw, leftovers: leftovers{most: cfg.MaxLeftover}}
+	w.matching.init(rand.Uint64())
+	w.spares.init(&cfg)
+	w.outgoing.init(cfg.Transport.BufferSize)
 	for id := amEager; id <= amBatch; id++ {
 		if err := tw.Handle(id, w.arrived); err != nil {
 			return nil, errors.Join(err, tw.Close())
@@ -83,9 +56,6 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	}
 	return w, nil
 }
-
-// packPieces is the pack function of a fragment.
-func (w *Worker) packPieces(dst []byte) int { return w.from.gather(dst[:w.left]) }
 
 // Transport is the transport worker beneath. The program may set handlers for other active messages
 // there, with ids below FirstAMID, before it asks for the first endpoint's card. It may also make
@@ -137,11 +107,11 @@ func (w *Worker) Close() error {
 	w.closed = true
 	err := refuse("worker", ErrClosed, "")
 	var errs []error
-	for _, e := range w.endpoints {
+	for _, e := range w.endpoints.list {
 		errs = append(errs, e.end(err))
 	}
-	w.endpoints = nil
-	w.posted.endAll(err)
+	w.endpoints.list = nil
+	w.matching.posted.endAll(err)
 	w.mu.Unlock()
 	return errors.Join(append(errs, w.tw.Close(), w.free())...)
 }
@@ -150,7 +120,7 @@ func (w *Worker) Close() error {
 func (w *Worker) free() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for e := w.unexpected.all.First(); e != nil; e = w.unexpected.all.First() {
+	for e := w.matching.unexpected.all.First(); e != nil; e = w.matching.unexpected.all.First() {
 		w.drop(e.in)
 	}
 	return w.regions.close()

@@ -1,0 +1,34 @@
+package tagged
+
+// endpointList is the endpoints that the program has not closed or aborted. Worker.mu guards it.
+//
+// Invariant: alive counts the endpoints that serve, whose err is not set. made counts those made so
+// far, which number their default names.
+type endpointList struct {
+	list  []*Endpoint
+	alive int
+	made  int
+}
+
+// add adds an endpoint that was made.
+func (l *endpointList) add(e *Endpoint) {
+	l.made++
+	l.alive++
+	l.list = append(l.list, e)
+}
+
+// ended counts an endpoint that serves no more.
+func (l *endpointList) ended() { l.alive-- }
+
+// remove removes an endpoint, if it is in the list.
+func (l *endpointList) remove(e *Endpoint) {
+	for i := range l.list {
+		if l.list[i] == e {
+			l.list = append(l.list[:i], l.list[i+1:]...)
+			return
+		}
+	}
+}
+
+// allEnded reports whether there were endpoints, and none serves any more.
+func (l *endpointList) allEnded() bool { return l.alive == 0 && l.made != 0 }
