@@ -28,9 +28,10 @@ func (o *outgoing) init(size int) {
 // gather copies a fragment, and is the pack function of one.
 func (o *outgoing) gather(dst []byte) int { return o.from.gather(dst[:o.left]) }
 
-// post sends the next n bytes of the pieces as an active message with a header: inline where they
-// fit.
-func (o *outgoing) post(view *transport.Endpoint, kind transport.AMID, hdr []byte, p *pieces, n, inline int) error {
+// post sends the next n bytes of the pieces as an active message with a header. inline is what both
+// together may have to go inline, bytes.
+func (o *outgoing) post(view *transport.Endpoint, kind transport.AMID, hdr []byte, p *pieces,
+	n, inline int) error {
 	if len(hdr)+n <= inline && n <= len(o.short) {
 		p.gather(o.short[:n])
 		return view.AMShort(kind, hdr, o.short[:n])

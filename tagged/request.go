@@ -18,9 +18,9 @@ type Info struct {
 // not be copied.
 type Request struct {
 	// Invariant: a receive that is requestQueued is in matching.posted of its Worker or, if it is
-	// for one peer, in Endpoint.posted, a send in Endpoint.queue. A send that is requestActive stays
-	// first in Endpoint.queue while bytes of it have to go out, and a sendSync or sendLong is in
-	// Endpoint.waiting from its first attempt to the peer's notice.
+	// for one peer, in Endpoint.posted, a send in Endpoint.queue. A send that is requestActive
+	// stays first in Endpoint.queue while bytes of it have to go out, and a sendSync or sendLong is
+	// in Endpoint.waiting from its first attempt to the peer's notice.
 	_ noCopy
 
 	w     *Worker
