@@ -322,7 +322,7 @@ func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *
 	}
 	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), strings.Join(names, ", "))
 	for {
-		f.printed = false
+		f.outcome.document = false
 		conn, err := l.next()
 		if err != nil {
 			return err

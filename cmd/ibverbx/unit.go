@@ -32,7 +32,7 @@ var bandwidthUnits = []struct {
 var gigabytes = bandwidthUnits[0].unit
 
 // unit is the one that the flags ask for.
-func (f *perfCmd) unit() (unit, error) {
+func (f *outFlags) unit() (unit, error) {
 	switch {
 	case f.Unit != "" && f.ReportGbits:
 		return unit{}, &bench.UsageError{Reason: "--unit and --report-gbits exclude each other: give one"}
