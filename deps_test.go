@@ -54,8 +54,8 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 // The root package, verbs and the software NICs import only the standard library: no C, no
 // sockets.
 func TestImportsOfTheCore(t *testing.T) {
-	core := []string{module, module + "/verbs", module + "/verbs/soft", module + "/internal/ring",
-		module + "/internal/dqplb"}
+	core := []string{module, module + "/verbs", module + "/verbs/soft",
+		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]

@@ -56,6 +56,8 @@ func judges(dir string) []judge {
 		return []judge{own(dir), game("test/sendside", "TestShmem", "100")}
 	case "verbs":
 		return []judge{own(dir), own("verbs/soft"), own(".")}
+	case "verbs/internal/nic":
+		return []judge{own(dir), own("verbs/soft"), own("."), sim, transport}
 	case "verbs/soft":
 		return []judge{own(dir), own("."), sim, transport}
 	}

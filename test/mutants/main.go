@@ -12,7 +12,8 @@ import (
 	"ibverbx/test/internal/hunt"
 )
 
-const core = ".,internal/dqplb,internal/flow,internal/list,internal/ring,tagged,transport,verbs/soft"
+const core = ".,internal/dqplb,internal/flow,internal/list,internal/ring,tagged,transport," +
+	"verbs/internal/nic,verbs/soft"
 
 // options are the flags.
 type options struct {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // A post or a poll executes this much on its caller's goroutine, and leaves the rest to the worker:
@@ -68,7 +69,7 @@ func (b *background) posted(q *QP) {
 // executeSmall executes requests of q without leaving the lock, up to a budget.
 func (b *background) executeSmall(q *QP, requests, bytes int) {
 	for requests > 0 && q.runnable() {
-		n := q.head().length
+		n := q.head().Length
 		if n > smallCopy || int(n) > bytes {
 			return
 		}
@@ -93,11 +94,11 @@ func (b *background) executed(q *QP) {
 	if !q.unacknowledged() {
 		return // its completion queue has overrun and q failed with it
 	}
-	s := q.sq.at(q.sq.acked)
-	if s.ackAt == 0 {
+	s := q.core.SQ.At(q.core.SQ.Acked)
+	if s.Mark == 0 {
 		b.acknowledge(q)
 	} else if t := &q.run.background.timers[timerAck]; t.at == 0 {
-		b.arm(t, s.ackAt)
+		b.arm(t, s.Mark)
 	}
 }
 
@@ -105,13 +106,13 @@ func (b *background) executed(q *QP) {
 func (b *background) acknowledge(q *QP) {
 	blocked := q.run.reads > 0
 	for q.unacknowledged() {
-		s := q.sq.at(q.sq.acked)
-		if s.ackAt != 0 {
-			if s.ackAt > b.now() {
-				b.arm(&q.run.background.timers[timerAck], s.ackAt)
+		s := q.core.SQ.At(q.core.SQ.Acked)
+		if s.Mark != 0 {
+			if s.Mark > b.now() {
+				b.arm(&q.run.background.timers[timerAck], s.Mark)
 				break
 			}
-			if !s.local && !q.linked() {
+			if !s.Local && !q.linked() {
 				if q.run.wait != waitPeer {
 					b.f.awaitPeer(q)
 				}
@@ -126,7 +127,7 @@ func (b *background) acknowledge(q *QP) {
 	}
 }
 
-func (b *background) hide(q *QP, dir direction, due int64) bool {
+func (b *background) hide(q *QP, dir nic.Direction, due int64) bool {
 	if len(q.hidden[dir]) > 0 {
 		return true // stays in order
 	}
@@ -139,12 +140,12 @@ func (b *background) hide(q *QP, dir direction, due int64) bool {
 
 // arrive makes the receives of q visible whose messages have arrived.
 func (b *background) arrive(q *QP) {
-	for len(q.hidden[dirRecv]) > 0 {
-		if due := q.hidden[dirRecv][0].due; due > b.now() {
+	for len(q.hidden[nic.Recv]) > 0 {
+		if due := q.hidden[nic.Recv][0].due; due > b.now() {
 			b.arm(&q.run.background.timers[timerArrive], due)
 			return
 		}
-		b.f.reveal(q, dirRecv, 0)
+		b.f.reveal(q, nic.Recv, 0)
 	}
 }
 
@@ -160,7 +161,7 @@ func (b *background) retryAfter(q *QP, d time.Duration) {
 func (b *background) stopTimers(q *QP) {
 	w := &q.dev.worker
 	for k := range q.run.background.timers {
-		if timerKind(k) == timerArrive && len(q.hidden[dirRecv]) > 0 {
+		if timerKind(k) == timerArrive && len(q.hidden[nic.Recv]) > 0 {
 			continue // messages that have left still arrive
 		}
 		w.timers.disarm(&q.run.background.timers[k])
@@ -236,7 +237,7 @@ func (f *Fabric) help(c *CQ) bool {
 		switch {
 		case q.run.partial:
 			b.copyWhileAlone(c, q)
-		case q.head().length <= smallCopy && c.dev.cfg.Bandwidth == 0:
+		case q.head().Length <= smallCopy && c.dev.bandwidth == 0:
 			b.executeSmall(q, inlineRequests/4, inlineBytes/4)
 		default:
 			if f.execute(q) == copying {
@@ -254,8 +255,8 @@ func (f *Fabric) help(c *CQ) bool {
 // several queue pairs better when the worker takes what is long.
 func (b *background) mayHelp(q *QP) bool {
 	d := q.dev
-	alone := d.worker.last == q && d.cfg.Bandwidth == 0
-	return (q.run.partial || q.runnable() && q.head().length <= helpCopy) && b.departure(d) == 0 ||
+	alone := d.worker.last == q && d.bandwidth == 0
+	return (q.run.partial || q.runnable() && q.head().Length <= helpCopy) && b.departure(d) == 0 ||
 		alone && q.runnable()
 }
 
@@ -273,7 +274,7 @@ func (b *background) copyWhileAlone(c *CQ, q *QP) {
 			f.landed(q)
 			return
 		}
-		if n >= helpMost || w.first != nil || c.attention.Load() {
+		if n >= helpMost || w.first != nil || c.core.Attention() {
 			q.run.partial = true
 			w.putBack(q)
 			b.wake(q.dev)
@@ -290,14 +291,14 @@ func (b *background) serve(q *QP) {
 		b.copyRest(q)
 	}
 	bytes, turn := 0, turnRequests
-	if q.dev.cfg.Bandwidth != 0 {
+	if q.dev.bandwidth != 0 {
 		turn = 1 // the wire is shared message by message
 	}
 	for range turn {
 		if !q.runnable() || bytes > turnBytes {
 			break
 		}
-		bytes += int(q.head().length)
+		bytes += int(q.head().Length)
 		b.execute(q)
 	}
 	b.ready(q)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // ledger holds what one queue pair has to complete: the requests accepted and not yet completed, in
@@ -30,9 +31,9 @@ type owed struct {
 }
 
 // completed checks a completion against the ledger and removes its request.
-func (l *ledger) completed(dir direction, wc *verbs.WC) error {
+func (l *ledger) completed(dir nic.Direction, wc *verbs.WC) error {
 	list := &l.sends
-	if dir == dirRecv {
+	if dir == nic.Recv {
 		list = &l.recvs
 	}
 	for len(*list) > 0 {
@@ -59,16 +60,13 @@ func (l *ledger) completed(dir direction, wc *verbs.WC) error {
 
 // invariants checks what holds for a queue pair at any time.
 func invariants(q *QP) error {
-	s, r := &q.sq, &q.rq
+	if err := q.core.CheckInvariants(); err != nil {
+		return err
+	}
 	switch {
-	case s.acked > s.executed || s.executed > s.posted || s.posted-s.freed > s.limit || s.freed > s.acked:
-		return fmt.Errorf("send queue: freed %d acked %d executed %d posted %d", s.freed, s.acked, s.executed,
-			s.posted)
-	case r.consumed > r.posted || r.posted-r.freed > r.limit || r.freed > r.consumed:
-		return fmt.Errorf("receive queue: freed %d consumed %d posted %d", r.freed, r.consumed, r.posted)
 	case q.run.reads < 0:
 		return fmt.Errorf("%d reads outstanding", q.run.reads)
-	case q.state == verbs.StateErr && !q.run.busy && s.acked != s.posted:
+	case q.core.State == verbs.StateErr && !q.run.busy && q.core.SQ.Acked != q.core.SQ.Posted:
 		return errors.New("in ERR and not flushed")
 	}
 	return nil
@@ -125,7 +123,7 @@ func chaos(t *testing.T, seed uint64) error {
 				return err
 			}
 			for i := range wcs[:n] {
-				if err := l.completed(direction(dir), &wcs[i]); err != nil {
+				if err := l.completed(nic.Direction(dir), &wcs[i]); err != nil {
 					return fmt.Errorf("soft%d qp %d dir %d: %+v: %w", l.end.dev.id, wcs[i].QPNum, dir, wcs[i],
 						err)
 				}
@@ -138,7 +136,7 @@ func chaos(t *testing.T, seed uint64) error {
 			if !x.end.dev.up() {
 				return nil
 			}
-			if x.dead[dirSend] {
+			if x.dead[nic.Send] {
 				x.end.replaceCQ()
 			} else {
 				setState(t, x.end, verbs.StateReset)

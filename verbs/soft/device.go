@@ -6,49 +6,44 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
-
-// firstQPNum is the number of the first queue pair of every NIC: 0 and 1 are special in InfiniBand,
-// and the low ones are reserved on real NICs too.
-const firstQPNum = 17
-
-const maxQPNum = 1<<24 - 1
 
 // Device is one software NIC. It is a verbs.Device.
 type Device struct {
 	_    noCopy
 	f    *Fabric
+	core nic.Device
 	id   verbs.DeviceID
-	name string
 	gids [2]verbs.GID
-	cfg  DeviceConfig // Bandwidth and Latency are guarded by the fabric's lock, the limits never change
+
+	// Guarded by the fabric's lock; see SetSpeed.
+	bandwidth uint64
+	latency   time.Duration
 
 	linkDown bool
-	gone     bool
 	cutBy    *Injection // the fault that took the link down; its removal brings it up again
 	killedBy *Injection // the fault that killed the NIC; its removal brings it back
-	keys     keyTable
-	qps      []*QP // in the order of their creation
-	qpByNum  map[uint32]*QP
-	nextQP   uint32
-	lastQP   uint32 // the highest number of a queue pair
-	watchers verbs.Watchers
+	qps      nic.Table[QP]
 
 	worker worker // of the background engine
 }
 
 func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
 	d := &Device{
-		f:       f,
-		id:      verbs.DeviceID(i),
-		name:    "soft" + strconv.Itoa(i),
-		cfg:     cfg,
-		keys:    newKeyTable(i),
-		qpByNum: make(map[uint32]*QP),
-		nextQP:  firstQPNum,
-		lastQP:  maxQPNum,
-		gids:    gids(f.identity, i),
+		f:         f,
+		id:        verbs.DeviceID(i),
+		gids:      gids(f.identity, i),
+		bandwidth: cfg.Bandwidth,
+		latency:   cfg.Latency,
+		qps:       nic.NewTable[QP](nil),
 	}
+	c := &d.core
+	c.Lock, c.Open = &f.mu, &f.objects
+	c.Name, c.Handle, c.GIDs = "soft"+strconv.Itoa(i), d, len(d.gids)
+	c.Keys = nic.NewKeys(d.id, nil)
+	c.Limits = nic.Limits{MaxQPWR: cfg.MaxQPWR, MaxCQE: cfg.MaxCQE, MaxSGE: cfg.MaxSGE,
+		MaxInline: cfg.MaxInline, MaxMsgSize: cfg.MaxMsgSize, MaxRDAtomic: cfg.MaxRDAtomic}
 	d.worker.init()
 	return d
 }
@@ -57,60 +52,32 @@ func newDevice(f *Fabric, i int, cfg DeviceConfig) *Device {
 func (d *Device) ID() verbs.DeviceID { return d.id }
 
 // Name is "soft0" and so on.
-func (d *Device) Name() string { return d.name }
+func (d *Device) Name() string { return d.core.Name }
 
 // DefaultPort is 1, the only one.
 func (d *Device) DefaultPort() int { return 1 }
-
-// err makes the error of a call on this NIC.
-func (d *Device) err(op string, err error, detail string) error {
-	return &verbs.OpError{Op: op, Device: d.name, Detail: detail, Err: err}
-}
-
-// usable returns why nothing can be made on the NIC; nil where it can. The fabric is locked.
-func (d *Device) usable(op string) error {
-	if d.f.closed {
-		return d.err(op, verbs.ErrClosed, "the fabric is closed")
-	}
-	if d.gone {
-		return d.err(op, verbs.ErrDeviceGone, "")
-	}
-	return nil
-}
 
 // Query describes the NIC.
 func (d *Device) Query() (verbs.DeviceAttr, error) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	if err := d.usable("query device"); err != nil {
+	if err := d.core.Usable("query device"); err != nil {
 		return verbs.DeviceAttr{}, err
 	}
-	return verbs.DeviceAttr{
-		Firmware:    "soft",
-		NodeGUID:    guid(d.f.identity, int(d.id)),
-		Ports:       1,
-		MaxQP:       1 << 18,
-		MaxQPWR:     d.cfg.MaxQPWR,
-		MaxSGE:      d.cfg.MaxSGE,
-		MaxCQ:       1 << 16,
-		MaxCQE:      d.cfg.MaxCQE,
-		MaxMR:       maxKeyIndex,
-		MaxMRSize:   1 << 47,
-		MaxPD:       1 << 16,
-		MaxRDAtomic: d.cfg.MaxRDAtomic,
-		MaxInline:   d.cfg.MaxInline,
-	}, nil
+	attr := d.core.Limits.Attr()
+	attr.Firmware, attr.NodeGUID = "soft", guid(d.f.identity, int(d.id))
+	return attr, nil
 }
 
 // QueryPort describes port 1.
 func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	if err := d.usable("query port"); err != nil {
+	if err := d.core.Usable("query port"); err != nil {
 		return verbs.PortAttr{}, err
 	}
 	if port != 1 {
-		return verbs.PortAttr{}, d.err("query port", verbs.ErrInvalid,
+		return verbs.PortAttr{}, d.core.Err("query port", verbs.ErrInvalid,
 			fmt.Sprintf("port %d, there is only port 1", port))
 	}
 	attr := verbs.PortAttr{
@@ -118,9 +85,9 @@ func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
 		MaxMTU:      verbs.MTU4096,
 		ActiveMTU:   verbs.MTU4096,
 		GIDTableLen: len(d.gids),
-		MaxMsgSize:  d.cfg.MaxMsgSize,
+		MaxMsgSize:  d.core.Limits.MaxMsgSize,
 		LinkLayer:   verbs.LinkLayerEthernet,
-		Speed:       d.cfg.Bandwidth * 8,
+		Speed:       d.bandwidth * 8,
 	}
 	if d.linkDown {
 		attr.State = verbs.PortDown
@@ -132,11 +99,11 @@ func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
 func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	if err := d.usable("query gid"); err != nil {
+	if err := d.core.Usable("query gid"); err != nil {
 		return verbs.GIDEntry{}, err
 	}
 	if port != 1 || index < 0 || index >= len(d.gids) {
-		return verbs.GIDEntry{}, d.err("query gid", verbs.ErrInvalid,
+		return verbs.GIDEntry{}, d.core.Err("query gid", verbs.ErrInvalid,
 			fmt.Sprintf("port %d index %d, there are port 1 and indexes below %d", port, index, len(d.gids)))
 	}
 	return verbs.GIDEntry{Index: index, GID: d.gids[index], Type: verbs.GIDTypeRoCEv2}, nil
@@ -148,7 +115,7 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 func (d *Device) SetSpeed(bandwidth uint64, latency time.Duration) {
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
-	d.cfg.Bandwidth, d.cfg.Latency = bandwidth, max(latency, 0)
+	d.bandwidth, d.latency = bandwidth, max(latency, 0)
 }
 
 // SetLink takes the NIC's link down or up again. While it is down packets vanish in both
@@ -185,12 +152,12 @@ func (d *Device) Kill() {
 // kill is Kill with the fabric locked, on behalf of an injection or of the caller.
 func (d *Device) kill(by *Injection) {
 	d.killedBy = by
-	if d.gone {
+	if d.core.Gone {
 		return
 	}
-	d.publish(verbs.Event{Type: verbs.EventDeviceFatal})
-	d.gone = true
-	for _, q := range d.qps {
+	d.core.Publish(verbs.Event{Type: verbs.EventDeviceFatal})
+	d.core.Gone = true
+	for _, q := range d.qps.All {
 		d.f.toError(q)
 	}
 }
@@ -207,12 +174,12 @@ func (d *Device) Restore() {
 // restore is Restore with the fabric locked.
 func (d *Device) restore() {
 	d.killedBy = nil
-	if d.gone {
-		d.gone = false
+	if d.core.Gone {
+		d.core.Gone = false
 		d.publishPort()
 	}
 	d.f.pathsChanged()
 }
 
 // up reports whether packets pass through the NIC.
-func (d *Device) up() bool { return !d.linkDown && !d.gone }
+func (d *Device) up() bool { return !d.linkDown && !d.core.Gone }

@@ -15,16 +15,7 @@ import "ibverbx/verbs"
 //
 // Each is sent before the call or the step that causes it has returned. A NIC that was killed sends
 // none until it is restored.
-func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
-
-// publish raises an event. The fabric is locked, which keeps events in the order of their causes;
-// that is safe, because sending them neither waits nor calls back.
-func (d *Device) publish(e verbs.Event) {
-	if !d.gone {
-		e.Device = d
-		d.watchers.Publish(e)
-	}
-}
+func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
 
 // publishPort raises the event for the port's present state.
 func (d *Device) publishPort() {
@@ -32,16 +23,16 @@ func (d *Device) publishPort() {
 	if d.linkDown {
 		e.Type = verbs.EventPortErr
 	}
-	d.publish(e)
+	d.core.Publish(e)
 }
 
 // failWithEvent takes a queue pair to ERR where no completion says why, and raises the event that
 // does.
 func (f *Fabric) failWithEvent(q *QP, why verbs.EventType) {
-	if q.state == verbs.StateErr || q.state == verbs.StateReset {
+	if q.core.State == verbs.StateErr || q.core.State == verbs.StateReset {
 		return
 	}
-	q.dev.publish(verbs.Event{Type: why, QPNum: q.num})
+	q.dev.core.Publish(verbs.Event{Type: why, QPNum: q.core.Num})
 	f.toError(q)
 }
 

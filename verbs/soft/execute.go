@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // outcome is the result of an attempt to execute the head of a send queue.
@@ -18,18 +19,18 @@ const (
 )
 
 // head is the request to execute next. There has to be one.
-func (q *QP) head() *sendSlot { return q.sq.at(q.sq.executed) }
+func (q *QP) head() *nic.SendSlot { return q.core.SQ.At(q.core.SQ.Executed) }
 
 // runnable reports whether the head request may be executed now.
 func (q *QP) runnable() bool {
 	r := &q.run
-	if q.sq.executed == q.sq.posted || q.state != verbs.StateRTS || r.busy || r.failed ||
+	if q.core.SQ.Executed == q.core.SQ.Posted || q.core.State != verbs.StateRTS || r.busy || r.failed ||
 		r.wait != waitNone || r.stall != nil {
 		return false
 	}
 	if r.reads > 0 {
 		s := q.head()
-		if s.flags&verbs.SendFence != 0 || s.answered() && r.reads >= int(q.attr.MaxRDAtomic) {
+		if s.Flags&verbs.SendFence != 0 || s.Answered() && r.reads >= int(q.core.Attr.MaxRDAtomic) {
 			return false
 		}
 	}
@@ -45,7 +46,11 @@ func (f *Fabric) execute(q *QP) outcome {
 	if len(f.injections) != 0 && !f.strike(q) {
 		return held
 	}
-	if status := q.prepare(s, x); status != verbs.StatusSuccess {
+	memory := &x.src
+	if s.Answered() {
+		memory = &x.dst
+	}
+	if status := q.core.Local(memory, q.core.SQ.Executed); status != verbs.StatusSuccess {
 		f.fail(q, status, 0)
 		return done
 	}
@@ -67,15 +72,15 @@ func (f *Fabric) execute(q *QP) outcome {
 		return done
 	}
 	switch {
-	case s.length == 0:
-	case s.opcode.IsAtomic():
-		s.result = fetchAndChange(s, x.src[0])
-	case f.stepped && s.opcode == verbs.OpRDMARead:
+	case s.Length == 0:
+	case s.Opcode.IsAtomic():
+		s.Result = nic.FetchAndChange(s.Opcode, s.CompareAdd, s.Swap, x.src.Bytes[0])
+	case f.stepped && s.Opcode == verbs.OpRDMARead:
 		q.fetchLate(x)
-	case s.length <= smallCopy || f.stepped:
+	case s.Length <= smallCopy || f.stepped:
 		x.copy()
 	default:
-		x.pin()
+		x.hold()
 		x.peer = p
 		q.run.busy, p.run.inbound = true, true
 		return copying
@@ -83,38 +88,6 @@ func (f *Fabric) execute(q *QP) outcome {
 	f.finish(q, p, s)
 	return done
 }
-
-// prepare checks the requester's side of a request and collects its memory.
-func (q *QP) prepare(s *sendSlot, x *transfer) verbs.Status {
-	if s.length > uint64(q.dev.cfg.MaxMsgSize) {
-		return verbs.StatusLocLenErr
-	}
-	if s.flags&verbs.SendInline != 0 {
-		if s.length > 0 {
-			x.src = append(x.src, q.sq.inlined(q.sq.executed))
-		}
-		return verbs.StatusSuccess
-	}
-	var ok bool
-	sges := q.sq.sgl(q.sq.executed)
-	if !s.answered() {
-		x.src, ok = x.gather(x.src, q.pd, sges, s.length, 0)
-	} else {
-		if s.opcode.IsAtomic() && s.length != 8 {
-			return verbs.StatusLocLenErr
-		}
-		if q.attr.MaxRDAtomic == 0 {
-			return verbs.StatusLocQPOpErr // the requester has no resources for any
-		}
-		x.dst, ok = x.gather(x.dst, q.pd, sges, s.length, verbs.AccessLocalWrite)
-	}
-	if !ok {
-		return verbs.StatusLocProtErr
-	}
-	return verbs.StatusSuccess
-}
-
-const psnMask = 1<<24 - 1
 
 // reach finds the peer, or nil when packets to it would vanish: the path is down, there is no such
 // queue pair, it is not ready to receive, it is connected to another one, or its packet sequence
@@ -125,7 +98,8 @@ func (q *QP) reach() *QP {
 		return nil
 	}
 	p := q.partner()
-	if p == nil || !p.receptive() || p.dest != q.dev || p.attr.DestQPNum != q.num || p.recvPSN != q.sendPSN {
+	if p == nil || !p.core.Receptive() || p.dest != q.dev || p.core.Attr.DestQPNum != q.core.Num ||
+		p.recvPSN != q.sendPSN {
 		return nil
 	}
 	return p
@@ -133,12 +107,12 @@ func (q *QP) reach() *QP {
 
 // partner is the queue pair that q is connected to, in whatever state, or nil.
 func (q *QP) partner() *QP {
-	if p := q.peer; p != nil && !p.closed {
+	if p := q.peer; p != nil && !p.core.Closed {
 		return p
 	}
 	q.peer = nil
 	if q.dest != nil {
-		q.peer = q.dest.qpByNum[q.attr.DestQPNum]
+		q.peer = q.dest.qps.Find(q.core.Attr.DestQPNum)
 	}
 	return q.peer
 }
@@ -146,29 +120,24 @@ func (q *QP) partner() *QP {
 // linked reports whether the path to the peer's NIC is up.
 func (q *QP) linked() bool { return q.dest != nil && q.dev.up() && q.dest.up() }
 
-// receptive reports whether the state accepts messages.
-func (q *QP) receptive() bool {
-	return q.state == verbs.StateRTS || q.state == verbs.StateRTR || q.state == verbs.StateSQD
-}
-
 // finish ends the execution of the head request after its payload has moved.
-func (f *Fabric) finish(q, p *QP, s *sendSlot) {
+func (f *Fabric) finish(q, p *QP, s *nic.SendSlot) {
 	r := &q.run
 	arrive, ack := f.engine.transmit(q, p, s)
-	r.xfer.arrive, s.ackAt = arrive, ack
+	r.xfer.arrive, s.Mark = arrive, ack
 	fault := r.fault
 	q.advance()
-	q.sendPSN = (q.sendPSN + 1) & psnMask
+	q.sendPSN = (q.sendPSN + 1) & nic.PSNMask
 	p.recvPSN = q.sendPSN
 	if fault != nil {
-		s.status, s.vendorErr, s.local = fault.fault.Status, fault.fault.VendorErr, true
+		s.Status, s.VendorErr, s.Local = fault.fault.Status, fault.fault.VendorErr, true
 		r.failed = true
-	} else if s.opcode.IsSend() || s.opcode.HasImm() {
+	} else if s.Opcode.IsSend() || s.Opcode.HasImm() {
 		f.receive(q, p, s)
 	}
-	if s.answered() && !r.failed {
+	if s.Answered() && !r.failed {
 		r.reads++
-		if s.opcode.IsAtomic() && !f.stepped {
+		if s.Opcode.IsAtomic() && !f.stepped {
 			q.landAtomic(s)
 		}
 	}
@@ -176,21 +145,22 @@ func (f *Fabric) finish(q, p *QP, s *sendSlot) {
 }
 
 // landAtomic writes what an atomic found to the requester's memory.
-func (q *QP) landAtomic(s *sendSlot) {
+func (q *QP) landAtomic(s *nic.SendSlot) {
 	word := q.run.word[:]
-	binary.NativeEndian.PutUint64(word, s.result)
+	binary.NativeEndian.PutUint64(word, s.Result)
 	x := &q.run.xfer
-	x.src = append(x.src[:0], word)
+	x.src.Reset()
+	x.src.Add(word)
 	x.copy()
 }
 
 // landed follows a copy outside of the lock. Either side may have failed in the meantime.
 func (f *Fabric) landed(q *QP) {
 	p := q.run.xfer.peer
-	q.run.xfer.unpin()
+	q.run.xfer.release()
 	q.run.busy, p.run.inbound = false, false
 	switch {
-	case q.state != verbs.StateRTS && q.state != verbs.StateSQD:
+	case q.core.State != verbs.StateRTS && q.core.State != verbs.StateSQD:
 	case q.reach() != p:
 		f.awaitPeer(q)
 	default:
@@ -198,12 +168,12 @@ func (f *Fabric) landed(q *QP) {
 	}
 	f.settle(q)
 	f.settle(p)
-	f.wakeQuiet()
+	f.mu.WakeQuiet()
 }
 
 // advance moves past the head request.
 func (q *QP) advance() {
-	q.sq.executed++
+	q.core.SQ.Executed++
 	q.run.fault = nil
 	q.run.tries, q.run.rnrTries = 0, 0
 }
@@ -211,7 +181,7 @@ func (q *QP) advance() {
 // fail ends the head request on this side, without the peer.
 func (f *Fabric) fail(q *QP, status verbs.Status, vendorErr uint32) {
 	s := q.head()
-	s.status, s.vendorErr, s.local, s.ackAt = status, vendorErr, true, 0
+	s.Status, s.VendorErr, s.Local, s.Mark = status, vendorErr, true, 0
 	q.run.failed = true
 	q.advance()
 	f.engine.executed(q)
@@ -220,15 +190,15 @@ func (f *Fabric) fail(q *QP, status verbs.Status, vendorErr uint32) {
 // reject ends the head request with the peer's refusal. Both queue pairs fail: a responder that
 // answers with a fatal NAK goes to ERR itself (IBTA 9.9.3, responder class C; the kernel's
 // do_class_ac_error).
-func (f *Fabric) reject(q, p *QP, s *sendSlot, status verbs.Status) {
-	_, s.ackAt = f.engine.transmit(q, p, s)
-	s.status, s.local = status, false
+func (f *Fabric) reject(q, p *QP, s *nic.SendSlot, status verbs.Status) {
+	_, s.Mark = f.engine.transmit(q, p, s)
+	s.Status, s.Local = status, false
 	q.run.failed = true
 	q.advance()
-	isSend := s.opcode.IsSend()
+	isSend := s.Opcode.IsSend()
 	f.engine.executed(q)
 	switch {
-	case !isSend || !p.receptive(): // not receptive: a queue pair connected to itself
+	case !isSend || !p.core.Receptive(): // not receptive: a queue pair connected to itself
 		f.failWithEvent(p, refusalEvent(status))
 	case status == verbs.StatusRemOpErr:
 		f.consumeFailed(p, verbs.StatusLocProtErr, 0)

@@ -3,10 +3,10 @@ package soft
 import (
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // Config describes a fabric. The zero value is one fast NIC that works in the background.
@@ -92,12 +92,10 @@ type Fabric struct {
 	// mu guards all state of the fabric and of every object in it, unless a field says otherwise.
 	// One lock is easy to reason about, and as cheap as any other scheme: a request touches two
 	// queue pairs and two completion queues.
-	mu         sync.Mutex
-	quiet      sync.Cond // a copy outside of the lock has ended; on mu
-	waiters    int       // goroutines that wait for quiet
+	mu         nic.Lock
 	rng        *rand.Rand
 	injections []*Injection
-	objects    Objects
+	objects    nic.Objects
 	closed     bool
 	scratch    []Action // Step's
 }
@@ -112,12 +110,12 @@ type engine interface {
 	ready(q *QP)
 	// transmit says when the message that just moved arrives at the peer, and when the
 	// acknowledgement is back: times of the engine's own, 0 for at once.
-	transmit(q, peer *QP, s *sendSlot) (arrive, ack int64)
+	transmit(q, peer *QP, s *nic.SendSlot) (arrive, ack int64)
 	// executed: a further request of q awaits its acknowledgement.
 	executed(q *QP)
 	// hide reports whether a completion that is due at the given time stays hidden for now. It then
 	// arranges for reveal to be called.
-	hide(q *QP, dir direction, due int64) bool
+	hide(q *QP, dir nic.Direction, due int64) bool
 	// retryAfter calls timeout(q) after d; 0 is never.
 	retryAfter(q *QP, d time.Duration)
 	// stopTimers disarms the timers of q.
@@ -138,7 +136,6 @@ func New(cfg Config) (*Fabric, error) {
 		byGID:    make(map[verbs.GID]*Device),
 		rng:      rand.New(rand.NewPCG(cfg.Seed, 0x736f6674)),
 	}
-	f.quiet.L = &f.mu
 	if f.stepped {
 		f.engine = steppedEngine{}
 	} else {
@@ -186,7 +183,7 @@ func (o Objects) String() string {
 func (f *Fabric) Objects() Objects {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.objects
+	return Objects(f.objects)
 }
 
 // Close ends the workers. While objects are open it returns verbs.ErrBusy, says how many, and has
@@ -197,29 +194,17 @@ func (f *Fabric) Close() error {
 		f.mu.Unlock()
 		return &verbs.OpError{Op: "close soft fabric", Err: verbs.ErrClosed}
 	}
-	if f.objects != (Objects{}) {
-		open := f.objects
+	if f.objects != (nic.Objects{}) {
+		open := Objects(f.objects)
 		f.mu.Unlock()
 		return &verbs.OpError{Op: "close soft fabric", Detail: "open are " + open.String(),
 			Err: verbs.ErrBusy}
 	}
 	f.closed = true
+	for _, d := range f.devices {
+		d.core.Closed = "the fabric is closed"
+	}
 	f.mu.Unlock()
 	f.engine.close()
 	return nil
-}
-
-// awaitQuiet waits until a copy outside of the lock has ended. Call it in a loop that tests the
-// condition.
-func (f *Fabric) awaitQuiet() {
-	f.waiters++
-	f.quiet.Wait()
-	f.waiters--
-}
-
-// wakeQuiet wakes the goroutines in awaitQuiet.
-func (f *Fabric) wakeQuiet() {
-	if f.waiters > 0 {
-		f.quiet.Broadcast()
-	}
 }

@@ -147,7 +147,7 @@ func (t Fault) String() string {
 		s += " (" + t.Delay.String() + ")"
 	}
 	if t.Device != nil {
-		s += " on " + t.Device.name
+		s += " on " + t.Device.core.Name
 	} else {
 		s += " on any nic"
 	}
@@ -220,7 +220,7 @@ func (i *Injection) Remove() {
 	defer f.mu.Unlock()
 	i.retire()
 	for _, d := range f.devices {
-		for _, q := range d.qps {
+		for _, q := range d.qps.All {
 			if q.run.stall == i {
 				q.run.stall = nil
 				f.engine.ready(q)

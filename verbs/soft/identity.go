@@ -44,6 +44,6 @@ func (d *Device) CheckPath(_ int, to verbs.GID) error {
 	if d.f.byGID[to] != nil {
 		return nil
 	}
-	return d.err("check path", verbs.ErrUnreachable, fmt.Sprintf("no NIC of this fabric has the GID %v: "+
-		"software NICs reach those of their own fabric, in one process, only", to))
+	return d.core.Err("check path", verbs.ErrUnreachable, fmt.Sprintf("no NIC of this fabric has the "+
+		"GID %v: software NICs reach those of their own fabric, in one process, only", to))
 }

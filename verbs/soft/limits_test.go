@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // small is a NIC with limits below the contract's defaults, and each different.
@@ -345,7 +346,7 @@ func TestGIDTable(t *testing.T) {
 func TestQPNumbersGoRound(t *testing.T) {
 	f := newFabric(t, Config{Devices: 1})
 	e := newEnd(t, f.Device(0), endConfig{}) // has number 17
-	e.dev.nextQP = maxQPNum
+	e.dev.qps.Next = nic.MaxQPNum
 	var got []uint32
 	for range 2 {
 		first := e.qp
@@ -354,8 +355,8 @@ func TestQPNumbersGoRound(t *testing.T) {
 		must(t, e.qp.Close())
 		e.qp = first
 	}
-	if got[0] != maxQPNum || got[1] != firstQPNum+1 {
-		t.Errorf("numbers %v, want %d and, 17 being in use, 18", got, maxQPNum)
+	if got[0] != nic.MaxQPNum || got[1] != nic.FirstQPNum+1 {
+		t.Errorf("numbers %v, want %d and, 17 being in use, 18", got, nic.MaxQPNum)
 	}
 }
 
@@ -363,7 +364,7 @@ func TestQPNumbersGoRound(t *testing.T) {
 func TestQPNumbersRunOut(t *testing.T) {
 	f := newFabric(t, Config{Devices: 1})
 	e := newEnd(t, f.Device(0), endConfig{})
-	e.dev.lastQP = e.qp.Num() + 1
+	e.dev.qps.Last = e.qp.Num() + 1
 	cfg := verbs.QPConfig{SendCQ: e.cq, RecvCQ: e.cq}
 	second, err := e.pd.CreateQP(cfg)
 	must(t, err)

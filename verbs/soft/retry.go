@@ -6,21 +6,21 @@ import "ibverbx/verbs"
 // when the path changes.
 func (f *Fabric) awaitPeer(q *QP) {
 	q.run.wait = waitPeer
-	f.engine.retryAfter(q, verbs.AckTimeout(q.attr.Timeout))
+	f.engine.retryAfter(q, verbs.AckTimeout(q.core.Attr.Timeout))
 }
 
 // awaitReceive holds q back because the peer has no receive posted. It returns false when the RNR
 // retries of q are used up.
 func (f *Fabric) awaitReceive(q, p *QP) bool {
 	r := &q.run
-	if q.attr.RNRRetry != verbs.RNRRetryForever {
-		if r.rnrTries >= int(q.attr.RNRRetry) {
+	if q.core.Attr.RNRRetry != verbs.RNRRetryForever {
+		if r.rnrTries >= int(q.core.Attr.RNRRetry) {
 			return false
 		}
 		r.rnrTries++
 	}
 	r.wait = waitRNR
-	f.engine.retryAfter(q, verbs.RNRTimer(p.attr.MinRNRTimer))
+	f.engine.retryAfter(q, verbs.RNRTimer(p.core.Attr.MinRNRTimer))
 	return true
 }
 
@@ -37,7 +37,7 @@ func (f *Fabric) receivesPosted(p *QP) {
 // pathsChanged resumes every queue pair whose peer did not answer. That costs no retry, either.
 func (f *Fabric) pathsChanged() {
 	for _, d := range f.devices {
-		for _, q := range d.qps {
+		for _, q := range d.qps.All {
 			if q.run.wait == waitPeer {
 				f.resume(q)
 			}
@@ -62,11 +62,11 @@ func (f *Fabric) resume(q *QP) {
 // overdue reports whether acknowledgements that q awaits may be lost: the path is down or the peer
 // has failed.
 func (q *QP) overdue() bool {
-	return q.unacknowledged() && !q.sq.at(q.sq.acked).local &&
-		(!q.linked() || q.peer == nil || q.peer.closed || !q.peer.receptive())
+	return q.unacknowledged() && !q.core.SQ.At(q.core.SQ.Acked).Local &&
+		(!q.linked() || q.peer == nil || q.peer.core.Closed || !q.peer.core.Receptive())
 }
 
-func (q *QP) unacknowledged() bool { return q.sq.acked != q.sq.executed }
+func (q *QP) unacknowledged() bool { return q.core.SQ.Acked != q.core.SQ.Executed }
 
 // timeout handles a retry timer that has run out. The transport timer counts retries, and when they
 // are used up ends the oldest request that was not acknowledged.
@@ -74,7 +74,7 @@ func (f *Fabric) timeout(q *QP) {
 	r := &q.run
 	if r.wait == waitPeer || r.wait == waitNone && q.overdue() {
 		r.tries++
-		if r.tries > int(q.attr.RetryCount) {
+		if r.tries > int(q.core.Attr.RetryCount) {
 			r.wait = waitNone
 			f.exhausted(q)
 			return
@@ -86,17 +86,17 @@ func (f *Fabric) timeout(q *QP) {
 // exhausted ends the oldest request of q with RETRY_EXC_ERR.
 func (f *Fabric) exhausted(q *QP) {
 	if !q.unacknowledged() {
-		if q.sq.executed == q.sq.posted {
+		if q.core.SQ.Executed == q.core.SQ.Posted {
 			return
 		}
 		f.fail(q, verbs.StatusRetryExcErr, 0)
 		return
 	}
-	s := q.sq.at(q.sq.acked)
-	if s.answered() && s.status == verbs.StatusSuccess {
+	s := q.core.SQ.At(q.core.SQ.Acked)
+	if s.Answered() && s.Status == verbs.StatusSuccess {
 		q.run.reads--
 	}
-	s.status, s.local, s.ackAt = verbs.StatusRetryExcErr, true, 0
+	s.Status, s.Local, s.Mark = verbs.StatusRetryExcErr, true, 0
 	q.run.failed = true
 	f.engine.executed(q)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // What each alteration does to a write or send, with 0xab in its payload and an immediate of 5.
@@ -110,7 +111,7 @@ func TestFaultSkipAndCount(t *testing.T) {
 		fault Fault
 		want  string
 	}{
-		{Fault{Device: &Device{name: "soft9"}}, ".........."},
+		{Fault{Device: &Device{core: nic.Device{Name: "soft9"}}}, ".........."},
 		{Fault{}, "x........."},
 		{Fault{Skip: 3}, "...x......"},
 		{Fault{Skip: 3, Count: 2}, "...xx....."},

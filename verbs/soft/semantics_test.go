@@ -21,7 +21,7 @@ func TestStatuses(t *testing.T) {
 		wantRcv verbs.Status // what the receive ends with; success: it stays posted, or the message took it
 	}{
 		{name: "write", wr: func(a, b *end, wr *verbs.SendWR) {}, want: success},
-		{name: "wrong lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey += 1 << keyGenShift },
+		{name: "wrong lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey += 2 },
 			want: verbs.StatusLocProtErr},
 		{name: "rkey as lkey", wr: func(a, b *end, wr *verbs.SendWR) { wr.SGL[0].LKey = a.mr.RKey() },
 			want: verbs.StatusLocProtErr},

@@ -3,6 +3,8 @@ package soft
 import (
 	"math/bits"
 	"time"
+
+	"ibverbx/verbs/internal/nic"
 )
 
 // lookAhead is how long before the wire is free the next message may leave: long enough to be
@@ -10,11 +12,11 @@ import (
 const lookAhead = int64(100 * time.Microsecond)
 
 // timed reports whether the NIC simulates a speed.
-func (d *Device) timed() bool { return d.cfg.Bandwidth != 0 || d.cfg.Latency != 0 }
+func (d *Device) timed() bool { return d.bandwidth != 0 || d.latency != 0 }
 
 // departure is when the next message may leave the NIC; 0 is now.
 func (b *background) departure(d *Device) int64 {
-	if d.cfg.Bandwidth == 0 {
+	if d.bandwidth == 0 {
 		return 0
 	}
 	at := d.worker.wireFree - lookAhead
@@ -26,23 +28,23 @@ func (b *background) departure(d *Device) int64 {
 
 // transmit puts a message on the wire, which carries one after the other. The data of a read goes
 // over the wire of the peer's NIC. The receiving side's bandwidth is not simulated.
-func (b *background) transmit(q, peer *QP, s *sendSlot) (arrive, ack int64) {
-	latency := int64(max(q.dev.cfg.Latency, peer.dev.cfg.Latency))
+func (b *background) transmit(q, peer *QP, s *nic.SendSlot) (arrive, ack int64) {
+	latency := int64(max(q.dev.latency, peer.dev.latency))
 	sender := q.dev
-	if s.answered() {
+	if s.Answered() {
 		sender = peer.dev
 	}
-	if latency == 0 && sender.cfg.Bandwidth == 0 {
+	if latency == 0 && sender.bandwidth == 0 {
 		return 0, 0
 	}
 	start := b.now()
-	if s.answered() {
+	if s.Answered() {
 		start += latency
 	}
 	start = max(start, sender.worker.wireFree)
-	finish := start + wireTime(s.length, sender.cfg.Bandwidth)
+	finish := start + wireTime(s.Length, sender.bandwidth)
 	sender.worker.wireFree = finish
-	if s.answered() {
+	if s.Answered() {
 		return 0, finish + latency
 	}
 	return finish + latency, finish + 2*latency

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // ActionKind says what an action makes happen.
@@ -144,28 +145,28 @@ func (f *Fabric) choose(list []Action) Action {
 
 func (f *Fabric) actions(dst []Action) []Action {
 	for _, d := range f.devices {
-		for _, q := range d.qps {
-			a := Action{Device: d.id, QPNum: q.num}
+		for _, q := range d.qps.All {
+			a := Action{Device: d.id, QPNum: q.core.Num}
 			if q.runnable() {
-				a.Kind, a.ID = Execute, q.head().id
+				a.Kind, a.ID = Execute, q.head().ID
 				dst = append(dst, a)
 			}
 			if q.acknowledgeable() {
-				a.Kind, a.ID = Acknowledge, q.sq.at(q.sq.acked).id
+				a.Kind, a.ID = Acknowledge, q.core.SQ.At(q.core.SQ.Acked).ID
 				dst = append(dst, a)
 			}
 			if q.timerRuns() {
-				a.Kind, a.ID = Timer, q.sq.at(q.sq.acked).id
+				a.Kind, a.ID = Timer, q.core.SQ.At(q.core.SQ.Acked).ID
 				dst = append(dst, a)
 			}
 			a.Kind = Reveal
 			for dir := range q.hidden {
-				a.Recv = direction(dir) == dirRecv
+				a.Recv = nic.Direction(dir) == nic.Recv
 				for i := range q.hidden[dir] {
 					if i > 0 && !f.scramble {
 						break
 					}
-					a.Index, a.ID = i, q.hidden[dir][i].wc.ID
+					a.Index, a.ID = i, q.hidden[dir][i].WC.ID
 					dst = append(dst, a)
 				}
 			}
@@ -178,7 +179,7 @@ func (f *Fabric) do(a Action) bool {
 	if int(a.Device) >= len(f.devices) {
 		return false
 	}
-	q := f.devices[a.Device].qpByNum[a.QPNum]
+	q := f.devices[a.Device].qps.Find(a.QPNum)
 	if q == nil {
 		return false
 	}
@@ -199,9 +200,9 @@ func (f *Fabric) do(a Action) bool {
 		}
 		f.timeout(q)
 	case Reveal:
-		dir := dirSend
+		dir := nic.Send
 		if a.Recv {
-			dir = dirRecv
+			dir = nic.Recv
 		}
 		if a.Index < 0 || a.Index >= len(q.hidden[dir]) || a.Index > 0 && !f.scramble {
 			return false
@@ -216,7 +217,7 @@ func (f *Fabric) do(a Action) bool {
 // acknowledgeable reports whether the acknowledgement of the oldest executed request can arrive.
 // Where the peer has failed since, it can be on its way still, or be lost.
 func (q *QP) acknowledgeable() bool {
-	return q.unacknowledged() && (q.sq.at(q.sq.acked).local || q.linked())
+	return q.unacknowledged() && (q.core.SQ.At(q.core.SQ.Acked).Local || q.linked())
 }
 
 // timerRuns reports whether a retry timer of q is running. One that would only repeat itself for
@@ -226,11 +227,11 @@ func (q *QP) timerRuns() bool {
 	case waitDelay:
 		return true
 	case waitRNR:
-		return q.attr.RNRRetry != verbs.RNRRetryForever || q.reach() == nil
+		return q.core.Attr.RNRRetry != verbs.RNRRetryForever || q.reach() == nil
 	case waitPeer:
-		return q.attr.Timeout != 0
+		return q.core.Attr.Timeout != 0
 	}
-	return q.attr.Timeout != 0 && q.overdue()
+	return q.core.Attr.Timeout != 0 && q.overdue()
 }
 
 // fetchLate keeps what a read fetches at the peer until its acknowledgement lets it land.
@@ -238,25 +239,24 @@ func (q *QP) fetchLate(x *transfer) {
 	if q.run.late == nil {
 		q.run.late = make(map[uint64][]byte)
 	}
-	data := make([]byte, len(x.src[0]))
-	move(data, x.src[0])
-	q.run.late[q.sq.executed] = data
+	data := make([]byte, len(x.src.Bytes[0]))
+	nic.Move(data, x.src.Bytes[0])
+	q.run.late[q.core.SQ.Executed] = data
 }
 
 // landLate lands the data of a read or atomic.
-func (f *Fabric) landLate(q *QP, s *sendSlot, seq uint64) verbs.Status {
+func (f *Fabric) landLate(q *QP, s *nic.SendSlot, seq uint64) verbs.Status {
 	x := &q.run.xfer
 	x.reset()
-	var ok bool
-	if x.dst, ok = x.gather(x.dst, q.pd, q.sq.sgl(seq), s.length, verbs.AccessLocalWrite); !ok {
-		return verbs.StatusLocProtErr
+	if status := q.core.Landing(&x.dst, seq); status != verbs.StatusSuccess {
+		return status
 	}
-	if s.opcode.IsAtomic() {
+	if s.Opcode.IsAtomic() {
 		q.landAtomic(s)
 		return verbs.StatusSuccess
 	}
 	if data := q.run.late[seq]; data != nil {
-		x.src = append(x.src, data)
+		x.src.Add(data)
 		x.copy()
 		delete(q.run.late, seq)
 	}
@@ -266,13 +266,13 @@ func (f *Fabric) landLate(q *QP, s *sendSlot, seq uint64) verbs.Status {
 // steppedEngine is the engine in which the caller decides what happens when.
 type steppedEngine struct{}
 
-func (steppedEngine) posted(*QP)                                    {}
-func (steppedEngine) ready(*QP)                                     {}
-func (steppedEngine) transmit(_, _ *QP, _ *sendSlot) (int64, int64) { return 0, 0 }
-func (steppedEngine) executed(*QP)                                  {}
-func (steppedEngine) hide(*QP, direction, int64) bool               { return true }
-func (steppedEngine) retryAfter(*QP, time.Duration)                 {}
-func (steppedEngine) stopTimers(*QP)                                {}
-func (steppedEngine) close()                                        {}
+func (steppedEngine) posted(*QP)                                        {}
+func (steppedEngine) ready(*QP)                                         {}
+func (steppedEngine) transmit(_, _ *QP, _ *nic.SendSlot) (int64, int64) { return 0, 0 }
+func (steppedEngine) executed(*QP)                                      {}
+func (steppedEngine) hide(*QP, nic.Direction, int64) bool               { return true }
+func (steppedEngine) retryAfter(*QP, time.Duration)                     {}
+func (steppedEngine) stopTimers(*QP)                                    {}
+func (steppedEngine) close()                                            {}
 
 var _ engine = steppedEngine{}

@@ -27,7 +27,8 @@ func (i *Injection) retire() {
 // concerns reports whether the injection is for that moment and for q.
 func (i *Injection) concerns(at moment, q *QP) bool {
 	return int(i.fault.Kind) < len(faultKindText) && faultKindText[i.fault.Kind].at == at &&
-		(i.fault.Device == nil || i.fault.Device == q.dev) && (i.fault.QPNum == 0 || i.fault.QPNum == q.num)
+		(i.fault.Device == nil || i.fault.Device == q.dev) &&
+		(i.fault.QPNum == 0 || i.fault.QPNum == q.core.Num)
 }
 
 // matches reports whether request seq of q is one of those chosen.
@@ -72,12 +73,12 @@ func (f *Fabric) struckBy(at moment, about, q *QP, seq uint64) *Injection {
 // no head request any more.
 func (f *Fabric) strike(q *QP) bool {
 	r := &q.run
-	if r.faultSeq == q.sq.executed+1 {
+	if r.faultSeq == q.core.SQ.Executed+1 {
 		return true
 	}
-	r.faultSeq = q.sq.executed + 1
+	r.faultSeq = q.core.SQ.Executed + 1
 	r.fault = nil
-	i := f.struckBy(atExecution, q, q, q.sq.executed)
+	i := f.struckBy(atExecution, q, q, q.core.SQ.Executed)
 	if i == nil {
 		return true
 	}
@@ -113,7 +114,7 @@ func (f *Fabric) strike(q *QP) bool {
 // strikeReceive compares a message of q that is about to consume a receive of p with the
 // injections.
 func (f *Fabric) strikeReceive(q, p *QP) *Injection {
-	return f.struckBy(atArrival, p, q, q.sq.executed-1)
+	return f.struckBy(atArrival, p, q, q.core.SQ.Executed-1)
 }
 
 // strikeCompletion reports whether the completion of request seq of q overruns its queue.
@@ -128,7 +129,7 @@ func (f *Fabric) refuse(q *QP, wr *verbs.SendWR) error {
 			continue
 		}
 		if seen := *wr; (i.fault.Match == nil || i.fault.Match(&seen)) && i.hit() {
-			return q.err("post send", i.fault.Err, "injected")
+			return q.core.Err("post send", i.fault.Err, "injected")
 		}
 	}
 	return nil
@@ -138,7 +139,7 @@ func (f *Fabric) refuse(q *QP, wr *verbs.SendWR) error {
 func (f *Fabric) refuseRecv(q *QP) error {
 	for _, i := range f.injections {
 		if i.concerns(atPostRecv, q) && i.hit() {
-			return q.err("post recv", i.fault.Err, "injected")
+			return q.core.Err("post recv", i.fault.Err, "injected")
 		}
 	}
 	return nil
@@ -150,14 +151,14 @@ func (q *QP) rewrite(change func(*verbs.SendWR)) {
 	if change == nil {
 		return
 	}
-	wr := q.request(q.sq.executed)
+	wr := q.request(q.core.SQ.Executed)
 	// The originals belong to the queue, and must not change.
 	wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
 	change(&wr)
 	s := q.head()
-	s.imm, s.rkey, s.remoteAddr = wr.Imm, wr.RKey, wr.RemoteAddr
-	if withoutImm(wr.Opcode) == withoutImm(s.opcode) {
-		s.opcode = wr.Opcode
+	s.Imm, s.RKey, s.RemoteAddr = wr.Imm, wr.RKey, wr.RemoteAddr
+	if withoutImm(wr.Opcode) == withoutImm(s.Opcode) {
+		s.Opcode = wr.Opcode
 	}
 }
 
@@ -174,21 +175,21 @@ func withoutImm(o verbs.Opcode) verbs.Opcode {
 
 // request rebuilds the work request of a slot.
 func (q *QP) request(seq uint64) verbs.SendWR {
-	s := q.sq.at(seq)
+	s := q.core.SQ.At(seq)
 	wr := verbs.SendWR{
-		ID:         s.id,
-		Opcode:     s.opcode,
-		Flags:      s.flags,
-		Imm:        s.imm,
-		RKey:       s.rkey,
-		RemoteAddr: s.remoteAddr,
-		CompareAdd: s.compareAdd,
-		Swap:       s.swap,
+		ID:         s.ID,
+		Opcode:     s.Opcode,
+		Flags:      s.Flags,
+		Imm:        s.Imm,
+		RKey:       s.RKey,
+		RemoteAddr: s.RemoteAddr,
+		CompareAdd: s.CompareAdd,
+		Swap:       s.Swap,
 	}
-	if s.flags&verbs.SendInline != 0 {
-		wr.Inline = q.sq.inlined(seq)
+	if s.Flags&verbs.SendInline != 0 {
+		wr.Inline = q.core.SQ.Inlined(seq)
 	} else {
-		wr.SGL = q.sq.sgl(seq)
+		wr.SGL = q.core.SQ.SGL(seq)
 	}
 	return wr
 }

@@ -1,6 +1,6 @@
 package soft
 
-import "ibverbx/verbs"
+import "ibverbx/verbs/internal/nic"
 
 // smallCopy is the longest payload that is copied under the lock: some 0.3 µs here, less than two
 // handovers of a contended mutex cost.
@@ -12,10 +12,9 @@ const smallCopy = 8 << 10
 const copyChunk = 512 << 10
 
 // transfer is the movement of one request's payload: from the pieces in src, in order, to those in
-// dst. The regions they lie in are pinned while it is under way outside of the lock.
+// dst. The regions they lie in are held while it is under way outside of the lock.
 type transfer struct {
-	src, dst [][]byte
-	mrs      []*MR
+	src, dst nic.Pieces
 	at       copyCursor
 	peer     *QP   // the other side of a copy outside of the lock
 	arrive   int64 // when the message is at the peer, set with the engine's transmit; 0 is at once
@@ -26,42 +25,17 @@ type transfer struct {
 type copyCursor struct{ src, from, dst, to int }
 
 func (x *transfer) reset() {
-	x.src, x.dst, x.mrs, x.at = x.src[:0], x.dst[:0], x.mrs[:0], copyCursor{}
+	x.src.Reset()
+	x.dst.Reset()
+	x.at = copyCursor{}
 	x.arrive = 0
-}
-
-// gather appends the pieces that sges name, up to limit bytes, to list. It returns false when a
-// key, range or access right does not cover a piece. Elements of no bytes need no key.
-func (x *transfer) gather(list [][]byte, pd *PD, sges []verbs.SGE, limit uint64,
-	access verbs.AccessFlags) ([][]byte, bool) {
-	keys := &pd.dev.keys
-	for i := range sges {
-		e := &sges[i]
-		n := min(uint64(e.Length), limit)
-		if n == 0 {
-			continue
-		}
-		m := keys.find(e.LKey)
-		if m == nil {
-			return list, false
-		}
-		// All of the element has to be covered, even what the message does not reach.
-		b, ok := m.slice(pd, e.Addr, uint64(e.Length), access)
-		if !ok {
-			return list, false
-		}
-		list = append(list, b[:n])
-		x.mrs = append(x.mrs, m)
-		limit -= n
-	}
-	return list, true
 }
 
 // copy moves the payload.
 func (x *transfer) copy() {
-	src, dst := x.src, x.dst
+	src, dst := x.src.Bytes, x.dst.Bytes
 	if len(src) == 1 && len(dst) == 1 && len(src[0]) <= copyChunk {
-		move(dst[0], src[0])
+		nic.Move(dst[0], src[0])
 		return
 	}
 	if len(src) == 1 && len(src[0]) <= maxWord || len(dst) == 1 && len(dst[0]) <= maxWord {
@@ -75,11 +49,12 @@ func (x *transfer) copy() {
 // copySome moves the next bytes of the payload, so many at most, and reports whether that was all.
 func (x *transfer) copySome(limit int) (all bool) {
 	c := &x.at
-	for c.src < len(x.src) && c.dst < len(x.dst) {
+	from, to := x.src.Bytes, x.dst.Bytes
+	for c.src < len(from) && c.dst < len(to) {
 		if limit == 0 {
 			return false
 		}
-		src, dst := x.src[c.src], x.dst[c.dst]
+		src, dst := from[c.src], to[c.dst]
 		n := copy(dst[c.to:], src[c.from:min(len(src), c.from+min(limit, copyChunk))])
 		limit -= n
 		c.from += n
@@ -101,31 +76,26 @@ const maxWord = 8
 func (x *transfer) copyWord() {
 	var word [maxWord]byte
 	n := 0
-	for _, b := range x.src {
-		move(word[n:n+len(b)], b)
+	for _, b := range x.src.Bytes {
+		nic.Move(word[n:n+len(b)], b)
 		n += len(b)
 	}
 	n = 0
-	for _, b := range x.dst {
-		move(b, word[n:n+len(b)])
+	for _, b := range x.dst.Bytes {
+		nic.Move(b, word[n:n+len(b)])
 		n += len(b)
 	}
 }
 
-// pin keeps the regions from being deregistered.
-func (x *transfer) pin() {
-	for _, m := range x.mrs {
-		m.pins++
-	}
+// hold keeps the regions from being deregistered.
+func (x *transfer) hold() {
+	x.src.Hold()
+	x.dst.Hold()
 }
 
-// unpin undoes pin, and forgets the pieces.
-func (x *transfer) unpin() {
-	for _, m := range x.mrs {
-		m.pins--
-	}
-	clear(x.src)
-	clear(x.dst)
-	clear(x.mrs)
+// release undoes hold, and forgets the pieces.
+func (x *transfer) release() {
+	x.src.Release()
+	x.dst.Release()
 	x.peer = nil
 }

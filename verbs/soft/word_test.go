@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
 )
 
 // Places in the buffers: data, then a word behind it, with room between.
@@ -18,17 +19,17 @@ const (
 
 func (e *end) load(n int) uint64 {
 	if n == 4 {
-		return uint64(atomic.LoadUint32(word32(e.buf[wordAt : wordAt+4])))
+		return uint64(atomic.LoadUint32(nic.Word32(e.buf[wordAt : wordAt+4])))
 	}
-	return atomic.LoadUint64(word64(e.buf[wordAt : wordAt+8]))
+	return atomic.LoadUint64(nic.Word64(e.buf[wordAt : wordAt+8]))
 }
 
 func (e *end) store(n int, v uint64) {
 	if n == 4 {
-		atomic.StoreUint32(word32(e.buf[wordAt:wordAt+4]), uint32(v))
+		atomic.StoreUint32(nic.Word32(e.buf[wordAt:wordAt+4]), uint32(v))
 		return
 	}
-	atomic.StoreUint64(word64(e.buf[wordAt:wordAt+8]), v)
+	atomic.StoreUint64(nic.Word64(e.buf[wordAt:wordAt+8]), v)
 }
 
 // A program polls on a word that a NIC writes, and reads the data that came before it, without a
@@ -210,7 +211,7 @@ func TestAtomicsOfNICsAndOfTheProgramAddUp(t *testing.T) {
 	own := make(chan struct{})
 	go func() {
 		for range rounds {
-			atomic.AddUint64(word64(y.buf[wordAt:wordAt+8]), 1)
+			atomic.AddUint64(nic.Word64(y.buf[wordAt:wordAt+8]), 1)
 		}
 		close(own)
 	}()

@@ -1,4 +1,4 @@
-package soft
+package nic
 
 import "unsafe"
 
@@ -8,8 +8,8 @@ import "unsafe"
 // addrOf is the address of buf's first byte.
 func addrOf(buf []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) }
 
-// word64 returns b as a word where b is eight bytes at a multiple of eight, and nil otherwise.
-func word64(b []byte) *uint64 {
+// Word64 returns b as a word where b is eight bytes at a multiple of eight, and nil otherwise.
+func Word64(b []byte) *uint64 {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b) != 8 || uintptr(p)%8 != 0 {
 		return nil
@@ -17,8 +17,8 @@ func word64(b []byte) *uint64 {
 	return (*uint64)(p)
 }
 
-// word32 returns b as a word where b is four bytes at a multiple of four, and nil otherwise.
-func word32(b []byte) *uint32 {
+// Word32 returns b as a word where b is four bytes at a multiple of four, and nil otherwise.
+func Word32(b []byte) *uint32 {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if len(b) != 4 || uintptr(p)%4 != 0 {
 		return nil

@@ -1,4 +1,4 @@
-package soft
+package nic
 
 import (
 	"fmt"
@@ -8,15 +8,13 @@ import (
 	"ibverbx/verbs"
 )
 
-// RegisterDMABuf makes memory known to the NIC by a file descriptor, as [verbs.DMABufRegistrar]
-// says. The NIC maps it: the descriptor may be any that can be mapped and says its size, a memfd or
-// a plain file as well as the dma-buf of an exporter that lets the processor in (udmabuf does, most
-// GPUs do not). So a program for memory of GPUs is tested without one. Whoever makes the file
-// shorter meanwhile ends the process, as with any mapped file.
-func (p *PD) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (verbs.MR, error) {
+// RegisterDMABuf maps what a file descriptor stands for and makes it known to the NIC, as
+// [verbs.DMABufRegistrar] says: a dma-buf, or any other that can be mapped and says its size. It
+// locks.
+func (m *MR) RegisterDMABuf(p *PD, fd int, offset, length, iova uint64, access verbs.AccessFlags) error {
 	const op = "register dma-buf"
-	invalid := func(format string, args ...any) (verbs.MR, error) {
-		return nil, p.dev.err(op, verbs.ErrInvalid, fmt.Sprintf(format, args...))
+	invalid := func(format string, args ...any) error {
+		return p.dev.Err(op, verbs.ErrInvalid, fmt.Sprintf(format, args...))
 	}
 	page := uint64(os.Getpagesize())
 	switch {
@@ -45,12 +43,12 @@ func (p *PD) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.Ac
 	if err != nil {
 		return invalid("file descriptor %d cannot be mapped: %v", fd, err)
 	}
-	m := &MR{pd: p, buf: mapped[within:], mapped: mapped, addr: iova, access: access}
-	if err := p.open(op, m); err != nil {
+	m.pd, m.buf, m.mapped, m.addr, m.access = p, mapped[within:], mapped, iova, access
+	if err := m.open(op); err != nil {
 		_ = unmap(mapped)
-		return nil, err
+		return err
 	}
-	return m, nil
+	return nil
 }
 
 // unmap undoes the mapping of a dma-buf.

@@ -1,4 +1,4 @@
-package soft
+package nic
 
 import (
 	"encoding/binary"
@@ -7,10 +7,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// move copies src to dst, of the same length. A word at either end is accessed there by one
+// Move copies src to dst, of the same length. A word at either end is accessed there by one
 // operation of sync/atomic: programs poll on a word that a NIC writes, which lands whole on real
 // NICs, and then read the data written before it.
-func move(dst, src []byte) {
+func Move(dst, src []byte) {
 	switch len(src) {
 	case 8:
 		store64(dst, load64(src))
@@ -22,14 +22,14 @@ func move(dst, src []byte) {
 }
 
 func load64(b []byte) uint64 {
-	if w := word64(b); w != nil {
+	if w := Word64(b); w != nil {
 		return atomic.LoadUint64(w)
 	}
 	return binary.NativeEndian.Uint64(b)
 }
 
 func store64(b []byte, v uint64) {
-	if w := word64(b); w != nil {
+	if w := Word64(b); w != nil {
 		atomic.StoreUint64(w, v)
 		return
 	}
@@ -37,31 +37,31 @@ func store64(b []byte, v uint64) {
 }
 
 func load32(b []byte) uint32 {
-	if w := word32(b); w != nil {
+	if w := Word32(b); w != nil {
 		return atomic.LoadUint32(w)
 	}
 	return binary.NativeEndian.Uint32(b)
 }
 
 func store32(b []byte, v uint32) {
-	if w := word32(b); w != nil {
+	if w := Word32(b); w != nil {
 		atomic.StoreUint32(w, v)
 		return
 	}
 	binary.NativeEndian.PutUint32(b, v)
 }
 
-// fetchAndChange does an atomic on the target's memory, a word, and returns what was there.
-func fetchAndChange(s *sendSlot, target []byte) uint64 {
-	w := word64(target)
-	if s.opcode == verbs.OpAtomicFetchAdd {
-		return atomic.AddUint64(w, s.compareAdd) - s.compareAdd
+// FetchAndChange does an atomic on the target's memory, a word, and returns what was there.
+func FetchAndChange(op verbs.Opcode, compareAdd, swap uint64, target []byte) uint64 {
+	w := Word64(target)
+	if op == verbs.OpAtomicFetchAdd {
+		return atomic.AddUint64(w, compareAdd) - compareAdd
 	}
 	// The lock excludes other NICs. The program may change the word meanwhile: then the swap fails,
 	// and is tried again.
 	for {
 		was := atomic.LoadUint64(w)
-		if was != s.compareAdd || atomic.CompareAndSwapUint64(w, was, s.swap) {
+		if was != compareAdd || atomic.CompareAndSwapUint64(w, was, swap) {
 			return was
 		}
 	}

@@ -1,0 +1,109 @@
+package nic
+
+import (
+	"math/rand/v2"
+
+	"ibverbx/verbs"
+)
+
+// Completion is a completion, with what Poll needs to free its slot.
+type Completion struct {
+	WC        verbs.WC
+	QP        *QP
+	Seq       uint64 // number of the request in its queue
+	Dir       Direction
+	Solicited bool // raises an event at a queue armed for solicited completions only
+}
+
+// Signaled reports whether a request that ended well has a completion.
+func (q *QP) Signaled(s *SendSlot) bool { return s.Flags&verbs.SendSignaled != 0 || q.SignalAll }
+
+// Sent makes e, which is zero, the completion of request seq, which ended well.
+func (q *QP) Sent(e *Completion, seq uint64, s *SendSlot) {
+	e.QP, e.Seq = q, seq // field by field: a literal would clear the whole once more
+	e.WC.ID, e.WC.Opcode, e.WC.QPNum = s.ID, s.Opcode.WCOpcode(), q.Num
+	if s.Answered() {
+		e.WC.ByteLen = uint32(s.Length)
+	}
+}
+
+// Message is what a completion of a receive says of the message.
+type Message struct {
+	Opcode    verbs.Opcode // one that consumes a receive
+	Length    uint64       // bytes
+	Imm       uint32       // of those that have one
+	SrcQP     uint32
+	Solicited bool
+}
+
+// Received makes e, which is zero, the completion of the receive that a message has taken.
+func (q *QP) Received(e *Completion, seq uint64, m *Message) {
+	e.QP, e.Seq, e.Dir, e.Solicited = q, seq, Recv, m.Solicited
+	e.WC.ID, e.WC.ByteLen, e.WC.QPNum, e.WC.SrcQP = q.RQ.At(seq).ID, uint32(m.Length), q.Num, m.SrcQP
+	e.WC.Opcode = verbs.WCRecv
+	if !m.Opcode.IsSend() {
+		e.WC.Opcode = verbs.WCRecvRDMAWithImm
+	}
+	if m.Opcode.HasImm() {
+		e.WC.Flags = verbs.WCWithImm
+		e.WC.Imm = m.Imm
+	}
+}
+
+// VendorFlushed is the vendor error of a flushed request, as mlx5 reports it.
+const VendorFlushed = 0xf9
+
+// Failed makes e the unsuccessful completion of a request. Fields that the contract leaves
+// undefined hold garbage from rng, and the opcode is usually one of the other direction: a program
+// that looks at it fails here, and not first on a real NIC.
+func (q *QP) Failed(e *Completion, dir Direction, seq uint64, status verbs.Status, vendorErr uint32,
+	rng *rand.Rand) {
+	id := uint64(0)
+	if dir == Send {
+		id = q.SQ.At(seq).ID
+	} else {
+		id = q.RQ.At(seq).ID
+	}
+	opcodes := &sendOpcodes
+	if (dir == Send) == (rng.IntN(4) != 0) {
+		opcodes = &recvOpcodes
+	}
+	*e = Completion{QP: q, Seq: seq, Dir: dir, Solicited: true}
+	e.WC = verbs.WC{
+		ID:        id,
+		Status:    status,
+		Opcode:    opcodes[rng.IntN(len(opcodes))],
+		VendorErr: vendorErr,
+		ByteLen:   rng.Uint32(),
+		Imm:       rng.Uint32(),
+		QPNum:     q.Num,
+		SrcQP:     rng.Uint32() & MaxQPNum,
+		Flags:     verbs.WCFlags(rng.Uint32()) & verbs.WCWithImm,
+	}
+}
+
+var (
+	sendOpcodes = [...]verbs.WCOpcode{verbs.WCSend, verbs.WCRDMAWrite, verbs.WCRDMARead, verbs.WCFetchAdd}
+	recvOpcodes = [...]verbs.WCOpcode{verbs.WCRecv, verbs.WCRecvRDMAWithImm, verbs.WCRecv, 0xdead}
+)
+
+// TakeUnended takes the oldest request of the send queue that has not ended, to be flushed; false
+// when there is none.
+func (s *SendQueue) TakeUnended() (seq uint64, ok bool) {
+	if s.Acked == s.Posted {
+		return 0, false
+	}
+	seq = s.Acked
+	s.Acked++
+	s.Executed = max(s.Executed, s.Acked)
+	return seq, true
+}
+
+// Take takes the next receive, for a message or to be flushed; false when there is none.
+func (r *RecvQueue) Take() (seq uint64, ok bool) {
+	if r.Consumed == r.Posted {
+		return 0, false
+	}
+	r.Consumed++
+	return r.Consumed - 1, true
+}

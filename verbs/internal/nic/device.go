@@ -1,0 +1,111 @@
+package nic
+
+import (
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// Objects counts open objects.
+type Objects struct{ PDs, MRs, CQs, QPs int }
+
+// Device is what the objects made from a NIC need of it. The provider fills the fields before it
+// makes the first object; Lock guards those that change, and everything in the objects.
+type Device struct {
+	_      noCopy
+	Lock   *Lock
+	Name   string
+	Handle verbs.Device // what users know the NIC as
+	Limits Limits
+	GIDs   int // entries of the GID table of port 1, the only one
+	Keys   Keys
+	Open   *Objects // counts what is open, of this NIC or of several
+
+	Gone   bool   // the NIC has failed: nothing can be made, and it raises no events
+	Closed string // once the provider is closed: what to tell those who still use the NIC
+
+	watchers verbs.Watchers
+}
+
+// Err makes the error of a call on the NIC.
+func (d *Device) Err(op string, err error, detail string) error {
+	return &verbs.OpError{Op: op, Device: d.Name, Detail: detail, Err: err}
+}
+
+// Usable returns why nothing can be made on the NIC; nil where it can. Call it locked.
+func (d *Device) Usable(op string) error {
+	if d.Closed != "" {
+		return d.Err(op, verbs.ErrClosed, d.Closed)
+	}
+	if d.Gone {
+		return d.Err(op, verbs.ErrDeviceGone, "")
+	}
+	return nil
+}
+
+// Watch is verbs.Device's.
+func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.watchers.Watch(c) }
+
+// Publish raises an event of the NIC. Call it locked: that keeps events in the order of their
+// causes, and is safe, because sending them neither waits nor calls back.
+func (d *Device) Publish(e verbs.Event) {
+	if !d.Gone {
+		e.Device = d.Handle
+		d.watchers.Publish(e)
+	}
+}
+
+// Limits are what the objects of a NIC may ask for.
+type Limits struct {
+	MaxQPWR     int    // work requests in a queue of a queue pair
+	MaxCQE      int    // completions in a completion queue
+	MaxSGE      int    // elements of a scatter-gather list
+	MaxInline   int    // bytes of an inline send
+	MaxMsgSize  uint32 // bytes of a message
+	MaxRDAtomic int    // reads and atomics outstanding per queue pair, either way; at most 255
+}
+
+// Attr describes a NIC of these limits; the provider adds who made it.
+func (l *Limits) Attr() verbs.DeviceAttr {
+	return verbs.DeviceAttr{
+		Ports:       1,
+		MaxQP:       1 << 18,
+		MaxQPWR:     l.MaxQPWR,
+		MaxSGE:      l.MaxSGE,
+		MaxCQ:       1 << 16,
+		MaxCQE:      l.MaxCQE,
+		MaxMR:       maxKeyIndex,
+		MaxMRSize:   1 << 47,
+		MaxPD:       1 << 16,
+		MaxRDAtomic: l.MaxRDAtomic,
+		MaxInline:   l.MaxInline,
+	}
+}
+
+// QPCap replaces zero fields of c by the contract's defaults, or by the limit where that is lower,
+// and returns what is wrong with the others; "" if nothing is.
+func (l *Limits) QPCap(c verbs.QPCap) (_ verbs.QPCap, wrong string) {
+	lower := func(field *int, standard, limit int) {
+		if *field == 0 {
+			*field = min(standard, limit)
+		}
+	}
+	std := verbs.QPCap{}.WithDefaults()
+	lower(&c.MaxSendWR, std.MaxSendWR, l.MaxQPWR)
+	lower(&c.MaxRecvWR, std.MaxRecvWR, l.MaxQPWR)
+	lower(&c.MaxSendSGE, std.MaxSendSGE, l.MaxSGE)
+	lower(&c.MaxRecvSGE, std.MaxRecvSGE, l.MaxSGE)
+	lower(&c.MaxInline, std.MaxInline, l.MaxInline)
+	beyond := func(n, limit int) bool { return n < 0 || n > limit }
+	switch {
+	case beyond(c.MaxSendWR, l.MaxQPWR) || beyond(c.MaxRecvWR, l.MaxQPWR):
+		wrong = fmt.Sprintf("queues of %d and %d work requests, the NIC allows %d", c.MaxSendWR, c.MaxRecvWR,
+			l.MaxQPWR)
+	case beyond(c.MaxSendSGE, l.MaxSGE) || beyond(c.MaxRecvSGE, l.MaxSGE):
+		wrong = fmt.Sprintf("%d and %d scatter-gather elements, the NIC allows %d", c.MaxSendSGE,
+			c.MaxRecvSGE, l.MaxSGE)
+	case beyond(c.MaxInline, l.MaxInline):
+		wrong = fmt.Sprintf("inline sends of %d bytes, the NIC allows %d", c.MaxInline, l.MaxInline)
+	}
+	return c, wrong
+}

@@ -1,0 +1,104 @@
+package nic
+
+import "testing"
+
+// An index of a key is used again only after many others, and never twice at a time.
+func TestKeysRunOut(t *testing.T) {
+	table := NewKeys(3, nil)
+	list := make([]*MR, maxKeyIndex)
+	seen := make(map[uint32]bool)
+	for i := range list {
+		list[i] = &MR{}
+		if !table.add(list[i]) || seen[list[i].key] || list[i].key>>keyDeviceShift&63 != 3 {
+			t.Fatalf("region %d: key %#x", i, list[i].key)
+		}
+		seen[list[i].key] = true
+	}
+	if table.add(&MR{}) {
+		t.Fatal("a region more than there are indexes")
+	}
+	old := list[7].key
+	table.remove(list[7])
+	if !table.add(list[7]) || list[7].key == old || list[7].key>>keyIndexShift != old>>keyIndexShift {
+		t.Errorf("the only free index: key %#x, was %#x", list[7].key, old)
+	}
+	if table.find(old) != nil || table.find(list[7].key) != list[7] || table.findRemote(list[7].key) != nil ||
+		table.findRemote(list[7].RKey()) != list[7] {
+		t.Error("keys name other regions")
+	}
+}
+
+// A freed index waits until keyReuseDistance others have been freed after it.
+func TestKeysAreUsedAgainLate(t *testing.T) {
+	table := NewKeys(0, nil)
+	first := &MR{}
+	table.add(first)
+	index := first.key >> keyIndexShift
+	for beyond := range uint32(3) {
+		if table.find((index+1+beyond)<<keyIndexShift) != nil {
+			t.Error("a region at an index that was never given")
+		}
+	}
+	table.remove(first)
+	for i := range keyReuseDistance {
+		m := &MR{}
+		if table.add(m); m.key>>keyIndexShift == index {
+			t.Fatalf("used again after %d others", i)
+		}
+		table.remove(m)
+	}
+	last := &MR{}
+	if table.add(last); last.key>>keyIndexShift != index || last.key == first.key {
+		t.Errorf("key %#x after %#x", last.key, first.key)
+	}
+}
+
+// Drawn keys are those of the source, without what is in use, and 0; a closed region's key names
+// nothing.
+func TestDrawnKeys(t *testing.T) {
+	draws := []uint32{0, 1, 0xdeadbeef, 0xdeadbeee, 0x10, 0x5, 0xffffffff}
+	table := NewKeys(5, func() uint32 {
+		n := draws[0]
+		draws = draws[1:]
+		return n
+	})
+	var list [4]MR
+	for i, want := range []uint32{0xdeadbeee, 0x10, 0x4, 0xfffffffe} {
+		m := &list[i]
+		if !table.add(m) || m.LKey() != want || m.RKey() != want|1 {
+			t.Fatalf("region %d: key %#x, want %#x", i, m.LKey(), want)
+		}
+	}
+	for i := range list {
+		m := &list[i]
+		if table.find(m.LKey()) != m || table.findRemote(m.RKey()) != m || table.find(m.RKey()) != nil ||
+			table.findRemote(m.LKey()) != nil {
+			t.Errorf("region %d: keys name other regions", i)
+		}
+	}
+	table.remove(&list[0])
+	for _, key := range []uint32{list[0].LKey(), 0, 0x20, 0x7fffffff, 0x4010} {
+		if table.find(key) != nil || table.findRemote(key|1) != nil {
+			t.Errorf("a region with key %#x", key)
+		}
+	}
+}
+
+// As many regions can have a drawn key as can have a counted one.
+func TestDrawnKeysRunOut(t *testing.T) {
+	n := uint32(0)
+	table := NewKeys(0, func() uint32 { n += 2; return n })
+	list := make([]MR, maxKeyIndex)
+	for i := range list {
+		if !table.add(&list[i]) {
+			t.Fatalf("region %d has no key", i)
+		}
+	}
+	if table.add(&MR{}) {
+		t.Fatal("a region more than the NIC holds")
+	}
+	table.remove(&list[9])
+	if !table.add(&list[9]) {
+		t.Error("no key where there is room again")
+	}
+}

@@ -1,0 +1,102 @@
+package nic
+
+import (
+	"fmt"
+
+	"ibverbx/verbs"
+)
+
+// MR is a registered memory region.
+type MR struct {
+	_      noCopy
+	pd     *PD
+	buf    []byte
+	mapped []byte // what buf is part of, of a dma-buf; nil for other memory
+	addr   uint64
+	access verbs.AccessFlags
+	key    uint32 // the local key; the remote key is this one with remoteKeyBit
+	holds  int    // what uses buf outside of the lock: see Pieces.Hold
+	closed bool
+}
+
+// Register makes buf known to the NIC. It locks.
+func (m *MR) Register(p *PD, buf []byte, access verbs.AccessFlags) error {
+	const op = "register memory"
+	if len(buf) == 0 {
+		return p.dev.Err(op, verbs.ErrInvalid, "the buffer is empty")
+	}
+	if !access.Valid() {
+		return p.dev.Err(op, verbs.ErrInvalid,
+			fmt.Sprintf("access %v: remote write and remote atomic need local write", access))
+	}
+	m.pd, m.buf, m.addr, m.access = p, buf, addrOf(buf), access
+	return m.open(op)
+}
+
+// open gives the region its key.
+func (m *MR) open(op string) error {
+	p, d := m.pd, m.pd.dev
+	d.Lock.Lock()
+	defer d.Lock.Unlock()
+	if err := p.Usable(op); err != nil {
+		return err
+	}
+	if !d.Keys.add(m) {
+		return d.Err(op, verbs.ErrNoMemory, fmt.Sprintf("the NIC holds no more than %d regions", maxKeyIndex))
+	}
+	p.mrs++
+	d.Open.MRs++
+	return nil
+}
+
+// Addr is the real address of the buffer, so it is the same on every NIC; of a dma-buf, its iova.
+func (m *MR) Addr() uint64 { return m.addr }
+
+// Len is the size in bytes.
+func (m *MR) Len() uint64 { return uint64(len(m.buf)) }
+
+// LKey is the local key.
+func (m *MR) LKey() uint32 { return m.key }
+
+// RKey is the remote key. It always differs from LKey, so that mistaking one for the other shows.
+func (m *MR) RKey() uint32 { return m.key | remoteKeyBit }
+
+// Close is verbs.MR's: it takes the key back, and waits until nobody holds the memory. It locks.
+func (m *MR) Close() error {
+	if err := m.retire(); err != nil {
+		return err
+	}
+	if m.mapped != nil {
+		return unmap(m.mapped)
+	}
+	return nil
+}
+
+func (m *MR) retire() error {
+	d := m.pd.dev
+	d.Lock.Lock()
+	defer d.Lock.Unlock()
+	if m.closed {
+		return d.Err("close memory region", verbs.ErrClosed, "")
+	}
+	m.closed = true
+	d.Keys.remove(m)
+	for m.holds > 0 {
+		d.Lock.AwaitQuiet()
+	}
+	m.buf = nil
+	m.pd.mrs--
+	d.Open.MRs--
+	return nil
+}
+
+// slice is the n bytes at addr if the region covers them and grants the access; ok is false
+// otherwise.
+func (m *MR) slice(pd *PD, addr, n uint64, access verbs.AccessFlags) (b []byte, ok bool) {
+	size := uint64(len(m.buf))
+	off := addr - m.addr // below the region this wraps to a huge number
+	if m.pd != pd || m.access&access != access || off > size || n > size-off {
+		return nil, false
+	}
+	return m.buf[off : off+n : off+n], true
+}

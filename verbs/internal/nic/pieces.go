@@ -1,0 +1,166 @@
+package nic
+
+import "ibverbx/verbs"
+
+// Pieces is the memory of a payload, in order, with the regions that it lies in. Between the lock
+// that found it and another one it is held: MR.Close waits for that. A struct that lives as long as
+// its user allocates nothing once warm.
+type Pieces struct {
+	Bytes [][]byte
+	mrs   []*MR
+}
+
+// Reset empties the list.
+func (p *Pieces) Reset() { p.Bytes, p.mrs = p.Bytes[:0], p.mrs[:0] }
+
+// Add appends memory that lies in no region.
+func (p *Pieces) Add(b []byte) { p.Bytes = append(p.Bytes, b) }
+
+// add appends memory of a region. Two statements: each then grows its slice in place.
+func (p *Pieces) add(m *MR, b []byte) {
+	p.Bytes = append(p.Bytes, b)
+	p.mrs = append(p.mrs, m)
+}
+
+// Hold keeps the regions from being deregistered. Call it locked.
+func (p *Pieces) Hold() {
+	for _, m := range p.mrs {
+		m.holds++
+	}
+}
+
+// Release undoes Hold, and forgets the pieces. Call it locked, and then [Lock.WakeQuiet].
+func (p *Pieces) Release() {
+	for _, m := range p.mrs {
+		m.holds--
+	}
+	clear(p.Bytes)
+	clear(p.mrs)
+	p.Reset()
+}
+
+// gather appends the pieces that sges name, up to limit bytes. It returns false when a key, range
+// or access right does not cover a piece. Elements of no bytes need no key.
+func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.AccessFlags) bool {
+	keys := &pd.dev.Keys
+	for i := range sges {
+		e := &sges[i]
+		n := min(uint64(e.Length), limit)
+		if n == 0 {
+			continue
+		}
+		m := keys.find(e.LKey)
+		if m == nil {
+			return false
+		}
+		// All of the element has to be covered, even what the message does not reach.
+		b, ok := m.slice(pd, e.Addr, uint64(e.Length), access)
+		if !ok {
+			return false
+		}
+		p.add(m, b[:n])
+		limit -= n
+	}
+	return true
+}
+
+// Local is the requester's side of request seq: it collects the memory that the payload comes from
+// or, where the request is answered, goes to. What it refuses ends the request with that status.
+func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
+	s := q.SQ.At(seq)
+	if s.Length > uint64(q.dev.Limits.MaxMsgSize) {
+		return verbs.StatusLocLenErr
+	}
+	if s.Flags&verbs.SendInline != 0 {
+		if s.Length > 0 {
+			p.Add(q.SQ.Inlined(seq))
+		}
+		return verbs.StatusSuccess
+	}
+	access := verbs.AccessFlags(0)
+	if s.Answered() {
+		if s.Opcode.IsAtomic() && s.Length != 8 {
+			return verbs.StatusLocLenErr
+		}
+		if q.Attr.MaxRDAtomic == 0 {
+			return verbs.StatusLocQPOpErr // the requester has no resources for any
+		}
+		access = verbs.AccessLocalWrite
+	}
+	if !p.gather(q.PD, q.SQ.SGL(seq), s.Length, access) {
+		return verbs.StatusLocProtErr
+	}
+	return verbs.StatusSuccess
+}
+
+// Landing is the memory that what answers request seq goes to, when it comes: the region may have
+// been closed since Local.
+func (q *QP) Landing(p *Pieces, seq uint64) verbs.Status {
+	if !p.gather(q.PD, q.SQ.SGL(seq), q.SQ.At(seq).Length, verbs.AccessLocalWrite) {
+		return verbs.StatusLocProtErr
+	}
+	return verbs.StatusSuccess
+}
+
+// need is the right that an operation of the peer demands.
+func need(op verbs.Opcode) verbs.AccessFlags {
+	switch op {
+	case verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm:
+		return verbs.AccessRemoteWrite
+	case verbs.OpRDMARead:
+		return verbs.AccessRemoteRead
+	case verbs.OpAtomicCmpAndSwp, verbs.OpAtomicFetchAdd:
+		return verbs.AccessRemoteAtomic
+	}
+	return 0
+}
+
+// Permits is the first of the responder's checks: what the queue pair lets its peer do. The status
+// is the one that the requester sees, as for all of them, and the order of the checks (Permits, a
+// receive if one is taken, then Target or Accept) that of the kernel's rdma_rxe.
+//
+// What the queue pair does not allow is an invalid request; what the region does not allow is an
+// access error.
+func (q *QP) Permits(op verbs.Opcode) verbs.Status {
+	right := need(op)
+	if q.Attr.Access&right != right {
+		return verbs.StatusRemInvReqErr
+	}
+	if q.Attr.MaxDestRDAtomic == 0 && (op == verbs.OpRDMARead || op.IsAtomic()) {
+		return verbs.StatusRemInvReqErr
+	}
+	return verbs.StatusSuccess
+}
+
+// Target is the memory of this side that an RDMA operation or atomic of the peer names.
+func (q *QP) Target(p *Pieces, op verbs.Opcode, rkey uint32, addr, n uint64) verbs.Status {
+	if n == 0 {
+		return verbs.StatusSuccess // no bytes, no key
+	}
+	if addr%8 != 0 && op.IsAtomic() {
+		return verbs.StatusRemInvReqErr
+	}
+	m := q.dev.Keys.findRemote(rkey)
+	if m == nil {
+		return verbs.StatusRemAccessErr
+	}
+	b, ok := m.slice(q.PD, addr, n, need(op))
+	if !ok {
+		return verbs.StatusRemAccessErr
+	}
+	p.add(m, b)
+	return verbs.StatusSuccess
+}
+
+// Accept is the memory of the next receive, which there must be, for a message of n bytes. It does
+// not take the receive.
+func (q *QP) Accept(p *Pieces, n uint64) verbs.Status {
+	seq := q.RQ.Consumed
+	if n > q.RQ.At(seq).Length {
+		return verbs.StatusRemInvReqErr
+	}
+	if !p.gather(q.PD, q.RQ.SGL(seq), n, verbs.AccessLocalWrite) {
+		return verbs.StatusRemOpErr
+	}
+	return verbs.StatusSuccess
+}

@@ -1,0 +1,65 @@
+package nic
+
+// MaxQPNum is the highest number of a queue pair: it has 24 bits.
+const MaxQPNum = 1<<24 - 1
+
+// FirstQPNum is the number of a NIC's first queue pair: 0 and 1 are special in InfiniBand, and the
+// low ones are reserved on real NICs too.
+const FirstQPNum = 17
+
+// Table has the queue pairs of a NIC, which are the provider's own type. Call its methods locked.
+type Table[Q any] struct {
+	All []*Q // in the order of their creation
+
+	// Next is the number to try first. Numbers go round from FirstQPNum to Last.
+	Next, Last uint32
+
+	byNum map[uint32]*Q
+	draw  func() uint32
+}
+
+// NewTable makes an empty table. Without draw, numbers are counted, the same in every run and on
+// every NIC. With draw they are drawn from FirstQPNum to MaxQPNum.
+func NewTable[Q any](draw func() uint32) Table[Q] {
+	return Table[Q]{Next: FirstQPNum, Last: MaxQPNum, byNum: make(map[uint32]*Q), draw: draw}
+}
+
+// TakeNum returns a number that is free, to be used in Add; false when none is. Counted ones go in
+// a cycle, so that a number is not used again soon after its queue pair was closed.
+func (t *Table[Q]) TakeNum() (uint32, bool) {
+	for range t.Last {
+		num := t.Next
+		if t.draw != nil {
+			num = FirstQPNum + t.draw()%(t.Last-FirstQPNum+1)
+		}
+		t.Next++
+		if t.Next > t.Last {
+			t.Next = FirstQPNum
+		}
+		if t.byNum[num] == nil {
+			return num, true
+		}
+	}
+	return 0, false
+}
+
+// Add adds a queue pair under a number that is free.
+func (t *Table[Q]) Add(num uint32, q *Q) {
+	t.All = append(t.All, q)
+	t.byNum[num] = q
+}
+
+// Find returns the queue pair with a number, or nil.
+func (t *Table[Q]) Find(num uint32) *Q { return t.byNum[num] }
+
+// Remove removes the queue pair with a number.
+func (t *Table[Q]) Remove(num uint32) {
+	q := t.byNum[num]
+	delete(t.byNum, num)
+	for i, other := range t.All {
+		if other == q {
+			t.All = append(t.All[:i], t.All[i+1:]...)
+			break
+		}
+	}
+}
