@@ -1,0 +1,137 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
+)
+
+// ailing is a device of which not everything can be asked.
+type ailing struct{ verbs.Device }
+
+func (ailing) Query() (verbs.DeviceAttr, error) { return verbs.DeviceAttr{Ports: 2}, nil }
+
+func (d ailing) QueryPort(n int) (verbs.PortAttr, error) {
+	if n == 1 {
+		return verbs.PortAttr{}, errors.New("port 1 is silent")
+	}
+	attr, err := d.Device.QueryPort(1)
+	attr.GIDTableLen = 4
+	return attr, err
+}
+
+func (d ailing) QueryGID(_, i int) (verbs.GIDEntry, error) {
+	switch i {
+	case 1:
+		return verbs.GIDEntry{}, nil // a hole
+	case 2:
+		return verbs.GIDEntry{}, errors.New("GID 2 is silent")
+	}
+	return d.Device.QueryGID(1, i/2)
+}
+
+// TestAilingDevice shows that what can be asked is shown, and what cannot is said.
+func TestAilingDevice(t *testing.T) {
+	code, out, errs := command(t, "devices --provider ailing")
+	if code != exitFailed || !strings.Contains(errs, "port 1 is silent") ||
+		!strings.Contains(errs, "GID 2 is silent") || strings.Count(out, "RoCE") != 2 ||
+		!strings.Contains(out, "ACTIVE") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// TestUnopenedDevice shows that a NIC that cannot be opened is named, and does not hide the others.
+func TestUnopenedDevice(t *testing.T) {
+	code, out, errs := command(t, "devices --provider partial")
+	if code != exitFailed || !strings.Contains(errs, "mlx5_7: permission denied") ||
+		!strings.Contains(out, "soft0") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	_, out, _ = command(t, "devices --json --provider partial")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil || len(doc.Devices) != 1 ||
+		!strings.Contains(doc.Reason, "mlx5_7") {
+		t.Errorf("%v: %+v", err, doc)
+	}
+	code, out, errs = command(t, "perf --provider partial"+quick)
+	if code != exitOK || !strings.Contains(errs, "mlx5_7: permission denied; going on without it") ||
+		strings.Count(errs, "\n") != 1 || !strings.Contains(out, "messages verified") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// TestNoRealNICs shows when it is said that there are none.
+func TestNoRealNICs(t *testing.T) {
+	for _, tt := range []struct {
+		why  error
+		says bool
+	}{
+		{rdmacore.ErrNoLibrary, true},
+		{rdmacore.ErrNoDevice, true},
+		{fmt.Errorf("open devices: the filter leaves none: %w", rdmacore.ErrNoDevice), true},
+		{syscall.EACCES, false}, // there is one, which cannot be opened
+	} {
+		before := providers
+		providers = []provider{{realNICs, func(nicOptions) (verbs.Provider, error) { return nil, tt.why }}}
+		code, out, errs := command(t, "devices")
+		_, filtered, _ := command(t, "devices -d mlx5_0")
+		providers = before
+		if code != exitFailed || strings.Contains(out, "No real NICs.") != tt.says || errs == "" ||
+			strings.Contains(filtered, "No real NICs.") {
+			t.Errorf("%v: exit %d, stdout %q, with a filter %q", tt.why, code, out, filtered)
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	code, out, errs := command(t, "devices --provider soft --nics 2")
+	if code != exitOK || errs != "" || strings.Count(out, "ACTIVE") != 2 ||
+		strings.Count(out, "::ffff:10.") != 2 || !strings.Contains(out, "NETDEV") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+	code, out, _ = command(t, "devices --provider soft -d soft2,soft1")
+	if code != exitOK || strings.Count(out, "ACTIVE") != 2 || strings.Index(out, "soft2") > strings.Index(
+		out, "soft1") {
+		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	code, _, errs = command(t, "devices --provider soft -d mlx5_0")
+	if code != exitFailed || !strings.Contains(errs, "no device mlx5_0 (have soft0, soft1, soft2, soft3)") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	code, out, _ = command(t, "devices -v --provider soft")
+	if code != exitOK || strings.Count(out, "max reads and atomics") != 4 {
+		t.Errorf("exit %d, stdout\n%s", code, out)
+	}
+	_, out, _ = command(t, "devices --json --provider soft --nics 3")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if list := doc.Devices; doc.Provider != "soft" || doc.Reason != "" || len(list) != 3 ||
+		list[2].Name != "soft2" || len(list[2].Ports) != 1 || len(list[2].Ports[0].GIDs) != 2 {
+		t.Errorf("got %+v", list)
+	}
+}
+
+// TestNoDevices shows what is said where there is no NIC.
+func TestNoDevices(t *testing.T) {
+	code, out, errs := command(t, "devices --provider none")
+	if code != exitFailed || out != "" || !strings.Contains(errs, "no NIC today") {
+		t.Errorf("exit %d, stderr %q, stdout %q", code, errs, out)
+	}
+	code, out, errs = command(t, "devices --json --provider none")
+	var doc deviceList
+	if err := json.Unmarshal([]byte(out), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if code != exitFailed || errs == "" || doc.Devices == nil || len(doc.Devices) != 0 ||
+		doc.Reason != "no NIC today" {
+		t.Errorf("exit %d, stderr %q, document %+v", code, errs, doc)
+	}
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/alecthomas/kong"
+)
+
+func TestWrongFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"perf --scheme spray --nics 1 --qps 1": "--scheme spray needs at least two queue " +
+			"pairs: use --qps 2 or --nics 2, or --scheme single",
+		"perf --mode lat -b":        "drop -b, or use --mode bw",
+		"perf --op fetch-add -s 64": "works on 8 bytes",
+		"perf --op fetch-add -a":    "works on 8 bytes only",
+		"perf --op swim": "have write, write-imm, read, send, " +
+			"fetch-add, cmp-swap",
+		"perf -s 64KB":                "write 64K (1024-based)",
+		"perf -s 4K -s 8K":            "use --sizes with a list",
+		"perf -s 4K -a":               "exclude each other",
+		"perf --sizes 8K..4K":         "from small to large",
+		"perf -n 5 -D 1s":             "give one of them",
+		"perf -D soon":                "want a number with a unit",
+		"perf --nic-speed fast":       "25Gbit",
+		"perf --nic-speed 1G,2G,3G":   "lists 3 values for 2 NICs",
+		"perf --fault boo":            "have fail-fragment",
+		"perf --fault nic-down@nic=9": "an end has 2 NICs",
+		"perf --scheme all,spray":     "--scheme all stands alone",
+		"perf -e --busy-poll":         "exclude each other",
+		"perf --provider moon":        "have soft",
+		"perf --layer moon":           "have qp, transport, tagged, shmem",
+		"perf --layer transport --op write": "--layer transport has am, put, put-poll, " +
+			"get, fetch-add",
+		"perf --layer tagged --kind zcopy": "--op send of --layer tagged has auto, " +
+			"eager, rendezvous",
+		"perf --layer shmem --endpoints 2":                   "use --layer transport or --layer tagged",
+		"perf --layer transport -s 1M":                       "use --layer tagged, or --op put",
+		"perf --layer transport --fault delay":               "use --layer qp, or drop --fault",
+		"perf --mode rate":                                   "--mode bw shows the rate of --layer qp",
+		"perf --kind zcopy":                                  "or drop --kind",
+		"perf --endpoints 3":                                 "or drop --endpoints",
+		"perf --endpoints 0 --layer transport":               "--endpoints 0: must be at least 1",
+		"perf --listen --layer tagged":                       "--layer is for the connecting end to decide",
+		"perf --connect h --layer shmem":                     "is measured between PEs of one process",
+		"perf --layer transport --op put --kind short -s 4K": "--kind short takes at most 128 B",
+		"perf --bogus":                                       "unknown flag --bogus",
+		"perf here there":                                    "unexpected argument there",
+		"perf here --listen":                                 "exclude each other",
+		"perf here --connect there":                          "names the listening end twice",
+		"perf -p 18600":                                      "it goes with --listen, --connect or HOST",
+		"perf here:5 -p 18600":                               "names the port twice",
+		"perf here -p 70000":                                 "--port 70000: must be 1 to 65535",
+		"perf -n 0":                                          "--iters 0: must be at least 1",
+		"perf -D 0":                                          "--duration 0s: must be positive",
+		"perf -s -1":                                         `size "-1"`,
+		"perf --sizes -1":                                    `size "-1"`,
+		"perf -n -1":                                         "--iters -1: must be at least 1",
+		"perf -q -1":                                         "--qps -1: must be 1 to",
+		"perf -x 3": "--gid-index 3: port 1 of soft0 has the " +
+			"entries 0 to 1",
+		"perf -i 2":                              "--ib-port 2: soft0 has 1 port",
+		"perf --tclass 256":                      "--tclass 256: must be 0 to 255",
+		"perf -S 16":                             "--sl 16: must be 0 to 15",
+		"perf -u 32":                             "--qp-timeout 32: must be 0 to 31",
+		"perf --retry_count 8":                   "--retry-count 8: must be 0 to 7",
+		"perf --rnr-retry 8":                     "--rnr-retry 8: must be 0 to 7",
+		"perf -o 0":                              "--outs 0: must be 1 to 255",
+		"perf -I 5000":                           "--inline-size 5000: must be 0 to 4096",
+		"perf -I 64 --op read":                   "--inline-size is of what is sent or written",
+		"perf -c UD":                             "queue pairs are RC",
+		"perf --unit furlong":                    "have GB, Gbit, MiB",
+		"perf --unit MiB --report_gbits":         "exclude each other",
+		"perf --run_infinitely --json":           "use --duration",
+		"perf --min-bw 5":                        "or bytes such as 11GB/s",
+		"perf --max-lat 5us":                     "it goes with --mode lat",
+		"perf --mode lat --min-bw 5G":            "use --max-lat",
+		"perf --op fetch-add --min-bw 5G":        "have no bandwidth",
+		"perf --listen --min-bw 5G":              "for the connecting end",
+		"perf --samples 0":                       "--samples 0: must be at least 1",
+		"perf --samples -2":                      "--samples -2: must be 1 to 1000",
+		"perf --endpoints -2 --layer transport":  "--endpoints -2: must be 1 to 256",
+		"perf --nics 0":                          "--nics 0: must be at least 1",
+		"perf --nics -1":                         "--nics -1: must be 1 to",
+		"perf --connect h --nics 0":              "--nics 0: must be at least 1",
+		"perf --fragment 0":                      "--fragment 0: must be at least 1 byte",
+		"perf -n":                                "--iters needs a value",
+		"perf -s":                                "--size needs a value",
+		"perf --op -v":                           "--op needs a value",
+		"perf -D -b":                             "--duration needs a value",
+		"devices --provider soft --nics 0":       "--nics 0: must be 1 to 64",
+		"perf -R":                                "connected over TCP",
+		"perf --rdma_cm":                         "connected over TCP",
+		"perf -bR":                               "connected over TCP",
+		"perf -r 512":                            "--tx-depth",
+		"perf -l 16":                             "posted together by themselves",
+		"perf --limit_bw 5":                      "--min-bw",
+		"perf -w 5":                              "--min-bw",
+		"perf -T 104":                            "--tclass",
+		"perf -H":                                "percentiles",
+		"perf -A FETCH_AND_ADD":                  "--op fetch-add",
+		"perf --write_with_imm":                  "--op write-imm",
+		"perf --out_json":                        "--json",
+		"perf --use_cuda=0":                      "host memory",
+		"perf -G":                                "unknown flag -G: see ibverbx perf --help",
+		"perf --library x":                       "use --provider rdmacore",
+		"perf -d mlx5_0":                         "use --provider rdmacore",
+		"perf --provider rdmacore --fault delay": "are for software NICs",
+		"perf --mtu 1500":                        "must be 256, 512, 1024, 2048 or 4096",
+		"perf --gid-index 256":                   "must be 0 to 255",
+		"perf --listen -s 4K":                    "--size is for the connecting end to decide",
+		"perf --listen --op read":                "--op is for the connecting end to decide",
+		"perf --listen --nics 2":                 "--nics is for the connecting end to decide",
+		"perf --listen=h:99999":                  "ports are 0 to 65535",
+		"perf --listen 18600":                    "--listen=:18600",
+		"perf --connect 18600":                   "a port has a colon before it",
+		"perf --timeout 5s":                      "it goes with --listen or --connect",
+		"perf --listen --timeout 0":              "--timeout 0",
+		"perf --connect h --timeout 0s":          "--timeout 0",
+		"perf --listen --connect h":              "exclude each other",
+		"perf --listen --provider soft":          "software NICs live inside one process",
+		"perf --listen -d a,,b":                  "an entry is empty",
+		"perf --connect h --provider soft":       "software NICs live inside one process",
+		"perf --connect :99":                     "want HOST or HOST:PORT",
+		"perf --connect h --fault delay":         "software NICs, which live inside one process",
+		"perf --listen --fault kill-qp": "software NICs, which live inside one " +
+			"process: drop it, or drop --listen",
+		"perf --listen --nic-latency 5us": "software NICs, which live inside one " +
+			"process: drop it, or drop --listen",
+		"perf --fault kill-qp@":              "kill-qp understands rail, msg, end",
+		"perf --fault kill-qp@rail=1,rail=2": "rail is given twice",
+		"perf --connect h --nic-speed 5G":    "software NICs, which live inside one process",
+		"perf --connect h --op swim":         "have write, write-imm",
+		"perf --connect h --mode lat -b":     "drop -b",
+		"devices --provider soft --nics 65":  "must be 1 to 64",
+		"devices --nics 2":                   "use --provider soft",
+		"devices -d ^":                       "--device: ",
+		"devices --provider moon":            "have soft",
+		"frobnicate":                         "unexpected argument frobnicate",
+	} {
+		code, out, errs := command(t, args)
+		if strings.Contains(args, "--json") {
+			failedDocument(t, out)
+			out = ""
+		}
+		if code != exitUsage || !strings.Contains(errs, want) || out != "" {
+			t.Errorf("ibverbx %s: exit %d, stdout %q, stderr %q; want exit 2, nothing, and %q", args, code,
+				out, errs, want)
+		}
+	}
+}
+
+// TestHarmless shows that no terminal obeys what an error repeats, and that only the first line is
+// where this command's lines begin.
+func TestHarmless(t *testing.T) {
+	c := &console{err: &bytes.Buffer{}}
+	c.complain("ibverbx: %s\n", reason(errors.New("a\x1b[2J\u009b31m\u202e é\nibverbx: b\r")))
+	if got, want := fmt.Sprint(c.err),
+		`ibverbx: a\x1b[2J\u009b31m\u202e é`+"\n  ibverbx: b\\r\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestEveryFlagHasHelp shows that no flag is without help, and that none is described that is not
+// there.
+func TestEveryFlagHasHelp(t *testing.T) {
+	k, err := kong.New(&cli{}, kong.ExplicitGroups(groups()), kong.PostBuild(describeFlags))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range k.Model.Children {
+		help := map[string]map[string]string{
+			"perf": perfFlagHelp(), "devices": devicesFlagHelp(),
+		}[command.Name]
+		for _, flag := range command.Flags {
+			if flag.Help == "" {
+				t.Errorf("%s --%s has no help", command.Name, flag.Name)
+			}
+			delete(help, flag.Name)
+		}
+		for name := range help {
+			t.Errorf("%s has no --%s", command.Name, name)
+		}
+	}
+}

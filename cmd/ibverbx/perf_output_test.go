@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/layers"
+)
+
+const quick = " -n 20 --memory 256K --sizes 64,20000"
+
+func TestPerfTable(t *testing.T) {
+	for args, want := range map[string][]string{
+		"perf" + quick: {
+			"RDMA write bandwidth between two ends in this process, each with 2 soft NICs of 4 queue pairs",
+			"every byte verified", "copy()", " single, 1 QP ", " spray, 8 QPs ", " dqplb, 8 QPs ",
+			"     64 B ", "messages verified byte for byte",
+		},
+		"perf --op write-imm --mode lat" + quick: {"half of a ping-pong", "median µs", "p99.9 µs"},
+		"perf --op read --mode lat -e" + quick: {"from its post to its completion",
+			"sleeping until events"},
+		// The messages of a round have room beside one another here, or software NICs would write
+		// to one place at the same time.
+		"perf -b -v --no-verify --scheme dqplb -n 20 --memory 256K --sizes 64,8000": {"NOT verified",
+			"both directions at once", "end a", "end b", "notify", "share"},
+		"perf --op fetch-add -n 20":              {"Mmsg/s", "single, 1 QP", "8 B"},
+		"perf --nic-speed 4Gbit,8Gbit" + quick:   {"(4 Gbit/s; 8 Gbit/s)"},
+		"perf --nics 1 -q 1 --busy-poll" + quick: {"1 soft NIC of 1 queue pair", "polling"},
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || errs != "" {
+			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
+		}
+		for _, s := range want {
+			if !strings.Contains(out, s) {
+				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
+			}
+		}
+	}
+}
+
+func TestPerfJSON(t *testing.T) {
+	for _, mode := range []string{"bw", "lat"} {
+		code, out, errs := command(t, "perf --json --op send --mode "+mode+quick)
+		if code != exitOK || errs != "" {
+			t.Fatalf("exit %d: %s", code, errs)
+		}
+		var doc struct {
+			Tool, Version string
+			Parameters    map[string]any
+			Machine       bench.Machine
+			Results       []map[string]any
+			OK            bool
+		}
+		if err := json.Unmarshal([]byte(out), &doc); err != nil {
+			t.Fatal(err)
+		}
+		if doc.Tool != "ibverbx perf" || doc.Version == "" || !doc.OK || doc.Machine.Cores == 0 ||
+			doc.Machine.Go == "" || doc.Machine.CPU == "" {
+			t.Errorf("incomplete: %+v", doc)
+		}
+		if doc.Parameters["op"] != "send" || doc.Parameters["iterations"] != 20.0 ||
+			doc.Parameters["verify"] != true {
+			t.Errorf("parameters %v", doc.Parameters)
+		}
+		if len(doc.Results) != 6 {
+			t.Fatalf("%d results, want 6", len(doc.Results))
+		}
+		keys := []string{"size_bytes", "scheme", "messages", "bytes", "seconds", "gb_per_second",
+			"messages_per_second", "verified_messages", "failed", "stats"}
+		if mode == "lat" {
+			keys = append(keys, "latency")
+		} else {
+			keys = append(keys, "copy_gb_per_second", "ratio_to_copy")
+		}
+		for _, r := range doc.Results {
+			for _, key := range keys {
+				if _, ok := r[key]; !ok {
+					t.Errorf("%s: no %s in %v", mode, key, r)
+				}
+			}
+		}
+	}
+}
+
+// TestLayerTable shows what the table says of each layer.
+func TestLayerTable(t *testing.T) {
+	for args, want := range map[string][]string{
+		"perf --layer transport --mode lat" + quick: {
+			"transport: active message latency between two ends in this process, each with 2 soft NICs of " +
+				"4 queue pairs",
+			"half of a ping-pong", "×QP", "short", "zcopy", "messages verified byte for byte",
+		},
+		"perf --layer transport --op put" + quick: {"transport: put bandwidth", "copy()",
+			" dqplb, 8 QPs "},
+		"perf --layer transport --op fetch-add -n 20": {"transport: fetch-and-add rate", "one QP",
+			"ns/msg", "×QP"},
+		"perf --layer transport --op put-poll --mode lat -n 5": {"half of a ping-pong", "256 KiB"},
+		"perf --layer tagged --mode rate -v" + quick: {"tagged: tagged message rate", "one QP",
+			"eager", "active messages: "},
+		"perf --layer tagged -b --mode rate --endpoints 3 -t 16" + quick: {
+			"over 3 endpoints of one worker each, between", "both directions at once",
+			"up to 16 messages outstanding on each endpoint", "×1 ep",
+		},
+		// Both ends on the same NICs, of which nothing is known.
+		"perf --provider left --layer transport --mode lat" +
+			quick: {"each with 2 left NICs of 4 queue pairs", "×QP"},
+		"perf --provider left --layer tagged --mode rate" + quick:           {"ns/msg"},
+		"perf --provider left --layer shmem --nics 1 -q 2 -n 20 -s 1M":      {" dqplb, 2 QPs "},
+		"perf --layer transport --nic-speed 4Gbit --mode rate" + quick:      {"(4 Gbit/s)", "zcopy"},
+		"perf --layer transport --scheme single --nic-latency 20us" + quick: {"20µs away"},
+		"perf --layer shmem --op put-signal --mode lat -s 64 -n 20": {"shmem: put with signal latency",
+			"half of a ping-pong"},
+		"perf --layer shmem --op get" + quick: {"shmem: get bandwidth",
+			"×copy"},
+	} {
+		code, out, errs := command(t, args)
+		if code != exitOK || errs != "" {
+			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
+		}
+		for _, s := range want {
+			if !strings.Contains(out, s) {
+				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
+			}
+		}
+	}
+}
+
+// TestLayerJSON shows that the document of every layer, operation and mode says what was measured,
+// and beside what.
+func TestLayerJSON(t *testing.T) {
+	for _, s := range layers.Shapes() {
+		for _, mode := range []string{"bw", "lat", "rate"} {
+			if s.LatencyOnly && mode != "lat" {
+				continue
+			}
+			args := fmt.Sprintf("perf --json --layer %s --op %s --mode %s -n 20 --memory 256K", s.Layer, s.Op,
+				mode)
+			if !s.Atomic {
+				args += " --sizes 64,20000"
+			}
+			code, out, errs := command(t, args)
+			if code != exitOK || errs != "" {
+				t.Fatalf("%s: exit %d: %s", args, code, errs)
+			}
+			var doc bench.Report
+			if err := json.Unmarshal([]byte(out), &doc); err != nil {
+				t.Fatalf("%s: %v", args, err)
+			}
+			if p := doc.Params; !doc.OK || p.Layer != s.Layer || p.Op != s.Op ||
+				string(p.Mode) != mode || p.Endpoints != 1 {
+				t.Errorf("%s: parameters %+v", args, p)
+			}
+			if want := 3 * len(doc.Params.Sizes); len(doc.Results) != want {
+				t.Fatalf("%s: %d results, want %d", args, len(doc.Results), want)
+			}
+			for _, r := range doc.Results {
+				copied := mode == "bw" && !s.Atomic
+				if r.Layer != s.Layer || r.Messages < 20 || r.Verified <= r.Messages ||
+					(r.Latency != nil) != (mode == "lat") ||
+					(r.RatioToCopy > 0) != copied || (r.Comparison != nil) == copied || r.Transport == nil {
+					t.Errorf("%s: %+v", args, r)
+				}
+			}
+		}
+	}
+}
+
+// TestJSONOfNothing shows that there is a document too where nothing could be measured.
+func TestJSONOfNothing(t *testing.T) {
+	for args, want := range map[string]string{
+		"perf --json --provider left --connect 127.0.0.1:1": "refused",
+		"perf --json --provider none --connect 127.0.0.1:1": "no NIC today",
+		"perf --json --provider none":                       "no NIC today",
+		"perf --json --op swim":                             "have write",
+	} {
+		code, out, errs := command(t, args)
+		doc := failedDocument(t, out)
+		if code == exitOK || doc.OK || doc.Interrupted || !strings.Contains(doc.Error, want) ||
+			!strings.Contains(errs, want) {
+			t.Errorf("%s: exit %d, %+v, stderr %q", args, code, doc, errs)
+		}
+	}
+}
+
+// failed is what a document says of a run that failed.
+type failed struct {
+	Tool, Version, Error string
+	OK, Interrupted      bool
+	Results              []map[string]any
+}
+
+// failedDocument reads the document of a run without results.
+func failedDocument(t *testing.T, text string) (doc failed) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &doc); err != nil {
+		t.Fatalf("%v: %q", err, text)
+	}
+	if doc.Tool != "ibverbx perf" || doc.Version == "" || doc.Results == nil || len(doc.Results) != 0 {
+		t.Errorf("incomplete: %+v", doc)
+	}
+	return doc
+}
+
+// TestTableOfOther shows whose machine and clock stand above figures that another process has
+// taken.
+func TestTableOfOther(t *testing.T) {
+	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1,
+		Schemes: []bench.Scheme{bench.Single}, Verify: true}
+	var out bytes.Buffer
+	table := newPerfTable(&out, false)
+	table.Start(p, &bench.Peer{End: "a", Machine: bench.Machine{CPU: "Their CPU", Clock: 7777},
+		NICs: []string{"x"}, Own: []string{"y"}})
+	if text := out.String(); !strings.Contains(text, "figures taken by end a: Their CPU") ||
+		!strings.Contains(text, "7.777µs") {
+		t.Errorf("got\n%s", text)
+	}
+	out.Reset()
+	table.peer = nil
+	table.footer(&bench.Report{Params: p})
+	if strings.Contains(out.String(), "verified") {
+		t.Errorf("nothing was measured, and the end is %q", out.String())
+	}
+}

@@ -1,0 +1,213 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+
+	"ibverbx/verbs"
+)
+
+// Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
+// fit waits for the next call. It neither blocks nor allocates. An error concerns a physical CQ
+// that has died; it is reported once, the virtual queue pairs on it fail, and completions come
+// along all the same. After Close it delivers what was left and then [ErrClosed].
+func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
+	c.enter()
+	n, err = c.poll(dst, -1)
+	c.exit()
+	return n, err
+}
+
+// PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
+// another. Completions of other devices that were collected earlier come along. A device of which
+// the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
+func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
+	c.enter()
+	if dev < verbs.MaxDevices && c.routes[dev] != nil {
+		n, err = c.poll(dst, int(dev))
+	} else {
+		err = c.error("poll", fmt.Errorf("%w: no CQ of device %d: there are those of %s", verbs.ErrInvalid,
+			dev, c.deviceList()))
+	}
+	c.exit()
+	return n, err
+}
+
+// PollOne returns the oldest completion, if there is one.
+func (c *VirtualCQ) PollOne() (wc WC, ok bool, err error) {
+	var dst [1]WC
+	n, err := c.Poll(dst[:])
+	return dst[0], n != 0, err
+}
+
+// Completions ranges over the completions there are, until there are none:
+//
+//	for wc, err := range cq.Completions() { ... }
+//
+// An error, as of Poll, comes by itself with a zero WC; the loop goes on behind it. The loop body
+// may post.
+func (c *VirtualCQ) Completions() iter.Seq2[WC, error] {
+	return func(yield func(WC, error) bool) {
+		var batch [16]WC
+		for {
+			n, err := c.Poll(batch[:])
+			for i := range n {
+				if !yield(batch[i], nil) {
+					c.unpoll(batch[i+1 : n])
+					c.pendingErr = errors.Join(c.pendingErr, err)
+					return
+				}
+			}
+			if err != nil && (!yield(WC{}, err) || c.closed) {
+				return
+			}
+			if n == 0 && err == nil {
+				return
+			}
+		}
+	}
+}
+
+// unpoll puts completions back that a loop did not take.
+func (c *VirtualCQ) unpoll(wcs []WC) {
+	later := c.ready.Len()
+	for i := range wcs {
+		c.ready.Push(wcs[i])
+	}
+	for range later {
+		c.ready.Push(c.ready.Pop())
+	}
+}
+
+// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
+// handles completions of one device's CQ, in the order in which that CQ gave them, and appends
+// what they complete to dst. A program that uses it does not call Poll.
+func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
+	c.enter()
+	out := c.sink(nil)
+	if dev < verbs.MaxDevices && c.routes[dev] != nil {
+		c.route(c.routes[dev], nil, wcs, &out)
+	}
+	c.progress(&out)
+	out.settle()
+	for c.ready.Len() != 0 {
+		dst = append(dst, c.ready.Pop())
+	}
+	c.exit()
+	return dst
+}
+
+// poll is Poll for one device's CQ, or all with only = -1.
+func (c *VirtualCQ) poll(dst []WC, only int) (int, error) {
+	out := c.sink(dst)
+	for out.n < len(dst) && c.ready.Len() != 0 {
+		dst[out.n] = *c.ready.Front()
+		c.ready.Drop()
+		out.n++
+	}
+	if c.closed {
+		if out.n == 0 && len(dst) != 0 {
+			return 0, c.error("poll", ErrClosed)
+		}
+		return out.n, nil
+	}
+	if out.n == len(dst) && len(dst) != 0 {
+		return out.n, nil
+	}
+	err := c.takeAll(&out, only)
+	return out.n, err
+}
+
+// sink is where a poll into dst puts what it reports.
+func (c *VirtualCQ) sink(dst []WC) sink { return sink{dst: dst, ready: &c.ready} }
+
+// collect handles what the NICs have completed, so that it is not mistaken for outstanding. The
+// next poll reports that a CQ has died.
+func (c *VirtualCQ) collect() {
+	if !c.closed {
+		out := c.sink(nil)
+		c.pendingErr = c.takeAll(&out, -1)
+	}
+}
+
+// takeAll handles what the physical CQs hold and carries on with what that frees. Once the caller's
+// slice is full it takes no more than a batch from each further CQ.
+func (c *VirtualCQ) takeAll(out *sink, only int) error {
+	failed := c.pendingErr
+	c.pendingErr = nil
+	next := c.nextCQ
+	for range c.cqs {
+		pc := &c.cqs[next]
+		if next++; next == len(c.cqs) {
+			next = 0
+		}
+		if pc.dead || only >= 0 && int(pc.device) != only {
+			continue
+		}
+		var last *rail // completions come in bursts of one queue pair
+		for range pc.maxPolls {
+			n, err := pc.cq.Poll(c.scratch)
+			last = c.route(pc.routes, last, c.scratch[:n], out)
+			if err != nil {
+				pc.dead = true
+				failed = errors.Join(failed, c.deviceError("poll", pc, err))
+				c.loseDevice(pc.device, err)
+				break
+			}
+			if n < len(c.scratch) {
+				break
+			}
+			if out.n == len(out.dst) && out.n != 0 {
+				c.nextCQ = next
+				break
+			}
+		}
+	}
+	if len(c.touched) != 0 {
+		c.progress(out)
+	}
+	out.settle()
+	return failed
+}
+
+// route hands physical completions to the rails that they belong to, and returns the last of these;
+// last is the rail of the completion before. One of a queue pair that was closed a moment ago is
+// counted and dropped.
+func (c *VirtualCQ) route(t *routeTable, last *rail, wcs []verbs.WC, out *sink) *rail {
+	for i := 0; i < len(wcs); i++ {
+		wc := &wcs[i]
+		if last == nil || last.num != wc.QPNum {
+			if last = t.find(wc.QPNum); last == nil {
+				c.stale++
+				continue
+			}
+		}
+		if p := last.vqp.pass; p != nil {
+			i += p.completed(wcs[i:], out) - 1
+			continue
+		}
+		last.vqp.process(last, wc)
+	}
+	return last
+}
+
+// touch lists a virtual queue pair as one that has something to carry on with.
+func (c *VirtualCQ) touch(q *VirtualQP) {
+	if !q.touched {
+		q.touched = true
+		c.touched = append(c.touched, q)
+	}
+}
+
+// progress lets every touched virtual queue pair carry on. One that must try again is touched anew,
+// for the next time.
+func (c *VirtualCQ) progress(out *sink) {
+	n := len(c.touched)
+	for i := range n {
+		q := c.touched[i]
+		q.touched = false
+		q.progress(out)
+	}
+	c.touched = c.touched[:copy(c.touched, c.touched[n:])]
+}
