@@ -179,3 +179,35 @@ func TestHarmlessEventsHideNoFailure(t *testing.T) {
 		t.Errorf("%v", l.a.Err())
 	}
 }
+
+// While nobody makes progress a NIC may report any number of things. Its death is learned of all
+// the same, before or behind them.
+func TestADeathIsNotLostAmongEvents(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		s := shapes()[1]
+		s.cfg.QP.Linger, s.cfg.KeepAlive = -1, -1
+		l := newLink(t, s)
+		nic := l.a.nics[0]
+		if !last {
+			nic.Kill()
+			nic.Restore()
+		}
+		for range 200 {
+			nic.SetLink(false)
+			nic.SetLink(true)
+		}
+		if last {
+			nic.Kill()
+		} else { // queue pairs do not come back with their NIC
+			defer l.fabric.Inject(soft.Fault{Device: nic, Kind: soft.FailSend}).Remove()
+		}
+		l.until("the failure", func() bool {
+			_ = l.a.PutShort([]byte{1}, l.a.peer.At(0))
+			return l.a.Err() != nil
+		})
+		var why *transport.EndpointError
+		if !errors.As(l.a.Err(), &why) || why.Event == nil || why.Event.Type != verbs.EventDeviceFatal {
+			t.Errorf("death last %v: %v", last, l.a.Err())
+		}
+	}
+}

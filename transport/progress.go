@@ -31,9 +31,7 @@ func (w *Worker) progress() int {
 		w.mu.Unlock()
 		return 0
 	}
-	if len(w.watch.events) != 0 {
-		w.watch.look()
-	}
+	w.watch.look()
 	n, err := w.cq.Poll(w.wcs)
 	for i := range n {
 		w.completed(i)

@@ -11,60 +11,110 @@ import (
 // watch is what the NICs of a worker have reported beside completions. When one dies, its
 // completions say that requests were flushed, and only an event says why.
 type watch struct {
-	events chan verbs.Event
-	stops  []func()
-	seen   []verbs.Event // that may explain a failure, oldest first
+	nics []watchedNIC
+	seen seenEvents
 }
 
-// The channel has room for what comes between two looks, which every round of progress takes where
-// there is something; of what was seen the last few matter.
+// watchedNIC is one NIC that is watched. It has a channel of its own, whose last place is for the
+// NIC's death.
+type watchedNIC struct {
+	dev    verbs.Device
+	events chan verbs.Event
+	stop   func()
+}
+
 const (
-	watchRoom = 64
-	watchKept = 64
+	watchRoom = 64 // events of a NIC that come between two looks, of which each round of progress takes one
+	watchKept = 64 // events of queue pairs that are kept
 )
 
 // begin watches the NICs of a domain.
 func (t *watch) begin(dom *ibverbx.Domain) {
-	t.events = make(chan verbs.Event, watchRoom)
 	for _, dev := range dom.Devices() {
-		t.stops = append(t.stops, dev.Watch(t.events))
+		c := make(chan verbs.Event, watchRoom)
+		t.nics = append(t.nics, watchedNIC{dev, c, dev.Watch(c)})
 	}
 }
 
 // end stops watching.
 func (t *watch) end() {
-	for _, stop := range t.stops {
-		stop()
+	for i := range t.nics {
+		t.nics[i].stop()
 	}
-	t.stops = nil
 }
 
 // look takes in what was reported since the last time.
 func (t *watch) look() {
-	for {
-		select {
-		case e := <-t.events:
-			t.note(e)
-		default:
-			return
+	for i := range t.nics {
+		if len(t.nics[i].events) != 0 {
+			t.take(&t.nics[i])
 		}
 	}
 }
 
+// take takes in what a NIC has reported. Where something may have been lost it asks which ports are
+// up: of what was lost, that is the rest that explains failures to come.
+func (t *watch) take(nic *watchedNIC) {
+	lost := len(nic.events) >= watchRoom-1
+	for len(nic.events) != 0 {
+		t.seen.note(<-nic.events)
+	}
+	if lost {
+		t.askPort(nic.dev)
+	}
+}
+
+// askPort notes the state of a NIC's port as if the NIC had just reported it.
+func (t *watch) askPort(dev verbs.Device) {
+	port := dev.DefaultPort()
+	attr, err := dev.QueryPort(port)
+	if err != nil {
+		return
+	}
+	e := verbs.Event{Type: verbs.EventPortErr, Device: dev, Port: port}
+	if attr.State == verbs.PortActive {
+		e.Type = verbs.EventPortActive
+	}
+	t.seen.note(e)
+}
+
+// seenEvents are events that may explain a failure, oldest first: the newest of each NIC or port
+// and kind, and of queue pairs the newest watchKept.
+type seenEvents []verbs.Event
+
 // note keeps an event that may explain a failure. A port that is up again explains nothing.
-func (t *watch) note(e verbs.Event) {
+func (s *seenEvents) note(e verbs.Event) {
 	switch e.Type {
 	case verbs.EventPortActive:
-		t.seen = slices.DeleteFunc(t.seen, func(o verbs.Event) bool {
-			return o.Type == verbs.EventPortErr && o.Device == e.Device && o.Port == e.Port
-		})
-	case verbs.EventDeviceFatal, verbs.EventPortErr, verbs.EventCQErr, verbs.EventQPFatal,
-		verbs.EventQPReqErr,
-		verbs.EventQPAccessErr:
-		if len(t.seen) == watchKept {
-			t.seen = slices.Delete(t.seen, 0, 1)
+		s.drop(verbs.EventPortErr, &e)
+	case verbs.EventDeviceFatal, verbs.EventPortErr, verbs.EventCQErr:
+		s.drop(e.Type, &e)
+		*s = append(*s, e)
+	case verbs.EventQPFatal, verbs.EventQPReqErr, verbs.EventQPAccessErr:
+		s.dropOldQP()
+		*s = append(*s, e)
+	}
+}
+
+// drop forgets what is of a kind, and of the same NIC and port as an event.
+func (s *seenEvents) drop(kind verbs.EventType, e *verbs.Event) {
+	*s = slices.DeleteFunc(*s, func(o verbs.Event) bool {
+		return o.Type == kind && o.Device == e.Device && o.Port == e.Port
+	})
+}
+
+// dropOldQP makes room for an event of a queue pair.
+func (s *seenEvents) dropOldQP() {
+	oldest, n := -1, 0
+	for i := range *s {
+		if (*s)[i].Type.IsQP() {
+			if n++; oldest < 0 {
+				oldest = i
+			}
 		}
-		t.seen = append(t.seen, e)
+	}
+	if n >= watchKept {
+		*s = slices.Delete(*s, oldest, oldest+1)
 	}
 }
 

@@ -43,8 +43,8 @@
 //
 // A NIC reports some things outside of completions: that a link went down, that a queue overran,
 // that the NIC itself has failed. [Device.Watch] sends such an [Event] to a channel. Events may be
-// lost, and may be late: what one reports may be over when it is read. Take it as a reason to query
-// the state, and never for the state itself.
+// lost, but for the NIC's death, and may be late: what one reports may be over when it is read.
+// Take it as a reason to query the state, and never for the state itself.
 //
 //	events := make(chan verbs.Event, 16)
 //	stop := dev.Watch(events)

@@ -6,8 +6,9 @@ import "strconv"
 // ibv_async_event). [Device.Watch] delivers them. Which of the fields after Device mean something
 // depends on the type.
 //
-// State, and not events, is the truth: events may be lost, arrive late, and be outdated when they
-// are read. Take one as a reason to look: [Device.QueryPort], [QP.State], [CQ.Poll].
+// State, and not events, is the truth: events may be lost ([Device.Watch] says when), arrive late,
+// and be outdated when they are read. Take one as a reason to look: [Device.QueryPort], [QP.State],
+// [CQ.Poll].
 type Event struct {
 	Type   EventType
 	Device Device

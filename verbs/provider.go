@@ -42,7 +42,9 @@ type Device interface {
 
 	// Watch sends every event of the NIC to c from now on, in the manner of os/signal.Notify: each
 	// watcher gets each event, and sending does not wait. An event for which c has no room is lost
-	// to that watcher, so give c a buffer; nil has room for nothing. Once stop has returned nothing
+	// to that watcher, so give c a buffer; nil has room for nothing. Of a buffer of two or more the
+	// last place is kept for [EventDeviceFatal]: with a channel for each NIC no other event takes
+	// it, and no death is lost. Once stop has returned nothing
 	// more is sent to c, and it may be closed. Stop may be called again.
 	//
 	// A watcher learns of no change that came before it: watch first, then query.

@@ -32,13 +32,18 @@ func (w *Watchers) Watch(c chan<- Event) (stop func()) {
 	}
 }
 
-// Publish sends an event to every watcher that has room for it. It never blocks and calls nothing,
+// Publish sends an event to every watcher that has room for it. The last place of a channel with
+// room for two or more is kept for EventDeviceFatal: a NIC's death comes through whatever it has
+// reported before, and however long nobody has looked. Publish never blocks and calls nothing,
 // so that it may be called with locks held. The lock is kept while it sends: that is what makes
 // stop final.
 func (w *Watchers) Publish(e Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, one := range w.list {
+		if e.Type != EventDeviceFatal && cap(one.c) > 1 && len(one.c) >= cap(one.c)-1 {
+			continue
+		}
 		select {
 		case one.c <- e:
 		default:

@@ -104,3 +104,26 @@ func TestWatchersConcurrent(t *testing.T) {
 		t.Errorf("%d watchers are left", len(w.list))
 	}
 }
+
+// The last place of a channel is for the NIC's death, which comes through however much was reported
+// before.
+func TestWatchersLearnOfDeath(t *testing.T) {
+	var w Watchers
+	c, tiny := make(chan Event, 4), make(chan Event, 1)
+	defer w.Watch(c)()
+	defer w.Watch(tiny)()
+	for i := range 10 {
+		w.Publish(Event{Type: EventPortErr, Port: i})
+	}
+	w.Publish(Event{Type: EventDeviceFatal})
+	w.Publish(Event{Type: EventPortErr})
+	w.Publish(Event{Type: EventDeviceFatal})
+	for i, want := range []EventType{EventPortErr, EventPortErr, EventPortErr, EventDeviceFatal} {
+		if e := <-c; e.Type != want || want == EventPortErr && e.Port != i {
+			t.Errorf("event %d: %v", i, e)
+		}
+	}
+	if e := <-tiny; e.Type != EventPortErr { // which has no other place
+		t.Errorf("the channel of one: %v", e)
+	}
+}
