@@ -220,10 +220,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 			t.Fatal(err)
 		}
 		dev := fabric.Device(0)
-		pd, err := dev.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, dev)
 		mr, err := pd.RegisterMR(make([]byte, 2*size), verbs.AccessAll)
 		if err != nil {
 			t.Fatal(err)
@@ -232,10 +229,7 @@ func TestCloseOfASingleQPWithUnsignaledRequests(t *testing.T) {
 			ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: mr.RKey()})
 		var ends [2]*ibverbx.VirtualQP
 		for i := range ends {
-			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
-			if err != nil {
-				t.Fatal(err)
-			}
+			cq := newCQ(t, dev, 1024)
 			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, SignalAll: all})
 			if err != nil {
 				t.Fatal(err)

@@ -24,10 +24,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	var pds []verbs.PD
 	var cqs []verbs.CQ
 	for _, d := range dev {
-		pd, err := d.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, d)
 		cq, err := d.CreateCQ(verbs.CQConfig{Depth: depth, Channel: channel})
 		if err != nil {
 			t.Fatal(err)
@@ -191,20 +188,11 @@ func (c *failingCQ) Poll(wcs []verbs.WC) (int, error) {
 // A CQ's failure is reported once, also where a completions loop ends before it reaches the error.
 func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 	dev := verbstest.NewNull(1).Device(0)
-	pd, err := dev.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	inner, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pd := newPD(t, dev)
+	inner := newCQ(t, dev, 4096)
 	var qps []verbs.QP
 	for range 3 {
-		qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: inner, RecvCQ: inner})
-		if err != nil {
-			t.Fatal(err)
-		}
+		qp := newQP(t, pd, inner)
 		qps = append(qps, qp)
 	}
 	cq := &failingCQ{CQ: inner}

@@ -301,15 +301,7 @@ func TestDrainLeavesOthersAlone(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
 			MaxMsgSize: 1000, MaxMsgCntPerQP: 2}})
-		a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
-		connectBoth(t, a, b)
+		a, _ := l.another(t)
 		// The one that drains ends last, so Drain must progress the other meanwhile.
 		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0],
 			Count: -1})
@@ -388,14 +380,7 @@ func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
 // Before RTS there are no sends to wait for.
 func TestDrainOutsideOfRTS(t *testing.T) {
 	for _, qps := range []int{1, 3} {
-		fabric, err := soft.New(soft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{QPsPerDevice: qps})
-		if err != nil {
-			t.Fatal(err)
-		}
+		fabric, q := openHere(t, ibverbx.Config{QPsPerDevice: qps})
 		if err := q.Drain(endedContext()); err != nil || q.State() != verbs.StateReset {
 			t.Errorf("in RESET: %v, %v", err, q.State())
 		}

@@ -157,10 +157,7 @@ func TestWhichFailuresAreDetected(t *testing.T) {
 			t.Fatal(err)
 		}
 		dev := fabric.Device(0)
-		pd, err := dev.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, dev)
 		mr, err := pd.RegisterMR(make([]byte, 64), verbs.AccessAll)
 		if err != nil {
 			t.Fatal(err)
@@ -168,10 +165,7 @@ func TestWhichFailuresAreDetected(t *testing.T) {
 		var ends [2]*ibverbx.VirtualQP
 		var qps [2][3]verbs.QP
 		for i := range ends {
-			cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
-			if err != nil {
-				t.Fatal(err)
-			}
+			cq := newCQ(t, dev, 4096)
 			for j := range qps[i] {
 				if qps[i][j], err = pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq}); err != nil {
 					t.Fatal(err)

@@ -207,15 +207,7 @@ func TestFailureStaysOnItsVirtualQP(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	var as, bs []*ibverbx.VirtualQP
 	for range 3 {
-		a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
-		connectBoth(t, a, b)
+		a, b := l.another(t)
 		as, bs = append(as, a), append(bs, b)
 	}
 	l.fabric.Inject(soft.Fault{Device: l.a.nics[1], QPNum: as[1].Stats().Rails[1].QPNum, Kind: soft.FailSend,

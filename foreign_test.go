@@ -14,26 +14,13 @@ import (
 // A queue pair that is nil, or on a device whose index is too large for the tables, is refused.
 func TestQueuePairsWithoutAPlaceAreRefused(t *testing.T) {
 	near := verbstest.NewNull(1).Device(0)
-	cq, err := near.CreateCQ(verbs.CQConfig{Depth: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cq := newCQ(t, near, 4096)
 	vcq, err := ibverbx.NewVirtualCQ(cq)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pd, err := near.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	qp := func() verbs.QP {
-		t.Helper()
-		q, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return q
-	}
+	pd := newPD(t, near)
+	qp := func() verbs.QP { return newQP(t, pd, cq) }
 	for want, qps := range map[string][3]verbs.QP{
 		"queue pair 1 of 2 is nil":                                    {qp(), nil, qp()},
 		"queue pair 0 of 2 is on null0, whose index is 64":            {farQP{qp()}, qp(), qp()},
@@ -63,10 +50,7 @@ func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, foreign := fabric.Device(0), verbstest.NewNull(1).Device(0)
-	cq, err := own.CreateCQ(verbs.CQConfig{Depth: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cq := newCQ(t, own, 4096)
 	vcq, err := ibverbx.NewVirtualCQ(cq)
 	if err != nil {
 		t.Fatal(err)
@@ -85,14 +69,8 @@ func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
 	}
 	qp := func(dev verbs.Device, cq verbs.CQ) verbs.QP {
 		t.Helper()
-		pd, err := dev.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, dev)
+		q := newQP(t, pd, cq)
 		t.Cleanup(func() {
 			if err := errors.Join(q.Close(), pd.Close()); err != nil {
 				t.Error(err)
@@ -100,10 +78,7 @@ func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
 		})
 		return q
 	}
-	foreignCQ, err := foreign.CreateCQ(verbs.CQConfig{Depth: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	foreignCQ := newCQ(t, foreign, 4096)
 	good := []verbs.QP{qp(own, cq), qp(own, cq)}
 	bad := qp(foreign, foreignCQ)
 	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{good[0], bad}, nil, ibverbx.Config{})

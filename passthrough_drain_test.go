@@ -158,15 +158,7 @@ func TestEndingAFullQueueIsQuick(t *testing.T) {
 				}
 			case "close the cq":
 				for range 80 {
-					a, err := l.a.dom.NewQP(l.a.cq, l.a.Config())
-					if err != nil {
-						t.Fatal(err)
-					}
-					b, err := l.b.dom.NewQP(l.b.cq, l.b.Config())
-					if err != nil {
-						t.Fatal(err)
-					}
-					connectBoth(t, a, b)
+					a, _ := l.another(t)
 					fillUnsignaled(t, l.a, a)
 				}
 				end = l.a.cq.Close

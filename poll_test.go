@@ -280,23 +280,14 @@ func newOwnPoller(t *testing.T, fabric *soft.Fabric, first int, scheme ibverbx.S
 	var qps []verbs.QP
 	for i := first; i < first+2; i++ {
 		dev := fabric.Device(i)
-		pd, err := dev.AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
-		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 2048})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, dev)
+		cq := newCQ(t, dev, 2048)
 		mr, err := pd.RegisterMR(p.buf, verbs.AccessAll)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-			if err != nil {
-				t.Fatal(err)
-			}
+			qp := newQP(t, pd, cq)
 			qps = append(qps, qp)
 		}
 		p.pds, p.cqs, p.mrs = append(p.pds, pd), append(p.cqs, cq), append(p.mrs, mr)
@@ -333,14 +324,8 @@ func TestPollServesEveryDevice(t *testing.T) {
 			var cqs []verbs.CQ
 			var pds []verbs.PD
 			for i := range devices {
-				cq, err := null.Device(i).CreateCQ(verbs.CQConfig{Depth: 1024})
-				if err != nil {
-					t.Fatal(err)
-				}
-				pd, err := null.Device(i).AllocPD()
-				if err != nil {
-					t.Fatal(err)
-				}
+				cq := newCQ(t, null.Device(i), 1024)
+				pd := newPD(t, null.Device(i))
 				cqs, pds = append(cqs, cq), append(pds, pd)
 			}
 			vcq, err := ibverbx.NewVirtualCQ(cqs...)
@@ -350,10 +335,7 @@ func TestPollServesEveryDevice(t *testing.T) {
 			// One pass-through queue pair a device.
 			var qps []*ibverbx.VirtualQP
 			for i := range devices {
-				qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i]})
-				if err != nil {
-					t.Fatal(err)
-				}
+				qp := newQP(t, pds[i], cqs[i])
 				q, err := ibverbx.NewVirtualQP(vcq, []verbs.QP{qp}, nil, ibverbx.Config{})
 				if err != nil {
 					t.Fatal(err)

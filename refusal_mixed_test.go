@@ -168,19 +168,10 @@ func TestImpossibleVirtualQueuePairs(t *testing.T) {
 	var pds []verbs.PD
 	var cqs []verbs.CQ
 	for i := range 2 {
-		pd, err := fabric.Device(i).AllocPD()
-		if err != nil {
-			t.Fatal(err)
-		}
-		cq, err := fabric.Device(i).CreateCQ(verbs.CQConfig{Depth: 4096})
-		if err != nil {
-			t.Fatal(err)
-		}
+		pd := newPD(t, fabric.Device(i))
+		cq := newCQ(t, fabric.Device(i), 4096)
 		for range 2 {
-			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-			if err != nil {
-				t.Fatal(err)
-			}
+			qp := newQP(t, pd, cq)
 			qps = append(qps, qp)
 		}
 		pds, cqs = append(pds, pd), append(cqs, cq)

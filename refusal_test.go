@@ -186,15 +186,8 @@ func TestReceivesIntoClosedRegionsAreRefused(t *testing.T) {
 
 func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 	for _, qps := range []int{1, 2} {
-		fabric, err := soft.New(soft.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{QPsPerDevice: qps})
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled})
+		fabric, q := openHere(t, ibverbx.Config{QPsPerDevice: qps})
+		_, err := q.PostSend(ibverbx.SendWR{Flags: verbs.SendSignaled})
 		if !errors.Is(err, ibverbx.ErrNotConnected) || !strings.Contains(err.Error(), "Connect") {
 			t.Errorf("send in RESET: %v", err)
 		}
@@ -314,14 +307,8 @@ func TestUnusablePhysicalObjectsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	dev := fabric.Device(0)
-	pd, err := dev.AllocPD()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pd := newPD(t, dev)
+	cq := newCQ(t, dev, 4096)
 	if _, err := ibverbx.NewVirtualCQ(cq, cq); !errors.Is(err, verbs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "one a device") {
 		t.Errorf("two CQs of one device: %v", err)
@@ -330,10 +317,7 @@ func TestUnusablePhysicalObjectsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
-	if err != nil {
-		t.Fatal(err)
-	}
+	qp := newQP(t, pd, cq)
 	_, err = ibverbx.NewVirtualQP(vcq, []verbs.QP{qp, qp}, nil, ibverbx.Config{})
 	if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "twice") {
 		t.Errorf("one queue pair twice: %v", err)

@@ -59,24 +59,32 @@ func TestUnits(t *testing.T) {
 	}
 }
 
+// interruptedAtThird measures messages of 64 bytes without an end, and interrupts that when the
+// third row is printed.
+func interruptedAtThird(t *testing.T, args string) (code int, out, errs string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	seen := 0
+	var complaints bytes.Buffer
+	w := &watcher{word: "64 B", found: func() {
+		if seen++; seen == 3 {
+			cancel()
+		}
+	}}
+	code = run(&console{ctx: ctx, out: w, err: &complaints},
+		strings.Fields("perf --run_infinitely -s 64 -D 10ms --scheme single "+args))
+	return code, w.String(), complaints.String()
+}
+
 // TestRunInfinitely measures until it is interrupted, which is no error.
 func TestRunInfinitely(t *testing.T) {
 	for _, args := range []string{"", "--mode lat"} {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		seen := 0
-		var errs bytes.Buffer
-		out := &watcher{word: "64 B", found: func() {
-			if seen++; seen == 3 {
-				cancel()
-			}
-		}}
-		code := run(&console{ctx: ctx, out: out, err: &errs},
-			strings.Fields("perf --run_infinitely -s 64 -D 10ms --scheme single "+args))
-		if n := strings.Count(out.String(), "64 B"); code != exitOK || n < 3 || n > 4 || errs.Len() > 0 ||
-			!strings.Contains(out.String(), "messages verified byte for byte, completions in order") ||
-			strings.Contains(out.String(), "not measured") {
-			t.Errorf("%s: exit %d, %d rows: %s\n%s", args, code, n, errs.String(), out.String())
+		code, out, errs := interruptedAtThird(t, args)
+		if n := strings.Count(out, "64 B"); code != exitOK || n < 3 || n > 4 || errs != "" ||
+			!strings.Contains(out, "messages verified byte for byte, completions in order") ||
+			strings.Contains(out, "not measured") {
+			t.Errorf("%s: exit %d, %d rows: %s\n%s", args, code, n, errs, out)
 		}
 	}
 }
@@ -84,21 +92,10 @@ func TestRunInfinitely(t *testing.T) {
 // TestRunInfinitelyApart does so with another process, which takes it as the end of the run.
 func TestRunInfinitelyApart(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	seen := 0
-	var errs bytes.Buffer
-	out := &watcher{word: "64 B", found: func() {
-		if seen++; seen == 3 {
-			cancel()
-		}
-	}}
-	code := run(&console{ctx: ctx, out: out, err: &errs}, strings.Fields(
-		"perf "+address+" --provider left --run_infinitely -s 64 -D 10ms --scheme single"))
+	code, out, errs := interruptedAtThird(t, address+" --provider left")
 	codeB, outB, errsB := server.wait(t)
 	if code != exitOK || codeB != exitOK || strings.Count(outB, "64 B") < 3 {
-		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs.String(), out.String(), codeB,
-			errsB, outB)
+		t.Errorf("exit %d: %s\n%s\nthe listening end %d: %s\n%s", code, errs, out, codeB, errsB, outB)
 	}
 }
 

@@ -13,6 +13,20 @@ import (
 
 const quick = " -n 20 --memory 256K --sizes 64,20000"
 
+// wantOutput runs the command, which must go well and print certain texts.
+func wantOutput(t *testing.T, args string, want ...string) {
+	t.Helper()
+	code, out, errs := command(t, args)
+	if code != exitOK || errs != "" {
+		t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
+	}
+	for _, s := range want {
+		if !strings.Contains(out, s) {
+			t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
+		}
+	}
+}
+
 func TestPerfTable(t *testing.T) {
 	for args, want := range map[string][]string{
 		"perf" + quick: {
@@ -31,15 +45,7 @@ func TestPerfTable(t *testing.T) {
 		"perf --nic-speed 4Gbit,8Gbit" + quick:   {"(4 Gbit/s; 8 Gbit/s)"},
 		"perf --nics 1 -q 1 --busy-poll" + quick: {"1 soft NIC of 1 queue pair", "polling"},
 	} {
-		code, out, errs := command(t, args)
-		if code != exitOK || errs != "" {
-			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
-		}
-		for _, s := range want {
-			if !strings.Contains(out, s) {
-				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
-			}
-		}
+		wantOutput(t, args, want...)
 	}
 }
 
@@ -118,15 +124,7 @@ func TestLayerTable(t *testing.T) {
 		"perf --layer shmem --op get" + quick: {"shmem: get bandwidth",
 			"×copy"},
 	} {
-		code, out, errs := command(t, args)
-		if code != exitOK || errs != "" {
-			t.Errorf("ibverbx %s: exit %d: %s", args, code, errs)
-		}
-		for _, s := range want {
-			if !strings.Contains(out, s) {
-				t.Errorf("ibverbx %s: no %q in\n%s", args, s, out)
-			}
-		}
+		wantOutput(t, args, want...)
 	}
 }
 

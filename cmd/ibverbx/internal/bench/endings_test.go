@@ -419,6 +419,19 @@ func TestAnswersOverlap(t *testing.T) {
 	}
 }
 
+// bothEnds measures between two NICs, each of an end of its own, and returns what end a reports.
+func bothEnds(t *testing.T, p *Params, timeout time.Duration, nics []verbs.Device) outcome {
+	t.Helper()
+	ncA, ncB := tcptest.Pair(t)
+	following := follow(t.Context(), ncB, timeout, nics[1:])
+	a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
+	b := within(t, "end b", 20*time.Second, following)
+	if a.err != nil || b.err != nil {
+		t.Fatalf("%s: end a: %v; end b: %v", p.Op, a.err, b.err)
+	}
+	return a
+}
+
 // TestSlowButSteady measures rounds that take several times as long as nothing may move: as long as
 // something does, there is no hurry.
 func TestSlowButSteady(t *testing.T) {
@@ -430,13 +443,7 @@ func TestSlowButSteady(t *testing.T) {
 			p.Op, p.NICs, p.QPs, p.Schemes, p.Memory = op, 1, 1, []Scheme{Single}, 8<<20
 			p.Sizes, p.Iterations = []units.Size{4096}, 600
 		})
-		ncA, ncB := tcptest.Pair(t)
-		following := follow(t.Context(), ncB, timeout, nics[1:])
-		a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
-		b := within(t, "end b", 20*time.Second, following)
-		if a.err != nil || b.err != nil {
-			t.Fatalf("%s: end a: %v; end b: %v", op, a.err, b.err)
-		}
+		a := bothEnds(t, p, timeout, nics)
 		if took := a.report.Results[0].Seconds; took < 4*timeout.Seconds() {
 			t.Errorf("%s: took %.2f s, which shows nothing", op, took)
 		}
@@ -456,12 +463,6 @@ func TestUnevenEnds(t *testing.T) {
 				true
 			p.Sizes, p.Iterations = []units.Size{4096}, 600
 		})
-		ncA, ncB := tcptest.Pair(t)
-		following := follow(t.Context(), ncB, timeout, nics[1:])
-		a := within(t, "end a", 20*time.Second, lead(t.Context(), p, ncA, timeout, nics[:1], observer{}))
-		b := within(t, "end b", 20*time.Second, following)
-		if a.err != nil || b.err != nil {
-			t.Errorf("%s: end a: %v; end b: %v", op, a.err, b.err)
-		}
+		bothEnds(t, p, timeout, nics)
 	}
 }

@@ -285,14 +285,8 @@ func TestLayerFault(t *testing.T) {
 	for _, s := range layers.Shapes() {
 		t.Run(fmt.Sprintf("%s/%s", s.Layer, s.Op), func(t *testing.T) {
 			p := layerParams(s.Layer, s.Op, Latency, func(p *Params) { p.Schemes = []Scheme{DQPLB} })
-			if err := p.Validate(); err != nil {
-				t.Fatal(err)
-			}
-			run := newRunner(t.Context(), p, bothHere(), observer{})
+			run := openRunner(t, p)
 			defer run.stop()
-			if err := run.open(openSoft); err != nil {
-				t.Fatal(err)
-			}
 			column := run.columns[0]
 			c := newCell(run, column, int(p.Sizes[0]))
 			if _, err := c.runRound(4, true); err != nil {
@@ -321,14 +315,8 @@ func TestLayerFault(t *testing.T) {
 func TestLayerVerifyFinds(t *testing.T) {
 	for _, s := range layers.Shapes() {
 		p := layerParams(s.Layer, s.Op, Latency, func(p *Params) { p.Schemes = []Scheme{DQPLB} })
-		if err := p.Validate(); err != nil {
-			t.Fatal(err)
-		}
-		run := newRunner(t.Context(), p, bothHere(), observer{})
+		run := openRunner(t, p)
 		defer run.stop()
-		if err := run.open(openSoft); err != nil {
-			t.Fatal(err)
-		}
 		column := run.columns[0]
 		c := newCell(run, column, int(p.Sizes[0]))
 		if _, err := c.runRound(4, true); err != nil {
@@ -360,14 +348,8 @@ func TestLayerAllocates(t *testing.T) {
 				p.Sizes = []units.Size{64}
 			}
 		})
-		if err := p.Validate(); err != nil {
-			t.Fatal(err)
-		}
-		run := newRunner(t.Context(), p, bothHere(), observer{})
+		run := openRunner(t, p)
 		defer run.stop()
-		if err := run.open(openSoft); err != nil {
-			t.Fatal(err)
-		}
 		c := newCell(run, run.columns[0], int(p.Sizes[0]))
 		const many, few = 1010, 10
 		round := func(n int) float64 {

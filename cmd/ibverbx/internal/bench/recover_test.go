@@ -259,14 +259,8 @@ func TestFailureOfItsOwn(t *testing.T) {
 		p := params(func(p *Params) {
 			p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, injected...), []Scheme{Single}
 		})
-		if err := p.Validate(); err != nil {
-			t.Fatal(err)
-		}
-		run := newRunner(t.Context(), p, bothHere(), observer{})
+		run := openRunner(t, p)
 		defer run.stop()
-		if err := run.open(openSoft); err != nil {
-			t.Fatal(err)
-		}
 		defer run.close()
 		c := newCell(run, run.columns[0], 2000)
 		if err := c.figures(); err != nil {

@@ -181,18 +181,27 @@ func TestVerifyFinds(t *testing.T) {
 	}
 }
 
-// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or
-// in copy(): what one left would be right for the other.
-func TestRoundsOfRun(t *testing.T) {
-	p := params()
+// openRunner makes a runner over software NICs of this process, and opens it. The test stops and
+// closes it.
+func openRunner(t *testing.T, p *Params) *runner {
+	t.Helper()
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	run := newRunner(t.Context(), p, bothHere(), observer{})
-	defer run.stop()
 	if err := run.open(openSoft); err != nil {
+		run.stop()
 		t.Fatal(err)
 	}
+	return run
+}
+
+// TestRoundsOfRun shows that no round of a run has the number of another one, in whatever cell or
+// in copy(): what one left would be right for the other.
+func TestRoundsOfRun(t *testing.T) {
+	p := params()
+	run := openRunner(t, p)
+	defer run.stop()
 	defer run.close()
 	seen := map[uint64]string{}
 	note := func(who string) {
