@@ -98,7 +98,7 @@ var opcodeNames = [256]struct {
 	ReadResponseMiddle: {ofReadResponse | middle, bthSize, "READ response middle"},
 	ReadResponseLast:   {ofReadResponse | last | aeth, bthSize + aethSize, "READ response last"},
 	ReadResponseOnly:   {ofReadResponse | only | aeth, bthSize + aethSize, "READ response only"},
-	Acknowledge:        {known | response | only | aeth, bthSize + aethSize, "ACK"},
+	Acknowledge:        {known | response | only | aeth | carries, bthSize + aethSize, "ACK"},
 	AtomicAcknowledge:  {known | response | only | aeth, bthSize + aethSize + atomicAckETHSize, "atomic ACK"},
 	CompareSwap:        {ofAtomic, bthSize + atomicETHSize, "CMP_SWAP"},
 	FetchAdd:           {ofAtomic, bthSize + atomicETHSize, "FETCH_ADD"},

@@ -1,0 +1,316 @@
+package rc
+
+import (
+	"encoding/binary"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// The requester's handling of what the responder sends.
+
+// Receive takes a packet that has arrived for the QP. Its ICRC was checked, and that it comes from
+// the peer. The payload is the QP's during the call only.
+func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
+	q.now = now
+	switch {
+	case h.Opcode.IsRequest():
+		q.receiveRequest(h, payload)
+	case q.State == verbs.StateRTS || q.State == verbs.StateSQD:
+		q.receiveAnswer(h, payload)
+	}
+}
+
+// receiveAnswer takes a packet of the responder.
+func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
+	r := &q.req
+	s := r.una.near(h.PSN)
+	if s >= r.next { // of what was never sent: a stranger, or an earlier connection
+		q.stats.Unexpected++
+		return
+	}
+	switch {
+	case h.Opcode.IsReadResponse():
+		q.readResponse(h, s, payload)
+	case h.Opcode == wire.AtomicAcknowledge:
+		q.atomicAnswer(h, s)
+	default:
+		q.acknowledgement(h, s, payload)
+	}
+	q.advance()
+}
+
+// acknowledgement takes an ACK or a NAK for a number.
+func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
+	switch {
+	case h.Syndrome.IsAck():
+		q.acknowledge(s + 1)
+	case h.Syndrome == wire.NakSequence:
+		q.stats.NAKs++
+		q.acknowledge(s)
+		if s >= q.req.una {
+			q.sequenceError(s, payload)
+		}
+	case h.Syndrome.IsRNR():
+		q.stats.RNRNAKs++
+		q.acknowledge(s)
+		if s >= q.req.una {
+			q.receiverNotReady(s, h.Syndrome.Value())
+		}
+	case h.Syndrome.IsNak():
+		q.stats.NAKs++
+		q.acknowledge(s)
+		if s >= q.req.una {
+			q.refusedByPeer(s, h.Syndrome)
+		}
+	}
+}
+
+// acknowledge marks every number before end done that needs nothing but an acknowledgement. Answers
+// come in the order of the requests, so what is missing of a read before end is lost.
+func (q *QP) acknowledge(end seq) {
+	r := &q.req
+	for s := max(r.acked, r.una); s < end; s++ {
+		if r.readOf(s) == nil {
+			q.markDone(s)
+		} else {
+			q.suspect(s, end)
+		}
+	}
+	r.acked = max(r.acked, end)
+}
+
+// readOf is the read or atomic under way that a number belongs to, or nil.
+func (r *requester) readOf(s seq) *read {
+	for i := range r.reads[:r.nreads] {
+		if p := &r.reads[i]; p.first <= s && s < p.end {
+			return p
+		}
+	}
+	return nil
+}
+
+// sequenceError handles a NAK that says that the responder still expects a number. One of our own
+// ends tells in the payload which numbers behind that it has.
+func (q *QP) sequenceError(expected seq, has []byte) {
+	r := &q.req
+	if !q.ours {
+		q.goBack(expected)
+		return
+	}
+	highest := expected
+	for i, bits := range has {
+		for bit := 0; bits != 0; bit, bits = bit+1, bits>>1 {
+			s := expected + 1 + seq(8*i+bit)
+			if bits&1 == 0 || s >= r.next {
+				continue
+			}
+			highest = s
+			if r.readOf(s) == nil {
+				q.markKept(s)
+			}
+		}
+	}
+	for s := max(expected, r.una); s < highest; s++ {
+		q.suspect(s, highest)
+	}
+}
+
+// goBack marks everything from a number on lost.
+func (q *QP) goBack(from seq) {
+	for s := max(from, q.req.una); s < q.req.next; s++ {
+		q.markLost(s)
+	}
+}
+
+// receiverNotReady handles an RNR NAK: the responder had no receive for the message at a number.
+func (q *QP) receiverNotReady(s seq, timer uint8) {
+	t := &q.req.timers
+	if q.now < t.rnr {
+		return // of a packet that left before the one that was answered first
+	}
+	if q.Attr.RNRRetry != verbs.RNRRetryForever {
+		if t.rnrTries >= int(q.Attr.RNRRetry) {
+			q.failAt(s, verbs.StatusRNRRetryExcErr)
+			return
+		}
+		t.rnrTries++
+	}
+	t.rnr = q.now + int64(verbs.RNRTimer(timer))
+	q.goBack(s)
+}
+
+// refusedByPeer handles a NAK that ends the connection.
+func (q *QP) refusedByPeer(s seq, why wire.Syndrome) {
+	switch why {
+	case wire.NakRemoteAccess:
+		q.failAt(s, verbs.StatusRemAccessErr)
+	case wire.NakRemoteOperation:
+		q.failAt(s, verbs.StatusRemOpErr)
+	default:
+		q.failAt(s, verbs.StatusRemInvReqErr)
+	}
+}
+
+// failAt ends the request that a number belongs to. If a read before it still waits for its answer,
+// which was lost, nothing happens: the peer answers no more, and the read runs out of retries.
+func (q *QP) failAt(s seq, status verbs.Status) {
+	slot := q.find(s)
+	q.refuse(slot, q.SQ.At(slot), status)
+}
+
+// readResponse takes a packet of the answer to a read.
+func (q *QP) readResponse(h *wire.Header, s seq, payload []byte) {
+	r := &q.req
+	if s < r.una {
+		q.stats.Duplicates++
+		return
+	}
+	part := r.readOf(s)
+	if part == nil || r.at(s).state == done {
+		q.stats.Unexpected++
+		return
+	}
+	// The responder sends answers in order, and has executed all before this one.
+	q.acknowledge(part.first)
+	if !q.ours && s > r.una && q.missing(part, s) {
+		// It comes behind a gap: what is missing is asked for again, and this with it.
+		q.stats.Ahead++
+		return
+	}
+	slot := q.find(s)
+	sl := q.SQ.At(slot)
+	offset := uint64(s-seq(sl.Mark)) << q.shift
+	if sl.Opcode != verbs.OpRDMARead ||
+		uint64(len(payload)) != min(sl.Length-offset, q.mtu()) {
+		q.stats.Broken++
+		q.failAt(s, verbs.StatusBadRespErr)
+		return
+	}
+	if !q.land(slot, offset, payload) {
+		q.failAt(s, verbs.StatusLocProtErr)
+		return
+	}
+	q.stats.Received++
+	q.answered(part, s)
+	for n := part.first; n < s; n++ {
+		q.suspect(n, s)
+	}
+}
+
+// missing reports whether a packet of a read before a number has not arrived. It is lost then, with
+// everything behind it.
+func (q *QP) missing(part *read, s seq) bool {
+	n := part.first
+	for n < s && q.req.at(n).state == done {
+		n++
+	}
+	if n == s {
+		return false
+	}
+	q.suspect(n, s)
+	if q.req.at(n).state == lost {
+		for ; n < part.end; n++ {
+			q.markLost(n)
+		}
+	}
+	return true
+}
+
+// atomicAnswer takes the answer to an atomic.
+func (q *QP) atomicAnswer(h *wire.Header, s seq) {
+	r := &q.req
+	if s < r.una {
+		q.stats.Duplicates++
+		return
+	}
+	part := r.readOf(s)
+	if part == nil || r.at(s).state == done {
+		q.stats.Unexpected++
+		return
+	}
+	slot := q.find(s)
+	if !q.SQ.At(slot).Opcode.IsAtomic() || !h.Syndrome.IsAck() {
+		q.stats.Broken++
+		q.failAt(s, verbs.StatusBadRespErr)
+		return
+	}
+	q.acknowledge(part.first)
+	var word [8]byte
+	binary.NativeEndian.PutUint64(word[:], h.Original)
+	if !q.land(slot, 0, word[:]) {
+		q.failAt(s, verbs.StatusLocProtErr)
+		return
+	}
+	q.stats.Received++
+	q.answered(part, s)
+}
+
+// answered marks a number of a read or atomic done. Its place is free only when all before it are
+// answered too: the responder remembers the last ones, whichever were answered.
+func (q *QP) answered(part *read, s seq) {
+	r := &q.req
+	q.markDone(s)
+	part.left--
+	n := 0
+	for n < r.nreads && r.reads[n].left == 0 {
+		n++
+	}
+	r.nreads = copy(r.reads[:], r.reads[n:r.nreads])
+}
+
+// land writes bytes of an answer to the local memory of a request. It returns false if that is not
+// there any more.
+func (q *QP) land(slot, offset uint64, from []byte) bool {
+	return q.scatter(q.SQ.SGL(slot), offset, from)
+}
+
+// scatter copies bytes into scatter-gather elements, from an offset on.
+func (q *QP) scatter(sgl []verbs.SGE, offset uint64, from []byte) bool {
+	for i := range sgl {
+		if len(from) == 0 {
+			return true
+		}
+		e := &sgl[i]
+		length := uint64(e.Length)
+		if offset >= length {
+			offset -= length
+			continue
+		}
+		to, ok := q.LocalSlice(e.LKey, e.Addr+offset, min(uint64(len(from)), length-offset),
+			verbs.AccessLocalWrite)
+		if !ok {
+			return false
+		}
+		nic.Move(to, from[:len(to)])
+		from, offset = from[len(to):], 0
+	}
+	return len(from) == 0
+}
+
+// advance moves the window past what is done, and completes the requests that it has passed. A
+// request that has failed ends the connection once all before it are complete.
+func (q *QP) advance() {
+	r := &q.req
+	for r.una < r.next && r.at(r.una).state == done {
+		r.una++
+	}
+	for q.SQ.Acked != r.numbered {
+		s := q.SQ.At(q.SQ.Acked)
+		if s.Status == verbs.StatusSuccess && q.span(s).end > r.una {
+			return
+		}
+		slot, _ := q.SQ.TakeUnended()
+		if s.Status != verbs.StatusSuccess {
+			q.fail(nic.Send, slot, s.Status)
+			q.Fail()
+			return
+		}
+		if q.Signaled(s) {
+			q.done = nic.Completion{}
+			q.Sent(&q.done, slot, s)
+			q.cfg.Sink.Complete(&q.done)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package rc
+
+import (
+	"math"
+	"math/bits"
+	"math/rand/v2"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+)
+
+// Config is what a QP is made of.
+type Config struct {
+	// QP has the queues, the attributes and the state, of which this package changes all but what
+	// is posted.
+	QP *nic.QP
+	// MaxMsgSize is the longest message, bytes.
+	MaxMsgSize uint64
+	Sink       Sink
+	// Rand draws what a failed completion leaves undefined.
+	Rand *rand.Rand
+	// Window is how many bytes may be under way to an end of this package; 0 means 1 MiB.
+	Window int
+	// Rate bounds what the queue pair sends, bytes of payload a second; 0 is no bound.
+	Rate float64
+}
+
+// Sink takes what a QP has to say to its owner. It must not call the QP.
+type Sink interface {
+	// Complete is given each completion, in the order of posting of each direction. It is the QP's
+	// again afterwards.
+	Complete(*nic.Completion)
+	// Raise is given the events of the queue pair.
+	Raise(verbs.EventType)
+}
+
+// QP is a reliable connection. See the package's documentation for how it is driven.
+type QP struct {
+	*nic.QP
+	cfg   Config
+	shift uint  // the logarithm of the path MTU in bytes
+	ours  bool  // the peer is an end of this package
+	now   int64 // of the call under way, nanoseconds
+
+	req   requester
+	resp  responder
+	stats Stats
+	done  nic.Completion // on its way to the sink
+}
+
+// Stats counts what a QP has done since it was made.
+type Stats struct {
+	Sent       uint64 // packets of requests and answers, not acknowledgements
+	Received   uint64 // the same
+	Resent     uint64 // packets that were sent again
+	Timeouts   uint64 // of the acknowledgement timer
+	Probes     uint64 // of a lost tail
+	NAKs       uint64 // received, but for those of a receiver that is not ready
+	RNRNAKs    uint64 // received
+	Duplicates uint64 // packets received that were carried out before
+	Ahead      uint64 // packets received before one that is missing
+	Unexpected uint64 // packets dropped that answer nothing under way
+	Broken     uint64 // packets received against the protocol
+}
+
+// Never is the time of what does not happen.
+const Never = math.MaxInt64
+
+// New makes a QP in RESET.
+func New(cfg Config) *QP {
+	if cfg.Window == 0 {
+		cfg.Window = 1 << 20
+	}
+	return &QP{QP: cfg.QP, cfg: cfg}
+}
+
+// Stats is what the QP has done.
+func (q *QP) Stats() Stats { return q.stats }
+
+// PeerIsOurs says that the peer is an end of this package.
+func (q *QP) PeerIsOurs() { q.ours = true }
+
+// IsOurs reports whether PeerIsOurs was called since the last reset.
+func (q *QP) IsOurs() bool { return q.ours }
+
+// Enter takes the QP to a state, after the attributes were applied. The caller has checked that
+// both are legal ([nic.QP.CheckModify]).
+func (q *QP) Enter(now int64, state verbs.QPState) {
+	q.now = now
+	if state == q.State {
+		return
+	}
+	switch state {
+	case verbs.StateReset:
+		q.QP.Reset()
+		*q = QP{QP: q.QP, cfg: q.cfg, stats: q.stats}
+		return
+	case verbs.StateErr:
+		q.Fail()
+		return
+	case verbs.StateRTR:
+		q.shift = uint(bits.TrailingZeros(uint(q.Attr.PathMTU.Bytes())))
+		q.resp.start(firstSeq(q.Attr.RQPSN), int(q.Attr.MaxDestRDAtomic))
+	case verbs.StateRTS:
+		if q.State == verbs.StateRTR {
+			q.req.start(q, firstSeq(q.Attr.SQPSN))
+		}
+		q.req.held = 0
+	case verbs.StateSQD:
+		q.req.drain()
+	}
+	q.State = state
+}
+
+// mtu is the longest payload of a packet, bytes.
+func (q *QP) mtu() uint64 { return 1 << q.shift }
+
+// packets is how many packets a message of n bytes takes.
+func (q *QP) packets(n uint64) uint64 { return max((n+q.mtu()-1)>>q.shift, 1) }
+
+// Fail takes the QP to ERR: everything outstanding is flushed.
+func (q *QP) Fail() {
+	if q.State == verbs.StateErr || q.State == verbs.StateReset {
+		return
+	}
+	q.State = verbs.StateErr
+	q.req.stop()
+	q.resp.stop()
+	q.flush()
+}
+
+// flush ends all requests of a QP in ERR, sends first.
+func (q *QP) flush() {
+	for {
+		slot, ok := q.SQ.TakeUnended()
+		if !ok {
+			break
+		}
+		q.fail(nic.Send, slot, verbs.StatusWRFlushErr)
+	}
+	for {
+		slot, ok := q.RQ.Take()
+		if !ok {
+			return
+		}
+		q.fail(nic.Recv, slot, verbs.StatusWRFlushErr)
+	}
+}
+
+// fail raises a completion that was not successful.
+func (q *QP) fail(dir nic.Direction, slot uint64, status verbs.Status) {
+	vendorErr := uint32(0)
+	if status == verbs.StatusWRFlushErr {
+		vendorErr = nic.VendorFlushed
+	}
+	q.done = nic.Completion{}
+	q.Failed(&q.done, dir, slot, status, vendorErr, q.cfg.Rand)
+	q.cfg.Sink.Complete(&q.done)
+}
+
+// Transmit adds the packets to b that may leave now. If it reports more, the batch is full, and
+// Transmit has to be called again with an empty one.
+func (q *QP) Transmit(now int64, b *Batch) (more bool) {
+	q.now = now
+	// Answers and requests take turns at being first, so that neither starves the other.
+	if b.turn = !b.turn; b.turn {
+		q.transmitRequests(b)
+		q.transmitAnswers(b)
+	} else {
+		q.transmitAnswers(b)
+		q.transmitRequests(b)
+	}
+	return b.full()
+}
+
+// Deadline is when Tick has to be called; Never if nothing is waited for.
+func (q *QP) Deadline() int64 { return q.requesterDeadline() }

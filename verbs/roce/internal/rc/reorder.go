@@ -1,0 +1,58 @@
+package rc
+
+import "ibverbx/verbs/roce/internal/wire"
+
+// reorderBuffer keeps packets that have arrived ahead of a gap.
+//
+// Invariant: all kept packets lie within maxTrack numbers behind the expected one.
+type reorderBuffer struct {
+	slots   []earlyPacket // by the low bits of the number; nil until the first one is kept
+	n       int
+	highest seq // no packet behind it is kept
+}
+
+type earlyPacket struct {
+	s       seq // 0 if the slot is free
+	header  wire.Header
+	payload []byte
+}
+
+func (r *reorderBuffer) at(s seq) *earlyPacket { return &r.slots[int(s)&(maxTrack-1)] }
+
+// keep keeps a copy of a packet. It returns false if that is too far ahead.
+func (r *reorderBuffer) keep(expected, s seq, h *wire.Header, payload []byte) bool {
+	if s-expected >= maxTrack {
+		return false
+	}
+	if r.slots == nil {
+		r.slots = make([]earlyPacket, maxTrack)
+	}
+	if r.n == 0 {
+		r.highest = s
+	}
+	p := r.at(s)
+	if p.s == s {
+		return true
+	}
+	*p = earlyPacket{s: s, header: *h, payload: append(p.payload[:0], payload...)}
+	r.n++
+	r.highest = max(r.highest, s)
+	return true
+}
+
+// has reports whether a packet is kept.
+func (r *reorderBuffer) has(s seq) bool { return r.n != 0 && r.at(s).s == s }
+
+// take removes a packet, which is the caller's until the next call. It returns nil if that is not
+// there.
+func (r *reorderBuffer) take(s seq) *earlyPacket {
+	if !r.has(s) {
+		return nil
+	}
+	p := r.at(s)
+	p.s = 0
+	if r.n--; r.n == 0 {
+		r.highest = 0
+	}
+	return p
+}

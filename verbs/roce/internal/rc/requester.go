@@ -1,0 +1,419 @@
+package rc
+
+import (
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// requester is the sending side of a QP: it cuts the requests of the send queue into packets and
+// keeps account of those under way.
+//
+// Invariant: una <= next <= end, and next-una <= len(track). Each of the numbers from una to next-1
+// is flying, kept, lost or done; flying and lost are counted. una is not done.
+type requester struct {
+	una  seq // the oldest number that is not done
+	next seq // the first one that was never sent
+	end  seq // behind the last packet of the last request posted
+
+	track  []track // of the numbers from una to next-1, by their low bits
+	flying int     // numbers under way
+	lost   int     // numbers to be sent again
+	resend seq     // no number before it is lost
+	acked  seq     // behind the highest number that was acknowledged with all before it
+
+	numbered uint64 // requests whose packets have numbers
+	sending  uint64 // the request that next belongs to
+
+	reads   [maxReads]read // reads and atomics under way, oldest first
+	nreads  int
+	quiet   int    // packets sent since the last one that asked for an acknowledgement
+	held    uint64 // 1 + the request before which SQD, or a refused request, stops new ones; 0 is none
+	timers  timers
+	window  window
+	limiter limiter
+}
+
+// track is what is known of a number under way.
+type track struct {
+	sentAt int64
+	state  packetState
+	resent bool
+}
+
+type packetState uint8
+
+const (
+	flying packetState = iota + 1
+	kept               // the responder has it, but waits for one before it and may yet refuse it
+	lost
+	done
+)
+
+// read is a READ request, or an atomic, on its way. A read that takes many packets is asked for in
+// parts: what is under way stays within the window, and a part is what the peer counts as one.
+type read struct {
+	first, end seq
+	left       int // packets of the answer that are missing
+}
+
+const (
+	maxReads = 16
+	// maxTrack is how many packets may be under way to an end of this package.
+	maxTrack = 1024
+	// foreignTrack is how many may be to others: what rdma_rxe allows itself
+	// (RXE_MAX_UNACKED_PSNS).
+	foreignTrack = 128
+	// readPart is how many packets of answer a READ request asks for at most.
+	readPart = 64
+	// foreignAckEvery and ackEvery are after how many packets an acknowledgement is asked for.
+	foreignAckEvery = 32
+	ackEvery        = 64
+)
+
+// start begins a connection in which the first packet has a number.
+func (r *requester) start(q *QP, first seq) {
+	*r = requester{una: first, next: first, end: first, resend: first, acked: first,
+		numbered: q.SQ.Posted, sending: q.SQ.Posted}
+	r.window.start(int(q.mtu()), q.cfg.Window)
+	r.limiter.start(q.cfg.Rate, q.now)
+}
+
+// stop forgets what is under way, when the QP fails.
+func (r *requester) stop() {
+	r.una, r.next, r.resend, r.acked = r.end, r.end, r.end, r.end
+	r.flying, r.lost, r.nreads = 0, 0, 0
+	r.timers = timers{}
+}
+
+// drain holds back the requests that have not begun, for SQD.
+func (r *requester) drain() { r.held = r.sending + 1 }
+
+func (r *requester) at(s seq) *track { return &r.track[int(s)&(len(r.track)-1)] }
+
+// Posted takes in what was added to the queues.
+func (q *QP) Posted() {
+	if q.State == verbs.StateErr {
+		q.flush()
+		return
+	}
+	for r := &q.req; r.numbered != q.SQ.Posted; r.numbered++ {
+		s := q.SQ.At(r.numbered)
+		s.Mark = int64(r.end)
+		r.end = q.span(s).end
+	}
+}
+
+// span is the numbers of a request, from first to end-1.
+type span struct{ first, end seq }
+
+// span is the numbers of a request in the send queue.
+func (q *QP) span(s *nic.SendSlot) span {
+	n := seq(1)
+	if !s.Opcode.IsAtomic() {
+		n = seq(q.packets(s.Length))
+	}
+	return span{seq(s.Mark), seq(s.Mark) + n}
+}
+
+// find is the request that a number from una to next-1 belongs to.
+func (q *QP) find(s seq) uint64 {
+	lo, hi := q.SQ.Acked, q.req.numbered
+	for hi-lo > 1 {
+		if mid := lo + (hi-lo)/2; seq(q.SQ.At(mid).Mark) <= s {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo
+}
+
+// maySend reports whether requests may leave: the state allows it, and the receiver was not found
+// unready a moment ago.
+func (q *QP) maySend() bool {
+	return (q.State == verbs.StateRTS || q.State == verbs.StateSQD) && q.now >= q.req.timers.rnr
+}
+
+// transmitRequests adds packets of requests: lost ones, then new ones.
+func (q *QP) transmitRequests(b *Batch) {
+	if !q.maySend() {
+		return
+	}
+	r := &q.req
+	for !b.full() && r.limiter.allows(q.now) {
+		if r.lost != 0 {
+			if !q.resendNext(b) {
+				return
+			}
+			continue
+		}
+		if r.next == r.end || !q.sendNext(b) {
+			return
+		}
+	}
+}
+
+// resendNext sends the first lost number again. It returns false when the window is full, or the
+// request has failed.
+func (q *QP) resendNext(b *Batch) bool {
+	r := &q.req
+	if r.flying != 0 && r.flying >= r.window.size(q) {
+		return false
+	}
+	for r.resend = max(r.resend, r.una); r.at(r.resend).state != lost; r.resend++ {
+	}
+	slot := q.find(r.resend)
+	s := q.SQ.At(slot)
+	n := 1
+	if s.Opcode == verbs.OpRDMARead {
+		part := r.readOf(r.resend)
+		for last := r.resend + 1; last < part.end && r.at(last).state == lost; last++ {
+			n++
+		}
+	}
+	if !q.send(b, slot, s, r.resend, n) {
+		return false
+	}
+	for range n {
+		t := r.at(r.resend)
+		t.state, t.sentAt, t.resent = flying, q.now, true
+		r.resend++
+	}
+	r.lost -= n
+	r.flying += n
+	q.stats.Resent += uint64(n)
+	return true
+}
+
+// sendNext sends the next packet for the first time: of a read, the request for its next part. It
+// returns false when it may not leave yet, or the request has failed.
+func (q *QP) sendNext(b *Batch) bool {
+	r := &q.req
+	s := q.SQ.At(r.sending)
+	sp := q.span(s)
+	if r.next == sp.end {
+		r.sending++
+		s = q.SQ.At(r.sending)
+		sp = q.span(s)
+	}
+	slot := r.sending
+	if s.Status != verbs.StatusSuccess || r.next == sp.first && !q.mayBegin(slot, s) {
+		return false
+	}
+	room := min(r.window.size(q), q.trackLimit()) - r.flying
+	room = min(room, q.trackLimit()-int(r.next-r.una))
+	n := 1
+	if s.Opcode == verbs.OpRDMARead {
+		n = int(min(sp.end-r.next, readPart))
+	}
+	if room < min(n, max(r.window.size(q)/2, 1)) {
+		return false // parts of a read are not cut short by much by what is under way
+	}
+	n = min(n, room)
+	if s.Answered() {
+		if r.nreads == len(r.reads) || r.nreads >= int(q.Attr.MaxRDAtomic) {
+			return false
+		}
+		r.reads[r.nreads] = read{r.next, r.next + seq(n), n}
+		r.nreads++
+	}
+	if !q.send(b, slot, s, r.next, n) {
+		return false
+	}
+	q.growTrack(int(r.next-r.una) + n)
+	if r.una == r.next {
+		r.timers.restart(q.now)
+	}
+	for range n {
+		*r.at(r.next) = track{sentAt: q.now, state: flying}
+		r.next++
+	}
+	r.flying += n
+	return true
+}
+
+// mayBegin reports whether the first packet of a request may leave. A request that is wrong, or
+// whose memory is, fails here.
+func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
+	r := &q.req
+	if r.held != 0 && slot >= r.held-1 || s.Flags&verbs.SendFence != 0 && r.nreads != 0 {
+		return false
+	}
+	if status := q.checkRequest(slot, s); status != verbs.StatusSuccess {
+		q.refuse(slot, s, status)
+		return false
+	}
+	return true
+}
+
+// checkRequest checks what only the NIC finds out about a request: IBTA 10.7.2.2 and table 56.
+func (q *QP) checkRequest(slot uint64, s *nic.SendSlot) verbs.Status {
+	if s.Length > q.cfg.MaxMsgSize || s.Opcode.IsAtomic() && s.Length != 8 {
+		return verbs.StatusLocLenErr
+	}
+	access := verbs.AccessFlags(0)
+	if s.Answered() {
+		if q.Attr.MaxRDAtomic == 0 {
+			return verbs.StatusLocQPOpErr // the requester has no resources for any
+		}
+		access = verbs.AccessLocalWrite
+	}
+	if s.Flags&verbs.SendInline != 0 {
+		return verbs.StatusSuccess
+	}
+	for _, e := range q.SQ.SGL(slot) {
+		if e.Length == 0 {
+			continue
+		}
+		if _, ok := q.LocalSlice(e.LKey, e.Addr, uint64(e.Length), access); !ok {
+			return verbs.StatusLocProtErr
+		}
+	}
+	return verbs.StatusSuccess
+}
+
+// refuse ends a request on this side. Those before it go on; none behind it begins.
+func (q *QP) refuse(slot uint64, s *nic.SendSlot, status verbs.Status) {
+	s.Status = status
+	q.req.held = slot + 1
+	q.advance()
+}
+
+// trackLimit is how many numbers may be under way.
+func (q *QP) trackLimit() int {
+	if q.ours {
+		return maxTrack
+	}
+	return foreignTrack
+}
+
+// growTrack makes room for n numbers from una on.
+func (q *QP) growTrack(n int) {
+	r := &q.req
+	if n <= len(r.track) {
+		return
+	}
+	size := max(len(r.track), 8)
+	for size < n {
+		size *= 2
+	}
+	old := *r
+	r.track = make([]track, size)
+	for s := r.una; s != r.next; s++ {
+		*r.at(s) = *old.at(s)
+	}
+}
+
+// send adds the packet with a number, or the request for n packets of a read. It returns false if
+// the request's memory is gone, and has failed it then.
+func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, first seq, n int) bool {
+	r, sp := &q.req, q.span(s)
+	h := wire.Header{PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: first.psn()}
+	offset := uint64(first-sp.first) * q.mtu()
+	var payload []byte
+	switch {
+	case s.Opcode == verbs.OpRDMARead:
+		h.Opcode, h.AckReq = wire.ReadRequest, true
+		h.Addr, h.RKey = s.RemoteAddr+offset, s.RKey
+		h.Length = uint32(min(s.Length-offset, uint64(n)*q.mtu()))
+	case s.Opcode.IsAtomic():
+		h.Opcode, h.AckReq = wire.FetchAdd, true
+		h.Addr, h.RKey, h.SwapAdd, h.Compare = s.RemoteAddr, s.RKey, s.CompareAdd, 0
+		if s.Opcode == verbs.OpAtomicCmpAndSwp {
+			h.Opcode, h.SwapAdd, h.Compare = wire.CompareSwap, s.Swap, s.CompareAdd
+		}
+	default:
+		isFirst, isLast := first == sp.first, first+1 == sp.end
+		h.Opcode = dataOpcode(s.Opcode, isFirst, isLast)
+		h.Solicited = isLast && s.Flags&verbs.SendSolicited != 0
+		h.AckReq = q.wantsAck(s, first, isLast)
+		h.Addr, h.RKey, h.Length, h.Imm = s.RemoteAddr, s.RKey, uint32(s.Length), s.Imm
+		var ok bool
+		if payload, ok = q.payload(b, slot, s, offset, min(s.Length-offset, q.mtu())); !ok {
+			q.refuse(slot, s, verbs.StatusLocProtErr)
+			return false
+		}
+	}
+	b.add(&h, payload)
+	q.stats.Sent++
+	r.limiter.spend(len(payload))
+	return true
+}
+
+// defaultPKey is the only partition that there is: full membership of the default one.
+const defaultPKey = 0xffff
+
+// wantsAck reports whether the packet with a number asks for an acknowledgement: the last one of
+// those posted, of a request whose completion somebody waits for, and every so many; and those that
+// fill the window or were lost before, since nothing else might be sent behind them.
+func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
+	r := &q.req
+	every := ackEvery
+	if !q.ours {
+		every = foreignAckEvery
+	}
+	r.quiet++
+	if isLast && (n+1 == r.end || q.Signaled(s)) ||
+		n < r.next || r.quiet >= every || r.flying+1 >= min(r.window.size(q), q.trackLimit()) ||
+		int(n+1-r.una) >= q.trackLimit() {
+		r.quiet = 0
+		return true
+	}
+	return false
+}
+
+// dataOpcode is the opcode of a packet of a SEND or WRITE.
+func dataOpcode(o verbs.Opcode, isFirst, isLast bool) wire.Opcode {
+	opcode := wire.WriteMiddle
+	switch {
+	case isFirst && isLast:
+		opcode = wire.WriteOnly
+	case isFirst:
+		opcode = wire.WriteFirst
+	case isLast:
+		opcode = wire.WriteLast
+	}
+	if isLast && o.HasImm() {
+		opcode++ // each opcode with an immediate follows the one without
+	}
+	if o.IsSend() {
+		opcode -= wire.WriteFirst - wire.SendFirst
+	}
+	return opcode
+}
+
+// payload is n bytes of a request's message from an offset on: a piece of its memory, or a copy if
+// they lie in several.
+func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) ([]byte, bool) {
+	if n == 0 {
+		return nil, true
+	}
+	if s.Flags&verbs.SendInline != 0 {
+		return append(b.stage(int(n))[:0], q.SQ.Inlined(slot)[offset:offset+n]...), true
+	}
+	var to []byte // the copy, as far as it is filled
+	for _, e := range q.SQ.SGL(slot) {
+		length := uint64(e.Length)
+		if offset >= length {
+			offset -= length
+			continue
+		}
+		piece, ok := q.LocalSlice(e.LKey, e.Addr+offset, min(n, length-offset), 0)
+		if !ok {
+			return nil, false
+		}
+		if to == nil {
+			if uint64(len(piece)) == n {
+				return piece, true
+			}
+			to = b.stage(int(n))[:0]
+		}
+		to = append(to, piece...)
+		n -= uint64(len(piece))
+		if offset = 0; n == 0 {
+			break
+		}
+	}
+	return to, true
+}

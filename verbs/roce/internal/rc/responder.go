@@ -1,0 +1,381 @@
+package rc
+
+import (
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// responder is the receiving side of a QP: it carries out the peer's requests in the order of their
+// numbers.
+//
+// Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
+// a NAK for expected was sent, and what is ahead of it is dropped without another.
+type responder struct {
+	expected seq
+	msn      uint32 // messages carried out
+	message  message
+	silent   bool
+
+	ackDue  bool // an acknowledgement of what is before expected is to be sent
+	gapDue  bool // a NAK for expected that tells what was kept is to be sent
+	answers answerQueue
+	atomics []atomicResult // the last ones, for the peer that asks again
+	ahead   reorderBuffer
+}
+
+// message is the peer's message of which some packets have arrived.
+type message struct {
+	kind   messageKind
+	at     uint64 // bytes that have arrived
+	length uint64 // of a WRITE
+	addr   uint64
+	rkey   uint32
+}
+
+type messageKind uint8
+
+const (
+	noMessage messageKind = iota
+	sendMessage
+	writeMessage
+)
+
+// atomicResult is what an atomic has found.
+type atomicResult struct {
+	s        seq
+	original uint64
+}
+
+// start begins to expect a number.
+func (r *responder) start(first seq, reads int) {
+	*r = responder{expected: first, atomics: make([]atomicResult, 0, max(reads, 1))}
+	r.answers.limit = reads
+}
+
+// stop forgets what has arrived. Answers that are due still leave: the NAK that tells the peer why,
+// above all.
+func (r *responder) stop() {
+	r.message, r.ackDue, r.gapDue = message{}, false, false
+	r.ahead = reorderBuffer{}
+}
+
+// receiveRequest takes a packet of the requester.
+func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
+	switch q.State {
+	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
+	default:
+		return // as if it had never arrived (IBTA 9.7.5.1, C9-80)
+	}
+	r := &q.resp
+	s := r.expected.near(h.PSN)
+	switch {
+	case s < r.expected:
+		q.stats.Duplicates++
+		q.duplicate(h, s)
+		return
+	case s > r.expected:
+		q.stats.Ahead++
+		q.early(h, s, payload)
+		return
+	}
+	q.carryOut(h, payload)
+	for q.isReceiving() {
+		early := r.ahead.take(r.expected)
+		if early == nil {
+			break
+		}
+		q.carryOut(&early.header, early.payload)
+	}
+	if q.isReceiving() && q.ours && r.ahead.n != 0 {
+		r.gapDue = true
+	}
+}
+
+// isReceiving reports whether the next packet can be carried out.
+func (q *QP) isReceiving() bool { return q.State != verbs.StateErr && !q.resp.silent }
+
+// early handles a packet ahead of the one that is expected. It is kept if the peer is one of our
+// own ends, which is told of the gap.
+func (q *QP) early(h *wire.Header, s seq, payload []byte) {
+	r := &q.resp
+	if q.ours {
+		if r.ahead.keep(r.expected, s, h, payload) && !r.silent {
+			r.gapDue = true
+		}
+		return
+	}
+	if !r.silent {
+		r.silent = true
+		r.answers.addNak(r.expected, wire.NakSequence)
+	}
+}
+
+// duplicate handles a packet that was carried out before: what needs no answer is acknowledged
+// again, a read is read again, and of an atomic the peer gets what it found (IBTA 9.7.5.1.2).
+func (q *QP) duplicate(h *wire.Header, s seq) {
+	r := &q.resp
+	switch {
+	case h.Opcode.IsRead():
+		if q.Attr.Access&verbs.AccessRemoteRead != 0 && !q.tooLong(h) {
+			r.answers.add(answer{kind: readAnswer, next: s, packets: q.packets(uint64(h.Length)),
+				addr: h.Addr, rkey: h.RKey, length: uint64(h.Length)}, true)
+		}
+	case h.Opcode.IsAtomic():
+		for i := range r.atomics {
+			if a := &r.atomics[i]; a.s == s {
+				r.answers.add(answer{kind: atomicAnswer, next: s, packets: 1, original: a.original}, true)
+			}
+		}
+	default:
+		r.ackDue = true
+	}
+}
+
+func (q *QP) tooLong(h *wire.Header) bool { return uint64(h.Length) > q.cfg.MaxMsgSize }
+
+// carryOut carries out the packet that is expected.
+func (q *QP) carryOut(h *wire.Header, payload []byte) {
+	r := &q.resp
+	r.silent = false
+	if why := q.checkPacket(h, len(payload)); why != 0 {
+		q.stats.Broken++
+		q.deny(why)
+		return
+	}
+	q.stats.Received++
+	switch {
+	case h.Opcode.IsSend():
+		q.receiveSend(h, payload)
+	case h.Opcode.IsWrite():
+		q.receiveWrite(h, payload)
+	case h.Opcode.IsRead():
+		q.receiveRead(h)
+	default:
+		q.receiveAtomic(h)
+	}
+}
+
+// checkPacket checks that a packet continues the message under way, or begins one, and has the
+// length that its place demands (IBTA 9.7.4.1). It returns the NAK that it deserves, or 0.
+func (q *QP) checkPacket(h *wire.Header, n int) wire.Syndrome {
+	kind := noMessage
+	switch {
+	case h.Opcode.IsSend():
+		kind = sendMessage
+	case h.Opcode.IsWrite():
+		kind = writeMessage
+	}
+	under := q.resp.message.kind
+	if h.Opcode.Begins() != (under == noMessage) || under != noMessage && kind != under {
+		return wire.NakInvalidRequest
+	}
+	mtu := int(q.mtu())
+	switch {
+	case kind == noMessage:
+	case h.Opcode.IsFirst() || h.Opcode.IsMiddle():
+		if n != mtu {
+			return wire.NakInvalidRequest
+		}
+	case n > mtu || n == 0 && h.Opcode.IsLast():
+		return wire.NakInvalidRequest
+	}
+	return 0
+}
+
+// proceed moves past the packet that was carried out.
+func (q *QP) proceed(h *wire.Header, packets uint64) {
+	r := &q.resp
+	r.expected += seq(packets)
+	if h.Opcode.Ends() {
+		r.msn = (r.msn + 1) & psnMask
+		r.message = message{}
+	}
+	if h.AckReq {
+		r.ackDue = true
+	}
+}
+
+// notReady answers that no receive is posted.
+func (q *QP) notReady() {
+	q.resp.silent = true
+	q.resp.answers.addNak(q.resp.expected, wire.RNRNak(q.Attr.MinRNRTimer))
+}
+
+// receiveSend lands a packet of a SEND in the oldest receive.
+func (q *QP) receiveSend(h *wire.Header, payload []byte) {
+	r, rq := &q.resp, &q.RQ
+	if rq.Consumed == rq.Posted {
+		q.notReady()
+		return
+	}
+	m := &r.message
+	m.kind = sendMessage
+	slot := rq.At(rq.Consumed)
+	if m.at+uint64(len(payload)) > slot.Length || m.at+uint64(len(payload)) > q.cfg.MaxMsgSize {
+		q.denyReceive(wire.NakInvalidRequest, verbs.StatusLocLenErr)
+		return
+	}
+	if !q.scatter(rq.SGL(rq.Consumed), m.at, payload) {
+		q.denyReceive(wire.NakRemoteOperation, verbs.StatusLocProtErr)
+		return
+	}
+	m.at += uint64(len(payload))
+	if h.Opcode.Ends() {
+		q.completeRecv(h, m.at)
+	}
+	q.proceed(h, 1)
+}
+
+// receiveWrite lands a packet of a WRITE where its first packet said.
+func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
+	m := &q.resp.message
+	if h.Opcode.Begins() {
+		switch {
+		case q.Attr.Access&verbs.AccessRemoteWrite == 0 || q.tooLong(h):
+			q.deny(wire.NakInvalidRequest)
+			return
+		case h.Length != 0:
+			if _, ok := q.RemoteSlice(h.RKey, h.Addr, uint64(h.Length), verbs.AccessRemoteWrite); !ok {
+				q.deny(wire.NakRemoteAccess)
+				return
+			}
+		}
+		*m = message{kind: writeMessage, addr: h.Addr, rkey: h.RKey, length: uint64(h.Length)}
+	}
+	n := uint64(len(payload))
+	if m.at+n > m.length || h.Opcode.Ends() && m.at+n != m.length {
+		q.deny(wire.NakInvalidRequest)
+		return
+	}
+	if h.Opcode.HasImm() && q.RQ.Consumed == q.RQ.Posted {
+		if h.Opcode.IsOnly() {
+			*m = message{} // it comes again, and begins the message again
+		}
+		q.notReady()
+		return
+	}
+	if n != 0 {
+		to, ok := q.RemoteSlice(m.rkey, m.addr+m.at, n, verbs.AccessRemoteWrite)
+		if !ok {
+			q.deny(wire.NakRemoteAccess)
+			return
+		}
+		nic.Move(to, payload)
+	}
+	m.at += n
+	if h.Opcode.HasImm() {
+		q.completeRecv(h, m.length)
+	}
+	q.proceed(h, 1)
+}
+
+// completeRecv completes the oldest receive.
+func (q *QP) completeRecv(h *wire.Header, n uint64) {
+	m := nic.Message{Opcode: verbs.OpSend, Length: n, Imm: h.Imm, SrcQP: q.Attr.DestQPNum,
+		Solicited: h.Solicited}
+	switch {
+	case h.Opcode.IsWrite():
+		m.Opcode = verbs.OpRDMAWriteWithImm
+	case h.Opcode.HasImm():
+		m.Opcode = verbs.OpSendWithImm
+	}
+	slot, _ := q.RQ.Take()
+	q.done = nic.Completion{}
+	q.Received(&q.done, slot, &m)
+	q.cfg.Sink.Complete(&q.done)
+}
+
+// receiveRead queues the answer to a READ.
+func (q *QP) receiveRead(h *wire.Header) {
+	n := uint64(h.Length)
+	switch {
+	case q.Attr.Access&verbs.AccessRemoteRead == 0 || q.tooLong(h):
+		q.deny(wire.NakInvalidRequest)
+		return
+	case n != 0:
+		if _, ok := q.RemoteSlice(h.RKey, h.Addr, n, verbs.AccessRemoteRead); !ok {
+			q.deny(wire.NakRemoteAccess)
+			return
+		}
+	}
+	a := answer{kind: readAnswer, next: q.resp.expected, packets: q.packets(n), addr: h.Addr, rkey: h.RKey,
+		length: n}
+	if !q.resp.answers.add(a, false) { // more than MaxDestRDAtomic of them (IBTA 9.7.4.1.4)
+		q.deny(wire.NakInvalidRequest)
+		return
+	}
+	q.proceed(h, a.packets)
+	q.resp.ackDue = false // the answer acknowledges
+}
+
+// receiveAtomic carries out an atomic, and queues the answer.
+func (q *QP) receiveAtomic(h *wire.Header) {
+	r := &q.resp
+	if q.Attr.Access&verbs.AccessRemoteAtomic == 0 || h.Addr%8 != 0 || r.answers.full() {
+		q.deny(wire.NakInvalidRequest)
+		return
+	}
+	word, ok := q.RemoteSlice(h.RKey, h.Addr, 8, verbs.AccessRemoteAtomic)
+	if !ok {
+		q.deny(wire.NakRemoteAccess)
+		return
+	}
+	op, compareAdd := verbs.OpAtomicFetchAdd, h.SwapAdd
+	if h.Opcode == wire.CompareSwap {
+		op, compareAdd = verbs.OpAtomicCmpAndSwp, h.Compare
+	}
+	original := nic.FetchAndChange(op, compareAdd, h.SwapAdd, word)
+	if len(r.atomics) == cap(r.atomics) {
+		copy(r.atomics, r.atomics[1:])
+		r.atomics = r.atomics[:len(r.atomics)-1]
+	}
+	r.atomics = append(r.atomics, atomicResult{r.expected, original})
+	r.answers.add(answer{kind: atomicAnswer, next: r.expected, packets: 1, original: original}, false)
+	q.proceed(h, 1)
+	r.ackDue = false
+}
+
+// deny answers the expected packet with a NAK that ends the connection, and fails: the peer broke
+// the protocol, or has no right to what it asked for.
+func (q *QP) deny(why wire.Syndrome) {
+	q.resp.answers.addNak(q.resp.expected, why)
+	if q.State == verbs.StateErr {
+		return
+	}
+	event := verbs.EventQPReqErr
+	switch why {
+	case wire.NakRemoteAccess:
+		event = verbs.EventQPAccessErr
+	case wire.NakRemoteOperation:
+		event = verbs.EventQPFatal
+	}
+	q.Fail()
+	q.cfg.Sink.Raise(event)
+}
+
+// denyReceive is deny for a SEND that does not fit the oldest receive: that fails too.
+func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
+	q.resp.answers.addNak(q.resp.expected, why)
+	slot, _ := q.RQ.Take()
+	q.fail(nic.Recv, slot, status)
+	q.Fail()
+}
+
+// gapBits is how many numbers behind the expected one a NAK between our own ends tells about.
+const gapBits = maxTrack
+
+// gap is the payload of such a NAK: a bit for each number behind the expected one, from the lowest
+// bit of the first byte on, that is set if the number was kept.
+func (q *QP) gap(b *Batch) []byte {
+	r := &q.resp
+	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)
+	clear(bits)
+	for s := r.expected + 1; s <= r.ahead.highest; s++ {
+		if r.ahead.has(s) {
+			i := int(s - r.expected - 1)
+			bits[i/8] |= 1 << (i % 8)
+		}
+	}
+	return bits
+}

@@ -1,0 +1,165 @@
+package rc
+
+import (
+	"math"
+	"time"
+)
+
+// window is how much may be under way, in packets.
+//
+// Towards foreign ends it is what the kernel's rdma_rxe allows itself, and all control of
+// congestion is left to the rate limit: their acknowledgements are coalesced in ways that say
+// little about the network.
+//
+// Between our own ends it follows the delay, in the way of TCP Vegas and Swift (Kumar et al.,
+// SIGCOMM 2020): it grows while the shortest round trip of a round is not much longer than the
+// shortest one ever, and shrinks in proportion to the excess. A queue that builds up somewhere
+// makes it yield before packets are dropped. Loss alone means little on a network that corrupts or
+// that reorders; as in BBR v2 (draft-cardwell-iccrg-bbr-congestion-control), it counts from 2 % of
+// a round on, as where a receive buffer or a switch overflows. When nothing comes back at all the
+// window collapses.
+//
+// Invariant: minWindow <= packets <= limit.
+type window struct {
+	packets   float64
+	limit     float64
+	slowStart bool // slow start: the window doubles each round
+
+	base     int64 // the shortest round trip of the last baseRounds
+	nextBase int64 // the shortest one since base was begun anew
+	rounds   int   // since then
+
+	roundEnd  int64 // when the present round ends
+	roundMin  int64 // its shortest round trip
+	delivered int   // packets that arrived in it
+	losses    int   // packets that were lost in it
+}
+
+const (
+	minWindow    = 2
+	startWindow  = 16
+	baseRounds   = 4096 // the path may change: old round trips are forgotten
+	shrink       = 0.7  // the window after a round of loss, as in CUBIC (RFC 9438)
+	tolerate     = 0.02 // the share of losses that is no congestion
+	maxShrink    = 0.5  // the most that delay takes in one round
+	targetFixed  = int64(500 * time.Microsecond)
+	targetShare  = 4 // the target is targetFixed and a part of base above it
+	growPerRound = 4 // packets
+)
+
+// start begins with a window of startWindow packets.
+func (w *window) start(mtu, limit int) {
+	packets := float64(limit) / float64(max(mtu, 1))
+	*w = window{
+		limit:   math.Max(math.Min(packets, maxTrack), minWindow),
+		packets: startWindow, slowStart: true,
+		base: math.MaxInt64, nextBase: math.MaxInt64, roundMin: math.MaxInt64,
+	}
+	w.packets = math.Min(w.packets, w.limit)
+}
+
+// size is how many packets may be under way.
+func (w *window) size(q *QP) int {
+	if !q.ours {
+		return foreignTrack
+	}
+	return int(w.packets)
+}
+
+// arrived notes that a packet has arrived; rtt is its round trip, or 0 if that is not known.
+func (w *window) arrived(now, rtt int64) {
+	w.delivered++
+	if rtt > 0 {
+		w.roundMin = min(w.roundMin, rtt)
+		w.nextBase = min(w.nextBase, rtt)
+		w.base = min(w.base, rtt)
+	}
+	if w.slowStart {
+		w.packets = math.Min(w.packets+1, w.limit)
+	}
+	if now >= w.roundEnd {
+		w.endRound(now)
+	}
+}
+
+// missed notes that a packet was lost.
+func (w *window) missed() { w.losses++ }
+
+// endRound adjusts the window by what has happened in a round trip.
+func (w *window) endRound(now int64) {
+	if w.roundEnd == 0 || w.roundMin == math.MaxInt64 && w.losses == 0 {
+		w.beginRound(now)
+		return
+	}
+	sent := float64(w.delivered + w.losses)
+	target := w.base + w.base/targetShare + targetFixed
+	switch {
+	case w.losses > 1 && float64(w.losses) > tolerate*sent:
+		w.slowStart = false
+		w.packets *= shrink
+	case w.roundMin != math.MaxInt64 && w.roundMin > target:
+		w.slowStart = false
+		excess := float64(w.roundMin-target) / float64(w.roundMin)
+		w.packets *= 1 - math.Min(excess, maxShrink)
+	default:
+		w.packets += growPerRound
+	}
+	w.packets = math.Max(math.Min(w.packets, w.limit), minWindow)
+	w.beginRound(now)
+}
+
+func (w *window) beginRound(now int64) {
+	if w.rounds++; w.rounds == baseRounds {
+		w.base, w.nextBase, w.rounds = w.nextBase, math.MaxInt64, 0
+	}
+	length := w.roundMin
+	if length == math.MaxInt64 {
+		length = min(w.base, int64(time.Millisecond))
+	}
+	w.roundEnd = now + length
+	w.roundMin, w.delivered, w.losses = math.MaxInt64, 0, 0
+}
+
+// collapse begins anew with the smallest window, when nothing came back.
+func (w *window) collapse() {
+	w.packets, w.slowStart = minWindow, true
+	w.losses = 0
+}
+
+// limiter bounds the rate at which a QP sends: a bucket of tokens, bytes of payload.
+type limiter struct {
+	rate   float64 // bytes a second; 0 is no bound
+	tokens float64 // may be negative: the last packet may take more than there was
+	at     int64   // when tokens was right
+}
+
+// burst is for how long the tokens of a limiter last at most.
+const burst = int64(time.Millisecond)
+
+func (l *limiter) start(rate float64, now int64) { *l = limiter{rate: rate, at: now} }
+
+// allows reports whether a packet may leave.
+func (l *limiter) allows(now int64) bool {
+	if l.rate == 0 {
+		return true
+	}
+	if now > l.at {
+		l.tokens = math.Min(l.tokens+l.rate*float64(now-l.at)/1e9, l.rate*float64(burst)/1e9)
+		l.at = now
+	}
+	return l.tokens >= 0
+}
+
+func (l *limiter) spend(n int) {
+	if l.rate != 0 {
+		l.tokens -= float64(n)
+	}
+}
+
+// next is when a packet may leave that may not now; Never if it may.
+func (l *limiter) next(now int64) int64 {
+	if l.allows(now) {
+		return Never
+	}
+	return now + int64(-l.tokens/l.rate*1e9) + 1
+}
