@@ -2,6 +2,7 @@ package ibverbx_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,11 @@ type portDevice struct {
 	inits []uint8          // the ports of the transitions to INIT
 	paths []uint8          // the ports of the address handles
 	asked []int            // the ports that were queried
+	// unreadable are the entries of the GID table that cannot be read.
+	unreadable []int
 }
+
+var errUnreadable = errors.New("the entry cannot be read")
 
 func (d *portDevice) DefaultPort() int { return d.port }
 
@@ -36,6 +41,9 @@ func (d *portDevice) QueryPort(port int) (verbs.PortAttr, error) {
 
 func (d *portDevice) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	d.asked = append(d.asked, port)
+	if slices.Contains(d.unreadable, index) {
+		return verbs.GIDEntry{}, errUnreadable
+	}
 	if d.gids != nil {
 		return d.gids[index], nil
 	}
@@ -196,6 +204,58 @@ func TestEmptyGID(t *testing.T) {
 	if _, err := q.Card(); !errors.Is(err, verbs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "entry 3 of the GID table of null0 port 1 is empty") {
 		t.Errorf("a card with an empty GID: %v", err)
+	}
+}
+
+// Entries of the GID table that cannot be read are passed over, unless no other is found.
+func TestUnreadableGIDs(t *testing.T) {
+	gid, err := verbs.ParseGID("::ffff:10.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const noError = "<nil>"
+	full := verbs.GIDEntry{GID: gid, Type: verbs.GIDTypeRoCEv2}
+	for _, c := range []struct {
+		name       string
+		gids       []verbs.GIDEntry
+		unreadable []int
+		index      int // that the configuration names; 0 for none, -1 for the first
+		want       uint8
+		err        string
+	}{
+		{name: "one before", gids: []verbs.GIDEntry{{}, full, {}}, unreadable: []int{0}, want: 1, err: noError},
+		{name: "one behind", gids: []verbs.GIDEntry{{}, full, {}}, unreadable: []int{2}, want: 1, err: noError},
+		{name: "all", gids: []verbs.GIDEntry{full, full}, unreadable: []int{0, 1}, err: errUnreadable.Error()},
+		{name: "all but empty ones", gids: make([]verbs.GIDEntry, 2), unreadable: []int{0},
+			err: errUnreadable.Error()},
+		{name: "none, and no address", gids: make([]verbs.GIDEntry, 2),
+			err: "null0 port 1 has no GID: give the interface behind it an address"},
+		{name: "the one that is configured", gids: []verbs.GIDEntry{full, full}, unreadable: []int{1}, index: 1,
+			err: errUnreadable.Error()},
+		{name: "another than the one that is configured", gids: []verbs.GIDEntry{full, full},
+			unreadable: []int{1}, index: -1, err: noError},
+	} {
+		gids := slices.Clone(c.gids)
+		for i := range gids {
+			gids[i].Index = i
+		}
+		d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: gids,
+			unreadable: c.unreadable}
+		q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: c.index}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := q.Card(); !strings.Contains(fmt.Sprint(err), c.err) {
+			t.Errorf("%s: a card: %v, want %s", c.name, err, c.err)
+		} else if err == nil {
+			connectElsewhere(t, q)
+			if len(d.index) == 0 || d.index[0] != c.want {
+				t.Errorf("%s: connected with entries %v, want %d", c.name, d.index, c.want)
+			}
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -1,13 +1,16 @@
 package ibverbx_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
 )
 
 var errProvider = errors.New("the provider failed")
@@ -90,6 +93,8 @@ func (p unreliablePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	qp, err := p.PD.CreateQP(cfg)
 	return unreliableQP{qp, p.nic}, err
 }
+
+func (p unreliablePD) Close() error { return errors.Join(p.nic.f.call("close pd"), p.PD.Close()) }
 
 type unreliableCQ struct {
 	verbs.CQ
@@ -255,6 +260,96 @@ func TestFailedCloseIsReported(t *testing.T) {
 		}
 		if err := fabric.Close(); err != nil {
 			t.Errorf("%s %d: %v", c.call, c.at, err)
+		}
+	}
+}
+
+// A domain's Close says what a NIC has refused, and closes what it has on the others.
+func TestFailedCloseOfADomainIsReported(t *testing.T) {
+	for at := range 2 {
+		fabric, f, devs := unreliableNICs(t)
+		dom, err := ibverbx.NewDomain(devs...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.calls, f.at, f.only = 0, at, "close pd"
+		if err := dom.Close(); !errors.Is(err, errProvider) ||
+			!strings.HasPrefix(err.Error(), "ibverbx: close domain: ") {
+			t.Errorf("close pd %d: %v", at, err)
+		}
+		if o := fabric.Objects(); o != (soft.Objects{}) {
+			t.Errorf("close pd %d: left open: %v", at, o)
+		}
+		if err := fabric.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// dyingCQ is a CQ that dies when died is set.
+type dyingCQ struct {
+	verbs.CQ
+	died  error
+	armed int
+}
+
+func (c *dyingCQ) Poll(wcs []verbs.WC) (int, error) {
+	if c.died != nil {
+		return 0, c.died
+	}
+	return c.CQ.Poll(wcs)
+}
+
+func (c *dyingCQ) Arm(solicited bool) error {
+	c.armed++
+	return errors.Join(c.died, c.CQ.Arm(solicited))
+}
+
+// Wait returns that a physical CQ has died, once, and waits on for the others; when all of them
+// have, there is nothing to wait for.
+func TestWaitOnCQsThatHaveDied(t *testing.T) {
+	null, channel := verbstest.NewNull(2), verbs.NewCompChannel()
+	var cqs [2]*dyingCQ
+	for i := range cqs {
+		cq, err := null.Device(i).CreateCQ(verbs.CQConfig{Channel: channel})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cqs[i] = &dyingCQ{CQ: cq}
+	}
+	vcq, err := ibverbx.NewVirtualCQ(cqs[0], cqs[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		defer cancel()
+		return vcq.Wait(ctx)
+	}
+	if err := wait(); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("both live: %v", err)
+	}
+	cqs[0].died = errProvider
+	if err := wait(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "null0") {
+		t.Errorf("the first has died: %v", err)
+	}
+	armed := [2]int{cqs[0].armed, cqs[1].armed}
+	if err := wait(); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the second lives: %v", err)
+	}
+	if err := vcq.Arm(); err != nil {
+		t.Errorf("the second lives: arm: %v", err)
+	}
+	if cqs[0].armed != armed[0] || cqs[1].armed != armed[1]+2 {
+		t.Errorf("armed %d and %d times more", cqs[0].armed-armed[0], cqs[1].armed-armed[1])
+	}
+	cqs[1].died = errProvider
+	if err := wait(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "null1") {
+		t.Errorf("the second has died: %v", err)
+	}
+	for _, wait := range []func() error{wait, vcq.Arm} {
+		if err := wait(); !errors.Is(err, verbs.ErrDeviceGone) || !strings.Contains(err.Error(), "every physical CQ") {
+			t.Errorf("both have died: %v", err)
 		}
 	}
 }

@@ -1,0 +1,125 @@
+package transport
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs/soft"
+)
+
+// noLimits is what NICs allow that allow everything.
+func noLimits() *deviceLimits {
+	most := limit{most: math.MaxInt, device: "soft0"}
+	return &deviceLimits{most, most, most, most, most}
+}
+
+// Every field of the configuration takes its smallest and its largest value, and nothing beyond.
+func TestBoundsOfTheConfiguration(t *testing.T) {
+	const maxQPs = ibverbx.MaxRails
+	for _, f := range []struct {
+		name        string
+		least, most int
+		set         func(c *Config, v int)
+	}{
+		{"MaxEndpoints", 1, 1 << 20, func(c *Config, v int) { c.MaxEndpoints = v }},
+		{"BufferSize", 256, 1 << 30, func(c *Config, v int) {
+			c.BufferSize, c.BounceBuffers, c.AMBuffers = v, 1, 1
+		}},
+		{"BounceBuffers", 1, 1 << 20, func(c *Config, v int) { c.BounceBuffers = v }},
+		{"BounceBuffers", 1, 16384, func(c *Config, v int) { c.BounceBuffers, c.BufferSize = v, 1<<20 }},
+		{"AMBuffers", 1, 4096, func(c *Config, v int) { c.AMBuffers = v }},
+		// three for the transport's own messages, and two bounce buffers
+		{"AMBuffers", 1, 1024 - 5, func(c *Config, v int) { c.AMBuffers, c.BufferSize = v, 1<<24 }},
+		{"MaxOutstanding", 1, 1 << 16, func(c *Config, v int) { c.MaxOutstanding = v }},
+		{"QP.MaxSGE", 2, 4096, func(c *Config, v int) { c.QP.MaxSGE = v }},
+		{"QP.MaxMsgCntPerQP", 35, 1 << 20, func(c *Config, v int) { c.QP.MaxMsgCntPerQP = v }},
+		{"QP.QPsPerDevice", 1, maxQPs, func(c *Config, v int) { c.QP.QPsPerDevice = v }},
+	} {
+		for v, ok := range map[int]bool{f.least: true, f.most: true, f.least - 1: false, f.most + 1: false} {
+			if v == 0 {
+				continue // asks for the default
+			}
+			var c Config
+			f.set(&c, v)
+			c = c.withDefaults(noLimits())
+			field := strings.TrimPrefix(f.name, "QP.")
+			if err := c.validate(noLimits(), 1); (err == nil) != ok {
+				t.Errorf("%s %d: %v", f.name, v, err)
+			} else if err != nil && !strings.Contains(err.Error(), field) {
+				t.Errorf("%s %d is not named: %v", f.name, v, err)
+			}
+		}
+	}
+}
+
+// A completion queue is taken up to its last entry, and not beyond.
+func TestBoundsOfACompletionQueue(t *testing.T) {
+	for _, qp := range []ibverbx.Config{
+		{QPsPerDevice: 1}, {QPsPerDevice: 4}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
+	} {
+		base := Config{QP: qp, AMBuffers: 5, MaxOutstanding: 9}.withDefaults(noLimits())
+		each := base.completions()
+		for _, c := range []struct {
+			endpoints, cqe, want int // endpoints 0: as many as fit; want 0: refused
+		}{
+			{0, each, 1}, {0, each - 1, 0}, {0, 2*each - 1, 1}, {0, 2 * each, 2}, {0, 128 * each, 128},
+			{0, 1000 * each, 128}, {3, 3 * each, 3}, {3, 3*each - 1, 0}, {200, 1000 * each, 200},
+		} {
+			cfg := base
+			cfg.MaxEndpoints = c.endpoints
+			depth, err := cfg.fitEndpoints(limit{c.cqe, "soft0"})
+			switch {
+			case (err == nil) != (c.want != 0):
+				t.Errorf("%d endpoints of %d completions in a queue of %d: %v", c.endpoints, each, c.cqe, err)
+			case err == nil && (cfg.MaxEndpoints != c.want || depth != c.want*each):
+				t.Errorf("%d endpoints in a queue of %d: %d of depth %d, want %d", c.endpoints, c.cqe,
+					cfg.MaxEndpoints, depth, c.want)
+			}
+		}
+	}
+}
+
+// As many endpoints as Config.MaxEndpoints says can be made, whatever the NIC's limits are: their
+// completions have room.
+func TestAllEndpointsHaveRoom(t *testing.T) {
+	for _, qp := range []ibverbx.Config{
+		{QPsPerDevice: 1}, {QPsPerDevice: 3}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
+	} {
+		for _, cqe := range []int{400, 1000, 1024} {
+			f, err := soft.New(soft.Config{Device: soft.DeviceConfig{MaxCQE: cqe}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dom, err := ibverbx.NewDomain(f.Device(0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := NewWorker(dom, Config{QP: qp, AMBuffers: 2, MaxOutstanding: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := w.Config().MaxEndpoints; n < 2 {
+				t.Errorf("room for %d endpoints in %d completions", n, cqe)
+			}
+			for i := range w.Config().MaxEndpoints {
+				if _, err := w.NewEndpoint(EndpointConfig{}); err != nil {
+					t.Errorf("endpoint %d of %d: %v", i, w.Config().MaxEndpoints, err)
+				}
+			}
+			if _, err := w.NewEndpoint(EndpointConfig{}); err == nil {
+				t.Error("one more endpoint")
+			}
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := dom.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := f.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

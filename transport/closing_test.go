@@ -1,0 +1,249 @@
+package transport_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+)
+
+// While Close waits for what is pending, the endpoint takes nothing new, and says that it is
+// closed.
+func TestAnEndpointThatClosesTakesNothingNew(t *testing.T) {
+	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, Spin: -1})
+	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		t.Fatal(err)
+	}
+	waits := request(func(*transport.Endpoint) transport.Outcome { return transport.PendingNoResource })
+	must(t, l.a.Pending(waits))
+	closed := make(chan error, 1)
+	go func() { closed <- l.a.Close(within(t)) }()
+	sleeping(t, l.a.w, 1)
+	_, flush := l.a.StartFlush(transport.FlushLocal, nil)
+	_, bcopy := l.a.PutBcopy(pack(nil), l.a.peer.At(0))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for call, err := range map[string]error{
+		"am": l.a.AMShort(1, nil, nil), "put": l.a.PutShort([]byte{1}, l.a.peer.At(0)), "bcopy": bcopy,
+		"start flush": flush, "bypass": l.a.BypassQueue().PutShort([]byte{1}, l.a.peer.At(0)),
+		"pending": l.a.Pending(request(nil)), "flush": l.a.Flush(ctx, transport.FlushLocal),
+		"close": l.a.Close(ctx),
+	} {
+		var op *transport.OpError
+		if !errors.Is(err, transport.ErrClosed) || !errors.As(err, &op) || op.Peer != "peer b" {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	l.a.Purge(func(req *transport.Pending) {
+		if req != waits {
+			t.Error("another request was queued")
+		}
+	})
+	must(t, <-closed)
+}
+
+// Progress counts an endpoint that it has released as something done, and nothing afterwards.
+func TestProgressCountsWhatItReleases(t *testing.T) {
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{KeepAlive: -1}, nil, w.fabric.Device(0))
+	for range 2 {
+		must(t, newEndpoint(t, worker, transport.EndpointConfig{}).Abort(nil))
+	}
+	if n := worker.Progress(); n != 2 {
+		t.Errorf("progress has done %d things: two endpoints were to be released", n)
+	}
+	if n := worker.Stats().Endpoints; n != 0 {
+		t.Errorf("%d endpoints are left", n)
+	}
+	if n := worker.Progress(); n != 0 {
+		t.Errorf("progress has done %d things where nothing was to be done", n)
+	}
+}
+
+// An endpoint connects with a card at the limits of what a card may say, and refuses one beyond.
+func TestCardsAtTheirLimits(t *testing.T) {
+	const rails, header = 4, 8
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	area := func(bytes int) ibverbx.RemoteMR {
+		_, mr := w.register(worker, bytes, 0)
+		return mr.Remote()
+	}
+	for _, c := range []struct {
+		name string
+		set  func(*transport.Card)
+		ok   bool
+	}{
+		{"one buffer", func(c *transport.Card) { c.AMBuffers = 1 }, true},
+		{"no buffer", func(c *transport.Card) { c.AMBuffers = 0 }, false},
+		{"most buffers", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers }, true},
+		{"more", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 }, false},
+		{"room for the headers", func(c *transport.Card) { c.BufferSize = header + transport.MaxHeader }, true},
+		{"less", func(c *transport.Card) { c.BufferSize = header + transport.MaxHeader - 1 }, false},
+		{"largest buffers", func(c *transport.Card) { c.BufferSize = 1 << 30 }, true},
+		{"larger", func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, false},
+		{"a word for each queue pair", func(c *transport.Card) { c.Flush = area(8 * rails) }, true},
+		{"a byte less", func(c *transport.Card) { c.Flush = area(8*rails - 1) }, false},
+	} {
+		a, b := newEndpoint(t, worker, transport.EndpointConfig{}),
+			newEndpoint(t, worker, transport.EndpointConfig{})
+		good := card(t, b)
+		changed := good
+		c.set(&changed)
+		err := a.Connect(changed)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err != nil {
+			must(t, a.Connect(good))
+		}
+	}
+}
+
+// Connect of two endpoints of this process says what keeps either from being connected, and
+// changes nothing then.
+func TestConnectOfTwoThatCannotBe(t *testing.T) {
+	w := newWorld(t, setupFabric(1))
+	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	fresh := func() *transport.Endpoint { return newEndpoint(t, worker, transport.EndpointConfig{}) }
+	aborted := fresh()
+	must(t, aborted.Abort(nil))
+	connected := fresh()
+	must(t, transport.Connect(connected, fresh()))
+	for _, c := range []struct {
+		name string
+		a, b *transport.Endpoint
+		want error
+	}{
+		{"the first is aborted", aborted, fresh(), transport.ErrCanceled},
+		{"the second is aborted", fresh(), aborted, transport.ErrCanceled},
+		{"the first is connected", connected, fresh(), verbs.ErrInvalid},
+		{"no second", fresh(), nil, verbs.ErrInvalid},
+	} {
+		if err := transport.Connect(c.a, c.b); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+		for _, e := range []*transport.Endpoint{c.a, c.b} {
+			if e != nil && e != aborted && e != connected {
+				must(t, transport.Connect(e, fresh()))
+			}
+		}
+	}
+}
+
+// A peer without handlers, and the ids of one that has some, are named when no handler takes a
+// message.
+func TestTheHandlersOfThePeerAreNamed(t *testing.T) {
+	w := newWorld(t, setupFabric(3))
+	sender := w.worker(transport.Config{}, nil, w.fabric.Device(0))
+	nothing := func(*transport.Message) {}
+	for nic, c := range []struct {
+		handlers map[transport.AMID]transport.Handler
+		want     string
+	}{
+		{nil, "the peer has none"},
+		{map[transport.AMID]transport.Handler{0: nothing, 7: nothing, 63: nothing}, "the peer has 0, 7, 63"},
+	} {
+		peer := w.worker(transport.Config{}, c.handlers, w.fabric.Device(1+nic))
+		a := newEndpoint(t, sender, transport.EndpointConfig{})
+		must(t, transport.Connect(a, newEndpoint(t, peer, transport.EndpointConfig{})))
+		for _, id := range []transport.AMID{1, 62, 64, 255} {
+			err := a.AMShort(id, nil, nil)
+			if !errors.Is(err, transport.ErrNoHandler) {
+				t.Errorf("%d: %v", id, err)
+				continue
+			}
+			once(t, err.Error(), c.want)
+		}
+	}
+}
+
+// panics reports whether f does.
+func panics(f func()) (did bool) {
+	defer func() { did = recover() != nil }()
+	f()
+	return false
+}
+
+// Mistakes of the program that no error could tell it of panic: completions for nothing, messages
+// that are given back twice, or that were not kept.
+func TestMistakesThatPanic(t *testing.T) {
+	for n, want := range map[int]bool{-1: true, 0: true, 1: false} {
+		if panics(func() { transport.NewCompletion(n, nil) }) != want {
+			t.Errorf("a completion for %d operations: panics %v", n, !want)
+		}
+	}
+	var kept *transport.Message
+	inHandler := false
+	l := newLink(t, setup{handle: func(m *transport.Message) {
+		inHandler = panics(m.Release)
+		m.Keep()
+		kept = m
+	}})
+	l.send(l.a, []byte{1})
+	l.until("the message", func() bool { return kept != nil })
+	if !inHandler {
+		t.Error("a message was released that was not kept")
+	}
+	kept.Release()
+	if !panics(kept.Release) {
+		t.Error("a message was released twice")
+	}
+	l.quiet()
+	if s := l.b.w.Stats(); s.AMKept != 0 {
+		t.Errorf("%d messages are kept", s.AMKept)
+	}
+}
+
+// Where Idle moves the network, nobody is probed unless the configuration says so.
+func TestKeepAliveByDefault(t *testing.T) {
+	w := newWorld(t, setupFabric(1))
+	idle := func() {}
+	for _, c := range []struct {
+		given transport.Config
+		want  time.Duration
+	}{
+		{transport.Config{}, time.Second}, {transport.Config{Idle: idle}, -1},
+		{transport.Config{Idle: idle, KeepAlive: time.Hour}, time.Hour}, {transport.Config{KeepAlive: -5}, -5},
+	} {
+		worker := w.worker(c.given, nil, w.fabric.Device(0))
+		if got := worker.Config().KeepAlive; got != c.want {
+			t.Errorf("%v, want %v", got, c.want)
+		}
+	}
+}
+
+// A call that waits calls Idle in place of sleeping, and ends with what it waits for.
+func TestIdleMovesTheNetwork(t *testing.T) {
+	var step func()
+	calls := 0
+	s := shapes()[1]
+	s.stepped = true
+	s.cfg.Idle = func() {
+		calls++
+		step()
+	}
+	l := newLink(t, s)
+	step = func() { l.b.w.Progress(); l.fabric.Step() }
+	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+	must(t, l.a.Flush(within(t), transport.FlushRemote))
+	if calls == 0 {
+		t.Error("Idle was not called")
+	}
+	calls = 0
+	ctx, cancel := context.WithCancel(context.Background())
+	step = func() {
+		if calls == 3 {
+			cancel()
+		}
+	}
+	err := l.a.w.WaitFor(ctx, 0, func() bool { return false })
+	if !errors.Is(err, context.Canceled) || calls != 3 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	step = func() { l.fabric.Step() }
+}
