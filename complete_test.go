@@ -47,3 +47,101 @@ func TestDuplicateCompletionIsDropped(t *testing.T) {
 		}
 	})
 }
+
+// A completion that can be of no request, because that request has none of this kind, has it on
+// another rail, or has it not on a NIC yet, is dropped and counted, whatever its status: nothing is
+// reported, no slot is freed, nothing fails.
+func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		t.Run(scheme.String(), func(t *testing.T) {
+			r := newRecorded(t, 1, 3, Config{Scheme: scheme, MaxMsgSize: 100, MaxMsgCntPerQP: 16})
+			rails := &r.send.rails
+			request := func(id uint64, op verbs.Opcode) SendWR {
+				wr := rawWrite(id, 250)
+				if wr.Opcode = op; op.IsSend() {
+					wr.Remote = RemoteSegment{}
+				} else if op.IsAtomic() {
+					wr.Local.Length, wr.Remote.Length = 8, 8
+				}
+				return wr
+			}
+			relaxed := request(2, verbs.OpSend)
+			relaxed.Relaxed = true
+			requests := []SendWR{request(0, verbs.OpRDMAWrite), request(1, verbs.OpAtomicFetchAdd), relaxed,
+				request(3, verbs.OpSend), request(4, verbs.OpRDMAWriteWithImm), request(5, verbs.OpRDMARead)}
+			if n, err := r.PostSend(requests...); n != len(requests) || err != nil {
+				t.Fatal(n, err)
+			}
+			keys := NewKeys(map[verbs.DeviceID]uint32{0: 1})
+			if _, err := r.PostRecv(RecvWR{ID: 6}, RecvWR{ID: 7, Local: Segment{Addr: 1 << 40, Length: 8,
+				Keys: keys}}); err != nil {
+				t.Fatal(err)
+			}
+			// fits says whether a send request may have a completion of a kind on a rail now. The
+			// final messages of the SEND and of Spray's notification wait for earlier data.
+			fits := func(request int, kind uint64, rl *rail) bool {
+				switch kind {
+				case kindData, kindNumbered, kindImm:
+					return request < len(requests) && request != 3 && rl != rails.notify
+				case kindMessage:
+					return request == 2 && rl == rails.sendRail
+				}
+				return false
+			}
+			before, want := r.Stats(), uint64(0)
+			dropped := func(what string, n int, rl *rail, wc verbs.WC) {
+				t.Helper()
+				got := r.CQ().ProcessCompletions(nil, 0, wc)
+				if len(got) != 0 {
+					t.Fatalf("%s %d, rail %d: reported %+v", what, n, rl.index(), got)
+				}
+				if want++; r.Stats().StaleEvents != before.StaleEvents+want {
+					t.Fatalf("%s %d, rail %d, %#x: not dropped", what, n, rl.index(), wc.ID)
+				}
+			}
+			for n := range len(requests) + 2 { // and two that do not exist
+				for _, kind := range []uint64{0, kindData, kindNumbered, kindFinal, kindImm, kindMessage, 8, 15} {
+					for _, rl := range rails.all {
+						if fits(n, kind, rl) {
+							continue
+						}
+						wc := verbs.WC{ID: wrid(kind, rl.idBits, 0, uint64(n+1)), QPNum: rl.num}
+						dropped("request", n, rl, wc)
+						wc.Status = verbs.StatusRetryExcErr
+						dropped("request", n, rl, wc)
+					}
+				}
+			}
+			for n := range 4 { // receives 0 and 1, and two that do not exist
+				for _, rl := range rails.all {
+					carrier := []*rail{rails.finalRail, rails.sendRail, nil, nil}[n]
+					if rl == carrier {
+						continue
+					}
+					id := wrid(kindRecv, rl.idBits, 0, r.recv.win.Head+uint64(n))
+					wc := verbs.WC{ID: id, Status: verbs.StatusLocProtErr, QPNum: rl.num}
+					dropped("receive", n, rl, wc)
+				}
+			}
+			after := r.Stats()
+			for i := range after.Rails {
+				if after.Rails[i].Outstanding != before.Rails[i].Outstanding {
+					t.Errorf("rail %d: %d outstanding, there were %d", i, after.Rails[i].Outstanding,
+						before.Rails[i].Outstanding)
+				}
+			}
+			if err := r.Err(); err != nil {
+				t.Errorf("it has failed: %v", err)
+			}
+			got := r.finish(t)
+			for i, wc := range got {
+				if wc.ID != uint64(i) || wc.Status != verbs.StatusSuccess {
+					t.Errorf("completion %d: %+v", i, wc)
+				}
+			}
+			if len(got) != len(requests) {
+				t.Errorf("%d completions", len(got))
+			}
+		})
+	}
+}

@@ -164,6 +164,9 @@ func TestNoLimitOfMessages(t *testing.T) {
 				if got := q.Stats().Rails[0].Limit; got != want {
 					t.Errorf("a limit of %d, want %d", got, want)
 				}
+				if got := q.Config().Credits; got != min(2*want, depth) {
+					t.Errorf("%d credits, want twice as many as messages, and no more than %d", got, depth)
+				}
 				if err := q.Close(); err != nil {
 					t.Error(err)
 				}
@@ -199,6 +202,10 @@ func TestDefaultsOfTheConfiguration(t *testing.T) {
 			QPsPerDevice: 6},
 			ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
 				QPsPerDevice: 6}},
+		{ibverbx.Config{MaxSGE: 3}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4, MaxSGE: 3, MaxRecvSGE: 3}},
+		{ibverbx.Config{MaxSGE: 3, MaxRecvSGE: 5}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128,
+			Credits: 256, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4, MaxSGE: 3, MaxRecvSGE: 5}},
 	} {
 		q, err := dom.NewQP(nil, c.given)
 		if err != nil {
@@ -207,6 +214,7 @@ func TestDefaultsOfTheConfiguration(t *testing.T) {
 		got := q.Config()
 		if got.MaxMsgSize != c.want.MaxMsgSize || got.MaxMsgCntPerQP != c.want.MaxMsgCntPerQP ||
 			got.Credits != c.want.Credits || got.MaxBanked != c.want.MaxBanked ||
+			got.MaxSGE != c.want.MaxSGE || got.MaxRecvSGE != c.want.MaxRecvSGE ||
 			got.Linger != c.want.Linger || got.QPsPerDevice != c.want.QPsPerDevice || q.Domain() != dom ||
 			q.DataRails() != got.QPsPerDevice {
 			t.Errorf("got  %+v\nwant %+v", got, c.want)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
@@ -177,6 +178,22 @@ func TestTransientRefusalsAreRetried(t *testing.T) {
 		}
 		if refused == 0 {
 			t.Error("nothing was refused")
+		}
+	})
+}
+
+// Once what a failure leaves has been reported, nothing is tried again: a program that waits by
+// itself need not poll every millisecond any more.
+func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.a.fill(t, 0, 4)
+		l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0]})
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 9, 0, 20000))
+		l.a.wait(t, 5)
+		for deadline := time.Now().Add(3 * time.Second); l.a.cq.Stats().Retrying != 0; l.a.pump(t) {
+			if time.Now().After(deadline) {
+				t.Fatal("it is tried again and again")
+			}
 		}
 	})
 }

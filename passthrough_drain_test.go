@@ -75,6 +75,29 @@ func TestDrainWhoseWriteIsRefusedForTheMoment(t *testing.T) {
 	}
 }
 
+// Nor does one that refuses Drain's own receive, once everything else was flushed.
+func TestDrainWhoseReceiveIsRefusedForTheMoment(t *testing.T) {
+	l := newLink(t, linkConfig{})
+	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0 // so that nobody knows what is outstanding
+	if _, err := l.a.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	l.a.fill(t, 0, 2)
+	fault := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: 20})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := l.a.Drain(ctx); err != nil || l.a.Err() != nil {
+		t.Errorf("Drain: %v; Err: %v", err, l.a.Err())
+	}
+	if fault.Hits() != 20 {
+		t.Errorf("%d receives were refused, want 20", fault.Hits())
+	}
+	if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
+		t.Errorf("receives %v", recvs)
+	}
+}
+
 // Drain also returns a failure when its own write fails, because the peer refuses it.
 func TestDrainWhoseWriteFails(t *testing.T) {
 	l := newLink(t, linkConfig{})

@@ -223,15 +223,16 @@ func TestUnreadableGIDs(t *testing.T) {
 		want       uint8
 		err        string
 	}{
-		{name: "one before", gids: []verbs.GIDEntry{{}, full, {}}, unreadable: []int{0}, want: 1, err: noError},
-		{name: "one behind", gids: []verbs.GIDEntry{{}, full, {}}, unreadable: []int{2}, want: 1, err: noError},
-		{name: "all", gids: []verbs.GIDEntry{full, full}, unreadable: []int{0, 1}, err: errUnreadable.Error()},
+		{name: "one before", gids: []verbs.GIDEntry{{}, full}, unreadable: []int{0}, want: 1, err: noError},
+		{name: "one behind", gids: []verbs.GIDEntry{full, {}}, unreadable: []int{1}, want: 0, err: noError},
+		{name: "all", gids: []verbs.GIDEntry{full, full}, unreadable: []int{0, 1},
+			err: errUnreadable.Error()},
 		{name: "all but empty ones", gids: make([]verbs.GIDEntry, 2), unreadable: []int{0},
 			err: errUnreadable.Error()},
 		{name: "none, and no address", gids: make([]verbs.GIDEntry, 2),
 			err: "null0 port 1 has no GID: give the interface behind it an address"},
-		{name: "the one that is configured", gids: []verbs.GIDEntry{full, full}, unreadable: []int{1}, index: 1,
-			err: errUnreadable.Error()},
+		{name: "the one that is configured", gids: []verbs.GIDEntry{full, full}, unreadable: []int{1},
+			index: 1, err: errUnreadable.Error()},
 		{name: "another than the one that is configured", gids: []verbs.GIDEntry{full, full},
 			unreadable: []int{1}, index: -1, err: noError},
 	} {
@@ -241,7 +242,8 @@ func TestUnreadableGIDs(t *testing.T) {
 		}
 		d := &portDevice{NullDevice: verbstest.NewNull(1).Device(0), port: 1, gids: gids,
 			unreadable: c.unreadable}
-		q, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: c.index}})
+		cfg := ibverbx.Config{Conn: ibverbx.ConnConfig{GIDIndex: c.index}}
+		q, err := ibverbx.Open([]verbs.Device{d}, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -348,7 +348,8 @@ func TestWaitOnCQsThatHaveDied(t *testing.T) {
 		t.Errorf("the second has died: %v", err)
 	}
 	for _, wait := range []func() error{wait, vcq.Arm} {
-		if err := wait(); !errors.Is(err, verbs.ErrDeviceGone) || !strings.Contains(err.Error(), "every physical CQ") {
+		if err := wait(); !errors.Is(err, verbs.ErrDeviceGone) ||
+			!strings.Contains(err.Error(), "every physical CQ") {
 			t.Errorf("both have died: %v", err)
 		}
 	}

@@ -15,6 +15,8 @@ type recordingQP struct {
 	posts []verbs.SendWR
 	recvs []uint64 // their IDs
 	steps map[verbs.QPState]verbs.QPAttr
+	// refuse is with what it refuses sends; nil if it takes them.
+	refuse error
 }
 
 func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
@@ -23,6 +25,9 @@ func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 }
 
 func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
+	if q.refuse != nil {
+		return 0, q.refuse
+	}
 	n, err := q.NullQP.PostSend(wrs)
 	for _, wr := range wrs[:n] {
 		wr.SGL, wr.Inline = slices.Clone(wr.SGL), slices.Clone(wr.Inline)
@@ -75,6 +80,9 @@ func Elsewhere(card BusinessCard) BusinessCard {
 func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	tb.Helper()
 	p := verbstest.NewNull(devices)
+	// What a test asks for beyond the usual has room.
+	sends, recvs := max(128, cfg.MaxMsgCntPerQP), max(256, cfg.Credits)
+	depth := max(8192, (perDevice+1)*(sends+recvs))
 	var pds []verbs.PD
 	var cqs []verbs.CQ
 	for i := range devices {
@@ -82,7 +90,7 @@ func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded
 		if err != nil {
 			tb.Fatal(err)
 		}
-		cq, err := p.Device(i).CreateCQ(verbs.CQConfig{Depth: 8192})
+		cq, err := p.Device(i).CreateCQ(verbs.CQConfig{Depth: depth})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -90,7 +98,7 @@ func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded
 	}
 	create := func(i int) *recordingQP {
 		qp, err := pds[i].CreateQP(verbs.QPConfig{SendCQ: cqs[i], RecvCQ: cqs[i],
-			Cap: verbs.QPCap{MaxRecvWR: 256}})
+			Cap: verbs.QPCap{MaxSendWR: sends, MaxRecvWR: recvs}})
 		if err != nil {
 			tb.Fatal(err)
 		}

@@ -100,7 +100,8 @@ func (r *Region) MR() *ibverbx.MR { return r.mr }
 // Bytes is the memory; nil for device memory.
 func (r *Region) Bytes() []byte { return r.buf }
 
-// Close deregisters the memory. It is refused with verbs.ErrBusy while requests use it.
+// Close deregisters the memory. It is refused with verbs.ErrBusy while requests use it. After any
+// other error the region is closed, too, and a NIC may still know the memory.
 func (r *Region) Close() error {
 	w := r.w
 	w.mu.Lock()
@@ -111,12 +112,13 @@ func (r *Region) Close() error {
 	case r.users != 0:
 		return refuse("close region", verbs.ErrBusy, "%d requests use it: wait for them first", r.users)
 	}
-	if err := r.mr.Close(); err != nil {
-		return err
+	err := r.mr.Close()
+	if err != nil && r.mr.Remote() != (ibverbx.RemoteMR{}) {
+		return err // operations of the transport beneath use it: it is open as before
 	}
 	r.closed = true
 	w.regions.remove(r)
-	return nil
+	return err
 }
 
 // address is where a buffer lies. It only serves to find the region that the buffer is part of:

@@ -1,6 +1,7 @@
 package tagged_test
 
 import (
+	"errors"
 	"sync"
 	"testing"
 
@@ -16,6 +17,35 @@ type tap struct {
 	mu         sync.Mutex
 	registered []verbs.AccessFlags
 	before     func(access verbs.AccessFlags, n int) // may be nil; runs before each registration
+	// refuse is with what registrations are refused, but for the next good ones, and deregister
+	// with what memory is not given back; nil if it is.
+	refuse, deregister error
+	good               int
+	left               []verbs.MR // that were not given back
+}
+
+// leaked gives back what was not.
+func (d *tap) leaked() error {
+	var errs []error
+	for _, mr := range d.left {
+		errs = append(errs, mr.Close())
+	}
+	d.left = nil
+	return errors.Join(errs...)
+}
+
+// tappedMR is memory that may stay registered.
+type tappedMR struct {
+	verbs.MR
+	tap *tap
+}
+
+func (m tappedMR) Close() error {
+	if m.tap.deregister != nil {
+		m.tap.left = append(m.tap.left, m.MR)
+		return m.tap.deregister
+	}
+	return m.MR.Close()
 }
 
 func (d *tap) AllocPD() (verbs.PD, error) {
@@ -42,12 +72,19 @@ func (p *tappedPD) Device() verbs.Device { return p.tap }
 func (p *tappedPD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
 	p.tap.mu.Lock()
 	p.tap.registered = append(p.tap.registered, access)
-	before := p.tap.before
+	before, refuse := p.tap.before, p.tap.refuse
+	if p.tap.good > 0 {
+		p.tap.good, refuse = p.tap.good-1, nil
+	}
 	p.tap.mu.Unlock()
 	if before != nil {
 		before(access, len(buf))
 	}
-	return p.PD.RegisterMR(buf, access)
+	if refuse != nil {
+		return nil, refuse
+	}
+	mr, err := p.PD.RegisterMR(buf, access)
+	return tappedMR{mr, p.tap}, err
 }
 
 // tappedRig is a rig of workers whose NICs record what is registered.

@@ -66,7 +66,7 @@ func TestProgressCountsWhatItReleases(t *testing.T) {
 
 // An endpoint connects with a card at the limits of what a card may say, and refuses one beyond.
 func TestCardsAtTheirLimits(t *testing.T) {
-	const rails, header = 4, 8
+	const rails, headers = 4, 8 + transport.MaxHeader
 	w := newWorld(t, setupFabric(1))
 	worker := w.worker(transport.Config{}, nil, w.fabric.Device(0))
 	area := func(bytes int) ibverbx.RemoteMR {
@@ -82,8 +82,8 @@ func TestCardsAtTheirLimits(t *testing.T) {
 		{"no buffer", func(c *transport.Card) { c.AMBuffers = 0 }, false},
 		{"most buffers", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers }, true},
 		{"more", func(c *transport.Card) { c.AMBuffers = transport.MaxAMBuffers + 1 }, false},
-		{"room for the headers", func(c *transport.Card) { c.BufferSize = header + transport.MaxHeader }, true},
-		{"less", func(c *transport.Card) { c.BufferSize = header + transport.MaxHeader - 1 }, false},
+		{"room for the headers", func(c *transport.Card) { c.BufferSize = headers }, true},
+		{"less", func(c *transport.Card) { c.BufferSize = headers - 1 }, false},
 		{"largest buffers", func(c *transport.Card) { c.BufferSize = 1 << 30 }, true},
 		{"larger", func(c *transport.Card) { c.BufferSize = 1<<30 + 1 }, false},
 		{"a word for each queue pair", func(c *transport.Card) { c.Flush = area(8 * rails) }, true},
@@ -208,7 +208,8 @@ func TestKeepAliveByDefault(t *testing.T) {
 		want  time.Duration
 	}{
 		{transport.Config{}, time.Second}, {transport.Config{Idle: idle}, -1},
-		{transport.Config{Idle: idle, KeepAlive: time.Hour}, time.Hour}, {transport.Config{KeepAlive: -5}, -5},
+		{transport.Config{Idle: idle, KeepAlive: time.Hour}, time.Hour},
+		{transport.Config{KeepAlive: -5}, -5},
 	} {
 		worker := w.worker(c.given, nil, w.fabric.Device(0))
 		if got := worker.Config().KeepAlive; got != c.want {

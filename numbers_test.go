@@ -1,0 +1,135 @@
+package ibverbx
+
+import (
+	"testing"
+
+	"ibverbx/internal/dqplb"
+	"ibverbx/verbs"
+)
+
+// posted is how many work requests the data rails were given.
+func (r *recorded) posted() (n int) {
+	for _, qp := range r.qps {
+		n += len(qp.posts)
+	}
+	return n
+}
+
+// DQPLB has 2^15 numbers on the way at most, however many requests the queue pairs hold; fragments
+// and markers beyond wait until the oldest is acknowledged.
+func TestNumbersOnTheWay(t *testing.T) {
+	const most, rails = 1 << 15, 4
+	for _, c := range []struct {
+		name string
+		// A notification of so many fragments, and perhaps a plain write on every rail and a
+		// notification of one fragment, which needs a marker on three rails then.
+		fragments int
+		second    bool
+		atOnce    int // numbers that go out before anything is acknowledged
+		another   int // markers more, where another rail than the one planned carries the fragment
+	}{
+		{"the last number", most, false, most, 0},
+		{"a fragment waits", most + 1, false, most, 0},
+		{"many wait", 3 * most, false, most, 0},
+		{"the markers and the fragment fit", most - 4, true, most, 0},
+		{"the fragment waits", most - 3, true, most, 1},
+		{"one marker waits", most - 2, true, most, 0},
+		{"all markers wait", most, true, most, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRecorded(t, 1, rails, Config{MaxMsgSize: 1, MaxMsgCntPerQP: most, Credits: most})
+			first, last := rawWrite(0, uint64(c.fragments)), rawWrite(2, 1)
+			first.Opcode, last.Opcode = verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm
+			requests, plain, numbers, ends := []SendWR{first}, 0, c.fragments, 1
+			if c.second {
+				requests = append(requests, rawWrite(1, rails), last)
+				plain, numbers, ends = rails, numbers+rails+c.another, 2
+			}
+			if n, err := r.PostSend(requests...); n != len(requests) || err != nil {
+				t.Fatal(n, err)
+			}
+			if n := r.posted(); n != plain+c.atOnce {
+				t.Errorf("%d posted at once, want %d", n, plain+c.atOnce)
+			}
+			got := r.finish(t)
+			if len(got) != len(requests) || got[len(got)-1].Status != verbs.StatusSuccess {
+				t.Errorf("%+v", got)
+			}
+			seen := map[uint32]bool{}
+			for _, qp := range r.qps {
+				for _, wr := range qp.posts {
+					if wr.Opcode != verbs.OpRDMAWriteWithImm {
+						continue
+					}
+					v := dqplb.Swap(wr.Imm)
+					if seen[v&0xffffff] {
+						t.Fatalf("number %d is there twice", v&0xffffff)
+					}
+					if seen[v&0xffffff] = true; v&dqplb.Last != 0 {
+						ends--
+					}
+				}
+			}
+			if len(seen) != numbers || ends != 0 {
+				t.Errorf("%d numbers, want %d; %d ends too few", len(seen), numbers, ends)
+			}
+			if n := r.posted(); n != plain+numbers {
+				t.Errorf("%d posted in the end, want %d", n, plain+numbers)
+			}
+		})
+	}
+}
+
+// Of a solicited notification the last message is solicited, which is what the peer waits for; in
+// Spray that is the notification itself. An unsolicited one has none.
+func TestTheLastMessageIsSolicited(t *testing.T) {
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		for _, solicited := range []bool{false, true} {
+			r := newRecorded(t, 1, 2, Config{Scheme: scheme, MaxMsgSize: 10})
+			wr := rawWrite(1, 35)
+			if wr.Opcode = verbs.OpRDMAWriteWithImm; solicited {
+				wr.Flags |= verbs.SendSolicited
+			}
+			if _, err := r.PostSend(rawWrite(0, 20), wr); err != nil {
+				t.Fatal(err)
+			}
+			r.finish(t)
+			last := 0
+			for _, qp := range append(r.qps, r.notify) {
+				for _, p := range qp.posts {
+					is := p.Opcode == verbs.OpRDMAWriteWithImm &&
+						(scheme == Spray || dqplb.Swap(p.Imm)&dqplb.Last != 0)
+					if is {
+						last++
+					}
+					if got := p.Flags&verbs.SendSolicited != 0; got != (is && solicited) {
+						t.Errorf("%v, solicited %v: %+v", scheme, solicited, p)
+					}
+				}
+			}
+			if last != 1 {
+				t.Errorf("%v: %d last messages", scheme, last)
+			}
+		}
+	}
+}
+
+// A request whose post is refused for good ends with a status that says what kind of refusal it
+// was.
+func TestStatusOfARefusedPost(t *testing.T) {
+	for want, err := range map[verbs.Status]error{
+		verbs.StatusWRFlushErr: &verbs.OpError{Op: "post send", Err: verbs.ErrState},
+		verbs.StatusFatalErr:   &verbs.OpError{Op: "post send", Err: verbs.ErrDeviceGone},
+		verbs.StatusLocQPOpErr: &verbs.OpError{Op: "post send", Err: verbs.ErrInvalid},
+	} {
+		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 10})
+		r.qps[0].refuse = err
+		if _, err := r.PostSend(rawWrite(1, 5)); err != nil {
+			t.Fatal(err)
+		}
+		got := r.finish(t)
+		if len(got) != 1 || got[0].Status != want || got[0].ID != 1 {
+			t.Errorf("%v: %+v", err, got)
+		}
+	}
+}

@@ -1,0 +1,177 @@
+package tagged_test
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"ibverbx/tagged"
+	"ibverbx/transport"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+var errMemory = errors.New("no page can be pinned")
+
+// Short messages go inline and take no buffer that other messages may need; what is longer takes
+// one.
+func TestShortMessagesTakeNoBuffer(t *testing.T) {
+	r, a, _ := pair(t, 1, tagged.Config{})
+	stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	free := func() int { return r.workers[0].Stats().Transport.BounceFree }
+	for _, c := range []struct {
+		bytes, buffers int
+	}{{0, 0}, {16, 0}, {64, 0}, {256, 1}, {3000, 1}} {
+		before := free()
+		if _, err := a.SendSync(1, pattern(c.bytes, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if got := before - free(); got != c.buffers {
+			t.Errorf("a message of %d bytes takes %d buffers, want %d", c.bytes, got, c.buffers)
+		}
+		before = free()
+		if req := r.send(a, 2, pattern(c.bytes, 1)); req != nil {
+			t.Errorf("a message of %d bytes waits", c.bytes)
+		}
+		if got := before - free(); got != c.buffers {
+			t.Errorf("a message of %d bytes, not matched, takes %d buffers, want %d", c.bytes, got, c.buffers)
+		}
+	}
+	stall.Remove()
+}
+
+// Memory that cannot be registered refuses the message, whose endpoint goes on; nothing is left of
+// what had been registered.
+func TestMemoryThatCannotBeRegistered(t *testing.T) {
+	for _, pieces := range []int{1, 3, 9} {
+		r, taps := tappedRig(t, 2, tagged.Config{})
+		a, b := r.connect(0, 1)
+		taps[0].refuse, taps[1].refuse = errMemory, errMemory
+		for _, good := range []int{0, 1, 2} { // so many registrations succeed
+			if good >= pieces || good != 0 && pieces == 9 { // nine pieces are one in a buffer
+				continue
+			}
+			taps[0].good, taps[1].good = good, good
+			req, err := a.Send(1, cut(pattern(100000, 1), pieces)...)
+			if req != nil || !errors.Is(err, errMemory) {
+				t.Errorf("send: %v, %v", req, err)
+			}
+			req, err = b.Worker().Recv(1, tagged.Exact, cut(make([]byte, 100000), pieces)...)
+			if err == nil { // it is registered when its message is announced
+				taps[0].refuse = nil
+				s := r.send(a, 1, pattern(100000, 1))
+				r.done(req)
+				if err = req.Err(); s != nil {
+					r.done(s)
+				}
+				taps[0].refuse = errMemory
+			}
+			if !errors.Is(err, errMemory) {
+				t.Errorf("receive: %v", err)
+			}
+		}
+		taps[0].refuse, taps[1].refuse = nil, nil
+		src, dst := pattern(100000, 5), make([]byte, 100000)
+		d := r.recv(b.Worker(), 2, tagged.Exact, dst)
+		r.done(r.send(a, 2, src), d)
+		if d.Err() != nil || !bytes.Equal(src, dst) {
+			t.Errorf("afterwards: %v", d.Err())
+		}
+	}
+}
+
+// A region whose memory cannot be registered is none.
+func TestRegionsThatCannotBeRegistered(t *testing.T) {
+	r, taps := tappedRig(t, 1, tagged.Config{})
+	mem := make([]byte, 1000)
+	taps[0].refuse = errMemory
+	if reg, err := r.workers[0].Register(mem); reg != nil || !errors.Is(err, errMemory) {
+		t.Errorf("%v, %v", reg, err)
+	}
+	taps[0].refuse = nil
+	reg, err := r.workers[0].Register(mem) // nothing of the first is there
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := reg.MR()
+	// A put of the transport beneath uses the region: it stays.
+	a, b := r.connect(0, 0)
+	stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	other, err := b.Worker().Transport().Domain().Register(make([]byte, 8), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comp := transport.NewCompletion(1, nil)
+	if _, err := a.Transport().PutZcopy(comp, other.Remote().At(0), used.Slice(0, 8)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := reg.Close(); !errors.Is(err, verbs.ErrBusy) {
+			t.Errorf("closed while a put uses it: %v", err)
+		}
+	}
+	stall.Remove()
+	r.until(comp.Fired)
+	if err := other.Close(); err != nil {
+		t.Error(err)
+	}
+	// What the NIC refuses is said, once, and the region is closed.
+	taps[0].deregister = errMemory
+	if err := reg.Close(); !errors.Is(err, errMemory) {
+		t.Errorf("a region that is still registered is closed: %v", err)
+	}
+	if err := reg.Close(); !errors.Is(err, tagged.ErrClosed) {
+		t.Errorf("a second time: %v", err)
+	}
+	taps[0].deregister = nil
+	if err := taps[0].leaked(); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.workers[0].Register(mem); err != nil {
+		t.Errorf("anew: %v", err)
+	}
+}
+
+// Memory of one message that cannot be deregistered is counted, and the message arrives.
+func TestMemoryThatCannotBeDeregistered(t *testing.T) {
+	r, taps := tappedRig(t, 2, tagged.Config{})
+	a, b := r.connect(0, 1)
+	taps[0].deregister = errMemory
+	src, dst := pattern(100000, 1), make([]byte, 100000)
+	d := r.recv(b.Worker(), 1, tagged.Exact, dst)
+	s := r.send(a, 1, src)
+	r.done(s, d)
+	if s.Err() != nil || d.Err() != nil || !bytes.Equal(src, dst) {
+		t.Errorf("%v, %v", s.Err(), d.Err())
+	}
+	if x, y := a.Worker().Stats().Leaked, b.Worker().Stats().Leaked; x != 1 || y != 0 {
+		t.Errorf("%d and %d leaked, want 1 and 0", x, y)
+	}
+	taps[0].deregister = nil
+	if err := taps[0].leaked(); err != nil {
+		t.Error(err)
+	}
+	r.leaks = 1
+}
+
+// An endpoint that is aborted while the memory of a send is registered takes the send no more, and
+// keeps nothing of it.
+func TestAbortWhileMemoryIsRegistered(t *testing.T) {
+	for _, pieces := range []int{1, 9} {
+		r, taps := tappedRig(t, 2, tagged.Config{})
+		a, _ := r.connect(0, 1)
+		taps[0].before = func(verbs.AccessFlags, int) {
+			if err := a.Abort(); err != nil {
+				t.Error(err)
+			}
+		}
+		req, err := a.Send(1, cut(pattern(100000, 1), pieces)...)
+		if req != nil || !errors.Is(err, tagged.ErrCanceled) {
+			t.Errorf("%d pieces: %v, %v", pieces, req, err)
+		}
+		if s := r.workers[0].Stats(); s.Requests != 0 {
+			t.Errorf("%d requests are left", s.Requests)
+		}
+		taps[0].before = nil
+	}
+}
