@@ -99,8 +99,9 @@ func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 					t.Fatalf("%s %d, rail %d, %#x: not dropped", what, n, rl.index(), wc.ID)
 				}
 			}
+			kinds := []uint64{0, kindData, kindNumbered, kindFinal, kindImm, kindMessage, 8, 15}
 			for n := range len(requests) + 2 { // and two that do not exist
-				for _, kind := range []uint64{0, kindData, kindNumbered, kindFinal, kindImm, kindMessage, 8, 15} {
+				for _, kind := range kinds {
 					for _, rl := range rails.all {
 						if fits(n, kind, rl) {
 							continue

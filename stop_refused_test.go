@@ -151,6 +151,22 @@ func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
 	}
 }
 
+// Drain asks again by itself: there is no completion that would wake it.
+func TestDrainPastARefusedMoveToErr(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps}, 7, verbs.ErrNoMemory)
+		l.a.fill(t, 0, 3)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := l.a.Drain(ctx); err != nil {
+			t.Errorf("%d queue pairs: %v", qps, err)
+		}
+		if _, recvs := directions(t, l.a.poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+			t.Errorf("%d queue pairs: receives %v", qps, recvs)
+		}
+	}
+}
+
 // A single queue pair that always refuses the move to ERR does not say what it still held. Reset
 // and Close return the refusal after a second.
 func TestMoveToErrThatIsRefusedForGood(t *testing.T) {

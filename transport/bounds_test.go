@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -21,21 +22,22 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 	for _, f := range []struct {
 		name        string
 		least, most int
+		product     bool // with another field it is too much
 		set         func(c *Config, v int)
 	}{
-		{"MaxEndpoints", 1, 1 << 20, func(c *Config, v int) { c.MaxEndpoints = v }},
-		{"BufferSize", 256, 1 << 30, func(c *Config, v int) {
+		{"MaxEndpoints", 1, 1 << 20, false, func(c *Config, v int) { c.MaxEndpoints = v }},
+		{"BufferSize", 256, 1 << 30, false, func(c *Config, v int) {
 			c.BufferSize, c.BounceBuffers, c.AMBuffers = v, 1, 1
 		}},
-		{"BounceBuffers", 1, 1 << 20, func(c *Config, v int) { c.BounceBuffers = v }},
-		{"BounceBuffers", 1, 16384, func(c *Config, v int) { c.BounceBuffers, c.BufferSize = v, 1<<20 }},
-		{"AMBuffers", 1, 4096, func(c *Config, v int) { c.AMBuffers = v }},
+		{"BounceBuffers", 1, 1 << 20, false, func(c *Config, v int) { c.BounceBuffers = v }},
+		{"BounceBuffers", 1, 16384, true, func(c *Config, v int) { c.BounceBuffers, c.BufferSize = v, 1<<20 }},
+		{"AMBuffers", 1, 4096, false, func(c *Config, v int) { c.AMBuffers = v }},
 		// three for the transport's own messages, and two bounce buffers
-		{"AMBuffers", 1, 1024 - 5, func(c *Config, v int) { c.AMBuffers, c.BufferSize = v, 1<<24 }},
-		{"MaxOutstanding", 1, 1 << 16, func(c *Config, v int) { c.MaxOutstanding = v }},
-		{"QP.MaxSGE", 2, 4096, func(c *Config, v int) { c.QP.MaxSGE = v }},
-		{"QP.MaxMsgCntPerQP", 35, 1 << 20, func(c *Config, v int) { c.QP.MaxMsgCntPerQP = v }},
-		{"QP.QPsPerDevice", 1, maxQPs, func(c *Config, v int) { c.QP.QPsPerDevice = v }},
+		{"AMBuffers", 1, 1024 - 5, true, func(c *Config, v int) { c.AMBuffers, c.BufferSize = v, 1<<24 }},
+		{"MaxOutstanding", 1, 1 << 16, false, func(c *Config, v int) { c.MaxOutstanding = v }},
+		{"QP.MaxSGE", 2, 4096, false, func(c *Config, v int) { c.QP.MaxSGE = v }},
+		{"QP.MaxMsgCntPerQP", 35, 1 << 20, false, func(c *Config, v int) { c.QP.MaxMsgCntPerQP = v }},
+		{"QP.QPsPerDevice", 1, maxQPs, false, func(c *Config, v int) { c.QP.QPsPerDevice = v }},
 	} {
 		for v, ok := range map[int]bool{f.least: true, f.most: true, f.least - 1: false, f.most + 1: false} {
 			if v == 0 {
@@ -44,11 +46,16 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 			var c Config
 			f.set(&c, v)
 			c = c.withDefaults(noLimits())
-			field := strings.TrimPrefix(f.name, "QP.")
+			field, nearest := strings.TrimPrefix(f.name, "QP."), fmt.Sprint(min(max(v, f.least), f.most))
+			if f.product {
+				nearest = "more than 17179869184 bytes"
+			}
 			if err := c.validate(noLimits(), 1); (err == nil) != ok {
 				t.Errorf("%s %d: %v", f.name, v, err)
 			} else if err != nil && !strings.Contains(err.Error(), field) {
 				t.Errorf("%s %d is not named: %v", f.name, v, err)
+			} else if err != nil && !strings.Contains(err.Error(), nearest) {
+				t.Errorf("%s %d: the error does not say %s: %v", f.name, v, nearest, err)
 			}
 		}
 	}
@@ -120,6 +127,26 @@ func TestAllEndpointsHaveRoom(t *testing.T) {
 			if err := f.Close(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// Of several NICs the one that allows least counts; one that does not say counts for nothing.
+func TestTheNICThatAllowsLeastCounts(t *testing.T) {
+	l := limit{most: unlimited}
+	for _, c := range []struct {
+		to     int
+		device string
+		most   int
+		named  string
+	}{
+		{0, "soft0", unlimited, ""}, {unlimited, "soft1", unlimited, ""}, {50, "soft2", 50, "soft2"},
+		{0, "soft3", 50, "soft2"}, {-1, "soft4", 50, "soft2"}, {70, "soft5", 50, "soft2"},
+		{50, "soft6", 50, "soft2"}, {1, "soft7", 1, "soft7"},
+	} {
+		if l.lower(c.to, c.device); l.most != c.most || l.device != c.named {
+			t.Errorf("after %s with %d: %d of %q, want %d of %q", c.device, c.to, l.most, l.device, c.most,
+				c.named)
 		}
 	}
 }

@@ -23,6 +23,23 @@ func sleeping(t *testing.T, w *transport.Worker, n int) {
 	}
 }
 
+// A wait that sleeps takes no memory, once a few have slept.
+func TestAWaitThatSleepsTakesNoMemory(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.Spin, s.cfg.KeepAlive = -1, -1
+	l := newLink(t, s)
+	ctx := context.Background()
+	left := 0
+	done := func() bool { left--; return left < 0 }
+	n := testing.AllocsPerRun(100, func() {
+		left = 4
+		must(t, l.a.w.WaitFor(ctx, 10*time.Microsecond, done))
+	})
+	if n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
 // A goroutine that sleeps is woken by what arrives.
 func TestWaitSleepsUntilSomethingArrives(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {

@@ -1,0 +1,86 @@
+package transport_test
+
+import (
+	"slices"
+	"testing"
+
+	"ibverbx/transport"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// posted records, of the requests that a NIC is given, the addresses that are fenced and those that
+// are not.
+func posted(l *link, nic *soft.Device) (fenced, free *[]uint64) {
+	fenced, free = new([]uint64), new([]uint64)
+	l.fabric.Inject(soft.Fault{Kind: soft.Rewrite, Device: nic, Count: -1,
+		Match: func(wr *verbs.SendWR) bool {
+			list := free
+			if wr.Flags&verbs.SendFence != 0 {
+				list = fenced
+			}
+			*list = append(*list, wr.RemoteAddr)
+			return false
+		}})
+	return fenced, free
+}
+
+// A fence is carried out by the next operation alone: the ones behind it do not wait for each
+// other. Where nothing is outstanding it costs nothing at all.
+func TestAFenceHoldsUpOneOperation(t *testing.T) {
+	s := shapes()[0]
+	s.stepped = true
+	l := newLink(t, s)
+	fenced, free := posted(l, l.a.nics[0])
+	put := func(i uint64) { must(t, l.a.PutShort([]byte{1}, l.a.peer.At(i))) }
+	l.a.Fence() // nothing is outstanding
+	put(0)
+	l.a.Fence()
+	put(1)
+	put(2)
+	put(3)
+	l.a.Fence()
+	l.a.Fence()
+	put(4)
+	put(5)
+	l.until("all", func() bool { return l.a.Stats().Outstanding == 0 })
+	l.a.Fence()
+	put(6)
+	l.until("the last", func() bool { return l.a.Stats().Outstanding == 0 })
+	addresses := func(of ...uint64) (list []uint64) {
+		for _, i := range of {
+			list = append(list, l.a.peer.At(i).Addr)
+		}
+		return list
+	}
+	slices.Sort(*fenced)
+	slices.Sort(*free)
+	if f, want := slices.Compact(*fenced), addresses(1, 4); !slices.Equal(f, want) {
+		t.Errorf("fenced are %x, want %x", f, want)
+	}
+	if f, want := slices.Compact(*free), addresses(0, 2, 3, 5, 6); !slices.Equal(f, want) {
+		t.Errorf("not fenced are %x, want %x", f, want)
+	}
+}
+
+// A fence behind pending requests is for what comes behind them: they do not wait for it.
+func TestAFenceBehindPendingRequests(t *testing.T) {
+	s := shapes()[0]
+	s.stepped = true
+	l := newLink(t, s)
+	fenced, _ := posted(l, l.a.nics[0])
+	l.a.fill(t)
+	put := func(i uint64) *transport.Pending {
+		return request(func(head *transport.Endpoint) transport.Outcome {
+			return outcome(t, head.PutShort([]byte{1}, l.a.peer.At(i)))
+		})
+	}
+	must(t, l.a.Pending(put(0)))
+	l.a.Fence()
+	must(t, l.a.Pending(put(1)))
+	must(t, l.a.Pending(put(2)))
+	l.until("all", func() bool { return l.a.Stats().Pending == 0 && l.a.Stats().Outstanding == 0 })
+	if f, want := slices.Compact(*fenced), []uint64{l.a.peer.At(1).Addr}; !slices.Equal(f, want) {
+		t.Errorf("fenced are %x, want %x", f, want)
+	}
+}
