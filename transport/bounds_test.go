@@ -30,7 +30,9 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 			c.BufferSize, c.BounceBuffers, c.AMBuffers = v, 1, 1
 		}},
 		{"BounceBuffers", 1, 1 << 20, false, func(c *Config, v int) { c.BounceBuffers = v }},
-		{"BounceBuffers", 1, 16384, true, func(c *Config, v int) { c.BounceBuffers, c.BufferSize = v, 1<<20 }},
+		{"BounceBuffers", 1, 16384, true, func(c *Config, v int) {
+			c.BounceBuffers, c.BufferSize = v, 1<<20
+		}},
 		{"AMBuffers", 1, 4096, false, func(c *Config, v int) { c.AMBuffers = v }},
 		// three for the transport's own messages, and two bounce buffers
 		{"AMBuffers", 1, 1024 - 5, true, func(c *Config, v int) { c.AMBuffers, c.BufferSize = v, 1<<24 }},
