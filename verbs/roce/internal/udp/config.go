@@ -1,0 +1,79 @@
+package udp
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+
+	"ibverbx/verbs"
+)
+
+// DefaultBuffer is the size of the socket's buffers that Listen asks for unless told otherwise: a
+// few windows of 1 MiB. Memory is used only while packets wait in it.
+const DefaultBuffer = 4 << 20
+
+// The environment variables that turn an offload off when they are true ("1", "true").
+const (
+	envDisableGSO = "IBVERBX_ROCE_DISABLE_GSO"
+	envDisableGRO = "IBVERBX_ROCE_DISABLE_GRO"
+)
+
+// Config says what socket to open. All but Local can be zero.
+type Config struct {
+	// Local is the address to bind, one of an interface of this host: see [LocalAddresses]. Not the
+	// unspecified one, since the source address that peers see must be known. An IPv6 link-local
+	// address needs no zone where one interface alone has it. Port 0 lets the kernel choose one.
+	Local netip.AddrPort
+
+	// RecvBuffer and SendBuffer are the bytes asked for (SO_RCVBUF, SO_SNDBUF); 0 is
+	// [DefaultBuffer]. The kernel may give less: see [Stats].
+	RecvBuffer, SendBuffer int
+
+	// TrafficClass is the DSCP and ECN byte of everything sent (IP_TOS, IPV6_TCLASS).
+	TrafficClass uint8
+
+	// DisableGSO sends every packet by itself, DisableGRO receives every packet by itself.
+	DisableGSO, DisableGRO bool
+}
+
+// validated returns the config with its defaults, and what the environment says.
+func (cfg Config) validated(getenv func(string) string) (Config, error) {
+	refuse := func(sentinel error, detail string, args ...any) (Config, error) {
+		return Config{}, &Error{Op: "listen", Local: cfg.Local, Err: sentinel,
+			Detail: fmt.Sprintf(detail, args...)}
+	}
+	addr := cfg.Local.Addr()
+	switch {
+	case !addr.IsValid():
+		return refuse(verbs.ErrInvalid, "no local address: name one of this host's addresses")
+	case addr.Unmap().IsUnspecified():
+		return refuse(verbs.ErrInvalid, "the socket needs one concrete address of this host, not all of "+
+			"them: "+
+			"peers check the address that packets come from")
+	case addr.IsMulticast():
+		return refuse(verbs.ErrInvalid, "a multicast address cannot be the local one")
+	case cfg.RecvBuffer < 0 || cfg.SendBuffer < 0:
+		return refuse(verbs.ErrInvalid, "buffers of %d and %d bytes: they cannot be negative",
+			cfg.RecvBuffer, cfg.SendBuffer)
+	}
+	cfg.Local = netip.AddrPortFrom(addr.Unmap(), cfg.Local.Port())
+	if cfg.RecvBuffer == 0 {
+		cfg.RecvBuffer = DefaultBuffer
+	}
+	if cfg.SendBuffer == 0 {
+		cfg.SendBuffer = DefaultBuffer
+	}
+	for name, off := range map[string]*bool{envDisableGSO: &cfg.DisableGSO, envDisableGRO: &cfg.DisableGRO} {
+		value := getenv(name)
+		if value == "" {
+			continue
+		}
+		set, err := strconv.ParseBool(value)
+		if err != nil {
+			return refuse(verbs.ErrInvalid, "environment variable %s is %q, neither true nor false", name,
+				value)
+		}
+		*off = *off || set
+	}
+	return cfg, nil
+}

@@ -1,0 +1,197 @@
+package udp
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ibverbx/verbs"
+)
+
+// Conn is a UDP socket bound to one local address. Any number of goroutines may use it; for what
+// belongs to one of them see the package's documentation.
+type Conn struct {
+	local netip.AddrPort
+	scope uint32 // the zone of link-local peers that name none
+	file  *os.File
+	raw   syscall.RawConn // keeps the descriptor from being closed under a call
+
+	recvBuffer, sendBuffer int // granted
+	gso, gro               bool
+
+	// Replaced by tests that need a kernel with other opinions.
+	sendmmsg func(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno)
+
+	closed, woken      atomic.Bool
+	readable, writable waiter
+
+	recvTruncated, sendDropped, gsoRefused atomic.Uint64
+}
+
+// Listen opens a socket. It fails with an [*Error] that says what to do.
+func Listen(cfg Config) (*Conn, error) {
+	return listen(cfg, os.Getenv)
+}
+
+// listen is Listen with the environment's variables.
+func listen(cfg Config, getenv func(string) string) (*Conn, error) {
+	cfg, err := cfg.validated(getenv)
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{sendmmsg: sendmmsg}
+	if c.scope, err = scopeOf(cfg.Local.Addr()); err != nil {
+		return nil, &Error{Op: "listen", Local: cfg.Local, Err: ErrNotLocal, Detail: err.Error()}
+	}
+	fd, err := unix.Socket(domain(cfg.Local.Addr()), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, listenError(cfg.Local, err, os.DirFS("/sys"))
+	}
+	if err := c.open(fd, cfg); err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	c.file = os.NewFile(uintptr(fd), "udp "+c.local.String())
+	c.raw, err = c.file.SyscallConn()
+	if err == nil {
+		// A descriptor that the poller does not take would refuse a deadline, and then block.
+		err = c.file.SetReadDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = c.file.Close()
+		return nil, &Error{Op: "listen", Local: c.local, Errno: err,
+			Detail: "Go's poller does not take the socket"}
+	}
+	c.readable.init(unix.POLLIN)
+	c.writable.init(unix.POLLOUT)
+	return c, nil
+}
+
+// open sets the options of a new socket and binds it.
+func (c *Conn) open(fd int, cfg Config) error {
+	if err := c.setOptions(fd, cfg); err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, sockaddr(cfg.Local, c.scope)); err != nil {
+		return listenError(cfg.Local, err, os.DirFS("/sys"))
+	}
+	bound, err := unix.Getsockname(fd)
+	if err != nil {
+		return &Error{Op: "listen", Local: cfg.Local, Errno: err, Detail: "ask for the port"}
+	}
+	switch bound := bound.(type) {
+	case *unix.SockaddrInet4:
+		c.local = netip.AddrPortFrom(cfg.Local.Addr(), uint16(bound.Port))
+	case *unix.SockaddrInet6:
+		c.local = netip.AddrPortFrom(cfg.Local.Addr(), uint16(bound.Port))
+	}
+	return nil
+}
+
+// LocalAddr is the address that the socket is bound to, with the port that the kernel chose if it
+// was to choose.
+func (c *Conn) LocalAddr() netip.AddrPort { return c.local }
+
+// Close closes the socket. Calls that wait end with [verbs.ErrClosed], as do later ones. Closing
+// twice is fine.
+func (c *Conn) Close() error {
+	if c.closed.Swap(true) {
+		return nil
+	}
+	return c.file.Close()
+}
+
+// Stats returns the counters. They count from Listen on.
+func (c *Conn) Stats() Stats {
+	s := Stats{RecvBuffer: c.recvBuffer, SendBuffer: c.sendBuffer, GSO: c.gso, GRO: c.gro,
+		RecvTruncated: c.recvTruncated.Load(), SendDropped: c.sendDropped.Load(),
+		GSORefused: c.gsoRefused.Load()}
+	_ = c.raw.Control(func(fd uintptr) {
+		if info, errno := meminfo(fd); errno == 0 {
+			s.RecvDropped = uint64(info[unix.SK_MEMINFO_DROPS])
+		}
+	})
+	return s
+}
+
+// WaitReadable waits until there may be something to receive. It returns os.ErrDeadlineExceeded
+// when the deadline has come (the zero Time is none), ErrWoken after a Wake, and [verbs.ErrClosed]
+// when the Conn is closed. The goroutine parks in Go's poller. One goroutine at a time may wait.
+func (c *Conn) WaitReadable(deadline time.Time) error {
+	for {
+		if err := c.file.SetReadDeadline(deadline); err != nil {
+			return c.waitError(err)
+		}
+		// A Wake from here on finds the deadline set, and moves it; an earlier one has left its
+		// mark.
+		if c.woken.Swap(false) {
+			return ErrWoken
+		}
+		err := c.raw.Read(c.readable.ready)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || c.closed.Load() {
+			return c.waitError(err)
+		}
+		if c.woken.Swap(false) {
+			return ErrWoken
+		}
+		if !deadline.IsZero() && !time.Now().Before(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+		// A Wake whose mark the wait before this one took has moved the deadline only now.
+	}
+}
+
+// Wake ends the WaitReadable that is under way, or else the next one, with ErrWoken. Any goroutine
+// may call it.
+func (c *Conn) Wake() {
+	if !c.woken.Swap(true) {
+		_ = c.file.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// WaitWritable waits until there is room to send, as WaitReadable does for receiving; Wake does not
+// end it.
+func (c *Conn) WaitWritable(deadline time.Time) error {
+	if err := c.file.SetWriteDeadline(deadline); err != nil {
+		return c.waitError(err)
+	}
+	return c.waitError(c.raw.Write(c.writable.ready))
+}
+
+// waitError is the error of a wait as the caller may expect it.
+func (c *Conn) waitError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case c.closed.Load():
+		return verbs.ErrClosed
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return os.ErrDeadlineExceeded
+	}
+	return &Error{Op: "wait", Local: c.local, Errno: err}
+}
+
+// waiter asks whether a descriptor is ready now. Go's poller reports changes alone: one that came
+// before the wait would be lost without asking.
+type waiter struct {
+	poll  [1]unix.PollFd
+	ready func(fd uintptr) bool // made once, as a closure for each wait would be an allocation
+}
+
+func (w *waiter) init(events int16) {
+	w.poll[0].Events = events
+	w.ready = func(fd uintptr) bool {
+		w.poll[0].Fd = int32(fd)
+		for {
+			n, err := unix.Poll(w.poll[:], 0)
+			if err != unix.EINTR {
+				return n != 0 || err != nil
+			}
+		}
+	}
+}

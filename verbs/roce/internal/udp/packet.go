@@ -1,0 +1,70 @@
+package udp
+
+import "net/netip"
+
+const (
+	// MaxSegments is the most packets that travel as one burst (UDP_MAX_SEGMENTS of Linux 4.18).
+	MaxSegments = 64
+
+	// MaxBurst is the most bytes of UDP payload that travel as one burst: what the length field of
+	// an IP packet leaves beside the headers of IPv6.
+	MaxBurst = 65535 - 40 - 8
+)
+
+// Packet is one datagram to send, gathered from up to three pieces, any of them empty. Pieces that
+// lie side by side in memory cost less: a header and its payload, or a trailer and the header of
+// the packet after it.
+type Packet struct {
+	Header, Payload, Trailer []byte
+}
+
+// Len is the datagram's length in bytes.
+func (p *Packet) Len() int { return len(p.Header) + len(p.Payload) + len(p.Trailer) }
+
+// Burst returns how many packets from the first on leave as one burst where bursts are possible:
+// all of one length, but that the last may be shorter, at most [MaxSegments] and [MaxBurst]. It is
+// at least 1 unless there are none. [Destination.Send] divides its packets so, from the first on.
+func Burst(packets []Packet) int {
+	if len(packets) == 0 {
+		return 0
+	}
+	size := packets[0].Len()
+	if size == 0 {
+		return 1
+	}
+	total := size
+	for n := 1; n < min(len(packets), MaxSegments); n++ {
+		length := packets[n].Len()
+		switch {
+		case length == 0 || length > size || total+length > MaxBurst:
+			return n
+		case length < size:
+			return n + 1
+		}
+		total += length
+	}
+	return min(len(packets), MaxSegments)
+}
+
+// Datagram is one datagram received.
+type Datagram struct {
+	// Data is memory of the batch, valid until its next Recv.
+	Data []byte
+	// From is where it came from. It has no zone: a link-local source is on the interface of the
+	// socket's own address. Comparing two is cheap, and so is a map by it.
+	From netip.AddrPort
+	// Index is the place in the burst that the kernel handed over, and Bundle the length of that
+	// burst; 0 and 1 for a datagram by itself.
+	Index, Bundle uint8
+}
+
+// Stats are a socket's counters and what the kernel granted.
+type Stats struct {
+	RecvBuffer, SendBuffer int  // bytes that the kernel granted, counted as asked for
+	GSO, GRO               bool // in use
+
+	RecvDropped   uint64 // datagrams or bursts that found the receive buffer full
+	RecvTruncated uint64 // datagrams that were longer than a buffer of the batch, and dropped
+	SendDropped   uint64 // packets that found a queue of the host full (ENOBUFS), lost as on the wire
+	GSORefused    uint64 // destinations to which bursts were given up
+}

@@ -1,0 +1,162 @@
+package udp
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"ibverbx/verbs"
+)
+
+const (
+	// DefaultMessages is how many datagrams or bursts one Recv takes by default.
+	DefaultMessages = 16
+	// MaxMessage is the longest datagram or burst that can arrive, and the default of a buffer.
+	MaxMessage = 1 << 16
+	// maxMessages is the most that the kernel takes in one call.
+	maxMessages = 1024
+
+	recvControl = 64 // bytes for control messages, of which UDP_GRO is the only one
+)
+
+// Batch is memory to receive into. It belongs to one goroutine at a time.
+type Batch struct {
+	// Datagrams are those of the last Recv, in the order of arrival. They are valid until the next.
+	Datagrams []Datagram
+
+	conn    *Conn
+	size    int    // of a buffer
+	buffers []byte // size for each message
+	names   []byte // unix.SizeofSockaddrInet6 for each message
+	control []byte // recvControl for each message
+	iov     []unix.Iovec
+	msgs    []unix.Mmsghdr
+
+	call     func(fd uintptr) // made once, as a closure for each call would be an allocation
+	received int              // messages
+	errno    syscall.Errno
+}
+
+// NewBatch makes a Batch for so many messages (datagrams, or bursts that the kernel hands over as
+// one) of at most size bytes; 0 stands for [DefaultMessages] and for [MaxMessage], below which
+// bursts are cut off. Memory that nothing was received into yet is not used.
+func (c *Conn) NewBatch(messages, size int) *Batch {
+	if messages <= 0 {
+		messages = DefaultMessages
+	}
+	if size <= 0 {
+		size = MaxMessage
+	}
+	messages, size = min(messages, maxMessages), min(size, MaxMessage)
+	b := &Batch{conn: c, size: size,
+		Datagrams: make([]Datagram, 0, messages),
+		buffers:   make([]byte, messages*size),
+		names:     make([]byte, messages*unix.SizeofSockaddrInet6),
+		control:   make([]byte, messages*recvControl),
+		iov:       make([]unix.Iovec, messages),
+		msgs:      make([]unix.Mmsghdr, messages),
+	}
+	for i := range b.msgs {
+		b.iov[i].Base = &b.buffers[i*size]
+		b.iov[i].SetLen(size)
+		msg := &b.msgs[i].Hdr
+		point(msg, b.iov[i:i+1])
+		msg.Name, msg.Control = &b.names[i*unix.SizeofSockaddrInet6], &b.control[i*recvControl]
+	}
+	b.rearm(messages)
+	b.call = func(fd uintptr) { b.received, b.errno = recvmmsg(fd, b.msgs) }
+	return b
+}
+
+// rearm sets the lengths that the kernel overwrites, of the first messages.
+func (b *Batch) rearm(messages int) {
+	for i := range b.msgs[:messages] {
+		msg := &b.msgs[i].Hdr
+		msg.Namelen = unix.SizeofSockaddrInet6
+		msg.SetControllen(recvControl)
+	}
+}
+
+// Recv receives what has arrived, up to the Batch's size, into Datagrams, and returns their number.
+// It does not wait: it returns ErrAgain when nothing has arrived.
+func (b *Batch) Recv() (n int, err error) {
+	b.Datagrams = b.Datagrams[:0]
+	for {
+		if err := b.conn.raw.Control(b.call); err != nil {
+			return 0, verbs.ErrClosed
+		}
+		switch b.errno {
+		case 0:
+			for i := range b.msgs[:b.received] {
+				b.split(i)
+			}
+			b.rearm(b.received)
+			if len(b.Datagrams) > 0 {
+				return len(b.Datagrams), nil
+			}
+			// All were truncated: there may be more behind them.
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return 0, ErrAgain
+		default:
+			return 0, &Error{Op: "receive", Local: b.conn.local, Errno: b.errno}
+		}
+	}
+}
+
+// split appends the datagrams of a message.
+func (b *Batch) split(i int) {
+	msg := &b.msgs[i]
+	data := b.buffers[i*b.size:][:msg.Len]
+	from := source(b.names[i*unix.SizeofSockaddrInet6:][:unix.SizeofSockaddrInet6])
+	segment := segmentSize(b.control[i*recvControl:][:msg.Hdr.Controllen])
+	if msg.Hdr.Flags&unix.MSG_TRUNC != 0 {
+		// The last datagram is cut off; of a burst the ones before it are whole.
+		b.conn.recvTruncated.Add(1)
+		if segment == 0 {
+			return
+		}
+		data = data[:len(data)/segment*segment]
+	}
+	if segment == 0 || len(data) <= segment {
+		if segment == 0 || len(data) > 0 {
+			b.Datagrams = append(b.Datagrams, Datagram{Data: data[:len(data):len(data)], From: from,
+				Bundle: 1})
+		}
+		return
+	}
+	bundle := uint8(min((len(data)+segment-1)/segment, 255))
+	for index := uint8(0); len(data) > 0; index++ {
+		end := min(segment, len(data))
+		b.Datagrams = append(b.Datagrams, Datagram{Data: data[:end:end], From: from, Index: index,
+			Bundle: bundle})
+		data = data[end:]
+	}
+}
+
+// source is the address that the kernel wrote. The zone of a link-local one is left out.
+func source(name []byte) netip.AddrPort {
+	port := binary.BigEndian.Uint16(name[2:])
+	if binary.NativeEndian.Uint16(name) == unix.AF_INET {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(name[4:8])), port)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(name[8:24])), port)
+}
+
+// segmentSize is the length of a burst's datagrams that the control messages tell; 0 for a datagram
+// by itself.
+func segmentSize(control []byte) int {
+	for len(control) >= unix.SizeofCmsghdr {
+		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return 0
+		}
+		if header.Level == unix.IPPROTO_UDP && header.Type == unix.UDP_GRO && len(data) >= 4 {
+			return int(binary.NativeEndian.Uint32(data))
+		}
+		control = rest
+	}
+	return 0
+}

@@ -1,0 +1,215 @@
+package udp
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"ibverbx/verbs"
+)
+
+// stagedPackets is how many packets go into one sendmmsg; the burst that reaches it may go beyond.
+// More than 8 messages a call gain nothing.
+const stagedPackets = 64
+
+// Destination is a peer's address, with what sending to it needs. It belongs to one goroutine at a
+// time.
+type Destination struct {
+	conn    *Conn
+	addr    netip.AddrPort
+	name    [unix.SizeofSockaddrInet6]byte // the address as the kernel takes it
+	nameLen uint32
+
+	segments bool // bursts were not refused yet
+
+	// What one sendmmsg takes. Grown to what Send was asked for, and reused.
+	msgs    []unix.Mmsghdr
+	iov     []unix.Iovec
+	control []byte // segmentSpace for each message
+	bursts  []int  // packets in each message
+
+	call  func(fd uintptr) // made once, as a closure for each call would be an allocation
+	sent  int              // messages
+	errno syscall.Errno
+}
+
+// NewDestination lays out what sending to an address needs. The address must be of the family of
+// the local one; a link-local one without a zone is on the interface of the local address.
+func (c *Conn) NewDestination(to netip.AddrPort) (*Destination, error) {
+	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
+	scope, err := c.check("destination", to)
+	if err != nil {
+		return nil, err
+	}
+	d := &Destination{conn: c, addr: to, segments: c.gso}
+	if to.Addr().Is4() {
+		d.nameLen = unix.SizeofSockaddrInet4
+		binary.NativeEndian.PutUint16(d.name[0:], unix.AF_INET)
+		addr := to.Addr().As4()
+		copy(d.name[4:], addr[:])
+	} else {
+		d.nameLen = unix.SizeofSockaddrInet6
+		binary.NativeEndian.PutUint16(d.name[0:], unix.AF_INET6)
+		addr := to.Addr().As16()
+		copy(d.name[8:], addr[:])
+		binary.NativeEndian.PutUint32(d.name[24:], scope)
+	}
+	binary.BigEndian.PutUint16(d.name[2:], to.Port())
+	d.call = func(fd uintptr) { d.sent, d.errno = d.conn.sendmmsg(fd, d.msgs) }
+	return d, nil
+}
+
+// check refuses addresses that the socket cannot send to, and returns the zone of those it can.
+func (c *Conn) check(op string, to netip.AddrPort) (scope uint32, err error) {
+	e := &Error{Op: op, Local: c.local, Remote: to, Err: verbs.ErrInvalid}
+	addr := to.Addr()
+	switch {
+	case !addr.IsValid() || addr.IsUnspecified() || addr.IsMulticast():
+		e.Detail = "a destination is one concrete address"
+	case to.Port() == 0:
+		e.Detail = "a destination has a port"
+	case addr.Is4() != c.local.Addr().Is4():
+		e.Err, e.Detail = ErrFamily, "one is IPv4 and the other IPv6"
+	case addr.Is6() && addr.IsLinkLocalUnicast() && addr.Zone() == "":
+		if c.scope != 0 {
+			return c.scope, nil
+		}
+		e.Detail = "a link-local address needs a zone, such as %eth0, where the local address is not " +
+			"link-local"
+	case addr.Zone() != "":
+		if scope, err = zoneIndex(addr.Zone()); err == nil {
+			return scope, nil
+		}
+		e.Detail = err.Error()
+	default:
+		return 0, nil
+	}
+	return 0, e
+}
+
+// Addr is the destination's address.
+func (d *Destination) Addr() netip.AddrPort { return d.addr }
+
+// Segments reports whether Send sends bursts when it is allowed to.
+func (d *Destination) Segments() bool { return d.segments }
+
+// Send sends packets in their order, as bursts (see [Burst]) where segment allows it and the kernel
+// does, and returns how many it has sent. It does not wait: when the socket has no room it returns
+// ErrAgain, with the packets before that sent, and can be asked again with the others after
+// [Conn.WaitWritable]. A packet that the host itself drops counts as sent ([Stats].SendDropped).
+// Any other error concerns the first packet that was not sent.
+func (d *Destination) Send(packets []Packet, segment bool) (n int, err error) {
+	segment = segment && d.segments
+	var refused bool // the kernel refused a burst, which may be the burst or the packets in it
+	for n < len(packets) {
+		d.stage(packets[n:], segment)
+		if err := d.conn.raw.Control(d.call); err != nil {
+			d.release(packets)
+			return n, verbs.ErrClosed
+		}
+		first := d.bursts[0]
+		for _, burst := range d.bursts[:d.sent] {
+			n += burst
+		}
+		switch {
+		case d.errno == 0 && refused:
+			// What was refused as a burst was taken packet by packet.
+			refused, d.segments = false, false
+			d.conn.gsoRefused.Add(1)
+		case d.errno == 0, d.errno == unix.EINTR:
+		case d.errno == unix.EAGAIN:
+			d.release(packets)
+			return n, ErrAgain
+		case d.errno == unix.ENOBUFS:
+			d.conn.sendDropped.Add(uint64(first))
+			n += first
+		case first > 1 && refusesBurst(d.errno):
+			segment, refused = false, true
+		default:
+			d.release(packets)
+			return n, d.failed(packets[n].Len())
+		}
+	}
+	d.release(packets)
+	return n, nil
+}
+
+// refusesBurst tells the errors by which kernels refuse a burst whose packets they may take.
+func refusesBurst(errno syscall.Errno) bool {
+	switch errno {
+	case unix.EIO, unix.EINVAL, unix.EOPNOTSUPP, unix.ENOPROTOOPT, unix.EMSGSIZE:
+		return true
+	}
+	return false
+}
+
+// stage lays out the first packets for one sendmmsg.
+func (d *Destination) stage(packets []Packet, segment bool) {
+	clear(d.iov)
+	d.reserve(min(len(packets), stagedPackets), segment)
+	d.msgs, d.iov, d.bursts = d.msgs[:0], d.iov[:0], d.bursts[:0]
+	for staged := 0; staged < min(len(packets), stagedPackets); {
+		burst := 1
+		if segment {
+			burst = Burst(packets[staged:])
+		}
+		start := len(d.iov)
+		for i := staged; i < staged+burst; i++ {
+			d.iov = gather(d.iov, start, packets[i].Header)
+			d.iov = gather(d.iov, start, packets[i].Payload)
+			d.iov = gather(d.iov, start, packets[i].Trailer)
+		}
+		m := len(d.msgs)
+		d.msgs = append(d.msgs, unix.Mmsghdr{})
+		msg := &d.msgs[m].Hdr
+		msg.Name, msg.Namelen = &d.name[0], d.nameLen
+		point(msg, d.iov[start:])
+		if burst > 1 {
+			control := d.control[m*segmentSpace : (m+1)*segmentSpace]
+			msg.Control = &control[0]
+			msg.SetControllen(putSegment(control, packets[staged].Len()))
+		}
+		d.bursts = append(d.bursts, burst)
+		staged += burst
+	}
+}
+
+// reserve makes room for so many packets, and for the burst of the last one: what is staged must
+// not move, since the messages point at it.
+func (d *Destination) reserve(packets int, segment bool) {
+	pieces := 3 * packets
+	if segment && packets > 1 {
+		pieces += 3 * (MaxSegments - 1)
+	}
+	if cap(d.iov) < pieces {
+		d.iov = make([]unix.Iovec, 0, pieces)
+	}
+	if cap(d.msgs) < packets {
+		d.msgs = make([]unix.Mmsghdr, 0, packets)
+		d.bursts = make([]int, 0, packets)
+		d.control = make([]byte, packets*segmentSpace)
+	}
+}
+
+// release forgets the packets' memory, which would otherwise live as long as the Destination.
+func (d *Destination) release(packets []Packet) {
+	clear(d.iov)
+	runtime.KeepAlive(packets)
+}
+
+// failed is the error of a packet of so many bytes.
+func (d *Destination) failed(size int) error {
+	e := &Error{Op: "send", Local: d.conn.local, Remote: d.addr, Errno: d.errno}
+	switch d.errno {
+	case unix.EMSGSIZE:
+		e.Err, e.Detail = ErrTooLarge, d.conn.tooLarge(d.addr, size)
+	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EADDRNOTAVAIL, unix.ENODEV:
+		e.Err, e.Detail = ErrUnreachable, "no route from the local address, or its link is down"
+	case unix.EPERM, unix.EACCES:
+		e.Err, e.Detail = ErrPermission, "a firewall of this host refuses it, or the address is a broadcast"
+	}
+	return e
+}

@@ -1,0 +1,77 @@
+package udp
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file is the package's gate to unsafe: what the kernel reads and writes through addresses.
+
+// sendmmsg sends messages until one is refused, and returns how many it sent; an errno only if the
+// first is refused.
+func sendmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
+	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
+		uintptr(len(msgs)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// recvmmsg receives into messages until none is left to receive, and returns how many it filled; an
+// errno only if it filled none.
+func recvmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
+		uintptr(len(msgs)), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
+// gather appends a piece to a message's vector that begins at start. Pieces that lie side by side
+// in memory become one. The vector has the capacity.
+func gather(iov []unix.Iovec, start int, piece []byte) []unix.Iovec {
+	if len(piece) == 0 {
+		return iov
+	}
+	base := unsafe.SliceData(piece)
+	if last := len(iov) - 1; last >= start &&
+		uintptr(unsafe.Pointer(iov[last].Base))+uintptr(iov[last].Len) == uintptr(unsafe.Pointer(base)) {
+		iov[last].SetLen(int(iov[last].Len) + len(piece))
+		return iov
+	}
+	iov = append(iov, unix.Iovec{Base: base})
+	iov[len(iov)-1].SetLen(len(piece))
+	return iov
+}
+
+// point sets a message's vector.
+func point(msg *unix.Msghdr, iov []unix.Iovec) {
+	msg.Iov = unsafe.SliceData(iov)
+	msg.SetIovlen(len(iov))
+}
+
+// segmentSpace is the room of the control message that putSegment writes.
+const segmentSpace = 24
+
+// putSegment writes the control message that makes the kernel cut a message into datagrams of size
+// bytes, and returns its length.
+func putSegment(control []byte, size int) int {
+	header := (*unix.Cmsghdr)(unsafe.Pointer(unsafe.SliceData(control)))
+	header.Level, header.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
+	header.SetLen(unix.CmsgLen(2))
+	binary.NativeEndian.PutUint16(control[unix.CmsgLen(0):], uint16(size))
+	return unix.CmsgSpace(2)
+}
+
+// meminfo reads the socket's memory counters (SO_MEMINFO).
+func meminfo(fd uintptr) (info [unix.SK_MEMINFO_VARS]uint32, errno syscall.Errno) {
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	return info, errno
+}
