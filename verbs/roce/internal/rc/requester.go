@@ -23,7 +23,7 @@ type requester struct {
 	acked  seq     // behind the highest number that was acknowledged with all before it
 
 	numbered uint64 // requests whose packets have numbers
-	sending  uint64 // the request that next belongs to
+	sending  uint64 // the request that next belongs to, or will once it is posted
 
 	reads   [maxReads]read // reads and atomics under way, oldest first
 	nreads  int
@@ -190,14 +190,9 @@ func (q *QP) resendNext(b *Batch) bool {
 // returns false when it may not leave yet, or the request has failed.
 func (q *QP) sendNext(b *Batch) bool {
 	r := &q.req
-	s := q.SQ.At(r.sending)
-	sp := q.span(s)
-	if r.next == sp.end {
-		r.sending++
-		s = q.SQ.At(r.sending)
-		sp = q.span(s)
-	}
 	slot := r.sending
+	s := q.SQ.At(slot)
+	sp := q.span(s)
 	if s.Status != verbs.StatusSuccess || r.next == sp.first && !q.mayBegin(slot, s) {
 		return false
 	}
@@ -230,6 +225,9 @@ func (q *QP) sendNext(b *Batch) bool {
 		r.next++
 	}
 	r.flying += n
+	if r.next == sp.end {
+		r.sending++
+	}
 	return true
 }
 
