@@ -1,7 +1,6 @@
 package shmem
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 )
@@ -41,6 +40,3 @@ func Asked(pes ...*PE) (n int) {
 	}
 	return n
 }
-
-// Await waits until done, which looks at what others write, as the waits for words do.
-func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.await(ctx, "await", done) }

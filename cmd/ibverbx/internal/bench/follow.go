@@ -104,7 +104,6 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 	for over := false; err == nil && !over; {
 		over, err = r.next()
 	}
-	r.complete = err == nil
 	if err != nil && !errors.Is(err, errPeerInterrupted) {
 		err = r.peer.part(interruptedOr(r.ctx, err))
 	}

@@ -160,11 +160,7 @@ func (r *runner) lead(devices []verbs.Device) (*Report, error) {
 	case err != nil:
 		err = r.peer.part(interruptedOr(r.ctx, err))
 	default:
-		err = r.bye()
-		switch {
-		case r.complete && errors.Is(err, ErrInterrupted):
-			err = nil // everything is measured, and the goodbye was to end
-		case err != nil:
+		if err = r.bye(); err != nil {
 			err = r.peer.part(err)
 		}
 	}
@@ -186,7 +182,7 @@ func (r *runner) endApart(err error) (*Report, error) {
 // bye ends the conversation with the following process.
 func (r *runner) bye() error {
 	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted() &&
-		!r.complete && !r.p.Endless}); err != nil {
+		!r.p.Endless}); err != nil {
 		return err
 	}
 	return r.peer.conn.Receive(r.peer.steps, kindBye, nil)

@@ -1,0 +1,239 @@
+package roce
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/rc"
+	"ibverbx/verbs/roce/internal/udp"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// Device is a NIC: a socket on a local address. It is a verbs.Device.
+type Device struct {
+	_      noCopy
+	id     verbs.DeviceID
+	local  netip.AddrPort
+	netDev string
+	mtu    verbs.MTU
+	speed  uint64 // bits a second; 0 when unknown
+	cfg    Config
+	gid    verbs.GID
+	guid   uint64
+
+	// mu guards everything below, and all objects of the NIC.
+	mu     nic.Lock
+	core   nic.Device
+	open   nic.Objects
+	qps    nic.Table[QP]
+	down   bool // the link was taken down by SetLink
+	conn   *udp.Conn
+	sender sender
+	recv   receiver
+	timers timers
+	counts Counters
+}
+
+// Counters counts what a NIC has dropped, and what its queue pairs did.
+type Counters struct {
+	Malformed  uint64 // packets that are no RoCEv2
+	NoQP       uint64 // packets for queue pairs that do not exist, or are not connected
+	Strangers  uint64 // packets for a queue pair from another address than its peer's
+	BadICRC    uint64 // packets whose ICRC is wrong: corrupted, rewritten on the way, or forged
+	Retried    uint64 // packets that waited for room in the socket's send buffer
+	Unsendable uint64 // packets that the socket refused
+	rc.Stats
+}
+
+// headerRoom is what a RoCEv2 packet needs beside its payload: the longest headers of one that has
+// a payload (BTH, RETH and immediate) and the ICRC.
+const headerRoom = 12 + 16 + 4 + wire.ICRCSize
+
+func newDevice(id verbs.DeviceID, addr netip.Addr, cfg *Config) (*Device, error) {
+	d := &Device{id: id, cfg: *cfg, qps: nic.NewTable[QP](draw)}
+	if err := d.listen(addr.Unmap()); err != nil {
+		return nil, err
+	}
+	if err := d.findLink(); err != nil {
+		_ = d.conn.Close()
+		return nil, err
+	}
+	d.gid = gidOf(d.local)
+	d.guid = binary.BigEndian.Uint64(d.gid[8:]) ^ uint64(d.local.Port())<<48
+	granted := d.conn.Stats().RecvBuffer
+	if d.cfg.Window == 0 {
+		d.cfg.Window = min(1<<20, granted)
+	}
+	c := &d.core
+	c.Lock, c.Open = &d.mu, &d.open
+	c.Name, c.Handle, c.GIDs = "roce"+strconv.Itoa(int(id)), d, 1
+	c.Keys = nic.NewKeys(id, draw)
+	c.Limits = nic.Limits{MaxQPWR: 16384, MaxCQE: 1 << 20, MaxSGE: 32, MaxInline: 512, MaxMsgSize: 1 << 30,
+		MaxRDAtomic: 16}
+	d.sender.init(d)
+	d.recv.init(d)
+	d.timers.init(d)
+	go d.recv.serve()
+	return d, nil
+}
+
+// listen opens the socket.
+func (d *Device) listen(addr netip.Addr) error {
+	cfg := udp.Config{Local: netip.AddrPortFrom(addr, d.cfg.Port), TrafficClass: d.cfg.TrafficClass,
+		DisableGSO: d.cfg.DisableGSO, DisableGRO: d.cfg.DisableGRO}
+	if d.cfg.Port == 0 {
+		cfg.Local = netip.AddrPortFrom(addr, Port)
+	}
+	var err error
+	d.conn, err = udp.Listen(cfg)
+	if errors.Is(err, udp.ErrPortTaken) && d.cfg.Port == 0 && addr.Is4() {
+		cfg.Local = netip.AddrPortFrom(addr, 0)
+		d.conn, err = udp.Listen(cfg)
+	}
+	if err != nil {
+		return err
+	}
+	d.local = d.conn.LocalAddr()
+	return nil
+}
+
+// findLink finds out about the link behind the address.
+func (d *Device) findLink() error {
+	all, err := udp.LocalAddresses()
+	if err != nil {
+		return err
+	}
+	for _, a := range all {
+		if a.Addr.WithZone("") != d.local.Addr().WithZone("") {
+			continue
+		}
+		d.netDev, d.speed = a.Interface, uint64(a.Speed)*1e6
+	}
+	path, err := d.conn.MTU(d.local)
+	if err != nil {
+		return err
+	}
+	d.mtu = path.Verbs(headerRoom)
+	for _, a := range all { // the way to oneself leads over the loopback interface
+		if a.Interface == d.netDev && a.MTU < path.IP {
+			path.Payload -= path.IP - a.MTU
+			d.mtu = path.Verbs(headerRoom)
+			break
+		}
+	}
+	if d.mtu == 0 {
+		return fmt.Errorf("%w: the link of %v carries %d bytes, the smallest path MTU needs %d",
+			verbs.ErrInvalid,
+			d.local.Addr(), path.Payload, 256+headerRoom)
+	}
+	return nil
+}
+
+// close ends the NIC, which has no objects.
+func (d *Device) close() error {
+	d.mu.Lock()
+	d.core.Closed = "the provider"
+	d.timers.stop()
+	d.mu.Unlock()
+	err := d.conn.Close()
+	d.recv.wait()
+	return err
+}
+
+// now is the time of the engine, nanoseconds.
+func (d *Device) now() int64 { return int64(time.Since(epoch)) }
+
+var epoch = time.Now()
+
+// ID is the NIC's index in its provider.
+func (d *Device) ID() verbs.DeviceID { return d.id }
+
+// Name is "roce0" and so on.
+func (d *Device) Name() string { return d.core.Name }
+
+// Addr is the address and UDP port of the NIC.
+func (d *Device) Addr() netip.AddrPort { return d.local }
+
+// DefaultPort is 1, the only one.
+func (d *Device) DefaultPort() int { return 1 }
+
+// Query describes the NIC.
+func (d *Device) Query() (verbs.DeviceAttr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.core.Usable("query device"); err != nil {
+		return verbs.DeviceAttr{}, err
+	}
+	attr := d.core.Limits.Attr()
+	attr.Firmware, attr.NodeGUID = "roce", d.guid
+	return attr, nil
+}
+
+// QueryPort describes port 1.
+func (d *Device) QueryPort(port int) (verbs.PortAttr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.core.Usable("query port"); err != nil {
+		return verbs.PortAttr{}, err
+	}
+	if port != 1 {
+		return verbs.PortAttr{}, d.core.Err("query port", verbs.ErrInvalid,
+			fmt.Sprintf("port %d, there is only port 1", port))
+	}
+	attr := verbs.PortAttr{State: verbs.PortActive, MaxMTU: d.mtu, ActiveMTU: d.mtu, GIDTableLen: 1,
+		MaxMsgSize: d.core.Limits.MaxMsgSize, LinkLayer: verbs.LinkLayerEthernet, Speed: d.speed}
+	if d.down {
+		attr.State = verbs.PortDown
+	}
+	return attr, nil
+}
+
+// QueryGID reads the GID table, which has one entry.
+func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.core.Usable("query gid"); err != nil {
+		return verbs.GIDEntry{}, err
+	}
+	if port != 1 || index != 0 {
+		return verbs.GIDEntry{}, d.core.Err("query gid", verbs.ErrInvalid,
+			fmt.Sprintf("port %d index %d, there are port 1 and index 0", port, index))
+	}
+	return verbs.GIDEntry{GID: d.gid, Type: verbs.GIDTypeRoCEv2, NetDev: d.netDev}, nil
+}
+
+// Watch sends the NIC's events to c.
+func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
+
+// SetLink makes the NIC drop all packets, in both directions, or carry them again, as when a cable
+// is pulled and put back. It is for tests of programs.
+func (d *Device) SetLink(up bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.down == !up {
+		return
+	}
+	d.down = !up
+	e := verbs.Event{Type: verbs.EventPortActive, Port: 1}
+	if d.down {
+		e.Type = verbs.EventPortErr
+	}
+	d.core.Publish(e)
+}
+
+// Counters counts what the NIC has done and dropped.
+func (d *Device) Counters() Counters {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := d.counts
+	for _, q := range d.qps.All {
+		c.Stats.Add(q.engine.Stats())
+	}
+	return c
+}

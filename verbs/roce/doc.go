@@ -1,0 +1,60 @@
+// Package roce is a provider of NICs made of UDP sockets: RoCEv2 in user space. It needs no RDMA
+// hardware, no kernel module and no privilege, and lets the same program run between any two
+// processes and hosts. It talks to other ends of this package, to Linux's rdma_rxe, and to NICs.
+//
+//	provider, _ := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
+//	defer provider.Close()
+//	dev := provider.Device(0)
+//	// ... as with every device of package verbs
+//
+// # The model
+//
+// A [Device] is one local address, and one socket. Its GID is that address; queue pairs of any two
+// devices connect by GID and number, as on every NIC. Several addresses are several NICs. Queue
+// pairs are state machines that know no socket (internal/rc); packets and their checksum have a
+// package of their own (internal/wire), as the socket has (internal/udp).
+//
+// # Ports
+//
+// RoCEv2 has UDP port 4791. One process at a time can have it on an address; where the module
+// rdma_rxe is loaded, the kernel has it on all. A NIC that finds it taken, and was not told which
+// port to use, takes any free one. Its GID then says which:
+//
+//	fd69:6276:7278:0:9c41:ffff:c000:201    192.0.2.1, port 40001
+//
+// Other ends of this package understand such a GID, nobody else does. It exists for IPv4 only: over
+// IPv6 give all ends the same [Config].Port.
+//
+// # Foreign peers
+//
+// A NIC or rdma_rxe is recognized by the port that its packets come from, 0xc000 and up; what comes
+// from the port that this end sends to is an end of this package. Towards a foreign peer a queue
+// pair keeps to what rdma_rxe does itself: it goes back to a lost packet and sends everything again
+// from there, has at most 128 packets under way, and sends no bursts. Between two ends of this
+// package only what was lost is sent again, the window follows the delay, and the kernel moves
+// packets in bursts.
+//
+// # Security
+//
+// RoCE is neither authenticated nor encrypted. Whoever can send packets with the address of a peer,
+// and knows or guesses a queue pair's number and where its sequence numbers are, can end its
+// connection; who can also read the traffic can write to every region that was given to the peer.
+// Numbers and keys are random, packets from other addresses than the peer's are dropped without an
+// answer, and nothing is ever sent to who is no peer. Use it where you would use an unencrypted
+// file system: on networks whose every host you trust.
+//
+// # What a caller must keep
+//
+// The duties of package verbs hold. Close objects before their parents, and everything before the
+// provider: a Close that comes too early returns verbs.ErrBusy, and changes nothing.
+//
+// # What it costs
+//
+// One lock guards a NIC and its objects. Posting sends what the window has room for, on the
+// goroutine that posts; polling an empty queue receives what has arrived; while nobody polls, one
+// goroutine a NIC sleeps in Go's poller. An idle NIC uses no processor.
+//
+// # Systems
+//
+// Linux. Elsewhere Open returns an error that is verbs.ErrNotSupported.
+package roce

@@ -1,0 +1,36 @@
+package roce
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"ibverbx/verbs"
+)
+
+// A GID is an IP address, and RoCEv2 has one UDP port. Where that port is taken, as in the second
+// process of a host, a NIC over IPv4 uses another, and says so in a GID of this package's own form:
+// a unique local address of IPv6 (RFC 4193) with a fixed global identifier, in which the port and
+// the IPv4 address stand:
+//
+//	fd69:6276:7278:0:PORT:ffff:A.B.C.D
+var portGIDPrefix = [8]byte{0xfd, 'i', 'b', 'v', 'r', 'x'}
+
+// gidOf is the GID of a socket's address.
+func gidOf(at netip.AddrPort) verbs.GID {
+	gid := verbs.GID(at.Addr().As16())
+	if at.Port() != Port && at.Addr().Is4() {
+		copy(gid[:], portGIDPrefix[:])
+		binary.BigEndian.PutUint16(gid[8:], at.Port())
+	}
+	return gid
+}
+
+// addressOf is the socket's address that a GID stands for. With the GID of an IP address alone that
+// has the port that NICs use unless they say otherwise.
+func addressOf(gid verbs.GID, port uint16) (_ netip.AddrPort, hasPort bool) {
+	if [8]byte(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
+		addr := netip.AddrFrom4([4]byte(gid[12:]))
+		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:])), true
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16(gid).Unmap(), port), false
+}

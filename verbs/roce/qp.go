@@ -1,0 +1,219 @@
+package roce
+
+import (
+	"fmt"
+	"net/netip"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/rc"
+	"ibverbx/verbs/roce/internal/udp"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// QP is a reliable-connected queue pair. It is a verbs.QP. The NIC's lock guards it.
+type QP struct {
+	_      noCopy
+	dev    *Device
+	core   nic.QP
+	engine *rc.QP
+	path   path
+	timer  timer
+	// touched is set while the queue pair is in the receiver's list of those that got packets.
+	touched bool
+	// blocked is set while the queue pair waits for room in the socket's send buffer.
+	blocked bool
+}
+
+// path is the way to the peer.
+type path struct {
+	to   *udp.Destination // nil until the address handle is set
+	peer netip.AddrPort
+	out  wire.Flow
+	// in is the flow of what arrives, from the port that the last packet came from.
+	in     wire.Flow
+	inPort uint16
+}
+
+// CreateQP makes a queue pair in RESET, with a random number.
+func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	d := p.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	cqs := [2]*nic.CQ{coreOf(cfg.SendCQ), coreOf(cfg.RecvCQ)}
+	qcap, err := p.core.CheckQP(cfg.Cap, cqs[nic.Send], cqs[nic.Recv])
+	if err != nil {
+		return nil, err
+	}
+	num, ok := d.qps.TakeNum()
+	if !ok {
+		return nil, d.core.Err("create qp", verbs.ErrNoMemory, "no queue pair number is free")
+	}
+	q := &QP{dev: d, core: nic.QP{Num: num, Cap: qcap, SignalAll: cfg.SignalAll, CQs: cqs}}
+	q.core.Init(&p.core)
+	q.timer.init(q)
+	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: q,
+		Rand: newRand(), Window: d.cfg.Window, Rate: d.cfg.Rate})
+	d.qps.Add(num, q)
+	return q, nil
+}
+
+// Device is the NIC that the queue pair belongs to.
+func (q *QP) Device() verbs.Device { return q.dev }
+
+// Num is the queue pair's number.
+func (q *QP) Num() uint32 { return q.core.Num }
+
+// Cap says how large the queues are: just what was asked for.
+func (q *QP) Cap() verbs.QPCap { return q.core.Cap }
+
+// State is the present state; RESET once it is closed.
+func (q *QP) State() verbs.QPState {
+	q.dev.mu.Lock()
+	defer q.dev.mu.Unlock()
+	return q.core.State
+}
+
+// Query returns the attributes in force.
+func (q *QP) Query() (verbs.QPAttr, error) {
+	q.dev.mu.Lock()
+	defer q.dev.mu.Unlock()
+	return q.core.Query()
+}
+
+// Modify changes attributes and state.
+func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	next, err := q.core.CheckModify(attr, mask)
+	if err != nil {
+		return err
+	}
+	if mask&verbs.QPAttrPathMTU != 0 && attr.PathMTU > d.mtu {
+		return q.core.Err("modify qp", verbs.ErrInvalid,
+			fmt.Sprintf("path MTU %v, the link of %v (%s) carries %v",
+				attr.PathMTU, d.local.Addr(), d.netDev, d.mtu))
+	}
+	if mask&verbs.QPAttrAV != 0 {
+		if err := q.setPath(&attr.AH); err != nil {
+			return err
+		}
+	}
+	if next != verbs.StateReset && next != verbs.StateErr {
+		q.core.Apply(attr, mask)
+	}
+	q.engine.Enter(d.now(), next)
+	if next == verbs.StateReset {
+		q.path = path{}
+	}
+	if next == verbs.StateRTR && q.path.peer.Port() != Port {
+		q.engine.PeerIsOurs()
+	}
+	q.transmit()
+	return nil
+}
+
+// setPath finds the way to the peer.
+func (q *QP) setPath(ah *verbs.AH) error {
+	d := q.dev
+	port := uint16(Port)
+	if d.cfg.Port != 0 {
+		port = d.cfg.Port
+	}
+	peer, _ := addressOf(ah.DGID, port)
+	to, err := d.conn.NewDestination(peer)
+	if err != nil {
+		return q.core.Err("modify qp", verbs.ErrUnreachable, err.Error())
+	}
+	q.path = path{to: to, peer: to.Addr(), out: wire.NewFlow(d.local, to.Addr())}
+	return nil
+}
+
+// PostSend adds requests to the send queue, and sends what may leave.
+func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
+	q.dev.mu.Lock()
+	n, err := 0, q.core.MaySend()
+	if err == nil {
+		for n < len(wrs) {
+			if err = q.core.CheckSend(&wrs[n]); err != nil {
+				break
+			}
+			q.core.SQ.Push(&wrs[n])
+			n++
+		}
+		if n > 0 {
+			q.engine.Posted()
+			q.transmit()
+		}
+	}
+	q.dev.mu.Unlock()
+	return n, err
+}
+
+// PostRecv adds receives to the receive queue.
+func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	q.dev.mu.Lock()
+	n, err := 0, q.core.MayReceive()
+	if err == nil {
+		for n < len(wrs) {
+			if err = q.core.CheckRecv(&wrs[n]); err != nil {
+				break
+			}
+			q.core.RQ.Push(&wrs[n])
+			n++
+		}
+		if n > 0 {
+			q.engine.Posted()
+		}
+	}
+	q.dev.mu.Unlock()
+	return n, err
+}
+
+// Close destroys the queue pair, and removes its completions that were not polled.
+func (q *QP) Close() error {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if q.core.Closed {
+		return q.core.Err("close qp", verbs.ErrClosed, "")
+	}
+	q.core.Closed = true
+	d.counts.Stats.Add(q.engine.Stats())
+	q.engine.Enter(d.now(), verbs.StateReset)
+	d.timers.disarm(&q.timer)
+	d.sender.forget(q)
+	q.core.Destroy()
+	d.qps.Remove(q.core.Num)
+	return nil
+}
+
+// Complete takes a completion of the engine.
+func (q *QP) Complete(c *nic.Completion) {
+	cq := q.core.CQs[c.Dir]
+	switch {
+	case cq.Dead():
+	case cq.Full():
+		q.dev.overrun(cq)
+	default:
+		cq.Add(c)
+	}
+}
+
+// Raise takes an event of the engine.
+func (q *QP) Raise(t verbs.EventType) {
+	q.dev.core.Publish(verbs.Event{Type: t, QPNum: q.core.Num})
+}
+
+// overrun ends a completion queue, which loses this completion and all later ones, and its queue
+// pairs.
+func (d *Device) overrun(c *nic.CQ) {
+	c.Overrun()
+	for _, q := range d.qps.All {
+		if q.core.Uses(c) && q.core.State != verbs.StateErr && q.core.State != verbs.StateReset {
+			q.engine.Fail()
+			q.Raise(verbs.EventQPFatal)
+		}
+	}
+}

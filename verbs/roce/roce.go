@@ -1,0 +1,168 @@
+package roce
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mrand "math/rand/v2"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+	"ibverbx/verbs/roce/internal/udp"
+)
+
+// Port is the UDP port of RoCEv2 (IANA; IBTA annex A17).
+const Port = 4791
+
+// Config says which NICs a provider has. The zero value has one for each address of the host.
+type Config struct {
+	// Addresses are the local addresses, of which each becomes a NIC; nil stands for
+	// [LocalAddresses].
+	Addresses []netip.Addr
+	// Port is the UDP port of all NICs. 0 means 4791, or, on an IPv4 address whose port 4791 is
+	// taken, any free one: such a NIC talks to other ends of this package only (see the package's
+	// documentation). Any other port than 4791 must be the same at both ends where the addresses
+	// are of IPv6.
+	Port uint16
+	// Window is how many bytes a queue pair has under way to another end of this package; 0 means 1
+	// MiB, or what the socket's receive buffer holds if that is less.
+	Window int
+	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
+	Rate float64
+	// TrafficClass is the DSCP and ECN byte of all packets.
+	TrafficClass uint8
+	// DisableGSO and DisableGRO turn off what lets the kernel move packets in bursts.
+	DisableGSO, DisableGRO bool
+}
+
+// Provider is the NICs of this process. It is a verbs.Provider.
+type Provider struct {
+	_       noCopy
+	devices []*Device
+
+	mu     sync.Mutex
+	closed bool
+}
+
+// Open makes the NICs. It needs no privilege.
+func Open(cfg Config) (*Provider, error) {
+	addrs := cfg.Addresses
+	if addrs == nil {
+		var err error
+		if addrs, err = LocalAddresses(); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case len(addrs) == 0:
+		return nil, openError("no address: give an interface of this host an address, or name one in " +
+			"Config.Addresses")
+	case len(addrs) > verbs.MaxDevices:
+		return nil, openError(fmt.Sprintf("%d addresses, at most %d: name some in Config.Addresses",
+			len(addrs),
+			verbs.MaxDevices))
+	case cfg.Window < 0 || cfg.Rate < 0:
+		return nil, openError("Window and Rate cannot be negative")
+	}
+	p := &Provider{}
+	for i, addr := range addrs {
+		d, err := newDevice(verbs.DeviceID(i), addr, &cfg)
+		if err != nil {
+			for _, d := range p.devices {
+				d.close()
+			}
+			return nil, fmt.Errorf("roce: open: %w", err)
+		}
+		p.devices = append(p.devices, d)
+	}
+	return p, nil
+}
+
+func openError(detail string) error {
+	return &verbs.OpError{Op: "roce: open", Err: verbs.ErrInvalid, Detail: detail}
+}
+
+// Name is "roce".
+func (p *Provider) Name() string { return "roce" }
+
+// Devices lists the NICs, in the order of the addresses.
+func (p *Provider) Devices() ([]verbs.Device, error) {
+	list := make([]verbs.Device, len(p.devices))
+	for i, d := range p.devices {
+		list[i] = d
+	}
+	return list, nil
+}
+
+// Device is a NIC by its number.
+func (p *Provider) Device(i int) *Device { return p.devices[i] }
+
+// Close gives the sockets back. It returns verbs.ErrBusy while objects of the NICs are open.
+func (p *Provider) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return &verbs.OpError{Op: "roce: close", Err: verbs.ErrClosed}
+	}
+	var open []string
+	for _, d := range p.devices {
+		d.mu.Lock()
+		if o := d.open; o != (nic.Objects{}) {
+			open = append(open, fmt.Sprintf("%s: %d protection domains, %d memory regions, %d completion "+
+				"queues, "+
+				"%d queue pairs", d.core.Name, o.PDs, o.MRs, o.CQs, o.QPs))
+		}
+		d.mu.Unlock()
+	}
+	if len(open) != 0 {
+		return &verbs.OpError{Op: "roce: close", Err: verbs.ErrBusy, Detail: strings.Join(open, "; ") +
+			" are open"}
+	}
+	p.closed = true
+	var errs []error
+	for _, d := range p.devices {
+		errs = append(errs, d.close())
+	}
+	return errors.Join(errs...)
+}
+
+// LocalAddresses are the addresses of this host that can be NICs, those that other hosts reach
+// first: of interfaces that are up, without link-local ones, IPv4 before IPv6, and loopback ones
+// last.
+func LocalAddresses() ([]netip.Addr, error) {
+	all, err := udp.LocalAddresses()
+	if err != nil {
+		return nil, fmt.Errorf("roce: %w", err)
+	}
+	var list []netip.Addr
+	for _, loopback := range []bool{false, true} {
+		for _, is4 := range []bool{true, false} {
+			for _, a := range all {
+				if a.Up && a.Loopback == loopback && a.Addr.Is4() == is4 && !a.Addr.IsLinkLocalUnicast() {
+					list = append(list, a.Addr)
+				}
+			}
+		}
+	}
+	return list, nil
+}
+
+// draw is a number that nobody guesses.
+func draw() uint32 {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+// newRand makes a generator for what only has to differ.
+func newRand() *mrand.Rand { return mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw()))) }
+
+// noCopy makes go vet complain about copies.
+type noCopy struct{}
+
+func (*noCopy) Lock()   {}
+func (*noCopy) Unlock() {}
