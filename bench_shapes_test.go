@@ -87,7 +87,7 @@ func BenchmarkNullScatter(b *testing.B) {
 // crowd is many virtual queue pairs on one virtual CQ of null devices.
 type crowd struct {
 	cq    *ibverbx.VirtualCQ
-	qps   []*ibverbx.VirtualQP // in random order
+	qps   []*ibverbx.VirtualQP // in the order in which they were made
 	wr    ibverbx.SendWR
 	wcs   []ibverbx.WC
 	bytes float64 // what one virtual queue pair holds
@@ -115,7 +115,6 @@ func newCrowd(tb testing.TB, size int, cfg ibverbx.Config) *crowd {
 		c.qps = append(c.qps, qp)
 	}
 	c.bytes = float64(heapBytes()-before) / float64(size)
-	rand.New(rand.NewPCG(1, 2)).Shuffle(size, func(i, j int) { c.qps[i], c.qps[j] = c.qps[j], c.qps[i] })
 	mr, err := dom.Register(make([]byte, 4096), verbs.AccessAll)
 	check(err)
 	c.wr = ibverbx.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, Local: mr.Slice(0, 8),
@@ -131,35 +130,56 @@ func heapBytes() uint64 {
 	return m.HeapAlloc
 }
 
+func (c *crowd) shuffle() {
+	r := rand.New(rand.NewPCG(1, 2))
+	r.Shuffle(len(c.qps), func(i, j int) { c.qps[i], c.qps[j] = c.qps[j], c.qps[i] })
+}
+
+// round lets 64 virtual queue pairs post one write each, next and those behind it, and polls. It
+// returns whose turn is the next.
+func (c *crowd) round(tb testing.TB, next int) int {
+	for range benchBatch {
+		if _, err := c.qps[next].PostSend(c.wr); err != nil {
+			tb.Fatal(err)
+		}
+		if next++; next == len(c.qps) {
+			next = 0
+		}
+	}
+	for got := 0; got < benchBatch; {
+		n, err := c.cq.Poll(c.wcs)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		got += n
+	}
+	return next
+}
+
 // BenchmarkNullCrowd has many virtual queue pairs of four queue pairs each, all busy, on one CQ: in
-// turn, each posts one write, and the CQ is polled after every 64. KB/qp is the memory that a
-// virtual queue pair holds, what the null provider holds for it included.
+// turn, each posts one write, and the CQ is polled after every 64. The turn goes in the order in
+// which they were made or in a random one. KB/qp is the memory that a virtual queue pair holds,
+// what the null provider holds for it included.
 func BenchmarkNullCrowd(b *testing.B) {
 	for _, size := range []int{1, 64, 1024, 4096} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			c := newCrowd(b, size, ibverbx.Config{MaxMsgCntPerQP: 64, Credits: 64})
-			next := 0
-			b.ReportAllocs()
-			for b.Loop() {
-				for range benchBatch {
-					if _, err := c.qps[next].PostSend(c.wr); err != nil {
-						b.Fatal(err)
-					}
-					if next++; next == size {
-						next = 0
-					}
+		for _, order := range []string{"sequential", "random"} {
+			b.Run(fmt.Sprintf("%d/%s", size, order), func(b *testing.B) {
+				c := newCrowd(b, size, ibverbx.Config{MaxMsgCntPerQP: 64, Credits: 64})
+				if order == "random" {
+					c.shuffle()
 				}
-				for got := 0; got < benchBatch; {
-					n, err := c.cq.Poll(c.wcs)
-					if err != nil {
-						b.Fatal(err)
-					}
-					got += n
+				next := 0
+				for range 2 * size / benchBatch {
+					next = c.round(b, next)
 				}
-			}
-			perRequest(b, 1)
-			b.ReportMetric(c.bytes/1000, "KB/qp")
-		})
+				b.ReportAllocs()
+				for b.Loop() {
+					next = c.round(b, next)
+				}
+				perRequest(b, 1)
+				b.ReportMetric(c.bytes/1000, "KB/qp")
+			})
+		}
 	}
 }
 

@@ -170,15 +170,15 @@ func perRequest(b *testing.B, frags uint64) {
 	}
 }
 
-// BenchmarkNullRaw is the null provider itself, the floor under BenchmarkNull.
-func BenchmarkNullRaw(b *testing.B) {
+// newNullRaw is a queue pair of the null provider in RTS, its completion queue, and a batch.
+func newNullRaw(tb testing.TB) (verbs.QP, verbs.CQ, []verbs.SendWR) {
+	tb.Helper()
 	dev := verbstest.NewNull(1).Device(0)
 	pd, _ := dev.AllocPD()
 	cq, _ := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
-	var qp verbs.QP
 	qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
 	for _, step := range []struct {
 		attr verbs.QPAttr
@@ -193,24 +193,38 @@ func BenchmarkNullRaw(b *testing.B) {
 			verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
 	} {
 		if err := qp.Modify(&step.attr, step.mask); err != nil {
-			b.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
-	wrs, wcs := make([]verbs.SendWR, benchBatch), make([]verbs.WC, benchBatch)
+	wrs := make([]verbs.SendWR, benchBatch)
 	sge := make([]verbs.SGE, benchBatch)
 	for i := range wrs {
 		wrs[i] = verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: sge[i : i+1]}
 	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := qp.PostSend(wrs); err != nil {
-			b.Fatal(err)
-		}
-		if n, err := cq.Poll(wcs); n != len(wcs) {
-			b.Fatal(n, err)
-		}
+	return qp, cq, wrs
+}
+
+// BenchmarkNullRaw is the null provider itself, the floor under BenchmarkNull: 64 requests in one
+// call, or in a call each.
+func BenchmarkNullRaw(b *testing.B) {
+	for _, posted := range []int{benchBatch, 1} {
+		b.Run(fmt.Sprintf("posted%d", posted), func(b *testing.B) {
+			qp, cq, wrs := newNullRaw(b)
+			wcs := make([]verbs.WC, benchBatch)
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := 0; i < len(wrs); i += posted {
+					if _, err := qp.PostSend(wrs[i : i+posted]); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if n, err := cq.Poll(wcs); n != len(wcs) {
+					b.Fatal(n, err)
+				}
+			}
+			perRequest(b, 1)
+		})
 	}
-	perRequest(b, 1)
 }
 
 // TestHotPathAllocatesNothing: post and poll are free of allocation in every mode once warm.
