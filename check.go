@@ -121,12 +121,30 @@ func (s *railSet) checkPieces(i int, wr *SendWR, need uint64) (uint64, error) {
 		return 0, refuseSend(i, wr, verbs.ErrInvalid, "both Local and SGL are set: use one")
 	}
 	var n uint64
+	var k *Keys
 	for j := range wr.SGL {
 		p := &wr.SGL[j]
-		if k := p.Keys; k == nil || need&^k.have != 0 || !k.covers(p.Addr, p.Length) {
-			if err := s.checkSegment(i, wr, *p, need); err != nil {
-				return 0, err
+		if k != p.Keys || k == nil {
+			if k = p.Keys; k == nil || need&^k.have != 0 {
+				return s.checkOddPieces(i, wr, need)
 			}
+		}
+		sum := n + p.Length
+		if sum < n || !k.covers(p.Addr, p.Length) {
+			return s.checkOddPieces(i, wr, need)
+		}
+		n = sum
+	}
+	return n, nil
+}
+
+// checkOddPieces is what checkPieces does with a list of which not every piece is one of registered
+// memory: pieces of no bytes without keys pass, for the others it says what is wrong. It is apart
+// because a loop that calls nothing keeps all in registers (8 pieces: 10 ns).
+func (s *railSet) checkOddPieces(i int, wr *SendWR, need uint64) (n uint64, err error) {
+	for _, p := range wr.SGL {
+		if err := s.checkSegment(i, wr, p, need); err != nil {
+			return 0, err
 		}
 		if n+p.Length < n {
 			return 0, refuseSend(i, wr, ErrLength, "the pieces together are longer than the address space")

@@ -1,8 +1,6 @@
 package ibverbx
 
 import (
-	"math"
-
 	"ibverbx/verbs"
 )
 
@@ -190,30 +188,12 @@ func (r *sendReq) gather(rl *rail, wr *verbs.SendWR, size uint64) uint64 {
 		return size
 	}
 	sgl := rl.batch.list(rl.maxSGE)
-	count, got := 0, uint64(0)
-	if size == r.length && len(x.pieces) <= len(sgl) {
+	if size == r.length && len(x.list.pieces) <= len(sgl) {
 		// The usual case is the whole list (4 pieces: 5 % of the request).
-		for i := range x.pieces {
-			if p := &x.pieces[i]; p.Length != 0 {
-				sgl[count] = verbs.SGE{Addr: p.Addr, Length: uint32(p.Length), LKey: p.Keys.at(rl.device)}
-				count++
-			}
-		}
-		rl.batch.setSGL(wr, count)
+		rl.batch.setSGL(wr, x.list.all(sgl, r.localKeys, rl.device))
 		return size
 	}
-	for got < size && count < len(sgl) {
-		p := &x.pieces[x.piece]
-		n := min(size-got, p.Length-x.pieceOff, math.MaxUint32)
-		if n != 0 {
-			sgl[count] = verbs.SGE{Addr: p.Addr + x.pieceOff, Length: uint32(n), LKey: p.Keys.at(rl.device)}
-			count++
-			got += n
-		}
-		if x.pieceOff += n; x.pieceOff == p.Length {
-			x.piece, x.pieceOff = x.piece+1, 0
-		}
-	}
+	count, got := x.list.take(sgl, r.localKeys, rl.device, size)
 	rl.batch.setSGL(wr, count)
 	return got
 }

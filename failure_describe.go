@@ -62,16 +62,21 @@ func describeForwardedRecv(wr *RecvWR, err error) *FailedError {
 // setPieces gives a failure the range of a scatter list.
 func (f *FailedError) setPieces(pieces []Segment) {
 	for _, s := range pieces {
-		if s.Length == 0 {
-			continue
-		}
-		if f.Length == 0 {
-			f.LocalAddr = s.Addr
-		} else {
-			f.Scattered = true
-		}
-		f.Length += s.Length
+		f.addPiece(s.Addr, s.Length)
 	}
+}
+
+// addPiece adds a piece of local memory to what a failure concerns.
+func (f *FailedError) addPiece(addr, length uint64) {
+	switch {
+	case length == 0:
+		return
+	case f.Length == 0:
+		f.LocalAddr = addr
+	default:
+		f.Scattered = true
+	}
+	f.Length += length
 }
 
 // describe says what of the live request r a physical work request was, from its work-request
@@ -115,7 +120,9 @@ func (r *sendReq) wholeRange(f *FailedError) {
 	case r.inline:
 		f.Length = r.length
 	case r.scattered:
-		f.setPieces(r.ext.pieces)
+		for _, p := range r.ext.list.pieces {
+			f.addPiece(p.addr, p.length)
+		}
 	default:
 		f.LocalAddr, f.Length = r.localAddr, r.length
 	}
@@ -184,7 +191,7 @@ func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 			f.LocalAddr = r.localAddr + offset
 		}
 		return
-	case same || len(r.ext.pieces) <= width:
+	case same || len(r.ext.list.pieces) <= width:
 		f.Fragments = r.cut(limit, width, f)
 		if f.Fragment >= 0 && f.Fragment < f.Fragments {
 			return
@@ -205,12 +212,12 @@ func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 // returns how many fragments there are.
 func (r *sendReq) cut(limit uint64, width int, f *FailedError) (fragments int) {
 	offset, size, start, used := uint64(0), uint64(0), uint64(0), 0
-	for _, p := range r.ext.pieces {
-		for off := uint64(0); off < p.Length; {
+	for _, p := range r.ext.list.pieces {
+		for off := uint64(0); off < p.length; {
 			if used == 0 {
-				start = p.Addr + off
+				start = p.addr + off
 			}
-			n := min(limit-size, p.Length-off)
+			n := min(limit-size, p.length-off)
 			off, size, used = off+n, size+n, used+1
 			if size != limit && used != width && offset+size != r.length {
 				continue

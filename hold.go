@@ -4,33 +4,71 @@ import (
 	"ibverbx/verbs"
 )
 
-// holder gathers consecutive holds on one region, so that a batch costs two atomic operations and
-// not one a request.
-type holder struct {
+// counted is a number of holds on a region that are still to be taken, or to be given back, in one
+// step.
+type counted struct {
 	mr *MR
-	n  int64 // holds to take, beyond the one taken to see that the region is open
+	n  int64
+}
+
+// holder gathers the holds of a call on the region named last, so that a batch costs two atomic
+// operations and not one a request. For scatter lists it remembers two: a message is often a header
+// in one region and a payload in another.
+type holder struct {
+	// What is to be taken of each, beyond the one hold that was taken to see that it is open.
+	last, other counted
 }
 
 // take holds mr once more; it reports false when the region is closed.
 func (h *holder) take(mr *MR) bool {
-	if mr == h.mr {
-		h.n++
+	if mr == h.last.mr {
+		h.last.n++
 		return true
 	}
 	if !mr.hold(1) {
 		return false
 	}
-	h.settle()
-	h.mr = mr
+	h.last.take()
+	h.last.mr = mr
 	return true
 }
 
-// settle takes the holds that were only counted. The region cannot have been closed meanwhile: one
-// is taken.
+// takeRun is take for a run of pieces of a list.
+func (h *holder) takeRun(mr *MR) bool {
+	switch {
+	case mr == h.last.mr:
+		h.last.n++
+	case mr == h.other.mr:
+		h.other.n++
+	case !mr.hold(1):
+		return false
+	default:
+		h.other.take()
+		h.other, h.last = h.last, counted{mr: mr}
+	}
+	return true
+}
+
+// settle takes the holds that were only counted. The regions cannot have been closed meanwhile: one
+// hold on each is taken.
 func (h *holder) settle() {
-	if h.n != 0 {
-		h.mr.holds.Add(h.n)
-		h.n = 0
+	h.last.take()
+	h.other.take()
+}
+
+// take takes the holds that were only counted.
+func (c *counted) take() {
+	if c.n != 0 {
+		c.mr.holds.Add(c.n)
+		c.n = 0
+	}
+}
+
+// giveBack gives back the holds that were only counted.
+func (c *counted) giveBack() {
+	if c.n != 0 {
+		c.mr.unhold(c.n)
+		c.n = 0
 	}
 }
 
@@ -62,7 +100,7 @@ func (h *holder) holdPieces(pieces []Segment) (closed int) {
 			continue
 		}
 		last = k
-		if k != nil && k.mr != nil && !h.take(k.mr) {
+		if k != nil && k.mr != nil && !h.takeRun(k.mr) {
 			h.drop(pieces[:i])
 			return i
 		}
@@ -74,7 +112,7 @@ func (h *holder) holdPieces(pieces []Segment) (closed int) {
 // is held must never be seen.
 func (h *holder) drop(pieces []Segment) {
 	h.settle()
-	h.mr = nil
+	*h = holder{}
 	out := sink{}
 	out.releasePieces(pieces)
 	out.settle()

@@ -8,10 +8,10 @@ import (
 	"ibverbx/verbs/verbstest"
 )
 
-// holding is a virtual queue pair over four null queue pairs, with two regions.
+// holding is a virtual queue pair over four null queue pairs, with three regions.
 type holding struct {
 	*VirtualQP
-	a, b *MR
+	a, b, c *MR
 }
 
 func newHolding(t *testing.T) *holding {
@@ -28,7 +28,7 @@ func newHolding(t *testing.T) *holding {
 		t.Fatal(err)
 	}
 	h := &holding{VirtualQP: q}
-	for _, mr := range []**MR{&h.a, &h.b} {
+	for _, mr := range []**MR{&h.a, &h.b, &h.c} {
 		if *mr, err = q.Domain().Register(make([]byte, 4096), verbs.AccessAll); err != nil {
 			t.Fatal(err)
 		}
@@ -117,32 +117,65 @@ func TestRefusedListGivesItsHoldsBack(t *testing.T) {
 }
 
 // The holds of a call on one region are taken in two steps, however many requests and pieces name
-// it: one that sees that it is open, one for all others.
+// it: one that sees that it is open, one for all others. Lists may alternate between two regions.
 func TestHoldsOfARunAreTakenInTwoSteps(t *testing.T) {
 	h := newHolding(t)
-	a, b := h.a, h.b
+	a, b, c := h.a, h.b, h.c
 	held := holder{}
-	for i := range 3 {
-		wr := h.write(a, a, a)
-		if err := held.holdSend(i, &wr); err != nil {
+	hold := func(regions ...*MR) {
+		t.Helper()
+		wr := h.write(regions...)
+		if err := held.holdSend(0, &wr); err != nil {
 			t.Fatal(err)
 		}
-		h.expect(t, "first run", 1, 0)
 	}
-	wr := h.write(b)
-	if err := held.holdSend(3, &wr); err != nil {
-		t.Fatal(err)
+	for range 3 {
+		hold(a, a, a)
+		h.expect(t, "first region", 1, 0)
 	}
-	h.expect(t, "second run", 3, 1)
+	for range 3 {
+		hold(b, a)
+		h.expect(t, "two regions in turn", 1, 1)
+	}
+	hold(c, b, c)
+	h.expect(t, "third region", 6, 1)
 	held.settle()
-	h.expect(t, "settled", 3, 1)
+	h.expect(t, "settled", 6, 4)
+	if got := c.holds.Load(); got != 2 {
+		t.Errorf("the third region is held %d times, want 2", got)
+	}
 	out := h.CQ().sink(nil)
 	for range 3 {
 		out.releasePieces(list(a, a))
+		out.releasePieces(list(b, a))
 	}
-	h.expect(t, "released", 3, 1)
-	out.releasePieces(list(b))
-	h.expect(t, "next run released", 0, 1)
+	h.expect(t, "released", 6, 4)
+	out.releasePieces(list(c, b, c))
+	h.expect(t, "third region released", 0, 4)
 	out.settle()
 	h.expect(t, "settled", 0, 0)
+	if got := c.holds.Load(); got != 0 {
+		t.Errorf("the third region is held %d times, want 0", got)
+	}
+}
+
+// The step that a single piece of another region costs takes nothing away from the region before
+// the last one, which lists remember.
+func TestHoldsOfListsAndSinglePiecesMix(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	single := h.write(b)
+	single.Local, single.SGL = single.SGL[0], nil
+	wrs := []SendWR{h.write(a, b), h.write(h.c), single, h.write(b, a), single, h.write(a, b, a)}
+	if n, err := h.PostSend(wrs...); n != len(wrs) || err != nil {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 4, 5)
+	for done := 0; done < len(wrs); {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, 0)
+	if err := errors.Join(a.Close(), b.Close(), h.c.Close()); err != nil {
+		t.Error(err)
+	}
 }

@@ -91,8 +91,8 @@ type sendReq struct {
 	final      finalState
 	fence      bool
 	solicited  bool
-	scattered  bool  // ext.pieces holds the memory
-	inline     bool  // ext.inline holds the payload
+	scattered  bool  // ext.list is the memory
+	inline     bool  // ext.inline is the payload
 	markers    uint8 // DQPLB: handed to the rails so far, at most one on each
 	immDue     bool  // DQPLB: the user's immediate must follow,
 	immRail    uint8 // on this rail
@@ -100,9 +100,7 @@ type sendReq struct {
 
 // sendExt holds what few requests need: copies that outlive the post, and operands.
 type sendExt struct {
-	pieces     []Segment
-	piece      int    // where fragmentation stands: index,
-	pieceOff   uint64 // and offset in it
+	list       pieceList
 	markersAt  uint32 // DQPLB: fragments ahead of the markers
 	inline     []byte
 	compareAdd uint64
@@ -243,18 +241,13 @@ func (r *sendReq) enqueueExt(wr *SendWR) {
 		r.ext = &sendExt{}
 	}
 	x := r.ext
-	x.piece, x.pieceOff = 0, 0
 	x.compareAdd, x.swap = wr.CompareAdd, wr.Swap
 	if r.inline {
 		x.inline = append(x.inline[:0], wr.Inline...)
 		r.localKeys = nil
 	}
 	if r.scattered {
-		x.pieces = x.pieces[:0] // one by one: the runtime's bulk copy costs more for a few
-		for i := range wr.SGL { //nolint:staticcheck // S1011: see above
-			x.pieces = append(x.pieces, wr.SGL[i])
-		}
-		r.localKeys = nil
+		r.localKeys = x.list.set(wr.SGL)
 	}
 }
 

@@ -10,8 +10,8 @@ type sink struct {
 	dst   []WC
 	n     int            // completions in dst
 	ready *ring.FIFO[WC] // takes what dst has no room for
-	mr    *MR            // region whose holds are gathered, to give them back in one step
-	held  int64
+	// The two regions named last, and the holds on them that are to be given back: as in holder.
+	last, other counted
 }
 
 // slot is where the next completion to report goes. Its fields are as their last user left them.
@@ -33,17 +33,39 @@ func (s *sink) release(r *sendReq) {
 	if k := r.localKeys; k != nil && k.mr != nil {
 		s.releaseOne(k.mr)
 	} else if r.scattered {
-		s.releasePieces(r.ext.pieces)
+		s.releaseRuns(r.ext.list.runs)
 	}
 }
 
 // releaseOne gives back one hold.
 func (s *sink) releaseOne(mr *MR) {
-	if mr != s.mr {
-		s.settle()
-		s.mr = mr
+	if mr != s.last.mr {
+		s.last.giveBack()
+		s.last.mr = mr
 	}
-	s.held++
+	s.last.n++
+}
+
+// releaseRun gives back the hold on a run of pieces of a list.
+func (s *sink) releaseRun(mr *MR) {
+	switch mr {
+	case s.last.mr:
+		s.last.n++
+	case s.other.mr:
+		s.other.n++
+	default:
+		s.other.giveBack()
+		s.other, s.last = s.last, counted{mr: mr, n: 1}
+	}
+}
+
+// releaseRuns gives back what holder.holdPieces took for a list that was copied.
+func (s *sink) releaseRuns(runs []keyRun) {
+	for i := range runs {
+		if mr := runs[i].keys.mr; mr != nil {
+			s.releaseRun(mr)
+		}
+	}
 }
 
 // releasePieces gives back what holder.holdPieces took.
@@ -56,15 +78,13 @@ func (s *sink) releasePieces(pieces []Segment) {
 		}
 		last = k
 		if k != nil && k.mr != nil {
-			s.releaseOne(k.mr)
+			s.releaseRun(k.mr)
 		}
 	}
 }
 
 // settle gives back the holds that were only counted.
 func (s *sink) settle() {
-	if s.held != 0 {
-		s.mr.unhold(s.held)
-		s.held = 0
-	}
+	s.last.giveBack()
+	s.other.giveBack()
 }

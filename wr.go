@@ -26,10 +26,14 @@ type SendWR struct {
 	// SGL names several pieces of memory in place of Local. It is copied during the post. One work
 	// request takes [Config.MaxSGE] pieces, 4 by default. Over several queue pairs a longer list is
 	// cut into more fragments; SENDs are not cut, and nothing is on a single queue pair, so there
-	// it is refused. In this library a list of one piece costs a tenth more than Local, and each
-	// further piece a tenth of a request, or up to three tenths where the region changes from one
-	// piece to the next. NICs fetch each piece by itself: what is short and lies apart may be
-	// cheaper copied together, as Inline.
+	// it is refused. NICs fetch each piece by itself: what is short and lies apart may be cheaper
+	// copied together, as Inline.
+	//
+	// In this library a list of one piece costs a seventh more than Local, a second piece a quarter
+	// of a request, since the list is copied from then on, and each further one a sixteenth: it is
+	// checked against its region, copied, and written down as the NIC names it. Where the region
+	// changes from one piece to the next it is a fifth, because a region is held once for each run
+	// of its pieces; up to two regions in turn cost no atomic step but the first.
 	SGL []Segment
 	// Inline is the payload itself when Flags has [verbs.SendInline], in place of Local and SGL. It
 	// needs no registration and is the caller's again when the post returns.
