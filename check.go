@@ -198,7 +198,7 @@ func (s *railSet) checkOrder(i int, wr *SendWR, n uint64) error {
 	return nil
 }
 
-// checkRemote says what is wrong with the peer's memory. Something is: the caller has seen that.
+// checkRemote says what is wrong with the peer's memory. The caller has found that something is.
 func (s *railSet) checkRemote(i int, wr *SendWR, n uint64) error {
 	m := wr.Remote
 	if m.Keys == nil {

@@ -4,8 +4,8 @@ import "ibverbx/verbs"
 
 // process handles one physical completion of a rail among several. Which request it belongs to is
 // read from its work-request id alone: of a failed completion nothing else is defined, the opcode
-// least of all. A completion that fits nothing is counted as stale and dropped: it belongs to an
-// earlier connection or an earlier owner of the queue pair's number, or is invented.
+// included. A completion that fits nothing is counted as stale and dropped: it belongs to an
+// earlier connection or an earlier owner of the queue pair's number, or is spurious.
 func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 	if wridRail(wc.ID) != rl.index() {
 		q.stale++

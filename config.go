@@ -30,7 +30,7 @@ const (
 	//
 	// A receiver whose posted receives all wait for notifications does not learn that the first
 	// data queue pair has failed under it, until that is used again: SENDs travel there, and would
-	// eat a receive that is kept to notice.
+	// consume a receive that is kept to detect it.
 	Spray
 )
 
@@ -115,14 +115,14 @@ type Config struct {
 	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
 	// there.
 	FirstNumber uint32
-	// Linger is how long requests that were posted before one that failed may go on to their own
-	// end; then they are flushed, too. What holds them up may be a receive that the peer will never
-	// post, because it has failed as well. 0 means a second; negative means not at all.
+	// Linger is how long requests that were posted before one that failed may run on; then they are
+	// flushed, too. What holds them up may be a receive that the peer will never post, because it
+	// has failed as well. 0 means a second; negative means not at all.
 	Linger time.Duration
 	// Clock is the time by which Linger is measured, and by which [VirtualQP.Drain] of a single
 	// queue pair gives up on completions; nil means [time.Now]. A simulation gives a clock of its
-	// own, so that a run depends on nothing but its seed. Waiting is not its matter: the calls that
-	// sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and Reset) do so by the wall clock.
+	// own, so that a run depends on nothing but its seed. It does not govern sleeping: the calls
+	// that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and Reset) do so by the wall clock.
 	Clock func() time.Time
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
@@ -146,9 +146,9 @@ type ConnConfig struct {
 	// Port is the local port on every device; 0 means the device's own default,
 	// [verbs.Device.DefaultPort].
 	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks by
-	// itself: RoCE v2 before anything else, of these a routable address before a link-local one,
-	// and IPv4 before IPv6.
+	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks
+	// automatically: RoCE v2 before anything else, of these a routable address before a link-local
+	// one, and IPv4 before IPv6.
 	GIDIndex int
 	// MTU is the path MTU; 0 means the smaller of the two ends' active MTUs.
 	MTU verbs.MTU
@@ -254,8 +254,8 @@ func attr(v uint8) uint8 {
 }
 
 // Validate says what is wrong with the configuration, as [Domain.NewQP] does over so many devices:
-// an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: what these
-// cannot do shows in NewQP.
+// an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: NewQP refuses
+// what these cannot do.
 func (c Config) Validate(devices int) error {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {

@@ -184,7 +184,7 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	}
 	// The original posts its credits with the first receive for a notification, and has its SENDs
 	// and receives with memory on data rail 0 too: which of the two a message meets there is up to
-	// the programs, and credits that came first would be eaten by SENDs.
+	// the programs, and SENDs would consume credits that came first.
 	rails.assignSends(q.cfg.Scheme, peer.isPlain())
 	q.recv.creditsWait = peer.isPlain() && !q.recv.live(q.recv.win.Head, false)
 	first := uint32(0)
@@ -262,7 +262,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	return nil
 }
 
-// checkPlainPeer says why this end, in DQPLB, cannot do as a plain peer does.
+// checkPlainPeer says why this end, in DQPLB, cannot follow the rules of a plain peer.
 func (q *VirtualQP) checkPlainPeer() error {
 	const rule = "the peer's card names no scheme and no credits, so it has SENDs on queue pair 0"
 	switch {

@@ -12,7 +12,7 @@ import (
 // cqOwners knows which virtual CQ owns a physical CQ: two that polled the same one would take each
 // other's completions. It is keyed by the address of the physical CQ and keeps neither alive: while
 // the owner lives, so does its physical CQ, and nothing else has that address; an entry of an owner
-// that was abandoned without Close says nothing any more.
+// that was abandoned without Close is void.
 //
 //nolint:gochecknoglobals // virtual CQs know nothing of each other
 var cqOwners = struct {

@@ -10,8 +10,8 @@ import (
 
 // Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
 // fit waits for the next call. It neither blocks nor allocates. An error concerns a physical CQ
-// that has died; it is reported once, the virtual queue pairs on it fail, and completions come
-// along all the same. After Close it delivers what was left and then [ErrClosed].
+// that has died; it is reported once, the virtual queue pairs on it fail, and completions are
+// delivered all the same. After Close it delivers what was left and then [ErrClosed].
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.enter()
 	n, err = c.poll(dst, -1)
@@ -20,8 +20,8 @@ func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 }
 
 // PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
-// another. Completions of other devices that were collected earlier come along. A device of which
-// the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
+// another. Completions of other devices that were collected earlier are delivered too. A device of
+// which the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
 func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
 	c.enter()
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {

@@ -17,7 +17,7 @@ var errNoChannel = fmt.Errorf("%w: the physical CQs were created without a commo
 const retryInterval = time.Millisecond
 
 // Wait blocks until there are completions to poll, or until ctx ends; it then returns ctx's error.
-// It burns no core.
+// It uses no processor while it sleeps.
 func (c *VirtualCQ) Wait(ctx context.Context) error {
 	c.enter()
 	err := c.wait(ctx)
@@ -102,7 +102,7 @@ func (c *VirtualCQ) Events() <-chan struct{} {
 	return c.channel.Events()
 }
 
-// arm arms the physical CQs that live; op says for what, in the error.
+// arm arms the physical CQs that have not died; op names the call in the error.
 func (c *VirtualCQ) arm(op string, solicitedOnly bool) error {
 	alive := 0
 	for i := range c.cqs {
@@ -139,7 +139,7 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 }
 
 // pollInterval is how often Drain polls where there is nothing to sleep on: well above what a poll
-// costs, well below what anybody who drains would notice.
+// costs, and short beside what a drain takes.
 const pollInterval = 100 * time.Microsecond
 
 // sleepOrPoll waits until there may be something new to poll, or until ctx ends: for an event where

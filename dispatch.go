@@ -79,8 +79,8 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	return true
 }
 
-// dispatchEvery hands out one fragment to each data rail. Round robin would not do: it passes over
-// a rail that is full.
+// dispatchEvery hands out one fragment to each data rail. Round robin is not used: it skips a rail
+// that is full.
 func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 	for int(r.fragments) < len(s.rails.data) {
 		rl := s.rails.data[r.fragments]
@@ -271,8 +271,8 @@ func (s *sender) fillMessage(rl *rail, r *sendReq, wr *verbs.SendWR) {
 }
 
 // lendBatch gives a rail that has nothing staged a batch, and lists it as one that has something to
-// post. Looking at every rail instead would cost a cache miss each, which a program with a hundred
-// virtual queue pairs feels.
+// post. Looking at every rail instead would cost a cache miss each, which counts with a hundred
+// virtual queue pairs.
 //
 //go:noinline
 func (s *sender) lendBatch(rl *rail) {

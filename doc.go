@@ -34,8 +34,8 @@
 //     overrun.
 //
 // With a single queue pair requests pass straight through, with the NIC's own limits and no
-// tracking. What the NIC drops is lost there: successful unsignaled requests, and what a CQ that
-// has died or a NIC that has vanished took along.
+// tracking. What the NIC does not report is lost there: successful unsignaled requests, and what
+// was outstanding on a CQ that has died or a NIC that has vanished.
 //
 // # A program
 //
@@ -91,9 +91,9 @@
 // # How it ends
 //
 // [VirtualQP.Close] ends it at once: what is outstanding is reported as flushed. [VirtualQP.Drain]
-// lets every accepted send come to its own end first, and [VirtualQP.Shutdown] is Close with that
-// much patience as a context has. After a failure, which [FailedError] puts in one line with what
-// to check, [VirtualQP.Reset] and Connect bring the service back.
+// lets every accepted send run to completion first, and [VirtualQP.Shutdown] drains for as long as
+// a context allows and then closes. After a failure, which [FailedError] describes in one line with
+// what to check, [VirtualQP.Reset] and Connect restore service.
 //
 // # What it costs
 //

@@ -8,12 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// Drain ends the service of a virtual queue pair in good order. From the call on posts are refused
-// with [ErrDraining]. Every send that was accepted comes to its own end, and what the peer sends
-// meanwhile still finds its receive; when the last send has ended, the queue pairs go to ERR, and
-// receives that nothing has matched are flushed. Drain returns nil when everything that was ever
-// accepted has its completion, to be polled from the virtual CQ in order: Drain takes none away.
-// Then [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
+// Drain ends the service of a virtual queue pair in order. From the call on posts are refused with
+// [ErrDraining]. Every send that was accepted runs to completion, and what the peer sends meanwhile
+// still finds its receive; when the last send has ended, the queue pairs go to ERR, and receives
+// that nothing has matched are flushed. Drain returns nil when everything that was ever accepted
+// has its completion, to be polled from the virtual CQ in order: Drain takes none away. Then
+// [VirtualQP.Reset] and Connect, or [VirtualQP.Close].
 //
 // [VirtualQP.State] is SQD while sends are awaited and ERR from the flush on; [VirtualQP.Err] stays
 // nil unless something failed. When something did, before or during the drain, Drain completes
@@ -37,13 +37,14 @@ import (
 // There Drain posts a write of no bytes behind them and waits for that, since a queue completes in
 // order. The peer's queue pair must allow remote writes for it, and the queue must have a slot for
 // it: one that is full of unsignaled requests never has, since their slots are given back with the
-// next signaled one. A write that fails, or that the NIC refuses permanently, is a failure as
-// any other: nobody knows then whether the sends before it have ended well.
+// next signaled one. A write that fails, or that the NIC refuses permanently, is a failure like any
+// other: it is not known then whether the sends before it have succeeded.
 //
-// In ERR one more request on either queue shows when everything was flushed. Where that cannot be
-// had, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
+// In ERR one more request on either queue shows when everything was flushed. Where that is not
+// possible, because the NIC refuses it or the queue is full of unsignaled requests, Drain takes the
 // queue pair to RESET when no flushed request has come for 10 ms, or destroys it if that is
-// refused, too: then it holds nothing for sure. What had not been reported by then never is.
+// refused, too: then it certainly holds nothing. What had not been reported by then is never
+// reported.
 func (q *VirtualQP) Drain(ctx context.Context) error {
 	q.enter()
 	err := q.drainWithin(ctx)
@@ -52,7 +53,7 @@ func (q *VirtualQP) Drain(ctx context.Context) error {
 }
 
 // Shutdown drains the virtual queue pair for as long as ctx allows, and then closes it in any case:
-// Close with a deadline. It returns nil when everything came to its own end, and nothing failed;
+// Close with a deadline. It returns nil when everything ran to completion, and nothing failed;
 // otherwise the errors of [VirtualQP.Drain] and [VirtualQP.Close], joined. With a ctx that has
 // ended it is little more than Close. What it completes can be polled from the virtual CQ, even
 // after that is closed. Like Drain it polls, and is not for programs that call
@@ -97,7 +98,7 @@ func (q *VirtualQP) drainWithin(ctx context.Context) error {
 	}
 }
 
-// undrained is the error of a Drain that its context has ended.
+// undrained is the error of a Drain whose context has ended.
 func (q *VirtualQP) undrained(cause error) error {
 	what := fmt.Sprintf("sends still outstanding: %d", q.send.win.Len())
 	switch {
@@ -135,7 +136,7 @@ func (q *VirtualQP) drainStep() bool {
 	return l.phase == drainDone
 }
 
-// finishSends reports whether every send has its completion; a single queue pair is asked.
+// finishSends reports whether every send has its completion. A single queue pair must be probed.
 func (q *VirtualQP) finishSends() bool {
 	if q.pass != nil {
 		return q.pass.finishSends()
@@ -150,8 +151,8 @@ func (q *VirtualQP) finishRecvs() bool {
 		return q.pass.finishRecvs()
 	}
 	if q.line.err == nil && !q.line.dead {
-		// Messages that have arrived are on their way through the CQs; whatever waits for one may
-		// still get it from there.
+		// Messages that have arrived may still be in the CQs, and complete the receives that wait
+		// for them.
 		for _, rl := range q.send.rails.all {
 			if rl.recvs != 0 {
 				return false

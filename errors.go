@@ -17,7 +17,7 @@ var (
 	// why; reset or close.
 	ErrFailed = errors.New("virtual queue pair failed")
 	// ErrDraining: [VirtualQP.Drain] or [VirtualQP.Shutdown] was called. [VirtualQP.Reset] and
-	// Connect bring service back.
+	// Connect restore service.
 	ErrDraining = errors.New("draining")
 	// ErrNotConnected: the virtual queue pair is not in state RTS (for receives: not in INIT or
 	// later).

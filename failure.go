@@ -109,7 +109,7 @@ func (q *VirtualQP) linger(out *sink) {
 	case q.line.lingered(q.cfg.Linger):
 		q.stopFrom(q.send.win.Head)
 	default:
-		q.cq.touch(q) // there may be no completion that leads here again
+		q.cq.touch(q) // perhaps no completion comes that leads here again
 		return
 	}
 	q.kill()
@@ -153,8 +153,8 @@ func (q *VirtualQP) recvUnsuccessful(rl *rail, wc *verbs.WC, f *FailedError) {
 
 // recvFlushed handles a flushed completion of the receive direction: the queue pair under it is in
 // ERR, and this is a consequence. While a send of the same queue pair is outstanding, or was the
-// first error, the send tells the cause, and earlier requests on the other rails may still come to
-// their own end.
+// first error, the send reports the cause, and earlier requests on the other rails may still run to
+// completion.
 func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 	switch {
 	case q.line.err != nil:
@@ -166,7 +166,7 @@ func (q *VirtualQP) recvFlushed(rl *rail, f *FailedError) {
 }
 
 // judgeSuspect ends the virtual queue pair when the sends of a rail whose receives were flushed
-// have all succeeded: then nothing else will tell that its queue pair is in ERR.
+// have all succeeded: then nothing else will report that its queue pair is in ERR.
 func (q *VirtualQP) judgeSuspect() {
 	if rl := q.line.suspect; rl.inUse == 0 && q.line.err == nil {
 		q.recvFailed(rl, recvDirection(PartUnknown, verbs.StatusWRFlushErr))

@@ -79,8 +79,8 @@ func (f *FailedError) addPiece(addr, length uint64) {
 	f.Length += length
 }
 
-// describe says what of the live request r a physical work request was, from its work-request
-// id and from what the slot knows: nothing is kept for it while all goes well.
+// describe says which part of the live request r a physical work request was, from its work-request
+// id and from what the slot knows. Nothing is recorded for it before a failure.
 func (s *sender) describe(r *sendReq, id uint64, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
@@ -131,9 +131,9 @@ func (r *sendReq) wholeRange(f *FailedError) {
 	}
 }
 
-// sequence is where a number that request r was given, and that is on the way, stands among its
-// numbers. A request may be given more than there are; those on the way are within a window of the
-// newest, so there is no doubt which of them it is.
+// sequence is the index of a number among those that request r was given; the number must be on the
+// way. A request may be given more numbers than there are values; those on the way are within a
+// window of the newest, so the index is unique.
 func (r *sendReq) sequence(num uint32) uint64 {
 	newest := uint64(r.fragments) + uint64(r.markers) - 1
 	d := uint64(dqplb.Distance(r.firstNum, num))
@@ -174,7 +174,7 @@ func (r *sendReq) position(id, limit uint64) int {
 }
 
 // fragmentRange gives a failure the place of the failed fragment in its request, as far as it is
-// known for sure.
+// certain.
 func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 	limit := s.fragmentLimit(r)
 	f.Fragment = r.position(id, limit)
@@ -200,7 +200,7 @@ func (s *sender) fragmentRange(f *FailedError, r *sendReq, id uint64) {
 		f.Fragments = int(r.fragments)
 	}
 	if f.Fragment >= max(f.Fragments, int(r.fragments)) {
-		f.Fragment = -1 // an invented completion
+		f.Fragment = -1 // a spurious completion
 	}
 	// Where a list was cut depends on which rail took which fragment, if they take lists of
 	// different lengths.

@@ -32,7 +32,7 @@ func (c *ConnConfig) port(dev verbs.Device) uint8 {
 	return uint8(dev.DefaultPort())
 }
 
-// of finds out about a device's port.
+// of queries a device's port.
 func (p *localPorts) of(dev verbs.Device) (localPort, error) {
 	if known, ok := p.known[dev.ID()]; ok {
 		return known, nil

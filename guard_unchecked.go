@@ -2,8 +2,8 @@
 
 package ibverbx
 
-// What public methods do on entry and exit in builds with the race detector; in others it is
-// nothing.
+// Public methods check on entry and exit only in builds with the race detector or the tag
+// invariants.
 
 func (*VirtualCQ) enter() {}
 func (*VirtualCQ) exit()  {}

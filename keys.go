@@ -67,8 +67,8 @@ func appendSGL(sgl []verbs.SGE, pieces []Segment, device uint8) []verbs.SGE {
 	return sgl
 }
 
-// covers reports whether n bytes from addr lie within the bounds, n not being 0. An address below
-// base has an offset beyond length, since base+length does not wrap.
+// covers reports whether n bytes from addr lie within the bounds; n is not 0. An address below base
+// has an offset beyond length, since base+length does not wrap.
 func (k *Keys) covers(addr, n uint64) bool {
 	off := addr - k.base
 	return off <= k.length && n <= k.length-off

@@ -12,8 +12,8 @@ import (
 //
 // The line runs until it stops at a request: that request and every later one post nothing more.
 // What they still have on the NICs completes or is flushed; then they are reported as flushed, but
-// for the one that failed first, which reports its own status. Requests before the stop go on to
-// their own end. The line is dead when nothing is posted at all any more: the rails are in ERR,
+// for the one that failed first, which reports its own status. Requests before the stop run to
+// completion. The line is dead when nothing is posted at all any more: the rails are in ERR,
 // destroyed, or reset.
 //
 // A reset makes a fresh line.
@@ -30,7 +30,8 @@ type line struct {
 	// stopAt is the first send request that posts nothing more; never while the line runs.
 	stopAt uint64
 	// suspect is a rail whose receives were flushed while it had sends outstanding and nothing else
-	// had failed. Its sends tell the cause; if all of them succeed, the flush itself is the error.
+	// had failed. Its sends report the cause; if all of them succeed, the flush itself is the
+	// error.
 	suspect   *rail
 	failedReq uint64    // the send request that err is of; 0 for none
 	failedAt  time.Time // when err was recorded
@@ -63,7 +64,7 @@ type drainPhase uint8
 
 const (
 	drainNone  drainPhase = iota
-	drainSends            // posts are refused; sends come to their own end
+	drainSends            // posts are refused; sends run to completion
 	// drainRecvs: the queue pairs are in ERR and flush their receives. Close and Reset begin here,
 	// and flush sends too.
 	drainRecvs
@@ -154,8 +155,8 @@ func (l *line) sendReported(status verbs.Status) {
 	l.reported = l.reported || status != verbs.StatusWRFlushErr
 }
 
-// withholds reports whether the completion of a failed receive must wait: whoever sees it asks Err,
-// which does not know the cause yet.
+// withholds reports whether the completion of a failed receive must wait: a program that sees it
+// asks Err, which does not know the cause yet.
 func (l *line) withholds() bool { return l.suspect != nil && l.err == nil && !l.dead }
 
 // drain begins a drain, or keeps what has come further.
@@ -173,8 +174,8 @@ func (l *line) close() { l.dead, l.closed, l.state = true, true, verbs.StateErr 
 // resetFailed keeps a line that could not be reset from being used.
 func (l *line) resetFailed() { l.dead, l.state = true, verbs.StateErr }
 
-// forgetFlush forgets an error that only says that a request was flushed: by a NIC that cannot be
-// reset, whose own error says more.
+// forgetFlush drops an error that only says that a request was flushed, where the NIC cannot be
+// reset: the error of that says more.
 func (l *line) forgetFlush() {
 	if l.err != nil && errors.Is(l.err, verbs.StatusWRFlushErr) {
 		l.err, l.failedReq = nil, 0

@@ -14,7 +14,7 @@ import (
 // A work request names a piece of it with [MR.Slice]. While a request of a virtual queue pair over
 // several queue pairs uses the region, the region cannot be closed. A single queue pair tracks
 // nothing: closing a region that its requests still use makes them fail, and ends the connection.
-// What names a region that is closed is refused by either.
+// Either refuses a request that names a closed region.
 type MR struct {
 	dom *Domain
 	// buf is nil once the region is closed: requests that were reported may still refer to the MR,

@@ -12,8 +12,8 @@ import (
 // of the unsignaled requests are still outstanding, and Drain, Close and Reset must ask the NIC:
 // see drainProbes.
 //
-// It holds no memory region either. A region that is closed already is refused: NICs give keys
-// again, and its key may name other memory by now.
+// It holds no memory region either. A region that is closed already is refused: NICs reuse keys,
+// and its key may name other memory by now.
 //
 // Invariant: probes.posted is not negative.
 type passThrough struct {
@@ -49,7 +49,7 @@ func newPassThrough(q *VirtualQP) *passThrough {
 }
 
 // outstanding is how many requests were accepted and have no completion. Unsignaled sends that
-// succeed have none and count until a reset; what a NIC invents is not recognised.
+// succeed have none and count until a reset; spurious completions are not recognised.
 func (p *passThrough) outstanding() int { return int(p.sends + p.recvs - p.ended) }
 
 // restart begins a connection, nothing being outstanding.
@@ -58,7 +58,7 @@ func (p *passThrough) restart() {
 	p.probes = drainProbes{unsignaledBefore: p.sends - p.sendsDone}
 }
 
-// abandon forgets what is outstanding: the queue pair was reset or destroyed and holds nothing.
+// abandon drops what is outstanding: the queue pair was reset or destroyed and holds nothing.
 func (p *passThrough) abandon() { p.ended = p.sends + p.recvs }
 
 // postSends hands requests to the queue pair, as many at a time as the batch holds.
@@ -67,7 +67,7 @@ func (p *passThrough) postSends(wrs []SendWR) (n int, err error) {
 	for n < len(wrs) && err == nil {
 		var bytes uint64
 		if bytes, err = p.fill(b, wrs, n); b.tail == 0 {
-			break // nothing is left to post, so the NIC has no say
+			break // nothing is left to post
 		}
 		accepted, refusal := p.qp.PostSend(b.wrs[:b.tail])
 		if refusal != nil {

@@ -13,9 +13,9 @@ import (
 
 // drainProbes are the requests that Drain, Close and Reset post on a single queue pair to learn
 // from their completions what the NIC has done: a marker behind the sends, and then, in ERR, one on
-// either queue, whose flush proves that all before it was flushed. Counting would not do: which
-// unsignaled requests still complete, the NIC alone knows. All probes have the same ID, which
-// nobody else uses; their completions do not reach the user.
+// either queue, whose flush proves that all before it was flushed. Counting does not suffice: only
+// the NIC knows which unsignaled requests still complete. All probes have the same ID, which
+// nothing else uses; their completions do not reach the user.
 //
 // Invariant: posted counts the probes that were accepted and have not completed.
 type drainProbes struct {
@@ -74,9 +74,9 @@ func (p *passThrough) finishSends() bool {
 	return o.marked && o.posted == 0
 }
 
-// finishRecvs does what it takes to know that everything has ended, the queue pair being in ERR,
-// and reports whether it has. Where the NIC does not let that be found out, it resets the queue
-// pair, or destroys it if it refuses that too: then the queue pair holds nothing for sure.
+// finishRecvs finds out whether everything has ended, the queue pair being in ERR, and reports it.
+// Where the NIC does not let that be known, it resets the queue pair, or destroys it if it refuses
+// that too: then the queue pair certainly holds nothing.
 func (p *passThrough) finishRecvs() bool {
 	o, rl := &p.probes, p.rail
 	if rl.closed || p.nothingLeft() || p.probeFlush() || p.nothingLeft() { // probeFlush has polled
@@ -115,7 +115,7 @@ func (p *passThrough) probeFlush() bool {
 	o := &p.probes
 	if !p.rails.stopAgain() {
 		p.cq.collect()
-		return false // it still runs, and a probe would be a request as any other
+		return false // it still runs, and a probe would be a request like any other
 	}
 	if !o.sendPosted && !refusedPermanently(o.sendErr) {
 		o.sendErr = p.postSendProbe()
@@ -129,7 +129,7 @@ func (p *passThrough) probeFlush() bool {
 	return o.sendPosted && o.recvPosted && o.posted == 0
 }
 
-// flushUnknowable reports whether it will never be known that everything was flushed: a queue
+// flushUnknowable reports whether nothing will ever prove that everything was flushed: a queue
 // refuses the probe permanently, or is full of unsignaled requests that have succeeded, whose slots
 // nothing gives back in ERR; the other queue's probe has come back, and nothing else comes.
 func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
@@ -140,13 +140,13 @@ func (p *passThrough) flushUnknowable(seen *idleCQ, now time.Time) bool {
 		refusedPermanently(o.recvErr))
 }
 
-// nothingLeft reports whether every request has its completion: then there is nothing to ask about.
-// Unsignaled requests that have succeeded count for ever, so that often it cannot be known so.
+// nothingLeft reports whether every request has its completion, so that no probe is needed.
+// Unsignaled requests that have succeeded count for ever, so often only probes can tell.
 func (p *passThrough) nothingLeft() bool { return p.outstanding() == 0 && p.probes.posted == 0 }
 
-// isIdle reports whether no request of the user has completed for a while; it must be asked all the
-// time. Time alone does not tell: a process that did not run has not polled. Drain asks by the
-// configured clock; Close and Reset, which sleep, by the wall clock.
+// isIdle reports whether no request of the user has completed for a while. It must be called with
+// every poll: elapsed time alone proves nothing, since a process that did not run has not polled.
+// Drain uses the configured clock; Close and Reset, which sleep, the wall clock.
 func (p *passThrough) isIdle(o *idleCQ, now time.Time) bool {
 	if o.polls++; o.polls == 1 || o.outstanding != p.outstanding() {
 		*o = idleCQ{outstanding: p.outstanding(), polls: 1, since: now}

@@ -7,13 +7,13 @@ type Patience uint8
 
 const (
 	// PatienceShort is a timeout of code 14 (67 ms) and 6 retries: half a second. It is the
-	// default, and made for tests and programs that come up together: a peer that is gone shows at
-	// once. In a large fabric a switch that reboots or a route that changes takes longer than that.
+	// default, for tests and programs that start together: a peer that is gone is noticed at once.
+	// In a large fabric a switch that reboots or a route that changes takes longer than that.
 	PatienceShort Patience = iota
 	// PatienceFabric is a timeout of code 20 (4.3 s) and 7 retries: 34 seconds. It is for
-	// production on real networks, and what NCCL has come to after links that were away for a
-	// moment had ended jobs. A peer that is gone then shows after half a minute, and on rdma_rxe,
-	// which retries for ever with 7, not at all.
+	// production on real networks; NCCL adopted these values after short link outages had ended
+	// jobs. A peer that is gone is then noticed after half a minute, and on rdma_rxe, which retries
+	// for ever with 7, not at all.
 	PatienceFabric
 )
 

@@ -1,7 +1,7 @@
 package ibverbx
 
-// progress carries on after completions were handled: more work to the rails, finished requests to
-// the user.
+// progress continues after completions were handled: it hands more work to the rails, and finished
+// requests to the user.
 func (q *VirtualQP) progress(out *sink) {
 	if q.pass != nil || q.line.closed {
 		return
@@ -83,7 +83,7 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 }
 
-// progressRecvs carries on with receives after completions were handled.
+// progressRecvs continues with receives after completions were handled.
 func (q *VirtualQP) progressRecvs(out *sink) {
 	q.dispatchRecvs()
 	q.postCredits(false)

@@ -110,11 +110,11 @@ func (r *rail) staged() int {
 }
 
 // onNIC reports whether the NIC holds a send of the rail. A completion while it holds none is
-// invented.
+// spurious.
 func (r *rail) onNIC() bool { return r.inUse > r.staged() }
 
 // toError moves the queue pair to ERR, so that the NIC flushes what it still holds. In RESET there
-// is nothing to flush. What a queue pair holds that refuses would never end, so it must be asked
+// is nothing to flush. A queue pair that refuses keeps what it holds, so the move must be tried
 // again, unless its device is gone.
 func (r *rail) toError() {
 	r.stopErr = nil

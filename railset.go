@@ -75,8 +75,8 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 
 // assignSends decides which rail carries SENDs. In Spray it is data rail 0. In DQPLB it is the
 // notify QP, because the receive queues of the data rails hold only credits, which a SEND would
-// eat; but a plain peer, whose card says no more than one of the C++ original, has SENDs on data
-// rail 0 in either scheme.
+// consume; but a plain peer, whose card says no more than one of the C++ original, has SENDs on
+// data rail 0 in either scheme.
 func (s *railSet) assignSends(scheme Scheme, plainPeer bool) {
 	s.sendRail = s.data[0]
 	if scheme == DQPLB && !plainPeer {

@@ -8,7 +8,7 @@ import (
 
 // receiver is the receive direction of a virtual queue pair over several physical ones: the user's
 // receives, the credits that DQPLB keeps posted, and the notifications that wait for a receive. It
-// says what a queue pair refused and what the peer did wrong; what follows is for [VirtualQP].
+// says what a queue pair refused and what the peer did wrong; [VirtualQP] decides what follows.
 //
 // Invariant: win.Head <= nextMessage, nextBare <= win.Tail. Of the receives with memory those
 // before nextMessage were posted on the rail that carries SENDs, or have ended as flushed. Of the

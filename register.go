@@ -10,7 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Register makes buf known to every NIC. The NICs may touch it until [MR.Close] has returned; until
+// Register registers buf on every NIC. The NICs may touch it until [MR.Close] has returned; until
 // then it must not be freed or moved (memory of the Go heap does not move).
 //
 // With [verbs.AccessRelaxedOrdering] some hosts are much faster. In DQPLB a notification still
@@ -18,9 +18,9 @@ import (
 // carried data. Spray keeps the limit that it has without. A program that polls on memory must keep
 // the words that it polls on in another region.
 //
-// What takes long is that the kernel pins the pages, once for each NIC. From 1 MiB on up to 16 NICs
-// do it side by side, and likewise when the region is closed. If one of them refuses, the memory is
-// registered on none.
+// Most of the time goes into pinning the pages, which the kernel does once for each NIC. From 1 MiB
+// on up to 16 NICs do it side by side, and likewise when the region is closed. If one of them
+// refuses, the memory is registered on none.
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	m.buf.Store(&buf)
@@ -33,12 +33,12 @@ func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	return m, nil
 }
 
-// RegisterDMABuf makes part of a dma-buf known to every NIC: memory without an address in this
+// RegisterDMABuf registers part of a dma-buf on every NIC: memory without an address in this
 // process, such as that of a GPU, by the file descriptor that its driver exports. The arguments,
 // and what the caller owes the exporter, are those of [verbs.DMABufRegistrar].
 //
 // Pieces of the region are named by offset as those of any other, in every work request that is not
-// inline. Its [MR.Bytes] are nil: the processor has no part in it. The error is
+// inline. Its [MR.Bytes] are nil: the processor does not access it. The error is
 // [verbs.ErrNotSupported] where one of the NICs has no dma-bufs.
 func (d *Domain) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
@@ -59,7 +59,7 @@ func (d *Domain) RegisterDMABuf(fd int, offset, length, iova uint64, access verb
 	return m, nil
 }
 
-// checkDMABuf refuses ranges that are none.
+// checkDMABuf refuses impossible ranges.
 func checkDMABuf(fd int, offset, length, iova uint64) error {
 	switch {
 	case fd < 0:

@@ -8,8 +8,8 @@ import (
 )
 
 // Reset takes the virtual queue pair back to RESET, whatever has happened to it: what is
-// outstanding completes as flushed, the failure is forgotten, and it can be connected again. The
-// peer must do the same, and both must exchange new cards: packet sequence numbers change, so that
+// outstanding completes as flushed, the failure is cleared, and it can be connected again. The peer
+// must do the same, and both must exchange new cards: packet sequence numbers change, so that
 // neither takes a packet of the previous connection for one of the new.
 //
 // The queue pairs of a NIC that is gone cannot be reset. What is outstanding is reported as
@@ -47,8 +47,8 @@ func (q *VirtualQP) reset() error {
 	return nil
 }
 
-// reset moves the queue pair to RESET. One that refuses keeps what it had; so it is destroyed, and
-// then what it had is sure to be over.
+// reset moves the queue pair to RESET. One that refuses keeps what it had, so it is destroyed,
+// after which it certainly holds nothing.
 func (r *rail) reset() error {
 	if r.closed {
 		return verbs.ErrClosed
@@ -74,8 +74,8 @@ func (q *VirtualQP) flush() {
 	}
 }
 
-// unflushed is why a single queue pair may have kept requests that nobody knows of, and that are
-// not reported: it has refused the move to ERR to the end. nil with several, where all are known.
+// unflushed is why a single queue pair may have kept requests that are not tracked and not
+// reported: it refused the move to ERR to the end. It is nil with several, where all are tracked.
 func (q *VirtualQP) unflushed(r *rail) error {
 	if q.pass == nil || r.stopErr == nil || q.pass.nothingLeft() {
 		return nil

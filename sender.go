@@ -10,7 +10,7 @@ import (
 
 // sender is the send direction of a virtual queue pair over several physical ones: the requests
 // that are live, how far each has come, and the rails that carry them. It posts, and says what was
-// refused or failed; what follows from that is for [VirtualQP] to decide.
+// refused or failed; [VirtualQP] decides what follows.
 //
 // A request's data goes out first, cut into fragments or whole. Some requests end with a *final
 // message*, which waits until the data of the request and of all earlier ones is acknowledged: the

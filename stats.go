@@ -25,7 +25,7 @@ type Stats struct {
 	NumbersOpen int    `json:"numbers_open"` // of those, not all acknowledged from the oldest on
 	OutOfOrder  int    `json:"out_of_order"` // messages received that wait for an earlier one
 	Banked      int    `json:"banked"`       // notifications that wait for a receive
-	BankedTotal uint64 `json:"banked_total"` // notifications that ever did
+	BankedTotal uint64 `json:"banked_total"` // notifications that have ever waited
 	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
 }
 

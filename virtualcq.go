@@ -76,7 +76,7 @@ func NewVirtualCQ(cqs ...verbs.CQ) (*VirtualCQ, error) {
 				verbs.ErrInvalid, cq.Device().Name(), dev, verbs.MaxDevices)
 		}
 		if c.routes[dev] != nil {
-			// A queue pair does not say which CQ it completes on, so room could not be reserved.
+			// A queue pair does not say which CQ it completes on, so room cannot be reserved.
 			return nil, fmt.Errorf("ibverbx: new virtual cq: %w: two CQs of %s: give one a device",
 				verbs.ErrInvalid, cq.Device().Name())
 		}
@@ -106,8 +106,8 @@ func (c *VirtualCQ) fit(rails *railSet) {
 }
 
 // lastVirtualQP and lastVirtualCQ are the numbers given out last. Beside cqOwners they are the
-// package's only state of its own: a number serves to tell log lines of one process apart, and
-// virtual CQs know nothing of each other that could. Nothing depends on a number's value.
+// package's only state of its own: a number serves to tell log lines of one process apart, and a
+// virtual CQ does not know the others. Nothing depends on a number's value.
 //
 //nolint:gochecknoglobals // unique in the process
 var lastVirtualQP, lastVirtualCQ atomic.Uint32

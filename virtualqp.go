@@ -147,7 +147,7 @@ func (q *VirtualQP) Num() uint32 { return q.num }
 func (q *VirtualQP) CQ() *VirtualCQ { return q.cq }
 
 // QPs are the physical queue pairs: the data queue pairs, and then the notify QP if there is one.
-// They are for queries; who posts on them, modifies or closes them breaks what the virtual queue
+// They are for queries; to post on them, modify or close them invalidates what the virtual queue
 // pair knows of them.
 func (q *VirtualQP) QPs() []verbs.QP {
 	var qps []verbs.QP
@@ -183,7 +183,7 @@ func (q *VirtualQP) DataRails() int { return len(q.send.rails.data) }
 func (q *VirtualQP) Scheme() Scheme { return q.cfg.Scheme }
 
 // State is the state that the last Modify or Connect reached; ERR once a request has failed. From
-// [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends come to their end, and then
+// [VirtualQP.Drain] or [VirtualQP.Shutdown] on it is SQD while sends run to completion, and then
 // ERR.
 func (q *VirtualQP) State() verbs.QPState { return q.line.shown() }
 

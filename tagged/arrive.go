@@ -177,7 +177,7 @@ func (e *Endpoint) arrivedFirst(h *header, data []byte) {
 func (e *Endpoint) arrivedMore(h *header, data []byte) error {
 	a := &e.partial
 	if h.tag != uint64(a.got) || len(data) > a.length-a.got {
-		return fmt.Errorf("fragment of %d bytes at %d: %d of %d bytes had come", len(data), h.tag, a.got,
+		return fmt.Errorf("fragment of %d bytes at %d: %d of %d bytes had arrived", len(data), h.tag, a.got,
 			a.length)
 	}
 	a.got += len(data)

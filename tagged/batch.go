@@ -8,8 +8,7 @@ import (
 )
 
 // batch is several short sends that wait in a row, and go out as one active message. A sender that
-// is faster than its resources has such rows all the time; in a batch each message costs a
-// fraction.
+// is faster than its resources often has such rows; in a batch each message costs a fraction.
 type batch struct {
 	first *list.Link[Request] // in Endpoint.queue
 	most  int                 // messages that may go into it: what the window has room for
@@ -53,7 +52,7 @@ func (b *batch) fill(dst []byte) int {
 		binary.LittleEndian.PutUint16(dst[n+8:], uint16(r.data.length))
 		n += batchEntry
 		n += r.data.gather(dst[n : n+r.data.length])
-		r.data.rewind() // the batch may be refused, and the message then go alone
+		r.data.rewind() // the batch may be refused, and the message sent alone
 		b.count++
 	}
 	return n

@@ -4,7 +4,7 @@ import "ibverbx/verbs"
 
 // RegisterDMABuf registers part of a dma-buf, such as memory of a GPU, for long messages: messages
 // go from and into it with SendRegion and RecvRegion. The arguments are those of
-// [ibverbx.Domain.RegisterDMABuf]. [Region.Bytes] is nil: the processor has no part in it.
+// [ibverbx.Domain.RegisterDMABuf]. [Region.Bytes] is nil: the processor does not access it.
 func (w *Worker) RegisterDMABuf(use Use, fd int, offset, length, iova uint64) (*Region, error) {
 	if err := use.validate(); err != nil {
 		return nil, err

@@ -35,8 +35,8 @@ type hashTable struct {
 	count   int // entries
 }
 
-// bucket spreads tags by the upper bits of their product with a factor that nobody else knows. For
-// a factor drawn at random, two tags share one of n buckets with a probability of 2/n at most,
+// bucket spreads tags by the upper bits of their product with a factor that no peer knows. For a
+// factor drawn at random, two tags share one of n buckets with a probability of 2/n at most,
 // whichever tags a peer chooses (Dietzfelbinger et al., J. Algorithms 25, 1997). Which entry is
 // found does not depend on the factor, so runs with different ones do the same.
 func (t *hashTable) bucket(tag uint64) *list.List[entry] {

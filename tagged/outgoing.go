@@ -5,13 +5,13 @@ import "ibverbx/transport"
 // outgoing is the memory that a send needs while it goes out. There is one for all endpoints of a
 // worker, because Worker.mu is held from packing to posting.
 //
-// Invariant: between posts src is clear, and from and batch.first are nil: nothing of the program's
-// memory is referred to.
+// Invariant: between posts src is clear, and from and batch.first are nil: nothing refers to the
+// program's memory.
 type outgoing struct {
 	hdr     [maxHeader]byte // of the active message
 	short   [256]byte       // payload of an active message that is sent inline
 	scratch []byte          // payload of an announcement
-	src     pieces          // what goes out where that is not a request's own pieces
+	src     pieces          // what goes out, where that is not a request's own pieces
 	from    *pieces         // what pack copies from
 	left    int             // bytes that pack copies
 	batch   batch

@@ -9,7 +9,7 @@ import (
 
 // kick sends what can go out, and queues the endpoint with the transport where resources lack.
 func (e *Endpoint) kick() {
-	if e.scheduled && e.err == nil { // the queue waits for something that reads may not need
+	if e.scheduled && e.err == nil { // the queue waits for a resource that reads may not need
 		if err := e.pushReads(); err != nil && !errors.Is(err, transport.ErrNoResource) {
 			e.sendFailed(err)
 		}
@@ -44,8 +44,8 @@ func (e *Endpoint) resume(_ *transport.Pending, headView *transport.Endpoint) tr
 // of the transport. view is the transport endpoint, or what a pending function was given in its
 // place.
 //
-// What needs no place of the peer goes first and never waits behind sends that need one: that is
-// the promise by which the window cannot deadlock, see package flow.
+// What needs no place of the peer goes first and never waits behind sends that need one: by this
+// the window cannot deadlock, see package flow.
 func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	err := e.pushNotices(view)
 	if readErr := e.pushReads(); err == nil || readErr != nil &&
@@ -77,7 +77,7 @@ func (e *Endpoint) push(view *transport.Endpoint) (stuck bool) {
 	return false
 }
 
-// canPush reports whether kick would find something to do: a cheap question for hot paths.
+// canPush reports whether kick would find something to do: a cheap test for hot paths.
 func (e *Endpoint) canPush() bool {
 	return !e.queue.Empty() && e.ledger.Room() != 0 || e.notices.Len() != 0 || e.ledger.MustGrant() ||
 		!e.readQueue.Empty()
@@ -93,8 +93,8 @@ func (e *Endpoint) sendGone(r *Request) {
 	}
 }
 
-// sendFailed handles that the transport refused to send. Where its endpoint has failed it calls
-// peerFailed in progress, and one that closes sends no more: nothing is to be done then.
+// sendFailed handles that the transport refused to send. A transport endpoint that has failed calls
+// peerFailed in progress, and one that closes sends no more: then there is nothing to do.
 func (e *Endpoint) sendFailed(err error) {
 	var failed *transport.EndpointError
 	if errors.As(err, &failed) || errors.Is(err, ErrClosed) {

@@ -189,8 +189,8 @@ func (r *Request) waitAndFree(ctx context.Context) (Info, error) {
 
 // Cancel cancels a receive that no message has matched, or a send of which nothing has gone out:
 // the request is done then, with ErrCanceled. Otherwise Cancel returns false and has no effect: the
-// request has completed, or will. When a receive is cancelled while its message arrives, one of the
-// two wins.
+// request has completed, or will. When a receive is cancelled while its message arrives, either may
+// take effect.
 func (r *Request) Cancel() bool {
 	if r == nil {
 		return false

@@ -1,7 +1,7 @@
 package tagged
 
 // sendTable holds the sends of an endpoint that wait for a notice of the peer, by their number. A
-// number is a slot's index plus one, so that zero is none.
+// number is a slot's index plus one; zero stands for none.
 //
 // Invariant: slots[i] is nil if and only if i is in free; otherwise slots[i].id is i+1.
 type sendTable struct {

@@ -4,7 +4,7 @@ import "ibverbx/internal/list"
 
 // spares are what a worker keeps for use again. Worker.mu guards them.
 //
-// Invariant: nothing in them is in use, and it refers to nothing of the program's memory.
+// Invariant: nothing in them is in use or refers to the program's memory.
 type spares struct {
 	requests requestPool
 	inbounds inboundPool

@@ -3,7 +3,8 @@ package transport
 import "ibverbx"
 
 // ownBuffers is how many bounce buffers an endpoint has beside those that all share, so that peers
-// which let nothing end cannot take them all. With two, one is filled while the other is sent.
+// whose operations do not end cannot take them all. With two, one is filled while the other is
+// sent.
 const ownBuffers = 2
 
 // bouncePool is registered memory cut into buffers of one size, which all endpoints share. The

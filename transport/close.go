@@ -53,7 +53,7 @@ func (p *peerState) failQP(err error) {
 // moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
 // worker with it.
 //
-// The peer is told where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
+// The peer is notified where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
 // message goes behind what was posted, and Abort gives it a millisecond to go out, in which all
 // other calls on the worker wait, too; Worker.Close takes one millisecond for all endpoints
 // together. Operations that end in that time have ended before. A peer that the message does not
@@ -65,8 +65,8 @@ func (e *Endpoint) Abort(comp *Completion) error {
 	if p.ending.stage >= stageAborted {
 		return p.refuse("abort", ErrClosed, "")
 	}
-	if p.sayAborted() {
-		letOut([]*peerState{p})
+	if p.postAbort() {
+		drainAborts([]*peerState{p})
 	}
 	return p.abort(ErrCanceled, comp)
 }
@@ -75,23 +75,23 @@ func (e *Endpoint) Abort(comp *Completion) error {
 // network that works it takes microseconds.
 const abortPatience = time.Millisecond
 
-// sayAborted posts the message that tells the peer of an abort. It reports whether it could.
-func (p *peerState) sayAborted() bool {
+// postAbort posts the message that tells the peer of an abort. It reports whether it could.
+func (p *peerState) postAbort() bool {
 	s := p.ending.stage
 	return s.serves() && s != stageParting && p.sendControl(wireAbort)
 }
 
-// letOut gives the messages of sayAborted the time to go out. The queue pairs take nothing more.
-func letOut(told []*peerState) {
-	if len(told) == 0 || told[0].w.cfg.Idle != nil {
+// drainAborts gives the messages of postAbort the time to go out. The queue pairs take nothing more.
+func drainAborts(notified []*peerState) {
+	if len(notified) == 0 || notified[0].w.cfg.Idle != nil {
 		return // a program that moves its network by hand cannot do so while Abort waits
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), abortPatience)
 	defer cancel()
-	for _, p := range told {
+	for _, p := range notified {
 		_ = p.conn.qp.Drain(ctx) // it may fail: the queue pair is closed next
 	}
-	told[0].w.sleep.wake() // Drain may have taken the event that a goroutine waits for
+	notified[0].w.sleep.wake() // Drain may have taken the event that a goroutine waits for
 }
 
 // abort closes the queue pair and leaves the rest to progress, which counts comp at the end. The
@@ -169,8 +169,8 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	if err != nil {
 		sentinel = ErrCanceled
 	}
-	if err != nil && p.sayAborted() {
-		letOut([]*peerState{p})
+	if err != nil && p.postAbort() {
+		drainAborts([]*peerState{p})
 	}
 	aborting := p.abort(sentinel, gone)
 	p.unlock()

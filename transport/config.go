@@ -13,9 +13,8 @@ type Config struct {
 	// what the limits below need, and Credits as many, since a rail carries no more messages at a
 	// time than its peer has credits, though no message of this package uses one up; MaxInline is
 	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6,
-	// not for ever: credits see to it that a peer which keeps to them always has a receive, so one
-	// that has none fails its endpoint, and within 4 ms, or the 6 pauses that the peer's NIC asks
-	// for.
+	// not for ever: a peer that keeps to the credits always has a receive, so one that has none
+	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -26,7 +25,7 @@ type Config struct {
 	// memory.
 	BufferSize int
 	// BounceBuffers is how many bounce buffers all endpoints share; 0 means 256. Each endpoint has
-	// two more of its own, for when peers that are slow or worse hold all others.
+	// two more of its own, for when peers that are slow or have failed hold all others.
 	BounceBuffers int
 	// AMBuffers is how many receive buffers each endpoint keeps for its peer's active messages; 0
 	// means 32, or what the NIC's queues hold; at most 4096. More of them let the sender run
@@ -75,7 +74,7 @@ const (
 	// minBuffer is the smallest Config.BufferSize.
 	minBuffer = 256
 	// maxPool is the most memory in bytes that bounce buffers, or the buffers of an endpoint, may
-	// take: what asks for more is a mistake.
+	// take: a configuration that asks for more is a mistake.
 	maxPool = 1 << 34
 	// maxEndpoints is the largest Config.MaxEndpoints: work-request ids hold the endpoint's number.
 	maxEndpoints = 1 << 20

@@ -16,7 +16,7 @@ func (e *Endpoint) Connect(peer Card) error {
 	w := p.w
 	w.mu.Lock()
 	defer p.unlock()
-	qp := p.conn.qp // nil if the endpoint is released
+	qp := p.conn.qp // nil once the endpoint is released
 	if p.ending.err != nil {
 		return p.refuse("connect", p.ending.err, "")
 	}

@@ -74,6 +74,6 @@
 // what is outstanding completes with [ErrCanceled], and the peer's endpoint fails. When a peer
 // fails, every operation of its endpoint completes with an error that is [ErrPeerFailed], and
 // EndpointConfig.OnError is called once, before pending functions run a last time; other endpoints
-// are not affected. A peer that vanishes without a goodbye is noticed when
-// operations to it fail; a silent endpoint is probed by a small read (Config.KeepAlive).
+// are not affected. A peer that vanishes without a goodbye is noticed when operations to it fail; a
+// silent endpoint is probed by a small read (Config.KeepAlive).
 package transport

@@ -94,8 +94,8 @@ func (e *Endpoint) flushRemote(name string, comp *Completion) error {
 	s := &p.sending
 	fence, rails := s.fence, p.conn.qp.DataRails()
 	n := uint64(8 * rails)
-	// A single queue pair reads behind its writes and atomics anyhow. A fence would do harm there:
-	// the kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
+	// A single queue pair reads behind its writes and atomics anyhow. A fence is harmful there: the
+	// kernel's rdma_rxe never repeats a fenced read that was lost, so that one to a dead peer
 	// neither completes nor fails.
 	s.fence.now = rails > 1
 	if rails == 1 {

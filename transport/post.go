@@ -54,7 +54,7 @@ func (e *Endpoint) postRefused(name string, err error) error {
 	return p.refuse(name, reason(err), "")
 }
 
-// reason is the error of a post without its first words, which name a call that the program did not
+// reason is the error of a post without its prefix, which names a call that the program did not
 // make.
 func reason(err error) error {
 	var p *ibverbx.PostError

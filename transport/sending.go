@@ -8,7 +8,7 @@ import (
 )
 
 // sending is the send direction of an endpoint: what is outstanding, in which order it goes, and
-// what waits to begin.
+// what waits to start.
 //
 // Invariant: 0 <= controlOps <= controlSlots, and the other operations are 0 to limit; the oldest
 // operation is not an opFlush, since one fires with the operation before it.

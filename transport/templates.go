@@ -6,8 +6,8 @@ import (
 )
 
 // templates are work requests that are filled as far as they always are the same, and the memory
-// that posts use only while they run. Setting the other fields beats clearing 250 bytes. Worker.mu
-// guards them.
+// that posts use only while they run. Setting the other fields is cheaper than clearing 250 bytes.
+// Worker.mu guards them.
 //
 // Invariant: between posts the fields Inline and SGL are nil, EveryRail is false, and Flags lacks
 // SendFence, but for control, which only sendControl uses.

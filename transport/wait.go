@@ -36,7 +36,7 @@ func (w *Worker) WaitFor(ctx context.Context, every time.Duration, done func() b
 		return err
 	}
 	if done == nil {
-		return fmt.Errorf("transport: wait: %w: no function that tells the end", verbs.ErrInvalid)
+		return fmt.Errorf("transport: wait: %w: no done function", verbs.ErrInvalid)
 	}
 	slept, err := w.waitFor(ctx, every, done)
 	if slept && w.sleep.any() {

@@ -43,7 +43,7 @@ func (t *watch) end() {
 	}
 }
 
-// look takes in what was reported since the last time.
+// look reads what was reported since the last time.
 func (t *watch) look() {
 	for i := range t.nics {
 		if len(t.nics[i].events) != 0 {
@@ -52,8 +52,8 @@ func (t *watch) look() {
 	}
 }
 
-// take takes in what a NIC has reported. Where something may have been lost it asks which ports are
-// up: of what was lost, that is the rest that explains failures to come.
+// take reads what a NIC has reported. Where events may have been lost it queries which ports are
+// up: of what was lost, only that explains later failures.
 func (t *watch) take(nic *watchedNIC) {
 	lost := len(nic.events) >= watchRoom-1
 	for len(nic.events) != 0 {
@@ -119,7 +119,8 @@ func (s *seenEvents) dropOldQP() {
 }
 
 // explains returns the event of a NIC of this end that explains why a queue pair of an endpoint has
-// failed; nil if there is none. What concerns more goes before what concerns less.
+// failed; nil if there is none. Events of larger scope come first: a NIC, a CQ, a port, a queue
+// pair.
 func (t *watch) explains(failed *ibverbx.FailedError) *verbs.Event {
 	if len(t.seen) == 0 || !explicable(failed.Err) {
 		return nil
@@ -144,7 +145,7 @@ func (t *watch) explains(failed *ibverbx.FailedError) *verbs.Event {
 }
 
 // explicable reports whether an error may follow from something that a NIC of this end reports by
-// an event. Others, such as an access error, tell the cause themselves.
+// an event. Others, such as an access error, state the cause themselves.
 func explicable(err error) bool {
 	var status verbs.Status
 	if !errors.As(err, &status) {

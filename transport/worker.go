@@ -112,13 +112,13 @@ func (w *Worker) Close() error {
 		return fmt.Errorf("transport: close worker: %w", ErrClosed)
 	}
 	var errs []error
-	var told []*peerState
+	var notified []*peerState
 	for p := range w.endpoints.all {
-		if p.sayAborted() {
-			told = append(told, p)
+		if p.postAbort() {
+			notified = append(notified, p)
 		}
 	}
-	letOut(told)
+	drainAborts(notified)
 	for p := range w.endpoints.all {
 		if p.ending.stage < stageAborted {
 			errs = append(errs, p.abort(ErrClosed, nil))
