@@ -10,7 +10,7 @@ import (
 // Alloc allocates a zeroed block for n elements on every PE, at the same place of its heap, aligned
 // to 64 bytes. It is collective and ends in a barrier. When PEs ask for different sizes all get the
 // same error, [ErrMismatch], which says who asked for what; when there is no room all get
-// [ErrNoMemory]. After these errors the PEs go on as if it had not been called.
+// [ErrNoMemory]. These errors have no effect, and the PEs go on.
 func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 	const op = "alloc"
 	if err := pe.enter(op); err != nil {
@@ -25,8 +25,8 @@ func Alloc[T Element](ctx context.Context, pe *PE, n int) (Sym[T], error) {
 }
 
 // Free frees a block of [Alloc] on all PEs. It is collective, and completes what the PEs have
-// called before it. PEs that free different blocks all get ErrMismatch; what is no block, or only
-// part of one, is verbs.ErrInvalid.
+// called before it. PEs that free different blocks all get ErrMismatch; memory that is no block, or
+// only part of one, is verbs.ErrInvalid.
 func Free[T Element](ctx context.Context, pe *PE, s Sym[T]) error {
 	const op = "free"
 	if err := pe.enter(op); err != nil {

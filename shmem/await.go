@@ -8,7 +8,7 @@ import (
 	"ibverbx/transport"
 )
 
-// isNoResource reports whether an operation could not start for want of resources.
+// isNoResource reports whether an operation could not start because it lacks resources.
 func isNoResource(err error) bool { return err != nil && errors.Is(err, transport.ErrNoResource) }
 
 // begin starts an operation; while that lacks resources it makes progress and tries again. The
@@ -36,9 +36,9 @@ func (p *PE) await(ctx context.Context, op string, done func() bool) error {
 	return v.watch(done)
 }
 
-// awaitCollective is await for collective calls, in which it is known who writes: from, or, if that
-// is nil, all PEs that are not done with the exchange. When it takes long, the PE checks that all
-// are in the same call, asks to be woken, and sleeps.
+// awaitCollective is await for collective calls, in which the writer is known: from, or, if that is
+// nil, all PEs that are not done with the exchange. When it takes long, the PE checks that all are
+// in the same call, asks to be woken, and sleeps.
 func (p *PE) awaitCollective(ctx context.Context, op string, from *peer, done func() bool) error {
 	v := watcher{p: p, ctx: ctx, op: op, from: from, collective: true, step: p.cfg.Step}
 	return v.watch(done)
@@ -59,14 +59,14 @@ type watcher struct {
 }
 
 const (
-	// maxStep bounds how long a PE sleeps between looks at its heap, if nobody wakes it.
+	// maxStep bounds how long a PE sleeps between looks at its heap if no peer wakes it.
 	maxStep = time.Millisecond
 	// defaultSleepStep is how long a PE sleeps between looks that others wake: what a wake-up costs
 	// at most that is lost, see wake.go.
 	defaultSleepStep = 20 * time.Millisecond
 	// asleepAfter is how often a PE looks around before it sleeps for long. At the first time it
-	// asks to be woken; what others wrote before they knew wakes nobody, and has arrived by the
-	// second.
+	// asks to be woken; what others wrote before they received that request wakes no PE, and has
+	// arrived by the second.
 	asleepAfter = 2
 	// lookRounds is how many looks at the heap there are between two looks around where no clock
 	// may be used.
@@ -135,7 +135,7 @@ func (v *watcher) over() bool {
 // due reports whether it is time to look around. Reading the time costs as much as a few looks.
 func (v *watcher) due() bool {
 	if v.p.cfg.Transport.Idle != nil {
-		return v.looks%lookRounds == 0 // with a scheduler of its own a program has its own time
+		return v.looks%lookRounds == 0 // a program with a scheduler of its own has its own time
 	}
 	asleep := v.collective && v.checks >= asleepAfter
 	if !asleep && v.looks%16 != 1 {
@@ -153,7 +153,7 @@ func (v *watcher) due() bool {
 }
 
 // stopWaking takes back what askToWake has asked of others, in this call or in one before that
-// could not take it back. In Close it does not matter any more, and they may be gone.
+// could not take it back. Close need not: the peers may be gone.
 func (v *watcher) stopWaking() {
 	if v.p.wakers == 0 || v.p.closing.Load() {
 		return

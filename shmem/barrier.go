@@ -8,8 +8,8 @@ import (
 	"ibverbx/transport"
 )
 
-// Barrier is Quiet and then waits until every PE has called it: what any PE did before it, all see
-// after it. It is collective.
+// Barrier is Quiet and then waits until every PE has called it: what any PE did before it is
+// visible to all PEs after it. It is collective.
 func (p *PE) Barrier(ctx context.Context) error {
 	const op = "barrier"
 	if err := p.enter(op); err != nil {
@@ -61,7 +61,7 @@ func (p *PE) sync(ctx context.Context, op string) error {
 // writes to the one 2^r further on, and so passes on whatever it has received. The words only grow,
 // so that of a PE that is ahead serves as well. A PE that receives the mark of other calls than its
 // own passes nothing on. Each PE receives from all others on some path, and every path between two
-// that differ has a PE that finds out: if PEs are out of step, none gets through.
+// that differ has a PE that detects it: if PEs are out of step, none completes the barrier.
 func (p *PE) disseminate(ctx context.Context, op string, words, mark uint64) error {
 	n := len(p.peers)
 	for d := 1; d < n; d *= 2 {

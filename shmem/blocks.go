@@ -6,8 +6,8 @@ import (
 	"sort"
 )
 
-// blocks is the allocator of the heap. Its answers depend on the calls alone, so that PEs that make
-// the same calls get the same answers.
+// blocks is the allocator of the heap. Its results depend on the calls alone, so that PEs that make
+// the same calls get the same results.
 //
 // Invariant: free is in order of address, no two of its spans touch, and free and taken together
 // cover the heap once.

@@ -10,8 +10,8 @@ import (
 
 // Close ends the PE: it waits until the others close, too, unless one has failed, ends the
 // connections and releases the memory; blocks and their Local slices must not be used any more.
-// When ctx ends before, Close ends the rest at once. It returns what has not ended well. It is
-// collective, and no other goroutine may be in a call of the PE.
+// When ctx ends before, Close ends the rest at once. It returns what has failed. It is collective,
+// and no other goroutine may be in a call of the PE.
 func (p *PE) Close(ctx context.Context) error {
 	const op = "close"
 	if err := needContext(op, ctx); err != nil {

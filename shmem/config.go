@@ -30,7 +30,8 @@ type Config struct {
 	RegisterFrom int
 	// Step is how long a PE that waits sleeps between looks at its heap, after it has polled for
 	// Transport.Spin: writes by others raise no event. 0 means 50 µs. The steps grow up to 1 ms; in
-	// a barrier and other collective calls the PE then sleeps, and is woken by those it waits for.
+	// a barrier and other collective calls the PE then sleeps, and the PEs that it waits for wake
+	// it.
 	Step time.Duration
 	// Transport configures the endpoints. Where it is zero: MaxEndpoints is what the PEs need,
 	// AMBuffers 1, since active messages only wake PEs that sleep, Spin 50 µs, and KeepAlive 100
@@ -40,8 +41,9 @@ type Config struct {
 
 const (
 	defaultHeapSize = 64 << 20
-	// defaultRegisterFrom: to copy 256 KiB takes some 45 µs, which is what a real NIC takes to pin
-	// so many pages. Software NICs register in a microsecond, and gain from 8 KiB on.
+	// defaultRegisterFrom: to copy 256 KiB takes some 45 µs, as long as a real NIC takes to pin so
+	// many pages. Software NICs register in a microsecond, so there registration pays from 8 KiB
+	// on.
 	defaultRegisterFrom = 256 << 10
 	defaultKeepAlive    = 100 * time.Millisecond
 	defaultStep         = 50 * time.Microsecond

@@ -14,8 +14,8 @@
 //	err = pe.Barrier(ctx)                                   // everything of all PEs has arrived
 //	fmt.Println(counts.Local(pe))                           // this PE's own copy, as a []uint64
 //
-// Operations are one-sided: the other PE's program takes no part. A PE reaches its own heap through
-// its NIC, too, so that atomics are atomic among themselves whichever PE issues them.
+// Operations are one-sided: they need no call of the other PE's program. A PE reaches its own heap
+// through its NIC, too, so that atomics are atomic among themselves whichever PE issues them.
 //
 // # When an operation is done
 //
@@ -82,17 +82,17 @@
 // All PEs make the same collective calls in the same order, with the same lengths, types, roots and
 // ops. Where they do not, or where one call is refused for its arguments, all PEs get
 // [ErrMismatch]: in the call itself, or in the next one where the call needed nothing of the
-// others, such as that of a Broadcast's root. No PE gets through a Barrier, and none takes the data
-// of one call for that of another. The error of one PE says which PEs called what, those of the
-// others at least which PE found the mismatch. PEs that wait for each other find out within some
-// milliseconds, one that computes does when it next calls. The words by which they compare have 14
-// bits for what was called before, and 24 in a Barrier.
+// others, such as that of a Broadcast's root. No PE completes a Barrier, and none takes the data of
+// one call for that of another. The error of one PE says which PEs called what, those of the others
+// at least which PE found the mismatch. PEs that wait for each other detect it within some
+// milliseconds, one that computes detects it in its next call. The words by which they compare have
+// 14 bits for what was called before, and 24 in a Barrier.
 //
 // # Faults
 //
 // When a PE's NIC or process fails, calls that concern it return an error that is a [*PEError] and
 // says which PE it was. So do the calls that wait for all PEs (Quiet, Barrier, WaitUntil,
-// collective calls), which check from time to time that the others live
+// collective calls), which check from time to time that the others are alive
 // (transport.Config.KeepAlive). Puts, gets and atomics among the other PEs go on.
 //
 // # What it costs

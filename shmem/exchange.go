@@ -3,8 +3,8 @@ package shmem
 import "context"
 
 // exchange sends n bytes of src, from stride*i on, to every PE i, and receives n bytes of each into
-// dst, from n*i on. It goes on with whichever PE it can, so that no PE waits for the order in which
-// others serve it.
+// dst, from n*i on. It continues with whichever PE is ready, so that no PE depends on the order in
+// which others serve it.
 func (p *PE) exchange(ctx context.Context, op string, g tag, dst, src []byte, stride, n int) error {
 	copy(dst[n*p.id:n*(p.id+1)], src[stride*p.id:])
 	slot := int(p.layout.slot)

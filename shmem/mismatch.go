@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// PEs that are out of step would wait for each other for ever. The one that finds out writes the
-// stop word of every PE, which all waits and all later collective calls look at. A PE that receives
-// what does not fit its call finds out at once. Where nothing arrives, since each PE waits for
+// PEs that are out of step would wait for each other for ever. The one that detects it writes the
+// stop word of every PE, which all waits and all later collective calls read. A PE that receives
+// what does not fit its call detects it at once. Where nothing arrives, since each PE waits for
 // another, they ask: a PE that has waited for some time writes into the heap of the PE that it
 // waits for in which call it is, and compares what others have asked itself.
 
@@ -41,7 +41,7 @@ func (p *PE) mismatch(ctx context.Context, op string, t *peer, theirs, mine tag)
 // the kind of call that it has refused, or zero for a mismatch.
 func (p *PE) stopAll(ctx context.Context, why uint64) {
 	for i := range p.peers {
-		// those that cannot be reached find out that a PE has failed
+		// those that cannot be reached notice that a PE has failed
 		_ = p.peers[i].putWord(ctx, p.layout.stop, why|uint64(p.id)+1)
 	}
 	_ = p.flushLocal(ctx, "")

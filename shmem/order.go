@@ -8,12 +8,12 @@ import (
 
 // Fence orders this PE's puts, atomics and signals, for each target PE separately: what is called
 // after it lands after what was called before. It completes nothing, waits for nothing and cannot
-// fail: the next call to each PE makes the order, and may wait for room and return an error. A call
-// that returns an error leaves the fence in force for those that follow.
+// fail: the next call to each PE establishes the order, and may wait for room and return an error.
+// A call that returns an error leaves the fence in force for those that follow.
 func (p *PE) Fence() { p.fences.Add(1) }
 
 // behindFence orders what goes to this PE next behind what was called before the last Fence. Two
-// goroutines may do so for the same fence; neither goes on before one of them has done it.
+// goroutines may do so for the same fence; both wait until one of them has done it.
 func (t *peer) behindFence(ctx context.Context) error {
 	if asked := t.pe.fences.Load(); asked > t.fenced.Load() {
 		return t.fence(ctx, asked)

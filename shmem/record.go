@@ -91,7 +91,7 @@ type record struct {
 }
 
 // recent is how many calls are remembered. A PE can be ahead of one that waits for it by no more
-// than a tree is deep, two calls for each level.
+// than the depth of a tree, two calls for each level.
 const recent = 64
 
 // add records a call, and returns its tag.

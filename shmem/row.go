@@ -11,9 +11,9 @@ import (
 	"ibverbx/verbs"
 )
 
-// A row is what a PE passes to Config.Exchange: all that it has to tell the others. Each of them
-// reads the head, and of the cards the one that is addressed to it: with n PEs there are n² cards,
-// of which each PE would otherwise decode all.
+// A row is what a PE passes to Config.Exchange: all that the others must know. Each of them reads
+// the head, and of the cards the one that is addressed to it: with n PEs there are n² cards, of
+// which each PE would otherwise decode all.
 //
 //	head    JSON, and a line feed
 //	table   for each PE four bytes, little-endian: where its card ends, from the first card on

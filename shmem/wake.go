@@ -12,17 +12,16 @@ import (
 // wait is over. A PE that puts a word of the package's own for another looks at that one's sleep
 // word afterwards, and if it is set sends an active message, behind a fence.
 //
-// The two cannot miss each other, but for writes on their way: either the word was put before the
+// A wake-up cannot be missed, except for writes on their way: either the word was put before the
 // sleep word came, or the active message follows. A word that was put before is there when the PE
 // has waited a little longer (asleepAfter). Where that is not enough, or the message finds no
-// credit, the PE looks by itself after sleepStep: a wake-up that is lost costs time, and nothing
-// else.
+// credit, the PE looks again after sleepStep: a wake-up that is lost costs time only.
 
 // wakeID is the id of the active message that wakes a PE.
 const wakeID transport.AMID = 0
 
-// askToWake asks the peer to wake this PE with each word that it puts. If that cannot be done the
-// PE sleeps all the same; its endpoint reports a peer that has failed.
+// askToWake asks the peer to wake this PE with each word that it puts. If that is not possible the
+// PE sleeps nevertheless; its endpoint reports a peer that has failed.
 func (t *peer) askToWake(ctx context.Context) {
 	if !t.wakes {
 		t.wakes = true
@@ -31,8 +30,8 @@ func (t *peer) askToWake(ctx context.Context) {
 	}
 }
 
-// stopWaking takes that back. Where there is no room for it before ctx ends, the peer goes on, and
-// the next collective call takes it back.
+// stopWaking withdraws that. Where there is no room for it before ctx ends, the peer continues to
+// wake this PE, and the next collective call withdraws it.
 func (t *peer) stopWaking(ctx context.Context) {
 	if !t.wakes || t.order(ctx) != nil { // the two words must not pass each other
 		return
@@ -62,5 +61,5 @@ func (t *peer) wake(ctx context.Context) {
 	}
 }
 
-// woken handles the active message that wakes this PE: that it has come is all.
+// woken handles the active message that wakes this PE. Its arrival suffices.
 func woken(*transport.Message) {}

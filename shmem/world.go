@@ -43,7 +43,7 @@ func NewLocal(ctx context.Context, cfg Config, doms ...*ibverbx.Domain) (*World,
 			var err error
 			if world.pes[i], err = Join(ctx, dom, cfg); err != nil {
 				results.add(i, err)
-				cancel() // the others need not wait
+				cancel() // so that the others do not wait
 			}
 		})
 	}
@@ -72,8 +72,8 @@ func (w *World) PEs() []*PE { return w.pes }
 
 // Run calls fn for every PE of this process, on a goroutine each, and waits for all. When one
 // returns an error, the ctx of the others ends, so that they do not wait for it for ever. The
-// result joins all errors, in the order of the PEs, but those that only say that ctx has ended; the
-// first error that was returned is always among them.
+// result joins all errors, in the order of the PEs, except those that only say that ctx has ended;
+// the first error that was returned is always among them.
 //
 // When fn returns nil, Run sends what it has begun: other PEs may wait for it.
 func (w *World) Run(ctx context.Context, fn func(ctx context.Context, pe *PE) error) error {

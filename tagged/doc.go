@@ -53,7 +53,8 @@
 //   - A long message may have any number of pieces. Up to four on each side are read from and into
 //     where they are; more go through a buffer made for the message.
 //   - Long messages go faster from and into memory that [Worker.Register] has registered before.
-//     Other memory is registered for the one operation, which takes microseconds on real NICs, for a GiB a large part of a second, and pins it. Send does that when it is called; a receive does
+//     Other memory is registered for the one operation, which takes microseconds on real NICs, for
+//     a GiB a large part of a second, and pins it. Send does that when it is called; a receive does
 //     it when its message arrives, and then the round of progress lasts as long, for all peers of
 //     the worker. The worker keeps no cache of registrations: Go may use memory for something else
 //     without a notice.

@@ -53,7 +53,7 @@ func (p *peerState) failQP(err error) {
 // moment can. On a single queue pair this waits for the NIC to flush, a second at most, and the
 // worker with it.
 //
-// The peer is notified where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
+// The peer is told where the queue pair still works, and its endpoint fails with ErrPeerAborted: a
 // message goes behind what was posted, and Abort gives it a millisecond to go out, in which all
 // other calls on the worker wait, too; Worker.Close takes one millisecond for all endpoints
 // together. Operations that end in that time have ended before. A peer that the message does not
@@ -81,7 +81,8 @@ func (p *peerState) postAbort() bool {
 	return s.serves() && s != stageParting && p.sendControl(wireAbort)
 }
 
-// drainAborts gives the messages of postAbort the time to go out. The queue pairs take nothing more.
+// drainAborts gives the messages of postAbort the time to go out. The queue pairs take nothing
+// more.
 func drainAborts(notified []*peerState) {
 	if len(notified) == 0 || notified[0].w.cfg.Idle != nil {
 		return // a program that moves its network by hand cannot do so while Abort waits

@@ -12,8 +12,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/layers"
 )
 
-// completeShell answers a shell that asks, in the environment, how a command line may go on, and
-// ends the command then.
+// completeShell answers a shell that asks, in the environment, for the completions of a command
+// line, and then ends the command.
 func completeShell(parser *kong.Kong) {
 	kongcompletion.Register(parser, kongcompletion.WithPredictors(predictors()))
 }

@@ -34,7 +34,7 @@ The exit code is 0 when all NICs were listed. Where there is none, or not all co
 type deviceList struct {
 	Provider string       `json:"provider"`
 	Devices  []deviceInfo `json:"devices"`
-	Reason   string       `json:"reason,omitempty"` // for which there are none, or not all
+	Reason   string       `json:"reason,omitempty"` // why there are none, or not all
 }
 
 // deviceInfo is a device with its ports.
@@ -66,7 +66,7 @@ type gidInfo struct {
 	NetDev string    `json:"netdev,omitempty"`
 }
 
-// softHint is what follows where there are no real NICs and nobody asked for them by name.
+// softHint follows where there are no real NICs and none was asked for by name.
 const softHint = "Software NICs are built in: ibverbx perf uses them, ibverbx devices --provider soft " +
 	"lists them.\n"
 
@@ -111,7 +111,7 @@ func (f *devicesCmd) Run(c *console) error {
 	return errors.Join(failed, err)
 }
 
-// list opens a provider and asks its devices. What could be asked comes along with an error.
+// list opens a provider and queries its devices. With an error it returns what could be queried.
 func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
 	list := []deviceInfo{}
 	p, err := openProvider(name, nicOptions{count: count, filter: f.Device, library: f.Library})
@@ -158,8 +158,8 @@ func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
 	return chosen, nil
 }
 
-// inspect asks a device for everything. What could be asked comes along with an error; nothing of a
-// device that says nothing of itself.
+// inspect queries everything about a device. With an error it returns what could be queried:
+// nothing of a device that cannot be queried at all.
 func inspect(provider string, d verbs.Device) (deviceInfo, error) {
 	attr, err := d.Query()
 	if err != nil {
@@ -177,7 +177,7 @@ func inspect(provider string, d verbs.Device) (deviceInfo, error) {
 	return info, errors.Join(errs...)
 }
 
-// inspectPort asks a device about a port, likewise.
+// inspectPort queries a port of a device, likewise.
 func inspectPort(d verbs.Device, n int) (portInfo, error) {
 	attr, err := d.QueryPort(n)
 	if err != nil {
@@ -221,7 +221,7 @@ func writeDevices(c *console, list []deviceInfo) error {
 				}
 				for _, g := range port.GIDs {
 					w.printf("%s\t%d\t%s\t%s\t%v\n", line, g.Index, g.Type, orDash(g.NetDev), g.GID)
-					line = "\t\t\t\t\t" // said once
+					line = "\t\t\t\t\t" // stands once
 				}
 			}
 		}

@@ -20,8 +20,8 @@ const (
 	labelWidth = 18
 )
 
-// setback describes a failure in the order in which a person asks: what was injected, what each end
-// saw, what became of all that was accepted, whether the data is there, and how it went on.
+// setback describes a failure: what was injected, what each end saw, what became of all that was
+// accepted, whether the data is there, and how the run continued.
 func (t *perfTable) setback(s *bench.Setback) {
 	f := s.Failure
 	for _, fault := range f.Faults {
@@ -231,7 +231,7 @@ func (t *perfTable) data(f *bench.Failure) {
 	t.say("data", text)
 }
 
-// causes says why a cell could not go on.
+// causes says why a cell could not continue.
 func (t *perfTable) causes(r *bench.Result, setbacks []bench.Setback) {
 	label := "cause"
 	for _, line := range strings.Split(r.Error, "\n") {
@@ -264,8 +264,8 @@ func (t *perfTable) say(label, text string) {
 	}
 }
 
-// wrap breaks text at spaces into lines of at most width runes, where words allow. What comes of
-// the outside world is made harmless.
+// wrap breaks text at spaces into lines of at most width runes, where words allow. Control
+// characters of external text are escaped.
 func wrap(text string, width int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(text) {
@@ -294,7 +294,7 @@ func thousands(n int) string {
 	return s
 }
 
-// recoveries counts the failures after which a run went on.
+// recoveries counts the failures after which a run continued.
 func recoveries(r *bench.Report) (n int) {
 	for i := range r.Results {
 		for _, s := range r.Results[i].Setbacks() {

@@ -54,8 +54,8 @@ var noValue = regexp.MustCompile(`^(--[^:]+): (?:missing value,|expected \S+ val
 
 var unknownFlag = regexp.MustCompile(`^unknown flag (--?[^\s,]+)(, did you mean .*)?$`)
 
-// hint makes the error of a flag that there is not say what to use instead, and that of one without
-// its value say so. Suggestions for short flags, which are all that there are, are dropped.
+// hint adds to the error of an unknown flag what to use instead, and words that of a flag without
+// its value. Suggestions for short flags, which are all that there are, are dropped.
 func hint(err error, command string) error {
 	if m := noValue.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Errorf("%s needs a value", m[1])

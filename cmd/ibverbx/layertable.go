@@ -96,7 +96,7 @@ func (l *layerTable) legend(p *bench.Params) string {
 	return fmt.Sprintf("%s is %s to that of %s", l.ratioTo, what, with)
 }
 
-// ratio is a cell's figure to what it is compared with.
+// ratio is the ratio of a cell's figure to what it is compared with.
 func (l *layerTable) ratio(r *bench.Result) string {
 	switch {
 	case l.ratioTo == "":

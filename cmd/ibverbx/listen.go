@@ -25,11 +25,10 @@ const (
 	maxGreeted = 128
 	// maxWaiting bounds the clients that wait for their turn.
 	maxWaiting = 64
-	// maxLeaving bounds the clients to which is still said why they are not served. A further one
-	// is hung up on.
+	// maxLeaving bounds the clients that are being told why they are not served. The connection of
+	// a further one is closed.
 	maxLeaving = 64
-	// waitNews is how often a waiting client hears that it waits: more often than it loses
-	// patience.
+	// waitNews is how often a waiting client is told that it waits: more often than its timeout.
 	waitNews = time.Second / 2
 	// maxLines is how many connections that bring no client are described one by one.
 	maxLines = 10
@@ -38,7 +37,7 @@ const (
 // Why a client is not served.
 var (
 	errFull = fmt.Errorf("%d clients wait for the listening end already: try again later", maxWaiting)
-	errOver = errors.New("the listening end listens no more")
+	errOver = errors.New("the listening end has stopped listening")
 )
 
 // idleError is [bench.ErrInterrupted] of a listening end that had nothing to measure.
@@ -57,7 +56,7 @@ type listener struct {
 	close func()
 	all   sync.WaitGroup
 	news  chan struct{} // a client has come, or failed is set
-	// leaving has an entry for each client to which is said why it is not served.
+	// leaving has an entry for each client that is being told why it is not served.
 	leaving chan struct{}
 
 	mu      sync.Mutex
@@ -114,7 +113,7 @@ func (l *listener) Close() {
 	l.all.Wait()
 }
 
-// accept greets whoever comes.
+// accept greets every connection.
 func (l *listener) accept() {
 	for pause := time.Duration(0); ; {
 		nc, err := l.l.Accept()
@@ -124,7 +123,7 @@ func (l *listener) accept() {
 			l.all.Go(func() { l.greet(l.enter(nc)) })
 		case l.ctx.Err() != nil:
 			return
-		case exhausted(err): // which passes
+		case exhausted(err): // a passing condition
 			pause = min(max(2*pause, 10*time.Millisecond), time.Second)
 			select {
 			case <-time.After(pause):
@@ -161,7 +160,7 @@ func (l *listener) enter(nc net.Conn) *arrival {
 	return g
 }
 
-// greet begins the conversation. A connection that says nothing, or speaks another protocol, is no
+// greet begins the conversation. A connection that sends nothing, or speaks another protocol, is no
 // client.
 func (l *listener) greet(g *arrival) {
 	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
@@ -179,8 +178,8 @@ func (l *listener) greet(g *arrival) {
 	}
 }
 
-// stranger says why a connection brought no client: the first ones each, and then how many there
-// were as their number doubles.
+// stranger reports why a connection brought no client: each of the first ones, and then their
+// number whenever it has doubled.
 func (l *listener) stranger(why error) {
 	l.mu.Lock()
 	l.strange++
@@ -214,7 +213,7 @@ func (l *listener) admit(conn *rendezvous.Conn) {
 	l.keep(w)
 }
 
-// keep says to a client again and again that it waits.
+// keep tells a client periodically that it waits.
 func (l *listener) keep(w *waiter) {
 	defer close(w.over)
 	news := time.NewTicker(waitNews)
@@ -227,7 +226,7 @@ func (l *listener) keep(w *waiter) {
 		}
 		l.mu.Unlock()
 		if ahead > 0 && bench.SayWait(l.ctx, w.conn, ahead) != nil {
-			return // whoever calls it will see why
+			return // its caller learns why
 		}
 		select {
 		case <-w.turn:
@@ -242,7 +241,7 @@ func (l *listener) keep(w *waiter) {
 	}
 }
 
-// leave takes a client that has gone out of the queue.
+// leave removes a client that has gone from the queue.
 func (l *listener) leave(w *waiter) {
 	l.mu.Lock()
 	before := len(l.waiting)
@@ -255,8 +254,7 @@ func (l *listener) leave(w *waiter) {
 	}
 }
 
-// dismiss says goodbye to a client that has not come to measure, while others are served: it may
-// not listen.
+// dismiss says goodbye to a client that does not measure, while others are served: it may not read.
 func (l *listener) dismiss(conn *rendezvous.Conn, goodbye func()) {
 	select {
 	case l.leaving <- struct{}{}:

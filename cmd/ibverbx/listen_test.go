@@ -279,7 +279,7 @@ func TestListenDismisses(t *testing.T) {
 	<-second.Done()
 	first.Close()
 	var said *rendezvous.PeerError
-	if err := second.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "listens no more") {
+	if err := second.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "has stopped listening") {
 		t.Errorf("error %v", err)
 	}
 	if code, _, errs := server.wait(t); code != exitInterrupted {
@@ -354,7 +354,7 @@ func TestListenGoodbyesAreBounded(t *testing.T) {
 	select {
 	case <-conn.Done():
 	default:
-		t.Error("a client for whose goodbye there is no place is not hung up on")
+		t.Error("a client for whose goodbye there is no place is not closed")
 	}
 	close(held)
 	l.all.Wait()

@@ -10,8 +10,8 @@
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes over real NICs. The exit
 // code is 0 when all went well, 1 when something failed, 2 when the flags make no sense, and 130
-// after Ctrl-C. A failure that was asked for with --fault is none, if every promise was kept and
-// the run went on.
+// after Ctrl-C. A failure that --fault has caused does not count, if every promise was kept and the
+// run continued.
 package main
 
 import (
@@ -78,8 +78,8 @@ type console struct {
 	mu sync.Mutex // one line after another
 }
 
-// complain writes to stderr. Where that is not possible the exit code has to do. Whatever a message
-// repeats of the outside world, the terminal must not obey it.
+// complain writes to stderr. Where that fails only the exit code tells. Control characters in text
+// that a message repeats from elsewhere must not reach the terminal.
 func (c *console) complain(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,8 +104,8 @@ func harmless(text string) string {
 
 func isControl(r rune) bool { return r != '\n' && unicode.In(r, unicode.Cc, unicode.Cf) }
 
-// reason is an error for stderr: only its first line begins where those of this command begin, and
-// the library of the same name does not say its name again.
+// reason is an error for stderr: further lines are indented behind the first, and the prefix of the
+// library, which has the command's name, is dropped.
 func reason(err error) string {
 	return strings.ReplaceAll(strings.TrimPrefix(err.Error(), "ibverbx: "), "\n", "\n  ")
 }
@@ -121,7 +121,7 @@ func main() {
 // helpShown ends parsing after --help.
 type helpShown struct{}
 
-// run is the whole command but for the process around it. It returns the exit code.
+// run is the whole command without the process around it. It returns the exit code.
 func run(c *console, args []string) (code int) {
 	defer func() {
 		if r := recover(); r != nil {

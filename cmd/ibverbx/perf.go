@@ -66,7 +66,7 @@ func (f *perfCmd) Run(c *console, k *kong.Context) error {
 	return errors.Join(err, f.document(c, err))
 }
 
-// document writes the JSON document of a run that came to nothing, unless there is one.
+// document writes the JSON document of a run that measured nothing, unless it is written already.
 func (f *perfCmd) document(c *console, err error) error {
 	if !f.JSON || f.outcome.document {
 		return nil
@@ -200,7 +200,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	}
 	report.Version = version()
 	if table != nil {
-		table.footer(report) // of the run, which a figure that misses a limit does not cut short
+		table.footer(report) // of the run: a figure that misses a limit does not make it incomplete
 	}
 	if missed := f.missed(report); missed != nil && err == nil {
 		err = missed

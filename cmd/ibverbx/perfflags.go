@@ -119,7 +119,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	return p, err
 }
 
-// counts fills in the numbers of which 0 is the default there: here it makes no sense.
+// counts fills in the numbers whose default in Params is 0, and refuses a 0 that was given.
 func (f *perfCmd) counts(p *bench.Params) error {
 	for _, n := range []struct {
 		name  string

@@ -50,10 +50,10 @@ func (p *progress) Cell(done, all int) {
 			progressbar.OptionSetDescription("measuring"), progressbar.OptionSetElapsedTime(true),
 			progressbar.OptionClearOnFinish())
 	}
-	_ = p.bar.Set(done) // a bar that cannot be drawn is no reason to stop
+	_ = p.bar.Set(done) // a bar that cannot be drawn does not stop the run
 }
 
-// Row takes the bar out of the row's way.
+// Row clears the bar before the row is written.
 func (p *progress) Row(row []bench.Result) {
 	p.clear()
 	p.table.Row(row)

@@ -31,7 +31,7 @@ type provider struct {
 
 // nicOptions say which NICs are wanted.
 type nicOptions struct {
-	count   int    // of a provider that makes as many as one likes; others have what they have
+	count   int    // of a provider that makes any number; for others it has no effect
 	filter  string // of a provider of real NICs, as [verbs.ParseDeviceFilter] reads it
 	library string // path of libibverbs; empty for the loader's choice
 }

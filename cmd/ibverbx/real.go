@@ -18,7 +18,7 @@ func noRealNICs(err error) bool {
 func openReal(o nicOptions) (verbs.Provider, error) {
 	p, err := rdmacore.Open(rdmacore.Config{Devices: o.filter, Library: o.library})
 	if err != nil {
-		return nil, err // and no nil pointer in an interface
+		return nil, err // not a nil pointer in an interface
 	}
 	return p, nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // perfTable writes a run for people: a header that says what is measured, a row for each size as it
-// comes, and what else is to be said.
+// comes, and remarks below.
 type perfTable struct {
 	printer
 	p       *bench.Params
@@ -266,7 +266,7 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 	for _, s := range t.p.Schemes {
 		r := find(row, s)
 		if r != nil && r.Messages == 0 && !r.Failed {
-			r = nil // nothing that counts was measured before the end
+			r = nil // nothing was measured before the end
 		}
 		word := "-"
 		if r != nil && r.Failed {
@@ -290,7 +290,7 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 	t.printf("\n")
 }
 
-// atomicRate is millions of messages a second, which real NICs may be far from.
+// atomicRate is millions of messages a second; real NICs may have far fewer.
 func (t *perfTable) atomicRate(perSecond float64) string {
 	if t.peer != nil {
 		return digits(perSecond / 1e6)
@@ -298,8 +298,8 @@ func (t *perfTable) atomicRate(perSecond float64) string {
 	return fmt.Sprintf("%.2f", perSecond/1e6)
 }
 
-// digits writes a figure with three digits that say something: NICs between two processes may be a
-// hundred thousand times as fast as others.
+// digits writes a figure with three significant digits: the figures of NICs differ by a factor of
+// up to a hundred thousand.
 func digits(x float64) string { return strconv.FormatFloat(x, 'g', 3, 64) }
 
 // spread is how far a figure may be off, in percent, and marks what is noise.
@@ -322,7 +322,8 @@ func (t *perfTable) noise(s *bench.Spread) string {
 	return "~"
 }
 
-// mark stands beside the figures of a cell that went on after failures, which are described below.
+// mark stands beside the figures of a cell that continued after failures, which are described
+// below.
 func mark(r *bench.Result) string {
 	if r.Recovery != nil && !r.Failed {
 		return "*"
@@ -339,7 +340,7 @@ func find(row []bench.Result, s bench.Scheme) *bench.Result {
 	return nil
 }
 
-// rate is millions of messages a second, where that says anything.
+// rate is millions of messages a second, where that is meaningful.
 func rate(perSecond float64) string {
 	switch {
 	case perSecond < 10e3:
