@@ -138,7 +138,7 @@ func TestListenServesNext(t *testing.T) {
 			_ = conn.Send(t.Context(), "noise", nil)
 			<-conn.Done()
 		},
-		"asks for what cannot be": func(t *testing.T, address string) {
+		"asks for the impossible": func(t *testing.T, address string) {
 			conn := greeted(t, address)
 			_ = conn.Send(t.Context(), "task", json.RawMessage(`{"self":{"nics":["x"]},`+
 				`"parameters":{"op":"swim","wait":"poll","nics":1,"qps":1,"depth":1,"tx_depth":1}}`))

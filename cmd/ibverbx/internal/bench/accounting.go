@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// settle polls until both ends have seen what they will see of the failure: an end's own error says
-// more than the other's.
+// settle polls until both ends have noticed the failure as far as they will: the error of an end
+// itself says more than the other's.
 func (c *cell) settle() error {
 	start := time.Now()
 	for last := start; time.Since(last) < settleTime && time.Since(start) < time.Second; {
@@ -54,7 +54,8 @@ func (c *cell) recordFailure() *Failure {
 	return f
 }
 
-// place says where a fault that could strike anywhere did so: where its end has its first error.
+// place says where a fault that could strike anywhere did strike: where its end has its first
+// error.
 func (f *Failure) place(s *faultState) string {
 	if s.hits == nil || s.strikes()-s.excused != 1 {
 		return ""

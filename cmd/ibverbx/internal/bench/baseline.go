@@ -52,7 +52,7 @@ func (c *copier) sample(p *Params, m *memory, brake *atomic.Bool) (float64, erro
 	directions := copies(p, m)
 	slots := m.slots(c.size)
 	if p.Iterations > 0 {
-		slots = min(slots, p.Iterations) // or the caches would serve one and not the other
+		slots = min(slots, p.Iterations) // otherwise the caches would favour one of the two
 	}
 	target := p.sampleTime()
 	var timed time.Duration

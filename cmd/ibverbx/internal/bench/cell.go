@@ -23,7 +23,7 @@ type cell struct {
 	sorted    []uint64
 	alone     single // what was measured with one of several endpoints
 	// counters is what the counter of atomics at each end holds: as read when the cell begins or
-	// its ends are made anew, said by the other process, and reckoned on after each round.
+	// its ends are made anew, told by the other process, and computed after each round.
 	counters [2]uint64
 	// before is what the ends had counted when the cell began, or when they were made anew.
 	before counted
@@ -189,15 +189,15 @@ func (c *cell) figures() error {
 	return err
 }
 
-// try is a round that may fail where a fault has asked for it: then it counts for nothing, but for
-// the messages of a series that came through before, and the next one is in place of it.
+// try is a round that may fail where a fault causes it. Then it does not count, except for the
+// messages of a series that were completed before, and the next round replaces it.
 func (c *cell) try(n int, warmup bool) (rate float64, err error) {
 	rate, err = c.runRound(n, warmup)
 	return rate, c.survive(err)
 }
 
-// giveUp ends a column that failed. Closing queue pairs flushes what is outstanding, and shows that
-// each request had its completion.
+// giveUp ends a column that failed. It closes the queue pairs, which flushes what is outstanding,
+// and checks that each request had its completion.
 func (c *cell) giveUp() {
 	c.pair.failed = true
 	c.pair.faults.end()

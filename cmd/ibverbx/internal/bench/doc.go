@@ -19,14 +19,14 @@
 // the cores themselves. Streams through a layer have a goroutine and a worker for each end, which
 // spin and sleep as the layer does. Latencies are measured by one goroutine; only with events the
 // answering end has one of its own. An interruption cuts the rounds of queue pairs short; those of
-// the layers end by themselves a moment later.
+// the layers run to their end a moment later.
 //
 // In two processes each drives its end alone: it has its own memory, and the source of the other
 // end, which follows from the seed, to compare with. The connecting end decides and takes the
-// figures; messages.go lists what the two say to each other. Where both send at the same time, each
-// takes the time of what it sends, and the longer one counts; a round that was cut short does not.
-// Neither trusts the other: parameters are bounded and messages must fit, and a peer that stops
-// talking, or goes, ends the run.
+// figures; messages.go lists their messages. Where both send at the same time, each takes the time
+// of what it sends, and the longer one counts; a round that was cut short does not. Neither trusts
+// the other: parameters are bounded and messages are checked, and a peer that falls silent or
+// disconnects ends the run.
 //
 // The conversation has no package of its own: its messages carry this package's parameters, results
 // and machines, and each of its steps is one of a cell or of a run. A package for it would have to

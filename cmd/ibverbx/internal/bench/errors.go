@@ -11,7 +11,7 @@ var (
 	// ErrVerify: what arrived is not what was sent, or completions came out of order or in the
 	// wrong number.
 	ErrVerify = layers.ErrVerify
-	// ErrStalled: nothing completed for so long that nothing more is expected.
+	// ErrStalled: nothing completed for so long that the round was given up.
 	ErrStalled = errors.New("no completion")
 	// errFailed: requests completed unsuccessfully; the virtual queue pair says why.
 	errFailed = layers.ErrRequests

@@ -62,7 +62,7 @@ type FirstError struct {
 	Advice    string `json:"advice"`         // what to check
 }
 
-// Recovery is what was done after a failure, and how it went on.
+// Recovery is what was done after a failure, and how the run continued.
 type Recovery struct {
 	Action   string              `json:"action"`         // "reset" or "rebuilt"
 	What     string              `json:"what"`           // in words
@@ -74,7 +74,7 @@ type Recovery struct {
 	Verified int                 `json:"verified_messages"`
 }
 
-// The ways to go on.
+// The ways to continue.
 const (
 	ActionReset   = "reset"
 	ActionRebuilt = "rebuilt"

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// faultPlan is the faults of a column and how far they are.
+// faultPlan is the faults of a column, and which of them have struck.
 type faultPlan struct {
 	ctx     context.Context // of the run
 	pair    *pair
@@ -105,7 +105,7 @@ func (fp *faultPlan) end() {
 	}
 }
 
-// report says what became of the faults since it was asked last, and what is still to come.
+// report says what became of the faults since its last call, and which have not struck.
 func (fp *faultPlan) report() []FaultReport {
 	var list []FaultReport
 	for _, s := range fp.reports {
@@ -121,7 +121,7 @@ func (fp *faultPlan) report() []FaultReport {
 	return list
 }
 
-// fresh lists the faults that have struck and have not been answered for by [faultPlan.excuse].
+// fresh lists the faults that have struck since the last [faultPlan.excuse].
 func (fp *faultPlan) fresh() (list []*faultState) {
 	for _, s := range fp.reports {
 		if s.strikes() > s.excused && !s.idle && !s.fault.kind().bearable {
@@ -131,14 +131,14 @@ func (fp *faultPlan) fresh() (list []*faultState) {
 	return list
 }
 
-// excuse says that what has struck until now is over.
+// excuse records that what has struck until now is over.
 func (fp *faultPlan) excuse() {
 	for _, s := range fp.reports {
 		s.excused = s.strikes()
 	}
 }
 
-// outlived says that a round went well: what was over before it ended has done no harm.
+// outlived records that a round succeeded: faults that were over before it ended have done no harm.
 func (fp *faultPlan) outlived() {
 	for _, s := range fp.reports {
 		if s.ending != nil && s.ending.isOver() {

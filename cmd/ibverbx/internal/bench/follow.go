@@ -11,7 +11,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// errPeerInterrupted says why there are not all the figures that were asked for.
+// errPeerInterrupted says why some of the figures are missing.
 var errPeerInterrupted = errors.New("the other end was interrupted: the rest was not measured")
 
 // errServedLong says why a listening end gives up although nothing is wrong.
@@ -20,11 +20,11 @@ var errServedLong = fmt.Errorf("a listening end serves for %v at most", maxServe
 // taskError says why a listening end refuses what its client asks for.
 type taskError struct{ reason string }
 
-// Error says whose wish it was.
+// Error names the client's request as the cause.
 func (e *taskError) Error() string { return "the connecting end " + e.reason }
 
-// BrokeOff says whether an error of [Follow] is the client's: it went, was stopped, asked for what
-// cannot be, or did not keep to what is agreed. The next client may do better.
+// BrokeOff reports whether the client caused an error of [Follow]: it disconnected, was stopped,
+// asked for the impossible, or violated the protocol. The next client can be served.
 func BrokeOff(err error) bool {
 	var said *rendezvous.PeerError
 	var task *taskError
@@ -41,9 +41,9 @@ func BrokeOff(err error) bool {
 }
 
 // Follow measures together with a process that leads: it drives end b as the other one asks for,
-// within limits. The report has the other one's parameters and figures. There is none
-// when nothing could be measured. The conversation is over when it returns, but for the goodbye
-// that it hands to [Half.Aside].
+// within limits. The report has the other one's parameters and figures. There is none when nothing
+// could be measured. The conversation is over when it returns, except for the goodbye that it hands
+// to [Half.Aside].
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
 	defer cancel()
@@ -62,7 +62,7 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	return run.follow(h.Devices[:task.Params.NICs])
 }
 
-// accept learns what is measured.
+// accept receives what is measured.
 func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 	if err := f.conn.Send(ctx, kindOffer, h.self()); err != nil {
 		return nil, err
@@ -79,7 +79,8 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 		p.Provider, p.Conn = h.Provider, h.Config // this end's own
 	}
 	if err := task.check(); err != nil {
-		return nil, &taskError{"asks for what cannot be: " + err.Error()} // no usage error of this end
+		// Not a usage error of this end.
+		return nil, &taskError{"asks for what is not possible: " + err.Error()}
 	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
 		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
@@ -88,8 +89,8 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 	return &task, f.conn.Send(ctx, kindAccept, nil)
 }
 
-// dismiss is part for a client with which nothing is measured: others need not wait until it has
-// heard why.
+// dismiss is part for a client with which nothing is measured: others do not wait until it has
+// received the reason.
 func (f *peer) dismiss(h *Half, why error) error {
 	if h.Aside == nil {
 		return f.part(why)
@@ -110,7 +111,7 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 	return r.endApart(err)
 }
 
-// next does what the leading end asks for next. over says that there is nothing more to do.
+// next does what the leading end asks for next. over reports that the run is over.
 func (r *runner) next() (over bool, err error) {
 	conn := r.peer.conn
 	m, err := conn.ReceiveAny(r.peer.steps, kindCell, kindRow, kindBye)

@@ -8,15 +8,15 @@ import (
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
 )
 
-// goodbye is how a round ends where another process drives the other end: each end that sends says
-// how many messages it has sent once they are reported, and neither ends the round before it has
-// heard that of the other.
+// goodbye is how a round ends where another process drives the other end: each end that sends
+// reports how many messages it has sent once they have completed, and neither ends the round before
+// it has received that number from the other.
 type goodbye struct {
 	said, heard bool
-	theirs      int // messages that the other end has sent, once it is heard
+	theirs      int // messages that the other end has sent, once it has said so
 }
 
-// playApart plays this end's part, and serves the other one until that is over too.
+// playApart plays this end's part, and serves the other end until that is done too.
 func (c *cell) playApart(ctx context.Context, n int) (err error) {
 	end, _ := c.pair.here()
 	if c.p.Mode == Latency && c.peer.leads {
@@ -27,8 +27,8 @@ func (c *cell) playApart(ctx context.Context, n int) (err error) {
 	return cause(ctx, end.Run(ctx, c.parted))
 }
 
-// converse says to the other process that this end has sent its messages, as soon as that is so,
-// and hears the same of the other one. A peer that was stopped says so before this end is over.
+// converse tells the other process that this end has sent its messages, as soon as it has, and
+// receives the same from the other. A peer that was stopped says so before this end is done.
 func (c *cell) converse() {
 	end, at := c.pair.here()
 	if !c.said && c.sends(at) && end.Sent() {
@@ -50,14 +50,14 @@ func (c *cell) converse() {
 	}
 }
 
-// parted says whether all that is to be said and heard in the round has been.
+// parted reports whether both messages of the round have been exchanged.
 func (c *cell) parted() bool {
 	_, at := c.pair.here()
 	return (c.said || !c.sends(at)) && (c.heard || !c.sends(1-at))
 }
 
-// hear handles that the other end has sent its messages, which is all that it says in a round. One
-// that was stopped early stops this end too: to go on alone is not what is measured.
+// hear handles the message that the other end has sent its messages, the only one of a round. An
+// end that was stopped early stops this end too: one direction alone is not what is measured.
 func (c *cell) hear(m *rendezvous.Message) error {
 	if err := m.Expect(kindDone); err != nil {
 		return err
@@ -80,17 +80,17 @@ func (c *cell) hear(m *rendezvous.Message) error {
 	return nil
 }
 
-// errSilent says that the peer did not acknowledge the report of a failure: it may be gone, or
+// errSilent reports that the peer did not acknowledge the report of a failure: it may be gone, or
 // busy.
 var errSilent = errors.New("the peer took no note of that in time")
 
-// part says to the peer why this end gives up, ends the conversation, and returns the reason
-// together with what the peer has to say to it.
+// part tells the peer why this end gives up, ends the conversation, and returns the reason together
+// with the peer's answer.
 func (p *peer) part(why error) error {
 	var said *rendezvous.PeerError
 	if errors.As(why, &said) {
 		_ = p.conn.Close()
-		return why // the peer knows it best
+		return why // the peer knows it already
 	}
 	before := p.conn.Err()
 	p.conn.Fail(why)

@@ -10,7 +10,7 @@ import (
 
 var errNeedsSoft = errors.New("only software NICs fail on demand: use --provider soft")
 
-// noRail is what becomes of a fault that names a queue pair which the column does not have.
+// noRail is the result of a fault that names a queue pair which the column does not have.
 func (c *pair) noRail() *struck {
 	what := "did not strike: this column has a single queue pair"
 	if n := c.dataRails(); n > 1 {
@@ -76,7 +76,7 @@ func injectRefuse(c *pair, f *Fault) (*struck, error) {
 func injectDelay(c *pair, f *Fault) (*struck, error) {
 	s, err := inject(c, f, soft.Delay, fmt.Sprintf("fragments delayed by %v", f.For))
 	if err == nil {
-		f.For = 0 // it is no end of the fault
+		f.For = 0 // the fault has no end to wait for
 	}
 	return s, err
 }

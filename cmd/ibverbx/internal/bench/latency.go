@@ -7,19 +7,18 @@ import (
 )
 
 const (
-	// latencyWindow is the memory that latency is measured over, in bytes: small, for the NIC is
-	// measured and not the memory.
+	// latencyWindow is the memory that latency is measured over, in bytes: small, because the NIC
+	// is measured and not the memory.
 	latencyWindow = 1 << 20
 	// latencyWarmup is how many messages go before the measured ones.
 	latencyWarmup   = 200
 	latencyPatience = 20 * time.Millisecond // that those may take
 	// latencySpin is how long an end polls for what comes from a real NIC before it sleeps: longer
-	// than any message is under way between such NICs, and no longer, for emulated ones need the
-	// core.
+	// than any message is under way between such NICs, and no longer, because emulated ones need
+	// the core.
 	latencySpin = time.Millisecond
 	// patientSpin is how long an end polls otherwise before it sleeps. Where two NICs copy on two
-	// cores that is worth a sixth of the bandwidth, and half of it when another process wants a
-	// core too.
+	// cores it gains a sixth of the bandwidth, and half of it when another process uses a core too.
 	patientSpin = 20 * time.Microsecond
 	// longest is the longest latency that the histogram distinguishes, in nanoseconds.
 	longest = int64(100 * time.Second)

@@ -18,13 +18,13 @@ const (
 	defaultLayerRate = "8,64,512,4K"
 	defaultAM        = "64..4K/4"
 	defaultAMLatency = "8,64,512,4K"
-	leastLayerWindow = 4 // a flush wants its own place beside the message
+	leastLayerWindow = 4 // a flush needs its own place beside the message
 	// shmemMemory is how much memory one direction writes to at most in a symmetric heap, of which
 	// there are two a column.
 	shmemMemory = 16 << 20
 )
 
-// Layered says whether what is measured lies above virtual queue pairs.
+// Layered reports whether what is measured lies above virtual queue pairs.
 func (p *Params) Layered() bool { return p.Layer != QP && p.Layer != "" }
 
 // Shape is the operation measured. It is the zero value where there is no such operation.
@@ -37,7 +37,7 @@ func (p *Params) Shape() layers.Shape {
 	return s
 }
 
-// Rated says whether the rate of messages is what counts.
+// Rated reports whether the rate of messages is the figure.
 func (p *Params) Rated() bool { return p.Mode == Rate || p.Mode == Bandwidth && p.Op.Atomic() }
 
 // fillLayer fills in what follows from the layer.

@@ -20,10 +20,10 @@ type Half struct {
 	Config   ibverbx.ConnConfig // of the queue pairs of this process
 	Version  string             // of the program
 	// Waiting is called when the listening end says how many clients it serves before this one,
-	// each time that this number is another one. nil: nobody wants to know.
+	// each time that this number changes. It may be nil.
 	Waiting func(ahead int)
-	// Aside is what [Follow] hands its goodbye to, which takes some seconds where the peer says
-	// nothing, when the peer has not brought it to measure. nil: it stays until that is said.
+	// Aside is what [Follow] hands its goodbye to where nothing was measured: with a silent peer
+	// that takes some seconds. If it is nil, Follow waits.
 	Aside func(goodbye func())
 }
 
@@ -37,8 +37,8 @@ func (h *Half) self() selfBody {
 
 // Lead measures together with a process that follows: it decides what is measured, as p says, and
 // drives end a. With p.NICs 0 as many NICs are used as both processes have. Errors are those of
-// [Run]; there is no report when the ends did not come to an agreement. The conversation is over
-// when it returns.
+// [Run]; there is no report when the ends did not agree on what to measure. The conversation is
+// over when it returns.
 func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) {
 	steps, cancel := stepsOf(ctx, lastRound)
 	defer cancel()
@@ -69,7 +69,7 @@ func stepsOf(ctx context.Context, after time.Duration) (context.Context, func())
 	return steps, func() { stop(); cancel(nil) }
 }
 
-// interruptedOr is ErrInterrupted in the place of errors that say just that.
+// interruptedOr replaces errors that only say that ctx has ended by ErrInterrupted.
 func interruptedOr(ctx context.Context, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) &&
 		(errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
@@ -133,7 +133,7 @@ func (l *peer) awaitOffer(ctx context.Context, h *Half, theirs *selfBody) error 
 	}
 }
 
-// SayWait says to a client that so many others are served before it.
+// SayWait tells a client that so many others are served before it.
 func SayWait(ctx context.Context, conn *rendezvous.Conn, ahead int) error {
 	return conn.Send(ctx, kindWait, waitBody{ahead})
 }
@@ -156,7 +156,7 @@ func (r *runner) lead(devices []verbs.Device) (*Report, error) {
 	}
 	failed := slices.ContainsFunc(r.report.Results, func(res Result) bool { return res.Err != nil })
 	switch {
-	case failed: // parted already
+	case failed: // the conversation is over already
 	case err != nil:
 		err = r.peer.part(interruptedOr(r.ctx, err))
 	default:

@@ -33,8 +33,8 @@ type memory struct {
 }
 
 // nextRound is the number of the next round. No number comes twice, so that what an earlier cell
-// left is as wrong as what an earlier round of this one left. Two processes count alike, for both
-// take part in every round.
+// left is as wrong as what an earlier round of this one left. Two processes count alike, because
+// both take part in every round.
 func (m *memory) nextRound() uint64 {
 	m.rounds++
 	return m.rounds
@@ -151,7 +151,7 @@ func wrongBytes(got, want []byte, round uint64, slot int) error {
 			count++
 		}
 	}
-	if first < 0 { // they came between the two looks
+	if first < 0 { // they arrived between the two comparisons
 		return fmt.Errorf("%w: message %d of round %d (%v): wrong when it was announced, right a moment "+
 			"later", ErrVerify, slot, round, units.Size(len(want)))
 	}

@@ -12,11 +12,11 @@ import (
 	"ibverbx/verbs"
 )
 
-// ProtocolVersion is the version of the messages below. Ends of different versions do not
-// understand each other. A golden file holds them as they are on the wire.
+// ProtocolVersion is the version of the messages below. Ends of different versions refuse each
+// other. A golden file holds them as they are on the wire.
 const ProtocolVersion = 5
 
-// What the two processes of a run say to each other. End a leads, end b follows:
+// The messages between the two processes of a run. End a leads, end b follows:
 //
 //	a                b
 //	      wait   <-     others are served first; from time to time until it is this one's turn
@@ -41,8 +41,8 @@ const ProtocolVersion = 5
 //	      stats <-      what b has counted
 //	row   ->            the figures of a size
 //
-// and in the end bye from both. An end that fails says why in place of its next message, and both
-// are gone.
+// and at the end bye from both. An end that fails sends the reason in place of its next message,
+// which ends the conversation.
 const (
 	kindWait      = "wait"
 	kindOffer     = "offer"
@@ -68,7 +68,7 @@ type selfBody struct {
 	NICs    []string `json:"nics"` // all that it may use
 }
 
-// check makes what the peer says of itself fit to be shown.
+// check bounds the peer's description of itself, and makes it printable.
 func (b *selfBody) check() error {
 	if len(b.NICs) == 0 || len(b.NICs) > verbs.MaxDevices {
 		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs),
@@ -86,7 +86,7 @@ func (b *selfBody) check() error {
 	return nil
 }
 
-// oneLine makes text of the peer fit for a line of a table.
+// oneLine makes text of the peer printable in a line of a table.
 func oneLine(s string) string {
 	runes := []rune(rendezvous.Clean(s))
 	for i, r := range runes {
@@ -102,7 +102,7 @@ type waitBody struct {
 	Ahead int `json:"ahead"`
 }
 
-// maxAhead is how many those can be.
+// maxAhead bounds that number.
 const maxAhead = 1000
 
 type taskBody struct {
@@ -110,7 +110,7 @@ type taskBody struct {
 	Params *Params  `json:"parameters"`
 }
 
-// Limits of what a process measures for another one, which it need not trust.
+// Limits of what a process measures for another one, which it does not trust.
 const (
 	maxServedSizes    = 256
 	maxServedDuration = Seconds(time.Hour) // of a cell
@@ -146,8 +146,8 @@ func (b *taskBody) check() error {
 	return p.Validate()
 }
 
-// ValidateApart says, as a [*UsageError], what cannot be between two processes, as far as that is
-// known before they meet: NICs 0 stands for as many as both have. It changes nothing.
+// ValidateApart says, as a [*UsageError], what is not possible between two processes, as far as
+// that is known before they connect: NICs 0 stands for as many as both have. It changes nothing.
 func (p Params) ValidateApart() error {
 	if err := p.checkApart(); err != nil {
 		return err
@@ -236,7 +236,7 @@ type statsBody struct {
 	Transport TransportCounts `json:"transport,omitzero"`
 }
 
-// clean makes names in statistics fit to be shown.
+// clean makes names in statistics printable.
 func clean(s *QPStats) {
 	s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
 	for i := range s.Rails {
@@ -248,7 +248,7 @@ type rowBody struct {
 	Results []Result `json:"results"`
 }
 
-// check makes a row fit to be shown, and says what it cannot be.
+// check makes a row printable, and says what is impossible in it.
 func (b *rowBody) check(p *Params) error {
 	if len(b.Results) == 0 || len(b.Results) > len(p.Schemes) {
 		return fmt.Errorf("%w: a row of %d cells", rendezvous.ErrProtocol, len(b.Results))

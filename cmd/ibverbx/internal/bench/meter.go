@@ -11,8 +11,8 @@ const (
 	// How long the warm-up and a round may take where nothing is known of the NICs' speed.
 	warmupPatience = 50 * time.Millisecond
 	roundPatience  = 2 * time.Second
-	// uncutPatience is how long a round may take that is not cut short when the user asks for the
-	// end.
+	// uncutPatience is how long a round may take that is not cut short when the user interrupts the
+	// run.
 	uncutPatience = time.Second / 4
 )
 
@@ -58,7 +58,7 @@ func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool
 	for c.more(target) || c.owes(begun) {
 		limit := min(longest, c.left())
 		if target > 0 {
-			// Not much longer than asked for, also on a slow link.
+			// A slow link must not make the run much longer than asked for.
 			limit = min(limit, max(least, int((target-c.timed).Seconds()*c.rate)+1))
 		}
 		limit = min(limit, c.longestRound(c.rate))
@@ -103,7 +103,7 @@ func (c *meter) target() time.Duration {
 }
 
 // longestRound is how many messages a round has at most at a rate: a round that a slow NIC takes
-// long for could not be distinguished from one that stands still.
+// long for could not be distinguished from one that has stalled.
 func (c *meter) longestRound(rate float64) int {
 	if c.most == 0 {
 		return maxRound
@@ -122,7 +122,7 @@ func (c *meter) more(target time.Duration) bool {
 	return c.left() > 0
 }
 
-// owes says whether a round is wanted although the turns before took longer than asked for: each
+// owes reports whether a round is due although the turns before took longer than asked for: each
 // turn gives a sample, unless links are so slow that the run would take many times as long.
 func (c *meter) owes(begun time.Duration) bool {
 	return c.timed == begun && c.p.Duration > 0 && c.timed < overtime*time.Duration(c.p.Duration) &&
@@ -145,7 +145,8 @@ func (c *meter) left() int {
 func (c *meter) batches(batch func(n int, warmup bool) (rate float64, err error),
 	all, part *hdrhistogram.Histogram) (err error) {
 	if !c.warm {
-		// A few messages show how long one takes; then the warm-up proper, if that is not too long.
+		// A few messages show how long one takes; then comes the warm-up itself, if it is not too
+		// long.
 		c.rate, err = batch(min(4, c.mem.slots(c.size)), true)
 		if err == nil {
 			n := min(latencyWarmup, c.mem.slots(c.size), int(c.rate*latencyPatience.Seconds()))

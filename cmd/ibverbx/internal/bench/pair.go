@@ -22,11 +22,11 @@ type pair struct {
 	scheme   Scheme
 	provider verbs.Provider // nil when it is not the pair's to close
 	mem      *memory
-	ends     [2]*layers.End    // nil: another process drives it
+	ends     [2]*layers.End    // nil if another process drives it
 	devices  [2][]verbs.Device // all NICs of an end, of which single uses the first
 	failed   bool              // nothing more can be measured
 
-	// What virtual queue pairs have alone, to make them fail:
+	// Only of virtual queue pairs, to make them fail:
 
 	nics   [2][]verbs.Device // that the queue pairs are on
 	rails  [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
@@ -141,8 +141,8 @@ func pick[T any](list []T, i int) (v T) {
 	return list[i]
 }
 
-// config says what an end on these devices is made of. Where faults can strike its queue pairs are
-// noted.
+// config says what an end on these devices is made of. Its queue pairs are recorded where faults
+// can strike.
 func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 	p, m := c.p, c.mem
 	if c.scheme == Single {
@@ -189,7 +189,7 @@ func (p *Params) spin() time.Duration {
 	return patientSpin
 }
 
-// checkLongest says whether every size goes in the kind that was asked for.
+// checkLongest checks that every size fits the kind that was asked for.
 func (c *pair) checkLongest() error {
 	end, _ := c.here()
 	longest := end.Longest()
@@ -232,7 +232,7 @@ func (c *pair) dataRails() int {
 	return c.p.rails()
 }
 
-// run plays the round that both ends have begun. It returns when both are over. An end that fails
+// run plays the round that both ends have begun, and returns when both are done. An end that fails
 // ends the other one's part.
 func (c *pair) run(ctx context.Context, tasks *[2]layers.Task) error {
 	a, b := c.ends[0], c.ends[1]
@@ -280,7 +280,7 @@ func cause(ctx context.Context, err error) error {
 	if why := context.Cause(ctx); !errors.Is(why, errOver) {
 		return why
 	}
-	return nil // the other end says it
+	return nil // the other end reports it
 }
 
 // close ends both ends and the provider, which must have nothing left open.

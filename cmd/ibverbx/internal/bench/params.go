@@ -62,7 +62,7 @@ const (
 	Events   Wait = "events" // sleep at once
 )
 
-// Seconds is a duration that JSON knows as seconds.
+// Seconds is a duration that is a number of seconds in JSON.
 type Seconds time.Duration
 
 // MarshalJSON writes seconds.
@@ -127,7 +127,7 @@ type Params struct {
 }
 
 // fullSample is how many times what is outstanding a sample has of messages at least, where they
-// are counted: fewer would show how a stream begins and ends.
+// are counted: with fewer, the beginning and end of the stream would dominate.
 const fullSample = 4
 
 // UsageError is a combination of parameters that cannot be measured.
@@ -159,7 +159,7 @@ const (
 	defaultFragment = 512 << 10
 )
 
-// Validate fills in the defaults and says, as a [*UsageError], what cannot be.
+// Validate fills in the defaults and says, as a [*UsageError], what is not possible.
 func (p *Params) Validate() error {
 	p.fillDefaults()
 	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp,
@@ -225,8 +225,8 @@ func (p *Params) defaultSizes() units.Range {
 // Soft is the name of the provider of software NICs.
 const Soft = "soft"
 
-// unknownSpeed says that nothing is known of the NICs' speed: they may be slow, and nothing large
-// is sent before it is known how slow.
+// unknownSpeed reports that the NICs' speed is not known: they may be slow, so nothing large is
+// sent before the speed was measured.
 func (p *Params) unknownSpeed() bool { return p.Provider != Soft }
 
 // Answered says whether the target answers each message with one of its own.

@@ -22,8 +22,8 @@ type peer struct {
 // gone: longer than their retries take.
 const flushPatience = 5 * time.Second
 
-// watch is a context that ends with the peer. Requests that are on their way to it get the time to
-// fail first, so that the error says what the queue pair made of it.
+// watch is a context that ends with the peer. Requests to it get the time to fail first, so that
+// the error has what the queue pair reports.
 func (p *peer) watch(sends bool) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(p.steps)
 	over := make(chan struct{})
@@ -88,7 +88,7 @@ func (c *cell) startCounters(theirs cellBody) error {
 	return nil
 }
 
-// begin begins a round with the other process: what is sent meets receives.
+// begin begins a round with the other process: receives are posted before anything is sent.
 func (c *cell) begin(n int, warmup bool) error {
 	if c.peer == nil {
 		return nil

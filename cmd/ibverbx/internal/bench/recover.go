@@ -11,15 +11,14 @@ import (
 )
 
 const (
-	// settleTime is for how long no completion may come after a failure until both ends know all
-	// that they will know of it.
+	// settleTime is how long after the last completion both ends are taken to have noticed a
+	// failure as far as they will.
 	settleTime = 5 * time.Millisecond
-	// MaxSetbacks is how many failures a cell survives: no figure of one that fails more often
-	// would say anything.
+	// MaxSetbacks is how many failures a cell survives: with more, its figure would be meaningless.
 	MaxSetbacks = 16
 )
 
-// survival is how a cell of virtual queue pairs goes on after failures.
+// survival is how a cell of virtual queue pairs continues after failures.
 type survival struct {
 	through      int       // messages of rounds that went well, those of the warm-up included
 	failure      *Failure  // whose requests are not accounted for yet
@@ -28,7 +27,7 @@ type survival struct {
 	markVerified int       // how many messages were verified then
 }
 
-// survive goes on after a failure that a fault has caused: it records the failure, resets both
+// survive continues after a failure that a fault has caused: it records the failure, resets both
 // ends, and connects them anew. What it returns ends the cell: err itself where no fault has caused
 // it, or why the cell cannot go on.
 func (c *cell) survive(err error) error {
@@ -57,7 +56,7 @@ func (c *cell) survive(err error) error {
 	return nil
 }
 
-// hopeless says why it makes no sense to go on: what strikes for ever would strike again.
+// hopeless says why the cell cannot continue: a permanent fault would strike again.
 func (c *cell) hopeless(struck []*faultState) error {
 	for _, s := range struck {
 		if s.fault.Count < 0 && s.hits != nil && len(c.result.Setbacks()) > 1 && c.through == c.mark {
@@ -79,8 +78,8 @@ func (c *cell) recount() {
 	}
 }
 
-// revive brings both ends back: by reset where all their NICs are there, and else by making them
-// anew on those that are left.
+// revive connects both ends again: by reset where all their NICs work, and otherwise by making new
+// ends on those that are left.
 func (c *cell) revive() (*Recovery, error) {
 	rec := &Recovery{Action: ActionReset, What: "both ends reset, and connected anew with new cards"}
 	waited, err := c.await(rec)
@@ -93,7 +92,8 @@ func (c *cell) revive() (*Recovery, error) {
 		return nil, err
 	}
 	took := time.Since(start)
-	if err := c.account(); err != nil { // the ends are at rest: nothing touches the memory that is compared
+	// The ends are idle: nothing touches the memory that is compared.
+	if err := c.account(); err != nil {
 		return nil, err
 	}
 	start = time.Now()
@@ -112,8 +112,7 @@ func (c *cell) revive() (*Recovery, error) {
 	return rec, nil
 }
 
-// await waits for NICs and links that come back by themselves. It returns what is to be said of
-// that.
+// await waits for NICs and links that come back by themselves. It returns a remark on that.
 func (c *cell) await(rec *Recovery) (string, error) {
 	away := c.pair.away()
 	if len(away) == 0 {
@@ -130,8 +129,8 @@ func (c *cell) await(rec *Recovery) (string, error) {
 	return "waited until " + strings.Join(away, " and ") + " was back; ", nil
 }
 
-// quiesce resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and
-// nobody touches the memory.
+// quiesce resets both ends, or closes them where a NIC is away. Then nothing is outstanding, and no
+// NIC touches the memory.
 func (c *cell) quiesce(rec *Recovery, away string) error {
 	if away == "" {
 		qps := c.pair.queuePairs()

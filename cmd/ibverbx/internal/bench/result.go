@@ -9,11 +9,11 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 )
 
-// Report is a run: what was asked for, where it ran, what came of it.
+// Report is a run: its parameters, its machine, its results.
 type Report struct {
 	Tool        string   `json:"tool"`
 	Version     string   `json:"version"`
-	Params      *Params  `json:"parameters,omitempty"` // none when the two processes did not come to measure
+	Params      *Params  `json:"parameters,omitempty"` // none if nothing was measured
 	Machine     Machine  `json:"machine"`
 	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
 	Results     []Result `json:"results"`
@@ -71,7 +71,7 @@ type Result struct {
 	Stats EndStats `json:"stats,omitzero"`
 	// Transport is what the transport under a layer has counted at both ends.
 	Transport *TransportStats `json:"transport,omitempty"`
-	Setback                   // what went wrong, and what was done about it
+	Setback                   // the first failure, and the recovery from it
 	Further   []Setback       `json:"further_failures,omitempty"` // after that
 
 	Err error `json:"-"`
@@ -85,8 +85,8 @@ type EndStats struct {
 	B QPStats `json:"b"`
 }
 
-// QPStats is what a virtual queue pair counted. Its scheme is that of the column: the library's own
-// is without effect with a single queue pair.
+// QPStats is what a virtual queue pair counted. Its scheme is that of the column: the library's has
+// no effect with a single queue pair.
 type QPStats struct {
 	Scheme Scheme `json:"scheme"`
 	ibverbx.Stats
@@ -152,7 +152,7 @@ func (r *Result) recovered(rec *Recovery) {
 	}
 }
 
-// Setbacks lists what went wrong in the cell, in order.
+// Setbacks lists the failures in the cell, in order.
 func (r *Result) Setbacks() []Setback {
 	if r.Failure == nil {
 		return nil

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// round is what a cell knows of the round under way.
+// round is the state of the round under way.
 type round struct {
 	number uint64
 	tasks  [2]layers.Task
@@ -43,7 +43,7 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 	}
 	t.Slots, t.Brake, t.Window = c.mem.slots(c.size), &c.brake, c.outstanding()
 	if t.Alone {
-		t.Window = c.accepted(2) // or an answer would wait until the one before it is acknowledged
+		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
 	}
 	if end == 0 && !warmup && len(c.p.Faults) > 0 {
 		sent := c.pair.sent
@@ -87,11 +87,12 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	}
 	cut := c.cut(n)
 	if c.peer != nil && c.peer.leads && cut && !c.interrupted() {
-		// A round that is cut counts nothing: one that the peer cuts again and again would never
-		// end.
+		// A round that is cut does not count: a peer that cut every round would make the run
+		// endless.
 		return 0, fmt.Errorf("%w: the peer stopped a round before its end", rendezvous.ErrProtocol)
 	}
-	// Of two ends that send at the same time the slower one counts, for neither clock sees both.
+	// Of two ends that send at the same time the slower one counts, since neither clock covers
+	// both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))
 	if c.taken > 0 {
 		elapsed = c.record()
@@ -147,7 +148,7 @@ func (c *cell) partial(warmup bool, err error) (rate float64, _ error) {
 }
 
 // cut says whether the round of two ends that send at the same time was stopped: then they did not
-// stop at the same time, and it is no measure of both.
+// stop at the same time, and the round measures neither.
 func (c *cell) cut(n int) bool {
 	return c.peer != nil && c.directions == 2 && (c.posted[0] < n || c.posted[1] < n)
 }
@@ -177,8 +178,8 @@ func (c *cell) play(ctx context.Context, n int) error {
 	return c.pair.run(ctx, &c.tasks)
 }
 
-// elapsed is how long what the ends here send was under way. What comes after that in two processes
-// is conversation, and so is all that an end sees that sends nothing.
+// elapsed is how long what the ends here send was under way. In two processes, what follows is
+// conversation and is not counted, nor is anything at an end that sends nothing.
 func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 	for i, e := range c.pair.ends {
 		if t := &c.tasks[i]; e != nil && (t.Send > 0 || t.Take > 0 && c.peer == nil) {
@@ -218,7 +219,7 @@ func (c *cell) series(ctx context.Context, n int) (err error) {
 	return c.pair.run(ctx, &c.tasks)
 }
 
-// shorten says to both ends how long a series was that may have been cut short.
+// shorten tells both ends the length of a series that may have been cut short.
 func (c *cell) shorten(b *layers.End) {
 	if b != nil {
 		c.pair.ends[0].Expect(c.taken)

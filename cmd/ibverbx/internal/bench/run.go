@@ -20,7 +20,7 @@ type Observer interface {
 	Row(row []Result)
 }
 
-// ErrInterrupted says that the run was ended from outside before it had measured everything.
+// ErrInterrupted says that the run was interrupted before it had measured everything.
 var ErrInterrupted = errors.New("interrupted: the rest was not measured")
 
 // Run measures. When ctx ends it finishes what is under way and returns what it has; the report
@@ -122,10 +122,10 @@ func (r *runner) end(err error) (*Report, error) {
 	}
 	report.Interrupted = r.interrupted()
 	if r.p.Endless && r.decides() {
-		report.Interrupted = false // that is how it ends
+		report.Interrupted = false // it always ends so
 	}
 	switch {
-	case errors.Is(context.Cause(r.ctx), errServedLong): // nobody has asked for it
+	case errors.Is(context.Cause(r.ctx), errServedLong): // the user has not asked for it
 		report.Interrupted = false
 		if err == nil {
 			err = errServedLong
@@ -173,7 +173,7 @@ func (r *runner) close() error {
 }
 
 // row measures the cells of a size in turns: in each, copy() and every column give a sample, the
-// columns in another order. What disturbs the machine for a while then disturbs all of them.
+// columns in another order. A disturbance of the machine then affects all of them.
 func (r *runner) row(size int) ([]Result, error) {
 	cells := make([]*cell, len(r.columns))
 	below := r.cellBelow(size)

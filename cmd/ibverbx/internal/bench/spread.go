@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// confidence is how sure it is that the median lies within a spread.
+	// confidence is the probability that the median lies within a spread.
 	confidence = 0.95
 	// leastSamples is how many samples that takes at least.
 	leastSamples = 6

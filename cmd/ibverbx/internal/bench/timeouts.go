@@ -13,17 +13,17 @@ const (
 	idlePatience = 20 * time.Second
 	// lastRound is how long a round may still take once the user has asked for the end.
 	lastRound = 2 * time.Second
-	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, are taken
-	// for dead.
+	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, count as
+	// stalled.
 	slowest = 5e6
-	// passiveFactor is how many times as long as it should a round may take for an end that sees
-	// nothing of it.
+	// passiveFactor is how many times its expected duration a round may take at an end that is not
+	// involved in it.
 	passiveFactor = 10
 )
 
 // patience is how long nothing may move between two ends of which at least one is in this process.
-// It is generous, for a slow machine is no error: idle, and what a message takes, in both
-// directions, at the slowest speed.
+// It is generous, because a slow machine is no error: idlePatience, and what a message takes, in
+// both directions, at the slowest speed.
 func patience(p *Params, idle time.Duration, size int) time.Duration {
 	if p.unknownSpeed() {
 		return idle + transfer(2*size, slowest)
@@ -41,8 +41,9 @@ func patience(p *Params, idle time.Duration, size int) time.Duration {
 // maxRails is how many queue pairs of a column share the NICs.
 func maxRails(p *Params) int { return max(p.rails(), 1) }
 
-// passivePatience is how long a round of n messages may take for an end that only serves: nothing
-// moves there, so all it can go by is how many messages came a second until now; 0 is not known.
+// passivePatience is how long a round of n messages may take for an end that only serves. Nothing
+// completes there, so it follows from the rate of the rounds before, in messages a second; 0 if
+// that is not known.
 func passivePatience(idle time.Duration, n, size int, rate float64) time.Duration {
 	if rate <= 0 {
 		return idle + transfer(n*size, slowest)
@@ -89,7 +90,7 @@ func watched(ctx context.Context, d time.Duration) (context.Context, *watchdog, 
 	}
 }
 
-// feed says that something has moved. It costs next to nothing.
+// feed records that something has moved. It is one atomic store.
 func (w *watchdog) feed() {
 	if !w.fed.Load() {
 		w.fed.Store(true)

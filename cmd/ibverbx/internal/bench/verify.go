@@ -8,7 +8,7 @@ import (
 )
 
 // verify compares what the round brought to this process, and says how many messages that were.
-// Both ends are at rest.
+// Both ends are idle.
 func (c *cell) verify() (verified int, err error) {
 	for end, e := range c.pair.ends {
 		if !c.sends(end) {
@@ -34,7 +34,7 @@ func (c *cell) verify() (verified int, err error) {
 	return verified, nil
 }
 
-// compare looks at what the first n messages of an end brought.
+// compare checks what the first n messages of an end brought.
 func (c *cell) compare(end, n int) error {
 	at := c.pair.ends[c.compares(end)]
 	switch {
@@ -63,7 +63,7 @@ func (c *cell) compareEach(e *layers.End, n int) error {
 	return nil
 }
 
-// compareResults looks whether n atomics, each of which has added one, brought each of the values
+// compareResults checks that n atomics, each of which has added one, brought each of the values
 // that the counter has had, and each once.
 func (c *cell) compareResults(got []uint64, end, n int) error {
 	c.sorted = append(c.sorted[:0], got...)
@@ -87,8 +87,8 @@ func (c *cell) checkCounter(end int, got uint64) error {
 	return nil
 }
 
-// early compares each message to an end when that sees it, by when its bytes must be there; nil
-// where that is not to be. Those of several endpoints come in any order.
+// early compares each message to an end when that end sees it: its bytes must be there by then. It
+// is nil where messages are not compared so. Those of several endpoints come in any order.
 func (c *cell) early(end int) func(i int) error {
 	if !c.p.Verify || c.pair.ends[end] == nil || c.wordAlone() || c.endpoints > 1 {
 		return nil
@@ -97,5 +97,5 @@ func (c *cell) early(end int) func(i int) error {
 	return func(i int) error { return c.mem.verifySlot(dst, src, number, i, c.size) }
 }
 
-// wordAlone says that the word that the target looks at is the message: it is compared by looking.
+// wordAlone reports that the message is only the word that the target polls: polling compares it.
 func (c *cell) wordAlone() bool { return c.shape.Op == layers.PutPoll && c.size == 8 }

@@ -1,7 +1,7 @@
-// Package layers moves messages for those who measure: through virtual queue pairs, and through the
+// Package layers moves messages for measurements: through virtual queue pairs, and through the
 // layers above them, package transport's active messages, puts, gets and atomics, package tagged's
-// messages, package shmem's puts, gets and atomics. It takes no time but that of single messages,
-// prints nothing, compares no bytes, and does not know whether its peer is in this process.
+// messages, package shmem's puts, gets and atomics. It times only single messages, prints nothing,
+// compares no bytes, and does not know whether its peer is in this process.
 //
 // An [End] is one end of a connection, or of several with --endpoints. [End.Begin] prepares it for
 // a round, [End.Run] plays its part in it, and [End.Series] plays rounds of one message at a time.

@@ -26,7 +26,7 @@ type Config struct {
 	Spin      time.Duration  // as transport.Config.Spin
 	Devices   []verbs.Device
 	Src       []byte // messages are read there, by this end or, with Shape.Reads, by the peer
-	Dst       []byte // what comes goes there; behind the slots lie the words of Tail
+	Dst       []byte // messages arrive there; behind the slots lie the words of Tail
 	Tail      int    // offset in Dst, a multiple of 8, of the words of this package, TailSize bytes
 }
 
@@ -39,7 +39,7 @@ type Task struct {
 	Answers   bool // it sends one for each that has come, and not before
 	Alone     bool // one message at a time, as Series sends them
 
-	// Check looks at message i of the peer as soon as this end has seen it; nil for no look.
+	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
 	Check func(i int) error
 	// Gate is asked before messages are sent: of n further ones behind the sent it says how many
 	// may be, at least one. Nil admits all.
@@ -124,16 +124,16 @@ type stage uint8
 
 const (
 	playing  stage = iota
-	settling       // what it has sent completes
+	settling       // its messages complete
 	ended          // all has completed: the clock stops
 	sealing        // the peer may look at its memory after that
 	sent           // nothing is left to do for the messages of this end
 )
 
-// ErrMessages says that other messages came than were sent.
+// ErrMessages says that the messages that arrived are not those that were sent.
 var ErrMessages = errors.New("other messages came than were sent")
 
-// New makes an end, not connected yet.
+// New makes an end that is not connected.
 func New(cfg *Config) (*End, error) {
 	e := &End{}
 	var err error
@@ -263,7 +263,7 @@ func (e *End) Sent() bool { return e.stage == sent }
 // what it sends once Sent.
 func (e *End) EndedAt() time.Time { return e.endedAt }
 
-// Stop cuts the end's part short: it sends no further message.
+// Stop ends the end's part early: it sends no further message.
 func (e *End) Stop() { e.task.Send = e.posted }
 
 // Abort ends the end's part with err, unless it has failed already. It is for Task.Meanwhile.
@@ -289,7 +289,7 @@ func (e *End) Expect(n int) {
 	}
 }
 
-// otherwise is how often until is asked by an end that sleeps.
+// otherwise is how often an end that sleeps calls until.
 const otherwise = time.Millisecond
 
 // Run plays the end's part in the round, and serves the peer until that is over too, as until says.
@@ -310,9 +310,9 @@ func (e *End) bind(ctx context.Context) {
 	}
 }
 
-// step does what can be done now, and says whether there is nothing more to do. Until that is so it
-// looks at nothing that the peer's goroutine writes: fetching it from another core takes longer
-// than the rest.
+// step does what can be done now, and says whether there is nothing more to do. Until then it reads
+// nothing that the peer's goroutine writes: fetching it from another core takes longer than the
+// rest.
 func (e *End) step() bool {
 	if e.task.Meanwhile != nil {
 		e.task.Meanwhile()
@@ -441,7 +441,7 @@ func (e *End) conclude() error {
 	return nil
 }
 
-// later drops the error that only says not yet.
+// later drops the error that only says that an operation cannot start yet.
 func later(err error) error {
 	if errors.Is(err, transport.ErrNoResource) {
 		return nil

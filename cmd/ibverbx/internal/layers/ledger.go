@@ -17,7 +17,7 @@ var (
 )
 
 // Outcomes counts what became of the requests of one direction of a queue pair, from its connection
-// to its reset. Each that was accepted must have just one completion.
+// to its reset. Each that was accepted must have exactly one completion.
 type Outcomes struct {
 	Accepted  uint64 `json:"accepted"`
 	Succeeded uint64 `json:"succeeded"`
@@ -28,12 +28,12 @@ type Outcomes struct {
 // Completed is how many requests were reported, with whatever status.
 func (o *Outcomes) Completed() uint64 { return o.Succeeded + o.Failed + o.Flushed }
 
-// Ledger counts what a queue pair accepted and what it reported, to show that each request yields
-// just one completion.
+// Ledger counts what a queue pair accepted and what it reported, to check that each request yields
+// exactly one completion.
 type Ledger struct {
 	Sends, Recvs Outcomes
 	Statuses     map[string]int // of failed completions, how many had a status
-	broken       error          // the first completion that must not be
+	broken       error          // the first impossible completion
 }
 
 // recvBit distinguishes the IDs of receives from those of sends.

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// QueuePair is an end of one virtual queue pair, with no layer above it. The exported methods are
-// for those who make its requests fail and go on afterwards.
+// QueuePair is an end of one virtual queue pair, with no layer above it. The exported methods serve
+// to make its requests fail and to continue afterwards.
 type QueuePair struct {
 	// Ledger counts the requests since the queue pair was connected.
 	Ledger Ledger
@@ -46,7 +46,7 @@ type QueuePair struct {
 // task.Take.
 type qpRound struct {
 	task   Task
-	broken error // why nothing more can be said about the round
+	broken error // why the round cannot be judged any more
 	failed bool  // a request of this end failed: nothing more is posted
 
 	// Of what this end sends. The ID of a request is the number of its message.
@@ -166,7 +166,7 @@ func (q *QueuePair) postReceives() error {
 	for {
 		n := min(q.task.Take-q.expected, q.recvMax-(q.expected-q.received), len(q.recvs))
 		if n <= 0 || n < min(len(q.recvs), q.task.Take-q.expected, q.recvMax)/2 {
-			return nil // not worth a post yet
+			return nil // too few for a post yet
 		}
 		for i := range n {
 			wr := ibverbx.RecvWR{ID: recvBit | uint64(q.expected+i)}
@@ -188,7 +188,8 @@ func (q *QueuePair) postReceives() error {
 	}
 }
 
-// failure is how an end that has failed goes on: it waits until all that it has posted is reported.
+// failure is how an end that has failed continues: it waits until all that it has posted is
+// reported.
 func (q *QueuePair) failure() error {
 	if q.done < q.posted {
 		return nil
@@ -345,7 +346,7 @@ func (q *QueuePair) Drain() (moved bool, err error) {
 }
 
 // Shut closes the queue pair and its memory. What was outstanding comes back as flushed. The error
-// says too which completion was wrong.
+// also says which completion was wrong.
 func (q *QueuePair) Shut() error {
 	closing, wrong := q.shut()
 	return errors.Join(closing, wrong)
@@ -366,8 +367,8 @@ func (q *QueuePair) shut() (closing, wrong error) {
 	return errors.Join(errs...), wrong
 }
 
-// close shuts the queue pair. Afterwards each request must have had its completion; in which order
-// they come does not matter any more.
+// close shuts the queue pair. Afterwards each request must have had its completion; their order
+// does not matter any more.
 func (q *QueuePair) close(context.Context) error {
 	if q.closed {
 		return nil

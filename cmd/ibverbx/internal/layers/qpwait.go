@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// qpIdle is how many polls that bring nothing pass before others get the core: a software NIC
-	// of this process needs it more than the next poll does.
+	// qpIdle is how many polls that bring nothing pass before the goroutine yields its core: a
+	// software NIC of this process may need it.
 	qpIdle = 8
 	// qpCheck is how many turns pass between looks whether a busy round has to end.
 	qpCheck = 4096
@@ -107,7 +107,7 @@ func waitFor(ctx context.Context, every time.Duration, done func() bool, qps ...
 			}
 		}
 		if len(qps) == 1 && qps[0].vqp.Err() != nil {
-			qps[0].failed = true // also where no request of this end is there to say so
+			qps[0].failed = true // also where no request of this end reports it
 		}
 		if spin >= 0 && time.Since(idleSince) < spin {
 			runtime.Gosched()

@@ -52,7 +52,7 @@ func (e *End) Series(ctx context.Context, peer *End, took []int64) (n int, err e
 	return len(took), nil
 }
 
-// SeriesAsleep is Series with a peer whose part somebody else plays. It spins and sleeps as the
+// SeriesAsleep is Series with a peer whose part another goroutine plays. It spins and sleeps as the
 // layer's calls that wait do.
 func (e *End) SeriesAsleep(ctx context.Context, took []int64) (n int, err error) {
 	e.bind(ctx)

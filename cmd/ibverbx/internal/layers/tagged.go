@@ -31,7 +31,7 @@ type taggedEnd struct {
 }
 
 // maxUnexpected is how many messages that no receive has matched a worker keeps at most, of all its
-// peers: a peer may send what nobody wants.
+// peers: a peer may send messages that no receive takes.
 const maxUnexpected = 1 << 16
 
 // requests are those under way, oldest first: a ring.

@@ -107,8 +107,8 @@ func register(dom *ibverbx.Domain, cfg *Config) (src, dst *ibverbx.MR, err error
 	return src, dst, err
 }
 
-// Buffers cost memory, which a peer may have asked for: more than the layers' own defaults there
-// are for few endpoints and usual sizes only.
+// Buffers cost memory, which a peer may have asked for: more than the layers' own defaults are
+// available for few endpoints and usual sizes only.
 const (
 	fewEndpoints  = 8
 	maxAMBuffers  = 1024
@@ -132,7 +132,7 @@ func transportConfig(cfg *Config) transport.Config {
 	return c
 }
 
-// bounceBuffers is so many that all that one endpoint has outstanding finds one.
+// bounceBuffers is enough for all that one endpoint has outstanding.
 func bounceBuffers(cfg *Config) int { return min(max(256, 2*cfg.Window), maxBounce) }
 
 // failed records that an endpoint has failed.
@@ -142,8 +142,7 @@ func (e *transportEnd) failed(_ *transport.Endpoint, err error) {
 	}
 }
 
-// handle puts an active message where it belongs: the message i of all goes over endpoint i modulo
-// their number.
+// handle copies an active message to its slot: message i goes over endpoint i modulo their number.
 func (e *transportEnd) handle(m *transport.Message) {
 	p := m.Endpoint().Value().(*peerState)
 	i := p.came*max(e.task.Endpoints, 1) + p.index

@@ -29,7 +29,7 @@ type Config struct {
 const (
 	defaultTimeout  = 30 * time.Second
 	defaultMaxFrame = 1 << 20
-	// lastWords is how long Fail waits for the peer to part too.
+	// lastWords is how long Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
 	// inboxLen is how many messages wait to be received.
 	inboxLen = 8
@@ -99,7 +99,7 @@ func (c *Conn) greet(ctx context.Context) error {
 	return c.explain(err, c.cfg.Greeting, "its greeting")
 }
 
-// explain makes an error of the connection one of this package's.
+// explain turns an error of the connection into one of this package.
 func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
 	switch {
 	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion):
@@ -141,10 +141,10 @@ func (c *Conn) listen() {
 	}
 }
 
-// next reads a message. It may be long before one begins, but not before it ends.
+// next reads a message. The wait for its beginning is not bounded; the rest of it is.
 func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
 	if _, err = r.Peek(1); err == nil {
-		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed connection says so when it is read
+		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed one fails when it is read
 		if m, err = readFrame(r, c.cfg.MaxFrame); err == nil {
 			_ = c.nc.SetReadDeadline(time.Time{})
 		}
@@ -167,7 +167,7 @@ func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
 // Send sends the peer a message. A nil body is none. A peer that does not read holds it up until
-// ctx ends or the timeout is over; after that nothing can be said any more.
+// ctx ends or the timeout is over; after that nothing more can be sent.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	frame, err := appendFrame(nil, kind, body, c.cfg.MaxFrame)
 	if err != nil {
@@ -188,7 +188,7 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 		return late(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
 	}
 	if why := c.heard(); why != nil {
-		return why // what the peer said before it left
+		return why // the reason that the peer sent before it left
 	}
 	return c.explain(err, 0, "")
 }
@@ -213,13 +213,13 @@ func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) er
 	})
 	n, err := c.nc.Write(frame)
 	if !stop() {
-		<-cut // or it would meet the next frame
+		<-cut // otherwise it would cut off the next frame
 	}
 	c.broken = err != nil && n > 0
 	return err
 }
 
-// heard is why nothing more will come, where that is known soon.
+// heard is why nothing more will come, if that becomes known soon.
 func (c *Conn) heard() error {
 	timer := time.NewTimer(min(lastWords, c.cfg.Timeout))
 	defer timer.Stop()
@@ -246,7 +246,8 @@ func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err 
 	return c.receive(ctx, c.cfg.Timeout, kinds)
 }
 
-// ReceiveSoon is ReceiveAny for what the peer says at once: it waits no longer than for a greeting.
+// ReceiveSoon is ReceiveAny for what the peer sends at once: it waits no longer than for a
+// greeting.
 func (c *Conn) ReceiveSoon(ctx context.Context, kinds ...string) (m Message, err error) {
 	return c.receive(ctx, c.cfg.Greeting, kinds)
 }
@@ -296,8 +297,8 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Fail says to the peer why this end gives up, and closes the conversation once the peer has taken
-// note or gone. What the peer had to say for itself is then in Err.
+// Fail tells the peer why this end gives up, and closes the conversation once the peer has
+// acknowledged that or gone. The peer's own reason, if it sent one, is then in Err.
 func (c *Conn) Fail(why error) {
 	frame, err := appendFrame(nil, errorKind, errorBody{Clean(why.Error())}, c.cfg.MaxFrame)
 	if err == nil && c.write(context.Background(), frame, min(lastWords, c.cfg.Timeout)) == nil {
@@ -309,7 +310,7 @@ func (c *Conn) Fail(why error) {
 		defer timer.Stop()
 		for waiting := true; waiting; {
 			select {
-			case <-c.inbox: // nobody wants it any more
+			case <-c.inbox: // discarded
 			case <-c.done:
 				waiting = false
 			case <-timer.C:

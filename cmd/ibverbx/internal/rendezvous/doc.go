@@ -1,5 +1,5 @@
 // Package rendezvous is a conversation between two processes over one TCP connection: small
-// messages that both ends trust no further than they must.
+// messages, which both ends check.
 //
 // # On the wire
 //
@@ -12,15 +12,15 @@
 // What kinds there are, and what their bodies hold, is the user's; only "error" belongs to this
 // package: its body {"text":"..."} says why an end gives up, and nothing follows it.
 //
-// # What can be relied on
+// # Guarantees
 //
 //   - Nothing waits for ever, nor longer than the context: sending, receiving, the beginning and
 //     the rest of a frame that has begun each have Config.Timeout.
 //   - Memory is bounded: a frame is read as it comes, never more than MaxFrame, and a few frames
 //     wait to be received. A peer that sends more waits itself.
-//   - The connection is read all the time, as long as there is room for what comes. [Conn.Done]
+//   - The connection is read continuously, as long as there is room for what arrives. [Conn.Done]
 //     closes as soon as the peer has gone, whatever this end is doing, and [Conn.Err] then says how
 //     it went: [ErrGone], a [*PeerError] with the peer's own words, or an [ErrProtocol].
-//   - Words of the peer that reach a terminal hold no control characters, are of bearable length,
-//     and have their further lines indented.
+//   - Text of the peer that reaches a terminal holds no control characters, is bounded in length,
+//     and has its further lines indented.
 package rendezvous

@@ -13,7 +13,7 @@ var (
 	ErrGone = errors.New("the peer has gone")
 	// ErrTimeout: the peer did not do its part in time.
 	ErrTimeout = errors.New("the peer does not answer")
-	// ErrProtocol: what came is not what was agreed.
+	// ErrProtocol: the peer sent what the protocol does not allow.
 	ErrProtocol = errors.New("protocol error")
 	// ErrVersion: the peer's messages are of another version.
 	ErrVersion = errors.New("version mismatch")
@@ -24,19 +24,19 @@ var (
 // PeerError is the reason that the peer gave for ending the conversation.
 type PeerError struct{ Text string }
 
-// Error says whose words they are.
+// Error names the peer as the source of the text.
 func (e *PeerError) Error() string { return "peer: " + e.Text }
 
 const (
-	// maxText is how long words of the peer may be in bytes.
+	// maxText is how long text of the peer may be in bytes.
 	maxText = 2000
 	// maxReason is how long a reason may be that repeats what the peer has sent.
 	maxReason = 400
 )
 
-// Clean makes words of a peer fit for a terminal: control characters become spaces, but for line
-// ends, and what is too long is cut. Further lines are indented, so that none can be taken for one
-// of this end's.
+// Clean makes text of a peer safe for a terminal: control characters become spaces, but for line
+// ends, and what is too long is cut. Further lines are indented, so that none looks like a line of
+// this end.
 func Clean(s string) string { return indent(excerpt(s, maxText)) }
 
 // indent sets the lines after the first one off.
@@ -56,7 +56,7 @@ func indent(s string) string {
 	return b.String()
 }
 
-// excerpt makes no more than a number of bytes fit for a terminal.
+// excerpt makes at most a number of bytes safe for a terminal.
 func excerpt(s string, most int) string {
 	if len(s) > most {
 		cut := most

@@ -9,7 +9,7 @@ import (
 	"io"
 )
 
-// magic begins a conversation. Its first byte is in no text.
+// magic begins a conversation. Its first byte occurs in no text.
 const magic = "\x89ibverbx"
 
 // prefaceLen is the length of what each end begins with: the magic and a version.
@@ -37,7 +37,7 @@ func readPreface(r io.Reader, version uint32) error {
 	return nil
 }
 
-// Message is what one end says to the other.
+// Message is a message from one end to the other.
 type Message struct {
 	Kind string          `json:"kind"`
 	Body json.RawMessage `json:"body,omitempty"`

@@ -11,7 +11,7 @@ import (
 // 3GB/s.
 type Rate uint64
 
-// slowest is 1 Mbit/s in bytes: slower links are a forgotten unit, and would take for ever.
+// slowest is 1 Mbit/s in bytes: a slower link means that a unit was left out.
 const slowest = 125_000
 
 // fastest is beyond every link, and small enough to count with.
