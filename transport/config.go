@@ -14,7 +14,9 @@ type Config struct {
 	// time than its peer has credits, though no message of this package uses one up; MaxInline is
 	// 128, and MaxSGE 5, or what the NIC takes; MaxRecvSGE 1, QPsPerDevice 4. Conn.RNRRetry is 6,
 	// not for ever: a peer that keeps to the credits always has a receive, so one that has none
-	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for.
+	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. NoNotifyQP is
+	// refused in DQPLB over several queue pairs: active messages, which are SENDs, travel on the
+	// notify QP there. In Spray nothing of this package needs that.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -153,8 +155,8 @@ func (c *Config) validate(l *deviceLimits, nics int) error {
 	case c.BufferSize*(c.AMBuffers+controlSlots+ownBuffers) > maxPool:
 		return configError("BufferSize %d times AMBuffers %d: more than %d bytes an endpoint", c.BufferSize,
 			c.AMBuffers, maxPool)
-	case c.QP.NoNotifyQP && c.QP.QPsPerDevice*nics > 1:
-		return configError("QP.NoNotifyQP: active messages travel on the notify QP")
+	case c.QP.NoNotifyQP && c.QP.QPsPerDevice*nics > 1 && c.QP.Scheme == ibverbx.DQPLB:
+		return configError("QP.NoNotifyQP: active messages of dqplb travel on the notify QP: do not set it")
 	}
 	return l.check(c)
 }

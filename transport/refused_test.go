@@ -240,6 +240,7 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		{cfg{AMBuffers: 10, QP: ibverbx.Config{MaxMsgCntPerQP: 12}}, "QP.MaxMsgCntPerQP 12"},
 		{cfg{QP: ibverbx.Config{NoNotifyQP: true}}, "QP.NoNotifyQP"},
 		{cfg{QP: ibverbx.Config{NoNotifyQP: true, QPsPerDevice: 1}}, ""},
+		{cfg{QP: ibverbx.Config{NoNotifyQP: true, Scheme: ibverbx.Spray}}, ""},
 		{cfg{MaxOutstanding: 1 << 16, MaxEndpoints: 1000}, "completions"},
 	} {
 		worker, err := transport.NewWorker(dom, c.cfg)

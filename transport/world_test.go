@@ -52,6 +52,8 @@ func shapes() []setup {
 		{name: "2 NICs of 1 rail", nics: 2, cfg: qp(1, ibverbx.DQPLB)},
 		{name: "2 NICs of 2 rails", nics: 2, cfg: qp(2, ibverbx.DQPLB)},
 		{name: "spray", cfg: qp(4, ibverbx.Spray)},
+		{name: "spray, no notify QP", cfg: transport.Config{QP: ibverbx.Config{QPsPerDevice: 2,
+			Scheme: ibverbx.Spray, MaxMsgSize: 4096, NoNotifyQP: true}}},
 	}
 }
 
