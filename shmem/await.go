@@ -56,6 +56,7 @@ type watcher struct {
 	looks      int           // calls of over so far
 	next       time.Time     // when to look around, and to sleep longer at a time
 	err        error         // why p must stop waiting
+	met        bool          // what p waits for has happened
 }
 
 const (
@@ -73,7 +74,8 @@ const (
 	lookRounds = 1000
 )
 
-// watch makes progress until done.
+// watch makes progress until done, which is not called again once it has said yes: the word that it
+// looked at may have changed again.
 func (v *watcher) watch(done func() bool) error {
 	if v.collective {
 		defer v.stopWaking()
@@ -82,9 +84,12 @@ func (v *watcher) watch(done func() bool) error {
 		return nil
 	}
 	for {
-		err := v.p.worker.WaitFor(v.ctx, v.step, func() bool { return done() || v.over() })
+		err := v.p.worker.WaitFor(v.ctx, v.step, func() bool {
+			v.met = done()
+			return v.met || v.over()
+		})
 		switch {
-		case done(): // also if the writer has failed or closed right afterwards
+		case v.met || done(): // also if the writer has failed or closed right afterwards
 			return nil
 		case err != nil:
 			return opError(v.op, err)

@@ -1,6 +1,7 @@
 package shmem
 
 import (
+	"context"
 	"sync/atomic"
 	"time"
 )
@@ -40,3 +41,6 @@ func Asked(pes ...*PE) (n int) {
 	}
 	return n
 }
+
+// Await waits until done, which looks at what others write, as the waits for words do.
+func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.await(ctx, "await", done) }

@@ -104,3 +104,21 @@ func TestWaitUntilWithAContext(t *testing.T) {
 		return shmem.WaitUntil(ctx, pe, s, shmem.EQ, 1)
 	})
 }
+
+// What a word has said stands, though it changes again right afterwards: a wait does not look a
+// second time.
+func TestWaitDoesNotLookAgain(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{Step: time.Microsecond})
+	l.run(func(ctx context.Context, pe *shmem.PE) error {
+		for last := range 60 {
+			short, cancel := context.WithTimeout(ctx, 10*time.Second)
+			looks := 0
+			err := shmem.Await(short, pe, func() bool { looks++; return looks == last+1 })
+			cancel()
+			if err != nil || looks != last+1 {
+				return wrong("%v after %d looks, of which the %d. was the last", err, looks, last+1)
+			}
+		}
+		return nil
+	})
+}

@@ -79,6 +79,7 @@ func TestACallbackThatLeavesKillsTheWorker(t *testing.T) {
 					"flush":    other.Flush(within(t), transport.FlushLocal),
 					"endpoint": newEndpointError(e.w),
 					"start":    e.w.Start(),
+					"handle":   e.w.Handle(9, func(*transport.Message) {}),
 					"close":    other.Close(within(t)),
 					"worker":   e.w.Close(),
 				} {

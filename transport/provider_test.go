@@ -15,10 +15,11 @@ var errProvider = errors.New("the provider failed")
 
 // unreliable counts the calls to a provider, and fails one of them.
 type unreliable struct {
-	calls int
-	at    int    // the call that fails; negative: none
-	only  string // kind of call that counts; "" for all
-	name  string // of the call that failed
+	calls   int
+	at      int        // the call that fails; negative: none
+	only    string     // kind of call that counts; "" for all
+	name    string     // of the call that failed
+	invents []verbs.WC // completions that the next poll invents
 }
 
 func (f *unreliable) call(name string) error {
@@ -107,6 +108,13 @@ func (p unreliablePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 func (m unreliableMR) Close() error { return errors.Join(m.f.call("deregister"), m.MR.Close()) }
 
 func (c unreliableCQ) Device() verbs.Device { return c.nic }
+
+func (c unreliableCQ) Poll(wcs []verbs.WC) (int, error) {
+	n, err := c.CQ.Poll(wcs)
+	k := copy(wcs[n:], c.nic.f.invents)
+	c.nic.f.invents = c.nic.f.invents[k:]
+	return n + k, err
+}
 
 func (c unreliableCQ) Arm(solicited bool) error {
 	if err := c.nic.f.call("arm"); err != nil {
@@ -207,4 +215,68 @@ func TestWaitWhereTheCQCannotBeArmed(t *testing.T) {
 	if f.name == "" {
 		t.Error("the CQ was armed")
 	}
+}
+
+// The memory of an endpoint that cannot be given back is counted, and the endpoint is gone all the
+// same.
+func TestMemoryThatCannotBeGivenBack(t *testing.T) {
+	w, dom, f := unreliableDomain(t)
+	worker, err := transport.NewWorker(dom, transport.Config{})
+	must(t, err)
+	w.workers = append(w.workers, worker)
+	for leaked := range uint64(3) {
+		if n := worker.Stats().Leaked; n != leaked {
+			t.Errorf("%d registrations leaked, want %d", n, leaked)
+		}
+		e := newEndpoint(t, worker, transport.EndpointConfig{})
+		f.calls, f.at, f.only = 0, 0, "deregister"
+		must(t, e.Abort(nil))
+		w.quiet()
+		if n := worker.Stats().Endpoints; n != 0 {
+			t.Errorf("%d endpoints are left", n)
+		}
+	}
+}
+
+// Completions that a provider invents are counted and dropped, whatever they claim: nothing ends
+// twice, no message arrives, and the endpoint goes on.
+func TestInventedCompletionsAreDropped(t *testing.T) {
+	w, dom, f := unreliableDomain(t)
+	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}, AMBuffers: 4, KeepAlive: -1}
+	one, err := ibverbx.NewDomain(unreliableNIC{w.fabric.Device(0), f})
+	must(t, err)
+	w.domains = append(w.domains, one)
+	worker, err := transport.NewWorker(one, cfg)
+	must(t, err)
+	w.workers = append(w.workers, worker)
+	got := 0
+	must(t, worker.Handle(1, func(*transport.Message) { got++ }))
+	a, b := newEndpoint(t, worker, transport.EndpointConfig{}),
+		newEndpoint(t, worker, transport.EndpointConfig{})
+	must(t, transport.Connect(a, b))
+	_ = dom
+	qp := a.QPStats().Rails[0].QPNum
+	const recv = 1 << 63
+	want := uint64(0)
+	for _, id := range []uint64{
+		0, 5, 1<<32 - 1, // sends of this endpoint that are not outstanding
+		1 << 32, 2 << 32, 77 << 32, 1 << 62, // of others, and of none
+		recv | 4 + 3, recv | 0xffff, // receives into buffers that do not exist
+		recv | 2<<32, recv | 77<<32, recv | 1<<62,
+	} {
+		for range 2 {
+			f.invents = append(f.invents, verbs.WC{ID: id, QPNum: qp, Opcode: verbs.WCRecv, ByteLen: 8})
+			want++
+		}
+	}
+	w.quiet()
+	if n := worker.Stats().StaleEvents; n != want {
+		t.Errorf("%d dropped, want %d", n, want)
+	}
+	for i := range 20 {
+		must(t, a.AMShort(1, nil, nil))
+		w.until("the message", func() bool { return got == i+1 })
+	}
+	must(t, a.Err())
+	must(t, b.Err())
 }

@@ -1,6 +1,7 @@
 package transport_test
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync/atomic"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // outOfCredits is a link whose receiver has kept every buffer.
@@ -262,4 +264,86 @@ func TestARequestThatWaitsForSomethingElseIsNoWork(t *testing.T) {
 	}
 	ready.Store(true)
 	l.quiet()
+}
+
+// When a send that bypasses the queue lacks something, the first request of the queue is called
+// once that is back, although what the request itself lacks is not.
+func TestBypassingSendsAreAnsweredByTheQueue(t *testing.T) {
+	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2, BounceBuffers: 2, MaxOutstanding: 4})
+	stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		t.Fatal(err)
+	}
+	calls := 0
+	must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+		calls++
+		return outcome(t, head.AMShort(1, nil, nil))
+	})))
+	for range 100 {
+		l.progress()
+	}
+	before := calls
+	bypass := l.a.BypassQueue()
+	n := try(t, func(i int) error { return bypass.PutShort([]byte{9}, l.a.peer.At(uint64(i))) })
+	if n == 0 {
+		t.Fatal("nothing bypasses the queue")
+	}
+	for range 100 {
+		l.progress()
+	}
+	if calls != before {
+		t.Errorf("the request was called %d times while nothing was back", calls-before)
+	}
+	stall.Remove()
+	l.until("the request is called", func() bool { return calls != before })
+	must(t, bypass.PutShort([]byte{9}, l.a.peer.At(0)))
+	l.a.Purge(func(*transport.Pending) {})
+}
+
+// A flush that waits in the queue begins when the NIC takes it, and not before.
+func TestAFlushThatIsRefusedForNowWaits(t *testing.T) {
+	for _, kind := range []transport.FlushKind{transport.FlushLocal, transport.FlushRemote} {
+		s := shapes()[1]
+		l := newLink(t, s)
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], Count: -1})
+		n := l.a.fill(t)
+		flushed := make(chan error, 1)
+		go func() { flushed <- l.a.Flush(within(t), kind) }()
+		l.until("the flush is queued", func() bool { return l.a.Stats().Pending == 1 })
+		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: 3})
+		stall.Remove()
+		must(t, <-flushed)
+		if kind == transport.FlushRemote && refusal.Hits() == 0 {
+			t.Error("nothing was refused")
+		}
+		for i := range n {
+			if l.b.mem[60000+i] != byte(i) {
+				t.Fatalf("put %d of %d is not there", i, n)
+			}
+		}
+		refusal.Remove()
+	}
+}
+
+// A Close that its context ends tells the peer that the rest is aborted.
+func TestThePeerIsToldOfACloseThatIsCutShort(t *testing.T) {
+	l, _ := outOfCredits(t, transport.Config{AMBuffers: 2})
+	if err := l.a.AMShort(1, nil, nil); err != transport.ErrNoResource {
+		t.Fatal(err)
+	}
+	must(t, l.a.Pending(request(func(*transport.Endpoint) transport.Outcome {
+		return transport.PendingNoResource
+	})))
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	if err := l.a.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if err := l.a.Err(); !errors.Is(err, transport.ErrCanceled) {
+		t.Errorf("the end that was closed: %v", err)
+	}
+	l.until("the peer is told", func() bool { return l.b.Err() != nil })
+	if err := l.b.Err(); !errors.Is(err, transport.ErrPeerAborted) {
+		t.Errorf("the peer: %v", err)
+	}
 }

@@ -60,6 +60,7 @@ type Stats struct {
 	// completions that fit no operation or receive, and were dropped
 	StaleEvents uint64 `json:"stale_events"`
 	Registered  int    `json:"registered"` // bytes of registered memory: bounce and receive buffers
+	Leaked      uint64 `json:"leaked"`     // registrations of closed endpoints that could not be undone
 }
 
 // Stats takes a snapshot.
@@ -80,7 +81,7 @@ func (w *Worker) Stats() Stats {
 		NoResource: s.noResource, Pending: s.pending, PendingNow: w.schedule.queue.Len(), Probes: s.probes,
 		Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,
-		Registered: registered,
+		Registered: registered, Leaked: s.leaked,
 	}
 }
 

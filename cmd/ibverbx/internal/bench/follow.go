@@ -105,6 +105,7 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 	for over := false; err == nil && !over; {
 		over, err = r.next()
 	}
+	r.complete = err == nil
 	if err != nil && !errors.Is(err, errPeerInterrupted) {
 		err = r.peer.part(interruptedOr(r.ctx, err))
 	}

@@ -160,7 +160,11 @@ func (r *runner) lead(devices []verbs.Device) (*Report, error) {
 	case err != nil:
 		err = r.peer.part(interruptedOr(r.ctx, err))
 	default:
-		if err = r.bye(); err != nil {
+		err = r.bye()
+		switch {
+		case r.complete && errors.Is(err, ErrInterrupted):
+			err = nil // everything is measured, and the goodbye was to end
+		case err != nil:
 			err = r.peer.part(err)
 		}
 	}
@@ -182,7 +186,7 @@ func (r *runner) endApart(err error) (*Report, error) {
 // bye ends the conversation with the following process.
 func (r *runner) bye() error {
 	if err := r.peer.conn.Send(r.peer.steps, kindBye, byeBody{Interrupted: r.interrupted() &&
-		!r.p.Endless}); err != nil {
+		!r.complete && !r.p.Endless}); err != nil {
 		return err
 	}
 	return r.peer.conn.Receive(r.peer.steps, kindBye, nil)

@@ -58,6 +58,9 @@ type runner struct {
 	done     int
 	cells    []*cell // of the size under way, at the following end
 	report   *Report
+	// complete says that everything was measured: what ends the run from then on takes nothing from
+	// its figures.
+	complete bool
 	peer     *peer // nil when both ends are in this process
 	start    time.Time
 	stop     func() bool
@@ -84,13 +87,14 @@ func newRunnerOver(ctx context.Context, p *Params, mem *memory, o Observer) *run
 func (r *runner) rows() error {
 	for {
 		for _, size := range r.p.Sizes {
-			row, err := r.row(int(size))
+			row, cut, err := r.row(int(size))
 			r.keep(row)
-			if err != nil || r.interrupted() || r.parted() {
+			if err != nil || cut || r.parted() {
 				return err
 			}
 		}
 		if !r.p.Endless {
+			r.complete = true
 			return nil
 		}
 	}
@@ -120,12 +124,12 @@ func (r *runner) end(err error) (*Report, error) {
 			err = res.failure()
 		}
 	}
-	report.Interrupted = r.interrupted()
+	report.Interrupted = r.interrupted() && !r.complete
 	if r.p.Endless && r.decides() {
 		report.Interrupted = false // it always ends so
 	}
 	switch {
-	case errors.Is(context.Cause(r.ctx), errServedLong): // the user has not asked for it
+	case !r.complete && errors.Is(context.Cause(r.ctx), errServedLong): // the user did not ask for it
 		report.Interrupted = false
 		if err == nil {
 			err = errServedLong
@@ -173,13 +177,13 @@ func (r *runner) close() error {
 }
 
 // row measures the cells of a size in turns: in each, copy() and every column give a sample, the
-// columns in another order. A disturbance of the machine then affects all of them.
-func (r *runner) row(size int) ([]Result, error) {
+// columns in another order. A disturbance of the machine then affects all of them. cut says that the
+// run was interrupted before the last sample was complete.
+func (r *runner) row(size int) (row []Result, cut bool, err error) {
 	cells := make([]*cell, len(r.columns))
 	below := r.cellBelow(size)
 	var copies series
 	base := copier{size: size}
-	var err error
 	for turn := 0; turn < r.p.Samples && err == nil && !r.interrupted() && !r.parted(); turn++ {
 		if err = r.baseline(&base, turn, &copies); err == nil {
 			err = r.measureBelow(below, turn)
@@ -188,8 +192,8 @@ func (r *runner) row(size int) ([]Result, error) {
 			err = r.takeTurn(cells, size, turn)
 		}
 	}
+	cut = r.interrupted()
 	compared := resultBelow(below)
-	var row []Result
 	for _, c := range cells {
 		if c == nil || !c.opened {
 			continue
@@ -205,7 +209,7 @@ func (r *runner) row(size int) ([]Result, error) {
 	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
 		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{row})
 	}
-	return row, err
+	return row, cut, err
 }
 
 // takeTurn takes a sample of each column that has not failed.

@@ -1,0 +1,89 @@
+package bench
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+// TestInterruptedWhenAllIsMeasured interrupts an end after its last figure, or while it says
+// goodbye: the measurement is complete, whatever becomes of the goodbye.
+func TestInterruptedWhenAllIsMeasured(t *testing.T) {
+	_, nics := fabric(t, 2)
+	p := func() *Params {
+		p := params(func(p *Params) { p.NICs, p.Sizes = 1, []units.Size{64, 128} })
+		if err := p.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for name, measure := range map[string]func(ctx context.Context, interrupt func()) (ends []outcome){
+		"in one process": func(ctx context.Context, interrupt func()) []outcome {
+			rows := 0
+			report, err := Run(ctx, p(), openSoft, observer{row: func([]Result) {
+				if rows++; rows == 2 {
+					interrupt()
+				}
+			}})
+			return []outcome{{report, err}}
+		},
+		"the leading end": func(ctx context.Context, interrupt func()) []outcome {
+			ncA, ncB := tcptest.Pair(t)
+			following := follow(t.Context(), ncB, apartTimeout, nics[1:])
+			rows := 0
+			a := <-lead(ctx, p(), ncA, apartTimeout, nics[:1], observer{row: func([]Result) {
+				if rows++; rows == 2 {
+					interrupt()
+				}
+			}})
+			return []outcome{a, <-following}
+		},
+		"the following end": func(ctx context.Context, interrupt func()) []outcome {
+			ncA, ncB := tcptest.Pair(t)
+			leading := lead(t.Context(), p(), ncA, apartTimeout, nics[:1], observer{})
+			conn, err := rendezvous.Start(t.Context(), ncB, rendezvous.Config{Version: ProtocolVersion,
+				Timeout: apartTimeout})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows := 0
+			report, err := Follow(ctx, &Half{Conn: conn, Provider: "there", Devices: nics[1:], Version: "v"},
+				observer{row: func([]Result) {
+					if rows++; rows == 2 {
+						interrupt()
+					}
+				}})
+			return []outcome{<-leading, {report, err}}
+		},
+		"a goodbye without answer": func(ctx context.Context, interrupt func()) []outcome {
+			ncA, ncB := between(t, func(from string, _ int, frame []byte) ([]byte, bool, bool) {
+				if strings.Contains(string(frame), `"bye"`) {
+					interrupt()
+					return nil, true, false
+				}
+				return frame, false, false
+			})
+			follow(t.Context(), ncB, apartTimeout, nics[1:])
+			return []outcome{<-lead(ctx, p(), ncA, apartTimeout, nics[:1], observer{})}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			for i, end := range measure(ctx, interrupt) {
+				if end.err != nil || !end.report.OK || end.report.Interrupted || end.report.Error != "" ||
+					len(end.report.Results) != 6 {
+					t.Errorf("end %d: %v, interrupted %v, %q, %d figures", i, end.err, end.report.Interrupted,
+						end.report.Error, len(end.report.Results))
+				}
+			}
+			if ctx.Err() == nil {
+				t.Error("nothing was interrupted")
+			}
+		})
+	}
+}
