@@ -27,27 +27,28 @@ func (f *Fabric) acknowledge(q *QP) {
 	if !q.core.Signaled(s) {
 		return
 	}
-	var e nic.Completion
-	q.core.Sent(&e, seq, s)
-	f.complete(q, &e, 0)
+	if e := f.place(q, nic.Send, seq, false, 0); e != nil {
+		q.core.Sent(e, seq, s)
+	}
 }
 
-// complete adds a completion of q to its queue, visible or, until it is due, not yet.
-func (f *Fabric) complete(q *QP, e *nic.Completion, due int64) {
-	c := q.core.CQs[e.Dir]
+// place makes room for the completion of request seq of q in its queue, visible or, until it is
+// due, not yet. The caller fills it in; it is nil where the completion is lost.
+func (f *Fabric) place(q *QP, dir nic.Direction, seq uint64, solicited bool, due int64) *nic.Completion {
+	c := q.core.CQs[dir]
 	if c.Dead() {
-		return
+		return nil
 	}
-	if c.Full() || e.Dir == nic.Send && len(f.injections) != 0 && f.strikeCompletion(q, e.Seq) {
+	if c.Full() || dir == nic.Send && len(f.injections) != 0 && f.strikeCompletion(q, seq) {
 		q.dev.overrun(c)
-		return
+		return nil
 	}
-	if f.engine.hide(q, e.Dir, due) {
-		q.hidden[e.Dir] = append(q.hidden[e.Dir], hidden{*e, due})
+	if f.engine.hide(q, dir, due) {
+		q.hidden[dir] = append(q.hidden[dir], hidden{due: due})
 		c.Reserve(1)
-		return
+		return &q.hidden[dir][len(q.hidden[dir])-1].Completion
 	}
-	c.Add(e)
+	return c.Next(solicited)
 }
 
 // reveal makes hidden completion number i of a queue visible.
@@ -66,7 +67,9 @@ func (f *Fabric) reveal(q *QP, dir nic.Direction, i int) {
 func (f *Fabric) completeError(q *QP, dir nic.Direction, seq uint64, status verbs.Status, vendorErr uint32) {
 	var e nic.Completion
 	q.core.Failed(&e, dir, seq, status, vendorErr, f.rng)
-	f.complete(q, &e, 0)
+	if at := f.place(q, dir, seq, true, 0); at != nil {
+		*at = e
+	}
 }
 
 // toError takes a queue pair to ERR. What is outstanding is flushed at once, except what a copy

@@ -46,11 +46,11 @@ func (f *Fabric) execute(q *QP) outcome {
 	if len(f.injections) != 0 && !f.strike(q) {
 		return held
 	}
-	memory := &x.src
+	here, there := &x.src, &x.dst
 	if s.Answered() {
-		memory = &x.dst
+		here, there = there, here
 	}
-	if status := q.core.Local(memory, q.core.SQ.Executed); status != verbs.StatusSuccess {
+	if status := q.core.Local(here, q.core.SQ.Executed); status != verbs.StatusSuccess {
 		f.fail(q, status, 0)
 		return done
 	}
@@ -59,13 +59,17 @@ func (f *Fabric) execute(q *QP) outcome {
 		f.awaitPeer(q)
 		return held
 	}
-	status, ready := p.respond(s, x)
-	if !ready {
-		if !f.awaitReceive(q, p) {
-			f.fail(q, verbs.StatusRNRRetryExcErr, 0)
-			return done
+	status := p.core.Permits(s.Opcode)
+	if status == verbs.StatusSuccess {
+		isSend := s.Opcode.IsSend()
+		if p.core.RQ.Empty() && (isSend || s.Opcode.HasImm()) {
+			return f.notReady(q, p)
 		}
-		return held
+		if isSend {
+			status = p.core.Accept(there, s.Length)
+		} else {
+			status = p.core.Target(there, s.Opcode, s.RKey, s.RemoteAddr, s.Length)
+		}
 	}
 	if status != verbs.StatusSuccess {
 		f.reject(q, p, s, status)
@@ -86,6 +90,15 @@ func (f *Fabric) execute(q *QP) outcome {
 		return copying
 	}
 	f.finish(q, p, s)
+	return done
+}
+
+// notReady holds the head request of q back, or fails it: p has no receive posted for it.
+func (f *Fabric) notReady(q, p *QP) outcome {
+	if f.awaitReceive(q, p) {
+		return held
+	}
+	f.fail(q, verbs.StatusRNRRetryExcErr, 0)
 	return done
 }
 

@@ -15,16 +15,25 @@ type Completion struct {
 	Solicited bool // raises an event at a queue armed for solicited completions only
 }
 
+// begin sets all fields, one by one: a literal is made elsewhere first and then copied.
+func (e *Completion) begin(q *QP, dir Direction, seq uint64, solicited bool) {
+	e.QP, e.Seq, e.Dir, e.Solicited = q, seq, dir, solicited
+	w := &e.WC
+	w.Status, w.VendorErr, w.Imm, w.QPNum, w.SrcQP, w.Flags = 0, 0, 0, q.Num, 0, 0
+}
+
 // Signaled reports whether a request that ended well has a completion.
 func (q *QP) Signaled(s *SendSlot) bool { return s.Flags&verbs.SendSignaled != 0 || q.SignalAll }
 
-// Sent makes e, which is zero, the completion of request seq, which ended well.
+// Sent makes e the completion of request seq, which ended well.
 func (q *QP) Sent(e *Completion, seq uint64, s *SendSlot) {
-	e.QP, e.Seq = q, seq // field by field: a literal would clear the whole once more
-	e.WC.ID, e.WC.Opcode, e.WC.QPNum = s.ID, s.Opcode.WCOpcode(), q.Num
+	n := uint32(0)
 	if s.Answered() {
-		e.WC.ByteLen = uint32(s.Length)
+		n = uint32(s.Length)
 	}
+	e.begin(q, Send, seq, false)
+	w := &e.WC
+	w.ID, w.Status, w.Opcode, w.ByteLen = s.ID, verbs.StatusSuccess, s.Opcode.WCOpcode(), n
 }
 
 // Message is what a completion of a receive says of the message.
@@ -36,11 +45,10 @@ type Message struct {
 	Solicited bool
 }
 
-// Received makes e, which is zero, the completion of the receive that a message has taken.
+// Received makes e the completion of the receive that a message has taken.
 func (q *QP) Received(e *Completion, seq uint64, m *Message) {
-	e.QP, e.Seq, e.Dir, e.Solicited = q, seq, Recv, m.Solicited
-	e.WC.ID, e.WC.ByteLen, e.WC.QPNum, e.WC.SrcQP = q.RQ.At(seq).ID, uint32(m.Length), q.Num, m.SrcQP
-	e.WC.Opcode = verbs.WCRecv
+	e.begin(q, Recv, seq, m.Solicited)
+	e.WC.ID, e.WC.ByteLen, e.WC.SrcQP, e.WC.Opcode = q.RQ.At(seq).ID, uint32(m.Length), m.SrcQP, verbs.WCRecv
 	if !m.Opcode.IsSend() {
 		e.WC.Opcode = verbs.WCRecvRDMAWithImm
 	}
@@ -58,7 +66,7 @@ const VendorFlushed = 0xf9
 // that looks at it fails here, and not first on a real NIC.
 func (q *QP) Failed(e *Completion, dir Direction, seq uint64, status verbs.Status, vendorErr uint32,
 	rng *rand.Rand) {
-	id := uint64(0)
+	var id uint64
 	if dir == Send {
 		id = q.SQ.At(seq).ID
 	} else {
@@ -101,7 +109,7 @@ func (s *SendQueue) TakeUnended() (seq uint64, ok bool) {
 
 // Take takes the next receive, for a message or to be flushed; false when there is none.
 func (r *RecvQueue) Take() (seq uint64, ok bool) {
-	if r.Consumed == r.Posted {
+	if r.Empty() {
 		return 0, false
 	}
 	r.Consumed++

@@ -161,20 +161,26 @@ func (c *CQ) Full() bool { return int(c.tail-c.head)+c.reserved >= c.depth }
 // n is negative.
 func (c *CQ) Reserve(n int) { c.reserved += n }
 
-// Add makes a completion visible. The queue must not be dead, nor full.
-func (c *CQ) Add(e *Completion) {
+// Next makes a completion visible that the caller fills in before it unlocks, in the place that it
+// has in the queue: a completion made elsewhere and copied costs some 5 ns more. It is not zero. The
+// queue must not be dead, nor full.
+func (c *CQ) Next(solicited bool) *Completion {
 	if c.tail-c.head == uint64(len(c.ring)) {
 		c.grow()
 	}
-	c.ring[c.tail&uint64(len(c.ring)-1)] = *e
+	e := &c.ring[c.tail&uint64(len(c.ring)-1)]
 	c.tail++
 	if !c.attention.Load() {
 		c.attention.Store(true)
 	}
 	if c.armed != armNone {
-		c.raise(e.Solicited)
+		c.raise(solicited)
 	}
+	return e
 }
+
+// Add makes a completion visible that was made elsewhere. The queue must not be dead, nor full.
+func (c *CQ) Add(e *Completion) { *c.Next(e.Solicited) = *e }
 
 func (c *CQ) grow() {
 	ring := make([]Completion, 2*len(c.ring))

@@ -177,6 +177,9 @@ func newRecvQueue(limit, maxSGE int) RecvQueue {
 // At is the slot of a receive.
 func (r *RecvQueue) At(seq uint64) *RecvSlot { return &r.slots[seq&uint64(len(r.slots)-1)] }
 
+// Empty reports whether no receive is posted that a message could take.
+func (r *RecvQueue) Empty() bool { return r.Consumed == r.Posted }
+
 func (r *RecvQueue) full() bool { return r.Posted-r.freed >= r.limit }
 
 // Push copies a receive into the queue. The caller has checked it, and that there is room.
