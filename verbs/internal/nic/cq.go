@@ -162,7 +162,7 @@ func (c *CQ) Full() bool { return int(c.tail-c.head)+c.reserved >= c.depth }
 func (c *CQ) Reserve(n int) { c.reserved += n }
 
 // Next makes a completion visible that the caller fills in before it unlocks, in the place that it
-// has in the queue: a completion made elsewhere and copied costs some 5 ns more. It is not zero. The
+// has in the queue: one that is made elsewhere and copied costs some 5 ns more. It is not zero. The
 // queue must not be dead, nor full.
 func (c *CQ) Next(solicited bool) *Completion {
 	if c.tail-c.head == uint64(len(c.ring)) {

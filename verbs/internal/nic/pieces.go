@@ -16,8 +16,12 @@ func (p *Pieces) Reset() { p.Bytes, p.mrs = p.Bytes[:0], p.mrs[:0] }
 // Add appends memory that lies in no region.
 func (p *Pieces) Add(b []byte) { p.Bytes = append(p.Bytes, b) }
 
-// add appends memory of a region. Two statements: each then grows its slice in place.
+// add appends memory of a region, where it is wanted. Two statements: each then grows its slice in
+// place.
 func (p *Pieces) add(m *MR, b []byte) {
+	if p == nil {
+		return
+	}
 	p.Bytes = append(p.Bytes, b)
 	p.mrs = append(p.mrs, m)
 }
@@ -66,13 +70,14 @@ func (p *Pieces) gather(pd *PD, sges []verbs.SGE, limit uint64, access verbs.Acc
 
 // Local is the requester's side of request seq: it collects the memory that the payload comes from
 // or, where the request is answered, goes to. What it refuses ends the request with that status.
+// With nil for p it only checks; so do Landing, Target and Accept.
 func (q *QP) Local(p *Pieces, seq uint64) verbs.Status {
 	s := q.SQ.At(seq)
 	if s.Length > uint64(q.dev.Limits.MaxMsgSize) {
 		return verbs.StatusLocLenErr
 	}
 	if s.Flags&verbs.SendInline != 0 {
-		if s.Length > 0 {
+		if p != nil && s.Length > 0 {
 			p.Add(q.SQ.Inlined(seq))
 		}
 		return verbs.StatusSuccess
