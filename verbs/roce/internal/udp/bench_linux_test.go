@@ -1,0 +1,228 @@
+package udp
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// message is 1 MiB as a provider sends it: packets of 4096 bytes with a header of 12 and a trailer of
+// 4, each trailer beside the header after it.
+func message() []Packet {
+	const count, mtu = 256, 4096
+	frames, payload := make([]byte, count*16+12), make([]byte, count*mtu)
+	packets := make([]Packet, count)
+	for i := range packets {
+		packets[i] = Packet{Header: frames[i*16:][:12], Payload: payload[i*mtu:][:mtu], Trailer: frames[i*16+12:][:4]}
+	}
+	return packets
+}
+
+// drain receives so many datagrams, asking again and again, and gives up after some seconds. It returns
+// how many more it has taken.
+func drain(t testing.TB, batch *Batch, count int) (more int) {
+	var since time.Time
+	for count > 0 {
+		n, err := batch.Recv()
+		count -= n
+		switch {
+		case err == ErrAgain && since.IsZero():
+			since = time.Now()
+			runtime.Gosched()
+		case err == ErrAgain && time.Since(since) < 5*time.Second:
+			runtime.Gosched()
+		case err != nil:
+			t.Errorf("%d datagrams are missing: %v", count, err)
+			return 0
+		default:
+			since = time.Time{}
+		}
+	}
+	return -count
+}
+
+// modes are what the two ends can use.
+var modes = []struct {
+	name             string
+	segment, collect bool
+}{{"GSO+GRO", true, true}, {"GSO", true, false}, {"GRO", false, true}, {"plain", false, false}}
+
+// Once warm, neither sending nor receiving allocates, bursts or not.
+func TestAllocations(t *testing.T) {
+	for name, local := range loopbacks() {
+		for _, mode := range modes {
+			a, err := Listen(Config{Local: local, DisableGSO: !mode.segment})
+			if err != nil && name == "IPv6" {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := open(t, Config{Local: local, DisableGRO: !mode.collect})
+			dest, batch, packets := to(t, a, b), b.NewBatch(0, 0), message()
+			exchange := func() {
+				send(t, dest, packets, true)
+				drain(t, batch, len(packets))
+				if _, err := batch.Recv(); err != ErrAgain {
+					t.Error(err)
+				}
+			}
+			exchange()
+			if allocs := testing.AllocsPerRun(20, exchange); allocs != 0 {
+				t.Errorf("%s, %s: %v allocations", name, mode.name, allocs)
+			}
+			a.Close()
+		}
+	}
+}
+
+// Waiting for a datagram that is there allocates nothing.
+func TestWaitAllocations(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	dest, batch := to(t, a, b), b.NewBatch(0, 0)
+	packets, _ := packetsOf(24)
+	exchange := func() {
+		send(t, dest, packets, true)
+		if a.WaitWritable(time.Time{}) != nil || b.WaitReadable(time.Time{}) != nil {
+			t.Error("cannot wait")
+		}
+		drain(t, batch, 1)
+	}
+	exchange()
+	if allocs := testing.AllocsPerRun(100, exchange); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+// BenchmarkTransfer moves messages of 1 MiB through a pair of sockets: "turns" on one goroutine, which
+// sends and then receives each; "together" on two, with up to two messages on the way.
+func BenchmarkTransfer(b *testing.B) {
+	for _, mode := range modes {
+		for name, transfer := range map[string]func(*testing.B, *Destination, *Batch, []Packet){
+			"turns": transferInTurns, "together": transferTogether} {
+			b.Run(mode.name+"/"+name, func(b *testing.B) {
+				local := loopbacks()["IPv4"]
+				sender := open(b, Config{Local: local, DisableGSO: !mode.segment})
+				receiver := open(b, Config{Local: local, DisableGRO: !mode.collect})
+				dest, batch, packets := to(b, sender, receiver), receiver.NewBatch(0, 0), message()
+				b.SetBytes(1 << 20)
+				b.ReportAllocs()
+				before := cpu()
+				transfer(b, dest, batch, packets)
+				b.ReportMetric((cpu()-before).Seconds()*1e3*1024/float64(b.N), "CPU-ms/GiB")
+				if s := receiver.Stats(); s.RecvDropped != 0 {
+					b.Errorf("lost %d", s.RecvDropped)
+				}
+			})
+		}
+	}
+}
+
+func transferInTurns(b *testing.B, dest *Destination, batch *Batch, packets []Packet) {
+	for b.Loop() {
+		send(b, dest, packets, true)
+		drain(b, batch, len(packets))
+	}
+}
+
+func transferTogether(b *testing.B, dest *Destination, batch *Batch, packets []Packet) {
+	window := make(chan struct{}, 2)
+	messages := make(chan struct{}, 2)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ahead := 0
+		for range messages {
+			ahead = drain(b, batch, len(packets)-ahead)
+			<-window
+		}
+	}()
+	for b.Loop() {
+		window <- struct{}{}
+		messages <- struct{}{}
+		send(b, dest, packets, true)
+	}
+	close(messages)
+	<-done
+}
+
+// BenchmarkOne sends and receives one datagram of 24 bytes; BenchmarkRecvNothing asks in vain.
+func BenchmarkOne(b *testing.B) {
+	local := loopbacks()["IPv4"]
+	sender, receiver := open(b, Config{Local: local}), open(b, Config{Local: local})
+	dest, batch := to(b, sender, receiver), receiver.NewBatch(0, 0)
+	packets, _ := packetsOf(24)
+	b.ReportAllocs()
+	for b.Loop() {
+		send(b, dest, packets, true)
+		drain(b, batch, 1)
+	}
+}
+
+func BenchmarkRecvNothing(b *testing.B) {
+	batch := open(b, Config{Local: loopbacks()["IPv4"]}).NewBatch(0, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := batch.Recv(); err != ErrAgain {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkWaitReady waits for a datagram that is there.
+func BenchmarkWaitReady(b *testing.B) {
+	local := loopbacks()["IPv4"]
+	sender, receiver := open(b, Config{Local: local}), open(b, Config{Local: local})
+	packets, _ := packetsOf(24)
+	send(b, to(b, sender, receiver), packets, true)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := receiver.WaitReadable(time.Time{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkParked is one way of 24 bytes between two goroutines that park in the poller.
+func BenchmarkParked(b *testing.B) {
+	local := loopbacks()["IPv4"]
+	near, far := open(b, Config{Local: local}), open(b, Config{Local: local})
+	packets, _ := packetsOf(24)
+	away, back := to(b, near, far), to(b, far, near)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		batch := far.NewBatch(0, 0)
+		for far.WaitReadable(time.Time{}) == nil {
+			if n, _ := batch.Recv(); n > 0 {
+				_, _ = back.Send(packets, false)
+			}
+		}
+	}()
+	batch := near.NewBatch(0, 0)
+	b.ReportAllocs()
+	for b.Loop() {
+		send(b, away, packets, false)
+		for {
+			if n, _ := batch.Recv(); n > 0 {
+				break
+			}
+			if err := near.WaitReadable(time.Time{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/way")
+	far.Close()
+	<-done
+}
+
+// cpu is the processor time that this process has used.
+func cpu() time.Duration {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}

@@ -1,0 +1,148 @@
+package udp
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// Several goroutines send over one Conn to their own destinations at once, while others receive, read
+// the counters and wake: every receiver gets all of its packets in their order.
+func TestConcurrentSends(t *testing.T) {
+	const peers, rounds, burst = 4, 40, 8
+	local := loopbacks()["IPv4"]
+	near := open(t, Config{Local: local})
+	var senders, receivers sync.WaitGroup
+	for range peers {
+		far := open(t, Config{Local: local})
+		dest, batch := to(t, near, far), far.NewBatch(0, 0)
+		turn := make(chan struct{}, 8) // rounds on the way
+		senders.Go(func() {
+			for round := range rounds {
+				turn <- struct{}{}
+				packets := make([]Packet, burst)
+				for i := range packets {
+					header := binary.BigEndian.AppendUint32(nil, uint32(round*burst+i))
+					packets[i] = Packet{Header: header, Payload: make([]byte, 1000)}
+				}
+				if n, err := dest.Send(packets, round%2 == 0); n != burst || err != nil {
+					t.Errorf("sent %d: %v", n, err)
+				}
+				near.Wake()
+				_ = near.Stats()
+			}
+		})
+		receivers.Go(func() {
+			for next := uint32(0); next < rounds*burst; {
+				_, err := batch.Recv()
+				if err == ErrAgain {
+					err = far.WaitReadable(time.Now().Add(20 * time.Second))
+				}
+				if err != nil {
+					t.Errorf("packet %d: %v", next, err)
+					return
+				}
+				for _, d := range batch.Datagrams {
+					if got := binary.BigEndian.Uint32(d.Data); got != next || d.From != near.LocalAddr() {
+						t.Errorf("packet %d from %v, not %d", got, d.From, next)
+						return
+					}
+					if next++; next%burst == 0 {
+						<-turn
+					}
+				}
+			}
+		})
+	}
+	senders.Wait()
+	receivers.Wait()
+}
+
+// Close ends whatever goes on, and nothing after it reaches another descriptor.
+func TestCloseWhileBusy(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	for range 20 {
+		a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+		var all sync.WaitGroup
+		until := func(end func() error) {
+			all.Go(func() {
+				for {
+					switch err := end(); {
+					case err == verbs.ErrClosed:
+						return
+					case err != nil && err != ErrAgain && err != ErrWoken:
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		batch, there, back := b.NewBatch(0, 0), to(t, a, b), to(t, b, a)
+		packets, _ := packetsOf(many(10, 100)...)
+		until(func() error { _, err := there.Send(packets, true); return err })
+		until(func() error { _, err := back.Send(packets, true); return err })
+		until(func() error { _, err := batch.Recv(); return err })
+		until(func() error { return b.WaitReadable(time.Time{}) })
+		until(func() error { return a.WaitWritable(time.Time{}) })
+		for range 50 {
+			b.Wake()
+		}
+		a.Close()
+		b.Close()
+		all.Wait()
+	}
+}
+
+// However Wakes and deadlines fall, a Wake ends a wait, and a wait ends by its own deadline only.
+func TestWakeRaces(t *testing.T) {
+	c := open(t, Config{Local: loopbacks()["IPv4"]})
+	wake, stop := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stop)
+		for range wake {
+			c.Wake()
+			c.Wake()
+		}
+	}()
+	for i := range 2000 {
+		wake <- struct{}{}
+		begun := time.Now()
+		switch err := c.WaitReadable(begun.Add(10 * time.Second)); err {
+		case ErrWoken: // of one of the Wakes, or of those before
+		default:
+			t.Fatalf("wait %d after %v: %v", i, time.Since(begun), err)
+		}
+		if i%2 == 0 { // the second Wake may have left its mark
+			if err := c.WaitReadable(time.Now().Add(time.Millisecond)); err == nil || errors.Is(err, verbs.ErrClosed) {
+				t.Fatal(err)
+			}
+		}
+	}
+	close(wake)
+	<-stop
+}
+
+// A source is a good key: equal where the addresses are, different where one is not.
+func TestSourceIsAKey(t *testing.T) {
+	raw := func(addr netip.AddrPort) []byte {
+		a := open(t, Config{Local: loopbacks()["IPv4"]})
+		d, err := a.NewDestination(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.name[:]
+	}
+	seen := map[netip.AddrPort]bool{}
+	for _, text := range []string{"127.0.0.1:4791", "127.0.0.1:4792", "127.0.0.2:4791", "127.1.0.1:4791"} {
+		addr := netip.MustParseAddrPort(text)
+		if got := source(raw(addr)); got != addr || seen[got] {
+			t.Errorf("%v is %v, seen %t", addr, got, seen[got])
+		}
+		seen[addr] = true
+	}
+}
