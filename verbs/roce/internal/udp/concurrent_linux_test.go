@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// Several goroutines send over one Conn to their own destinations at once, while others receive, read
-// the counters and wake: every receiver gets all of its packets in their order.
+// Several goroutines send over one Conn to their own destinations at once, while others receive,
+// read the counters and wake: every receiver gets all of its packets in their order.
 func TestConcurrentSends(t *testing.T) {
 	const peers, rounds, burst = 4, 40, 8
 	local := loopbacks()["IPv4"]
@@ -118,7 +118,8 @@ func TestWakeRaces(t *testing.T) {
 			t.Fatalf("wait %d after %v: %v", i, time.Since(begun), err)
 		}
 		if i%2 == 0 { // the second Wake may have left its mark
-			if err := c.WaitReadable(time.Now().Add(time.Millisecond)); err == nil || errors.Is(err, verbs.ErrClosed) {
+			if err := c.WaitReadable(time.Now().Add(time.Millisecond)); err == nil ||
+				errors.Is(err, verbs.ErrClosed) {
 				t.Fatal(err)
 			}
 		}

@@ -59,9 +59,11 @@ func TestError(t *testing.T) {
 		err  Error
 		want string
 	}{
-		{Error{Op: "send", Local: local, Remote: remote, Err: ErrTooLarge, Errno: fs.ErrInvalid, Detail: "why"},
-			"send: 192.0.2.1:4791 to 192.0.2.2:4791: datagram too large for the path (invalid argument): why"},
-		{Error{Op: "receive", Local: local, Errno: fs.ErrPermission}, "receive: 192.0.2.1:4791: permission denied"},
+		{Error{Op: "send", Local: local, Remote: remote, Err: ErrTooLarge, Errno: fs.ErrInvalid,
+			Detail: "no"},
+			"send: 192.0.2.1:4791 to 192.0.2.2:4791: datagram too large for the path (invalid argument): no"},
+		{Error{Op: "receive", Local: local, Errno: fs.ErrPermission},
+			"receive: 192.0.2.1:4791: permission denied"},
 		{Error{Op: "listen", Err: verbs.ErrInvalid, Detail: "no local address"},
 			"listen: invalid argument: no local address"},
 	} {
