@@ -5,35 +5,27 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// answer is what is owed to the requester for a read or an atomic, or a NAK.
+// answer is what is owed to the requester for a read or an atomic.
 type answer struct {
-	kind     answerKind
-	syndrome wire.Syndrome // of a NAK
-	next     seq           // the number of the next packet to send
-	sent     uint64        // packets of the answer to a read that were sent
-	packets  uint64        // of all of it
-	addr     uint64        // of a read
-	length   uint64
+	next     seq    // the number of the next packet to send
+	sent     uint64 // packets of it that were sent
+	packets  uint64 // all of it
+	addr     uint64 // of a read
+	length   uint64 // of a read, bytes
 	original uint64 // of an atomic: what it found
-	rkey     uint32
+	rkey     uint32 // of a read
+	atomic   bool
 	again    bool // the peer asked again
 }
 
-type answerKind uint8
-
-const (
-	readAnswer answerKind = iota
-	atomicAnswer
-	nakAnswer
-)
-
 // answerQueue holds answers in the order of the requests.
 //
-// Invariant: no more than limit of them are of requests that were asked for the first time.
+// Invariant: no more than limit of them are of requests that were asked for the first time, and of
+// the others there is a bound too: a peer that asks and never listens costs no more memory.
 type answerQueue struct {
 	list  []answer
 	first int // of those in list that are not sent
-	fresh int // reads and atomics that were not asked for again
+	fresh int // those that the peer did not ask for again
 	limit int
 }
 
@@ -57,9 +49,7 @@ func (a *answerQueue) add(v answer, again bool) bool {
 	return true
 }
 
-func (a *answerQueue) addNak(s seq, why wire.Syndrome) {
-	a.push(answer{kind: nakAnswer, next: s, syndrome: why, packets: 1, again: true})
-}
+func (a *answerQueue) clear() { a.list, a.first, a.fresh = a.list[:0], 0, 0 }
 
 func (a *answerQueue) push(v answer) {
 	if a.first != 0 && len(a.list) == cap(a.list) {
@@ -79,18 +69,23 @@ func (a *answerQueue) pop() {
 	}
 }
 
-// transmitAnswers adds the answers that are due, and then acknowledgements.
+// transmitAnswers adds the answers that are due, and then one of a NAK and an acknowledgement.
 func (q *QP) transmitAnswers(b *Batch) {
 	r := &q.resp
-	for !b.full() && !r.answers.empty() {
-		if a := &r.answers.list[r.answers.first]; q.answerNext(b, a) {
-			r.answers.pop()
+	for !r.answers.empty() {
+		if b.full() || !q.limiter.allows(q.now) {
+			return
 		}
+		q.answerNext(b, &r.answers.list[r.answers.first])
 	}
-	if b.full() || !r.answers.empty() {
+	if b.full() {
 		return
 	}
 	switch {
+	case r.nak != 0:
+		h := q.reply(wire.Acknowledge, r.nakAt)
+		h.Syndrome = r.nak
+		b.add(&h, nil)
 	case r.gapDue:
 		// Nothing behind the expected packet is acknowledged: what was kept may yet be refused.
 		h := q.reply(wire.Acknowledge, r.expected)
@@ -100,7 +95,7 @@ func (q *QP) transmitAnswers(b *Batch) {
 		h := q.reply(wire.Acknowledge, r.expected-1)
 		b.add(&h, nil)
 	}
-	r.gapDue, r.ackDue = false, false
+	r.nak, r.gapDue, r.ackDue = 0, false, false
 }
 
 // reply is the header of a packet of the responder.
@@ -109,45 +104,44 @@ func (q *QP) reply(opcode wire.Opcode, s seq) wire.Header {
 		Syndrome: wire.Ack, MSN: q.resp.msn}
 }
 
-// answerNext adds the next packet of an answer, and reports whether it is the last one.
-func (q *QP) answerNext(b *Batch, a *answer) (all bool) {
-	switch a.kind {
-	case nakAnswer:
-		h := q.reply(wire.Acknowledge, a.next)
-		h.Syndrome = a.syndrome
-		b.add(&h, nil)
-		return true
-	case atomicAnswer:
-		h := q.reply(wire.AtomicAcknowledge, a.next)
-		h.Original = a.original
-		b.add(&h, nil)
-		q.stats.Sent++
-		return true
-	}
-	offset := a.sent * q.mtu()
-	n := min(a.length-offset, q.mtu())
+// answerNext adds the next packet of the oldest answer.
+func (q *QP) answerNext(b *Batch, a *answer) {
+	var h wire.Header
 	var payload []byte
-	if n != 0 {
-		var ok bool
-		payload, ok = q.RemoteSlice(a.rkey, a.addr+offset, n, verbs.AccessRemoteRead)
-		if !ok { // the region is gone since
-			if a.again && a.sent == 0 {
-				return true
+	if a.atomic {
+		h = q.reply(wire.AtomicAcknowledge, a.next)
+		h.Original = a.original
+	} else {
+		offset := a.sent << q.shift
+		if n := min(a.length-offset, q.mtu()); n != 0 {
+			var ok bool
+			payload, ok = q.RemoteSlice(a.rkey, a.addr+offset, n, verbs.AccessRemoteRead)
+			if !ok {
+				q.answerGone(a)
+				return
 			}
-			*a = answer{kind: nakAnswer, next: a.next, syndrome: wire.NakRemoteAccess, again: a.again}
-			if q.State != verbs.StateErr {
-				q.Fail()
-				q.cfg.Sink.Raise(verbs.EventQPAccessErr)
-			}
-			return false
 		}
+		h = q.reply(readOpcode(a.sent == 0, a.sent+1 == a.packets), a.next)
 	}
-	h := q.reply(readOpcode(a.sent == 0, a.sent+1 == a.packets), a.next)
 	b.add(&h, payload)
+	q.limiter.spend(len(payload))
 	q.stats.Sent++
 	a.sent++
 	a.next++
-	return a.sent == a.packets
+	if a.sent == a.packets {
+		q.resp.answers.pop()
+	}
+}
+
+// answerGone handles an answer whose region was closed since it was asked for.
+func (q *QP) answerGone(a *answer) {
+	if a.again {
+		q.resp.answers.pop() // anyone who saw a packet of the connection can ask again
+		return
+	}
+	at := a.next
+	q.resp.answers.clear()
+	q.reject(at, wire.NakRemoteAccess)
 }
 
 // readOpcode is the opcode of a packet of the answer to a read.

@@ -43,27 +43,26 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 
 // acknowledgement takes an ACK or a NAK for a number.
 func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
-	switch {
-	case h.Syndrome.IsAck():
+	if h.Syndrome.IsAck() {
 		q.acknowledge(s + 1)
-	case h.Syndrome == wire.NakSequence:
-		q.stats.NAKs++
-		q.acknowledge(s)
-		if s >= q.req.una {
-			q.sequenceError(s, payload)
-		}
-	case h.Syndrome.IsRNR():
+		return
+	}
+	q.acknowledge(s)
+	if h.Syndrome.IsRNR() {
 		q.stats.RNRNAKs++
-		q.acknowledge(s)
-		if s >= q.req.una {
-			q.receiverNotReady(s, h.Syndrome.Value())
-		}
-	case h.Syndrome.IsNak():
+	} else {
 		q.stats.NAKs++
-		q.acknowledge(s)
-		if s >= q.req.una {
-			q.refusedByPeer(s, h.Syndrome)
-		}
+	}
+	if s < q.req.una || q.req.at(s).state == done {
+		return // a copy that comes late: the responder has carried it out since
+	}
+	switch {
+	case h.Syndrome == wire.NakSequence:
+		q.sequenceError(s, payload)
+	case h.Syndrome.IsRNR():
+		q.receiverNotReady(s, h.Syndrome.Value())
+	case h.Syndrome.IsNak():
+		q.refusedByPeer(s, h.Syndrome)
 	}
 }
 
@@ -71,14 +70,34 @@ func (q *QP) acknowledgement(h *wire.Header, s seq, payload []byte) {
 // come in the order of the requests, so what is missing of a read before end is lost.
 func (q *QP) acknowledge(end seq) {
 	r := &q.req
+	if end <= r.una {
+		return
+	}
 	for s := max(r.acked, r.una); s < end; s++ {
-		if r.readOf(s) == nil {
-			q.markDone(s)
-		} else {
-			q.suspect(s, end)
+		if p := r.readOf(s); p != nil {
+			s = p.end - 1
+			continue
 		}
+		q.markDone(s)
 	}
 	r.acked = max(r.acked, end)
+	for i := range r.reads[:r.nreads] {
+		if p := &r.reads[i]; p.first < end {
+			p.kept = false
+			q.suspectPart(p, min(p.end, end), end)
+		}
+	}
+}
+
+// suspectPart marks what is missing of a read before end lost, unless it may only be late.
+func (q *QP) suspectPart(p *read, end, answered seq) {
+	r := &q.req
+	for p.low < p.end && (p.low < r.una || r.at(p.low).state == done) {
+		p.low++
+	}
+	for s := p.low; s < end; s++ {
+		q.suspect(s, answered)
+	}
 }
 
 // readOf is the read or atomic under way that a number belongs to, or nil.
@@ -107,13 +126,17 @@ func (q *QP) sequenceError(expected seq, has []byte) {
 				continue
 			}
 			highest = s
-			if r.readOf(s) == nil {
+			if p := r.readOf(s); p != nil {
+				p.kept = true // all of it: its request is the packet of its first number
+			} else {
 				q.markKept(s)
 			}
 		}
 	}
-	for s := max(expected, r.una); s < highest; s++ {
-		q.suspect(s, highest)
+	for s := expected; s < highest; s++ {
+		if p := r.readOf(s); p == nil || !p.kept {
+			q.suspect(s, highest)
+		}
 	}
 }
 
@@ -127,8 +150,8 @@ func (q *QP) goBack(from seq) {
 // receiverNotReady handles an RNR NAK: the responder had no receive for the message at a number.
 func (q *QP) receiverNotReady(s seq, timer uint8) {
 	t := &q.req.timers
-	if q.now < t.rnr {
-		return // of a packet that left before the one that was answered first
+	if q.now < t.rnr || q.req.at(s).state == lost {
+		return // of a packet that left before the one that was answered first, or a copy
 	}
 	if q.Attr.RNRRetry != verbs.RNRRetryForever {
 		if t.rnrTries >= int(q.Attr.RNRRetry) {
@@ -157,7 +180,7 @@ func (q *QP) refusedByPeer(s seq, why wire.Syndrome) {
 // which was lost, nothing happens: the peer answers no more, and the read runs out of retries.
 func (q *QP) failAt(s seq, status verbs.Status) {
 	slot := q.find(s)
-	q.refuse(slot, q.SQ.At(slot), status)
+	q.failRequest(slot, q.SQ.At(slot), status)
 }
 
 // readResponse takes a packet of the answer to a read.
@@ -193,20 +216,18 @@ func (q *QP) readResponse(h *wire.Header, s seq, payload []byte) {
 		return
 	}
 	q.stats.Received++
+	q.suspectPart(part, s, s)
 	q.answered(part, s)
-	for n := part.first; n < s; n++ {
-		q.suspect(n, s)
-	}
 }
 
 // missing reports whether a packet of a read before a number has not arrived. It is lost then, with
 // everything behind it.
 func (q *QP) missing(part *read, s seq) bool {
-	n := part.first
-	for n < s && q.req.at(n).state == done {
+	n := part.low
+	for n < s && (n < q.req.una || q.req.at(n).state == done) {
 		n++
 	}
-	if n == s {
+	if part.low = n; n == s {
 		return false
 	}
 	q.suspect(n, s)
@@ -278,11 +299,12 @@ func (q *QP) scatter(sgl []verbs.SGE, offset uint64, from []byte) bool {
 			offset -= length
 			continue
 		}
-		to, ok := q.LocalSlice(e.LKey, e.Addr+offset, min(uint64(len(from)), length-offset),
-			verbs.AccessLocalWrite)
+		// All of the element has to be covered, even what the message does not reach.
+		to, ok := q.LocalSlice(e.LKey, e.Addr, length, verbs.AccessLocalWrite)
 		if !ok {
 			return false
 		}
+		to = to[offset:][:min(uint64(len(from)), length-offset)]
 		nic.Move(to, from[:len(to)])
 		from, offset = from[len(to):], 0
 	}
@@ -293,6 +315,9 @@ func (q *QP) scatter(sgl []verbs.SGE, offset uint64, from []byte) bool {
 // request that has failed ends the connection once all before it are complete.
 func (q *QP) advance() {
 	r := &q.req
+	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
+		return // it has failed
+	}
 	for r.una < r.next && r.at(r.una).state == done {
 		r.una++
 	}

@@ -21,7 +21,6 @@ type Batch struct {
 	packets [BatchPackets]Packet
 	n       int
 	staging []byte
-	turn    bool
 }
 
 // Packets are those in the batch.

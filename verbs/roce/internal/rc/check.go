@@ -35,6 +35,9 @@ func (q *QP) Check() error {
 		for s := p.first; s < p.end; s++ {
 			if s >= r.una && r.at(s).state != done {
 				left++
+				if s < p.low {
+					return fmt.Errorf("%d of a read is missing, before low %d", s-p.first, p.low-p.first)
+				}
 			}
 		}
 		if left != p.left {

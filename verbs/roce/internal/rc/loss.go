@@ -141,7 +141,12 @@ func (t *timers) sample(rtt int64) {
 }
 
 // roundTrip is how long an answer takes, at most, in all likelihood.
-func (t *timers) roundTrip() int64 { return t.srtt + 4*t.rttvar }
+func (t *timers) roundTrip() int64 {
+	if t.srtt == 0 {
+		return minProbe // not known yet
+	}
+	return t.srtt + 4*t.rttvar
+}
 
 // probeAfter is how long to wait for an answer before the next probe.
 func (t *timers) probeAfter() int64 {
@@ -154,16 +159,16 @@ func (q *QP) requesterDeadline() int64 {
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
 		return Never
 	}
-	if r.una == r.next && r.lost == 0 {
-		if r.next != r.end {
-			return r.limiter.next(q.now)
-		}
+	if r.una == r.end {
 		return Never
 	}
 	if t.rnr > q.now {
 		return t.rnr
 	}
-	at := r.limiter.next(q.now)
+	at := q.limiter.next(q.now)
+	if r.una == r.next {
+		return at
+	}
 	if q.Attr.Timeout != 0 {
 		at = min(at, t.since+q.ackTimeout())
 	}
@@ -208,11 +213,16 @@ func (q *QP) Tick(now int64) {
 // up (IBTA 9.7.6.1.3).
 func (q *QP) timeout() {
 	r, t := &q.req, &q.req.timers
+	if r.at(r.una).state == lost {
+		// It waits to be sent, and not for an answer.
+		t.since = q.now - int64(verbs.AckTimeout(q.Attr.Timeout))*int64(t.tries)
+		return
+	}
 	q.stats.Timeouts++
 	t.tries++
 	if t.tries > int(q.Attr.RetryCount) {
 		slot := q.find(r.una)
-		q.refuse(slot, q.SQ.At(slot), verbs.StatusRetryExcErr)
+		q.failRequest(slot, q.SQ.At(slot), verbs.StatusRetryExcErr)
 		return
 	}
 	r.window.collapse()

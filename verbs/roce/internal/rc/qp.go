@@ -41,11 +41,13 @@ type QP struct {
 	shift uint  // the logarithm of the path MTU in bytes
 	ours  bool  // the peer is an end of this package
 	now   int64 // of the call under way, nanoseconds
+	turn  bool  // requests come before answers in the next batch
 
-	req   requester
-	resp  responder
-	stats Stats
-	done  nic.Completion // on its way to the sink
+	req     requester
+	resp    responder
+	limiter limiter // of both
+	stats   Stats
+	done    nic.Completion // on its way to the sink
 }
 
 // Stats counts what a QP has done since it was made.
@@ -88,6 +90,9 @@ func (q *QP) IsOurs() bool { return q.ours }
 func (q *QP) Enter(now int64, state verbs.QPState) {
 	q.now = now
 	if state == q.State {
+		if q.Receptive() {
+			q.resp.allow(int(q.Attr.MaxDestRDAtomic))
+		}
 		return
 	}
 	switch state {
@@ -101,13 +106,14 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 	case verbs.StateRTR:
 		q.shift = uint(bits.TrailingZeros(uint(q.Attr.PathMTU.Bytes())))
 		q.resp.start(firstSeq(q.Attr.RQPSN), int(q.Attr.MaxDestRDAtomic))
+		q.limiter.start(q.cfg.Rate, now)
 	case verbs.StateRTS:
 		if q.State == verbs.StateRTR {
 			q.req.start(q, firstSeq(q.Attr.SQPSN))
 		}
-		q.req.held = 0
+		q.req.draining = false
 	case verbs.StateSQD:
-		q.req.drain()
+		q.req.draining = true
 	}
 	q.State = state
 }
@@ -118,8 +124,16 @@ func (q *QP) mtu() uint64 { return 1 << q.shift }
 // packets is how many packets a message of n bytes takes.
 func (q *QP) packets(n uint64) uint64 { return max((n+q.mtu()-1)>>q.shift, 1) }
 
-// Fail takes the QP to ERR: everything outstanding is flushed.
+// Fail takes the QP to ERR: everything outstanding is flushed, and nothing leaves any more.
 func (q *QP) Fail() {
+	q.toError()
+	r := &q.resp
+	r.answers.clear()
+	r.nak, r.ackDue, r.gapDue = 0, false, false
+}
+
+// toError takes the QP to ERR; what it owes to the peer still leaves.
+func (q *QP) toError() {
 	if q.State == verbs.StateErr || q.State == verbs.StateReset {
 		return
 	}
@@ -163,7 +177,7 @@ func (q *QP) fail(dir nic.Direction, slot uint64, status verbs.Status) {
 func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 	q.now = now
 	// Answers and requests take turns at being first, so that neither starves the other.
-	if b.turn = !b.turn; b.turn {
+	if q.turn = !q.turn; q.turn {
 		q.transmitRequests(b)
 		q.transmitAnswers(b)
 	} else {
@@ -174,7 +188,13 @@ func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 }
 
 // Deadline is when Tick has to be called; Never if nothing is waited for.
-func (q *QP) Deadline() int64 { return q.requesterDeadline() }
+func (q *QP) Deadline() int64 {
+	at := q.requesterDeadline()
+	if !q.resp.answers.empty() {
+		at = min(at, q.limiter.next(q.now))
+	}
+	return at
+}
 
 // Add adds what another QP has done.
 func (s *Stats) Add(o Stats) {

@@ -23,15 +23,15 @@ type requester struct {
 	acked  seq     // behind the highest number that was acknowledged with all before it
 
 	numbered uint64 // requests whose packets have numbers
-	sending  uint64 // the request that next belongs to, or will once it is posted
+	sending  uint64 // the request that next belongs to; numbered if there is none
 
-	reads   [maxReads]read // reads and atomics under way, oldest first
-	nreads  int
-	quiet   int    // packets sent since the last one that asked for an acknowledgement
-	held    uint64 // 1 + the request before which SQD, or a refused request, stops new ones; 0 is none
-	timers  timers
-	window  window
-	limiter limiter
+	reads    [maxReads]read // reads and atomics under way, oldest first
+	nreads   int
+	quiet    int  // packets sent since the last one that asked for an acknowledgement
+	draining bool // SQD: no request begins
+	refused  bool // a request has failed and waits for those before it: no request begins any more
+	timers   timers
+	window   window
 }
 
 // track is what is known of a number under way.
@@ -52,9 +52,13 @@ const (
 
 // read is a READ request, or an atomic, on its way. A read that takes many packets is asked for in
 // parts: what is under way stays within the window, and a part is what the peer counts as one.
+//
+// Invariant: first <= low <= end; everything before low is done.
 type read struct {
 	first, end seq
-	left       int // packets of the answer that are missing
+	low        seq  // nothing before it is missing
+	left       int  // packets of the answer that are missing
+	kept       bool // the responder has the request, but waits for a packet before it
 }
 
 const (
@@ -76,7 +80,6 @@ func (r *requester) start(q *QP, first seq) {
 	*r = requester{una: first, next: first, end: first, resend: first, acked: first,
 		numbered: q.SQ.Posted, sending: q.SQ.Posted}
 	r.window.start(int(q.mtu()), q.cfg.Window)
-	r.limiter.start(q.cfg.Rate, q.now)
 }
 
 // stop forgets what is under way, when the QP fails.
@@ -85,9 +88,6 @@ func (r *requester) stop() {
 	r.flying, r.lost, r.nreads = 0, 0, 0
 	r.timers = timers{}
 }
-
-// drain holds back the requests that have not begun, for SQD.
-func (r *requester) drain() { r.held = r.sending + 1 }
 
 func (r *requester) at(s seq) *track { return &r.track[int(s)&(len(r.track)-1)] }
 
@@ -141,7 +141,7 @@ func (q *QP) transmitRequests(b *Batch) {
 		return
 	}
 	r := &q.req
-	for !b.full() && r.limiter.allows(q.now) {
+	for !b.full() && q.limiter.allows(q.now) {
 		if r.lost != 0 {
 			if !q.resendNext(b) {
 				return
@@ -155,13 +155,14 @@ func (q *QP) transmitRequests(b *Batch) {
 }
 
 // resendNext sends the first lost number again. It returns false when the window is full, or the
-// request has failed.
+// request has failed. The oldest number may leave whatever the window is: it tells what has become
+// of the others, which may be lost too and fill the window for nothing.
 func (q *QP) resendNext(b *Batch) bool {
 	r := &q.req
-	if r.flying != 0 && r.flying >= r.window.size(q) {
-		return false
-	}
 	for r.resend = max(r.resend, r.una); r.at(r.resend).state != lost; r.resend++ {
+	}
+	if r.resend != r.una && r.flying >= r.window.size(q) {
+		return false
 	}
 	slot := q.find(r.resend)
 	s := q.SQ.At(slot)
@@ -189,8 +190,7 @@ func (q *QP) resendNext(b *Batch) bool {
 // sendNext sends the next packet for the first time: of a read, the request for its next part. It
 // returns false when it may not leave yet, or the request has failed.
 func (q *QP) sendNext(b *Batch) bool {
-	r := &q.req
-	slot := r.sending
+	r, slot := &q.req, q.req.sending
 	s := q.SQ.At(slot)
 	sp := q.span(s)
 	if s.Status != verbs.StatusSuccess || r.next == sp.first && !q.mayBegin(slot, s) {
@@ -210,11 +210,13 @@ func (q *QP) sendNext(b *Batch) bool {
 		if r.nreads == len(r.reads) || r.nreads >= int(q.Attr.MaxRDAtomic) {
 			return false
 		}
-		r.reads[r.nreads] = read{r.next, r.next + seq(n), n}
-		r.nreads++
 	}
 	if !q.send(b, slot, s, r.next, n) {
 		return false
+	}
+	if s.Answered() {
+		r.reads[r.nreads] = read{first: r.next, end: r.next + seq(n), low: r.next, left: n}
+		r.nreads++
 	}
 	q.growTrack(int(r.next-r.una) + n)
 	if r.una == r.next {
@@ -226,7 +228,7 @@ func (q *QP) sendNext(b *Batch) bool {
 	}
 	r.flying += n
 	if r.next == sp.end {
-		r.sending++
+		r.sending++ // at once: its slot may be in use again when the next request is sent
 	}
 	return true
 }
@@ -235,11 +237,11 @@ func (q *QP) sendNext(b *Batch) bool {
 // whose memory is, fails here.
 func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 	r := &q.req
-	if r.held != 0 && slot >= r.held-1 || s.Flags&verbs.SendFence != 0 && r.nreads != 0 {
+	if r.draining || r.refused || s.Flags&verbs.SendFence != 0 && r.nreads != 0 {
 		return false
 	}
 	if status := q.checkRequest(slot, s); status != verbs.StatusSuccess {
-		q.refuse(slot, s, status)
+		q.failRequest(slot, s, status)
 		return false
 	}
 	return true
@@ -271,10 +273,11 @@ func (q *QP) checkRequest(slot uint64, s *nic.SendSlot) verbs.Status {
 	return verbs.StatusSuccess
 }
 
-// refuse ends a request on this side. Those before it go on; none behind it begins.
-func (q *QP) refuse(slot uint64, s *nic.SendSlot, status verbs.Status) {
+// failRequest gives a request a status. It ends, and with it the connection, when those before it
+// are complete; none behind it begins.
+func (q *QP) failRequest(slot uint64, s *nic.SendSlot, status verbs.Status) {
 	s.Status = status
-	q.req.held = slot + 1
+	q.req.refused = true
 	q.advance()
 }
 
@@ -306,7 +309,7 @@ func (q *QP) growTrack(n int) {
 // send adds the packet with a number, or the request for n packets of a read. It returns false if
 // the request's memory is gone, and has failed it then.
 func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, first seq, n int) bool {
-	r, sp := &q.req, q.span(s)
+	sp := q.span(s)
 	h := wire.Header{PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: first.psn()}
 	offset := uint64(first-sp.first) * q.mtu()
 	var payload []byte
@@ -329,13 +332,13 @@ func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, first seq, n int) bool
 		h.Addr, h.RKey, h.Length, h.Imm = s.RemoteAddr, s.RKey, uint32(s.Length), s.Imm
 		var ok bool
 		if payload, ok = q.payload(b, slot, s, offset, min(s.Length-offset, q.mtu())); !ok {
-			q.refuse(slot, s, verbs.StatusLocProtErr)
+			q.failRequest(slot, s, verbs.StatusLocProtErr)
 			return false
 		}
 	}
 	b.add(&h, payload)
 	q.stats.Sent++
-	r.limiter.spend(len(payload))
+	q.limiter.spend(len(payload))
 	return true
 }
 
@@ -347,9 +350,9 @@ const defaultPKey = 0xffff
 // fill the window or were lost before, since nothing else might be sent behind them.
 func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	r := &q.req
-	every := ackEvery
-	if !q.ours {
-		every = foreignAckEvery
+	every := foreignAckEvery
+	if q.ours {
+		every = min(ackEvery, max(r.window.size(q)/4, 1)) // so that it comes even if the window shrinks
 	}
 	r.quiet++
 	if isLast && (n+1 == r.end || q.Signaled(s)) ||

@@ -10,16 +10,18 @@ import (
 // numbers.
 //
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
-// a NAK for expected was sent, and what is ahead of it is dropped without another.
+// a NAK for expected was sent or is due, and what is ahead of it is dropped without another.
 type responder struct {
 	expected seq
 	msn      uint32 // messages carried out
 	message  message
 	silent   bool
 
-	ackDue  bool // an acknowledgement of what is before expected is to be sent
-	gapDue  bool // a NAK for expected that tells what was kept is to be sent
-	answers answerQueue
+	ackDue  bool          // an acknowledgement of what is before expected is to be sent
+	gapDue  bool          // a NAK for expected that tells what was kept is to be sent
+	nak     wire.Syndrome // a NAK that is to be sent, for the number nakAt; 0 is none
+	nakAt   seq
+	answers answerQueue    // they leave before all of these
 	atomics []atomicResult // the last ones, for the peer that asks again
 	ahead   reorderBuffer
 }
@@ -49,16 +51,20 @@ type atomicResult struct {
 
 // start begins to expect a number.
 func (r *responder) start(first seq, reads int) {
-	*r = responder{expected: first, atomics: make([]atomicResult, 0, max(reads, 1))}
-	r.answers.limit = reads
+	*r = responder{expected: first}
+	r.allow(reads)
 }
 
-// stop forgets what has arrived. Answers that are due still leave: the NAK that tells the peer why,
-// above all.
-func (r *responder) stop() {
-	r.message, r.ackDue, r.gapDue = message{}, false, false
-	r.ahead = reorderBuffer{}
+// allow says how many reads and atomics the peer may have outstanding.
+func (r *responder) allow(reads int) {
+	r.answers.limit = reads
+	if reads > cap(r.atomics) {
+		r.atomics = append(make([]atomicResult, 0, reads), r.atomics...)
+	}
 }
+
+// stop forgets what has arrived.
+func (r *responder) stop() { r.message, r.ahead = message{}, reorderBuffer{} }
 
 // receiveRequest takes a packet of the requester.
 func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
@@ -107,24 +113,27 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	}
 	if !r.silent {
 		r.silent = true
-		r.answers.addNak(r.expected, wire.NakSequence)
+		r.nak, r.nakAt = wire.NakSequence, r.expected
 	}
 }
 
 // duplicate handles a packet that was carried out before: what needs no answer is acknowledged
-// again, a read is read again, and of an atomic the peer gets what it found (IBTA 9.7.5.1.2).
+// again, a read is read again, and of an atomic the peer gets what it found (IBTA 9.7.5.1.2). What
+// cannot have been carried out before is dropped: it is no packet of the peer.
 func (q *QP) duplicate(h *wire.Header, s seq) {
 	r := &q.resp
 	switch {
 	case h.Opcode.IsRead():
-		if q.Attr.Access&verbs.AccessRemoteRead != 0 && !q.tooLong(h) {
-			r.answers.add(answer{kind: readAnswer, next: s, packets: q.packets(uint64(h.Length)),
-				addr: h.Addr, rkey: h.RKey, length: uint64(h.Length)}, true)
+		n := q.packets(uint64(h.Length))
+		if q.Permits(verbs.OpRDMARead) == verbs.StatusSuccess && !q.tooLong(h) &&
+			s+seq(n) <= r.expected {
+			r.answers.add(answer{next: s, packets: n, addr: h.Addr, rkey: h.RKey,
+				length: uint64(h.Length)}, true)
 		}
 	case h.Opcode.IsAtomic():
 		for i := range r.atomics {
 			if a := &r.atomics[i]; a.s == s {
-				r.answers.add(answer{kind: atomicAnswer, next: s, packets: 1, original: a.original}, true)
+				r.answers.add(answer{atomic: true, next: s, packets: 1, original: a.original}, true)
 			}
 		}
 	default:
@@ -137,7 +146,7 @@ func (q *QP) tooLong(h *wire.Header) bool { return uint64(h.Length) > q.cfg.MaxM
 // carryOut carries out the packet that is expected.
 func (q *QP) carryOut(h *wire.Header, payload []byte) {
 	r := &q.resp
-	r.silent = false
+	r.silent, r.nak = false, 0
 	if why := q.checkPacket(h, len(payload)); why != 0 {
 		q.stats.Broken++
 		q.deny(why)
@@ -196,10 +205,11 @@ func (q *QP) proceed(h *wire.Header, packets uint64) {
 	}
 }
 
-// notReady answers that no receive is posted.
+// notReady answers that no receive is posted. The message is the peer's to send again.
 func (q *QP) notReady() {
-	q.resp.silent = true
-	q.resp.answers.addNak(q.resp.expected, wire.RNRNak(q.Attr.MinRNRTimer))
+	r := &q.resp
+	r.silent = true
+	r.nak, r.nakAt = wire.RNRNak(q.Attr.MinRNRTimer), r.expected
 }
 
 // receiveSend lands a packet of a SEND in the oldest receive.
@@ -227,33 +237,36 @@ func (q *QP) receiveSend(h *wire.Header, payload []byte) {
 	q.proceed(h, 1)
 }
 
-// receiveWrite lands a packet of a WRITE where its first packet said.
+// receiveWrite lands a packet of a WRITE where its first packet said. The order of the checks is
+// that of [nic.QP.Permits]: what the queue pair allows, then a receive, then the key.
 func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 	m := &q.resp.message
-	if h.Opcode.Begins() {
-		switch {
-		case q.Attr.Access&verbs.AccessRemoteWrite == 0 || q.tooLong(h):
+	n := uint64(len(payload))
+	begins := h.Opcode.Begins()
+	length := m.length
+	if begins {
+		length = uint64(h.Length)
+		if q.tooLong(h) || q.Permits(verbs.OpRDMAWrite) != verbs.StatusSuccess {
 			q.deny(wire.NakInvalidRequest)
 			return
-		case h.Length != 0:
-			if _, ok := q.RemoteSlice(h.RKey, h.Addr, uint64(h.Length), verbs.AccessRemoteWrite); !ok {
+		}
+	}
+	switch {
+	case h.Opcode.HasImm() && q.RQ.Consumed == q.RQ.Posted:
+		q.notReady()
+		return
+	case m.at+n > length, h.Opcode.Ends() && m.at+n != length:
+		q.deny(wire.NakInvalidRequest)
+		return
+	}
+	if begins {
+		if length != 0 && !h.Opcode.IsOnly() { // of one packet, the range is that of its payload
+			if _, ok := q.RemoteSlice(h.RKey, h.Addr, length, verbs.AccessRemoteWrite); !ok {
 				q.deny(wire.NakRemoteAccess)
 				return
 			}
 		}
-		*m = message{kind: writeMessage, addr: h.Addr, rkey: h.RKey, length: uint64(h.Length)}
-	}
-	n := uint64(len(payload))
-	if m.at+n > m.length || h.Opcode.Ends() && m.at+n != m.length {
-		q.deny(wire.NakInvalidRequest)
-		return
-	}
-	if h.Opcode.HasImm() && q.RQ.Consumed == q.RQ.Posted {
-		if h.Opcode.IsOnly() {
-			*m = message{} // it comes again, and begins the message again
-		}
-		q.notReady()
-		return
+		*m = message{kind: writeMessage, addr: h.Addr, rkey: h.RKey, length: length}
 	}
 	if n != 0 {
 		to, ok := q.RemoteSlice(m.rkey, m.addr+m.at, n, verbs.AccessRemoteWrite)
@@ -265,7 +278,7 @@ func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 	}
 	m.at += n
 	if h.Opcode.HasImm() {
-		q.completeRecv(h, m.length)
+		q.completeRecv(h, length)
 	}
 	q.proceed(h, 1)
 }
@@ -288,9 +301,10 @@ func (q *QP) completeRecv(h *wire.Header, n uint64) {
 
 // receiveRead queues the answer to a READ.
 func (q *QP) receiveRead(h *wire.Header) {
-	n := uint64(h.Length)
+	r, n := &q.resp, uint64(h.Length)
 	switch {
-	case q.Attr.Access&verbs.AccessRemoteRead == 0 || q.tooLong(h):
+	case q.tooLong(h), q.Permits(verbs.OpRDMARead) != verbs.StatusSuccess,
+		r.answers.full(): // more than MaxDestRDAtomic of them (IBTA 9.7.4.1.4)
 		q.deny(wire.NakInvalidRequest)
 		return
 	case n != 0:
@@ -299,20 +313,20 @@ func (q *QP) receiveRead(h *wire.Header) {
 			return
 		}
 	}
-	a := answer{kind: readAnswer, next: q.resp.expected, packets: q.packets(n), addr: h.Addr, rkey: h.RKey,
-		length: n}
-	if !q.resp.answers.add(a, false) { // more than MaxDestRDAtomic of them (IBTA 9.7.4.1.4)
-		q.deny(wire.NakInvalidRequest)
-		return
-	}
-	q.proceed(h, a.packets)
-	q.resp.ackDue = false // the answer acknowledges
+	packets := q.packets(n)
+	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n}, false)
+	q.proceed(h, packets)
+	r.ackDue = false // the answer acknowledges
 }
 
 // receiveAtomic carries out an atomic, and queues the answer.
 func (q *QP) receiveAtomic(h *wire.Header) {
 	r := &q.resp
-	if q.Attr.Access&verbs.AccessRemoteAtomic == 0 || h.Addr%8 != 0 || r.answers.full() {
+	op, compareAdd := verbs.OpAtomicFetchAdd, h.SwapAdd
+	if h.Opcode == wire.CompareSwap {
+		op, compareAdd = verbs.OpAtomicCmpAndSwp, h.Compare
+	}
+	if h.Addr%8 != 0 || r.answers.full() || q.Permits(op) != verbs.StatusSuccess {
 		q.deny(wire.NakInvalidRequest)
 		return
 	}
@@ -321,45 +335,42 @@ func (q *QP) receiveAtomic(h *wire.Header) {
 		q.deny(wire.NakRemoteAccess)
 		return
 	}
-	op, compareAdd := verbs.OpAtomicFetchAdd, h.SwapAdd
-	if h.Opcode == wire.CompareSwap {
-		op, compareAdd = verbs.OpAtomicCmpAndSwp, h.Compare
-	}
 	original := nic.FetchAndChange(op, compareAdd, h.SwapAdd, word)
 	if len(r.atomics) == cap(r.atomics) {
 		copy(r.atomics, r.atomics[1:])
 		r.atomics = r.atomics[:len(r.atomics)-1]
 	}
 	r.atomics = append(r.atomics, atomicResult{r.expected, original})
-	r.answers.add(answer{kind: atomicAnswer, next: r.expected, packets: 1, original: original}, false)
+	r.answers.add(answer{atomic: true, next: r.expected, packets: 1, original: original}, false)
 	q.proceed(h, 1)
 	r.ackDue = false
 }
 
-// deny answers the expected packet with a NAK that ends the connection, and fails: the peer broke
-// the protocol, or has no right to what it asked for.
-func (q *QP) deny(why wire.Syndrome) {
-	q.resp.answers.addNak(q.resp.expected, why)
-	if q.State == verbs.StateErr {
-		return
-	}
+// deny refuses the packet that is expected.
+func (q *QP) deny(why wire.Syndrome) { q.reject(q.resp.expected, why) }
+
+// reject answers a number with a NAK that ends the connection, and fails: the peer broke the
+// protocol, or has no right to what it asked for. Answers that are due still leave, and the NAK
+// behind them.
+func (q *QP) reject(s seq, why wire.Syndrome) {
 	event := verbs.EventQPReqErr
-	switch why {
-	case wire.NakRemoteAccess:
+	if why == wire.NakRemoteAccess {
 		event = verbs.EventQPAccessErr
-	case wire.NakRemoteOperation:
-		event = verbs.EventQPFatal
 	}
-	q.Fail()
-	q.cfg.Sink.Raise(event)
+	q.resp.nak, q.resp.nakAt = why, s
+	if q.State != verbs.StateErr {
+		q.toError()
+		q.cfg.Sink.Raise(event)
+	}
 }
 
-// denyReceive is deny for a SEND that does not fit the oldest receive: that fails too.
+// denyReceive is deny for a SEND that does not fit the oldest receive. That fails too, and says so
+// in place of an event.
 func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
-	q.resp.answers.addNak(q.resp.expected, why)
+	q.resp.nak, q.resp.nakAt = why, q.resp.expected
 	slot, _ := q.RQ.Take()
 	q.fail(nic.Recv, slot, status)
-	q.Fail()
+	q.toError()
 }
 
 // gapBits is how many numbers behind the expected one a NAK between our own ends tells about.

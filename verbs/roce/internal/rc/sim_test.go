@@ -252,7 +252,7 @@ func simWorld(t *testing.T, seed uint64) (stats [2]Stats, err error) {
 		case over && !moved:
 			return [2]Stats{n.ends[0].q.Stats(), n.ends[1].q.Stats()}, nil
 		case step > 200000:
-			return stats, fmt.Errorf("it does not end: %+v", n.ends[0].q.Stats())
+			return stats, fmt.Errorf("it does not end: %v\n%v", n.ends[0], n.ends[1])
 		}
 	}
 }

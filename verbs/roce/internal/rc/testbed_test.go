@@ -23,6 +23,7 @@ type end struct {
 	mem   []byte
 	raise []verbs.EventType
 	batch Batch
+	peer  *end
 }
 
 func (e *end) Complete(c *nic.Completion) { e.q.CQs[c.Dir].Add(c) }
@@ -90,6 +91,20 @@ func newEnd(t testing.TB, id int, s *shape) *end {
 		e.q.PeerIsOurs()
 	}
 	return e
+}
+
+// String is the state of an end, for a person.
+func (e *end) String() string {
+	r, p := &e.q.req, &e.q.resp
+	s := fmt.Sprintf("%v, %d of %d requests ended, under way", e.q.State, e.q.SQ.Acked, e.q.SQ.Posted)
+	for n := r.una; n < r.next; n++ {
+		s += fmt.Sprintf(" %c", "?fkld"[r.at(n).state])
+	}
+	s += fmt.Sprintf(", %d not sent, reads %+v, timers %+v, window %+v", r.end-r.next, r.reads[:r.nreads],
+		r.timers, r.window)
+	return s + fmt.Sprintf("\n\texpects %d of the peer, silent %v, nak %v, %d answers, %d kept, message %+v, "+
+		"%d receives", p.expected-e.peer.q.req.una, p.silent, p.nak, len(p.answers.list)-p.answers.first,
+		p.ahead.n, p.message, e.q.RQ.Posted-e.q.RQ.Consumed)
 }
 
 func (e *end) must(err error) {
@@ -190,6 +205,7 @@ func newNetwork(t testing.TB, seed uint64, s shape) *network {
 	for i := range n.ends {
 		n.ends[i] = newEnd(t, i, &s)
 	}
+	n.ends[0].peer, n.ends[1].peer = n.ends[1], n.ends[0]
 	n.ends[0].connect(n.now, &s, 101, s.psn[0], s.psn[1])
 	n.ends[1].connect(n.now, &s, 100, s.psn[1], s.psn[0])
 	return n
@@ -274,12 +290,18 @@ func (n *network) step() bool {
 	default:
 		return false
 	}
+	n.check()
+	return true
+}
+
+// check checks the invariants of both ends.
+func (n *network) check() {
+	n.t.Helper()
 	for _, e := range n.ends {
 		if err := e.q.Check(); err != nil {
 			n.t.Fatal(err)
 		}
 	}
-	return true
 }
 
 // run steps until nothing happens any more.

@@ -1,0 +1,194 @@
+package rc
+
+import (
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// forge gives an end a packet that its peer has not sent.
+func (n *network) forge(to int, h wire.Header, payload []byte) {
+	n.t.Helper()
+	h.DestQP, h.PKey = n.ends[to].q.Num, defaultPKey
+	n.ends[to].q.Receive(n.now, &h, payload)
+	n.check()
+}
+
+// leaving is what an end sends now, without carrying it to the other.
+func (n *network) leaving(from int) (packets []wire.Header) {
+	e := n.ends[from]
+	for more := true; more; {
+		more = e.q.Transmit(n.now, &e.batch)
+		for _, p := range e.batch.Packets() {
+			b := append([]byte{}, p.Header[:p.Len]...)
+			b = append(b, p.Payload...)
+			b = append(b, make([]byte, int(p.Pad)+wire.ICRCSize)...)
+			var h wire.Header
+			if _, err := wire.Parse(b, &h); err != nil {
+				n.t.Fatal(err)
+			}
+			packets = append(packets, h)
+		}
+		e.batch.Reset()
+	}
+	return packets
+}
+
+// wantStatuses polls an end and compares what has completed.
+func (e *end) wantStatuses(want ...verbs.Status) {
+	e.t.Helper()
+	wcs := e.poll()
+	if len(wcs) != len(want) {
+		e.t.Fatalf("%d completions, want %v: %v", len(wcs), want, wcs)
+	}
+	for i := range wcs {
+		if wcs[i].Status != want[i] {
+			e.t.Errorf("completion %d: %v, want %v", i, wcs[i].Status, want[i])
+		}
+	}
+}
+
+// All of an element of a receive has to be covered by its region, even what the message does not
+// reach.
+func TestReceiveElementPastItsRegion(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	a, b := n.ends[0], n.ends[1]
+	b.recv(verbs.RecvWR{ID: 1, SGL: b.sge(len(b.mem)-64, 128)})
+	a.send(verbs.SendWR{ID: 1, Opcode: verbs.OpSend, Flags: verbs.SendSignaled, SGL: a.sge(0, 8)})
+	n.run()
+	a.wantStatuses(verbs.StatusRemOpErr)
+	b.wantStatuses(verbs.StatusLocProtErr)
+}
+
+// What a queue pair does not allow is refused before a receive is looked for, and that before the
+// key is: the order of rdma_rxe.
+func TestOrderOfChecks(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	a, b := n.ends[0], n.ends[1]
+	a.send(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMAWriteWithImm, SGL: a.sge(0, 8), RKey: b.mr.RKey() ^ 0x100,
+		RemoteAddr: b.mr.Addr()})
+	for b.q.Stats().RNRNAKs+a.q.Stats().RNRNAKs == 0 {
+		if !n.step() {
+			t.Fatal("no RNR NAK for a write with immediate without a receive")
+		}
+	}
+	b.recv(verbs.RecvWR{ID: 1})
+	n.run()
+	a.wantStatuses(verbs.StatusRemAccessErr)
+	b.wantStatuses(verbs.StatusWRFlushErr)
+
+	n = newNetwork(t, 1, shape{})
+	a, b = n.ends[0], n.ends[1]
+	b.q.Attr.MaxDestRDAtomic = 0
+	b.q.resp.start(b.q.resp.expected, 0)
+	a.send(verbs.SendWR{ID: 1, Opcode: verbs.OpRDMARead, SGL: a.sge(0, 8), RKey: b.mr.RKey() ^ 0x100,
+		RemoteAddr: b.mr.Addr()})
+	n.run()
+	a.wantStatuses(verbs.StatusRemInvReqErr)
+}
+
+// What is to be sent stays bounded while nothing can leave.
+func TestAnswersAreBounded(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours})
+		b := n.ends[1]
+		for range 10000 {
+			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: b.q.resp.expected.psn(), AckReq: true}, nil)
+			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: b.q.resp.expected.psn() + 3, AckReq: true}, nil)
+			n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: b.q.resp.expected.psn() - 1}, nil)
+		}
+		if got := n.leaving(1); len(got) > 2*4+3 {
+			t.Errorf("%d packets leave", len(got))
+		}
+	})
+}
+
+// A read that was asked for before lies wholly before the expected number.
+func TestRepeatedReadPastExpected(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	b := n.ends[1]
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: b.q.resp.expected.psn() - 1, Addr: b.mr.Addr(),
+		RKey: b.mr.RKey(), Length: 10000}, nil)
+	if got := n.leaving(1); len(got) != 0 {
+		t.Errorf("%d packets of an answer to a read that nobody can have asked for", len(got))
+	}
+}
+
+// A queue pair that its owner takes to ERR says no more.
+func TestErrorSilences(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	b := n.ends[1]
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: b.q.resp.expected.psn(), Addr: b.mr.Addr(),
+		RKey: b.mr.RKey(), Length: 10000}, nil)
+	b.q.Enter(n.now, verbs.StateErr)
+	if got := n.leaving(1); len(got) != 0 {
+		t.Errorf("%d packets of an answer leave in ERR", len(got))
+	}
+}
+
+// A refusal leaves behind the answers to what came before it.
+func TestRefusalBehindAnswers(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	b := n.ends[1]
+	first := b.q.resp.expected.psn()
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: first, Addr: b.mr.Addr(), RKey: b.mr.RKey(),
+		Length: 600}, nil)
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: first + 3, Addr: b.mr.Addr(),
+		RKey: b.mr.RKey() ^ 0x100, Length: 600}, nil)
+	got := n.leaving(1)
+	if len(got) != 4 || got[3].Syndrome != wire.NakRemoteAccess || got[3].PSN != first+3 {
+		t.Fatalf("%+v", got)
+	}
+	if b.q.State != verbs.StateErr || len(b.raise) != 1 || b.raise[0] != verbs.EventQPAccessErr {
+		t.Errorf("state %v, events %v", b.q.State, b.raise)
+	}
+}
+
+// A region that goes while an answer is sent ends the connection, and says where.
+func TestRegionGoneWithinAnswer(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	b := n.ends[1]
+	first := b.q.resp.expected.psn()
+	const packets = 100
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: first, Addr: b.mr.Addr(), RKey: b.mr.RKey(),
+		Length: packets * 256}, nil)
+	b.q.Transmit(n.now, &b.batch)
+	sent := uint32(len(b.batch.Packets()))
+	b.batch.Reset()
+	b.must(b.mr.Close())
+	got := n.leaving(1)
+	if len(got) != 1 || got[0].Syndrome != wire.NakRemoteAccess || got[0].PSN != first+sent {
+		t.Fatalf("after %d packets: %+v", sent, got)
+	}
+	if b.q.State != verbs.StateErr || len(b.raise) != 1 || b.raise[0] != verbs.EventQPAccessErr {
+		t.Errorf("state %v, events %v", b.q.State, b.raise)
+	}
+}
+
+// In SQD the number of reads that the peer may have outstanding can change.
+func TestReadsChangeInSQD(t *testing.T) {
+	n := newNetwork(t, 1, shape{reads: 1})
+	b := n.ends[1]
+	b.modify(n.now, verbs.QPAttr{State: verbs.StateSQD}, verbs.QPAttrState)
+	b.modify(n.now, verbs.QPAttr{MaxDestRDAtomic: 3}, verbs.QPAttrMaxDestRDAtomic)
+	first := b.q.resp.expected.psn()
+	for i := range uint32(3) {
+		n.forge(1, wire.Header{Opcode: wire.FetchAdd, PSN: first + i, Addr: b.mr.Addr(), RKey: b.mr.RKey(),
+			SwapAdd: 1}, nil)
+	}
+	n.leaving(1)
+	for i := range uint32(3) {
+		n.forge(1, wire.Header{Opcode: wire.FetchAdd, PSN: first + i, Addr: b.mr.Addr(), RKey: b.mr.RKey(),
+			SwapAdd: 1}, nil)
+	}
+	got := n.leaving(1)
+	if b.q.State != verbs.StateSQD || len(got) != 3 {
+		t.Fatalf("state %v, %d answers to three atomics that were asked for again", b.q.State, len(got))
+	}
+	for i, h := range got {
+		if h.Original != uint64(i) {
+			t.Errorf("atomic %d found %d", i, h.Original)
+		}
+	}
+}
