@@ -94,9 +94,10 @@ func TestAnswersAreBounded(t *testing.T) {
 		n := newNetwork(t, 1, shape{ours: ours})
 		b := n.ends[1]
 		for range 10000 {
-			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: b.q.resp.expected.psn(), AckReq: true}, nil)
-			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: b.q.resp.expected.psn() + 3, AckReq: true}, nil)
-			n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: b.q.resp.expected.psn() - 1}, nil)
+			psn := b.q.resp.expected.psn()
+			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: psn, AckReq: true}, nil)
+			n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: psn + 3, AckReq: true}, nil)
+			n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: psn - 1}, nil)
 		}
 		if got := n.leaving(1); len(got) > 2*4+3 {
 			t.Errorf("%d packets leave", len(got))

@@ -102,9 +102,9 @@ func (e *end) String() string {
 	}
 	s += fmt.Sprintf(", %d not sent, reads %+v, timers %+v, window %+v", r.end-r.next, r.reads[:r.nreads],
 		r.timers, r.window)
-	return s + fmt.Sprintf("\n\texpects %d of the peer, silent %v, nak %v, %d answers, %d kept, message %+v, "+
-		"%d receives", p.expected-e.peer.q.req.una, p.silent, p.nak, len(p.answers.list)-p.answers.first,
-		p.ahead.n, p.message, e.q.RQ.Posted-e.q.RQ.Consumed)
+	return s + fmt.Sprintf("\n\texpects %d of the peer, silent %v, nak %v, %d answers, %d kept, "+
+		"message %+v, %d receives", p.expected-e.peer.q.req.una, p.silent, p.nak,
+		len(p.answers.list)-p.answers.first, p.ahead.n, p.message, e.q.RQ.Posted-e.q.RQ.Consumed)
 }
 
 func (e *end) must(err error) {
