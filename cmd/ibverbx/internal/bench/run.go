@@ -177,8 +177,8 @@ func (r *runner) close() error {
 }
 
 // row measures the cells of a size in turns: in each, copy() and every column give a sample, the
-// columns in another order. A disturbance of the machine then affects all of them. cut says that the
-// run was interrupted before the last sample was complete.
+// columns in another order. A disturbance of the machine then affects all of them. cut says that
+// the run was interrupted before the last sample was complete.
 func (r *runner) row(size int) (row []Result, cut bool, err error) {
 	cells := make([]*cell, len(r.columns))
 	below := r.cellBelow(size)
