@@ -2,7 +2,7 @@ package ibverbx
 
 import "fmt"
 
-// checkInvariants checks every organ. Builds that check call it after each method that changes
+// checkInvariants checks every component. Builds that check call it after each method that changes
 // something; see guard_checked.go.
 func (q *VirtualQP) checkInvariants() {
 	q.line.check()

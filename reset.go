@@ -101,7 +101,7 @@ func (q *VirtualQP) endOutstanding() {
 }
 
 // restart puts the virtual queue pair back into RESET. line and railConn are made anew, not cleared
-// field by field; each organ's restart resets what else it knows of the connection.
+// field by field; each component's restart resets what else it knows of the connection.
 func (q *VirtualQP) restart() {
 	q.line = newLine(q.clock())
 	q.send.rails.restart()
