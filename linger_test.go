@@ -96,7 +96,7 @@ func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 
 // A run on a stepped fabric whose clock is the program's ends alike however long it pauses: what
 // lingers does so by that clock, and by no other.
-func TestLingerByAClockOfOnesOwn(t *testing.T) {
+func TestLingerByAConfiguredClock(t *testing.T) {
 	const linger = 20 * time.Millisecond
 	for _, pause := range []time.Duration{0, 3 * linger} {
 		now := time.Unix(1, 0)

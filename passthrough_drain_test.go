@@ -60,7 +60,7 @@ func TestDrainWhoseWriteIsRefused(t *testing.T) {
 
 // A NIC that refuses Drain's own write for the moment completes nothing that would wake Drain. It
 // tries again by itself.
-func TestDrainWhoseWriteIsRefusedForTheMoment(t *testing.T) {
+func TestDrainWhoseWriteIsRefusedForNow(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
 	wr.Flags = 0
@@ -76,7 +76,7 @@ func TestDrainWhoseWriteIsRefusedForTheMoment(t *testing.T) {
 }
 
 // Nor does one that refuses Drain's own receive, once everything else was flushed.
-func TestDrainWhoseReceiveIsRefusedForTheMoment(t *testing.T) {
+func TestDrainWhoseReceiveIsRefusedForNow(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
 	wr.Flags = 0 // so that nobody knows what is outstanding

@@ -54,7 +54,7 @@ func (l *link) receive(t *testing.T, imm uint32) {
 }
 
 // Completions of no outstanding work request are counted and dropped.
-func TestInventedCompletionsAreDropped(t *testing.T) {
+func TestSpuriousCompletionsAreDropped(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
 	for kind := range uint64(16) {

@@ -169,7 +169,7 @@ func TestDrainPastARefusedMoveToErr(t *testing.T) {
 
 // A single queue pair that always refuses the move to ERR does not say what it still held. Reset
 // and Close return the refusal after a second.
-func TestMoveToErrThatIsRefusedForGood(t *testing.T) {
+func TestMoveToErrThatIsRefusedPermanently(t *testing.T) {
 	refused := errors.New("no such transition today")
 	for name, end := range map[string]func(e *end) error{
 		"reset": func(e *end) error { return e.Reset() },

@@ -48,7 +48,7 @@ func TestCardsThatDoNotFit(t *testing.T) {
 }
 
 // When one PE cannot join none does, and each error says which PEs do not fit.
-func TestNobodyJoinsAlone(t *testing.T) {
+func TestNoPEJoinsAlone(t *testing.T) {
 	l := newTestbed(t, shape{3, 1, 1}, shmem.Config{HeapSize: 1 << 12})
 	mail := [3]chan []byte{make(chan []byte, 3), make(chan []byte, 3), make(chan []byte, 3)}
 	errs := make([]error, 3)

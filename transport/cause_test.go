@@ -24,7 +24,7 @@ func once(t *testing.T, text string, words ...string) {
 
 // The end whose own NIC died is told that first, and not to look for it. The other end is not told
 // that its NIC had died.
-func TestTheEndWhoseNICDiedIsToldSo(t *testing.T) {
+func TestTheEndWhoseNICDiedReportsIt(t *testing.T) {
 	for name, strike := range map[string]struct {
 		event verbs.EventType
 		words string

@@ -117,7 +117,7 @@ func TestBufferSizeFitsThePort(t *testing.T) {
 
 // Every configuration gives a worker or an error, never a panic, and products that no memory holds
 // are refused by name.
-func TestConfigurationsThatCannotBe(t *testing.T) {
+func TestImpossibleConfigurations(t *testing.T) {
 	dom := domainOf(t, soft.DeviceConfig{})
 	for word, cfg := range map[string]transport.Config{
 		"BounceBuffers":  {BufferSize: 1 << 30, AMBuffers: 1, BounceBuffers: 1 << 20},

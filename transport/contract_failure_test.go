@@ -187,7 +187,7 @@ func TestContract12CloseFlushesFirst(t *testing.T) {
 
 // A peer failure reaches the endpoint's error handler once, all its operations complete with an
 // error, other endpoints go on.
-func TestContract14APeerFailureIsToldOnce(t *testing.T) {
+func TestContract14APeerFailureIsReportedOnce(t *testing.T) {
 	for name, strike := range map[string]func(l *link) soft.Fault{
 		"fail send": func(l *link) soft.Fault {
 			return soft.Fault{Device: l.a.nics[0],

@@ -41,7 +41,7 @@ func TestContract10PurgeHandsEveryRequestBack(t *testing.T) {
 
 // The function that gets a request may queue it again, or another one that was handed back; none is
 // lost.
-func TestContract10PurgeMayQueueAnew(t *testing.T) {
+func TestContract10PurgeMayQueueAgain(t *testing.T) {
 	l := newLink(t, setup{stepped: true})
 	l.a.fill(t)
 	ran, back := 0, 0

@@ -149,7 +149,7 @@ func TestContract02CompletionCountsDownAndFiresOnce(t *testing.T) {
 
 // An operation without a completion has ended when that of a later one fires, however long it takes
 // and on whichever queue pair: its result is there, and its memory is the caller's again.
-func TestContract02ALaterCompletionTellsOfOneWithout(t *testing.T) {
+func TestContract02ALaterCompletionCoversOneWithout(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
 		n, dst := overlapping(10000), make([]byte, 1000)

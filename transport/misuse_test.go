@@ -38,7 +38,7 @@ func TestCompletionsThatCountNothingAreRefused(t *testing.T) {
 }
 
 // Configurations that no queue pair can have, and no domain, are refused by name.
-func TestWorkersThatCannotBe(t *testing.T) {
+func TestImpossibleWorkers(t *testing.T) {
 	w := newWorld(t, soft.Config{})
 	dom, err := ibverbx.NewDomain(w.fabric.Device(0))
 	must(t, err)

@@ -240,7 +240,7 @@ func TestMemoryThatCannotBeGivenBack(t *testing.T) {
 
 // Completions that a provider invents are counted and dropped, whatever they claim: nothing ends
 // twice, no message arrives, and the endpoint goes on.
-func TestInventedCompletionsAreDropped(t *testing.T) {
+func TestSpuriousCompletionsAreDropped(t *testing.T) {
 	w, dom, f := unreliableDomain(t)
 	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}, AMBuffers: 4, KeepAlive: -1}
 	one, err := ibverbx.NewDomain(unreliableNIC{w.fabric.Device(0), f})

@@ -157,7 +157,7 @@ func TestAPendingFunctionAbortsItsEndpoint(t *testing.T) {
 }
 
 // A completion function may use its completion again.
-func TestACompletionIsUsedAnewByItsFunction(t *testing.T) {
+func TestACompletionIsReusedByItsFunction(t *testing.T) {
 	l := newLink(t, setup{})
 	var comp transport.Completion
 	n := 0

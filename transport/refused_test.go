@@ -55,7 +55,7 @@ func TestReceivesThatAreRefusedForNow(t *testing.T) {
 }
 
 // A NIC that refuses receives for good fails the endpoint, once, and no other one of the worker.
-func TestReceivesThatAreRefusedForGood(t *testing.T) {
+func TestReceivesThatAreRefusedPermanently(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
 		var reported failures

@@ -212,7 +212,7 @@ func TestACompletionSharedByTwoWorkers(t *testing.T) {
 }
 
 // WaitFor calls done at its interval, for changes that no progress brings.
-func TestWaitForLooksEverySoOften(t *testing.T) {
+func TestWaitForCallsDoneRegularly(t *testing.T) {
 	l := newLink(t, setup{})
 	looks := 0
 	must(t, l.a.w.WaitFor(within(t), time.Millisecond, func() bool { looks++; return looks > 10 }))

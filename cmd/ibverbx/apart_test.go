@@ -265,8 +265,8 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// TestNobodyListens connects to a port where nobody is.
-func TestNobodyListens(t *testing.T) {
+// TestConnectWithoutAListener connects to a port where nobody is.
+func TestConnectWithoutAListener(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -52,9 +52,9 @@ var completionsLine = regexp.MustCompile(
 	`end [ab] (?:sends|receives): ([\d,]+) accepted = ([\d,]+) successful ` +
 		`\+ ([\d,]+) failed \+ ([\d,]+) flushed`)
 
-// TestStruckText reads what is printed for each kind of fault: what happened in each column, and
+// TestFaultsInText reads what is printed for each kind of fault: what happened in each column, and
 // how it went on.
-func TestStruckText(t *testing.T) {
+func TestFaultsInText(t *testing.T) {
 	for _, tt := range struckRuns {
 		t.Run(tt.fault+tt.args, func(t *testing.T) {
 			t.Parallel() // links take their time
@@ -126,8 +126,8 @@ func readBlock(t *testing.T, block, scheme, fault, what, firstError, action stri
 	}
 }
 
-// TestStruckJSON reads the same as a document.
-func TestStruckJSON(t *testing.T) {
+// TestFaultsInJSON reads the same as a document.
+func TestFaultsInJSON(t *testing.T) {
 	for _, tt := range struckRuns {
 		if strings.HasPrefix(tt.fault, "link-down") || strings.Contains(tt.fault, "end=b") {
 			continue // retries take their time, and the text describes them
@@ -169,9 +169,9 @@ func TestStruckJSON(t *testing.T) {
 	}
 }
 
-// TestStruckNextSize shows that the sizes after a failure are measured as usual, and that the fault
+// TestFaultOfTheNextSize shows that the sizes after a failure are measured as usual, and that the fault
 // is not described twice.
-func TestStruckNextSize(t *testing.T) {
+func TestFaultOfTheNextSize(t *testing.T) {
 	code, out, errs := command(t, "perf -n 40 --memory 1M --sizes 2000,3000 --fault fail-fragment@msg=10")
 	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 3 ||
 		strings.Count(out, "after the fault") != 3 {

@@ -208,9 +208,9 @@ func TestSeveralFailures(t *testing.T) {
 	}
 }
 
-// TestCannotGoOn shows how a run ends that has nothing to go on with, or that a fault strikes for
+// TestCellThatCannotContinue shows how a run ends that has nothing to go on with, or that a fault strikes for
 // ever.
-func TestCannotGoOn(t *testing.T) {
+func TestCellThatCannotContinue(t *testing.T) {
 	for fault, want := range map[string]string{
 		"nic-down@msg=10": "could not go on without soft0 (end a): end a has no other NIC",
 		"link-down@msg=10,end=b": "could not go on without the link of soft1 (end b): end b has no " +

@@ -255,9 +255,9 @@ func TestSendInterrupted(t *testing.T) {
 	}
 }
 
-// TestSendLastWords sends to a peer that has gone and has said why, which this end has not read
+// TestFailSendsItsReason sends to a peer that has gone and has said why, which this end has not read
 // yet: its words count.
-func TestSendLastWords(t *testing.T) {
+func TestFailSendsItsReason(t *testing.T) {
 	nc, other := tcptest.Pair(t)
 	said := string(preface(0)) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1) +
 		frame(`{"kind":"error","body":{"text":"out of ink"}}`)
