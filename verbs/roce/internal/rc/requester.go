@@ -240,37 +240,11 @@ func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 	if r.draining || r.refused || s.Flags&verbs.SendFence != 0 && r.nreads != 0 {
 		return false
 	}
-	if status := q.checkRequest(slot, s); status != verbs.StatusSuccess {
+	if status := q.Local(nil, slot); status != verbs.StatusSuccess {
 		q.failRequest(slot, s, status)
 		return false
 	}
 	return true
-}
-
-// checkRequest checks what only the NIC finds out about a request: IBTA 10.7.2.2 and table 56.
-func (q *QP) checkRequest(slot uint64, s *nic.SendSlot) verbs.Status {
-	if s.Length > q.cfg.MaxMsgSize || s.Opcode.IsAtomic() && s.Length != 8 {
-		return verbs.StatusLocLenErr
-	}
-	access := verbs.AccessFlags(0)
-	if s.Answered() {
-		if q.Attr.MaxRDAtomic == 0 {
-			return verbs.StatusLocQPOpErr // the requester has no resources for any
-		}
-		access = verbs.AccessLocalWrite
-	}
-	if s.Flags&verbs.SendInline != 0 {
-		return verbs.StatusSuccess
-	}
-	for _, e := range q.SQ.SGL(slot) {
-		if e.Length == 0 {
-			continue
-		}
-		if _, ok := q.LocalSlice(e.LKey, e.Addr, uint64(e.Length), access); !ok {
-			return verbs.StatusLocProtErr
-		}
-	}
-	return verbs.StatusSuccess
 }
 
 // failRequest gives a request a status. It ends, and with it the connection, when those before it
