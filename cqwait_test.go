@@ -220,6 +220,30 @@ func TestWaitProgressesPastRefusals(t *testing.T) {
 	}
 }
 
+// A wait that tries again what a NIC refuses ends with its context, too.
+func TestWaitThatTriesAgainEndsWithItsContext(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}})
+	refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Count: -1})
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 5, 0, 8))
+	if n := l.a.cq.Stats().Retrying; n != 1 {
+		t.Fatalf("%d virtual queue pairs try again", n)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	if err := l.a.cq.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	refusal.Remove()
+	if err := l.a.cq.Wait(patience(t)); err != nil {
+		t.Error(err)
+	}
+	ids(t, l.a.poll(t), verbs.StatusSuccess)
+}
+
 func TestWaitOnAClosedCQ(t *testing.T) {
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
 	l.a.sendMany(t, 0, 2)

@@ -15,12 +15,24 @@ type recordingQP struct {
 	posts []verbs.SendWR
 	recvs []uint64 // their IDs
 	steps map[verbs.QPState]verbs.QPAttr
-	// refuse is with what it refuses sends; nil if it takes them.
-	refuse error
+	// With what it refuses sends, receives, to be reset, and to be closed; nil if it does not.
+	refuse, refuseRecv, refuseReset, refuseClose error
+	closes                                       int // calls of Close
+}
+
+func (q *recordingQP) Close() error {
+	q.closes++
+	if q.refuseClose != nil {
+		return q.refuseClose
+	}
+	return q.NullQP.Close()
 }
 
 func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	q.steps[attr.State] = *attr
+	if attr.State == verbs.StateReset && q.refuseReset != nil {
+		return q.refuseReset
+	}
 	return q.NullQP.Modify(attr, mask)
 }
 
@@ -37,6 +49,9 @@ func (q *recordingQP) PostSend(wrs []verbs.SendWR) (int, error) {
 }
 
 func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	if q.refuseRecv != nil {
+		return 0, q.refuseRecv
+	}
 	n, err := q.NullQP.PostRecv(wrs)
 	for i := range wrs[:n] {
 		q.recvs = append(q.recvs, wrs[i].ID)
