@@ -102,10 +102,10 @@ func (p *passThrough) finishRecvs() bool {
 }
 
 // mustRetry reports whether the queue pair has refused a probe: perhaps no completion comes that
-// would wake Drain.
+// would wake Drain. (One that refuses the move to ERR is listed as touched.)
 func (p *passThrough) mustRetry() bool {
 	o := &p.probes
-	return p.rail.stopErr != nil || p.line.phase == drainSends && !o.marked ||
+	return p.line.phase == drainSends && !o.marked ||
 		p.line.phase == drainRecvs && (!o.sendPosted || !o.recvPosted)
 }
 
