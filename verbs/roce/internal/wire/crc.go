@@ -6,12 +6,14 @@ import (
 )
 
 // This file is the arithmetic of CRC-32: a register of 32 bits that bytes run through. The register
-// is that of the reflected polynomial of IEEE 802.3, without the complements at begin and end.
+// is that of the reflected polynomial of IEEE 802.3, without the complements at begin and end. It
+// is linear: what a byte does to the register at the end does not depend on the other bytes, nor on
+// the register at the beginning.
 
 // zerosTables has the register after a byte and k zeros ran through an empty one: [k][byte].
 var zerosTables = makeZerosTables()
 
-func makeZerosTables() (tables [8][256]uint32) {
+func makeZerosTables() (tables [16][256]uint32) {
 	for k := range tables {
 		tables[k] = makeZerosTable(k)
 	}
@@ -29,28 +31,35 @@ func makeZerosTable(k int) (table [256]uint32) {
 	return table
 }
 
-// run8 runs eight bytes through an empty register. To run them through another, exclusive-or
-// the register into the low half first.
-func run8(w uint64) uint32 {
-	return zerosTables[7][byte(w)] ^ zerosTables[6][byte(w>>8)] ^
-		zerosTables[5][byte(w>>16)] ^ zerosTables[4][byte(w>>24)] ^
-		zerosTables[3][byte(w>>32)] ^ zerosTables[2][byte(w>>40)] ^
-		zerosTables[1][byte(w>>48)] ^ zerosTables[0][byte(w>>56)]
-}
-
-// run4 runs four bytes through an empty register.
+// run4 runs four bytes through an empty register. To run bytes through another register,
+// exclusive-or it into the first four.
 func run4(w uint32) uint32 {
 	return zerosTables[3][byte(w)] ^ zerosTables[2][byte(w>>8)] ^
 		zerosTables[1][byte(w>>16)] ^ zerosTables[0][byte(w>>24)]
 }
+
+// run8 runs eight bytes through an empty register, and the zeros that t, of [tablesAfter], is for.
+// The bytes that a register was put into come last, so that the others need not wait for it.
+func run8(t *[8][256]uint32, w uint64) uint32 {
+	return (t[0][w>>56] ^ t[1][byte(w>>48)] ^ t[2][byte(w>>40)] ^ t[3][byte(w>>32)]) ^
+		(t[4][byte(w>>24)] ^ t[5][byte(w>>16)]) ^ (t[6][byte(w>>8)] ^ t[7][byte(w)])
+}
+
+// tablesAfter returns the tables for eight bytes with k zeros after them, at most 8.
+func tablesAfter(k int) *[8][256]uint32 { return (*[8][256]uint32)(zerosTables[k:]) }
 
 // run1 runs one byte through a register.
 func run1(r uint32, b byte) uint32 { return r>>8 ^ zerosTables[0][byte(r)^b] }
 
 // runFew runs some bytes through a register.
 func runFew(r uint32, p []byte) uint32 {
-	for len(p) >= 8 {
-		r = run8(binary.LittleEndian.Uint64(p) ^ uint64(r))
+	for len(p) >= 16 {
+		r = run8(tablesAfter(8), binary.LittleEndian.Uint64(p)^uint64(r)) ^
+			run8(tablesAfter(0), binary.LittleEndian.Uint64(p[8:]))
+		p = p[16:]
+	}
+	if len(p) >= 8 {
+		r = run8(tablesAfter(0), binary.LittleEndian.Uint64(p)^uint64(r))
 		p = p[8:]
 	}
 	if len(p) >= 4 {
@@ -72,7 +81,9 @@ func runMany(r uint32, p []byte) uint32 {
 	if len(p) >= many {
 		n := len(p) &^ 15
 		r = ^crc32.Update(^r, crc32.IEEETable, p[:n])
-		p = p[n:]
+		if p = p[n:]; len(p) == 0 {
+			return r
+		}
 	}
 	return runFew(r, p)
 }

@@ -97,9 +97,14 @@ const bthOnes = 0xff << 32
 // first.
 func (f *Flow) Sum(id uint16, header, payload []byte, pad int) uint32 {
 	r := f.begin(id, len(header)+len(payload)+pad+ICRCSize)
-	r = run8(binary.LittleEndian.Uint64(header) | bthOnes ^ uint64(r))
-	r = runFew(r, header[8:])
-	r = runMany(r, payload)
+	r = run8(tablesAfter(4), (binary.LittleEndian.Uint64(header)|bthOnes)^uint64(r)) ^
+		run4(binary.LittleEndian.Uint32(header[8:]))
+	if len(header) > bthSize {
+		r = runFew(r, header[bthSize:])
+	}
+	if len(payload) > 0 {
+		r = runMany(r, payload)
+	}
 	for range pad {
 		r = run1(r, 0)
 	}
@@ -115,7 +120,7 @@ func (f *Flow) Check(id uint16, packet []byte) bool {
 // difference is what the ICRC of packet, exclusive or the one that is right.
 func (f *Flow) difference(id uint16, packet []byte) uint32 {
 	end := len(packet) - ICRCSize
-	begin := 8 + (end-8)&15 // what follows is a multiple of 16
+	begin := bthSize + (end-bthSize)&15 // what follows is a multiple of 16
 	return f.Sum(id, packet[:begin], packet[begin:end], 0) ^ binary.LittleEndian.Uint32(packet[end:])
 }
 

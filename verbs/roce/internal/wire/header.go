@@ -83,7 +83,7 @@ func (h *Header) Put(b []byte) int {
 	binary.BigEndian.PutUint32(b[4:], h.DestQP&PSNMask)
 	binary.BigEndian.PutUint32(b[8:], psn)
 
-	traits := opcodeNames[h.Opcode].traits
+	traits := opcodeTable[h.Opcode].traits
 	if traits&(reth|aeth|imm|atomic) != 0 {
 		h.putExtended(b, traits)
 	}
@@ -126,7 +126,7 @@ func Parse(b []byte, h *Header) (payload []byte, err error) {
 	if flags&bthVersionMask != 0 {
 		return nil, ErrVersion
 	}
-	what := &opcodeNames[b[0]]
+	what := &opcodeTable[b[0]]
 	if what.traits&known == 0 {
 		return nil, ErrOpcode
 	}

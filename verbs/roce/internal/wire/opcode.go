@@ -73,9 +73,9 @@ const (
 	ofAtomic       = known | request | atomic | only
 )
 
-// opcodeNames has the traits, the length of the headers and the name of each opcode. It has an
+// opcodeTable has the traits, the length of the headers and the name of each opcode. It has an
 // entry for every byte, so that a look-up takes no comparison.
-var opcodeNames = [256]struct {
+var opcodeTable = [256]struct {
 	traits trait
 	header uint8
 	name   string
@@ -106,20 +106,20 @@ var opcodeNames = [256]struct {
 
 // String is the name of the operation, as the specification has it.
 func (o Opcode) String() string {
-	if name := opcodeNames[o].name; name != "" {
+	if name := opcodeTable[o].name; name != "" {
 		return name
 	}
 	return "opcode 0x" + strconv.FormatUint(uint64(o), 16)
 }
 
 // is reports whether any trait of t is true of o.
-func (o Opcode) is(t trait) bool { return opcodeNames[o].traits&t != 0 }
+func (o Opcode) is(t trait) bool { return opcodeTable[o].traits&t != 0 }
 
 // Known reports whether o is an operation of the reliable connection.
 func (o Opcode) Known() bool { return o.is(known) }
 
 // HeaderLen is the length in bytes of the BTH and the extended headers of o, 0 when o is not known.
-func (o Opcode) HeaderLen() int { return int(opcodeNames[o].header) }
+func (o Opcode) HeaderLen() int { return int(opcodeTable[o].header) }
 
 // IsRequest reports whether a requester sends o.
 func (o Opcode) IsRequest() bool { return o.is(request) }
@@ -169,5 +169,6 @@ func (o Opcode) HasImm() bool { return o.is(imm) }
 // HasAETH reports whether o has a syndrome and an MSN.
 func (o Opcode) HasAETH() bool { return o.is(aeth) }
 
-// HasPayload reports whether o may carry a payload.
+// HasPayload reports whether o may carry a payload. An acknowledgement carries one only between two
+// ends of this provider, which tell there what arrived behind a gap; in RoCE it has none.
 func (o Opcode) HasPayload() bool { return o.is(carries) }
