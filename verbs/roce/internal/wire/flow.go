@@ -93,8 +93,9 @@ func (f *Flow) begin(id uint16, size int) uint32 {
 const bthOnes = 0xff << 32
 
 // Sum is the ICRC of a packet of this flow: of header, as [Header.Put] encodes it, payload and pad.
-// id is the identification of its IPv4 header, 0 in IPv6. It is stored least significant byte
-// first.
+// header has the whole BTH at least; it and payload may be split anywhere behind that. id is the
+// identification of the IPv4 header, 0 in IPv6: those of a burst by GSO are 0, 1, 2, ... The ICRC
+// is stored with its least significant byte first.
 func (f *Flow) Sum(id uint16, header, payload []byte, pad int) uint32 {
 	r := f.begin(id, len(header)+len(payload)+pad+ICRCSize)
 	r = run8(tablesAfter(4), (binary.LittleEndian.Uint64(header)|bthOnes)^uint64(r)) ^
@@ -117,7 +118,7 @@ func (f *Flow) Check(id uint16, packet []byte) bool {
 	return len(packet) >= bthSize+ICRCSize && f.difference(id, packet) == 0
 }
 
-// difference is what the ICRC of packet, exclusive or the one that is right.
+// difference is the ICRC at the end of packet, exclusive or the one that is right for id.
 func (f *Flow) difference(id uint16, packet []byte) uint32 {
 	end := len(packet) - ICRCSize
 	begin := bthSize + (end-bthSize)&15 // what follows is a multiple of 16
