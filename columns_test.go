@@ -53,7 +53,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// The checks find what they are for, and exempt no more than they say.
+// The checks find lines that are too wide, and exempt only what they name.
 func TestColumnsAreCounted(t *testing.T) {
 	word, words := strings.Repeat("x", 101), strings.Repeat("x ", 51) // 101 and 102 columns
 	src := "package x\n" +

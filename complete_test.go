@@ -49,8 +49,8 @@ func TestDuplicateCompletionIsDropped(t *testing.T) {
 }
 
 // A completion that can be of no request, because that request has none of this kind, has it on
-// another rail, or has it not on a NIC yet, is dropped and counted, whatever its status: nothing is
-// reported, no slot is freed, nothing fails.
+// another rail, or does not have it on a NIC yet, is dropped and counted, whatever its status:
+// nothing is reported, no slot is freed, nothing fails.
 func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 	for _, scheme := range []Scheme{DQPLB, Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {

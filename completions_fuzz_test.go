@@ -14,7 +14,7 @@ import (
 )
 
 // FuzzCompletions gives a connected virtual queue pair completions that are real, altered, or
-// invented. It must not panic, and must report every accepted request once, in order.
+// spurious. It must not panic, and must report every accepted request once, in order.
 func FuzzCompletions(f *testing.F) {
 	for scheme := range byte(2) {
 		head := []byte{scheme | 2<<1 | 8}
@@ -37,7 +37,7 @@ func FuzzCompletions(f *testing.F) {
 }
 
 // FuzzCompletions with random programs: mostly posts and real completions. The share of altered and
-// invented ones differs from program to program.
+// spurious ones differs from program to program.
 func TestCompletionsAtRandom(t *testing.T) {
 	programs := uint64(5000)
 	if testing.Short() {
@@ -78,7 +78,7 @@ func runProgram(t *testing.T, data []byte) {
 	z.end(t)
 }
 
-// program is the bytes that decide what a fuzzed run does.
+// program is the bytes that control a fuzzed run.
 type program struct{ data []byte }
 
 func (p *program) byte() byte {
@@ -227,7 +227,7 @@ func (z *fuzzed) rail() *rail {
 	return z.q.send.rails.notify
 }
 
-// invent processes a completion that looks real and is not.
+// invent processes a spurious completion that looks real.
 func (z *fuzzed) invent(t *testing.T) {
 	kind, rl := uint64(z.in.byte()%8), z.rail()
 	wc := verbs.WC{

@@ -35,12 +35,12 @@ func TestConnectRefusesItsOwnCard(t *testing.T) {
 			}
 			refused(l.a.VirtualQP, throughJSON(t, card))
 			if n := len(card.QPNums); m.nics == 1 && n > 1 {
-				// Its queue pairs in another order are its own all the same.
+				// Its queue pairs in another order are still its own.
 				card.QPNums[0], card.QPNums[n-1] = card.QPNums[n-1], card.QPNums[0]
 				refused(l.a.VirtualQP, card)
 			}
 
-			// A bare card says nothing of GIDs; the configuration does.
+			// A bare card has no GIDs; the configuration has them.
 			card, err = l.a.Card()
 			if err != nil {
 				t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// A copy of an object that somebody owns would be a second one with half of the state: go vet
-// refuses to copy them.
+// A copy of an object with an owner would be a second one with half of the state: go vet refuses to
+// copy them.
 func TestOwnedTypesRefuseCopies(t *testing.T) {
 	for _, typ := range []reflect.Type{
 		reflect.TypeFor[ibverbx.VirtualQP](), reflect.TypeFor[ibverbx.VirtualCQ](),

@@ -10,7 +10,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// credit is an invented completion of a rail's c-th credit.
+// credit is a simulated completion of a rail's c-th credit.
 func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	return verbs.WC{
 		ID: wrid(kindCredit, uint64(rail)<<wridRailShift, 0, c), Opcode: verbs.WCRecvRDMAWithImm,

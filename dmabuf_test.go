@@ -30,7 +30,7 @@ func memoryFile(t *testing.T, n int64) *os.File {
 	return f
 }
 
-// A dma-buf is memory as any other to work requests, over every NIC of the domain.
+// To work requests a dma-buf is memory like any other, over every NIC of the domain.
 func TestDMABufOverAllNICs(t *testing.T) {
 	const offset, length = 4096, 8192
 	for _, m := range modes {
@@ -61,7 +61,7 @@ func TestDMABufOverAllNICs(t *testing.T) {
 	}
 }
 
-// Descriptions of dma-bufs that are none are refused, and leave nothing behind.
+// Impossible descriptions of dma-bufs are refused, and leave nothing behind.
 func TestImpossibleDMABufs(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {

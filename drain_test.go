@@ -20,7 +20,7 @@ func endedContext() context.Context {
 	return ctx
 }
 
-// patience is a context that lasts long enough for anything that happens at all.
+// patience is a context that outlasts everything that a test waits for.
 func patience(tb testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	tb.Cleanup(cancel)

@@ -34,11 +34,10 @@ func appendRecord(vqp *ibverbx.VirtualQP, src *ibverbx.MR, dst ibverbx.RemoteMR,
 }
 
 // How to test a protocol of your own against every order of events and every fault: on a fabric
-// where nothing moves by itself, once for each of many seeds. A seed decides on the order in which
-// things happen and on what goes wrong where, and the clock is the test's own: a seed always ends
-// alike, and one that fails can be run again, with the actions that Step returns and the fault
-// printed. To adapt it, replace appendRecord, what becomes of completions, and what has to hold
-// after every step.
+// where nothing moves by itself, once for each of many seeds. A seed determines the order of events
+// and the fault, and the clock is the test's own: a seed always gives the same run, and one that
+// fails can be run again, with the actions that Step returns and the fault printed. To adapt it,
+// replace appendRecord, what becomes of completions, and what has to hold after every step.
 func Example_protocolUnderFaults() {
 	const seeds = 300
 	whole, told := 0, 0
@@ -127,7 +126,7 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 				committed = wc.Imm
 			}
 		}
-		// This is what the test is about.
+		// This is what the test checks.
 		if !bytes.Equal(dst.Bytes()[:committed], src.Bytes()[:committed]) {
 			return committed, failure, fmt.Errorf("the log is torn below %d bytes", committed)
 		}

@@ -166,8 +166,8 @@ func ExampleVirtualCQ_Wait() {
 	// 1 RECV_RDMA_WITH_IMM true <nil>
 }
 
-// A virtual queue pair ends its service in good order: what was accepted completes, nothing new is
-// let in, and the receive that nobody has sent anything for comes back flushed.
+// A virtual queue pair ends its service in order: what was accepted completes, posts are refused,
+// and the receive for which nothing was sent comes back flushed.
 func ExampleVirtualQP_Drain() {
 	a, b, done := examplePair()
 	defer done()

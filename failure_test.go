@@ -182,8 +182,8 @@ func TestTransientRefusalsAreRetried(t *testing.T) {
 	})
 }
 
-// Once what a failure leaves has been reported, nothing is tried again: a program that waits by
-// itself need not poll every millisecond any more.
+// Once what a failure leaves has been reported, nothing is tried again: a program with its own wait
+// need not poll every millisecond any more.
 func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
 	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
 		l.a.fill(t, 0, 4)

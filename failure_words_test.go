@@ -24,8 +24,8 @@ func TestWordsOfParts(t *testing.T) {
 	}
 }
 
-// A single queue pair whose NIC is gone has failed at the request that was refused, and describes
-// it: its payload in one piece, in several, or inline.
+// A single queue pair whose NIC is gone fails at the request that was refused, and describes it:
+// its payload in one piece, in several, or inline.
 func TestRefusedRequestIsDescribed(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -78,7 +78,7 @@ func TestRefusedRequestIsDescribed(t *testing.T) {
 	}
 }
 
-// Errors that nobody's completion explains name what they can.
+// Errors that no completion explains name what is known.
 func TestWordsOfFailures(t *testing.T) {
 	for want, f := range map[string]*ibverbx.FailedError{
 		"virtual qp 3: request id 5: rail 1 (mlx5_0 qp 9)": {QPNum: 3, HasID: true, ID: 5,
@@ -103,7 +103,7 @@ func TestWordsOfFailures(t *testing.T) {
 	}
 }
 
-// Posts that a NIC refuses are counted by the rail, whether for now or for good.
+// Posts that a NIC refuses are counted by the rail, whether for now or permanently.
 func TestRefusedPostsAreCounted(t *testing.T) {
 	for _, m := range modes {
 		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps}})

@@ -94,8 +94,8 @@ func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
 	}
 }
 
-// A run on a stepped fabric whose clock is the program's ends alike however long it pauses: what
-// lingers does so by that clock, and by no other.
+// A run on a stepped fabric whose clock is the program's ends alike however long it pauses:
+// requests linger by that clock only.
 func TestLingerByAConfiguredClock(t *testing.T) {
 	const linger = 20 * time.Millisecond
 	for _, pause := range []time.Duration{0, 3 * linger} {

@@ -75,8 +75,8 @@ func TestMixedKindsWithTheOriginal(t *testing.T) {
 	}
 }
 
-// What has nothing to do with the two kinds says nothing of them: other errors, other queue pairs,
-// other peers, and Spray, in which only SENDs come to queue pair 0.
+// Failures unrelated to the two kinds do not mention them: other errors, other queue pairs, other
+// peers, and Spray, in which only SENDs come to queue pair 0.
 func TestKindsThatAreNotMixed(t *testing.T) {
 	spray := ibverbx.Config{Scheme: ibverbx.Spray}
 	sendSomething := func(l *originalLink) {

@@ -39,7 +39,7 @@ func newSoftDomain(tb testing.TB, devices int) *ibverbx.Domain {
 	return dom
 }
 
-// Whoever reads a region while another goroutine closes it sees all of it, or nothing.
+// A goroutine that reads a region while another closes it sees all of it, or nothing.
 func TestMRIsReadWhileItCloses(t *testing.T) {
 	dom := newSoftDomain(t, 2)
 	for range 50 {
@@ -83,7 +83,7 @@ func TestMRIsReadWhileItCloses(t *testing.T) {
 	}
 }
 
-// A description of the peer's memory that lacks something is refused, and changes nothing.
+// A description of the peer's memory that lacks a field is refused, and changes nothing.
 func TestIncompleteRemoteMR(t *testing.T) {
 	var r ibverbx.RemoteMR
 	if err := json.Unmarshal([]byte(`{"addr":"4096","length":"64","rkeys":{"0":7}}`), &r); err != nil {
@@ -107,7 +107,7 @@ func TestIncompleteRemoteMR(t *testing.T) {
 			t.Errorf("%s has changed it: %d, %d", text, r.Addr(), r.Len())
 		}
 	}
-	// What a closed region is written as, and the zero value, can be read.
+	// The JSON of a closed region, and of the zero value, can be read.
 	text, err := json.Marshal(ibverbx.RemoteMR{})
 	if err = errors.Join(err, json.Unmarshal(text, &r)); err != nil || r.Len() != 0 {
 		t.Errorf("%s: %v", text, err)

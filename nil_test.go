@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// What is nil is refused at once, and has no effect.
+// Nil arguments are refused at once, without effect.
 func TestNilArguments(t *testing.T) {
 	var none context.Context
 	eachMode(t, 1000, func(t *testing.T, l *link) {

@@ -114,7 +114,7 @@ func TestTheLastMessageIsSolicited(t *testing.T) {
 	}
 }
 
-// A request whose post is refused for good ends with a status that says what kind of refusal it
+// A request whose post is refused permanently ends with a status that says what kind of refusal it
 // was.
 func TestStatusOfARefusedPost(t *testing.T) {
 	for want, err := range map[verbs.Status]error{

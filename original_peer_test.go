@@ -15,8 +15,8 @@ import (
 )
 
 // original is an end that does what the C++ original does, over the physical queue pairs of one
-// software NIC: two data queue pairs and a notify QP. What it does was read off the original, and
-// seen between it and this package over the kernel's RDMA:
+// software NIC: two data queue pairs and a notify QP. Its behaviour is the original's, as seen in
+// its source and between it and this package over the kernel's RDMA:
 //
 //   - its card has the numbers of the queue pairs and nothing else;
 //   - SENDs, and receives with memory, travel on data queue pair 0, whatever the scheme;
@@ -168,7 +168,7 @@ func (o *original) writeNumbered(remote ibverbx.RemoteSegment, n, fragment uint6
 }
 
 // originalLink is an end of this package, with two data queue pairs and a notify QP, connected with
-// an end that does as the original.
+// an end that behaves as the original.
 type originalLink struct {
 	*ibverbx.VirtualQP
 	mr     *ibverbx.MR
@@ -220,7 +220,7 @@ func newOriginalLink(t *testing.T, cfg ibverbx.Config) *originalLink {
 	return l
 }
 
-// connect exchanges cards: ours as it is made, its own in its own form.
+// connect exchanges cards: this package's as it is made, the original's in its own form.
 func (l *originalLink) connect(t *testing.T, gid verbs.GID) {
 	t.Helper()
 	card, err := l.Card()

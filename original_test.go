@@ -200,8 +200,8 @@ func TestOriginalReadsNumbersAndMarkers(t *testing.T) {
 	}
 }
 
-// What the original's rule needs is refused where it cannot be had, without effect; and a reset end
-// that then meets a peer of its own kind has SENDs on the notify QP again.
+// What the original's rule needs is refused where it is not available, without effect; and a reset
+// end that then meets a peer of its own kind has SENDs on the notify QP again.
 func TestPlainPeersNeedWhatTheOriginalDoes(t *testing.T) {
 	plain := func(c *ibverbx.BusinessCard) { c.Scheme, c.Credits = "", 0 }
 	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, rawCard: plain})

@@ -75,7 +75,7 @@ func TestDrainWhoseWriteIsRefusedForNow(t *testing.T) {
 	}
 }
 
-// Nor does one that refuses Drain's own receive, once everything else was flushed.
+// Neither does a NIC that refuses Drain's own receive, once everything else was flushed.
 func TestDrainWhoseReceiveIsRefusedForNow(t *testing.T) {
 	l := newLink(t, linkConfig{})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 8)
@@ -162,7 +162,7 @@ func TestDrainWhoseFlushCannotBeConfirmed(t *testing.T) {
 }
 
 // A queue full of unsignaled requests frees no slot in ERR, so no request can confirm its flush.
-// The wait is short all the same, and for several queue pairs no longer.
+// The wait is short nevertheless, and no longer for several queue pairs.
 func TestEndingAFullQueueIsQuick(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		t.Run(how, func(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// The physical queue pairs and CQs that Open and a Domain make can be had: their attributes can be
-// queried, and a program can poll the CQs itself.
+// The physical queue pairs and CQs that Open and a Domain make are accessible: their attributes can
+// be queried, and a program can poll the CQs itself.
 func TestPhysicalQueuePairsAndCQs(t *testing.T) {
 	eachMode(t, 1000, func(t *testing.T, l *link) {
 		rails, qps := l.a.Stats().Rails, l.a.QPs()
@@ -60,7 +60,7 @@ func TestPhysicalQueuePairsAndCQs(t *testing.T) {
 	})
 }
 
-// A device of which the virtual CQ has no CQ is not polled in silence.
+// PollDevice of a device without a CQ is an error.
 func TestPollOfAnUnknownDevice(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8))

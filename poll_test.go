@@ -129,8 +129,7 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	}
 }
 
-// connectElsewhere connects a virtual queue pair over null devices, which do not care about the
-// peer.
+// connectElsewhere connects a virtual queue pair over null devices, which ignore the peer.
 func connectElsewhere(tb testing.TB, q *ibverbx.VirtualQP) {
 	tb.Helper()
 	card, err := q.Card()

@@ -139,8 +139,8 @@ func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable, []verbs.Device) {
 	return fabric, f, []verbs.Device{unreliableNIC{fabric.Device(0), f}, unreliableNIC{fabric.Device(1), f}}
 }
 
-// Whatever call of the provider fails while objects are made, its error comes out and what had been
-// made before is closed.
+// Whatever call of the provider fails while objects are made, its error is returned and what had
+// been made before is closed.
 func TestFailedCreationLeavesNothing(t *testing.T) {
 	create := func(devs []verbs.Device) (q *ibverbx.VirtualQP, mr *ibverbx.MR, cq *ibverbx.VirtualCQ,
 		err error) {
@@ -237,8 +237,8 @@ func TestFailedConnectCanBeTriedAgain(t *testing.T) {
 	}
 }
 
-// What a NIC refuses while objects are closed comes out of Close, with the name of the object. The
-// others are closed all the same.
+// Close returns what a NIC refuses while objects are closed, with the name of the object. The
+// others are closed nevertheless.
 func TestFailedCloseIsReported(t *testing.T) {
 	for _, c := range []struct {
 		call string
@@ -376,7 +376,7 @@ func TestWaitWhereACQCannotBeArmed(t *testing.T) {
 	}
 }
 
-// A domain refuses what is no list of NICs, and has made nothing then.
+// A domain refuses an impossible list of NICs, and makes nothing then.
 func TestImpossibleDomains(t *testing.T) {
 	fabric, _, devs := unreliableNICs(t)
 	for _, c := range []struct {
@@ -420,7 +420,7 @@ type farCQ struct{ verbs.CQ }
 
 func (c farCQ) Device() verbs.Device { return farNIC{c.CQ.Device()} }
 
-// What a closed domain is asked for is refused; what it has made lives on.
+// Every call on a closed domain is refused; what it has made still works.
 func TestClosedDomainMakesNothing(t *testing.T) {
 	fabric, _, devs := unreliableNICs(t)
 	dom, err := ibverbx.NewDomain(devs...)

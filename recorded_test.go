@@ -81,8 +81,8 @@ func newRecorded(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	return r
 }
 
-// Elsewhere is a card of the same shape, of an end that does not exist: for null devices, which do
-// not mind.
+// Elsewhere is a card of the same shape, of an end that does not exist: for null devices, which
+// ignore it.
 func Elsewhere(card BusinessCard) BusinessCard {
 	card.Rails = slices.Clone(card.Rails)
 	for i := range card.Rails {
@@ -95,7 +95,7 @@ func Elsewhere(card BusinessCard) BusinessCard {
 func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded {
 	tb.Helper()
 	p := verbstest.NewNull(devices)
-	// What a test asks for beyond the usual has room.
+	// There is room for what a test asks for beyond the usual.
 	sends, recvs := max(128, cfg.MaxMsgCntPerQP), max(256, cfg.Credits)
 	depth := max(8192, (perDevice+1)*(sends+recvs))
 	var pds []verbs.PD

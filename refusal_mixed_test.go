@@ -158,7 +158,7 @@ func TestLongestMessage(t *testing.T) {
 	}
 }
 
-// A virtual queue pair cannot be made of what is no set of queue pairs on the virtual CQ.
+// A virtual queue pair cannot be made of an impossible set of queue pairs.
 func TestImpossibleVirtualQueuePairs(t *testing.T) {
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
@@ -212,7 +212,7 @@ func TestImpossibleVirtualQueuePairs(t *testing.T) {
 			t.Errorf("%s: %v; want %v that says %q", c.name, err, c.want, c.says)
 		}
 	}
-	// None of it has taken room or a queue pair.
+	// No refused attempt has taken room or a queue pair.
 	if q, err := ibverbx.NewVirtualQP(vcq, qps[1:2], nil, ibverbx.Config{}); err != nil ||
 		q.Num() == used.Num() {
 		t.Errorf("%v", err)

@@ -13,8 +13,8 @@ import (
 	"ibverbx/verbs/soft"
 )
 
-// tappedNIC is a NIC whose registrations and deregistrations call functions first. What register
-// refuses is not done; what deregister refuses is done nevertheless.
+// tappedNIC is a NIC whose registrations and deregistrations call functions first. A refusal by
+// register prevents the call; one by deregister does not.
 type tappedNIC struct {
 	verbs.Device
 	register, deregister func(id verbs.DeviceID) error

@@ -64,7 +64,7 @@ func TestAdviceWhereSchemesMayDiffer(t *testing.T) {
 		}
 	}
 
-	// What has nothing to do with schemes says nothing of them.
+	// Failures unrelated to schemes do not mention them.
 	l = newLink(t, linkConfig{qp: cfg, rawCard: unsaid})
 	bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16)
 	bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1})

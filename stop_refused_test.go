@@ -80,7 +80,7 @@ func stubbornLink(t *testing.T, cfg ibverbx.Config, refusals int, err error) *li
 }
 
 // A queue pair that refuses the move to ERR once is asked again: whatever ends the virtual queue
-// pair, everything that was accepted is reported, and soon.
+// pair, everything that was accepted is reported soon.
 func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
 	for _, qps := range []int{1, 2} {
 		for name, end := range map[string]func(e *end) error{

@@ -100,7 +100,7 @@ func TestAtomicsAmongThemselves(t *testing.T) {
 				if _, err := shmem.FetchInc(ctx, pe, narrow.At(int(i%2)), 2); err != nil {
 					return err
 				}
-				// Everybody turns a bit of its own, with an operation that no NIC knows, while
+				// Each PE inverts a bit of its own, with an operation that NICs do not have, while
 				// others add above.
 				if err := shmem.Xor(ctx, pe, bits, 1<<pe.ID(), 2); err != nil {
 					return err

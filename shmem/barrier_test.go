@@ -62,7 +62,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 	})
 }
 
-// Collective calls are made by one goroutine at a time: the second is refused and does no harm.
+// Collective calls are made by one goroutine at a time: the second is refused without effect.
 func TestOneCollectiveCallAtATime(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
 	l.one(func(ctx context.Context, pe *shmem.PE) error {

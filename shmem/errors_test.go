@@ -44,7 +44,7 @@ func TestPEErrorForMachines(t *testing.T) {
 			t.Errorf("slog: %s: want %s", got, c.log)
 		}
 	}
-	// What a failure really looks like.
+	// A real failure.
 	failed := &transport.EndpointError{Peer: "PE 3", Err: transport.ErrPeerFailed, Cause: text}
 	got, err := json.Marshal(&shmem.PEError{PE: 3, Err: failed})
 	if err != nil || !bytes.Contains(got, []byte(`"pe":3`)) || !bytes.Contains(got, []byte("retry count")) {

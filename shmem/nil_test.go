@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// TestNilArguments: what is nil is refused.
+// TestNilArguments: nil arguments are refused.
 func TestNilArguments(t *testing.T) {
 	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
 	var none context.Context

@@ -105,8 +105,8 @@ func TestWaitUntilWithAContext(t *testing.T) {
 	})
 }
 
-// What a word has said stands, though it changes again right afterwards: a wait does not look a
-// second time.
+// A wait ends with a word that has compared once, though it changes again right afterwards: it is
+// not read a second time.
 func TestWaitDoesNotLookAgain(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 2}, shmem.Config{Step: time.Microsecond})
 	l.run(func(ctx context.Context, pe *shmem.PE) error {

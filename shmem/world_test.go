@@ -125,8 +125,8 @@ func TestNoCauseIsLost(t *testing.T) {
 	}
 }
 
-// TestRefusedCardIsNotLost: a PE that cannot connect reports why, although the others, who have
-// found the same out, end its exchange.
+// TestRefusedCardIsNotLost: a PE that cannot connect reports why, although the others, which have
+// noticed the same, end its exchange.
 func TestRefusedCardIsNotLost(t *testing.T) {
 	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
 	ctx, cancel := context.WithCancel(l.ctx)

@@ -33,8 +33,8 @@ func TestPeerFailsDuringClose(t *testing.T) {
 	}
 }
 
-// TestNoRequest: a send that has nothing to wait for has no request, and all methods of that are
-// those of one which has ended well.
+// TestNoRequest: a send that has nothing to wait for has no request, and all methods of a nil
+// request are those of one which has succeeded.
 func TestNoRequest(t *testing.T) {
 	var r *tagged.Request
 	if !r.Done() || r.Err() != nil || r.Info() != (tagged.Info{}) || r.Wait(context.Background()) != nil ||
@@ -98,8 +98,8 @@ func TestConnectRefusals(t *testing.T) {
 	}
 }
 
-// TestSendsThatAreRefused: a send whose context has ended, or on an endpoint that has, goes
-// nowhere.
+// TestSendsThatAreRefused: a send whose context has ended, or on an endpoint that has, has no
+// effect.
 func TestSendsThatAreRefused(t *testing.T) {
 	r, a, b := pair(t, 1, impatient())
 	ended, cancel := context.WithCancel(context.Background())
@@ -195,7 +195,7 @@ func TestWorkerClosesOnce(t *testing.T) {
 	r.workers = nil
 }
 
-// TestRefusedSendReturnsItsError: over a single queue pair the call itself learns what the NIC
+// TestRefusedSendReturnsItsError: over a single queue pair the call itself returns what the NIC
 // refuses permanently, and there is no request then.
 func TestRefusedSendReturnsItsError(t *testing.T) {
 	cfg := impatient()

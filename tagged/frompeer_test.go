@@ -81,7 +81,7 @@ func TestRecvFromPeer(t *testing.T) {
 	}
 }
 
-// TestRecvFromPeerIsCancelled: what is cancelled takes no message.
+// TestRecvFromPeerIsCancelled: a cancelled receive takes no message.
 func TestRecvFromPeerIsCancelled(t *testing.T) {
 	r, here, there := star(t)
 	req, err := here[0].Recv(1, tagged.Exact, make([]byte, 8))

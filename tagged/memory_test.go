@@ -80,7 +80,7 @@ func TestMemoryThatCannotBeRegistered(t *testing.T) {
 	}
 }
 
-// A region whose memory cannot be registered is none.
+// A region whose memory cannot be registered is not made.
 func TestRegionsThatCannotBeRegistered(t *testing.T) {
 	r, taps := tappedRig(t, 1, tagged.Config{})
 	mem := make([]byte, 1000)
@@ -115,7 +115,7 @@ func TestRegionsThatCannotBeRegistered(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Error(err)
 	}
-	// What the NIC refuses is said, once, and the region is closed.
+	// The NIC's refusal is reported, once, and the region is closed.
 	taps[0].deregister = errMemory
 	if err := reg.Close(); !errors.Is(err, errMemory) {
 		t.Errorf("a region that is still registered is closed: %v", err)

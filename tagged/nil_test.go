@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// TestNilArguments: what is nil is refused.
+// TestNilArguments: nil arguments are refused.
 func TestNilArguments(t *testing.T) {
 	r := newRig(t, 1, 1, tagged.Config{})
 	e := r.endpoint(0, tagged.EndpointConfig{})

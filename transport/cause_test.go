@@ -22,8 +22,8 @@ func once(t *testing.T, text string, words ...string) {
 	}
 }
 
-// The end whose own NIC died is told that first, and not to look for it. The other end is not told
-// that its NIC had died.
+// The error of the end whose own NIC died says that first, and does not advise to search for it.
+// The other end's error does not say that its NIC died.
 func TestTheEndWhoseNICDiedReportsIt(t *testing.T) {
 	for name, strike := range map[string]struct {
 		event verbs.EventType
@@ -157,8 +157,8 @@ func TestAFlushThatFailedIsNamed(t *testing.T) {
 	})
 }
 
-// Events that explain nothing, however many, do not take the place of the one that does, also where
-// nobody is probed.
+// Events that explain nothing, however many, do not displace the one that does, also where no peer
+// is probed.
 func TestHarmlessEventsHideNoFailure(t *testing.T) {
 	s := shapes()[1]
 	s.cfg.QP.Linger, s.cfg.KeepAlive = -1, -1
@@ -180,8 +180,8 @@ func TestHarmlessEventsHideNoFailure(t *testing.T) {
 	}
 }
 
-// While nobody makes progress a NIC may report any number of things. Its death is learned of all
-// the same, before or behind them.
+// While no goroutine makes progress a NIC may report any number of events. Its death is noticed
+// nevertheless, before or behind them.
 func TestADeathIsNotLostAmongEvents(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		s := shapes()[1]

@@ -77,8 +77,8 @@ func sendFrom(t *testing.T, e *end, who uint32, messages int, fired *atomic.Int3
 	}
 }
 
-// retry makes a call until it goes out: by itself with progress in between, or every other time by
-// way of the queue.
+// retry repeats a call until it goes out: with progress in between, or every other time by way of
+// the queue.
 func retry(t *testing.T, e *end, call func(ep *transport.Endpoint) error) {
 	for tries := 0; ; tries++ {
 		err := call(e.Endpoint)

@@ -9,13 +9,13 @@ import (
 	"ibverbx/transport"
 )
 
-// leave has a function end as no callback should.
+// leave ends a function by a panic or Goexit.
 var leave = map[string]func(){
 	"panic":  func() { panic("on purpose") },
 	"goexit": runtime.Goexit,
 }
 
-// onItsOwn runs a function on a goroutine of its own, to its end or to where it leaves.
+// onItsOwn runs a function on a goroutine of its own, until it returns or leaves.
 func onItsOwn(f func()) {
 	ended := make(chan struct{})
 	go func() {
@@ -104,7 +104,7 @@ func newEndpointError(w *transport.Worker) error {
 	return err
 }
 
-// A goroutine that sleeps is told, too, and Close does not wait for the callback that has left.
+// A goroutine that sleeps is woken, too, and Close does not wait for the callback that has left.
 func TestSleepersLearnThatTheWorkerIsDead(t *testing.T) {
 	s := shapes()[0]
 	s.cfg.Spin, s.cfg.KeepAlive = -1, -1
@@ -203,8 +203,8 @@ func TestContract14OnErrorComesBeforePendingFunctions(t *testing.T) {
 	}
 }
 
-// Abort, and a Close that becomes one, tell the peer: it learns at once and need not find out by
-// retries or probes. What was sent before has arrived.
+// Abort, and a Close that becomes one, tell the peer: it is notified at once, without retries or
+// probes. What was sent before has arrived.
 func TestAbortTellsThePeer(t *testing.T) {
 	for how, end := range map[string]func(l *link) error{
 		"abort":        func(l *link) error { return l.a.Abort(nil) },

@@ -12,7 +12,7 @@ import (
 
 // What a NIC has reported explains a failure of its own queue pairs, what concerns more before what
 // concerns less; an event of another NIC or queue pair explains nothing, nor does any event explain
-// an error that tells its cause itself.
+// an error that states its cause itself.
 func TestEventsThatExplain(t *testing.T) {
 	null := verbstest.NewNull(2)
 	here, there := verbs.Device(null.Device(0)), verbs.Device(null.Device(1))

@@ -137,8 +137,8 @@ func unreliableDomain(t *testing.T) (w *world, dom *ibverbx.Domain, f *unreliabl
 	return w, dom, f
 }
 
-// Whatever call of the provider fails while a worker and an endpoint are made, its error comes out
-// with the name of what was to be made, and what had been made before is given back.
+// Whatever call of the provider fails while a worker and an endpoint are made, its error is
+// returned with the name of what was to be made, and what had been made before is released.
 func TestFailedCreationLeavesNothing(t *testing.T) {
 	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 2}, MaxEndpoints: 2}
 	made := map[string]bool{}
@@ -180,7 +180,7 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 	}
 }
 
-// What cannot be given back is said by the Close of a worker, which gives back everything else.
+// The Close of a worker reports what cannot be released, and releases everything else.
 func TestFailedCloseOfAWorkerIsReported(t *testing.T) {
 	for _, c := range []struct {
 		call string
@@ -200,7 +200,7 @@ func TestFailedCloseOfAWorkerIsReported(t *testing.T) {
 	}
 }
 
-// A goroutine that cannot wait for an event looks from time to time.
+// A goroutine that cannot wait for an event polls from time to time.
 func TestWaitWhereTheCQCannotBeArmed(t *testing.T) {
 	w, dom, f := unreliableDomain(t)
 	worker, err := transport.NewWorker(dom, transport.Config{Spin: -1, KeepAlive: -1})
@@ -238,7 +238,7 @@ func TestMemoryThatCannotBeGivenBack(t *testing.T) {
 	}
 }
 
-// Completions that a provider invents are counted and dropped, whatever they claim: nothing ends
+// Spurious completions of a provider are counted and dropped, whatever they claim: nothing ends
 // twice, no message arrives, and the endpoint goes on.
 func TestSpuriousCompletionsAreDropped(t *testing.T) {
 	w, dom, f := unreliableDomain(t)

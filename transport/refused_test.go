@@ -54,7 +54,7 @@ func TestReceivesThatAreRefusedForNow(t *testing.T) {
 	})
 }
 
-// A NIC that refuses receives for good fails the endpoint, once, and no other one of the worker.
+// A NIC that refuses receives permanently fails the endpoint, once, and no other one of the worker.
 func TestReceivesThatAreRefusedPermanently(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
 		l := newLink(t, s)
@@ -82,7 +82,8 @@ func TestReceivesThatAreRefusedPermanently(t *testing.T) {
 	})
 }
 
-// Credits whose message is refused for now are given later; refused for good, the endpoint fails.
+// Credits whose message is refused for now are given later; refused permanently, the endpoint
+// fails.
 func TestCreditsThatAreRefused(t *testing.T) {
 	for _, err := range []error{verbs.ErrNoMemory, verbs.ErrNotSupported} {
 		eachShape(t, func(t *testing.T, s setup) {
@@ -116,8 +117,8 @@ func TestCreditsThatAreRefused(t *testing.T) {
 	}
 }
 
-// A probe that is refused for now is sent at its next turn, and no failure; one that is refused for
-// good fails the endpoint.
+// A probe that is refused for now is sent at its next turn, and no failure; one that is refused
+// permanently fails the endpoint.
 func TestProbesThatAreRefused(t *testing.T) {
 	for _, err := range []error{verbs.ErrNoMemory, verbs.ErrNotSupported} {
 		eachShape(t, func(t *testing.T, s setup) {
@@ -143,8 +144,8 @@ func TestProbesThatAreRefused(t *testing.T) {
 	}
 }
 
-// A completion queue that dies takes every endpoint along whose queue pairs are on it, and nothing
-// stumbles over the place of one that was closed.
+// When a completion queue dies, every endpoint fails whose queue pairs are on it, also where the
+// place of another one is empty.
 func TestADeadCompletionQueueBesideAFreePlace(t *testing.T) {
 	eachShape(t, func(t *testing.T, s setup) {
 		var reported failures
@@ -357,7 +358,7 @@ func TestHandlersThatAreRefused(t *testing.T) {
 	}
 }
 
-// Outcomes, flushes and errors have words.
+// Outcomes, flushes and errors have texts.
 func TestWords(t *testing.T) {
 	for want, got := range map[string]string{
 		"done": transport.PendingDone.String(), "progress": transport.PendingProgress.String(),

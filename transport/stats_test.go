@@ -73,8 +73,8 @@ func TestBytesAreCounted(t *testing.T) {
 	})
 }
 
-// Nothing in place of an argument is an error, or a panic that says so where there is no error to
-// return, and changes nothing.
+// A nil argument is an error, or a panic that says so where there is no error to return, and
+// changes nothing.
 func TestNilArguments(t *testing.T) {
 	l := newLink(t, setup{})
 	var none context.Context
@@ -113,7 +113,7 @@ func TestNilArguments(t *testing.T) {
 	l.until("a message", func() bool { return l.got == 1 })
 }
 
-// An endpoint's error goes to machines in words and numbers, with what it wraps.
+// An endpoint's error is written to JSON and slog in words and numbers, with what it wraps.
 func TestEndpointErrorForMachines(t *testing.T) {
 	s := shapes()[1]
 	s.cfg.QP.Linger = -1

@@ -159,7 +159,7 @@ func TestAWaiterThatLeavesTakesNoWakeUpAlong(t *testing.T) {
 	})
 }
 
-// Sleepers do not keep each other awake: after an event that none of them waits for they sleep
+// Sleepers do not wake each other repeatedly: after an event that none of them waits for they sleep
 // again.
 func TestSleepersDoNotWakeEachOther(t *testing.T) {
 	s := shapes()[1]

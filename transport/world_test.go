@@ -35,7 +35,7 @@ type setup struct {
 // single reports whether an endpoint is one queue pair.
 func (s setup) single() bool { return s.nics <= 1 && s.cfg.QP.QPsPerDevice == 1 }
 
-// small are the limits at which everything runs out at once.
+// small are limits so low that every resource runs out.
 func small() transport.Config {
 	return transport.Config{AMBuffers: 2, BounceBuffers: 2, MaxOutstanding: 2}
 }

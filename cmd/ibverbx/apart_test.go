@@ -115,7 +115,7 @@ func listening(t *testing.T, args string) (p *process, address string) {
 	return p, address
 }
 
-// wait waits until the command has ended, and returns what it said.
+// wait waits until the command has ended, and returns its output.
 func (p *process) wait(t *testing.T) (code int, out, errs string) {
 	t.Helper()
 	select {
@@ -200,7 +200,7 @@ func TestTwoProcessesJSON(t *testing.T) {
 	}
 }
 
-// TestListenInterrupted ends a listening end that nobody has come to.
+// TestListenInterrupted interrupts a listening end without clients.
 func TestListenInterrupted(t *testing.T) {
 	server, _ := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	server.cancel()
@@ -265,7 +265,7 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// TestConnectWithoutAListener connects to a port where nobody is.
+// TestConnectWithoutAListener connects to a port where nothing listens.
 func TestConnectWithoutAListener(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -280,8 +280,8 @@ func TestConnectWithoutAListener(t *testing.T) {
 	}
 }
 
-// TestListenStrangers shows a listening end what is no ibverbx: a look whether the port is open,
-// and another protocol. It says so and waits on for the connecting end.
+// TestListenStrangers connects to a listening end as a port scan does, and with another protocol.
+// It reports that, and keeps waiting for the connecting end.
 func TestListenStrangers(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	for _, text := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "\x1b[2J\x1b[2J\x1b[2J\x1b[2J"} {

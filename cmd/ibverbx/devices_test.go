@@ -12,7 +12,7 @@ import (
 	"ibverbx/verbs/rdmacore"
 )
 
-// ailing is a device of which not everything can be asked.
+// ailing is a device some queries of which fail.
 type ailing struct{ verbs.Device }
 
 func (ailing) Query() (verbs.DeviceAttr, error) { return verbs.DeviceAttr{Ports: 2}, nil }
@@ -36,7 +36,7 @@ func (d ailing) QueryGID(_, i int) (verbs.GIDEntry, error) {
 	return d.Device.QueryGID(1, i/2)
 }
 
-// TestAilingDevice shows that what can be asked is shown, and what cannot is said.
+// TestAilingDevice checks that what can be queried is shown, and what cannot is named.
 func TestAilingDevice(t *testing.T) {
 	code, out, errs := command(t, "devices --provider ailing")
 	if code != exitFailed || !strings.Contains(errs, "port 1 is silent") ||
@@ -66,7 +66,7 @@ func TestUnopenedDevice(t *testing.T) {
 	}
 }
 
-// TestNoRealNICs shows when it is said that there are none.
+// TestNoRealNICs checks when the output says that there are none.
 func TestNoRealNICs(t *testing.T) {
 	for _, tt := range []struct {
 		why  error
@@ -119,7 +119,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestNoDevices shows what is said where there is no NIC.
+// TestNoDevices checks the output where there is no NIC.
 func TestNoDevices(t *testing.T) {
 	code, out, errs := command(t, "devices --provider none")
 	if code != exitFailed || out != "" || !strings.Contains(errs, "no NIC today") {

@@ -53,7 +53,7 @@ var completionsLine = regexp.MustCompile(
 		`\+ ([\d,]+) failed \+ ([\d,]+) flushed`)
 
 // TestFaultsInText reads what is printed for each kind of fault: what happened in each column, and
-// how it went on.
+// how the run continued.
 func TestFaultsInText(t *testing.T) {
 	for _, tt := range struckRuns {
 		t.Run(tt.fault+tt.args, func(t *testing.T) {
@@ -169,8 +169,8 @@ func TestFaultsInJSON(t *testing.T) {
 	}
 }
 
-// TestFaultOfTheNextSize shows that the sizes after a failure are measured as usual, and that the fault
-// is not described twice.
+// TestFaultOfTheNextSize shows that the sizes after a failure are measured as usual, and that the
+// fault is not described twice.
 func TestFaultOfTheNextSize(t *testing.T) {
 	code, out, errs := command(t, "perf -n 40 --memory 1M --sizes 2000,3000 --fault fail-fragment@msg=10")
 	if code != exitOK || errs != "" || strings.Count(out, "\n    fault ") != 3 ||
@@ -183,8 +183,8 @@ func TestFaultOfTheNextSize(t *testing.T) {
 	}
 }
 
-// TestUnhurt shows that a fault that is survived makes no failure, and that one that strikes a NIC
-// without use says so.
+// TestUnhurt checks that a fault that is survived is no failure, and that the report of a fault on
+// an unused NIC says so.
 func TestUnhurt(t *testing.T) {
 	code, out, errs := command(t, "perf -s 20000 -n 40 --fault link-flap@for=2ms,msg=10 --op write-imm")
 	if code != exitOK || errs != "" || !strings.Contains(out, "link of soft0 went down for 2ms") ||
@@ -199,7 +199,7 @@ func TestUnhurt(t *testing.T) {
 	}
 }
 
-// TestTwiceTheSame shows that of two faults that are alike each is described.
+// TestTwiceTheSame checks that each of two equal faults is described.
 func TestTwiceTheSame(t *testing.T) {
 	const args = "perf -s 20000 -n 40 --scheme spray --fault kill-qp@msg=10 --fault kill-qp@msg=10"
 	code, out, errs := command(t, args)
@@ -212,7 +212,7 @@ func TestTwiceTheSame(t *testing.T) {
 	}
 }
 
-// TestNothingLeft shows how a run ends that cannot go on, in text and as a document.
+// TestNothingLeft checks how a run ends that cannot continue, in text and as a document.
 func TestNothingLeft(t *testing.T) {
 	const args = "perf -s 20000 -n 40 --nics 1 --fault nic-down@msg=10"
 	const why = "could not go on without soft0 (end a): end a has no other NIC"
@@ -257,7 +257,7 @@ func TestNothingLeft(t *testing.T) {
 	}
 }
 
-// TestWrap breaks sentences, and lets no terminal obey them.
+// TestWrap breaks sentences, and escapes control characters in them.
 func TestWrap(t *testing.T) {
 	got := strings.Join(wrap("one two  three\tfour aVeryLongWordIndeed \x1b[2J", 9), "|")
 	if want := `one two|three|four|aVeryLongWordIndeed|\x1b[2J`; got != want {

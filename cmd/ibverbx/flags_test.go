@@ -153,8 +153,8 @@ func TestWrongFlags(t *testing.T) {
 	}
 }
 
-// TestHarmless shows that no terminal obeys what an error repeats, and that only the first line is
-// where this command's lines begin.
+// TestHarmless checks that control characters in an error are escaped, and that its further lines
+// are indented.
 func TestHarmless(t *testing.T) {
 	c := &console{err: &bytes.Buffer{}}
 	c.complain("ibverbx: %s\n", reason(errors.New("a\x1b[2J\u009b31m\u202e é\nibverbx: b\r")))

@@ -211,7 +211,7 @@ func wrongUse(t *testing.T, err error) error {
 	return err
 }
 
-// FuzzHarmless writes what a terminal must not obey in another way, and leaves the rest as it is.
+// FuzzHarmless escapes control characters, and leaves the rest as it is.
 func FuzzHarmless(f *testing.F) {
 	for _, s := range []string{"all is well", "a\nb", "\x1b]0;owned\x07\x1b[2J\u009b31m", "a\tb\r",
 		"\u202eevil", "\xff",

@@ -40,8 +40,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestLimitsApart misses a limit between two processes: that is no end before the time, and none of
-// the listening end's business.
+// TestLimitsApart misses a limit between two processes: the run is complete, and the listening end
+// does not report it.
 func TestLimitsApart(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	code, out, errs := command(t, "perf --provider left --min-bw 900000GB/s --connect "+address+quick)

@@ -81,8 +81,8 @@ func connects(t *testing.T, address, args string) {
 	}
 }
 
-// TestListenSilentStrangers lets strangers that say nothing stand in front of a client: it must not
-// wait for them.
+// TestListenSilentStrangers connects silent strangers before a client, which must not wait for
+// them.
 func TestListenSilentStrangers(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	for range 6 {
@@ -267,7 +267,7 @@ func TestListenManyClients(t *testing.T) {
 }
 
 // TestListenDismisses lets a client wait behind one that is served: without --keep it is told that
-// its turn does not come.
+// it is not served.
 func TestListenDismisses(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	first := offered(t, address)

@@ -301,7 +301,8 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestServedLong shows that the end of a listening end's patience is no interruption by its user.
+// TestServedLong checks that a listening end's time limit is not reported as an interruption by its
+// user.
 func TestServedLong(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 0, errServedLong)
 	defer cancel()
@@ -315,7 +316,7 @@ func TestServedLong(t *testing.T) {
 }
 
 // TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer
-// is counted, that the conversation afterwards is not, and that nobody can claim more time than has
+// is counted, that the conversation afterwards is not, and that no end can claim more time than has
 // passed.
 func TestClockOfBothWays(t *testing.T) {
 	const delay = 100 * time.Millisecond // of what the other end says
@@ -355,8 +356,8 @@ func TestClockOfBothWays(t *testing.T) {
 	}
 }
 
-// TestClockOfOneWay shows that where one end sends alone its clock counts alone: the conversation
-// takes as long as it likes.
+// TestClockOfOneWay shows that where one end sends alone its clock counts alone: the duration of
+// the conversation does not count.
 func TestClockOfOneWay(t *testing.T) {
 	const delay = 50 * time.Millisecond
 	a, b := meddled(t, apartTimeout, func(p *Params) { p.Op = Write },

@@ -22,7 +22,7 @@ import (
 
 // meddler sits between two ends and changes what one of them says. It gets the frame with the
 // number n from end a or b, of which the one with the number 0 is the greeting, and returns what
-// the other end gets to see. With over set nothing follows, and with hangUp the connections are
+// the other end receives. With over set nothing follows, and with hangUp the connections are
 // closed.
 type meddler func(from string, n int, frame []byte) (instead []byte, over, hangUp bool)
 
@@ -119,8 +119,8 @@ func asExpected(err error) bool {
 	return errors.As(err, &said)
 }
 
-// TestMischief plays every trick at every step to both ends. Both must end, with an error that says
-// what was wrong; who has not heard everything must not be content.
+// TestMischief applies every manipulation at every step to both ends. Both must end, with an error
+// that says what was wrong; an end that has not received everything must not succeed.
 func TestMischief(t *testing.T) {
 	const timeout = 60 * time.Millisecond
 	for name, trick := range map[string]func(frame []byte) (instead []byte, over, hangUp bool){
@@ -172,7 +172,7 @@ func TestMischief(t *testing.T) {
 	}
 }
 
-// escapes are what a terminal would obey.
+// escapes are control sequences of terminals.
 const escapes = "\x1b]0;owned\x07\x1b[2J\u009b31m"
 
 // checkWords looks whether an error can be shown: no terminal obeys it, it is of bearable length,
@@ -186,7 +186,7 @@ func checkWords(t *testing.T, err error) {
 	}
 }
 
-// TestLies changes single values of messages. Whoever is lied to must say so.
+// TestLies changes single values of messages. The end that receives one must report it.
 func TestLies(t *testing.T) {
 	type fields = map[string]any
 	params := func(change func(p fields)) func(fields) {

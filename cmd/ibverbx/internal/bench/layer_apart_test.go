@@ -67,8 +67,8 @@ func TestEndpointsApart(t *testing.T) {
 	}
 }
 
-// TestSHMEMApart shows that what is not measured between two processes is refused before they meet,
-// and by who is asked for it.
+// TestSHMEMApart shows that what is not measured between two processes is refused before they
+// connect, and by the listening end.
 func TestSHMEMApart(t *testing.T) {
 	p := layerParams(layers.SHMEM, layers.Put, Bandwidth)
 	err := p.ValidateApart()

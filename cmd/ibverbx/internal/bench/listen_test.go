@@ -38,7 +38,7 @@ func TestBrokeOff(t *testing.T) {
 	}
 }
 
-// TestWaiting lets a listening end say to its client that it waits, and then lie about it.
+// TestWaiting lets a listening end tell its client that it waits, and then send impossible numbers.
 func TestWaiting(t *testing.T) {
 	_, nics := fabric(t, 1)
 	ncA, ncB := tcptest.Pair(t)

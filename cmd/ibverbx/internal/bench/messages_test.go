@@ -18,7 +18,7 @@ import (
 var updateGolden = flag.Bool("update", false, "write the golden file of the messages anew")
 
 // TestMessagesGolden compares the messages with what they were. Two builds of one version must
-// understand each other: whoever changes a message raises ProtocolVersion.
+// understand each other: a change of a message raises ProtocolVersion.
 func TestMessagesGolden(t *testing.T) {
 	_, nics := fabric(t, 2)
 	var text bytes.Buffer

@@ -184,7 +184,7 @@ func TestLeftWithOne(t *testing.T) {
 	}
 }
 
-// TestSeveralFailures goes on after each of several failures in one cell.
+// TestSeveralFailures continues after each of several failures in one cell.
 func TestSeveralFailures(t *testing.T) {
 	p := params(func(p *Params) {
 		p.Op, p.Sizes, p.Iterations, p.TxDepth = WriteImm, []units.Size{2000}, 200, 8
@@ -208,8 +208,8 @@ func TestSeveralFailures(t *testing.T) {
 	}
 }
 
-// TestCellThatCannotContinue shows how a run ends that has nothing to go on with, or that a fault strikes for
-// ever.
+// TestCellThatCannotContinue checks how a run ends that has no NICs left, or that a permanent fault
+// strikes.
 func TestCellThatCannotContinue(t *testing.T) {
 	for fault, want := range map[string]string{
 		"nic-down@msg=10": "could not go on without soft0 (end a): end a has no other NIC",
@@ -251,8 +251,8 @@ func TestCellThatCannotContinue(t *testing.T) {
 	}
 }
 
-// TestFailureOfItsOwn shows that what nobody has asked for is not forgiven, though faults were
-// injected that do no harm, or whose harm is over.
+// TestFailureOfItsOwn checks that a failure without a fault as its cause ends the cell, though
+// faults were injected that do no harm, or whose harm is over.
 func TestFailureOfItsOwn(t *testing.T) {
 	for _, injected := range [][]string{{"delay@msg=5,for=1ms", "nic-down@nic=1,msg=6",
 		"link-flap@msg=7,for=1ms"}, {"fail-fragment@msg=3"}} {
@@ -285,7 +285,7 @@ func TestFailureOfItsOwn(t *testing.T) {
 }
 
 // TestBrokenPromises shows that a completion too many, too few or in the wrong place, and data that
-// is not there, are not forgiven.
+// is not there, end the cell.
 func TestBrokenPromises(t *testing.T) {
 	for name, tt := range map[string]struct {
 		tamper func(c *cell)

@@ -14,7 +14,7 @@ import (
 )
 
 // TestFollowSilentClient greets and then says nothing: what is to be measured has to come as soon
-// as the greeting, and the goodbye holds nobody up who has others to serve.
+// as the greeting, and the goodbye does not delay an end that has others to serve.
 func TestFollowSilentClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()

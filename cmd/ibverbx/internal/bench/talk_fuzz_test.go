@@ -208,7 +208,7 @@ func expensive(script string) bool {
 	return false
 }
 
-// FuzzFollow is a listening end to which anybody may connect.
+// FuzzFollow is a listening end to which any process may connect.
 func FuzzFollow(f *testing.F) {
 	opening := "task\ncolumn\nconnected\ncell\n"
 	add := func(how byte, script string) { f.Add(how, script) }
@@ -255,7 +255,7 @@ func FuzzFollow(f *testing.F) {
 	})
 }
 
-// FuzzLead is a connecting end that has met somebody else than it looked for.
+// FuzzLead is a connecting end whose peer is not a listening end.
 func FuzzLead(f *testing.F) {
 	opening := "offer\naccept\ncolumn\nconnected\ncell\n"
 	rounds := strings.Repeat("ready\nverdict\n", 6)

@@ -128,8 +128,8 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestTooManyMessages shows that a peer that sends what the round does not have is found out, and
-// writes nothing beyond it.
+// TestTooManyMessages checks that a peer that sends more than the round has is detected, and writes
+// nothing beyond it.
 func TestTooManyMessages(t *testing.T) {
 	s, err := Find(Transport, AM)
 	if err != nil {

@@ -131,7 +131,7 @@ func frame(text string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(text)))) + text
 }
 
-// TestStrangers shows an end what no peer would send. It must say what is wrong, and not wait for
+// TestStrangers sends an end what no peer would send. It must say what is wrong, and not wait for
 // ever.
 func TestStrangers(t *testing.T) {
 	const patience = 50 * time.Millisecond
@@ -198,7 +198,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestFlood sends without end to an end that does not receive: it must not take in more than it has
+// TestFlood sends without end to an end that does not receive: it must not read more than it has
 // room for.
 func TestFlood(t *testing.T) {
 	a, b := pair(t, Config{Timeout: 50 * time.Millisecond, MaxFrame: 1 << 20})
@@ -255,8 +255,8 @@ func TestSendInterrupted(t *testing.T) {
 	}
 }
 
-// TestFailSendsItsReason sends to a peer that has gone and has said why, which this end has not read
-// yet: its words count.
+// TestFailSendsItsReason sends to a peer that has gone and has said why, which this end has not
+// read yet: its reason is returned.
 func TestFailSendsItsReason(t *testing.T) {
 	nc, other := tcptest.Pair(t)
 	said := string(preface(0)) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1) +
@@ -290,8 +290,8 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// TestDecode shows what is said of a body that is not what it should be: it repeats little of it,
-// and nothing that a terminal obeys.
+// TestDecode checks the error for a malformed body: it repeats little of it, and no control
+// characters.
 func TestDecode(t *testing.T) {
 	m := Message{Kind: "word", Body: []byte(`{"n":` + strings.Repeat("1", 100000) + `}`)}
 	var body struct {

@@ -180,8 +180,8 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// FuzzClean makes words of a peer fit for a terminal: nothing that it obeys, bearably long, and
-// every further line set off. Words that are fit already stay as they are.
+// FuzzClean makes text of a peer safe for a terminal: no control characters, bounded in length,
+// further lines indented. Text that is safe already stays as it is.
 func FuzzClean(f *testing.F) {
 	for _, s := range []string{"out of ink", "a\x00b\tc\nd\u202ee", "a\nibverbx: all is well\n\n\nb",
 		strings.Repeat("é", maxText),

@@ -120,7 +120,7 @@ func TestParseSpan(t *testing.T) {
 	}
 }
 
-// TestSizeOfOthers shows that what is said of a size that is none can be shown, for another process
+// TestSizeOfOthers checks that the error for a malformed size is printable, because another process
 // may have written it.
 func TestSizeOfOthers(t *testing.T) {
 	var z Size
