@@ -102,6 +102,9 @@ func receive(t testing.TB, c *Conn, b *Batch, count int) (all []arrived) {
 			t.Fatalf("Recv says %d datagrams and has %d", n, len(b.Datagrams))
 		}
 		for _, d := range b.Datagrams {
+			if cap(d.Data) != len(d.Data) {
+				t.Error("appending to a datagram would write over the next")
+			}
 			all = append(all, arrived{bytes.Clone(d.Data), d.From, d.Index, d.Bundle})
 		}
 	}
@@ -261,6 +264,75 @@ func TestTruncatedBurst(t *testing.T) {
 	}
 }
 
+// Where nothing of what arrived is whole there is nothing.
+func TestTruncatedAll(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	packets, _ := packetsOf(400, 400, 500)
+	send(t, to(t, a, b), packets, true)
+	batch := b.NewBatch(4, 300)
+	if n, err := batch.Recv(); n != 0 || err != ErrAgain || len(batch.Datagrams) != 0 {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// The options without which peers would drop what is sent are set.
+func TestOptions(t *testing.T) {
+	eachFamily(t, func(t *testing.T, local netip.AddrPort) {
+		c := open(t, Config{Local: local, TrafficClass: 0x68})
+		_ = c.raw.Control(func(fd uintptr) {
+			for _, option := range required(Config{Local: local, TrafficClass: 0x68}) {
+				got, err := unix.GetsockoptInt(int(fd), option.level, option.name)
+				if got != option.value || err != nil {
+					t.Errorf("%s is %d, not %d (%v)", option.text, got, option.value, err)
+				}
+			}
+		})
+	})
+	for family, want := range map[string]string{
+		"IPv4": "IP_MTU_DISCOVER=2 IP_TOS=104 ",
+		"IPv6": "IPV6_V6ONLY=1 IPV6_MTU_DISCOVER=2 IPV6_TCLASS=104 UDP_NO_CHECK6_RX=1 ",
+	} {
+		got := ""
+		for _, option := range required(Config{Local: loopbacks()[family], TrafficClass: 0x68}) {
+			got += fmt.Sprintf("%s=%d ", option.text, option.value)
+		}
+		if got != want {
+			t.Errorf("%s: %s", family, got)
+		}
+	}
+}
+
+// Pieces that lie side by side in memory travel as one, within a message alone.
+func TestGather(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	dest, packets := to(t, a, b), message()[:3]
+	for segment, pieces := range map[bool]int{true: 7, false: 9} {
+		if dest.stage(packets, segment); len(dest.iov) != pieces {
+			t.Errorf("segment %t: %d pieces, not %d", segment, len(dest.iov), pieces)
+		}
+	}
+	whole := []byte("header and payload|the same|and again")
+	side := []Packet{{Header: whole[:7], Payload: whole[7:19]}, {Header: whole[19:28]}, {Header: whole[28:]}}
+	send(t, dest, side, true)
+	var got []byte
+	for _, d := range receive(t, b, b.NewBatch(0, 0), len(side)) {
+		got = append(got, d.data...)
+	}
+	if !bytes.Equal(got, whole) {
+		t.Errorf("%q", got)
+	}
+}
+
+// An IPv4 address in IPv6 clothes is the IPv4 address.
+func TestMappedAddress(t *testing.T) {
+	c := open(t, Config{Local: netip.MustParseAddrPort("[::ffff:127.0.0.1]:0")})
+	if got := c.LocalAddr().Addr(); got != netip.MustParseAddr("127.0.0.1") {
+		t.Error(got)
+	}
+}
+
 // A receiver that does not read loses packets, and counts them.
 func TestReceiveBufferFull(t *testing.T) {
 	local := loopbacks()["IPv4"]
@@ -280,6 +352,23 @@ func TestReceiveBufferFull(t *testing.T) {
 	}
 	if dropped := b.Stats().RecvDropped; received == 0 || dropped == 0 || received+int(dropped) != 200 {
 		t.Errorf("received %d, dropped %d, of 200", received, dropped)
+	}
+}
+
+// More says when to ask again: as long as the batch was full.
+func TestMore(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	packets, _ := packetsOf(1, 2, 3, 4, 5)
+	send(t, to(t, a, b), packets, false)
+	batch := b.NewBatch(2, 0)
+	for i, want := range []struct {
+		n    int
+		more bool
+	}{{2, true}, {2, true}, {1, false}, {0, false}} {
+		if n, _ := batch.Recv(); n != want.n || batch.More != want.more {
+			t.Errorf("Recv %d: %d, more %t; not %d, %t", i, n, batch.More, want.n, want.more)
+		}
 	}
 }
 
@@ -416,12 +505,12 @@ func TestSendDropped(t *testing.T) {
 		return 0, 0
 	}}
 	a.sendmmsg = f.sendmmsg
-	packets, whole := packetsOf(10, 20)
-	send(t, to(t, a, b), packets, false)
-	if got := receive(t, b, b.NewBatch(0, 0), 1); !bytes.Equal(got[0].data, whole[1]) {
-		t.Error("not the second packet")
+	packets, whole := packetsOf(10, 10, 20)
+	send(t, to(t, a, b), packets, true)
+	if got := receive(t, b, b.NewBatch(0, 0), 1); !bytes.Equal(got[0].data, whole[2]) {
+		t.Error("not the packet behind the burst")
 	}
-	if s := a.Stats(); s.SendDropped != 1 {
+	if s := a.Stats(); a.gso && s.SendDropped != 2 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -535,7 +624,16 @@ func TestEnvironment(t *testing.T) {
 				t.Logf("%s=%s: GSO %t, GRO %t", name, value, c.gso, c.gro)
 			}
 		}
-		_, err := listen(Config{Local: local}, func(string) string { return "perhaps" })
+		c, err := listen(Config{Local: local, DisableGSO: true, DisableGRO: true},
+			func(string) string { return "0" })
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		if c.gso || c.gro {
+			t.Error("the environment turns on what the program has turned off")
+		}
+		_, err = listen(Config{Local: local}, func(string) string { return "perhaps" })
 		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "perhaps") {
 			t.Error(err)
 		}
@@ -622,6 +720,10 @@ func TestLocalAddresses(t *testing.T) {
 		if local.Addr == netip.MustParseAddr("127.0.0.1") &&
 			(!local.Loopback || !local.Up || local.MTU < 1500) {
 			t.Errorf("%+v", local)
+		}
+		if zone := local.Addr.Zone(); local.Addr.Is6() && local.Addr.IsLinkLocalUnicast() &&
+			zone != local.Interface {
+			t.Errorf("%+v: zone %q", local, zone)
 		}
 		if !local.Up {
 			continue

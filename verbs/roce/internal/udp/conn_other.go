@@ -62,7 +62,10 @@ func (*Destination) Segments() bool { return false }
 func (*Destination) Send([]Packet, bool) (int, error) { return 0, verbs.ErrNotSupported }
 
 // Batch is memory to receive into.
-type Batch struct{ Datagrams []Datagram }
+type Batch struct {
+	Datagrams []Datagram
+	More      bool
+}
 
 // NewBatch is never reached, as there is no Conn.
 func (*Conn) NewBatch(_, _ int) *Batch { return nil }

@@ -25,6 +25,9 @@ const (
 type Batch struct {
 	// Datagrams are those of the last Recv, in the order of arrival. They are valid until the next.
 	Datagrams []Datagram
+	// More: the last Recv filled all messages, so there may be more to receive. If it is false,
+	// nothing was left, and asking again costs a call for nothing.
+	More bool
 
 	conn    *Conn
 	size    int    // of a buffer
@@ -82,7 +85,7 @@ func (b *Batch) rearm(messages int) {
 // Recv receives what has arrived, up to the Batch's size, into Datagrams, and returns their number.
 // It does not wait: it returns ErrAgain when nothing has arrived.
 func (b *Batch) Recv() (n int, err error) {
-	b.Datagrams = b.Datagrams[:0]
+	b.Datagrams, b.More = b.Datagrams[:0], false
 	for {
 		if err := b.conn.raw.Control(b.call); err != nil {
 			return 0, verbs.ErrClosed
@@ -93,6 +96,7 @@ func (b *Batch) Recv() (n int, err error) {
 				b.split(i)
 			}
 			b.rearm(b.received)
+			b.More = b.received == len(b.msgs)
 			if len(b.Datagrams) > 0 {
 				return len(b.Datagrams), nil
 			}
