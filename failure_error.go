@@ -236,7 +236,7 @@ func bySchemes(err error) bool {
 	return false
 }
 
-// causeText is the advice for causes that are no status. The first that fits counts.
+// causeText is the advice for causes that are not a status. The first that fits counts.
 var causeText = [...]struct {
 	err    error
 	advice string

@@ -57,7 +57,7 @@ func (r *Receiver) Held() int { return r.held }
 // follow from [Receiver.Take], which must be called while [Receiver.Ready] says so.
 //
 // An error is a violation of the protocol by the peer: an impossible number, one that came twice,
-// or one too far ahead. The connection is over then.
+// or one too far ahead. The connection has failed then.
 func (r *Receiver) Arrive(box *Inbox, imm, bytes uint32) (n Notification, due bool, err error) {
 	v := Swap(imm)
 	// The usual case: the next number, nothing else to come. It never sees the ring.

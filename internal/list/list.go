@@ -11,8 +11,8 @@
 //	q.Remove(&j.queue)
 //
 // A link points to its owner, which costs a word and a load. The two ways without it are slower, or
-// barred: a method of the element that returns its link is an indirect call in generic code, which
-// the compiler does not inline; computing the owner from the link's address needs unsafe.
+// not possible: a method of the element that returns its link is an indirect call in generic code,
+// which the compiler does not inline; computing the owner from the link's address needs unsafe.
 package list
 
 // Link is an element's place in a list. The zero value is in none. It must not be copied while it
@@ -31,8 +31,7 @@ func (n *Link[T]) Owner() *T { return n.owner }
 // Listed reports whether the link is in a list.
 func (n *Link[T]) Listed() bool { return n.owner != nil }
 
-// List is a list of elements. The zero value is empty. The list does not guard itself against two
-// goroutines.
+// List is a list of elements. The zero value is empty. It is not safe for concurrent use.
 //
 // Invariant: head and tail are both nil or both not; count links lead from head to tail by next,
 // and the same ones back by prev; each has an owner.

@@ -1,6 +1,6 @@
-// Modpath gives the module another path, for somebody who publishes it under their own: in go.mod,
-// in the imports of every Go file, in the linter's configuration, and in the import lines and
-// commands that the documents show. `make module PATH=example.org/you/ibverbx` runs it.
+// Modpath gives the module another path, for publishing it: in go.mod, in the imports of every Go
+// file, in the linter's configuration, and in the import lines and commands that the documents
+// show. `make module PATH=example.org/you/ibverbx` runs it.
 package main
 
 import (

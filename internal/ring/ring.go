@@ -1,5 +1,5 @@
 // Package ring has the two rings that the module stores outstanding work in: [Window], whose values
-// are found by their number, and [FIFO], whose values only wait for their turn.
+// are found by their number, and [FIFO], a queue.
 //
 // Both are growable arrays of a power of two, indexed by counters that only move forward. A counter
 // is never taken modulo anything; the index is its low bits. So length is a subtraction, "full" and
@@ -18,7 +18,7 @@ type Window[T any] struct {
 	// Head is the number of the oldest live value. The owner moves it forward, one by one, as
 	// values end.
 	Head uint64
-	// Tail is the number of the next value. Push moves it; nobody else does.
+	// Tail is the number of the next value. Only Push moves it.
 	Tail  uint64
 	slots []T
 	mask  uint64

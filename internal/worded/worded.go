@@ -7,9 +7,8 @@ import (
 	"log/slog"
 )
 
-// Error is an error with words around it, made by fmt.Errorf or errors.Join, say, of which a
-// machine sees nothing. It passes on the form for machines of the error within: what that writes to
-// JSON and to slog.
+// Error is an error with words around it, made by fmt.Errorf or errors.Join, say, which have no
+// form for machines. It passes on that of the error within: what that writes to JSON and to slog.
 type Error struct {
 	Err error // with its words
 }
