@@ -1,7 +1,9 @@
 package roce_test
 
 import (
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"ibverbx/verbs"
@@ -36,4 +38,42 @@ func TestConformance(t *testing.T) {
 			return p.Device(0), p.Device(1)
 		},
 	})
+}
+
+// Where no address was named, one that cannot be opened does not hide the others: of those of IPv6
+// the second process of a host can have none, since their GIDs cannot tell another port.
+func TestUnopened(t *testing.T) {
+	first, err := roce.Open(roce.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	second, err := roce.Open(roce.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	devices, _ := first.Devices()
+	left := map[netip.Addr]bool{}
+	for i := range devices {
+		if a := first.Device(i).Addr(); a.Port() == roce.Port { // unless a third process has it
+			left[a.Addr()] = true
+		}
+	}
+	devices, _ = second.Devices()
+	for i := range devices {
+		if a := second.Device(i).Addr(); left[a.Addr()] && (!a.Addr().Is4() || a.Port() == roce.Port) {
+			t.Errorf("a second NIC at %v", a)
+		}
+	}
+	for addr := range left {
+		if addr.Is6() && !strings.Contains(fmt.Sprint(second.Unopened()), addr.String()) {
+			t.Errorf("nothing is said of %v: %v", addr, second.Unopened())
+		}
+	}
+	if _, err := roce.Open(
+		roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.77")}}); err == nil ||
+		!strings.Contains(err.Error(), "192.0.2.77") {
+		t.Errorf("an address that is not of this host: %v", err)
+	}
 }

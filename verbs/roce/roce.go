@@ -20,8 +20,8 @@ const Port = 4791
 
 // Config says which NICs a provider has. The zero value has one for each address of the host.
 type Config struct {
-	// Addresses are the local addresses, of which each becomes a NIC; nil stands for
-	// [LocalAddresses].
+	// Addresses are the local addresses, of which each becomes a NIC; nil stands for those of
+	// [LocalAddresses] that can be opened.
 	Addresses []netip.Addr
 	// Port is the UDP port of all NICs. 0 means 4791, or, on an IPv4 address whose port 4791 is
 	// taken, any free one: such a NIC talks to other ends of this package only (see the package's
@@ -41,8 +41,9 @@ type Config struct {
 
 // Provider is the NICs of this process. It is a verbs.Provider.
 type Provider struct {
-	_       noCopy
-	devices []*Device
+	_        noCopy
+	devices  []*Device
+	unopened error
 
 	mu     sync.Mutex
 	closed bool
@@ -69,18 +70,26 @@ func Open(cfg Config) (*Provider, error) {
 		return nil, openError("Window and Rate cannot be negative")
 	}
 	p := &Provider{}
-	for i, addr := range addrs {
-		d, err := newDevice(verbs.DeviceID(i), addr, &cfg)
+	for _, addr := range addrs {
+		d, err := newDevice(verbs.DeviceID(len(p.devices)), addr, &cfg)
 		if err != nil {
-			for _, d := range p.devices {
-				d.close()
-			}
-			return nil, fmt.Errorf("roce: open: %w", err)
+			p.unopened = errors.Join(p.unopened, fmt.Errorf("roce: open: %w", err))
+			continue
 		}
 		p.devices = append(p.devices, d)
 	}
+	if p.unopened != nil && (cfg.Addresses != nil || len(p.devices) == 0) {
+		for _, d := range p.devices {
+			_ = d.close()
+		}
+		return nil, p.unopened
+	}
 	return p, nil
 }
+
+// Unopened says which of the host's addresses could not become NICs, and why; nil when all did. Of
+// addresses that were named, Open says it itself.
+func (p *Provider) Unopened() error { return p.unopened }
 
 func openError(detail string) error {
 	return &verbs.OpError{Op: "roce: open", Err: verbs.ErrInvalid, Detail: detail}
