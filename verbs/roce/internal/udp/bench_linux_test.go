@@ -1,6 +1,7 @@
 package udp
 
 import (
+	"errors"
 	"runtime"
 	"slices"
 	"testing"
@@ -30,10 +31,10 @@ func drain(t testing.TB, batch *Batch, count int) (more int) {
 		n, err := batch.Recv()
 		count -= n
 		switch {
-		case err == ErrAgain && since.IsZero():
+		case errors.Is(err, ErrAgain) && since.IsZero():
 			since = time.Now()
 			runtime.Gosched()
-		case err == ErrAgain && time.Since(since) < 5*time.Second:
+		case errors.Is(err, ErrAgain) && time.Since(since) < 5*time.Second:
 			runtime.Gosched()
 		case err != nil:
 			t.Errorf("%d datagrams are missing: %v", count, err)
@@ -69,7 +70,7 @@ func TestAllocations(t *testing.T) {
 					send(t, dest, part, true)
 					drain(t, batch, len(part))
 				}
-				if _, err := batch.Recv(); err != ErrAgain {
+				if _, err := batch.Recv(); !errors.Is(err, ErrAgain) {
 					t.Error(err)
 				}
 			}
@@ -173,7 +174,7 @@ func BenchmarkRecvNothing(b *testing.B) {
 	batch := open(b, Config{Local: loopbacks()["IPv4"]}).NewBatch(0, 0)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := batch.Recv(); err != ErrAgain {
+		if _, err := batch.Recv(); !errors.Is(err, ErrAgain) {
 			b.Fatal(err)
 		}
 	}

@@ -40,7 +40,7 @@ func TestConcurrentSends(t *testing.T) {
 		receivers.Go(func() {
 			for next := uint32(0); next < rounds*burst; {
 				_, err := batch.Recv()
-				if err == ErrAgain {
+				if errors.Is(err, ErrAgain) {
 					err = far.WaitReadable(time.Now().Add(20 * time.Second))
 				}
 				if err != nil {
@@ -73,9 +73,9 @@ func TestCloseWhileBusy(t *testing.T) {
 			all.Go(func() {
 				for {
 					switch err := end(); {
-					case err == verbs.ErrClosed:
+					case errors.Is(err, verbs.ErrClosed):
 						return
-					case err != nil && err != ErrAgain && err != ErrWoken:
+					case err != nil && !errors.Is(err, ErrAgain) && !errors.Is(err, ErrWoken):
 						t.Error(err)
 						return
 					}
@@ -116,9 +116,7 @@ func TestWakeRaces(t *testing.T) {
 		if i%3 == 0 {
 			deadline = time.Time{}
 		}
-		switch err := c.WaitReadable(deadline); err {
-		case ErrWoken: // of one of the Wakes, or of those before
-		default:
+		if err := c.WaitReadable(deadline); !errors.Is(err, ErrWoken) {
 			t.Fatalf("wait %d after %v: %v", i, time.Since(begun), err)
 		}
 		if i%2 == 0 { // the second Wake may have left its mark

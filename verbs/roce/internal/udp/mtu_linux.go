@@ -20,7 +20,7 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 	v4 := to.Addr().Is4()
 	fd, err := unix.Socket(domain(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err == nil {
-		defer unix.Close(fd)
+		defer func() { _ = unix.Close(fd) }()
 		err = unix.Bind(fd, sockaddr(netip.AddrPortFrom(c.local.Addr(), 0), c.scope))
 	}
 	if err == nil {

@@ -1,0 +1,93 @@
+package udp
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// Everything that waits ends: by a datagram, the deadline, Wake and Close.
+func TestWait(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	wait := func(deadline time.Time) chan error {
+		done := make(chan error, 1)
+		go func() { done <- b.WaitReadable(deadline) }()
+		return done
+	}
+	if err := <-wait(time.Now().Add(-time.Second)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("past deadline:", err)
+	}
+	if err := <-wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("deadline:", err)
+	}
+	b.Wake()
+	b.Wake()
+	if err := <-wait(time.Time{}); !errors.Is(err, ErrWoken) {
+		t.Error("woken before:", err)
+	}
+	if err := <-wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("woken before that, and again:", err)
+	}
+	done := wait(time.Time{})
+	parked(t, done)
+	b.Wake()
+	if err := <-done; !errors.Is(err, ErrWoken) {
+		t.Error("woken while waiting:", err)
+	}
+	done = wait(time.Time{})
+	parked(t, done)
+	packets, _ := packetsOf(10)
+	send(t, to(t, a, b), packets, false)
+	if err := <-done; err != nil {
+		t.Error("readable:", err)
+	}
+	if err := <-wait(time.Time{}); err != nil {
+		t.Error("still readable:", err)
+	}
+	receive(t, b, b.NewBatch(0, 0), 1)
+	done = wait(time.Time{})
+	parked(t, done)
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; !errors.Is(err, verbs.ErrClosed) {
+		t.Error("closed while waiting:", err)
+	}
+}
+
+// parked gives a wait time to begin, and fails the test if it ends by itself.
+func parked(t *testing.T, done chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		t.Fatalf("the wait ended by itself: %v", err)
+	case <-time.After(10 * time.Millisecond):
+	}
+}
+
+// After Close everything says so.
+func TestClosed(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	dest, batch := to(t, a, b), a.NewBatch(0, 0)
+	for range 2 {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	packets, _ := packetsOf(10)
+	_, sendErr := dest.Send(packets, false)
+	_, recvErr := batch.Recv()
+	for name, err := range map[string]error{"send": sendErr, "receive": recvErr,
+		"readable": a.WaitReadable(time.Time{}), "writable": a.WaitWritable(time.Time{})} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	a.Wake()
+	_ = a.Stats()
+}
