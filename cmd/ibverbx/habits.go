@@ -109,7 +109,7 @@ type habits struct {
 	Connection string `name:"connection" short:"c" hidden:""`
 }
 
-func (h *habits) check() error {
+func (h *habits) checkConnection() error {
 	if c := h.Connection; c != "" && c != "RC" {
 		return &bench.UsageError{Reason: fmt.Sprintf("--connection %.20q: queue pairs are RC: drop it", c)}
 	}

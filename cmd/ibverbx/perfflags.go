@@ -100,7 +100,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		return nil, &bench.UsageError{Reason: "--run-infinitely with --json, which writes its document at " +
 			"the end: use --duration"}
 	}
-	if err = f.habits.check(); err != nil {
+	if err = f.checkConnection(); err != nil {
 		return nil, err
 	}
 	if err = f.limits.check(p); err != nil {
