@@ -30,8 +30,8 @@ func (f *bandwidthFlag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// check says which limits make no sense for what is measured.
-func (l *limits) check(p *bench.Params) error {
+// checkLimits says which limits make no sense for what is measured.
+func (l *limits) checkLimits(p *bench.Params) error {
 	switch {
 	case l.MinBW.text != "" && p.Mode == bench.Latency:
 		return &bench.UsageError{Reason: "--min-bw with --mode lat, which shows no bandwidth: use --max-lat"}

@@ -103,7 +103,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 	if err = f.checkConnection(); err != nil {
 		return nil, err
 	}
-	if err = f.limits.check(p); err != nil {
+	if err = f.checkLimits(p); err != nil {
 		return nil, err
 	}
 	if p.Conn, err = f.conn(); err != nil {
