@@ -25,9 +25,6 @@ const (
 	maxGreeted = 128
 	// maxWaiting bounds the clients that wait for their turn.
 	maxWaiting = 64
-	// maxLeaving bounds the clients that are being told why they are not served. The connection of
-	// a further one is closed.
-	maxLeaving = 64
 	// waitNews is how often a waiting client is told that it waits: more often than its timeout.
 	waitNews = time.Second / 2
 	// maxLines is how many connections that bring no client are described one by one.
@@ -56,18 +53,24 @@ type listener struct {
 	close func()
 	all   sync.WaitGroup
 	news  chan struct{} // a client has come, or failed is set
-	// leaving has an entry for each client that is being told why it is not served.
-	leaving chan struct{}
+	half  bench.Half    // of each conversation, but for Conn
 
 	mu      sync.Mutex
 	strange int // connections so far that brought no client
 	greeted []*arrival
 	waiting []*waiter
-	busy    bool // a client is being served
+	gone    []departure // not reported yet
+	busy    bool        // a client is being served
 	failed  error
 }
 
-// arrival is a connection that has not begun the conversation yet.
+// departure is a client that has gone before it was measured, and why.
+type departure struct {
+	conn *rendezvous.Conn
+	why  error
+}
+
+// arrival is a connection of which it is not known yet what it wants to have measured.
 type arrival struct {
 	nc      net.Conn
 	evicted bool
@@ -75,24 +78,23 @@ type arrival struct {
 
 // waiter is a client that waits for its turn.
 type waiter struct {
-	conn *rendezvous.Conn
+	*bench.Half
 	turn chan struct{} // closed when it has come
 	over chan struct{} // closed when nothing more is said about waiting
 }
 
-// listen begins to accept connections.
-func listen(c *console, address string, cfg rendezvous.Config) (*listener, error) {
+// listen begins to accept connections. half is this end's part of every conversation.
+func listen(c *console, address string, cfg rendezvous.Config, half bench.Half) (*listener, error) {
 	var lc net.ListenConfig
 	nl, err := lc.Listen(c.ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(c.ctx)
-	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1),
-		leaving: make(chan struct{}, maxLeaving)}
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1), half: half}
 	l.cfg.Greeting = min(greeting, cfg.Timeout)
 	stop := context.AfterFunc(ctx, func() { _ = nl.Close() })
-	l.close = func() { stop(); cancel(); _ = nl.Close() }
+	l.close = func() { stop(); cancel(errOver); _ = nl.Close() }
 	l.all.Go(l.accept)
 	return l, nil
 }
@@ -107,7 +109,7 @@ func (l *listener) Close() {
 	for _, w := range left {
 		l.all.Go(func() {
 			w.called()
-			w.conn.Fail(errOver)
+			w.Conn.Fail(errOver)
 		})
 	}
 	l.all.Wait()
@@ -163,19 +165,42 @@ func (l *listener) enter(nc net.Conn) *arrival {
 // greet begins the conversation. A connection that sends nothing, or speaks another protocol, is no
 // client.
 func (l *listener) greet(g *arrival) {
+	half := l.half
 	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
+	if err == nil {
+		half.Conn = conn
+		err = half.Agree(l.ctx)
+	}
 	l.mu.Lock()
 	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == g })
 	l.mu.Unlock()
 	switch {
 	case err == nil:
-		l.admit(conn)
+		l.admit(&half)
 	case l.ctx.Err() != nil:
 	case g.evicted:
 		l.stranger(fmt.Errorf("%v: was silent, and made room for others", g.nc.RemoteAddr()))
+	case conn != nil:
+		l.depart(departure{conn, err})
 	default:
 		l.stranger(fmt.Errorf("%v: %w", g.nc.RemoteAddr(), err))
 	}
+}
+
+// depart has next report a departure: of so many clients as may wait. Of more it is said as of
+// strangers.
+func (l *listener) depart(d departure) {
+	l.mu.Lock()
+	many := len(l.gone) == maxWaiting
+	if !many {
+		l.gone = append(l.gone, d)
+	}
+	l.mu.Unlock()
+	if many {
+		l.stranger(fmt.Errorf("%v: %w", d.conn.RemoteAddr(), d.why))
+		return
+	}
+	l.tell()
 }
 
 // stranger reports why a connection brought no client: each of the first ones, and then their
@@ -194,17 +219,17 @@ func (l *listener) stranger(why error) {
 }
 
 // admit lets a client wait for its turn.
-func (l *listener) admit(conn *rendezvous.Conn) {
-	w := &waiter{conn, make(chan struct{}), make(chan struct{})}
+func (l *listener) admit(half *bench.Half) {
+	w := &waiter{half, make(chan struct{}), make(chan struct{})}
 	l.mu.Lock()
 	switch {
 	case l.ctx.Err() != nil:
 		l.mu.Unlock()
-		conn.Fail(errOver)
+		w.Conn.Fail(errOver)
 		return
 	case len(l.waiting) == maxWaiting:
 		l.mu.Unlock()
-		conn.Fail(errFull)
+		w.Conn.Fail(errFull)
 		return
 	}
 	l.waiting = append(l.waiting, w)
@@ -225,13 +250,13 @@ func (l *listener) keep(w *waiter) {
 			ahead++
 		}
 		l.mu.Unlock()
-		if ahead > 0 && bench.SayWait(l.ctx, w.conn, ahead) != nil {
+		if ahead > 0 && bench.SayWait(l.ctx, w.Conn, ahead) != nil {
 			return // its caller learns why
 		}
 		select {
 		case <-w.turn:
 			return
-		case <-w.conn.Done():
+		case <-w.Conn.Done():
 			l.leave(w)
 			return
 		case <-l.ctx.Done():
@@ -249,21 +274,8 @@ func (l *listener) leave(w *waiter) {
 	gone := len(l.waiting) < before
 	l.mu.Unlock()
 	if gone && l.ctx.Err() == nil {
-		l.stranger(fmt.Errorf("%v: while it waited: %w", w.conn.RemoteAddr(), w.conn.Err()))
-		_ = w.conn.Close()
-	}
-}
-
-// dismiss says goodbye to a client that does not measure, while others are served: it may not read.
-func (l *listener) dismiss(conn *rendezvous.Conn, goodbye func()) {
-	select {
-	case l.leaving <- struct{}{}:
-		l.all.Go(func() {
-			goodbye()
-			<-l.leaving
-		})
-	default:
-		_ = conn.Close()
+		l.stranger(fmt.Errorf("%v: while it waited: %w", w.Conn.RemoteAddr(), w.Conn.Err()))
+		_ = w.Conn.Close()
 	}
 }
 
@@ -281,27 +293,32 @@ func (l *listener) tell() {
 	}
 }
 
-// next waits for a client, for as long as it takes.
-func (l *listener) next() (*rendezvous.Conn, error) {
+// next waits for a client, for as long as it takes. Departures come first, without a client.
+func (l *listener) next() (half *bench.Half, gone departure, err error) {
 	for {
 		l.mu.Lock()
-		l.busy = len(l.waiting) > 0
-		if l.busy {
+		if l.busy = false; len(l.gone) != 0 {
+			gone = l.gone[0]
+			l.gone = slices.Delete(l.gone, 0, 1)
+			l.mu.Unlock()
+			return nil, gone, nil
+		}
+		if l.busy = len(l.waiting) != 0; l.busy {
 			w := l.waiting[0]
 			l.waiting = slices.Delete(l.waiting, 0, 1)
 			l.mu.Unlock()
 			w.called()
-			return w.conn, nil
+			return w.Half, gone, nil
 		}
 		err := l.failed
 		l.mu.Unlock()
 		if err != nil {
-			return nil, err
+			return nil, gone, err
 		}
 		select {
 		case <-l.news:
 		case <-l.ctx.Done():
-			return nil, idleError{}
+			return nil, gone, idleError{}
 		}
 	}
 }
@@ -309,7 +326,8 @@ func (l *listener) next() (*rendezvous.Conn, error) {
 // serve drives one end for the clients that come, one after another: with --keep until it is
 // interrupted, else until one has been measured.
 func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *bench.Params) error {
-	l, err := listen(c, f.Listen.address, f.conversation())
+	l, err := listen(c, f.Listen.address, f.conversation(), bench.Half{Provider: provider, Devices: devices,
+		Config: p.Conn, Version: version()})
 	if err != nil {
 		return err
 	}
@@ -321,15 +339,17 @@ func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *
 	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), strings.Join(names, ", "))
 	for {
 		f.outcome.document = false
-		conn, err := l.next()
+		half, gone, err := l.next()
 		if err != nil {
 			return err
 		}
-		half := &bench.Half{Conn: conn, Provider: provider, Devices: devices, Config: p.Conn,
-			Version: version(), Aside: func(goodbye func()) { l.dismiss(conn, goodbye) }}
-		err = f.show(c, func(o bench.Observer) (*bench.Report, error) {
-			return bench.Follow(c.ctx, half, o)
-		})
+		conn, err := gone.conn, gone.why
+		if half != nil {
+			conn = half.Conn
+			err = f.show(c, func(o bench.Observer) (*bench.Report, error) {
+				return bench.Follow(c.ctx, half, o)
+			})
+		}
 		if c.ctx.Err() != nil || !f.Keep && !bench.BrokeOff(err) {
 			return err
 		}

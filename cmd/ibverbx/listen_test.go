@@ -42,15 +42,39 @@ func greeted(t *testing.T, address string) *rendezvous.Conn {
 	return conn
 }
 
-// offered is a client whose turn has come.
+// offered is a client that may say what it wants to have measured.
 func offered(t *testing.T, address string) *rendezvous.Conn {
 	t.Helper()
-	for conn := greeted(t, address); ; {
-		m, err := conn.ReceiveAny(t.Context(), "offer", "wait")
+	conn := greeted(t, address)
+	if err := conn.Receive(t.Context(), "offer", nil); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// asked is a client that waits for its turn.
+func asked(t *testing.T, address string) *rendezvous.Conn {
+	t.Helper()
+	conn := offered(t, address)
+	body := `{"self":{"version":"v","nics":["x"]},"parameters":{"provider":"x","layer":"qp",` +
+		`"op":"write","mode":"bw","sizes":[64],"schemes":["single"],"iterations":5,"tx_depth":4,` +
+		`"nics":1,"qps":1,"fragment_bytes":4096,"depth":4,"verify":true,"wait":"adaptive",` +
+		`"memory_bytes":4096,"seed":1}}`
+	if err := conn.Send(t.Context(), "task", json.RawMessage(body)); err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// called is a client whose turn has come.
+func called(t *testing.T, address string) *rendezvous.Conn {
+	t.Helper()
+	for conn := asked(t, address); ; {
+		m, err := conn.ReceiveAny(t.Context(), "accept", "wait")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m.Kind == "offer" {
+		if m.Kind == "accept" {
 			return conn
 		}
 	}
@@ -158,18 +182,9 @@ func TestListenServesNext(t *testing.T) {
 			}
 		},
 		"vanishes in the middle": func(t *testing.T, address string) {
-			conn := greeted(t, address)
-			body := `{"self":{"version":"v","nics":["x"]},"parameters":{"provider":"x","layer":"qp",` +
-				`"op":"write","mode":"bw","sizes":[64],"schemes":["single"],"iterations":5,"tx_depth":4,` +
-				`"nics":1,"qps":1,"fragment_bytes":4096,"depth":4,"verify":true,"wait":"adaptive",` +
-				`"memory_bytes":4096,"seed":1}}`
-			if err := conn.Send(t.Context(), "task", json.RawMessage(body)); err != nil {
+			conn := called(t, address)
+			if err := conn.Receive(t.Context(), "column", nil); err != nil {
 				t.Error(err)
-			}
-			for _, kind := range []string{"offer", "accept", "column"} {
-				if err := conn.Receive(t.Context(), kind, nil); err != nil {
-					t.Error(err)
-				}
 			}
 			conn.Close()
 		},
@@ -213,6 +228,7 @@ func TestListenKeepJSON(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --json")
 	connects(t, address, quick)
 	offered(t, address).Fail(errors.New("changed my mind"))
+	server.says(t, 2, "still listening")
 	connects(t, address, quick)
 	server.says(t, 3, "still listening")
 	server.cancel()
@@ -270,8 +286,8 @@ func TestListenManyClients(t *testing.T) {
 // it is not served.
 func TestListenDismisses(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	first := offered(t, address)
-	second := greeted(t, address)
+	first := called(t, address)
+	second := asked(t, address)
 	if err := second.Receive(t.Context(), "wait", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -291,10 +307,10 @@ func TestListenDismisses(t *testing.T) {
 // is of those that come at the same time is open.
 func TestListenQueueIsBounded(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
-	first := offered(t, address)
+	first := called(t, address)
 	ended := make(chan *rendezvous.Conn, maxWaiting+1)
 	for range maxWaiting + 1 {
-		conn := greeted(t, address)
+		conn := asked(t, address)
 		go func() {
 			<-conn.Done()
 			ended <- conn
@@ -310,52 +326,50 @@ func TestListenQueueIsBounded(t *testing.T) {
 	server.wait(t)
 }
 
-// TestListenSilentClient lets a client whose turn has come say nothing, and not hear either that it
-// is dismissed: the next one is served while that is still said.
-func TestListenSilentClient(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --timeout 2s")
-	silent := offered(t, address)
-	next := greeted(t, address)
-	<-silent.Done()
+// TestListenSilentClients lets clients greet, and say nothing then: one that says what it wants is
+// measured meanwhile, and each of the others is told why it is not.
+func TestListenSilentClients(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --timeout 8s")
+	var silent []*rendezvous.Conn
+	for range 4 {
+		silent = append(silent, offered(t, address))
+	}
 	start := time.Now()
-	for offer := false; !offer; {
-		m, err := next.ReceiveAny(t.Context(), "offer", "wait")
-		if err != nil {
-			t.Fatal(err)
+	connects(t, address, quick)
+	if took := time.Since(start); took > greeting-time.Second {
+		t.Errorf("it was measured after %v", took)
+	}
+	for _, conn := range silent {
+		<-conn.Done()
+		var said *rendezvous.PeerError
+		if err := conn.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
+			t.Errorf("error %v", err)
 		}
-		offer = m.Kind == "offer"
+		conn.Close()
 	}
-	if took := time.Since(start); took > 1500*time.Millisecond {
-		t.Errorf("it waits for its turn for another %v", took)
+	if took := time.Since(start); took > 2*greeting {
+		t.Errorf("they were told after %v", took)
 	}
-	var said *rendezvous.PeerError
-	if err := silent.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
-		t.Errorf("error %v", err)
-	}
-	next.Close()
-	silent.Close()
+	server.says(t, 5, "still listening")
 	server.cancel()
 	server.wait(t)
 }
 
-// TestListenGoodbyesAreBounded shows that clients that do not hear that they are dismissed do not
-// add up.
-func TestListenGoodbyesAreBounded(t *testing.T) {
-	l := &listener{leaving: make(chan struct{}, 1)}
+// TestListenDeparturesAreBounded shows that clients that go before they are measured do not add up.
+func TestListenDeparturesAreBounded(t *testing.T) {
+	var said strings.Builder
+	l := &listener{c: &console{err: &said}, news: make(chan struct{}, 1)}
 	ncA, ncB := tcptest.Pair(t)
 	go func() { _, _ = rendezvous.Start(t.Context(), ncB, rendezvous.Config{}) }()
 	conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := make(chan struct{})
-	l.dismiss(conn, func() { <-held })
-	l.dismiss(conn, func() { t.Error("is said although there is no place") })
-	select {
-	case <-conn.Done():
-	default:
-		t.Error("a client for whose goodbye there is no place is not closed")
+	for range maxWaiting + 3 {
+		l.depart(departure{conn, rendezvous.ErrGone})
 	}
-	close(held)
-	l.all.Wait()
+	if len(l.gone) != maxWaiting || l.strange != 3 || strings.Count(said.String(), "still listening") != 3 {
+		t.Errorf("%d are kept, %d strangers: %s", len(l.gone), l.strange, said.String())
+	}
+	conn.Close()
 }

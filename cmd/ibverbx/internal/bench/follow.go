@@ -40,19 +40,38 @@ func BrokeOff(err error) bool {
 	return errors.As(err, &said) || errors.As(err, &task)
 }
 
-// Follow measures together with a process that leads: it drives end b as the other one asks for,
-// within limits. The report has the other one's parameters and figures. There is none when nothing
-// could be measured. The conversation is over when it returns, except for the goodbye that it hands
-// to [Half.Aside].
-func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
-	defer cancel()
+// Agree receives what a process that leads wants to have measured, which must come as soon as a
+// greeting. A listening end does so with many at a time, and lets them wait then: see [SayWait].
+// After an error the conversation is over: the other process has been told why.
+func (h *Half) Agree(ctx context.Context) (err error) {
 	steps, stop := stepsOf(ctx, 0)
 	defer stop()
 	f := &peer{conn: h.Conn, steps: steps}
-	task, err := f.accept(ctx, h)
-	if err != nil {
-		return nil, f.dismiss(h, interruptedOr(ctx, err))
+	if h.task, err = f.receiveTask(ctx, h); err == nil {
+		return nil
+	}
+	if errors.Is(context.Cause(ctx), context.Canceled) {
+		err = interruptedOr(ctx, err)
+	}
+	return f.part(err)
+}
+
+// Follow measures together with a process that leads: it drives end b as the other one asks for,
+// within limits. The report has the other one's parameters and figures. There is none when nothing
+// could be measured. It calls [Half.Agree] if nobody has. The conversation is over when it returns.
+func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
+	defer cancel()
+	if h.task == nil {
+		if err := h.Agree(ctx); err != nil {
+			return nil, err
+		}
+	}
+	steps, stop := stepsOf(ctx, 0)
+	defer stop()
+	f, task := &peer{conn: h.Conn, steps: steps}, h.task
+	if err := f.conn.Send(ctx, kindAccept, nil); err != nil {
+		return nil, f.part(interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)
 	defer run.stop()
@@ -62,8 +81,8 @@ func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	return run.follow(h.Devices[:task.Params.NICs])
 }
 
-// accept receives what is measured.
-func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
+// receiveTask receives what is measured.
+func (f *peer) receiveTask(ctx context.Context, h *Half) (*taskBody, error) {
 	if err := f.conn.Send(ctx, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
@@ -86,17 +105,7 @@ func (f *peer) accept(ctx context.Context, h *Half) (*taskBody, error) {
 		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
 			n, len(task.Self.NICs), len(h.Devices))}
 	}
-	return &task, f.conn.Send(ctx, kindAccept, nil)
-}
-
-// dismiss is part for a client with which nothing is measured: others do not wait until it has
-// received the reason.
-func (f *peer) dismiss(h *Half, why error) error {
-	if h.Aside == nil {
-		return f.part(why)
-	}
-	h.Aside(func() { _ = f.part(why) })
-	return why
+	return &task, nil
 }
 
 // follow drives end b.

@@ -390,8 +390,11 @@ func vanish(t *testing.T, conn *rendezvous.Conn, devices []verbs.Device, nc net.
 	t.Helper()
 	h := &Half{Conn: conn, Provider: "there", Devices: devices}
 	f := &peer{conn: conn, steps: t.Context()}
-	task, err := f.accept(t.Context(), h)
+	task, err := f.receiveTask(t.Context(), h)
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Send(t.Context(), kindAccept, nil); err != nil {
 		t.Fatal(err)
 	}
 	run := newRunner(t.Context(), task.Params, [2]bool{false, true}, observer{})

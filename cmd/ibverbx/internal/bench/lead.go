@@ -22,9 +22,8 @@ type Half struct {
 	// Waiting is called when the listening end says how many clients it serves before this one,
 	// each time that this number changes. It may be nil.
 	Waiting func(ahead int)
-	// Aside is what [Follow] hands its goodbye to where nothing was measured: with a silent peer
-	// that takes some seconds. If it is nil, Follow waits.
-	Aside func(goodbye func())
+
+	task *taskBody // set by [Half.Agree]
 }
 
 func (h *Half) self() selfBody {
@@ -80,7 +79,7 @@ func interruptedOr(ctx context.Context, err error) error {
 
 // agree settles with the following process what is measured.
 func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (*Params, error) {
-	if err := l.awaitOffer(ctx, h, theirs); err != nil {
+	if err := l.conn.Receive(ctx, kindOffer, theirs); err != nil {
 		return nil, err
 	}
 	if err := theirs.check(); err != nil {
@@ -104,19 +103,19 @@ func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (
 	if err := l.conn.Send(ctx, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
 		return nil, err
 	}
-	return &p, l.conn.Receive(ctx, kindAccept, nil)
+	return &p, l.awaitTurn(ctx, h)
 }
 
-// awaitOffer waits until it is this client's turn, for as long as the listening end says that it
+// awaitTurn waits until it is this client's turn, for as long as the listening end says that it
 // is not.
-func (l *peer) awaitOffer(ctx context.Context, h *Half, theirs *selfBody) error {
+func (l *peer) awaitTurn(ctx context.Context, h *Half) error {
 	for last := 0; ; {
-		m, err := l.conn.ReceiveAny(ctx, kindOffer, kindWait)
+		m, err := l.conn.ReceiveAny(ctx, kindAccept, kindWait)
 		if err != nil {
 			return err
 		}
-		if m.Kind == kindOffer {
-			return m.Decode(theirs)
+		if m.Kind == kindAccept {
+			return nil
 		}
 		var wait waitBody
 		if err := m.Decode(&wait); err != nil {

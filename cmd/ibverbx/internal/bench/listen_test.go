@@ -40,7 +40,7 @@ func TestBrokeOff(t *testing.T) {
 
 // TestWaiting lets a listening end tell its client that it waits, and then send impossible numbers.
 func TestWaiting(t *testing.T) {
-	_, nics := fabric(t, 1)
+	_, nics := fabric(t, 2)
 	ncA, ncB := tcptest.Pair(t)
 	var heard []int
 	done := make(chan error, 1)
@@ -54,6 +54,12 @@ func TestWaiting(t *testing.T) {
 		done <- err
 	}()
 	conn := start(t, ncB, apartTimeout)
+	if err := conn.Send(t.Context(), kindOffer, selfBody{NICs: []string{"x", "y"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Receive(t.Context(), kindTask, nil); err != nil {
+		t.Fatal(err)
+	}
 	for _, ahead := range []int{3, 3, 2, 1, 1, 0} {
 		if err := SayWait(t.Context(), conn, ahead); err != nil {
 			t.Fatal(err)

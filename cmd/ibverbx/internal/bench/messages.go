@@ -14,14 +14,14 @@ import (
 
 // ProtocolVersion is the version of the messages below. Ends of different versions refuse each
 // other. A golden file holds them as they are on the wire.
-const ProtocolVersion = 5
+const ProtocolVersion = 6
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
 //	a                b
-//	      wait   <-     others are served first; from time to time until it is this one's turn
 //	      offer  <-     which NICs there are
 //	task  ->            what is measured, on how many of them
+//	      wait   <-     others are served first; from time to time until it is this one's turn
 //	      accept <-
 //
 // then for each scheme, from both ends:

@@ -284,7 +284,8 @@ func FuzzLead(f *testing.F) {
 		add(32, "offer\naccept\ncolumn "+lie+"\nconnected\ncell\n"+rounds+"stats\nbye")
 	}
 	for _, lie := range []string{``, `{"ahead":0}`, `{"ahead":-1}`, `{"ahead":9223372036854775807}`, `null`} {
-		add(0, strings.Repeat("wait\n", 3)+"wait "+lie+"\n"+opening+rounds+"stats\nbye")
+		add(0, "offer\n"+strings.Repeat("wait\n", 3)+"wait "+lie+"\n"+
+			strings.TrimPrefix(opening, "offer\n")+rounds+"stats\nbye")
 	}
 	add(0, opening+"error")
 	add(0, opening+"ready\n! 00000001")
