@@ -114,6 +114,9 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 	for over := false; err == nil && !over; {
 		over, err = r.next()
 	}
+	if r.complete && errors.Is(err, ErrInterrupted) {
+		err = nil // everything is measured, and the goodbye was to end
+	}
 	r.complete = err == nil
 	if err != nil && !errors.Is(err, errPeerInterrupted) {
 		err = r.peer.part(interruptedOr(r.ctx, err))
@@ -123,8 +126,13 @@ func (r *runner) follow(devices []verbs.Device) (*Report, error) {
 
 // next does what the leading end asks for next. over reports that the run is over.
 func (r *runner) next() (over bool, err error) {
-	conn := r.peer.conn
-	m, err := conn.ReceiveAny(r.peer.steps, kindCell, kindRow, kindBye)
+	conn, steps := r.peer.conn, r.peer.steps
+	if r.complete { // an interruption leaves the goodbye its time
+		goodbye, stop := stepsOf(r.ctx, lastRound)
+		defer stop()
+		steps = goodbye
+	}
+	m, err := conn.ReceiveAny(steps, kindCell, kindRow, kindBye)
 	if err != nil {
 		return false, err
 	}
@@ -138,7 +146,7 @@ func (r *runner) next() (over bool, err error) {
 	if err := m.Decode(&bye); err != nil {
 		return false, err
 	}
-	if err := conn.Send(r.peer.steps, kindBye, byeBody{}); err != nil {
+	if err := conn.Send(steps, kindBye, byeBody{}); err != nil {
 		return false, err
 	}
 	if bye.Interrupted {
@@ -232,6 +240,7 @@ func (r *runner) takeRow(m *rendezvous.Message) error {
 	}
 	r.cells = nil
 	r.keep(row.Results)
+	r.complete = !r.p.Endless && len(r.report.Results) == len(r.p.Sizes)*len(r.p.Schemes)
 	r.observer.Row(row.Results)
 	return nil
 }
