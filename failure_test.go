@@ -185,9 +185,7 @@ func TestTransientRefusalsAreRetried(t *testing.T) {
 // Once what a failure leaves has been reported, nothing is tried again: a program with its own wait
 // need not poll every millisecond any more.
 func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
-		l.a.fill(t, 0, 4)
-		l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0]})
+	settled := func(t *testing.T, l *link) {
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 9, 0, 20000))
 		l.a.wait(t, 5)
 		for deadline := time.Now().Add(3 * time.Second); l.a.cq.Stats().Retrying != 0; l.a.pump(t) {
@@ -195,6 +193,16 @@ func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
 				t.Fatal("it is tried again and again")
 			}
 		}
+	}
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.a.fill(t, 0, 4)
+		l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0]})
+		settled(t, l)
+	})
+	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+		l.a.fill(t, 0, 4)
+		l.fabric.Inject(soft.Fault{Kind: soft.KillNIC, Device: l.a.nics[0]})
+		settled(t, l)
 	})
 }
 

@@ -15,9 +15,10 @@ type recordingQP struct {
 	posts []verbs.SendWR
 	recvs []uint64 // their IDs
 	steps map[verbs.QPState]verbs.QPAttr
-	// With what it refuses sends, receives, to be reset, and to be closed; nil if it does not.
-	refuse, refuseRecv, refuseReset, refuseClose error
-	closes                                       int // calls of Close
+	// With what it refuses sends, receives, the moves to ERR and RESET, and to be closed; nil if it
+	// does not.
+	refuse, refuseRecv, refuseErr, refuseReset, refuseClose error
+	closes                                                  int // calls of Close
 }
 
 func (q *recordingQP) Close() error {
@@ -32,6 +33,9 @@ func (q *recordingQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	q.steps[attr.State] = *attr
 	if attr.State == verbs.StateReset && q.refuseReset != nil {
 		return q.refuseReset
+	}
+	if attr.State == verbs.StateErr && q.refuseErr != nil {
+		return q.refuseErr
 	}
 	return q.NullQP.Modify(attr, mask)
 }

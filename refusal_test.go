@@ -184,6 +184,41 @@ func TestReceivesIntoClosedRegionsAreRefused(t *testing.T) {
 	})
 }
 
+// Whichever piece of a list lies in a region that was closed, the request is refused and leaves no
+// trace, and the one before it is accepted.
+func TestListsWithAClosedRegionAreRefused(t *testing.T) {
+	for _, m := range modes {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+			MaxSGE: 3}})
+		bad := closedRegion(t, l.a)
+		for place := range 3 {
+			pieces := []ibverbx.Segment{l.a.mr.Slice(0, 8), l.a.mr.Slice(8, 8), l.a.mr.Slice(16, 8)}
+			pieces[place] = bad
+			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMARead, verbs.OpSend} {
+				wr := l.a.write(op, 2, 0, 80)
+				wr.Local, wr.SGL = ibverbx.Segment{}, pieces
+				n, err := l.a.PostSend(l.a.write(verbs.OpRDMAWrite, 1, 0, 8), wr)
+				var refused *ibverbx.PostError
+				if n != 1 || !errors.Is(err, ibverbx.ErrClosed) || !errors.As(err, &refused) ||
+					refused.Index != 1 {
+					t.Errorf("%s, %v, piece %d: %d accepted, %v", m.name, op, place, n, err)
+				}
+				ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			}
+			n, err := l.a.PostRecv(ibverbx.RecvWR{ID: 3, SGL: pieces})
+			if n != 0 || !errors.Is(err, ibverbx.ErrClosed) {
+				t.Errorf("%s, receive, piece %d: %d accepted, %v", m.name, place, n, err)
+			}
+		}
+		if s := l.a.Stats(); s.SendWindow != 0 || s.RecvWindow != 0 {
+			t.Errorf("%s: a trace is left: %+v", m.name, s)
+		}
+		if err := l.a.mr.Close(); err != nil {
+			t.Errorf("%s: a refused request holds its region: %v", m.name, err)
+		}
+	}
+}
+
 func TestPostsOutsideOfRTSAreRefused(t *testing.T) {
 	for _, qps := range []int{1, 2} {
 		fabric, q := openHere(t, ibverbx.Config{QPsPerDevice: qps})

@@ -85,3 +85,25 @@ func TestNameOfASchemeThatIsNone(t *testing.T) {
 		}
 	}
 }
+
+// The move to ERR is tried again where a queue pair has refused it for now, and not where its NIC
+// is gone: then there is nothing to move.
+func TestMoveToErrIsNotTriedOnANICThatIsGone(t *testing.T) {
+	for err, retrying := range map[error]int{
+		nil: 0, verbs.ErrNoMemory: 1, &verbs.OpError{Op: "modify", Err: verbs.ErrDeviceGone}: 0,
+	} {
+		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 10, Linger: -1})
+		if _, err := r.PostSend(rawWrite(1, 5)); err != nil {
+			t.Fatal(err)
+		}
+		r.qps[1].refuseErr = err
+		failed := verbs.WC{ID: r.qps[0].posts[0].ID, Status: verbs.StatusRemAccessErr, QPNum: r.qps[0].Num()}
+		r.CQ().ProcessCompletions(nil, 0, failed)
+		for range 3 {
+			r.CQ().ProcessCompletions(nil, 0)
+		}
+		if n := r.CQ().Stats().Retrying; n != retrying {
+			t.Errorf("refused with %v: %d virtual queue pairs try again, want %d", err, n, retrying)
+		}
+	}
+}

@@ -138,3 +138,30 @@ func TestCloseWhileHalfIsCopied(t *testing.T) {
 		}
 	}
 }
+
+// A move to SQD lets the request that is being copied come to its end; a move to ERR flushes it.
+func TestStatesWhileHalfIsCopied(t *testing.T) {
+	for state, want := range map[verbs.QPState]verbs.Status{
+		verbs.StateSQD: verbs.StatusSuccess, verbs.StateErr: verbs.StatusWRFlushErr,
+	} {
+		const size = 6 << 20
+		f, a, b := pair(t, Config{}, endConfig{buf: size})
+		wake := dozing(f.Device(0))
+		fill(a.buf, 1)
+		a.post(a.write(b, 1, 0, size))
+		nothing(t, a.cq)
+		moved := make(chan error, 1)
+		go func() { moved <- a.qp.Modify(&verbs.QPAttr{State: state}, verbs.QPAttrState) }()
+		wake()
+		select {
+		case err := <-moved:
+			must(t, err)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("the move to %v does not return", state)
+		}
+		awaitStatus(t, a.cq, 1, want)
+		if state == verbs.StateSQD && !bytes.Equal(b.buf, a.buf) {
+			t.Error("the rest was not copied")
+		}
+	}
+}

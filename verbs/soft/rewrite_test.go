@@ -206,3 +206,15 @@ func TestFaultKinds(t *testing.T) {
 		t.Error(i.Hits())
 	}
 }
+
+// Requests are counted as one counts: 1st, 2nd, 3rd, 4th, 11th, 21st, 111th.
+func TestOrdinals(t *testing.T) {
+	for n, want := range map[int]string{1: "1st", 2: "2nd", 3: "3rd", 4: "4th", 10: "10th", 11: "11th",
+		12: "12th", 13: "13th", 14: "14th", 21: "21st", 22: "22nd", 23: "23rd", 100: "100th", 101: "101st",
+		110: "110th", 111: "111th", 112: "112th", 113: "113th", 114: "114th", 121: "121st", 213: "213th",
+		1011: "1011th", 1101: "1101st"} {
+		if got := ordinal(n); got != want {
+			t.Errorf("%d is %s, want %s", n, got, want)
+		}
+	}
+}
