@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -304,6 +305,42 @@ func TestRangesOfACard(t *testing.T) {
 		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) ||
 			l.a.State() != verbs.StateReset {
 			t.Errorf("error %v, in %v: want one that says %q", err, l.a.State(), c.says)
+		}
+	}
+}
+
+// What receives are posted on has room for as many of them as there may be messages: in Spray the
+// first queue pair, which takes SENDs, and the notify QP; a single one in either scheme. The others
+// hold what the scheme keeps posted.
+func TestRoomForReceives(t *testing.T) {
+	const messages, credits = 24, 40
+	for _, c := range []struct {
+		scheme ibverbx.Scheme
+		want   []int // the notify QP last
+	}{
+		{ibverbx.DQPLB, []int{messages}},
+		{ibverbx.Spray, []int{messages}},
+		{ibverbx.DQPLB, []int{credits, credits, credits, messages}},
+		{ibverbx.Spray, []int{messages, 1, 1, messages}},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{Scheme: c.scheme,
+			QPsPerDevice: max(1, len(c.want)-1), MaxMsgCntPerQP: messages, Credits: credits})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, qp := range q.QPs() {
+			got = append(got, qp.Cap().MaxRecvWR)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%v: room for %v receives, want %v", c.scheme, got, c.want)
+		}
+		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -175,3 +175,32 @@ func TestAbortWhileMemoryIsRegistered(t *testing.T) {
 		taps[0].before = nil
 	}
 }
+
+// The memory of unexpected messages is kept for the next ones, and counted wherever it is.
+func TestSpareMemoryIsCounted(t *testing.T) {
+	r, a, b := pair(t, 1, tagged.Config{})
+	w := b.Worker()
+	const n = 10
+	all := 0
+	for round := range 3 {
+		for i := range n {
+			r.send(a, uint64(i), pattern(100*i, i))
+		}
+		r.settle()
+		s := w.Stats()
+		if s.Unexpected != n || s.UnexpectedBytes == 0 {
+			t.Fatalf("round %d: %+v", round, s)
+		}
+		if got := s.UnexpectedBytes + s.SpareBytes; round != 0 && got != all {
+			t.Errorf("round %d: %d bytes in use and to spare, want %d", round, got, all)
+		}
+		all = s.UnexpectedBytes + s.SpareBytes
+		for i := range n {
+			r.done(r.recv(w, uint64(i), tagged.Exact, make([]byte, 1000)))
+		}
+		if s := w.Stats(); s.UnexpectedBytes != 0 || s.SpareBytes != all {
+			t.Errorf("round %d: %d bytes in use and %d to spare, want 0 and %d", round, s.UnexpectedBytes,
+				s.SpareBytes, all)
+		}
+	}
+}

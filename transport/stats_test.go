@@ -97,7 +97,8 @@ func TestNilArguments(t *testing.T) {
 			none),
 		"handle": l.a.w.Handle(7, nil),
 	} {
-		if !errors.Is(err, verbs.ErrInvalid) {
+		op := strings.Fields(strings.TrimPrefix(strings.TrimSuffix(call, ","), "worker "))[0]
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), strings.TrimSuffix(op, ",")) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
