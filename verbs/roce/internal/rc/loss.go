@@ -130,6 +130,20 @@ func (t *timers) progress(now int64) {
 	t.restart(now)
 }
 
+// isReady reports whether the receiver was not found unready a moment ago. When that is over, it is
+// asked again, and waited for anew.
+func (t *timers) isReady(now int64) bool {
+	switch {
+	case t.rnr == 0:
+	case now < t.rnr:
+		return false
+	default:
+		t.rnr = 0
+		t.restart(now)
+	}
+	return true
+}
+
 // sample takes in the round trip of a packet.
 func (t *timers) sample(rtt int64) {
 	if t.srtt == 0 {
@@ -190,14 +204,7 @@ func (q *QP) Tick(now int64) {
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD || r.una == r.next {
 		return
 	}
-	if t.rnr != 0 {
-		if now < t.rnr {
-			return
-		}
-		t.rnr = 0
-		tries := t.rnrTries
-		t.progress(now)
-		t.rnrTries = tries
+	if !t.isReady(now) {
 		return
 	}
 	if q.Attr.Timeout != 0 && now-t.since >= q.ackTimeout() {

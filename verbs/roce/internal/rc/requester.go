@@ -132,7 +132,7 @@ func (q *QP) find(s seq) uint64 {
 // maySend reports whether requests may leave: the state allows it, and the receiver was not found
 // unready a moment ago.
 func (q *QP) maySend() bool {
-	return (q.State == verbs.StateRTS || q.State == verbs.StateSQD) && q.now >= q.req.timers.rnr
+	return (q.State == verbs.StateRTS || q.State == verbs.StateSQD) && q.req.timers.isReady(q.now)
 }
 
 // transmitRequests adds packets of requests: lost ones, then new ones.

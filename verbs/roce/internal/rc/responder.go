@@ -93,9 +93,7 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		}
 		q.carryOut(&early.header, early.payload)
 	}
-	if q.isReceiving() && q.ours && r.ahead.n != 0 {
-		r.gapDue = true
-	}
+	r.gapDue = r.ahead.n != 0 && q.isReceiving()
 }
 
 // isReceiving reports whether the next packet can be carried out.

@@ -193,3 +193,18 @@ func TestReadsChangeInSQD(t *testing.T) {
 		}
 	}
 }
+
+// A gap that is filled before anything leaves is not told of.
+func TestGapFilledBeforeTransmit(t *testing.T) {
+	n := newNetwork(t, 1, shape{ours: true})
+	b := n.ends[1]
+	first := b.q.resp.expected.psn()
+	write := wire.Header{Opcode: wire.WriteOnly, PSN: first + 1, AckReq: true}
+	n.forge(1, write, nil)
+	write.PSN = first
+	n.forge(1, write, nil)
+	got := n.leaving(1)
+	if len(got) != 1 || got[0].Syndrome != wire.Ack || got[0].PSN != first+1 {
+		t.Errorf("%+v", got)
+	}
+}

@@ -13,6 +13,7 @@ import (
 // end is one end of a connection: a queue pair with its NIC, and its completions.
 type end struct {
 	t     testing.TB
+	id    int
 	lock  nic.Lock
 	open  nic.Objects
 	dev   nic.Device
@@ -43,6 +44,8 @@ type shape struct {
 	rate       float64
 	rndSeed    uint64
 	queueDepth int
+	cqDepth    int                  // default 16384
+	access     [2]verbs.AccessFlags // of the queue pairs; default all
 }
 
 func (s *shape) defaults() {
@@ -61,13 +64,21 @@ func (s *shape) defaults() {
 	if s.memory == 0 {
 		s.memory = 1 << 20
 	}
+	if s.cqDepth == 0 {
+		s.cqDepth = 1 << 14
+	}
+	for i := range s.access {
+		if s.access[i] == 0 {
+			s.access[i] = verbs.AccessAll
+		}
+	}
 	if s.queueDepth == 0 {
 		s.queueDepth = 64
 	}
 }
 
 func newEnd(t testing.TB, id int, s *shape) *end {
-	e := &end{t: t}
+	e := &end{t: t, id: id}
 	e.dev = nic.Device{
 		Lock: &e.lock, Name: fmt.Sprintf("end%d", id), GIDs: 1, Open: &e.open,
 		Limits: nic.Limits{MaxQPWR: 4096, MaxCQE: 1 << 16, MaxSGE: 8, MaxInline: 256, MaxMsgSize: 1 << 30,
@@ -75,13 +86,14 @@ func newEnd(t testing.TB, id int, s *shape) *end {
 		Keys: nic.NewKeys(verbs.DeviceID(id), nil),
 	}
 	e.must(e.pd.Init(&e.dev))
-	e.must(e.cq.Init(&e.dev, nil, verbs.CQConfig{Depth: 1 << 14}))
+	e.must(e.cq.Init(&e.dev, nil, verbs.CQConfig{Depth: s.cqDepth}))
 	e.mem = make([]byte, s.memory)
 	e.must(e.mr.Register(&e.pd, e.mem, verbs.AccessAll))
 	q := &nic.QP{Num: uint32(100 + id), CQs: [2]*nic.CQ{&e.cq, &e.cq}}
 	var err error
 	e.lock.Lock()
-	q.Cap, err = e.pd.CheckQP(verbs.QPCap{MaxSendWR: s.queueDepth, MaxRecvWR: s.queueDepth}, &e.cq, &e.cq)
+	q.Cap, err = e.pd.CheckQP(verbs.QPCap{MaxSendWR: s.queueDepth,
+		MaxRecvWR: s.queueDepth, MaxInline: 64}, &e.cq, &e.cq)
 	e.must(err)
 	q.Init(&e.pd)
 	e.lock.Unlock()
@@ -130,7 +142,7 @@ func (e *end) modify(now int64, attr verbs.QPAttr, mask verbs.QPAttrMask) {
 // connect takes the queue pair to RTS.
 func (e *end) connect(now int64, s *shape, peer, psn, peerPSN uint32) {
 	e.t.Helper()
-	e.modify(now, verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll},
+	e.modify(now, verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: s.access[e.id]},
 		verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess)
 	e.modify(now, verbs.QPAttr{State: verbs.StateRTR, PathMTU: s.mtu, DestQPNum: peer, RQPSN: peerPSN,
 		MaxDestRDAtomic: s.reads, MinRNRTimer: 1,
@@ -185,9 +197,12 @@ type network struct {
 	next    int // number of the next packet
 	latency int64
 	harm    harm
+	dark    int64 // until when all packets are lost
+	acted   int   // the end that did something in the last step
 	// drop says which packets are lost, besides those that harm takes.
 	drop func(to int, h *wire.Header) bool
 	seen func(to int, h *wire.Header, payload []byte)
+	left func(from int, h *wire.Header) // a packet leaves
 }
 
 // harm is what the network does to packets: shares of all packets.
@@ -201,14 +216,19 @@ type datagram struct {
 
 func newNetwork(t testing.TB, seed uint64, s shape) *network {
 	s.defaults()
-	n := &network{t: t, rng: rand.New(rand.NewPCG(seed, 1)), latency: 5000, now: 1}
+	n := &network{t: t, rng: rand.New(rand.NewPCG(seed, 1)), latency: 5000, now: 1, acted: -1}
 	for i := range n.ends {
 		n.ends[i] = newEnd(t, i, &s)
 	}
 	n.ends[0].peer, n.ends[1].peer = n.ends[1], n.ends[0]
-	n.ends[0].connect(n.now, &s, 101, s.psn[0], s.psn[1])
-	n.ends[1].connect(n.now, &s, 100, s.psn[1], s.psn[0])
+	n.connect(&s)
 	return n
+}
+
+// connect takes both ends to RTS.
+func (n *network) connect(s *shape) {
+	n.ends[0].connect(n.now, s, 101, s.psn[0], s.psn[1])
+	n.ends[1].connect(n.now, s, 100, s.psn[1], s.psn[0])
 }
 
 // flush sends what an end has to send.
@@ -232,7 +252,10 @@ func (n *network) carry(to int, b []byte) {
 	if _, err := wire.Parse(b, &h); err != nil {
 		n.t.Fatalf("a packet that nobody can read: %v", err)
 	}
-	if n.drop != nil && n.drop(to, &h) {
+	if n.left != nil {
+		n.left(1-to, &h)
+	}
+	if n.drop != nil && n.drop(to, &h) || n.now < n.dark {
 		return
 	}
 	copies := 1
@@ -255,6 +278,7 @@ func (n *network) carry(to int, b []byte) {
 // step lets the next thing happen: a packet arrives or a timer runs out. It returns false if
 // nothing is left to happen.
 func (n *network) step() bool {
+	n.acted = -1
 	for i := range n.ends {
 		n.flush(i)
 	}
@@ -273,11 +297,14 @@ func (n *network) step() bool {
 	switch {
 	case timer >= 0:
 		n.now = max(when, n.now)
+		n.acted = timer
 		n.ends[timer].q.Tick(n.now)
 	case first >= 0:
 		n.now = max(when, n.now)
 		d := n.flight[first]
-		n.flight = append(n.flight[:first], n.flight[first+1:]...)
+		n.acted = d.to
+		n.flight[first] = n.flight[len(n.flight)-1]
+		n.flight = n.flight[:len(n.flight)-1]
 		var h wire.Header
 		payload, err := wire.Parse(d.bytes, &h)
 		if err != nil {
@@ -290,7 +317,6 @@ func (n *network) step() bool {
 	default:
 		return false
 	}
-	n.check()
 	return true
 }
 
@@ -311,6 +337,7 @@ func (n *network) run() {
 		if !n.step() {
 			return
 		}
+		n.check()
 	}
 	n.t.Fatal("it does not end")
 }
