@@ -143,6 +143,7 @@ func (d *Device) close() error {
 	d.mu.Unlock()
 	err := d.conn.Close()
 	d.recv.wait()
+	d.sender.drained.Wait()
 	return err
 }
 

@@ -106,6 +106,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	q.engine.Enter(d.now(), next)
 	if next == verbs.StateReset {
 		q.path = path{}
+		d.sender.forget(q)
 	}
 	if next == verbs.StateRTR && q.path.peer.Port() != Port {
 		q.engine.PeerIsOurs()

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
+	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/rc"
 	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/roce/internal/wire"
@@ -24,15 +26,22 @@ type sender struct {
 
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
+
+	draining bool // drain runs
+	drained  sync.WaitGroup
+
+	// put gives packets to the socket; tests replace it by networks of their own.
+	put func(to *udp.Destination, packets []udp.Packet, segment bool) (int, error)
 }
 
 // held is a packet in the backlog.
 type held struct {
+	qp    *QP
 	to    *udp.Destination
 	bytes []byte
 }
 
-func (s *sender) init(d *Device) { s.dev = d }
+func (s *sender) init(d *Device) { s.dev, s.put = d, (*udp.Destination).Send }
 
 // transmit sends what a queue pair has to send, and sets its timer.
 func (q *QP) transmit() {
@@ -72,11 +81,11 @@ func (s *sender) send(q *QP) {
 	segment := q.engine.IsOurs() && q.path.to.Segments()
 	s.seal(q, packets, segment)
 	packetsOrder()
-	n, err := q.path.to.Send(packets, segment)
+	n, err := s.put(q.path.to, packets, segment)
 	switch {
 	case err == nil:
 	case errors.Is(err, udp.ErrAgain):
-		s.hold(q.path.to, packets[n:])
+		s.hold(q, packets[n:])
 	default:
 		// As if it was lost on the way: the requester finds out, or runs out of retries.
 		s.dev.counts.Unsendable += uint64(len(packets) - n)
@@ -102,56 +111,80 @@ func (s *sender) seal(q *QP, packets []udp.Packet, segment bool) {
 	}
 }
 
-// hold copies packets to the backlog.
-func (s *sender) hold(to *udp.Destination, packets []udp.Packet) {
-	if len(s.backlog) == 0 {
+// hold copies packets to the backlog. Each leaves by itself, with the identification 0 if it is
+// IPv4, whatever its place in a burst was.
+func (s *sender) hold(q *QP, packets []udp.Packet) {
+	if !s.draining {
+		s.draining = true
+		s.drained.Add(1)
 		go s.drain()
 	}
+	s.seal(q, packets, false)
 	for i := range packets {
 		p := &packets[i]
-		b := slices.Concat(p.Header, p.Payload, p.Trailer)
-		s.backlog = append(s.backlog, held{to, b})
+		s.backlog = append(s.backlog, held{q, q.path.to, slices.Concat(p.Header, p.Payload, p.Trailer)})
 	}
 	s.dev.counts.Retried += uint64(len(packets))
 }
 
 // drain waits until the socket has taken the backlog, and lets those go on that wait.
 func (s *sender) drain() {
+	defer s.drained.Done()
 	d := s.dev
-	for {
-		if err := d.conn.WaitWritable(time.Time{}); err != nil {
-			return // the NIC is closed
-		}
-		d.mu.Lock()
-		if s.flush() {
-			waiting := s.waiting
-			s.waiting = nil
-			for _, q := range waiting {
-				q.blocked = false
-				q.transmit()
-			}
-			d.mu.Unlock()
+	for more := true; more; {
+		err := d.conn.WaitWritable(time.Time{})
+		if errors.Is(err, verbs.ErrClosed) {
 			return
 		}
+		d.mu.Lock()
+		if err != nil {
+			s.giveUp()
+		}
+		if s.flush() {
+			s.resume()
+		}
+		more = len(s.backlog) != 0
+		s.draining = more
 		d.mu.Unlock()
 	}
 }
 
 // flush sends the backlog. It returns false if the send buffer is full again.
 func (s *sender) flush() bool {
-	for len(s.backlog) > 0 {
-		h := &s.backlog[0]
-		// Sealed for a place in a burst: alone it would have identification 0.
-		if _, err := h.to.Send([]udp.Packet{{Header: h.bytes}}, false); errors.Is(err, udp.ErrAgain) {
+	for i := range s.backlog {
+		h := &s.backlog[i]
+		switch _, err := s.put(h.to, []udp.Packet{{Header: h.bytes}}, false); {
+		case errors.Is(err, udp.ErrAgain):
+			s.backlog = slices.Delete(s.backlog, 0, i)
 			return false
+		case err != nil:
+			s.dev.counts.Unsendable++
 		}
-		s.backlog = s.backlog[1:]
 	}
 	s.backlog = nil
 	return true
 }
 
-// forget removes a queue pair that is closed.
+// giveUp drops the backlog, of a socket that cannot tell when it has room.
+func (s *sender) giveUp() {
+	s.dev.counts.Unsendable += uint64(len(s.backlog))
+	s.backlog = nil
+}
+
+// resume lets the queue pairs send that wait, until the send buffer is full again. The one that
+// fills it waits behind the others.
+func (s *sender) resume() {
+	for len(s.waiting) != 0 && len(s.backlog) == 0 {
+		q := s.waiting[0]
+		s.waiting = slices.Delete(s.waiting, 0, 1)
+		q.blocked = false
+		q.transmit()
+	}
+}
+
+// forget removes what a queue pair has in the backlog, and the queue pair from those that wait.
 func (s *sender) forget(q *QP) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *QP) bool { return w == q })
+	s.backlog = slices.DeleteFunc(s.backlog, func(h held) bool { return h.qp == q })
+	q.blocked = false
 }

@@ -1,0 +1,114 @@
+package roce
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// openNICs makes NICs on addresses. They have to be without objects when the test ends.
+func openNICs(t testing.TB, cfg Config, addrs ...string) *Provider {
+	t.Helper()
+	for _, a := range addrs {
+		cfg.Addresses = append(cfg.Addresses, netip.MustParseAddr(a))
+	}
+	p, err := Open(cfg)
+	must(t, err)
+	t.Cleanup(func() { must(t, p.Close()) })
+	return p
+}
+
+// node is one end of a connection.
+type node struct {
+	dev *Device
+	pd  verbs.PD
+	mr  verbs.MR
+	buf []byte
+	cq  verbs.CQ
+	qp  *QP
+}
+
+// newNode makes a queue pair and what it needs, which are closed when the test ends.
+func newNode(t testing.TB, d *Device, size int) *node {
+	t.Helper()
+	n := &node{dev: d, buf: make([]byte, size)}
+	var err error
+	n.pd, err = d.AllocPD()
+	must(t, err)
+	n.mr, err = n.pd.RegisterMR(n.buf, verbs.AccessAll)
+	must(t, err)
+	n.cq, err = d.CreateCQ(verbs.CQConfig{Depth: 1024})
+	must(t, err)
+	n.qp = n.newQP(t)
+	t.Cleanup(func() {
+		must(t, n.qp.Close())
+		must(t, n.cq.Close())
+		must(t, n.mr.Close())
+		must(t, n.pd.Close())
+	})
+	return n
+}
+
+// newQP makes a queue pair that the caller closes.
+func (n *node) newQP(t testing.TB) *QP {
+	t.Helper()
+	qp, err := n.pd.CreateQP(verbs.QPConfig{SendCQ: n.cq, RecvCQ: n.cq})
+	must(t, err)
+	return qp.(*QP)
+}
+
+// newNodes are two connected ends on two NICs.
+func newNodes(t testing.TB, a, b *Device, size int) [2]*node {
+	t.Helper()
+	pair := [2]*node{newNode(t, a, size), newNode(t, b, size)}
+	must(t, verbstest.Connect(pair[0].qp, pair[1].qp, verbstest.ConnectConfig{Port: 1}))
+	return pair
+}
+
+// write is a signaled write of the first n bytes to the same place of the other end.
+func (n *node) write(to *node, id uint64, size int) verbs.SendWR {
+	return verbs.SendWR{ID: id, Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+		SGL:        []verbs.SGE{{Addr: n.mr.Addr(), Length: uint32(size), LKey: n.mr.LKey()}},
+		RemoteAddr: to.mr.Addr(), RKey: to.mr.RKey()}
+}
+
+func (n *node) post(t testing.TB, wr verbs.SendWR) {
+	t.Helper()
+	_, err := n.qp.PostSend([]verbs.SendWR{wr})
+	must(t, err)
+}
+
+// poll polls until there is a completion.
+func (n *node) poll(t testing.TB) verbs.WC {
+	t.Helper()
+	var wcs [1]verbs.WC
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		k, err := n.cq.Poll(wcs[:])
+		must(t, err)
+		if k == 1 {
+			return wcs[0]
+		}
+	}
+	t.Fatal("no completion in 20 seconds")
+	return verbs.WC{}
+}
+
+// succeed polls a completion, which has to be successful.
+func (n *node) succeed(t testing.TB) verbs.WC {
+	t.Helper()
+	wc := n.poll(t)
+	if wc.Status != verbs.StatusSuccess {
+		t.Fatalf("completion of %d: %v", wc.ID, wc.Status)
+	}
+	return wc
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,164 @@
+package roce
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
+	"ibverbx/verbs/verbstest"
+)
+
+// gate is a socket's send buffer that has room for so many packets. It keeps a copy of those that
+// it has let through. The NIC's lock guards it.
+type gate struct {
+	dev    *Device
+	room   int
+	refill int // the room that there is again once a packet was refused
+	passed [][]byte
+	next   func(*udp.Destination, []udp.Packet, bool) (int, error)
+}
+
+func newGate(d *Device, room, refill int) *gate {
+	g := &gate{dev: d, room: room, refill: refill, next: d.sender.put}
+	d.mu.Lock()
+	d.sender.put = g.put
+	d.mu.Unlock()
+	return g
+}
+
+func (g *gate) put(to *udp.Destination, packets []udp.Packet, segment bool) (int, error) {
+	n := min(g.room, len(packets))
+	for i := range packets[:n] {
+		p := &packets[i]
+		g.passed = append(g.passed, slices.Concat(p.Header, p.Payload, p.Trailer))
+	}
+	g.room -= n
+	if k, err := g.next(to, packets[:n], segment); err != nil {
+		return k, err
+	}
+	if n < len(packets) {
+		g.room = g.refill
+		return n, udp.ErrAgain
+	}
+	return n, nil
+}
+
+// open lets so many packets through.
+func (g *gate) open(room int) {
+	g.dev.mu.Lock()
+	g.room, g.refill = room, room
+	g.dev.mu.Unlock()
+}
+
+// destQP is the queue pair that a packet is for.
+func destQP(packet []byte) uint32 { return binary.BigEndian.Uint32(packet[4:]) & 0xffffff }
+
+const plenty = 1 << 30
+
+// What the socket refuses leaves later, whole, in its order; and since each packet then leaves by
+// itself, with the ICRC of one that is no part of a burst.
+func TestBacklog(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newNodes(t, p.Device(0), p.Device(1), 1<<18)
+	a, b := pair[0], pair[1]
+	a.post(t, a.write(b, 1, 1<<16)) // from here on both know that the other is an end of this package
+	a.succeed(t)
+	for i := range a.buf {
+		a.buf[i] = byte(i * 7)
+	}
+	g := newGate(a.dev, 3, 0)
+	a.post(t, a.write(b, 2, len(a.buf)))
+	a.dev.mu.Lock()
+	refused := len(a.dev.sender.backlog)
+	direct := len(g.passed)
+	a.dev.mu.Unlock()
+	if refused == 0 || direct != 3 {
+		t.Fatalf("%d packets left and %d wait", direct, refused)
+	}
+	g.open(plenty)
+	a.succeed(t)
+	if !bytes.Equal(a.buf, b.buf) {
+		t.Error("the bytes differ")
+	}
+	a.dev.mu.Lock()
+	defer a.dev.mu.Unlock()
+	for i, packet := range g.passed[direct : direct+refused] {
+		if !a.qp.path.out.Check(0, packet) {
+			t.Errorf("packet %d of the backlog: the ICRC is not that of a packet by itself", i)
+		}
+	}
+	if a.dev.counts.Retried != uint64(refused) {
+		t.Errorf("%d packets counted, %d waited", a.dev.counts.Retried, refused)
+	}
+}
+
+// Queue pairs that wait for room take turns.
+func TestBacklogFair(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newNodes(t, p.Device(0), p.Device(1), 1<<18)
+	a, b := pair[0], pair[1]
+	second := [2]*QP{a.newQP(t), b.newQP(t)}
+	defer second[0].Close()
+	defer second[1].Close()
+	must(t, verbstest.Connect(second[0], second[1], verbstest.ConnectConfig{Port: 1}))
+	g := newGate(a.dev, 4, 4)
+	wrs := []verbs.SendWR{a.write(b, 1, len(a.buf)), a.write(b, 2, len(a.buf))}
+	for _, qp := range []*QP{a.qp, second[0]} {
+		_, err := qp.PostSend(wrs)
+		must(t, err)
+	}
+	for range 4 {
+		a.succeed(t)
+	}
+	a.dev.mu.Lock()
+	defer a.dev.mu.Unlock()
+	first := slices.IndexFunc(g.passed, func(p []byte) bool { return destQP(p) == second[1].Num() })
+	last := len(g.passed)
+	for last > 0 && destQP(g.passed[last-1]) != b.qp.Num() {
+		last--
+	}
+	if first < 0 || first > 64 {
+		t.Errorf("the second queue pair sends its first packet behind %d of the first one, of %d in all",
+			first, last)
+	}
+}
+
+// What a queue pair has in the backlog does not leave any more once it is reset or closed, and does
+// not hold up others.
+func TestBacklogForgotten(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *QP){
+		"reset": func(t *testing.T, qp *QP) {
+			must(t, qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
+			must(t, qp.Close())
+		},
+		"close": func(t *testing.T, qp *QP) { must(t, qp.Close()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+			pair := newNodes(t, p.Device(0), p.Device(1), 1<<16)
+			a, b := pair[0], pair[1]
+			doomed := [2]*QP{a.newQP(t), b.newQP(t)}
+			defer doomed[1].Close()
+			must(t, verbstest.Connect(doomed[0], doomed[1], verbstest.ConnectConfig{Port: 1}))
+			g := newGate(a.dev, 0, 0)
+			_, err := doomed[0].PostSend([]verbs.SendWR{a.write(b, 1, len(a.buf))})
+			must(t, err)
+			a.post(t, a.write(b, 2, len(a.buf)))
+			end(t, doomed[0])
+			g.open(plenty)
+			if wc := a.succeed(t); wc.ID != 2 {
+				t.Errorf("completion of %d", wc.ID)
+			}
+			a.dev.mu.Lock()
+			defer a.dev.mu.Unlock()
+			for _, packet := range g.passed {
+				if destQP(packet) == doomed[1].Num() {
+					t.Fatal("a packet of the old connection has left")
+				}
+			}
+		})
+	}
+}
