@@ -104,12 +104,13 @@ func TestBacklogFair(t *testing.T) {
 	defer second[0].Close()
 	defer second[1].Close()
 	must(t, verbstest.Connect(second[0], second[1], verbstest.ConnectConfig{Port: 1}))
-	g := newGate(a.dev, 4, 4)
+	g := newGate(a.dev, 0, 0)
 	wrs := []verbs.SendWR{a.write(b, 1, len(a.buf)), a.write(b, 2, len(a.buf))}
 	for _, qp := range []*QP{a.qp, second[0]} {
 		_, err := qp.PostSend(wrs)
 		must(t, err)
 	}
+	g.open(4)
 	for range 4 {
 		a.succeed(t)
 	}
