@@ -1,6 +1,8 @@
 package roce
 
 import (
+	"sync/atomic"
+
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
@@ -72,6 +74,9 @@ type CQ struct {
 	_    noCopy
 	dev  *Device
 	core nic.CQ
+	// armed is set from Arm until completions are polled: who polls meanwhile does not go on, but
+	// waits for the event.
+	armed atomic.Bool
 }
 
 // CreateCQ makes a completion queue.
@@ -104,13 +109,24 @@ func (c *CQ) Channel() *verbs.CompChannel { return c.core.Channel() }
 // at the NIC's socket.
 func (c *CQ) Poll(wcs []verbs.WC) (int, error) {
 	if !c.core.Attention() {
-		c.dev.recv.help()
+		c.dev.recv.help(!c.armed.Load())
 	}
-	return c.core.Poll(wcs)
+	n, err := c.core.Poll(wcs)
+	if n > 0 && c.armed.Load() {
+		c.armed.Store(false)
+	}
+	return n, err
 }
 
 // Arm asks for one event. Arming for any completion outweighs arming for solicited ones.
-func (c *CQ) Arm(solicitedOnly bool) error { return c.core.Arm(solicitedOnly) }
+func (c *CQ) Arm(solicitedOnly bool) error {
+	if err := c.core.Arm(solicitedOnly); err != nil {
+		return err
+	}
+	c.armed.Store(true)
+	c.dev.recv.stopKeepingOut()
+	return nil
+}
 
 // Close destroys the queue.
 func (c *CQ) Close() error { return c.core.Close() }

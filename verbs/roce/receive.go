@@ -2,6 +2,7 @@ package roce
 
 import (
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,26 +13,39 @@ import (
 
 // receiver takes what arrives at a NIC's socket. Whoever polls an empty completion queue helps;
 // when nobody polls, a goroutine that sleeps in Go's poller does it.
+//
+// It has a lock of its own, which is taken before the NIC's: who polls a queue that stays empty
+// never has that one, and so keeps nobody from posting.
 type receiver struct {
-	dev    *Device
+	dev   *Device
+	ended chan struct{}
+
+	mu     sync.Mutex // guards what follows
 	batch  *udp.Batch
 	header wire.Header
 	dirty  []*QP // queue pairs that got packets in this round
-	ended  chan struct{}
 
-	// polled is when somebody last polled an empty queue, in the NIC's time.
-	polled atomic.Int64
+	// polled is when somebody last polled an empty queue and is likely to go on, in the NIC's time.
+	polled  atomic.Int64
+	napping atomic.Bool // the goroutine keeps out of the way
+	wake    chan struct{}
+	nap     *time.Timer
 }
 
-// While queue pairs are polled, the goroutine keeps out of the way: it looks again after idleAfter,
-// and sleeps in the poller only when nobody has polled for so long.
-const idleAfter = 200 * time.Microsecond
-
-// rounds bounds how many batches are received with the lock held.
-const rounds = 4
+const (
+	// While queues are polled, the goroutine keeps out of the way: it looks again after idleAfter,
+	// and sleeps in the poller only when nobody has polled for so long.
+	idleAfter = 200 * time.Microsecond
+	// afterError is how long it waits when the socket fails, so that it does not spin.
+	afterError = 10 * time.Millisecond
+	// rounds bounds how many batches are received in a row.
+	rounds = 4
+)
 
 func (r *receiver) init(d *Device) {
 	r.dev, r.batch, r.ended = d, d.conn.NewBatch(0, 0), make(chan struct{})
+	r.wake, r.nap = make(chan struct{}, 1), time.NewTimer(idleAfter)
+	r.stopKeepingOut()
 }
 
 // wait waits until the goroutine has ended, after the socket was closed.
@@ -40,43 +54,84 @@ func (r *receiver) wait() { <-r.ended }
 // serve receives until the socket is closed.
 func (r *receiver) serve() {
 	defer close(r.ended)
-	d := r.dev
 	for {
-		if err := d.conn.WaitReadable(time.Time{}); errors.Is(err, verbs.ErrClosed) {
+		err := r.dev.conn.WaitReadable(time.Time{})
+		if err == nil {
+			r.keepOut()
+			err = r.receive()
+		}
+		switch {
+		case err == nil, errors.Is(err, udp.ErrAgain):
+		case errors.Is(err, verbs.ErrClosed):
 			return
+		default:
+			time.Sleep(afterError)
 		}
-		for d.now()-r.polled.Load() < int64(idleAfter) {
-			time.Sleep(idleAfter)
-		}
-		d.mu.Lock()
-		r.receive()
-		d.mu.Unlock()
 	}
 }
 
-// help receives what there is, unless somebody does.
-func (r *receiver) help() {
-	d := r.dev
-	if !d.mu.TryLock() {
+// keepOut waits until nobody polls.
+func (r *receiver) keepOut() {
+	r.napping.Store(true)
+	for r.isPolled() {
+		r.nap.Reset(idleAfter)
+		select {
+		case <-r.wake:
+		case <-r.nap.C:
+		}
+	}
+	r.napping.Store(false)
+}
+
+// isPolled reports whether somebody polls who receives what arrives.
+func (r *receiver) isPolled() bool { return r.dev.now()-r.polled.Load() < int64(idleAfter) }
+
+// stopKeepingOut tells the goroutine that who polled so far waits now.
+func (r *receiver) stopKeepingOut() {
+	r.polled.Store(-int64(idleAfter))
+	if r.napping.Load() {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// help receives what there is, unless somebody does. goesOn says that the caller will be back soon.
+func (r *receiver) help(goesOn bool) {
+	if !r.mu.TryLock() {
 		return
 	}
-	r.polled.Store(d.now())
-	r.receive()
-	d.mu.Unlock()
-}
-
-// receive receives what there is, and sends what it calls for. Call it locked.
-func (r *receiver) receive() {
-	for range rounds {
-		n, err := r.batch.Recv()
-		if err != nil || n == 0 {
-			return
-		}
-		r.take()
+	if goesOn {
+		r.polled.Store(r.dev.now())
 	}
+	_ = r.receiveLocked()
+	r.mu.Unlock()
 }
 
-// take gives the datagrams of the batch to their queue pairs.
+// receive receives what there is, and sends what it calls for. It locks.
+func (r *receiver) receive() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.receiveLocked()
+}
+
+func (r *receiver) receiveLocked() error {
+	for range rounds {
+		if _, err := r.batch.Recv(); err != nil {
+			return err
+		}
+		r.dev.mu.Lock()
+		r.take()
+		r.dev.mu.Unlock()
+		if !r.batch.More {
+			return nil
+		}
+	}
+	return nil
+}
+
+// take gives the datagrams of the batch to their queue pairs. Call it with both locks.
 func (r *receiver) take() {
 	d := r.dev
 	packetsOrder()

@@ -68,8 +68,10 @@ func (t *timers) wind() {
 	}
 }
 
-// tick calls the engines whose time has come.
+// tick calls the engines whose time has come. What has arrived counts first: if the process did not
+// run for a while, the answers that the engines wait for are there.
 func (d *Device) tick() {
+	_ = d.recv.receive()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.core.Closed != "" {

@@ -1,0 +1,93 @@
+package roce
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// Who polls an empty queue again and again does not keep others from the NIC's lock: a goroutine
+// that waits for that would get it only when sync.Mutex takes pity, after a millisecond.
+func TestPollingLeavesLock(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1")
+	n := newNode(t, p.Device(0), 64)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
+	wg.Go(func() {
+		var wcs [4]verbs.WC
+		for !stop.Load() {
+			if _, err := n.cq.Poll(wcs[:]); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	waits := make([]time.Duration, 300)
+	for i := range waits {
+		time.Sleep(50 * time.Microsecond)
+		began := time.Now()
+		n.qp.State()
+		waits[i] = time.Since(began)
+	}
+	slices.Sort(waits)
+	t.Logf("median %v, 90%% %v, longest %v", waits[150], waits[270], waits[299])
+	slow := len(waits) - slices.IndexFunc(append(waits, time.Hour), func(d time.Duration) bool {
+		return d > 500*time.Microsecond
+	})
+	if slow > len(waits)/4 {
+		t.Errorf("%d of %d calls waited longer than 500 µs for the lock", slow, len(waits))
+	}
+}
+
+// Who arms a queue is woken at once, even if it has just polled, as everybody does around Arm: the
+// receiving goroutine keeps out of the way of those only that go on polling.
+func TestArmedIsNotPolling(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	channel := verbs.NewCompChannel()
+	pair := newNodes(t, p.Device(0), p.Device(1), 64)
+	a, b := pair[0], pair[1]
+	cq, err := b.dev.CreateCQ(verbs.CQConfig{Channel: channel})
+	must(t, err)
+	defer cq.Close()
+	qp, err := b.pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+	must(t, err)
+	defer qp.Close()
+	from := a.newQP(t)
+	defer from.Close()
+	must(t, verbstest.Connect(from, qp, verbstest.ConnectConfig{Port: 1}))
+	const rounds = 200
+	waits := make([]time.Duration, rounds)
+	for i := range waits {
+		_, err = qp.PostRecv([]verbs.RecvWR{{}})
+		must(t, err)
+		must(t, cq.Arm(false))
+		var wcs [2]verbs.WC
+		if n, err := cq.Poll(wcs[:]); n != 0 || err != nil {
+			t.Fatal(n, err)
+		}
+		began := time.Now()
+		_, err = from.PostSend([]verbs.SendWR{{Opcode: verbs.OpSend, Flags: verbs.SendSignaled}})
+		must(t, err)
+		for n := 0; n == 0; {
+			err := channel.Wait(t.Context())
+			must(t, err)
+			if n, err = cq.Poll(wcs[:]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		waits[i] = time.Since(began)
+		a.succeed(t)
+	}
+	slices.Sort(waits)
+	t.Logf("median %v, longest %v", waits[rounds/2], waits[rounds-1])
+	if fast := waits[rounds/4]; fast > idleAfter {
+		t.Errorf("a quarter of the receivers were woken after %v, no earlier", fast)
+	}
+}
