@@ -234,6 +234,8 @@ func (q *QP) timeout() {
 	}
 	r.window.collapse()
 	q.goBack(r.una)
+	// What is sent again has the whole timeout to be answered, even if this call comes late.
+	t.since = q.now - int64(verbs.AckTimeout(q.Attr.Timeout))*int64(t.tries)
 	t.probeAt = q.now + t.probeAfter()
 }
 

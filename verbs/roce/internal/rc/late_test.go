@@ -1,0 +1,34 @@
+package rc
+
+import (
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// A Tick that comes late, since the process did not run for a while, is one timeout however long
+// that was: what is sent again gets the time that it has to be answered.
+func TestLateTickIsOneTimeout(t *testing.T) {
+	n := newNetwork(t, 1, shape{timeout: 10, retries: 3})
+	a, b := n.ends[0], n.ends[1]
+	a.send(a.write(b, 1, 8))
+	lost := true
+	n.drop = func(int, *wire.Header) bool { return lost }
+	n.flush(0)
+	now := n.now + int64(time.Minute)
+	a.q.Tick(now)
+	if at := a.q.Deadline(); at <= now {
+		t.Errorf("the next timeout is due %v before the first one was counted", time.Duration(now-at))
+	} else if most := now + int64(verbs.AckTimeout(10)); at > most {
+		t.Errorf("the next timeout is due %v after the first one, want %v", time.Duration(at-now),
+			verbs.AckTimeout(10))
+	}
+	if got := a.q.Stats().Timeouts; got != 1 {
+		t.Errorf("%d timeouts", got)
+	}
+	n.now, lost = now, false
+	n.run()
+	a.wantStatuses(success(1)...)
+}
