@@ -11,7 +11,6 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/verbs"
 )
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
@@ -113,7 +112,7 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	}
 	if provider == softNICs {
 		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two " +
-			"cannot share them; drop --listen or --connect, or use real NICs"}
+			"cannot share them; drop --listen or --connect, or use --provider roce, or real NICs"}
 	}
 	p, err := f.params()
 	if err != nil {
@@ -127,7 +126,7 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if _, err := f.unit(); err != nil {
 		return err
 	}
-	nics, err := f.open(c, provider, 0, p.Conn)
+	nics, err := f.openEnd(c, p)
 	if err != nil {
 		return err
 	}
@@ -143,16 +142,9 @@ var errKeep = &bench.UsageError{Reason: "--keep is for a listening end, which se
 	"another: use it beside --listen"}
 
 // measureApart opens the conversation, measures, and prints.
-func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider) error {
-	devices, err := nics.Devices()
-	if err != nil {
-		return err
-	}
-	if len(devices) == 0 {
-		return fmt.Errorf("provider %s has no devices", nics.Name())
-	}
+func (f *perfCmd) measureApart(c *console, p *bench.Params, nics *endNICs) error {
 	if f.Listen.given {
-		return f.serve(c, devices, nics.Name(), p)
+		return f.serve(c, nics)
 	}
 	conn, err := f.dial(c)
 	if c.ctx.Err() != nil {
@@ -164,11 +156,14 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics verbs.Provider)
 	if err != nil {
 		return err
 	}
-	half := &bench.Half{Conn: conn, Provider: nics.Name(), Devices: devices, Config: p.Conn,
-		Version: version(), Waiting: func(ahead int) {
-			c.complain("ibverbx: waiting for %s, which serves %s first\n", f.Connect,
-				count(ahead, "client"))
-		}}
+	half, err := nics.half(conn)
+	if err != nil {
+		conn.Fail(err)
+		return err
+	}
+	half.Waiting = func(ahead int) {
+		c.complain("ibverbx: waiting for %s, which serves %s first\n", f.Connect, count(ahead, "client"))
+	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Lead(c.ctx, p, half, o) })
 }
 

@@ -56,6 +56,10 @@ func addTestProviders() *soft.Fabric {
 	providers = append(providers, provider{"partial", func(nicOptions) (verbs.Provider, error) {
 		return partial{half{fabric, "partial", nics[:1]}}, nil
 	}})
+	providers = append(providers, provider{"infiniband", func(nicOptions) (verbs.Provider, error) {
+		return half{fabric, "infiniband", []verbs.Device{
+			link{nics[0], verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}}}, nil
+	}})
 	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) {
 		return nil,
 			errors.New("no NIC today")

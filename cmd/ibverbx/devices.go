@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -24,7 +23,10 @@ func (devicesCmd) Help() string {
 	return `Examples:
   ibverbx devices                    the host's NICs, their ports and GIDs
   ibverbx devices -v -d mlx5_0       all that one of them can
+  ibverbx devices --provider roce    the addresses that can be NICs made of UDP sockets
   ibverbx devices --provider soft    the software NICs that are built in
+
+Where the host has no RDMA NIC and no flag asks for one, those of roce are listed, and stderr says so.
 
 The exit code is 0 when all NICs were listed. Where there is none, or not all could be opened or asked, it is
 1, and the reason is on stderr; with --json the document has the reason too.`
@@ -33,6 +35,7 @@ The exit code is 0 when all NICs were listed. Where there is none, or not all co
 // deviceList is what --json writes.
 type deviceList struct {
 	Provider string       `json:"provider"`
+	Note     string       `json:"note,omitempty"` // why this provider, where none was named
 	Devices  []deviceInfo `json:"devices"`
 	Reason   string       `json:"reason,omitempty"` // why there are none, or not all
 }
@@ -66,10 +69,6 @@ type gidInfo struct {
 	NetDev string    `json:"netdev,omitempty"`
 }
 
-// softHint follows where there are no real NICs and none was asked for by name.
-const softHint = "Software NICs are built in: ibverbx perf uses them, ibverbx devices --provider soft " +
-	"lists them.\n"
-
 // Run lists the devices.
 func (f *devicesCmd) Run(c *console) error {
 	name, count := realNICs, 4
@@ -88,20 +87,26 @@ func (f *devicesCmd) Run(c *console) error {
 	default:
 		count = *f.NICs
 	}
+	note := ""
 	list, failed := f.list(name, count)
+	if failed != nil && len(list) == 0 {
+		if failed = withoutRealNICs(f.Provider, f.Device, f.Library, failed); failed == nil {
+			name, note = roceNICs, roceNote
+			c.complain("ibverbx: %s\n", note)
+			list, failed = f.list(name, count)
+		}
+	}
 	if failed == nil && len(list) == 0 {
 		failed = fmt.Errorf("provider %s has no devices", name)
 	}
 	var err error
 	switch {
 	case f.JSON:
-		doc := deviceList{Provider: name, Devices: list}
+		doc := deviceList{Provider: name, Note: note, Devices: list}
 		if failed != nil {
 			doc.Reason = failed.Error()
 		}
 		err = writeJSON(c.out, doc)
-	case len(list) == 0 && f.Provider == "" && f.Device == "" && noRealNICs(failed):
-		_, err = io.WriteString(c.out, "No real NICs.\n"+softHint)
 	case len(list) == 0:
 	case f.Verbose:
 		err = writeAttributes(c, list)

@@ -66,7 +66,7 @@ func TestUnopenedDevice(t *testing.T) {
 	}
 }
 
-// TestNoRealNICs checks when the output says that there are none.
+// TestNoRealNICs lists the NICs of roce where there are no real ones, and none was asked for.
 func TestNoRealNICs(t *testing.T) {
 	for _, tt := range []struct {
 		why  error
@@ -77,14 +77,18 @@ func TestNoRealNICs(t *testing.T) {
 		{fmt.Errorf("open devices: the filter leaves none: %w", rdmacore.ErrNoDevice), true},
 		{syscall.EACCES, false}, // there is one, which cannot be opened
 	} {
-		before := providers
-		providers = []provider{{realNICs, func(nicOptions) (verbs.Provider, error) { return nil, tt.why }}}
-		code, out, errs := command(t, "devices")
-		_, filtered, _ := command(t, "devices -d mlx5_0")
-		providers = before
-		if code != exitFailed || strings.Contains(out, "No real NICs.") != tt.says || errs == "" ||
-			strings.Contains(filtered, "No real NICs.") {
-			t.Errorf("%v: exit %d, stdout %q, with a filter %q", tt.why, code, out, filtered)
+		setRealNICs(t, tt.why)
+		_, out, errs := command(t, "devices")
+		code, filtered, why := command(t, "devices -d mlx5_0")
+		if strings.Contains(errs, roceNote) != tt.says || strings.Contains(out, "  lo  ") != tt.says ||
+			code != exitFailed || filtered != "" || strings.Contains(why, "add --provider roce") != tt.says {
+			t.Errorf("%v: stderr %q, stdout %q; with a filter exit %d, %q", tt.why, errs, out, code, why)
+		}
+		_, out, _ = command(t, "devices --json")
+		var doc deviceList
+		if err := json.Unmarshal([]byte(out), &doc); err != nil || (doc.Note == roceNote) != tt.says ||
+			(doc.Provider == roceNICs) != tt.says {
+			t.Errorf("%v: %v, %+v", tt.why, err, doc)
 		}
 	}
 }

@@ -7,14 +7,12 @@ import (
 	"math/bits"
 	"net"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/verbs"
 )
 
 const (
@@ -53,7 +51,7 @@ type listener struct {
 	close func()
 	all   sync.WaitGroup
 	news  chan struct{} // a client has come, or failed is set
-	half  bench.Half    // of each conversation, but for Conn
+	nics  *endNICs
 
 	mu      sync.Mutex
 	strange int // connections so far that brought no client
@@ -83,15 +81,15 @@ type waiter struct {
 	over chan struct{} // closed when nothing more is said about waiting
 }
 
-// listen begins to accept connections. half is this end's part of every conversation.
-func listen(c *console, address string, cfg rendezvous.Config, half bench.Half) (*listener, error) {
+// listen begins to accept connections. nics are this end's.
+func listen(c *console, address string, cfg rendezvous.Config, nics *endNICs) (*listener, error) {
 	var lc net.ListenConfig
 	nl, err := lc.Listen(c.ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)
-	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1), half: half}
+	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1), nics: nics}
 	l.cfg.Greeting = min(greeting, cfg.Timeout)
 	stop := context.AfterFunc(ctx, func() { _ = nl.Close() })
 	l.close = func() { stop(); cancel(errOver); _ = nl.Close() }
@@ -165,18 +163,17 @@ func (l *listener) enter(nc net.Conn) *arrival {
 // greet begins the conversation. A connection that sends nothing, or speaks another protocol, is no
 // client.
 func (l *listener) greet(g *arrival) {
-	half := l.half
+	var half *bench.Half
 	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
 	if err == nil {
-		half.Conn = conn
-		err = half.Agree(l.ctx)
+		half, err = l.agree(conn)
 	}
 	l.mu.Lock()
 	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == g })
 	l.mu.Unlock()
 	switch {
 	case err == nil:
-		l.admit(&half)
+		l.admit(half)
 	case l.ctx.Err() != nil:
 	case g.evicted:
 		l.stranger(fmt.Errorf("%v: was silent, and made room for others", g.nc.RemoteAddr()))
@@ -185,6 +182,16 @@ func (l *listener) greet(g *arrival) {
 	default:
 		l.stranger(fmt.Errorf("%v: %w", g.nc.RemoteAddr(), err))
 	}
+}
+
+// agree receives what a client wants to have measured.
+func (l *listener) agree(conn *rendezvous.Conn) (*bench.Half, error) {
+	half, err := l.nics.half(conn)
+	if err != nil {
+		conn.Fail(err)
+		return nil, err
+	}
+	return half, half.Agree(l.ctx)
 }
 
 // depart has next report a departure: of so many clients as may wait. Of more it is said as of
@@ -325,18 +332,13 @@ func (l *listener) next() (half *bench.Half, gone departure, err error) {
 
 // serve drives one end for the clients that come, one after another: with --keep until it is
 // interrupted, else until one has been measured.
-func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *bench.Params) error {
-	l, err := listen(c, f.Listen.address, f.conversation(), bench.Half{Provider: provider, Devices: devices,
-		Config: p.Conn, Version: version()})
+func (f *perfCmd) serve(c *console, nics *endNICs) error {
+	l, err := listen(c, f.Listen.address, f.conversation(), nics)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	var names []string
-	for _, d := range devices {
-		names = append(names, d.Name())
-	}
-	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), strings.Join(names, ", "))
+	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), nics)
 	for {
 		f.outcome.document = false
 		half, gone, err := l.next()
@@ -350,7 +352,7 @@ func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *
 				return bench.Follow(c.ctx, half, o)
 			})
 		}
-		if c.ctx.Err() != nil || !f.Keep && !bench.BrokeOff(err) {
+		if c.ctx.Err() != nil || !f.Keep && !brokeOff(err) {
 			return err
 		}
 		how := "measured"
@@ -364,4 +366,10 @@ func (f *perfCmd) serve(c *console, devices []verbs.Device, provider string, p *
 			}
 		}
 	}
+}
+
+// brokeOff reports whether the client caused an error: the next one can be served.
+func brokeOff(err error) bool {
+	var route *linkLocalError
+	return bench.BrokeOff(err) || errors.As(err, &route)
 }

@@ -44,6 +44,7 @@ type outcome struct {
 	document bool // the JSON document
 	table    bool
 	warning  bool // of NICs that could not be opened
+	note     string
 }
 
 // provider is the source of the NICs.
@@ -74,7 +75,7 @@ func (f *perfCmd) document(c *console, err error) error {
 	f.outcome.document = true
 	return writeJSON(c.out, &bench.Report{
 		Tool: "ibverbx perf", Version: version(), Machine: bench.ThisMachine(), Results: []bench.Result{},
-		Interrupted: errors.Is(err, bench.ErrInterrupted), Error: err.Error(),
+		Note: f.outcome.note, Interrupted: errors.Is(err, bench.ErrInterrupted), Error: err.Error(),
 	})
 }
 
@@ -108,8 +109,8 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return &bench.UsageError{Reason: "--nic-speed, --nic-latency and --fault are for software NICs: " +
 			"drop them, or --provider " + provider}
 	case provider == softNICs && f.Device != "":
-		return &bench.UsageError{Reason: "--device chooses among real NICs: use --provider rdmacore, or " +
-			"--nics for a number of software NICs"}
+		return &bench.UsageError{Reason: "--device chooses among real NICs, or those of roce: use " +
+			"--provider rdmacore or roce, or --nics for a number of software NICs"}
 	case provider == softNICs && p.NICs == 0:
 		p.NICs = 2
 	case p.NICs == 0:
@@ -121,7 +122,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return err
 	}
 	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
-		checked, err := f.open(c, provider, 2*p.NICs, p.Conn)
+		checked, err := f.open(c, provider, f.nicOptions(2*p.NICs), p.Conn)
 		if err != nil {
 			return err
 		}
@@ -130,15 +131,15 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		}
 	}
 	open := func(nics int) (verbs.Provider, error) {
-		return f.open(c, provider, 2*nics, p.Conn)
+		return f.open(c, provider, f.nicOptions(2*nics), p.Conn)
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
 }
 
 // open opens a provider whose NICs have what the flags name.
-func (f *perfCmd) open(c *console, provider string, nics int, conn ibverbx.ConnConfig) (verbs.Provider,
+func (f *perfCmd) open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig) (verbs.Provider,
 	error) {
-	p, err := openProvider(provider, nicOptions{count: nics, filter: f.Device, library: f.Library})
+	p, err := openProvider(provider, o)
 	if err != nil {
 		return nil, err
 	}
@@ -156,9 +157,14 @@ func (f *perfCmd) open(c *console, provider string, nics int, conn ibverbx.ConnC
 	return p, nil
 }
 
+// nicOptions say which NICs the two ends in this process have.
+func (f *railFlags) nicOptions(nics int) nicOptions {
+	return nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback}
+}
+
 // countNICs is how many real NICs are chosen.
 func (f *perfCmd) countNICs() (n int, err error) {
-	p, err := openProvider(f.provider(), nicOptions{filter: f.Device, library: f.Library})
+	p, err := openProvider(f.provider(), f.nicOptions(0))
 	if err != nil {
 		return 0, err
 	}
@@ -198,7 +204,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	if report == nil {
 		return err
 	}
-	report.Version = version()
+	report.Version, report.Note = version(), f.outcome.note
 	if table != nil {
 		table.footer(report) // of the run: a figure that misses a limit does not make it incomplete
 	}

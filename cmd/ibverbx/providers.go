@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -13,6 +14,7 @@ import (
 const (
 	softNICs = bench.Soft
 	realNICs = "rdmacore"
+	roceNICs = "roce"
 )
 
 // providers are the sources of devices. A further one is an entry more.
@@ -22,6 +24,7 @@ var providers = []provider{
 		return soft.New(soft.Config{Devices: o.count})
 	}},
 	{name: realNICs, open: openReal},
+	{name: roceNICs, open: openRoCE},
 }
 
 type provider struct {
@@ -31,9 +34,10 @@ type provider struct {
 
 // nicOptions say which NICs are wanted.
 type nicOptions struct {
-	count   int    // of a provider that makes any number; for others it has no effect
-	filter  string // of a provider of real NICs, as [verbs.ParseDeviceFilter] reads it
-	library string // path of libibverbs; empty for the loader's choice
+	count   int        // of a provider that makes any number; for others it has no effect
+	filter  string     // as [verbs.ParseDeviceFilter] reads it; of roce, as parseAddresses does
+	library string     // path of libibverbs; empty for the loader's choice
+	local   netip.Addr // of the NIC of roce where filter is empty; not valid for all of the host
 }
 
 // openProvider opens a provider by its name.
@@ -71,8 +75,12 @@ func checkNICFlags(name, filter, library string) error {
 	if err := checkProvider(name); err != nil {
 		return err
 	}
-	if name == softNICs && library != "" {
+	if (name == softNICs || name == roceNICs) && library != "" {
 		return &bench.UsageError{Reason: "--library is where real NICs are found: use --provider " + realNICs}
+	}
+	if name == roceNICs {
+		_, err := parseAddresses(filter)
+		return err
 	}
 	if _, err := verbs.ParseDeviceFilter(filter); err != nil {
 		return &bench.UsageError{Reason: fmt.Sprintf("--device: %v", err)}

@@ -166,7 +166,7 @@ func (t *perfTable) column(s bench.Scheme) string {
 
 func (t *perfTable) nics() string {
 	kind := t.p.Provider + " NIC"
-	if t.peer != nil {
+	if t.peer != nil && (t.p.Provider != roceNICs || t.peer.Provider != roceNICs) {
 		kind = "NIC"
 	}
 	s := count(t.p.NICs, kind) + " of " + count(t.p.QPs, "queue pair")

@@ -199,3 +199,29 @@ func TestApartFault(t *testing.T) {
 		}
 	}
 }
+
+// TestReaches refuses two ends whose NICs cannot reach each other, in words at both.
+func TestReaches(t *testing.T) {
+	roce, own := "RoCEv2", "RoCEv2 on UDP port 40001, since 4791 was taken"
+	for _, tt := range []struct {
+		provider, packets, theirs, theirPackets string
+		ok                                      bool
+	}{
+		{"roce", roce, "rdmacore", roce, true},
+		{"roce", roce, "rdmacore", "InfiniBand", false},
+		{"rdmacore", "InfiniBand", "roce", own, false},
+		{"roce", own, "rdmacore", roce, false},
+		{"roce", own, "roce", roce, true},
+		{"left", "", "right", roce, true}, // not known
+	} {
+		h := &Half{Provider: tt.provider, Packets: tt.packets}
+		err := h.reaches(&selfBody{Provider: tt.theirs, Packets: tt.theirPackets})
+		if (err == nil) != tt.ok {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "give both ends the same --provider") ||
+			!strings.Contains(err.Error(), tt.packets) || !strings.Contains(err.Error(), tt.theirPackets)) {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+}

@@ -101,6 +101,9 @@ func (f *peer) receiveTask(ctx context.Context, h *Half) (*taskBody, error) {
 		// Not a usage error of this end.
 		return nil, &taskError{"asks for what is not possible: " + err.Error()}
 	}
+	if err := h.reaches(&task.Self); err != nil {
+		return nil, &taskError{"has other NICs: " + err.Error()}
+	}
 	if n := task.Params.NICs; n > len(h.Devices) || n > len(task.Self.NICs) {
 		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
 			n, len(task.Self.NICs), len(h.Devices))}

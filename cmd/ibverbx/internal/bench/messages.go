@@ -14,7 +14,7 @@ import (
 
 // ProtocolVersion is the version of the messages below. Ends of different versions refuse each
 // other. A golden file holds them as they are on the wire.
-const ProtocolVersion = 6
+const ProtocolVersion = 7
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -63,9 +63,11 @@ const (
 
 // selfBody is how a process describes itself.
 type selfBody struct {
-	Version string   `json:"version"`
-	Machine Machine  `json:"machine"`
-	NICs    []string `json:"nics"` // all that it may use
+	Version  string   `json:"version"`
+	Machine  Machine  `json:"machine"`
+	Provider string   `json:"provider"`
+	Packets  string   `json:"packets"` // in which its NICs speak; empty where that is not known
+	NICs     []string `json:"nics"`    // all that it may use
 }
 
 // check bounds the peer's description of itself, and makes it printable.
@@ -77,7 +79,8 @@ func (b *selfBody) check() error {
 	if c := b.Machine.Clock; c < 0 || c > int64(time.Second) {
 		return fmt.Errorf("%w: the peer's clock takes %d ns", rendezvous.ErrProtocol, c)
 	}
-	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go} {
+	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go,
+		&b.Provider, &b.Packets} {
 		*s = oneLine(*s)
 	}
 	for i := range b.NICs {

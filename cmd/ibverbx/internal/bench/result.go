@@ -13,6 +13,7 @@ import (
 type Report struct {
 	Tool        string   `json:"tool"`
 	Version     string   `json:"version"`
+	Note        string   `json:"note,omitempty"`       // of the program: what it has chosen itself
 	Params      *Params  `json:"parameters,omitempty"` // none if nothing was measured
 	Machine     Machine  `json:"machine"`
 	Peer        *Peer    `json:"peer,omitempty"` // when another process drives the other end
@@ -26,12 +27,13 @@ type Report struct {
 
 // Peer is the process that drives the other end, as it describes itself, and its part in the run.
 type Peer struct {
-	Address string   `json:"address"`
-	End     string   `json:"end"` // "a", the initiator, which decides what is measured, or "b"
-	Version string   `json:"version"`
-	Machine Machine  `json:"machine"`
-	NICs    []string `json:"nics"`     // that it uses
-	Own     []string `json:"own_nics"` // that this process uses
+	Address  string   `json:"address"`
+	End      string   `json:"end"` // "a", the initiator, which decides what is measured, or "b"
+	Version  string   `json:"version"`
+	Machine  Machine  `json:"machine"`
+	Provider string   `json:"provider"` // of its NICs
+	NICs     []string `json:"nics"`     // that it uses
+	Own      []string `json:"own_nics"` // that this process uses
 }
 
 // Result is a cell: one size with one scheme.

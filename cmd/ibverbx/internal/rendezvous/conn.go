@@ -163,6 +163,9 @@ func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
 // Timeout is what bounds each step.
 func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 
+// LocalAddr is this end's address of the connection.
+func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
+
 // RemoteAddr is where the peer is.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 

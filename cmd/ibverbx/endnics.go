@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/verbs"
+)
+
+// endNICs are the NICs of one of two processes. They are opened at the start, but for those of roce
+// where no address was named: these are at the addresses over which the other end connects, since
+// the way there is proven, and are opened with the first connection over it.
+type endNICs struct {
+	open   func(local netip.Addr) (verbs.Provider, error)
+	config ibverbx.ConnConfig
+	named  verbs.Provider // nil where addresses are chosen by connection
+
+	mu sync.Mutex
+	at map[netip.Addr]verbs.Provider
+}
+
+// openEnd opens the NICs of this end. It says so where it chooses the provider itself.
+func (f *perfCmd) openEnd(c *console, p *bench.Params) (*endNICs, error) {
+	n := &endNICs{config: p.Conn, at: map[netip.Addr]verbs.Provider{},
+		open: func(local netip.Addr) (verbs.Provider, error) {
+			return f.open(c, p.Provider, nicOptions{filter: f.Device, library: f.Library, local: local},
+				p.Conn)
+		}}
+	var err error
+	if p.Provider != roceNICs || f.Device != "" {
+		n.named, err = n.open(netip.Addr{})
+		if err == nil {
+			return n, nil
+		}
+		if err = withoutRealNICs(f.Provider, f.Device, f.Library, err); err != nil {
+			return nil, err
+		}
+		f.outcome.note, p.Provider = roceNote, roceNICs
+		c.complain("ibverbx: %s\n", f.outcome.note)
+	}
+	probe, err := n.open(loopback) // what is wrong with any NIC is said before another process comes
+	if err != nil {
+		return nil, err
+	}
+	return n, probe.Close()
+}
+
+// roceNote says that no provider was named, and which one it is.
+const roceNote = "this host has no RDMA NIC: using --provider roce, RoCEv2 over UDP sockets"
+
+// withoutRealNICs is nil where roce takes the place of real NICs that could not be opened: there
+// are none, and nobody has asked for them. Else it is the error.
+func withoutRealNICs(provider, device, library string, err error) error {
+	switch {
+	case provider != "" || library != "" || !noRealNICs(err):
+		return err
+	case device != "":
+		return fmt.Errorf("%w; to make NICs of interfaces or addresses add --provider roce", err)
+	}
+	return nil
+}
+
+// String names the NICs.
+func (n *endNICs) String() string {
+	if n.named == nil {
+		return "a roce NIC at the address that a client connects to"
+	}
+	devices, _ := n.named.Devices() // they could be listed before
+	var names []string
+	for _, d := range devices {
+		names = append(names, bench.NameOf(d))
+	}
+	return strings.Join(names, ", ")
+}
+
+// half is this end's part in a conversation.
+func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
+	p, err := n.reaching(conn)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := p.Devices()
+	if err == nil && len(devices) == 0 {
+		err = fmt.Errorf("provider %s has no devices", p.Name())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &bench.Half{Conn: conn, Provider: p.Name(), Packets: packetsOf(devices), Devices: devices,
+		Config: n.config, Version: version()}, nil
+}
+
+// reaching is the provider whose NICs reach the other end.
+func (n *endNICs) reaching(conn *rendezvous.Conn) (verbs.Provider, error) {
+	if n.named != nil {
+		return n.named, nil
+	}
+	addr, err := nicAddress(conn.LocalAddr(), conn.RemoteAddr())
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.at[addr]
+	if p == nil {
+		if p, err = n.open(addr); err != nil {
+			return nil, err
+		}
+		n.at[addr] = p
+	}
+	return p, nil
+}
+
+// Close closes them.
+func (n *endNICs) Close() error {
+	if n.named != nil {
+		return n.named.Close()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
+	for _, p := range n.at {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,259 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
+	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
+)
+
+var roceAt = regexp.MustCompile(`roce[0-9]+ at [^ ,\n]+`)
+
+// connectsOverRoCE measures with a listening end over roce, and returns the NICs of both ends.
+func connectsOverRoCE(t *testing.T, listen, connect string) []string {
+	t.Helper()
+	server, address := listening(t, "perf --listen "+listen)
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := command(t, "perf --connect "+strings.ReplaceAll(connect, "PORT", port)+quick)
+	codeB, outB, errsB := server.wait(t)
+	if code != exitOK || codeB != exitOK || !strings.Contains(out, "messages verified byte for byte") ||
+		!strings.Contains(outB, "messages verified byte for byte") {
+		t.Fatalf("connecting: exit %d, %s\n%s\nlistening: exit %d, %s\n%s", code, errs, out, codeB, errsB,
+			outB)
+	}
+	nics := roceAt.FindAllString(out, -1)
+	if got := roceAt.FindAllString(outB, -1); !slices.Equal(got, nics) {
+		t.Errorf("one end names %q, the other %q", nics, got)
+	}
+	return nics
+}
+
+// TestRoCEApart measures between two ends over UDP sockets. Without --device they use the address
+// over which they have met, and the second one that comes to it another port.
+func TestRoCEApart(t *testing.T) {
+	for _, tt := range []struct{ listen, connect string }{
+		{"127.0.0.1:0", "127.0.0.1:PORT"},
+		{"[::]:0", "localhost:PORT"},
+		{"[::1]:0", "[::1]:PORT"}, // over IPv6 the second NIC of an address would find no port
+		{"127.0.0.1:0", "127.0.0.1:PORT --op send --mode lat"},
+		{"127.0.0.1:0", "127.0.0.1:PORT --layer transport --op am -b"},
+	} {
+		nics := connectsOverRoCE(t, tt.listen+" --provider roce", tt.connect+" --provider roce")
+		if len(nics) != 2 || nics[0] == nics[1] || !strings.HasPrefix(nics[0], "roce0 at 127.0.0.1:") ||
+			!strings.HasPrefix(nics[1], "roce0 at 127.0.0.1:") {
+			t.Errorf("%s: NICs %q", tt.connect, nics)
+		}
+	}
+}
+
+// TestRoCEDevice measures over addresses that were named.
+func TestRoCEDevice(t *testing.T) {
+	nics := connectsOverRoCE(t, "127.0.0.1:0 --provider roce -d 127.0.0.4,127.0.0.5",
+		"127.0.0.1:PORT --provider roce -d 127.0.0.6,127.0.0.7")
+	if len(nics) != 4 || !strings.Contains(nics[1], "127.0.0.7:") ||
+		!strings.Contains(nics[2], "127.0.0.4:") {
+		t.Errorf("NICs %q", nics)
+	}
+}
+
+// TestRoCEInOneProcess measures between two ends that share a NIC.
+func TestRoCEInOneProcess(t *testing.T) {
+	code, out, errs := command(t, "perf --provider roce"+quick)
+	if code != exitOK || !strings.Contains(out, "each with 1 roce NIC") ||
+		!strings.Contains(out, "messages verified") {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
+	}
+}
+
+// setRealNICs lets the host have no RDMA NIC, or some of which none can be opened.
+func setRealNICs(t *testing.T, why error) {
+	t.Helper()
+	before := providers
+	t.Cleanup(func() { providers = before })
+	providers = slices.Clone(before)
+	for i := range providers {
+		if providers[i].name == realNICs {
+			providers[i].open = func(nicOptions) (verbs.Provider, error) { return nil, why }
+		}
+	}
+}
+
+// TestRoCEByItself measures between two processes of hosts without an RDMA NIC: both say that they
+// use roce in its place.
+func TestRoCEByItself(t *testing.T) {
+	setRealNICs(t, rdmacore.ErrNoDevice)
+	server, address := listening(t, "perf --json --listen 127.0.0.1:0")
+	code, out, errs := command(t, "perf --connect "+address+quick)
+	codeB, outB, errsB := server.wait(t)
+	if code != exitOK || codeB != exitOK || !strings.Contains(errs, roceNote) ||
+		!strings.Contains(errsB, roceNote) || !strings.Contains(out, "messages verified") {
+		t.Fatalf("exit %d, stderr %s\n%s\nlistening: exit %d, %s\n%s", code, errs, out, codeB, errsB, outB)
+	}
+	var doc bench.Report
+	if err := json.Unmarshal([]byte(outB), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if doc.Note != roceNote || doc.Params.Provider != roceNICs || doc.Peer.Provider != roceNICs {
+		t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
+	}
+}
+
+// TestRoCENotByItself leaves NICs that were asked for, and those that are there, what they are.
+func TestRoCENotByItself(t *testing.T) {
+	setRealNICs(t, rdmacore.ErrNoDevice)
+	for _, args := range []string{"--provider rdmacore", "-d mlx5_0", "--library libibverbs.so.1"} {
+		code, _, errs := command(t, "perf --connect 127.0.0.1 "+args)
+		if code != exitFailed || strings.Contains(errs, roceNote) ||
+			!strings.Contains(errs, rdmacore.ErrNoDevice.Error()) {
+			t.Errorf("%s: exit %d, stderr %q", args, code, errs)
+		}
+	}
+	setRealNICs(t, errors.New("permission denied"))
+	code, _, errs := command(t, "perf --connect 127.0.0.1")
+	if code != exitFailed || strings.Contains(errs, roceNote) ||
+		!strings.Contains(errs, "permission denied") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
+// TestRoCEAndInfiniBand refuses two ends whose NICs do not reach each other. The listening end
+// waits for the next one.
+func TestRoCEAndInfiniBand(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider roce")
+	code, out, errs := command(t, "perf --provider infiniband --connect "+address+quick)
+	if code != exitUsage || out != "" ||
+		!strings.Contains(errs, "the NICs of the two ends do not reach each "+
+			"other: infiniband (InfiniBand) and roce (RoCEv2") {
+		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+	server.says(t, 1, "still listening")
+	server.cancel()
+	if _, _, errs := server.wait(t); !strings.Contains(errs, "do not reach each other") {
+		t.Errorf("the listening end says %q", errs)
+	}
+}
+
+// TestNICAddress chooses the address of a NIC from the connection with the other end.
+func TestNICAddress(t *testing.T) {
+	for _, tt := range []struct{ local, remote, want string }{
+		{"127.0.0.1:18515", "127.0.0.1:4", "127.0.0.1"},
+		{"127.0.0.9:18515", "127.0.0.1:4", "127.0.0.1"},
+		{"[::1]:18515", "[::1]:4", "127.0.0.1"},
+		{"10.0.0.1:5", "10.0.0.1:4", "10.0.0.1"},
+		{"[::ffff:10.0.0.1]:5", "[::ffff:10.0.0.2]:4", "10.0.0.1"},
+		{"[fd00::1]:5", "[fd00::1]:4", "127.0.0.1"},
+		{"[fd00::1]:5", "[fd00::2]:4", "fd00::1"},
+		{"[fe80::1%eth0]:5", "[fe80::2%eth0]:4", ""},
+		{"169.254.0.1:5", "169.254.0.2:4", ""},
+	} {
+		local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.local))
+		remote := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.remote))
+		got, err := nicAddress(local, remote)
+		switch {
+		case tt.want == "":
+			if !brokeOff(err) || !strings.Contains(err.Error(), "link-local") {
+				t.Errorf("%s to %s: %v, %v", tt.local, tt.remote, got, err)
+			}
+		case err != nil || got.String() != tt.want:
+			t.Errorf("%s to %s: %v, %v, want %s", tt.local, tt.remote, got, err, tt.want)
+		}
+	}
+}
+
+// TestRoCEBadDevices refuses what is no address or interface of this host.
+func TestRoCEBadDevices(t *testing.T) {
+	for args, want := range map[string]string{
+		"-d nic7":                "is neither an address nor an interface of this host (have ",
+		"-d mlx5_0:1":            `"mlx5_0:1" is neither`,
+		"-d 127.0.0.1,":          `"" is neither`,
+		"-d 127.0.0.1,127.0.0.1": "names 127.0.0.1 twice",
+		"--library /x":           "--library is where real NICs are found",
+	} {
+		for _, of := range []string{"perf --listen 127.0.0.1:0", "perf --connect 127.0.0.1:1", "perf",
+			"devices"} {
+			code, out, errs := command(t, of+" --provider roce "+args)
+			if code != exitUsage || out != "" || !strings.Contains(errs, want) {
+				t.Errorf("%s %s: exit %d, stdout %q, stderr %q, want %q", of, args, code, out, errs, want)
+			}
+		}
+	}
+	code, _, errs := command(t, "perf --listen 127.0.0.1:0 --provider roce -d 192.0.2.77")
+	if code != exitFailed || !strings.Contains(errs, "192.0.2.77:4791: not an address of this host") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	code, _, errs = command(t, "perf --listen 127.0.0.1:0 --provider roce --gid-index 7")
+	if code != exitUsage || !strings.Contains(errs, "has the entries 0 to 0") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
+// link is a NIC of a link layer, with a GID table of one kind.
+type link struct {
+	verbs.Device
+	layer verbs.LinkLayer
+	gids  verbs.GIDType
+}
+
+func (l link) QueryPort(n int) (verbs.PortAttr, error) {
+	attr, err := l.Device.QueryPort(n)
+	attr.LinkLayer = l.layer
+	return attr, err
+}
+
+func (l link) QueryGID(port, i int) (verbs.GIDEntry, error) {
+	g, err := l.Device.QueryGID(port, i)
+	g.Type = l.gids
+	return g, err
+}
+
+// TestPacketsOf tells what NICs speak, by which two ends learn whether they reach each other.
+func TestPacketsOf(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fabric.Close()
+	dev := fabric.Device(0)
+	for _, tt := range []struct {
+		nic  verbs.Device
+		want string
+	}{
+		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv2}, "RoCEv2"},
+		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv1}, "Ethernet without RoCEv2"},
+		{link{dev, verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}, "InfiniBand"},
+	} {
+		if got := packetsOf([]verbs.Device{tt.nic}); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.8")}
+	for range 2 { // the second one finds the port taken
+		p, err := roce.Open(roce.Config{Addresses: addrs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		want := "RoCEv2"
+		if port := p.Device(0).Addr().Port(); port != roce.Port {
+			want = fmt.Sprintf("RoCEv2 on UDP port %d, since 4791 was taken", port)
+		}
+		devices, _ := p.Devices()
+		if got := packetsOf(devices); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
