@@ -42,10 +42,12 @@ type Device struct {
 
 // Counters counts what a NIC has dropped, and what its queue pairs did.
 type Counters struct {
-	Malformed  uint64 // packets that are no RoCEv2
+	LinkDown   uint64 // packets that arrived while the link was down
+	Malformed  uint64 // packets that are no RoCEv2, or that none of the peer's kind sends
 	NoQP       uint64 // packets for queue pairs that do not exist, or are not connected
 	Strangers  uint64 // packets for a queue pair from another address than its peer's
 	BadICRC    uint64 // packets whose ICRC is wrong: corrupted, rewritten on the way, or forged
+	Overflowed uint64 // packets, or bursts of them, that found the socket's receive buffer full
 	Retried    uint64 // packets that waited for room in the socket's send buffer
 	Unsendable uint64 // packets that the socket refused
 	rc.Stats
@@ -209,6 +211,36 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 	return verbs.GIDEntry{GID: d.gid, Type: verbs.GIDTypeRoCEv2, NetDev: d.netDev}, nil
 }
 
+// CheckPath is verbs.PathChecker: it says whether the host has a route from the NIC to an address.
+// Whether somebody is there only packets find out.
+func (d *Device) CheckPath(port int, to verbs.GID) error {
+	const op = "check path"
+	if port != 1 {
+		return d.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
+	}
+	if _, _, err := d.route(to); err != nil {
+		return d.core.Err(op, verbs.ErrUnreachable, err.Error())
+	}
+	return nil
+}
+
+// route finds the way to a peer, and the path MTU that fits it.
+func (d *Device) route(to verbs.GID) (*udp.Destination, verbs.MTU, error) {
+	port := uint16(Port)
+	if d.cfg.Port != 0 {
+		port = d.cfg.Port
+	}
+	dest, err := d.conn.NewDestination(addressOf(to, port))
+	if err != nil {
+		return nil, 0, err
+	}
+	path, err := d.conn.MTU(dest.Addr())
+	if err != nil {
+		return nil, 0, err
+	}
+	return dest, path.Verbs(headerRoom), nil
+}
+
 // Watch sends the NIC's events to c.
 func (d *Device) Watch(c chan<- verbs.Event) (stop func()) { return d.core.Watch(c) }
 
@@ -230,9 +262,12 @@ func (d *Device) SetLink(up bool) {
 
 // Counters counts what the NIC has done and dropped.
 func (d *Device) Counters() Counters {
+	socket := d.conn.Stats()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.counts
+	c.Overflowed = socket.RecvDropped
+	c.Unsendable += socket.SendDropped
 	for _, q := range d.qps.All {
 		c.Stats.Add(q.engine.Stats())
 	}

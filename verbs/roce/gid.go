@@ -27,10 +27,10 @@ func gidOf(at netip.AddrPort) verbs.GID {
 
 // addressOf is the socket's address that a GID stands for. With the GID of an IP address alone that
 // has the port that NICs use unless they say otherwise.
-func addressOf(gid verbs.GID, port uint16) (_ netip.AddrPort, hasPort bool) {
+func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
 	if [8]byte(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
 		addr := netip.AddrFrom4([4]byte(gid[12:]))
-		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:])), true
+		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:]))
 	}
-	return netip.AddrPortFrom(netip.AddrFrom16(gid).Unmap(), port), false
+	return netip.AddrPortFrom(netip.AddrFrom16(gid).Unmap(), port)
 }

@@ -96,9 +96,11 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 				attr.PathMTU, d.local.Addr(), d.netDev, d.mtu))
 	}
 	if mask&verbs.QPAttrAV != 0 {
-		if err := q.setPath(&attr.AH); err != nil {
+		way, err := q.findPath(attr, mask)
+		if err != nil {
 			return err
 		}
+		q.path = way
 	}
 	if next != verbs.StateReset && next != verbs.StateErr {
 		q.core.Apply(attr, mask)
@@ -115,20 +117,23 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return nil
 }
 
-// setPath finds the way to the peer.
-func (q *QP) setPath(ah *verbs.AH) error {
+// findPath finds the way to the peer that attr names.
+func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 	d := q.dev
-	port := uint16(Port)
-	if d.cfg.Port != 0 {
-		port = d.cfg.Port
-	}
-	peer, _ := addressOf(ah.DGID, port)
-	to, err := d.conn.NewDestination(peer)
+	const op = "modify qp"
+	to, fits, err := d.route(attr.AH.DGID)
 	if err != nil {
-		return q.core.Err("modify qp", verbs.ErrUnreachable, err.Error())
+		return path{}, q.core.Err(op, verbs.ErrUnreachable, err.Error())
 	}
-	q.path = path{to: to, peer: to.Addr(), out: wire.NewFlow(d.local, to.Addr())}
-	return nil
+	mtu := q.core.Attr.PathMTU
+	if mask&verbs.QPAttrPathMTU != 0 {
+		mtu = attr.PathMTU
+	}
+	if mtu > fits {
+		return path{}, q.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("path MTU %v, the way from %v to %v "+
+			"carries %v", mtu, d.local.Addr(), to.Addr().Addr(), fits))
+	}
+	return path{to: to, peer: to.Addr(), out: wire.NewFlow(d.local, to.Addr())}, nil
 }
 
 // PostSend adds requests to the send queue, and sends what may leave.

@@ -151,8 +151,12 @@ func (r *receiver) take() {
 // peer and whole, is counted and dropped: there is no answer to strangers.
 func (r *receiver) packet(now int64, g *udp.Datagram) {
 	d, h := r.dev, &r.header
+	if d.down {
+		d.counts.LinkDown++
+		return
+	}
 	payload, err := wire.Parse(g.Data, h)
-	if err != nil || d.core.Closed != "" || d.down {
+	if err != nil {
 		d.counts.Malformed++
 		return
 	}

@@ -1,0 +1,103 @@
+package roce
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
+)
+
+// A peer that cannot be reached from a NIC is refused when the queue pair is connected, and before
+// by CheckPath, each in a sentence of its own. A refused Modify changes nothing.
+func TestUnreachable(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	a, b := newNode(t, p.Device(0), 64), newNode(t, p.Device(1), 64)
+	var checker verbs.PathChecker = a.dev
+	if err := checker.CheckPath(1, b.dev.gid); err != nil {
+		t.Errorf("another NIC of this host: %v", err)
+	}
+	for name, x := range map[string]struct {
+		gid  verbs.GID
+		says string
+	}{
+		"another family":  {verbs.GID(netip.MustParseAddr("2001:db8::1").As16()), "IPv6"},
+		"no route":        {verbs.GID(netip.MustParseAddr("192.0.2.1").As16()), "192.0.2.1"},
+		"multicast":       {verbs.GID(netip.MustParseAddr("224.0.0.1").As16()), "concrete address"},
+		"port 0 of a GID": {verbs.GID{0xfd, 'i', 'b', 'v', 'r', 'x', 10: 0xff, 0xff, 127, 0, 0, 1}, "port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wants := func(what string, err error) {
+				if !errors.Is(err, verbs.ErrUnreachable) || !strings.Contains(err.Error(), x.says) ||
+					!strings.Contains(err.Error(), "roce0") {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			wants("CheckPath", checker.CheckPath(1, x.gid))
+			qp := a.newQP(t)
+			defer qp.Close()
+			wants("Modify", verbstest.Connect(qp, b.qp, verbstest.ConnectConfig{Port: 1,
+				Adjust: func(local verbs.QP, attr *verbs.QPAttr) {
+					if local == qp {
+						attr.AH.DGID = x.gid
+					}
+				}}))
+			must(t, b.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
+			if s := qp.State(); s != verbs.StateInit {
+				t.Errorf("the queue pair is in %v", s)
+			}
+			if qp.path.to != nil {
+				t.Error("the queue pair has a way to the peer")
+			}
+		})
+	}
+	if err := checker.CheckPath(2, b.dev.gid); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("port 2: %v", err)
+	}
+}
+
+// A queue pair gets another way to its peer while its send queue is drained. What comes from where
+// the peer was is a stranger's from then on.
+func TestPathChanges(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2", "127.0.0.3")
+	pair := newNodes(t, p.Device(0), p.Device(1), 64)
+	a, b := pair[0], pair[1]
+	a.post(t, a.write(b, 1, 64))
+	a.succeed(t)
+	drain := func() {
+		must(t, a.qp.Modify(&verbs.QPAttr{State: verbs.StateSQD}, verbs.QPAttrState))
+	}
+	resume := func(to *Device) {
+		attr, err := a.qp.Query()
+		must(t, err)
+		attr.AH.DGID = to.gid
+		must(t, a.qp.Modify(&attr, verbs.QPAttrAV))
+		attr.State = verbs.StateRTS
+		must(t, a.qp.Modify(&attr, verbs.QPAttrState))
+	}
+	drain()
+	bad, err := a.qp.Query()
+	must(t, err)
+	bad.AH.DGID = verbs.GID(netip.MustParseAddr("2001:db8::1").As16())
+	if err := a.qp.Modify(&bad, verbs.QPAttrAV); !errors.Is(err, verbs.ErrUnreachable) {
+		t.Errorf("a way that there is not: %v", err)
+	}
+	resume(p.Device(2)) // where nobody is
+	a.post(t, a.write(b, 2, 64))
+	strangers := a.dev.Counters().Strangers
+	b.post(t, b.write(a, 3, 64))
+	for a.dev.Counters().Strangers == strangers || p.Device(2).Counters().NoQP == 0 {
+		var none [1]verbs.WC
+		if n, err := a.cq.Poll(none[:]); n != 0 || err != nil {
+			t.Fatalf("a completion over a way that leads nowhere: %v, %v", none[0], err)
+		}
+	}
+	drain()
+	resume(b.dev)
+	if wc := a.succeed(t); wc.ID != 2 {
+		t.Errorf("completion of %d", wc.ID)
+	}
+	b.succeed(t)
+}
