@@ -165,17 +165,23 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.NoQP++
 		return
 	}
-	if g.From.Addr() != q.path.peer.Addr() {
+	// NICs and rdma_rxe send from the ports 0xc000 and up. Once the peer is known to be an end of
+	// this package, what comes from another port is another process of its host.
+	ours := g.From.Port() == q.path.peer.Port()
+	if g.From.Addr() != q.path.peer.Addr() || !ours && q.engine.IsOurs() {
 		d.counts.Strangers++
 		return
 	}
-	ours := g.From.Port() == q.path.peer.Port()
+	if !ours && h.Opcode == wire.Acknowledge && len(payload) != 0 {
+		d.counts.Malformed++ // only ends of this package say there what they have
+		return
+	}
 	if !q.intact(g, ours) {
 		d.counts.BadICRC++
 		return
 	}
 	if ours && !q.engine.IsOurs() {
-		q.engine.PeerIsOurs() // NICs and rdma_rxe send from the ports 0xc000 and up
+		q.engine.PeerIsOurs()
 	}
 	q.engine.Receive(now, h, payload)
 	if !q.touched {
