@@ -177,6 +177,11 @@ func (a *actor) refusedNow() verbs.Status {
 			return a.refused
 		}
 	}
+	return a.refusedNext()
+}
+
+// refusedNext is refusedNow where the next packet must be the one.
+func (a *actor) refusedNext() verbs.Status {
 	if len(a.stream) == 0 {
 		return verbs.StatusSuccess
 	}
@@ -188,7 +193,7 @@ func (a *actor) refusedNow() verbs.Status {
 func (a *actor) received(wc *verbs.WC) {
 	r, verdict := a.recvs[0], verbs.StatusSuccess
 	if wc.Status != verbs.StatusSuccess && wc.Status != verbs.StatusWRFlushErr {
-		verdict = a.peer.refusedNow()
+		verdict = a.peer.refusedNext()
 	}
 	a.recvs = a.recvs[1:]
 	switch {

@@ -1,0 +1,195 @@
+package rc
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// A stranger that forges the addresses of the peer, and knows or guesses the packet numbers, can end
+// a connection: RoCE has no authentication. What it must not do is here.
+
+var strangeOpcodes = []wire.Opcode{wire.SendFirst, wire.SendMiddle, wire.SendLast, wire.SendLastImm,
+	wire.SendOnly, wire.SendOnlyImm, wire.WriteFirst, wire.WriteMiddle, wire.WriteLast, wire.WriteLastImm,
+	wire.WriteOnly, wire.WriteOnlyImm, wire.ReadRequest, wire.ReadResponseFirst, wire.ReadResponseMiddle,
+	wire.ReadResponseLast, wire.ReadResponseOnly, wire.Acknowledge, wire.AtomicAcknowledge,
+	wire.CompareSwap, wire.FetchAdd}
+
+// strangers is a transfer between two ends, and packets that neither has sent in the middle of it.
+type strangers struct {
+	*network
+	input []byte
+	posts int // requests and receives of both ends
+
+	forged  int // packets of strangers
+	answers int // packets that answer them
+}
+
+// byte is the next byte of the input, 0 behind its end.
+func (s *strangers) byte() byte {
+	if len(s.input) == 0 {
+		return 0
+	}
+	b := s.input[0]
+	s.input = s.input[1:]
+	return b
+}
+
+const (
+	strangeRecv   = 64 << 10 // what a message of anyone may land in
+	strangeLand   = 96 << 10 // what an answer of anyone may land in
+	strangeWrite  = 128 << 10
+	strangeMemory = 160 << 10
+)
+
+// header is a packet that the input describes. Its keys are none of the connection's.
+func (s *strangers) header(to int) (wire.Header, []byte) {
+	q := s.ends[to].q
+	h := wire.Header{Opcode: strangeOpcodes[int(s.byte())%len(strangeOpcodes)]}
+	base := q.resp.expected
+	if h.Opcode.IsResponse() {
+		base = q.req.una
+	}
+	flags := s.byte()
+	distance := seq(int64(int8(s.byte())))
+	if flags&1 != 0 {
+		distance <<= flags >> 3
+	}
+	h.PSN = (base + distance).psn()
+	h.AckReq, h.Solicited = flags&2 != 0, flags&4 != 0
+	b := s.byte()
+	h.Syndrome = wire.Syndrome(b)
+	h.Length = uint32(s.byte()) << (b & 31)
+	h.Addr = uint64(s.byte())
+	if b&1 != 0 {
+		h.Addr = s.ends[to].mr.Addr() + uint64(s.byte())
+	}
+	h.RKey = s.ends[to].mr.RKey() ^ (1 + uint32(s.byte()))
+	h.SwapAdd, h.Compare, h.Original = uint64(b), uint64(b), uint64(flags)
+	var payload []byte
+	if h.Opcode.HasPayload() {
+		sizes := []int{0, 1, 255, 256, 257, 4096, 60000, int(s.byte())}
+		payload = bytes.Repeat([]byte{0x5a}, sizes[int(s.byte())%len(sizes)])
+	}
+	return h, payload
+}
+
+// play gives the ends the packets that the input describes, in the middle of a transfer.
+func (s *strangers) play(t *testing.T) {
+	a, b := s.ends[0], s.ends[1]
+	for _, e := range s.ends {
+		for i := range e.mem {
+			e.mem[i] = byte(i * 7)
+		}
+	}
+	before := [2][]byte{bytes.Clone(a.mem), bytes.Clone(b.mem)}
+	for i := range uint64(6) {
+		for j, e := range s.ends {
+			p := s.ends[1-j]
+			if e.q.State != verbs.StateRTS {
+				continue
+			}
+			e.recv(verbs.RecvWR{ID: i, SGL: e.sge(strangeRecv, 5000)})
+			wr := verbs.SendWR{ID: i, Opcode: simOps[int(s.byte())%len(simOps)], Flags: verbs.SendSignaled,
+				RKey: p.mr.RKey(), RemoteAddr: p.mr.Addr() + strangeWrite, SGL: e.sge(strangeLand, 3000)}
+			if wr.Opcode.IsAtomic() {
+				wr.SGL = e.sge(strangeLand, 8)
+			}
+			e.send(wr)
+			s.posts += 2
+		}
+		for range s.byte() % 8 {
+			s.step()
+			s.check()
+		}
+		for range s.byte() % 16 {
+			s.intrude(t, int(s.byte())&1)
+		}
+	}
+	for range 20000 {
+		if !s.step() {
+			break
+		}
+	}
+	completions := 0
+	for i, e := range s.ends {
+		completions += len(e.poll())
+		if !bytes.Equal(e.mem[:strangeRecv], before[i][:strangeRecv]) {
+			t.Errorf("end %d: memory that nobody has a key of has changed", i)
+		}
+	}
+	if completions > s.posts {
+		t.Errorf("%d completions of %d requests and receives", completions, s.posts)
+	}
+}
+
+// intrude gives an end a packet, and checks what it costs.
+func (s *strangers) intrude(t *testing.T, to int) {
+	h, payload := s.header(to)
+	q := s.ends[to].q
+	count := func() (answers int) {
+		for _, h := range s.leaving(to) {
+			if h.Opcode.IsResponse() {
+				answers++
+			}
+		}
+		return answers
+	}
+	count()
+	s.forge(to, h, payload)
+	s.forged++ // what was kept ahead of a gap is answered when that is filled
+	if s.answers += count(); s.answers > s.forged {
+		t.Errorf("%d packets answer %d without a key, at last %v", s.answers, s.forged, h.Opcode)
+	}
+	a, r := &q.resp.answers, &q.resp.ahead
+	kept := 0
+	for i := range r.slots {
+		kept += cap(r.slots[i].payload)
+	}
+	if len(a.list)-a.first > 3*maxReads+2 || r.n > maxTrack || kept > maxTrack*2*256 {
+		t.Errorf("%d answers, %d packets of %d bytes kept", len(a.list), r.n, kept)
+	}
+	if p := q.resp.message; p.kind == sendMessage && p.at > 5000 {
+		t.Errorf("%d bytes of a message in 5000", p.at)
+	}
+}
+
+func playStrangers(t *testing.T, ours bool, input []byte) {
+	s := &strangers{input: input,
+		network: newNetwork(t, 1, shape{ours: ours, memory: strangeMemory, cqDepth: 512, rnrRetry: 3})}
+	s.play(t)
+}
+
+// TestStrangers plays random intruders.
+func TestStrangers(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		worlds := 1000
+		if testing.Short() {
+			worlds = 100
+		}
+		for seed := range worlds {
+			rng := rand.New(rand.NewPCG(uint64(seed), 3))
+			input := make([]byte, 1500)
+			for i := range input {
+				input[i] = byte(rng.Uint32())
+			}
+			if playStrangers(t, ours, input); t.Failed() {
+				t.Fatalf("seed %d", seed)
+			}
+		}
+	})
+}
+
+// FuzzReceive lets the fuzzer be the intruder.
+func FuzzReceive(f *testing.F) {
+	f.Add(true, []byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
+	f.Add(false, []byte{4, 3, 2, 1, 0, 255, 254, 253})
+	f.Fuzz(func(t *testing.T, ours bool, input []byte) {
+		if len(input) < 4000 {
+			playStrangers(t, ours, input)
+		}
+	})
+}
