@@ -119,7 +119,6 @@ func (a *actor) observe() {
 		a.w.violate("SQD", "a request has begun")
 	}
 	wcs := a.e.poll()
-	a.events(wcs)
 	for i := range wcs {
 		if a.w.broken != nil {
 			return
@@ -150,7 +149,7 @@ func (a *actor) observe() {
 
 // events checks the events: one for a queue pair that refuses what it is asked for, unless a
 // receive fails with it.
-func (a *actor) events(wcs []verbs.WC) {
+func (a *actor) events() {
 	for _, event := range a.e.raise {
 		status := a.peer.refusedNow()
 		want := verbs.EventQPReqErr

@@ -9,8 +9,8 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// A stranger that forges the addresses of the peer, and knows or guesses the packet numbers, can end
-// a connection: RoCE has no authentication. What it must not do is here.
+// A stranger that forges the addresses of the peer, and knows or guesses the packet numbers, can
+// end a connection: RoCE has no authentication. What it must not do is here.
 
 var strangeOpcodes = []wire.Opcode{wire.SendFirst, wire.SendMiddle, wire.SendLast, wire.SendLastImm,
 	wire.SendOnly, wire.SendOnlyImm, wire.WriteFirst, wire.WriteMiddle, wire.WriteLast, wire.WriteLastImm,

@@ -214,6 +214,9 @@ func (w *world) after() {
 		a.carryOut()
 	}
 	for _, a := range w.actors {
+		a.events()
+	}
+	for _, a := range w.actors {
 		a.observe()
 	}
 	if w.acted < 0 {
