@@ -314,11 +314,11 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 		}
 		return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)
 	case verbs.StatusRNRRetryExcErr:
-		if q.Attr.RNRRetry != verbs.RNRRetryForever && a.rnrs > int(q.Attr.RNRRetry) &&
+		if q.Attr.RNRRetry != verbs.RNRRetryForever && a.mostRNRs > int(q.Attr.RNRRetry) &&
 			(r.wr.Opcode.IsSend() || r.wr.Opcode.HasImm()) {
 			return ""
 		}
-		return fmt.Sprintf("%d RNR NAKs, %d retries", a.rnrs, q.Attr.RNRRetry)
+		return fmt.Sprintf("%d RNR NAKs in a row, %d retries", a.mostRNRs, q.Attr.RNRRetry)
 	case verbs.StatusRetryExcErr:
 		if since := a.w.now - a.progress; since < a.patience() {
 			return fmt.Sprintf("after %d, its patience is %d", since, a.patience())

@@ -323,6 +323,7 @@ type actor struct {
 	culprit  uint64       // which
 	rnrs     int          // RNR NAKs that arrived since the last progress
 	fresh    int          // in this step
+	mostRNRs int          // the most that rnrs was
 	progress int64        // when the peer was last heard, or began to be awaited
 	heard    int          // a sum that changes with progress
 	waited   bool         // something was awaited
@@ -593,6 +594,7 @@ func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	if h.Opcode == wire.Acknowledge && h.Syndrome.IsRNR() {
 		a.rnrs++
 		a.fresh++
+		a.mostRNRs = max(a.mostRNRs, a.rnrs) // the requests before it may take time to end
 	}
 	if len(w.late) < 40 && w.rng.IntN(20) == 0 {
 		h := *h

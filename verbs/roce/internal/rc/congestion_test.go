@@ -1,0 +1,228 @@
+package rc
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// bottleneck is a path that several connections share: a link with a queue before it that drops what
+// does not fit, in one direction, and nothing but delay in the other.
+type bottleneck struct {
+	t     testing.TB
+	rng   *rand.Rand
+	pairs []*network // each with its two ends; their own flight is not used
+	now   int64
+
+	rate  float64 // bytes a second
+	room  int     // bytes in the queue
+	delay int64   // one way
+	loss  float64 // of packets, at random
+
+	free    int64 // when the link has sent what is in the queue
+	dropped int   // by the queue
+	deepest int   // bytes that were in the queue since it was last set to 0
+	flight  []passing
+	sent    []int // requests completed, by connection
+}
+
+type passing struct {
+	pair, to int
+	at       int64
+	bytes    []byte
+}
+
+const jumbo = 64 << 10 // bytes of a request
+
+func newBottleneck(t testing.TB, connections int, rate float64, room int, delay int64, s shape) *bottleneck {
+	n := &bottleneck{t: t, rng: rand.New(rand.NewPCG(5, 5)), rate: rate, room: room, delay: delay, now: 1,
+		sent: make([]int, connections)}
+	s.ours, s.mtu, s.timeout, s.memory, s.cqDepth = true, verbs.MTU4096, 16, jumbo, 512
+	for i := range connections {
+		s.rndSeed = uint64(i)
+		n.pairs = append(n.pairs, newNetwork(t, uint64(i), s))
+	}
+	return n
+}
+
+// pump keeps a connection busy, and sends what its ends have to send.
+func (n *bottleneck) pump(i int, busy bool) {
+	p := n.pairs[i]
+	a, b := p.ends[0], p.ends[1]
+	for _, wc := range a.poll() {
+		if wc.Status != verbs.StatusSuccess {
+			n.t.Fatalf("connection %d: %v", i, wc.Status)
+		}
+		n.sent[i]++
+	}
+	for busy && a.q.SQ.Posted-a.q.SQ.Acked < 32 && a.q.MaySend() == nil {
+		a.send(a.write(b, 1, jumbo))
+	}
+	for from, e := range p.ends {
+		for more := true; more; {
+			more = e.q.Transmit(n.now, &e.batch)
+			for _, p := range e.batch.Packets() {
+				n.carry(i, 1-from, &p)
+			}
+			e.batch.Reset()
+		}
+	}
+}
+
+// carry puts a packet into the queue, or on its way back.
+func (n *bottleneck) carry(pair, to int, p *Packet) {
+	size := int(p.Len) + len(p.Payload) + int(p.Pad) + wire.ICRCSize
+	at := n.now + n.delay
+	if to == 1 {
+		backlog := int(float64(max(n.free-n.now, 0)) * n.rate / 1e9)
+		if n.deepest = max(n.deepest, backlog); backlog+size > n.room {
+			n.dropped++
+			return
+		}
+		n.free = max(n.free, n.now) + int64(float64(size)/n.rate*1e9)
+		at = n.free + n.delay
+	}
+	if n.rng.Float64() < n.loss {
+		return
+	}
+	b := make([]byte, size)
+	copy(b, p.Header[:p.Len])
+	copy(b[p.Len:], p.Payload)
+	n.flight = append(n.flight, passing{pair, to, at, b})
+}
+
+// run lets time pass. It returns the bytes that each connection has carried, in requests.
+func (n *bottleneck) run(length int64, busy func(i int) bool) []float64 {
+	from := append([]int(nil), n.sent...)
+	for end := n.now + length; n.now < end; {
+		when, first, timer := end, -1, -1
+		for i := range n.pairs {
+			n.pump(i, busy(i))
+		}
+		for i := range n.flight {
+			if f := &n.flight[i]; f.at < when || first >= 0 && f.at == when && i < first {
+				when, first = f.at, i
+			}
+		}
+		for i, p := range n.pairs {
+			for j, e := range p.ends {
+				if at := e.q.Deadline(); at < when {
+					when, timer, first = at, 2*i+j, -1
+				}
+			}
+		}
+		n.now = max(n.now, when)
+		switch {
+		case timer >= 0:
+			n.pairs[timer/2].ends[timer%2].q.Tick(n.now)
+		case first >= 0:
+			f := n.flight[first]
+			n.flight = append(n.flight[:first], n.flight[first+1:]...)
+			var h wire.Header
+			payload, err := wire.Parse(f.bytes, &h)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			n.pairs[f.pair].ends[f.to].q.Receive(n.now, &h, payload)
+		}
+	}
+	carried := make([]float64, len(n.sent))
+	for i := range carried {
+		carried[i] = float64(n.sent[i]-from[i]) * jumbo
+	}
+	return carried
+}
+
+func always(int) bool { return true }
+
+const (
+	ms     = int64(1e6)
+	gigabi = 125e6 // a gigabit, in bytes a second
+)
+
+// Alone, a connection fills the link, and its queue no further than the target.
+func TestWindowAlone(t *testing.T) {
+	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
+	n.run(200*ms, always)
+	n.deepest = 0
+	got := n.run(500*ms, always)
+	share := got[0] / (gigabi * 0.5)
+	queue := float64(n.deepest) / gigabi * 1e6
+	t.Logf("%.1f %% of the link, at most %.0f µs in the queue, %d dropped", 100*share, queue, n.dropped)
+	if share < 0.93 || queue > 900 || n.dropped != 0 {
+		t.Error("less than 93 %, more than 0.9 ms, or packets dropped")
+	}
+}
+
+// Two connections share a link fairly, also when one comes later.
+func TestWindowFair(t *testing.T) {
+	n := newBottleneck(t, 2, gigabi, 1<<20, 50_000, shape{})
+	n.run(300*ms, func(i int) bool { return i == 0 })
+	n.run(700*ms, always)
+	n.deepest = 0
+	got := n.run(1000*ms, always)
+	sum := got[0] + got[1]
+	t.Logf("%.1f %% of the link, %.0f %% and %.0f %% of that, %.0f µs in the queue, %d dropped",
+		100*sum/gigabi, 100*got[0]/sum, 100*got[1]/sum, float64(n.deepest)/gigabi*1e6, n.dropped)
+	if sum < 0.93*gigabi || min(got[0], got[1]) < 0.35*sum || float64(n.deepest)/gigabi > 1.2e-3 {
+		t.Error("less than 93 %, a share of less than 35 %, or more than 1.2 ms in the queue")
+	}
+}
+
+// Losses that come at random do not slow a connection down by much.
+func TestWindowRandomLoss(t *testing.T) {
+	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
+	n.loss = 0.001
+	n.run(200*ms, always)
+	got := n.run(1000*ms, always)
+	t.Logf("%.1f %% of the link", 100*got[0]/gigabi)
+	if got[0] < 0.85*gigabi {
+		t.Error("less than 85 %")
+	}
+}
+
+// Where the queue is short, the window yields to its losses.
+func TestWindowOverflow(t *testing.T) {
+	n := newBottleneck(t, 2, gigabi, 32<<10, 50_000, shape{}) // 0.26 ms, less than the target
+	n.run(300*ms, always)
+	n.dropped = 0
+	got := n.run(1000*ms, always)
+	sum := got[0] + got[1]
+	lost := float64(n.dropped) / (sum/4096 + float64(n.dropped))
+	t.Logf("%.1f %% of the link, %.1f %% of the packets dropped", 100*sum/gigabi, 100*lost)
+	if sum < 0.7*gigabi || lost > 0.09 {
+		t.Error("less than 70 %, or more than 9 % dropped")
+	}
+}
+
+// When the network comes back after a blackout, the connection soon fills it again.
+func TestWindowAfterBlackout(t *testing.T) {
+	n := newBottleneck(t, 1, gigabi, 1<<20, 50_000, shape{})
+	n.run(200*ms, always)
+	n.loss = 1
+	n.run(30*ms, always)
+	n.loss = 0
+	n.run(60*ms, always)
+	got := n.run(500*ms, always)
+	t.Logf("%.1f %% of the link", 100*got[0]/(gigabi*0.5))
+	if got[0] < 0.9*gigabi*0.5 {
+		t.Error("less than 90 %")
+	}
+}
+
+// A rate limit is kept within 1 %.
+func TestRateLimit(t *testing.T) {
+	for _, rate := range []float64{1e6, 50e6} {
+		n := newBottleneck(t, 1, 10*gigabi, 1<<20, 5_000, shape{rate: rate})
+		n.run(200*ms, always)
+		sent := n.pairs[0].ends[0].q.Stats().Sent
+		n.run(1000*ms, always)
+		got := float64(n.pairs[0].ends[0].q.Stats().Sent-sent) * 4096
+		t.Logf("%.3f of the limit of %.0f MB/s", got/rate, rate/1e6)
+		if got > 1.01*rate || got < 0.99*rate {
+			t.Errorf("%.3f of the limit", got/rate)
+		}
+	}
+}
