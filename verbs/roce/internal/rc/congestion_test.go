@@ -8,8 +8,8 @@ import (
 	"ibverbx/verbs/roce/internal/wire"
 )
 
-// bottleneck is a path that several connections share: a link with a queue before it that drops what
-// does not fit, in one direction, and nothing but delay in the other.
+// bottleneck is a path that several connections share: a link with a queue before it that drops
+// what does not fit, in one direction, and nothing but delay in the other.
 type bottleneck struct {
 	t     testing.TB
 	rng   *rand.Rand

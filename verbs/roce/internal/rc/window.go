@@ -89,7 +89,7 @@ func (w *window) arrived(now, rtt int64) {
 		w.base = min(w.base, rtt)
 	}
 	if w.slowdown != 0 {
-		// It ends with the first packet that left in it, when no more than minWindow were under way.
+		// It ends with the first packet that left in it: no more than minWindow were under way.
 		if rtt > 0 && now-rtt >= w.slowdown || now-w.slowdown > 4*(w.roundEnd-w.slowdown) {
 			w.packets, w.slowdown = w.before, 0
 			w.beginRound(now)
