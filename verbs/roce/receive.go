@@ -105,7 +105,7 @@ func (r *receiver) help(goesOn bool) {
 	if goesOn {
 		r.polled.Store(r.dev.now())
 	}
-	_ = r.receiveLocked()
+	_ = r.receiveLocked(1) // the caller has an empty queue no more, or is back soon
 	r.mu.Unlock()
 }
 
@@ -113,20 +113,18 @@ func (r *receiver) help(goesOn bool) {
 func (r *receiver) receive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.receiveLocked()
+	return r.receiveLocked(rounds)
 }
 
-func (r *receiver) receiveLocked() error {
-	for range rounds {
+// receiveLocked receives up to so many batches, until nothing is left.
+func (r *receiver) receiveLocked(batches int) error {
+	for range batches {
 		if _, err := r.batch.Recv(); err != nil {
 			return err
 		}
 		r.dev.mu.Lock()
 		r.take()
 		r.dev.mu.Unlock()
-		if !r.batch.More {
-			return nil
-		}
 	}
 	return nil
 }

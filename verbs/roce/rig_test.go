@@ -2,6 +2,7 @@ package roce
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -19,6 +20,13 @@ func openNICs(t testing.TB, cfg Config, addrs ...string) *Provider {
 	must(t, err)
 	t.Cleanup(func() { must(t, p.Close()) })
 	return p
+}
+
+// ownAddr is a loopback address that no other process's test is likely to use, and so has port 4791
+// free.
+func ownAddr(i int) string {
+	pid := os.Getpid()
+	return netip.AddrFrom4([4]byte{127, byte(100 + i), byte(pid >> 8), byte(pid)}).String()
 }
 
 // node is one end of a connection.

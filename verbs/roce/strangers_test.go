@@ -216,7 +216,7 @@ func (f *foreign) listen() (wire.Header, []byte) {
 func TestForeignPeer(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1")
 	n := newNode(t, p.Device(0), 64)
-	f := newForeign(t, n, "127.0.0.7")
+	f := newForeign(t, n, ownAddr(2))
 	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
 		RKey: n.mr.RKey(), Length: 4}
 	f.say(write, []byte("good"))
@@ -268,7 +268,7 @@ func TestDeniedPeerIsTold(t *testing.T) {
 	n := newNode(t, p.Device(0), 64)
 	events := make(chan verbs.Event, 4)
 	defer n.dev.Watch(events)()
-	f := newForeign(t, n, "127.0.0.7")
+	f := newForeign(t, n, ownAddr(2))
 	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
 		RKey: n.mr.RKey() ^ 0x10, Length: 4}
 	f.say(write, []byte("evil"))
