@@ -1,7 +1,9 @@
 // Package processes_test runs programs on packages transport, tagged and shmem between processes,
 // as they are used: every member of a team is a process with memory and NICs of its own, which
 // knows of the others only what their cards say. The test binary starts itself for each member.
-// Software NICs do not reach beyond their process: with them, the default, members are goroutines.
+// They run over sockets of the loopback interface (roce), and, with -provider rdmacore, over the
+// host's NICs. Software NICs do not reach beyond their process: with those, members are goroutines.
+// By default every test runs over soft and over roce.
 //
 //	a test ──► team.run ──► member 0, 1, 2, ...: processes, or goroutines
 //	               │              │    │

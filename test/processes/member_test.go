@@ -53,7 +53,7 @@ func runAsProcess(job string) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), p.Limit,
 		fmt.Errorf("not done within %v", p.Limit))
 	defer cancel()
-	provider, all, err := openReal(p.Devices)
+	provider, all, err := p.open()
 	if err != nil {
 		return err
 	}

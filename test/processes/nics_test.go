@@ -3,23 +3,26 @@ package processes_test
 import (
 	"flag"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
+	"ibverbx/verbs/roce"
 	"ibverbx/verbs/soft"
 )
 
 var (
-	providerFlag = flag.String("provider", "soft", "the NICs to test on: soft, rdmacore")
+	providerFlag = flag.String("provider", "soft,roce", "the NICs to test on: soft, roce, rdmacore")
 	devicesFlag  = flag.String("devices", "", "which of the real NICs, for example rxe0,rxe1; empty for all")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	limitFlag    = flag.Duration("limit", 20*time.Second, "how long a team may take")
 )
 
-// nicsOf returns the NICs of a member. Real ones are shared: neighbours begin at different ones.
+// nicsOf returns the NICs of a member. Those of rdmacore are shared, and those of roce at the same
+// addresses, each member's on ports of its own: neighbours begin at different ones.
 func nicsOf(all []verbs.Device, p *task) []verbs.Device {
 	nics := make([]verbs.Device, p.NICs)
 	for i := range nics {
@@ -32,9 +35,21 @@ func nicsOf(all []verbs.Device, p *task) []verbs.Device {
 	return nics
 }
 
-// openReal opens the host's NICs.
-func openReal(devices string) (verbs.Provider, []verbs.Device, error) {
-	p, err := rdmacore.Open(rdmacore.Config{Devices: devices})
+// open opens the NICs of a member that is a process: the host's, or sockets on addresses of the
+// loopback interface.
+func (p *task) open() (verbs.Provider, []verbs.Device, error) {
+	if p.Provider == "roce" {
+		var cfg roce.Config
+		for i := range p.NICs {
+			cfg.Addresses = append(cfg.Addresses, netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}))
+		}
+		return opened(roce.Open(cfg))
+	}
+	return opened(rdmacore.Open(rdmacore.Config{Devices: p.Devices}))
+}
+
+// opened lists the NICs of a provider.
+func opened[P verbs.Provider](p P, err error) (verbs.Provider, []verbs.Device, error) {
 	if err != nil {
 		return nil, nil, err
 	}
@@ -70,6 +85,10 @@ func (p *task) conn() ibverbx.ConnConfig {
 	case p.Provider == "soft" && p.Hasty:
 		c.Timeout, c.RetryCount = 8, 2 // a millisecond, three times
 	case p.Provider == "soft":
+	case p.Provider == "roce" && p.Hasty:
+		c.Timeout, c.RetryCount = 16, 2 // 268 ms, three times
+	case p.Provider == "roce":
+		c.Timeout = 16
 	case p.Hasty:
 		c.Timeout, c.RetryCount = 16, 4 // 268 ms, five times
 	default:

@@ -62,6 +62,7 @@ func shmemKilled(ctx context.Context, m *member, pe *shmem.PE) error {
 	if err := shmem.P(ctx, pe, words.At(2), uint64(m.Rank+1), next); err != nil {
 		return fmt.Errorf("to PE %d, which lives: %w", next, err)
 	}
+	pe.Fence() // over two NICs the fetch may overtake the put
 	got, err := shmem.Fetch(ctx, pe, words.At(2), next)
 	if err != nil || got != uint64(m.Rank+1) {
 		return fmt.Errorf("back from PE %d, which lives: %d, %w", next, got, err)

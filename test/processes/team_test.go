@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -26,10 +27,20 @@ const realSlow = 3
 // endTimeout is how long members may take to end after their team has.
 const endTimeout = 10 * time.Second
 
-// run runs the program on all members. It returns when all have ended.
+// run runs the program on all members, over each of the providers. It returns when all have ended.
 func (c team) run(t *testing.T) {
 	t.Helper()
-	base := c.task(t)
+	for name := range strings.SplitSeq(*providerFlag, ",") {
+		t.Run(name, func(t *testing.T) {
+			t.Helper()
+			c.runOver(t, name)
+		})
+	}
+}
+
+func (c team) runOver(t *testing.T, provider string) {
+	t.Helper()
+	base := c.task(t, provider)
 	var members crew
 	if base.Provider == "soft" {
 		members = newGoroutines(openFabric(t, c.members*base.NICs), base)
@@ -68,19 +79,19 @@ func (c team) run(t *testing.T) {
 }
 
 // task is the task of all members. It skips the test if there are too few NICs.
-func (c team) task(t *testing.T) task {
+func (c team) task(t *testing.T, provider string) task {
 	t.Helper()
 	p := task{
 		Program: c.program, Of: c.members, NICs: max(c.nics, 1), QPs: c.qps, Hasty: c.victim, Zero: c.zero,
 		Rounds:   c.rounds,
-		Provider: *providerFlag, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(),
+		Provider: provider, Devices: *devicesFlag, GIDIndex: gidIndex(), Token: rand.Text(),
 		Limit: *limitFlag,
 	}
 	switch p.Provider {
-	case "soft":
+	case "soft", "roce":
 	case "rdmacore":
 		p.Rounds = (p.Rounds + realSlow - 1) / realSlow
-		provider, all, err := openReal(p.Devices)
+		provider, all, err := p.open()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +102,7 @@ func (c team) task(t *testing.T) task {
 			t.Skipf("needs %d NICs, there are %d", p.NICs, len(all))
 		}
 	default:
-		t.Fatalf("-provider %q: have soft, rdmacore", p.Provider)
+		t.Fatalf("-provider %q: have soft, roce, rdmacore", p.Provider)
 	}
 	return p
 }
