@@ -1,0 +1,234 @@
+package ibverbx_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// boundary is a limit of requests: a request on it is accepted, the next one beyond is refused.
+type boundary struct {
+	name   string
+	within func(e *end, wr *ibverbx.SendWR)
+	beyond func(e *end, wr *ibverbx.SendWR)
+	want   error
+	says   string
+}
+
+// pieces gives a request n pieces of size bytes each, from the buffer's beginning on.
+func pieces(e *end, wr *ibverbx.SendWR, n int, size uint64) {
+	wr.Local, wr.SGL = ibverbx.Segment{}, nil
+	for i := range uint64(n) {
+		wr.SGL = append(wr.SGL, e.mr.Slice(i*size, size))
+	}
+}
+
+func inline(wr *ibverbx.SendWR, n int) {
+	wr.Flags, wr.Local, wr.Inline = wr.Flags|verbs.SendInline, ibverbx.Segment{}, make([]byte, n)
+}
+
+func everyRail(e *end, wr *ibverbx.SendWR, n uint64) {
+	wr.EveryRail, wr.Local, wr.Remote = true, e.mr.Slice(0, n), e.peer.Slice(0, n)
+}
+
+func fetchAdd(e *end, wr *ibverbx.SendWR, at uint64) {
+	wr.Opcode, wr.Local, wr.Remote = verbs.OpAtomicFetchAdd, e.mr.Slice(0, 8), e.peer.Slice(at, 8)
+}
+
+const (
+	boundFragment = 1000
+	boundPieces   = 3
+	boundInline   = 32
+)
+
+// Limits of every virtual queue pair.
+var boundaries = []boundary{
+	{"inline bytes",
+		func(_ *end, wr *ibverbx.SendWR) { inline(wr, boundInline) },
+		func(_ *end, wr *ibverbx.SendWR) { inline(wr, boundInline+1) },
+		ibverbx.ErrLength, "33 bytes inline"},
+	{"pieces of a SEND",
+		func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend; pieces(e, wr, boundPieces, 8) },
+		func(e *end, wr *ibverbx.SendWR) { wr.Opcode = verbs.OpSend; pieces(e, wr, boundPieces+1, 8) },
+		verbs.ErrInvalid, "4 pieces"},
+	{"pieces of an atomic",
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 0); pieces(e, wr, 1, 8) },
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 0); pieces(e, wr, 2, 4) },
+		ibverbx.ErrLength, "8 bytes in 2 pieces"},
+	{"bytes of an atomic",
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 0) },
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 0); wr.Local.Length = 0 },
+		ibverbx.ErrLength, "of 0 bytes in 1 pieces"},
+	{"alignment of an atomic",
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 8) },
+		func(e *end, wr *ibverbx.SendWR) { fetchAdd(e, wr, 9) },
+		ibverbx.ErrAlignment, "multiple of 8"},
+	{"the end of the buffer",
+		func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(e.mr.Len()-64, 64) },
+		func(e *end, wr *ibverbx.SendWR) { wr.Local = e.mr.Slice(e.mr.Len()-63, 64) },
+		ibverbx.ErrBounds, "reaches beyond its region"},
+	{"the end of a remote segment",
+		func(e *end, wr *ibverbx.SendWR) { wr.Remote.Length = 64 },
+		func(e *end, wr *ibverbx.SendWR) { wr.Remote.Length = 63 },
+		ibverbx.ErrBounds, "64 bytes for a remote segment of 63"},
+	{"pieces without keys",
+		func(e *end, wr *ibverbx.SendWR) {
+			wr.Local, wr.SGL = ibverbx.Segment{}, []ibverbx.Segment{e.mr.Slice(0, 8), {}, e.mr.Slice(8, 8)}
+		},
+		func(e *end, wr *ibverbx.SendWR) {
+			wr.Local, wr.SGL = ibverbx.Segment{}, []ibverbx.Segment{e.mr.Slice(0, 8), {Length: 1}}
+		},
+		ibverbx.ErrNoKey, "has no keys"},
+	{"pieces that wrap",
+		func(e *end, wr *ibverbx.SendWR) { pieces(e, wr, 2, 8) },
+		func(_ *end, wr *ibverbx.SendWR) {
+			keys := map[verbs.DeviceID]uint32{}
+			for dev := range verbs.DeviceID(8) {
+				keys[dev] = 1
+			}
+			huge := ibverbx.Segment{Length: math.MaxUint64, Keys: ibverbx.NewKeys(keys)}
+			wr.Local, wr.SGL = ibverbx.Segment{}, []ibverbx.Segment{huge, {Length: 1, Keys: huge.Keys}}
+		},
+		ibverbx.ErrLength, "longer than the address space"},
+	{"what is relaxed",
+		func(_ *end, wr *ibverbx.SendWR) { wr.Opcode, wr.Relaxed = verbs.OpSend, true },
+		func(_ *end, wr *ibverbx.SendWR) { wr.Relaxed = true },
+		verbs.ErrInvalid, "cannot be Relaxed"},
+	{"what goes over every rail",
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, 64) },
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, 64); wr.Opcode = verbs.OpRDMAWriteWithImm },
+		verbs.ErrInvalid, "cannot go over EveryRail"},
+	{"pieces over every rail",
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, 64); pieces(e, wr, boundPieces, 16) },
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, 64); pieces(e, wr, boundPieces+1, 16) },
+		verbs.ErrInvalid, "4 pieces"},
+	{"a payload without its flag",
+		func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{} },
+		func(_ *end, wr *ibverbx.SendWR) { wr.Inline = []byte{1} },
+		verbs.ErrInvalid, "the flag SendInline is not"},
+	{"flags",
+		func(_ *end, wr *ibverbx.SendWR) { wr.Flags |= verbs.SendFence | verbs.SendSolicited },
+		func(_ *end, wr *ibverbx.SendWR) { wr.Flags |= 1 << 9 },
+		verbs.ErrInvalid, "unknown bits"},
+}
+
+// Limits of several queue pairs.
+var fragmentedBoundaries = []boundary{
+	{"a signal",
+		func(_ *end, _ *ibverbx.SendWR) {},
+		func(_ *end, wr *ibverbx.SendWR) { wr.Flags = 0 },
+		ibverbx.ErrUnsignaled, "needs SendSignaled"},
+	{"bytes on each rail",
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, boundFragment*uint64(e.DataRails())) },
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, (boundFragment+1)*uint64(e.DataRails())) },
+		ibverbx.ErrLength, "a fragment has at most 1000"},
+	{"an even cut",
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, uint64(e.DataRails())) },
+		func(e *end, wr *ibverbx.SendWR) { everyRail(e, wr, uint64(e.DataRails())+1) },
+		ibverbx.ErrLength, "must be a multiple of"},
+}
+
+// Every limit of a request is exactly where it is said to be: one on it is carried out, one beyond
+// is refused with its error, without effect, and the connection goes on.
+func TestRequestsUpToTheirLimits(t *testing.T) {
+	for _, m := range modes {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+			MaxMsgSize: boundFragment, MaxSGE: boundPieces, MaxInline: boundInline}})
+		list := boundaries
+		if l.a.DataRails() > 1 {
+			list = append(list[:len(list):len(list)], fragmentedBoundaries...)
+		}
+		for _, c := range list {
+			request := func(edit func(*end, *ibverbx.SendWR)) ibverbx.SendWR {
+				wr := l.a.write(verbs.OpRDMAWrite, 5, 0, 64)
+				edit(l.a, &wr)
+				return wr
+			}
+			within := request(c.within)
+			if within.Opcode == verbs.OpSend {
+				if _, err := l.b.PostRecv(ibverbx.RecvWR{Local: l.b.mr.Slice(0, 64)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n, err := l.a.PostSend(within); n != 1 || err != nil {
+				t.Errorf("%s, %s: refused at the limit: %v", m.name, c.name, err)
+				continue
+			}
+			ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+			n, err := l.a.PostSend(request(c.beyond))
+			if n != 0 || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%s, %s: beyond the limit: %d accepted, %v; want %v that says %q", m.name, c.name, n,
+					err, c.want, c.says)
+			}
+			if s := l.a.Stats(); s.State != verbs.StateRTS || s.SendWindow != 0 {
+				t.Fatalf("%s, %s: a trace is left: %+v", m.name, c.name, s)
+			}
+		}
+	}
+}
+
+// A single queue pair cuts nothing, so MaxMsgSize bounds no message of it, over "every" rail
+// neither.
+func TestSingleQueuePairIgnoresTheSizeOfFragments(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: boundFragment}})
+	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 0)
+	everyRail(l.a, &wr, boundFragment+1)
+	l.a.send(t, wr)
+	ids(t, l.a.wait(t, 1), verbs.StatusSuccess)
+}
+
+// A SEND needs a key for the device whose queue pair carries it, and for no other.
+func TestSendNeedsTheKeyOfItsCarrier(t *testing.T) {
+	multiModes(t, linkConfig{}, func(t *testing.T, l *link) {
+		carrier := l.a.nics[0].ID()
+		key, _ := l.a.mr.Keys().Key(carrier)
+		local := l.a.mr.Slice(0, 8)
+		for dev := range verbs.DeviceID(8) {
+			local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{dev: key})
+			n, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: local})
+			if (n == 1) != (dev == carrier) || n == 0 && !errors.Is(err, ibverbx.ErrNoKey) {
+				t.Errorf("a key for device %d: %d accepted, %v", dev, n, err)
+			}
+			into := l.b.mr.Slice(0, 8)
+			into.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{dev: 1})
+			n, err = l.b.PostRecv(ibverbx.RecvWR{Local: into})
+			if (n == 1) != (dev == l.b.nics[0].ID()) || n == 0 && !errors.Is(err, ibverbx.ErrNoKey) {
+				t.Errorf("a receive with a key for device %d: %d accepted, %v", dev, n, err)
+			}
+		}
+	})
+}
+
+// A receive has as many pieces as the queue pair takes, and no piece is longer than a message.
+func TestReceivesUpToTheirLimits(t *testing.T) {
+	for _, m := range modes {
+		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
+			MaxRecvSGE: boundPieces}})
+		var wr ibverbx.SendWR
+		for _, c := range []struct {
+			pieces int
+			want   error
+		}{{boundPieces, nil}, {boundPieces + 1, verbs.ErrInvalid}} {
+			pieces(l.b, &wr, c.pieces, 8)
+			n, err := l.b.PostRecv(ibverbx.RecvWR{SGL: wr.SGL})
+			if !errors.Is(err, c.want) || (n == 1) != (c.want == nil) {
+				t.Errorf("%s: %d pieces: %d accepted, %v", m.name, c.pieces, n, err)
+			}
+		}
+		huge := ibverbx.Segment{Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{l.b.nics[0].ID(): 1})}
+		for _, c := range []struct {
+			length uint64
+			want   error
+		}{{1 << 31, nil}, {1<<31 + 1, ibverbx.ErrLength}} {
+			huge.Length = c.length
+			n, err := l.b.PostRecv(ibverbx.RecvWR{Local: huge})
+			if !errors.Is(err, c.want) || (n == 1) != (c.want == nil) {
+				t.Errorf("%s: a piece of %d bytes: %d accepted, %v", m.name, c.length, n, err)
+			}
+		}
+	}
+}
