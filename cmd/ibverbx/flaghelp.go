@@ -49,10 +49,12 @@ func perfFlagHelp() map[string]string {
 		"no-verify": "Do not compare what arrived.",
 		"memory": "Memory that one direction writes to before it starts again. Less than the caches hold " +
 			"measures the caches. [${default}]",
-		"provider": "Where the NICs come from: soft, software NICs in this process, or rdmacore, the " +
-			"host's. [soft, rdmacore for two processes]",
+		"provider": "Where the NICs come from: soft, software NICs in this process, rdmacore, the host's, " +
+			"or roce, UDP sockets. [soft; for two processes rdmacore, or roce where the host has no RDMA " +
+			"NIC]",
 		"device": "Which real NICs: mlx5_0:1,mlx5_1 (a port behind a colon), mlx5_*, ^mlx5_2 (all but " +
-			"that). [all]",
+			"that). Of roce: interfaces and addresses, eth0,192.0.2.7. [all; of roce, where the processes " +
+			"meet]",
 		"gid-index": "Entry of the port's GID table, see ibverbx devices. [RoCE v2 over IPv4 first]",
 		"mtu": "Path MTU in bytes, 256 to 4096; the smaller one of both ends counts. [the ports' active " +
 			"MTU]",
@@ -66,7 +68,7 @@ func perfFlagHelp() map[string]string {
 		"outs": "Reads and atomics outstanding on a queue pair, 1 to 255. [16, or what the NIC " +
 			"allows]",
 		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
-		"nics":     "NICs of each end. [soft: 2, real: all that are chosen]",
+		"nics":     "NICs of each end. [soft: 2, others: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
 		"fragment": "Largest fragment of a message. [${default}]",
 		"depth":    "Fragments outstanding on a queue pair. [${default}]",
@@ -97,11 +99,13 @@ func perfFlagHelp() map[string]string {
 
 func devicesFlagHelp() map[string]string {
 	return map[string]string{
-		"provider": "Where the NICs come from: soft, software NICs, or rdmacore, the host's. [rdmacore]",
-		"device":   "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). [all]",
-		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
-		"nics":     "How many software NICs there are. [4]",
-		"json":     "A JSON document in place of the table.",
-		"verbose":  "All attributes.",
+		"provider": "Where the NICs come from: soft, software NICs, rdmacore, the host's, or roce, UDP " +
+			"sockets. [rdmacore, or roce where the host has no RDMA NIC]",
+		"device": "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). Of roce: interfaces and " +
+			"addresses, eth0,192.0.2.7. [all]",
+		"library": "Path of libibverbs. [as the dynamic loader finds it]",
+		"nics":    "How many software NICs there are. [4]",
+		"json":    "A JSON document in place of the table.",
+		"verbose": "All attributes.",
 	}
 }

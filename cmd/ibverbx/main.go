@@ -8,7 +8,8 @@
 //	ibverbx help       what a command does and takes; --man writes that as a manual page
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
-// anywhere. With --listen and --connect it measures between two processes over real NICs. The exit
+// anywhere. With --listen and --connect it measures between two processes over real NICs, or over
+// UDP sockets where the host has none. The exit
 // code is 0 when all went well, 1 when something failed, 2 when the flags make no sense, and 130
 // after Ctrl-C. A failure that --fault has caused does not count, if every promise was kept and the
 // run continued.
@@ -135,7 +136,7 @@ func run(c *console, args []string) (code int) {
 	parser, err := kong.New(&flags,
 		kong.Name("ibverbx"),
 		kong.Description("RDMA for Go: one reliable connection of many queue pairs. Without NICs it runs "+
-			"over software NICs in this process."),
+			"over software NICs in this process, and between two processes over UDP sockets."),
 		kong.Writers(c.out, c.err),
 		kong.Exit(func(int) { panic(helpShown{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),

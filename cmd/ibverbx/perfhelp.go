@@ -38,14 +38,22 @@ queue pair without the layer, bandwidths beside copy(), several endpoints beside
 processes they stand alone, and --layer shmem is measured in one process only. --tx-depth then counts on each
 endpoint.
 
-Two processes, on two hosts or one, over real NICs:
-  ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host: waits, measures once, exits
+Two processes, on two hosts or one, over real NICs or, where the host has none, UDP sockets:
+  ibverbx perf --listen                             in one terminal: waits, measures once, exits
+  ibverbx perf --connect 127.0.0.1                  in another one
+  ibverbx perf --listen -d mlx5_0,mlx5_1            on the one host, over some of its NICs
   ibverbx perf --listen --keep                      likewise, and stays for the next
   ibverbx perf host1 -d mlx5_0,mlx5_1 --op write-imm -b
                                                     on the other: decides what is measured
 Each end chooses its own NICs, their connection (--gid-index to --outs), --timeout and output; all else is for
 the connecting end. Both print the figures, which the connecting end takes. The connecting end exits
 with 1 when either fails or goes.
+
+--provider roce makes NICs of UDP sockets that speak RoCEv2, without privilege; stderr says where it is used
+because a host has no RDMA NIC. They are at the addresses over which the two processes meet, or at those that
+--device names: interfaces and addresses, such as eth0 or 192.0.2.7. The UDP port is 4791, or another one where
+that is taken, which a firewall must let through. Such an end also measures with a NIC that speaks RoCEv2 if
+it has port 4791; that has not been tried yet.
 
 A listening end serves its clients one after another, since two at a time would disturb each other's figures;
 those that wait are told so. When one breaks off, it says why and serves the next. It exits with the first
@@ -54,7 +62,8 @@ Ctrl-C. With --json it writes a document for each client. For traffic from sever
 start a listening end for each, on ports of their own.
 
 Any host that reaches a listening end may make it measure: then that uses up to 4 GiB of memory, most of it
-pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1.
+pinned, and its NICs. Listen where you trust who can connect, as in --listen=10.0.0.1. RoCE itself is neither
+authenticated nor encrypted.
 
 Flags have the letters of perftest, where it has them. Unlike there, --iters and --tx-depth count messages
 over all queue pairs together, and --qps counts the queue pairs on each NIC.
