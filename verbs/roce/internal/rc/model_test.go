@@ -112,6 +112,21 @@ func (a *actor) verdict(r *request) verbs.Status {
 	return verbs.StatusSuccess
 }
 
+// repeats checks that all is sent again, also what the peer had kept, from the request on for which
+// the receiver was not ready.
+func (a *actor) repeats() {
+	r := &a.e.q.req
+	if r.refused {
+		a.ready = 0 // it is not asked again
+	}
+	for s := max(a.again, r.una); a.again != 0 && !r.refused && s < r.next; s++ {
+		if state := r.at(s).state; state == kept || state == flying && r.at(s).sentAt != a.w.now {
+			a.w.violate("receivers that are not ready", "%d behind the oldest is not sent again", s-r.una)
+		}
+	}
+	a.again = 0
+}
+
 // observe takes the completions and events that there are, and compares them with what must be.
 func (a *actor) observe() {
 	a.hear()
@@ -155,6 +170,9 @@ func (a *actor) events() {
 		want := verbs.EventQPReqErr
 		if status == verbs.StatusRemAccessErr {
 			want = verbs.EventQPAccessErr
+		}
+		if a.peer.dead != alive && a.victim == nil && event == verbs.EventQPAccessErr {
+			status, want = verbs.StatusRemAccessErr, event // an answer to a read that has been flushed
 		}
 		if a.dead != alive || event != want || status == verbs.StatusSuccess {
 			a.w.violate("events", "%v, where the verdict is %v", event, status)
@@ -323,6 +341,14 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 		if since := a.w.now - a.progress; since < a.patience() {
 			return fmt.Sprintf("after %d, its patience is %d", since, a.patience())
 		}
+		w := a.w
+		if w.perfect && a.refused != verbs.StatusSuccess {
+			return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)
+		}
+		if a.peer.dead == alive && w.outages == 0 && w.vanish == 0 && w.harm.lose < 0.05 &&
+			w.shape.retries == 7 && w.shape.rate == 0 {
+			return "the peer and the network are well"
+		}
 		return ""
 	}
 	return "no reason"
@@ -363,9 +389,39 @@ func (a *actor) hear() {
 	}
 }
 
-// leaves checks what leaves an end: no fenced request before the answers that it waits for.
+// negative notes what a negative acknowledgement that arrives forbids.
+func (a *actor) negative(h *wire.Header) {
+	r := &a.e.q.req
+	s := r.una.near(h.PSN)
+	if a.e.q.State != verbs.StateRTS || s < r.una || s >= r.next || r.at(s).state == done ||
+		r.at(s).state == lost {
+		return // a copy, or of an earlier connection
+	}
+	switch {
+	case h.Syndrome.IsRNR():
+		if a.w.now >= a.ready {
+			a.ready = a.w.now + int64(verbs.RNRTimer(h.Syndrome.Value()))
+			a.again = s
+		}
+	case h.Syndrome.IsNak() && h.Syndrome != wire.NakSequence && a.stop == 0:
+		a.stop = a.begun()
+	}
+}
+
+// leaves checks what leaves an end: nothing while the peer's receiver is not ready, no request
+// behind one that was refused, no fenced request before the answers that it waits for.
 func (a *actor) leaves(h *wire.Header) {
-	if !h.Opcode.IsRequest() || !h.Opcode.Begins() {
+	if !h.Opcode.IsRequest() {
+		return
+	}
+	a.hear()
+	if a.w.now < a.ready {
+		a.w.violate("receivers that are not ready", "%v leaves", h.Opcode)
+	}
+	if a.stop != 0 && a.stop.near(h.PSN) >= a.stop {
+		a.w.violate("errors", "%v leaves behind a request that was refused", h.Opcode)
+	}
+	if !h.Opcode.Begins() {
 		return
 	}
 	for i := range a.posted {

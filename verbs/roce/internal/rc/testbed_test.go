@@ -198,6 +198,7 @@ type network struct {
 	latency int64
 	harm    harm
 	dark    int64 // until when all packets are lost
+	lazy    int   // of packets that arrive in a row, one in so many is answered at once; 0 is each
 	acted   int   // the end that did something in the last step
 	// drop says which packets are lost, besides those that harm takes.
 	drop func(to int, h *wire.Header) bool
@@ -279,9 +280,31 @@ func (n *network) carry(to int, b []byte) {
 // nothing is left to happen.
 func (n *network) step() bool {
 	n.acted = -1
+	if n.lazy == 0 || n.rng.IntN(n.lazy) == 0 || !n.soon() {
+		n.flushAll()
+	}
+	return n.happen()
+}
+
+// soon reports whether a packet arrives almost at once, so that it may share a batch with those
+// before it.
+func (n *network) soon() bool {
+	for i := range n.flight {
+		if n.flight[i].at <= n.now+n.latency/5 {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *network) flushAll() {
 	for i := range n.ends {
 		n.flush(i)
 	}
+}
+
+// happen lets the next thing happen that is waited for.
+func (n *network) happen() bool {
 	when, first := int64(Never), -1
 	for i, d := range n.flight {
 		if d.at < when || d.at == when && d.number < n.flight[first].number {
@@ -299,6 +322,7 @@ func (n *network) step() bool {
 		n.now = max(when, n.now)
 		n.acted = timer
 		n.ends[timer].q.Tick(n.now)
+		n.flush(timer)
 	case first >= 0:
 		n.now = max(when, n.now)
 		d := n.flight[first]

@@ -44,6 +44,7 @@ type world struct {
 	late   []datagram // copies of some packets, for the next connection
 	broken *broken
 
+	ops      []verbs.Opcode
 	bad      int   // one request in so many is wrong; 0 is none
 	outages  int   // one step in so many begins a blackout; 0 is none
 	pauses   int   // one step in so many takes an end to SQD
@@ -105,6 +106,12 @@ func newWorld(t *testing.T, seed uint64) *world {
 		if w.chance(6) {
 			w.vanish = 1 + rng.IntN(600)
 		}
+	}
+	if w.chance(3) {
+		w.lazy = 2 + rng.IntN(8)
+	}
+	if w.ops = simOps; w.chance(4) {
+		w.ops = simOps[len(simOps)-3:] // what is answered
 	}
 	if w.chance(3) {
 		w.bad = 20 + rng.IntN(60)
@@ -197,7 +204,9 @@ func (w *world) events() {
 		}
 		a.pause()
 		a.closeRegion()
-		w.flush(a.e.id)
+		if w.lazy == 0 {
+			w.flush(a.e.id)
+		}
 		a.hear()
 		a.fresh = 0
 	}
@@ -211,6 +220,7 @@ func (w *world) after() {
 		}
 	}
 	for _, a := range w.actors {
+		a.repeats()
 		a.carryOut()
 	}
 	for _, a := range w.actors {
@@ -274,7 +284,7 @@ func (w *world) reconnect() {
 		e.q.Enter(w.now, verbs.StateReset)
 		e.raise = nil
 	}
-	w.dark, w.vanish = 0, 0
+	w.dark, w.vanish, w.perfect = 0, 0, false
 	s := &w.shape
 	for i := range s.psn {
 		s.psn[i] = (s.psn[i] + 1<<20 + w.rng.Uint32N(1<<23)) & psnMask
@@ -327,6 +337,9 @@ type actor struct {
 	progress int64        // when the peer was last heard, or began to be awaited
 	heard    int          // a sum that changes with progress
 	waited   bool         // something was awaited
+	ready    int64        // until when the receiver of the peer is not ready
+	again    seq          // the receiver of the peer was found not ready for it in this step
+	stop     seq          // the peer has refused a request: no number from it on may leave; 0 is none
 	limit    seq          // in SQD: no number from it on may leave
 }
 
@@ -426,7 +439,7 @@ func (a *actor) post() {
 	if a.left == 0 || a.dead != alive || a.e.q.CheckSend(&verbs.SendWR{Opcode: verbs.OpSend}) != nil {
 		return // the queue may be full of requests that have no completion
 	}
-	op := simOps[rng.IntN(len(simOps))]
+	op := w.ops[rng.IntN(len(w.ops))]
 	size := rng.IntN(300)
 	switch {
 	case op.IsAtomic():
@@ -571,12 +584,18 @@ func (a *actor) pause() {
 		return
 	}
 	a.e.modify(w.now, verbs.QPAttr{State: verbs.StateSQD}, verbs.QPAttrState)
-	a.limit = a.e.q.req.next
+	a.limit = a.begun()
+}
+
+// begun is the number behind those of the requests of which something has left.
+func (a *actor) begun() seq {
+	next := a.e.q.req.next
 	for _, r := range a.posted {
-		if r.first < a.limit && a.limit < r.first+seq(r.packets) {
-			a.limit = r.first + seq(r.packets)
+		if r.first < next && next < r.first+seq(r.packets) {
+			return r.first + seq(r.packets)
 		}
 	}
+	return next
 }
 
 // closeRegion closes the region that may be.
@@ -591,6 +610,9 @@ func (a *actor) closeRegion() {
 // packetArrives watches what arrives at an end.
 func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	a := w.actors[to]
+	if h.Opcode == wire.Acknowledge {
+		a.negative(h)
+	}
 	if h.Opcode == wire.Acknowledge && h.Syndrome.IsRNR() {
 		a.rnrs++
 		a.fresh++

@@ -1,0 +1,18 @@
+package roce
+
+import (
+	"testing"
+
+	"ibverbx/test/internal/hunt"
+)
+
+var flags = hunt.NewFlags()
+
+// engine is the game of the engine, which its own package plays.
+var engine = hunt.Game{Test: "TestSimulation", Dir: "./verbs/roce/internal/rc"}
+
+// TestMutations checks that each bug has its place. With -mutate it plants them one at a time and
+// demands that the simulation finds each.
+func TestMutations(t *testing.T) {
+	flags.Hunt(t, &engine, hunt.Bugs{Package: "verbs/roce/internal/rc", File: "testdata/rc.bugs"}, 4000)
+}
