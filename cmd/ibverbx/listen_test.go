@@ -260,7 +260,7 @@ func TestListenManyClients(t *testing.T) {
 		all.Go(func() {
 			var out, errs bytes.Buffer
 			code := run(&console{ctx: t.Context(), out: &out, err: &errs}, strings.Fields(
-				"perf --provider left --timeout 2s -s 64 --scheme single -D 200ms --connect "+address))
+				"perf --provider left --timeout 20s -s 64 --scheme single -D 200ms --connect "+address))
 			if code != exitOK || !strings.Contains(out.String(), "messages verified byte for byte") {
 				t.Errorf("exit %d: %s\n%s", code, errs.String(), out.String())
 			}
