@@ -14,5 +14,5 @@ var engine = hunt.Game{Test: "TestSimulation", Dir: "./verbs/roce/internal/rc"}
 // TestMutations checks that each bug has its place. With -mutate it plants them one at a time and
 // demands that the simulation finds each.
 func TestMutations(t *testing.T) {
-	flags.Hunt(t, &engine, hunt.Bugs{Package: "verbs/roce/internal/rc", File: "testdata/rc.bugs"}, 4000)
+	flags.Hunt(t, &engine, hunt.Bugs{Package: "verbs/roce/internal/rc", File: "testdata/rc.bugs"}, 8000)
 }

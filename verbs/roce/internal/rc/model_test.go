@@ -298,8 +298,9 @@ func (a *actor) skipUnsignaled(id uint64) {
 func (a *actor) complete(r *request) {
 	op := r.wr.Opcode
 	if a.carried < r.first+seq(r.packets) && a.peer.dead == alive || r.local != verbs.StatusSuccess ||
-		r.badKey {
-		a.w.violate("completions", "%v %d completes and was not carried out", op, r.wr.ID)
+		r.badKey && r.size != 0 {
+		a.w.violate("completions", "%v %d completes and was not carried out: %v, key %v, %d bytes", op,
+			r.wr.ID, r.local, r.badKey, r.size)
 		return
 	}
 	want := r.source
@@ -327,7 +328,9 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 			return ""
 		}
 	case verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr, verbs.StatusRemOpErr:
-		if a.refused == s && a.culprit == r.wr.ID {
+		if a.refused == s && (a.culprit == r.wr.ID || // or another read of a region that is gone
+			s == verbs.StatusRemAccessErr && r.wr.Opcode == verbs.OpRDMARead && r.victim &&
+				a.peer.victim == nil) {
 			return ""
 		}
 		return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)

@@ -173,7 +173,7 @@ func (q *QP) resendNext(b *Batch) bool {
 			n++
 		}
 	}
-	if !q.send(b, slot, s, r.resend, n) {
+	if !q.send(b, slot, s, q.span(s), r.resend, n) {
 		return false
 	}
 	for range n {
@@ -196,13 +196,13 @@ func (q *QP) sendNext(b *Batch) bool {
 	if s.Status != verbs.StatusSuccess || r.next == sp.first && !q.mayBegin(slot, s) {
 		return false
 	}
-	room := min(r.window.size(q), q.trackLimit()) - r.flying
-	room = min(room, q.trackLimit()-int(r.next-r.una))
+	size, limit := r.window.size(q), q.trackLimit()
+	room := min(min(size, limit)-r.flying, limit-int(r.next-r.una))
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
 		n = int(min(sp.end-r.next, readPart))
 	}
-	if room < min(n, max(r.window.size(q)/2, 1)) {
+	if room < min(n, max(size/2, 1)) {
 		return false // parts of a read are not cut short by much by what is under way
 	}
 	n = min(n, room)
@@ -211,7 +211,7 @@ func (q *QP) sendNext(b *Batch) bool {
 			return false
 		}
 	}
-	if !q.send(b, slot, s, r.next, n) {
+	if !q.send(b, slot, s, sp, r.next, n) {
 		return false
 	}
 	if s.Answered() {
@@ -282,8 +282,7 @@ func (q *QP) growTrack(n int) {
 
 // send adds the packet with a number, or the request for n packets of a read. It returns false if
 // the request's memory is gone, and has failed it then.
-func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, first seq, n int) bool {
-	sp := q.span(s)
+func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n int) bool {
 	h := wire.Header{PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: first.psn()}
 	offset := uint64(first-sp.first) * q.mtu()
 	var payload []byte
