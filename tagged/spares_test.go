@@ -46,8 +46,8 @@ func waiting() *Endpoint {
 	return &Endpoint{w: w}
 }
 
-// A message that waits is in both lists until it is dropped; the structures of as many as configured
-// are kept, with nothing of the message in them.
+// A message that waits is in both lists until it is dropped. The structures of as many as
+// configured are kept, with nothing of the message in them.
 func TestMessagesThatWait(t *testing.T) {
 	e := waiting()
 	w := e.w
