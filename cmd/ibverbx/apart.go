@@ -16,7 +16,8 @@ import (
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
 var ownFlagNames = slices.Concat([]string{"listen", "help", "keep", "port", "timeout", "provider", "device",
-	"library", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"}, connFlagNames)
+	"library", "udp-port", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"},
+	connFlagNames)
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.
 var softFlagNames = []string{"fault", "nic-speed", "nic-latency"}
@@ -110,6 +111,9 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
 		return err
 	}
+	if err := f.checkUDPPort(provider); err != nil {
+		return err
+	}
 	if provider == softNICs {
 		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, and two " +
 			"cannot share them; drop --listen or --connect, or use --provider roce, or real NICs"}
@@ -164,7 +168,10 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics *endNICs) error
 	half.Waiting = func(ahead int) {
 		c.complain("ibverbx: waiting for %s, which serves %s first\n", f.Connect, count(ahead, "client"))
 	}
-	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Lead(c.ctx, p, half, o) })
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
+		report, err := bench.Lead(c.ctx, p, half, o)
+		return explainSilence(report, err, half)
+	})
 }
 
 // conversation configures how the two processes talk.

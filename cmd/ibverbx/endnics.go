@@ -29,8 +29,9 @@ type endNICs struct {
 func (f *perfCmd) openEnd(c *console, p *bench.Params) (*endNICs, error) {
 	n := &endNICs{config: p.Conn, at: map[netip.Addr]verbs.Provider{},
 		open: func(local netip.Addr) (verbs.Provider, error) {
-			return f.open(c, p.Provider, nicOptions{filter: f.Device, library: f.Library, local: local},
-				p.Conn)
+			o := f.nicOptions(0)
+			o.local = local
+			return f.open(c, p.Provider, o, p.Conn)
 		}}
 	var err error
 	if p.Provider != roceNICs || f.Device != "" {
@@ -115,6 +116,19 @@ func (n *endNICs) reaching(conn *rendezvous.Conn) (verbs.Provider, error) {
 		n.at[addr] = p
 	}
 	return p, nil
+}
+
+// explainSilence adds to the error of NICs made of UDP sockets that never got an answer what may
+// have kept it from coming.
+func explainSilence(r *bench.Report, err error, half *bench.Half) (*bench.Report, error) {
+	if r == nil || r.Verified > 0 || half.Provider != roceNICs || !errors.Is(err, verbs.StatusRetryExcErr) {
+		return r, err
+	}
+	err = fmt.Errorf("%w\nno packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
+		"between the "+
+		"two addresses", err, bench.NameOf(half.Devices[0]))
+	r.Error = err.Error()
+	return r, err
 }
 
 // Close closes them.

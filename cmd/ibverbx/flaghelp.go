@@ -67,7 +67,9 @@ func perfFlagHelp() map[string]string {
 		"rnr-retry":   "How often it tries again when the peer has no receive, 0 to 7; 7 is for ever. [7]",
 		"outs": "Reads and atomics outstanding on a queue pair, 1 to 255. [16, or what the NIC " +
 			"allows]",
-		"library":  "Path of libibverbs. [as the dynamic loader finds it]",
+		"library": "Path of libibverbs. [as the dynamic loader finds it]",
+		"udp-port": "UDP port of the NICs of roce; on two hosts the same at both ends. [4791, or a free " +
+			"one where that is taken]",
 		"nics":     "NICs of each end. [soft: 2, others: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
 		"fragment": "Largest fragment of a message. [${default}]",

@@ -41,6 +41,7 @@ type railFlags struct {
 	Provider string     `group:"rails" placeholder:"NAME" predictor:"provider"`
 	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
 	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
+	UDPPort  *int       `group:"rails" name:"udp-port" placeholder:"N"`
 	NICs     *int       `group:"rails" name:"nics" placeholder:"N"`
 	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`

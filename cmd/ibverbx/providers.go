@@ -38,6 +38,7 @@ type nicOptions struct {
 	filter  string     // as [verbs.ParseDeviceFilter] reads it; of roce, as parseAddresses does
 	library string     // path of libibverbs; empty for the loader's choice
 	local   netip.Addr // of the NIC of roce where filter is empty; not valid for all of the host
+	port    uint16     // UDP port of the NICs of roce; 0 for 4791, or a free one where that is taken
 }
 
 // openProvider opens a provider by its name.

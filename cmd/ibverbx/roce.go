@@ -25,11 +25,24 @@ func openRoCE(o nicOptions) (verbs.Provider, error) {
 	if addrs == nil && o.local.IsValid() {
 		addrs = []netip.Addr{o.local}
 	}
-	p, err := roce.Open(roce.Config{Addresses: addrs})
+	p, err := roce.Open(roce.Config{Addresses: addrs, Port: o.port})
 	if err != nil {
 		return nil, err // not a nil pointer in an interface
 	}
 	return p, nil
+}
+
+// checkUDPPort says whether there can be NICs with the UDP port that was named.
+func (f *railFlags) checkUDPPort(provider string) error {
+	switch {
+	case f.UDPPort == nil:
+		return nil
+	case provider != roceNICs:
+		return &bench.UsageError{Reason: "--udp-port is of NICs made of UDP sockets: add --provider roce"}
+	case *f.UDPPort < 1 || *f.UDPPort > 65535:
+		return &bench.UsageError{Reason: fmt.Sprintf("--udp-port %d: must be 1 to 65535", *f.UDPPort)}
+	}
+	return nil
 }
 
 // parseAddresses reads a list of interfaces and addresses of this host. An interface stands for its
@@ -136,7 +149,7 @@ func packetsOf(devices []verbs.Device) string {
 	for _, d := range devices {
 		if r, ok := d.(*roce.Device); ok {
 			if port := r.Addr().Port(); port != roce.Port {
-				return fmt.Sprintf("RoCEv2 on UDP port %d, since %d was taken", port, roce.Port)
+				return fmt.Sprintf("RoCEv2 on UDP port %d, not %d", port, roce.Port)
 			}
 			continue
 		}

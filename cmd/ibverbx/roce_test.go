@@ -147,6 +147,47 @@ func TestRoCEAndInfiniBand(t *testing.T) {
 	}
 }
 
+// TestRoCEPort measures over a UDP port that was named.
+func TestRoCEPort(t *testing.T) {
+	nics := connectsOverRoCE(t, "127.0.0.1:0 --provider roce -d 127.0.0.10 --udp-port 14791",
+		"127.0.0.1:PORT --provider roce -d 127.0.0.11 --udp-port 14791")
+	if want := []string{"roce0 at 127.0.0.11:14791", "roce0 at 127.0.0.10:14791"}; !slices.Equal(nics, want) {
+		t.Errorf("NICs %q", nics)
+	}
+	code, _, errs := command(t, "perf --connect 127.0.0.1:1 --udp-port 14791")
+	if code != exitUsage || !strings.Contains(errs, "add --provider roce") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+}
+
+// TestRoCEWithoutAnAnswer measures where UDP does not come through, as behind a firewall.
+func TestRoCEWithoutAnAnswer(t *testing.T) {
+	before := providers
+	t.Cleanup(func() { providers = before })
+	providers = slices.Clone(before)
+	for i := range providers {
+		if providers[i].name != roceNICs {
+			continue
+		}
+		providers[i].open = func(o nicOptions) (verbs.Provider, error) {
+			p, err := openRoCE(o)
+			if err == nil {
+				p.(*roce.Provider).Device(0).SetLink(false)
+			}
+			return p, err
+		}
+	}
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider roce")
+	code, _, errs := command(t, "perf --provider roce --retry-count 1 --connect "+address+quick)
+	if code != exitFailed || !strings.Contains(errs, "RETRY_EXC_ERR") ||
+		!strings.Contains(errs, "check that no firewall drops UDP") {
+		t.Errorf("exit %d, stderr %q", code, errs)
+	}
+	server.says(t, 1, "still listening")
+	server.cancel()
+	server.wait(t)
+}
+
 // TestNICAddress chooses the address of a NIC from the connection with the other end.
 func TestNICAddress(t *testing.T) {
 	for _, tt := range []struct{ local, remote, want string }{
@@ -182,9 +223,13 @@ func TestRoCEBadDevices(t *testing.T) {
 		"-d 127.0.0.1,":          `"" is neither`,
 		"-d 127.0.0.1,127.0.0.1": "names 127.0.0.1 twice",
 		"--library /x":           "--library is where real NICs are found",
+		"--udp-port 65536":       "--udp-port 65536: must be 1 to 65535",
 	} {
 		for _, of := range []string{"perf --listen 127.0.0.1:0", "perf --connect 127.0.0.1:1", "perf",
 			"devices"} {
+			if of == "devices" && strings.HasPrefix(args, "--udp-port") {
+				continue // which has no such flag
+			}
 			code, out, errs := command(t, of+" --provider roce "+args)
 			if code != exitUsage || out != "" || !strings.Contains(errs, want) {
 				t.Errorf("%s %s: exit %d, stdout %q, stderr %q, want %q", of, args, code, out, errs, want)
@@ -249,7 +294,7 @@ func TestPacketsOf(t *testing.T) {
 		defer p.Close()
 		want := "RoCEv2"
 		if port := p.Device(0).Addr().Port(); port != roce.Port {
-			want = fmt.Sprintf("RoCEv2 on UDP port %d, since 4791 was taken", port)
+			want = fmt.Sprintf("RoCEv2 on UDP port %d, not 4791", port)
 		}
 		devices, _ := p.Devices()
 		if got := packetsOf(devices); got != want {

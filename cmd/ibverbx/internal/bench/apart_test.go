@@ -202,7 +202,7 @@ func TestApartFault(t *testing.T) {
 
 // TestReaches refuses two ends whose NICs cannot reach each other, in words at both.
 func TestReaches(t *testing.T) {
-	roce, own := "RoCEv2", "RoCEv2 on UDP port 40001, since 4791 was taken"
+	roce, own := "RoCEv2", "RoCEv2 on UDP port 40001, not 4791"
 	for _, tt := range []struct {
 		provider, packets, theirs, theirPackets string
 		ok                                      bool
