@@ -156,7 +156,7 @@ func (e *Endpoint) usableAM(name string, id AMID, hdr []byte) error {
 	if err := e.usable(name); err != nil {
 		return err
 	}
-	if p.conn.handlers&(1<<id) == 0 || id > MaxAMID {
+	if p.conn.handlers&(1<<id) == 0 { // nor has it one beyond MaxAMID
 		return p.refuse(name, ErrNoHandler, "id %d: the peer has %s", id, handlerList(p.conn.handlers))
 	}
 	if len(hdr) > MaxHeader {

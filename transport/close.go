@@ -75,19 +75,23 @@ func (e *Endpoint) Abort(comp *Completion) error {
 // network that works it takes microseconds.
 const abortPatience = time.Millisecond
 
-// postAbort posts the message that tells the peer of an abort. It reports whether it could.
+// postAbort posts the message that tells the peer of an abort, unless the goodbye does. It reports
+// whether one of them may be on its way.
 func (p *peerState) postAbort() bool {
 	s := p.ending.stage
-	return s.serves() && s != stageParting && p.sendControl(wireAbort)
+	if s == stageParting {
+		return true
+	}
+	return s.serves() && p.sendControl(wireAbort)
 }
 
-// drainAborts gives the messages of postAbort the time to go out. The queue pairs take nothing
-// more.
+// drainAborts gives the messages that postAbort is about the time to go out. The queue pairs take
+// nothing more.
 func drainAborts(notified []*peerState) {
 	if len(notified) == 0 || notified[0].w.cfg.Idle != nil {
 		return // a program that moves its network by hand cannot do so while Abort waits
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), abortPatience)
+	ctx, cancel := context.WithTimeout(context.Background(), notified[0].w.abortPatience)
 	defer cancel()
 	for _, p := range notified {
 		_ = p.conn.qp.Drain(ctx) // it may fail: the queue pair is closed next

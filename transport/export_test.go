@@ -1,7 +1,12 @@
 package transport
 
+import "time"
+
 // Sleepers is how many goroutines wait for the worker and have stopped polling.
 func (w *Worker) Sleepers() int { return int(w.sleep.count.Load()) }
+
+// SetAbortPatience sets how long an abort waits until the peer has got the message that tells it.
+func (w *Worker) SetAbortPatience(d time.Duration) { w.abortPatience = d }
 
 // ParseHeader parses the header of a message, for tests of what a peer may send.
 func ParseHeader(msg []byte) (kind, id, length uint8, credits uint16, err error) {

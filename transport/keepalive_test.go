@@ -1,12 +1,14 @@
 package transport_test
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // A peer that vanished is noticed even though nothing was on its way to it.
@@ -42,6 +44,103 @@ func TestKeepAliveIsForSilence(t *testing.T) {
 		must(t, l.a.w.WaitFor(within(t), 0, func() bool { rounds++; return rounds > 5000 }))
 		if n := l.a.w.Stats().Probes; n != 0 {
 			t.Errorf("KeepAlive %v: %d probes within milliseconds", every, n)
+		}
+	}
+}
+
+// rounds makes so many rounds of progress.
+func rounds(w *transport.Worker, n int) {
+	for range n {
+		w.Progress()
+	}
+}
+
+// Only connected endpoints are probed on which nothing has come since the last time, and nothing is
+// on its way: nothing else has to be found out.
+func TestWhoIsProbed(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.KeepAlive = 1 // always due
+	quiet := s.cfg
+	quiet.KeepAlive = -1
+	s.peer = &quiet
+	l := newLink(t, s)
+	w := l.a.w
+	probes := func() uint64 { return w.Stats().Probes }
+	fresh := newEndpoint(t, w, transport.EndpointConfig{})
+	l.until("three probes", func() bool { return probes() >= 3 })
+	if err := fresh.Err(); err != nil {
+		t.Errorf("an endpoint that is not connected: %v", err)
+	}
+	// The completion of a probe is a sign of life: the next look passes over the endpoint.
+	before := probes()
+	rounds(w, 20*128)
+	if n := probes() - before; n > 11 {
+		t.Errorf("%d probes in 20 looks", n)
+	}
+	// What is outstanding finds out by itself whether the peer is there.
+	stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, Count: -1})
+	must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+	before = probes()
+	rounds(w, 10*128)
+	if n := probes() - before; n != 0 {
+		t.Errorf("%d probes beside a put", n)
+	}
+	stall.Remove()
+	l.until("the put", func() bool { return l.a.Stats().Outstanding == 0 })
+	must(t, l.a.Abort(nil))
+	rounds(w, 10*128)
+	if n := probes() - before; n > 11 {
+		t.Errorf("%d probes of an endpoint that is closed", n)
+	}
+	must(t, fresh.Abort(nil))
+}
+
+// A new worker probes nobody before the interval is over.
+func TestNobodyIsProbedEarly(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.KeepAlive = time.Hour
+	l := newLink(t, s)
+	rounds(l.a.w, 3*128)
+	if n := l.a.w.Stats().Probes; n != 0 {
+		t.Errorf("%d probes within an hour", n)
+	}
+}
+
+// A goroutine that sleeps wakes when the next probe is due, and sends it then: it does not have to
+// look a hundred times before. It does so also where it has to look at its condition less often.
+func TestASleeperProbes(t *testing.T) {
+	for _, every := range []time.Duration{0, time.Hour} {
+		s := shapes()[0]
+		s.cfg.Spin, s.cfg.KeepAlive = -1, time.Millisecond
+		l := newLink(t, s)
+		looks := 0
+		must(t, l.a.w.WaitFor(within(t), every, func() bool {
+			looks++
+			return l.a.w.Stats().Probes != 0
+		}))
+		if looks > 30 {
+			t.Errorf("%d looks until a silent peer is probed", looks)
+		}
+	}
+}
+
+// Where nobody is to be probed, a goroutine sleeps until something happens: with no endpoint, and
+// with probes off.
+func TestASleeperHasNothingToDo(t *testing.T) {
+	for _, keepAlive := range []time.Duration{-1, 100 * time.Microsecond} {
+		s := shapes()[0]
+		s.cfg.Spin, s.cfg.KeepAlive = -1, keepAlive
+		l := newLink(t, s)
+		if keepAlive > 0 {
+			must(t, l.a.Abort(nil))
+			l.until("the endpoint is gone", func() bool { return l.a.w.Stats().Endpoints == 0 })
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		looks := 0
+		err := l.a.w.WaitFor(ctx, 0, func() bool { looks++; return false })
+		if !errors.Is(err, context.DeadlineExceeded) || looks > 8 {
+			t.Errorf("keep-alive %v: %v, %d looks while nothing happens", keepAlive, err, looks)
 		}
 	}
 }

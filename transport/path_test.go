@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"ibverbx/transport"
+	"ibverbx/verbs/soft"
 )
 
 // path is one way of moving bytes, for tests and benchmarks that measure each of them.
@@ -202,5 +203,38 @@ func TestStatsCount(t *testing.T) {
 	}
 	if l.a.w.Domain() == nil || l.a.Worker() != l.a.w {
 		t.Error("the endpoint does not know its worker")
+	}
+}
+
+// The longest shorts need no bounce buffer, also where it is the peer's buffers that end them.
+func TestShortsNeedNoBounceBuffer(t *testing.T) {
+	for _, c := range []struct{ inline, am int }{{128, 128 - 8}, {400, 256 - 8}} {
+		s := shapes()[0]
+		s.cfg.BounceBuffers, s.cfg.QP.MaxInline, s.cfg.BufferSize = 1, c.inline, 512
+		s.fabric.MaxInline = 512
+		peer := s.cfg
+		peer.BufferSize = 256
+		s.peer = &peer
+		l := newLink(t, s)
+		stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, Count: -1})
+		put := func(int) error { _, err := l.a.PutBcopy(pack([]byte{1}), l.a.peer.At(0)); return err }
+		if n := try(t, put); n != 3 {
+			t.Fatalf("%d bounce buffers, one of them for all", n)
+		}
+		lim := l.a.Limits()
+		if lim.PutShort != c.inline || lim.AMShort != c.am {
+			t.Errorf("%+v, want shorts of %d and %d", lim, c.inline, c.am)
+		}
+		for _, n := range []int{0, 1, c.am} {
+			must(t, l.a.AMShort(1, nil, make([]byte, n)))
+		}
+		must(t, l.a.AMShort(1, make([]byte, transport.MaxHeader), make([]byte, c.am-transport.MaxHeader)))
+		must(t, l.a.PutShort(make([]byte, 1), l.a.peer.At(0)))
+		must(t, l.a.PutShort(make([]byte, c.inline), l.a.peer.At(0)))
+		if err := put(0); err != transport.ErrNoResource {
+			t.Errorf("a bounce buffer is free: %v", err)
+		}
+		stall.Remove()
+		l.until("the messages", func() bool { return l.got == 4 })
 	}
 }

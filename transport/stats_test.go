@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
@@ -186,5 +187,56 @@ func TestQPStatsOfAnEndpointThatIsGone(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The text of an endpoint's error has what is known, each once, and no colon beside nothing.
+func TestTheTextOfAnEndpointError(t *testing.T) {
+	died := &verbs.Event{Type: verbs.EventDeviceFatal}
+	cause := fmt.Errorf("virtual qp 1: %w", verbs.StatusWRFlushErr)
+	for _, c := range []struct {
+		err  transport.EndpointError
+		want string
+	}{
+		{transport.EndpointError{}, "transport: 3: peer failed"},
+		{transport.EndpointError{Op: "put"}, "transport: 3: peer failed"},
+		{transport.EndpointError{Cause: cause, Op: "put"}, "transport: 3: peer failed: " + cause.Error()},
+		{transport.EndpointError{Event: died}, "transport: 3: this end's NIC: " + died.String()},
+		{transport.EndpointError{Event: died, Op: "put"},
+			"transport: 3: this end's NIC: " + died.String() + ": put"},
+		{transport.EndpointError{Event: died, Cause: cause},
+			"transport: 3: this end's NIC: " + died.String() + ": WR_FLUSH_ERR"},
+		{transport.EndpointError{Event: died, Cause: cause, Op: "put"},
+			"transport: 3: this end's NIC: " + died.String() + ": put: WR_FLUSH_ERR"},
+	} {
+		e := c.err
+		e.Peer, e.Err = "3", transport.ErrPeerFailed
+		if got := e.Error(); got != c.want {
+			t.Errorf("%q, not %q", got, c.want)
+		}
+		if !errors.Is(&e, transport.ErrPeerFailed) ||
+			errors.Is(&e, verbs.StatusWRFlushErr) != (e.Cause != nil) {
+			t.Errorf("%v wraps %v", &e, e.Unwrap())
+		}
+		var words []string
+		for _, a := range e.LogValue().Group() {
+			words = append(words, a.Key)
+		}
+		has := func(key string) bool { return slices.Contains(words, key) }
+		if !has("peer") || !has("kind") || has("op") != (e.Op != "") || has("event") != (e.Event != nil) ||
+			has("cause") != (e.Cause != nil) {
+			t.Errorf("%+v logs %v", e, words)
+		}
+	}
+	for want, e := range map[string]transport.OpError{
+		"transport: put: too long":              {},
+		"transport: put: b: too long":           {Peer: "b"},
+		"transport: put: too long: 9 bytes":     {Detail: "9 bytes"},
+		"transport: put: b: too long: 300 of 2": {Peer: "b", Detail: "300 of 2"},
+	} {
+		e.Op, e.Err = "put", transport.ErrTooLong
+		if got := e.Error(); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
 	}
 }

@@ -40,6 +40,8 @@ type Worker struct {
 	watch     watch
 	stats     counters
 
+	abortPatience time.Duration // of drainAborts
+
 	sleep                     sleepers
 	completionPool, flushPool sync.Pool // see newPools
 }
@@ -67,7 +69,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{dom: dom, cfg: cfg, longest: limits.message.most, round: newRound(),
-		wcs: make([]ibverbx.WC, pollBatch)}
+		wcs: make([]ibverbx.WC, pollBatch), abortPatience: abortPatience}
 	fail := func(err error) (*Worker, error) {
 		return nil, errors.Join(fmt.Errorf("transport: new worker: %w", err), w.free())
 	}

@@ -1,0 +1,98 @@
+package transport
+
+import (
+	"testing"
+	"time"
+)
+
+// woken reports whether a sleeper was woken, and has it sleep again.
+func (s *sleeper) woken() bool {
+	select {
+	case <-s.wake:
+		return true
+	default:
+		return false
+	}
+}
+
+// Each goroutine that sleeps is woken once by any number of calls, whoever else has come and gone;
+// one that has left is not, and nothing of its sleep meets who sleeps next.
+func TestSleepersComeAndGo(t *testing.T) {
+	for leaves := range 3 {
+		var s sleepers
+		if s.any() {
+			t.Error("somebody sleeps at the start")
+		}
+		var list []*sleeper
+		for range 3 {
+			list = append(list, s.enter())
+			if !s.any() {
+				t.Error("nobody sleeps")
+			}
+		}
+		gone := list[leaves]
+		gone.timer.Reset(time.Hour)
+		s.leave(gone)
+		if gone.timer.Stop() {
+			t.Error("a timer runs for a goroutine that has left")
+		}
+		s.wake()
+		s.wake()
+		for i, x := range list {
+			if got := x.woken(); got != (i != leaves) {
+				t.Errorf("sleeper %d of which %d has left is woken: %v", i, leaves, got)
+			}
+			if x.woken() {
+				t.Errorf("sleeper %d is woken twice", i)
+			}
+		}
+		s.wake()
+		for i, x := range list {
+			if i != leaves {
+				s.leave(x)
+			}
+		}
+		if s.any() {
+			t.Error("somebody sleeps at the end")
+		}
+		for range 4 {
+			x := s.enter()
+			if x.woken() {
+				t.Error("a goroutine is woken as it enters")
+			}
+			if x.timer.Stop() {
+				t.Error("a timer runs as a goroutine enters")
+			}
+		}
+		if len(s.spare) != 0 {
+			t.Errorf("%d sleepers are not used again", len(s.spare))
+		}
+	}
+}
+
+// The clock is looked at once in 128 rounds of progress.
+func TestTheClockIsLookedAtNowAndThen(t *testing.T) {
+	w := &Worker{cfg: Config{KeepAlive: -1}}
+	for range 3 {
+		for round := 1; round < keepAliveRounds; round++ {
+			if w.probes.tick() {
+				t.Fatalf("round %d looks at the clock", round)
+			}
+		}
+		if !w.probes.tick() {
+			t.Fatalf("round %d does not look at the clock", keepAliveRounds)
+		}
+		w.keepAlive()
+	}
+}
+
+// Probes are due when their time has come, and again an interval later.
+func TestProbesAreDueOnceAnInterval(t *testing.T) {
+	var c probeClock
+	if !c.due(time.Hour) || c.due(time.Hour) {
+		t.Error("not due once")
+	}
+	if left := time.Until(c.at); left <= 59*time.Minute || left > time.Hour {
+		t.Errorf("due again after %v, not an hour", left)
+	}
+}
