@@ -33,20 +33,17 @@ func (a *answerQueue) full() bool { return a.fresh >= a.limit }
 
 func (a *answerQueue) empty() bool { return a.first == len(a.list) }
 
-// add adds an answer. It returns false if the peer has more reads and atomics under way than it
-// may. What it asks for again is left out when there is too much of it: it will ask once more.
-func (a *answerQueue) add(v answer, again bool) bool {
+// add adds an answer, for which there is room. What the peer asks for again is left out when there
+// is too much of it: it will ask once more.
+func (a *answerQueue) add(v answer, again bool) {
 	switch {
-	case again && len(a.list)-a.first >= 2*a.limit+2:
-		return true
-	case !again && a.full():
-		return false
 	case !again:
 		a.fresh++
+	case len(a.list)-a.first >= 2*a.limit+2:
+		return
 	}
 	v.again = again
 	a.push(v)
-	return true
 }
 
 func (a *answerQueue) clear() { a.list, a.first, a.fresh = a.list[:0], 0, 0 }

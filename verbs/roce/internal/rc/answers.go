@@ -32,7 +32,7 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	}
 	switch {
 	case h.Opcode.IsReadResponse():
-		q.readResponse(h, s, payload)
+		q.readResponse(s, payload)
 	case h.Opcode == wire.AtomicAcknowledge:
 		q.atomicAnswer(h, s)
 	default:
@@ -180,11 +180,11 @@ func (q *QP) refusedByPeer(s seq, why wire.Syndrome) {
 // which was lost, nothing happens: the peer answers no more, and the read runs out of retries.
 func (q *QP) failAt(s seq, status verbs.Status) {
 	slot := q.find(s)
-	q.failRequest(slot, q.SQ.At(slot), status)
+	q.failRequest(q.SQ.At(slot), status)
 }
 
 // readResponse takes a packet of the answer to a read.
-func (q *QP) readResponse(h *wire.Header, s seq, payload []byte) {
+func (q *QP) readResponse(s seq, payload []byte) {
 	r := &q.req
 	if s < r.una {
 		q.stats.Duplicates++

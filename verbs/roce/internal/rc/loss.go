@@ -229,7 +229,7 @@ func (q *QP) timeout() {
 	t.tries++
 	if t.tries > int(q.Attr.RetryCount) {
 		slot := q.find(r.una)
-		q.failRequest(slot, q.SQ.At(slot), verbs.StatusRetryExcErr)
+		q.failRequest(q.SQ.At(slot), verbs.StatusRetryExcErr)
 		return
 	}
 	r.window.collapse()

@@ -12,7 +12,7 @@ import (
 // The model of the simulation: what the requests of an end do to the memory and the receives of
 // its peer, packet by packet, and which completions and events that makes.
 
-func (a *actor) mtu() int { return int(a.w.shape.mtu.Bytes()) }
+func (a *actor) mtu() int { return a.w.shape.mtu.Bytes() }
 
 // carryOut lets the model do what the peer has done, by the number that it expects now: the model's
 // memory then has to be the peer's.

@@ -241,7 +241,7 @@ func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 		return false
 	}
 	if status := q.Local(nil, slot); status != verbs.StatusSuccess {
-		q.failRequest(slot, s, status)
+		q.failRequest(s, status)
 		return false
 	}
 	return true
@@ -249,7 +249,7 @@ func (q *QP) mayBegin(slot uint64, s *nic.SendSlot) bool {
 
 // failRequest gives a request a status. It ends, and with it the connection, when those before it
 // are complete; none behind it begins.
-func (q *QP) failRequest(slot uint64, s *nic.SendSlot, status verbs.Status) {
+func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	s.Status = status
 	q.req.refused = true
 	q.advance()
@@ -305,7 +305,7 @@ func (q *QP) send(b *Batch, slot uint64, s *nic.SendSlot, sp span, first seq, n 
 		h.Addr, h.RKey, h.Length, h.Imm = s.RemoteAddr, s.RKey, uint32(s.Length), s.Imm
 		var ok bool
 		if payload, ok = q.payload(b, slot, s, offset, min(s.Length-offset, q.mtu())); !ok {
-			q.failRequest(slot, s, verbs.StatusLocProtErr)
+			q.failRequest(s, verbs.StatusLocProtErr)
 			return false
 		}
 	}

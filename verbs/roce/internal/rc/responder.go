@@ -371,11 +371,8 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.toError()
 }
 
-// gapBits is how many numbers behind the expected one a NAK between our own ends tells about.
-const gapBits = maxTrack
-
-// gap is the payload of such a NAK: a bit for each number behind the expected one, from the lowest
-// bit of the first byte on, that is set if the number was kept.
+// gap is the payload of a NAK between our own ends that tells what was kept: a bit for each number
+// behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp
 	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)

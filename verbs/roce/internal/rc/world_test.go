@@ -297,8 +297,8 @@ func (w *world) reconnect() {
 	}
 	for range 1 + w.rng.IntN(3) {
 		for _, d := range w.late {
-			w.network.next++
-			d.at, d.number = w.now+w.rng.Int64N(50*w.latency), w.network.next
+			w.next++
+			d.at, d.number = w.now+w.rng.Int64N(50*w.latency), w.next
 			w.flight = append(w.flight, d)
 		}
 	}
@@ -465,7 +465,7 @@ func (a *actor) post() {
 	r.first = a.end
 	r.packets = 1
 	if !op.IsAtomic() {
-		r.packets = max((size+int(w.shape.mtu.Bytes())-1)/int(w.shape.mtu.Bytes()), 1)
+		r.packets = max((size+w.shape.mtu.Bytes()-1)/w.shape.mtu.Bytes(), 1)
 	}
 	a.end += seq(r.packets)
 	a.posted, a.stream = append(a.posted, r), append(a.stream, r)
