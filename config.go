@@ -59,10 +59,14 @@ func ParseScheme(name string) (Scheme, error) {
 // MarshalText writes the scheme's name.
 func (s Scheme) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText reads what MarshalText writes.
-func (s *Scheme) UnmarshalText(text []byte) (err error) {
-	*s, err = ParseScheme(string(text))
-	return err
+// UnmarshalText reads what MarshalText writes. What it refuses changes nothing.
+func (s *Scheme) UnmarshalText(text []byte) error {
+	scheme, err := ParseScheme(string(text))
+	if err != nil {
+		return err
+	}
+	*s = scheme
+	return nil
 }
 
 // Limits of the implementation.

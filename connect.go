@@ -285,10 +285,7 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 			return err
 		}
 		to = append(to, qpAddress{a.AH.DGID, a.AH.DLID, a.DestQPNum})
-		port, err := h.ports.of(r.qp.Device())
-		if err != nil {
-			return h.portError(r, err)
-		}
+		port := h.ports.known[r.qp.Device().ID()] // fillAttr has asked for it
 		own[qpAddress{port.gid.GID, port.attr.LID, r.num}] = true
 	}
 	for i, r := range h.send.rails.all {

@@ -3,6 +3,7 @@
 package ibverbx
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -14,23 +15,31 @@ import (
 func TestConcurrentUsePanics(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{})
 	c := r.CQ()
-	for name, use := range map[string]func(){
+	ended, end := context.WithCancel(t.Context())
+	end()
+	calls := map[string]func(){
 		"Poll":               func() { _, _ = c.Poll(nil) },
 		"PollDevice":         func() { _, _ = c.PollDevice(0, nil) },
 		"PollOne":            func() { _, _, _ = c.PollOne() },
-		"Wait":               func() { _ = c.Wait(t.Context()) },
+		"Wait":               func() { _ = c.Wait(ended) },
+		"Arm":                func() { _ = c.Arm() },
+		"ArmSolicited":       func() { _ = c.ArmSolicited() },
+		"FailDevice":         func() { c.FailDevice(0, nil) },
+		"Card":               func() { _, _ = r.Card() },
+		"Connect":            func() { _ = r.Connect(BusinessCard{}) },
 		"ProcessCompletions": func() { c.ProcessCompletions(nil, 0) },
 		"PostSend":           func() { _, _ = r.PostSend() },
 		"PostRecv":           func() { _, _ = r.PostRecv() },
 		"Modify":             func() { _ = r.Modify(verbs.QPAttr{}, 0, nil) },
 		"Reset":              func() { _ = r.Reset() },
-		"Drain":              func() { _ = r.Drain(t.Context()) },
-		"Shutdown":           func() { _ = r.Shutdown(t.Context()) },
+		"Drain":              func() { _ = r.Drain(ended) },
+		"Shutdown":           func() { _ = r.Shutdown(ended) },
 		"Stats":              func() { _ = r.Stats() },
 		"Stats of the CQ":    func() { _ = c.Stats() },
 		"Close":              func() { _ = r.Close() },
 		"Close of the CQ":    func() { _ = c.Close() },
-	} {
+	}
+	for name, use := range calls {
 		t.Run(name, func(t *testing.T) {
 			c.enter()
 			defer c.exit()
@@ -42,7 +51,9 @@ func TestConcurrentUsePanics(t *testing.T) {
 			use()
 		})
 	}
-	if _, err := c.Poll(nil); err != nil {
-		t.Errorf("the guard is not given back: %v", err)
+	for name, use := range calls { // some of them after others have closed both
+		if use(); c.guard.busy.Load() {
+			t.Fatalf("%s does not give the guard back", name)
+		}
 	}
 }

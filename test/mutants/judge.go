@@ -43,7 +43,8 @@ func judges(dir string) []judge {
 	tagged := game("test/sendside", "TestTagged", "1000")
 	switch dir {
 	case ".":
-		return []judge{own("."), sim, own("test/vqp")}
+		guards := judge{dir, "invariants", []string{"-test.run", "TestConcurrentUsePanics$"}}
+		return []judge{own("."), guards, sim, own("test/vqp")}
 	case "internal/dqplb":
 		return []judge{own(dir), own("."), sim}
 	case "internal/ring", "internal/list", "internal/flow":
