@@ -189,7 +189,8 @@ func TestSendNeedsTheKeyOfItsCarrier(t *testing.T) {
 		local := l.a.mr.Slice(0, 8)
 		for dev := range verbs.DeviceID(8) {
 			local.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{dev: key})
-			n, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled, Local: local})
+			n, err := l.a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+				Local: local})
 			if (n == 1) != (dev == carrier) || n == 0 && !errors.Is(err, ibverbx.ErrNoKey) {
 				t.Errorf("a key for device %d: %d accepted, %v", dev, n, err)
 			}
