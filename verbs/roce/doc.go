@@ -34,14 +34,31 @@
 // package only what was lost is sent again, the window follows the delay, and the kernel moves
 // packets in bursts.
 //
+// # When packets are lost
+//
+// A peer that cannot be reached by the routes of this host is refused when a queue pair is
+// connected ([Device.CheckPath] says so before). Whatever else goes wrong on the way looks like
+// loss: it is repaired, or ends in verbs.StatusRetryExcErr after the timeout, times the retries and
+// one more. [Device.Counters] of the receiving end then tells why: BadICRC counts packets that were
+// changed on the way, as by NAT; Strangers those from another address than the GID says; NoQP those
+// for a queue pair that is gone; Overflowed those that found the receive buffer full. If none of
+// them counts, nothing arrives: look for a firewall.
+//
+// The ICRC of a packet over IPv4 covers a field that programs cannot see. Between two ends of this
+// package it has one of 64 values, and one wrong packet in 2^26 passes the check; from foreign ends
+// it may have any, and one in 2^16 does. UDP's own checksum, where there is one, comes before
+// both.
+//
 // # Security
 //
 // RoCE is neither authenticated nor encrypted. Whoever can send packets with the address of a peer,
 // and knows or guesses a queue pair's number and where its sequence numbers are, can end its
 // connection; who can also read the traffic can write to every region that was given to the peer.
 // Numbers and keys are random, packets from other addresses than the peer's are dropped without an
-// answer, and nothing is ever sent to who is no peer. Use it where you would use an unencrypted
-// file system: on networks whose every host you trust.
+// answer, and nothing is ever sent to who is no peer. Once a peer is known to be an end of this
+// package, other processes of its host are strangers too; until then, and where the peer is
+// foreign, they are not told from it. Use it where you would use an unencrypted file system: on
+// networks whose every host you trust.
 //
 // # What a caller must keep
 //
@@ -50,9 +67,10 @@
 //
 // # What it costs
 //
-// One lock guards a NIC and its objects. Posting sends what the window has room for, on the
-// goroutine that posts; polling an empty queue receives what has arrived; while nobody polls, one
-// goroutine a NIC sleeps in Go's poller. An idle NIC uses no processor.
+// One lock guards a NIC and its objects; receiving has one of its own, so that polling an empty
+// queue keeps nobody from posting. Posting sends what the window has room for, on the goroutine
+// that posts; polling an empty queue receives what has arrived. While nobody polls, or whoever did
+// has armed the queue, one goroutine a NIC sleeps in Go's poller. An idle NIC uses no processor.
 //
 // # Systems
 //
