@@ -126,3 +126,14 @@ func TestACallbackThatLeavesClose(t *testing.T) {
 	}
 	r.workers, r.domains = r.workers[1:], r.domains[1:]
 }
+
+// Abort says what the transport beneath says of its own abort.
+func TestAbortOfWhatIsClosedBeneath(t *testing.T) {
+	_, a, _ := pair(t, 1, tagged.Config{})
+	if err := a.Transport().Abort(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Abort(); !errors.Is(err, tagged.ErrClosed) {
+		t.Errorf("%v: the transport endpoint was aborted before", err)
+	}
+}

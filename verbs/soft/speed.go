@@ -19,8 +19,7 @@ func (b *background) departure(d *Device) int64 {
 	if d.bandwidth == 0 {
 		return 0
 	}
-	at := d.worker.wireFree - lookAhead
-	if at > 0 && at > b.now() {
+	if at := d.worker.wireFree - lookAhead; at > b.now() {
 		return at
 	}
 	return 0
