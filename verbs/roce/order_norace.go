@@ -3,3 +3,5 @@
 package roce
 
 func packetsOrder() {}
+func beginLanding() {}
+func endLanding()   {}

@@ -134,9 +134,11 @@ func (r *receiver) take() {
 	d := r.dev
 	packetsOrder()
 	now := d.now()
+	beginLanding()
 	for i := range r.batch.Datagrams {
 		r.packet(now, &r.batch.Datagrams[i])
 	}
+	endLanding()
 	for i, q := range r.dirty {
 		q.touched = false
 		q.transmit()

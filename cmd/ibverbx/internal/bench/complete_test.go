@@ -67,7 +67,8 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 				}
 				return frame, false, false
 			})
-			follow(t.Context(), ncB, apartTimeout, nics[1:])
+			following := follow(t.Context(), ncB, apartTimeout, nics[1:])
+			defer func() { <-following }() // it has NICs of the fabric, however it ends
 			return []outcome{<-lead(ctx, p(), ncA, apartTimeout, nics[:1], observer{})}
 		},
 	} {
