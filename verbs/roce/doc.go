@@ -1,6 +1,7 @@
 // Package roce is a provider of NICs made of UDP sockets: RoCEv2 in user space. It needs no RDMA
 // hardware, no kernel module and no privilege, and lets the same program run between any two
-// processes and hosts. It talks to other ends of this package, to Linux's rdma_rxe, and to NICs.
+// processes and hosts. It is made to talk to other ends of this package, to Linux's rdma_rxe, and
+// to NICs; so far only the first of these was tried.
 //
 //	provider, _ := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 //	defer provider.Close()

@@ -25,7 +25,7 @@ type Config struct {
 	Rate float64
 }
 
-// Sink takes what a QP has to say to its owner. It must not call the QP.
+// Sink takes what a QP has to say to its owner. Of the QP it may call Fail alone.
 type Sink interface {
 	// Complete is given each completion, in the order of posting of each direction. It is the QP's
 	// again afterwards.

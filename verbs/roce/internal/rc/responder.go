@@ -229,8 +229,8 @@ func (q *QP) receiveSend(h *wire.Header, payload []byte) {
 		return
 	}
 	m.at += uint64(len(payload))
-	if h.Opcode.Ends() {
-		q.completeRecv(h, m.at)
+	if h.Opcode.Ends() && !q.completeRecv(h, m.at) {
+		return
 	}
 	q.proceed(h, 1)
 }
@@ -275,14 +275,15 @@ func (q *QP) receiveWrite(h *wire.Header, payload []byte) {
 		nic.Move(to, payload)
 	}
 	m.at += n
-	if h.Opcode.HasImm() {
-		q.completeRecv(h, length)
+	if h.Opcode.HasImm() && !q.completeRecv(h, length) {
+		return
 	}
 	q.proceed(h, 1)
 }
 
-// completeRecv completes the oldest receive.
-func (q *QP) completeRecv(h *wire.Header, n uint64) {
+// completeRecv completes the oldest receive. It returns false if that was lost, as where the
+// completion queue overruns: the QP has failed then, and the message is not acknowledged.
+func (q *QP) completeRecv(h *wire.Header, n uint64) bool {
 	m := nic.Message{Opcode: verbs.OpSend, Length: n, Imm: h.Imm, SrcQP: q.Attr.DestQPNum,
 		Solicited: h.Solicited}
 	switch {
@@ -295,6 +296,7 @@ func (q *QP) completeRecv(h *wire.Header, n uint64) {
 	q.done = nic.Completion{}
 	q.Received(&q.done, slot, &m)
 	q.cfg.Sink.Complete(&q.done)
+	return q.State != verbs.StateErr
 }
 
 // receiveRead queues the answer to a READ.

@@ -61,6 +61,24 @@ func TestReceiveElementPastItsRegion(t *testing.T) {
 	b.wantStatuses(verbs.StatusLocProtErr)
 }
 
+// A message whose completion the receiver's queue had no room for is not acknowledged: nobody there
+// learns of it.
+func TestOverrunIsNotAcknowledged(t *testing.T) {
+	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpRDMAWriteWithImm} {
+		n := newNetwork(t, 1, shape{timeout: 8, retries: 1})
+		a, b := n.ends[0], n.ends[1]
+		b.overruns = true
+		b.recv(verbs.RecvWR{ID: 1, SGL: b.sge(0, 8)})
+		a.send(verbs.SendWR{ID: 1, Opcode: op, Flags: verbs.SendSignaled, SGL: a.sge(0, 8),
+			RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey()})
+		n.run()
+		a.wantStatuses(verbs.StatusRetryExcErr)
+		if b.q.State != verbs.StateErr {
+			t.Errorf("%v: the receiver is in %v", op, b.q.State)
+		}
+	}
+}
+
 // What a queue pair does not allow is refused before a receive is looked for, and that before the
 // key is: the order of rdma_rxe.
 func TestOrderOfChecks(t *testing.T) {

@@ -25,9 +25,18 @@ type end struct {
 	raise []verbs.EventType
 	batch Batch
 	peer  *end
+	// overruns makes the completion queue lose what completes, as one that is full does.
+	overruns bool
 }
 
-func (e *end) Complete(c *nic.Completion) { e.q.CQs[c.Dir].Add(c) }
+func (e *end) Complete(c *nic.Completion) {
+	switch {
+	case !e.overruns:
+		e.q.CQs[c.Dir].Add(c)
+	case e.q.State != verbs.StateErr:
+		e.q.Fail()
+	}
+}
 
 func (e *end) Raise(t verbs.EventType) { e.raise = append(e.raise, t) }
 
