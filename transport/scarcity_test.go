@@ -159,13 +159,22 @@ func TestCloseSaysThatItWasAborted(t *testing.T) {
 // counts the calls.
 func waitsFor(t *testing.T, e *end, ready *atomic.Bool, calls *atomic.Int64) {
 	t.Helper()
-	e.fill(t)
-	must(t, e.Pending(request(func(*transport.Endpoint) transport.Outcome {
+	req := request(func(*transport.Endpoint) transport.Outcome {
 		if calls.Add(1); ready.Load() {
 			return transport.PendingDone
 		}
 		return transport.PendingNoResource
-	})))
+	})
+	for range 1000 {
+		e.fill(t)
+		err := e.Pending(req)
+		if errors.Is(err, transport.ErrBusy) {
+			continue // another goroutine's progress was between the two
+		}
+		must(t, err)
+		return
+	}
+	t.Fatal("resources are there again and again")
 }
 
 // A request that waits for something that no event of the worker announces is asked all the same,
