@@ -12,11 +12,15 @@ import (
 	"time"
 )
 
-// Hunt calls the function Hunt with the flag -mutate. Without, it checks that every bug has its
-// place in the source.
+// Hunt plants the bugs, one at a time, with the flag -mutate, and demands that the game finds each
+// within so many worlds. Without, it checks that every bug has its place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
-		Hunt(t, g, bugs, worlds)
+		list := bugs.read(t)
+		if f.half >= 0 {
+			list = everyOther(list, f.half)
+		}
+		hunt(t, g, bugs, list, worlds)
 		return
 	}
 	for _, b := range bugs.read(t) {
@@ -28,9 +32,16 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// Hunt plants one bug at a time and demands that the game finds it within so many worlds.
-func Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
-	list := bugs.read(t)
+// everyOther is the bugs of a list from the first (0) or the second (1) on.
+func everyOther(list []Bug, from int) (half []Bug) {
+	for i := from; i < len(list); i += 2 {
+		half = append(half, list[i])
+	}
+	return half
+}
+
+// hunt plants one bug of a list at a time.
+func hunt(t *testing.T, g *Game, bugs Bugs, list []Bug, worlds uint64) {
 	found := make([]string, len(list))
 	t.Run("all", func(t *testing.T) {
 		for i := range list {
