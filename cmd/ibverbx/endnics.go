@@ -45,7 +45,7 @@ func (f *perfCmd) openEnd(c *console, p *bench.Params) (*endNICs, error) {
 		f.outcome.note, p.Provider = roceNote, roceNICs
 		c.complain("ibverbx: %s\n", f.outcome.note)
 	}
-	probe, err := n.open(loopback) // what is wrong with any NIC is said before another process comes
+	probe, err := n.open(loopback()) // what is wrong with any NIC is said before another process comes
 	if err != nil {
 		return nil, err
 	}

@@ -162,7 +162,7 @@ func (f *perfCmd) open(c *console, provider string, o nicOptions, conn ibverbx.C
 
 // nicOptions say which NICs the two ends in this process have.
 func (f *railFlags) nicOptions(nics int) nicOptions {
-	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback}
+	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback()}
 	if f.UDPPort != nil {
 		o.port = uint16(*f.UDPPort)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // loopback is the address of a roce NIC that only this host has to reach.
-var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
 // openRoCE makes NICs of the addresses that were named, else of the one that the other end reaches,
 // else of all that the host has.
@@ -121,7 +121,7 @@ func nicAddress(local, remote net.Addr) (netip.Addr, error) {
 	case err != nil:
 		return here, err
 	case here.IsLoopback() || here.Is6() && here == there:
-		return loopback, nil // two processes of a host, and over IPv6 a second one could have no NIC
+		return loopback(), nil // two processes of a host, and over IPv6 a second one could have no NIC
 	case here.IsLinkLocalUnicast():
 		return here, &linkLocalError{here}
 	}

@@ -26,6 +26,7 @@ type Device struct {
 	cfg    Config
 	gid    verbs.GID
 	guid   uint64
+	start  time.Time // when the time of now began
 
 	// mu guards everything below, and all objects of the NIC.
 	mu     nic.Lock
@@ -58,7 +59,7 @@ type Counters struct {
 const headerRoom = 12 + 16 + 4 + wire.ICRCSize
 
 func newDevice(id verbs.DeviceID, addr netip.Addr, cfg *Config) (*Device, error) {
-	d := &Device{id: id, cfg: *cfg, qps: nic.NewTable[QP](draw)}
+	d := &Device{id: id, cfg: *cfg, qps: nic.NewTable[QP](draw), start: time.Now()}
 	if err := d.listen(addr.Unmap()); err != nil {
 		return nil, err
 	}
@@ -150,9 +151,7 @@ func (d *Device) close() error {
 }
 
 // now is the time of the engine, nanoseconds.
-func (d *Device) now() int64 { return int64(time.Since(epoch)) }
-
-var epoch = time.Now()
+func (d *Device) now() int64 { return int64(time.Since(d.start)) }
 
 // ID is the NIC's index in its provider.
 func (d *Device) ID() verbs.DeviceID { return d.id }
@@ -269,7 +268,7 @@ func (d *Device) Counters() Counters {
 	c.Overflowed = socket.RecvDropped
 	c.Unsendable += socket.SendDropped
 	for _, q := range d.qps.All {
-		c.Stats.Add(q.engine.Stats())
+		c.Add(q.engine.Stats())
 	}
 	return c
 }

@@ -13,13 +13,13 @@ import (
 // the IPv4 address stand:
 //
 //	fd69:6276:7278:0:PORT:ffff:A.B.C.D
-var portGIDPrefix = [8]byte{0xfd, 'i', 'b', 'v', 'r', 'x'}
+const portGIDPrefix = "\xfdibvrx\x00\x00"
 
 // gidOf is the GID of a socket's address.
 func gidOf(at netip.AddrPort) verbs.GID {
 	gid := verbs.GID(at.Addr().As16())
 	if at.Port() != Port && at.Addr().Is4() {
-		copy(gid[:], portGIDPrefix[:])
+		copy(gid[:], portGIDPrefix)
 		binary.BigEndian.PutUint16(gid[8:], at.Port())
 	}
 	return gid
@@ -28,7 +28,7 @@ func gidOf(at netip.AddrPort) verbs.GID {
 // addressOf is the socket's address that a GID stands for. With the GID of an IP address alone that
 // has the port that NICs use unless they say otherwise.
 func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
-	if [8]byte(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
+	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
 		addr := netip.AddrFrom4([4]byte(gid[12:]))
 		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:]))
 	}

@@ -186,7 +186,7 @@ func (q *QP) Close() error {
 		return q.core.Err("close qp", verbs.ErrClosed, "")
 	}
 	q.core.Closed = true
-	d.counts.Stats.Add(q.engine.Stats())
+	d.counts.Add(q.engine.Stats())
 	q.engine.Enter(d.now(), verbs.StateReset)
 	d.timers.disarm(&q.timer)
 	d.sender.forget(q)

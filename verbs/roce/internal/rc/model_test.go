@@ -213,8 +213,8 @@ func (a *actor) received(wc *verbs.WC) {
 		verdict = a.peer.refusedNext()
 	}
 	a.recvs = a.recvs[1:]
-	switch {
-	case wc.Status == verbs.StatusSuccess:
+	switch wc.Status {
+	case verbs.StatusSuccess:
 		if len(a.due) == 0 || a.due[0].id != r.id {
 			a.w.violate("receives", "receive %d completes with what nobody sent", r.id)
 			return
@@ -230,7 +230,7 @@ func (a *actor) received(wc *verbs.WC) {
 			d.op.HasImm() && wc.Imm != d.imm || wc.Opcode != wantOp {
 			a.w.violate("receives", "receive %d: %+v, want %+v", r.id, wc, d)
 		}
-	case wc.Status == verbs.StatusWRFlushErr:
+	case verbs.StatusWRFlushErr:
 		a.skipUnsignaled(0)
 		a.flushed = true
 		// Of a requester that fails, requests are flushed before receives.
@@ -262,8 +262,8 @@ func (a *actor) sent(wc *verbs.WC) {
 	}
 	r := a.posted[0]
 	a.posted = a.posted[1:]
-	switch {
-	case wc.Status == verbs.StatusSuccess:
+	switch wc.Status {
+	case verbs.StatusSuccess:
 		if a.dead != alive || r.unsigned {
 			a.w.violate("order", "%d completes, unsignaled %v, after %v", wc.ID, r.unsigned, a.dead)
 		}
@@ -271,7 +271,7 @@ func (a *actor) sent(wc *verbs.WC) {
 		if wc.Opcode != r.wr.Opcode.WCOpcode() {
 			a.w.violate("order", "%d: %v", wc.ID, wc.Opcode)
 		}
-	case wc.Status == verbs.StatusWRFlushErr:
+	case verbs.StatusWRFlushErr:
 		a.flushed = true
 		if a.dead == alive {
 			a.w.violate("flush", "%d is flushed", wc.ID)

@@ -97,7 +97,7 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 	}
 	switch state {
 	case verbs.StateReset:
-		q.QP.Reset()
+		q.Reset()
 		*q = QP{QP: q.QP, cfg: q.cfg, stats: q.stats}
 		return
 	case verbs.StateErr:
