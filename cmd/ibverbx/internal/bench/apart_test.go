@@ -19,7 +19,13 @@ import (
 // fabric is software NICs that two ends share as two processes share a network.
 func fabric(t *testing.T, nics int) (*soft.Fabric, []verbs.Device) {
 	t.Helper()
-	f, err := soft.New(soft.Config{Devices: nics})
+	return fabricOf(t, soft.Config{Devices: nics})
+}
+
+// fabricOf is fabric with NICs of another kind.
+func fabricOf(t *testing.T, cfg soft.Config) (*soft.Fabric, []verbs.Device) {
+	t.Helper()
+	f, err := soft.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

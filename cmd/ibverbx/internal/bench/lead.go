@@ -66,7 +66,9 @@ func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) 
 	defer cancel()
 	l := &peer{conn: h.Conn, leads: true, steps: steps}
 	var theirs selfBody
-	p, err := l.agree(ctx, *p, h, &theirs)
+	fitting := *p
+	fitting.fitPorts(h.Devices)
+	p, err := l.agree(ctx, fitting, h, &theirs)
 	if err != nil {
 		return nil, l.part(interruptedOr(ctx, err))
 	}

@@ -93,6 +93,7 @@ type Params struct {
 	Endpoints     int          `json:"endpoints,omitempty"`
 	Bidirectional bool         `json:"bidirectional"`
 	Sizes         []units.Size `json:"sizes"` // default: by operation and mode
+	usualSizes    bool         // none were given
 	// default: all that the number of queue pairs allows
 	Schemes    []Scheme `json:"schemes"`
 	Iterations int      `json:"iterations,omitempty"` // messages a cell; 0: by duration
@@ -171,11 +172,27 @@ func (p *Params) Validate() error {
 	return nil
 }
 
+// fitPorts leaves out, of the sizes measured where none are given, those of which the NICs do not
+// carry a message where it travels as one: rdma_rxe carries 8 MiB.
+func (p *Params) fitPorts(devices []verbs.Device) {
+	if !p.usualSizes || p.Layered() || !slices.Contains(p.Schemes, Single) {
+		return
+	}
+	for _, d := range devices {
+		port, err := d.QueryPort(d.DefaultPort())
+		if err != nil || port.MaxMsgSize == 0 {
+			continue // what is wrong with the NIC is said when it is used
+		}
+		p.Sizes = slices.DeleteFunc(slices.Clone(p.Sizes), func(z units.Size) bool {
+			return uint64(z) > uint64(port.MaxMsgSize)
+		})
+	}
+}
+
 func (p *Params) fillDefaults() {
 	p.fillLayer()
-	sizesGiven := len(p.Sizes) > 0
-	if !sizesGiven {
-		p.Sizes = p.defaultSizes()
+	if len(p.Sizes) == 0 {
+		p.Sizes, p.usualSizes = p.defaultSizes(), true
 	}
 	if p.Iterations == 0 && p.Duration == 0 {
 		p.Duration = defaultSeveral

@@ -33,6 +33,7 @@ func Run(ctx context.Context, p *Params, open OpenFunc, o Observer) (*Report, er
 	defer run.stop()
 	err := run.open(open)
 	if err == nil {
+		p.fitPorts(run.columns[0].nics[0])
 		err = run.rows()
 	}
 	if closing := run.close(); err == nil {
