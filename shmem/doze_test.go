@@ -31,19 +31,26 @@ func TestWaitingSleeps(t *testing.T) {
 		t.Skip("it takes a second, and the race detector processor time")
 	}
 	const late = time.Second
-	l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
-	var used time.Duration
-	l.run(func(ctx context.Context, pe *shmem.PE) error {
-		if pe.ID() == 0 {
-			start := cpuTime()
-			time.Sleep(late)
-			used = cpuTime() - start
+	const most = 0.7 // per cent of a processor, of each PE
+	share := 100.0
+	for range 3 { // the least of three: a busy machine adds to it
+		l := newTestbed(t, shape{4, 1, 2}, shmem.Config{})
+		var used time.Duration
+		l.run(func(ctx context.Context, pe *shmem.PE) error {
+			if pe.ID() == 0 {
+				start := cpuTime()
+				time.Sleep(late)
+				used = cpuTime() - start
+			}
+			return pe.Barrier(ctx)
+		})
+		share = min(share, 100*used.Seconds()/late.Seconds()/3) // three PEs wait
+		if share <= most {
+			break
 		}
-		return pe.Barrier(ctx)
-	})
-	share := 100 * used.Seconds() / late.Seconds() / 3 // three PEs wait
+	}
 	t.Logf("each PE that waits uses %.2f %% of a processor", share)
-	if share > 0.7 {
+	if share > most {
 		t.Errorf("each PE that waits uses %.2f %% of a processor", share)
 	}
 }
