@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -130,12 +131,33 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 			last(e.cq.cq.Poll(e.cq.buf[:])),
 			last(ibverbx.NewVirtualQP(e.cq.cq, nil, nil, ibverbx.Config{})))
 	}},
+	{"a call that blocks without a context", verbs.ErrInvalid, func(e *end) error {
+		if e.state == closed {
+			return verbs.ErrInvalid
+		}
+		var none context.Context
+		return everyError(verbs.ErrInvalid, e.vq.Drain(none), e.vq.Shutdown(none))
+	}},
+	{"a list of queue pairs with a gap", verbs.ErrInvalid, func(e *end) error {
+		return withCQ(e, func(a verbs.CQ) error {
+			c, err := ibverbx.NewVirtualCQ(a)
+			if err != nil || len(c.CQs()) != 1 || c.CQs()[0] != a || c.Num() == e.cq.cq.Num() {
+				return fmt.Errorf("virtual CQ of %v is number %d of %v: %w", a, c.Num(), c.CQs(), err)
+			}
+			return everyError(verbs.ErrInvalid,
+				last(ibverbx.NewVirtualQP(c, []verbs.QP{nil}, nil, ibverbx.Config{})),
+				last(ibverbx.NewVirtualCQ(a, nil)))
+		})
+	}},
 	{"opened and closed at once", nil, func(e *end) error {
 		q, err := ibverbx.Open(e.devices(), ibverbx.Config{QPsPerDevice: 2, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
 			return err
 		}
-		return errors.Join(q.Drain(ended), q.Close())
+		if want := 2*len(e.devices()) + 1; len(q.QPs()) != want {
+			err = fmt.Errorf("%d queue pairs, with the notify QP: must be %d", len(q.QPs()), want)
+		}
+		return errors.Join(err, q.Drain(ended), q.Close())
 	}},
 	{"anything on a NIC that is gone", verbs.ErrDeviceGone, func(e *end) error {
 		if e.host.NICs[0].Dead == 0 {

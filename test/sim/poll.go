@@ -2,7 +2,9 @@ package sim
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
 
 	"ibverbx"
@@ -199,6 +201,7 @@ func (e *end) checkErr() {
 		e.firstErr = err.Error()
 		e.w.Logf("  %v: %v: %v", e, failed.Part, err)
 		e.checkNamed(failed)
+		e.checkReadable(failed)
 		if e.conn.Blame == "" && !e.ended() {
 			e.w.Broken(lab.Isolation, "%v has failed without a cause: %v", e, err)
 		}
@@ -248,6 +251,23 @@ func (e *end) checkNamed(f *ibverbx.FailedError) {
 			"says %d bytes at %d: %v", e, e.firstFailed.bytes, e.firstFailed.req, e.firstFailedOn,
 			e.firstFailed.remote-base,
 			f.Length, f.RemoteAddr-base, f)
+	}
+}
+
+// checkReadable checks that an error says the same to machines as to people.
+func (e *end) checkReadable(err error) {
+	var fields struct {
+		Error string `json:"error"`
+	}
+	data, jsonErr := json.Marshal(err)
+	if jsonErr == nil {
+		jsonErr = json.Unmarshal(data, &fields)
+	}
+	if jsonErr != nil || fields.Error != err.Error() {
+		e.w.Broken(ruleFirstError, "%v: %v is %s in JSON: %v", e, err, data, jsonErr)
+	}
+	if log := err.(slog.LogValuer).LogValue(); len(log.Group()) == 0 {
+		e.w.Broken(ruleFirstError, "%v: %v is logged without fields", e, err)
 	}
 }
 

@@ -100,6 +100,7 @@ func (e *end) checkRefusal(what string, n, all int, err, want error, full func()
 	var refused *ibverbx.PostError
 	switch {
 	case want != nil && n == 0 && errors.Is(err, want) && errors.As(err, &refused):
+		e.checkReadable(refused)
 	case n == all && err == nil && want == nil:
 	case want != nil:
 		e.w.Broken(lab.Refusal, "%v: a %s in state %v: %d of %d accepted, error %v: want %v", e, what,
