@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"ibverbx/transport"
@@ -49,6 +50,40 @@ func TestContract11FlushCompletesAfterEverythingEarlier(t *testing.T) {
 				l.close()
 			}
 		}
+	})
+}
+
+// A flush that a callback begins waits for the callbacks of earlier flushes too, which are due in
+// the same round.
+func TestContract11FlushWaitsForTheCallbacksOfFlushes(t *testing.T) {
+	each(t, func(t *testing.T, s setup) {
+		l := newLink(t, s)
+		var order []string
+		flush := func(name string, then func()) {
+			comp := transport.NewCompletion(1, func(*transport.Completion) {
+				order = append(order, name)
+				then()
+			})
+			if done, err := l.a.StartFlush(transport.FlushLocal, comp); done || err != nil {
+				t.Errorf("%s is told %v, %v after %v", name, done, err, order)
+			}
+		}
+		ops := operations(func() {})
+		i := slices.IndexFunc(ops, func(op operation) bool { return op.comp })
+		if err := ops[i].call(l.a, transport.NewCompletion(1, func(*transport.Completion) {
+			flush("first", func() { flush("third", func() {}) })
+			flush("second", func() {})
+		})); err != nil {
+			t.Fatal(err)
+		}
+		l.until("all flushes end", func() bool { return len(order) == 3 })
+		if !slices.Equal(order, []string{"first", "second", "third"}) {
+			t.Errorf("the flushes ended as %v", order)
+		}
+		if done, err := l.a.StartFlush(transport.FlushLocal, nil); !done || err != nil {
+			t.Errorf("a flush behind everything: %v, %v", done, err)
+		}
+		l.close()
 	})
 }
 

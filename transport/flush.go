@@ -76,8 +76,9 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, e.flushRemote(name, comp)
 	}
 	if s.idle() {
-		if s.unreportedRound == w.round.number { // what it waits for has ended; the callback may not have run
+		if s.unreportedRound >= w.round.number { // what it waits for has ended; the callback may not have run
 			if comp != nil {
+				s.unreportedRound = w.round.number + 1
 				w.round.reportLater(event{kind: eventComplete, comp: comp})
 			}
 			return false, nil
