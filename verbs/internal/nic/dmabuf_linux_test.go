@@ -69,7 +69,8 @@ func TestDMABuf(t *testing.T) {
 		{"length", fd, page, 2*page + 1, 0, 0, "bytes from offset"},
 		{"may not be written", int(readable.Fd()), 0, 8, 0, verbs.AccessAll, "cannot be mapped"},
 	} {
-		refused(t, c.what, m.RegisterDMABuf(&r.pd, c.fd, c.offset, c.length, c.iova, c.access), verbs.ErrInvalid,
+		refused(t, c.what, m.RegisterDMABuf(&r.pd, c.fd, c.offset, c.length, c.iova, c.access),
+			verbs.ErrInvalid,
 			c.says)
 	}
 	r.dev.Gone = true

@@ -34,7 +34,8 @@ func TestSizesOfAQueuePair(t *testing.T) {
 	}{
 		{verbs.QPCap{MaxSendWR: 9}, "queues of 9 and 8 work requests, the NIC allows 8"},
 		{verbs.QPCap{MaxRecvWR: 9}, "queues of 8 and 9 work requests, the NIC allows 8"},
-		{verbs.QPCap{MaxSendWR: -1}, "queues of -1 and 8"}, {verbs.QPCap{MaxRecvWR: -1}, "queues of 8 and -1"},
+		{verbs.QPCap{MaxSendWR: -1}, "queues of -1 and 8"},
+		{verbs.QPCap{MaxRecvWR: -1}, "queues of 8 and -1"},
 		{verbs.QPCap{MaxSendSGE: 3}, "3 and 2 scatter-gather elements, the NIC allows 2"},
 		{verbs.QPCap{MaxRecvSGE: 3}, "2 and 3 scatter-gather elements, the NIC allows 2"},
 		{verbs.QPCap{MaxSendSGE: -1}, "-1 and 2"}, {verbs.QPCap{MaxRecvSGE: -1}, "2 and -1"},

@@ -75,7 +75,8 @@ func TestAttributesAtTheirLimits(t *testing.T) {
 		{verbs.QPAttrPathMTU, verbs.QPAttr{PathMTU: 0}, "path MTU code 0"},
 		{verbs.QPAttrPathMTU, verbs.QPAttr{PathMTU: verbs.MTU4096 + 1}, "path MTU code 6"},
 		{verbs.QPAttrDestQPNum, verbs.QPAttr{DestQPNum: 1<<24 - 1}, ""},
-		{verbs.QPAttrDestQPNum, verbs.QPAttr{DestQPNum: 1 << 24}, "queue pair 0x1000000 has more than 24 bits"},
+		{verbs.QPAttrDestQPNum, verbs.QPAttr{DestQPNum: 1 << 24},
+			"queue pair 0x1000000 has more than 24 bits"},
 		{verbs.QPAttrRQPSN, verbs.QPAttr{RQPSN: 1<<24 - 1}, ""},
 		{verbs.QPAttrRQPSN, verbs.QPAttr{RQPSN: 1 << 24}, "receive PSN 0x1000000"},
 		{verbs.QPAttrSQPSN, verbs.QPAttr{SQPSN: 1<<24 - 1}, ""},
@@ -94,7 +95,8 @@ func TestAttributesAtTheirLimits(t *testing.T) {
 		{verbs.QPAttrRNRRetry, verbs.QPAttr{RNRRetry: 8}, "8 RNR retries, at most 7"},
 		{verbs.QPAttrAV, verbs.QPAttr{AH: ah}, ""},
 		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.SGIDIndex = 1 }), ""},
-		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.SGIDIndex = 2 }), "source GID index 2, the table has 2"},
+		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.SGIDIndex = 2 }),
+			"source GID index 2, the table has 2"},
 		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.Global = false }), "not global"},
 		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.Port = 2 }), "port 2 in the address handle"},
 		{verbs.QPAttrAV, with(func(ah *verbs.AH) { ah.DGID = verbs.GID{} }), "no destination GID"},
@@ -104,7 +106,8 @@ func TestAttributesAtTheirLimits(t *testing.T) {
 			t.Errorf("%v of %+v: %q, want %q", c.mask, c.attr, got, c.says)
 		}
 		if c.says != "" {
-			refused(t, c.mask.String(), r.qp.Err("modify qp", verbs.ErrInvalid, got), verbs.ErrInvalid, c.says)
+			refused(t, c.mask.String(), r.qp.Err("modify qp", verbs.ErrInvalid, got), verbs.ErrInvalid,
+				c.says)
 		}
 		// What the mask does not name is not looked at.
 		if got := r.dev.checkAttr(&c.attr, verbs.QPAttrState); got != "" {

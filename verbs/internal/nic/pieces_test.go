@@ -233,6 +233,7 @@ func TestClosingOrder(t *testing.T) {
 	r.closeQP(r.qp)
 	refused(t, "post", r.qp.MaySend(), verbs.ErrClosed, "")
 	must(t, r.pd.Close())
+	refused(t, "domain", r.pd.Close(), verbs.ErrClosed, "")
 	must(t, r.cq.Close())
 	if r.open != (Objects{}) {
 		t.Errorf("open are %+v", r.open)

@@ -21,7 +21,8 @@ func TestRequestsAtTheirLimits(t *testing.T) {
 		{verbs.SendWR{Opcode: verbs.OpSend, SGL: sge(2)}, ""},
 		{verbs.SendWR{Opcode: verbs.OpSend, SGL: sge(3)}, "3 scatter-gather elements, the queue takes 2"},
 		{verbs.SendWR{Opcode: 99}, "99"},
-		{verbs.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendFence | verbs.SendSignaled | verbs.SendSolicited}, ""},
+		{verbs.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendFence | verbs.SendSignaled |
+			verbs.SendSolicited}, ""},
 		{verbs.SendWR{Opcode: verbs.OpSend, Flags: 1 << 30}, "flags"},
 		{verbs.SendWR{Opcode: verbs.OpSend, Flags: inline, Inline: make([]byte, 16)}, ""},
 		{verbs.SendWR{Opcode: verbs.OpSend, Flags: inline, Inline: make([]byte, 17)},
@@ -62,7 +63,8 @@ func TestQueuesGrow(t *testing.T) {
 		}
 		const n = 32
 		sges := func(i uint64) []verbs.SGE {
-			return []verbs.SGE{{Addr: i, Length: uint32(i), LKey: 1}, {Addr: 2 * i, Length: 5, LKey: 2}}[:1+i%2]
+			return []verbs.SGE{{Addr: i, Length: uint32(i), LKey: 1},
+				{Addr: 2 * i, Length: 5, LKey: 2}}[:1+i%2]
 		}
 		inlined := func(i uint64) []byte { return []byte{1, byte(i), 3, 4, 5, 6, 7, byte(2 * i)}[:4+i%5] }
 		for i := range uint64(n) {

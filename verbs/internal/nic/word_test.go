@@ -42,7 +42,8 @@ func TestMove(t *testing.T) {
 						want = src[from+i-to]
 					}
 					if got != want {
-						t.Fatalf("%d bytes from %d to %d: byte %d is %#x, want %#x", n, from, to, i, got, want)
+						t.Fatalf("%d bytes from %d to %d: byte %d is %#x, want %#x", n, from, to, i, got,
+							want)
 					}
 				}
 			}
