@@ -21,7 +21,7 @@ type harm struct {
 	dev  *Device
 	rng  *rand.Rand
 	odds odds
-	next func(*udp.Destination, []udp.Packet, bool) (int, error)
+	next func(destination, []udp.Packet, bool) (int, error)
 	late sync.WaitGroup
 	done [len(odds{})]int // packets by what was done to them
 }
@@ -55,7 +55,7 @@ func (h *harm) stop() {
 }
 
 // put carries packets, those that come to no harm as they would leave without it.
-func (h *harm) put(to *udp.Destination, packets []udp.Packet, segment bool) (int, error) {
+func (h *harm) put(to destination, packets []udp.Packet, segment bool) (int, error) {
 	whole := 0 // packets before it have left
 	for i := range packets {
 		what := h.draw()
@@ -99,7 +99,7 @@ func (h *harm) draw() int {
 }
 
 // delayed sends a packet after those that follow it.
-func (h *harm) delayed(to *udp.Destination, packet []udp.Packet) {
+func (h *harm) delayed(to destination, packet []udp.Packet) {
 	h.late.Add(1)
 	after := time.Duration(h.rng.IntN(3000)) * time.Microsecond
 	time.AfterFunc(after, func() {

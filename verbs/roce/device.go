@@ -26,7 +26,7 @@ type Device struct {
 	cfg    Config
 	gid    verbs.GID
 	guid   uint64
-	start  time.Time // when the time of now began
+	clock  func() int64 // the time of the engine, nanoseconds
 
 	// mu guards everything below, and all objects of the NIC.
 	mu     nic.Lock
@@ -34,7 +34,7 @@ type Device struct {
 	open   nic.Objects
 	qps    nic.Table[QP]
 	down   bool // the link was taken down by SetLink
-	conn   *udp.Conn
+	link   link
 	sender sender
 	recv   receiver
 	timers timers
@@ -59,51 +59,55 @@ type Counters struct {
 const headerRoom = 12 + 16 + 4 + wire.ICRCSize
 
 func newDevice(id verbs.DeviceID, addr netip.Addr, cfg *Config) (*Device, error) {
-	d := &Device{id: id, cfg: *cfg, qps: nic.NewTable[QP](draw), start: time.Now()}
-	if err := d.listen(addr.Unmap()); err != nil {
+	start := time.Now()
+	d := &Device{id: id, cfg: *cfg, clock: func() int64 { return int64(time.Since(start)) }}
+	conn, err := listen(addr.Unmap(), cfg)
+	if err != nil {
 		return nil, err
 	}
+	d.link, d.local = socket{conn}, conn.LocalAddr()
 	if err := d.findLink(); err != nil {
-		_ = d.conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
+	d.init(draw)
+	go d.recv.serve()
+	return d, nil
+}
+
+// init makes a NIC of a link. Numbers of queue pairs and keys are drawn.
+func (d *Device) init(draw func() uint32) {
+	d.qps = nic.NewTable[QP](draw)
 	d.gid = gidOf(d.local)
 	d.guid = binary.BigEndian.Uint64(d.gid[8:]) ^ uint64(d.local.Port())<<48
-	granted := d.conn.Stats().RecvBuffer
+	granted := d.link.Stats().RecvBuffer
 	if d.cfg.Window == 0 {
 		d.cfg.Window = min(1<<20, granted)
 	}
 	c := &d.core
 	c.Lock, c.Open = &d.mu, &d.open
-	c.Name, c.Handle, c.GIDs = "roce"+strconv.Itoa(int(id)), d, 1
-	c.Keys = nic.NewKeys(id, draw)
+	c.Name, c.Handle, c.GIDs = "roce"+strconv.Itoa(int(d.id)), d, 1
+	c.Keys = nic.NewKeys(d.id, draw)
 	c.Limits = nic.Limits{MaxQPWR: 16384, MaxCQE: 1 << 20, MaxSGE: 32, MaxInline: 512, MaxMsgSize: 1 << 30,
 		MaxRDAtomic: 16}
 	d.sender.init(d)
 	d.recv.init(d)
 	d.timers.init(d)
-	go d.recv.serve()
-	return d, nil
 }
 
 // listen opens the socket.
-func (d *Device) listen(addr netip.Addr) error {
-	cfg := udp.Config{Local: netip.AddrPortFrom(addr, d.cfg.Port), TrafficClass: d.cfg.TrafficClass,
-		DisableGSO: d.cfg.DisableGSO, DisableGRO: d.cfg.DisableGRO}
-	if d.cfg.Port == 0 {
+func listen(addr netip.Addr, from *Config) (*udp.Conn, error) {
+	cfg := udp.Config{Local: netip.AddrPortFrom(addr, from.Port), TrafficClass: from.TrafficClass,
+		DisableGSO: from.DisableGSO, DisableGRO: from.DisableGRO}
+	if from.Port == 0 {
 		cfg.Local = netip.AddrPortFrom(addr, Port)
 	}
-	var err error
-	d.conn, err = udp.Listen(cfg)
-	if errors.Is(err, udp.ErrPortTaken) && d.cfg.Port == 0 && addr.Is4() {
+	conn, err := udp.Listen(cfg)
+	if errors.Is(err, udp.ErrPortTaken) && from.Port == 0 && addr.Is4() {
 		cfg.Local = netip.AddrPortFrom(addr, 0)
-		d.conn, err = udp.Listen(cfg)
+		conn, err = udp.Listen(cfg)
 	}
-	if err != nil {
-		return err
-	}
-	d.local = d.conn.LocalAddr()
-	return nil
+	return conn, err
 }
 
 // findLink finds out about the link behind the address.
@@ -118,7 +122,7 @@ func (d *Device) findLink() error {
 		}
 		d.netDev, d.speed = a.Interface, uint64(a.Speed)*1e6
 	}
-	path, err := d.conn.MTU(d.local)
+	path, err := d.link.MTU(d.local)
 	if err != nil {
 		return err
 	}
@@ -144,14 +148,14 @@ func (d *Device) close() error {
 	d.core.Closed = "the provider"
 	d.timers.stop()
 	d.mu.Unlock()
-	err := d.conn.Close()
+	err := d.link.Close()
 	d.recv.wait()
 	d.sender.drained.Wait()
 	return err
 }
 
 // now is the time of the engine, nanoseconds.
-func (d *Device) now() int64 { return int64(time.Since(d.start)) }
+func (d *Device) now() int64 { return d.clock() }
 
 // ID is the NIC's index in its provider.
 func (d *Device) ID() verbs.DeviceID { return d.id }
@@ -224,16 +228,16 @@ func (d *Device) CheckPath(port int, to verbs.GID) error {
 }
 
 // route finds the way to a peer, and the path MTU that fits it.
-func (d *Device) route(to verbs.GID) (*udp.Destination, verbs.MTU, error) {
+func (d *Device) route(to verbs.GID) (destination, verbs.MTU, error) {
 	port := uint16(Port)
 	if d.cfg.Port != 0 {
 		port = d.cfg.Port
 	}
-	dest, err := d.conn.NewDestination(addressOf(to, port))
+	dest, err := d.link.NewDestination(addressOf(to, port))
 	if err != nil {
 		return nil, 0, err
 	}
-	path, err := d.conn.MTU(dest.Addr())
+	path, err := d.link.MTU(dest.Addr())
 	if err != nil {
 		return nil, 0, err
 	}
@@ -261,7 +265,7 @@ func (d *Device) SetLink(up bool) {
 
 // Counters counts what the NIC has done and dropped.
 func (d *Device) Counters() Counters {
-	socket := d.conn.Stats()
+	socket := d.link.Stats()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.counts

@@ -7,7 +7,6 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/rc"
-	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/roce/internal/wire"
 )
 
@@ -27,7 +26,7 @@ type QP struct {
 
 // path is the way to the peer.
 type path struct {
-	to   *udp.Destination // nil until the address handle is set
+	to   destination // nil until the address handle is set
 	peer netip.AddrPort
 	out  wire.Flow
 	// in is the flow of what arrives, from the port that the last packet came from.

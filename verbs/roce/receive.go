@@ -21,7 +21,7 @@ type receiver struct {
 	ended chan struct{}
 
 	mu     sync.Mutex // guards what follows
-	batch  *udp.Batch
+	batch  batch
 	header wire.Header
 	dirty  []*QP // queue pairs that got packets in this round
 
@@ -43,7 +43,7 @@ const (
 )
 
 func (r *receiver) init(d *Device) {
-	r.dev, r.batch, r.ended = d, d.conn.NewBatch(0, 0), make(chan struct{})
+	r.dev, r.batch, r.ended = d, d.link.NewBatch(), make(chan struct{})
 	r.wake, r.nap = make(chan struct{}, 1), time.NewTimer(idleAfter)
 	r.stopKeepingOut()
 }
@@ -55,7 +55,7 @@ func (r *receiver) wait() { <-r.ended }
 func (r *receiver) serve() {
 	defer close(r.ended)
 	for {
-		err := r.dev.conn.WaitReadable(time.Time{})
+		err := r.dev.link.WaitReadable(time.Time{})
 		if err == nil {
 			r.keepOut()
 			err = r.receive()
@@ -135,8 +135,9 @@ func (r *receiver) take() {
 	packetsOrder()
 	now := d.now()
 	beginLanding()
-	for i := range r.batch.Datagrams {
-		r.packet(now, &r.batch.Datagrams[i])
+	received := r.batch.Received()
+	for i := range received {
+		r.packet(now, &received[i])
 	}
 	endLanding()
 	for i, q := range r.dirty {

@@ -30,18 +30,26 @@ type sender struct {
 	draining bool // drain runs
 	drained  sync.WaitGroup
 
-	// put gives packets to the socket; tests replace it by networks of their own.
-	put func(to *udp.Destination, packets []udp.Packet, segment bool) (int, error)
+	// put gives packets to the link, and awaitRoom begins to wait until it has room again; tests
+	// replace them.
+	put       func(to destination, packets []udp.Packet, segment bool) (int, error)
+	awaitRoom func()
 }
 
 // held is a packet in the backlog.
 type held struct {
 	qp    *QP
-	to    *udp.Destination
+	to    destination
 	bytes []byte
 }
 
-func (s *sender) init(d *Device) { s.dev, s.put = d, (*udp.Destination).Send }
+func (s *sender) init(d *Device) {
+	s.dev, s.put = d, destination.Send
+	s.awaitRoom = func() {
+		s.drained.Add(1)
+		go s.drain()
+	}
+}
 
 // transmit sends what a queue pair has to send, and sets its timer.
 func (q *QP) transmit() {
@@ -116,8 +124,7 @@ func (s *sender) seal(q *QP, packets []udp.Packet, segment bool) {
 func (s *sender) hold(q *QP, packets []udp.Packet) {
 	if !s.draining {
 		s.draining = true
-		s.drained.Add(1)
-		go s.drain()
+		s.awaitRoom()
 	}
 	s.seal(q, packets, false)
 	for i := range packets {
@@ -130,23 +137,28 @@ func (s *sender) hold(q *QP, packets []udp.Packet) {
 // drain waits until the socket has taken the backlog, and lets those go on that wait.
 func (s *sender) drain() {
 	defer s.drained.Done()
-	d := s.dev
 	for more := true; more; {
-		err := d.conn.WaitWritable(time.Time{})
+		err := s.dev.link.WaitWritable(time.Time{})
 		if errors.Is(err, verbs.ErrClosed) {
 			return
 		}
-		d.mu.Lock()
-		if err != nil {
-			s.giveUp()
-		}
-		if s.flush() {
-			s.resume()
-		}
-		more = len(s.backlog) != 0
-		s.draining = more
-		d.mu.Unlock()
+		more = s.roomAgain(err)
 	}
+}
+
+// roomAgain sends the backlog when the link has room again, or cannot tell because of err. It
+// returns true if there still is a backlog.
+func (s *sender) roomAgain(err error) (more bool) {
+	s.dev.mu.Lock()
+	defer s.dev.mu.Unlock()
+	if err != nil {
+		s.giveUp()
+	}
+	if s.flush() {
+		s.resume()
+	}
+	s.draining = len(s.backlog) != 0
+	return s.draining
 }
 
 // flush sends the backlog. It returns false if the send buffer is full again.

@@ -18,7 +18,7 @@ type gate struct {
 	room   int
 	refill int // the room that there is again once a packet was refused
 	passed [][]byte
-	next   func(*udp.Destination, []udp.Packet, bool) (int, error)
+	next   func(destination, []udp.Packet, bool) (int, error)
 }
 
 func newGate(d *Device, room, refill int) *gate {
@@ -29,7 +29,7 @@ func newGate(d *Device, room, refill int) *gate {
 	return g
 }
 
-func (g *gate) put(to *udp.Destination, packets []udp.Packet, segment bool) (int, error) {
+func (g *gate) put(to destination, packets []udp.Packet, segment bool) (int, error) {
 	n := min(g.room, len(packets))
 	for i := range packets[:n] {
 		p := &packets[i]

@@ -295,7 +295,7 @@ func TestBrokenICRC(t *testing.T) {
 	a, b := pair[0], pair[1]
 	a.dev.mu.Lock()
 	put := a.dev.sender.put
-	a.dev.sender.put = func(to *udp.Destination, packets []udp.Packet, segment bool) (int, error) {
+	a.dev.sender.put = func(to destination, packets []udp.Packet, segment bool) (int, error) {
 		for i := range packets {
 			packets[i].Trailer[len(packets[i].Trailer)-1] ^= 0x40
 		}

@@ -24,17 +24,17 @@ func (t *timer) init(q *QP) { t.qp = q }
 type timers struct {
 	dev   *Device
 	heap  timerHeap
-	clock *time.Timer
-	next  int64 // when clock goes off; rc.Never if it is not set
+	alarm alarm
+	next  int64 // when the alarm goes off; rc.Never if it is not set
 }
 
 func (t *timers) init(d *Device) {
 	t.dev, t.next = d, rc.Never
-	t.clock = time.AfterFunc(time.Hour, d.tick)
-	t.clock.Stop()
+	t.alarm = time.AfterFunc(time.Hour, d.tick)
+	t.alarm.Stop()
 }
 
-func (t *timers) stop() { t.clock.Stop() }
+func (t *timers) stop() { t.alarm.Stop() }
 
 // arm sets a timer.
 func (t *timers) arm(x *timer, when int64) {
@@ -60,11 +60,11 @@ func (t *timers) disarm(x *timer) {
 	}
 }
 
-// wind sets the clock to the first timer.
+// wind sets the alarm to the first timer.
 func (t *timers) wind() {
 	if len(t.heap) != 0 && t.heap[0].when < t.next {
 		t.next = t.heap[0].when
-		t.clock.Reset(time.Duration(t.next - t.dev.now()))
+		t.alarm.Reset(time.Duration(t.next - t.dev.now()))
 	}
 }
 

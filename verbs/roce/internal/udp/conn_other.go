@@ -73,5 +73,8 @@ func (*Conn) NewBatch(_, _ int) *Batch { return nil }
 // Recv is never reached, as there is no Batch.
 func (*Batch) Recv() (int, error) { return 0, verbs.ErrNotSupported }
 
+// Received is never reached, as there is no Batch.
+func (*Batch) Received() []Datagram { return nil }
+
 // linkSpeed is the speed of an interface in Mbit/s, which is not known.
 func linkSpeed(string) int { return 0 }

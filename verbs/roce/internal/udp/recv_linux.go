@@ -73,6 +73,9 @@ func (c *Conn) NewBatch(messages, size int) *Batch {
 	return b
 }
 
+// Received are the Datagrams.
+func (b *Batch) Received() []Datagram { return b.Datagrams }
+
 // rearm sets the lengths that the kernel overwrites, of the first messages.
 func (b *Batch) rearm(messages int) {
 	for i := range b.msgs[:messages] {

@@ -1,0 +1,48 @@
+package roce
+
+import (
+	"net/netip"
+	"time"
+
+	"ibverbx/verbs/roce/internal/udp"
+)
+
+// link carries the packets of a NIC: a UDP socket. Tests have one that is a network of its own, in
+// which nothing happens by itself.
+type link interface {
+	NewDestination(to netip.AddrPort) (destination, error)
+	MTU(to netip.AddrPort) (udp.PathMTU, error)
+	NewBatch() batch
+	WaitReadable(deadline time.Time) error
+	WaitWritable(deadline time.Time) error
+	Stats() udp.Stats
+	Close() error
+}
+
+// destination is a peer's address on a link; see [udp.Destination].
+type destination interface {
+	Addr() netip.AddrPort
+	Segments() bool
+	Send(packets []udp.Packet, segment bool) (int, error)
+}
+
+// batch takes what has arrived on a link; see [udp.Batch].
+type batch interface {
+	Recv() (int, error)
+	Received() []udp.Datagram
+}
+
+// socket is the link of every NIC outside of tests.
+type socket struct{ *udp.Conn }
+
+func (s socket) NewDestination(to netip.AddrPort) (destination, error) {
+	return s.Conn.NewDestination(to)
+}
+
+func (s socket) NewBatch() batch { return s.Conn.NewBatch(0, 0) }
+
+// alarm goes off once, at the time that it was last set to: a [time.Timer] with a function.
+type alarm interface {
+	Reset(after time.Duration) bool
+	Stop() bool
+}
