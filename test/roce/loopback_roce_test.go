@@ -1,0 +1,162 @@
+package roce
+
+import (
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+)
+
+// card is what an end tells of itself.
+type card struct {
+	GID  verbs.GID
+	QPN  uint32
+	Addr uint64
+	RKey uint32
+}
+
+// rdma is one end of a connection over verbs/roce. Both ends poll.
+type rdma struct {
+	peer
+	qp   verbs.QP
+	cq   verbs.CQ
+	mr   verbs.MR
+	buf  []byte
+	size int
+	card card // of this end
+	wr   []verbs.SendWR
+	wcs  [2 * depth]verbs.WC
+
+	close func()
+}
+
+// newRDMA makes an end whose buffer has a message to send and, behind it, one that comes.
+func newRDMA(size int) *rdma {
+	p, err := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	must(err)
+	dev := p.Device(0)
+	r := &rdma{size: size, buf: make([]byte, 2*size)}
+	pd, err := dev.AllocPD()
+	must(err)
+	r.mr, err = pd.RegisterMR(r.buf, verbs.AccessAll)
+	must(err)
+	r.cq, err = dev.CreateCQ(verbs.CQConfig{})
+	must(err)
+	r.qp, err = pd.CreateQP(verbs.QPConfig{SendCQ: r.cq, RecvCQ: r.cq})
+	must(err)
+	gid, err := dev.QueryGID(1, 0)
+	must(err)
+	r.card = card{gid.GID, r.qp.Num(), r.mr.Addr() + uint64(size), r.mr.RKey()}
+	r.close = func() {
+		must(r.qp.Close())
+		must(r.cq.Close())
+		must(r.mr.Close())
+		must(pd.Close())
+		must(p.Close())
+	}
+	return r
+}
+
+// connect takes the queue pair to RTS. It writes to what the peer's card says.
+func (r *rdma) connect(to card) {
+	step := func(a verbs.QPAttr, mask verbs.QPAttrMask) { must(r.qp.Modify(&a, mask|verbs.QPAttrState)) }
+	step(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessRemoteWrite},
+		verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess)
+	step(verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, DestQPNum: to.QPN, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true, DGID: to.GID, HopLimit: 64, Port: 1}},
+		verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|verbs.QPAttrRQPSN|
+			verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer)
+	step(verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7},
+		verbs.QPAttrTimeout|verbs.QPAttrRetryCount|verbs.QPAttrRNRRetry|
+			verbs.QPAttrSQPSN|verbs.QPAttrMaxRDAtomic)
+	r.wr = []verbs.SendWR{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
+		SGL:        []verbs.SGE{{Addr: r.mr.Addr(), Length: uint32(r.size), LKey: r.mr.LKey()}},
+		RemoteAddr: to.Addr, RKey: to.RKey}}
+}
+
+func dialRoCE(b *testing.B, size int) way {
+	r := newRDMA(size)
+	b.Cleanup(r.close)
+	r.peer = startPeer(b, "roce", size)
+	var theirs card
+	r.say(r.card)
+	r.hear(&theirs)
+	r.connect(theirs)
+	return r
+}
+
+func (r *rdma) run(messages int) {
+	if r.size == short {
+		for range messages {
+			r.send(r.arrived() + 1)
+			r.await(r.sent())
+		}
+		return
+	}
+	for sent, done := 0, 0; done < messages; {
+		for ; sent < messages && sent-done < depth; sent++ {
+			_, err := r.qp.PostSend(r.wr)
+			must(err)
+		}
+		done += r.poll()
+	}
+}
+
+// send writes a number to the peer.
+func (r *rdma) send(v uint64) {
+	atomic.StoreUint64(r.word(0), v)
+	_, err := r.qp.PostSend(r.wr)
+	must(err)
+}
+
+// sent is the number that was written last, and arrived the one that has come.
+func (r *rdma) sent() uint64    { return atomic.LoadUint64(r.word(0)) }
+func (r *rdma) arrived() uint64 { return atomic.LoadUint64(r.word(8)) }
+
+func (r *rdma) word(at int) *uint64 { return (*uint64)(unsafe.Pointer(&r.buf[at])) }
+
+// await polls until a number has come.
+func (r *rdma) await(v uint64) {
+	for r.arrived() != v {
+		r.poll()
+	}
+}
+
+// poll takes the completions that are there.
+func (r *rdma) poll() int {
+	n, err := r.cq.Poll(r.wcs[:])
+	must(err)
+	for _, wc := range r.wcs[:n] {
+		must(wc.Status.Err())
+	}
+	return n
+}
+
+// serveRoCE polls, and writes every number back that comes.
+func serveRoCE(talk *conversation, size int) {
+	r := newRDMA(size)
+	var theirs card
+	talk.hear(&theirs)
+	r.connect(theirs)
+	talk.say(r.card)
+	var ended atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		last := uint64(0)
+		for !ended.Load() {
+			r.poll()
+			if v := r.arrived(); size == short && v != last {
+				last = v
+				r.send(v)
+			}
+		}
+	}()
+	talk.tellUsage()
+	ended.Store(true)
+	<-stopped
+	r.close()
+}

@@ -1,0 +1,229 @@
+package roce
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// BenchmarkLoopback moves bytes between this process and one that it starts, through the loopback
+// interface: by RDMA writes over verbs/roce, by TCP and unix sockets of package net, and by UCX's
+// puts over TCP where ucx_perftest is installed.
+//
+// "1MiB" has up to four messages under way; MB/s is of 10^6 bytes, cpu-ms/GiB what both processes
+// took of their processors. "8B" goes there and back; ns/op is the whole way, one-way-µs half of it.
+// Machines differ from hour to hour: run it some ten times in turn, and compare within a run:
+//
+//	for i in $(seq 10); do go test ./test/roce -run XXX -bench Loopback -benchtime 0.3s; done
+func BenchmarkLoopback(b *testing.B) {
+	for _, test := range []struct {
+		name string
+		size int
+	}{{"1MiB", 1 << 20}, {"8B", short}} {
+		for _, way := range []struct {
+			name    string
+			measure func(b *testing.B, size int) figures
+		}{
+			{"roce", func(b *testing.B, size int) figures { return measure(b, dialRoCE(b, size), size) }},
+			{"tcp", func(b *testing.B, size int) figures { return measure(b, dialSocket(b, "tcp", size), size) }},
+			{"unix", func(b *testing.B, size int) figures { return measure(b, dialSocket(b, "unix", size), size) }},
+			{"ucx", measureUCX},
+		} {
+			b.Run(test.name+"/"+way.name, func(b *testing.B) {
+				way.measure(b, test.size).report(b, test.size)
+			})
+		}
+	}
+}
+
+const (
+	short = 8 // bytes of a message that comes back
+	depth = 4 // how many of the others are under way
+)
+
+// figures are what b.N messages took.
+type figures struct {
+	elapsed time.Duration
+	cpu     time.Duration // of both processes
+}
+
+func (f figures) report(b *testing.B, size int) {
+	ns := float64(f.elapsed.Nanoseconds()) / float64(b.N)
+	b.ReportMetric(ns, "ns/op")
+	if size == short {
+		b.ReportMetric(ns/2000, "one-way-µs")
+		return
+	}
+	b.ReportMetric(float64(size)/ns*1000, "MB/s")
+	b.ReportMetric(float64(f.cpu.Microseconds())/1000/(float64(b.N)*float64(size)/(1<<30)), "cpu-ms/GiB")
+}
+
+// way is a way for messages of one size to the other process.
+type way interface {
+	run(messages int)
+	usage() time.Duration // of the processors, by both processes so far
+}
+
+func measure(b *testing.B, w way, size int) figures {
+	w.run(100) // warm
+	before := w.usage()
+	b.ResetTimer()
+	w.run(b.N)
+	b.StopTimer()
+	return figures{b.Elapsed(), w.usage() - before}
+}
+
+// peerEnv tells a process of this test's binary that it is the other end: the way, and the size.
+const peerEnv = "IBVERBX_LOOPBACK_PEER"
+
+// TestMain runs the other end where this process is to be that.
+func TestMain(m *testing.M) {
+	name, size, _ := strings.Cut(os.Getenv(peerEnv), " ")
+	n, _ := strconv.Atoi(size)
+	talk := &conversation{json.NewEncoder(os.Stdout), json.NewDecoder(os.Stdin)}
+	switch name {
+	case "":
+		os.Exit(m.Run())
+	case "roce":
+		serveRoCE(talk, n)
+	default:
+		serveSocket(talk, name, n)
+	}
+}
+
+// conversation is what the two processes say to each other beside the traffic.
+type conversation struct {
+	out *json.Encoder
+	in  *json.Decoder
+}
+
+func (c *conversation) say(what any) { must(c.out.Encode(what)) }
+
+func (c *conversation) hear(what any) { must(c.in.Decode(what)) }
+
+// tellUsage answers each question with what this process took of the processors, until the other
+// end has gone.
+func (c *conversation) tellUsage() {
+	for {
+		var question string
+		if c.in.Decode(&question) != nil {
+			return
+		}
+		c.say(selfUsage())
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// selfUsage is the processor time of this process.
+func selfUsage() time.Duration {
+	var u syscall.Rusage
+	must(syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// peer is the process at the other end.
+type peer struct{ *conversation }
+
+// startPeer starts the other end, which ends with the benchmark.
+func startPeer(b *testing.B, name string, size int) peer {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", peerEnv, name, size))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	must(err)
+	out, err := cmd.StdoutPipe()
+	must(err)
+	must(cmd.Start())
+	b.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	return peer{&conversation{json.NewEncoder(in), json.NewDecoder(out)}}
+}
+
+func (p peer) usage() (both time.Duration) {
+	p.say("usage?")
+	p.hear(&both)
+	return both + selfUsage()
+}
+
+// socket is the way through a connection of package net. Long messages are answered by one byte.
+type socket struct {
+	peer
+	conn  net.Conn
+	out   []byte
+	reply []byte
+}
+
+func dialSocket(b *testing.B, network string, size int) way {
+	p := startPeer(b, network, size)
+	var addr string
+	p.hear(&addr)
+	conn, err := net.Dial(network, addr)
+	must(err)
+	b.Cleanup(func() { _ = conn.Close() })
+	return &socket{peer: p, conn: conn, out: make([]byte, size), reply: make([]byte, replySize(size))}
+}
+
+func replySize(size int) int {
+	if size != short {
+		return 1
+	}
+	return size
+}
+
+func (s *socket) run(messages int) {
+	ahead := 1
+	if len(s.out) != short {
+		ahead = depth
+	}
+	for sent, answered := 0, 0; answered < messages; answered++ {
+		for ; sent < messages && sent-answered < ahead; sent++ {
+			_, err := s.conn.Write(s.out)
+			must(err)
+		}
+		_, err := io.ReadFull(s.conn, s.reply)
+		must(err)
+	}
+}
+
+// serveSocket answers the messages of one connection.
+func serveSocket(talk *conversation, network string, size int) {
+	address := "127.0.0.1:0"
+	if network == "unix" {
+		dir, err := os.MkdirTemp("", "loopback")
+		must(err)
+		defer func() { _ = os.RemoveAll(dir) }()
+		address = dir + "/socket"
+	}
+	l, err := net.Listen(network, address)
+	must(err)
+	talk.say(l.Addr().String())
+	conn, err := l.Accept()
+	must(err)
+	go func() {
+		buf, reply := make([]byte, size), make([]byte, replySize(size))
+		for {
+			if _, err := io.ReadFull(conn, buf); err != nil {
+				return
+			}
+			if _, err := conn.Write(reply); err != nil {
+				return
+			}
+		}
+	}()
+	talk.tellUsage()
+}
