@@ -30,8 +30,8 @@ type sending struct {
 	// missing is what sends from outside of the queue met ErrNoResource for, until a request enters
 	// the queue and takes it over: see resources.
 	missing resources
-	// unreportedRound is the last round of progress whose events have a completion of this endpoint:
-	// the present one, or the next. Until that round is over the program may not have seen it.
+	// unreportedRound is the last round of progress whose events have a completion of this
+	// endpoint: the present one, or the next. Until it is over the program may not have seen that.
 	unreportedRound uint64
 	pending         pendingQueue
 	readyRequest    Pending // calls OnReady, for the views of NotifyReady
