@@ -19,8 +19,8 @@ import (
 // puts over TCP where ucx_perftest is installed.
 //
 // "1MiB" has up to four messages under way; MB/s is of 10^6 bytes, cpu-ms/GiB what both processes
-// took of their processors. "8B" goes there and back; ns/op is the whole way, one-way-µs half of it.
-// Machines differ from hour to hour: run it some ten times in turn, and compare within a run:
+// took of their processors. "8B" goes there and back: ns/op is the whole way, one-way-µs half of
+// it. Machines differ from hour to hour: run it some ten times in turn, and compare within a run:
 //
 //	for i in $(seq 10); do go test ./test/roce -run XXX -bench Loopback -benchtime 0.3s; done
 func BenchmarkLoopback(b *testing.B) {
@@ -32,9 +32,9 @@ func BenchmarkLoopback(b *testing.B) {
 			name    string
 			measure func(b *testing.B, size int) figures
 		}{
-			{"roce", func(b *testing.B, size int) figures { return measure(b, dialRoCE(b, size), size) }},
-			{"tcp", func(b *testing.B, size int) figures { return measure(b, dialSocket(b, "tcp", size), size) }},
-			{"unix", func(b *testing.B, size int) figures { return measure(b, dialSocket(b, "unix", size), size) }},
+			{"roce", over(dialRoCE)},
+			{"tcp", over(dialTCP)},
+			{"unix", over(dialUnix)},
 			{"ucx", measureUCX},
 		} {
 			b.Run(test.name+"/"+way.name, func(b *testing.B) {
@@ -72,13 +72,17 @@ type way interface {
 	usage() time.Duration // of the processors, by both processes so far
 }
 
-func measure(b *testing.B, w way, size int) figures {
-	w.run(100) // warm
-	before := w.usage()
-	b.ResetTimer()
-	w.run(b.N)
-	b.StopTimer()
-	return figures{b.Elapsed(), w.usage() - before}
+// over measures a way.
+func over(dial func(b *testing.B, size int) way) func(*testing.B, int) figures {
+	return func(b *testing.B, size int) figures {
+		w := dial(b, size)
+		w.run(100) // warm
+		before := w.usage()
+		b.ResetTimer()
+		w.run(b.N)
+		b.StopTimer()
+		return figures{b.Elapsed(), w.usage() - before}
+	}
 }
 
 // peerEnv tells a process of this test's binary that it is the other end: the way, and the size.
@@ -167,6 +171,9 @@ type socket struct {
 	out   []byte
 	reply []byte
 }
+
+func dialTCP(b *testing.B, size int) way  { return dialSocket(b, "tcp", size) }
+func dialUnix(b *testing.B, size int) way { return dialSocket(b, "unix", size) }
 
 func dialSocket(b *testing.B, network string, size int) way {
 	p := startPeer(b, network, size)
