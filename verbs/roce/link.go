@@ -15,6 +15,7 @@ type link interface {
 	NewBatch() batch
 	WaitReadable(deadline time.Time) error
 	WaitWritable(deadline time.Time) error
+	Yield()
 	Stats() udp.Stats
 	Close() error
 }
@@ -30,6 +31,7 @@ type destination interface {
 type batch interface {
 	Recv() (int, error)
 	Received() []udp.Datagram
+	More() bool
 }
 
 // socket is the link of every NIC outside of tests.

@@ -46,6 +46,28 @@ func TestPollingLeavesLock(t *testing.T) {
 	}
 }
 
+// Who polls for nothing for long offers the processor now and then: the peer may need it.
+func TestPollingOffersTheProcessor(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1")
+	d := p.Device(0)
+	n := newNode(t, d, 64)
+	offers := 0
+	d.recv.offer = func() { offers++ }
+	poll := func(times int) {
+		var wcs [1]verbs.WC
+		for range times {
+			_, err := n.cq.Poll(wcs[:])
+			must(t, err)
+		}
+	}
+	if poll(patience - 1); offers != 0 {
+		t.Errorf("%d offers before patience ends", offers)
+	}
+	if poll(10 * offerEvery); offers < 9 || offers > 11 {
+		t.Errorf("%d offers in %d polls", offers, 10*offerEvery)
+	}
+}
+
 // Who arms a queue is woken at once, even if it has just polled, as everybody does around Arm: the
 // receiving goroutine keeps out of the way of those only that go on polling.
 func TestArmedIsNotPolling(t *testing.T) {

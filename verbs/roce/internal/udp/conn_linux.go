@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -161,6 +162,13 @@ func (c *Conn) WaitWritable(deadline time.Time) error {
 		return c.waitError(err)
 	}
 	return c.waitError(c.raw.Write(c.writable.ready))
+}
+
+// Yield offers the processor to other goroutines and to other threads, for those who ask again and
+// again whether something has arrived.
+func (c *Conn) Yield() {
+	runtime.Gosched()
+	yieldThread()
 }
 
 // waitError is the error of a wait as the caller may expect it.

@@ -272,8 +272,8 @@ func TestMore(t *testing.T) {
 		n    int
 		more bool
 	}{{2, true}, {2, true}, {1, false}, {0, false}} {
-		if n, _ := batch.Recv(); n != want.n || batch.More != want.more {
-			t.Errorf("Recv %d: %d, more %t; not %d, %t", i, n, batch.More, want.n, want.more)
+		if n, _ := batch.Recv(); n != want.n || batch.More() != want.more {
+			t.Errorf("Recv %d: %d, more %t; not %d, %t", i, n, batch.More(), want.n, want.more)
 		}
 	}
 }

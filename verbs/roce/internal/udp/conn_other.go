@@ -64,7 +64,6 @@ func (*Destination) Send([]Packet, bool) (int, error) { return 0, verbs.ErrNotSu
 // Batch is memory to receive into.
 type Batch struct {
 	Datagrams []Datagram
-	More      bool
 }
 
 // NewBatch is never reached, as there is no Conn.
@@ -78,3 +77,9 @@ func (*Batch) Received() []Datagram { return nil }
 
 // linkSpeed is the speed of an interface in Mbit/s, which is not known.
 func linkSpeed(string) int { return 0 }
+
+// More is never reached, as there is no Batch.
+func (*Batch) More() bool { return false }
+
+// Yield is never reached, as there is no Conn.
+func (*Conn) Yield() {}

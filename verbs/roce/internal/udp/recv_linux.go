@@ -25,9 +25,7 @@ const (
 type Batch struct {
 	// Datagrams are those of the last Recv, in the order of arrival. They are valid until the next.
 	Datagrams []Datagram
-	// More: the last Recv filled all messages, so there may be more to receive. If it is false,
-	// nothing was left, and asking again costs a call for nothing.
-	More bool
+	more      bool
 
 	conn    *Conn
 	size    int    // of a buffer
@@ -76,6 +74,10 @@ func (c *Conn) NewBatch(messages, size int) *Batch {
 // Received are the Datagrams.
 func (b *Batch) Received() []Datagram { return b.Datagrams }
 
+// More reports whether the last Recv filled all messages, so that there may be more to receive. If
+// not, nothing was left, and asking again costs a call for nothing.
+func (b *Batch) More() bool { return b.more }
+
 // rearm sets the lengths that the kernel overwrites, of the first messages.
 func (b *Batch) rearm(messages int) {
 	for i := range b.msgs[:messages] {
@@ -88,7 +90,7 @@ func (b *Batch) rearm(messages int) {
 // Recv receives what has arrived, up to the Batch's size, into Datagrams, and returns their number.
 // It does not wait: it returns ErrAgain when nothing has arrived.
 func (b *Batch) Recv() (n int, err error) {
-	b.Datagrams, b.More = b.Datagrams[:0], false
+	b.Datagrams, b.more = b.Datagrams[:0], false
 	for {
 		if err := b.conn.raw.Control(b.call); err != nil {
 			return 0, verbs.ErrClosed
@@ -99,7 +101,7 @@ func (b *Batch) Recv() (n int, err error) {
 				b.split(i)
 			}
 			b.rearm(b.received)
-			b.More = b.received == len(b.msgs)
+			b.more = b.received == len(b.msgs)
 			if len(b.Datagrams) > 0 {
 				return len(b.Datagrams), nil
 			}
