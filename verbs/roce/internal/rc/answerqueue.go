@@ -89,7 +89,7 @@ func (q *QP) transmitAnswers(b *Batch) {
 		h.Syndrome = wire.NakSequence
 		b.add(&h, q.gap(b))
 	case r.ackDue:
-		h := q.reply(wire.Acknowledge, r.expected-1)
+		h := q.reply(wire.Acknowledge, r.ackAt)
 		b.add(&h, nil)
 	}
 	r.nak, r.gapDue, r.ackDue = 0, false, false

@@ -412,9 +412,13 @@ func (a *actor) negative(h *wire.Header) {
 }
 
 // leaves checks what leaves an end: nothing while the peer's receiver is not ready, no request
-// behind one that was refused, no fenced request before the answers that it waits for.
+// behind one that was refused, no fenced request before the answers that it waits for. To a foreign
+// peer no acknowledgement leaves for a number of a read or atomic.
 func (a *actor) leaves(h *wire.Header) {
 	if !h.Opcode.IsRequest() {
+		if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() && !a.w.shape.ours && a.peer.asks(h.PSN) {
+			a.w.violate("answers", "a read or atomic of number %d is acknowledged", h.PSN)
+		}
 		return
 	}
 	a.hear()
@@ -438,6 +442,17 @@ func (a *actor) leaves(h *wire.Header) {
 			}
 		}
 	}
+}
+
+// asks reports whether a number is that of a read or atomic.
+func (a *actor) asks(psn uint32) bool {
+	for i := range a.posted {
+		r := &a.posted[i]
+		if s := r.first.near(psn); s >= r.first && s < r.first+seq(r.packets) {
+			return r.wr.Opcode == verbs.OpRDMARead || r.wr.Opcode.IsAtomic()
+		}
+	}
+	return false
 }
 
 // finish checks the end of a connection.

@@ -17,7 +17,8 @@ type responder struct {
 	message  message
 	silent   bool
 
-	ackDue  bool          // an acknowledgement of what is before expected is to be sent
+	ackDue  bool // an acknowledgement is to be sent, for the number ackAt
+	ackAt   seq
 	gapDue  bool          // a NAK for expected that tells what was kept is to be sent
 	nak     wire.Syndrome // a NAK that is to be sent, for the number nakAt; 0 is none
 	nakAt   seq
@@ -118,6 +119,10 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 // duplicate handles a packet that was carried out before: what needs no answer is acknowledged
 // again, a read is read again, and of an atomic the peer gets what it found (IBTA 9.7.5.1.2). What
 // cannot have been carried out before is dropped: it is no packet of the peer.
+//
+// A foreign peer gets the acknowledgement for the packet itself. The last number that was carried
+// out may be that of a read whose answer was lost, and rdma_rxe completes a read, without data, that
+// is acknowledged.
 func (q *QP) duplicate(h *wire.Header, s seq) {
 	r := &q.resp
 	switch {
@@ -135,7 +140,12 @@ func (q *QP) duplicate(h *wire.Header, s seq) {
 			}
 		}
 	default:
-		r.ackDue = true
+		if q.ours {
+			s = r.expected - 1
+		}
+		if !r.ackDue || s > r.ackAt {
+			r.ackDue, r.ackAt = true, s
+		}
 	}
 }
 
@@ -199,7 +209,7 @@ func (q *QP) proceed(h *wire.Header, packets uint64) {
 		r.message = message{}
 	}
 	if h.AckReq {
-		r.ackDue = true
+		r.ackDue, r.ackAt = true, r.expected-1
 	}
 }
 

@@ -134,6 +134,26 @@ func TestRepeatedReadPastExpected(t *testing.T) {
 	}
 }
 
+// A foreign peer takes an acknowledgement of a read's number for the end of the read: rdma_rxe
+// completes the read without its data. So what is acknowledged again, of a message that the peer
+// sends twice, is no read behind it whose answer may be lost.
+func TestRepeatedMessageAcknowledgesNoRead(t *testing.T) {
+	n := newNetwork(t, 1, shape{})
+	b := n.ends[1]
+	psn := b.q.resp.expected.psn()
+	write := wire.Header{Opcode: wire.WriteOnly, PSN: psn, AckReq: true}
+	n.forge(1, write, nil)
+	n.forge(1, wire.Header{Opcode: wire.WriteOnly, PSN: psn + 1}, nil)
+	n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: psn + 2, Addr: b.mr.Addr(), RKey: b.mr.RKey(),
+		Length: 8}, nil)
+	n.leaving(1) // and is lost
+	n.forge(1, write, nil)
+	got := n.leaving(1)
+	if len(got) != 1 || got[0].Opcode != wire.Acknowledge || got[0].PSN != psn {
+		t.Errorf("of a write that came again, number %d, is answered: %+v", psn, got)
+	}
+}
+
 // A queue pair that its owner takes to ERR says no more.
 func TestErrorSilences(t *testing.T) {
 	n := newNetwork(t, 1, shape{})
