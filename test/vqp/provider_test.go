@@ -16,7 +16,9 @@ import (
 )
 
 var (
-	providerFlag = flag.String("provider", "soft", "the NICs to test on: soft, rdmacore")
+	providerFlag = flag.String("provider", "soft",
+		"the NICs to test on: soft, roce, rdmacore; or one kind at each "+
+			"end: roce-rdmacore, rdmacore-roce")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	waitFlag     = flag.Duration("wait", 20*time.Second, "how long to wait for a completion")
 	soakFlag     = flag.Int("soak", 0, "requests of TestSoak; 0 for a modest number")
@@ -34,6 +36,9 @@ type provider struct {
 	// patient has long timeouts, for connections that must not fail. hasty has short ones, for
 	// those that a test makes fail.
 	patient, hasty ibverbx.ConnConfig
+	// crossed: the NICs are of two kinds, in turn by host, so that a rail joins one of each. A
+	// shape that joins a NIC to itself has no place there.
+	crossed bool
 	// setLink takes a NIC's link down or up, or skips the test when that cannot be done.
 	setLink func(tb testing.TB, dev verbs.Device, up bool)
 }

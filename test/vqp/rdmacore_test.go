@@ -19,6 +19,11 @@ var (
 
 // Real NICs may be rdma_rxe on an emulated machine, a hundred times slower than hardware. There a
 // live peer may take most of a second to answer.
+var (
+	patientNIC = ibverbx.ConnConfig{Timeout: 18} // 1.07 s to answer
+	hastyNIC   = ibverbx.ConnConfig{Timeout: 16, RetryCount: 2, RNRRetry: 2}
+)
+
 var _ = offer("rdmacore", provider{
 	open: func(int) (verbs.Provider, error) {
 		p, err := rdmacore.Open(rdmacore.Config{Devices: *devicesFlag})
@@ -28,8 +33,8 @@ var _ = offer("rdmacore", provider{
 		return p, nil
 	},
 	slow:    4,
-	patient: ibverbx.ConnConfig{Timeout: 18}, // 1.07 s to answer
-	hasty:   ibverbx.ConnConfig{Timeout: 16, RetryCount: 2, RNRRetry: 2},
+	patient: patientNIC,
+	hasty:   hastyNIC,
 	setLink: setLinkByCommand,
 })
 

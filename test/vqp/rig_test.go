@@ -27,6 +27,9 @@ type testRig struct {
 func newRig(tb testing.TB, s *shape) *testRig {
 	tb.Helper()
 	l := &testRig{tb: tb, kind: chosen(tb)}
+	if l.kind.crossed && !s.wired() {
+		tb.Skip("a rail would join a NIC to itself")
+	}
 	var err error
 	if l.nics, err = l.kind.open(s.nics()); err != nil {
 		tb.Fatal(err)

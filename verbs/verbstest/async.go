@@ -80,7 +80,7 @@ func (s *suite) linkNode(t *testing.T) *Node {
 	t.Cleanup(func() {
 		s.env.SetLink(t, n.Dev, true)
 		if !n.Until(func() bool {
-			gid, err := n.Dev.QueryGID(s.env.Port, s.env.GIDIndex)
+			gid, err := n.Dev.QueryGID(s.env.Port, s.env.gidIndex(n.Dev))
 			return s.active(n) && err == nil && !gid.GID.IsZero()
 		}) {
 			t.Errorf("%s port %d did not come back", n.Dev.Name(), s.env.Port)

@@ -10,6 +10,8 @@ import (
 type ConnectConfig struct {
 	// Port and GIDIndex are used on both sides; Port 0 means 1.
 	Port, GIDIndex int
+	// GIDIndexOf is the entry of one device, in place of GIDIndex, if it is not nil.
+	GIDIndexOf func(d verbs.Device) int
 	// Adjust may change the attributes of one side before they are used. They arrive filled in: all
 	// remote access, up to four reads and atomics outstanding, a timeout of 67 ms (code 14), seven
 	// retries, RNR retried for ever with a timer of 640 µs (code 12).
@@ -47,11 +49,12 @@ func (cfg ConnectConfig) attrs(a, b verbs.QP) (attrA, attrB verbs.QPAttr, err er
 	if err != nil {
 		return attrA, attrB, err
 	}
-	gidA, err := a.Device().QueryGID(cfg.Port, cfg.GIDIndex)
+	indexA, indexB := cfg.gidIndex(a), cfg.gidIndex(b)
+	gidA, err := a.Device().QueryGID(cfg.Port, indexA)
 	if err != nil {
 		return attrA, attrB, err
 	}
-	gidB, err := b.Device().QueryGID(cfg.Port, cfg.GIDIndex)
+	gidB, err := b.Device().QueryGID(cfg.Port, indexB)
 	if err != nil {
 		return attrA, attrB, err
 	}
@@ -59,6 +62,14 @@ func (cfg ConnectConfig) attrs(a, b verbs.QP) (attrA, attrB verbs.QPAttr, err er
 	attrA = cfg.attr(a, b, gidB.GID, portB, mtu)
 	attrB = cfg.attr(b, a, gidA.GID, portA, mtu)
 	return attrA, attrB, nil
+}
+
+// gidIndex is the entry of the GID table of a queue pair's device that is used.
+func (cfg ConnectConfig) gidIndex(qp verbs.QP) int {
+	if cfg.GIDIndexOf != nil {
+		return cfg.GIDIndexOf(qp.Device())
+	}
+	return cfg.GIDIndex
 }
 
 func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.PortAttr,
@@ -77,7 +88,8 @@ func (cfg ConnectConfig) attr(local, remote verbs.QP, gid verbs.GID, port verbs.
 		RetryCount:      7,
 		RNRRetry:        verbs.RNRRetryForever,
 		AH: verbs.AH{
-			DGID: gid, SGIDIndex: uint8(cfg.GIDIndex), HopLimit: 64, DLID: port.LID, Port: uint8(cfg.Port),
+			DGID: gid, SGIDIndex: uint8(cfg.gidIndex(local)), HopLimit: 64, DLID: port.LID,
+			Port:   uint8(cfg.Port),
 			Global: port.LinkLayer != verbs.LinkLayerInfiniBand,
 		},
 	}

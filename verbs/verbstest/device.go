@@ -49,13 +49,14 @@ func (s *suite) queryDevice(t *testing.T, dev verbs.Device) {
 			attr.MaxInline)
 	}
 
+	index := s.env.gidIndex(dev)
 	p, err := dev.QueryPort(port)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// IBTA volume 1: the longest message of a reliable connection is 2^31 bytes; many software NICs
 	// carry less.
-	if p.State != verbs.PortActive || p.GIDTableLen <= s.env.GIDIndex || p.MaxMsgSize < 1<<20 ||
+	if p.State != verbs.PortActive || p.GIDTableLen <= index || p.MaxMsgSize < 1<<20 ||
 		p.MaxMsgSize > 1<<31 {
 		t.Errorf("port %d: %v, %d GIDs, messages of %d bytes", port, p.State, p.GIDTableLen, p.MaxMsgSize)
 	}
@@ -69,12 +70,12 @@ func (s *suite) queryDevice(t *testing.T, dev verbs.Device) {
 		wantErr(t, "query of a GID of a port that is not there", err, verbs.ErrInvalid)
 	}
 
-	g, err := dev.QueryGID(port, s.env.GIDIndex)
+	g, err := dev.QueryGID(port, index)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g.GID.IsZero() || g.Index != s.env.GIDIndex {
-		t.Errorf("GID %d: %v, index %d", s.env.GIDIndex, g.GID, g.Index)
+	if g.GID.IsZero() || g.Index != index {
+		t.Errorf("GID %d: %v, index %d", index, g.GID, g.Index)
 	}
 	for _, bad := range []int{-1, p.GIDTableLen} {
 		_, err := dev.QueryGID(port, bad)

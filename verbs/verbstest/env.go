@@ -18,6 +18,9 @@ type Env struct {
 	Port int
 	// GIDIndex is the entry of the GID tables to use.
 	GIDIndex int
+	// GIDIndexOf is the entry of one device, for two devices whose tables differ, as of two
+	// providers; nil means GIDIndex on both.
+	GIDIndexOf func(d verbs.Device) int
 	// Timeout is how long to wait for a completion; 0 means 10 s. Emulated machines need more.
 	Timeout time.Duration
 	// Skip names subtests that the provider cannot pass, with the reason: "ops" or
@@ -34,15 +37,26 @@ type Env struct {
 	SetLink func(t *testing.T, d verbs.Device, up bool)
 }
 
+// usualTimeout is the Timeout of an Env that names none.
+const usualTimeout = 10 * time.Second
+
 func (e *Env) withDefaults() Env {
 	d := *e
 	if d.Port == 0 {
 		d.Port = 1
 	}
 	if d.Timeout == 0 {
-		d.Timeout = 10 * time.Second
+		d.Timeout = usualTimeout
 	}
 	return d
+}
+
+// gidIndex is the entry of a device's GID table to use.
+func (e *Env) gidIndex(d verbs.Device) int {
+	if e.GIDIndexOf != nil {
+		return e.GIDIndexOf(d)
+	}
+	return e.GIDIndex
 }
 
 // Run checks a provider against the contract of package verbs.

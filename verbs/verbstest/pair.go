@@ -70,7 +70,9 @@ func (p *Pair) Connect() {
 }
 
 func (p *Pair) connectConfig() ConnectConfig {
-	return ConnectConfig{Port: p.A.Env.Port, GIDIndex: p.A.Env.GIDIndex, Adjust: p.cfg.Adjust}
+	env := &p.A.Env
+	return ConnectConfig{Port: env.Port, GIDIndex: env.GIDIndex, GIDIndexOf: env.GIDIndexOf,
+		Adjust: p.cfg.Adjust}
 }
 
 // PostSend posts and ends the test unless every request is accepted.
