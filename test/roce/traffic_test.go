@@ -69,14 +69,14 @@ type traffic struct {
 }
 
 const (
-	depth = 16 // requests under way of each end
+	inFlight = 16 // requests under way of each end
 	gap   = 8  // bytes between the places of two requests, which stay as they are
 )
 
 func newTraffic(t *testing.T, env verbstest.Env, a, b verbs.Device) *traffic {
 	x := &traffic{t: t, random: rand.New(rand.NewPCG(*trafficSeed, 0))}
 	pair := verbstest.NewPair(verbstest.NewNode(t, env, a), verbstest.NewNode(t, env, b),
-		verbstest.PairConfig{Cap: verbs.QPCap{MaxSendWR: depth, MaxRecvWR: depth}, SignalAll: true,
+		verbstest.PairConfig{Cap: verbs.QPCap{MaxSendWR: inFlight, MaxRecvWR: inFlight}, SignalAll: true,
 			Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.MinRNRTimer = 1 }}) // 10 µs
 	x.ends = [2]*party{{End: pair.A}, {End: pair.B}}
 	attr, err := pair.A.QP.Query()
@@ -172,13 +172,13 @@ func (x *traffic) complete() bool {
 // post posts a request and a receive, where there is room.
 func (x *traffic) post(p *party) bool {
 	peer, moved := x.other(p), false
-	if p.given < len(p.receives) && p.given-p.received < depth/2 {
+	if p.given < len(p.receives) && p.given-p.received < inFlight/2 {
 		r := &peer.requests[p.receives[p.given]]
 		p.PostRecv(verbs.RecvWR{ID: uint64(p.given), SGL: p.exposed.SGL(r.at, r.size)})
 		p.given++
 		moved = true
 	}
-	if p.posted < len(p.requests) && p.posted-p.done < depth {
+	if p.posted < len(p.requests) && p.posted-p.done < inFlight {
 		r := &p.requests[p.posted]
 		wr := verbs.SendWR{ID: uint64(p.posted), Opcode: r.op, RemoteAddr: peer.exposed.At(r.at),
 			RKey: peer.exposed.RKey(), Imm: uint32(p.posted), SGL: p.out.SGL(r.at, r.size)}
@@ -202,7 +202,7 @@ func (x *traffic) post(p *party) bool {
 // poll takes completions, which have to come in order.
 func (x *traffic) poll(p *party) bool {
 	x.t.Helper()
-	var wcs [depth]verbs.WC
+	var wcs [inFlight]verbs.WC
 	sent, err := p.SendCQ.Poll(wcs[:])
 	check(x.t, err)
 	for _, wc := range wcs[:sent] {

@@ -121,8 +121,8 @@ func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 // cannot have been carried out before is dropped: it is no packet of the peer.
 //
 // A foreign peer gets the acknowledgement for the packet itself. The last number that was carried
-// out may be that of a read whose answer was lost, and rdma_rxe completes a read, without data, that
-// is acknowledged.
+// out may be that of a read whose answer was lost, and rdma_rxe completes a read that is
+// acknowledged, without its data.
 func (q *QP) duplicate(h *wire.Header, s seq) {
 	r := &q.resp
 	switch {
