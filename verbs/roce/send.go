@@ -19,10 +19,9 @@ import (
 // since their payloads may be gone when the lock is given up, and nothing else is sent until a
 // goroutine has seen the socket take them.
 type sender struct {
-	dev      *Device
-	batch    rc.Batch
-	packets  [rc.BatchPackets]udp.Packet
-	trailers [rc.BatchPackets][3 + wire.ICRCSize]byte
+	dev     *Device
+	batch   rc.Batch
+	packets [rc.BatchPackets]udp.Packet
 
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
@@ -84,7 +83,7 @@ func (s *sender) send(q *QP) {
 	for i := range from {
 		p := &from[i]
 		packets[i] = udp.Packet{Header: p.Header[:p.Len], Payload: p.Payload,
-			Trailer: s.trailers[i][:int(p.Pad)+wire.ICRCSize]}
+			Trailer: s.batch.Trailer(i)}
 	}
 	segment := q.engine.IsOurs() && q.path.to.Segments()
 	s.seal(q, packets, segment)

@@ -6,6 +6,7 @@ import (
 
 // Packet is one that leaves.
 type Packet struct {
+	before  [8]byte // room for pad and ICRC of the packet before this one: see Trailer
 	Header  [wire.MaxHeader]byte
 	Len     uint8 // of the header
 	Pad     uint8 // bytes of zeros behind the payload
@@ -18,7 +19,7 @@ const BatchPackets = 32
 // Batch is packets of one QP that leave together. Their payloads lie in registered memory, or in
 // the batch where a packet's payload lies in several pieces.
 type Batch struct {
-	packets [BatchPackets]Packet
+	packets [BatchPackets + 1]Packet // the last one is there for the room before it
 	n       int
 	staging []byte
 }
@@ -29,7 +30,14 @@ func (b *Batch) Packets() []Packet { return b.packets[:b.n] }
 // Reset empties the batch.
 func (b *Batch) Reset() { b.n, b.staging = 0, b.staging[:0] }
 
-func (b *Batch) full() bool { return b.n == len(b.packets) }
+// Trailer is memory for the pad and the ICRC of packet i, with no meaning yet. It ends where the
+// header of the next packet begins: in a burst the kernel gathers both as one piece.
+func (b *Batch) Trailer(i int) []byte {
+	room := &b.packets[i+1].before
+	return room[len(room)-wire.ICRCSize-int(b.packets[i].Pad):]
+}
+
+func (b *Batch) full() bool { return b.n == BatchPackets }
 
 // stage is n bytes that stay until Reset.
 func (b *Batch) stage(n int) []byte {

@@ -1,0 +1,37 @@
+package rc
+
+import (
+	"testing"
+	"unsafe"
+
+	"ibverbx/verbs/roce/internal/wire"
+)
+
+// The trailer of a packet ends where the header of the next one begins, and overlaps nothing that
+// the batch holds, whatever the pads are.
+func TestTrailersJoinHeaders(t *testing.T) {
+	var b Batch
+	for i := range BatchPackets {
+		h := wire.Header{Opcode: wire.WriteMiddle, PSN: uint32(i), DestQP: 7}
+		b.add(&h, make([]byte, 8+i%5))
+	}
+	want := b.packets
+	for i := range BatchPackets {
+		trailer := b.Trailer(i)
+		if n := int(want[i].Pad) + wire.ICRCSize; len(trailer) != n {
+			t.Errorf("packet %d: a trailer of %d bytes for a pad of %d", i, len(trailer), want[i].Pad)
+		}
+		next := unsafe.Pointer(&b.packets[i+1].Header)
+		if end := unsafe.Add(unsafe.Pointer(&trailer[0]), len(trailer)); end != next {
+			t.Errorf("packet %d: the trailer ends at %p, the next header begins at %p", i, end, next)
+		}
+		for j := range trailer {
+			trailer[j] = 0xff
+		}
+	}
+	for i, p := range b.Packets() {
+		if p.Header != want[i].Header || p.Len != want[i].Len || p.Pad != want[i].Pad {
+			t.Errorf("packet %d was changed by a trailer", i)
+		}
+	}
+}
