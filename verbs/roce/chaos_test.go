@@ -38,7 +38,7 @@ const (
 )
 
 // do puts the network between a NIC and its socket until the test ends.
-func (h *harm) do(t *testing.T, d *Device, seed uint64) {
+func (h *harm) do(t testing.TB, d *Device, seed uint64) {
 	h.dev, h.rng = d, rand.New(rand.NewPCG(seed, uint64(d.id)))
 	d.mu.Lock()
 	h.next, d.sender.put = d.sender.put, h.put
