@@ -28,12 +28,22 @@
 //
 // # Foreign peers
 //
-// A NIC or rdma_rxe is recognized by the port that its packets come from, 0xc000 and up; what comes
-// from the port that this end sends to is an end of this package. Towards a foreign peer a queue
-// pair keeps to what rdma_rxe does itself: it goes back to a lost packet and sends everything again
-// from there, has at most 128 packets under way, and sends no bursts. Between two ends of this
-// package only what was lost is sent again, the window follows the delay, and the kernel moves
-// packets in bursts.
+// Two ends of this package find out by themselves that they are: a requester says so in seven bits
+// of the packet's header that are reserved, sent as zero and ignored by others, until the first
+// answer comes, and an end of this package answers with its own. Nothing in GIDs, numbers or
+// business cards says it, so it works the same whoever carries those, and no foreign peer can be
+// taken for an end of this package. A peer that drops packets with reserved bits, against the
+// specification, costs a retry: what is sent again has none. [Config].Strict neither says nor
+// believes it.
+//
+// Towards a foreign peer, a NIC or rdma_rxe, a queue pair keeps to what rdma_rxe does itself: it
+// goes back to a lost packet and sends everything again from there, has at most 128 packets under
+// way, and sends no bursts. Between two ends of this package only what was lost is sent again, the
+// window follows the delay, and the kernel moves packets in bursts. The packets are RoCEv2 in both
+// cases, and Wireshark reads them. What is kept behind a gap travels in a packet that is formed as
+// the response to a READ and whose AETH says NAK; a capture on a sending host shows bursts as one
+// packet each, unless they are turned off (ethtool -K DEV tx-udp-segmentation off, or
+// IBVERBX_ROCE_DISABLE_GSO=1).
 //
 // # When packets are lost
 //

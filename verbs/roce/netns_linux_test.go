@@ -1,4 +1,4 @@
-package roce_test
+package roce
 
 import (
 	"net"
@@ -13,44 +13,57 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ibverbx/verbs"
-	"ibverbx/verbs/roce"
 	"ibverbx/verbs/verbstest"
 )
 
 // inNamespace names the variable that is set in a process with a network of its own.
 const inNamespace = "IBVERBX_TEST_NAMESPACE"
 
+// enterNamespace runs the test in a process with a network of its own: a network namespace of a
+// user namespace, which takes no privilege. In that process it returns true. In the one that began
+// it has reported the outcome, and returns done; err says why a system lets nobody have that.
+func enterNamespace(t *testing.T) (inside, done bool, err error) {
+	t.Helper()
+	if os.Getenv(inNamespace) != "" {
+		must(t, prepareLoopback())
+		return true, false, nil
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
+	out, err := cmd.CombinedOutput()
+	if len(out) == 0 {
+		return false, false, err
+	}
+	if err != nil || strings.Contains(string(out), "--- SKIP: "+t.Name()+" ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false, true, nil
+}
+
 // The whole conformance suite over IPv6. A host has one loopback address of IPv6 only, and two NICs
-// need two: the suite runs in a network namespace of a user namespace, whose loopback interface
-// gets another one. Where a system forbids that, both NICs of the suite are the one at ::1.
+// need two: the suite runs in a network namespace, whose loopback interface gets another one. Where
+// a system forbids that, both NICs of the suite are the one at ::1.
 func TestConformanceIPv6(t *testing.T) {
 	if testing.Short() {
 		t.Skip("as long as over IPv4, which runs")
 	}
 	addrs := []string{"::1"}
-	if os.Getenv(inNamespace) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestConformanceIPv6$", "-test.v")
-		cmd.Env = append(os.Environ(), inNamespace+"=1")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
-		out, err := cmd.CombinedOutput()
-		if len(out) != 0 {
-			if err != nil || strings.Contains(string(out), "--- SKIP: TestConformanceIPv6 ") {
-				t.Errorf("%v\n%s", err, out)
-			}
-			return
-		}
-		t.Logf("no network namespace, so with one NIC at ::1: %v", err)
-	} else {
-		check(t, prepareLoopback())
+	switch inside, done, err := enterNamespace(t); {
+	case done:
+		return
+	case inside:
 		addrs = append(addrs, secondLoopback)
+	default:
+		t.Logf("no network namespace, so with one NIC at ::1: %v", err)
 	}
 	verbstest.Run(t, verbstest.Env{
 		Strict:  true,
-		SetLink: func(_ *testing.T, d verbs.Device, up bool) { d.(*roce.Device).SetLink(up) },
+		SetLink: func(_ *testing.T, d verbs.Device, up bool) { d.(*Device).SetLink(up) },
 		Open: func(t *testing.T) (a, b verbs.Device) {
-			p := open(t, roce.Config{}, addrs...)
+			p := openNICs(t, Config{}, addrs...)
 			return p.Device(0), p.Device(len(addrs) - 1)
 		},
 	})

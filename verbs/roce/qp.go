@@ -52,7 +52,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	q.core.Init(&p.core)
 	q.timer.init(q)
 	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: q,
-		Rand: newRand(), Window: d.cfg.Window, Rate: d.cfg.Rate})
+		Rand: newRand(), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict})
 	d.qps.Add(num, q)
 	return q, nil
 }
@@ -108,9 +108,6 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if next == verbs.StateReset {
 		q.path = path{}
 		d.sender.forget(q)
-	}
-	if next == verbs.StateRTR && q.path.peer.Port() != Port {
-		q.engine.PeerIsOurs()
 	}
 	q.transmit()
 	return nil

@@ -2,6 +2,7 @@ package roce
 
 import (
 	"errors"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,23 +188,13 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 		d.counts.NoQP++
 		return
 	}
-	// NICs and rdma_rxe send from the ports 0xc000 and up. Once the peer is known to be an end of
-	// this package, what comes from another port is another process of its host.
-	ours := g.From.Port() == q.path.peer.Port()
-	if g.From.Addr() != q.path.peer.Addr() || !ours && q.engine.IsOurs() {
+	if !q.isPeer(g.From, h) {
 		d.counts.Strangers++
 		return
 	}
-	if !ours && h.Opcode == wire.Acknowledge && len(payload) != 0 {
-		d.counts.Malformed++ // only ends of this package say there what they have
-		return
-	}
-	if !q.intact(g, ours) {
+	if !q.intact(g) {
 		d.counts.BadICRC++
 		return
-	}
-	if ours && !q.engine.IsOurs() {
-		q.engine.PeerIsOurs()
 	}
 	q.engine.Receive(now, h, payload)
 	if !q.touched {
@@ -212,10 +203,23 @@ func (r *receiver) packet(now int64, g *udp.Datagram) {
 	}
 }
 
+// isPeer reports whether a packet comes from where the peer is. NICs and rdma_rxe send from a port
+// of their choice, ends of this package from the one that they receive at: what comes from another
+// port announces nothing, and once the peer is known to be such an end, or is where no other can
+// be, it is another process of its host.
+func (q *QP) isPeer(from netip.AddrPort, h *wire.Header) bool {
+	peer := q.path.peer
+	if from == peer {
+		return true
+	}
+	h.Reserved = 0
+	return from.Addr() == peer.Addr() && peer.Port() == Port && !q.engine.IsOurs()
+}
+
 // intact checks the ICRC. The identification of an IPv4 packet cannot be seen. From an end of this
 // package it is 0, or the place in a burst; from others it is solved for, which lets one wrong
 // packet in 65,536 pass that would otherwise be one in four billion.
-func (q *QP) intact(g *udp.Datagram, ours bool) bool {
+func (q *QP) intact(g *udp.Datagram) bool {
 	p := &q.path
 	if port := g.From.Port(); port != p.inPort {
 		p.in, p.inPort = wire.NewFlow(g.From, q.dev.local), port
@@ -227,5 +231,5 @@ func (q *QP) intact(g *udp.Datagram, ours bool) bool {
 		return false
 	}
 	id, ok := p.in.SolveID(g.Data)
-	return ok && (!ours || id < udp.MaxSegments)
+	return ok && (id < udp.MaxSegments || !q.engine.IsOurs())
 }

@@ -35,6 +35,9 @@ type Config struct {
 	Rate float64
 	// TrafficClass is the DSCP and ECN byte of all packets.
 	TrafficClass uint8
+	// Strict keeps to plain RoCEv2 whoever the peer is: it is not told that this is an end of this
+	// package, and not taken for one. See the package's documentation, under "Foreign peers".
+	Strict bool
 	// DisableGSO and DisableGRO turn off what lets the kernel move packets in bursts.
 	DisableGSO, DisableGRO bool
 }

@@ -3,6 +3,7 @@ package roce
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -100,7 +101,7 @@ func TestStrangers(t *testing.T) {
 		"not of RC":           {far, garbage, malformed},
 		"of another version":  {far, append([]byte{4, 0x4f}, whole[2:]...), malformed},
 		"too long for a NIC":  {far, seal(far.at, b.dev.local, forged, make([]byte, 60_000)), strangers},
-		"an ACK with more":    {near, seal(near.at, b.dev.local, ackOf(b, next), garbage), strangers},
+		"an ACK with more":    {near, seal(near.at, b.dev.local, ackOf(b, next), garbage), malformed},
 		"a NAK for the peer":  {near, seal(near.at, b.dev.local, nakOf(b, next), nil), strangers},
 		"an answer to a read": {near, seal(near.at, b.dev.local, readOf(b, next), garbage), strangers},
 	} {
@@ -168,11 +169,13 @@ type foreign struct {
 	of        *node
 }
 
-// newForeign connects a queue pair to a peer that the test plays.
-func newForeign(t testing.TB, n *node, addr string) *foreign {
+// newForeign connects a queue pair to a peer that the test plays, which sends from a port.
+func newForeign(t testing.TB, n *node, addr string, port uint16) *foreign {
 	t.Helper()
-	f := &foreign{stranger: newStranger(t, addr+":0"), listens: newStranger(t, addr+":4791"), qpn: 0x123456,
-		psn: 0xffffff, of: n}
+	f := &foreign{listens: newStranger(t, addr+":4791"), qpn: 0x123456, psn: 0xffffff, of: n}
+	if f.stranger = f.listens; port != Port {
+		f.stranger = newStranger(t, fmt.Sprintf("%s:%d", addr, port))
+	}
 	attr := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
 	must(t, n.qp.Modify(&attr, verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess))
 	attr = verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU1024, DestQPNum: f.qpn, RQPSN: f.psn,
@@ -211,16 +214,24 @@ func (f *foreign) listen() (wire.Header, []byte) {
 	return h, payload
 }
 
-// A foreign peer talks the plain protocol; what it does not send, since only ends of this package
-// do, is dropped.
+// A foreign peer talks the plain protocol, whatever port it sends from; what it does not send, since
+// only ends of this package do, is dropped. Of announcements it sees those of requests, before it
+// has answered.
 func TestForeignPeer(t *testing.T) {
+	for name, port := range map[string]uint16{"as rdma_rxe": 0, "from our port": Port} {
+		t.Run(name, func(t *testing.T) { testForeignPeer(t, port) })
+	}
+}
+
+func testForeignPeer(t *testing.T, port uint16) {
 	p := openNICs(t, Config{}, "127.0.0.1")
 	n := newNode(t, p.Device(0), 64)
-	f := newForeign(t, n, ownAddr(2))
+	f := newForeign(t, n, ownAddr(2), port)
 	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
 		RKey: n.mr.RKey(), Length: 4}
 	f.say(write, []byte("good"))
-	if h, _ := f.listen(); h.Opcode != wire.Acknowledge || h.PSN != f.psn || !h.Syndrome.IsAck() {
+	if h, _ := f.listen(); h.Opcode != wire.Acknowledge || h.PSN != f.psn || !h.Syndrome.IsAck() ||
+		h.Reserved != 0 {
 		t.Errorf("a write is answered by %+v", h)
 	}
 	f.say(write, []byte("evil")) // replayed: acknowledged again, not carried out
@@ -257,8 +268,56 @@ func TestForeignPeer(t *testing.T) {
 	}
 	f.say(ack, nil)
 	n.succeed(t)
+	n.post(t, verbs.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled})
+	if h, _ := f.listen(); h.Reserved != 0 {
+		t.Errorf("a request after the first answer is %+v", h)
+	}
 	if n.qp.engine.IsOurs() {
 		t.Error("the peer is taken for an end of this package")
+	}
+}
+
+// What announces itself from another port than the peer receives at is not believed: it is another
+// process of its host. From that port it is.
+func TestAnnouncedFromElsewhere(t *testing.T) {
+	p := openNICs(t, Config{}, "127.0.0.1")
+	n := newNode(t, p.Device(0), 64)
+	f := newForeign(t, n, ownAddr(2), 0)
+	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
+		RKey: n.mr.RKey(), Length: 4, Reserved: wire.FromRequester}
+	f.say(write, []byte("good"))
+	if h, _ := f.listen(); h.Reserved != 0 || !h.Syndrome.IsAck() {
+		t.Errorf("answered by %+v", h)
+	}
+	f.stranger = f.listens
+	write.PSN = 0
+	f.say(write, []byte("good"))
+	if h, _ := f.listen(); h.Reserved != wire.FromResponder || !h.Syndrome.IsAck() {
+		t.Errorf("answered by %+v", h)
+	}
+}
+
+// A NIC that is strict neither announces itself nor finds its peers. Others take it for foreign.
+func TestStrict(t *testing.T) {
+	for name, strict := range map[string][2]bool{"neither": {}, "one": {true}, "other": {1: true}, "both": {true, true}} {
+		t.Run(name, func(t *testing.T) {
+			var pair [2]*node
+			for i, s := range strict {
+				pair[i] = newNode(t, openNICs(t, Config{Strict: s}, ownAddr(i)).Device(0), 1<<16)
+			}
+			must(t, verbstest.Connect(pair[0].qp, pair[1].qp, verbstest.ConnectConfig{Port: 1}))
+			for i, n := range pair {
+				n.post(t, n.write(pair[1-i], 1, 1<<16))
+				n.succeed(t)
+			}
+			for i, n := range pair {
+				n.dev.mu.Lock()
+				if ours, want := n.qp.engine.IsOurs(), name == "neither"; ours != want {
+					t.Errorf("end %d takes the other for an end of this package: %v", i, ours)
+				}
+				n.dev.mu.Unlock()
+			}
+		})
 	}
 }
 
@@ -268,7 +327,7 @@ func TestDeniedPeerIsTold(t *testing.T) {
 	n := newNode(t, p.Device(0), 64)
 	events := make(chan verbs.Event, 4)
 	defer n.dev.Watch(events)()
-	f := newForeign(t, n, ownAddr(2))
+	f := newForeign(t, n, ownAddr(2), 0)
 	write := wire.Header{Opcode: wire.WriteOnly, PSN: f.psn, AckReq: true, Addr: n.mr.Addr(),
 		RKey: n.mr.RKey() ^ 0x10, Length: 4}
 	f.say(write, []byte("evil"))

@@ -85,8 +85,11 @@ func (q *QP) transmitAnswers(b *Batch) {
 		b.add(&h, nil)
 	case r.gapDue:
 		// Nothing behind the expected packet is acknowledged: what was kept may yet be refused.
-		h := q.reply(wire.Acknowledge, r.expected)
-		h.Syndrome = wire.NakSequence
+		h := q.reply(wire.ReadResponseOnly, r.expected)
+		h.Syndrome = wire.NakSequence // see wire.Header.TellsGap
+		if q.cfg.Announce {
+			h.Reserved = wire.FromResponder
+		}
 		b.add(&h, q.gap(b))
 	case r.ackDue:
 		h := q.reply(wire.Acknowledge, r.ackAt)
@@ -97,8 +100,12 @@ func (q *QP) transmitAnswers(b *Batch) {
 
 // reply is the header of a packet of the responder.
 func (q *QP) reply(opcode wire.Opcode, s seq) wire.Header {
-	return wire.Header{Opcode: opcode, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: s.psn(),
+	h := wire.Header{Opcode: opcode, PKey: defaultPKey, DestQP: q.Attr.DestQPNum, PSN: s.psn(),
 		Syndrome: wire.Ack, MSN: q.resp.msn}
+	if s < q.resp.announced {
+		h.Reserved = wire.FromResponder
+	}
+	return h
 }
 
 // answerNext adds the next packet of the oldest answer.

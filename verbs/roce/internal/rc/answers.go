@@ -30,7 +30,16 @@ func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 		q.stats.Unexpected++
 		return
 	}
+	if q.announcing || h.Reserved != 0 {
+		q.answerAnnounces(h, s)
+	}
 	switch {
+	case h.TellsGap():
+		if !q.ours {
+			q.stats.Broken++ // no foreign end sends that
+			return
+		}
+		q.acknowledgement(h, s, payload)
 	case h.Opcode.IsReadResponse():
 		q.readResponse(s, payload)
 	case h.Opcode == wire.AtomicAcknowledge:
@@ -111,10 +120,11 @@ func (r *requester) readOf(s seq) *read {
 }
 
 // sequenceError handles a NAK that says that the responder still expects a number. One of our own
-// ends tells in the payload which numbers behind that it has.
+// ends tells in the payload which numbers behind that it has; without one it has none, since it
+// does not know yet whom it talks to.
 func (q *QP) sequenceError(expected seq, has []byte) {
 	r := &q.req
-	if !q.ours {
+	if !q.ours || len(has) == 0 {
 		q.goBack(expected)
 		return
 	}

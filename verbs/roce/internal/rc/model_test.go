@@ -413,10 +413,19 @@ func (a *actor) negative(h *wire.Header) {
 
 // leaves checks what leaves an end: nothing while the peer's receiver is not ready, no request
 // behind one that was refused, no fenced request before the answers that it waits for. To a foreign
-// peer no acknowledgement leaves for a number of a read or atomic.
+// peer no acknowledgement leaves for a number of a read or atomic, and nothing that only ends of
+// ours send.
 func (a *actor) leaves(h *wire.Header) {
+	if s := &a.w.shape; !s.announce[1-a.e.id] && !s.ours {
+		switch {
+		case a.e.q.ours:
+			a.w.violate("foreign ends", "the peer, which says nothing, is taken for an end of ours")
+		case h.Reserved != 0 && h.Opcode.IsResponse(), h.TellsGap():
+			a.w.violate("foreign ends", "%+v is no answer for a foreign end", h)
+		}
+	}
 	if !h.Opcode.IsRequest() {
-		if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() && !a.w.shape.ours && a.peer.asks(h.PSN) {
+		if h.Opcode == wire.Acknowledge && h.Syndrome.IsAck() && !a.e.q.ours && a.peer.asks(h.PSN) {
 			a.w.violate("answers", "a read or atomic of number %d is acknowledged", h.PSN)
 		}
 		return

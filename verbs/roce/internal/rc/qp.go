@@ -21,6 +21,9 @@ type Config struct {
 	Rand *rand.Rand
 	// Window is how many bytes may be under way to an end of this package; 0 means 1 MiB.
 	Window int
+	// Announce says in the packets that this is an end of this package, and takes a peer that says
+	// so for one. Without, every peer is foreign unless PeerIsOurs is called.
+	Announce bool
 	// Rate bounds what the queue pair sends, bytes of payload a second; 0 is no bound.
 	Rate float64
 }
@@ -42,6 +45,8 @@ type QP struct {
 	ours  bool  // the peer is an end of this package
 	now   int64 // of the call under way, nanoseconds
 	turn  bool  // requests come before answers in the next batch
+	// announcing is set while requests that are sent for the first time announce this end.
+	announcing bool
 
 	req     requester
 	resp    responder
@@ -104,6 +109,7 @@ func (q *QP) Enter(now int64, state verbs.QPState) {
 		q.Fail()
 		return
 	case verbs.StateRTR:
+		q.announcing = q.cfg.Announce
 		q.shift = uint(bits.TrailingZeros(uint(q.Attr.PathMTU.Bytes())))
 		q.resp.start(firstSeq(q.Attr.RQPSN), int(q.Attr.MaxDestRDAtomic))
 		q.limiter.start(q.cfg.Rate, now)

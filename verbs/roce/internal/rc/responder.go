@@ -25,6 +25,9 @@ type responder struct {
 	answers answerQueue    // they leave before all of these
 	atomics []atomicResult // the last ones, for the peer that asks again
 	ahead   reorderBuffer
+	// announced is the end of the numbers whose answers announce this end to a peer that has
+	// announced itself.
+	announced seq
 }
 
 // message is the peer's message of which some packets have arrived.
@@ -76,6 +79,9 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 	}
 	r := &q.resp
 	s := r.expected.near(h.PSN)
+	if h.Reserved != 0 {
+		q.requestAnnounces(h, s)
+	}
 	switch {
 	case s < r.expected:
 		q.stats.Duplicates++
@@ -383,7 +389,7 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.toError()
 }
 
-// gap is the payload of a NAK between our own ends that tells what was kept: a bit for each number
+// gap is the payload of a packet between our own ends that tells what was kept: a bit for each number
 // behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp

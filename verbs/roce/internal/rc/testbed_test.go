@@ -44,6 +44,7 @@ func (e *end) Raise(t verbs.EventType) { e.raise = append(e.raise, t) }
 type shape struct {
 	mtu        verbs.MTU // default 256
 	ours       bool
+	announce   [2]bool   // the ends announce themselves
 	psn        [2]uint32 // of the first packets of the two ends
 	reads      uint8     // outstanding; default 4
 	timeout    uint8     // default 10: 4 ms
@@ -107,7 +108,7 @@ func newEnd(t testing.TB, id int, s *shape) *end {
 	q.Init(&e.pd)
 	e.lock.Unlock()
 	e.q = New(Config{QP: q, MaxMsgSize: 1 << 30, Sink: e, Rand: rand.New(rand.NewPCG(s.rndSeed, 7)),
-		Rate: s.rate})
+		Rate: s.rate, Announce: s.announce[id]})
 	if s.ours {
 		e.q.PeerIsOurs()
 	}

@@ -73,6 +73,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 	w.shape = shape{ours: rng.IntN(2) == 0, memory: simMemory, reads: uint8(1 + rng.IntN(6)), rndSeed: seed,
 		timeout: uint8(10 + rng.IntN(4)), cqDepth: 256, mtu: mtus[rng.IntN(len(mtus))], queueDepth: simDepth}
 	s := &w.shape
+	if !s.ours { // both find out that they are ours, one is and the peer ignores it, or neither
+		s.announce = [2]bool{seed*2654435761>>20&3 != 0, seed*2654435761>>22&3 != 0}
+	}
 	if rng.IntN(2) == 0 {
 		s.retries, s.rnrRetry = uint8(1+rng.IntN(7)), uint8(1+rng.IntN(7))
 	}
@@ -610,7 +613,7 @@ func (a *actor) closeRegion() {
 // packetArrives watches what arrives at an end.
 func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 	a := w.actors[to]
-	if h.Opcode == wire.Acknowledge {
+	if h.Opcode == wire.Acknowledge || h.TellsGap() {
 		a.negative(h)
 	}
 	if h.Opcode == wire.Acknowledge && h.Syndrome.IsRNR() {

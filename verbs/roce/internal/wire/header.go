@@ -29,6 +29,11 @@ type Header struct {
 	DestQP    uint32 // 24 bits
 	PSN       uint32 // 24 bits
 
+	// Reserved is the seven bits beside AckReq. They are sent as zero, and ignored by who receives
+	// them (IBTA volume 1, 9.2.3): ends of this provider announce themselves there. The ICRC covers
+	// them.
+	Reserved uint8
+
 	// RETH: READ requests, and WRITE first and only. Addr and RKey of atomic requests too.
 	Addr   uint64
 	RKey   uint32
@@ -47,6 +52,20 @@ type Header struct {
 
 	// ImmDt: the immediate, which travels big-endian.
 	Imm uint32
+}
+
+// What the reserved bits say between two ends of this provider. An end that sends back what it got
+// says neither in its place.
+const (
+	FromRequester = 'i' // in a request
+	FromResponder = 'b' // in an answer
+)
+
+// TellsGap reports whether the packet tells what has arrived behind a gap, which only ends of this
+// provider tell. In RoCE no acknowledgement has a payload, and a response to a READ refuses
+// nothing: such a packet is formed as the one and says the other.
+func (h *Header) TellsGap() bool {
+	return h.Opcode == ReadResponseOnly && h.Syndrome == NakSequence
 }
 
 // PadOf is the pad of a payload of n bytes.
@@ -73,7 +92,7 @@ func (h *Header) Put(b []byte) int {
 	if h.Solicited {
 		flags |= bthSolicited
 	}
-	psn := h.PSN & PSNMask
+	psn := h.PSN&PSNMask | uint32(h.Reserved&^bthAckReq)<<24
 	if h.AckReq {
 		psn |= bthAckReq << 24
 	}
@@ -149,6 +168,7 @@ func Parse(b []byte, h *Header) (payload []byte, err error) {
 	h.DestQP = binary.BigEndian.Uint32(b[4:]) & PSNMask
 	psn := binary.BigEndian.Uint32(b[8:])
 	h.AckReq = psn>>24&bthAckReq != 0
+	h.Reserved = uint8(psn>>24) &^ bthAckReq
 	h.PSN = psn & PSNMask
 	if what.traits&(reth|aeth|imm|atomic) != 0 {
 		h.parseExtended(b[:end], what.traits)

@@ -52,7 +52,7 @@ var layouts = []struct {
 	{ReadResponseMiddle, 0x0e, "", "", true},
 	{ReadResponseLast, 0x0f, fullAETH, "aeth", true},
 	{ReadResponseOnly, 0x10, fullAETH, "aeth", true},
-	{Acknowledge, 0x11, fullAETH, "aeth", true},
+	{Acknowledge, 0x11, fullAETH, "aeth", false},
 	{AtomicAcknowledge, 0x12, fullAETH + fullOld, "aeth original", false},
 	{CompareSwap, 0x13, fullAtomic, "atomic", false},
 	{FetchAdd, 0x14, fullAtomic, "atomic", false},
@@ -161,7 +161,7 @@ func TestFlags(t *testing.T) {
 // Numbers of 24 bits do not spill into their neighbours.
 func TestWideNumbers(t *testing.T) {
 	h := Header{Opcode: Acknowledge, DestQP: 0xff123456, PSN: 0xffabcdef, Syndrome: Ack, MSN: 0xff515253,
-		Pad: 0xfc}
+		Pad: 0xfc, Reserved: 0x80}
 	var buf [MaxHeader]byte
 	if got, want := buf[:h.Put(buf[:])], unhex(t, "11 40 0000 00123456 00abcdef 1f515253"); !bytes.Equal(
 		got, want) {
@@ -169,13 +169,14 @@ func TestWideNumbers(t *testing.T) {
 	}
 }
 
-// What a network may change or a peer may set in reserved bits is not looked at.
+// What a network may change, and the migration state, are not looked at. The bits beside AckReq are
+// told; they are for callers to ignore.
 func TestReservedBits(t *testing.T) {
 	packet := unhex(t, "04 00 ffff ff123456 7fabcdef 01020304") // not migrated; FECN, BECN, reserved bits
 	var h Header
 	payload, err := Parse(packet, &h)
-	if want := (Header{Opcode: SendOnly, PKey: 0xffff, DestQP: 0x123456, PSN: 0xabcdef}); err != nil ||
-		h != want {
+	if want := (Header{Opcode: SendOnly, PKey: 0xffff, DestQP: 0x123456, PSN: 0xabcdef,
+		Reserved: 0x7f}); err != nil || h != want {
 		t.Errorf("%+v, %v; want %+v", h, err, want)
 	}
 	if len(payload) != 0 {
@@ -261,7 +262,8 @@ func TestPadOf(t *testing.T) {
 func randomHeader(r *rand.Rand, o Opcode) Header {
 	return Header{
 		Opcode: o, Solicited: r.IntN(2) == 0, AckReq: r.IntN(2) == 0, PKey: uint16(r.Uint32()),
-		DestQP: r.Uint32() & PSNMask, PSN: r.Uint32() & PSNMask,
+		Reserved: uint8(r.Uint32()) & 0x7f,
+		DestQP:   r.Uint32() & PSNMask, PSN: r.Uint32() & PSNMask,
 		Addr: r.Uint64(), RKey: r.Uint32(), Length: r.Uint32(),
 		SwapAdd: r.Uint64(), Compare: r.Uint64(),
 		Syndrome: Syndrome(r.Uint32()), MSN: r.Uint32() & PSNMask, Original: r.Uint64(), Imm: r.Uint32(),

@@ -98,7 +98,7 @@ var opcodeTable = [256]struct {
 	ReadResponseMiddle: {ofReadResponse | middle, bthSize, "READ response middle"},
 	ReadResponseLast:   {ofReadResponse | last | aeth, bthSize + aethSize, "READ response last"},
 	ReadResponseOnly:   {ofReadResponse | only | aeth, bthSize + aethSize, "READ response only"},
-	Acknowledge:        {known | response | only | aeth | carries, bthSize + aethSize, "ACK"},
+	Acknowledge:        {known | response | only | aeth, bthSize + aethSize, "ACK"},
 	AtomicAcknowledge:  {known | response | only | aeth, bthSize + aethSize + atomicAckETHSize, "atomic ACK"},
 	CompareSwap:        {ofAtomic, bthSize + atomicETHSize, "CMP_SWAP"},
 	FetchAdd:           {ofAtomic, bthSize + atomicETHSize, "FETCH_ADD"},
@@ -169,6 +169,5 @@ func (o Opcode) HasImm() bool { return o.is(imm) }
 // HasAETH reports whether o has a syndrome and an MSN.
 func (o Opcode) HasAETH() bool { return o.is(aeth) }
 
-// HasPayload reports whether o may carry a payload. An acknowledgement carries one only between two
-// ends of this provider, which tell there what arrived behind a gap; in RoCE it has none.
+// HasPayload reports whether o may carry a payload.
 func (o Opcode) HasPayload() bool { return o.is(carries) }
