@@ -130,7 +130,8 @@ func (c captured) talk(t *testing.T) {
 		a.buf[i] = byte(rng.Uint32())
 	}
 	mtu := c.mtu.Bytes()
-	sizes := []int{0, 1, 2, 3, 4, 5, mtu - 1, mtu, mtu + 1, 2*mtu - 1, 2 * mtu, 2*mtu + 1, 3*mtu + 2, 17*mtu + 3}
+	sizes := []int{0, 1, 2, 3, 4, 5, mtu - 1, mtu, mtu + 1, 2*mtu - 1, 2 * mtu, 2*mtu + 1, 3*mtu + 2,
+		17*mtu + 3}
 	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite,
 		verbs.OpRDMAWriteWithImm, verbs.OpRDMARead, verbs.OpAtomicFetchAdd, verbs.OpAtomicCmpAndSwp} {
 		for i, size := range sizes {
@@ -174,7 +175,8 @@ type dissected struct {
 // dissect has tshark read a capture.
 func dissect(t *testing.T, name string) (packets []dissected) {
 	t.Helper()
-	fields := []string{"frame.protocols", "ip.version", "ipv6.version", "ip.id", "ip.flags.df", "ip.ttl", "ipv6.hlim",
+	fields := []string{"frame.protocols", "ip.version", "ipv6.version", "ip.id", "ip.flags.df", "ip.ttl",
+		"ipv6.hlim",
 		"infiniband.bth.opcode", "infiniband.bth.m", "infiniband.bth.padcnt", "infiniband.bth.tver",
 		"infiniband.bth.reserved7", "data.len", "udp.length", "infiniband.invariant.crc",
 		"_ws.malformed", "_ws.expert.message"}
@@ -205,9 +207,11 @@ func dissect(t *testing.T, name string) (packets []dissected) {
 			}
 			return int(n)
 		}
-		packets = append(packets, dissected{protocols: v[0], version: number(v[1] + v[2]), id: uint16(number(v[3])),
-			df: v[4] == "1", ttl: number(v[5] + v[6]), opcode: wire.Opcode(number(v[7])), migrated: v[8] == "1",
-			pad: number(v[9]), tver: number(v[10]), reserved: number(v[11]), payload: number(v[12]),
+		packets = append(packets, dissected{protocols: v[0], version: number(v[1] + v[2]),
+			id: uint16(number(v[3])),
+			df: v[4] == "1", ttl: number(v[5] + v[6]), opcode: wire.Opcode(number(v[7])),
+			migrated: v[8] == "1",
+			pad:      number(v[9]), tver: number(v[10]), reserved: number(v[11]), payload: number(v[12]),
 			length: number(v[13]), icrc: uint32(number(v[14])), complaint: v[15] + v[16]})
 	}
 	return packets

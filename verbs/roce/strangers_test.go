@@ -214,9 +214,9 @@ func (f *foreign) listen() (wire.Header, []byte) {
 	return h, payload
 }
 
-// A foreign peer talks the plain protocol, whatever port it sends from; what it does not send, since
-// only ends of this package do, is dropped. Of announcements it sees those of requests, before it
-// has answered.
+// A foreign peer talks the plain protocol, whatever port it sends from; what it does not send,
+// since only ends of this package do, is dropped. Of announcements it sees those of requests,
+// before it has answered.
 func TestForeignPeer(t *testing.T) {
 	for name, port := range map[string]uint16{"as rdma_rxe": 0, "from our port": Port} {
 		t.Run(name, func(t *testing.T) { testForeignPeer(t, port) })
@@ -299,7 +299,8 @@ func TestAnnouncedFromElsewhere(t *testing.T) {
 
 // A NIC that is strict neither announces itself nor finds its peers. Others take it for foreign.
 func TestStrict(t *testing.T) {
-	for name, strict := range map[string][2]bool{"neither": {}, "one": {true}, "other": {1: true}, "both": {true, true}} {
+	for name, strict := range map[string][2]bool{"neither": {}, "one": {true}, "other": {1: true},
+		"both": {true, true}} {
 		t.Run(name, func(t *testing.T) {
 			var pair [2]*node
 			for i, s := range strict {

@@ -6,13 +6,13 @@ import "ibverbx/verbs/roce/internal/wire"
 // GIDs from one to the other need know nothing of it, and no foreign end can be taken for one of
 // ours: it would have to answer a question that it ignores.
 //
-// The reserved bits of the BTH are zero in RoCE, and whoever receives them ignores them. A requester
-// says in them that it is an end of this package (wire.FromRequester), in every packet that it sends
-// for the first time, until it knows who answers. A responder that has seen it says the same
-// (wire.FromResponder) in all answers up to maxTrack numbers behind the last such request: whatever
-// was under way is answered by then. An answer without to a packet with is a foreign end's, and the
-// requester ceases. So a foreign requester never sees a reserved bit that is not zero; a foreign
-// responder sees some until its first answer has come.
+// The reserved bits of the BTH are zero in RoCE, and whoever receives them ignores them. A
+// requester says in them that it is an end of this package (wire.FromRequester), in every packet
+// that it sends for the first time, until it knows who answers. A responder that has seen it says
+// the same (wire.FromResponder) in all answers up to maxTrack numbers behind the last such request:
+// whatever was under way is answered by then. An answer without it to a packet that had it is from
+// a foreign end, and the requester ceases. So a foreign requester never sees a reserved bit that is
+// not zero; a foreign responder sees some until its first answer has come.
 //
 // What is sent again never announces: an end that drops such packets, against the specification,
 // costs a retry and no connection.

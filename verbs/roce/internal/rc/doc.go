@@ -32,10 +32,10 @@
 // and sends everything behind it again, has at most 128 packets under way as rdma_rxe does, and
 // waits for the acknowledgement timeout of the queue pair when it hears nothing.
 //
-// Between two ends of this package, which find each other by themselves (announce.go), the responder
-// keeps what arrives ahead of a gap and tells in its NAK what it has, so that only what was lost is
-// sent again; the window is larger and follows the delay (see window.go); and a lost tail is probed
-// for after some round trips. Each packet for itself is RoCEv2 as everywhere.
+// Between two ends of this package, which find each other by themselves (announce.go), the
+// responder keeps what arrives ahead of a gap and tells in its NAK what it has, so that only what
+// was lost is sent again; the window is larger and follows the delay (see window.go); and a lost
+// tail is probed for after some round trips. Each packet for itself is RoCEv2 as everywhere.
 //
 // # What a caller must keep
 //

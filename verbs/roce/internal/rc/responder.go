@@ -389,8 +389,8 @@ func (q *QP) denyReceive(why wire.Syndrome, status verbs.Status) {
 	q.toError()
 }
 
-// gap is the payload of a packet between our own ends that tells what was kept: a bit for each number
-// behind the expected one, from the lowest bit of the first byte on.
+// gap is the payload of a packet between our own ends that tells what was kept: a bit for each
+// number behind the expected one, from the lowest bit of the first byte on.
 func (q *QP) gap(b *Batch) []byte {
 	r := &q.resp
 	bits := b.stage(int(r.ahead.highest-r.expected+31) / 32 * 4)
