@@ -344,3 +344,25 @@ func TestRoomForReceives(t *testing.T) {
 		}
 	}
 }
+
+// The largest value of each field is valid; what the devices cannot do is found out later.
+func TestLargestConfiguration(t *testing.T) {
+	good := ibverbx.Config{MaxMsgSize: 1 << 31, MaxMsgCntPerQP: 1 << 20, Credits: 1 << 20, MaxBanked: 1 << 27,
+		FirstNumber: 1<<24 - 2, MaxSGE: 1 << 12, MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
+		QPsPerDevice: ibverbx.MaxRails}
+	if err := good.Validate(1); err != nil {
+		t.Error(err)
+	}
+	for _, beyond := range []func(c *ibverbx.Config){
+		func(c *ibverbx.Config) { c.MaxMsgSize++ }, func(c *ibverbx.Config) { c.MaxMsgCntPerQP++ },
+		func(c *ibverbx.Config) { c.Credits++ }, func(c *ibverbx.Config) { c.MaxBanked++ },
+		func(c *ibverbx.Config) { c.FirstNumber++ }, func(c *ibverbx.Config) { c.MaxSGE++ },
+		func(c *ibverbx.Config) { c.MaxRecvSGE++ }, func(c *ibverbx.Config) { c.MaxInline++ },
+		func(c *ibverbx.Config) { c.QPsPerDevice++ },
+	} {
+		bad := good
+		if beyond(&bad); bad.Validate(1) == nil {
+			t.Errorf("valid: %+v", bad)
+		}
+	}
+}

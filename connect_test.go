@@ -49,6 +49,11 @@ func TestSpreadPaths(t *testing.T) {
 	}
 	r := newRecorded(t, 2, 8, Config{Conn: ConnConfig{SpreadPaths: true}})
 	labels := r.flowLabels()
+	for i, label := range labels[:16] { // the rails take turns: NIC 0, NIC 1, NIC 0, ...
+		if want := flowLabel(r.send.rails.data[i%2].num, i/2); label != want {
+			t.Errorf("rail %d has label %#x, want %#x: that of place %d on its NIC", i, label, want, i/2)
+		}
+	}
 	for _, paths := range []uint32{2, 4, 8} {
 		for nic := range 2 { // the rails take turns
 			var low, high [8]int

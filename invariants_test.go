@@ -26,7 +26,9 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		r.recv.check(&r.send.rails)
 	}
 	for name, breaks := range map[string]func(r *recorded){
-		"line: failed without error": func(r *recorded) { r.line.failedReq = 1 },
+		"line: failed without error": func(r *recorded) {
+			r.line.failedReq, r.line.stopAt = 1, 1
+		},
 		"line: stopped behind failure": func(r *recorded) {
 			r.line.fail(1, noRequest(verbs.StatusFatalErr)) // without stop
 		},

@@ -113,3 +113,13 @@ func TestIncompleteRemoteMR(t *testing.T) {
 		t.Errorf("%s: %v", text, err)
 	}
 }
+
+// A piece of memory is written as its address in hexadecimal digits and its length in decimal ones.
+func TestTextOfASegment(t *testing.T) {
+	const want = "0x1f00000000+1999"
+	local := ibverbx.Segment{Addr: 0x1f << 32, Length: 1999}
+	remote := ibverbx.RemoteSegment{Addr: 0x1f << 32, Length: 1999}
+	if local.String() != want || remote.String() != want {
+		t.Errorf("%v and %v, want %s", local, remote, want)
+	}
+}

@@ -137,7 +137,6 @@ func (p *passThrough) refused(err error) (ends bool) {
 // end records a failure, and has the NIC flush what it still holds.
 func (p *passThrough) end(f *FailedError) {
 	p.fail(f)
-	p.line.dead = true
 	p.rail.toError()
 }
 

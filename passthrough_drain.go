@@ -96,7 +96,6 @@ func (p *passThrough) finishRecvs() bool {
 		}
 		rl.closed = true
 	}
-	p.line.dead = true
 	p.abandon()
 	return true
 }

@@ -2,6 +2,7 @@ package ibverbx_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"ibverbx"
@@ -51,5 +52,31 @@ func TestSingleQPOnANICThatIsGone(t *testing.T) {
 	}
 	if wc := l.a.wait(t, 1)[0]; wc.ID != 1 || wc.Status != verbs.StatusWRFlushErr {
 		t.Errorf("%+v", wc)
+	}
+}
+
+// A call may have more requests than are handed to the queue pair at a time.
+func TestSingleQPTakesManyRequestsInOneCall(t *testing.T) {
+	for _, n := range []int{1, 2, 63, 64, 65, 128, 200} {
+		l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgCntPerQP: 256}, cqDepth: 4096})
+		wrs, recvs := make([]ibverbx.SendWR, n), make([]ibverbx.RecvWR, n)
+		want := make([]uint64, n)
+		for i := range wrs {
+			wrs[i] = l.a.write(verbs.OpRDMAWriteWithImm, uint64(i), uint64(8*i), 8)
+			recvs[i].ID, want[i] = uint64(i), uint64(i)
+		}
+		fillRandom(l.a.buf[:8*n], uint64(n))
+		if got, err := l.b.PostRecv(recvs...); got != n || err != nil {
+			t.Fatalf("%d of %d receives, %v", got, n, err)
+		}
+		if got, err := l.a.PostSend(wrs...); got != n || err != nil {
+			t.Fatalf("%d of %d sends, %v", got, n, err)
+		}
+		for _, e := range []*end{l.a, l.b} {
+			if got := ids(t, e.wait(t, n), verbs.StatusSuccess); !slices.Equal(got, want) {
+				t.Errorf("%d requests: %v", n, got)
+			}
+		}
+		mustEqual(t, "data", l.b.buf[:8*n], l.a.buf[:8*n])
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -373,5 +374,29 @@ func TestPollServesEveryDevice(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A device of which a virtual CQ has no CQ is refused, with those that it has.
+func TestPollNamesTheDevicesThereAre(t *testing.T) {
+	null := verbstest.NewNull(4)
+	c, err := ibverbx.NewVirtualCQ(newCQ(t, null.Device(3), 16), newCQ(t, null.Device(1), 16))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dev := range []verbs.DeviceID{0, 2, 63, verbs.MaxDevices, 255} {
+		n, err := c.PollDevice(dev, make([]ibverbx.WC, 1))
+		if n != 0 || !errors.Is(err, verbs.ErrInvalid) || !strings.HasSuffix(err.Error(),
+			fmt.Sprintf("no CQ of device %d: there are those of 1, 3", dev)) {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	for _, dev := range []verbs.DeviceID{1, 3} {
+		if n, err := c.PollDevice(dev, make([]ibverbx.WC, 1)); n != 0 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
 	}
 }

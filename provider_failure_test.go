@@ -475,3 +475,39 @@ func TestQueuePairOnANICWithoutACQ(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// oneCQNIC hands out the same CQ again and again.
+type oneCQNIC struct {
+	*soft.Device
+	cq *verbs.CQ
+}
+
+func (d oneCQNIC) CreateCQ(cfg verbs.CQConfig) (cq verbs.CQ, err error) {
+	if *d.cq == nil {
+		*d.cq, err = d.Device.CreateCQ(cfg)
+	}
+	return *d.cq, err
+}
+
+// A CQ that a provider hands out twice is refused the second time, in an error.
+func TestProviderThatHandsOutOneCQTwice(t *testing.T) {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(oneCQNIC{fabric.Device(0), new(verbs.CQ)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := dom.NewCQ(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dom.NewCQ(64); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("a second virtual CQ of one physical CQ: %v", err)
+	}
+	_ = first.Close() // its CQ was closed with the second
+	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}

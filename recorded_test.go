@@ -13,7 +13,8 @@ import (
 type recordingQP struct {
 	*verbstest.NullQP
 	posts []verbs.SendWR
-	recvs []uint64 // their IDs
+	recvs []uint64      // their IDs
+	sgls  [][]verbs.SGE // of the receives
 	steps map[verbs.QPState]verbs.QPAttr
 	// With what it refuses sends, receives, the moves to ERR and RESET, and to be closed; nil if it
 	// does not.
@@ -58,7 +59,7 @@ func (q *recordingQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	}
 	n, err := q.NullQP.PostRecv(wrs)
 	for i := range wrs[:n] {
-		q.recvs = append(q.recvs, wrs[i].ID)
+		q.recvs, q.sgls = append(q.recvs, wrs[i].ID), append(q.sgls, slices.Clone(wrs[i].SGL))
 	}
 	return n, err
 }

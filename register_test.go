@@ -183,6 +183,10 @@ func TestRegisterAllOrNone(t *testing.T) {
 			if !errors.Is(err, verbs.ErrNoMemory) || mr != nil {
 				t.Fatalf("%d bytes, NIC %d refuses: %v", size, refusing, err)
 			}
+			// Small regions are registered one after the other, up to the NIC that refuses.
+			if n := closed.Load(); size < 1<<20 && n != int32(refusing) {
+				t.Errorf("%d bytes, NIC %d refuses: %d regions were closed", size, refusing, n)
+			}
 			if n := fabric.Objects().MRs; n != 0 {
 				t.Errorf("%d bytes, NIC %d refuses: %d regions are open, %d were closed", size, refusing, n,
 					closed.Load())

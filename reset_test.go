@@ -3,6 +3,7 @@ package ibverbx_test
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -112,6 +113,89 @@ func TestResetAndReconnect(t *testing.T) {
 			if !bytes.Equal(l.a.buf[:50000], l.b.buf[:50000]) {
 				t.Fatal("wrong content after the reset")
 			}
+		}
+	})
+}
+
+// Receives that were flushed ahead of a send of the same queue pair are withheld, since the send
+// may tell the cause. A reset reports them, and the send, whatever it was waiting for.
+func TestResetReportsWithheldReceives(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Scheme: scheme},
+			fabric: soft.Config{Stepped: true}})
+		l.a.expectRecv(t, 9)
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 8)) // on rail 0
+		flushed := verbs.WC{ID: 5 << 60, Status: verbs.StatusWRFlushErr, QPNum: l.a.railQP[0]}
+		if got := l.a.cq.ProcessCompletions(nil, 0, flushed); len(got) != 0 || l.a.Err() != nil {
+			t.Fatalf("%v: before the send has ended: %s, %v", scheme, fmtWCs(got), l.a.Err())
+		}
+		if err := l.a.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		got := l.a.poll(t)
+		slices.SortFunc(got, func(x, y ibverbx.WC) int { return int(x.ID) - int(y.ID) })
+		if list := ids(t, got, verbs.StatusWRFlushErr); !slices.Equal(list, []uint64{1, 9}) {
+			t.Errorf("%v: reported %v", scheme, list)
+		}
+	}
+}
+
+// What a queue pair has not posted yet when it is closed or reset is flushed, and not offered to
+// the NIC, which may refuse it for good in that state: that would look like a failure.
+func TestNothingIsPostedWhileItEnds(t *testing.T) {
+	for _, how := range []string{"close", "reset"} {
+		l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgCntPerQP: 1}})
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+		defer stall.Remove()
+		for id := range uint64(6) {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8))
+		}
+		refuse := l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0],
+			Err: verbs.ErrInvalid, Count: -1})
+		defer refuse.Remove()
+		end := l.a.Close
+		if how == "reset" {
+			end = l.a.Reset
+		}
+		if err := end(); err != nil || l.a.Err() != nil || refuse.Hits() != 0 {
+			t.Errorf("%s: %v; Err %v; %d posts were tried", how, err, l.a.Err(), refuse.Hits())
+		}
+		if how == "close" {
+			l.a.pollClosed(t)
+		} else {
+			l.a.pump(t)
+		}
+		if list := ids(t, l.a.backlog, verbs.StatusWRFlushErr); !slices.Equal(list,
+			[]uint64{0, 1, 2, 3, 4, 5}) {
+			t.Errorf("%s: reported %v", how, list)
+		}
+	}
+}
+
+// After a reset nothing is outstanding: Drain has nothing to wait for, not even on a single queue
+// pair that had unsignaled sends and receives.
+func TestDrainAfterAResetIsDoneAtOnce(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+		for id := range uint64(3) {
+			l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 100))
+			l.a.expectRecv(t, id)
+		}
+		if err := l.a.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		stall.Remove()
+		if err := l.b.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.reconnect(); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.a.poll(t); len(got) != 6 {
+			t.Errorf("reported: %s", fmtWCs(got))
+		}
+		if err := l.a.Drain(endedContext()); err != nil {
+			t.Errorf("%v; %+v", err, l.a.Stats())
 		}
 	})
 }

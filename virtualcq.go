@@ -218,12 +218,9 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 	}
 }
 
-// deviceName is the name of a device of the physical CQs.
+// deviceName is the name of a device, which must be one of the physical CQs.
 func (c *VirtualCQ) deviceName(dev verbs.DeviceID) string {
-	if pc := c.physical(dev); pc != nil {
-		return pc.cq.Device().Name()
-	}
-	return ""
+	return c.physical(dev).cq.Device().Name()
 }
 
 // deviceList writes the devices of the physical CQs as "0, 3".

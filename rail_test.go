@@ -1,0 +1,233 @@
+package ibverbx
+
+import (
+	"errors"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// reconnect resets a virtual queue pair and connects it again.
+func (r *recorded) reconnect(t *testing.T) {
+	t.Helper()
+	if err := r.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	card, err := r.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Connect(Elsewhere(card)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What a NIC has refused for now is staged and not on the NIC: a completion of it is spurious.
+func TestStagedIsNotOnTheNIC(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	rl, qp := r.send.rails.data[0], r.qps[0]
+	if rl.staged() != 0 || rl.onNIC() {
+		t.Errorf("new: %d staged, %t on the NIC", rl.staged(), rl.onNIC())
+	}
+	qp.refuse = verbs.ErrNoMemory
+	if _, err := r.PostSend(rawWrite(1, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if rl.staged() != 1 || rl.inUse != 1 || rl.onNIC() {
+		t.Errorf("refused: %d staged of %d, %t on the NIC", rl.staged(), rl.inUse, rl.onNIC())
+	}
+	invented := verbs.WC{ID: rl.batch.wrs[rl.batch.head].ID, QPNum: rl.num}
+	if got := r.CQ().ProcessCompletions(nil, 0, invented); len(got) != 0 || rl.inUse != 1 {
+		t.Errorf("a completion of what was never posted: %+v, %d in use", got, rl.inUse)
+	}
+	qp.refuse = nil
+	if got := r.finish(t); len(got) != 1 || got[0].Status != verbs.StatusSuccess || len(qp.posts) != 1 {
+		t.Errorf("accepted at last: %+v, %d posts", got, len(qp.posts))
+	}
+	if rl.staged() != 0 || rl.inUse != 0 {
+		t.Errorf("%d staged, %d in use after all", rl.staged(), rl.inUse)
+	}
+}
+
+// A reset drops what is staged: it does not go out on the next connection.
+func TestResetForgetsWhatIsStaged(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	for _, qp := range r.qps {
+		qp.refuse = verbs.ErrNoMemory
+	}
+	for id := range uint64(4) {
+		if _, err := r.PostSend(rawWrite(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, qp := range r.qps {
+		qp.refuse = nil
+	}
+	for range 2 { // a batch that was given back is lent again
+		r.reconnect(t)
+		pollNow(t, r.CQ())
+		for _, qp := range r.qps {
+			qp.posts = nil
+		}
+		if _, err := r.PostSend(rawWrite(9, 8)); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.finish(t); len(got) != 1 || got[0].ID != 9 || got[0].Status != verbs.StatusSuccess {
+			t.Errorf("after the reset: %+v", got)
+		}
+		if n := len(r.qps[0].posts) + len(r.qps[1].posts); n != 1 || len(r.send.staged) != 0 {
+			t.Errorf("%d requests were posted, %d rails are listed", n, len(r.send.staged))
+		}
+		r.send.check()
+		r.send.rails.check()
+	}
+}
+
+// Credits have no memory, whatever was posted with the batch before: a SEND that meets one must not
+// find any.
+func TestCreditsHaveNoMemory(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	keys := NewKeys(map[verbs.DeviceID]uint32{0: 1})
+	for id := range uint64(3) {
+		wr := RecvWR{ID: id, Local: Segment{Addr: 1 << 40, Length: 64, Keys: keys}}
+		if _, err := r.PostRecv(wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(r.notify.sgls); n != 3 || len(r.notify.sgls[2]) != 1 {
+		t.Fatalf("%d receives with memory", n)
+	}
+	for _, qp := range r.qps {
+		qp.sgls = nil
+	}
+	r.reconnect(t)
+	for i, qp := range r.qps {
+		for _, sgl := range qp.sgls {
+			if len(sgl) != 0 {
+				t.Fatalf("a credit of rail %d has the memory %v", i, sgl)
+			}
+		}
+		if len(qp.sgls) == 0 {
+			t.Errorf("rail %d has no credits", i)
+		}
+	}
+}
+
+// A queue pair in RESET has nothing to flush, one in ERR does so already, and one that is closed
+// takes no Modify: none of them is asked to move to ERR.
+func TestNoNeedlessMoveToErr(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	rl, qp := r.send.rails.data[0], r.qps[0]
+	moves := func() bool {
+		clear(qp.steps)
+		rl.toError()
+		_, moved := qp.steps[verbs.StateErr]
+		return moved
+	}
+	if !moves() || rl.stopErr != nil {
+		t.Errorf("in RTS: no move, %v", rl.stopErr)
+	}
+	if moves() {
+		t.Error("a move from ERR to ERR")
+	}
+	qp.refuseErr = verbs.ErrInvalid
+	if err := r.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if moves() || rl.stopErr != nil {
+		t.Errorf("a move from RESET to ERR, %v", rl.stopErr)
+	}
+	r.reconnect(t)
+	if !moves() || !errors.Is(rl.stopErr, verbs.ErrInvalid) || r.send.rails.stopAgain() {
+		t.Errorf("refused: %v", rl.stopErr)
+	}
+	rl.closed = true
+	if moves() || rl.stopErr != nil {
+		t.Errorf("a move of a closed queue pair, %v", rl.stopErr)
+	}
+	rl.closed = false
+}
+
+// The peer is known to have the receives that the scheme demands when the first notification was
+// acknowledged: not before, and whatever else was written.
+func TestNotifiedOnceTheFirstNotificationHasArrived(t *testing.T) {
+	for _, scheme := range []Scheme{DQPLB, Spray} {
+		r := newRecorded(t, 1, 2, Config{Scheme: scheme, FirstNumber: 5})
+		imm := rawWrite(2, 8)
+		imm.Opcode = verbs.OpRDMAWriteWithImm
+		for i, c := range []struct {
+			wr       SendWR
+			finished bool // before that
+			want     bool
+		}{
+			{rawWrite(1, 8), false, false}, {imm, false, false}, {rawWrite(3, 8), true, true},
+			{imm, false, true}, {imm, true, true},
+		} {
+			if c.finished {
+				r.finish(t)
+			}
+			if _, err := r.PostSend(c.wr); err != nil {
+				t.Fatal(err)
+			}
+			if got := r.send.notified(); got != c.want {
+				t.Errorf("%v, step %d: %t", scheme, i, got)
+			}
+		}
+		r.finish(t)
+		r.reconnect(t)
+		if r.send.notified() {
+			t.Errorf("%v: notified on a new connection", scheme)
+		}
+	}
+}
+
+// A notification follows markers on the rails that carried plain writes, and on these only: a read
+// over every rail leaves nothing there, a write does.
+func TestMarkersFollowWritesOnly(t *testing.T) {
+	for _, c := range []struct {
+		op      verbs.Opcode
+		markers uint64
+	}{{verbs.OpRDMARead, 0}, {verbs.OpRDMAWrite, 2}} {
+		r := newRecorded(t, 1, 3, Config{})
+		every := rawWrite(1, 24)
+		every.Opcode, every.EveryRail = c.op, true
+		imm := rawWrite(2, 8)
+		imm.Opcode = verbs.OpRDMAWriteWithImm
+		for range 2 {
+			if n, err := r.PostSend(every, imm); n != 2 || err != nil {
+				t.Fatal(n, err)
+			}
+			r.finish(t)
+		}
+		if got := r.Stats().Markers; got != 2*c.markers {
+			t.Errorf("%v over every rail and a notification: %d markers, want %d", c.op, got, 2*c.markers)
+		}
+	}
+}
+
+// At most 2^27 requests are outstanding in either direction: their numbers are told apart by that
+// many bits.
+func TestMostOutstanding(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	s, v := &r.send.win, &r.recv.win
+	sends, recvs := s.Head, v.Head
+	for beyond, want := range []error{nil, verbs.ErrQueueFull, verbs.ErrQueueFull} {
+		s.Head, v.Head = s.Tail-maxOutstanding+1-uint64(beyond), v.Tail-maxOutstanding+1-uint64(beyond)
+		_, err := r.postSends(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want == nil {
+			continue
+		}
+		n, err := r.postSends([]SendWR{rawWrite(1, 8)})
+		if n != 0 || !errors.Is(err, want) {
+			t.Errorf("%d sends outstanding: %d accepted, %v", s.Len(), n, err)
+		}
+		n, err = r.postRecvs([]RecvWR{{ID: 1}})
+		if n != 0 || !errors.Is(err, want) {
+			t.Errorf("%d receives outstanding: %d accepted, %v", v.Len(), n, err)
+		}
+	}
+	s.Head, v.Head = sends, recvs
+}
