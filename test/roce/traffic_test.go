@@ -70,7 +70,7 @@ type traffic struct {
 
 const (
 	inFlight = 16 // requests under way of each end
-	gap   = 8  // bytes between the places of two requests, which stay as they are
+	gap      = 8  // bytes between the places of two requests, which stay as they are
 )
 
 func newTraffic(t *testing.T, env verbstest.Env, a, b verbs.Device) *traffic {

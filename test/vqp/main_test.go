@@ -1,10 +1,28 @@
 package vqp_test
 
 import (
+	"flag"
+	"fmt"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
 // No goroutine may be left after the tests.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	goleak.VerifyTestMain(inTurn{m})
+}
+
+// inTurn runs the tests on one provider after the other.
+type inTurn struct{ m *testing.M }
+
+func (t inTurn) Run() (code int) {
+	for name := range strings.SplitSeq(*providerFlag, ",") {
+		fmt.Println("provider:", name)
+		*providerFlag = name
+		code = max(code, t.m.Run())
+	}
+	return code
+}

@@ -1,11 +1,12 @@
 // Package vqp_test tests the promises of a virtual queue pair through the public API, on any
-// provider of NICs: on software NICs by default, and unchanged on real ones with the flag
-// -provider.
+// provider of NICs: by default on software NICs in memory and on those of UDP sockets, and
+// unchanged on real ones with the flag -provider.
 package vqp_test
 
 import (
 	"flag"
 	"maps"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -16,14 +17,22 @@ import (
 )
 
 var (
-	providerFlag = flag.String("provider", "soft",
-		"the NICs to test on: soft, roce, rdmacore; or one kind at each "+
+	providerFlag = flag.String("provider", usualProviders(),
+		"the NICs to test on, in turn: soft, roce, rdmacore; or one kind at each "+
 			"end: roce-rdmacore, rdmacore-roce")
 	gidIndexFlag = flag.Int("gid-index", -1, "entry of the NICs' GID tables; -1 lets each connection choose")
 	waitFlag     = flag.Duration("wait", 20*time.Second, "how long to wait for a completion")
 	soakFlag     = flag.Int("soak", 0, "requests of TestSoak; 0 for a modest number")
 	seedFlag     = flag.Uint64("seed", 0, "seed of TestSoak; 0 for a new one each time")
 )
+
+// usualProviders need nothing but the operating system.
+func usualProviders() string {
+	if runtime.GOOS == "linux" {
+		return "soft,roce"
+	}
+	return "soft"
+}
 
 // provider is a kind of NICs, and what tests must know about it.
 type provider struct {
