@@ -162,6 +162,8 @@ func (e *end) release(s *send, ok bool) {
 		if ok {
 			e.mustHaveLanded(s)
 			key = s.key
+		} else if e.w.plan.net != nil {
+			return // packets of it may still be on their way
 		}
 		peers.Settle(s.remote, key, "the target of "+name)
 	case s.op.IsSend():

@@ -7,13 +7,13 @@ import (
 
 // slow puts a fault in force that must not fail anything.
 func (w *world) slow(e *end) {
-	w.inject(e, w.DrawFault(lab.Faults, func(f *lab.Fault) bool { return f.Gentle }))
+	w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return f.Gentle }))
 }
 
 // strike puts any other fault in force. What changes the world for many is rarer.
 func (w *world) strike(e *end) {
 	wide := w.OneIn(2)
-	w.inject(e, w.DrawFault(lab.Faults, func(f *lab.Fault) bool { return !f.Gentle && (wide || !f.Wide()) }))
+	w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && (wide || !f.Wide()) }))
 }
 
 func (w *world) inject(e *end, f *lab.Fault) {

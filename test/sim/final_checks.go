@@ -16,8 +16,7 @@ func (w *world) finish() {
 	w.Logf("finish: faults end, links and NICs come back, and what can come to its end does")
 	w.EndFaults(nil)
 	for _, d := range w.NICs {
-		d.SetLink(true)
-		d.Restore()
+		d.Mend()
 	}
 	for _, h := range w.Hosts {
 		h.Memory.UseSpare()

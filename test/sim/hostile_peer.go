@@ -25,6 +25,11 @@ func (w *world) breakRules(e *end) {
 	if w.Rng.IntN(3) == 0 {
 		w.Logf("  what %v sends on %v is altered", e, q)
 		flip := uint32(1) << w.Rng.IntN(32)
+		if w.plan.net != nil {
+			w.Alter("alter", &e.conn.Conn, &q.QP, w.Rng.IntN(3), w.Pick(1, 3),
+				func(wr *verbs.SendWR) { wr.Imm ^= flip })
+			return
+		}
 		w.Inject("alter", &e.conn.Conn, &q.QP, soft.Fault{
 			Kind: soft.Rewrite, Count: w.Pick(1, 3), Skip: w.Rng.IntN(3),
 			Match:   func(wr *verbs.SendWR) bool { return wr.Opcode.HasImm() },
@@ -112,7 +117,7 @@ func (w *world) falsify(card *ibverbx.BusinessCard) bool {
 		func() { delete(keys, "rails") },
 		func() { keys["rails"] = keys["rails"].([]any)[1:] },
 		func() { w.rail(keys)["device"] = w.Pick(0, 1, 2, 3, 63, 64) },
-		func() { w.rail(keys)["psn"] = w.Pick(0, 1<<24-1, 1<<24) },
+		func() { w.rail(keys)["psn"] = w.falsePSN() },
 		func() { w.rail(keys)["gid"] = []string{"::", "::ffff:10.77.0.1", "fe80::1", "?"}[w.Rng.IntN(4)] },
 	}
 	lies[w.Rng.IntN(len(lies))]()
@@ -125,6 +130,17 @@ func (w *world) falsify(card *ibverbx.BusinessCard) bool {
 	}
 	*card = got
 	return true
+}
+
+// falsePSN is a false packet sequence number. On a network it is one that is refused: what is sent
+// may lie before it, which makes repeats of packets that were never carried out, and are
+// acknowledged. No end can tell.
+func (w *world) falsePSN() int {
+	psn := w.Pick(0, 1<<24-1, 1<<24)
+	if w.plan.net != nil {
+		psn = 1 << 24
+	}
+	return psn
 }
 
 func (w *world) rail(keys map[string]any) map[string]any {

@@ -17,6 +17,9 @@ type plan struct {
 	cqs    []int  // the host of each virtual CQ
 	direct []bool // of each virtual CQ: the program polls the physical CQs itself
 	conns  []connPlan
+
+	net        *lab.NetworkPlan // nil: NICs of package soft
+	newNetwork func(*lab.NetworkPlan) lab.Network
 }
 
 // connPlan is a connection between two virtual queue pairs.
@@ -136,6 +139,9 @@ func (p *plan) String() string {
 		p.cqs)
 	if p.Scramble {
 		s += ", completions out of order"
+	}
+	if p.net != nil {
+		s += "\n" + p.net.String()
 	}
 	for i, c := range p.conns {
 		cfg := c.cfg[0]

@@ -61,7 +61,7 @@ const (
 func (p *plan) run(log func(string)) *hunt.Violation {
 	w := &world{plan: p, wires: map[wireAt]*wire{}}
 	w.Testbed = lab.Testbed{Plan: &p.Plan, Layout: lab.Layout{Size: arenaSize, Spare: spareSize}, Log: log,
-		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}}
+		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}, NewNetwork: p.newNetwork, Net: p.net}
 	return w.Play(func() {
 		w.build()
 		lab.PlayEvents(&w.Testbed, p.Events, func(ev event) {

@@ -26,7 +26,8 @@ type Device struct {
 	cfg    Config
 	gid    verbs.GID
 	guid   uint64
-	clock  func() int64 // the time of the engine, nanoseconds
+	clock  func() int64  // the time of the engine, nanoseconds
+	draw   func() uint32 // random numbers
 
 	// mu guards everything below, and all objects of the NIC.
 	mu     nic.Lock
@@ -77,7 +78,7 @@ func newDevice(id verbs.DeviceID, addr netip.Addr, cfg *Config) (*Device, error)
 
 // init makes a NIC of a link. Numbers of queue pairs and keys are drawn.
 func (d *Device) init(draw func() uint32) {
-	d.qps = nic.NewTable[QP](draw)
+	d.draw, d.qps = draw, nic.NewTable[QP](draw)
 	d.gid = gidOf(d.local)
 	d.guid = binary.BigEndian.Uint64(d.gid[8:]) ^ uint64(d.local.Port())<<48
 	granted := d.link.Stats().RecvBuffer

@@ -52,7 +52,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	q.core.Init(&p.core)
 	q.timer.init(q)
 	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: q,
-		Rand: newRand(), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict})
+		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict})
 	d.qps.Add(num, q)
 	return q, nil
 }

@@ -171,7 +171,9 @@ func draw() uint32 {
 }
 
 // newRand makes a generator for what only has to differ.
-func newRand() *mrand.Rand { return mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw()))) }
+func newRand(draw func() uint32) *mrand.Rand {
+	return mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw())))
+}
 
 // noCopy makes go vet complain about copies.
 type noCopy struct{}

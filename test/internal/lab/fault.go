@@ -26,6 +26,8 @@ type Fault struct {
 	Gentle bool // it may delay, and must not fail anything
 	Scope  Scope
 
+	atPost bool // act has posts to come refused
+
 	// make draws what is injected at a request to come; nil when act does it all.
 	make func(t *Testbed) soft.Fault
 	// act does something at once. It returns how that ends; nil when it does not last.
@@ -33,7 +35,7 @@ type Fault struct {
 }
 
 // Wide says whether a fault is more than something that happens at a request of one queue pair.
-func (f *Fault) Wide() bool { return f.Scope != OneQP || f.act != nil }
+func (f *Fault) Wide() bool { return f.Scope != OneQP || f.act != nil && !f.atPost }
 
 // The names of faults that kits treat apart.
 const (
@@ -43,7 +45,8 @@ const (
 	LinkFlaps      = "link flaps"
 )
 
-// Faults is everything that goes wrong with NICs. Peers that break the rules are another matter.
+// Faults is everything that goes wrong with NICs of package soft. Peers that break the rules are
+// another matter.
 var Faults = []Fault{
 	{Name: "stall", Gentle: true, make: inject(soft.StallQP)},
 	{Name: "delay", Gentle: true, make: func(*Testbed) soft.Fault {
@@ -66,6 +69,12 @@ var Faults = []Fault{
 	{Name: "NIC dies", Scope: OneNIC, act: killNIC},
 }
 
+// What posts are refused with, for now and permanently.
+var (
+	transientErrors = []error{verbs.ErrNoMemory, verbs.ErrQueueFull}
+	permanentErrors = []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}
+)
+
 func inject(kind soft.FaultKind) func(*Testbed) soft.Fault {
 	return func(*Testbed) soft.Fault { return soft.Fault{Kind: kind} }
 }
@@ -75,16 +84,15 @@ func injectStatus(kind soft.FaultKind) func(*Testbed) soft.Fault {
 }
 
 func refuseForNow(kind soft.FaultKind) func(*Testbed) soft.Fault {
-	transient := []error{verbs.ErrNoMemory, verbs.ErrQueueFull}
 	return func(t *Testbed) soft.Fault {
-		return soft.Fault{Kind: kind, Err: transient[t.Rng.IntN(len(transient))], Count: t.Pick(1, 2, 5)}
+		return soft.Fault{Kind: kind, Err: transientErrors[t.Rng.IntN(len(transientErrors))],
+			Count: t.Pick(1, 2, 5)}
 	}
 }
 
 func refusePermanently(kind soft.FaultKind) func(*Testbed) soft.Fault {
-	refusals := []error{verbs.ErrNotSupported, verbs.ErrInvalid, verbs.ErrState, verbs.ErrDeviceGone}
 	return func(t *Testbed) soft.Fault {
-		return soft.Fault{Kind: kind, Err: refusals[t.Rng.IntN(len(refusals))]}
+		return soft.Fault{Kind: kind, Err: permanentErrors[t.Rng.IntN(len(permanentErrors))]}
 	}
 }
 
@@ -110,8 +118,9 @@ func flapLink(t *Testbed, q *QP) func() {
 }
 
 func killNIC(_ *Testbed, q *QP) func() {
-	q.NIC.Kill()
-	return func() { q.NIC.Restore() }
+	d := q.NIC.softDevice()
+	d.Kill()
+	return d.Restore
 }
 
 // DrawFault draws a row of the table that fits.
@@ -151,18 +160,18 @@ func (t *Testbed) Strike(q *QP, c *Conn, f *Fault, refine func(*soft.Fault)) {
 		if refine != nil {
 			refine(&fault)
 		}
-		fault.Device, fault.QPNum, fault.Skip = q.NIC.Device, q.Num(), t.Rng.IntN(4)
-		s.injection = t.Fabric.Inject(fault)
+		fault.Device, fault.QPNum, fault.Skip = q.NIC.softDevice(), q.Num(), t.Rng.IntN(4)
+		s.injection = t.Fabric.(*softFabric).Inject(fault)
 	}
 	s.count(1)
 	t.Strikes = append(t.Strikes, s)
 }
 
-// Inject puts in force what is no row of the table.
+// Inject puts in force what is no row of the table, on NICs of package soft.
 func (t *Testbed) Inject(name string, c *Conn, q *QP, f soft.Fault) {
-	f.Device, f.QPNum = q.NIC.Device, q.Num()
+	f.Device, f.QPNum = q.NIC.softDevice(), q.Num()
 	t.Strikes = append(t.Strikes, &Strike{Fault: &Fault{Name: name}, Conn: c, nic: q.NIC,
-		injection: t.Fabric.Inject(f)})
+		injection: t.Fabric.(*softFabric).Inject(f)})
 }
 
 // count notes on the NIC what lasts.

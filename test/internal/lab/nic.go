@@ -11,13 +11,13 @@ import (
 type Hooks struct {
 	CQ    func(CQ) verbs.CQ // wraps a completion queue that the library creates
 	QP    func(QP) verbs.QP // wraps a queue pair
-	Moved func(soft.Action) // runs after each action that Steps has drawn; may be nil
+	Moved func(soft.Action) // runs after each action of package soft that Steps has drawn; may be nil
 }
 
-// NIC is a software NIC whose completion queues and queue pairs are tapped. The taps change
+// NIC is a NIC whose completion queues and queue pairs are tapped. The taps change
 // nothing: a hook may let the fabric move inside of a call that waits.
 type NIC struct {
-	*soft.Device
+	Device
 	Host *Host
 	PD   verbs.PD // that was allocated last: that of the host's domain
 	Down int      // faults in force that cut its link, or may
@@ -25,6 +25,7 @@ type NIC struct {
 	Died bool     // there was such a fault
 
 	hooks *Hooks
+	psns  *psns // on a network; else nil
 }
 
 // AllocPD allocates a tapped protection domain.
@@ -59,6 +60,9 @@ func (p *pd) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	qp, err := p.PD.CreateQP(cfg)
 	if err != nil {
 		return nil, err
+	}
+	if p.nic.psns != nil {
+		qp = &networkQP{QP: qp, psns: p.nic.psns}
 	}
 	return p.nic.hooks.QP(QP{qp, p.nic}), nil
 }

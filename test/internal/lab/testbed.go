@@ -10,10 +10,9 @@ import (
 	"ibverbx"
 	"ibverbx/test/internal/hunt"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
-// Testbed is hosts with NICs on a stepped fabric, the faults in force, and choices that follow from
+// Testbed is hosts with NICs on a fabric, the faults in force, and choices that follow from
 // a seed. A world embeds it.
 type Testbed struct {
 	Plan   *Plan
@@ -21,7 +20,11 @@ type Testbed struct {
 	Hooks  Hooks
 	Log    func(string) // is given what happens, line by line; may be nil
 
-	Fabric  *soft.Fabric
+	// NewNetwork makes the network that the NICs are on; nil: they are those of package soft.
+	NewNetwork func(*NetworkPlan) Network
+	Net        *NetworkPlan // of that network
+
+	Fabric  Fabric
 	NICs    []*NIC
 	Hosts   []*Host
 	Strikes []*Strike  // faults in force
@@ -29,8 +32,7 @@ type Testbed struct {
 	At      int        // events that have begun
 	Moves   int        // actions that the fabric has done
 
-	pcg     rand.PCG
-	actions []soft.Action
+	pcg rand.PCG
 }
 
 // Host is some NICs, a domain over them, and memory that is registered there.
@@ -106,11 +108,16 @@ func (t *Testbed) Build() {
 	for _, n := range p.Hosts {
 		total += n
 	}
-	var err error
-	t.Fabric, err = soft.New(soft.Config{Devices: total, Stepped: true, Seed: p.Seed, Scramble: p.Scramble})
-	t.Must("new fabric", err)
+	var psns *psns
+	if t.NewNetwork == nil {
+		t.Fabric = t.newSoftFabric(total)
+	} else {
+		net := t.NewNetwork(t.Net)
+		net.Describe(t.Log != nil)
+		t.Fabric, psns = net, newPSNs(p.Seed)
+	}
 	for i := range total {
-		t.NICs = append(t.NICs, &NIC{Device: t.Fabric.Device(i), hooks: &t.Hooks})
+		t.NICs = append(t.NICs, &NIC{Device: t.Fabric.Device(i), hooks: &t.Hooks, psns: psns})
 	}
 	rest := t.NICs
 	for i, n := range p.Hosts {
@@ -144,45 +151,19 @@ func (t *Testbed) Steps(n int) {
 		if t.Movable() == 0 {
 			return
 		}
-		a := t.choose()
-		t.Logf("  %v", a)
-		t.Fabric.Do(a)
+		what := t.Fabric.Step(t)
 		t.Moves++
-		if t.Hooks.Moved != nil {
-			t.Hooks.Moved(a)
+		if t.Log != nil {
+			t.Log("  " + what)
 		}
 	}
 }
 
 // Movable is how many actions of the fabric are possible now.
-func (t *Testbed) Movable() int {
-	t.actions = t.Fabric.Actions(t.actions[:0])
-	return len(t.actions)
-}
+func (t *Testbed) Movable() int { return t.Fabric.Movable() }
 
 // RunFabric lets the fabric do up to n actions in its own order.
 func (t *Testbed) RunFabric(n int) { t.Moves += t.Fabric.Run(n) }
-
-// choose draws the next action. Timers expire rarely while anything else can happen, and in worlds
-// with a bias some queue pairs get far ahead of others.
-func (t *Testbed) choose() soft.Action {
-	best := t.actions[t.Rng.IntN(len(t.actions))]
-	for range 2 + t.Plan.Bias {
-		a := t.actions[t.Rng.IntN(len(t.actions))]
-		if best.Kind == soft.Timer && t.Rng.IntN(16) != 0 ||
-			t.Plan.Bias != 0 && t.rank(a) > t.rank(best) && a.Kind != soft.Timer {
-			best = a
-		}
-	}
-	return best
-}
-
-// rank orders queue pairs and kinds of actions, differently in each world.
-func (t *Testbed) rank(a soft.Action) uint64 {
-	x := t.Plan.Seed ^ uint64(a.Device)<<32 ^ uint64(a.QPNum)<<8 ^ uint64(a.Kind)
-	x *= 0x9e3779b97f4a7c15
-	return x >> 40
-}
 
 // Audit looks at all of the memory.
 func (t *Testbed) Audit() {
@@ -200,9 +181,6 @@ func (t *Testbed) Close() {
 		t.mayBeClosed("memory of "+h.Name, h.MR.Close())
 		t.mayBeClosed("domain of "+h.Name, h.Dom.Close())
 		h.Memory.Free()
-	}
-	if o := t.Fabric.Objects(); o != (soft.Objects{}) {
-		t.Broken(Leak, "left open: %v", o)
 	}
 	t.Must("close fabric", t.Fabric.Close())
 }

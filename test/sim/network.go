@@ -1,0 +1,70 @@
+package sim
+
+import (
+	"math/rand/v2"
+
+	"ibverbx/test/internal/hunt"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+)
+
+// The simulation over NICs of other providers. Their tests make the network, since only they reach
+// what is inside, and play the worlds of this package over it.
+type (
+	Network     = lab.Network
+	NetworkNIC  = lab.NetworkNIC
+	NetworkPlan = lab.NetworkPlan
+	Testbed     = lab.Testbed
+	Device      = lab.Device
+)
+
+// NewFlags defines the flags of a test that plays worlds.
+func NewFlags() *hunt.Flags { return hunt.NewFlags() }
+
+// Over is the simulation over networks that open makes. test and dir name the test that plays it.
+func Over(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
+	return lab.Game(test, dir, newNetworkPlan, func(p *plan, log func(string)) *hunt.Violation {
+		p.newNetwork = open
+		return p.run(log)
+	})
+}
+
+// newNetworkPlan is the world of a seed, but on a network. What NICs of package soft alone have is
+// left out: GIDs of several indexes, and completions out of order.
+func newNetworkPlan(seed uint64) *plan {
+	p := newPlan(seed)
+	rng := rand.New(rand.NewPCG(seed, 0x6e6574))
+	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
+	nics := 0
+	for _, n := range p.Hosts {
+		nics += n
+	}
+	p.net = lab.DrawNetwork(rng, seed, nics)
+	p.Scramble = false
+	for i := range p.conns {
+		c := &p.conns[i]
+		fragment := uint32(pick(0, 0, 700, 2000))
+		timer, mtu := uint8(pick(12, 16, 18)), verbs.MTU(pick(1, 1, 1, 2, 0))
+		if c.strip {
+			mtu = max(mtu, verbs.MTU256) // such cards do not say it
+		}
+		for j := range c.cfg {
+			cfg := &c.cfg[j]
+			cfg.Conn.Timeout, cfg.Conn.RetryCount = lab.NetworkTimeout, lab.NetworkRetries
+			cfg.Conn.MinRNRTimer, cfg.Conn.MTU = timer, mtu
+			cfg.Conn.GIDIndex = min(cfg.Conn.GIDIndex, 0)
+			if fragment != 0 {
+				cfg.MaxMsgSize = fragment
+			}
+		}
+	}
+	return p
+}
+
+// faults are those of the NICs that the world has.
+func (w *world) faults() []lab.Fault {
+	if w.plan.net != nil {
+		return lab.NetworkFaults
+	}
+	return lab.Faults
+}
