@@ -32,6 +32,8 @@ type network struct {
 	number   uint64 // of the next happening
 	describe bool
 	provider Provider
+	broken   error // the first thing that was wrong with a NIC
+	scratch  rc.Batch
 }
 
 // happening is something that happens at its time.
@@ -138,6 +140,7 @@ func (n *network) Step(*sim.Testbed) string { return n.step() }
 func (n *network) Run(limit int) (moves int) {
 	for _, x := range n.nics {
 		n.look(x)
+		n.inspect(x)
 	}
 	for moves < limit && len(n.coming) != 0 && n.now-n.useful < int64(n.plan.Patience) {
 		n.step()
@@ -186,6 +189,7 @@ func (n *network) step() (what string) {
 		}
 	}
 	n.look(x)
+	n.inspect(x)
 	return what
 }
 
@@ -332,6 +336,9 @@ func (p *networkPath) carry(i int, packet []byte) {
 	if x.source != x.local {
 		p.disguise(packet)
 	}
+	if rng.Float64() < plan.Forge {
+		p.forge(to, packet)
+	}
 	g := udp.Datagram{Data: packet, From: x.source, Bundle: 1}
 	if rng.IntN(2) == 0 { // the burst comes whole
 		g.Index, g.Bundle = uint8(i), uint8(i+1)
@@ -363,6 +370,22 @@ func (p *networkPath) disguise(packet []byte) {
 	binary.LittleEndian.PutUint32(packet[end:], p.rebase.Sum(id, packet[:12], packet[12:end], 0))
 }
 
+// forge has another NIC send what this one sends, but with other bytes, a little earlier.
+func (p *networkPath) forge(to *networkNIC, packet []byte) {
+	n := p.from.net
+	forger := n.nics[n.rng.IntN(len(n.nics))]
+	end := len(packet) - wire.ICRCSize
+	if forger == p.from || end == 12 {
+		return
+	}
+	b := slices.Clone(packet)
+	b[12+n.rng.IntN(end-12)] ^= 1 << n.rng.IntN(8)
+	flow := wire.NewFlow(forger.source, p.to)
+	binary.LittleEndian.PutUint32(b[end:], flow.Sum(0, b[:12], b[12:end], 0))
+	n.push(happening{at: n.now, what: arrives, nic: to,
+		packet: udp.Datagram{Data: b, From: forger.source, Bundle: 1}})
+}
+
 // corrupt changes a few bits of a packet, or cuts it off.
 func (n *network) corrupt(packet []byte) []byte {
 	b := slices.Clone(packet)
@@ -387,8 +410,21 @@ func (n *network) Objects() string {
 	return strings.Join(s, ", ")
 }
 
-// Close closes the NICs.
-func (n *network) Close() error { return n.provider.Close() }
+// Close closes the NICs, which must have nothing left to do.
+func (n *network) Close() error {
+	if err := n.provider.Close(); err != nil {
+		return err
+	}
+	n.add()
+	for _, x := range n.nics {
+		if len(x.timers.heap)+len(x.sender.backlog)+len(x.sender.waiting)+len(x.recv.dirty) != 0 {
+			return fmt.Errorf("%s is closed and has %d timers, %d packets to send, %d queue pairs that wait "+
+				"to send, %d with packets that were not dealt with", x.Name(), len(x.timers.heap),
+				len(x.sender.backlog), len(x.sender.waiting), len(x.recv.dirty))
+		}
+	}
+	return nil
+}
 
 // String describes a happening.
 func (h *happening) String() string {

@@ -17,6 +17,8 @@ type NetworkPlan struct {
 	Latency time.Duration // of a packet that nothing happens to
 	// Shares of all packets.
 	Lose, Repeat, Delay, Corrupt float64
+	// Forge is the share of packets of which a third NIC sends a false copy.
+	Forge float64
 	// Foreign: all NICs take their peers for those of other makers.
 	Foreign bool
 	// IPv6, OddPorts and Bursts: how the NICs send.
@@ -34,6 +36,7 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 		Bursts: rng.IntN(2) == 0, OddPorts: rng.IntN(3) == 0}
 	if rng.IntN(5) != 0 {
 		p.Lose, p.Repeat, p.Delay, p.Corrupt = share(0.06), share(0.1), share(0.3), share(0.03)
+		p.Forge = share(0.05)
 	}
 	if p.Foreign {
 		// Over IPv4 one changed packet in 65,536 passes where the peer is foreign.
@@ -46,12 +49,11 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 
 // String describes the network.
 func (p *NetworkPlan) String() string {
-	s := fmt.Sprintf("a network of %v, which loses %.1f %%, repeats %.1f %%, delays %.1f %% and changes %.1f %%",
-		p.Latency, 100*p.Lose, 100*p.Repeat, 100*p.Delay, 100*p.Corrupt)
-	for name, is := range map[string]bool{"foreign peers": p.Foreign} {
-		if is {
-			s += ", " + name
-		}
+	s := fmt.Sprintf("a network of %v, which loses %.1f %%, repeats %.1f %%, delays %.1f %%, changes %.1f %% "+
+		"and forges %.1f %%",
+		p.Latency, 100*p.Lose, 100*p.Repeat, 100*p.Delay, 100*p.Corrupt, 100*p.Forge)
+	if p.Foreign {
+		s += ", foreign peers"
 	}
 	return s
 }
@@ -71,6 +73,8 @@ type Network interface {
 	Fabric
 	// Describe has what happens described from now on.
 	Describe(bool)
+	// Check says what is wrong with a NIC, beside what its users see; nil when nothing is.
+	Check() error
 }
 
 // NetworkNIC is a NIC of a network, and what may happen to its packets.

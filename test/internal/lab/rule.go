@@ -16,6 +16,7 @@ const (
 	Leak      Rule = "everything can be closed, and nothing is left"
 	Liveness  Rule = "nothing is lost or stuck"
 	Ownership Rule = "memory is the library's until its completion is reported, and only until then"
+	NICs      Rule = "the NICs themselves are sound"
 	Panic     Rule = "no panic"
 	Refusal   Rule = "wrong calls are refused with the right error"
 )

@@ -156,6 +156,7 @@ func (t *Testbed) Steps(n int) {
 		if t.Log != nil {
 			t.Log("  " + what)
 		}
+		t.inspect()
 	}
 }
 
@@ -163,7 +164,19 @@ func (t *Testbed) Steps(n int) {
 func (t *Testbed) Movable() int { return t.Fabric.Movable() }
 
 // RunFabric lets the fabric do up to n actions in its own order.
-func (t *Testbed) RunFabric(n int) { t.Moves += t.Fabric.Run(n) }
+func (t *Testbed) RunFabric(n int) {
+	t.Moves += t.Fabric.Run(n)
+	t.inspect()
+}
+
+// inspect checks the NICs of a network.
+func (t *Testbed) inspect() {
+	if n, ok := t.Fabric.(Network); ok {
+		if err := n.Check(); err != nil {
+			t.Broken(NICs, "%v", err)
+		}
+	}
+}
 
 // Audit looks at all of the memory.
 func (t *Testbed) Audit() {

@@ -1,0 +1,94 @@
+package roce
+
+import (
+	"fmt"
+	"sync"
+
+	"ibverbx/verbs/roce/internal/rc"
+)
+
+// What is looked at inside of NICs on a network, because users do not see it: what a NIC does wrong
+// to a packet looks like loss, and what it forgets to send is sent again after a while.
+
+// Check is the first thing that was wrong.
+func (n *network) Check() error { return n.broken }
+
+// inspect checks a NIC after something has happened to it.
+func (n *network) inspect(x *networkNIC) {
+	if n.broken == nil {
+		n.broken = x.wrong()
+	}
+}
+
+// wrong says what is wrong with a NIC; nil if nothing is.
+func (x *networkNIC) wrong() error {
+	n, c := x.net, &x.counts
+	if p := n.plan; p.Corrupt == 0 && c.BadICRC+c.Malformed != 0 || p.Corrupt+p.Forge == 0 && c.Strangers != 0 {
+		return fmt.Errorf("%s: %d packets with a wrong ICRC, %d malformed, %d of strangers: nobody has sent such",
+			x.Name(), c.BadICRC, c.Malformed, c.Strangers)
+	}
+	for i, t := range x.timers.heap {
+		if t.at != i+1 || t.when < x.timers.heap[0].when {
+			return fmt.Errorf("%s: timer %d of %d is in disorder", x.Name(), i, len(x.timers.heap))
+		}
+	}
+	first := int64(rc.Never)
+	if len(x.timers.heap) != 0 {
+		first = x.timers.heap[0].when
+	}
+	if late := max(first, n.now); x.ringAt > late {
+		return fmt.Errorf("%s: the first of %d timers is due at %d, the alarm goes off at %d, now is %d",
+			x.Name(), len(x.timers.heap), first, x.ringAt, n.now)
+	}
+	for _, q := range x.qps.All {
+		if err := q.wrong(n); err != nil {
+			return fmt.Errorf("%s qp %d: %w", x.Name(), q.Num(), err)
+		}
+	}
+	return nil
+}
+
+// wrong says what is wrong with a queue pair, whose NIC has done what there is to do.
+func (q *QP) wrong(n *network) error {
+	if err := q.engine.Check(); err != nil {
+		return err
+	}
+	at := q.engine.Deadline()
+	switch {
+	case at <= n.now:
+		return nil // its time has come at this very moment
+	case at != rc.Never && (q.timer.at == 0 || q.timer.when > at):
+		return fmt.Errorf("nothing wakes it at %d, now is %d", at, n.now)
+	case q.blocked || q.path.to == nil:
+		return nil
+	}
+	for range 2 { // requests and answers take turns at being first, which two calls leave as it was
+		q.engine.Transmit(n.now, &n.scratch)
+	}
+	if left := len(n.scratch.Packets()); left != 0 {
+		return fmt.Errorf("%d packets could leave, and did not", left)
+	}
+	return nil
+}
+
+// total is what all NICs of all networks have done.
+var total struct {
+	sync.Mutex
+	Counters
+}
+
+// add adds what the NICs of a network have done.
+func (n *network) add() {
+	total.Lock()
+	defer total.Unlock()
+	for _, x := range n.nics {
+		c := x.Device.Counters()
+		total.LinkDown += c.LinkDown
+		total.Malformed += c.Malformed
+		total.NoQP += c.NoQP
+		total.Strangers += c.Strangers
+		total.BadICRC += c.BadICRC
+		total.Retried += c.Retried
+		total.Add(c.Stats)
+	}
+}
