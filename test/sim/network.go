@@ -44,7 +44,7 @@ func newNetworkPlan(seed uint64) *plan {
 	for i := range p.conns {
 		c := &p.conns[i]
 		fragment := uint32(pick(0, 0, 700, 2000))
-		timer, mtu := uint8(pick(12, 16, 18)), verbs.MTU(pick(1, 1, 1, 2, 0))
+		timer, mtu := uint8(pick(14, 18, 20)), verbs.MTU(pick(1, 1, 1, 2, 0))
 		if c.strip {
 			mtu = max(mtu, verbs.MTU256) // such cards do not say it
 		}

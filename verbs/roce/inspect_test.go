@@ -23,9 +23,10 @@ func (n *network) inspect(x *networkNIC) {
 // wrong says what is wrong with a NIC; nil if nothing is.
 func (x *networkNIC) wrong() error {
 	n, c := x.net, &x.counts
-	if p := n.plan; p.Corrupt == 0 && c.BadICRC+c.Malformed != 0 || p.Corrupt+p.Forge == 0 && c.Strangers != 0 {
-		return fmt.Errorf("%s: %d packets with a wrong ICRC, %d malformed, %d of strangers: nobody has sent such",
-			x.Name(), c.BadICRC, c.Malformed, c.Strangers)
+	if p := n.plan; p.Corrupt == 0 && c.BadICRC+c.Malformed != 0 ||
+		p.Corrupt+p.Forge == 0 && c.Strangers != 0 {
+		return fmt.Errorf("%s: %d packets with a wrong ICRC, %d malformed, %d of strangers: nobody has sent "+
+			"such", x.Name(), c.BadICRC, c.Malformed, c.Strangers)
 	}
 	for i, t := range x.timers.heap {
 		if t.at != i+1 || t.when < x.timers.heap[0].when {

@@ -101,11 +101,12 @@ func (n *network) newNIC(i int) *networkNIC {
 	x := &networkNIC{net: n, ringAt: rc.Never}
 	x.Device = &Device{id: verbs.DeviceID(i), link: x, local: netip.AddrPortFrom(addr, port), netDev: "sim",
 		clock: func() int64 { return n.now }, cfg: Config{Window: 1 << (12 + n.rng.IntN(9))}}
-	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
 	x.source = x.local
-	if n.plan.Foreign {
+	if n.plan.Foreign && n.rng.IntN(2) == 0 {
+		x.cfg.Strict = true
 		x.source = netip.AddrPortFrom(addr, 0xc000+uint16(n.rng.IntN(1<<14)))
 	}
+	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
 	x.init(n.rng.Uint32)
 	close(x.recv.ended)
 	x.timers.alarm = x
@@ -271,6 +272,9 @@ func (x *networkNIC) Recv() (int, error) {
 	return n, nil
 }
 
+// More is whether there is more.
+func (x *networkNIC) More() bool { return len(x.inbox) != 0 }
+
 // Received is what the last Recv has taken.
 func (x *networkNIC) Received() []udp.Datagram { return x.taken }
 
@@ -281,6 +285,9 @@ func (x *networkNIC) WaitReadable(time.Time) error { return errNoGoroutine }
 
 // WaitWritable is never called.
 func (x *networkNIC) WaitWritable(time.Time) error { return errNoGoroutine }
+
+// Yield does nothing: nobody else could run.
+func (x *networkNIC) Yield() {}
 
 // Stats is a socket's.
 func (x *networkNIC) Stats() udp.Stats { return udp.Stats{RecvBuffer: 1 << 20, SendBuffer: 1 << 20} }
@@ -436,8 +443,8 @@ func (h *happening) String() string {
 		if err != nil {
 			return s + fmt.Sprintf("gets a packet from %v: %v", h.packet.From, err)
 		}
-		return s + fmt.Sprintf("gets %v %d for %d of %d bytes from %v", w.Opcode, w.PSN, w.DestQP, len(payload),
-			h.packet.From)
+		return s + fmt.Sprintf("gets %v %d for %d of %d bytes from %v", w.Opcode, w.PSN, w.DestQP,
+			len(payload), h.packet.From)
 	case received:
 		return s + fmt.Sprintf("receives %d packets", len(h.nic.inbox))
 	case rings:

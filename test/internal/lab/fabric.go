@@ -12,7 +12,8 @@ type Fabric interface {
 	Device(i int) Device
 	// Movable is how many things can happen now.
 	Movable() int
-	// Step lets one thing happen, which the testbed's choices decide, and describes it; there is one.
+	// Step lets one of them happen, of which there must be one, and describes it. The testbed's
+	// choices decide which.
 	Step(t *Testbed) string
 	// Run lets up to limit things happen in the fabric's own order. It returns how many, 0 when
 	// nothing comes of it any more.

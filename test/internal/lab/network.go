@@ -19,7 +19,7 @@ type NetworkPlan struct {
 	Lose, Repeat, Delay, Corrupt float64
 	// Forge is the share of packets of which a third NIC sends a false copy.
 	Forge float64
-	// Foreign: all NICs take their peers for those of other makers.
+	// Foreign: some NICs are as those of other makers.
 	Foreign bool
 	// IPv6, OddPorts and Bursts: how the NICs send.
 	IPv6, OddPorts, Bursts bool
@@ -39,18 +39,18 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 		p.Forge = share(0.05)
 	}
 	if p.Foreign {
-		// Over IPv4 one changed packet in 65,536 passes where the peer is foreign.
-		p.IPv6 = p.IPv6 || p.Corrupt != 0
-		p.Bursts, p.OddPorts = false, false
+		p.OddPorts = false
 	}
+	// Over IPv4 one changed packet in 65,536 passes where the peer may be foreign.
+	p.IPv6 = p.IPv6 || p.Corrupt != 0
 	p.OddPorts = p.OddPorts && !p.IPv6
 	return p
 }
 
 // String describes the network.
 func (p *NetworkPlan) String() string {
-	s := fmt.Sprintf("a network of %v, which loses %.1f %%, repeats %.1f %%, delays %.1f %%, changes %.1f %% "+
-		"and forges %.1f %%",
+	s := fmt.Sprintf("a network of %v, which loses %.1f %%, repeats %.1f %%, delays %.1f %%, "+
+		"changes %.1f %% and forges %.1f %% of all packets",
 		p.Latency, 100*p.Lose, 100*p.Repeat, 100*p.Delay, 100*p.Corrupt, 100*p.Forge)
 	if p.Foreign {
 		s += ", foreign peers"
