@@ -2,6 +2,7 @@ package transport
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"ibverbx/internal/flow"
@@ -85,4 +86,44 @@ func TestStagesOnlyMoveForward(t *testing.T) {
 	p := checkedPeer()
 	p.ending.fail(stageViolated, ErrProtocol, false)
 	p.ending.move(stageOpen)
+}
+
+// The worker's own invariants count endpoints and bounce buffers: each that is broken panics.
+func TestChecksFindBrokenInvariantsOfAWorker(t *testing.T) {
+	healthy := func() (*Worker, *peerState) {
+		p := checkedPeer()
+		w := p.w
+		w.cfg.BounceBuffers = 4
+		w.bounce = &bouncePool{free: []int32{1, 2}}
+		p.sending.limit, p.sending.ownBuffers = 4, 1<<1
+		w.endpoints.add(p)
+		for _, buf := range []int32{0, noBuffer, firstOwn, 3} {
+			p.sending.ops.Push().buf = buf
+		}
+		return w, p
+	}
+	w, _ := healthy()
+	w.mustHold()
+	for name, damage := range map[string]func(w *Worker, p *peerState){
+		"an endpoint is counted twice":  func(w *Worker, _ *peerState) { w.endpoints.open++ },
+		"an endpoint is not counted":    func(w *Worker, _ *peerState) { w.endpoints.open-- },
+		"a shared buffer is lost":       func(w *Worker, _ *peerState) { w.bounce.free = w.bounce.free[1:] },
+		"a shared buffer is held twice": func(_ *Worker, p *peerState) { p.sending.ops.At(2).buf = 3 },
+		"an own buffer is lost":         func(_ *Worker, p *peerState) { p.sending.ownBuffers = 0 },
+		"an own buffer is free and held": func(_ *Worker, p *peerState) {
+			p.sending.ownBuffers = 1<<ownBuffers - 1
+		},
+		"an endpoint is broken": func(_ *Worker, p *peerState) { p.sending.controlOps = -1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, p := healthy()
+			damage(w, p)
+			defer func() {
+				if text, _ := recover().(string); !strings.Contains(text, "invariant broken") {
+					t.Errorf("the check panics with %q", text)
+				}
+			}()
+			w.mustHold()
+		})
+	}
 }

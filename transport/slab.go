@@ -27,7 +27,7 @@ func newSlab(dom *ibverbx.Domain, buffers, size, ops, rails int) (s slab, err er
 	s.buffer, s.stride = size, uint64(size+7)&^7
 	s.own = uint64(buffers) * s.stride
 	s.cells = s.own + ownBuffers*s.stride
-	for s.mask = 1; int(s.mask) <= ops; {
+	for s.mask = 1; int(s.mask) < ops; {
 		s.mask = s.mask<<1 | 1
 	}
 	s.words = s.cells + 8*(s.mask+1)
