@@ -414,7 +414,7 @@ func (a *actor) negative(h *wire.Header) {
 // leaves checks what leaves an end: nothing while the peer's receiver is not ready, no request
 // behind one that was refused, no fenced request before the answers that it waits for. To a foreign
 // peer no acknowledgement leaves for a number of a read or atomic, and nothing that only ends of
-// ours send.
+// ours send. No read asks for more than the window holds.
 func (a *actor) leaves(h *wire.Header) {
 	if s := &a.w.shape; !s.announce[1-a.e.id] && !s.ours {
 		switch {
@@ -436,6 +436,9 @@ func (a *actor) leaves(h *wire.Header) {
 	}
 	if a.stop != 0 && a.stop.near(h.PSN) >= a.stop {
 		a.w.violate("errors", "%v leaves behind a request that was refused", h.Opcode)
+	}
+	if window := a.w.shape.window; h.Opcode.IsRead() && window != 0 && int(h.Length) > window {
+		a.w.violate("windows", "a read asks for %d bytes, the window has %d", h.Length, window)
 	}
 	if !h.Opcode.Begins() {
 		return

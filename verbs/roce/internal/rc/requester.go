@@ -161,11 +161,11 @@ func (q *QP) resendNext(b *Batch) bool {
 	r := &q.req
 	for r.resend = max(r.resend, r.una); r.at(r.resend).state != lost; r.resend++ {
 	}
-	if r.resend != r.una && r.flying >= r.window.size(q) {
-		return false
-	}
 	slot := q.find(r.resend)
 	s := q.SQ.At(slot)
+	if r.resend != r.una && r.flying >= q.windowFor(s) {
+		return false
+	}
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
 		part := r.readOf(r.resend)
@@ -196,7 +196,7 @@ func (q *QP) sendNext(b *Batch) bool {
 	if s.Status != verbs.StatusSuccess || r.next == sp.first && !q.mayBegin(slot, s) {
 		return false
 	}
-	size, limit := r.window.size(q), q.trackLimit()
+	size, limit := q.windowFor(s), q.trackLimit()
 	room := min(min(size, limit)-r.flying, limit-int(r.next-r.una))
 	n := 1
 	if s.Opcode == verbs.OpRDMARead {
@@ -253,6 +253,16 @@ func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	s.Status = status
 	q.req.refused = true
 	q.advance()
+}
+
+// windowFor is how many numbers may be under way when a packet of a request is sent. What comes back
+// for a read has to find room here, in the window that the owner of the QP has set.
+func (q *QP) windowFor(s *nic.SendSlot) int {
+	w := &q.req.window
+	if s.Opcode == verbs.OpRDMARead {
+		return min(w.size(q), int(w.limit))
+	}
+	return w.size(q)
 }
 
 // trackLimit is how many numbers may be under way.

@@ -212,3 +212,25 @@ func TestLostReadBehindOneAcknowledgement(t *testing.T) {
 		t.Errorf("%d probes, %d timeouts", s.Probes, s.Timeouts)
 	}
 }
+
+// A foreign peer answers a read with all of it at once, whatever this end has room for: what it is
+// asked for stays within the window.
+func TestReadsStayWithinTheWindow(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		const packets = 10
+		n := newNetwork(t, 1, shape{ours: ours, window: packets * 256})
+		a, b := n.ends[0], n.ends[1]
+		a.send(a.read(b, 1, 100*256), a.read(b, 2, 100*256))
+		asked := 0
+		for _, h := range n.leaving(0) {
+			asked += int(h.Length) / 256
+		}
+		if asked == 0 || asked > packets {
+			t.Errorf("%d packets are asked for, the window has %d", asked, packets)
+		}
+		n.now = a.q.Deadline()
+		a.q.Tick(n.now)
+		n.run()
+		a.wantStatuses(success(2)...)
+	})
+}

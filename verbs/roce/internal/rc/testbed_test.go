@@ -52,6 +52,7 @@ type shape struct {
 	rnrRetry   uint8     // default 7
 	memory     int       // default 1 MiB
 	rate       float64
+	window     int // bytes; default 1 MiB
 	rndSeed    uint64
 	queueDepth int
 	cqDepth    int                  // default 16384
@@ -108,7 +109,7 @@ func newEnd(t testing.TB, id int, s *shape) *end {
 	q.Init(&e.pd)
 	e.lock.Unlock()
 	e.q = New(Config{QP: q, MaxMsgSize: 1 << 30, Sink: e, Rand: rand.New(rand.NewPCG(s.rndSeed, 7)),
-		Rate: s.rate, Announce: s.announce[id]})
+		Rate: s.rate, Window: s.window, Announce: s.announce[id]})
 	if s.ours {
 		e.q.PeerIsOurs()
 	}

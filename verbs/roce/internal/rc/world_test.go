@@ -93,7 +93,9 @@ func newWorld(t *testing.T, seed uint64) *world {
 			s.psn[i] = psnMask - rng.Uint32N(50)
 		}
 	}
-	s.defaults()
+	if s.defaults(); seed%4 == 0 {
+		s.window = 3 * s.mtu.Bytes()
+	}
 	w.network = newNetwork(t, seed, *s)
 	if w.perfect = rng.IntN(6) == 0; !w.perfect {
 		share := func(most float64) float64 {
