@@ -28,9 +28,9 @@ type Config struct {
 	// documentation). Any other port than 4791 must be the same at both ends where the addresses
 	// are of IPv6.
 	Port uint16
-	// Window is how many bytes a queue pair has under way to another end of this package, and how many
-	// it reads at a time from a foreign one; 0 means 1 MiB, or what the socket's receive buffer holds
-	// if that is less.
+	// Window is how many bytes a queue pair has under way to another end of this package, and how
+	// many it reads at a time from a foreign one; 0 means 1 MiB, or what the socket's receive
+	// buffer holds if that is less.
 	Window int
 	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
 	Rate float64

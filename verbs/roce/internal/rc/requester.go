@@ -255,8 +255,8 @@ func (q *QP) failRequest(s *nic.SendSlot, status verbs.Status) {
 	q.advance()
 }
 
-// windowFor is how many numbers may be under way when a packet of a request is sent. What comes back
-// for a read has to find room here, in the window that the owner of the QP has set.
+// windowFor is how many numbers may be under way when a packet of a request is sent. What comes
+// back for a read has to find room here, in the window that the owner of the QP has set.
 func (q *QP) windowFor(s *nic.SendSlot) int {
 	w := &q.req.window
 	if s.Opcode == verbs.OpRDMARead {
