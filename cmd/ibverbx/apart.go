@@ -16,7 +16,7 @@ import (
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
 var ownFlagNames = slices.Concat([]string{"listen", "help", "keep", "port", "timeout", "provider", "device",
-	"library", "udp-port", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"},
+	"library", "udp-port", "rate-limit", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"},
 	connFlagNames)
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.
@@ -111,7 +111,7 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
 		return err
 	}
-	if err := f.checkUDPPort(provider); err != nil {
+	if err := f.checkRoCE(provider); err != nil {
 		return err
 	}
 	if provider == softNICs {

@@ -70,6 +70,8 @@ func perfFlagHelp() map[string]string {
 		"library": "Path of libibverbs. [as the dynamic loader finds it]",
 		"udp-port": "UDP port of the NICs of roce; on two hosts the same at both ends. [4791, or a free " +
 			"one where that is taken]",
+		"rate-limit": "Most that a queue pair of this end's NICs sends, of roce: 10Gbit, 500Mbit, 1GB/s. " +
+			"[unlimited]",
 		"nics":     "NICs of each end. [soft: 2, others: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
 		"fragment": "Largest fragment of a message. [${default}]",

@@ -45,8 +45,9 @@ var instead = []struct{ flags, hint string }{
 	{"--use-srq --use_ooo --use_old_post_send --no_lock --unsolicited_write --no_enhanced_reorder " +
 		"--dont_xchg_versions --wait_destroy --force-link", "there is no such choice here: drop it"},
 	{"--reversed", "exchange --listen and --connect, or use --op read"},
-	{"--rate_limit --rate_units --rate_limit_type --burst_size --typical_pkt_size --latency_gap",
-		"NICs are not paced; software NICs have --nic-speed and --nic-latency"},
+	{"--rate_units", "give --rate-limit its unit, as in 10Gbit"},
+	{"--rate_limit_type --burst_size --typical_pkt_size --latency_gap", "queue pairs of roce are paced by " +
+		"--rate-limit, others are not; software NICs have --nic-speed and --nic-latency"},
 }
 
 // noValue is what kong says of a flag at the end of the line, or before another flag.

@@ -97,7 +97,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
 		return err
 	}
-	if err := f.checkUDPPort(provider); err != nil {
+	if err := f.checkRoCE(provider); err != nil {
 		return err
 	}
 	p, err := f.params()
@@ -162,7 +162,7 @@ func (f *perfCmd) open(c *console, provider string, o nicOptions, conn ibverbx.C
 
 // nicOptions say which NICs the two ends in this process have.
 func (f *railFlags) nicOptions(nics int) nicOptions {
-	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback()}
+	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback(), rate: f.Rate}
 	if f.UDPPort != nil {
 		o.port = uint16(*f.UDPPort)
 	}

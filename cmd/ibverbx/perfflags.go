@@ -42,6 +42,7 @@ type railFlags struct {
 	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
 	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
 	UDPPort  *int       `group:"rails" name:"udp-port" placeholder:"N"`
+	Rate     units.Rate `group:"rails" name:"rate-limit" aliases:"rate_limit" placeholder:"RATE"`
 	NICs     *int       `group:"rails" name:"nics" placeholder:"N"`
 	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -39,6 +40,7 @@ type nicOptions struct {
 	library string     // path of libibverbs; empty for the loader's choice
 	local   netip.Addr // of the NIC of roce where filter is empty; not valid for all of the host
 	port    uint16     // UDP port of the NICs of roce; 0 for 4791, or a free one where that is taken
+	rate    units.Rate // that a queue pair of roce sends at most; 0 is no bound
 }
 
 // openProvider opens a provider by its name.

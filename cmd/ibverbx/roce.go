@@ -25,16 +25,21 @@ func openRoCE(o nicOptions) (verbs.Provider, error) {
 	if addrs == nil && o.local.IsValid() {
 		addrs = []netip.Addr{o.local}
 	}
-	p, err := roce.Open(roce.Config{Addresses: addrs, Port: o.port})
+	p, err := roce.Open(roce.Config{Addresses: addrs, Port: o.port, Rate: float64(o.rate)})
 	if err != nil {
 		return nil, err // not a nil pointer in an interface
 	}
 	return p, nil
 }
 
-// checkUDPPort says whether there can be NICs with the UDP port that was named.
-func (f *railFlags) checkUDPPort(provider string) error {
+// checkRoCE says whether there can be NICs with the UDP port and the rate limit that were named.
+func (f *railFlags) checkRoCE(provider string) error {
 	switch {
+	case provider == softNICs && f.Rate != 0:
+		return &bench.UsageError{Reason: "--rate-limit is of NICs made of UDP sockets: software NICs have " +
+			"--nic-speed"}
+	case provider != roceNICs && f.Rate != 0:
+		return &bench.UsageError{Reason: "--rate-limit is of NICs made of UDP sockets: add --provider roce"}
 	case f.UDPPort == nil:
 		return nil
 	case provider != roceNICs:

@@ -160,6 +160,36 @@ func TestRoCEPort(t *testing.T) {
 	}
 }
 
+// TestRoCERate measures queue pairs whose rate is bounded, where it shows that they are.
+func TestRoCERate(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes as long as a measurement does")
+	}
+	code, out, errs := command(t, "perf --provider roce --rate-limit 80Mbit --qps 1 --nics 1 -s 64K -D 1 "+
+		"--json")
+	var report struct {
+		Results []struct {
+			GB float64 `json:"gb_per_second"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || len(report.Results) != 1 {
+		t.Fatalf("exit %d, %v, %s", code, err, errs)
+	}
+	if got := report.Results[0].GB; got > 0.0105 || got < 0.002 { // a busy machine is slower
+		t.Errorf("%v GB a second, of 0.01", got)
+	}
+	for args, want := range map[string]string{
+		"--rate-limit 1Gbit":                     "software NICs have --nic-speed",
+		"--provider rdmacore --rate_limit 1Gbit": "add --provider roce",
+		"--rate_units g":                         "give --rate-limit its unit",
+	} {
+		code, _, errs := command(t, "perf "+args)
+		if code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("%s: exit %d, stderr %q", args, code, errs)
+		}
+	}
+}
+
 // TestRoCEWithoutAnAnswer measures where UDP does not come through, as behind a firewall.
 func TestRoCEWithoutAnAnswer(t *testing.T) {
 	before := providers
@@ -224,10 +254,12 @@ func TestRoCEBadDevices(t *testing.T) {
 		"-d 127.0.0.1,127.0.0.1": "names 127.0.0.1 twice",
 		"--library /x":           "--library is where real NICs are found",
 		"--udp-port 65536":       "--udp-port 65536: must be 1 to 65535",
+		"--rate-limit 400":       "the slowest has 1 Mbit/s; give a unit, as in 10Gbit",
 	} {
 		for _, of := range []string{"perf --listen 127.0.0.1:0", "perf --connect 127.0.0.1:1", "perf",
 			"devices"} {
-			if of == "devices" && strings.HasPrefix(args, "--udp-port") {
+			if of == "devices" && (strings.HasPrefix(args, "--udp-port") ||
+				strings.HasPrefix(args, "--rate")) {
 				continue // which has no such flag
 			}
 			code, out, errs := command(t, of+" --provider roce "+args)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Rate is the speed of a link in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G,
+// Rate is the speed of a link, or of what is sent to it, in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G,
 // 3GB/s.
 type Rate uint64
 
@@ -54,7 +54,7 @@ func ParseRate(s string) (Rate, error) {
 		return 0, wrong
 	}
 	if bytes != 0 && bytes < slowest {
-		return 0, fmt.Errorf("speed %q is %v: the slowest link that can be simulated has 1 Mbit/s; give a "+
+		return 0, fmt.Errorf("speed %q is %v: the slowest has 1 Mbit/s; give a "+
 			"unit, as in 10Gbit", s, Rate(bytes))
 	}
 	return Rate(bytes), nil

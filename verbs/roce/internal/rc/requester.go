@@ -1,6 +1,8 @@
 package rc
 
 import (
+	"time"
+
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/wire"
@@ -73,6 +75,8 @@ const (
 	// foreignAckEvery and ackEvery are after how many packets an acknowledgement is asked for.
 	foreignAckEvery = 32
 	ackEvery        = 64
+	// ackWithin is after how long one is asked for where the rate is limited.
+	ackWithin = 4 * int64(time.Millisecond)
 )
 
 // start begins a connection in which the first packet has a number.
@@ -339,6 +343,9 @@ func (q *QP) wantsAck(s *nic.SendSlot, n seq, isLast bool) bool {
 	every := foreignAckEvery
 	if q.ours {
 		every = min(ackEvery, max(r.window.size(q)/4, 1)) // so that it comes even if the window shrinks
+	}
+	if q.limiter.rate != 0 { // and within a timeout
+		every = min(every, q.limiter.packetsIn(ackWithin, q.mtu()))
 	}
 	r.quiet++
 	if isLast && (n+1 == r.end || q.Signaled(s)) ||

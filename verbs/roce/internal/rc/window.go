@@ -160,8 +160,13 @@ type limiter struct {
 	at     int64   // when tokens was right
 }
 
-// burst is for how long the tokens of a limiter last at most.
-const burst = int64(time.Millisecond)
+// burst is for how long the tokens last at most that a limiter gathers while nothing is sent, and
+// lateBurst while a packet waits for them: on a busy host programs are called later than they asked
+// to be, and would never make up for it. The window bounds what leaves at once, too.
+const (
+	burst     = int64(time.Millisecond)
+	lateBurst = 50 * burst
+)
 
 func (l *limiter) start(rate float64, now int64) { *l = limiter{rate: rate, at: now} }
 
@@ -171,10 +176,19 @@ func (l *limiter) allows(now int64) bool {
 		return true
 	}
 	if now > l.at {
-		l.tokens = math.Min(l.tokens+l.rate*float64(now-l.at)/1e9, l.rate*float64(burst)/1e9)
+		most := burst
+		if l.tokens < 0 {
+			most = lateBurst
+		}
+		l.tokens = math.Min(l.tokens+l.rate*float64(now-l.at)/1e9, l.rate*float64(most)/1e9)
 		l.at = now
 	}
 	return l.tokens >= 0
+}
+
+// packetsIn is how many packets leave in a time, at least one.
+func (l *limiter) packetsIn(time int64, mtu uint64) int {
+	return max(int(l.rate*float64(time)/1e9/float64(mtu)), 1)
 }
 
 func (l *limiter) spend(n int) {
