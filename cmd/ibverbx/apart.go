@@ -16,7 +16,8 @@ import (
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
 var ownFlagNames = slices.Concat([]string{"listen", "help", "keep", "port", "timeout", "provider", "device",
-	"library", "udp-port", "rate-limit", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak", "connection"},
+	"library", "udp-port", "rate-limit", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak",
+	"connection"},
 	connFlagNames)
 
 // softFlagNames are the flags of software NICs, which neither of two processes can have.

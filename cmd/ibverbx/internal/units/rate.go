@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Rate is the speed of a link, or of what is sent to it, in bytes a second; 0 is unlimited. It reads 25Gbit, 100Gb/s, 400G,
-// 3GB/s.
+// Rate is the speed of a link, or of what is sent to it, in bytes a second; 0 is unlimited. It
+// reads 25Gbit, 100Gb/s, 400G, 3GB/s.
 type Rate uint64
 
 // slowest is 1 Mbit/s in bytes: a slower link means that a unit was left out.
