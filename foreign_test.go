@@ -171,3 +171,31 @@ func TestPortThatDoesNotAnswer(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A scatter list is refused that has memory which is not registered on every NIC, whichever is
+// missing: the first one too.
+func TestListsWithMemoryOfOtherNICsAreRefused(t *testing.T) {
+	for missing := range 2 {
+		l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2}})
+		dom, err := ibverbx.NewDomain(l.a.nics[1-missing])
+		if err != nil {
+			t.Fatal(err)
+		}
+		mr, err := dom.Register(make([]byte, 100), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 16)
+		own, foreign := l.a.mr.Slice(0, 8), mr.Slice(0, 8)
+		wr.Local = ibverbx.Segment{}
+		for _, sgl := range [][]ibverbx.Segment{{foreign, foreign}, {own, foreign}, {foreign, own}} {
+			wr.SGL = sgl
+			if n, err := l.a.PostSend(wr); n != 0 || !errors.Is(err, ibverbx.ErrNoKey) {
+				t.Errorf("without NIC %d: %d, %v", missing, n, err)
+			}
+		}
+		if err := errors.Join(mr.Close(), dom.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}

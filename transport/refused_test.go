@@ -3,6 +3,7 @@ package transport_test
 import (
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -381,4 +382,64 @@ func TestWords(t *testing.T) {
 			t.Errorf("no function: %v", err)
 		}
 	}
+}
+
+// A worker that sleeps tries again by itself what its NIC has refused for now: no event tells when
+// the NIC would take it.
+func TestASleeperTriesRefusedReceivesAgain(t *testing.T) {
+	for _, s := range shapes()[:2] {
+		s.cfg.AMBuffers, s.cfg.KeepAlive, s.cfg.Spin = 2, -1, -1
+		var got atomic.Int64
+		s.handle = func(*transport.Message) { got.Add(1) }
+		l := newLink(t, s)
+		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.b.nics[0],
+			QPNum: carrierOf(t, l.b), Count: 5})
+		must(t, l.b.w.Start())
+		for n := range int64(20) {
+			l.send(l.a, []byte("again"))
+			l.until("it has arrived", func() bool { return got.Load() > n })
+		}
+		if refusal.Hits() != 5 {
+			t.Errorf("%s: %d receives were refused", s.name, refusal.Hits())
+		}
+	}
+}
+
+// Where operations that do not end hold all bounce buffers, every call that needs one says so, and
+// has no effect.
+func TestCallsWithoutABounceBuffer(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		s.cfg.BounceBuffers, s.cfg.KeepAlive = 2, -1
+		l := newLink(t, s)
+		stall := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+		data := []byte{1, 2, 3, 4, 5, 6, 7, 8}
+		held := 0
+		for ; held < 100; held++ {
+			if _, err := l.a.PutBcopy(pack(data), l.a.peer.At(0)); err != nil {
+				break
+			}
+		}
+		if s := l.a.Stats(); held != 4 || s.OwnBuffers != 0 || l.a.w.Stats().BounceFree != 0 {
+			t.Errorf("%d operations hold a buffer, %d own ones are free", held, s.OwnBuffers)
+		}
+		before := l.a.Stats()
+		for name, call := range map[string]func() error{
+			"am bcopy":  func() error { _, err := l.a.AMBcopy(1, nil, pack(data)); return err },
+			"am zcopy":  func() error { return l.a.AMZcopy(nil, 1, []byte("header"), l.a.mr.Slice(0, 8)) },
+			"put bcopy": func() error { _, err := l.a.PutBcopy(pack(data), l.a.peer.At(0)); return err },
+			"get bcopy": func() error {
+				_, err := l.a.GetBcopy(nil, make([]byte, 8), l.a.peer.At(0))
+				return err
+			},
+		} {
+			if err := call(); !errors.Is(err, transport.ErrNoResource) || l.a.Stats() != before {
+				t.Errorf("%s: %v, %+v", name, err, l.a.Stats())
+			}
+		}
+		stall.Remove()
+		l.flushed(l.a)
+		if s := l.a.Stats(); s.OwnBuffers != 2 || l.a.w.Stats().BounceFree != 2 {
+			t.Errorf("all have ended: %+v", s)
+		}
+	})
 }
