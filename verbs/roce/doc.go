@@ -47,6 +47,10 @@
 //
 // # When packets are lost
 //
+// A peer refuses a request once, and is in ERR and silent from then on, as on every NIC. If that
+// answer is lost, the request ends in verbs.StatusRetryExcErr too, and the peer alone knows why: by
+// its event, or the completion that it has failed.
+//
 // A peer that cannot be reached by the routes of this host is refused when a queue pair is
 // connected ([Device.CheckPath] says so before). Whatever else goes wrong on the way looks like
 // loss: it is repaired, or ends in verbs.StatusRetryExcErr after the timeout, times the retries and

@@ -348,6 +348,9 @@ func (a *actor) justify(r *request, s verbs.Status) string {
 		if w.perfect && a.refused != verbs.StatusSuccess {
 			return fmt.Sprintf("the peer refused %d with %v", a.culprit, a.refused)
 		}
+		if r.victim && r.wr.Opcode == verbs.OpRDMARead && a.peer.victim == nil {
+			return "" // asked for again, after the region was closed: there is no answer any more
+		}
 		if a.peer.dead == alive && w.outages == 0 && w.vanish == 0 && w.harm.lose < 0.05 &&
 			w.shape.retries == 7 && w.shape.rate == 0 {
 			return "the peer and the network are well"

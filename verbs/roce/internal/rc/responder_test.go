@@ -246,3 +246,30 @@ func TestGapFilledBeforeTransmit(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A refusal leaves once. If it is lost, the peer says nothing more, and the request runs out of
+// retries.
+func TestLostRefusal(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours, retries: 3})
+		a, b := n.ends[0], n.ends[1]
+		refusals, asked := 0, 0
+		n.drop = func(to int, h *wire.Header) bool {
+			if to == 1 {
+				asked++
+				return false
+			}
+			refusals++
+			return true
+		}
+		a.send(verbs.SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: a.sge(0, 8),
+			RemoteAddr: b.mr.Addr(), RKey: b.mr.RKey() ^ 1})
+		n.run()
+		if wcs := a.poll(); len(wcs) != 1 || wcs[0].Status != verbs.StatusRetryExcErr {
+			t.Errorf("completed %+v", wcs)
+		}
+		if refusals != 1 || asked < 4 || b.q.State != verbs.StateErr {
+			t.Errorf("asked %d times, answered %d times, in %v", asked, refusals, b.q.State)
+		}
+	})
+}
