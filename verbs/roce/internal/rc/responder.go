@@ -75,9 +75,9 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 	switch q.State {
 	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
 	default:
-		// As if it had never arrived (IBTA 9.7.5.1, C9-80): a queue pair in ERR is silent, even where
-		// the NAK that it has sent was lost. So are NICs and rdma_rxe, and the requester of either
-		// is prepared for no second answer.
+		// As if it had never arrived (IBTA 9.7.5.1, C9-80): a queue pair in ERR is silent, even
+		// where the NAK that it has sent was lost. So are NICs and rdma_rxe, and the requester of
+		// either is prepared for no second answer.
 		return
 	}
 	r := &q.resp
