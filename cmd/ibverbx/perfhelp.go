@@ -53,7 +53,7 @@ with 1 when either fails or goes.
 used because a host has no RDMA NIC. They are at the addresses over which the two processes meet, or at
 those that --device names: interfaces and addresses, such as eth0 or 192.0.2.7. The UDP port is 4791, or
 another one where that is taken, which a firewall must let through. Such an end also measures with a NIC
-that speaks RoCEv2 if it has port 4791; that has not been tried yet.
+that speaks RoCEv2, such as rdma_rxe, if it has port 4791.
 
 A listening end serves its clients one after another, since two at a time would disturb each other's figures;
 those that wait are told so. When one breaks off, it says why and serves the next. It exits with the first

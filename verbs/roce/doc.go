@@ -1,7 +1,7 @@
 // Package roce is a provider of NICs made of UDP sockets: RoCEv2 in user space. It needs no RDMA
 // hardware, no kernel module and no privilege, and lets the same program run between any two
-// processes and hosts. It is made to talk to other ends of this package, to Linux's rdma_rxe, and
-// to NICs; so far only the first of these was tried.
+// processes and hosts. It talks to other ends of this package, to Linux's rdma_rxe (tried with 6.1,
+// in both roles), and is made to talk to NICs, which were not tried.
 //
 //	provider, _ := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}})
 //	defer provider.Close()
@@ -44,6 +44,12 @@
 // the response to a READ and whose AETH says NAK; a capture on a sending host shows bursts as one
 // packet each, unless they are turned off (ethtool -K DEV tx-udp-segmentation off, or
 // IBVERBX_ROCE_DISABLE_GSO=1).
+//
+// A foreign peer sends as much as its own rules allow, whatever this end has room for: rdma_rxe up
+// to 128 packets, of which the receive buffer of a process without privilege holds some fifty of
+// 4096 bytes under Linux's usual limit. What is lost there is repaired, in the peer's timeouts;
+// raise net.core.rmem_max to 2 MiB where Overflowed of [Device.Counters] counts. What is read of a
+// foreign peer stays within [Config].Window, and so within the buffer.
 //
 // # When packets are lost
 //
