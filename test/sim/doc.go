@@ -12,6 +12,9 @@
 // acknowledged, and that a completion becomes visible are actions of their own, in an order that is
 // drawn.
 //
+// Package verbs/roce plays the same worlds over its own NICs ([Over]), on a network in virtual time
+// that harms packets: what is harmed for a moment must not be noticed.
+//
 // # The model
 //
 // The model knows the promises, not the library. It has two sources. Taps (taps.go) see every

@@ -40,9 +40,11 @@ func newNetworkPlan(seed uint64) *plan {
 		nics += n
 	}
 	p.net = lab.DrawNetwork(rng, seed, nics)
+	p.net.Liars = p.Mood == lab.Hostile
 	p.Scramble = false
 	for i := range p.conns {
 		c := &p.conns[i]
+		many := rng.IntN(6) == 0
 		fragment := uint32(pick(0, 0, 700, 2000))
 		timer, mtu := uint8(pick(14, 18, 20)), verbs.MTU(pick(1, 1, 1, 2, 0))
 		if c.strip {
@@ -53,6 +55,9 @@ func newNetworkPlan(seed uint64) *plan {
 			cfg.Conn.Timeout, cfg.Conn.RetryCount = lab.NetworkTimeout, lab.NetworkRetries
 			cfg.Conn.MinRNRTimer, cfg.Conn.MTU = timer, mtu
 			cfg.Conn.GIDIndex = min(cfg.Conn.GIDIndex, 0)
+			if many {
+				cfg.MaxMsgCntPerQP, cfg.Credits = 60, 60 // more than NICs send at a time
+			}
 			if fragment != 0 {
 				cfg.MaxMsgSize = fragment
 			}

@@ -175,7 +175,7 @@ func (n *network) step() (what string) {
 		x.arrive(h.packet)
 	case received:
 		x.awake = false
-		_ = x.recv.receive()
+		n.receive(x)
 		if len(x.inbox) != 0 {
 			x.wake()
 		}
@@ -192,6 +192,16 @@ func (n *network) step() (what string) {
 	n.look(x)
 	n.inspect(x)
 	return what
+}
+
+// receive has a NIC receive what has arrived. While its link is down nothing may come of that.
+func (n *network) receive(x *networkNIC) {
+	n.look(x)
+	before := x.done
+	_ = x.recv.receive()
+	if n.look(x); x.down && x.done != before && n.broken == nil {
+		n.broken = fmt.Errorf("%s has got on by what it received, and its link is down", x.Name())
+	}
 }
 
 // arrive takes a packet that has come to the NIC's socket.
@@ -250,7 +260,8 @@ func (x *networkNIC) NewDestination(to netip.AddrPort) (destination, error) {
 	if to.Addr().Is4() != x.local.Addr().Is4() || !to.Addr().IsValid() || to.Addr().IsUnspecified() {
 		return nil, fmt.Errorf("%w: there is no way to %v", verbs.ErrUnreachable, to)
 	}
-	return &networkPath{from: x, to: to, rebase: wire.NewFlow(x.source, to)}, nil
+	return &networkPath{from: x, to: to, flow: wire.NewFlow(x.local, to),
+		seeming: wire.NewFlow(x.source, to)}, nil
 }
 
 // MTU is room for the largest packets.
@@ -297,9 +308,10 @@ func (x *networkNIC) Close() error { return nil }
 
 // networkPath is a way to an address.
 type networkPath struct {
-	from   *networkNIC
-	to     netip.AddrPort
-	rebase wire.Flow // of what seems to come from the source
+	from    *networkNIC
+	to      netip.AddrPort
+	flow    wire.Flow
+	seeming wire.Flow // of what seems to come from the source
 }
 
 // Addr is the address.
@@ -336,6 +348,9 @@ func (p *networkPath) Send(packets []udp.Packet, segment bool) (int, error) {
 func (p *networkPath) carry(i int, packet []byte) {
 	x, n := p.from, p.from.net
 	plan, rng := n.plan, n.rng
+	if n.broken == nil && !p.flow.Check(uint16(i), packet) { // i is what the kernel identifies it by
+		n.broken = fmt.Errorf("%s sends packet %d of a burst with a wrong ICRC", x.Name(), i)
+	}
 	to := n.at[p.to]
 	if to == nil || x.loses(func(l *loss) bool { return l.out }) || rng.Float64() < plan.Lose {
 		return
@@ -361,7 +376,7 @@ func (p *networkPath) carry(i int, packet []byte) {
 		}
 		g.Data = packet
 		if rng.Float64() < plan.Corrupt {
-			g.Data = n.corrupt(packet)
+			g.Data = p.corrupt(packet)
 		}
 		n.push(happening{at: at, what: arrives, nic: to, packet: g})
 	}
@@ -374,7 +389,7 @@ func (p *networkPath) disguise(packet []byte) {
 		id = uint16(p.from.net.rng.Uint32())
 	}
 	end := len(packet) - wire.ICRCSize
-	binary.LittleEndian.PutUint32(packet[end:], p.rebase.Sum(id, packet[:12], packet[12:end], 0))
+	binary.LittleEndian.PutUint32(packet[end:], p.seeming.Sum(id, packet[:12], packet[12:end], 0))
 }
 
 // forge has another NIC send what this one sends, but with other bytes, a little earlier.
@@ -393,17 +408,18 @@ func (p *networkPath) forge(to *networkNIC, packet []byte) {
 		packet: udp.Datagram{Data: b, From: forger.source, Bundle: 1}})
 }
 
-// corrupt changes a few bits of a packet, or cuts it off.
-func (n *network) corrupt(packet []byte) []byte {
+// corrupt changes a few bits of a packet, or cuts it off. Of IPv4 it spares who receives it the one
+// in 65,536 that is right for some identification.
+func (p *networkPath) corrupt(packet []byte) []byte {
+	rng := p.from.net.rng
 	b := slices.Clone(packet)
-	if n.rng.IntN(4) == 0 {
-		return b[:n.rng.IntN(len(b))]
+	if rng.IntN(4) == 0 {
+		return b[:rng.IntN(len(b))]
 	}
-	for range 1 + n.rng.IntN(4) {
-		b[n.rng.IntN(len(b))] ^= 1 << n.rng.IntN(8)
-	}
-	if slices.Equal(b, packet) {
-		b[0] ^= 1
+	for ok := true; ok; _, ok = p.seeming.SolveID(b) {
+		for range 1 + rng.IntN(4) {
+			b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
+		}
 	}
 	return b
 }

@@ -1,7 +1,8 @@
-// Package lab is the laboratory in which the simulations play: hosts with software NICs on a
-// stepped fabric, taps between the library and the NICs, faults, memory whose every byte is known,
-// and choices that follow from a seed. The worlds and their models are in packages test/sim and
-// test/sendside; package hunt searches and shrinks worlds and plants bugs.
+// Package lab is the laboratory in which the simulations play: hosts with NICs on a fabric in which
+// nothing happens by itself (that of package soft, or a [Network] of others), taps between the
+// library and the NICs, faults, memory whose every byte is known, and choices that follow from a
+// seed. The worlds and their models are in packages test/sim and test/sendside; package hunt
+// searches and shrinks worlds and plants bugs.
 //
 // # A run
 //

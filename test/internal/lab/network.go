@@ -19,6 +19,8 @@ type NetworkPlan struct {
 	Lose, Repeat, Delay, Corrupt float64
 	// Forge is the share of packets of which a third NIC sends a false copy.
 	Forge float64
+	// Liars: programs may connect queue pairs to others than their peers.
+	Liars bool
 	// Foreign: some NICs are as those of other makers.
 	Foreign bool
 	// IPv6, OddPorts and Bursts: how the NICs send.
@@ -41,8 +43,6 @@ func DrawNetwork(rng *rand.Rand, seed uint64, nics int) *NetworkPlan {
 	if p.Foreign {
 		p.OddPorts = false
 	}
-	// Over IPv4 one changed packet in 65,536 passes where the peer may be foreign.
-	p.IPv6 = p.IPv6 || p.Corrupt != 0
 	p.OddPorts = p.OddPorts && !p.IPv6
 	return p
 }
