@@ -32,6 +32,9 @@ func (x *networkNIC) wrong() error {
 		if t.at != i+1 || t.when < x.timers.heap[0].when {
 			return fmt.Errorf("%s: timer %d of %d is in disorder", x.Name(), i, len(x.timers.heap))
 		}
+		if t.qp.core.Closed {
+			return fmt.Errorf("%s: a queue pair that is closed has a timer", x.Name())
+		}
 	}
 	first := int64(rc.Never)
 	if len(x.timers.heap) != 0 {
