@@ -1,0 +1,276 @@
+package perftest
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"ibverbx/verbs"
+)
+
+// end is what one end has on its NIC: memory, and queue pairs that are physical ones.
+type end struct {
+	dev  verbs.Device
+	cfg  *Config
+	port uint8
+	attr verbs.DeviceAttr
+	mtu  verbs.MTU // that this end can have
+	gid  verbs.GIDEntry
+
+	// Sources of the messages, then their targets: a slot of slotSize bytes for each queue pair.
+	memory   []byte
+	slotSize int
+	stride   int // cache line: small messages go to different ones of their slot
+	page     int // that they walk through
+
+	pd             verbs.PD
+	mr             verbs.MR
+	sendCQ, recvCQ verbs.CQ
+	qps            []verbs.QP
+	own, peers     []keys
+}
+
+// probe finds out what a NIC offers, before anything is made.
+func probe(dev verbs.Device, cfg *Config) (*end, error) {
+	e := &end{dev: dev, cfg: cfg, port: cfg.Conn.Port}
+	if e.port == 0 {
+		e.port = uint8(dev.DefaultPort())
+	}
+	var err error
+	if e.attr, err = dev.Query(); err != nil {
+		return nil, err
+	}
+	port, err := dev.QueryPort(int(e.port))
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case port.State != verbs.PortActive:
+		return nil, fmt.Errorf("port %d of %s is %v: it has to be active", e.port, dev.Name(), port.State)
+	case port.LinkLayer == verbs.LinkLayerInfiniBand && cfg.Conn.GIDIndex == nil:
+		return nil, fmt.Errorf("%s is an InfiniBand NIC: give both ends -x with the index of a GID, for "+
+			"queue pairs are connected by GIDs here", dev.Name())
+	case port.MaxMsgSize != 0 && uint64(cfg.Size) > uint64(port.MaxMsgSize):
+		return nil, fmt.Errorf("messages of %d bytes: %s carries at most %d in one", cfg.Size, dev.Name(),
+			port.MaxMsgSize)
+	}
+	if e.mtu = port.ActiveMTU; cfg.Conn.MTU != 0 {
+		if cfg.Conn.MTU > port.ActiveMTU {
+			return nil, fmt.Errorf("--mtu %v: port %d of %s carries at most %v", cfg.Conn.MTU, e.port,
+				dev.Name(), port.ActiveMTU)
+		}
+		e.mtu = cfg.Conn.MTU
+	}
+	e.gid, err = e.chooseGID(port.GIDTableLen)
+	return e, err
+}
+
+// chooseGID takes the entry that was asked for, else the one that perftest would: of RoCE v2, and
+// over IPv4 where there is one.
+func (e *end) chooseGID(entries int) (verbs.GIDEntry, error) {
+	if x := e.cfg.Conn.GIDIndex; x != nil {
+		g, err := e.dev.QueryGID(int(e.port), *x)
+		if err == nil && g.GID.IsZero() {
+			err = fmt.Errorf("entry %d of the GID table of %s port %d is empty", *x, e.dev.Name(), e.port)
+		}
+		return g, err
+	}
+	rank := func(g verbs.GIDEntry) int {
+		n := 0
+		for i, is := range []bool{g.GID.IsIPv4(), !g.GID.IsLinkLocal()} {
+			if is {
+				n |= 1 << i
+			}
+		}
+		return n
+	}
+	var usable []verbs.GIDEntry
+	var unreadable error
+	for i := range entries {
+		g, err := e.dev.QueryGID(int(e.port), i)
+		if err != nil {
+			unreadable = err
+		} else if g.Type == verbs.GIDTypeRoCEv2 && !g.GID.IsZero() {
+			usable = append(usable, g)
+		}
+	}
+	if len(usable) == 0 {
+		return verbs.GIDEntry{}, errors.Join(fmt.Errorf("%s port %d has no GID of RoCE v2: give the "+
+			"interface behind it an address, or name an entry with -x", e.dev.Name(), e.port), unreadable)
+	}
+	return slices.MaxFunc(usable, func(a, b verbs.GIDEntry) int {
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.Index, a.Index))
+	}), nil
+}
+
+// open makes memory and queue pairs, when the two ends have agreed on page and stride.
+func (e *end) open() (err error) {
+	cfg := e.cfg
+	e.slotSize = max(cfg.Size, e.page)
+	if 2*cfg.QPs > maxMemory/e.slotSize {
+		return fmt.Errorf("%d queue pairs with pages of %d bytes take more than 4 GiB of memory", cfg.QPs, e.page)
+	}
+	e.memory = make([]byte, 2*cfg.QPs*e.slotSize)
+	if !cfg.Kind.Latency() { // of latencies the last byte counts, from 0
+		for i := range e.memory {
+			e.memory[i] = byte(i>>8) ^ byte(i)
+		}
+	}
+	if e.pd, err = e.dev.AllocPD(); err != nil {
+		return err
+	}
+	if e.mr, err = e.pd.RegisterMR(e.memory, cfg.Kind.shape().access); err != nil {
+		return err
+	}
+	if e.sendCQ, err = e.createCQ(cfg.sends(), "-t"); err != nil {
+		return err
+	}
+	if e.recvCQ, err = e.createCQ(cfg.receives(), "-r"); err != nil {
+		return err
+	}
+	for i := range cfg.QPs {
+		qp, err := e.pd.CreateQP(verbs.QPConfig{SendCQ: e.sendCQ, RecvCQ: e.recvCQ, Cap: verbs.QPCap{
+			MaxSendWR: cfg.sends(), MaxRecvWR: cfg.receives(), MaxSendSGE: 1, MaxRecvSGE: 1}})
+		if err != nil {
+			return err
+		}
+		e.qps = append(e.qps, qp)
+		e.own = append(e.own, keys{reads: uint16(e.reads()), qp: qp.Num(), psn: rand.Uint32() & 0xffffff,
+			rkey: e.mr.RKey(), addr: e.mr.Addr() + uint64(e.target(i)), gid: e.gid.GID})
+	}
+	e.peers = make([]keys, cfg.QPs)
+	return nil
+}
+
+// createCQ makes a completion queue with room for what all queue pairs have outstanding.
+func (e *end) createCQ(each int, flag string) (verbs.CQ, error) {
+	if n := each * e.cfg.QPs; e.attr.MaxCQE != 0 && n > e.attr.MaxCQE {
+		return nil, fmt.Errorf("%d requests outstanding on %d queue pairs: a completion queue of %s holds "+
+			"%d; give a smaller %s", each, e.cfg.QPs, e.dev.Name(), e.attr.MaxCQE, flag)
+	}
+	return e.dev.CreateCQ(verbs.CQConfig{Depth: each * e.cfg.QPs})
+}
+
+// source and target are where the slots of a queue pair begin.
+func (e *end) source(qp int) int { return qp * e.slotSize }
+func (e *end) target(qp int) int { return (e.cfg.QPs + qp) * e.slotSize }
+
+// reads is how many reads a queue pair of this end serves, and has outstanding, at a time.
+func (e *end) reads() int {
+	switch {
+	case e.cfg.Kind.shape().opcode != verbs.OpRDMARead:
+		return 1
+	case e.cfg.Conn.Reads != 0:
+		return int(e.cfg.Conn.Reads)
+	}
+	return max(1, min(e.attr.MaxRDAtomic, 255))
+}
+
+// meet takes in whom the queue pairs are to talk to, and says why that cannot be.
+func (e *end) meet(peers []keys) error {
+	to, seen := peers[0].gid, map[uint32]bool{}
+	for i := range peers {
+		if seen[peers[i].qp] {
+			return fmt.Errorf("%w: the peer has named its queue pair %#x twice: it has fewer of them than "+
+				"the %d here; %s", ErrMismatch, peers[i].qp, e.cfg.QPs, agree)
+		}
+		seen[peers[i].qp] = true
+		if peers[i].qp == 0 {
+			return malformed("the peer's queue pair has number 0")
+		}
+		if e.cfg.Kind.shape().opcode == verbs.OpRDMARead && peers[i].reads == 0 {
+			return malformed("the peer's queue pairs serve no reads")
+		}
+		if peers[i].gid != to {
+			return fmt.Errorf("%w: the peer's queue pairs have several GIDs, %v and %v: it uses two ports "+
+				"(--dualport), which this end does not", ErrMismatch, to, peers[i].gid)
+		}
+	}
+	family := func(g verbs.GID) string {
+		if g.IsIPv4() {
+			return "IPv4"
+		}
+		return "IPv6"
+	}
+	apart := fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose others with -x, or "+
+		"other addresses with -d", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
+	path, knows := e.dev.(verbs.PathChecker)
+	switch {
+	case to.IsZero():
+		return malformed("the peer has no GID")
+	case knows:
+		if err := path.CheckPath(int(e.port), to); err != nil {
+			if family(e.gid.GID) != family(to) {
+				return errors.Join(apart, err)
+			}
+			return err
+		}
+	case family(e.gid.GID) != family(to):
+		return apart
+	}
+	e.peers = peers
+	return nil
+}
+
+// connect takes the queue pairs to RTS. mtu is the smaller one of both ends.
+func (e *end) connect(mtu verbs.MTU) error {
+	conn := &e.cfg.Conn
+	for i, qp := range e.qps {
+		peer := &e.peers[i]
+		attr := verbs.QPAttr{
+			PathMTU: mtu, DestQPNum: peer.qp, RQPSN: peer.psn, SQPSN: e.own[i].psn,
+			Access: e.cfg.Kind.shape().access, MaxDestRDAtomic: uint8(e.own[i].reads),
+			MaxRDAtomic: uint8(min(int(peer.reads), e.reads())), MinRNRTimer: 12, Port: e.port,
+			Timeout: choice(conn.Timeout, 14), RetryCount: choice(conn.RetryCount, 7),
+			RNRRetry: choice(conn.RNRRetry, verbs.RNRRetryForever),
+			AH: verbs.AH{DGID: peer.gid, SGIDIndex: uint8(e.gid.Index), HopLimit: 255, Port: e.port,
+				TrafficClass: conn.TrafficClass, SL: conn.SL, DLID: peer.lid, Global: true},
+		}
+		for _, s := range []struct {
+			state verbs.QPState
+			mask  verbs.QPAttrMask
+		}{
+			{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
+			{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
+				verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
+			{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
+				verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
+		} {
+			attr.State = s.state
+			if err := qp.Modify(&attr, s.mask|verbs.QPAttrState); err != nil {
+				return fmt.Errorf("queue pair %#x to %v: %w", qp.Num(), s.state, err)
+			}
+		}
+	}
+	return nil
+}
+
+// choice is a flag's value, or what holds without it.
+func choice(given *uint8, otherwise uint8) uint8 {
+	if given != nil {
+		return *given
+	}
+	return otherwise
+}
+
+// close gives everything back.
+func (e *end) close() error {
+	var errs []error
+	for _, qp := range e.qps {
+		errs = append(errs, qp.Close())
+	}
+	for _, cq := range []verbs.CQ{e.sendCQ, e.recvCQ} {
+		if cq != nil {
+			errs = append(errs, cq.Close())
+		}
+	}
+	if e.mr != nil {
+		errs = append(errs, e.mr.Close())
+	}
+	if e.pd != nil {
+		errs = append(errs, e.pd.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,392 @@
+package perftest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// session is one test with one peer.
+type session struct {
+	*talk
+	*end
+	cfg    *Config
+	report Report
+	o      Observer
+}
+
+// Run is one end of a test: of the client, which has made the connection, or of the server. It owns
+// the connection, and closes it. cfg was validated. The report is nil where the two ends did not
+// get as far as to connect their queue pairs.
+func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config, o Observer) (r *Report,
+	err error) {
+	defer func() { err = errors.Join(err, nc.Close()) }()
+	e, err := probe(dev, cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &session{talk: newTalk(ctx, nc, client, cfg.Timeout), end: e, cfg: cfg, o: o}
+	s.report = Report{Kind: cfg.Kind, Client: client, QPs: cfg.QPs, Bidirectional: cfg.Bidirectional,
+		TxDepth: cfg.sends(), NIC: dev.Name(), GID: e.gid.GID, Results: []Result{},
+		Peer: Peer{Address: nc.RemoteAddr().String()}}
+	defer func() { err = errors.Join(err, e.close()) }()
+	err = s.order()
+	if s.report.PathMTU == 0 {
+		return nil, err
+	}
+	return &s.report, err
+}
+
+// order is what the two ends do, from the beginning to the end.
+func (s *session) order() error {
+	if err := inOrder(s.greet, s.open); err != nil {
+		return err
+	}
+	switch s.cfg.Kind {
+	case WriteBW, ReadBW:
+		if s.cfg.Bidirectional {
+			return inOrder(s.introduce, s.connect, s.confirm, s.ready, s.bothWays, s.finish)
+		}
+		return inOrder(s.introduce, s.connect, s.confirm, s.ready, s.oneWay, s.finish)
+	case SendBW:
+		return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.sends, s.finish)
+	case WriteLat:
+		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.writeLatencies, s.leave)
+	case ReadLat:
+		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.readLatencies, s.finish)
+	}
+	return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.sendLatencies, s.finish)
+}
+
+// inOrder takes steps until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// greet exchanges versions, and what the two hosts have: they use the larger page and cache line,
+// and the smaller path MTU.
+func (s *session) greet() error {
+	in, err := s.exchange("version", encodeVersion(Version), false)
+	if err != nil {
+		return err
+	}
+	text, number, err := decodeVersion(in)
+	if err != nil {
+		return err
+	}
+	if s.report.Peer.Version = text; number < leastVersion {
+		return fmt.Errorf("%w: the peer is perftest %s, whose conversation is another one: it has to be 5.70 or "+
+			"later", ErrMismatch, text)
+	}
+	if s.page, err = s.larger("page size", 4096, 1<<26); err != nil {
+		return err
+	}
+	if s.stride, err = s.larger("cache line", 64, 1<<16); err != nil {
+		return err
+	}
+	in, err = s.exchange("path MTU", encodeMTU(s.mtu), false)
+	if err != nil {
+		return err
+	}
+	mtu, err := decodeMTU(in)
+	if err != nil {
+		return err
+	}
+	s.report.Peer.MTU = mtu.Bytes()
+	s.mtu = min(s.mtu, mtu)
+	return nil
+}
+
+// larger exchanges a number of which the larger one counts.
+func (s *session) larger(what string, own, most int32) (int, error) {
+	in, err := s.exchange(what, encodeNumber(own), false)
+	if err != nil {
+		return 0, err
+	}
+	peer, err := decodeNumber(in, what, most)
+	return max(int(own), peer), err
+}
+
+func (s *session) open() error { return s.end.open() }
+
+// announce exchanges the keys of queue pair 0, which introduce repeats.
+func (s *session) announce() error {
+	_, err := s.keys("announcement", 0, false)
+	return err
+}
+
+// introduce exchanges the keys of all queue pairs.
+func (s *session) introduce() error {
+	peers := make([]keys, s.cfg.QPs)
+	for i := range peers {
+		var err error
+		if peers[i], err = s.keys(fmt.Sprintf("keys of queue pair %d", i), i, false); err != nil {
+			return err
+		}
+	}
+	s.report.Peer.GID = peers[0].gid
+	return s.meet(peers)
+}
+
+// connect connects the queue pairs.
+func (s *session) connect() error {
+	if err := s.end.connect(s.mtu); err != nil {
+		return err
+	}
+	s.report.PathMTU = s.mtu.Bytes()
+	return nil
+}
+
+// confirm exchanges the keys of all queue pairs again.
+func (s *session) confirm() error {
+	for i := range s.cfg.QPs {
+		if err := s.sync(fmt.Sprintf("keys of queue pair %d once more", i), i, false); err != nil {
+			return err
+		}
+	}
+	s.o.Start(&s.report)
+	return nil
+}
+
+// ready says that this end's queue pairs are connected, and waits until the peer's are.
+func (s *session) ready() error { return s.sync("word that its queue pairs are connected", 0, false) }
+
+// keys exchanges the keys of queue pair i.
+func (s *session) keys(step string, i int, patient bool) (keys, error) {
+	in, err := s.exchange(step, s.own[i].encode(), patient)
+	if err != nil {
+		return keys{}, err
+	}
+	k, err := decodeKeys(in)
+	if err != nil {
+		return k, fmt.Errorf("%s: %w; %s", step, err, agree)
+	}
+	return k, nil
+}
+
+// sync is a point at which both ends wait for each other: the peer repeats its keys of queue pair i.
+func (s *session) sync(step string, i int, patient bool) error {
+	k, err := s.keys(step, i, patient)
+	switch {
+	case err != nil:
+		return err
+	case k.qp != s.peers[i].qp || k.gid != s.peers[i].gid:
+		return fmt.Errorf("%w: %s: the peer names its queue pair %#x, and named %#x before: it has more of them "+
+			"than the %d here, or is another kind of test; %s", ErrMismatch, step, k.qp, s.peers[i].qp, s.cfg.QPs,
+			agree)
+	}
+	return nil
+}
+
+// oneWay has the client write or read. The server waits until that is over.
+func (s *session) oneWay() error {
+	r := Result{}
+	if s.client {
+		for _, size := range s.cfg.sizes() {
+			took, err := s.stream(size, true, false)
+			if err != nil {
+				return err
+			}
+			r = s.result(size, took)
+			s.row(r)
+		}
+	}
+	if err := s.sync("end of its messages", 0, true); err != nil {
+		return err
+	}
+	theirs, err := s.exchangeReports(&r)
+	if err != nil || s.client {
+		return err
+	}
+	if err := theirs.check(); err != nil {
+		return err
+	}
+	s.row(Result{Size: int(theirs.size), Messages: int(theirs.messages),
+		GBPerSecond: theirs.average * s.cfg.unit() / 1e9, MsgPerSecond: theirs.rate * 1e6,
+		FromPeer: theirs.average * s.cfg.unit() / 1e9})
+	return nil
+}
+
+// bothWays has both ends write or read at the same time.
+func (s *session) bothWays() error {
+	for _, size := range s.cfg.sizes() {
+		if err := s.sync("begin of its messages", 0, false); err != nil {
+			return err
+		}
+		took, err := s.stream(size, true, false)
+		if err != nil {
+			return err
+		}
+		if s.cfg.All {
+			if err := s.sync("end of its messages", 0, true); err != nil {
+				return err
+			}
+		}
+		if err := s.sum(size, took); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sends has the client send, or both ends.
+func (s *session) sends() error {
+	both := s.cfg.Bidirectional
+	for _, size := range s.cfg.sizes() {
+		st := newStream(s.end, size, s.client || both, !s.client || both)
+		if st.takes {
+			if err := st.expect(); err != nil {
+				return err
+			}
+		}
+		if err := s.sync("begin of its messages", 0, false); err != nil {
+			return err
+		}
+		took, err := s.traffic(st.run)
+		if err != nil {
+			return err
+		}
+		if both {
+			err = s.sum(size, took)
+		} else {
+			s.row(s.result(size, took))
+		}
+		if err == nil && s.cfg.All {
+			err = s.sync("end of its messages", 0, true)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sum exchanges the figures of both directions, of which the sum counts.
+func (s *session) sum(size int, took time.Duration) error {
+	r := s.result(size, took)
+	theirs, err := s.exchangeReports(&r)
+	if err != nil {
+		return err
+	}
+	if err := theirs.check(); err != nil {
+		return fmt.Errorf("%w; %s", err, agree)
+	}
+	if int(theirs.size) != size || int(theirs.messages) != r.Messages {
+		return fmt.Errorf("%w: the peer has sent %d messages of %d bytes, this end %d of %d; %s", ErrMismatch,
+			theirs.messages, theirs.size, r.Messages, size, agree)
+	}
+	r.FromPeer = theirs.average * s.cfg.unit() / 1e9
+	r.GBPerSecond += r.FromPeer
+	r.MsgPerSecond += theirs.rate * 1e6
+	s.row(r)
+	return nil
+}
+
+// writeLatencies, readLatencies and sendLatencies exchange one message at a time.
+func (s *session) writeLatencies() error {
+	for _, size := range s.cfg.sizes() {
+		if err := s.latency(newPingPong(s.end, size, s.client)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) readLatencies() error {
+	if !s.client {
+		return nil
+	}
+	return s.writeLatencies()
+}
+
+func (s *session) sendLatencies() error {
+	for _, size := range s.cfg.sizes() {
+		p := newPingPong(s.end, size, s.client)
+		err := p.expect()
+		if err == nil {
+			err = s.sync("begin of its messages", 0, false)
+		}
+		if err == nil {
+			err = s.latency(p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// latency measures one size.
+func (s *session) latency(p *pingPong) error {
+	took, err := s.traffic(p.run)
+	if err != nil {
+		return err
+	}
+	r := s.result(p.size, took)
+	r.GBPerSecond, r.Latency = 0, p.distribution()
+	s.row(r)
+	return nil
+}
+
+// stream moves the messages of a size.
+func (s *session) stream(size int, sends, takes bool) (time.Duration, error) {
+	return s.traffic(newStream(s.end, size, sends, takes).run)
+}
+
+// traffic watches the connection while messages are under way.
+func (s *session) traffic(run func(*waiter) (time.Duration, error)) (time.Duration, error) {
+	defer s.watch()()
+	return run(&waiter{talk: s.talk})
+}
+
+// result is what this end has measured.
+func (s *session) result(size int, took time.Duration) Result {
+	n := s.cfg.Messages * s.cfg.QPs
+	seconds := max(took.Seconds(), 1e-9)
+	return Result{Size: size, Messages: n, Seconds: seconds, GBPerSecond: float64(n) * float64(size) / seconds / 1e9,
+		MsgPerSecond: float64(n) / seconds}
+}
+
+// row records a result.
+func (s *session) row(r Result) {
+	s.report.Results = append(s.report.Results, r)
+	s.o.Row(&r)
+}
+
+// exchangeReports exchanges the figures. There is no peak: perftest's own is 0 too without it.
+func (s *session) exchangeReports(r *Result) (report, error) {
+	own := report{size: uint64(r.Size), messages: uint64(r.Messages),
+		average: r.GBPerSecond * 1e9 / s.cfg.unit(), rate: r.MsgPerSecond / 1e6}
+	var theirs [5][]byte
+	for i, figure := range own.encode() {
+		var err error
+		if theirs[i], err = s.exchange("report", figure, true); err != nil {
+			return report{}, err
+		}
+	}
+	return decodeReport(theirs)
+}
+
+// finish says that this end is done, and waits until the peer is.
+func (s *session) finish() error {
+	if err := s.sync("end of the test", 0, true); err != nil {
+		return err
+	}
+	s.bye(farewell)
+	return nil
+}
+
+// leave ends without a word.
+func (s *session) leave() error {
+	s.bye("")
+	return nil
+}

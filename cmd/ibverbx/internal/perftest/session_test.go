@@ -1,0 +1,231 @@
+package perftest
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+)
+
+// rows records what an observer is told.
+type rows struct {
+	mu      sync.Mutex
+	started int
+	got     []Result
+}
+
+func (r *rows) Start(*Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.started++
+}
+
+func (r *rows) Row(res *Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, *res)
+}
+
+// nics makes two NICs of this host, each in a provider of its own.
+func nics(t testing.TB) (client, server verbs.Device) {
+	t.Helper()
+	var devices []verbs.Device
+	for _, addr := range []string{"127.0.0.31", "127.0.0.32"} {
+		p, err := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr(addr)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		devices = append(devices, p.Device(0))
+	}
+	return devices[0], devices[1]
+}
+
+// outcome is what an end returned.
+type outcome struct {
+	report *Report
+	rows   rows
+	err    error
+}
+
+// both runs a test between two ends, which were told what client and server say.
+func both(t *testing.T, client, server Config) (c, s *outcome) {
+	t.Helper()
+	a, b := tcptest.Pair(t)
+	nicA, nicB := nics(t)
+	c, s = &outcome{}, &outcome{}
+	var all sync.WaitGroup
+	for _, e := range []struct {
+		*outcome
+		nc     net.Conn
+		client bool
+		dev    verbs.Device
+		cfg    Config
+	}{{c, a, true, nicA, client}, {s, b, false, nicB, server}} {
+		if err := e.cfg.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			e.report, e.err = Run(t.Context(), e.nc, e.client, e.dev, &e.cfg, &e.rows)
+		})
+	}
+	all.Wait()
+	return c, s
+}
+
+// TestAllKinds runs all kinds between two ends of this package over UDP sockets.
+func TestAllKinds(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+	}{
+		{"write_bw", Config{Kind: WriteBW, Messages: 50}},
+		{"write_bw, 3 queue pairs", Config{Kind: WriteBW, QPs: 3, Messages: 300, Size: 1000, TxDepth: 7}},
+		{"write_bw -b", Config{Kind: WriteBW, Messages: 30, Bidirectional: true, QPs: 2}},
+		{"write_bw --report_gbits", Config{Kind: WriteBW, Messages: 30, Gbits: true}},
+		{"read_bw", Config{Kind: ReadBW, Messages: 50, QPs: 2}},
+		{"read_bw -b", Config{Kind: ReadBW, Messages: 50, Bidirectional: true}},
+		{"send_bw", Config{Kind: SendBW, Messages: 200, RxDepth: 50}},
+		{"send_bw, 2 queue pairs", Config{Kind: SendBW, Messages: 45, QPs: 2, Size: 100, RxDepth: 1}},
+		{"send_bw -b", Config{Kind: SendBW, Messages: 100, Bidirectional: true, QPs: 2}},
+		{"write_lat", Config{Kind: WriteLat, Messages: 300, Size: 8}},
+		{"read_lat", Config{Kind: ReadLat, Messages: 50}},
+		{"send_lat", Config{Kind: SendLat, Messages: 50, RxDepth: 3}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, s := both(t, tt.cfg, tt.cfg)
+			if c.err != nil || s.err != nil {
+				t.Fatalf("client: %v; server: %v", c.err, s.err)
+			}
+			cfg := tt.cfg
+			_ = cfg.Validate()
+			for _, end := range []*outcome{c, s} {
+				if end == s && cfg.Kind == ReadLat {
+					if len(end.report.Results) != 0 {
+						t.Errorf("the server of %s has figures", cfg.Kind)
+					}
+					continue
+				}
+				checkResult(t, &cfg, end)
+			}
+			if !cfg.Bidirectional && !cfg.Kind.Latency() && cfg.Kind != SendBW {
+				mine, theirs := c.report.Results[0], s.report.Results[0]
+				if r := theirs.GBPerSecond / mine.GBPerSecond; r < 0.999 || r > 1.001 {
+					t.Errorf("the client measured %v, the server says %v", mine, theirs)
+				}
+			}
+		})
+	}
+}
+
+// checkResult says whether an end's only figures are those of what it was told.
+func checkResult(t *testing.T, cfg *Config, end *outcome) {
+	t.Helper()
+	r := end.report
+	if r.Peer.Version != Version || r.PathMTU == 0 || r.Peer.GID.IsZero() || end.rows.started != 1 ||
+		len(r.Results) != 1 || len(end.rows.got) != 1 {
+		t.Fatalf("report %+v, rows %+v", r, end.rows.got)
+	}
+	res := r.Results[0]
+	if res.Size != cfg.Size || res.Messages != cfg.Messages*cfg.QPs || res.MsgPerSecond <= 0 ||
+		(res.GBPerSecond > 0) != !cfg.Kind.Latency() {
+		t.Errorf("result %+v", res)
+	}
+	if cfg.Bidirectional && (res.FromPeer <= 0 || res.FromPeer >= res.GBPerSecond) {
+		t.Errorf("of %v GB/s, %v are the peer's", res.GBPerSecond, res.FromPeer)
+	}
+	if l := res.Latency; cfg.Kind.Latency() && (l == nil || l.Samples != int64(cfg.Messages-1) || l.Min <= 0 ||
+		l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max || l.Halved != (cfg.Kind != ReadLat)) {
+		t.Errorf("latency %+v", l)
+	}
+}
+
+// TestAllSizes measures 2 bytes to 8 MiB, with the points in between at which the ends wait.
+func TestAllSizes(t *testing.T) {
+	for _, cfg := range []Config{
+		{Kind: WriteBW, Messages: 1, All: true}, {Kind: ReadBW, Messages: 1, All: true, Bidirectional: true},
+		{Kind: SendBW, Messages: 1, All: true}, {Kind: SendBW, Messages: 1, All: true, Bidirectional: true},
+		{Kind: ReadLat, Messages: 2, All: true}, {Kind: SendLat, Messages: 2, All: true},
+	} {
+		c, s := both(t, cfg, cfg)
+		if c.err != nil || s.err != nil {
+			t.Fatalf("%s: client: %v; server: %v", cfg.Kind, c.err, s.err)
+		}
+		if n := len(c.report.Results); n != 23 || c.report.Results[22].Size != 8<<20 {
+			t.Errorf("%s: %d results", cfg.Kind, n)
+		}
+		want := 23
+		switch {
+		case cfg.Kind == ReadLat:
+			want = 0
+		case cfg.Kind == WriteBW && !cfg.Bidirectional:
+			want = 1 // the client reports its last
+		}
+		if n := len(s.report.Results); n != want {
+			t.Errorf("%s: the server has %d results, want %d", cfg.Kind, n, want)
+		}
+	}
+}
+
+// TestMismatch: what the exchange shows of a difference between the two ends is said in words.
+func TestMismatch(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		client, server Config
+		want           string // of either end
+	}{
+		{"more queue pairs here", Config{Kind: WriteBW, Messages: 5}, Config{Kind: WriteBW, QPs: 2, Messages: 5},
+			"it has fewer of them than the 2 here"},
+		{"fewer queue pairs here", Config{Kind: WriteBW, QPs: 2, Messages: 5}, Config{Kind: WriteBW, Messages: 5},
+			"it has more of them than the 1 here"},
+		{"fewer messages", Config{Kind: SendBW, Messages: 5}, Config{Kind: SendBW, Messages: 9},
+			"the peer has gone on while this end still waits for messages"},
+		{"other size", Config{Kind: SendBW, Size: 64, Messages: 5}, Config{Kind: SendBW, Size: 4096, Messages: 5},
+			"a message has 64 bytes, 4096 were due"},
+		{"other count both ways", Config{Kind: WriteBW, Messages: 5, Bidirectional: true},
+			Config{Kind: WriteBW, Messages: 6, Bidirectional: true}, "the peer has sent 5 messages"},
+		{"smaller memory", Config{Kind: WriteBW, Size: 1 << 20, Messages: 2}, Config{Kind: WriteBW, Messages: 2},
+			"the peer offers less memory"},
+		{"one size and all", Config{Kind: WriteBW, Messages: 2, Bidirectional: true}, Config{Kind: WriteBW,
+			Messages: 2, Bidirectional: true, All: true}, "its message ended after 8 of 108 bytes; " + agree},
+		{"bandwidth and latency", Config{Kind: SendBW, Messages: 5}, Config{Kind: WriteLat, Messages: 5}, agree},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.client.Timeout, tt.server.Timeout = 4*time.Second, 4*time.Second
+			c, s := both(t, tt.client, tt.server)
+			found := false
+			for _, end := range []*outcome{c, s} {
+				found = found || end.err != nil && strings.Contains(end.err.Error(), tt.want)
+			}
+			if !found {
+				t.Errorf("client: %v\nserver: %v\nwant %q", c.err, s.err, tt.want)
+			}
+		})
+	}
+}
+
+// TestCanceled ends each kind at once, wherever it waits.
+func TestCanceled(t *testing.T) {
+	nic, _ := nics(t)
+	for _, client := range []bool{true, false} {
+		a, _ := tcptest.Pair(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(20*time.Millisecond, cancel)
+		cfg := Config{Kind: WriteBW}
+		_ = cfg.Validate()
+		if _, err := Run(ctx, a, client, nic, &cfg, &rows{}); err == nil || ctx.Err() == nil {
+			t.Errorf("%v", err)
+		}
+	}
+}

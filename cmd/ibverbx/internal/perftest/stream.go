@@ -1,0 +1,218 @@
+package perftest
+
+import (
+	"fmt"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// batch is how many requests are posted, and completions polled, in one call.
+const batch = 32
+
+// stream moves the messages of one size over all queue pairs, as many at a time as these hold.
+type stream struct {
+	*end
+	size         int
+	sends, takes bool // whether this end sends, and whether it has to receive
+
+	opcode verbs.Opcode
+	qps    []flow
+	sent   int // completed, of all queue pairs
+	took   int
+
+	wrs  [batch]verbs.SendWR
+	sges [batch]verbs.SGE
+	rwrs [batch]verbs.RecvWR
+	wcs  [batch]verbs.WC
+}
+
+// flow is how far a queue pair is.
+//
+// Invariant: sent <= posted <= sent+window; took <= expected <= took+receives.
+type flow struct{ posted, sent, expected, took int }
+
+func newStream(e *end, size int, sends, takes bool) *stream {
+	return &stream{end: e, size: size, sends: sends, takes: takes, opcode: e.cfg.Kind.shape().opcode,
+		qps: make([]flow, e.cfg.QPs)}
+}
+
+// total is how many messages go one way.
+func (s *stream) total() int { return s.cfg.Messages * s.cfg.QPs }
+
+// run moves the messages and says how long that took: to the last completion.
+func (s *stream) run(w *waiter) (took time.Duration, err error) {
+	want, wantTaken := 0, 0
+	if s.sends {
+		want = s.total()
+	}
+	if s.takes {
+		wantTaken = s.total()
+	}
+	start := time.Now()
+	for s.sent < want || s.took < wantTaken {
+		moved := false
+		if s.sends {
+			if moved, err = s.send(); err != nil {
+				return 0, err
+			}
+		}
+		if s.takes {
+			came, err := s.take()
+			if err != nil {
+				return 0, err
+			}
+			moved = moved || came
+		}
+		if moved {
+			w.moved()
+		} else if err := w.pause(); err != nil {
+			return 0, under(err, s.sent+s.took, want+wantTaken)
+		}
+	}
+	return time.Since(start), nil
+}
+
+// send posts what the queue pairs have room for, and collects what has completed.
+func (s *stream) send() (moved bool, err error) {
+	for i := range s.qps {
+		n, err := s.post(i)
+		if err != nil {
+			return false, err
+		}
+		moved = moved || n > 0
+	}
+	n, err := s.collect()
+	return moved || n > 0, err
+}
+
+// collect takes completions of sends.
+func (s *stream) collect() (n int, err error) {
+	n, err = s.sendCQ.Poll(s.wcs[:])
+	if err != nil {
+		return 0, err
+	}
+	for k := range s.wcs[:n] {
+		wc := &s.wcs[k]
+		f := &s.qps[wc.ID]
+		if err := s.check(wc, f.sent); err != nil {
+			return 0, err
+		}
+		f.sent++
+		s.sent++
+	}
+	return n, nil
+}
+
+// post posts messages on a queue pair.
+func (s *stream) post(i int) (n int, err error) {
+	f := &s.qps[i]
+	n = min(s.cfg.Messages-f.posted, s.cfg.sends()-(f.posted-f.sent), batch)
+	if n <= 0 {
+		return 0, nil
+	}
+	for k := range n {
+		s.fill(k, i, s.offset(f.posted+k))
+	}
+	n, err = s.end.qps[i].PostSend(s.wrs[:n])
+	f.posted += n
+	if err != nil && !verbs.IsTransient(err) {
+		return n, fmt.Errorf("queue pair %#x: %w", s.end.qps[i].Num(), err)
+	}
+	return n, nil
+}
+
+// fill makes request k of a batch: a message of a queue pair, at an offset of its slots.
+func (s *stream) fill(k, i, at int) {
+	s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.source(i)+at), Length: uint32(s.size), LKey: s.mr.LKey()}
+	wr := &s.wrs[k]
+	*wr = verbs.SendWR{ID: uint64(i), Opcode: s.opcode, Flags: verbs.SendSignaled, SGL: s.sges[k : k+1]}
+	if s.opcode != verbs.OpSend {
+		wr.RemoteAddr, wr.RKey = s.peers[i].addr+uint64(at), s.peers[i].rkey
+	}
+}
+
+// offset is where in its slots message n goes: small ones walk through a page, line by line, but for
+// those whose latency is measured.
+func (s *stream) offset(n int) int {
+	step := (s.size + s.stride - 1) / s.stride * s.stride
+	if s.size > s.page/2 || step > s.page || s.cfg.Kind.Latency() {
+		return 0
+	}
+	return n % (s.page / step) * step
+}
+
+// expect posts receives for what is still to come, as many as the queue pairs hold.
+func (s *stream) expect() error {
+	for i := range s.qps {
+		f := &s.qps[i]
+		for {
+			n := min(s.cfg.Messages-f.expected, s.cfg.receives()-(f.expected-f.took), batch)
+			if n <= 0 || n < batch/2 && f.expected+n < s.cfg.Messages && n < s.cfg.receives() {
+				break // a few more with the next
+			}
+			for k := range n {
+				s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.target(i)+s.offset(f.expected+k)),
+					Length: uint32(s.size), LKey: s.mr.LKey()}
+				s.rwrs[k] = verbs.RecvWR{ID: uint64(i), SGL: s.sges[k : k+1]}
+			}
+			n, err := s.end.qps[i].PostRecv(s.rwrs[:n])
+			f.expected += n
+			if err != nil {
+				return fmt.Errorf("queue pair %#x: %w", s.end.qps[i].Num(), err)
+			}
+		}
+	}
+	return nil
+}
+
+// take collects what has come, and makes room for more.
+func (s *stream) take() (moved bool, err error) {
+	n, err := s.recvCQ.Poll(s.wcs[:])
+	if err != nil || n == 0 {
+		return false, err
+	}
+	for k := range s.wcs[:n] {
+		wc := &s.wcs[k]
+		f := &s.qps[wc.ID]
+		if err := s.check(wc, f.took); err != nil {
+			return false, err
+		}
+		if int(wc.ByteLen) != s.size {
+			return false, fmt.Errorf("%w: a message has %d bytes, %d were due; %s", ErrMismatch, wc.ByteLen,
+				s.size, agree)
+		}
+		f.took++
+		s.took++
+	}
+	return true, s.expect()
+}
+
+// check says what is wrong with a completion, that of message n of its queue pair.
+func (s *stream) check(wc *verbs.WC, n int) error {
+	if wc.Status == verbs.StatusSuccess {
+		return nil
+	}
+	return &FailedError{QP: s.end.qps[wc.ID].Num(), Message: n, Status: wc.Status, First: s.sent+s.took == 0}
+}
+
+// FailedError is a request that failed.
+type FailedError struct {
+	QP      uint32
+	Message int // of its queue pair, from 0
+	Status  verbs.Status
+	First   bool // nothing had succeeded before it
+}
+
+// Error says which, why, and what that may come from.
+func (e *FailedError) Error() string {
+	s := fmt.Sprintf("queue pair %#x: message %d: %v", e.QP, e.Message, e.Status)
+	switch e.Status {
+	case verbs.StatusRemAccessErr, verbs.StatusRemInvReqErr, verbs.StatusLocLenErr, verbs.StatusRemOpErr:
+		return s + ": the peer offers less memory, or has smaller receives; " + agree
+	}
+	return s
+}
+
+// Unwrap is the status.
+func (e *FailedError) Unwrap() error { return e.Status }

@@ -1,0 +1,162 @@
+package perftest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+)
+
+// Failures of the conversation.
+var (
+	// ErrGone: the peer has closed the connection.
+	ErrGone = errors.New("the peer closed the connection")
+	// ErrTimeout: the peer took too long.
+	ErrTimeout = errors.New("the peer is silent")
+	// ErrMismatch: the two ends were told to do different things.
+	ErrMismatch = errors.New("the two ends differ")
+)
+
+// agree is what is not exchanged, and has to be the same.
+const agree = "give both ends the same kind of test, -q, -n, -s, -a and -b"
+
+// talk is the conversation: exchanges over a TCP connection. It has one user at a time.
+type talk struct {
+	nc      net.Conn
+	r       *bufio.Reader
+	ctx     context.Context
+	client  bool
+	timeout time.Duration // of a message
+
+	early chan error // of watch: nil when a message has begun, else why none will
+}
+
+func newTalk(ctx context.Context, nc net.Conn, client bool, timeout time.Duration) *talk {
+	return &talk{nc: nc, r: bufio.NewReaderSize(nc, 4096), ctx: ctx, client: client, timeout: timeout}
+}
+
+// past is a deadline that ends every call at once.
+func past() time.Time { return time.Unix(1, 0) }
+
+// exchange sends one message and receives one of the same length. step says which, for errors. A
+// patient one waits for its message as long as it takes.
+func (t *talk) exchange(step string, out []byte, patient bool) (in []byte, err error) {
+	in = make([]byte, len(out))
+	if t.client {
+		if err = t.write(step, out); err != nil {
+			return nil, err
+		}
+		return in, t.read(step, in, patient)
+	}
+	if err = t.read(step, in, patient); err != nil {
+		return nil, err
+	}
+	return in, t.write(step, out)
+}
+
+// write sends a message with one call, since perftest reads it with one.
+func (t *talk) write(step string, b []byte) error {
+	stop := t.bound(false)
+	_, err := t.nc.Write(b)
+	stop()
+	if err == nil {
+		return nil
+	}
+	return t.explain(err, step, -1, len(b))
+}
+
+// read receives a message.
+func (t *talk) read(step string, b []byte, patient bool) error {
+	if patient {
+		stop := t.bound(true)
+		_, err := t.r.Peek(1)
+		stop()
+		if err != nil {
+			return t.explain(err, step, 0, len(b))
+		}
+	}
+	stop := t.bound(false)
+	n, err := io.ReadFull(t.r, b)
+	stop()
+	if err == nil {
+		return nil
+	}
+	return t.explain(err, step, n, len(b))
+}
+
+// bound ends the calls that follow with the timeout, unless they are patient, and with the context.
+func (t *talk) bound(patient bool) (stop func()) {
+	var deadline time.Time
+	if !patient {
+		deadline = time.Now().Add(t.timeout)
+	}
+	_ = t.nc.SetDeadline(deadline) // a closed connection fails when it is used
+	cut := make(chan struct{})
+	cancel := context.AfterFunc(t.ctx, func() {
+		_ = t.nc.SetDeadline(past())
+		close(cut)
+	})
+	return func() {
+		if !cancel() {
+			<-cut
+		}
+	}
+}
+
+// explain turns an error of the connection into one of this package. n is how much of a message of
+// so many bytes has come, or -1 where one was sent.
+func (t *talk) explain(err error, step string, n, of int) error {
+	switch {
+	case t.ctx.Err() != nil:
+		return context.Cause(t.ctx)
+	case n == plainKeysSize && of == keysSize:
+		return fmt.Errorf("%w: %s: the peer's message has %d bytes and names no GID: its NIC is an InfiniBand "+
+			"one; give it -x with the index of a GID", ErrMismatch, step, n)
+	case errors.Is(err, os.ErrDeadlineExceeded) && n < 0:
+		return fmt.Errorf("%w: %s: it took nothing for %v", ErrTimeout, step, t.timeout)
+	case errors.Is(err, os.ErrDeadlineExceeded) && n > 0:
+		return fmt.Errorf("%w: %s: its message ended after %d of %d bytes; %s", ErrTimeout, step, n, of, agree)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w: %s: waited %v for its message; %s", ErrTimeout, step, t.timeout, agree)
+	case n > 0:
+		return fmt.Errorf("%w: %s: after %d of the %d bytes of a message; %s", ErrGone, step, n, of, agree)
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: %s: its own output says why", ErrGone, step)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrGone, step, err)
+}
+
+// watch reports through early, while messages are under way, that the peer has gone on to its next
+// message, or has gone. Call stop before the next exchange.
+func (t *talk) watch() (stop func()) {
+	t.early = make(chan error, 1)
+	_ = t.nc.SetDeadline(time.Time{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, err := t.r.Peek(1)
+		t.early <- err
+	}()
+	return func() {
+		_ = t.nc.SetReadDeadline(past())
+		<-done
+	}
+}
+
+// bye says farewell, and waits until the peer has closed its end too: the queue pairs of both have
+// to be there until then, for a last acknowledgement may have been lost.
+func (t *talk) bye(farewell string) {
+	stop := t.bound(false)
+	defer stop()
+	if farewell != "" {
+		_, _ = t.nc.Write([]byte(farewell)) // the peer may have gone: it does not wait for it
+	}
+	if half, ok := t.nc.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+	_, _ = io.Copy(io.Discard, io.LimitReader(t.r, int64(len(farewell))+1))
+}
