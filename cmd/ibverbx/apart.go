@@ -54,25 +54,30 @@ func (f *perfCmd) apart() bool { return f.Listen.given || f.Connect != "" || f.H
 // meeting settles where the two processes meet: HOST is another way to say --connect, and --port
 // completes an address.
 func (f *perfCmd) meeting() error {
+	if f.Port != nil && !f.apart() {
+		return &bench.UsageError{Reason: "--port is where the two processes meet: it goes with --listen, " +
+			"--connect or HOST"}
+	}
+	return f.meet(f.Host)
+}
+
+// meet settles where the two processes meet. host is HOST, if it was given.
+func (f *meetFlags) meet(host connectFlag) error {
 	switch {
-	case f.Listen.given && (f.Connect != "" || f.Host != ""):
+	case f.Listen.given && (f.Connect != "" || host != ""):
 		return &bench.UsageError{Reason: "--listen and --connect, or HOST, exclude each other: one end " +
 			"listens, the other connects to it"}
-	case f.Connect != "" && f.Host != "":
+	case f.Connect != "" && host != "":
 		return &bench.UsageError{Reason: fmt.Sprintf(
 			"%s and --connect %s: that names the listening end twice",
-			f.Host, f.Connect)}
-	case f.Host != "":
-		f.Connect = f.Host
+			host, f.Connect)}
+	case host != "":
+		f.Connect = host
 	}
 	if f.Port == nil {
 		return nil
 	}
-	switch n := *f.Port; {
-	case !f.apart():
-		return &bench.UsageError{Reason: "--port is where the two processes meet: it goes with --listen, " +
-			"--connect or HOST"}
-	case n < 1 || n > 65535:
+	if n := *f.Port; n < 1 || n > 65535 {
 		return &bench.UsageError{Reason: fmt.Sprintf("--port %d: must be 1 to 65535", n)}
 	}
 	port := strconv.Itoa(*f.Port)

@@ -10,6 +10,7 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
+	"ibverbx/cmd/ibverbx/internal/perftest"
 )
 
 // completeShell answers a shell that asks, in the environment, for the completions of a command
@@ -39,7 +40,10 @@ func predictors() map[string]complete.Predictor {
 	words := func(set map[string]bool) complete.Predictor {
 		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 	}
-	var schemes, units []string
+	var schemes, units, tests []string
+	for _, k := range perftest.Kinds() {
+		tests = append(tests, string(k))
+	}
 	for _, s := range bench.Schemes() {
 		schemes = append(schemes, string(s))
 	}
@@ -48,10 +52,11 @@ func predictors() map[string]complete.Predictor {
 	}
 	return map[string]complete.Predictor{
 		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
-		"kind":   words(kinds),
-		"mode":   complete.PredictSet(string(bench.Bandwidth), string(bench.Latency), string(bench.Rate)),
-		"scheme": complete.PredictSet(append(schemes, "all")...),
-		"fault":  complete.PredictSet(bench.FaultNames()...),
-		"unit":   complete.PredictSet(units...), "file": complete.PredictFiles("*"),
+		"kind":     words(kinds),
+		"mode":     complete.PredictSet(string(bench.Bandwidth), string(bench.Latency), string(bench.Rate)),
+		"scheme":   complete.PredictSet(append(schemes, "all")...),
+		"perftest": complete.PredictSet(tests...),
+		"fault":    complete.PredictSet(bench.FaultNames()...),
+		"unit":     complete.PredictSet(units...), "file": complete.PredictFiles("*"),
 	}
 }

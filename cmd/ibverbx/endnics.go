@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -26,30 +27,38 @@ type endNICs struct {
 }
 
 // openEnd opens the NICs of this end. It says so where it chooses the provider itself.
-func (f *perfCmd) openEnd(c *console, p *bench.Params) (*endNICs, error) {
-	n := &endNICs{config: p.Conn, at: map[netip.Addr]verbs.Provider{},
-		open: func(local netip.Addr) (verbs.Provider, error) {
-			o := f.nicOptions(0)
-			o.local = local
-			return f.open(c, p.Provider, o, p.Conn)
-		}}
+func (f *perfCmd) openEnd(c *console, p *bench.Params) (n *endNICs, err error) {
+	n, p.Provider, err = f.nicFlags.openEnd(c, p.Provider, p.Conn, &f.outcome)
+	return n, err
+}
+
+// openEnd opens the NICs of an end that takes those of a provider, unless there are none and nobody
+// has named it. It says whose they are.
+func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig, said *outcome) (*endNICs,
+	string, error) {
+	n := &endNICs{config: conn, at: map[netip.Addr]verbs.Provider{}}
+	n.open = func(local netip.Addr) (verbs.Provider, error) {
+		o := f.nicOptions(0)
+		o.local = local
+		return open(c, provider, o, conn, said)
+	}
 	var err error
-	if p.Provider != roceNICs || f.Device != "" {
+	if provider != roceNICs || f.Device != "" {
 		n.named, err = n.open(netip.Addr{})
 		if err == nil {
-			return n, nil
+			return n, provider, nil
 		}
 		if err = withoutRealNICs(f.Provider, f.Device, f.Library, err); err != nil {
-			return nil, err
+			return nil, provider, err
 		}
-		f.outcome.note, p.Provider = roceNote, roceNICs
-		c.complain("ibverbx: %s\n", f.outcome.note)
+		said.note, provider = roceNote, roceNICs
+		c.complain("ibverbx: %s\n", said.note)
 	}
 	probe, err := n.open(loopback()) // what is wrong with any NIC is said before another process comes
 	if err != nil {
-		return nil, err
+		return nil, provider, err
 	}
-	return n, probe.Close()
+	return n, provider, probe.Close()
 }
 
 // roceNote says that no provider was named, and which one it is.
@@ -97,8 +106,14 @@ func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
 		Config: n.config, Version: version()}, nil
 }
 
-// reaching is the provider whose NICs reach the other end.
-func (n *endNICs) reaching(conn *rendezvous.Conn) (verbs.Provider, error) {
+// endpoints are where a connection leads from and to.
+type endpoints interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+}
+
+// reaching is the provider whose NICs reach the other end of a connection.
+func (n *endNICs) reaching(conn endpoints) (verbs.Provider, error) {
 	if n.named != nil {
 		return n.named, nil
 	}

@@ -4,7 +4,8 @@ import "github.com/alecthomas/kong"
 
 // describeFlags gives the flags of each command their help, which is too long for struct tags.
 func describeFlags(k *kong.Kong) error {
-	help := map[string]map[string]string{"perf": perfFlagHelp(), "devices": devicesFlagHelp()}
+	help := map[string]map[string]string{"perf": perfFlagHelp(), "perftest": perftestFlagHelp(),
+		"devices": devicesFlagHelp()}
 	for _, command := range k.Model.Children {
 		for _, flag := range command.Flags {
 			if text, ok := help[command.Name][flag.Name]; ok {

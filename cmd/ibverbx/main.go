@@ -2,6 +2,7 @@
 //
 //	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer
 //	                   above it, every byte verified
+//	ibverbx perftest   the same with a tool of perftest, such as ib_write_bw, as the other end
 //	ibverbx devices    the devices, their ports and GIDs
 //	ibverbx version    which version this is
 //	ibverbx completion makes a shell complete commands, flags and their values
@@ -45,6 +46,7 @@ const (
 // cli is the commands and their flags.
 type cli struct {
 	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
+	Perftest   perftestCmd               `cmd:"" help:"Measure with a tool of perftest as the other end."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
 	Version    versionCmd                `cmd:"" help:"Say which version this is."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
@@ -172,7 +174,7 @@ func run(c *console, args []string) (code int) {
 
 // commandOf is the command that args call, for the hint where to find help.
 func commandOf(args []string) string {
-	for _, name := range []string{"perf", "devices", "version"} {
+	for _, name := range []string{"perf", "perftest", "devices", "version"} {
 		if args[0] == name {
 			return "ibverbx " + name
 		}

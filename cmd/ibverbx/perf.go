@@ -125,7 +125,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return err
 	}
 	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
-		checked, err := f.open(c, provider, f.nicOptions(2*p.NICs), p.Conn)
+		checked, err := open(c, provider, f.nicOptions(2*p.NICs), p.Conn, &f.outcome)
 		if err != nil {
 			return err
 		}
@@ -133,21 +133,22 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 			return err
 		}
 	}
-	open := func(nics int) (verbs.Provider, error) {
-		return f.open(c, provider, f.nicOptions(2*nics), p.Conn)
+	nics := func(n int) (verbs.Provider, error) {
+		return open(c, provider, f.nicOptions(2*n), p.Conn, &f.outcome)
 	}
-	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, nics, o) })
 }
 
-// open opens a provider whose NICs have what the flags name.
-func (f *perfCmd) open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig) (verbs.Provider,
+// open opens a provider whose NICs have what the flags name. That some could not be opened is said
+// once.
+func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (verbs.Provider,
 	error) {
 	p, err := openProvider(provider, o)
 	if err != nil {
 		return nil, err
 	}
-	if without := unopened(p); without != nil && !f.outcome.warning {
-		f.outcome.warning = true
+	if without := unopened(p); without != nil && !said.warning {
+		said.warning = true
 		c.complain("ibverbx: %s; going on without it\n", reason(without))
 	}
 	devices, err := p.Devices()
@@ -161,7 +162,7 @@ func (f *perfCmd) open(c *console, provider string, o nicOptions, conn ibverbx.C
 }
 
 // nicOptions say which NICs the two ends in this process have.
-func (f *railFlags) nicOptions(nics int) nicOptions {
+func (f *nicFlags) nicOptions(nics int) nicOptions {
 	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback(), rate: f.Rate}
 	if f.UDPPort != nil {
 		o.port = uint16(*f.UDPPort)

@@ -36,13 +36,18 @@ type effortFlags struct {
 	Memory   units.Size  `group:"how" default:"64M" placeholder:"SIZE"`
 }
 
-// railFlags choose the NICs of this process and the queue pairs on them.
-type railFlags struct {
+// nicFlags choose the NICs of this process.
+type nicFlags struct {
 	Provider string     `group:"rails" placeholder:"NAME" predictor:"provider"`
 	Device   string     `group:"rails" short:"d" aliases:"ib-dev" placeholder:"LIST"`
 	Library  string     `group:"rails" placeholder:"PATH" predictor:"file"`
 	UDPPort  *int       `group:"rails" name:"udp-port" placeholder:"N"`
 	Rate     units.Rate `group:"rails" name:"rate-limit" aliases:"rate_limit" placeholder:"RATE"`
+}
+
+// railFlags choose the NICs of this process and the queue pairs on them.
+type railFlags struct {
+	nicFlags
 	NICs     *int       `group:"rails" name:"nics" placeholder:"N"`
 	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`
@@ -50,10 +55,15 @@ type railFlags struct {
 	connFlags
 }
 
-// apartFlags say where two processes meet.
+// apartFlags are of two processes.
 type apartFlags struct {
+	meetFlags
+	Keep bool `group:"apart"`
+}
+
+// meetFlags say where two processes meet.
+type meetFlags struct {
 	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
-	Keep    bool        `group:"apart"`
 	Connect connectFlag `group:"apart" placeholder:"HOST[:PORT]"`
 	Port    *int        `group:"apart" short:"p" placeholder:"N"`
 	Timeout units.Span  `group:"apart" default:"30s" placeholder:"TIME"`

@@ -33,7 +33,7 @@ func openRoCE(o nicOptions) (verbs.Provider, error) {
 }
 
 // checkRoCE says whether there can be NICs with the UDP port and the rate limit that were named.
-func (f *railFlags) checkRoCE(provider string) error {
+func (f *nicFlags) checkRoCE(provider string) error {
 	switch {
 	case provider == softNICs && f.Rate != 0:
 		return &bench.UsageError{Reason: "--rate-limit is of NICs made of UDP sockets: software NICs have " +

@@ -1,0 +1,343 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/perftest"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+)
+
+// perftestCmd is one end of a test whose other end is a tool of perftest. Its flags mean what they
+// mean there.
+type perftestCmd struct {
+	Test string      `arg:"" placeholder:"TEST" predictor:"perftest" help:"The kind of test, by the name of perftest's tool, such as ib_write_bw."`
+	Host connectFlag `arg:"" optional:"" placeholder:"HOST" help:"The host where that tool listens. Without it this end listens."`
+
+	perftestFlags
+	nicFlags
+	connFlags
+	meetFlags
+	JSON        bool   `group:"out" name:"json"`
+	Unit        string `group:"out" placeholder:"NAME" predictor:"unit"`
+	ReportGbits bool   `group:"out" name:"report-gbits" aliases:"report_gbits"`
+	habits
+
+	said outcome
+}
+
+// perftestFlags say what is measured.
+type perftestFlags struct {
+	Size          *units.Size `group:"what" short:"s" placeholder:"SIZE"`
+	All           bool        `group:"what" short:"a"`
+	Bidirectional bool        `group:"what" short:"b"`
+	Iters         *int        `group:"what" short:"n" placeholder:"N"`
+	QPs           *int        `group:"what" name:"qp" aliases:"qps" short:"q" placeholder:"N"`
+	TxDepth       *int        `group:"how" short:"t" placeholder:"N"`
+	RxDepth       *int        `group:"how" short:"r" placeholder:"N"`
+}
+
+// Help is shown below the flags.
+func (perftestCmd) Help() string {
+	return `Examples:
+  ibverbx perftest ib_write_bw                      waits, as ib_write_bw does, for
+                                                    ib_write_bw HOST on another host
+  ibverbx perftest ib_send_bw -q 4 -s 4096 host1    where host1 runs ib_send_bw -q 4 -s 4096
+  ibverbx perftest ib_write_lat -d 192.0.2.7        over UDP sockets at one of the host's addresses
+  ibverbx perftest ib_read_bw --listen=192.0.2.7 --json
+
+This end takes the place of one of perftest's tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat,
+ib_read_lat or ib_send_lat. The other end is that tool itself, of version 5.70 or later (tried: 6.06, as Debian
+12 has it), or this command. Flags mean what they mean to perftest: --iters, --tx-depth and --rx-depth count on
+each queue pair, and --qp, --iters, --size, --all, --bidirectional and --report_gbits have to be the same at both
+ends, since perftest does not say which it was given. Where that shows later, the error says so. What needs
+more than one reliable connection over TCP (-R, -c UD, -D, atomics, ...) is refused by name.
+
+The messages go over queue pairs of the NIC, and not over virtual ones, and what comes is not verified:
+perftest sends what happens to be there. Between two ends of ibverbx use ibverbx perf.
+
+Bandwidths are of all messages from the first post to the last completion, there is no peak. Of ib_write_bw and
+ib_read_bw one way the client measures, and the server shows what it is told. Latencies are half of the time
+from one message to the next, of ib_read_lat all of it.
+
+--provider roce makes a NIC of a UDP socket, at the address over which the two ends meet or that --device
+names. The peer's NIC has to reach UDP port 4791 there, which the NIC of a process can have if neither another
+process nor the kernel's rdma_rxe has it on this host.
+
+Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after Ctrl-C.`
+}
+
+// Run is one end of a test.
+func (f *perftestCmd) Run(c *console) error {
+	began := time.Now()
+	report, err := f.run(c)
+	if c.ctx.Err() != nil && err != nil {
+		err = bench.ErrInterrupted
+	}
+	if !f.JSON {
+		return err
+	}
+	doc := perftestDocument{Tool: "ibverbx perftest", Version: version(), Note: f.said.note,
+		Machine: bench.ThisMachine(), Report: report, Seconds: time.Since(began).Seconds(), OK: err == nil}
+	if doc.Report == nil {
+		doc.Report = &perftest.Report{Kind: perftest.Kind(f.Test), Results: []perftest.Result{}}
+	}
+	if err != nil {
+		doc.Error, doc.Interrupted = err.Error(), errors.Is(err, bench.ErrInterrupted)
+	}
+	return errors.Join(err, writeJSON(c.out, doc))
+}
+
+// perftestDocument is what --json writes.
+type perftestDocument struct {
+	Tool    string        `json:"tool"`
+	Version string        `json:"version"`
+	Note    string        `json:"note,omitempty"` // what the program has chosen itself
+	Machine bench.Machine `json:"machine"`
+	*perftest.Report
+	Interrupted bool    `json:"interrupted"`
+	Seconds     float64 `json:"seconds"` // the whole run
+	OK          bool    `json:"ok"`
+	Error       string  `json:"error,omitempty"`
+}
+
+func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
+	cfg, conn, err := f.config()
+	if err != nil {
+		return nil, err
+	}
+	table := &perftestTable{printer: printer{w: c.out}, cfg: cfg}
+	if table.unit, err = (&outFlags{Unit: f.Unit, ReportGbits: f.ReportGbits}).unit(); err != nil {
+		return nil, err
+	}
+	provider := f.Provider
+	if provider == "" {
+		provider = realNICs
+	}
+	nics, provider, err := f.openEnd(c, provider, conn, &f.said)
+	if err != nil {
+		return nil, err
+	}
+	var report *perftest.Report
+	nc, err := f.connection(c, nics)
+	if err == nil {
+		report, err = f.measure(c, nc, nics, provider, cfg, table)
+	}
+	return report, errors.Join(err, nics.Close(), table.err)
+}
+
+// config is what the flags say. Nothing has happened yet.
+func (f *perftestCmd) config() (cfg *perftest.Config, conn ibverbx.ConnConfig, err error) {
+	cfg = &perftest.Config{Kind: perftest.Kind(f.Test), All: f.All, Bidirectional: f.Bidirectional,
+		Gbits: f.ReportGbits, Timeout: time.Duration(f.Timeout)}
+	usage := func(format string, args ...any) (*perftest.Config, ibverbx.ConnConfig, error) {
+		return nil, conn, &bench.UsageError{Reason: fmt.Sprintf(format, args...)}
+	}
+	for _, n := range []struct {
+		name  string
+		given *int
+		to    *int
+	}{{"iters", f.Iters, &cfg.Messages}, {"qp", f.QPs, &cfg.QPs}, {"tx-depth", f.TxDepth, &cfg.TxDepth},
+		{"rx-depth", f.RxDepth, &cfg.RxDepth}} {
+		if n.given == nil {
+			continue
+		}
+		if *n.to = *n.given; *n.given == 0 {
+			return usage("--%s 0: must be at least 1", n.name)
+		}
+	}
+	switch {
+	case f.Size != nil && f.All:
+		return usage("--size and --all exclude each other: give one of them")
+	case f.Size != nil && *f.Size == 0:
+		return usage("--size 0: a message of no bytes cannot be measured; use --size 1 or more")
+	case f.Size != nil:
+		cfg.Size = int(min(*f.Size, 1<<62))
+	}
+	if f.Timeout <= 0 {
+		return usage("--timeout 0: the peer needs some time for a step, such as 30s")
+	}
+	if err = f.checkConnection(); err != nil {
+		return nil, conn, err
+	}
+	if err = f.meet(f.Host); err != nil {
+		return nil, conn, err
+	}
+	if err = f.checkNICs(); err != nil {
+		return nil, conn, err
+	}
+	if conn, err = f.conn(); err != nil {
+		return nil, conn, err
+	}
+	cfg.Conn = f.queuePairs(conn)
+	if err = cfg.Validate(); err != nil {
+		return usage("%v", err)
+	}
+	return cfg, conn, nil
+}
+
+// checkNICs says whether the NICs that are named can be.
+func (f *perftestCmd) checkNICs() error {
+	provider := f.Provider
+	if provider == "" {
+		provider = realNICs
+	}
+	if provider == softNICs {
+		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, where " +
+			"perftest is not: use --provider roce, or real NICs"}
+	}
+	if err := checkNICFlags(provider, f.Device, f.Library); err != nil {
+		return err
+	}
+	return f.checkRoCE(provider)
+}
+
+// queuePairs is how the queue pairs are connected: what was not given is perftest's choice, which is
+// not that of virtual queue pairs.
+func (f *perftestCmd) queuePairs(conn ibverbx.ConnConfig) perftest.Conn {
+	p := perftest.Conn{Port: conn.Port, GIDIndex: f.GIDIndex, MTU: conn.MTU, TrafficClass: conn.TrafficClass,
+		SL: conn.SL, Reads: conn.MaxRDAtomic}
+	for _, flag := range []struct {
+		given *int
+		to    **uint8
+	}{{f.QPTimeout, &p.Timeout}, {f.RetryCount, &p.RetryCount}, {f.RNRRetry, &p.RNRRetry}} {
+		if flag.given != nil {
+			n := uint8(*flag.given)
+			*flag.to = &n
+		}
+	}
+	return p
+}
+
+// connection is the one with the peer: the first that comes, or the one with the host that was
+// named. perftest knows IPv4 only.
+func (f *perftestCmd) connection(c *console, nics *endNICs) (net.Conn, error) {
+	if f.Connect != "" {
+		d := net.Dialer{Timeout: time.Duration(f.Timeout)}
+		nc, err := d.DialContext(c.ctx, "tcp4", string(f.Connect))
+		if err != nil {
+			return nil, fmt.Errorf("%w: is %s running there, and waiting for its client?", err, f.Test)
+		}
+		return nc, nil
+	}
+	address := f.Listen.address
+	if address == "" {
+		address = ":" + defaultPort
+		if f.Port != nil {
+			address = fmt.Sprintf(":%d", *f.Port)
+		}
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(c.ctx, "tcp4", address)
+	if err != nil {
+		return nil, err
+	}
+	stop := closeWith(c, l)
+	defer stop()
+	c.complain("ibverbx: listening on %v for %s, with %s\n", l.Addr(), f.Test, nics)
+	nc, err := l.Accept()
+	if err != nil && c.ctx.Err() != nil {
+		return nil, bench.ErrInterrupted
+	}
+	return nc, err
+}
+
+// measure is the test itself.
+func (f *perftestCmd) measure(c *console, nc net.Conn, nics *endNICs, provider string, cfg *perftest.Config,
+	table *perftestTable) (*perftest.Report, error) {
+	dev, err := f.nic(c, nc, nics)
+	if err != nil {
+		return nil, errors.Join(err, nc.Close())
+	}
+	var o perftest.Observer = table
+	if f.JSON {
+		o = perftestSilent{}
+	} else {
+		table.nic = bench.NameOf(dev)
+	}
+	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, o)
+	if report != nil {
+		report.NIC = bench.NameOf(dev)
+	}
+	var failed *perftest.FailedError
+	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
+		provider == roceNICs {
+		err = fmt.Errorf("%w\nno packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
+			"between the two addresses, and that the peer's NIC speaks RoCEv2", err, bench.NameOf(dev))
+	}
+	return report, err
+}
+
+// nic is the NIC that reaches the peer: perftest uses one.
+func (f *perftestCmd) nic(c *console, nc net.Conn, nics *endNICs) (verbs.Device, error) {
+	p, err := nics.reaching(nc)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := p.Devices()
+	switch {
+	case err != nil:
+		return nil, err
+	case len(devices) == 0:
+		return nil, fmt.Errorf("provider %s has no devices", p.Name())
+	}
+	if len(devices) > 1 {
+		c.complain("ibverbx: using %s, the first of %s; --device names another one\n", devices[0].Name(),
+			count(len(devices), "NIC"))
+	}
+	if r, ok := devices[0].(*roce.Device); ok && r.Addr().Port() != roce.Port {
+		c.complain("ibverbx: %s has UDP port %d, so that only another ibverbx finds it: port %d is taken by "+
+			"another process or by rdma_rxe, or --udp-port names another one\n", bench.NameOf(r),
+			r.Addr().Port(), roce.Port)
+	}
+	return devices[0], nil
+}
+
+// closeWith closes a listener when the command is interrupted.
+func closeWith(c *console, l net.Listener) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-c.ctx.Done():
+		case <-done:
+		}
+		_ = l.Close()
+	}()
+	return func() { close(done) }
+}
+
+// perftestFlagHelp is the help of the flags that perf has not, or that mean something else there.
+func perftestFlagHelp() map[string]string {
+	help := perfFlagHelp()
+	for name, text := range map[string]string{
+		"size":          "Message size: 4096, 64K, 1M. [65536, of latencies 2]",
+		"all":           "Sizes 2 to 8M in steps of two.",
+		"bidirectional": "Both ends send at the same time; the figures are the sum.",
+		"iters":         "Messages on each queue pair. [5000 of ib_write_bw, else 1000]",
+		"qp":            "Queue pairs. [1]",
+		"tx-depth":      "Messages outstanding on each queue pair. [128, of latencies 1]",
+		"rx-depth":      "Receives posted to each queue pair. [512]",
+		"device": "Which real NIC: mlx5_0, mlx5_0:1 (a port behind a colon). Of roce: an interface or " +
+			"address. [the first; of roce, where the two ends meet]",
+		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or roce " +
+			"where the host has no RDMA NIC]",
+		"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
+		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [7]",
+		"listen":      "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port 18515]",
+		"connect":     "As HOST.",
+		"port":        "TCP port where the two ends meet. [18515]",
+		"timeout":     "How long the peer may take for a step, and messages may stand still. [${default}]",
+		"json":        "One JSON document in place of the table.",
+		"report-gbits": "As --unit Gbit; the peer then reports in Gbit/s too, if it was given the same. Else " +
+			"both report in MiB/s.",
+	} {
+		help[name] = text
+	}
+	return help
+}
