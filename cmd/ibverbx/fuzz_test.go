@@ -128,6 +128,8 @@ func FuzzFlags(f *testing.F) {
 		"perf --layer transport --op fetch-add -a",
 		"perf --sizes 1..9223372036854775807", "perf --nic-speed 1,1,1", "perf --fault delay@nic=2",
 		"perf --fault kill-qp@rail=7",
+		"perftest ib_write_bw -q 4 -n 10 -s 64K host1", "perftest ib_send_lat -a --listen=:0 -x 3",
+		"perftest ib_read_bw -q 9223372036854775807 -s 9223372036854775807", "perftest \x1b[2J",
 	} {
 		f.Add(s)
 	}
@@ -137,8 +139,13 @@ func FuzzFlags(f *testing.F) {
 			return
 		}
 		k, err := reader.read(strings.Fields(line))
-		if err == nil && strings.HasPrefix(k.Command(), "perf") {
-			err = checkPerf(t, &reader.flags.Perf)
+		if err == nil {
+			switch command, _, _ := strings.Cut(k.Command(), " "); command {
+			case "perf":
+				err = checkPerf(t, &reader.flags.Perf)
+			case "perftest":
+				err = checkPerftest(t, &reader.flags.Perftest)
+			}
 		}
 		if err == nil {
 			return
@@ -148,6 +155,20 @@ func FuzzFlags(f *testing.F) {
 			t.Fatalf("%q", text)
 		}
 	})
+}
+
+// checkPerftest checks flags as perftest does before it opens anything.
+func checkPerftest(t *testing.T, c *perftestCmd) error {
+	t.Helper()
+	cfg, _, err := c.config()
+	if err != nil {
+		return wrongUse(t, err)
+	}
+	if cfg.QPs < 1 || cfg.Messages < 1 || cfg.Size < 1 || cfg.Size > 1<<30 || cfg.QPs*cfg.Size > 2<<30 ||
+		cfg.TxDepth < 1 || cfg.RxDepth < 1 || cfg.Timeout <= 0 {
+		t.Fatalf("would measure %+v", cfg)
+	}
+	return nil
 }
 
 // checkPerf checks flags as perf does before it opens anything, and looks at what it would measure.

@@ -198,8 +198,8 @@ func (f *perftestCmd) checkNICs() error {
 	return f.checkRoCE(provider)
 }
 
-// queuePairs is how the queue pairs are connected: what was not given is perftest's choice, which is
-// not that of virtual queue pairs.
+// queuePairs is how the queue pairs are connected: what was not given is perftest's choice, which
+// is not that of virtual queue pairs.
 func (f *perftestCmd) queuePairs(conn ibverbx.ConnConfig) perftest.Conn {
 	p := perftest.Conn{Port: conn.Port, GIDIndex: f.GIDIndex, MTU: conn.MTU, TrafficClass: conn.TrafficClass,
 		SL: conn.SL, Reads: conn.MaxRDAtomic}
@@ -240,7 +240,7 @@ func (f *perftestCmd) connection(c *console, nics *endNICs) (net.Conn, error) {
 	}
 	stop := closeWith(c, l)
 	defer stop()
-	c.complain("ibverbx: listening on %v for %s, with %s\n", l.Addr(), f.Test, nics)
+	c.complain("ibverbx: listening on %v with %s, for %s\n", l.Addr(), nics, f.Test)
 	nc, err := l.Accept()
 	if err != nil && c.ctx.Err() != nil {
 		return nil, bench.ErrInterrupted
@@ -325,16 +325,19 @@ func perftestFlagHelp() map[string]string {
 		"rx-depth":      "Receives posted to each queue pair. [512]",
 		"device": "Which real NIC: mlx5_0, mlx5_0:1 (a port behind a colon). Of roce: an interface or " +
 			"address. [the first; of roce, where the two ends meet]",
-		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or roce " +
+		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or " +
+			"roce " +
 			"where the host has no RDMA NIC]",
 		"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
 		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [7]",
-		"listen":      "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port 18515]",
-		"connect":     "As HOST.",
-		"port":        "TCP port where the two ends meet. [18515]",
-		"timeout":     "How long the peer may take for a step, and messages may stand still. [${default}]",
-		"json":        "One JSON document in place of the table.",
-		"report-gbits": "As --unit Gbit; the peer then reports in Gbit/s too, if it was given the same. Else " +
+		"listen": "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port " +
+			"18515]",
+		"connect": "As HOST.",
+		"port":    "TCP port where the two ends meet. [18515]",
+		"timeout": "How long the peer may take for a step, and messages may stand still. [${default}]",
+		"json":    "One JSON document in place of the table.",
+		"report-gbits": "As --unit Gbit; the peer then reports in Gbit/s too, if it was given the same. " +
+			"Else " +
 			"both report in MiB/s.",
 	} {
 		help[name] = text

@@ -64,8 +64,8 @@ const (
 )
 
 // Config says what to do. Both ends have to be given the same Kind, QPs, Messages, Size, All and
-// Bidirectional; only where the client alone acts (WriteBW and ReadBW one way, ReadLat) the server's
-// Messages do not matter.
+// Bidirectional; only where the client alone acts (WriteBW and ReadBW one way, ReadLat) the
+// server's Messages do not matter.
 type Config struct {
 	Kind          Kind
 	QPs           int  // 0 is 1
@@ -77,7 +77,8 @@ type Config struct {
 	RxDepth       int  // receives posted to a queue pair; 0 is 512
 	Gbits         bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
 	Conn          Conn
-	// Timeout bounds each message of the conversation, and how long nothing may complete; 0 is 30 s.
+	// Timeout bounds each message of the conversation, and how long nothing may complete; 0 is 30
+	// s.
 	Timeout time.Duration
 }
 
@@ -130,7 +131,8 @@ func (c *Config) Validate() error {
 	case c.Messages < 1 || c.Messages > maxMessages:
 		return fmt.Errorf("--iters %d: must be 1 to %d", c.Messages, maxMessages)
 	case lat && c.Messages < 2:
-		return fmt.Errorf("--iters %d with %s: a latency is the time between two messages", c.Messages, c.Kind)
+		return fmt.Errorf("--iters %d with %s: a latency is the time between two messages", c.Messages,
+			c.Kind)
 	case c.Size < 1 || c.Size > maxBytes:
 		return fmt.Errorf("--size %d: must be 1 to %d", c.Size, maxBytes)
 	case c.TxDepth < 1 || c.TxDepth > maxDepth:

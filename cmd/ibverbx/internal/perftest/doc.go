@@ -1,16 +1,16 @@
-// Package perftest is a peer for the tools of perftest, as Debian and others ship them (linux-rdma's
-// ib_write_bw and its siblings): it speaks their exchange over TCP, in both roles, and moves the
-// messages that they expect over queue pairs of any provider. The queue pairs are physical ones, of
-// package verbs: to perftest a connection is as many of them as -q says.
+// Package perftest is a peer for the tools of perftest, as Debian and others ship them
+// (linux-rdma's ib_write_bw and its siblings): it speaks their exchange over TCP, in both roles,
+// and moves the messages that they expect over queue pairs of any provider. The queue pairs are
+// physical ones, of package verbs: to perftest a connection is as many of them as -q says.
 //
 // # The conversation
 //
 // Everything is an exchange of two messages of the same length. The client writes first and then
 // reads; the server reads first. The ends say which version they are, three numbers of their hosts
-// and then, with a message KEYS for each queue pair, where it is and which memory it offers. Nothing
-// is negotiated: the kind of test, -q, -n, -s, -a and -b are given to both ends, and must agree.
-// What is left are points at which both wait for each other, again with KEYS of which only the
-// arrival matters, and reports of figures. session.go has the order for each kind of test.
+// and then, with a message KEYS for each queue pair, where it is and which memory it offers.
+// Nothing is negotiated: the kind of test, -q, -n, -s, -a and -b are given to both ends, and must
+// agree. What is left are points at which both wait for each other, again with KEYS of which only
+// the arrival matters, and reports of figures. session.go has the order for each kind of test.
 //
 // perftest reads a message with one call that must bring all of it, so each is written with one
 // call; this package reads what comes in pieces too. A message that is not what the order demands
@@ -22,8 +22,8 @@
 //
 // Bandwidths are over all queue pairs, from the first post, or from the moment both ends were ready
 // where this end receives, to the last completion. Latencies are the time from one message to the
-// next, halved where the peer answers, as perftest has them. What arrives cannot be compared: nobody
-// knows what the peer sends.
+// next, halved where the peer answers, as perftest has them. What arrives cannot be compared:
+// nobody knows what the peer sends.
 //
 // # Sources
 //

@@ -110,12 +110,16 @@ func (e *end) open() (err error) {
 	cfg := e.cfg
 	e.slotSize = max(cfg.Size, e.page)
 	if 2*cfg.QPs > maxMemory/e.slotSize {
-		return fmt.Errorf("%d queue pairs with pages of %d bytes take more than 4 GiB of memory", cfg.QPs, e.page)
+		return fmt.Errorf("%d queue pairs with pages of %d bytes take more than 4 GiB of memory", cfg.QPs,
+			e.page)
 	}
 	e.memory = make([]byte, 2*cfg.QPs*e.slotSize)
 	if !cfg.Kind.Latency() { // of latencies the last byte counts, from 0
-		for i := range e.memory {
-			e.memory[i] = byte(i>>8) ^ byte(i)
+		for i := range min(len(e.memory), 256) {
+			e.memory[i] = byte(i)
+		}
+		for n := 256; n < len(e.memory); n *= 2 {
+			copy(e.memory[n:], e.memory[:n])
 		}
 	}
 	if e.pd, err = e.dev.AllocPD(); err != nil {
@@ -188,30 +192,31 @@ func (e *end) meet(peers []keys) error {
 				"(--dualport), which this end does not", ErrMismatch, to, peers[i].gid)
 		}
 	}
-	family := func(g verbs.GID) string {
-		if g.IsIPv4() {
-			return "IPv4"
-		}
-		return "IPv6"
-	}
-	apart := fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose others with -x, or "+
-		"other addresses with -d", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
 	path, knows := e.dev.(verbs.PathChecker)
 	switch {
 	case to.IsZero():
 		return malformed("the peer has no GID")
 	case knows:
 		if err := path.CheckPath(int(e.port), to); err != nil {
-			if family(e.gid.GID) != family(to) {
-				return errors.Join(apart, err)
-			}
-			return err
+			return fmt.Errorf("%w: this end has GID %v, the peer %v: choose another with -x, or another "+
+				"address "+
+				"with -d: %w", ErrMismatch, e.gid.GID, to, err)
 		}
 	case family(e.gid.GID) != family(to):
-		return apart
+		return fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose another with -x "+
+			"at one "+
+			"of them", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
 	}
 	e.peers = peers
 	return nil
+}
+
+// family is the IP version that a GID stands for.
+func family(g verbs.GID) string {
+	if g.IsIPv4() {
+		return "IPv4"
+	}
+	return "IPv6"
 }
 
 // connect takes the queue pairs to RTS. mtu is the smaller one of both ends.
@@ -233,7 +238,8 @@ func (e *end) connect(mtu verbs.MTU) error {
 			mask  verbs.QPAttrMask
 		}{
 			{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-			{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
+			{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+				verbs.QPAttrRQPSN |
 				verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
 			{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
 				verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},

@@ -76,9 +76,11 @@ func TestDecodeRefuses(t *testing.T) {
 		return b
 	}
 	wrong := map[string]error{}
-	for name, b := range map[string][]byte{"short": someKeys.encode()[:107], "long": append(someKeys.encode(), 0),
+	for name, b := range map[string][]byte{"short": someKeys.encode()[:107],
+		"long":  append(someKeys.encode(), 0),
 		"empty": nil, "no separator": change(4, '0'), "capitals": change(17, 'A'), "a sign": change(0, '-'),
-		"a space": change(0, ' '), "no end": change(107, ':'), "a space at the end": change(106, ' '), "binary": bytes.Repeat([]byte{0xff}, keysSize)} {
+		"a space": change(0, ' '), "no end": change(107, ':'), "a space at the end": change(106, ' '),
+		"binary": bytes.Repeat([]byte{0xff}, keysSize)} {
 		_, wrong["keys: "+name] = decodeKeys(b)
 	}
 	for _, v := range []string{"", "6.x", "6.0.6", "-6", "0123456789abcdef", "6.06"} {
@@ -117,7 +119,8 @@ func FuzzMessages(f *testing.F) {
 		if n, err := decodeNumber(b, "number", 1<<20); err == nil && !bytes.Equal(encodeNumber(int32(n)), b) {
 			t.Errorf("%q reads %v", b, n)
 		}
-		if text, n, err := decodeVersion(b); err == nil && (n < 0 || !strings.HasPrefix(string(b), text+"\x00")) {
+		if text, n, err := decodeVersion(b); err == nil &&
+			(n < 0 || !strings.HasPrefix(string(b), text+"\x00")) {
 			t.Errorf("%q reads %q, %v", b, text, n)
 		}
 	})

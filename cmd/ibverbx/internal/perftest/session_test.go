@@ -145,7 +145,8 @@ func checkResult(t *testing.T, cfg *Config, end *outcome) {
 	if cfg.Bidirectional && (res.FromPeer <= 0 || res.FromPeer >= res.GBPerSecond) {
 		t.Errorf("of %v GB/s, %v are the peer's", res.GBPerSecond, res.FromPeer)
 	}
-	if l := res.Latency; cfg.Kind.Latency() && (l == nil || l.Samples != int64(cfg.Messages-1) || l.Min <= 0 ||
+	if l := res.Latency; cfg.Kind.Latency() && (l == nil || l.Samples != int64(cfg.Messages-1) ||
+		l.Min <= 0 ||
 		l.Min > l.P50 || l.P50 > l.P99 || l.P99 > l.Max || l.Halved != (cfg.Kind != ReadLat)) {
 		t.Errorf("latency %+v", l)
 	}
@@ -185,21 +186,26 @@ func TestMismatch(t *testing.T) {
 		client, server Config
 		want           string // of either end
 	}{
-		{"more queue pairs here", Config{Kind: WriteBW, Messages: 5}, Config{Kind: WriteBW, QPs: 2, Messages: 5},
+		{"more queue pairs here", Config{Kind: WriteBW, Messages: 5},
+			Config{Kind: WriteBW, QPs: 2, Messages: 5},
 			"it has fewer of them than the 2 here"},
-		{"fewer queue pairs here", Config{Kind: WriteBW, QPs: 2, Messages: 5}, Config{Kind: WriteBW, Messages: 5},
+		{"fewer queue pairs here", Config{Kind: WriteBW, QPs: 2, Messages: 5},
+			Config{Kind: WriteBW, Messages: 5},
 			"it has more of them than the 1 here"},
 		{"fewer messages", Config{Kind: SendBW, Messages: 5}, Config{Kind: SendBW, Messages: 9},
 			"the peer has gone on while this end still waits for messages"},
-		{"other size", Config{Kind: SendBW, Size: 64, Messages: 5}, Config{Kind: SendBW, Size: 4096, Messages: 5},
+		{"other size", Config{Kind: SendBW, Size: 64, Messages: 5},
+			Config{Kind: SendBW, Size: 4096, Messages: 5},
 			"a message has 64 bytes, 4096 were due"},
 		{"other count both ways", Config{Kind: WriteBW, Messages: 5, Bidirectional: true},
 			Config{Kind: WriteBW, Messages: 6, Bidirectional: true}, "the peer has sent 5 messages"},
-		{"smaller memory", Config{Kind: WriteBW, Size: 1 << 20, Messages: 2}, Config{Kind: WriteBW, Messages: 2},
+		{"smaller memory", Config{Kind: WriteBW, Size: 1 << 20, Messages: 2},
+			Config{Kind: WriteBW, Messages: 2},
 			"the peer offers less memory"},
 		{"one size and all", Config{Kind: WriteBW, Messages: 2, Bidirectional: true}, Config{Kind: WriteBW,
 			Messages: 2, Bidirectional: true, All: true}, "its message ended after 8 of 108 bytes; " + agree},
-		{"bandwidth and latency", Config{Kind: SendBW, Messages: 5}, Config{Kind: WriteLat, Messages: 5}, agree},
+		{"bandwidth and latency", Config{Kind: SendBW, Messages: 5}, Config{Kind: WriteLat, Messages: 5},
+			agree},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.client.Timeout, tt.server.Timeout = 4*time.Second, 4*time.Second

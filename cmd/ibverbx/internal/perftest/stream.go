@@ -124,7 +124,8 @@ func (s *stream) post(i int) (n int, err error) {
 
 // fill makes request k of a batch: a message of a queue pair, at an offset of its slots.
 func (s *stream) fill(k, i, at int) {
-	s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.source(i)+at), Length: uint32(s.size), LKey: s.mr.LKey()}
+	s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.source(i)+at), Length: uint32(s.size),
+		LKey: s.mr.LKey()}
 	wr := &s.wrs[k]
 	*wr = verbs.SendWR{ID: uint64(i), Opcode: s.opcode, Flags: verbs.SendSignaled, SGL: s.sges[k : k+1]}
 	if s.opcode != verbs.OpSend {
@@ -132,8 +133,8 @@ func (s *stream) fill(k, i, at int) {
 	}
 }
 
-// offset is where in its slots message n goes: small ones walk through a page, line by line, but for
-// those whose latency is measured.
+// offset is where in its slots message n goes: small ones walk through a page, line by line, but
+// for those whose latency is measured.
 func (s *stream) offset(n int) int {
 	step := (s.size + s.stride - 1) / s.stride * s.stride
 	if s.size > s.page/2 || step > s.page || s.cfg.Kind.Latency() {

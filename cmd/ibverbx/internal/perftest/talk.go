@@ -114,12 +114,14 @@ func (t *talk) explain(err error, step string, n, of int) error {
 	case t.ctx.Err() != nil:
 		return context.Cause(t.ctx)
 	case n == plainKeysSize && of == keysSize:
-		return fmt.Errorf("%w: %s: the peer's message has %d bytes and names no GID: its NIC is an InfiniBand "+
+		return fmt.Errorf("%w: %s: the peer's message has %d bytes and names no GID: its NIC is an "+
+			"InfiniBand "+
 			"one; give it -x with the index of a GID", ErrMismatch, step, n)
 	case errors.Is(err, os.ErrDeadlineExceeded) && n < 0:
 		return fmt.Errorf("%w: %s: it took nothing for %v", ErrTimeout, step, t.timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded) && n > 0:
-		return fmt.Errorf("%w: %s: its message ended after %d of %d bytes; %s", ErrTimeout, step, n, of, agree)
+		return fmt.Errorf("%w: %s: its message ended after %d of %d bytes; %s", ErrTimeout, step, n, of,
+			agree)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: %s: waited %v for its message; %s", ErrTimeout, step, t.timeout, agree)
 	case n > 0:
