@@ -73,7 +73,7 @@ var insteadOfTest = []struct{ flags, hint string }{
 			"have it, which makes no difference to this one: drop it here"},
 	{"--data_validation", "it changes what the ends tell each other: drop it at the other end too"},
 	{"--dont_xchg_versions", "perftest's ends need each other's version: drop it at both"},
-	{"-w --limit_bw -y --limit_msgrate --rate_limit --rate_units --burst_size --latency_gap " +
+	{"-w --limit_bw -y --limit_msgrate --rate_units --burst_size --latency_gap " +
 		"--perform_warm_up " +
 		"--reversed", "there is no such choice here: drop it"},
 	{"-C --report-cycles -U --report-unsorted -H --report-histogram --out_json --out_json_file --output " +
