@@ -29,17 +29,14 @@ func (x *networkNIC) wrong() error {
 			"such", x.Name(), c.BadICRC, c.Malformed, c.Strangers)
 	}
 	for i, t := range x.timers.heap {
-		if t.at != i+1 || t.when < x.timers.heap[0].when {
+		if !t.IsArmed() || t.When < x.timers.heap[0].When {
 			return fmt.Errorf("%s: timer %d of %d is in disorder", x.Name(), i, len(x.timers.heap))
 		}
 		if t.qp.core.Closed {
 			return fmt.Errorf("%s: a queue pair that is closed has a timer", x.Name())
 		}
 	}
-	first := int64(rc.Never)
-	if len(x.timers.heap) != 0 {
-		first = x.timers.heap[0].when
-	}
+	first := x.timers.heap.First(rc.Never)
 	if late := max(first, n.now); x.ringAt > late {
 		return fmt.Errorf("%s: the first of %d timers is due at %d, the alarm goes off at %d, now is %d",
 			x.Name(), len(x.timers.heap), first, x.ringAt, n.now)
@@ -61,7 +58,7 @@ func (q *QP) wrong(n *network) error {
 	switch {
 	case at <= n.now:
 		return nil // its time has come at this very moment
-	case at != rc.Never && (q.timer.at == 0 || q.timer.when > at):
+	case at != rc.Never && (!q.timer.IsArmed() || q.timer.When > at):
 		return fmt.Errorf("nothing wakes it at %d, now is %d", at, n.now)
 	case q.blocked || q.path.to == nil:
 		return nil

@@ -50,7 +50,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	}
 	q := &QP{dev: d, core: nic.QP{Num: num, Cap: qcap, SignalAll: cfg.SignalAll, CQs: cqs}}
 	q.core.Init(&p.core)
-	q.timer.init(q)
+	q.timer.Of = q
 	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: q,
 		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict})
 	d.qps.Add(num, q)

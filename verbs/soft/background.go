@@ -49,7 +49,7 @@ type bgState struct {
 
 func (s *bgState) init(q *QP) {
 	for k := range s.timers {
-		s.timers[k] = timer{qp: q, kind: timerKind(k)}
+		s.timers[k] = timer{Of: timed{q, timerKind(k)}}
 	}
 }
 
@@ -81,7 +81,7 @@ func (b *background) executeSmall(q *QP, requests, bytes int) {
 
 func (b *background) ready(q *QP) {
 	if q.overdue() || q.unacknowledged() && q.run.wait == waitNone &&
-		q.run.background.timers[timerAck].at == 0 {
+		!q.run.background.timers[timerAck].IsArmed() {
 		b.acknowledge(q)
 	}
 	if q.runnable() && !q.run.background.queued {
@@ -97,7 +97,7 @@ func (b *background) executed(q *QP) {
 	s := q.core.SQ.At(q.core.SQ.Acked)
 	if s.Mark == 0 {
 		b.acknowledge(q)
-	} else if t := &q.run.background.timers[timerAck]; t.at == 0 {
+	} else if t := &q.run.background.timers[timerAck]; !t.IsArmed() {
 		b.arm(t, s.Mark)
 	}
 }
@@ -152,7 +152,7 @@ func (b *background) arrive(q *QP) {
 func (b *background) retryAfter(q *QP, d time.Duration) {
 	t := &q.run.background.timers[timerRetry]
 	if d == 0 {
-		q.dev.worker.timers.disarm(t)
+		q.dev.worker.timers.Disarm(t)
 		return
 	}
 	b.arm(t, b.now()+int64(d))
@@ -164,14 +164,14 @@ func (b *background) stopTimers(q *QP) {
 		if timerKind(k) == timerArrive && len(q.hidden[nic.Recv]) > 0 {
 			continue // messages that have left still arrive
 		}
-		w.timers.disarm(&q.run.background.timers[k])
+		w.timers.Disarm(&q.run.background.timers[k])
 	}
 }
 
 // arm sets a timer of a queue pair.
 func (b *background) arm(t *timer, when int64) {
-	d := t.qp.dev
-	d.worker.timers.arm(t, when)
+	d := t.Of.qp.dev
+	d.worker.timers.Arm(t, when)
 	d.worker.updateDue()
 	if when < d.worker.wakeAt {
 		b.wake(d)
@@ -181,7 +181,7 @@ func (b *background) arm(t *timer, when int64) {
 // fireDue fires the timers of a NIC whose time has come.
 func (b *background) fireDue(w *worker) {
 	for len(w.timers) > 0 {
-		t := w.timers.due(b.now())
+		t := w.timers.Due(b.now())
 		if t == nil {
 			break
 		}
@@ -201,7 +201,7 @@ func (b *background) hasWork(w *worker) bool {
 
 // fire performs the action of a timer that has run out.
 func (b *background) fire(t *timer) {
-	switch q := t.qp; t.kind {
+	switch q := t.Of.qp; t.Of.kind {
 	case timerRetry:
 		b.f.timeout(q)
 	case timerAck:

@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"sync/atomic"
 	"time"
+
+	"ibverbx/verbs/internal/nic"
 )
 
 // spinWindow is how long before a simulated deadline the worker stops sleeping: timers of the
@@ -21,7 +23,7 @@ type worker struct {
 
 	first, last *QP // the run queue
 	backlog     atomic.Int32
-	timers      timerHeap
+	timers      nic.TimerHeap[timed]
 	// dueAt is when the first timer runs out; MaxInt64 for none. Pollers read it without the lock.
 	dueAt    atomic.Int64
 	wireFree int64 // when the last message that left has gone out
@@ -35,11 +37,7 @@ func (w *worker) init() {
 
 // updateDue sets dueAt.
 func (w *worker) updateDue() {
-	at := int64(math.MaxInt64)
-	if len(w.timers) > 0 {
-		at = w.timers[0].when
-	}
-	w.dueAt.Store(at)
+	w.dueAt.Store(w.timers.First(math.MaxInt64))
 }
 
 // enqueue adds a queue pair to the run queue.
@@ -130,8 +128,8 @@ func (b *background) work(d *Device) {
 		w.wakeAt = math.MaxInt64
 		precise := false
 		if len(w.timers) > 0 {
-			w.wakeAt = w.timers[0].when
-			precise = w.timers[0].precise()
+			w.wakeAt = w.timers[0].When
+			precise = w.timers[0].Of.precise()
 		}
 		if departure != 0 && departure < w.wakeAt {
 			w.wakeAt = departure
