@@ -32,7 +32,7 @@ func (x *networkNIC) wrong() error {
 		if !t.IsArmed() || t.When < x.timers.heap[0].When {
 			return fmt.Errorf("%s: timer %d of %d is in disorder", x.Name(), i, len(x.timers.heap))
 		}
-		if t.qp.core.Closed {
+		if t.Of.core.Closed {
 			return fmt.Errorf("%s: a queue pair that is closed has a timer", x.Name())
 		}
 	}
