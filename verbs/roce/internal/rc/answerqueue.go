@@ -33,17 +33,42 @@ func (a *answerQueue) full() bool { return a.fresh >= a.limit }
 
 func (a *answerQueue) empty() bool { return a.first == len(a.list) }
 
-// add adds an answer, for which there is room. What the peer asks for again is left out when there
-// is too much of it: it will ask once more.
-func (a *answerQueue) add(v answer, again bool) {
-	switch {
-	case !again:
-		a.fresh++
-	case len(a.list)-a.first >= 2*a.limit+2:
-		return
-	}
-	v.again = again
+// add adds an answer that is asked for the first time, for which there is room.
+func (a *answerQueue) add(v answer) {
+	a.fresh++
 	a.push(v)
+}
+
+// addAgain adds an answer that the peer asks for again. What of it waits to be sent is not sent
+// twice: a peer that loses patience while a long answer leaves would get more and more of it. Where
+// there is too much, nothing is added: the peer will ask once more.
+func (a *answerQueue) addAgain(v answer, shift uint) {
+	for i := a.first; i < len(a.list); i++ {
+		p := &a.list[i]
+		switch {
+		case p.includes(&v, shift):
+			return
+		case v.includes(p, shift): // what was sent of p is lost
+			v.again = p.again
+			*p = v
+			return
+		}
+	}
+	if len(a.list)-a.first < 2*a.limit+2 {
+		v.again = true
+		a.push(v)
+	}
+}
+
+// includes reports whether everything that is to be sent of v is also to be sent of a: the same
+// numbers, with the same bytes.
+func (a *answer) includes(v *answer, shift uint) bool {
+	if a.atomic || v.atomic {
+		return a.atomic && v.atomic && a.next == v.next
+	}
+	at, vAt := a.addr+a.sent<<shift, v.addr+v.sent<<shift
+	return a.next <= v.next && a.rkey == v.rkey && vAt-at == uint64(v.next-a.next)<<shift &&
+		v.next+seq(v.packets-v.sent) <= a.next+seq(a.packets-a.sent) && v.addr+v.length <= a.addr+a.length
 }
 
 func (a *answerQueue) clear() { a.list, a.first, a.fresh = a.list[:0], 0, 0 }

@@ -139,13 +139,13 @@ func (q *QP) duplicate(h *wire.Header, s seq) {
 		n := q.packets(uint64(h.Length))
 		if q.Permits(verbs.OpRDMARead) == verbs.StatusSuccess && !q.tooLong(h) &&
 			s+seq(n) <= r.expected {
-			r.answers.add(answer{next: s, packets: n, addr: h.Addr, rkey: h.RKey,
-				length: uint64(h.Length)}, true)
+			r.answers.addAgain(answer{next: s, packets: n, addr: h.Addr, rkey: h.RKey,
+				length: uint64(h.Length)}, q.shift)
 		}
 	case h.Opcode.IsAtomic():
 		for i := range r.atomics {
 			if a := &r.atomics[i]; a.s == s {
-				r.answers.add(answer{atomic: true, next: s, packets: 1, original: a.original}, true)
+				r.answers.addAgain(answer{atomic: true, next: s, packets: 1, original: a.original}, q.shift)
 			}
 		}
 	default:
@@ -333,7 +333,7 @@ func (q *QP) receiveRead(h *wire.Header) {
 		}
 	}
 	packets := q.packets(n)
-	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n}, false)
+	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n})
 	q.proceed(h, packets)
 	r.ackDue = false // the answer acknowledges
 }
@@ -360,7 +360,7 @@ func (q *QP) receiveAtomic(h *wire.Header) {
 		r.atomics = r.atomics[:len(r.atomics)-1]
 	}
 	r.atomics = append(r.atomics, atomicResult{r.expected, original})
-	r.answers.add(answer{atomic: true, next: r.expected, packets: 1, original: original}, false)
+	r.answers.add(answer{atomic: true, next: r.expected, packets: 1, original: original})
 	q.proceed(h, 1)
 	r.ackDue = false
 }

@@ -273,3 +273,39 @@ func TestLostRefusal(t *testing.T) {
 		}
 	})
 }
+
+// Of an answer that waits to be sent nothing is sent twice, however often the peer asks: one that
+// runs out of patience while a long answer leaves would be given more and more of it.
+func TestImpatientReader(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		const packets = 100
+		for name, from := range map[string]seq{"what comes": 0, "all of it": 0, "the rest": BatchPackets} {
+			n := newNetwork(t, 1, shape{ours: ours})
+			b := n.ends[1]
+			first := b.q.resp.expected
+			ask := func(from seq) {
+				n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: (first + from).psn(), RKey: b.mr.RKey(),
+					Addr: b.mr.Addr() + uint64(from)*256, Length: uint32(packets-from) * 256}, nil)
+			}
+			ask(0)
+			want := packets
+			if name != "what comes" {
+				b.q.Transmit(n.now, &b.batch)
+				b.batch.Reset()
+				want -= int(from)
+			}
+			for range 5 {
+				ask(from)
+			}
+			got := n.leaving(1)
+			if len(got) != want {
+				t.Fatalf("%s: %d packets leave, want %d", name, len(got), want)
+			}
+			for i, h := range got {
+				if h.PSN != (first + seq(packets-want+i)).psn() {
+					t.Fatalf("%s: packet %d has number %d", name, i, h.PSN-first.psn())
+				}
+			}
+		}
+	})
+}
