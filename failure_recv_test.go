@@ -2,6 +2,7 @@ package ibverbx_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -269,4 +270,50 @@ func TestRefusedReceiveLeavesAcceptedOnesToTheNIC(t *testing.T) {
 	if err := mr.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// Sends that were posted whole before the receive direction failed keep their own end: those whose
+// success the NIC has reported already are reported as successes.
+func TestPostedSendsEndOnTheirOwnAfterAReceiveFailed(t *testing.T) {
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2}, fabric: soft.Config{Stepped: true}})
+	for id := range uint64(4) {
+		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8))
+	}
+	l.fabric.Run(1000) // up to the CQ, which nobody polls yet
+	failed := verbs.WC{ID: 5 << 60, Status: verbs.StatusLocProtErr, QPNum: l.a.railQP[0]}
+	got := l.a.cq.ProcessCompletions(nil, 0, failed)
+	if !errors.Is(l.a.Err(), verbs.StatusLocProtErr) {
+		t.Fatal(l.a.Err())
+	}
+	got = append(got, l.a.poll(t)...)
+	if list := ids(t, got, verbs.StatusSuccess); !slices.Equal(list, []uint64{0, 1, 2, 3}) {
+		t.Errorf("reported %v", list)
+	}
+}
+
+// A flushed receive tells nothing of a message, whatever its slot held before.
+func TestFlushedReceivesHaveNoLength(t *testing.T) {
+	eachMode(t, 1000, func(t *testing.T, l *link) {
+		for id := range uint64(20) {
+			l.b.expectRecv(t, id)
+			l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, id, 0, 16))
+			ids(t, l.b.wait(t, 1), verbs.StatusSuccess)
+		}
+		for id := range uint64(20) {
+			l.b.expectRecv(t, id)
+		}
+		if err := l.b.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		got := l.b.poll(t)
+		if len(got) != 20 {
+			t.Fatal(fmtWCs(got))
+		}
+		for i, wc := range got {
+			if wc.ID != uint64(i) || wc.Status != verbs.StatusWRFlushErr || wc.ByteLen != 0 || wc.Imm != 0 ||
+				wc.Flags != 0 {
+				t.Fatalf("%+v", wc)
+			}
+		}
+	})
 }

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -230,4 +231,64 @@ func TestMostOutstanding(t *testing.T) {
 		}
 	}
 	s.Head, v.Head = sends, recvs
+}
+
+// A virtual queue pair that waits for a NIC is counted once, however much it has to try again, and
+// until it has.
+func TestRetryingCountsQueuePairs(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	for _, qp := range r.qps {
+		qp.refuse = verbs.ErrNoMemory
+	}
+	for id := range uint64(5) {
+		if _, err := r.PostSend(rawWrite(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if n := r.CQ().Stats().Retrying; n != 1 {
+				t.Errorf("%d virtual queue pairs are retrying", n)
+			}
+			pollNow(t, r.CQ())
+		}
+	}
+	for _, qp := range r.qps {
+		qp.refuse = nil
+	}
+	if r.finish(t); r.CQ().Stats().Retrying != 0 {
+		t.Errorf("%d virtual queue pairs are retrying what has been accepted", r.CQ().Stats().Retrying)
+	}
+}
+
+// A single queue pair is idle when many polls in a row, and over some time, found as many requests
+// outstanding. One that completes begins the count anew.
+func TestIdleAfterPollsAndTime(t *testing.T) {
+	p := &passThrough{sends: 3, recvs: 2, ended: 1}
+	var seen idleCQ
+	now := time.Now()
+	idleFor := func(polls int, step time.Duration) (idle bool) {
+		for range polls {
+			idle = p.isIdle(&seen, now)
+			now = now.Add(step)
+		}
+		return idle
+	}
+	if idleFor(10*flushPolls, 0) {
+		t.Error("idle without any time")
+	}
+	if now = now.Add(flushQuiet); idleFor(1, 0) {
+		t.Error("idle after just the time")
+	}
+	if now = now.Add(1); !idleFor(1, 0) {
+		t.Error("not idle after more than the time")
+	}
+	if p.ended++; idleFor(flushPolls-1, flushQuiet+1) {
+		t.Error("idle although a request has completed, and there were too few polls since")
+	}
+	if !idleFor(1, 0) {
+		t.Error("not idle after as many polls as it takes")
+	}
+	seen = idleCQ{}
+	if idleFor(1, 0) || seen.outstanding != 3 || seen.polls != 1 {
+		t.Errorf("a new count begins with %+v", seen)
+	}
 }

@@ -375,7 +375,7 @@ func (s *sender) check() {
 	}
 	for _, rl := range s.rails.all {
 		if (rl.batch != nil) != slices.Contains(s.staged, rl) {
-			broken("sender: rail %d has a batch: %v; and is listed otherwise", rl.index(), rl.batch != nil)
+			broken("sender: rail %d has a batch and is not listed, or the other way round", rl.index())
 		}
 	}
 	if s.win.Len() > checkedRequests {

@@ -2,6 +2,7 @@ package tagged
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"ibverbx/internal/flow"
@@ -195,4 +196,20 @@ func TestBrokenInvariants(t *testing.T) {
 func queueReading(e *Endpoint) {
 	rd := &reading{}
 	e.readQueue.PushBack(&rd.inList, rd)
+}
+
+// A broken invariant panics, with the endpoint's name; one that holds does not.
+func TestBrokenInvariantsPanic(t *testing.T) {
+	e := waiting()
+	e.name = "peer 7"
+	e.ledger = flow.New(2)
+	e.w.cfg.Window, e.w.cfg.MaxUnexpected = 3, 2
+	e.check()
+	e.reads = -1
+	defer func() {
+		if text, _ := recover().(string); !strings.HasPrefix(text, "tagged: peer 7: invariant: -1 reads") {
+			t.Errorf("the check panics with %q", text)
+		}
+	}()
+	e.check()
 }

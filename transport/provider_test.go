@@ -280,3 +280,38 @@ func TestSpuriousCompletionsAreDropped(t *testing.T) {
 	must(t, a.Err())
 	must(t, b.Err())
 }
+
+// countedNIC counts who watches it.
+type countedNIC struct {
+	*soft.Device
+	watching *int
+}
+
+func (d countedNIC) Watch(c chan<- verbs.Event) (stop func()) {
+	*d.watching++
+	end := d.Device.Watch(c)
+	return func() {
+		*d.watching--
+		end()
+	}
+}
+
+// A worker watches each of its NICs until it is closed.
+func TestAClosedWorkerWatchesNoNIC(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	must(t, err)
+	watching := 0
+	dom, err := ibverbx.NewDomain(countedNIC{fabric.Device(0), &watching},
+		countedNIC{fabric.Device(1), &watching})
+	must(t, err)
+	w, err := transport.NewWorker(dom, transport.Config{})
+	must(t, err)
+	if watching != 2 {
+		t.Errorf("%d NICs are watched", watching)
+	}
+	must(t, w.Close())
+	if watching != 0 {
+		t.Errorf("%d NICs are watched by a closed worker", watching)
+	}
+	must(t, errors.Join(dom.Close(), fabric.Close()))
+}

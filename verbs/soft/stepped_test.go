@@ -209,6 +209,16 @@ func TestSteppedTimers(t *testing.T) {
 		f.Run(10)
 		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 	})
+	t.Run("a peer that was not connected", func(t *testing.T) {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RetryCount = 1 })
+		setState(t, b, verbs.StateReset)
+		a.post(a.write(b, 1, 0, 8))
+		do(t, f, "execute")
+		raise(t, b, a)
+		do(t, f, "execute") // at once: no timer has to run out
+		f.Run(10)
+		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+	})
 	t.Run("for ever", func(t *testing.T) {
 		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.Timeout = 0 })
 		a.post(a.send(1, 0, 8))
