@@ -55,27 +55,23 @@ var instead = []struct{ flags, hint string }{
 //nolint:gochecknoglobals // a table
 var insteadOfTest = []struct{ flags, hint string }{
 	{"-R --rdma_cm -z --comm_rdma_cm", "the two ends meet over TCP, and not by rdma_cm: drop it at both"},
-	{"-D --duration -f --margin --run_infinitely --run-infinitely",
-		"a test has a number of messages here, since " +
-			"perftest does not tell its peer when the time is over: use --iters at both ends"},
+	{"-D --duration -f --margin --run_infinitely --run-infinitely", "a test has a number of messages here, " +
+		"since perftest does not tell its peer when the time is over: use --iters at both ends"},
 	{"-A --atomic_type", "there are no atomics here: use ibverbx perf --op fetch-add or --op cmp-swap"},
 	{"--write_with_imm --send_with_imm --unsolicited_write",
-		"messages have no immediate here: use ibverbx perf " +
-			"--op write-imm"},
-	{"-g --mcg -M --MGID --connectionless", "queue pairs are RC, which have no multicast: drop it at both " +
-		"ends"},
+		"messages have no immediate here: use ibverbx perf --op write-imm"},
+	{"-g --mcg -M --MGID --connectionless",
+		"queue pairs are RC, which have no multicast: drop it at both ends"},
 	{"-O --dualport --report-per-port", "a test uses one port: drop it at both ends"},
 	{"-T --tos", "use --tclass, which goes into the packets' IP header: the type of service is its upper " +
 		"bits"},
 	{"-e --events -I --inline_size --inline-size -l --post_list --recv_post_list -Q --cq-mod -X --vector " +
 		"--cqe_poll --use-srq --no_lock --use_old_post_send --use_hugepages --mmap --odp",
-		"the other end may " +
-			"have it, which makes no difference to this one: drop it here"},
+		"the other end may have it, which makes no difference to this one: drop it here"},
 	{"--data_validation", "it changes what the ends tell each other: drop it at the other end too"},
 	{"--dont_xchg_versions", "perftest's ends need each other's version: drop it at both"},
-	{"-w --limit_bw -y --limit_msgrate --rate_units --burst_size --latency_gap " +
-		"--perform_warm_up " +
-		"--reversed", "there is no such choice here: drop it"},
+	{"-w --limit_bw -y --limit_msgrate --rate_units --burst_size --latency_gap --perform_warm_up --reversed",
+		"there is no such choice here: drop it"},
 	{"-C --report-cycles -U --report-unsorted -H --report-histogram --out_json --out_json_file --output " +
 		"--report-both --cpu_util", "use --json for the figures in full"},
 }
