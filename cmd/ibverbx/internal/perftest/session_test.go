@@ -235,3 +235,41 @@ func TestCanceled(t *testing.T) {
 		}
 	}
 }
+
+// taking is a queue pair that takes any number of receives.
+type taking struct{ verbs.QP }
+
+func (taking) PostRecv(wrs []verbs.RecvWR) (int, error) { return len(wrs), nil }
+
+// TestReceivesAreRenewed: of the receives that a queue pair holds at least half are posted while
+// messages come, so that the peer does not find it without one.
+func TestReceivesAreRenewed(t *testing.T) {
+	for _, depth := range []int{1, 2, 20, 100} {
+		nic, _ := nics(t)
+		cfg := Config{Kind: SendBW, RxDepth: depth, Size: 64}
+		if err := cfg.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		e, err := probe(nic, &cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.page, e.stride = 4096, 64
+		if err := e.open(); err != nil {
+			t.Fatal(err)
+		}
+		e.qps[0] = taking{e.qps[0]}
+		s := newStream(e, cfg.Size, false, true)
+		if err := s.expect(); err != nil || s.qps[0].expected != depth {
+			t.Errorf("%d receives are posted, %v; want %d", s.qps[0].expected, err, depth)
+		}
+		s.qps[0].took = (depth + 1) / 2
+		if err := s.expect(); err != nil || s.qps[0].expected != depth+s.qps[0].took {
+			t.Errorf("%d of %d receives are used: %d are posted, %v", s.qps[0].took, depth,
+				s.qps[0].expected-depth, err)
+		}
+		if err := e.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -143,15 +143,18 @@ func (s *stream) offset(n int) int {
 	return n % (s.page / step) * step
 }
 
-// expect posts receives for what is still to come, as many as the queue pairs hold.
+// expect posts receives for what is still to come, as many as the queue pairs hold: where some are
+// posted, not before there is room for several.
 func (s *stream) expect() error {
+	several := min(batch, s.cfg.receives()) / 2
 	for i := range s.qps {
 		f := &s.qps[i]
-		for {
-			n := min(s.cfg.Messages-f.expected, s.cfg.receives()-(f.expected-f.took), batch)
-			if n <= 0 || n < batch/2 && f.expected+n < s.cfg.Messages && n < s.cfg.receives() {
-				break // a few more with the next
-			}
+		due := min(s.cfg.Messages-f.expected, s.cfg.receives()-(f.expected-f.took))
+		if due < several && f.expected+due < s.cfg.Messages {
+			continue
+		}
+		for due > 0 {
+			n := min(due, batch)
 			for k := range n {
 				s.sges[k] = verbs.SGE{Addr: s.mr.Addr() + uint64(s.target(i)+s.offset(f.expected+k)),
 					Length: uint32(s.size), LKey: s.mr.LKey()}
@@ -159,6 +162,7 @@ func (s *stream) expect() error {
 			}
 			n, err := s.end.qps[i].PostRecv(s.rwrs[:n])
 			f.expected += n
+			due -= n
 			if err != nil {
 				return fmt.Errorf("queue pair %#x: %w", s.end.qps[i].Num(), err)
 			}
