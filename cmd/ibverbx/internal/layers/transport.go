@@ -20,6 +20,15 @@ const bcopyLimit = 8 << 10
 
 // transportEnd is an end of package transport: endpoints of one worker, served round robin.
 type transportEnd struct {
+	transportSetup
+	transportRound
+	olds   []uint64 // results of atomics
+	pack   func(dst []byte) int
+	broken error // what ended the end; nil while it goes on
+}
+
+// transportSetup is what an end is made of, and stays as it is from connect to close.
+type transportSetup struct {
 	shape    Shape
 	asked    Kind
 	worker   *transport.Worker
@@ -28,37 +37,13 @@ type transportEnd struct {
 	mem      struct{ src, dst []byte }
 	tail     int
 	eps      []*transport.Endpoint
-	peers    []peerState
 	limits   transport.Limits
 	remote   Regions
-
-	task     Task
-	use      Kind
-	comp     transport.Completion // what is to complete, in the whole round or of the one message
-	counts   bool                 // operations count in comp themselves
-	flushing int                  // endpoints whose flush was begun
-	idle     bool                 // nothing is outstanding: comp is not in use
-	// unflushed is where the one message of a series went that needs a flush to show that it has
-	// completed; nil where there is none.
-	unflushed *transport.Endpoint
-	olds      []uint64 // results of atomics
-	next      int      // message that packs
-	pack      func(dst []byte) int
-	one       [1]ibverbx.Segment
-	word      [8]byte
-	seen      int
-	broken    error
-}
-
-// peerState is what an endpoint counts of what comes.
-type peerState struct {
-	e     *transportEnd
-	index int
-	came  int // messages of the round
 }
 
 func newTransport(cfg *Config) (*transportEnd, *transport.Worker, error) {
-	e := &transportEnd{shape: cfg.Shape, asked: cfg.Kind, tail: cfg.Tail, idle: true}
+	e := &transportEnd{transportRound: transportRound{idle: true, peers: make([]peerState, cfg.Endpoints)}}
+	e.shape, e.asked, e.tail = cfg.Shape, cfg.Kind, cfg.Tail
 	e.mem.src, e.mem.dst = cfg.Src, cfg.Dst
 	e.pack = e.copyNext
 	var err error
@@ -81,9 +66,8 @@ func (e *transportEnd) open(cfg *Config) (err error) {
 	if err := e.worker.Handle(amID, e.handle); err != nil {
 		return err
 	}
-	e.peers = make([]peerState, cfg.Endpoints)
 	for i := range e.peers {
-		e.peers[i] = peerState{e: e, index: i}
+		e.peers[i].index = i
 		ep, err := e.worker.NewEndpoint(transport.EndpointConfig{Value: &e.peers[i], OnError: e.failed})
 		if err != nil {
 			return err
@@ -135,31 +119,7 @@ func transportConfig(cfg *Config) transport.Config {
 // bounceBuffers is enough for all that one endpoint has outstanding.
 func bounceBuffers(cfg *Config) int { return min(max(256, 2*cfg.Window), maxBounce) }
 
-// failed records that an endpoint has failed.
-func (e *transportEnd) failed(_ *transport.Endpoint, err error) {
-	if e.broken == nil {
-		e.broken = err
-	}
-}
-
-// handle copies an active message to its slot: message i goes over endpoint i modulo their number.
-func (e *transportEnd) handle(m *transport.Message) {
-	p := m.Endpoint().Value().(*peerState)
-	i := p.came*max(e.task.Endpoints, 1) + p.index
-	data := m.Data()
-	if i >= e.task.Take || len(data) != e.task.Round.Size {
-		if e.broken == nil {
-			e.broken = fmt.Errorf("%w: message %d of %d bytes; the round has %d of %d bytes", ErrMessages, i,
-				len(data), e.task.Take, e.task.Round.Size)
-		}
-		return
-	}
-	copy(e.mem.dst[e.task.Round.Target(i):], data)
-	p.came++
-	e.seen++
-}
-
-func (e *transportEnd) kind(size int) Kind {
+func (e *transportSetup) kind(size int) Kind {
 	if e.asked != Auto || e.shape.Atomic {
 		return e.asked
 	}
@@ -180,7 +140,7 @@ func (e *transportEnd) kind(size int) Kind {
 	return Zcopy
 }
 
-func (e *transportEnd) longest() int {
+func (e *transportSetup) longest() int {
 	l := &e.limits
 	switch e.shape.Op {
 	case AM:
@@ -206,14 +166,12 @@ func (e *transportEnd) longest() int {
 	return 0
 }
 
-func (e *transportEnd) target() []byte { return e.mem.dst }
-func (e *transportEnd) counter() uint64 {
+func (e *transportSetup) target() []byte { return e.mem.dst }
+func (e *transportSetup) counter() uint64 {
 	return binary.NativeEndian.Uint64(e.mem.dst[e.tail+wordCounter:])
 }
 
-func (e *transportEnd) results() []uint64 { return e.olds }
-
-func (e *transportEnd) card() (c Card, err error) {
+func (e *transportSetup) card() (c Card, err error) {
 	c.Regions = regionsOf(e.src, e.dst)
 	for _, ep := range e.eps {
 		card, err := ep.Card()
@@ -225,7 +183,7 @@ func (e *transportEnd) card() (c Card, err error) {
 	return c, nil
 }
 
-func (e *transportEnd) connect(peer *Card) error {
+func (e *transportSetup) connect(peer *Card) error {
 	if len(peer.Transport) != len(e.eps) {
 		return fmt.Errorf("the peer has %d endpoints, this end %d", len(peer.Transport), len(e.eps))
 	}
@@ -239,7 +197,7 @@ func (e *transportEnd) connect(peer *Card) error {
 	return nil
 }
 
-func (e *transportEnd) close(ctx context.Context) error {
+func (e *transportSetup) close(ctx context.Context) error {
 	var errs []error
 	for _, ep := range e.eps {
 		errs = append(errs, closing(ep.Close(ctx)))

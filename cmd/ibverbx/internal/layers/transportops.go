@@ -3,10 +3,36 @@ package layers
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
+	"ibverbx"
 	"ibverbx/transport"
 )
+
+// transportRound is the round under way; begin begins it anew.
+type transportRound struct {
+	task     Task
+	use      Kind
+	peers    []peerState
+	comp     transport.Completion // what is to complete, in the whole round or of the one message
+	counts   bool                 // operations count in comp themselves
+	flushing int                  // endpoints whose flush was begun
+	idle     bool                 // nothing is outstanding: comp is not in use
+	// unflushed is where the one message of a series went that needs a flush to show that it has
+	// completed; nil where there is none.
+	unflushed *transport.Endpoint
+	next      int // message that packs
+	one       [1]ibverbx.Segment
+	word      [8]byte
+	seen      int // messages that have come
+}
+
+// peerState is what an endpoint counts of what comes.
+type peerState struct {
+	index int
+	came  int // messages of the round
+}
 
 func (e *transportEnd) begin(t *Task) error {
 	e.task, e.use = *t, e.kind(t.Round.Size)
@@ -188,6 +214,30 @@ func (e *transportEnd) completed() (bool, error) {
 	return true, e.comp.Err()
 }
 
+// failed records that an endpoint has failed.
+func (e *transportEnd) failed(_ *transport.Endpoint, err error) {
+	if e.broken == nil {
+		e.broken = err
+	}
+}
+
+// handle copies an active message to its slot: message i goes over endpoint i modulo their number.
+func (e *transportEnd) handle(m *transport.Message) {
+	p := m.Endpoint().Value().(*peerState)
+	i := p.came*max(e.task.Endpoints, 1) + p.index
+	data := m.Data()
+	if i >= e.task.Take || len(data) != e.task.Round.Size {
+		if e.broken == nil {
+			e.broken = fmt.Errorf("%w: message %d of %d bytes; the round has %d of %d bytes", ErrMessages, i,
+				len(data), e.task.Take, e.task.Round.Size)
+		}
+		return
+	}
+	copy(e.mem.dst[e.task.Round.Target(i):], data)
+	p.came++
+	e.seen++
+}
+
 func (e *transportEnd) arrived() (int, error) {
 	if e.shape.Op == PutPoll && e.seen < e.task.Take &&
 		atomic.LoadUint64(word(e.mem.dst, e.tail+wordFlag)) == e.flag(e.seen) {
@@ -195,3 +245,5 @@ func (e *transportEnd) arrived() (int, error) {
 	}
 	return e.seen, e.broken
 }
+
+func (e *transportEnd) results() []uint64 { return e.olds }
