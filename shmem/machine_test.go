@@ -3,11 +3,10 @@ package shmem_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
-	"log/slog"
 	"testing"
 
+	"ibverbx/internal/worded/wordedtest"
 	"ibverbx/shmem"
 )
 
@@ -30,24 +29,8 @@ func TestErrorsForMachines(t *testing.T) {
 		t.Fatalf("%v, %v", called, ran)
 	}
 	for name, err := range map[string]error{"barrier": called, "run": ran} {
-		text, failed := json.Marshal(map[string]error{"err": err})
-		if failed != nil {
-			t.Fatal(failed)
-		}
-		var log bytes.Buffer
-		slog.New(slog.NewJSONHandler(&log, nil)).Error("lost", "err", err)
-		for how, text := range map[string][]byte{"json": text, "slog": log.Bytes()} {
-			var got struct {
-				Err struct {
-					Error string
-					Cause json.RawMessage
-				}
-			}
-			if failed := json.Unmarshal(text, &got); failed != nil || got.Err.Error != err.Error() ||
-				!bytes.Contains(got.Err.Cause, []byte(`"pe":1,`)) ||
-				!bytes.Contains(got.Err.Cause, []byte(`"peer":"PE 1"`)) {
-				t.Errorf("%s, %s: %s, %v", name, how, text, failed)
-			}
-		}
+		wordedtest.Check(t, name, err, func(cause []byte) bool {
+			return bytes.Contains(cause, []byte(`"pe":1,`)) && bytes.Contains(cause, []byte(`"peer":"PE 1"`))
+		})
 	}
 }

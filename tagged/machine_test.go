@@ -5,10 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"log/slog"
 	"strings"
 	"testing"
 
+	"ibverbx/internal/worded/wordedtest"
 	"ibverbx/tagged"
 )
 
@@ -29,24 +29,10 @@ func TestErrorsForMachines(t *testing.T) {
 		if err == nil || strings.Count(err.Error(), "tagged: ") != 1 {
 			t.Errorf("%s: %v: want the package's name once", name, err)
 		}
-		text, failed := json.Marshal(map[string]error{"err": err})
-		if failed != nil {
-			t.Fatal(failed)
-		}
-		var log bytes.Buffer
-		slog.New(slog.NewJSONHandler(&log, nil)).Error("lost", "err", err)
-		for how, text := range map[string][]byte{"json": text, "slog": log.Bytes()} {
-			var got struct {
-				Err struct {
-					Error string
-					Cause struct{ Peer, Kind string }
-				}
-			}
-			if failed := json.Unmarshal(text, &got); failed != nil || got.Err.Error != err.Error() ||
-				got.Err.Cause.Peer != a.Name() || got.Err.Cause.Kind == "" {
-				t.Errorf("%s, %s: %s, %v", name, how, text, failed)
-			}
-		}
+		wordedtest.Check(t, name, err, func(cause []byte) bool {
+			var got struct{ Peer, Kind string }
+			return json.Unmarshal(cause, &got) == nil && got.Peer == a.Name() && got.Kind != ""
+		})
 	}
 	var nowhere context.Context
 	text, err := json.Marshal(a.SendWait(nowhere, 1))

@@ -1,0 +1,33 @@
+// Package wordedtest checks how errors are written for machines.
+package wordedtest
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"testing"
+)
+
+// Check writes an error to JSON, as a value of a document, and to slog, and checks that both have
+// its words, and a cause that the caller finds right.
+func Check(t testing.TB, name string, err error, right func(cause []byte) bool) {
+	t.Helper()
+	text, failed := json.Marshal(map[string]error{"err": err})
+	if failed != nil {
+		t.Fatal(failed)
+	}
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Error("lost", "err", err)
+	for how, text := range map[string][]byte{"json": text, "slog": log.Bytes()} {
+		var got struct {
+			Err struct {
+				Error string
+				Cause json.RawMessage
+			}
+		}
+		if failed := json.Unmarshal(text, &got); failed != nil || got.Err.Error != err.Error() ||
+			!right(got.Err.Cause) {
+			t.Errorf("%s, %s: %s, %v", name, how, text, failed)
+		}
+	}
+}
