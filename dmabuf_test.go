@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/unreliable"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -104,12 +105,12 @@ func TestImpossibleDMABufs(t *testing.T) {
 	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
 		t.Error(err)
 	}
-	f := &unreliable{at: -1}
+	f := &unreliable.Calls{At: -1}
 	plain, err := soft.New(soft.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if dom, err = ibverbx.NewDomain(unreliableNIC{plain.Device(0), f}); err != nil {
+	if dom, err = ibverbx.NewDomain(unreliable.New(plain.Device(0), f)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := dom.RegisterDMABuf(fd, 0, 4096, 0, verbs.AccessAll); !errors.Is(

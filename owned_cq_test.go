@@ -113,11 +113,11 @@ func TestErrorsNameTheVirtualCQ(t *testing.T) {
 	_, err = cq.PollDevice(9, nil)
 	check("a device that is not there", "poll", err)
 	check("no context", "wait for", cq.Wait(nil)) //nolint:staticcheck // that is what is refused
-	f.calls, f.at, f.only = 0, 1, "arm"
+	f.N, f.At, f.Only = 0, 1, "arm"
 	check("a CQ that cannot be armed", "wait for", cq.Wait(t.Context()))
-	f.calls = 0
+	f.N = 0
 	check("a CQ that cannot be armed", "arm", cq.Arm())
-	f.calls, f.at, f.only = 0, 1, "close cq"
+	f.N, f.At, f.Only = 0, 1, "close cq"
 	if err := q.Close(); err == nil || !strings.Contains(err.Error(), "close"+name+"soft1: ") {
 		t.Errorf("a CQ that cannot be closed: %v", err)
 	}

@@ -8,135 +8,21 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/unreliable"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 	"ibverbx/verbs/verbstest"
 )
 
-var errProvider = errors.New("the provider failed")
-
-// unreliable counts the calls to a provider's NICs, and fails one.
-type unreliable struct {
-	calls int
-	at    int    // the call that fails; negative: none
-	only  string // kind of call that counts; "" for all
-	name  string // of the call that failed
-}
-
-func (f *unreliable) call(name string) error {
-	if f.only != "" && f.only != name {
-		return nil
-	}
-	f.calls++
-	if f.calls-1 != f.at {
-		return nil
-	}
-	f.name = name
-	return errProvider
-}
-
-// unreliableNIC is a software NIC each of whose calls may fail before it has done anything.
-type unreliableNIC struct {
-	*soft.Device
-	f *unreliable
-}
-
-func (d unreliableNIC) Query() (verbs.DeviceAttr, error) {
-	if err := d.f.call("query"); err != nil {
-		return verbs.DeviceAttr{}, err
-	}
-	return d.Device.Query()
-}
-
-func (d unreliableNIC) QueryPort(port int) (verbs.PortAttr, error) {
-	if err := d.f.call("query port"); err != nil {
-		return verbs.PortAttr{}, err
-	}
-	return d.Device.QueryPort(port)
-}
-
-func (d unreliableNIC) AllocPD() (verbs.PD, error) {
-	if err := d.f.call("alloc pd"); err != nil {
-		return nil, err
-	}
-	pd, err := d.Device.AllocPD()
-	return unreliablePD{pd, d}, err
-}
-
-func (d unreliableNIC) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	if err := d.f.call("create cq"); err != nil {
-		return nil, err
-	}
-	cq, err := d.Device.CreateCQ(cfg)
-	return unreliableCQ{cq, d}, err
-}
-
-type unreliablePD struct {
-	verbs.PD
-	nic unreliableNIC
-}
-
-func (p unreliablePD) Device() verbs.Device { return p.nic }
-
-func (p unreliablePD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	if err := p.nic.f.call("register"); err != nil {
-		return nil, err
-	}
-	return p.PD.RegisterMR(buf, access)
-}
-
-func (p unreliablePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	if err := p.nic.f.call("create qp"); err != nil {
-		return nil, err
-	}
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(unreliableCQ).CQ, cfg.RecvCQ.(unreliableCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	return unreliableQP{qp, p.nic}, err
-}
-
-func (p unreliablePD) Close() error { return errors.Join(p.nic.f.call("close pd"), p.PD.Close()) }
-
-type unreliableCQ struct {
-	verbs.CQ
-	nic unreliableNIC
-}
-
-func (c unreliableCQ) Device() verbs.Device { return c.nic }
-
-func (c unreliableCQ) Arm(solicited bool) error {
-	if err := c.nic.f.call("arm"); err != nil {
-		return err
-	}
-	return c.CQ.Arm(solicited)
-}
-
-func (c unreliableCQ) Close() error { return errors.Join(c.nic.f.call("close cq"), c.CQ.Close()) }
-
-type unreliableQP struct {
-	verbs.QP
-	nic unreliableNIC
-}
-
-func (q unreliableQP) Device() verbs.Device { return q.nic }
-
-func (q unreliableQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
-	if err := q.nic.f.call("modify"); err != nil {
-		return err
-	}
-	return q.QP.Modify(attr, mask)
-}
-
-func (q unreliableQP) Close() error { return errors.Join(q.nic.f.call("close qp"), q.QP.Close()) }
-
 // unreliableNICs are two NICs of a fabric.
-func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable, []verbs.Device) {
+func unreliableNICs(t *testing.T) (*soft.Fabric, *unreliable.Calls, []verbs.Device) {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &unreliable{at: -1}
-	return fabric, f, []verbs.Device{unreliableNIC{fabric.Device(0), f}, unreliableNIC{fabric.Device(1), f}}
+	f := &unreliable.Calls{At: -1}
+	return fabric, f, []verbs.Device{unreliable.New(fabric.Device(0), f), unreliable.New(fabric.Device(1), f)}
 }
 
 // Whatever call of the provider fails while objects are made, its error is returned and what had
@@ -158,11 +44,11 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 	made := map[string]bool{}
 	for at := 0; ; at++ {
 		fabric, f, devs := unreliableNICs(t)
-		f.at = at
+		f.At = at
 		q, mr, cq, err := create(devs)
-		f.at = -1
+		f.At = -1
 		switch {
-		case f.name == "":
+		case f.Name == "":
 			if err != nil || at < 12 {
 				t.Fatalf("%d calls, %v", at, err)
 			}
@@ -179,17 +65,17 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 				}
 			}
 			return
-		case err == nil && f.name == "query port": // who cannot be asked now is asked by Connect
+		case err == nil && f.Name == "query port": // who cannot be asked now is asked by Connect
 			err = errors.Join(cq.Close(), mr.Close(), q.Close())
 			if err != nil {
 				t.Error(err)
 			}
-		case !errors.Is(err, errProvider) || !strings.HasPrefix(err.Error(), "ibverbx: "):
-			t.Errorf("call %d, %s: %v", at, f.name, err)
+		case !errors.Is(err, unreliable.Err) || !strings.HasPrefix(err.Error(), "ibverbx: "):
+			t.Errorf("call %d, %s: %v", at, f.Name, err)
 		}
-		made[f.name] = true
+		made[f.Name] = true
 		if err := fabric.Close(); err != nil {
-			t.Errorf("call %d, %s: %v", at, f.name, err)
+			t.Errorf("call %d, %s: %v", at, f.Name, err)
 		}
 	}
 }
@@ -213,21 +99,21 @@ func TestFailedConnectCanBeTriedAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.calls, f.at = 0, at
+			f.N, f.At = 0, at
 			err = a.Connect(card)
-			f.at = -1
-			if f.name != "" && f.name != "query" &&
-				(!errors.Is(err, errProvider) || !strings.Contains(err.Error(), "rail ")) {
-				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+			f.At = -1
+			if f.Name != "" && f.Name != "query" &&
+				(!errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), "rail ")) {
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.Name, err)
 			}
 			if err := a.Reset(); err != nil {
-				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.Name, err)
 			}
 			connectBoth(t, a, b)
 			if err := errors.Join(a.Close(), b.Close(), fabric.Close()); err != nil {
-				t.Errorf("%v, call %d, %s: %v", scheme, at, f.name, err)
+				t.Errorf("%v, call %d, %s: %v", scheme, at, f.Name, err)
 			}
-			if f.name == "" {
+			if f.Name == "" {
 				if at < 10 {
 					t.Errorf("%v: %d calls", scheme, at)
 				}
@@ -254,8 +140,8 @@ func TestFailedCloseIsReported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.calls, f.at, f.only = 0, c.at, c.call
-		if err := q.Close(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), c.says) {
+		f.N, f.At, f.Only = 0, c.at, c.call
+		if err := q.Close(); !errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s %d: %v; want one that says %q", c.call, c.at, err, c.says)
 		}
 		if err := fabric.Close(); err != nil {
@@ -272,8 +158,8 @@ func TestFailedCloseOfADomainIsReported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.calls, f.at, f.only = 0, at, "close pd"
-		if err := dom.Close(); !errors.Is(err, errProvider) ||
+		f.N, f.At, f.Only = 0, at, "close pd"
+		if err := dom.Close(); !errors.Is(err, unreliable.Err) ||
 			!strings.HasPrefix(err.Error(), "ibverbx: close domain: ") {
 			t.Errorf("close pd %d: %v", at, err)
 		}
@@ -329,8 +215,8 @@ func TestWaitOnCQsThatHaveDied(t *testing.T) {
 	if err := wait(); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("both live: %v", err)
 	}
-	cqs[0].died = errProvider
-	if err := wait(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "null0") {
+	cqs[0].died = unreliable.Err
+	if err := wait(); !errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), "null0") {
 		t.Errorf("the first has died: %v", err)
 	}
 	armed := [2]int{cqs[0].armed, cqs[1].armed}
@@ -343,8 +229,8 @@ func TestWaitOnCQsThatHaveDied(t *testing.T) {
 	if cqs[0].armed != armed[0] || cqs[1].armed != armed[1]+2 {
 		t.Errorf("armed %d and %d times more", cqs[0].armed-armed[0], cqs[1].armed-armed[1])
 	}
-	cqs[1].died = errProvider
-	if err := wait(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "null1") {
+	cqs[1].died = unreliable.Err
+	if err := wait(); !errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), "null1") {
 		t.Errorf("the second has died: %v", err)
 	}
 	for _, wait := range []func() error{wait, vcq.Arm} {
@@ -362,13 +248,13 @@ func TestWaitWhereACQCannotBeArmed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.calls, f.at, f.only = 0, 1, "arm"
-	if err := q.CQ().Wait(t.Context()); !errors.Is(err, errProvider) ||
+	f.N, f.At, f.Only = 0, 1, "arm"
+	if err := q.CQ().Wait(t.Context()); !errors.Is(err, unreliable.Err) ||
 		!strings.Contains(err.Error(), "arm soft1") {
 		t.Errorf("wait: %v", err)
 	}
-	f.calls = 0
-	if err := q.CQ().Arm(); !errors.Is(err, errProvider) || !strings.Contains(err.Error(), "soft1") {
+	f.N = 0
+	if err := q.CQ().Arm(); !errors.Is(err, unreliable.Err) || !strings.Contains(err.Error(), "soft1") {
 		t.Errorf("arm: %v", err)
 	}
 	if err := errors.Join(q.Close(), fabric.Close()); err != nil {

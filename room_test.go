@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/unreliable"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 	"ibverbx/verbs/verbstest"
@@ -188,14 +189,14 @@ func TestModifyWithoutTheOwnAddress(t *testing.T) {
 		AH: verbs.AH{Global: true}}
 	mask := verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
 		verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
-	f.calls, f.at, f.only = 0, 0, "query port"
-	if err := ends[0].Modify(rtr, mask, &peer); !errors.Is(err, errProvider) {
+	f.N, f.At, f.Only = 0, 0, "query port"
+	if err := ends[0].Modify(rtr, mask, &peer); !errors.Is(err, unreliable.Err) {
 		t.Errorf("without an address: %v", err)
 	}
 	if got := ends[0].State(); got != verbs.StateInit {
 		t.Errorf("in %v", got)
 	}
-	f.at = -1
+	f.At = -1
 	if err := ends[0].Modify(rtr, mask, &peer); err != nil || ends[0].State() != verbs.StateRTR {
 		t.Errorf("again: %v", err)
 	}

@@ -6,132 +6,17 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/unreliable"
 	"ibverbx/transport"
 	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
-
-var errProvider = errors.New("the provider failed")
-
-// unreliable counts the calls to a provider, and fails one of them.
-type unreliable struct {
-	calls   int
-	at      int        // the call that fails; negative: none
-	only    string     // kind of call that counts; "" for all
-	name    string     // of the call that failed
-	invents []verbs.WC // completions that the next poll invents
-}
-
-func (f *unreliable) call(name string) error {
-	if f.only != "" && f.only != name {
-		return nil
-	}
-	f.calls++
-	if f.calls-1 != f.at {
-		return nil
-	}
-	f.name = name
-	return errProvider
-}
-
-// unreliableNIC is a software NIC calls of which fail.
-type unreliableNIC struct {
-	*soft.Device
-	f *unreliable
-}
-
-type (
-	unreliablePD struct {
-		verbs.PD
-		nic unreliableNIC
-	}
-	unreliableMR struct {
-		verbs.MR
-		f *unreliable
-	}
-	unreliableCQ struct {
-		verbs.CQ
-		nic unreliableNIC
-	}
-	unreliableQP struct {
-		verbs.QP
-		nic unreliableNIC
-	}
-)
-
-func (d unreliableNIC) Query() (verbs.DeviceAttr, error) {
-	if err := d.f.call("query"); err != nil {
-		return verbs.DeviceAttr{}, err
-	}
-	return d.Device.Query()
-}
-
-func (d unreliableNIC) QueryPort(port int) (verbs.PortAttr, error) {
-	if err := d.f.call("query port"); err != nil {
-		return verbs.PortAttr{}, err
-	}
-	return d.Device.QueryPort(port)
-}
-
-func (d unreliableNIC) AllocPD() (verbs.PD, error) {
-	pd, err := d.Device.AllocPD()
-	return unreliablePD{pd, d}, err
-}
-
-func (d unreliableNIC) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
-	if err := d.f.call("create cq"); err != nil {
-		return nil, err
-	}
-	cq, err := d.Device.CreateCQ(cfg)
-	return unreliableCQ{cq, d}, err
-}
-
-func (p unreliablePD) Device() verbs.Device { return p.nic }
-
-func (p unreliablePD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	if err := p.nic.f.call("register"); err != nil {
-		return nil, err
-	}
-	mr, err := p.PD.RegisterMR(buf, access)
-	return unreliableMR{mr, p.nic.f}, err
-}
-
-func (p unreliablePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
-	if err := p.nic.f.call("create qp"); err != nil {
-		return nil, err
-	}
-	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(unreliableCQ).CQ, cfg.RecvCQ.(unreliableCQ).CQ
-	qp, err := p.PD.CreateQP(cfg)
-	return unreliableQP{qp, p.nic}, err
-}
-
-func (m unreliableMR) Close() error { return errors.Join(m.f.call("deregister"), m.MR.Close()) }
-
-func (c unreliableCQ) Device() verbs.Device { return c.nic }
-
-func (c unreliableCQ) Poll(wcs []verbs.WC) (int, error) {
-	n, err := c.CQ.Poll(wcs)
-	k := copy(wcs[n:], c.nic.f.invents)
-	c.nic.f.invents = c.nic.f.invents[k:]
-	return n + k, err
-}
-
-func (c unreliableCQ) Arm(solicited bool) error {
-	if err := c.nic.f.call("arm"); err != nil {
-		return err
-	}
-	return c.CQ.Arm(solicited)
-}
-
-func (c unreliableCQ) Close() error { return errors.Join(c.nic.f.call("close cq"), c.CQ.Close()) }
-
-func (q unreliableQP) Device() verbs.Device { return q.nic }
 
 // unreliableDomain is a domain over two NICs calls of which fail.
-func unreliableDomain(t *testing.T) (w *world, dom *ibverbx.Domain, f *unreliable) {
+func unreliableDomain(t *testing.T) (w *world, dom *ibverbx.Domain, f *unreliable.Calls) {
 	t.Helper()
-	w, f = newWorld(t, setupFabric(2)), &unreliable{at: -1}
-	dom, err := ibverbx.NewDomain(unreliableNIC{w.fabric.Device(0), f}, unreliableNIC{w.fabric.Device(1), f})
+	w, f = newWorld(t, setupFabric(2)), &unreliable.Calls{At: -1}
+	dom, err := ibverbx.NewDomain(unreliable.New(w.fabric.Device(0), f),
+		unreliable.New(w.fabric.Device(1), f))
 	must(t, err)
 	w.domains = append(w.domains, dom)
 	return w, dom, f
@@ -144,7 +29,7 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 	made := map[string]bool{}
 	for at := 0; ; at++ {
 		w, dom, f := unreliableDomain(t)
-		f.calls, f.at = 0, at
+		f.N, f.At = 0, at
 		worker, err := transport.NewWorker(dom, cfg)
 		what := "new worker"
 		if err == nil {
@@ -152,24 +37,24 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 			if _, err = worker.NewEndpoint(transport.EndpointConfig{}); err != nil {
 				what = "new endpoint"
 				if n := worker.Stats().Endpoints; n != 0 {
-					t.Errorf("call %d, %s: %d endpoints", at, f.name, n)
+					t.Errorf("call %d, %s: %d endpoints", at, f.Name, n)
 				}
 				newEndpoint(t, worker, transport.EndpointConfig{}) // the next one can be made
 			}
 		}
-		f.at = -1
-		if f.name == "" {
+		f.At = -1
+		if f.Name == "" {
 			if err != nil || at < 12 {
 				t.Fatalf("%d calls, %v", at, err)
 			}
 			break
 		}
-		if made[f.name] = true; err == nil && f.name == "query port" {
+		if made[f.Name] = true; err == nil && f.Name == "query port" {
 			w.close() // who cannot be asked now is asked by Connect
 			continue
 		}
-		if !errors.Is(err, errProvider) || !strings.HasPrefix(err.Error(), "transport: "+what+": ") {
-			t.Errorf("call %d, %s: %v", at, f.name, err)
+		if !errors.Is(err, unreliable.Err) || !strings.HasPrefix(err.Error(), "transport: "+what+": ") {
+			t.Errorf("call %d, %s: %v", at, f.Name, err)
 		}
 		w.close()
 	}
@@ -192,8 +77,8 @@ func TestFailedCloseOfAWorkerIsReported(t *testing.T) {
 		w, dom, f := unreliableDomain(t)
 		worker, err := transport.NewWorker(dom, transport.Config{})
 		must(t, err)
-		f.calls, f.at, f.only = 0, c.at, c.call
-		if err := worker.Close(); !errors.Is(err, errProvider) {
+		f.N, f.At, f.Only = 0, c.at, c.call
+		if err := worker.Close(); !errors.Is(err, unreliable.Err) {
 			t.Errorf("%s %d: %v", c.call, c.at, err)
 		}
 		w.close()
@@ -206,13 +91,13 @@ func TestWaitWhereTheCQCannotBeArmed(t *testing.T) {
 	worker, err := transport.NewWorker(dom, transport.Config{Spin: -1, KeepAlive: -1})
 	must(t, err)
 	w.workers = append(w.workers, worker)
-	f.calls, f.at, f.only = 0, 0, "arm"
+	f.N, f.At, f.Only = 0, 0, "arm"
 	calls := 0
 	must(t, worker.WaitFor(within(t), 0, func() bool {
 		calls++
 		return calls == 4
 	}))
-	if f.name == "" {
+	if f.Name == "" {
 		t.Error("the CQ was armed")
 	}
 }
@@ -229,7 +114,7 @@ func TestMemoryThatCannotBeGivenBack(t *testing.T) {
 			t.Errorf("%d registrations leaked, want %d", n, leaked)
 		}
 		e := newEndpoint(t, worker, transport.EndpointConfig{})
-		f.calls, f.at, f.only = 0, 0, "deregister"
+		f.N, f.At, f.Only = 0, 0, "deregister"
 		must(t, e.Abort(nil))
 		w.quiet()
 		if n := worker.Stats().Endpoints; n != 0 {
@@ -243,7 +128,7 @@ func TestMemoryThatCannotBeGivenBack(t *testing.T) {
 func TestSpuriousCompletionsAreDropped(t *testing.T) {
 	w, dom, f := unreliableDomain(t)
 	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}, AMBuffers: 4, KeepAlive: -1}
-	one, err := ibverbx.NewDomain(unreliableNIC{w.fabric.Device(0), f})
+	one, err := ibverbx.NewDomain(unreliable.New(w.fabric.Device(0), f))
 	must(t, err)
 	w.domains = append(w.domains, one)
 	worker, err := transport.NewWorker(one, cfg)
@@ -265,7 +150,7 @@ func TestSpuriousCompletionsAreDropped(t *testing.T) {
 		recv | 2<<32, recv | 77<<32, recv | 1<<62,
 	} {
 		for range 2 {
-			f.invents = append(f.invents, verbs.WC{ID: id, QPNum: qp, Opcode: verbs.WCRecv, ByteLen: 8})
+			f.Invents = append(f.Invents, verbs.WC{ID: id, QPNum: qp, Opcode: verbs.WCRecv, ByteLen: 8})
 			want++
 		}
 	}
