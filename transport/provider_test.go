@@ -9,6 +9,7 @@ import (
 	"ibverbx/internal/unreliable"
 	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // unreliableDomain is a domain over two NICs calls of which fail.
