@@ -24,3 +24,8 @@ func TestMutations(t *testing.T) {
 func TestNICMutations(t *testing.T) {
 	flags.Hunt(t, &nics, hunt.Bugs{Package: "verbs/roce", File: "testdata/roce.bugs"}, 2000)
 }
+
+// TestTimerMutations does the same with bugs of the timers that NICs of software share.
+func TestTimerMutations(t *testing.T) {
+	flags.Hunt(t, &nics, hunt.Bugs{Package: "verbs/internal/nic", File: "testdata/timers.bugs"}, 2000)
+}
