@@ -49,6 +49,10 @@ func (x *networkNIC) wrong() error {
 	return nil
 }
 
+// rounding is by how many nanoseconds the time at which a rate allows the next packet may differ from
+// call to call.
+const rounding = 8
+
 // wrong says what is wrong with a queue pair, whose NIC has done what there is to do.
 func (q *QP) wrong(n *network) error {
 	if err := q.engine.Check(); err != nil {
@@ -56,10 +60,11 @@ func (q *QP) wrong(n *network) error {
 	}
 	at := q.engine.Deadline()
 	switch {
-	case at <= n.now:
+	case at <= n.now+rounding:
 		return nil // its time has come at this very moment
-	case at != rc.Never && (!q.timer.IsArmed() || q.timer.When > at):
-		return fmt.Errorf("nothing wakes it at %d, now is %d", at, n.now)
+	case at != rc.Never && (!q.timer.IsArmed() || q.timer.When > at+rounding):
+		return fmt.Errorf("it has to be called at %d, and its timer is at %d; now is %d", at, q.timer.When,
+			n.now)
 	case q.blocked || q.path.to == nil:
 		return nil
 	}

@@ -106,6 +106,9 @@ func (n *network) newNIC(i int) *networkNIC {
 		x.cfg.Strict = true
 		x.source = netip.AddrPortFrom(addr, 0xc000+uint16(n.rng.IntN(1<<14)))
 	}
+	if n.rng.IntN(6) == 0 {
+		x.cfg.Rate = 1e7 * float64(1+n.rng.IntN(100))
+	}
 	x.mtu = [...]verbs.MTU{verbs.MTU512, verbs.MTU1024, verbs.MTU4096}[n.rng.IntN(3)]
 	x.init(n.rng.Uint32)
 	close(x.recv.ended)
