@@ -58,6 +58,9 @@ func (q *QP) wrong(n *network) error {
 	if err := q.engine.Check(); err != nil {
 		return err
 	}
+	if s := q.engine.Stats(); s.Broken != 0 && !n.plan.Liars {
+		return fmt.Errorf("%d packets against the protocol, and all ends keep it", s.Broken)
+	}
 	at := q.engine.Deadline()
 	switch {
 	case at <= n.now+rounding:
