@@ -49,8 +49,8 @@ func (x *networkNIC) wrong() error {
 	return nil
 }
 
-// rounding is by how many nanoseconds the time at which a rate allows the next packet may differ from
-// call to call.
+// rounding is by how many nanoseconds the time at which a rate allows the next packet may differ
+// from call to call.
 const rounding = 8
 
 // wrong says what is wrong with a queue pair, whose NIC has done what there is to do.
