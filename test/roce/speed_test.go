@@ -76,7 +76,8 @@ func newColumn(t *testing.T, env verbstest.Env, name string, a, b verbs.Device) 
 	return &column{name: name, Pair: verbstest.NewPair(verbstest.NewNode(t, env, a),
 		verbstest.NewNode(t, env, b),
 		verbstest.PairConfig{BufSize: speedSize, SignalAll: true,
-			Cap: verbs.QPCap{MaxSendWR: speedDepth, MaxRecvWR: 2 * speedDepth}})}
+			Adjust: func(_ verbs.QP, attr *verbs.QPAttr) { attr.Timeout = patient },
+			Cap:    verbs.QPCap{MaxSendWR: speedDepth, MaxRecvWR: 2 * speedDepth}})}
 }
 
 // measure moves a burst of messages and returns how long that took.
