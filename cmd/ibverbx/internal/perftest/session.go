@@ -196,7 +196,7 @@ func (s *session) oneWay() error {
 	r := Result{}
 	if s.client {
 		for _, size := range s.cfg.sizes() {
-			took, err := s.stream(size, true, false)
+			took, err := s.stream(size)
 			if err != nil {
 				return err
 			}
@@ -226,7 +226,7 @@ func (s *session) bothWays() error {
 		if err := s.sync("begin of its messages", 0, false); err != nil {
 			return err
 		}
-		took, err := s.stream(size, true, false)
+		took, err := s.stream(size)
 		if err != nil {
 			return err
 		}
@@ -341,9 +341,9 @@ func (s *session) latency(p *pingPong) error {
 	return nil
 }
 
-// stream moves the messages of a size.
-func (s *session) stream(size int, sends, takes bool) (time.Duration, error) {
-	return s.traffic(newStream(s.end, size, sends, takes).run)
+// stream writes or reads the messages of a size.
+func (s *session) stream(size int) (time.Duration, error) {
+	return s.traffic(newStream(s.end, size, true, false).run)
 }
 
 // traffic watches the connection while messages are under way.
