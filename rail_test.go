@@ -84,6 +84,33 @@ func TestResetForgetsWhatIsStaged(t *testing.T) {
 	}
 }
 
+// When a device is lost, what was staged for it does not stay in the batches, which other virtual
+// queue pairs of the CQ are lent next.
+func TestALostDeviceLeavesEmptyBatches(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	for _, qp := range r.qps {
+		qp.refuse = verbs.ErrNoMemory
+	}
+	for id := range uint64(4) {
+		if _, err := r.PostSend(rawWrite(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.CQ().FailDevice(0, nil)
+	if got := pollNow(t, r.CQ()); len(got) != 4 {
+		t.Errorf("reported: %+v", got)
+	}
+	p := &r.CQ().batches
+	if p.free != 2 {
+		t.Errorf("%d batches came back, want 2", p.free)
+	}
+	for _, b := range p.slots[:p.free] {
+		if b.head != 0 || b.tail != 0 {
+			t.Errorf("a batch came back with requests %d to %d", b.head, b.tail)
+		}
+	}
+}
+
 // Credits have no memory, whatever was posted with the batch before: a SEND that meets one must not
 // find any.
 func TestCreditsHaveNoMemory(t *testing.T) {

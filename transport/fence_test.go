@@ -1,7 +1,9 @@
 package transport_test
 
 import (
+	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"ibverbx/transport"
@@ -82,5 +84,42 @@ func TestAFenceBehindPendingRequests(t *testing.T) {
 	l.until("all", func() bool { return l.a.Stats().Pending == 0 && l.a.Stats().Outstanding == 0 })
 	if f, want := slices.Compact(*fenced), []uint64{l.a.peer.At(1).Addr}; !slices.Equal(f, want) {
 		t.Errorf("fenced are %x, want %x", f, want)
+	}
+}
+
+// A remote flush reads on no rail before the puts on all rails have landed.
+func TestARemoteFlushReadsBehindAllPuts(t *testing.T) {
+	s := shapes()[1]
+	s.cfg.KeepAlive = -1
+	l := newLink(t, s)
+	var reads atomic.Int64
+	watch := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend, Count: -1,
+		Match: func(wr *verbs.SendWR) bool {
+			if wr.Opcode == verbs.OpRDMARead {
+				reads.Add(1)
+			}
+			return false
+		}})
+	defer watch.Remove()
+	rails := l.a.QPStats().Rails
+	stall := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.StallQP, QPNum: rails[1].QPNum,
+		Count: -1})
+	_, err := l.a.PutZcopy(nil, l.a.peer.At(0), l.a.mr.Slice(0, 3*4096))
+	must(t, err)
+	done := false
+	_, err = l.a.StartFlush(transport.FlushRemote,
+		transport.NewCompletion(1, func(*transport.Completion) { done = true }))
+	must(t, err)
+	for range 2000 {
+		l.a.w.Progress()
+		runtime.Gosched()
+	}
+	if n := reads.Load(); n != 0 || done {
+		t.Errorf("%d reads while a put is on its way; done %t", n, done)
+	}
+	stall.Remove()
+	l.until("the flush", func() bool { return done })
+	if n := reads.Load(); n != 2 {
+		t.Errorf("%d reads on two rails", n)
 	}
 }

@@ -246,3 +246,21 @@ func TestDoneIsNotCalledAgain(t *testing.T) {
 		}
 	}
 }
+
+// A goroutine that sleeps is woken by an abort of another one: of an endpoint that has no peer no
+// NIC has anything to report.
+func TestAnAbortWakesASleeper(t *testing.T) {
+	s := shapes()[0]
+	s.cfg.KeepAlive, s.cfg.Spin = -1, -1
+	l := newLink(t, s)
+	lone := newEndpoint(t, l.a.w, transport.EndpointConfig{Name: "nobody"})
+	must(t, l.a.w.Start())
+	sleeping(t, l.a.w, 1)
+	done := make(chan error, 1)
+	must(t, lone.Abort(transport.NewCompletion(1, func(c *transport.Completion) { done <- c.Err() })))
+	select {
+	case <-done:
+	case <-within(t).Done():
+		t.Error("the goroutine that sleeps was not woken")
+	}
+}
