@@ -49,7 +49,8 @@ func (perftestCmd) Help() string {
   ibverbx perftest ib_write_bw                      waits, as ib_write_bw does, for
                                                     ib_write_bw HOST on another host
   ibverbx perftest ib_send_bw -q 4 -s 4096 host1    where host1 runs ib_send_bw -q 4 -s 4096
-  ibverbx perftest ib_write_lat -d 192.0.2.7        over UDP sockets at one of the host's addresses
+  ibverbx perftest ib_write_lat --provider roce -d 192.0.2.7
+                                                    over a UDP socket at one of the host's addresses
   ibverbx perftest ib_read_bw --listen=192.0.2.7 --json
 
 This end takes the place of one of perftest's tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat,
@@ -57,8 +58,7 @@ ib_read_lat or ib_send_lat. The other end is that tool itself, of version 5.70 o
 Debian 12 has it), or this command. Flags mean what they mean to perftest: --iters, --tx-depth and
 --rx-depth count on each queue pair, and --qp, --iters, --size, --all, --bidirectional and --report_gbits
 have to be the same at both ends, since perftest does not say which it was given. Where that shows later,
-the error says so. What needs more than one reliable connection over TCP (-R, -c UD, -D, atomics, ...) is
-refused by name.
+the error says so. What it cannot do (-R, -c UD, -D, atomics, ...) is refused by name.
 
 The messages go over queue pairs of the NIC, and not over virtual ones, and what comes is not verified:
 perftest sends what happens to be there. Between two ends of ibverbx use ibverbx perf.
