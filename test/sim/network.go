@@ -10,12 +10,17 @@ import (
 
 // The simulation over NICs of other providers. Their tests make the network, since only they reach
 // what is inside, and play the worlds of this package over it.
+
+// Network is NICs of another provider in virtual time, NetworkPlan what it is made from.
 type (
 	Network     = lab.Network
-	NetworkNIC  = lab.NetworkNIC
 	NetworkPlan = lab.NetworkPlan
-	Testbed     = lab.Testbed
-	Device      = lab.Device
+)
+
+// Device is a NIC of a network, and Testbed what a step of one is given.
+type (
+	Device  = lab.Device
+	Testbed = lab.Testbed
 )
 
 // NewFlags defines the flags of a test that plays worlds.

@@ -91,7 +91,7 @@ func (n *network) add() {
 	total.Lock()
 	defer total.Unlock()
 	for _, x := range n.nics {
-		c := x.Device.Counters()
+		c := x.Counters()
 		total.LinkDown += c.LinkDown
 		total.Malformed += c.Malformed
 		total.NoQP += c.NoQP
