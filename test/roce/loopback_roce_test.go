@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"testing"
-	"unsafe"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
@@ -116,7 +115,7 @@ func (r *rdma) send(v uint64) {
 func (r *rdma) sent() uint64    { return atomic.LoadUint64(r.word(0)) }
 func (r *rdma) arrived() uint64 { return atomic.LoadUint64(r.word(8)) }
 
-func (r *rdma) word(at int) *uint64 { return (*uint64)(unsafe.Pointer(&r.buf[at])) }
+func (r *rdma) word(at int) *uint64 { return wordOf(r.buf[at:]) }
 
 // await polls until a number has come.
 func (r *rdma) await(v uint64) {

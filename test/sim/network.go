@@ -11,15 +11,14 @@ import (
 // The simulation over NICs of other providers. Their tests make the network, since only they reach
 // what is inside, and play the worlds of this package over it.
 
-// Network is NICs of another provider in virtual time, NetworkPlan what it is made from.
 type (
-	Network     = lab.Network
+	// Network is NICs of another provider in virtual time.
+	Network = lab.Network
+	// NetworkPlan is what a Network is made from.
 	NetworkPlan = lab.NetworkPlan
-)
-
-// Device is a NIC of a network, and Testbed what a step of one is given.
-type (
-	Device  = lab.Device
+	// Device is a NIC of a Network.
+	Device = lab.Device
+	// Testbed is what a step of a Network is given.
 	Testbed = lab.Testbed
 )
 
