@@ -134,10 +134,14 @@ func (p *passThrough) refused(err error) (ends bool) {
 	return errors.Is(err, verbs.ErrDeviceGone)
 }
 
-// end records a failure, and has the NIC flush what it still holds.
+// end records a failure, and has the NIC flush what it still holds. Where that is refused, polling
+// tries again.
 func (p *passThrough) end(f *FailedError) {
 	p.fail(f)
 	p.rail.toError()
+	if p.rail.stopErr != nil {
+		p.cq.touch(p.rail.vqp)
+	}
 }
 
 // fail records the first error.

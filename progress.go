@@ -3,7 +3,13 @@ package ibverbx
 // progress continues after completions were handled: it hands more work to the rails, and finished
 // requests to the user.
 func (q *VirtualQP) progress(out *sink) {
-	if q.pass != nil || q.line.closed {
+	if q.line.closed {
+		return
+	}
+	if q.pass != nil {
+		if q.line.err != nil {
+			q.stopAgain()
+		}
 		return
 	}
 	if q.line.suspect != nil {

@@ -125,6 +125,37 @@ func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
 	}
 }
 
+// A single queue pair that a refused post has ended, and that refuses the move to ERR, is asked
+// again by polling: only so does its peer learn that it has failed.
+func TestASingleQPsRefusedMoveToErrIsTriedAgain(t *testing.T) {
+	for kind, post := range map[soft.FaultKind]func(e *end) error{
+		soft.RefuseSend: func(e *end) error {
+			_, err := e.PostSend(e.write(verbs.OpRDMAWrite, 1, 0, 8))
+			return err
+		},
+		soft.RefuseRecv: func(e *end) error {
+			_, err := e.PostRecv(ibverbx.RecvWR{ID: 1})
+			return err
+		},
+	} {
+		t.Run(kind.String(), func(t *testing.T) {
+			l := stubbornLink(t, ibverbx.Config{QPsPerDevice: 1}, 2, verbs.ErrNoMemory)
+			l.fabric.Inject(soft.Fault{Kind: kind, Err: verbs.ErrDeviceGone})
+			if err := post(l.a); !errors.Is(err, verbs.ErrDeviceGone) {
+				t.Fatal(err)
+			}
+			for polls := 0; l.a.QPs()[0].State() != verbs.StateErr; polls++ {
+				if polls == 3 {
+					t.Fatalf("after %d polls its queue pair is in %v", polls, l.a.QPs()[0].State())
+				}
+				if _, _, err := l.a.cq.PollOne(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 // After a failure the receives on a queue pair that has refused the move to ERR are flushed all the
 // same.
 func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
