@@ -52,7 +52,33 @@ type Counters struct {
 	Overflowed uint64 // packets, or bursts of them, that found the socket's receive buffer full
 	Retried    uint64 // packets that waited for room in the socket's send buffer
 	Unsendable uint64 // packets that the socket refused
-	rc.Stats
+
+	Sent       uint64 // packets of requests and answers, not acknowledgements
+	Received   uint64 // the same
+	Resent     uint64 // packets that were sent again
+	Timeouts   uint64 // of acknowledgement timers
+	Probes     uint64 // of a tail that may be lost
+	NAKs       uint64 // received, but for those of a receiver that is not ready
+	RNRNAKs    uint64 // received
+	Duplicates uint64 // packets received that were carried out before
+	Ahead      uint64 // packets received before one that is missing
+	Unexpected uint64 // packets dropped that answer nothing under way
+	Broken     uint64 // packets received against the protocol
+}
+
+// add adds what a queue pair has done.
+func (c *Counters) add(s rc.Stats) {
+	c.Sent += s.Sent
+	c.Received += s.Received
+	c.Resent += s.Resent
+	c.Timeouts += s.Timeouts
+	c.Probes += s.Probes
+	c.NAKs += s.NAKs
+	c.RNRNAKs += s.RNRNAKs
+	c.Duplicates += s.Duplicates
+	c.Ahead += s.Ahead
+	c.Unexpected += s.Unexpected
+	c.Broken += s.Broken
 }
 
 // headerRoom is what a RoCEv2 packet needs beside its payload: the longest headers of one that has
@@ -143,10 +169,9 @@ func (d *Device) findLink() error {
 	return nil
 }
 
-// close ends the NIC, which has no objects.
+// close ends the NIC, which has no objects and lets nobody make any.
 func (d *Device) close() error {
 	d.mu.Lock()
-	d.core.Closed = "the provider"
 	d.timers.stop()
 	d.mu.Unlock()
 	err := d.link.Close()
@@ -219,7 +244,13 @@ func (d *Device) QueryGID(port, index int) (verbs.GIDEntry, error) {
 // Whether somebody is there only packets find out.
 func (d *Device) CheckPath(port int, to verbs.GID) error {
 	const op = "check path"
-	if port != 1 {
+	d.mu.Lock()
+	err := d.core.Usable(op)
+	d.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case port != 1:
 		return d.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
 	}
 	if _, _, err := d.route(to); err != nil {
@@ -273,7 +304,7 @@ func (d *Device) Counters() Counters {
 	c.Overflowed = socket.RecvDropped
 	c.Unsendable += socket.SendDropped
 	for _, q := range d.qps.All {
-		c.Add(q.engine.Stats())
+		c.add(q.engine.Stats())
 	}
 	return c
 }

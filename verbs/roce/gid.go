@@ -25,12 +25,16 @@ func gidOf(at netip.AddrPort) verbs.GID {
 	return gid
 }
 
-// addressOf is the socket's address that a GID stands for. With the GID of an IP address alone that
-// has the port that NICs use unless they say otherwise.
+// addressOf is the socket's address that a GID stands for. That of an IPv4 address alone is at
+// RoCEv2's port; that of an IPv6 address does not say, and port is where all ends are.
 func addressOf(gid verbs.GID, port uint16) netip.AddrPort {
 	if string(gid[:8]) == portGIDPrefix && gid[10] == 0xff && gid[11] == 0xff {
 		addr := netip.AddrFrom4([4]byte(gid[12:]))
 		return netip.AddrPortFrom(addr, binary.BigEndian.Uint16(gid[8:]))
 	}
-	return netip.AddrPortFrom(netip.AddrFrom16(gid).Unmap(), port)
+	addr := netip.AddrFrom16(gid).Unmap()
+	if addr.Is4() {
+		port = Port
+	}
+	return netip.AddrPortFrom(addr, port)
 }

@@ -2,6 +2,7 @@ package roce
 
 import (
 	"fmt"
+	"reflect"
 	"sync"
 
 	"ibverbx/verbs/roce/internal/rc"
@@ -91,13 +92,9 @@ func (n *network) add() {
 	total.Lock()
 	defer total.Unlock()
 	for _, x := range n.nics {
-		c := x.Counters()
-		total.LinkDown += c.LinkDown
-		total.Malformed += c.Malformed
-		total.NoQP += c.NoQP
-		total.Strangers += c.Strangers
-		total.BadICRC += c.BadICRC
-		total.Retried += c.Retried
-		total.Add(c.Stats)
+		sum, c := reflect.ValueOf(&total.Counters).Elem(), reflect.ValueOf(x.Counters())
+		for i := range c.NumField() {
+			sum.Field(i).SetUint(sum.Field(i).Uint() + c.Field(i).Uint())
+		}
 	}
 }

@@ -2,6 +2,7 @@ package roce
 
 import (
 	"errors"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -100,4 +101,68 @@ func TestPathChanges(t *testing.T) {
 		t.Errorf("completion of %d", wc.ID)
 	}
 	b.succeed(t)
+}
+
+// A NIC of another port than RoCEv2's reaches one that has that, and is reached by it: the GID of
+// each says where it is.
+func TestPortsDiffer(t *testing.T) {
+	usual := openNICs(t, Config{Port: Port}, ownAddr(7)).Device(0)
+	for _, port := range []uint16{0, 45123} {
+		other := openNICs(t, Config{Port: port}, ownAddr(8)).Device(0)
+		pair := newNodes(t, other, usual, 64)
+		for i, n := range pair {
+			n.post(t, n.write(pair[1-i], 1, 8))
+			n.succeed(t)
+		}
+	}
+}
+
+// A NIC whose provider is closed has no paths.
+func TestPathOfAClosedNIC(t *testing.T) {
+	p, err := Open(Config{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+	must(t, err)
+	must(t, p.Close())
+	if err := p.Device(0).CheckPath(1, p.Device(0).gid); !errors.Is(err, verbs.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// Nonsense in Config is refused by name.
+func TestConfigIsChecked(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"Window": {Window: -1},
+		"Rate":   {Rate: -1}, "Rate NaN": {Rate: math.NaN()}, "Rate +Inf": {Rate: math.Inf(1)},
+		"Rate 1e-10": {Rate: 1e-10}, "Rate 0.99": {Rate: 0.99},
+	} {
+		if _, err := Open(cfg); !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	must(t, openNICs(t, Config{Rate: 1}, "127.0.0.1").Unopened())
+}
+
+// Of a Close and of calls that make objects meanwhile, one side wins: the provider is closed and
+// has no objects, or it is open and has them all.
+func TestCloseBesideAllocPD(t *testing.T) {
+	for range 100 {
+		p, err := Open(Config{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")}})
+		must(t, err)
+		made := make(chan verbs.PD)
+		go func() {
+			pd, _ := p.Device(0).AllocPD()
+			made <- pd
+		}()
+		err = p.Close()
+		pd := <-made
+		switch {
+		case err == nil && pd != nil:
+			t.Error("closed, with a protection domain")
+		case err != nil && (pd == nil || !errors.Is(err, verbs.ErrBusy)):
+			t.Errorf("%v, and %v", err, pd)
+		}
+		if pd != nil {
+			must(t, pd.Close())
+			must(t, p.Close())
+		}
+	}
 }

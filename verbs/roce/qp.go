@@ -51,7 +51,7 @@ func (p *PD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 	q := &QP{dev: d, core: nic.QP{Num: num, Cap: qcap, SignalAll: cfg.SignalAll, CQs: cqs}}
 	q.core.Init(&p.core)
 	q.timer.Of = q
-	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: q,
+	q.engine = rc.New(rc.Config{QP: &q.core, MaxMsgSize: uint64(d.core.Limits.MaxMsgSize), Sink: (*sink)(q),
 		Rand: newRand(d.draw), Window: d.cfg.Window, Rate: d.cfg.Rate, Announce: !d.cfg.Strict})
 	d.qps.Add(num, q)
 	return q, nil
@@ -182,7 +182,7 @@ func (q *QP) Close() error {
 		return q.core.Err("close qp", verbs.ErrClosed, "")
 	}
 	q.core.Closed = true
-	d.counts.Add(q.engine.Stats())
+	d.counts.add(q.engine.Stats())
 	q.engine.Enter(d.now(), verbs.StateReset)
 	d.timers.disarm(&q.timer)
 	d.sender.forget(q)
@@ -191,8 +191,11 @@ func (q *QP) Close() error {
 	return nil
 }
 
+// sink is a queue pair as its engine sees it.
+type sink QP
+
 // Complete takes a completion of the engine.
-func (q *QP) Complete(c *nic.Completion) {
+func (q *sink) Complete(c *nic.Completion) {
 	cq := q.core.CQs[c.Dir]
 	switch {
 	case cq.Dead():
@@ -204,7 +207,7 @@ func (q *QP) Complete(c *nic.Completion) {
 }
 
 // Raise takes an event of the engine.
-func (q *QP) Raise(t verbs.EventType) {
+func (q *sink) Raise(t verbs.EventType) {
 	q.dev.core.Publish(verbs.Event{Type: t, QPNum: q.core.Num})
 }
 
@@ -215,7 +218,7 @@ func (d *Device) overrun(c *nic.CQ) {
 	for _, q := range d.qps.All {
 		if q.core.Uses(c) && q.core.State != verbs.StateErr && q.core.State != verbs.StateReset {
 			q.engine.Fail()
-			q.Raise(verbs.EventQPFatal)
+			(*sink)(q).Raise(verbs.EventQPFatal)
 		}
 	}
 }

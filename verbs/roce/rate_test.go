@@ -8,12 +8,12 @@ import (
 	"ibverbx/verbs"
 )
 
-// A rate limit holds within a few percent, in both directions: of writes, and of the answers to
-// reads, which the other end sends. On a machine that does something else some tries may be slower,
-// and none faster.
+// A rate limit holds in both directions: of writes, and of the answers to reads, which the other
+// end sends. Nothing is ever faster. How near to the limit it comes the engine's tests say, which
+// have a clock of their own; on a machine that does something else it is slower here.
 func TestRate(t *testing.T) {
 	const size, depth = 64 << 10, 4
-	rates := []float64{5e6, 0.25e6, 50e6, 200e6}
+	rates := []float64{5e6, 0.25e6, 50e6}
 	if testing.Short() {
 		rates = rates[:1]
 	}
@@ -37,17 +37,11 @@ func TestRate(t *testing.T) {
 					}
 					return float64(n*size) / time.Since(began).Seconds()
 				}
-				best := 0.
-				for try := 0; try < 10 && best < 0.95*rate; try++ {
-					got := measure(max(int(rate*0.4/size), depth))
-					if best = max(best, got); got > 1.03*rate {
-						t.Errorf("%.0f bytes a second, %.1f %% of the limit", got, 100*got/rate)
-					}
+				got := measure(max(int(rate*0.2/size), depth))
+				if got > 1.03*rate || got < 0.1*rate {
+					t.Errorf("%.0f bytes a second, %.1f %% of the limit", got, 100*got/rate)
 				}
-				if best < 0.95*rate {
-					t.Errorf("%.0f bytes a second, %.1f %% of the limit", best, 100*best/rate)
-				}
-				t.Logf("%.1f %% of the limit; %+v", 100*best/rate, a.dev.Counters().Stats)
+				t.Logf("%.1f %% of the limit; %+v", 100*got/rate, a.dev.Counters())
 			})
 		}
 	}

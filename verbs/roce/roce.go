@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	mrand "math/rand/v2"
 	"net/netip"
 	"strings"
@@ -34,7 +35,9 @@ type Config struct {
 	Window int
 	// Rate bounds what each queue pair sends, in bytes of payload a second; 0 is no bound.
 	Rate float64
-	// TrafficClass is the DSCP and ECN byte of all packets.
+	// TrafficClass is the DSCP and ECN byte of all packets. What a queue pair's address handle says
+	// of it, of the flow label, the hop limit and the service level has no effect: packets of all
+	// queue pairs leave by one socket.
 	TrafficClass uint8
 	// Strict keeps to plain RoCEv2 whoever the peer is: it is not told that this is an end of this
 	// package, and not taken for one. See the package's documentation, under "Foreign peers".
@@ -70,8 +73,11 @@ func Open(cfg Config) (*Provider, error) {
 		return nil, openError(fmt.Sprintf("%d addresses, at most %d: name some in Config.Addresses",
 			len(addrs),
 			verbs.MaxDevices))
-	case cfg.Window < 0 || cfg.Rate < 0:
-		return nil, openError("Window and Rate cannot be negative")
+	case cfg.Window < 0:
+		return nil, openError(fmt.Sprintf("Window %d cannot be negative", cfg.Window))
+	case cfg.Rate != 0 && !(cfg.Rate >= 1 && cfg.Rate <= math.MaxFloat64):
+		return nil, openError(fmt.Sprintf("Rate %v: must be 0 (no bound), or a byte a second at least",
+			cfg.Rate))
 	}
 	p := &Provider{}
 	for _, addr := range addrs {
@@ -111,7 +117,7 @@ func (p *Provider) Devices() ([]verbs.Device, error) {
 	return list, nil
 }
 
-// Device is a NIC by its number.
+// Device is a NIC by its number, which must be below that of the addresses.
 func (p *Provider) Device(i int) *Device { return p.devices[i] }
 
 // Close gives the sockets back. It returns verbs.ErrBusy while objects of the NICs are open.
@@ -121,17 +127,7 @@ func (p *Provider) Close() error {
 	if p.closed {
 		return &verbs.OpError{Op: "roce: close", Err: verbs.ErrClosed}
 	}
-	var open []string
-	for _, d := range p.devices {
-		d.mu.Lock()
-		if o := d.open; o != (nic.Objects{}) {
-			open = append(open, fmt.Sprintf("%s: %d protection domains, %d memory regions, %d completion "+
-				"queues, "+
-				"%d queue pairs", d.core.Name, o.PDs, o.MRs, o.CQs, o.QPs))
-		}
-		d.mu.Unlock()
-	}
-	if len(open) != 0 {
+	if open := p.closeDevices(); len(open) != 0 {
 		return &verbs.OpError{Op: "roce: close", Err: verbs.ErrBusy, Detail: strings.Join(open, "; ") +
 			" are open"}
 	}
@@ -141,6 +137,25 @@ func (p *Provider) Close() error {
 		errs = append(errs, d.close())
 	}
 	return errors.Join(errs...)
+}
+
+// closeDevices has the NICs refuse everything from now on, unless objects of theirs are open: it
+// says which, and changes nothing then.
+func (p *Provider) closeDevices() (open []string) {
+	for _, d := range p.devices {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if o := d.open; o != (nic.Objects{}) {
+			open = append(open, fmt.Sprintf("%s: %d protection domains, %d memory regions, %d completion "+
+				"queues, %d queue pairs", d.core.Name, o.PDs, o.MRs, o.CQs, o.QPs))
+		}
+	}
+	if len(open) == 0 {
+		for _, d := range p.devices {
+			d.core.Closed = "the provider"
+		}
+	}
+	return open
 }
 
 // LocalAddresses are the addresses of this host that can be NICs, those that other hosts reach

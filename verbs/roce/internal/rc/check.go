@@ -9,6 +9,10 @@ import (
 // Check returns which invariant of the QP is violated; nil where none is. It is for tests.
 func (q *QP) Check() error {
 	r := &q.req
+	if a := &q.resp.ahead; a.n != 0 && a.highest <= q.resp.expected {
+		return fmt.Errorf("%d packets are kept, up to %d, where %d is expected", a.n, a.highest,
+			q.resp.expected)
+	}
 	if q.State != verbs.StateRTS && q.State != verbs.StateSQD {
 		return nil
 	}

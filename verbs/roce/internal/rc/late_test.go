@@ -32,3 +32,23 @@ func TestLateTickIsOneTimeout(t *testing.T) {
 	n.run()
 	a.wantStatuses(success(1)...)
 }
+
+// A rate limit holds, and is reached, where timers come late by up to some ten milliseconds.
+func TestLateTimersKeepTheRate(t *testing.T) {
+	for _, late := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond} {
+		const rate, size = 50e6, 4096
+		var l limiter
+		l.start(rate, 0)
+		sent, now := 0, int64(0)
+		for now < int64(time.Second) {
+			for l.allows(now) {
+				l.spend(size)
+				sent += size
+			}
+			now = l.next(now) + int64(late)
+		}
+		if got := float64(sent) / (float64(now) / 1e9) / rate; got < 0.97 || got > 1.03 {
+			t.Errorf("%v late: %.3f of the limit", late, got)
+		}
+	}
+}

@@ -201,18 +201,3 @@ func (q *QP) Deadline() int64 {
 	}
 	return at
 }
-
-// Add adds what another QP has done.
-func (s *Stats) Add(o Stats) {
-	s.Sent += o.Sent
-	s.Received += o.Received
-	s.Resent += o.Resent
-	s.Timeouts += o.Timeouts
-	s.Probes += o.Probes
-	s.NAKs += o.NAKs
-	s.RNRNAKs += o.RNRNAKs
-	s.Duplicates += o.Duplicates
-	s.Ahead += o.Ahead
-	s.Unexpected += o.Unexpected
-	s.Broken += o.Broken
-}

@@ -4,7 +4,8 @@ import "ibverbx/verbs/roce/internal/wire"
 
 // reorderBuffer keeps packets that have arrived ahead of a gap.
 //
-// Invariant: all kept packets lie within maxTrack numbers behind the expected one.
+// Invariant: all kept packets lie within maxTrack numbers behind the expected one, and none has a
+// payload longer than the path MTU.
 type reorderBuffer struct {
 	slots   []earlyPacket // by the low bits of the number; nil until the first one is kept
 	n       int
@@ -42,6 +43,19 @@ func (r *reorderBuffer) keep(expected, s seq, h *wire.Header, payload []byte) bo
 
 // has reports whether a packet is kept.
 func (r *reorderBuffer) has(s seq) bool { return r.n != 0 && r.at(s).s == s }
+
+// hasBetween reports whether a packet is kept whose number is from first to end-1.
+func (r *reorderBuffer) hasBetween(first, end seq) bool {
+	if r.n == 0 {
+		return false
+	}
+	for s := first; s < min(end, r.highest+1); s++ {
+		if r.has(s) {
+			return true
+		}
+	}
+	return false
+}
 
 // take removes a packet, which is the caller's until the next call. It returns nil if that is not
 // there.

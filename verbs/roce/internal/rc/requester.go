@@ -387,6 +387,7 @@ func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) (
 		return append(b.stage(int(n))[:0], q.SQ.Inlined(slot)[offset:offset+n]...), true
 	}
 	var to []byte // the copy, as far as it is filled
+	staged := len(b.staging)
 	for _, e := range q.SQ.SGL(slot) {
 		length := uint64(e.Length)
 		if offset >= length {
@@ -395,6 +396,7 @@ func (q *QP) payload(b *Batch, slot uint64, s *nic.SendSlot, offset, n uint64) (
 		}
 		piece, ok := q.LocalSlice(e.LKey, e.Addr+offset, min(n, length-offset), 0)
 		if !ok {
+			b.staging = b.staging[:staged]
 			return nil, false
 		}
 		if to == nil {

@@ -113,6 +113,10 @@ func (q *QP) isReceiving() bool { return q.State != verbs.StateErr && !q.resp.si
 // own ends, which is told of the gap.
 func (q *QP) early(h *wire.Header, s seq, payload []byte) {
 	r := &q.resp
+	if uint64(len(payload)) > q.mtu() {
+		q.stats.Broken++
+		return // what is kept has a bound
+	}
 	if q.ours {
 		if r.ahead.keep(r.expected, s, h, payload) && !r.silent {
 			r.gapDue = true
@@ -333,6 +337,10 @@ func (q *QP) receiveRead(h *wire.Header) {
 		}
 	}
 	packets := q.packets(n)
+	if r.ahead.hasBetween(r.expected+1, r.expected+seq(packets)) {
+		q.deny(wire.NakInvalidRequest) // the numbers are those of the answer
+		return
+	}
 	r.answers.add(answer{next: r.expected, packets: packets, addr: h.Addr, rkey: h.RKey, length: n})
 	q.proceed(h, packets)
 	r.ackDue = false // the answer acknowledges

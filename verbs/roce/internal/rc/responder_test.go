@@ -309,3 +309,39 @@ func TestImpatientReader(t *testing.T) {
 		}
 	})
 }
+
+// A READ takes the numbers of its answer. A packet that was kept with one of them is against the
+// protocol, and so is the READ that finds it.
+func TestReadOverAKeptPacket(t *testing.T) {
+	for _, packets := range []int{2, 34, 1000} {
+		n := newNetwork(t, 1, shape{ours: true, memory: 1 << 20})
+		b := n.ends[1]
+		expected := b.q.resp.expected
+		n.forge(1, wire.Header{Opcode: wire.SendOnly, PSN: (expected + 1).psn()}, nil)
+		n.forge(1, wire.Header{Opcode: wire.ReadRequest, PSN: expected.psn(), Addr: b.mr.Addr(),
+			RKey: b.mr.RKey(), Length: uint32(packets) << b.q.shift}, nil)
+		for _, h := range n.leaving(1) {
+			if h.Opcode.IsReadResponse() && !h.TellsGap() || h.Opcode == wire.Acknowledge &&
+				h.Syndrome != wire.NakInvalidRequest && h.Syndrome != wire.NakSequence {
+				t.Errorf("%d packets: answered by %v, %v", packets, h.Opcode, h.Syndrome)
+			}
+		}
+		if b.q.State != verbs.StateErr {
+			t.Errorf("%d packets: the queue pair is in %v", packets, b.q.State)
+		}
+	}
+}
+
+// A packet that is longer than the path MTU is not kept, whoever sends it: what waits for a gap to
+// be filled has a bound.
+func TestOversizedPacketIsNotKept(t *testing.T) {
+	n := newNetwork(t, 1, shape{ours: true})
+	b := n.ends[1]
+	for i := range seq(100) {
+		n.forge(1, wire.Header{Opcode: wire.WriteMiddle, PSN: (b.q.resp.expected + 1 + i).psn()},
+			make([]byte, b.q.mtu()+4))
+	}
+	if r := &b.q.resp.ahead; r.n != 0 || b.q.Stats().Broken != 100 {
+		t.Errorf("%d packets kept, %d broken", r.n, b.q.Stats().Broken)
+	}
+}

@@ -49,7 +49,7 @@ func search(t *testing.T, total uint64, play func(*testing.T, uint64) (Stats, *b
 			for seed, more := take(); more; seed, more = take() {
 				stats, b := play(t, seed)
 				mu.Lock()
-				sum.Add(stats)
+				sum.add(stats)
 				if b != nil && (found == nil || b.seed < found.seed) {
 					found = b
 				}

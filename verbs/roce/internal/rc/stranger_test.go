@@ -23,6 +23,8 @@ type strangers struct {
 	*network
 	input []byte
 	posts int // requests and receives of both ends
+	// trusted: they have the keys, and may change memory and ask for much; see TestHostilePeer.
+	trusted bool
 
 	forged  int // packets of strangers
 	answers int // packets that answer them
@@ -68,6 +70,9 @@ func (s *strangers) header(to int) (wire.Header, []byte) {
 		h.Addr = s.ends[to].mr.Addr() + uint64(s.byte())
 	}
 	h.RKey = s.ends[to].mr.RKey() ^ (1 + uint32(s.byte()))
+	if s.trusted {
+		h.RKey = s.ends[to].mr.RKey()
+	}
 	h.SwapAdd, h.Compare, h.Original = uint64(b), uint64(b), uint64(flags)
 	var payload []byte
 	if h.Opcode.HasPayload() {
@@ -117,7 +122,7 @@ func (s *strangers) play(t *testing.T) {
 	completions := 0
 	for i, e := range s.ends {
 		completions += len(e.poll())
-		if !bytes.Equal(e.mem[:strangeRecv], before[i][:strangeRecv]) {
+		if !s.trusted && !bytes.Equal(e.mem[:strangeRecv], before[i][:strangeRecv]) {
 			t.Errorf("end %d: memory that nobody has a key of has changed", i)
 		}
 	}
@@ -141,7 +146,7 @@ func (s *strangers) intrude(t *testing.T, to int) {
 	count()
 	s.forge(to, h, payload)
 	s.forged++ // what was kept ahead of a gap is answered when that is filled
-	if s.answers += count(); s.answers > s.forged {
+	if s.answers += count(); s.answers > s.forged && !s.trusted {
 		t.Errorf("%d packets answer %d without a key, at last %v", s.answers, s.forged, h.Opcode)
 	}
 	a, r := &q.resp.answers, &q.resp.ahead
@@ -157,26 +162,31 @@ func (s *strangers) intrude(t *testing.T, to int) {
 	}
 }
 
-func playStrangers(t *testing.T, ours bool, input []byte) {
-	s := &strangers{input: input,
+func playStrangers(t *testing.T, ours, trusted bool, input []byte) {
+	s := &strangers{input: input, trusted: trusted,
 		network: newNetwork(t, 1, shape{ours: ours, memory: strangeMemory, cqDepth: 512, rnrRetry: 3})}
 	s.play(t)
 }
 
 // TestStrangers plays random intruders.
-func TestStrangers(t *testing.T) {
+func TestStrangers(t *testing.T) { playMany(t, false, 1000) }
+
+// A peer that breaks the protocol has the keys. It may ruin its own connection and the memory that
+// it was given, and costs no more than a stranger otherwise.
+func TestHostilePeer(t *testing.T) { playMany(t, true, 200) }
+
+func playMany(t *testing.T, trusted bool, worlds int) {
+	if testing.Short() {
+		worlds /= 10
+	}
 	bothKinds(t, func(t *testing.T, ours bool) {
-		worlds := 1000
-		if testing.Short() {
-			worlds = 100
-		}
 		for seed := range worlds {
 			rng := rand.New(rand.NewPCG(uint64(seed), 3))
 			input := make([]byte, 1500)
 			for i := range input {
 				input[i] = byte(rng.Uint32())
 			}
-			if playStrangers(t, ours, input); t.Failed() {
+			if playStrangers(t, ours, trusted, input); t.Failed() {
 				t.Fatalf("seed %d", seed)
 			}
 		}
@@ -185,11 +195,15 @@ func TestStrangers(t *testing.T) {
 
 // FuzzReceive lets the fuzzer be the intruder.
 func FuzzReceive(f *testing.F) {
-	f.Add(true, []byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
-	f.Add(false, []byte{4, 3, 2, 1, 0, 255, 254, 253})
-	f.Fuzz(func(t *testing.T, ours bool, input []byte) {
+	for _, ours := range []bool{false, true} {
+		for _, trusted := range []bool{false, true} {
+			f.Add(ours, trusted, []byte{1, 2, 3, 4, 5, 6, 7, 8, 9})
+			f.Add(ours, trusted, []byte{4, 3, 2, 1, 0, 255, 254, 253})
+		}
+	}
+	f.Fuzz(func(t *testing.T, ours, trusted bool, input []byte) {
 		if len(input) < 4000 {
-			playStrangers(t, ours, input)
+			playStrangers(t, ours, trusted, input)
 		}
 	})
 }

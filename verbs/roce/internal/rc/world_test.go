@@ -162,7 +162,7 @@ func playWorld(t *testing.T, seed uint64) (stats Stats, b *broken) {
 		}
 	}
 	for _, e := range w.ends {
-		stats.Add(e.q.Stats())
+		stats.add(e.q.Stats())
 	}
 	return stats, nil
 }
@@ -630,4 +630,19 @@ func (w *world) packetArrives(to int, h *wire.Header, payload []byte) {
 		copy(b[n:], payload)
 		w.late = append(w.late, datagram{to: to, bytes: b[:n+len(payload)+int(h.Pad)+wire.ICRCSize]})
 	}
+}
+
+// add adds what another QP has done.
+func (s *Stats) add(o Stats) {
+	s.Sent += o.Sent
+	s.Received += o.Received
+	s.Resent += o.Resent
+	s.Timeouts += o.Timeouts
+	s.Probes += o.Probes
+	s.NAKs += o.NAKs
+	s.RNRNAKs += o.RNRNAKs
+	s.Duplicates += o.Duplicates
+	s.Ahead += o.Ahead
+	s.Unexpected += o.Unexpected
+	s.Broken += o.Broken
 }
