@@ -191,14 +191,15 @@ func decodeReport(figures [5][]byte) (r report, err error) {
 		math.Float64frombits(v[4])}, nil
 }
 
-// check says whether the figures of an end that has sent something can be figures.
-func (r *report) check() error {
+// check says whether the figures of an end that has sent something over so many queue pairs can be
+// figures.
+func (r *report) check(qps int) error {
 	for _, f := range []float64{r.average, r.rate} {
 		if math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {
 			return malformed("the peer reports a figure of %v", f)
 		}
 	}
-	if r.size == 0 || r.size > maxBytes || r.messages == 0 || r.messages > maxMessages {
+	if r.size == 0 || r.size > maxBytes || r.messages == 0 || r.messages > uint64(qps)*maxMessages {
 		return malformed("the peer reports %d messages of %d bytes", r.messages, r.size)
 	}
 	return nil

@@ -103,6 +103,25 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+// TestReportOfAllQPs takes reports of as many messages as the queue pairs together can have, and no
+// more.
+func TestReportOfAllQPs(t *testing.T) {
+	for _, tt := range []struct {
+		messages uint64
+		qps      int
+		refused  bool
+	}{
+		{0, 1, true}, {1, 1, false}, {maxMessages, 1, false}, {maxMessages + 1, 1, true},
+		{64 * 2000000, 64, false}, {64 * maxMessages, 64, false}, {64*maxMessages + 1, 64, true},
+		{maxQPs * maxMessages, maxQPs, false},
+	} {
+		r := report{size: 64, messages: tt.messages, average: 1, rate: 1}
+		if err := r.check(tt.qps); errors.Is(err, ErrMessage) != tt.refused {
+			t.Errorf("%d messages of %d queue pairs: %v", tt.messages, tt.qps, err)
+		}
+	}
+}
+
 // FuzzMessages: whatever a peer writes is refused, or is what this end would write for it.
 func FuzzMessages(f *testing.F) {
 	f.Add(someKeys.encode())

@@ -211,7 +211,7 @@ func (s *session) oneWay() error {
 	if err != nil || s.client {
 		return err
 	}
-	if err := theirs.check(); err != nil {
+	if err := theirs.check(s.cfg.QPs); err != nil {
 		return err
 	}
 	s.row(Result{Size: int(theirs.size), Messages: int(theirs.messages),
@@ -281,7 +281,7 @@ func (s *session) sum(size int, took time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if err := theirs.check(); err != nil {
+	if err := theirs.check(s.cfg.QPs); err != nil {
 		return fmt.Errorf("%w; %s", err, agree)
 	}
 	if int(theirs.size) != size || int(theirs.messages) != r.Messages {
