@@ -143,6 +143,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 // once.
 func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (verbs.Provider,
 	error) {
+	o.trafficClass = conn.TrafficClass
 	p, err := openProvider(provider, o)
 	if err != nil {
 		return nil, err

@@ -69,7 +69,8 @@ are half of the time from one message to the next, of ib_read_lat all of it.
 
 --provider roce makes a NIC of a UDP socket, at the address over which the two ends meet or that --device
 names. The peer's NIC has to reach UDP port 4791 there, which the NIC of a process can have if neither
-another process nor the kernel's rdma_rxe has it on this host.
+another process nor the kernel's rdma_rxe has it on this host. Without --device messages go to no other
+address than the one from which the peer is connected, whatever GID it names.
 
 Exit codes: 0 when the test was completed, 1 when it was not, 2 when the flags make no sense, 130 after
 Ctrl-C.`
@@ -262,6 +263,11 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, nics *endNICs, provider s
 		o = perftestSilent{}
 	} else {
 		table.nic = bench.NameOf(dev)
+	}
+	if provider == roceNICs && f.Device == "" {
+		if cfg.Peer, err = ipOf(nc.RemoteAddr()); err != nil {
+			return nil, errors.Join(err, nc.Close())
+		}
 	}
 	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, o)
 	if report != nil {

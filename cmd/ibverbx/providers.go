@@ -20,8 +20,7 @@ const (
 
 // providers are the sources of devices. A further one is an entry more.
 var providers = []provider{
-	{name: softNICs, open: func(o nicOptions) (verbs.Provider,
-		error) {
+	{name: softNICs, open: func(o nicOptions) (verbs.Provider, error) {
 		return soft.New(soft.Config{Devices: o.count})
 	}},
 	{name: realNICs, open: openReal},
@@ -41,6 +40,8 @@ type nicOptions struct {
 	local   netip.Addr // of the NIC of roce where filter is empty; not valid for all of the host
 	port    uint16     // UDP port of the NICs of roce; 0 for 4791, or a free one where that is taken
 	rate    units.Rate // that a queue pair of roce sends at most; 0 is no bound
+
+	trafficClass uint8 // of the packets of roce; others take that of their queue pairs
 }
 
 // openProvider opens a provider by its name.

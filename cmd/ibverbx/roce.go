@@ -25,7 +25,8 @@ func openRoCE(o nicOptions) (verbs.Provider, error) {
 	if addrs == nil && o.local.IsValid() {
 		addrs = []netip.Addr{o.local}
 	}
-	p, err := roce.Open(roce.Config{Addresses: addrs, Port: o.port, Rate: float64(o.rate)})
+	p, err := roce.Open(roce.Config{Addresses: addrs, Port: o.port, Rate: float64(o.rate),
+		TrafficClass: o.trafficClass})
 	if err != nil {
 		return nil, err // not a nil pointer in an interface
 	}

@@ -2,6 +2,7 @@ package perftest
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"time"
 
@@ -77,6 +78,10 @@ type Config struct {
 	RxDepth       int  // receives posted to a queue pair; 0 is 512
 	Gbits         bool // reports travel in Gbit/s, and not in MiB/s: the same at both ends
 	Conn          Conn
+	// Peer is the address from which the peer comes, where messages are to go to no other: its GID
+	// has to be that of this address. Loopback addresses stand for each other. The zero value
+	// allows any.
+	Peer netip.Addr
 	// Timeout bounds each message of the conversation, and how long nothing may complete; 0 is 30
 	// s.
 	Timeout time.Duration

@@ -198,14 +198,15 @@ func (e *end) meet(peers []keys) error {
 		return malformed("the peer has no GID")
 	case knows:
 		if err := path.CheckPath(int(e.port), to); err != nil {
-			return fmt.Errorf("%w: this end has GID %v, the peer %v: choose another with -x, or another "+
-				"address "+
-				"with -d: %w", ErrMismatch, e.gid.GID, to, err)
+			return fmt.Errorf("%w: this end has GID %v, the peer %v: choose another with -x, or "+
+				"another address with -d: %w", ErrMismatch, e.gid.GID, to, err)
 		}
 	case family(e.gid.GID) != family(to):
-		return fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose another with -x "+
-			"at one "+
-			"of them", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
+		return fmt.Errorf("%w: this end's GID %v is of %s, the peer's GID %v of %s: choose another with "+
+			"-x at one of them", ErrMismatch, e.gid.GID, family(e.gid.GID), to, family(to))
+	}
+	if err := e.cfg.checkAddress(to); err != nil {
+		return err
 	}
 	e.peers = peers
 	return nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 )
 
 // someKeys are those of the golden message.
@@ -119,6 +120,49 @@ func TestReportOfAllQPs(t *testing.T) {
 		if err := r.check(tt.qps); errors.Is(err, ErrMessage) != tt.refused {
 			t.Errorf("%d messages of %d queue pairs: %v", tt.messages, tt.qps, err)
 		}
+	}
+}
+
+// TestPeerAddress allows GIDs of the peer's own address, and all where no address is asked for.
+func TestPeerAddress(t *testing.T) {
+	for _, tt := range []struct {
+		peer, gid string
+		allowed   bool
+	}{
+		{"10.0.0.1", "::ffff:10.0.0.1", true},
+		{"::ffff:10.0.0.1", "::ffff:10.0.0.1", true},
+		{"10.0.0.1", "fd69:6276:7278:0:1234:ffff:10.0.0.1", true},
+		{"10.0.0.1", "::ffff:10.0.0.2", false},
+		{"10.0.0.1", "fd69:6276:7278:0:1234:ffff:10.0.0.2", false},
+		{"10.0.0.1", "fd69:6276:7279:0:1234:ffff:10.0.0.1", false},
+		{"10.0.0.1", "fd69:6276:7278:0:1234:fffe:10.0.0.1", false},
+		{"10.0.0.1", "::ffff:127.0.0.1", false},
+		{"fd00::1", "fd00::1", true},
+		{"fd00::1%eth0", "fd00::1", true},
+		{"fd00::1", "fd00::2", false},
+		{"127.0.0.1", "::ffff:127.0.0.9", true},
+		{"127.0.0.1", "fd69:6276:7278:0:1234:ffff:127.0.0.9", true},
+		{"::1", "::ffff:127.0.0.1", true},
+		{"127.0.0.1", "::ffff:10.0.0.1", false},
+		{"", "::ffff:10.0.0.1", true},
+	} {
+		cfg := Config{}
+		if tt.peer != "" {
+			cfg.Peer = netip.MustParseAddr(tt.peer)
+		}
+		err := cfg.checkAddress(netip.MustParseAddr(tt.gid).As16())
+		if (err == nil) != tt.allowed || err != nil && !errors.Is(err, ErrMismatch) {
+			t.Errorf("peer at %q with GID %s: %v", tt.peer, tt.gid, err)
+		}
+	}
+	first, err := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.33")}, Port: 4001})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if g, err := first.Device(0).QueryGID(1, 0); err != nil || g.GID.IsIPv4() ||
+		addressOf(g.GID) != netip.MustParseAddr("127.0.0.33") {
+		t.Errorf("GID %v of 127.0.0.33 is that of %v, %v", g.GID, addressOf(g.GID), err)
 	}
 }
 
