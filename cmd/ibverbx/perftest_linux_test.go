@@ -15,9 +15,9 @@ import (
 	"ibverbx/verbs/roce"
 )
 
-// connectsAsClient connects to a waiting end as perftest's client does, with a queue pair on the NIC
-// of a GID, and repeats the keys of that queue pair as often as it is told: all that comes before
-// the messages are 4 times, of ib_write_lat.
+// connectsAsClient connects to a waiting end as perftest's client does, with a queue pair on the
+// NIC of a GID. It says the keys of that queue pair as often as repeat says: ib_write_lat does 4
+// times before its messages.
 func connectsAsClient(t *testing.T, address string, gid netip.Addr, repeat int) *net.TCPConn {
 	t.Helper()
 	nc, err := net.Dial("tcp", address)
@@ -59,7 +59,8 @@ func TestPerftestTrafficClass(t *testing.T) {
 	if failed != nil || err != nil {
 		t.Fatal(failed, err)
 	}
-	waiting, address := listening(t, "perftest ib_write_lat --listen=127.0.0.1:0 --provider roce --tclass 104")
+	waiting, address := listening(t,
+		"perftest ib_write_lat --listen=127.0.0.1:0 --provider roce --tclass 104")
 	nc := connectsAsClient(t, address, netip.MustParseAddr("127.0.0.51"), 4)
 	go func() { _, _ = io.Copy(io.Discard, nc) }()
 	_ = peer.SetReadDeadline(time.Now().Add(10 * time.Second))

@@ -182,7 +182,7 @@ func (c *Config) sizes() (sizes []int) {
 	return sizes
 }
 
-// windows says how many requests of a kind a queue pair has outstanding: no more than there are.
+// sends is how many sends, writes or reads a queue pair has outstanding: no more than there are.
 func (c *Config) sends() int {
 	if c.Kind.Latency() {
 		return 1
@@ -190,6 +190,7 @@ func (c *Config) sends() int {
 	return min(c.TxDepth, c.Messages)
 }
 
+// receives is how many receives a queue pair holds.
 func (c *Config) receives() int {
 	if c.Kind.shape().opcode != verbs.OpSend {
 		return 1 // a queue pair has room for one at least

@@ -98,10 +98,18 @@ func (p *pingPong) await(w *waiter, come, completed int) error {
 		if moved {
 			w.moved()
 		} else if err := w.pause(); err != nil {
-			return under(err, p.sent+p.seen, 2*p.cfg.Messages)
+			return under(err, p.sent+p.seen, p.all())
 		}
 	}
 	return nil
+}
+
+// all is how many messages there are: this end's, and the answers where the peer sends them.
+func (p *pingPong) all() int {
+	if p.cfg.Kind.Halved() {
+		return 2 * p.cfg.Messages
+	}
+	return p.cfg.Messages
 }
 
 // look collects a completion, if one is outstanding, and what has come.

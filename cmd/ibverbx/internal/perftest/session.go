@@ -55,7 +55,7 @@ func (s *session) order() error {
 	case SendBW:
 		return inOrder(s.introduce, s.connect, s.ready, s.confirm, s.sends, s.finish)
 	case WriteLat:
-		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.writeLatencies, s.leave)
+		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.latencies, s.leave)
 	case ReadLat:
 		return inOrder(s.announce, s.introduce, s.connect, s.confirm, s.ready, s.readLatencies, s.finish)
 	}
@@ -295,8 +295,8 @@ func (s *session) sum(size int, took time.Duration) error {
 	return nil
 }
 
-// writeLatencies, readLatencies and sendLatencies exchange one message at a time.
-func (s *session) writeLatencies() error {
+// latencies has each size written or read, one message at a time.
+func (s *session) latencies() error {
 	for _, size := range s.cfg.sizes() {
 		if err := s.latency(newPingPong(s.end, size, s.client)); err != nil {
 			return err
@@ -305,13 +305,15 @@ func (s *session) writeLatencies() error {
 	return nil
 }
 
+// readLatencies has the client read. The server has nothing to do.
 func (s *session) readLatencies() error {
 	if !s.client {
 		return nil
 	}
-	return s.writeLatencies()
+	return s.latencies()
 }
 
+// sendLatencies has each size sent, when both ends have posted their receives.
 func (s *session) sendLatencies() error {
 	for _, size := range s.cfg.sizes() {
 		p := newPingPong(s.end, size, s.client)
