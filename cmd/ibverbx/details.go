@@ -10,8 +10,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 )
 
-// details writes what happened in a cell beyond its figures: faults, failures, and what each rail
-// carried.
+// details writes what happened in a cell beyond its figures:
+// faults, failures, and what each rail carried.
 func (t *perfTable) details(r *bench.Result) {
 	t.printf("\n%-2s%s, %v: ", mark(r), r.Scheme, r.Size)
 	if r.Failed {

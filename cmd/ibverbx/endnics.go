@@ -139,11 +139,15 @@ func explainSilence(r *bench.Report, err error, half *bench.Half) (*bench.Report
 	if r == nil || r.Verified > 0 || half.Provider != roceNICs || !errors.Is(err, verbs.StatusRetryExcErr) {
 		return r, err
 	}
-	err = fmt.Errorf("%w\nno packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
-		"between the "+
-		"two addresses", err, bench.NameOf(half.Devices[0]))
+	err = fmt.Errorf("%w\n%s", err, silence(half.Devices[0]))
 	r.Error = err.Error()
 	return r, err
+}
+
+// silence says of a NIC made of a UDP socket that nothing answers it, and what to look for.
+func silence(d verbs.Device) string {
+	return fmt.Sprintf("no packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
+		"between the two addresses", bench.NameOf(d))
 }
 
 // Close closes them.

@@ -129,8 +129,8 @@ func nonEmpty(list ...string) (kept []string) {
 	return kept
 }
 
-// ofRound says how messages are numbered that failed: those of the faults are numbered over the
-// column.
+// ofRound says how messages are numbered that failed:
+// those of the faults are numbered over the column.
 const ofRound = " of the round that failed"
 
 // concerned says which request failed, or which receive.

@@ -37,8 +37,7 @@ func perfFlagHelp() map[string]string {
 		"iters":    "Messages a measurement, over all queue pairs, in place of --duration.",
 		"duration": "Time a measurement: 5, 5s, 200ms. [100ms, 1s when there is one size only]",
 		"samples": "How often a cell is measured in its time, or number of messages. [6, 1 of less than 24 " +
-			"times " +
-			"--tx-depth messages]",
+			"times --tx-depth messages]",
 		"run-infinitely": "Measure again and again, a row each time, until Ctrl-C, which is no error then.",
 		"inline-size": "Send or write messages of up to so many bytes inline, from the request itself, " +
 			"where the NICs take that. [0]",
@@ -88,8 +87,7 @@ func perfFlagHelp() map[string]string {
 		"fault":       "Let something go wrong, see above; may be repeated.",
 		"seed":        "Seed of the data. [${default}]",
 		"min-bw": "Least bandwidth of every cell, such as 90Gbit or 11GB/s; the exit code is 1 where one " +
-			"has " +
-			"less.",
+			"has less.",
 		"max-lat": "Largest median of every cell with --mode lat, likewise.",
 		"json":    "One JSON document in place of the table.",
 		"verbose": "What each rail carried, too.",

@@ -160,8 +160,8 @@ func (l *listener) enter(nc net.Conn) *arrival {
 	return g
 }
 
-// greet begins the conversation. A connection that sends nothing, or speaks another protocol, is no
-// client.
+// greet begins the conversation. A connection that sends nothing, or speaks another protocol,
+// is no client.
 func (l *listener) greet(g *arrival) {
 	var half *bench.Half
 	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
@@ -194,8 +194,8 @@ func (l *listener) agree(conn *rendezvous.Conn) (*bench.Half, error) {
 	return half, half.Agree(l.ctx)
 }
 
-// depart has next report a departure: of so many clients as may wait. Of more it is said as of
-// strangers.
+// depart has next report a departure: of so many clients as may wait.
+// Of more it is said as of strangers.
 func (l *listener) depart(d departure) {
 	l.mu.Lock()
 	many := len(l.gone) == maxWaiting

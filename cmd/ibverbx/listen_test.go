@@ -105,8 +105,8 @@ func connects(t *testing.T, address, args string) {
 	}
 }
 
-// TestListenSilentStrangers connects silent strangers before a client, which must not wait for
-// them.
+// TestListenSilentStrangers connects silent strangers before a client,
+// which must not wait for them.
 func TestListenSilentStrangers(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
 	for range 6 {
@@ -202,8 +202,8 @@ func TestListenServesNext(t *testing.T) {
 	}
 }
 
-// TestListenKeep serves one client after another, those that break off among them, until it is
-// interrupted.
+// TestListenKeep serves one client after another, those that break off among them,
+// until it is interrupted.
 func TestListenKeep(t *testing.T) {
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
 	connects(t, address, quick)

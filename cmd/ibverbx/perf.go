@@ -139,8 +139,8 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, nics, o) })
 }
 
-// open opens a provider whose NICs have what the flags name. That some could not be opened is said
-// once.
+// open opens a provider whose NICs have what the flags name.
+// That some could not be opened is said once.
 func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (verbs.Provider,
 	error) {
 	o.trafficClass = conn.TrafficClass

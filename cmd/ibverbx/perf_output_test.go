@@ -204,8 +204,8 @@ func failedDocument(t *testing.T, text string) (doc failed) {
 	return doc
 }
 
-// TestTableOfOther shows whose machine and clock stand above figures that another process has
-// taken.
+// TestTableOfOther shows whose machine and clock stand above figures
+// that another process has taken.
 func TestTableOfOther(t *testing.T) {
 	p := &bench.Params{Op: bench.Send, Mode: bench.Latency, NICs: 1, QPs: 1,
 		Schemes: []bench.Scheme{bench.Single}, Verify: true}

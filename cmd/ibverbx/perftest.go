@@ -276,8 +276,7 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, nics *endNICs, provider s
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
 		provider == roceNICs {
-		err = fmt.Errorf("%w\nno packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
-			"between the two addresses, and that the peer's NIC speaks RoCEv2", err, bench.NameOf(dev))
+		err = fmt.Errorf("%w\n%s, and that the peer's NIC speaks RoCEv2", err, silence(dev))
 	}
 	return report, err
 }
@@ -334,8 +333,7 @@ func perftestFlagHelp() map[string]string {
 		"device": "Which real NIC: mlx5_0, mlx5_0:1 (a port behind a colon). Of roce: an interface or " +
 			"address. [the first; of roce, where the two ends meet]",
 		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or " +
-			"roce " +
-			"where the host has no RDMA NIC]",
+			"roce where the host has no RDMA NIC]",
 		"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
 		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [7]",
 		"listen": "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port " +
@@ -345,8 +343,7 @@ func perftestFlagHelp() map[string]string {
 		"timeout": "How long the peer may take for a step, and messages may stand still. [${default}]",
 		"json":    "One JSON document in place of the table.",
 		"report-gbits": "As --unit Gbit; the peer then reports in Gbit/s too, if it was given the same. " +
-			"Else " +
-			"both report in MiB/s.",
+			"Else both report in MiB/s.",
 	} {
 		help[name] = text
 	}

@@ -104,8 +104,8 @@ func (t *perfTable) header() {
 	}
 }
 
-// headings names the columns of bandwidths. Between two processes there is no copy() to compare
-// with.
+// headings names the columns of bandwidths.
+// Between two processes there is no copy() to compare with.
 func (t *perfTable) headings() {
 	kind := t.layer.kindTitle()
 	first, second := fmt.Sprintf("%9s%s  %8s %5s", "", blank(kind), "copy()", ""),
@@ -322,8 +322,8 @@ func (t *perfTable) noise(s *bench.Spread) string {
 	return "~"
 }
 
-// mark stands beside the figures of a cell that continued after failures, which are described
-// below.
+// mark stands beside the figures of a cell that continued after failures,
+// which are described below.
 func mark(r *bench.Result) string {
 	if r.Recovery != nil && !r.Failed {
 		return "*"
@@ -397,8 +397,7 @@ func (t *perfTable) footer(r *bench.Report) {
 	t.printf("%.1f s in all\n", r.Seconds)
 	if t.noisy {
 		t.printf("~ noise: samples lie more than 20 %% apart; measure longer (--duration, --samples), or " +
-			"on a " +
-			"quieter machine\n")
+			"on a quieter machine\n")
 	}
 	if n := recoveries(r); n > 0 && r.OK {
 		kept := "every promise was kept"

@@ -70,7 +70,7 @@
 // What the responder's checks return is the status that the requester's completion has: of a NAK
 // REM_INV_REQ_ERR is invalid request, REM_ACCESS_ERR remote access, REM_OP_ERR remote operation.
 // [Move] and [FetchAndChange] access words of memory as the contract of the software NICs says; use
-// them in place of copy for payloads of 8 bytes and less.
+// Move in place of copy for payloads, of which it moves those of exactly 8 or 4 bytes as a word.
 //
 // # Memory outside of the lock
 //
@@ -99,5 +99,6 @@
 // completion was polled.
 //
 // A responder that fails where no completion says so raises [Device.Publish] with
-// verbs.EventQPReqErr or EventQPAccessErr, before its queue pair goes to ERR.
+// verbs.EventQPReqErr or EventQPAccessErr, under the same lock under which its queue pair goes to
+// ERR: a program sees neither without the other.
 package nic

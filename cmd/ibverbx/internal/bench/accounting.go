@@ -54,8 +54,8 @@ func (c *cell) recordFailure() *Failure {
 	return f
 }
 
-// place says where a fault that could strike anywhere did strike: where its end has its first
-// error.
+// place says where a fault that could strike anywhere did strike:
+// where its end has its first error.
 func (f *Failure) place(s *faultState) string {
 	if s.hits == nil || s.strikes()-s.excused != 1 {
 		return ""
@@ -118,8 +118,8 @@ func (c *cell) addStatuses(q *layers.QueuePair) {
 }
 
 // compareReported compares the first n messages of an end in a round that failed, which are those
-// up to the last that was acknowledged or notified: all of them must be there. It says how many
-// are.
+// up to the last that was acknowledged or notified: all of them must be there.
+// It says how many are.
 func (c *cell) compareReported(end, n int) (int, error) {
 	if !c.p.Verify {
 		return 0, nil
@@ -135,8 +135,8 @@ func (c *cell) compareReported(end, n int) (int, error) {
 	return n, c.checkCounter(1-end, got)
 }
 
-// closeQueuePairs closes the queue pairs of a column that failed, and completes the record of the
-// failure.
+// closeQueuePairs closes the queue pairs of a column that failed,
+// and completes the record of the failure.
 func (c *cell) closeQueuePairs() error {
 	var errs []error
 	if c.failure != nil {

@@ -87,8 +87,8 @@ func apart(t *testing.T, p *Params, here, there []verbs.Device) (a, b outcome) {
 	return a, <-following
 }
 
-// TestApart measures every operation in every way between two ends, each of which knows only its
-// own.
+// TestApart measures every operation in every way between two ends,
+// each of which knows only its own.
 func TestApart(t *testing.T) {
 	_, nics := fabric(t, 4)
 	for _, op := range []Op{Write, WriteImm, Read, Send, FetchAdd, CmpSwap} {

@@ -113,8 +113,8 @@ func (c *cell) readCounters() {
 	}
 }
 
-// measure takes a sample. Several endpoints are compared with a single one, of the same
-// connections.
+// measure takes a sample. Several endpoints are compared with a single one,
+// of the same connections.
 func (c *cell) measure(turn int) {
 	c.turn = turn
 	err := c.oneEndpoint()

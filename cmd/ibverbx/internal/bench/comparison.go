@@ -50,8 +50,8 @@ func (r *Result) compare(below *Result) {
 	}
 }
 
-// below is one queue pair over NICs of the same kind, and the same memory, that a layer is compared
-// with.
+// below is one queue pair over NICs of the same kind, and the same memory,
+// that a layer is compared with.
 type below struct {
 	*runner
 	pair *pair

@@ -301,8 +301,8 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestServedLong checks that a listening end's time limit is not reported as an interruption by its
-// user.
+// TestServedLong checks that a listening end's time limit is not reported as an interruption
+// by its user.
 func TestServedLong(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 0, errServedLong)
 	defer cancel()
@@ -316,8 +316,8 @@ func TestServedLong(t *testing.T) {
 }
 
 // TestClockOfBothWays shows that of two ends that send at the same time the one that takes longer
-// is counted, that the conversation afterwards is not, and that no end can claim more time than has
-// passed.
+// is counted, that the conversation afterwards is not,
+// and that no end can claim more time than has passed.
 func TestClockOfBothWays(t *testing.T) {
 	const delay = 100 * time.Millisecond // of what the other end says
 	for _, lies := range []bool{false, true} {

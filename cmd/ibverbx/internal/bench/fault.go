@@ -101,8 +101,8 @@ func FaultNames() (names []string) {
 	return names
 }
 
-// initially is the value of a key that is not given, in brackets, where it is not the same for all
-// kinds.
+// initially is the value of a key that is not given, in brackets,
+// where it is not the same for all kinds.
 func (k *faultKind) initially(key string) string {
 	switch {
 	case key == "nic" && k.nic >= 0:

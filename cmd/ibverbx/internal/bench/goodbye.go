@@ -80,8 +80,8 @@ func (c *cell) hear(m *rendezvous.Message) error {
 	return nil
 }
 
-// errSilent reports that the peer did not acknowledge the report of a failure: it may be gone, or
-// busy.
+// errSilent reports that the peer did not acknowledge the report of a failure:
+// it may be gone, or busy.
 var errSilent = errors.New("the peer took no note of that in time")
 
 // part tells the peer why this end gives up, ends the conversation, and returns the reason together

@@ -22,8 +22,8 @@ import (
 
 // meddler sits between two ends and changes what one of them says. It gets the frame with the
 // number n from end a or b, of which the one with the number 0 is the greeting, and returns what
-// the other end receives. With over set nothing follows, and with hangUp the connections are
-// closed.
+// the other end receives. With over set nothing follows,
+// and with hangUp the connections are closed.
 type meddler func(from string, n int, frame []byte) (instead []byte, over, hangUp bool)
 
 // between connects two ends through a meddler.

@@ -18,8 +18,8 @@ const (
 	// What a slot gets starts at one of shifts places of the source.
 	shifts    = pattern.Shifts
 	shiftStep = pattern.Step
-	// tail is room behind the target slots for the counter of atomics, and for the words of the
-	// layers.
+	// tail is room behind the target slots for the counter of atomics,
+	// and for the words of the layers.
 	tail = 64
 )
 
@@ -117,8 +117,8 @@ func (m *memory) round(number uint64, size int) pattern.Round {
 // source is where in the source the message of a slot starts.
 func (m *memory) source(round uint64, slot, size int) int { return m.round(round, size).Source(slot) }
 
-// behind is where in the target the words behind the slots begin: the counter of atomics is the
-// first.
+// behind is where in the target the words behind the slots begin:
+// the counter of atomics is the first.
 func (m *memory) behind() int { return (m.window + 7) &^ 7 }
 
 // verify compares the slots of a round with what was sent into them.

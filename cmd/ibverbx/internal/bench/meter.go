@@ -11,8 +11,8 @@ const (
 	// How long the warm-up and a round may take where nothing is known of the NICs' speed.
 	warmupPatience = 50 * time.Millisecond
 	roundPatience  = 2 * time.Second
-	// uncutPatience is how long a round may take that is not cut short when the user interrupts the
-	// run.
+	// uncutPatience is how long a round may take that is not cut short
+	// when the user interrupts the run.
 	uncutPatience = time.Second / 4
 )
 
@@ -96,8 +96,8 @@ func (c *meter) warmUp(n int, try func(limit int, warmup bool) (rate float64, er
 	return nil
 }
 
-// target is how long all timed rounds take together when this turn is over; 0 where messages are
-// counted.
+// target is how long all timed rounds take together when this turn is over;
+// 0 where messages are counted.
 func (c *meter) target() time.Duration {
 	return time.Duration(c.p.Duration) * time.Duration(c.turn+1) / time.Duration(c.p.Samples)
 }
@@ -145,8 +145,8 @@ func (c *meter) left() int {
 func (c *meter) batches(batch func(n int, warmup bool) (rate float64, err error),
 	all, part *hdrhistogram.Histogram) (err error) {
 	if !c.warm {
-		// A few messages show how long one takes; then comes the warm-up itself, if it is not too
-		// long.
+		// A few messages show how long one takes; then comes the warm-up itself,
+		// if it is not too long.
 		c.rate, err = batch(min(4, c.mem.slots(c.size)), true)
 		if err == nil {
 			n := min(latencyWarmup, c.mem.slots(c.size), int(c.rate*latencyPatience.Seconds()))

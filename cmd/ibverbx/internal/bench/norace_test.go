@@ -2,6 +2,6 @@
 
 package bench
 
-// raceDetector says that the race detector watches, under which pools forget and everything takes
-// long.
+// raceDetector says that the race detector watches,
+// under which pools forget and everything takes long.
 const raceDetector = false

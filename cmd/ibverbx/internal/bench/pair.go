@@ -210,8 +210,8 @@ func (c *pair) here() (e *layers.End, end int) {
 	return c.ends[1], 1
 }
 
-// queuePairs are the queue pairs of the ends here, by end; nil through a layer and of the other
-// process's.
+// queuePairs are the queue pairs of the ends here, by end;
+// nil through a layer and of the other process's.
 func (c *pair) queuePairs() (qps [2]*layers.QueuePair) {
 	for i, e := range c.ends {
 		if e != nil {

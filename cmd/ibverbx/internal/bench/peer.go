@@ -13,8 +13,8 @@ import (
 type peer struct {
 	conn  *rendezvous.Conn
 	leads bool // this process drives end a and decides, the other one follows
-	// steps bounds what needs an answer: it ends soon after the user has asked for the end of the
-	// run.
+	// steps bounds what needs an answer: it ends soon after the user has asked for the end
+	// of the run.
 	steps context.Context
 }
 

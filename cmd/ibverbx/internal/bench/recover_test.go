@@ -208,8 +208,8 @@ func TestSeveralFailures(t *testing.T) {
 	}
 }
 
-// TestCellThatCannotContinue checks how a run ends that has no NICs left, or that a permanent fault
-// strikes.
+// TestCellThatCannotContinue checks how a run ends that has no NICs left,
+// or that a permanent fault strikes.
 func TestCellThatCannotContinue(t *testing.T) {
 	for fault, want := range map[string]string{
 		"nic-down@msg=10": "could not go on without soft0 (end a): end a has no other NIC",
@@ -354,8 +354,8 @@ func TestInterruptedWaiting(t *testing.T) {
 	}
 }
 
-// TestInterruptedStall interrupts a run that a stalled queue pair holds up: it goes on at once, and
-// ends.
+// TestInterruptedStall interrupts a run that a stalled queue pair holds up:
+// it goes on at once, and ends.
 func TestInterruptedStall(t *testing.T) {
 	p := params(func(p *Params) {
 		p.Sizes, p.Faults, p.Schemes = []units.Size{2000}, faults(t, "stall@msg=10,for=1h"), []Scheme{DQPLB}

@@ -53,8 +53,8 @@ type Result struct {
 	CopyGB       float64      `json:"copy_gb_per_second,omitempty"` // copy() of the same messages
 	RatioToCopy  float64      `json:"ratio_to_copy,omitempty"`
 	// Spread is of the messages a second, or of the medians of latencies in nanoseconds; nil where
-	// there are too few samples. CopySpread is in GB/s, RatioSpread of what was measured in one
-	// turn.
+	// there are too few samples. CopySpread is in GB/s,
+	// RatioSpread of what was measured in one turn.
 	Spread      *Spread     `json:"spread,omitempty"`
 	CopySpread  *Spread     `json:"copy_spread,omitempty"`
 	RatioSpread *Spread     `json:"ratio_spread,omitempty"`

@@ -87,12 +87,12 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	}
 	cut := c.cut(n)
 	if c.peer != nil && c.peer.leads && cut && !c.interrupted() {
-		// A round that is cut does not count: a peer that cut every round would make the run
-		// endless.
+		// A round that is cut does not count:
+		// a peer that cut every round would make the run endless.
 		return 0, fmt.Errorf("%w: the peer stopped a round before its end", rendezvous.ErrProtocol)
 	}
-	// Of two ends that send at the same time the slower one counts, since neither clock covers
-	// both.
+	// Of two ends that send at the same time the slower one counts,
+	// since neither clock covers both.
 	elapsed = max(elapsed, min(theirs, time.Since(start)))
 	if c.taken > 0 {
 		elapsed = c.record()
@@ -202,8 +202,8 @@ func (c *cell) series(ctx context.Context, n int) (err error) {
 		c.taken, err = a.SeriesAsleep(ctx, samples)
 		err = cause(ctx, err)
 	default:
-		// The answers come from a goroutine of their own: each end sleeps until an event of its own
-		// NICs.
+		// The answers come from a goroutine of their own:
+		// each end sleeps until an event of its own NICs.
 		return c.pair.runConcurrently(ctx, func(ctx context.Context) error {
 			if c.taken, err = a.SeriesAsleep(ctx, samples); err != nil {
 				return err

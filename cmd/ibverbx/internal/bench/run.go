@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Observer follows the progress of a run. It is called between measurements, from the goroutine of
-// Run.
+// Observer follows the progress of a run. It is called between measurements,
+// from the goroutine of Run.
 type Observer interface {
 	// Start comes first, once it is settled what is measured. peer is nil when both ends are in
 	// this process.
@@ -241,8 +241,8 @@ func (r *runner) takeTurn(cells []*cell, size, turn int) error {
 	return nil
 }
 
-// baseline takes a sample of copy(), where that is a comparison: both ends' memory is in this
-// process.
+// baseline takes a sample of copy(), where that is a comparison:
+// both ends' memory is in this process.
 func (r *runner) baseline(c *copier, turn int, copies *series) error {
 	if r.p.Mode != Bandwidth || r.p.Op.Atomic() || r.peer != nil {
 		return nil

@@ -91,8 +91,8 @@ func TestSamplesApart(t *testing.T) {
 	}
 }
 
-// TestSamplesOfAtomics shows that the columns, which take turns, share the counter that they
-// change.
+// TestSamplesOfAtomics shows that the columns, which take turns,
+// share the counter that they change.
 func TestSamplesOfAtomics(t *testing.T) {
 	_, nics := fabric(t, 4)
 	for _, op := range []Op{FetchAdd, CmpSwap} {

@@ -13,8 +13,8 @@ const (
 	idlePatience = 20 * time.Second
 	// lastRound is how long a round may still take once the user has asked for the end.
 	lastRound = 2 * time.Second
-	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too, count as
-	// stalled.
+	// slowest is the speed, in bytes a second, below which real NICs, emulated ones too,
+	// count as stalled.
 	slowest = 5e6
 	// passiveFactor is how many times its expected duration a round may take at an end that is not
 	// involved in it.
@@ -48,8 +48,8 @@ func passivePatience(idle time.Duration, n, size int, rate float64) time.Duratio
 	if rate <= 0 {
 		return idle + transfer(n*size, slowest)
 	}
-	return idle + time.Duration(min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())*float64(
-		time.Second))
+	seconds := min(passiveFactor*float64(n)/rate, maxServedRun.Seconds())
+	return idle + time.Duration(seconds*float64(time.Second))
 }
 
 // transfer is how long bytes take at a speed, in bytes a second.

@@ -66,11 +66,11 @@ type traffic interface {
 	// settle makes completed become true once everything posted has completed.
 	// [transport.ErrNoResource]: call it again.
 	settle() error
-	// seal makes completed become true once what was put is visible to the peer's processor,
-	// likewise.
+	// seal makes completed become true once what was put is visible
+	// to the peer's processor, likewise.
 	seal() error
-	// completed says whether everything posted has completed; in a series, whether the one message
-	// has.
+	// completed says whether everything posted has completed;
+	// in a series, whether the one message has.
 	completed() (bool, error)
 	// arrived is how many messages of the round have come.
 	arrived() (int, error)
@@ -311,8 +311,8 @@ func (e *End) bind(ctx context.Context) {
 }
 
 // step does what can be done now, and says whether there is nothing more to do. Until then it reads
-// nothing that the peer's goroutine writes: fetching it from another core takes longer than the
-// rest.
+// nothing that the peer's goroutine writes:
+// fetching it from another core takes longer than the rest.
 func (e *End) step() bool {
 	if e.task.Meanwhile != nil {
 		e.task.Meanwhile()

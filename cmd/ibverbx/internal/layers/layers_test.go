@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pair is two connected ends of a shape, whose sources and targets have room for 16 messages of 4
-// KiB.
+// pair is two connected ends of a shape, whose sources and targets have room for 16 messages
+// of 4 KiB.
 func pair(t *testing.T, s Shape) [2]*End {
 	t.Helper()
 	fabric, err := soft.New(soft.Config{Devices: 2})
@@ -82,8 +82,8 @@ func both(t *testing.T, ends [2]*End, tasks [2]Task) (errs [2]error) {
 	return errs
 }
 
-// TestRounds plays streams of every shape, one after the other: each message is in its slot, or is
-// counted.
+// TestRounds plays streams of every shape, one after the other:
+// each message is in its slot, or is counted.
 func TestRounds(t *testing.T) {
 	for _, s := range Shapes() {
 		if s.LatencyOnly {

@@ -42,8 +42,8 @@ type QueuePair struct {
 
 // qpRound is how far an end of a queue pair is in a round. It counts the round's messages.
 //
-// Invariant: acked <= done <= posted <= done+task.Window; notified <= received <= expected <=
-// task.Take.
+// Invariant: acked <= done <= posted <= done+task.Window;
+// notified <= received <= expected <= task.Take.
 type qpRound struct {
 	task   Task
 	broken error // why the round cannot be judged any more
@@ -188,8 +188,8 @@ func (q *QueuePair) postReceives() error {
 	}
 }
 
-// failure is how an end that has failed continues: it waits until all that it has posted is
-// reported.
+// failure is how an end that has failed continues:
+// it waits until all that it has posted is reported.
 func (q *QueuePair) failure() error {
 	if q.done < q.posted {
 		return nil
@@ -333,8 +333,8 @@ func (q *QueuePair) arrived() (int, error) {
 	return q.notified, nil
 }
 
-// Drain handles all completions that there are, outside of a round, and says whether there were
-// any.
+// Drain handles all completions that there are, outside of a round,
+// and says whether there were any.
 func (q *QueuePair) Drain() (moved bool, err error) {
 	q.broken = nil
 	for {

@@ -80,8 +80,8 @@ func RunQueuePairs(ctx context.Context, a, b *End) error {
 }
 
 // waitFor makes progress at queue pairs of one spin until done says so, or ctx ends. It polls, lets
-// others have the core, and sleeps when spin is over, for every at most; a negative spin sleeps at
-// once.
+// others have the core, and sleeps when spin is over, for every at most;
+// a negative spin sleeps at once.
 func waitFor(ctx context.Context, every time.Duration, done func() bool, qps ...*QueuePair) error {
 	idle, spin := 0, qps[0].spin
 	var idleSince time.Time

@@ -12,8 +12,8 @@ import (
 	"ibverbx/transport"
 )
 
-// shmemEnd is one of two PEs of this process. Its source and its target are blocks of the symmetric
-// heap.
+// shmemEnd is one of two PEs of this process.
+// Its source and its target are blocks of the symmetric heap.
 type shmemEnd struct {
 	shape    Shape
 	world    *shmemWorld

@@ -14,8 +14,8 @@ import (
 // amID is the active message that is measured.
 const amID transport.AMID = 1
 
-// bcopyLimit is up to which size, in bytes, a copy counts as cheaper than sending from registered
-// memory.
+// bcopyLimit is up to which size, in bytes,
+// a copy counts as cheaper than sending from registered memory.
 const bcopyLimit = 8 << 10
 
 // transportEnd is an end of package transport: endpoints of one worker, served round robin.

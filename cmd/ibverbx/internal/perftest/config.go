@@ -82,8 +82,8 @@ type Config struct {
 	// has to be that of this address. Loopback addresses stand for each other. The zero value
 	// allows any.
 	Peer netip.Addr
-	// Timeout bounds each message of the conversation, and how long nothing may complete; 0 is 30
-	// s.
+	// Timeout bounds each message of the conversation, and how long nothing may complete;
+	// 0 is 30 s.
 	Timeout time.Duration
 }
 

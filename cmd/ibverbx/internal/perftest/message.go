@@ -191,8 +191,8 @@ func decodeReport(figures [5][]byte) (r report, err error) {
 		math.Float64frombits(v[4])}, nil
 }
 
-// check says whether the figures of an end that has sent something over so many queue pairs can be
-// figures.
+// check says whether the figures of an end that has sent something
+// over so many queue pairs can be figures.
 func (r *report) check(qps int) error {
 	for _, f := range []float64{r.average, r.rate} {
 		if math.IsNaN(f) || math.IsInf(f, 0) || f < 0 {

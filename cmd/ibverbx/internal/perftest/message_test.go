@@ -104,8 +104,8 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// TestReportOfAllQPs takes reports of as many messages as the queue pairs together can have, and no
-// more.
+// TestReportOfAllQPs takes reports of as many messages as the queue pairs together can have,
+// and no more.
 func TestReportOfAllQPs(t *testing.T) {
 	for _, tt := range []struct {
 		messages uint64

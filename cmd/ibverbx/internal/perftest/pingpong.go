@@ -13,8 +13,8 @@ import (
 // longest is the longest latency that is distinguished, in nanoseconds.
 const longest = int64(100 * time.Second)
 
-// pingPong sends one message at a time over queue pair 0, and measures the time from one to the
-// next.
+// pingPong sends one message at a time over queue pair 0,
+// and measures the time from one to the next.
 type pingPong struct {
 	stream
 	first   bool // this end sends the first message

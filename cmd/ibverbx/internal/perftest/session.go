@@ -85,8 +85,7 @@ func (s *session) greet() error {
 	}
 	if s.report.Peer.Version = text; number < leastVersion {
 		return fmt.Errorf("%w: the peer is perftest %s, whose conversation is another one: it has to be "+
-			"5.70 or "+
-			"later", ErrMismatch, text)
+			"5.70 or later", ErrMismatch, text)
 	}
 	if s.page, err = s.larger("page size", 4096, 1<<20); err != nil {
 		return err
@@ -174,8 +173,8 @@ func (s *session) keys(step string, i int, patient bool) (keys, error) {
 	return k, nil
 }
 
-// sync is a point at which both ends wait for each other: the peer repeats its keys of queue pair
-// i.
+// sync is a point at which both ends wait for each other:
+// the peer repeats its keys of queue pair i.
 func (s *session) sync(step string, i int, patient bool) error {
 	k, err := s.keys(step, i, patient)
 	switch {
@@ -183,10 +182,8 @@ func (s *session) sync(step string, i int, patient bool) error {
 		return err
 	case k.qp != s.peers[i].qp || k.gid != s.peers[i].gid:
 		return fmt.Errorf("%w: %s: the peer names its queue pair %#x, and named %#x before: it has more of "+
-			"them "+
-			"than the %d here, or is another kind of test; %s", ErrMismatch, step, k.qp, s.peers[i].qp,
-			s.cfg.QPs,
-			agree)
+			"them than the %d here, or is another kind of test; %s", ErrMismatch, step, k.qp, s.peers[i].qp,
+			s.cfg.QPs, agree)
 	}
 	return nil
 }
@@ -358,9 +355,9 @@ func (s *session) traffic(run func(*waiter) (time.Duration, error)) (time.Durati
 func (s *session) result(size int, took time.Duration) Result {
 	n := s.cfg.Messages * s.cfg.QPs
 	seconds := max(took.Seconds(), 1e-9)
-	return Result{Size: size, Messages: n, Seconds: seconds, GBPerSecond: float64(n) * float64(
-		size) / seconds / 1e9,
-		MsgPerSecond: float64(n) / seconds}
+	rate := float64(n) / seconds
+	return Result{Size: size, Messages: n, Seconds: seconds, GBPerSecond: rate * float64(size) / 1e9,
+		MsgPerSecond: rate}
 }
 
 // row records a result.

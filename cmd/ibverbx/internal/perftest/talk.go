@@ -115,8 +115,7 @@ func (t *talk) explain(err error, step string, n, of int) error {
 		return context.Cause(t.ctx)
 	case n == plainKeysSize && of == keysSize:
 		return fmt.Errorf("%w: %s: the peer's message has %d bytes and names no GID: its NIC is an "+
-			"InfiniBand "+
-			"one; give it -x with the index of a GID", ErrMismatch, step, n)
+			"InfiniBand one; give it -x with the index of a GID", ErrMismatch, step, n)
 	case errors.Is(err, os.ErrDeadlineExceeded) && n < 0:
 		return fmt.Errorf("%w: %s: it took nothing for %v", ErrTimeout, step, t.timeout)
 	case errors.Is(err, os.ErrDeadlineExceeded) && n > 0:

@@ -72,7 +72,7 @@ func (w *waiter) pause() error {
 	return nil
 }
 
-// under is an error while messages were under way.
+// under is an error while messages were under way, of which so many were done.
 func under(err error, done, of int) error {
 	for _, known := range []error{ErrGone, ErrTimeout, ErrMismatch, context.Canceled} {
 		if errors.Is(err, known) {

@@ -249,8 +249,8 @@ func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err 
 	return c.receive(ctx, c.cfg.Timeout, kinds)
 }
 
-// ReceiveSoon is ReceiveAny for what the peer sends at once: it waits no longer than for a
-// greeting.
+// ReceiveSoon is ReceiveAny for what the peer sends at once:
+// it waits no longer than for a greeting.
 func (c *Conn) ReceiveSoon(ctx context.Context, kinds ...string) (m Message, err error) {
 	return c.receive(ctx, c.cfg.Greeting, kinds)
 }

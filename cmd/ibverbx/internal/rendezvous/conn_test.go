@@ -131,8 +131,8 @@ func frame(text string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(text)))) + text
 }
 
-// TestStrangers sends an end what no peer would send. It must say what is wrong, and not wait for
-// ever.
+// TestStrangers sends an end what no peer would send. It must say what is wrong,
+// and not wait for ever.
 func TestStrangers(t *testing.T) {
 	const patience = 50 * time.Millisecond
 	hello := string(preface(1))
@@ -290,8 +290,8 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
-// TestDecode checks the error for a malformed body: it repeats little of it, and no control
-// characters.
+// TestDecode checks the error for a malformed body:
+// it repeats little of it, and no control characters.
 func TestDecode(t *testing.T) {
 	m := Message{Kind: "word", Body: []byte(`{"n":` + strings.Repeat("1", 100000) + `}`)}
 	var body struct {

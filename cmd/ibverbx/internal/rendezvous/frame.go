@@ -89,8 +89,8 @@ func appendFrame(dst []byte, kind string, body any, limit int) ([]byte, error) {
 	return append(dst, text...), nil
 }
 
-// readFrame reads a message. What it holds in memory grows with what has come, not with what was
-// announced.
+// readFrame reads a message. What it holds in memory grows with what has come,
+// not with what was announced.
 func readFrame(r io.Reader, limit int) (m Message, err error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

@@ -128,8 +128,8 @@ func FuzzParseRate(f *testing.F) {
 	})
 }
 
-// FuzzParseSpan reads lengths of time. None is negative, and what Go prints of one reads as the
-// same.
+// FuzzParseSpan reads lengths of time. None is negative,
+// and what Go prints of one reads as the same.
 func FuzzParseSpan(f *testing.F) {
 	for _, s := range []string{"5", "0.5", "20ms", "1m30s", "1e8", "1e9", "0x1p-3", "-0", "-5s", "NaN",
 		"+Inf", "9223372036854775807ns",

@@ -74,8 +74,8 @@ func (z Size) String() string {
 	return strconv.FormatUint(uint64(z), 10) + " B"
 }
 
-// Range is a list of sizes: "4K..16M", in steps of two ("4K..16M/4" for steps of four), or
-// "4K,64K,1M".
+// Range is a list of sizes: "4K..16M", in steps of two ("4K..16M/4" for steps of four),
+// or "4K,64K,1M".
 type Range []Size
 
 // UnmarshalText reads a list of sizes from a flag.

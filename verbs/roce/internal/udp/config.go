@@ -48,8 +48,7 @@ func (cfg Config) validated(getenv func(string) string) (Config, error) {
 		return refuse(verbs.ErrInvalid, "no local address: name one of this host's addresses")
 	case addr.Unmap().IsUnspecified():
 		return refuse(verbs.ErrInvalid, "the socket needs one concrete address of this host, not all of "+
-			"them: "+
-			"peers check the address that packets come from")
+			"them: peers check the address that packets come from")
 	case addr.IsMulticast():
 		return refuse(verbs.ErrInvalid, "a multicast address cannot be the local one")
 	case cfg.RecvBuffer < 0 || cfg.SendBuffer < 0:

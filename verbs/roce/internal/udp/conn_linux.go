@@ -128,8 +128,8 @@ func (c *Conn) WaitReadable(deadline time.Time) error {
 		if err := c.file.SetReadDeadline(deadline); err != nil {
 			return c.waitError(err)
 		}
-		// A Wake from here on finds the deadline set, and moves it; an earlier one has left its
-		// mark.
+		// A Wake from here on finds the deadline set, and moves it;
+		// an earlier one has left its mark.
 		if c.woken.Swap(false) {
 			return ErrWoken
 		}

@@ -189,8 +189,8 @@ func TestBundles(t *testing.T) {
 	})
 }
 
-// Datagrams longer than a buffer are dropped and counted; what stands before and behind them is
-// not.
+// Datagrams longer than a buffer are dropped and counted;
+// what stands before and behind them is not.
 func TestTruncated(t *testing.T) {
 	eachFamily(t, func(t *testing.T, local netip.AddrPort) {
 		a, b := open(t, Config{Local: local, DisableGSO: true}), open(t, Config{Local: local})

@@ -32,16 +32,16 @@
 // whoever computes a checksum over the IP header has to know. The kernel of the receiver hands a
 // burst over as one (UDP_GRO), and Recv takes it apart; [Datagram.Index] is the place in what the
 // kernel handed over, which is the identification where nothing between the two has split or merged
-// bursts, as on a loopback link. Where a link does, a datagram can have any identification below
-// [MaxSegments].
+// bursts, as on a loopback link. Where a link does,
+// a datagram can have any identification below [MaxSegments].
 //
 // A kernel or a route may refuse bursts (IPsec and devices without checksum offload do). Send then
 // sends the packets one by one, all with identification 0, and the Destination does so from then
 // on: [Destination.Segments] is false. Of the packets that met the refusal, those that were sealed
 // for a later identification arrive with another one than their checksum says.
 //
-// Both switches are in [Config], and in the environment: IBVERBX_ROCE_DISABLE_GSO=1 and
-// IBVERBX_ROCE_DISABLE_GRO=1.
+// Both switches are in [Config], and in the environment:
+// IBVERBX_ROCE_DISABLE_GSO=1 and IBVERBX_ROCE_DISABLE_GRO=1.
 //
 // # The caller's duties
 //
@@ -60,6 +60,6 @@
 //
 // # Systems
 //
-// On Linux this is the full thing. Elsewhere [Listen] returns an error that is
-// [verbs.ErrNotSupported].
+// On Linux this is the full thing.
+// Elsewhere [Listen] returns an error that is [verbs.ErrNotSupported].
 package udp

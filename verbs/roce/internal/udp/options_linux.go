@@ -153,8 +153,7 @@ func listenError(local netip.AddrPort, errno error, sysfs fs.FS) error {
 	case errors.Is(errno, unix.EACCES), errors.Is(errno, unix.EPERM):
 		e.Err = ErrPermission
 		e.Detail = "ports below 1024 take privilege (net.ipv4.ip_unprivileged_port_start), and a sandbox " +
-			"may " +
-			"refuse sockets"
+			"may refuse sockets"
 	case errors.Is(errno, unix.EAFNOSUPPORT):
 		e.Err, e.Detail = ErrFamily, "this system has no IPv4"
 		if !local.Addr().Is4() {
@@ -177,7 +176,7 @@ func portTaken(port uint16, sysfs fs.FS) string {
 			"rdma_rxe, which would take it too, is not loaded); " + choose
 	}
 	return "the kernel's rdma_rxe is loaded and takes UDP port 4791, that of RoCEv2, for itself, unless " +
-		"another " +
-		"process of this network namespace has it; use the rxe device, or another network namespace; " +
+		"another process of this network namespace has it; use the rxe device, or another network " +
+		"namespace; " +
 		choose
 }

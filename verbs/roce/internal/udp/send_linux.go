@@ -15,8 +15,8 @@ import (
 // More than 8 messages a call gain nothing.
 const stagedPackets = 64
 
-// Destination is a peer's address, with what sending to it needs. It belongs to one goroutine at a
-// time.
+// Destination is a peer's address, with what sending to it needs.
+// It belongs to one goroutine at a time.
 type Destination struct {
 	conn    *Conn
 	addr    netip.AddrPort

@@ -32,8 +32,8 @@ func recvmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
 	return int(n), 0
 }
 
-// yieldThread offers the processor to other threads. It returns at once, so Go's scheduler need not
-// know.
+// yieldThread offers the processor to other threads. It returns at once,
+// so Go's scheduler need not know.
 func yieldThread() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // gather appends a piece to a message's vector that begins at start. Pieces that lie side by side

@@ -75,8 +75,8 @@ func runFew(r uint32, p []byte) uint32 {
 // many is from how many bytes on the vector instructions of hash/crc32 are worth their call.
 const many = 64
 
-// runMany runs any number of bytes through a register. hash/crc32 is fast for multiples of 16
-// bytes.
+// runMany runs any number of bytes through a register.
+// hash/crc32 is fast for multiples of 16 bytes.
 func runMany(r uint32, p []byte) uint32 {
 	if len(p) >= many {
 		n := len(p) &^ 15

@@ -4,8 +4,8 @@
 //
 // # Model
 //
-// A packet is the payload of one UDP datagram to port 4791 (IBTA volume 1, chapter 9 and annex
-// A17):
+// A packet is the payload of one UDP datagram to port 4791 (IBTA volume 1,
+// chapter 9 and annex A17):
 //
 //	BTH 12 | extended headers 0 to 28 | payload | 0 to 3 bytes of pad | ICRC 4
 //

@@ -32,8 +32,8 @@ type fieldTable [2][256]uint32
 // term is what the field adds to the register when it holds v.
 func (t *fieldTable) term(v uint16) uint32 { return t[0][v>>8] ^ t[1][v&0xff] }
 
-// makeFieldTable makes the table of a field that ends so many bytes before the end of the pseudo
-// header.
+// makeFieldTable makes the table of a field that ends so many bytes before the end
+// of the pseudo header.
 func makeFieldTable(after int) fieldTable {
 	return fieldTable{makeZerosTable(after + 1), makeZerosTable(after)}
 }
@@ -126,8 +126,8 @@ func (f *Flow) difference(id uint16, packet []byte) uint32 {
 }
 
 // SolveID finds the IPv4 identification for which the ICRC of packet is right. Sockets do not show
-// it. A packet that is wrong in some other way passes once in 2^16. In IPv6 it is Check, and id is
-// 0.
+// it. A packet that is wrong in some other way passes once in 2^16.
+// In IPv6 it is Check, and id is 0.
 func (f *Flow) SolveID(packet []byte) (id uint16, ok bool) {
 	if len(packet) < bthSize+ICRCSize {
 		return 0, false

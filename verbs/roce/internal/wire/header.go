@@ -30,8 +30,8 @@ type Header struct {
 	PSN       uint32 // 24 bits
 
 	// Reserved is the seven bits beside AckReq. They are sent as zero, and ignored by who receives
-	// them (IBTA volume 1, 9.2.3): ends of this provider announce themselves there. The ICRC covers
-	// them.
+	// them (IBTA volume 1, 9.2.3): ends of this provider announce themselves there.
+	// The ICRC covers them.
 	Reserved uint8
 
 	// RETH: READ requests, and WRITE first and only. Addr and RKey of atomic requests too.

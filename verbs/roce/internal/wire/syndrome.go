@@ -36,8 +36,8 @@ func (s Syndrome) IsRNR() bool { return s&kindMask == kindRNR }
 // RNR NAK is none of them.
 func (s Syndrome) IsNak() bool { return s&kindMask == kindNak }
 
-// Value is the low five bits: the timer code of an RNR NAK, the code of a NAK, the credits of an
-// ACK.
+// Value is the low five bits: the timer code of an RNR NAK, the code of a NAK,
+// the credits of an ACK.
 func (s Syndrome) Value() uint8 { return uint8(s &^ kindMask) }
 
 // String says the syndrome in words.
