@@ -26,7 +26,7 @@ func (c *Config) checkAddress(gid verbs.GID) error {
 	if !want.IsValid() || got == want || got.IsLoopback() && want.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("%w: the peer is connected from %v, and its GID is that of %v, where this end does not "+
-		"send on its word alone: choose another GID at the peer with -x, or name this end's NIC with --device "+
-		"to send there", ErrMismatch, want, got)
+	return fmt.Errorf("%w: the peer is connected from %v, and its GID is that of %v, where this end does "+
+		"not send on its word alone: choose another GID at the peer with -x, or name this end's NIC with "+
+		"--device to send there", ErrMismatch, want, got)
 }

@@ -155,14 +155,14 @@ func TestPeerAddress(t *testing.T) {
 			t.Errorf("peer at %q with GID %s: %v", tt.peer, tt.gid, err)
 		}
 	}
-	first, err := roce.Open(roce.Config{Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.33")}, Port: 4001})
+	at := netip.MustParseAddr("127.0.0.33")
+	p, err := roce.Open(roce.Config{Addresses: []netip.Addr{at}, Port: 4001})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Close()
-	if g, err := first.Device(0).QueryGID(1, 0); err != nil || g.GID.IsIPv4() ||
-		addressOf(g.GID) != netip.MustParseAddr("127.0.0.33") {
-		t.Errorf("GID %v of 127.0.0.33 is that of %v, %v", g.GID, addressOf(g.GID), err)
+	defer p.Close()
+	if g, err := p.Device(0).QueryGID(1, 0); err != nil || g.GID.IsIPv4() || addressOf(g.GID) != at {
+		t.Errorf("GID %v of %v is that of %v, %v", g.GID, at, addressOf(g.GID), err)
 	}
 }
 

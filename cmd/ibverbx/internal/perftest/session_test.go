@@ -224,8 +224,8 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// TestCanceled ends each kind of test at once, at either end, wherever it waits for the peer: for each
-// message up to the traffic, and in that.
+// TestCanceled ends each kind of test at once, at either end, wherever it waits for the peer: for
+// each message up to the traffic, and in that.
 func TestCanceled(t *testing.T) {
 	nic, _ := nics(t)
 	for _, tt := range []struct {
