@@ -62,7 +62,7 @@ type Counters struct {
 	RNRNAKs    uint64 // received
 	Duplicates uint64 // packets received that were carried out before
 	Ahead      uint64 // packets received before one that is missing
-	Unexpected uint64 // packets dropped that answer nothing under way
+	Unexpected uint64 // packets dropped: of another connection, or answers to nothing under way
 	Broken     uint64 // packets received against the protocol
 }
 

@@ -12,6 +12,7 @@ import (
 // Invariant: everything before expected was carried out, once, and nothing behind it. While silent,
 // a NAK for expected was sent or is due, and what is ahead of it is dropped without another.
 type responder struct {
+	first    seq // of the connection
 	expected seq
 	msn      uint32 // messages carried out
 	message  message
@@ -55,7 +56,7 @@ type atomicResult struct {
 
 // start begins to expect a number.
 func (r *responder) start(first seq, reads int) {
-	*r = responder{expected: first}
+	*r = responder{first: first, expected: first}
 	r.allow(reads)
 }
 
@@ -86,6 +87,9 @@ func (q *QP) receiveRequest(h *wire.Header, payload []byte) {
 		q.requestAnnounces(h, s)
 	}
 	switch {
+	case s < r.first: // of another connection, or the ends do not agree on where this one begins
+		q.stats.Unexpected++
+		return
 	case s < r.expected:
 		q.stats.Duplicates++
 		q.duplicate(h, s)

@@ -345,3 +345,25 @@ func TestOversizedPacketIsNotKept(t *testing.T) {
 		t.Errorf("%d packets kept, %d broken", r.n, b.q.Stats().Broken)
 	}
 }
+
+// What has a number before the first one of the connection was not carried out before: it belongs
+// to another connection, or the two ends do not agree on where they begin. It gets no answer, which
+// would tell the peer that it arrived.
+func TestBeforeTheFirstNumber(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours})
+		b := n.ends[1]
+		first := b.q.resp.expected
+		for i, opcode := range []wire.Opcode{wire.WriteOnly, wire.SendOnly, wire.WriteOnlyImm,
+			wire.ReadRequest, wire.FetchAdd} {
+			n.forge(1, wire.Header{Opcode: opcode, PSN: (first - 1 - seq(i)*100000).psn(), AckReq: true,
+				Addr: b.mr.Addr(), RKey: b.mr.RKey(), Length: 8}, nil)
+			if left := n.leaving(1); len(left) != 0 {
+				t.Errorf("%v is answered: %v", opcode, left)
+			}
+		}
+		if s := b.q.Stats(); s.Duplicates != 0 || s.Unexpected != 5 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
