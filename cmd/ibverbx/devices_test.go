@@ -84,6 +84,11 @@ func TestNoRealNICs(t *testing.T) {
 			code != exitFailed || filtered != "" || strings.Contains(why, "add --provider roce") != tt.says {
 			t.Errorf("%v: stderr %q, stdout %q; with a filter exit %d, %q", tt.why, errs, out, code, why)
 		}
+		code, out, errs = command(t, "devices -d 127.0.0.3")
+		if strings.Contains(errs, roceNote) != tt.says || strings.Contains(out, "127.0.0.3") != tt.says ||
+			(code == exitOK) != tt.says {
+			t.Errorf("%v, and an address: exit %d, stderr %q, stdout %q", tt.why, code, errs, out)
+		}
 		_, out, _ = command(t, "devices --json")
 		var doc deviceList
 		if err := json.Unmarshal([]byte(out), &doc); err != nil || (doc.Note == roceNote) != tt.says ||

@@ -54,6 +54,10 @@ func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig,
 		said.note, provider = roceNote, roceNICs
 		c.complain("ibverbx: %s\n", said.note)
 	}
+	if f.Device != "" {
+		n.named, err = n.open(netip.Addr{})
+		return n, provider, err
+	}
 	probe, err := n.open(loopback()) // what is wrong with any NIC is said before another process comes
 	if err != nil {
 		return nil, provider, err
@@ -65,12 +69,16 @@ func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig,
 const roceNote = "this host has no RDMA NIC: using --provider roce, RoCEv2 over UDP sockets"
 
 // withoutRealNICs is nil where roce takes the place of real NICs that could not be opened: there
-// are none, and nobody has asked for them. Else it is the error.
+// are none, and nobody has asked for them. Names of interfaces and addresses ask for roce. Else it
+// is the error.
 func withoutRealNICs(provider, device, library string, err error) error {
 	switch {
 	case provider != "" || library != "" || !noRealNICs(err):
 		return err
 	case device != "":
+		if _, notNames := parseAddresses(device); notNames == nil {
+			return nil
+		}
 		return fmt.Errorf("%w; to make NICs of interfaces or addresses add --provider roce", err)
 	}
 	return nil

@@ -60,10 +60,12 @@ func TestRoCEApart(t *testing.T) {
 	}
 }
 
-// TestRoCEDevice measures over addresses that were named.
+// TestRoCEDevice measures over addresses that were named, which ask for roce by themselves where
+// there is no RDMA NIC.
 func TestRoCEDevice(t *testing.T) {
+	setRealNICs(t, rdmacore.ErrNoDevice)
 	nics := connectsOverRoCE(t, "127.0.0.1:0 --provider roce -d 127.0.0.4,127.0.0.5",
-		"127.0.0.1:PORT --provider roce -d 127.0.0.6,127.0.0.7")
+		"127.0.0.1:PORT -d 127.0.0.6,127.0.0.7")
 	if len(nics) != 4 || !strings.Contains(nics[1], "127.0.0.7:") ||
 		!strings.Contains(nics[2], "127.0.0.4:") {
 		t.Errorf("NICs %q", nics)
