@@ -113,7 +113,7 @@ func BenchmarkTransfer(b *testing.B) {
 				sender := open(b, Config{Local: local, DisableGSO: !mode.segment})
 				receiver := open(b, Config{Local: local, DisableGRO: !mode.collect})
 				dest, batch, packets := to(b, sender, receiver), receiver.NewBatch(0, 0), message()
-				if granted := receiver.Stats().RecvBuffer; granted < DefaultBuffer {
+				if granted := receiver.Stats().RecvBuffer; granted < bufferSize {
 					b.Skipf("net.core.rmem_max leaves a receive buffer of %d bytes", granted)
 				}
 				b.SetBytes(1 << 20)

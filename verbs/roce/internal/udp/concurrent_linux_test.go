@@ -12,7 +12,7 @@ import (
 )
 
 // Several goroutines send over one Conn to their own destinations at once, while others receive,
-// read the counters and wake: every receiver gets all of its packets in their order.
+// and read the counters: every receiver gets all of its packets in their order.
 func TestConcurrentSends(t *testing.T) {
 	const peers, rounds, burst = 4, 40, 8
 	local := loopbacks()["IPv4"]
@@ -33,7 +33,6 @@ func TestConcurrentSends(t *testing.T) {
 				if n, err := dest.Send(packets, round%2 == 0); n != burst || err != nil {
 					t.Errorf("sent %d: %v", n, err)
 				}
-				near.Wake()
 				_ = near.Stats()
 			}
 		})
@@ -75,7 +74,7 @@ func TestCloseWhileBusy(t *testing.T) {
 					switch err := end(); {
 					case errors.Is(err, verbs.ErrClosed):
 						return
-					case err != nil && !errors.Is(err, ErrAgain) && !errors.Is(err, ErrWoken):
+					case err != nil && !errors.Is(err, ErrAgain):
 						t.Error(err)
 						return
 					}
@@ -89,45 +88,10 @@ func TestCloseWhileBusy(t *testing.T) {
 		until(func() error { _, err := batch.Recv(); return err })
 		until(func() error { return b.WaitReadable(time.Time{}) })
 		until(func() error { return a.WaitWritable(time.Time{}) })
-		for range 50 {
-			b.Wake()
-		}
 		a.Close()
 		b.Close()
 		all.Wait()
 	}
-}
-
-// However Wakes and deadlines fall, a Wake ends a wait, and a wait ends by its own deadline only.
-func TestWakeRaces(t *testing.T) {
-	c := open(t, Config{Local: loopbacks()["IPv4"]})
-	wake, stop := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stop)
-		for range wake {
-			c.Wake()
-			c.Wake()
-		}
-	}()
-	for i := range 300 {
-		wake <- struct{}{}
-		begun := time.Now()
-		deadline := begun.Add(10 * time.Second)
-		if i%3 == 0 {
-			deadline = time.Time{}
-		}
-		if err := c.WaitReadable(deadline); !errors.Is(err, ErrWoken) {
-			t.Fatalf("wait %d after %v: %v", i, time.Since(begun), err)
-		}
-		if i%2 == 0 { // the second Wake may have left its mark
-			if err := c.WaitReadable(time.Now().Add(time.Millisecond)); err == nil ||
-				errors.Is(err, verbs.ErrClosed) {
-				t.Fatal(err)
-			}
-		}
-	}
-	close(wake)
-	<-stop
 }
 
 // A source is a good key: equal where the addresses are, different where one is not.

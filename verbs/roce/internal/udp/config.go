@@ -8,9 +8,10 @@ import (
 	"ibverbx/verbs"
 )
 
-// DefaultBuffer is the size of the socket's buffers that Listen asks for unless told otherwise: a
-// few windows of 1 MiB. Memory is used only while packets wait in it.
-const DefaultBuffer = 4 << 20
+// bufferSize is the size in bytes of the socket's buffers that Listen asks for (SO_RCVBUF,
+// SO_SNDBUF): a few windows of 1 MiB. The kernel may give less: see [Stats]. Memory is used only
+// while packets wait in it.
+const bufferSize = 4 << 20
 
 // The environment variables that turn an offload off when they are true ("1", "true").
 const (
@@ -24,10 +25,6 @@ type Config struct {
 	// unspecified one, since the source address that peers see must be known. An IPv6 link-local
 	// address needs no zone where one interface alone has it. Port 0 lets the kernel choose one.
 	Local netip.AddrPort
-
-	// RecvBuffer and SendBuffer are the bytes asked for (SO_RCVBUF, SO_SNDBUF); 0 is
-	// [DefaultBuffer]. The kernel may give less: see [Stats].
-	RecvBuffer, SendBuffer int
 
 	// TrafficClass is the DSCP and ECN byte of everything sent (IP_TOS, IPV6_TCLASS).
 	TrafficClass uint8
@@ -51,17 +48,8 @@ func (cfg Config) validated(getenv func(string) string) (Config, error) {
 			"them: peers check the address that packets come from")
 	case addr.IsMulticast():
 		return refuse(verbs.ErrInvalid, "a multicast address cannot be the local one")
-	case cfg.RecvBuffer < 0 || cfg.SendBuffer < 0:
-		return refuse(verbs.ErrInvalid, "buffers of %d and %d bytes: they cannot be negative",
-			cfg.RecvBuffer, cfg.SendBuffer)
 	}
 	cfg.Local = netip.AddrPortFrom(addr.Unmap(), cfg.Local.Port())
-	if cfg.RecvBuffer == 0 {
-		cfg.RecvBuffer = DefaultBuffer
-	}
-	if cfg.SendBuffer == 0 {
-		cfg.SendBuffer = DefaultBuffer
-	}
 	for name, off := range map[string]*bool{envDisableGSO: &cfg.DisableGSO, envDisableGRO: &cfg.DisableGRO} {
 		value := getenv(name)
 		if value == "" {

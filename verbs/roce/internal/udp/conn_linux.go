@@ -28,7 +28,7 @@ type Conn struct {
 	// Replaced by tests that need a kernel with other opinions.
 	sendmmsg func(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno)
 
-	closed, woken      atomic.Bool
+	closed             atomic.Bool
 	readable, writable waiter
 
 	recvTruncated, sendDropped, gsoRefused atomic.Uint64
@@ -121,42 +121,16 @@ func (c *Conn) Stats() Stats {
 }
 
 // WaitReadable waits until there may be something to receive. It returns os.ErrDeadlineExceeded
-// when the deadline has come (the zero Time is none), ErrWoken after a Wake, and [verbs.ErrClosed]
-// when the Conn is closed. The goroutine parks in Go's poller. One goroutine at a time may wait.
+// when the deadline has come (the zero Time is none), and [verbs.ErrClosed] when the Conn is
+// closed. The goroutine parks in Go's poller. One goroutine at a time may wait.
 func (c *Conn) WaitReadable(deadline time.Time) error {
-	for {
-		if err := c.file.SetReadDeadline(deadline); err != nil {
-			return c.waitError(err)
-		}
-		// A Wake from here on finds the deadline set, and moves it;
-		// an earlier one has left its mark.
-		if c.woken.Swap(false) {
-			return ErrWoken
-		}
-		err := c.raw.Read(c.readable.ready)
-		if !errors.Is(err, os.ErrDeadlineExceeded) || c.closed.Load() {
-			return c.waitError(err)
-		}
-		if c.woken.Swap(false) {
-			return ErrWoken
-		}
-		if !deadline.IsZero() && !time.Now().Before(deadline) {
-			return os.ErrDeadlineExceeded
-		}
-		// A Wake whose mark the wait before this one took has moved the deadline only now.
+	if err := c.file.SetReadDeadline(deadline); err != nil {
+		return c.waitError(err)
 	}
+	return c.waitError(c.raw.Read(c.readable.ready))
 }
 
-// Wake ends the WaitReadable that is under way, or else the next one, with ErrWoken. Any goroutine
-// may call it.
-func (c *Conn) Wake() {
-	if !c.woken.Swap(true) {
-		_ = c.file.SetReadDeadline(time.Unix(1, 0))
-	}
-}
-
-// WaitWritable waits until there is room to send, as WaitReadable does for receiving; Wake does not
-// end it.
+// WaitWritable waits until there is room to send, as WaitReadable does for receiving.
 func (c *Conn) WaitWritable(deadline time.Time) error {
 	if err := c.file.SetWriteDeadline(deadline); err != nil {
 		return c.waitError(err)

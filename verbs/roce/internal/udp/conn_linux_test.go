@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // loopbacks are the local addresses that the tests use.
@@ -242,7 +244,13 @@ func TestTruncatedAll(t *testing.T) {
 // A receiver that does not read loses packets, and counts them.
 func TestReceiveBufferFull(t *testing.T) {
 	local := loopbacks()["IPv4"]
-	a, b := open(t, Config{Local: local}), open(t, Config{Local: local, RecvBuffer: 65536})
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	err := b.raw.Control(func(fd uintptr) {
+		setBuffer(int(fd), unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, 65536)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	packets, _ := packetsOf(many(200, 4112)...)
 	send(t, to(t, a, b), packets, false)
 	batch, received := b.NewBatch(0, 0), 0

@@ -43,9 +43,6 @@ func (*Conn) WaitReadable(time.Time) error { return verbs.ErrNotSupported }
 // WaitWritable is never reached, as there is no Conn.
 func (*Conn) WaitWritable(time.Time) error { return verbs.ErrNotSupported }
 
-// Wake is never reached, as there is no Conn.
-func (*Conn) Wake() {}
-
 // Destination is a peer's address.
 type Destination struct{ _ struct{} }
 

@@ -11,8 +11,6 @@ import (
 var (
 	// ErrAgain: nothing to receive, or no room to send, at this moment. It comes as it is.
 	ErrAgain = errors.New("would have to wait")
-	// ErrWoken: the wait was ended by Wake. It comes as it is.
-	ErrWoken = errors.New("woken")
 	// ErrPortTaken: another socket of this network namespace has the port.
 	ErrPortTaken = errors.New("port already taken")
 	// ErrNotLocal: no interface of this network namespace has the address.

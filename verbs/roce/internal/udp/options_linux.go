@@ -20,8 +20,8 @@ func (c *Conn) setOptions(fd int, cfg Config) error {
 			return &Error{Op: "listen", Local: cfg.Local, Errno: err, Detail: "socket option " + option.text}
 		}
 	}
-	c.recvBuffer = setBuffer(fd, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, cfg.RecvBuffer)
-	c.sendBuffer = setBuffer(fd, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, cfg.SendBuffer)
+	c.recvBuffer = setBuffer(fd, unix.SO_RCVBUF, unix.SO_RCVBUFFORCE, bufferSize)
+	c.sendBuffer = setBuffer(fd, unix.SO_SNDBUF, unix.SO_SNDBUFFORCE, bufferSize)
 	if !cfg.DisableGSO {
 		_, err := unix.GetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_SEGMENT) // Linux 4.18
 		c.gso = err == nil

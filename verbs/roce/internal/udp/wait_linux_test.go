@@ -9,7 +9,7 @@ import (
 	"ibverbx/verbs"
 )
 
-// Everything that waits ends: by a datagram, the deadline, Wake and Close.
+// Everything that waits ends: by a datagram, the deadline and Close.
 func TestWait(t *testing.T) {
 	local := loopbacks()["IPv4"]
 	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
@@ -24,21 +24,7 @@ func TestWait(t *testing.T) {
 	if err := <-wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Error("deadline:", err)
 	}
-	b.Wake()
-	b.Wake()
-	if err := <-wait(time.Time{}); !errors.Is(err, ErrWoken) {
-		t.Error("woken before:", err)
-	}
-	if err := <-wait(time.Now().Add(5 * time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Error("woken before that, and again:", err)
-	}
 	done := wait(time.Time{})
-	parked(t, done)
-	b.Wake()
-	if err := <-done; !errors.Is(err, ErrWoken) {
-		t.Error("woken while waiting:", err)
-	}
-	done = wait(time.Time{})
 	parked(t, done)
 	packets, _ := packetsOf(10)
 	send(t, to(t, a, b), packets, false)
@@ -88,6 +74,5 @@ func TestClosed(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	a.Wake()
 	_ = a.Stats()
 }

@@ -11,7 +11,7 @@
 //
 // An [Opcode] says which extended headers there are. A [Header] holds the fields of all of them:
 // [Header.Put] encodes those that its opcode has, and [Parse] decodes them. A [Syndrome] is what an
-// acknowledgement says. Packets are numbered modulo 2^24: [PSNAdd] and [PSNDiff] calculate so.
+// acknowledgement says. Packets are numbered modulo 2^24: [PSNDiff] compares such numbers.
 //
 // The ICRC covers more than the packet: the addresses, the ports, the lengths, and the
 // identification of IPv4 too. A [Flow] is one direction between two sockets; it computes the ICRC

@@ -160,9 +160,6 @@ func (o Opcode) IsReadResponse() bool { return o.is(readResponse) }
 // IsAtomic reports whether o is the request of an atomic.
 func (o Opcode) IsAtomic() bool { return o.is(atomic) }
 
-// HasRETH reports whether o has an address, a key and a length.
-func (o Opcode) HasRETH() bool { return o.is(reth) }
-
 // HasImm reports whether o has an immediate.
 func (o Opcode) HasImm() bool { return o.is(imm) }
 

@@ -4,9 +4,6 @@ package wire
 // numbers and queue-pair numbers are as wide.
 const PSNMask = 1<<24 - 1
 
-// PSNAdd is the packet sequence number n after psn, or -n before it.
-func PSNAdd(psn uint32, n int) uint32 { return (psn + uint32(n)) & PSNMask }
-
 // PSNDiff is how far a is ahead of b, negative when it is behind: -2^23 to 2^23 - 1. It serves
 // message sequence numbers as well.
 func PSNDiff(a, b uint32) int { return int(int32((a-b)<<8) >> 8) }
