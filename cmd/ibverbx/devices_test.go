@@ -105,8 +105,8 @@ func TestDevices(t *testing.T) {
 		t.Errorf("exit %d, stderr %q, stdout\n%s", code, errs, out)
 	}
 	code, out, _ = command(t, "devices --provider soft -d soft2,soft1")
-	if code != exitOK || strings.Count(out, "ACTIVE") != 2 || strings.Index(out, "soft2") > strings.Index(
-		out, "soft1") {
+	if code != exitOK || strings.Count(out, "ACTIVE") != 2 ||
+		strings.Index(out, "soft2") > strings.Index(out, "soft1") {
 		t.Errorf("exit %d, stdout\n%s", code, out)
 	}
 	code, _, errs = command(t, "devices --provider soft -d mlx5_0")

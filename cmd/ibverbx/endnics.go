@@ -34,8 +34,8 @@ func (f *perfCmd) openEnd(c *console, p *bench.Params) (n *endNICs, err error) {
 
 // openEnd opens the NICs of an end that takes those of a provider, unless there are none and nobody
 // has named it. It says whose they are.
-func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig, said *outcome) (*endNICs,
-	string, error) {
+func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig, said *outcome) (
+	*endNICs, string, error) {
 	n := &endNICs{config: conn, at: map[netip.Addr]verbs.Provider{}}
 	n.open = func(local netip.Addr) (verbs.Provider, error) {
 		o := f.nicOptions(0)

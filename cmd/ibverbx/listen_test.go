@@ -259,8 +259,8 @@ func TestListenManyClients(t *testing.T) {
 	for range clients {
 		all.Go(func() {
 			var out, errs bytes.Buffer
-			code := run(&console{ctx: t.Context(), out: &out, err: &errs}, strings.Fields(
-				"perf --provider left --timeout 20s -s 64 --scheme single -D 200ms --connect "+address))
+			args := "perf --provider left --timeout 20s -s 64 --scheme single -D 200ms --connect " + address
+			code := run(&console{ctx: t.Context(), out: &out, err: &errs}, strings.Fields(args))
 			if code != exitOK || !strings.Contains(out.String(), "messages verified byte for byte") {
 				t.Errorf("exit %d: %s\n%s", code, errs.String(), out.String())
 			}

@@ -141,8 +141,8 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 
 // open opens a provider whose NICs have what the flags name.
 // That some could not be opened is said once.
-func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (verbs.Provider,
-	error) {
+func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (
+	verbs.Provider, error) {
 	o.trafficClass = conn.TrafficClass
 	p, err := openProvider(provider, o)
 	if err != nil {

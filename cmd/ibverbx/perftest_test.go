@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -17,14 +16,14 @@ import (
 // perftestPair runs a test between two ends over roce.
 func perftestPair(t *testing.T, test, server, client string) (out, outB string) {
 	t.Helper()
-	waiting, address := listening(t, "perftest "+test+" --listen=127.0.0.1:0 --provider roce -d 127.0.0.41 "+
-		server)
+	waiting, address := listening(t,
+		"perftest "+test+" --listen=127.0.0.1:0 --provider roce -d 127.0.0.41 "+server)
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	code, out, errs := command(
-		t, "perftest "+test+" --provider roce -d 127.0.0.42 127.0.0.1 -p "+port+" "+client)
+	code, out, errs := command(t,
+		"perftest "+test+" --provider roce -d 127.0.0.42 127.0.0.1 -p "+port+" "+client)
 	codeB, outB, errsB := waiting.wait(t)
 	if code != exitOK || codeB != exitOK {
 		t.Fatalf("%s: client: exit %d, %s\n%s\nserver: exit %d, %s\n%s", test, code, errs, out, codeB, errsB,
@@ -88,16 +87,15 @@ func TestPerftestJSON(t *testing.T) {
 // TestPerftestRefuses says by name what perftest can do and this end cannot.
 func TestPerftestRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"ib_atomic_bw": "ib_atomic_bw is not among the tests that can be " +
-			"measured here: have",
+		"ib_atomic_bw":           "ib_atomic_bw is not among the tests that can be measured here: have",
 		"write_bw":               `"write_bw" is no test of perftest's: have ib_write_bw`,
 		"ib_write_bw -R":         "-R: the two ends meet over TCP",
 		"ib_write_bw -D 5":       "-D: a test has a number of messages here",
 		"ib_write_bw -c UD":      `--connection "UD": queue pairs are RC`,
 		"ib_write_bw -e":         "-e: the other end may have it",
 		"ib_write_bw --out_json": "--out_json: use --json",
-		"ib_write_bw --data_validation": "--data_validation: it changes what the ends tell each " +
-			"other",
+		"ib_write_bw --data_validation": "--data_validation: it changes what " +
+			"the ends tell each other",
 		"ib_write_lat -q 2":                      "latencies are measured on one queue pair",
 		"ib_send_lat -b":                         "latencies are measured one message at a time",
 		"ib_send_lat -n 1":                       "a latency is the time between two messages",
@@ -146,8 +144,8 @@ func TestPerftestByItself(t *testing.T) {
 
 // TestPerftestInterrupted ends an end that waits.
 func TestPerftestInterrupted(t *testing.T) {
-	waiting, address := listening(t, "perftest ib_write_bw --listen=127.0.0.1:0 --provider roce -d "+
-		"127.0.0.44")
+	waiting, address := listening(t,
+		"perftest ib_write_bw --listen=127.0.0.1:0 --provider roce -d 127.0.0.44")
 	waiting.cancel()
 	if code, _, errs := waiting.wait(t); code != exitInterrupted {
 		t.Errorf("exit %d: %s", code, errs)
@@ -161,8 +159,8 @@ func TestPerftestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(50*time.Millisecond, cancel)
 	var stdout, stderr bytes.Buffer
-	code := run(&console{ctx: ctx, out: &stdout, err: &stderr}, strings.Fields(fmt.Sprintf(
-		"perftest ib_write_bw --provider roce -d 127.0.0.44 %s", address)))
+	args := "perftest ib_write_bw --provider roce -d 127.0.0.44 " + address
+	code := run(&console{ctx: ctx, out: &stdout, err: &stderr}, strings.Fields(args))
 	if code != exitInterrupted {
 		t.Errorf("exit %d: %s", code, stderr.String())
 	}

@@ -39,8 +39,8 @@ type tally struct {
 
 // rounds measures in rounds of at most longest messages, at least so many as are outstanding. try
 // does one, and says how many messages of a direction came a second.
-func (c *meter) rounds(longest, outstanding int, try func(limit int, warmup bool) (rate float64,
-	err error)) error {
+func (c *meter) rounds(longest, outstanding int,
+	try func(limit int, warmup bool) (rate float64, err error)) error {
 	// The warm-up grows rings and wakes workers, and shows how fast messages go. They are compared,
 	// those that notify at the moment of the notification, by when they must be there.
 	warmup, least := min(longest, c.left(), outstanding), outstanding

@@ -248,8 +248,7 @@ func FuzzFollow(f *testing.F) {
 	add(0, "task\ncolumn\nconnected\nrow {\"results\":[]}")
 	add(0, "task\ncolumn\nconnected\ncell {\"counter\":\"18446744073709551615\",\"size_bytes\":128}")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
-		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report,
-			error) {
+		talk(t, "a", how, script, func(_ *Params, h *Half) (*Report, error) {
 			return Follow(t.Context(), h, observer{})
 		})
 	})
@@ -292,8 +291,7 @@ func FuzzLead(f *testing.F) {
 	add(32, opening+rounds+`stats {"stats":{"state":"\u001b[2J"}}`)
 	add(32, opening+rounds+`stats {"stats":{"rails":[{"device":"\u001b[2J"}]}}`+"\nbye")
 	f.Fuzz(func(t *testing.T, how byte, script string) {
-		talk(t, "b", how, script, func(p *Params, h *Half) (*Report,
-			error) {
+		talk(t, "b", how, script, func(p *Params, h *Half) (*Report, error) {
 			return Lead(t.Context(), p, h, observer{})
 		})
 	})

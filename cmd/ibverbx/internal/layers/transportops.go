@@ -91,8 +91,8 @@ func (e *transportEnd) startOne(i int) error {
 }
 
 // start calls the operation. Done means that comp was not touched.
-func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion, i int) (done bool,
-	err error) {
+func (e *transportEnd) start(ep *transport.Endpoint, comp *transport.Completion, i int) (
+	done bool, err error) {
 	r := e.task.Round
 	at, to, size := r.Source(i), uint64(r.Target(i)), uint64(r.Size)
 	switch e.shape.Op {

@@ -240,8 +240,7 @@ func (e *end) connect(mtu verbs.MTU) error {
 		}{
 			{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
 			{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
-				verbs.QPAttrRQPSN |
-				verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
+				verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
 			{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
 				verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
 		} {

@@ -140,8 +140,6 @@ func (p *pingPong) distribution() *Latency {
 		half = 2
 	}
 	return &Latency{Halved: half == 2, Samples: h.TotalCount(), Min: h.Min() / half,
-		Mean: h.Mean() / float64(half),
-		P50:  h.ValueAtQuantile(50) / half, P90: h.ValueAtQuantile(90) / half,
-		P99:  h.ValueAtQuantile(99) / half,
-		P999: h.ValueAtQuantile(99.9) / half, Max: h.Max() / half}
+		Mean: h.Mean() / float64(half), P50: h.ValueAtQuantile(50) / half, P90: h.ValueAtQuantile(90) / half,
+		P99: h.ValueAtQuantile(99) / half, P999: h.ValueAtQuantile(99.9) / half, Max: h.Max() / half}
 }

@@ -22,8 +22,8 @@ type session struct {
 // Run is one end of a test: of the client, which has made the connection, or of the server. It owns
 // the connection, and closes it. cfg was validated. The report is nil where the two ends did not
 // get as far as to connect their queue pairs.
-func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config, o Observer) (r *Report,
-	err error) {
+func Run(ctx context.Context, nc net.Conn, client bool, dev verbs.Device, cfg *Config, o Observer) (
+	r *Report, err error) {
 	defer func() { err = errors.Join(err, nc.Close()) }()
 	e, err := probe(dev, cfg)
 	if err != nil {

@@ -177,6 +177,5 @@ func portTaken(port uint16, sysfs fs.FS) string {
 	}
 	return "the kernel's rdma_rxe is loaded and takes UDP port 4791, that of RoCEv2, for itself, unless " +
 		"another process of this network namespace has it; use the rxe device, or another network " +
-		"namespace; " +
-		choose
+		"namespace; " + choose
 }

@@ -163,8 +163,8 @@ func TestWideNumbers(t *testing.T) {
 	h := Header{Opcode: Acknowledge, DestQP: 0xff123456, PSN: 0xffabcdef, Syndrome: Ack, MSN: 0xff515253,
 		Pad: 0xfc, Reserved: 0x80}
 	var buf [MaxHeader]byte
-	if got, want := buf[:h.Put(buf[:])], unhex(t, "11 40 0000 00123456 00abcdef 1f515253"); !bytes.Equal(
-		got, want) {
+	got, want := buf[:h.Put(buf[:])], unhex(t, "11 40 0000 00123456 00abcdef 1f515253")
+	if !bytes.Equal(got, want) {
 		t.Errorf("encoded as %x, want %x", got, want)
 	}
 }
