@@ -67,6 +67,7 @@ func Lead(ctx context.Context, p *Params, h *Half, o Observer) (*Report, error) 
 	l := &peer{conn: h.Conn, leads: true, steps: steps}
 	var theirs selfBody
 	fitting := *p
+	fitting.fillDefaults()
 	fitting.fitPorts(h.Devices)
 	p, err := l.agree(ctx, fitting, h, &theirs)
 	if err != nil {

@@ -274,9 +274,6 @@ func TestUsualSizesFitTheNICs(t *testing.T) {
 	p := params(func(p *Params) {
 		p.Sizes, p.Memory, p.Fragment, p.Iterations, p.Samples = nil, 1<<20, most, 2, 1
 	})
-	if err := p.Validate(); err != nil {
-		t.Fatal(err)
-	}
 	following := follow(t.Context(), ncB, apartTimeout, nics[2:])
 	leading := lead(t.Context(), p, ncA, apartTimeout, nics[:2], observer{})
 	for i, end := range []outcome{<-leading, <-following} {
