@@ -18,7 +18,7 @@ type Flags struct {
 	hunt     bool
 	progress bool
 	mutate   bool
-	half     int
+	third    int
 }
 
 // NewFlags defines the flags. It is for a variable of a test package.
@@ -30,8 +30,8 @@ func NewFlags() *Flags {
 	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
 	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
-	flag.IntVar(&f.half, "half", -1, "with -mutate: plant every other bug only, from the first (0) or the "+
-		"second (1) on")
+	flag.IntVar(&f.third, "third", -1, "with -mutate: plant every third bug only, from the first (0), the "+
+		"second (1) or the third (2) on")
 	return f
 }
 

@@ -17,8 +17,8 @@ import (
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		list := bugs.read(t)
-		if f.half >= 0 {
-			list = everyOther(list, f.half)
+		if f.third >= 0 {
+			list = everyThird(list, f.third)
 		}
 		hunt(t, g, bugs, list, worlds)
 		return
@@ -32,12 +32,12 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// everyOther is the bugs of a list from the first (0) or the second (1) on.
-func everyOther(list []Bug, from int) (half []Bug) {
-	for i := from; i < len(list); i += 2 {
-		half = append(half, list[i])
+// everyThird is every third bug of a list, from one of the first three on.
+func everyThird(list []Bug, from int) (third []Bug) {
+	for i := from; i < len(list); i += 3 {
+		third = append(third, list[i])
 	}
-	return half
+	return third
 }
 
 // hunt plants one bug of a list at a time.
