@@ -162,6 +162,9 @@ func TestAllSizes(t *testing.T) {
 		{Kind: WriteLat, Messages: 2, All: true}, {Kind: ReadLat, Messages: 2, All: true},
 		{Kind: SendLat, Messages: 2, All: true},
 	} {
+		if cfg.Kind == WriteLat && raceDetector {
+			continue // it polls the last byte of what a NIC of this process copies there
+		}
 		c, s := both(t, cfg, cfg)
 		if c.err != nil || s.err != nil {
 			t.Fatalf("%s: client: %v; server: %v", cfg.Kind, c.err, s.err)
