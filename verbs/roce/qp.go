@@ -121,11 +121,6 @@ func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 	if err != nil {
 		return path{}, q.core.Err(op, verbs.ErrUnreachable, err.Error())
 	}
-	if to.Addr() == d.local && mask&verbs.QPAttrDestQPNum != 0 && d.qps.Find(attr.DestQPNum) == nil {
-		return path{}, q.core.Err(op, verbs.ErrUnreachable, fmt.Sprintf("%v is this NIC itself, which has "+
-			"no queue pair %d: two processes of a host need an address each, or, over IPv4, the GIDs that "+
-			"tell their ports", d.local, attr.DestQPNum))
-	}
 	mtu := q.core.Attr.PathMTU
 	if mask&verbs.QPAttrPathMTU != 0 {
 		mtu = attr.PathMTU
