@@ -50,17 +50,23 @@ func TestStagedIsNotOnTheNIC(t *testing.T) {
 	}
 }
 
-// A reset drops what is staged: it does not go out on the next connection.
-func TestResetForgetsWhatIsStaged(t *testing.T) {
+// staged has two rails that refuse for now, and so many writes staged on them.
+func staged(t *testing.T, writes uint64) *recorded {
 	r := newRecorded(t, 1, 2, Config{})
 	for _, qp := range r.qps {
 		qp.refuse = verbs.ErrNoMemory
 	}
-	for id := range uint64(4) {
+	for id := range writes {
 		if _, err := r.PostSend(rawWrite(id, 8)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return r
+}
+
+// A reset drops what is staged: it does not go out on the next connection.
+func TestResetForgetsWhatIsStaged(t *testing.T) {
+	r := staged(t, 4)
 	for _, qp := range r.qps {
 		qp.refuse = nil
 	}
@@ -87,15 +93,7 @@ func TestResetForgetsWhatIsStaged(t *testing.T) {
 // When a device is lost, what was staged for it does not stay in the batches, which other virtual
 // queue pairs of the CQ are lent next.
 func TestALostDeviceLeavesEmptyBatches(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{})
-	for _, qp := range r.qps {
-		qp.refuse = verbs.ErrNoMemory
-	}
-	for id := range uint64(4) {
-		if _, err := r.PostSend(rawWrite(id, 8)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	r := staged(t, 4)
 	r.CQ().FailDevice(0, nil)
 	if got := pollNow(t, r.CQ()); len(got) != 4 {
 		t.Errorf("reported: %+v", got)

@@ -2,7 +2,8 @@ package main
 
 import "github.com/alecthomas/kong"
 
-// describeFlags gives the flags of each command their help, which is too long for struct tags.
+// describeFlags gives the flags and arguments of each command their help, which is too long for
+// struct tags.
 func describeFlags(k *kong.Kong) error {
 	help := map[string]map[string]string{"perf": perfFlagHelp(), "perftest": perftestFlagHelp(),
 		"devices": devicesFlagHelp()}
@@ -10,6 +11,11 @@ func describeFlags(k *kong.Kong) error {
 		for _, flag := range command.Flags {
 			if text, ok := help[command.Name][flag.Name]; ok {
 				flag.Help = text
+			}
+		}
+		for _, arg := range command.Positional {
+			if text, ok := help[command.Name][arg.Name]; ok {
+				arg.Help = text
 			}
 		}
 	}

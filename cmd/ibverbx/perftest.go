@@ -17,8 +17,8 @@ import (
 // perftestCmd is one end of a test whose other end is a tool of perftest. Its flags mean what they
 // mean there.
 type perftestCmd struct {
-	Test string      `arg:"" placeholder:"TEST" predictor:"perftest" help:"The kind of test, by the name of perftest's tool, such as ib_write_bw."`
-	Host connectFlag `arg:"" optional:"" placeholder:"HOST" help:"The host where that tool listens. Without it this end listens."`
+	Test string      `arg:"" placeholder:"TEST" predictor:"perftest"`
+	Host connectFlag `arg:"" optional:"" placeholder:"HOST"`
 
 	perftestFlags
 	nicFlags
@@ -323,6 +323,8 @@ func closeWith(c *console, l net.Listener) (stop func()) {
 func perftestFlagHelp() map[string]string {
 	help := perfFlagHelp()
 	for name, text := range map[string]string{
+		"test":          "The kind of test, by the name of perftest's tool, such as ib_write_bw.",
+		"host":          "The host where that tool listens. Without it this end listens.",
 		"size":          "Message size: 4096, 64K, 1M. [65536, of latencies 2]",
 		"all":           "Sizes 2 to 8M in steps of two.",
 		"bidirectional": "Both ends send at the same time; the figures are the sum.",

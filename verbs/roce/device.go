@@ -45,7 +45,7 @@ type Device struct {
 // Counters counts what a NIC has dropped, and what its queue pairs did.
 type Counters struct {
 	LinkDown   uint64 // packets that arrived while the link was down
-	Malformed  uint64 // packets that are no RoCEv2, or that no peer of that kind sends
+	Malformed  uint64 // packets that are no RoCEv2
 	NoQP       uint64 // packets for queue pairs that do not exist, or are not connected
 	Strangers  uint64 // packets for a queue pair from another address, or process, than its peer's
 	BadICRC    uint64 // packets whose ICRC is wrong: corrupted, rewritten on the way, or forged

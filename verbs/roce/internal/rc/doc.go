@@ -6,7 +6,7 @@
 //
 //	q.Posted()                  // after requests were added to q.SQ or q.RQ
 //	q.Receive(now, &h, payload) // for each packet that has arrived
-//	q.Transmit(now, &batch)     // after any of these, and until a batch stays empty
+//	q.Transmit(now, &batch)     // after any of these, and again while it reports more
 //	q.Tick(now)                 // when the time that q.Deadline tells has come
 //
 // # The model
@@ -39,7 +39,7 @@
 //
 // # What a caller must keep
 //
-// Calls of one QP do not overlap. What [Memory] returns stays valid until the call of the QP has
-// returned, and what a [Batch] names until the batch has been sent: one lock held over all of it
-// does.
+// Calls of one QP do not overlap. The regions that the QP's protection domain knows stay until
+// the call has returned, and what a [Batch] names until the batch has been sent: one lock held over
+// all of it does.
 package rc

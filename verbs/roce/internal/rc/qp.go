@@ -87,7 +87,8 @@ func (q *QP) Stats() Stats { return q.stats }
 // PeerIsOurs says that the peer is an end of this package.
 func (q *QP) PeerIsOurs() { q.ours = true }
 
-// IsOurs reports whether PeerIsOurs was called since the last reset.
+// IsOurs reports whether the peer is known to be an end of this package: it has announced that
+// since the last reset, or PeerIsOurs was called.
 func (q *QP) IsOurs() bool { return q.ours }
 
 // Enter takes the QP to a state, after the attributes were applied. The caller has checked that
