@@ -176,7 +176,8 @@ type ConnConfig struct {
 	MaxRDAtomic uint8
 	// Access is what the peer may do; 0 means everything. A memory region must grant it too.
 	Access verbs.AccessFlags
-	// TrafficClass goes into the packets' IP header on RoCE v2.
+	// TrafficClass goes into the packets' IP header on RoCE v2. Over package verbs/roce it has no
+	// effect: a NIC there has one for all its queue pairs.
 	TrafficClass uint8
 	// SL is the service level.
 	SL uint8
@@ -184,7 +185,7 @@ type ConnConfig struct {
 	// label makes the UDP source port, switches that choose a path by hashing send the rails of one
 	// NIC over different ones. Without it the kernel makes the port of the queue pairs' numbers,
 	// and two rails may share a path while others are idle. On InfiniBand the subnet manager
-	// chooses.
+	// chooses, and a NIC of package verbs/roce has one port for all queue pairs.
 	SpreadPaths bool
 	// ImmLittleEndian says that immediates ([SendWR].Imm) travel with the least byte first, both
 	// ways. That is how they leave the C++ original, which stores them as its host has them, and
