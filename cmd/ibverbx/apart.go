@@ -10,7 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 )
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
@@ -182,7 +182,7 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics *endNICs) error
 
 // conversation configures how the two processes talk.
 func (f *perfCmd) conversation() rendezvous.Config {
-	return rendezvous.Config{Version: bench.ProtocolVersion, Timeout: time.Duration(f.Timeout)}
+	return rendezvous.Config{Protocol: bench.Protocol, Timeout: time.Duration(f.Timeout)}
 }
 
 // dial connects to the listening end.

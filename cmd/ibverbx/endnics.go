@@ -10,7 +10,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 

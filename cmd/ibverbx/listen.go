@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 )
 
 const (

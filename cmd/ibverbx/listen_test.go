@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 )
 
 // dial opens a connection to a listening end.
@@ -34,7 +34,7 @@ func dial(t *testing.T, address string) net.Conn {
 func greeted(t *testing.T, address string) *rendezvous.Conn {
 	t.Helper()
 	conn, err := rendezvous.Start(t.Context(), dial(t, address),
-		rendezvous.Config{Version: bench.ProtocolVersion, Timeout: 10 * time.Second})
+		rendezvous.Config{Protocol: bench.Protocol, Timeout: 10 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +176,7 @@ func TestListenServesNext(t *testing.T) {
 		},
 		"is of another version": func(t *testing.T, address string) {
 			_, err := rendezvous.Start(t.Context(), dial(t, address),
-				rendezvous.Config{Version: bench.ProtocolVersion + 1})
+				rendezvous.Config{Protocol: bench.Protocol + "0"})
 			if !errors.Is(err, rendezvous.ErrVersion) {
 				t.Errorf("error %v, want ErrVersion", err)
 			}

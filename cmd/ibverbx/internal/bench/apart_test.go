@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -44,7 +44,7 @@ func fabricOf(t *testing.T, cfg soft.Config) (*soft.Fabric, []verbs.Device) {
 // start begins a conversation in the version of this package.
 func start(t *testing.T, nc net.Conn, timeout time.Duration) *rendezvous.Conn {
 	t.Helper()
-	conn, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Version: ProtocolVersion,
+	conn, err := rendezvous.Start(t.Context(), nc, rendezvous.Config{Protocol: Protocol,
 		Timeout: timeout})
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ const apartTimeout = 10 * time.Second
 func follow(ctx context.Context, nc net.Conn, timeout time.Duration, devices []verbs.Device) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
-		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Protocol: Protocol, Timeout: timeout})
 		if err != nil {
 			done <- outcome{nil, err}
 			return

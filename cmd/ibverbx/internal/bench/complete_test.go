@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 )
 
 // TestInterruptedWhenAllIsMeasured interrupts an end after its last figure, or while it says
@@ -45,7 +45,7 @@ func TestInterruptedWhenAllIsMeasured(t *testing.T) {
 		"the following end": func(ctx context.Context, interrupt func()) []outcome {
 			ncA, ncB := tcptest.Pair(t)
 			leading := lead(t.Context(), p(), ncA, apartTimeout, nics[:1], observer{})
-			conn, err := rendezvous.Start(t.Context(), ncB, rendezvous.Config{Version: ProtocolVersion,
+			conn, err := rendezvous.Start(t.Context(), ncB, rendezvous.Config{Protocol: Protocol,
 				Timeout: apartTimeout})
 			if err != nil {
 				t.Fatal(err)

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -26,7 +26,7 @@ func lead(ctx context.Context, p *Params, nc net.Conn, timeout time.Duration, de
 	o Observer) <-chan outcome {
 	done := make(chan outcome, 1)
 	go func() {
-		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Version: ProtocolVersion, Timeout: timeout})
+		conn, err := rendezvous.Start(ctx, nc, rendezvous.Config{Protocol: Protocol, Timeout: timeout})
 		if err != nil {
 			done <- outcome{nil, err}
 			return

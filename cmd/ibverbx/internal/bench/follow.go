@@ -1,13 +1,17 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
@@ -86,12 +90,16 @@ func (f *peer) receiveTask(ctx context.Context, h *Half) (*taskBody, error) {
 	if err := f.conn.Send(ctx, kindOffer, h.self()); err != nil {
 		return nil, err
 	}
-	m, err := f.conn.ReceiveSoon(ctx, kindTask)
+	patience := min(taskPatience, f.conn.Timeout())
+	soon, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w: waited %v for message %q",
+		rendezvous.ErrTimeout, patience, kindTask))
+	defer cancel()
+	m, err := f.conn.ReceiveAny(soon, kindTask)
 	if err != nil {
 		return nil, err
 	}
-	var task taskBody
-	if err := m.DecodeKnown(&task); err != nil {
+	task, err := decodeTask(m.Body)
+	if err != nil {
 		return nil, err
 	}
 	if p := task.Params; p != nil {
@@ -108,8 +116,26 @@ func (f *peer) receiveTask(ctx context.Context, h *Half) (*taskBody, error) {
 		return nil, &taskError{fmt.Sprintf("asks for %d NICs: it has %d, and the listening end has %d",
 			n, len(task.Self.NICs), len(h.Devices))}
 	}
+	return task, nil
+}
+
+// taskPatience is how long a process that leads may take to say what it wants to have measured.
+const taskPatience = 5 * time.Second
+
+// decodeTask reads a task, all of which this end must know.
+func decodeTask(text []byte) (*taskBody, error) {
+	var task taskBody
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&task); err != nil { // which repeats what the peer has sent
+		return nil, fmt.Errorf("%w: message %q: %s", rendezvous.ErrProtocol, kindTask,
+			peertext.Excerpt(err.Error(), maxReason))
+	}
 	return &task, nil
 }
+
+// maxReason is how long a reason may be that repeats what the peer has sent.
+const maxReason = 400
 
 // follow drives end b.
 func (r *runner) follow(devices []verbs.Device) (*Report, error) {

@@ -11,7 +11,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
@@ -68,9 +68,7 @@ func FuzzTask(f *testing.F) {
 		f.Add(strings.Replace(good, `"kind":"auto"`, `"kind":"short"`, 1))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		m := rendezvous.Message{Kind: kindTask, Body: json.RawMessage(text)}
-		var task taskBody
-		err := m.DecodeKnown(&task)
+		task, err := decodeTask([]byte(text))
 		if err == nil {
 			err = task.check()
 		}
@@ -107,11 +105,10 @@ func FuzzTask(f *testing.F) {
 			src+dst+theirs > most {
 			t.Fatalf("%d, %d and %d bytes for %+v", src, dst, theirs, p)
 		}
-		again := taskBody{}
-		m.Body = json.RawMessage(marshaled(t, task))
-		if err := m.DecodeKnown(&again); err != nil || again.check() != nil ||
-			marshaled(t, again) != string(m.Body) {
-			t.Fatalf("%s is passed on as %s: %v", text, m.Body, err)
+		passed := marshaled(t, task)
+		if again, err := decodeTask([]byte(passed)); err != nil || again.check() != nil ||
+			marshaled(t, again) != passed {
+			t.Fatalf("%s is passed on as %s: %v", text, passed, err)
 		}
 		for _, s := range p.Schemes {
 			if c := p.config(s); c.MaxMsgCntPerQP < 1 || c.MaxMsgCntPerQP > maxDepth || c.QPsPerDevice < 1 ||

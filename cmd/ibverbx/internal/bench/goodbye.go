@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 )
 
 // goodbye is how a round ends where another process drives the other end: each end that sends
@@ -59,8 +59,8 @@ func (c *cell) parted() bool {
 // hear handles the message that the other end has sent its messages, the only one of a round. An
 // end that was stopped early stops this end too: one direction alone is not what is measured.
 func (c *cell) hear(m *rendezvous.Message) error {
-	if err := m.Expect(kindDone); err != nil {
-		return err
+	if m.Kind != kindDone {
+		return fmt.Errorf("%w: message %q came in place of %q", rendezvous.ErrProtocol, m.Kind, kindDone)
 	}
 	var done doneBody
 	if err := m.Decode(&done); err != nil {

@@ -14,9 +14,9 @@ import (
 	"time"
 	"unicode"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
@@ -69,7 +69,7 @@ func between(t *testing.T, meddle meddler) (a, b net.Conn) {
 
 // rawFrame reads a frame as it is on the wire.
 func rawFrame(r io.Reader, greeting bool) ([]byte, error) {
-	frame := make([]byte, 12)
+	frame := make([]byte, len(hello))
 	if greeting {
 		_, err := io.ReadFull(r, frame)
 		return frame, err
@@ -91,7 +91,7 @@ func meddled(t *testing.T, timeout time.Duration, change func(*Params), meddle m
 	p := params(func(p *Params) {
 		p.NICs, p.Sizes, p.Schemes, p.Iterations, p.Memory = 1, []units.Size{64}, []Scheme{DQPLB}, 4, 4<<10
 	}, change)
-	conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Version: ProtocolVersion,
+	conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Protocol: Protocol,
 		Timeout: timeout})
 	if err != nil {
 		a.err = err
@@ -360,7 +360,7 @@ func TestPeerVanishes(t *testing.T) {
 			leading := make(chan outcome, 1)
 			conn := make(chan *rendezvous.Conn, 1)
 			go func() {
-				c, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Version: ProtocolVersion,
+				c, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Protocol: Protocol,
 					Timeout: apartTimeout})
 				if err != nil {
 					leading <- outcome{nil, err}

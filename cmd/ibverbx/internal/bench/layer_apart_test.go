@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/rendezvous"
 )
 
 // TestLayersApart measures every operation of the layers that can be between two ends, each of

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 

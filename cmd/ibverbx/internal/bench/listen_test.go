@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
-	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/internal/tcptest"
+	"ibverbx/rendezvous"
 )
 
 // TestBrokeOff says which ends of a run are the client's, after which the next one is served.
@@ -45,7 +45,7 @@ func TestWaiting(t *testing.T) {
 	var heard []int
 	done := make(chan error, 1)
 	go func() {
-		conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Version: ProtocolVersion,
+		conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Protocol: Protocol,
 			Timeout: apartTimeout})
 		if err == nil {
 			_, err = Lead(t.Context(), params(), &Half{Conn: conn, Provider: "here", Devices: nics,

@@ -7,14 +7,15 @@ import (
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
-// ProtocolVersion is the version of the messages below. Ends of different versions refuse each
-// other. A golden file holds them as they are on the wire.
-const ProtocolVersion = 7
+// Protocol names the messages below and their version. Ends of different versions refuse each
+// other. A golden file holds the messages as they are on the wire.
+const Protocol = "ibverbx perf/7"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -90,15 +91,7 @@ func (b *selfBody) check() error {
 }
 
 // oneLine makes text of the peer printable in a line of a table.
-func oneLine(s string) string {
-	runes := []rune(rendezvous.Clean(s))
-	for i, r := range runes {
-		if r == '\n' {
-			runes[i] = ' '
-		}
-	}
-	return string(runes[:min(len(runes), 100)])
-}
+func oneLine(s string) string { return peertext.Line(s, 100) }
 
 // waitBody says how many clients are served first.
 type waitBody struct {

@@ -18,11 +18,11 @@ import (
 var updateGolden = flag.Bool("update", false, "write the golden file of the messages anew")
 
 // TestMessagesGolden compares the messages with what they were. Two builds of one version must
-// understand each other: a change of a message raises ProtocolVersion.
+// understand each other: a change of a message raises the version in Protocol.
 func TestMessagesGolden(t *testing.T) {
 	_, nics := fabric(t, 2)
 	var text bytes.Buffer
-	fmt.Fprintf(&text, "version %d\n", ProtocolVersion)
+	fmt.Fprintf(&text, "protocol %s\n", Protocol)
 	for _, m := range []struct {
 		kind string
 		body any
@@ -63,7 +63,7 @@ func TestMessagesGolden(t *testing.T) {
 	}
 	for i := range max(len(have), len(was)) {
 		if i >= len(have) || i >= len(was) || !bytes.Equal(have[i], was[i]) {
-			t.Fatalf("a message has changed: raise ProtocolVersion, and run this test with -update\n%s\n%s",
+			t.Fatalf("a message has changed: raise the version in Protocol, and run this test with -update\n%s\n%s",
 				text.Bytes(), want)
 		}
 	}

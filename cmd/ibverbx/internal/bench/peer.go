@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 )
 
 // peer is the process that drives the other end, and the conversation with it.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 	"time"
 )
 

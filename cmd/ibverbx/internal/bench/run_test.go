@@ -10,8 +10,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"ibverbx/cmd/ibverbx/internal/tcptest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/tcptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -10,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 )
 
 // TestFollowSilentClient greets and then says nothing: what is to be measured has to come as soon
@@ -19,13 +18,12 @@ func TestFollowSilentClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		go func() {
-			hello := binary.BigEndian.AppendUint32([]byte("\x89ibverbx"), ProtocolVersion)
-			if _, err := there.Write(hello); err != nil {
+			if _, err := io.WriteString(there, hello); err != nil {
 				t.Error(err)
 			}
 		}()
 		go func() { _, _ = io.Copy(io.Discard, there) }()
-		conn, err := rendezvous.Start(t.Context(), here, rendezvous.Config{Version: ProtocolVersion,
+		conn, err := rendezvous.Start(t.Context(), here, rendezvous.Config{Protocol: Protocol,
 			Timeout: 30 * time.Second, Greeting: 5 * time.Second})
 		if err != nil {
 			t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
@@ -209,10 +209,13 @@ func (a *actor) SetWriteDeadline(time.Time) error { return nil }
 
 func (a *actor) RemoteAddr() net.Addr { return &net.TCPAddr{} }
 
+// hello is what an end begins a conversation with.
+const hello = "\x89ibverbx\x00\x00\x00\x08" + string(rune(len(Protocol))) + Protocol
+
 // greeted is an actor that says hello first.
 type greeted struct {
 	*actor
-	hello *bytes.Reader
+	hello *strings.Reader
 }
 
 func (g *greeted) Read(b []byte) (int, error) {

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"runtime"
@@ -10,8 +9,8 @@ import (
 	"time"
 
 	"ibverbx"
-	"ibverbx/cmd/ibverbx/internal/rendezvous"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -72,9 +71,8 @@ func talk(t *testing.T, name string, how byte, script string,
 	}
 	p := talkParams(t, how)
 	a := newActor(t, name, p, fabric.Device(0), script)
-	hello := &greeted{actor: a, hello: bytes.NewReader(
-		append([]byte("\x89ibverbx"), 0, 0, 0, ProtocolVersion))}
-	conn, err := rendezvous.Start(t.Context(), hello, rendezvous.Config{Version: ProtocolVersion,
+	peer := &greeted{actor: a, hello: strings.NewReader(hello)}
+	conn, err := rendezvous.Start(t.Context(), peer, rendezvous.Config{Protocol: Protocol,
 		Timeout: 4 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

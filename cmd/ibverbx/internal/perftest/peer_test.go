@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"ibverbx/cmd/ibverbx/internal/tcptest"
+	"ibverbx/internal/tcptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )

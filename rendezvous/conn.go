@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -10,25 +11,12 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/verbs"
 )
 
-// Config configures a conversation.
-type Config struct {
-	// Version is that of the user's messages: both ends must have the same.
-	Version uint32
-	// Timeout bounds each step; 0 means 30 seconds.
-	Timeout time.Duration
-	// Greeting bounds the beginning, and what ReceiveSoon waits for, where that is to be shorter; 0
-	// means Timeout.
-	Greeting time.Duration
-	// MaxFrame bounds a message in bytes; 0 means 1 MiB.
-	MaxFrame int
-}
-
-// Defaults, and what Fail grants the peer.
 const (
-	defaultTimeout  = 30 * time.Second
-	defaultMaxFrame = 1 << 20
 	// lastWords is how long Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
 	// inboxLen is how many messages wait to be received.
@@ -42,8 +30,12 @@ type errorBody struct {
 	Text string `json:"text"`
 }
 
-// Conn is a conversation under way. Send and Fail may be called from any goroutine, and Receive
-// from one at a time.
+// errNoContext refuses a call.
+var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
+
+// Conn is a conversation under way, until [Conn.Close] or [Conn.Fail]. Send, Fail and Close may be
+// called from any goroutine; what receives, among it [Connect], [Exchange] and [Conn.Barrier], from
+// one at a time.
 type Conn struct {
 	nc      net.Conn
 	cfg     Config
@@ -57,64 +49,8 @@ type Conn struct {
 	broken bool // a frame was begun and not finished: nothing can follow it
 }
 
-// Start begins a conversation over a connection, which it owns from then on: also where it fails,
-// and then it is closed.
-func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
-	if cfg.Timeout == 0 {
-		cfg.Timeout = defaultTimeout
-	}
-	if cfg.Greeting == 0 {
-		cfg.Greeting = cfg.Timeout
-	}
-	if cfg.MaxFrame == 0 {
-		cfg.MaxFrame = defaultMaxFrame
-	}
-	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}),
-		done: make(chan struct{})}
-	if err := c.greet(ctx); err != nil {
-		_ = nc.Close()
-		return nil, err
-	}
-	go c.listen()
-	return c, nil
-}
-
-// greet exchanges the beginnings.
-func (c *Conn) greet(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting))
-	if err == nil {
-		_, err = c.nc.Write(preface(c.cfg.Version))
-	}
-	if err == nil {
-		err = readPreface(c.nc, c.cfg.Version)
-	}
-	if !stop() && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	if err == nil {
-		err = c.nc.SetDeadline(time.Time{})
-	}
-	return c.explain(err, c.cfg.Greeting, "its greeting")
-}
-
-// explain turns an error of the connection into one of this package.
-func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
-	switch {
-	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion):
-		return err
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return late(waited, awaited)
-	case errors.Is(err, io.EOF):
-		return ErrGone
-	}
-	return fmt.Errorf("%w: %w", ErrGone, err)
-}
-
-func late(waited time.Duration, awaited string) error {
-	return fmt.Errorf("%w: waited %v for %s", ErrTimeout, waited, awaited)
-}
+// run begins to read what the peer says.
+func (c *Conn) run() { go c.listen() }
 
 // listen reads until there is nothing more to read.
 func (c *Conn) listen() {
@@ -125,7 +61,7 @@ func (c *Conn) listen() {
 		if err == nil && m.Kind == errorKind {
 			var body errorBody
 			if err = m.Decode(&body); err == nil {
-				err = &PeerError{Clean(body.Text)}
+				err = &PeerError{peertext.Clean(body.Text)}
 			}
 		}
 		if err != nil {
@@ -145,7 +81,7 @@ func (c *Conn) listen() {
 func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
 	if _, err = r.Peek(1); err == nil {
 		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed one fails when it is read
-		if m, err = readFrame(r, c.cfg.MaxFrame); err == nil {
+		if m, err = readFrame(r, c.cfg.MaxMessage); err == nil {
 			_ = c.nc.SetReadDeadline(time.Time{})
 		}
 	}
@@ -160,6 +96,16 @@ func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
 	}
 }
 
+// TLS says who the peer is, as crypto/tls has found out; nil without TLS.
+func (c *Conn) TLS() *tls.ConnectionState {
+	over, ok := c.nc.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	state := over.ConnectionState()
+	return &state
+}
+
 // Timeout is what bounds each step.
 func (c *Conn) Timeout() time.Duration { return c.cfg.Timeout }
 
@@ -169,10 +115,18 @@ func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 // RemoteAddr is where the peer is.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
-// Send sends the peer a message. A nil body is none. A peer that does not read holds it up until
-// ctx ends or the timeout is over; after that nothing more can be sent.
+// Send sends the peer a message: body as JSON, or no body if it is nil. A kind has 1 to 32 bytes,
+// and is not "error". A peer that does not read holds it up until ctx ends or Config.Timeout is
+// over; after that nothing more can be sent.
 func (c *Conn) Send(ctx context.Context, kind string, body any) error {
-	frame, err := appendFrame(nil, kind, body, c.cfg.MaxFrame)
+	switch {
+	case ctx == nil:
+		return errNoContext
+	case kind == "" || len(kind) > maxKind || kind == errorKind:
+		return fmt.Errorf("%w: a message of kind %.40q: must be 1 to %d bytes, and not %q", verbs.ErrInvalid,
+			kind, maxKind, errorKind)
+	}
+	frame, err := appendFrame(nil, kind, body, c.cfg.MaxMessage)
 	if err != nil {
 		return err
 	}
@@ -235,7 +189,7 @@ func (c *Conn) heard() error {
 }
 
 // Receive waits for the next message, which must be of a kind, and reads its body into body unless
-// that is nil.
+// that is nil. It waits until ctx ends or Config.Timeout is over.
 func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 	m, err := c.ReceiveAny(ctx, kind)
 	if err != nil || body == nil {
@@ -244,19 +198,13 @@ func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 	return m.Decode(body)
 }
 
-// ReceiveAny waits for the next message, which must be of one of some kinds.
+// ReceiveAny waits for the next message, which must be of one of some kinds; of any if none is
+// named.
 func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err error) {
-	return c.receive(ctx, c.cfg.Timeout, kinds)
-}
-
-// ReceiveSoon is ReceiveAny for what the peer sends at once:
-// it waits no longer than for a greeting.
-func (c *Conn) ReceiveSoon(ctx context.Context, kinds ...string) (m Message, err error) {
-	return c.receive(ctx, c.cfg.Greeting, kinds)
-}
-
-func (c *Conn) receive(ctx context.Context, within time.Duration, kinds []string) (m Message, err error) {
-	timer := time.NewTimer(within)
+	if ctx == nil {
+		return m, errNoContext
+	}
+	timer := time.NewTimer(c.cfg.Timeout)
 	defer timer.Stop()
 	select {
 	case m = <-c.inbox:
@@ -269,19 +217,13 @@ func (c *Conn) receive(ctx context.Context, within time.Duration, kinds []string
 	case <-ctx.Done():
 		return m, context.Cause(ctx)
 	case <-timer.C:
-		return m, late(within, fmt.Sprintf("message %q", kinds[0]))
-	}
-	return m, m.Expect(kinds...)
-}
-
-// Expect says whether the message is of one of some kinds.
-func (m *Message) Expect(kinds ...string) error {
-	for _, k := range kinds {
-		if m.Kind == k {
-			return nil
+		awaited := "a message"
+		if len(kinds) != 0 {
+			awaited = fmt.Sprintf("message %q", kinds[0])
 		}
+		return m, late(c.cfg.Timeout, awaited)
 	}
-	return fmt.Errorf("%w: message %q came in place of %q", ErrProtocol, m.Kind, kinds[0])
+	return m, m.expect(kinds)
 }
 
 // Inbox is where messages arrive, for use in a select. Receiving one takes it.
@@ -303,7 +245,7 @@ func (c *Conn) Err() error {
 // Fail tells the peer why this end gives up, and closes the conversation once the peer has
 // acknowledged that or gone. The peer's own reason, if it sent one, is then in Err.
 func (c *Conn) Fail(why error) {
-	frame, err := appendFrame(nil, errorKind, errorBody{Clean(why.Error())}, c.cfg.MaxFrame)
+	frame, err := appendFrame(nil, errorKind, errorBody{peertext.Clean(why.Error())}, c.cfg.MaxMessage)
 	if err == nil && c.write(context.Background(), frame, min(lastWords, c.cfg.Timeout)) == nil {
 		// Closed with unread messages a connection is reset, and the last words would be lost.
 		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"ibverbx/internal/peertext"
 )
 
 // checkReason looks whether an error can be shown: nothing in it that a terminal obeys, and no more
@@ -32,7 +34,7 @@ func FuzzFrames(f *testing.F) {
 		frame("{}"), "\xff\xff\xff\xff",
 		"\x00\x00\x00\x05{",
 		frame(`{"kind":"` + strings.Repeat("k", 33) + `"}`), frame("null"), frame(`{"KIND":"x","body":null}`),
-		string(preface(1)), "",
+		string(greeting(wireVersion, "test")), "",
 		"\x3f\xff\xff\xff{", frame(`{"kind":"\u001b[2J"}`),
 		frame(`{"kind":1e` + strings.Repeat("9", 900) + `}`),
 		frame(`{"kind":"x","kind":"y"}`),
@@ -41,7 +43,7 @@ func FuzzFrames(f *testing.F) {
 	}
 	const limit = 1 << 10
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := readPreface(bytes.NewReader(data), 1); (err == nil) != bytes.HasPrefix(data, preface(1)) {
+		if err := readGreeting(bytes.NewReader(data), "test"); (err == nil) != bytes.HasPrefix(data, greeting(wireVersion, "test")) {
 			t.Fatalf("began with %q: %v", data, err)
 		}
 		if len(data) >= 4 && data[0]|data[1] != 0 {
@@ -112,9 +114,9 @@ func (p *tape) SetWriteDeadline(t time.Time) error { return nil }
 // goes. What can be received is what a reader of its frames finds, and how it ends is what comes
 // behind that.
 func FuzzConversation(f *testing.F) {
-	hello := string(preface(1))
+	hello := string(greeting(wireVersion, "test"))
 	for _, s := range []string{
-		"", hello, hello[:7], "GET / HTTP/1.1\r\n\r\n", string(preface(77)),
+		"", hello, hello[:7], "GET / HTTP/1.1\r\n\r\n", string(greeting(77, "test")),
 		hello + frame(`{"kind":"word","body":7}`) + frame(`{"kind":"nothing"}`),
 		hello + strings.Repeat(frame(`{"kind":"flood"}`), 3*inboxLen),
 		hello + frame(`{"kind":"word"}`) +
@@ -130,16 +132,16 @@ func FuzzConversation(f *testing.F) {
 	}
 	const limit = 1 << 11
 	f.Fuzz(func(t *testing.T, data []byte, step byte) {
-		cfg := Config{Version: 1, Timeout: 10 * time.Second, MaxFrame: limit}
+		cfg := Config{Protocol: "test", Timeout: 10 * time.Second, MaxMessage: limit}
 		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(data), step: 1 + int(step)}, cfg)
 		if err != nil {
-			if bytes.HasPrefix(data, preface(1)) || !errors.Is(err, ErrProtocol) &&
+			if bytes.HasPrefix(data, greeting(wireVersion, "test")) || !errors.Is(err, ErrProtocol) &&
 				!errors.Is(err, ErrVersion) && !errors.Is(err, ErrGone) {
 				t.Fatal(err)
 			}
 			return
 		}
-		frames := bytes.NewReader(data[prefaceLen:])
+		frames := bytes.NewReader(data[len(greeting(wireVersion, "test")):])
 		for {
 			want, end := readFrame(frames, limit)
 			var words errorBody
@@ -157,7 +159,7 @@ func FuzzConversation(f *testing.F) {
 			<-conn.Done()
 			said := new(PeerError)
 			switch {
-			case last && errors.As(err, &said) && said.Text == Clean(words.Text):
+			case last && errors.As(err, &said) && said.Text == peertext.Clean(words.Text):
 			case last:
 				t.Fatalf("it ends with %v, and not with the peer's words %q", err, words.Text)
 			case errors.Is(end, ErrProtocol) == errors.Is(err, ErrProtocol) &&
@@ -176,37 +178,6 @@ func FuzzConversation(f *testing.F) {
 		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) ||
 			time.Since(start) > time.Second {
 			t.Fatalf("after %v: %v", time.Since(start), err)
-		}
-	})
-}
-
-// FuzzClean makes text of a peer safe for a terminal: no control characters, bounded in length,
-// further lines indented. Text that is safe already stays as it is.
-func FuzzClean(f *testing.F) {
-	for _, s := range []string{"out of ink", "a\x00b\tc\nd\u202ee", "a\nibverbx: all is well\n\n\nb",
-		strings.Repeat("é", maxText),
-		strings.Repeat("\n", maxText), "\xff\n \xc3", "\n\nx"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		got := Clean(s)
-		if strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) ||
-			len(got) > 4*maxText {
-			t.Fatalf("%d bytes: %.300q", len(got), got)
-		}
-		_, rest, more := strings.Cut(got, "\n")
-		for line := range strings.SplitSeq(rest, "\n") {
-			if more && (!strings.HasPrefix(line, "  ") || strings.TrimSpace(line) == "") {
-				t.Fatalf("the line %q of %.300q", line, got)
-			}
-		}
-		if again := Clean(got); len(got) <= maxText && again != got {
-			t.Fatalf("%.300q became %.300q, and then %.300q", s, got, again)
-		}
-		plain := len(s) <= maxText &&
-			!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
-		if plain && got != string([]rune(s)) {
-			t.Fatalf("%q became %q", s, got)
 		}
 	})
 }

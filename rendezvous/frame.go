@@ -7,35 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"ibverbx/internal/peertext"
 )
-
-// magic begins a conversation. Its first byte occurs in no text.
-const magic = "\x89ibverbx"
-
-// prefaceLen is the length of what each end begins with: the magic and a version.
-const prefaceLen = len(magic) + 4
-
-func preface(version uint32) []byte { return binary.BigEndian.AppendUint32([]byte(magic), version) }
-
-// readPreface reads the peer's beginning and refuses it as soon as it is wrong.
-func readPreface(r io.Reader, version uint32) error {
-	var buf [prefaceLen]byte
-	for got := 0; got < len(buf); {
-		n, err := r.Read(buf[got:])
-		got += n
-		if head := min(got, len(magic)); string(buf[:head]) != magic[:head] {
-			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with %q", ErrProtocol, buf[:got])
-		}
-		if err != nil && got < len(buf) {
-			return err
-		}
-	}
-	if v := binary.BigEndian.Uint32(buf[len(magic):]); v != version {
-		return fmt.Errorf("%w: the peer speaks version %d, this end version %d: use the same ibverbx on "+
-			"both sides", ErrVersion, v, version)
-	}
-	return nil
-}
 
 // Message is a message from one end to the other.
 type Message struct {
@@ -49,24 +23,24 @@ const maxKind = 32
 // Decode reads the body into v.
 func (m *Message) Decode(v any) error {
 	if err := json.Unmarshal(m.Body, v); err != nil {
-		return m.unreadable(err)
+		// Reasons repeat what the peer has sent.
+		return fmt.Errorf("%w: message %q: %s", ErrProtocol, m.Kind,
+			peertext.Excerpt(err.Error(), maxReason))
 	}
 	return nil
 }
 
-// DecodeKnown reads the body into v, which must have a field for everything that is in it.
-func (m *Message) DecodeKnown(v any) error {
-	d := json.NewDecoder(bytes.NewReader(m.Body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return m.unreadable(err)
+// expect says whether the message is of one of some kinds.
+func (m *Message) expect(kinds []string) error {
+	for _, k := range kinds {
+		if m.Kind == k {
+			return nil
+		}
 	}
-	return nil
-}
-
-// unreadable says that the body is not what it should be. Reasons repeat what the peer has sent.
-func (m *Message) unreadable(err error) error {
-	return fmt.Errorf("%w: message %q: %s", ErrProtocol, m.Kind, excerpt(err.Error(), maxReason))
+	if len(kinds) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: message %q came in place of %q", ErrProtocol, m.Kind, kinds[0])
 }
 
 // appendFrame appends the frame of a message.
@@ -108,7 +82,7 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 		return m, err
 	}
 	if err := json.Unmarshal(text.Bytes(), &m); err != nil {
-		return m, fmt.Errorf("%w: %s", ErrProtocol, excerpt(err.Error(), maxReason))
+		return m, fmt.Errorf("%w: %s", ErrProtocol, peertext.Excerpt(err.Error(), maxReason))
 	}
 	if m.Kind == "" || len(m.Kind) > maxKind {
 		return m, fmt.Errorf("%w: a message of kind %.40q", ErrProtocol, m.Kind)

@@ -1,0 +1,60 @@
+// Package peertext makes text that a peer has sent fit to be shown on a terminal and in a log.
+package peertext
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxText is how long text may be in bytes.
+const maxText = 2000
+
+// Clean makes text safe for a terminal: control characters become spaces, but for line ends, and
+// what is too long is cut. Further lines are indented, so that none looks like a line of this end.
+func Clean(s string) string { return indent(Excerpt(s, maxText)) }
+
+// Line makes at most a number of characters safe for a line of a table or a log.
+func Line(s string, most int) string {
+	runes := []rune(Excerpt(s, maxText))
+	for i, r := range runes {
+		if r == '\n' {
+			runes[i] = ' '
+		}
+	}
+	return string(runes[:min(len(runes), most)])
+}
+
+// indent sets the lines after the first one off.
+func indent(s string) string {
+	first, rest, found := strings.Cut(s, "\n")
+	if !found {
+		return s
+	}
+	var b strings.Builder
+	b.WriteString(first)
+	for line := range strings.SplitSeq(rest, "\n") {
+		if line = strings.TrimSpace(line); line != "" {
+			b.WriteString("\n  ")
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// Excerpt makes at most a number of bytes safe for a terminal.
+func Excerpt(s string, most int) string {
+	if len(s) > most {
+		cut := most
+		for cut > 0 && !utf8.RuneStart(s[cut]) {
+			cut--
+		}
+		s = s[:cut] + "..."
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
+}

@@ -1,0 +1,101 @@
+package rendezvous
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// Config configures conversations. The zero value works.
+type Config struct {
+	// Protocol names what the program says in its conversations, and the version of that, as in
+	// "shop-replica/3". Both ends must have the same. At most 255 printable characters of ASCII.
+	Protocol string
+	// TLS has conversations over TLS; nil is plain TCP. A listener needs Certificates or
+	// GetCertificate. Dial takes the host it dials as ServerName where there is none. Where
+	// MinVersion is 0 it is TLS 1.3. The package says what it protects.
+	TLS *tls.Config
+	// Timeout bounds each step of a conversation; 0 means 30 seconds.
+	Timeout time.Duration
+	// Greeting bounds the beginning of a conversation, TLS included; 0 means Timeout, and for those
+	// of a listener at most 5 seconds.
+	Greeting time.Duration
+	// MaxMessage bounds a message in bytes; 0 means 1 MiB.
+	MaxMessage int
+
+	// Retry is for how long Dial tries again while nobody listens at the address, for processes
+	// that start in any order; 0 means not at all.
+	Retry time.Duration
+
+	// MaxGreetings bounds the connections of a listener that have not begun a conversation yet; 0
+	// means 512.
+	MaxGreetings int
+	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512. A further one is told
+	// so, and ended.
+	MaxWaiting int
+	// Refused, if set, is called for each connection to a listener that brought no conversation,
+	// from any goroutine: for logs. It must not wait.
+	Refused func(remote net.Addr, why error)
+}
+
+// The defaults.
+const (
+	defaultTimeout    = 30 * time.Second
+	defaultGreeting   = 5 * time.Second // of a listener
+	defaultMaxMessage = 1 << 20
+	defaultMaxOpen    = 512
+)
+
+// withDefaults returns c with zero fields replaced, or what is wrong with it.
+func (c Config) withDefaults(listens bool) (Config, error) {
+	switch {
+	case c.Timeout < 0 || c.Greeting < 0 || c.Retry < 0:
+		return c, invalid("Timeout %v, Greeting %v, Retry %v: must not be negative", c.Timeout, c.Greeting,
+			c.Retry)
+	case c.MaxMessage < 0 || c.MaxMessage > 1<<30:
+		return c, invalid("MaxMessage %d: must be 1 byte to 1 GiB, or 0 for 1 MiB", c.MaxMessage)
+	case c.MaxGreetings < 0 || c.MaxWaiting < 0:
+		return c, invalid("MaxGreetings %d, MaxWaiting %d: must not be negative", c.MaxGreetings,
+			c.MaxWaiting)
+	case !isProtocol(c.Protocol):
+		return c, invalid("Protocol %.40q: must be at most 255 printable characters of ASCII", c.Protocol)
+	case listens && c.TLS != nil && len(c.TLS.Certificates) == 0 && c.TLS.GetCertificate == nil &&
+		c.TLS.GetConfigForClient == nil:
+		return c, invalid("TLS without a certificate: a listener needs Certificates or GetCertificate")
+	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
+	if c.Greeting == 0 {
+		c.Greeting = c.Timeout
+		if listens {
+			c.Greeting = min(c.Timeout, defaultGreeting)
+		}
+	}
+	for _, field := range []struct {
+		value    *int
+		standard int
+	}{{&c.MaxMessage, defaultMaxMessage}, {&c.MaxGreetings, defaultMaxOpen}, {&c.MaxWaiting, defaultMaxOpen}} {
+		if *field.value == 0 {
+			*field.value = field.standard
+		}
+	}
+	return c, nil
+}
+
+// isProtocol reports whether a string can be the name of a protocol.
+func isProtocol(s string) bool {
+	for _, b := range []byte(s) {
+		if b < ' ' || b > '~' {
+			return false
+		}
+	}
+	return len(s) <= maxProtocol
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("rendezvous: config: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
+}

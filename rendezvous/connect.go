@@ -1,0 +1,152 @@
+package rendezvous
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/verbs"
+)
+
+// The messages of the steps.
+const (
+	kindCard      = "card"
+	kindConnected = "connected"
+	kindValue     = "value"
+	kindBarrier   = "barrier"
+)
+
+// Endpoint is an end of a connection in the making, which shows its peer a card and connects to
+// that of the peer: *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as JSON.
+type Endpoint[Card any] interface {
+	Card() (Card, error)
+	Connect(peer Card) error
+}
+
+// cardBody is a card on the wire. Its type tells ends of different layers apart.
+type cardBody struct {
+	Type string          `json:"type"`
+	Card json.RawMessage `json:"card"`
+}
+
+// Connect connects an endpoint with that of the peer, which does the same, and returns when both
+// are connected. What the peer may send at once needs receives that are posted before it knows:
+// post them after Connect, and then let both ends call [Conn.Barrier].
+//
+// An error, an [*OpError], ends the conversation, and the peer is told the reason; the endpoint may
+// be connected, or not: close or reset it.
+func Connect[Card any](ctx context.Context, c *Conn, e Endpoint[Card]) error {
+	return c.step(ctx, "connect", func() error {
+		mine, err := e.Card()
+		if err != nil {
+			return err
+		}
+		theirs, err := swapCards(ctx, c, mine)
+		if err != nil {
+			return err
+		}
+		if err := e.Connect(theirs); err != nil {
+			return err
+		}
+		return c.meet(ctx, kindConnected)
+	})
+}
+
+// swapCards sends this end's card and receives the peer's.
+func swapCards[Card any](ctx context.Context, c *Conn, mine Card) (theirs Card, err error) {
+	body := cardBody{Type: reflect.TypeFor[Card]().String()}
+	if body.Card, err = json.Marshal(mine); err != nil {
+		return theirs, err
+	}
+	if err := c.Send(ctx, kindCard, body); err != nil {
+		return theirs, err
+	}
+	var peer cardBody
+	if err := c.receiveStep(ctx, kindCard, &peer); err != nil {
+		return theirs, err
+	}
+	if peer.Type != body.Type {
+		return theirs, fmt.Errorf("%w: the peer shows a %s, this end a %s: connect the same on both sides",
+			ErrProtocol, peertext.Line(peer.Type, 60), body.Type)
+	}
+	m := Message{Kind: kindCard, Body: peer.Card}
+	return theirs, m.Decode(&theirs)
+}
+
+// Exchange sends the peer a value, as JSON, and returns the peer's, which does the same: where
+// memory is that the other may use (ibverbx.RemoteMR), bytes, or a struct with all there is to say.
+// An error, an [*OpError], ends the conversation, and the peer is told the reason.
+func Exchange[T any](ctx context.Context, c *Conn, mine T) (theirs T, err error) {
+	err = c.step(ctx, "exchange", func() error {
+		text, err := json.Marshal(mine)
+		if err != nil {
+			return err
+		}
+		if err := c.Send(ctx, kindValue, json.RawMessage(text)); err != nil {
+			return err
+		}
+		return c.receiveStep(ctx, kindValue, &theirs)
+	})
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return theirs, nil
+}
+
+// Barrier returns when both ends have called it. An error, an [*OpError], ends the conversation.
+func (c *Conn) Barrier(ctx context.Context) error {
+	return c.step(ctx, "barrier", func() error { return c.meet(ctx, kindBarrier) })
+}
+
+// meet sends a message without a body and waits for the same.
+func (c *Conn) meet(ctx context.Context, kind string) error {
+	if err := c.Send(ctx, kind, nil); err != nil {
+		return err
+	}
+	return c.receiveStep(ctx, kind, nil)
+}
+
+// receiveStep receives what the peer sends in the same step.
+func (c *Conn) receiveStep(ctx context.Context, kind string, body any) error {
+	m, err := c.ReceiveAny(ctx)
+	if err != nil {
+		return err
+	}
+	if m.Kind != kind {
+		return fmt.Errorf("%w: the two ends are not in step: %q came in place of %q", ErrProtocol,
+			peertext.Line(m.Kind, maxKind), kind)
+	}
+	if body == nil {
+		return nil
+	}
+	return m.Decode(body)
+}
+
+// step takes a step of the conversation. One that fails ends it: the two ends would not be in step.
+func (c *Conn) step(ctx context.Context, op string, take func() error) error {
+	if c == nil {
+		return &OpError{op, "nobody", fmt.Errorf("%w: the conversation is nil", verbs.ErrInvalid)}
+	}
+	err := errNoContext
+	if ctx != nil {
+		if err = take(); err == nil {
+			return nil
+		}
+		c.part(err)
+	}
+	return &OpError{op, c.RemoteAddr().String(), err}
+}
+
+// part tells the peer why this end gives up, unless it was the peer that has.
+func (c *Conn) part(why error) {
+	var said *PeerError
+	if errors.As(why, &said) || c.Err() != nil {
+		_ = c.Close()
+		return
+	}
+	c.Fail(why)
+}

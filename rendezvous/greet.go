@@ -1,0 +1,216 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"time"
+)
+
+const (
+	// magic begins a conversation. Its first byte occurs in no text.
+	magic = "\x89ibverbx"
+	// wireVersion is that of the format: the greeting, frames, and the messages of this package.
+	wireVersion = 8
+	// maxProtocol is how long the name of a protocol may be.
+	maxProtocol = 255
+)
+
+// greeting is what an end begins with.
+func greeting(version uint32, protocol string) []byte {
+	b := binary.BigEndian.AppendUint32([]byte(magic), version)
+	return append(append(b, byte(len(protocol))), protocol...)
+}
+
+// readGreeting reads the peer's beginning and refuses it as soon as it is wrong. It reads no more
+// than that.
+func readGreeting(r io.Reader, protocol string) error {
+	var head [headLen]byte
+	if err := readHead(r, head[:]); err != nil {
+		return err
+	}
+	theirs := make([]byte, head[headLen-1])
+	if _, err := io.ReadFull(r, theirs); err != nil {
+		return err
+	}
+	switch {
+	case !isProtocol(string(theirs)):
+		return fmt.Errorf("%w: the name of the peer's protocol is %.40q", ErrProtocol, theirs)
+	case string(theirs) != protocol:
+		return fmt.Errorf("%w: the peer is here for protocol %q, this end for %q: run the same program, in the "+
+			"same version, on both sides", ErrVersion, theirs, protocol)
+	}
+	return nil
+}
+
+// headLen is the length of what comes before the name of the protocol: magic, version, length.
+const headLen = len(magic) + 4 + 1
+
+// readHead reads the beginning, byte by byte if it comes so, as far as it can be that of a peer.
+func readHead(r io.Reader, head []byte) error {
+	for got := 0; got < len(head); {
+		n, err := r.Read(head[got:])
+		got += n
+		switch began := min(got, len(magic)); {
+		case string(head[:began]) == magic[:began]:
+		case looksLikeTLS(head[:got]):
+			return fmt.Errorf("%w: the peer begins with TLS, and this end has none: set Config.TLS at both ends "+
+				"or at none", ErrTLS)
+		default:
+			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with %q", ErrProtocol, head[:got])
+		}
+		if got >= len(magic)+4 {
+			if v := binary.BigEndian.Uint32(head[len(magic):]); v != wireVersion {
+				return fmt.Errorf("%w: the peer speaks version %d, this end version %d: use the same ibverbx on "+
+					"both sides", ErrVersion, v, wireVersion)
+			}
+		}
+		if err != nil && got < len(head) {
+			return err
+		}
+	}
+	return nil
+}
+
+// looksLikeTLS reports whether bytes, one at least, are the beginning of a TLS record: of a
+// handshake or an alert.
+func looksLikeTLS(b []byte) bool {
+	return (b[0] == 0x16 || b[0] == 0x15) && (len(b) == 1 || b[1] == 3)
+}
+
+// Start begins a conversation over a connection that exists, such as a unix socket or one end of a
+// net.Pipe; the other end does the same. TLS, if wanted, is part of that connection: Config.TLS has
+// no effect. Start owns the connection from then on: also where it fails, and then it is closed.
+func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
+	cfg, err := cfg.withDefaults(false)
+	if err == nil && ctx == nil {
+		err = errNoContext
+	}
+	if err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	c, err := begin(ctx, nc, cfg)
+	if err != nil {
+		return nil, err
+	}
+	c.run()
+	return c, nil
+}
+
+// begin exchanges the greetings. Nothing further is read until run is called. After an error the
+// connection is closed.
+func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
+	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}),
+		done: make(chan struct{})}
+	if err := c.greet(ctx); err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// greet exchanges the beginnings.
+func (c *Conn) greet(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting))
+	if over, ok := c.nc.(*tls.Conn); ok && err == nil {
+		err = explainTLS(over.HandshakeContext(ctx))
+	}
+	if err == nil {
+		err = c.swap()
+	}
+	if !stop() && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err == nil {
+		err = c.nc.SetDeadline(time.Time{})
+	}
+	return c.explain(err, c.cfg.Greeting, "its greeting")
+}
+
+// swap writes this end's greeting while it reads the peer's: not every connection takes one before
+// the peer reads. What the peer has said counts more than that it did not listen.
+func (c *Conn) swap() error {
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.nc.Write(greeting(wireVersion, c.cfg.Protocol))
+		wrote <- err
+	}()
+	err := readGreeting(c.nc, c.cfg.Protocol)
+	if err != nil {
+		select {
+		case <-wrote:
+		case <-time.After(lastGreeting): // the peer may want to know why, and may not read at all
+			_ = c.nc.SetDeadline(time.Unix(1, 0))
+			<-wrote
+		}
+		return explainAlert(err)
+	}
+	return <-wrote
+}
+
+// lastGreeting is how long an end still tries to greet a peer that it refuses.
+const lastGreeting = 100 * time.Millisecond
+
+// explainTLS puts the error of a handshake in words; nil if it is none.
+func explainTLS(err error) error {
+	var record tls.RecordHeaderError
+	switch {
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF),
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &record) && strings.HasPrefix(magic, string(record.RecordHeader[:])):
+		return fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Config.TLS at both ends or at none",
+			ErrTLS)
+	case errors.As(err, &record):
+		return fmt.Errorf("%w: the peer speaks neither TLS nor ibverbx: it began with %q", ErrTLS,
+			record.RecordHeader[:])
+	}
+	var certificate *tls.CertificateVerificationError
+	if errors.As(err, &certificate) {
+		return fmt.Errorf("%w: the peer's certificate is refused: %w", ErrTLS, err)
+	}
+	if refused := explainAlert(err); errors.Is(refused, ErrTLS) {
+		return refused
+	}
+	return fmt.Errorf("%w: %w", ErrTLS, err)
+}
+
+// explainAlert puts what the peer's TLS says in words, where that is what an error is. In TLS 1.3 a
+// client learns only after its handshake that its certificate is refused.
+func explainAlert(err error) error {
+	var alert *net.OpError
+	if errors.As(err, &alert) && alert.Op == "remote error" {
+		return fmt.Errorf("%w: the peer refuses this end: %w: see the certificate of this end, and those that "+
+			"the peer trusts", ErrTLS, alert.Err)
+	}
+	return err
+}
+
+// explain turns an error of the connection into one of this package.
+func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
+	switch {
+	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion) || errors.Is(err, ErrTLS):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return late(waited, awaited)
+	case errors.Is(err, io.EOF):
+		return ErrGone
+	}
+	return fmt.Errorf("%w: %w", ErrGone, err)
+}
+
+func late(waited time.Duration, awaited string) error {
+	return fmt.Errorf("%w: waited %v for %s", ErrTimeout, waited, awaited)
+}

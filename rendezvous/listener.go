@@ -1,0 +1,227 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Listener greets all who connect, at the same time, and hands out the conversations. Its methods
+// may be called from any goroutine.
+type Listener struct {
+	nl     net.Listener
+	cfg    Config
+	tls    *tls.Config
+	ctx    context.Context // ends greetings
+	cancel context.CancelCauseFunc
+	all    sync.WaitGroup
+	ready  chan *Conn    // conversations that wait for Accept
+	room   chan struct{} // a greeting is over
+	failed chan struct{} // closed when no more connections come; failure says why
+
+	mu      sync.Mutex
+	greeted []*arrival // in the order in which they came
+	failure error
+}
+
+// arrival is a connection that has not begun a conversation.
+type arrival struct {
+	nc      net.Conn
+	since   time.Time
+	evicted bool
+}
+
+// grace is how long a connection may take to begin a conversation while others wait for its place.
+const grace = time.Second
+
+// Why a conversation is ended that nobody has accepted, and a connection that has begun none.
+var (
+	errStopped = errors.New("the listening end has stopped listening")
+	errEvicted = fmt.Errorf("%w: it began no conversation, and made room for others", ErrTimeout)
+)
+
+// Listen listens at addr, HOST:PORT: an empty host stands for all addresses, and port 0 for any
+// free one, which [Listener.Addr] tells. ctx ends a wait of Listen itself and not the listener.
+func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
+	cfg, err := cfg.withDefaults(true)
+	switch {
+	case err != nil:
+		return nil, err
+	case ctx == nil:
+		return nil, &OpError{"listen", addr, errNoContext}
+	}
+	var lc net.ListenConfig
+	nl, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, &OpError{"listen", addr, err}
+	}
+	l := &Listener{nl: nl, cfg: cfg, ready: make(chan *Conn, cfg.MaxWaiting), room: make(chan struct{}, 1),
+		failed: make(chan struct{})}
+	if cfg.TLS != nil {
+		l.tls = modern(cfg.TLS)
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	l.all.Go(l.accept)
+	return l, nil
+}
+
+// Addr is where it listens.
+func (l *Listener) Addr() net.Addr { return l.nl.Addr() }
+
+// Accept waits for the next conversation, until ctx ends. Errors are an [*OpError]; that of a closed
+// listener is [ErrClosed], and another than that and the context's means that no more come.
+func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
+	err := errNoContext
+	if ctx != nil {
+		select {
+		case <-l.ctx.Done():
+			err = ErrClosed
+		case c := <-l.ready:
+			c.run()
+			return c, nil
+		case <-l.failed:
+			err = l.failure
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	return nil, &OpError{"accept", l.nl.Addr().String(), err}
+}
+
+// Close ends it. Conversations that nobody has accepted are told so; the others go on.
+func (l *Listener) Close() error {
+	l.cancel(errStopped)
+	err := l.nl.Close()
+	l.all.Wait()
+	var telling sync.WaitGroup
+	for {
+		select {
+		case c := <-l.ready:
+			c.run()
+			telling.Go(func() { c.Fail(errStopped) })
+			continue
+		default:
+		}
+		break
+	}
+	telling.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// accept greets every connection.
+func (l *Listener) accept() {
+	defer close(l.failed)
+	for pause := time.Duration(0); ; {
+		nc, err := l.nl.Accept()
+		switch {
+		case err == nil:
+			pause = 0
+			a := &arrival{nc: nc, since: time.Now()}
+			if l.enter(a) {
+				l.all.Go(func() { l.greet(a) })
+			}
+		case l.ctx.Err() != nil:
+			l.failure = ErrClosed
+			return
+		case exhausted(err): // a passing condition
+			pause = min(max(2*pause, 10*time.Millisecond), time.Second)
+			l.sleep(pause)
+		default:
+			l.failure = err
+			return
+		}
+	}
+}
+
+// exhausted says whether an error only means that too much is open at the moment.
+func exhausted(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) ||
+		errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM) ||
+		errors.Is(err, syscall.ECONNABORTED)
+}
+
+// sleep waits until a greeting is over, or for some time.
+func (l *Listener) sleep(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.room:
+	case <-l.ctx.Done():
+	}
+}
+
+// enter makes room for a connection. Where all places are taken it waits for one; whoever is at it
+// for longer than grace, and longest, gives up its own. Further connections wait in the kernel
+// meanwhile. It reports whether there still is a listener.
+func (l *Listener) enter(a *arrival) bool {
+	for l.ctx.Err() == nil {
+		l.mu.Lock()
+		if len(l.greeted) < l.cfg.MaxGreetings {
+			l.greeted = append(l.greeted, a)
+			l.mu.Unlock()
+			return true
+		}
+		oldest := l.greeted[0]
+		left := grace - time.Since(oldest.since)
+		if left <= 0 {
+			oldest.evicted = true
+			_ = oldest.nc.Close()
+			l.greeted = slices.Delete(l.greeted, 0, 1)
+		}
+		l.mu.Unlock()
+		if left > 0 {
+			l.sleep(left)
+		}
+	}
+	_ = a.nc.Close()
+	return false
+}
+
+// greet begins a conversation with whoever has connected.
+func (l *Listener) greet(a *arrival) {
+	nc := a.nc
+	if l.tls != nil {
+		nc = tls.Server(nc, l.tls)
+	}
+	c, err := begin(l.ctx, nc, l.cfg)
+	l.mu.Lock()
+	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
+	if a.evicted && err != nil {
+		err = errEvicted
+	}
+	l.mu.Unlock()
+	select {
+	case l.room <- struct{}{}:
+	default:
+	}
+	switch {
+	case l.ctx.Err() != nil:
+		if err == nil {
+			_ = nc.Close()
+		}
+		return
+	case err == nil:
+		select {
+		case l.ready <- c:
+			return
+		default:
+		}
+		err = fmt.Errorf("%d conversations wait for the listening end already: try again later",
+			l.cfg.MaxWaiting)
+		c.run()
+		c.Fail(err)
+	}
+	if l.cfg.Refused != nil {
+		l.cfg.Refused(nc.RemoteAddr(), err)
+	}
+}
