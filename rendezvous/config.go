@@ -78,7 +78,8 @@ func (c Config) withDefaults(listens bool) (Config, error) {
 	for _, field := range []struct {
 		value    *int
 		standard int
-	}{{&c.MaxMessage, defaultMaxMessage}, {&c.MaxGreetings, defaultMaxOpen}, {&c.MaxWaiting, defaultMaxOpen}} {
+	}{{&c.MaxMessage, defaultMaxMessage}, {&c.MaxGreetings, defaultMaxOpen},
+		{&c.MaxWaiting, defaultMaxOpen}} {
 		if *field.value == 0 {
 			*field.value = field.standard
 		}

@@ -162,7 +162,7 @@ func TestStrangers(t *testing.T) {
 			`the name of the peer's protocol is "\x1b[2J"`},
 		"TLS": {"\x16\x03\x01\x02\x00", true, ErrTLS,
 			"the peer begins with TLS, and this end has none"},
-		"almost TLS": {"\x16\x04", true, ErrProtocol, `it began with "\x16\x04"`},
+		"almost TLS":           {"\x16\x04", true, ErrProtocol, `it began with "\x16\x04"`},
 		"greeting and no more": {hello, false, ErrGone, ""},
 		"greeting and silence": {hello, true, ErrTimeout, `message "word"`},
 		"overlong frame": {hello + "\xff\xff\xff\xff", true, ErrProtocol,

@@ -20,7 +20,8 @@ const (
 )
 
 // Endpoint is an end of a connection in the making, which shows its peer a card and connects to
-// that of the peer: *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as JSON.
+// that of the peer: *ibverbx.VirtualQP, *transport.Endpoint, *tagged.Endpoint. Cards travel as
+// JSON.
 type Endpoint[Card any] interface {
 	Card() (Card, error)
 	Connect(peer Card) error
@@ -69,7 +70,7 @@ func swapCards[Card any](ctx context.Context, c *Conn, mine Card) (theirs Card, 
 		return theirs, err
 	}
 	if peer.Type != body.Type {
-		return theirs, fmt.Errorf("%w: the peer shows a %s, this end a %s: connect the same on both sides",
+		return theirs, fmt.Errorf("%w: the peer shows %s, this end %s: connect the same on both sides",
 			ErrProtocol, peertext.Line(peer.Type, 60), body.Type)
 	}
 	m := Message{Kind: kindCard, Body: peer.Card}

@@ -55,14 +55,15 @@
 // # On the wire
 //
 // Each end begins with the magic 0x89 "ibverbx", the version of this format as a big-endian number
-// of four bytes, which is 8 (1 to 7 were the command's own), one byte that says how long the name of
-// the protocol is, and that name, Config.Protocol. Ends that differ in one of them part there. Then
-// come messages:
+// of four bytes, which is 8 (1 to 7 were the command's own), one byte that says how long the name
+// of the protocol is, and that name, Config.Protocol. Ends that differ in one of them part there.
+// Then come messages:
 //
 //	4 bytes   length of what follows, big-endian, at most Config.MaxMessage
 //	n bytes   JSON: {"kind":"card","body":{...}}
 //
 // What kinds there are is up to the program; only "error" is taken: its body {"text":"..."} says
-// why an end gives up, and nothing follows it. Connect sends "card", {"type":"ibverbx.BusinessCard",
-// "card":{...}}, and then "connected"; Exchange sends "value", and Barrier "barrier".
+// why an end gives up, and nothing follows it. Connect sends "card",
+// {"type":"ibverbx.BusinessCard", "card":{...}}, and then "connected"; Exchange sends "value", and
+// Barrier "barrier".
 package rendezvous

@@ -23,7 +23,8 @@ var (
 	ErrClosed = errors.New("conversation closed")
 )
 
-// PeerError is the reason that the peer gave for ending the conversation. Its text is safe to print.
+// PeerError is the reason that the peer gave for ending the conversation. Its text is safe to
+// print.
 type PeerError struct{ Text string }
 
 // Error names the peer as the source of the text.

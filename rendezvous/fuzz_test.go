@@ -43,7 +43,8 @@ func FuzzFrames(f *testing.F) {
 	}
 	const limit = 1 << 10
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := readGreeting(bytes.NewReader(data), "test"); (err == nil) != bytes.HasPrefix(data, greeting(wireVersion, "test")) {
+		if err := readGreeting(bytes.NewReader(data), "test"); (err == nil) != bytes.HasPrefix(
+			data, greeting(wireVersion, "test")) {
 			t.Fatalf("began with %q: %v", data, err)
 		}
 		if len(data) >= 4 && data[0]|data[1] != 0 {

@@ -43,8 +43,8 @@ func readGreeting(r io.Reader, protocol string) error {
 	case !isProtocol(string(theirs)):
 		return fmt.Errorf("%w: the name of the peer's protocol is %.40q", ErrProtocol, theirs)
 	case string(theirs) != protocol:
-		return fmt.Errorf("%w: the peer is here for protocol %q, this end for %q: run the same program, in the "+
-			"same version, on both sides", ErrVersion, theirs, protocol)
+		return fmt.Errorf("%w: the peer is here for protocol %q, this end for %q: run the same program, in "+
+			"the same version, on both sides", ErrVersion, theirs, protocol)
 	}
 	return nil
 }
@@ -60,15 +60,16 @@ func readHead(r io.Reader, head []byte) error {
 		switch began := min(got, len(magic)); {
 		case string(head[:began]) == magic[:began]:
 		case looksLikeTLS(head[:got]):
-			return fmt.Errorf("%w: the peer begins with TLS, and this end has none: set Config.TLS at both ends "+
-				"or at none", ErrTLS)
+			return fmt.Errorf("%w: the peer begins with TLS, and this end has none: set Config.TLS at both "+
+				"ends or at none", ErrTLS)
 		default:
-			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with %q", ErrProtocol, head[:got])
+			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with %q", ErrProtocol,
+				head[:got])
 		}
 		if got >= len(magic)+4 {
 			if v := binary.BigEndian.Uint32(head[len(magic):]); v != wireVersion {
-				return fmt.Errorf("%w: the peer speaks version %d, this end version %d: use the same ibverbx on "+
-					"both sides", ErrVersion, v, wireVersion)
+				return fmt.Errorf("%w: the peer speaks version %d, this end version %d: use the same "+
+					"ibverbx on both sides", ErrVersion, v, wireVersion)
 			}
 		}
 		if err != nil && got < len(head) {
@@ -126,6 +127,9 @@ func (c *Conn) greet(ctx context.Context) error {
 	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting))
 	if over, ok := c.nc.(*tls.Conn); ok && err == nil {
 		err = explainTLS(over.HandshakeContext(ctx))
+		if errors.Is(err, errNoTLSThere) {
+			_, _ = over.NetConn().Write([]byte(alert)) // which it understands
+		}
 	}
 	if err == nil {
 		err = c.swap()
@@ -163,6 +167,14 @@ func (c *Conn) swap() error {
 // lastGreeting is how long an end still tries to greet a peer that it refuses.
 const lastGreeting = 100 * time.Millisecond
 
+// errNoTLSThere says that the peer has no TLS.
+var errNoTLSThere = fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Config.TLS at both ends or at "+
+	"none", ErrTLS)
+
+// alert is a TLS record that says that there is no handshake (handshake_failure, fatal). crypto/tls
+// sends none to a peer without TLS.
+const alert = "\x15\x03\x01\x00\x02\x02\x28"
+
 // explainTLS puts the error of a handshake in words; nil if it is none.
 func explainTLS(err error) error {
 	var record tls.RecordHeaderError
@@ -171,8 +183,7 @@ func explainTLS(err error) error {
 		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
 	case errors.As(err, &record) && strings.HasPrefix(magic, string(record.RecordHeader[:])):
-		return fmt.Errorf("%w: the peer speaks ibverbx without TLS: set Config.TLS at both ends or at none",
-			ErrTLS)
+		return errNoTLSThere
 	case errors.As(err, &record):
 		return fmt.Errorf("%w: the peer speaks neither TLS nor ibverbx: it began with %q", ErrTLS,
 			record.RecordHeader[:])
@@ -190,10 +201,10 @@ func explainTLS(err error) error {
 // explainAlert puts what the peer's TLS says in words, where that is what an error is. In TLS 1.3 a
 // client learns only after its handshake that its certificate is refused.
 func explainAlert(err error) error {
-	var alert *net.OpError
-	if errors.As(err, &alert) && alert.Op == "remote error" {
-		return fmt.Errorf("%w: the peer refuses this end: %w: see the certificate of this end, and those that "+
-			"the peer trusts", ErrTLS, alert.Err)
+	var said *net.OpError
+	if errors.As(err, &said) && said.Op == "remote error" {
+		return fmt.Errorf("%w: the peer refuses this end: %w: see the certificate of this end, and those "+
+			"that the peer trusts", ErrTLS, said.Err)
 	}
 	return err
 }

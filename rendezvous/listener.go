@@ -74,8 +74,8 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 // Addr is where it listens.
 func (l *Listener) Addr() net.Addr { return l.nl.Addr() }
 
-// Accept waits for the next conversation, until ctx ends. Errors are an [*OpError]; that of a closed
-// listener is [ErrClosed], and another than that and the context's means that no more come.
+// Accept waits for the next conversation, until ctx ends. Errors are an [*OpError]; that of a
+// closed listener is [ErrClosed], and another than that and the context's means that no more come.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	err := errNoContext
 	if ctx != nil {
@@ -194,34 +194,40 @@ func (l *Listener) greet(a *arrival) {
 		nc = tls.Server(nc, l.tls)
 	}
 	c, err := begin(l.ctx, nc, l.cfg)
-	l.mu.Lock()
-	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
-	if a.evicted && err != nil {
+	if err == nil {
+		err = l.hand(c)
+	}
+	if l.leave(a) {
 		err = errEvicted
 	}
+	if err != nil && l.ctx.Err() == nil && l.cfg.Refused != nil {
+		l.cfg.Refused(nc.RemoteAddr(), err)
+	}
+}
+
+// hand puts a conversation where Accept finds it. One for which there is no room is ended.
+func (l *Listener) hand(c *Conn) error {
+	select {
+	case l.ready <- c:
+		return nil
+	default:
+	}
+	err := fmt.Errorf("%d conversations wait for the listening end already: try again later",
+		l.cfg.MaxWaiting)
+	c.run()
+	c.Fail(err)
+	return err
+}
+
+// leave gives a place back, and reports whether it was taken away.
+func (l *Listener) leave(a *arrival) (evicted bool) {
+	l.mu.Lock()
+	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
+	evicted = a.evicted
 	l.mu.Unlock()
 	select {
 	case l.room <- struct{}{}:
 	default:
 	}
-	switch {
-	case l.ctx.Err() != nil:
-		if err == nil {
-			_ = nc.Close()
-		}
-		return
-	case err == nil:
-		select {
-		case l.ready <- c:
-			return
-		default:
-		}
-		err = fmt.Errorf("%d conversations wait for the listening end already: try again later",
-			l.cfg.MaxWaiting)
-		c.run()
-		c.Fail(err)
-	}
-	if l.cfg.Refused != nil {
-		l.cfg.Refused(nc.RemoteAddr(), err)
-	}
+	return evicted
 }

@@ -63,8 +63,8 @@ func TestMessagesGolden(t *testing.T) {
 	}
 	for i := range max(len(have), len(was)) {
 		if i >= len(have) || i >= len(was) || !bytes.Equal(have[i], was[i]) {
-			t.Fatalf("a message has changed: raise the version in Protocol, and run this test with -update\n%s\n%s",
-				text.Bytes(), want)
+			t.Fatalf("a message has changed: raise the version in Protocol, and run this test with -update\n"+
+				"%s\n%s", text.Bytes(), want)
 		}
 	}
 }
