@@ -146,22 +146,23 @@ func (c *Conn) greet(ctx context.Context) error {
 // swap writes this end's greeting while it reads the peer's: not every connection takes one before
 // the peer reads. What the peer has said counts more than that it did not listen.
 func (c *Conn) swap() error {
-	wrote := make(chan error, 1)
+	var wrote error
+	writing := make(chan struct{})
 	go func() {
-		_, err := c.nc.Write(greeting(wireVersion, c.cfg.Protocol))
-		wrote <- err
+		defer close(writing)
+		_, wrote = c.nc.Write(greeting(wireVersion, c.cfg.Protocol))
 	}()
-	err := readGreeting(c.nc, c.cfg.Protocol)
-	if err != nil {
+	if err := readGreeting(c.nc, c.cfg.Protocol); err != nil {
 		select {
-		case <-wrote:
+		case <-writing:
 		case <-time.After(lastGreeting): // the peer may want to know why, and may not read at all
 			_ = c.nc.SetDeadline(time.Unix(1, 0))
-			<-wrote
+			<-writing
 		}
 		return explainAlert(err)
 	}
-	return <-wrote
+	<-writing
+	return wrote
 }
 
 // lastGreeting is how long an end still tries to greet a peer that it refuses.
