@@ -1,9 +1,12 @@
 package tagged_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,6 +171,82 @@ func TestRefusedSendFailsTheEndpoint(t *testing.T) {
 		t.Error("a refused message has arrived")
 	}
 }
+
+// TestAReadingEndsWithItsEndpoint: a receive of a message that is being read ends with the error of
+// its endpoint, whichever read ends first and how; chunks that have come before do not count.
+func TestAReadingEndsWithItsEndpoint(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		skip int // reads that succeed before
+		fail func(r *rig, b *tagged.Endpoint)
+		want error
+	}{
+		{"read refused", 2, func(r *rig, _ *tagged.Endpoint) {
+			r.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: r.fabric.Device(1), Count: 1,
+				Match: isRead, Status: verbs.StatusRemAccessErr})
+		}, verbs.StatusRemAccessErr.Err()},
+		{"abort", 2, func(_ *rig, b *tagged.Endpoint) { _ = b.Abort() }, tagged.ErrCanceled},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := impatient()
+			cfg.Chunk, cfg.Window = 1<<16, 4
+			cfg.Transport.QP.QPsPerDevice = 1
+			r, a, b := pair(t, 1, cfg)
+			stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(1), Skip: c.skip,
+				Count: -1, Match: isRead})
+			got := r.recv(b.Worker(), 1, tagged.Exact, make([]byte, 1<<20))
+			r.send(a, 1, make([]byte, 1<<20))
+			r.until(func() bool { return stall.Hits() != 0 })
+			c.fail(r, b)
+			stall.Remove()
+			r.done(got)
+			if err := got.Err(); !errors.Is(err, c.want) || err != b.Err() {
+				t.Errorf("the receive: %v; the endpoint: %v", err, b.Err())
+			}
+			if n := b.Stats().Reading; n != 0 {
+				t.Errorf("%d messages are still being read", n)
+			}
+		})
+	}
+}
+
+// TestAMessageThatWasReadIsReceived: a message all of which has come is received, though its
+// endpoint ends before progress looks.
+func TestAMessageThatWasReadIsReceived(t *testing.T) {
+	cfg := impatient()
+	cfg.EagerLimit, cfg.Chunk = 512, 1024
+	cfg.Transport.QP.QPsPerDevice, cfg.Transport.KeepAlive = 1, -1
+	r, a, b := pair(t, 1, cfg)
+	stall := r.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: r.fabric.Device(1), Count: -1,
+		Match: isRead})
+	buf := make([]byte, 4096)
+	got := r.recv(b.Worker(), 1, tagged.Exact, buf)
+	r.send(a, 1, pattern(len(buf), 1))
+	r.until(func() bool { return stall.Hits() != 0 })
+	r.settle()
+	var reads atomic.Int32
+	r.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: r.fabric.Device(1), Count: -1,
+		Match: func(wr *verbs.SendWR) bool {
+			if isRead(wr) {
+				reads.Add(1) // runs as one with the read
+			}
+			return false
+		}})
+	stall.Remove()
+	for reads.Load() != 3 { // and the one that was stalled
+		runtime.Gosched()
+	}
+	if err := b.Abort(); err != nil {
+		t.Fatal(err)
+	}
+	r.done(got)
+	if err := got.Err(); err != nil || !bytes.Equal(buf, pattern(len(buf), 1)) {
+		t.Errorf("the receive: %v", err)
+	}
+}
+
+// isRead reports whether a request is a read.
+func isRead(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpRDMARead }
 
 // TestWorkerClosesOnce: a worker that is closed refuses everything, Close among it, in one line.
 func TestWorkerClosesOnce(t *testing.T) {

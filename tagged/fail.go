@@ -87,7 +87,7 @@ func (e *Endpoint) end(err error) (aborting error) {
 
 // endAll completes all receives.
 func (p *posted) endAll(err error) {
-	for _, m := range p.inOrder() {
+	for _, m := range p.all() {
 		p.remove(m)
 		m.req.complete(err)
 	}
@@ -97,7 +97,7 @@ func (p *posted) endAll(err error) {
 // ended.
 func (w *Worker) endAwaited(err error) {
 	p := &w.matching.posted
-	for _, m := range p.inOrder() {
+	for _, m := range p.all() {
 		if m.req.awaited {
 			p.remove(m)
 			m.req.complete(noPeer(err))

@@ -1,11 +1,6 @@
 package tagged
 
-import (
-	"cmp"
-	"slices"
-
-	"ibverbx/internal/list"
-)
+import "ibverbx/internal/list"
 
 // entry is what matching knows of a receive that waits for a message, or of a message that waits
 // for a receive.
@@ -130,8 +125,9 @@ func (p *posted) find(tag uint64) *entry {
 	return first
 }
 
-// inOrder lists the receives in the order in which they were posted.
-func (p *posted) inOrder() []*entry {
+// all lists the receives, in no order: nothing tells a program which of two that end together was
+// first.
+func (p *posted) all() []*entry {
 	all := make([]*entry, 0, p.count)
 	for i := range p.exact.buckets {
 		for l := p.exact.buckets[i].Front(); l != nil; l = l.Next() {
@@ -141,7 +137,6 @@ func (p *posted) inOrder() []*entry {
 	for l := p.wild.Front(); l != nil; l = l.Next() {
 		all = append(all, l.Owner())
 	}
-	slices.SortFunc(all, func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) })
 	return all
 }
 

@@ -1,6 +1,7 @@
 package tagged
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -67,7 +68,20 @@ func TestMatchingAgainstAList(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %d receives, %d messages: want %d, %d", seed, step, p.count,
 					u.byTag.count, len(receives), len(messages))
 			}
+			if step%100 == 0 {
+				sameReceives(t, p.all(), receives)
+			}
 		}
+	}
+}
+
+// sameReceives demands the same receives, in any order.
+func sameReceives(t *testing.T, got, want []*entry) {
+	t.Helper()
+	order := func(a, b *entry) int { return cmp.Compare(a.seq, b.seq) }
+	slices.SortFunc(got, order)
+	if !slices.Equal(got, want) {
+		t.Fatalf("%d receives are listed, of %d", len(got), len(want))
 	}
 }
 

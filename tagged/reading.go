@@ -16,17 +16,17 @@ type reading struct {
 	memory memory   // where the message lies at the sender
 	pins   pinList  // where it goes
 	inList list.Link[reading]
-	err    error // of the first read that failed
 	readCursor
 }
 
 // readCursor is how far a reading has come.
 //
-// Invariant: done <= issued <= length; under is the number of chunks between done and issued.
+// Invariant: done <= issued <= length; while no read has failed, under is the number of chunks
+// between done and issued.
 type readCursor struct {
 	length uint64 // of the message, bytes
 	issued uint64 // bytes that reads were posted for
-	done   uint64 // bytes of reads that have ended
+	done   uint64 // bytes that were read
 	under  int    // reads under way
 
 	// Where the next chunk is read from and to.
@@ -55,7 +55,7 @@ func (w *Worker) newReading() *reading {
 
 // put gives a reading back to the worker.
 func (rd *reading) put(w *Worker) {
-	rd.e, rd.req, rd.err, rd.readCursor = nil, nil, nil, readCursor{}
+	rd.e, rd.req, rd.readCursor = nil, nil, readCursor{}
 	w.spares.readings.PushFront(&rd.inList, rd)
 }
 
@@ -155,11 +155,8 @@ func (w *Worker) chunkRead(c *chunk) {
 	}
 	e.reads--
 	rd.under--
-	rd.done += c.n
-	if rd.err == nil {
-		rd.err = err
-	}
 	if err == nil {
+		rd.done += c.n
 		e.traffic.receivedBytes += c.n
 	}
 	c.put(w)
@@ -178,8 +175,8 @@ func (w *Worker) chunkRead(c *chunk) {
 // end ends a reading that has no read under way.
 func (rd *reading) end() {
 	rd.e.active--
-	err := rd.err
-	if err != nil || rd.done < rd.length {
+	var err error
+	if rd.done < rd.length {
 		err = rd.e.err
 	}
 	rd.finish(err)

@@ -165,6 +165,20 @@ func TestReceiverAgainstReference(t *testing.T) {
 	}
 }
 
+// check tests the invariant.
+func (b *Inbox) check(t *testing.T) {
+	t.Helper()
+	taken := 0
+	for _, s := range b.slots {
+		if s.taken {
+			taken++
+		}
+	}
+	if b.kept != taken {
+		t.Errorf("%d slots are taken, %d are counted", taken, b.kept)
+	}
+}
+
 // Completions of one rail in any order give its messages in the order of the credits; one that
 // comes twice, or on no credit, is known.
 func TestInboxKeepsTheOrderOfCredits(t *testing.T) {
@@ -186,11 +200,13 @@ func TestInboxKeepsTheOrderOfCredits(t *testing.T) {
 				order = append(order, d)
 				for imm, _, ok := box.Pop(); ok; imm, _, ok = box.Pop() {
 					order = append(order, uint64(imm))
+					box.check(t)
 				}
 			}
 			if _, ok := box.Resolve((first+d)&mask, mask, posted); ok {
 				t.Errorf("credit %d resolves a second time", first+d)
 			}
+			box.check(t)
 		}
 		if !slices.Equal(order, []uint64{0, 1, 2, 3, 4, 5}) || box.Room(posted) != 8 {
 			t.Errorf("order %v, room %d", order, box.Room(posted))
@@ -208,5 +224,8 @@ func TestInboxKeepsTheOrderOfCredits(t *testing.T) {
 		if _, _, ok := box.Pop(); ok {
 			t.Error("a credit that has failed brings a message")
 		}
+		box.check(t)
+		box.Restart(posted + 2)
+		box.check(t)
 	}
 }

@@ -21,6 +21,17 @@ func TestLatency(t *testing.T) {
 	if arrived < latency || acked < 2*latency || arrived > 50*latency || acked > 50*latency {
 		t.Errorf("arrived after %v, acknowledged after %v, the latency is %v", arrived, acked, latency)
 	}
+	// What is asked for takes the latency, and the answer takes it again.
+	for _, op := range []verbs.Opcode{verbs.OpRDMARead, verbs.OpAtomicFetchAdd} {
+		wr := a.write(b, 3, 0, 8)
+		wr.Opcode = op
+		start = time.Now()
+		a.post(wr)
+		awaitStatus(t, a.cq, 3, verbs.StatusSuccess)
+		if d := time.Since(start); d < 2*latency { // late may be due to the machine
+			t.Errorf("%v took %v, the latency is %v", op, d, latency)
+		}
+	}
 	// Messages overlap: the latency is paid once.
 	start = time.Now()
 	for i := range uint64(10) {

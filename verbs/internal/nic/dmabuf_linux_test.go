@@ -78,4 +78,11 @@ func TestDMABuf(t *testing.T) {
 	if r.open.MRs != 1 {
 		t.Errorf("%d regions are open", r.open.MRs)
 	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	must(t, err)
+	for line := range bytes.Lines(maps) {
+		if bytes.Contains(line, []byte(path)) {
+			t.Errorf("still mapped: %s", line)
+		}
+	}
 }
