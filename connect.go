@@ -195,17 +195,15 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)
 }
 
-// fillAttr fills in what differs from rail to rail.
+// fillAttr fills in what differs from rail to rail; of numbers the mask says which count.
 func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, peer *BusinessCard) error {
 	described := len(peer.Rails) != 0
 	if a.Port == 0 {
 		a.Port = h.cfg.Conn.port(r.qp.Device())
 	}
-	if mask&verbs.QPAttrDestQPNum != 0 {
-		a.DestQPNum = peer.NotifyQPNum
-		if r != h.send.rails.notify {
-			a.DestQPNum = peer.QPNums[r.index()]
-		}
+	a.DestQPNum = peer.NotifyQPNum
+	if r != h.send.rails.notify {
+		a.DestQPNum = peer.QPNums[r.index()]
 	}
 	if described {
 		a.RQPSN, a.SQPSN = peer.Rails[r.index()].PSN, r.psn
@@ -281,7 +279,7 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 	var to []qpAddress
 	for _, r := range h.send.rails.all {
 		var a verbs.QPAttr
-		if err := h.fillAttr(r, &a, verbs.QPAttrAV|verbs.QPAttrDestQPNum, peer); err != nil {
+		if err := h.fillAttr(r, &a, verbs.QPAttrAV, peer); err != nil {
 			return err
 		}
 		to = append(to, qpAddress{a.AH.DGID, a.AH.DLID, a.DestQPNum})

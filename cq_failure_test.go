@@ -1,7 +1,9 @@
 package ibverbx_test
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -232,5 +234,67 @@ func TestCompletionsLoopThatEndsEarlyReportsTheErrorLater(t *testing.T) {
 	}
 	if !errors.Is(q.Err(), verbs.ErrDeviceGone) {
 		t.Errorf("Err: %v", q.Err())
+	}
+}
+
+// flushlessCQ is a CQ that loses the flushes of receives.
+type flushlessCQ struct{ verbs.CQ }
+
+func (c flushlessCQ) Poll(wcs []verbs.WC) (int, error) {
+	n, err := c.CQ.Poll(wcs)
+	return len(slices.DeleteFunc(wcs[:n], func(wc verbs.WC) bool {
+		return wc.Status == verbs.StatusWRFlushErr
+	})), err
+}
+
+// What has failed is drained when the user has all completions: the receives of the rails, of which
+// nothing can come any more, are not waited for.
+func TestDrainOfWhatHasFailedWaitsForNoCredits(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fabric.Device(0)
+	pd, inner := newPD(t, dev), newCQ(t, dev, 4096)
+	qps := []verbs.QP{newQP(t, pd, inner), newQP(t, pd, inner), newQP(t, pd, inner)}
+	vcq, err := ibverbx.NewVirtualCQ(flushlessCQ{inner})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := ibverbx.NewVirtualQP(vcq, qps[:2], qps[2], ibverbx.Config{Linger: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := ibverbx.Open([]verbs.Device{fabric.Device(1)}, ibverbx.Config{QPsPerDevice: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card, err := peer.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Connect(card); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil { // a notification: on no NIC
+		t.Fatal(err)
+	}
+	fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: dev, Count: -1})
+	mr, err := pd.RegisterMR(make([]byte, 8), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.PostSend(ibverbx.SendWR{ID: 2, Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+		Local: ibverbx.Segment{Addr: mr.Addr(), Length: 8, Keys: ibverbx.NewKeys(map[verbs.DeviceID]uint32{
+			dev.ID(): mr.LKey()})}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Drain(patience(t)); err == nil || !errors.Is(err, q.Err()) ||
+		errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("drain: %v, after %v", err, q.Err())
+	}
+	wcs := make([]ibverbx.WC, 4)
+	if n, err := vcq.Poll(wcs); n != 2 || err != nil {
+		t.Errorf("completions: %s, %v", fmtWCs(wcs[:n]), err)
 	}
 }

@@ -218,6 +218,32 @@ func TestKeepAliveByDefault(t *testing.T) {
 	}
 }
 
+// A call that waits calls Idle where progress has found nothing to do, and not behind progress that
+// did something.
+func TestIdleIsCalledWhereNothingIsToDo(t *testing.T) {
+	s := shapes()[1]
+	s.stepped = true
+	idle, looked, got := 0, 0, 0
+	s.handle = func(*transport.Message) { got++ }
+	var l *link
+	peer := s.cfg
+	peer.Idle = func() {
+		if idle++; got != looked {
+			t.Errorf("Idle is called behind progress that has handled message %d", got)
+		}
+		l.fabric.Step()
+	}
+	s.peer = &peer
+	l = newLink(t, s)
+	for range 5 {
+		must(t, l.a.AMShort(1, nil, []byte("hello")))
+	}
+	must(t, l.b.w.WaitFor(within(t), 0, func() bool { looked = got; return got == 5 }))
+	if idle == 0 {
+		t.Error("Idle was not called")
+	}
+}
+
 // A call that waits calls Idle in place of sleeping, and ends with what it waits for.
 func TestIdleMovesTheNetwork(t *testing.T) {
 	var step func()

@@ -7,6 +7,7 @@ import (
 	"ibverbx"
 	"ibverbx/transport"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // tap counts the receives that queue pairs are given before RTR, and refuses moves to RTS.
@@ -106,8 +107,13 @@ func TestConnectAgainAfterARefusal(t *testing.T) {
 		}
 		for range 3 {
 			taps[0].refuse = 1
+			receive := w.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv}) // for now
 			if err := x.Connect(cy); err == nil {
 				t.Fatal("connected although a NIC refused")
+			}
+			receive.Remove()
+			if n := x.ToRepost(); n != 0 {
+				t.Errorf("%d receives of the attempt are still to be posted", n)
 			}
 		}
 		cx := card(t, x) // packet numbers are drawn anew

@@ -5,6 +5,9 @@ import "time"
 // Sleepers is how many goroutines wait for the worker and have stopped polling.
 func (w *Worker) Sleepers() int { return int(w.sleep.count.Load()) }
 
+// ToRepost is how many receive buffers of the endpoint wait to be posted.
+func (e *Endpoint) ToRepost() int { return len(e.peer.receiving.toRepost) }
+
 // SetAbortPatience sets how long an abort waits until the peer has got the message that tells it.
 func (w *Worker) SetAbortPatience(d time.Duration) { w.abortPatience = d }
 

@@ -87,6 +87,48 @@ func TestAFenceBehindPendingRequests(t *testing.T) {
 	}
 }
 
+// A remote flush of a single queue pair reads without a fence, whether Fence was called with
+// requests pending or without; the fence is for the operation behind it, also if the flush is
+// refused.
+func TestARemoteFlushOfASingleQueuePairIsNotFenced(t *testing.T) {
+	for _, pending := range []bool{true, false} {
+		for _, refused := range []int{0, 1} {
+			s := shapes()[0]
+			s.stepped = true
+			l := newLink(t, s)
+			idle := func() bool { return l.a.Stats().Pending == 0 && l.a.Stats().Outstanding == 0 }
+			fenced, free := posted(l, l.a.nics[0])
+			if pending {
+				l.a.fill(t)
+				must(t, l.a.Pending(request(func(head *transport.Endpoint) transport.Outcome {
+					return outcome(t, head.PutShort([]byte{1}, l.a.peer.At(0)))
+				})))
+				l.a.Fence()
+				l.until("the request", idle)
+			} else {
+				must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
+				l.a.Fence()
+			}
+			if refused != 0 {
+				l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.a.nics[0], Count: refused})
+				if _, err := l.a.StartFlush(transport.FlushRemote, nil); err != transport.ErrNoResource {
+					t.Errorf("a refused flush: %v", err)
+				}
+			}
+			if done, err := l.a.StartFlush(transport.FlushRemote, nil); done || err != nil {
+				t.Errorf("the flush: %t, %v", done, err)
+			}
+			must(t, l.a.PutShort([]byte{1}, l.a.peer.At(1)))
+			must(t, l.a.PutShort([]byte{1}, l.a.peer.At(2)))
+			l.until("all", idle)
+			if f, want := *fenced, []uint64{l.a.peer.At(1).Addr}; !slices.Equal(f, want) {
+				t.Errorf("pending %t, %d refused: fenced are %x, want %x; not %x", pending, refused, f, want,
+					*free)
+			}
+		}
+	}
+}
+
 // A remote flush reads on no rail before the puts on all rails have landed.
 func TestARemoteFlushReadsBehindAllPuts(t *testing.T) {
 	s := shapes()[1]
@@ -121,5 +163,9 @@ func TestARemoteFlushReadsBehindAllPuts(t *testing.T) {
 	l.until("the flush", func() bool { return done })
 	if n := reads.Load(); n != 2 {
 		t.Errorf("%d reads on two rails", n)
+	}
+	l.quiet()
+	if done, err := l.a.StartFlush(transport.FlushRemote, nil); !done || err != nil {
+		t.Errorf("a flush behind it waits for something: %v", err)
 	}
 }

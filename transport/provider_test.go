@@ -15,9 +15,18 @@ import (
 // unreliableDomain is a domain over two NICs calls of which fail.
 func unreliableDomain(t *testing.T) (w *world, dom *ibverbx.Domain, f *unreliable.Calls) {
 	t.Helper()
-	w, f = newWorld(t, setupFabric(2)), &unreliable.Calls{At: -1}
-	dom, err := ibverbx.NewDomain(unreliable.New(w.fabric.Device(0), f),
-		unreliable.New(w.fabric.Device(1), f))
+	return unreliableNICs(t, 2)
+}
+
+// unreliableNICs is a domain over so many.
+func unreliableNICs(t *testing.T, nics int) (w *world, dom *ibverbx.Domain, f *unreliable.Calls) {
+	t.Helper()
+	w, f = newWorld(t, setupFabric(nics)), &unreliable.Calls{At: -1}
+	var devices []verbs.Device
+	for i := range nics {
+		devices = append(devices, unreliable.New(w.fabric.Device(i), f))
+	}
+	dom, err := ibverbx.NewDomain(devices...)
 	must(t, err)
 	w.domains = append(w.domains, dom)
 	return w, dom, f
@@ -100,6 +109,37 @@ func TestWaitWhereTheCQCannotBeArmed(t *testing.T) {
 	}))
 	if f.Name == "" {
 		t.Error("the CQ was armed")
+	}
+}
+
+// Whatever move of a queue pair fails on the way to a connection, Connect returns its error, and
+// the endpoint can be connected then.
+func TestConnectWhereAQueuePairDoesNotMove(t *testing.T) {
+	for _, nics := range []int{1, 2} {
+		for at, failed := 0, true; failed; at++ {
+			w, dom, f := unreliableNICs(t, nics)
+			got := 0
+			worker, err := transport.NewWorker(dom, transport.Config{QP: ibverbx.Config{QPsPerDevice: 1}})
+			must(t, err)
+			w.workers = append(w.workers, worker)
+			must(t, worker.Handle(1, func(*transport.Message) { got++ }))
+			a := newEndpoint(t, worker, transport.EndpointConfig{})
+			b := newEndpoint(t, worker, transport.EndpointConfig{})
+			f.N, f.At, f.Only = 0, at, "modify"
+			err = a.Connect(card(t, b))
+			f.At = -1
+			if failed = f.Name != ""; failed != errors.Is(err, unreliable.Err) || !failed && at < 3*nics {
+				t.Errorf("move %d of %d NICs: %v", at, nics, err)
+			}
+			if failed {
+				must(t, a.Connect(card(t, b)))
+			}
+			must(t, b.Connect(card(t, a)))
+			must(t, b.AMShort(1, nil, []byte("to a")))
+			must(t, a.AMShort(1, nil, []byte("to b")))
+			w.until("the messages arrive", func() bool { return got == 2 })
+			w.close()
+		}
 	}
 }
 

@@ -106,6 +106,30 @@ func TestStartMakesProgress(t *testing.T) {
 	})
 }
 
+// One event of a NIC wakes one goroutine. What that one's progress does may be what another waits
+// for, so it wakes the others: here the goroutine of Start, which began to sleep first, takes the
+// event of a message, and a second one waits for what the message's handler does.
+func TestProgressOfASleeperWakesTheOthers(t *testing.T) {
+	eachShape(t, func(t *testing.T, s setup) {
+		var got atomic.Int32
+		s.cfg.Spin, s.cfg.KeepAlive = -1, -1
+		s.handle = func(*transport.Message) { got.Add(1) }
+		l := newLink(t, s)
+		must(t, l.b.w.Start())
+		for i := range int32(20) {
+			sleeping(t, l.b.w, 1)
+			ended := make(chan error, 1)
+			go func() { ended <- l.b.w.WaitFor(within(t), 0, func() bool { return got.Load() > i }) }()
+			sleeping(t, l.b.w, 2)
+			for l.a.AMShort(1, nil, []byte("wake up")) == transport.ErrNoResource {
+				l.a.w.Progress() // not b's
+				runtime.Gosched()
+			}
+			must(t, <-ended)
+		}
+	})
+}
+
 // Two goroutines wait on one worker: each returns when its own completion has fired, whichever made
 // the progress.
 func TestTwoWaitersOnOneWorker(t *testing.T) {
