@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -136,12 +137,12 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	if _, err := f.unit(); err != nil {
 		return err
 	}
-	nics, err := f.openEnd(c, p)
+	end, err := f.openEnd(c, p)
 	if err != nil {
 		return err
 	}
-	err = f.measureApart(c, p, nics)
-	if closing := nics.Close(); err == nil {
+	err = f.measureApart(c, p, end)
+	if closing := end.Close(); err == nil {
 		err = closing
 	}
 	return err
@@ -152,9 +153,9 @@ var errKeep = &bench.UsageError{Reason: "--keep is for a listening end, which se
 	"another: use it beside --listen"}
 
 // measureApart opens the conversation, measures, and prints.
-func (f *perfCmd) measureApart(c *console, p *bench.Params, nics *endNICs) error {
+func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error {
 	if f.Listen.given {
-		return f.serve(c, nics)
+		return f.serve(c, end)
 	}
 	conn, err := f.dial(c)
 	if c.ctx.Err() != nil {
@@ -166,7 +167,7 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, nics *endNICs) error
 	if err != nil {
 		return err
 	}
-	half, err := nics.half(conn)
+	half, err := end.half(conn)
 	if err != nil {
 		conn.Fail(err)
 		return err
@@ -187,14 +188,14 @@ func (f *perfCmd) conversation() rendezvous.Config {
 
 // dial connects to the listening end.
 func (f *perfCmd) dial(c *console) (*rendezvous.Conn, error) {
-	d := net.Dialer{Timeout: time.Duration(f.Timeout)}
-	nc, err := d.DialContext(c.ctx, "tcp", string(f.Connect))
-	if err != nil {
-		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", err)
+	conn, err := rendezvous.Dial(c.ctx, string(f.Connect), f.conversation())
+	var dialing *net.OpError
+	var step *rendezvous.OpError
+	switch {
+	case errors.As(err, &dialing) && dialing.Op == "dial":
+		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", dialing)
+	case errors.As(err, &step):
+		return nil, fmt.Errorf("%s: %w", step.Addr, step.Err)
 	}
-	conn, err := rendezvous.Start(c.ctx, nc, f.conversation())
-	if err != nil {
-		return nil, fmt.Errorf("%v: %w", nc.RemoteAddr(), err)
-	}
-	return conn, nil
+	return conn, err
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/nics"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -40,30 +41,33 @@ func addTestProviders() *soft.Fabric {
 	if err != nil {
 		panic(err)
 	}
-	nics, err := fabric.Devices()
+	all, err := fabric.Devices()
 	if err != nil {
 		panic(err)
 	}
-	for _, h := range []half{{fabric, "left", nics[:2]}, {fabric, "right", nics[2:]}} {
-		providers = append(providers, provider{h.name, func(o nicOptions) (verbs.Provider, error) {
-			nics, err := choose(h.nics, o.filter)
+	for _, h := range []half{{fabric, "left", all[:2]}, {fabric, "right", all[2:]}} {
+		providers = append(providers, nics.Source{Name: h.name, Open: func(cfg nics.Config) (verbs.Provider,
+			error) {
+			nics, err := choose(h.nics, cfg.Devices)
 			return half{h.Provider, h.name, nics}, err
 		}})
 	}
-	providers = append(providers, provider{"ailing", func(nicOptions) (verbs.Provider, error) {
-		return half{fabric, "ailing", []verbs.Device{ailing{nics[0]}}}, nil
-	}})
-	providers = append(providers, provider{"partial", func(nicOptions) (verbs.Provider, error) {
-		return partial{half{fabric, "partial", nics[:1]}}, nil
-	}})
-	providers = append(providers, provider{"infiniband", func(nicOptions) (verbs.Provider, error) {
-		return half{fabric, "infiniband", []verbs.Device{
-			link{nics[0], verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}}}, nil
-	}})
-	providers = append(providers, provider{"none", func(nicOptions) (verbs.Provider, error) {
-		return nil,
-			errors.New("no NIC today")
-	}})
+	for name, open := range map[string]func() (verbs.Provider, error){
+		"ailing": func() (verbs.Provider, error) {
+			return half{fabric, "ailing", []verbs.Device{ailing{all[0]}}}, nil
+		},
+		"partial": func() (verbs.Provider, error) {
+			return partial{half{fabric, "partial", all[:1]}}, nil
+		},
+		"infiniband": func() (verbs.Provider, error) {
+			return half{fabric, "infiniband", []verbs.Device{
+				link{all[0], verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}}}, nil
+		},
+		"none": func() (verbs.Provider, error) { return nil, errors.New("no NIC today") },
+	} {
+		providers = append(providers, nics.Source{Name: name,
+			Open: func(nics.Config) (verbs.Provider, error) { return open() }})
+	}
 	return fabric
 }
 

@@ -21,9 +21,9 @@ func completeShell(parser *kong.Kong) {
 
 // predictors are the words that flags take, by the name in the flag's tag.
 func predictors() map[string]complete.Predictor {
-	names, ops, kinds := []string{}, map[string]bool{}, map[string]bool{}
+	names, ops, kinds := []string{softNICs, realNICs, roceNICs}, map[string]bool{}, map[string]bool{}
 	for _, p := range providers {
-		names = append(names, p.name)
+		names = append(names, p.Name)
 	}
 	all := map[string]bool{}
 	for _, s := range layers.Shapes() {

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/nics"
 	"ibverbx/verbs"
 )
 
@@ -87,17 +89,17 @@ func (f *devicesCmd) Run(c *console) error {
 	default:
 		count = *f.NICs
 	}
+	from := nicFlags{Provider: f.Provider, Device: f.Device, Library: f.Library}
 	note := ""
-	list, failed := f.list(name, count)
-	if failed != nil && len(list) == 0 {
-		if failed = withoutRealNICs(f.Provider, f.Device, f.Library, failed); failed == nil {
-			name, note = roceNICs, roceNote
+	list, failed := f.list(from.configHere(name, count, ibverbx.ConnConfig{}))
+	if failed != nil && len(list) == 0 && f.Provider == "" {
+		if host, err := openNICs(from.config("", ibverbx.ConnConfig{})); err != nil {
+			failed = err
+		} else if failed = host.Close(); failed == nil && host.Instead() != nil {
+			name, note = roceNICs, noteOf(host)
 			c.complain("ibverbx: %s\n", note)
-			list, failed = f.list(name, count)
+			list, failed = f.list(from.config(roceNICs, ibverbx.ConnConfig{}))
 		}
-	}
-	if failed == nil && len(list) == 0 {
-		failed = fmt.Errorf("provider %s has no devices", name)
 	}
 	var err error
 	switch {
@@ -116,26 +118,29 @@ func (f *devicesCmd) Run(c *console) error {
 	return errors.Join(failed, err)
 }
 
-// list opens a provider and queries its devices. With an error it returns what could be queried.
-func (f *devicesCmd) list(name string, count int) ([]deviceInfo, error) {
+// list opens NICs and queries them. With an error it returns what could be queried.
+func (f *devicesCmd) list(cfg nics.Config) ([]deviceInfo, error) {
 	list := []deviceInfo{}
-	p, err := openProvider(name, nicOptions{count: count, filter: f.Device, library: f.Library})
+	if cfg.Provider == roceNICs {
+		cfg.RoCE.Addresses = nil // all that there can be
+	}
+	host, err := openNICs(cfg)
 	if err != nil {
 		return list, err
 	}
-	devices, err := p.Devices()
-	if name == softNICs && err == nil {
-		devices, err = choose(devices, f.Device)
+	devices, err := host.Devices()
+	if cfg.Provider == softNICs && err == nil {
+		devices, err = choose(devices, cfg.Devices)
 	}
-	errs := []error{err, unopened(p)}
+	errs := []error{err, host.Unopened()}
 	for _, d := range devices {
-		info, err := inspect(p.Name(), d)
+		info, err := inspect(host.Name(), d)
 		errs = append(errs, err)
 		if info.Name != "" {
 			list = append(list, info)
 		}
 	}
-	return list, errors.Join(append(errs, p.Close())...)
+	return list, errors.Join(append(errs, host.Close())...)
 }
 
 // choose applies a filter to software NICs, which have one port each.

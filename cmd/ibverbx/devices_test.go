@@ -81,7 +81,7 @@ func TestNoRealNICs(t *testing.T) {
 		_, out, errs := command(t, "devices")
 		code, filtered, why := command(t, "devices -d mlx5_0")
 		if strings.Contains(errs, roceNote) != tt.says || strings.Contains(out, "  lo  ") != tt.says ||
-			code != exitFailed || filtered != "" || strings.Contains(why, "add --provider roce") != tt.says {
+			code != exitFailed || filtered != "" || strings.Contains(why, "take provider roce") != tt.says {
 			t.Errorf("%v: stderr %q, stdout %q; with a filter exit %d, %q", tt.why, errs, out, code, why)
 		}
 		code, out, errs = command(t, "devices -d 127.0.0.3")

@@ -3,142 +3,90 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"strings"
-	"sync"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
 
-// endNICs are the NICs of one of two processes. They are opened at the start, but for those of roce
-// where no address was named: these are at the addresses over which the other end connects, since
-// the way there is proven, and are opened with the first connection over it.
+// endNICs are the NICs of one of two processes.
 type endNICs struct {
-	open   func(local netip.Addr) (verbs.Provider, error)
+	*nics.Host
 	config ibverbx.ConnConfig
-	named  verbs.Provider // nil where addresses are chosen by connection
-
-	mu sync.Mutex
-	at map[netip.Addr]verbs.Provider
 }
 
 // openEnd opens the NICs of this end. It says so where it chooses the provider itself.
 func (f *perfCmd) openEnd(c *console, p *bench.Params) (n *endNICs, err error) {
-	n, p.Provider, err = f.nicFlags.openEnd(c, p.Provider, p.Conn, &f.outcome)
+	if n, err = f.nicFlags.openEnd(c, p.Conn, &f.outcome); err == nil {
+		p.Provider = n.Name()
+	}
 	return n, err
 }
 
-// openEnd opens the NICs of an end that takes those of a provider, unless there are none and nobody
-// has named it. It says whose they are.
-func (f *nicFlags) openEnd(c *console, provider string, conn ibverbx.ConnConfig, said *outcome) (
-	*endNICs, string, error) {
-	n := &endNICs{config: conn, at: map[netip.Addr]verbs.Provider{}}
-	n.open = func(local netip.Addr) (verbs.Provider, error) {
-		o := f.nicOptions(0)
-		o.local = local
-		return open(c, provider, o, conn, said)
+// openEnd opens the NICs of an end. Where nobody has named a provider it says which one it is, if
+// that is not the one of real NICs.
+func (f *nicFlags) openEnd(c *console, conn ibverbx.ConnConfig, said *outcome) (*endNICs, error) {
+	host, err := openNICs(f.config(f.Provider, conn))
+	if err != nil {
+		return nil, err
 	}
-	var err error
-	if provider != roceNICs || f.Device != "" {
-		n.named, err = n.open(netip.Addr{})
-		if err == nil {
-			return n, provider, nil
-		}
-		if err = withoutRealNICs(f.Provider, f.Device, f.Library, err); err != nil {
-			return nil, provider, err
-		}
-		said.note, provider = roceNote, roceNICs
+	if host.Instead() != nil {
+		said.note = noteOf(host)
 		c.complain("ibverbx: %s\n", said.note)
 	}
-	if f.Device != "" {
-		n.named, err = n.open(netip.Addr{})
-		return n, provider, err
+	said.warn(c, host.LeftOut())
+	if err := f.checkPorts(host, conn); err != nil {
+		return nil, errors.Join(err, host.Close())
 	}
-	probe, err := n.open(loopback()) // what is wrong with any NIC is said before another process comes
-	if err != nil {
-		return nil, provider, err
-	}
-	return n, provider, probe.Close()
+	return &endNICs{host, conn}, nil
 }
 
-// roceNote says that no provider was named, and which one it is.
-const roceNote = "this host has no RDMA NIC: using --provider roce, RoCEv2 over UDP sockets"
-
-// withoutRealNICs is nil where roce takes the place of real NICs that could not be opened: there
-// are none, and nobody has asked for them. Names of interfaces and addresses ask for roce. Else it
-// is the error.
-func withoutRealNICs(provider, device, library string, err error) error {
-	switch {
-	case provider != "" || library != "" || !noRealNICs(err):
-		return err
-	case device != "":
-		if _, notNames := parseAddresses(device); notNames == nil {
-			return nil
+// checkPorts says whether the NICs have what the flags name, before another process comes.
+func (f *nicFlags) checkPorts(host *nics.Host, conn ibverbx.ConnConfig) error {
+	if conn.Port == 0 && conn.GIDIndex == 0 {
+		return nil
+	}
+	if host.Name() == roceNICs && f.Device == "" { // one like those that will be made
+		probe, err := openNICs(f.configHere(roceNICs, 0, conn))
+		if err != nil {
+			return err
 		}
-		return fmt.Errorf("%w; to make NICs of interfaces or addresses add --provider roce", err)
+		defer func() { _ = probe.Close() }() // nothing was made of it
+		host = probe
 	}
-	return nil
+	devices, err := host.Devices()
+	if err != nil {
+		return err
+	}
+	return checkPorts(conn, devices)
 }
 
-// String names the NICs.
-func (n *endNICs) String() string {
-	if n.named == nil {
-		return "a roce NIC at the address that a client connects to"
+// The note of a provider that nobody has named.
+const (
+	roceNote     = "this host has no RDMA NIC: " + usesRoCE
+	roceDownNote = "no RDMA NIC of this host has a port that is up: " + usesRoCE
+	usesRoCE     = "using --provider roce, RoCEv2 over UDP sockets"
+)
+
+// noteOf says why NICs of roce took the place of real ones.
+func noteOf(host *nics.Host) string {
+	if errors.Is(host.Instead(), verbs.ErrNotSupported) {
+		return roceNote
 	}
-	devices, _ := n.named.Devices() // they could be listed before
-	var names []string
-	for _, d := range devices {
-		names = append(names, bench.NameOf(d))
-	}
-	return strings.Join(names, ", ")
+	return roceDownNote
 }
 
 // half is this end's part in a conversation.
 func (n *endNICs) half(conn *rendezvous.Conn) (*bench.Half, error) {
-	p, err := n.reaching(conn)
+	devices, err := n.Reaching(conn)
 	if err != nil {
 		return nil, err
 	}
-	devices, err := p.Devices()
-	if err == nil && len(devices) == 0 {
-		err = fmt.Errorf("provider %s has no devices", p.Name())
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &bench.Half{Conn: conn, Provider: p.Name(), Packets: packetsOf(devices), Devices: devices,
-		Config: n.config, Version: version()}, nil
-}
-
-// endpoints are where a connection leads from and to.
-type endpoints interface {
-	LocalAddr() net.Addr
-	RemoteAddr() net.Addr
-}
-
-// reaching is the provider whose NICs reach the other end of a connection.
-func (n *endNICs) reaching(conn endpoints) (verbs.Provider, error) {
-	if n.named != nil {
-		return n.named, nil
-	}
-	addr, err := nicAddress(conn.LocalAddr(), conn.RemoteAddr())
-	if err != nil {
-		return nil, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	p := n.at[addr]
-	if p == nil {
-		if p, err = n.open(addr); err != nil {
-			return nil, err
-		}
-		n.at[addr] = p
-	}
-	return p, nil
+	return &bench.Half{Conn: conn, Provider: n.Name(), Devices: devices, Config: n.config,
+		Version: version()}, nil
 }
 
 // explainSilence adds to the error of NICs made of UDP sockets that never got an answer what may
@@ -155,19 +103,11 @@ func explainSilence(r *bench.Report, err error, half *bench.Half) (*bench.Report
 // silence says of a NIC made of a UDP socket that nothing answers it, and what to look for.
 func silence(d verbs.Device) string {
 	return fmt.Sprintf("no packet has come back to %s, a UDP socket: check that no firewall drops UDP "+
-		"between the two addresses", bench.NameOf(d))
+		"between the two addresses", nics.NameOf(d))
 }
 
-// Close closes them.
-func (n *endNICs) Close() error {
-	if n.named != nil {
-		return n.named.Close()
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var errs []error
-	for _, p := range n.at {
-		errs = append(errs, p.Close())
-	}
-	return errors.Join(errs...)
+// ipOf is the address of a TCP connection's end.
+func ipOf(text string) (netip.Addr, error) {
+	at, err := netip.ParseAddrPort(text)
+	return at.Addr().Unmap(), err
 }

@@ -21,6 +21,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // FuzzAddress reads addresses of --listen and --connect. What comes of one has a host and a port,
@@ -355,7 +356,7 @@ func FuzzChoose(f *testing.F) {
 		"^"} {
 		f.Add(s)
 	}
-	fabric, err := openProvider(softNICs, nicOptions{count: 3})
+	fabric, err := soft.New(soft.Config{Devices: 3})
 	if err != nil {
 		f.Fatal(err)
 	}

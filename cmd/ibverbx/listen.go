@@ -8,18 +8,19 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/nics"
 	"ibverbx/rendezvous"
 )
 
 const (
 	// greeting is how long a connection may take to begin the conversation.
 	greeting = 5 * time.Second
-	// maxGreeted bounds the connections that have not begun it yet. A further one takes the place
-	// of the one that has been silent longest.
+	// maxGreeted bounds the connections that have not begun it yet, and the conversations in which
+	// nobody has said yet what to measure. A further one takes the place of the one that has been
+	// silent longest.
 	maxGreeted = 128
 	// maxWaiting bounds the clients that wait for their turn.
 	maxWaiting = 64
@@ -41,17 +42,16 @@ type idleError struct{}
 func (idleError) Error() string        { return "interrupted while no client was there" }
 func (idleError) Is(target error) bool { return target == bench.ErrInterrupted }
 
-// listener greets all who connect to a listening end at the same time, and hands out one client
-// after another: measured at a time they would disturb each other's figures.
+// listener lets all who connect to a listening end say what they want at the same time, and hands
+// out one client after another: measured at a time they would disturb each other's figures.
 type listener struct {
-	l     net.Listener
-	cfg   rendezvous.Config
+	l     *rendezvous.Listener
 	c     *console
 	ctx   context.Context // ends greetings
 	close func()
 	all   sync.WaitGroup
 	news  chan struct{} // a client has come, or failed is set
-	nics  *endNICs
+	end   *endNICs
 
 	mu      sync.Mutex
 	strange int // connections so far that brought no client
@@ -68,9 +68,9 @@ type departure struct {
 	why  error
 }
 
-// arrival is a connection of which it is not known yet what it wants to have measured.
+// arrival is a conversation of which it is not known yet what it wants to have measured.
 type arrival struct {
-	nc      net.Conn
+	conn    *rendezvous.Conn
 	evicted bool
 }
 
@@ -81,18 +81,21 @@ type waiter struct {
 	over chan struct{} // closed when nothing more is said about waiting
 }
 
-// listen begins to accept connections. nics are this end's.
-func listen(c *console, address string, cfg rendezvous.Config, nics *endNICs) (*listener, error) {
-	var lc net.ListenConfig
-	nl, err := lc.Listen(c.ctx, "tcp", address)
-	if err != nil {
+// listen begins to accept connections. end are this end's.
+func listen(c *console, address string, cfg rendezvous.Config, end *endNICs) (*listener, error) {
+	ctx, cancel := context.WithCancelCause(c.ctx)
+	l := &listener{c: c, ctx: ctx, news: make(chan struct{}, 1), end: end}
+	cfg.Greeting, cfg.MaxGreetings = min(greeting, cfg.Timeout), maxGreeted
+	cfg.Refused = func(remote net.Addr, why error) { l.stranger(fmt.Errorf("%v: %w", remote, why)) }
+	var err error
+	if l.l, err = rendezvous.Listen(ctx, address, cfg); err != nil {
+		cancel(err)
+		if why := errors.Unwrap(err); why != nil {
+			return nil, why // without the name of the package
+		}
 		return nil, err
 	}
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	l := &listener{l: nl, cfg: cfg, c: c, ctx: ctx, news: make(chan struct{}, 1), nics: nics}
-	l.cfg.Greeting = min(greeting, cfg.Timeout)
-	stop := context.AfterFunc(ctx, func() { _ = nl.Close() })
-	l.close = func() { stop(); cancel(errOver); _ = nl.Close() }
+	l.close = func() { cancel(errOver) }
 	l.all.Go(l.accept)
 	return l, nil
 }
@@ -100,6 +103,7 @@ func listen(c *console, address string, cfg rendezvous.Config, nics *endNICs) (*
 // Close ends it. Clients that still wait are told so.
 func (l *listener) Close() {
 	l.close()
+	_ = l.l.Close()
 	l.mu.Lock()
 	left := l.waiting
 	l.waiting = nil
@@ -113,61 +117,41 @@ func (l *listener) Close() {
 	l.all.Wait()
 }
 
-// accept greets every connection.
+// accept asks everybody who comes.
 func (l *listener) accept() {
-	for pause := time.Duration(0); ; {
-		nc, err := l.l.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-			l.all.Go(func() { l.greet(l.enter(nc)) })
-		case l.ctx.Err() != nil:
-			return
-		case exhausted(err): // a passing condition
-			pause = min(max(2*pause, 10*time.Millisecond), time.Second)
-			select {
-			case <-time.After(pause):
-			case <-l.ctx.Done():
+	for {
+		conn, err := l.l.Accept(l.ctx)
+		if err != nil {
+			if l.ctx.Err() == nil {
+				l.mu.Lock()
+				l.failed = err
+				l.mu.Unlock()
+				l.tell()
 			}
-		default:
-			l.mu.Lock()
-			l.failed = err
-			l.mu.Unlock()
-			l.tell()
 			return
 		}
+		l.all.Go(func() { l.ask(l.enter(conn)) })
 	}
 }
 
-// exhausted says whether an error only means that too much is open at the moment.
-func exhausted(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) ||
-		errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ENOMEM) ||
-		errors.Is(err, syscall.ECONNABORTED)
-}
-
-// enter makes room for a connection.
-func (l *listener) enter(nc net.Conn) *arrival {
-	g := &arrival{nc: nc}
+// enter makes room for a conversation.
+func (l *listener) enter(conn *rendezvous.Conn) *arrival {
+	g := &arrival{conn: conn}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.greeted) == maxGreeted {
-		l.greeted[0].evicted = true
-		_ = l.greeted[0].nc.Close()
+		oldest := l.greeted[0]
+		oldest.evicted = true
+		l.all.Go(func() { _ = oldest.conn.Close() })
 		l.greeted = slices.Delete(l.greeted, 0, 1)
 	}
 	l.greeted = append(l.greeted, g)
 	return g
 }
 
-// greet begins the conversation. A connection that sends nothing, or speaks another protocol,
-// is no client.
-func (l *listener) greet(g *arrival) {
-	var half *bench.Half
-	conn, err := rendezvous.Start(l.ctx, g.nc, l.cfg)
-	if err == nil {
-		half, err = l.agree(conn)
-	}
+// ask learns what is to be measured.
+func (l *listener) ask(g *arrival) {
+	half, err := l.agree(g.conn)
 	l.mu.Lock()
 	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == g })
 	l.mu.Unlock()
@@ -176,17 +160,15 @@ func (l *listener) greet(g *arrival) {
 		l.admit(half)
 	case l.ctx.Err() != nil:
 	case g.evicted:
-		l.stranger(fmt.Errorf("%v: was silent, and made room for others", g.nc.RemoteAddr()))
-	case conn != nil:
-		l.depart(departure{conn, err})
+		l.stranger(fmt.Errorf("%v: was silent, and made room for others", g.conn.RemoteAddr()))
 	default:
-		l.stranger(fmt.Errorf("%v: %w", g.nc.RemoteAddr(), err))
+		l.depart(departure{g.conn, err})
 	}
 }
 
 // agree receives what a client wants to have measured.
 func (l *listener) agree(conn *rendezvous.Conn) (*bench.Half, error) {
-	half, err := l.nics.half(conn)
+	half, err := l.end.half(conn)
 	if err != nil {
 		conn.Fail(err)
 		return nil, err
@@ -332,13 +314,13 @@ func (l *listener) next() (half *bench.Half, gone departure, err error) {
 
 // serve drives one end for the clients that come, one after another: with --keep until it is
 // interrupted, else until one has been measured.
-func (f *perfCmd) serve(c *console, nics *endNICs) error {
-	l, err := listen(c, f.Listen.address, f.conversation(), nics)
+func (f *perfCmd) serve(c *console, end *endNICs) error {
+	l, err := listen(c, f.Listen.address, f.conversation(), end)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), nics)
+	c.complain("ibverbx: listening on %v with %s\n", l.l.Addr(), end)
 	for {
 		f.outcome.document = false
 		half, gone, err := l.next()
@@ -370,6 +352,6 @@ func (f *perfCmd) serve(c *console, nics *endNICs) error {
 
 // brokeOff reports whether the client caused an error: the next one can be served.
 func brokeOff(err error) bool {
-	var route *linkLocalError
+	var route *nics.LinkLocalError
 	return bench.BrokeOff(err) || errors.As(err, &route)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 
 	"github.com/alecthomas/kong"
@@ -125,7 +124,7 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 		return err
 	}
 	if p.Conn.Port != 0 || p.Conn.GIDIndex != 0 { // before anything is printed
-		checked, err := open(c, provider, f.nicOptions(2*p.NICs), p.Conn, &f.outcome)
+		checked, err := f.open(c, provider, 2*p.NICs, p.Conn, &f.outcome)
 		if err != nil {
 			return err
 		}
@@ -133,55 +132,47 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 			return err
 		}
 	}
-	nics := func(n int) (verbs.Provider, error) {
-		return open(c, provider, f.nicOptions(2*n), p.Conn, &f.outcome)
+	open := func(n int) (verbs.Provider, error) {
+		return f.open(c, provider, 2*n, p.Conn, &f.outcome)
 	}
-	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, nics, o) })
+	return f.show(c, func(o bench.Observer) (*bench.Report, error) { return bench.Run(c.ctx, p, open, o) })
 }
 
-// open opens a provider whose NICs have what the flags name.
-// That some could not be opened is said once.
-func open(c *console, provider string, o nicOptions, conn ibverbx.ConnConfig, said *outcome) (
+// open opens NICs, so many where a provider makes any number, which have what the flags name. That
+// some could not be opened is said once.
+func (f *nicFlags) open(c *console, provider string, count int, conn ibverbx.ConnConfig, said *outcome) (
 	verbs.Provider, error) {
-	o.trafficClass = conn.TrafficClass
-	p, err := openProvider(provider, o)
+	host, err := openNICs(f.configHere(provider, count, conn))
 	if err != nil {
 		return nil, err
 	}
-	if without := unopened(p); without != nil && !said.warning {
-		said.warning = true
-		c.complain("ibverbx: %s; going on without it\n", reason(without))
-	}
-	devices, err := p.Devices()
+	said.warn(c, host.Unopened())
+	devices, err := host.Devices()
 	if err == nil {
 		err = checkPorts(conn, devices)
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.Close())
+		return nil, errors.Join(err, host.Close())
 	}
-	return p, nil
+	return host.Provider(), nil
 }
 
-// nicOptions say which NICs the two ends in this process have.
-func (f *nicFlags) nicOptions(nics int) nicOptions {
-	o := nicOptions{count: nics, filter: f.Device, library: f.Library, local: loopback(), rate: f.Rate}
-	if f.UDPPort != nil {
-		o.port = uint16(*f.UDPPort)
+// warn says once that some NICs are left out.
+func (o *outcome) warn(c *console, without error) {
+	if without != nil && !o.warning {
+		o.warning = true
+		c.complain("ibverbx: %s; going on without it\n", reason(without))
 	}
-	return o
 }
 
 // countNICs is how many real NICs are chosen.
 func (f *perfCmd) countNICs() (n int, err error) {
-	p, err := openProvider(f.provider(), f.nicOptions(0))
+	host, err := openNICs(f.configHere(f.provider(), 0, ibverbx.ConnConfig{}))
 	if err != nil {
 		return 0, err
 	}
-	devices, err := p.Devices()
-	if err == nil && len(devices) == 0 {
-		err = fmt.Errorf("provider %s has no devices", p.Name())
-	}
-	if closing := p.Close(); err == nil {
+	devices, err := host.Devices()
+	if closing := host.Close(); err == nil {
 		err = closing
 	}
 	return len(devices), err

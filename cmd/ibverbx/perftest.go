@@ -10,6 +10,7 @@ import (
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/perftest"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/nics"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
 )
@@ -119,20 +120,16 @@ func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
 	if table.unit, err = (&outFlags{Unit: f.Unit, ReportGbits: f.ReportGbits}).unit(); err != nil {
 		return nil, err
 	}
-	provider := f.Provider
-	if provider == "" {
-		provider = realNICs
-	}
-	nics, provider, err := f.openEnd(c, provider, conn, &f.said)
+	end, err := f.openEnd(c, conn, &f.said)
 	if err != nil {
 		return nil, err
 	}
 	var report *perftest.Report
-	nc, err := f.connection(c, nics)
+	nc, err := f.connection(c, end)
 	if err == nil {
-		report, err = f.measure(c, nc, nics, provider, cfg, table)
+		report, err = f.measure(c, nc, end, cfg, table)
 	}
-	return report, errors.Join(err, nics.Close(), table.err)
+	return report, errors.Join(err, end.Close(), table.err)
 }
 
 // config is what the flags say. Nothing has happened yet.
@@ -220,7 +217,7 @@ func (f *perftestCmd) queuePairs(conn ibverbx.ConnConfig) perftest.Conn {
 
 // connection is the one with the peer: the first that comes, or the one with the host that was
 // named. perftest knows IPv4 only.
-func (f *perftestCmd) connection(c *console, nics *endNICs) (net.Conn, error) {
+func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 	if f.Connect != "" {
 		d := net.Dialer{Timeout: time.Duration(f.Timeout)}
 		nc, err := d.DialContext(c.ctx, "tcp4", string(f.Connect))
@@ -243,7 +240,7 @@ func (f *perftestCmd) connection(c *console, nics *endNICs) (net.Conn, error) {
 	}
 	stop := closeWith(c, l)
 	defer stop()
-	c.complain("ibverbx: listening on %v with %s, for %s\n", l.Addr(), nics, f.Test)
+	c.complain("ibverbx: listening on %v with %s, for %s\n", l.Addr(), end, f.Test)
 	nc, err := l.Accept()
 	if err != nil && c.ctx.Err() != nil {
 		return nil, bench.ErrInterrupted
@@ -252,9 +249,9 @@ func (f *perftestCmd) connection(c *console, nics *endNICs) (net.Conn, error) {
 }
 
 // measure is the test itself.
-func (f *perftestCmd) measure(c *console, nc net.Conn, nics *endNICs, provider string, cfg *perftest.Config,
+func (f *perftestCmd) measure(c *console, nc net.Conn, end *endNICs, cfg *perftest.Config,
 	table *perftestTable) (*perftest.Report, error) {
-	dev, err := f.nic(c, nc, nics)
+	dev, err := f.nic(c, nc, end)
 	if err != nil {
 		return nil, errors.Join(err, nc.Close())
 	}
@@ -262,37 +259,30 @@ func (f *perftestCmd) measure(c *console, nc net.Conn, nics *endNICs, provider s
 	if f.JSON {
 		o = perftestSilent{}
 	} else {
-		table.nic = bench.NameOf(dev)
+		table.nic = nics.NameOf(dev)
 	}
-	if provider == roceNICs && f.Device == "" {
-		if cfg.Peer, err = ipOf(nc.RemoteAddr()); err != nil {
+	if end.Name() == roceNICs && f.Device == "" {
+		if cfg.Peer, err = ipOf(nc.RemoteAddr().String()); err != nil {
 			return nil, errors.Join(err, nc.Close())
 		}
 	}
 	report, err := perftest.Run(c.ctx, nc, f.Connect != "", dev, cfg, o)
 	if report != nil {
-		report.NIC = bench.NameOf(dev)
+		report.NIC = nics.NameOf(dev)
 	}
 	var failed *perftest.FailedError
 	if errors.As(err, &failed) && failed.First && failed.Status == verbs.StatusRetryExcErr &&
-		provider == roceNICs {
+		end.Name() == roceNICs {
 		err = fmt.Errorf("%w\n%s, and that the peer's NIC speaks RoCEv2", err, silence(dev))
 	}
 	return report, err
 }
 
 // nic is the NIC that reaches the peer: perftest uses one.
-func (f *perftestCmd) nic(c *console, nc net.Conn, nics *endNICs) (verbs.Device, error) {
-	p, err := nics.reaching(nc)
+func (f *perftestCmd) nic(c *console, nc net.Conn, end *endNICs) (verbs.Device, error) {
+	devices, err := end.Reaching(nc)
 	if err != nil {
 		return nil, err
-	}
-	devices, err := p.Devices()
-	switch {
-	case err != nil:
-		return nil, err
-	case len(devices) == 0:
-		return nil, fmt.Errorf("provider %s has no devices", p.Name())
 	}
 	if len(devices) > 1 {
 		c.complain("ibverbx: using %s, the first of %s; --device names another one\n", devices[0].Name(),
@@ -300,7 +290,7 @@ func (f *perftestCmd) nic(c *console, nc net.Conn, nics *endNICs) (verbs.Device,
 	}
 	if r, ok := devices[0].(*roce.Device); ok && r.Addr().Port() != roce.Port {
 		c.complain("ibverbx: %s has UDP port %d, so that only another ibverbx finds it: port %d is taken by "+
-			"another process or by rdma_rxe, or --udp-port names another one\n", bench.NameOf(r),
+			"another process or by rdma_rxe, or --udp-port names another one\n", nics.NameOf(r),
 			r.Addr().Port(), roce.Port)
 	}
 	return devices[0], nil

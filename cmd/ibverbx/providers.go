@@ -1,93 +1,102 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
-	"strings"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/cmd/ibverbx/internal/units"
-	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
+	"ibverbx/nics"
+	"ibverbx/verbs/roce"
 )
 
 // The providers by name.
 const (
-	softNICs = bench.Soft
-	realNICs = "rdmacore"
-	roceNICs = "roce"
+	softNICs = nics.Soft
+	realNICs = nics.Real
+	roceNICs = nics.RoCE
 )
 
-// providers are the sources of devices. A further one is an entry more.
-var providers = []provider{
-	{name: softNICs, open: func(o nicOptions) (verbs.Provider, error) {
-		return soft.New(soft.Config{Devices: o.count})
-	}},
-	{name: realNICs, open: openReal},
-	{name: roceNICs, open: openRoCE},
-}
+// providers are further sources of devices, beside those of package nics. Tests have some.
+var providers []nics.Source
 
-type provider struct {
-	name string
-	open func(o nicOptions) (verbs.Provider, error)
-}
-
-// nicOptions say which NICs are wanted.
-type nicOptions struct {
-	count   int        // of a provider that makes any number; for others it has no effect
-	filter  string     // as [verbs.ParseDeviceFilter] reads it; of roce, as parseAddresses does
-	library string     // path of libibverbs; empty for the loader's choice
-	local   netip.Addr // of the NIC of roce where filter is empty; not valid for all of the host
-	port    uint16     // UDP port of the NICs of roce; 0 for 4791, or a free one where that is taken
-	rate    units.Rate // that a queue pair of roce sends at most; 0 is no bound
-
-	trafficClass uint8 // of the packets of roce; others take that of their queue pairs
-}
-
-// openProvider opens a provider by its name.
-func openProvider(name string, o nicOptions) (verbs.Provider, error) {
-	for _, p := range providers {
-		if p.name == name {
-			return p.open(o)
-		}
+// config says which NICs this process has, of a provider; empty chooses one.
+func (f *nicFlags) config(provider string, conn ibverbx.ConnConfig) nics.Config {
+	cfg := nics.Config{Provider: provider, Devices: f.Device, Library: f.Library, Sources: providers,
+		RoCE:   roce.Config{Rate: float64(f.Rate), TrafficClass: conn.TrafficClass},
+		Logger: slog.New(slog.DiscardHandler)} // the command says it in its own way
+	if f.UDPPort != nil {
+		cfg.RoCE.Port = uint16(*f.UDPPort)
 	}
-	return nil, checkProvider(name)
+	return cfg
 }
 
-// unopened says which of a provider's NICs could not be opened, and why; nil when all were.
-func unopened(p verbs.Provider) error {
-	if some, ok := p.(interface{ Unopened() error }); ok {
-		return some.Unopened()
+// configHere says which NICs two ends in this process share: so many, where a provider makes any
+// number.
+func (f *nicFlags) configHere(provider string, count int, conn ibverbx.ConnConfig) nics.Config {
+	cfg := f.config(provider, conn)
+	cfg.Soft.Devices = count
+	if provider == roceNICs && f.Device == "" {
+		cfg.RoCE.Addresses = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
 	}
-	return nil
+	return cfg
 }
 
-// checkProvider says whether there is a provider of that name.
-func checkProvider(name string) error {
-	var names []string
-	for _, p := range providers {
-		if p.name == name {
-			return nil
-		}
-		names = append(names, p.name)
+// openNICs opens NICs.
+func openNICs(cfg nics.Config) (*nics.Host, error) {
+	h, err := nics.Open(cfg)
+	if err == nil {
+		return h, nil
 	}
-	return &bench.UsageError{Reason: fmt.Sprintf("--provider %s: have %s", name, strings.Join(names, ", "))}
+	if usage := flagError(err); usage != nil {
+		return nil, usage
+	}
+	if why := errors.Unwrap(err); why != nil {
+		return nil, why // without the name of the package
+	}
+	return nil, err
+}
+
+// flagError is the error of a configuration in terms of flags; nil if err is none.
+func flagError(err error) error {
+	var bad *nics.ConfigError
+	switch {
+	case !errors.As(err, &bad):
+		return nil
+	case bad.Field == "Provider":
+		return &bench.UsageError{Reason: "--provider " + bad.Reason}
+	}
+	return &bench.UsageError{Reason: "--device: " + bad.Reason}
 }
 
 // checkNICFlags says whether the flags that choose NICs make sense, and fit the provider.
 func checkNICFlags(name, filter, library string) error {
-	if err := checkProvider(name); err != nil {
-		return err
-	}
-	if (name == softNICs || name == roceNICs) && library != "" {
+	if library != "" && (name == softNICs || name == roceNICs) {
 		return &bench.UsageError{Reason: "--library is where real NICs are found: use --provider " + realNICs}
 	}
-	if name == roceNICs {
-		_, err := parseAddresses(filter)
-		return err
+	err := nics.Config{Provider: name, Devices: filter, Sources: providers}.Validate()
+	if usage := flagError(err); usage != nil {
+		return usage
 	}
-	if _, err := verbs.ParseDeviceFilter(filter); err != nil {
-		return &bench.UsageError{Reason: fmt.Sprintf("--device: %v", err)}
+	return err
+}
+
+// checkRoCE says whether there can be NICs with the UDP port and the rate limit that were named.
+func (f *nicFlags) checkRoCE(provider string) error {
+	switch {
+	case provider == softNICs && f.Rate != 0:
+		return &bench.UsageError{Reason: "--rate-limit is of NICs made of UDP sockets: software NICs have " +
+			"--nic-speed"}
+	case provider != roceNICs && f.Rate != 0:
+		return &bench.UsageError{Reason: "--rate-limit is of NICs made of UDP sockets: add --provider roce"}
+	case f.UDPPort == nil:
+		return nil
+	case provider != roceNICs:
+		return &bench.UsageError{Reason: "--udp-port is of NICs made of UDP sockets: add --provider roce"}
+	case *f.UDPPort < 1 || *f.UDPPort > 65535:
+		return &bench.UsageError{Reason: fmt.Sprintf("--udp-port %d: must be 1 to 65535", *f.UDPPort)}
 	}
 	return nil
 }

@@ -3,19 +3,17 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/nics"
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
 	"ibverbx/verbs/roce"
-	"ibverbx/verbs/soft"
 )
 
 var roceAt = regexp.MustCompile(`roce[0-9]+ at [^ ,\n]+`)
@@ -84,14 +82,15 @@ func TestRoCEInOneProcess(t *testing.T) {
 // setRealNICs lets the host have no RDMA NIC, or some of which none can be opened.
 func setRealNICs(t *testing.T, why error) {
 	t.Helper()
+	replaceProvider(t, realNICs, func(nics.Config) (verbs.Provider, error) { return nil, why })
+}
+
+// replaceProvider puts another source of NICs in the place of one.
+func replaceProvider(t *testing.T, name string, open func(nics.Config) (verbs.Provider, error)) {
+	t.Helper()
 	before := providers
 	t.Cleanup(func() { providers = before })
-	providers = slices.Clone(before)
-	for i := range providers {
-		if providers[i].name == realNICs {
-			providers[i].open = func(nicOptions) (verbs.Provider, error) { return nil, why }
-		}
-	}
+	providers = append([]nics.Source{{Name: name, Open: open}}, before...)
 }
 
 // TestRoCEByItself measures between two processes of hosts without an RDMA NIC: both say that they
@@ -194,21 +193,13 @@ func TestRoCERate(t *testing.T) {
 
 // TestRoCEWithoutAnAnswer measures where UDP does not come through, as behind a firewall.
 func TestRoCEWithoutAnAnswer(t *testing.T) {
-	before := providers
-	t.Cleanup(func() { providers = before })
-	providers = slices.Clone(before)
-	for i := range providers {
-		if providers[i].name != roceNICs {
-			continue
+	replaceProvider(t, roceNICs, func(cfg nics.Config) (verbs.Provider, error) {
+		p, err := roce.Open(cfg.RoCE)
+		if err == nil {
+			p.Device(0).SetLink(false)
 		}
-		providers[i].open = func(o nicOptions) (verbs.Provider, error) {
-			p, err := openRoCE(o)
-			if err == nil {
-				p.(*roce.Provider).Device(0).SetLink(false)
-			}
-			return p, err
-		}
-	}
+		return p, err
+	})
 	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider roce")
 	code, _, errs := command(t, "perf --provider roce --retry-count 1 --connect "+address+quick)
 	if code != exitFailed || !strings.Contains(errs, "RETRY_EXC_ERR") ||
@@ -218,33 +209,6 @@ func TestRoCEWithoutAnAnswer(t *testing.T) {
 	server.says(t, 1, "still listening")
 	server.cancel()
 	server.wait(t)
-}
-
-// TestNICAddress chooses the address of a NIC from the connection with the other end.
-func TestNICAddress(t *testing.T) {
-	for _, tt := range []struct{ local, remote, want string }{
-		{"127.0.0.1:18515", "127.0.0.1:4", "127.0.0.1"},
-		{"127.0.0.9:18515", "127.0.0.1:4", "127.0.0.1"},
-		{"[::1]:18515", "[::1]:4", "127.0.0.1"},
-		{"10.0.0.1:5", "10.0.0.1:4", "10.0.0.1"},
-		{"[::ffff:10.0.0.1]:5", "[::ffff:10.0.0.2]:4", "10.0.0.1"},
-		{"[fd00::1]:5", "[fd00::1]:4", "127.0.0.1"},
-		{"[fd00::1]:5", "[fd00::2]:4", "fd00::1"},
-		{"[fe80::1%eth0]:5", "[fe80::2%eth0]:4", ""},
-		{"169.254.0.1:5", "169.254.0.2:4", ""},
-	} {
-		local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.local))
-		remote := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.remote))
-		got, err := nicAddress(local, remote)
-		switch {
-		case tt.want == "":
-			if !brokeOff(err) || !strings.Contains(err.Error(), "link-local") {
-				t.Errorf("%s to %s: %v, %v", tt.local, tt.remote, got, err)
-			}
-		case err != nil || got.String() != tt.want:
-			t.Errorf("%s to %s: %v, %v, want %s", tt.local, tt.remote, got, err, tt.want)
-		}
-	}
 }
 
 // TestRoCEBadDevices refuses what is no address or interface of this host.
@@ -297,42 +261,4 @@ func (l link) QueryGID(port, i int) (verbs.GIDEntry, error) {
 	g, err := l.Device.QueryGID(port, i)
 	g.Type = l.gids
 	return g, err
-}
-
-// TestPacketsOf tells what NICs speak, by which two ends learn whether they reach each other.
-func TestPacketsOf(t *testing.T) {
-	fabric, err := soft.New(soft.Config{Devices: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer fabric.Close()
-	dev := fabric.Device(0)
-	for _, tt := range []struct {
-		nic  verbs.Device
-		want string
-	}{
-		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv2}, "RoCEv2"},
-		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv1}, "Ethernet without RoCEv2"},
-		{link{dev, verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}, "InfiniBand"},
-	} {
-		if got := packetsOf([]verbs.Device{tt.nic}); got != tt.want {
-			t.Errorf("got %q, want %q", got, tt.want)
-		}
-	}
-	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.8")}
-	for range 2 { // the second one finds the port taken
-		p, err := roce.Open(roce.Config{Addresses: addrs})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer p.Close()
-		want := "RoCEv2"
-		if port := p.Device(0).Addr().Port(); port != roce.Port {
-			want = fmt.Sprintf("RoCEv2 on UDP port %d, not 4791", port)
-		}
-		devices, _ := p.Devices()
-		if got := packetsOf(devices); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
 }

@@ -281,7 +281,9 @@ func TestInterruptedWhileConnecting(t *testing.T) {
 	leading := lead(ctx, params(func(p *Params) { p.NICs = 1 }), ncA, apartTimeout, nics, observer{})
 	conn = start(t, ncB, apartTimeout)
 	for _, step := range []func() error{
-		func() error { return conn.Send(t.Context(), kindOffer, selfBody{NICs: []string{"x"}}) },
+		func() error {
+			return conn.Send(t.Context(), kindOffer, selfBody{Offer: offer("x")})
+		},
 		func() error { return conn.Receive(t.Context(), kindTask, nil) },
 		func() error { return conn.Send(t.Context(), kindAccept, nil) },
 		func() error { return conn.Receive(t.Context(), kindColumn, nil) },

@@ -43,7 +43,7 @@ func FuzzTask(f *testing.F) {
 	if err := p.Validate(); err != nil {
 		f.Fatal(err)
 	}
-	good := marshaled(f, taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p})
+	good := marshaled(f, taskBody{Self: selfBody{Offer: offer("x")}, Params: p})
 	f.Add(good)
 	for old, lie := range map[string]string{
 		`"tx_depth":16`: `"tx_depth":1e9`, `"nics":2`: `"nics":-1`,
@@ -62,7 +62,7 @@ func FuzzTask(f *testing.F) {
 		if err := p.Validate(); err != nil {
 			f.Fatal(err)
 		}
-		good := marshaled(f, taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p})
+		good := marshaled(f, taskBody{Self: selfBody{Offer: offer("x")}, Params: p})
 		f.Add(good)
 		f.Add(strings.Replace(good, `"endpoints":1`, `"endpoints":256,"tx_depth":4096`, 1))
 		f.Add(strings.Replace(good, `"kind":"auto"`, `"kind":"short"`, 1))
@@ -122,7 +122,7 @@ func FuzzTask(f *testing.F) {
 
 // FuzzOffer reads what another process says of itself. What is taken can be shown.
 func FuzzOffer(f *testing.F) {
-	f.Add(marshaled(f, selfBody{Version: "v1", Machine: ThisMachine(), NICs: []string{"mlx5_0", "mlx5_1"}}))
+	f.Add(marshaled(f, selfBody{Version: "v1", Machine: ThisMachine(), Offer: offer("mlx5_0", "mlx5_1")}))
 	f.Add(`{"version":"a\nibverbx: all is well","nics":["\u001b[2J"]}`)
 	f.Add(`{"nics":[` + strings.Repeat(`"x",`, verbs.MaxDevices) + `"x"]}`)
 	f.Add(`{"nics":[""],"machine":{"clock_ns":1000000001}}`)

@@ -78,7 +78,7 @@ func TestSHMEMApart(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	p.Wait = Adaptive
-	task := taskBody{Self: selfBody{NICs: []string{"x"}}, Params: p}
+	task := taskBody{Self: selfBody{Offer: offer("x")}, Params: p}
 	if err := task.check(); !errors.As(err, &unusable) {
 		t.Errorf("a listening end says %v", err)
 	}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
 	"ibverbx"
+	"ibverbx/nics"
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
 )
@@ -16,13 +16,10 @@ import (
 // Half is what a process brings into a run of which it drives one end.
 type Half struct {
 	Conn     *rendezvous.Conn
-	Provider string // its name
-	// Packets says in what packets the NICs speak; empty where that is not known. NICs of two
-	// providers reach each other where both say the same.
-	Packets string
-	Devices []verbs.Device     // that may be used
-	Config  ibverbx.ConnConfig // of the queue pairs of this process
-	Version string             // of the program
+	Provider string             // its name
+	Devices  []verbs.Device     // that may be used
+	Config   ibverbx.ConnConfig // of the queue pairs of this process
+	Version  string             // of the program
 	// Waiting is called when the listening end says how many clients it serves before this one,
 	// each time that this number changes. It may be nil.
 	Waiting func(ahead int)
@@ -31,30 +28,17 @@ type Half struct {
 }
 
 func (h *Half) self() selfBody {
-	b := selfBody{Version: h.Version, Machine: ThisMachine(), Provider: h.Provider, Packets: h.Packets}
-	for _, d := range h.Devices {
-		b.NICs = append(b.NICs, NameOf(d))
-	}
-	return b
+	return selfBody{Version: h.Version, Machine: ThisMachine(), Offer: nics.OfferOf(h.Provider, h.Devices)}
 }
 
-// NameOf is the name of a NIC, and its address where it is made of a socket.
-func NameOf(d verbs.Device) string {
-	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
-		return d.Name() + " at " + socket.Addr().String()
-	}
-	return d.Name()
-}
-
-// reaches says why the NICs of two providers do not reach each other; nil where they do, or where
+// reaches says why the NICs of two processes do not reach each other; nil where they do, or where
 // that is not known.
 func (h *Half) reaches(theirs *selfBody) error {
-	if h.Provider == theirs.Provider || h.Packets == theirs.Packets || h.Packets == "" ||
-		theirs.Packets == "" {
-		return nil
+	mine := nics.OfferOf(h.Provider, h.Devices)
+	if err := mine.Reaches(&theirs.Offer); err != nil {
+		return usage("%v; give both ends the same --provider", err)
 	}
-	return usage("the NICs of the two ends do not reach each other: %s (%s) and %s (%s); give both ends the "+
-		"same --provider", h.Provider, h.Packets, theirs.Provider, theirs.Packets)
+	return nil
 }
 
 // Lead measures together with a process that follows: it decides what is measured, as p says, and
@@ -167,11 +151,11 @@ func SayWait(ctx context.Context, conn *rendezvous.Conn, ahead int) error {
 }
 
 // describe is what is shown of the other process.
-func describe(h *Half, theirs *selfBody, nics int, end string) *Peer {
+func describe(h *Half, theirs *selfBody, n int, end string) *Peer {
 	p := &Peer{Address: h.Conn.RemoteAddr().String(), End: end, Version: theirs.Version,
-		Machine: theirs.Machine, Provider: theirs.Provider, NICs: theirs.NICs[:nics]}
-	for _, d := range h.Devices[:nics] {
-		p.Own = append(p.Own, NameOf(d))
+		Machine: theirs.Machine, Provider: theirs.Provider, NICs: theirs.NICs[:n]}
+	for _, d := range h.Devices[:n] {
+		p.Own = append(p.Own, nics.NameOf(d))
 	}
 	return p
 }

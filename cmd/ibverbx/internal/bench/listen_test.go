@@ -54,7 +54,7 @@ func TestWaiting(t *testing.T) {
 		done <- err
 	}()
 	conn := start(t, ncB, apartTimeout)
-	if err := conn.Send(t.Context(), kindOffer, selfBody{NICs: []string{"x", "y"}}); err != nil {
+	if err := conn.Send(t.Context(), kindOffer, selfBody{Offer: offer("x", "y")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Receive(t.Context(), kindTask, nil); err != nil {

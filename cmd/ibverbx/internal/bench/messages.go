@@ -9,8 +9,8 @@ import (
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/internal/peertext"
+	"ibverbx/nics"
 	"ibverbx/rendezvous"
-	"ibverbx/verbs"
 )
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
@@ -64,28 +64,21 @@ const (
 
 // selfBody is how a process describes itself.
 type selfBody struct {
-	Version  string   `json:"version"`
-	Machine  Machine  `json:"machine"`
-	Provider string   `json:"provider"`
-	Packets  string   `json:"packets"` // in which its NICs speak; empty where that is not known
-	NICs     []string `json:"nics"`    // all that it may use
+	Version    string  `json:"version"`
+	Machine    Machine `json:"machine"`
+	nics.Offer         // all NICs that it may use
 }
 
 // check bounds the peer's description of itself, and makes it printable.
 func (b *selfBody) check() error {
-	if len(b.NICs) == 0 || len(b.NICs) > verbs.MaxDevices {
-		return fmt.Errorf("%w: the peer has %d NICs: must be 1 to %d", rendezvous.ErrProtocol, len(b.NICs),
-			verbs.MaxDevices)
+	if err := b.Offer.Check(); err != nil {
+		return err
 	}
 	if c := b.Machine.Clock; c < 0 || c > int64(time.Second) {
 		return fmt.Errorf("%w: the peer's clock takes %d ns", rendezvous.ErrProtocol, c)
 	}
-	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go,
-		&b.Provider, &b.Packets} {
+	for _, s := range []*string{&b.Version, &b.Machine.CPU, &b.Machine.OS, &b.Machine.Arch, &b.Machine.Go} {
 		*s = oneLine(*s)
-	}
-	for i := range b.NICs {
-		b.NICs[i] = oneLine(b.NICs[i])
 	}
 	return nil
 }

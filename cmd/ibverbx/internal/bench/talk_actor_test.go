@@ -111,7 +111,7 @@ func (a *actor) say(line string) []byte {
 
 // honest is what a message holds that keeps to the rules; nil is nothing.
 func (a *actor) honest(kind string) json.RawMessage {
-	self := selfBody{Version: "v", NICs: []string{"nic"}}
+	self := selfBody{Version: "v", Offer: offer("nic")}
 	size, scheme := a.params.Sizes[0], a.params.Schemes[0]
 	var body any
 	switch kind {

@@ -1,0 +1,145 @@
+package nics
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+)
+
+// openRoCE makes NICs of the addresses that were named, else of all that the host has.
+func openRoCE(c Config) (verbs.Provider, error) {
+	addrs, err := parseAddresses(c.Devices)
+	if err != nil {
+		return nil, err
+	}
+	if addrs != nil {
+		c.RoCE.Addresses = addrs
+	}
+	p, err := roce.Open(c.RoCE)
+	if err != nil {
+		return nil, err // not a nil pointer in an interface
+	}
+	return p, nil
+}
+
+// loopback is the address of a NIC that only this host has to reach.
+func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
+
+// namesAddresses reports whether a list is one of interfaces and addresses of this host.
+func namesAddresses(list string) bool {
+	addrs, err := parseAddresses(list)
+	return err == nil && addrs != nil
+}
+
+// parseAddresses reads a list of interfaces and addresses of this host. An interface stands for its
+// IPv4 addresses, or for its IPv6 ones where it has no others.
+func parseAddresses(list string) (addrs []netip.Addr, err error) {
+	if list == "" {
+		return nil, nil
+	}
+	for word := range strings.SplitSeq(list, ",") {
+		these := []netip.Addr{}
+		if addr, err := netip.ParseAddr(word); err == nil {
+			these = append(these, addr.Unmap())
+		} else if these, err = interfaceAddresses(word); err != nil {
+			return nil, err
+		}
+		for _, addr := range these {
+			if slices.Contains(addrs, addr) {
+				return nil, &ConfigError{"Devices", fmt.Sprintf("%s: names %v twice", list, addr)}
+			}
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs, nil
+}
+
+// interfaceAddresses are the addresses of an interface that can be NICs.
+func interfaceAddresses(name string) (addrs []netip.Addr, err error) {
+	ifc, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, &ConfigError{"Devices", fmt.Sprintf("%q is neither an address nor an interface of this "+
+			"host (have %s)", name, strings.Join(interfaceNames(), ", "))}
+	}
+	all, err := ifc.Addrs()
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", name, err)
+	}
+	var v6 []netip.Addr
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		switch addr := prefix.Addr().Unmap(); {
+		case err != nil || addr.IsLinkLocalUnicast():
+		case addr.Is4():
+			addrs = append(addrs, addr)
+		default:
+			v6 = append(v6, addr)
+		}
+	}
+	if addrs == nil {
+		addrs = v6
+	}
+	if addrs == nil {
+		return nil, fmt.Errorf("interface %s has no address that can be a NIC: give it one, or name another",
+			name)
+	}
+	return addrs, nil
+}
+
+// interfaceNames are the names of this host's interfaces.
+func interfaceNames() (names []string) {
+	all, _ := net.Interfaces() // they only complete an error
+	for i := range all {
+		names = append(names, all[i].Name)
+	}
+	return names
+}
+
+// Route is a connection between two processes, such as a *rendezvous.Conn or a net.Conn.
+type Route interface {
+	LocalAddr() net.Addr
+	RemoteAddr() net.Addr
+}
+
+// address is the address of a NIC that reaches the other end of a TCP connection, whose route is
+// proven: this end's address of the connection.
+func address(r Route) (netip.Addr, error) {
+	here, err := ipOf(r.LocalAddr())
+	if err != nil {
+		return here, err
+	}
+	there, err := ipOf(r.RemoteAddr())
+	switch {
+	case err != nil:
+		return here, err
+	case here.IsLoopback() || here.Is6() && here == there:
+		return loopback(), nil // two processes of a host, and over IPv6 a second one could have no NIC
+	case here.IsLinkLocalUnicast():
+		return here, &LinkLocalError{here}
+	}
+	return here.WithZone(""), nil
+}
+
+// LinkLocalError says why no NIC can be made at the address over which a peer is met.
+type LinkLocalError struct{ Addr netip.Addr }
+
+// Error says what to do.
+func (e *LinkLocalError) Error() string {
+	return fmt.Sprintf("the two processes meet over %v, which is link-local and cannot be a NIC: connect to "+
+		"another address of that host, or name the NICs of both ends", e.Addr)
+}
+
+// ipOf is the address of a TCP connection's end.
+func ipOf(a net.Addr) (netip.Addr, error) {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("the address of the peer's connection, %v, is none of TCP: name the "+
+			"NICs: %w", a, err)
+	}
+	return at.Addr().Unmap(), nil
+}

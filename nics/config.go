@@ -1,0 +1,109 @@
+package nics
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
+)
+
+// The providers by name.
+const (
+	Soft = "soft"     // software NICs of this process: verbs/soft
+	Real = "rdmacore" // the host's NICs: verbs/rdmacore
+	RoCE = "roce"     // NICs made of UDP sockets: verbs/roce
+)
+
+// Config says which NICs. The zero value works.
+type Config struct {
+	// Provider names where the NICs come from: Real, RoCE, Soft, or one of Sources; empty chooses
+	// between Real and RoCE.
+	Provider string
+	// Devices chooses among the NICs. Of real ones it is what [verbs.ParseDeviceFilter] reads:
+	// "mlx5_0,mlx5_1:2", "^mlx5_2". Of roce it lists interfaces and addresses of this host:
+	// "eth0,192.0.2.7". Empty takes all that are usable; of roce it takes the address over which
+	// the peer is met.
+	Devices string
+	// Library is the path of libibverbs; empty is the loader's choice.
+	Library string
+	// RoCE configures NICs made of UDP sockets. Its Addresses are a further way to name them.
+	RoCE roce.Config
+	// Soft configures software NICs.
+	Soft soft.Config
+	// Logger is where the choice is logged; nil is slog.Default.
+	Logger *slog.Logger
+	// Sources are further providers. One with the name of a built-in one takes its place.
+	Sources []Source
+}
+
+// Source is a provider of the program's own.
+type Source struct {
+	Name string
+	// Open opens the NICs that the configuration chooses.
+	Open func(Config) (verbs.Provider, error)
+}
+
+// ConfigError says which field of a Config is wrong. It is [verbs.ErrInvalid].
+type ConfigError struct {
+	Field  string // "Provider", "Devices"
+	Reason string
+}
+
+// Error names the field.
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("nics: config: %v: %s: %s", verbs.ErrInvalid, e.Field, e.Reason)
+}
+
+// Unwrap returns verbs.ErrInvalid.
+func (e *ConfigError) Unwrap() error { return verbs.ErrInvalid }
+
+// Validate says what is wrong with the configuration, as [Open] does, as a [*ConfigError]; nil if
+// nothing is. It opens no NIC.
+func (c Config) Validate() error {
+	if _, err := c.source(c.Provider); err != nil {
+		return err
+	}
+	switch {
+	case c.Provider == RoCE:
+		addrs, err := parseAddresses(c.Devices)
+		if err == nil && len(addrs) != 0 && len(c.RoCE.Addresses) != 0 {
+			err = &ConfigError{"Devices", "RoCE.Addresses names the NICs as well: leave one of them empty"}
+		}
+		return err
+	case c.Provider == "" && namesAddresses(c.Devices):
+	default:
+		if _, err := verbs.ParseDeviceFilter(c.Devices); err != nil {
+			return &ConfigError{"Devices", err.Error()}
+		}
+	}
+	return nil
+}
+
+// source finds a provider; with an empty name that of real NICs.
+func (c *Config) source(name string) (Source, error) {
+	if name == "" {
+		name = Real
+	}
+	all := []Source{{Soft, openSoft}, {Real, openReal}, {RoCE, openRoCE}}
+	var names []string
+	for _, s := range append(c.Sources[:len(c.Sources):len(c.Sources)], all...) {
+		if s.Name == name {
+			return s, nil
+		}
+	}
+	for _, s := range append(all, c.Sources...) {
+		names = append(names, s.Name)
+	}
+	return Source{}, &ConfigError{"Provider", fmt.Sprintf("%.40q: have %s", name, strings.Join(names, ", "))}
+}
+
+func openSoft(c Config) (verbs.Provider, error) {
+	f, err := soft.New(c.Soft)
+	if err != nil {
+		return nil, err // not a nil pointer in an interface
+	}
+	return f, nil
+}

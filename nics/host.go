@@ -1,0 +1,283 @@
+package nics
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"ibverbx/verbs"
+)
+
+// Host is the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
+// goroutine.
+type Host struct {
+	cfg     Config // with the provider that was chosen
+	source  Source
+	named   verbs.Provider // nil where NICs of roce are made by conversation
+	usable  []verbs.Device // of named: those with a port that is up, if nobody has chosen
+	instead error
+	leftOut error
+
+	mu  sync.Mutex
+	at  map[netip.Addr]verbs.Provider // NICs of roce by address; the zero address: all of the host
+	end bool
+}
+
+// Open opens the NICs that cfg chooses. An error says what is missing and how to get it.
+func Open(cfg Config) (*Host, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	chosen := cfg.Provider == ""
+	if chosen {
+		cfg.Provider = Real
+	}
+	h, err := openHost(cfg)
+	if chosen {
+		if why := h.unusable(err); why != nil {
+			if h != nil {
+				_ = h.Close()
+			}
+			if err = cfg.mayTakeSockets(why); err == nil {
+				cfg.Provider = RoCE
+				if h, err = openHost(cfg); err == nil {
+					h.instead = why
+				} else {
+					err = fmt.Errorf("%w; and %w: for two ends in one process take provider %s", why, err,
+						Soft)
+				}
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nics: %w", err)
+	}
+	h.log(chosen)
+	return h, nil
+}
+
+// openHost opens the NICs of a provider.
+func openHost(cfg Config) (*Host, error) {
+	h := &Host{cfg: cfg, at: map[netip.Addr]verbs.Provider{}}
+	var err error
+	if h.source, err = cfg.source(cfg.Provider); err != nil {
+		return nil, err
+	}
+	if cfg.Provider == RoCE && cfg.Devices == "" && len(cfg.RoCE.Addresses) == 0 {
+		// What is wrong with any NIC is said before a peer is there.
+		cfg.RoCE.Addresses = []netip.Addr{loopback()}
+		probe, err := h.source.Open(cfg)
+		if err != nil {
+			return nil, err
+		}
+		return h, probe.Close()
+	}
+	if h.named, err = h.source.Open(cfg); err != nil {
+		return nil, err
+	}
+	all, err := h.named.Devices()
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("provider %s has no devices", h.named.Name())
+	}
+	if err != nil {
+		return nil, errors.Join(err, h.named.Close())
+	}
+	h.leftOut = h.Unopened()
+	h.usable = all
+	if cfg.Devices == "" {
+		var down error
+		if h.usable, down = portsUp(all); len(h.usable) == 0 {
+			h.usable = all // to take none says less than the error of connecting them
+		} else {
+			h.leftOut = errors.Join(h.leftOut, down)
+		}
+	}
+	return h, nil
+}
+
+// portsUp are the NICs that have a port which is up, or cannot say, and why the others are not.
+func portsUp(all []verbs.Device) (up []verbs.Device, down error) {
+	for _, d := range all {
+		if why := portDown(d); why != nil {
+			down = errors.Join(down, why)
+		} else {
+			up = append(up, d)
+		}
+	}
+	return up, down
+}
+
+// portDown says that no port of a NIC is up.
+func portDown(d verbs.Device) error {
+	attr, err := d.Query()
+	if err != nil {
+		return nil // whoever uses it learns why
+	}
+	state := verbs.PortNop
+	for port := 1; port <= attr.Ports; port++ {
+		p, err := d.QueryPort(port)
+		if err != nil || p.State == verbs.PortActive {
+			return nil
+		}
+		state = p.State
+	}
+	return fmt.Errorf("%s: no port is up: the last one is %v", d.Name(), state)
+}
+
+// unusable is why there is no real NIC to work with; nil where there is one, and where there are
+// some that could not be opened.
+func (h *Host) unusable(err error) error {
+	if err != nil {
+		if errors.Is(err, verbs.ErrNotSupported) {
+			return err
+		}
+		return nil
+	}
+	if h.cfg.Devices == "" {
+		if up, down := portsUp(h.usable); len(up) == 0 {
+			return down
+		}
+	}
+	return nil
+}
+
+// mayTakeSockets is nil where NICs made of UDP sockets may take the place of real ones: nobody has
+// asked for those. Names of interfaces and addresses ask for sockets.
+func (c *Config) mayTakeSockets(why error) error {
+	switch {
+	case c.Library != "":
+		return why
+	case c.Devices == "" || namesAddresses(c.Devices):
+		return nil
+	}
+	return fmt.Errorf("%w; to make NICs of interfaces or addresses take provider %s", why, RoCE)
+}
+
+// log says what was taken.
+func (h *Host) log(chosen bool) {
+	level := slog.LevelDebug
+	if chosen {
+		level = slog.LevelInfo
+	}
+	args := []any{"provider", h.cfg.Provider, "nics", h.String()}
+	if h.instead != nil {
+		args = append(args, "because", h.instead)
+	}
+	h.cfg.Logger.Log(nil, level, "ibverbx: NICs opened", args...) //nolint:staticcheck // there is no context
+	if h.leftOut != nil {
+		h.cfg.Logger.Warn("ibverbx: NICs left out", "because", h.leftOut)
+	}
+}
+
+// Name is the name of the provider: Real, RoCE, Soft, or that of a Source.
+func (h *Host) Name() string { return h.cfg.Provider }
+
+// Provider is the provider underneath, for what it has beyond the contract, such as the faults that
+// a *soft.Fabric can inject; nil for NICs of roce that are made as peers come.
+func (h *Host) Provider() verbs.Provider { return h.named }
+
+// Instead says why real NICs were not taken, where nobody had named a provider; nil where they
+// were, and where one was named.
+func (h *Host) Instead() error { return h.instead }
+
+// LeftOut says which NICs are not offered to peers, because they could not be opened or no port is
+// up; nil when all are.
+func (h *Host) LeftOut() error { return h.leftOut }
+
+// Unopened says which NICs could not be opened, and why; nil when all were.
+func (h *Host) Unopened() error {
+	if some, ok := h.named.(interface{ Unopened() error }); ok {
+		return some.Unopened()
+	}
+	return nil
+}
+
+// String names the NICs.
+func (h *Host) String() string {
+	if h.named == nil {
+		return "a roce NIC at the address over which a peer is met"
+	}
+	var names []string
+	for _, d := range h.usable {
+		names = append(names, NameOf(d))
+	}
+	return strings.Join(names, ", ")
+}
+
+// NameOf is the name of a NIC, and its address where it is made of a socket.
+func NameOf(d verbs.Device) string {
+	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
+		return d.Name() + " at " + socket.Addr().String()
+	}
+	return d.Name()
+}
+
+// Devices lists all NICs, whether a port is up or not. Of roce without named addresses they are all
+// that this host can have.
+func (h *Host) Devices() ([]verbs.Device, error) {
+	if h.named == nil {
+		return h.socket(netip.Addr{})
+	}
+	return h.named.Devices()
+}
+
+// Reaching lists the NICs that reach the other end of a connection: all that are usable, and of
+// roce without named addresses the one at this end's address of the connection.
+func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
+	if h.named != nil {
+		return append([]verbs.Device(nil), h.usable...), nil
+	}
+	addr, err := address(r)
+	if err != nil {
+		return nil, err
+	}
+	return h.socket(addr)
+}
+
+// socket is the NIC of roce at an address; that of the zero address are all of the host.
+func (h *Host) socket(addr netip.Addr) ([]verbs.Device, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.end {
+		return nil, fmt.Errorf("nics: %w", verbs.ErrClosed)
+	}
+	p := h.at[addr]
+	if p == nil {
+		cfg := h.cfg
+		if addr.IsValid() {
+			cfg.RoCE.Addresses = []netip.Addr{addr}
+		}
+		var err error
+		if p, err = h.source.Open(cfg); err != nil {
+			return nil, fmt.Errorf("nics: %w", err)
+		}
+		h.at[addr] = p
+	}
+	return p.Devices()
+}
+
+// Close closes the NICs. It returns [verbs.ErrBusy] while objects made from them are open.
+func (h *Host) Close() error {
+	if h.named != nil {
+		return h.named.Close()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var errs []error
+	for addr, p := range h.at {
+		err := p.Close()
+		errs = append(errs, err)
+		if err == nil {
+			delete(h.at, addr)
+		}
+	}
+	err := errors.Join(errs...)
+	h.end = err == nil
+	return err
+}

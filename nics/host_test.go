@@ -1,0 +1,352 @@
+package nics_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"ibverbx"
+	"ibverbx/nics"
+	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+	"ibverbx/verbs/rdmacore"
+	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// real are the real NICs that a host has: software ones under their name.
+type real struct {
+	*soft.Fabric
+	devices  []verbs.Device
+	unopened error
+}
+
+func (real) Name() string                       { return nics.Real }
+func (r real) Devices() ([]verbs.Device, error) { return r.devices, nil }
+func (r real) Unopened() error                  { return r.unopened }
+
+// down is a NIC without a link.
+type down struct{ verbs.Device }
+
+func (d down) QueryPort(n int) (verbs.PortAttr, error) {
+	attr, err := d.Device.QueryPort(n)
+	attr.State = verbs.PortDown
+	return attr, err
+}
+
+// hostWith is the configuration of a host with some real NICs, or with none for a reason. What it
+// logs goes to a buffer.
+func hostWith(t *testing.T, why error, devices func(all []verbs.Device) []verbs.Device) (nics.Config,
+	*bytes.Buffer) {
+	t.Helper()
+	var said bytes.Buffer
+	return nics.Config{Logger: slog.New(slog.NewTextHandler(&said, nil)), Sources: []nics.Source{{
+		Name: nics.Real,
+		Open: func(nics.Config) (verbs.Provider, error) {
+			if devices == nil {
+				return nil, why
+			}
+			f, err := soft.New(soft.Config{Devices: 2})
+			if err != nil {
+				return nil, err
+			}
+			all, err := f.Devices()
+			return real{f, devices(all), why}, err
+		}}}}, &said
+}
+
+// Real NICs are taken where there is a usable one, and those of roce where there is none: no
+// device, no libibverbs, no link. What is there and cannot be opened is an error. The choice is
+// logged, and can be asked for.
+func TestWhichProvider(t *testing.T) {
+	denied := errors.New("open device: mlx5_0: permission denied")
+	both := func(all []verbs.Device) []verbs.Device { return all }
+	oneDown := func(all []verbs.Device) []verbs.Device { return []verbs.Device{down{all[0]}, all[1]} }
+	allDown := func(all []verbs.Device) []verbs.Device { return []verbs.Device{down{all[0]}, down{all[1]}} }
+	for name, tt := range map[string]struct {
+		why      error
+		devices  func([]verbs.Device) []verbs.Device
+		change   func(*nics.Config)
+		provider string
+		log      string
+		err      error
+		text     string // of the error, of Instead, or of LeftOut
+	}{
+		"real NICs": {nil, both, nil, nics.Real, `level=INFO msg="ibverbx: NICs opened" provider=rdmacore ` +
+			`nics="soft0, soft1"`, nil, ""},
+		"one without a link": {nil, oneDown, nil, nics.Real, "nics=soft1", nil,
+			"soft0: no port is up: the last one is DOWN"},
+		"one that cannot be opened": {denied, both, nil, nics.Real, "level=WARN", nil, denied.Error()},
+		"no link": {nil, allDown, nil, nics.RoCE, "provider=roce", nil,
+			"soft1: no port is up: the last one is DOWN"},
+		"no link, but named": {nil, allDown, func(c *nics.Config) { c.Provider = nics.Real }, nics.Real, "",
+			nil, ""},
+		"no link, but chosen": {nil, allDown, func(c *nics.Config) { c.Devices = "soft0" }, nics.Real,
+			"provider=rdmacore", nil, ""},
+		"no device": {rdmacore.ErrNoDevice, nil, nil, nics.RoCE, "because=", nil,
+			rdmacore.ErrNoDevice.Error()},
+		"no library": {rdmacore.ErrNoLibrary, nil, nil, nics.RoCE, "because=", nil,
+			rdmacore.ErrNoLibrary.Error()},
+		"no device, but an address": {rdmacore.ErrNoDevice, nil,
+			func(c *nics.Config) { c.Devices = "127.0.0.21" }, nics.RoCE, "roce0 at 127.0.0.21:", nil, ""},
+		"no device, and a name of one": {rdmacore.ErrNoDevice, nil,
+			func(c *nics.Config) { c.Devices = "mlx5_0" }, "", "", rdmacore.ErrNoDevice,
+			"to make NICs of interfaces or addresses take provider roce"},
+		"no device, but a library": {rdmacore.ErrNoLibrary, nil,
+			func(c *nics.Config) { c.Library = "/opt/libibverbs.so" }, "", "", rdmacore.ErrNoLibrary,
+			"nics: "},
+		"permission denied": {denied, nil, nil, "", "", denied,
+			"nics: open device: mlx5_0: permission denied"},
+		"another name": {nil, both, func(c *nics.Config) { c.Provider = "efa" }, "", "", verbs.ErrInvalid,
+			`nics: config: invalid argument: Provider: "efa": have soft, rdmacore, roce`},
+		"no such address": {nil, both, func(c *nics.Config) { c.Provider, c.Devices = nics.RoCE, "nic7" }, "",
+			"",
+			verbs.ErrInvalid, `"nic7" is neither an address nor an interface of this host (have `},
+		"addresses in two places": {nil, both, func(c *nics.Config) {
+			c.Provider, c.Devices = nics.RoCE, "127.0.0.1"
+			c.RoCE.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+		}, "", "", verbs.ErrInvalid, "RoCE.Addresses names the NICs as well"},
+		"software NICs": {nil, both, func(c *nics.Config) { c.Provider = nics.Soft }, nics.Soft, "", nil, ""},
+		"none at all": {nil, func([]verbs.Device) []verbs.Device { return nil }, nil, "", "", nil,
+			"no devices"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, said := hostWith(t, tt.why, tt.devices)
+			if tt.change != nil {
+				tt.change(&cfg)
+			}
+			h, err := nics.Open(cfg)
+			if tt.provider == "" {
+				if err == nil || tt.err != nil && !errors.Is(err, tt.err) ||
+					!strings.Contains(err.Error(), tt.text) {
+					t.Errorf("error %v, want %v with %q", err, tt.err, tt.text)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer h.Close()
+			why := errors.Join(h.Instead(), h.LeftOut())
+			if h.Name() != tt.provider || !strings.Contains(said.String(), tt.log) ||
+				tt.text != "" && (why == nil || !strings.Contains(why.Error(), tt.text)) ||
+				tt.text == "" && h.LeftOut() != nil {
+				t.Errorf("%s, because %v, logged %s", h.Name(), why, said)
+			}
+		})
+	}
+}
+
+// met are two ends of a conversation over the loopback interface.
+func met(t *testing.T) (a, b *rendezvous.Conn) {
+	t.Helper()
+	l, err := rendezvous.Listen(t.Context(), "127.0.0.1:0", rendezvous.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if a, err = rendezvous.Dial(t.Context(), l.Addr().String(), rendezvous.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = l.Accept(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(a.Close(), b.Close()) })
+	return a, b
+}
+
+// connect connects two hosts.
+func connect(t *testing.T, a, b *nics.Host) (qpA, qpB *ibverbx.VirtualQP, errA, errB error) {
+	t.Helper()
+	left, right := met(t)
+	var both sync.WaitGroup
+	both.Go(func() { qpA, errA = a.Connect(t.Context(), left, ibverbx.Config{}) })
+	qpB, errB = b.Connect(t.Context(), right, ibverbx.Config{})
+	both.Wait()
+	return qpA, qpB, errA, errB
+}
+
+// open opens NICs without a word.
+func open(t *testing.T, cfg nics.Config) *nics.Host {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	h, err := nics.Open(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Errorf("something is left open: %v", err)
+		}
+	})
+	return h
+}
+
+// Two ends of hosts without an RDMA NIC connect over UDP sockets at the addresses over which they
+// meet, and move bytes. A listening end serves all who meet it there with one NIC.
+func TestConnectOverSockets(t *testing.T) {
+	cfg, _ := hostWith(t, rdmacore.ErrNoDevice, nil)
+	a, b := open(t, cfg), open(t, nics.Config{Provider: nics.RoCE})
+	for range 2 {
+		qpA, qpB, errA, errB := connect(t, a, b)
+		if err := errors.Join(errA, errB); err != nil {
+			t.Fatal(err)
+		}
+		move(t, qpA, qpB)
+		if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// move sends a message from a to b.
+func move(t *testing.T, a, b *ibverbx.VirtualQP) {
+	t.Helper()
+	mr, err := b.Domain().Register(make([]byte, 16), verbs.AccessAll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mr.Close()
+	if _, err := b.PostRecv(ibverbx.RecvWR{Local: mr.All()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.PostSend(ibverbx.SendWR{Opcode: verbs.OpSend, Flags: verbs.SendSignaled | verbs.SendInline,
+		Inline: []byte("hello")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, qp := range []*ibverbx.VirtualQP{b, a} {
+		if err := qp.CQ().Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if wc, ok, err := qp.CQ().PollOne(); err != nil || !ok || wc.Err() != nil {
+			t.Fatal(wc, ok, err)
+		}
+	}
+	if got := string(mr.Bytes()[:5]); got != "hello" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// An end with more NICs than its peer takes as many as that has.
+func TestAgreeOnTheNumber(t *testing.T) {
+	wide := open(t, nics.Config{Provider: nics.RoCE, Devices: "127.0.0.22,127.0.0.23,127.0.0.24"})
+	narrow := open(t, nics.Config{Provider: nics.RoCE, Devices: "127.0.0.25,127.0.0.26"})
+	qpA, qpB, errA, errB := connect(t, wide, narrow)
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(qpA.Domain().Devices()); got != 2 {
+		t.Errorf("%d NICs, want 2", got)
+	}
+	move(t, qpA, qpB)
+	if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Ends whose NICs do not reach each other are told at both ends, before a queue pair is made.
+func TestConnectRefusesOtherNICs(t *testing.T) {
+	a, b := open(t, nics.Config{Provider: nics.RoCE, Devices: "127.0.0.27"}),
+		open(t, nics.Config{Provider: nics.Soft})
+	_, _, errA, errB := connect(t, a, b)
+	for _, err := range []error{errA, errB} {
+		if err == nil || !strings.Contains(err.Error(),
+			"the NICs of the two ends do not reach each other: ") ||
+			!strings.Contains(err.Error(), "soft (inside one process)") ||
+			!strings.Contains(err.Error(), "roce (RoCEv2") ||
+			!strings.HasPrefix(err.Error(), "nics: agree with 127.0.0.1:") {
+			t.Errorf("error %v", err)
+		}
+	}
+	if !errors.Is(errA, verbs.ErrUnreachable) && !errors.Is(errB, verbs.ErrUnreachable) {
+		t.Errorf("errors %v, %v", errA, errB)
+	}
+	// Software NICs of two fabrics: what only connecting can tell.
+	_, _, errA, errB = connect(t, b, open(t, nics.Config{Provider: nics.Soft}))
+	if !errors.Is(errors.Join(errA, errB), verbs.ErrUnreachable) {
+		t.Errorf("errors %v, %v", errA, errB)
+	}
+	qpA, qpB, errA, errB := connect(t, b, b) // one fabric
+	if err := errors.Join(errA, errB); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(qpA.Close(), qpB.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A peer that sends anything in place of its offer is refused.
+func TestAgreeWithStrangers(t *testing.T) {
+	h := open(t, nics.Config{Provider: nics.Soft})
+	for _, body := range []any{nil, 7, nics.Offer{}, map[string]any{"nics": []int{1}},
+		nics.Offer{NICs: make([]string, 1000)}} {
+		a, b := met(t)
+		var other sync.WaitGroup
+		other.Go(func() {
+			_ = b.Send(t.Context(), "nics", body)
+			<-b.Done()
+			_ = b.Close()
+		})
+		if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrProtocol) {
+			t.Errorf("%v: error %v", body, err)
+		}
+		other.Wait()
+	}
+	a, b := met(t)
+	go func() { _ = b.Barrier(t.Context()); _ = b.Close() }()
+	if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrProtocol) ||
+		!strings.Contains(err.Error(), `message "barrier" came in place of "nics"`) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// NICs without named addresses are those that the host can have; those of a connection are at its
+// address. Over what is no TCP connection nothing can be made.
+func TestDevices(t *testing.T) {
+	h := open(t, nics.Config{Provider: nics.RoCE})
+	if h.String() != "a roce NIC at the address over which a peer is met" {
+		t.Error(h)
+	}
+	all, err := h.Devices()
+	if err != nil || len(all) == 0 {
+		t.Errorf("%d NICs, %v", len(all), err)
+	}
+	a, _ := met(t)
+	at, err := h.Reaching(a)
+	if err != nil || len(at) != 1 || at[0].(*roce.Device).Addr().Addr().String() != "127.0.0.1" {
+		t.Errorf("NICs %v, %v", at, err)
+	}
+	left, right := net.Pipe()
+	defer left.Close()
+	defer right.Close()
+	if _, err := h.Reaching(left); err == nil ||
+		!strings.Contains(err.Error(), "is none of TCP: name the NICs") {
+		t.Errorf("error %v", err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Reaching(a); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A context that ends ends the waiting for a peer.
+func TestAgreeEnds(t *testing.T) {
+	a, _ := met(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := open(t, nics.Config{Provider: nics.Soft}).Agree(ctx, a); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}

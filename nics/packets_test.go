@@ -1,0 +1,150 @@
+package nics
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"ibverbx/rendezvous"
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
+)
+
+// route is a connection that leads nowhere.
+type route struct{ local, remote net.Addr }
+
+func (r route) LocalAddr() net.Addr  { return r.local }
+func (r route) RemoteAddr() net.Addr { return r.remote }
+
+// TestAddress chooses the address of a NIC from the connection with the other end.
+func TestAddress(t *testing.T) {
+	for _, tt := range []struct{ local, remote, want string }{
+		{"127.0.0.1:18515", "127.0.0.1:4", "127.0.0.1"},
+		{"127.0.0.9:18515", "127.0.0.1:4", "127.0.0.1"},
+		{"[::1]:18515", "[::1]:4", "127.0.0.1"},
+		{"10.0.0.1:5", "10.0.0.1:4", "10.0.0.1"},
+		{"[::ffff:10.0.0.1]:5", "[::ffff:10.0.0.2]:4", "10.0.0.1"},
+		{"[fd00::1]:5", "[fd00::1]:4", "127.0.0.1"},
+		{"[fd00::1]:5", "[fd00::2]:4", "fd00::1"},
+		{"[fe80::1%eth0]:5", "[fe80::2%eth0]:4", ""},
+		{"169.254.0.1:5", "169.254.0.2:4", ""},
+	} {
+		local := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.local))
+		remote := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.remote))
+		got, err := address(route{local, remote})
+		switch {
+		case tt.want == "":
+			var why *LinkLocalError
+			if !errors.As(err, &why) || !strings.Contains(err.Error(), "link-local") {
+				t.Errorf("%s to %s: %v, %v", tt.local, tt.remote, got, err)
+			}
+		case err != nil || got.String() != tt.want:
+			t.Errorf("%s to %s: %v, %v, want %s", tt.local, tt.remote, got, err, tt.want)
+		}
+	}
+}
+
+// link is a NIC of a link layer, with a GID table of one kind.
+type link struct {
+	verbs.Device
+	layer verbs.LinkLayer
+	gids  verbs.GIDType
+}
+
+func (l link) QueryPort(n int) (verbs.PortAttr, error) {
+	attr, err := l.Device.QueryPort(n)
+	attr.LinkLayer = l.layer
+	return attr, err
+}
+
+func (l link) QueryGID(port, i int) (verbs.GIDEntry, error) {
+	g, err := l.Device.QueryGID(port, i)
+	g.Type = l.gids
+	return g, err
+}
+
+// TestPacketsOf tells what NICs speak, by which two ends learn whether they reach each other.
+func TestPacketsOf(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fabric.Close()
+	dev := fabric.Device(0)
+	for _, tt := range []struct {
+		nic  verbs.Device
+		want string
+	}{
+		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv2}, "RoCEv2"},
+		{link{dev, verbs.LinkLayerEthernet, verbs.GIDTypeRoCEv1}, "Ethernet without RoCEv2"},
+		{link{dev, verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}, "InfiniBand"},
+		{dev, "inside one process"},
+	} {
+		if got := packetsOf([]verbs.Device{tt.nic}); got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+	addrs := []netip.Addr{netip.MustParseAddr("127.0.0.8")}
+	for range 2 { // the second one finds the port taken
+		p, err := roce.Open(roce.Config{Addresses: addrs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		want := "RoCEv2"
+		if port := p.Device(0).Addr().Port(); port != roce.Port {
+			want = fmt.Sprintf("RoCEv2 on UDP port %d, not 4791", port)
+		}
+		devices, _ := p.Devices()
+		if got := packetsOf(devices); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// Two ends whose NICs cannot reach each other are told so, in words that name both.
+func TestOfferReaches(t *testing.T) {
+	roce, own := "RoCEv2", "RoCEv2 on UDP port 40001, not 4791"
+	for _, tt := range []struct {
+		provider, packets, theirs, theirPackets string
+		ok                                      bool
+	}{
+		{"roce", roce, "rdmacore", roce, true},
+		{"roce", roce, "rdmacore", "InfiniBand", false},
+		{"rdmacore", "InfiniBand", "roce", own, false},
+		{"roce", own, "rdmacore", roce, false},
+		{"roce", own, "roce", roce, true},
+		{"soft", "inside one process", "roce", roce, false},
+		{"left", "", "right", roce, true}, // not known
+	} {
+		mine := Offer{Provider: tt.provider, Packets: tt.packets}
+		err := mine.Reaches(&Offer{Provider: tt.theirs, Packets: tt.theirPackets})
+		if (err == nil) != tt.ok {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if err != nil && (!errors.Is(err, verbs.ErrUnreachable) ||
+			!strings.Contains(err.Error(), tt.packets) ||
+			!strings.Contains(err.Error(), tt.theirPackets)) {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+}
+
+// What a peer says of its NICs is bounded, and safe to print.
+func TestOfferCheck(t *testing.T) {
+	for _, o := range []Offer{{}, {NICs: make([]string, verbs.MaxDevices+1)}} {
+		if err := o.Check(); !errors.Is(err, rendezvous.ErrProtocol) {
+			t.Errorf("%d NICs: %v", len(o.NICs), err)
+		}
+	}
+	o := Offer{Provider: "a\x1b[2J", Packets: strings.Repeat("x", 1000),
+		NICs: []string{"eth0\nibverbx: fine"}}
+	if err := o.Check(); err != nil || o.Provider != "a [2J" || len(o.Packets) != maxName ||
+		o.NICs[0] != "eth0 ibverbx: fine" {
+		t.Errorf("%q, %v", o, err)
+	}
+}
