@@ -1,6 +1,7 @@
 package nics
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -169,7 +170,7 @@ func (h *Host) log(chosen bool) {
 	if h.instead != nil {
 		args = append(args, "because", h.instead)
 	}
-	h.cfg.Logger.Log(nil, level, "ibverbx: NICs opened", args...) //nolint:staticcheck // there is no context
+	h.cfg.Logger.Log(context.Background(), level, "ibverbx: NICs opened", args...)
 	if h.leftOut != nil {
 		h.cfg.Logger.Warn("ibverbx: NICs left out", "because", h.leftOut)
 	}

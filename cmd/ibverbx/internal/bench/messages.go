@@ -71,7 +71,7 @@ type selfBody struct {
 
 // check bounds the peer's description of itself, and makes it printable.
 func (b *selfBody) check() error {
-	if err := b.Offer.Check(); err != nil {
+	if err := b.Check(); err != nil {
 		return err
 	}
 	if c := b.Machine.Clock; c < 0 || c > int64(time.Second) {
