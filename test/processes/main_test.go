@@ -38,4 +38,7 @@ var programs = map[string]program{
 	"signal":        asPE(signal),
 	"barrier":       asPE(barrier),
 	"shmem killed":  asPE(shmemKilled),
+
+	"rendezvous":        meeting,
+	"rendezvous killed": meetingKilled,
 }

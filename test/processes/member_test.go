@@ -88,7 +88,7 @@ func (p *task) perform(ctx context.Context, nics []verbs.Device, ended func()) e
 	stop := context.AfterFunc(ctx, ended)
 	err = p.work(ctx, nics, table, run)
 	stop()
-	kind := noteBye
+	kind := kindBye
 	if err != nil {
 		kind = ""
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
@@ -107,7 +107,9 @@ func (p *task) work(ctx context.Context, nics []verbs.Device, table *tableConn, 
 }
 
 // killMe asks for the member to be killed, and returns at once: it dies during what it does next.
-func (m *member) killMe() error { return writeNote(m.table.conn, &note{Kind: noteKill}) }
+func (m *member) killMe() error {
+	return m.table.conn.Send(context.Background(), kindKill, nil)
+}
 
 // gather sends data to the table and returns that of all members.
 func (m *member) gather(ctx context.Context, mine []byte) (all [][]byte, err error) {

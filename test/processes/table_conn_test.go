@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
+
+	"ibverbx/rendezvous"
 )
 
-// tableConn is a member's connection to the table.
+// tableConn is a member's conversation with the table.
 type tableConn struct {
-	conn    net.Conn
+	conn    *rendezvous.Conn
 	replies chan [][]byte
 	lost    context.CancelCauseFunc // called when the table is gone or reports that the team has failed
 	reading sync.WaitGroup
@@ -18,11 +19,11 @@ type tableConn struct {
 
 // dialTable connects to the table. The context that it returns ends with the team.
 func dialTable(ctx context.Context, addr, token string, rank int) (context.Context, *tableConn, error) {
-	c, err := (&net.Dialer{Timeout: noteTimeout}).DialContext(ctx, "tcp", addr)
+	c, err := rendezvous.Dial(ctx, addr, tableConfig(token))
 	if err != nil {
 		return ctx, nil, fmt.Errorf("table: %w", err)
 	}
-	if err := writeNote(c, &note{Kind: noteHello, Token: token, Rank: rank}); err != nil {
+	if err := c.Send(ctx, kindHello, rank); err != nil {
 		return ctx, nil, errors.Join(fmt.Errorf("table: hello: %w", err), c.Close())
 	}
 	p := &tableConn{conn: c, replies: make(chan [][]byte, 1)}
@@ -33,24 +34,31 @@ func dialTable(ctx context.Context, addr, token string, rank int) (context.Conte
 
 func (p *tableConn) read() {
 	for {
-		var n note
-		err := readNote(p.conn, &n)
+		m, err := next(p.conn)
+		var all [][]byte
+		if err == nil {
+			err = m.Decode(&all)
+		}
+		var said *rendezvous.PeerError
 		switch {
+		case errors.As(err, &said):
+			p.lost(fmt.Errorf("the team has failed: %s", said.Text))
+			_ = p.conn.Close() // the table waits for that
+			return
 		case err != nil:
 			p.lost(fmt.Errorf("table: %w", err))
 			return
-		case n.Kind == noteGathered:
-			p.replies <- n.All // there is one gather at a time
-		default:
-			p.lost(fmt.Errorf("the team has failed: %s", n.Error))
-			return
 		}
+		p.replies <- all // there is one gather at a time
 	}
 }
 
 // gather sends data and returns that of all members, nil for the dead.
 func (p *tableConn) gather(ctx context.Context, mine []byte) ([][]byte, error) {
-	if err := writeNote(p.conn, &note{Kind: noteGather, Data: mine}); err != nil {
+	if err := p.conn.Send(ctx, kindGather, mine); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx) // why the conversation has ended
+		}
 		return nil, fmt.Errorf("gather: %w", err)
 	}
 	select {
@@ -61,12 +69,12 @@ func (p *tableConn) gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	}
 }
 
-// leave closes the connection. kind is noteBye if the member has done its task; without a kind the
-// team fails.
-func (p *tableConn) leave(kind noteKind) error {
+// leave closes the conversation. kind is kindBye if the member has done its task; without a kind
+// the team fails.
+func (p *tableConn) leave(kind string) error {
 	var err error
 	if kind != "" {
-		err = writeNote(p.conn, &note{Kind: kind})
+		err = p.conn.Send(context.Background(), kind, nil)
 	}
 	err = errors.Join(err, p.conn.Close())
 	p.reading.Wait()

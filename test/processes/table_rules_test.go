@@ -3,13 +3,12 @@ package processes_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"ibverbx/rendezvous"
 )
 
 // newTestTable makes a table and the connections of all members, which have said hello.
@@ -58,7 +57,7 @@ func TestTableGathers(t *testing.T) {
 	}
 	gather(3, "a", "b", "c")
 	gather(3, "a", "b", "c")
-	if err := writeNote(conns[2].conn, &note{Kind: noteKill}); err != nil {
+	if err := conns[2].conn.Send(t.Context(), kindKill, nil); err != nil {
 		t.Fatal(err)
 	}
 	if rank := <-died; rank != 2 {
@@ -71,7 +70,7 @@ func TestTableGathers(t *testing.T) {
 // error that names it.
 func TestTableReportsAMemberThatIsGone(t *testing.T) {
 	_, conns, ctxs := newTestTable(t, 3, nil)
-	if err := conns[0].leave(noteBye); err != nil {
+	if err := conns[0].leave(kindBye); err != nil {
 		t.Fatal(err)
 	}
 	if err := conns[1].leave(""); err != nil {
@@ -83,31 +82,28 @@ func TestTableReportsAMemberThatIsGone(t *testing.T) {
 	}
 }
 
-// A client with a wrong token, with the rank of another member, or without a valid note is
-// disconnected. The team goes on.
+// A client with a wrong token, with the rank of another member or with none is refused. The team
+// goes on.
 func TestTableRefusesStrangers(t *testing.T) {
 	tb, conns, ctxs := newTestTable(t, 1, nil)
 	if _, err := conns[0].gather(ctxs[0], nil); err != nil { // it has its place
 		t.Fatal(err)
 	}
-	oversized := binary.LittleEndian.AppendUint32(nil, maxNote+1)
-	for name, write := range map[string]func(c net.Conn) error{
-		"wrong token": func(c net.Conn) error { return writeNote(c, &note{Kind: noteHello, Token: "x"}) },
-		"taken rank":  func(c net.Conn) error { return writeNote(c, &note{Kind: noteHello, Token: "token"}) },
-		"no such rank": func(c net.Conn) error {
-			return writeNote(c, &note{Kind: noteHello, Token: "token", Rank: 7})
-		},
-		"too long": func(c net.Conn) error { _, err := c.Write(oversized); return err },
-	} {
-		c, err := net.Dial("tcp", tb.addr())
+	if _, _, err := dialTable(t.Context(), tb.addr(), "x", 0); !errors.Is(err, rendezvous.ErrVersion) {
+		t.Errorf("wrong token: error %v", err)
+	}
+	for name, rank := range map[string]any{"taken rank": 0, "no such rank": 7, "negative": -1, "none": "x"} {
+		c, err := rendezvous.Dial(t.Context(), tb.addr(), tableConfig("token"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(c.SetDeadline(time.Now().Add(20*time.Second)), write(c)); err != nil {
-			t.Fatal(err)
+		if err := c.Send(t.Context(), kindHello, rank); err != nil {
+			t.Error(err)
 		}
-		if n, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: read %d bytes, %v; want the connection closed", name, n, err)
+		<-c.Done()
+		var said *rendezvous.PeerError
+		if !errors.As(c.Err(), &said) {
+			t.Errorf("%s: the conversation ends with %v", name, c.Err())
 		}
 		c.Close()
 	}

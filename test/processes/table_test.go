@@ -1,90 +1,37 @@
 package processes_test
 
 import (
-	"encoding/binary"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"sync"
 	"time"
+
+	"ibverbx/rendezvous"
 )
 
 // A table lets the members of a team gather data: each sends some and gets that of all, any number
-// of times. It runs in the process of the test and is reached over TCP on the loopback.
+// of times. It runs in the process of the test, and each member has a conversation with it.
 
-// note is a message between a member and the table: four bytes of length, little-endian, and JSON.
-type note struct {
-	Kind  noteKind `json:"kind"`
-	Token string   `json:"token,omitempty"` // hello: of this team
-	Rank  int      `json:"rank,omitempty"`  // hello
-	Data  []byte   `json:"data,omitempty"`  // gather
-	All   [][]byte `json:"all,omitempty"`   // gathered: by rank; null for dead members
-	Error string   `json:"error,omitempty"` // failed
-}
-
-type noteKind string
-
+// The messages of a member and the table. The table ends a conversation when the team has failed,
+// with the reason.
 const (
-	noteHello    noteKind = "hello"    // member: its first note
-	noteGather   noteKind = "gather"   // member: sends data
-	noteGathered noteKind = "gathered" // table: the data of all
-	noteKill     noteKind = "kill"     // member: may be killed
-	noteBye      noteKind = "bye"      // member: has done its task
-	noteFailed   noteKind = "failed"   // table: the team has failed
+	kindHello    = "hello"    // member: its first one, with its rank
+	kindGather   = "gather"   // member: sends data
+	kindGathered = "gathered" // table: the data of all, by rank; null for dead members
+	kindKill     = "kill"     // member: may be killed
+	kindBye      = "bye"      // member: has done its task
 )
 
-const (
-	// maxNote is the longest note in bytes: 16 cards of 16 endpoints each are a tenth of it.
-	maxNote = 4 << 20
-	// noteTimeout is how long a note may take from its first byte on, and a member until its
-	// hello.
-	noteTimeout = 20 * time.Second
-)
-
-func writeNote(c net.Conn, n *note) error {
-	body, err := json.Marshal(n)
-	if err != nil {
-		return err
-	}
-	if len(body) > maxNote {
-		return fmt.Errorf("a note of %d bytes: at most %d", len(body), maxNote)
-	}
-	if err := c.SetWriteDeadline(time.Now().Add(noteTimeout)); err != nil {
-		return err
-	}
-	_, err = c.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...))
-	return err
-}
-
-// readNote waits for a note without limit, and for its rest up to noteTimeout.
-func readNote(c net.Conn, n *note) error {
-	var size [4]byte
-	if _, err := io.ReadFull(c, size[:]); err != nil {
-		return err
-	}
-	length := binary.LittleEndian.Uint32(size[:])
-	if length > maxNote {
-		return fmt.Errorf("a note of %d bytes: at most %d", length, maxNote)
-	}
-	if err := c.SetReadDeadline(time.Now().Add(noteTimeout)); err != nil {
-		return err
-	}
-	body := make([]byte, length)
-	if _, err := io.ReadFull(c, body); err != nil {
-		return fmt.Errorf("a note ended early: %w", err)
-	}
-	if err := json.Unmarshal(body, n); err != nil {
-		return fmt.Errorf("a note that cannot be read: %w", err)
-	}
-	return c.SetReadDeadline(time.Time{})
+// tableConfig configures the conversations of a team, which others cannot join: its token is part
+// of the protocol's name. 16 cards of 16 endpoints each are a tenth of the longest message.
+func tableConfig(token string) rendezvous.Config {
+	return rendezvous.Config{Protocol: "team " + token, Timeout: 20 * time.Second, MaxMessage: 4 << 20}
 }
 
 // table is the server.
 type table struct {
-	listener net.Listener
-	token    string
+	listener *rendezvous.Listener
 	kill     func(rank int) // kills a member that asks for it
 	serving  sync.WaitGroup
 
@@ -96,18 +43,18 @@ type table struct {
 
 // tableMember is a member as the table sees it.
 type tableMember struct {
-	conn  net.Conn // nil before its hello
-	waits bool     // it has sent data, and waits for the others
+	conn  *rendezvous.Conn // nil before its hello
+	waits bool             // it has sent data, and waits for the others
 	data  []byte
 	gone  bool // it has done its task or is dead: others do not wait for it
 }
 
 func newTable(members int, token string, kill func(rank int)) (*table, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := rendezvous.Listen(context.Background(), "127.0.0.1:0", tableConfig(token))
 	if err != nil {
 		return nil, err
 	}
-	t := &table{listener: l, token: token, kill: kill, members: make([]tableMember, members)}
+	t := &table{listener: l, kill: kill, members: make([]tableMember, members)}
 	t.serving.Go(t.accept)
 	return t, nil
 }
@@ -116,7 +63,7 @@ func (t *table) addr() string { return t.listener.Addr().String() }
 
 func (t *table) accept() {
 	for {
-		c, err := t.listener.Accept()
+		c, err := t.listener.Accept(context.Background())
 		if err != nil {
 			return // closed
 		}
@@ -125,55 +72,70 @@ func (t *table) accept() {
 }
 
 // serve serves a member until it has done its task.
-func (t *table) serve(c net.Conn) {
+func (t *table) serve(c *rendezvous.Conn) {
 	defer c.Close()
 	rank, err := t.welcome(c)
 	if err != nil {
-		return // not a member
+		c.Fail(err)
+		return
 	}
 	for {
-		var n note
-		if err := readNote(c, &n); err != nil {
+		m, err := next(c)
+		if err != nil {
 			t.leave(rank, err)
 			return
 		}
-		switch n.Kind {
-		case noteGather:
-			t.put(rank, n.Data)
-		case noteKill:
+		var data []byte
+		switch m.Kind {
+		case kindGather:
+			if err := m.Decode(&data); err != nil {
+				t.fail(fmt.Errorf("member %d: %w", rank, err))
+				return
+			}
+			t.put(rank, data)
+		case kindKill:
 			t.kill(rank)
 			t.remove(rank)
-		case noteBye:
+		case kindBye:
 			t.remove(rank)
 			return
 		default:
-			t.fail(fmt.Errorf("member %d wrote a note of kind %q", rank, n.Kind))
+			t.fail(fmt.Errorf("member %d sent a message of kind %q", rank, m.Kind))
 			return
 		}
 	}
 }
 
-// welcome waits for a hello and notes the connection of the member.
-func (t *table) welcome(c net.Conn) (rank int, err error) {
-	if err := c.SetReadDeadline(time.Now().Add(noteTimeout)); err != nil {
-		return 0, err
+// next waits for a message, for as long as it takes.
+func next(c *rendezvous.Conn) (rendezvous.Message, error) {
+	select {
+	case m := <-c.Inbox():
+		return m, nil
+	case <-c.Done():
 	}
-	var n note
-	if err := readNote(c, &n); err != nil {
+	select {
+	case m := <-c.Inbox(): // came before the end
+		return m, nil
+	default:
+		return rendezvous.Message{}, c.Err()
+	}
+}
+
+// welcome waits for a hello and notes the conversation of the member.
+func (t *table) welcome(c *rendezvous.Conn) (rank int, err error) {
+	if err := c.Receive(context.Background(), kindHello, &rank); err != nil {
 		return 0, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.closed, n.Kind != noteHello, n.Token != t.token, uint(n.Rank) >= uint(len(t.members)),
-		t.members[n.Rank].conn != nil:
+	case t.closed, uint(rank) >= uint(len(t.members)), t.members[rank].conn != nil:
 		return 0, errors.New("not a member of this team")
+	case t.failure != nil: // before the hello came
+		return 0, t.failure
 	}
-	t.members[n.Rank].conn = c
-	if t.failure != nil { // before the hello came
-		_ = writeNote(c, &note{Kind: noteFailed, Error: t.failure.Error()})
-	}
-	return n.Rank, nil
+	t.members[rank].conn = c
+	return rank, nil
 }
 
 // put notes the data of a member. If it was the last, all get the data of all.
@@ -202,8 +164,8 @@ func (t *table) sendAll() {
 	for i := range t.members {
 		if s := &t.members[i]; s.waits {
 			s.waits, s.data = false, nil
-			// a failed write shows when the connection ends
-			_ = writeNote(s.conn, &note{Kind: noteGathered, All: all})
+			// a failed one shows when the connection ends
+			_ = s.conn.Send(context.Background(), kindGathered, all)
 		}
 	}
 }
@@ -217,7 +179,7 @@ func (t *table) remove(rank int) {
 	t.sendAll()
 }
 
-// leave notes that a member's connection has ended.
+// leave notes that a member's conversation has ended.
 func (t *table) leave(rank int, why error) {
 	t.mu.Lock()
 	expected := t.members[rank].gone || t.closed
@@ -237,7 +199,7 @@ func (t *table) fail(why error) {
 	t.failure = why
 	for i := range t.members {
 		if s := &t.members[i]; s.conn != nil && !s.gone {
-			_ = writeNote(s.conn, &note{Kind: noteFailed, Error: why.Error()})
+			t.serving.Go(func() { s.conn.Fail(why) })
 		}
 	}
 }
@@ -248,10 +210,10 @@ func (t *table) close() {
 	t.closed = true
 	for i := range t.members {
 		if c := t.members[i].conn; c != nil {
-			c.Close()
+			t.serving.Go(func() { _ = c.Close() })
 		}
 	}
 	t.mu.Unlock()
-	t.listener.Close()
+	_ = t.listener.Close()
 	t.serving.Wait()
 }
