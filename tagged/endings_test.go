@@ -200,7 +200,7 @@ func TestAReadingEndsWithItsEndpoint(t *testing.T) {
 			c.fail(r, b)
 			stall.Remove()
 			r.done(got)
-			if err := got.Err(); !errors.Is(err, c.want) || err != b.Err() {
+			if err := got.Err(); !errors.Is(err, c.want) || !errors.Is(err, b.Err()) {
 				t.Errorf("the receive: %v; the endpoint: %v", err, b.Err())
 			}
 			if n := b.Stats().Reading; n != 0 {
