@@ -57,3 +57,28 @@ func TestBadArguments(t *testing.T) {
 		t.Errorf("refused calls have sent %d atomics", st.Atomics)
 	}
 }
+
+// Every call that names a PE refuses one that is not there, with its own name in the error.
+func TestAPEThatIsNotThere(t *testing.T) {
+	l := newTestbed(t, shape{1, 1, 1}, shmem.Config{})
+	s := allocate[uint64](l, 4)
+	ctx, pe := l.ctx, l.world.PEs()[0]
+	v := make([]uint64, 4)
+	only := func(_ uint64, err error) error { return err }
+	for name, err := range map[string]error{
+		"put": shmem.Put(ctx, pe, s, v, 9), "put nbi": shmem.PutNBI(ctx, pe, s, v, 9),
+		"get": shmem.Get(ctx, pe, v, s, 9), "get nbi": shmem.GetNBI(ctx, pe, v, s, 9),
+		"p": shmem.P(ctx, pe, s, 1, 9), "g": only(shmem.G(ctx, pe, s, 9)),
+		"put signal": shmem.PutSignal(ctx, pe, s, v, s, 1, shmem.SignalSet, 9),
+		"add":        shmem.Add(ctx, pe, s, 1, 9), "fetch add": only(shmem.FetchAdd(ctx, pe, s, 1, 9)),
+		"swap":         only(shmem.Swap(ctx, pe, s, 1, 9)),
+		"compare swap": only(shmem.CompareSwap(ctx, pe, s, 1, 2, 9)),
+		"and":          shmem.And(ctx, pe, s, 1, 9), "or": shmem.Or(ctx, pe, s, 1, 9),
+		"xor": shmem.Xor(ctx, pe, s, 1, 9), "fetch and": only(shmem.FetchAnd(ctx, pe, s, 1, 9)),
+		"fetch or": only(shmem.FetchOr(ctx, pe, s, 1, 9)), "fetch xor": only(shmem.FetchXor(ctx, pe, s, 1, 9)),
+	} {
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.HasPrefix(err.Error(), "shmem: "+name+": ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

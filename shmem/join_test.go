@@ -12,6 +12,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/shmem"
+	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
 
@@ -169,5 +170,44 @@ func spoilOthers(row []byte, n, pe int) {
 			}
 		}
 		start = end
+	}
+}
+
+// When the NIC of one PE refuses what connecting takes, no PE joins, and the error of each says
+// which one it was.
+func TestAPEThatCannotConnect(t *testing.T) {
+	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{HeapSize: 1 << 12})
+	if err := l.world.Close(l.ctx); err != nil {
+		t.Fatal(err)
+	}
+	l.world = nil
+	var fault *soft.Injection
+	errs := make([]error, 2)
+	var joined sync.WaitGroup
+	mail := [2]chan []byte{make(chan []byte, 2), make(chan []byte, 2)}
+	for me := range 2 {
+		joined.Go(func() {
+			exchange := func(ctx context.Context, mine []byte) ([][]byte, error) {
+				if me == 1 && fault == nil { // it is connected to itself by now
+					fault = l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.fabric.Device(1),
+						Count: -1, Err: verbs.ErrNotSupported})
+				}
+				mail[1-me] <- mine
+				all := [][]byte{mine, mine}
+				select {
+				case all[1-me] = <-mail[me]:
+					return all, nil
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			_, errs[me] = shmem.Join(l.ctx, l.doms[me], shmem.Config{PEs: 2, PE: me, HeapSize: 1 << 12,
+				Exchange: exchange})
+		})
+	}
+	joined.Wait()
+	if !errors.Is(errs[1], verbs.ErrNotSupported) || errs[0] == nil ||
+		!strings.Contains(errs[0].Error(), "PE 1 cannot connect") {
+		t.Errorf("PE 0: %v; PE 1: %v", errs[0], errs[1])
 	}
 }
