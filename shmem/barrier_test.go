@@ -65,6 +65,7 @@ func TestBarrierCompletesPuts(t *testing.T) {
 // Collective calls are made by one goroutine at a time: the second is refused without effect.
 func TestOneCollectiveCallAtATime(t *testing.T) {
 	l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+	s := allocate[uint64](l, 1)
 	l.one(func(ctx context.Context, pe *shmem.PE) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -74,6 +75,18 @@ func TestOneCollectiveCallAtATime(t *testing.T) {
 		}
 		if err := <-done; !errors.Is(err, shmem.ErrBusy) {
 			return wrong("second call: %v, want busy", err)
+		}
+		v := make([]uint64, 2)
+		_, alloc := shmem.Alloc[uint64](ctx, pe, 1)
+		for name, err := range map[string]error{
+			"alloc": alloc, "free": shmem.Free(ctx, pe, s), "close": pe.Close(ctx),
+			"broadcast":  shmem.Broadcast(ctx, pe, v, 0),
+			"reduce":     shmem.Reduce(ctx, pe, v, v, shmem.OpSum),
+			"all-gather": shmem.AllGather(ctx, pe, v, v[:1]), "all-to-all": shmem.AllToAll(ctx, pe, v, v),
+		} {
+			if !errors.Is(err, shmem.ErrBusy) {
+				return wrong("%s meanwhile: %v, want busy", name, err)
+			}
 		}
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
