@@ -75,7 +75,8 @@ func TestAPEThatIsNotThere(t *testing.T) {
 		"compare swap": only(shmem.CompareSwap(ctx, pe, s, 1, 2, 9)),
 		"and":          shmem.And(ctx, pe, s, 1, 9), "or": shmem.Or(ctx, pe, s, 1, 9),
 		"xor": shmem.Xor(ctx, pe, s, 1, 9), "fetch and": only(shmem.FetchAnd(ctx, pe, s, 1, 9)),
-		"fetch or": only(shmem.FetchOr(ctx, pe, s, 1, 9)), "fetch xor": only(shmem.FetchXor(ctx, pe, s, 1, 9)),
+		"fetch or":  only(shmem.FetchOr(ctx, pe, s, 1, 9)),
+		"fetch xor": only(shmem.FetchXor(ctx, pe, s, 1, 9)),
 	} {
 		if !errors.Is(err, verbs.ErrInvalid) || !strings.HasPrefix(err.Error(), "shmem: "+name+": ") {
 			t.Errorf("%s: %v", name, err)
