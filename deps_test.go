@@ -76,6 +76,21 @@ func TestImportsOfTheCore(t *testing.T) {
 	}
 }
 
+// Package rendezvous connects what has a card, and imports none of what has one: who connects
+// virtual queue pairs does not pay for the layers above, or for a provider.
+func TestImportsOfRendezvous(t *testing.T) {
+	packages := goList(t, module+"/rendezvous")
+	for _, dep := range packages[module+"/rendezvous"].Deps {
+		switch dep {
+		case module + "/verbs", module + "/internal/peertext":
+		default:
+			if !packages[dep].Standard {
+				t.Errorf("rendezvous depends on %s", dep)
+			}
+		}
+	}
+}
+
 // Imports point down the layers: verbs is below everything, providers do not import each other, and
 // the root package imports verbs alone.
 func TestImportsPointDown(t *testing.T) {

@@ -1,7 +1,9 @@
 package examples_test
 
 import (
+	"bytes"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,17 +13,31 @@ import (
 
 // Users copy the examples: each must build, run, and print what it has verified.
 func TestExamplesRun(t *testing.T) {
-	prints := map[string]string{
-		"twoends": "received 16 blocks of 1048576 bytes in order, every byte verified\n" +
-			"sent 16 blocks, verified by the receiver: true\n",
-		"scattergather": "write: 256 rows gathered into 65536 bytes\n" +
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	_ = free.Close()
+	// The processes of an example, and what each of them prints.
+	type process struct {
+		args  []string
+		print string
+	}
+	examples := map[string][]process{
+		"twoprocesses": {
+			{[]string{"-dial", addr}, "sent 16 blocks, verified by the receiver\n"},
+			{[]string{"-listen", addr},
+				"received 16 blocks of 1048576 bytes in order, every byte verified\n"},
+		},
+		"scattergather": {{nil, "write: 256 rows gathered into 65536 bytes\n" +
 			"read: 65536 bytes scattered over 256 rows\n" +
-			"send: 528 bytes received in two pieces\n",
-		"tagged": "3 sums of 1048576 numbers each verified\n",
-		"shmem":  "200 steps on 4 PEs: all 4000 cells are as one processor computes them\n",
+			"send: 528 bytes received in two pieces\n"}},
+		"tagged": {{nil, "3 sums of 1048576 numbers each verified\n"}},
+		"shmem":  {{nil, "200 steps on 4 PEs: all 4000 cells are as one processor computes them\n"}},
 	}
 	bin := t.TempDir()
-	for name, want := range prints {
+	for name, processes := range examples {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(bin, name)
 			build := exec.Command("go", "build", "-o", program, "./"+name)
@@ -30,9 +46,19 @@ func TestExamplesRun(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			out, err := exec.CommandContext(ctx, program).CombinedOutput()
-			if err != nil || string(out) != want {
-				t.Errorf("%v\n%swant\n%s", err, out, want)
+			outs, errs := make([]bytes.Buffer, len(processes)), make([]bytes.Buffer, len(processes))
+			cmds := make([]*exec.Cmd, len(processes))
+			for i, p := range processes {
+				cmds[i] = exec.CommandContext(ctx, program, p.args...)
+				cmds[i].Stdout, cmds[i].Stderr = &outs[i], &errs[i]
+				if err := cmds[i].Start(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i, p := range processes {
+				if err := cmds[i].Wait(); err != nil || outs[i].String() != p.print {
+					t.Errorf("%v: %v\n%s%swant\n%s", p.args, err, outs[i].String(), errs[i].String(), p.print)
+				}
 			}
 		})
 	}
@@ -42,7 +68,7 @@ func TestExamplesRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if _, known := prints[e.Name()]; e.IsDir() && !known {
+		if _, known := examples[e.Name()]; e.IsDir() && !known {
 			t.Errorf("%s: no expected output: every example is run by this test", e.Name())
 		}
 	}

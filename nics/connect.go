@@ -71,6 +71,9 @@ func (e *unreachable) Unwrap() error { return verbs.ErrUnreachable }
 // virtual queue pair needs as many queue pairs at one end as at the other. The peer does the same.
 // An error ends the conversation, and the peer is told the reason.
 func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, error) {
+	if c == nil {
+		return nil, fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
+	}
 	mine, err := h.Reaching(c)
 	var theirs Offer
 	if err == nil {

@@ -304,6 +304,9 @@ func TestAgreeWithStrangers(t *testing.T) {
 	}
 	a, b := met(t)
 	go func() { _ = b.Barrier(t.Context()); _ = b.Close() }()
+	if _, err := h.Connect(t.Context(), nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("nobody: error %v", err)
+	}
 	if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrProtocol) ||
 		!strings.Contains(err.Error(), `message "barrier" came in place of "nics"`) {
 		t.Errorf("error %v", err)

@@ -30,11 +30,11 @@ func TestRendezvousKilled(t *testing.T) {
 const blockLen = 300_000
 
 func meeting(ctx context.Context, m *member) error {
-	return m.meetAtFirst(ctx, func(c *rendezvous.Conn, host *nics.Host) error { return nil }, nil)
+	return m.meetAtFirst(ctx, func() error { return nil }, nil)
 }
 
 func meetingKilled(ctx context.Context, m *member) error {
-	victim := func(*rendezvous.Conn, *nics.Host) error {
+	victim := func() error {
 		if m.Rank != 1 {
 			return nil
 		}
@@ -49,9 +49,7 @@ func meetingKilled(ctx context.Context, m *member) error {
 
 // meetAtFirst has all members meet the first one. before is called by each of the others once it
 // has; lost is how the conversation with one of them ends, if it does.
-func (m *member) meetAtFirst(ctx context.Context, before func(*rendezvous.Conn, *nics.Host) error,
-	lost error) (
-	err error) {
+func (m *member) meetAtFirst(ctx context.Context, before func() error, lost error) (err error) {
 	host, err := m.host()
 	if err != nil {
 		return err
@@ -70,7 +68,7 @@ func (m *member) meetAtFirst(ctx context.Context, before func(*rendezvous.Conn, 
 		return err
 	}
 	defer c.Close()
-	if err := before(c, host); err != nil {
+	if err := before(); err != nil {
 		return err
 	}
 	return m.writeBlock(ctx, c, host)
