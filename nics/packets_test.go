@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"unicode"
 
 	"ibverbx/rendezvous"
 	"ibverbx/verbs"
@@ -147,4 +148,36 @@ func TestOfferCheck(t *testing.T) {
 		o.NICs[0] != "eth0 ibverbx: fine" {
 		t.Errorf("%q, %v", o, err)
 	}
+}
+
+// FuzzOffer reads what a peer says of its NICs. What is taken can be shown, and compared.
+func FuzzOffer(f *testing.F) {
+	f.Add(`{"provider":"roce","packets":"RoCEv2","nics":["roce0 at 127.0.0.1:4791"]}`)
+	f.Add(`{"provider":"a\nibverbx: all is well","nics":["\u001b[2J"]}`)
+	f.Add(`{"nics":[` + strings.Repeat(`"x",`, verbs.MaxDevices) + `"x"]}`)
+	f.Add(`{"packets":"` + strings.Repeat("é", 500) + `","nics":["x"]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		m := rendezvous.Message{Kind: kindNICs, Body: []byte(text)}
+		var o Offer
+		err := m.Decode(&o)
+		if err == nil {
+			err = o.Check()
+		}
+		if err != nil {
+			if !errors.Is(err, rendezvous.ErrProtocol) || len(err.Error()) > 1000 {
+				t.Fatalf("%d bytes: %.300v", len(err.Error()), err)
+			}
+			return
+		}
+		for _, s := range append(o.NICs, o.Provider, o.Packets) {
+			if len([]rune(s)) > maxName ||
+				strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Fatalf("takes %q", s)
+			}
+		}
+		mine := Offer{Provider: "roce", Packets: "RoCEv2", NICs: []string{"roce0"}}
+		if (mine.Reaches(&o) == nil) != (o.Reaches(&mine) == nil) {
+			t.Fatalf("%+v is reached one way", o)
+		}
+	})
 }

@@ -57,7 +57,7 @@ func (c *Conn) listen() {
 	defer close(c.done)
 	r := bufio.NewReader(c.nc)
 	for {
-		m, err := c.next(r)
+		m, err := c.read(r)
 		if err == nil && m.Kind == errorKind {
 			var body errorBody
 			if err = m.Decode(&body); err == nil {
@@ -77,8 +77,8 @@ func (c *Conn) listen() {
 	}
 }
 
-// next reads a message. The wait for its beginning is not bounded; the rest of it is.
-func (c *Conn) next(r *bufio.Reader) (m Message, err error) {
+// read reads a message. The wait for its beginning is not bounded; the rest of it is.
+func (c *Conn) read(r *bufio.Reader) (m Message, err error) {
 	if _, err = r.Peek(1); err == nil {
 		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed one fails when it is read
 		if m, err = readFrame(r, c.cfg.MaxMessage); err == nil {
@@ -142,7 +142,7 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return late(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
+		return tooLate(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
 	}
 	if why := c.heard(); why != nil {
 		return why // the reason that the peer sent before it left
@@ -199,31 +199,52 @@ func (c *Conn) Receive(ctx context.Context, kind string, body any) error {
 }
 
 // ReceiveAny waits for the next message, which must be of one of some kinds; of any if none is
-// named.
+// named. It waits until ctx ends or Config.Timeout is over.
 func (c *Conn) ReceiveAny(ctx context.Context, kinds ...string) (m Message, err error) {
 	if ctx == nil {
 		return m, errNoContext
 	}
 	timer := time.NewTimer(c.cfg.Timeout)
 	defer timer.Stop()
-	select {
-	case m = <-c.inbox:
-	case <-c.done:
-		select {
-		case m = <-c.inbox: // came before the end
-		default:
-			return m, c.err
-		}
-	case <-ctx.Done():
-		return m, context.Cause(ctx)
-	case <-timer.C:
-		awaited := "a message"
-		if len(kinds) != 0 {
-			awaited = fmt.Sprintf("message %q", kinds[0])
-		}
-		return m, late(c.cfg.Timeout, awaited)
+	m, late, err := c.next(ctx, timer.C)
+	switch {
+	case late && len(kinds) == 0:
+		return m, tooLate(c.cfg.Timeout, "a message")
+	case late:
+		return m, tooLate(c.cfg.Timeout, fmt.Sprintf("message %q", kinds[0]))
+	case err != nil:
+		return m, err
 	}
 	return m, m.expect(kinds)
+}
+
+// Next waits for the next message until ctx ends, however long that is: for what the peer sends
+// when it has something to say.
+func (c *Conn) Next(ctx context.Context) (m Message, err error) {
+	if ctx == nil {
+		return m, errNoContext
+	}
+	m, _, err = c.next(ctx, nil)
+	return m, err
+}
+
+// next waits for a message, for the end of the conversation, of ctx, or of patience.
+func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, late bool, err error) {
+	select {
+	case m = <-c.inbox:
+		return m, false, nil
+	case <-c.done:
+	case <-ctx.Done():
+		return m, false, context.Cause(ctx)
+	case <-patience:
+		return m, true, nil
+	}
+	select {
+	case m = <-c.inbox: // came before the end
+		return m, false, nil
+	default:
+		return m, false, c.err
+	}
 }
 
 // Inbox is where messages arrive, for use in a select. Receiving one takes it.

@@ -301,6 +301,25 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
+// TestNext waits for a message for longer than a step may take, and not for longer than its
+// context.
+func TestNext(t *testing.T) {
+	a, b := pair(t, Config{Timeout: 20 * time.Millisecond})
+	time.AfterFunc(100*time.Millisecond, func() { _ = b.Send(t.Context(), "word", 7) })
+	if m, err := a.Next(t.Context()); err != nil || m.Kind != "word" || string(m.Body) != "7" {
+		t.Errorf("%s %s, %v", m.Kind, m.Body, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := a.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
+	}
+	b.Close()
+	if _, err := a.Next(t.Context()); !errors.Is(err, ErrGone) {
+		t.Errorf("error %v, want ErrGone", err)
+	}
+}
+
 // TestDecode checks the error for a malformed body: it repeats little of it.
 func TestDecode(t *testing.T) {
 	m := Message{Kind: "word", Body: []byte(`{"n":` + strings.Repeat("1", 100000) + `}`)}

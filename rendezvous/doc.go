@@ -19,16 +19,16 @@
 //
 // Both ends take the same steps in the same order, as often as they like: any number of queue pairs
 // can be connected over one conversation. It may end when all is connected, or stay for as long as
-// the program has something to say: [Conn.Send], [Conn.Receive]. RDMA does not need it, but tells
-// late that a peer has died; [Conn.Done] tells at once.
+// the program has something to say: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA does not need
+// it, but tells late that a peer has died; [Conn.Done] tells at once.
 //
 // The package imports no NICs. Package ibverbx/nics chooses those that reach the peer.
 //
 // # What is guaranteed
 //
 //   - Nothing waits longer than its context, nor for ever: each step of a conversation has
-//     Config.Timeout, and its beginning Config.Greeting. Only Accept, and a [Conn] of which nobody
-//     asks anything, wait without a bound.
+//     Config.Timeout, and its beginning Config.Greeting. Accept and Next, which wait for what comes
+//     when it likes, have their context alone.
 //   - What comes from a peer is not trusted. Memory is bounded: a message is read as it comes,
 //     never more than Config.MaxMessage, and a few messages wait to be received. Reasons that
 //     repeat what the peer has sent hold no control characters and are bounded in length.

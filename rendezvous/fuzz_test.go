@@ -107,6 +107,7 @@ type tape struct {
 func (p *tape) Read(b []byte) (int, error)         { return p.text.Read(b[:min(len(b), p.step)]) }
 func (p *tape) Write(b []byte) (int, error)        { return len(b), nil }
 func (p *tape) Close() error                       { return nil }
+func (p *tape) RemoteAddr() net.Addr               { return &net.TCPAddr{} }
 func (p *tape) SetDeadline(time.Time) error        { return nil }
 func (p *tape) SetReadDeadline(time.Time) error    { return nil }
 func (p *tape) SetWriteDeadline(t time.Time) error { return nil }
@@ -179,6 +180,83 @@ func FuzzConversation(f *testing.F) {
 		if err := conn.Send(t.Context(), "word", nil); !errors.Is(err, ErrClosed) ||
 			time.Since(start) > time.Second {
 			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+	})
+}
+
+// party is an endpoint that connects to anything.
+type party struct{}
+
+// partyCard is its card.
+type partyCard struct {
+	Number int
+	Names  []string
+	Raw    json.RawMessage
+}
+
+func (party) Card() (partyCard, error) { return partyCard{Number: 1}, nil }
+
+func (party) Connect(peer partyCard) error {
+	if peer.Number < 0 {
+		return errors.New("a negative number")
+	}
+	return nil
+}
+
+// FuzzSteps takes the steps of a conversation with a peer that says anything, and goes. Each step
+// ends, with a reason that can be shown, or because the peer did the same.
+func FuzzSteps(f *testing.F) {
+	hello := string(greeting(wireVersion, "test"))
+	card := frame(`{"kind":"card","body":{"type":"rendezvous.partyCard","card":{"Number":7}}}`)
+	connected, barrier := frame(`{"kind":"connected"}`), frame(`{"kind":"barrier"}`)
+	value := frame(`{"kind":"value","body":{"a":[1,"b"]}}`)
+	for _, s := range []string{
+		card + connected + value + barrier, card + connected + value, card + connected, card, "",
+		card + barrier, value, barrier, card + connected + frame(`{"kind":"value","body":7}`),
+		card + connected + frame(`{"kind":"value"}`),
+		frame(`{"kind":"card"}`), frame(`{"kind":"card","body":{"type":"rendezvous.partyCard"}}`),
+		frame(`{"kind":"card","body":{"type":"rendezvous.partyCard","card":{"Number":-1}}}`),
+		frame(`{"kind":"card","body":{"type":"\u001b[2J` + strings.Repeat("x", 500) + `","card":{}}}`),
+		frame(`{"kind":"card","body":{"type":"rendezvous.partyCard","card":{"Number":"` +
+			strings.Repeat("9", 500) + `"}}}`),
+		frame(`{"kind":"error","body":{"text":"out of ink"}}`), frame(`{"kind":"\u001b[2J"}`),
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(append([]byte(hello), data...)),
+			step: 4096},
+			Config{Protocol: "test", Timeout: 10 * time.Second, MaxMessage: 1 << 11})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		start := time.Now()
+		err = Connect(t.Context(), conn, party{})
+		if err == nil {
+			_, err = Exchange(t.Context(), conn, map[string]any{"mine": 1})
+		}
+		if err == nil {
+			err = conn.Barrier(t.Context())
+		}
+		if took := time.Since(start); took > 3*time.Second {
+			t.Fatalf("took %v", took)
+		}
+		var step *OpError
+		switch {
+		case err == nil:
+			if !bytes.HasPrefix(data, []byte{0}) || bytes.Count(data, []byte("kind")) < 4 {
+				t.Fatalf("content with %q", data)
+			}
+			return
+		case !errors.As(err, &step):
+			t.Fatalf("no step: %v", err)
+		case len(err.Error()) > 3000 || strings.ContainsFunc(err.Error(),
+			func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }):
+			t.Fatalf("%d bytes: %.300q", len(err.Error()), err.Error())
+		}
+		if err := conn.Send(t.Context(), "more", nil); !errors.Is(err, ErrClosed) {
+			t.Fatalf("the conversation goes on: %v", err)
 		}
 	})
 }

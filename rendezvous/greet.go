@@ -216,13 +216,13 @@ func (c *Conn) explain(err error, waited time.Duration, awaited string) error {
 	case err == nil || errors.Is(err, ErrProtocol) || errors.Is(err, ErrVersion) || errors.Is(err, ErrTLS):
 		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return late(waited, awaited)
+		return tooLate(waited, awaited)
 	case errors.Is(err, io.EOF):
 		return ErrGone
 	}
 	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
-func late(waited time.Duration, awaited string) error {
+func tooLate(waited time.Duration, awaited string) error {
 	return fmt.Errorf("%w: waited %v for %s", ErrTimeout, waited, awaited)
 }

@@ -12,6 +12,7 @@ import (
 	"math/big"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -181,6 +182,44 @@ func TestTLSRefusals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// 250 processes with certificates connect at once, beside 1,000 strangers without.
+func TestTLSManyAtOnceBesideStrangers(t *testing.T) {
+	const clients = 250
+	ca := newAuthority(t, "ours")
+	long := 60 * time.Second
+	l, addr := listen(t, rendezvous.Config{Timeout: long, Greeting: long, TLS: &tls.Config{
+		Certificates: ca.issue("listener", nil), ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: ca.pool()}})
+	cfg := rendezvous.Config{Timeout: long,
+		TLS: &tls.Config{Certificates: ca.issue("client", nil), RootCAs: ca.pool()}}
+	strangers(t, addr, 1000)
+	start := time.Now()
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			c, err := rendezvous.Dial(t.Context(), addr, cfg)
+			if err == nil {
+				err = errors.Join(c.Barrier(t.Context()), c.Close())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		all.Go(func() {
+			c, err := l.Accept(t.Context())
+			if err == nil {
+				err = c.Barrier(t.Context())
+				_ = c.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d connected in %v", clients, time.Since(start))
 }
 
 // Strangers at a port with TLS are told from peers, and why they were refused is known.

@@ -34,7 +34,7 @@ func dialTable(ctx context.Context, addr, token string, rank int) (context.Conte
 
 func (p *tableConn) read() {
 	for {
-		m, err := next(p.conn)
+		m, err := p.conn.Next(context.Background())
 		var all [][]byte
 		if err == nil {
 			err = m.Decode(&all)

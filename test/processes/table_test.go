@@ -80,7 +80,7 @@ func (t *table) serve(c *rendezvous.Conn) {
 		return
 	}
 	for {
-		m, err := next(c)
+		m, err := c.Next(context.Background())
 		if err != nil {
 			t.leave(rank, err)
 			return
@@ -103,21 +103,6 @@ func (t *table) serve(c *rendezvous.Conn) {
 			t.fail(fmt.Errorf("member %d sent a message of kind %q", rank, m.Kind))
 			return
 		}
-	}
-}
-
-// next waits for a message, for as long as it takes.
-func next(c *rendezvous.Conn) (rendezvous.Message, error) {
-	select {
-	case m := <-c.Inbox():
-		return m, nil
-	case <-c.Done():
-	}
-	select {
-	case m := <-c.Inbox(): // came before the end
-		return m, nil
-	default:
-		return rendezvous.Message{}, c.Err()
 	}
 }
 
