@@ -82,7 +82,7 @@ func meet(ctx context.Context, listen, dial string) (*rendezvous.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }() // no more than one is met
 	log.Printf("listening at %v", l.Addr())
 	return l.Accept(ctx)
 }
