@@ -49,7 +49,7 @@ func listen(cfg Config, getenv func(string) string) (*Conn, error) {
 	if c.scope, err = scopeOf(cfg.Local.Addr()); err != nil {
 		return nil, &Error{Op: "listen", Local: cfg.Local, Err: ErrNotLocal, Detail: err.Error()}
 	}
-	fd, err := unix.Socket(domain(cfg.Local.Addr()), unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(domain(cfg.Local.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, listenError(cfg.Local, err, os.DirFS("/sys"))
 	}
@@ -57,20 +57,30 @@ func listen(cfg Config, getenv func(string) string) (*Conn, error) {
 		_ = unix.Close(fd)
 		return nil, err
 	}
+	// Without O_NONBLOCK os.NewFile leaves the socket out of Go's poller: see waiter. All calls ask
+	// not to wait (MSG_DONTWAIT).
 	c.file = os.NewFile(uintptr(fd), "udp "+c.local.String())
-	c.raw, err = c.file.SyscallConn()
-	if err == nil {
-		// A descriptor that the poller does not take would refuse a deadline, and then block.
-		err = c.file.SetReadDeadline(time.Time{})
-	}
-	if err != nil {
+	if err := c.prepareWaits(); err != nil {
 		_ = c.file.Close()
 		return nil, &Error{Op: "listen", Local: c.local, Errno: err,
 			Detail: "Go's poller does not take the socket"}
 	}
-	c.readable.init(unix.POLLIN)
-	c.writable.init(unix.POLLOUT)
 	return c, nil
+}
+
+// prepareWaits makes the waiters.
+func (c *Conn) prepareWaits() (err error) {
+	if c.raw, err = c.file.SyscallConn(); err != nil {
+		return err
+	}
+	if err := c.readable.init(c.raw, unix.EPOLLIN); err != nil {
+		return err
+	}
+	if err := c.writable.init(c.raw, unix.EPOLLOUT); err != nil {
+		_ = c.readable.close()
+		return err
+	}
+	return nil
 }
 
 // open sets the options of a new socket and binds it.
@@ -104,7 +114,7 @@ func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
 	}
-	return c.file.Close()
+	return errors.Join(c.readable.close(), c.writable.close(), c.file.Close())
 }
 
 // Stats returns the counters. They count from Listen on.
@@ -124,18 +134,12 @@ func (c *Conn) Stats() Stats {
 // when the deadline has come (the zero Time is none), and [verbs.ErrClosed] when the Conn is
 // closed. The goroutine parks in Go's poller. One goroutine at a time may wait.
 func (c *Conn) WaitReadable(deadline time.Time) error {
-	if err := c.file.SetReadDeadline(deadline); err != nil {
-		return c.waitError(err)
-	}
-	return c.waitError(c.raw.Read(c.readable.ready))
+	return c.waitError(c.readable.wait(deadline))
 }
 
 // WaitWritable waits until there is room to send, as WaitReadable does for receiving.
 func (c *Conn) WaitWritable(deadline time.Time) error {
-	if err := c.file.SetWriteDeadline(deadline); err != nil {
-		return c.waitError(err)
-	}
-	return c.waitError(c.raw.Write(c.writable.ready))
+	return c.waitError(c.writable.wait(deadline))
 }
 
 // Yield offers the processor to other goroutines and to other threads, for those who ask again and
@@ -156,24 +160,4 @@ func (c *Conn) waitError(err error) error {
 		return os.ErrDeadlineExceeded
 	}
 	return &Error{Op: "wait", Local: c.local, Errno: err}
-}
-
-// waiter asks whether a descriptor is ready now. Go's poller reports changes alone: one that came
-// before the wait would be lost without asking.
-type waiter struct {
-	poll  [1]unix.PollFd
-	ready func(fd uintptr) bool // made once, as a closure for each wait would be an allocation
-}
-
-func (w *waiter) init(events int16) {
-	w.poll[0].Events = events
-	w.ready = func(fd uintptr) bool {
-		w.poll[0].Fd = int32(fd)
-		for {
-			n, err := unix.Poll(w.poll[:], 0)
-			if err != unix.EINTR {
-				return n != 0 || err != nil
-			}
-		}
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"ibverbx/verbs"
 )
 
@@ -75,4 +77,42 @@ func TestClosed(t *testing.T) {
 		}
 	}
 	_ = a.Stats()
+}
+
+// What arrives while nobody waits wakes nobody: neither before a wait, nor after one that ended by
+// a datagram or by its deadline.
+func TestNobodyIsWokenForNothing(t *testing.T) {
+	local := loopbacks()["IPv4"]
+	a, b := open(t, Config{Local: local}), open(t, Config{Local: local})
+	dest, batch := to(t, a, b), b.NewBatch(0, 0)
+	packets, _ := packetsOf(10)
+	quiet := func(when string) {
+		t.Helper()
+		if _, err := dest.Send(packets, false); err != nil {
+			t.Fatal(err)
+		}
+		_ = b.readable.epollRaw.Control(func(fd uintptr) {
+			watched := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			if n, err := unix.Poll(watched, 0); n != 0 || err != nil {
+				t.Errorf("%s Go's poller hears of datagrams (%v)", when, err)
+			}
+		})
+		receive(t, b, batch, len(packets))
+	}
+	quiet("before a wait")
+	if err := b.WaitReadable(time.Now().Add(time.Millisecond)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	quiet("after a wait for nothing")
+	done := make(chan error, 1)
+	go func() { done <- b.WaitReadable(time.Time{}) }()
+	parked(t, done)
+	if _, err := dest.Send(packets, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	receive(t, b, batch, len(packets))
+	quiet("after a wait")
 }
