@@ -2,6 +2,7 @@ package roce_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"ibverbx/verbs"
@@ -48,6 +49,38 @@ func BenchmarkWrite(b *testing.B) {
 			c := p.Device(0).Counters()
 			b.ReportMetric(float64(c.Resent)/float64(max(c.Sent, 1)), "resent/packet")
 		})
+	}
+}
+
+// BenchmarkTurns sends eight bytes there and back between two NICs that one goroutine polls in
+// turn: what the code and the kernel take for both ways, without waiting.
+func BenchmarkTurns(b *testing.B) {
+	p := open(b, roce.Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newPair(b, p.Device(0), p.Device(1), 16)
+	wrs, recvs := [2][]verbs.SendWR{}, [2][]verbs.RecvWR{}
+	for i, mr := range pair.mr {
+		wrs[i] = []verbs.SendWR{{Opcode: verbs.OpSend, Flags: verbs.SendSignaled,
+			SGL: []verbs.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()}}}}
+		recvs[i] = []verbs.RecvWR{{SGL: []verbs.SGE{{Addr: mr.Addr() + 8, Length: 8, LKey: mr.LKey()}}}}
+		_, err := pair.qp[i].PostRecv(recvs[i])
+		check(b, err)
+	}
+	arrived := func(cq verbs.CQ) bool {
+		var wcs [4]verbs.WC
+		n, err := cq.Poll(wcs[:])
+		check(b, err)
+		return slices.ContainsFunc(wcs[:n], func(wc verbs.WC) bool { return wc.Opcode == verbs.WCRecv })
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for from, to := range [2]int{1, 0} {
+			_, err := pair.qp[from].PostSend(wrs[from])
+			check(b, err)
+			for !arrived(pair.cq[to]) {
+			}
+			_, err = pair.qp[to].PostRecv(recvs[to])
+			check(b, err)
+		}
 	}
 }
 

@@ -1,8 +1,10 @@
 package roce
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 
 	"ibverbx/verbs/roce/internal/rc"
@@ -71,6 +73,8 @@ func (q *QP) wrong(n *network) error {
 			n.now)
 	case q.blocked || q.path.to == nil:
 		return nil
+	case q.owes:
+		return q.wrongToOwe()
 	}
 	for range 2 { // requests and answers take turns at being first, which two calls leave as it was
 		q.engine.Transmit(n.now, &n.scratch)
@@ -97,4 +101,17 @@ func (n *network) add() {
 			sum.Field(i).SetUint(sum.Field(i).Uint() + c.Field(i).Uint())
 		}
 	}
+}
+
+// wrongToOwe says what is wrong with a queue pair whose acknowledgement is held back.
+func (q *QP) wrongToOwe() error {
+	switch r := &q.dev.recv; {
+	case !q.engine.OwesAckAlone():
+		return errors.New("it holds back more than an acknowledgement")
+	case !r.owes || !slices.Contains(q.dev.sender.owing, q):
+		return errors.New("it holds an acknowledgement back, and nobody knows")
+	case !r.napping.Load():
+		return errors.New("it holds an acknowledgement back, and nobody will look after it")
+	}
+	return nil
 }

@@ -178,6 +178,7 @@ func (n *network) step() (what string) {
 		x.arrive(h.packet)
 	case received:
 		x.awake = false
+		x.recv.napping.Store(false)
 		n.receive(x)
 		if len(x.inbox) != 0 {
 			x.wake()
@@ -220,6 +221,7 @@ func (x *networkNIC) arrive(g udp.Datagram) {
 func (x *networkNIC) wake() {
 	if !x.awake {
 		x.awake = true
+		x.recv.napping.Store(true)
 		x.net.soon(received, x)
 	}
 }
@@ -443,10 +445,11 @@ func (n *network) Close() error {
 	}
 	n.add()
 	for _, x := range n.nics {
-		if len(x.timers.heap)+len(x.sender.backlog)+len(x.sender.waiting)+len(x.recv.dirty) != 0 {
+		s, r := &x.sender, &x.recv
+		if len(x.timers.heap)+len(s.backlog)+len(s.waiting)+len(s.owing)+len(r.dirty) != 0 {
 			return fmt.Errorf("%s is closed and has %d timers, %d packets to send, %d queue pairs that wait "+
-				"to send, %d with packets that were not dealt with", x.Name(), len(x.timers.heap),
-				len(x.sender.backlog), len(x.sender.waiting), len(x.recv.dirty))
+				"to send, %d that owe acknowledgements, %d with packets that were not dealt with", x.Name(),
+				len(x.timers.heap), len(s.backlog), len(s.waiting), len(s.owing), len(r.dirty))
 		}
 	}
 	return nil

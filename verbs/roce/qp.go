@@ -20,6 +20,8 @@ type QP struct {
 	timer  timer
 	// touched is set while the queue pair is in the receiver's list of those that got packets.
 	touched bool
+	// owes is set while an acknowledgement is held back.
+	owes bool
 	// blocked is set while the queue pair waits for room in the socket's send buffer.
 	blocked bool
 }
@@ -134,6 +136,7 @@ func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 
 // PostSend adds requests to the send queue, and sends what may leave.
 func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
+	polled := q.dev.recv.beginPost()
 	q.dev.mu.Lock()
 	n, err := 0, q.core.MaySend()
 	if err == nil {
@@ -150,6 +153,9 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 		}
 	}
 	q.dev.mu.Unlock()
+	if polled {
+		q.dev.recv.pollingEnds()
+	}
 	return n, err
 }
 

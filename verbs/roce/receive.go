@@ -2,7 +2,9 @@ package roce
 
 import (
 	"errors"
+	"math"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,11 +27,13 @@ type receiver struct {
 	batch  batch
 	header wire.Header
 	dirty  []*QP // queue pairs that got packets in this round
+	owes   bool  // acknowledgements were held back in the round before
 	empty  int   // how often in a row who polls has found nothing
 
 	offer func() // offers the processor; tests count it
 
-	// polled is when somebody last polled an empty queue and is likely to go on, in the NIC's time.
+	// polled is when somebody last polled an empty queue and is likely to go on, in the NIC's time;
+	// pollsNow while what that has begun goes on.
 	polled  atomic.Int64
 	napping atomic.Bool // the goroutine keeps out of the way
 	wake    chan struct{}
@@ -50,6 +54,15 @@ const (
 	// four fifths of the bandwidth.
 	patience   = 100
 	offerEvery = 4
+	// Other goroutines get the processor less often: Go wakes a thread each time, and the caller
+	// may go on on that one.
+	goroutinesEvery = 16 * offerEvery
+	// pollsNow is later than any time.
+	pollsNow = math.MaxInt64
+	// fewPackets is how many may have arrived in a round whose acknowledgements wait for the
+	// program's answer. They leave with that, or when it polls again; if it does neither, the
+	// goroutine sends them. In the other order the answer would be a microsecond or two later.
+	fewPackets = 4
 )
 
 func (r *receiver) init(d *Device) {
@@ -69,7 +82,7 @@ func (r *receiver) serve() {
 		err := r.dev.link.WaitReadable(time.Time{})
 		if err == nil {
 			r.keepOut()
-			err = r.receive()
+			err = r.receiveUntilPolled()
 		}
 		switch {
 		case err == nil, errors.Is(err, udp.ErrAgain):
@@ -111,12 +124,19 @@ func (r *receiver) stopKeepingOut() {
 // help receives what there is, unless somebody does. goesOn says that the caller will be back soon.
 func (r *receiver) help(goesOn bool) {
 	if !r.mu.TryLock() {
+		if goesOn {
+			r.polled.Store(r.dev.now())
+		}
 		return
 	}
 	if goesOn {
-		r.polled.Store(r.dev.now())
+		r.polled.Store(pollsNow)
 	}
-	err := r.receiveLocked(1) // the caller has an empty queue no more, or is back soon
+	// One batch: then the caller's queue is not empty any more, or it is back soon.
+	err := r.receiveLocked(1, goesOn && r.napping.Load())
+	if goesOn {
+		r.pollingEnds()
+	}
 	r.empty++
 	if err == nil {
 		r.empty = 0
@@ -125,24 +145,52 @@ func (r *receiver) help(goesOn bool) {
 	r.mu.Unlock()
 	if empty >= patience && empty%offerEvery == 0 {
 		r.offer()
+		if empty%goroutinesEvery == 0 {
+			runtime.Gosched()
+		}
 	}
 }
+
+// beginPost notes that a program posts, and reports whether it is one that polls: until
+// pollingEnds is called the goroutine keeps out, as posting takes as long as sending does.
+func (r *receiver) beginPost() (polls bool) {
+	last := r.polled.Load()
+	return r.dev.now()-last < int64(idleAfter) && r.polled.CompareAndSwap(last, pollsNow)
+}
+
+// pollingEnds notes that what a program did that polls is done, unless somebody waits since.
+func (r *receiver) pollingEnds() { r.polled.CompareAndSwap(pollsNow, r.dev.now()) }
 
 // receive receives what there is, and sends what it calls for. It locks.
 func (r *receiver) receive() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.receiveLocked(rounds)
+	return r.receiveLocked(rounds, false)
 }
 
-// receiveLocked receives up to so many batches, until nothing is left.
-func (r *receiver) receiveLocked(batches int) error {
+// receiveUntilPolled is receive for the goroutine: it does not go on when somebody polls again.
+func (r *receiver) receiveUntilPolled() error {
+	for range rounds {
+		r.mu.Lock()
+		err, more := r.receiveLocked(1, false), r.batch.More()
+		r.mu.Unlock()
+		if err != nil || !more || r.isPolled() {
+			return err
+		}
+	}
+	return nil
+}
+
+// receiveLocked receives up to so many batches, until nothing is left. The acknowledgements that
+// the last one calls for may be held back, until it is called again.
+func (r *receiver) receiveLocked(batches int, hold bool) error {
 	for range batches {
 		if _, err := r.batch.Recv(); err != nil {
+			r.sendOwed()
 			return err
 		}
 		r.dev.mu.Lock()
-		r.take()
+		r.take(hold)
 		r.dev.mu.Unlock()
 		if !r.batch.More() {
 			break
@@ -151,8 +199,18 @@ func (r *receiver) receiveLocked(batches int) error {
 	return nil
 }
 
+// sendOwed sends what was held back.
+func (r *receiver) sendOwed() {
+	if r.owes {
+		r.dev.mu.Lock()
+		r.dev.sender.sendOwed()
+		r.dev.mu.Unlock()
+		r.owes = false
+	}
+}
+
 // take gives the datagrams of the batch to their queue pairs. Call it with both locks.
-func (r *receiver) take() {
+func (r *receiver) take(hold bool) {
 	d := r.dev
 	packetsOrder()
 	now := d.now()
@@ -162,9 +220,16 @@ func (r *receiver) take() {
 		r.packet(now, &received[i])
 	}
 	endLanding()
+	d.sender.sendOwed()
+	r.owes = false
 	for i, q := range r.dirty {
 		q.touched = false
-		q.transmit()
+		if hold && len(received) <= fewPackets && q.engine.OwesAckAlone() {
+			d.sender.owe(q)
+			r.owes = true
+		} else {
+			q.transmit()
+		}
 		r.dirty[i] = nil
 	}
 	r.dirty = r.dirty[:0]

@@ -25,6 +25,7 @@ type sender struct {
 
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
+	owing   []*QP // queue pairs whose acknowledgements are held back
 
 	draining bool // drain runs
 	drained  sync.WaitGroup
@@ -54,6 +55,7 @@ func (s *sender) init(d *Device) {
 func (q *QP) transmit() {
 	d := q.dev
 	s := &d.sender
+	q.owes = false
 	if q.path.to != nil && !q.blocked {
 		now := d.now()
 		for more := true; more; {
@@ -67,6 +69,24 @@ func (q *QP) transmit() {
 		}
 	}
 	d.timers.arm(&q.timer, q.engine.Deadline())
+}
+
+// owe holds back the acknowledgement of a queue pair that has nothing else to send.
+func (s *sender) owe(q *QP) {
+	q.owes = true
+	s.owing = append(s.owing, q)
+	s.dev.timers.arm(&q.timer, q.engine.Deadline())
+}
+
+// sendOwed sends what was held back and has not left with anything else.
+func (s *sender) sendOwed() {
+	for i, q := range s.owing {
+		if q.owes {
+			q.transmit()
+		}
+		s.owing[i] = nil
+	}
+	s.owing = s.owing[:0]
 }
 
 // send sends the batch.
@@ -197,5 +217,6 @@ func (s *sender) resume() {
 func (s *sender) forget(q *QP) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *QP) bool { return w == q })
 	s.backlog = slices.DeleteFunc(s.backlog, func(h held) bool { return h.qp == q })
+	s.owing = slices.DeleteFunc(s.owing, func(o *QP) bool { return o == q })
 	q.blocked = false
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/rc"
 	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/verbstest"
 )
@@ -121,7 +122,7 @@ func TestBacklogFair(t *testing.T) {
 	for last > 0 && destQP(g.passed[last-1]) != b.qp.Num() {
 		last--
 	}
-	if first < 0 || first > 64 {
+	if first < 0 || first > 2*rc.BatchPackets {
 		t.Errorf("the second queue pair sends its first packet behind %d of the first one, of %d in all",
 			first, last)
 	}

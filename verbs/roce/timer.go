@@ -52,9 +52,30 @@ func (t *timers) wind() {
 	}
 }
 
+// isDue reports whether an engine has to be called. If none has, the alarm is set anew.
+func (t *timers) isDue() bool {
+	t.next = rc.Never
+	now := t.dev.now()
+	for x := t.heap.Due(now); x != nil; x = t.heap.Due(now) {
+		when := x.Of.engine.Deadline()
+		t.heap.Arm(x, max(when, now))
+		if when <= now {
+			return true
+		}
+	}
+	t.wind()
+	return false
+}
+
 // tick calls the engines whose time has come. What has arrived counts first: if the process did not
 // run for a while, the answers that the engines wait for are there.
 func (d *Device) tick() {
+	d.mu.Lock()
+	due := d.timers.isDue()
+	d.mu.Unlock()
+	if !due {
+		return
+	}
 	_ = d.recv.receive()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -62,7 +83,6 @@ func (d *Device) tick() {
 		return
 	}
 	t := &d.timers
-	t.next = rc.Never
 	now := d.now()
 	for x := t.heap.Due(now); x != nil; x = t.heap.Due(now) {
 		q := x.Of

@@ -91,16 +91,17 @@ func (a *answerQueue) pop() {
 	}
 }
 
-// transmitAnswers adds the answers that are due, and then one of a NAK and an acknowledgement.
+// transmitAnswers adds the answers that are due.
 func (q *QP) transmitAnswers(b *Batch) {
-	r := &q.resp
-	for !r.answers.empty() {
-		if b.full() || !q.limiter.allows(q.now) {
-			return
-		}
+	for r := &q.resp; !r.answers.empty() && !b.full() && q.limiter.allows(q.now); {
 		q.answerNext(b, &r.answers.list[r.answers.first])
 	}
-	if b.full() {
+}
+
+// transmitAck adds one of a NAK and an acknowledgement, when the answers before it have left.
+func (q *QP) transmitAck(b *Batch) {
+	r := &q.resp
+	if !r.answers.empty() || b.full() {
 		return
 	}
 	switch {

@@ -14,7 +14,7 @@ type Packet struct {
 }
 
 // BatchPackets is how many packets a batch holds.
-const BatchPackets = 32
+const BatchPackets = 60
 
 // Batch is packets of one QP that leave together. Their payloads lie in registered memory, or in
 // the batch where a packet's payload lies in several pieces.

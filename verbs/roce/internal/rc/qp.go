@@ -191,7 +191,16 @@ func (q *QP) Transmit(now int64, b *Batch) (more bool) {
 		q.transmitAnswers(b)
 		q.transmitRequests(b)
 	}
+	q.transmitAck(b) // last: what somebody may wait for leaves before it
 	return b.full()
+}
+
+// OwesAckAlone reports whether an acknowledgement is all that is to be sent: it may wait a little
+// for something to leave with.
+func (q *QP) OwesAckAlone() bool {
+	r := &q.resp
+	return r.ackDue && r.nak == 0 && !r.gapDue && r.answers.empty() &&
+		q.req.lost == 0 && q.req.next == q.req.end
 }
 
 // Deadline is when Tick has to be called; Never if nothing is waited for.

@@ -74,7 +74,7 @@ const (
 	readPart = 64
 	// foreignAckEvery and ackEvery are after how many packets an acknowledgement is asked for.
 	foreignAckEvery = 32
-	ackEvery        = 64
+	ackEvery        = 60
 	// ackWithin is after how long one is asked for where the rate is limited.
 	ackWithin = 4 * int64(time.Millisecond)
 )

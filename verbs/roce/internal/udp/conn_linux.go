@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -142,12 +141,9 @@ func (c *Conn) WaitWritable(deadline time.Time) error {
 	return c.waitError(c.writable.wait(deadline))
 }
 
-// Yield offers the processor to other goroutines and to other threads, for those who ask again and
-// again whether something has arrived.
-func (c *Conn) Yield() {
-	runtime.Gosched()
-	yieldThread()
-}
+// Yield offers the processor to other threads, for those who ask again and again whether something
+// has arrived.
+func (c *Conn) Yield() { yieldThread() }
 
 // waitError is the error of a wait as the caller may expect it.
 func (c *Conn) waitError(err error) error {

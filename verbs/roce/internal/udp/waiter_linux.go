@@ -20,7 +20,8 @@ type waiter struct {
 	epoll    *os.File
 	epollRaw syscall.RawConn
 
-	// The calls and what they work on, made once, as a closure for each wait would be an allocation.
+	// The calls and what they work on, made once, as a closure for each wait would be an
+	// allocation.
 	watch, setUp func(fd uintptr)
 	ready        func(fd uintptr) bool
 	op           int // of epoll_ctl

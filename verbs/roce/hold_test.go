@@ -1,0 +1,173 @@
+package roce
+
+import (
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
+)
+
+// sentBy records the packets of each send of a NIC.
+func sentBy(d *Device) (sends func() []int) {
+	var counts []int
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	put := d.sender.put
+	d.sender.put = func(to destination, packets []udp.Packet, segment bool) (int, error) {
+		counts = append(counts, len(packets))
+		return put(to, packets, segment)
+	}
+	return func() []int {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return append([]int(nil), counts...)
+	}
+}
+
+// pollUntil polls until something is so, for two seconds at most.
+func (n *node) pollUntil(t *testing.T, what string, isSo func() bool) {
+	t.Helper()
+	var wcs [4]verbs.WC
+	for began := time.Now(); !isSo(); {
+		_, err := n.cq.Poll(wcs[:])
+		must(t, err)
+		if time.Since(began) > 2*time.Second {
+			t.Fatalf("not within two seconds: %s", what)
+		}
+	}
+}
+
+func (n *node) owes() bool {
+	n.dev.mu.Lock()
+	defer n.dev.mu.Unlock()
+	return n.qp.owes
+}
+
+// received is how many packets of requests have arrived.
+func (n *node) received() uint64 {
+	n.dev.mu.Lock()
+	defer n.dev.mu.Unlock()
+	return n.qp.engine.Stats().Received
+}
+
+// holding lets a write arrive at b, where a program polls, so that b owes an acknowledgement.
+func holding(t *testing.T) (a, b *node, sends func() []int) {
+	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
+	pair := newNodes(t, p.Device(0), p.Device(1), 64)
+	a, b = pair[0], pair[1]
+	sends = sentBy(b.dev)
+	// It begins when the goroutine has been given a processor and has seen that somebody polls.
+	began := time.Now()
+	for try := uint64(1); time.Since(began) < 5*time.Second; try++ {
+		a.post(t, a.write(b, try, 8))
+		b.pollUntil(t, "the write arrives", func() bool { return b.received() == try })
+		if b.owes() {
+			return a, b, sends
+		}
+		a.succeed(t)
+	}
+	t.Fatal("no acknowledgement is ever held back")
+	return nil, nil, nil
+}
+
+// An acknowledgement waits for the answer of the program that polls, and leaves with it.
+func TestAcknowledgementLeavesWithTheAnswer(t *testing.T) {
+	for range 10 { // the goroutine may come first
+		a, b, sends := holding(t)
+		before := len(sends())
+		b.post(t, b.write(a, 1, 8))
+		after := sends()[before:]
+		a.succeed(t)
+		b.succeed(t)
+		if after[0] == 2 {
+			return
+		}
+	}
+	t.Error("no send has an answer and an acknowledgement")
+}
+
+// A program that has no answer polls again, which sends the acknowledgement.
+func TestAcknowledgementLeavesWhenPolledAgain(t *testing.T) {
+	a, b, _ := holding(t)
+	b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.owes() })
+	a.succeed(t)
+}
+
+// A program that stops to poll owes its peer nothing for long: the goroutine looks after it, and
+// the peer sends nothing again.
+func TestAcknowledgementOfWhoStopsPolling(t *testing.T) {
+	for range 10 { // the host may be busy for longer than the peer has patience
+		a, _, _ := holding(t)
+		before := a.dev.Counters().Probes
+		began := time.Now()
+		a.succeed(t)
+		t.Logf("acknowledged after %v", time.Since(began))
+		if a.dev.Counters().Probes == before {
+			return
+		}
+	}
+	t.Error("the peer has to ask each time")
+}
+
+// Where the goroutine has yet to notice that somebody polls, nobody would look after what is held
+// back: nothing is.
+func TestNothingIsHeldBackUnguarded(t *testing.T) {
+	a, b, _ := holding(t)
+	for range 10 { // the goroutine may notice at once
+		b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.owes() })
+		a.succeed(t)
+		before := b.received()
+		b.dev.recv.napping.Store(false)
+		a.post(t, a.write(b, 1, 8))
+		b.pollUntil(t, "the write arrives", func() bool { return b.received() > before })
+		if !b.owes() {
+			a.succeed(t)
+			return
+		}
+	}
+	t.Error("an acknowledgement is always held back")
+}
+
+// A queue pair that is reset or closed owes nothing any more.
+func TestAcknowledgementForgotten(t *testing.T) {
+	_, b, _ := holding(t)
+	must(t, b.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
+	b.dev.mu.Lock()
+	defer b.dev.mu.Unlock()
+	if n := len(b.dev.sender.owing); n != 0 {
+		t.Errorf("%d queue pairs owe", n)
+	}
+}
+
+// While a program posts that polls, the goroutine keeps out, however long that takes; but for
+// whoever has begun to wait meanwhile, it does not.
+func TestPostingIsPolling(t *testing.T) {
+	now := int64(time.Hour)
+	d := &Device{clock: func() int64 { return now }}
+	r := &d.recv
+	r.dev = d
+	r.stopKeepingOut()
+	if r.beginPost() || r.isPolled() {
+		t.Error("a program that never polls is taken for one that does")
+	}
+	r.polled.Store(now)
+	if now += int64(idleAfter) / 2; !r.beginPost() {
+		t.Error("a program that polls is not known")
+	}
+	if now += int64(time.Minute); !r.isPolled() {
+		t.Error("it is forgotten while it posts")
+	}
+	if r.pollingEnds(); !r.isPolled() {
+		t.Error("it is forgotten when it has posted")
+	}
+	if now += int64(idleAfter); r.isPolled() {
+		t.Error("it is not forgotten")
+	}
+	r.polled.Store(now)
+	r.beginPost()
+	r.stopKeepingOut()
+	if r.pollingEnds(); r.isPolled() {
+		t.Error("whoever waits is forgotten")
+	}
+}
