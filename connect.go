@@ -140,6 +140,9 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		if err := r.qp.Modify(&attrs[i], mask); err != nil {
 			return h.railError(r, err)
 		}
+		if mask&verbs.QPAttrSQPSN != 0 {
+			r.lastPSN = attrs[i].SQPSN
+		}
 	}
 	if mask&verbs.QPAttrState == 0 {
 		return nil

@@ -29,6 +29,9 @@ type rail struct {
 	num    uint32 // of qp
 	device uint8  // the local DeviceID: picks local keys
 	closed bool   // qp was destroyed
+	// lastPSN is the first packet sequence number of the last connection in which the queue pair
+	// could send.
+	lastPSN uint32
 	railConn
 	stats railCounters
 
@@ -69,10 +72,16 @@ type railConn struct {
 	stopErr error
 }
 
-// newConn is the rail's part of a connection to a peer that has not said anything yet. It draws a
-// new packet sequence number, so that packets of an earlier connection do not fit.
+// newConn is the rail's part of a connection to a peer that has not said anything yet.
+//
+// It draws a packet sequence number that is a quarter to half of all numbers ahead of the last
+// connection's. Packets of that one may still be on their way between the same queue pairs. If
+// their numbers were among those of the new connection, they would be carried out in place of its
+// own, or acknowledge what has not arrived. As it is they lie behind its first number, unless the
+// last connection has sent four million packets.
 func (r *rail) newConn() railConn {
-	return railConn{psn: rand.Uint32() & (1<<24 - 1), peerDev: r.device, limit: r.slots}
+	psn := (r.lastPSN + 1<<22 + rand.Uint32N(1<<22)) % (1 << 24)
+	return railConn{psn: psn, peerDev: r.device, limit: r.slots}
 }
 
 // railCounters are the counters of [RailStats]. messages counts SENDs and notifications of Spray.
@@ -92,6 +101,7 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 		maxSGE:    max(1, limits.MaxSendSGE),
 		slots:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
 		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
+		lastPSN:   rand.Uint32(),
 	}
 	r.railConn = r.newConn()
 	return r

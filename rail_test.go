@@ -23,6 +23,29 @@ func (r *recorded) reconnect(t *testing.T) {
 	}
 }
 
+// Packets of the last connection may still be on their way. Those of the next one have numbers far
+// from theirs, even if the virtual queue pair was reset more than once in between.
+func TestPacketNumbersFarFromTheLast(t *testing.T) {
+	r := newRecorded(t, 1, 2, Config{})
+	for range 100 {
+		var last []uint32
+		for _, rl := range r.send.rails.all {
+			last = append(last, rl.psn)
+		}
+		for range 3 {
+			if err := r.Reset(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.reconnect(t)
+		for i, rl := range r.send.rails.all {
+			if ahead := (rl.psn - last[i]) % (1 << 24); ahead < 1<<22 || ahead > 1<<23 || rl.psn >= 1<<24 {
+				t.Fatalf("rail %d begins with %#x after %#x", i, rl.psn, last[i])
+			}
+		}
+	}
+}
+
 // What a NIC has refused for now is staged and not on the NIC: a completion of it is spurious.
 func TestStagedIsNotOnTheNIC(t *testing.T) {
 	r := newRecorded(t, 1, 2, Config{})

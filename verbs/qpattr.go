@@ -11,7 +11,10 @@ type QPAttr struct {
 	PathMTU   MTU
 	DestQPNum uint32 // the peer's queue pair number
 	RQPSN     uint32 // first packet sequence number expected; 24 bits, the peer's SQPSN
-	SQPSN     uint32 // first packet sequence number sent; 24 bits
+	// SQPSN is the first packet sequence number sent; 24 bits. Between queue pairs that were
+	// connected before, packets of the earlier connection may still be on their way: begin far from
+	// their numbers.
+	SQPSN uint32
 	// Access is what the peer may do through this queue pair; a memory region must grant it too.
 	Access      AccessFlags
 	MaxRDAtomic uint8 // reads and atomics outstanding as the requester

@@ -55,14 +55,13 @@ func (e *end) toInit() {
 	}
 }
 
-// mustBeNew checks that each session begins with new packet sequence numbers, so that no packet of
-// an earlier one is accepted.
+// mustBeNew checks that each session begins with packet sequence numbers that are far from those of
+// the last one, so that no packet of that is accepted.
 func (e *end) mustBeNew(card ibverbx.BusinessCard) {
 	for i, r := range card.Rails {
-		if q := e.wires[i]; e.sessionNo != 0 && r.PSN == q.psn && e.renewed {
-			e.w.Broken(ruleWire, "%v: %v begins with the packet number %d again", e, q, r.PSN)
+		if q := e.wires[i]; e.renewed && q.began && !lab.PSNsApart(r.PSN, q.psn, 1<<20) {
+			e.w.Broken(ruleWire, "%v: %v begins with the packet number %d after %d", e, q, r.PSN, q.psn)
 		}
-		e.wires[i].psn = r.PSN
 	}
 	e.renewed = false
 }

@@ -76,7 +76,8 @@ type wire struct {
 	bad     []verbs.WC // all that were not successful
 	refused bool       // it has refused the last post of sends
 	stopped bool       // the library has moved it to ERR
-	psn     uint32     // first packet sequence number of its last card
+	began   bool       // it has been connected once
+	psn     uint32     // first packet sequence number that it sent when it was connected last
 
 	userImm
 }
@@ -155,6 +156,9 @@ func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		}
 	}
 	err := q.QP.Modify(attr, mask)
+	if err == nil && mask&verbs.QPAttrSQPSN != 0 {
+		q.began, q.psn = true, attr.SQPSN
+	}
 	if err == nil && mask&verbs.QPAttrState != 0 {
 		q.stopped = attr.State == verbs.StateErr
 		if attr.State == verbs.StateReset {

@@ -215,35 +215,52 @@ func (q *networkQP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 
 // Modify translates the first packet sequence numbers.
 func (q *networkQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
-	if mask&(verbs.QPAttrSQPSN|verbs.QPAttrRQPSN) != 0 {
-		a := *attr
-		a.SQPSN, a.RQPSN = q.psns.of(a.SQPSN), q.psns.of(a.RQPSN)
-		attr = &a
+	a := *attr
+	if mask&verbs.QPAttrRQPSN != 0 {
+		a.RQPSN = q.psns.translate(a.DestQPNum, a.RQPSN)
 	}
-	return q.QP.Modify(attr, mask)
+	if mask&verbs.QPAttrSQPSN != 0 {
+		a.SQPSN = q.psns.translate(q.Num(), a.SQPSN)
+	}
+	return q.QP.Modify(&a, mask)
 }
 
 // psns gives each packet sequence number that the library has drawn another, which follows from the
-// seed.
+// seed. As the library's, those of one queue pair are far apart: packets of an earlier connection
+// that fit into a later one are believed, and no end can tell.
 type psns struct {
 	rng   *rand.Rand
-	known map[uint32]uint32
+	known map[uint32]uint32   // by what the library has drawn
+	of    map[uint32][]uint32 // by the number of the queue pair that sends
 }
 
 func newPSNs(seed uint64) *psns {
-	return &psns{rng: rand.New(rand.NewPCG(seed, 0x70736e)), known: map[uint32]uint32{}}
+	return &psns{rng: rand.New(rand.NewPCG(seed, 0x70736e)), known: map[uint32]uint32{},
+		of: map[uint32][]uint32{}}
 }
 
-// of is the number for one that the library has drawn. Some are near the wrap.
-func (p *psns) of(psn uint32) uint32 {
+// translate is the number for one that the library has drawn for a queue pair that sends. Some are
+// near the wrap.
+func (p *psns) translate(qpNum, psn uint32) uint32 {
 	to, ok := p.known[psn]
-	if !ok {
+	if ok {
+		return to
+	}
+	near := func(earlier uint32) bool { return !PSNsApart(earlier, to, 1<<14) }
+	for again := true; again; again = slices.ContainsFunc(p.of[qpNum], near) {
 		if to = p.rng.Uint32N(1 << 24); p.rng.IntN(3) == 0 {
 			to = 1<<24 - 1 - to%64
 		}
-		p.known[psn] = to
 	}
+	p.known[psn] = to
+	p.of[qpNum] = append(p.of[qpNum], to)
 	return to
+}
+
+// PSNsApart says whether two packet sequence numbers are so far from each other, around the wrap.
+func PSNsApart(a, b, far uint32) bool {
+	ahead := (a - b) % (1 << 24)
+	return far <= ahead && ahead <= 1<<24-far
 }
 
 // Alter has some of the requests with an immediate altered that a queue pair of a network posts.
