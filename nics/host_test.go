@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -342,6 +343,35 @@ func TestDevices(t *testing.T) {
 	if _, err := h.Reaching(a); !errors.Is(err, verbs.ErrClosed) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// Those of a provider that was named are the same for everybody who asks. Without a Logger the
+// program's own is used.
+func TestDevicesOfANamedProvider(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	var said bytes.Buffer
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	h, err := nics.Open(nics.Config{Provider: nics.Soft, Soft: soft.Config{Devices: 3}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	a, _ := met(t)
+	all, err := h.Devices()
+	reaching, failed := h.Reaching(a)
+	if err != nil || failed != nil || len(all) != 3 || !slices.Equal(all, reaching) ||
+		!slices.Equal(all, must(h.Provider().Devices())) {
+		t.Errorf("%v, %v, %v, %v", all, reaching, err, failed)
+	}
+	if !strings.Contains(said.String(), `provider=soft nics="soft0, soft1, soft2"`) {
+		t.Errorf("logged %s", said.String())
+	}
+}
+
+func must[T any](v T, err error) T {
+	check(err)
+	return v
 }
 
 // A context that ends ends the waiting for a peer.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -42,6 +43,58 @@ func TestGreetingsAreBounded(t *testing.T) {
 	}
 	if most != 8 || thrown.Load() < 16 {
 		t.Errorf("%d at a time, %d thrown out", most, thrown.Load())
+	}
+}
+
+// A listener goes on where too much is open for the moment, and ends where its socket does.
+func TestPassingConditions(t *testing.T) {
+	for err, passing := range map[error]bool{
+		syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOBUFS: true, syscall.ENOMEM: true,
+		syscall.ECONNABORTED: true, net.ErrClosed: false, syscall.EINVAL: false,
+	} {
+		if got := exhausted(&net.OpError{Op: "accept", Err: err}); got != passing {
+			t.Errorf("%v: passing %v", err, got)
+		}
+	}
+}
+
+// scripted is a listener whose Accept returns errors, and then that it is closed.
+type scripted struct {
+	net.Listener
+	errs []error
+}
+
+func (s *scripted) Accept() (net.Conn, error) {
+	if len(s.errs) == 0 {
+		return s.Listener.Accept()
+	}
+	err := s.errs[0]
+	s.errs = s.errs[1:]
+	return nil, err
+}
+
+// Accept says why no more conversations come, to everybody who asks.
+func TestListenerFails(t *testing.T) {
+	why := errors.New("the network card is on fire")
+	nl, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Config{}.withDefaults(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := serve(&scripted{nl, []error{syscall.EMFILE, syscall.ECONNABORTED, why}}, cfg)
+	for range 2 {
+		if _, err := l.Accept(t.Context()); !errors.Is(err, why) {
+			t.Errorf("error %v", err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.Accept(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -20,8 +20,8 @@ type Config struct {
 	TLS *tls.Config
 	// Timeout bounds each step of a conversation; 0 means 30 seconds.
 	Timeout time.Duration
-	// Greeting bounds the beginning of a conversation, TLS included; 0 means Timeout, and for those
-	// of a listener at most 5 seconds.
+	// Greeting bounds the beginning of a conversation, TLS included; 0 means Timeout, but at a
+	// listener no more than 5 seconds.
 	Greeting time.Duration
 	// MaxMessage bounds a message in bytes; 0 means 1 MiB.
 	MaxMessage int

@@ -3,7 +3,6 @@ package rendezvous
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 
@@ -142,10 +141,9 @@ func (c *Conn) step(ctx context.Context, op string, take func() error) error {
 	return &OpError{op, c.RemoteAddr().String(), err}
 }
 
-// part tells the peer why this end gives up, unless it was the peer that has.
+// part ends the conversation. The peer is told why, unless it has ended it.
 func (c *Conn) part(why error) {
-	var said *PeerError
-	if errors.As(why, &said) || c.Err() != nil {
+	if c.Err() != nil {
 		_ = c.Close()
 		return
 	}

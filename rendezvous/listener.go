@@ -61,6 +61,11 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	if err != nil {
 		return nil, &OpError{"listen", addr, err}
 	}
+	return serve(nl, cfg), nil
+}
+
+// serve greets who comes to a listener of connections.
+func serve(nl net.Listener, cfg Config) *Listener {
 	l := &Listener{nl: nl, cfg: cfg, ready: make(chan *Conn, cfg.MaxWaiting), room: make(chan struct{}, 1),
 		failed: make(chan struct{})}
 	if cfg.TLS != nil {
@@ -68,7 +73,7 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.all.Go(l.accept)
-	return l, nil
+	return l
 }
 
 // Addr is where it listens.
@@ -77,21 +82,37 @@ func (l *Listener) Addr() net.Addr { return l.nl.Addr() }
 // Accept waits for the next conversation, until ctx ends. Errors are an [*OpError]; that of a
 // closed listener is [ErrClosed], and another than that and the context's means that no more come.
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
-	err := errNoContext
-	if ctx != nil {
-		select {
-		case <-l.ctx.Done():
-			err = ErrClosed
-		case c := <-l.ready:
-			c.run()
-			return c, nil
-		case <-l.failed:
-			err = l.failure
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
+	c, err := l.next(ctx)
+	if err != nil {
+		return nil, &OpError{"accept", l.nl.Addr().String(), err}
 	}
-	return nil, &OpError{"accept", l.nl.Addr().String(), err}
+	c.run()
+	return c, nil
+}
+
+// next waits for a conversation, which nobody reads yet. Those that have come are handed out before
+// it is said that no more come.
+func (l *Listener) next(ctx context.Context) (*Conn, error) {
+	if ctx == nil {
+		return nil, errNoContext
+	}
+	select {
+	case <-l.ctx.Done():
+	case c := <-l.ready:
+		return c, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-l.failed:
+	}
+	if l.ctx.Err() != nil {
+		return nil, ErrClosed
+	}
+	select {
+	case c := <-l.ready:
+		return c, nil
+	default:
+		return nil, l.failure
+	}
 }
 
 // Close ends it. Conversations that nobody has accepted are told so; the others go on.

@@ -94,6 +94,9 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
+	if listening.TLS.MinVersion != 0 || dialling.TLS.MinVersion != 0 || dialling.TLS.ServerName != "" {
+		t.Error("the program's own configuration has been changed")
+	}
 	for end, c := range map[string]*rendezvous.Conn{"rank 0": a, "rank 1": b} {
 		state := c.TLS()
 		if state == nil || state.Version != tls.VersionTLS13 ||
