@@ -21,6 +21,7 @@ var (
 		"those of -local")
 	localFlag = flag.String("local", "", "local `addresses` that become NICs in user space, separated by "+
 		"commas")
+	gsoFlag  = flag.Bool("gso", false, "send bursts over IPv4 too")
 	waitFlag = flag.Duration("wait", 30*time.Second, "how long to wait for a completion")
 )
 
@@ -55,7 +56,7 @@ func openOurs(t *testing.T, local string) *roce.Device {
 	t.Helper()
 	addr, err := netip.ParseAddr(local)
 	check(t, err)
-	p, err := roce.Open(roce.Config{Addresses: []netip.Addr{addr}})
+	p, err := roce.Open(roce.Config{Addresses: []netip.Addr{addr}, ForeignGSO: *gsoFlag})
 	check(t, err)
 	t.Cleanup(func() { check(t, p.Close()) })
 	return p.Device(0)

@@ -101,7 +101,8 @@ func (c captured) test(t *testing.T) {
 		ids[p.id]++
 	}
 	for op := range wire.Opcode(255) {
-		if op.Known() && seen[op] == 0 {
+		// Where the window is small after losses, reads are asked for in parts of a packet or two.
+		if op.Known() && seen[op] == 0 && (c.loss == 0 || op != wire.ReadResponseMiddle) {
 			t.Errorf("no %v", op)
 		}
 	}

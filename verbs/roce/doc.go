@@ -37,13 +37,13 @@
 // believes it.
 //
 // Towards a foreign peer, a NIC or rdma_rxe, a queue pair keeps to what rdma_rxe does itself: it
-// goes back to a lost packet and sends everything again from there, has at most 128 packets under
-// way, and sends no bursts. Between two ends of this package only what was lost is sent again, the
-// window follows the delay, and the kernel moves packets in bursts. The packets are RoCEv2 in both
-// cases, and Wireshark reads them. What is kept behind a gap travels in a packet that is formed as
-// the response to a READ and whose AETH says NAK; a capture on a sending host shows bursts as one
-// packet each, unless they are turned off (ethtool -K DEV tx-udp-segmentation off, or
-// IBVERBX_ROCE_DISABLE_GSO=1).
+// goes back to a lost packet and sends everything again from there, and has at most 128 packets
+// under way. Over IPv4 it sends them no bursts unless [Config].ForeignGSO asks for them. Between
+// two ends of this package only what was lost is sent again, the window follows the delay, and the
+// kernel moves packets in bursts always. The packets are RoCEv2 in both cases, and Wireshark reads
+// them. What is kept behind a gap travels in a packet that is formed as the response to a READ and
+// whose AETH says NAK; a capture on a sending host shows bursts as one packet each, unless they are
+// turned off (ethtool -K DEV tx-udp-segmentation off, or IBVERBX_ROCE_DISABLE_GSO=1).
 //
 // A foreign peer sends as much as its own rules allow, whatever this end has room for: rdma_rxe up
 // to 128 packets, of which the receive buffer of a process without privilege holds some fifty of

@@ -44,6 +44,11 @@ type Config struct {
 	Strict bool
 	// DisableGSO and DisableGRO turn off what lets the kernel move packets in bursts.
 	DisableGSO, DisableGRO bool
+	// ForeignGSO sends bursts over IPv4 to foreign peers too. Each packet's checksum covers its
+	// IPv4 identification, which whoever cuts the burst chooses: Linux counts from 0, and so do the
+	// checksums. Where a NIC cuts them and counts otherwise, a foreign peer drops all but the first
+	// packet of each. Over IPv6, where there is no identification, bursts go to everybody.
+	ForeignGSO bool
 }
 
 // Provider is the NICs of this process. It is a verbs.Provider.

@@ -105,7 +105,7 @@ func (s *sender) send(q *QP) {
 		packets[i] = udp.Packet{Header: p.Header[:p.Len], Payload: p.Payload,
 			Trailer: s.batch.Trailer(i)}
 	}
-	segment := q.engine.IsOurs() && q.path.to.Segments()
+	segment := q.sendsBursts()
 	s.seal(q, packets, segment)
 	packetsOrder()
 	n, err := s.put(q.path.to, packets, segment)
@@ -117,6 +117,13 @@ func (s *sender) send(q *QP) {
 		// As if it was lost on the way: the requester finds out, or runs out of retries.
 		s.dev.counts.Unsendable += uint64(len(packets) - n)
 	}
+}
+
+// sendsBursts reports whether packets leave in bursts, which needs a peer that accepts the
+// identifications that they get: see [Config].ForeignGSO.
+func (q *QP) sendsBursts() bool {
+	isAccepted := q.engine.IsOurs() || q.dev.cfg.ForeignGSO || !q.path.peer.Addr().Is4()
+	return isAccepted && q.path.to.Segments()
 }
 
 // seal writes pad and ICRC behind the packets. In a burst they carry the identifications 0, 1, 2

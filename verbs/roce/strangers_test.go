@@ -322,6 +322,43 @@ func TestStrict(t *testing.T) {
 	}
 }
 
+// Bursts go to ends of this package, over IPv6 to everybody, and over IPv4 to foreign peers where
+// the user asks for that: every packet of them is taken.
+func TestBurstsToForeignPeers(t *testing.T) {
+	for name, test := range map[string]struct {
+		addr   string
+		cfg    Config
+		bursts bool
+	}{
+		"own":            {ownAddr(9), Config{}, true},
+		"IPv4":           {ownAddr(9), Config{Strict: true}, false},
+		"IPv4, asked":    {ownAddr(9), Config{Strict: true, ForeignGSO: true}, true},
+		"IPv6":           {"::1", Config{Strict: true}, true},
+		"IPv6, disabled": {"::1", Config{Strict: true, DisableGSO: true}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := openNICs(t, test.cfg, test.addr).Device(0)
+			pair := newNodes(t, d, d, 1<<16)
+			a, b := pair[0], pair[1]
+			a.post(t, a.write(b, 1, 8)) // from here on ends of this package know each other
+			a.succeed(t)
+			bursts := false
+			d.mu.Lock()
+			put := d.sender.put
+			d.sender.put = func(to destination, packets []udp.Packet, segment bool) (int, error) {
+				bursts = bursts || segment && len(packets) > 1
+				return put(to, packets, segment)
+			}
+			d.mu.Unlock()
+			a.post(t, a.write(b, 2, 1<<16))
+			a.succeed(t)
+			if bad := d.Counters().BadICRC; bursts != test.bursts || bad != 0 {
+				t.Errorf("bursts: %v; %d packets have a wrong checksum", bursts, bad)
+			}
+		})
+	}
+}
+
 // A peer without the right to what it asks for is told so before its connection ends, and once.
 func TestDeniedPeerIsTold(t *testing.T) {
 	p := openNICs(t, Config{}, "127.0.0.1")
