@@ -109,7 +109,7 @@ func perfFlagHelp() map[string]string {
 func devicesFlagHelp() map[string]string {
 	return map[string]string{
 		"provider": "Where the NICs come from: soft, software NICs, rdmacore, the host's, or roce, UDP " +
-			"sockets. [rdmacore, or roce where the host has no RDMA NIC]",
+			"sockets. [rdmacore, or roce where the host has no usable RDMA NIC]",
 		"device": "Which NICs: mlx5_0,mlx5_1, mlx5_*, ^mlx5_2 (all but that). Of roce: interfaces and " +
 			"addresses, eth0,192.0.2.7. [all]",
 		"library": "Path of libibverbs. [as the dynamic loader finds it]",

@@ -325,7 +325,7 @@ func perftestFlagHelp() map[string]string {
 		"device": "Which real NIC: mlx5_0, mlx5_0:1 (a port behind a colon). Of roce: an interface or " +
 			"address. [the first; of roce, where the two ends meet]",
 		"provider": "Where the NIC comes from: rdmacore, the host's, or roce, UDP sockets. [rdmacore, or " +
-			"roce where the host has no RDMA NIC]",
+			"roce where the host has no usable RDMA NIC]",
 		"outs":        "Reads outstanding on a queue pair, 1 to 255. [what the NIC allows]",
 		"retry-count": "How often it tries again then, 0 to 7; some NICs take 7 for ever. [7]",
 		"listen": "Wait for the peer: HOST, :PORT or HOST:PORT. [without HOST: every address, port " +

@@ -14,6 +14,7 @@ import (
 	"ibverbx/verbs"
 	"ibverbx/verbs/rdmacore"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/soft"
 )
 
 var roceAt = regexp.MustCompile(`roce[0-9]+ at [^ ,\n]+`)
@@ -110,6 +111,48 @@ func TestRoCEByItself(t *testing.T) {
 	}
 	if doc.Note != roceNote || doc.Params.Provider != roceNICs || doc.Peer.Provider != roceNICs {
 		t.Errorf("note %q, provider %q, peer's %q", doc.Note, doc.Params.Provider, doc.Peer.Provider)
+	}
+}
+
+// unplugged is a NIC without a link.
+type unplugged struct{ verbs.Device }
+
+func (u unplugged) QueryPort(n int) (verbs.PortAttr, error) {
+	attr, err := u.Device.QueryPort(n)
+	attr.State = verbs.PortDown
+	return attr, err
+}
+
+// TestRoCEWithoutALink uses roce where no port of an RDMA NIC is up, and says why. devices lists
+// the NICs that are there.
+func TestRoCEWithoutALink(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fabric.Close()
+	replaceProvider(t, realNICs, func(nics.Config) (verbs.Provider, error) {
+		return half{fabric, realNICs, []verbs.Device{unplugged{fabric.Device(0)}}}, nil
+	})
+	server, address := listening(t, "perf --listen 127.0.0.1:0")
+	code, out, errs := command(t, "perf --connect "+address+quick)
+	codeB, _, errsB := server.wait(t)
+	if code != exitOK || codeB != exitOK || !strings.Contains(errs, roceDownNote) ||
+		!strings.Contains(errsB, roceDownNote) || !strings.Contains(out, "messages verified") {
+		t.Errorf("exit %d, stderr %s\n%s\nlistening: exit %d, %s", code, errs, out, codeB, errsB)
+	}
+	if code, out, errs := command(t, "devices"); code != exitOK || !strings.Contains(out, "soft0") ||
+		!strings.Contains(out, "DOWN") {
+		t.Errorf("devices: exit %d, %s\n%s", code, errs, out)
+	}
+	replaceProvider(t, realNICs, func(nics.Config) (verbs.Provider, error) {
+		return half{fabric, realNICs, []verbs.Device{unplugged{fabric.Device(0)}, fabric.Device(1)}}, nil
+	})
+	server, _ = listening(t, "perf --listen 127.0.0.1:0")
+	server.cancel()
+	if _, _, errs := server.wait(t); !strings.Contains(errs, "soft0: no port is up") ||
+		!strings.Contains(errs, "going on without it") || !strings.Contains(errs, "with soft1\n") {
+		t.Errorf("stderr %s", errs)
 	}
 }
 
