@@ -70,6 +70,15 @@ func interfaceAddresses(name string) (addrs []netip.Addr, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
+	if addrs = nicAddresses(all); addrs == nil {
+		return nil, fmt.Errorf("interface %s has no address that can be a NIC: give it one, or name another",
+			name)
+	}
+	return addrs, nil
+}
+
+// nicAddresses are those of an interface's addresses that can be NICs.
+func nicAddresses(all []net.Addr) (addrs []netip.Addr) {
 	var v6 []netip.Addr
 	for _, a := range all {
 		prefix, err := netip.ParsePrefix(a.String())
@@ -82,13 +91,9 @@ func interfaceAddresses(name string) (addrs []netip.Addr, err error) {
 		}
 	}
 	if addrs == nil {
-		addrs = v6
+		return v6
 	}
-	if addrs == nil {
-		return nil, fmt.Errorf("interface %s has no address that can be a NIC: give it one, or name another",
-			name)
-	}
-	return addrs, nil
+	return addrs
 }
 
 // interfaceNames are the names of this host's interfaces.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -30,6 +31,15 @@ type real struct {
 	*soft.Fabric
 	devices  []verbs.Device
 	unopened error
+	open     *atomic.Int64 // how many there are
+}
+
+func (r real) Close() error {
+	err := r.Fabric.Close()
+	if err == nil {
+		r.open.Add(-1)
+	}
+	return err
 }
 
 func (real) Name() string                       { return nics.Real }
@@ -51,6 +61,12 @@ func hostWith(t *testing.T, why error, devices func(all []verbs.Device) []verbs.
 	*bytes.Buffer) {
 	t.Helper()
 	var said bytes.Buffer
+	var open atomic.Int64
+	t.Cleanup(func() {
+		if n := open.Load(); n != 0 {
+			t.Errorf("%d providers are left open", n)
+		}
+	})
 	return nics.Config{Logger: slog.New(slog.NewTextHandler(&said, nil)), Sources: []nics.Source{{
 		Name: nics.Real,
 		Open: func(nics.Config) (verbs.Provider, error) {
@@ -61,8 +77,9 @@ func hostWith(t *testing.T, why error, devices func(all []verbs.Device) []verbs.
 			if err != nil {
 				return nil, err
 			}
+			open.Add(1)
 			all, err := f.Devices()
-			return real{f, devices(all), why}, err
+			return real{f, devices(all), why, &open}, err
 		}}}}, &said
 }
 
@@ -141,7 +158,9 @@ func TestWhichProvider(t *testing.T) {
 			why := errors.Join(h.Instead(), h.LeftOut())
 			if h.Name() != tt.provider || !strings.Contains(said.String(), tt.log) ||
 				tt.text != "" && (why == nil || !strings.Contains(why.Error(), tt.text)) ||
-				tt.text == "" && h.LeftOut() != nil {
+				tt.text == "" && h.LeftOut() != nil ||
+				strings.Contains(said.String(), "because=") != (why != nil) &&
+					tt.log != "" {
 				t.Errorf("%s, because %v, logged %s", h.Name(), why, said)
 			}
 		})
@@ -296,6 +315,10 @@ func TestAgreeWithStrangers(t *testing.T) {
 		other.Go(func() {
 			_ = b.Send(t.Context(), "nics", body)
 			<-b.Done()
+			var said *rendezvous.PeerError
+			if !errors.As(b.Err(), &said) {
+				t.Errorf("%v: the peer is told %v", body, b.Err())
+			}
 			_ = b.Close()
 		})
 		if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrProtocol) {
@@ -304,6 +327,14 @@ func TestAgreeWithStrangers(t *testing.T) {
 		other.Wait()
 	}
 	a, b := met(t)
+	_ = b.Close()
+	if _, err := h.Agree(t.Context(), a); !errors.Is(err, rendezvous.ErrGone) {
+		t.Errorf("error %v", err)
+	}
+	if err := a.Send(t.Context(), "more", nil); !errors.Is(err, rendezvous.ErrClosed) {
+		t.Errorf("the conversation goes on: %v", err)
+	}
+	a, b = met(t)
 	go func() { _ = b.Barrier(t.Context()); _ = b.Close() }()
 	if _, err := h.Connect(t.Context(), nil, ibverbx.Config{}); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("nobody: error %v", err)

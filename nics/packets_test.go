@@ -49,6 +49,35 @@ func TestAddress(t *testing.T) {
 	}
 }
 
+// Of an interface its IPv4 addresses are NICs, and its IPv6 ones where it has no others; none is
+// link-local.
+func TestAddressesOfAnInterface(t *testing.T) {
+	for _, tt := range []struct{ all, want string }{
+		{"192.0.2.1/24 fd00::1/64 fe80::1/64 192.0.2.2/24", "[192.0.2.1 192.0.2.2]"},
+		{"fe80::1/64 fd00::1/64", "[fd00::1]"},
+		{"fe80::1/64 169.254.0.1/16", "[]"},
+		{"", "[]"},
+	} {
+		var all []net.Addr
+		for prefix := range strings.FieldsSeq(tt.all) {
+			ip, ipNet, err := net.ParseCIDR(prefix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, &net.IPNet{IP: ip, Mask: ipNet.Mask})
+		}
+		if got := fmt.Sprint(nicAddresses(all)); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.all, got, tt.want)
+		}
+	}
+	for _, ifc := range interfaceNames() {
+		if _, err := parseAddresses(ifc); err != nil &&
+			!strings.Contains(err.Error(), "no address that can be") {
+			t.Errorf("%s: %v", ifc, err)
+		}
+	}
+}
+
 // link is a NIC of a link layer, with a GID table of one kind.
 type link struct {
 	verbs.Device

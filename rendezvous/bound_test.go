@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"errors"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -13,8 +14,10 @@ import (
 // throws them out one after another.
 func TestGreetingsAreBounded(t *testing.T) {
 	var thrown atomic.Int64
+	var who sync.Map // by address
 	l, err := Listen(t.Context(), "127.0.0.1:0", Config{MaxGreetings: 8, Timeout: time.Hour,
-		Greeting: time.Hour, Refused: func(_ net.Addr, why error) {
+		Greeting: time.Hour, Refused: func(remote net.Addr, why error) {
+			who.Store(remote.String(), true)
 			if !errors.Is(why, ErrTimeout) || why.Error() != errEvicted.Error() {
 				t.Errorf("refused: %v", why)
 			}
@@ -24,12 +27,16 @@ func TestGreetingsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for range 40 {
+	var first string
+	for i := range 40 {
 		nc, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer nc.Close()
+		if i == 0 {
+			first = nc.LocalAddr().String()
+		}
 	}
 	most := 0
 	for start := time.Now(); thrown.Load() < 16 && time.Since(start) < 20*time.Second; time.Sleep(
@@ -43,6 +50,9 @@ func TestGreetingsAreBounded(t *testing.T) {
 	}
 	if most != 8 || thrown.Load() < 16 {
 		t.Errorf("%d at a time, %d thrown out", most, thrown.Load())
+	}
+	if _, out := who.Load(first); !out {
+		t.Error("the first one has stayed")
 	}
 }
 

@@ -301,6 +301,23 @@ func TestGreeting(t *testing.T) {
 	}
 }
 
+// TestSendEnded sends nothing once the context has ended.
+func TestSendEnded(t *testing.T) {
+	a, b := pair(t, Config{})
+	why := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	if err := a.Send(ctx, "never", nil); !errors.Is(err, why) {
+		t.Errorf("error %v, want the context's cause", err)
+	}
+	if err := a.Send(t.Context(), "word", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Receive(t.Context(), "word", nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNext waits for a message for longer than a step may take, and not for longer than its
 // context.
 func TestNext(t *testing.T) {
