@@ -55,6 +55,13 @@ func (d down) QueryPort(n int) (verbs.PortAttr, error) {
 	return attr, err
 }
 
+// mute is a NIC that does not say what it is.
+type mute struct{ verbs.Device }
+
+func (mute) Query() (verbs.DeviceAttr, error) {
+	return verbs.DeviceAttr{}, errors.New("firmware error")
+}
+
 // hostWith is the configuration of a host with some real NICs, or with none for a reason. What it
 // logs goes to a buffer.
 func hostWith(t *testing.T, why error, devices func(all []verbs.Device) []verbs.Device) (nics.Config,
@@ -104,6 +111,11 @@ func TestWhichProvider(t *testing.T) {
 			`nics="soft0, soft1"`, nil, ""},
 		"one without a link": {nil, oneDown, nil, nics.Real, "nics=soft1", nil,
 			"soft0: no port is up: the last one is DOWN"},
+		"one without a link, but both are named": {nil, oneDown,
+			func(c *nics.Config) { c.Devices = "soft0,soft1" }, nics.Real, `nics="soft0, soft1"`, nil, ""},
+		"one that does not say": {nil, func(all []verbs.Device) []verbs.Device {
+			return []verbs.Device{mute{all[0]}, down{all[1]}}
+		}, nil, nics.Real, "nics=soft0", nil, "soft1: no port is up"},
 		"one that cannot be opened": {denied, both, nil, nics.Real, "level=WARN", nil, denied.Error()},
 		"no link": {nil, allDown, nil, nics.RoCE, "provider=roce", nil,
 			"soft1: no port is up: the last one is DOWN"},

@@ -249,7 +249,9 @@ func TestSendInterrupted(t *testing.T) {
 	time.AfterFunc(300*time.Millisecond, func() { cancel(why) }) // sending waits since long
 	big := strings.Repeat("x", 1<<19)
 	for err = nil; err == nil; {
-		err = conn.Send(ctx, "big", big)
+		if err = conn.Send(ctx, "big", big); err == nil && ctx.Err() != nil {
+			t.Fatal("what waited when the context ended is said to be sent")
+		}
 	}
 	if !errors.Is(err, why) {
 		t.Errorf("error %v, want the context's cause", err)
@@ -346,6 +348,28 @@ func TestDecode(t *testing.T) {
 	err := m.Decode(&body)
 	if !errors.Is(err, ErrProtocol) || len(err.Error()) > 2*maxReason {
 		t.Errorf("error %.1000v", err)
+	}
+}
+
+// The zero Config has the values that its fields document.
+func TestDefaults(t *testing.T) {
+	for listens, greeting := range map[bool]time.Duration{true: 5 * time.Second, false: 30 * time.Second} {
+		got, err := Config{}.withDefaults(listens)
+		if err != nil || got.Timeout != 30*time.Second || got.Greeting != greeting ||
+			got.MaxMessage != 1<<20 ||
+			got.MaxGreetings != 512 || got.MaxWaiting != 512 || got.Retry != 0 {
+			t.Errorf("listens %v: %+v, %v", listens, got, err)
+		}
+	}
+}
+
+// A message may be as long as the limit.
+func TestLongest(t *testing.T) {
+	text := `{"kind":"word"}`
+	for limit, want := range map[int]error{len(text): nil, len(text) - 1: ErrProtocol} {
+		if _, err := readFrame(strings.NewReader(frame(text)), limit); !errors.Is(err, want) {
+			t.Errorf("%d bytes, at most %d: %v", len(text), limit, err)
+		}
 	}
 }
 
