@@ -1,0 +1,122 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"ibverbx/internal/peertext"
+)
+
+// Why a job ends, or a call fails. Test with errors.Is.
+var (
+	// ErrNoJob: nothing says which job this process is part of. The error says what was found, and
+	// what is missing.
+	ErrNoJob = errors.New("no job found")
+	// ErrDied: a process of the job has died, or does not answer. A [*RankError] says which.
+	ErrDied = errors.New("the process has died")
+	// ErrLeft: a process of the job has closed it and cannot take part in this call. A [*RankError]
+	// says which.
+	ErrLeft = errors.New("the process has left the job")
+	// ErrFailed: a process of the job has given up; a [*RankError] says which, and in its words
+	// why.
+	ErrFailed = errors.New("the process has given up")
+	// ErrMismatch: the processes differ in what they take to be the same: the size of the job, a
+	// rank, the collective call that they make.
+	ErrMismatch = errors.New("the processes of the job disagree")
+	// ErrAbsent: some processes have not come within Config.Wait. The error names their ranks.
+	ErrAbsent = errors.New("not all processes of the job have come")
+	// ErrFull: the store has no room for a value.
+	ErrFull = errors.New("the store is full")
+	// ErrClosed: this process has closed the job.
+	ErrClosed = errors.New("the job is closed")
+)
+
+// Process is a process of the job.
+type Process struct {
+	Rank int    `json:"rank"`
+	Host string `json:"host"` // its name of its host, or where that is not known the address
+	PID  int    `json:"pid"`  // 0 where it is not known
+}
+
+// String names it: "rank 2 (node7, pid 4242)".
+func (p Process) String() string {
+	var known []string
+	if p.Host != "" {
+		known = append(known, p.Host)
+	}
+	if p.PID != 0 {
+		known = append(known, fmt.Sprintf("pid %d", p.PID))
+	}
+	if known == nil {
+		return fmt.Sprintf("rank %d", p.Rank)
+	}
+	return fmt.Sprintf("rank %d (%s)", p.Rank, strings.Join(known, ", "))
+}
+
+// RankError says which process of the job has ended it.
+type RankError struct {
+	Process
+
+	Err error // why: ErrDied, ErrLeft, ErrFailed, ErrMismatch, with details
+}
+
+// Error names the process.
+func (e *RankError) Error() string { return e.String() + ": " + e.Err.Error() }
+
+// Unwrap returns why.
+func (e *RankError) Unwrap() error { return e.Err }
+
+// verdict is a RankError as it travels.
+type verdict struct {
+	Process
+
+	Code string `json:"code"`
+	Text string `json:"text"`
+}
+
+// codes are the sentinels by their names in verdicts.
+func codes() map[string]error {
+	return map[string]error{"died": ErrDied, "left": ErrLeft, "failed": ErrFailed, "mismatch": ErrMismatch,
+		"absent": ErrAbsent}
+}
+
+// said is an error whose text another process has written.
+type said struct {
+	text string
+	is   error
+}
+
+func (e *said) Error() string { return e.text }
+func (e *said) Unwrap() error { return e.is }
+
+// verdictOf is what tells the others of an error.
+func verdictOf(err error) verdict {
+	v := verdict{Process: Process{Rank: -1}, Code: "failed", Text: err.Error()}
+	var of *RankError
+	if errors.As(err, &of) {
+		v.Process, v.Text = of.Process, of.Err.Error()
+	}
+	for code, sentinel := range codes() {
+		if errors.Is(err, sentinel) {
+			v.Code = code
+		}
+	}
+	return v
+}
+
+// err is the error that a verdict tells of.
+func (v *verdict) err() error {
+	reason := &said{peertext.Clean(v.Text), codes()[v.Code]}
+	if reason.is == nil {
+		reason.is = ErrFailed
+	}
+	if v.Rank < 0 {
+		return reason
+	}
+	v.Host = peertext.Line(v.Host, maxHost)
+	return &RankError{v.Process, reason}
+}
+
+// maxHost is how many characters of a host's name are kept.
+const maxHost = 100

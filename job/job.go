@@ -1,0 +1,228 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+
+	"ibverbx/verbs"
+)
+
+// Job is this process's part in a job. Its methods may be called from any goroutine; of the
+// collective calls, AllGather and Barrier, a process makes one at a time, and all processes the
+// same ones in the same order.
+type Job struct {
+	place  Place
+	all    []Process
+	member *member
+	server *server // rank 0's; nil elsewhere
+
+	collective chan struct{} // has a token while nobody is in a collective call
+	seq        uint64        // counts collective calls; whoever has the token
+
+	closing sync.Once
+}
+
+// Join finds the job that this process is part of, and returns once all of its processes have
+// joined. A process that dies meanwhile ends Join for all, with its name; where some do not come
+// within Config.Wait, or before ctx ends, the error names their ranks.
+func Join(ctx context.Context, cfg Config) (*Job, error) {
+	if ctx == nil {
+		return nil, fmt.Errorf("job: join: %w: the context is nil", verbs.ErrInvalid)
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	place, err := Find(cfg)
+	if err != nil {
+		return nil, err
+	}
+	j := &Job{place: place, collective: make(chan struct{}, 1)}
+	j.collective <- struct{}{}
+	if err := j.join(ctx, &cfg); err != nil {
+		return nil, fmt.Errorf("job: join as rank %d of %d: %w", place.Rank, place.Size, err)
+	}
+	return j, nil
+}
+
+// join meets the others.
+func (j *Job) join(ctx context.Context, cfg *Config) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Wait+lateness, errWaited(cfg.Wait))
+	defer cancel()
+	if j.place.Rank == 0 {
+		if j.server, err = serve(ctx, &j.place, cfg); err != nil {
+			return err
+		}
+		j.member, err = j.server.first(ctx)
+	} else {
+		j.member, err = dial(ctx, &j.place, cfg)
+	}
+	if err == nil {
+		j.all, err = j.member.ready(ctx)
+	}
+	if err != nil && ctx.Err() != nil && j.server != nil {
+		if who := j.server.missing(); who != "" {
+			err = fmt.Errorf("%w: %s", err, who)
+		}
+	}
+	if err != nil {
+		j.end(err)
+	}
+	return err
+}
+
+// end gives up what join has begun, and tells the others.
+func (j *Job) end(why error) {
+	if j.member != nil {
+		j.member.giveUp(why)
+	}
+	if j.server != nil {
+		j.server.close()
+	}
+}
+
+// Rank is this process's number, from 0 on.
+func (j *Job) Rank() int { return j.place.Rank }
+
+// Size is how many processes the job has.
+func (j *Job) Size() int { return j.place.Size }
+
+// Place is where this process's rank and the job's size are from.
+func (j *Job) Place() Place { return j.place }
+
+// Process says on which host a rank runs.
+func (j *Job) Process(rank int) Process { return j.all[rank] }
+
+// LocalAddr and RemoteAddr are the ends of the connection over which this process has met the
+// others, for nics.Host.Reaching: rank 0's is one to a process on another host, if there is any. A
+// job of one process has the loopback interface's.
+func (j *Job) LocalAddr() net.Addr { return j.route().local }
+
+// RemoteAddr is described with LocalAddr.
+func (j *Job) RemoteAddr() net.Addr { return j.route().remote }
+
+func (j *Job) route() route {
+	if j.server != nil {
+		return j.server.route()
+	}
+	return route{j.member.conn.LocalAddr(), j.member.conn.RemoteAddr()}
+}
+
+// AllGather passes mine to all processes, and returns what each of them has passed, in the order of
+// their ranks. It is a shmem.Config.Exchange. An error ends the job for all processes, since they
+// are out of step then: also that of ctx. What is returned is the caller's.
+func (j *Job) AllGather(ctx context.Context, mine []byte) ([][]byte, error) {
+	return j.gather(ctx, "all-gather", mine)
+}
+
+// Barrier returns once all processes have called it. Errors are those of AllGather.
+func (j *Job) Barrier(ctx context.Context) error {
+	_, err := j.gather(ctx, "barrier", nil)
+	return err
+}
+
+func (j *Job) gather(ctx context.Context, op string, mine []byte) ([][]byte, error) {
+	if err := j.check(ctx, mine); err != nil {
+		return nil, fmt.Errorf("job: %s: %w", op, err)
+	}
+	select {
+	case <-j.collective:
+	default:
+		return nil, fmt.Errorf("job: %s: %w: another collective call is under way", op, verbs.ErrBusy)
+	}
+	defer func() { j.collective <- struct{}{} }()
+	j.seq++
+	rows, err := j.member.gather(ctx, op, j.seq, mine)
+	if err != nil {
+		return nil, fmt.Errorf("job: %s: %w", op, err)
+	}
+	return rows, nil
+}
+
+// check refuses what a call must not be given.
+func (j *Job) check(ctx context.Context, value []byte) error {
+	switch most := j.member.cfg.MaxValue; {
+	case ctx == nil:
+		return fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case len(value) > most:
+		return fmt.Errorf("%w: %d bytes: at most %d (Config.MaxValue)", verbs.ErrInvalid, len(value), most)
+	}
+	return nil
+}
+
+// maxKey is how long a key may be in bytes.
+const maxKey = 256
+
+func checkKey(key string) error {
+	if key == "" || len(key) > maxKey {
+		return fmt.Errorf("%w: a key of %d bytes: must be 1 to %d", verbs.ErrInvalid, len(key), maxKey)
+	}
+	return nil
+}
+
+// Put sets a value in the store, which every process of the job reads. It returns once the value is
+// there.
+func (j *Job) Put(ctx context.Context, key string, value []byte) error {
+	err := j.check(ctx, value)
+	if err == nil {
+		err = checkKey(key)
+	}
+	if err == nil {
+		_, err = j.member.ask(ctx, kindPut, key, value)
+	}
+	if err != nil {
+		return fmt.Errorf("job: put %.40q: %w", key, err)
+	}
+	return nil
+}
+
+// Get returns a value of the store. Where there is none yet it waits for it, until ctx ends.
+func (j *Job) Get(ctx context.Context, key string) ([]byte, error) {
+	err := j.check(ctx, nil)
+	if err == nil {
+		err = checkKey(key)
+	}
+	var value []byte
+	if err == nil {
+		value, err = j.member.ask(ctx, kindGet, key, nil)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("job: get %.40q: %w", key, err)
+	}
+	return value, nil
+}
+
+// Done is closed when the job has failed: a process has died or given up. Err says which.
+func (j *Job) Done() <-chan struct{} { return j.member.failed }
+
+// Err is why the job has failed; nil while it has not. Where a process has, it is a [*RankError].
+func (j *Job) Err() error {
+	select {
+	case <-j.member.failed:
+		return j.member.why
+	default:
+		return nil
+	}
+}
+
+// Fail ends the job for all processes, which are told why this one gives up, and closes it.
+func (j *Job) Fail(why error) {
+	j.closing.Do(func() { j.end(why) })
+}
+
+// Close leaves the job. It does not wait for the others, but for some seconds at most until they
+// know: their later collective calls fail with [ErrLeft], and after rank 0 has left, all calls do.
+// So programs end with a Barrier. It may be called again.
+func (j *Job) Close() error {
+	j.closing.Do(func() {
+		j.member.leave()
+		if j.server != nil {
+			j.server.close()
+		}
+	})
+	return nil
+}

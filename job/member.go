@@ -1,0 +1,394 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+)
+
+// member is a process's conversation with rank 0, which has one with itself.
+type member struct {
+	place  *Place
+	cfg    Config
+	conn   *rendezvous.Conn
+	list   chan []Process // rank 0 says that all have come
+	failed chan struct{}  // closed when the job has failed; why says why
+	why    error
+	gone   chan struct{} // closed when rank 0 has gone: because the job has failed, or it has left
+	ending sync.Once
+
+	mu      sync.Mutex
+	first   Process // rank 0, as far as it is known
+	leaving bool
+	lastID  uint64
+	asked   map[uint64]chan answer
+	gathers *gathering
+}
+
+// gathering is a collective call under way.
+type gathering struct {
+	seq  uint64
+	rows [][]byte
+	got  int
+	done chan struct{}
+}
+
+// self is this process.
+func self(rank int) Process {
+	host, _ := os.Hostname() // the address is known as well
+	return Process{Rank: rank, Host: host, PID: os.Getpid()}
+}
+
+// dial meets rank 0, which may not be there yet: nobody listens, or its name does not resolve.
+func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
+	began, told := time.Now(), false
+	var last error
+	for {
+		conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+		var unreachable net.Error
+		switch {
+		case err == nil:
+			return talk(ctx, p, cfg, conn)
+		case errors.Is(err, rendezvous.ErrVersion):
+			return nil, fmt.Errorf("%w: another job or another program has rank 0's port: %w", ErrMismatch,
+				err)
+		case ctx.Err() != nil:
+			if last != nil {
+				return nil, fmt.Errorf("%w: rank 0 is not there: %w", context.Cause(ctx), last)
+			}
+			return nil, context.Cause(ctx)
+		case !errors.As(err, &unreachable) && !errors.Is(err, rendezvous.ErrGone):
+			return nil, err
+		}
+		last = err
+		if !told && time.Since(began) > patienceOfLogs {
+			cfg.Logger.Info("ibverbx: job: waiting for rank 0", "address", p.Address, "because", err)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause(time.Since(began))):
+		}
+	}
+}
+
+// patienceOfLogs is after which time it is logged for whom Join waits.
+const patienceOfLogs = 10 * time.Second
+
+// pause is how long to wait before rank 0 is looked for again.
+func pause(since time.Duration) time.Duration {
+	return min(max(since/8, 20*time.Millisecond), time.Second)
+}
+
+// talk begins to talk to rank 0.
+func talk(ctx context.Context, p *Place, cfg *Config, conn *rendezvous.Conn) (*member, error) {
+	m := &member{place: p, cfg: *cfg, conn: conn, first: Process{Host: p.Address},
+		list: make(chan []Process, 1), failed: make(chan struct{}), gone: make(chan struct{}),
+		asked: map[uint64]chan answer{}}
+	if err := conn.Send(ctx, kindJoin, hello{self(p.Rank), p.Size}); err != nil {
+		_ = conn.Close()
+		return nil, &RankError{m.rank0(), ended(err)}
+	}
+	go m.listen()
+	go m.beat()
+	return m, nil
+}
+
+// ready waits until all processes have joined.
+func (m *member) ready(ctx context.Context) ([]Process, error) {
+	select {
+	case all := <-m.list:
+		return all, nil
+	case <-m.gone:
+		return nil, m.reason()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// beat tells rank 0 that this process is alive.
+func (m *member) beat() {
+	tick := time.NewTicker(m.cfg.Patience / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			_ = m.conn.Send(context.Background(), kindAlive, nil) // listen learns why it fails
+		case <-m.conn.Done():
+			return
+		}
+	}
+}
+
+// listen handles what rank 0 says, until it says no more.
+func (m *member) listen() {
+	err := heed(m.conn, m.cfg.Patience, m.handle)
+	switch {
+	case errors.Is(err, errEnough):
+	case m.isLeaving():
+		m.end(nil)
+	default:
+		var of *RankError
+		if !errors.As(err, &of) && !errors.Is(err, ErrAbsent) {
+			err = &RankError{m.rank0(), ended(err)}
+		}
+		m.end(err)
+	}
+	_ = m.conn.Close()
+}
+
+// errEnough ends heed.
+var errEnough = errors.New("nothing more to be said")
+
+// heed has each message handled, until one is an error, or nothing comes for too long.
+func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Message) error) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-c.Inbox():
+			if err := handle(m); err != nil {
+				return err
+			}
+		case <-c.Done():
+			for { // what came before the end
+				select {
+				case m := <-c.Inbox():
+					if err := handle(m); err != nil {
+						return err
+					}
+					continue
+				default:
+				}
+				return c.Err()
+			}
+		case <-timer.C:
+			return silent(patience)
+		}
+		timer.Reset(patience)
+	}
+}
+
+// handle handles a message of rank 0.
+func (m *member) handle(msg rendezvous.Message) error {
+	switch msg.Kind {
+	case kindAlive:
+	case kindMet:
+		var first Process
+		if err := msg.Decode(&first); err != nil {
+			return err
+		}
+		first.Host = peertext.Line(first.Host, maxHost)
+		m.mu.Lock()
+		m.first = first
+		m.mu.Unlock()
+	case kindReady:
+		var all []Process
+		if err := msg.Decode(&all); err != nil {
+			return err
+		}
+		if len(all) != m.place.Size {
+			return fmt.Errorf("%w: it lists %d processes of %d", rendezvous.ErrProtocol, len(all),
+				m.place.Size)
+		}
+		select {
+		case m.list <- all:
+		default:
+		}
+	case kindRows:
+		var part rows
+		if err := msg.Decode(&part); err != nil {
+			return err
+		}
+		return m.take(&part)
+	case kindAnswer:
+		var a answer
+		if err := msg.Decode(&a); err != nil {
+			return err
+		}
+		m.mu.Lock()
+		if to, ok := m.asked[a.ID]; ok {
+			delete(m.asked, a.ID)
+			to <- a
+		}
+		m.mu.Unlock()
+	case kindBye: // to a leave of this process, or rank 0 leaves itself
+		m.end(nil)
+		return errEnough
+	case kindEnd:
+		var v verdict
+		if err := msg.Decode(&v); err != nil {
+			return err
+		}
+		m.end(v.err())
+		return errEnough
+	default:
+		return fmt.Errorf("%w: message %q", rendezvous.ErrProtocol, msg.Kind)
+	}
+	return nil
+}
+
+// take keeps a part of what all have contributed to a collective call.
+func (m *member) take(part *rows) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.gathers
+	if g == nil || part.Seq != g.seq || part.First != g.got || len(part.Data) > len(g.rows)-g.got {
+		return fmt.Errorf("%w: rows %d of call %d", rendezvous.ErrProtocol, part.First, part.Seq)
+	}
+	g.got += copy(g.rows[g.got:], part.Data)
+	if g.got == len(g.rows) {
+		m.gathers = nil
+		close(g.done)
+	}
+	return nil
+}
+
+// end ends all calls: because the job has failed, or without a reason because rank 0 or this
+// process has left it.
+func (m *member) end(why error) {
+	m.ending.Do(func() {
+		if why != nil {
+			m.why = why
+			close(m.failed)
+		}
+		close(m.gone)
+	})
+}
+
+// reason is why there is nobody to talk to.
+func (m *member) reason() error {
+	select {
+	case <-m.failed:
+		return m.why
+	default:
+	}
+	if m.isLeaving() {
+		return ErrClosed
+	}
+	return &RankError{m.rank0(), ErrLeft}
+}
+
+// rank0 is who rank 0 is, as far as it is known.
+func (m *member) rank0() Process {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.first
+}
+
+func (m *member) isLeaving() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.leaving
+}
+
+// gather contributes to a collective call, and waits for what the others contribute.
+func (m *member) gather(ctx context.Context, op string, seq uint64, mine []byte) ([][]byte, error) {
+	g := &gathering{seq: seq, rows: make([][]byte, m.place.Size), done: make(chan struct{})}
+	m.mu.Lock()
+	m.gathers = g
+	m.mu.Unlock()
+	if err := m.send(ctx, kindGather, contribution{seq, op, mine}); err != nil {
+		return nil, m.abandon(op, err)
+	}
+	select {
+	case <-g.done:
+		return g.rows, nil
+	case <-m.gone:
+		select {
+		case <-g.done: // it was complete before
+			return g.rows, nil
+		default:
+		}
+		return nil, m.reason()
+	case <-ctx.Done():
+		return nil, m.abandon(op, context.Cause(ctx))
+	}
+}
+
+// abandon ends the job because this process has given up a collective call.
+func (m *member) abandon(op string, err error) error {
+	select {
+	case <-m.gone:
+	default:
+		m.giveUp(fmt.Errorf("%s: %w", op, err))
+	}
+	return err
+}
+
+// send sends rank 0 a message.
+func (m *member) send(ctx context.Context, kind string, body any) error {
+	err := m.conn.Send(ctx, kind, body)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	select { // why is known soon
+	case <-m.gone:
+		return m.reason()
+	case <-time.After(time.Second):
+		return &RankError{m.rank0(), ended(err)}
+	}
+}
+
+// ask sends a request to the store, and waits for its answer.
+func (m *member) ask(ctx context.Context, kind, key string, value []byte) ([]byte, error) {
+	answered := make(chan answer, 1)
+	m.mu.Lock()
+	m.lastID++
+	id := m.lastID
+	m.asked[id] = answered
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		_, unanswered := m.asked[id]
+		delete(m.asked, id)
+		m.mu.Unlock()
+		if unanswered && kind == kindGet {
+			_ = m.conn.Send(context.Background(), kindForget, request{ID: id, Key: key})
+		}
+	}()
+	if err := m.send(ctx, kind, request{id, key, value}); err != nil {
+		return nil, err
+	}
+	select {
+	case a := <-answered:
+		if a.Full != "" {
+			return nil, fmt.Errorf("%w: %.200q", ErrFull, a.Full)
+		}
+		return a.Data, nil
+	case <-m.gone:
+		return nil, m.reason()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// leave tells rank 0 that this process closes the job, and waits until it knows.
+func (m *member) leave() {
+	m.mu.Lock()
+	m.leaving = true
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), lateness)
+	defer cancel()
+	if m.conn.Send(ctx, kindLeave, nil) == nil {
+		select {
+		case <-m.gone:
+		case <-ctx.Done():
+		}
+	}
+	m.end(nil)
+	_ = m.conn.Close()
+}
+
+// giveUp tells rank 0, and with it all, why this process gives up.
+func (m *member) giveUp(why error) {
+	m.end(&RankError{self(m.place.Rank), fmt.Errorf("%w: %w", ErrFailed, why)})
+	m.conn.Fail(why)
+}

@@ -1,0 +1,172 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// The variables of this package. `ibverbx run` sets all of them. Address and Job may be set beside
+// those of any launcher, and count more than what it says.
+const (
+	EnvRank    = "IBVERBX_RANK"    // from 0 on
+	EnvSize    = "IBVERBX_SIZE"    // how many processes
+	EnvAddress = "IBVERBX_ADDRESS" // where rank 0 listens, HOST:PORT
+	EnvJob     = "IBVERBX_JOB"     // which job, any text
+)
+
+// Place is this process's place in a job.
+type Place struct {
+	Rank, Size int
+	Address    string // where rank 0 listens; empty in a job of one process
+	Job        string // tells the job from others
+	Source     string // where this is from, with what was found there, for errors and logs
+}
+
+// Find says what [Join] would take for this process's place in a job. An error says what was found
+// and what is missing.
+func Find(cfg Config) (Place, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return Place{}, err
+	}
+	return find(&cfg, os.LookupEnv)
+}
+
+// find looks at the configuration first, and then at the environment.
+func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) {
+	env := environment(lookup)
+	if cfg.Size > 0 {
+		p = Place{Rank: cfg.Rank, Size: cfg.Size, Source: "job.Config"}
+	} else if p, err = env.find(); err != nil {
+		return p, err
+	}
+	from := p.Source
+	if v := env.value(EnvAddress); v != "" && cfg.Size == 0 {
+		p.Address, from = v, EnvAddress
+	}
+	if v := env.value(EnvJob); v != "" && cfg.Size == 0 {
+		p.Job = v
+	}
+	if cfg.Address != "" {
+		p.Address, from = cfg.Address, "Address"
+	}
+	if cfg.Job != "" {
+		p.Job = cfg.Job
+	}
+	switch {
+	case p.Size == 1:
+		p.Address = ""
+		return p, nil
+	case p.Address == "":
+		return p, fmt.Errorf("job: %w: %s: the address of rank 0 is missing: set %s=HOST:PORT for all %d "+
+			"processes, or Config.Address", ErrNoJob, p.Source, EnvAddress, p.Size)
+	}
+	return p, checkAddress(p.Address, from)
+}
+
+// environment reads variables.
+type environment func(string) (string, bool)
+
+// value is a variable without space around it; empty where there is none.
+func (env environment) value(name string) string {
+	v, _ := env(name)
+	return strings.TrimSpace(v)
+}
+
+// found lists those of some variables that are set, as they are.
+func (env environment) found(names ...string) string {
+	var set []string
+	for _, name := range names {
+		if v, ok := env(name); ok {
+			set = append(set, fmt.Sprintf("%s=%.100s", name, strconv.QuoteToASCII(v)))
+		}
+	}
+	return strings.ReplaceAll(strings.Join(set, " "), `"`, "")
+}
+
+// find goes through the launchers. Of several that give this process a place the first one counts.
+func (env environment) find() (Place, error) {
+	var chosen Place
+	var by *launcher
+	var incomplete []error
+	all := launchers()
+	for i := range all {
+		l := &all[i]
+		p, set, err := env.placeBy(l)
+		switch {
+		case err != nil && set == 2:
+			if by == nil {
+				return p, err // its numbers make no sense
+			}
+		case err != nil:
+			incomplete = append(incomplete, err)
+		case set == 0:
+		case by == nil:
+			chosen, by = p, l
+		case chosen.Size == 1 && p.Size > 1 && by.rank != EnvRank:
+			return p, fmt.Errorf("job: %w: a job of one process (%s), and one of %d (%s): the launcher that "+
+				"started %d processes is not the one that gave them their ranks; set %s and %s to decide",
+				ErrNoJob, chosen.Source, p.Size, p.Source, p.Size, EnvRank, EnvSize)
+		}
+	}
+	if by != nil {
+		return chosen, nil
+	}
+	if incomplete != nil {
+		return chosen, fmt.Errorf("job: %w: %w", ErrNoJob, errors.Join(incomplete...))
+	}
+	if env.found(EnvSize) != "" {
+		return chosen, fmt.Errorf("job: %w: %s, and no rank: %s is missing", ErrNoJob, env.found(EnvSize),
+			EnvRank)
+	}
+	return chosen, fmt.Errorf("job: %w: the environment has no variables of ibverbx run, Open MPI's mpirun, "+
+		"MPICH's or Intel's mpiexec, torchrun, a Kubernetes indexed job, or Slurm's srun: start the program "+
+		"with one of them, as with `ibverbx run -n 4 PROGRAM`, or set Config.Rank, Size and Address",
+		ErrNoJob)
+}
+
+// placeBy is the place that a launcher gives this process, and how many of its two numbers are set.
+func (env environment) placeBy(l *launcher) (p Place, set int, err error) {
+	rank, hasRank := env(l.rank)
+	size, hasSize := env(l.size)
+	p.Source = fmt.Sprintf("%s (%s)", l.name, env.found(append([]string{l.rank, l.size}, l.more...)...))
+	switch {
+	case !hasRank && (!hasSize || l.sizeShared):
+		return p, 0, nil
+	case !hasRank:
+		return p, 1, fmt.Errorf("%s: %s is missing", p.Source, l.rank)
+	case !hasSize:
+		return p, 1, fmt.Errorf("%s: %s is missing%s", p.Source, l.size, l.hint)
+	}
+	var errRank, errSize error
+	p.Rank, errRank = strconv.Atoi(strings.TrimSpace(rank))
+	p.Size, errSize = strconv.Atoi(strings.TrimSpace(size))
+	if errRank != nil || errSize != nil || p.Size < 1 || p.Size > maxSize || p.Rank < 0 || p.Rank >= p.Size {
+		return p, 2, fmt.Errorf("job: %w: %s: %s must be 1 to %d, and %s less than it", ErrNoJob, p.Source,
+			l.size, maxSize, l.rank)
+	}
+	if l.where != nil {
+		p.Address, p.Job = l.where(env, p.Size)
+	}
+	return p, 2, nil
+}
+
+// port is a port in a range that systems leave alone, above those that Linux gives to connections
+// (net.ipv4.ip_local_port_range, 32768 to 60999), by a number.
+func port(n uint64) string { return strconv.FormatUint(61000+n%4000, 10) }
+
+// hash is a number made of a text, the same in every process: FNV-1a.
+func hash(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for _, b := range []byte(s) {
+		h = (h ^ uint64(b)) * 1099511628211
+	}
+	return h
+}
+
+// onThisHost is the address of rank 0 where all ranks are on one host.
+func onThisHost(job string) string { return net.JoinHostPort("127.0.0.1", port(hash(job))) }

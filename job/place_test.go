@@ -1,0 +1,131 @@
+package job_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"ibverbx/job"
+	"ibverbx/verbs"
+)
+
+// variables are all that Find reads.
+var variables = []string{job.EnvRank, job.EnvSize, job.EnvAddress, job.EnvJob, "OMPI_COMM_WORLD_RANK",
+	"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE",
+	"MPI_LOCALNRANKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
+	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "JOB_COMPLETION_INDEX", "SLURM_PROCID",
+	"SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
+
+// setenv makes the environment have those of the variables that "A=1 B=2" lists, and no others.
+func setenv(t *testing.T, list string) {
+	t.Helper()
+	for _, name := range variables {
+		t.Setenv(name, "") // restores it at the end
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pair := range strings.FieldsSeq(list) {
+		name, value, _ := strings.Cut(pair, "=")
+		t.Setenv(name, value)
+	}
+}
+
+const (
+	slurm = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_JOB_ID=1234 SLURM_STEP_ID=2 " +
+		"SLURM_STEP_NODELIST=node[07-09,12],big1"
+	ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_NAMESPACE=prterun-h-17@1"
+)
+
+// Each launcher's variables give the place.
+func TestFind(t *testing.T) {
+	for name, test := range map[string]struct {
+		env  string
+		cfg  job.Config
+		want job.Place // without Source
+	}{
+		"ibverbx run": {"IBVERBX_RANK=2 IBVERBX_SIZE=3 IBVERBX_ADDRESS=127.0.0.1:99 IBVERBX_JOB=x",
+			job.Config{},
+			job.Place{Rank: 2, Size: 3, Address: "127.0.0.1:99", Job: "x"}},
+		"Open MPI on one host": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=4", job.Config{},
+			job.Place{Rank: 1, Size: 4, Address: "127.0.0.1:64728", Job: "prterun-h-17@1"}},
+		"Open MPI with an address": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=2 IBVERBX_ADDRESS=a:1", job.Config{},
+			job.Place{Rank: 1, Size: 4, Address: "a:1", Job: "prterun-h-17@1"}},
+		"Open MPI inside an allocation": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=2 IBVERBX_ADDRESS=a:1 " + slurm,
+			job.Config{}, job.Place{Rank: 1, Size: 4, Address: "a:1", Job: "prterun-h-17@1"}},
+		"PMI": {"PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=1", job.Config{Address: "[fe80::1]:7"},
+			job.Place{Size: 2, Address: "[fe80::1]:7"}},
+		"PMI alone": {"PMI_RANK=0 PMI_SIZE=1", job.Config{}, job.Place{Size: 1}},
+		"torch variables": {"RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=29500", job.Config{},
+			job.Place{Rank: 3, Size: 4, Address: "h:29500"}},
+		"torchrun": {"RANK=3 WORLD_SIZE=4 MASTER_ADDR=::1 MASTER_PORT=29500 " +
+			"TORCHELASTIC_USE_AGENT_STORE=True " +
+			"TORCHELASTIC_RUN_ID=r TORCHELASTIC_RESTART_COUNT=2", job.Config{},
+			job.Place{Rank: 3, Size: 4, Address: "[::1]:29501", Job: "r.2"}},
+		"Kubernetes": {"JOB_COMPLETION_INDEX=1 IBVERBX_SIZE=4 IBVERBX_ADDRESS=sum-0.sum:7471", job.Config{},
+			job.Place{Rank: 1, Size: 4, Address: "sum-0.sum:7471"}},
+		"Slurm": {slurm, job.Config{}, job.Place{Rank: 5, Size: 8, Address: "node07:62428", Job: "1234.2"}},
+		"fields before the environment": {slurm + " IBVERBX_ADDRESS=a:1 IBVERBX_JOB=y",
+			job.Config{Rank: 1, Size: 2, Address: "b:2"}, job.Place{Rank: 1, Size: 2, Address: "b:2"}},
+		"one process in an allocation": {"IBVERBX_RANK=0 IBVERBX_SIZE=1 " + slurm, job.Config{},
+			job.Place{Size: 1}},
+		"a RANK of something else": {"RANK=general " + slurm, job.Config{},
+			job.Place{Rank: 5, Size: 8, Address: "node07:62428", Job: "1234.2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			setenv(t, test.env)
+			got, err := job.Find(test.cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Source == "" {
+				t.Error("no source")
+			}
+			if got.Source = ""; got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// Where the environment does not say enough the error says what it says, and what is missing.
+func TestNotFound(t *testing.T) {
+	for name, test := range map[string]struct {
+		env  string
+		is   error
+		says []string
+	}{
+		"nothing":   {"", job.ErrNoJob, []string{"ibverbx run -n 4", "srun", "Config.Rank"}},
+		"size only": {"IBVERBX_SIZE=4", job.ErrNoJob, []string{"IBVERBX_SIZE=4", "IBVERBX_RANK is missing"}},
+		"rank only": {"IBVERBX_RANK=4", job.ErrNoJob, []string{"IBVERBX_RANK=4", "IBVERBX_SIZE is missing"}},
+		"a batch script": {"SLURM_PROCID=0 SLURM_JOB_ID=7", job.ErrNoJob,
+			[]string{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS is missing", "with srun"}},
+		"Kubernetes without a size": {"JOB_COMPLETION_INDEX=1", job.ErrNoJob,
+			[]string{"JOB_COMPLETION_INDEX=1", "IBVERBX_SIZE is missing", "manifest"}},
+		"no number": {"PMI_RANK=one PMI_SIZE=2", job.ErrNoJob, []string{"PMI_RANK=one", "must be"}},
+		"too high":  {"PMI_RANK=2 PMI_SIZE=2", job.ErrNoJob, []string{"PMI_RANK=2 PMI_SIZE=2", "less than"}},
+		"many hosts": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=2", job.ErrNoJob,
+			[]string{"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2", "IBVERBX_ADDRESS=HOST:PORT"}},
+		"one, started eight times": {"PMI_RANK=0 PMI_SIZE=1 " + slurm, job.ErrNoJob,
+			[]string{"PMI_SIZE=1", "SLURM_STEP_NUM_TASKS=8"}},
+		"a list that cannot be read": {strings.ReplaceAll(slurm, "node[07-09,12],big1", "node[x"),
+			job.ErrNoJob,
+			[]string{"node[x", "IBVERBX_ADDRESS=HOST:PORT"}},
+		"no address": {"IBVERBX_RANK=0 IBVERBX_SIZE=2 IBVERBX_ADDRESS=here", verbs.ErrInvalid,
+			[]string{`IBVERBX_ADDRESS "here"`, "HOST:PORT"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			setenv(t, test.env)
+			_, err := job.Find(job.Config{})
+			if !errors.Is(err, test.is) {
+				t.Fatalf("got %v, want %v", err, test.is)
+			}
+			for _, want := range test.says {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v: does not say %q", err, want)
+				}
+			}
+		})
+	}
+}

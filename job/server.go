@@ -1,0 +1,402 @@
+package job
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+)
+
+// server is what rank 0 runs: it has a conversation with every process of the job, its own among
+// them, and knows which of them live.
+type server struct {
+	place  *Place
+	cfg    Config
+	l      *rendezvous.Listener // nil in a job of one process
+	ctx    context.Context      // ends with the server
+	cancel context.CancelFunc
+	all    sync.WaitGroup
+
+	mu     sync.Mutex
+	guests []*guest // by rank; nil where none has joined
+	joined int
+	over   bool  // the job has failed, or rank 0 has left
+	why    error // of over
+	call   *call // the collective call under way
+	left   *guest
+	store  store
+}
+
+// call is a collective call that some have made.
+type call struct {
+	seq  uint64
+	op   string
+	by   *guest // the first
+	rows [][]byte
+	has  []bool
+	got  int
+}
+
+// maxGreeted bounds the conversations that have not said which rank they are.
+const maxGreeted = 256
+
+// serve begins to serve a job.
+func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
+	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), store: newStore(cfg.MaxStore)}
+	if p.Size > 1 {
+		var err error
+		if s.l, err = listen(ctx, p, cfg); err != nil {
+			return nil, err
+		}
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if s.l != nil {
+		s.all.Go(s.accept)
+	}
+	s.all.Go(s.attend)
+	return s, nil
+}
+
+// listen listens at rank 0's address.
+func listen(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Listener, error) {
+	host, port, err := net.SplitHostPort(p.Address)
+	if err != nil {
+		return nil, err
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		host = ""
+	}
+	l, err := rendezvous.Listen(ctx, net.JoinHostPort(host, port), conversation(p, cfg))
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return l, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, lateness)
+	defer cancel()
+	c, probe := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+	switch {
+	case probe == nil:
+		_ = c.Close()
+		return nil, fmt.Errorf("%w: another process is rank 0 of this job already: do all have rank 0? "+
+			"This one "+
+			"has it from %s: %w", ErrMismatch, p.Source, err)
+	case errors.Is(probe, rendezvous.ErrVersion):
+		return nil, fmt.Errorf("%w: another job has the port: give one of them another in %s: %w",
+			ErrMismatch,
+			EnvAddress, probe)
+	}
+	return nil, fmt.Errorf("%w: another program has the port: choose another in %s", err, EnvAddress)
+}
+
+// first begins rank 0's own conversation.
+func (s *server) first(ctx context.Context) (*member, error) {
+	here, there := net.Pipe()
+	cfg := conversation(s.place, &s.cfg)
+	s.all.Go(func() {
+		if c, err := rendezvous.Start(s.ctx, there, cfg); err == nil {
+			s.greet(c)
+		}
+	})
+	c, err := rendezvous.Start(ctx, here, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return talk(ctx, s.place, &s.cfg, c)
+}
+
+// accept greets whoever comes. Whoever is no process of this job does not get so far.
+func (s *server) accept() {
+	places := make(chan struct{}, maxGreeted)
+	for {
+		c, err := s.l.Accept(s.ctx)
+		if err != nil {
+			if s.ctx.Err() == nil && !errors.Is(err, rendezvous.ErrClosed) {
+				s.fail(fmt.Errorf("rank 0 cannot listen: %w", err))
+			}
+			return
+		}
+		select {
+		case places <- struct{}{}:
+		case <-s.ctx.Done():
+			_ = c.Close()
+			return
+		}
+		s.all.Go(func() {
+			s.greet(c)
+			<-places
+		})
+	}
+}
+
+// greet learns which process a conversation is with.
+func (s *server) greet(c *rendezvous.Conn) {
+	var h hello
+	err := c.Receive(s.ctx, kindJoin, &h)
+	if err == nil {
+		h.Host = peertext.Line(h.Host, maxHost)
+		if h.Host == "" {
+			h.Host = c.RemoteAddr().String()
+		}
+		err = s.admit(&h, c)
+	}
+	if err != nil {
+		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
+		c.Fail(err)
+	}
+}
+
+// admit makes a process one of the job.
+func (s *server) admit(h *hello, c *rendezvous.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var wrong error
+	switch here := s.place.Size; {
+	case h.Size != here:
+		wrong = fmt.Errorf("%w: it says that the job has %d processes, rank 0 says %d", ErrMismatch, h.Size,
+			here)
+	case h.Rank < 0 || h.Rank >= here:
+		wrong = fmt.Errorf("%w: of %d processes the ranks are 0 to %d", ErrMismatch, here, here-1)
+	case s.guests[h.Rank] != nil:
+		wrong = fmt.Errorf("%w: two processes have this rank, the other one is %v", ErrMismatch,
+			s.guests[h.Rank].Process)
+	case s.over:
+		return s.why
+	}
+	if wrong != nil {
+		wrong = &RankError{h.Process, wrong}
+		if s.joined < s.place.Size { // the job is complete without it
+			s.failLocked(wrong)
+		}
+		return wrong
+	}
+	g := &guest{Process: h.Process, s: s, conn: c, wake: make(chan struct{}, 1), told: make(chan struct{})}
+	s.guests[h.Rank] = g
+	s.joined++
+	s.all.Go(g.read)
+	s.all.Go(g.write)
+	g.send(kindMet, self(0))
+	if s.joined == s.place.Size {
+		list := make([]Process, 0, s.joined)
+		for _, g := range s.guests {
+			list = append(list, g.Process)
+		}
+		s.sendAll(kindReady, list)
+	}
+	return nil
+}
+
+// attend tells all that rank 0 is alive, and ends the wait for those who do not come.
+func (s *server) attend() {
+	tick := time.NewTicker(s.cfg.Patience / 4)
+	defer tick.Stop()
+	wait, log := time.NewTimer(s.cfg.Wait), time.NewTimer(patienceOfLogs)
+	defer wait.Stop()
+	defer log.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+			s.mu.Lock()
+			for _, g := range s.guests {
+				if g != nil && len(g.out) == 0 {
+					g.send(kindAlive, nil)
+				}
+			}
+			s.mu.Unlock()
+		case <-log.C:
+			if who := s.missing(); who != "" {
+				s.cfg.Logger.Info("ibverbx: job: waiting for others", "missing", who, "address",
+					s.place.Address)
+			}
+		case <-wait.C:
+			if who := s.missing(); who != "" {
+				s.fail(fmt.Errorf("%w: %s", errWaited(s.cfg.Wait), who))
+			}
+		}
+	}
+}
+
+// missing names those who have not joined; empty where all have.
+func (s *server) missing() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const most = 20
+	var ranks []string
+	for rank, g := range s.guests {
+		if g == nil && len(ranks) < most {
+			ranks = append(ranks, fmt.Sprint(rank))
+		}
+	}
+	switch n := s.place.Size - s.joined; {
+	case n == 0:
+		return ""
+	case n > most:
+		return fmt.Sprintf("ranks %s and %d more of %d are missing", strings.Join(ranks, ", "), n-most,
+			s.place.Size)
+	case n == 1:
+		return fmt.Sprintf("rank %s of %d is missing", ranks[0], s.place.Size)
+	}
+	return fmt.Sprintf("ranks %s of %d are missing", strings.Join(ranks, ", "), s.place.Size)
+}
+
+// fail ends the job for all.
+func (s *server) fail(why error) {
+	s.mu.Lock()
+	s.failLocked(why)
+	s.mu.Unlock()
+}
+
+// failLocked is fail with mu held. This process is told last: it may exit at once, and the others
+// would take its end for the reason.
+func (s *server) failLocked(why error) {
+	if s.over {
+		return
+	}
+	s.over, s.why = true, why
+	v := verdictOf(why)
+	var others []*guest
+	for rank, g := range s.guests {
+		if g != nil && rank != 0 {
+			g.send(kindEnd, v)
+			others = append(others, g)
+		}
+	}
+	first := s.guests[0]
+	if first == nil {
+		return // it is about to join, and is told then
+	}
+	s.all.Go(func() {
+		late := time.NewTimer(lateness / 2)
+		defer late.Stop()
+		for _, g := range others {
+			select {
+			case <-g.told:
+			case <-g.conn.Done():
+			case <-late.C:
+				late.Reset(0)
+			}
+		}
+		s.mu.Lock()
+		first.send(kindEnd, v)
+		s.mu.Unlock()
+	})
+}
+
+// sendAll queues a message for all. mu is held.
+func (s *server) sendAll(kind string, body any) {
+	for _, g := range s.guests {
+		if g != nil {
+			g.send(kind, body)
+		}
+	}
+}
+
+// contribute handles what a process contributes to a collective call. mu is held.
+func (s *server) contribute(g *guest, c *contribution) {
+	switch now := s.call; {
+	case s.left != nil:
+		s.failLocked(&RankError{s.left.Process, fmt.Errorf("%w before a call of %s", ErrLeft, c.Op)})
+		return
+	case now == nil:
+		n := s.place.Size
+		s.call = &call{seq: c.Seq, op: c.Op, by: g, rows: make([][]byte, n), has: make([]bool, n)}
+	case now.seq != c.Seq || now.op != c.Op || now.has[g.Rank]:
+		s.failLocked(&RankError{g.Process, fmt.Errorf("%w: its collective call %d is %.40q, where call %d "+
+			"of %v "+
+			"is %q", ErrMismatch, c.Seq, c.Op, now.seq, now.by.Process, now.op)})
+		return
+	}
+	now := s.call
+	now.rows[g.Rank], now.has[g.Rank] = c.Data, true
+	now.got++
+	if now.got < s.place.Size {
+		return
+	}
+	s.call = nil
+	for first := 0; first < len(now.rows); {
+		next, size := first+1, len(now.rows[first])
+		for next < len(now.rows) && size+len(now.rows[next]) <= s.cfg.MaxValue {
+			size += len(now.rows[next])
+			next++
+		}
+		// Written once, and not for each process: in large jobs this is most of the work.
+		part, err := json.Marshal(rows{Seq: now.seq, First: first, Data: now.rows[first:next]})
+		if err != nil {
+			s.failLocked(err)
+			return
+		}
+		s.sendAll(kindRows, json.RawMessage(part))
+		first = next
+	}
+}
+
+// leave handles the leave of a process. mu is held.
+func (s *server) leave(g *guest) {
+	g.left = true
+	g.send(kindBye, nil)
+	if s.left == nil {
+		s.left = g
+	}
+	switch {
+	case s.over:
+	case s.call != nil:
+		s.failLocked(&RankError{g.Process, fmt.Errorf("%w during a call of %s", ErrLeft, s.call.op)})
+	case g.Rank == 0:
+		s.over, s.why = true, &RankError{g.Process, ErrLeft}
+		s.sendAll(kindBye, nil)
+	}
+}
+
+// close ends it, after some time for the others to learn of the end of the job.
+func (s *server) close() {
+	if s.l != nil {
+		_ = s.l.Close()
+	}
+	late := time.NewTimer(lateness)
+	defer late.Stop()
+	s.mu.Lock()
+	guests := append([]*guest(nil), s.guests...)
+	s.mu.Unlock()
+	for _, g := range guests {
+		if g == nil {
+			continue
+		}
+		select {
+		case <-g.conn.Done():
+		case <-late.C:
+			late.Reset(0)
+		}
+	}
+	s.cancel()
+	for _, g := range guests {
+		if g != nil {
+			_ = g.conn.Close()
+		}
+	}
+	s.all.Wait()
+}
+
+// route is the ends of a connection to a process on another host, or of any.
+func (s *server) route() route {
+	lo := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}
+	r := route{lo, lo}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests[1:] {
+		r = route{g.conn.LocalAddr(), g.conn.RemoteAddr()}
+		here, ok := r.local.(*net.TCPAddr)
+		there, too := r.remote.(*net.TCPAddr)
+		if ok && too && !here.IP.Equal(there.IP) {
+			break
+		}
+	}
+	return r
+}

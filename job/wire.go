@@ -1,0 +1,102 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"ibverbx/internal/peertext"
+	"ibverbx/rendezvous"
+)
+
+// What the processes tell rank 0, and it them, over a conversation of package rendezvous.
+const (
+	kindJoin   = "join"   // hello: this process has come
+	kindMet    = "met"    // Process: who rank 0 is
+	kindReady  = "ready"  // []Process: all have come
+	kindAlive  = "alive"  // nothing: still here
+	kindGather = "gather" // contribution to a collective call
+	kindRows   = "rows"   // part of what all have contributed
+	kindPut    = "put"    // request
+	kindGet    = "get"    // request
+	kindForget = "forget" // request: a get whose answer is not awaited any more
+	kindAnswer = "answer" // to a request
+	kindLeave  = "leave"  // this process closes the job
+	kindBye    = "bye"    // it may go; or rank 0 goes itself
+	kindEnd    = "end"    // verdict: the job has failed
+)
+
+type hello struct {
+	Process
+
+	Size int `json:"size"`
+}
+
+type contribution struct {
+	Seq  uint64 `json:"seq"`
+	Op   string `json:"op"`
+	Data []byte `json:"data"`
+}
+
+type rows struct {
+	Seq   uint64   `json:"seq"`
+	First int      `json:"first"`
+	Data  [][]byte `json:"data"`
+}
+
+type request struct {
+	ID   uint64 `json:"id"`
+	Key  string `json:"key"`
+	Data []byte `json:"data"`
+}
+
+type answer struct {
+	ID   uint64 `json:"id"`
+	Data []byte `json:"data"`
+	Full string `json:"full,omitempty"` // why a value was not taken
+}
+
+// lateness is for how much longer than rank 0 the others wait: it names who is missing.
+const lateness = 2 * time.Second
+
+func errWaited(d time.Duration) error { return fmt.Errorf("%w: waited %v", ErrAbsent, d) }
+
+// route is the ends of a connection.
+type route struct{ local, remote net.Addr }
+
+// protocol is that of a job's conversations: processes of different jobs part at their greeting.
+func protocol(p *Place) string {
+	name := p.Job
+	for _, b := range []byte(name) {
+		if b < ' ' || b > '~' || len(name) > 200 {
+			name = fmt.Sprintf("#%016x", hash(p.Job))
+			break
+		}
+	}
+	return "ibverbx job/1 " + name
+}
+
+// conversation configures those of a job.
+func conversation(p *Place, cfg *Config) rendezvous.Config {
+	return rendezvous.Config{Protocol: protocol(p), TLS: cfg.TLS, Timeout: cfg.Patience,
+		Greeting:   min(cfg.Patience, 5*time.Second),
+		MaxMessage: cfg.MaxValue/3*4 + maxSize*64 + 4096} // base64, and the list of processes
+}
+
+// ended puts the end of a conversation in this package's words.
+func ended(err error) error {
+	var peer *rendezvous.PeerError
+	switch {
+	case errors.As(err, &peer):
+		return &said{peertext.Clean(peer.Text), ErrFailed}
+	case errors.Is(err, rendezvous.ErrGone):
+		return fmt.Errorf("%w: its connection has ended", ErrDied)
+	case errors.Is(err, rendezvous.ErrTimeout):
+		return fmt.Errorf("%w: %w", ErrDied, err)
+	}
+	return err
+}
+
+// silent says that nothing has come for too long.
+func silent(d time.Duration) error { return fmt.Errorf("%w: it has not answered for %v", ErrDied, d) }
