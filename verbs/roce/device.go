@@ -26,8 +26,11 @@ type Device struct {
 	cfg    Config
 	gid    verbs.GID
 	guid   uint64
-	clock  func() int64  // the time of the engine, nanoseconds
-	draw   func() uint32 // random numbers
+	// provider has the NICs of the process that a program that polls this one helps too; nil where
+	// nobody waits.
+	provider *Provider
+	clock    func() int64  // the time of the engine, nanoseconds
+	draw     func() uint32 // random numbers
 
 	// mu guards everything below, and all objects of the NIC.
 	mu     nic.Lock

@@ -147,6 +147,22 @@ func (r *receiver) help(goesOn bool) {
 		r.offer()
 		if empty%goroutinesEvery == 0 {
 			runtime.Gosched()
+			r.dev.helpOthers()
+		}
+	}
+}
+
+// helpOthers receives for the other NICs of the provider where this process has one processor. Go
+// looks for what has arrived when it has nothing else to run, and every ten milliseconds: their
+// goroutines would wait for that while this one polls.
+func (d *Device) helpOthers() {
+	if d.provider == nil || runtime.GOMAXPROCS(0) > 1 {
+		return
+	}
+	for _, other := range d.provider.devices {
+		if other != d && other.recv.mu.TryLock() {
+			_ = other.recv.receiveLocked(1, false)
+			other.recv.mu.Unlock()
 		}
 	}
 }

@@ -99,6 +99,9 @@ func Open(cfg Config) (*Provider, error) {
 		}
 		return nil, p.unopened
 	}
+	for _, d := range p.devices {
+		d.provider = p
+	}
 	return p, nil
 }
 
