@@ -3,6 +3,7 @@ package examples_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -23,18 +24,24 @@ func TestExamplesRun(t *testing.T) {
 	type process struct {
 		args  []string
 		print string
+		env   []string
 	}
 	examples := map[string][]process{
 		"twoprocesses": {
-			{[]string{"-dial", addr}, "sent 16 blocks, verified by the receiver\n"},
-			{[]string{"-listen", addr},
-				"received 16 blocks of 1048576 bytes in order, every byte verified\n"},
+			{args: []string{"-dial", addr}, print: "sent 16 blocks, verified by the receiver\n"},
+			{args: []string{"-listen", addr},
+				print: "received 16 blocks of 1048576 bytes in order, every byte verified\n"},
 		},
-		"scattergather": {{nil, "write: 256 rows gathered into 65536 bytes\n" +
+		"scattergather": {{print: "write: 256 rows gathered into 65536 bytes\n" +
 			"read: 65536 bytes scattered over 256 rows\n" +
 			"send: 528 bytes received in two pieces\n"}},
-		"tagged": {{nil, "3 sums of 1048576 numbers each verified\n"}},
-		"shmem":  {{nil, "200 steps on 4 PEs: all 4000 cells are as one processor computes them\n"}},
+		"tagged": {{print: "3 sums of 1048576 numbers each verified\n"}},
+		"shmem":  {{print: "200 steps on 4 PEs: all 4000 cells are as one processor computes them\n"}},
+	}
+	for rank := range 3 {
+		examples["allreduce"] = append(examples["allreduce"], process{[]string{"-len", "1000"},
+			fmt.Sprintf("rank %d of 3: 1000 sums verified\n", rank),
+			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
 	bin := t.TempDir()
 	for name, processes := range examples {
@@ -50,6 +57,7 @@ func TestExamplesRun(t *testing.T) {
 			cmds := make([]*exec.Cmd, len(processes))
 			for i, p := range processes {
 				cmds[i] = exec.CommandContext(ctx, program, p.args...)
+				cmds[i].Env = append(os.Environ(), p.env...)
 				cmds[i].Stdout, cmds[i].Stderr = &outs[i], &errs[i]
 				if err := cmds[i].Start(); err != nil {
 					t.Fatal(err)

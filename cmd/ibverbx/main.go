@@ -1,9 +1,10 @@
-// Command ibverbx measures and shows RDMA devices.
+// Command ibverbx measures and shows RDMA devices, and starts jobs of several processes.
 //
 //	ibverbx perf       bandwidth, latency and message rate of a virtual queue pair, or of a layer
 //	                   above it, every byte verified
 //	ibverbx perftest   the same with a tool of perftest, such as ib_write_bw, as the other end
 //	ibverbx devices    the devices, their ports and GIDs
+//	ibverbx run        N processes of a job on this host
 //	ibverbx version    which version this is
 //	ibverbx completion makes a shell complete commands, flags and their values
 //	ibverbx help       what a command does and takes; --man writes that as a manual page
@@ -48,6 +49,7 @@ type cli struct {
 	Perf       perfCmd                   `cmd:"" help:"Measure between two ends, in one process or in two."`
 	Perftest   perftestCmd               `cmd:"" help:"Measure with a tool of perftest as the other end."`
 	Devices    devicesCmd                `cmd:"" help:"List the devices, their ports and GIDs."`
+	Run        runCmd                    `cmd:"" help:"Start N processes of a job on this host."`
 	Version    versionCmd                `cmd:"" help:"Say which version this is."`
 	Help       helpCmd                   `cmd:"" help:"Show the help of a command."`
 	Completion kongcompletion.Completion `cmd:"" help:"Let a shell complete commands, flags and values."`
@@ -153,12 +155,19 @@ func run(c *console, args []string) (code int) {
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
-	parsed, err := parser.Parse(joinNegatives(args))
+	if args[0] != "run" { // the rest is another program's
+		args = joinNegatives(args)
+	}
+	parsed, err := parser.Parse(args)
 	if err != nil {
 		c.complain("ibverbx: %s\nTry %s --help.\n", reason(hint(err, commandOf(args))), commandOf(args))
 		return exitUsage
 	}
 	if err := parsed.Run(c); err != nil {
+		var exit *exitError
+		if errors.As(err, &exit) {
+			return exit.code
+		}
 		c.complain("ibverbx: %s\n", reason(err))
 		if errors.Is(err, bench.ErrInterrupted) {
 			return exitInterrupted
@@ -174,7 +183,7 @@ func run(c *console, args []string) (code int) {
 
 // commandOf is the command that args call, for the hint where to find help.
 func commandOf(args []string) string {
-	for _, name := range []string{"perf", "perftest", "devices", "version"} {
+	for _, name := range []string{"perf", "perftest", "devices", "run", "version"} {
 		if args[0] == name {
 			return "ibverbx " + name
 		}

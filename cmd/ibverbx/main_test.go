@@ -10,7 +10,16 @@ import (
 	"go.uber.org/goleak"
 )
 
+// asCommand has the test binary be the command.
+const asCommand = "IBVERBX_TEST_AS_COMMAND"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		if err := os.Unsetenv(asCommand); err != nil {
+			panic(err)
+		}
+		main()
+	}
 	fabric := addTestProviders()
 	code := m.Run()
 	err := fabric.Close() // nothing may be open on it

@@ -1,0 +1,218 @@
+// Package launch runs the processes of a job on this host: it gives each the environment of package
+// job, marks the lines that they write, forwards signals, and ends all when one fails.
+package launch
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"time"
+
+	"ibverbx/job"
+)
+
+// Job is what to run.
+type Job struct {
+	N              int
+	Program        string
+	Args           []string
+	Stdout, Stderr io.Writer
+	Grace          time.Duration      // from asking processes to end to killing them
+	Plain          bool               // lines are not marked
+	Signals        <-chan os.Signal   // to forward
+	Report         func(words string) // says at once what has failed
+}
+
+// FailedError is how the first process that failed has ended.
+type FailedError struct {
+	Rank int
+	PID  int
+	Code int // its exit code; 128 and the signal's number if one has killed it
+	How  string
+}
+
+// Error says which process it was.
+func (e *FailedError) Error() string {
+	return fmt.Sprintf("rank %d (pid %d): %s", e.Rank, e.PID, e.How)
+}
+
+// ended is a process that has ended.
+type ended struct {
+	rank int
+	err  error
+}
+
+// settle is for how long after a failure others are waited for: processes that see a peer die end
+// soon, and of several failures one by a signal is the cause.
+const settle = 100 * time.Millisecond
+
+// Run runs a job. The error is a [*FailedError] where a process has failed.
+func (j *Job) Run() error {
+	env, err := environment(j.N)
+	if err != nil {
+		return err
+	}
+	r := &running{job: j, ended: make(chan ended, j.N)}
+	defer r.flush()
+	for rank := range j.N {
+		if err := r.start(rank, append(env, job.EnvRank+"="+strconv.Itoa(rank))); err != nil {
+			r.kill()
+			r.reap()
+			return fmt.Errorf("rank %d: %w", rank, err)
+		}
+	}
+	return r.supervise()
+}
+
+// environment is that of all processes, but for the rank.
+func environment(n int) ([]string, error) {
+	// Nobody holds the port until rank 0 does. Should another program take it first, rank 0 says
+	// so.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		return nil, err
+	}
+	return append(os.Environ(), job.EnvSize+"="+strconv.Itoa(n), job.EnvAddress+"="+address,
+		job.EnvJob+"="+rand.Text()), nil
+}
+
+// running is the processes of a job.
+type running struct {
+	job     *Job
+	cmds    []*exec.Cmd // by rank
+	outputs []*lines
+	live    int
+	ended   chan ended
+	mu      [2]sync.Mutex // of Stdout and Stderr: a line at a time
+}
+
+// start starts a process.
+func (r *running) start(rank int, env []string) error {
+	cmd := exec.Command(r.job.Program, r.job.Args...)
+	cmd.Env = env[:len(env):len(env)]
+	mark := ""
+	if !r.job.Plain {
+		mark = fmt.Sprintf("[%d] ", rank)
+	}
+	out := &lines{w: r.job.Stdout, mu: &r.mu[0], mark: mark}
+	errs := &lines{w: r.job.Stderr, mu: &r.mu[1], mark: mark}
+	cmd.Stdout, cmd.Stderr = out, errs
+	cmd.WaitDelay = time.Second // for what it has started to close its output
+	ownGroup(cmd)
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.cmds, r.outputs = append(r.cmds, cmd), append(r.outputs, out, errs)
+	r.live++
+	go func() { r.ended <- ended{rank, cmd.Wait()} }()
+	return nil
+}
+
+// supervise waits until all have ended.
+func (r *running) supervise() error {
+	var first *FailedError
+	var settled, grace <-chan time.Time
+	for r.live > 0 {
+		select {
+		case e := <-r.ended:
+			r.live--
+			failed := r.failure(e)
+			switch {
+			case failed == nil:
+			case first == nil:
+				first, settled = failed, time.After(settle)
+			case settled != nil && first.Code < 128 && failed.Code > 128:
+				first = failed
+			}
+		case <-settled:
+			settled = nil
+			r.report(first)
+			if grace == nil {
+				r.signal(terminate)
+				grace = time.After(r.job.Grace)
+			}
+		case s := <-r.job.Signals:
+			switch {
+			case !ends(s):
+				r.signal(s)
+			case grace == nil:
+				r.signal(s)
+				grace = time.After(r.job.Grace)
+			default:
+				r.kill() // it was said before
+			}
+		case <-grace:
+			r.kill()
+		}
+	}
+	r.kill() // what processes have left behind
+	if first == nil {
+		return nil
+	}
+	if settled != nil {
+		r.report(first)
+	}
+	return first
+}
+
+// report says what has failed.
+func (r *running) report(first *FailedError) {
+	if r.live > 0 {
+		r.job.Report(first.Error() + "; the others are ended")
+	} else {
+		r.job.Report(first.Error())
+	}
+}
+
+// failure is how a process has failed; nil where it has not.
+func (r *running) failure(e ended) *FailedError {
+	if e.err == nil || errors.Is(e.err, exec.ErrWaitDelay) {
+		return nil
+	}
+	state := r.cmds[e.rank].ProcessState
+	f := &FailedError{Rank: e.rank, PID: r.cmds[e.rank].Process.Pid, Code: 1, How: e.err.Error()}
+	if state == nil {
+		return f
+	}
+	if f.Code = state.ExitCode(); f.Code < 0 {
+		f.Code = 128 + killedBy(state)
+	}
+	if !state.Exited() {
+		f.How = "killed by " + state.String()
+	}
+	return f
+}
+
+// signal sends all processes that live a signal.
+func (r *running) signal(s os.Signal) {
+	for _, cmd := range r.cmds {
+		sendGroup(cmd, s)
+	}
+}
+
+// kill ends what is left of all processes.
+func (r *running) kill() { r.signal(os.Kill) }
+
+// reap waits for processes that were killed.
+func (r *running) reap() {
+	for ; r.live > 0; r.live-- {
+		<-r.ended
+	}
+}
+
+// flush writes what stands on unfinished lines.
+func (r *running) flush() {
+	for _, l := range r.outputs {
+		l.flush()
+	}
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/launch"
+)
+
+type runCmd struct {
+	Processes int           `short:"n" required:"" placeholder:"N" help:"How many processes, 1 to 4096."`
+	Grace     time.Duration `default:"5s" placeholder:"TIME" help:"From SIGTERM to SIGKILL. [${default}]"`
+	Plain     bool          `help:"Write lines as they are, without the rank before them."`
+
+	Program []string `arg:"" passthrough:"" placeholder:"PROGRAM" help:"The program, and its arguments."`
+}
+
+// maxProcesses is how many processes run starts.
+const maxProcesses = 4096
+
+// Help is shown below the flags.
+func (runCmd) Help() string {
+	return `Examples:
+  ibverbx run -n 4 ./allreduce                four processes of one job, which find each other by job.Join
+  ibverbx run -n 4 ./allreduce -len 1000000   what stands behind the program is the program's
+  ibverbx run -n 2 sh -c './server; ./check'  a shell between: the environment reaches what it starts
+
+Each process finds in its environment IBVERBX_RANK, IBVERBX_SIZE, IBVERBX_ADDRESS, where rank 0 listens on
+the loopback interface, and IBVERBX_JOB. Its lines are written with its rank before them: [0] ... Its standard
+input is empty.
+
+When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. SIGINT (Ctrl-C),
+SIGTERM, SIGHUP and SIGQUIT are forwarded and end the job in the same way, at once when they come a second
+time; SIGUSR1 and SIGUSR2 are forwarded. SIGKILL of this command leaves the processes alone.
+
+The exit code is 0 when all have ended with 0; that of the first process that failed, or 128 and the number of
+the signal that killed it; 127 when there is no such program.`
+}
+
+// exitError ends the command with a code, when all has been said.
+type exitError struct{ code int }
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
+
+// exitMissing is a shell's code for a program that is not there.
+const exitMissing = 127
+
+// Run runs the job.
+func (f *runCmd) Run(c *console) error {
+	program := f.Program
+	if len(program) > 0 && program[0] == "--" {
+		program = program[1:]
+	}
+	switch {
+	case f.Processes < 1 || f.Processes > maxProcesses:
+		return &bench.UsageError{Reason: fmt.Sprintf("--processes %d: must be 1 to %d", f.Processes,
+			maxProcesses)}
+	case f.Grace < 0:
+		return &bench.UsageError{Reason: fmt.Sprintf("--grace %v: must not be negative", f.Grace)}
+	case len(program) == 0:
+		return &bench.UsageError{Reason: "no program: ibverbx run -n 4 PROGRAM ARGS"}
+	}
+	signals, stop := launch.Signals()
+	defer stop()
+	j := launch.Job{N: f.Processes, Program: program[0], Args: program[1:], Stdout: c.out, Stderr: c.err,
+		Grace: f.Grace, Plain: f.Plain, Signals: signals,
+		Report: func(words string) { c.complain("ibverbx: %s\n", words) }}
+	return explainRun(c, j.Run())
+}
+
+// explainRun turns the end of a job into that of the command.
+func explainRun(c *console, err error) error {
+	failed, ok := err.(*launch.FailedError) //nolint:errorlint // as Run returns it
+	switch {
+	case err == nil:
+		return nil
+	case ok:
+		return &exitError{failed.Code}
+	case launch.Missing(err):
+		c.complain("ibverbx: %s\n", reason(err))
+		return &exitError{exitMissing}
+	}
+	return err
+}

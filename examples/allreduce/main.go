@@ -1,0 +1,87 @@
+// N processes add up a vector, each over its own NICs, with SHMEM. On this host:
+//
+//	go build -o allreduce ./examples/allreduce
+//	go run ./cmd/ibverbx run -n 4 ./allreduce
+//
+// It runs unchanged under srun, mpirun, torchrun, or as a Kubernetes job (allreduce.yaml): package
+// job finds out which process it is. The processes use the hosts' RDMA NICs, and UDP sockets where
+// there are none.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+
+	"ibverbx"
+	"ibverbx/job"
+	"ibverbx/nics"
+	"ibverbx/shmem"
+)
+
+func main() {
+	length := flag.Int("len", 100_000, "numbers in the vector")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, *length); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// run joins the job, does this process's part, and leaves when all are done.
+func run(ctx context.Context, length int) error {
+	j, err := job.Join(ctx, job.Config{}) // the environment says which process this is
+	if err != nil {
+		return err
+	}
+	err = reduce(ctx, j, length)
+	if err == nil {
+		err = j.Barrier(ctx)
+	}
+	if err != nil {
+		j.Fail(err)    // the others need not find out by themselves
+		return j.Err() // which process has failed first, and why
+	}
+	return j.Close()
+}
+
+// reduce makes this process a PE, adds up the vectors of all, and compares the sums.
+func reduce(ctx context.Context, j *job.Job, length int) error {
+	host, err := nics.Open(nics.Config{})
+	if err != nil {
+		return err
+	}
+	devices, err := host.Reaching(j)
+	if err != nil {
+		return err
+	}
+	dom, err := ibverbx.NewDomain(devices...)
+	if err != nil {
+		return err
+	}
+	pe, err := shmem.Join(ctx, dom, shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather,
+		HeapSize: 1 << 20})
+	if err != nil {
+		return err
+	}
+	mine, sums := make([]int64, length), make([]int64, length)
+	for i := range mine {
+		mine[i] = int64(i) * int64(j.Rank()+1)
+	}
+	if err := shmem.Reduce(ctx, pe, sums, mine, shmem.OpSum); err != nil {
+		return err
+	}
+	ranks := int64(j.Size()) * int64(j.Size()+1) / 2 // 1 + 2 + ... + N
+	for i, sum := range sums {
+		if sum != int64(i)*ranks {
+			return fmt.Errorf("sum %d is %d, not %d", i, sum, int64(i)*ranks)
+		}
+	}
+	fmt.Printf("rank %d of %d: %d sums verified\n", j.Rank(), j.Size(), length)
+	return errors.Join(pe.Close(ctx), dom.Close(), host.Close())
+}
