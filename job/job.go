@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -25,8 +26,9 @@ type Job struct {
 }
 
 // Join finds the job that this process is part of, and returns once all of its processes have
-// joined. A process that dies meanwhile ends Join for all, with its name; where some do not come
-// within Config.Wait, or before ctx ends, the error names their ranks.
+// joined. A process that dies meanwhile ends Join for all, with its name, those included that come
+// within two seconds after, for which rank 0 stays; where some do not come within Config.Wait, or
+// before ctx ends, the error names their ranks.
 func Join(ctx context.Context, cfg Config) (*Job, error) {
 	if ctx == nil {
 		return nil, fmt.Errorf("job: join: %w: the context is nil", verbs.ErrInvalid)
@@ -68,6 +70,9 @@ func (j *Job) join(ctx context.Context, cfg *Config) (err error) {
 		}
 	}
 	if err != nil {
+		if j.server != nil && !errors.Is(err, ErrAbsent) {
+			j.server.linger(ctx)
+		}
 		j.end(err)
 	}
 	return err
@@ -207,6 +212,21 @@ func (j *Job) Err() error {
 	default:
 		return nil
 	}
+}
+
+// Context returns a context that ends when the job fails, with Err as its cause, beside ctx and the
+// returned function: for calls that need the other processes and do not know of the job, such as
+// those of package shmem.
+func (j *Job) Context(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-j.member.failed:
+			cancel(j.member.why)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(context.Canceled) }
 }
 
 // Fail ends the job for all processes, which are told why this one gives up, and closes it.

@@ -28,9 +28,11 @@ type server struct {
 	mu     sync.Mutex
 	guests []*guest // by rank; nil where none has joined
 	joined int
-	over   bool  // the job has failed, or rank 0 has left
-	why    error // of over
-	call   *call // the collective call under way
+	came   map[int]bool  // ranks that have joined, or have been told why they cannot
+	heard  chan struct{} // closed when came has all
+	over   bool          // the job has failed, or rank 0 has left
+	why    error         // of over
+	call   *call         // the collective call under way
 	left   *guest
 	store  store
 }
@@ -50,7 +52,8 @@ const maxGreeted = 256
 
 // serve begins to serve a job.
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
-	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), store: newStore(cfg.MaxStore)}
+	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), store: newStore(cfg.MaxStore),
+		came: map[int]bool{}, heard: make(chan struct{})}
 	if p.Size > 1 {
 		var err error
 		if s.l, err = listen(ctx, p, cfg); err != nil {
@@ -137,7 +140,7 @@ func (s *server) accept() {
 
 // greet learns which process a conversation is with.
 func (s *server) greet(c *rendezvous.Conn) {
-	var h hello
+	h := hello{Process: Process{Rank: -1}}
 	err := c.Receive(s.ctx, kindJoin, &h)
 	if err == nil {
 		h.Host = peertext.Line(h.Host, maxHost)
@@ -149,6 +152,30 @@ func (s *server) greet(c *rendezvous.Conn) {
 	if err != nil {
 		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
 		c.Fail(err)
+	}
+	s.arrived(h.Rank)
+}
+
+// arrived notes that a process has joined, or knows why it cannot.
+func (s *server) arrived(rank int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if rank < 0 || rank >= s.place.Size || s.came[rank] {
+		return
+	}
+	if s.came[rank] = true; len(s.came) == s.place.Size {
+		close(s.heard)
+	}
+}
+
+// linger waits some time for processes that are late, to tell them why there is no job.
+func (s *server) linger(ctx context.Context) {
+	late := time.NewTimer(lateness)
+	defer late.Stop()
+	select {
+	case <-s.heard:
+	case <-late.C:
+	case <-ctx.Done():
 	}
 }
 

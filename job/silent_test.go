@@ -78,19 +78,19 @@ func TestMisbehaviour(t *testing.T) {
 			cfg := config(t, 3)
 			var c *rendezvous.Conn
 			defer func() { _ = c.Close() }()
-			allRight(t, each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
-				err := j.Barrier(ctx)
-				var of *job.RankError
-				if !errors.As(err, &of) || of.Process != (job.Process{Rank: 2, Host: "node7", PID: 4242}) {
-					return errors.Join(errors.New("no RankError of rank 2"), err)
-				}
-				return nil
+			for i, err := range each(t, ranks(cfg)[:2], func(ctx context.Context, j *job.Job) error {
+				return j.Barrier(ctx)
 			}, func() (err error) {
 				if c, err = stranger(t.Context(), &cfg, 2); err != nil {
 					return err
 				}
 				return c.Send(t.Context(), message.kind, message.body)
-			}))
+			}) {
+				var of *job.RankError
+				if !errors.As(err, &of) || of.Process != (job.Process{Rank: 2, Host: "node7", PID: 4242}) {
+					t.Errorf("process %d: %v: no RankError of rank 2", i, err)
+				}
+			}
 		})
 	}
 }

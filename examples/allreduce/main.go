@@ -39,7 +39,9 @@ func run(ctx context.Context, length int) error {
 	if err != nil {
 		return err
 	}
-	err = reduce(ctx, j, length)
+	working, cancel := j.Context(ctx) // ends when one of the processes dies
+	defer cancel()
+	err = reduce(working, j, length)
 	if err == nil {
 		err = j.Barrier(ctx)
 	}
