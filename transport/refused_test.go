@@ -41,6 +41,7 @@ func carrierOf(t *testing.T, e *end) uint32 {
 // A NIC that refuses receives for now gets them later, and no message is lost.
 func TestReceivesThatAreRefusedForNow(t *testing.T) {
 	each(t, func(t *testing.T, s setup) {
+		s.cfg.QP.Conn.RNRRetry = verbs.RNRRetryForever // however late this end is with the others
 		l := newLink(t, s)
 		refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.b.nics[0],
 			QPNum: carrierOf(t, l.b), Count: 5})

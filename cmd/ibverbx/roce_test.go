@@ -219,7 +219,8 @@ func TestRoCERate(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || len(report.Results) != 1 {
 		t.Fatalf("exit %d, %v, %s", code, err, errs)
 	}
-	if got := report.Results[0].GB; got > 0.0105 || got < 0.002 { // a busy machine is slower
+	// A busy machine is slower, or completes at once what it should have before.
+	if got := report.Results[0].GB; got > 0.015 || got < 0.002 {
 		t.Errorf("%v GB a second, of 0.01", got)
 	}
 	for args, want := range map[string]string{
