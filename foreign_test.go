@@ -102,18 +102,21 @@ func TestQueuePairsOfAnotherProviderAreRefused(t *testing.T) {
 // mutePort is a device that does not always say how long a message its port takes.
 type mutePort struct {
 	*verbstest.NullDevice
-	mute int // questions that get no answer
+	mute  int    // questions that get no answer
+	most  uint32 // bytes of the longest message that it takes; 0: it does not say
+	asked int    // questions so far
 }
 
 var errMute = errors.New("the port is being renamed")
 
 func (d *mutePort) QueryPort(port int) (verbs.PortAttr, error) {
+	d.asked++
 	if d.mute > 0 {
 		d.mute--
 		return verbs.PortAttr{}, errMute
 	}
 	attr, err := d.NullDevice.QueryPort(port)
-	attr.MaxMsgSize = 4096
+	attr.MaxMsgSize = d.most
 	return attr, err
 }
 
@@ -155,7 +158,7 @@ func (p mutePD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
 // While a port does not say how long a message it takes, no virtual queue pair is made: its
 // fragments might be longer than that.
 func TestPortThatDoesNotAnswer(t *testing.T) {
-	d := &mutePort{NullDevice: verbstest.NewNull(1).Device(0), mute: 1}
+	d := &mutePort{NullDevice: verbstest.NewNull(1).Device(0), mute: 1, most: 4096}
 	_, err := ibverbx.Open([]verbs.Device{d}, ibverbx.Config{})
 	if !errors.Is(err, errMute) || !strings.Contains(err.Error(), "null0 port 1") {
 		t.Errorf("the port does not answer: %v", err)
@@ -169,6 +172,38 @@ func TestPortThatDoesNotAnswer(t *testing.T) {
 	}
 	if err := q.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Fragments fit every port. One that does not say how long a message it takes limits nothing, and
+// the others still do, in whichever order they stand. Each is asked once, not for each queue pair.
+func TestFragmentsFitEveryPort(t *testing.T) {
+	const ours, big = 1 << 20, 1 << 30
+	for _, c := range []struct {
+		ports [2]uint32
+		want  uint32
+	}{
+		{[2]uint32{0, 0}, ours}, {[2]uint32{big, 0}, ours}, {[2]uint32{0, big}, ours},
+		{[2]uint32{4096, 0}, 4096}, {[2]uint32{0, 4096}, 4096}, {[2]uint32{4096, 8192}, 4096},
+		{[2]uint32{8192, 4096}, 4096}, {[2]uint32{ours + 1, ours - 1}, ours - 1},
+	} {
+		null := verbstest.NewNull(2)
+		devs := [2]*mutePort{{NullDevice: null.Device(0), most: c.ports[0]},
+			{NullDevice: null.Device(1), most: c.ports[1]}}
+		q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
+			ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: ours})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size := q.Config().MaxMsgSize; size != c.want {
+			t.Errorf("ports of %v: fragments of %d bytes, want %d", c.ports, size, c.want)
+		}
+		if devs[0].asked != 1 || devs[1].asked != 1 {
+			t.Errorf("the ports are asked %d and %d times", devs[0].asked, devs[1].asked)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -1,16 +1,20 @@
 package tagged
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 
 	"ibverbx/transport"
+	"ibverbx/verbs"
 )
 
-// Every field of the configuration takes its smallest and its largest value, and nothing beyond.
+// Every field of the configuration takes its smallest and its largest value, and nothing beyond:
+// the error names the field, its value and both bounds.
 func TestBoundsOfTheConfiguration(t *testing.T) {
 	for _, f := range []struct {
 		name        string
-		least, most int
+		least, most int // 1<<40 either way: there is no limit
 		set         func(c *Config, v int)
 	}{
 		{"EagerLimit", -1 << 40, 1 << 30, func(c *Config, v int) { c.EagerLimit = v }},
@@ -18,18 +22,23 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 		{"Window", 1, 1 << 16, func(c *Config, v int) { c.Window = v }},
 		{"MaxUnexpected", 1, 65535, func(c *Config, v int) { c.MaxUnexpected = v }},
 		{"MaxLeftover", -1 << 40, 1 << 40, func(c *Config, v int) { c.MaxLeftover = v }},
-		{"MaxRequests", 1, 1 << 40, func(c *Config, v int) { c.MaxRequests = v }},
-		{"Transport.BufferSize", 416, 1 << 40, func(c *Config, v int) { c.Transport.BufferSize = v }},
+		{"MaxRequests", 1, 1 << 30, func(c *Config, v int) { c.MaxRequests = v }},
+		{"Transport.BufferSize", 416, 1 << 30, func(c *Config, v int) { c.Transport.BufferSize = v }},
 	} {
 		for v, ok := range map[int]bool{f.least: true, f.most: true, f.least - 1: false, f.most + 1: false} {
 			if v == 0 || v > 1<<40 || v < -1<<40 {
-				continue // asks for the default, or there is no limit
+				continue // asks for the default
 			}
 			var c Config
 			f.set(&c, v)
 			c = c.withDefaults()
-			if err := c.validate(); (err == nil) != ok {
-				t.Errorf("%s %d: %v", f.name, v, err)
+			want := "<nil>"
+			if !ok {
+				want = fmt.Sprintf("tagged: config: invalid argument: %s %d: must be %d to %d", f.name, v,
+					max(f.least, 0), f.most)
+			}
+			if err := c.validate(); fmt.Sprint(err) != want || !ok && !errors.Is(err, verbs.ErrInvalid) {
+				t.Errorf("%s %d: %v, want %s", f.name, v, err, want)
 			}
 		}
 	}

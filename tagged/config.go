@@ -1,6 +1,7 @@
 package tagged
 
 import (
+	"cmp"
 	"fmt"
 
 	"ibverbx/transport"
@@ -44,7 +45,8 @@ type Config struct {
 	// completions and holds; a program that polls on memory which it has registered here must not
 	// set it.
 	RelaxedOrdering bool
-	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096.
+	// MaxRequests is how many requests are kept for use again after Free; 0 means 4096. It is
+	// at most 1<<30.
 	MaxRequests int
 }
 
@@ -85,24 +87,24 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// validate returns what is wrong with a configuration whose defaults have been filled in. Those of
+// the transport are not.
 func (c *Config) validate() error {
-	bad := func(name string, v, least, most int) error {
-		return fmt.Errorf("tagged: config: %w: %s %d: must be %d to %d", verbs.ErrInvalid, name, v, least,
-			most)
-	}
-	switch {
-	case c.Transport.BufferSize != 0 && c.Transport.BufferSize < leastBuffer:
-		return bad("Transport.BufferSize", c.Transport.BufferSize, leastBuffer, 1<<30)
-	case c.EagerLimit > 1<<30:
-		return bad("EagerLimit", c.EagerLimit, 0, 1<<30)
-	case c.Chunk < 1 || c.Chunk > 1<<30:
-		return bad("Chunk", c.Chunk, 1, 1<<30)
-	case c.Window < 1 || c.Window > 1<<16:
-		return bad("Window", c.Window, 1, 1<<16)
-	case c.MaxUnexpected < 1 || c.MaxUnexpected > maxWindow:
-		return bad("MaxUnexpected", c.MaxUnexpected, 1, maxWindow)
-	case c.MaxRequests < 0:
-		return bad("MaxRequests", c.MaxRequests, 0, 1<<30)
+	for _, f := range [...]struct {
+		name           string
+		v, least, most int
+	}{
+		{"EagerLimit", c.EagerLimit, 0, 1 << 30},
+		{"Chunk", c.Chunk, 1, 1 << 30},
+		{"Window", c.Window, 1, 1 << 16},
+		{"MaxUnexpected", c.MaxUnexpected, 1, maxWindow},
+		{"MaxRequests", c.MaxRequests, 1, 1 << 30},
+		{"Transport.BufferSize", cmp.Or(c.Transport.BufferSize, leastBuffer), leastBuffer, 1 << 30},
+	} {
+		if f.v < f.least || f.v > f.most {
+			return fmt.Errorf("tagged: config: %w: %s %d: must be %d to %d", verbs.ErrInvalid, f.name, f.v,
+				f.least, f.most)
+		}
 	}
 	return nil
 }

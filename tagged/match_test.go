@@ -123,6 +123,24 @@ func TestCollidingTags(t *testing.T) {
 	}
 }
 
+// A table begins with 64 buckets, and has the fewest that are at least half as many as its entries:
+// few entries share one.
+func TestATableGrowsWithItsEntries(t *testing.T) {
+	var table hashTable
+	table.init(1)
+	want := 64
+	for n := 1; n <= 5000; n++ {
+		table.push(&entry{tag: uint64(n), mask: Exact})
+		if 2*want < n {
+			want *= 2
+		}
+		if len(table.buckets) != want || 1<<(64-table.shift) != want || table.count != n {
+			t.Fatalf("%d entries, counted as %d: %d buckets, shift %d", n, table.count, len(table.buckets),
+				table.shift)
+		}
+	}
+}
+
 // TestFactors: each worker draws its own.
 func TestFactors(t *testing.T) {
 	f, err := soft.New(soft.Config{})

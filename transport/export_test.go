@@ -17,3 +17,6 @@ func ParseHeader(msg []byte) (kind, id, length uint8, credits uint16, err error)
 	err = h.parse(msg)
 	return uint8(h.kind), uint8(h.id), h.length, h.credits, err
 }
+
+// Stage is how far the endpoint's life has come.
+func (e *Endpoint) Stage() string { return e.peer.ending.stage.String() }

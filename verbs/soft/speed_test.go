@@ -71,6 +71,43 @@ func TestBandwidth(t *testing.T) {
 	await(t, a.cq, 1)
 }
 
+// The data of a message takes the wire of the NIC that sends it: that of a read is the peer's.
+func TestTheSenderOfTheDataSetsItsSpeed(t *testing.T) {
+	const size, slow, fast = 256 << 10, 16 << 20, 16 << 30
+	const least = time.Duration(size * int64(time.Second) / slow)
+	for _, c := range []struct {
+		op           verbs.Opcode
+		slowIsPoster bool
+		takesLong    bool
+	}{
+		{verbs.OpRDMAWrite, true, true}, {verbs.OpRDMAWrite, false, false},
+		{verbs.OpRDMARead, true, false}, {verbs.OpRDMARead, false, true},
+	} {
+		f, a, b := pair(t, Config{}, endConfig{buf: size})
+		poster, other := f.Device(0), f.Device(1)
+		if poster.SetSpeed(fast, 0); c.slowIsPoster {
+			poster.SetSpeed(slow, 0)
+		}
+		if other.SetSpeed(slow, 0); c.slowIsPoster {
+			other.SetSpeed(fast, 0)
+		}
+		wr := a.write(b, 1, 0, size)
+		wr.Opcode = c.op
+		start := time.Now()
+		a.post(wr)
+		await(t, a.cq, 1)
+		if d := time.Since(start); c.takesLong && d < least { // late may be due to the machine
+			t.Errorf("%v, slow end posts %v: %v, the wire takes %v", c.op, c.slowIsPoster, d, least)
+		}
+		f.mu.Lock()
+		posters, others := poster.worker.wireFree != 0, other.worker.wireFree != 0
+		f.mu.Unlock()
+		if want := c.op == verbs.OpRDMAWrite; posters != want || others == want {
+			t.Errorf("%v: over the wire of the poster %v, of its peer %v", c.op, posters, others)
+		}
+	}
+}
+
 // The acknowledgement of a message is lost with the link and found again with it, or the sender
 // gives up.
 func TestLinkDownWhileInFlight(t *testing.T) {

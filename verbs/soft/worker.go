@@ -126,7 +126,7 @@ func (b *background) work(d *Device) {
 			return
 		}
 		w.wakeAt = math.MaxInt64
-		precise := false
+		var precise bool // matters only where there is a time to wake at
 		if len(w.timers) > 0 {
 			w.wakeAt = w.timers[0].When
 			precise = w.timers[0].Of.precise()
