@@ -97,9 +97,9 @@ func (m *member) work(ctx context.Context) error {
 	if m.phase == inJoin {
 		switch place.Rank {
 		case m.victim: // when it has joined
-			time.AfterFunc(200*time.Millisecond, func() { m.die(place.Rank, inJoin) })
+			time.AfterFunc(500*time.Millisecond, func() { m.die(place.Rank, inJoin) })
 		case size - 1:
-			time.Sleep(500 * time.Millisecond)
+			time.Sleep(1200 * time.Millisecond)
 		}
 	}
 	if m.job, err = job.Join(ctx, cfg); err != nil {
