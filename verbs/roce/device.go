@@ -26,8 +26,8 @@ type Device struct {
 	cfg    Config
 	gid    verbs.GID
 	guid   uint64
-	// provider has the NICs of the process that a program that polls this one helps too; nil where
-	// nobody waits.
+	// provider has the NICs that a program that polls this one may receive for; nil in tests whose
+	// NICs have no goroutines.
 	provider *Provider
 	clock    func() int64  // the time of the engine, nanoseconds
 	draw     func() uint32 // random numbers

@@ -51,6 +51,17 @@
 // raise net.core.rmem_max to 2 MiB where Overflowed of [Device.Counters] counts. What is read of a
 // foreign peer stays within [Config].Window, and so within the buffer.
 //
+// # Who receives
+//
+// Whoever posts or polls does the work, and a goroutine where nobody does. While a program polls,
+// the acknowledgement of what has just arrived waits for its answer, or its next poll, for 400
+// microseconds at most. It leaves before a queue pair changes its state or is closed, and not if
+// the process exits: close what is open before.
+//
+// On one processor (GOMAXPROCS=1) a program that polls one NIC receives for the others of the
+// provider too, and other goroutines that wait for the network are behind it by milliseconds, as
+// with every loop in Go that does not wait.
+//
 // # When packets are lost
 //
 // A peer refuses a request once, and is in ERR and silent from then on, as on every NIC. If that

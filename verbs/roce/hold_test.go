@@ -129,45 +129,70 @@ func TestNothingIsHeldBackUnguarded(t *testing.T) {
 	t.Error("an acknowledgement is always held back")
 }
 
-// A queue pair that is reset or closed owes nothing any more.
-func TestAcknowledgementForgotten(t *testing.T) {
-	_, b, _ := holding(t)
-	must(t, b.qp.Modify(&verbs.QPAttr{State: verbs.StateReset}, verbs.QPAttrState))
-	b.dev.mu.Lock()
-	defer b.dev.mu.Unlock()
-	if n := len(b.dev.sender.owing); n != 0 {
-		t.Errorf("%d queue pairs owe", n)
+// A program that has got its last message may take its queue pair down at once: the acknowledgement
+// leaves before, since the message was carried out. The peer would be told that it was not.
+func TestAcknowledgementLeavesBeforeTheQueuePairDoes(t *testing.T) {
+	for name, end := range map[string]func(*QP) error{
+		"reset": func(qp *QP) error {
+			return qp.Modify(&verbs.QPAttr{State: verbs.StateReset},
+				verbs.QPAttrState)
+		},
+		"err": func(qp *QP) error {
+			return qp.Modify(&verbs.QPAttr{State: verbs.StateErr},
+				verbs.QPAttrState)
+		},
+		"close": (*QP).Close,
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b, _ := holding(t)
+			qp := b.qp
+			b.qp = b.newQP(t) // which the end of the test closes
+			must(t, end(qp))
+			a.succeed(t)
+			if name != "close" {
+				must(t, qp.Close())
+			}
+			b.dev.mu.Lock()
+			defer b.dev.mu.Unlock()
+			if n := len(b.dev.sender.owing); n != 0 && name != "err" {
+				t.Errorf("%d queue pairs owe", n)
+			}
+		})
 	}
 }
 
 // While a program posts that polls, the goroutine keeps out, however long that takes; but for
-// whoever has begun to wait meanwhile, it does not.
+// whoever has begun to wait meanwhile, it does not. Posting alone is no polling.
 func TestPostingIsPolling(t *testing.T) {
 	now := int64(time.Hour)
 	d := &Device{clock: func() int64 { return now }}
 	r := &d.recv
 	r.dev = d
 	r.stopKeepingOut()
-	if r.beginPost() || r.isPolled() {
+	if p := r.beginPost(); p.polls || r.isPolled() {
 		t.Error("a program that never polls is taken for one that does")
 	}
 	r.polled.Store(now)
-	if now += int64(idleAfter) / 2; !r.beginPost() {
-		t.Error("a program that polls is not known")
-	}
+	now += int64(idleAfter) / 2
+	long := r.beginPost()
 	if now += int64(time.Minute); !r.isPolled() {
 		t.Error("it is forgotten while it posts")
 	}
-	if r.pollingEnds(); !r.isPolled() {
-		t.Error("it is forgotten when it has posted")
+	if r.endPost(long); !r.isPolled() {
+		t.Error("it is forgotten when it has posted for long")
 	}
-	if now += int64(idleAfter); r.isPolled() {
-		t.Error("it is not forgotten")
+	for range 5 {
+		short := r.beginPost()
+		now += int64(idleAfter) / 5
+		r.endPost(short)
+	}
+	if r.isPolled() {
+		t.Error("short posts go on counting as polls")
 	}
 	r.polled.Store(now)
-	r.beginPost()
+	p := r.beginPost()
 	r.stopKeepingOut()
-	if r.pollingEnds(); r.isPolled() {
+	if r.endPost(p); r.isPolled() {
 		t.Error("whoever waits is forgotten")
 	}
 }

@@ -106,6 +106,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if next != verbs.StateReset && next != verbs.StateErr {
 		q.core.Apply(attr, mask)
 	}
+	q.payOwed()
 	q.engine.Enter(d.now(), next)
 	if next == verbs.StateReset {
 		q.path = path{}
@@ -136,7 +137,7 @@ func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 
 // PostSend adds requests to the send queue, and sends what may leave.
 func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
-	polled := q.dev.recv.beginPost()
+	pause := q.dev.recv.beginPost()
 	q.dev.mu.Lock()
 	n, err := 0, q.core.MaySend()
 	if err == nil {
@@ -153,9 +154,7 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 		}
 	}
 	q.dev.mu.Unlock()
-	if polled {
-		q.dev.recv.pollingEnds()
-	}
+	q.dev.recv.endPost(pause)
 	return n, err
 }
 
@@ -189,6 +188,7 @@ func (q *QP) Close() error {
 	}
 	q.core.Closed = true
 	d.counts.add(q.engine.Stats())
+	q.payOwed()
 	q.engine.Enter(d.now(), verbs.StateReset)
 	d.timers.disarm(&q.timer)
 	d.sender.forget(q)

@@ -29,6 +29,7 @@ type receiver struct {
 	dirty  []*QP // queue pairs that got packets in this round
 	owes   bool  // acknowledgements were held back in the round before
 	empty  int   // how often in a row who polls has found nothing
+	helped int   // how often who polls another NIC has received for this one
 
 	offer func() // offers the processor; tests count it
 
@@ -57,6 +58,8 @@ const (
 	// Other goroutines get the processor less often: Go wakes a thread each time, and the caller
 	// may go on on that one.
 	goroutinesEvery = 16 * offerEvery
+	// longPost is how long a post takes that has sent a window or so, nanoseconds.
+	longPost = int64(idleAfter) / 4
 	// pollsNow is later than any time.
 	pollsNow = math.MaxInt64
 	// fewPackets is how many may have arrived in a round whose acknowledgements wait for the
@@ -134,8 +137,8 @@ func (r *receiver) help(goesOn bool) {
 	}
 	// One batch: then the caller's queue is not empty any more, or it is back soon.
 	err := r.receiveLocked(1, goesOn && r.napping.Load())
-	if goesOn {
-		r.pollingEnds()
+	if goesOn { // unless somebody has begun to wait since
+		r.polled.CompareAndSwap(pollsNow, r.dev.now())
 	}
 	r.empty++
 	if err == nil {
@@ -152,7 +155,7 @@ func (r *receiver) help(goesOn bool) {
 	}
 }
 
-// helpOthers receives for the other NICs of the provider where this process has one processor. Go
+// helpOthers receives for the other NICs of the provider where the process has one processor. Go
 // looks for what has arrived when it has nothing else to run, and every ten milliseconds: their
 // goroutines would wait for that while this one polls.
 func (d *Device) helpOthers() {
@@ -161,21 +164,38 @@ func (d *Device) helpOthers() {
 	}
 	for _, other := range d.provider.devices {
 		if other != d && other.recv.mu.TryLock() {
+			other.recv.helped++
 			_ = other.recv.receiveLocked(1, false)
 			other.recv.mu.Unlock()
 		}
 	}
 }
 
-// beginPost notes that a program posts, and reports whether it is one that polls: until
-// pollingEnds is called the goroutine keeps out, as posting takes as long as sending does.
-func (r *receiver) beginPost() (polls bool) {
-	last := r.polled.Load()
-	return r.dev.now()-last < int64(idleAfter) && r.polled.CompareAndSwap(last, pollsNow)
+// pause is a time in which a program that polls posts.
+type pause struct {
+	last, began int64
+	polls       bool // whether it is one that polls
 }
 
-// pollingEnds notes that what a program did that polls is done, unless somebody waits since.
-func (r *receiver) pollingEnds() { r.polled.CompareAndSwap(pollsNow, r.dev.now()) }
+// beginPost notes that a program posts. If it is one that polls, the goroutine keeps out until
+// endPost is called: posting may take longer than the goroutine has patience.
+func (r *receiver) beginPost() pause {
+	p := pause{last: r.polled.Load(), began: r.dev.now()}
+	p.polls = p.began-p.last < int64(idleAfter) && r.polled.CompareAndSwap(p.last, pollsNow)
+	return p
+}
+
+// endPost notes that it has posted. A long post, which has sent much, counts as a poll. Short ones
+// do not: whoever posts and never polls would keep out the goroutine that receives for it.
+func (r *receiver) endPost(p pause) {
+	if !p.polls {
+		return
+	}
+	if now := r.dev.now(); now-p.began >= longPost {
+		p.last = now
+	}
+	r.polled.CompareAndSwap(pollsNow, p.last)
+}
 
 // receive receives what there is, and sends what it calls for. It locks.
 func (r *receiver) receive() error {

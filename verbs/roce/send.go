@@ -78,6 +78,14 @@ func (s *sender) owe(q *QP) {
 	s.dev.timers.arm(&q.timer, q.engine.Deadline())
 }
 
+// payOwed sends the acknowledgement that was held back before the queue pair leaves its state: it
+// is of a request that was carried out, whatever becomes of the queue pair.
+func (q *QP) payOwed() {
+	if q.owes {
+		q.transmit()
+	}
+}
+
 // sendOwed sends what was held back and has not left with anything else.
 func (s *sender) sendOwed() {
 	for i, q := range s.owing {

@@ -61,8 +61,7 @@ func listen(cfg Config, getenv func(string) string) (*Conn, error) {
 	c.file = os.NewFile(uintptr(fd), "udp "+c.local.String())
 	if err := c.prepareWaits(); err != nil {
 		_ = c.file.Close()
-		return nil, &Error{Op: "listen", Local: c.local, Errno: err,
-			Detail: "Go's poller does not take the socket"}
+		return nil, listenError(c.local, err, os.DirFS("/sys"))
 	}
 	return c, nil
 }

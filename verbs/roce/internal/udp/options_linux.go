@@ -160,7 +160,7 @@ func listenError(local netip.AddrPort, errno error, sysfs fs.FS) error {
 			e.Detail = "this system has no IPv6 (it may be off in the kernel's command line)"
 		}
 	case errors.Is(errno, unix.EMFILE), errors.Is(errno, unix.ENFILE):
-		e.Detail = "each local address needs a descriptor: see the limit of open files (ulimit -n)"
+		e.Detail = "each local address needs three descriptors: see the limit of open files (ulimit -n)"
 	}
 	return e
 }

@@ -13,7 +13,7 @@ import (
 // sendmmsg sends messages until one is refused, and returns how many it sent; an errno only if the
 // first is refused.
 func sendmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
+	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
 		uintptr(len(msgs)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
 	if errno != 0 {
 		return 0, errno
@@ -24,7 +24,7 @@ func sendmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
 // recvmmsg receives into messages until none is left to receive, and returns how many it filled; an
 // errno only if it filled none.
 func recvmmsg(fd uintptr, msgs []unix.Mmsghdr) (int, syscall.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
+	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(unsafe.SliceData(msgs))),
 		uintptr(len(msgs)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
