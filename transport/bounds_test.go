@@ -41,9 +41,10 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 		{"QP.MaxMsgCntPerQP", 35, 1 << 20, false, func(c *Config, v int) { c.QP.MaxMsgCntPerQP = v }},
 		{"QP.QPsPerDevice", 1, maxQPs, false, func(c *Config, v int) { c.QP.QPsPerDevice = v }},
 	} {
-		for v, ok := range map[int]bool{f.least: true, f.most: true, f.least - 1: false, f.most + 1: false} {
-			if v == 0 {
-				continue // asks for the default
+		for v, ok := range map[int]bool{f.least: true, f.most: true, f.least - 1: false, f.most + 1: false,
+			-1: false} {
+			if v == 0 || v < 0 && (f.product || strings.HasPrefix(f.name, "QP.")) {
+				continue // asks for the default, or another bound is met first
 			}
 			var c Config
 			f.set(&c, v)
@@ -52,12 +53,22 @@ func TestBoundsOfTheConfiguration(t *testing.T) {
 			if f.product {
 				nearest = "more than 17179869184 bytes"
 			}
+			text, least := "", f.least
+			if f.name == "MaxEndpoints" {
+				least = 0 // as many as fit
+			}
+			if !f.product && field == f.name {
+				text = fmt.Sprintf("transport: config: invalid argument: %s %d: must be %d to %d", field, v,
+					least, f.most)
+			}
 			if err := c.validate(noLimits(), 1); (err == nil) != ok {
 				t.Errorf("%s %d: %v", f.name, v, err)
 			} else if err != nil && !strings.Contains(err.Error(), field) {
 				t.Errorf("%s %d is not named: %v", f.name, v, err)
 			} else if err != nil && !strings.Contains(err.Error(), nearest) {
 				t.Errorf("%s %d: the error does not say %s: %v", f.name, v, nearest, err)
+			} else if err != nil && text != "" && err.Error() != text {
+				t.Errorf("%v, want %s", err, text)
 			}
 		}
 	}

@@ -70,10 +70,20 @@ func (c *Config) validate() error {
 	case c.Devices < 0 || c.Devices > verbs.MaxDevices:
 		return invalid(fmt.Sprintf("%d devices, possible are 1 to %d", c.Devices, verbs.MaxDevices))
 	case d.Latency < 0:
-		return invalid(fmt.Sprintf("latency %v", d.Latency))
-	case d.MaxQPWR < 0 || d.MaxCQE < 0 || d.MaxSGE < 0 || d.MaxInline < 0 || d.MaxRDAtomic < 0 ||
-		d.MaxRDAtomic > 255:
-		return invalid("a limit is out of range")
+		return invalid(fmt.Sprintf("latency %v: must not be negative", d.Latency))
+	case d.MaxRDAtomic > 255:
+		return invalid(fmt.Sprintf("MaxRDAtomic %d: must be 255 at most", d.MaxRDAtomic))
+	}
+	for _, f := range [...]struct {
+		name string
+		v    int
+	}{
+		{"MaxQPWR", d.MaxQPWR}, {"MaxCQE", d.MaxCQE}, {"MaxSGE", d.MaxSGE}, {"MaxInline", d.MaxInline},
+		{"MaxRDAtomic", d.MaxRDAtomic},
+	} {
+		if f.v < 0 {
+			return invalid(fmt.Sprintf("%s %d: must not be negative", f.name, f.v))
+		}
 	}
 	return nil
 }

@@ -24,34 +24,6 @@ func refused(t *testing.T, what string, err, want error, says string) {
 	}
 }
 
-func TestImpossibleFabrics(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		cfg  Config
-		says string // "" where it is possible
-	}{
-		{"all NICs", Config{Devices: verbs.MaxDevices}, ""},
-		{"a NIC too many", Config{Devices: verbs.MaxDevices + 1}, "devices, possible are 1 to"},
-		{"fewer than none", Config{Devices: -1}, "-1 devices"},
-		{"latency", Config{Device: DeviceConfig{Latency: -1}}, "latency"},
-		{"queue", Config{Device: DeviceConfig{MaxQPWR: -1}}, "limit"},
-		{"completion queue", Config{Device: DeviceConfig{MaxCQE: -1}}, "limit"},
-		{"list", Config{Device: DeviceConfig{MaxSGE: -1}}, "limit"},
-		{"inline", Config{Device: DeviceConfig{MaxInline: -1}}, "limit"},
-		{"reads", Config{Device: DeviceConfig{MaxRDAtomic: -1}}, "limit"},
-		{"a byte of reads", Config{Device: DeviceConfig{MaxRDAtomic: 255}}, ""},
-		{"more reads than a byte says", Config{Device: DeviceConfig{MaxRDAtomic: 256}}, "limit"},
-	} {
-		f, err := New(c.cfg)
-		if c.says != "" {
-			refused(t, c.name, err, verbs.ErrInvalid, c.says)
-			continue
-		}
-		must(t, err)
-		must(t, f.Close())
-	}
-}
-
 // What a configuration leaves out has the documented default, and a NIC says what it was given.
 func TestLimitsOfANIC(t *testing.T) {
 	for _, c := range []struct {

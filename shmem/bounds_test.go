@@ -1,0 +1,96 @@
+package shmem
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"ibverbx/verbs"
+)
+
+// Every field of the configuration takes its smallest and its largest value, and nothing beyond:
+// the error names the field, its value and the bounds.
+func TestBoundsOfTheConfiguration(t *testing.T) {
+	exchange := func(context.Context, []byte) ([][]byte, error) { return nil, nil }
+	for _, c := range []struct {
+		set  func(c *Config)
+		says string // "" where it is taken
+	}{
+		{func(*Config) {}, ""},
+		{func(c *Config) { c.PEs = 65536 }, ""},
+		{func(c *Config) { c.PEs = 65537 }, "PEs 65537: must be 1 to 65536"},
+		{func(c *Config) { c.PEs = -1 }, "PEs -1: must be 1 to 65536"},
+		{func(c *Config) { c.PEs, c.PE = 3, 2 }, ""},
+		{func(c *Config) { c.PEs, c.PE = 3, 3 }, "PE 3: of 3 PEs the numbers are 0 to 2"},
+		{func(c *Config) { c.PE = -1 }, "PE -1: of 1 PEs the numbers are 0 to 0"},
+		{func(c *Config) { c.HeapSize = 64 }, ""},
+		{func(c *Config) { c.HeapSize = 63 }, "HeapSize 63: must be 64 bytes to 64 TiB"},
+		{func(c *Config) { c.HeapSize = 1 << 46 }, ""},
+		{func(c *Config) { c.HeapSize = 1<<46 + 1 }, "HeapSize 70368744177665: must be 64 bytes to 64 TiB"},
+		{func(c *Config) { c.Exchange = nil }, ""},
+		{func(c *Config) { c.Exchange, c.PEs = nil, 2 }, "Exchange is nil: 2 PEs need it to find each other"},
+		{func(c *Config) { c.Step = 1 }, ""},
+		{func(c *Config) { c.Step = -1 }, "Step -1ns: must not be negative"},
+		{func(c *Config) { c.PEs, c.Transport.MaxEndpoints = 7, 8 }, ""},
+		{func(c *Config) { c.PEs, c.Transport.MaxEndpoints = 7, 7 },
+			"Transport.MaxEndpoints 7: 7 PEs need 8"},
+	} {
+		cfg := Config{Exchange: exchange}
+		c.set(&cfg)
+		cfg = cfg.withDefaults()
+		want := "<nil>"
+		if c.says != "" {
+			want = "shmem: config: invalid argument: " + c.says
+		}
+		err := cfg.validate()
+		if fmt.Sprint(err) != want || c.says != "" && !errors.Is(err, verbs.ErrInvalid) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// What PEs of different builds must agree on, since they write into each other's memory: where
+// things lie, and what the tag of a call and the mark of a barrier hold.
+func TestWireFormat(t *testing.T) {
+	for pes, want := range map[int]layout{
+		1: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 448, slot: 65536, user: 131520},
+		3: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 576, slot: 65536, user: 393792},
+		100: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 6784, slot: 16384,
+			user: 3283584},
+		65536: {rounds: 64, closeRounds: 192, stop: 320, words: 384, slots: 4194688, slot: 1024,
+			user: 138412416},
+	} {
+		l := newLayout(pes)
+		if l != want {
+			t.Errorf("%d PEs: %+v, want %+v", pes, l, want)
+		}
+		if pes < 3 {
+			continue
+		}
+		base := want.words + 2*64
+		for name, at := range map[string][2]uint64{
+			"slot word 1": {l.slotWord(2, 1), base + 8}, "taken": {l.taken(2), base + 16},
+			"question": {l.question(2), base + 24}, "sleeps": {l.sleeps(2), base + 48},
+			"slot 1": {l.slotOf(2, 1), want.slots + 5*want.slot},
+		} {
+			if at[0] != at[1] {
+				t.Errorf("%d PEs: %s at %d, want %d", pes, name, at[0], at[1])
+			}
+		}
+	}
+	for k, want := range map[kind]uint8{kindBroadcast: 1, kindReduce: 2, kindAllGather: 3, kindAllToAll: 4,
+		kindAlloc: 5, kindFree: 6, kindBarrier: 7} {
+		if uint8(k) != want {
+			t.Errorf("%v: %d, want %d", k, k, want)
+		}
+	}
+	var r record
+	g := r.add(kindReduce, shape{n: 5, size: 4, param: 3})
+	if g&tagCall != 2<<60|2<<58|3<<42|5<<18 || g != 0x28000c0000165400 {
+		t.Errorf("tag %#x of a reduction of 5 elements of 4 bytes by operation 3", uint64(g))
+	}
+	if m := r.mark(9); m != 0x99502ba {
+		t.Errorf("mark %#x of barrier 9 behind it", m)
+	}
+}
