@@ -8,8 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"ibverbx"
+	"ibverbx/nics"
+	"ibverbx/rendezvous"
 )
 
 // Users copy the examples: each must build, run, and print what it has verified.
@@ -80,4 +85,57 @@ func TestExamplesRun(t *testing.T) {
 			t.Errorf("%s: no expected output: every example is run by this test", e.Name())
 		}
 	}
+}
+
+// A process whose peer dies learns it at once, whatever it waits for.
+func TestTwoProcessesPeerDies(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "twoprocesses")
+	if out, err := exec.Command("go", "build", "-o", program, "./twoprocesses").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := free.Addr().String()
+	_ = free.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, "-listen", addr)
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sayNothing(ctx, addr); err != nil {
+		cancel()
+		_ = cmd.Wait()
+		t.Fatalf("%v\n%s", err, errs.String())
+	}
+	err = cmd.Wait()
+	if ctx.Err() != nil || err == nil || !strings.Contains(errs.String(), rendezvous.ErrGone.Error()) {
+		t.Errorf("%v, %v\n%swant an error that says %q", ctx.Err(), err, errs.String(), rendezvous.ErrGone)
+	}
+}
+
+// sayNothing is a peer that connects, exchanges, and goes without having written anything.
+func sayNothing(ctx context.Context, addr string) error {
+	host, err := nics.Open(nics.Config{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = host.Close() }()
+	cfg := rendezvous.Config{Protocol: "twoprocesses/1", Retry: 10 * time.Second}
+	conn, err := rendezvous.Dial(ctx, addr, cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	vqp, err := host.Connect(ctx, conn, ibverbx.Config{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = vqp.Close() }()
+	_, err = rendezvous.Exchange(ctx, conn, ibverbx.RemoteMR{})
+	return err
 }

@@ -9,6 +9,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -104,7 +105,7 @@ func send(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP, mr
 		}
 	}
 	// Until its completion a block belongs to the NICs: it must not be changed.
-	if err := completions(ctx, vqp, func(wc ibverbx.WC) error { return nil }); err != nil {
+	if err := completions(ctx, conn, vqp, func(wc ibverbx.WC) error { return nil }); err != nil {
 		return err
 	}
 	if err := conn.Barrier(ctx); err != nil {
@@ -124,7 +125,7 @@ func receive(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 	if _, err := rendezvous.Exchange(ctx, conn, mr.Remote()); err != nil {
 		return err
 	}
-	if err := completions(ctx, vqp, func(wc ibverbx.WC) error {
+	if err := completions(ctx, conn, vqp, func(wc ibverbx.WC) error {
 		i := uint64(wc.Imm)
 		if got := mr.Bytes()[i*blockSize:][:blockSize]; i != wc.ID || !bytes.Equal(got, block(i)) {
 			return fmt.Errorf("receive %d has the immediate of block %d, or other bytes", wc.ID, i)
@@ -137,11 +138,29 @@ func receive(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
 	return conn.Barrier(ctx)
 }
 
+// whileTalking is a context that ends with the conversation, for calls that wait for the other
+// process and know nothing of it: without this, a process would wait for ever for the completions
+// of one that has died.
+func whileTalking(ctx context.Context, conn *rendezvous.Conn) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-conn.Done():
+			cancel(conn.Err()) // says why
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
 // completions waits for one completion of each block and hands it to check.
-func completions(ctx context.Context, vqp *ibverbx.VirtualQP, check func(ibverbx.WC) error) error {
+func completions(ctx context.Context, conn *rendezvous.Conn, vqp *ibverbx.VirtualQP,
+	check func(ibverbx.WC) error) error {
+	ctx, done := whileTalking(ctx, conn)
+	defer done()
 	for n := 0; n < blocks; {
 		if err := vqp.CQ().Wait(ctx); err != nil {
-			return err
+			return cmp.Or(context.Cause(ctx), err) // the cause is the end of the conversation, if it was that
 		}
 		for wc, err := range vqp.CQ().Completions() {
 			if err := errors.Join(err, wc.Err()); err != nil {
