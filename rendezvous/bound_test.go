@@ -140,3 +140,45 @@ func TestWaitingConversationsHoldNothing(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A conversation that Accept returns is nobody's who has to make room: who is thrown out at the
+// moment at which its conversation begins is not handed out.
+func TestEvictedIsNotAccepted(t *testing.T) {
+	refused := make(chan error, 1)
+	l, err := Listen(t.Context(), "127.0.0.1:0", Config{Refused: func(_ net.Addr, why error) {
+		refused <- why
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	nc, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	var a *arrival
+	for start := time.Now(); a == nil && time.Since(start) < 20*time.Second; time.Sleep(time.Millisecond) {
+		l.mu.Lock()
+		if len(l.greeted) == 1 {
+			a = l.greeted[0]
+			break // and keep the lock
+		}
+		l.mu.Unlock()
+	}
+	if a == nil {
+		t.Fatal("nobody has come")
+	}
+	if _, err := nc.Write(greeting(wireVersion, "")); err != nil {
+		t.Error(err)
+	}
+	time.Sleep(100 * time.Millisecond) // the conversation has begun
+	l.evict(a)
+	l.mu.Unlock()
+	if why := <-refused; !errors.Is(why, errEvicted) {
+		t.Errorf("refused: %v", why)
+	}
+	if n := len(l.ready); n != 0 {
+		t.Errorf("%d conversations wait, whose connections are closed", n)
+	}
+}

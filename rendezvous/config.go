@@ -31,10 +31,10 @@ type Config struct {
 	Retry time.Duration
 
 	// MaxGreetings bounds the connections of a listener that have not begun a conversation yet; 0
-	// means 512.
+	// means 512, and 65,536 is the most.
 	MaxGreetings int
-	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512. A further one is told
-	// so, and ended.
+	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, and 65,536 is the
+	// most. A further one is told so, and ended.
 	MaxWaiting int
 	// Refused, if set, is called for each connection to a listener that brought no conversation,
 	// from any goroutine: for logs. It must not wait.
@@ -49,6 +49,9 @@ const (
 	defaultMaxOpen    = 512
 )
 
+// maxOpen bounds the connections that a listener holds of each kind.
+const maxOpen = 1 << 16
+
 // withDefaults returns c with zero fields replaced, or what is wrong with it.
 func (c Config) withDefaults(listens bool) (Config, error) {
 	switch {
@@ -57,9 +60,9 @@ func (c Config) withDefaults(listens bool) (Config, error) {
 			c.Retry)
 	case c.MaxMessage < 0 || c.MaxMessage > 1<<30:
 		return c, invalid("MaxMessage %d: must be 1 byte to 1 GiB, or 0 for 1 MiB", c.MaxMessage)
-	case c.MaxGreetings < 0 || c.MaxWaiting < 0:
-		return c, invalid("MaxGreetings %d, MaxWaiting %d: must not be negative", c.MaxGreetings,
-			c.MaxWaiting)
+	case min(c.MaxGreetings, c.MaxWaiting) < 0 || max(c.MaxGreetings, c.MaxWaiting) > maxOpen:
+		return c, invalid("MaxGreetings %d, MaxWaiting %d: must be 1 to %d, or 0 for %d", c.MaxGreetings,
+			c.MaxWaiting, maxOpen, defaultMaxOpen)
 	case !isProtocol(c.Protocol):
 		return c, invalid("Protocol %.40q: must be at most 255 printable characters of ASCII", c.Protocol)
 	case listens && c.TLS != nil && len(c.TLS.Certificates) == 0 && c.TLS.GetCertificate == nil &&

@@ -2,11 +2,11 @@ package rendezvous
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"sync"
@@ -41,13 +41,16 @@ type Conn struct {
 	cfg     Config
 	inbox   chan Message
 	closing chan struct{} // this end has closed it
+	closed  sync.Once
 	done    chan struct{} // nothing more will come; err says why
 	err     error
 
-	mu     sync.Mutex // guards writing, closed and broken
-	closed bool
-	broken bool // a frame was begun and not finished: nothing can follow it
+	writing chan struct{} // has room for who writes; guards broken
+	broken  bool          // a frame was begun and not finished: nothing can follow it
 }
+
+// errCutOff refuses a message that would follow half of another.
+var errCutOff = errors.New("an earlier message was cut off: nothing more can be sent")
 
 // run begins to read what the peer says.
 func (c *Conn) run() { go c.listen() }
@@ -88,12 +91,10 @@ func (c *Conn) read(r *bufio.Reader) (m Message, err error) {
 	if err == nil {
 		return m, nil
 	}
-	select {
-	case <-c.closing:
+	if c.isClosing() {
 		return m, ErrClosed
-	default:
-		return m, c.explain(err, c.cfg.Timeout, "the rest of a message")
 	}
+	return m, c.explain(err, c.cfg.Timeout, "the rest of a message")
 }
 
 // TLS says who the peer is, as crypto/tls has found out; nil without TLS.
@@ -143,49 +144,86 @@ func (c *Conn) Send(ctx context.Context, kind string, body any) error {
 		return context.Cause(ctx)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return tooLate(c.cfg.Timeout, fmt.Sprintf("the peer to take %q", kind))
+	case errors.Is(err, errCutOff):
+		return cmp.Or(c.Err(), err) // the peer's reason counts more, where it is known
 	}
-	if why := c.heard(); why != nil {
+	if why := c.heard(ctx); why != nil {
 		return why // the reason that the peer sent before it left
 	}
 	return c.explain(err, 0, "")
 }
 
-// write writes a frame within some time.
+// write writes a frame within some time, the wait for its turn included.
 func (c *Conn) write(ctx context.Context, frame []byte, within time.Duration) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return ErrClosed
-	}
-	if c.broken {
-		return io.ErrShortWrite
-	}
-	if err := c.nc.SetWriteDeadline(time.Now().Add(within)); err != nil {
+	end := time.Now().Add(within)
+	if err := c.turn(ctx, within); err != nil {
 		return err
 	}
-	cut := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
-		close(cut)
-	})
-	n, err := c.nc.Write(frame)
-	if !stop() {
-		<-cut // otherwise it would cut off the next frame
+	defer func() { <-c.writing }()
+	if c.broken {
+		return errCutOff
 	}
-	c.broken = err != nil && n > 0
+	err := c.nc.SetWriteDeadline(end)
+	if err == nil {
+		cut := make(chan struct{})
+		stop := context.AfterFunc(ctx, func() {
+			_ = c.nc.SetWriteDeadline(time.Unix(1, 0))
+			close(cut)
+		})
+		var n int
+		n, err = c.nc.Write(frame)
+		if !stop() {
+			<-cut // otherwise it would cut off the next frame
+		}
+		c.broken = err != nil && n > 0
+	}
+	if err != nil && c.isClosing() {
+		return ErrClosed
+	}
 	return err
 }
 
+// turn waits for the others who write.
+func (c *Conn) turn(ctx context.Context, within time.Duration) error {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case c.writing <- struct{}{}:
+	case <-c.closing:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return os.ErrDeadlineExceeded
+	}
+	if c.isClosing() {
+		<-c.writing
+		return ErrClosed
+	}
+	return nil
+}
+
+// isClosing reports whether this end has closed the conversation.
+func (c *Conn) isClosing() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}
+
 // heard is why nothing more will come, if that becomes known soon.
-func (c *Conn) heard() error {
+func (c *Conn) heard(ctx context.Context) error {
 	timer := time.NewTimer(min(lastWords, c.cfg.Timeout))
 	defer timer.Stop()
 	select {
 	case <-c.done:
 		return c.err
+	case <-ctx.Done():
 	case <-timer.C:
-		return nil
 	}
+	return nil
 }
 
 // Receive waits for the next message, which must be of a kind, and reads its body into body unless
@@ -264,16 +302,18 @@ func (c *Conn) Err() error {
 }
 
 // Fail tells the peer why this end gives up, and closes the conversation once the peer has
-// acknowledged that or gone. The peer's own reason, if it sent one, is then in Err.
+// acknowledged that or gone, which it awaits for 2 seconds at most, and no longer than
+// Config.Timeout. The peer's own reason, if it sent one, is then in Err.
 func (c *Conn) Fail(why error) {
+	patience := min(lastWords, c.cfg.Timeout)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
 	frame, err := appendFrame(nil, errorKind, errorBody{peertext.Clean(why.Error())}, c.cfg.MaxMessage)
-	if err == nil && c.write(context.Background(), frame, min(lastWords, c.cfg.Timeout)) == nil {
+	if err == nil && c.write(context.Background(), frame, patience) == nil {
 		// Closed with unread messages a connection is reset, and the last words would be lost.
 		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite() // the peer sees the end otherwise
 		}
-		timer := time.NewTimer(min(lastWords, c.cfg.Timeout))
-		defer timer.Stop()
 		for waiting := true; waiting; {
 			select {
 			case <-c.inbox: // discarded
@@ -287,17 +327,12 @@ func (c *Conn) Fail(why error) {
 	_ = c.Close()
 }
 
-// Close ends the conversation. It may be called again.
-func (c *Conn) Close() error {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
-	c.closed = true
-	close(c.closing)
-	err := c.nc.Close()
-	c.mu.Unlock()
-	<-c.done
+// Close ends the conversation, and with it what Send and Receive wait for. It may be called again.
+func (c *Conn) Close() (err error) {
+	c.closed.Do(func() {
+		close(c.closing)
+		err = c.nc.Close()
+		<-c.done
+	})
 	return err
 }

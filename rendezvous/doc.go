@@ -28,7 +28,8 @@
 //
 //   - Nothing waits longer than its context, nor for ever: each step of a conversation has
 //     Config.Timeout, and its beginning Config.Greeting. Accept and Next, which wait for what comes
-//     when it likes, have their context alone.
+//     when it likes, have their context alone. A step that fails (Connect, Exchange, Barrier) takes
+//     up to 2 seconds more to tell the peer why, and so does [Conn.Fail].
 //   - What comes from a peer is not trusted. Memory is bounded: a message is read as it comes,
 //     never more than Config.MaxMessage, and a few messages wait to be received. Reasons that
 //     repeat what the peer has sent hold no control characters and are bounded in length.

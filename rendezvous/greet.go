@@ -109,7 +109,7 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 // connection is closed.
 func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}),
-		done: make(chan struct{})}
+		done: make(chan struct{}), writing: make(chan struct{}, 1)}
 	if err := c.greet(ctx); err != nil {
 		_ = nc.Close()
 		return nil, err
@@ -119,12 +119,12 @@ func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 
 // greet exchanges the beginnings.
 func (c *Conn) greet(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting))
+	err := c.nc.SetDeadline(time.Now().Add(c.cfg.Greeting)) // before that of the context's end
+	stop := context.AfterFunc(ctx, func() { _ = c.nc.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	if over, ok := c.nc.(*tls.Conn); ok && err == nil {
 		err = explainTLS(over.HandshakeContext(ctx))
 		if errors.Is(err, errNoTLSThere) {

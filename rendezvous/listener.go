@@ -34,7 +34,7 @@ type Listener struct {
 type arrival struct {
 	nc      net.Conn
 	since   time.Time
-	evicted bool
+	evicted bool // guarded by the mutex of the listener
 }
 
 // grace is how long a connection may take to begin a conversation while others wait for its place.
@@ -195,9 +195,7 @@ func (l *Listener) enter(a *arrival) bool {
 		oldest := l.greeted[0]
 		left := grace - time.Since(oldest.since)
 		if left <= 0 {
-			oldest.evicted = true
-			_ = oldest.nc.Close()
-			l.greeted = slices.Delete(l.greeted, 0, 1)
+			l.evict(oldest)
 		}
 		l.mu.Unlock()
 		if left > 0 {
@@ -208,6 +206,18 @@ func (l *Listener) enter(a *arrival) bool {
 	return false
 }
 
+// evict takes the place of a connection away. The caller holds mu.
+func (l *Listener) evict(a *arrival) {
+	a.evicted = true
+	_ = a.nc.Close()
+	l.remove(a)
+}
+
+// remove forgets a connection. The caller holds mu.
+func (l *Listener) remove(a *arrival) {
+	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
+}
+
 // greet begins a conversation with whoever has connected.
 func (l *Listener) greet(a *arrival) {
 	nc := a.nc
@@ -216,9 +226,9 @@ func (l *Listener) greet(a *arrival) {
 	}
 	c, err := begin(l.ctx, nc, l.cfg)
 	if err == nil {
-		err = l.hand(c)
+		err = l.hand(a, c)
 	}
-	if l.leave(a) {
+	if l.leave(a) && c == nil {
 		err = errEvicted
 	}
 	if err != nil && l.ctx.Err() == nil && l.cfg.Refused != nil {
@@ -226,24 +236,41 @@ func (l *Listener) greet(a *arrival) {
 	}
 }
 
-// hand puts a conversation where Accept finds it. One for which there is no room is ended.
-func (l *Listener) hand(c *Conn) error {
-	select {
-	case l.ready <- c:
-		return nil
-	default:
+// hand puts a conversation where Accept finds it, unless its place was taken away. One for which
+// there is no room is ended, and keeps its place until it is.
+func (l *Listener) hand(a *arrival, c *Conn) error {
+	done, err := l.offer(a, c)
+	if err != nil || done {
+		return err
 	}
-	err := fmt.Errorf("%d conversations wait for the listening end already: try again later",
+	err = fmt.Errorf("%d conversations wait for the listening end already: try again later",
 		l.cfg.MaxWaiting)
 	c.run()
 	c.Fail(err)
 	return err
 }
 
+// offer puts a conversation where Accept finds it if there is room. From then on nobody can take
+// its place away.
+func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a.evicted {
+		return false, errEvicted // its connection is closed
+	}
+	select {
+	case l.ready <- c:
+		l.remove(a)
+		return true, nil
+	default:
+		return false, nil
+	}
+}
+
 // leave gives a place back, and reports whether it was taken away.
 func (l *Listener) leave(a *arrival) (evicted bool) {
 	l.mu.Lock()
-	l.greeted = slices.DeleteFunc(l.greeted, func(other *arrival) bool { return other == a })
+	l.remove(a)
 	evicted = a.evicted
 	l.mu.Unlock()
 	select {
