@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce"
 )
 
 // Host is the NICs of this process. It is a [verbs.Provider]. Its methods may be called from any
@@ -220,10 +223,12 @@ func NameOf(d verbs.Device) string {
 }
 
 // Devices lists all NICs, whether a port is up or not. Of roce without named addresses they are all
-// that this host can have.
+// that this host can have. There, those that were made for a peer before come first, and an index
+// may occur twice, which [ibverbx.NewDomain] refuses: a program that wants all of them in a domain
+// asks for them before it meets a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
 	if h.named == nil {
-		return h.socket(netip.Addr{})
+		return h.allSockets()
 	}
 	return h.named.Devices()
 }
@@ -241,35 +246,111 @@ func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 	return h.socket(addr)
 }
 
-// socket is the NIC of roce at an address; that of the zero address are all of the host.
+// socket is the NIC of roce at an address: the one that is there, or a new one.
 func (h *Host) socket(addr netip.Addr) ([]verbs.Device, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	there, err := h.made()
+	if err != nil {
+		return nil, err
+	}
+	if p := h.at[addr]; p != nil {
+		return p.Devices()
+	}
+	for _, d := range there {
+		if addressOf(d) == addr {
+			return []verbs.Device{d}, nil
+		}
+	}
+	return h.make(addr)
+}
+
+// allSockets are the NICs of roce at all addresses of the host: those that are there, and new ones
+// at the others.
+func (h *Host) allSockets() ([]verbs.Device, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	there, err := h.made()
+	if err != nil || h.at[netip.Addr{}] != nil {
+		return there, err
+	}
+	all, err := roce.LocalAddresses()
+	if err != nil {
+		return nil, fmt.Errorf("nics: %w", err)
+	}
+	if !slices.ContainsFunc(all, func(addr netip.Addr) bool { return h.at[addr] == nil }) {
+		return there, nil
+	}
+	if _, err := h.make(netip.Addr{}); err != nil {
+		return nil, err
+	}
+	return h.made()
+}
+
+// made lists the NICs of roce that are there, those made for a peer first. A second one at the
+// address of such a one is left out: its port is not that of RoCE.
+func (h *Host) made() (list []verbs.Device, err error) {
 	if h.end {
 		return nil, fmt.Errorf("nics: %w", verbs.ErrClosed)
 	}
-	p := h.at[addr]
-	if p == nil {
-		cfg := h.cfg
-		if addr.IsValid() {
-			cfg.RoCE.Addresses = []netip.Addr{addr}
-		}
-		var err error
-		if p, err = h.source.Open(cfg); err != nil {
+	addrs := slices.SortedFunc(maps.Keys(h.at), netip.Addr.Compare)
+	slices.Reverse(addrs) // the zero address is the least
+	for _, addr := range addrs {
+		these, err := h.at[addr].Devices()
+		if err != nil {
 			return nil, fmt.Errorf("nics: %w", err)
 		}
-		h.at[addr] = p
+		for _, d := range these {
+			if at := addressOf(d); addr.IsValid() || !at.IsValid() || h.at[at] == nil {
+				list = append(list, d)
+			}
+		}
 	}
+	return list, nil
+}
+
+// make makes a NIC of roce at an address; at the zero address those of the host.
+func (h *Host) make(addr netip.Addr) ([]verbs.Device, error) {
+	cfg := h.cfg
+	if addr.IsValid() {
+		cfg.RoCE.Addresses = []netip.Addr{addr}
+	}
+	p, err := h.source.Open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("nics: %w", err)
+	}
+	h.at[addr] = p
 	return p.Devices()
 }
 
-// Close closes the NICs. It returns [verbs.ErrBusy] while objects made from them are open.
-func (h *Host) Close() error {
-	if h.named != nil {
-		return h.named.Close()
+// addressOf is the address of a NIC that is made of a socket.
+func addressOf(d verbs.Device) netip.Addr {
+	if socket, ok := d.(interface{ Addr() netip.AddrPort }); ok {
+		return socket.Addr().Addr()
 	}
+	return netip.Addr{}
+}
+
+// Close closes the NICs. It returns [verbs.ErrBusy] while objects made from them are open, and
+// may be called again then; once it has succeeded it returns nil.
+func (h *Host) Close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.end {
+		return nil
+	}
+	var err error
+	if h.named != nil {
+		err = h.named.Close()
+	} else {
+		err = h.closeSockets()
+	}
+	h.end = err == nil
+	return err
+}
+
+// closeSockets closes the NICs of roce that were made.
+func (h *Host) closeSockets() error {
 	var errs []error
 	for addr, p := range h.at {
 		err := p.Close()
@@ -278,7 +359,5 @@ func (h *Host) Close() error {
 			delete(h.at, addr)
 		}
 	}
-	err := errors.Join(errs...)
-	h.end = err == nil
-	return err
+	return errors.Join(errs...)
 }
