@@ -74,7 +74,7 @@ func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, e
 	if c == nil {
 		return nil, fmt.Errorf("nics: agree: %w: the conversation is nil", verbs.ErrInvalid)
 	}
-	mine, err := h.Reaching(c)
+	mine, err := h.reaching(c)
 	var theirs Offer
 	if err == nil {
 		theirs, err = h.swap(ctx, c, mine)

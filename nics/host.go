@@ -228,7 +228,7 @@ func NameOf(d verbs.Device) string {
 // asks for them before it meets a peer.
 func (h *Host) Devices() ([]verbs.Device, error) {
 	if h.named == nil {
-		return h.allSockets()
+		return prefixed(h.allSockets())
 	}
 	return h.named.Devices()
 }
@@ -236,6 +236,11 @@ func (h *Host) Devices() ([]verbs.Device, error) {
 // Reaching lists the NICs that reach the other end of a connection: all that are usable, and of
 // roce without named addresses the one at this end's address of the connection.
 func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
+	return prefixed(h.reaching(r))
+}
+
+// reaching is Reaching, whose errors do not name the package.
+func (h *Host) reaching(r Route) ([]verbs.Device, error) {
 	if h.named != nil {
 		return append([]verbs.Device(nil), h.usable...), nil
 	}
@@ -244,6 +249,14 @@ func (h *Host) Reaching(r Route) ([]verbs.Device, error) {
 		return nil, err
 	}
 	return h.socket(addr)
+}
+
+// prefixed has an error name the package.
+func prefixed(list []verbs.Device, err error) ([]verbs.Device, error) {
+	if err != nil {
+		return nil, fmt.Errorf("nics: %w", err)
+	}
+	return list, nil
 }
 
 // socket is the NIC of roce at an address: the one that is there, or a new one.
@@ -276,7 +289,7 @@ func (h *Host) allSockets() ([]verbs.Device, error) {
 	}
 	all, err := roce.LocalAddresses()
 	if err != nil {
-		return nil, fmt.Errorf("nics: %w", err)
+		return nil, err
 	}
 	if !slices.ContainsFunc(all, func(addr netip.Addr) bool { return h.at[addr] == nil }) {
 		return there, nil
@@ -291,14 +304,14 @@ func (h *Host) allSockets() ([]verbs.Device, error) {
 // address of such a one is left out: its port is not that of RoCE.
 func (h *Host) made() (list []verbs.Device, err error) {
 	if h.end {
-		return nil, fmt.Errorf("nics: %w", verbs.ErrClosed)
+		return nil, verbs.ErrClosed
 	}
 	addrs := slices.SortedFunc(maps.Keys(h.at), netip.Addr.Compare)
 	slices.Reverse(addrs) // the zero address is the least
 	for _, addr := range addrs {
 		these, err := h.at[addr].Devices()
 		if err != nil {
-			return nil, fmt.Errorf("nics: %w", err)
+			return nil, err
 		}
 		for _, d := range these {
 			if at := addressOf(d); addr.IsValid() || !at.IsValid() || h.at[at] == nil {
@@ -317,7 +330,7 @@ func (h *Host) make(addr netip.Addr) ([]verbs.Device, error) {
 	}
 	p, err := h.source.Open(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("nics: %w", err)
+		return nil, err
 	}
 	h.at[addr] = p
 	return p.Devices()

@@ -383,7 +383,11 @@ func TestDevices(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Reaching(a); !errors.Is(err, verbs.ErrClosed) {
+	if _, err := h.Reaching(a); !errors.Is(err, verbs.ErrClosed) || err.Error() != "nics: closed" {
+		t.Errorf("error %v", err)
+	}
+	if _, err := h.Agree(t.Context(), a); !errors.Is(err, verbs.ErrClosed) ||
+		strings.Count(err.Error(), "nics: ") != 1 {
 		t.Errorf("error %v", err)
 	}
 }

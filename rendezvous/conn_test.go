@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"ibverbx/internal/tcptest"
+	"ibverbx/verbs"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -375,7 +376,7 @@ func TestLongest(t *testing.T) {
 
 func TestTooLongToSend(t *testing.T) {
 	a, _ := pair(t, Config{MaxMessage: 100})
-	if err := a.Send(t.Context(), "word", strings.Repeat("x", 100)); err == nil ||
+	if err := a.Send(t.Context(), "word", strings.Repeat("x", 100)); !errors.Is(err, verbs.ErrInvalid) ||
 		!strings.Contains(err.Error(), "at most 100") {
 		t.Errorf("error %v", err)
 	}

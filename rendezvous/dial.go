@@ -11,7 +11,7 @@ import (
 )
 
 // Dial connects to a process that listens at addr, HOST:PORT, and begins a conversation. Errors are
-// an [*OpError].
+// an [*OpError], but for that of a Config, which names the field and is [verbs.ErrInvalid].
 func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults(false)
 	switch {
@@ -40,6 +40,7 @@ const retryPause = 50 * time.Millisecond
 
 // dialTCP opens the connection, as often as Config.Retry allows.
 func dialTCP(ctx context.Context, addr string, cfg *Config) (net.Conn, error) {
+	var slow net.Error
 	d := net.Dialer{Timeout: cfg.Timeout}
 	for begun := time.Now(); ; {
 		nc, err := d.DialContext(ctx, "tcp", addr)
@@ -48,6 +49,8 @@ func dialTCP(ctx context.Context, addr string, cfg *Config) (net.Conn, error) {
 			return nc, nil
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case errors.As(err, &slow) && slow.Timeout():
+			return nil, fmt.Errorf("%w: %w", ErrTimeout, err)
 		case !errors.Is(err, syscall.ECONNREFUSED):
 			return nil, err
 		case cfg.Retry == 0:

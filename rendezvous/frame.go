@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"ibverbx/internal/peertext"
+	"ibverbx/verbs"
 )
 
 // Message is a message from one end to the other.
@@ -57,7 +58,8 @@ func appendFrame(dst []byte, kind string, body any, limit int) ([]byte, error) {
 		return dst, fmt.Errorf("message %q: %w", kind, err)
 	}
 	if len(text) > limit {
-		return dst, fmt.Errorf("message %q has %d bytes: at most %d", kind, len(text), limit)
+		return dst, fmt.Errorf("%w: message %q has %d bytes: at most %d", verbs.ErrInvalid, kind,
+			len(text), limit)
 	}
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(text)))
 	return append(dst, text...), nil

@@ -48,6 +48,8 @@ var (
 
 // Listen listens at addr, HOST:PORT: an empty host stands for all addresses, and port 0 for any
 // free one, which [Listener.Addr] tells. ctx ends a wait of Listen itself and not the listener.
+// Errors are an [*OpError], but for that of a Config, which names the field and is
+// [verbs.ErrInvalid].
 func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 	cfg, err := cfg.withDefaults(true)
 	switch {

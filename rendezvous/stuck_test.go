@@ -188,3 +188,13 @@ func TestBoundsOfAListener(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An address from which nothing comes in time is a peer that does not answer.
+func TestDialTakesTooLong(t *testing.T) {
+	_, err := Dial(t.Context(), "127.0.0.1:1", Config{Timeout: 1})
+	var op *OpError
+	if !errors.Is(err, ErrTimeout) || !errors.As(err, &op) ||
+		!strings.HasPrefix(err.Error(), "rendezvous: the peer does not answer: dial tcp 127.0.0.1:1: ") {
+		t.Errorf("error %v", err)
+	}
+}
