@@ -30,6 +30,14 @@ func openRoCE(c Config) (verbs.Provider, error) {
 // loopback is the address of a NIC that only this host has to reach.
 func loopback() netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 0, 1}) }
 
+// hasAddress reports whether a list names an address: only NICs of roce have such names.
+func hasAddress(list string) bool {
+	return slices.ContainsFunc(strings.Split(list, ","), func(word string) bool {
+		_, err := netip.ParseAddr(word)
+		return err == nil
+	})
+}
+
 // namesAddresses reports whether a list is one of interfaces and addresses of this host.
 func namesAddresses(list string) bool {
 	addrs, err := parseAddresses(list)

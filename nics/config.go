@@ -20,7 +20,7 @@ const (
 // Config says which NICs. The zero value works.
 type Config struct {
 	// Provider names where the NICs come from: Real, RoCE, Soft, or one of Sources; empty chooses
-	// between Real and RoCE.
+	// between Real and RoCE: the latter at once where Devices names an address.
 	Provider string
 	// Devices chooses among the NICs. Of real ones it is what [verbs.ParseDeviceFilter] reads:
 	// "mlx5_0,mlx5_1:2", "^mlx5_2". Of roce it lists interfaces and addresses of this host:
@@ -66,13 +66,19 @@ func (c Config) Validate() error {
 	if _, err := c.source(c.Provider); err != nil {
 		return err
 	}
+	addressed := hasAddress(c.Devices)
 	switch {
-	case c.Provider == RoCE:
+	case c.Provider == RoCE || c.Provider == "" && addressed && c.Library == "":
 		addrs, err := parseAddresses(c.Devices)
 		if err == nil && len(addrs) != 0 && len(c.RoCE.Addresses) != 0 {
 			err = &ConfigError{"Devices", "RoCE.Addresses names the NICs as well: leave one of them empty"}
 		}
 		return err
+	case c.Provider == "" && addressed:
+		return &ConfigError{"Devices", c.Devices + ": Library is of real NICs, and addresses are not: leave " +
+			"one of them empty"}
+	case (c.Provider == Real || c.Provider == Soft) && addressed:
+		return &ConfigError{"Devices", c.Devices + ": addresses are NICs of provider " + RoCE}
 	case c.Provider == "" && namesAddresses(c.Devices):
 	default:
 		if _, err := verbs.ParseDeviceFilter(c.Devices); err != nil {

@@ -39,11 +39,14 @@ func Open(cfg Config) (*Host, error) {
 		cfg.Logger = slog.Default()
 	}
 	chosen := cfg.Provider == ""
-	if chosen {
+	switch {
+	case chosen && hasAddress(cfg.Devices):
+		cfg.Provider = RoCE // no other provider has NICs of such names
+	case chosen:
 		cfg.Provider = Real
 	}
 	h, err := openHost(cfg)
-	if chosen {
+	if chosen && cfg.Provider == Real {
 		if why := h.unusable(err); why != nil {
 			if h != nil {
 				_ = h.Close()
@@ -187,7 +190,7 @@ func (h *Host) Name() string { return h.cfg.Provider }
 func (h *Host) Provider() verbs.Provider { return h.named }
 
 // Instead says why real NICs were not taken, where nobody had named a provider; nil where they
-// were, and where one was named.
+// were, and where a provider was named, or an address, which asks for roce.
 func (h *Host) Instead() error { return h.instead }
 
 // LeftOut says which NICs are not offered to peers, because they could not be opened or no port is

@@ -129,6 +129,18 @@ func TestWhichProvider(t *testing.T) {
 			rdmacore.ErrNoLibrary.Error()},
 		"no device, but an address": {rdmacore.ErrNoDevice, nil,
 			func(c *nics.Config) { c.Devices = "127.0.0.21" }, nics.RoCE, "roce0 at 127.0.0.21:", nil, ""},
+		"an address, beside real NICs": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.30" },
+			nics.RoCE, `provider=roce nics="roce0 at 127.0.0.30:`, nil, ""},
+		"IPv6 and IPv4": {denied, nil, func(c *nics.Config) {
+			c.Devices, c.RoCE.Port = "::1,127.0.0.31", 47913
+		}, nics.RoCE, `nics="roce0 at [::1]:47913, roce1 at 127.0.0.31:47913"`, nil, ""},
+		"an address twice": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.1,::1,127.0.0.1" }, "", "",
+			verbs.ErrInvalid, "names 127.0.0.1 twice"},
+		"an address and a real NIC": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.1,mlx5_0" }, "",
+			"", verbs.ErrInvalid, `"mlx5_0" is neither an address nor an interface of this host`},
+		"an address and a library": {nil, both, func(c *nics.Config) {
+			c.Devices, c.Library = "127.0.0.1", "/opt/libibverbs.so"
+		}, "", "", verbs.ErrInvalid, "Devices: 127.0.0.1: Library is of real NICs, and addresses are not"},
 		"no device, and a name of one": {rdmacore.ErrNoDevice, nil,
 			func(c *nics.Config) { c.Devices = "mlx5_0" }, "", "", rdmacore.ErrNoDevice,
 			"to make NICs of interfaces or addresses take provider roce"},

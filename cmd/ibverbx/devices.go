@@ -73,10 +73,8 @@ type gidInfo struct {
 
 // Run lists the devices.
 func (f *devicesCmd) Run(c *console) error {
-	name, count := realNICs, 4
-	if f.Provider != "" {
-		name = f.Provider
-	}
+	from := nicFlags{Provider: f.Provider, Device: f.Device, Library: f.Library}
+	name, count := from.asked(), 4
 	if err := checkNICFlags(name, f.Device, f.Library); err != nil {
 		return err
 	}
@@ -89,7 +87,6 @@ func (f *devicesCmd) Run(c *console) error {
 	default:
 		count = *f.NICs
 	}
-	from := nicFlags{Provider: f.Provider, Device: f.Device, Library: f.Library}
 	note := ""
 	list, failed := f.list(from.configHere(name, count, ibverbx.ConnConfig{}))
 	if failed != nil && len(list) == 0 && f.Provider == "" {

@@ -48,13 +48,10 @@ type outcome struct {
 
 // provider is the source of the NICs.
 func (f *perfCmd) provider() string {
-	switch {
-	case f.Provider != "":
-		return f.Provider
-	case f.apart():
-		return realNICs
+	if f.Provider == "" && !f.apart() {
+		return softNICs
 	}
-	return softNICs
+	return f.asked()
 }
 
 // Run measures and prints. With --json there is a document however it ends.

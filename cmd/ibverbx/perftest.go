@@ -184,10 +184,7 @@ func (f *perftestCmd) config() (cfg *perftest.Config, conn ibverbx.ConnConfig, e
 
 // checkNICs says whether the NICs that are named can be.
 func (f *perftestCmd) checkNICs() error {
-	provider := f.Provider
-	if provider == "" {
-		provider = realNICs
-	}
+	provider := f.asked()
 	if provider == softNICs {
 		return &bench.UsageError{Reason: "--provider soft: software NICs live inside one process, where " +
 			"perftest is not: use --provider roce, or real NICs"}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
@@ -21,6 +23,21 @@ const (
 
 // providers are further sources of devices, beside those of package nics. Tests have some.
 var providers []nics.Source
+
+// asked is the provider that the flags ask for, at one of two ends: by an address for roce. Where
+// they ask for none it is that of real NICs.
+func (f *nicFlags) asked() string {
+	switch {
+	case f.Provider != "":
+		return f.Provider
+	case slices.ContainsFunc(strings.Split(f.Device, ","), func(word string) bool {
+		_, err := netip.ParseAddr(word)
+		return err == nil
+	}) && f.Library == "":
+		return roceNICs
+	}
+	return realNICs
+}
 
 // config says which NICs this process has, of a provider; empty chooses one.
 func (f *nicFlags) config(provider string, conn ibverbx.ConnConfig) nics.Config {
@@ -76,7 +93,7 @@ func checkNICFlags(name, filter, library string) error {
 	if library != "" && (name == softNICs || name == roceNICs) {
 		return &bench.UsageError{Reason: "--library is where real NICs are found: use --provider " + realNICs}
 	}
-	err := nics.Config{Provider: name, Devices: filter, Sources: providers}.Validate()
+	err := nics.Config{Provider: name, Devices: filter, Library: library, Sources: providers}.Validate()
 	if usage := flagError(err); usage != nil {
 		return usage
 	}

@@ -59,8 +59,7 @@ func TestRoCEApart(t *testing.T) {
 	}
 }
 
-// TestRoCEDevice measures over addresses that were named, which ask for roce by themselves where
-// there is no RDMA NIC.
+// TestRoCEDevice measures over addresses that were named, with the provider and without.
 func TestRoCEDevice(t *testing.T) {
 	setRealNICs(t, rdmacore.ErrNoDevice)
 	nics := connectsOverRoCE(t, "127.0.0.1:0 --provider roce -d 127.0.0.4,127.0.0.5",
@@ -68,6 +67,31 @@ func TestRoCEDevice(t *testing.T) {
 	if len(nics) != 4 || !strings.Contains(nics[1], "127.0.0.7:") ||
 		!strings.Contains(nics[2], "127.0.0.4:") {
 		t.Errorf("NICs %q", nics)
+	}
+}
+
+// TestRoCEAddressesAlone shows that addresses ask for roce, whatever else the host has.
+func TestRoCEAddressesAlone(t *testing.T) {
+	setRealNICs(t, errors.New("open device: mlx5_0: permission denied"))
+	nics := connectsOverRoCE(t, "127.0.0.1:0 -d 127.0.0.34", "127.0.0.1:PORT -d 127.0.0.35")
+	if len(nics) != 2 || !strings.Contains(nics[0], "127.0.0.35:") {
+		t.Errorf("NICs %q", nics)
+	}
+	waiting, _ := listening(t, "perf --listen 127.0.0.1:0 --udp-port 47914 -d ::1")
+	waiting.cancel()
+	if _, _, errs := waiting.wait(t); !strings.Contains(errs, " with roce0 at [::1]:47914\n") {
+		t.Errorf("stderr %s", errs)
+	}
+	code, out, errs := command(t, "devices -d 127.0.0.32,127.0.0.33")
+	if code != exitOK || errs != "" || strings.Count(out, "RoCE v2") != 2 {
+		t.Errorf("exit %d, stdout\n%s\nstderr %s", code, out, errs)
+	}
+	for _, of := range []string{"perf --listen 127.0.0.1:0", "perf --connect 127.0.0.1:1", "devices",
+		"perftest ib_write_bw"} {
+		code, out, errs := command(t, of+" -d ::1,127.0.0.1,::1")
+		if code != exitUsage || out != "" || !strings.Contains(errs, "names ::1 twice") {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q", of, code, out, errs)
+		}
 	}
 }
 
