@@ -75,8 +75,8 @@ func (c Config) Validate() error {
 		}
 		return err
 	case c.Provider == "" && addressed:
-		return &ConfigError{"Devices", c.Devices + ": Library is of real NICs, and addresses are not: leave " +
-			"one of them empty"}
+		return &ConfigError{"Devices", c.Devices + ": Library is of real NICs, and addresses are not: " +
+			"leave one of them empty"}
 	case (c.Provider == Real || c.Provider == Soft) && addressed:
 		return &ConfigError{"Devices", c.Devices + ": addresses are NICs of provider " + RoCE}
 	case c.Provider == "" && namesAddresses(c.Devices):

@@ -134,8 +134,8 @@ func TestWhichProvider(t *testing.T) {
 		"IPv6 and IPv4": {denied, nil, func(c *nics.Config) {
 			c.Devices, c.RoCE.Port = "::1,127.0.0.31", 47913
 		}, nics.RoCE, `nics="roce0 at [::1]:47913, roce1 at 127.0.0.31:47913"`, nil, ""},
-		"an address twice": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.1,::1,127.0.0.1" }, "", "",
-			verbs.ErrInvalid, "names 127.0.0.1 twice"},
+		"an address twice": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.1,::1,127.0.0.1" }, "",
+			"", verbs.ErrInvalid, "names 127.0.0.1 twice"},
 		"an address and a real NIC": {nil, both, func(c *nics.Config) { c.Devices = "127.0.0.1,mlx5_0" }, "",
 			"", verbs.ErrInvalid, `"mlx5_0" is neither an address nor an interface of this host`},
 		"an address and a library": {nil, both, func(c *nics.Config) {
