@@ -3,6 +3,7 @@ package unreliable
 
 import (
 	"errors"
+	"sync"
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -11,8 +12,10 @@ import (
 // Err is what a call returns that fails.
 var Err = errors.New("the provider failed")
 
-// Calls counts the calls to NICs, and fails one of them. It belongs to one goroutine at a time.
+// Calls counts the calls to NICs, and fails one of them. NICs may count at the same time, as where
+// a long region is registered on all of them; the fields belong to the test while nothing does.
 type Calls struct {
+	mu      sync.Mutex
 	N       int        // calls so far
 	At      int        // the call that fails, counted from 0; negative: none
 	Only    string     // kind of call that counts; "" for all
@@ -22,6 +25,8 @@ type Calls struct {
 
 // call counts a call, and fails it if it is the one.
 func (f *Calls) call(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.Only != "" && f.Only != name {
 		return nil
 	}
