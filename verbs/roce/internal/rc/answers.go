@@ -26,7 +26,7 @@ func (q *QP) Receive(now int64, h *wire.Header, payload []byte) {
 func (q *QP) receiveAnswer(h *wire.Header, payload []byte) {
 	r := &q.req
 	s := r.una.near(h.PSN)
-	if s >= r.next { // of what was never sent: a stranger, or an earlier connection
+	if s < r.first || s >= r.next { // of what was never sent: a stranger, or an earlier connection
 		q.stats.Unexpected++
 		return
 	}

@@ -14,9 +14,10 @@ import (
 // Invariant: una <= next <= end, and next-una <= len(track). Each of the numbers from una to next-1
 // is flying, kept, lost or done; flying and lost are counted. una is not done.
 type requester struct {
-	una  seq // the oldest number that is not done
-	next seq // the first one that was never sent
-	end  seq // behind the last packet of the last request posted
+	first seq // of the connection
+	una   seq // the oldest number that is not done
+	next  seq // the first one that was never sent
+	end   seq // behind the last packet of the last request posted
 
 	track  []track // of the numbers from una to next-1, by their low bits
 	flying int     // numbers under way
@@ -81,7 +82,7 @@ const (
 
 // start begins a connection in which the first packet has a number.
 func (r *requester) start(q *QP, first seq) {
-	*r = requester{una: first, next: first, end: first, resend: first, acked: first,
+	*r = requester{first: first, una: first, next: first, end: first, resend: first, acked: first,
 		numbered: q.SQ.Posted, sending: q.SQ.Posted}
 	r.window.start(int(q.mtu()), q.cfg.Window)
 }

@@ -367,3 +367,24 @@ func TestBeforeTheFirstNumber(t *testing.T) {
 		}
 	})
 }
+
+// Nor does an answer to a number before the first one belong to the connection: one that tells of a
+// gap, in an earlier life of the queue pairs, is nothing that this peer does against the protocol.
+func TestAnswersBeforeTheFirstNumber(t *testing.T) {
+	bothKinds(t, func(t *testing.T, ours bool) {
+		n := newNetwork(t, 1, shape{ours: ours})
+		a := n.ends[0]
+		psn := (a.q.req.first - 100000).psn()
+		for _, h := range []wire.Header{
+			{Opcode: wire.ReadResponseOnly, PSN: psn, Syndrome: wire.NakSequence},
+			{Opcode: wire.Acknowledge, PSN: psn, Syndrome: wire.NakRemoteAccess},
+			{Opcode: wire.Acknowledge, PSN: psn, Syndrome: wire.Ack, Reserved: wire.FromResponder},
+			{Opcode: wire.AtomicAcknowledge, PSN: psn},
+		} {
+			n.forge(0, h, nil)
+		}
+		if s := a.q.Stats(); s.Unexpected != 4 || s.Broken != 0 || s.NAKs != 0 || a.q.IsOurs() != ours {
+			t.Errorf("%+v, ours: %v", s, a.q.IsOurs())
+		}
+	})
+}
