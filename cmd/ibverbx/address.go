@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -69,7 +70,11 @@ func parseAddress(text string) (string, error) {
 	if strings.ContainsAny(host, "[]") {
 		return "", fmt.Errorf("address %q: want HOST, HOST:PORT, or [IPV6]:PORT", text)
 	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+	_, err := strconv.ParseUint(port, 10, 16)
+	switch {
+	case errors.Is(err, strconv.ErrSyntax):
+		return "", fmt.Errorf("address %q: want HOST or HOST:PORT", text)
+	case err != nil:
 		return "", fmt.Errorf("address %q: ports are 0 to 65535", text)
 	}
 	return net.JoinHostPort(host, port), nil

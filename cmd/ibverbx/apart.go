@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -192,6 +193,8 @@ func (f *perfCmd) dial(c *console) (*rendezvous.Conn, error) {
 	var dialing *net.OpError
 	var step *rendezvous.OpError
 	switch {
+	case errors.As(err, &dialing) && dialing.Op == "dial" && !errors.Is(err, syscall.ECONNREFUSED):
+		return nil, dialing
 	case errors.As(err, &dialing) && dialing.Op == "dial":
 		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", dialing)
 	case errors.As(err, &step):

@@ -288,6 +288,17 @@ func TestConnectWithoutAListener(t *testing.T) {
 	}
 }
 
+// TestConnectToNoHost shows that what fails before anybody can refuse it asks for no listening end.
+func TestConnectToNoHost(t *testing.T) {
+	for _, args := range []string{"perf --provider left --connect", "perftest ib_write_bw --provider roce"} {
+		code, _, errs := command(t, args+" no.such.host.invalid")
+		if code != exitFailed || !strings.Contains(errs, "lookup no.such.host.invalid") ||
+			strings.Contains(errs, "running there") {
+			t.Errorf("%s: exit %d, stderr %q", args, code, errs)
+		}
+	}
+}
+
 // TestListenStrangers connects to a listening end as a port scan does, and with another protocol.
 // It reports that, and keeps waiting for the connecting end.
 func TestListenStrangers(t *testing.T) {

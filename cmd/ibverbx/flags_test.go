@@ -125,6 +125,9 @@ func TestWrongFlags(t *testing.T) {
 		"perf --listen -d a,,b":                  "an entry is empty",
 		"perf --connect h --provider soft":       "software NICs live inside one process",
 		"perf --connect :99":                     "want HOST or HOST:PORT",
+		"perf --connect http://h":                `address "http://h": want HOST or HOST:PORT`,
+		"perf --connect 127.0.0.1:abc":           `address "127.0.0.1:abc": want HOST or HOST:PORT`,
+		"perf --connect fe80::1:1x":              "want HOST, HOST:PORT, or [IPV6]:PORT",
 		"perf --connect h --fault delay":         "software NICs, which live inside one process",
 		"perf --listen --fault kill-qp": "software NICs, which live inside one " +
 			"process: drop it, or drop --listen",

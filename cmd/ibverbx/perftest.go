@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"ibverbx"
@@ -218,6 +219,9 @@ func (f *perftestCmd) connection(c *console, end *endNICs) (net.Conn, error) {
 	if f.Connect != "" {
 		d := net.Dialer{Timeout: time.Duration(f.Timeout)}
 		nc, err := d.DialContext(c.ctx, "tcp4", string(f.Connect))
+		if err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, err
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%w: is %s running there, and waiting for its client?", err, f.Test)
 		}
