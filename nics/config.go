@@ -23,7 +23,7 @@ type Config struct {
 	// between Real and RoCE: the latter at once where Devices names an address.
 	Provider string
 	// Devices chooses among the NICs. Of real ones it is what [verbs.ParseDeviceFilter] reads:
-	// "mlx5_0,mlx5_1:2", "^mlx5_2". Of roce it lists interfaces and addresses of this host:
+	// "mlx5_0,mlx5_1:2", "^mlx5_2"; of software NICs too. Of roce it lists interfaces and addresses of this host:
 	// "eth0,192.0.2.7". Empty takes all that are usable; of roce it takes the address over which
 	// the peer is met.
 	Devices string
@@ -104,12 +104,4 @@ func (c *Config) source(name string) (Source, error) {
 		names = append(names, s.Name)
 	}
 	return Source{}, &ConfigError{"Provider", fmt.Sprintf("%.40q: have %s", name, strings.Join(names, ", "))}
-}
-
-func openSoft(c Config) (verbs.Provider, error) {
-	f, err := soft.New(c.Soft)
-	if err != nil {
-		return nil, err // not a nil pointer in an interface
-	}
-	return f, nil
 }

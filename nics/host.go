@@ -187,7 +187,12 @@ func (h *Host) Name() string { return h.cfg.Provider }
 
 // Provider is the provider underneath, for what it has beyond the contract, such as the faults that
 // a *soft.Fabric can inject; nil for NICs of roce that are made as peers come.
-func (h *Host) Provider() verbs.Provider { return h.named }
+func (h *Host) Provider() verbs.Provider {
+	if s, ok := h.named.(softChosen); ok {
+		return s.Fabric
+	}
+	return h.named
+}
 
 // Instead says why real NICs were not taken, where nobody had named a provider; nil where they
 // were, and where a provider was named, or an address, which asks for roce.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -441,4 +442,67 @@ func TestAgreeEnds(t *testing.T) {
 	if _, err := open(t, nics.Config{Provider: nics.Soft}).Agree(ctx, a); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// Software NICs are chosen as real ones are.
+func TestSoftDevices(t *testing.T) {
+	open := func(filter string) (*nics.Host, error) {
+		return nics.Open(nics.Config{Provider: nics.Soft, Devices: filter, Soft: soft.Config{Devices: 3}})
+	}
+	h, err := open("^soft1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	all, err := h.Devices()
+	usable, err2 := h.Reaching(nil)
+	if err != nil || err2 != nil || h.String() != "soft0, soft2" || len(all) != 2 || len(usable) != 2 {
+		t.Errorf("%v: %v, %v, %v, %v", h, all, err, usable, err2)
+	}
+	if _, ok := h.Provider().(*soft.Fabric); !ok {
+		t.Errorf("the provider is a %T", h.Provider())
+	}
+	for filter, want := range map[string]string{
+		"soft9":   "nics: select devices: invalid argument: no device soft9 (have soft0, soft1, soft2)",
+		"soft0:2": "nics: invalid argument: Devices: soft0:2: soft0 has port 1 only",
+	} {
+		if _, err := open(filter); !errors.Is(err, verbs.ErrInvalid) || err.Error() != want {
+			t.Errorf("%s: %v", filter, err)
+		}
+	}
+}
+
+// FuzzChoose chooses among software NICs: what is chosen is there, each once, and nothing has a
+// second port.
+func FuzzChoose(f *testing.F) {
+	for _, s := range []string{"", "soft0", "soft1:1,soft0", "soft0:2", "^soft1", "soft*", "mlx5_0", ",",
+		"^"} {
+		f.Add(s)
+	}
+	fabric, err := soft.New(soft.Config{Devices: 3})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { fabric.Close() })
+	devices, err := fabric.Devices()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		chosen, err := nics.Choose(devices, text)
+		if err != nil {
+			if !errors.Is(err, verbs.ErrInvalid) || chosen != nil {
+				t.Fatalf("%q: %v, %v", text, chosen, err)
+			}
+			return
+		}
+		for i, d := range chosen {
+			if slices.Contains(chosen[:i], d) || !slices.Contains(devices, d) {
+				t.Fatalf("%q chooses %v", text, chosen)
+			}
+		}
+		if again, err := nics.Choose(devices, text); err != nil || !reflect.DeepEqual(again, chosen) {
+			t.Fatalf("%q chooses %v, and then %v, %v", text, chosen, again, err)
+		}
+	})
 }

@@ -48,8 +48,8 @@ func addTestProviders() *soft.Fabric {
 	for _, h := range []half{{fabric, "left", all[:2]}, {fabric, "right", all[2:]}} {
 		providers = append(providers, nics.Source{Name: h.name, Open: func(cfg nics.Config) (verbs.Provider,
 			error) {
-			nics, err := choose(h.nics, cfg.Devices)
-			return half{h.Provider, h.name, nics}, err
+			chosen, err := nics.Choose(h.nics, cfg.Devices)
+			return half{h.Provider, h.name, chosen}, err
 		}})
 	}
 	for name, open := range map[string]func() (verbs.Provider, error){
@@ -60,8 +60,7 @@ func addTestProviders() *soft.Fabric {
 			return partial{half{fabric, "partial", all[:1]}}, nil
 		},
 		"infiniband": func() (verbs.Provider, error) {
-			return half{fabric, "infiniband", []verbs.Device{
-				link{all[0], verbs.LinkLayerInfiniBand, verbs.GIDTypeIB}}}, nil
+			return half{fabric, "infiniband", []verbs.Device{infiniBand{all[0]}}}, nil
 		},
 		"none": func() (verbs.Provider, error) { return nil, errors.New("no NIC today") },
 	} {

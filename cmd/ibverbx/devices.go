@@ -126,9 +126,6 @@ func (f *devicesCmd) list(cfg nics.Config) ([]deviceInfo, error) {
 		return list, err
 	}
 	devices, err := host.Devices()
-	if cfg.Provider == softNICs && err == nil {
-		devices, err = choose(devices, cfg.Devices)
-	}
 	errs := []error{err, host.Unopened()}
 	for _, d := range devices {
 		info, err := inspect(host.Name(), d)
@@ -138,31 +135,6 @@ func (f *devicesCmd) list(cfg nics.Config) ([]deviceInfo, error) {
 		}
 	}
 	return list, errors.Join(append(errs, host.Close())...)
-}
-
-// choose applies a filter to software NICs, which have one port each.
-func choose(devices []verbs.Device, filter string) ([]verbs.Device, error) {
-	f, err := verbs.ParseDeviceFilter(filter)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, d := range devices {
-		names = append(names, d.Name())
-	}
-	selections, err := f.Select(names)
-	if err != nil {
-		return nil, err
-	}
-	var chosen []verbs.Device
-	for _, s := range selections {
-		if s.Port > 1 {
-			return nil, &bench.UsageError{Reason: fmt.Sprintf("--device %s: %s has port 1 only", filter,
-				names[s.Index])}
-		}
-		chosen = append(chosen, devices[s.Index])
-	}
-	return chosen, nil
 }
 
 // inspect queries everything about a device. With an error it returns what could be queried:

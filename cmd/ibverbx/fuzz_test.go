@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,8 +19,6 @@ import (
 	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
-	"ibverbx/verbs"
-	"ibverbx/verbs/soft"
 )
 
 // FuzzAddress reads addresses of --listen and --connect. What comes of one has a host and a port,
@@ -347,42 +344,6 @@ func printable(r rune) rune {
 		return r
 	}
 	return -1
-}
-
-// FuzzChoose chooses among software NICs: what is chosen is there, each once, and nothing has a
-// second port.
-func FuzzChoose(f *testing.F) {
-	for _, s := range []string{"", "soft0", "soft1:1,soft0", "soft0:2", "^soft1", "soft*", "mlx5_0", ",",
-		"^"} {
-		f.Add(s)
-	}
-	fabric, err := soft.New(soft.Config{Devices: 3})
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Cleanup(func() { fabric.Close() })
-	devices, err := fabric.Devices()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		chosen, err := choose(devices, text)
-		if err != nil {
-			var usage *bench.UsageError
-			if !errors.Is(err, verbs.ErrInvalid) && !errors.As(err, &usage) || chosen != nil {
-				t.Fatalf("%q: %v, %v", text, chosen, err)
-			}
-			return
-		}
-		for i, d := range chosen {
-			if slices.Contains(chosen[:i], d) || !slices.Contains(devices, d) {
-				t.Fatalf("%q chooses %v", text, chosen)
-			}
-		}
-		if again, err := choose(devices, text); err != nil || !reflect.DeepEqual(again, chosen) {
-			t.Fatalf("%q chooses %v, and then %v, %v", text, chosen, again, err)
-		}
-	})
 }
 
 // checkKind says whether what would be measured has the kind.

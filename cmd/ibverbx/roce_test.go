@@ -312,21 +312,11 @@ func TestRoCEBadDevices(t *testing.T) {
 	}
 }
 
-// link is a NIC of a link layer, with a GID table of one kind.
-type link struct {
-	verbs.Device
-	layer verbs.LinkLayer
-	gids  verbs.GIDType
-}
+// infiniBand is a NIC of InfiniBand.
+type infiniBand struct{ verbs.Device }
 
-func (l link) QueryPort(n int) (verbs.PortAttr, error) {
-	attr, err := l.Device.QueryPort(n)
-	attr.LinkLayer = l.layer
+func (d infiniBand) QueryPort(n int) (verbs.PortAttr, error) {
+	attr, err := d.Device.QueryPort(n)
+	attr.LinkLayer = verbs.LinkLayerInfiniBand
 	return attr, err
-}
-
-func (l link) QueryGID(port, i int) (verbs.GIDEntry, error) {
-	g, err := l.Device.QueryGID(port, i)
-	g.Type = l.gids
-	return g, err
 }

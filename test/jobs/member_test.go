@@ -121,7 +121,10 @@ func (m *member) work(ctx context.Context) error {
 func (m *member) exchange(ctx context.Context) error {
 	j := m.job
 	rank := j.Rank()
-	m.die(rank, inGather)
+	if rank == m.victim && m.phase == inGather {
+		time.Sleep(300 * time.Millisecond) // until the others have joined, and know its name
+		m.die(rank, inGather)
+	}
 	rows, err := j.AllGather(ctx, []byte{byte(rank)})
 	if err != nil {
 		return err
