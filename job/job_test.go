@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"ibverbx/internal/tcptest"
 	"ibverbx/job"
 	"ibverbx/shmem"
 	"ibverbx/verbs"
@@ -25,21 +26,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // AllGather is a shmem.Config.Exchange.
 var _ = shmem.Config{Exchange: (*job.Job)(nil).AllGather}
 
-// freeAddress is an address at which nobody listens.
-func freeAddress(tb testing.TB) string {
-	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // config is that of a job of some processes.
 func config(tb testing.TB, size int) job.Config {
 	tb.Helper()
-	return job.Config{Size: size, Address: freeAddress(tb), Job: tb.Name(), Wait: 20 * time.Second,
+	return job.Config{Size: size, Address: tcptest.FreeAddr(tb).String(), Job: tb.Name(), Wait: 20 * time.Second,
 		MaxValue: 1000,
 		Logger:   slog.New(slog.DiscardHandler)}
 }

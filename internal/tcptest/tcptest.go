@@ -2,7 +2,9 @@
 package tcptest
 
 import (
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"testing"
 )
 
@@ -23,4 +25,22 @@ func Pair(t testing.TB) (a, b net.Conn) {
 	}
 	t.Cleanup(func() { _ = b.Close() })
 	return a, b
+}
+
+// FreeAddr is an address at which nobody listens, nor at the port after it: on a loopback address
+// drawn for this call, at a port that no connection is given. A free port of 127.0.0.1 would do
+// until another test connects from it.
+func FreeAddr(t testing.TB) netip.AddrPort {
+	t.Helper()
+	for range 100 {
+		drawn := rand.Uint32()
+		ip := netip.AddrFrom4([4]byte{127, byte(drawn>>16) | 1, byte(drawn >> 8), byte(drawn) | 1})
+		addr := netip.AddrPortFrom(ip, 7471)
+		if l, err := net.Listen("tcp", addr.String()); err == nil {
+			_ = l.Close()
+			return addr
+		}
+	}
+	t.Fatal("no free address")
+	return netip.AddrPort{}
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"ibverbx/internal/tcptest"
 )
 
 func TestMain(m *testing.M) {
@@ -71,7 +73,7 @@ func TestKubernetes(t *testing.T) {
 	for _, phase := range phases {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
-			address := freePorts(t, 1)
+			address := tcptest.FreeAddr(t).String()
 			eachRank(t, phase, func(rank int) []string {
 				return []string{fmt.Sprint("JOB_COMPLETION_INDEX=", rank), fmt.Sprint("IBVERBX_SIZE=", size),
 					"IBVERBX_ADDRESS=" + address, "IBVERBX_JOB=5b5e0ad2-6b3f-4f7c-8f31-3d6f2ad1b6c0"}
@@ -85,48 +87,19 @@ func TestTorchrun(t *testing.T) {
 	for _, phase := range []string{":", inBarrier + ":2"} {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
-			host, port, err := net.SplitHostPort(freePorts(t, 2))
-			if err != nil {
-				t.Fatal(err)
-			}
-			agent, err := net.Listen("tcp", net.JoinHostPort(host, port))
+			addr := tcptest.FreeAddr(t)
+			agent, err := net.Listen("tcp", addr.String())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer agent.Close()
 			eachRank(t, phase, func(rank int) []string {
 				return []string{fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", size), "MASTER_ADDR=" +
-					host,
-					"MASTER_PORT=" + port, "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=none",
+					addr.Addr().String(), fmt.Sprint("MASTER_PORT=", addr.Port()), "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=none",
 					"TORCHELASTIC_RESTART_COUNT=0"}
 			})
 		})
 	}
-}
-
-// freePorts is an address at which nobody listens, at so many ports from it on.
-func freePorts(t *testing.T, n int) string {
-	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addr := l.Addr().(*net.TCPAddr).AddrPort()
-		_ = l.Close()
-		free := true
-		for i := 1; i < n; i++ {
-			next, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", int(addr.Port())+i))
-			if free = free && err == nil; err == nil {
-				_ = next.Close()
-			}
-		}
-		if free {
-			return addr.String()
-		}
-	}
-	t.Fatal("no free ports")
-	return ""
 }
 
 // eachRank runs a job without a launcher.
