@@ -2,6 +2,7 @@ package transport_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -220,22 +221,28 @@ func TestManyEndpointsCostWhatOneDoes(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("measures")
 	}
-	var best [2]time.Duration
-	for which, n := range []int{1, 128} {
-		w, eps, remote := nullEndpoints(t, n)
-		best[which] = time.Hour
-		for range 20 { // the best of several, since the machine may be busy
+	const limit = 2
+	var workers [2]*transport.Worker
+	var endpoints [2][]*transport.Endpoint
+	var remotes [2]ibverbx.RemoteSegment
+	best := [2]time.Duration{time.Hour, time.Hour}
+	for i, n := range []int{1, 128} {
+		workers[i], endpoints[i], remotes[i] = nullEndpoints(t, n)
+	}
+	ratio := math.Inf(1)
+	for try := 0; try < 200 && (try < 20 || ratio > limit); try++ { // the machine may be busy
+		for i := range best {
 			const rounds = 400
 			start := time.Now()
-			for i := range rounds {
-				putRound(w, eps, remote, i*benchBatch)
+			for round := range rounds {
+				putRound(workers[i], endpoints[i], remotes[i], round*benchBatch)
 			}
-			best[which] = min(best[which], time.Since(start)/(rounds*benchBatch))
+			best[i] = min(best[i], time.Since(start)/(rounds*benchBatch))
 		}
+		ratio = float64(best[1]) / float64(best[0])
 	}
-	ratio := float64(best[1]) / float64(best[0])
 	t.Logf("one endpoint %v a message, 128 endpoints %v: %.2f times", best[0], best[1], ratio)
-	if ratio > 8 {
+	if ratio > limit {
 		t.Errorf("a message costs %.1f times as much with 128 endpoints", ratio)
 	}
 }

@@ -233,19 +233,26 @@ func TestRoCERate(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes as long as a measurement does")
 	}
-	code, out, errs := command(t, "perf --provider roce --rate-limit 80Mbit --qps 1 --nics 1 -s 64K -D 1 "+
-		"--json")
-	var report struct {
-		Results []struct {
-			GB float64 `json:"gb_per_second"`
+	const rate = 0.01 // GB a second
+	for try := 1; ; try++ {
+		code, out, errs := command(
+			t, "perf --provider roce --rate-limit 80Mbit --qps 1 --nics 1 -s 64K -D 1 "+
+				"--json")
+		var report struct {
+			Results []struct {
+				GB float64 `json:"gb_per_second"`
+			}
 		}
-	}
-	if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || len(report.Results) != 1 {
-		t.Fatalf("exit %d, %v, %s", code, err, errs)
-	}
-	// A busy machine is slower, or completes at once what it should have before.
-	if got := report.Results[0].GB; got > 0.015 || got < 0.002 {
-		t.Errorf("%v GB a second, of 0.01", got)
+		if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || len(report.Results) != 1 {
+			t.Fatalf("exit %d, %v, %s", code, err, errs)
+		}
+		got := report.Results[0].GB
+		if got <= 1.05*rate && got >= 0.2*rate {
+			break
+		}
+		if try == 3 { // a busy machine is slower, or counts in a second what is due to the one before
+			t.Fatalf("%v GB a second, of %v", got, rate)
+		}
 	}
 	for args, want := range map[string]string{
 		"--rate-limit 1Gbit":                     "software NICs have --nic-speed",
