@@ -80,11 +80,7 @@ func (h *Host) Agree(ctx context.Context, c *rendezvous.Conn) ([]verbs.Device, e
 		theirs, err = h.swap(ctx, c, mine)
 	}
 	if err != nil {
-		if c.Err() == nil {
-			c.Fail(err)
-		} else {
-			_ = c.Close()
-		}
+		c.Fail(err)
 		return nil, fmt.Errorf("nics: agree with %v: %w", c.RemoteAddr(), err)
 	}
 	n := min(len(mine), len(theirs.NICs))

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -48,6 +49,9 @@ type Conn struct {
 	writing chan struct{} // has room for who writes; guards broken
 	broken  bool          // a frame was begun and not finished: nothing can follow it
 }
+
+// errNoReason is told to the peer where a program gives none.
+var errNoReason = errors.New("the other end has given up")
 
 // errCutOff refuses a message that would follow half of another.
 var errCutOff = errors.New("an earlier message was cut off: nothing more can be sent")
@@ -289,6 +293,8 @@ func (c *Conn) next(ctx context.Context, patience <-chan time.Time) (m Message, 
 func (c *Conn) Inbox() <-chan Message { return c.inbox }
 
 // Done is closed once nothing more will come. Messages that came before may still be in the inbox.
+// Behind 8 messages that nobody receives nothing is read, and the end is not seen: a program that
+// keeps a conversation to learn of its end receives what comes, or has the peer send nothing.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Err says why nothing more will come; nil while it may.
@@ -301,30 +307,48 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Fail tells the peer why this end gives up, and closes the conversation once the peer has
-// acknowledged that or gone, which it awaits for 2 seconds at most, and no longer than
-// Config.Timeout. The peer's own reason, if it sent one, is then in Err.
+// Fail tells the peer why this end gives up, unless that is the peer's own reason or the peer has
+// gone, and closes the conversation once the peer has acknowledged it or gone, which it awaits for
+// 2 seconds at most, and no longer than Config.Timeout. The peer's own reason, if it sent one, is
+// then in Err.
 func (c *Conn) Fail(why error) {
+	if why == nil {
+		why = errNoReason
+	}
+	var theirs *PeerError
+	if err := c.Err(); !errors.As(why, &theirs) && !errors.Is(err, ErrGone) && !errors.Is(err, ErrClosed) {
+		c.lastWords(why)
+	}
+	_ = c.Close()
+}
+
+// lastWords sends the peer a reason and waits until the peer has closed too: closed with unread
+// bytes a connection is reset, and the reason would be lost.
+func (c *Conn) lastWords(why error) {
 	patience := min(lastWords, c.cfg.Timeout)
+	end := time.Now().Add(patience)
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	frame, err := appendFrame(nil, errorKind, errorBody{peertext.Clean(why.Error())}, c.cfg.MaxMessage)
-	if err == nil && c.write(context.Background(), frame, patience) == nil {
-		// Closed with unread messages a connection is reset, and the last words would be lost.
-		if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
-			_ = half.CloseWrite() // the peer sees the end otherwise
-		}
-		for waiting := true; waiting; {
-			select {
-			case <-c.inbox: // discarded
-			case <-c.done:
-				waiting = false
-			case <-timer.C:
-				waiting = false
-			}
+	if err != nil || c.write(context.Background(), frame, patience) != nil {
+		return
+	}
+	if half, ok := c.nc.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // the peer sees the end otherwise
+	}
+	for waiting := true; waiting; {
+		select {
+		case <-c.inbox: // discarded
+		case <-c.done:
+			waiting = false
+		case <-timer.C:
+			return
 		}
 	}
-	_ = c.Close()
+	// Where listen has found a fault in what came, there is more behind it.
+	if c.nc.SetReadDeadline(end) == nil {
+		_, _ = io.Copy(io.Discard, c.nc)
+	}
 }
 
 // Close ends the conversation, and with it what Send and Receive wait for. It may be called again.

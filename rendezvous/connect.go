@@ -40,6 +40,9 @@ type cardBody struct {
 // be connected, or not: close or reset it.
 func Connect[Card any](ctx context.Context, c *Conn, e Endpoint[Card]) error {
 	return c.step(ctx, "connect", func() error {
+		if v := reflect.ValueOf(e); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+			return fmt.Errorf("%w: the endpoint is nil", verbs.ErrInvalid)
+		}
 		mine, err := e.Card()
 		if err != nil {
 			return err
@@ -136,16 +139,7 @@ func (c *Conn) step(ctx context.Context, op string, take func() error) error {
 		if err = take(); err == nil {
 			return nil
 		}
-		c.part(err)
+		c.Fail(err)
 	}
 	return &OpError{op, c.RemoteAddr().String(), err}
-}
-
-// part ends the conversation. The peer is told why, unless it has ended it.
-func (c *Conn) part(why error) {
-	if c.Err() != nil {
-		_ = c.Close()
-		return
-	}
-	c.Fail(why)
 }

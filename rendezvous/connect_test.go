@@ -426,3 +426,72 @@ func TestExchange(t *testing.T) {
 		t.Error(errA, errB)
 	}
 }
+
+// What this end finds wrong with a message is told to the peer that has sent it, which would take
+// it for dead otherwise.
+func TestFaultsOfAMessageAreTold(t *testing.T) {
+	l, addr := listen(t, rendezvous.Config{MaxMessage: 2000})
+	heard := make(chan error, 1)
+	go func() {
+		c, err := rendezvous.Dial(t.Context(), addr, rendezvous.Config{})
+		if err == nil {
+			_, err = rendezvous.Exchange(t.Context(), c, strings.Repeat("x", 1<<19))
+		}
+		if err == nil {
+			err = c.Barrier(t.Context()) // the other end's value was sound
+		}
+		heard <- err
+	}()
+	c, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "a message of 524314 bytes: at most 2000 (Config.MaxMessage)"
+	_, err = rendezvous.Exchange(t.Context(), c, "short")
+	if !errors.Is(err, rendezvous.ErrProtocol) || !strings.Contains(err.Error(), want) {
+		t.Errorf("the receiver says %v", err)
+	}
+	var told *rendezvous.PeerError
+	if err := <-heard; !errors.As(err, &told) || !strings.Contains(told.Text, want) {
+		t.Errorf("the sender hears %v", err)
+	}
+}
+
+// An endpoint that is nil is refused, and the peer does not wait for it.
+func TestNilEndpoint(t *testing.T) {
+	for name, connect := range map[string]func(context.Context, *rendezvous.Conn) error{
+		"nil": func(ctx context.Context, c *rendezvous.Conn) error {
+			return rendezvous.Connect[int](ctx, c, nil)
+		},
+		"nil pointer": func(ctx context.Context, c *rendezvous.Conn) error {
+			return rendezvous.Connect(ctx, c, (*ibverbx.VirtualQP)(nil))
+		},
+		"no reason": func(_ context.Context, c *rendezvous.Conn) error {
+			c.Fail(nil)
+			return verbs.ErrInvalid
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, addr := listen(t, rendezvous.Config{})
+			heard := make(chan error, 1)
+			go func() {
+				c, err := rendezvous.Dial(t.Context(), addr, rendezvous.Config{})
+				if err == nil {
+					err = c.Barrier(t.Context())
+				}
+				heard <- err
+			}()
+			c, err := l.Accept(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := connect(t.Context(), c); !errors.Is(err, verbs.ErrInvalid) {
+				t.Errorf("error %v", err)
+			}
+			var told *rendezvous.PeerError
+			if err := <-heard; !errors.As(err, &told) {
+				t.Errorf("the peer hears %v", err)
+			}
+		})
+	}
+}

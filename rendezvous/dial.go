@@ -28,6 +28,9 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 		nc = tls.Client(nc, clientTLS(cfg.TLS, addr))
 	}
 	c, err := begin(ctx, nc, cfg)
+	if errors.Is(err, ErrTimeout) {
+		err = fmt.Errorf("%w: something has taken the connection, and may be no ibverbx", err)
+	}
 	if err != nil {
 		return nil, &OpError{"dial", addr, err}
 	}

@@ -58,8 +58,9 @@ func appendFrame(dst []byte, kind string, body any, limit int) ([]byte, error) {
 		return dst, fmt.Errorf("message %q: %w", kind, err)
 	}
 	if len(text) > limit {
-		return dst, fmt.Errorf("%w: message %q has %d bytes: at most %d", verbs.ErrInvalid, kind,
-			len(text), limit)
+		return dst, fmt.Errorf("%w: message %q has %d bytes: at most %d (Config.MaxMessage)",
+			verbs.ErrInvalid,
+			kind, len(text), limit)
 	}
 	dst = binary.BigEndian.AppendUint32(dst, uint32(len(text)))
 	return append(dst, text...), nil
@@ -74,7 +75,8 @@ func readFrame(r io.Reader, limit int) (m Message, err error) {
 	}
 	size := binary.BigEndian.Uint32(head[:])
 	if size > uint32(limit) {
-		return m, fmt.Errorf("%w: a frame of %d bytes: at most %d", ErrProtocol, size, limit)
+		return m, fmt.Errorf("%w: a message of %d bytes: at most %d (Config.MaxMessage)", ErrProtocol, size,
+			limit)
 	}
 	var text bytes.Buffer
 	if _, err := io.CopyN(&text, r, int64(size)); err != nil {

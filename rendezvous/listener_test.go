@@ -137,6 +137,24 @@ func TestManyConnectAtOnceBesideStrangers(t *testing.T) {
 		refused.Load(), most)
 }
 
+// refuse has a listener greet a stranger that says something, for 200 ms, and returns why that was
+// refused.
+func refuse(t *testing.T, says string, cfg rendezvous.Config) (*rendezvous.Listener, error) {
+	t.Helper()
+	why := make(chan error, 1)
+	cfg.Greeting, cfg.Refused = 200*time.Millisecond, func(_ net.Addr, err error) { why <- err }
+	l, addr := listen(t, cfg)
+	nc, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := io.WriteString(nc, says); err != nil {
+		t.Fatal(err)
+	}
+	return l, <-why
+}
+
 // A listener says why a connection brought no conversation, and goes on.
 func TestListenerSaysWhyItRefuses(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -155,21 +173,11 @@ func TestListenerSaysWhyItRefuses(t *testing.T) {
 		"silence": {"", rendezvous.ErrTimeout, "the peer does not answer: waited 200ms for its greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			why := make(chan error, 1)
-			l, addr := listen(t, rendezvous.Config{Protocol: "shop/3", Greeting: 200 * time.Millisecond,
-				Refused: func(_ net.Addr, err error) { why <- err }})
-			nc, err := net.Dial("tcp", addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
-			if _, err := io.WriteString(nc, tt.says); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-why; !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+			l, err := refuse(t, tt.says, rendezvous.Config{Protocol: "shop/3"})
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
 				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
 			}
-			c, err := rendezvous.Dial(t.Context(), addr, rendezvous.Config{Protocol: "shop/3"})
+			c, err := rendezvous.Dial(t.Context(), l.Addr().String(), rendezvous.Config{Protocol: "shop/3"})
 			if err != nil {
 				t.Fatal(err)
 			}

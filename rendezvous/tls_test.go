@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
-	"io"
 	"math/big"
 	"net"
 	"strings"
@@ -239,19 +238,9 @@ func TestTLSStrangers(t *testing.T) {
 		"half":    {"\x16\x03\x01\x02\x00\x01", rendezvous.ErrTimeout, "waited 200ms for its greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			why := make(chan error, 1)
-			_, addr := listen(t, rendezvous.Config{Greeting: 200 * time.Millisecond,
-				TLS:     &tls.Config{Certificates: ca.issue("rank 0", nil)},
-				Refused: func(_ net.Addr, err error) { why <- err }})
-			nc, err := net.Dial("tcp", addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
-			if _, err := io.WriteString(nc, tt.says); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-why; !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
+			_, err := refuse(t, tt.says, rendezvous.Config{
+				TLS: &tls.Config{Certificates: ca.issue("rank 0", nil)}})
+			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
 				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
 			}
 		})
