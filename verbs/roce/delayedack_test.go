@@ -38,10 +38,10 @@ func (n *node) pollUntil(t *testing.T, what string, isSo func() bool) {
 	}
 }
 
-func (n *node) owes() bool {
+func (n *node) delaysAck() bool {
 	n.dev.mu.Lock()
 	defer n.dev.mu.Unlock()
-	return n.qp.owes
+	return n.qp.ackDelayed
 }
 
 // received is how many packets of requests have arrived.
@@ -51,8 +51,8 @@ func (n *node) received() uint64 {
 	return n.qp.engine.Stats().Received
 }
 
-// holding lets a write arrive at b, where a program polls, so that b owes an acknowledgement.
-func holding(t *testing.T) (a, b *node, sends func() []int) {
+// delaying lets a write arrive at b, where a program polls, so that b delays its acknowledgement.
+func delaying(t *testing.T) (a, b *node, sends func() []int) {
 	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
 	pair := newNodes(t, p.Device(0), p.Device(1), 64)
 	a, b = pair[0], pair[1]
@@ -62,19 +62,19 @@ func holding(t *testing.T) (a, b *node, sends func() []int) {
 	for try := uint64(1); time.Since(began) < 5*time.Second; try++ {
 		a.post(t, a.write(b, try, 8))
 		b.pollUntil(t, "the write arrives", func() bool { return b.received() == try })
-		if b.owes() {
+		if b.delaysAck() {
 			return a, b, sends
 		}
 		a.succeed(t)
 	}
-	t.Fatal("no acknowledgement is ever held back")
+	t.Fatal("no acknowledgement is ever delayed")
 	return nil, nil, nil
 }
 
 // An acknowledgement waits for the answer of the program that polls, and leaves with it.
 func TestAcknowledgementLeavesWithTheAnswer(t *testing.T) {
 	for range 10 { // the goroutine may come first
-		a, b, sends := holding(t)
+		a, b, sends := delaying(t)
 		before := len(sends())
 		b.post(t, b.write(a, 1, 8))
 		after := sends()[before:]
@@ -89,16 +89,16 @@ func TestAcknowledgementLeavesWithTheAnswer(t *testing.T) {
 
 // A program that has no answer polls again, which sends the acknowledgement.
 func TestAcknowledgementLeavesWhenPolledAgain(t *testing.T) {
-	a, b, _ := holding(t)
-	b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.owes() })
+	a, b, _ := delaying(t)
+	b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.delaysAck() })
 	a.succeed(t)
 }
 
-// A program that stops to poll owes its peer nothing for long: the goroutine looks after it, and
-// the peer sends nothing again.
+// A program that stops polling keeps its peer waiting for no longer than that: the goroutine looks
+// after it, and the peer sends nothing again.
 func TestAcknowledgementOfWhoStopsPolling(t *testing.T) {
 	for range 10 { // the host may be busy for longer than the peer has patience
-		a, _, _ := holding(t)
+		a, _, _ := delaying(t)
 		before := a.dev.Counters().Probes
 		began := time.Now()
 		a.succeed(t)
@@ -112,21 +112,21 @@ func TestAcknowledgementOfWhoStopsPolling(t *testing.T) {
 
 // Where the goroutine has yet to notice that somebody polls, nobody would look after what is held
 // back: nothing is.
-func TestNothingIsHeldBackUnguarded(t *testing.T) {
-	a, b, _ := holding(t)
+func TestNoAckIsDelayedUnguarded(t *testing.T) {
+	a, b, _ := delaying(t)
 	for range 10 { // the goroutine may notice at once
-		b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.owes() })
+		b.pollUntil(t, "the acknowledgement leaves", func() bool { return !b.delaysAck() })
 		a.succeed(t)
 		before := b.received()
 		b.dev.recv.napping.Store(false)
 		a.post(t, a.write(b, 1, 8))
 		b.pollUntil(t, "the write arrives", func() bool { return b.received() > before })
-		if !b.owes() {
+		if !b.delaysAck() {
 			a.succeed(t)
 			return
 		}
 	}
-	t.Error("an acknowledgement is always held back")
+	t.Error("every acknowledgement is delayed")
 }
 
 // A program that has got its last message may take its queue pair down at once: the acknowledgement
@@ -144,7 +144,7 @@ func TestAcknowledgementLeavesBeforeTheQueuePairDoes(t *testing.T) {
 		"close": (*QP).Close,
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b, _ := holding(t)
+			a, b, _ := delaying(t)
 			qp := b.qp
 			b.qp = b.newQP(t) // which the end of the test closes
 			must(t, end(qp))
@@ -154,8 +154,8 @@ func TestAcknowledgementLeavesBeforeTheQueuePairDoes(t *testing.T) {
 			}
 			b.dev.mu.Lock()
 			defer b.dev.mu.Unlock()
-			if n := len(b.dev.sender.owing); n != 0 && name != "err" {
-				t.Errorf("%d queue pairs owe", n)
+			if n := len(b.dev.sender.delayed); n != 0 && name != "err" {
+				t.Errorf("%d acknowledgements are delayed", n)
 			}
 		})
 	}
@@ -188,6 +188,14 @@ func TestPostingIsPolling(t *testing.T) {
 	}
 	if r.isPolled() {
 		t.Error("short posts go on counting as polls")
+	}
+	r.polled.Store(now)
+	first := r.beginPost()
+	second := r.beginPost() // by another goroutine
+	r.endPost(first)
+	r.endPost(second)
+	if now += int64(idleAfter); r.isPolled() {
+		t.Error("two posts at a time count as a poll for ever")
 	}
 	r.polled.Store(now)
 	p := r.beginPost()

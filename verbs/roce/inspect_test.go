@@ -73,8 +73,8 @@ func (q *QP) wrong(n *network) error {
 			n.now)
 	case q.blocked || q.path.to == nil:
 		return nil
-	case q.owes:
-		return q.wrongToOwe()
+	case q.ackDelayed:
+		return q.wrongToDelay()
 	}
 	for range 2 { // requests and answers take turns at being first, which two calls leave as it was
 		q.engine.Transmit(n.now, &n.scratch)
@@ -103,15 +103,15 @@ func (n *network) add() {
 	}
 }
 
-// wrongToOwe says what is wrong with a queue pair whose acknowledgement is held back.
-func (q *QP) wrongToOwe() error {
+// wrongToDelay says what is wrong with a queue pair that delays its acknowledgement.
+func (q *QP) wrongToDelay() error {
 	switch r := &q.dev.recv; {
 	case !q.engine.OwesAckAlone():
-		return errors.New("it holds back more than an acknowledgement")
-	case !r.owes || !slices.Contains(q.dev.sender.owing, q):
-		return errors.New("it holds an acknowledgement back, and nobody knows")
+		return errors.New("it delays more than an acknowledgement")
+	case !r.delayed || !slices.Contains(q.dev.sender.delayed, q):
+		return errors.New("it delays an acknowledgement, and nobody knows")
 	case !r.napping.Load():
-		return errors.New("it holds an acknowledgement back, and nobody will look after it")
+		return errors.New("it delays an acknowledgement, and nobody will look after it")
 	}
 	return nil
 }

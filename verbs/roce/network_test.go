@@ -446,10 +446,10 @@ func (n *network) Close() error {
 	n.add()
 	for _, x := range n.nics {
 		s, r := &x.sender, &x.recv
-		if len(x.timers.heap)+len(s.backlog)+len(s.waiting)+len(s.owing)+len(r.dirty) != 0 {
+		if len(x.timers.heap)+len(s.backlog)+len(s.waiting)+len(s.delayed)+len(r.dirty) != 0 {
 			return fmt.Errorf("%s is closed and has %d timers, %d packets to send, %d queue pairs that wait "+
-				"to send, %d that owe acknowledgements, %d with packets that were not dealt with", x.Name(),
-				len(x.timers.heap), len(s.backlog), len(s.waiting), len(s.owing), len(r.dirty))
+				"to send, %d that delay acknowledgements, %d with packets that were not dealt with", x.Name(),
+				len(x.timers.heap), len(s.backlog), len(s.waiting), len(s.delayed), len(r.dirty))
 		}
 	}
 	return nil

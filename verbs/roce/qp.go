@@ -20,8 +20,8 @@ type QP struct {
 	timer  timer
 	// touched is set while the queue pair is in the receiver's list of those that got packets.
 	touched bool
-	// owes is set while an acknowledgement is held back.
-	owes bool
+	// ackDelayed is set while an acknowledgement waits for something to leave with.
+	ackDelayed bool
 	// blocked is set while the queue pair waits for room in the socket's send buffer.
 	blocked bool
 }
@@ -106,7 +106,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if next != verbs.StateReset && next != verbs.StateErr {
 		q.core.Apply(attr, mask)
 	}
-	q.payOwed()
+	q.sendDelayedAck()
 	q.engine.Enter(d.now(), next)
 	if next == verbs.StateReset {
 		q.path = path{}
@@ -137,7 +137,7 @@ func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 
 // PostSend adds requests to the send queue, and sends what may leave.
 func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
-	pause := q.dev.recv.beginPost()
+	began := q.dev.recv.beginPost()
 	q.dev.mu.Lock()
 	n, err := 0, q.core.MaySend()
 	if err == nil {
@@ -154,7 +154,7 @@ func (q *QP) PostSend(wrs []verbs.SendWR) (int, error) {
 		}
 	}
 	q.dev.mu.Unlock()
-	q.dev.recv.endPost(pause)
+	q.dev.recv.endPost(began)
 	return n, err
 }
 
@@ -188,7 +188,7 @@ func (q *QP) Close() error {
 	}
 	q.core.Closed = true
 	d.counts.add(q.engine.Stats())
-	q.payOwed()
+	q.sendDelayedAck()
 	q.engine.Enter(d.now(), verbs.StateReset)
 	d.timers.disarm(&q.timer)
 	d.sender.forget(q)

@@ -23,13 +23,13 @@ type receiver struct {
 	dev   *Device
 	ended chan struct{}
 
-	mu     sync.Mutex // guards what follows
-	batch  batch
-	header wire.Header
-	dirty  []*QP // queue pairs that got packets in this round
-	owes   bool  // acknowledgements were held back in the round before
-	empty  int   // how often in a row who polls has found nothing
-	helped int   // how often who polls another NIC has received for this one
+	mu      sync.Mutex // guards what follows
+	batch   batch
+	header  wire.Header
+	dirty   []*QP // queue pairs that got packets in this round
+	delayed bool  // acknowledgements were delayed in the round before
+	empty   int   // how often in a row who polls has found nothing
+	helped  int   // how often who polls another NIC has received for this one
 
 	offer func() // offers the processor; tests count it
 
@@ -171,30 +171,30 @@ func (d *Device) helpOthers() {
 	}
 }
 
-// pause is a time in which a program that polls posts.
-type pause struct {
-	last, began int64
-	polls       bool // whether it is one that polls
+// posting is what endPost has to know of the post that beginPost began.
+type posting struct {
+	polled, began int64 // when the program had polled last, and began to post
+	polls         bool  // it is a program that polls
 }
 
 // beginPost notes that a program posts. If it is one that polls, the goroutine keeps out until
 // endPost is called: posting may take longer than the goroutine has patience.
-func (r *receiver) beginPost() pause {
-	p := pause{last: r.polled.Load(), began: r.dev.now()}
-	p.polls = p.began-p.last < int64(idleAfter) && r.polled.CompareAndSwap(p.last, pollsNow)
+func (r *receiver) beginPost() posting {
+	p := posting{polled: r.polled.Load(), began: r.dev.now()}
+	p.polls = p.began-p.polled < int64(idleAfter) && r.polled.CompareAndSwap(p.polled, pollsNow)
 	return p
 }
 
 // endPost notes that it has posted. A long post, which has sent much, counts as a poll. Short ones
 // do not: whoever posts and never polls would keep out the goroutine that receives for it.
-func (r *receiver) endPost(p pause) {
+func (r *receiver) endPost(p posting) {
 	if !p.polls {
 		return
 	}
 	if now := r.dev.now(); now-p.began >= longPost {
-		p.last = now
+		p.polled = now
 	}
-	r.polled.CompareAndSwap(pollsNow, p.last)
+	r.polled.CompareAndSwap(pollsNow, p.polled)
 }
 
 // receive receives what there is, and sends what it calls for. It locks.
@@ -218,11 +218,11 @@ func (r *receiver) receiveUntilPolled() error {
 }
 
 // receiveLocked receives up to so many batches, until nothing is left. The acknowledgements that
-// the last one calls for may be held back, until it is called again.
+// the last one calls for may be delayed until it is called again.
 func (r *receiver) receiveLocked(batches int, hold bool) error {
 	for range batches {
 		if _, err := r.batch.Recv(); err != nil {
-			r.sendOwed()
+			r.sendDelayed()
 			return err
 		}
 		r.dev.mu.Lock()
@@ -235,13 +235,13 @@ func (r *receiver) receiveLocked(batches int, hold bool) error {
 	return nil
 }
 
-// sendOwed sends what was held back.
-func (r *receiver) sendOwed() {
-	if r.owes {
+// sendDelayed sends the delayed acknowledgements.
+func (r *receiver) sendDelayed() {
+	if r.delayed {
 		r.dev.mu.Lock()
-		r.dev.sender.sendOwed()
+		r.dev.sender.sendDelayed()
 		r.dev.mu.Unlock()
-		r.owes = false
+		r.delayed = false
 	}
 }
 
@@ -256,13 +256,13 @@ func (r *receiver) take(hold bool) {
 		r.packet(now, &received[i])
 	}
 	endLanding()
-	d.sender.sendOwed()
-	r.owes = false
+	d.sender.sendDelayed()
+	r.delayed = false
 	for i, q := range r.dirty {
 		q.touched = false
 		if hold && len(received) <= fewPackets && q.engine.OwesAckAlone() {
-			d.sender.owe(q)
-			r.owes = true
+			d.sender.delayAck(q)
+			r.delayed = true
 		} else {
 			q.transmit()
 		}

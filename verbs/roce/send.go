@@ -25,7 +25,7 @@ type sender struct {
 
 	backlog []held
 	waiting []*QP // queue pairs that have something to send, oldest first
-	owing   []*QP // queue pairs whose acknowledgements are held back
+	delayed []*QP // queue pairs with a delayed acknowledgement
 
 	draining bool // drain runs
 	drained  sync.WaitGroup
@@ -55,7 +55,7 @@ func (s *sender) init(d *Device) {
 func (q *QP) transmit() {
 	d := q.dev
 	s := &d.sender
-	q.owes = false
+	q.ackDelayed = false
 	if q.path.to != nil && !q.blocked {
 		now := d.now()
 		for more := true; more; {
@@ -71,30 +71,30 @@ func (q *QP) transmit() {
 	d.timers.arm(&q.timer, q.engine.Deadline())
 }
 
-// owe holds back the acknowledgement of a queue pair that has nothing else to send.
-func (s *sender) owe(q *QP) {
-	q.owes = true
-	s.owing = append(s.owing, q)
+// delayAck delays the acknowledgement of a queue pair that has nothing else to send.
+func (s *sender) delayAck(q *QP) {
+	q.ackDelayed = true
+	s.delayed = append(s.delayed, q)
 	s.dev.timers.arm(&q.timer, q.engine.Deadline())
 }
 
-// payOwed sends the acknowledgement that was held back before the queue pair leaves its state: it
-// is of a request that was carried out, whatever becomes of the queue pair.
-func (q *QP) payOwed() {
-	if q.owes {
+// sendDelayedAck sends the delayed acknowledgement before the queue pair leaves its state: it is of
+// a request that was carried out, whatever becomes of the queue pair.
+func (q *QP) sendDelayedAck() {
+	if q.ackDelayed {
 		q.transmit()
 	}
 }
 
-// sendOwed sends what was held back and has not left with anything else.
-func (s *sender) sendOwed() {
-	for i, q := range s.owing {
-		if q.owes {
+// sendDelayed sends the delayed acknowledgements that have not left with anything else.
+func (s *sender) sendDelayed() {
+	for i, q := range s.delayed {
+		if q.ackDelayed {
 			q.transmit()
 		}
-		s.owing[i] = nil
+		s.delayed[i] = nil
 	}
-	s.owing = s.owing[:0]
+	s.delayed = s.delayed[:0]
 }
 
 // send sends the batch.
@@ -232,6 +232,6 @@ func (s *sender) resume() {
 func (s *sender) forget(q *QP) {
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *QP) bool { return w == q })
 	s.backlog = slices.DeleteFunc(s.backlog, func(h held) bool { return h.qp == q })
-	s.owing = slices.DeleteFunc(s.owing, func(o *QP) bool { return o == q })
+	s.delayed = slices.DeleteFunc(s.delayed, func(o *QP) bool { return o == q })
 	q.blocked = false
 }
