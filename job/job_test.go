@@ -29,7 +29,8 @@ var _ = shmem.Config{Exchange: (*job.Job)(nil).AllGather}
 // config is that of a job of some processes.
 func config(tb testing.TB, size int) job.Config {
 	tb.Helper()
-	return job.Config{Size: size, Address: tcptest.FreeAddr(tb).String(), Job: tb.Name(), Wait: 20 * time.Second,
+	return job.Config{Size: size, Address: tcptest.FreeAddr(tb).String(), Job: tb.Name(),
+		Wait:     20 * time.Second,
 		MaxValue: 1000,
 		Logger:   slog.New(slog.DiscardHandler)}
 }

@@ -23,9 +23,9 @@ type Config struct {
 	// between Real and RoCE: the latter at once where Devices names an address.
 	Provider string
 	// Devices chooses among the NICs. Of real ones it is what [verbs.ParseDeviceFilter] reads:
-	// "mlx5_0,mlx5_1:2", "^mlx5_2"; of software NICs too. Of roce it lists interfaces and addresses of this host:
-	// "eth0,192.0.2.7". Empty takes all that are usable; of roce it takes the address over which
-	// the peer is met.
+	// "mlx5_0,mlx5_1:2", "^mlx5_2"; of software NICs too. Of roce it lists interfaces and addresses
+	// of this host: "eth0,192.0.2.7". Empty takes all that are usable; of roce it takes the address
+	// over which the peer is met.
 	Devices string
 	// Library is the path of libibverbs; empty is the loader's choice.
 	Library string

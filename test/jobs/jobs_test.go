@@ -95,7 +95,8 @@ func TestTorchrun(t *testing.T) {
 			defer agent.Close()
 			eachRank(t, phase, func(rank int) []string {
 				return []string{fmt.Sprint("RANK=", rank), fmt.Sprint("WORLD_SIZE=", size), "MASTER_ADDR=" +
-					addr.Addr().String(), fmt.Sprint("MASTER_PORT=", addr.Port()), "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=none",
+					addr.Addr().String(), fmt.Sprint("MASTER_PORT=", addr.Port()),
+					"TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=none",
 					"TORCHELASTIC_RESTART_COUNT=0"}
 			})
 		})
