@@ -17,10 +17,23 @@ type Config struct {
 	Rank, Size int
 	// Address is where rank 0 listens, HOST:PORT, as the others reach it; empty takes what the
 	// environment says. Rank 0 listens at that port on all addresses of its host, or on the
-	// loopback interface alone if Address names that. A job of one process needs none.
+	// loopback interface alone if Address names that. A job of one process needs none. With a
+	// Store only rank 0 needs it, if at all: see there.
 	Address string
+	// Store, if not nil, is where rank 0 leaves its address, and the others find it, for all else
+	// to be as without: they connect to rank 0. The job needs a name then, which no other job that
+	// the store knows has at the same time; an entry that an earlier run has left does no harm.
+	//
+	// Rank 0 listens at a port of its own choice, at the address by which it reaches the store:
+	// where that is the loopback interface, all processes must be on this host. Of a store that
+	// does not tell, it is the address by which this host reaches the world. Address, or
+	// IBVERBX_ADDRESS, decides where that is wrong: HOST or HOST:PORT as the others reach it, the
+	// name of an interface of this host in place of HOST, or :PORT. What a launcher says otherwise
+	// does not count.
+	Store Store
 	// Job tells this job from others that may use the same port: all its processes must have the
 	// same. Empty takes what the environment says, which may be nothing. It is no secret: see TLS.
+	// With a Store there must be one.
 	Job string
 
 	// Wait is how long Join waits for the other processes; 0 means 5 minutes.
@@ -93,6 +106,18 @@ func checkAddress(addr, from string) error {
 		}
 	}
 	return invalid("%s %.200q: must be HOST:PORT, as the others reach rank 0", from, addr)
+}
+
+// checkStored says what is wrong with a place where there is a store.
+func checkStored(p *Place, from string) error {
+	if p.Job == "" {
+		return fmt.Errorf("job: %w: %s: the job has no name, by which its processes find each other in "+
+			"Config.Store: set %s for all %d processes, or Config.Job", ErrNoJob, p.Source, EnvJob, p.Size)
+	}
+	if _, _, err := splitAddress(p.Address); err != nil {
+		return invalid("%s %.200q: must be HOST, HOST:PORT or :PORT: %w", from, p.Address, err)
+	}
+	return nil
 }
 
 func invalid(format string, args ...any) error {

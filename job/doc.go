@@ -32,6 +32,9 @@
 // Under mpiexec, which names no job, a second job of the same user on a host needs an
 // IBVERBX_ADDRESS of its own.
 //
+// Processes that reach a common place before they know of each other, such as etcd, need no
+// address: rank 0 leaves its own there. See [Store] and Config.Store.
+//
 // Where nothing fits, the error says what was found and what is missing. Further mistakes that are
 // found, and named at every process: several processes with the same rank, as where each takes
 // itself for rank 0; processes that do not agree on the size; a job of one process that a launcher

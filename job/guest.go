@@ -135,11 +135,11 @@ func (g *guest) handle(m rendezvous.Message) error {
 		defer s.mu.Unlock()
 		switch m.Kind {
 		case kindPut:
-			s.store.put(g, &r, s.cfg.MaxValue)
+			s.values.put(g, &r, s.cfg.MaxValue)
 		case kindGet:
-			s.store.get(g, &r)
+			s.values.get(g, &r)
 		default:
-			s.store.forget(g, &r)
+			s.values.forget(g, &r)
 		}
 		return nil
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -46,25 +45,25 @@ func self(rank int) Process {
 	return Process{Rank: rank, Host: host, PID: os.Getpid()}
 }
 
-// dial meets rank 0, which may not be there yet: nobody listens, or its name does not resolve.
+// dial meets rank 0, which may not be there yet: nobody listens, its name does not resolve, or the
+// store has what an earlier run has left.
 func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
-	began, told := time.Now(), false
+	began, told, stored := time.Now(), false, cfg.Store != nil
 	var last error
 	for {
-		conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
-		var unreachable net.Error
+		conn, err := reach(ctx, p, cfg)
 		switch {
 		case err == nil:
 			return talk(ctx, p, cfg, conn)
-		case errors.Is(err, rendezvous.ErrVersion):
+		case !stored && errors.Is(err, rendezvous.ErrVersion):
 			return nil, fmt.Errorf("%w: another job or another program has rank 0's port: %w", ErrMismatch,
 				err)
 		case ctx.Err() != nil:
-			if last != nil {
-				return nil, fmt.Errorf("%w: rank 0 is not there: %w", context.Cause(ctx), last)
+			if last == nil && stored {
+				last = err
 			}
-			return nil, context.Cause(ctx)
-		case !errors.As(err, &unreachable) && !errors.Is(err, rendezvous.ErrGone):
+			return nil, missing(ctx, last)
+		case !passing(err, stored, time.Since(began)):
 			return nil, err
 		}
 		last = err
@@ -77,6 +76,35 @@ func dial(ctx context.Context, p *Place, cfg *Config) (*member, error) {
 		case <-time.After(pause(time.Since(began))):
 		}
 	}
+}
+
+// missing says that rank 0 is not there when ctx ends, and what the last attempt came to, if any.
+func missing(ctx context.Context, last error) error {
+	switch cause := context.Cause(ctx); {
+	case last == nil:
+		return cause
+	case errors.Is(last, cause):
+		return last
+	default:
+		return fmt.Errorf("%w: rank 0 is not there: %w", cause, last)
+	}
+}
+
+// reach connects to rank 0, where the store has it now if there is one.
+func reach(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Conn, error) {
+	if cfg.Store == nil {
+		return rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+	}
+	e, err := findEntry(ctx, p, cfg.Store)
+	if err != nil {
+		return nil, err
+	}
+	p.Address, p.life = e.Address, e.Life
+	conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+	if err != nil {
+		return nil, e.missed(err)
+	}
+	return conn, nil
 }
 
 // patienceOfLogs is after which time it is logged for whom Join waits.

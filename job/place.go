@@ -21,9 +21,11 @@ const (
 // Place is this process's place in a job.
 type Place struct {
 	Rank, Size int
-	Address    string // where rank 0 listens; empty in a job of one process
+	Address    string // where rank 0 listens; empty in a job of one process, and while only a Store knows
 	Job        string // tells the job from others
 	Source     string // where this is from, with what was found there, for errors and logs
+
+	life string // with a Store: which rank 0 is meant, of all that have left an address there
 }
 
 // Find says what [Join] would take for this process's place in a job. An error says what was found
@@ -45,6 +47,9 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 		return p, err
 	}
 	from := p.Source
+	if cfg.Store != nil {
+		p.Address = "" // what a launcher guesses is no better than what rank 0 knows
+	}
 	if v := env.value(EnvAddress); v != "" && cfg.Size == 0 {
 		p.Address, from = v, EnvAddress
 	}
@@ -61,6 +66,8 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 	case p.Size == 1:
 		p.Address = ""
 		return p, nil
+	case cfg.Store != nil:
+		return p, checkStored(&p, from)
 	case p.Address == "":
 		return p, fmt.Errorf("job: %w: %s: the address of rank 0 is missing: set %s=HOST:PORT for all %d "+
 			"processes, or Config.Address", ErrNoJob, p.Source, EnvAddress, p.Size)

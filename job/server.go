@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,7 +35,7 @@ type server struct {
 	why    error         // of over
 	call   *call         // the collective call under way
 	left   *guest
-	store  store
+	values values
 }
 
 // call is a collective call that some have made.
@@ -52,7 +53,7 @@ const maxGreeted = 256
 
 // serve begins to serve a job.
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
-	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), store: newStore(cfg.MaxStore),
+	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), values: newValues(cfg.MaxStore),
 		came: map[int]bool{}, heard: make(chan struct{})}
 	if p.Size > 1 {
 		var err error
@@ -65,19 +66,32 @@ func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 		s.all.Go(s.accept)
 	}
 	s.all.Go(s.attend)
+	if s.l != nil && cfg.Store != nil {
+		if err := announce(ctx, p, cfg.Store); err != nil {
+			s.close()
+			return nil, err
+		}
+		s.all.Go(s.watch)
+	}
 	return s, nil
 }
 
 // listen listens at rank 0's address.
 func listen(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Listener, error) {
 	host, port, err := net.SplitHostPort(p.Address)
+	at := stand{listenHost(host), host, port}
+	if cfg.Store != nil {
+		p.life = rand.Text()
+		at, err = choose(ctx, p.Address, cfg.Store)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		host = ""
+	l, err := rendezvous.Listen(ctx, net.JoinHostPort(at.listen, at.port), conversation(p, cfg))
+	if at.port == "0" && err == nil {
+		_, at.port, _ = net.SplitHostPort(l.Addr().String()) // it is one of TCP
 	}
-	l, err := rendezvous.Listen(ctx, net.JoinHostPort(host, port), conversation(p, cfg))
+	p.Address = net.JoinHostPort(at.reach, at.port)
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
 	}

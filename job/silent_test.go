@@ -51,10 +51,10 @@ func TestSilence(t *testing.T) {
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	cfg := config(t, 3)
-	cfg.Patience = 400 * time.Millisecond
+	cfg.Patience = time.Second
 	allRight(t, each(t, ranks(cfg), func(ctx context.Context, j *job.Job) error {
 		if j.Rank() == 1 {
-			time.Sleep(3 * cfg.Patience)
+			time.Sleep(2 * cfg.Patience)
 		}
 		return j.Barrier(ctx)
 	}))

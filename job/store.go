@@ -1,78 +1,69 @@
 package job
 
-import "fmt"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
 
-// store is the key-value store of a job, and who waits for what. The server's mu guards it.
-type store struct {
-	values map[string][]byte
-	room   int // in bytes, for keys and values
-	waits  map[string][]waiter
+// Store is a place that all processes of a job reach before they know of each other: etcd, what a
+// launcher runs, another [Job]. See Config.Store.
+//
+// A key has at most 64 bytes, which are letters, digits, and "/._#-", and a value at most 600. The
+// methods are called by several goroutines, and return when their context ends; Join does so even
+// where they do not. An error ends Join: what passes, such as a server that starts again, a store
+// waits for by itself.
+//
+// A store may also have the method LocalAddr() net.Addr, which says from which address of this host
+// it is reached.
+type Store interface {
+	// Put sets a value, in place of one that the key may have.
+	Put(ctx context.Context, key string, value []byte) error
+	// Get returns a value. Where there is none yet it waits for it.
+	Get(ctx context.Context, key string) ([]byte, error)
 }
 
-// waiter is a get that waits for a value.
-type waiter struct {
-	g  *guest
-	id uint64
-}
+var _ Store = (*Job)(nil)
 
-func newStore(room int) store {
-	return store{values: map[string][]byte{}, room: room, waits: map[string][]waiter{}}
-}
+// storeError is the failure of a store.
+type storeError struct{ err error }
 
-// put sets a value, answers, and answers those who have waited for it.
-func (s *store) put(g *guest, r *request, most int) {
-	old, there := s.values[r.Key]
-	need := len(r.Data) - len(old)
-	if !there {
-		need += len(r.Key)
+func (e *storeError) Error() string { return e.err.Error() }
+func (e *storeError) Unwrap() error { return e.err }
+
+// lastWords is for how long a store may say why it has not done what it was asked to, after the
+// context has ended.
+const lastWords = 200 * time.Millisecond
+
+// askStore calls a store, and returns when ctx ends whether the store does or not. The error then
+// says why ctx has ended, and what the store says to it.
+func askStore(ctx context.Context, call func() ([]byte, error)) ([]byte, error) {
+	type result struct {
+		value []byte
+		err   error
 	}
-	switch {
-	case len(r.Data) > most:
-		g.send(kindAnswer, answer{ID: r.ID,
-			Full: fmt.Sprintf("%d bytes: at most %d (Config.MaxValue of rank 0)",
-				len(r.Data), most)})
-		return
-	case need > s.room:
-		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d bytes: there is room for %d "+
-			"(Config.MaxStore of rank 0)", need, s.room)})
-		return
-	}
-	s.room -= need
-	s.values[r.Key] = r.Data
-	g.send(kindAnswer, answer{ID: r.ID})
-	for _, w := range s.waits[r.Key] {
-		w.g.waiting--
-		w.g.send(kindAnswer, answer{ID: w.id, Data: r.Data})
-	}
-	delete(s.waits, r.Key)
-}
-
-// get answers with a value, now or once it is there.
-func (s *store) get(g *guest, r *request) {
-	switch v, there := s.values[r.Key]; {
-	case there:
-		g.send(kindAnswer, answer{ID: r.ID, Data: v})
-	case g.waiting == maxWaiting:
-		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d gets of this process wait already",
-			maxWaiting)})
-	default:
-		g.waiting++
-		s.waits[r.Key] = append(s.waits[r.Key], waiter{g, r.ID})
-	}
-}
-
-// forget ends a get that has not been answered.
-func (s *store) forget(g *guest, r *request) {
-	waits := s.waits[r.Key]
-	for i, w := range waits {
-		if w.g == g && w.id == r.ID {
-			g.waiting--
-			if waits = append(waits[:i], waits[i+1:]...); len(waits) == 0 {
-				delete(s.waits, r.Key)
-			} else {
-				s.waits[r.Key] = waits
-			}
-			return
+	done := make(chan result, 1)
+	go func() {
+		value, err := call()
+		done <- result{value, err}
+	}()
+	var r result
+	select {
+	case r = <-done:
+	case <-ctx.Done():
+		select {
+		case r = <-done:
+		case <-time.After(lastWords):
+			r.err = ctx.Err()
 		}
 	}
+	if r.err == nil || ctx.Err() == nil {
+		return r.value, r.err
+	}
+	cause := context.Cause(ctx)
+	if r.err == ctx.Err() || errors.Is(r.err, cause) { //nolint:errorlint // nothing more
+		return nil, cause
+	}
+	return nil, fmt.Errorf("%w: %w", cause, r.err)
 }

@@ -65,7 +65,8 @@ func errWaited(d time.Duration) error { return fmt.Errorf("%w: waited %v", ErrAb
 // route is the ends of a connection.
 type route struct{ local, remote net.Addr }
 
-// protocol is that of a job's conversations: processes of different jobs part at their greeting.
+// protocol is that of a job's conversations: processes of different jobs part at their greeting,
+// and those that a store has sent to another rank 0 than theirs.
 func protocol(p *Place) string {
 	name := p.Job
 	for _, b := range []byte(name) {
@@ -73,6 +74,9 @@ func protocol(p *Place) string {
 			name = fmt.Sprintf("#%016x", hash(p.Job))
 			break
 		}
+	}
+	if p.life != "" {
+		name += " " + p.life
 	}
 	return "ibverbx job/1 " + name
 }

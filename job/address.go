@@ -1,0 +1,119 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+)
+
+// stand is where rank 0 listens, and how the others reach it.
+type stand struct {
+	listen string // host; empty stands for all addresses
+	reach  string // host
+	port   string
+}
+
+// choose makes a stand of what Config.Address says, which may be nothing, where there is a store.
+func choose(ctx context.Context, addr string, store Store) (stand, error) {
+	host, port, err := splitAddress(addr)
+	if err != nil {
+		return stand{}, err
+	}
+	if host == "" {
+		ip := towards(ctx, store).String()
+		return stand{ip, ip, port}, nil
+	}
+	if i, err := net.InterfaceByName(host); err == nil {
+		ip, ok := addressOf(i)
+		if !ok {
+			return stand{}, fmt.Errorf("rank 0 is to listen at interface %s: it has no address", host)
+		}
+		return stand{ip.String(), ip.String(), port}, nil
+	}
+	return stand{listen: listenHost(host), reach: host, port: port}, nil
+}
+
+// listenHost is at which host's address to listen for those who come to one: at all, but for the
+// loopback interface.
+func listenHost(host string) string {
+	if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
+		return host
+	}
+	return ""
+}
+
+// splitAddress reads what an address may be where there is a store: HOST:PORT, HOST, :PORT or
+// nothing. Without one the port is 0.
+func splitAddress(addr string) (host, port string, err error) {
+	if _, err := netip.ParseAddr(addr); err == nil {
+		return addr, "0", nil
+	}
+	host, port, err = net.SplitHostPort(addr)
+	if err != nil { // no port
+		if host, port, err = net.SplitHostPort(addr + ":0"); err != nil {
+			return "", "", err
+		}
+	}
+	_, err = net.LookupPort("tcp", port)
+	return host, port, err
+}
+
+// towards is the address of this host by which it reaches the store, and where the store does not
+// tell the one by which it reaches the world: that is asked of the routing table, and nothing is
+// sent.
+func towards(ctx context.Context, store Store) netip.Addr {
+	if s, ok := store.(interface{ LocalAddr() net.Addr }); ok {
+		if ip, ok := ipOf(s.LocalAddr()); ok {
+			return ip
+		}
+	}
+	// Addresses that are for documentation: RFC 5737, RFC 3849.
+	for _, world := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "udp", world)
+		if err != nil {
+			continue
+		}
+		ip, ok := ipOf(c.LocalAddr())
+		_ = c.Close()
+		if ok {
+			return ip
+		}
+	}
+	all, _ := net.Interfaces() // none is as good as an error
+	for i := range all {
+		if up := net.FlagUp | net.FlagRunning; all[i].Flags&(up|net.FlagLoopback) == up {
+			if ip, ok := addressOf(&all[i]); ok {
+				return ip
+			}
+		}
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// ipOf is the IP address of a connection's end. It can be dialled as it is: it has no zone.
+func ipOf(addr net.Addr) (netip.Addr, bool) {
+	if addr == nil {
+		return netip.Addr{}, false
+	}
+	at, err := netip.ParseAddrPort(addr.String())
+	ip := at.Addr().Unmap()
+	return ip, err == nil && !ip.IsUnspecified() && ip.Zone() == ""
+}
+
+// addressOf is an address of an interface, of IPv4 if it has one.
+func addressOf(i *net.Interface) (found netip.Addr, ok bool) {
+	all, _ := i.Addrs() // none is as good as an error
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		ip := prefix.Addr()
+		if err != nil || ip.IsLinkLocalUnicast() && ip.Is6() {
+			continue
+		}
+		if !ok || ip.Is4() && !found.Is4() {
+			found, ok = ip, true
+		}
+	}
+	return found, ok
+}

@@ -1,0 +1,79 @@
+package job
+
+import "fmt"
+
+// values is what the processes of a job have put, and who waits for what. The server's mu guards
+// it.
+type values struct {
+	byKey map[string][]byte
+	room  int // in bytes, for keys and values
+	waits map[string][]waiter
+}
+
+// waiter is a get that waits for a value.
+type waiter struct {
+	g  *guest
+	id uint64
+}
+
+func newValues(room int) values {
+	return values{byKey: map[string][]byte{}, room: room, waits: map[string][]waiter{}}
+}
+
+// put sets a value, answers, and answers those who have waited for it.
+func (vs *values) put(g *guest, r *request, most int) {
+	old, there := vs.byKey[r.Key]
+	need := len(r.Data) - len(old)
+	if !there {
+		need += len(r.Key)
+	}
+	switch {
+	case len(r.Data) > most:
+		g.send(kindAnswer, answer{ID: r.ID,
+			Full: fmt.Sprintf("%d bytes: at most %d (Config.MaxValue of rank 0)",
+				len(r.Data), most)})
+		return
+	case need > vs.room:
+		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d bytes: there is room for %d "+
+			"(Config.MaxStore of rank 0)", need, vs.room)})
+		return
+	}
+	vs.room -= need
+	vs.byKey[r.Key] = r.Data
+	g.send(kindAnswer, answer{ID: r.ID})
+	for _, w := range vs.waits[r.Key] {
+		w.g.waiting--
+		w.g.send(kindAnswer, answer{ID: w.id, Data: r.Data})
+	}
+	delete(vs.waits, r.Key)
+}
+
+// get answers with a value, now or once it is there.
+func (vs *values) get(g *guest, r *request) {
+	switch v, there := vs.byKey[r.Key]; {
+	case there:
+		g.send(kindAnswer, answer{ID: r.ID, Data: v})
+	case g.waiting == maxWaiting:
+		g.send(kindAnswer, answer{ID: r.ID, Full: fmt.Sprintf("%d gets of this process wait already",
+			maxWaiting)})
+	default:
+		g.waiting++
+		vs.waits[r.Key] = append(vs.waits[r.Key], waiter{g, r.ID})
+	}
+}
+
+// forget ends a get that has not been answered.
+func (vs *values) forget(g *guest, r *request) {
+	waits := vs.waits[r.Key]
+	for i, w := range waits {
+		if w.g == g && w.id == r.ID {
+			g.waiting--
+			if waits = append(waits[:i], waits[i+1:]...); len(waits) == 0 {
+				delete(vs.waits, r.Key)
+			} else {
+				vs.waits[r.Key] = waits
+			}
+			return
+		}
+	}
+}
