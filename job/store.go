@@ -62,8 +62,11 @@ func askStore(ctx context.Context, call func() ([]byte, error)) ([]byte, error) 
 		return r.value, r.err
 	}
 	cause := context.Cause(ctx)
-	if r.err == ctx.Err() || errors.Is(r.err, cause) { //nolint:errorlint // nothing more
+	switch {
+	case r.err == ctx.Err(): //nolint:errorlint // that it has ended, and nothing more
 		return nil, cause
+	case errors.Is(r.err, cause):
+		return nil, r.err
 	}
 	return nil, fmt.Errorf("%w: %w", cause, r.err)
 }

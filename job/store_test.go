@@ -275,16 +275,21 @@ func TestStoreWithTwoRank0(t *testing.T) {
 	}
 }
 
-// broken is a Store that does not work: it fails, or where there is no error it blocks, whatever
-// its context says.
+// broken is a Store that does not work. It fails at once, or when a context ends, or without an
+// error it blocks, whatever its context says.
 type broken struct {
-	err error
-	end chan struct{}
+	err  error
+	late bool
+	end  chan struct{}
 }
 
-func (b *broken) Put(context.Context, string, []byte) error {
-	if b.err == nil {
+func (b *broken) Put(ctx context.Context, _ string, _ []byte) error {
+	switch {
+	case b.err == nil:
 		<-b.end
+	case b.late:
+		<-ctx.Done()
+		return fmt.Errorf("%w: %w", b.err, ctx.Err())
 	}
 	return b.err
 }
@@ -300,7 +305,7 @@ func TestStoreFails(t *testing.T) {
 	errDisk := errors.New("disk on fire")
 	end := make(chan struct{})
 	t.Cleanup(func() { close(end) })
-	failing, blocking := &broken{err: errDisk}, &broken{end: end}
+	failing, late, blocking := &broken{err: errDisk}, &broken{err: errDisk, late: true}, &broken{end: end}
 	const short, long = 100 * time.Millisecond, time.Minute
 	const put, get = `put rank 0's address into the store as "ibverbx/job/x"`,
 		`get rank 0's address from the store as "ibverbx/job/x"`
@@ -315,6 +320,8 @@ func TestStoreFails(t *testing.T) {
 	}{
 		"put fails":             {failing, 0, long, long, errDisk, put},
 		"get fails":             {failing, 1, long, long, errDisk, get},
+		"put fails late":        {late, 0, long, short, context.DeadlineExceeded, errDisk.Error()},
+		"get fails late":        {late, 1, short, long, job.ErrAbsent, errDisk.Error()},
 		"put blocks":            {blocking, 0, short, long, job.ErrAbsent, put},
 		"put blocks for longer": {blocking, 0, long, short, context.DeadlineExceeded, put},
 		"get blocks for longer": {blocking, 1, long, short, context.DeadlineExceeded, nothing},

@@ -1,6 +1,6 @@
 //go:build unix
 
-package jobs_test
+package jobtest
 
 import (
 	"context"
@@ -20,35 +20,58 @@ import (
 	"ibverbx/shmem"
 )
 
-// memberEnv has the test binary be a process of a job: PHASE:VICTIM, the phase in which the process
-// of that rank kills itself.
-const memberEnv = "IBVERBX_TEST_JOB"
+// Env has a test binary be a process of a job, by [Main]: PHASE:VICTIM, the phase in which the
+// process of that rank kills itself, or ":".
+const Env = "IBVERBX_TEST_JOB"
 
 // Where a process can be killed.
 const (
-	atStart   = "start"   // before it joins
-	inJoin    = "join"    // while others have not come
-	inGather  = "gather"  // while the others wait for it in AllGather
-	inBarrier = "barrier" // and in Barrier
-	inStore   = "store"   // while they wait for its value
-	inReduce  = "reduce"  // between all-reduces
+	AtStart   = "start"   // before it joins
+	InJoin    = "join"    // while others have not come
+	InGather  = "gather"  // while the others wait for it in AllGather
+	InBarrier = "barrier" // and in Barrier
+	InStore   = "store"   // while they wait for its value
+	InReduce  = "reduce"  // between all-reduces
 )
 
-// size is how many processes a job has.
-const size = 4
+// Size is how many processes a job has.
+const Size = 4
+
+// Phases are those in which a process is killed, with its rank, and the one in which none is.
+func Phases() []string {
+	return []string{":", AtStart + ":2", InJoin + ":1", InGather + ":2", InGather + ":0", InBarrier + ":2",
+		InStore + ":2", InReduce + ":2", InReduce + ":0"}
+}
 
 // member is a process of a job.
 type member struct {
 	phase  string
 	victim int
 	job    *job.Job
+
+	configure func(context.Context, *job.Config) error
 }
 
-// runMember is the program of a process. It prints what it has found.
-func runMember(task string) error {
+// Main is to be called first by the TestMain of a package that runs jobs of its test binary: in a
+// process of a job it is the program, and does not return. Configure, if not nil, changes how it
+// joins.
+func Main(configure func(ctx context.Context, cfg *job.Config) error) {
+	task, member := os.LookupEnv(Env)
+	if !member {
+		return
+	}
+	if err := run(task, configure); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// run is the program of a process. It prints what it has found.
+func run(task string, configure func(context.Context, *job.Config) error) error {
 	signal.Ignore(syscall.SIGTERM) // it ends by itself, or the test fails
 	phase, victim, _ := strings.Cut(task, ":")
-	m := &member{phase: phase, victim: -1}
+	m := &member{phase: phase, victim: -1, configure: configure}
 	if phase != "" {
 		n, err := strconv.Atoi(victim)
 		if err != nil {
@@ -64,9 +87,9 @@ func runMember(task string) error {
 	}
 	var of *job.RankError
 	named := errors.As(err, &of) && of.Rank == m.victim && of.PID != 0 && errors.Is(err, job.ErrDied)
-	if m.phase == atStart {
+	if m.phase == AtStart {
 		named = errors.Is(err, job.ErrAbsent) &&
-			strings.Contains(err.Error(), fmt.Sprintf("rank %d of %d is missing", m.victim, size))
+			strings.Contains(err.Error(), fmt.Sprintf("rank %d of %d is missing", m.victim, Size))
 	}
 	if !named {
 		return fmt.Errorf("rank %d is not named: %w", m.victim, err)
@@ -86,19 +109,24 @@ func (m *member) die(rank int, phase string) {
 // work joins the job, and goes through the phases.
 func (m *member) work(ctx context.Context) error {
 	cfg := job.Config{Wait: 15 * time.Second, Logger: slog.New(slog.DiscardHandler)}
-	if m.phase == atStart {
+	if m.phase == AtStart {
 		cfg.Wait = time.Second
+	}
+	if m.configure != nil {
+		if err := m.configure(ctx, &cfg); err != nil {
+			return err
+		}
 	}
 	place, err := job.Find(cfg)
 	if err != nil {
 		return err
 	}
-	m.die(place.Rank, atStart)
-	if m.phase == inJoin {
+	m.die(place.Rank, AtStart)
+	if m.phase == InJoin {
 		switch place.Rank {
 		case m.victim: // when it has joined
-			time.AfterFunc(500*time.Millisecond, func() { m.die(place.Rank, inJoin) })
-		case size - 1:
+			time.AfterFunc(500*time.Millisecond, func() { m.die(place.Rank, InJoin) })
+		case Size - 1:
 			time.Sleep(1200 * time.Millisecond)
 		}
 	}
@@ -121,9 +149,9 @@ func (m *member) work(ctx context.Context) error {
 func (m *member) exchange(ctx context.Context) error {
 	j := m.job
 	rank := j.Rank()
-	if rank == m.victim && m.phase == inGather {
+	if rank == m.victim && m.phase == InGather {
 		time.Sleep(300 * time.Millisecond) // until the others have joined, and know its name
-		m.die(rank, inGather)
+		m.die(rank, InGather)
 	}
 	rows, err := j.AllGather(ctx, []byte{byte(rank)})
 	if err != nil {
@@ -134,11 +162,11 @@ func (m *member) exchange(ctx context.Context) error {
 			return fmt.Errorf("rank %d has passed %q", i, row)
 		}
 	}
-	m.die(rank, inBarrier)
+	m.die(rank, InBarrier)
 	if err := j.Barrier(ctx); err != nil {
 		return err
 	}
-	m.die(rank, inStore)
+	m.die(rank, InStore)
 	if err := j.Put(ctx, strconv.Itoa(rank), []byte("here")); err != nil {
 		return err
 	}
@@ -175,7 +203,7 @@ func (m *member) reduce(ctx context.Context) error {
 	sums := make([]int64, 5000)
 	for round := range 5 {
 		if round == 3 {
-			m.die(j.Rank(), inReduce)
+			m.die(j.Rank(), InReduce)
 		}
 		for i := range sums {
 			sums[i] = int64(i + j.Rank())
@@ -184,7 +212,7 @@ func (m *member) reduce(ctx context.Context) error {
 			return m.blame(err)
 		}
 		for i, sum := range sums {
-			if want := int64(size*i + size*(size-1)/2); sum != want {
+			if want := int64(Size*i + Size*(Size-1)/2); sum != want {
 				return fmt.Errorf("round %d: sum %d is %d, not %d", round, i, sum, want)
 			}
 		}

@@ -1,0 +1,79 @@
+//go:build unix
+
+package jobtest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// limit is how long a job may take on a busy machine: far less than any timeout of TCP.
+const limit = 10 * time.Second
+
+// EachRank runs a job of processes that are this test binary, whose TestMain calls [Main], and with
+// no launcher but this: env is what it gives each of them. It checks how they end.
+func EachRank(t *testing.T, phase string, env func(rank int) []string) {
+	t.Helper()
+	var all [Size]*Process
+	for rank := range all {
+		all[rank] = Start(t, phase, env(rank), Self(t))
+	}
+	for rank, p := range all {
+		code := p.Wait(t)
+		switch {
+		case strings.HasSuffix(phase, fmt.Sprint(":", rank)):
+			if code != -1 { // killed
+				t.Errorf("rank %d: exit %d\n%s", rank, code, p.Out.String())
+			}
+		case code != 0 || phase != ":" && p.Out.String() != "named\n":
+			t.Errorf("rank %d: exit %d\n%s", rank, code, p.Out.String())
+		}
+	}
+}
+
+// Process is a process under way.
+type Process struct {
+	Out bytes.Buffer // what it writes, once it has ended
+
+	cmd *exec.Cmd
+}
+
+// Start starts a process; what it starts are processes of a job.
+func Start(t *testing.T, phase string, env []string, name string, args ...string) *Process {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	t.Cleanup(cancel)
+	p := &Process{cmd: exec.CommandContext(ctx, name, args...)}
+	p.cmd.Env = append(append(os.Environ(), Env+"="+phase), env...)
+	p.cmd.Stdout, p.cmd.Stderr = &p.Out, &p.Out
+	p.cmd.WaitDelay = time.Second
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// Wait returns its exit code; -1 if it was killed.
+func (p *Process) Wait(t *testing.T) int {
+	t.Helper()
+	if err := p.cmd.Wait(); p.cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// Self is the test binary.
+func Self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
