@@ -49,13 +49,13 @@ type member struct {
 	victim int
 	job    *job.Job
 
-	configure func(context.Context, *job.Config) error
+	configure func(context.Context, *job.Config) (end func() error, err error)
 }
 
 // Main is to be called first by the TestMain of a package that runs jobs of its test binary: in a
 // process of a job it is the program, and does not return. Configure, if not nil, changes how it
-// joins.
-func Main(configure func(ctx context.Context, cfg *job.Config) error) {
+// joins, and returns what to do in the end.
+func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error, err error)) {
 	task, member := os.LookupEnv(Env)
 	if !member {
 		return
@@ -68,7 +68,7 @@ func Main(configure func(ctx context.Context, cfg *job.Config) error) {
 }
 
 // run is the program of a process. It prints what it has found.
-func run(task string, configure func(context.Context, *job.Config) error) error {
+func run(task string, configure func(context.Context, *job.Config) (func() error, error)) error {
 	signal.Ignore(syscall.SIGTERM) // it ends by itself, or the test fails
 	phase, victim, _ := strings.Cut(task, ":")
 	m := &member{phase: phase, victim: -1, configure: configure}
@@ -107,15 +107,17 @@ func (m *member) die(rank int, phase string) {
 }
 
 // work joins the job, and goes through the phases.
-func (m *member) work(ctx context.Context) error {
+func (m *member) work(ctx context.Context) (err error) {
 	cfg := job.Config{Wait: 15 * time.Second, Logger: slog.New(slog.DiscardHandler)}
 	if m.phase == AtStart {
 		cfg.Wait = time.Second
 	}
 	if m.configure != nil {
-		if err := m.configure(ctx, &cfg); err != nil {
+		var end func() error
+		if end, err = m.configure(ctx, &cfg); err != nil {
 			return err
 		}
+		defer func() { err = errors.Join(err, end()) }()
 	}
 	place, err := job.Find(cfg)
 	if err != nil {

@@ -69,7 +69,7 @@ func (p *Process) Wait(t *testing.T) int {
 }
 
 // Self is the test binary.
-func Self(t *testing.T) string {
+func Self(t testing.TB) string {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {

@@ -1,0 +1,80 @@
+package etcd_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/internal/jobtest"
+)
+
+// Processes that find each other by etcd, one of which is killed in each phase; nothing of them
+// stays there.
+func TestJobs(t *testing.T) {
+	t.Parallel()
+	server := running(t)
+	for _, phase := range jobtest.Phases() {
+		t.Run(phase, func(t *testing.T) {
+			t.Parallel()
+			name := strings.ReplaceAll("phase-"+phase, ":", "-")
+			jobtest.EachRank(t, phase, func(rank int) []string {
+				return []string{fmt.Sprint("IBVERBX_RANK=", rank), fmt.Sprint("IBVERBX_SIZE=", jobtest.Size),
+					"IBVERBX_JOB=" + name, endpointEnv + "=" + server.addr}
+			})
+			vanishes(t, server, "ibverbx/job/"+name)
+		})
+	}
+}
+
+// Processes that etcd gives their ranks.
+func TestJobsOfRanks(t *testing.T) {
+	t.Parallel()
+	server := running(t)
+	for _, phase := range []string{":", jobtest.InBarrier + ":2"} {
+		t.Run(phase, func(t *testing.T) {
+			t.Parallel()
+			name := strings.ReplaceAll("ranks-"+phase, ":", "-")
+			var all [jobtest.Size]*jobtest.Process
+			for i := range all {
+				env := []string{ranksEnv + "=" + name, endpointEnv + "=" + server.addr}
+				all[i] = jobtest.Start(t, phase, env, jobtest.Self(t))
+			}
+			named, killed, ranks := 0, 0, ""
+			for _, p := range all {
+				switch code := p.Wait(t); code {
+				case 0:
+				case -1:
+					killed++
+				default:
+					t.Errorf("exit %d\n%s", code, p.Out.String())
+				}
+				out := p.Out.String()
+				ranks += out
+				named += strings.Count(out, "named\n")
+			}
+			for rank := range all {
+				if strings.Count(ranks, fmt.Sprintf("rank %d\n", rank)) != 1 {
+					t.Errorf("rank %d was not given to one process:\n%s", rank, ranks)
+				}
+			}
+			if want := 3 * (len(phase) - 1) / max(len(phase)-1, 1); named != want || killed != want/3 {
+				t.Errorf("%d were killed, and %d name it", killed, named)
+			}
+			vanishes(t, server, "ibverbx/job/"+name)
+			vanishes(t, server, "ibverbx/rank/"+name)
+		})
+	}
+}
+
+// vanishes waits until etcd has no key of a job.
+func vanishes(t *testing.T, server *server, prefix string) {
+	t.Helper()
+	var left []string
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if left = keys(t, server, prefix); len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("%q stay", left)
+}

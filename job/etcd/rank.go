@@ -1,0 +1,101 @@
+package etcd
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Rank takes the lowest rank of a job that no other process has, from 0 to size-1, for this process
+// to have until its store is closed, or Config.Lease after its death. Where all are taken it waits
+// for one to be given back. All processes of the job must name the same size, and call it once.
+func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err error) {
+	if job == "" || size < 1 {
+		return 0, invalid("rank in job %.40q of %d processes: it must have a name, and one", job, size)
+	}
+	what := fmt.Sprintf("rank in job %.40q of %d processes", job, size)
+	prefix := s.cfg.Prefix + "ibverbx/rank/" + url.PathEscape(job) + "/"
+	host, _ := os.Hostname() // for who looks at the keys
+	me := fmt.Sprintf("%s, pid %d (%s)", host, os.Getpid(), rand.Text())
+	full := ""
+	err = s.retry(ctx, what, func() error {
+		for {
+			now, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+			if err != nil {
+				return err
+			}
+			s.link.works()
+			rank, full = free(now.Kvs, prefix, size)
+			if rank == size {
+				if _, err := s.await(ctx, prefix, now.Header.Revision, mvccpb.Event_DELETE,
+					clientv3.WithPrefix()); err != nil {
+					return err
+				}
+				continue
+			}
+			name := prefix + strconv.Itoa(rank)
+			taken, holder, err := s.claim(ctx, name, me)
+			switch {
+			case err != nil:
+				return err
+			case taken || holder == me: // perhaps by a request whose answer was lost
+				s.mu.Lock()
+				s.mine[name] = me
+				s.mu.Unlock()
+				return nil
+			}
+		}
+	})
+	if err != nil && full != "" {
+		err = fmt.Errorf("%w: all are taken: %s: does the job run already, or has a process died less than "+
+			"%v ago?", err, full, s.cfg.Lease)
+	}
+	return rank, err
+}
+
+// free is the lowest rank that nobody has, or size and who has them.
+func free(taken []*mvccpb.KeyValue, prefix string, size int) (rank int, full string) {
+	has := map[string]bool{}
+	var who []string
+	for _, kv := range taken {
+		number := strings.TrimPrefix(string(kv.Key), prefix)
+		has[number] = true
+		holder, _, _ := strings.Cut(string(kv.Value), " (")
+		who = append(who, fmt.Sprintf("%.10s by %.60q", number, holder))
+	}
+	for rank = range size {
+		if !has[strconv.Itoa(rank)] {
+			return rank, ""
+		}
+	}
+	if most := 4; len(who) > most {
+		who = append(who[:most], "...")
+	}
+	return size, strings.Join(who, ", ")
+}
+
+// claim puts a value where there is none, and otherwise says which there is.
+func (s *Store) claim(ctx context.Context, name, value string) (put bool, there string, err error) {
+	r, err := s.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
+		Then(clientv3.OpPut(name, value, clientv3.WithLease(s.leased()))).
+		Else(clientv3.OpGet(name)).
+		Commit()
+	switch {
+	case err != nil:
+		return false, "", err
+	case r.Succeeded:
+		return true, value, nil
+	}
+	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
+		there = string(kvs[0].Value)
+	}
+	return false, there, nil
+}

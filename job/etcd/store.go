@@ -1,0 +1,232 @@
+package etcd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"ibverbx/job"
+)
+
+// ErrClosed says that the store is closed.
+var ErrClosed = errors.New("the store is closed")
+
+// Store is a part of etcd as a [job.Store]. Its methods may be called from any goroutine.
+type Store struct {
+	cfg    Config
+	link   *link
+	client *clientv3.Client
+	ctx    context.Context // ends with the store
+	cancel context.CancelFunc
+	all    sync.WaitGroup
+
+	mu    sync.Mutex
+	lease clientv3.LeaseID
+	mine  map[string]string // what this process has put, to put it again if the lease is lost
+}
+
+var _ job.Store = (*Store)(nil)
+
+// Open connects to etcd, and takes a lease there that this process keeps until Close. It waits for
+// etcd until ctx ends, and for Config.Wait at most.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{cfg: cfg, link: &link{logger: cfg.Logger, tls: cfg.TLS}, mine: map[string]string{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	ctx, cancel := context.WithTimeout(ctx, cfg.Wait)
+	defer cancel()
+	alive, err := s.open(ctx)
+	if err != nil {
+		s.cancel()
+		if s.client != nil {
+			_ = s.client.Close() // there is nothing to say to it
+		}
+		return nil, err
+	}
+	s.all.Go(func() { s.keep(alive) })
+	return s, nil
+}
+
+// open makes the client, and takes a lease.
+func (s *Store) open(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveResponse, error) {
+	made := make(chan error, 1)
+	go func() { // with a user name it asks for a token, and takes no context for that
+		client, err := clientv3.New(clientv3.Config{Endpoints: s.cfg.Endpoints, TLS: s.cfg.TLS,
+			Username: s.cfg.Username, Password: s.cfg.Password,
+			DialTimeout:       2 * s.cfg.Wait, // ctx ends before
+			DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+			DialOptions: s.link.options(), Logger: zap.NewNop(), Context: s.ctx})
+		s.client = client
+		made <- err
+	}()
+	var err error
+	select {
+	case err = <-made:
+	case <-ctx.Done():
+		s.cancel()
+		err = cmp.Or(ctx.Err(), <-made)
+	}
+	var alive <-chan *clientv3.LeaseKeepAliveResponse
+	if err == nil {
+		alive, err = s.grant(ctx)
+	}
+	if err != nil {
+		return nil, s.explain(ctx, "open", err)
+	}
+	return alive, nil
+}
+
+// LocalAddr is the address of this host by which it reaches etcd: a [job.Job] has rank 0 listen
+// there.
+func (s *Store) LocalAddr() net.Addr {
+	s.link.mu.Lock()
+	defer s.link.mu.Unlock()
+	return s.link.local
+}
+
+// Put sets a value, until the store is closed, or this process has died.
+func (s *Store) Put(ctx context.Context, key string, value []byte) error {
+	name := s.cfg.Prefix + key
+	s.mu.Lock()
+	s.mine[name] = string(value)
+	s.mu.Unlock()
+	return s.retry(ctx, fmt.Sprintf("put %.100q", name), func() error {
+		_, err := s.client.Put(ctx, name, string(value), clientv3.WithLease(s.leased()))
+		return err
+	})
+}
+
+// Get returns a value, and waits for it where there is none.
+func (s *Store) Get(ctx context.Context, key string) (value []byte, err error) {
+	name := s.cfg.Prefix + key
+	err = s.retry(ctx, fmt.Sprintf("get %.100q", name), func() error {
+		now, err := s.client.Get(ctx, name)
+		if err != nil {
+			return err
+		}
+		s.link.works()
+		if len(now.Kvs) == 0 {
+			kv, err := s.await(ctx, name, now.Header.Revision, mvccpb.Event_PUT)
+			if err != nil {
+				return err
+			}
+			now.Kvs = append(now.Kvs, kv)
+		}
+		value = now.Kvs[0].Value
+		return nil
+	})
+	return value, err
+}
+
+// errAgain says that a watch has to begin anew.
+var errAgain = errors.New("the watch has ended")
+
+// await waits for an event after a revision: of a key, or with options of several.
+func (s *Store) await(ctx context.Context, name string, after int64, kind mvccpb.Event_EventType,
+	options ...clientv3.OpOption) (*mvccpb.KeyValue, error) {
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel() // ends the watch
+	for seen := range s.client.Watch(ctx, name, append(options, clientv3.WithRev(after+1))...) {
+		if err := seen.Err(); err != nil {
+			if seen.CompactRevision != 0 { // what has happened meanwhile is forgotten
+				return nil, errAgain
+			}
+			return nil, err
+		}
+		for _, e := range seen.Events {
+			if e.Type == kind {
+				return e.Kv, nil
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return nil, errAgain
+}
+
+// retry has a request made until it is answered, or ctx ends.
+func (s *Store) retry(ctx context.Context, what string, request func() error) error {
+	for {
+		err := s.ctx.Err()
+		if err == nil {
+			err = request()
+		}
+		switch {
+		case err == nil:
+			s.link.works()
+			return nil
+		case ctx.Err() != nil || s.ctx.Err() != nil || !passing(err):
+			return s.explain(ctx, what, err)
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+// passing reports whether a request may be answered otherwise a moment later.
+func passing(err error) bool {
+	var e rpctypes.EtcdError
+	return errors.Is(err, errAgain) || status.Code(err) == codes.Unavailable ||
+		errors.As(err, &e) && e.Code() == codes.Unavailable ||
+		errors.Is(err, rpctypes.ErrLeaseNotFound) // keep takes another
+}
+
+// explain says what was asked and what stands between.
+func (s *Store) explain(ctx context.Context, what string, err error) error {
+	where := strings.Join(s.cfg.Endpoints, ", ")
+	last := s.link.why()
+	switch {
+	case ctx.Err() != nil && last != nil:
+		return fmt.Errorf("etcd: %s at %s: %w: %w", what, where, context.Cause(ctx), last)
+	case ctx.Err() != nil && what == "open":
+		return fmt.Errorf("etcd: %s %s: %w: it does not answer", what, where, context.Cause(ctx))
+	case ctx.Err() != nil:
+		return fmt.Errorf("etcd: %s at %s: %w", what, where, context.Cause(ctx))
+	case s.ctx.Err() != nil:
+		return fmt.Errorf("etcd: %s: %w", what, ErrClosed)
+	}
+	return fmt.Errorf("etcd: %s at %s: %w", what, where, err)
+}
+
+// parting is how long Close waits for etcd.
+const parting = time.Second
+
+// Close takes back what this process has put, and ends the connections. An etcd that does not
+// answer does so itself, Config.Lease later.
+func (s *Store) Close() error {
+	if s.ctx.Err() != nil {
+		return nil
+	}
+	s.cancel()
+	s.all.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), parting)
+	defer cancel()
+	_, err := s.client.Revoke(ctx, s.leased())
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		err = nil
+	}
+	if err != nil {
+		err = fmt.Errorf("etcd: close: what this process has put stays for %v: %w", s.cfg.Lease,
+			s.explain(ctx, "revoke", err))
+	}
+	return errors.Join(err, s.client.Close())
+}
