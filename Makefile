@@ -29,7 +29,7 @@ mutants:
 	GOMAXPROCS=1 nice go run ./test/mutants $(if $(N),-n $(N)) $(if $(SEED),-seed $(SEED)) \
 		$(if $(PACKAGES),-packages $(PACKAGES)) $(if $(AGAIN),-again $(AGAIN)) -survivors survivors.txt
 
-# Gives the module the path under which somebody publishes it: make module PATH=example.org/you/ibverbx
+# Gives the module, and those below it, the path under which somebody publishes it: make module PATH=example.org/you/ibverbx
 # make hands that PATH to its recipes in place of the shell's, which is still in make's own environment. Where there is no /proc a
 # login shell knows it.
 module:

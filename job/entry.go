@@ -38,7 +38,7 @@ func entryKey(job string) string {
 	if !plain {
 		job = fmt.Sprintf("#%016x", hash(job))
 	}
-	return "ibverbx/job/" + job
+	return "/ibverbx/job/" + job
 }
 
 // announce leaves rank 0's entry in the store.

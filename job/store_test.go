@@ -178,7 +178,7 @@ func TestStaleEntry(t *testing.T) {
 			s := newMemory()
 			cfg := stored(t, 3, s)
 			cfg.Job = "again"
-			if err := s.Put(t.Context(), "ibverbx/job/again", []byte(prepare(t))); err != nil {
+			if err := s.Put(t.Context(), "/ibverbx/job/again", []byte(prepare(t))); err != nil {
 				t.Fatal(err)
 			}
 			cfgs := ranks(cfg)
@@ -254,7 +254,7 @@ func another(t *testing.T) string {
 			t.Errorf("the other run: %v", err)
 		}
 	})
-	value, err := s.Get(t.Context(), "ibverbx/job/again")
+	value, err := s.Get(t.Context(), "/ibverbx/job/again")
 	var entry struct{ Address string }
 	if err = errors.Join(err, json.Unmarshal(value, &entry)); err != nil {
 		t.Error(err)
@@ -307,9 +307,9 @@ func TestStoreFails(t *testing.T) {
 	t.Cleanup(func() { close(end) })
 	failing, late, blocking := &broken{err: errDisk}, &broken{err: errDisk, late: true}, &broken{end: end}
 	const short, long = 100 * time.Millisecond, time.Minute
-	const put, get = `put rank 0's address into the store as "ibverbx/job/x"`,
-		`get rank 0's address from the store as "ibverbx/job/x"`
-	const nothing = `the store has no address of rank 0 as "ibverbx/job/x": does rank 0 run`
+	const put, get = `put rank 0's address into the store as "/ibverbx/job/x"`,
+		`get rank 0's address from the store as "/ibverbx/job/x"`
+	const nothing = `the store has no address of rank 0 as "/ibverbx/job/x": does rank 0 run`
 	for name, test := range map[string]struct {
 		store   job.Store
 		rank    int
@@ -352,7 +352,7 @@ func TestOnlyStaleEntry(t *testing.T) {
 	cfg := stored(t, 2, s)
 	cfg.Rank, cfg.Job, cfg.Wait = 1, "x", 100*time.Millisecond
 	address := tcptest.FreeAddr(t).String()
-	if err := s.Put(t.Context(), "ibverbx/job/x", []byte(left(t, address))); err != nil {
+	if err := s.Put(t.Context(), "/ibverbx/job/x", []byte(left(t, address))); err != nil {
 		t.Fatal(err)
 	}
 	_, err := job.Join(t.Context(), cfg)

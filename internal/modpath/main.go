@@ -1,6 +1,7 @@
-// Modpath gives the module another path, for publishing it: in go.mod, in the imports of every Go
-// file, in the linter's configuration, and in the import lines and commands that the documents
-// show. `make module PATH=example.org/you/ibverbx` runs it.
+// Modpath gives the module another path, for publishing it, and those below it that have a go.mod
+// of their own: in each go.mod, in the imports of every Go file, in the linter's configuration, and
+// in the import lines and commands that the documents show. `make module
+// PATH=example.org/you/ibverbx` runs it.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -43,10 +45,18 @@ func rename(out io.Writer, root, path string) error {
 		_, err = fmt.Fprintf(out, "The module's path is %s already: nothing to do.\n", path)
 		return err
 	}
-	if required(gomod, path) {
-		return fmt.Errorf("%q is the path of a module that go.mod requires", path)
+	mods, err := modules(root, old, path)
+	if err != nil {
+		return err
 	}
-	changed, err := changes(root, newRewriter(old, path))
+	for _, m := range mods {
+		if required(m.content, path) {
+			return fmt.Errorf("%q is the path of a module that %s requires, or one above or below it", path,
+				m.path)
+		}
+	}
+	w := newRewriter(old, path)
+	changed, err := changes(root, mods, w)
 	if err != nil {
 		return err
 	}
@@ -57,15 +67,44 @@ func rename(out io.Writer, root, path string) error {
 		}
 		kinds[filepath.Ext(f.path)]++
 	}
-	// go.mod is the last file: a run that was interrupted can be repeated.
-	gomod = bytes.Replace(gomod, []byte("module "+old), []byte("module "+path), 1)
-	if err := os.WriteFile(filepath.Join(root, "go.mod"), gomod, 0o644); err != nil {
-		return err
+	// The root's go.mod is the last file: a run that was interrupted can be repeated.
+	for _, m := range slices.Backward(mods) {
+		if err := os.WriteFile(m.path, w.gomod(m.content), m.mode); err != nil {
+			return err
+		}
 	}
 	_, err = fmt.Fprintf(out, "The module's path was %s and is %s. "+
-		"Changed: go.mod, %d .go, %d .md, %d .yml.\n",
-		old, path, kinds[".go"], kinds[".md"], kinds[".yml"])
+		"Changed: %d go.mod, %d .go, %d .md, %d .yml.\n",
+		old, path, len(mods), kinds[".go"], kinds[".md"], kinds[".yml"])
 	return err
+}
+
+// modules returns the go.mod of the module in root, and then those of modules below it that have
+// its path above their own, under its old name or already under the new one.
+func modules(root, old, path string) ([]file, error) {
+	var mods []file
+	err := filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && name != root && strings.HasPrefix(d.Name(), "."):
+			return filepath.SkipDir
+		case d.Name() != "go.mod" || !d.Type().IsRegular():
+			return nil
+		}
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		switch declared, err := modulePath(content); {
+		case filepath.Dir(name) == filepath.Clean(root):
+			mods = append([]file{{name, content, 0o644}}, mods...)
+		case err == nil && (strings.HasPrefix(declared, old+"/") || strings.HasPrefix(declared, path+"/")):
+			mods = append(mods, file{name, content, 0o644})
+		}
+		return nil
+	})
+	return mods, err
 }
 
 // modulePath returns the path that a go.mod declares.
@@ -96,16 +135,26 @@ type file struct {
 	mode    fs.FileMode
 }
 
-// changes returns all files that change but go.mod.
-func changes(root string, w *rewriter) ([]file, error) {
+// hasModule reports whether a directory has a go.mod.
+func hasModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
+
+// changes returns all files of some modules that change, but go.mod.
+func changes(root string, mods []file, w *rewriter) ([]file, error) {
+	var dirs []string
+	for _, m := range mods {
+		dirs = append(dirs, filepath.Dir(m.path))
+	}
 	var changed []file
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if d.IsDir() {
-			_, err := os.Stat(filepath.Join(path, "go.mod"))
-			if path != root && (strings.HasPrefix(d.Name(), ".") || err == nil) { // a module of its own
+			foreign := !slices.Contains(dirs, filepath.Clean(path)) && hasModule(path)
+			if path != root && (foreign || strings.HasPrefix(d.Name(), ".")) {
 				return filepath.SkipDir
 			}
 			return nil

@@ -26,7 +26,7 @@ func TestMakeModule(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
-	for _, args := range []string{"", "PATH=nodots", "PATH=https://example.org/x"} {
+	for _, args := range []string{"", "PATH=nodots", "PATH=https://example.org/x", "PATH=go.etcd.io/etcd"} {
 		if out, err := command("make", strings.Fields("module "+args)...); err == nil {
 			t.Errorf("make module %s succeeds:\n%s", args, out)
 		}
@@ -43,16 +43,19 @@ func TestMakeModule(t *testing.T) {
 		if out, err := command("gofmt", "-l", "."); err != nil || out != "" {
 			t.Errorf("as %s: not formatted: %v\n%s", c.path, err, out)
 		}
-		if out, err := command("go", "list", "-deps", "-test", "./..."); err != nil { // every import is there
-			t.Errorf("as %s: %v\n%s", c.path, err, out)
+		for _, module := range []string{".", "job/etcd"} { // every import is there
+			if out, err := command("go", "list", "-C", module, "-deps", "-test", "./..."); err != nil {
+				t.Errorf("%s as %s: %v\n%s", module, c.path, err, out)
+			}
 		}
 	}
 	// These know the imports, and build and run the programs that the README shows.
 	if out, err := command("go", "test", "-run", "Imports|README", "."); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	old, err := exec.Command("grep", "-rlE", `"(example\.org/you/)?ibverbx/`, root, "--include=*.go",
-		"--include=*.yml", "--exclude-dir=modpath").Output()
+	const before = `"(example\.org/you/)?ibverbx/|^(module|replace) (example.*|ibverbx)`
+	old, err := exec.Command("grep", "-rlE", before, root, "--include=*.go", "--include=*.yml",
+		"--include=go.mod", "--exclude-dir=modpath").Output()
 	if len(old) > 0 || err == nil { // grep fails when it finds nothing
 		t.Errorf("an earlier path is left in\n%s", old)
 	}

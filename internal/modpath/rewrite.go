@@ -20,6 +20,8 @@ type rewriter struct {
 	// required is a line of a go.mod, or a go command, that names modules; word is one of its
 	// words.
 	required, word *regexp.Regexp
+	// module is the path of a module in a line of a go.mod.
+	module *regexp.Regexp
 }
 
 func newRewriter(old, path string) *rewriter {
@@ -31,6 +33,7 @@ func newRewriter(old, path string) *rewriter {
 			`(/[^"\s]*)?"(\s*)$`),
 		required: regexp.MustCompile(`(?m)^(require|replace|module|go (get|mod|install|doc)) .*$`),
 		word:     regexp.MustCompile(`(^|[\s=])` + word + `([@=/\s.]|$)`),
+		module:   regexp.MustCompile(`(?m)^((?:module|require|replace) |\t)` + word + `([/ ]|$)`),
 	}
 }
 
@@ -100,6 +103,11 @@ func (w *rewriter) document(src []byte) []byte {
 		})
 	}
 	return []byte(strings.Join(parts, "```"))
+}
+
+// gomod rewrites the paths of modules in a go.mod.
+func (w *rewriter) gomod(src []byte) []byte {
+	return w.module.ReplaceAll(src, []byte("${1}"+w.new+"${2}"))
 }
 
 // config rewrites quoted import paths, as the linter's configuration has them.

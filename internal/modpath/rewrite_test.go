@@ -40,6 +40,36 @@ func TestPathsThatGoModRequires(t *testing.T) {
 	}
 }
 
+// The go.mod of a module below this one names both.
+func TestModulesBelowChange(t *testing.T) {
+	const gomod = `module old/job/etcd
+
+go 1.26.0
+
+require (
+	example.com/old v1.0.0
+	old v0.0.0-00010101000000-000000000000
+	older v1.0.0 // old
+)
+
+require old/other v0.0.0
+
+replace old => ../.. // old
+`
+	want := strings.NewReplacer("module old/", "module example.org/n/", "\told v0", "\texample.org/n v0",
+		"require old/", "require example.org/n/", "replace old ", "replace example.org/n ").Replace(gomod)
+	w := newRewriter("old", "example.org/n")
+	if got := string(w.gomod([]byte(gomod))); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := string(w.gomod([]byte(want))); got != want {
+		t.Errorf("and again\n%s\nwant\n%s", got, want)
+	}
+	if got := string(newRewriter("example.org/n", "old").gomod([]byte(want))); got != gomod {
+		t.Errorf("and back\n%s\nwant\n%s", got, gomod)
+	}
+}
+
 // Imports change, wherever they stand; other strings and words stay.
 func TestSourcesChangeWhereTheyMeanTheModule(t *testing.T) {
 	const src = `// Package x does it.

@@ -13,8 +13,8 @@
 //
 // # What it leaves in etcd
 //
-// One key of a job, Config.Prefix and "ibverbx/job/NAME", with the address of rank 0; and one for
-// each rank that was handed out, "ibverbx/rank/NAME/RANK". All are bound to a lease of the process
+// One key of a job, Config.Prefix and "/ibverbx/job/NAME", with the address of rank 0; and one for
+// each rank that was handed out, "/ibverbx/rank/NAME/RANK". All are bound to a lease of the process
 // that has put them: they are gone when it closes its Store, or Config.Lease after it has died. A
 // Store that loses its lease, as when etcd was not there for longer, takes another and puts them
 // again. Join needs them until it has returned, and the job not at all: it does not notice the end

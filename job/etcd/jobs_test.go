@@ -22,7 +22,7 @@ func TestJobs(t *testing.T) {
 				return []string{fmt.Sprint("IBVERBX_RANK=", rank), fmt.Sprint("IBVERBX_SIZE=", jobtest.Size),
 					"IBVERBX_JOB=" + name, endpointEnv + "=" + server.addr}
 			})
-			vanishes(t, server, "ibverbx/job/"+name)
+			vanishes(t, server, "/ibverbx/job/"+name)
 		})
 	}
 }
@@ -61,8 +61,8 @@ func TestJobsOfRanks(t *testing.T) {
 			if want := 3 * (len(phase) - 1) / max(len(phase)-1, 1); named != want || killed != want/3 {
 				t.Errorf("%d were killed, and %d name it", killed, named)
 			}
-			vanishes(t, server, "ibverbx/job/"+name)
-			vanishes(t, server, "ibverbx/rank/"+name)
+			vanishes(t, server, "/ibverbx/job/"+name)
+			vanishes(t, server, "/ibverbx/rank/"+name)
 		})
 	}
 }

@@ -21,7 +21,7 @@ func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err e
 		return 0, invalid("rank in job %.40q of %d processes: it must have a name, and one", job, size)
 	}
 	what := fmt.Sprintf("rank in job %.40q of %d processes", job, size)
-	prefix := s.cfg.Prefix + "ibverbx/rank/" + url.PathEscape(job) + "/"
+	prefix := s.cfg.Prefix + "/ibverbx/rank/" + url.PathEscape(job) + "/"
 	host, _ := os.Hostname() // for who looks at the keys
 	me := fmt.Sprintf("%s, pid %d (%s)", host, os.Getpid(), rand.Text())
 	full := ""
