@@ -32,6 +32,7 @@ const (
 	InBarrier = "barrier" // and in Barrier
 	InStore   = "store"   // while they wait for its value
 	InReduce  = "reduce"  // between all-reduces
+	InHeat    = "heat"    // between steps of a computation, each of which needs the neighbours
 )
 
 // Size is how many processes a job has.
@@ -40,7 +41,7 @@ const Size = 4
 // Phases are those in which a process is killed, with its rank, and the one in which none is.
 func Phases() []string {
 	return []string{":", AtStart + ":2", InJoin + ":1", InGather + ":2", InGather + ":0", InBarrier + ":2",
-		InStore + ":2", InReduce + ":2", InReduce + ":0"}
+		InStore + ":2", InReduce + ":2", InReduce + ":0", InHeat + ":1"}
 }
 
 // member is a process of a job.
@@ -138,7 +139,7 @@ func (m *member) work(ctx context.Context) (err error) {
 	if err := m.exchange(ctx); err != nil {
 		return err
 	}
-	if err := m.reduce(ctx); err != nil {
+	if err := m.compute(ctx); err != nil {
 		return err
 	}
 	if err := m.job.Barrier(ctx); err != nil {
@@ -180,8 +181,8 @@ func (m *member) exchange(ctx context.Context) error {
 	return nil
 }
 
-// reduce adds up vectors with SHMEM, over NICs made of UDP sockets.
-func (m *member) reduce(ctx context.Context) error {
+// compute uses SHMEM, over NICs made of UDP sockets.
+func (m *member) compute(ctx context.Context) error {
 	j := m.job
 	ctx, cancel := j.Context(ctx)
 	defer cancel()
@@ -202,16 +203,28 @@ func (m *member) reduce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	err = m.reduce(ctx, pe)
+	if err == nil {
+		err = m.heat(ctx, pe)
+	}
+	if err != nil {
+		return m.blame(err)
+	}
+	return errors.Join(pe.Close(ctx), dom.Close(), host.Close())
+}
+
+// reduce adds up vectors.
+func (m *member) reduce(ctx context.Context, pe *shmem.PE) error {
 	sums := make([]int64, 5000)
 	for round := range 5 {
 		if round == 3 {
-			m.die(j.Rank(), InReduce)
+			m.die(pe.ID(), InReduce)
 		}
 		for i := range sums {
-			sums[i] = int64(i + j.Rank())
+			sums[i] = int64(i + pe.ID())
 		}
 		if err := shmem.Reduce(ctx, pe, sums, sums, shmem.OpSum); err != nil {
-			return m.blame(err)
+			return err
 		}
 		for i, sum := range sums {
 			if want := int64(Size*i + Size*(Size-1)/2); sum != want {
@@ -219,11 +232,14 @@ func (m *member) reduce(ctx context.Context) error {
 			}
 		}
 	}
-	return errors.Join(pe.Close(ctx), dom.Close(), host.Close())
+	return nil
 }
 
 // blame checks that a PE which SHMEM finds dead is the one that the job names.
 func (m *member) blame(err error) error {
+	if m.victim < 0 {
+		return err
+	}
 	var pe *shmem.PEError
 	if errors.As(err, &pe) && pe.PE != m.victim {
 		return fmt.Errorf("PE %d is blamed: %w", pe.PE, err)
