@@ -47,6 +47,9 @@ func TestExamplesRun(t *testing.T) {
 		examples["allreduce"] = append(examples["allreduce"], process{[]string{"-len", "1000"},
 			fmt.Sprintf("rank %d of 3: 1000 sums verified\n", rank),
 			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
+		examples["halo"] = append(examples["halo"], process{nil,
+			fmt.Sprintf("rank %d of 3: 300 steps, 50000 cells as one process computes them\n", rank),
+			[]string{fmt.Sprint("IBVERBX_RANK=", rank), "IBVERBX_SIZE=3", "IBVERBX_ADDRESS=" + addr}})
 	}
 	bin := t.TempDir()
 	for name, processes := range examples {
