@@ -108,7 +108,8 @@ func TestListenerFails(t *testing.T) {
 	}
 }
 
-// A conversation that nobody has accepted is not read: what its peer sends stays in the kernel.
+// Of a conversation that nobody has accepted no message is read: what its peer sends stays in the
+// kernel.
 func TestWaitingConversationsHoldNothing(t *testing.T) {
 	l, err := Listen(t.Context(), "127.0.0.1:0", Config{})
 	if err != nil {
@@ -125,10 +126,10 @@ func TestWaitingConversationsHoldNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for start := time.Now(); len(l.ready) == 0 && time.Since(start) < 20*time.Second; {
+	var waiting *Conn
+	for start := time.Now(); waiting == nil && time.Since(start) < 20*time.Second; waiting = l.take() {
 		time.Sleep(time.Millisecond)
 	}
-	waiting := <-l.ready
 	if n := len(waiting.inbox); n != 0 {
 		t.Errorf("%d messages are held", n)
 	}
@@ -178,7 +179,7 @@ func TestEvictedIsNotAccepted(t *testing.T) {
 	if why := <-refused; !errors.Is(why, errEvicted) {
 		t.Errorf("refused: %v", why)
 	}
-	if n := len(l.ready); n != 0 {
-		t.Errorf("%d conversations wait, whose connections are closed", n)
+	if c := l.take(); c != nil {
+		t.Error("a conversation waits whose connection is closed")
 	}
 }

@@ -34,7 +34,7 @@ type Config struct {
 	// means 512, and 65,536 is the most.
 	MaxGreetings int
 	// MaxWaiting bounds the conversations that wait for Accept; 0 means 512, and 65,536 is the
-	// most. A further one is told so, and ended.
+	// most. A further one is told so, and ended. One whose peer goes without a word is dropped.
 	MaxWaiting int
 	// Refused, if set, is called for each connection to a listener that brought no conversation,
 	// from any goroutine: for logs. It must not wait.

@@ -39,12 +39,15 @@ var errNoContext = fmt.Errorf("%w: the context is nil", verbs.ErrInvalid)
 // one at a time.
 type Conn struct {
 	nc      net.Conn
+	r       *bufio.Reader // of nc, behind the greeting
 	cfg     Config
 	inbox   chan Message
 	closing chan struct{} // this end has closed it
 	closed  sync.Once
 	done    chan struct{} // nothing more will come; err says why
 	err     error
+
+	taken chan struct{} // closed by run, if it has waited for Accept
 
 	writing chan struct{} // has room for who writes; guards broken
 	broken  bool          // a frame was begun and not finished: nothing can follow it
@@ -57,14 +60,19 @@ var errNoReason = errors.New("the other end has given up")
 var errCutOff = errors.New("an earlier message was cut off: nothing more can be sent")
 
 // run begins to read what the peer says.
-func (c *Conn) run() { go c.listen() }
+func (c *Conn) run() {
+	if c.taken != nil {
+		close(c.taken) // a goroutine of the listener's goes on
+		return
+	}
+	go c.listen()
+}
 
 // listen reads until there is nothing more to read.
 func (c *Conn) listen() {
 	defer close(c.done)
-	r := bufio.NewReader(c.nc)
 	for {
-		m, err := c.read(r)
+		m, err := c.read()
 		if err == nil && m.Kind == errorKind {
 			var body errorBody
 			if err = m.Decode(&body); err == nil {
@@ -85,10 +93,10 @@ func (c *Conn) listen() {
 }
 
 // read reads a message. The wait for its beginning is not bounded; the rest of it is.
-func (c *Conn) read(r *bufio.Reader) (m Message, err error) {
-	if _, err = r.Peek(1); err == nil {
+func (c *Conn) read() (m Message, err error) {
+	if _, err = c.r.Peek(1); err == nil {
 		_ = c.nc.SetReadDeadline(time.Now().Add(c.cfg.Timeout)) // a closed one fails when it is read
-		if m, err = readFrame(r, c.cfg.MaxMessage); err == nil {
+		if m, err = readFrame(c.r, c.cfg.MaxMessage); err == nil {
 			_ = c.nc.SetReadDeadline(time.Time{})
 		}
 	}

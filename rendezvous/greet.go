@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -108,8 +109,8 @@ func Start(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
 // begin exchanges the greetings. Nothing further is read until run is called. After an error the
 // connection is closed.
 func begin(ctx context.Context, nc net.Conn, cfg Config) (*Conn, error) {
-	c := &Conn{nc: nc, cfg: cfg, inbox: make(chan Message, inboxLen), closing: make(chan struct{}),
-		done: make(chan struct{}), writing: make(chan struct{}, 1)}
+	c := &Conn{nc: nc, r: bufio.NewReader(nc), cfg: cfg, inbox: make(chan Message, inboxLen),
+		closing: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1)}
 	if err := c.greet(ctx); err != nil {
 		_ = nc.Close()
 		return nil, err

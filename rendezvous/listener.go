@@ -21,12 +21,13 @@ type Listener struct {
 	ctx    context.Context // ends greetings
 	cancel context.CancelCauseFunc
 	all    sync.WaitGroup
-	ready  chan *Conn    // conversations that wait for Accept
+	ready  chan struct{} // a conversation waits for Accept
 	room   chan struct{} // a greeting is over
 	failed chan struct{} // closed when no more connections come; failure says why
 
 	mu      sync.Mutex
 	greeted []*arrival // in the order in which they came
+	waiting []*Conn    // for Accept
 	failure error
 }
 
@@ -68,7 +69,7 @@ func Listen(ctx context.Context, addr string, cfg Config) (*Listener, error) {
 
 // serve greets who comes to a listener of connections.
 func serve(nl net.Listener, cfg Config) *Listener {
-	l := &Listener{nl: nl, cfg: cfg, ready: make(chan *Conn, cfg.MaxWaiting), room: make(chan struct{}, 1),
+	l := &Listener{nl: nl, cfg: cfg, ready: make(chan struct{}, 1), room: make(chan struct{}, 1),
 		failed: make(chan struct{})}
 	if cfg.TLS != nil {
 		l.tls = modern(cfg.TLS)
@@ -98,22 +99,48 @@ func (l *Listener) next(ctx context.Context) (*Conn, error) {
 	if ctx == nil {
 		return nil, errNoContext
 	}
-	select {
-	case <-l.ctx.Done():
-	case c := <-l.ready:
-		return c, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-l.failed:
-	}
-	if l.ctx.Err() != nil {
-		return nil, ErrClosed
-	}
-	select {
-	case c := <-l.ready:
-		return c, nil
-	default:
+	for {
+		if c := l.take(); c != nil {
+			return c, nil
+		}
+		select {
+		case <-l.ready:
+			continue
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-l.ctx.Done():
+		case <-l.failed:
+		}
+		if l.ctx.Err() != nil {
+			return nil, ErrClosed
+		}
+		if c := l.take(); c != nil {
+			return c, nil
+		}
 		return nil, l.failure
+	}
+}
+
+// take takes the conversation that has waited longest, if any.
+func (l *Listener) take() *Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) == 0 {
+		return nil
+	}
+	c := l.waiting[0]
+	l.waiting = slices.Delete(l.waiting, 0, 1)
+	if len(l.waiting) > 0 {
+		l.wake()
+	}
+	return c
+}
+
+// wake has one who waits in Accept look again.
+func (l *Listener) wake() {
+	select {
+	case l.ready <- struct{}{}:
+	default:
 	}
 }
 
@@ -123,15 +150,9 @@ func (l *Listener) Close() error {
 	err := l.nl.Close()
 	l.all.Wait()
 	var telling sync.WaitGroup
-	for {
-		select {
-		case c := <-l.ready:
-			c.run()
-			telling.Go(func() { c.Fail(errStopped) })
-			continue
-		default:
-		}
-		break
+	for c := l.take(); c != nil; c = l.take() {
+		c.run()
+		telling.Go(func() { c.Fail(errStopped) })
 	}
 	telling.Wait()
 	if errors.Is(err, net.ErrClosed) {
@@ -260,13 +281,42 @@ func (l *Listener) offer(a *arrival, c *Conn) (done bool, err error) {
 	if a.evicted {
 		return false, errEvicted // its connection is closed
 	}
-	select {
-	case l.ready <- c:
-		l.remove(a)
-		return true, nil
-	default:
+	if len(l.waiting) == l.cfg.MaxWaiting {
 		return false, nil
 	}
+	c.taken = make(chan struct{})
+	l.waiting = append(l.waiting, c)
+	l.remove(a)
+	l.wake()
+	go l.attend(c)
+	return true, nil
+}
+
+// attend waits with a conversation for Accept, and drops it if it ends before without a word. Of
+// what the peer says it reads no more than a small buffer holds; once Accept has taken the
+// conversation it reads on.
+func (l *Listener) attend(c *Conn) {
+	if _, err := c.r.Peek(1); err != nil && l.drop(c) {
+		_ = c.nc.Close()
+		if l.cfg.Refused != nil {
+			l.cfg.Refused(c.RemoteAddr(), fmt.Errorf("%w before it was accepted", ErrGone))
+		}
+		return
+	}
+	<-c.taken
+	c.listen()
+}
+
+// drop takes a conversation from those that wait, and reports whether it was there.
+func (l *Listener) drop(c *Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.waiting, c)
+	if i < 0 {
+		return false
+	}
+	l.waiting = slices.Delete(l.waiting, i, i+1)
+	return true
 }
 
 // leave gives a place back, and reports whether it was taken away.

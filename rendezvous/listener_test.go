@@ -348,6 +348,56 @@ func TestTooManyWait(t *testing.T) {
 	}
 }
 
+// A conversation that ends without a word before it is accepted is dropped, and its place free; one
+// whose peer has said something is handed out with that.
+func TestGoneBeforeAccept(t *testing.T) {
+	refused := make(chan error, 4)
+	l, addr := listen(t, rendezvous.Config{MaxWaiting: 2, Refused: func(_ net.Addr, why error) {
+		refused <- why
+	}})
+	begin := func() *rendezvous.Conn {
+		c, err := rendezvous.Dial(t.Context(), addr, rendezvous.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	spoke := begin()
+	if err := spoke.Send(t.Context(), "word", "farewell"); err != nil {
+		t.Error(err)
+	}
+	_ = spoke.Close()
+	for range 3 { // in the place that is left
+		_ = begin().Close()
+		select {
+		case why := <-refused:
+			if !errors.Is(why, rendezvous.ErrGone) || !strings.Contains(why.Error(), "before it was acc") {
+				t.Errorf("refused: %v", why)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("it keeps its place")
+		}
+	}
+	stays := begin()
+	defer stays.Close()
+	for _, want := range []string{"farewell", "here"} {
+		c, err := l.Accept(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if want == "here" {
+			if err := stays.Send(t.Context(), "word", want); err != nil {
+				t.Error(err)
+			}
+		}
+		var got string
+		if err := c.Receive(t.Context(), "word", &got); err != nil || got != want {
+			t.Errorf("got %q, %v; want %q", got, err, want)
+		}
+	}
+}
+
 // Accept waits no longer than its context; Close ends the wait too.
 func TestAcceptEnds(t *testing.T) {
 	l, _ := listen(t, rendezvous.Config{})
