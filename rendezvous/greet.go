@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -63,6 +64,10 @@ func readHead(r io.Reader, head []byte) error {
 		case looksLikeTLS(head[:got]):
 			return fmt.Errorf("%w: the peer begins with TLS, and this end has none: set Config.TLS at both "+
 				"ends or at none", ErrTLS)
+		case looksLikePerftest(head[:got]):
+			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with a version, %q, as a tool "+
+				"of perftest does, or \"ibverbx perftest\": run the same program at both ends", ErrProtocol,
+				bytes.TrimRight(head[:got], "\x00"))
 		default:
 			return fmt.Errorf("%w: the peer does not speak ibverbx: it began with %q", ErrProtocol,
 				head[:got])
@@ -84,6 +89,16 @@ func readHead(r io.Reader, head []byte) error {
 // handshake or an alert.
 func looksLikeTLS(b []byte) bool {
 	return (b[0] == 0x16 || b[0] == 0x15) && (len(b) == 1 || b[1] == 3)
+}
+
+// looksLikePerftest reports whether bytes are the version with which tools of perftest begin:
+// digits, a point and digits, such as 6.06, and zeros behind them.
+func looksLikePerftest(b []byte) bool {
+	const digits = "0123456789"
+	major, rest, found := bytes.Cut(b, []byte{'.'})
+	minor := bytes.TrimRight(rest, "\x00")
+	return found && len(major) > 0 && len(minor) > 0 && len(minor) < len(rest) &&
+		len(bytes.Trim(major, digits)) == 0 && len(bytes.Trim(minor, digits)) == 0
 }
 
 // Start begins a conversation over a connection that exists, such as a unix socket or one end of a

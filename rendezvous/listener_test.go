@@ -164,6 +164,8 @@ func TestListenerSaysWhyItRefuses(t *testing.T) {
 	}{
 		"HTTP": {"GET / HTTP/1.1\r\n\r\n", rendezvous.ErrProtocol,
 			`the peer does not speak ibverbx: it began with "GET / HTTP/1."`},
+		"perftest": {"6.06\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", rendezvous.ErrProtocol,
+			`as a tool of perftest does, or "ibverbx perftest": run the same program at both ends`},
 		"TLS": {"\x16\x03\x01\x02\x00", rendezvous.ErrTLS, "the peer begins with TLS, and this end has none"},
 		"another version": {"\x89ibverbx\x00\x00\x00\x09\x00", rendezvous.ErrVersion,
 			"the peer speaks version 9, this end version 8: use the same ibverbx on both sides"},

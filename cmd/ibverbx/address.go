@@ -62,6 +62,8 @@ func parseAddress(text string) (string, error) {
 	}
 	if _, err := netip.ParseAddr(bare); err == nil {
 		host = bare
+	} else if meant := withBrackets(text); meant != "" {
+		return "", fmt.Errorf("address %q: an IPv6 address has brackets before a port: %s", text, meant)
 	} else if strings.Contains(text, ":") {
 		if host, port, err = net.SplitHostPort(text); err != nil {
 			return "", fmt.Errorf("address %q: want HOST, HOST:PORT, or [IPV6]:PORT", text)
@@ -78,4 +80,29 @@ func parseAddress(text string) (string, error) {
 		return "", fmt.Errorf("address %q: ports are 0 to 65535", text)
 	}
 	return net.JoinHostPort(host, port), nil
+}
+
+// withBrackets is what may be meant by an IPv6 address that ends in a number of digits, as ::1:7471
+// does: an address and a port. It is empty where that cannot be.
+func withBrackets(text string) string {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 {
+		return ""
+	}
+	host, port := text[:i], text[i+1:]
+	ip, err := netip.ParseAddr(host)
+	if err != nil || !ip.Is6() || port == "" || strings.Trim(port, "0123456789") != "" {
+		return ""
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// doubt adds to the failure to reach, or listen at, an IPv6 address without brackets what may be
+// meant by it. Such an address has perftest's port.
+func doubt(address string, err error) error {
+	host, port, _ := net.SplitHostPort(address) // parseAddress has made it
+	if meant := withBrackets(host); meant != "" && port == defaultPort {
+		return fmt.Errorf("%w: if a port is meant write %s", err, meant)
+	}
+	return err
 }

@@ -194,9 +194,10 @@ func (f *perfCmd) dial(c *console) (*rendezvous.Conn, error) {
 	var step *rendezvous.OpError
 	switch {
 	case errors.As(err, &dialing) && dialing.Op == "dial" && !errors.Is(err, syscall.ECONNREFUSED):
-		return nil, dialing
+		return nil, doubt(string(f.Connect), dialing)
 	case errors.As(err, &dialing) && dialing.Op == "dial":
-		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?", dialing)
+		return nil, fmt.Errorf("%w: is \"ibverbx perf --listen\" running there?",
+			doubt(string(f.Connect), dialing))
 	case errors.As(err, &step):
 		return nil, fmt.Errorf("%s: %w", step.Addr, step.Err)
 	}

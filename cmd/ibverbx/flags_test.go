@@ -128,6 +128,8 @@ func TestWrongFlags(t *testing.T) {
 		"perf --connect http://h":                `address "http://h": want HOST or HOST:PORT`,
 		"perf --connect 127.0.0.1:abc":           `address "127.0.0.1:abc": want HOST or HOST:PORT`,
 		"perf --connect fe80::1:1x":              "want HOST, HOST:PORT, or [IPV6]:PORT",
+		"perf --connect ::1:18515":               "an IPv6 address has brackets before a port: [::1]:18515",
+		"perf --listen=fe80::1:99999":            "has brackets before a port: [fe80::1]:99999",
 		"perf --connect h --fault delay":         "software NICs, which live inside one process",
 		"perf --listen --fault kill-qp": "software NICs, which live inside one " +
 			"process: drop it, or drop --listen",

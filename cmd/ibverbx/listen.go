@@ -91,7 +91,7 @@ func listen(c *console, address string, cfg rendezvous.Config, end *endNICs) (*l
 	if l.l, err = rendezvous.Listen(ctx, address, cfg); err != nil {
 		cancel(err)
 		if why := errors.Unwrap(err); why != nil {
-			return nil, why // without the name of the package
+			return nil, doubt(address, why) // without the name of the package
 		}
 		return nil, err
 	}

@@ -34,6 +34,9 @@ const Version = "6.06"
 // leastVersion is the first one that speaks this exchange.
 const leastVersion = 5.70
 
+// rendezvousMagic begins a conversation of package rendezvous.
+const rendezvousMagic = "\x89ibverbx"
+
 // farewell is the last message. Nobody answers it.
 const farewell = "done\x00"
 
@@ -48,6 +51,10 @@ func encodeVersion(version string) []byte {
 func decodeVersion(b []byte) (text string, number float64, err error) {
 	if len(b) != versionSize {
 		return "", 0, malformed("a version has %d bytes, not %d", versionSize, len(b))
+	}
+	if bytes.HasPrefix(b, []byte(rendezvousMagic)) {
+		return "", 0, fmt.Errorf("%w: the other end is \"ibverbx perf\", or another program of its library: "+
+			"run \"ibverbx perftest\" or a tool of perftest there, or \"ibverbx perf\" here", ErrMismatch)
 	}
 	head, _, ended := bytes.Cut(b, []byte{0})
 	if !ended || len(head) == 0 {
