@@ -174,12 +174,25 @@ func (h *Host) log(chosen bool) {
 	}
 	args := []any{"provider", h.cfg.Provider, "nics", h.String()}
 	if h.instead != nil {
-		args = append(args, "because", h.instead)
+		args = append(args, "because", brief(h.instead.Error()))
 	}
 	h.cfg.Logger.Log(context.Background(), level, "ibverbx: NICs opened", args...)
 	if h.leftOut != nil {
 		h.cfg.Logger.Warn("ibverbx: NICs left out", "because", h.leftOut)
 	}
+}
+
+// brief is a reason without the advice behind it, for a line of a log.
+func brief(reason string) string {
+	const most = 100 // bytes
+	if len(reason) <= most {
+		return reason
+	}
+	end := max(strings.LastIndex(reason[:most], ": "), strings.LastIndexByte(reason[:most], '\n'))
+	if end < 0 {
+		return reason
+	}
+	return reason[:end] + " (Host.Instead says more)"
 }
 
 // Name is the name of the provider: Real, RoCE, Soft, or that of a Source.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -126,6 +127,10 @@ func TestWhichProvider(t *testing.T) {
 			"provider=rdmacore", nil, ""},
 		"no device": {rdmacore.ErrNoDevice, nil, nil, nics.RoCE, "because=", nil,
 			rdmacore.ErrNoDevice.Error()},
+		"no device, and advice": {fmt.Errorf("%w: the kernel has no RDMA: %s", rdmacore.ErrNoDevice,
+			strings.Repeat("load a driver; ", 20)), nil, nil, nics.RoCE,
+			rdmacore.ErrNoDevice.Error() + `: the kernel has no RDMA (Host.Instead says more)"`, nil,
+			"driver; load"},
 		"no library": {rdmacore.ErrNoLibrary, nil, nil, nics.RoCE, "because=", nil,
 			rdmacore.ErrNoLibrary.Error()},
 		"no device, but an address": {rdmacore.ErrNoDevice, nil,
