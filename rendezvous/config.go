@@ -65,6 +65,10 @@ func (c Config) withDefaults(listens bool) (Config, error) {
 			c.MaxWaiting, maxOpen, defaultMaxOpen)
 	case !isProtocol(c.Protocol):
 		return c, invalid("Protocol %.40q: must be at most 255 printable characters of ASCII", c.Protocol)
+	case c.TLS != nil && c.TLS.MinVersion == 0 && c.TLS.MaxVersion != 0 &&
+		c.TLS.MaxVersion < tls.VersionTLS13:
+		return c, invalid("TLS.MaxVersion %s, and no MinVersion, which is TLS 1.3 then: set MinVersion too",
+			tls.VersionName(c.TLS.MaxVersion))
 	case listens && c.TLS != nil && len(c.TLS.Certificates) == 0 && c.TLS.GetCertificate == nil &&
 		c.TLS.GetConfigForClient == nil:
 		return c, invalid("TLS without a certificate: a listener needs Certificates or GetCertificate")

@@ -17,6 +17,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/rendezvous"
+	"ibverbx/verbs"
 )
 
 // authority issues certificates.
@@ -252,5 +253,36 @@ func TestTLSWithoutACertificate(t *testing.T) {
 	_, err := rendezvous.Listen(t.Context(), "127.0.0.1:0", rendezvous.Config{TLS: &tls.Config{}})
 	if err == nil || !strings.Contains(err.Error(), "a listener needs Certificates or GetCertificate") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A MaxVersion below the MinVersion that stands where none is set is an error that says so, at both
+// ends; with a MinVersion it is as crypto/tls has it.
+func TestTLSBelow13(t *testing.T) {
+	ca := newAuthority(t, "ours")
+	old := &tls.Config{Certificates: ca.issue("rank 0", nil), RootCAs: ca.pool(),
+		MaxVersion: tls.VersionTLS12}
+	_, listening := rendezvous.Listen(t.Context(), "127.0.0.1:0", rendezvous.Config{TLS: old})
+	_, dialling := rendezvous.Dial(t.Context(), "127.0.0.1:1", rendezvous.Config{TLS: old})
+	for _, err := range []error{listening, dialling} {
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(),
+			"TLS.MaxVersion TLS 1.2, and no MinVersion, which is TLS 1.3 then") {
+			t.Errorf("error %v", err)
+		}
+	}
+	old.MinVersion = tls.VersionTLS12
+	l, addr := listen(t, rendezvous.Config{TLS: old})
+	c, err := rendezvous.Dial(t.Context(), addr, rendezvous.Config{TLS: old})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	accepted, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	if state := c.TLS(); state.Version != tls.VersionTLS12 {
+		t.Errorf("version %x", state.Version)
 	}
 }

@@ -32,7 +32,8 @@ input is empty.
 
 When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL after --grace. SIGINT
 (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are forwarded and end the job in the same way, at once when they come
-a second time; SIGUSR1 and SIGUSR2 are forwarded. SIGKILL of this command leaves the processes alone.
+a second time; SIGUSR1 and SIGUSR2 are forwarded. When this command is killed itself (SIGKILL), Linux kills
+the processes, but not what they have started; other systems leave all alone.
 
 The exit code is 0 when all have ended with 0; that of the first process that failed, or 128 and the number of
 the signal that killed it; 127 when there is no such program.`

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -59,6 +60,9 @@ func (j *Job) Run() error {
 		return err
 	}
 	r := &running{job: j, ended: make(chan ended, j.N)}
+	// The processes end with the thread that has started them: it must be there until they have.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	defer r.flush()
 	for rank := range j.N {
 		if err := r.start(rank, append(env, job.EnvRank+"="+strconv.Itoa(rank))); err != nil {
@@ -109,6 +113,7 @@ func (r *running) start(rank int, env []string) error {
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.WaitDelay = time.Second // for what it has started to close its output
 	ownGroup(cmd)
+	endWithThis(cmd)
 	if err := cmd.Start(); err != nil {
 		return err
 	}
