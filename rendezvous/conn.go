@@ -20,6 +20,8 @@ import (
 const (
 	// lastWords is how long Fail waits for the peer to close too.
 	lastWords = 2 * time.Second
+	// leave is how long Close waits for a peer to take the end of TLS.
+	leave = 500 * time.Millisecond
 	// inboxLen is how many messages wait to be received.
 	inboxLen = 8
 )
@@ -363,8 +365,23 @@ func (c *Conn) lastWords(why error) {
 func (c *Conn) Close() (err error) {
 	c.closed.Do(func() {
 		close(c.closing)
-		err = c.nc.Close()
+		err = c.hangUp()
 		<-c.done
 	})
+	return err
+}
+
+// hangUp closes the connection. That of TLS takes its leave before, for which crypto/tls would wait
+// for five seconds where the peer takes nothing.
+func (c *Conn) hangUp() error {
+	over, ok := c.nc.(*tls.Conn)
+	if !ok {
+		return c.nc.Close()
+	}
+	late := time.AfterFunc(leave, func() { _ = over.NetConn().Close() })
+	err := c.nc.Close()
+	if !late.Stop() && errors.Is(err, net.ErrClosed) {
+		return nil
+	}
 	return err
 }

@@ -286,3 +286,31 @@ func TestTLSBelow13(t *testing.T) {
 		t.Errorf("version %x", state.Version)
 	}
 }
+
+// Close does not wait for long to take leave of a peer that takes nothing.
+func TestTLSCloseWithAStuckPeer(t *testing.T) {
+	ca := newAuthority(t, "ours")
+	cfg := rendezvous.Config{TLS: &tls.Config{Certificates: ca.issue("rank 0", nil), RootCAs: ca.pool()},
+		Timeout: 300 * time.Millisecond, Greeting: 10 * time.Second}
+	l, addr := listen(t, cfg)
+	c, err := rendezvous.Dial(t.Context(), addr, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stuck, err := l.Accept(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stuck.Close()
+	for body := strings.Repeat("x", 1<<19); err == nil; {
+		err = c.Send(t.Context(), "word", body)
+	}
+	if !errors.Is(err, rendezvous.ErrTimeout) {
+		t.Errorf("error %v", err)
+	}
+	begun := time.Now()
+	err = c.Close()
+	if took := time.Since(begun); err != nil || took > 3*time.Second {
+		t.Errorf("after %v: %v", took, err)
+	}
+}
