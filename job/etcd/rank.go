@@ -34,8 +34,8 @@ func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err e
 			s.link.works()
 			rank, full = free(now.Kvs, prefix, size)
 			if rank == size {
-				if _, err := s.await(ctx, prefix, now.Header.Revision, mvccpb.Event_DELETE,
-					clientv3.WithPrefix()); err != nil {
+				_, err := s.await(ctx, prefix, now.Header.Revision, clientv3.WithPrefix())
+				if err != nil {
 					return err
 				}
 				continue

@@ -121,7 +121,7 @@ func (s *Store) Get(ctx context.Context, key string) (value []byte, err error) {
 		}
 		s.link.works()
 		if len(now.Kvs) == 0 {
-			kv, err := s.await(ctx, name, now.Header.Revision, mvccpb.Event_PUT)
+			kv, err := s.await(ctx, name, now.Header.Revision)
 			if err != nil {
 				return err
 			}
@@ -136,9 +136,9 @@ func (s *Store) Get(ctx context.Context, key string) (value []byte, err error) {
 // errAgain says that a watch has to begin anew.
 var errAgain = errors.New("the watch has ended")
 
-// await waits for an event after a revision: of a key, or with options of several.
-func (s *Store) await(ctx context.Context, name string, after int64, kind mvccpb.Event_EventType,
-	options ...clientv3.OpOption) (*mvccpb.KeyValue, error) {
+// await waits for what happens first after a revision: to a key, or with options to several.
+func (s *Store) await(ctx context.Context, name string, after int64, options ...clientv3.OpOption) (
+	*mvccpb.KeyValue, error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel() // ends the watch
 	for seen := range s.client.Watch(ctx, name, append(options, clientv3.WithRev(after+1))...) {
@@ -148,10 +148,8 @@ func (s *Store) await(ctx context.Context, name string, after int64, kind mvccpb
 			}
 			return nil, err
 		}
-		for _, e := range seen.Events {
-			if e.Type == kind {
-				return e.Kv, nil
-			}
+		if len(seen.Events) > 0 {
+			return seen.Events[0].Kv, nil
 		}
 	}
 	if ctx.Err() != nil {

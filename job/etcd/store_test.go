@@ -100,7 +100,9 @@ func keys(tb testing.TB, s *server, prefix string) (names []string) {
 func TestLeaseLost(t *testing.T) {
 	t.Parallel()
 	server := running(t)
-	client, ctx := raw(t, server), t.Context()
+	client := raw(t, server)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
 	s := open(t, in(t, server))
 	for _, key := range []string{"mine", "yours"} {
 		if err := s.Put(ctx, key, []byte("mine")); err != nil {
@@ -161,6 +163,12 @@ func TestServerRestarts(t *testing.T) {
 	}
 	if v, err := s.Get(ctx, "early"); err != nil || string(v) != "kept" {
 		t.Errorf("got %q, %v", v, err)
+	}
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if _, err := s.Get(short, "never"); !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.HasSuffix(err.Error(), context.DeadlineExceeded.Error()) {
+		t.Errorf("after it is back: %v", err)
 	}
 }
 
