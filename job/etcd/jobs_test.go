@@ -9,8 +9,8 @@ import (
 	"ibverbx/internal/jobtest"
 )
 
-// Processes that find each other by etcd, one of which is killed in each phase; nothing of them
-// stays there.
+// Pods of a Kubernetes job, which nobody has told where rank 0 is, find each other by etcd. One of
+// them is killed in each phase; nothing of them stays there.
 func TestJobs(t *testing.T) {
 	t.Parallel()
 	server := running(t)
@@ -19,8 +19,9 @@ func TestJobs(t *testing.T) {
 			t.Parallel()
 			name := strings.ReplaceAll("phase-"+phase, ":", "-")
 			jobtest.EachRank(t, phase, func(rank int) []string {
-				return []string{fmt.Sprint("IBVERBX_RANK=", rank), fmt.Sprint("IBVERBX_SIZE=", jobtest.Size),
-					"IBVERBX_JOB=" + name, endpointEnv + "=" + server.addr}
+				return []string{fmt.Sprint("JOB_COMPLETION_INDEX=", rank),
+					fmt.Sprint("IBVERBX_SIZE=", jobtest.Size), "IBVERBX_JOB=" + name,
+					endpointEnv + "=" + server.addr}
 			})
 			vanishes(t, server, "/ibverbx/job/"+name)
 		})
