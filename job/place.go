@@ -118,6 +118,11 @@ func (env environment) find() (Place, error) {
 			return p, fmt.Errorf("job: %w: a job of one process (%s), and one of %d (%s): the launcher that "+
 				"started %d processes is not the one that gave them their ranks; set %s and %s to decide",
 				ErrNoJob, chosen.Source, p.Size, p.Source, p.Size, EnvRank, EnvSize)
+		case chosen.Address == "" && chosen.Rank == p.Rank && chosen.Size == p.Size:
+			// The same launcher in other words, which say where rank 0 is: srun --mpi=pmi2 sets
+			// PMI's variables beside its own.
+			p.Source = chosen.Source + ", " + p.Source
+			chosen = p
 		}
 	}
 	if by != nil {

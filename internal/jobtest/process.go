@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -52,7 +53,9 @@ func Start(t *testing.T, phase string, env []string, name string, args ...string
 	p := &Process{cmd: exec.CommandContext(ctx, name, args...)}
 	p.cmd.Env = append(append(os.Environ(), Env+"="+phase), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.Out, &p.Out
-	p.cmd.WaitDelay = time.Second
+	// A launcher that is told to end ends what it has started as well.
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = 3 * time.Second
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

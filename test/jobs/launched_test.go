@@ -1,0 +1,116 @@
+//go:build linux
+
+package jobs_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"ibverbx/internal/jobtest"
+	"ibverbx/test/internal/slurm"
+	"ibverbx/test/internal/tool"
+)
+
+// launcher starts the processes of a job.
+type launcher struct {
+	env  []string
+	path string
+	args []string // before the program
+	// dead is its exit code when it has seen a process killed, and said what it then says.
+	dead int
+	said string
+}
+
+// run runs a job, of which no process but the victim of the phase ends otherwise than it should.
+func (l *launcher) run(t *testing.T, phase string, program ...string) {
+	t.Helper()
+	p := jobtest.Start(t, phase, l.env, l.path, append(append([]string(nil), l.args...), program...)...)
+	code, out := p.Wait(t), p.Out.String()
+	if phase == ":" {
+		if code != 0 || strings.Contains(out, "named") {
+			t.Errorf("exit %d\n%s", code, out)
+		}
+		return
+	}
+	if code != l.dead || !strings.Contains(out, l.said) {
+		t.Errorf("exit %d, want %d and %q\n%s", code, l.dead, l.said, out)
+	}
+	if n := strings.Count(out, "named\n"); n != jobtest.Size-1 {
+		_, victim, _ := strings.Cut(phase, ":")
+		t.Errorf("%d processes name rank %s\n%s", n, victim, out)
+	}
+}
+
+// all runs a job, and jobs that lose a process, side by side.
+func (l *launcher) all(t *testing.T, phases ...string) {
+	for _, phase := range append([]string{":"}, phases...) {
+		t.Run(phase, func(t *testing.T) {
+			t.Parallel()
+			l.run(t, phase, jobtest.Self(t))
+		})
+	}
+}
+
+// openMPI is Open MPI's mpirun, which may also be installed beside MPICH's.
+func openMPI(t *testing.T, args ...string) *launcher {
+	t.Helper()
+	mpirun := tool.Find(t, "mpirun", "install Open MPI (Debian: openmpi-bin)", "mpirun.openmpi", "mpirun")
+	return &launcher{path: mpirun,
+		env: []string{"OMPI_MCA_oob_tcp_if_include=lo", "TMPDIR=" + t.TempDir()},
+		args: append([]string{"--allow-run-as-root", "--oversubscribe", "-n", strconv.Itoa(jobtest.Size)},
+			args...)}
+}
+
+// Processes that Open MPI's mpirun starts. When one is killed it sends the others SIGTERM, and a
+// second later, here two, SIGKILL: these ignore the first, and then name who has died.
+func TestOpenMPI(t *testing.T) {
+	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2")
+	l.dead, l.said = 137, "exited on signal 9 (Killed)"
+	l.all(t, jobtest.InReduce+":2")
+}
+
+// With --enable-recovery mpirun leaves the others alone: they end by themselves.
+func TestOpenMPIRecovery(t *testing.T) {
+	openMPI(t, "--enable-recovery").all(t, jobtest.InJoin+":1", jobtest.InGather+":0", jobtest.InReduce+":2")
+}
+
+// Processes that MPICH's mpiexec starts. It kills the others as soon as it learns that one has
+// died, which leaves them no time to say anything: a shell keeps the death from it.
+func TestMPICH(t *testing.T) {
+	mpiexec := tool.Find(t, "mpiexec", "install MPICH (Debian: mpich)", "mpiexec.hydra", "mpiexec.mpich")
+	l := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
+	l.run(t, ":", jobtest.Self(t))
+	for _, phase := range []string{jobtest.InJoin + ":1", jobtest.InReduce + ":2"} {
+		t.Run(phase, func(t *testing.T) {
+			l.run(t, phase, "sh", "-c", `"$0" || :`, jobtest.Self(t))
+		})
+	}
+	t.Run("killed", func(t *testing.T) {
+		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size), jobtest.Self(t))
+		code, out := p.Wait(t), p.Out.String()
+		if code != 9 || !strings.Contains(out, "BAD TERMINATION") || strings.Contains(out, "not named") {
+			t.Errorf("exit %d\n%s", code, out)
+		}
+	})
+}
+
+// Processes that Slurm's srun starts, on one node, on two, and with the variables of PMI beside its
+// own. It lets the others live when one is killed.
+func TestSlurm(t *testing.T) {
+	c := slurm.Start(t, 2)
+	srun := func(args ...string) *launcher {
+		return &launcher{env: []string{c.Env()}, path: c.Srun(), dead: 137, said: "Killed",
+			args: append([]string{"--label", "-n", strconv.Itoa(jobtest.Size)}, args...)}
+	}
+	for name, test := range map[string]struct {
+		with   *launcher
+		phases []string
+	}{
+		"one node":  {srun("-N", "1"), []string{jobtest.AtStart + ":2", jobtest.InJoin + ":1", jobtest.InGather + ":0"}},
+		"two nodes": {srun("-N", "2"), []string{jobtest.InBarrier + ":2", jobtest.InStore + ":2", jobtest.InReduce + ":0"}},
+		"pmi2":      {srun("-N", "2", "--mpi=pmi2"), []string{jobtest.InReduce + ":2"}},
+	} {
+		t.Run(name, func(t *testing.T) { test.with.all(t, test.phases...) })
+	}
+}
