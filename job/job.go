@@ -41,6 +41,11 @@ func Join(ctx context.Context, cfg Config) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	done, err := place.askPMIx(ctx, &cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	j := &Job{place: place, collective: make(chan struct{}, 1)}
 	j.collective <- struct{}{}
 	if err := j.join(ctx, &cfg); err != nil {

@@ -14,6 +14,8 @@ type launcher struct {
 	more       []string // further variables that matter
 	hint       string   // what to do where size is missing
 	sizeShared bool     // size says nothing without rank
+	pmix       bool     // it may offer PMIx, where its processes have the same ranks
+	inherited  bool     // launchers that run inside pass its variables on
 	// where is what it says about the address of rank 0, and the name of the job.
 	where func(env environment, size int) (address, job string)
 }
@@ -28,10 +30,11 @@ func launchers() []launcher {
 		},
 		{
 			name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
-			more: []string{"OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"}, where: openMPI,
+			more: []string{"OMPI_COMM_WORLD_LOCAL_SIZE", envNamespace, envPMIxRank}, where: openMPI, pmix: true,
 		},
 		{
 			name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", more: []string{"MPI_LOCALNRANKS"}, where: pmi,
+			pmix: true,
 		},
 		{
 			name: "torchrun", rank: "RANK", size: "WORLD_SIZE",
@@ -48,7 +51,7 @@ func launchers() []launcher {
 			name: "Slurm", rank: "SLURM_PROCID", size: "SLURM_STEP_NUM_TASKS",
 			more:  []string{"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"},
 			hint:  ": a batch script is one process itself; start the program in it with srun",
-			where: slurm,
+			where: slurm, pmix: true, inherited: true,
 		},
 	}
 }
@@ -56,7 +59,7 @@ func launchers() []launcher {
 // openMPI reads what https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html lists.
 // The namespace differs from job to job; PMIx sets it (PMIx Standard, PMIx_server_setup_fork).
 func openMPI(env environment, size int) (address, job string) {
-	return byLocalSize(env, size, "OMPI_COMM_WORLD_LOCAL_SIZE", env.value("PMIX_NAMESPACE"))
+	return byLocalSize(env, size, "OMPI_COMM_WORLD_LOCAL_SIZE", env.value(envNamespace))
 }
 
 // pmi reads the variables of Hydra, which is MPICH's and Intel MPI's. PMI_RANK and PMI_SIZE are

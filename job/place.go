@@ -20,12 +20,16 @@ const (
 
 // Place is this process's place in a job.
 type Place struct {
+	// Rank is from 0 on. Size is 0 of a Place from Find where PMIx has to be asked for it.
 	Rank, Size int
-	Address    string // where rank 0 listens; empty in a job of one process, and while only a Store knows
-	Job        string // tells the job from others
-	Source     string // where this is from, with what was found there, for errors and logs
+	// Address is where rank 0 listens. It is empty in a job of one process, and while only a Store
+	// knows, or PMIx.
+	Address string
+	Job     string // tells the job from others
+	Source  string // where this is from, with what was found there, for errors and logs
 
 	life string // with a Store: which rank 0 is meant, of all that have left an address there
+	pmix bool   // PMIx knows this process: Join asks it for what is not decided otherwise
 }
 
 // Find says what [Join] would take for this process's place in a job. An error says what was found
@@ -62,12 +66,17 @@ func find(cfg *Config, lookup func(string) (string, bool)) (p Place, err error) 
 	if cfg.Job != "" {
 		p.Job = cfg.Job
 	}
+	if from != p.Source || cfg.Store != nil {
+		p.pmix = p.Size == 0 // for that alone
+	}
 	switch {
 	case p.Size == 1:
-		p.Address = ""
+		p.Address, p.pmix = "", false
 		return p, nil
 	case cfg.Store != nil:
 		return p, checkStored(&p, from)
+	case p.pmix && from == p.Source:
+		return p, nil
 	case p.Address == "":
 		return p, fmt.Errorf("job: %w: %s: the address of rank 0 is missing: set %s=HOST:PORT for all %d "+
 			"processes, or Config.Address", ErrNoJob, p.Source, EnvAddress, p.Size)
@@ -125,6 +134,9 @@ func (env environment) find() (Place, error) {
 			chosen = p
 		}
 	}
+	if p, ok := env.pmixAlone(); ok && (by == nil || by.inherited && !env.pmixOfSlurm()) {
+		return p, nil
+	}
 	if by != nil {
 		return chosen, nil
 	}
@@ -136,8 +148,8 @@ func (env environment) find() (Place, error) {
 			EnvRank)
 	}
 	return chosen, fmt.Errorf("job: %w: the environment has no variables of ibverbx run, Open MPI's mpirun, "+
-		"MPICH's or Intel's mpiexec, torchrun, a Kubernetes indexed job, or Slurm's srun: start the program "+
-		"with one of them, as with `ibverbx run -n 4 PROGRAM`, or set Config.Rank, Size and Address",
+		"MPICH's or Intel's mpiexec, torchrun, a Kubernetes indexed job, Slurm's srun, or PMIx: start the "+
+		"program with one of them, as with `ibverbx run -n 4 PROGRAM`, or set Config.Rank, Size and Address",
 		ErrNoJob)
 }
 
@@ -164,6 +176,7 @@ func (env environment) placeBy(l *launcher) (p Place, set int, err error) {
 	if l.where != nil {
 		p.Address, p.Job = l.where(env, p.Size)
 	}
+	p.pmix = l.pmix && env.knownToPMIx(p.Rank)
 	return p, 2, nil
 }
 

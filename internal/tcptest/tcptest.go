@@ -2,9 +2,11 @@
 package tcptest
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 )
 
@@ -36,9 +38,14 @@ func FreeAddr(t testing.TB) netip.AddrPort {
 		drawn := rand.Uint32()
 		ip := netip.AddrFrom4([4]byte{127, byte(drawn>>16) | 1, byte(drawn >> 8), byte(drawn) | 1})
 		addr := netip.AddrPortFrom(ip, 7471)
-		if l, err := net.Listen("tcp", addr.String()); err == nil {
-			_ = l.Close()
+		// Not by listening: a process that another test starts in that moment would keep the
+		// listening socket for a while.
+		c, err := net.Dial("tcp", addr.String())
+		if errors.Is(err, syscall.ECONNREFUSED) {
 			return addr
+		}
+		if err == nil {
+			_ = c.Close()
 		}
 	}
 	t.Fatal("no free address")

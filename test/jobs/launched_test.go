@@ -3,6 +3,8 @@
 package jobs_test
 
 import (
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,14 +44,23 @@ func (l *launcher) run(t *testing.T, phase string, program ...string) {
 	}
 }
 
-// all runs a job, and jobs that lose a process, side by side.
-func (l *launcher) all(t *testing.T, phases ...string) {
+// all runs a job, and jobs that lose a process, side by side. Through is a program that runs it.
+func (l *launcher) all(t *testing.T, through []string, phases ...string) {
 	for _, phase := range append([]string{":"}, phases...) {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
-			l.run(t, phase, jobtest.Self(t))
+			l.run(t, phase, append(append([]string(nil), through...), jobtest.Self(t))...)
 		})
 	}
+}
+
+// without runs a program without some of the variables that its launcher sets.
+func without(names ...string) []string {
+	env := []string{"env"}
+	for _, name := range names {
+		env = append(env, "-u", name)
+	}
+	return env
 }
 
 // openMPI is Open MPI's mpirun, which may also be installed beside MPICH's.
@@ -57,27 +68,52 @@ func openMPI(t *testing.T, args ...string) *launcher {
 	t.Helper()
 	mpirun := tool.Find(t, "mpirun", "install Open MPI (Debian: openmpi-bin)", "mpirun.openmpi", "mpirun")
 	return &launcher{path: mpirun,
-		env: []string{"OMPI_MCA_oob_tcp_if_include=lo", "TMPDIR=" + t.TempDir()},
-		args: append([]string{"--allow-run-as-root", "--oversubscribe", "-n", strconv.Itoa(jobtest.Size)},
-			args...)}
+		env:  []string{"OMPI_MCA_oob_tcp_if_include=lo", "TMPDIR=" + t.TempDir()},
+		args: append([]string{"--allow-run-as-root", "--oversubscribe", "-n", strconv.Itoa(jobtest.Size)}, args...)}
 }
 
 // Processes that Open MPI's mpirun starts. When one is killed it sends the others SIGTERM, and a
 // second later, here two, SIGKILL: these ignore the first, and then name who has died.
 func TestOpenMPI(t *testing.T) {
+	t.Parallel()
 	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2")
 	l.dead, l.said = 137, "exited on signal 9 (Killed)"
-	l.all(t, jobtest.InReduce+":2")
+	l.all(t, nil, jobtest.InReduce+":2")
 }
 
-// With --enable-recovery mpirun leaves the others alone: they end by themselves.
-func TestOpenMPIRecovery(t *testing.T) {
-	openMPI(t, "--enable-recovery").all(t, jobtest.InJoin+":1", jobtest.InGather+":0", jobtest.InReduce+":2")
+// With --enable-recovery mpirun leaves the others alone: they end by themselves. Here the
+// processes do without PMIx, and all are on one host.
+func TestOpenMPIVariables(t *testing.T) {
+	t.Parallel()
+	openMPI(t, "--enable-recovery").all(t, without("PMIX_RANK"), jobtest.InJoin+":1", jobtest.InReduce+":2")
+}
+
+// And here they have only PMIx.
+func TestOpenMPIPMIx(t *testing.T) {
+	t.Parallel()
+	openMPI(t, "--enable-recovery").all(t, without("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+		jobtest.AtStart+":2", jobtest.InGather+":0")
+}
+
+// mpirun starts processes on two hosts, by a remote shell that starts them on this one: what its
+// variables say of rank 0's address is nothing, and PMIx has to lead from one of its daemons to
+// the other.
+func TestOpenMPIHosts(t *testing.T) {
+	t.Parallel()
+	shell := filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(shell, []byte("#!/bin/sh\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", shell, "--host",
+		"node1:2,node2:2")
+	l.dead, l.said = 137, "exited on signal 9 (Killed)"
+	l.all(t, nil, jobtest.InReduce+":2")
 }
 
 // Processes that MPICH's mpiexec starts. It kills the others as soon as it learns that one has
 // died, which leaves them no time to say anything: a shell keeps the death from it.
 func TestMPICH(t *testing.T) {
+	t.Parallel()
 	mpiexec := tool.Find(t, "mpiexec", "install MPICH (Debian: mpich)", "mpiexec.hydra", "mpiexec.mpich")
 	l := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
 	l.run(t, ":", jobtest.Self(t))
@@ -87,7 +123,8 @@ func TestMPICH(t *testing.T) {
 		})
 	}
 	t.Run("killed", func(t *testing.T) {
-		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size), jobtest.Self(t))
+		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size),
+			jobtest.Self(t))
 		code, out := p.Wait(t), p.Out.String()
 		if code != 9 || !strings.Contains(out, "BAD TERMINATION") || strings.Contains(out, "not named") {
 			t.Errorf("exit %d\n%s", code, out)
@@ -95,22 +132,31 @@ func TestMPICH(t *testing.T) {
 	})
 }
 
-// Processes that Slurm's srun starts, on one node, on two, and with the variables of PMI beside its
-// own. It lets the others live when one is killed.
+// Processes that Slurm's srun starts, on one node, on two, with the variables of PMI beside its
+// own, and with PMIx. It lets the others live when one is killed.
 func TestSlurm(t *testing.T) {
+	t.Parallel()
 	c := slurm.Start(t, 2)
-	srun := func(args ...string) *launcher {
-		return &launcher{env: []string{c.Env()}, path: c.Srun(), dead: 137, said: "Killed",
-			args: append([]string{"--label", "-n", strconv.Itoa(jobtest.Size)}, args...)}
-	}
 	for name, test := range map[string]struct {
-		with   *launcher
-		phases []string
+		nodes, mpi string
+		through    []string
+		phases     []string
 	}{
-		"one node":  {srun("-N", "1"), []string{jobtest.AtStart + ":2", jobtest.InJoin + ":1", jobtest.InGather + ":0"}},
-		"two nodes": {srun("-N", "2"), []string{jobtest.InBarrier + ":2", jobtest.InStore + ":2", jobtest.InReduce + ":0"}},
-		"pmi2":      {srun("-N", "2", "--mpi=pmi2"), []string{jobtest.InReduce + ":2"}},
+		"one node": {nodes: "1", mpi: "none", phases: []string{jobtest.AtStart + ":2", jobtest.InJoin + ":1",
+			jobtest.InGather + ":0"}},
+		"two nodes": {nodes: "2", mpi: "none", phases: []string{jobtest.InBarrier + ":2", jobtest.InStore + ":2",
+			jobtest.InReduce + ":0"}},
+		"pmi2": {nodes: "2", mpi: "pmi2", phases: []string{jobtest.InReduce + ":2"}},
+		"pmix": {nodes: "2", mpi: "pmix", through: without("SLURM_STEP_NODELIST"),
+			phases: []string{jobtest.AtStart + ":1", jobtest.InJoin + ":1", jobtest.InReduce + ":0"}},
 	} {
-		t.Run(name, func(t *testing.T) { test.with.all(t, test.phases...) })
+		t.Run(name, func(t *testing.T) {
+			if test.mpi == "pmix" && !c.Has(t, "pmix") {
+				tool.Missing(t, "srun", "this Slurm has no plugin for PMIx (Debian: slurm-wlm-basic-plugins)")
+			}
+			srun := &launcher{env: []string{c.Env()}, path: c.Srun(), dead: 137, said: "Killed",
+				args: []string{"--label", "-n", strconv.Itoa(jobtest.Size), "-N", test.nodes, "--mpi=" + test.mpi}}
+			srun.all(t, test.through, test.phases...)
+		})
 	}
 }

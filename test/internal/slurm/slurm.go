@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -81,6 +82,16 @@ func (c *Cluster) Command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Has reports whether srun --mpi has a plugin.
+func (c *Cluster) Has(tb testing.TB, plugin string) bool {
+	tb.Helper()
+	list, err := c.Command("srun", "--mpi=list").CombinedOutput()
+	if err != nil {
+		tb.Fatalf("%v: %s", err, list)
+	}
+	return slices.Contains(strings.Fields(string(list)), plugin)
+}
+
 // Srun is the path of srun, for whom Env is the environment.
 func (c *Cluster) Srun() string { return c.srun }
 
@@ -124,6 +135,7 @@ SlurmUser=%s
 SlurmdUser=%s
 StateSaveLocation=%s
 SlurmdSpoolDir=%s
+TmpFS=%s
 SlurmctldPidFile=%s
 SlurmdPidFile=%s
 ProctrackType=proctrack/linuxproc
@@ -139,14 +151,16 @@ ReturnToService=2
 KillWait=2
 SlurmdParameters=config_overrides
 `, first, ports[nodes], c.socket(), me.Username, me.Username, c.file("state"),
-		c.file("spool.%n"), c.file("slurmctld.pid"), c.file("slurmd.%n.pid"))
+		c.file("spool.%n"), c.file("tmp.%n"), c.file("slurmctld.pid"), c.file("slurmd.%n.pid"))
 	if err := os.Mkdir(c.file("state"), 0o755); err != nil {
 		return err
 	}
 	for i, node := range c.Nodes {
 		fmt.Fprintf(&conf, "NodeName=%s NodeAddr=%s Port=%d CPUs=64\n", node, node, ports[i])
-		if err := os.Mkdir(c.file("spool."+node), 0o755); err != nil {
-			return err
+		for _, dir := range []string{"spool.", "tmp."} {
+			if err := os.Mkdir(c.file(dir+node), 0o755); err != nil {
+				return err
+			}
 		}
 	}
 	conf.WriteString("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n")

@@ -1,0 +1,14 @@
+//go:build !linux || !(amd64 || arm64) || softonly
+
+package pmix
+
+import (
+	"fmt"
+	"runtime"
+)
+
+// load says that libpmix needs Linux on amd64 or arm64, and a build that may open it.
+func load(string) (*library, error) {
+	return nil, fmt.Errorf("%w: it is opened on Linux on amd64 or arm64, and without the build tag softonly; "+
+		"this is %s/%s", ErrNoLibrary, runtime.GOOS, runtime.GOARCH)
+}
