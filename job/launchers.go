@@ -30,7 +30,8 @@ func launchers() []launcher {
 		},
 		{
 			name: "Open MPI", rank: "OMPI_COMM_WORLD_RANK", size: "OMPI_COMM_WORLD_SIZE",
-			more: []string{"OMPI_COMM_WORLD_LOCAL_SIZE", envNamespace, envPMIxRank}, where: openMPI, pmix: true,
+			more: []string{"OMPI_COMM_WORLD_LOCAL_SIZE", envNamespace, envPMIxRank}, where: openMPI,
+			pmix: true,
 		},
 		{
 			name: "PMI", rank: "PMI_RANK", size: "PMI_SIZE", more: []string{"MPI_LOCALNRANKS"}, where: pmi,

@@ -12,7 +12,8 @@ import (
 
 // variables are all that Find reads.
 var variables = []string{job.EnvRank, job.EnvSize, job.EnvAddress, job.EnvJob, "OMPI_COMM_WORLD_RANK",
-	"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE",
+	"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK",
+	"PMI_SIZE",
 	"MPI_LOCALNRANKS", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE",
 	"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "JOB_COMPLETION_INDEX", "SLURM_PROCID",
 	"SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
@@ -81,12 +82,56 @@ func TestFind(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.Source == "" {
-				t.Error("no source")
+			same(t, got, test.want)
+		})
+	}
+}
+
+// same compares places, but for what Source says.
+func same(t *testing.T, got, want job.Place) {
+	t.Helper()
+	if got.Source == "" {
+		t.Error("no source")
+	}
+	if got.Rank != want.Rank || got.Size != want.Size || got.Address != want.Address || got.Job != want.Job {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// PMIx is asked for what the variables do not say, where they do not speak of another job.
+func TestFindByPMIx(t *testing.T) {
+	const alone, prte = "PMIX_NAMESPACE=n@1 PMIX_RANK=2", "PMIX_NAMESPACE=prterun-h-17@1 PMIX_RANK=1"
+	for name, test := range map[string]struct {
+		env  string
+		cfg  job.Config
+		want job.Place // without Source
+	}{
+		"Open MPI on many hosts": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=1", job.Config{},
+			job.Place{Rank: 1, Size: 4, Job: "prterun-h-17@1"}},
+		"Slurm, which names no node": {strings.ReplaceAll(slurm, "node[07-09,12],big1", "x[") +
+			" PMIX_NAMESPACE=slurm.pmix.1234.2 PMIX_RANK=5", job.Config{}, job.Place{Rank: 5, Size: 8,
+			Job: "1234.2"}},
+		"alone": {alone, job.Config{}, job.Place{Rank: 2, Job: "n@1"}},
+		"alone, with an address": {alone + " IBVERBX_ADDRESS=h:1", job.Config{},
+			job.Place{Rank: 2, Address: "h:1", Job: "n@1"}},
+		"alone, in an allocation": {slurm + " " + prte, job.Config{},
+			job.Place{Rank: 1, Job: "prterun-h-17@1"}},
+		"alone, in a batch script": {"SLURM_PROCID=0 SLURM_JOB_ID=7 " + prte, job.Config{},
+			job.Place{Rank: 1, Job: "prterun-h-17@1"}},
+		"ibverbx run within": {"IBVERBX_RANK=2 IBVERBX_SIZE=3 IBVERBX_ADDRESS=h:1 " + alone, job.Config{},
+			job.Place{Rank: 2, Size: 3, Address: "h:1"}},
+		"fields before PMIx": {alone, job.Config{Rank: 1, Size: 2, Address: "b:2"},
+			job.Place{Rank: 1, Size: 2, Address: "b:2"}},
+		"a job of one process": {"OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 PMIX_NAMESPACE=n PMIX_RANK=0",
+			job.Config{}, job.Place{Size: 1, Job: "n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			setenv(t, test.env)
+			got, err := job.Find(test.cfg)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if got.Source = ""; got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			same(t, got, test.want)
 		})
 	}
 }
@@ -111,6 +156,9 @@ func TestNotFound(t *testing.T) {
 			[]string{"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=2", "IBVERBX_ADDRESS=HOST:PORT"}},
 		"PMI beside another's variables": {slurm + " PMI_RANK=4 PMI_SIZE=8", job.ErrNoJob,
 			[]string{"PMI_RANK=4 PMI_SIZE=8", "IBVERBX_ADDRESS=HOST:PORT"}},
+		"PMIx of another job": {ompi + " OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_RANK=2", job.ErrNoJob,
+			[]string{"OMPI_COMM_WORLD_SIZE=4", "PMIX_RANK=2", "IBVERBX_ADDRESS=HOST:PORT"}},
+		"no rank of PMIx": {"PMIX_NAMESPACE=n PMIX_RANK=-1", job.ErrNoJob, []string{"ibverbx run -n 4"}},
 		"one, started eight times": {"PMI_RANK=0 PMI_SIZE=1 " + slurm, job.ErrNoJob,
 			[]string{"PMI_SIZE=1", "SLURM_STEP_NUM_TASKS=8"}},
 		"a list that cannot be read": {strings.ReplaceAll(slurm, "node[07-09,12],big1", "node[x"),

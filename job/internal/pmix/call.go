@@ -8,7 +8,7 @@ import (
 	"ibverbx/internal/peertext"
 )
 
-// ErrNoLibrary: libpmix cannot be opened.
+// ErrNoLibrary says that libpmix cannot be opened.
 var ErrNoLibrary = errors.New("no libpmix")
 
 // statusError is a call of the library that has failed.

@@ -16,8 +16,8 @@ func load(file string) (*library, error) {
 	handle, err := purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	runtime.UnlockOSThread()
 	if err != nil {
-		return nil, fmt.Errorf("%w: install it (Debian and Ubuntu: libpmix2; Fedora and RHEL: pmix), or name "+
-			"its directory in LD_LIBRARY_PATH: %w", ErrNoLibrary, err)
+		return nil, fmt.Errorf("%w: install it (Debian and Ubuntu: libpmix2; Fedora and RHEL: pmix), or "+
+			"name its directory in LD_LIBRARY_PATH: %w", ErrNoLibrary, err)
 	}
 	l := &library{call: func(fn uintptr, args ...uintptr) uintptr {
 		r, _, _ := purego.SyscallN(fn, args...)

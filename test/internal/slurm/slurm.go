@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"ibverbx/internal/tcptest"
-	"ibverbx/test/internal/tool"
+	"ibverbx/internal/tool"
 )
 
 // Cluster is a cluster whose nodes are all on this host.
