@@ -18,19 +18,36 @@
 //
 //	launcher                  rank, size                     where rank 0 listens
 //	ibverbx run               IBVERBX_RANK, IBVERBX_SIZE     IBVERBX_ADDRESS
-//	Open MPI's mpirun         OMPI_COMM_WORLD_RANK, _SIZE    this host, if all are on it
+//	Open MPI's mpirun         OMPI_COMM_WORLD_RANK, _SIZE    PMIx; else this host, if all are on it
 //	MPICH's, Intel's mpiexec  PMI_RANK, PMI_SIZE             this host, if all are on it
 //	torchrun                  RANK, WORLD_SIZE               MASTER_ADDR, MASTER_PORT
 //	Kubernetes indexed job    JOB_COMPLETION_INDEX,          IBVERBX_ADDRESS
 //	                          IBVERBX_SIZE
-//	Slurm's srun              SLURM_PROCID,                  the first of SLURM_STEP_NODELIST, at a
-//	                          SLURM_STEP_NUM_TASKS           port made of job and step
+//	Slurm's srun              SLURM_PROCID,                  with --mpi=pmix PMIx; else the first of
+//	                          SLURM_STEP_NUM_TASKS           SLURM_STEP_NODELIST, at a port made of
+//	                                                         job and step
+//	PRRTE's prterun           PMIX_RANK, PMIx                PMIx
 //
 // IBVERBX_ADDRESS=HOST:PORT beside any of them says where rank 0 listens, and has to where the last
-// column does not: mpirun over several hosts. IBVERBX_JOB names the job. The fields of [Config]
-// come before everything. Only variables are read: the package talks to none of the launchers.
-// Under mpiexec, which names no job, a second job of the same user on a host needs an
-// IBVERBX_ADDRESS of its own.
+// column does not: mpiexec over several hosts. IBVERBX_JOB names the job. The fields of [Config]
+// come before everything. Under mpiexec, which names no job, a second job of the same user on a
+// host needs an IBVERBX_ADDRESS of its own.
+//
+// # PMIx
+//
+// PMIx is what some launchers offer to be asked, in a library, libpmix.so.2. Where PMIX_NAMESPACE
+// and PMIX_RANK say that one does, and no address is given, Join opens the library; rank 0 listens
+// at a port of its own choice, and leaves its address with the launcher. Join closes that
+// connection before it returns: the launcher does not mind how the process ends. Where there is no
+// library, or it cannot reach the launcher, the variables have to do; under mpirun over several
+// hosts they do not, and the error says what to install. The library must be on all hosts of a job,
+// or on none.
+//
+// It is needed at run time alone. It makes programs that import this package dynamically linked, as
+// RDMA NICs do; those that are built with the tag softonly are not, and do without PMIx. Nothing
+// else is asked of launchers: they are known by their variables.
+//
+// # Stores
 //
 // Processes that reach a common place before they know of each other, such as etcd, need no
 // address: rank 0 leaves its own there. See [Store] and Config.Store.

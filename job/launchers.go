@@ -66,6 +66,7 @@ func openMPI(env environment, size int) (address, job string) {
 // pmi reads the variables of Hydra, which is MPICH's and Intel MPI's. PMI_RANK and PMI_SIZE are
 // those of the PMI-1 wire protocol (P. Balaji et al., PMI: A Scalable Parallel Process-Management
 // Interface for Extreme-Scale Systems); MPI_LOCALNRANKS is how many processes are on this host.
+// Slurm's srun --mpi=pmi2 sets only the first two.
 func pmi(env environment, size int) (address, job string) {
 	return byLocalSize(env, size, "MPI_LOCALNRANKS", "")
 }

@@ -33,7 +33,9 @@ type Place struct {
 }
 
 // Find says what [Join] would take for this process's place in a job. An error says what was found
-// and what is missing.
+// and what is missing. PMIx is not asked: the Place has what is known without, which is no size
+// where only PMIx knows that, and the Address at which rank 0 is looked for if PMIx does not
+// answer.
 func Find(cfg Config) (Place, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
