@@ -47,8 +47,12 @@ func (l *launcher) run(t *testing.T, phase string, program ...string) {
 	}
 }
 
-// all runs a job, and jobs that lose a process, side by side. Through is a program that runs it.
+// all runs a job, and unless tests are to be short jobs that lose a process, side by side. Through
+// is a program that runs it.
 func (l *launcher) all(t *testing.T, through []string, phases ...string) {
+	if testing.Short() {
+		phases = nil
+	}
 	for _, phase := range append([]string{":"}, phases...) {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
@@ -76,14 +80,17 @@ func openMPI(t *testing.T, args ...string) *launcher {
 			args...)}
 }
 
-// Processes that Open MPI's mpirun starts. When one is killed, --enable-recovery has it leave the
-// others alone: they end by themselves.
+// Processes that Open MPI's mpirun starts. When one is killed it sends the others SIGTERM, and a
+// second later, here two, SIGKILL: these ignore the first, and then name who has died.
 func TestOpenMPI(t *testing.T) {
 	t.Parallel()
-	openMPI(t, "--enable-recovery").all(t, nil, jobtest.InReduce+":2")
+	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2")
+	l.dead, l.said = 137, "exited on signal 9 (Killed)"
+	l.all(t, nil, jobtest.InReduce+":2")
 }
 
-// Here they do without PMIx, on one host.
+// With --enable-recovery mpirun leaves the others alone. Here the processes do without PMIx, on one
+// host.
 func TestOpenMPIVariables(t *testing.T) {
 	t.Parallel()
 	openMPI(t, "--enable-recovery").all(t, without("PMIX_RANK"), jobtest.InJoin+":1")
@@ -98,8 +105,8 @@ func TestOpenMPIPMIx(t *testing.T) {
 
 // mpirun starts processes on two hosts, by a remote shell that starts them on this one: what its
 // variables say of rank 0's address is nothing, and PMIx has to lead from one of its daemons to
-// the other. When a process is killed it sends the others SIGTERM, and a second later, here two,
-// SIGKILL: these ignore the first, and then name who has died.
+// the other. A shell keeps the death of a process from mpirun, which may not end after one where it
+// has several daemons.
 func TestOpenMPIHosts(t *testing.T) {
 	t.Parallel()
 	// A directory for each daemon, since two that make the same one at once may fail.
@@ -108,10 +115,11 @@ func TestOpenMPIHosts(t *testing.T) {
 		"exec sh -c \"$*\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2", "--mca", "plm", "rsh",
-		"--mca", "plm_rsh_agent", shell, "--host", "node1:2,node2:2")
-	l.dead, l.said = 137, "exited on signal 9 (Killed)"
-	l.all(t, nil, jobtest.InReduce+":2")
+	l := openMPI(t, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", shell, "--host", "node1:2,node2:2")
+	l.run(t, ":", jobtest.Self(t))
+	if !testing.Short() {
+		l.run(t, jobtest.InReduce+":2", "sh", "-c", `"$0" || :`, jobtest.Self(t))
+	}
 }
 
 // Without libpmix the variables have to do: they do on one host, and else the error says what is
@@ -161,6 +169,9 @@ func TestWithoutPMIx(t *testing.T) {
 // Where only rank 0 has no libpmix, all say what may be wrong.
 func TestPMIxAtSome(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits for three seconds")
+	}
 	broken := t.TempDir()
 	if err := os.WriteFile(filepath.Join(broken, "libpmix.so.2"), nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -183,6 +194,9 @@ func TestMPICH(t *testing.T) {
 	mpiexec := tool.Find(t, "mpiexec", "install MPICH (Debian: mpich)", "mpiexec.hydra", "mpiexec.mpich")
 	l := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size)}}
 	l.run(t, ":", jobtest.Self(t))
+	if testing.Short() {
+		return
+	}
 	for _, phase := range []string{jobtest.InJoin + ":1", jobtest.InReduce + ":2"} {
 		t.Run(phase, func(t *testing.T) {
 			l.run(t, phase, "sh", "-c", `"$0" || :`, jobtest.Self(t))
