@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"ibverbx/internal/jobtest"
+	"ibverbx/internal/tcptest"
 	"ibverbx/internal/tool"
 	"ibverbx/test/internal/slurm"
 )
@@ -103,19 +104,26 @@ func TestOpenMPIPMIx(t *testing.T) {
 		jobtest.AtStart+":2", jobtest.InGather+":0")
 }
 
+// remoteShell is a remote shell that runs everything on this host.
+func remoteShell(t *testing.T) string {
+	t.Helper()
+	// A directory for each host, since two daemons that make the same one at once may fail.
+	path := filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\nexport TMPDIR=$TMPDIR/$1\nshift\nmkdir -p $TMPDIR\n"+
+		"exec sh -c \"$*\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // mpirun starts processes on two hosts, by a remote shell that starts them on this one: what its
 // variables say of rank 0's address is nothing, and PMIx has to lead from one of its daemons to
 // the other. A shell keeps the death of a process from mpirun, which may not end after one where it
 // has several daemons.
 func TestOpenMPIHosts(t *testing.T) {
 	t.Parallel()
-	// A directory for each daemon, since two that make the same one at once may fail.
-	shell := filepath.Join(t.TempDir(), "shell")
-	if err := os.WriteFile(shell, []byte("#!/bin/sh\nexport TMPDIR=$TMPDIR/$1\nshift\nmkdir -p $TMPDIR\n"+
-		"exec sh -c \"$*\"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	l := openMPI(t, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", shell, "--host", "node1:2,node2:2")
+	l := openMPI(t, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", remoteShell(t),
+		"--host", "node1:2,node2:2")
 	l.run(t, ":", jobtest.Self(t))
 	if !testing.Short() {
 		l.run(t, jobtest.InReduce+":2", "sh", "-c", `"$0" || :`, jobtest.Self(t))
@@ -202,6 +210,18 @@ func TestMPICH(t *testing.T) {
 			l.run(t, phase, "sh", "-c", `"$0" || :`, jobtest.Self(t))
 		})
 	}
+	t.Run("two hosts", func(t *testing.T) {
+		hosts := launcher{path: mpiexec, args: []string{"-n", strconv.Itoa(jobtest.Size), "-ppn", "2",
+			"-hosts", "node1,node2", "-launcher", "rsh", "-launcher-exec", remoteShell(t)}}
+		p := jobtest.Start(t, ":", []string{"TMPDIR=" + t.TempDir()}, mpiexec,
+			append(hosts.args, jobtest.Self(t))...)
+		code, out := p.Wait(t), p.Out.String()
+		if code == 0 || !strings.Contains(out, "set IBVERBX_ADDRESS=HOST:PORT") {
+			t.Errorf("exit %d, and does not say what to set\n%s", code, out)
+		}
+		hosts.env = []string{"IBVERBX_ADDRESS=" + tcptest.FreeAddr(t).String()}
+		hosts.run(t, ":", jobtest.Self(t))
+	})
 	t.Run("killed", func(t *testing.T) {
 		p := jobtest.Start(t, jobtest.InGather+":2", nil, mpiexec, "-n", strconv.Itoa(jobtest.Size),
 			jobtest.Self(t))
