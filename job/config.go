@@ -16,8 +16,8 @@ type Config struct {
 	// Size is 0 both come from the environment.
 	Rank, Size int
 	// Address is where rank 0 listens, HOST:PORT, as the others reach it; empty takes what the
-	// environment says. Rank 0 listens at that port on all addresses of its host, or on the
-	// loopback interface alone if Address names that. A job of one process needs none. With a
+	// environment says, or PMIx. Rank 0 listens at that port on all addresses of its host, or on
+	// the loopback interface alone if Address names that. A job of one process needs none. With a
 	// Store only rank 0 needs it, if at all: see there.
 	Address string
 	// Store, if not nil, is where rank 0 leaves its address, and the others find it, for all else

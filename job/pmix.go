@@ -50,7 +50,7 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 	defer cancel()
 	client, err := pmix.Open(limited)
 	if err == nil {
-		if err = p.take(client, cfg); err != nil {
+		if err = p.adopt(client, cfg); err != nil {
 			_ = client.Close() // what is wrong is known
 		}
 	}
@@ -79,8 +79,8 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 		p.Source, err)
 }
 
-// take takes what PMIx says.
-func (p *Place) take(client *pmix.Client, cfg *Config) error {
+// adopt takes what PMIx says.
+func (p *Place) adopt(client *pmix.Client, cfg *Config) error {
 	rank, size := client.Rank(), client.Size()
 	if rank != p.Rank || p.Size > 0 && size != p.Size || size > maxSize {
 		return fmt.Errorf("PMIx has this process be rank %d of %d", rank, size)

@@ -5,6 +5,7 @@ package jobs_test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -74,7 +75,12 @@ func without(names ...string) []string {
 // openMPI is Open MPI's mpirun, which may also be installed beside MPICH's.
 func openMPI(t *testing.T, args ...string) *launcher {
 	t.Helper()
-	mpirun := tool.Find(t, "mpirun", "install Open MPI (Debian: openmpi-bin)", "mpirun.openmpi", "mpirun")
+	const hint = "install Open MPI (Debian: openmpi-bin)"
+	mpirun := tool.Find(t, "mpirun", hint, "mpirun.openmpi", "mpirun")
+	version, err := exec.Command(mpirun, "--version").CombinedOutput()
+	if err != nil || !strings.Contains(string(version), "Open MPI") {
+		tool.Missing(t, "mpirun", mpirun+" is of another MPI: "+hint)
+	}
 	return &launcher{path: mpirun,
 		env: []string{"OMPI_MCA_oob_tcp_if_include=lo", "TMPDIR=" + t.TempDir()},
 		args: append([]string{"--allow-run-as-root", "--oversubscribe", "-n", strconv.Itoa(jobtest.Size)},
