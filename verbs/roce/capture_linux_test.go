@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"ibverbx/internal/tool"
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce/internal/wire"
 	"ibverbx/verbs/verbstest"
@@ -28,7 +28,7 @@ func TestCapture(t *testing.T) {
 		t.Skip("tshark takes a second for each capture")
 	}
 	if _, err := exec.LookPath("tshark"); err != nil {
-		missing(t, "tshark", "not installed (Debian: apt install tshark)")
+		tool.Missing(t, "tshark", "not installed (Debian: apt install tshark)")
 		return
 	}
 	switch inside, done, err := enterNamespace(t); {
@@ -53,17 +53,6 @@ func TestCapture(t *testing.T) {
 	} {
 		t.Run(name, c.test)
 	}
-}
-
-// missing skips a test that needs what is not there, or fails it where IBVERBX_REQUIRE in the
-// environment has the word.
-func missing(t *testing.T, word, why string) {
-	t.Helper()
-	if slices.Contains(strings.FieldsFunc(os.Getenv("IBVERBX_REQUIRE"),
-		func(r rune) bool { return r == ',' || r == ' ' }), word) {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // captured is a connection that is recorded.
