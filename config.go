@@ -280,23 +280,26 @@ func (c *Config) validate() error {
 		return configError("Scheme %d: have DQPLB (%d) and Spray (%d)", c.Scheme, DQPLB, Spray)
 	case c.MaxMsgSize > maxMessage:
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
-	case c.MaxMsgCntPerQP < 0 || c.MaxMsgCntPerQP > maxQueue:
-		return configError("MaxMsgCntPerQP %d: must be 1 to %d, 0 for %d, or -1 for as many as the queue "+
-			"pair holds", c.MaxMsgCntPerQP, maxQueue, defaultMsgCnt)
-	case c.Credits < 0 || c.Credits > maxQueue:
-		return configError("Credits %d: must be 1 to %d, or 0 for twice MaxMsgCntPerQP", c.Credits, maxQueue)
-	case c.MaxBanked < 0 || c.MaxBanked > maxOutstanding:
-		return configError("MaxBanked %d: must be 1 to %d, or 0 for 4096", c.MaxBanked, maxOutstanding)
 	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
-	case c.MaxSGE < 0 || c.MaxSGE > maxPieces:
-		return configError("MaxSGE %d: must be 1 to %d, or 0 for 4", c.MaxSGE, maxPieces)
-	case c.MaxRecvSGE < 0 || c.MaxRecvSGE > maxPieces:
-		return configError("MaxRecvSGE %d: must be 1 to %d, or 0 for MaxSGE", c.MaxRecvSGE, maxPieces)
-	case c.MaxInline < 0 || c.MaxInline > maxInline:
-		return configError("MaxInline %d: must be 1 to %d bytes, or 0 for 64", c.MaxInline, maxInline)
-	case c.QPsPerDevice < 0 || c.QPsPerDevice > MaxRails:
-		return configError("QPsPerDevice %d: must be 1 to %d", c.QPsPerDevice, MaxRails)
+	}
+	for _, f := range [...]struct {
+		name    string
+		v, most int
+		says    string // what follows the bounds
+	}{
+		{"MaxMsgCntPerQP", c.MaxMsgCntPerQP, maxQueue,
+			", 0 for 128, or -1 for as many as the queue pair holds"},
+		{"Credits", c.Credits, maxQueue, ", or 0 for twice MaxMsgCntPerQP"},
+		{"MaxBanked", c.MaxBanked, maxOutstanding, ", or 0 for 4096"},
+		{"MaxSGE", c.MaxSGE, maxPieces, ", or 0 for 4"},
+		{"MaxRecvSGE", c.MaxRecvSGE, maxPieces, ", or 0 for MaxSGE"},
+		{"MaxInline", c.MaxInline, maxInline, " bytes, or 0 for 64"},
+		{"QPsPerDevice", c.QPsPerDevice, MaxRails, ", or 0 for 4"},
+	} {
+		if f.v < 0 || f.v > f.most {
+			return configError("%s %d: must be 1 to %d%s", f.name, f.v, f.most, f.says)
+		}
 	}
 	return c.Conn.validate()
 }

@@ -94,3 +94,19 @@ func TestWireFormat(t *testing.T) {
 		t.Errorf("mark %#x of barrier 9 behind it", m)
 	}
 }
+
+// Memory is within the heap if all of it is, to the last byte.
+func TestWhatIsWithinTheHeap(t *testing.T) {
+	const from, to = 8, 24
+	mem := make([]byte, 32)
+	heap := mem[from:to]
+	for i := range mem {
+		for j := i; j < len(mem); j++ {
+			want := i >= from && i <= to && j <= to
+			off, ok := within(heap, mem[i:j:j+1])
+			if ok != want || ok && off != uint64(i-from) || !ok && off != 0 {
+				t.Errorf("bytes %d to %d: %d, %v", i, j, off, ok)
+			}
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/unreliable"
 	"ibverbx/shmem"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
@@ -209,5 +210,46 @@ func TestAPEThatCannotConnect(t *testing.T) {
 	if !errors.Is(errs[1], verbs.ErrNotSupported) || errs[0] == nil ||
 		!strings.Contains(errs[0].Error(), "PE 1 cannot connect") {
 		t.Errorf("PE 0: %v; PE 1: %v", errs[0], errs[1])
+	}
+}
+
+// Whatever call of the provider fails while a PE joins, its error is returned, and what had been
+// made before is closed.
+func TestFailedJoinLeavesNothing(t *testing.T) {
+	failed := map[string]bool{}
+	for at := 0; ; at++ {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &unreliable.Calls{At: -1}
+		dom, err := ibverbx.NewDomain(unreliable.New(fabric.Device(0), f))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.N, f.At = 0, at
+		pe, err := shmem.Join(t.Context(), dom, shmem.Config{HeapSize: 1 << 12})
+		f.At = -1
+		switch {
+		case err == nil:
+			if err := pe.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		case pe != nil || !errors.Is(err, unreliable.Err) || !strings.HasPrefix(err.Error(), "shmem: join: "):
+			t.Errorf("call %d, %s: %v, %v", at, f.Name, pe, err)
+		default:
+			failed[f.Name] = true
+		}
+		if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+			t.Errorf("call %d, %s: %v", at, f.Name, err)
+		}
+		if f.Name == "" {
+			break
+		}
+	}
+	for _, name := range []string{"create cq", "create qp", "register", "modify"} {
+		if !failed[name] {
+			t.Errorf("no %s failed", name)
+		}
 	}
 }
