@@ -41,19 +41,24 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 				"id 2"},
 			{"am short, id beyond all", func() error { return a.AMShort(255, nil, nil) },
 				transport.ErrNoHandler, "id 255"},
-			{"am bcopy, unknown id", func() error { _, err := a.AMBcopy(63, nil, pack(nil)); return err },
+			{"am bcopy, unknown id", func() error { return only(a.AMBcopy(63, nil, pack(nil))) },
 				transport.ErrNoHandler, "id 63"},
 			{"am bcopy, header too long",
-				func() error { _, err := a.AMBcopy(1, big[:65], pack(nil)); return err },
+				func() error { return only(a.AMBcopy(1, big[:65], pack(nil))) },
 				transport.ErrTooLong, "header"},
 			{"am bcopy, pack boasts", func() error {
-				_, err := a.AMBcopy(1, nil, func(dst []byte) int { return len(dst) + 1 })
-				return err
+				return only(a.AMBcopy(1, nil, func(dst []byte) int { return len(dst) + 1 }))
 			}, transport.ErrTooLong, "pack"},
 			{"am bcopy, pack of less than nothing", func() error {
-				_, err := a.AMBcopy(1, nil, func([]byte) int { return -1 })
-				return err
+				return only(a.AMBcopy(1, nil, func([]byte) int { return -1 }))
 			}, transport.ErrTooLong, "pack"},
+			{"am bcopy, no function", func() error { return only(a.AMBcopy(1, nil, nil)) }, verbs.ErrInvalid,
+				"no pack function"},
+			{"put bcopy, no function", func() error { return only(a.PutBcopy(nil, at(0))) }, verbs.ErrInvalid,
+				"no pack function"},
+			{"flush, unknown kind",
+				func() error { return only(a.StartFlush(transport.FlushRemote+1, comp)) },
+				verbs.ErrInvalid, "have local (0) and remote (1)"},
 			{"am zcopy, too long",
 				func() error {
 					err := a.AMZcopy(comp, 1, nil,
@@ -84,46 +89,37 @@ func TestContract16BadArgumentsAreRefused(t *testing.T) {
 			{"put short, no memory", func() error { return a.PutShort(big[:9], ibverbx.RemoteSegment{}) },
 				ibverbx.ErrNoKey, ""},
 			{"put bcopy, pack boasts", func() error {
-				_, err := a.PutBcopy(func(dst []byte) int { return len(dst) + 1 }, at(0))
-				return err
+				return only(a.PutBcopy(func(dst []byte) int { return len(dst) + 1 }, at(0)))
 			}, transport.ErrTooLong, "pack"},
 			{"put bcopy, overrun",
-				func() error { _, err := a.PutBcopy(pack(big[:9]), a.peer.Slice(0, 8)); return err },
+				func() error { return only(a.PutBcopy(pack(big[:9]), a.peer.Slice(0, 8))) },
 				ibverbx.ErrBounds, ""},
 			{"put zcopy, overrun",
 				func() error {
-					_, err := a.PutZcopy(comp, at(uint64(len(a.mem))-1),
-						a.mr.Slice(0, 2))
-					return err
+					return only(a.PutZcopy(comp, at(uint64(len(a.mem))-1), a.mr.Slice(0, 2)))
 				}, ibverbx.ErrBounds, ""},
 			{"put zcopy, beyond the region",
 				func() error {
-					_, err := a.PutZcopy(comp, at(0),
-						a.mr.Slice(0, uint64(len(a.mem))+1))
-					return err
+					return only(a.PutZcopy(comp, at(0), a.mr.Slice(0, uint64(len(a.mem))+1)))
 				}, ibverbx.ErrBounds, ""},
 			{"put zcopy, not registered",
 				func() error {
-					_, err := a.PutZcopy(comp, at(0),
-						ibverbx.Segment{Addr: 4096, Length: 1})
-					return err
+					return only(a.PutZcopy(comp, at(0), ibverbx.Segment{Addr: 4096, Length: 1}))
 				}, ibverbx.ErrNoKey, ""},
 			{"put zcopy, lengths that wrap", func() error {
-				_, err := a.PutZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
-				return err
+				return only(a.PutZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63)))
 			}, ibverbx.ErrBounds, ""},
 			{"get bcopy, too long",
-				func() error { _, err := a.GetBcopy(comp, big[:lim.GetBcopy+1], at(0)); return err },
+				func() error { return only(a.GetBcopy(comp, big[:lim.GetBcopy+1], at(0))) },
 				transport.ErrTooLong, fmt.Sprint(lim.GetBcopy)},
 			{"get bcopy, overrun",
-				func() error { _, err := a.GetBcopy(comp, big[:9], a.peer.Slice(0, 8)); return err },
+				func() error { return only(a.GetBcopy(comp, big[:9], a.peer.Slice(0, 8))) },
 				ibverbx.ErrBounds, ""},
 			{"get zcopy, overrun",
-				func() error { _, err := a.GetZcopy(comp, a.peer.Slice(0, 8), a.mr.Slice(0, 9)); return err },
+				func() error { return only(a.GetZcopy(comp, a.peer.Slice(0, 8), a.mr.Slice(0, 9))) },
 				ibverbx.ErrBounds, ""},
 			{"get zcopy, lengths that wrap", func() error {
-				_, err := a.GetZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63))
-				return err
+				return only(a.GetZcopy(comp, at(0), a.mr.Slice(0, 1<<63), a.mr.Slice(0, 1<<63)))
 			}, ibverbx.ErrBounds, ""},
 			{"fetch add, misaligned", func() error { return a.FetchAdd(comp, nil, at(4), 1) },
 				ibverbx.ErrAlignment, ""},

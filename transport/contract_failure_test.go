@@ -171,9 +171,7 @@ func TestContract12CloseFlushesFirst(t *testing.T) {
 		if sent != 0 && l.b.mem[60000+sent-1] != byte(sent-1) {
 			t.Error("a put was lost")
 		}
-		if err := l.a.PutShort(nil, l.a.peer.At(0)); !errors.Is(err, transport.ErrClosed) {
-			t.Error(err)
-		}
+		allRefused(t, l.a, transport.ErrClosed)
 		must(t, l.b.w.WaitFor(within(t), 0, func() bool { return l.b.Err() != nil }))
 		if !errors.Is(l.b.Err(), transport.ErrPeerClosed) {
 			t.Errorf("the peer: %v", l.b.Err())
@@ -183,6 +181,21 @@ func TestContract12CloseFlushesFirst(t *testing.T) {
 		must(t, other.Flush(within(t), transport.FlushRemote))
 		must(t, peer.Err())
 	})
+}
+
+// allRefused demands that all calls that send are refused for a reason.
+func allRefused(t *testing.T, e *end, reason error) {
+	t.Helper()
+	comp := transport.NewCompletion(1, nil)
+	calls := append(operations(func() { t.Error("packed for nothing") }), operation{name: "flush",
+		call: func(e *end, comp *transport.Completion) error {
+			return only(e.StartFlush(transport.FlushLocal, comp))
+		}})
+	for _, op := range calls {
+		if err := op.call(e, comp); !errors.Is(err, reason) || comp.Fired() {
+			t.Errorf("%s: %v, fired %v", op.name, err, comp.Fired())
+		}
+	}
 }
 
 // A peer failure reaches the endpoint's error handler once, all its operations complete with an
@@ -225,6 +238,7 @@ func TestContract14APeerFailureIsReportedOnce(t *testing.T) {
 				l.until("the error handler", func() bool { return len(reported) != 0 })
 				l.until("every completion", func() bool { return len(ended) == n })
 				l.quiet()
+				allRefused(t, l.a, transport.ErrPeerFailed)
 				failed := 0
 				for i, err := range ended {
 					if err != nil {
@@ -239,11 +253,6 @@ func TestContract14APeerFailureIsReportedOnce(t *testing.T) {
 				if len(reported) != 1 || !errors.Is(reported[0], transport.ErrPeerFailed) ||
 					!errors.As(reported[0], &cause) || failed == 0 {
 					t.Errorf("reported %v; %d of %d failed", reported, failed, n)
-				}
-				for _, op := range operations(func() {}) {
-					if err := op.call(l.a, nil); !errors.Is(err, transport.ErrPeerFailed) {
-						t.Errorf("%s afterwards: %v", op.name, err)
-					}
 				}
 				must(t, other.PutShort([]byte("on"), other.peer.At(0)))
 				l.flushed(other)

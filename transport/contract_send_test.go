@@ -31,8 +31,7 @@ func operations(packed func()) []operation {
 				1, nil, data)
 		}},
 		{name: "am bcopy", am: true, call: func(e *end, _ *transport.Completion) error {
-			_, err := e.AMBcopy(1, data, pack)
-			return err
+			return only(e.AMBcopy(1, data, pack))
 		}},
 		{name: "am zcopy", am: true, comp: true, call: func(e *end, c *transport.Completion) error {
 			return e.AMZcopy(c, 1, data, e.mr.Slice(0, 100))
@@ -42,20 +41,16 @@ func operations(packed func()) []operation {
 				data, e.peer.At(0))
 		}},
 		{name: "put bcopy", call: func(e *end, _ *transport.Completion) error {
-			_, err := e.PutBcopy(pack, e.peer.At(0))
-			return err
+			return only(e.PutBcopy(pack, e.peer.At(0)))
 		}},
 		{name: "put zcopy", comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.PutZcopy(c, e.peer.At(0), e.mr.Slice(0, overlapping(10000)))
-			return err
+			return only(e.PutZcopy(c, e.peer.At(0), e.mr.Slice(0, overlapping(10000))))
 		}},
 		{name: "get bcopy", comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.GetBcopy(c, dst, e.peer.At(40000))
-			return err
+			return only(e.GetBcopy(c, dst, e.peer.At(40000)))
 		}},
 		{name: "get zcopy", comp: true, call: func(e *end, c *transport.Completion) error {
-			_, err := e.GetZcopy(c, e.peer.At(10000), e.mr.Slice(20000, overlapping(10000)))
-			return err
+			return only(e.GetZcopy(c, e.peer.At(10000), e.mr.Slice(20000, overlapping(10000))))
 		}},
 		{name: "fetch add", comp: true, call: func(e *end, c *transport.Completion) error {
 			return e.FetchAdd(c, &old, e.peer.At(30000), 1)
@@ -64,6 +59,15 @@ func operations(packed func()) []operation {
 			return e.CompareSwap(c, nil, e.peer.At(30000), 1, 2)
 		}},
 	}
+}
+
+// only is the error of a call that returns a value besides, which is zero where there is an error.
+func only[T comparable](v T, err error) error {
+	var zero T
+	if err != nil && v != zero {
+		return fmt.Errorf("%v beside %v", v, err)
+	}
+	return err
 }
 
 // ErrNoResource means: could not start, nothing was consumed, no side effect. A short or bcopy is
@@ -87,7 +91,7 @@ func TestContract01NoResourceHasNoEffect(t *testing.T) {
 				refused++
 			}
 		}
-		if _, err := l.a.StartFlush(transport.FlushRemote, comp); err != transport.ErrNoResource {
+		if err := only(l.a.StartFlush(transport.FlushRemote, comp)); err != transport.ErrNoResource {
 			t.Fatalf("flush: %v", err)
 		}
 		worker.NoResource += refused + 1
