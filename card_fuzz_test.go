@@ -117,6 +117,9 @@ func FuzzParseScheme(f *testing.F) {
 		}
 		if err != nil {
 			checkRefusal(t, err)
+			if parsed, e := ibverbx.ParseScheme(text); parsed != 0 || e == nil {
+				t.Fatalf("%q: %v, %v", text, parsed, e)
+			}
 		}
 		if back, e := s.MarshalText(); err == nil && (e != nil || string(back) != text) {
 			t.Fatalf("%q is printed as %q, %v", text, back, e)
