@@ -231,12 +231,12 @@ func TestFailedJoinLeavesNothing(t *testing.T) {
 		pe, err := shmem.Join(t.Context(), dom, shmem.Config{HeapSize: 1 << 12})
 		f.At = -1
 		switch {
-		case err == nil:
+		case err == nil && (f.Name == "" || f.Name == "query"): // who does not answer is asked again
 			if err := pe.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		case pe != nil || !errors.Is(err, unreliable.Err) || !strings.HasPrefix(err.Error(), "shmem: join: "):
-			t.Errorf("call %d, %s: %v, %v", at, f.Name, pe, err)
+			t.Errorf("call %d, %s: a PE: %v, %v", at, f.Name, pe != nil, err)
 		default:
 			failed[f.Name] = true
 		}
