@@ -36,6 +36,37 @@ func TestReadsOutstanding(t *testing.T) {
 	}
 }
 
+// answers is a NIC that answers as it is told to.
+type answers struct {
+	verbs.Device
+	reads int // how many it allows outstanding; 0 where it does not say
+	err   error
+}
+
+func (d answers) Query() (verbs.DeviceAttr, error) {
+	return verbs.DeviceAttr{MaxRDAtomic: d.reads}, d.err
+}
+
+// A card says as many reads as the configuration, or as fewer of them the NIC allows: one that does
+// not say, or does not answer, does not count.
+func TestReadsOfACard(t *testing.T) {
+	for _, c := range []struct {
+		nic  answers
+		want uint8
+	}{
+		{answers{reads: 1}, 1}, {answers{reads: 8}, 8}, {answers{reads: 9}, 9}, {answers{reads: 10}, 9},
+		{answers{reads: 300}, 9}, {answers{}, 9}, {answers{reads: 1, err: verbs.ErrNoMemory}, 9},
+	} {
+		r := newUnconnected(t, 1, 2, Config{Conn: ConnConfig{MaxRDAtomic: 9}})
+		c.nic.Device = r.qps[1].Device()
+		r.qps[1].device = c.nic
+		if card, err := r.Card(); err != nil || card.RDAtomic != c.want {
+			t.Errorf("%d reads, %v: the card says %d, want %d; %v", c.nic.reads, c.nic.err, card.RDAtomic,
+				c.want, err)
+		}
+	}
+}
+
 // udpPort is the UDP source port that the kernel and rdma-core make of a flow label on RoCE v2
 // (rdma_flow_label_to_udp_sport): the low 14 bits, with the high 6 folded in, above 0xc000.
 func udpPort(label uint32) uint32 { return label&0x3fff ^ label>>14 | 0xc000 }

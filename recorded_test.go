@@ -19,7 +19,15 @@ type recordingQP struct {
 	// With what it refuses sends, receives, the moves to ERR and RESET, and to be closed; nil if it
 	// does not.
 	refuse, refuseRecv, refuseErr, refuseReset, refuseClose error
-	closes                                                  int // calls of Close
+	closes                                                  int          // calls of Close
+	device                                                  verbs.Device // another than it was made on, or nil
+}
+
+func (q *recordingQP) Device() verbs.Device {
+	if q.device != nil {
+		return q.device
+	}
+	return q.NullQP.Device()
 }
 
 func (q *recordingQP) Close() error {
