@@ -19,8 +19,9 @@ type recordingQP struct {
 	// With what it refuses sends, receives, the moves to ERR and RESET, and to be closed; nil if it
 	// does not.
 	refuse, refuseRecv, refuseErr, refuseReset, refuseClose error
-	closes                                                  int          // calls of Close
-	device                                                  verbs.Device // another than it was made on, or nil
+	closes                                                  int // calls of Close
+	// device is another NIC than it was made on, or nil.
+	device verbs.Device
 }
 
 func (q *recordingQP) Device() verbs.Device {
