@@ -1,8 +1,13 @@
 package transport
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
+
+	"ibverbx"
+	"ibverbx/verbs/soft"
 )
 
 // woken reports whether a sleeper was woken, and has it sleep again.
@@ -94,5 +99,39 @@ func TestProbesAreDueOnceAnInterval(t *testing.T) {
 	}
 	if left := time.Until(c.at); left <= 59*time.Minute || left > time.Hour {
 		t.Errorf("due again after %v, not an hour", left)
+	}
+}
+
+// A goroutine that enters its sleep after the worker was closed, or has died, misses the call that
+// wakes the sleepers, and does not sleep.
+func TestNobodySleepsOnAClosedWorker(t *testing.T) {
+	for name, end := range map[string]func(l *lifetime){
+		"closed": func(l *lifetime) { l.stage.Store(lifeClosing) },
+		"dead":   func(l *lifetime) { l.call(callbackEvent); l.die() },
+	} {
+		f, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dom, err := ibverbx.NewDomain(f.Device(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := NewWorker(dom, Config{KeepAlive: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(&w.life)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if w.sleepOrPoll(ctx, 0, func() bool { return false }); ctx.Err() != nil {
+			t.Errorf("%s: a goroutine slept", name)
+		}
+		cancel()
+		if err := w.free(); err != nil && !errors.Is(err, ErrWorkerDead) {
+			t.Error(err)
+		}
+		if err := errors.Join(dom.Close(), f.Close()); err != nil {
+			t.Error(err)
+		}
 	}
 }
