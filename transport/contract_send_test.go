@@ -65,7 +65,7 @@ func operations(packed func()) []operation {
 func only[T comparable](v T, err error) error {
 	var zero T
 	if err != nil && v != zero {
-		return fmt.Errorf("%v beside %v", v, err)
+		return errors.New(fmt.Sprintf("%v beside ", v) + err.Error()) // it must not pass for err
 	}
 	return err
 }
