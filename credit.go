@@ -95,14 +95,9 @@ func (s *receiver) begin(rails *railSet, scheme Scheme) {
 		if r == rails.sendRail {
 			n -= n / 2 // the others are for receives that take SENDs
 		}
-		s.owe(r, n)
+		r.recvsToPost = n // since the reset it was 0
+		s.recvsToPost += n
 	}
-}
-
-// owe counts receives that are to be posted on a rail, none of its own being posted.
-func (s *receiver) owe(rl *rail, n int) {
-	s.recvsToPost += n - rl.recvsToPost
-	rl.recvsToPost = n
 }
 
 // creditUsed counts a credit that a message used up.

@@ -19,12 +19,6 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		}
 		return r
 	}
-	checks := func(r *recorded) {
-		r.line.check()
-		r.send.rails.check()
-		r.send.check()
-		r.recv.check(&r.send.rails)
-	}
 	for name, breaks := range map[string]func(r *recorded){
 		"line: failed without error": func(r *recorded) {
 			r.line.failedReq, r.line.stopAt = 1, 1
@@ -63,14 +57,14 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := connected(t)
-			checks(r)
+			r.checkInvariants()
 			breaks(r)
 			defer func() {
 				if p, _ := recover().(string); !strings.Contains(p, "broken invariant") {
 					t.Errorf("the check panics with %q, want a broken invariant", p)
 				}
 			}()
-			checks(r)
+			r.checkInvariants()
 		})
 	}
 }
