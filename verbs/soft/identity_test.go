@@ -3,6 +3,8 @@ package soft
 import (
 	"errors"
 	"fmt"
+	"math"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -51,6 +53,30 @@ func TestFabricsHaveIdentities(t *testing.T) {
 		}
 		if err := f.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// What identities become: the GID over IPv4 stays in 10.0.0.0/8, and loses what there is no room
+// for.
+func TestWhatAnIdentityBecomes(t *testing.T) {
+	for _, c := range []struct {
+		identity    uint32
+		nic         int
+		ipv4, local string
+	}{
+		{0, 0, "10.0.0.1", "fe80::200:ff:fe00:1"},
+		{1, 63, "10.0.0.192", "fe80::200:ff:fe00:140"},
+		{1<<17 - 1, 0, "10.255.255.129", "fe80::200:1ff:feff:ff01"},
+		{1 << 17, 0, "10.0.0.1", "fe80::200:2ff:fe00:1"},
+		{0x12345678, 1, "10.43.60.2", "fe80::212:34ff:fe56:7802"},
+		{math.MaxUint32, 63, "10.255.255.192", "fe80::2ff:ffff:feff:ff40"},
+	} {
+		g := gids(c.identity, c.nic)
+		ipv4, local := netip.AddrFrom16(g[0]).Unmap().String(), netip.AddrFrom16(g[1]).String()
+		if ipv4 != c.ipv4 || local != c.local {
+			t.Errorf("identity %#x, NIC %d: %s and %s, want %s and %s", c.identity, c.nic, ipv4, local,
+				c.ipv4, c.local)
 		}
 	}
 }
