@@ -65,7 +65,7 @@ func TestSteppedIsDeterministic(t *testing.T) {
 // wherever the timers stand in the list.
 func TestChoiceOfSteps(t *testing.T) {
 	f := newFabric(t, Config{Stepped: true, Seed: 1})
-	const rounds = 32000
+	const rounds, weight = 320000, 16
 	for _, kinds := range [][]ActionKind{
 		{Timer, Timer, Execute, Execute, Execute}, {Execute, Timer, Acknowledge, Timer, Execute},
 		{Execute, Acknowledge, Execute, Timer, Timer},
@@ -79,11 +79,11 @@ func TestChoiceOfSteps(t *testing.T) {
 			chosen[f.choose(list).ID]++
 		}
 		for i, k := range kinds {
-			want := rounds * (timerWeight - 1) / timerWeight / 3
+			want := rounds * (weight - 1) / weight / 3
 			if k == Timer {
-				want = rounds / timerWeight / 2
+				want = rounds / weight / 2
 			}
-			if chosen[i] < want*8/10 || chosen[i] > want*12/10 {
+			if chosen[i] < want*97/100 || chosen[i] > want*103/100 {
 				t.Errorf("%v: action %d was chosen %d times, want about %d", kinds, i, chosen[i], want)
 			}
 		}
@@ -208,6 +208,35 @@ func TestSteppedTimers(t *testing.T) {
 		do(t, f, "execute")
 		f.Run(10)
 		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+	})
+	t.Run("each request has its retries, receiver not ready", func(t *testing.T) {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RNRRetry = 2 })
+		a.post(a.send(1, 0, 8), a.send(2, 0, 8))
+		for id := range uint64(2) {
+			for range 2 {
+				do(t, f, "execute")
+				do(t, f, "timer")
+			}
+			b.recv(verbs.RecvWR{ID: 3, SGL: b.sge(0, 8)})
+			do(t, f, "execute")
+			do(t, f, "acknowledge")
+			do(t, f, "reveal soft0 qp 17 send")
+			awaitStatus(t, a.cq, id+1, verbs.StatusSuccess)
+		}
+	})
+	t.Run("each request has its retries, link down", func(t *testing.T) {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RetryCount = 1 })
+		a.post(a.write(b, 1, 0, 8), a.write(b, 2, 0, 8))
+		for range 2 {
+			f.Device(1).SetLink(false)
+			do(t, f, "execute")
+			do(t, f, "timer")
+			f.Device(1).SetLink(true)
+			do(t, f, "execute")
+		}
+		f.Run(10)
+		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+		awaitStatus(t, a.cq, 2, verbs.StatusSuccess)
 	})
 	t.Run("a peer that was not connected", func(t *testing.T) {
 		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RetryCount = 1 })
