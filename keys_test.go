@@ -56,7 +56,7 @@ func TestKeysByDevice(t *testing.T) {
 	if k.have != 1|1<<63 || k.at(63) != 9 {
 		t.Errorf("have %#x", k.have)
 	}
-	if _, ok := (*Keys)(nil).Key(0); ok {
+	if key, ok := (*Keys)(nil).Key(0); ok || key != 0 {
 		t.Error("nil keys have a key")
 	}
 }

@@ -188,9 +188,9 @@ func TestFlushOrder(t *testing.T) {
 			t.Errorf("receive %d, want %d", r.qp.RQ.At(seq).ID, want)
 		}
 	}
-	_, sends := r.qp.SQ.TakeUnended()
-	_, recvs := r.qp.RQ.Take()
-	if sends || recvs {
-		t.Error("flushed twice")
+	send, sends := r.qp.SQ.TakeUnended()
+	recv, recvs := r.qp.RQ.Take()
+	if sends || recvs || send != 0 || recv != 0 {
+		t.Errorf("flushed twice: send %d, %v, receive %d, %v", send, sends, recv, recvs)
 	}
 }

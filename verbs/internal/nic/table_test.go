@@ -14,8 +14,8 @@ func TestCountedNumbers(t *testing.T) {
 		}
 		table.Add(num, &values[i])
 	}
-	if num, ok := table.TakeNum(); ok {
-		t.Errorf("number %d where none is free", num)
+	if num, ok := table.TakeNum(); ok || num != 0 {
+		t.Errorf("number %d, %v where none is free", num, ok)
 	}
 	table.Remove(FirstQPNum + 1)
 	if table.Find(FirstQPNum+1) != nil || table.Find(FirstQPNum+2) != &values[2] || len(table.All) != 2 ||
