@@ -60,8 +60,10 @@ func TestBatchesAreDivided(t *testing.T) {
 		b = rest
 	}
 	for n := range whole[:batchEntry+300] {
-		if _, _, _, err := nextInBatch(whole[:n]); err == nil {
-			t.Errorf("%d bytes of a batch whose first message ends at %d", n, batchEntry+300)
+		tag, data, rest, err := nextInBatch(whole[:n])
+		if err == nil || tag != 0 || data != nil || rest != nil {
+			t.Errorf("%d bytes of a batch whose first message ends at %d: tag %d, %v", n, batchEntry+300,
+				tag, err)
 		}
 	}
 }
