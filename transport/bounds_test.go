@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx"
 	"ibverbx/verbs/soft"
@@ -141,6 +142,19 @@ func TestAllEndpointsHaveRoom(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// What the configuration leaves out, on NICs that allow everything.
+func TestDefaults(t *testing.T) {
+	got := Config{}.withDefaults(noLimits())
+	want := Config{BufferSize: 8192, BounceBuffers: 256, AMBuffers: 32, MaxOutstanding: 64,
+		Spin: 20 * time.Microsecond, KeepAlive: time.Second}
+	want.QP = ibverbx.Config{MaxMsgCntPerQP: 67, Credits: 67, MaxInline: 128, MaxSGE: 5, MaxRecvSGE: 1,
+		QPsPerDevice: 4}
+	want.QP.Conn.RNRRetry = 6
+	if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want {
+		t.Errorf("%s\nwant %s", got, want)
 	}
 }
 

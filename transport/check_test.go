@@ -70,6 +70,31 @@ func TestChecksFindBrokenInvariants(t *testing.T) {
 	}
 }
 
+// What follows each stage, as the table of the stages says.
+func TestWhatFollowsEachStage(t *testing.T) {
+	for from, want := range map[stage]string{
+		stageNew:        "open, failed, aborted",
+		stageOpen:       "closing, failed, peer closed, violated, aborted",
+		stageClosing:    "parting, failed, peer closed, violated, aborted",
+		stageParting:    "failed, peer closed, violated, aborted",
+		stageFailed:     "aborted",
+		stagePeerClosed: "aborted",
+		stageViolated:   "aborted",
+		stageAborted:    "released",
+		stageReleased:   "",
+	} {
+		var next []string
+		for to := range stageNames {
+			if nextStages[from]&(1<<to) != 0 {
+				next = append(next, stage(to).String())
+			}
+		}
+		if got := strings.Join(next, ", "); got != want {
+			t.Errorf("%v leads to %s, want %s", from, got, want)
+		}
+	}
+}
+
 // Every stage can come to its end, and in builds with the race detector a move that the table does
 // not have panics.
 func TestStagesOnlyMoveForward(t *testing.T) {

@@ -203,33 +203,34 @@ func TestNoGoroutineAfterClose(t *testing.T) {
 	}
 }
 
-// A request whose acknowledgement cannot come back any more fails after its retries, whatever the
-// program posts and changes in the meantime.
-func TestNothingPutsOffTheEnd(t *testing.T) {
-	const code, most = 12, 400 // 17 ms
-	f, a, b := pair(t, Config{Device: DeviceConfig{Latency: 5 * time.Millisecond}},
-		endConfig{qp: verbs.QPCap{MaxSendWR: most}},
-		func(c *connection) { c.Timeout, c.RetryCount = code, 1 })
+// A queue pair that waits for its peer tries again when the time has come that was set first,
+// however often the program changes it in the meantime.
+func TestNothingPutsOffTheRetry(t *testing.T) {
+	f, a, b := pair(t, Config{Device: DeviceConfig{Latency: time.Microsecond}}, endConfig{},
+		func(c *connection) { c.Timeout = 24 }) // a minute
 	f.Inject(Fault{Kind: CutLink, Skip: 1})
 	a.post(a.write(b, 1, 0, 8), a.write(b, 2, 0, 8))
-	start := time.Now()
-	var wcs [1]verbs.WC
-	for n, posts := 0, 2; n == 0; posts++ {
-		if time.Since(start) > 5*time.Second || posts == most {
-			t.Fatalf("after %v and %d posts the request has not ended", time.Since(start), posts)
+	when := func() int64 {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		retry := &a.qp.run.background.timers[timerRetry]
+		if !retry.IsArmed() || a.qp.run.wait != waitPeer || a.qp.core.SQ.Acked != 0 {
+			return 0
 		}
-		a.post(a.write(b, 3, 0, 8))
-		rts := verbs.QPAttr{State: verbs.StateRTS, MinRNRTimer: uint8(posts % 32)}
-		err := a.qp.Modify(&rts, verbs.QPAttrState|verbs.QPAttrMinRNRTimer)
-		if err != nil && a.qp.State() != verbs.StateErr {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * time.Millisecond)
-		if n, err = a.cq.Poll(wcs[:]); err != nil {
-			t.Fatal(err)
+		return retry.When
+	}
+	for start := time.Now(); when() == 0; time.Sleep(time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("the queue pair does not wait for its peer")
 		}
 	}
-	if wcs[0].ID != 1 || wcs[0].Status != verbs.StatusRetryExcErr {
-		t.Errorf("%v of request %d", wcs[0].Status, wcs[0].ID)
+	first := when()
+	for i := range uint8(3) {
+		time.Sleep(time.Millisecond) // longer than the acknowledgement of the first request takes
+		rts := verbs.QPAttr{State: verbs.StateRTS, MinRNRTimer: i}
+		must(t, a.qp.Modify(&rts, verbs.QPAttrState|verbs.QPAttrMinRNRTimer))
+	}
+	if then := when(); then != first {
+		t.Errorf("the retry was put off by %v", time.Duration(then-first))
 	}
 }

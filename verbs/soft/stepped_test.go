@@ -283,6 +283,21 @@ func TestSteppedTimers(t *testing.T) {
 	})
 }
 
+// What this end has decided needs no acknowledgement: a fault is reported also where the link is
+// down by then.
+func TestAFaultNeedsNoAcknowledgement(t *testing.T) {
+	for _, kind := range []FaultKind{FailSend, FailAfterData} {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+		f.Inject(Fault{Kind: kind, Status: verbs.StatusRemOpErr})
+		a.post(a.write(b, 1, 0, 8))
+		do(t, f, "execute")
+		f.Device(1).SetLink(false)
+		do(t, f, "acknowledge")
+		f.Run(10)
+		awaitStatus(t, a.cq, 1, verbs.StatusRemOpErr)
+	}
+}
+
 func TestSteppedAtomicsAndErrors(t *testing.T) {
 	f, a, b := pair(t, Config{Stepped: true, Seed: 3}, endConfig{})
 	binary.NativeEndian.PutUint64(b.buf, 40)
