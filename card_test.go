@@ -124,6 +124,23 @@ func TestBusinessCardRefusals(t *testing.T) {
 	}
 }
 
+// A card of 64 KiB is read, whatever fills it, and none that is longer.
+func TestCardsAreBounded(t *testing.T) {
+	const before, after = `{"qpNums":["7"],"rails":[{"gid":"::1","psn":0}],"x":"`, `"}`
+	for _, n := range []int{65535, 65536, 65537} {
+		fill := strings.Repeat("x", n-len(before)-len(after))
+		err := json.Unmarshal([]byte(before+fill+after), &ibverbx.BusinessCard{})
+		if n > 65536 {
+			want := fmt.Sprintf("ibverbx: business card: invalid argument: %d bytes long: at most 65536", n)
+			if err == nil || err.Error() != want {
+				t.Errorf("%v, want %s", err, want)
+			}
+		} else if err != nil {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+}
+
 // The largest card that a virtual queue pair can have survives a round trip.
 func TestLargestBusinessCard(t *testing.T) {
 	devices := make([]verbs.Device, 64)
