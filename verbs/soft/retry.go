@@ -93,9 +93,6 @@ func (f *Fabric) exhausted(q *QP) {
 		return
 	}
 	s := q.core.SQ.At(q.core.SQ.Acked)
-	if s.Answered() && s.Status == verbs.StatusSuccess {
-		q.run.reads--
-	}
 	s.Status, s.Local, s.Mark = verbs.StatusRetryExcErr, true, 0
 	q.run.failed = true
 	f.engine.executed(q)

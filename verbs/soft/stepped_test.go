@@ -194,6 +194,7 @@ func TestSteppedTimers(t *testing.T) {
 			do(t, f, "timer")
 		}
 		do(t, f, "execute")
+		do(t, f, "acknowledge") // no timer is left
 		f.Run(10)
 		awaitStatus(t, a.cq, 1, verbs.StatusRNRRetryExcErr)
 		if b.qp.State() != verbs.StateRTS {
@@ -237,6 +238,36 @@ func TestSteppedTimers(t *testing.T) {
 		f.Run(10)
 		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 		awaitStatus(t, a.cq, 2, verbs.StatusSuccess)
+	})
+	t.Run("each request has its retries, acknowledgements late", func(t *testing.T) {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RetryCount = 1 })
+		a.post(a.write(b, 1, 0, 8), a.write(b, 2, 0, 8))
+		do(t, f, "execute")
+		do(t, f, "execute")
+		for range 2 {
+			f.Device(1).SetLink(false)
+			do(t, f, "timer")
+			f.Device(1).SetLink(true)
+			do(t, f, "acknowledge")
+		}
+		f.Run(10)
+		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+		awaitStatus(t, a.cq, 2, verbs.StatusSuccess)
+	})
+	t.Run("a receive that comes in time costs no retry", func(t *testing.T) {
+		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RNRRetry = 1 })
+		a.post(a.send(1, 0, 8))
+		for range 3 {
+			do(t, f, "execute")
+			b.recv(verbs.RecvWR{ID: 2, SGL: b.sge(0, 8)})
+			setState(t, b, verbs.StateReset) // and is gone again
+			raise(t, b, a)
+		}
+		do(t, f, "execute")
+		b.recv(verbs.RecvWR{ID: 3, SGL: b.sge(0, 8)})
+		do(t, f, "execute")
+		f.Run(10)
+		awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 	})
 	t.Run("a peer that was not connected", func(t *testing.T) {
 		f, a, b := pair(t, Config{Stepped: true}, endConfig{}, func(c *connection) { c.RetryCount = 1 })
