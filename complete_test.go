@@ -146,3 +146,28 @@ func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 		})
 	}
 }
+
+// A poll that has what it was asked for leaves the rest with the NIC, but for the batch in which it
+// came.
+func TestPollLeavesTheRestWithTheNIC(t *testing.T) {
+	const posts = 1000
+	q := newLone(t, Config{MaxMsgCntPerQP: posts})
+	for id := range uint64(posts) {
+		if _, err := q.PostSend(rawWrite(id, 8)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint64(posts) {
+		var wcs [1]WC
+		n, err := q.CQ().Poll(wcs[:])
+		if n != 1 || err != nil || wcs[0].ID != id || wcs[0].Status != verbs.StatusSuccess {
+			t.Fatalf("poll %d: %d, %+v, %v", id, n, wcs[0], err)
+		}
+		if ready := q.CQ().Stats().Ready; ready >= 64 {
+			t.Fatalf("poll %d: %d completions were taken from the NIC beforehand", id, ready)
+		}
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+}

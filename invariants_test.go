@@ -37,6 +37,8 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 		"rail: negative receives":  func(r *recorded) { r.send.rails.notify.recvs = -1 },
 		"rail: negative to repost": func(r *recorded) { r.send.rails.data[0].recvsToPost = -1 },
 
+		"passThrough: negative probes": func(r *recorded) { r.pass.probes.posted = -1 },
+
 		"sender: next":          func(r *recorded) { r.send.next = r.send.win.Tail + 1 },
 		"sender: data done":     func(r *recorded) { r.send.dataDone = r.send.next + 1 },
 		"sender: finals posted": func(r *recorded) { r.send.finalsPosted = r.send.dataDone + 1 },
@@ -57,6 +59,9 @@ func TestBrokenInvariantsPanic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := connected(t)
+			if strings.HasPrefix(name, "passThrough: ") {
+				r = &recorded{VirtualQP: newLone(t, Config{})}
+			}
 			r.checkInvariants()
 			breaks(r)
 			defer func() {

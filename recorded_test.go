@@ -150,6 +150,24 @@ func newUnconnected(tb testing.TB, devices, perDevice int, cfg Config) *recorded
 	return r
 }
 
+// newLone makes a virtual queue pair over a single one, on a null device. It is connected.
+func newLone(tb testing.TB, cfg Config) *VirtualQP {
+	tb.Helper()
+	cfg.QPsPerDevice = 1
+	q, err := Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	card, err := q.Card()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := q.Connect(Elsewhere(card)); err != nil {
+		tb.Fatal(err)
+	}
+	return q
+}
+
 // step is what the data rails, and then the notify QP, were last given on the way to a state.
 func (r *recorded) step(state verbs.QPState) (all []verbs.QPAttr) {
 	for _, qp := range append(slices.Clone(r.qps), r.notify) {

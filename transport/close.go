@@ -27,13 +27,10 @@ func (p *peerState) fail(to stage, sentinel, cause error) {
 	p.w.wakeForChores()
 }
 
-// end enters a stage that ends the service. Requests that are pending are called once more, after
-// OnError.
+// end enters a stage that ends the service. Requests that are pending, for which the endpoint is
+// scheduled already, are called once more, after OnError.
 func (p *peerState) end(to stage, sentinel, cause error) {
 	p.ending.fail(to, p.newError(sentinel, cause), p.sending.busy())
-	if p.sending.pending.waits() {
-		p.schedule()
-	}
 }
 
 // failQP fails the endpoint because its virtual queue pair refused what it should take.

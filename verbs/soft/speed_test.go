@@ -170,3 +170,29 @@ func TestErrorKeepsOrderOfArrivals(t *testing.T) {
 		}
 	}
 }
+
+// On a wire that is busy for a second messages leave 100 µs before it is free; on one without a
+// bandwidth they leave at once, whatever the latency.
+func TestDeparture(t *testing.T) {
+	for _, c := range []struct {
+		nic  DeviceConfig
+		busy bool
+	}{
+		{DeviceConfig{Latency: time.Second}, false}, {DeviceConfig{Bandwidth: 1}, true},
+		{DeviceConfig{Bandwidth: 1 << 40, Latency: time.Second}, true},
+	} {
+		f := newFabric(t, Config{Device: c.nic})
+		f.mu.Lock()
+		b, d := f.engine.(*background), f.devices[0]
+		free := b.now() + int64(time.Second)
+		d.worker.wireFree = free
+		want := int64(0)
+		if c.busy {
+			want = free - int64(100*time.Microsecond)
+		}
+		if got := b.departure(d); got != want {
+			t.Errorf("%+v: departure at %d, want %d", c.nic, got, want)
+		}
+		f.mu.Unlock()
+	}
+}
