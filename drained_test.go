@@ -3,8 +3,8 @@ package ibverbx
 import "testing"
 
 // Drain of a single queue pair is over where nothing is left, and where the queue pair was
-// destroyed, whatever it held: nothing is posted on it any more. Where
-// something is left, two requests of Drain's own are.
+// destroyed, whatever it held: nothing is posted on it any more. Where something is left, two
+// requests of Drain's own are.
 func TestDrainIsOver(t *testing.T) {
 	for _, c := range []struct {
 		closed, sends, probes, over bool
