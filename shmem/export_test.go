@@ -44,3 +44,14 @@ func Asked(pes ...*PE) (n int) {
 
 // Await waits until done, which looks at what others write, as the waits for words do.
 func Await(ctx context.Context, pe *PE, done func() bool) error { return pe.await(ctx, "await", done) }
+
+// AskInBarrier has a PE ask another as it does when it waits for it in a barrier, and not wait.
+func AskInBarrier(ctx context.Context, pe *PE, to int) error {
+	if _, err := pe.call("barrier", kindBarrier, shape{size: 1}); err != nil {
+		return err
+	}
+	if err := pe.peers[to].ask(ctx); err != nil {
+		return err
+	}
+	return pe.Quiet(ctx)
+}

@@ -144,6 +144,34 @@ func TestTheFinderSaysWhatDiffers(t *testing.T) {
 	}
 }
 
+// Also a PE that waits for room, because it has sent more than the other takes, finds what differs,
+// and its own error says so.
+func TestWhoWaitsForRoomFindsWhatDiffers(t *testing.T) {
+	v := make([]int64, 1<<16)
+	for name, call := range map[string]func(ctx context.Context, pe *shmem.PE) error{
+		"reduce": func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.Reduce(ctx, pe, v, v, shmem.OpSum)
+		},
+		"broadcast": func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.Broadcast(ctx, pe, v, 1)
+		},
+		"all-gather": func(ctx context.Context, pe *shmem.PE) error {
+			return shmem.AllGather(ctx, pe, make([]int64, 2*len(v)), v)
+		},
+	} {
+		l := newTestbed(t, shape{2, 1, 1}, shmem.Config{})
+		pes := l.world.PEs()
+		if err := shmem.AskInBarrier(l.ctx, pes[0], 1); err != nil {
+			t.Fatal(err)
+		}
+		want := "PE 0 called barrier, PE 1 " + name
+		if err := call(l.ctx, pes[1]); !errors.Is(err, shmem.ErrMismatch) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // After a call with different roots, which needed nothing of the other PE, a later one does not
 // return the data of the earlier one.
 func TestNoDataOfAnEarlierCall(t *testing.T) {
