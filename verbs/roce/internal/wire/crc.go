@@ -3,6 +3,8 @@ package wire
 import (
 	"encoding/binary"
 	"hash/crc32"
+
+	"ibverbx/verbs/roce/internal/crc"
 )
 
 // This file is the arithmetic of CRC-32: a register of 32 bits that bytes run through. The register
@@ -72,15 +74,14 @@ func runFew(r uint32, p []byte) uint32 {
 	return r
 }
 
-// many is from how many bytes on the vector instructions of hash/crc32 are worth their call.
+// many is from how many bytes on vector instructions are worth their call.
 const many = 64
 
-// runMany runs any number of bytes through a register.
-// hash/crc32 is fast for multiples of 16 bytes.
+// runMany runs any number of bytes through a register. Package crc is fast for multiples of 16.
 func runMany(r uint32, p []byte) uint32 {
 	if len(p) >= many {
 		n := len(p) &^ 15
-		r = ^crc32.Update(^r, crc32.IEEETable, p[:n])
+		r = crc.Run(r, p[:n])
 		if p = p[n:]; len(p) == 0 {
 			return r
 		}
