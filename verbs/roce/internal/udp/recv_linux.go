@@ -11,8 +11,11 @@ import (
 )
 
 const (
-	// DefaultMessages is how many datagrams or bursts one Recv takes by default.
-	DefaultMessages = 16
+	// DefaultMessages is how many datagrams or bursts one Recv takes by default. Half a megabyte of
+	// bursts is still in the second cache when the caller reads it: with 16, programs on a loopback
+	// interface took 7 to 17 % more processor time for long messages; 2 took more too, 4 and 6 did
+	// not.
+	DefaultMessages = 8
 	// MaxMessage is the longest datagram or burst that can arrive, and the default of a buffer.
 	MaxMessage = 1 << 16
 	// maxMessages is the most that the kernel takes in one call.
