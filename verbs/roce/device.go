@@ -256,27 +256,34 @@ func (d *Device) CheckPath(port int, to verbs.GID) error {
 	case port != 1:
 		return d.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("port %d, there is only port 1", port))
 	}
-	if _, _, err := d.route(to); err != nil {
-		return d.core.Err(op, verbs.ErrUnreachable, err.Error())
+	if found := d.route(to); found.err != nil {
+		return d.core.Err(op, verbs.ErrUnreachable, found.err.Error())
 	}
 	return nil
 }
 
-// route finds the way to a peer, and the path MTU that fits it.
-func (d *Device) route(to verbs.GID) (destination, verbs.MTU, error) {
+// route is the way to a peer, as the host knows it.
+type route struct {
+	to  destination
+	mtu verbs.MTU // the largest path MTU that fits; 0 if none does
+	err error     // why there is none
+}
+
+// route finds the way to a peer. Call it without the lock.
+func (d *Device) route(to verbs.GID) route {
 	port := uint16(Port)
 	if d.cfg.Port != 0 {
 		port = d.cfg.Port
 	}
 	dest, err := d.link.NewDestination(addressOf(to, port))
 	if err != nil {
-		return nil, 0, err
+		return route{err: err}
 	}
 	path, err := d.link.MTU(dest.Addr())
 	if err != nil {
-		return nil, 0, err
+		return route{err: err}
 	}
-	return dest, path.Verbs(headerRoom), nil
+	return route{to: dest, mtu: path.Verbs(headerRoom)}
 }
 
 // Watch sends the NIC's events to c.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -56,6 +57,45 @@ func TestUnreachable(t *testing.T) {
 	}
 	if err := checker.CheckPath(2, b.dev.gid); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("port 2: %v", err)
+	}
+}
+
+// watchedLink calls a function whenever it is asked for a way.
+type watchedLink struct {
+	link
+	asked func()
+}
+
+func (l watchedLink) NewDestination(to netip.AddrPort) (destination, error) {
+	l.asked()
+	return l.link.NewDestination(to)
+}
+
+func (l watchedLink) MTU(to netip.AddrPort) (udp.PathMTU, error) {
+	l.asked()
+	return l.link.MTU(to)
+}
+
+// The kernel is asked for a way, which takes several calls, while nobody waits for the NIC's lock.
+func TestWayIsAskedForWithoutLock(t *testing.T) {
+	conn, err := listen(netip.MustParseAddr("127.0.0.1"), &Config{})
+	must(t, err)
+	defer conn.Close()
+	d := &Device{local: conn.LocalAddr(), mtu: verbs.MTU4096, clock: func() int64 { return 0 }}
+	asked, locked := 0, 0
+	d.link = watchedLink{socket{conn}, func() {
+		asked++
+		if !d.mu.TryLock() { // it has no goroutines that might have it
+			locked++
+			return
+		}
+		d.mu.Unlock()
+	}}
+	d.init(draw)
+	t.Run("connect", func(t *testing.T) { newNodes(t, d, d, 64) })
+	must(t, d.CheckPath(1, d.gid))
+	if asked != 6 || locked != 0 {
+		t.Errorf("asked %d times, %d of them with the lock", asked, locked)
 	}
 }
 

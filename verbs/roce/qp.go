@@ -85,6 +85,10 @@ func (q *QP) Query() (verbs.QPAttr, error) {
 // Modify changes attributes and state.
 func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	d := q.dev
+	var found route
+	if mask&verbs.QPAttrAV != 0 { // before the lock: it takes several calls of the kernel
+		found = d.route(attr.AH.DGID)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next, err := q.core.CheckModify(attr, mask)
@@ -97,7 +101,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 				attr.PathMTU, d.local.Addr(), d.netDev, d.mtu))
 	}
 	if mask&verbs.QPAttrAV != 0 {
-		way, err := q.findPath(attr, mask)
+		way, err := q.pathOf(found, attr, mask)
 		if err != nil {
 			return err
 		}
@@ -116,21 +120,21 @@ func (q *QP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	return nil
 }
 
-// findPath finds the way to the peer that attr names.
-func (q *QP) findPath(attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
+// pathOf is the way to the peer that attr names, along a route that was found.
+func (q *QP) pathOf(found route, attr *verbs.QPAttr, mask verbs.QPAttrMask) (path, error) {
 	d := q.dev
 	const op = "modify qp"
-	to, fits, err := d.route(attr.AH.DGID)
-	if err != nil {
-		return path{}, q.core.Err(op, verbs.ErrUnreachable, err.Error())
+	if found.err != nil {
+		return path{}, q.core.Err(op, verbs.ErrUnreachable, found.err.Error())
 	}
 	mtu := q.core.Attr.PathMTU
 	if mask&verbs.QPAttrPathMTU != 0 {
 		mtu = attr.PathMTU
 	}
-	if mtu > fits {
+	to := found.to
+	if mtu > found.mtu {
 		return path{}, q.core.Err(op, verbs.ErrInvalid, fmt.Sprintf("path MTU %v, the way from %v to %v "+
-			"carries %v", mtu, d.local.Addr(), to.Addr().Addr(), fits))
+			"carries %v", mtu, d.local.Addr(), to.Addr().Addr(), found.mtu))
 	}
 	return path{to: to, peer: to.Addr(), out: wire.NewFlow(d.local, to.Addr())}, nil
 }
