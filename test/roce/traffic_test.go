@@ -292,7 +292,7 @@ func (x *traffic) inspect(d *roce.Device) {
 	x.t.Helper()
 	c := d.Counters()
 	x.t.Logf("%s: %+v", d.Name(), c)
-	if c.Malformed+c.NoQP+c.Strangers+c.BadICRC+c.Unsendable+c.Broken != 0 {
+	if c.Malformed+c.NoQP+c.Strangers+c.BadICRC+c.Unsendable+c.RecvErrors+c.Broken != 0 {
 		x.t.Errorf("%s refused packets of its peer: %+v", d.Name(), c)
 	}
 }

@@ -55,6 +55,7 @@ type Counters struct {
 	Overflowed uint64 // packets, or bursts of them, that found the socket's receive buffer full
 	Retried    uint64 // packets that waited for room in the socket's send buffer
 	Unsendable uint64 // packets that the socket refused
+	RecvErrors uint64 // times that the socket refused to say what has arrived
 
 	Sent       uint64 // packets of requests and answers, not acknowledgements
 	Received   uint64 // the same
@@ -312,6 +313,8 @@ func (d *Device) Counters() Counters {
 	defer d.mu.Unlock()
 	c := d.counts
 	c.Overflowed = socket.RecvDropped
+	c.Malformed += socket.RecvTruncated // longer than packets can be
+	c.RecvErrors = d.recv.failed.Load()
 	c.Unsendable += socket.SendDropped
 	for _, q := range d.qps.All {
 		c.add(q.engine.Stats())

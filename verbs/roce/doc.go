@@ -73,8 +73,9 @@
 // loss: it is repaired, or ends in verbs.StatusRetryExcErr after the timeout, times the retries and
 // one more. [Device.Counters] of the receiving end then tells why: BadICRC counts packets that were
 // changed on the way, as by NAT; Strangers those from another address than the GID says; NoQP those
-// for a queue pair that is gone; Overflowed those that found the receive buffer full. If none of
-// them counts, nothing arrives: look for a firewall.
+// for a queue pair that is gone; Overflowed those that found the receive buffer full; RecvErrors
+// how often the socket did not say what has arrived. If none of them counts, nothing arrives: look
+// for a firewall.
 //
 // The ICRC of a packet over IPv4 covers a field that programs cannot see. Between two ends of this
 // package it has one of 64 values, and one wrong packet in 2^26 passes the check; from foreign ends

@@ -78,21 +78,18 @@ func (l watchedLink) MTU(to netip.AddrPort) (udp.PathMTU, error) {
 
 // The kernel is asked for a way, which takes several calls, while nobody waits for the NIC's lock.
 func TestWayIsAskedForWithoutLock(t *testing.T) {
-	conn, err := listen(netip.MustParseAddr("127.0.0.1"), &Config{})
-	must(t, err)
-	defer conn.Close()
-	d := &Device{local: conn.LocalAddr(), mtu: verbs.MTU4096, clock: func() int64 { return 0 }}
 	asked, locked := 0, 0
-	d.link = watchedLink{socket{conn}, func() {
-		asked++
-		if !d.mu.TryLock() { // it has no goroutines that might have it
-			locked++
-			return
-		}
-		d.mu.Unlock()
-	}}
-	d.init(draw)
-	t.Run("connect", func(t *testing.T) { newNodes(t, d, d, 64) })
+	d := deafNIC(t, func(d *Device, conn link) link {
+		return watchedLink{conn, func() {
+			asked++
+			if !d.mu.TryLock() {
+				locked++
+				return
+			}
+			d.mu.Unlock()
+		}}
+	})
+	newNodes(t, d, d, 64)
 	must(t, d.CheckPath(1, d.gid))
 	if asked != 6 || locked != 0 {
 		t.Errorf("asked %d times, %d of them with the lock", asked, locked)

@@ -29,7 +29,6 @@ type receiver struct {
 	dirty   []*QP // queue pairs that got packets in this round
 	delayed bool  // acknowledgements were delayed in the round before
 	empty   int   // how often in a row who polls has found nothing
-	helped  int   // how often who polls another NIC has received for this one
 
 	offer func() // offers the processor; tests count it
 
@@ -39,6 +38,9 @@ type receiver struct {
 	napping atomic.Bool // the goroutine keeps out of the way
 	wake    chan struct{}
 	nap     *time.Timer
+
+	// failed is how often the socket has refused to say what has arrived: [Counters].RecvErrors.
+	failed atomic.Uint64
 }
 
 const (
@@ -164,7 +166,6 @@ func (d *Device) helpOthers() {
 	}
 	for _, other := range d.provider.devices {
 		if other != d && other.recv.mu.TryLock() {
-			other.recv.helped++
 			_ = other.recv.receiveLocked(1, false)
 			other.recv.mu.Unlock()
 		}
@@ -222,6 +223,9 @@ func (r *receiver) receiveUntilPolled() error {
 func (r *receiver) receiveLocked(batches int, hold bool) error {
 	for range batches {
 		if _, err := r.batch.Recv(); err != nil {
+			if err != udp.ErrAgain && !errors.Is(err, verbs.ErrClosed) { //nolint:errorlint // as it is
+				r.failed.Add(1)
+			}
 			r.sendDelayed()
 			return err
 		}

@@ -1,6 +1,8 @@
 package roce
 
 import (
+	"bytes"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/roce/internal/udp"
 	"ibverbx/verbs/verbstest"
 )
 
@@ -70,23 +73,68 @@ func TestPollingOffersTheProcessor(t *testing.T) {
 }
 
 // On one processor a program that polls one NIC keeps the goroutines of others from it: it does
-// their work now and then. Waiting for the scheduler to look took a second a MiB.
+// their work now and then. Waiting for the scheduler to look took a second a MiB. The peer of this
+// test has no goroutine: all that it receives, the polls of the other NIC receive for it.
 func TestPollingHelpsOtherNICs(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	p := openNICs(t, Config{}, "127.0.0.1", "127.0.0.2")
-	pair := newNodes(t, p.Device(0), p.Device(1), 1<<20)
+	p := openNICs(t, Config{}, "127.0.0.1")
+	peer := deafNIC(t, func(_ *Device, conn link) link { return conn })
+	one := p.Device(0)
+	one.provider = &Provider{devices: []*Device{one, peer}}
+	pair := newNodes(t, one, peer, 1<<20)
 	a, b := pair[0], pair[1]
+	for i := range a.buf {
+		a.buf[i] = byte(i * 7)
+	}
 	a.post(t, a.write(b, 1, len(a.buf)))
-	for n := 0; n == 0; { // nothing else gives the processor away
-		var wcs [1]verbs.WC
-		var err error
-		n, err = a.cq.Poll(wcs[:])
+	a.succeed(t)
+	if !bytes.Equal(a.buf, b.buf) {
+		t.Error("the bytes differ")
+	}
+}
+
+// failingLink is a socket that fails to receive so many times, and says that it has dropped packets
+// that were too long.
+type failingLink struct {
+	link
+	batch
+	failures int
+}
+
+func (l *failingLink) NewBatch() batch {
+	l.batch = l.link.NewBatch()
+	return l
+}
+
+func (l *failingLink) Recv() (int, error) {
+	if l.failures > 0 {
+		l.failures--
+		return 0, &udp.Error{Op: "receive", Errno: os.ErrInvalid}
+	}
+	return l.batch.Recv()
+}
+
+func (l *failingLink) Stats() udp.Stats {
+	s := l.link.Stats()
+	s.RecvTruncated = 2
+	return s
+}
+
+// When the socket does not say what has arrived, it is counted, and the NIC asks again. A socket
+// where nothing has arrived, or that is closed, is no such socket.
+func TestReceiveErrorsCount(t *testing.T) {
+	d := deafNIC(t, func(_ *Device, conn link) link { return &failingLink{link: conn, failures: 3} })
+	pair := newNodes(t, d, d, 64)
+	a, b := pair[0], pair[1]
+	a.post(t, a.write(b, 1, 64))
+	a.succeed(t)
+	var none [1]verbs.WC
+	for range 10 {
+		_, err := a.cq.Poll(none[:])
 		must(t, err)
 	}
-	b.dev.recv.mu.Lock()
-	defer b.dev.recv.mu.Unlock()
-	if b.dev.recv.helped == 0 {
-		t.Error("the peer had no help")
+	if c := d.Counters(); c.RecvErrors != 3 || c.Malformed != 2 {
+		t.Errorf("%+v, want 3 RecvErrors, and 2 Malformed that were too long", c)
 	}
 }
 

@@ -22,6 +22,22 @@ func openNICs(t testing.TB, cfg Config, addrs ...string) *Provider {
 	return p
 }
 
+// deafNIC makes a NIC on 127.0.0.1 whose goroutine does not run: it receives when somebody polls.
+// wrap may put something before its socket. It has to be without objects when the test ends.
+func deafNIC(t testing.TB, wrap func(*Device, link) link) *Device {
+	t.Helper()
+	conn, err := listen(netip.MustParseAddr("127.0.0.1"), &Config{})
+	must(t, err)
+	start := time.Now()
+	d := &Device{id: 9, local: conn.LocalAddr(), mtu: verbs.MTU4096,
+		clock: func() int64 { return int64(time.Since(start)) }}
+	d.link = wrap(d, socket{conn})
+	d.init(draw)
+	close(d.recv.ended)
+	t.Cleanup(func() { must(t, d.close()) })
+	return d
+}
+
 // ownAddr is a loopback address that no other process's test is likely to use, and so has port 4791
 // free.
 func ownAddr(i int) string {

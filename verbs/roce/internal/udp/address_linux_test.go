@@ -61,7 +61,7 @@ func TestTooLarge(t *testing.T) {
 		dest := to(t, a, b)
 		packets, _ := packetsOf(100, 65535)
 		n, err := dest.Send(packets, true)
-		if n != 1 || !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "the path takes 65") {
+		if n != 1 || !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "65535 bytes") {
 			t.Errorf("%d, %v", n, err)
 		}
 	})

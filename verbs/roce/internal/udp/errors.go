@@ -36,7 +36,7 @@ type Error struct {
 }
 
 // Error reads "send: 192.0.2.1:4791 to 192.0.2.2:4791: datagram too large for the path (message too
-// long): 4112 bytes, the path takes 1472".
+// long): 4112 bytes of UDP payload; Conn.MTU says ...".
 func (e *Error) Error() string {
 	var s strings.Builder
 	s.WriteString(e.Op)

@@ -2,7 +2,6 @@ package udp
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -40,15 +39,4 @@ func (c *Conn) MTU(to netip.AddrPort) (PathMTU, error) {
 		return PathMTU{}, e
 	}
 	return pathMTU(ip, !v4), nil
-}
-
-// tooLarge says what would fit where so many bytes did not.
-func (c *Conn) tooLarge(to netip.AddrPort, size int) string {
-	path, err := c.MTU(to)
-	if err != nil {
-		return fmt.Sprintf("%d bytes of UDP payload", size)
-	}
-	return fmt.Sprintf("%d bytes of UDP payload, the path takes %d (IP packets of %d): choose a smaller "+
-		"path MTU",
-		size, path.Payload, path.IP)
 }

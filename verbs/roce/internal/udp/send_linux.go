@@ -2,6 +2,7 @@ package udp
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"syscall"
@@ -200,12 +201,14 @@ func (d *Destination) release(packets []Packet) {
 	runtime.KeepAlive(packets)
 }
 
-// failed is the error of a packet of so many bytes.
+// failed is the error of a packet of so many bytes. It does not ask what the path takes: whoever
+// sends may do so under a lock.
 func (d *Destination) failed(size int) error {
 	e := &Error{Op: "send", Local: d.conn.local, Remote: d.addr, Errno: d.errno}
 	switch d.errno {
 	case unix.EMSGSIZE:
-		e.Err, e.Detail = ErrTooLarge, d.conn.tooLarge(d.addr, size)
+		e.Err, e.Detail = ErrTooLarge, fmt.Sprintf("%d bytes of UDP payload; Conn.MTU "+
+			"says what the path takes: choose a smaller path MTU", size)
 	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.ENETDOWN, unix.EADDRNOTAVAIL, unix.ENODEV:
 		e.Err, e.Detail = ErrUnreachable, "no route from the local address, or its link is down"
 	case unix.EPERM, unix.EACCES:
