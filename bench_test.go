@@ -180,21 +180,8 @@ func newNullRaw(tb testing.TB) (verbs.QP, verbs.CQ, []verbs.SendWR) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	for _, step := range []struct {
-		attr verbs.QPAttr
-		mask verbs.QPAttrMask
-	}{
-		{verbs.QPAttr{State: verbs.StateInit, Port: 1}, verbs.QPAttrState | verbs.QPAttrPKeyIndex |
-			verbs.QPAttrPort | verbs.QPAttrAccess},
-		{verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096}, verbs.QPAttrState | verbs.QPAttrAV |
-			verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic |
-			verbs.QPAttrMinRNRTimer},
-		{verbs.QPAttr{State: verbs.StateRTS}, verbs.QPAttrState | verbs.QPAttrTimeout |
-			verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry | verbs.QPAttrSQPSN | verbs.QPAttrMaxRDAtomic},
-	} {
-		if err := qp.Modify(&step.attr, step.mask); err != nil {
-			tb.Fatal(err)
-		}
+	if err := verbstest.ToRTS(qp, verbs.QPAttr{Port: 1, PathMTU: verbs.MTU4096}); err != nil {
+		tb.Fatal(err)
 	}
 	wrs := make([]verbs.SendWR, benchBatch)
 	sge := make([]verbs.SGE, benchBatch)

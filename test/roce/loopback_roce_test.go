@@ -7,6 +7,7 @@ import (
 
 	"ibverbx/verbs"
 	"ibverbx/verbs/roce"
+	"ibverbx/verbs/verbstest"
 )
 
 // card is what an end tells of itself.
@@ -61,16 +62,9 @@ func newRDMA(size int) *rdma {
 
 // connect takes the queue pair to RTS. It writes to what the peer's card says.
 func (r *rdma) connect(to card) {
-	step := func(a verbs.QPAttr, mask verbs.QPAttrMask) { must(r.qp.Modify(&a, mask|verbs.QPAttrState)) }
-	step(verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessRemoteWrite},
-		verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess)
-	step(verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, DestQPNum: to.QPN, MinRNRTimer: 12,
-		AH: verbs.AH{Global: true, DGID: to.GID, HopLimit: 64, Port: 1}},
-		verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|verbs.QPAttrRQPSN|
-			verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer)
-	step(verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7},
-		verbs.QPAttrTimeout|verbs.QPAttrRetryCount|verbs.QPAttrRNRRetry|
-			verbs.QPAttrSQPSN|verbs.QPAttrMaxRDAtomic)
+	must(verbstest.ToRTS(r.qp, verbs.QPAttr{Port: 1, Access: verbs.AccessRemoteWrite, PathMTU: verbs.MTU4096,
+		DestQPNum: to.QPN, MinRNRTimer: 12, Timeout: 14, RetryCount: 7, RNRRetry: 7,
+		AH: verbs.AH{Global: true, DGID: to.GID, HopLimit: 64, Port: 1}}))
 	r.wr = []verbs.SendWR{{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled,
 		SGL:        []verbs.SGE{{Addr: r.mr.Addr(), Length: uint32(r.size), LKey: r.mr.LKey()}},
 		RemoteAddr: to.Addr, RKey: to.RKey}}

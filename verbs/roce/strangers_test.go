@@ -176,17 +176,10 @@ func newForeign(t testing.TB, n *node, addr string, port uint16) *foreign {
 	if f.stranger = f.listens; port != Port {
 		f.stranger = newStranger(t, fmt.Sprintf("%s:%d", addr, port))
 	}
-	attr := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
-	must(t, n.qp.Modify(&attr, verbs.QPAttrState|verbs.QPAttrPort|verbs.QPAttrPKeyIndex|verbs.QPAttrAccess))
-	attr = verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU1024, DestQPNum: f.qpn, RQPSN: f.psn,
-		MaxDestRDAtomic: 4, MinRNRTimer: 1, AH: verbs.AH{Global: true, Port: 1, HopLimit: 64,
-			DGID: verbs.GID(f.at.Addr().As16())}}
-	must(t, n.qp.Modify(&attr, verbs.QPAttrState|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
-		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer|verbs.QPAttrAV))
-	attr = verbs.QPAttr{State: verbs.StateRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7, SQPSN: 0xfffffe,
-		MaxRDAtomic: 4}
-	must(t, n.qp.Modify(&attr, verbs.QPAttrState|verbs.QPAttrTimeout|verbs.QPAttrRetryCount|
-		verbs.QPAttrRNRRetry|verbs.QPAttrSQPSN|verbs.QPAttrMaxRDAtomic))
+	must(t, verbstest.ToRTS(n.qp, verbs.QPAttr{Port: 1, Access: verbs.AccessAll, PathMTU: verbs.MTU1024,
+		DestQPNum: f.qpn, RQPSN: f.psn, SQPSN: 0xfffffe, MaxRDAtomic: 4, MaxDestRDAtomic: 4, MinRNRTimer: 1,
+		Timeout: 14, RetryCount: 7, RNRRetry: 7,
+		AH: verbs.AH{Global: true, Port: 1, HopLimit: 64, DGID: verbs.GID(f.at.Addr().As16())}}))
 	return f
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
 )
 
 // end is one side of a connection: everything it needs, closed with the test.
@@ -131,20 +132,7 @@ func raise(t testing.TB, a, b *end, change ...func(*connection)) {
 	for _, c := range change {
 		c(&attr)
 	}
-	for _, step := range []struct {
-		state verbs.QPState
-		mask  verbs.QPAttrMask
-	}{
-		{verbs.StateInit, verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess},
-		{verbs.StateRTR, verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
-			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer},
-		{verbs.StateRTS, verbs.QPAttrTimeout | verbs.QPAttrRetryCount | verbs.QPAttrRNRRetry |
-			verbs.QPAttrSQPSN |
-			verbs.QPAttrMaxRDAtomic},
-	} {
-		attr.State = step.state
-		must(t, a.qp.Modify(&attr, step.mask|verbs.QPAttrState))
-	}
+	must(t, verbstest.ToRTS(a.qp, attr))
 }
 
 func setState(t testing.TB, e *end, s verbs.QPState) {

@@ -25,7 +25,7 @@ func Connect(a, b verbs.QP, cfg ConnectConfig) error {
 		return err
 	}
 	// Both are ready to receive before either may send.
-	for _, state := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
+	for _, state := range wayUp {
 		if err := step(a, attrA, state); err != nil {
 			return err
 		}
@@ -35,6 +35,20 @@ func Connect(a, b verbs.QP, cfg ConnectConfig) error {
 	}
 	return nil
 }
+
+// ToRTS takes a queue pair whose peer is elsewhere from RESET to RTS. attr has all that the
+// transitions ask for; its State does not matter.
+func ToRTS(qp verbs.QP, attr verbs.QPAttr) error {
+	for _, state := range wayUp {
+		if err := step(qp, attr, state); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wayUp are the states between RESET and RTS, and that.
+var wayUp = [...]verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS}
 
 // attrs fills in the attributes of both sides.
 func (cfg ConnectConfig) attrs(a, b verbs.QP) (attrA, attrB verbs.QPAttr, err error) {
