@@ -11,7 +11,7 @@ import (
 
 // The simulation plays worlds: two ends, a network that harms packets, and events that programs,
 // their owners and bad luck bring about. A model of what the programs asked for says what may
-// become of it (model_test.go). A world follows from its seed.
+// become of it (model_test.go, and of packets watch_test.go). A world follows from its seed.
 
 var (
 	seeds     = flag.Uint64("seeds", 0, "how many worlds TestSimulation plays; 0: its own number")
