@@ -25,7 +25,8 @@ func TestActionsThatCannotHappen(t *testing.T) {
 	}
 	execute, acknowledge := Action{Kind: Execute, QPNum: num}, Action{Kind: Acknowledge, QPNum: num}
 	timer, reveal := Action{Kind: Timer, QPNum: num}, Action{Kind: Reveal, QPNum: num}
-	never := []Action{timer, {Kind: Timer + 1, QPNum: num}, {Device: 2, QPNum: num}, {QPNum: num + 1},
+	never := []Action{timer, {Kind: Place + 1, QPNum: num}, {Kind: Arrive, QPNum: num},
+		{Kind: Place, QPNum: num}, {Device: 2, QPNum: num}, {QPNum: num + 1},
 		{Kind: Reveal, QPNum: num, Index: -1}, {Kind: Reveal, QPNum: num, Recv: true}}
 	impossible(append(never, execute, acknowledge, reveal)...)
 	a.post(a.write(b, 1, 0, 8), a.write(b, 2, 0, 8))
@@ -42,7 +43,7 @@ func TestActionsThatCannotHappen(t *testing.T) {
 	do(t, f, "reveal soft0 qp 17 send wr 1")
 	do(t, f, "reveal soft0 qp 17 send wr 2")
 	impossible(append(never, execute, acknowledge, reveal)...)
-	if got := (Timer + 1).String(); got != "action 4" {
+	if got := (Place + 1).String(); got != "action 6" {
 		t.Errorf("an action of no kind is %q", got)
 	}
 }

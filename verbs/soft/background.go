@@ -149,6 +149,30 @@ func (b *background) arrive(q *QP) {
 	}
 }
 
+func (b *background) after(d time.Duration) int64 { return b.now() + int64(d) }
+
+// awaitLate has what is late for q, and due, arrive and be placed, and arms the timer for the rest.
+func (b *background) awaitLate(q *QP) {
+	l := &q.late
+	for len(l.placements) > 0 && l.placements[0].due <= b.now() {
+		b.f.placeNext(q)
+		b.f.mu.WakeQuiet()
+	}
+	for len(l.stragglers) > 0 && l.stragglers[0].due <= b.now() {
+		b.f.arriveLate(q)
+	}
+	next := int64(math.MaxInt64)
+	if len(l.placements) > 0 {
+		next = l.placements[0].due
+	}
+	if len(l.stragglers) > 0 {
+		next = min(next, l.stragglers[0].due)
+	}
+	if next != math.MaxInt64 {
+		b.arm(&q.run.background.timers[timerLate], next)
+	}
+}
+
 func (b *background) retryAfter(q *QP, d time.Duration) {
 	t := &q.run.background.timers[timerRetry]
 	if d == 0 {
@@ -208,6 +232,8 @@ func (b *background) fire(t *timer) {
 		b.acknowledge(q)
 	case timerArrive:
 		b.arrive(q)
+	case timerLate:
+		b.awaitLate(q)
 	}
 }
 

@@ -27,14 +27,15 @@ func (f *Fabric) acknowledge(q *QP) {
 	if !q.core.Signaled(s) {
 		return
 	}
-	if e := f.place(q, nic.Send, seq, false, 0); e != nil {
+	if e := f.addCompletion(q, nic.Send, seq, false, 0); e != nil {
 		q.core.Sent(e, seq, s)
 	}
 }
 
-// place makes room for the completion of request seq of q in its queue, visible or, until it is
-// due, not yet. The caller fills it in; it is nil where the completion is lost.
-func (f *Fabric) place(q *QP, dir nic.Direction, seq uint64, solicited bool, due int64) *nic.Completion {
+// addCompletion makes room for the completion of request seq of q in its queue, visible or, until
+// it is due, not yet. The caller fills it in; it is nil where the completion is lost.
+func (f *Fabric) addCompletion(q *QP, dir nic.Direction, seq uint64, solicited bool,
+	due int64) *nic.Completion {
 	c := q.core.CQs[dir]
 	if c.Dead() {
 		return nil
@@ -67,7 +68,7 @@ func (f *Fabric) reveal(q *QP, dir nic.Direction, i int) {
 func (f *Fabric) completeError(q *QP, dir nic.Direction, seq uint64, status verbs.Status, vendorErr uint32) {
 	var e nic.Completion
 	q.core.Failed(&e, dir, seq, status, vendorErr, f.rng)
-	if at := f.place(q, dir, seq, true, 0); at != nil {
+	if at := f.addCompletion(q, dir, seq, true, 0); at != nil {
 		*at = e
 	}
 }
@@ -81,6 +82,8 @@ func (f *Fabric) toError(q *QP) {
 	q.core.State = verbs.StateErr
 	f.engine.stopTimers(q)
 	q.run.wait = waitNone
+	f.placeAll(q)
+	q.late.stragglers = nil
 	f.settle(q)
 }
 

@@ -50,6 +50,8 @@
 //	KillNIC        as it executes   the NIC is gone first, and comes back when the fault is removed
 //	OverrunCQ      as it completes  the completion is lost, and its queue dead
 //	Rewrite        as it executes   the peer sees another immediate, key or address
+//	ArriveLate     as it executes   the request fails, and arrives at the peer later, with those behind it
+//	PlaceLate      as it executes   the write is acknowledged before it is in memory
 //
 // [Device.SetLink] pulls the cable and [Device.Kill] takes the whole NIC away at any moment;
 // [Device.Watch] reports both. Completions that are not successful carry garbage in the fields that

@@ -75,8 +75,13 @@ func (f *Fabric) execute(q *QP) outcome {
 		f.reject(q, p, s, status)
 		return done
 	}
+	if s.Opcode != verbs.OpRDMAWrite {
+		f.placeAll(p)
+	}
 	switch {
 	case s.Length == 0:
+	case q.run.placeAfter != 0 && s.Opcode == verbs.OpRDMAWrite:
+		f.postpone(q, p, s)
 	case s.Opcode.IsAtomic():
 		s.Result = nic.FetchAndChange(s.Opcode, s.CompareAdd, s.Swap, x.src.Bytes[0])
 	case f.stepped && s.Opcode == verbs.OpRDMARead:
@@ -187,7 +192,7 @@ func (f *Fabric) landed(q *QP) {
 // advance moves past the head request.
 func (q *QP) advance() {
 	q.core.SQ.Executed++
-	q.run.fault = nil
+	q.run.fault, q.run.placeAfter = nil, 0
 	q.run.tries, q.run.rnrTries = 0, 0
 }
 
@@ -208,10 +213,15 @@ func (f *Fabric) reject(q, p *QP, s *nic.SendSlot, status verbs.Status) {
 	s.Status, s.Local = status, false
 	q.run.failed = true
 	q.advance()
-	isSend := s.Opcode.IsSend()
+	op := s.Opcode
 	f.engine.executed(q)
+	f.refused(p, op, status)
+}
+
+// refused takes p to ERR, which has refused its peer's request.
+func (f *Fabric) refused(p *QP, op verbs.Opcode, status verbs.Status) {
 	switch {
-	case !isSend || !p.core.Receptive(): // not receptive: a queue pair connected to itself
+	case !op.IsSend() || !p.core.Receptive(): // not receptive: a queue pair connected to itself
 		f.failWithEvent(p, refusalEvent(status))
 	case status == verbs.StatusRemOpErr:
 		f.consumeFailed(p, verbs.StatusLocProtErr, 0)

@@ -128,6 +128,10 @@ type engine interface {
 	hide(q *QP, dir nic.Direction, due int64) bool
 	// retryAfter calls timeout(q) after d; 0 is never.
 	retryAfter(q *QP, d time.Duration)
+	// after is the time in so much, and awaitLate calls arriveLate or placeNext for the late
+	// messages and placements of q when each is due.
+	after(d time.Duration) int64
+	awaitLate(q *QP)
 	// stopTimers disarms the timers of q.
 	stopTimers(q *QP)
 	// close ends the engine. It is called without the lock.

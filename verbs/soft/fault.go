@@ -47,6 +47,19 @@ const (
 	// Rewrite: the request is altered on its way, by the function Rewrite, so that the peer sees
 	// something else than what was posted. The completion is the usual one of what was executed.
 	Rewrite
+	// ArriveLate: the request completes with Status [RETRY_EXC_ERR], and arrives at the peer later,
+	// as what waits in a switch does whose sender has given up. So do, in order, the requests that
+	// are posted behind it, up to the first that Match does not choose; their completions are
+	// flushed. They arrive after Delay [1 ms], in a stepped fabric with an Arrive action each,
+	// unless the peer's queue pair has failed or was reset, has no receive for one, or its link is
+	// down.
+	ArriveLate
+	// PlaceLate: an RDMA write is acknowledged as usual, and is in the peer's memory later, as on
+	// hosts where data waits on its way from the NIC to memory: after Delay [1 ms], in a stepped
+	// fabric with a Place action. It is there before whatever else but plain writes the same queue
+	// pair brings (IBTA o9-20), and before the peer's queue pair flushes; messages over other queue
+	// pairs pass it. Other operations are not delayed.
+	PlaceLate
 )
 
 // faultKindText has a line for every kind.
@@ -70,6 +83,9 @@ var faultKindText = [...]struct {
 	OverrunCQ: {"overrun cq", "the completion queue overruns when the request completes", atCompletion},
 	Rewrite: {"rewrite", "the peer sees another immediate, key or address than the request has",
 		atExecution},
+	ArriveLate: {"arrive late", "the request fails, and arrives at the peer later, with those behind it",
+		atExecution},
+	PlaceLate: {"place late", "the write is acknowledged before it is in memory", atExecution},
 }
 
 // FaultKinds lists all kinds, in order, for tests that choose at random and commands that offer a
@@ -109,10 +125,10 @@ type Fault struct {
 	Count int // how many it strikes after that; 0 means 1, negative means for ever
 	Kind  FaultKind
 
-	Status    verbs.Status  // FailSend, FailAfterData, FailRecv
+	Status    verbs.Status  // FailSend, FailAfterData, FailRecv, ArriveLate
 	VendorErr uint32        // goes with Status
 	Err       error         // RefuseSend, RefuseRecv
-	Delay     time.Duration // Delay
+	Delay     time.Duration // Delay, ArriveLate, PlaceLate
 	// Rewrite changes what the peer sees of a request: Imm, RKey, RemoteAddr, and Opcode between an
 	// operation and its variant with an immediate. Nothing else that it changes counts. nil changes
 	// nothing. The rules of Match hold. Faults that strike the same request at its arrival or its
@@ -130,6 +146,9 @@ func (t Fault) withDefaults() Fault {
 	if t.Err == nil {
 		t.Err = verbs.ErrNoMemory
 	}
+	if t.Delay <= 0 && (t.Kind == ArriveLate || t.Kind == PlaceLate) {
+		t.Delay = time.Millisecond
+	}
 	return t
 }
 
@@ -143,8 +162,10 @@ func (t Fault) String() string {
 		s += " (" + t.Status.Name() + ")"
 	case RefuseSend, RefuseRecv:
 		s += " (" + t.Err.Error() + ")"
-	case Delay:
+	case Delay, PlaceLate:
 		s += " (" + t.Delay.String() + ")"
+	case ArriveLate:
+		s += " (" + t.Status.Name() + ", " + t.Delay.String() + ")"
 	}
 	if t.Device != nil {
 		s += " on " + t.Device.core.Name

@@ -8,12 +8,13 @@ import (
 // MR is a registered memory region. It is a verbs.MR.
 type MR struct {
 	_    noCopy
+	dev  *Device
 	core nic.MR
 }
 
 // RegisterMR makes buf known to the NIC.
 func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) {
-	m := &MR{}
+	m := &MR{dev: p.dev}
 	if err := m.core.Register(&p.core, buf, access); err != nil {
 		return nil, err
 	}
@@ -26,7 +27,7 @@ func (p *PD) RegisterMR(buf []byte, access verbs.AccessFlags) (verbs.MR, error) 
 // (udmabuf does, most GPUs do not). So a program for memory of GPUs is tested without one. Whoever
 // makes the file shorter meanwhile ends the process, as with any mapped file.
 func (p *PD) RegisterDMABuf(fd int, offset, length, iova uint64, access verbs.AccessFlags) (verbs.MR, error) {
-	m := &MR{}
+	m := &MR{dev: p.dev}
 	if err := m.core.RegisterDMABuf(&p.core, fd, offset, length, iova, access); err != nil {
 		return nil, err
 	}
@@ -46,4 +47,10 @@ func (m *MR) LKey() uint32 { return m.core.LKey() }
 func (m *MR) RKey() uint32 { return m.core.RKey() }
 
 // Close deregisters, and waits for a copy that uses the memory.
-func (m *MR) Close() error { return m.core.Close() }
+func (m *MR) Close() error {
+	f := m.dev.f
+	f.mu.Lock()
+	f.placeEverything(m.dev)
+	f.mu.Unlock()
+	return m.core.Close()
+}

@@ -16,11 +16,15 @@ func (f *Fabric) receive(q, p *QP, s *nic.SendSlot) {
 			return
 		}
 	}
+	f.consume(p, &nic.Message{Opcode: s.Opcode, Length: s.Length, Imm: s.Imm, SrcQP: q.core.Num,
+		Solicited: s.Flags&verbs.SendSolicited != 0}, q.run.xfer.arrive)
+}
+
+// consume ends the next receive of p with a message, which is there when it is due.
+func (f *Fabric) consume(p *QP, m *nic.Message, due int64) {
 	seq, _ := p.core.RQ.Take()
-	m := nic.Message{Opcode: s.Opcode, Length: s.Length, Imm: s.Imm, SrcQP: q.core.Num,
-		Solicited: s.Flags&verbs.SendSolicited != 0}
-	if e := f.place(p, nic.Recv, seq, m.Solicited, q.run.xfer.arrive); e != nil {
-		p.core.Received(e, seq, &m)
+	if e := f.addCompletion(p, nic.Recv, seq, m.Solicited, due); e != nil {
+		p.core.Received(e, seq, m)
 	}
 }
 

@@ -179,7 +179,7 @@ func TestFaultString(t *testing.T) {
 // Every kind is listed, and each has its own text.
 func TestFaultKinds(t *testing.T) {
 	want := []FaultKind{FailSend, FailAfterData, FailRecv, RefuseSend, RefuseRecv, StallQP, Delay,
-		FailQP, CutLink, KillNIC, OverrunCQ, Rewrite}
+		FailQP, CutLink, KillNIC, OverrunCQ, Rewrite, ArriveLate, PlaceLate}
 	if got := FaultKinds(); !slices.Equal(got, want) {
 		t.Error(got)
 	}

@@ -24,9 +24,13 @@ const (
 	Reveal
 	// Timer: a retry timer runs out, or an injected delay ends.
 	Timer
+	// Arrive: a message arrives at the queue pair whose sender has given it up; see ArriveLate.
+	Arrive
+	// Place: data that the queue pair has acknowledged is in memory from now on; see PlaceLate.
+	Place
 )
 
-var actionNames = [...]string{"execute", "acknowledge", "reveal", "timer"}
+var actionNames = [...]string{"execute", "acknowledge", "reveal", "timer", "arrive", "place"}
 
 // String names the kind.
 func (k ActionKind) String() string {
@@ -159,6 +163,14 @@ func (f *Fabric) actions(dst []Action) []Action {
 				a.Kind, a.ID = Timer, q.core.SQ.At(q.core.SQ.Acked).ID
 				dst = append(dst, a)
 			}
+			if l := q.late.stragglers; len(l) > 0 {
+				a.Kind, a.ID = Arrive, l[0].id
+				dst = append(dst, a)
+			}
+			if l := q.late.placements; len(l) > 0 {
+				a.Kind, a.ID = Place, l[0].id
+				dst = append(dst, a)
+			}
 			a.Kind = Reveal
 			for dir := range q.hidden {
 				a.Recv = nic.Direction(dir) == nic.Recv
@@ -199,6 +211,16 @@ func (f *Fabric) do(a Action) bool {
 			return false
 		}
 		f.timeout(q)
+	case Arrive:
+		if len(q.late.stragglers) == 0 {
+			return false
+		}
+		f.arriveLate(q)
+	case Place:
+		if len(q.late.placements) == 0 {
+			return false
+		}
+		f.placeNext(q)
 	case Reveal:
 		dir := nic.Send
 		if a.Recv {
@@ -270,6 +292,8 @@ func (steppedEngine) transmit(_, _ *QP, _ *nic.SendSlot) (int64, int64) { return
 func (steppedEngine) executed(*QP)                                      {}
 func (steppedEngine) hide(*QP, nic.Direction, int64) bool               { return true }
 func (steppedEngine) retryAfter(*QP, time.Duration)                     {}
+func (steppedEngine) after(time.Duration) int64                         { return 0 }
+func (steppedEngine) awaitLate(*QP)                                     {}
 func (steppedEngine) stopTimers(*QP)                                    {}
 func (steppedEngine) close()                                            {}
 

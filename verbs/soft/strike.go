@@ -107,6 +107,11 @@ func (f *Fabric) strike(q *QP) bool {
 		return false
 	case Rewrite:
 		q.rewrite(i.fault.Rewrite)
+	case ArriveLate:
+		f.strand(q, i)
+		return false
+	case PlaceLate:
+		r.placeAfter = i.fault.Delay
 	}
 	return true
 }

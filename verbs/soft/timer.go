@@ -9,6 +9,7 @@ const (
 	timerRetry  timerKind = iota // a receiver was not ready, or the peer did not answer
 	timerAck                     // the oldest acknowledgement is back
 	timerArrive                  // the oldest message that is still on its way to a receive is there
+	timerLate                    // a late message arrives, or late data is placed
 	timerKinds
 )
 

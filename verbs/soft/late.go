@@ -1,0 +1,149 @@
+package soft
+
+import (
+	"slices"
+
+	"ibverbx/verbs"
+	"ibverbx/verbs/internal/nic"
+)
+
+// This file is what a network and a host may do late: messages that arrive after their sender saw
+// them fail, and data that is in memory only after its acknowledgement.
+
+// late is what a queue pair, as the responder, has still to come. Both lists are in the order of
+// sending.
+type late struct {
+	stragglers []straggler
+	placements []placement
+}
+
+// straggler is a message on its way to a queue pair, whose sender has given it up.
+type straggler struct {
+	id     uint64 // of the work request, for the reader of a trace
+	msg    nic.Message
+	data   []byte // of a SEND or write
+	rkey   uint32
+	addr   uint64
+	change [2]uint64 // of an atomic: the value to add or to compare with, and to swap in
+	psn    uint32
+	due    int64
+}
+
+// placement is the data of a write that was acknowledged and is not in memory yet, with the regions
+// of that memory, which are held.
+type placement struct {
+	id   uint64
+	to   nic.Pieces
+	data []byte
+	due  int64
+}
+
+// strand fails the head request of q, and sends it, and those behind it that the fault matches as
+// well, on their way to the peer.
+func (f *Fabric) strand(q *QP, i *Injection) {
+	p := q.reach()
+	due := f.engine.after(i.fault.Delay)
+	for seq := q.core.SQ.Executed; p != nil && seq != q.core.SQ.Posted && i.matches(q, seq); seq++ {
+		s := q.core.SQ.At(seq)
+		m := straggler{id: s.ID, rkey: s.RKey, addr: s.RemoteAddr, change: [2]uint64{s.CompareAdd, s.Swap},
+			msg: nic.Message{Opcode: s.Opcode, Length: s.Length, Imm: s.Imm, SrcQP: q.core.Num,
+				Solicited: s.Flags&verbs.SendSolicited != 0},
+			psn: (q.sendPSN + uint32(seq-q.core.SQ.Executed)) & nic.PSNMask, due: due}
+		var from nic.Pieces
+		if q.core.Local(&from, seq) != verbs.StatusSuccess {
+			break
+		}
+		if !s.Answered() {
+			m.data = slices.Concat(from.Bytes...)
+		}
+		p.late.stragglers = append(p.late.stragglers, m)
+	}
+	f.fail(q, i.fault.Status, i.fault.VendorErr)
+	if p != nil {
+		f.engine.awaitLate(p)
+	}
+}
+
+// arriveLate has the first straggler of p arrive. What cannot be taken is lost, with all behind it:
+// nobody sends it again.
+func (f *Fabric) arriveLate(p *QP) {
+	m := p.late.stragglers[0]
+	p.late.stragglers = p.late.stragglers[1:]
+	status := p.core.Permits(m.msg.Opcode)
+	takes := m.msg.Opcode.IsSend() || m.msg.Opcode.HasImm()
+	if !p.dev.up() || m.psn != p.recvPSN || status == verbs.StatusSuccess && takes && p.core.RQ.Empty() {
+		p.late.stragglers = nil
+		return
+	}
+	var to nic.Pieces
+	switch {
+	case status != verbs.StatusSuccess:
+	case m.msg.Opcode.IsSend():
+		status = p.core.Accept(&to, m.msg.Length)
+	default:
+		status = p.core.Target(&to, m.msg.Opcode, m.rkey, m.addr, m.msg.Length)
+	}
+	if status != verbs.StatusSuccess {
+		f.refused(p, m.msg.Opcode, status)
+		return
+	}
+	p.recvPSN = (p.recvPSN + 1) & nic.PSNMask
+	f.placeAll(p)
+	switch {
+	case m.msg.Opcode.IsAtomic():
+		nic.FetchAndChange(m.msg.Opcode, m.change[0], m.change[1], to.Bytes[0])
+	case m.msg.Opcode != verbs.OpRDMARead:
+		spread(&to, m.data)
+	}
+	if takes {
+		f.consume(p, &m.msg, 0)
+	}
+}
+
+// postpone keeps the payload of q's head request, a write that p has checked, from p's memory until
+// later.
+func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
+	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...),
+		due: f.engine.after(q.run.placeAfter)}
+	p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
+	d.to.Hold()
+	p.late.placements = append(p.late.placements, d)
+	f.engine.awaitLate(p)
+}
+
+// placeNext places the first write of p that is not in memory yet.
+func (f *Fabric) placeNext(p *QP) {
+	d := &p.late.placements[0]
+	spread(&d.to, d.data)
+	d.to.Release()
+	if p.late.placements = p.late.placements[1:]; len(p.late.placements) == 0 {
+		p.late.placements = nil
+	}
+}
+
+// placeAll places all writes of p that are not in memory yet. What the peer sends behind them, and
+// the flush of p, finds them there (IBTA o9-20).
+func (f *Fabric) placeAll(p *QP) {
+	if len(p.late.placements) == 0 {
+		return
+	}
+	for len(p.late.placements) > 0 {
+		f.placeNext(p)
+	}
+	f.mu.WakeQuiet() // regions are released
+}
+
+// placeEverything places what is not in memory yet on a NIC: one of its regions is about to go.
+func (f *Fabric) placeEverything(d *Device) {
+	for _, q := range d.qps.All {
+		f.placeAll(q)
+	}
+}
+
+// spread copies a payload to the pieces of memory that it goes to.
+func spread(to *nic.Pieces, data []byte) {
+	var x transfer
+	x.src.Add(data)
+	x.dst.Bytes = to.Bytes
+	x.copy()
+}

@@ -1,0 +1,259 @@
+package soft
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// A request whose sender has seen it fail arrives later, with those behind it, in order: in a
+// stepped fabric whenever the caller likes.
+func TestArriveLate(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	i := f.Inject(Fault{Kind: ArriveLate, Skip: 1})
+	b.recv(verbs.RecvWR{ID: 11, SGL: b.sge(1024, 64)}, verbs.RecvWR{ID: 12})
+	copy(a.buf, "0123456789abcdefghijklmnopqrstuv")
+	add := verbs.SendWR{ID: 5, Opcode: verbs.OpAtomicFetchAdd, Flags: verbs.SendSignaled, SGL: a.sge(512, 8),
+		RemoteAddr: b.mr.Addr() + 2048, RKey: b.mr.RKey(), CompareAdd: 7}
+	a.post(a.write(b, 1, 0, 8), a.write(b, 2, 8, 8), a.send(3, 16, 8), a.write(b, 4, 24, 8), add)
+	do(t, f, "execute soft0 qp 17 wr 1")
+	do(t, f, "execute soft0 qp 17 wr 2")
+	allBut(f, Arrive)
+	awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+	awaitStatus(t, a.cq, 2, verbs.StatusRetryExcErr)
+	for id := range uint64(3) {
+		awaitStatus(t, a.cq, 3+id, verbs.StatusWRFlushErr)
+	}
+	if i.Hits() != 1 || string(b.buf[:32]) != "01234567"+strings.Repeat("\x00", 24) {
+		t.Fatalf("%d hits, %q", i.Hits(), b.buf[:32])
+	}
+	copy(a.buf, strings.Repeat("x", 32)) // its owner has it back
+	do(t, f, "arrive soft1 qp 17 wr 2")
+	do(t, f, "arrive soft1 qp 17 wr 3")
+	nothing(t, b.rcq)
+	do(t, f, "reveal soft1 qp 17 recv wr 11")
+	if wc := awaitStatus(t, b.rcq, 11, verbs.StatusSuccess); wc.ByteLen != 8 || wc.SrcQP != a.qp.Num() {
+		t.Errorf("%+v", wc)
+	}
+	do(t, f, "arrive soft1 qp 17 wr 4")
+	do(t, f, "arrive soft1 qp 17 wr 5")
+	if got := string(b.buf[:32]); got != "0123456789abcdef"+strings.Repeat("\x00", 8)+"opqrstuv" ||
+		string(b.buf[1024:1032]) != "ghijklmn" || b.buf[2048] != 7 || a.buf[512] != 0 {
+		t.Errorf("%q, %q, atomic %d answered with %d", got, b.buf[1024:1032], b.buf[2048], a.buf[512])
+	}
+	if list := f.Actions(nil); len(list) != 0 || b.qp.State() != verbs.StateRTS {
+		t.Error(list, b.qp.State())
+	}
+}
+
+// actionsOf lists what can happen now of one kind.
+func actionsOf(f *Fabric, kind ActionKind) (list []Action) {
+	for _, act := range f.Actions(nil) {
+		if act.Kind == kind {
+			list = append(list, act)
+		}
+	}
+	return list
+}
+
+// allBut does all that can happen, but for actions of one kind.
+func allBut(f *Fabric, kind ActionKind) {
+	for len(actionsOf(f, kind)) < len(f.Actions(nil)) {
+		for _, act := range f.Actions(nil) {
+			if act.Kind != kind {
+				f.Do(act)
+			}
+		}
+	}
+}
+
+// Whatever ends the peer's queue pair, or its connection, ends what is on its way there; so do
+// requests that it cannot take.
+func TestWhatIsLateIsLost(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		strike func(f *Fabric, a, b *end)
+		state  verbs.QPState // of the peer's queue pair afterwards
+	}{
+		{"the peer fails", func(_ *Fabric, _, b *end) { setState(t, b, verbs.StateErr) }, verbs.StateErr},
+		{"the peer's NIC dies", func(f *Fabric, _, _ *end) { f.Device(1).Kill() }, verbs.StateErr},
+		{"the peer's link is down", func(f *Fabric, _, _ *end) { f.Device(1).SetLink(false) },
+			verbs.StateRTS},
+		{"the peer connects anew", func(_ *Fabric, a, b *end) {
+			setState(t, b, verbs.StateReset)
+			raise(t, b, a, func(c *connection) { c.RQPSN, c.SQPSN = 5000, 5000 })
+		}, verbs.StateRTS},
+		{"no receive is posted", func(f *Fabric, _, _ *end) { do(t, f, "arrive soft1 qp 17 wr 1") },
+			verbs.StateRTS},
+		{"the region is gone", func(_ *Fabric, _, b *end) {
+			b.recv(verbs.RecvWR{ID: 9})
+			must(t, b.mr.Close())
+		}, verbs.StateErr},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+			f.Inject(Fault{Kind: ArriveLate})
+			a.buf[0], a.buf[8] = 1, 1
+			second := a.write(b, 2, 8, 8)
+			second.Opcode = verbs.OpRDMAWriteWithImm
+			a.post(a.write(b, 1, 0, 8), second)
+			do(t, f, "execute soft0 qp 17 wr 1")
+			setState(t, a, verbs.StateReset)
+			c.strike(f, a, b)
+			for step := 0; len(actionsOf(f, Arrive)) > 0 && step < 10; step++ {
+				f.Do(actionsOf(f, Arrive)[0])
+			}
+			if got := b.qp.State(); b.buf[8] != 0 || got != c.state {
+				t.Errorf("the peer is in %v, want %v; what came behind: %d", got, c.state, b.buf[8])
+			}
+			if list := actionsOf(f, Arrive); len(list) != 0 {
+				t.Error(list)
+			}
+		})
+	}
+}
+
+// Only those behind the request that Match chooses as well are on their way.
+func TestArriveLateTakesWhatMatches(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	f.Inject(Fault{Kind: ArriveLate, Match: func(wr *verbs.SendWR) bool { return wr.ID < 3 }})
+	a.post(a.write(b, 1, 0, 8), a.write(b, 2, 8, 8), a.write(b, 3, 16, 8), a.write(b, 2, 24, 8))
+	do(t, f, "execute soft0 qp 17 wr 1")
+	do(t, f, "arrive soft1 qp 17 wr 1")
+	do(t, f, "arrive soft1 qp 17 wr 2")
+	if list := actionsOf(f, Arrive); len(list) != 0 {
+		t.Error(list)
+	}
+}
+
+// An acknowledged write is in memory later: before anything else that the same queue pair brings,
+// but behind what comes over others.
+func TestPlaceLate(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	i := f.Inject(Fault{Kind: PlaceLate, Count: -1})
+	acknowledged := func(id string) {
+		t.Helper()
+		do(t, f, "execute soft0 qp 17 wr "+id)
+		do(t, f, "acknowledge soft0 qp 17 wr "+id)
+		do(t, f, "reveal soft0 qp 17 send wr "+id)
+		if wc := await(t, a.cq, 1)[0]; wc.Status != verbs.StatusSuccess {
+			t.Fatalf("%+v", wc)
+		}
+	}
+	at := func(off int) string { return string(b.buf[off : off+2]) }
+	copy(a.buf, "1122334455667788")
+	a.post(a.write(b, 1, 0, 2), a.write(b, 2, 2, 2))
+	acknowledged("1")
+	acknowledged("2")
+	if at(0) != "\x00\x00" {
+		t.Errorf("%q is in memory at once", at(0))
+	}
+	do(t, f, "place soft1 qp 17 wr 1")
+	if at(0) != "11" || at(2) != "\x00\x00" {
+		t.Errorf("%q %q", at(0), at(2))
+	}
+	behind := []struct {
+		name string
+		wr   verbs.SendWR
+	}{
+		{"read", verbs.SendWR{Opcode: verbs.OpRDMARead, SGL: a.sge(900, 2)}},
+		{"notification", verbs.SendWR{Opcode: verbs.OpRDMAWriteWithImm}},
+		{"send", verbs.SendWR{Opcode: verbs.OpSend}},
+		{"atomic", verbs.SendWR{Opcode: verbs.OpAtomicFetchAdd, SGL: a.sge(904, 8)}},
+	}
+	b.recv(verbs.RecvWR{ID: 1}, verbs.RecvWR{ID: 2})
+	for n, c := range behind {
+		off := 2 * (n + 2)
+		a.post(a.write(b, 3, off, 2))
+		acknowledged("3")
+		c.wr.ID, c.wr.Flags, c.wr.RemoteAddr, c.wr.RKey = 4, verbs.SendSignaled, b.mr.Addr()+1024, b.mr.RKey()
+		a.post(c.wr)
+		if at(off) != "\x00\x00" {
+			t.Errorf("%q is in memory before the %s", at(off), c.name)
+		}
+		acknowledged("4")
+		if want := string(a.buf[off : off+2]); at(off) != want {
+			t.Errorf("behind the %s %q is in memory, want %q", c.name, at(off), want)
+		}
+	}
+	if i.Hits() < 6 {
+		t.Error(i.Hits())
+	}
+}
+
+// What a NIC has acknowledged is in memory before its queue pair has flushed, its region is
+// deregistered, or its queue pair is reset or closed.
+func TestPlacedAtTheEnd(t *testing.T) {
+	for name, end := range map[string]func(b *end){
+		"flush":      func(b *end) { setState(t, b, verbs.StateErr) },
+		"reset":      func(b *end) { setState(t, b, verbs.StateReset) },
+		"close":      func(b *end) { must(t, b.qp.Close()) },
+		"deregister": func(b *end) { must(t, b.mr.Close()) },
+		"kill":       func(b *end) { b.dev.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBothModes(t, func(t *testing.T, cfg Config) {
+				f, a, b := pair(t, cfg, endConfig{})
+				f.Inject(Fault{Kind: PlaceLate, Count: -1, Delay: time.Hour})
+				for i := range 100 {
+					a.buf[i] = byte(i + 1)
+				}
+				a.post(a.write(b, 1, 0, 50), a.write(b, 2, 50, 50))
+				allBut(f, Place)
+				awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
+				awaitStatus(t, a.cq, 2, verbs.StatusSuccess)
+				if b.buf[0] != 0 || b.buf[99] != 0 {
+					t.Error("placed early")
+				}
+				end(b)
+				if !slices.Equal(a.buf[:100], b.buf[:100]) {
+					t.Errorf("% x", b.buf[:100])
+				}
+			})
+		})
+	}
+}
+
+// In the background what is late comes after its delay, without anybody's help.
+func TestLateInTheBackground(t *testing.T) {
+	f, a, b := pair(t, Config{}, endConfig{})
+	const delay = 20 * time.Millisecond
+	f.Inject(Fault{Kind: PlaceLate, Delay: delay})
+	a.buf[0], a.buf[8], a.buf[16] = 1, 1, 1
+	start := time.Now()
+	a.post(a.write(b, 1, 0, 8))
+	a.mustDrain("1 SUCCESS")
+	word := func(off int) bool { b.cq.Poll(nil); f.mu.Lock(); defer f.mu.Unlock(); return b.buf[off] == 1 }
+	until := func(off int) {
+		t.Helper()
+		for !word(off) && time.Since(start) < 10*time.Second {
+			time.Sleep(time.Millisecond)
+		}
+		if d := time.Since(start); !word(off) || d < delay {
+			t.Errorf("in memory: %v, after %v", word(off), d)
+		}
+	}
+	if word(0) && time.Since(start) < delay {
+		t.Error("placed at once")
+	}
+	until(0)
+
+	f.Inject(Fault{Kind: ArriveLate, Delay: delay})
+	start = time.Now()
+	b.recv(verbs.RecvWR{ID: 7})
+	second := a.write(b, 3, 16, 8)
+	second.Opcode = verbs.OpRDMAWriteWithImm
+	a.post(a.write(b, 2, 8, 8), second)
+	awaitStatus(t, a.cq, 2, verbs.StatusRetryExcErr)
+	if word(8) && time.Since(start) < delay {
+		t.Error("arrived at once")
+	}
+	until(8)
+	awaitStatus(t, b.rcq, 7, verbs.StatusSuccess)
+	if !word(16) {
+		t.Error("the notification came without its data")
+	}
+}
