@@ -80,7 +80,7 @@ func (f *Fabric) execute(q *QP) outcome {
 	}
 	switch {
 	case s.Length == 0:
-	case q.run.placeAfter != 0 && s.Opcode == verbs.OpRDMAWrite:
+	case q.run.fault != nil && q.run.fault.fault.Kind == PlaceLate && s.Opcode == verbs.OpRDMAWrite:
 		f.postpone(q, p, s)
 	case s.Opcode.IsAtomic():
 		s.Result = nic.FetchAndChange(s.Opcode, s.CompareAdd, s.Swap, x.src.Bytes[0])
@@ -147,7 +147,7 @@ func (f *Fabric) finish(q, p *QP, s *nic.SendSlot) {
 	q.advance()
 	q.sendPSN = (q.sendPSN + 1) & nic.PSNMask
 	p.recvPSN = q.sendPSN
-	if fault != nil {
+	if fault != nil && fault.fault.Kind == FailAfterData {
 		s.Status, s.VendorErr, s.Local = fault.fault.Status, fault.fault.VendorErr, true
 		r.failed = true
 	} else if s.Opcode.IsSend() || s.Opcode.HasImm() {
@@ -192,7 +192,7 @@ func (f *Fabric) landed(q *QP) {
 // advance moves past the head request.
 func (q *QP) advance() {
 	q.core.SQ.Executed++
-	q.run.fault, q.run.placeAfter = nil, 0
+	q.run.fault = nil
 	q.run.tries, q.run.rnrTries = 0, 0
 }
 

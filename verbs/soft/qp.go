@@ -1,8 +1,6 @@
 package soft
 
 import (
-	"time"
-
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
@@ -22,8 +20,8 @@ type QP struct {
 	recvPSN uint32  // next message expected
 
 	run    runState
-	late   late
 	hidden [2][]hidden // completions not visible yet, by direction, oldest first
+	late   late
 }
 
 // hidden is a completion that is not visible yet.
@@ -45,9 +43,8 @@ type runState struct {
 	tries    int      // transport retries since the last progress
 	rnrTries int      // the same for a receiver that is not ready
 
-	fault      *Injection    // strikes the head request
-	placeAfter time.Duration // how late the data of the head request is placed; 0 is at once
-	faultSeq   uint64        // 1 + the number of the request that was last compared with the injections
+	fault      *Injection // strikes the head request
+	faultSeq   uint64     // 1 + the number of the request that was last compared with the injections
 	stall      *Injection
 	late       map[uint64][]byte // stepped: what reads have fetched but not yet landed, by number
 	word       [8]byte           // an atomic's answer on its way to memory
@@ -157,6 +154,6 @@ func (q *QP) empty() {
 	q.sendPSN, q.recvPSN = 0, 0
 	r := &q.run
 	r.failed, r.reads, r.wait, r.tries, r.rnrTries = false, 0, waitNone, 0, 0
-	r.fault, r.faultSeq, r.stall, r.late, r.placeAfter = nil, 0, nil, nil, 0
+	r.fault, r.faultSeq, r.stall, r.late = nil, 0, nil, nil
 	f.mu.WakeQuiet() // those who wait for changing
 }

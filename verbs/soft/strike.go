@@ -86,7 +86,7 @@ func (f *Fabric) strike(q *QP) bool {
 	case FailSend:
 		f.fail(q, i.fault.Status, i.fault.VendorErr)
 		return false
-	case FailAfterData:
+	case FailAfterData, PlaceLate:
 		r.fault = i
 	case StallQP:
 		r.stall = i
@@ -110,8 +110,6 @@ func (f *Fabric) strike(q *QP) bool {
 	case ArriveLate:
 		f.strand(q, i)
 		return false
-	case PlaceLate:
-		r.placeAfter = i.fault.Delay
 	}
 	return true
 }
