@@ -193,3 +193,25 @@ func BenchmarkVirtualQPMemory(b *testing.B) {
 	}
 	b.ReportMetric(bytes/1000, "KB/qp")
 }
+
+// BenchmarkNullBalance is a write of one and of 16 fragments over 4 queue pairs, which take turns,
+// and which share by ability: fragments too small to be measured, and such that are.
+func BenchmarkNullBalance(b *testing.B) {
+	for _, c := range []struct {
+		name            string
+		frags, fragment uint64
+	}{{"small", 1, 4096}, {"small/16fragments", 16, 4096}, {"measured/16fragments", 16, 16 << 10}} {
+		for _, balance := range []ibverbx.Balance{ibverbx.RoundRobin, ibverbx.ByAbility} {
+			b.Run(c.name+"/"+balance.String(), func(b *testing.B) {
+				n := newNullPairOf(b, ibverbx.Config{Balance: balance, QPsPerDevice: 4,
+					MaxMsgSize: uint32(c.fragment), MaxMsgCntPerQP: benchDepth, Credits: benchDepth},
+					verbs.OpRDMAWrite, c.frags*c.fragment)
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i += benchBatch {
+					n.round(b)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*benchBatch), "ns/request")
+			})
+		}
+	}
+}

@@ -97,6 +97,8 @@ const noLimit = -1
 type Config struct {
 	// Scheme is how notifications travel when there are several queue pairs. [DQPLB] by default.
 	Scheme Scheme
+	// Balance is which queue pair the next fragment goes to. [RoundRobin] by default.
+	Balance Balance
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
 	MaxMsgSize uint32
@@ -123,7 +125,8 @@ type Config struct {
 	// flushed, too. What holds them up may be a receive that the peer will never post, because it
 	// has failed as well. 0 means a second; negative means not at all.
 	Linger time.Duration
-	// Clock is the time by which Linger is measured, and by which [VirtualQP.Drain] of a single
+	// Clock is the time by which Linger and, with ByAbility, the speed of queue pairs are measured,
+	// and by which [VirtualQP.Drain] of a single
 	// queue pair gives up on completions; nil means [time.Now]. A simulation gives a clock of its
 	// own, so that a run depends on nothing but its seed. It does not govern sleeping: the calls
 	// that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and Reset) do so by the wall clock.
@@ -278,6 +281,9 @@ func (c *Config) validate() error {
 	switch {
 	case c.Scheme > Spray:
 		return configError("Scheme %d: have DQPLB (%d) and Spray (%d)", c.Scheme, DQPLB, Spray)
+	case c.Balance > ByAbility:
+		return configError("Balance %d: have RoundRobin (%d) and ByAbility (%d)", c.Balance, RoundRobin,
+			ByAbility)
 	case c.MaxMsgSize > maxMessage:
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
 	case c.FirstNumber >= dqplb.Mod:

@@ -67,7 +67,7 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		}
 	}
 	for r.moreData() {
-		rl := s.rails.pick()
+		rl := s.pick(r)
 		if rl == nil {
 			return false
 		}
@@ -77,6 +77,14 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
 	}
 	return true
+}
+
+// pick chooses the rail for the next fragment of a request.
+func (s *sender) pick(r *sendReq) *rail {
+	if s.rails.contest == nil {
+		return s.rails.pick()
+	}
+	return s.rails.pickAble(min(uint64(s.rails.maxFragment), r.length-r.offset))
 }
 
 // dispatchEvery hands out one fragment to each data rail. Round robin is not used: it skips a rail
@@ -160,12 +168,15 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	r.fragments++
 	rl.stats.bytes += size
 	rl.stats.fragments++
+	if c := s.rails.contest; c != nil {
+		rl.ability.add(size, c.clock)
+	}
 	return wr
 }
 
 // stage opens a work request without data of the data stage, on a rail that has room.
 func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.SendWR {
-	s.rails.takeData(rl)
+	s.rails.take(rl)
 	r.left++
 	if rl.batch == nil {
 		s.lendBatch(rl)

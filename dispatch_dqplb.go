@@ -14,7 +14,7 @@ func (s *sender) dispatchNumbered(n uint64, r *sendReq) bool {
 		if !s.numbers.Room() {
 			return false
 		}
-		rl := s.rails.pick()
+		rl := s.pick(r)
 		if rl == nil {
 			return false
 		}

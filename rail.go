@@ -35,6 +35,8 @@ type rail struct {
 	railConn
 	stats railCounters
 
+	ability *ability // of a data rail, where fragments are shared by it; otherwise nil
+
 	maxSGE int // pieces of memory that one fragment may have
 	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
 	maxMessage uint64

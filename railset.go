@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"math"
 	"slices"
+	"time"
 
 	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
@@ -18,6 +19,9 @@ type railSet struct {
 	nextRail  int     // the data rail that round robin tries next
 	free      int     // send slots free on all data rails
 	lastFreed *rail   // data rail that freed a slot while requests waited: served first
+
+	// contest is how the rails' abilities compare; nil: rails take turns, and have none.
+	contest *contest
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxFragment         uint32 // bytes of a fragment
@@ -73,6 +77,15 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 	s.recount()
 }
 
+// measure has the data rails measured, so that fragments are shared by ability.
+func (s *railSet) measure(clock func() time.Time) {
+	s.contest = &contest{clock: clock}
+	for _, r := range s.data {
+		r.ability = &ability{least: min(largeFragment, uint64(s.maxFragment))}
+	}
+	s.compare()
+}
+
 // assignSends decides which rail carries SENDs. In Spray it is data rail 0. In DQPLB it is the
 // notify QP, because the receive queues of the data rails hold only credits, which a SEND would
 // consume; but a plain peer, whose card says no more than one of the C++ original, has SENDs on
@@ -114,9 +127,12 @@ func (s *railSet) take(rl *rail) {
 		return
 	}
 	s.takeData(rl)
+	if s.contest != nil {
+		rl.ability.add(0, s.contest.clock)
+	}
 }
 
-// takeData is take for a data rail.
+// takeData is take for a data rail. The caller adds to the rail's ability.
 func (s *railSet) takeData(rl *rail) {
 	rl.inUse++
 	s.free--
@@ -137,6 +153,9 @@ func (s *railSet) giveData(rl *rail, waiting bool) {
 	s.free++
 	if waiting {
 		s.lastFreed = rl
+	}
+	if s.contest != nil && rl.ability.done(s.contest.clock) {
+		s.compare()
 	}
 }
 
@@ -200,6 +219,9 @@ func (s *railSet) abandon() {
 	for _, rl := range s.all {
 		rl.inUse, rl.recvs, rl.recvsToPost = 0, 0, 0
 		rl.inbox.Restart(rl.creditsPosted)
+		if rl.ability != nil {
+			rl.ability.abandon()
+		}
 		if rl.batch != nil {
 			rl.batch.clear()
 		}
@@ -211,6 +233,12 @@ func (s *railSet) abandon() {
 func (s *railSet) restart() {
 	for _, r := range s.all {
 		r.railConn = r.newConn()
+		if r.ability != nil {
+			r.ability.restart()
+		}
+	}
+	if s.contest != nil {
+		s.compare()
 	}
 	s.peerDevs, s.nextRail, s.lastFreed = s.localDevs, 0, nil
 	s.recount()
@@ -229,6 +257,7 @@ func (s *railSet) check() {
 		broken("railSet: next rail %d of %d", s.nextRail, len(s.data))
 	}
 	for _, r := range s.all {
+		r.ability.check(r)
 		if r.staged() < 0 || r.staged() > r.inUse || r.inUse > r.slots {
 			broken("rail %d: %d staged, %d in use of %d", r.index(), r.staged(), r.inUse, r.slots)
 		}

@@ -39,12 +39,15 @@ type RailStats struct {
 	Notifications uint64 `json:"notifications"` // and SENDs
 	// Outstanding counts the work requests in its send queue or about to be there, Recvs the
 	// receives and credits posted. Both are 0 on a single queue pair, which tracks nothing.
-	Outstanding int    `json:"outstanding"`
-	Limit       int    `json:"limit"` // how many there may be
-	Recvs       int    `json:"recvs"`
-	RecvLimit   int    `json:"recv_limit"`
-	Errors      uint64 `json:"errors"`  // failed completions, and posts refused permanently
-	Refused     uint64 `json:"refused"` // posts refused, permanently or for now
+	Outstanding int `json:"outstanding"`
+	Limit       int `json:"limit"` // how many there may be
+	Recvs       int `json:"recvs"`
+	RecvLimit   int `json:"recv_limit"`
+	// Rate is how many bytes a second it was seen to carry, with [ByAbility]; 0 is not known. It
+	// says less where the program polls seldom.
+	Rate    uint64 `json:"rate,omitempty"`
+	Errors  uint64 `json:"errors"`  // failed completions, and posts refused permanently
+	Refused uint64 `json:"refused"` // posts refused, permanently or for now
 }
 
 // Stats takes a snapshot. It follows the ownership rule of [VirtualQP].
@@ -69,6 +72,9 @@ func (q *VirtualQP) Stats() Stats {
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,
 		})
+		if r.ability != nil && r.ability.cost != 0 {
+			s.Rails[len(s.Rails)-1].Rate = uint64(1e9 / r.ability.cost)
+		}
 	}
 	return s
 }

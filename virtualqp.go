@@ -78,6 +78,9 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 		q.pass = newPassThrough(q)
 	} else {
 		rails.assignRoles(cfg.Scheme, cfg.Credits)
+		if cfg.Balance == ByAbility {
+			rails.measure(q.clock())
+		}
 		q.send = newSender(rails, &cq.batches, &cfg)
 		q.recv = newReceiver(&cq.recvs, &cfg)
 	}

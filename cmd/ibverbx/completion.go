@@ -8,6 +8,7 @@ import (
 	kongcompletion "github.com/jotaen/kong-completion"
 	"github.com/posener/complete"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/perftest"
@@ -55,6 +56,7 @@ func predictors() map[string]complete.Predictor {
 		"kind":     words(kinds),
 		"mode":     complete.PredictSet(string(bench.Bandwidth), string(bench.Latency), string(bench.Rate)),
 		"scheme":   complete.PredictSet(append(schemes, "all")...),
+		"balance":  complete.PredictSet(ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()),
 		"perftest": complete.PredictSet(tests...),
 		"fault":    complete.PredictSet(bench.FaultNames()...),
 		"unit":     complete.PredictSet(units...), "file": complete.PredictFiles("*"),

@@ -81,7 +81,9 @@ func perfFlagHelp() map[string]string {
 		"nics":     "NICs of each end. [soft: 2, others: all that are chosen]",
 		"qps":      "Queue pairs on each NIC. [${default}]",
 		"fragment": "Largest fragment of a message. [${default}]",
-		"depth":    "Fragments outstanding on a queue pair. [${default}]",
+		"balance": "Which queue pair carries the next fragment: round-robin, or ability, the one that will " +
+			"have finished it first. [${default}]",
+		"depth": "Fragments outstanding on a queue pair. [${default}]",
 		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
 			"HOST:PORT. [every address, port 18515]",
 		"keep":        "With --listen: go on to serve one client after another.",

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
@@ -48,10 +49,11 @@ type nicFlags struct {
 // railFlags choose the NICs of this process and the queue pairs on them.
 type railFlags struct {
 	nicFlags
-	NICs     *int       `group:"rails" name:"nics" placeholder:"N"`
-	QPs      int        `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
-	Fragment units.Size `group:"rails" default:"512K" placeholder:"SIZE"`
-	Depth    int        `group:"rails" default:"128" placeholder:"N"`
+	NICs     *int            `group:"rails" name:"nics" placeholder:"N"`
+	QPs      int             `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
+	Fragment units.Size      `group:"rails" default:"512K" placeholder:"SIZE"`
+	Balance  ibverbx.Balance `group:"rails" default:"round-robin" placeholder:"NAME" predictor:"balance"`
+	Depth    int             `group:"rails" default:"128" placeholder:"N"`
 	connFlags
 }
 
@@ -94,7 +96,7 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		Kind:          layers.Kind(f.Kind),
 		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
-		Fragment: f.Fragment, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
+		Fragment: f.Fragment, Balance: f.Balance, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
 	}
 	for _, l := range f.NICLatency {

@@ -61,7 +61,19 @@ func newPlan(seed uint64) *plan {
 		p.conns = append(p.conns, p.makeConn(rng))
 	}
 	p.Events = lab.DrawEvents[eventKind](rng, weights[p.Mood][:], 40, 150, 400)
+	p.balance()
 	return p
+}
+
+// balance has some ends share fragments by ability. It draws numbers of its own: what else a seed
+// means stays as it was.
+func (p *plan) balance() {
+	rng := rand.New(rand.NewPCG(p.Seed, 0x62616c616e6365))
+	for i := range p.conns {
+		for j := range p.conns[i].cfg {
+			p.conns[i].cfg[j].Balance = ibverbx.Balance(rng.IntN(2))
+		}
+	}
 }
 
 func (p *plan) makeConn(rng *rand.Rand) connPlan {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -25,8 +26,9 @@ type world struct {
 	buildingCQ *vcq      // likewise
 	pumping    bool      // the library waits: let the fabric move when it polls
 	now        time.Time // by the clock of every virtual queue pair
-	lingered   bool      // it has moved on, beyond every Linger
-	only       *lab.NIC  // the one whose completion queue alone may be polled; nil for all
+	ticks      *rand.Rand
+	lingered   bool     // it has moved on, beyond every Linger
+	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
 }
 
 // conn is a connection.
@@ -59,7 +61,7 @@ const (
 
 // run plays a plan. It returns the first promise that was broken, or nil.
 func (p *plan) run(log func(string)) *hunt.Violation {
-	w := &world{plan: p, wires: map[wireAt]*wire{}}
+	w := &world{plan: p, wires: map[wireAt]*wire{}, ticks: rand.New(rand.NewPCG(p.Seed, 0x7469636b))}
 	w.Testbed = lab.Testbed{Plan: &p.Plan, Layout: lab.Layout{Size: arenaSize, Spare: spareSize}, Log: log,
 		Hooks: lab.Hooks{CQ: w.tapCQ, QP: w.tapQP}, NewNetwork: p.newNetwork, Net: p.net}
 	return w.Play(func() {
@@ -128,7 +130,11 @@ func (w *world) buildConn(i int, p *connPlan) {
 		w.building = e
 		var err error
 		cfg := p.cfg[j]
-		cfg.Clock = func() time.Time { return w.now }
+		cfg.Clock = func() time.Time {
+			// Each look takes its time, so that the rails differ.
+			w.now = w.now.Add(time.Duration(w.ticks.IntN(100_000)))
+			return w.now
+		}
 		if p.byHand[j] == nil {
 			e.vq, err = e.host.Dom.NewQP(cq.cq, cfg)
 		} else {

@@ -107,7 +107,9 @@ type Params struct {
 	NICs     int        `json:"nics"`     // of each end
 	QPs      int        `json:"qps"`      // on each NIC
 	Fragment units.Size `json:"fragment_bytes"`
-	Depth    int        `json:"depth"` // messages outstanding on a queue pair
+	// Balance is how each end shares fragments among its queue pairs.
+	Balance ibverbx.Balance `json:"balance"`
+	Depth   int             `json:"depth"` // messages outstanding on a queue pair
 	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
 	Inline int        `json:"inline_bytes,omitempty"`
 	Verify bool       `json:"verify"`
@@ -393,8 +395,8 @@ func (p *Params) checkFaults() error {
 
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
-	cfg := ibverbx.Config{MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs,
-		MaxInline: p.Inline, Conn: p.Conn}
+	cfg := ibverbx.Config{Balance: p.Balance, MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth,
+		QPsPerDevice: p.QPs, MaxInline: p.Inline, Conn: p.Conn}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

@@ -1,0 +1,260 @@
+package ibverbx
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// stations is a model of NICs: each carries one fragment after the other at its own speed,
+// and a message is reported when it and all
+// before it are complete, as by a virtual queue pair.
+type stations struct {
+	t     *testing.T
+	set   railSet
+	now   float64   // nanoseconds
+	speed []float64 // bytes a nanosecond, of each rail
+	queue [][]float64
+	head  []float64 // when the first of the queue will be complete
+	given []int     // fragments that each rail was given
+	looks int       // at the clock
+}
+
+const stationFragment = 512 << 10
+
+func newStations(t *testing.T, balance Balance, speed ...float64) *stations {
+	s := &stations{t: t, speed: slices.Clone(speed), queue: make([][]float64, len(speed)),
+		head: make([]float64, len(speed)), given: make([]int, len(speed))}
+	s.set.maxFragment = stationFragment
+	for i := range speed {
+		s.set.data = append(s.set.data, &rail{idBits: uint64(i) << wridRailShift, slots: 128,
+			railConn: railConn{limit: 128}})
+	}
+	s.set.all = s.set.data
+	if balance == ByAbility {
+		s.set.measure(func() time.Time {
+			s.looks++
+			return time.Unix(0, int64(s.now))
+		})
+	}
+	s.set.recount()
+	return s
+}
+
+// hand gives the next fragment to a rail, if one can take it.
+func (s *stations) hand(size uint64) (ok bool) {
+	var rl *rail
+	if s.set.contest == nil {
+		rl = s.set.pick()
+	} else {
+		rl = s.set.pickAble(size)
+	}
+	if rl == nil {
+		return false
+	}
+	s.set.takeData(rl)
+	if c := s.set.contest; c != nil {
+		rl.ability.add(size, c.clock)
+	}
+	i := rl.index()
+	s.given[i]++
+	if s.queue[i] = append(s.queue[i], float64(size)); len(s.queue[i]) == 1 {
+		s.head[i] = s.now + float64(size)/s.speed[i]
+	}
+	return true
+}
+
+// complete lets the time pass until a fragment is complete, and says on which rail.
+func (s *stations) complete() int {
+	first := -1
+	for i := range s.queue {
+		if len(s.queue[i]) != 0 && (first < 0 || s.head[i] < s.head[first]) {
+			first = i
+		}
+	}
+	s.now = s.head[first]
+	if s.queue[first] = s.queue[first][1:]; len(s.queue[first]) != 0 {
+		s.head[first] = s.now + s.queue[first][0]/s.speed[first]
+	}
+	s.set.giveData(s.set.data[first], false)
+	s.set.check()
+	return first
+}
+
+// stream sends messages of so many fragments, at most window of them not yet reported, and returns
+// how many bytes a nanosecond were carried. Each rail completes its fragments in order, so counting
+// is enough to know when a message is complete.
+func (s *stations) stream(messages, fragments, window int) float64 {
+	type message struct{ left int }
+	began, live, next := s.now, []*message{}, 0
+	on := make([][]*message, len(s.speed)) // whose fragments wait on each rail
+	waiting := 0                           // fragments of the newest message that are not handed out
+	for next < messages || len(live) != 0 {
+		for {
+			if waiting == 0 {
+				if next == messages || len(live) == window {
+					break
+				}
+				live, waiting, next = append(live, &message{fragments}), fragments, next+1
+			}
+			before := slices.Clone(s.given)
+			if !s.hand(stationFragment) {
+				break
+			}
+			for i := range on {
+				if s.given[i] != before[i] {
+					on[i] = append(on[i], live[len(live)-1])
+				}
+			}
+			waiting--
+		}
+		i := s.complete()
+		on[i][0].left--
+		on[i] = on[i][1:]
+		for len(live) != 0 && live[0].left == 0 {
+			live = live[1:]
+		}
+	}
+	return float64(messages) * float64(fragments) * stationFragment / (s.now - began)
+}
+
+// Rails of different speed carry together nearly what they carry alone, and more than the fastest;
+// in turns the slowest decides.
+func TestSharingByAbility(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		speed []float64
+		least float64 // of the sum of all
+	}{
+		{"one a tenth", []float64{10, 1}, 0.95},
+		{"one a tenth, first", []float64{1, 10}, 0.95},
+		{"one a hundredth", []float64{10, 0.1}, 0.9},
+		{"half", []float64{10, 5}, 0.95},
+		{"two fast, two slow", []float64{10, 1, 10, 1}, 0.95},
+		{"all different", []float64{1, 2, 4, 8}, 0.95},
+		{"nearly alike", []float64{10, 9}, 0.9},
+		{"alike", []float64{10, 10, 10, 10}, 0.99},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sum, fastest := 0.0, 0.0
+			for _, v := range c.speed {
+				sum, fastest = sum+v, max(fastest, v)
+			}
+			got := newStations(t, ByAbility, c.speed...).stream(4000, 16, 8)
+			turns := newStations(t, RoundRobin, c.speed...).stream(400, 16, 8)
+			t.Logf("%.2f of %.2f bytes a nanosecond, %.2f in turns", got, sum, turns)
+			if got < c.least*sum || got < 0.99*turns {
+				t.Errorf("%.2f bytes a nanosecond of %.2f, in turns %.2f", got, sum, turns)
+			}
+			if sum > 1.1*fastest && got <= fastest {
+				t.Errorf("%.2f bytes a nanosecond; the fastest alone carries %.2f", got, fastest)
+			}
+		})
+	}
+}
+
+// A short message is not held up by a slow rail: with one message of two fragments at a time the
+// fast rail carries nearly all.
+func TestAbilityOfShortMessages(t *testing.T) {
+	s := newStations(t, ByAbility, 10, 1)
+	if got := s.stream(2000, 2, 1); got < 8.5 {
+		t.Errorf("%.2f bytes a nanosecond; the fast rail alone carries 10", got)
+	}
+	if s.given[1] == 0 || s.given[1] > 100 {
+		t.Errorf("the slow rail was given %d of 4000 fragments: it is to be tried now and then", s.given[1])
+	}
+}
+
+// A rail that becomes slow in the middle loses its share, and has it back when it recovers.
+func TestAbilityFollowsChanges(t *testing.T) {
+	s := newStations(t, ByAbility, 10, 10)
+	share := func() float64 {
+		before := slices.Clone(s.given)
+		s.stream(300, 16, 8)
+		a, b := s.given[0]-before[0], s.given[1]-before[1]
+		return float64(b) / float64(a+b)
+	}
+	if got := share(); math.Abs(got-0.5) > 0.02 {
+		t.Errorf("of two equal rails the second carried %.2f", got)
+	}
+	s.speed[1] = 1
+	share() // learned meanwhile
+	if got := share(); got > 0.12 {
+		t.Errorf("a rail of a tenth of the speed carries %.2f", got)
+	}
+	s.speed[1] = 10
+	share()
+	if got := share(); math.Abs(got-0.5) > 0.02 {
+		t.Errorf("the recovered rail carries %.2f", got)
+	}
+}
+
+// A rail that is full and fast is waited for; one that stands still keeps what it has, and the
+// others go on.
+func TestAbilityBeyondTheQueues(t *testing.T) {
+	s := newStations(t, ByAbility, 1000, 1)
+	s.stream(50, 8, 4)
+	handed := 0
+	for s.hand(stationFragment) {
+		handed++
+	}
+	fast, slow := s.set.data[0], s.set.data[1]
+	if fast.hasRoom() || !slow.hasRoom() || handed < 128 {
+		t.Errorf("%d handed out; room on the fast rail: %v, on the slow one: %v", handed, fast.hasRoom(),
+			slow.hasRoom())
+	}
+	for s.complete() != fast.index() {
+	}
+	if !s.hand(stationFragment) {
+		t.Error("the fast rail has room again, and is not given more")
+	}
+}
+
+// Small fragments tell nothing, and are shared by number and load.
+func TestAbilityOfSmallFragments(t *testing.T) {
+	s := newStations(t, ByAbility, 10, 1)
+	for range 1000 {
+		s.hand(64)
+		s.complete()
+	}
+	if a, b := s.set.data[0].ability, s.set.data[1].ability; a.cost != 0 || b.cost != 0 {
+		t.Errorf("%v and %v are known", a.cost, b.cost)
+	}
+	if s.given[0] != s.given[1] {
+		t.Errorf("%v small fragments, not in turns", s.given)
+	}
+}
+
+// The clock is read for few fragments, however short they are and however many are outstanding.
+func TestAbilitySeldomReadsTheClock(t *testing.T) {
+	for _, window := range []int{1, 4, 32} {
+		s := newStations(t, ByAbility, 1000, 1000, 1000, 1000)
+		s.stream(2000, 4, window)
+		if s.looks == 0 || s.looks > 2000*4/7 {
+			t.Errorf("%d messages of 4 fragments at a time: the clock was read %d times", window, s.looks)
+		}
+	}
+}
+
+// Whatever is added and done, in any order of completion, leaves nothing behind.
+func TestAbilityLeavesNothing(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	now := time.Unix(0, 0)
+	a := ability{least: largeFragment}
+	clock := func() time.Time { now = now.Add(time.Duration(rng.IntN(100_000))); return now }
+	for range 10_000 {
+		if a.sizes.Len() == 0 || rng.IntN(2) == 0 {
+			a.add(uint64(rng.IntN(2*largeFragment)), clock)
+		} else {
+			a.done(clock)
+		}
+	}
+	for a.sizes.Len() != 0 {
+		a.done(clock)
+	}
+	if a.load != 0 || a.large != 0 || a.cost <= 0 {
+		t.Errorf("left: %+v", a)
+	}
+}
