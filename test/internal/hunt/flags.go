@@ -18,7 +18,8 @@ type Flags struct {
 	hunt     bool
 	progress bool
 	mutate   bool
-	third    int
+	from     int
+	every    int
 }
 
 // NewFlags defines the flags. It is for a variable of a test package.
@@ -30,8 +31,8 @@ func NewFlags() *Flags {
 	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
 	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
-	flag.IntVar(&f.third, "third", -1, "with -mutate: plant every third bug only, from the first (0), the "+
-		"second (1) or the third (2) on")
+	flag.IntVar(&f.every, "every", 1, "with -mutate: plant one bug of so many only,")
+	flag.IntVar(&f.from, "from", 0, "beginning with this one, from 0 on")
 	return f
 }
 

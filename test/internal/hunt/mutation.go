@@ -16,11 +16,10 @@ import (
 // within so many worlds. Without, it checks that every bug has its place in the source.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
-		list := bugs.read(t)
-		if f.third >= 0 {
-			list = everyThird(list, f.third)
+		if f.every < 1 || f.from < 0 || f.from >= f.every {
+			t.Fatalf("-every %d -from %d: -every must be positive, -from 0 to one less", f.every, f.from)
 		}
-		hunt(t, g, bugs, list, worlds)
+		hunt(t, g, bugs, share(bugs.read(t), f.from, f.every), worlds)
 		return
 	}
 	for _, b := range bugs.read(t) {
@@ -32,12 +31,12 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	}
 }
 
-// everyThird is every third bug of a list, from one of the first three on.
-func everyThird(list []Bug, from int) (third []Bug) {
-	for i := from; i < len(list); i += 3 {
-		third = append(third, list[i])
+// share is one bug of every so many, from one of the first on.
+func share(list []Bug, from, every int) (some []Bug) {
+	for i := from; i < len(list); i += every {
+		some = append(some, list[i])
 	}
-	return third
+	return some
 }
 
 // hunt plants one bug of a list at a time.
