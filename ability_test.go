@@ -258,3 +258,166 @@ func TestAbilityLeavesNothing(t *testing.T) {
 		t.Errorf("left: %+v", a)
 	}
 }
+
+// A rate is the bytes of a spell over its time. What each case does with a rail, at which
+// microsecond, and what a byte costs then, in nanoseconds; 0 is not known.
+func TestAbilityMeasures(t *testing.T) {
+	const k = 1 << 10
+	type step struct {
+		at    int // microseconds
+		add   uint64
+		times int // how many are added; 0: one is done
+	}
+	give := func(at int, size uint64, times int) step { return step{at, size, times} }
+	done := func(at int) step { return step{at: at} }
+	burst := func(at, times int) (steps []step) { return slices.Repeat([]step{done(at)}, times) }
+	for _, c := range []struct {
+		name  string
+		steps [][]step
+		cost  float64
+	}{
+		{"one fragment", [][]step{{give(0, 64*k, 1), done(64)}}, 64000.0 / (64 * k)},
+		{"the least that tells", [][]step{{give(0, 16*k, 1), done(16)}}, 16000.0 / (16 * k)},
+		{"a byte less", [][]step{{give(0, 16*k-1, 1), done(16)}}, 0},
+		{"in no time", [][]step{{give(5, 64*k, 1), done(5)}}, 0},
+		{"in no time, with more to come", [][]step{{give(5, 64*k, 9)}, burst(5, 3)}, 0},
+		{"short, with more to come", [][]step{{give(0, 64*k, 9), done(20), done(40)}}, 0},
+		{"long enough, with more to come", [][]step{{give(0, 64*k, 9), done(20), done(60), done(60)}},
+			60000.0 / (3 * 64 * k)},
+		{"from when there was work", [][]step{{give(0, 64*k, 1), give(30, 64*k, 1), done(64), done(128)}},
+			64000.0 / (64 * k)},
+		// The next spell begins with the 17th fragment behind the first one, in the middle of a burst
+		// that was complete before: its end tells nothing.
+		{"no burst of one poll", [][]step{{give(0, 64*k, 20)}, burst(60, 16), burst(61, 4)},
+			60000.0 / (64 * k)},
+		{"a mean of spells", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)}, burst(100, 16),
+			{give(200, 64*k, 1), done(328)}}, 0.75*64000/(64*k) + 0.25*128000/(64*k)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			now := time.Unix(0, 0)
+			clock := func() time.Time { return now }
+			a := ability{least: largeFragment}
+			for _, s := range slices.Concat(c.steps...) {
+				now = time.Unix(0, int64(s.at)*1000)
+				for range s.times {
+					a.add(s.add, clock)
+				}
+				if s.times == 0 {
+					a.done(clock)
+				}
+			}
+			if math.Abs(a.cost-c.cost) > 1e-9 {
+				t.Errorf("a byte costs %v, want %v", a.cost, c.cost)
+			}
+		})
+	}
+}
+
+// The clock is read the less often the shorter fragments take, and again more often when they take
+// longer.
+func TestAbilityLooksAsOftenAsNeeded(t *testing.T) {
+	s := newStations(t, ByAbility, 10_000, 10_000)
+	s.stream(3000, 16, 8)
+	a := s.set.data[0].ability
+	if a.every < 8 {
+		t.Errorf("fragments of 52 ns: the clock is read after %d", a.every)
+	}
+	s.speed[0], s.speed[1] = 0.1, 0.1
+	s.stream(100, 16, 8)
+	if a.every != 1 {
+		t.Errorf("fragments of 5 ms: the clock is read after %d", a.every)
+	}
+}
+
+// Which of several rails gets the next fragment, and what the others learn from that.
+func TestAbilityPicks(t *testing.T) {
+	type rails []ability
+	for _, c := range []struct {
+		name  string
+		rails rails
+		size  uint64
+		want  int // -1: none
+		turns bool
+	}{
+		{"alike", rails{{cost: 3}, {cost: 4}}, 1 << 20, 0, true},
+		{"alike, and slower than a nanosecond a byte", rails{{cost: 5}, {cost: 6}}, 1 << 20, 0, true},
+		{"not alike", rails{{cost: 4.01}, {cost: 3}}, 1 << 20, 1, false},
+		{"the fast one, though it has something",
+			rails{{cost: 1, load: 50_000}, {cost: 10}}, 10_000, 0, false},
+		{"the slow one, which has less", rails{{cost: 1, load: 200_000}, {cost: 10}}, 10_000, 1, false},
+		{"a message costs something", rails{{cost: 1, load: 3000}, {cost: 2}}, 1000, 0, false},
+		{"unknown ones are as fast as the fastest",
+			rails{{cost: 2}, {cost: 1, load: 1}, {load: 1 << 20, large: 1}}, 1000, 1, false},
+		{"nothing is known of small ones", rails{{}, {}}, 100, 0, true},
+		{"nothing is known", rails{{load: 1 << 20, large: 1}, {}}, 1 << 20, 1, false},
+		{"all are on trial", rails{{large: 2}, {large: 2}}, 1 << 20, -1, false},
+		{"one is on trial", rails{{large: 2}, {cost: 1, load: 1 << 20}}, 1 << 20, 1, false},
+		{"one is to be tried once more", rails{{large: 1}, {cost: 1, load: 1 << 20}}, 1 << 20, 0, false},
+		{"idle for long", rails{{cost: 1, load: 8 << 20}, {cost: 1.5}, {cost: 20, idle: 40 * forget}},
+			1 << 20, 2, false},
+		{"idle for very long, not faster than the fastest",
+			rails{{cost: 1}, {cost: 20, idle: 4000 * forget, load: 1}}, 1 << 20, 0, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStations(t, ByAbility, make([]float64, len(c.rails))...)
+			for i := range c.rails {
+				c.rails[i].least = largeFragment
+				*s.set.data[i].ability = c.rails[i]
+			}
+			s.set.compare()
+			last := s.set.data[len(c.rails)-1]
+			s.set.lastFreed = last
+			got := s.set.pickAble(c.size)
+			if c.turns {
+				if got != last {
+					t.Error("the one that was freed last does not go first")
+				}
+				return
+			}
+			if s.set.lastFreed != nil {
+				t.Error("the one that was freed last is remembered beyond this fragment")
+			}
+			switch {
+			case got == nil && c.want >= 0, got != nil && got.index() != c.want:
+				t.Fatalf("%v gets it, want %d", got, c.want)
+			case got == nil:
+				return
+			}
+			for i, rl := range s.set.data {
+				want := c.rails[i].idle
+				if i != c.want && c.rails[i].load == 0 {
+					want++
+				}
+				if rl.ability.idle != want {
+					t.Errorf("rail %d was idle for %d fragments, want %d", i, rl.ability.idle, want)
+				}
+			}
+		})
+	}
+}
+
+// A rail that was idle for long is believed at once; one that was not, by and by.
+func TestAbilityOfARailThatWasIdle(t *testing.T) {
+	for idle, want := range map[uint32]float64{0: 10 - 9.0/4, forget - 1: 10 - 9.0/4, forget: 1} {
+		now := time.Unix(0, 0)
+		clock := func() time.Time { return now }
+		a := ability{least: largeFragment, cost: 10, idle: idle}
+		a.add(1<<20, clock)
+		now = now.Add(1 << 20)
+		a.done(clock)
+		if math.Abs(a.cost-want) > 1e-9 || a.idle != 0 {
+			t.Errorf("idle for %d fragments, a byte costs %v, want %v", idle, a.cost, want)
+		}
+	}
+}
+
+// A slow rail is tried again and again, not only at the beginning.
+func TestAbilityTriesAgain(t *testing.T) {
+	s := newStations(t, ByAbility, 10, 1)
+	s.stream(1000, 2, 1)
+	before := s.given[1]
+	s.stream(3000, 2, 1)
+	if s.given[1] == before {
+		t.Error("the slow rail was not tried again within 6000 fragments")
+	}
+}

@@ -64,15 +64,14 @@ func (f *Fabric) strand(q *QP, i *Injection) {
 	}
 }
 
-// arriveLate has the first straggler of p arrive. What cannot be taken is lost, with all behind it:
-// nobody sends it again.
+// arriveLate has the first straggler of p arrive. One that cannot be taken is lost, and all behind
+// it, whose packet sequence numbers do not fit any more: nobody sends them again.
 func (f *Fabric) arriveLate(p *QP) {
 	m := p.late.stragglers[0]
 	p.late.stragglers = p.late.stragglers[1:]
 	status := p.core.Permits(m.msg.Opcode)
 	takes := m.msg.Opcode.IsSend() || m.msg.Opcode.HasImm()
 	if !p.dev.up() || m.psn != p.recvPSN || status == verbs.StatusSuccess && takes && p.core.RQ.Empty() {
-		p.late.stragglers = nil
 		return
 	}
 	var to nic.Pieces

@@ -77,21 +77,25 @@ func TestWhatIsLateIsLost(t *testing.T) {
 		name   string
 		strike func(f *Fabric, a, b *end)
 		state  verbs.QPState // of the peer's queue pair afterwards
+		first  byte          // 1: the first of two arrives all the same
 	}{
-		{"the peer fails", func(_ *Fabric, _, b *end) { setState(t, b, verbs.StateErr) }, verbs.StateErr},
-		{"the peer's NIC dies", func(f *Fabric, _, _ *end) { f.Device(1).Kill() }, verbs.StateErr},
+		{"the peer fails", func(_ *Fabric, _, b *end) { setState(t, b, verbs.StateErr) }, verbs.StateErr, 0},
+		{"the peer's NIC dies", func(f *Fabric, _, _ *end) { f.Device(1).Kill() }, verbs.StateErr, 0},
 		{"the peer's link is down", func(f *Fabric, _, _ *end) { f.Device(1).SetLink(false) },
-			verbs.StateRTS},
+			verbs.StateRTS, 0},
+		{"the peer's link was down for a moment", func(f *Fabric, _, _ *end) {
+			f.Device(1).SetLink(false)
+			do(t, f, "arrive soft1 qp 17 wr 1")
+			f.Device(1).SetLink(true)
+		}, verbs.StateRTS, 0},
 		{"the peer connects anew", func(_ *Fabric, a, b *end) {
 			setState(t, b, verbs.StateReset)
 			raise(t, b, a, func(c *connection) { c.RQPSN, c.SQPSN = 5000, 5000 })
-		}, verbs.StateRTS},
-		{"no receive is posted", func(f *Fabric, _, _ *end) { do(t, f, "arrive soft1 qp 17 wr 1") },
-			verbs.StateRTS},
-		{"the region is gone", func(_ *Fabric, _, b *end) {
 			b.recv(verbs.RecvWR{ID: 9})
-			must(t, b.mr.Close())
-		}, verbs.StateErr},
+		}, verbs.StateRTS, 0},
+		{"no receive is posted", func(f *Fabric, _, _ *end) { do(t, f, "arrive soft1 qp 17 wr 1") },
+			verbs.StateRTS, 1},
+		{"the region is gone", func(_ *Fabric, _, b *end) { must(t, b.mr.Close()) }, verbs.StateErr, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, a, b := pair(t, Config{Stepped: true}, endConfig{})
@@ -99,6 +103,9 @@ func TestWhatIsLateIsLost(t *testing.T) {
 			a.buf[0], a.buf[8] = 1, 1
 			second := a.write(b, 2, 8, 8)
 			second.Opcode = verbs.OpRDMAWriteWithImm
+			if c.first == 0 {
+				b.recv(verbs.RecvWR{ID: 9})
+			}
 			a.post(a.write(b, 1, 0, 8), second)
 			do(t, f, "execute soft0 qp 17 wr 1")
 			setState(t, a, verbs.StateReset)
@@ -106,8 +113,8 @@ func TestWhatIsLateIsLost(t *testing.T) {
 			for step := 0; len(actionsOf(f, Arrive)) > 0 && step < 10; step++ {
 				f.Do(actionsOf(f, Arrive)[0])
 			}
-			if got := b.qp.State(); b.buf[8] != 0 || got != c.state {
-				t.Errorf("the peer is in %v, want %v; what came behind: %d", got, c.state, b.buf[8])
+			if got := b.qp.State(); b.buf[0] != c.first || b.buf[8] != 0 || got != c.state {
+				t.Errorf("the peer is in %v, want %v; what came: %d %d", got, c.state, b.buf[0], b.buf[8])
 			}
 			if list := actionsOf(f, Arrive); len(list) != 0 {
 				t.Error(list)
@@ -126,6 +133,66 @@ func TestArriveLateTakesWhatMatches(t *testing.T) {
 	do(t, f, "arrive soft1 qp 17 wr 2")
 	if list := actionsOf(f, Arrive); len(list) != 0 {
 		t.Error(list)
+	}
+}
+
+// What the NIC cannot fetch is not on its way, nor what is behind it.
+func TestArriveLateUpToWhatIsWrong(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	f.Inject(Fault{Kind: ArriveLate})
+	bad := a.write(b, 2, 8, 8)
+	bad.SGL[0].LKey++
+	a.post(a.write(b, 1, 0, 8), bad, a.write(b, 3, 16, 8))
+	do(t, f, "execute soft0 qp 17 wr 1")
+	if list := actionsOf(f, Arrive); len(list) != 1 {
+		t.Fatal(list)
+	}
+	do(t, f, "arrive soft1 qp 17 wr 1")
+	if list := actionsOf(f, Arrive); len(list) != 0 {
+		t.Error(list)
+	}
+}
+
+// A read that arrives late changes nothing; what arrives behind a write finds it in memory.
+func TestArriveLateBehindWhatIsPlacedLate(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	f.Inject(Fault{Kind: PlaceLate})
+	f.Inject(Fault{Kind: ArriveLate, Match: func(wr *verbs.SendWR) bool { return wr.ID == 2 }})
+	copy(a.buf, "written!")
+	copy(b.buf[64:], "read me!")
+	read := a.write(b, 2, 64, 8)
+	read.Opcode = verbs.OpRDMARead
+	a.post(a.write(b, 1, 0, 8), read)
+	do(t, f, "execute soft0 qp 17 wr 1")
+	do(t, f, "execute soft0 qp 17 wr 2")
+	if b.buf[0] != 0 {
+		t.Error("placed at once")
+	}
+	do(t, f, "arrive soft1 qp 17 wr 2")
+	if got := string(b.buf[:8]) + string(b.buf[64:72]); got != "written!read me!" || a.buf[64] != 0 {
+		t.Errorf("%q; the reader has %q", got, a.buf[64:72])
+	}
+}
+
+// The memory of a write that is not placed yet is held: its region is deregistered afterwards.
+func TestPlacementHoldsItsRegion(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	f.Inject(Fault{Kind: PlaceLate})
+	a.buf[0] = 1
+	a.post(a.write(b, 1, 0, 8))
+	do(t, f, "execute soft0 qp 17 wr 1")
+	closed := make(chan error, 1)
+	go func() { closed <- b.mr.(*MR).core.Close() }()
+	select {
+	case err := <-closed:
+		t.Error("deregistered while the write waits:", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	f.mu.Lock()
+	f.placeAll(b.qp)
+	f.mu.Unlock()
+	if err := <-closed; err != nil || b.buf[0] != 1 {
+		t.Error(err, b.buf[0])
 	}
 }
 
