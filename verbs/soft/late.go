@@ -104,7 +104,7 @@ func (f *Fabric) arriveLate(p *QP) {
 func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
 	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...),
 		due: f.engine.after(q.run.fault.fault.Delay)}
-	p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
+	_ = p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
 	d.to.Hold()
 	p.late.placements = append(p.late.placements, d)
 	f.engine.awaitLate(p)
