@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,8 +36,12 @@ When a process fails, stderr says which, and the others get SIGTERM, and SIGKILL
 a second time; SIGUSR1 and SIGUSR2 are forwarded. When this command is killed itself (SIGKILL), Linux kills
 the processes, but not what they have started; other systems leave all alone.
 
+When the output cannot be written any more, as where head has seen enough, the processes are ended likewise.
+Lines of more than 64 KiB are cut, and each part is marked; with --plain they are written as they are.
+
 The exit code is 0 when all have ended with 0; that of the first process that failed, or 128 and the number of
-the signal that killed it; 127 when there is no such program.`
+the signal that killed it; 127 when there is no such program, 126 when it cannot be executed, 141 when nobody
+reads the output any more.`
 }
 
 // exitError ends the command with a code, when all has been said.
@@ -44,8 +49,13 @@ type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
-// exitMissing is a shell's code for a program that is not there.
-const exitMissing = 127
+// Exit codes as of a shell: for a program that is not there, a file that is no program, and a
+// command whose reader has gone.
+const (
+	exitMissing       = 127
+	exitNotExecutable = 126
+	exitBroken        = 128 + 13
+)
 
 // Run runs the job.
 func (f *runCmd) Run(c *console) error {
@@ -72,12 +82,21 @@ func (f *runCmd) Run(c *console) error {
 
 // explainRun turns the end of a job into that of the command.
 func explainRun(c *console, err error) error {
-	failed, ok := err.(*launch.FailedError) //nolint:errorlint // as Run returns it
+	var failed *launch.FailedError
+	var output *launch.OutputError
 	switch {
 	case err == nil:
 		return nil
-	case ok:
+	case errors.As(err, &failed):
 		return &exitError{failed.Code}
+	case errors.As(err, &output) && launch.Broken(err):
+		c.complain("ibverbx: nobody reads the output any more: the processes were ended\n")
+		return &exitError{exitBroken}
+	case errors.As(err, &output):
+		return fmt.Errorf("the output cannot be written, so the processes were ended: %w", output.Err)
+	case launch.NotExecutable(err):
+		c.complain("ibverbx: %s\n", reason(err))
+		return &exitError{exitNotExecutable}
 	case launch.Missing(err):
 		c.complain("ibverbx: %s\n", reason(err))
 		return &exitError{exitMissing}

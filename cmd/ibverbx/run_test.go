@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -169,6 +170,78 @@ func (r *readiness) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// TestRunOutputIsLost shows that the job ends when its output cannot be written, and that no process
+// is blamed.
+func TestRunOutputIsLost(t *testing.T) {
+	const script = `echo a; sleep 0.3; echo b; sleep 60 & wait`
+	t.Run("nobody reads", func(t *testing.T) {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newShell(t, "-n", "2", "sh", "-c", script)
+		s.cmd.Stdout = write
+		if err := s.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_ = write.Close()
+		if _, err := read.Read(make([]byte, 100)); err != nil {
+			t.Error(err)
+		}
+		_ = read.Close()
+		code, _ := s.wait(t)
+		if got := s.errs.String(); code != exitBroken || !strings.Contains(got, "nobody reads the output") ||
+			strings.Contains(got, "rank") {
+			t.Errorf("exit %d, stderr %q", code, got)
+		}
+	})
+	t.Run("the disk is full", func(t *testing.T) {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		if err != nil {
+			t.Skip(err)
+		}
+		defer full.Close()
+		s := newShell(t, "-n", "2", "sh", "-c", script)
+		s.cmd.Stdout = full
+		if err := s.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		code, _ := s.wait(t)
+		if got := s.errs.String(); code != exitFailed || !strings.Contains(got, "no space left on device") ||
+			strings.Contains(got, "rank") {
+			t.Errorf("exit %d, stderr %q", code, got)
+		}
+	})
+}
+
+// TestRunPlain shows that nothing is added to plain output, however long its lines are.
+func TestRunPlain(t *testing.T) {
+	s := startShell(t, "--plain", "-n", "1", "sh", "-c", `head -c 200000 /dev/zero | tr '\0' x; printf end`)
+	code, _ := s.wait(t)
+	if want := strings.Repeat("x", 200_000) + "end"; code != exitOK || s.out.String() != want {
+		t.Errorf("exit %d, %d bytes", code, s.out.Len())
+	}
+}
+
+// TestRunEndsRank0Last shows that the others are asked to end before rank 0 is, which they know.
+func TestRunEndsRank0Last(t *testing.T) {
+	s := startShell(t, "-n", "3", "sh", "-c", `[ $IBVERBX_RANK = 2 ] && sleep 0.2 && exit 3
+		trap 'date +%s%N; exit 0' TERM; while :; do sleep 0.01; done`)
+	code, lines := s.wait(t)
+	var at [2]int64
+	for _, l := range lines {
+		var rank int
+		var ns int64
+		if _, err := fmt.Sscanf(l, "[%d] %d", &rank, &ns); err != nil {
+			t.Fatalf("%q: %v", l, err)
+		}
+		at[rank] = ns
+	}
+	if code != 3 || at[0] == 0 || at[1] == 0 || at[0]-at[1] < int64(50*time.Millisecond) {
+		t.Errorf("exit %d, rank 1 was ended %v before rank 0", code, time.Duration(at[0]-at[1]))
+	}
+}
+
 // TestRunRefuses shows what cannot be run.
 func TestRunRefuses(t *testing.T) {
 	for args, want := range map[string]struct {
@@ -184,7 +257,7 @@ func TestRunRefuses(t *testing.T) {
 		"run -n 1 --grace=-1s ls":    {exitUsage, "must not be negative"},
 		"run -n 2 no-such-program-x": {exitMissing, "no-such-program-x"},
 		"run -n 2 /no/such/program":  {exitMissing, "/no/such/program"},
-		"run -n 2 " + os.DevNull:     {exitFailed, os.DevNull},
+		"run -n 2 " + os.DevNull:     {exitNotExecutable, os.DevNull},
 	} {
 		if code, _, errs := command(t, args); code != want.code || !strings.Contains(errs, want.say) {
 			t.Errorf("ibverbx %s: exit %d, stderr %q", args, code, errs)

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"runtime"
 	"strconv"
-	"sync"
 	"time"
 
 	"ibverbx/job"
@@ -43,6 +42,15 @@ func (e *FailedError) Error() string {
 	return fmt.Sprintf("rank %d (pid %d): %s", e.Rank, e.PID, e.How)
 }
 
+// OutputError says that what the processes write could not be written on.
+type OutputError struct{ Err error }
+
+// Error says why.
+func (e *OutputError) Error() string { return "output: " + e.Err.Error() }
+
+// Unwrap is why.
+func (e *OutputError) Unwrap() error { return e.Err }
+
 // ended is a process that has ended.
 type ended struct {
 	rank int
@@ -53,13 +61,17 @@ type ended struct {
 // soon, and of several failures one by a signal is the cause.
 const settle = 100 * time.Millisecond
 
-// Run runs a job. The error is a [*FailedError] where a process has failed.
+// Run runs a job. The error is a [*FailedError] where a process has failed, and an [*OutputError]
+// where its output could not be written: the processes are ended then.
 func (j *Job) Run() error {
 	env, err := environment(j.N)
 	if err != nil {
 		return err
 	}
-	r := &running{job: j, ended: make(chan ended, j.N)}
+	r := &running{job: j, ended: make(chan ended, j.N), lost: make(chan error, 2)}
+	for i, w := range []io.Writer{j.Stdout, j.Stderr} {
+		r.sinks[i].w, r.sinks[i].lost = w, func(err error) { r.lost <- err }
+	}
 	// The processes end with the thread that has started them: it must be there until they have.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -97,7 +109,8 @@ type running struct {
 	outputs []*lines
 	live    int
 	ended   chan ended
-	mu      [2]sync.Mutex // of Stdout and Stderr: a line at a time
+	sinks   [2]sink    // Stdout and Stderr
+	lost    chan error // why one of them takes nothing more
 }
 
 // start starts a process.
@@ -108,8 +121,8 @@ func (r *running) start(rank int, env []string) error {
 	if !r.job.Plain {
 		mark = fmt.Sprintf("[%d] ", rank)
 	}
-	out := &lines{w: r.job.Stdout, mu: &r.mu[0], mark: mark}
-	errs := &lines{w: r.job.Stderr, mu: &r.mu[1], mark: mark}
+	out := &lines{w: &r.sinks[0], mark: mark, marked: !r.job.Plain}
+	errs := &lines{w: &r.sinks[1], mark: mark, marked: !r.job.Plain}
 	cmd.Stdout, cmd.Stderr = out, errs
 	cmd.WaitDelay = time.Second // for what it has started to close its output
 	ownGroup(cmd)
@@ -126,14 +139,21 @@ func (r *running) start(rank int, env []string) error {
 // supervise waits until all have ended.
 func (r *running) supervise() error {
 	var first *FailedError
-	var settled, grace <-chan time.Time
+	var output *OutputError
+	var settled, grace, last <-chan time.Time
+	end := func() {
+		if grace == nil {
+			send(terminate, r.cmds[1:])
+			last, grace = time.After(settle), time.After(r.job.Grace)
+		}
+	}
 	for r.live > 0 {
 		select {
 		case e := <-r.ended:
 			r.live--
 			failed := r.failure(e)
 			switch {
-			case failed == nil:
+			case failed == nil, output != nil: // they were ended
 			case first == nil:
 				first, settled = failed, time.After(settle)
 			case settled != nil && first.Code < 128 && failed.Code > 128:
@@ -142,16 +162,19 @@ func (r *running) supervise() error {
 		case <-settled:
 			settled = nil
 			r.report(first)
-			if grace == nil {
-				r.signal(terminate)
-				grace = time.After(r.job.Grace)
-			}
+			end()
+		case <-last:
+			// Rank 0 comes last: the others would take its end for the cause.
+			send(terminate, r.cmds[:1])
+		case err := <-r.lost:
+			output = &OutputError{err}
+			end()
 		case s := <-r.job.Signals:
 			switch {
 			case !ends(s):
-				r.signal(s)
+				send(s, r.cmds)
 			case grace == nil:
-				r.signal(s)
+				send(s, r.cmds)
 				grace = time.After(r.job.Grace)
 			default:
 				r.kill() // it was said before
@@ -161,7 +184,10 @@ func (r *running) supervise() error {
 		}
 	}
 	r.kill() // what processes have left behind
-	if first == nil {
+	switch {
+	case output != nil:
+		return output
+	case first == nil:
 		return nil
 	}
 	if settled != nil {
@@ -198,15 +224,15 @@ func (r *running) failure(e ended) *FailedError {
 	return f
 }
 
-// signal sends all processes that live a signal.
-func (r *running) signal(s os.Signal) {
-	for _, cmd := range r.cmds {
+// send sends a signal to those of some processes that live.
+func send(s os.Signal, to []*exec.Cmd) {
+	for _, cmd := range to {
 		sendGroup(cmd, s)
 	}
 }
 
 // kill ends what is left of all processes.
-func (r *running) kill() { r.signal(os.Kill) }
+func (r *running) kill() { send(os.Kill, r.cmds) }
 
 // reap waits for processes that were killed.
 func (r *running) reap() {

@@ -7,18 +7,27 @@ import (
 )
 
 // maxLine is how much of a line is held until its end is there, in bytes. What is longer is written
-// in parts.
+// in parts, each marked as a line.
 const maxLine = 64 << 10
 
 // lines writes lines with a mark, each at once: those of several processes do not mix.
 type lines struct {
-	w    io.Writer
-	mu   *sync.Mutex // of w
-	mark string
-	held []byte // of a line without an end
+	w      *sink
+	mark   string
+	marked bool   // otherwise nothing is added
+	held   []byte // of a line without an end
 }
 
-// Write takes any part of the output. It is called by one goroutine.
+// sink is where the lines of several processes go. What cannot be written any more is taken and
+// dropped: that is no fault of the processes.
+type sink struct {
+	mu   sync.Mutex
+	w    io.Writer
+	err  error
+	lost func(error) // is told of the first error
+}
+
+// Write takes any part of the output. It is called by one goroutine, and never fails.
 func (l *lines) Write(b []byte) (int, error) {
 	n := len(b)
 	for {
@@ -26,34 +35,40 @@ func (l *lines) Write(b []byte) (int, error) {
 		if end == 0 {
 			l.held = append(l.held, b...)
 			if len(l.held) >= maxLine {
-				return n, l.put()
+				l.put()
 			}
 			return n, nil
 		}
 		l.held = append(l.held, b[:end]...)
-		if err := l.put(); err != nil {
-			return n, err
-		}
+		l.put()
 		b = b[end:]
 	}
 }
 
 // put writes what is held as a line.
-func (l *lines) put() error {
+func (l *lines) put() {
 	line := append([]byte(l.mark), l.held...)
-	if line[len(line)-1] != '\n' {
+	if l.marked && line[len(line)-1] != '\n' {
 		line = append(line, '\n')
 	}
 	l.held = l.held[:0]
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, err := l.w.Write(line)
-	return err
+	l.w.write(line)
 }
 
 // flush writes a last line that has no end.
 func (l *lines) flush() {
 	if len(l.held) > 0 {
-		_ = l.put() // the exit code says how the job went
+		l.put()
+	}
+}
+
+func (s *sink) write(line []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return
+	}
+	if _, s.err = s.w.Write(line); s.err != nil {
+		s.lost(s.err)
 	}
 }

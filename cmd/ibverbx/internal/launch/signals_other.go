@@ -4,6 +4,7 @@ package launch
 
 import (
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,6 +31,12 @@ func sendGroup(cmd *exec.Cmd, _ os.Signal) { _ = cmd.Process.Kill() }
 
 // killedBy is the number of the signal that has ended a process.
 func killedBy(*os.ProcessState) int { return 9 }
+
+// Broken reports whether output could not be written because its reader has gone.
+func Broken(err error) bool { return errors.Is(err, io.ErrClosedPipe) }
+
+// NotExecutable reports whether an error says that there is such a file, which is no program.
+func NotExecutable(err error) bool { return errors.Is(err, os.ErrPermission) }
 
 // Missing reports whether an error says that there is no such program.
 func Missing(err error) bool {

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,7 +19,10 @@ func Signals() (signals <-chan os.Signal, stop func()) {
 	c := make(chan os.Signal, 16)
 	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1,
 		syscall.SIGUSR2)
-	return c, func() { signal.Stop(c) }
+	// A pipe whose reader has gone is an error of a write, and does not end this process.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, syscall.SIGPIPE)
+	return c, func() { signal.Stop(c); signal.Stop(pipe) }
 }
 
 // ends reports whether a signal asks to end.
@@ -43,6 +47,14 @@ func killedBy(state *os.ProcessState) int {
 		return int(status.Signal())
 	}
 	return 0
+}
+
+// Broken reports whether output could not be written because its reader has gone.
+func Broken(err error) bool { return errors.Is(err, syscall.EPIPE) }
+
+// NotExecutable reports whether an error says that there is such a file, which is no program.
+func NotExecutable(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.ENOEXEC)
 }
 
 // Missing reports whether an error says that there is no such program.
