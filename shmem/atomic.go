@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
 
@@ -210,7 +211,7 @@ func (t *peer) update(ctx context.Context, w word, c change, v, compare uint64) 
 		case c == changeCompare && w.get(was) != compare:
 			return w.get(was), nil
 		}
-		if err := ctx.Err(); err != nil {
+		if err := worded.Ended(ctx); err != nil {
 			return 0, err
 		}
 		all = was

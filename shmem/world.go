@@ -189,6 +189,6 @@ func (m *meeting) gather(ctx context.Context, i int, mine []byte) ([][]byte, err
 	case <-full:
 		return entries, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: another PE has not joined", ctx.Err())
+		return nil, fmt.Errorf("%w: another PE has not joined", worded.Ended(ctx))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -57,7 +58,7 @@ func (e *Endpoint) mayWait(ctx context.Context, op string) error {
 	if ctx == nil {
 		return e.refuse(op, verbs.ErrInvalid, "no context")
 	}
-	return ctx.Err()
+	return worded.Ended(ctx)
 }
 
 func (e *Endpoint) send(op string, tag uint64, bufs [][]byte, sync bool) (*Request, error) {

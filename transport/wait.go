@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"time"
 
+	"ibverbx/internal/worded"
 	"ibverbx/verbs"
 )
 
@@ -65,7 +66,7 @@ func (w *Worker) waitFor(ctx context.Context, every time.Duration, done func() b
 				continue
 			}
 		}
-		if err := ctx.Err(); err != nil {
+		if err := worded.Ended(ctx); err != nil {
 			return slept, err
 		}
 		if w.life.closed() {

@@ -170,8 +170,8 @@ func (r *readiness) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestRunOutputIsLost shows that the job ends when its output cannot be written, and that no process
-// is blamed.
+// TestRunOutputIsLost shows that the job ends when its output cannot be written, and that no
+// process is blamed.
 func TestRunOutputIsLost(t *testing.T) {
 	const script = `echo a; sleep 0.3; echo b; sleep 60 & wait`
 	t.Run("nobody reads", func(t *testing.T) {

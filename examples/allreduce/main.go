@@ -46,8 +46,9 @@ func run(ctx context.Context, length int) error {
 		err = j.Barrier(ctx)
 	}
 	if err != nil {
-		j.Fail(err)    // the others need not find out by themselves
-		return j.Err() // which process has failed first, and why
+		before := j.Err() // another process has failed before this one
+		j.Fail(err)       // the others need not find out by themselves
+		return errors.Join(err, before)
 	}
 	return j.Close()
 }
@@ -66,8 +67,9 @@ func reduce(ctx context.Context, j *job.Job, length int) error {
 	if err != nil {
 		return err
 	}
-	pe, err := shmem.Join(ctx, dom, shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather,
-		HeapSize: 1 << 20})
+	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job says who has died
+	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
 		return err
 	}

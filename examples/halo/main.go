@@ -41,8 +41,9 @@ func main() {
 		err = j.Barrier(ctx)
 	}
 	if err != nil {
-		j.Fail(err)        // the others need not find out by themselves
-		log.Fatal(j.Err()) // which process has failed first, and why
+		before := j.Err() // another process has failed before this one
+		j.Fail(err)       // the others need not find out by themselves
+		log.Fatal(errors.Join(err, before))
 	}
 	if err := j.Close(); err != nil {
 		log.Fatal(err)
@@ -63,7 +64,9 @@ func run(ctx context.Context, j *job.Job) error {
 	if err != nil {
 		return err
 	}
-	pe, err := shmem.Join(ctx, dom, shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather})
+	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather}
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric // the job says who has died
+	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
 		return err
 	}
