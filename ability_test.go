@@ -20,6 +20,8 @@ type stations struct {
 	head  []float64 // when the first of the queue will be complete
 	given []int     // fragments that each rail was given
 	looks int       // at the clock
+	// The program does not poll between two times.
+	away, back float64
 }
 
 const stationFragment = 512 << 10
@@ -46,7 +48,7 @@ func newStations(t *testing.T, balance Balance, speed ...float64) *stations {
 // hand gives the next fragment to a rail, if one can take it.
 func (s *stations) hand(size uint64) (ok bool) {
 	var rl *rail
-	if s.set.contest == nil {
+	if s.set.abilities == nil {
 		rl = s.set.pick()
 	} else {
 		rl = s.set.pickAble(size)
@@ -55,7 +57,7 @@ func (s *stations) hand(size uint64) (ok bool) {
 		return false
 	}
 	s.set.takeData(rl)
-	if c := s.set.contest; c != nil {
+	if c := s.set.abilities; c != nil {
 		rl.ability.add(size, c.clock)
 	}
 	i := rl.index()
@@ -74,11 +76,14 @@ func (s *stations) complete() int {
 			first = i
 		}
 	}
-	s.now = s.head[first]
+	at := s.head[first]
 	if s.queue[first] = s.queue[first][1:]; len(s.queue[first]) != 0 {
-		s.head[first] = s.now + s.queue[first][0]/s.speed[first]
+		s.head[first] = at + s.queue[first][0]/s.speed[first]
 	}
-	s.set.giveData(s.set.data[first], false)
+	if s.now = max(s.now, at); s.now >= s.away && s.now < s.back {
+		s.now = s.back
+	}
+	s.set.giveData(s.set.data[first], false, true)
 	s.set.check()
 	return first
 }
@@ -191,6 +196,58 @@ func TestAbilityFollowsChanges(t *testing.T) {
 	}
 }
 
+// A program that does not poll for a while sees all rails stand still, but only the one that is
+// being measured is measured so: its share stays.
+func TestAbilityOfAProgramThatPauses(t *testing.T) {
+	for _, pause := range []float64{1e6, 10e6, 100e6, 10e9} {
+		for phase := range 40 {
+			s := newStations(t, ByAbility, 10, 9.7)
+			s.stream(40+phase, 16, 1)
+			s.away = s.now + float64(phase)*7e3
+			s.back = s.away + pause
+			s.stream(20, 16, 1)
+			before, began := slices.Clone(s.given), s.now
+			s.stream(500, 16, 1)
+			share := float64(s.given[1]-before[1]) / 8000
+			took := (s.now - began) / (8000 * stationFragment / 19.7)
+			if share < 0.45 || share > 0.55 || took > 1.1 {
+				t.Fatalf("after a pause of %v ns in phase %d one of two equal rails carries %.2f, and all "+
+					"takes %.2f of what it should", pause, phase, share, took)
+			}
+		}
+	}
+}
+
+// A slow rail that was idle for long is tried with one fragment, whatever is sent next.
+func TestAbilityTriesWithLittle(t *testing.T) {
+	for _, slow := range []float64{0.1, 1} {
+		s := newStations(t, ByAbility, 10, slow)
+		s.stream(100, 16, 8)
+		s.stream(40_000, 1, 1)
+		before := s.given[1]
+		s.stream(1, 128, 1)
+		if n := s.given[1] - before; n > 1 && float64(n) > 128*slow/(10+slow)+1 {
+			t.Errorf("a rail of %v of 10 is given %d of 128 fragments", slow, n)
+		}
+	}
+}
+
+// What has failed tells nothing about its rail.
+func TestAbilityOfFailures(t *testing.T) {
+	now := time.Unix(0, 0)
+	clock := func() time.Time { now = now.Add(time.Microsecond); return now }
+	a := ability{least: largeFragment}
+	for range 8 {
+		a.add(1<<20, clock)
+	}
+	for range 8 {
+		a.fail()
+	}
+	if a.cost != 0 || a.load != 0 || a.large != 0 || a.sizes.Len() != 0 {
+		t.Errorf("%+v", a)
+	}
+}
+
 // A rail that is full and fast is waited for; one that stands still keeps what it has, and the
 // others go on.
 func TestAbilityBeyondTheQueues(t *testing.T) {
@@ -259,7 +316,7 @@ func TestAbilityLeavesNothing(t *testing.T) {
 	}
 }
 
-// A rate is the bytes of a spell over its time. What each case does with a rail, at which
+// A rate is the bytes of a sample over its time. What each case does with a rail, at which
 // microsecond, and what a byte costs then, in nanoseconds; 0 is not known.
 func TestAbilityMeasures(t *testing.T) {
 	const k = 1 << 10
@@ -286,13 +343,13 @@ func TestAbilityMeasures(t *testing.T) {
 			60000.0 / (3 * 64 * k)},
 		{"from when there was work", [][]step{{give(0, 64*k, 1), give(30, 64*k, 1), done(64), done(128)}},
 			64000.0 / (64 * k)},
-		// The next spell begins with the 17th fragment behind the first one, in the middle of a
+		// The next sample begins with the 17th fragment behind the first one, in the middle of a
 		// burst that was complete before: its end tells nothing.
 		{"no burst of one poll", [][]step{{give(0, 64*k, 20)}, burst(60, 16), burst(61, 1), burst(62, 3)},
 			60000.0 / (64 * k)},
-		{"a spell of no time after another", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)},
+		{"a sample of no time after another", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)},
 			burst(100, 16), {give(200, 64*k, 1), done(200)}}, 64000.0 / (64 * k)},
-		{"a mean of spells", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)}, burst(100, 16),
+		{"a mean of samples", [][]step{{give(0, 64*k, 1), done(64), give(100, 64*k, 16)}, burst(100, 16),
 			{give(200, 64*k, 1), done(328)}}, 0.75*64000/(64*k) + 0.25*128000/(64*k)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -331,7 +388,7 @@ func TestAbilityLooksAsOftenAsNeeded(t *testing.T) {
 	}
 }
 
-// A spell that told nothing is followed by a rest as well.
+// A sample that told nothing is followed by a rest as well.
 func TestAbilityRestsAfterNothing(t *testing.T) {
 	looks := 0
 	clock := func() time.Time { looks++; return time.Unix(0, 0) }

@@ -51,7 +51,7 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r.left--
-	s.rails.giveData(rl, s.waiting())
+	s.rails.giveData(rl, s.waiting(), wc.Status == verbs.StatusSuccess)
 	if wc.Status != verbs.StatusSuccess {
 		return n
 	}

@@ -81,7 +81,7 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 
 // pick chooses the rail for the next fragment of a request.
 func (s *sender) pick(r *sendReq) *rail {
-	if s.rails.contest == nil {
+	if s.rails.abilities == nil {
 		return s.rails.pick()
 	}
 	return s.rails.pickAble(min(uint64(s.rails.maxFragment), r.length-r.offset))
@@ -168,7 +168,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	r.fragments++
 	rl.stats.bytes += size
 	rl.stats.fragments++
-	if c := s.rails.contest; c != nil {
+	if c := s.rails.abilities; c != nil {
 		rl.ability.add(size, c.clock)
 	}
 	return wr

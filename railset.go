@@ -20,8 +20,8 @@ type railSet struct {
 	free      int     // send slots free on all data rails
 	lastFreed *rail   // data rail that freed a slot while requests waited: served first
 
-	// contest is how the rails' abilities compare; nil: rails take turns, and have none.
-	contest *contest
+	// abilities is how the rails' abilities compare; nil: rails take turns, and have none.
+	abilities *abilities
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxFragment         uint32 // bytes of a fragment
@@ -79,7 +79,7 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 
 // measure has the data rails measured, so that fragments are shared by ability.
 func (s *railSet) measure(clock func() time.Time) {
-	s.contest = &contest{clock: clock}
+	s.abilities = &abilities{clock: clock}
 	for _, r := range s.data {
 		r.ability = &ability{least: min(largeFragment, uint64(s.maxFragment))}
 	}
@@ -127,8 +127,8 @@ func (s *railSet) take(rl *rail) {
 		return
 	}
 	s.takeData(rl)
-	if s.contest != nil {
-		rl.ability.add(0, s.contest.clock)
+	if s.abilities != nil {
+		rl.ability.add(0, s.abilities.clock)
 	}
 }
 
@@ -144,17 +144,21 @@ func (s *railSet) give(rl *rail, waiting bool) {
 		rl.inUse--
 		return
 	}
-	s.giveData(rl, waiting)
+	s.giveData(rl, waiting, false)
 }
 
-// giveData is give for a data rail.
-func (s *railSet) giveData(rl *rail, waiting bool) {
+// giveData is give for a data rail. ok says that a fragment was carried, which tells how fast.
+func (s *railSet) giveData(rl *rail, waiting, ok bool) {
 	rl.inUse--
 	s.free++
 	if waiting {
 		s.lastFreed = rl
 	}
-	if s.contest != nil && rl.ability.done(s.contest.clock) {
+	switch {
+	case s.abilities == nil:
+	case !ok:
+		rl.ability.fail()
+	case rl.ability.done(s.abilities.clock):
 		s.compare()
 	}
 }
@@ -237,7 +241,7 @@ func (s *railSet) restart() {
 			r.ability.restart()
 		}
 	}
-	if s.contest != nil {
+	if s.abilities != nil {
 		s.compare()
 	}
 	s.peerDevs, s.nextRail, s.lastFreed = s.localDevs, 0, nil

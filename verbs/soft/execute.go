@@ -80,7 +80,8 @@ func (f *Fabric) execute(q *QP) outcome {
 	}
 	switch {
 	case s.Length == 0:
-	case q.run.fault != nil && q.run.fault.fault.Kind == PlaceLate && s.Opcode == verbs.OpRDMAWrite:
+	case s.Opcode == verbs.OpRDMAWrite && (len(p.late.placements) != 0 ||
+		q.run.fault != nil && q.run.fault.fault.Kind == PlaceLate):
 		f.postpone(q, p, s)
 	case s.Opcode.IsAtomic():
 		s.Result = nic.FetchAndChange(s.Opcode, s.CompareAdd, s.Swap, x.src.Bytes[0])

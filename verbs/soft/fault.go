@@ -58,7 +58,8 @@ const (
 	// hosts where data waits on its way from the NIC to memory: after Delay [1 ms], in a stepped
 	// fabric with a Place action. It is there before whatever else but plain writes the same queue
 	// pair brings (IBTA o9-20), and before the peer's queue pair flushes; messages over other queue
-	// pairs pass it. Other operations are not delayed.
+	// pairs pass it. Later writes of the queue pair do not: they wait as well. Other operations are
+	// not delayed, nor are writes of no bytes; those that Match chooses count all the same.
 	PlaceLate
 )
 

@@ -100,10 +100,16 @@ func (f *Fabric) arriveLate(p *QP) {
 }
 
 // postpone keeps the payload of q's head request, a write that p has checked, from p's memory until
-// later.
+// later: because a fault says so, or because earlier writes are not there yet, which it must not
+// overtake.
 func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
-	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...),
-		due: f.engine.after(q.run.fault.fault.Delay)}
+	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...)}
+	if i := q.run.fault; i != nil && i.fault.Kind == PlaceLate {
+		d.due = f.engine.after(i.fault.Delay)
+	}
+	if n := len(p.late.placements); n != 0 {
+		d.due = max(d.due, p.late.placements[n-1].due)
+	}
 	_ = p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
 	d.to.Hold()
 	p.late.placements = append(p.late.placements, d)

@@ -251,6 +251,56 @@ func TestPlaceLate(t *testing.T) {
 	}
 }
 
+// A later write does not overtake one that is placed late.
+func TestPlaceLateKeepsTheOrder(t *testing.T) {
+	f, a, b := pair(t, Config{Stepped: true}, endConfig{})
+	f.Inject(Fault{Kind: PlaceLate})
+	copy(a.buf, "old new ")
+	second := a.write(b, 2, 4, 4)
+	second.RemoteAddr = b.mr.Addr()
+	a.post(a.write(b, 1, 0, 4), second)
+	do(t, f, "execute soft0 qp 17 wr 1")
+	do(t, f, "execute soft0 qp 17 wr 2")
+	do(t, f, "place soft1 qp 17 wr 1")
+	if got := string(b.buf[:4]); got != "old " {
+		t.Errorf("%q", got)
+	}
+	do(t, f, "place soft1 qp 17 wr 2")
+	if got := string(b.buf[:4]); got != "new " {
+		t.Errorf("%q", got)
+	}
+}
+
+// A region that is written to all the time, and late, is deregistered at once.
+func TestDeregisteredUnderLateWrites(t *testing.T) {
+	f, a, b := pair(t, Config{}, endConfig{})
+	f.Inject(Fault{Kind: PlaceLate, Count: -1, Delay: time.Hour})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for id := uint64(0); ; id++ {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = a.qp.PostSend([]verbs.SendWR{a.write(b, id, 0, 64)})
+				_, _ = a.cq.Poll(make([]verbs.WC, 16))
+			}
+		}
+	}()
+	time.Sleep(time.Millisecond)
+	closed := make(chan error, 1)
+	go func() { closed <- b.mr.Close() }()
+	select {
+	case err := <-closed:
+		must(t, err)
+	case <-time.After(10 * time.Second):
+		t.Error("not deregistered while writes wait for an hour")
+	}
+	close(stop)
+	<-stopped
+}
+
 // What a NIC has acknowledged is in memory before its queue pair has flushed, its region is
 // deregistered, or its queue pair is reset or closed.
 func TestPlacedAtTheEnd(t *testing.T) {

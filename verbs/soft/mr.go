@@ -48,9 +48,5 @@ func (m *MR) RKey() uint32 { return m.core.RKey() }
 
 // Close deregisters, and waits for a copy that uses the memory.
 func (m *MR) Close() error {
-	f := m.dev.f
-	f.mu.Lock()
-	f.placeEverything(m.dev)
-	f.mu.Unlock()
-	return m.core.Close()
+	return m.core.CloseAfter(func() { m.dev.f.placeEverything(m.dev) })
 }

@@ -62,8 +62,12 @@ func (m *MR) LKey() uint32 { return m.key }
 func (m *MR) RKey() uint32 { return m.key | remoteKeyBit }
 
 // Close is verbs.MR's: it takes the key back, and waits until nobody holds the memory. It locks.
-func (m *MR) Close() error {
-	if err := m.retire(); err != nil {
+func (m *MR) Close() error { return m.CloseAfter(func() {}) }
+
+// CloseAfter is Close which, when the key is taken back, has whoever holds the memory until later
+// release it now. It calls release locked.
+func (m *MR) CloseAfter(release func()) error {
+	if err := m.retire(release); err != nil {
 		return err
 	}
 	if m.mapped != nil {
@@ -72,7 +76,7 @@ func (m *MR) Close() error {
 	return nil
 }
 
-func (m *MR) retire() error {
+func (m *MR) retire(release func()) error {
 	d := m.pd.dev
 	d.Lock.Lock()
 	defer d.Lock.Unlock()
@@ -81,6 +85,7 @@ func (m *MR) retire() error {
 	}
 	m.closed = true
 	d.Keys.remove(m)
+	release()
 	for m.holds > 0 {
 		d.Lock.AwaitQuiet()
 	}
