@@ -106,10 +106,7 @@ func (f *Fabric) postpone(q, p *QP, s *nic.SendSlot) {
 	d := placement{id: s.ID, data: slices.Concat(q.run.xfer.src.Bytes...)}
 	if i := q.run.fault; i != nil && i.fault.Kind == PlaceLate {
 		d.due = f.engine.after(i.fault.Delay)
-	}
-	if n := len(p.late.placements); n != 0 {
-		d.due = max(d.due, p.late.placements[n-1].due)
-	}
+	} // otherwise right behind those before it
 	_ = p.core.Target(&d.to, s.Opcode, s.RKey, s.RemoteAddr, s.Length) // allowed: it was asked before
 	d.to.Hold()
 	p.late.placements = append(p.late.placements, d)
