@@ -185,7 +185,7 @@ func (b *background) retryAfter(q *QP, d time.Duration) {
 func (b *background) stopTimers(q *QP) {
 	w := &q.dev.worker
 	for k := range q.run.background.timers {
-		if timerKind(k) == timerArrive {
+		if timerKind(k) == timerArrive && len(q.hidden[nic.Recv]) > 0 {
 			continue // messages that have left still arrive
 		}
 		w.timers.Disarm(&q.run.background.timers[k])

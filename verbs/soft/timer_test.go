@@ -21,3 +21,29 @@ func TestErrorKeepsTheOnlyArrivalFirst(t *testing.T) {
 		}
 	}
 }
+
+// No timer holds a queue pair that was reset or closed.
+func TestNoTimerOfAClosedQueuePair(t *testing.T) {
+	f, a, b := pair(t, Config{Device: DeviceConfig{Latency: time.Hour}}, endConfig{})
+	b.recv(verbs.RecvWR{ID: 0, SGL: b.sge(0, 8)})
+	a.post(a.send(1, 0, 8))
+	timers := func() (n int) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, d := range f.devices {
+			n += len(d.worker.timers)
+		}
+		return n
+	}
+	for end := time.Now().Add(10 * time.Second); timers() != 2 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if n := timers(); n != 2 {
+		t.Fatalf("%d timers for a message on its way and its acknowledgement", n)
+	}
+	setState(t, b, verbs.StateReset)
+	must(t, a.qp.Close())
+	if n := timers(); n != 0 {
+		t.Errorf("%d timers are left", n)
+	}
+}
