@@ -36,7 +36,7 @@ func TestPeersAreToldOfAnAbort(t *testing.T) {
 			s.cfg.KeepAlive = -1
 			l := newLink(t, s)
 			l.a.w.SetAbortPatience(patience) // a busy machine may be late by more than the usual
-			slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 3 * time.Millisecond, Count: -1})
+			slow := l.fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: 30 * time.Millisecond, Count: -1})
 			defer slow.Remove()
 			if c.busy {
 				must(t, l.a.PutShort([]byte{1}, l.a.peer.At(0)))
