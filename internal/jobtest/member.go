@@ -244,6 +244,10 @@ func (m *member) blame(err error) error {
 	if errors.As(err, &pe) && pe.PE != m.victim {
 		return fmt.Errorf("PE %d is blamed: %w", pe.PE, err)
 	}
-	<-m.job.Done()
-	return m.job.Err()
+	select {
+	case <-m.job.Done():
+		return m.job.Err()
+	case <-time.After(limit / 2): // far longer than rank 0 needs to say it
+		return fmt.Errorf("the job has no failure: %w", err)
+	}
 }
