@@ -59,7 +59,11 @@ func TestJobsOfRanks(t *testing.T) {
 					t.Errorf("rank %d was not given to one process:\n%s", rank, ranks)
 				}
 			}
-			if want := 3 * (len(phase) - 1) / max(len(phase)-1, 1); named != want || killed != want/3 {
+			wantNamed, wantKilled := 0, 0
+			if phase != ":" {
+				wantNamed, wantKilled = jobtest.Size-1, 1
+			}
+			if named != wantNamed || killed != wantKilled {
 				t.Errorf("%d were killed, and %d name it", killed, named)
 			}
 			vanishes(t, server, "/ibverbx/job/"+name)

@@ -2,8 +2,11 @@ package etcd
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -31,24 +34,51 @@ func (s *Store) grant(ctx context.Context) (<-chan *clientv3.LeaseKeepAliveRespo
 // keep keeps a lease, and takes another where it is lost: etcd was not there for longer, or this
 // process had no time.
 func (s *Store) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
-	for s.ctx.Err() == nil {
-		for range alive { // the client sends what keeps it
+	for {
+		select {
+		case _, kept := <-alive: // the client sends what keeps it
+			if kept {
+				continue
+			}
+		case <-s.ctx.Done():
 		}
 		if s.ctx.Err() != nil {
 			return
 		}
 		s.cfg.Logger.Warn("ibverbx: etcd: the lease was lost; taking another")
-		_ = s.retry(s.ctx, "grant", func() (err error) { // it ends with the store alone
-			alive, err = s.grant(s.ctx)
-			return err
-		})
-		s.restore()
+		alive = s.renew()
+	}
+}
+
+// longestPause bounds the time between two attempts to take a lease.
+const longestPause = 5 * time.Second
+
+// renew takes a lease, and puts again what the lost one has taken with it, until it has done both
+// or the store ends. A lease that is lost before it is done is replaced like any other.
+func (s *Store) renew() <-chan *clientv3.LeaseKeepAliveResponse {
+	said := ""
+	for pause := againAfter; ; pause = min(2*pause, longestPause) {
+		alive, err := s.grant(s.ctx)
+		if err == nil {
+			err = s.restore()
+		}
+		if err == nil || s.ctx.Err() != nil {
+			return alive
+		}
+		if text := err.Error(); text != said && !passing(err) {
+			s.cfg.Logger.Warn("ibverbx: etcd: there is no lease; trying again", "because", err)
+			said = text
+		}
+		select {
+		case <-time.After(pause):
+		case <-s.ctx.Done():
+		}
 	}
 }
 
 // restore puts again what the lost lease has taken with it. What somebody else has put there since
-// stays.
-func (s *Store) restore() {
+// stays. It fails only if the new lease is lost as well, or the store ends.
+func (s *Store) restore() error {
 	s.mu.Lock()
 	mine := make(map[string]string, len(s.mine))
 	for name, value := range s.mine {
@@ -56,13 +86,59 @@ func (s *Store) restore() {
 	}
 	s.mu.Unlock()
 	for name, value := range mine {
-		var put bool
-		err := s.retry(s.ctx, "put", func() (err error) {
-			put, _, err = s.claim(s.ctx, name, value)
+		var there string
+		err := s.retry(s.ctx, fmt.Sprintf("put %.100q", name), func() (err error) {
+			there, err = s.claim(s.ctx, name, value)
+			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				return errLeaseLost
+			}
 			return err
 		})
-		if err == nil && !put {
+		switch {
+		case s.ctx.Err() != nil || errors.Is(err, errLeaseLost):
+			return err
+		case err != nil:
+			s.cfg.Logger.Warn("ibverbx: etcd: what the lost lease has taken is not put again", "because", err)
+		case there != value && !s.has(name, there):
 			s.cfg.Logger.Warn("ibverbx: etcd: another process has put what this one had", "key", name)
 		}
 	}
+	return nil
+}
+
+// errLeaseLost ends restore.
+var errLeaseLost = errors.New("the lease was lost")
+
+// has reports whether a value is the one that this process has put last.
+func (s *Store) has(name, value string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mine[name] == value
+}
+
+// claim puts a value where there is none, and says which there is in the end. The same value under
+// another lease than the present one is this process's own, from before, and is put again: that
+// lease ends.
+func (s *Store) claim(ctx context.Context, name, value string) (there string, err error) {
+	lease := s.leased()
+	put := clientv3.OpPut(name, value, clientv3.WithLease(lease))
+	r, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).Then(put).
+		Else(clientv3.OpGet(name)).Commit()
+	if err != nil || r.Succeeded {
+		return value, err
+	}
+	kvs := r.Responses[0].GetResponseRange().GetKvs()
+	if len(kvs) == 0 {
+		return "", errAgain
+	}
+	has := kvs[0]
+	if string(has.Value) != value || clientv3.LeaseID(has.Lease) == lease {
+		return string(has.Value), nil
+	}
+	r, err = s.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(name), "=", has.ModRevision)).
+		Then(put).Commit()
+	if err == nil && !r.Succeeded {
+		err = errAgain
+	}
+	return value, err
 }

@@ -41,11 +41,11 @@ func (s *Store) Rank(ctx context.Context, job string, size int) (rank int, err e
 				continue
 			}
 			name := prefix + strconv.Itoa(rank)
-			taken, holder, err := s.claim(ctx, name, me)
+			holder, err := s.claim(ctx, name, me)
 			switch {
 			case err != nil:
 				return err
-			case taken || holder == me: // perhaps by a request whose answer was lost
+			case holder == me: // perhaps by a request whose answer was lost
 				s.mu.Lock()
 				s.mine[name] = me
 				s.mu.Unlock()
@@ -79,23 +79,4 @@ func free(taken []*mvccpb.KeyValue, prefix string, size int) (rank int, full str
 		who = append(who[:most], "...")
 	}
 	return size, strings.Join(who, ", ")
-}
-
-// claim puts a value where there is none, and otherwise says which there is.
-func (s *Store) claim(ctx context.Context, name, value string) (put bool, there string, err error) {
-	r, err := s.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(name), "=", 0)).
-		Then(clientv3.OpPut(name, value, clientv3.WithLease(s.leased()))).
-		Else(clientv3.OpGet(name)).
-		Commit()
-	switch {
-	case err != nil:
-		return false, "", err
-	case r.Succeeded:
-		return true, value, nil
-	}
-	if kvs := r.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
-		there = string(kvs[0].Value)
-	}
-	return false, there, nil
 }

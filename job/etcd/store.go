@@ -32,6 +32,9 @@ type Store struct {
 	cancel context.CancelFunc
 	all    sync.WaitGroup
 
+	closing sync.Once
+	closed  error // of Close
+
 	mu    sync.Mutex
 	lease clientv3.LeaseID
 	mine  map[string]string // what this process has put, to put it again if the lease is lost
@@ -158,6 +161,9 @@ func (s *Store) await(ctx context.Context, name string, after int64, options ...
 	return nil, errAgain
 }
 
+// againAfter is the pause before a request is made again.
+const againAfter = 200 * time.Millisecond
+
 // retry has a request made until it is answered, or ctx ends.
 func (s *Store) retry(ctx context.Context, what string, request func() error) error {
 	for {
@@ -173,7 +179,7 @@ func (s *Store) retry(ctx context.Context, what string, request func() error) er
 			return s.explain(ctx, what, err)
 		}
 		select {
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(againAfter):
 		case <-ctx.Done():
 		case <-s.ctx.Done():
 		}
@@ -209,13 +215,24 @@ func (s *Store) explain(ctx context.Context, what string, err error) error {
 const parting = time.Second
 
 // Close takes back what this process has put, and ends the connections. An etcd that does not
-// answer does so itself, Config.Lease later.
+// answer does so itself, Config.Lease later. It may be called again, by any goroutine: each call
+// returns the same.
 func (s *Store) Close() error {
-	if s.ctx.Err() != nil {
-		return nil
-	}
+	s.closing.Do(func() { s.closed = s.close() })
+	return s.closed
+}
+
+func (s *Store) close() error {
 	s.cancel()
-	s.all.Wait()
+	ended := make(chan struct{})
+	go func() {
+		s.all.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(parting):
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), parting)
 	defer cancel()
 	_, err := s.client.Revoke(ctx, s.leased())
