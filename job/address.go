@@ -2,36 +2,65 @@ package job
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
+	"unicode"
 )
 
-// stand is where rank 0 listens, and how the others reach it.
-type stand struct {
+// site is where rank 0 listens, and how the others reach it.
+type site struct {
 	listen string // host; empty stands for all addresses
 	reach  string // host
 	port   string
 }
 
-// choose makes a stand of what Config.Address says, which may be nothing, where there is a store.
-func choose(ctx context.Context, addr string, store Store) (stand, error) {
+// choose makes a site of what Config.Address says, which may be nothing, where there is a store.
+func choose(ctx context.Context, addr string, store Store) (site, error) {
 	host, port, err := splitAddress(addr)
 	if err != nil {
-		return stand{}, err
+		return site{}, err
 	}
 	if host == "" {
-		ip := towards(ctx, store).String()
-		return stand{ip, ip, port}, nil
+		ip := sourceAddress(ctx, store).String()
+		return site{ip, ip, port}, nil
 	}
 	if i, err := net.InterfaceByName(host); err == nil {
 		ip, ok := addressOf(i)
 		if !ok {
-			return stand{}, fmt.Errorf("rank 0 is to listen at interface %s: it has no address", host)
+			return site{}, fmt.Errorf("rank 0 is to listen at interface %s: it has no address", host)
 		}
-		return stand{ip.String(), ip.String(), port}, nil
+		return site{ip.String(), ip.String(), port}, nil
 	}
-	return stand{listen: listenHost(host), reach: host, port: port}, nil
+	return site{listen: listenHost(host), reach: host, port: port}, resolves(ctx, host)
+}
+
+// resolves says what is wrong with the name of a host, as far as this host can tell: one with a dot
+// may be known to the others before it is known here.
+func resolves(ctx context.Context, host string) error {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return nil
+	}
+	var none *net.DNSError
+	ctx, cancel := context.WithTimeout(ctx, lateness)
+	defer cancel()
+	_, err := net.DefaultResolver.LookupHost(ctx, host)
+	if !errors.As(err, &none) || !none.IsNotFound || isName(host) && strings.Contains(host, ".") {
+		return nil
+	}
+	return invalid("Address %.100q: it is no interface of this host, and no name of a host: %w", host, err)
+}
+
+// isName reports whether a text has the letters of a host's name.
+func isName(host string) bool {
+	for _, r := range host {
+		if r != '-' && r != '.' && r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) {
+			return false
+		}
+	}
+	return true
 }
 
 // listenHost is at which host's address to listen for those who come to one: at all, but for the
@@ -59,10 +88,10 @@ func splitAddress(addr string) (host, port string, err error) {
 	return host, port, err
 }
 
-// towards is the address of this host by which it reaches the store, and where the store does not
-// tell the one by which it reaches the world: that is asked of the routing table, and nothing is
-// sent.
-func towards(ctx context.Context, store Store) netip.Addr {
+// sourceAddress is the address of this host by which it reaches the store, and where the store does
+// not tell the one by which it reaches the world: that is asked of the routing table, and nothing
+// is sent.
+func sourceAddress(ctx context.Context, store Store) netip.Addr {
 	if s, ok := store.(interface{ LocalAddr() net.Addr }); ok {
 		if ip, ok := ipOf(s.LocalAddr()); ok {
 			return ip

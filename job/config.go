@@ -36,7 +36,8 @@ type Config struct {
 	// With a Store there must be one.
 	Job string
 
-	// Wait is how long Join waits for the other processes; 0 means 5 minutes.
+	// Wait is how long Join waits for the other processes; 0 means 5 minutes. Who has met rank 0
+	// waits for its word for two seconds more.
 	Wait time.Duration
 	// Patience is after how long a silence a process is taken for dead; 0 means 10 seconds. One
 	// whose connection ends is dead at once.
@@ -49,7 +50,8 @@ type Config struct {
 	// Certificates, and ClientAuth and ClientCAs; the others RootCAs and Certificates. Package
 	// rendezvous says what it protects.
 	TLS *tls.Config
-	// Logger is where Join logs for whom it waits; nil is slog.Default.
+	// Logger is where Join logs for whom it waits, and rank 0 whom it turns away; nil is
+	// slog.Default.
 	Logger *slog.Logger
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"time"
 
 	"ibverbx/internal/peertext"
@@ -15,13 +16,13 @@ import (
 )
 
 // entry is what rank 0 leaves in a [Store]. One that an earlier run has left may be there still,
-// and somebody else may listen at its address by now. Life tells them apart: it is part of the
-// greeting, and nobody but this rank 0 answers to it.
+// and somebody else may listen at its address by now. Incarnation tells them apart: it is part of
+// the greeting, and nobody but this rank 0 answers to it.
 type entry struct {
 	Process
 
-	Address string `json:"address"`
-	Life    string `json:"life"` // drawn at random
+	Address     string `json:"address"`
+	Incarnation string `json:"incarnation"` // drawn at random
 }
 
 // maxPlain is how long the name of a job may be in a key.
@@ -43,12 +44,18 @@ func entryKey(job string) string {
 
 // announce leaves rank 0's entry in the store.
 func announce(ctx context.Context, p *Place, store Store) error {
-	value, err := json.Marshal(entry{self(p.Rank), p.Address, p.life})
+	value, err := json.Marshal(entry{self(p.Rank), p.Address, p.incarnation})
 	if err != nil {
 		return err
 	}
 	key := entryKey(p.Job)
-	if _, err = askStore(ctx, func() ([]byte, error) { return nil, store.Put(ctx, key, value) }); err != nil {
+	_, err = askStore(ctx, func() ([]byte, error) { return nil, store.Put(ctx, key, value) })
+	if err != nil {
+		var waited *waitedError
+		if ctx.Err() != nil && errors.As(err, &waited) { // for the store, and not for the processes
+			err = &said{fmt.Sprintf("the store has not taken it within %v%s", waited.d,
+				strings.TrimPrefix(err.Error(), waited.Error())), err}
+		}
 		return &storeError{fmt.Errorf("put rank 0's address into the store as %q: %w", key, err)}
 	}
 	return nil
@@ -60,13 +67,13 @@ func findEntry(ctx context.Context, p *Place, store Store) (*entry, error) {
 	value, err := askStore(ctx, func() ([]byte, error) { return store.Get(ctx, key) })
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, &storeError{fmt.Errorf("%w: the store has no address of rank 0 as %q: does rank 0 run, "+
-			"with the same store and the same Config.Job?", err, key)}
+		return nil, &storeError{fmt.Errorf("%w: the store has given no address of rank 0 as %q: does rank 0 "+
+			"run, with the same store and the same Config.Job, and does the store answer?", err, key)}
 	case err != nil:
 		return nil, &storeError{fmt.Errorf("get rank 0's address from the store as %q: %w", key, err)}
 	}
 	e := &entry{}
-	if err := json.Unmarshal(value, e); err != nil || e.Address == "" || e.Life == "" || e.Rank != 0 {
+	if err := json.Unmarshal(value, e); err != nil || e.Address == "" || e.Incarnation == "" || e.Rank != 0 {
 		return nil, fmt.Errorf("%w: what the store has as %q is not of a rank 0: %.60q",
 			rendezvous.ErrProtocol, key, value)
 	}
@@ -105,22 +112,58 @@ func passing(err error, stored bool, since time.Duration) bool {
 	return stored && (errors.Is(err, rendezvous.ErrVersion) || errors.Is(err, rendezvous.ErrProtocol))
 }
 
-// watch notices that another process has taken rank 0's place in the store, while this one waits
-// for the others: they do not come to it.
+// watch notices that another process has taken rank 0's place in the store, or that the store has
+// lost this one's address, while this one waits for the others: they do not come to it.
 func (s *server) watch() {
+	began, lost := time.Now(), false
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for s.missing() != "" {
+	for {
 		select {
 		case <-tick.C:
-		case <-s.ctx.Done():
+		case <-s.meeting.Done():
 			return
 		}
-		e, err := findEntry(s.ctx, s.place, s.cfg.Store)
-		if err == nil && e.Life != s.place.life {
-			s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or "+
-				"was the job started again under this name?", ErrMismatch, e.Process, entryKey(s.place.Job)))
-			return
+		ctx, cancel := context.WithTimeout(s.meeting, patienceOfStores)
+		e, err := findEntry(ctx, s.place, s.cfg.Store)
+		if err != nil && ctx.Err() != nil && s.meeting.Err() == nil {
+			// What was put is there at once, of a store that answers.
+			err = announce(s.meeting, s.place, s.cfg.Store)
+			if !lost && err == nil {
+				s.cfg.Logger.Warn("ibverbx: job: the store had lost rank 0's address, which is put again", "key",
+					entryKey(s.place.Job))
+			}
+			lost, e = true, nil
 		}
+		cancel()
+		if err != nil || e == nil || e.Incarnation == s.place.incarnation || s.meeting.Err() != nil {
+			continue
+		}
+		if time.Since(began) < patienceOfLogs { // rather a mistake than a later run: that one ends as well
+			s.tell(e)
+		}
+		s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or was the "+
+			"job started again under this name?", ErrMismatch, e.Process, entryKey(s.place.Job)))
+		return
 	}
+}
+
+// unwatch ends watch: the store is used no more.
+func (s *server) unwatch() {
+	s.met()
+	if s.watched != nil {
+		<-s.watched
+	}
+}
+
+// patienceOfStores is for how long a store may look for a value that it has.
+const patienceOfStores = 3 * time.Second
+
+// tell tells the rank 0 of an entry of this one.
+func (s *server) tell(e *entry) {
+	ctx, cancel := context.WithTimeout(s.meeting, lateness)
+	defer cancel()
+	other := *s.place
+	other.Address, other.incarnation = e.Address, e.Incarnation
+	_ = challenge(ctx, &other, &s.cfg) // if it is not there it need not know
 }

@@ -56,18 +56,24 @@ func Join(ctx context.Context, cfg Config) (*Job, error) {
 
 // join meets the others.
 func (j *Job) join(ctx context.Context, cfg *Config) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Wait+lateness, errWaited(cfg.Wait))
+	meeting, met := context.WithTimeoutCause(ctx, cfg.Wait, errWaited(cfg.Wait))
+	defer met()
+	// Once rank 0 is there it is who says when the wait is over, and who is missing.
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Wait+lateness, errWaited(cfg.Wait+lateness))
 	defer cancel()
 	if j.place.Rank == 0 {
-		if j.server, err = serve(ctx, &j.place, cfg); err != nil {
+		if j.server, err = serve(meeting, &j.place, cfg); err != nil {
 			return err
 		}
-		j.member, err = j.server.first(ctx)
+		j.member, err = j.server.first(meeting)
 	} else {
-		j.member, err = dial(ctx, &j.place, cfg)
+		j.member, err = dial(meeting, &j.place, cfg)
 	}
 	if err == nil {
 		j.all, err = j.member.ready(ctx)
+	}
+	if j.server != nil {
+		j.server.unwatch()
 	}
 	if err != nil && ctx.Err() != nil && j.server != nil {
 		if who := j.server.missing(); who != "" {

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"ibverbx/internal/peertext"
@@ -93,18 +95,29 @@ func missing(ctx context.Context, last error) error {
 // reach connects to rank 0, where the store has it now if there is one.
 func reach(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Conn, error) {
 	if cfg.Store == nil {
-		return rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+		conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
+		return conn, withoutAdvice(err)
 	}
 	e, err := findEntry(ctx, p, cfg.Store)
 	if err != nil {
 		return nil, err
 	}
-	p.Address, p.life = e.Address, e.Life
+	p.Address, p.incarnation = e.Address, e.Incarnation
 	conn, err := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
 	if err != nil {
-		return nil, e.missed(err)
+		return nil, e.missed(withoutAdvice(err))
 	}
 	return conn, nil
+}
+
+// withoutAdvice is an error of rendezvous.Dial without what to do where nobody listens: Join does
+// it.
+func withoutAdvice(err error) error {
+	var refused *net.OpError
+	if errors.Is(err, syscall.ECONNREFUSED) && errors.As(err, &refused) {
+		return fmt.Errorf("%w: nobody listens there", refused)
+	}
+	return err
 }
 
 // patienceOfLogs is after which time it is logged for whom Join waits.

@@ -28,8 +28,9 @@ type Place struct {
 	Job     string // tells the job from others
 	Source  string // where this is from, with what was found there, for errors and logs
 
-	life string // with a Store: which rank 0 is meant, of all that have left an address there
-	pmix bool   // PMIx knows this process: Join asks it for what is not decided otherwise
+	// incarnation is with a Store which rank 0 is meant, of all that have left an address there.
+	incarnation string
+	pmix        bool // PMIx knows this process: Join asks it for what is not decided otherwise
 }
 
 // Find says what [Join] would take for this process's place in a job. An error says what was found

@@ -26,6 +26,10 @@ type server struct {
 	cancel context.CancelFunc
 	all    sync.WaitGroup
 
+	meeting context.Context // ends once all have come, or with the server
+	met     context.CancelFunc
+	watched chan struct{} // closed once watch uses the store no more; nil without it
+
 	mu     sync.Mutex
 	guests []*guest // by rank; nil where none has joined
 	joined int
@@ -36,6 +40,8 @@ type server struct {
 	call   *call         // the collective call under way
 	left   *guest
 	values values
+
+	refused refused
 }
 
 // call is a collective call that some have made.
@@ -55,13 +61,15 @@ const maxGreeted = 256
 func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 	s := &server{place: p, cfg: *cfg, guests: make([]*guest, p.Size), values: newValues(cfg.MaxStore),
 		came: map[int]bool{}, heard: make(chan struct{})}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.meeting, s.met = context.WithCancel(s.ctx)
 	if p.Size > 1 {
 		var err error
-		if s.l, err = listen(ctx, p, cfg); err != nil {
+		if s.l, err = s.listen(ctx, p, cfg); err != nil {
+			s.cancel()
 			return nil, err
 		}
 	}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if s.l != nil {
 		s.all.Go(s.accept)
 	}
@@ -71,23 +79,29 @@ func serve(ctx context.Context, p *Place, cfg *Config) (*server, error) {
 			s.close()
 			return nil, err
 		}
-		s.all.Go(s.watch)
+		s.watched = make(chan struct{})
+		s.all.Go(func() {
+			s.watch()
+			close(s.watched)
+		})
 	}
 	return s, nil
 }
 
 // listen listens at rank 0's address.
-func listen(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Listener, error) {
+func (s *server) listen(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Listener, error) {
 	host, port, err := net.SplitHostPort(p.Address)
-	at := stand{listenHost(host), host, port}
+	at := site{listenHost(host), host, port}
 	if cfg.Store != nil {
-		p.life = rand.Text()
+		p.incarnation = rand.Text()
 		at, err = choose(ctx, p.Address, cfg.Store)
 	}
 	if err != nil {
 		return nil, err
 	}
-	l, err := rendezvous.Listen(ctx, net.JoinHostPort(at.listen, at.port), conversation(p, cfg))
+	talk := conversation(p, cfg)
+	talk.Refused = s.turnAway
+	l, err := rendezvous.Listen(ctx, net.JoinHostPort(at.listen, at.port), talk)
 	if at.port == "0" && err == nil {
 		_, at.port, _ = net.SplitHostPort(l.Addr().String()) // it is one of TCP
 	}
@@ -95,21 +109,7 @@ func listen(ctx context.Context, p *Place, cfg *Config) (*rendezvous.Listener, e
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lateness)
-	defer cancel()
-	c, probe := rendezvous.Dial(ctx, p.Address, conversation(p, cfg))
-	switch {
-	case probe == nil:
-		_ = c.Close()
-		return nil, fmt.Errorf("%w: another process is rank 0 of this job already: do all have rank 0? "+
-			"This one "+
-			"has it from %s: %w", ErrMismatch, p.Source, err)
-	case errors.Is(probe, rendezvous.ErrVersion):
-		return nil, fmt.Errorf("%w: another job has the port: give one of them another in %s: %w",
-			ErrMismatch,
-			EnvAddress, probe)
-	}
-	return nil, fmt.Errorf("%w: another program has the port: choose another in %s", err, EnvAddress)
+	return nil, taken(ctx, p, cfg, err)
 }
 
 // first begins rank 0's own conversation.
@@ -118,7 +118,7 @@ func (s *server) first(ctx context.Context) (*member, error) {
 	cfg := conversation(s.place, &s.cfg)
 	s.all.Go(func() {
 		if c, err := rendezvous.Start(s.ctx, there, cfg); err == nil {
-			s.greet(c)
+			s.greet(c, true)
 		}
 	})
 	c, err := rendezvous.Start(ctx, here, cfg)
@@ -146,14 +146,14 @@ func (s *server) accept() {
 			return
 		}
 		s.all.Go(func() {
-			s.greet(c)
+			s.greet(c, false)
 			<-places
 		})
 	}
 }
 
-// greet learns which process a conversation is with.
-func (s *server) greet(c *rendezvous.Conn) {
+// greet learns which process a conversation is with; own is the one with this process.
+func (s *server) greet(c *rendezvous.Conn, own bool) {
 	h := hello{Process: Process{Rank: -1}}
 	err := c.Receive(s.ctx, kindJoin, &h)
 	if err == nil {
@@ -161,7 +161,7 @@ func (s *server) greet(c *rendezvous.Conn) {
 		if h.Host == "" {
 			h.Host = c.RemoteAddr().String()
 		}
-		err = s.admit(&h, c)
+		err = s.admit(&h, c, own)
 	}
 	if err != nil {
 		_ = c.Send(s.ctx, kindEnd, verdictOf(err)) // Fail alone has words and no rank
@@ -194,7 +194,7 @@ func (s *server) linger(ctx context.Context) {
 }
 
 // admit makes a process one of the job.
-func (s *server) admit(h *hello, c *rendezvous.Conn) error {
+func (s *server) admit(h *hello, c *rendezvous.Conn, own bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var wrong error
@@ -204,6 +204,8 @@ func (s *server) admit(h *hello, c *rendezvous.Conn) error {
 			here)
 	case h.Rank < 0 || h.Rank >= here:
 		wrong = fmt.Errorf("%w: of %d processes the ranks are 0 to %d", ErrMismatch, here, here-1)
+	case h.Rank == 0 && !own: // also before this process has come to itself
+		wrong = errTwoFirst(s.place)
 	case s.guests[h.Rank] != nil:
 		wrong = fmt.Errorf("%w: two processes have this rank, the other one is %v", ErrMismatch,
 			s.guests[h.Rank].Process)
@@ -224,6 +226,7 @@ func (s *server) admit(h *hello, c *rendezvous.Conn) error {
 	s.all.Go(g.write)
 	g.send(kindMet, self(0))
 	if s.joined == s.place.Size {
+		s.met()
 		list := make([]Process, 0, s.joined)
 		for _, g := range s.guests {
 			list = append(list, g.Process)
@@ -259,7 +262,7 @@ func (s *server) attend() {
 			}
 		case <-wait.C:
 			if who := s.missing(); who != "" {
-				s.fail(fmt.Errorf("%w: %s", errWaited(s.cfg.Wait), who))
+				s.fail(fmt.Errorf("%w: %s", errWaited(s.cfg.Wait), s.lastRefused(who)))
 			}
 		}
 	}

@@ -205,7 +205,7 @@ func TestStaleEntry(t *testing.T) {
 func left(t *testing.T, address string) string {
 	t.Helper()
 	entry, err := json.Marshal(map[string]any{"rank": 0, "host": "h", "pid": 1, "address": address,
-		"life": "before"})
+		"incarnation": "before"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,17 +262,74 @@ func another(t *testing.T) string {
 	return left(t, entry.Address)
 }
 
-// Of two processes that have rank 0 one is told so, and the other one has the others come to it or
-// is told that it misses them.
+// Processes that all have rank 0 learn it, at ports of their own choice or at the same one.
 func TestStoreWithTwoRank0(t *testing.T) {
 	t.Parallel()
-	cfg := stored(t, 3, newMemory())
-	cfg.Wait = 1500 * time.Millisecond
-	errs := each(t, []job.Config{cfg, cfg}, nil)
-	if all := errors.Join(errs...); !errors.Is(all, job.ErrMismatch) || !errors.Is(all, job.ErrAbsent) ||
-		!strings.Contains(all.Error(), "has taken rank 0's place in the store") {
-		t.Errorf("got %v", all)
+	for address, says := range map[string]string{"": "has taken rank 0's place in the store",
+		tcptest.FreeAddr(t).String(): "another process is rank 0 of this job already"} {
+		t.Run(address, func(t *testing.T) {
+			t.Parallel()
+			cfg := stored(t, 3, newMemory())
+			cfg.Address = address
+			began := time.Now()
+			errs := each(t, []job.Config{cfg, cfg}, nil)
+			said := ""
+			for i, err := range errs {
+				if !errors.Is(err, job.ErrMismatch) {
+					t.Errorf("process %d: %v", i, err)
+				}
+				said += fmt.Sprintln(err)
+			}
+			if !strings.Contains(said, says) || !strings.Contains(said, "two processes have this rank") {
+				t.Errorf("got %s, want %q", said, says)
+			}
+			if took := time.Since(began); took > 10*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
 	}
+}
+
+// A process whose address the store has lost puts it there again.
+func TestStoreLosesEntry(t *testing.T) {
+	t.Parallel()
+	s := newMemory()
+	cfgs := ranks(stored(t, 2, s))
+	allRight(t, each(t, cfgs[:1], func(ctx context.Context, j *job.Job) error { return j.Barrier(ctx) },
+		func() error {
+			if _, err := s.Get(t.Context(), "/ibverbx/job/"+cfgs[0].Job); err != nil {
+				return err
+			}
+			s.mu.Lock()
+			clear(s.values)
+			s.mu.Unlock()
+			j, err := job.Join(t.Context(), cfgs[1])
+			if err != nil {
+				return err
+			}
+			return errors.Join(j.Barrier(t.Context()), j.Close())
+		}))
+}
+
+// Once Join has returned it uses the store no more.
+func TestStoreUnused(t *testing.T) {
+	t.Parallel()
+	s := newMemory()
+	allRight(t, each(t, ranks(stored(t, 2, s)), func(ctx context.Context, j *job.Job) error {
+		if err := j.Barrier(ctx); err != nil { // all have returned
+			return err
+		}
+		s.mu.Lock()
+		before := s.gets
+		s.mu.Unlock()
+		time.Sleep(1500 * time.Millisecond) // longer than rank 0 leaves between two looks
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.gets != before {
+			return fmt.Errorf("%d gets after Join", s.gets-before)
+		}
+		return nil
+	}))
 }
 
 // broken is a Store that does not work. It fails at once, or when a context ends, or without an
@@ -309,7 +366,7 @@ func TestStoreFails(t *testing.T) {
 	const short, long = 100 * time.Millisecond, time.Minute
 	const put, get = `put rank 0's address into the store as "/ibverbx/job/x"`,
 		`get rank 0's address from the store as "/ibverbx/job/x"`
-	const nothing = `the store has no address of rank 0 as "/ibverbx/job/x": does rank 0 run`
+	const nothing = `the store has given no address of rank 0 as "/ibverbx/job/x": does rank 0 run`
 	for name, test := range map[string]struct {
 		store   job.Store
 		rank    int
@@ -318,11 +375,12 @@ func TestStoreFails(t *testing.T) {
 		is      error
 		says    string
 	}{
-		"put fails":             {failing, 0, long, long, errDisk, put},
-		"get fails":             {failing, 1, long, long, errDisk, get},
-		"put fails late":        {late, 0, long, short, context.DeadlineExceeded, errDisk.Error()},
-		"get fails late":        {late, 1, short, long, job.ErrAbsent, errDisk.Error()},
-		"put blocks":            {blocking, 0, short, long, job.ErrAbsent, put},
+		"put fails":      {failing, 0, long, long, errDisk, put},
+		"get fails":      {failing, 1, long, long, errDisk, get},
+		"put fails late": {late, 0, long, short, context.DeadlineExceeded, errDisk.Error()},
+		"get fails late": {late, 1, short, long, job.ErrAbsent, errDisk.Error()},
+		"put blocks": {blocking, 0, short, long, job.ErrAbsent,
+			put + ": the store has not taken it within 100ms"},
 		"put blocks for longer": {blocking, 0, long, short, context.DeadlineExceeded, put},
 		"get blocks for longer": {blocking, 1, long, short, context.DeadlineExceeded, nothing},
 		"nothing there":         {newMemory(), 1, short, long, job.ErrAbsent, nothing},
@@ -368,7 +426,7 @@ func TestOnlyStaleEntry(t *testing.T) {
 func TestStoreArguments(t *testing.T) {
 	setenv(t, slurm)
 	s := newMemory()
-	const forms = "must be HOST, HOST:PORT or :PORT"
+	const forms, noHost = "must be HOST, HOST:PORT or :PORT", "it is no interface of this host"
 	for name, test := range map[string]struct {
 		cfg  job.Config
 		is   error
@@ -376,6 +434,8 @@ func TestStoreArguments(t *testing.T) {
 	}{
 		"no name":       {job.Config{Size: 2}, job.ErrNoJob, "set IBVERBX_JOB for all 2 processes"},
 		"no port":       {job.Config{Size: 2, Job: "x", Address: "h:http/"}, verbs.ErrInvalid, forms},
+		"no interface":  {job.Config{Size: 2, Job: "x", Address: "nosuchif"}, verbs.ErrInvalid, noHost},
+		"no such name":  {job.Config{Size: 2, Job: "x", Address: "a b"}, verbs.ErrInvalid, noHost},
 		"two addresses": {job.Config{Size: 2, Job: "x", Address: "a:1:2"}, verbs.ErrInvalid, forms},
 	} {
 		test.cfg.Store = s

@@ -9,9 +9,12 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +51,27 @@ func mutual(tb testing.TB, address string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		RootCAs: pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
 		MinVersion: tls.VersionTLS13}
+}
+
+// Rank 0 says whom it has turned away while it waited, and logs it.
+func TestTurnedAway(t *testing.T) {
+	t.Parallel()
+	cfg := config(t, 3)
+	cfg.TLS, cfg.Wait = mutual(t, cfg.Address), time.Second
+	var log strings.Builder // written by rank 0 alone
+	cfgs := ranks(cfg)
+	cfgs[0].Logger = slog.New(slog.NewTextHandler(&log, nil))
+	cfgs[2].TLS = nil
+	for rank, err := range each(t, cfgs, nil)[:2] {
+		for _, want := range []string{"rank 2 of 3 is missing", "was turned away", "without TLS"} {
+			if !errors.Is(err, job.ErrAbsent) || !strings.Contains(fmt.Sprint(err), want) {
+				t.Errorf("rank %d: %v, want %q", rank, err, want)
+			}
+		}
+	}
+	if n := strings.Count(log.String(), "turned a connection away"); n < 1 || n > 10 {
+		t.Errorf("%d lines:\n%s", n, log.String())
+	}
 }
 
 // With TLS the processes of a job meet, and one without, or with another certificate, is kept out:

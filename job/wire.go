@@ -60,7 +60,13 @@ type answer struct {
 // lateness is for how much longer than rank 0 the others wait: it names who is missing.
 const lateness = 2 * time.Second
 
-func errWaited(d time.Duration) error { return fmt.Errorf("%w: waited %v", ErrAbsent, d) }
+// waitedError says that Config.Wait is over.
+type waitedError struct{ d time.Duration }
+
+func (e *waitedError) Error() string { return fmt.Sprintf("%v: waited %v", ErrAbsent, e.d) }
+func (e *waitedError) Unwrap() error { return ErrAbsent }
+
+func errWaited(d time.Duration) error { return &waitedError{d} }
 
 // route is the ends of a connection.
 type route struct{ local, remote net.Addr }
@@ -75,8 +81,8 @@ func protocol(p *Place) string {
 			break
 		}
 	}
-	if p.life != "" {
-		name += " " + p.life
+	if p.incarnation != "" {
+		name += " " + p.incarnation
 	}
 	return "ibverbx job/1 " + name
 }

@@ -111,7 +111,7 @@ func (m *member) die(rank int, phase string) {
 func (m *member) work(ctx context.Context) (err error) {
 	cfg := job.Config{Wait: 15 * time.Second, Logger: slog.New(slog.DiscardHandler)}
 	if m.phase == AtStart {
-		cfg.Wait = time.Second
+		cfg.Wait = 2 * time.Second // far longer than it takes to start a process
 	}
 	if m.configure != nil {
 		var end func() error

@@ -185,7 +185,7 @@ func TestServerGoes(t *testing.T) {
 	server.kill()
 	err := <-joined
 	for _, want := range []string{"waited 1s", server.addr, "connection refused",
-		`the store has no address of rank 0 as "/ibverbx/job/x"`} {
+		`the store has given no address of rank 0 as "/ibverbx/job/x"`} {
 		if !errors.Is(err, job.ErrAbsent) || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}

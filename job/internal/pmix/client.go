@@ -220,14 +220,14 @@ func (c *Client) LocalAddr() (addr net.Addr) {
 		return nil // without a name there is no address
 	})
 	if neighbour != "" {
-		return towards(neighbour)
+		return sourceAddress(neighbour)
 	}
 	return addr
 }
 
-// towards is the address of this host on the way to another one, by the routing table: nothing is
+// sourceAddress is the address of this host on the way to another one, by the routing table: nothing is
 // sent to it.
-func towards(host string) net.Addr {
+func sourceAddress(host string) net.Addr {
 	d := net.Dialer{Timeout: patience}
 	conn, err := d.Dial("udp", net.JoinHostPort(host, "9"))
 	if err != nil {
