@@ -130,8 +130,8 @@ func (s *server) watch() {
 			// What was put is there at once, of a store that answers.
 			err = announce(s.meeting, s.place, s.cfg.Store)
 			if !lost && err == nil {
-				s.cfg.Logger.Warn("ibverbx: job: the store had lost rank 0's address, which is put again", "key",
-					entryKey(s.place.Job))
+				s.cfg.Logger.Warn("ibverbx: job: the store had lost rank 0's address, which is put again",
+					"key", entryKey(s.place.Job))
 			}
 			lost, e = true, nil
 		}
@@ -142,8 +142,8 @@ func (s *server) watch() {
 		if time.Since(began) < patienceOfLogs { // rather a mistake than a later run: that one ends as well
 			s.tell(e)
 		}
-		s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or was the "+
-			"job started again under this name?", ErrMismatch, e.Process, entryKey(s.place.Job)))
+		s.fail(fmt.Errorf("%w: %v has taken rank 0's place in the store (%q): do all have rank 0, or was "+
+			"the job started again under this name?", ErrMismatch, e.Process, entryKey(s.place.Job)))
 		return
 	}
 }

@@ -150,10 +150,14 @@ func (env environment) find() (Place, error) {
 		return chosen, fmt.Errorf("job: %w: %s, and no rank: %s is missing", ErrNoJob, env.found(EnvSize),
 			EnvRank)
 	}
+	pmix := "PMIx"
+	if half := env.found(envNamespace, envPMIxRank); half != "" {
+		pmix = fmt.Sprintf("PMIx (%s, where it sets %s, and %s from 0 on)", half, envNamespace, envPMIxRank)
+	}
 	return chosen, fmt.Errorf("job: %w: the environment has no variables of ibverbx run, Open MPI's mpirun, "+
-		"MPICH's or Intel's mpiexec, torchrun, a Kubernetes indexed job, Slurm's srun, or PMIx: start the "+
+		"MPICH's or Intel's mpiexec, torchrun, a Kubernetes indexed job, Slurm's srun, or %s: start the "+
 		"program with one of them, as with `ibverbx run -n 4 PROGRAM`, or set Config.Rank, Size and Address",
-		ErrNoJob)
+		ErrNoJob, pmix)
 }
 
 // placeBy is the place that a launcher gives this process, and how many of its two numbers are set.

@@ -75,8 +75,8 @@ func (p *Place) askPMIx(ctx context.Context, cfg *Config) (done func(), err erro
 			"processes, or Config.Address, or have PMIx tell it: %w", ErrNoJob, p.Source, EnvAddress, p.Size,
 			err)
 	}
-	return nil, fmt.Errorf("job: %w: %s: only PMIx knows how many processes there are: %w", ErrNoJob,
-		p.Source, err)
+	return nil, fmt.Errorf("job: %w: %s: only PMIx knows how many processes there are: %w: set %s and %s to "+
+		"do without", ErrNoJob, p.Source, err, EnvRank, EnvSize)
 }
 
 // adopt takes what PMIx says.

@@ -39,8 +39,8 @@ func taken(ctx context.Context, p *Place, cfg *Config, inUse error) error {
 		if p.Job == "" {
 			perhaps = ", or is it another job that has no name either (set " + EnvJob + ")"
 		}
-		return fmt.Errorf("%w: another process is rank 0 of this job already: do all have rank 0%s? This one "+
-			"has it from %s: %w", ErrMismatch, perhaps, p.Source, inUse)
+		return fmt.Errorf("%w: another process is rank 0 of this job already: do all have rank 0%s? This "+
+			"one has it from %s: %w", ErrMismatch, perhaps, p.Source, inUse)
 	case errors.Is(probe, rendezvous.ErrVersion):
 		return fmt.Errorf("%w: another job has the port: give one of them another in %s: %w", ErrMismatch,
 			EnvAddress, probe)
@@ -68,6 +68,6 @@ func errTwoFirst(p *Place) error {
 	if p.Job == "" {
 		perhaps = ", or have two jobs no name (set " + EnvJob + ")"
 	}
-	return fmt.Errorf("%w: two processes have this rank, the other one is %v: do all have rank 0%s? That one "+
-		"has it from %s", ErrMismatch, self(0), perhaps, p.Source)
+	return fmt.Errorf("%w: two processes have this rank, the other one is %v: do all have rank 0%s? That "+
+		"one has it from %s", ErrMismatch, self(0), perhaps, p.Source)
 }

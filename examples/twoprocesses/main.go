@@ -76,7 +76,7 @@ func run(ctx context.Context, listen, dial string) error {
 func meet(ctx context.Context, listen, dial string) (*rendezvous.Conn, error) {
 	cfg := rendezvous.Config{Protocol: "twoprocesses/1", Retry: time.Minute}
 	if listen == "" {
-		log.Printf("dialling %s", dial)
+		log.Printf("dialling %s; if nobody listens there yet, again for %v", dial, cfg.Retry)
 		return rendezvous.Dial(ctx, dial, cfg)
 	}
 	l, err := rendezvous.Listen(ctx, listen, cfg)

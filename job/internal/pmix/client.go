@@ -225,8 +225,8 @@ func (c *Client) LocalAddr() (addr net.Addr) {
 	return addr
 }
 
-// sourceAddress is the address of this host on the way to another one, by the routing table: nothing is
-// sent to it.
+// sourceAddress is the address of this host on the way to another one, by the routing table:
+// nothing is sent to it.
 func sourceAddress(host string) net.Addr {
 	d := net.Dialer{Timeout: patience}
 	conn, err := d.Dial("udp", net.JoinHostPort(host, "9"))
