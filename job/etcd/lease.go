@@ -38,6 +38,7 @@ func (s *Store) keep(alive <-chan *clientv3.LeaseKeepAliveResponse) {
 		select {
 		case _, kept := <-alive: // the client sends what keeps it
 			if kept {
+				s.link.works()
 				continue
 			}
 		case <-s.ctx.Done():

@@ -172,6 +172,27 @@ func TestServerRestarts(t *testing.T) {
 	}
 }
 
+// A Get that waits in vain says nothing of an etcd that was gone, and is back.
+func TestServerWasGone(t *testing.T) {
+	t.Parallel()
+	server := own(t)
+	s, ctx := open(t, in(t, server)), t.Context()
+	short, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	got := make(chan error, 1)
+	go func() {
+		_, err := s.Get(short, "never")
+		got <- err
+	}()
+	time.Sleep(300 * time.Millisecond) // it watches, most likely; if not the test shows less
+	server.kill()
+	server.start(t)
+	if err := <-got; !errors.Is(err, context.DeadlineExceeded) ||
+		!strings.HasSuffix(err.Error(), context.DeadlineExceeded.Error()) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Etcd that goes while a job waits is what Join tells of, when it has waited.
 func TestServerGoes(t *testing.T) {
 	t.Parallel()
