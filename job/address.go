@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -43,14 +42,19 @@ func resolves(ctx context.Context, host string) error {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
-	var none *net.DNSError
-	ctx, cancel := context.WithTimeout(ctx, lateness)
-	defer cancel()
-	_, err := net.DefaultResolver.LookupHost(ctx, host)
-	if !errors.As(err, &none) || !none.IsNotFound || isName(host) && strings.Contains(host, ".") {
+	const wrong = "Address %.100q: it is no interface of this host, and no name of a host"
+	switch {
+	case !isName(host):
+		return invalid(wrong, host)
+	case strings.Contains(host, "."):
 		return nil
 	}
-	return invalid("Address %.100q: it is no interface of this host, and no name of a host: %w", host, err)
+	limited, cancel := context.WithTimeout(ctx, lateness)
+	defer cancel()
+	if _, err := net.DefaultResolver.LookupHost(limited, host); err != nil && limited.Err() == nil {
+		return invalid(wrong+": %w", host, err)
+	}
+	return nil
 }
 
 // isName reports whether a text has the letters of a host's name.

@@ -438,7 +438,7 @@ func TestStoreArguments(t *testing.T) {
 		"no such name":  {job.Config{Size: 2, Job: "x", Address: "a b"}, verbs.ErrInvalid, noHost},
 		"two addresses": {job.Config{Size: 2, Job: "x", Address: "a:1:2"}, verbs.ErrInvalid, forms},
 	} {
-		test.cfg.Store = s
+		test.cfg.Store, test.cfg.Wait = s, time.Second
 		if _, err := job.Join(t.Context(), test.cfg); !errors.Is(err, test.is) ||
 			!strings.Contains(fmt.Sprint(err), test.says) {
 			t.Errorf("%s: %v", name, err)

@@ -2,6 +2,7 @@ package etcd_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -179,7 +180,7 @@ func TestCloseBySeveral(t *testing.T) {
 	}
 	all.Wait()
 	for i, err := range errs {
-		if err == nil || err != errs[0] {
+		if err == nil || !errors.Is(err, errs[0]) {
 			t.Errorf("close %d: %v, another: %v", i, err, errs[0])
 		}
 	}
