@@ -296,7 +296,11 @@ func TestAbsent(t *testing.T) {
 			t.Errorf("process %d: %v", i, err)
 		}
 	}
+	began := time.Now()
 	for _, err := range each(t, cfgs[1:2], nil) {
+		if took := time.Since(began); took > cfg.Wait+1500*time.Millisecond {
+			t.Errorf("it waited %v for rank 0, not %v", took, cfg.Wait)
+		}
 		if !errors.Is(err, job.ErrAbsent) || !strings.Contains(err.Error(), "rank 0 is not there") ||
 			!strings.Contains(err.Error(), "nobody listens there") || strings.Contains(err.Error(), "Retry") {
 			t.Errorf("without rank 0: %v", err)
