@@ -257,6 +257,7 @@ func TestContradictions(t *testing.T) {
 			[]string{"rank 1 of 2 is missing", "another job or another program"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cfg := config(t, len(test.errs))
 			cfg.Wait = time.Second
 			cfgs := ranks(cfg)
