@@ -135,8 +135,7 @@ func toTheEnd(script string, p *Params) bool {
 		case kindBye:
 			return true
 		case kindTask:
-			if json.Unmarshal([]byte(lie), &struct{ Parameters *Params }{&task}) == nil &&
-				task.Validate() != nil {
+			if json.Unmarshal(lastOf("parameters", lie), &task) == nil && task.Validate() != nil {
 				return false
 			}
 		case kindCell:
@@ -154,6 +153,20 @@ func toTheEnd(script string, p *Params) bool {
 		}
 	}
 	return strings.Contains(script, "!") // bytes of its own may be a message
+}
+
+// lastOf is the value that an object says of a key, in whatever case, beside an honest one. The last
+// one in the order of keys counts, which is that of the message; it is nil where that is honest.
+func lastOf(key, object string) (value json.RawMessage) {
+	fields := map[string]json.RawMessage{}
+	_ = json.Unmarshal([]byte(object), &fields)
+	last := key
+	for k, v := range fields {
+		if strings.EqualFold(k, key) && k >= last {
+			last, value = k, v
+		}
+	}
+	return value
 }
 
 // talkEnds says whether an error is one that a peer can bring about.
@@ -239,6 +252,9 @@ func FuzzFollow(f *testing.F) {
 	} {
 		add(64, "task\ncolumn "+lie+"\nconnected\ncell\nround\ndone\nverdict\nover\nbye")
 	}
+	// An honest key of the same name follows.
+	add(0, "task {\"Parameters\":{\"qps\":4611686018427387905}}\ncolumn\nconnected\ncell\nround\ndone\n"+
+		"verdict\nover\nbye")
 	add(0, "error")
 	add(0, "task\nerror {\"text\":\"\\u001b[2J\\nibverbx: all is well\"}")
 	add(0, "! 7fffffff")
