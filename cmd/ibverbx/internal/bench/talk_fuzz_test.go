@@ -155,8 +155,9 @@ func toTheEnd(script string, p *Params) bool {
 	return strings.Contains(script, "!") // bytes of its own may be a message
 }
 
-// lastOf is the value that an object says of a key, in whatever case, beside an honest one. The last
-// one in the order of keys counts, which is that of the message; it is nil where that is honest.
+// lastOf is the value that an object says of a key, in whatever case, beside an honest one. The
+// last one in the order of keys counts, which is that of the message; it is nil where that is
+// honest.
 func lastOf(key, object string) (value json.RawMessage) {
 	fields := map[string]json.RawMessage{}
 	_ = json.Unmarshal([]byte(object), &fields)
