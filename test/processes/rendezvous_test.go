@@ -68,6 +68,10 @@ func (m *member) meetAtFirst(ctx context.Context, before func() error, lost erro
 		return err
 	}
 	defer c.Close()
+	// One who is gone before the first member has accepted it was never there for that.
+	if err := c.Barrier(ctx); err != nil {
+		return err
+	}
 	if err := before(); err != nil {
 		return err
 	}
@@ -106,12 +110,7 @@ func (m *member) receiveAll(ctx context.Context, host *nics.Host, cfg rendezvous
 	ended := make(chan error)
 	for range m.Of - 1 {
 		go func() {
-			c, err := l.Accept(ctx)
-			if err == nil {
-				err = m.receiveBlock(ctx, c, host)
-				_ = c.Close()
-			}
-			ended <- err
+			ended <- m.acceptOne(ctx, l, host)
 		}()
 	}
 	var errs []error
@@ -128,6 +127,19 @@ func (m *member) receiveAll(ctx context.Context, host *nics.Host, cfg rendezvous
 		errs = append(errs, fmt.Errorf("%d conversations ended with %w", gone, lost))
 	}
 	return errors.Join(errs...)
+}
+
+// acceptOne receives a block of the next who comes.
+func (m *member) acceptOne(ctx context.Context, l *rendezvous.Listener, host *nics.Host) error {
+	c, err := l.Accept(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.Barrier(ctx); err != nil {
+		return err
+	}
+	return m.receiveBlock(ctx, c, host)
 }
 
 func (m *member) qpConfig() ibverbx.Config {
