@@ -198,6 +198,9 @@ func (s *railSet) compare() {
 	highest := 0.0
 	c.fastest, c.known, c.similar = 1, false, true
 	for _, rl := range s.data {
+		if rl.down {
+			continue
+		}
 		cost := rl.ability.cost
 		if cost == 0 {
 			c.similar = false
@@ -223,7 +226,7 @@ func (s *railSet) pickAble(size uint64) *rail {
 	var best *rail
 	var soonest float64
 	for _, rl := range s.data {
-		if rl.ability.onTrial() {
+		if rl.down || rl.ability.onTrial() {
 			continue
 		}
 		if at := rl.ability.finished(size, c.fastest); best == nil || at < soonest {

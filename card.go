@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"ibverbx/internal/dqplb"
@@ -27,13 +28,17 @@ import (
 type BusinessCard struct {
 	QPNums      []uint32 // the data queue pairs
 	NotifyQPNum uint32   // 0 for none
+	// SpareQPNums are further queue pairs that carry no data, for when another one fails.
+	SpareQPNums []uint32
+	// Failover is [Config.Failover] of the end.
+	Failover bool
 
 	// Scheme is the load-balancing scheme; "" when the card does not say.
 	Scheme string
 	// MTU is the largest path MTU of the end; 0 when the card does not say.
 	MTU verbs.MTU
-	// Rails say where each data queue pair is, and then the notify QP; empty when the card does not
-	// say.
+	// Rails say where each data queue pair is, then the notify QP, and then the spare ones; empty
+	// when the card does not say.
 	Rails []RailCard
 	// Credits is how many receives a DQPLB end keeps posted on each data queue pair; 0 when the
 	// card does not say.
@@ -68,6 +73,8 @@ const maxCardBytes = 64 << 10
 type cardJSON struct {
 	QPNums      []string   `json:"qpNums"`
 	NotifyQPNum string     `json:"notifyQpNum"`
+	SpareQPNums []uint32   `json:"spareQpNums,omitempty"`
+	Failover    bool       `json:"failover,omitempty"`
 	Scheme      string     `json:"scheme,omitempty"`
 	MTU         int        `json:"mtu,omitempty"` // bytes
 	Rails       []RailCard `json:"rails,omitempty"`
@@ -83,6 +90,8 @@ func (c BusinessCard) MarshalJSON() ([]byte, error) {
 	w := cardJSON{
 		QPNums:      make([]string, len(c.QPNums)),
 		NotifyQPNum: fmt.Sprintf("%010d", c.NotifyQPNum),
+		SpareQPNums: c.SpareQPNums,
+		Failover:    c.Failover,
 		Scheme:      c.Scheme,
 		MTU:         c.MTU.Bytes(),
 		Rails:       c.Rails,
@@ -109,7 +118,8 @@ func (c *BusinessCard) UnmarshalJSON(data []byte) error {
 		return cardError("%.200v", err) // which repeats what came
 	}
 	card := BusinessCard{Scheme: w.Scheme, Rails: w.Rails, Credits: w.Credits, RDAtomic: w.RDAtomic,
-		RawImm: w.RawImm, FirstNumber: w.FirstNumber, ImmLittleEndian: w.ImmLE}
+		RawImm: w.RawImm, FirstNumber: w.FirstNumber, ImmLittleEndian: w.ImmLE, SpareQPNums: w.SpareQPNums,
+		Failover: w.Failover}
 	for _, s := range w.QPNums {
 		num, err := parseQPNum(s)
 		if err != nil {
@@ -157,6 +167,14 @@ func (c *BusinessCard) validate() error {
 			return cardError("queue pair %d has number %d: must be 1 to 2^24-1", i, num)
 		}
 	}
+	if len(c.SpareQPNums) > maxSpares {
+		return cardError("%d spare queue pairs: at most %d", len(c.SpareQPNums), maxSpares)
+	}
+	for i, num := range c.SpareQPNums {
+		if num == 0 || num >= 1<<24 {
+			return cardError("spare queue pair %d has number %d: must be 1 to 2^24-1", i, num)
+		}
+	}
 	if c.NotifyQPNum >= 1<<24 {
 		return cardError("notify QP has number %d: must be below 2^24", c.NotifyQPNum)
 	}
@@ -172,10 +190,7 @@ func (c *BusinessCard) validate() error {
 	if len(c.Rails) == 0 {
 		return nil
 	}
-	nums := c.QPNums
-	if c.NotifyQPNum != 0 {
-		nums = append(nums[:len(nums):len(nums)], c.NotifyQPNum)
-	}
+	nums := c.numbers()
 	if len(c.Rails) != len(nums) {
 		return cardError("%d rails described for %d queue pairs", len(c.Rails), len(nums))
 	}
@@ -200,6 +215,15 @@ func (c *BusinessCard) validate() error {
 	return nil
 }
 
+// numbers are those of all queue pairs, in the order of Rails.
+func (c *BusinessCard) numbers() []uint32 {
+	nums := slices.Clip(c.QPNums)
+	if c.NotifyQPNum != 0 {
+		nums = append(nums, c.NotifyQPNum)
+	}
+	return append(nums, c.SpareQPNums...)
+}
+
 func cardError(format string, args ...any) error {
 	return fmt.Errorf("ibverbx: business card: %w: "+format, append([]any{verbs.ErrInvalid}, args...)...)
 }
@@ -212,7 +236,8 @@ func (q *VirtualQP) Card() (BusinessCard, error) {
 }
 
 func (h *handshake) card() (BusinessCard, error) {
-	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian}
+	card := BusinessCard{RDAtomic: h.maxRDAtomic(), ImmLittleEndian: h.cfg.Conn.ImmLittleEndian,
+		Failover: h.offersFailover()}
 	if h.pass == nil { // a single queue pair speaks plain verbs
 		card.Scheme, card.RawImm = h.cfg.Scheme.String(), h.cfg.Scheme == DQPLB
 	}
@@ -227,10 +252,13 @@ func (h *handshake) card() (BusinessCard, error) {
 		}
 		card.Rails = append(card.Rails, RailCard{Device: verbs.DeviceID(r.device), GID: port.gid.GID,
 			LID: port.attr.LID, PSN: r.psn})
-		if r == h.send.rails.notify {
+		switch i := r.index(); {
+		case r == h.send.rails.notify:
 			card.NotifyQPNum = r.qp.Num()
-		} else {
+		case i < len(h.send.rails.data):
 			card.QPNums = append(card.QPNums, r.qp.Num())
+		default:
+			card.SpareQPNums = append(card.SpareQPNums, r.qp.Num())
 		}
 	}
 	if h.cfg.Conn.MTU != 0 {

@@ -33,7 +33,7 @@ func (s *railSet) checkSend(i int, wr *SendWR) (n uint64, err error) {
 			return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+" in dqplb travels on the notify QP, "+
 				"and there is none: add one")
 		}
-		need = 1 << s.sendRail.device
+		need = s.sendDevs
 	}
 	if s.noNotify && wr.Opcode == verbs.OpRDMAWriteWithImm {
 		return 0, refuseSend(i, wr, ErrOpcode, wr.Opcode.String()+noNotifyText)
@@ -269,7 +269,7 @@ func (s *railSet) checkRecv(i int, wr *RecvWR, pieces []Segment) error {
 			return refuseRecv(i, wr, ErrLength, fmt.Sprintf("a piece of %d bytes: a message carries at most "+
 				"2 GiB", p.Length))
 		}
-		if detail, err := checkLocal(p, 1<<s.sendRail.device); err != nil {
+		if detail, err := checkLocal(p, s.sendDevs); err != nil {
 			return refuseRecv(i, wr, err, detail)
 		}
 	}

@@ -11,6 +11,9 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		q.stale++
 		return
 	}
+	if q.over != nil && (rl.down || wc.Status != verbs.StatusSuccess) && q.lostRail(rl, wc) {
+		return
+	}
 	n, known := uint64(0), false
 	switch wridKind(wc.ID) {
 	case kindData, kindNumbered, kindImm:
@@ -26,6 +29,8 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		}
 	case kindCredit:
 		known = q.creditCompleted(rl, wc)
+	case kindControl:
+		known = q.controlCompleted(rl, wc)
 	}
 	switch {
 	case n != 0:
@@ -47,7 +52,7 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.left == 0 || rl == s.rails.notify || !rl.onNIC() {
+	if r.left == 0 || rl.role != roleData || !rl.onNIC() || s.logs && !rl.recovery.complete(wc.ID) {
 		return 0
 	}
 	r.left--
@@ -71,7 +76,8 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() {
+	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() ||
+		s.logs && !rl.recovery.complete(wc.ID) {
 		return 0
 	}
 	r.final = finalDone
@@ -87,7 +93,8 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() {
+	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() ||
+		s.logs && !rl.recovery.complete(wc.ID) {
 		return 0
 	}
 	r.left = 0

@@ -74,6 +74,8 @@ const (
 	// MaxRails is the largest number of physical queue pairs under one virtual queue pair, the
 	// notify QP not counted.
 	MaxRails = 128
+	// maxSpares is the most queue pairs that carry no data, beside the notify QP.
+	maxSpares = 2*verbs.MaxDevices - 1
 	// maxMessage is the longest message of a queue pair in bytes (the InfiniBand transport allows
 	// 2^31).
 	maxMessage = 1 << 31
@@ -99,6 +101,13 @@ type Config struct {
 	Scheme Scheme
 	// Balance is which queue pair the next fragment goes to. [RoundRobin] by default.
 	Balance Balance
+	// Failover offers the peer to go on when a queue pair or a NIC fails, as long as another one is
+	// left at both ends. It is in force when both ends offer it, which their cards say. See the
+	// package comment.
+	Failover bool
+	// FailoverTimeout is how long the peer may take to say what has arrived on a queue pair that
+	// has failed; then the connection fails. It must poll in that time. 0 means 10 seconds.
+	FailoverTimeout time.Duration
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
 	MaxMsgSize uint32
@@ -220,6 +229,9 @@ func (c Config) withDefaults() Config {
 	if c.Linger == 0 {
 		c.Linger = time.Second
 	}
+	if c.FailoverTimeout == 0 {
+		c.FailoverTimeout = 10 * time.Second
+	}
 	if c.QPsPerDevice == 0 {
 		c.QPsPerDevice = 4
 	}
@@ -286,6 +298,8 @@ func (c *Config) validate() error {
 			ByAbility)
 	case c.MaxMsgSize > maxMessage:
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
+	case c.FailoverTimeout < 0:
+		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
 	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	}

@@ -120,8 +120,9 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 			return err
 		}
 	}
-	attrs := make([]verbs.QPAttr, 0, len(h.send.rails.all))
-	for _, r := range h.send.rails.all {
+	rails := h.connecting(peer)
+	attrs := make([]verbs.QPAttr, 0, len(rails))
+	for _, r := range rails {
 		a := attr
 		if peer != nil {
 			if err := h.fillAttr(r, &a, mask, peer); err != nil {
@@ -136,7 +137,7 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
 		return h.reset()
 	}
-	for i, r := range h.send.rails.all {
+	for i, r := range rails {
 		if err := r.qp.Modify(&attrs[i], mask); err != nil {
 			return h.railError(r, err)
 		}
@@ -148,6 +149,20 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		return nil
 	}
 	return h.reached(attr.State, peer)
+}
+
+// connecting is the rails that have a counterpart at a peer: the spares only with failover.
+func (q *VirtualQP) connecting(peer *BusinessCard) []*rail {
+	rails := &q.send.rails
+	if peer != nil && !q.failsOver(peer) {
+		return rails.all[:len(rails.all)-len(rails.spares)]
+	}
+	return rails.all
+}
+
+// failsOver reports whether both ends offer failover.
+func (q *VirtualQP) failsOver(peer *BusinessCard) bool {
+	return q.offersFailover() && peer.Failover && len(peer.Rails) != 0
 }
 
 // reached records the state that all queue pairs have come to.
@@ -162,7 +177,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	if q.pass != nil {
 		return nil
 	}
-	q.recv.begin(&q.send.rails, q.cfg.Scheme)
+	q.recv.begin(&q.send.rails, q.cfg.Scheme, q.over != nil)
 	q.postCredits(true)
 	return q.Err()
 }
@@ -171,7 +186,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 func (q *VirtualQP) adopt(peer *BusinessCard) {
 	rails := &q.send.rails
 	rails.peerDevs = 0
-	for _, r := range rails.all {
+	for _, r := range q.connecting(peer) {
 		r.peerDev = r.device
 		if len(peer.Rails) != 0 {
 			r.peerDev = uint8(peer.Rails[r.index()].Device)
@@ -179,16 +194,25 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 		rails.peerDevs |= 1 << r.peerDev
 	}
 	q.line.schemeUnsaid = peer.Scheme == "" && q.pass == nil
-	if q.cfg.Scheme != DQPLB || q.pass != nil {
+	if q.pass != nil {
 		return
 	}
-	if peer.Credits > 0 {
+	if q.failsOver(peer) {
+		q.over, q.send.logs = &failover{}, true
+	}
+	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.over != nil)
+	if q.cfg.Scheme != DQPLB {
+		return
+	}
+	switch {
+	case peer.Credits > 0 && q.over != nil:
+		rails.limitTo(max(1, peer.Credits-controlSlots))
+	case peer.Credits > 0:
 		rails.limitTo(peer.Credits)
 	}
 	// The original posts its credits with the first receive for a notification, and has its SENDs
 	// and receives with memory on data rail 0 too: which of the two a message meets there is up to
 	// the programs, and SENDs would consume credits that came first.
-	rails.assignSends(q.cfg.Scheme, peer.isPlain())
 	q.recv.creditsWait = peer.isPlain() && !q.recv.live(q.recv.win.Head, false)
 	first := uint32(0)
 	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
@@ -204,10 +228,7 @@ func (h *handshake) fillAttr(r *rail, a *verbs.QPAttr, mask verbs.QPAttrMask, pe
 	if a.Port == 0 {
 		a.Port = h.cfg.Conn.port(r.qp.Device())
 	}
-	a.DestQPNum = peer.NotifyQPNum
-	if r != h.send.rails.notify {
-		a.DestQPNum = peer.QPNums[r.index()]
-	}
+	a.DestQPNum = peer.numbers()[r.index()]
 	if described {
 		a.RQPSN, a.SQPSN = peer.Rails[r.index()].PSN, r.psn
 	}
@@ -257,6 +278,14 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 	case peer.ImmLittleEndian != q.cfg.Conn.ImmLittleEndian && peer.isOurs():
 		return q.connectError(verbs.ErrInvalid, "one end has Conn.ImmLittleEndian and the other has not: "+
 			"configure both alike")
+	case q.failsOver(peer) && len(peer.SpareQPNums) != len(q.send.rails.spares):
+		return q.connectError(verbs.ErrInvalid, fmt.Sprintf("both ends offer failover, the peer with %d "+
+			"spare queue pairs, this end with %d: give both as many NICs, or leave Config.Failover off",
+			len(peer.SpareQPNums), len(q.send.rails.spares)))
+	case q.offersFailover() && !q.failsOver(peer) && q.cfg.Scheme == Spray && q.line.state < verbs.StateRTR &&
+		q.recv.live(q.recv.win.Head, true):
+		return q.connectError(verbs.ErrInvalid, "the peer does not offer failover, so SENDs travel on queue "+
+			"pair 0: post receives with memory after Connect")
 	case peer.isPlain() && q.pass == nil && q.cfg.Scheme == DQPLB && q.line.state < verbs.StateRTR:
 		return q.checkPlainPeer()
 	}
@@ -280,7 +309,8 @@ func (q *VirtualQP) checkPlainPeer() error {
 func (h *handshake) checkAddresses(peer *BusinessCard) error {
 	own := map[qpAddress]bool{}
 	var to []qpAddress
-	for _, r := range h.send.rails.all {
+	rails := h.connecting(peer)
+	for _, r := range rails {
 		var a verbs.QPAttr
 		if err := h.fillAttr(r, &a, verbs.QPAttrAV, peer); err != nil {
 			return err
@@ -289,7 +319,7 @@ func (h *handshake) checkAddresses(peer *BusinessCard) error {
 		port := h.ports.known[r.qp.Device().ID()] // fillAttr has asked for it
 		own[qpAddress{port.gid.GID, port.attr.LID, r.num}] = true
 	}
-	for i, r := range h.send.rails.all {
+	for i, r := range rails {
 		if own[to[i]] {
 			return h.connectError(ErrOwnCard, fmt.Sprintf("queue pair %d of the card is this end's: give "+
 				"the "+

@@ -55,16 +55,20 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 		return true
 	}
 	q.recv.creditUsed(rl)
-	if wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB {
+	imm, bytes := wc.Imm, wc.ByteLen
+	switch {
+	case q.over != nil && wc.Opcode == verbs.WCRecv && wc.Flags&verbs.WCWithImm != 0 && bytes == 0:
+		bytes = controlBytes
+	case wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB:
 		rl.inbox.Fail(c)
 		q.violation(rl, &wrongKindError{fmt.Sprintf("%v on a data queue pair of %v", wc.Opcode,
 			q.cfg.Scheme)})
 		return true
 	}
-	if !rl.inbox.Put(c, wc.Imm, wc.ByteLen) {
+	if !rl.inbox.Put(c, imm, bytes) {
 		return true
 	}
-	q.arrived(rl, wc.Imm, wc.ByteLen)
+	q.arrived(rl, imm, bytes)
 	for imm, bytes, ok := rl.inbox.Pop(); ok; imm, bytes, ok = rl.inbox.Pop() {
 		q.arrived(rl, imm, bytes)
 	}
@@ -76,6 +80,10 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 	if q.line.dead {
 		return
 	}
+	if bytes == controlBytes {
+		q.controlArrived(rl, imm)
+		return
+	}
 	if err := q.recv.arrived(rl, imm, bytes); err != nil {
 		q.violation(rl, err)
 	}
@@ -84,20 +92,29 @@ func (q *VirtualQP) arrived(rl *rail, imm, bytes uint32) {
 // begin prepares the rails' own receives, none being posted: in DQPLB the credits of every data
 // rail; in Spray a watch on each but the one that carries SENDs. No message ever takes a watch. It
 // is flushed when the queue pair fails, as after a remote access error of the peer, and without it
-// a receiver would not learn of that.
-func (s *receiver) begin(rails *railSet, scheme Scheme) {
+// a receiver would not learn of that. With failover control messages take them, on every data rail.
+func (s *receiver) begin(rails *railSet, scheme Scheme, failover bool) {
 	own := rails.data
-	if scheme == Spray {
+	if scheme == Spray && !failover {
 		own = own[1:]
 	}
 	for _, r := range own {
 		n := r.recvLimit
-		if r == rails.sendRail {
+		switch {
+		case scheme == Spray:
+			n = min(n, controlRecvs)
+		case r == rails.sendRail:
 			n -= n / 2 // the others are for receives that take SENDs
 		}
 		r.recvsToPost = n // since the reset it was 0
 		s.recvsToPost += n
 	}
+}
+
+// dropCredits forgets the receives of its own that a lost rail was to post.
+func (s *receiver) dropCredits(rl *rail) {
+	s.recvsToPost -= rl.recvsToPost
+	rl.recvsToPost = 0
 }
 
 // creditUsed counts a credit that a message used up.
@@ -131,6 +148,9 @@ func (s *receiver) postCredits(rl *rail) error {
 		s.recvsToPost -= n
 		rl.recvs += n
 		rl.creditsPosted += uint64(n)
+		if rl.recovery != nil {
+			rl.recovery.posted += uint16(n)
+		}
 		if err != nil {
 			return err
 		}

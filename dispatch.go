@@ -59,12 +59,9 @@ func (s *sender) dispatchData(n uint64, r *sendReq) bool {
 
 // dispatchFragments hands out the plain fragments of a request.
 func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
-	op := r.opcode
-	if op == verbs.OpRDMAWriteWithImm {
-		op = verbs.OpRDMAWrite // Spray: the notification follows by itself,
-		if r.length == 0 {
-			return true // and is all there is
-		}
+	op := r.fragmentOpcode()
+	if op != r.opcode && r.length == 0 {
+		return true // the notification is all there is
 	}
 	for r.moreData() {
 		rl := s.pick(r)
@@ -77,6 +74,14 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
 	}
 	return true
+}
+
+// fragmentOpcode is the opcode of plain fragments. In Spray the notification follows by itself.
+func (r *sendReq) fragmentOpcode() verbs.Opcode {
+	if r.opcode == verbs.OpRDMAWriteWithImm {
+		return verbs.OpRDMAWrite
+	}
+	return r.opcode
 }
 
 // pick chooses the rail for the next fragment of a request.
@@ -92,6 +97,9 @@ func (s *sender) pick(r *sendReq) *rail {
 func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 	for int(r.fragments) < len(s.rails.data) {
 		rl := s.rails.data[r.fragments]
+		if rl.down {
+			rl = s.rails.firstLive(roleData)
+		}
 		if !rl.hasRoom() {
 			return false
 		}
@@ -132,6 +140,9 @@ func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 // per device, and atomics to one address must meet in one place.
 func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	rl := s.rails.data[0]
+	if rl.down {
+		rl = s.rails.firstLive(roleData)
+	}
 	if !rl.hasRoom() {
 		return false
 	}
@@ -164,6 +175,9 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 			LKey: r.localKeys.at(rl.device)}
 	}
 	wr.RemoteAddr = r.remoteAddr + r.offset
+	if s.logs {
+		rl.recovery.log.push(id, r.offset, uint32(size), 0)
+	}
 	r.offset += size
 	r.fragments++
 	rl.stats.bytes += size
@@ -186,6 +200,9 @@ func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.
 	wr.Opcode = op
 	wr.Flags = verbs.SendSignaled
 	wr.RKey = r.remoteKeys.at(rl.peerDev)
+	if s.logs {
+		rl.recovery.log.push(id, 0, 0, 0)
+	}
 	return wr
 }
 
@@ -228,16 +245,20 @@ func (s *sender) stageFinal(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n))
-	if r.plan == planNone {
-		s.fillMessage(rl, r, wr)
-	} else {
-		wr.Opcode = verbs.OpRDMAWriteWithImm
-		wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
-		rl.batch.setSGL(wr, 0)
-	}
+	s.fillFinal(rl, r, s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n)))
 	r.final = finalPosted
 	return true
+}
+
+// fillFinal makes a work request that stageMessage has opened the SEND or the notification of r.
+func (s *sender) fillFinal(rl *rail, r *sendReq, wr *verbs.SendWR) {
+	if r.opcode.IsSend() {
+		s.fillMessage(rl, r, wr)
+		return
+	}
+	wr.Opcode = verbs.OpRDMAWriteWithImm
+	wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
+	rl.batch.setSGL(wr, 0)
 }
 
 // carrier is the rail that carries a request's final message.
@@ -262,6 +283,9 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	}
 	wr.Imm = r.imm
 	rl.stats.messages++
+	if s.logs {
+		rl.recovery.log.push(id, 0, 0, 0)
+	}
 	return wr
 }
 

@@ -196,6 +196,7 @@ type plannedQP struct {
 type layout struct {
 	data   []plannedQP
 	notify *plannedQP
+	spares []plannedQP
 	depths []int // completions that may be outstanding, by device
 }
 
@@ -203,15 +204,19 @@ type layout struct {
 func (d *Domain) layout(cfg *Config) layout {
 	total := cfg.QPsPerDevice * len(d.devices)
 	l := layout{depths: make([]int, len(d.devices))}
+	sends, watches := cfg.MaxMsgCntPerQP, 1
+	if cfg.Failover && total > 1 {
+		sends, watches = sends+controlSlots, controlRecvs
+	}
 	plan := func(device, recvs int) plannedQP {
-		l.depths[device] += cfg.MaxMsgCntPerQP + recvs
+		l.depths[device] += sends + recvs
 		return plannedQP{device: device, limits: verbs.QPCap{
-			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE,
+			MaxSendWR: sends, MaxRecvWR: recvs, MaxSendSGE: cfg.MaxSGE,
 			MaxRecvSGE: cfg.MaxRecvSGE, MaxInline: cfg.MaxInline,
 		}}
 	}
 	for i := range total {
-		recvs := 1
+		recvs := watches
 		switch {
 		case total == 1 || cfg.Scheme == Spray && i == 0:
 			recvs = cfg.MaxMsgCntPerQP
@@ -224,6 +229,11 @@ func (d *Domain) layout(cfg *Config) layout {
 		n := plan(0, cfg.MaxMsgCntPerQP)
 		l.notify = &n
 	}
+	if total > 1 && cfg.Failover {
+		for _, device := range spares(cfg, len(d.devices)) {
+			l.spares = append(l.spares, plan(device, cfg.MaxMsgCntPerQP))
+		}
+	}
 	if total == 1 {
 		// Pass-through has the NIC's own limits, and a NIC may round queues up to the next power of
 		// two.
@@ -232,14 +242,31 @@ func (d *Domain) layout(cfg *Config) layout {
 	return l
 }
 
+// spares is which devices have the queue pairs that stand in for those that carry no data: in Spray
+// first for SENDs, which have no other, and then for the notify QP, or for that alone. There are as
+// many of each kind as there are NICs, and two at least. See railSet.assignServices.
+func spares(cfg *Config, devices int) (on []int) {
+	each := max(2, devices)
+	if cfg.Scheme == Spray {
+		for i := range each {
+			on = append(on, i%devices)
+		}
+	}
+	for i := 1; i < each && !cfg.NoNotifyQP; i++ { // the notify QP is on device 0
+		on = append(on, i%devices)
+	}
+	return on
+}
+
 func (d *Domain) newQP(cq *VirtualCQ, cfg Config, l layout) (*VirtualQP, error) {
 	if err := d.acquire(); err != nil {
 		return nil, fmt.Errorf("ibverbx: new virtual qp: %w", err)
 	}
 	var qps []verbs.QP
 	var notify verbs.QP
+	var spareQPs []verbs.QP
 	undo := func(err error) (*VirtualQP, error) {
-		for _, qp := range append(qps, notify) {
+		for _, qp := range append(append(qps, spareQPs...), notify) {
 			if qp != nil {
 				_ = qp.Close()
 			}
@@ -261,7 +288,14 @@ func (d *Domain) newQP(cq *VirtualCQ, cfg Config, l layout) (*VirtualQP, error) 
 		}
 		notify = qp
 	}
-	q, err := NewVirtualQP(cq, qps, notify, cfg)
+	for _, p := range l.spares {
+		qp, err := d.createQP(cq, p)
+		if err != nil {
+			return undo(err)
+		}
+		spareQPs = append(spareQPs, qp)
+	}
+	q, err := newVirtualQP(cq, qps, notify, spareQPs, cfg)
 	if err != nil {
 		return undo(err)
 	}

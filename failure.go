@@ -28,6 +28,10 @@ func (q *VirtualQP) sendFailed(rl *rail, n uint64, wc *verbs.WC) {
 
 // postFailed handles the permanent refusal of a rail's batch: what was staged there never goes out.
 func (q *VirtualQP) postFailed(rl *rail, err error) {
+	if refusalLosesRail(err) && q.survives(rl) {
+		q.loseRail(rl, err)
+		return
+	}
 	refused := rl.batch.wrs[rl.batch.head].ID
 	n, _ := q.send.resolve(refused)
 	r := q.send.win.At(n)
@@ -188,6 +192,8 @@ func (q *VirtualQP) recvRefused(r *recvRefusal) {
 	q.cq.touch(q)
 	switch {
 	case verbs.IsTransient(r.err): // the next progress tries again
+	case refusalLosesRail(r.err) && q.survives(r.rail):
+		q.loseRail(r.rail, r.err)
 	case q.line.err != nil:
 		// The rail that has failed refuses what follows. That is no reason to flush requests that
 		// may still succeed on the others.
@@ -213,4 +219,7 @@ func (q *VirtualQP) abandon() {
 	q.line.stop(q.send.abandon())
 	q.line.suspect = nil
 	q.recv.abandon()
+	if q.over != nil {
+		q.over.restart()
+	}
 }

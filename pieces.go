@@ -98,6 +98,31 @@ func listPieces(sgl []verbs.SGE, pieces []piece, key uint32) (count int) {
 	return count
 }
 
+// part writes the pieces of size bytes from offset on into sgl, which has room for them: a fragment
+// that take has cut before. keys are as set returned them. It returns how many pieces it wrote.
+func (l *pieceList) part(sgl []verbs.SGE, keys *Keys, device uint8, offset, size uint64) (count int) {
+	run := 0
+	for i := 0; size != 0; i++ {
+		p, k := &l.pieces[i], keys
+		if k == nil {
+			if i == l.runs[run].end {
+				run++
+			}
+			k = l.runs[run].keys
+		}
+		if offset >= p.length {
+			offset -= p.length
+			continue
+		}
+		n := min(size, p.length-offset, math.MaxUint32)
+		sgl[count] = verbs.SGE{Addr: p.addr + offset, Length: uint32(n), LKey: k.at(device)}
+		count++
+		size -= n
+		offset = 0
+	}
+	return count
+}
+
 // take writes the pieces of the next fragment into sgl: as many as it has room for, of size bytes
 // at most. keys are as set returned them. It returns how many pieces and bytes it wrote.
 func (l *pieceList) take(sgl []verbs.SGE, keys *Keys, device uint8, size uint64) (count int, got uint64) {

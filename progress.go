@@ -15,6 +15,9 @@ func (q *VirtualQP) progress(out *sink) {
 	if q.line.suspect != nil {
 		q.judgeSuspect()
 	}
+	if q.over != nil {
+		q.continueFailover()
+	}
 	if q.line.err != nil {
 		q.send.dispatchDue()
 		q.postStaged()
@@ -45,7 +48,9 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 
 // dispatch stages what can go out, and posts it.
 func (q *VirtualQP) dispatch() {
-	q.send.dispatch()
+	if q.over == nil || !q.over.paused() {
+		q.send.dispatch()
+	}
 	q.postStaged()
 }
 
@@ -71,7 +76,9 @@ func (q *VirtualQP) dispatchRecvs() {
 		return
 	}
 	s := &q.recv
-	if s.nextMessage != s.win.Tail {
+	// Receives that come back from a lost rail go ahead of later ones.
+	held := q.over != nil && q.over.unflushed != 0
+	if s.nextMessage != s.win.Tail && !held {
 		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
 			q.recvRefused(refused)
 		}
@@ -82,7 +89,7 @@ func (q *VirtualQP) dispatchRecvs() {
 		if s.deliverBanked() {
 			q.cq.touch(q)
 		}
-	default:
+	case !held:
 		if refused := s.postWaiting(q.send.rails.finalRail, false, &s.nextBare); refused != nil {
 			q.recvRefused(refused)
 		}

@@ -29,13 +29,15 @@ type rail struct {
 	num    uint32 // of qp
 	device uint8  // the local DeviceID: picks local keys
 	closed bool   // qp was destroyed
+	role   railRole
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32
 	railConn
 	stats railCounters
 
-	ability *ability // of a data rail, where fragments are shared by it; otherwise nil
+	ability  *ability  // of a data rail, where fragments are shared by it; otherwise nil
+	recovery *recovery // where failover is offered; otherwise nil
 
 	maxSGE int // pieces of memory that one fragment may have
 	// maxMessage is how many bytes one message may have: what the port says, at most 2 GiB.
@@ -65,8 +67,10 @@ type railConn struct {
 	// dirty says that plain data went out since the last numbered message. A notification must be
 	// preceded on this rail by a marker that proves that the data has arrived.
 	dirty bool
-	// recvsRefused says that the queue pair refused a receive permanently after a failure. No more
-	// receives are posted on it.
+	// down says that the rail was lost, and others have its work: see failover.go.
+	down bool
+	// recvsRefused says that the queue pair refused a receive permanently after a failure, or is
+	// down. No more receives are posted on it.
 	recvsRefused bool
 	psn          uint32 // first packet sequence number that the rail sends
 	// stopErr is why the queue pair has refused the move to ERR, which is tried again; nil if it
@@ -105,9 +109,30 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
 		lastPSN:   rand.Uint32(),
 	}
+	if q.cfg.Failover {
+		r.slots = max(1, min(r.slots, limits.MaxSendWR-controlSlots, maxFailoverWindow))
+	}
 	r.railConn = r.newConn()
 	return r
 }
+
+// completions is how many the rail may have outstanding.
+func (r *rail) completions() int {
+	if r.recovery != nil {
+		return r.slots + r.recvLimit + controlSlots
+	}
+	return r.slots + r.recvLimit
+}
+
+// railRole is what a rail carries.
+type railRole uint8
+
+const (
+	roleData   railRole = iota // data; without failover perhaps SENDs too
+	roleSends                  // SENDs
+	roleFinals                 // notifications of Spray
+	roles                      // how many there are
+)
 
 func (r *rail) index() int { return wridRail(r.idBits) }
 

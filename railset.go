@@ -13,7 +13,7 @@ import (
 // needs to go over them, and which of their send slots are free.
 //
 // Invariant: free is the sum of limit-inUse over the data rails; 0 <= nextRail < len(data); all is
-// data and then notify, if there is one.
+// data, then notify, if there is one, then spares.
 type railSet struct {
 	data      []*rail // carry data; requests are striped over them
 	nextRail  int     // the data rail that round robin tries next
@@ -34,13 +34,18 @@ type railSet struct {
 	finalRail *rail
 	// noNotify says that nothing carries notifications, and they are refused: Spray without a
 	// notify QP.
-	noNotify  bool
-	all       []*rail // the data rails, then the notify QP
-	maxInline int     // bytes of an inline request: the least of all rails
+	noNotify bool
+	all      []*rail // the data rails, then the notify QP, then the spares
+	// services are the rails that carry no data, by role, of which the first live one serves. Where
+	// failover is not offered they are the notify QP.
+	services  [roles][]*rail
+	spares    []*rail
+	sendDevs  uint64 // devices whose keys the memory of a SEND must have, as bits
+	maxInline int    // bytes of an inline request: the least of all rails
 }
 
 // newRailSet makes the rails of q, none of which is in use.
-func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
+func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP, spares []verbs.QP) railSet {
 	s := railSet{maxFragment: q.cfg.MaxMsgSize, maxInline: math.MaxInt}
 	for i, qp := range qps {
 		s.data = append(s.data, newRail(q, qp, i))
@@ -49,6 +54,10 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
 	if notify != nil {
 		s.notify = newRail(q, notify, len(qps))
 		s.all = append(slices.Clip(s.data), s.notify)
+	}
+	for _, qp := range spares {
+		r := newRail(q, qp, len(s.all))
+		s.spares, s.all = append(s.spares, r), append(slices.Clip(s.all), r)
 	}
 	for _, r := range s.all {
 		s.localDevs |= 1 << r.device
@@ -59,10 +68,18 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP) railSet {
 }
 
 // assignRoles decides what each of several rails carries, and makes their inboxes.
-func (s *railSet) assignRoles(scheme Scheme, credits int) {
-	s.assignSends(scheme, false)
+func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
+	s.assignServices(scheme)
+	s.assignSends(scheme, false, failover)
 	if scheme == Spray {
 		s.finalRail, s.noNotify = s.notify, s.notify == nil
+	}
+	watches := 1 // see receiver.begin
+	if failover {
+		watches = controlRecvs
+		for _, r := range s.all {
+			r.recovery = &recovery{}
+		}
 	}
 	for i, r := range s.data {
 		switch {
@@ -70,8 +87,10 @@ func (s *railSet) assignRoles(scheme Scheme, credits int) {
 			r.recvLimit = max(1, min(credits, r.qp.Cap().MaxRecvWR))
 			r.inbox = dqplb.NewInbox(r.recvLimit)
 		case i > 0:
-			r.recvLimit = 1 // a watch: see receiver.begin
-			r.inbox = dqplb.NewInbox(1)
+			r.recvLimit = max(1, min(watches, r.qp.Cap().MaxRecvWR))
+			r.inbox = dqplb.NewInbox(r.recvLimit)
+		default:
+			r.inbox = dqplb.NewInbox(min(watches, r.recvLimit))
 		}
 	}
 	s.recount()
@@ -86,14 +105,55 @@ func (s *railSet) measure(clock func() time.Time) {
 	s.compare()
 }
 
-// assignSends decides which rail carries SENDs. In Spray it is data rail 0. In DQPLB it is the
-// notify QP, because the receive queues of the data rails hold only credits, which a SEND would
-// consume; but a plain peer, whose card says no more than one of the C++ original, has SENDs on
-// data rail 0 in either scheme.
-func (s *railSet) assignSends(scheme Scheme, plainPeer bool) {
+// assignServices says which rails carry no data, and what instead. There are spares where failover
+// is offered: in DQPLB for SENDs, in Spray first for these and then for notifications.
+func (s *railSet) assignServices(scheme Scheme) {
+	spares, first := s.spares, roleSends
+	if s.notify != nil {
+		if scheme == Spray {
+			first = roleFinals
+			spares = s.spares[:(len(s.spares)+1)/2]
+		}
+		s.services[first] = []*rail{s.notify}
+	}
+	s.services[roleSends] = append(s.services[roleSends], spares...)
+	s.services[roleFinals] = append(s.services[roleFinals], s.spares[len(spares):]...)
+	for role, rails := range s.services {
+		for _, r := range rails {
+			r.role = railRole(role)
+		}
+	}
+}
+
+// group is the rails of a role.
+func (s *railSet) group(role railRole) []*rail {
+	if role == roleData {
+		return s.data
+	}
+	return s.services[role]
+}
+
+// assignSends decides which rail carries SENDs. In Spray it is data rail 0, but with failover one
+// of its own. In DQPLB it is the notify QP, because the receive queues of the data rails hold only
+// credits, which a SEND would consume; but a plain peer, whose card says no more than one of the
+// C++ original, has SENDs on data rail 0 in either scheme.
+func (s *railSet) assignSends(scheme Scheme, plainPeer, failover bool) {
 	s.sendRail = s.data[0]
-	if scheme == DQPLB && !plainPeer {
+	switch sends := s.services[roleSends]; {
+	case failover && len(sends) != 0:
+		s.sendRail = sends[0]
+	case scheme == DQPLB && !plainPeer:
 		s.sendRail = s.notify
+	}
+	s.sendDevs = 0
+	if s.sendRail == nil {
+		return
+	}
+	s.sendDevs = 1 << s.sendRail.device
+	if failover {
+		for _, r := range s.services[roleSends] {
+			s.sendDevs |= 1 << r.device
+		}
 	}
 }
 
@@ -122,7 +182,7 @@ func (s *railSet) limitTo(credits int) {
 
 // take counts a slot of a rail that has room as in use.
 func (s *railSet) take(rl *rail) {
-	if rl == s.notify {
+	if rl.role != roleData {
 		rl.inUse++
 		return
 	}
@@ -140,7 +200,7 @@ func (s *railSet) takeData(rl *rail) {
 
 // give counts a slot as free. waiting says that there are requests whose data waits for one.
 func (s *railSet) give(rl *rail, waiting bool) {
-	if rl == s.notify {
+	if rl.role != roleData {
 		rl.inUse--
 		return
 	}
@@ -229,6 +289,9 @@ func (s *railSet) abandon() {
 		if rl.batch != nil {
 			rl.batch.clear()
 		}
+		if rl.recovery != nil {
+			rl.recovery.restart()
+		}
 	}
 	s.recount()
 }
@@ -239,6 +302,9 @@ func (s *railSet) restart() {
 		r.railConn = r.newConn()
 		if r.ability != nil {
 			r.ability.restart()
+		}
+		if r.recovery != nil {
+			r.recovery.restart()
 		}
 	}
 	if s.abilities != nil {

@@ -123,6 +123,9 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 		}
 		accepted, err := rl.qp.PostRecv(batch)
 		rl.recvs += accepted
+		if rl.recovery != nil {
+			rl.recovery.posted += uint16(accepted)
+		}
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
 			// to.
@@ -132,6 +135,27 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 		*next = stop
 	}
 	return nil
+}
+
+// postedOn reports whether receive n was posted on a rail, or on one of the same role.
+func (s *receiver) postedOn(rl *rail, n uint64) bool {
+	r, role, next := s.win.At(n), roleFinals, s.nextBare
+	if r.message {
+		role, next = roleSends, s.nextMessage
+	}
+	return !r.done && rl.role == role && n < next
+}
+
+// rewind has the receives of one kind posted again that came back from a lost rail: messages take
+// receives in order, so these are the ones from the first that is not done. next is the cursor of
+// that kind.
+func (s *receiver) rewind(message bool, next *uint64) {
+	for n := s.win.Head; n < *next; n++ {
+		if r := s.win.At(n); r.message == message && !r.done {
+			*next = n
+			return
+		}
+	}
 }
 
 // live reports whether a receive of one kind is live, from number n on.
@@ -222,7 +246,7 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	if r.message {
 		carrier, posted = rails.sendRail, n < s.nextMessage
 	}
-	if r.done || !posted || rl != carrier {
+	if r.done || !posted || rl != carrier && !(rl.down && s.postedOn(rl, n)) {
 		return nil
 	}
 	rl.recvs--

@@ -109,7 +109,8 @@ func (q *VirtualQP) restart() {
 		q.pass.restart()
 		return
 	}
-	q.send.rails.assignSends(q.cfg.Scheme, false)
+	q.send.rails.assignSends(q.cfg.Scheme, false, q.cfg.Failover)
+	q.over = nil
 	q.send.restart()
 	q.recv.restart()
 }

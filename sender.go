@@ -42,7 +42,10 @@ type sender struct {
 	imms    immOrder
 	numbers dqplb.Sender // DQPLB
 	rawImm  bool         // DQPLB: both ends carry the user's immediate
-	markers uint64       // DQPLB: how many markers were staged, ever
+	logs    bool         // failover is in force: rails log what they have outstanding
+	// announced is the last fragment of the request whose immediate is due, where rails log.
+	announced logEntry
+	markers   uint64 // DQPLB: how many markers were staged, ever
 	// sprayed says that a notification of Spray has been acknowledged on this connection.
 	sprayed bool
 }
@@ -59,7 +62,7 @@ func newSender(rails railSet, batches *batchPool, cfg *Config) sender {
 // restart begins a connection, nothing being outstanding. Requests keep counting on, so that
 // completions of the previous connection are recognised.
 func (s *sender) restart() {
-	s.rawImm, s.blocked, s.sprayed = false, false, false
+	s.rawImm, s.blocked, s.sprayed, s.logs = false, false, false, false
 	if s.scheme == DQPLB {
 		s.numbers = dqplb.NewSender(0)
 	}
@@ -261,7 +264,7 @@ func (s *sender) report(l *line, num uint32, out *sink) {
 		if l.flushes(s.win.Head) {
 			r.status, r.vendorErr = verbs.StatusWRFlushErr, 0
 		}
-		if r.status != verbs.StatusSuccess {
+		if r.status != verbs.StatusSuccess && l.err != nil { // not of an atomic whose answer was lost
 			l.sendReported(r.status)
 		}
 		*out.slot() = WC{

@@ -1,12 +1,16 @@
 package ibverbx
 
-import "ibverbx/verbs"
+import (
+	"slices"
+
+	"ibverbx/verbs"
+)
 
 // Stats is a snapshot of a virtual queue pair. Counters count since it was made.
 type Stats struct {
 	Scheme Scheme        `json:"scheme"` // as configured; with a single queue pair it has no effect
 	State  verbs.QPState `json:"state"`  // as [VirtualQP.State] says: SQD while Drain awaits sends
-	Rails  []RailStats   `json:"rails"`  // the data rails, then the notify QP
+	Rails  []RailStats   `json:"rails"`  // the data rails, then the notify QP, then the spares
 
 	Sends          uint64 `json:"sends"`           // send requests accepted
 	SendsCompleted uint64 `json:"sends_completed"` // of a single queue pair: with success only
@@ -27,6 +31,10 @@ type Stats struct {
 	Banked      int    `json:"banked"`       // notifications that wait for a receive
 	BankedTotal uint64 `json:"banked_total"` // notifications that have ever waited
 	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
+
+	// Of failover.
+	RailsLost uint64 `json:"rails_lost"` // queue pairs taken out of service
+	Reposted  uint64 `json:"reposted"`   // work requests posted again on another one
 }
 
 // RailStats is one rail's share.
@@ -34,6 +42,8 @@ type RailStats struct {
 	Device        string `json:"device"`
 	QPNum         uint32 `json:"qp_num"`
 	Notify        bool   `json:"notify,omitempty"` // the notify QP
+	Spare         bool   `json:"spare,omitempty"`  // stands in for the notify QP, or carries SENDs in Spray
+	Down          bool   `json:"down,omitempty"`   // failed, and others have its work
 	Bytes         uint64 `json:"bytes"`            // handed to it to send, or to read
 	Fragments     uint64 `json:"fragments"`
 	Notifications uint64 `json:"notifications"` // and SENDs
@@ -54,7 +64,8 @@ type RailStats struct {
 func (q *VirtualQP) Stats() Stats {
 	q.enter()
 	defer q.exit()
-	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale}
+	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, RailsLost: q.railsLost,
+		Reposted: q.reposted}
 	if p := q.pass; p != nil {
 		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
 	} else {
@@ -68,6 +79,7 @@ func (q *VirtualQP) Stats() Stats {
 		}
 		s.Rails = append(s.Rails, RailStats{
 			Device: r.qp.Device().Name(), QPNum: r.qp.Num(), Notify: r == q.send.rails.notify,
+			Spare: slices.Contains(q.send.rails.spares, r), Down: r.down,
 			Bytes: bytes, Fragments: fragments, Notifications: r.stats.messages,
 			Outstanding: r.inUse, Limit: r.limit, Recvs: r.recvs, RecvLimit: r.recvLimit,
 			Errors: r.stats.errors, Refused: r.stats.refused,

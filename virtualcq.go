@@ -154,7 +154,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 		if state := r.qp.State(); state != verbs.StateReset {
 			return refuse(verbs.ErrState, fmt.Sprintf("is in %v: must be in RESET", state))
 		}
-		need[r.device] += r.slots + r.recvLimit
+		need[r.device] += r.completions()
 	}
 	for dev, n := range need {
 		if n > c.room[dev] {
@@ -179,7 +179,7 @@ func (c *VirtualCQ) attach(q *VirtualQP) error {
 func (c *VirtualCQ) detach(q *VirtualQP) {
 	for _, r := range q.send.rails.all {
 		c.routes[r.device].remove(r.num, r)
-		c.room[r.device] += r.slots + r.recvLimit
+		c.room[r.device] += r.completions()
 	}
 	for i := range c.vqps {
 		if c.vqps[i] == q {
@@ -206,7 +206,7 @@ func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
 // completions will not come.
 func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 	for _, q := range c.vqps {
-		if q.send.rails.localDevs&(1<<dev) == 0 {
+		if q.send.rails.localDevs&(1<<dev) == 0 || q.loseRailsOf(uint8(dev), err) {
 			continue
 		}
 		f := noRequest(err)

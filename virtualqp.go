@@ -32,6 +32,9 @@ type VirtualQP struct {
 	dom                *Domain // set when NewQP created the queue pairs
 	ownsCQ, ownsDomain bool    // closed together with it
 	stale              uint64  // completions that fitted nothing, and were dropped
+
+	over                *failover // where it is in force; otherwise nil
+	railsLost, reposted uint64
 }
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
@@ -45,6 +48,13 @@ type VirtualQP struct {
 //
 // [Domain.NewQP] creates the physical queue pairs too.
 func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*VirtualQP, error) {
+	return newVirtualQP(cq, qps, notify, nil, cfg)
+}
+
+// newVirtualQP is NewVirtualQP with spares for the notify QP.
+func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs.QP, cfg Config) (
+	*VirtualQP, error,
+) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -66,18 +76,21 @@ func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*
 	}
 	q := &VirtualQP{cfg: cfg, cq: cq}
 	q.line = newLine(q.clock())
-	rails := newRailSet(q, qps, notify)
+	rails := newRailSet(q, qps, notify, spares)
 	var err error
 	if q.cfg.MaxMsgSize, err = q.fitPorts(&rails); err != nil {
 		return nil, err
 	}
 	rails.maxFragment = q.cfg.MaxMsgSize
+	if err := q.checkFailover(&rails); err != nil {
+		return nil, err
+	}
 	cq.fit(&rails)
 	if len(qps) == 1 {
 		q.send.rails = rails
 		q.pass = newPassThrough(q)
 	} else {
-		rails.assignRoles(cfg.Scheme, cfg.Credits)
+		rails.assignRoles(cfg.Scheme, cfg.Credits, cfg.Failover)
 		if cfg.Balance == ByAbility {
 			rails.measure(q.clock())
 		}
@@ -169,8 +182,11 @@ func (q *VirtualQP) Config() Config {
 	rails := &q.send.rails
 	cfg := q.cfg
 	cfg.NoNotifyQP = rails.notify == nil
-	cfg.MaxMsgCntPerQP = rails.data[0].limit
+	cfg.MaxMsgCntPerQP = maxQueue
 	for _, r := range rails.data {
+		if r.down {
+			continue
+		}
 		cfg.MaxMsgCntPerQP = min(cfg.MaxMsgCntPerQP, r.limit)
 		if q.cfg.Scheme == DQPLB && q.pass == nil {
 			cfg.Credits = min(cfg.Credits, r.recvLimit)

@@ -19,6 +19,7 @@ const (
 	wridRailShift  = 52
 	wridRailMask   = 1<<8 - 1
 	wridKindShift  = 60
+	wridRailBits   = wridRailMask << wridRailShift
 )
 
 // What a physical work request was for.
@@ -31,6 +32,7 @@ const (
 	kindCredit
 	kindImm     // the user's immediate behind a DQPLB message
 	kindMessage // a relaxed SEND
+	kindControl // a message of one end to the other: see control.go
 )
 
 func wrid(kind uint64, railBits uint64, aux uint32, number uint64) uint64 {

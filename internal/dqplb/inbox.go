@@ -85,6 +85,13 @@ func (b *Inbox) Pop() (imm, bytes uint32, ok bool) {
 	return slot.imm, slot.bytes, true
 }
 
+// DropPending forgets a numbered message whose user immediate has not come, and never will on this
+// rail. It reports whether there was one.
+func (b *Inbox) DropPending() (dropped bool) {
+	dropped, b.awaitsImm = b.awaitsImm, false
+	return dropped
+}
+
 // Restart forgets what has arrived: the next credit is the one that is posted next, posted being
 // how many were, ever.
 func (b *Inbox) Restart(posted uint64) {

@@ -1,0 +1,490 @@
+package ibverbx
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// failover takes rails that fail out of a connection whose ends both offer that. It is nil where it
+// is not in force. docs/FAILOVER.md says why what it does is safe.
+//
+// While a rail is not settled no new request is handed to any rail, nor until what was lost has
+// been posted again: so no number is given, and no marker judged, while plain data is on no rail.
+//
+// Invariant: unflushed counts the rails that are dying, unsettled those that are dying or flushed.
+type failover struct {
+	unflushed, unsettled int
+	since                time.Time // when the first of those that are not settled was lost
+	// What is to be posted again, by what carries it: a data rail, the rail of SENDs, that of
+	// notifications.
+	data, sends, finals lostWork
+}
+
+// paused reports whether new requests must wait.
+func (f *failover) paused() bool {
+	return f.unsettled != 0 || f.data.any() || f.sends.any() || f.finals.any()
+}
+
+// restart begins a connection.
+func (f *failover) restart() { *f = failover{} }
+
+// offersFailover reports whether the card may offer failover.
+func (q *VirtualQP) offersFailover() bool { return q.pass == nil && q.cfg.Failover }
+
+// survives reports whether the connection can do without a rail.
+func (q *VirtualQP) survives(rl *rail) bool {
+	if q.over == nil || q.line.err != nil || q.line.phase >= drainRecvs || q.line.state != verbs.StateRTS {
+		return false
+	}
+	return q.send.rails.other(rl) != nil
+}
+
+// other is a live rail that may take over from rl; nil if there is none.
+func (s *railSet) other(rl *rail) *rail {
+	for _, r := range s.group(rl.role) {
+		if r != rl && !r.down {
+			return r
+		}
+	}
+	return nil
+}
+
+// checkFailover says why rails cannot stand in for each other.
+func (q *VirtualQP) checkFailover(rails *railSet) error {
+	if !q.cfg.Failover || len(rails.data) == 1 {
+		return nil
+	}
+	if q.cfg.Scheme == Spray && len(rails.spares) == 0 {
+		return fmt.Errorf("ibverbx: new virtual qp: %w: Failover in spray has SENDs on a queue pair of "+
+			"their own: take Domain.NewQP, or dqplb", verbs.ErrInvalid)
+	}
+	least := rails.all[0]
+	for _, rl := range rails.all {
+		if rl.maxSGE != least.maxSGE {
+			return fmt.Errorf("ibverbx: new virtual qp: %w: Failover, and a queue pair of %s takes %d "+
+				"pieces of memory, one of %s %d: make them alike", verbs.ErrInvalid,
+				rl.qp.Device().Name(), rl.maxSGE, least.qp.Device().Name(), least.maxSGE)
+		}
+		if rl.maxMessage < least.maxMessage {
+			least = rl
+		}
+	}
+	for _, rl := range rails.all {
+		rl.maxMessage = least.maxMessage
+	}
+	return nil
+}
+
+// refusalLosesRail reports whether a refusal is the fault of the queue pair or its NIC.
+func refusalLosesRail(err error) bool {
+	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
+}
+
+// lostRail handles a completion that says that its rail is lost, or is of a rail that is. It
+// reports false for any other.
+func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
+	if !rl.down {
+		if !losesRail(wc.Status) || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
+			return false
+		}
+		q.loseRail(rl, wc.Status)
+	}
+	if !q.returned(rl, wc) {
+		q.stale++
+		return true
+	}
+	q.cq.touch(q)
+	return true
+}
+
+// outstanding reports whether the rail has the work request of a completion outstanding.
+func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
+	switch wridKind(id) {
+	case kindRecv:
+		n, ok := q.recv.win.Resolve(wridNumber(id), wridNumberMask)
+		return ok && rl.recvs != 0 && q.recv.postedOn(rl, n)
+	case kindCredit:
+		_, ok := rl.inbox.Resolve(wridNumber(id), wridNumberMask, rl.creditsPosted)
+		return ok && rl.recvs != 0
+	}
+	return rl.recovery.log.find(id) != nil
+}
+
+// loseRail takes a rail out, for which another one can stand in.
+func (q *VirtualQP) loseRail(rl *rail, cause error) {
+	v, f := rl.recovery, q.over
+	rl.stats.errors++
+	q.railsLost++
+	v.stage, v.cause = railDying, cause
+	if f.unsettled == 0 {
+		f.since = q.line.clock()
+	}
+	f.unflushed++
+	f.unsettled++
+	staged := rl.staged()
+	v.log.unposted(staged)
+	if rl.batch != nil {
+		rl.batch.clear() // it stays listed until the next post
+	}
+	v.held = rl.inUse - staged + v.controls
+	v.tell = v.tell[:0]
+	q.recv.dropCredits(rl)
+	q.send.rails.takeOut(rl)
+	rl.toError()
+	q.cq.touch(q)
+}
+
+// loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It
+// reports false, and changes nothing, where the connection cannot do without them.
+func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
+	var lost []*rail
+	left := [roles]int{}
+	for _, rl := range q.send.rails.all {
+		switch {
+		case rl.device == device:
+			lost = append(lost, rl)
+		case !rl.down:
+			left[rl.role]++
+		}
+	}
+	for _, rl := range lost {
+		if !q.survives(rl) && !rl.down || left[rl.role] == 0 {
+			return false
+		}
+	}
+	for _, rl := range lost {
+		if !rl.down {
+			q.loseRail(rl, cause)
+		}
+		rl.recovery.silent = true
+	}
+	q.cq.touch(q)
+	return true
+}
+
+// silence ends what a rail without a CQ has outstanding: it is destroyed, after which its NIC holds
+// nothing. What has arrived there without a completion is not known, and so has not arrived.
+func (q *VirtualQP) silence(rl *rail) {
+	if !rl.closed && rl.qp.Close() != nil {
+		return // the next progress tries again
+	}
+	rl.closed = true
+	v := rl.recovery
+	v.unanswered += uint16(rl.recvs)
+	v.held, rl.recvs = 0, 0
+}
+
+// takeOut ends the service of a rail: it has no room any more, and what it had is the business of
+// its recovery.
+func (s *railSet) takeOut(rl *rail) {
+	if rl.role == roleData {
+		s.free -= rl.limit - rl.inUse
+	}
+	rl.down, rl.dirty, rl.recvsRefused = true, false, true
+	rl.limit, rl.inUse = 0, 0
+	if rl.ability != nil {
+		rl.ability.abandon()
+		s.compare()
+	}
+	if s.lastFreed == rl {
+		s.lastFreed = nil
+	}
+	if s.sendRail == rl {
+		s.sendRail = s.other(rl)
+	}
+	if s.finalRail == rl {
+		s.finalRail = s.other(rl)
+	}
+}
+
+// returned handles what the NIC of a lost rail gives back: what has arrived all the same, and what
+// it has flushed. It reports false when the rail had nothing of the kind.
+func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
+	if rl.recovery.stage != railDying || !q.outstanding(rl, wc.ID) {
+		return false
+	}
+	switch kind := wridKind(wc.ID); {
+	case kind != kindRecv && kind != kindCredit:
+		known = q.sendReturned(rl, wc)
+	case wc.Status == verbs.StatusWRFlushErr || kind == kindCredit && wc.Status != verbs.StatusSuccess:
+		rl.recvs--
+		rl.recovery.unanswered++
+		known = true
+		if kind == kindCredit {
+			c, _ := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
+			rl.inbox.Fail(c)
+		}
+	case kind == kindCredit:
+		known = q.creditCompleted(rl, wc)
+	default:
+		r := q.recv.completed(&q.send.rails, rl, wc)
+		if known = r != nil; known && r.status != verbs.StatusSuccess {
+			q.recvEnded(rl, wc, r)
+		}
+	}
+	q.flushedIfAll(rl)
+	return known
+}
+
+// sendReturned handles what came back of the send queue of a lost rail.
+func (q *VirtualQP) sendReturned(rl *rail, wc *verbs.WC) (known bool) {
+	v := rl.recovery
+	e := v.log.find(wc.ID)
+	if e == nil || e.state != entryOut || v.held == 0 {
+		return false
+	}
+	v.held--
+	if wc.Status == verbs.StatusSuccess {
+		v.complete(wc.ID)
+		q.send.acknowledge(wc.ID)
+		return true
+	}
+	e.state = entryReturned
+	if wridKind(wc.ID) == kindControl {
+		return true
+	}
+	n, _ := q.send.resolve(wc.ID)
+	r := q.send.win.At(n)
+	if r.plan == planAtomic {
+		e.imm = uint32(wc.Status)
+	}
+	if !losesRail(wc.Status) {
+		v.complete(wc.ID)
+		q.send.acknowledge(wc.ID)
+		q.sendFailed(rl, n, wc)
+	}
+	return true
+}
+
+// acknowledge ends a work request that has been carried out, whose rail is lost.
+func (s *sender) acknowledge(id uint64) {
+	n, ok := s.resolve(id)
+	if !ok || wridKind(id) == kindControl {
+		return
+	}
+	r := s.win.At(n)
+	switch wridKind(id) {
+	case kindFinal:
+		r.final = finalDone
+		s.sprayed = s.sprayed || r.plan != planNone
+	case kindNumbered:
+		r.left--
+		s.numbers.Ack(wridAux(id))
+	default:
+		r.left--
+	}
+	s.advanceDataDone()
+}
+
+// flushedIfAll goes on with a lost rail when all that it held has come back: it is certain now what
+// has arrived here.
+func (q *VirtualQP) flushedIfAll(rl *rail) {
+	v := rl.recovery
+	if v.stage != railDying || v.held != 0 || rl.recvs != 0 {
+		return
+	}
+	v.stage = railFlushed
+	q.over.unflushed--
+	if rl.inbox.DropPending() {
+		v.unanswered++ // the peer sends the message again, with the user's immediate
+	}
+	q.recv.dropCredits(rl)
+	switch rl.role {
+	case roleSends:
+		q.recv.rewind(true, &q.recv.nextMessage)
+	case roleFinals:
+		q.recv.rewind(false, &q.recv.nextBare)
+	}
+	if q.line.err != nil {
+		return
+	}
+	q.dispatchRecvs()
+	q.tellAll(railDownWord(rl.index(), v.arrived()))
+	if v.peerDown {
+		q.settle(rl)
+	}
+}
+
+// peerLost handles the peer's word that a rail is lost, and how many messages arrived there.
+func (q *VirtualQP) peerLost(rl *rail, arrived uint16) {
+	v := rl.recovery
+	if v.peerDown {
+		return // it is said on every live rail
+	}
+	v.peerDown, v.peerArrived = true, arrived
+	if !rl.down {
+		if !q.survives(rl) {
+			q.recvFailed(rl, noRequest(errPeerLostLast))
+			return
+		}
+		q.loseRail(rl, errPeerLost)
+		q.flushedIfAll(rl)
+		return
+	}
+	if v.stage == railFlushed {
+		q.settle(rl)
+	}
+}
+
+var (
+	errPeerLost     = errors.New("the peer has lost it")
+	errPeerLostLast = errors.New("the peer has lost it, and it was the last one that could carry this")
+)
+
+// settle sorts what a lost rail had outstanding: what has arrived at the peer is acknowledged, the
+// rest will be posted again on another rail, in its order. Neither end's NIC carries any of it out
+// any more.
+func (q *VirtualQP) settle(rl *rail) {
+	v, s, f := rl.recovery, &q.send, q.over
+	v.stage = railSettled
+	f.unsettled--
+	covered, err := v.covered()
+	if err != nil {
+		q.violation(rl, err)
+		return
+	}
+	lost := f.lost(rl.role)
+	var again []logEntry
+	for i := v.log.head; i != v.log.tail; i++ {
+		e := v.log.at(i)
+		if e.state == entryDone || wridKind(e.id) == kindControl {
+			continue
+		}
+		n, _ := s.resolve(e.id)
+		r := s.win.At(n)
+		switch {
+		case r.plan == planAtomic && e.state != entryUnposted:
+			s.failAtomic(r, e)
+		case i < covered && r.opcode != verbs.OpRDMARead:
+			s.acknowledge(e.id)
+		default:
+			again = append(again, *e)
+		}
+	}
+	v.log.clear()
+	if imm, due := s.immOf(rl); due {
+		again = append(again, imm)
+	}
+	lost.prepend(again)
+	s.advanceDataDone()
+}
+
+// covered is up to which entry of the log all has arrived at the peer: the messages that it has
+// counted, and what was posted ahead of them.
+func (v *recovery) covered() (end uint64, err error) {
+	messages := int16(v.peerArrived - v.acked)
+	end = v.log.head
+	switch {
+	case messages < -1:
+		return end, fmt.Errorf("%d messages that were acknowledged have not arrived", -messages)
+	case messages < 0:
+		// Its last fragment was acknowledged, the user's immediate behind it has not arrived.
+		return end, nil
+	}
+	for i := v.log.head; messages > 0; i++ {
+		if i == v.log.tail {
+			return end, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
+				messages)
+		}
+		if e := v.log.at(i); e.isMessage() && e.state != entryUnposted {
+			messages--
+			end = i + 1
+		}
+	}
+	return end, nil
+}
+
+// failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so
+// the request fails; the connection goes on.
+func (s *sender) failAtomic(r *sendReq, e *logEntry) {
+	r.left--
+	if r.status == verbs.StatusSuccess {
+		if r.status = verbs.Status(e.imm); r.status == verbs.StatusSuccess {
+			r.status = verbs.StatusWRFlushErr
+		}
+	}
+}
+
+// continueFailover does what failover has to do beside the completions.
+func (q *VirtualQP) continueFailover() {
+	f := q.over
+	if f.unsettled == 0 && !f.paused() && !q.untold() {
+		return
+	}
+	if q.line.err != nil {
+		q.dropLost()
+		return
+	}
+	q.cq.touch(q) // perhaps no completion comes that leads here again
+	for _, rl := range q.send.rails.all {
+		if rl.down && rl.recovery.stage == railDying {
+			if rl.stopErr != nil {
+				rl.toError()
+			}
+			if rl.recovery.silent {
+				q.silence(rl)
+			}
+			q.flushedIfAll(rl)
+		}
+	}
+	q.sendControls()
+	if f.unsettled != 0 {
+		q.judgePeer()
+		return
+	}
+	q.repost()
+}
+
+// judgePeer ends the connection when the peer does not answer.
+func (q *VirtualQP) judgePeer() {
+	if q.line.err != nil || q.line.clock().Sub(q.over.since) <= q.cfg.FailoverTimeout {
+		return
+	}
+	for _, rl := range q.send.rails.all {
+		switch rl.recovery.stage {
+		case railDying, railFlushed:
+			q.recvFailed(rl, noRequest(fmt.Errorf("the rail is lost (%w), and within %v the peer has not "+
+				"said what has arrived there: it must poll", rl.recovery.cause, q.cfg.FailoverTimeout)))
+			return
+		}
+	}
+}
+
+// dropLost ends what lost rails had outstanding, after the connection has failed.
+func (q *VirtualQP) dropLost() {
+	first := uint64(never)
+	drop := func(e *logEntry) {
+		n, ok := q.send.resolve(e.id)
+		if !ok || e.state == entryDone || wridKind(e.id) == kindControl {
+			return
+		}
+		q.send.win.At(n).flushUnlessFailed()
+		q.send.acknowledge(e.id)
+		first = min(first, n)
+	}
+	for _, rl := range q.send.rails.all {
+		v := rl.recovery
+		if v.stage != railFlushed && v.stage != railSettled {
+			continue
+		}
+		if v.stage = railSettled; v.log.head != v.log.tail {
+			for i := v.log.head; i != v.log.tail; i++ {
+				drop(v.log.at(i))
+			}
+			v.log.clear()
+		}
+	}
+	f := q.over
+	for _, l := range []*lostWork{&f.data, &f.sends, &f.finals} {
+		for _, e := range l.entries {
+			drop(&e)
+		}
+		l.clear()
+	}
+	if first != never {
+		q.stopFrom(first)
+	}
+}

@@ -1,0 +1,165 @@
+package ibverbx
+
+import (
+	"ibverbx/internal/dqplb"
+	"ibverbx/verbs"
+)
+
+// lostWork is what lost rails of one kind had outstanding and the peer has not received, in the
+// order in which it is to be posted again: all of it on one live rail, so that a message still
+// proves what was posted ahead of it. Where that rail is lost as well, what it has not delivered
+// comes first.
+type lostWork struct {
+	entries []logEntry
+	on      *rail  // carries them
+	last    uint64 // the work request that was posted last on it; 0 for none
+}
+
+func (l *lostWork) any() bool { return len(l.entries) != 0 }
+
+// prepend puts work ahead of what waits.
+func (l *lostWork) prepend(again []logEntry) { l.entries = append(again, l.entries...) }
+
+func (l *lostWork) clear() { *l = lostWork{} }
+
+// lost is the lost work of the rails of a role.
+func (f *failover) lost(role railRole) *lostWork {
+	switch role {
+	case roleSends:
+		return &f.sends
+	case roleFinals:
+		return &f.finals
+	}
+	return &f.data
+}
+
+// repost posts lost work again, as far as there is room. Every rail that is lost is settled.
+func (q *VirtualQP) repost() {
+	f, rails := q.over, &q.send.rails
+	for role := range roles {
+		l := f.lost(role)
+		if !l.any() {
+			continue
+		}
+		if l.on == nil || l.on.down {
+			l.on, l.last = rails.firstLive(role), 0
+		}
+		q.repostOn(l.on, l)
+	}
+	q.postStaged()
+}
+
+// repostOn stages lost work on a rail, as far as that has room.
+func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
+	s := &q.send
+	for len(l.entries) != 0 && rl.hasRoom() {
+		e := l.entries[0]
+		if wridKind(e.id) == kindImm {
+			if last := s.lastBefore(&e); last.id&^wridRailBits != l.last {
+				// The fragment that announces the user's immediate has arrived, but without that it
+				// has not counted: it goes out again.
+				n, _ := s.resolve(e.id)
+				s.win.At(n).left++
+				l.entries = append([]logEntry{last}, l.entries...)
+				continue
+			}
+		}
+		s.stageAgain(rl, &e)
+		q.reposted++
+		l.last = e.id &^ wridRailBits
+		l.entries = l.entries[1:]
+	}
+}
+
+// firstLive is the first live rail of a role.
+func (s *railSet) firstLive(role railRole) *rail {
+	for _, rl := range s.group(role) {
+		if !rl.down {
+			return rl
+		}
+	}
+	return nil
+}
+
+// lastBefore is the last fragment of a request, which announces the user's immediate e.
+func (s *sender) lastBefore(e *logEntry) logEntry {
+	return logEntry{id: wrid(kindNumbered, 0, e.imm&(1<<24-1), wridNumber(e.id)), offset: e.offset,
+		size: e.size, imm: e.imm}
+}
+
+// immOf is the user's immediate that was due behind the last fragment on a rail that is lost, and
+// had not found room. It counts as staged from here on.
+func (s *sender) immOf(rl *rail) (e logEntry, due bool) {
+	if s.next == s.win.Tail {
+		return e, false
+	}
+	r := s.win.At(s.next)
+	if !r.immDue || int(r.immRail) != rl.index() {
+		return e, false
+	}
+	r.immDue = false
+	r.left++
+	return logEntry{id: wrid(kindImm, 0, 0, s.next), offset: s.announced.offset, size: s.announced.size,
+		imm: s.announced.imm}, true
+}
+
+// stageAgain stages a work request that was lost with its rail on another one that has room.
+func (s *sender) stageAgain(rl *rail, e *logEntry) {
+	n, _ := s.resolve(e.id)
+	r := s.win.At(n)
+	if wridKind(e.id) == kindFinal || wridKind(e.id) == kindMessage {
+		wr := s.stageMessage(rl, r, wrid(wridKind(e.id), rl.idBits, 0, n))
+		s.fillFinal(rl, r, wr)
+		return
+	}
+	id := wrid(wridKind(e.id), rl.idBits, wridAux(e.id), n)
+	s.rails.takeData(rl)
+	if c := s.rails.abilities; c != nil {
+		rl.ability.add(uint64(e.size), c.clock)
+	}
+	if rl.batch == nil {
+		s.lendBatch(rl)
+	}
+	wr := rl.batch.add()
+	wr.ID, wr.Flags, wr.RKey = id, verbs.SendSignaled, r.remoteKeys.at(rl.peerDev)
+	wr.RemoteAddr = r.remoteAddr + e.offset
+	r.payload(rl, wr, e.offset, e.size)
+	rl.recovery.log.push(id, e.offset, e.size, e.imm)
+	rl.stats.bytes += uint64(e.size)
+	rl.stats.fragments++
+	switch wridKind(e.id) {
+	case kindNumbered:
+		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, dqplb.Swap(e.imm)
+		if e.imm&dqplb.Last != 0 && r.solicited {
+			wr.Flags |= verbs.SendSolicited
+		}
+		rl.dirty = false
+	case kindImm:
+		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, r.imm
+		wr.RemoteAddr = r.remoteAddr
+		rl.batch.setSGL(wr, 0)
+	default:
+		wr.Opcode = r.fragmentOpcode()
+		if r.plan == planAtomic {
+			wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
+		}
+		rl.dirty = rl.dirty || wr.Opcode != verbs.OpRDMARead
+	}
+}
+
+// payload gives a work request the memory of a fragment.
+func (r *sendReq) payload(rl *rail, wr *verbs.SendWR, offset uint64, size uint32) {
+	switch {
+	case size == 0:
+		rl.batch.setSGL(wr, 0)
+	case r.inline:
+		wr.Flags |= verbs.SendInline
+		rl.batch.setInline(wr, r.ext.inline[offset:offset+uint64(size)])
+	case r.scattered:
+		sgl := rl.batch.list(rl.maxSGE)
+		rl.batch.setSGL(wr, r.ext.list.part(sgl, r.localKeys, rl.device, offset, uint64(size)))
+	default:
+		sgl := rl.batch.setSGL(wr, 1)
+		sgl[0] = verbs.SGE{Addr: r.localAddr + offset, Length: size, LKey: r.localKeys.at(rl.device)}
+	}
+}
