@@ -346,7 +346,6 @@ func (q *VirtualQP) settle(rl *rail) {
 		q.violation(rl, err)
 		return
 	}
-	lost := f.lost(rl.role)
 	var again []logEntry
 	for i := v.log.head; i != v.log.tail; i++ {
 		e := v.log.at(i)
@@ -368,7 +367,7 @@ func (q *VirtualQP) settle(rl *rail) {
 	if imm, due := s.immOf(rl); due {
 		again = append(again, imm)
 	}
-	lost.prepend(again)
+	f.lost(rl.role).add(rl, again)
 	s.advanceDataDone()
 }
 

@@ -7,8 +7,7 @@ import (
 
 // lostWork is what lost rails of one kind had outstanding and the peer has not received, in the
 // order in which it is to be posted again: all of it on one live rail, so that a message still
-// proves what was posted ahead of it. Where that rail is lost as well, what it has not delivered
-// comes first.
+// proves what was posted ahead of it.
 type lostWork struct {
 	entries []logEntry
 	on      *rail  // carries them
@@ -17,8 +16,15 @@ type lostWork struct {
 
 func (l *lostWork) any() bool { return len(l.entries) != 0 }
 
-// prepend puts work ahead of what waits.
-func (l *lostWork) prepend(again []logEntry) { l.entries = append(again, l.entries...) }
+// add adds what a rail has lost. Where the rail carries this very work, that comes ahead of what
+// waits; otherwise behind it, since nothing may come between a fragment and the user's immediate.
+func (l *lostWork) add(rl *rail, again []logEntry) {
+	if rl == l.on {
+		l.entries = append(again, l.entries...)
+		return
+	}
+	l.entries = append(l.entries, again...)
+}
 
 func (l *lostWork) clear() { *l = lostWork{} }
 
@@ -36,6 +42,9 @@ func (f *failover) lost(role railRole) *lostWork {
 // repost posts lost work again, as far as there is room. Every rail that is lost is settled.
 func (q *VirtualQP) repost() {
 	f, rails := q.over, &q.send.rails
+	if !q.send.finishImm() {
+		return
+	}
 	for role := range roles {
 		l := f.lost(role)
 		if !l.any() {
@@ -69,6 +78,16 @@ func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
 		l.last = e.id &^ wridRailBits
 		l.entries = l.entries[1:]
 	}
+}
+
+// finishImm stages the user's immediate that is due behind a fragment which is out on a live rail:
+// nothing may come between the two. It reports false when there is no room.
+func (s *sender) finishImm() bool {
+	if s.next == s.win.Tail {
+		return true
+	}
+	r := s.win.At(s.next)
+	return !r.immDue || s.stageRawImm(s.next, r)
 }
 
 // firstLive is the first live rail of a role.

@@ -1,0 +1,96 @@
+package ibverbx_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+var failoverSeeds = flag.Uint64("failoverseeds", 3, "runs of each shape in tests of failover")
+
+// failoverLink is a link whose ends offer failover.
+func failoverLink(t *testing.T, scheme ibverbx.Scheme, nics, qps int) *link {
+	t.Helper()
+	return newLink(t, linkConfig{nics: nics, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: qps,
+		MaxMsgSize: 512, MaxMsgCntPerQP: 32, Failover: true}})
+}
+
+// killQP has a queue pair of an end fail.
+func (e *end) killQP(t *testing.T, rail int) {
+	t.Helper()
+	err := e.QPs()[rail].Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Queue pairs die one after the other, at either end, under traffic of all kinds, until one data
+// rail and one of each kind of service is left: nobody sees more than counters.
+func TestNoErrorWhileOneRailLives(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, shape := range []struct{ nics, qps int }{{1, 2}, {2, 2}, {4, 1}, {3, 4}} {
+			for seed := range *failoverSeeds {
+				t.Run(fmt.Sprintf("%v/%dnics/%dqps/%d", scheme, shape.nics, shape.qps, seed), func(t *testing.T) {
+					l := failoverLink(t, scheme, shape.nics, shape.qps)
+					loseMost(t, l, seed)
+				})
+			}
+		}
+	}
+}
+
+func loseMost(t *testing.T, l *link, seed uint64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(seed, 7))
+	victims := rng.Perm(len(l.a.QPs()))
+	data := l.a.DataRails()
+	stats := l.a.Stats()
+	left := map[string]int{}
+	role := func(i int) string {
+		switch {
+		case i < data:
+			return "data"
+		case l.a.Scheme() == ibverbx.Spray && (stats.Rails[i].Notify || i > (len(stats.Rails)+data)/2):
+			return "notifications"
+		}
+		return "sends"
+	}
+	for i := range stats.Rails {
+		left[role(i)]++
+	}
+	s := newSoak(l, seed)
+	killed := 0
+	s.harm = func() {
+		if len(victims) == 0 || rng.IntN(100) != 0 {
+			return
+		}
+		v := victims[0]
+		victims = victims[1:]
+		if left[role(v)] == 1 {
+			return
+		}
+		left[role(v)]--
+		killed++
+		[]*end{l.a, l.b}[rng.IntN(2)].killQP(t, v)
+		if rng.IntN(3) != 0 {
+			s.harm() // perhaps the next one at once
+		}
+	}
+	s.run(t, 20_000)
+	for _, e := range []*end{l.a, l.b} {
+		down := 0
+		for _, r := range e.Stats().Rails {
+			if r.Down {
+				down++
+			}
+		}
+		// a spare that is idle is not noticed
+		if down > killed || e.Stats().RailsLost != uint64(down) || killed != 0 && down == 0 {
+			t.Errorf("%d rails were killed; %d are down, %d lost", killed, down, e.Stats().RailsLost)
+		}
+	}
+}
