@@ -150,6 +150,9 @@ func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
 			left[rl.role]++
 		}
 	}
+	if q.over == nil {
+		return false
+	}
 	for _, rl := range lost {
 		if !q.survives(rl) && !rl.down || left[rl.role] == 0 {
 			return false
@@ -174,6 +177,7 @@ func (q *VirtualQP) silence(rl *rail) {
 	rl.closed = true
 	v := rl.recovery
 	v.unanswered += uint16(rl.recvs)
+	v.emptied = v.emptied || rl.recvs != 0
 	v.held, rl.recvs = 0, 0
 }
 
@@ -212,6 +216,7 @@ func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
 	case wc.Status == verbs.StatusWRFlushErr || kind == kindCredit && wc.Status != verbs.StatusSuccess:
 		rl.recvs--
 		rl.recovery.unanswered++
+		rl.recovery.emptied = rl.recovery.emptied || kind == kindRecv
 		known = true
 		if kind == kindCredit {
 			c, _ := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
@@ -292,10 +297,11 @@ func (q *VirtualQP) flushedIfAll(rl *rail) {
 		v.unanswered++ // the peer sends the message again, with the user's immediate
 	}
 	q.recv.dropCredits(rl)
-	switch rl.role {
-	case roleSends:
+	switch {
+	case !v.emptied: // the receives are on another rail, or nowhere yet
+	case rl.role == roleSends:
 		q.recv.rewind(true, &q.recv.nextMessage)
-	case roleFinals:
+	case rl.role == roleFinals:
 		q.recv.rewind(false, &q.recv.nextBare)
 	}
 	if q.line.err != nil {
@@ -341,9 +347,10 @@ func (q *VirtualQP) settle(rl *rail) {
 	v, s, f := rl.recovery, &q.send, q.over
 	v.stage = railSettled
 	f.unsettled--
-	covered, err := v.covered()
+	imm, due := s.immOf(rl)
+	covered, err := v.covered(due)
 	if err != nil {
-		q.violation(rl, err)
+		q.recvFailed(rl, noRequest(err))
 		return
 	}
 	var again []logEntry
@@ -364,7 +371,7 @@ func (q *VirtualQP) settle(rl *rail) {
 		}
 	}
 	v.log.clear()
-	if imm, due := s.immOf(rl); due {
+	if due {
 		again = append(again, imm)
 	}
 	f.lost(rl.role).add(rl, again)
@@ -372,16 +379,27 @@ func (q *VirtualQP) settle(rl *rail) {
 }
 
 // covered is up to which entry of the log all has arrived at the peer: the messages that it has
-// counted, and what was posted ahead of them.
-func (v *recovery) covered() (end uint64, err error) {
+// counted, and what was posted ahead of them. immDue says that a user's immediate was to follow.
+//
+// A message that was acknowledged may not have arrived after all: its completion was lost with the
+// peer's CQ. It cannot be sent again, since its request may be over.
+func (v *recovery) covered(immDue bool) (end uint64, err error) {
 	messages := int16(v.peerArrived - v.acked)
 	end = v.log.head
-	switch {
-	case messages < -1:
-		return end, fmt.Errorf("%d messages that were acknowledged have not arrived", -messages)
-	case messages < 0:
-		// Its last fragment was acknowledged, the user's immediate behind it has not arrived.
-		return end, nil
+	if messages == -1 {
+		// A last fragment counts with the user's immediate behind it, as the peer sees it.
+		for i := v.log.head; i != v.log.tail && !immDue; i++ {
+			if e := v.log.at(i); e.isMessage() {
+				immDue = wridKind(e.id) == kindImm
+				break
+			}
+		}
+		if immDue {
+			return end, nil
+		}
+	}
+	if messages < 0 {
+		return end, fmt.Errorf("%d messages that its NIC had acknowledged are lost there", -messages)
 	}
 	for i := v.log.head; messages > 0; i++ {
 		if i == v.log.tail {

@@ -8,6 +8,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 var failoverSeeds = flag.Uint64("failoverseeds", 3, "runs of each shape in tests of failover")
@@ -91,6 +92,62 @@ func loseMost(t *testing.T, l *link, seed uint64) {
 		// a spare that is idle is not noticed
 		if down > killed || e.Stats().RailsLost != uint64(down) || killed != 0 && down == 0 {
 			t.Errorf("%d rails were killed; %d are down, %d lost", killed, down, e.Stats().RailsLost)
+		}
+	}
+}
+
+// NICs go one after the other, at either end or the cable between, until one pair is left.
+func TestNoErrorWhileOneNICLives(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for seed := range *failoverSeeds {
+			t.Run(fmt.Sprintf("%v/%d", scheme, seed), func(t *testing.T) {
+				l := failoverLink(t, scheme, 4, 2)
+				rng := rand.New(rand.NewPCG(seed, 8))
+				victims := rng.Perm(4)[:3]
+				s := newSoak(l, seed)
+				s.harm = func() {
+					if len(victims) == 0 || rng.IntN(300) != 0 {
+						return
+					}
+					nic := []*end{l.a, l.b}[rng.IntN(2)].nics[victims[0]]
+					victims = victims[1:]
+					if rng.IntN(2) == 0 {
+						nic.Kill()
+					} else {
+						nic.SetLink(false)
+					}
+				}
+				s.run(t, 10_000)
+				if n := l.a.Stats().RailsLost; n < 6 {
+					t.Errorf("%d rails were lost, want those of three NICs", n)
+				}
+			})
+		}
+	}
+}
+
+// A CQ that dies takes the rails of its device along and nothing else. What was lost in it at the
+// end that sends is known from the peer.
+func TestNoErrorWhenTheSendersCQDies(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for seed := range *failoverSeeds {
+			t.Run(fmt.Sprintf("%v/%d", scheme, seed), func(t *testing.T) {
+				l := failoverLink(t, scheme, 3, 2)
+				rng := rand.New(rand.NewPCG(seed, 9))
+				victims := rng.Perm(3)[:2]
+				s := newSoak(l, seed)
+				s.harm = func() {
+					if len(victims) == 0 || rng.IntN(300) != 0 {
+						return
+					}
+					l.fabric.Inject(soft.Fault{Kind: soft.OverrunCQ, Device: l.a.nics[victims[0]]})
+					victims = victims[1:]
+				}
+				s.run(t, 10_000)
+				if n := l.a.Stats().RailsLost; n < 4 {
+					t.Errorf("%d rails were lost, want those of two NICs", n)
+				}
+			})
 		}
 	}
 }

@@ -14,6 +14,8 @@ type recovery struct {
 	held  int   // sends that the NIC of a lost rail has not given back
 	// silent says that its CQ has died: nothing will come back.
 	silent bool
+	// emptied says that receives of the user came back without a message, to be posted elsewhere.
+	emptied bool
 	// posted counts the receives that were posted on this connection, unanswered those of them that
 	// came back without a message; modulo 2^16.
 	posted, unanswered uint16

@@ -96,7 +96,7 @@ func newSoak(l *link, seed uint64) *soak {
 func (s *soak) run(t *testing.T, total int) {
 	warm := total / 4
 	var before runtime.MemStats
-	deadline := time.Now().Add(time.Hour)
+	deadline := time.Now().Add(s.patience())
 	for s.done < uint64(total) {
 		for s.posted < uint64(total) && s.posted-s.done < soakSlots && s.expected-s.received < soakSlots {
 			if s.harm != nil {
@@ -129,6 +129,14 @@ func (s *soak) run(t *testing.T, total int) {
 			t.Errorf("not quiet at the end: %+v", st)
 		}
 	}
+}
+
+// patience is how long a soak may take: it depends on the flag, but for those with failures.
+func (s *soak) patience() time.Duration {
+	if s.harm != nil {
+		return 8 * time.Second
+	}
+	return time.Hour
 }
 
 // post posts the next request, after the receive that it needs at the peer.
@@ -204,7 +212,7 @@ func (s *soak) collect(t *testing.T, deadline time.Time) {
 	if n+m == 0 {
 		runtime.Gosched()
 		if time.Now().After(deadline) {
-			t.Fatal("stuck")
+			t.Fatalf("stuck: %+v, %v\n%+v, %v", s.l.a.Stats(), s.l.a.Err(), s.l.b.Stats(), s.l.b.Err())
 		}
 	}
 }

@@ -203,12 +203,18 @@ func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
 }
 
 // loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their
-// completions will not come.
-func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
+// completions will not come. It reports whether all can do without.
+func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) (survived bool) {
+	failed := 0
 	for _, q := range c.vqps {
-		if q.send.rails.localDevs&(1<<dev) == 0 || q.loseRailsOf(uint8(dev), err) {
+		if q.send.rails.localDevs&(1<<dev) == 0 {
 			continue
 		}
+		if q.loseRailsOf(uint8(dev), err) {
+			survived = true
+			continue
+		}
+		failed++
 		f := noRequest(err)
 		f.Device = c.deviceName(dev)
 		q.fail(nil, 0, f)
@@ -216,6 +222,7 @@ func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) {
 		q.abandon()
 		c.touch(q)
 	}
+	return survived && failed == 0
 }
 
 // deviceName is the name of a device, which must be one of the physical CQs.
