@@ -11,7 +11,8 @@ import (
 // Poll moves up to len(dst) completions into dst, oldest first, and says how many. What does not
 // fit waits for the next call. It neither blocks nor allocates. An error concerns a physical CQ
 // that has died; it is reported once, the virtual queue pairs on it fail, and completions are
-// delivered all the same. Where all of them can do without, by failover, it is none. After Close it delivers what was left and then [ErrClosed].
+// delivered all the same. Where all of them can do without, by failover, it is none. After Close it
+// delivers what was left and then [ErrClosed].
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.enter()
 	n, err = c.poll(dst, -1)

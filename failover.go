@@ -36,7 +36,7 @@ func (q *VirtualQP) offersFailover() bool { return q.pass == nil && q.cfg.Failov
 
 // survives reports whether the connection can do without a rail.
 func (q *VirtualQP) survives(rl *rail) bool {
-	if q.over == nil || q.line.err != nil || q.line.phase >= drainRecvs || q.line.state != verbs.StateRTS {
+	if q.over == nil || q.ending() || q.line.state != verbs.StateRTS {
 		return false
 	}
 	return q.send.rails.other(rl) != nil
@@ -288,7 +288,7 @@ func (s *sender) acknowledge(id uint64) {
 // has arrived here.
 func (q *VirtualQP) flushedIfAll(rl *rail) {
 	v := rl.recovery
-	if v.stage != railDying || v.held != 0 || rl.recvs != 0 {
+	if v.stage != railDying || v.held != 0 || rl.recvs != 0 || rl.stopErr != nil {
 		return
 	}
 	v.stage = railFlushed
@@ -304,7 +304,10 @@ func (q *VirtualQP) flushedIfAll(rl *rail) {
 	case rl.role == roleFinals:
 		q.recv.rewind(false, &q.recv.nextBare)
 	}
-	if q.line.err != nil {
+	if q.line.dead {
+		q.recv.flushWaiting() // the receives that have just come back
+	}
+	if q.ending() {
 		return
 	}
 	q.dispatchRecvs()
@@ -321,6 +324,9 @@ func (q *VirtualQP) peerLost(rl *rail, arrived uint16) {
 		return // it is said on every live rail
 	}
 	v.peerDown, v.peerArrived = true, arrived
+	if q.ending() {
+		return
+	}
 	if !rl.down {
 		if !q.survives(rl) {
 			q.recvFailed(rl, noRequest(errPeerLostLast))
@@ -344,9 +350,8 @@ var (
 // rest will be posted again on another rail, in its order. Neither end's NIC carries any of it out
 // any more.
 func (q *VirtualQP) settle(rl *rail) {
-	v, s, f := rl.recovery, &q.send, q.over
-	v.stage = railSettled
-	f.unsettled--
+	v, s := rl.recovery, &q.send
+	q.settled(rl)
 	imm, due := s.immOf(rl)
 	covered, err := v.covered(due)
 	if err != nil {
@@ -374,8 +379,14 @@ func (q *VirtualQP) settle(rl *rail) {
 	if due {
 		again = append(again, imm)
 	}
-	f.lost(rl.role).add(rl, again)
+	q.over.lost(rl.role).add(rl, again)
 	s.advanceDataDone()
+}
+
+// settled counts a lost rail as settled.
+func (q *VirtualQP) settled(rl *rail) {
+	rl.recovery.stage = railSettled
+	q.over.unsettled--
 }
 
 // covered is up to which entry of the log all has arrived at the peer: the messages that it has
@@ -428,14 +439,9 @@ func (s *sender) failAtomic(r *sendReq, e *logEntry) {
 // continueFailover does what failover has to do beside the completions.
 func (q *VirtualQP) continueFailover() {
 	f := q.over
-	if f.unsettled == 0 && !f.paused() && !q.untold() {
+	if !f.paused() && !q.untold() {
 		return
 	}
-	if q.line.err != nil {
-		q.dropLost()
-		return
-	}
-	q.cq.touch(q) // perhaps no completion comes that leads here again
 	for _, rl := range q.send.rails.all {
 		if rl.down && rl.recovery.stage == railDying {
 			if rl.stopErr != nil {
@@ -447,6 +453,14 @@ func (q *VirtualQP) continueFailover() {
 			q.flushedIfAll(rl)
 		}
 	}
+	switch {
+	case q.line.err != nil:
+		q.dropLost()
+		return
+	case q.ending():
+		return
+	}
+	q.cq.touch(q) // perhaps no completion comes that leads here again
 	q.sendControls()
 	if f.unsettled != 0 {
 		q.judgePeer()
@@ -455,9 +469,13 @@ func (q *VirtualQP) continueFailover() {
 	q.repost()
 }
 
+// ending reports whether the connection has failed, or nothing is sent any more on purpose: then
+// rails that are lost are not settled.
+func (q *VirtualQP) ending() bool { return q.line.err != nil || q.line.phase >= drainRecvs }
+
 // judgePeer ends the connection when the peer does not answer.
 func (q *VirtualQP) judgePeer() {
-	if q.line.err != nil || q.line.clock().Sub(q.over.since) <= q.cfg.FailoverTimeout {
+	if q.line.clock().Sub(q.over.since) <= q.cfg.FailoverTimeout {
 		return
 	}
 	for _, rl := range q.send.rails.all {
@@ -484,10 +502,14 @@ func (q *VirtualQP) dropLost() {
 	}
 	for _, rl := range q.send.rails.all {
 		v := rl.recovery
-		if v.stage != railFlushed && v.stage != railSettled {
+		switch v.stage {
+		case railFlushed:
+			q.settled(rl)
+		case railSettled:
+		default:
 			continue
 		}
-		if v.stage = railSettled; v.log.head != v.log.tail {
+		if v.log.head != v.log.tail {
 			for i := v.log.head; i != v.log.tail; i++ {
 				drop(v.log.at(i))
 			}

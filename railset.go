@@ -71,9 +71,7 @@ func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP, spares []verbs.QP
 func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
 	s.assignServices(scheme)
 	s.assignSends(scheme, false, failover)
-	if scheme == Spray {
-		s.finalRail, s.noNotify = s.notify, s.notify == nil
-	}
+	s.noNotify = scheme == Spray && s.notify == nil
 	watches := 1 // see receiver.begin
 	if failover {
 		watches = controlRecvs
@@ -133,12 +131,15 @@ func (s *railSet) group(role railRole) []*rail {
 	return s.services[role]
 }
 
-// assignSends decides which rail carries SENDs. In Spray it is data rail 0, but with failover one
-// of its own. In DQPLB it is the notify QP, because the receive queues of the data rails hold only
-// credits, which a SEND would consume; but a plain peer, whose card says no more than one of the
-// C++ original, has SENDs on data rail 0 in either scheme.
+// assignSends decides which rail carries SENDs, and Spray's notifications: the notify QP. In Spray
+// it is data rail 0, but with failover one of its own. In DQPLB it is the notify QP, because the
+// receive queues of the data rails hold only credits, which a SEND would consume; but a plain peer,
+// whose card says no more than one of the C++ original, has SENDs on data rail 0 in either scheme.
 func (s *railSet) assignSends(scheme Scheme, plainPeer, failover bool) {
-	s.sendRail = s.data[0]
+	s.sendRail, s.finalRail = s.data[0], nil
+	if scheme == Spray {
+		s.finalRail = s.notify
+	}
 	switch sends := s.services[roleSends]; {
 	case failover && len(sends) != 0:
 		s.sendRail = sends[0]

@@ -74,8 +74,8 @@ type soak struct {
 	expected uint64             // receives posted
 	received uint64
 	wcs      [64]ibverbx.WC
-	// harm, if it is not nil, is called ahead of each post; then there are no atomics, whose answers
-	// may be lost.
+	// harm, if it is not nil, is called ahead of each post; then there are no atomics, whose
+	// answers may be lost.
 	harm func()
 }
 
