@@ -215,3 +215,32 @@ func BenchmarkNullBalance(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkNullFailover is what it costs to offer failover while nothing fails.
+func BenchmarkNullFailover(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		scheme ibverbx.Scheme
+		op     verbs.Opcode
+		frags  uint64
+	}{
+		{"1fragment", ibverbx.DQPLB, verbs.OpRDMAWrite, 1},
+		{"16fragments", ibverbx.DQPLB, verbs.OpRDMAWrite, 16},
+		{"dqplb-imm", ibverbx.DQPLB, verbs.OpRDMAWriteWithImm, 1},
+		{"spray-imm", ibverbx.Spray, verbs.OpRDMAWriteWithImm, 1},
+		{"send", ibverbx.DQPLB, verbs.OpSend, 1},
+	} {
+		for _, failover := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/failover=%v", c.name, failover), func(b *testing.B) {
+				n := newNullPairOf(b, ibverbx.Config{Scheme: c.scheme, Failover: failover, QPsPerDevice: 4,
+					MaxMsgSize: 8, MaxMsgCntPerQP: benchDepth, Credits: benchDepth}, c.op, 8*c.frags)
+				n.round(b)
+				b.ReportAllocs()
+				for b.Loop() {
+					n.round(b)
+				}
+				perRequest(b, c.frags)
+			})
+		}
+	}
+}

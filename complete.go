@@ -52,7 +52,7 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.left == 0 || rl.role != roleData || !rl.onNIC() || s.logs && !rl.recovery.complete(wc.ID) {
+	if r.left == 0 || rl.role != roleData || !rl.onNIC() || s.logs && !rl.log.complete(wc.ID) {
 		return 0
 	}
 	r.left--
@@ -77,7 +77,7 @@ func (s *sender) finalCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r := s.win.At(n)
 	if r.final != finalPosted || rl != s.carrier(r) || !rl.onNIC() ||
-		s.logs && !rl.recovery.complete(wc.ID) {
+		s.logs && !rl.log.complete(wc.ID) {
 		return 0
 	}
 	r.final = finalDone
@@ -94,7 +94,7 @@ func (s *sender) messageCompleted(rl *rail, wc *verbs.WC) uint64 {
 	}
 	r := s.win.At(n)
 	if r.plan != planMessage || r.left == 0 || rl != s.rails.sendRail || !rl.onNIC() ||
-		s.logs && !rl.recovery.complete(wc.ID) {
+		s.logs && !rl.log.complete(wc.ID) {
 		return 0
 	}
 	r.left = 0

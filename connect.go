@@ -199,6 +199,9 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	}
 	if q.failsOver(peer) {
 		q.over, q.send.logs = &failover{}, true
+		for _, r := range rails.all {
+			r.log.fit(r.slots + controlSlots)
+		}
 	}
 	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.over != nil)
 	if q.cfg.Scheme != DQPLB {

@@ -54,7 +54,7 @@ func (q *VirtualQP) untold() bool {
 // sendControls posts the control messages that wait, as the rails have room.
 func (q *VirtualQP) sendControls() {
 	for _, rl := range q.send.rails.data {
-		if len(rl.recovery.tell) != 0 {
+		if len(rl.recovery.tell) != 0 && !q.ending() {
 			q.sendControlsOn(rl)
 		}
 	}
@@ -66,7 +66,7 @@ func (q *VirtualQP) sendControlsOn(rl *rail) {
 	v := rl.recovery
 	for len(v.tell) != 0 && rl.staged() == 0 && v.controls < controlSlots {
 		word := v.tell[0]
-		id := wrid(kindControl, rl.idBits, 0, uint64(v.log.tail))
+		id := wrid(kindControl, rl.idBits, 0, rl.log.tail)
 		wr := [1]verbs.SendWR{{ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled, Imm: word}}
 		if _, err := rl.qp.PostSend(wr[:]); err != nil {
 			rl.stats.refused++
@@ -75,7 +75,7 @@ func (q *VirtualQP) sendControlsOn(rl *rail) {
 			}
 			return
 		}
-		v.log.push(id, 0, 0, 0)
+		rl.log.pushMessage(id)
 		v.controls++
 		v.tell = v.tell[:copy(v.tell, v.tell[1:])]
 	}
@@ -93,7 +93,7 @@ func (q *VirtualQP) refused(rl *rail, err error) {
 // controlCompleted handles the completion of a control message on a live rail. It reports false
 // when there is none.
 func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
-	if q.over == nil || rl.recovery.controls == 0 || !rl.recovery.complete(wc.ID) {
+	if q.over == nil || rl.recovery.controls == 0 || !rl.log.complete(wc.ID) {
 		return false
 	}
 	rl.recovery.controls--

@@ -176,7 +176,7 @@ func (s *sender) stageFragment(rl *rail, r *sendReq, op verbs.Opcode, id, limit 
 	}
 	wr.RemoteAddr = r.remoteAddr + r.offset
 	if s.logs {
-		rl.recovery.log.push(id, r.offset, uint32(size), 0)
+		rl.log.push(id)
 	}
 	r.offset += size
 	r.fragments++
@@ -201,7 +201,7 @@ func (s *sender) stage(rl *rail, r *sendReq, op verbs.Opcode, id uint64) *verbs.
 	wr.Flags = verbs.SendSignaled
 	wr.RKey = r.remoteKeys.at(rl.peerDev)
 	if s.logs {
-		rl.recovery.log.push(id, 0, 0, 0)
+		rl.log.pushMessage(id)
 	}
 	return wr
 }
@@ -284,7 +284,7 @@ func (s *sender) stageMessage(rl *rail, r *sendReq, id uint64) *verbs.SendWR {
 	wr.Imm = r.imm
 	rl.stats.messages++
 	if s.logs {
-		rl.recovery.log.push(id, 0, 0, 0)
+		rl.log.pushMessage(id)
 	}
 	return wr
 }

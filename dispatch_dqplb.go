@@ -49,11 +49,7 @@ func (s *sender) stageNumbered(rl *rail, n uint64, r *sendReq) {
 	}
 	wr.Imm = dqplb.Swap(imm)
 	rl.dirty = false
-	if s.logs {
-		e := rl.recovery.log.newest()
-		e.imm = imm
-		s.announced = *e
-	}
+	rl.log.messages++ // stageFragment has logged it
 }
 
 func (s *sender) number(r *sendReq) uint32 {
@@ -81,9 +77,6 @@ func (s *sender) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 		wr.Imm = dqplb.Swap(num)
 		rl.batch.setSGL(wr, 0)
 		rl.dirty = false
-		if s.logs {
-			rl.recovery.log.newest().imm = num
-		}
 		if r.markers == 0 && r.scattered {
 			r.ext.markersAt = r.fragments
 		}
@@ -105,10 +98,6 @@ func (s *sender) stageRawImm(n uint64, r *sendReq) bool {
 	wr.RemoteAddr = r.remoteAddr
 	wr.Imm = r.imm
 	rl.batch.setSGL(wr, 0)
-	if s.logs {
-		e := rl.recovery.log.newest()
-		e.offset, e.size, e.imm = s.announced.offset, s.announced.size, s.announced.imm
-	}
 	r.immDue = false
 	return true
 }

@@ -3,8 +3,10 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -110,7 +112,10 @@ func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
 		_, ok := rl.inbox.Resolve(wridNumber(id), wridNumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
-	return rl.recovery.log.find(id) != nil
+	if rl.down {
+		return rl.recovery.find(id) != nil
+	}
+	return rl.log.find(id) != rl.log.tail
 }
 
 // loseRail takes a rail out, for which another one can stand in.
@@ -125,7 +130,7 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 	f.unflushed++
 	f.unsettled++
 	staged := rl.staged()
-	v.log.unposted(staged)
+	q.send.takeLog(rl, staged)
 	if rl.batch != nil {
 		rl.batch.clear() // it stays listed until the next post
 	}
@@ -179,6 +184,79 @@ func (q *VirtualQP) silence(rl *rail) {
 	v.unanswered += uint16(rl.recvs)
 	v.emptied = v.emptied || rl.recvs != 0
 	v.held, rl.recvs = 0, 0
+}
+
+// takeLog turns the log of a rail that is being lost into entries; the newest ones, so many as are
+// staged, the NIC never had.
+func (s *sender) takeLog(rl *rail, staged int) {
+	v, l := rl.recovery, &rl.log
+	v.acked = l.messages
+	for i := l.head; i != l.tail; i++ {
+		e := s.entryOf(*l.at(i))
+		if i >= l.tail-uint64(staged) {
+			e.state = entryUnposted
+		}
+		if e.isMessage() {
+			v.acked--
+		}
+		v.entries = append(v.entries, e)
+	}
+	l.clear()
+}
+
+// entryOf finds out what an outstanding work request carries.
+func (s *sender) entryOf(id uint64) lostEntry {
+	e := lostEntry{id: id}
+	if id <= doneMessage {
+		e.state = entryDone
+		return e
+	}
+	n, _ := s.resolve(id)
+	r := s.win.At(n)
+	switch wridKind(id) {
+	case kindData:
+		e.offset, e.size = s.fragment(r, r.index(wridAux(id)))
+	case kindNumbered:
+		e.imm = wridAux(id)
+		if limit := uint64(s.rails.maxFragment); !r.isMarker(e.imm, limit) {
+			e.offset, e.size = s.fragment(r, uint64(r.position(id, limit)))
+			e.imm |= s.marks(r, e.offset+uint64(e.size))
+		}
+	}
+	return e
+}
+
+// index is a plain fragment's place among those of its request, of which the work-request id has
+// the low bits. Those outstanding are near the newest.
+func (r *sendReq) index(low uint32) uint64 {
+	newest := uint64(r.fragments) - 1
+	return newest - (newest-uint64(low))&wridAuxMask
+}
+
+// fragment is where a fragment of a request begins, and how many bytes it has.
+func (s *sender) fragment(r *sendReq, index uint64) (offset uint64, size uint32) {
+	limit := s.fragmentLimit(r)
+	switch width := s.rails.data[0].maxSGE; {
+	case r.plan == planAtomic:
+		return 0, 8
+	case r.scattered && r.length != 0:
+		f := FailedError{Fragment: int(index)}
+		r.cut(limit, width, &f)
+		return f.RemoteAddr - r.remoteAddr, uint32(f.Length)
+	}
+	offset = index * limit
+	return offset, uint32(min(limit, r.length-offset))
+}
+
+// marks are those of the immediate of a numbered fragment that ends at some offset.
+func (s *sender) marks(r *sendReq, end uint64) (marks uint32) {
+	if end == r.length {
+		marks = dqplb.Last
+		if s.rawImm && r.imm != 0 {
+			marks |= dqplb.Raw
+		}
+	}
+	return marks
 }
 
 // takeOut ends the service of a rail: it has no room any more, and what it had is the business of
@@ -237,28 +315,19 @@ func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
 // sendReturned handles what came back of the send queue of a lost rail.
 func (q *VirtualQP) sendReturned(rl *rail, wc *verbs.WC) (known bool) {
 	v := rl.recovery
-	e := v.log.find(wc.ID)
-	if e == nil || e.state != entryOut || v.held == 0 {
+	e := v.find(wc.ID)
+	if e == nil || v.held == 0 {
 		return false
 	}
 	v.held--
-	if wc.Status == verbs.StatusSuccess {
-		v.complete(wc.ID)
-		q.send.acknowledge(wc.ID)
+	e.state, e.status = entryReturned, wc.Status
+	if e.isControl() || losesRail(wc.Status) {
 		return true
 	}
-	e.state = entryReturned
-	if wridKind(wc.ID) == kindControl {
-		return true
-	}
-	n, _ := q.send.resolve(wc.ID)
-	r := q.send.win.At(n)
-	if r.plan == planAtomic {
-		e.imm = uint32(wc.Status)
-	}
-	if !losesRail(wc.Status) {
-		v.complete(wc.ID)
-		q.send.acknowledge(wc.ID)
+	e.state = entryDone
+	q.send.acknowledge(wc.ID)
+	if wc.Status != verbs.StatusSuccess {
+		n, _ := q.send.resolve(wc.ID)
 		q.sendFailed(rl, n, wc)
 	}
 	return true
@@ -358,10 +427,10 @@ func (q *VirtualQP) settle(rl *rail) {
 		q.recvFailed(rl, noRequest(err))
 		return
 	}
-	var again []logEntry
-	for i := v.log.head; i != v.log.tail; i++ {
-		e := v.log.at(i)
-		if e.state == entryDone || wridKind(e.id) == kindControl {
+	var again []lostEntry
+	for i := range v.entries {
+		e := &v.entries[i]
+		if e.state == entryDone || e.isControl() {
 			continue
 		}
 		n, _ := s.resolve(e.id)
@@ -375,7 +444,7 @@ func (q *VirtualQP) settle(rl *rail) {
 			again = append(again, *e)
 		}
 	}
-	v.log.clear()
+	v.entries = v.entries[:0]
 	if due {
 		again = append(again, imm)
 	}
@@ -394,30 +463,26 @@ func (q *VirtualQP) settled(rl *rail) {
 //
 // A message that was acknowledged may not have arrived after all: its completion was lost with the
 // peer's CQ. It cannot be sent again, since its request may be over.
-func (v *recovery) covered(immDue bool) (end uint64, err error) {
+func (v *recovery) covered(immDue bool) (end int, err error) {
 	messages := int16(v.peerArrived - v.acked)
-	end = v.log.head
 	if messages == -1 {
 		// A last fragment counts with the user's immediate behind it, as the peer sees it.
-		for i := v.log.head; i != v.log.tail && !immDue; i++ {
-			if e := v.log.at(i); e.isMessage() {
-				immDue = wridKind(e.id) == kindImm
-				break
-			}
-		}
-		if immDue {
-			return end, nil
+		first := slices.IndexFunc(v.entries, func(e lostEntry) bool {
+			return e.isMessage() && !e.isControl() && e.state != entryDone
+		})
+		if immDue || first >= 0 && wridKind(v.entries[first].id) == kindImm {
+			return 0, nil
 		}
 	}
 	if messages < 0 {
-		return end, fmt.Errorf("%d messages that its NIC had acknowledged are lost there", -messages)
+		return 0, fmt.Errorf("%d messages that its NIC had acknowledged are lost there", -messages)
 	}
-	for i := v.log.head; messages > 0; i++ {
-		if i == v.log.tail {
-			return end, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
+	for i := 0; messages > 0; i++ {
+		if i == len(v.entries) {
+			return 0, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
 				messages)
 		}
-		if e := v.log.at(i); e.isMessage() && e.state != entryUnposted {
+		if e := &v.entries[i]; e.isMessage() && e.state != entryUnposted {
 			messages--
 			end = i + 1
 		}
@@ -427,11 +492,12 @@ func (v *recovery) covered(immDue bool) (end uint64, err error) {
 
 // failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so
 // the request fails; the connection goes on.
-func (s *sender) failAtomic(r *sendReq, e *logEntry) {
+func (s *sender) failAtomic(r *sendReq, e *lostEntry) {
 	r.left--
 	if r.status == verbs.StatusSuccess {
-		if r.status = verbs.Status(e.imm); r.status == verbs.StatusSuccess {
-			r.status = verbs.StatusWRFlushErr
+		r.status = verbs.StatusWRFlushErr
+		if e.state == entryReturned {
+			r.status = e.status
 		}
 	}
 }
@@ -462,11 +528,13 @@ func (q *VirtualQP) continueFailover() {
 	}
 	q.cq.touch(q) // perhaps no completion comes that leads here again
 	q.sendControls()
-	if f.unsettled != 0 {
+	switch {
+	case q.ending(): // a refusal has ended it
+	case f.unsettled != 0:
 		q.judgePeer()
-		return
+	default:
+		q.repost()
 	}
-	q.repost()
 }
 
 // ending reports whether the connection has failed, or nothing is sent any more on purpose: then
@@ -491,9 +559,9 @@ func (q *VirtualQP) judgePeer() {
 // dropLost ends what lost rails had outstanding, after the connection has failed.
 func (q *VirtualQP) dropLost() {
 	first := uint64(never)
-	drop := func(e *logEntry) {
+	drop := func(e *lostEntry) {
 		n, ok := q.send.resolve(e.id)
-		if !ok || e.state == entryDone || wridKind(e.id) == kindControl {
+		if !ok || e.state == entryDone || e.isControl() {
 			return
 		}
 		q.send.win.At(n).flushUnlessFailed()
@@ -509,12 +577,10 @@ func (q *VirtualQP) dropLost() {
 		default:
 			continue
 		}
-		if v.log.head != v.log.tail {
-			for i := v.log.head; i != v.log.tail; i++ {
-				drop(v.log.at(i))
-			}
-			v.log.clear()
+		for i := range v.entries {
+			drop(&v.entries[i])
 		}
+		v.entries = v.entries[:0]
 	}
 	f := q.over
 	for _, l := range []*lostWork{&f.data, &f.sends, &f.finals} {

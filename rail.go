@@ -30,6 +30,7 @@ type rail struct {
 	device uint8  // the local DeviceID: picks local keys
 	closed bool   // qp was destroyed
 	role   railRole
+	log    railLog // what is outstanding, where failover is in force
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32

@@ -292,6 +292,7 @@ func (s *railSet) abandon() {
 		}
 		if rl.recovery != nil {
 			rl.recovery.restart()
+			rl.log.clear()
 		}
 	}
 	s.recount()
@@ -306,6 +307,7 @@ func (s *railSet) restart() {
 		}
 		if r.recovery != nil {
 			r.recovery.restart()
+			r.log.clear()
 		}
 	}
 	if s.abilities != nil {

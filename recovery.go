@@ -1,13 +1,19 @@
 package ibverbx
 
-import "ibverbx/verbs"
+import (
+	"math/bits"
 
-// recovery is what a virtual queue pair that offers failover knows of a rail: what it has
-// outstanding there, and, once the rail is lost, how far that is settled with the peer. The
-// argument is in docs/FAILOVER.md.
+	"ibverbx/verbs"
+)
+
+// recovery is what a virtual queue pair that offers failover knows of a rail beside its log: once
+// it is lost, how far that is settled with the peer. The argument is in docs/FAILOVER.md.
 type recovery struct {
-	log   railLog
-	acked uint16 // messages that used up a receive of the peer and were acknowledged, modulo 2^16
+	// entries is what was outstanding when the rail was lost, in order. acked counts the messages
+	// before them that were acknowledged, modulo 2^16. find looks first at hint.
+	entries []lostEntry
+	acked   uint16
+	hint    int
 
 	stage railStage
 	cause error // why the rail was lost
@@ -39,53 +45,103 @@ const (
 
 // restart begins a connection.
 func (v *recovery) restart() {
-	*v = recovery{log: railLog{entries: v.log.entries}, tell: v.tell[:0]}
+	*v = recovery{entries: v.entries[:0], tell: v.tell[:0]}
 }
 
 // arrived is how many messages of the peer have arrived, once all receives have come back.
 func (v *recovery) arrived() uint16 { return v.posted - v.unanswered }
 
-// complete takes the entry of an acknowledged work request out of the log, and reports whether
-// there was one.
-func (v *recovery) complete(id uint64) bool {
-	l := &v.log
-	e := l.find(id)
-	if e == nil {
+// railLog lists what is outstanding on a rail, by work-request id, in the order in which it is or
+// will be on the wire. Flush completions alone do not tell: where a CQ dies there are none.
+//
+// Invariant: the log has room for what the rail may have outstanding; len(ids) is a power of two or
+// zero; holes counts those that are done and not the oldest.
+type railLog struct {
+	ids        []uint64
+	head, tail uint64
+	holes      int
+	messages   uint16 // that were ever logged and use up a receive of the peer, modulo 2^16
+}
+
+// What stands for a work request that was acknowledged while an older one was not.
+const (
+	doneData    = 1
+	doneMessage = 2
+)
+
+// fit makes room for so many work requests. The log is empty.
+func (l *railLog) fit(n int) {
+	if len(l.ids) < n {
+		l.ids = make([]uint64, 1<<bits.Len(uint(n-1)))
+	}
+	l.clear()
+}
+
+// push logs a work request.
+func (l *railLog) push(id uint64) {
+	l.ids[l.tail&uint64(len(l.ids)-1)] = id
+	l.tail++
+}
+
+// pushMessage logs a work request that uses up a receive of the peer.
+func (l *railLog) pushMessage(id uint64) {
+	l.push(id)
+	l.messages++
+}
+
+// complete takes an acknowledged work request out of the log, and reports whether it was there. It
+// usually is the oldest.
+func (l *railLog) complete(id uint64) bool {
+	if l.holes != 0 || l.head == l.tail || l.ids[l.head&uint64(len(l.ids)-1)] != id {
+		return l.completeLate(id)
+	}
+	l.head++
+	return true
+}
+
+// completeLate is complete where not all is acknowledged in order.
+//
+//go:noinline
+func (l *railLog) completeLate(id uint64) bool {
+	i := l.find(id)
+	if i == l.tail {
 		return false
 	}
-	e.state = entryDone
-	for l.head != l.tail {
-		e := l.at(l.head)
-		if e.state != entryDone {
-			break
-		}
-		if e.isMessage() {
-			v.acked++
-		}
+	*l.at(i) = doneData
+	if wridKind(id) != kindData {
+		*l.at(i) = doneMessage
+	}
+	l.holes++
+	for l.head != l.tail && *l.at(l.head) <= doneMessage {
 		l.head++
+		l.holes--
 	}
 	return true
 }
 
-// railLog lists what is outstanding on a rail, in the order in which it is or will be on the wire.
-// Flush completions alone do not tell: where a CQ dies there are none.
-//
-// Invariant: tail-head <= len(entries), which is a power of two or zero; the entry at head is not
-// done.
-type railLog struct {
-	entries    []logEntry
-	head, tail uint64
+func (l *railLog) at(i uint64) *uint64 { return &l.ids[i&uint64(len(l.ids)-1)] }
+
+// find returns where a work request is, or tail.
+func (l *railLog) find(id uint64) uint64 {
+	i := l.head
+	for i != l.tail && *l.at(i) != id {
+		i++
+	}
+	return i
 }
 
-// logEntry is a work request on a rail: what it takes to post it again on another one.
-type logEntry struct {
+// clear forgets all.
+func (l *railLog) clear() { *l = railLog{ids: l.ids} }
+
+// lostEntry is a work request on a rail that is lost: what it takes to post it again on another
+// one.
+type lostEntry struct {
 	id     uint64
 	offset uint64 // of the fragment in its request
 	size   uint32 // bytes of the fragment
-	// imm is the immediate of a numbered message before it is swapped, that of the last fragment
-	// for the user's immediate behind it, and the status of an atomic that came back unsuccessful.
-	imm   uint32
-	state entryState
+	imm    uint32 // of a numbered message, before it is swapped
+	state  entryState
+	status verbs.Status // with which the NIC has given it back
 }
 
 type entryState uint8
@@ -98,53 +154,26 @@ const (
 )
 
 // isMessage reports whether the work request uses up a receive of the peer.
-func (e *logEntry) isMessage() bool { return wridKind(e.id) != kindData }
+func (e *lostEntry) isMessage() bool { return wridKind(e.id) != kindData && e.id != doneData }
 
-func (l *railLog) at(i uint64) *logEntry { return &l.entries[i&uint64(len(l.entries)-1)] }
+// isControl reports whether it is a control message.
+func (e *lostEntry) isControl() bool { return wridKind(e.id) == kindControl }
 
-// push logs a work request.
-func (l *railLog) push(id, offset uint64, size, imm uint32) {
-	if l.tail-l.head == uint64(len(l.entries)) {
-		l.grow()
-	}
-	*l.at(l.tail) = logEntry{id: id, offset: offset, size: size, imm: imm}
-	l.tail++
-}
-
-// newest is the entry that was pushed last.
-func (l *railLog) newest() *logEntry { return l.at(l.tail - 1) }
-
-// find returns the entry of a work request that has not been acknowledged, or nil. It usually is
-// the oldest.
-func (l *railLog) find(id uint64) *logEntry {
-	for i := l.head; i != l.tail; i++ {
-		if e := l.at(i); e.id == id && e.state != entryDone {
+// find returns the entry of a work request that the NIC holds, or nil. They come back in order, or
+// nearly.
+func (v *recovery) find(id uint64) *lostEntry {
+	for i := range v.entries {
+		at := v.hint + i
+		if at >= len(v.entries) {
+			at -= len(v.entries)
+		}
+		if e := &v.entries[at]; e.id == id && e.state == entryOut {
+			v.hint = at + 1
 			return e
 		}
 	}
 	return nil
 }
-
-// grow doubles the log.
-//
-//go:noinline
-func (l *railLog) grow() {
-	old := *l
-	l.entries = make([]logEntry, max(16, 2*len(old.entries)))
-	for i := old.head; i != old.tail; i++ {
-		*l.at(i) = *old.at(i)
-	}
-}
-
-// unposted marks the newest n entries as never handed to the NIC.
-func (l *railLog) unposted(n int) {
-	for i := l.tail - uint64(n); i != l.tail; i++ {
-		l.at(i).state = entryUnposted
-	}
-}
-
-// clear forgets all.
-func (l *railLog) clear() { l.head, l.tail = 0, 0 }
 
 // losesRail reports whether an unsuccessful completion is the fault of the queue pair, its NIC or
 // the path, and not of the request: what fails by its own fault would fail on the next rail, too.

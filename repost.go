@@ -9,7 +9,7 @@ import (
 // order in which it is to be posted again: all of it on one live rail, so that a message still
 // proves what was posted ahead of it.
 type lostWork struct {
-	entries []logEntry
+	entries []lostEntry
 	on      *rail  // carries them
 	last    uint64 // the work request that was posted last on it; 0 for none
 }
@@ -18,7 +18,7 @@ func (l *lostWork) any() bool { return len(l.entries) != 0 }
 
 // add adds what a rail has lost. Where the rail carries this very work, that comes ahead of what
 // waits; otherwise behind it, since nothing may come between a fragment and the user's immediate.
-func (l *lostWork) add(rl *rail, again []logEntry) {
+func (l *lostWork) add(rl *rail, again []lostEntry) {
 	if rl == l.on {
 		l.entries = append(again, l.entries...)
 		return
@@ -69,7 +69,7 @@ func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
 				// has not counted: it goes out again.
 				n, _ := s.resolve(e.id)
 				s.win.At(n).left++
-				l.entries = append([]logEntry{last}, l.entries...)
+				l.entries = append([]lostEntry{last}, l.entries...)
 				continue
 			}
 		}
@@ -101,14 +101,16 @@ func (s *railSet) firstLive(role railRole) *rail {
 }
 
 // lastBefore is the last fragment of a request, which announces the user's immediate e.
-func (s *sender) lastBefore(e *logEntry) logEntry {
-	return logEntry{id: wrid(kindNumbered, 0, e.imm&(1<<24-1), wridNumber(e.id)), offset: e.offset,
-		size: e.size, imm: e.imm}
+func (s *sender) lastBefore(e *lostEntry) lostEntry {
+	n, _ := s.resolve(e.id)
+	r := s.win.At(n)
+	newest := uint64(r.firstNum) + uint64(r.fragments) + uint64(r.markers) - 1
+	return s.entryOf(wrid(kindNumbered, 0, uint32(newest%dqplb.Mod), n))
 }
 
 // immOf is the user's immediate that was due behind the last fragment on a rail that is lost, and
 // had not found room. It counts as staged from here on.
-func (s *sender) immOf(rl *rail) (e logEntry, due bool) {
+func (s *sender) immOf(rl *rail) (e lostEntry, due bool) {
 	if s.next == s.win.Tail {
 		return e, false
 	}
@@ -118,12 +120,11 @@ func (s *sender) immOf(rl *rail) (e logEntry, due bool) {
 	}
 	r.immDue = false
 	r.left++
-	return logEntry{id: wrid(kindImm, 0, 0, s.next), offset: s.announced.offset, size: s.announced.size,
-		imm: s.announced.imm}, true
+	return lostEntry{id: wrid(kindImm, 0, 0, s.next)}, true
 }
 
 // stageAgain stages a work request that was lost with its rail on another one that has room.
-func (s *sender) stageAgain(rl *rail, e *logEntry) {
+func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 	n, _ := s.resolve(e.id)
 	r := s.win.At(n)
 	if wridKind(e.id) == kindFinal || wridKind(e.id) == kindMessage {
@@ -143,7 +144,11 @@ func (s *sender) stageAgain(rl *rail, e *logEntry) {
 	wr.ID, wr.Flags, wr.RKey = id, verbs.SendSignaled, r.remoteKeys.at(rl.peerDev)
 	wr.RemoteAddr = r.remoteAddr + e.offset
 	r.payload(rl, wr, e.offset, e.size)
-	rl.recovery.log.push(id, e.offset, e.size, e.imm)
+	if e.isMessage() {
+		rl.log.pushMessage(id)
+	} else {
+		rl.log.push(id)
+	}
 	rl.stats.bytes += uint64(e.size)
 	rl.stats.fragments++
 	switch wridKind(e.id) {

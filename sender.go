@@ -43,9 +43,7 @@ type sender struct {
 	numbers dqplb.Sender // DQPLB
 	rawImm  bool         // DQPLB: both ends carry the user's immediate
 	logs    bool         // failover is in force: rails log what they have outstanding
-	// announced is the last fragment of the request whose immediate is due, where rails log.
-	announced logEntry
-	markers   uint64 // DQPLB: how many markers were staged, ever
+	markers uint64       // DQPLB: how many markers were staged, ever
 	// sprayed says that a notification of Spray has been acknowledged on this connection.
 	sprayed bool
 }
