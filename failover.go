@@ -422,7 +422,7 @@ func (q *VirtualQP) settle(rl *rail) {
 	v, s := rl.recovery, &q.send
 	q.settled(rl)
 	imm, due := s.immOf(rl)
-	covered, err := v.covered(due)
+	covered, err := v.covered(due || q.over.data.awaitsImm(rl))
 	if err != nil {
 		q.recvFailed(rl, noRequest(err))
 		return

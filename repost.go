@@ -28,6 +28,11 @@ func (l *lostWork) add(rl *rail, again []lostEntry) {
 
 func (l *lostWork) clear() { *l = lostWork{} }
 
+// awaitsImm reports whether a rail has carried a last fragment whose immediate still waits here.
+func (l *lostWork) awaitsImm(rl *rail) bool {
+	return l.on == rl && l.any() && wridKind(l.entries[0].id) == kindImm
+}
+
 // lost is the lost work of the rails of a role.
 func (f *failover) lost(role railRole) *lostWork {
 	switch role {

@@ -1,0 +1,47 @@
+package ibverbx
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// A log keeps the order of what is outstanding, in whatever order that is acknowledged, and however
+// far behind the oldest is.
+func TestRailLogKeepsTheOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	l, want, next := railLog{}, []uint64{}, uint64(0)
+	l.fit(4)
+	for range 20_000 {
+		if len(want) == 0 || rng.IntN(2) == 0 && len(want) < 40 {
+			id := wrid(kindData+next%2, 0, 0, next)
+			if next++; wridKind(id) == kindData {
+				l.push(id)
+			} else {
+				l.pushMessage(id)
+			}
+			want = append(want, id)
+			continue
+		}
+		i := rng.IntN(len(want)) * rng.IntN(2)
+		if !l.complete(want[i]) || l.complete(want[i]) {
+			t.Fatalf("entry %d of %d is not in the log, or twice", i, len(want))
+		}
+		want = slices.Delete(want, i, i+1)
+		var got []uint64
+		for at := l.head; at != l.tail; at++ {
+			if id := *l.at(at); id > doneMessage {
+				got = append(got, id)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("the log has %x, want %x", got, want)
+		}
+	}
+	if l.complete(wrid(kindData, 0, 0, next)) {
+		t.Error("what was never logged is complete")
+	}
+	if l.messages != uint16(next/2) {
+		t.Errorf("%d messages of %d entries", l.messages, next)
+	}
+}
