@@ -108,6 +108,16 @@ type Config struct {
 	// FailoverTimeout is how long the peer may take to say what has arrived on a queue pair that
 	// has failed; then the connection fails. It must poll in that time. 0 means 10 seconds.
 	FailoverTimeout time.Duration
+	// Failback is how long a queue pair that has failed is left alone before it is connected anew
+	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
+	// to 64 times. The end that leads, by the cards, decides when. Requests or receives must move
+	// for it to happen: nothing is sent while the program does not poll. 0 means a second; negative
+	// means never, if one of the ends says so.
+	Failback time.Duration
+	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
+	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ, and
+	// must not call them.
+	OnRail func(RailEvent)
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
 	MaxMsgSize uint32
@@ -232,6 +242,9 @@ func (c Config) withDefaults() Config {
 	if c.FailoverTimeout == 0 {
 		c.FailoverTimeout = 10 * time.Second
 	}
+	if c.Failback == 0 {
+		c.Failback = time.Second
+	}
 	if c.QPsPerDevice == 0 {
 		c.QPsPerDevice = 4
 	}
@@ -300,6 +313,8 @@ func (c *Config) validate() error {
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
 	case c.FailoverTimeout < 0:
 		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
+	case c.Failback > time.Hour:
+		return configError("Failback %v: must be at most an hour, 0 for 1s, or negative for never", c.Failback)
 	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	}

@@ -144,6 +144,9 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 		if mask&verbs.QPAttrSQPSN != 0 {
 			r.lastPSN = attrs[i].SQPSN
 		}
+		if r.recovery != nil {
+			r.recovery.note(&attrs[i], mask)
+		}
 	}
 	if mask&verbs.QPAttrState == 0 {
 		return nil
@@ -172,7 +175,9 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 		return nil
 	}
 	if peer != nil {
-		q.adopt(peer)
+		if err := q.adopt(peer); err != nil {
+			return err
+		}
 	}
 	if q.pass != nil {
 		return nil
@@ -183,7 +188,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 }
 
 // adopt keeps what the peer's card says for the data path. Nothing is outstanding yet.
-func (q *VirtualQP) adopt(peer *BusinessCard) {
+func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	rails := &q.send.rails
 	rails.peerDevs = 0
 	for _, r := range q.connecting(peer) {
@@ -195,17 +200,21 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	}
 	q.line.schemeUnsaid = peer.Scheme == "" && q.pass == nil
 	if q.pass != nil {
-		return
+		return nil
 	}
 	if q.failsOver(peer) {
-		q.over, q.send.logs = &failover{}, true
+		card, err := newHandshake(q).card()
+		if err != nil {
+			return err
+		}
+		q.over, q.send.logs = &failover{leads: leads(&card, peer)}, true
 		for _, r := range rails.all {
 			r.log.fit(r.slots + controlSlots)
 		}
 	}
 	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.over != nil)
 	if q.cfg.Scheme != DQPLB {
-		return
+		return nil
 	}
 	switch {
 	case peer.Credits > 0 && q.over != nil:
@@ -223,6 +232,7 @@ func (q *VirtualQP) adopt(peer *BusinessCard) {
 	}
 	q.send.rawImm = peer.RawImm
 	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)
+	return nil
 }
 
 // fillAttr fills in what differs from rail to rail; of numbers the mask says which count.

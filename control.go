@@ -1,49 +1,67 @@
 package ibverbx
 
 import (
+	"errors"
 	"fmt"
 
 	"ibverbx/verbs"
 )
 
-// A control message is a SEND of no bytes on a data rail, whose immediate is the message. Numbered
-// messages are writes, so a receive that the rail keeps posted tells the two apart. The immediate:
+// A control message is a SEND of no bytes, whose immediate is the message, a word. Numbered messages
+// are writes, so a receive that the rail keeps posted tells the two apart:
 //
 //	31    28 27    24 23     16 15       0
-//	| kind  |   0    |   rail  | arrived |
+//	| kind  | epoch |   rail  |  count  |
 //
-// It is said on every data rail that lives, so it needs no repetition: one of these must live for
-// the connection to go on. To hear it twice changes nothing.
+// Words are said on every data rail that lives, so they need no repetition: one of these must live
+// for the connection to go on. To hear one twice changes nothing.
 const (
-	controlDown       = 1 // the rail is lost at the end that says so; arrived is final
-	controlKindShift  = 28
-	controlZero       = 0xf << 24
-	controlRailShift  = 16
-	controlRailMask   = 0xff
-	controlCountMask  = 0xffff
+	controlDown   = 1 + iota // the rail is lost at the end that says so; count messages have arrived
+	controlUp                // the leader would bring the rail back in this epoch; count is its PSN
+	controlReady             // the follower's queue pair waits in this epoch; count is its PSN
+	controlGo                // said over the rail itself: it is live
+	controlServe             // the rail, of this epoch, is no longer in service, but rail count is
+	controlServed            // the receives are posted there
+)
+
+const (
+	epochMask         = 0xf
 	controlBytes      = 1<<32 - 1 // marks a control message in an inbox: no message is so long
 	controlSlots      = 2         // control messages that a rail carries at a time
 	controlRecvs      = 4         // receives that a data rail of Spray keeps posted for them
 	maxFailoverWindow = 1 << 14   // messages outstanding on a rail: a count of 16 bits tells them apart
 )
 
-// railDownWord says that a rail is lost, and how many messages have arrived there.
-func railDownWord(rail int, arrived uint16) uint32 {
-	return controlDown<<controlKindShift | uint32(rail)<<controlRailShift | uint32(arrived)
+// errNoControl is what a peer says that makes no sense.
+var errNoControl = errors.New("no control message")
+
+// word is a control message.
+type word struct {
+	kind, rail int
+	epoch      uint8
+	count      uint16
+}
+
+func (w word) bits() uint32 {
+	return uint32(w.kind)<<28 | uint32(w.epoch&epochMask)<<24 | uint32(w.rail)<<16 | uint32(w.count)
+}
+
+func wordOf(bits uint32) word {
+	return word{int(bits >> 28), int(bits >> 16 & 0xff), uint8(bits >> 24 & epochMask), uint16(bits)}
 }
 
 // tellAll has a control message sent over every live data rail.
-func (q *VirtualQP) tellAll(word uint32) {
+func (q *VirtualQP) tellAll(w word) {
 	for _, rl := range q.send.rails.data {
 		if !rl.down {
-			rl.recovery.tell = append(rl.recovery.tell, word)
+			rl.recovery.tell = append(rl.recovery.tell, w.bits())
 		}
 	}
 }
 
 // untold reports whether a control message waits.
 func (q *VirtualQP) untold() bool {
-	for _, rl := range q.send.rails.data {
+	for _, rl := range q.send.rails.all {
 		if len(rl.recovery.tell) != 0 {
 			return true
 		}
@@ -53,7 +71,7 @@ func (q *VirtualQP) untold() bool {
 
 // sendControls posts the control messages that wait, as the rails have room.
 func (q *VirtualQP) sendControls() {
-	for _, rl := range q.send.rails.data {
+	for _, rl := range q.send.rails.all {
 		if len(rl.recovery.tell) != 0 && !q.ending() {
 			q.sendControlsOn(rl)
 		}
@@ -90,14 +108,19 @@ func (q *VirtualQP) refused(rl *rail, err error) {
 	q.recvFailed(rl, noRequest(fmt.Errorf("control message: %w", err)))
 }
 
-// controlCompleted handles the completion of a control message on a live rail. It reports false
-// when there is none.
+// controlCompleted handles the completion of a control message on a rail that works. It reports
+// false when there is none.
 func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	if q.over == nil || rl.recovery.controls == 0 || !rl.log.complete(wc.ID) {
 		return false
 	}
 	rl.recovery.controls--
-	if wc.Status != verbs.StatusSuccess && !q.line.flushAsked(wc.Status) {
+	switch {
+	case wc.Status == verbs.StatusSuccess:
+		if rl.recovery.stage == railProbing {
+			q.goLive(rl)
+		}
+	case !q.line.flushAsked(wc.Status):
 		f := noRequest(fmt.Errorf("control message: %w", wc.Status))
 		f.VendorErr = wc.VendorErr
 		q.recvFailed(rl, f)
@@ -106,11 +129,35 @@ func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
 }
 
 // controlArrived handles a control message of the peer.
-func (q *VirtualQP) controlArrived(on *rail, word uint32) {
-	rails, i := q.send.rails.all, int(word>>controlRailShift&controlRailMask)
-	if word>>controlKindShift != controlDown || word&controlZero != 0 || i >= len(rails) || rails[i] == on {
-		q.violation(on, fmt.Errorf("0x%08x is no control message", word))
-		return
+func (q *VirtualQP) controlArrived(on *rail, bits uint32) {
+	w, rails, err := wordOf(bits), q.send.rails.all, errNoControl
+	if w.rail < len(rails) && (rails[w.rail] == on) == (w.kind == controlGo) {
+		err = q.obey(rails[w.rail], w)
 	}
-	q.peerLost(rails[i], uint16(word&controlCountMask))
+	if err != nil {
+		q.violation(on, fmt.Errorf("0x%08x: %w", bits, err))
+	}
+}
+
+// obey does what a control message says of a rail.
+func (q *VirtualQP) obey(rl *rail, w word) error {
+	switch w.kind {
+	case controlDown:
+		q.peerLost(rl, w)
+	case controlUp:
+		q.askedUp(rl, w)
+	case controlReady:
+		q.peerReady(rl, w)
+	case controlGo:
+		if rl.recovery.stage == railReady {
+			q.goLive(rl)
+		}
+	case controlServe:
+		return q.serve(rl, w)
+	case controlServed:
+		q.served(rl, w)
+	default:
+		return errNoControl
+	}
+	return nil
 }

@@ -119,6 +119,9 @@ func (s *receiver) dropCredits(rl *rail) {
 
 // creditUsed counts a credit that a message used up.
 func (s *receiver) creditUsed(rl *rail) {
+	if rl.role != roleData {
+		return // it was for GO: see VirtualQP.postOwn
+	}
 	rl.recvsToPost++
 	s.recvsToPost++
 }

@@ -19,19 +19,33 @@ import (
 // Invariant: unflushed counts the rails that are dying, unsettled those that are dying or flushed.
 type failover struct {
 	unflushed, unsettled int
-	since                time.Time // when the first of those that are not settled was lost
+	degraded             bool      // not every rail is in full service
+	since                time.Time // when the last of them was lost
+	leads                bool      // this end brings rails back, and chooses those in service
+	// awaits is the rail that was in service, by role, when the peer has not said yet that its
+	// receives are posted on the next one, and awaited its epoch.
+	awaits  [roles]*rail
+	awaited [roles]uint8
 	// What is to be posted again, by what carries it: a data rail, the rail of SENDs, that of
 	// notifications.
 	data, sends, finals lostWork
 }
 
 // paused reports whether new requests must wait.
-func (f *failover) paused() bool {
-	return f.unsettled != 0 || f.data.any() || f.sends.any() || f.finals.any()
+func (q *VirtualQP) paused() bool {
+	f := q.over
+	return q.waits() || f.data.any() || f.sends.any() || f.finals.any()
+}
+
+// waits reports whether something is to be agreed with the peer about rails that are lost.
+func (q *VirtualQP) waits() bool {
+	f, s := q.over, &q.send.rails
+	return f.unsettled != 0 || f.awaits != [roles]*rail{} || s.sendRail != nil && s.sendRail.down ||
+		s.finalRail != nil && s.finalRail.down
 }
 
 // restart begins a connection.
-func (f *failover) restart() { *f = failover{} }
+func (f *failover) restart() { *f = failover{leads: f.leads} }
 
 // offersFailover reports whether the card may offer failover.
 func (q *VirtualQP) offersFailover() bool { return q.pass == nil && q.cfg.Failover }
@@ -47,7 +61,7 @@ func (q *VirtualQP) survives(rl *rail) bool {
 // other is a live rail that may take over from rl; nil if there is none.
 func (s *railSet) other(rl *rail) *rail {
 	for _, r := range s.group(rl.role) {
-		if r != rl && !r.down {
+		if r != rl && (!r.down || r.recovery.stage == railReady) {
 			return r
 		}
 	}
@@ -88,7 +102,7 @@ func refusalLosesRail(err error) bool {
 // lostRail handles a completion that says that its rail is lost, or is of a rail that is. It
 // reports false for any other.
 func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
-	if !rl.down {
+	if works := !rl.down || rl.recovery.stage >= railReady; works {
 		if !losesRail(wc.Status) || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
 			return false
 		}
@@ -112,7 +126,7 @@ func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
 		_, ok := rl.inbox.Resolve(wridNumber(id), wridNumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
-	if rl.down {
+	if rl.recovery.stage == railDying {
 		return rl.recovery.find(id) != nil
 	}
 	return rl.log.find(id) != rl.log.tail
@@ -121,12 +135,15 @@ func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
 // loseRail takes a rail out, for which another one can stand in.
 func (q *VirtualQP) loseRail(rl *rail, cause error) {
 	v, f := rl.recovery, q.over
-	rl.stats.errors++
-	q.railsLost++
-	v.stage, v.cause = railDying, cause
-	if f.unsettled == 0 {
-		f.since = q.line.clock()
+	if v.stage == railLive {
+		v.limit = max(v.limit, rl.limit)
+		rl.stats.errors++
+		q.railsLost++
+		q.announce(rl, cause)
 	}
+	f.degraded = true
+	v.stage, v.cause = railDying, cause
+	f.since = q.line.clock()
 	f.unflushed++
 	f.unsettled++
 	staged := rl.staged()
@@ -135,11 +152,38 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 		rl.batch.clear() // it stays listed until the next post
 	}
 	v.held = rl.inUse - staged + v.controls
-	v.tell = v.tell[:0]
+	v.controls, v.tell = 0, v.tell[:0]
 	q.recv.dropCredits(rl)
 	q.send.rails.takeOut(rl)
 	rl.toError()
 	q.cq.touch(q)
+}
+
+// RailEvent says that a queue pair was taken out of service, or has come back.
+type RailEvent struct {
+	VirtualQP uint32 // [VirtualQP.Num]
+	Rail      int    // as in [Stats].Rails
+	Device    string
+	QPNum     uint32
+	Down      bool
+	Cause     error // why it was taken out
+}
+
+// String is a line for a log.
+func (e RailEvent) String() string {
+	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
+	if !e.Down {
+		return s + "is back in service"
+	}
+	return s + fmt.Sprintf("is out of service: %v", e.Cause)
+}
+
+// announce tells the user of a rail that is lost, or back.
+func (q *VirtualQP) announce(rl *rail, cause error) {
+	if q.cfg.OnRail != nil {
+		q.cfg.OnRail(RailEvent{VirtualQP: q.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
+			QPNum: rl.num, Down: cause != nil, Cause: cause})
+	}
 }
 
 // loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It
@@ -274,12 +318,6 @@ func (s *railSet) takeOut(rl *rail) {
 	if s.lastFreed == rl {
 		s.lastFreed = nil
 	}
-	if s.sendRail == rl {
-		s.sendRail = s.other(rl)
-	}
-	if s.finalRail == rl {
-		s.finalRail = s.other(rl)
-	}
 }
 
 // returned handles what the NIC of a lost rail gives back: what has arrived all the same, and what
@@ -380,23 +418,29 @@ func (q *VirtualQP) flushedIfAll(rl *rail) {
 		return
 	}
 	q.dispatchRecvs()
-	q.tellAll(railDownWord(rl.index(), v.arrived()))
+	q.tellAll(word{controlDown, rl.index(), v.epoch, v.arrived()})
 	if v.peerDown {
 		q.settle(rl)
 	}
 }
 
 // peerLost handles the peer's word that a rail is lost, and how many messages arrived there.
-func (q *VirtualQP) peerLost(rl *rail, arrived uint16) {
+func (q *VirtualQP) peerLost(rl *rail, w word) {
 	v := rl.recovery
-	if v.peerDown {
+	switch {
+	case q.ending():
+		return
+	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled && q.over.leads:
+		// The follower has lost it again before this end had connected it: nothing was sent there.
+		v.epoch++
+		v.ownPSN = 0
+		q.tellAll(word{controlDown, rl.index(), v.epoch, 0})
+		return
+	case v.peerDown || w.epoch != v.epoch&epochMask:
 		return // it is said on every live rail
 	}
-	v.peerDown, v.peerArrived = true, arrived
-	if q.ending() {
-		return
-	}
-	if !rl.down {
+	v.peerDown, v.peerArrived = true, w.count
+	if v.stage == railLive || v.stage >= railReady {
 		if !q.survives(rl) {
 			q.recvFailed(rl, noRequest(errPeerLostLast))
 			return
@@ -505,11 +549,11 @@ func (s *sender) failAtomic(r *sendReq, e *lostEntry) {
 // continueFailover does what failover has to do beside the completions.
 func (q *VirtualQP) continueFailover() {
 	f := q.over
-	if !f.paused() && !q.untold() {
+	if !f.degraded && !q.untold() {
 		return
 	}
 	for _, rl := range q.send.rails.all {
-		if rl.down && rl.recovery.stage == railDying {
+		if rl.recovery.stage == railDying {
 			if rl.stopErr != nil {
 				rl.toError()
 			}
@@ -526,14 +570,24 @@ func (q *VirtualQP) continueFailover() {
 	case q.ending():
 		return
 	}
-	q.cq.touch(q) // perhaps no completion comes that leads here again
+	if f.unsettled == 0 {
+		q.chooseService()
+		q.bringBack()
+		q.growLimits()
+	}
 	q.sendControls()
 	switch {
 	case q.ending(): // a refusal has ended it
-	case f.unsettled != 0:
+	case q.waits():
 		q.judgePeer()
 	default:
 		q.repost()
+	}
+	f.degraded = q.paused() || slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
+		return rl.down || rl.recovery.limit > rl.limit
+	})
+	if q.paused() || q.untold() {
+		q.cq.touch(q) // perhaps no completion comes that leads here again
 	}
 }
 
@@ -547,10 +601,9 @@ func (q *VirtualQP) judgePeer() {
 		return
 	}
 	for _, rl := range q.send.rails.all {
-		switch rl.recovery.stage {
-		case railDying, railFlushed:
+		if cause := rl.recovery.cause; cause != nil {
 			q.recvFailed(rl, noRequest(fmt.Errorf("the rail is lost (%w), and within %v the peer has not "+
-				"said what has arrived there: it must poll", rl.recovery.cause, q.cfg.FailoverTimeout)))
+				"said what has arrived there: it must poll", cause, q.cfg.FailoverTimeout)))
 			return
 		}
 	}

@@ -48,7 +48,7 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 
 // dispatch stages what can go out, and posts it.
 func (q *VirtualQP) dispatch() {
-	if q.over == nil || !q.over.paused() {
+	if q.over == nil || !q.paused() {
 		q.send.dispatch()
 	}
 	q.postStaged()

@@ -1,6 +1,10 @@
 package ibverbx
 
-import "ibverbx/verbs"
+import (
+	"time"
+
+	"ibverbx/verbs"
+)
 
 // recovery is what a virtual queue pair that offers failover knows of a rail beside its log: once
 // it is lost, how far that is settled with the peer. The argument is in docs/FAILOVER.md.
@@ -27,6 +31,15 @@ type recovery struct {
 
 	peerDown    bool   // the peer has said that the rail is lost,
 	peerArrived uint16 // and how many messages arrived there
+
+	// Of coming back: see failback.go.
+	epoch  uint8                   // of the rail's connection; it wraps
+	setup  [setupSteps]connectStep // how the queue pair was connected
+	limit  int                     // rail.limit in full service
+	grow   uint64                  // where the log must have come to for more
+	pauses int                     // how often it has waited since it last proved itself
+	due    time.Time               // when the leader asks for it; zero is not known yet
+	ownPSN uint16                  // with which this end would connect; 0 is not drawn yet
 }
 
 // railStage is how far a rail that was lost is settled.
@@ -37,11 +50,36 @@ const (
 	railDying             // its queue pair is in ERR, or closed; not all has come back
 	railFlushed           // all has come back; the peer is told
 	railSettled           // the peer has told, too: what was lost is known
+	railReady             // its queue pair is connected anew, and waits for the leader
+	railProbing           // its queue pair is connected anew, and GO is out
+)
+
+// The steps in which a queue pair is connected.
+const (
+	stepInit = iota
+	stepRTR
+	stepRTS
+	setupSteps
 )
 
 // restart begins a connection.
 func (v *recovery) restart() {
 	*v = recovery{entries: v.entries[:0], tell: v.tell[:0]}
+}
+
+// note keeps how the queue pair was connected.
+func (v *recovery) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
+	if mask&verbs.QPAttrState == 0 {
+		return
+	}
+	switch attr.State {
+	case verbs.StateInit:
+		v.setup[stepInit] = connectStep{*attr, mask}
+	case verbs.StateRTR:
+		v.setup[stepRTR] = connectStep{*attr, mask}
+	case verbs.StateRTS:
+		v.setup[stepRTS] = connectStep{*attr, mask}
+	}
 }
 
 // arrived is how many messages of the peer have arrived, once all receives have come back.

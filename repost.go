@@ -57,6 +57,9 @@ func (q *VirtualQP) repost() {
 		}
 		if l.on == nil || l.on.down {
 			l.on, l.last = rails.firstLive(role), 0
+			if role != roleData {
+				l.on = *rails.serving(role)
+			}
 		}
 		q.repostOn(l.on, l)
 	}

@@ -34,6 +34,7 @@ type Stats struct {
 
 	// Of failover.
 	RailsLost uint64 `json:"rails_lost"` // queue pairs taken out of service
+	RailsBack uint64 `json:"rails_back"` // queue pairs put back into service
 	Reposted  uint64 `json:"reposted"`   // work requests posted again on another one
 }
 
@@ -65,7 +66,7 @@ func (q *VirtualQP) Stats() Stats {
 	q.enter()
 	defer q.exit()
 	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, RailsLost: q.railsLost,
-		Reposted: q.reposted}
+		RailsBack: q.railsBack, Reposted: q.reposted}
 	if p := q.pass; p != nil {
 		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
 	} else {

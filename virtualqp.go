@@ -33,8 +33,9 @@ type VirtualQP struct {
 	ownsCQ, ownsDomain bool    // closed together with it
 	stale              uint64  // completions that fitted nothing, and were dropped
 
-	over                *failover // where it is in force; otherwise nil
-	railsLost, reposted uint64
+	over                 *failover // where it is in force; otherwise nil
+	railsLost, railsBack uint64
+	reposted             uint64
 }
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
