@@ -182,8 +182,28 @@ func (q *VirtualQP) goLive(rl *rail) {
 		q.send.rails.compare()
 	}
 	q.railsBack++
+	if rl.role == roleData {
+		q.tellAgain(rl)
+	}
 	q.cq.touch(q)
 	q.announce(rl, nil)
+}
+
+// tellAgain says over a rail that has come back what the peer may not have heard: the rails over
+// which it was said may be lost by now.
+func (q *VirtualQP) tellAgain(on *rail) {
+	tell := func(w word) { on.recovery.tell = append(on.recovery.tell, w.bits()) }
+	for _, rl := range q.send.rails.all {
+		if v := rl.recovery; v.stage == railFlushed || v.stage == railSettled {
+			tell(word{controlDown, rl.index(), v.epoch, v.arrived()})
+		}
+	}
+	for role, old := range q.over.awaits {
+		if old != nil {
+			next := *q.send.rails.serving(railRole(role))
+			tell(word{controlServe, old.index(), q.over.awaited[role], uint16(next.index())})
+		}
+	}
 }
 
 // growLimits gives rails that have come back more to carry as they have carried what they had.
@@ -234,10 +254,16 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 	if int(w.count) >= len(rails.all) || rails.all[w.count].role != old.role || old.role == roleData {
 		return errNoControl
 	}
-	if q.over.leads || *rails.serving(old.role) != old || w.epoch != old.recovery.epoch&epochMask || q.ending() {
+	next := rails.all[w.count]
+	switch serving := *rails.serving(old.role); {
+	case q.over.leads || q.ending():
+		return nil
+	case serving == next && next != old:
+		q.tellAll(word{controlServed, old.index(), w.epoch, 0}) // perhaps it was not heard
+		return nil
+	case serving != old || w.epoch != old.recovery.epoch&epochMask:
 		return nil
 	}
-	next := rails.all[w.count]
 	if next.recovery.stage == railReady {
 		q.goLive(next)
 	}

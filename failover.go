@@ -234,7 +234,7 @@ func (q *VirtualQP) silence(rl *rail) {
 // staged, the NIC never had.
 func (s *sender) takeLog(rl *rail, staged int) {
 	v, l := rl.recovery, &rl.log
-	v.acked = l.messages
+	v.entries, v.acked, v.hint = v.entries[:0], l.messages, 0
 	for i := l.head; i != l.tail; i++ {
 		e := s.entryOf(*l.at(i))
 		if i >= l.tail-uint64(staged) {
@@ -433,7 +433,7 @@ func (q *VirtualQP) peerLost(rl *rail, w word) {
 	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled && q.over.leads:
 		// The follower has lost it again before this end had connected it: nothing was sent there.
 		v.epoch++
-		v.ownPSN = 0
+		v.ownPSN, v.posted, v.unanswered = 0, 0, 0
 		q.tellAll(word{controlDown, rl.index(), v.epoch, 0})
 		return
 	case v.peerDown || w.epoch != v.epoch&epochMask:
