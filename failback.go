@@ -154,14 +154,17 @@ func (q *VirtualQP) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 }
 
 // postOwn posts the receives of its own that a rail has at the beginning; one that carries no data
-// has one, for GO.
+// has one at the follower, for GO.
 func (q *VirtualQP) postOwn(rl *rail) error {
-	rl.recvsToPost = 1
-	if rl.role == roleData {
+	switch {
+	case rl.role != roleData && q.over.leads:
+		return nil
+	case rl.role != roleData:
+		rl.recvsToPost = 1
+	case q.cfg.Scheme == Spray:
+		rl.recvsToPost = min(rl.recvLimit, controlRecvs)
+	default:
 		rl.recvsToPost = rl.recvLimit
-		if q.cfg.Scheme == Spray {
-			rl.recvsToPost = min(rl.recvLimit, controlRecvs)
-		}
 	}
 	q.recv.recvsToPost += rl.recvsToPost
 	return q.recv.postCredits(rl)

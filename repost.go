@@ -20,7 +20,7 @@ func (l *lostWork) any() bool { return len(l.entries) != 0 }
 // waits; otherwise behind it, since nothing may come between a fragment and the user's immediate.
 func (l *lostWork) add(rl *rail, again []lostEntry) {
 	if rl == l.on {
-		l.entries = append(again, l.entries...)
+		l.entries, l.on = append(again, l.entries...), nil
 		return
 	}
 	l.entries = append(l.entries, again...)
@@ -55,7 +55,7 @@ func (q *VirtualQP) repost() {
 		if !l.any() {
 			continue
 		}
-		if l.on == nil || l.on.down {
+		if l.on == nil {
 			l.on, l.last = rails.firstLive(role), 0
 			if role != roleData {
 				l.on = *rails.serving(role)
@@ -85,6 +85,9 @@ func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
 		q.reposted++
 		l.last = e.id &^ wridRailBits
 		l.entries = l.entries[1:]
+	}
+	if len(l.entries) == 0 {
+		l.clear()
 	}
 }
 
