@@ -28,7 +28,7 @@ const (
 	epochMask         = 0xf
 	controlBytes      = 1<<32 - 1 // marks a control message in an inbox: no message is so long
 	controlSlots      = 2         // control messages that a rail carries at a time
-	controlRecvs      = 4         // receives that a data rail of Spray keeps posted for them
+	controlRecvs      = 32        // receives that a data rail of Spray keeps posted for them
 	maxFailoverWindow = 1 << 14   // messages outstanding on a rail: a count of 16 bits tells them apart
 )
 
@@ -57,6 +57,16 @@ func (q *VirtualQP) tellAll(w word) {
 			rl.recovery.tell = append(rl.recovery.tell, w.bits())
 		}
 	}
+}
+
+// unheard reports whether a control message waits, or is on its way.
+func (q *VirtualQP) unheard() bool {
+	for _, rl := range q.send.rails.all {
+		if v := rl.recovery; len(v.tell) != 0 || v.controls != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // untold reports whether a control message waits.

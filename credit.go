@@ -19,7 +19,7 @@ func (q *VirtualQP) postCredits(all bool) {
 		return
 	}
 	for _, rl := range q.send.rails.data {
-		few := rl.recvsToPost*creditBatch < rl.recvLimit
+		few := rl.recvsToPost*creditBatch < rl.own
 		if rl.recvsToPost == 0 || rl.recvsRefused || few && !all {
 			continue
 		}
@@ -106,7 +106,7 @@ func (s *receiver) begin(rails *railSet, scheme Scheme, failover bool) {
 		case r == rails.sendRail:
 			n -= n / 2 // the others are for receives that take SENDs
 		}
-		r.recvsToPost = n // since the reset it was 0
+		r.own, r.recvsToPost = n, n // since the reset it was 0
 		s.recvsToPost += n
 	}
 }

@@ -139,9 +139,10 @@ func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 // dispatchAtomic hands out an atomic: always on the first rail, since NICs keep atomics apart only
 // per device, and atomics to one address must meet in one place.
 func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
-	rl := s.rails.data[0]
+	rl := s.rails.atomicRail
 	if rl.down {
 		rl = s.rails.firstLive(roleData)
+		s.rails.atomicRail = rl // to stay, since atomics are outstanding there when the other is back
 	}
 	if !rl.hasRoom() {
 		return false

@@ -58,13 +58,13 @@ func (q *VirtualQP) pause(v *recovery) time.Duration {
 // bringBack asks for the rails whose pause is over, if this end leads.
 func (q *VirtualQP) bringBack() {
 	f := q.over
-	if !f.leads || q.cfg.Failback < 0 || q.ending() {
-		return
+	if !f.leads || q.cfg.Failback < 0 || q.ending() || q.unheard() {
+		return // a word that comes an age late must not be taken for one of a later epoch
 	}
 	var now time.Time
 	for _, rl := range q.send.rails.all {
 		v := rl.recovery
-		if v.stage != railSettled || rl.closed || v.setup[stepRTS].mask == 0 {
+		if v.stage != railSettled || !rl.returns() {
 			continue
 		}
 		if now.IsZero() {
@@ -78,24 +78,28 @@ func (q *VirtualQP) bringBack() {
 		}
 		v.due = now.Add(q.pause(v))
 		if v.ownPSN == 0 {
-			v.ownPSN = drawPSN()
+			v.ownPSN = rl.drawPSN()
 		}
 		q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
 	}
 }
 
-// drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word; never 0.
-func drawPSN() uint16 { return uint16(1 + rand.Uint32N(1<<16-1)) }
+// drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word: never 0, and
+// ahead of the rail's last connection like that of newConn.
+func (r *rail) drawPSN() uint16 {
+	return max(1, uint16(r.lastPSN>>8+1<<14+rand.Uint32N(1<<14)))
+}
 
 // askedUp handles the leader's wish to bring a rail back.
 func (q *VirtualQP) askedUp(rl *rail, w word) {
 	v := rl.recovery
 	switch {
-	case q.over.leads || q.ending() || q.cfg.Failback < 0 || rl.closed:
+	case q.over.leads || q.ending() || q.cfg.Failback < 0 || !rl.returns():
 	case w.epoch == v.epoch&epochMask && v.stage == railReady:
 		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
+	case q.unheard():
 	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled:
-		v.ownPSN = drawPSN()
+		v.ownPSN = rl.drawPSN()
 		if q.resume(rl, v.ownPSN, w.count) == nil {
 			v.stage = railReady
 			q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
@@ -161,10 +165,8 @@ func (q *VirtualQP) postOwn(rl *rail) error {
 		return nil
 	case rl.role != roleData:
 		rl.recvsToPost = 1
-	case q.cfg.Scheme == Spray:
-		rl.recvsToPost = min(rl.recvLimit, controlRecvs)
 	default:
-		rl.recvsToPost = rl.recvLimit
+		rl.recvsToPost = rl.own
 	}
 	q.recv.recvsToPost += rl.recvsToPost
 	return q.recv.postCredits(rl)
@@ -292,3 +294,6 @@ func (s *railSet) serving(role railRole) **rail {
 	}
 	return &s.finalRail
 }
+
+// returns reports whether the rail's queue pair can be connected anew.
+func (r *rail) returns() bool { return !r.closed && r.recovery.setup[stepRTS].mask != 0 }

@@ -208,10 +208,16 @@ func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
 		}
 	}
 	for _, rl := range lost {
-		if !rl.down {
+		v := rl.recovery
+		if v.stage == railFlushed || v.stage == railSettled {
+			rl.closed = rl.closed || rl.qp.Close() == nil // it will not come back
+			v.setup = [setupSteps]connectStep{}
+			continue
+		}
+		if v.stage != railDying {
 			q.loseRail(rl, cause)
 		}
-		rl.recovery.silent = true
+		v.silent = true
 	}
 	q.cq.touch(q)
 	return true

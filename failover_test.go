@@ -166,12 +166,12 @@ func TestRailsComeBackAThousandTimes(t *testing.T) {
 				}
 				s := newSoak(l, seed)
 				s.harm = func() {
-					if victim := rng.IntN(60); victim < len(l.a.QPs()) && l.a.Stats().RailsLost < times &&
+					if victim := rng.IntN(30); victim < len(l.a.QPs()) && l.a.Stats().RailsLost < times &&
 						l.working(l.a.role(victim), victim) != 0 {
 						[]*end{l.a, l.b}[rng.IntN(2)].killQP(t, victim)
 					}
 				}
-				s.run(t, 60_000)
+				s.run(t, 120_000)
 				l.awaitAll(t)
 				a, b := l.a.Stats(), l.b.Stats()
 				if a.RailsLost < times || a.RailsBack != a.RailsLost || b.RailsBack != b.RailsLost ||

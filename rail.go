@@ -48,8 +48,8 @@ type rail struct {
 
 	// recvs counts the receives and credits that are posted and have not completed.
 	recvs int
-	// recvLimit is how many there may be.
-	recvLimit int
+	// recvLimit is how many there may be, and own how many of them the rail keeps posted itself.
+	recvLimit, own int
 	// recvsToPost counts the rail's own receives (credits, or Spray's watch) that are to be posted:
 	// at the beginning all, later those that a message used up. receiver.recvsToPost is the sum.
 	recvsToPost int

@@ -21,7 +21,8 @@ type railSet struct {
 	lastFreed *rail   // data rail that freed a slot while requests waited: served first
 
 	// abilities is how the rails' abilities compare; nil: rails take turns, and have none.
-	abilities *abilities
+	abilities  *abilities
+	atomicRail *rail // carries atomics: the first data rail, while that has never been lost
 
 	localDevs, peerDevs uint64 // devices whose keys a request must have, as bits
 	maxFragment         uint32 // bytes of a fragment
@@ -136,7 +137,7 @@ func (s *railSet) group(role railRole) []*rail {
 // receive queues of the data rails hold only credits, which a SEND would consume; but a plain peer,
 // whose card says no more than one of the C++ original, has SENDs on data rail 0 in either scheme.
 func (s *railSet) assignSends(scheme Scheme, plainPeer, failover bool) {
-	s.sendRail, s.finalRail = s.data[0], nil
+	s.sendRail, s.finalRail, s.atomicRail = s.data[0], nil, s.data[0]
 	if scheme == Spray {
 		s.finalRail = s.notify
 	}
