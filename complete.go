@@ -11,7 +11,7 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		q.stale++
 		return
 	}
-	if q.over != nil && (rl.down || wc.Status != verbs.StatusSuccess) && q.lostRail(rl, wc) {
+	if q.failover != nil && (rl.down || wc.Status != verbs.StatusSuccess) && q.lostRail(rl, wc) {
 		return
 	}
 	n, known := uint64(0), false

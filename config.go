@@ -115,8 +115,8 @@ type Config struct {
 	// means never, if one of the ends says so.
 	Failback time.Duration
 	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
-	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ, and
-	// must not call them.
+	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,
+	// and must not call them.
 	OnRail func(RailEvent)
 	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
 	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
@@ -314,7 +314,8 @@ func (c *Config) validate() error {
 	case c.FailoverTimeout < 0:
 		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
 	case c.Failback > time.Hour:
-		return configError("Failback %v: must be at most an hour, 0 for 1s, or negative for never", c.Failback)
+		return configError("Failback %v: must be at most an hour, 0 for 1s, or negative for never",
+			c.Failback)
 	case c.FirstNumber >= dqplb.Mod:
 		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
 	}

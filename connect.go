@@ -182,7 +182,7 @@ func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	if q.pass != nil {
 		return nil
 	}
-	q.recv.begin(&q.send.rails, q.cfg.Scheme, q.over != nil)
+	q.recv.begin(&q.send.rails, q.cfg.Scheme, q.failover != nil)
 	q.postCredits(true)
 	return q.Err()
 }
@@ -207,17 +207,17 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 		if err != nil {
 			return err
 		}
-		q.over, q.send.logs = &failover{leads: leads(&card, peer)}, true
+		q.failover, q.send.logs = &failover{leads: leads(&card, peer)}, true
 		for _, r := range rails.all {
 			r.log.fit(r.slots + controlSlots)
 		}
 	}
-	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.over != nil)
+	rails.assignSends(q.cfg.Scheme, peer.isPlain(), q.failover != nil)
 	if q.cfg.Scheme != DQPLB {
 		return nil
 	}
 	switch {
-	case peer.Credits > 0 && q.over != nil:
+	case peer.Credits > 0 && q.failover != nil:
 		rails.limitTo(max(1, peer.Credits-controlSlots))
 	case peer.Credits > 0:
 		rails.limitTo(peer.Credits)

@@ -7,8 +7,8 @@ import (
 	"ibverbx/verbs"
 )
 
-// A control message is a SEND of no bytes, whose immediate is the message, a word. Numbered messages
-// are writes, so a receive that the rail keeps posted tells the two apart:
+// A control message is a SEND of no bytes, whose immediate is the message, a word. Numbered
+// messages are writes, so a receive that the rail keeps posted tells the two apart:
 //
 //	31    28 27    24 23     16 15       0
 //	| kind  | epoch |   rail  |  count  |
@@ -121,7 +121,7 @@ func (q *VirtualQP) refused(rl *rail, err error) {
 // controlCompleted handles the completion of a control message on a rail that works. It reports
 // false when there is none.
 func (q *VirtualQP) controlCompleted(rl *rail, wc *verbs.WC) (known bool) {
-	if q.over == nil || rl.recovery.controls == 0 || !rl.log.complete(wc.ID) {
+	if q.failover == nil || rl.recovery.controls == 0 || !rl.log.complete(wc.ID) {
 		return false
 	}
 	rl.recovery.controls--

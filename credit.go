@@ -57,7 +57,7 @@ func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
 	q.recv.creditUsed(rl)
 	imm, bytes := wc.Imm, wc.ByteLen
 	switch {
-	case q.over != nil && wc.Opcode == verbs.WCRecv && wc.Flags&verbs.WCWithImm != 0 && bytes == 0:
+	case q.failover != nil && wc.Opcode == verbs.WCRecv && wc.Flags&verbs.WCWithImm != 0 && bytes == 0:
 		bytes = controlBytes
 	case wc.Opcode != verbs.WCRecvRDMAWithImm || q.cfg.Scheme != DQPLB:
 		rl.inbox.Fail(c)

@@ -57,7 +57,7 @@ func (q *VirtualQP) pause(v *recovery) time.Duration {
 
 // bringBack asks for the rails whose pause is over, if this end leads.
 func (q *VirtualQP) bringBack() {
-	f := q.over
+	f := q.failover
 	if !f.leads || q.cfg.Failback < 0 || q.ending() || q.unheard() {
 		return // a word that comes an age late must not be taken for one of a later epoch
 	}
@@ -94,7 +94,7 @@ func (r *rail) drawPSN() uint16 {
 func (q *VirtualQP) askedUp(rl *rail, w word) {
 	v := rl.recovery
 	switch {
-	case q.over.leads || q.ending() || q.cfg.Failback < 0 || !rl.returns():
+	case q.failover.leads || q.ending() || q.cfg.Failback < 0 || !rl.returns():
 	case w.epoch == v.epoch&epochMask && v.stage == railReady:
 		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
 	case q.unheard():
@@ -110,7 +110,7 @@ func (q *VirtualQP) askedUp(rl *rail, w word) {
 // peerReady handles the follower's word that its queue pair of a rail waits.
 func (q *VirtualQP) peerReady(rl *rail, w word) {
 	v := rl.recovery
-	if !q.over.leads || q.ending() || v.stage != railSettled || v.ownPSN == 0 ||
+	if !q.failover.leads || q.ending() || v.stage != railSettled || v.ownPSN == 0 ||
 		w.epoch != (v.epoch+1)&epochMask {
 		return
 	}
@@ -161,7 +161,7 @@ func (q *VirtualQP) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 // has one at the follower, for GO.
 func (q *VirtualQP) postOwn(rl *rail) error {
 	switch {
-	case rl.role != roleData && q.over.leads:
+	case rl.role != roleData && q.failover.leads:
 		return nil
 	case rl.role != roleData:
 		rl.recvsToPost = 1
@@ -203,10 +203,10 @@ func (q *VirtualQP) tellAgain(on *rail) {
 			tell(word{controlDown, rl.index(), v.epoch, v.arrived()})
 		}
 	}
-	for role, old := range q.over.awaits {
+	for role, old := range q.failover.awaits {
 		if old != nil {
 			next := *q.send.rails.serving(railRole(role))
-			tell(word{controlServe, old.index(), q.over.awaited[role], uint16(next.index())})
+			tell(word{controlServe, old.index(), q.failover.awaited[role], uint16(next.index())})
 		}
 	}
 }
@@ -236,7 +236,7 @@ func (q *VirtualQP) growLimits() {
 // chooseService has another rail serve where the one in service is lost and settled, if this end
 // leads. The receives are posted there before the peer hears of it.
 func (q *VirtualQP) chooseService() {
-	f, rails := q.over, &q.send.rails
+	f, rails := q.failover, &q.send.rails
 	for _, role := range []railRole{roleSends, roleFinals} {
 		old := *rails.serving(role)
 		if !f.leads || old == nil || !old.down || f.awaits[role] != nil || old.recovery.stage < railSettled {
@@ -261,7 +261,7 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 	}
 	next := rails.all[w.count]
 	switch serving := *rails.serving(old.role); {
-	case q.over.leads || q.ending():
+	case q.failover.leads || q.ending():
 		return nil
 	case serving == next && next != old:
 		q.tellAll(word{controlServed, old.index(), w.epoch, 0}) // perhaps it was not heard
@@ -280,7 +280,7 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 
 // served handles the follower's word that it has its receives where the leader wants them.
 func (q *VirtualQP) served(old *rail, w word) {
-	f := q.over
+	f := q.failover
 	if f.awaits[old.role] == old && w.epoch == f.awaited[old.role]&epochMask {
 		f.awaits[old.role] = nil
 		q.cq.touch(q)

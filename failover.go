@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"ibverbx/internal/dqplb"
 	"ibverbx/verbs"
 )
 
@@ -33,13 +32,13 @@ type failover struct {
 
 // paused reports whether new requests must wait.
 func (q *VirtualQP) paused() bool {
-	f := q.over
+	f := q.failover
 	return q.waits() || f.data.any() || f.sends.any() || f.finals.any()
 }
 
 // waits reports whether something is to be agreed with the peer about rails that are lost.
 func (q *VirtualQP) waits() bool {
-	f, s := q.over, &q.send.rails
+	f, s := q.failover, &q.send.rails
 	return f.unsettled != 0 || f.awaits != [roles]*rail{} || s.sendRail != nil && s.sendRail.down ||
 		s.finalRail != nil && s.finalRail.down
 }
@@ -52,7 +51,7 @@ func (q *VirtualQP) offersFailover() bool { return q.pass == nil && q.cfg.Failov
 
 // survives reports whether the connection can do without a rail.
 func (q *VirtualQP) survives(rl *rail) bool {
-	if q.over == nil || q.ending() || q.line.state != verbs.StateRTS {
+	if q.failover == nil || q.ending() || q.line.state != verbs.StateRTS {
 		return false
 	}
 	return q.send.rails.other(rl) != nil
@@ -134,7 +133,7 @@ func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
 
 // loseRail takes a rail out, for which another one can stand in.
 func (q *VirtualQP) loseRail(rl *rail, cause error) {
-	v, f := rl.recovery, q.over
+	v, f := rl.recovery, q.failover
 	if v.stage == railLive {
 		v.limit = max(v.limit, rl.limit)
 		rl.stats.errors++
@@ -159,33 +158,6 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 	q.cq.touch(q)
 }
 
-// RailEvent says that a queue pair was taken out of service, or has come back.
-type RailEvent struct {
-	VirtualQP uint32 // [VirtualQP.Num]
-	Rail      int    // as in [Stats].Rails
-	Device    string
-	QPNum     uint32
-	Down      bool
-	Cause     error // why it was taken out
-}
-
-// String is a line for a log.
-func (e RailEvent) String() string {
-	s := fmt.Sprintf("virtual qp %d: rail %d (%s qp %d) ", e.VirtualQP, e.Rail, e.Device, e.QPNum)
-	if !e.Down {
-		return s + "is back in service"
-	}
-	return s + fmt.Sprintf("is out of service: %v", e.Cause)
-}
-
-// announce tells the user of a rail that is lost, or back.
-func (q *VirtualQP) announce(rl *rail, cause error) {
-	if q.cfg.OnRail != nil {
-		q.cfg.OnRail(RailEvent{VirtualQP: q.num, Rail: rl.index(), Device: rl.qp.Device().Name(),
-			QPNum: rl.num, Down: cause != nil, Cause: cause})
-	}
-}
-
 // loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It
 // reports false, and changes nothing, where the connection cannot do without them.
 func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
@@ -199,7 +171,7 @@ func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
 			left[rl.role]++
 		}
 	}
-	if q.over == nil {
+	if q.failover == nil {
 		return false
 	}
 	for _, rl := range lost {
@@ -236,79 +208,6 @@ func (q *VirtualQP) silence(rl *rail) {
 	v.held, rl.recvs = 0, 0
 }
 
-// takeLog turns the log of a rail that is being lost into entries; the newest ones, so many as are
-// staged, the NIC never had.
-func (s *sender) takeLog(rl *rail, staged int) {
-	v, l := rl.recovery, &rl.log
-	v.entries, v.acked, v.hint = v.entries[:0], l.messages, 0
-	for i := l.head; i != l.tail; i++ {
-		e := s.entryOf(*l.at(i))
-		if i >= l.tail-uint64(staged) {
-			e.state = entryUnposted
-		}
-		if e.isMessage() {
-			v.acked--
-		}
-		v.entries = append(v.entries, e)
-	}
-	l.clear()
-}
-
-// entryOf finds out what an outstanding work request carries.
-func (s *sender) entryOf(id uint64) lostEntry {
-	e := lostEntry{id: id}
-	if id <= doneMessage {
-		e.state = entryDone
-		return e
-	}
-	n, _ := s.resolve(id)
-	r := s.win.At(n)
-	switch wridKind(id) {
-	case kindData:
-		e.offset, e.size = s.fragment(r, r.index(wridAux(id)))
-	case kindNumbered:
-		e.imm = wridAux(id)
-		if limit := uint64(s.rails.maxFragment); !r.isMarker(e.imm, limit) {
-			e.offset, e.size = s.fragment(r, uint64(r.position(id, limit)))
-			e.imm |= s.marks(r, e.offset+uint64(e.size))
-		}
-	}
-	return e
-}
-
-// index is a plain fragment's place among those of its request, of which the work-request id has
-// the low bits. Those outstanding are near the newest.
-func (r *sendReq) index(low uint32) uint64 {
-	newest := uint64(r.fragments) - 1
-	return newest - (newest-uint64(low))&wridAuxMask
-}
-
-// fragment is where a fragment of a request begins, and how many bytes it has.
-func (s *sender) fragment(r *sendReq, index uint64) (offset uint64, size uint32) {
-	limit := s.fragmentLimit(r)
-	switch width := s.rails.data[0].maxSGE; {
-	case r.plan == planAtomic:
-		return 0, 8
-	case r.scattered && r.length != 0:
-		f := FailedError{Fragment: int(index)}
-		r.cut(limit, width, &f)
-		return f.RemoteAddr - r.remoteAddr, uint32(f.Length)
-	}
-	offset = index * limit
-	return offset, uint32(min(limit, r.length-offset))
-}
-
-// marks are those of the immediate of a numbered fragment that ends at some offset.
-func (s *sender) marks(r *sendReq, end uint64) (marks uint32) {
-	if end == r.length {
-		marks = dqplb.Last
-		if s.rawImm && r.imm != 0 {
-			marks |= dqplb.Raw
-		}
-	}
-	return marks
-}
-
 // takeOut ends the service of a rail: it has no room any more, and what it had is the business of
 // its recovery.
 func (s *railSet) takeOut(rl *rail) {
@@ -326,235 +225,9 @@ func (s *railSet) takeOut(rl *rail) {
 	}
 }
 
-// returned handles what the NIC of a lost rail gives back: what has arrived all the same, and what
-// it has flushed. It reports false when the rail had nothing of the kind.
-func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
-	if rl.recovery.stage != railDying || !q.outstanding(rl, wc.ID) {
-		return false
-	}
-	switch kind := wridKind(wc.ID); {
-	case kind != kindRecv && kind != kindCredit:
-		known = q.sendReturned(rl, wc)
-	case wc.Status == verbs.StatusWRFlushErr || kind == kindCredit && wc.Status != verbs.StatusSuccess:
-		rl.recvs--
-		rl.recovery.unanswered++
-		rl.recovery.emptied = rl.recovery.emptied || kind == kindRecv
-		known = true
-		if kind == kindCredit {
-			c, _ := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
-			rl.inbox.Fail(c)
-		}
-	case kind == kindCredit:
-		known = q.creditCompleted(rl, wc)
-	default:
-		r := q.recv.completed(&q.send.rails, rl, wc)
-		if known = r != nil; known && r.status != verbs.StatusSuccess {
-			q.recvEnded(rl, wc, r)
-		}
-	}
-	q.flushedIfAll(rl)
-	return known
-}
-
-// sendReturned handles what came back of the send queue of a lost rail.
-func (q *VirtualQP) sendReturned(rl *rail, wc *verbs.WC) (known bool) {
-	v := rl.recovery
-	e := v.find(wc.ID)
-	if e == nil || v.held == 0 {
-		return false
-	}
-	v.held--
-	e.state, e.status = entryReturned, wc.Status
-	if e.isControl() || losesRail(wc.Status) {
-		return true
-	}
-	e.state = entryDone
-	q.send.acknowledge(wc.ID)
-	if wc.Status != verbs.StatusSuccess {
-		n, _ := q.send.resolve(wc.ID)
-		q.sendFailed(rl, n, wc)
-	}
-	return true
-}
-
-// acknowledge ends a work request that has been carried out, whose rail is lost.
-func (s *sender) acknowledge(id uint64) {
-	n, ok := s.resolve(id)
-	if !ok || wridKind(id) == kindControl {
-		return
-	}
-	r := s.win.At(n)
-	switch wridKind(id) {
-	case kindFinal:
-		r.final = finalDone
-		s.sprayed = s.sprayed || r.plan != planNone
-	case kindNumbered:
-		r.left--
-		s.numbers.Ack(wridAux(id))
-	default:
-		r.left--
-	}
-	s.advanceDataDone()
-}
-
-// flushedIfAll goes on with a lost rail when all that it held has come back: it is certain now what
-// has arrived here.
-func (q *VirtualQP) flushedIfAll(rl *rail) {
-	v := rl.recovery
-	if v.stage != railDying || v.held != 0 || rl.recvs != 0 || rl.stopErr != nil {
-		return
-	}
-	v.stage = railFlushed
-	q.over.unflushed--
-	if rl.inbox.DropPending() {
-		v.unanswered++ // the peer sends the message again, with the user's immediate
-	}
-	q.recv.dropCredits(rl)
-	switch {
-	case !v.emptied: // the receives are on another rail, or nowhere yet
-	case rl.role == roleSends:
-		q.recv.rewind(true, &q.recv.nextMessage)
-	case rl.role == roleFinals:
-		q.recv.rewind(false, &q.recv.nextBare)
-	}
-	if q.line.dead {
-		q.recv.flushWaiting() // the receives that have just come back
-	}
-	if q.ending() {
-		return
-	}
-	q.dispatchRecvs()
-	q.tellAll(word{controlDown, rl.index(), v.epoch, v.arrived()})
-	if v.peerDown {
-		q.settle(rl)
-	}
-}
-
-// peerLost handles the peer's word that a rail is lost, and how many messages arrived there.
-func (q *VirtualQP) peerLost(rl *rail, w word) {
-	v := rl.recovery
-	switch {
-	case q.ending():
-		return
-	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled && q.over.leads:
-		// The follower has lost it again before this end had connected it: nothing was sent there.
-		v.epoch++
-		v.ownPSN, v.posted, v.unanswered = 0, 0, 0
-		q.tellAll(word{controlDown, rl.index(), v.epoch, 0})
-		return
-	case v.peerDown || w.epoch != v.epoch&epochMask:
-		return // it is said on every live rail
-	}
-	v.peerDown, v.peerArrived = true, w.count
-	if v.stage == railLive || v.stage >= railReady {
-		if !q.survives(rl) {
-			q.recvFailed(rl, noRequest(errPeerLostLast))
-			return
-		}
-		q.loseRail(rl, errPeerLost)
-		q.flushedIfAll(rl)
-		return
-	}
-	if v.stage == railFlushed {
-		q.settle(rl)
-	}
-}
-
-var (
-	errPeerLost     = errors.New("the peer has lost it")
-	errPeerLostLast = errors.New("the peer has lost it, and it was the last one that could carry this")
-)
-
-// settle sorts what a lost rail had outstanding: what has arrived at the peer is acknowledged, the
-// rest will be posted again on another rail, in its order. Neither end's NIC carries any of it out
-// any more.
-func (q *VirtualQP) settle(rl *rail) {
-	v, s := rl.recovery, &q.send
-	q.settled(rl)
-	imm, due := s.immOf(rl)
-	covered, err := v.covered(due || q.over.data.awaitsImm(rl))
-	if err != nil {
-		q.recvFailed(rl, noRequest(err))
-		return
-	}
-	var again []lostEntry
-	for i := range v.entries {
-		e := &v.entries[i]
-		if e.state == entryDone || e.isControl() {
-			continue
-		}
-		n, _ := s.resolve(e.id)
-		r := s.win.At(n)
-		switch {
-		case r.plan == planAtomic && e.state != entryUnposted:
-			s.failAtomic(r, e)
-		case i < covered && r.opcode != verbs.OpRDMARead:
-			s.acknowledge(e.id)
-		default:
-			again = append(again, *e)
-		}
-	}
-	v.entries = v.entries[:0]
-	if due {
-		again = append(again, imm)
-	}
-	q.over.lost(rl.role).add(rl, again)
-	s.advanceDataDone()
-}
-
-// settled counts a lost rail as settled.
-func (q *VirtualQP) settled(rl *rail) {
-	rl.recovery.stage = railSettled
-	q.over.unsettled--
-}
-
-// covered is up to which entry of the log all has arrived at the peer: the messages that it has
-// counted, and what was posted ahead of them. immDue says that a user's immediate was to follow.
-//
-// A message that was acknowledged may not have arrived after all: its completion was lost with the
-// peer's CQ. It cannot be sent again, since its request may be over.
-func (v *recovery) covered(immDue bool) (end int, err error) {
-	messages := int16(v.peerArrived - v.acked)
-	if messages == -1 {
-		// A last fragment counts with the user's immediate behind it, as the peer sees it.
-		first := slices.IndexFunc(v.entries, func(e lostEntry) bool {
-			return e.isMessage() && !e.isControl() && e.state != entryDone
-		})
-		if immDue || first >= 0 && wridKind(v.entries[first].id) == kindImm {
-			return 0, nil
-		}
-	}
-	if messages < 0 {
-		return 0, fmt.Errorf("%d messages that its NIC had acknowledged are lost there", -messages)
-	}
-	for i := 0; messages > 0; i++ {
-		if i == len(v.entries) {
-			return 0, fmt.Errorf("it counts %d messages more than were sent on a rail that is lost",
-				messages)
-		}
-		if e := &v.entries[i]; e.isMessage() && e.state != entryUnposted {
-			messages--
-			end = i + 1
-		}
-	}
-	return end, nil
-}
-
-// failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so
-// the request fails; the connection goes on.
-func (s *sender) failAtomic(r *sendReq, e *lostEntry) {
-	r.left--
-	if r.status == verbs.StatusSuccess {
-		r.status = verbs.StatusWRFlushErr
-		if e.state == entryReturned {
-			r.status = e.status
-		}
-	}
-}
-
 // continueFailover does what failover has to do beside the completions.
 func (q *VirtualQP) continueFailover() {
-	f := q.over
+	f := q.failover
 	if !f.degraded && !q.untold() {
 		return
 	}
@@ -603,7 +276,7 @@ func (q *VirtualQP) ending() bool { return q.line.err != nil || q.line.phase >= 
 
 // judgePeer ends the connection when the peer does not answer.
 func (q *VirtualQP) judgePeer() {
-	if q.line.clock().Sub(q.over.since) <= q.cfg.FailoverTimeout {
+	if q.line.clock().Sub(q.failover.since) <= q.cfg.FailoverTimeout {
 		return
 	}
 	for _, rl := range q.send.rails.all {
@@ -615,40 +288,23 @@ func (q *VirtualQP) judgePeer() {
 	}
 }
 
-// dropLost ends what lost rails had outstanding, after the connection has failed.
-func (q *VirtualQP) dropLost() {
-	first := uint64(never)
-	drop := func(e *lostEntry) {
-		n, ok := q.send.resolve(e.id)
-		if !ok || e.state == entryDone || e.isControl() {
-			return
-		}
-		q.send.win.At(n).flushUnlessFailed()
-		q.send.acknowledge(e.id)
-		first = min(first, n)
-	}
-	for _, rl := range q.send.rails.all {
-		v := rl.recovery
-		switch v.stage {
+// check panics where the invariant does not hold.
+func (f *failover) check(rails *railSet) {
+	unflushed, unsettled := 0, 0
+	for _, rl := range rails.all {
+		switch rl.recovery.stage {
+		case railDying:
+			unflushed++
+			unsettled++
 		case railFlushed:
-			q.settled(rl)
-		case railSettled:
-		default:
-			continue
+			unsettled++
 		}
-		for i := range v.entries {
-			drop(&v.entries[i])
+		if live := rl.recovery.stage == railLive; live == rl.down {
+			broken("failover: rail %d is at stage %d, down %v", rl.index(), rl.recovery.stage, rl.down)
 		}
-		v.entries = v.entries[:0]
 	}
-	f := q.over
-	for _, l := range []*lostWork{&f.data, &f.sends, &f.finals} {
-		for _, e := range l.entries {
-			drop(&e)
-		}
-		l.clear()
-	}
-	if first != never {
-		q.stopFrom(first)
+	if unflushed != f.unflushed || unsettled != f.unsettled {
+		broken("failover: %d and %d rails are to be settled, counted %d and %d", unflushed, unsettled,
+			f.unflushed, f.unsettled)
 	}
 }

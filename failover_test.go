@@ -149,8 +149,8 @@ func loseNICs(t *testing.T, l *link, rng *rand.Rand, victims []int, lose func(ni
 	}
 }
 
-// Queue pairs die all the time, and come back: a thousand times on one connection. In the end all of
-// them serve again, and nothing has leaked.
+// Queue pairs die all the time, and come back: a thousand times on one connection. In the end all
+// of them serve again, and nothing has leaked.
 func TestRailsComeBackAThousandTimes(t *testing.T) {
 	const times = 1000
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {

@@ -219,7 +219,7 @@ func (q *VirtualQP) abandon() {
 	q.line.stop(q.send.abandon())
 	q.line.suspect = nil
 	q.recv.abandon()
-	if q.over != nil {
-		q.over.restart()
+	if q.failover != nil {
+		q.failover.restart()
 	}
 }

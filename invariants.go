@@ -13,6 +13,9 @@ func (q *VirtualQP) checkInvariants() {
 	}
 	q.send.check()
 	q.recv.check(&q.send.rails)
+	if q.failover != nil {
+		q.failover.check(&q.send.rails)
+	}
 }
 
 // checkedRequests is up to how many live requests a check looks at each: it runs after every call.

@@ -15,7 +15,7 @@ func (q *VirtualQP) progress(out *sink) {
 	if q.line.suspect != nil {
 		q.judgeSuspect()
 	}
-	if q.over != nil {
+	if q.failover != nil {
 		q.continueFailover()
 	}
 	if q.line.err != nil {
@@ -48,7 +48,7 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 
 // dispatch stages what can go out, and posts it.
 func (q *VirtualQP) dispatch() {
-	if q.over == nil || !q.paused() {
+	if q.failover == nil || !q.paused() {
 		q.send.dispatch()
 	}
 	q.postStaged()
@@ -77,7 +77,7 @@ func (q *VirtualQP) dispatchRecvs() {
 	}
 	s := &q.recv
 	// Receives that come back from a lost rail go ahead of later ones.
-	held := q.over != nil && q.over.unflushed != 0
+	held := q.failover != nil && q.failover.unflushed != 0
 	if s.nextMessage != s.win.Tail && !held {
 		if refused := s.postWaiting(q.send.rails.sendRail, true, &s.nextMessage); refused != nil {
 			q.recvRefused(refused)

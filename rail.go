@@ -110,11 +110,16 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 		recvLimit: max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxRecvWR)),
 		lastPSN:   rand.Uint32(),
 	}
-	if q.cfg.Failover {
-		r.slots = max(1, min(r.slots, limits.MaxSendWR-controlSlots, maxFailoverWindow))
-	}
 	r.railConn = r.newConn()
 	return r
+}
+
+// recover makes the rail one that is logged, and that others can stand in for. Its queue has room
+// for control messages beyond its slots.
+func (r *rail) recover() {
+	r.recovery = &recovery{}
+	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-controlSlots, maxFailoverWindow))
+	r.limit = r.slots
 }
 
 // completions is how many the rail may have outstanding.

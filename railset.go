@@ -77,7 +77,7 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
 	if failover {
 		watches = controlRecvs
 		for _, r := range s.all {
-			r.recovery = &recovery{}
+			r.recover()
 		}
 	}
 	for i, r := range s.data {
@@ -294,6 +294,9 @@ func (s *railSet) abandon() {
 		if rl.recovery != nil {
 			rl.recovery.restart()
 			rl.log.clear()
+			if rl.down {
+				rl.recovery.stage = railSettled
+			}
 		}
 	}
 	s.recount()

@@ -246,7 +246,7 @@ func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
 	if r.message {
 		carrier, posted = rails.sendRail, n < s.nextMessage
 	}
-	if r.done || !posted || rl != carrier && !(rl.down && s.postedOn(rl, n)) {
+	if r.done || !posted || rl != carrier && (!rl.down || !s.postedOn(rl, n)) {
 		return nil
 	}
 	rl.recvs--

@@ -46,7 +46,7 @@ func (f *failover) lost(role railRole) *lostWork {
 
 // repost posts lost work again, as far as there is room. Every rail that is lost is settled.
 func (q *VirtualQP) repost() {
-	f, rails := q.over, &q.send.rails
+	f, rails := q.failover, &q.send.rails
 	if !q.send.finishImm() {
 		return
 	}

@@ -110,7 +110,7 @@ func (q *VirtualQP) restart() {
 		return
 	}
 	q.send.rails.assignSends(q.cfg.Scheme, false, q.cfg.Failover)
-	q.over = nil
+	q.failover = nil
 	q.send.restart()
 	q.recv.restart()
 }

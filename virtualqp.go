@@ -33,7 +33,7 @@ type VirtualQP struct {
 	ownsCQ, ownsDomain bool    // closed together with it
 	stale              uint64  // completions that fitted nothing, and were dropped
 
-	over                 *failover // where it is in force; otherwise nil
+	failover             *failover // where it is in force; otherwise nil
 	railsLost, railsBack uint64
 	reposted             uint64
 }
