@@ -151,6 +151,9 @@ func (h *handshake) modify(attr verbs.QPAttr, mask verbs.QPAttrMask, peer *Busin
 	if mask&verbs.QPAttrState == 0 {
 		return nil
 	}
+	if attr.State == verbs.StateInit && peer != nil && h.cfg.Scheme == Spray {
+		h.send.rails.assignSends(Spray, false, h.failsOver(peer)) // receives may be posted from here on
+	}
 	return h.reached(attr.State, peer)
 }
 
@@ -296,7 +299,7 @@ func (q *VirtualQP) checkPeer(peer *BusinessCard) error {
 			"spare queue pairs, this end with %d: give both as many NICs, or leave Config.Failover off",
 			len(peer.SpareQPNums), len(q.send.rails.spares)))
 	case q.offersFailover() && !q.failsOver(peer) && q.cfg.Scheme == Spray && q.line.state < verbs.StateRTR &&
-		q.recv.live(q.recv.win.Head, true):
+		q.send.rails.sendRail != q.send.rails.data[0] && q.recv.live(q.recv.win.Head, true):
 		return q.connectError(verbs.ErrInvalid, "the peer does not offer failover, so SENDs travel on queue "+
 			"pair 0: post receives with memory after Connect")
 	case peer.isPlain() && q.pass == nil && q.cfg.Scheme == DQPLB && q.line.state < verbs.StateRTR:

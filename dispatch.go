@@ -141,7 +141,7 @@ func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	rl := s.rails.atomicRail
 	if rl.down {
-		rl = s.rails.firstLive(roleData)
+		rl = s.rails.nextForAtomics()
 		s.rails.atomicRail = rl // to stay, since atomics are outstanding there when the other is back
 	}
 	if !rl.hasRoom() {
@@ -151,6 +151,17 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
 	rl.dirty = true
 	return true
+}
+
+// nextForAtomics is the live rail that takes over the atomics: on the same NIC of the peer, if
+// there is one, which may have atomics of others to the same memory.
+func (s *railSet) nextForAtomics() *rail {
+	for _, rl := range s.data {
+		if !rl.down && rl.peerDev == s.data[0].peerDev {
+			return rl
+		}
+	}
+	return s.firstLive(roleData)
 }
 
 // stageFragment stages the next piece of a request's data, at most limit bytes, on a rail that has

@@ -264,8 +264,8 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 	case q.failover.leads || q.ending():
 		return nil
 	case serving == next && next != old:
-		q.tellAll(word{controlServed, old.index(), w.epoch, 0}) // perhaps it was not heard
-		return nil
+		q.failover.answers = append(q.failover.answers, word{controlServed, old.index(), w.epoch, 0})
+		return nil // perhaps it was not heard
 	case serving != old || w.epoch != old.recovery.epoch&epochMask:
 		return nil
 	}
@@ -273,9 +273,21 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 		q.goLive(next)
 	}
 	*rails.serving(old.role) = next
-	q.dispatchRecvs()
-	q.tellAll(word{controlServed, old.index(), old.recovery.epoch, 0})
+	q.failover.answers = append(q.failover.answers, word{controlServed, old.index(), w.epoch, 0})
 	return nil
+}
+
+// answer says SERVED. While a rail is dying no receives are posted, so it must wait.
+func (q *VirtualQP) answer() {
+	f := q.failover
+	if len(f.answers) == 0 || f.unflushed != 0 {
+		return
+	}
+	q.dispatchRecvs()
+	for _, w := range f.answers {
+		q.tellAll(w)
+	}
+	f.answers = f.answers[:0]
 }
 
 // served handles the follower's word that it has its receives where the leader wants them.

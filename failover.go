@@ -25,6 +25,7 @@ type failover struct {
 	// receives are posted on the next one, and awaited its epoch.
 	awaits  [roles]*rail
 	awaited [roles]uint8
+	answers []word // SERVED, to be said once receives can be posted
 	// What is to be posted again, by what carries it: a data rail, the rail of SENDs, that of
 	// notifications.
 	data, sends, finals lostWork
@@ -102,7 +103,10 @@ func refusalLosesRail(err error) bool {
 // reports false for any other.
 func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
 	if works := !rl.down || rl.recovery.stage >= railReady; works {
-		if !losesRail(wc.Status) || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
+		// A control message that finds no receive, where the peer may retry no longer, is no fault
+		// of a request either.
+		lost := losesRail(wc.Status) || wridKind(wc.ID) == kindControl && wc.Status != verbs.StatusSuccess
+		if !lost || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
 			return false
 		}
 		q.loseRail(rl, wc.Status)
@@ -249,6 +253,7 @@ func (q *VirtualQP) continueFailover() {
 	case q.ending():
 		return
 	}
+	q.answer()
 	if f.unsettled == 0 {
 		q.chooseService()
 		q.bringBack()
@@ -262,9 +267,10 @@ func (q *VirtualQP) continueFailover() {
 	default:
 		q.repost()
 	}
-	f.degraded = q.paused() || slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
-		return rl.down || rl.recovery.limit > rl.limit
-	})
+	f.degraded = q.paused() || len(f.answers) != 0 ||
+		slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
+			return rl.down || rl.recovery.limit > rl.limit
+		})
 	if q.paused() || q.untold() {
 		q.cq.touch(q) // perhaps no completion comes that leads here again
 	}
@@ -282,7 +288,8 @@ func (q *VirtualQP) judgePeer() {
 	for _, rl := range q.send.rails.all {
 		if cause := rl.recovery.cause; cause != nil {
 			q.recvFailed(rl, noRequest(fmt.Errorf("the rail is lost (%w), and within %v the peer has not "+
-				"said what has arrived there: it must poll", cause, q.cfg.FailoverTimeout)))
+				"said what has arrived there: it must poll, and take what was sent to it",
+				cause, q.cfg.FailoverTimeout)))
 			return
 		}
 	}

@@ -152,7 +152,10 @@ func loseNICs(t *testing.T, l *link, rng *rand.Rand, victims []int, lose func(ni
 // Queue pairs die all the time, and come back: a thousand times on one connection. In the end all
 // of them serve again, and nothing has leaked.
 func TestRailsComeBackAThousandTimes(t *testing.T) {
-	const times = 1000
+	times := uint64(1000)
+	if testing.Short() {
+		times = 100
+	}
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for seed := range *failoverSeeds {
 			t.Run(fmt.Sprintf("%v/%d", scheme, seed), func(t *testing.T) {
@@ -171,7 +174,7 @@ func TestRailsComeBackAThousandTimes(t *testing.T) {
 						[]*end{l.a, l.b}[rng.IntN(2)].killQP(t, victim)
 					}
 				}
-				s.run(t, 120_000)
+				s.run(t, 120*int(times))
 				l.awaitAll(t)
 				a, b := l.a.Stats(), l.b.Stats()
 				if a.RailsLost < times || a.RailsBack != a.RailsLost || b.RailsBack != b.RailsLost ||

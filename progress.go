@@ -19,7 +19,9 @@ func (q *VirtualQP) progress(out *sink) {
 		q.continueFailover()
 	}
 	if q.line.err != nil {
-		q.send.dispatchDue()
+		if q.failover == nil || !q.paused() { // an earlier message may be lost with its rail
+			q.send.dispatchDue()
+		}
 		q.postStaged()
 	} else if q.send.busy() {
 		q.dispatch()

@@ -119,7 +119,7 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 func (r *rail) recover() {
 	r.recovery = &recovery{}
 	r.slots = max(1, min(r.slots, r.qp.Cap().MaxSendWR-controlSlots, maxFailoverWindow))
-	r.limit = r.slots
+	r.limit, r.recvLimit = r.slots, min(r.recvLimit, maxFailoverWindow)
 }
 
 // completions is how many the rail may have outstanding.

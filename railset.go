@@ -76,9 +76,6 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
 	watches := 1 // see receiver.begin
 	if failover {
 		watches = controlRecvs
-		for _, r := range s.all {
-			r.recover()
-		}
 	}
 	for i, r := range s.data {
 		switch {
@@ -90,6 +87,11 @@ func (s *railSet) assignRoles(scheme Scheme, credits int, failover bool) {
 			r.inbox = dqplb.NewInbox(r.recvLimit)
 		default:
 			r.inbox = dqplb.NewInbox(min(watches, r.recvLimit))
+		}
+	}
+	if failover {
+		for _, r := range s.all {
+			r.recover()
 		}
 	}
 	s.recount()

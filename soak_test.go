@@ -134,7 +134,7 @@ func (s *soak) run(t *testing.T, total int) {
 // patience is how long a soak may take: it depends on the flag, but for those with failures.
 func (s *soak) patience() time.Duration {
 	if s.harm != nil {
-		return 8 * time.Second
+		return time.Minute
 	}
 	return time.Hour
 }
