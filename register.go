@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -20,7 +21,8 @@ import (
 //
 // Most of the time goes into pinning the pages, which the kernel does once for each NIC. From 1 MiB
 // on up to 16 NICs do it side by side, and likewise when the region is closed. If one of them
-// refuses, the memory is registered on none.
+// refuses, the memory is registered on none. A NIC that is gone is left out as long as another one
+// takes the memory, for connections that outlive it: see Config.Failover.
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	m.buf.Store(&buf)
@@ -85,17 +87,25 @@ func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 		return err
 	}
 	m.regions = regions
-	m.lkeys = Keys{base: regions[0].Addr(), length: regions[0].Len(), mr: m}
+	first := regions[slices.IndexFunc(regions, func(r verbs.MR) bool { return r != nil })]
+	m.lkeys = Keys{base: first.Addr(), length: first.Len(), mr: m}
 	m.rkeys = Keys{base: m.lkeys.base, length: m.lkeys.length}
 	for i, r := range regions {
-		m.lkeys.set(d.devices[i].ID(), r.LKey())
-		m.rkeys.set(d.devices[i].ID(), r.RKey())
+		// With a key of 0 for a NIC that is gone a request can be posted that neither end knows yet
+		// to go there: it fails by that, and is posted again elsewhere.
+		lkey, rkey := uint32(0), uint32(0)
+		if r != nil {
+			lkey, rkey = r.LKey(), r.RKey()
+		}
+		m.lkeys.set(d.devices[i].ID(), lkey)
+		m.rkeys.set(d.devices[i].ID(), rkey)
 	}
 	return nil
 }
 
-// registerAll registers memory in every protection domain, or in none. Of several errors it returns
-// that of the first domain.
+// registerAll registers memory in every protection domain, or in none; those of NICs that are gone
+// do not count while there are others, and have no region. Of several errors it returns that of the
+// first domain.
 func registerAll(pds []verbs.PD, size uint64, on func(verbs.PD) (verbs.MR, error)) ([]verbs.MR, error) {
 	regions, errs := make([]verbs.MR, len(pds)), make([]error, len(pds))
 	var failed atomic.Bool
@@ -105,13 +115,27 @@ func registerAll(pds []verbs.PD, size uint64, on func(verbs.PD) (verbs.MR, error
 		}
 		if regions[i], errs[i] = on(pds[i]); errs[i] != nil {
 			regions[i] = nil
-			failed.Store(true)
+			if !errors.Is(errs[i], verbs.ErrDeviceGone) {
+				failed.Store(true)
+			}
 		}
 	})
+	var first verbs.MR
 	for i, r := range regions {
-		if r != nil && regions[0] != nil && r.Addr() != regions[0].Addr() {
+		switch {
+		case r == nil:
+		case first == nil:
+			first = r
+		case r.Addr() != first.Addr():
 			errs[i] = fmt.Errorf("%w: %s knows the memory by another address", verbs.ErrNotSupported,
 				pds[i].Device().Name())
+		}
+	}
+	if first != nil {
+		for i := range errs {
+			if errors.Is(errs[i], verbs.ErrDeviceGone) {
+				errs[i] = nil
+			}
 		}
 	}
 	for _, err := range errs {

@@ -257,3 +257,36 @@ func TestRegisterAtDifferentAddresses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Memory is registered without a NIC that is gone while there is another one. Where none is left it
+// is refused, on none.
+func TestRegisterWithoutANICThatIsGone(t *testing.T) {
+	for _, size := range []int{4096, 1 << 20} {
+		dom, fabric := newTappedDomain(t, 3, allowed, allowed)
+		fabric.Device(0).Kill()
+		mr, err := dom.Register(make([]byte, size), verbs.AccessAll)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := fabric.Objects().MRs; n != 2 || mr.Len() != uint64(size) || mr.Addr() == 0 {
+			t.Errorf("%d bytes: on %d NICs, %d bytes at %#x", size, n, mr.Len(), mr.Addr())
+		}
+		for dev, there := range map[verbs.DeviceID]bool{0: false, 1: true, 2: true} {
+			key, ok := mr.Keys().Key(dev)
+			if !ok || (key != 0) != there {
+				t.Errorf("%d bytes, NIC %d: key %d, %v", size, dev, key, ok)
+			}
+		}
+		if err := mr.Close(); err != nil {
+			t.Error(err)
+		}
+		fabric.Device(1).Kill()
+		fabric.Device(2).Kill()
+		if _, err := dom.Register(make([]byte, size), verbs.AccessAll); !errors.Is(err, verbs.ErrDeviceGone) {
+			t.Errorf("all are gone: %v", err)
+		}
+		if n := fabric.Objects().MRs; n != 0 {
+			t.Errorf("%d regions are open", n)
+		}
+	}
+}
