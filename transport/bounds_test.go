@@ -81,7 +81,7 @@ func TestBoundsOfACompletionQueue(t *testing.T) {
 		{QPsPerDevice: 1}, {QPsPerDevice: 4}, {QPsPerDevice: 2, Scheme: ibverbx.Spray},
 	} {
 		base := Config{QP: qp, AMBuffers: 5, MaxOutstanding: 9}.withDefaults(noLimits())
-		each := base.completions()
+		each := base.completions(1)
 		for _, c := range []struct {
 			endpoints, cqe, want int // endpoints 0: as many as fit; want 0: refused
 		}{
@@ -90,7 +90,7 @@ func TestBoundsOfACompletionQueue(t *testing.T) {
 		} {
 			cfg := base
 			cfg.MaxEndpoints = c.endpoints
-			depth, err := cfg.fitEndpoints(limit{c.cqe, "soft0"})
+			depth, err := cfg.fitEndpoints(limit{c.cqe, "soft0"}, 1)
 			switch {
 			case (err == nil) != (c.want != 0):
 				t.Errorf("%d endpoints of %d completions in a queue of %d: %v", c.endpoints, each, c.cqe, err)

@@ -130,6 +130,7 @@ func (p *peerState) release() {
 	w.endpoints.remove(p)
 	// The program may hold the endpoint for long, which refuses every call from now on.
 	last := p.conn.qp.Stats()
+	w.stats.railsLost += last.RailsLost
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
 	if !p.receiving.inUse() {
 		p.mem, p.receiving.messages, p.receiving.toRepost = slab{}, nil, nil
@@ -168,6 +169,7 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	}
 	gone := NewCompletion(1, nil)
 	sentinel := ErrClosed
+	lost := p.sending.takeLostAtomic()
 	if err != nil {
 		sentinel = ErrCanceled
 	}
@@ -178,6 +180,9 @@ func (e *Endpoint) Close(ctx context.Context) error {
 	p.unlock()
 	if released := w.Wait(ctx, gone); err == nil {
 		err = released // a callback holds progress up: later progress releases the rest
+	}
+	if err == nil {
+		err = lost
 	}
 	return errors.Join(err, aborting)
 }

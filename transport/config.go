@@ -17,6 +17,10 @@ type Config struct {
 	// fails its endpoint, within 4 ms or the 6 pauses that the peer's NIC asks for. NoNotifyQP is
 	// refused in DQPLB over several queue pairs: active messages, which are SENDs, travel on the
 	// notify QP there. In Spray nothing of this package needs that.
+	//
+	// With Failover, at both ends, an endpoint goes on when it loses a NIC or a queue pair and
+	// another is left at both ends: see the package comment. Credits are two more then. In Spray
+	// one end must not offer it to one that does not.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.
@@ -83,6 +87,10 @@ const (
 	// controlSlots is how many messages of the transport itself an endpoint may have outstanding,
 	// and how many receives it keeps for those of its peer: two with credits, one goodbye.
 	controlSlots = 3
+	// railControlSlots is how many messages of its own a rail of a virtual queue pair has room for
+	// where failover is offered, and railControlRecvs how many receives of its own it has at least.
+	railControlSlots = 2
+	railControlRecvs = 4
 	// defaultInline is the inline size asked for: a wire header and a cache line and a half of
 	// payload.
 	defaultInline = 128
@@ -90,6 +98,14 @@ const (
 	// through a bounce buffer then.
 	shortWithoutInline = 64
 )
+
+// failoverSlots is how many places of its queues a rail keeps for failover.
+func (c *Config) failoverSlots() int {
+	if c.QP.Failover {
+		return railControlSlots
+	}
+	return 0
+}
 
 func (c Config) withDefaults(l *deviceLimits) Config {
 	def := func(v *int, d int) {
@@ -99,10 +115,10 @@ func (c Config) withDefaults(l *deviceLimits) Config {
 	}
 	def(&c.BufferSize, max(minBuffer, min(8<<10, l.message.most)))
 	def(&c.BounceBuffers, 256)
-	def(&c.AMBuffers, min(32, max(1, l.queue.most-controlSlots)))
+	def(&c.AMBuffers, min(32, max(1, l.queue.most-controlSlots-c.failoverSlots())))
 	def(&c.MaxOutstanding, 64)
 	def(&c.QP.MaxMsgCntPerQP, max(c.MaxOutstanding, c.AMBuffers)+controlSlots)
-	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP)
+	def(&c.QP.Credits, c.QP.MaxMsgCntPerQP+c.failoverSlots())
 	def(&c.QP.MaxInline, min(defaultInline, l.inline.most))
 	def(&c.QP.MaxSGE, max(2, min(5, l.sge.most)))
 	def(&c.QP.MaxRecvSGE, 1)

@@ -26,6 +26,11 @@ func (e *Endpoint) Connect(peer Card) error {
 	if err := peer.check(qp.DataRails()); err != nil {
 		return p.refuse("connect", err, "")
 	}
+	if c := &w.cfg.QP; c.Failover && !peer.QP.Failover && c.Scheme == ibverbx.Spray && qp.DataRails() > 1 {
+		return p.refuse("connect", verbs.ErrInvalid, "this end offers failover, the peer does not: in spray "+
+			"both must, or none, since active messages travel on other queue pairs then: set QP.Failover "+
+			"alike")
+	}
 	// The receives first: a message of the peer can arrive from RTR on.
 	err := p.postFirstReceives(&peer.QP)
 	if err == nil {

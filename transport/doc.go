@@ -76,4 +76,20 @@
 // EndpointConfig.OnError is called once, before pending functions run a last time; other endpoints
 // are not affected. A peer that vanishes without a goodbye is noticed when operations to it fail; a
 // silent endpoint is probed by a small read (Config.KeepAlive).
+//
+// # When a NIC is lost
+//
+// With Config.QP.Failover at both ends, an endpoint over several queue pairs outlives the loss of
+// one, of a NIC, or of the path between two, as long as at both ends one of each kind is left; see
+// [ibverbx.Config]. No operation fails by that, and all that is promised above holds. Stats counts
+// in RailsLost. How soon it is noticed depends on the retries of QP.Conn. Both ends must make
+// progress meanwhile: one that makes none for QP.FailoverTimeout has failed.
+//
+// The exception are atomics. One that has no answer when its queue pair is lost may have changed
+// the number or not, and cannot be repeated: it ends with [ErrAtomicLost], by its completion, or,
+// where it has none, by the next flush, or Close. And those of endpoints that have lost a NIC meet
+// those of others in another NIC of the peer: they are atomic to each other then only where the
+// peer's NICs are among themselves, which few are.
+//
+// Workers that are to make endpoints or register memory need all NICs of their domain.
 package transport

@@ -26,6 +26,10 @@ var (
 	ErrNoHandler = errors.New("no handler")
 	// ErrNotConnected: [Endpoint.Connect] has not been called, or did not succeed.
 	ErrNotConnected = errors.New("not connected")
+	// ErrAtomicLost: the NIC or queue pair that carried an atomic was lost before the answer came,
+	// and whether the number has changed is not known. The endpoint goes on over another one:
+	// ibverbx.Config.Failover.
+	ErrAtomicLost = errors.New("answer of the atomic lost")
 	// ErrCanceled: the operation was outstanding when the endpoint was aborted.
 	ErrCanceled = errors.New("canceled")
 	// ErrPeerFailed: the connection has failed. The error also wraps the cause, usually an

@@ -66,7 +66,8 @@ func (l *deviceLimits) check(c *Config) error {
 		{"QP.MaxSGE", c.QP.MaxSGE, c.QP.MaxSGE, l.sge, "scatter-gather elements in a request"},
 		{"QP.MaxRecvSGE", c.QP.MaxRecvSGE, c.QP.MaxRecvSGE, l.sge, "scatter-gather elements in a receive"},
 		{"QP.MaxInline", c.QP.MaxInline, c.QP.MaxInline, l.inline, "bytes of an inline request"},
-		{"AMBuffers", c.AMBuffers, c.AMBuffers + controlSlots, l.queue, "requests in a queue"},
+		{"AMBuffers", c.AMBuffers, c.AMBuffers + controlSlots + c.failoverSlots(), l.queue,
+			"requests in a queue"},
 		{"BufferSize", c.BufferSize, c.BufferSize, l.message, "bytes in a message"},
 	} {
 		if f.need > f.limit.most {
@@ -77,10 +78,22 @@ func (l *deviceLimits) check(c *Config) error {
 	return nil
 }
 
-// completions is how many completions an endpoint may have outstanding on one NIC. The first one
-// also carries the notify QP.
-func (c *Config) completions() int {
-	n := c.QP.QPsPerDevice*(c.QP.MaxMsgCntPerQP+max(c.QP.Credits, 1)) + 2*c.QP.MaxMsgCntPerQP
+// completions is how many completions an endpoint may have outstanding on one of so many NICs. The
+// first one also carries the notify QP.
+func (c *Config) completions(nics int) int {
+	data, other := c.QP.QPsPerDevice, 1
+	credits, room := max(c.QP.Credits, 1), 2*c.QP.MaxMsgCntPerQP
+	if c.QP.Failover && data*nics > 1 {
+		credits = max(c.QP.Credits, railControlRecvs)
+		if nics == 1 {
+			other = 2 // a second one, for when the first is lost; on several NICs each has one
+		}
+		if c.QP.Scheme == ibverbx.Spray {
+			other *= 2 // for SENDs, and for notifications
+		}
+		room += railControlSlots
+	}
+	n := data*(c.QP.MaxMsgCntPerQP+credits+c.failoverSlots()) + other*room
 	if c.QP.Scheme == ibverbx.Spray {
 		n += c.QP.MaxMsgCntPerQP // its first data rail takes SENDs
 	}
@@ -88,8 +101,8 @@ func (c *Config) completions() int {
 }
 
 // fitEndpoints sets MaxEndpoints where it is open, and returns the depth of the completion queues.
-func (c *Config) fitEndpoints(cqe limit) (depth int, err error) {
-	each := c.completions()
+func (c *Config) fitEndpoints(cqe limit, nics int) (depth int, err error) {
+	each := c.completions(nics)
 	if each > cqe.most {
 		return 0, configError("an endpoint needs %d completions, the queues of %s hold %d: lower AMBuffers, "+
 			"MaxOutstanding or QP.QPsPerDevice", each, cqe.device, cqe.most)

@@ -76,6 +76,9 @@ func (e *Endpoint) startFlush(kind FlushKind, comp *Completion) (done bool, err 
 		return false, e.flushRemote(name, comp)
 	}
 	if s.idle() {
+		if s.lostAtomic != nil && comp != nil {
+			return false, s.takeLostAtomic()
+		}
 		if s.unreportedRound >= w.round.number { // what it waits for has ended; the callback may not have run
 			if comp != nil {
 				s.unreportedRound = w.round.number + 1

@@ -1,6 +1,9 @@
 package transport
 
-import "ibverbx/verbs"
+import (
+	"ibverbx"
+	"ibverbx/verbs"
+)
 
 // opKind is what an outstanding operation stands for.
 type opKind uint8
@@ -55,21 +58,53 @@ func (p *peerState) ended(low uint32, status verbs.Status) {
 		p.w.stats.stale++
 		return
 	}
-	ok := status == verbs.StatusSuccess
-	p.retire(ok)
+	var err error
+	if status != verbs.StatusSuccess {
+		err = p.ending.err
+	}
+	if status != verbs.StatusSuccess && err == nil {
+		p.retireLostAtomic(status)
+	} else {
+		p.retire(err)
+	}
 	for !s.idle() && s.ops.Front().kind == opFlush {
-		p.retire(ok) // a flush ends as the operation before it
+		p.retire(err) // a flush ends as the operation before it
 	}
 }
 
-// retire ends the oldest operation.
-func (p *peerState) retire(ok bool) {
+// isLostAtomic reports whether a completion says that an atomic has failed by itself: its queue
+// pair was lost before the answer came, and the connection goes on over another one.
+func (p *peerState) isLostAtomic(wc *ibverbx.WC) bool {
+	s := &p.sending
+	if !p.w.cfg.QP.Failover || p.conn.qp.DataRails() == 1 || p.conn.qp.Err() != nil ||
+		wc.ID&wridRecv != 0 || s.idle() || wridLow(wc.ID) != uint32(s.ops.Head) {
+		return false
+	}
+	kind := s.ops.Front().kind
+	return kind == opFetchAdd || kind == opCompareSwap
+}
+
+// retireLostAtomic ends the oldest operation, an atomic of which nobody knows whether it took
+// effect. Without a completion of its own, the next flush reports it.
+func (p *peerState) retireLostAtomic(status verbs.Status) {
+	o := p.sending.ops.Front()
+	err := p.refuse(opNames[o.kind], ErrAtomicLost, "%v on a queue pair that is lost: whether the number "+
+		"has changed is not known; the endpoint goes on", status)
+	if o.comp == nil && p.sending.lostAtomic == nil {
+		p.sending.lostAtomic = err
+	}
+	p.w.stats.atomicsLost++
+	p.retire(err)
+}
+
+// retire ends the oldest operation, with success if err is nil.
+func (p *peerState) retire(err error) {
 	w, s := p.w, &p.sending
 	o := s.ops.Front()
 	switch {
-	case o.kind == opUnpack && ok:
+	case o.kind == opUnpack && err == nil:
 		copy(o.dst, p.bufferBytes(o.buf))
-	case o.result != nil && ok:
+	case o.result != nil && err == nil:
 		*o.result = p.mem.cellValue(s.ops.Head)
 	case o.kind.control():
 		if s.controlOps--; p.credits.Due() != 0 {
@@ -81,11 +116,10 @@ func (p *peerState) retire(ok bool) {
 	}
 	if o.comp != nil {
 		s.unreportedRound = w.round.number
-		e := event{kind: eventComplete, comp: o.comp}
-		if !ok {
-			e.err = p.ending.err
+		if err == nil && s.lostAtomic != nil && (o.kind == opFlush || o.kind == opFlushRead) {
+			err = s.takeLostAtomic()
 		}
-		w.round.report(e)
+		w.round.report(event{kind: eventComplete, comp: o.comp, err: err})
 		o.comp = nil
 	}
 	o.dst, o.result = nil, nil
@@ -95,7 +129,7 @@ func (p *peerState) retire(ok bool) {
 // retireAll ends all operations, because no completion of them will come.
 func (p *peerState) retireAll() (n int) {
 	for n = p.sending.ops.Len(); !p.sending.idle(); {
-		p.retire(false)
+		p.retire(p.ending.err)
 	}
 	return n
 }

@@ -73,7 +73,7 @@ func (w *Worker) completed(i int) {
 		return // flushed by a Connect that failed
 	}
 	p.receiving.aliveSinceProbe = true
-	if wc.Status != verbs.StatusSuccess && p.ending.err == nil {
+	if wc.Status != verbs.StatusSuccess && p.ending.err == nil && !p.isLostAtomic(wc) {
 		cause := p.conn.qp.Err()
 		if cause == nil {
 			cause = wc.Status.Err()

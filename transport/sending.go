@@ -25,6 +25,9 @@ type sending struct {
 	traffic    traffic // of what the program has called
 	ownBuffers uint8   // set of its own bounce buffers that are free
 	fence      fence
+	// lostAtomic is the error of an atomic without a completion that has failed by itself, until a
+	// flush or Close returns it; nil if there is none.
+	lostAtomic error
 	// dirty reports that the peer's memory was written since the last remote flush.
 	dirty bool
 	// missing is what sends from outside of the queue met ErrNoResource for, until a request enters
@@ -64,6 +67,13 @@ func (s *sending) idle() bool { return s.ops.Head == s.ops.Tail }
 
 // busy reports whether operations or requests of the program are not finished.
 func (s *sending) busy() bool { return s.pending.any() || s.userOps() != 0 }
+
+// takeLostAtomic returns lostAtomic to the program.
+func (s *sending) takeLostAtomic() error {
+	err := s.lostAtomic
+	s.lostAtomic = nil
+	return err
+}
 
 // takeOwnBuffer takes one of the endpoint's own bounce buffers, of which one must be free.
 func (s *sending) takeOwnBuffer() int32 {

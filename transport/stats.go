@@ -12,7 +12,8 @@ type counters struct {
 	amSent, amBytes, amReceived uint64
 	puts, putBytes              uint64
 	gets, getBytes              uint64
-	atomics, control            uint64
+	atomics, atomicsLost        uint64
+	control, railsLost          uint64 // railsLost is of endpoints that were released
 	noResource, pending         uint64 // sends refused for now, requests queued
 	failures, violations        uint64
 	probes                      uint64
@@ -48,6 +49,8 @@ type Stats struct {
 	Gets          uint64 `json:"gets"`
 	GetBytes      uint64 `json:"get_bytes"`
 	Atomics       uint64 `json:"atomics"`
+	AtomicsLost   uint64 `json:"atomics_lost"` // that ended with ErrAtomicLost
+	RailsLost     uint64 `json:"rails_lost"`   // queue pairs, while their endpoint went on
 	Control       uint64 `json:"control"`      // messages of the transport itself
 	NoResource    uint64 `json:"no_resource"`  // calls that returned ErrNoResource
 	Pending       uint64 `json:"pending"`      // requests queued
@@ -72,12 +75,15 @@ func (w *Worker) Stats() Stats {
 	for p := range w.endpoints.all {
 		registered += len(p.mem.mem)
 		all.add(p)
+		if w.cfg.QP.Failover && p.conn.qp != nil {
+			s.railsLost += p.conn.qp.Stats().RailsLost
+		}
 	}
 	return Stats{
 		Endpoints: w.endpoints.open, SentBytes: all.sent, ReceivedBytes: all.received,
 		AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
-		Control:    s.control,
+		AtomicsLost: s.atomicsLost, RailsLost: s.railsLost, Control: s.control,
 		NoResource: s.noResource, Pending: s.pending, PendingNow: w.schedule.queue.Len(), Probes: s.probes,
 		Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,

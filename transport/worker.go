@@ -64,7 +64,7 @@ func NewWorker(dom *ibverbx.Domain, cfg Config) (*Worker, error) {
 	if err := cfg.validate(&limits, len(dom.Devices())); err != nil {
 		return nil, err
 	}
-	depth, err := cfg.fitEndpoints(limits.cqe)
+	depth, err := cfg.fitEndpoints(limits.cqe, len(dom.Devices()))
 	if err != nil {
 		return nil, err
 	}
