@@ -107,4 +107,7 @@
 //
 // A peer that vanishes without a goodbye is noticed by what is on its way to it, or else by the
 // transport's keep-alive ([transport.Config].KeepAlive).
+//
+// With Transport.QP.Failover at both ends, an endpoint over several NICs outlives the loss of one,
+// without an error; both ends must make progress then. Package transport says more.
 package tagged

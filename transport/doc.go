@@ -91,5 +91,5 @@
 // those of others in another NIC of the peer: they are atomic to each other then only where the
 // peer's NICs are among themselves, which few are.
 //
-// Workers that are to make endpoints or register memory need all NICs of their domain.
+// A new endpoint needs all NICs of the domain.
 package transport
