@@ -131,7 +131,8 @@ func (v *recovery) find(id uint64) *lostEntry {
 // the path, and not of the request: what fails by its own fault would fail on the next rail, too.
 func losesRail(s verbs.Status) bool {
 	switch s {
-	case verbs.StatusRetryExcErr, verbs.StatusWRFlushErr, verbs.StatusFatalErr, verbs.StatusRespTimeoutErr:
+	case verbs.StatusRetryExcErr, verbs.StatusWRFlushErr, verbs.StatusFatalErr, verbs.StatusRespTimeoutErr,
+		verbs.StatusLocQPOpErr:
 		return true
 	}
 	return false
