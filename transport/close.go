@@ -130,7 +130,7 @@ func (p *peerState) release() {
 	w.endpoints.remove(p)
 	// The program may hold the endpoint for long, which refuses every call from now on.
 	last := p.conn.qp.Stats()
-	w.stats.railsLost += last.RailsLost
+	w.stats.railsLost, w.stats.railsBack = w.stats.railsLost+last.RailsLost, w.stats.railsBack+last.RailsBack
 	p.conn.last, p.conn.qp, p.sending.ops = &last, nil, ring.NewWindow[op]()
 	if !p.receiving.inUse() {
 		p.mem, p.receiving.messages, p.receiving.toRepost = slab{}, nil, nil

@@ -20,7 +20,8 @@ type Config struct {
 	//
 	// With Failover, at both ends, an endpoint goes on when it loses a NIC or a queue pair and
 	// another is left at both ends: see the package comment. Credits are two more then. In Spray
-	// one end must not offer it to one that does not.
+	// one end must not offer it to one that does not. OnRail is called while the worker is locked:
+	// it must not call the worker, or any of its endpoints.
 	QP ibverbx.Config
 	// MaxEndpoints is how many endpoints there may be at a time; 0 means 128, or as many as the
 	// NIC's completion queue has room for.

@@ -13,7 +13,8 @@ type counters struct {
 	puts, putBytes              uint64
 	gets, getBytes              uint64
 	atomics, atomicsLost        uint64
-	control, railsLost          uint64 // railsLost is of endpoints that were released
+	control                     uint64
+	railsLost, railsBack        uint64 // of endpoints that were released
 	noResource, pending         uint64 // sends refused for now, requests queued
 	failures, violations        uint64
 	probes                      uint64
@@ -51,6 +52,7 @@ type Stats struct {
 	Atomics       uint64 `json:"atomics"`
 	AtomicsLost   uint64 `json:"atomics_lost"` // that ended with ErrAtomicLost
 	RailsLost     uint64 `json:"rails_lost"`   // queue pairs, while their endpoint went on
+	RailsBack     uint64 `json:"rails_back"`   // queue pairs that were lost, and are in service again
 	Control       uint64 `json:"control"`      // messages of the transport itself
 	NoResource    uint64 `json:"no_resource"`  // calls that returned ErrNoResource
 	Pending       uint64 `json:"pending"`      // requests queued
@@ -76,14 +78,16 @@ func (w *Worker) Stats() Stats {
 		registered += len(p.mem.mem)
 		all.add(p)
 		if w.cfg.QP.Failover && p.conn.qp != nil {
-			s.railsLost += p.conn.qp.Stats().RailsLost
+			qp := p.conn.qp.Stats()
+			s.railsLost, s.railsBack = s.railsLost+qp.RailsLost, s.railsBack+qp.RailsBack
 		}
 	}
 	return Stats{
 		Endpoints: w.endpoints.open, SentBytes: all.sent, ReceivedBytes: all.received,
 		AMSent: s.amSent, AMBytes: s.amBytes, AMReceived: s.amReceived, AMKept: s.kept,
 		Puts: s.puts, PutBytes: s.putBytes, Gets: s.gets, GetBytes: s.getBytes, Atomics: s.atomics,
-		AtomicsLost: s.atomicsLost, RailsLost: s.railsLost, Control: s.control,
+		AtomicsLost: s.atomicsLost, RailsLost: s.railsLost, RailsBack: s.railsBack,
+		Control:    s.control,
 		NoResource: s.noResource, Pending: s.pending, PendingNow: w.schedule.queue.Len(), Probes: s.probes,
 		Failures: s.failures, Violations: s.violations,
 		BounceTotal: w.cfg.BounceBuffers, BounceFree: len(w.bounce.free), StaleEvents: s.stale,

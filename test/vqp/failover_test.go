@@ -26,8 +26,12 @@ func TestFailover(t *testing.T) {
 				t.Skip("links cannot be taken down")
 			}
 			// A queue pair that stands in may have no receive for a moment.
+			start := time.Now()
 			a, b := rig.connectHasty(s.config(ibverbx.Config{MaxMsgSize: fragment, Failover: true,
-				Failback: 50 * time.Millisecond, Conn: ibverbx.ConnConfig{RNRRetry: 7}}))
+				Failback: 50 * time.Millisecond, Conn: ibverbx.ConnConfig{RNRRetry: 7},
+				OnRail: func(e ibverbx.RailEvent) {
+					t.Logf("%v: %v", time.Since(start).Round(time.Millisecond), e)
+				}}))
 			busyUntil(a, b, "traffic", underWay(a, b))
 			for round, e := range []*end{a, b, b, a} {
 				nic := e.CQ().Devices()[round%2]
