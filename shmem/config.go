@@ -22,7 +22,8 @@ type Config struct {
 	HeapSize int
 	// Background starts a goroutine that makes progress, so that what waits behind a fence leaves
 	// without a call of this PE. It costs switches to that goroutine; programs that call Quiet or
-	// wait do not need it.
+	// wait do not need it. With Transport.QP.Failover it is started in any case, unless
+	// Transport.Idle is set: a connection that has lost a NIC needs both its PEs to go on.
 	Background bool
 	// RegisterFrom is the length in bytes from which on a Put or Get registers memory outside of
 	// the heap for the call instead of copying it through registered buffers; 0 means 256 KiB,
@@ -79,6 +80,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Transport.AMBuffers == 0 {
 		c.Transport.AMBuffers = 1
+	}
+	if c.Transport.QP.Failover && c.Transport.Idle == nil {
+		c.Background = true
 	}
 	return c
 }

@@ -96,13 +96,13 @@
 // (transport.Config.KeepAlive). Puts, gets and atomics among the other PEs go on.
 //
 // A PE with several NICs outlives the loss of one, or of the path to another PE, with
-// Transport.QP.Failover on all PEs: no call fails. Set Config.Background, too, unless every PE
-// calls something that makes progress every few seconds: the PEs that a connection joins agree on
-// what has arrived, and one that takes longer than Transport.QP.FailoverTimeout has failed. Two
-// things remain. An atomic without an answer fails with [transport.ErrAtomicLost], by itself, and
-// may have changed the word or not; of an [Add] on eight bytes, which waits for nothing, Quiet or
-// the next Barrier says so. And while PEs reach one of them by different NICs, their atomics there
-// are atomic among themselves only if those NICs have that in common, which few have.
+// Transport.QP.Failover on all PEs: no call fails. Two things remain.
+//
+//   - An atomic without an answer fails with [transport.ErrAtomicLost], by itself, and may have
+//     changed the word or not; of an [Add] on eight bytes, which waits for nothing, Quiet or the
+//     next Barrier says so.
+//   - While PEs reach one of them by different NICs, their atomics there are atomic among
+//     themselves only if those NICs have that in common, which few have.
 //
 // # What it costs
 //

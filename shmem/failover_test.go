@@ -118,7 +118,6 @@ func neighbours(l *testbed, harm func()) {
 func TestAnAtomicIsLost(t *testing.T) {
 	cfg := quick()
 	cfg.Transport.QP.Failover = true
-	cfg.Background = true // PE 1 calls nothing
 	l := newTestbed(t, shape{2, 2, 4}, cfg)
 	s := allocate[uint64](l, 2)
 	lose := func() {

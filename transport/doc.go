@@ -82,8 +82,9 @@
 // With Config.QP.Failover at both ends, an endpoint over several queue pairs outlives the loss of
 // one, of a NIC, or of the path between two, as long as at both ends one of each kind is left; see
 // [ibverbx.Config]. No operation fails by that, and all that is promised above holds. Stats counts
-// in RailsLost, and in RailsBack what has come back since. How soon it is noticed depends on the retries of QP.Conn. Both ends must make
-// progress meanwhile: one that makes none for QP.FailoverTimeout has failed.
+// in RailsLost, and in RailsBack what has come back since. How soon it is noticed depends on the
+// retries of QP.Conn. Both ends must make progress meanwhile: one that makes none for
+// QP.FailoverTimeout has failed.
 //
 // The exception are atomics. One that has no answer when its queue pair is lost may have changed
 // the number or not, and cannot be repeated: it ends with [ErrAtomicLost], by its completion, or,
