@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"text/tabwriter"
@@ -28,6 +27,10 @@ func (t *perfTable) details(r *bench.Result) {
 			t.fault(f)
 		}
 	}
+	t.failedOver(r)
+	if r.Timeline != nil {
+		t.timeline(r.Timeline)
+	}
 	if len(setbacks) == 0 {
 		for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
 			t.printf("    failed completions, end %s: %d\n", status, r.Statuses[status])
@@ -36,8 +39,8 @@ func (t *perfTable) details(r *bench.Result) {
 	if r.Failed {
 		t.causes(r, setbacks)
 	}
-	if len(setbacks) > 0 && !t.verbose {
-		return
+	if (len(setbacks) > 0 || r.Timeline != nil) && !t.verbose {
+		return // the time line has the rails
 	}
 	if slices.ContainsFunc(setbacks, rebuilt) {
 		t.say("queue pairs", "those that were made anew:")
@@ -70,9 +73,9 @@ func (t *perfTable) rails(end string, s *ibverbx.Stats) {
 			end)
 		for i := range s.Rails {
 			r := &s.Rails[i]
-			name := fmt.Sprint(i)
-			if r.Notify {
-				name = "notify"
+			name := nameOf(i, r)
+			if r.Down {
+				name += ", down"
 			}
 			share := 0.0
 			if total > 0 {

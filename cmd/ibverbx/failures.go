@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/layers"
 )
@@ -68,7 +69,10 @@ func (t *perfTable) fault(f bench.FaultReport) {
 	if f.Hits > 0 {
 		text += ": " + strconv.Itoa(f.Hits)
 	}
-	if f.Struck {
+	switch {
+	case f.Struck && f.Fault.At > 0:
+		text += fmt.Sprintf("; at %v of the column", f.Fault.At)
+	case f.Struck:
 		text += fmt.Sprintf("; after message %d of the column", f.Fault.Message)
 	}
 	t.say("fault", f.Fault.String()+": "+text)
@@ -304,4 +308,62 @@ func recoveries(r *bench.Report) (n int) {
 		}
 	}
 	return n
+}
+
+// failedOver says which queue pairs each end has lost without a request failing, and how much work
+// others have repeated.
+func (t *perfTable) failedOver(r *bench.Result) {
+	label := "failover"
+	for i, of := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
+		n, where := downRails(of)
+		lost, back := int(of.RailsLost), int(of.RailsBack)
+		if n+lost+back == 0 {
+			continue
+		}
+		text := fmt.Sprintf("end %c lost %s, %d came back, and %s were posted again on others", 'a'+i,
+			count(lost, "queue pair"), back, count(int(of.Reposted), "work request"))
+		switch {
+		case lost+back == 0:
+			text = fmt.Sprintf("end %c is without queue pairs that it lost before: %s", 'a'+i, where)
+		case n > 0:
+			text += "; out of service: " + where
+		}
+		t.say(label, text)
+		label = ""
+	}
+	if label == "" && r.Failure == nil && !r.Failed {
+		t.say("", "no request failed")
+	}
+}
+
+// downRails says how many rails of an end are out of service, and which, by their NIC.
+func downRails(s *bench.QPStats) (n int, where string) {
+	var nics []string
+	rails := map[string][]string{}
+	for k := range s.Rails {
+		rail := &s.Rails[k]
+		if !rail.Down {
+			continue
+		}
+		n++
+		if rails[rail.Device] == nil {
+			nics = append(nics, rail.Device)
+		}
+		rails[rail.Device] = append(rails[rail.Device], nameOf(k, rail))
+	}
+	for i, nic := range nics {
+		nics[i] = nic + ": " + strings.Join(rails[nic], ", ")
+	}
+	return n, strings.Join(nics, "; ")
+}
+
+// nameOf is what rail k is called.
+func nameOf(k int, r *ibverbx.RailStats) string {
+	switch {
+	case r.Notify:
+		return "notify"
+	case r.Spare:
+		return "spare"
+	}
+	return strconv.Itoa(k)
 }

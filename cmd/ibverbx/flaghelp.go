@@ -83,6 +83,10 @@ func perfFlagHelp() map[string]string {
 		"fragment": "Largest fragment of a message. [${default}]",
 		"balance": "Which queue pair carries the next fragment: round-robin, or ability, the one that will " +
 			"have finished it first. [${default}]",
+		"failback": "With --failover, after how long a queue pair that has failed is tried again; 0 for " +
+			"never. [1s]",
+		"failover": "Go on without the queue pairs that fail, while others work at both ends: no request " +
+			"fails.",
 		"depth": "Fragments outstanding on a queue pair. [${default}]",
 		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
 			"HOST:PORT. [every address, port 18515]",
@@ -98,7 +102,11 @@ func perfFlagHelp() map[string]string {
 			"has less.",
 		"max-lat": "Largest median of every cell with --mode lat, likewise.",
 		"json":    "One JSON document in place of the table.",
-		"verbose": "What each rail carried, too.",
+		"verbose": "What each rail carried, too, and all intervals of a time line.",
+		"interval": "Show bandwidth over time, of all and of each rail, in intervals of this length: 10ms, " +
+			"1s, 0 for not; more than 10,000 become fewer. [with --fault and --plot 10ms, or so that there " +
+			"are at most 400]",
+		"plot": "Write the time lines to this file, HTML that a browser shows without a network.",
 		"unit": "Of bandwidths in the table: GB (10^9 bytes), Gbit or MiB (2^20 bytes), a second. " +
 			"[GB]",
 		"report-gbits": "As --unit Gbit.",

@@ -196,6 +196,15 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 			o = progress
 		}
 	}
+	file, err := createPlot(f.Plot)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closing := file.close(); err == nil {
+			err = closing
+		}
+	}()
 	report, err := measure(o)
 	finish()
 	if report == nil {
@@ -216,6 +225,9 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 		}
 	} else if err == nil {
 		err = table.err
+	}
+	if writing := f.writePlot(file, report); err == nil {
+		err = writing
 	}
 	return err
 }

@@ -53,6 +53,8 @@ type railFlags struct {
 	QPs      int             `group:"rails" name:"qps" aliases:"qp" short:"q" default:"4" placeholder:"N"`
 	Fragment units.Size      `group:"rails" default:"512K" placeholder:"SIZE"`
 	Balance  ibverbx.Balance `group:"rails" default:"round-robin" placeholder:"NAME" predictor:"balance"`
+	Failover bool            `group:"rails"`
+	Failback *units.Span     `group:"rails" placeholder:"TIME"`
 	Depth    int             `group:"rails" default:"128" placeholder:"N"`
 	connFlags
 }
@@ -81,10 +83,12 @@ type simFlags struct {
 
 // outFlags say what is written, and which figures are a failure.
 type outFlags struct {
-	JSON        bool   `group:"out" name:"json"`
-	Verbose     bool   `group:"out" short:"v"`
-	Unit        string `group:"out" placeholder:"NAME" predictor:"unit"`
-	ReportGbits bool   `group:"out" name:"report-gbits" aliases:"report_gbits"`
+	JSON        bool        `group:"out" name:"json"`
+	Verbose     bool        `group:"out" short:"v"`
+	Interval    *units.Span `group:"out" placeholder:"TIME"`
+	Plot        string      `group:"out" placeholder:"FILE" predictor:"file"`
+	Unit        string      `group:"out" placeholder:"NAME" predictor:"unit"`
+	ReportGbits bool        `group:"out" name:"report-gbits" aliases:"report_gbits"`
 	limits
 }
 
@@ -96,13 +100,22 @@ func (f *perfCmd) params() (p *bench.Params, err error) {
 		Kind:          layers.Kind(f.Kind),
 		TxDepth:       f.TxDepth, Inline: f.Inline, Endless: f.Endless, QPs: f.QPs,
 		Shared:   f.provider() != softNICs,
-		Fragment: f.Fragment, Balance: f.Balance, Depth: f.Depth, Verify: !f.NoVerify, Memory: f.Memory,
+		Fragment: f.Fragment, Balance: f.Balance, Failover: f.Failover, Depth: f.Depth,
+		Verify: !f.NoVerify, Memory: f.Memory,
 		Speeds: f.NICSpeed, Faults: f.Fault, Seed: f.Seed,
 	}
 	for _, l := range f.NICLatency {
 		p.Latencies = append(p.Latencies, bench.Seconds(l))
 	}
 	if err = f.counts(p); err != nil {
+		return nil, err
+	}
+	if d := f.Failback; d != nil {
+		if p.Failback = bench.Seconds(*d); *d == 0 {
+			p.Failback = -1 // where 0 is the default
+		}
+	}
+	if p.Interval, err = f.interval(p); err != nil {
 		return nil, err
 	}
 	if d := f.Duration; d != nil {
@@ -152,6 +165,20 @@ func (f *perfCmd) counts(p *bench.Params) error {
 		return &bench.UsageError{Reason: "--fragment 0: must be at least 1 byte"}
 	}
 	return nil
+}
+
+// interval is that of the time lines; 0 for none.
+func (f *perfCmd) interval(p *bench.Params) (bench.Seconds, error) {
+	switch {
+	case f.Plot != "" && f.Interval != nil && *f.Interval == 0:
+		return 0, &bench.UsageError{Reason: "--plot with --interval 0, which asks for no time line: drop " +
+			"one of them"}
+	case f.Interval != nil:
+		return bench.Seconds(*f.Interval), nil
+	case f.Plot != "" || len(p.Faults) > 0 && p.Timed():
+		return bench.AutoInterval, nil
+	}
+	return 0, nil
 }
 
 // wait is how the ends wait; empty is the default.

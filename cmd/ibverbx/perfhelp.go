@@ -19,6 +19,11 @@ func (perfCmd) Help() string {
                                                     NICs of different speed, and what each rail carried
   ibverbx perf --fault nic-down@nic=1,msg=500       what an application sees when a NIC fails
   ibverbx perf --fault link-flap@for=30ms -s 1M     a failure that the NICs survive
+  ibverbx perf --failover --fault nic-down@nic=1,at=300ms --depth 8 --nic-speed 8Gbit --plot x.html
+                                                    the other NIC goes on; bandwidth over time in a browser
+  ibverbx perf --balance ability --fault slow@nic=1,at=300ms,for=400ms --depth 8 --nic-speed 8Gbit --qps 1 \
+      --fragment 128K --memory 512M                 a NIC of a tenth of the speed, and how it gets a tenth of
+                                                    the work
   ibverbx perf --provider rdmacore -d mlx5_0        over a real NIC, both ends in this process
   ibverbx perf --layer transport --op am --mode lat active messages, beside a send through one queue pair
   ibverbx perf --layer transport --op put --kind zcopy -s 1M
@@ -84,11 +89,24 @@ through. Links and NICs that come back are waited for. Without those that do not
 made anew on as many NICs as both have left; with none left the
 column ends. So it does after more than ` + strconv.Itoa(bench.MaxSetbacks) + ` failures at one size.
 
+With --failover a column of several queue pairs goes on without those that fail, while others work at both
+ends: no request fails, and the report says which were lost and how many work requests others repeated. After
+--failback they are tried again, and are back in service if they work. The listening one of two processes
+takes the flags over from the connecting one.
+
+With --fault, --interval or --plot the report has bandwidth over time: of the messages reported to the
+program, and of the fragments that each rail has completed, around the faults; with --json, --verbose and
+--plot all intervals. The time is that of the rounds and of recoveries; it stands while messages are
+compared, and with it the for= of a fault. Below 90 % means from the first interval of which it is true to the
+first of three of which it is not. A round ends when all its messages have come, so the end of each shows
+as a dip where much is outstanding: with more --memory there are fewer, with less --depth they are less deep.
+
 Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike
 either. They strike when end a has posted msg= messages of a column [100], all its sizes counted and no
-warm-up. A column is measured in rounds, and errors number the messages of the round that failed, from 0. nic=
-and rail= count from 0 [any, but where a number is named], count= is how many requests are struck [1], all for
-ever, for= a duration. In brackets is what holds when a key is not given:
+warm-up, or when the column has been measured for at=. A column is measured in rounds, and errors number the
+messages of the round that failed, from 0. nic= and rail= count from 0 [any, but where a number is named],
+count= is how many requests are struck [1], all for ever, for= a duration, by= a factor. In brackets is what
+holds when a key is not given:
 ` + bench.FaultHelp()
 }
 

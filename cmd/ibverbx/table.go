@@ -221,6 +221,9 @@ func (t *perfTable) how(m bench.Machine) string {
 				fmt.Sprintf("memory used again after %v", p.Memory))
 		}
 	}
+	if p.Failover {
+		s = append(s, "failover")
+	}
 	if p.Inline > 0 {
 		s = append(s, fmt.Sprintf("inline up to %v", units.Size(p.Inline)))
 	}
@@ -251,7 +254,8 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.bandwidths(row)
 	}
 	for i := range row {
-		if t.verbose || row[i].Failed || row[i].Failure != nil || len(row[i].Faults) > 0 {
+		if t.verbose || row[i].Failed || row[i].Failure != nil || len(row[i].Faults) > 0 ||
+			row[i].Timeline != nil {
 			t.details(&row[i])
 			t.gap = true
 		}

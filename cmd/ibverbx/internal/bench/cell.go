@@ -31,6 +31,8 @@ type cell struct {
 	moved  func()  // feeds the watchdog of the round under way
 	opened bool    // the other process knows of it, if there is one
 	closed bool    // nothing more is measured: the result is complete
+	// recorder is nil where no time line is asked for.
+	recorder *recorder
 }
 
 // single is what a cell has measured with one endpoint, while it measures with all, or the other
@@ -152,6 +154,9 @@ func (c *cell) close() {
 	c.recount()
 	c.countSince()
 	c.result.Faults = c.pair.faults.report()
+	if c.recorder != nil {
+		c.result.Timeline = c.recorder.timeline(c.pair.faults.reports)
+	}
 }
 
 // oneEndpoint measures with a single endpoint where there are several.

@@ -12,7 +12,10 @@
 // Package layers moves the messages. To this package a virtual queue pair is a layer like those
 // above it: the same cell, rounds, memory, comparing, report and conversation serve all of them.
 // Virtual queue pairs have more: faults that strike their requests, recovery after a failure, and
-// an account of every completion (fault.go, inject.go, faultplan.go, recover.go, accounting.go).
+// an account of every completion (fault.go, inject.go, faultplan.go, recover.go, accounting.go). Of
+// a cell whose time line is wanted the goroutine that plays the rounds reads the counters some
+// times in each interval (timeline.go), and what each fault did to the bandwidth is computed in the
+// end (dips.go). The time is that of a stopwatch which stands between the rounds.
 //
 // In one process one goroutine drives both ends of a queue pair. It polls, and when nothing has
 // come for a while it sleeps until an event of either end: where the NICs are software they need

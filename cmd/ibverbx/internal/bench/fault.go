@@ -17,8 +17,10 @@ type Fault struct {
 	NIC     int           // of that end, from 0; -1 is any
 	Rail    int           // queue pair of the virtual queue pair, from 0; -1 is any
 	Message int           // strikes when so many messages have been posted in the column
+	At      time.Duration // or, where that is not 0, when the column has been measured for so long
 	Count   int           // requests that it strikes; -1 is all
 	For     time.Duration // how long it lasts, or by how much it delays
+	By      int           // how many times slower something gets
 
 	text string
 	nth  int // of the faults of a column, which may be alike
@@ -39,7 +41,7 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 // faultKind is a row of the table of faults.
 type faultKind struct {
 	name, help string
-	keys       string // those that it understands
+	keys       string // those that it understands, beside at
 	end        string
 	nic, rail  int
 	lasts      time.Duration
@@ -62,6 +64,8 @@ func faultKinds() []faultKind {
 			injectDelay, true},
 		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1,
 			20 * time.Millisecond, injectStall, true},
+		{"slow", "a NIC and its peer become by= times slower", "nic by msg for", "a", 0, -1, 0,
+			slowNIC, true},
 		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP, false},
 		{"nic-down", "a NIC fails permanently, or is there again after for=", "nic msg end for", "a", 0, -1,
 			0, nicDown, false},
@@ -70,6 +74,9 @@ func faultKinds() []faultKind {
 			20 * time.Millisecond, linkFlap, false},
 	}
 }
+
+// all is the keys that it understands.
+func (k *faultKind) all() []string { return append(strings.Fields(k.keys), "at") }
 
 func (f *Fault) kind() *faultKind {
 	for _, k := range faultKinds() {
@@ -85,7 +92,7 @@ func FaultHelp() string {
 	var b strings.Builder
 	for _, k := range faultKinds() {
 		var keys []string
-		for _, key := range strings.Fields(k.keys) {
+		for _, key := range k.all() {
 			keys = append(keys, key+k.initially(key))
 		}
 		fmt.Fprintf(&b, "  %-14s %s (keys: %s)\n", k.name, k.help, strings.Join(keys, ", "))
@@ -109,6 +116,8 @@ func (k *faultKind) initially(key string) string {
 		return fmt.Sprintf(" [%d]", k.nic)
 	case key == "rail" && k.rail >= 0:
 		return fmt.Sprintf(" [%d]", k.rail)
+	case key == "by":
+		return fmt.Sprintf(" [%d]", defaultBy)
 	case key == "for" && k.lasts > 0:
 		return fmt.Sprintf(" [%v]", k.lasts)
 	case key == "for":
@@ -117,10 +126,16 @@ func (k *faultKind) initially(key string) string {
 	return ""
 }
 
+// How many times slower a NIC becomes, and at most.
+const (
+	defaultBy = 10
+	mostBy    = 1000
+)
+
 // ParseFault reads a fault.
 func ParseFault(text string) (Fault, error) {
 	name, where, located := strings.Cut(text, "@")
-	f := Fault{Kind: name, Message: 100, Count: 1, text: text}
+	f := Fault{Kind: name, Message: 100, Count: 1, By: defaultBy, text: text}
 	k := f.kind()
 	if k == nil {
 		var names []string
@@ -136,14 +151,17 @@ func ParseFault(text string) (Fault, error) {
 	given := map[string]bool{}
 	for _, item := range strings.Split(where, ",") {
 		key, value, _ := strings.Cut(item, "=")
-		if !slices.Contains(strings.Fields(k.keys), key) {
+		if !slices.Contains(k.all(), key) {
 			return f, fmt.Errorf("fault %q: %q: %s understands %s, written key=value", text, item, name,
-				strings.ReplaceAll(k.keys, " ", ", "))
+				strings.Join(k.all(), ", "))
 		}
 		if given[key] {
 			return f, fmt.Errorf("fault %q: %s is given twice; for several faults repeat --fault", text, key)
 		}
 		given[key] = true
+		if given["msg"] && given["at"] {
+			return f, fmt.Errorf("fault %q: msg and at exclude each other: it strikes once", text)
+		}
 		if err := f.set(key, value); err != nil {
 			return f, fmt.Errorf("fault %q: %s: %w", text, key, err)
 		}
@@ -158,12 +176,16 @@ func (f *Fault) set(key, value string) error {
 		}
 		return nil
 	}
-	if key == "for" {
+	if key == "for" || key == "at" {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
 			return fmt.Errorf("%q: want a duration such as 20ms", value)
 		}
-		f.For = d
+		if key == "at" {
+			f.At = d
+		} else {
+			f.For = d
+		}
 		return nil
 	}
 	if key == "count" && value == "all" {
@@ -171,6 +193,9 @@ func (f *Fault) set(key, value string) error {
 		return nil
 	}
 	n, err := strconv.Atoi(value)
+	if key == "by" && (err != nil || n < 2 || n > mostBy) {
+		return fmt.Errorf("%q: want a number, 2 to %d", value, mostBy)
+	}
 	if key == "count" && (err != nil || n <= 0) {
 		return fmt.Errorf("%q: want a number above 0, or all", value)
 	}
@@ -186,6 +211,8 @@ func (f *Fault) set(key, value string) error {
 		f.Message = n
 	case "count":
 		f.Count = n
+	case "by":
+		f.By = n
 	}
 	return nil
 }
@@ -199,6 +226,7 @@ func (f *Fault) check(p *Params) error {
 		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
 	case f.Kind == "fail-recv" && !p.Shape().Seen:
 		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
+	case f.At > 0:
 	case p.Iterations > 0 && f.Message >= p.Iterations:
 		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,
 			f.Message, p.Iterations, f.separator(), p.Iterations/2)

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,7 +13,8 @@ import (
 type faultPlan struct {
 	ctx     context.Context // of the run
 	pair    *pair
-	pending []Fault // by Message
+	pending []Fault // those that strike by Message, in that order
+	timed   []Fault // those that strike by At, in that order
 	reports []*faultState
 }
 
@@ -20,10 +22,11 @@ type faultPlan struct {
 type faultState struct {
 	fault Fault
 	*struck
-	ending   *ending // of a fault that lasts for a while
-	excused  int     // strikes whose consequences are over
-	reported int     // strikes that a cell has reported
-	missing  bool    // a cell has reported that there was nothing to strike
+	at       time.Duration // when it was put in force, by the watch of the column
+	ending   *ending       // of a fault that lasts for a while
+	excused  int           // strikes whose consequences are over
+	reported int           // strikes that a cell has reported
+	missing  bool          // a cell has reported that there was nothing to strike
 }
 
 // strikes is how often the fault has struck.
@@ -54,6 +57,12 @@ func newFaultPlan(c *pair, faults []Fault) *faultPlan {
 	for i := range fp.pending {
 		fp.pending[i].nth = i
 	}
+	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return cmp.Compare(a.At, b.At) })
+	messages := slices.IndexFunc(fp.pending, func(f Fault) bool { return f.At > 0 })
+	if messages >= 0 {
+		fp.timed = slices.Clone(fp.pending[messages:])
+		fp.pending = fp.pending[:messages]
+	}
 	slices.SortStableFunc(fp.pending, func(a, b Fault) int { return a.Message - b.Message })
 	return fp
 }
@@ -61,35 +70,58 @@ func newFaultPlan(c *pair, faults []Fault) *faultPlan {
 // admit puts the faults in force that are due when posted messages have been posted, and says how
 // many of n further ones may be posted before the next fault is due.
 func (fp *faultPlan) admit(posted, n int) (int, error) {
+	if err := fp.strikeTimed(); err != nil {
+		return n, err
+	}
 	if err := fp.strike(posted); err != nil || len(fp.pending) == 0 {
 		return n, err
 	}
 	return min(n, fp.pending[0].Message-posted), nil
 }
 
-// strike puts the faults in force that are due.
+// strike puts the faults in force that are due after so many messages.
 func (fp *faultPlan) strike(posted int) error {
 	for len(fp.pending) > 0 && fp.pending[0].Message <= posted {
 		f := fp.pending[0]
 		fp.pending = fp.pending[1:]
-		if f.Rail >= fp.pair.dataRails() {
-			fp.reports = append(fp.reports, &faultState{fault: f, struck: fp.pair.noRail()})
-			continue
+		if err := fp.inForce(f); err != nil {
+			return err
 		}
-		s, err := f.kind().strike(fp.pair, &f)
-		if err != nil {
-			return fmt.Errorf("fault %s: %w", f.text, err)
-		}
-		state := &faultState{fault: f, struck: s}
-		if s.undo != nil && f.For > 0 {
-			state.ending = newEnding(s, f.For)
-			// the round under way waits for it; for what comes back, await does, which ctx ends
-			if s.hits != nil {
-				context.AfterFunc(fp.ctx, state.ending.cutShort)
-			}
-		}
-		fp.reports = append(fp.reports, state)
 	}
+	return nil
+}
+
+// strikeTimed puts the faults in force that are due by now.
+func (fp *faultPlan) strikeTimed() error {
+	for len(fp.timed) > 0 && fp.timed[0].At <= fp.pair.watch.now() {
+		f := fp.timed[0]
+		fp.timed = fp.timed[1:]
+		if err := fp.inForce(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inForce puts a fault in force.
+func (fp *faultPlan) inForce(f Fault) error {
+	if f.Rail >= fp.pair.dataRails() {
+		fp.reports = append(fp.reports, &faultState{fault: f, struck: fp.pair.noRail()})
+		return nil
+	}
+	s, err := f.kind().strike(fp.pair, &f)
+	if err != nil {
+		return fmt.Errorf("fault %s: %w", f.text, err)
+	}
+	state := &faultState{fault: f, struck: s, at: fp.pair.watch.now()}
+	if s.undo != nil && f.For > 0 {
+		state.ending = newEnding(s, f.For, &fp.pair.watch)
+		// the round under way waits for it; for what comes back, await does, which ctx ends
+		if s.hits != nil || f.kind().bearable {
+			context.AfterFunc(fp.ctx, state.ending.cutShort)
+		}
+	}
+	fp.reports = append(fp.reports, state)
 	return nil
 }
 
@@ -117,6 +149,10 @@ func (fp *faultPlan) report() []FaultReport {
 	for _, f := range fp.pending {
 		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("has not struck: the end came before "+
 			"message %d of the column", f.Message)})
+	}
+	for _, f := range fp.timed {
+		list = append(list, FaultReport{Fault: f, What: fmt.Sprintf("has not struck: the column was not "+
+			"measured for %v", f.At)})
 	}
 	return list
 }
@@ -150,7 +186,7 @@ func (fp *faultPlan) outlived() {
 // await waits for the end of what lasts for a while: links and NICs that come back.
 func (fp *faultPlan) await(ctx context.Context) error {
 	for _, s := range fp.reports {
-		if s.ending == nil || s.hits != nil {
+		if s.ending == nil || s.hits != nil || s.fault.kind().bearable {
 			continue
 		}
 		select {
@@ -162,36 +198,91 @@ func (fp *faultPlan) await(ctx context.Context) error {
 	return nil
 }
 
+// hold stops the time of the faults in force, which lasts only while that of the column does.
+func (fp *faultPlan) hold() {
+	for _, s := range fp.reports {
+		if s.ending != nil {
+			s.ending.hold()
+		}
+	}
+}
+
+// release lets it go on.
+func (fp *faultPlan) release() {
+	for _, s := range fp.reports {
+		if s.ending != nil {
+			s.ending.release()
+		}
+	}
+}
+
+// ended says whether the fault was taken back, and when by the watch of the column.
+func (s *faultState) ended() (at time.Duration, over bool) {
+	if s.ending == nil {
+		return 0, false
+	}
+	s.ending.mu.Lock()
+	defer s.ending.mu.Unlock()
+	return s.ending.at, s.ending.over
+}
+
 // ending takes a fault back after a while, which of a fault that strikes requests begins when it
 // has struck one.
 type ending struct {
 	*struck
 	lasts time.Duration
+	watch *stopwatch
 	ended chan struct{}
 
 	mu    sync.Mutex
 	timer *time.Timer
+	due   time.Time     // when the timer fires, while the time runs
+	held  bool          // the time stands
+	left  time.Duration // until the timer has to fire, while it does
 	over  bool
-	cut   bool // over before its time, because the run is to end
+	at    time.Duration // when it was over, by the watch
+	cut   bool          // over before its time, because the run is to end
 }
 
-func newEnding(s *struck, lasts time.Duration) *ending {
-	e := &ending{struck: s, lasts: lasts, ended: make(chan struct{})}
+func newEnding(s *struck, lasts time.Duration, watch *stopwatch) *ending {
+	e := &ending{struck: s, lasts: lasts, watch: watch, ended: make(chan struct{}),
+		due: time.Now().Add(lasts)}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.timer = time.AfterFunc(lasts, e.due)
+	e.timer = time.AfterFunc(lasts, e.fire)
 	return e
 }
 
-func (e *ending) due() {
+func (e *ending) fire() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.over:
+	case e.over || e.held:
 	case e.hits != nil && e.hits() == 0:
+		e.due = time.Now().Add(e.lasts)
 		e.timer.Reset(e.lasts)
 	default:
 		e.finish()
+	}
+}
+
+// hold stops the time, if it runs.
+func (e *ending) hold() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.over && !e.held {
+		e.held, e.left = true, time.Until(e.due)
+		e.timer.Stop()
+	}
+}
+
+// release lets it go on.
+func (e *ending) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.over && e.held {
+		e.held, e.due = false, time.Now().Add(e.left)
+		e.timer.Reset(max(e.left, 0))
 	}
 }
 
@@ -232,7 +323,7 @@ func (e *ending) isOver() bool {
 
 // finish takes the fault back; mu is held.
 func (e *ending) finish() {
-	e.over = true
+	e.over, e.at = true, e.watch.now()
 	e.undo()
 	close(e.ended)
 }

@@ -3,7 +3,9 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"time"
 
+	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -92,7 +94,12 @@ func killQP(c *pair, f *Fault) (*struck, error) {
 		return &struck{what: fmt.Sprintf("did not strike: %s qp %d was in ERR already (end %s)",
 			qp.Device().Name(), qp.Num(), f.End), missed: true}, nil
 	}
-	if err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState); err != nil {
+	err := qp.Modify(&verbs.QPAttr{State: verbs.StateErr}, verbs.QPAttrState)
+	if errors.Is(err, verbs.ErrDeviceGone) {
+		return &struck{what: fmt.Sprintf("did not strike: %s was gone already (end %s)", qp.Device().Name(),
+			f.End), missed: true}, nil
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &struck{what: fmt.Sprintf("%s qp %d went to ERR (end %s)", qp.Device().Name(), qp.Num(), f.End)},
@@ -149,4 +156,41 @@ func linkFlap(c *pair, f *Fault) (*struck, error) {
 	d.SetLink(false)
 	return c.nicStruck(f, d, fmt.Sprintf("link of %s went down for %v", d.Name(), f.For),
 		func() { d.SetLink(true) }), nil
+}
+
+// slowNIC slows a NIC down, and the one at the other end of its link: the data of reads takes the
+// wire there.
+func slowNIC(c *pair, f *Fault) (*struck, error) {
+	d, err := softNIC(c, f)
+	if err != nil {
+		return nil, err
+	}
+	other := *f
+	other.End = endName(1)
+	peer, err := softNIC(c, &other)
+	if err != nil {
+		return nil, err
+	}
+	speed, latency := float64(pick(c.p.Speeds, f.NIC)), time.Duration(pick(c.p.Latencies, f.NIC))
+	from := "its speed"
+	if speed == 0 { // unlimited: what it has carried is its speed
+		speed = c.carried / float64(len(c.nics[0]))
+		from = "what it carried"
+	}
+	slow := units.Rate(max(speed/float64(f.By), 1))
+	for _, nic := range []*soft.Device{d, peer} {
+		nic.SetSpeed(uint64(slow), latency)
+	}
+	undo := func() {
+		for _, nic := range []*soft.Device{d, peer} {
+			nic.SetSpeed(uint64(pick(c.p.Speeds, f.NIC)), latency)
+		}
+	}
+	lasts := "permanently"
+	if f.For > 0 {
+		lasts = "for " + f.For.String()
+	}
+	what := fmt.Sprintf("%s slowed down %s to %.3g GB/s, %d times less than %s", d.Name(), lasts,
+		float64(slow)/1e9, f.By, from)
+	return c.nicStruck(f, d, what, undo), nil
 }

@@ -11,11 +11,12 @@ import (
 	"ibverbx/internal/peertext"
 	"ibverbx/nics"
 	"ibverbx/rendezvous"
+	"ibverbx/verbs"
 )
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/8"
+const Protocol = "ibverbx perf/9"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
@@ -225,9 +226,13 @@ type statsBody struct {
 	Transport TransportCounts `json:"transport,omitzero"`
 }
 
+// maxRailStats is how many rails a virtual queue pair has at most: beside those for data up to two
+// on each NIC.
+const maxRailStats = ibverbx.MaxRails + 2*verbs.MaxDevices
+
 // clean makes names in statistics printable.
 func clean(s *QPStats) {
-	s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
+	s.Rails = s.Rails[:min(len(s.Rails), maxRailStats)]
 	for i := range s.Rails {
 		s.Rails[i].Device = oneLine(s.Rails[i].Device)
 	}
@@ -254,7 +259,7 @@ func (b *rowBody) check(p *Params) error {
 		if c := r.Comparison; c != nil {
 			c.With = oneLine(c.With)
 		}
-		r.Setback, r.Further = Setback{}, nil
+		r.Setback, r.Further, r.Timeline = Setback{}, nil, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)
 		if !p.Layered() {

@@ -105,6 +105,8 @@ func fill(v reflect.Value) {
 		return // does not travel
 	case Setback, []Setback:
 		return // of faults, which strike in one process only
+	case *Timeline:
+		return // stays with the end that has recorded it
 	}
 	switch v.Kind() {
 	case reflect.Bool:

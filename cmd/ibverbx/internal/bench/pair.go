@@ -33,7 +33,11 @@ type pair struct {
 	faults *faultPlan
 	// sent counts the timed messages that end a has posted in the column, over all sizes. Rounds
 	// add to it; faults strike by it.
-	sent int
+	sent  int
+	watch stopwatch // of the timed rounds, over all sizes
+	// carried is how many bytes a second went in each direction when it was measured last; 0
+	// before.
+	carried float64
 }
 
 // endName is how an end is called.
@@ -233,11 +237,12 @@ func (c *pair) dataRails() int {
 }
 
 // run plays the round that both ends have begun, and returns when both are done. An end that fails
-// ends the other one's part.
+// ends the other one's part. One that has nothing to do is left alone, unless the other one needs
+// its answer when a queue pair fails.
 func (c *pair) run(ctx context.Context, tasks *[2]layers.Task) error {
 	a, b := c.ends[0], c.ends[1]
 	switch {
-	case tasks[1].Send+tasks[1].Take == 0:
+	case tasks[1].Send+tasks[1].Take == 0 && !c.p.Failover:
 		return cause(ctx, a.Run(ctx, always))
 	case a.QueuePair() != nil:
 		return cause(ctx, layers.RunQueuePairs(ctx, a, b))

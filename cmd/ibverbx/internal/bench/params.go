@@ -109,7 +109,11 @@ type Params struct {
 	Fragment units.Size `json:"fragment_bytes"`
 	// Balance is how each end shares fragments among its queue pairs.
 	Balance ibverbx.Balance `json:"balance"`
-	Depth   int             `json:"depth"` // messages outstanding on a queue pair
+	// Failover says that both ends go on without the queue pairs that fail, while others work.
+	Failover bool `json:"failover,omitempty"`
+	// Failback is as in [ibverbx.Config].
+	Failback Seconds `json:"failback_seconds,omitempty"`
+	Depth    int     `json:"depth"` // messages outstanding on a queue pair
 	// Inline is up to how many bytes messages are sent or written inline; 0: none is.
 	Inline int        `json:"inline_bytes,omitempty"`
 	Verify bool       `json:"verify"`
@@ -120,6 +124,8 @@ type Params struct {
 	Latencies []Seconds    `json:"nic_latency_seconds,omitempty"`
 	Faults    []Fault      `json:"faults,omitempty"`
 	Seed      uint64       `json:"seed"`
+	// Interval is that of the time lines; 0 for none, or [AutoInterval].
+	Interval Seconds `json:"-"`
 
 	// Conn is what the queue pairs of this process are connected with.
 	Conn ibverbx.ConnConfig `json:"-"`
@@ -149,6 +155,8 @@ const (
 	maxTxDepth = 1 << 16
 	maxInline  = 4096
 	maxSamples = 1000
+
+	maxFailback = Seconds(time.Hour)
 )
 
 // Defaults of the parameters.
@@ -166,7 +174,8 @@ const (
 func (p *Params) Validate() error {
 	p.fillDefaults()
 	for _, check := range []func() error{p.checkNumbers, p.checkSchemes, p.checkLayer, p.checkOp,
-		p.checkSizes, p.checkNICs, p.checkFaults} {
+		p.checkSizes, p.checkNICs, p.checkFaults,
+		p.checkInterval} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -295,6 +304,20 @@ func (p *Params) checkNumbers() error {
 }
 
 func (p *Params) checkSchemes() error {
+	if p.Failback != 0 && !p.Failover {
+		return usage("--failback goes with --failover: what has not been lost cannot come back")
+	}
+	if p.Failback > maxFailback {
+		return usage("--failback %v: must be at most %v, or 0 for never", time.Duration(p.Failback),
+			time.Duration(maxFailback))
+	}
+	if p.Failover && p.Layered() {
+		return usage("--failover is of virtual queue pairs: use --layer qp, or drop it")
+	}
+	if p.Failover && slices.Equal(p.Schemes, []Scheme{Single}) {
+		return usage("--failover needs several queue pairs, one of which goes on for another: use --qps 2 " +
+			"or --nics 2, and --scheme spray or dqplb")
+	}
 	for i, s := range p.Schemes {
 		switch {
 		case !slices.Contains(Schemes(), s):
@@ -393,10 +416,30 @@ func (p *Params) checkFaults() error {
 	return nil
 }
 
+// Timed says whether bandwidth over time is of use: of what moves bytes, many messages at a time,
+// through queue pairs.
+func (p *Params) Timed() bool {
+	return !p.Layered() && p.Mode == Bandwidth && !p.Op.Atomic()
+}
+
+func (p *Params) checkInterval() error {
+	switch {
+	case p.Interval == 0:
+	case !p.Timed():
+		return usage("--interval and --plot show bandwidth over time: use --layer qp with --mode bw and an " +
+			"operation that moves bytes, or drop them")
+	case p.Interval != AutoInterval && (p.Interval < LeastInterval || p.Interval > MostInterval):
+		return usage("--interval %v: must be %v to %v, or 0 for no time line", time.Duration(p.Interval),
+			time.Duration(LeastInterval), time.Duration(MostInterval))
+	}
+	return nil
+}
+
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
-	cfg := ibverbx.Config{Balance: p.Balance, MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth,
-		QPsPerDevice: p.QPs, MaxInline: p.Inline, Conn: p.Conn}
+	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
+		MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
+		Conn: p.Conn}
 	switch s {
 	case Single:
 		cfg.QPsPerDevice = 1

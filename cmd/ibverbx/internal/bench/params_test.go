@@ -67,6 +67,14 @@ func TestValidate(t *testing.T) {
 			"add ,msg=20"},
 		{"fault without receives", func(p *Params) { p.Faults = faults(t, "fail-recv@msg=1") },
 			"use --op write-imm or --op send"},
+		{"failover of one queue pair", func(p *Params) { p.Failover, p.Schemes = true, []Scheme{Single} },
+			"--failover needs several queue pairs"},
+		{"failover of a layer", func(p *Params) { p.Failover, p.Layer, p.Op = true, "transport", "" },
+			"--failover is of virtual queue pairs"},
+		{"interval", func(p *Params) { p.Interval = LeastInterval }, ""},
+		{"interval of latencies", func(p *Params) { p.Mode, p.Interval = Latency, AutoInterval },
+			"--interval and --plot show bandwidth over time"},
+		{"short interval", func(p *Params) { p.Interval = LeastInterval - 1 }, "must be 1ms to 1h0m0s"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := params(tt.change).Validate()
@@ -125,6 +133,10 @@ func TestParseFault(t *testing.T) {
 		f.For != 3*time.Millisecond {
 		t.Errorf("got %+v, %v", f, err)
 	}
+	f, err = ParseFault("slow@at=70ms,by=3")
+	if err != nil || f.At != 70*time.Millisecond || f.By != 3 || f.For != 0 {
+		t.Errorf("got %+v, %v", f, err)
+	}
 	for text, want := range map[string]string{
 		"explode":                "have fail-fragment",
 		"nic-down@rail=1":        "understands nic, msg, end",
@@ -138,6 +150,9 @@ func TestParseFault(t *testing.T) {
 		"kill-qp@":               "understands rail, msg, end",
 		"kill-qp@rail=1,":        "understands rail, msg, end",
 		"fail-fragment@for=10ms": "understands nic, rail, msg, count",
+		"slow@by=1":              "want a number, 2 to 1000",
+		"slow@at=0s":             "want a duration",
+		"kill-qp@at=5ms,msg=7":   "msg and at exclude each other",
 	} {
 		if _, err := ParseFault(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseFault(%q): error %v, want one with %q", text, err, want)

@@ -34,6 +34,8 @@ func (c *cell) survive(err error) error {
 	if err == nil || c.peer != nil || !errors.Is(err, errFailed) && !errors.Is(err, verbs.ErrDeviceGone) {
 		return err
 	}
+	c.pair.resume()
+	defer c.pair.pause()
 	c.recount()
 	c.recovery = nil
 	broken := c.settle()
@@ -52,6 +54,9 @@ func (c *cell) survive(err error) error {
 	}
 	c.pair.faults.excuse()
 	c.result.recovered(recovery)
+	if c.recorder != nil {
+		c.recorder.mark(Recovered, recovery.Action)
+	}
 	c.recovery, c.mark, c.markVerified = recovery, c.through, c.result.Verified
 	return nil
 }
@@ -93,7 +98,10 @@ func (c *cell) revive() (*Recovery, error) {
 	}
 	took := time.Since(start)
 	// The ends are idle: nothing touches the memory that is compared.
-	if err := c.account(); err != nil {
+	c.pair.pause()
+	err = c.account()
+	c.pair.resume()
+	if err != nil {
 		return nil, err
 	}
 	start = time.Now()

@@ -75,6 +75,7 @@ type Result struct {
 	Transport *TransportStats `json:"transport,omitempty"`
 	Setback                   // the first failure, and the recovery from it
 	Further   []Setback       `json:"further_failures,omitempty"` // after that
+	Timeline  *Timeline       `json:"timeline,omitempty"`         // where it was asked for
 
 	Err error `json:"-"`
 
@@ -187,6 +188,9 @@ func since(now, before ibverbx.Stats) ibverbx.Stats {
 	now.Markers -= before.Markers
 	now.BankedTotal -= before.BankedTotal
 	now.StaleEvents -= before.StaleEvents
+	now.RailsLost -= before.RailsLost
+	now.RailsBack -= before.RailsBack
+	now.Reposted -= before.Reposted
 	for i := range now.Rails {
 		n, b := &now.Rails[i], &before.Rails[i]
 		n.Bytes -= b.Bytes

@@ -45,6 +45,10 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 	if t.Alone {
 		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
 	}
+	// Ends that have a recorder share a goroutine; otherwise end a alone puts faults in force.
+	if !warmup && (c.recorder != nil && c.sends(end) || end == 0 && len(c.pair.faults.timed) > 0) {
+		t.Look = c.look
+	}
 	if end == 0 && !warmup && len(c.p.Faults) > 0 {
 		sent := c.pair.sent
 		t.Gate = func(posted, n int) (int, error) { return c.pair.faults.admit(sent+posted, n) }
@@ -56,6 +60,9 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 // second. Of a series that failed what came before counts.
 func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	c.round = round{number: c.mem.nextRound()}
+	if c.recorder == nil && c.p.Interval != 0 && !warmup {
+		c.recorder = newRecorder(c)
+	}
 	for i, e := range c.pair.ends {
 		c.tasks[i] = c.task(i, n, warmup)
 		if e != nil {
@@ -70,8 +77,14 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	ctx, watch, cancel := c.deadline(n)
 	defer cancel()
 	c.watch = watch
+	if !warmup {
+		c.resume()
+	}
 	start := time.Now()
 	err = c.play(ctx, n)
+	if !warmup {
+		c.pause()
+	}
 	c.countPosted(warmup)
 	if err != nil {
 		return c.partial(warmup, err)
@@ -100,7 +113,24 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	c.add(c.posted[0]+c.posted[1], elapsed, warmup || cut)
 	c.pair.faults.outlived()
 	c.pace = float64(c.posted[0]) / max(elapsed.Seconds(), 1e-9)
+	c.pair.carried = c.pace * float64(c.size)
 	return c.pace, nil
+}
+
+// resume lets the time of the column run.
+func (c *cell) resume() {
+	c.pair.resume()
+	if c.recorder != nil {
+		c.rebase()
+	}
+}
+
+// pause lets it stand.
+func (c *cell) pause() {
+	if c.recorder != nil {
+		c.read()
+	}
+	c.pair.pause()
 }
 
 // countPosted notes how many messages each end has sent.
@@ -192,7 +222,7 @@ func (c *cell) elapsed(start time.Time) (longest time.Duration) {
 // series sends n messages one at a time where both ends are here.
 func (c *cell) series(ctx context.Context, n int) (err error) {
 	a, b, samples := c.pair.ends[0], c.pair.ends[1], c.room(n)
-	if !c.shape.Seen {
+	if !c.shape.Seen && !c.p.Failover {
 		b = nil
 	}
 	switch {

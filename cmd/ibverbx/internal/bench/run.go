@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -208,9 +209,18 @@ func (r *runner) row(size int) (row []Result, cut bool, err error) {
 		r.observer.Row(row)
 	}
 	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
-		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{row})
+		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{withoutTimelines(row)})
 	}
 	return row, cut, err
+}
+
+// withoutTimelines is a row as it travels: the time lines stay here.
+func withoutTimelines(row []Result) []Result {
+	row = slices.Clone(row)
+	for i := range row {
+		row[i].Timeline = nil
+	}
+	return row
 }
 
 // takeTurn takes a sample of each column that has not failed.

@@ -46,6 +46,9 @@ type Task struct {
 	Gate func(sent, n int) (int, error)
 	// Meanwhile is called again and again while Run plays the end's part; nil for nothing.
 	Meanwhile func()
+	// Look is called whenever this end looks for something to do; its error ends the round. Nil for
+	// nothing.
+	Look func() error
 
 	// The rest is for queue pairs alone.
 
@@ -349,6 +352,11 @@ func (e *End) play() error {
 
 // pump handles what has come, and starts what can be started.
 func (e *End) pump() error {
+	if e.task.Look != nil {
+		if err := e.task.Look(); err != nil {
+			return err
+		}
+	}
 	before := e.posted
 	came, err := e.look()
 	if err != nil {

@@ -1,0 +1,164 @@
+package bench
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs/soft"
+)
+
+// down counts the rails of an end that are out of service.
+func down(s *QPStats) (n int) {
+	for i := range s.Rails {
+		if s.Rails[i].Down {
+			n++
+		}
+	}
+	return n
+}
+
+// With failover a run goes through what would have ended its connection: no request fails, and all
+// arrives.
+func TestFailover(t *testing.T) {
+	for _, tt := range []struct {
+		fault string
+		data  int // rails lost that carry data
+	}{
+		{"kill-qp@msg=10,rail=1", 1},
+		{"kill-qp@msg=10,rail=1,end=b", 1},
+		{"nic-down@msg=10,nic=0", 2},
+		{"nic-down@msg=10,nic=1,end=b", 2},
+		{"link-down@msg=10,nic=1", 2},
+	} {
+		for _, op := range []Op{Write, WriteImm, Read, Send} {
+			for _, mode := range []Mode{Bandwidth, Latency} {
+				t.Run(fmt.Sprintf("%s/%s/%s", tt.fault, op, mode), func(t *testing.T) {
+					t.Parallel() // most of the time is retries
+					p := params(func(p *Params) {
+						p.Op, p.Mode, p.Failover, p.Faults = op, mode, true, faults(t, tt.fault)
+						p.Sizes, p.Schemes, p.Conn = []units.Size{20000}, []Scheme{Spray, DQPLB}, impatient
+						if mode == Bandwidth {
+							p.Interval = Seconds(time.Millisecond)
+						}
+					})
+					report, err := measure(t, p)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for i := range report.Results {
+						r := &report.Results[i]
+						checkResult(t, p, r, true)
+						a, b := &r.Stats.A, &r.Stats.B
+						if r.Failure != nil || len(r.Faults) != 1 || !r.Faults[0].Struck {
+							t.Errorf("%s: failure %+v, faults %+v", r.Scheme, r.Failure, r.Faults)
+						}
+						if op == Send && !strings.HasPrefix(tt.fault, "nic-down") {
+							continue // they do not carry SENDs, and nothing else shows that they fail
+						}
+						if int(a.RailsLost) < tt.data || down(a) != int(a.RailsLost) ||
+							int(b.RailsLost) < tt.data {
+							t.Errorf("%s: end a lost %d rails, %d are down; end b lost %d", r.Scheme,
+								a.RailsLost, down(a), b.RailsLost)
+						}
+						if mode == Bandwidth {
+							checkLost(t, r)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// checkLost looks whether the time line says when rails were lost, and whether they carried nothing
+// afterwards.
+func checkLost(t *testing.T, r *Result) {
+	t.Helper()
+	line, last := r.Timeline, Seconds(-1)
+	for _, m := range line.Marks {
+		if m.Kind == RailsLost {
+			last = m.At
+		}
+	}
+	if last < 0 {
+		t.Errorf("%s: no rail is lost: %+v", r.Scheme, line.Marks)
+		return
+	}
+	for _, of := range line.Rails {
+		after := of.Total[line.At(last)+1:]
+		if rest := slices.Max(append(after, 0)); rest > 0 && r.Stats.A.Rails[of.Rail].Down {
+			t.Errorf("%s: rail %d carries %.3f GB/s after it was lost at %v", r.Scheme, of.Rail, rest,
+				time.Duration(last))
+		}
+	}
+	checkCarried(t, r)
+}
+
+// checkCarried looks whether the rails carried no more than was sent: what a rail had not completed
+// when it was lost is that of another one.
+func checkCarried(t *testing.T, r *Result) {
+	t.Helper()
+	line, carried := r.Timeline, 0.0
+	for _, of := range line.Rails {
+		for i, v := range of.Total {
+			carried += v * 1e9 * line.Took(i).Seconds()
+		}
+	}
+	if carried > float64(r.Bytes)+1 {
+		t.Errorf("%s: the rails have %.0f bytes, all messages %d", r.Scheme, carried, r.Bytes)
+	}
+}
+
+// Both of two processes have failover when the connecting one asks for it.
+func TestFailoverApart(t *testing.T) {
+	f, nics := fabric(t, 4)
+	for _, scheme := range []Scheme{Spray, DQPLB} {
+		p := params(func(p *Params) {
+			p.Failover, p.NICs, p.Schemes, p.Sizes = true, 0, []Scheme{scheme}, []units.Size{40000}
+		})
+		fault := f.Inject(soft.Fault{Device: f.Device(1), Kind: soft.FailQP, Skip: 30})
+		a, b := apart(t, p, nics[:2], nics[2:])
+		if a.err != nil || b.err != nil || fault.Hits() != 1 {
+			t.Fatalf("%s: end a: %v; end b: %v; struck %d", scheme, a.err, b.err, fault.Hits())
+		}
+		for end, s := range map[string]ibverbx.Stats{"a": a.report.Results[0].Stats.A.Stats,
+			"b": a.report.Results[0].Stats.B.Stats} {
+			if s.RailsLost != 1 {
+				t.Errorf("%s: end %s lost %d rails", scheme, end, s.RailsLost)
+			}
+		}
+	}
+}
+
+// What has failed for a while is back afterwards, and carries its share again.
+func TestFailback(t *testing.T) {
+	p := params(func(p *Params) {
+		p.Failover, p.Failback = true, Seconds(5*time.Millisecond)
+		p.Faults = faults(t, "kill-qp@at=10ms,rail=1")
+		p.Iterations, p.Duration, p.Samples = 0, Seconds(300*time.Millisecond), 1
+		p.Sizes, p.Interval = []units.Size{40000}, Seconds(5*time.Millisecond)
+		p.Schemes = []Scheme{DQPLB}
+	})
+	report, err := measure(t, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &report.Results[0]
+	if a := &r.Stats.A; r.Failure != nil || a.RailsLost != 1 || a.RailsBack != 1 || down(a) != 0 {
+		t.Fatalf("failure %+v, %d rails lost, %d back, %d down", r.Failure, a.RailsLost, a.RailsBack, down(a))
+	}
+	at := slices.IndexFunc(r.Timeline.Marks, func(m Mark) bool { return m.Kind == RailsBack })
+	if at < 0 {
+		t.Fatalf("marks %+v", r.Timeline.Marks)
+	}
+	rail, back := r.Timeline.Rails[1].Total, r.Timeline.At(r.Timeline.Marks[at].At)
+	if back+2 >= len(rail) || slices.Max(rail[back+1:]) == 0 {
+		t.Errorf("it carries nothing after interval %d: %v", back, rail)
+	}
+	checkCarried(t, r)
+}

@@ -1,0 +1,367 @@
+package bench
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"ibverbx"
+)
+
+// Timeline is the bandwidth of a cell over its time. The time is that of the timed rounds and of
+// recoveries from failures, one behind the other: it stands while messages are compared.
+type Timeline struct {
+	Interval Seconds `json:"interval_seconds"`
+	// Length is that of the whole. The last interval has the rest: it is half as long as the others
+	// at least, and half as long again at most.
+	Length Seconds `json:"seconds"`
+	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported,
+	// of both directions. Those of a round that failed are among them.
+	Total []float64 `json:"gb_per_second"`
+	// Rails is what each rail carried; none with a single queue pair. Fragments count as soon as
+	// the rail has completed them, and again where they were sent again.
+	Rails []RailLine `json:"rails,omitempty"`
+	Marks []Mark     `json:"marks,omitempty"` // by time
+	Dips  []Dip      `json:"dips,omitempty"`  // one for each fault that struck
+}
+
+// RailLine is what a rail carried over time.
+type RailLine struct {
+	// Rail is its number: at first, where the ends were made anew on other NICs since.
+	Rail   int       `json:"rail"`
+	Device string    `json:"device"` // at the end that is here, or at end a
+	Role   RailRole  `json:"role,omitempty"`
+	Total  []float64 `json:"gb_per_second"`
+}
+
+// RailRole is what a rail does beside carrying data.
+type RailRole string
+
+// The roles; empty is that of a data rail.
+const (
+	NotifyRail RailRole = "notify"
+	SpareRail  RailRole = "spare" // carries no data, or stands in for one that does not
+)
+
+// Mark is an event on a time line.
+type Mark struct {
+	At   Seconds  `json:"seconds"`
+	Kind MarkKind `json:"kind"`
+	Text string   `json:"text"` // the fault, or what has happened
+}
+
+// MarkKind says what happened.
+type MarkKind string
+
+// The kinds of marks.
+const (
+	FaultStruck MarkKind = "struck"
+	FaultEnded  MarkKind = "ended"
+	RailsLost   MarkKind = "rails lost"
+	RailsBack   MarkKind = "rails back"
+	Recovered   MarkKind = "recovered"
+)
+
+const (
+	// AutoInterval is a [Params.Interval] that follows from the speed, and grows with the time.
+	AutoInterval Seconds = -1
+	// LeastInterval is the shortest interval.
+	LeastInterval = Seconds(time.Millisecond)
+	// MostInterval is the longest one.
+	MostInterval = Seconds(time.Hour)
+
+	autoInterval = 10 * time.Millisecond // where messages come fast enough
+	// autoMessages is how many messages an interval has at least: with fewer the line would show
+	// single messages.
+	autoMessages = 4
+	// With more intervals than that pairs of them become one.
+	autoIntervals = 400
+	mostIntervals = 10000
+	// looksPerInterval is how often in an interval the counters are read.
+	looksPerInterval = 8
+)
+
+// recorder records the time line of a cell. It belongs to the goroutine that plays the rounds.
+type recorder struct {
+	watch    *stopwatch
+	begun    time.Duration // by the watch
+	interval time.Duration
+	most     int // intervals
+	due      time.Duration
+	total    curve
+	rails    []railCurve
+	lines    []int  // of the rails in use, in their order: which of the curves is whose
+	lost     uint64 // rails, when the counters were read last
+	back     uint64 // likewise
+	marks    []Mark
+}
+
+// curve is what was carried in each interval.
+type curve struct {
+	bytes []float64
+	count uint64        // of bytes, when it was read last
+	at    time.Duration // since the beginning, when it has moved last
+}
+
+type railCurve struct {
+	curve
+	device string
+	role   RailRole
+	nth    int  // of the device's rails of that role
+	frozen bool // it was, when the counters were read last
+}
+
+// tallied is what the counters of both ends say.
+type tallied struct {
+	total uint64 // bytes of messages reported
+	lost  uint64 // rails, at the end that has lost more
+	back  uint64 // likewise
+	rails []railTally
+}
+
+type railTally struct {
+	device string
+	role   RailRole
+	bytes  uint64
+	frozen bool // what the rail completes from now on has failed
+}
+
+func newRecorder(c *cell) *recorder {
+	r := &recorder{watch: &c.pair.watch, begun: c.pair.watch.now(),
+		interval: time.Duration(c.p.Interval), most: mostIntervals}
+	if c.p.Interval == AutoInterval {
+		r.interval, r.most = autoInterval, autoIntervals
+		if c.pace > 0 {
+			least := time.Duration(min(autoMessages/c.pace, 3600) * float64(time.Second))
+			for r.interval < least {
+				r.interval = longer(r.interval)
+			}
+		}
+	}
+	return r
+}
+
+// longer is the next of 10, 20, 50, 100 and so on.
+func longer(d time.Duration) time.Duration {
+	if strconv.FormatInt(int64(d), 10)[0] == '2' {
+		return d / 2 * 5
+	}
+	return 2 * d
+}
+
+// now is the time since the beginning.
+func (r *recorder) now() time.Duration { return r.watch.now() - r.begun }
+
+// mark records an event.
+func (r *recorder) mark(kind MarkKind, text string) {
+	r.marks = append(r.marks, Mark{Seconds(r.now()), kind, text})
+}
+
+// look does what is due: it reads the counters, and puts faults in force.
+func (c *cell) look() error {
+	if r := c.recorder; r != nil && r.now() >= r.due {
+		c.read()
+	}
+	return c.pair.faults.strikeTimed()
+}
+
+// read reads the counters.
+func (c *cell) read() {
+	r, counts := c.recorder, c.tallied()
+	now := r.now()
+	r.due = now + r.interval/looksPerInterval
+	r.total.move(now, r.interval, counts.total)
+	for i := range counts.rails {
+		n, line := &counts.rails[i], &r.rails[r.lines[i]]
+		switch {
+		case n.frozen:
+		case line.frozen: // it is back: what it had is not its work any more
+			line.count, line.at = n.bytes, now
+		default:
+			line.move(now, r.interval, n.bytes)
+		}
+		line.frozen = n.frozen
+	}
+	if counts.lost > r.lost {
+		r.mark(RailsLost, strconv.FormatUint(counts.lost-r.lost, 10))
+		r.lost = counts.lost
+	}
+	if counts.back > r.back {
+		r.mark(RailsBack, strconv.FormatUint(counts.back-r.back, 10))
+		r.back = counts.back
+	}
+	for now/r.interval >= time.Duration(r.most) {
+		r.interval *= 2
+		r.total.halve()
+		for i := range r.rails {
+			r.rails[i].halve()
+		}
+	}
+}
+
+// rebase notes what the counters are before something moves that counts.
+func (c *cell) rebase() {
+	r, counts := c.recorder, c.tallied()
+	now := r.now()
+	r.total.count, r.total.at = counts.total, now
+	r.lines = r.lines[:0]
+	for i := range counts.rails {
+		k := r.line(counts.rails, i)
+		r.lines = append(r.lines, k)
+		r.rails[k].count, r.rails[k].at = counts.rails[i].bytes, now
+	}
+	r.lost, r.back = counts.lost, counts.back
+}
+
+// line finds or makes the curve of a rail. A rail keeps its own when the ends are made anew: it is
+// known by its place among those of its NIC.
+func (r *recorder) line(all []railTally, i int) int {
+	rail, nth := &all[i], 0
+	for _, before := range all[:i] {
+		if before.device == rail.device && before.role == rail.role {
+			nth++
+		}
+	}
+	at := slices.IndexFunc(r.rails, func(line railCurve) bool {
+		return line.device == rail.device && line.nth == nth && line.role == rail.role
+	})
+	if at < 0 {
+		at = len(r.rails)
+		r.rails = append(r.rails, railCurve{device: rail.device, role: rail.role, nth: nth})
+	}
+	return at
+}
+
+// move records that the counter has come to count. What was added is spread over the time since the
+// last change, or over an interval where that is shorter: messages that come one at a time make an
+// even line, and a standstill still shows.
+func (c *curve) move(now, interval time.Duration, count uint64) {
+	if count <= c.count {
+		return
+	}
+	bytes, from := float64(count-c.count), max(c.at, now-interval)
+	c.count, c.at = count, now
+	for int(now/interval) >= len(c.bytes) {
+		c.bytes = append(c.bytes, 0)
+	}
+	if now <= from {
+		c.bytes[now/interval] += bytes
+		return
+	}
+	for at := from; at < now; {
+		i := at / interval
+		end := min((i+1)*interval, now)
+		c.bytes[i] += bytes * float64(end-at) / float64(now-from)
+		at = end
+	}
+}
+
+// halve makes one interval of each two.
+func (c *curve) halve() {
+	for i, b := range c.bytes {
+		if i%2 == 0 {
+			c.bytes[i/2] = b
+		} else {
+			c.bytes[i/2] += b
+		}
+	}
+	c.bytes = c.bytes[:(len(c.bytes)+1)/2]
+}
+
+// Took is how long interval i is.
+func (t *Timeline) Took(i int) time.Duration {
+	if i == len(t.Total)-1 {
+		return time.Duration(t.Length) - time.Duration(i)*time.Duration(t.Interval)
+	}
+	return time.Duration(t.Interval)
+}
+
+// At is the interval in which something happened.
+func (t *Timeline) At(at Seconds) int { return min(int(at/t.Interval), len(t.Total)-1) }
+
+// bandwidths are the GB/s of a curve in each interval.
+func (t *Timeline) bandwidths(c *curve) []float64 {
+	list := make([]float64, len(t.Total))
+	for i, bytes := range c.bytes {
+		list[min(i, len(list)-1)] += bytes
+	}
+	for i := range list {
+		list[i] /= t.Took(i).Seconds() * 1e9
+	}
+	return list
+}
+
+// timeline is what was recorded, with the faults of the column that were in force.
+func (r *recorder) timeline(faults []*faultState) *Timeline {
+	length := r.now()
+	if length <= 0 {
+		return nil
+	}
+	t := &Timeline{Interval: Seconds(r.interval), Length: Seconds(length), Marks: slices.Clone(r.marks)}
+	t.Total = make([]float64, max(1, (length+r.interval/2)/r.interval))
+	t.Total = t.bandwidths(&r.total)
+	for i := range r.rails {
+		if line := &r.rails[i]; len(r.rails) > 1 && len(line.bytes) > 0 {
+			t.Rails = append(t.Rails, RailLine{Rail: i, Device: line.device, Role: line.role,
+				Total: t.bandwidths(&line.curve)})
+		}
+	}
+	add := func(at time.Duration, kind MarkKind, f *Fault) {
+		if at -= r.begun; at >= 0 && at <= length {
+			t.Marks = append(t.Marks, Mark{Seconds(at), kind, f.text})
+		}
+	}
+	for _, s := range faults {
+		if s.missed || s.idle {
+			continue
+		}
+		add(s.at, FaultStruck, &s.fault)
+		if at, over := s.ended(); over {
+			add(at, FaultEnded, &s.fault)
+		}
+	}
+	slices.SortStableFunc(t.Marks, func(a, b Mark) int { return int(a.At - b.At) })
+	t.findDips()
+	return t
+}
+
+// tallied reads the counters of the ends that are here.
+func (c *cell) tallied() (n tallied) {
+	for i, q := range c.pair.queuePairs() {
+		if q == nil || !c.sends(i) {
+			continue
+		}
+		n.total += q.Ledger.Sends.Succeeded * uint64(c.size)
+		stats := q.VQP().Stats()
+		n.lost, n.back = max(n.lost, stats.RailsLost), max(n.back, stats.RailsBack)
+		single := len(stats.Rails) == 1 // its rail tracks nothing
+		for k := range stats.Rails {
+			rail := &stats.Rails[k]
+			if len(n.rails) <= k {
+				n.rails = append(n.rails, railTally{device: rail.Device, role: roleOf(rail)})
+			}
+			if !single {
+				n.rails[k].bytes += c.completed(rail)
+			}
+			n.rails[k].frozen = n.rails[k].frozen || rail.Down || q.VQP().Err() != nil
+		}
+	}
+	return n
+}
+
+func roleOf(rail *ibverbx.RailStats) RailRole {
+	switch {
+	case rail.Notify:
+		return NotifyRail
+	case rail.Spare:
+		return SpareRail
+	}
+	return ""
+}
+
+// completed is how many bytes a rail has sent, or read, and completed. What is outstanding are
+// fragments of one size, but for the last of each message.
+func (c *cell) completed(rail *ibverbx.RailStats) uint64 {
+	fragment := uint64(min(c.size, int(c.p.Fragment)))
+	return rail.Bytes - min(rail.Bytes, uint64(rail.Outstanding)*fragment)
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/plot"
+)
+
+// plotFile is the file that --plot names. It is made before anything is measured: that it cannot be
+// written is better known then.
+type plotFile struct {
+	file    *os.File
+	written bool
+}
+
+func createPlot(name string) (*plotFile, error) {
+	if name == "" {
+		return nil, nil
+	}
+	file, err := os.Create(name)
+	if err != nil {
+		return nil, fmt.Errorf("--plot: %w", err)
+	}
+	return &plotFile{file: file}, nil
+}
+
+// close removes the file if there was nothing to write to it.
+func (f *plotFile) close() error {
+	if f == nil {
+		return nil
+	}
+	info, err := f.file.Stat()
+	if err == nil {
+		err = f.file.Close()
+	}
+	if err == nil && !f.written && info.Mode().IsRegular() {
+		err = os.Remove(f.file.Name())
+	}
+	if err != nil {
+		return fmt.Errorf("--plot: %w", err)
+	}
+	return nil
+}
+
+// write writes a run, if it has a time line.
+func (f *plotFile) write(r *bench.Report, in unit) error {
+	if f == nil {
+		return nil
+	}
+	page := plotPage(r, in)
+	if len(page.Charts) == 0 {
+		return nil
+	}
+	f.written = true
+	if err := plot.Write(f.file, page); err != nil {
+		return fmt.Errorf("--plot: %w", err)
+	}
+	return nil
+}
+
+// writePlot writes a run to the file of --plot.
+func (f *perfCmd) writePlot(file *plotFile, r *bench.Report) error {
+	in, err := f.unit()
+	if err != nil {
+		return err
+	}
+	return file.write(r, in)
+}
+
+// plotPage is what the file shows: a chart for each size and scheme.
+func plotPage(r *bench.Report, in unit) *plot.Page {
+	p, m := r.Params, r.Machine
+	page := &plot.Page{
+		Title: fmt.Sprintf("%s bandwidth over time", opNames[p.Op]),
+		Lines: []string{
+			fmt.Sprintf("%s of %s each end, %s; %s, %d cores, %s/%s, %s", count(p.NICs, "NIC"),
+				count(p.QPs, "queue pair"), p.Provider, m.CPU, m.Cores, m.OS, m.Arch, m.Go),
+			"ibverbx " + r.Version,
+		},
+	}
+	for i := range r.Results {
+		if res := &r.Results[i]; res.Timeline != nil {
+			page.Charts = append(page.Charts, plotChart(res, in))
+		}
+	}
+	return page
+}
+
+// plotChart is the time line of a cell.
+func plotChart(r *bench.Result, in unit) plot.Chart {
+	t := r.Timeline
+	chart := plot.Chart{Title: fmt.Sprintf("%s, %v", r.Scheme, r.Size), Unit: in.name, Marks: plotMarks(t)}
+	for i := range t.Total {
+		chart.Times = append(chart.Times, seconds(bench.Seconds(i)*t.Interval))
+	}
+	chart.Times = append(chart.Times, seconds(t.Length))
+	chart.Lines = append(chart.Lines, plot.Line{Name: "total", Group: -1, Values: in.all(t.Total)})
+	groups := map[string]int{}
+	for i := range t.Rails {
+		rail := &t.Rails[i]
+		group, ok := groups[rail.Device]
+		if !ok {
+			group = len(groups)
+			groups[rail.Device] = group
+		}
+		chart.Lines = append(chart.Lines, plot.Line{Name: railName(rail), Group: group,
+			Values: in.all(rail.Total)})
+	}
+	for i := range t.Dips {
+		chart.Notes = append(chart.Notes, dipText(&t.Dips[i], in))
+	}
+	return chart
+}
+
+// railName is what a rail is called.
+func railName(r *bench.RailLine) string {
+	if r.Role != "" {
+		return string(r.Role) + " " + r.Device
+	}
+	return fmt.Sprintf("%d %s", r.Rail, r.Device)
+}
+
+// all are bandwidths in GB/s in this unit.
+func (u unit) all(gbPerSecond []float64) []float64 {
+	list := make([]float64, len(gbPerSecond))
+	for i, v := range gbPerSecond {
+		list[i] = u.of(v)
+	}
+	return list
+}
+
+// plotMarks are the marks of a time line. That of a fault lasts until it has ended.
+func plotMarks(t *bench.Timeline) []plot.Mark {
+	list := []plot.Mark{}
+	for _, m := range t.Marks {
+		mark := plot.Mark{At: seconds(m.At), Text: markText(&m)}
+		if m.Kind == bench.FaultStruck {
+			mark.Text = m.Text
+			for _, end := range t.Marks {
+				if end.Kind == bench.FaultEnded && end.Text == m.Text && end.At >= m.At {
+					mark.Until = seconds(end.At)
+					break
+				}
+			}
+		}
+		list = append(list, mark)
+	}
+	return list
+}
+
+// markText is what happened, in few words.
+func markText(m *bench.Mark) string {
+	fault, _, _ := strings.Cut(m.Text, "@")
+	switch m.Kind {
+	case bench.FaultStruck:
+		return fault
+	case bench.FaultEnded:
+		return fault + " ends"
+	case bench.RailsLost:
+		return m.Text + " lost"
+	case bench.RailsBack:
+		return m.Text + " back"
+	}
+	return m.Text
+}

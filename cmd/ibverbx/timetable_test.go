@@ -1,0 +1,246 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"ibverbx/cmd/ibverbx/internal/bench"
+	"ibverbx/cmd/ibverbx/internal/units"
+)
+
+const ms = bench.Seconds(time.Millisecond)
+
+// lineOf is a time line of intervals of 10 ms with a dip in the middle.
+func lineOf(before, dip, after, rails int) *bench.Timeline {
+	line := &bench.Timeline{Interval: 10 * ms}
+	for i := range before + dip + after {
+		v := 2.0
+		if i >= before && i < before+dip {
+			v = 0.5
+		}
+		line.Total = append(line.Total, v)
+	}
+	line.Length = bench.Seconds(len(line.Total)) * line.Interval
+	for r := range rails {
+		of := bench.RailLine{Rail: r, Device: "soft" + string(rune('0'+r%2))}
+		for _, v := range line.Total {
+			of.Total = append(of.Total, v/float64(rails))
+		}
+		line.Rails = append(line.Rails, of)
+	}
+	if dip > 0 {
+		const f = "nic-down@nic=1,for=2s"
+		at := bench.Seconds(before) * line.Interval
+		line.Marks = []bench.Mark{{At: at, Kind: bench.FaultStruck, Text: f},
+			{At: at + 10*ms, Kind: bench.RailsLost, Text: "4"},
+			{At: at + bench.Seconds(dip)*line.Interval, Kind: bench.FaultEnded, Text: f}}
+		line.Dips = []bench.Dip{{Fault: f, Struck: at, Before: 2, Lowest: 0.5,
+			LowestAt: at, Below: bench.Seconds(dip) * line.Interval, Back: true, After: 2}}
+	}
+	return line
+}
+
+func printed(line *bench.Timeline, in unit, verbose bool) string {
+	var out strings.Builder
+	table := newPerfTable(&out, verbose)
+	table.unit = in
+	table.timeline(line)
+	return out.String()
+}
+
+// The table shows what was before a fault, the dip in detail, and what came after it.
+func TestTimeTable(t *testing.T) {
+	got := printed(lineOf(20, 2, 50, 2), gigabytes, false)
+	want := `    over time, s   GB/s 0 soft0 1 soft1
+    0.00-0.17      2.00    1.00    1.00
+    0.17-0.18      2.00    1.00    1.00
+    0.18-0.19      2.00    1.00    1.00
+    0.19-0.20      2.00    1.00    1.00
+    0.20-0.21      0.50    0.25    0.25  nic-down
+    0.21-0.22      0.50    0.25    0.25  4 lost
+    0.22-0.23      2.00    1.00    1.00  nic-down ends
+    0.23-0.24      2.00    1.00    1.00
+    0.24-0.25      2.00    1.00    1.00
+    0.25-0.26      2.00    1.00    1.00
+    0.26-0.72      2.00    1.00    1.00
+    dip               nic-down@nic=1,for=2s at 0.200 s: 2.00 GB/s before, lowest 0.50 (25 %) at 0.200 s, below
+                      90 % for 20ms, 2.00 (100 %) after
+`
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// However long the line is and however many rails there are, the table is small; in full it has
+// every interval.
+func TestTimeTableIsSmall(t *testing.T) {
+	for _, n := range []int{3, 60, 500} {
+		for _, rails := range []int{0, 2, 8, 128} {
+			for _, u := range bandwidthUnits {
+				for _, dip := range []int{0, 1, n / 2} {
+					line := lineOf(n/3, dip, n, rails)
+					lines := strings.Split(strings.TrimSuffix(printed(line, u.unit, false), "\n"), "\n")
+					for _, l := range lines {
+						if utf8.RuneCountInString(l) > defaultWidth {
+							t.Errorf("%d wide: %q", utf8.RuneCountInString(l), l)
+						}
+					}
+					if len(lines) > 20 || len(lines) < 4 {
+						t.Errorf("%d intervals, %d rails, %d below: %d lines", n, rails, dip, len(lines))
+					}
+					if all := strings.Count(printed(line, u.unit, true), "\n"); all < len(line.Total)+1 {
+						t.Errorf("%d of %d intervals in full", all, len(line.Total))
+					}
+				}
+			}
+		}
+	}
+	if out := printed(lineOf(1, 0, 1, 2), gigabytes, false); out != "" {
+		t.Errorf("of two intervals: %q", out)
+	}
+}
+
+// What a fault did is said in words, also where little can be said.
+func TestDipText(t *testing.T) {
+	for want, d := range map[string]bench.Dip{
+		"f at 0.200 s: no interval before it": {Struck: 200 * ms},
+		"f at 0.000 s: 2.00 GB/s before, lowest 1.90 (95 %) at 0.050 s, never below 90 %, 2.00 (100 %) " +
+			"after": {
+			Before: 2, Lowest: 1.9, LowestAt: 50 * ms, Back: true, After: 2},
+		"f at 0.000 s: 2.00 GB/s before, lowest 0.00 (0 %) at 0.050 s, not back to 90 %: after 470ms at " +
+			"what is left, 1.00 (50 %)": {
+			Before: 2, LowestAt: 50 * ms, Below: 500 * ms, Settled: 470 * ms, After: 1},
+	} {
+		d.Fault = "f"
+		if got := dipText(&d, gigabytes); !strings.HasPrefix(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// A run that is asked for it shows bandwidth over time in its table, its document and a file.
+func TestOverTime(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plot.html")
+	const args = "perf -s 20000 -n 2000 --memory 1M --scheme dqplb --failover --interval 1ms " +
+		"--fault kill-qp@rail=1,msg=500 "
+	code, out, errs := command(t, args+"--plot "+file)
+	text := strings.Join(strings.Fields(out), " ")
+	if code != exitOK || errs != "" {
+		t.Fatalf("exit %d, stderr %q", code, errs)
+	}
+	for _, want := range []string{"over time, s GB/s 0 soft0 1 soft1", "1 lost",
+		"dip kill-qp@rail=1,msg=500 at 0.0", "failover end a lost 1 queue pair, 0 came back, and ",
+		"posted again on others; out of service: soft1: 1 end b lost 1 queue pair, 0 came back, and ",
+		"posted again on others; out of service: soft3: 1 no request failed",
+		" messages verified byte for byte"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "*") {
+		t.Errorf("what failover bears is called a failure:\n%s", out)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"RDMA write bandwidth over time", "dqplb, 20000 B",
+		`"kill-qp@rail=1,msg=500"`, `"0 soft0"`, `"total"`} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("no %q in the file", want)
+		}
+	}
+	code, out, errs = command(t, args+"--json")
+	var doc struct {
+		Results []struct {
+			Timeline *bench.Timeline
+			Stats    bench.EndStats
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &doc); err != nil || code != exitOK || len(doc.Results) != 1 {
+		t.Fatalf("exit %d, stderr %q, %v", code, errs, err)
+	}
+	if r := doc.Results[0]; r.Timeline == nil || len(r.Timeline.Total) == 0 || len(r.Timeline.Rails) != 8 ||
+		len(r.Timeline.Marks) < 2 || r.Timeline.Interval != ms || r.Stats.A.RailsLost != 1 {
+		t.Errorf("document\n%s", out)
+	}
+}
+
+// A time line is there when it is asked for, and with a fault unless it is not wanted.
+func TestIntervals(t *testing.T) {
+	const run = "perf -s 20000 -n 40 --memory 1M --scheme spray --json "
+	for args, want := range map[string]bool{
+		"": false, "--fault delay@msg=10": true, "--fault delay@msg=10 --interval 0": false,
+		"--interval 5ms": true, "--fault delay@msg=10 --mode lat": false, "--op fetch-add -s 8": false,
+	} {
+		if strings.Contains(args, "-s 8") {
+			args = strings.Replace(run, " -s 20000", "", 1) + args
+		} else {
+			args = run + args
+		}
+		code, out, errs := command(t, args)
+		if got := strings.Contains(out, `"timeline"`); code != exitOK || errs != "" || got != want {
+			t.Errorf("ibverbx %s: exit %d, stderr %q, time line: %v, want %v", args, code, errs, got, want)
+		}
+	}
+}
+
+// The file is made before anything is measured, and left only if there is something in it.
+func TestPlotFile(t *testing.T) {
+	dir := t.TempDir()
+	code, out, errs := command(t, "perf -s 20000 -n 40 --memory 1M --plot "+dir)
+	if code != exitFailed || !strings.Contains(errs, "--plot: ") ||
+		strings.Contains(out, "messages verified") {
+		t.Errorf("exit %d, stdout %q, stderr %q", code, out, errs)
+	}
+	file := filepath.Join(dir, "x.html")
+	code, _, errs = command(t, "perf --provider soft -s 1G --memory 1K --nics 1 --depth 1 -x 3 --plot "+file)
+	if _, err := os.Stat(file); code == exitOK || err == nil {
+		t.Errorf("exit %d, stderr %q, file %v", code, errs, err)
+	}
+	f, err := createPlot("")
+	if f != nil || err != nil || f.close() != nil || f.write(nil, gigabytes) != nil {
+		t.Errorf("no file: %v, %v", f, err)
+	}
+	if f, err = createPlot(os.DevNull); err != nil || f.close() != nil {
+		t.Errorf("a device: %v", err)
+	}
+	if _, err := os.Stat(os.DevNull); err != nil {
+		t.Error(err)
+	}
+	f, err = createPlot(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := &bench.Report{Params: &bench.Params{Op: bench.Write}, Results: []bench.Result{{}}}
+	if err := f.write(report, gigabytes); err != nil {
+		t.Error(err)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("a file without a chart is left")
+	}
+	if f, err = createPlot(file); err != nil {
+		t.Fatal(err)
+	}
+	report.Results[0] = bench.Result{Size: units.Size(4096), Scheme: bench.Spray,
+		Timeline: lineOf(2, 2, 2, 2)}
+	if err := f.write(report, bandwidthUnits[1].unit); err != nil {
+		t.Error(err)
+	}
+	if err := f.close(); err != nil {
+		t.Error(err)
+	}
+	page, err := os.ReadFile(file)
+	if err != nil || !strings.Contains(string(page), `"values":[16,16,4,4,16,16]`) ||
+		!strings.Contains(string(page), `"until":0.04`) {
+		t.Errorf("%v\n%.2000s", err, page[max(0, len(page)-4000):])
+	}
+}
