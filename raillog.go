@@ -5,12 +5,12 @@ import "math/bits"
 // railLog lists what is outstanding on a rail, by work-request id, in the order in which it is or
 // will be on the wire. Flush completions alone do not tell: where a CQ dies there are none.
 //
-// Invariant: tail-head <= len(ids), which is a power of two or zero; holes counts those that are
-// done and not the oldest.
+// Invariant: len(ids) is a power of two or zero; most are outstanding at a time, and there is room
+// for as many behind those that are logged.
 type railLog struct {
 	ids        []uint64
 	head, tail uint64
-	holes      int
+	most       int
 	messages   uint16 // that were ever logged and use up a receive of the peer, modulo 2^16
 }
 
@@ -20,32 +20,19 @@ const (
 	doneMessage = 2
 )
 
-// fit makes room for so many work requests. The log is empty.
-func (l *railLog) fit(n int) {
-	if len(l.ids) < n {
-		l.ids = make([]uint64, 1<<bits.Len(uint(n-1)))
+// fit makes room for so many work requests at a time. The log is empty.
+func (l *railLog) fit(most int) {
+	l.most = most
+	if len(l.ids) < most {
+		l.ids = make([]uint64, 1<<bits.Len(uint(most-1)))
 	}
 	l.clear()
 }
 
 // push logs a work request.
 func (l *railLog) push(id uint64) {
-	if l.tail-l.head == uint64(len(l.ids)) {
-		l.grow() // there are holes
-	}
 	l.ids[l.tail&uint64(len(l.ids)-1)] = id
 	l.tail++
-}
-
-// grow doubles the log.
-//
-//go:noinline
-func (l *railLog) grow() {
-	old := *l
-	l.ids = make([]uint64, max(16, 2*len(old.ids)))
-	for i := old.head; i != old.tail; i++ {
-		*l.at(i) = *old.at(i)
-	}
 }
 
 // pushMessage logs a work request that uses up a receive of the peer.
@@ -55,19 +42,22 @@ func (l *railLog) pushMessage(id uint64) {
 }
 
 // complete takes an acknowledged work request out of the log, and reports whether it was there. It
-// usually is the oldest.
+// usually is the oldest. The caller has seen that something is outstanding, so the log is not
+// empty.
 func (l *railLog) complete(id uint64) bool {
-	if l.holes != 0 || l.head == l.tail || l.ids[l.head&uint64(len(l.ids)-1)] != id {
+	if l.ids[l.head&uint64(len(l.ids)-1)] != id {
 		return l.completeLate(id)
 	}
 	l.head++
 	return true
 }
 
-// completeLate is complete where not all is acknowledged in order.
+// completeLate is complete where not all is acknowledged in order: then the log is longer than what
+// is outstanding.
 //
 //go:noinline
 func (l *railLog) completeLate(id uint64) bool {
+	l.trim()
 	i := l.find(id)
 	if i == l.tail {
 		return false
@@ -76,12 +66,27 @@ func (l *railLog) completeLate(id uint64) bool {
 	if wridKind(id) != kindData {
 		*l.at(i) = doneMessage
 	}
-	l.holes++
-	for l.head != l.tail && *l.at(l.head) <= doneMessage {
-		l.head++
-		l.holes--
+	l.trim()
+	if l.tail-l.head+uint64(l.most) > uint64(len(l.ids)) {
+		l.grow()
 	}
 	return true
+}
+
+// trim takes the oldest out that are done.
+func (l *railLog) trim() {
+	for l.head != l.tail && *l.at(l.head) <= doneMessage {
+		l.head++
+	}
+}
+
+// grow doubles the log.
+func (l *railLog) grow() {
+	old := *l
+	l.ids = make([]uint64, 2*len(old.ids))
+	for i := old.head; i != old.tail; i++ {
+		*l.at(i) = *old.at(i)
+	}
 }
 
 func (l *railLog) at(i uint64) *uint64 { return &l.ids[i&uint64(len(l.ids)-1)] }
@@ -96,4 +101,4 @@ func (l *railLog) find(id uint64) uint64 {
 }
 
 // clear forgets all.
-func (l *railLog) clear() { *l = railLog{ids: l.ids} }
+func (l *railLog) clear() { *l = railLog{ids: l.ids, most: l.most} }
