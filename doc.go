@@ -95,6 +95,27 @@
 // a context allows and then closes. After a failure, which [FailedError] describes in one line with
 // what to check, [VirtualQP.Reset] and Connect restore service.
 //
+// # When a queue pair or a NIC fails
+//
+// It ends the virtual queue pair, unless both ends were made with [Config].Failover. Then the rail
+// is taken out of service at both ends, they tell each other what has arrived on it, and the rest
+// goes over the others, in order. The program sees no error as long as one data queue pair is left
+// between the ends, and one for SENDs and (in [Spray]) for notifications; [Stats] counts what was
+// lost and posted again, and [Config].OnRail is told. A queue pair that has failed is connected
+// anew after a pause. What the caller must know:
+//
+//   - Both ends must poll. One that does not, or takes no notifications until its receives are
+//     used up, holds up the other, which gives up after [Config].FailoverTimeout.
+//   - An atomic whose answer was lost completes with an error; the connection goes on. Atomics on
+//     one word through different NICs of the peer are not atomic.
+//   - A plain WRITE may land a second time before its completion. Only a program that polls memory
+//     and changes what it has found there can tell.
+//   - How soon a dead path is noticed is up to [ConnConfig].Timeout and RetryCount: half a second
+//     by default, half a minute with [PatienceFabric].
+//   - Errors that are a request's own, such as a wrong key, end the connection as they always do.
+//
+// docs/FAILOVER.md has the rules and the argument why they are safe.
+//
 // # What it costs
 //
 // No lock, map or allocation per request once the rings have grown to their size. The README has
