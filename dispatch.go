@@ -64,6 +64,9 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		return true // the notification is all there is
 	}
 	for r.moreData() {
+		if r.fragments&(fragmentSpan-1) == 0 && s.logs && r.left != 0 {
+			return false // their ids could not be told apart: see sendReq.index
+		}
 		rl := s.pick(r)
 		if rl == nil {
 			return false
@@ -75,6 +78,10 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 	}
 	return true
 }
+
+// fragmentSpan is how far apart the fragments of a request that are outstanding may be, where
+// failover is in force: less than the 2^24 that a work-request id tells apart. A power of two.
+const fragmentSpan = 1 << 23
 
 // fragmentOpcode is the opcode of plain fragments. In Spray the notification follows by itself.
 func (r *sendReq) fragmentOpcode() verbs.Opcode {
