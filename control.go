@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"ibverbx/verbs"
 )
@@ -54,8 +55,16 @@ func wordOf(bits uint32) word {
 func (q *VirtualQP) tellAll(w word) {
 	for _, rl := range q.send.rails.data {
 		if !rl.down {
-			rl.recovery.tell = append(rl.recovery.tell, w.bits())
+			rl.recovery.say(w)
 		}
+	}
+}
+
+// say has a control message sent over the rail. One that waits is not added again: a peer that asks
+// without end and takes no answer must not fill the memory.
+func (v *recovery) say(w word) {
+	if bits := w.bits(); !slices.Contains(v.tell, bits) {
+		v.tell = append(v.tell, bits)
 	}
 }
 

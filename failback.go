@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"ibverbx/verbs"
@@ -116,7 +117,7 @@ func (q *VirtualQP) peerReady(rl *rail, w word) {
 	}
 	if q.resume(rl, v.ownPSN, w.count) == nil {
 		v.stage, v.ownPSN = railProbing, 0
-		v.tell = append(v.tell, word{controlGo, rl.index(), v.epoch, 0}.bits())
+		v.say(word{controlGo, rl.index(), v.epoch, 0})
 	}
 }
 
@@ -197,7 +198,7 @@ func (q *VirtualQP) goLive(rl *rail) {
 // tellAgain says over a rail that has come back what the peer may not have heard: the rails over
 // which it was said may be lost by now.
 func (q *VirtualQP) tellAgain(on *rail) {
-	tell := func(w word) { on.recovery.tell = append(on.recovery.tell, w.bits()) }
+	tell := on.recovery.say
 	for _, rl := range q.send.rails.all {
 		if v := rl.recovery; v.stage == railFlushed || v.stage == railSettled {
 			tell(word{controlDown, rl.index(), v.epoch, v.arrived()})
@@ -264,8 +265,8 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 	case q.failover.leads || q.ending():
 		return nil
 	case serving == next && next != old:
-		q.failover.answers = append(q.failover.answers, word{controlServed, old.index(), w.epoch, 0})
-		return nil // perhaps it was not heard
+		q.failover.willAnswer(word{controlServed, old.index(), w.epoch, 0}) // perhaps it was not heard
+		return nil
 	case serving != old || w.epoch != old.recovery.epoch&epochMask:
 		return nil
 	}
@@ -273,8 +274,15 @@ func (q *VirtualQP) serve(old *rail, w word) error {
 		q.goLive(next)
 	}
 	*rails.serving(old.role) = next
-	q.failover.answers = append(q.failover.answers, word{controlServed, old.index(), w.epoch, 0})
+	q.failover.willAnswer(word{controlServed, old.index(), w.epoch, 0})
 	return nil
+}
+
+// willAnswer notes an answer that must wait. A peer may ask many times.
+func (f *failover) willAnswer(w word) {
+	if !slices.Contains(f.answers, w) {
+		f.answers = append(f.answers, w)
+	}
 }
 
 // answer says SERVED. While a rail is dying no receives are posted, so it must wait.
