@@ -21,6 +21,9 @@ func TestFailover(t *testing.T) {
 	for i := range crossedTwice {
 		s := &crossedTwice[i]
 		t.Run(s.name, func(t *testing.T) {
+			if *devicesFlag == "" {
+				t.Parallel() // mostly it waits; real links are those of all tests
+			}
 			rig := newRig(t, s)
 			if rig.kind.setLink == nil {
 				t.Skip("links cannot be taken down")
