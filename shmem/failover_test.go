@@ -56,7 +56,7 @@ func TestAProgramOutlivesANIC(t *testing.T) {
 // called by PE 0 in the middle.
 func neighbours(l *testbed, harm func()) {
 	l.t.Helper()
-	const size, rounds = 100_000, 20
+	const size, rounds = 60_000, 14
 	block := allocate[byte](l, size)
 	signals := allocate[uint64](l, 1)
 	l.run(func(ctx context.Context, pe *shmem.PE) error {
