@@ -52,16 +52,8 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 		return 0
 	}
 	r := s.win.At(n)
-	if r.left == 0 || rl.role != roleData || !rl.onNIC() {
+	if r.left == 0 || rl.role != roleData || !rl.onNIC() || s.logs && !rl.log.complete(wc.ID) {
 		return 0
-	}
-	if s.logs {
-		// As complete does, without the call.
-		if l := &rl.log; l.ids[l.head&uint64(len(l.ids)-1)] == wc.ID {
-			l.head++
-		} else if !l.completeLate(wc.ID) {
-			return 0
-		}
 	}
 	r.left--
 	s.rails.giveData(rl, s.waiting(), wc.Status == verbs.StatusSuccess)

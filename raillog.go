@@ -9,6 +9,7 @@ import "math/bits"
 // for as many behind those that are logged.
 type railLog struct {
 	ids        []uint64
+	mask       uint64 // len(ids)-1
 	head, tail uint64
 	most       int
 	messages   uint16 // that were ever logged and use up a receive of the peer, modulo 2^16
@@ -25,13 +26,14 @@ func (l *railLog) fit(most int) {
 	l.most = most
 	if len(l.ids) < most {
 		l.ids = make([]uint64, 1<<bits.Len(uint(most-1)))
+		l.mask = uint64(len(l.ids) - 1)
 	}
 	l.clear()
 }
 
 // push logs a work request.
 func (l *railLog) push(id uint64) {
-	l.ids[l.tail&uint64(len(l.ids)-1)] = id
+	l.ids[l.tail&l.mask] = id
 	l.tail++
 }
 
@@ -45,7 +47,7 @@ func (l *railLog) pushMessage(id uint64) {
 // usually is the oldest. The caller has seen that something is outstanding, so the log is not
 // empty.
 func (l *railLog) complete(id uint64) bool {
-	if l.ids[l.head&uint64(len(l.ids)-1)] != id {
+	if l.ids[l.head&l.mask] != id {
 		return l.completeLate(id)
 	}
 	l.head++
@@ -84,12 +86,13 @@ func (l *railLog) trim() {
 func (l *railLog) grow() {
 	old := *l
 	l.ids = make([]uint64, 2*len(old.ids))
+	l.mask = uint64(len(l.ids) - 1)
 	for i := old.head; i != old.tail; i++ {
 		*l.at(i) = *old.at(i)
 	}
 }
 
-func (l *railLog) at(i uint64) *uint64 { return &l.ids[i&uint64(len(l.ids)-1)] }
+func (l *railLog) at(i uint64) *uint64 { return &l.ids[i&l.mask] }
 
 // find returns where a work request is, or tail.
 func (l *railLog) find(id uint64) uint64 {
@@ -101,4 +104,4 @@ func (l *railLog) find(id uint64) uint64 {
 }
 
 // clear forgets all.
-func (l *railLog) clear() { *l = railLog{ids: l.ids, most: l.most} }
+func (l *railLog) clear() { *l = railLog{ids: l.ids, mask: l.mask, most: l.most} }
