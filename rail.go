@@ -30,12 +30,12 @@ type rail struct {
 	device uint8  // the local DeviceID: picks local keys
 	closed bool   // qp was destroyed
 	role   railRole
-	log    railLog // what is outstanding, where failover is in force
 	// lastPSN is the first packet sequence number of the last connection in which the queue pair
 	// could send.
 	lastPSN uint32
 	railConn
 	stats railCounters
+	log   railLog // what is outstanding, where failover is in force
 
 	ability  *ability  // of a data rail, where fragments are shared by it; otherwise nil
 	recovery *recovery // where failover is offered; otherwise nil
