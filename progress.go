@@ -19,9 +19,10 @@ func (q *VirtualQP) progress(out *sink) {
 		q.continueFailover()
 	}
 	if q.line.err != nil {
-		if q.failover == nil || !q.paused() { // an earlier message may be lost with its rail
-			q.send.dispatchDue()
+		if q.failover != nil && q.paused() {
+			q.stopUnposted() // an earlier message may be lost with its rail
 		}
+		q.send.dispatchDue()
 		q.postStaged()
 	} else if q.send.busy() {
 		q.dispatch()
