@@ -111,8 +111,10 @@ type Config struct {
 	// Failback is how long a queue pair that has failed is left alone before it is connected anew
 	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
 	// to 64 times. The end that leads, by the cards, decides when. Requests or receives must move
-	// for it to happen: nothing is sent while the program does not poll. 0 means a second; negative
-	// means never, if one of the ends says so.
+	// for it to happen: nothing is sent while the program does not poll. None is tried while its
+	// port is down; where the port is up and the peer's address is not found, the kernel may hold
+	// up the call that tries for a second or more. 0 means a second; negative means never, if one
+	// of the ends says so.
 	Failback time.Duration
 	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
 	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,

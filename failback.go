@@ -77,12 +77,25 @@ func (q *VirtualQP) bringBack() {
 		if now.Before(v.due) {
 			continue
 		}
+		if !q.portActive(rl) {
+			v.due = now.Add(q.cfg.Failback)
+			continue
+		}
 		v.due = now.Add(q.pause(v))
 		if v.ownPSN == 0 {
 			v.ownPSN = rl.drawPSN()
 		}
 		q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
 	}
+}
+
+// portActive reports whether the port of a rail is active. While it is not, no queue pair is
+// connected over it: on the way to RTR the kernel looks for the peer's Ethernet address, and the
+// caller stands still until it gives up, a second or more for each queue pair.
+func (q *VirtualQP) portActive(rl *rail) bool {
+	dev := rl.qp.Device()
+	port, err := dev.QueryPort(int(q.cfg.Conn.port(dev)))
+	return err == nil && port.State == verbs.PortActive
 }
 
 // drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word: never 0, and
@@ -99,6 +112,7 @@ func (q *VirtualQP) askedUp(rl *rail, w word) {
 	case w.epoch == v.epoch&epochMask && v.stage == railReady:
 		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
 	case q.unheard():
+	case !q.portActive(rl): // the leader asks again
 	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled:
 		v.ownPSN = rl.drawPSN()
 		if q.resume(rl, v.ownPSN, w.count) == nil {

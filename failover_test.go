@@ -222,3 +222,38 @@ func (l *link) awaitAll(t *testing.T) {
 		}
 	}
 }
+
+// While a port is down nothing tries to bring its rails back: to connect a queue pair takes the
+// kernel seconds then, in which the program stands still. Once it is up, they come back.
+func TestRailsStayAwayWhileAPortIsDown(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, who := range []string{"leader", "follower"} {
+			t.Run(fmt.Sprintf("%v/%s", scheme, who), func(t *testing.T) {
+				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
+					MaxMsgSize: 512, Failover: true, Failback: time.Microsecond,
+					Conn: ibverbx.ConnConfig{Timeout: 4, RetryCount: 1}}})
+				at := l.a // whose address is the lower one
+				if who == "follower" {
+					at = l.b
+				}
+				at.nics[0].SetLink(false)
+				for range 300 {
+					for _, e := range []*end{l.a, l.b} {
+						e.send(t, e.write(verbs.OpRDMAWrite, 0, soakRecvAt, 4096))
+						e.wait(t, 1)
+						for i, r := range e.Stats().Rails {
+							if state := e.QPs()[i].State(); r.Down && state != verbs.StateErr {
+								t.Fatalf("rail %d is in %v", i, state)
+							}
+						}
+					}
+				}
+				if l.a.Stats().RailsLost == 0 || l.b.Stats().RailsLost == 0 {
+					t.Error("no rail was lost")
+				}
+				at.nics[0].SetLink(true)
+				l.awaitAll(t)
+			})
+		}
+	}
+}
