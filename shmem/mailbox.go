@@ -79,6 +79,10 @@ func (t *peer) openWhenThere(ctx context.Context, op string, g tag, n int) ([]by
 // discard gives the slot of the open piece back to the sender.
 func (t *peer) discard(ctx context.Context, op string) error {
 	t.received++
+	// An older count that lands last, over a rail that was held up, would take the slot away again.
+	if err := t.order(ctx); err != nil {
+		return t.opError(op, err)
+	}
 	if err := t.putWord(ctx, t.pe.layout.taken(t.pe.id), t.received); err != nil {
 		return t.opError(op, err)
 	}

@@ -23,7 +23,7 @@ const wakeID transport.AMID = 0
 // askToWake asks the peer to wake this PE with each word that it puts. If that is not possible the
 // PE sleeps nevertheless; its endpoint reports a peer that has failed.
 func (t *peer) askToWake(ctx context.Context) {
-	if !t.wakes {
+	if !t.wakes && t.order(ctx) == nil { // the word that was put last must not land later
 		t.wakes = true
 		t.pe.wakers++
 		_ = t.putSleepWord(ctx, 1)
