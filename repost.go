@@ -56,7 +56,7 @@ func (q *VirtualQP) repost() {
 			continue
 		}
 		if l.on == nil {
-			l.on, l.last = rails.firstLive(role), 0
+			l.on, l.last = rails.nextForAtomics(), 0
 			if role != roleData {
 				l.on = *rails.serving(role)
 			}
@@ -177,6 +177,7 @@ func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 		wr.Opcode = r.fragmentOpcode()
 		if r.plan == planAtomic {
 			wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
+			s.rails.atomicRail = rl // later ones stay behind it
 		}
 		rl.dirty = rl.dirty || wr.Opcode != verbs.OpRDMARead
 	}
