@@ -108,8 +108,9 @@
 //     used up, holds up the other, which gives up after [Config].FailoverTimeout.
 //   - An atomic whose answer was lost completes with an error; the connection goes on. Atomics on
 //     one word through different NICs of the peer are not atomic.
-//   - A plain WRITE may land a second time before its completion. Only a program that polls memory
-//     and changes what it has found there can tell.
+//   - A plain WRITE may land a second time before its completion. Only programs that poll memory
+//     can tell: a flag that they have cleared is set again, and a word goes back to its first value
+//     where the writer did not wait for the first completion before it wrote the next.
 //   - How soon a dead path is noticed is up to [ConnConfig].Timeout and RetryCount: half a second
 //     by default, half a minute with [PatienceFabric].
 //   - Errors that are a request's own, such as a wrong key, end the connection as they always do.
