@@ -126,6 +126,23 @@ var NetworkFaults = []Fault{
 	}},
 }
 
+// NetworkRailFaults are those of [RailFaults] that NICs on a network have.
+var NetworkRailFaults = []Fault{
+	{Name: "sends are refused in ERR", atPost: true, act: refuse([]error{verbs.ErrState}, 1)},
+	{Name: "sends are refused by a NIC that is gone", atPost: true,
+		act: refuse([]error{verbs.ErrDeviceGone}, 1)},
+	{Name: "receives are refused in ERR", atPost: true, act: refuseRecv([]error{verbs.ErrState}, 1)},
+	{Name: QPDies, act: killQP},
+	{Name: "link down", Scope: OneLink, act: cutLink},
+	{Name: "all packets lost", Scope: OneLink, act: func(_ *Testbed, q *QP) func() {
+		return q.network().Lose(true, true, 0)
+	}},
+	{Name: "packets of one direction lost", Scope: OneLink, act: func(t *Testbed, q *QP) func() {
+		in := t.OneIn(2)
+		return q.network().Lose(in, !in, 0)
+	}},
+}
+
 func (t *Testbed) someTime(most time.Duration) time.Duration {
 	return time.Duration(1 + t.Rng.Int64N(int64(most)))
 }

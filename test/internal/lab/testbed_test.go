@@ -42,13 +42,12 @@ func newTestbed(t *testing.T) (*Testbed, []*QP) {
 }
 
 func TestFaultsAreCountedAndTakenBack(t *testing.T) {
-	for i := range Faults {
-		f := &Faults[i]
+	for _, f := range slices.Concat(Faults, RailFaults) {
 		t.Run(f.Name, func(t *testing.T) {
 			b, qps := newTestbed(t)
 			q := qps[1]
 			conn := &Conn{}
-			b.Strike(q, conn, f, nil)
+			b.Strike(q, conn, &f, nil)
 			lasts := f.Name != QPDies && f.Name != LinkFlaps
 			if got := q.NIC.Down != 0; got != (f.Scope == OneLink && lasts) {
 				t.Errorf("link down %v", got)
