@@ -166,8 +166,11 @@ var misuses = slices.Concat(badConfigs(), badCards(), []misuse{
 		// A fault may still be waiting for its request, or be over.
 		made, err := e.host.Dom.NewQP(nil, ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 1, Credits: 1})
 		if err != nil {
-			return everyError(verbs.ErrDeviceGone, err, last(e.host.Dom.NewCQ(1)),
-				last(e.host.Dom.Register(make([]byte, 1), verbs.AccessAll)))
+			mr, refused := e.host.Dom.Register(make([]byte, 1), verbs.AccessAll)
+			if refused == nil { // on the others
+				refused = errors.Join(mr.Close(), verbs.ErrDeviceGone)
+			}
+			return everyError(verbs.ErrDeviceGone, err, last(e.host.Dom.NewCQ(1)), refused)
 		}
 		if err := made.Close(); err != nil {
 			return err
