@@ -12,6 +12,7 @@ import (
 // take checks a completion that the program has polled.
 func (e *end) take(wc *ibverbx.WC) {
 	e.w.Logf("  %v: %s", e, describe(wc))
+	e.excused = false
 	switch id := wc.ID; {
 	case e.conn.plan.oneID && id == sharedID && wc.Opcode.IsRecv(): // it can only be the next
 		e.takeRecv(wc, e.recvHead)
@@ -25,7 +26,7 @@ func (e *end) take(wc *ibverbx.WC) {
 		e.w.Broken(ruleRouting, "%v completes id %#x, which it has never posted", e, id)
 	}
 	if wc.Status != verbs.StatusSuccess && e.state == connected && e.vq.Err() == nil &&
-		e.sessionNo == e.lastSession() {
+		e.sessionNo == e.lastSession() && !e.excused {
 		e.w.Broken(ruleFirstError, "%v: %v, and Err says nothing", e, wc.Status)
 	}
 }
@@ -62,7 +63,11 @@ func (e *end) takeSend(wc *ibverbx.WC, index int) {
 	}
 	e.checkFields(wc)
 	e.checkReported(wc, s.session)
-	e.checkStatus("send", s.session, &e.sendErrors, wc)
+	if e.mayNotLand(s); e.lostAtomic(s, wc.Status) {
+		e.excused, e.sendErrors.excused = true, s.session
+	} else {
+		e.checkStatus("send", s.session, &e.sendErrors, wc)
+	}
 	e.release(s, wc.Status == verbs.StatusSuccess)
 }
 
@@ -107,6 +112,7 @@ func (e *end) checkStatus(what string, session int, t *errorsSeen, wc *ibverbx.W
 		}
 		t.own = session
 	}
+	e.conn.causeInCQ()
 	if e.conn.Blame == "" && session == e.sessionNo && !e.ended() {
 		e.w.Broken(lab.Isolation, "%v: %s without a cause: %v", e, describe(wc), e.vq.Err())
 	}
@@ -137,6 +143,7 @@ func (e *end) checkReported(wc *ibverbx.WC, session int) {
 	var status verbs.Status
 	if e.conn.plan.oneID || // it names none
 		session != e.sessionNo || e.ended() || e.sendErrors.own == session ||
+		e.sendErrors.excused == session ||
 		!errors.As(e.vq.Err(), &first) ||
 		first.Recv || !first.HasID || first.ID != wc.ID {
 		return
@@ -158,14 +165,17 @@ func (e *end) release(s *send, ok bool) {
 	switch {
 	case isWrite(s.op):
 		e.releaseSource(s, name)
-		key := lab.AsItIs
-		if ok {
+		switch {
+		case ok && s.still:
+		case ok && e.conn.plan.late && !s.landed:
+			e.unplaced = append(e.unplaced, s)
+		case ok:
 			e.mustHaveLanded(s)
-			key = s.key
-		} else if e.w.plan.net != nil {
-			return // packets of it may still be on their way
+			e.settleTarget(s)
+		case e.w.plan.net == nil && !e.conn.stray && !e.conn.plan.late: // nothing of it is on its way
+			s.still = true
+			peers.Settle(s.remote, lab.AsItIs, "the target of "+name)
 		}
-		peers.Settle(s.remote, key, "the target of "+name)
 	case s.op.IsSend():
 		e.releaseSource(s, name)
 	case s.op == verbs.OpRDMARead:
@@ -214,6 +224,19 @@ func (w *word) after(s *send, found uint64) uint64 {
 		return s.second
 	}
 	return found
+}
+
+// settleTarget notes that a write's target must not change any more. With failover the peer's
+// program uses it for something else at once, so that a copy which comes later shows.
+func (e *end) settleTarget(s *send) {
+	what := "the target of " + e.name + " " + s.String()
+	s.still = true
+	if !e.conn.failover || s.reread || s.length == 0 {
+		e.peer.host.Memory.Settle(s.remote, s.key, what)
+		return
+	}
+	s.taken = true
+	e.peer.host.Memory.Reuse(s.remote, what)
 }
 
 // mustHaveLanded checks that a write of e is in its peer's memory.
@@ -270,7 +293,9 @@ func (e *end) match(r *recv, wc *ibverbx.WC) {
 	} else {
 		e.matchNotification(r, s, wc)
 	}
-	if !s.relax { // a relaxed SEND waits for no write
+	// A relaxed SEND waits for no write. Others prove that writes were acknowledged, not that they
+	// are in memory.
+	if !s.relax && (!e.conn.plan.late || !s.op.IsSend()) {
 		e.seeWrites(s)
 	}
 }
@@ -312,7 +337,10 @@ func (e *end) seeWrites(s *send) {
 		if !e.host.Memory.Holds(t.remote, t.key) {
 			e.w.Broken(ruleNotification, "%v has been notified of %v, and %v is not there", e, s, t)
 		}
-		t.landed = true
+		e.peer.mustBeProved(t, s)
+		if t.landed = true; e.conn.failover && !t.still {
+			e.peer.settleTarget(t)
+		}
 	}
 }
 

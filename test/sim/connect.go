@@ -11,7 +11,10 @@ import (
 // connect exchanges true cards and connects both ends.
 func (w *world) connect(c *conn) {
 	c.session++
+	c.failover = c.plan.failsOver()
+	c.ends[0].over, c.ends[1].over = c.failover, c.failover
 	c.Blame, c.drainOnly, c.hostile, c.falseCard = w.causeToFail(c), false, false, false
+	c.causeToTouch()
 	c.raw = c.ends[0].vq.Scheme() == ibverbx.DQPLB && !c.plan.strip && c.plan.rails > 1
 	var cards [2]ibverbx.BusinessCard
 	for i, e := range c.ends {
@@ -74,7 +77,8 @@ func (w *world) sendCard(c *conn, e *end, card ibverbx.BusinessCard) (got ibverb
 	if c.plan.strip {
 		keys := map[string]any{}
 		w.Must("card", json.Unmarshal(text, &keys))
-		for _, key := range []string{"scheme", "mtu", "credits", "rdAtomic", "rawImm", "firstNum"} {
+		for _, key := range []string{"scheme", "mtu", "credits", "rdAtomic", "rawImm", "firstNum",
+			"failover"} {
 			delete(keys, key)
 		}
 		keys["somethingNew"] = 7
@@ -93,7 +97,7 @@ func (e *end) begin(number int, peer *ibverbx.BusinessCard) {
 	e.session = session{sessionNo: number, stopAt: forever, acked: len(e.sends), checked: len(e.peer.sends),
 		plainPeer: peer.Scheme == "" && peer.Credits == 0 && !e.single && e.vq.Scheme() == ibverbx.DQPLB}
 	for _, q := range e.wires {
-		q.userImm = userImm{}
+		q.userImm, q.back = userImm{}, false
 	}
 	for _, word := range e.words {
 		word.known = false
@@ -122,7 +126,7 @@ func (w *world) causeToFail(c *conn) string {
 			return "its completion queue may overrun"
 		}
 		for _, q := range e.wires {
-			if q.NIC.Down+q.NIC.Dead != 0 {
+			if q.NIC.Dead != 0 || q.NIC.Down != 0 && !c.failover {
 				return q.NIC.Name() + " is down"
 			}
 		}

@@ -35,17 +35,18 @@ func (e *end) checkCounters() {
 	if ring := 128; st.SendRing > max(ring, 2*e.most) {
 		e.w.Broken(ruleCounters, "%v: a ring of %d slots for %d requests at a time", e, st.SendRing, e.most)
 	}
+	e.checkLostRails()
 	var total, carried uint64
 	for _, s := range e.sends {
 		total += uint64(s.length)
 	}
 	for i, r := range st.Rails {
 		carried += r.Bytes
-		if r.Outstanding != 0 || e.wires[i].most > r.Limit && e.sessionNo == 1 {
+		if r.Outstanding != 0 || e.wires[i].most > r.Limit && e.sessionNo == 1 && st.RailsLost == 0 {
 			e.w.Broken(ruleCounters, "%v: rail %d: %s", e, i, e.stats())
 		}
 	}
-	if e.sessionNo == 1 && carried != total {
+	if e.sessionNo == 1 && carried != total && st.RailsLost == 0 {
 		e.w.Broken(ruleCounters, "%v: its rails have carried %d bytes of %d: %s", e, carried, total,
 			e.stats())
 	}
@@ -63,7 +64,7 @@ func (e *end) look() {
 	}
 	for i, r := range st.Rails {
 		if q := e.wires[i]; open && !e.single && !e.conn.hostile &&
-			(r.Outstanding < len(q.sends) || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
+			(r.Outstanding < q.requests() && !r.Down || r.Outstanding > r.Limit || r.QPNum != q.Num()) {
 			e.w.Broken(ruleCounters, "%v: rail %d has %d requests on the NIC: %s", e, i, len(q.sends),
 				e.stats())
 		}

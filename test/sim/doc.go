@@ -28,9 +28,24 @@
 // may fail, and a failure that nothing accounts for is a broken promise. So a fault on one
 // connection cannot hide that it hurts another one.
 //
+// # Failover
+//
+// Worlds of their own ([FailoverGame]) have connections with failover, and faults that take rails
+// out: at either end, several at a time, again while one is settled, with messages that arrive
+// after their sender has given them up and data that is in memory only after its acknowledgement.
+// Such a connection may fail only when no rail of a kind is left that nothing was done to
+// (failover.go). The model knows each part of a request that goes over a queue pair, in what order
+// they went, and from the receives of the other end which have arrived. So it is known what may go
+// out again: only what is certainly lost, when neither end's queue pair of the dead rail carries
+// anything out any more, on another rail, as it was and in its order (part.go). And the memory that
+// a write has filled is used for something else as soon as its request is reported, or a
+// notification behind it, so that a copy which comes later shows.
+//
 // # Running it
 //
 //	go test ./test/sim                       2,000 worlds, some minutes with -args -mutate
+//	go test ./test/sim -run 'TestFailover$' -args -seeds 20000
+//	                                         worlds whose rails die
 //	make sim SEEDS=1000000                   more of them, with progress
 //	go test ./test/sim -v -run 'TestSimulation$' -args -seed 4711
 //	                                         one world, event by event
@@ -43,8 +58,9 @@
 //
 // # Planted bugs
 //
-// testdata/ibverbx.bugs has over eighty deliberate bugs. Each names a function of package ibverbx
-// and the code in it that it replaces; package hunt says how (bugs.go there). TestMutations checks
-// that each still has its place. With -args -mutate it plants them one at a time, by way of the go
-// command's overlay, and demands that the simulation finds each.
+// testdata/ibverbx.bugs has over eighty deliberate bugs, testdata/failover.bugs over sixty. Each
+// names a function of package ibverbx and the code in it that it replaces; package hunt says how
+// (bugs.go there). TestMutations checks that each still has its place. With -args -mutate it plants
+// them one at a time, by way of the go command's overlay, and demands that the simulation finds
+// each.
 package sim

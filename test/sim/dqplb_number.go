@@ -82,7 +82,7 @@ func (e *end) numberOnWire(q *wire, s *send, wr *verbs.SendWR, length int) {
 	if last {
 		e.mustSolicit(s, wr)
 	}
-	if length == 0 && !last && !q.plain {
+	if length == 0 && !last && !q.plain && !e.conn.struck { // it may have been meant for a rail that died
 		e.w.Broken(ruleWire, "%v: a marker on %v, which has carried nothing since the last number", e, q)
 	}
 	q.raw, q.plain = raw, false
@@ -104,6 +104,9 @@ func (q *wire) arrived(wc *verbs.WC) {
 	if e.single || e.vq.Scheme() != ibverbx.DQPLB || e.w.plan.Scramble || !q.isData() || e.conn.falseCard ||
 		e.state != connected && e.state != draining {
 		return
+	}
+	if e.conn.failover && wc.Opcode == verbs.WCRecv && wc.ByteLen == 0 {
+		return // a message of the library's own
 	}
 	if q.rawIn { // it completes the message before
 		q.rawIn = false

@@ -23,10 +23,13 @@ type end struct {
 	single bool    // it has one queue pair
 
 	state   endState
-	leaving bool // a Reset, Close or Shutdown is under way
-	renewed bool // it was reset since its last card
-	lostNIC bool // it has lost a NIC or CQ: Reset fails from now on
-	stale   bool // completions were invented for it
+	leaving bool   // a Reset, Close or Shutdown is under way
+	renewed bool   // it was reset since its last card
+	lostNIC bool   // it has lost a NIC or CQ: Reset fails from now on
+	stale   bool   // completions were invented for it
+	over    bool   // failover is in force here
+	repeats uint64 // how many physical requests went out again
+	excused bool   // the completion under way is of an atomic that went with its rail
 	requests
 	session
 }
@@ -40,11 +43,12 @@ type requests struct {
 	most     int                   // largest number of sends that were outstanding at a time
 	expect   [messageKinds][]*send // by kind: what the peer has sent and no receive has taken
 
-	writes  []*send // all writes, in the order of their remote addresses
-	locals  []*send // all reads and atomics, in the order of their local addresses
-	hollow  []*send // all reads of no bytes, in the order of their remote addresses
-	buffers []*recv // receives with memory, in the order of their addresses
-	words   []*word // for atomics
+	writes   []*send // all writes, in the order of their remote addresses
+	locals   []*send // all reads and atomics, in the order of their local addresses
+	hollow   []*send // all reads of no bytes, in the order of their remote addresses
+	unplaced []*send // writes that are done and may not be in memory yet
+	buffers  []*recv // receives with memory, in the order of their addresses
+	words    []*word // for atomics
 
 	sendErrors, recvErrors errorsSeen
 }
@@ -57,6 +61,7 @@ type session struct {
 	firstFailedOn *wire   // on this queue pair
 	peerViolated  bool    // the peer has sent what no peer may
 	recvsRefused  bool    // a NIC has refused a receive permanently
+	mustFail      bool    // a request has failed by its own fault
 
 	acked        int     // the data of all sends before this index is acknowledged
 	checked      int     // all writes of the peer before this index have landed
@@ -68,8 +73,8 @@ type session struct {
 	// travel on rail 0, and credits come with the first receive for a notification. A program that
 	// sends both on one connection has SENDs eat credits; so each here sends one kind only.
 	plainPeer bool
-	atomicsOn *wire // the rail that carries atomics; nil before the first
-	relaxedOn *wire // the rail that carries relaxed SENDs; nil before the first
+	atomicsOn *wireLife // the rail that carries atomics; nil before the first
+	relaxedOn *wireLife // the rail that carries relaxed SENDs; nil before the first
 
 	// DQPLB. Numbers are counted from the first.
 	numbers []bool       // which were used
@@ -78,8 +83,8 @@ type session struct {
 }
 
 // errorsSeen says in which session a completion of a direction last reported an error, and in which
-// one last reported more than a flush.
-type errorsSeen struct{ any, own int }
+// one last reported more than a flush; and in which one an atomic last failed with its rail.
+type errorsSeen struct{ any, own, excused int }
 
 type endState uint8
 
@@ -125,6 +130,10 @@ type send struct {
 	key       int        // the noise that it carries or fetches
 	operands
 	outgoing
+	parts  []*part // with failover: all of it that went out
+	reread bool    // a read fetches its target
+	taken  bool    // its target was used for something else
+	still  bool    // its target must not change any more
 
 	landed bool // its data was seen at the target
 	done   bool // its completion was polled

@@ -12,6 +12,10 @@ func (w *world) slow(e *end) {
 
 // strike puts any other fault in force. What changes the world for many is rarer.
 func (w *world) strike(e *end) {
+	if e.conn.failover {
+		w.strikeRails(e)
+		return
+	}
 	wide := w.OneIn(2)
 	w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && (wide || !f.Wide()) }))
 }
@@ -23,7 +27,7 @@ func (w *world) inject(e *end, f *lab.Fault) {
 	}
 	w.Logf("  %s: %v", f.Name, q)
 	if !f.Gentle {
-		e.conn.because(f.Name)
+		e.conn.touch(q, f.Name)
 	}
 	w.blame(q, f)
 	w.Strike(&q.QP, &e.conn.Conn, f, func(injected *soft.Fault) {
@@ -35,17 +39,8 @@ func (w *world) inject(e *end, f *lab.Fault) {
 
 // blame notes which other connections a fault may fail.
 func (w *world) blame(q *wire, f *lab.Fault) {
-	if f.Scope == lab.OneQP {
-		return
-	}
 	if f.Scope == lab.OneCQ {
 		q.end.cq.mayDie = true
 	}
-	for _, e := range w.ends {
-		for _, other := range e.wires {
-			if other.NIC == q.NIC && (f.Scope != lab.OneCQ || e.cq == q.end.cq) {
-				e.conn.because(f.Name)
-			}
-		}
-	}
+	w.eachUnder(q, f, func(other *wire) { other.end.conn.touch(other, f.Name) })
 }

@@ -28,7 +28,7 @@ func (w *world) finish() {
 	}
 	for _, c := range w.cqs {
 		if died := func(t *tappedCQ) bool { return t.dead }; slices.ContainsFunc(c.taps, died) && !c.direct &&
-			!c.closed && !c.reported {
+			!c.closed && !c.reported && !c.doesWithout() {
 			w.Broken(ruleFirstError, "%s has lost a CQ, and no poll has said so", c.name)
 		}
 	}
@@ -48,6 +48,9 @@ func (w *world) finish() {
 	}
 	for _, c := range w.conns {
 		c.checkQuiet()
+	}
+	for _, e := range w.ends {
+		e.checkPlaced()
 	}
 	w.Audit()
 	w.closeAll()
@@ -76,6 +79,9 @@ func (e *end) checkNoticed() {
 	if e.state != connected || e.vq.Err() != nil || e.single {
 		return
 	}
+	if e.mustFail {
+		e.w.Broken(ruleNoticed, "%v: a request has failed by its own fault: %s", e, e.stats())
+	}
 	if e.peerViolated {
 		e.w.Broken(ruleNoticed, "%v: the peer has sent what no peer may: %s", e, e.stats())
 	}
@@ -85,7 +91,7 @@ func (e *end) checkNoticed() {
 		if i == 0 && e.vq.Scheme() == ibverbx.Spray || withheld || !q.isData() || e.owesCredits() {
 			continue
 		}
-		if q.State() == verbs.StateErr {
+		if q.State() == verbs.StateErr && !e.vq.Stats().Rails[i].Down {
 			e.w.Broken(ruleNoticed, "%v: %v is in ERR: %s", e, q, e.stats())
 		}
 	}
@@ -128,6 +134,16 @@ func (c *conn) checkQuiet() {
 		}
 		if c.sound() {
 			e.checkCounters()
+		}
+	}
+}
+
+// checkPlaced checks that writes which were acknowledged early are in memory at last.
+func (e *end) checkPlaced() {
+	for _, s := range e.unplaced {
+		if !s.still {
+			e.mustHaveLanded(s)
+			e.settleTarget(s)
 		}
 	}
 }

@@ -83,6 +83,13 @@ func (w *world) connectFalseCard(c *conn) {
 	if !w.falsify(&cards[liar]) {
 		return // its text is refused
 	}
+	c.failover = false
+	for i, e := range c.ends {
+		peer := &cards[1-i]
+		e.over = c.plan.failover[i] && c.plan.rails > 1 && peer.Failover && len(peer.Rails) != 0
+		c.failover = c.failover || e.over
+	}
+	c.causeToTouch()
 	for i, e := range c.ends {
 		before := e.vq.State()
 		err := e.vq.Connect(cards[1-i])
@@ -119,6 +126,11 @@ func (w *world) falsify(card *ibverbx.BusinessCard) bool {
 		func() { w.rail(keys)["device"] = w.Pick(0, 1, 2, 3, 63, 64) },
 		func() { w.rail(keys)["psn"] = w.falsePSN() },
 		func() { w.rail(keys)["gid"] = []string{"::", "::ffff:10.77.0.1", "fe80::1", "?"}[w.Rng.IntN(4)] },
+	}
+	if card.Failover || len(card.SpareQPNums) != 0 {
+		lies = append(lies,
+			func() { keys["failover"] = !card.Failover },
+			func() { keys["spareQpNums"] = [][]int{nil, {17}, {0}, {1 << 24}}[w.Rng.IntN(4)] })
 	}
 	lies[w.Rng.IntN(len(lies))]()
 	text, err = json.Marshal(keys)

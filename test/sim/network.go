@@ -33,10 +33,20 @@ func Over(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
 	})
 }
 
-// newNetworkPlan is the world of a seed, but on a network. What NICs of package soft alone have is
-// left out: GIDs of several indexes, and completions out of order.
-func newNetworkPlan(seed uint64) *plan {
-	p := newPlan(seed)
+// FailoverOver is [Over] for worlds whose rails die.
+func FailoverOver(test, dir string, open func(*NetworkPlan) Network) hunt.Game {
+	return lab.Game(test, dir, func(seed uint64) *plan { return newFailoverPlan(seed).onNetwork(seed) },
+		func(p *plan, log func(string)) *hunt.Violation {
+			p.newNetwork = open
+			return p.run(log)
+		})
+}
+
+func newNetworkPlan(seed uint64) *plan { return newPlan(seed).onNetwork(seed) }
+
+// onNetwork is the same world, but on a network. What NICs of package soft alone have is left out:
+// GIDs of several indexes, completions out of order, and data that is in memory late.
+func (p *plan) onNetwork(seed uint64) *plan {
 	rng := rand.New(rand.NewPCG(seed, 0x6e6574))
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	nics := 0
@@ -48,6 +58,7 @@ func newNetworkPlan(seed uint64) *plan {
 	p.Scramble = false
 	for i := range p.conns {
 		c := &p.conns[i]
+		c.late = false
 		many := rng.IntN(6) == 0
 		fragment := uint32(pick(0, 0, 700, 2000))
 		timer, mtu := uint8(pick(14, 18, 20)), verbs.MTU(pick(1, 1, 1, 2, 0))
@@ -76,4 +87,12 @@ func (w *world) faults() []lab.Fault {
 		return lab.NetworkFaults
 	}
 	return lab.Faults
+}
+
+// railFaults are those of them that take rails out, and say nothing of the requests that met them.
+func (w *world) railFaults() []lab.Fault {
+	if w.plan.net != nil {
+		return lab.NetworkRailFaults
+	}
+	return lab.RailFaults
 }

@@ -21,6 +21,9 @@ func (e *end) find(wr *verbs.SendWR) *send {
 		}
 		return nil
 	case wr.Opcode.IsSend():
+		if s := e.lostMessage(); s != nil {
+			return s
+		}
 		if len(e.messages) == 0 {
 			return nil
 		}
@@ -74,7 +77,13 @@ func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
 
 // onWire checks a physical request that a NIC has accepted.
 func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
-	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes()}
+	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes(), place: len(q.out)}
+	if e.isControl(q, wr) {
+		p.own = true
+		e.w.Logf("    on %v: %s", q, wordText(wr.Imm))
+		e.putOn(q, nil)
+		return p
+	}
 	s := e.find(wr)
 	if s == nil {
 		if !e.single { // a single queue pair is drained with a request of the library's own
@@ -91,12 +100,24 @@ func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
 		return p
 	}
 	e.mayGoOut(q, s)
-	if limit := e.limitOf(q); len(q.sends) >= limit {
-		e.w.Broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, len(q.sends)+1, q, limit)
+	if limit := e.limitOf(q); q.requests() >= limit {
+		e.w.Broken(ruleBackpressure, "%v has %d requests on %v: the limit is %d", e, q.requests()+1, q, limit)
 	}
 	n := int(wr.Bytes())
+	if e.conn.failover {
+		var again bool
+		if p.part, again = e.partOf(q, s, wr); again {
+			p.lastStep = p.part.kind == partFinal
+			if !p.lastStep {
+				s.data++
+			}
+			e.repeatOnWire(q, s, p.part, wr)
+			return p
+		}
+		e.enterPart(s, p.part)
+	}
 	switch {
-	case s.op.IsSend() && e.plainPeer && q != e.wires[0]:
+	case s.op.IsSend() && e.plainPeer && !e.conn.hostile && q != e.wires[0]:
 		e.w.Broken(ruleWire, "%v: %v goes out on %v: a plain peer takes SENDs on rail 0", e, s, q)
 	case s.relax:
 		s.data++
@@ -134,8 +155,9 @@ func (e *end) mayGoOut(q *wire, s *send) {
 		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stopAt-1)
 	case e.noneMayBegin && !s.begun:
 		e.w.Broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
-	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index:
-		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged", e, s, e.sends[e.acked])
+	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index && !e.conn.blurred():
+		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged: %v", e, s,
+			e.sends[e.acked], e.sends[e.acked].parts)
 	}
 }
 
@@ -143,7 +165,7 @@ func (e *end) mayGoOut(q *wire, s *send) {
 // acknowledged. With Spray that includes the data of the notifying request itself.
 func (e *end) lastStepOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
-	if e.ackedTo() < all {
+	if e.ackedTo() < all && !e.conn.blurred() {
 		e.w.Broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
 			e, s, e.sends[e.acked])
 	}
@@ -161,10 +183,13 @@ func (e *end) relaxedOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 		e.w.Broken(ruleOrder, "%v: %v goes out, but %v is the next of the relaxed", e, s, e.relaxed)
 	}
 	e.relaxed = e.relaxed[1:]
-	if e.relaxedOn != nil && e.relaxedOn != q {
-		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.relaxedOn, q)
+	if e.conn.failover && e.lostRelaxed(s) {
+		e.w.Broken(ruleOrder, "%v: %v goes out, and a relaxed SEND before it is lost", e, s)
 	}
-	e.relaxedOn = q
+	if e.relaxedOn != nil && e.relaxedOn != q.wireLife && !e.relaxedOn.dead() {
+		e.w.Broken(ruleWire, "%v: relaxed SENDs on %v and %v", e, e.relaxedOn.q, q)
+	}
+	e.relaxedOn = q.wireLife
 	if n != s.length {
 		e.w.Broken(lab.Content, "%v: %v goes out with %d bytes", e, s, n)
 	}
@@ -184,17 +209,17 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	switch {
 	case s.bare:
 		e.w.Broken(ruleWire, "%v: data of %v goes out", e, s)
-	case s.posted > s.length:
+	case s.posted > s.length && !e.conn.blurred():
 		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
 	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
 		e.w.Broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
-	case s.op.IsAtomic() && e.atomicsOn != nil && e.atomicsOn != q:
-		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomicsOn, q)
+	case s.op.IsAtomic() && e.atomicsOn != nil && e.atomicsOn != q.wireLife && e.atomicsOn.hasAtomics():
+		e.w.Broken(ruleWire, "%v: atomics on %v and %v", e, e.atomicsOn.q, q)
 	}
 	if s.op.IsAtomic() {
-		e.atomicsOn = q
+		e.atomicsOn = q.wireLife
 	}
-	if s.everyRail {
+	if s.everyRail && !e.hasLostRails() {
 		rail, rails := uint(1)<<slices.Index(e.wires, q), e.conn.plan.rails
 		if s.rails&rail != 0 || n != s.length/rails {
 			e.w.Broken(ruleWire, "%v: %d bytes of %v on %v: want one fragment of %d on each rail", e, n, s, q,
@@ -223,12 +248,20 @@ func (e *end) ackedTo() int {
 	for e.acked < len(e.sends) {
 		s := e.sends[e.acked]
 		if s.session == e.sessionNo && (s.relax || !s.op.IsSend()) &&
-			(!s.allOut() || s.data != 0 || s.failed) {
+			(!s.allOut() || !e.dataEnded(s) || s.failed) {
 			break
 		}
 		e.acked++
 	}
 	return e.acked
+}
+
+// dataEnded says whether none of a request's data that went out is on its way, or lost.
+func (e *end) dataEnded(s *send) bool {
+	if e.conn.failover {
+		return s.partsEnded()
+	}
+	return s.data == 0
 }
 
 // allOut says whether NICs were given all data of a request. An ordinary SEND counts as a last step
@@ -246,13 +279,16 @@ func (s *send) allOut() bool {
 // sendSeen notes a completion of the send direction that the library sees.
 func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
-	if status != verbs.StatusSuccess && e.firstFailed == nil {
+	survived := status != verbs.StatusSuccess && e.survives(status)
+	if status != verbs.StatusSuccess && !survived && e.firstFailed == nil &&
+		(!e.conn.failover || e.vq.Err() == nil) {
 		e.firstFailed, e.firstFailedOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
 	}
 	if !p.lastStep && !e.single {
 		s.data--
 	}
-	if status != verbs.StatusSuccess {
+	if status != verbs.StatusSuccess && !survived {
+		e.mustFail = e.mustFail || !deadly(status)
 		s.failed = true
 		e.stopAt = min(e.stopAt, s.index+1)
 	}
@@ -260,8 +296,9 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 
 // recvSeen notes a completion of the receive direction that the library sees. A flush follows from
 // another error.
-func (e *end) recvSeen(status verbs.Status) {
-	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr {
+func (e *end) recvSeen(q *wire, status verbs.Status) {
+	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr && !e.survives(status) &&
+		(!e.conn.failover || !q.ill) {
 		e.noneMayBegin = true
 	}
 }
@@ -273,6 +310,9 @@ func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 		if verbs.IsTransient(err) && !lab.Injected(err) && !e.single && !e.conn.hostile {
 			e.w.Broken(ruleBackpressure, "%v meets a full queue on %v: %v", e, q, err)
 		}
+		return
+	}
+	if e.conn.failover && diesOf(err) {
 		return
 	}
 	if s := e.find(wr); s != nil {
@@ -311,7 +351,7 @@ func (q *wire) isData() bool { return slices.Index(q.end.wires, q) < q.end.conn.
 func (e *end) mayStop() {
 	var failed *ibverbx.FailedError
 	if e.single || e.state != connected || e.leaving || e.noneMayBegin || e.recvsRefused || e.conn.hostile ||
-		e.conn.plan.cfg[0].Linger < 0 || e.w.lingered ||
+		e.conn.plan.cfg[0].Linger < 0 || e.conn.failover || e.w.lingered ||
 		!errors.As(e.vq.Err(), &failed) || failed.Recv || !failed.HasID {
 		return
 	}

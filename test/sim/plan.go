@@ -34,6 +34,10 @@ type connPlan struct {
 	small  int     // bytes of a receive; 0: no receive has memory
 	lazy   [2]bool // this end posts few receives, so arrivals must wait
 	oneID  bool    // all requests and receives have one ID: it need not be unique
+
+	failover [2]bool // this end offers to go on when a rail dies
+	late     bool    // writes may be in memory after their acknowledgement
+	short    bool    // most requests are writes of one fragment
 }
 
 // Values next to the boundaries that the library distinguishes.

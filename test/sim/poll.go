@@ -202,6 +202,7 @@ func (e *end) checkErr() {
 		e.w.Logf("  %v: %v: %v", e, failed.Part, err)
 		e.checkNamed(failed)
 		e.checkReadable(failed)
+		e.conn.causeInCQ()
 		if e.conn.Blame == "" && !e.ended() {
 			e.w.Broken(lab.Isolation, "%v has failed without a cause: %v", e, err)
 		}
@@ -239,7 +240,8 @@ func (e *end) checkNamed(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
 	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage ||
-		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.firstFailed == nil {
+		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.firstFailed == nil ||
+		e.conn.failover {
 		return
 	}
 	if base := e.peer.host.MR.Addr(); f.Device != e.firstFailedOn.NIC.Name() ||

@@ -48,12 +48,15 @@ func (e *end) postGood(wrs []ibverbx.SendWR, first int) {
 // queue pair has room.
 func (e *end) mustNotWait() {
 	if len(e.relaxed) == 0 || e.state != connected || e.vq.Err() != nil || e.noneMayBegin ||
-		e.stopAt != forever ||
+		e.stopAt != forever || e.hasLostRails() ||
 		e.conn.hostile {
 		return
 	}
 	s, q := e.relaxed[0], e.wires[0]
-	if e.vq.Scheme() == ibverbx.DQPLB && !e.plainPeer {
+	switch {
+	case e.conn.failover:
+		q = e.wires[slices.IndexFunc(e.wires, func(q *wire) bool { return q.kind() == wireSends })]
+	case e.vq.Scheme() == ibverbx.DQPLB && !e.plainPeer:
 		q = e.wires[e.conn.plan.rails]
 	}
 	for _, t := range e.sends[e.sendHead:s.index] {
@@ -203,6 +206,9 @@ func (e *end) drawOpcode() verbs.Opcode {
 	if !e.takesMessages() {
 		ops = ops[:9]
 	}
+	if e.conn.plan.short && e.w.Rng.IntN(4) != 0 {
+		ops = ops[:6]
+	}
 	op := ops[e.w.Rng.IntN(len(ops))]
 	if op == verbs.OpRDMAWriteWithImm && !e.notifies() {
 		if op = verbs.OpSend; !e.takesMessages() {
@@ -244,6 +250,9 @@ func (e *end) drawLength(op verbs.Opcode) int {
 	}
 	cfg := &e.conn.plan.cfg[e.index%2]
 	frag, rails := int(cfg.MaxMsgSize), e.conn.plan.rails
+	if e.conn.plan.short && rng.IntN(6) != 0 {
+		return 1 + rng.IntN(frag)
+	}
 	lengths := [...]int{1, frag - 1, frag, frag + 1, 2 * frag, 2*frag + 1, rails * frag, rails*frag + 1,
 		rails * cfg.MaxMsgCntPerQP * frag, (rails*cfg.MaxMsgCntPerQP + 1) * frag, 1 + rng.IntN(5*frag)}
 	return min(max(lengths[rng.IntN(len(lengths))], 1), 3000, 60*frag)

@@ -124,10 +124,11 @@ func (e *end) fitsEvery(n int) bool {
 // giveReadable chooses what a read fetches: memory that nobody writes to, or the target of an
 // earlier write. Then the read has a fence.
 func (e *end) giveReadable(s *send) bool {
-	if e.w.Rng.IntN(2) == 0 {
+	if e.w.Rng.IntN(2) == 0 && !e.conn.plan.late {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
 			if t := e.sends[i]; isWrite(t.op) && t.session == e.sessionNo && t.length <= s.length &&
-				t.length != 0 {
+				t.length != 0 && !t.taken {
+				t.reread = true
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].N = t.length

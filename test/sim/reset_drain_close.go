@@ -92,6 +92,9 @@ func (e *end) drain() {
 	}
 	e.state = draining
 	e.conn.because(becauseDrained)
+	if e.conn.struck {
+		e.conn.because("a rail may die while it drains")
+	}
 	err := w.waiting(func() error { return e.vq.Drain(ended) })
 	for range w.Pick(0, 0, 30) { // sometimes until it is done
 		if !errors.Is(err, context.Canceled) {

@@ -13,5 +13,6 @@ const (
 	ruleWire         lab.Rule = "the wire format"
 	ruleFence        lab.Rule = "a fence waits for earlier data"
 	ruleCounters     lab.Rule = "counters add up"
+	ruleRepeat       lab.Rule = "what goes out again is lost for certain, and was not reported"
 	ruleNoticed      lab.Rule = "what is broken is noticed"
 )

@@ -31,6 +31,10 @@ func (w *world) tapCQ(cq lab.CQ) verbs.CQ {
 // tapQP notes a queue pair of the virtual queue pair under construction.
 func (w *world) tapQP(qp lab.QP) verbs.QP {
 	q := &wire{QP: qp, end: w.building}
+	q.revive()
+	if q.end.vq != nil {
+		return q // of a wrong call, not of the end
+	}
 	q.end.wires = append(q.end.wires, q)
 	w.wires[wireAt{q.NIC, q.Num()}] = q
 	return q
@@ -80,6 +84,10 @@ type wire struct {
 	psn     uint32     // first packet sequence number that it sent when it was connected last
 
 	userImm
+	*wireLife
+	lives   []*wireLife
+	pair    *wire // the peer's, once it was connected
+	touched bool  // a fault may take it out, or its peer
 }
 
 // userImm is how far a user's immediate has come with DQPLB: it travels in a message of its own,
@@ -99,6 +107,10 @@ type posted struct {
 	lastStep bool  // it is the last step of its request
 
 	remote, bytes uint64 // of sends: address and length
+
+	part  *part // with failover
+	place int   // of sends: among all that went out there; of receives: among all that were posted
+	own   bool  // a message of the library's own: it is not limited like others
 }
 
 func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
@@ -111,11 +123,21 @@ func (q *wire) PostSend(wrs []verbs.SendWR) (int, error) {
 		}
 		q.sends = append(q.sends, p)
 	}
-	q.most, q.refused = max(q.most, len(q.sends)), err != nil
+	q.most, q.refused = max(q.most, q.requests()), err != nil
 	if err != nil {
 		q.end.refusedOnWire(q, &wrs[n], err)
 	}
 	return n, err
+}
+
+// requests is how many requests of the user's are on the NIC.
+func (q *wire) requests() (n int) {
+	for i := range q.sends {
+		if !q.sends[i].own {
+			n++
+		}
+	}
+	return n
 }
 
 // mustRun checks that nothing is posted to a queue pair that the library has moved to ERR. With a
@@ -130,9 +152,11 @@ func (q *wire) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	q.mustRun("receive")
 	n, err := q.QP.PostRecv(wrs)
 	for i := range wrs[:n] {
-		p := posted{id: wrs[i].ID, rcv: q.end.recvOnWire(&wrs[i])}
+		p := posted{id: wrs[i].ID, rcv: q.end.recvOnWire(&wrs[i]), place: q.recvsOut}
+		q.recvsOut++
 		if p.rcv != nil {
 			p.rcv.out++
+			q.end.w.Logf("    on %v: %v", q, p.rcv)
 		}
 		q.recvs = append(q.recvs, p)
 	}
@@ -152,10 +176,17 @@ func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr {
 		q.end.mayStop()
 		if q.end.w.Rng.IntN(12) == 0 {
+			q.end.w.Moves++ // something is to be tried again
 			return errNotNow
 		}
 	}
+	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateReset {
+		q.mayRevive()
+	}
 	err := q.QP.Modify(attr, mask)
+	if err == nil && q.end.conn.failover {
+		q.meet(attr, mask)
+	}
 	if err == nil && mask&verbs.QPAttrSQPSN != 0 {
 		q.began, q.psn = true, attr.SQPSN
 	}
@@ -163,6 +194,7 @@ func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 		q.stopped = attr.State == verbs.StateErr
 		if attr.State == verbs.StateReset {
 			q.forget()
+			q.revive()
 		}
 	}
 	return err
@@ -172,6 +204,7 @@ func (q *wire) Close() error {
 	err := q.QP.Close()
 	if err == nil {
 		q.forget()
+		q.over = true
 		at := wireAt{q.NIC, q.Num()}
 		if w := q.end.w; w.wires[at] == q {
 			delete(w.wires, at)
@@ -186,6 +219,7 @@ func (q *wire) forget() {
 		if p.req != nil {
 			p.req.out--
 		}
+		p.ends(q, verbs.StatusWRFlushErr)
 	}
 	for _, p := range q.recvs {
 		if p.rcv != nil {
@@ -193,6 +227,17 @@ func (q *wire) forget() {
 		}
 	}
 	q.sends, q.recvs = q.sends[:0], q.recvs[:0]
+}
+
+// ends notes how a request of the send direction has ended.
+func (p *posted) ends(q *wire, status verbs.Status) {
+	switch {
+	case p.part == nil || p.part.on != q.wireLife || p.part.place != p.place:
+	case status == verbs.StatusSuccess:
+		p.part.state = partAcked
+	default:
+		p.part.state = partLost
+	}
 }
 
 // completed takes a work request off the NIC.
@@ -204,7 +249,9 @@ func (q *wire) completed(wc *verbs.WC) {
 			first = 0 // unsignaled ones before it have succeeded
 		}
 		for i := range q.sends[first : at+1] {
-			if p := &q.sends[first+i]; p.req != nil {
+			p := &q.sends[first+i]
+			p.ends(q, wc.Status)
+			if p.req != nil {
 				p.req.out--
 				status := wc.Status
 				if first+i != at {
@@ -220,13 +267,17 @@ func (q *wire) completed(wc *verbs.WC) {
 			p.rcv.out--
 		}
 		q.recvs = slices.Delete(q.recvs, at, at+1)
-		q.end.recvSeen(wc.Status)
-		if wc.Status == verbs.StatusSuccess && p.rcv == nil {
-			q.arrived(wc)
+		q.end.recvSeen(q, wc.Status)
+		if wc.Status == verbs.StatusSuccess {
+			q.took = append(q.took, p.place)
+			if p.rcv == nil {
+				q.arrived(wc)
+			}
 		}
 	}
 	if wc.Status != verbs.StatusSuccess {
 		q.bad = append(q.bad, *wc)
+		q.ill = true
 	}
 	if q.last = append(q.last, *wc); len(q.last) > 8 {
 		q.last = q.last[1:]

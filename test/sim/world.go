@@ -27,7 +27,8 @@ type world struct {
 	pumping    bool      // the library waits: let the fabric move when it polls
 	now        time.Time // by the clock of every virtual queue pair
 	ticks      *rand.Rand
-	lingered   bool     // it has moved on, beyond every Linger
+	lingered   bool // it has moved on, beyond every Linger
+	gids       map[verbs.GID]*lab.NIC
 	only       *lab.NIC // the one whose completion queue alone may be polled; nil for all
 }
 
@@ -41,6 +42,9 @@ type conn struct {
 	falseCard bool  // a card was false: the model does not know what it said
 	drainOnly bool  // that an end was drained is the only reason why it may fail
 	raw       bool  // the user's immediate travels in DQPLB
+	failover  bool  // it goes on when a rail dies
+	struck    bool  // and one may have died
+	stray     bool  // what an end has seen fail may arrive late
 	session   int   // number of the session: each Connect begins another
 	hostileIn []int // the sessions in which an end broke the rules
 	replaced  bool  // another one was made in its place
@@ -83,6 +87,14 @@ func (w *world) build() {
 	p := w.plan
 	w.SeedEvent(p.Seed)
 	w.Build()
+	w.gids = map[verbs.GID]*lab.NIC{}
+	for _, d := range w.NICs {
+		for i := range 2 {
+			if g, err := d.QueryGID(1, i); err == nil {
+				w.gids[g.GID] = d
+			}
+		}
+	}
 	for i, h := range p.cqs {
 		w.buildCQ(w.Hosts[h], p.direct[i])
 	}
@@ -101,8 +113,10 @@ func (w *world) buildCQ(h *lab.Host, direct bool) {
 	for _, c := range w.plan.conns {
 		for i, cq := range c.cqs {
 			if cq == index {
-				depth += (c.rails + 1) * (c.cfg[i].MaxMsgCntPerQP +
-					max(c.cfg[i].Credits, c.cfg[i].MaxMsgCntPerQP))
+				each := c.cfg[i].MaxMsgCntPerQP + max(c.cfg[i].Credits, c.cfg[i].MaxMsgCntPerQP)
+				if depth += (c.rails + 1) * each; c.failover[i] {
+					depth += 3*each + 40*(c.rails+4) // spares, and messages of the library's own
+				}
 			}
 		}
 	}
@@ -130,6 +144,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 		w.building = e
 		var err error
 		cfg := p.cfg[j]
+		cfg.Failover = p.failover[j]
 		cfg.Clock = func() time.Time {
 			// Each look takes its time, so that the rails differ.
 			w.now = w.now.Add(time.Duration(w.ticks.IntN(100_000)))
@@ -141,6 +156,9 @@ func (w *world) buildConn(i int, p *connPlan) {
 			e.vq, err = e.byHand(p.byHand[j], cfg)
 		}
 		w.Must("new virtual qp "+e.name, err)
+		for i, qp := range e.vq.QPs() {
+			e.wires[i] = qp.(*wire)
+		}
 		cq.ends = append(cq.ends, e)
 	}
 	c.ends[0].peer, c.ends[1].peer = c.ends[1], c.ends[0]
@@ -168,13 +186,17 @@ func (w *world) replace(c *conn) {
 
 // byHand makes a virtual queue pair of queue pairs that the program has created.
 func (e *end) byHand(rails []int, cfg ibverbx.Config) (*ibverbx.VirtualQP, error) {
+	sends := cfg.MaxMsgCntPerQP
+	if cfg.Failover {
+		sends += 2 // for messages of the library's own
+	}
 	create := func(d *lab.NIC) (verbs.QP, error) {
 		cq, err := e.cq.physical(d)
 		if err != nil {
 			return nil, err
 		}
 		return d.PD.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{
-			MaxSendWR: cfg.MaxMsgCntPerQP, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP),
+			MaxSendWR: sends, MaxRecvWR: max(cfg.Credits, cfg.MaxMsgCntPerQP),
 			MaxSendSGE: cfg.MaxSGE, MaxInline: cfg.MaxInline,
 		}})
 	}

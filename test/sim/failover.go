@@ -1,0 +1,325 @@
+package sim
+
+import (
+	"errors"
+	"slices"
+
+	"ibverbx"
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// A connection with failover at both ends goes on while one rail of each kind is left. Faults touch
+// rails, pairs of queue pairs; a connection may fail only when no pair of a kind is untouched.
+
+// touch notes that a fault may take a rail out.
+func (c *conn) touch(q *wire, why string) {
+	if !c.failover {
+		c.because(why)
+		return
+	}
+	q.touched = true
+	if q.pair != nil {
+		q.pair.touched = true
+	}
+	c.struck = true
+	c.w.Logf("  %v of %v is touched: %s", q, q.end, why)
+	if !c.spared() || c.ends[0].state == draining || c.ends[1].state == draining {
+		c.because(why + ", and no other rail is spared")
+	}
+}
+
+// spared says whether a rail of each kind is untouched.
+func (c *conn) spared() bool {
+	var have [wireKinds]bool
+	for _, q := range c.ends[0].wires {
+		have[q.kind()] = have[q.kind()] || !q.touched
+	}
+	for k := range have {
+		if c.ends[0].needs(wireKind(k)) && !have[k] {
+			return false
+		}
+	}
+	return true
+}
+
+// wireKind is what a queue pair carries.
+type wireKind uint8
+
+const (
+	wireData wireKind = iota
+	wireSends
+	wireNotify
+	wireKinds
+)
+
+// kind is what a queue pair carries besides data.
+func (q *wire) kind() wireKind {
+	e := q.end
+	i := slices.Index(e.wires, q) - e.conn.plan.rails
+	switch {
+	case i < 0:
+		return wireData
+	case e.vq.Scheme() == ibverbx.DQPLB:
+		return wireSends
+	case e.conn.plan.cfg[0].NoNotifyQP:
+		return wireSends
+	case i == 0:
+		return wireNotify
+	case i <= (len(e.wires)-e.conn.plan.rails)/2:
+		return wireSends
+	}
+	return wireNotify
+}
+
+// needs says whether an end works only with a queue pair of a kind.
+func (e *end) needs(k wireKind) bool {
+	for _, q := range e.wires {
+		if q.kind() == k {
+			return true
+		}
+	}
+	return false
+}
+
+// checkLostRails checks, when nothing moves any more, that both ends agree on which rails are out
+// of service, and that these are.
+func (e *end) checkLostRails() {
+	st, peers := e.vq.Stats(), e.peer.vq.Stats()
+	down := 0
+	for i, q := range e.wires {
+		if !st.Rails[i].Down {
+			continue
+		}
+		down++
+		j := slices.Index(e.peer.wires, q.pair)
+		if j < 0 || !peers.Rails[j].Down {
+			e.w.Broken(ruleNoticed, "%v: %v is out of service, in %v; its peer's end is %v: %s\npeer: %s", e,
+				q, q.State(), q.pair, e.stats(), e.peer.stats())
+		}
+	}
+	if uint64(down) > st.RailsLost || e.repeats > st.Reposted {
+		e.w.Broken(ruleCounters, "%v: %d rails are out of service, and %d requests went out again: %s", e,
+			down, e.repeats, e.stats())
+	}
+}
+
+// causeInCQ notes that a connection may fail where a CQ has died with the completion of a message
+// that the peer's NIC had acknowledged: nobody sends it again.
+func (c *conn) causeInCQ() {
+	if c.Blame != "" || !c.failover {
+		return
+	}
+	for _, e := range c.ends {
+		for _, t := range e.cq.taps {
+			missed := func(q *wire) bool { return q.NIC == t.NIC && q.missed() }
+			if t.dead && slices.ContainsFunc(e.wires, missed) {
+				c.because("a message was lost with a CQ")
+			}
+		}
+	}
+}
+
+// doesWithout says whether failover may have hidden the death of a CQ from the program.
+func (c *vcq) doesWithout() bool {
+	return slices.ContainsFunc(c.ends, func(e *end) bool { return e.conn.plan.failsOver() })
+}
+
+// missed says whether a message to a queue pair was acknowledged, and its library has not seen it.
+func (q *wire) missed() bool {
+	if q.to == nil {
+		return false
+	}
+	m := q.mate()
+	if m == nil {
+		return false
+	}
+	for _, place := range m.takers {
+		if p := m.out[max(place, 0)]; place >= m.arrived() && p != nil && p.state == partAcked {
+			return true
+		}
+	}
+	return false
+}
+
+// hasLostRails says whether rails of an end with failover may have died.
+func (e *end) hasLostRails() bool {
+	return e.conn.failover && (e.conn.struck || slices.ContainsFunc(e.wires, func(q *wire) bool {
+		return q.ill || q.back || q.over
+	}))
+}
+
+// blurred says whether it is not known what has arrived, where a part may go out again: an end
+// breaks the rules.
+func (c *conn) blurred() bool { return c.failover && c.hostile }
+
+// deadly says whether a status takes a rail out with failover, and does not fail its request.
+func deadly(status verbs.Status) bool {
+	return status == verbs.StatusRetryExcErr || status == verbs.StatusWRFlushErr ||
+		status == verbs.StatusFatalErr || status == verbs.StatusRespTimeoutErr ||
+		status == verbs.StatusLocQPOpErr
+}
+
+// diesOf says whether the refusal of a post takes a rail out.
+func diesOf(err error) bool {
+	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
+}
+
+// survives says whether what a queue pair has reported takes its rail out, and no more.
+func (e *end) survives(status verbs.Status) bool {
+	return e.conn.failover && deadly(status) && e.vq.Err() == nil && !e.ended()
+}
+
+// lostAtomic says whether an atomic fails because the NIC of a dead rail had it: its connection
+// goes on.
+func (e *end) lostAtomic(s *send, status verbs.Status) bool {
+	return e.conn.failover && status != verbs.StatusSuccess && s.op.IsAtomic() && len(s.parts) != 0 &&
+		s.parts[0].state == partLost
+}
+
+// strikeRails puts faults in force that take rails out, mostly so that one of each kind is left.
+func (w *world) strikeRails(e *end) {
+	for again := true; again; again = w.OneIn(4) {
+		if e.conn.plan.late && w.OneIn(4) {
+			q := e.wires[w.Rng.IntN(e.conn.plan.rails)]
+			w.Logf("  %s: what %v writes", lab.PlaceLate, q)
+			w.DelayPlacement(&q.QP, &e.conn.Conn)
+			continue
+		}
+		if w.OneIn(10) { // what a request fails of by itself takes no rail out
+			e.conn.because("a request may fail by itself")
+			w.inject(e, w.DrawFault(w.faults(), func(f *lab.Fault) bool { return !f.Gentle && !f.Wide() }))
+			continue
+		}
+		q, f := w.drawRailFault(e)
+		for range 6 {
+			if w.wouldSpare(q, f) || w.OneIn(12) {
+				break
+			}
+			q, f = w.drawRailFault(e)
+		}
+		w.injectAt(q, f)
+	}
+}
+
+func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
+	if w.OneIn(2) {
+		e = e.peer
+	}
+	wide := w.OneIn(2)
+	return e.wires[w.Rng.IntN(len(e.wires))],
+		w.DrawFault(w.railFaults(), func(f *lab.Fault) bool { return wide || f.Scope == lab.OneQP })
+}
+
+// wouldSpare says whether a fault leaves a rail of each kind to every connection with failover that
+// has one now.
+func (w *world) wouldSpare(q *wire, f *lab.Fault) bool {
+	touched := map[*wire]bool{}
+	add := func(q *wire) {
+		if !q.touched {
+			touched[q] = true
+		}
+		if q.pair != nil && !q.pair.touched {
+			touched[q.pair] = true
+		}
+	}
+	add(q)
+	w.eachUnder(q, f, add)
+	mark := func(to bool) {
+		for q := range touched {
+			q.touched = to
+		}
+	}
+	var before []*conn
+	for _, c := range w.conns {
+		if c.failover && c.spared() {
+			before = append(before, c)
+		}
+	}
+	mark(true)
+	ok := true
+	for _, c := range before {
+		ok = ok && c.spared()
+	}
+	mark(false)
+	return ok
+}
+
+// eachUnder calls do for each queue pair that a wide fault concerns.
+func (w *world) eachUnder(q *wire, f *lab.Fault, do func(*wire)) {
+	if f.Scope == lab.OneQP {
+		return
+	}
+	for _, e := range w.ends {
+		for _, other := range e.wires {
+			if other.NIC == q.NIC && (f.Scope != lab.OneCQ || e.cq == q.end.cq) {
+				do(other)
+			}
+		}
+	}
+}
+
+// injectAt puts a fault in force that takes a rail out.
+func (w *world) injectAt(q *wire, f *lab.Fault) {
+	e := q.end
+	if e.state == closed || q.over {
+		return
+	}
+	w.Logf("  %s: %v of %v", f.Name, q, e)
+	e.conn.touch(q, f.Name)
+	w.blame(q, f)
+	w.Strike(&q.QP, &e.conn.Conn, f, func(injected *soft.Fault) {
+		if injected.Kind == soft.ArriveLate {
+			e.conn.stray = true
+		}
+	})
+}
+
+// failsOver says whether the connection goes on when a rail dies: both ends offer it, and their
+// cards say so.
+func (c *connPlan) failsOver() bool {
+	return c.failover == [2]bool{true, true} && c.rails > 1 && !c.strip
+}
+
+// wordGo is the kind of the word that is the first to go over a rail that comes back.
+const wordGo = 4
+
+// wordText says in words what a message of the library's own means.
+func wordText(imm uint32) string {
+	kinds := [...]string{1: "DOWN", "UP", "READY", "GO", "SERVE", "SERVED"}
+	kind := sprintf("word %d", imm>>28)
+	if imm>>28 != 0 && int(imm>>28) < len(kinds) {
+		kind = kinds[imm>>28]
+	}
+	return sprintf("%s of rail %d, epoch %d: %d", kind, imm>>16&0xff, imm>>24&0xf, imm&0xffff)
+}
+
+// isControl says whether a physical request is a message of the library's own.
+func (e *end) isControl(q *wire, wr *verbs.SendWR) bool {
+	return e.over && wr.Opcode == verbs.OpSendWithImm && wr.Bytes() == 0 &&
+		(q.isData() || q.back && len(q.out) == 0 && wr.Imm>>28 == wordGo)
+}
+
+// causeToTouch touches the rails of a new session on NICs that are down.
+func (c *conn) causeToTouch() {
+	c.struck, c.stray = false, false
+	for _, e := range c.ends {
+		for _, q := range e.wires {
+			q.touched = false
+		}
+	}
+	if !c.failover {
+		return
+	}
+	for _, e := range c.ends {
+		for i, q := range e.wires {
+			if q.NIC.Down+q.NIC.Dead != 0 {
+				if i < len(e.peer.wires) { // they are not connected yet
+					e.peer.wires[i].touched = true
+				}
+				c.touch(q, q.NIC.Name()+" is down")
+			}
+		}
+	}
+}

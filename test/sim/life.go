@@ -1,0 +1,153 @@
+package sim
+
+import (
+	"slices"
+
+	"ibverbx/test/internal/lab"
+	"ibverbx/verbs"
+)
+
+// wireLife is a queue pair from one reset to the next, and what has gone over it in that time. A
+// rail that comes back begins another life.
+type wireLife struct {
+	q    *wire
+	back bool // the rail comes back in the middle of a session
+	// to is the queue pair that it was connected to, and the two packet numbers are those with
+	// which each direction begins: they tell which life of that one is meant.
+	to               *wire
+	sendPSN, recvPSN uint32
+	began            bool // it can send
+	with             *wireLife
+	over             bool // it was reset or destroyed
+	ill              bool // something was not successful
+
+	out []*part // what was posted, in order; nil for what belongs to no request
+	// takers are the places of what takes a receive of the peer; -1 where the arrival of that alone
+	// does not count: of a last fragment that the user's immediate follows.
+	takers    []int
+	arrivedTo int // all before this place has arrived, as the peer's library has seen
+
+	recvsOut int   // receives posted
+	took     []int // which of them have taken a message, in the order in which the library saw that
+	known    int   // how many of the mate's are in arrivedTo
+}
+
+// revive begins another life of a queue pair.
+func (q *wire) revive() {
+	if q.wireLife != nil {
+		q.over = true
+	}
+	open := q.end.state == connected || q.end.state == draining
+	q.wireLife, q.userImm = &wireLife{q: q, back: open}, userImm{}
+	q.lives = append(q.lives, q.wireLife)
+}
+
+// inSession says whether the library does something to a queue pair while requests may be
+// outstanding.
+func (q *wire) inSession() bool {
+	e := q.end
+	return (e.state == connected || e.state == draining) && !e.leaving && !e.single && e.conn.failover
+}
+
+// mayRevive checks that a queue pair which is reset in the middle of a session holds nothing any
+// more.
+func (q *wire) mayRevive() {
+	e := q.end
+	if !q.inSession() {
+		return
+	}
+	for _, p := range q.recvs {
+		if p.rcv != nil {
+			e.w.Broken(lab.Ownership, "%v resets %v, which holds %v", e, q, p.rcv)
+		}
+	}
+	if len(q.sends) != 0 {
+		e.w.Broken(lab.Ownership, "%v resets %v, which holds %d requests", e, q, len(q.sends))
+	}
+}
+
+// meet notes how a queue pair is connected.
+func (q *wire) meet(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
+	if mask&verbs.QPAttrDestQPNum != 0 {
+		for _, m := range q.end.peer.wires {
+			if m.Num() == attr.DestQPNum && q.end.w.gids[attr.AH.DGID] == m.NIC {
+				q.to, q.pair = m, m
+			}
+		}
+	}
+	if mask&verbs.QPAttrRQPSN != 0 {
+		q.recvPSN = attr.RQPSN
+	}
+	if mask&verbs.QPAttrSQPSN == 0 {
+		return
+	}
+	if q.back && !lab.PSNsApart(attr.SQPSN, q.psn, 1<<20) {
+		q.end.w.Broken(ruleWire, "%v: %v comes back with the packet number %d after %d", q.end, q, attr.SQPSN,
+			q.psn)
+	}
+	q.sendPSN, q.wireLife.began = attr.SQPSN, true
+}
+
+// mate is the life at the other end; nil if there is none yet.
+func (l *wireLife) mate() *wireLife {
+	if l.with != nil || l.to == nil || !l.began {
+		return l.with
+	}
+	for _, m := range l.to.lives {
+		if m.began && m.to == l.q && m.recvPSN == l.sendPSN && m.sendPSN == l.recvPSN {
+			l.with, m.with = m, l
+		}
+	}
+	return l.with
+}
+
+// dead says whether the queue pair takes no more packets and sends none, in this life.
+func (l *wireLife) dead() bool {
+	if l.over {
+		return true
+	}
+	switch l.q.State() {
+	case verbs.StateRTR, verbs.StateRTS, verbs.StateSQD:
+		return false
+	}
+	return true
+}
+
+// sendsHeld and recvsHeld are how many requests have not come back.
+func (l *wireLife) sendsHeld() int {
+	if l.over {
+		return 0
+	}
+	return len(l.q.sends)
+}
+
+func (l *wireLife) recvsHeld() int {
+	if l.over {
+		return 0
+	}
+	return len(l.q.recvs)
+}
+
+// settled says whether everything is known of what went out: the queue pair is dead and all that it
+// held has come back, at both ends.
+func (l *wireLife) settled() bool {
+	m := l.mate()
+	return l.dead() && l.sendsHeld() == 0 && (m == nil || m.dead() && m.recvsHeld() == 0)
+}
+
+// arrived is the place before which all has arrived, as the peer's library has seen.
+func (l *wireLife) arrived() int {
+	if m := l.mate(); m != nil {
+		for ; l.known < len(m.took) && m.took[l.known] < len(l.takers); l.known++ {
+			l.arrivedTo = max(l.arrivedTo, l.takers[m.took[l.known]]+1)
+		}
+	}
+	return l.arrivedTo
+}
+
+// hasAtomics says whether atomics that went out may still be carried out.
+func (l *wireLife) hasAtomics() bool {
+	return !l.dead() && slices.ContainsFunc(l.out, func(p *part) bool {
+		return p != nil && p.op.IsAtomic() && p.state == partOnNIC
+	})
+}
