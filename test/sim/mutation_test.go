@@ -16,6 +16,12 @@ var bugs = hunt.Bugs{Package: ".", File: "testdata/ibverbx.bugs"}
 // demands that the simulation finds it within 8,000 worlds.
 func TestMutations(t *testing.T) { flags.Hunt(t, &Game, bugs, 8000) }
 
+// failoverBugs are mistakes of the same kind where rails die.
+var failoverBugs = hunt.Bugs{Package: ".", File: "testdata/failover.bugs"}
+
+// TestMutationsOfFailover is TestMutations of what goes on when a rail dies.
+func TestMutationsOfFailover(t *testing.T) { flags.Hunt(t, &FailoverGame, failoverBugs, 8000) }
+
 // report is what a person gets of a failure: the rule, the number of events that are left, that of
 // all, and the seed.
 var report = regexp.MustCompile(`(?s)broken: ([^:]*):.*?(\d+) of (\d+) events are enough:\n.*\n *` +
