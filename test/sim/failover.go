@@ -285,14 +285,19 @@ func (c *connPlan) failsOver() bool {
 // wordGo is the kind of the word that is the first to go over a rail that comes back.
 const wordGo = 4
 
-// wordText says in words what a message of the library's own means.
+// wordText says in words what a message of the library's own means. What comes with UP and READY is
+// drawn at random, outside of the seed.
 func wordText(imm uint32) string {
 	kinds := [...]string{1: "DOWN", "UP", "READY", "GO", "SERVE", "SERVED"}
 	kind := sprintf("word %d", imm>>28)
 	if imm>>28 != 0 && int(imm>>28) < len(kinds) {
 		kind = kinds[imm>>28]
 	}
-	return sprintf("%s of rail %d, epoch %d: %d", kind, imm>>16&0xff, imm>>24&0xf, imm&0xffff)
+	text := sprintf("%s of rail %d, epoch %d", kind, imm>>16&0xff, imm>>24&0xf)
+	if kind == "UP" || kind == "READY" {
+		return text
+	}
+	return sprintf("%s: %d", text, imm&0xffff)
 }
 
 // isControl says whether a physical request is a message of the library's own.
