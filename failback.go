@@ -230,10 +230,7 @@ func (q *VirtualQP) tellAgain(on *rail) {
 func (q *VirtualQP) growLimits() {
 	for _, rl := range q.send.rails.all {
 		v := rl.recovery
-		if rl.down || rl.limit >= v.limit {
-			continue
-		}
-		if rl.log.head < v.grow {
+		if v.grow == 0 || rl.log.head < v.grow {
 			continue
 		}
 		more := min(rl.limit, v.limit-rl.limit)
@@ -243,7 +240,7 @@ func (q *VirtualQP) growLimits() {
 			q.send.rails.free += more
 		}
 		if rl.limit == v.limit {
-			v.pauses = 0 // it has proved itself
+			v.pauses, v.grow = 0, 0 // it has proved itself
 		}
 	}
 }

@@ -155,7 +155,7 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 		rl.batch.clear() // it stays listed until the next post
 	}
 	v.held = rl.inUse - staged + v.controls
-	v.controls, v.tell = 0, v.tell[:0]
+	v.controls, v.tell, v.grow = 0, v.tell[:0], 0
 	q.recv.dropCredits(rl)
 	q.send.rails.takeOut(rl)
 	rl.toError()
@@ -269,7 +269,7 @@ func (q *VirtualQP) continueFailover() {
 	}
 	f.degraded = q.paused() || len(f.answers) != 0 ||
 		slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
-			return rl.down || rl.recovery.limit > rl.limit
+			return rl.down || rl.recovery.grow != 0
 		})
 	if q.paused() || q.untold() {
 		q.cq.touch(q) // perhaps no completion comes that leads here again

@@ -36,7 +36,7 @@ type recovery struct {
 	epoch  uint8                   // of the rail's connection; it wraps
 	setup  [setupSteps]connectStep // how the queue pair was connected
 	limit  int                     // rail.limit in full service
-	grow   uint64                  // where the log must have come to for more
+	grow   uint64                  // where the log must have come to for more; 0 when in full service
 	pauses int                     // how often it has waited since it last proved itself
 	due    time.Time               // when the leader asks for it; zero is not known yet
 	ownPSN uint16                  // with which this end would connect; 0 is not drawn yet

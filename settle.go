@@ -156,6 +156,9 @@ func (q *VirtualQP) settle(rl *rail) {
 	imm, due := s.immOf(rl)
 	covered, err := v.covered(due || q.failover.data.awaitsImm(rl))
 	if err != nil {
+		if due {
+			v.entries = append(v.entries, imm) // to be flushed with them
+		}
 		q.recvFailed(rl, noRequest(err))
 		return
 	}
