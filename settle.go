@@ -17,7 +17,7 @@ func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
 	switch kind := wridKind(wc.ID); {
 	case kind != kindRecv && kind != kindCredit:
 		known = q.sendReturned(rl, wc)
-	case wc.Status == verbs.StatusWRFlushErr || kind == kindCredit && wc.Status != verbs.StatusSuccess:
+	case losesRail(wc.Status):
 		rl.recvs--
 		rl.recovery.unanswered++
 		rl.recovery.emptied = rl.recovery.emptied || kind == kindRecv
