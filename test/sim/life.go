@@ -81,7 +81,7 @@ func (q *wire) meet(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	if mask&verbs.QPAttrSQPSN == 0 {
 		return
 	}
-	if q.back && !lab.PSNsApart(attr.SQPSN, q.psn, 1<<20) {
+	if q.back && q.began && !lab.PSNsApart(attr.SQPSN, q.psn, 1<<20) {
 		q.end.w.Broken(ruleWire, "%v: %v comes back with the packet number %d after %d", q.end, q, attr.SQPSN,
 			q.psn)
 	}
