@@ -296,9 +296,8 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 
 // recvSeen notes a completion of the receive direction that the library sees. A flush follows from
 // another error.
-func (e *end) recvSeen(q *wire, status verbs.Status) {
-	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr && !e.survives(status) &&
-		(!e.conn.failover || !q.ill) {
+func (e *end) recvSeen(status verbs.Status) {
+	if status != verbs.StatusSuccess && status != verbs.StatusWRFlushErr && !e.survives(status) {
 		e.noneMayBegin = true
 	}
 }

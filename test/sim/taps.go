@@ -267,7 +267,7 @@ func (q *wire) completed(wc *verbs.WC) {
 			p.rcv.out--
 		}
 		q.recvs = slices.Delete(q.recvs, at, at+1)
-		q.end.recvSeen(q, wc.Status)
+		q.end.recvSeen(wc.Status)
 		if wc.Status == verbs.StatusSuccess {
 			q.took = append(q.took, p.place)
 			if p.rcv == nil {
