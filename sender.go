@@ -274,7 +274,9 @@ func (s *sender) report(l *line, num uint32, out *sink) {
 			ByteLen:   r.length,
 		}
 		if r.final != finalNone {
-			s.finals--
+			if s.finals--; s.finals == 0 {
+				s.finalsPosted = s.dataDone // what has been acknowledged meanwhile waits for none
+			}
 		}
 		out.release(r)
 		s.win.Head++
