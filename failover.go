@@ -37,11 +37,12 @@ func (q *VirtualQP) paused() bool {
 	return q.waits() || f.data.any() || f.sends.any() || f.finals.any()
 }
 
-// waits reports whether something is to be agreed with the peer about rails that are lost.
+// waits reports whether something is to be agreed with the peer about rails that are lost, or no
+// data rail is in service until the leader says that one is.
 func (q *VirtualQP) waits() bool {
 	f, s := q.failover, &q.send.rails
 	return f.unsettled != 0 || f.awaits != [roles]*rail{} || s.sendRail != nil && s.sendRail.down ||
-		s.finalRail != nil && s.finalRail.down
+		s.finalRail != nil && s.finalRail.down || s.firstLive(roleData) == nil
 }
 
 // restart begins a connection.

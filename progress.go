@@ -51,7 +51,7 @@ func (q *VirtualQP) stopAgain() (stopped bool) {
 
 // dispatch stages what can go out, and posts it.
 func (q *VirtualQP) dispatch() {
-	if q.failover == nil || !q.paused() {
+	if q.failover == nil || !q.failover.degraded || !q.paused() {
 		q.send.dispatch()
 	}
 	q.postStaged()
