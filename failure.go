@@ -40,7 +40,7 @@ func (q *VirtualQP) postFailed(rl *rail, err error) {
 	}
 	rl.stats.errors++
 	q.fail(rl, n, q.send.describe(r, refused, err))
-	q.stopFrom(n)
+	q.stopFrom(min(n, q.send.firstStaged(rl)))
 	q.cq.touch(q)
 }
 

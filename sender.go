@@ -336,11 +336,20 @@ func (s *sender) firstUnposted() uint64 {
 		}
 	}
 	for _, rl := range s.staged {
-		b := rl.batch
-		for i := b.head; i < b.tail; i++ { // a SEND may be staged behind data of later requests
-			n, _ := s.resolve(b.wrs[i].ID)
-			first = min(first, n)
-		}
+		first = min(first, s.firstStaged(rl)) // a SEND may be staged behind data of later requests
+	}
+	return first
+}
+
+// firstStaged is the first request of which something is staged on a rail, or never. What is lost
+// with another rail is staged behind work of later requests: to leave that out would put it in the
+// place of a user's immediate.
+func (s *sender) firstStaged(rl *rail) (first uint64) {
+	first = never
+	b := rl.batch
+	for i := b.head; i < b.tail; i++ {
+		n, _ := s.resolve(b.wrs[i].ID)
+		first = min(first, n)
 	}
 	return first
 }

@@ -3,7 +3,6 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"ibverbx/verbs"
 )
@@ -200,17 +199,8 @@ func (q *VirtualQP) settled(rl *rail) {
 // peer's CQ. It cannot be sent again, since its request may be over.
 func (v *recovery) covered(immDue bool) (end int, err error) {
 	messages := int16(v.peerArrived - v.acked)
-	if messages == -1 {
-		// A last fragment counts with the user's immediate behind it, as the peer sees it.
-		first := slices.IndexFunc(v.entries, func(e lostEntry) bool {
-			return e.isMessage() && !e.isControl() && e.state != entryDone
-		})
-		if immDue || first >= 0 && wridKind(v.entries[first].id) == kindImm {
-			return 0, nil
-		}
-	}
-	if messages < 0 {
-		return 0, fmt.Errorf("%d messages that its NIC had acknowledged are lost there", -messages)
+	if messages < 0 && (messages < -1 || !v.announces(-1, immDue)) {
+		return 0, errLostThere(int(-messages))
 	}
 	for i := 0; messages > 0; i++ {
 		if i == len(v.entries) {
@@ -222,7 +212,29 @@ func (v *recovery) covered(immDue bool) (end int, err error) {
 			end = i + 1
 		}
 	}
+	for i := end; i < len(v.entries); i++ {
+		e := &v.entries[i]
+		if e.state == entryDone && e.isMessage() && !e.isControl() && !v.announces(i, immDue) {
+			return 0, errLostThere(1)
+		}
+	}
 	return end, nil
+}
+
+// errLostThere is why a connection ends whose peer has lost messages with a CQ.
+func errLostThere(messages int) error {
+	return fmt.Errorf("messages that its NIC had acknowledged are lost there: %d", messages)
+}
+
+// announces reports whether entry i, or what was acknowledged before the first with i = -1, is a
+// last fragment whose immediate has not arrived: the peer counts it together with that.
+func (v *recovery) announces(i int, immDue bool) bool {
+	for i++; i < len(v.entries); i++ {
+		if e := &v.entries[i]; e.isMessage() && !e.isControl() {
+			return wridKind(e.id) == kindImm && e.state != entryDone
+		}
+	}
+	return immDue
 }
 
 // failAtomic ends an atomic whose answer is lost. Whether it was carried out cannot be known, so
