@@ -112,6 +112,7 @@ func (q *VirtualQP) sendControlsOn(rl *rail) {
 			}
 			return
 		}
+		v.noteWord(rl.log.messages)
 		rl.log.pushMessage(id)
 		v.controls++
 		v.tell = v.tell[:copy(v.tell, v.tell[1:])]

@@ -155,6 +155,7 @@ func (q *VirtualQP) reconnect(rl *rail, ownPSN, peerPSN uint16) error {
 	rl.inbox.Restart(rl.creditsPosted)
 	rl.log.clear()
 	v.posted, v.unanswered, v.peerDown, v.emptied = 0, 0, false, false
+	v.words = v.words[:0]
 	v.setup[stepRTR].attr.RQPSN, v.setup[stepRTS].attr.SQPSN = uint32(peerPSN)<<8, uint32(ownPSN)<<8
 	for i := range v.setup {
 		if err := rl.qp.Modify(&v.setup[i].attr, v.setup[i].mask); err != nil {

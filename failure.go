@@ -40,7 +40,7 @@ func (q *VirtualQP) postFailed(rl *rail, err error) {
 	}
 	rl.stats.errors++
 	q.fail(rl, n, q.send.describe(r, refused, err))
-	q.stopFrom(min(n, q.send.firstStaged(rl)))
+	q.stopFrom(min(n, q.send.firstBehindImm(rl)))
 	q.cq.touch(q)
 }
 

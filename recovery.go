@@ -28,6 +28,7 @@ type recovery struct {
 
 	controls int      // control messages that the NIC holds
 	tell     []uint32 // control messages to be sent over this rail
+	words    []uint16 // the places of the latest control messages among all messages of the rail
 
 	peerDown    bool   // the peer has said that the rail is lost,
 	peerArrived uint16 // and how many messages arrived there
@@ -64,7 +65,7 @@ const (
 
 // restart begins a connection.
 func (v *recovery) restart() {
-	*v = recovery{entries: v.entries[:0], tell: v.tell[:0]}
+	*v = recovery{entries: v.entries[:0], tell: v.tell[:0], words: v.words[:0]}
 }
 
 // note keeps how the queue pair was connected.
@@ -80,6 +81,15 @@ func (v *recovery) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 	case verbs.StateRTS:
 		v.setup[stepRTS] = connectStep{*attr, mask}
 	}
+}
+
+// noteWord keeps the place of a control message, for recovery.covered; old ones are forgotten.
+func (v *recovery) noteWord(place uint16) {
+	const kept = 64
+	if len(v.words) == kept {
+		v.words = append(v.words[:0], v.words[1:]...)
+	}
+	v.words = append(v.words, place)
 }
 
 // arrived is how many messages of the peer have arrived, once all receives have come back.

@@ -336,20 +336,27 @@ func (s *sender) firstUnposted() uint64 {
 		}
 	}
 	for _, rl := range s.staged {
-		first = min(first, s.firstStaged(rl)) // a SEND may be staged behind data of later requests
+		b := rl.batch
+		for i := b.head; i < b.tail; i++ { // a SEND may be staged behind data of later requests
+			n, _ := s.resolve(b.wrs[i].ID)
+			first = min(first, n)
+		}
 	}
 	return first
 }
 
-// firstStaged is the first request of which something is staged on a rail, or never. What is lost
-// with another rail is staged behind work of later requests: to leave that out would put it in the
-// place of a user's immediate.
-func (s *sender) firstStaged(rl *rail) (first uint64) {
+// firstBehindImm is the first request of which something is staged on a rail behind a user's
+// immediate, or never. It may be an earlier one than the immediate's, posted again for a rail that
+// was lost: if only the immediate were taken back, that would be taken for it.
+func (s *sender) firstBehindImm(rl *rail) (first uint64) {
 	first = never
-	b := rl.batch
+	b, behind := rl.batch, false
 	for i := b.head; i < b.tail; i++ {
-		n, _ := s.resolve(b.wrs[i].ID)
-		first = min(first, n)
+		if behind {
+			n, _ := s.resolve(b.wrs[i].ID)
+			first = min(first, n)
+		}
+		behind = behind || wridKind(b.wrs[i].ID) == kindImm
 	}
 	return first
 }

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"ibverbx/verbs"
 )
@@ -199,6 +200,9 @@ func (q *VirtualQP) settled(rl *rail) {
 // peer's CQ. It cannot be sent again, since its request may be over.
 func (v *recovery) covered(immDue bool) (end int, err error) {
 	messages := int16(v.peerArrived - v.acked)
+	for messages < 0 && slices.Contains(v.words, v.acked+uint16(messages)) {
+		messages++ // a word that was lost with the CQ was said over other rails too
+	}
 	if messages < 0 && (messages < -1 || !v.announces(-1, immDue)) {
 		return 0, errLostThere(int(-messages))
 	}
