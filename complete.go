@@ -29,7 +29,7 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		}
 	case kindCredit:
 		known = q.creditCompleted(rl, wc)
-	case kindControl:
+	default: // kindControl: an eighth case would make the compiler take a jump table (a SEND: 3 ns)
 		known = q.controlCompleted(rl, wc)
 	}
 	switch {

@@ -264,17 +264,18 @@ func (s *sender) stageFinal(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	s.fillFinal(rl, r, s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n)))
+	wr := s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n))
+	if r.plan == planNone {
+		s.fillMessage(rl, r, wr)
+	} else {
+		s.fillNotification(rl, r, wr)
+	}
 	r.final = finalPosted
 	return true
 }
 
-// fillFinal makes a work request that stageMessage has opened the SEND or the notification of r.
-func (s *sender) fillFinal(rl *rail, r *sendReq, wr *verbs.SendWR) {
-	if r.opcode.IsSend() {
-		s.fillMessage(rl, r, wr)
-		return
-	}
+// fillNotification makes a work request that stageMessage has opened Spray's notification of r.
+func (s *sender) fillNotification(rl *rail, r *sendReq, wr *verbs.SendWR) {
 	wr.Opcode = verbs.OpRDMAWriteWithImm
 	wr.RemoteAddr, wr.RKey = r.remoteAddr, r.remoteKeys.at(rl.peerDev)
 	rl.batch.setSGL(wr, 0)

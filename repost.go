@@ -140,7 +140,11 @@ func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 	r := s.win.At(n)
 	if wridKind(e.id) == kindFinal || wridKind(e.id) == kindMessage {
 		wr := s.stageMessage(rl, r, wrid(wridKind(e.id), rl.idBits, 0, n))
-		s.fillFinal(rl, r, wr)
+		if r.opcode.IsSend() {
+			s.fillMessage(rl, r, wr)
+		} else {
+			s.fillNotification(rl, r, wr)
+		}
 		return
 	}
 	id := wrid(wridKind(e.id), rl.idBits, wridAux(e.id), n)
