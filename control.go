@@ -14,8 +14,9 @@ import (
 //	31    28 27    24 23     16 15       0
 //	| kind  | epoch |   rail  |  count  |
 //
-// Words are said on every data rail that lives, so they need no repetition: one of these must live
-// for the connection to go on. To hear one twice changes nothing.
+// Words are said on every data rail that lives, and those that may not have been heard again on one
+// that comes back (VirtualQP.tellAgain): one of these must live for the connection to go on. To
+// hear a word twice changes nothing.
 const (
 	controlDown   = 1 + iota // the rail is lost at the end that says so; count messages have arrived
 	controlUp                // the leader would bring the rail back in this epoch; count is its PSN

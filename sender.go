@@ -92,11 +92,13 @@ type sendReq struct {
 	final      finalState
 	fence      bool
 	solicited  bool
-	scattered  bool  // ext.list is the memory
-	inline     bool  // ext.inline is the payload
-	markers    uint8 // DQPLB: handed to the rails so far, at most one on each
-	immDue     bool  // DQPLB: the user's immediate must follow,
-	immRail    uint8 // on this rail
+	scattered  bool // ext.list is the memory
+	inline     bool // ext.inline is the payload
+	// markers counts those handed to the rails so far (DQPLB): at most one on each, and after a
+	// loss perhaps another on the rail that took over.
+	markers uint16
+	immDue  bool  // DQPLB: the user's immediate must follow,
+	immRail uint8 // on this rail
 }
 
 // sendExt holds what few requests need: copies that outlive the post, and operands.
