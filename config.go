@@ -108,6 +108,12 @@ type Config struct {
 	// FailoverTimeout is how long the peer may take to say what has arrived on a queue pair that
 	// has failed; then the connection fails. It must poll in that time. 0 means 10 seconds.
 	FailoverTimeout time.Duration
+	// PortTimeout is how long the port of a NIC of this end may be down, as the NIC reports it
+	// ([verbs.EventPortErr]), until its queue pairs are taken out of service, if Failover is in
+	// force and queue pairs elsewhere can stand in. 0 means 50 ms: a link that flaps for less costs
+	// none. Negative means that reports decide nothing. Whatever else lies between the ends fails
+	// by retries: Conn.Timeout and Conn.RetryCount.
+	PortTimeout time.Duration
 	// Failback is how long a queue pair that has failed is left alone before it is connected anew
 	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
 	// to 64 times. The end that leads, by the cards, decides when. Requests or receives must move
@@ -244,6 +250,9 @@ func (c Config) withDefaults() Config {
 	if c.FailoverTimeout == 0 {
 		c.FailoverTimeout = 10 * time.Second
 	}
+	if c.PortTimeout == 0 {
+		c.PortTimeout = 50 * time.Millisecond
+	}
 	if c.Failback == 0 {
 		c.Failback = time.Second
 	}
@@ -315,6 +324,9 @@ func (c *Config) validate() error {
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
 	case c.FailoverTimeout < 0:
 		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
+	case c.PortTimeout > time.Hour:
+		return configError("PortTimeout %v: must be at most an hour, 0 for 50ms, or negative for never",
+			c.PortTimeout)
 	case c.Failback > time.Hour:
 		return configError("Failback %v: must be at most an hour, 0 for 1s, or negative for never",
 			c.Failback)

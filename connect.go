@@ -211,6 +211,7 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 			return err
 		}
 		q.failover, q.send.logs = &failover{leads: leads(&card, peer)}, true
+		q.cq.watchPorts()
 		for _, r := range rails.all {
 			r.log.fit(r.slots + controlSlots)
 		}

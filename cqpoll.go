@@ -90,6 +90,9 @@ func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verb
 	if dev < verbs.MaxDevices && c.routes[dev] != nil {
 		c.route(c.routes[dev], nil, wcs, &out)
 	}
+	if len(c.ports.events) != 0 {
+		c.hear()
+	}
 	c.progress(&out)
 	out.settle()
 	for c.ready.Len() != 0 {
@@ -165,6 +168,9 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 				break
 			}
 		}
+	}
+	if len(c.ports.events) != 0 {
+		c.hear()
 	}
 	if len(c.touched) != 0 {
 		c.progress(out)

@@ -66,6 +66,7 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 // only if that brought nothing the select. An event is a reason to poll, and need not bring a
 // completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
 // 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
+// A port that goes down raises no event here; Wait hears of it.
 func (c *VirtualCQ) Arm() error {
 	c.enter()
 	defer c.exit()
@@ -124,14 +125,17 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err // a select with both ready picks at random: prefer ctx
 	}
-	if len(c.touched) == 0 {
-		return c.channel.Wait(ctx)
+	var again <-chan time.Time
+	if len(c.touched) != 0 {
+		timer := time.NewTimer(retryInterval)
+		defer timer.Stop()
+		again = timer.C
 	}
-	timer := time.NewTimer(retryInterval)
-	defer timer.Stop()
 	select {
 	case <-c.channel.Events():
-	case <-timer.C:
+	case e := <-c.ports.events:
+		c.heard(e)
+	case <-again:
 	case <-ctx.Done():
 		return ctx.Err()
 	}

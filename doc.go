@@ -111,8 +111,9 @@
 //   - A plain WRITE may land a second time before its completion. Only programs that poll memory
 //     can tell: a flag that they have cleared is set again, and a word goes back to its first value
 //     where the writer did not wait for the first completion before it wrote the next.
-//   - How soon a dead path is noticed is up to [ConnConfig].Timeout and RetryCount: half a second
-//     by default, half a minute with [PatienceFabric].
+//   - A port of this end that is down is noticed by the NIC's report, after [Config].PortTimeout.
+//     How soon a path that is dead elsewhere is noticed is up to [ConnConfig].Timeout and
+//     RetryCount: half a second by default, half a minute with [PatienceFabric].
 //   - Errors that are a request's own, such as a wrong key, end the connection as they always do.
 //
 // docs/FAILOVER.md has the rules and the argument why they are safe.

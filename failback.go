@@ -77,7 +77,7 @@ func (q *VirtualQP) bringBack() {
 		if now.Before(v.due) {
 			continue
 		}
-		if !q.portActive(rl) {
+		if !q.portActive(rl.qp.Device()) {
 			v.due = now.Add(q.cfg.Failback)
 			continue
 		}
@@ -89,11 +89,10 @@ func (q *VirtualQP) bringBack() {
 	}
 }
 
-// portActive reports whether the port of a rail is active. While it is not, no queue pair is
+// portActive reports whether the port of a device is active. While it is not, no queue pair is
 // connected over it: on the way to RTR the kernel looks for the peer's Ethernet address, and the
 // caller stands still until it gives up, a second or more for each queue pair.
-func (q *VirtualQP) portActive(rl *rail) bool {
-	dev := rl.qp.Device()
+func (q *VirtualQP) portActive(dev verbs.Device) bool {
 	port, err := dev.QueryPort(int(q.cfg.Conn.port(dev)))
 	return err == nil && port.State == verbs.PortActive
 }
@@ -112,7 +111,7 @@ func (q *VirtualQP) askedUp(rl *rail, w word) {
 	case w.epoch == v.epoch&epochMask && v.stage == railReady:
 		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
 	case q.unheard():
-	case !q.portActive(rl): // the leader asks again
+	case !q.portActive(rl.qp.Device()): // the leader asks again
 	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled:
 		v.ownPSN = rl.drawPSN()
 		if q.resume(rl, v.ownPSN, w.count) == nil {

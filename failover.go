@@ -26,6 +26,8 @@ type failover struct {
 	awaits  [roles]*rail
 	awaited [roles]uint8
 	answers []word // SERVED, to be said once receives can be posted
+	// portsDown are the devices whose ports may be down.
+	portsDown []suspect
 	// What is to be posted again, by what carries it: a data rail, the rail of SENDs, that of
 	// notifications.
 	data, sends, finals lostWork
@@ -103,7 +105,7 @@ func refusalLosesRail(err error) bool {
 // lostRail handles a completion that says that its rail is lost, or is of a rail that is. It
 // reports false for any other.
 func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
-	if works := !rl.down || rl.recovery.stage >= railReady; works {
+	if rl.works() {
 		// A control message that finds no receive, where the peer may retry no longer, is no fault
 		// of a request either.
 		lost := losesRail(wc.Status) || wridKind(wc.ID) == kindControl && wc.Status != verbs.StatusSuccess
@@ -166,26 +168,14 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 // loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It
 // reports false, and changes nothing, where the connection cannot do without them.
 func (q *VirtualQP) loseRailsOf(device uint8, cause error) bool {
-	var lost []*rail
-	left := [roles]int{}
-	for _, rl := range q.send.rails.all {
-		switch {
-		case rl.device == device:
-			lost = append(lost, rl)
-		case !rl.down:
-			left[rl.role]++
-		}
-	}
-	if q.failover == nil {
+	if !q.survivesDevice(device, nil) {
 		return false
 	}
-	for _, rl := range lost {
-		if !q.survives(rl) && !rl.down || left[rl.role] == 0 {
-			return false
-		}
-	}
-	for _, rl := range lost {
+	for _, rl := range q.send.rails.all {
 		v := rl.recovery
+		if rl.device != device {
+			continue
+		}
 		if v.stage == railFlushed || v.stage == railSettled {
 			rl.closed = rl.closed || rl.qp.Close() == nil // it will not come back
 			v.setup = [setupSteps]connectStep{}
@@ -254,6 +244,7 @@ func (q *VirtualQP) continueFailover() {
 	case q.ending():
 		return
 	}
+	q.judgePorts()
 	q.answer()
 	if f.unsettled == 0 {
 		q.chooseService()
@@ -268,7 +259,7 @@ func (q *VirtualQP) continueFailover() {
 	default:
 		q.repost()
 	}
-	f.degraded = q.paused() || len(f.answers) != 0 ||
+	f.degraded = q.paused() || len(f.answers) != 0 || len(f.portsDown) != 0 ||
 		slices.ContainsFunc(q.send.rails.all, func(rl *rail) bool {
 			return rl.down || rl.recovery.grow != 0
 		})

@@ -38,6 +38,7 @@ type VirtualCQ struct {
 	stale      uint64
 	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
 	pendingErr error
+	ports      portWatch
 	closed     bool
 	guard      ownerGuard
 }
@@ -280,6 +281,7 @@ func (c *VirtualCQ) close() error {
 			errs = append(errs, c.deviceError("close", &c.cqs[i], err))
 		}
 	}
+	c.ports.end()
 	c.disclaim()
 	c.closed = true
 	errs = append(errs, c.pendingErr) // a CQ had died before

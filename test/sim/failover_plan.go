@@ -78,6 +78,11 @@ func (p *plan) makeFailoverConn(rng *rand.Rand) connPlan {
 	if c.byHand[0] != nil {
 		c.cfg[0].Scheme, c.cfg[1].Scheme = ibverbx.DQPLB, ibverbx.DQPLB
 	}
+	ports := rand.New(rand.NewPCG(p.Seed, uint64(len(p.conns))))
+	for i := range c.cfg {
+		of := []time.Duration{-1, 0, 1, 100 * time.Microsecond, time.Millisecond}
+		c.cfg[i].PortTimeout = of[ports.IntN(len(of))]
+	}
 	c.short = rng.IntN(3) == 0
 	c.late = c.cfg[0].Scheme == ibverbx.DQPLB && rng.IntN(3) == 0
 	return c

@@ -1,0 +1,162 @@
+package ibverbx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/verbs"
+)
+
+// portLink is a link over two NICs an end, with retries that take minutes: what fails fast does so
+// by the NICs' reports. Its clock is the test's own.
+type portLink struct {
+	*link
+	now    time.Time
+	events []ibverbx.RailEvent // of end a
+}
+
+func newPortLink(t *testing.T, cfg ibverbx.Config) *portLink {
+	t.Helper()
+	l := &portLink{now: time.Unix(0, 0)}
+	cfg.QPsPerDevice, cfg.MaxMsgSize, cfg.Failover, cfg.Failback = 2, 512, true, -1
+	cfg.Conn = ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}
+	cfg.Clock = func() time.Time { return l.now }
+	peer := cfg
+	cfg.OnRail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
+	l.link = newLink(t, linkConfig{nics: 2, qp: cfg, peerQP: &peer})
+	return l
+}
+
+// after lets time pass, and both ends poll.
+func (l *portLink) after(d time.Duration) {
+	l.now = l.now.Add(d)
+	for range 4 {
+		l.a.pump(l.tb)
+		l.b.pump(l.tb)
+	}
+}
+
+// A NIC that reports its port down loses its rails long before the retries are up, at either end.
+func TestPortThatIsDownLosesItsRails(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		for _, at := range []string{"sender", "receiver"} {
+			t.Run(fmt.Sprintf("%v/%s", scheme, at), func(t *testing.T) {
+				l := newPortLink(t, ibverbx.Config{Scheme: scheme})
+				nic := l.a.nics[1]
+				if at == "receiver" {
+					nic = l.b.nics[1]
+				}
+				nic.SetLink(false)
+				l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+				l.after(0)
+				l.after(49 * time.Millisecond)
+				if n := l.a.Stats().RailsLost + l.b.Stats().RailsLost; n != 0 {
+					t.Errorf("%d rails were lost before their time", n)
+				}
+				l.after(time.Millisecond)
+				l.a.wait(t, 1)
+				for _, r := range l.a.Stats().Rails {
+					if on := r.Device == l.a.nics[1].Name(); r.Down != on {
+						t.Errorf("rail of %s: down %v", r.Device, r.Down)
+					}
+				}
+				if at == "sender" && !strings.Contains(l.events[0].String(), nic.Name()+" port 1 is down") {
+					t.Errorf("says %v", l.events[0])
+				}
+			})
+		}
+	}
+}
+
+// A link that is back in time costs nothing, however often it flaps.
+func TestPortThatFlapsCostsNothing(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	for range 10 {
+		for range 100 { // more events than are kept
+			l.a.nics[0].SetLink(false)
+			l.a.nics[0].SetLink(true)
+		}
+		l.after(30 * time.Millisecond)
+		l.a.nics[0].SetLink(false)
+		l.after(30 * time.Millisecond)
+		l.a.nics[0].SetLink(true)
+		l.after(30 * time.Millisecond)
+	}
+	if len(l.events) != 0 {
+		t.Errorf("says %v", l.events)
+	}
+}
+
+// Where events were lost for want of room, the state of the ports decides.
+func TestPortEventsThatAreLost(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	for range 100 {
+		l.a.nics[0].SetLink(false)
+		l.a.nics[0].SetLink(true)
+	}
+	l.a.nics[0].SetLink(false)
+	l.after(0)
+	l.after(50 * time.Millisecond)
+	if n := l.a.Stats().RailsLost; n == 0 {
+		t.Error("no rail was lost")
+	}
+}
+
+// The ports that are left are never given up, nor any while all are down: only retries decide then.
+func TestPortsThatAreAllDown(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	for _, nic := range l.a.nics {
+		nic.SetLink(false)
+		l.after(10 * time.Millisecond)
+	}
+	l.after(50 * time.Millisecond)
+	l.after(time.Hour)
+	if len(l.events) != 0 || l.a.Err() != nil {
+		t.Errorf("says %v, %v", l.events, l.a.Err())
+	}
+	l.a.nics[0].SetLink(true)
+	l.a.nics[1].SetLink(true)
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.a.wait(t, 1)
+}
+
+// Of ports that nobody has to hear of.
+func TestPortTimeoutNever(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{PortTimeout: -1})
+	l.a.nics[0].SetLink(false)
+	l.after(time.Hour)
+	if len(l.events) != 0 {
+		t.Errorf("says %v", l.events)
+	}
+}
+
+// A program that sleeps in Wait is told, although nothing completes.
+func TestWaitHearsOfPorts(t *testing.T) {
+	told := make(chan ibverbx.RailEvent, 16)
+	cfg := ibverbx.Config{QPsPerDevice: 1, Failover: true, Failback: -1, PortTimeout: time.Millisecond,
+		Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}
+	peer := cfg
+	cfg.OnRail = func(e ibverbx.RailEvent) { told <- e }
+	l := newLink(t, linkConfig{nics: 2, qp: cfg, peerQP: &peer})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- l.a.cq.Wait(ctx) }()
+	l.a.nics[0].SetLink(false)
+	select {
+	case e := <-told:
+		if !e.Down || e.Device != l.a.nics[0].Name() {
+			t.Errorf("says %v", e)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("nobody was told")
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
