@@ -35,6 +35,10 @@ const (
 	InHeat    = "heat"    // between steps of a computation, each of which needs the neighbours
 )
 
+// Unnoticed is what a process says, after the rank of the victim, whose job has ended without it
+// and without an error.
+const Unnoticed = "has died unnoticed"
+
 // Size is how many processes a job has.
 const Size = 4
 
@@ -85,6 +89,9 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 	err := m.work(ctx)
 	if m.victim < 0 {
 		return err
+	}
+	if err == nil {
+		return fmt.Errorf("rank %d %s", m.victim, Unnoticed)
 	}
 	var of *job.RankError
 	named := errors.As(err, &of) && of.Rank == m.victim && of.PID != 0 && errors.Is(err, job.ErrDied)
