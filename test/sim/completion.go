@@ -245,7 +245,7 @@ func (e *end) mustHaveLanded(s *send) {
 		return
 	}
 	// With failover what was forged counts as what was sent.
-	if !e.conn.blurred() && !e.peer.host.Memory.Holds(s.remote, s.key) {
+	if !e.conn.blurred(s.session) && !e.peer.host.Memory.Holds(s.remote, s.key) {
 		e.w.Broken(lab.Content, "%v: %v is done, and its data is not there", e, s)
 	}
 	s.landed = true

@@ -24,6 +24,7 @@ type end struct {
 
 	state   endState
 	leaving bool   // a Reset, Close or Shutdown is under way
+	flushes bool   // and it has had its queue pairs flush what they hold
 	renewed bool   // it was reset since its last card
 	lostNIC bool   // it has lost a NIC or CQ: Reset fails from now on
 	stale   bool   // completions were invented for it

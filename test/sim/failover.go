@@ -150,9 +150,11 @@ func (e *end) hasLostRails() bool {
 	}))
 }
 
-// blurred says whether it is not known what has arrived, where a part may go out again: an end
-// breaks the rules.
-func (c *conn) blurred() bool { return c.failover && c.hostile }
+// blurred says whether it is not known what has arrived of a session, where a part may go out
+// again: an end breaks the rules, or did.
+func (c *conn) blurred(session int) bool {
+	return c.failover && slices.Contains(c.hostileIn, session)
+}
 
 // deadly says whether a status takes a rail out with failover, and does not fail its request.
 func deadly(status verbs.Status) bool {

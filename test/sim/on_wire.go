@@ -155,7 +155,7 @@ func (e *end) mayGoOut(q *wire, s *send) {
 		e.w.Broken(ruleFirstError, "%v: %v goes out on %v, but send %d has failed", e, s, q, e.stopAt-1)
 	case e.noneMayBegin && !s.begun:
 		e.w.Broken(ruleFirstError, "%v: %v begins on %v, but a receive has failed", e, s, q)
-	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index && !e.conn.blurred():
+	case s.flags&verbs.SendFence != 0 && !s.begun && e.ackedTo() < s.index && !e.conn.blurred(s.session):
 		e.w.Broken(ruleFence, "%v: %v goes out before the data of %v is acknowledged: %v", e, s,
 			e.sends[e.acked], e.sends[e.acked].parts)
 	}
@@ -165,7 +165,7 @@ func (e *end) mayGoOut(q *wire, s *send) {
 // acknowledged. With Spray that includes the data of the notifying request itself.
 func (e *end) lastStepOnWire(s *send, wr *verbs.SendWR, all int) {
 	e.mustSolicit(s, wr)
-	if e.ackedTo() < all && !e.conn.blurred() {
+	if e.ackedTo() < all && !e.conn.blurred(s.session) {
 		e.w.Broken(ruleNotification, "%v: the last step of %v goes out before the data of %v is acknowledged",
 			e, s, e.sends[e.acked])
 	}
@@ -209,7 +209,7 @@ func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
 	switch {
 	case s.bare:
 		e.w.Broken(ruleWire, "%v: data of %v goes out", e, s)
-	case s.posted > s.length && !e.conn.blurred():
+	case s.posted > s.length && !e.conn.blurred(s.session):
 		e.w.Broken(lab.Content, "%v: %d bytes of %v go out", e, s.posted, s)
 	case s.op.IsAtomic() && n != 8 || n > frag && !s.op.IsAtomic():
 		e.w.Broken(ruleWire, "%v: %d bytes of %v in one message of at most %d", e, n, s, frag)
@@ -280,7 +280,8 @@ func (s *send) allOut() bool {
 func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	s := p.req
 	survived := status != verbs.StatusSuccess && e.survives(status)
-	if status != verbs.StatusSuccess && !survived && e.firstFailed == nil &&
+	asked := e.flushes && status == verbs.StatusWRFlushErr // a Reset that fails has had it flushed
+	if status != verbs.StatusSuccess && !survived && !asked && e.firstFailed == nil &&
 		(!e.conn.failover || e.vq.Err() == nil) {
 		e.firstFailed, e.firstFailedOn = &posted{remote: p.remote, bytes: p.bytes, req: s}, q
 	}

@@ -21,7 +21,7 @@ func (e *end) reset() {
 	w.EndFaults(&e.conn.Conn)
 	e.leaving = true
 	err := w.waiting(e.vq.Reset)
-	e.leaving = false
+	e.leaving, e.flushes = false, false
 	w.Logf("  %v", err)
 	e.state = unconnected
 	e.firstErr = ""

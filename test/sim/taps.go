@@ -175,6 +175,7 @@ var errNotNow = fmt.Errorf("injected: %w", verbs.ErrNoMemory)
 func (q *wire) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr {
 		q.end.mayStop()
+		q.end.flushes = q.end.leaving
 		if q.end.w.Rng.IntN(12) == 0 {
 			q.end.w.Moves++ // something is to be tried again
 			return errNotNow
