@@ -50,7 +50,8 @@ type Config struct {
 	// Certificates, and ClientAuth and ClientCAs; the others RootCAs and Certificates. Package
 	// rendezvous says what it protects.
 	TLS *tls.Config
-	// Logger is where Join logs for whom it waits, and rank 0 whom it turns away; nil is
+	// Logger is where Join logs for whom it waits, and rank 0 whom it turns away; at level Debug
+	// also that rank 0 knows this process, and will tell the others if it dies. Nil is
 	// slog.Default.
 	Logger *slog.Logger
 }

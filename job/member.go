@@ -230,6 +230,8 @@ func (m *member) handle(msg rendezvous.Message) error {
 		m.mu.Lock()
 		m.first = first
 		m.mu.Unlock()
+		m.cfg.Logger.Debug("ibverbx: job: rank 0 knows this process", "rank", m.place.Rank, "rank 0",
+			first.String())
 	case kindReady:
 		var all []Process
 		if err := msg.Decode(&all); err != nil {

@@ -20,8 +20,9 @@ import (
 	"ibverbx/shmem"
 )
 
-// Env has a test binary be a process of a job, by [Main]: PHASE:VICTIM, the phase in which the
-// process of that rank kills itself, or ":".
+// Env has a test binary be a process of a job, by [Main]: PHASE:VICTIM:DIRECTORY, the phase in
+// which the process of that rank kills itself, both empty where none does, and a directory in which
+// the processes tell each other how far they are.
 const Env = "IBVERBX_TEST_JOB"
 
 // Where a process can be killed.
@@ -52,6 +53,7 @@ func Phases() []string {
 type member struct {
 	phase  string
 	victim int
+	marks  string // the directory of marks
 	job    *job.Job
 
 	configure func(context.Context, *job.Config) (end func() error, err error)
@@ -75,8 +77,9 @@ func Main(configure func(ctx context.Context, cfg *job.Config) (end func() error
 // run is the program of a process. It prints what it has found.
 func run(task string, configure func(context.Context, *job.Config) (func() error, error)) error {
 	signal.Ignore(syscall.SIGTERM) // it ends by itself, or the test fails
-	phase, victim, _ := strings.Cut(task, ":")
-	m := &member{phase: phase, victim: -1, configure: configure}
+	phase, rest, _ := strings.Cut(task, ":")
+	victim, marks, _ := strings.Cut(rest, ":")
+	m := &member{phase: phase, victim: -1, marks: marks, configure: configure}
 	if phase != "" {
 		n, err := strconv.Atoi(victim)
 		if err != nil {
@@ -84,7 +87,7 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 		}
 		m.victim = n
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), limit*3/4)
 	defer cancel()
 	err := m.work(ctx)
 	if m.victim < 0 {
@@ -109,6 +112,7 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 // die kills this process if it is the victim, and this the phase.
 func (m *member) die(rank int, phase string) {
 	if rank == m.victim && phase == m.phase {
+		m.mark(dying, rank)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	}
@@ -116,9 +120,9 @@ func (m *member) die(rank int, phase string) {
 
 // work joins the job, and goes through the phases.
 func (m *member) work(ctx context.Context) (err error) {
-	cfg := job.Config{Wait: 15 * time.Second, Logger: slog.New(slog.DiscardHandler)}
+	cfg := job.Config{Wait: limit / 2, Logger: slog.New(slog.DiscardHandler)}
 	if m.phase == AtStart {
-		cfg.Wait = 2 * time.Second // far longer than it takes to start a process
+		cfg.Wait = 3 * time.Second // far longer than it takes to join once all are there
 	}
 	if m.configure != nil {
 		var end func() error
@@ -131,14 +135,22 @@ func (m *member) work(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	m.die(place.Rank, AtStart)
-	if m.phase == InJoin {
-		switch place.Rank {
-		case m.victim: // when it has joined
-			time.AfterFunc(500*time.Millisecond, func() { m.die(place.Rank, InJoin) })
-		case Size - 1:
-			time.Sleep(1200 * time.Millisecond)
+	defer m.mark(ended, place.Rank)
+	m.mark(started, place.Rank)
+	switch {
+	case m.phase == AtStart:
+		// Wait is not for those that the machine has not come to start.
+		if err := m.await(ctx, started, 0, 1, 2, 3); err != nil {
+			return err
 		}
+		m.die(place.Rank, AtStart)
+	case m.phase == InJoin && place.Rank == m.victim:
+		cfg.Logger = slog.New(&whenMet{func() { m.die(place.Rank, InJoin) }})
+	case m.phase == InJoin && place.Rank == Size-1:
+		if err := m.await(ctx, dying, m.victim); err != nil {
+			return err
+		}
+		time.Sleep(200 * time.Millisecond) // rather after rank 0 knows than before; both are right
 	}
 	if m.job, err = job.Join(ctx, cfg); err != nil {
 		return err
@@ -159,8 +171,11 @@ func (m *member) work(ctx context.Context) (err error) {
 func (m *member) exchange(ctx context.Context) error {
 	j := m.job
 	rank := j.Rank()
-	if rank == m.victim && m.phase == InGather {
-		time.Sleep(300 * time.Millisecond) // until the others have joined, and know its name
+	m.mark(joined, rank)
+	if rank == m.victim && m.phase == InGather { // the others know its name once they have joined
+		if err := m.await(ctx, joined, 0, 1, 2, 3); err != nil {
+			return err
+		}
 		m.die(rank, InGather)
 	}
 	rows, err := j.AllGather(ctx, []byte{byte(rank)})
@@ -205,8 +220,10 @@ func (m *member) compute(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pe, err := shmem.Join(ctx, dom, shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather,
-		HeapSize: 1 << 20})
+	cfg := shmem.Config{PE: j.Rank(), PEs: j.Size(), Exchange: j.AllGather, HeapSize: 1 << 20}
+	// The job says who has died. Who does not answer has perhaps not been scheduled.
+	cfg.Transport.QP.Conn.Patience = ibverbx.PatienceFabric
+	pe, err := shmem.Join(ctx, dom, cfg)
 	if err != nil {
 		return err
 	}
@@ -242,19 +259,20 @@ func (m *member) reduce(ctx context.Context, pe *shmem.PE) error {
 	return nil
 }
 
-// blame checks that a PE which SHMEM finds dead is the one that the job names.
+// blame checks that a PE which SHMEM finds dead is the one that the job names, or one that has
+// ended since the job has failed.
 func (m *member) blame(err error) error {
 	if m.victim < 0 {
 		return err
 	}
 	var pe *shmem.PEError
-	if errors.As(err, &pe) && pe.PE != m.victim {
+	if errors.As(err, &pe) && pe.PE != m.victim && !m.marked(ended, pe.PE) {
 		return fmt.Errorf("PE %d is blamed: %w", pe.PE, err)
 	}
 	select {
 	case <-m.job.Done():
 		return m.job.Err()
-	case <-time.After(limit / 2): // far longer than rank 0 needs to say it
+	case <-time.After(limit / 4): // far longer than rank 0 needs to say it
 		return fmt.Errorf("the job has no failure: %w", err)
 	}
 }

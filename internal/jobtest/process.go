@@ -14,18 +14,15 @@ import (
 	"time"
 )
 
-// limit is how long a job may take on a busy machine: far less than any timeout of TCP.
-const limit = 10 * time.Second
+// limit is how long a job may take on a busy machine: far less than it takes TCP to give a
+// connection up. On an idle one it is a second or two.
+const limit = time.Minute
 
 // EachRank runs a job of processes that are this test binary, whose TestMain calls [Main], and with
 // no launcher but this: env is what it gives each of them. It checks how they end.
 func EachRank(t *testing.T, phase string, env func(rank int) []string) {
 	t.Helper()
-	var all [Size]*Process
-	for rank := range all {
-		all[rank] = Start(t, phase, env(rank), Self(t))
-	}
-	for rank, p := range all {
+	for rank, p := range StartAll(t, phase, env) {
 		code := p.Wait(t)
 		switch {
 		case strings.HasSuffix(phase, fmt.Sprint(":", rank)):
@@ -38,6 +35,17 @@ func EachRank(t *testing.T, phase string, env func(rank int) []string) {
 	}
 }
 
+// StartAll starts the processes of a job that has no launcher, which are this test binary: env is
+// what it gives each of them.
+func StartAll(t *testing.T, phase string, env func(i int) []string) (all [Size]*Process) {
+	t.Helper()
+	marks := t.TempDir()
+	for i := range all {
+		all[i] = start(t, phase, marks, env(i), Self(t))
+	}
+	return all
+}
+
 // Process is a process under way.
 type Process struct {
 	Out bytes.Buffer // what it writes, once it has ended
@@ -48,14 +56,19 @@ type Process struct {
 // Start starts a process; what it starts are processes of a job.
 func Start(t *testing.T, phase string, env []string, name string, args ...string) *Process {
 	t.Helper()
+	return start(t, phase, t.TempDir(), env, name, args...)
+}
+
+func start(t *testing.T, phase, marks string, env []string, name string, args ...string) *Process {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	t.Cleanup(cancel)
 	p := &Process{cmd: exec.CommandContext(ctx, name, args...)}
-	p.cmd.Env = append(append(os.Environ(), Env+"="+phase), env...)
+	p.cmd.Env = append(append(os.Environ(), Env+"="+phase+":"+marks), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.Out, &p.Out
 	// A launcher that is told to end ends what it has started as well.
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	p.cmd.WaitDelay = 3 * time.Second
+	p.cmd.WaitDelay = 10 * time.Second
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -36,11 +36,9 @@ func TestJobsOfRanks(t *testing.T) {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
 			name := strings.ReplaceAll("ranks-"+phase, ":", "-")
-			var all [jobtest.Size]*jobtest.Process
-			for i := range all {
-				env := []string{ranksEnv + "=" + name, endpointEnv + "=" + server.addr}
-				all[i] = jobtest.Start(t, phase, env, jobtest.Self(t))
-			}
+			all := jobtest.StartAll(t, phase, func(int) []string {
+				return []string{ranksEnv + "=" + name, endpointEnv + "=" + server.addr}
+			})
 			named, killed, ranks := 0, 0, ""
 			for _, p := range all {
 				switch code := p.Wait(t); code {

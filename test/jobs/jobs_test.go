@@ -33,7 +33,8 @@ func TestRun(t *testing.T) {
 		t.Run(phase, func(t *testing.T) {
 			t.Parallel()
 			n := strconv.Itoa(jobtest.Size)
-			p := jobtest.Start(t, phase, nil, command, "run", "-n", n, jobtest.Self(t))
+			// The processes ignore SIGTERM, and name who has died before they are killed.
+			p := jobtest.Start(t, phase, nil, command, "run", "-n", n, "--grace", "45s", jobtest.Self(t))
 			code := p.Wait(t)
 			if phase == ":" {
 				if code != 0 {

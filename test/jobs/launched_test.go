@@ -89,10 +89,10 @@ func openMPI(t *testing.T, args ...string) *launcher {
 }
 
 // Processes that Open MPI's mpirun starts. When one is killed it sends the others SIGTERM, and a
-// second later, here two, SIGKILL: these ignore the first, and then name who has died.
+// second later, here four, SIGKILL: these ignore the first, and then name who has died.
 func TestOpenMPI(t *testing.T) {
 	t.Parallel()
-	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "2")
+	l := openMPI(t, "--mca", "odls_base_sigkill_timeout", "4")
 	l.dead, l.said = 137, "exited on signal 9 (Killed)"
 	l.all(t, nil, jobtest.InReduce+":2")
 }
