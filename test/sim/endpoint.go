@@ -68,6 +68,7 @@ type session struct {
 	checked      int     // all writes of the peer before this index have landed
 	stopAt       int     // sends from this index on post nothing more: an earlier one has failed
 	noneMayBegin bool    // no send may begin any more, because a receive has failed
+	refused      *send   // with failover: a dead queue pair has refused to take some of it; nil for none
 	messages     []*send // ordinary SENDs that no NIC has been given yet
 	relaxed      []*send // relaxed SENDs, likewise
 	// plainPeer says that the peer's card was one of the C++ original's kind, in DQPLB: then SENDs

@@ -77,6 +77,7 @@ func lookup[T any](list []T, off int, where func(T) lab.Span) (none T) {
 
 // onWire checks a physical request that a NIC has accepted.
 func (e *end) onWire(q *wire, wr *verbs.SendWR) posted {
+	e.judgeRefused()
 	p := posted{id: wr.ID, remote: wr.RemoteAddr, bytes: wr.Bytes(), place: len(q.out)}
 	if e.isControl(q, wr) {
 		p.own = true
@@ -290,8 +291,7 @@ func (e *end) sendSeen(q *wire, p *posted, status verbs.Status) {
 	}
 	if status != verbs.StatusSuccess && !survived {
 		e.mustFail = e.mustFail || !deadly(status)
-		s.failed = true
-		e.stopAt = min(e.stopAt, s.index+1)
+		e.failsAt(s)
 	}
 }
 
@@ -312,13 +312,30 @@ func (e *end) refusedOnWire(q *wire, wr *verbs.SendWR, err error) {
 		}
 		return
 	}
-	if e.conn.failover && diesOf(err) {
-		return
+	e.judgeRefused()
+	s := e.find(wr)
+	switch {
+	case s == nil:
+	case e.conn.failover && diesOf(err) && e.vq.Err() == nil:
+		e.refused = s
+	case !e.conn.failover || !diesOf(err):
+		e.failsAt(s)
 	}
-	if s := e.find(wr); s != nil {
-		s.failed = true
-		e.stopAt = min(e.stopAt, s.index+1)
+}
+
+// judgeRefused finds out what became of the request whose post was refused last by a queue pair
+// that had died: where no other was left to carry it, it has failed.
+func (e *end) judgeRefused() {
+	if s := e.refused; s != nil && e.vq.Err() != nil {
+		e.failsAt(s)
 	}
+	e.refused = nil
+}
+
+// failsAt notes that a request has failed.
+func (e *end) failsAt(s *send) {
+	s.failed = true
+	e.stopAt = min(e.stopAt, s.index+1)
 }
 
 // recvOnWire finds the receive with memory that a physical one belongs to. It returns nil for

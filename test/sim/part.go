@@ -193,7 +193,8 @@ func (e *end) whyNotAgain(q *wire, s *send, p *part, wr *verbs.SendWR) string {
 	}
 	if p.numbered(e) || p.op.IsSend() {
 		for _, x := range was.out[:p.place] {
-			if x == nil || x == p || x.op == verbs.OpRDMARead || x.op.IsAtomic() || x.covered() {
+			if x == nil || x == p || x.op == verbs.OpRDMARead || x.op.IsAtomic() || x.covered() ||
+				e.stops(x.of) {
 				continue
 			}
 			if x.state == partLost || x.state == partOnNIC && x.on != q.wireLife {
@@ -203,6 +204,10 @@ func (e *end) whyNotAgain(q *wire, s *send, p *part, wr *verbs.SendWR) string {
 	}
 	return ""
 }
+
+// stops says whether a request posts nothing more because it, or one before it, has failed: what is
+// behind it is never notified.
+func (e *end) stops(s *send) bool { return s.failed || s.index >= e.stopAt }
 
 // owesRaw says whether the user's immediate behind the last fragment has not arrived.
 func (e *end) owesRaw(s *send) bool {

@@ -240,9 +240,11 @@ func (e *end) checkNamed(f *ibverbx.FailedError) {
 	e.checkSource(f)
 	var status verbs.Status
 	if f.Recv || !f.HasID || f.Part != ibverbx.PartFragment && f.Part != ibverbx.PartMessage ||
-		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.firstFailed == nil ||
-		e.conn.failover {
+		f.WholeRange || !errors.As(f.Err, &status) || e.single || e.conn.failover {
 		return
+	}
+	if e.firstFailed == nil {
+		e.w.Broken(ruleFirstError, "%v: no request has failed, but the error says: %v", e, f)
 	}
 	if base := e.peer.host.MR.Addr(); f.Device != e.firstFailedOn.NIC.Name() ||
 		f.RailQPNum != e.firstFailedOn.Num() ||
