@@ -199,12 +199,14 @@ func (q *VirtualQP) settled(rl *rail) {
 // A message that was acknowledged may not have arrived after all: its completion was lost with the
 // peer's CQ. It cannot be sent again, since its request may be over.
 func (v *recovery) covered(immDue bool) (end int, err error) {
-	messages := int16(v.peerArrived - v.acked)
-	for messages < 0 && slices.Contains(v.words, v.acked+uint16(messages)) {
-		messages++ // a word that was lost with the CQ was said over other rails too
+	messages, lost := int16(v.peerArrived-v.acked), 0
+	for ; messages < 0; messages++ {
+		if !slices.Contains(v.words, v.acked+uint16(messages)) {
+			lost++ // a word that was lost with the CQ was said over other rails too
+		}
 	}
-	if messages < 0 && (messages < -1 || !v.announces(-1, immDue)) {
-		return 0, errLostThere(int(-messages))
+	if lost > 1 || lost == 1 && !v.announces(-1, immDue) {
+		return 0, errLostThere(lost)
 	}
 	for i := 0; messages > 0; i++ {
 		if i == len(v.entries) {

@@ -1,0 +1,40 @@
+package ibverbx
+
+import "testing"
+
+// Of the acknowledged messages that a peer does not count, words are no loss, nor is the last
+// fragment whose immediate is still due, in whatever order they were posted. Any other is.
+func TestWhichMessagesAreLostWithACQ(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		count  uint16   // what the peer has counted of 10
+		words  []uint16 // the places of words among the 10
+		immDue bool
+		lost   bool
+	}{
+		{name: "nothing", count: 10},
+		{name: "a message", count: 9, lost: true},
+		{name: "a word", count: 9, words: []uint16{9}},
+		{name: "two words", count: 8, words: []uint16{8, 9}},
+		{name: "a message behind a word", count: 8, words: []uint16{8}, lost: true},
+		{name: "a message ahead of a word", count: 8, words: []uint16{9}, lost: true},
+		{name: "a fragment whose immediate is due", count: 9, immDue: true},
+		{name: "such a fragment ahead of a word", count: 8, words: []uint16{9}, immDue: true},
+		{name: "such a fragment between words", count: 7, words: []uint16{7, 9}, immDue: true},
+		{name: "a message ahead of such a fragment", count: 8, immDue: true, lost: true},
+		{name: "a message ahead of such a fragment and a word", count: 7, words: []uint16{9}, immDue: true,
+			lost: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, first := range []uint16{0, 1<<16 - 5, 1<<16 - 9} { // the counts wrap
+				v := recovery{acked: first + 10, peerArrived: first + c.count}
+				for _, place := range c.words {
+					v.words = append(v.words, first+place)
+				}
+				if end, err := v.covered(c.immDue); end != 0 || (err != nil) != c.lost {
+					t.Errorf("from %d on: %d entries have arrived, %v", first, end, err)
+				}
+			}
+		})
+	}
+}
