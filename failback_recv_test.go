@@ -14,7 +14,8 @@ import (
 func TestReceivesStayWhereARailInWaitingDies(t *testing.T) {
 	for _, scheme := range []Scheme{DQPLB, Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
-			receivesStay(t, Config{Scheme: scheme, Failover: true, Failback: time.Microsecond, QPsPerDevice: 1})
+			receivesStay(t, Config{Scheme: scheme, Failover: true, Failback: time.Microsecond,
+				QPsPerDevice: 1})
 		})
 	}
 }

@@ -199,7 +199,7 @@ func (q *VirtualQP) silence(rl *rail) {
 	rl.closed = true
 	v := rl.recovery
 	v.unanswered += uint16(rl.recvs)
-	// A rail that is connected anew, and not in service, has a receive of its own only.
+	// A rail that is connected anew, and not in service, has no receive but its own.
 	v.emptied = v.emptied || rl.recvs != 0 && rl == *q.send.rails.serving(rl.role)
 	v.held, rl.recvs = 0, 0
 }

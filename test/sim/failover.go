@@ -323,6 +323,7 @@ func (c *conn) causeToTouch() {
 		return
 	}
 	for _, e := range c.ends {
+		c.struck = c.struck || e.cq.mayDie // perhaps nobody has polled it since
 		for i, q := range e.wires {
 			if q.NIC.Down+q.NIC.Dead != 0 {
 				if i < len(e.peer.wires) { // they are not connected yet
