@@ -188,16 +188,20 @@ func (m *member) listen() {
 // errEnough ends heed.
 var errEnough = errors.New("nothing more to be said")
 
-// heed has each message handled, until one is an error, or nothing comes for too long.
+// heed has each message handled, until one is an error, or nothing comes for too long. Silence is
+// counted in ticks of a quarter of that: when this process was stopped for a while there has been
+// one, and what has come meanwhile is read before the others.
 func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Message) error) error {
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
+	tick := time.NewTicker(max(patience/4, 1))
+	defer tick.Stop()
+	quiet := 0
 	for {
 		select {
 		case m := <-c.Inbox():
 			if err := handle(m); err != nil {
 				return err
 			}
+			quiet = 0
 		case <-c.Done():
 			for { // what came before the end
 				select {
@@ -210,10 +214,11 @@ func heed(c *rendezvous.Conn, patience time.Duration, handle func(rendezvous.Mes
 				}
 				return c.Err()
 			}
-		case <-timer.C:
-			return silent(patience)
+		case <-tick.C:
+			if quiet++; quiet > 4 {
+				return silent(patience)
+			}
 		}
-		timer.Reset(patience)
 	}
 }
 

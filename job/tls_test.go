@@ -56,22 +56,25 @@ func mutual(tb testing.TB, address string) *tls.Config {
 // Rank 0 says whom it has turned away while it waited, and logs it.
 func TestTurnedAway(t *testing.T) {
 	t.Parallel()
-	cfg := config(t, 3)
-	cfg.TLS, cfg.Wait = mutual(t, cfg.Address), time.Second
-	var log strings.Builder // written by rank 0 alone
-	cfgs := ranks(cfg)
-	cfgs[0].Logger = slog.New(slog.NewTextHandler(&log, nil))
-	cfgs[2].TLS = nil
-	for rank, err := range each(t, cfgs, nil)[:2] {
-		for _, want := range []string{"rank 2 of 3 is missing", "was turned away", "without TLS"} {
-			if !errors.Is(err, job.ErrAbsent) || !strings.Contains(fmt.Sprint(err), want) {
-				t.Errorf("rank %d: %v, want %q", rank, err, want)
+	patiently(t, time.Second, func(wait time.Duration) error {
+		cfg := config(t, 3)
+		cfg.TLS, cfg.Wait = mutual(t, cfg.Address), wait
+		var log strings.Builder // written by rank 0 alone
+		cfgs := ranks(cfg)
+		cfgs[0].Logger = slog.New(slog.NewTextHandler(&log, nil))
+		cfgs[2].TLS = nil
+		for rank, err := range each(t, cfgs, nil)[:2] {
+			for _, want := range []string{"rank 2 of 3 is missing", "was turned away", "without TLS"} {
+				if !errors.Is(err, job.ErrAbsent) || !strings.Contains(fmt.Sprint(err), want) {
+					return fmt.Errorf("rank %d: %w, want %q", rank, err, want)
+				}
 			}
 		}
-	}
-	if n := strings.Count(log.String(), "turned a connection away"); n < 1 || n > 10 {
-		t.Errorf("%d lines:\n%s", n, log.String())
-	}
+		if n := strings.Count(log.String(), "turned a connection away"); n < 1 || n > 10 {
+			return fmt.Errorf("%d lines:\n%s", n, log.String())
+		}
+		return nil
+	})
 }
 
 // With TLS the processes of a job meet, and one without, or with another certificate, is kept out:
