@@ -308,7 +308,8 @@ func TestAbsent(t *testing.T) {
 		cfg := config(t, 4)
 		cfg.Wait = wait
 		for i, err := range each(t, ranks(cfg)[:2], nil) {
-			if !errors.Is(err, job.ErrAbsent) || !strings.Contains(err.Error(), "ranks 2, 3 of 4 are missing") {
+			if !errors.Is(err, job.ErrAbsent) ||
+				!strings.Contains(err.Error(), "ranks 2, 3 of 4 are missing") {
 				return fmt.Errorf("process %d: %w", i, err)
 			}
 		}
