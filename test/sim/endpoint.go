@@ -133,7 +133,7 @@ type send struct {
 	operands
 	outgoing
 	parts  []*part // with failover: all of it that went out
-	reread bool    // a read fetches its target
+	reread bool    // of a write: a read fetches its target; of a read: it does that
 	taken  bool    // its target was used for something else
 	still  bool    // its target must not change any more
 

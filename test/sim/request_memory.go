@@ -128,7 +128,7 @@ func (e *end) giveReadable(s *send) bool {
 		for i := len(e.sends) - 1; i >= max(e.sendHead, len(e.sends)-8); i-- {
 			if t := e.sends[i]; isWrite(t.op) && t.session == e.sessionNo && t.length <= s.length &&
 				t.length != 0 && !t.taken {
-				t.reread = true
+				t.reread, s.reread = true, true
 				s.flags |= verbs.SendFence
 				s.remote, s.key, s.length = t.remote, t.key, t.length
 				s.local[0].N = t.length
