@@ -330,7 +330,11 @@ func TestConnectPeerGone(t *testing.T) {
 			&rendezvous.PeerError{Text: "out of NICs"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, b := met(t, rendezvous.Config{Timeout: 100 * time.Millisecond})
+			var cfg rendezvous.Config
+			if name == "silent" {
+				cfg = rendezvous.Config{Timeout: 300 * time.Millisecond, Greeting: time.Minute}
+			}
+			a, b := met(t, cfg)
 			go tt.peer(b)
 			err := rendezvous.Connect(t.Context(), a, open(t, devices, ibverbx.Config{}))
 			var said *rendezvous.PeerError

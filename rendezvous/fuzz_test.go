@@ -134,7 +134,7 @@ func FuzzConversation(f *testing.F) {
 	}
 	const limit = 1 << 11
 	f.Fuzz(func(t *testing.T, data []byte, step byte) {
-		cfg := Config{Protocol: "test", Timeout: 10 * time.Second, MaxMessage: limit}
+		cfg := Config{Protocol: "test", Timeout: time.Hour, MaxMessage: limit}
 		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(data), step: 1 + int(step)}, cfg)
 		if err != nil {
 			if bytes.HasPrefix(data, greeting(wireVersion, "test")) || !errors.Is(err, ErrProtocol) &&
@@ -226,7 +226,7 @@ func FuzzSteps(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		conn, err := Start(t.Context(), &tape{text: bytes.NewReader(append([]byte(hello), data...)),
 			step: 4096},
-			Config{Protocol: "test", Timeout: 10 * time.Second, MaxMessage: 1 << 11})
+			Config{Protocol: "test", Timeout: time.Hour, MaxMessage: 1 << 11})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func FuzzSteps(f *testing.F) {
 		if err == nil {
 			err = conn.Barrier(t.Context())
 		}
-		if took := time.Since(start); took > 3*time.Second {
+		if took := time.Since(start); took > 20*time.Second {
 			t.Fatalf("took %v", took)
 		}
 		var step *OpError

@@ -137,12 +137,21 @@ func TestManyConnectAtOnceBesideStrangers(t *testing.T) {
 		refused.Load(), most)
 }
 
-// refuse has a listener greet a stranger that says something, for 200 ms, and returns why that was
-// refused.
-func refuse(t *testing.T, says string, cfg rendezvous.Config) (*rendezvous.Listener, error) {
+// refuse has a listener greet a stranger that says something, and returns why that was refused. One
+// that is to be refused for its silence has 200 ms.
+func refuse(t *testing.T, says string, want error, cfg rendezvous.Config) (*rendezvous.Listener, error) {
 	t.Helper()
 	why := make(chan error, 1)
-	cfg.Greeting, cfg.Refused = 200*time.Millisecond, func(_ net.Addr, err error) { why <- err }
+	cfg.Greeting = time.Minute
+	if errors.Is(want, rendezvous.ErrTimeout) {
+		cfg.Greeting = 200 * time.Millisecond
+	}
+	cfg.Refused = func(_ net.Addr, err error) {
+		select {
+		case why <- err:
+		default: // somebody who came after the first
+		}
+	}
 	l, addr := listen(t, cfg)
 	nc, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -175,22 +184,36 @@ func TestListenerSaysWhyItRefuses(t *testing.T) {
 		"silence": {"", rendezvous.ErrTimeout, "the peer does not answer: waited 200ms for its greeting"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, err := refuse(t, tt.says, rendezvous.Config{Protocol: "shop/3"})
+			l, err := refuse(t, tt.says, tt.want, rendezvous.Config{Protocol: "shop/3"})
 			if !errors.Is(err, tt.want) || !strings.Contains(err.Error(), tt.text) {
 				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
 			}
-			c, err := rendezvous.Dial(t.Context(), l.Addr().String(), rendezvous.Config{Protocol: "shop/3"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			if d, err := l.Accept(t.Context()); err != nil {
-				t.Error(err)
-			} else {
-				_ = d.Close()
-			}
+			goesOn(t, l)
 		})
 	}
+}
+
+// goesOn checks that a listener for shop/3 still takes conversations. Where it gives a greeting
+// little time, a busy machine may need several attempts.
+func goesOn(t *testing.T, l *rendezvous.Listener) {
+	t.Helper()
+	var err error
+	for range 10 {
+		var c, d *rendezvous.Conn
+		c, err = rendezvous.Dial(t.Context(), l.Addr().String(), rendezvous.Config{Protocol: "shop/3"})
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		d, err = l.Accept(ctx)
+		cancel()
+		_ = c.Close()
+		if err == nil {
+			_ = d.Close()
+			return
+		}
+	}
+	t.Error(err)
 }
 
 // Who dials learns what is at the other end.
@@ -213,11 +236,7 @@ func TestDialSaysWhatIsThere(t *testing.T) {
 		}()
 		return nl.Addr().String()
 	}
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = closed.Close()
+	closed := tcptest.FreeAddr(t).String()
 	for name, tt := range map[string]struct {
 		addr string
 		want error
@@ -228,16 +247,19 @@ func TestDialSaysWhatIsThere(t *testing.T) {
 		"SSH": {answer("SSH-2.0-OpenSSH_9.2p1\r\n"), rendezvous.ErrProtocol, `it began with "SSH-2.0-OpenS"`},
 		"silence": {answer(""), rendezvous.ErrTimeout,
 			": the peer does not answer: waited 200ms for its greeting"},
-		"a closed port": {closed.Addr().String(), syscall.ECONNREFUSED, "rendezvous: dial tcp " +
-			closed.Addr().String() + ": connect: connection refused: nobody listens there: start the " +
+		"a closed port": {closed, syscall.ECONNREFUSED, "rendezvous: dial tcp " +
+			closed + ": connect: connection refused: nobody listens there: start the " +
 			"listening end first, or set Config.Retry"},
 		"no such host": {"no.such.host.invalid:1", nil, "rendezvous: dial tcp: lookup no.such.host.invalid"},
 		"no port": {"127.0.0.1", nil,
 			"rendezvous: dial tcp: address 127.0.0.1: missing port in address"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := rendezvous.Dial(t.Context(), tt.addr,
-				rendezvous.Config{Protocol: "shop/3", Greeting: 200 * time.Millisecond})
+			cfg := rendezvous.Config{Protocol: "shop/3"}
+			if name == "silence" {
+				cfg.Greeting = 200 * time.Millisecond
+			}
+			_, err := rendezvous.Dial(t.Context(), tt.addr, cfg)
 			if err == nil || tt.want != nil && !errors.Is(err, tt.want) ||
 				!strings.Contains(err.Error(), tt.text) {
 				t.Errorf("error %v, want %v with %q", err, tt.want, tt.text)
@@ -248,18 +270,13 @@ func TestDialSaysWhatIsThere(t *testing.T) {
 
 // Processes may start in any order: with Retry who dials waits for the listener.
 func TestDialRetries(t *testing.T) {
-	reserved, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := reserved.Addr().String()
-	_ = reserved.Close()
+	addr := tcptest.FreeAddr(t).String()
 	if _, err := rendezvous.Dial(t.Context(), addr,
 		rendezvous.Config{Retry: 100 * time.Millisecond}); err == nil ||
 		!strings.Contains(err.Error(), "nobody has listened there for 100ms") {
 		t.Errorf("error %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	dialed := make(chan error, 1)
 	go func() {
@@ -272,7 +289,7 @@ func TestDialRetries(t *testing.T) {
 	time.Sleep(100 * time.Millisecond) // it has been refused by then
 	l, err := rendezvous.Listen(ctx, addr, rendezvous.Config{})
 	if err != nil {
-		t.Skipf("somebody else has taken the port: %v", err)
+		t.Fatal(err)
 	}
 	defer l.Close()
 	if err := <-dialed; err != nil {
@@ -305,7 +322,7 @@ func TestSlowGreetingsMakeRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if took := time.Since(start); took > 20*time.Second {
+	if took := time.Since(start); took > 40*time.Second {
 		t.Errorf("it took %v", took)
 	}
 }
@@ -376,7 +393,7 @@ func TestGoneBeforeAccept(t *testing.T) {
 			if !errors.Is(why, rendezvous.ErrGone) || !strings.Contains(why.Error(), "before it was acc") {
 				t.Errorf("refused: %v", why)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("it keeps its place")
 		}
 	}

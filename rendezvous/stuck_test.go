@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 )
 
 // soon is far less than the Timeout of the conversations here.
-const soon = 10 * time.Second
+const soon = 30 * time.Second
 
 // stuck is a conversation in which a Send waits for a peer that does not read. Its error comes
 // when it ends.
@@ -33,20 +34,35 @@ func stuck(t *testing.T, cfg Config) (c *Conn, sent chan error) {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	sent = make(chan error, 1)
+	var n atomic.Int64
 	go func() {
 		big := strings.Repeat("x", 1<<19)
 		for {
+			n.Add(1)
 			if err := c.Send(context.Background(), "big", big); err != nil {
 				sent <- err
 				return
 			}
 		}
 	}()
-	time.Sleep(300 * time.Millisecond) // sending waits since long
+	untilStill(&n)
 	return c, sent
 }
 
-// in fails the test if something takes a minute, which is what the Send there may.
+// untilStill returns when a count that has begun has not changed for 300 ms, of which this process
+// had its share.
+func untilStill(n *atomic.Int64) {
+	last, still := int64(0), 0
+	for still < 15 {
+		time.Sleep(20 * time.Millisecond)
+		if now := n.Load(); now != last || now == 0 {
+			last, still = now, -1
+		}
+		still++
+	}
+}
+
+// in fails the test if something takes an hour, which is what the Send there may.
 func in(t *testing.T, what string, do func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -63,7 +79,7 @@ func in(t *testing.T, what string, do func()) {
 // Nobody waits behind a Send that is held up: neither Close, nor another Send for longer than its
 // context or Config.Timeout, nor Fail for longer than its patience.
 func TestStuckSendHoldsUpNobody(t *testing.T) {
-	c, sent := stuck(t, Config{Timeout: time.Minute})
+	c, sent := stuck(t, Config{Timeout: time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	in(t, "another Send", func() {
@@ -83,7 +99,7 @@ func TestStuckSendHoldsUpNobody(t *testing.T) {
 		t.Error(err)
 	}
 
-	c, sent = stuck(t, Config{Timeout: time.Minute})
+	c, sent = stuck(t, Config{Timeout: time.Hour})
 	in(t, "Fail", func() { c.Fail(errors.New("enough")) })
 	if err := <-sent; !errors.Is(err, ErrClosed) {
 		t.Errorf("Send ends with %v, want ErrClosed", err)
@@ -108,19 +124,37 @@ func TestSendAfterOneThatWasCutOff(t *testing.T) {
 	if err := <-sent; !errors.Is(err, ErrTimeout) {
 		t.Fatalf("error %v, want ErrTimeout", err)
 	}
-	start := time.Now()
-	err := c.Send(t.Context(), "word", nil)
-	if err == nil || errors.Is(err, ErrGone) ||
-		err.Error() != "an earlier message was cut off: nothing more can be sent" {
-		t.Errorf("error %v", err)
+	fastest := time.Hour
+	for range 3 {
+		start := time.Now()
+		err := c.Send(t.Context(), "word", nil)
+		if err == nil || errors.Is(err, ErrGone) ||
+			err.Error() != "an earlier message was cut off: nothing more can be sent" {
+			t.Errorf("error %v", err)
+		}
+		fastest = min(fastest, time.Since(start))
 	}
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("it took %v", took)
+	if fastest > time.Second {
+		t.Errorf("it took %v", fastest)
 	}
 }
 
-// A Send that has failed asks for the peer's reason no longer than its context.
+// A Send that has failed asks for the peer's reason no longer than its context, and not for the two
+// seconds that it may otherwise: the fastest of some says it on a busy machine.
 func TestReasonIsAwaitedWithinTheContext(t *testing.T) {
+	fastest := time.Hour
+	for try := 0; try < 4 && fastest > time.Second; try++ {
+		fastest = min(fastest, failedSend(t))
+	}
+	if fastest > time.Second {
+		t.Errorf("it took %v", fastest)
+	}
+}
+
+// failedSend returns how long a Send takes whose peer has gone, with more unread than there is room
+// for, and whose context has 100 ms.
+func failedSend(t *testing.T) (took time.Duration) {
+	t.Helper()
 	nc, other := tcptest.Pair(t)
 	said := string(greeting(wireVersion, "")) + strings.Repeat(frame(`{"kind":"unread"}`), inboxLen+1)
 	if _, err := io.WriteString(other, said); err != nil {
@@ -132,16 +166,19 @@ func TestReasonIsAwaitedWithinTheContext(t *testing.T) {
 	}
 	defer c.Close()
 	other.Close()
-	start := time.Now()
-	for err == nil {
+	begun := time.Now()
+	// A context that ends before the Send has failed says nothing.
+	for err == nil || errors.Is(err, context.DeadlineExceeded) && time.Since(begun) < soon {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		start = time.Now()
+		start := time.Now()
 		err = c.Send(ctx, "word", nil)
+		took = time.Since(start)
 		cancel()
 	}
-	if took := time.Since(start); took > time.Second || !errors.Is(err, ErrGone) {
+	if !errors.Is(err, ErrGone) {
 		t.Errorf("after %v: %v", took, err)
 	}
+	return took
 }
 
 // interrupting is a connection whose user loses patience when the deadline of the greeting is set.
@@ -165,8 +202,8 @@ func TestGreetingInterruptedAtItsBeginning(t *testing.T) {
 	nc, _ := tcptest.Pair(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	start := time.Now()
-	_, err := Start(ctx, &interrupting{nc, cancel}, Config{Greeting: 5 * time.Second})
-	if took := time.Since(start); took > 3*time.Second || !errors.Is(err, context.Canceled) {
+	_, err := Start(ctx, &interrupting{nc, cancel}, Config{Greeting: time.Hour})
+	if took := time.Since(start); took > soon || !errors.Is(err, context.Canceled) {
 		t.Errorf("after %v: %v", took, err)
 	}
 }
