@@ -66,7 +66,7 @@ func runAsProcess(job string) error {
 // exitLater ends a process that does not end by itself after its team has. There may be no test any
 // more to kill it.
 func exitLater() {
-	time.AfterFunc(5*time.Second, func() {
+	time.AfterFunc(20*time.Second, func() {
 		stacks := make([]byte, 1<<16)
 		fmt.Fprintf(os.Stderr, "still running, though the team has ended:\n%s\n",
 			stacks[:runtime.Stack(stacks, true)])

@@ -26,7 +26,8 @@ const (
 // tableConfig configures the conversations of a team, which others cannot join: its token is part
 // of the protocol's name. 16 cards of 16 endpoints each are a tenth of the longest message.
 func tableConfig(token string) rendezvous.Config {
-	return rendezvous.Config{Protocol: "team " + token, Timeout: 20 * time.Second, MaxMessage: 4 << 20}
+	return rendezvous.Config{Protocol: "team " + token, Timeout: time.Minute, Greeting: time.Minute,
+		MaxMessage: 4 << 20}
 }
 
 // table is the server.

@@ -25,7 +25,7 @@ type team struct {
 const realSlow = 3
 
 // endTimeout is how long members may take to end after their team has.
-const endTimeout = 10 * time.Second
+const endTimeout = 30 * time.Second
 
 // run runs the program on all members, over each of the providers. It returns when all have ended.
 func (c team) run(t *testing.T) {
