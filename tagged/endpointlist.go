@@ -3,11 +3,12 @@ package tagged
 // endpointList is the endpoints that the program has not closed or aborted. Worker.mu guards it.
 //
 // Invariant: alive counts the endpoints that serve, whose err is not set. made counts those made so
-// far, which number their default names.
+// far, which number their default names. last is why the one that ended last did; nil before.
 type endpointList struct {
 	list  []*Endpoint
 	alive int
 	made  int
+	last  error
 }
 
 // add adds an endpoint that was made.
@@ -17,8 +18,11 @@ func (l *endpointList) add(e *Endpoint) {
 	l.list = append(l.list, e)
 }
 
-// ended counts an endpoint that serves no more.
-func (l *endpointList) ended() { l.alive-- }
+// ended counts an endpoint that serves no more, for err.
+func (l *endpointList) ended(err error) {
+	l.alive--
+	l.last = err
+}
 
 // remove removes an endpoint, if it is in the list.
 func (l *endpointList) remove(e *Endpoint) {

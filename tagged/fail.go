@@ -55,7 +55,7 @@ func (e *Endpoint) end(err error) (aborting error) {
 	}
 	w := e.w
 	e.err = err
-	w.endpoints.ended()
+	w.endpoints.ended(err)
 	if e.stage != stageParting {
 		aborting = e.tep.Abort(&e.transportEnd)
 	}

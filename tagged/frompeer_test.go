@@ -207,7 +207,8 @@ func TestRecvWaitWithoutPeers(t *testing.T) {
 			if posted.Done() {
 				t.Error("Recv has ended with the last endpoint")
 			}
-			if _, err := w.RecvWait(t.Context(), 1, tagged.Exact); !errors.Is(err, tagged.ErrNoPeer) {
+			if _, err := w.RecvWait(t.Context(), 1, tagged.Exact); !errors.Is(err, tagged.ErrNoPeer) ||
+				!errors.Is(err, ending.want) {
 				t.Errorf("RecvWait afterwards: %v", err)
 			}
 			if !ending.drops {

@@ -20,12 +20,15 @@ func TestErrorsForMachines(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, none := a.Worker().RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
+	_, after := a.Worker().RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
 	_, gone := a.RecvWait(background(r), 1, tagged.Exact, make([]byte, 8))
 	_, refused := a.Send(1, nil)
 	if !errors.Is(none, tagged.ErrNoPeer) {
 		t.Error(none)
 	}
-	for name, err := range map[string]error{"receive": gone, "receive of any": none, "send": refused} {
+	for name, err := range map[string]error{
+		"receive": gone, "receive of any": none, "receive of any, afterwards": after, "send": refused,
+	} {
 		if err == nil || strings.Count(err.Error(), "tagged: ") != 1 {
 			t.Errorf("%s: %v: want the package's name once", name, err)
 		}

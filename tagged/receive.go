@@ -82,7 +82,7 @@ func (w *Worker) post(r *Request, from *Endpoint, awaited bool, mask uint64) (*R
 		return nil, from.err
 	case awaited && w.endpoints.allEnded():
 		r.discard()
-		return nil, refuse("recv", ErrNoPeer, "")
+		return nil, noPeer(w.endpoints.last)
 	}
 	r.match.tag, r.match.mask, r.match.req = tag, mask, r
 	if from != nil || awaited {

@@ -1,6 +1,8 @@
 package tagged
 
 import (
+	"errors"
+	"io"
 	"testing"
 
 	"ibverbx/transport"
@@ -174,7 +176,8 @@ func TestListOfEndpoints(t *testing.T) {
 		t.Errorf("%d endpoints of %d", len(l.list), l.made)
 	}
 	for want := 2; want >= 0; want-- {
-		if l.ended(); l.alive != want || l.allEnded() != (want == 0) {
+		if l.ended(io.EOF); l.alive != want || l.allEnded() != (want == 0) ||
+			!errors.Is(l.last, io.EOF) {
 			t.Errorf("%d serve, want %d; all have ended: %t", l.alive, want, l.allEnded())
 		}
 	}

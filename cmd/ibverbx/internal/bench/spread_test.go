@@ -38,7 +38,9 @@ func TestSpread(t *testing.T) {
 func TestSamples(t *testing.T) {
 	for _, mode := range []Mode{Bandwidth, Latency} {
 		p := params(func(p *Params) {
-			p.Mode, p.Iterations, p.Duration, p.Op = mode, 0, Seconds(60*time.Millisecond), WriteImm
+			// A cell that takes four times as long as asked for has fewer samples: a busy machine
+			// must stop it for more than half a second.
+			p.Mode, p.Iterations, p.Duration, p.Op = mode, 0, Seconds(200*time.Millisecond), WriteImm
 		})
 		if err := p.Validate(); err != nil {
 			t.Fatal(err)
@@ -57,13 +59,16 @@ func TestSamples(t *testing.T) {
 	}
 }
 
+// countedSamples asks for samples of so many messages: however long they take, each turn gives one.
+func countedSamples(p *Params) { p.Samples, p.Iterations = defaultSamples, 64*defaultSamples }
+
 // TestSamplesApart does so between two ends that know only their own.
 func TestSamplesApart(t *testing.T) {
 	_, nics := fabric(t, 4)
 	for _, layer := range []layers.Layer{QP, layers.Transport} {
 		p := params(func(p *Params) {
-			p.Iterations, p.Duration, p.NICs, p.Bidirectional = 0, Seconds(60*time.Millisecond), 0,
-				layer == QP
+			countedSamples(p)
+			p.NICs, p.Bidirectional = 0, layer == QP
 			p.Layer, p.Sizes = layer, []units.Size{64, 2000}
 			if layer != QP {
 				p.Op = layers.Put
@@ -114,7 +119,8 @@ func TestSamplesOfLayers(t *testing.T) {
 	for _, endpoints := range []int{1, 3} {
 		p := params(func(p *Params) {
 			p.Layer, p.Op, p.Mode, p.Endpoints = layers.Tagged, layers.Send, Rate, endpoints
-			p.Iterations, p.Duration, p.Sizes = 0, Seconds(60*time.Millisecond), []units.Size{64}
+			p.Sizes = []units.Size{64}
+			countedSamples(p)
 		})
 		report, err := measure(t, p)
 		if err != nil {
