@@ -331,6 +331,10 @@ func (t *perfTable) failedOver(r *bench.Result) {
 		t.say(label, text)
 		label = ""
 	}
+	for i := range r.Losses {
+		l := &r.Losses[i]
+		t.say("", fmt.Sprintf("%s lost by end %s, %d ×: %s", l.Device, l.End, l.Times, l.Cause))
+	}
 	if label == "" && r.Failure == nil && !r.Failed {
 		t.say("", "no request failed")
 	}

@@ -90,16 +90,17 @@ made anew on as many NICs as both have left; with none left the
 column ends. So it does after more than ` + strconv.Itoa(bench.MaxSetbacks) + ` failures at one size.
 
 With --failover a column of several queue pairs goes on without those that fail, while others work at both
-ends: no request fails, and the report says which were lost and how many work requests others repeated. After
---failback they are tried again, and are back in service if they work. The listening one of two processes
-takes the flags over from the connecting one.
+ends: no request fails, and the report says which were lost, why (at the connecting end of two processes), and
+how many work requests others repeated. After --failback they are tried again, and are back in service if they
+work. The listening one of two processes takes the flags over from the connecting one.
 
 With --fault, --interval or --plot the report has bandwidth over time: of the messages reported to the
-program, and of the fragments that each rail has completed, around the faults; with --json, --verbose and
---plot all intervals. The time is that of the rounds and of recoveries; it stands while messages are
-compared, and with it the for= of a fault. Below 90 % means from the first interval of which it is true to the
-first of three of which it is not. A round ends when all its messages have come, so the end of each shows
-as a dip where much is outstanding: with more --memory there are fewer, with less --depth they are less deep.
+program, at the connecting end of two processes, and of the fragments that each rail has completed, around
+the faults; with --json, --verbose and --plot all intervals. The time is that of the rounds and of
+recoveries; it stands while messages are compared, and with it the for= of a fault. Below 90 % means from
+the first interval of which it is true to the first of three of which it is not. A round ends when all its
+messages have come, so the end of each shows as a dip where much is outstanding: with more --memory there
+are fewer, with less --depth they are less deep.
 
 Faults strike end a, the initiator, but fail-recv end b, the target; end= is a or b where a fault may strike
 either. They strike when end a has posted msg= messages of a column [100], all its sizes counted and no

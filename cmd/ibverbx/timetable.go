@@ -29,6 +29,9 @@ type timeRow struct{ first, end int }
 func (t *perfTable) timeline(line *bench.Timeline) {
 	rows := timeRowsOf(line, t.verbose)
 	if len(line.Total) >= leastIntervals {
+		if t.peer != nil && t.p.Bidirectional {
+			t.say("over time", "only what end a sends; the figures above are of both")
+		}
 		t.timeRows(line, rows)
 	}
 	for i := range line.Dips {

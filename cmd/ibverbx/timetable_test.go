@@ -53,6 +53,21 @@ func printed(line *bench.Timeline, in unit, verbose bool) string {
 	return out.String()
 }
 
+// Between two processes the lines are those of one, which the table says where the figures are of
+// both.
+func TestOverTimeOfOneEnd(t *testing.T) {
+	const said = "over time         only what end a sends; the figures above are of both"
+	for args, want := range map[string]bool{"-b": true, "": false} {
+		server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+		code, out, errs := command(t, "perf --provider left --connect "+address+
+			" --interval 1ms -s 20000 -D 20ms --memory 1M --samples 1 --scheme dqplb "+args)
+		if code != exitOK || !strings.Contains(out, "over time, s") || strings.Contains(out, said) != want {
+			t.Errorf("%q: exit %d, stderr %q, and %q is there, or not, in\n%s", args, code, errs, said, out)
+		}
+		server.wait(t)
+	}
+}
+
 // The table shows what was before a fault, the dip in detail, and what came after it.
 func TestTimeTable(t *testing.T) {
 	got := printed(lineOf(20, 2, 50, 2), gigabytes, false)
@@ -136,7 +151,8 @@ func TestOverTime(t *testing.T) {
 	for _, want := range []string{"over time, s GB/s 0 soft0 1 soft1", "1 lost",
 		"dip kill-qp@rail=1,msg=500 at 0.0", "failover end a lost 1 queue pair, 0 came back, and ",
 		"posted again on others; out of service: soft1: 1 end b lost 1 queue pair, 0 came back, and ",
-		"posted again on others; out of service: soft3: 1 no request failed",
+		"posted again on others; out of service: soft3: 1 soft1 lost by end a, 1 ×: ",
+		"soft3 lost by end b, 1 ×: ", " no request failed",
 		" messages verified byte for byte"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, out)

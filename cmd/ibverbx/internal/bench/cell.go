@@ -27,10 +27,11 @@ type cell struct {
 	counters [2]uint64
 	// before is what the ends had counted when the cell began, or when they were made anew.
 	before counted
-	pace   float64 // messages a second of a direction, as the last round went; 0 before
-	moved  func()  // feeds the watchdog of the round under way
-	opened bool    // the other process knows of it, if there is one
-	closed bool    // nothing more is measured: the result is complete
+	lost   [2][]Loss // what the column had lost when the cell began
+	pace   float64   // messages a second of a direction, as the last round went; 0 before
+	moved  func()    // feeds the watchdog of the round under way
+	opened bool      // the other process knows of it, if there is one
+	closed bool      // nothing more is measured: the result is complete
 	// recorder is nil where no time line is asked for.
 	recorder *recorder
 }
@@ -53,7 +54,7 @@ func newCell(r *runner, column *pair, size int) *cell {
 		part: newHistogram(),
 	}
 	c.alone.hist = newHistogram()
-	c.before = column.count()
+	c.before, c.lost = column.count(), column.lossesSoFar()
 	c.moved = func() { c.watch.feed() }
 	switch {
 	case r.p.Layered():
@@ -153,6 +154,7 @@ func (c *cell) close() {
 	}
 	c.recount()
 	c.countSince()
+	c.result.Losses = c.pair.lossesSince(c.lost)
 	c.result.Faults = c.pair.faults.report()
 	if c.recorder != nil {
 		c.result.Timeline = c.recorder.timeline(c.pair.faults.reports)

@@ -259,7 +259,7 @@ func (b *rowBody) check(p *Params) error {
 		if c := r.Comparison; c != nil {
 			c.With = oneLine(c.With)
 		}
-		r.Setback, r.Further, r.Timeline = Setback{}, nil, nil
+		r.Setback, r.Further, r.Timeline, r.Losses = Setback{}, nil, nil, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)
 		if !p.Layered() {

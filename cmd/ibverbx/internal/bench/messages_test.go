@@ -105,7 +105,7 @@ func fill(v reflect.Value) {
 		return // does not travel
 	case Setback, []Setback:
 		return // of faults, which strike in one process only
-	case *Timeline:
+	case *Timeline, []Loss:
 		return // stays with the end that has recorded it
 	}
 	switch v.Kind() {

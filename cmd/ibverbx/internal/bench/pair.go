@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs"
@@ -35,6 +36,8 @@ type pair struct {
 	// add to it; faults strike by it.
 	sent  int
 	watch stopwatch // of the timed rounds, over all sizes
+	// losses are why the ends have lost queue pairs, over all sizes.
+	losses [2][]Loss
 	// carried is how many bytes a second went in each direction when it was measured last; 0
 	// before.
 	carried float64
@@ -164,9 +167,11 @@ func (c *pair) config(end int, devices []verbs.Device) layers.Config {
 	for _, z := range p.Sizes {
 		largest = max(largest, int(z))
 	}
+	qp := p.config(c.scheme)
+	qp.OnRail = func(e ibverbx.RailEvent) { c.noteLoss(end, e) }
 	return layers.Config{
 		Name: endName(end), Shape: p.Shape(), Kind: p.Kind, Endpoints: p.Endpoints,
-		Window: max(p.TxDepth, leastLayerWindow), Largest: largest, Inline: p.Inline, QP: p.config(c.scheme),
+		Window: max(p.TxDepth, leastLayerWindow), Largest: largest, Inline: p.Inline, QP: qp,
 		Spin:    p.spin(),
 		Devices: devices, Src: m.ends[end].src, Dst: m.ends[end].dst, Tail: p.wordsAt(m, end),
 	}

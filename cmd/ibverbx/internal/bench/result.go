@@ -73,9 +73,11 @@ type Result struct {
 	Stats EndStats `json:"stats,omitzero"`
 	// Transport is what the transport under a layer has counted at both ends.
 	Transport *TransportStats `json:"transport,omitempty"`
-	Setback                   // the first failure, and the recovery from it
-	Further   []Setback       `json:"further_failures,omitempty"` // after that
-	Timeline  *Timeline       `json:"timeline,omitempty"`         // where it was asked for
+	// Losses say why queue pairs were lost, where others went on without them.
+	Losses   []Loss    `json:"lost_queue_pairs,omitempty"`
+	Setback            // the first failure, and the recovery from it
+	Further  []Setback `json:"further_failures,omitempty"` // after that
+	Timeline *Timeline `json:"timeline,omitempty"`         // where it was asked for
 
 	Err error `json:"-"`
 

@@ -209,16 +209,16 @@ func (r *runner) row(size int) (row []Result, cut bool, err error) {
 		r.observer.Row(row)
 	}
 	if err == nil && r.peer != nil && len(row) > 0 && !r.parted() {
-		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{withoutTimelines(row)})
+		err = r.peer.conn.Send(r.peer.steps, kindRow, rowBody{travelling(row)})
 	}
 	return row, cut, err
 }
 
-// withoutTimelines is a row as it travels: the time lines stay here.
-func withoutTimelines(row []Result) []Result {
+// travelling is a row as it travels: time lines, and what only this end knows, stay here.
+func travelling(row []Result) []Result {
 	row = slices.Clone(row)
 	for i := range row {
-		row[i].Timeline = nil
+		row[i].Timeline, row[i].Losses = nil, nil
 	}
 	return row
 }

@@ -15,8 +15,8 @@ type Timeline struct {
 	// Length is that of the whole. The last interval has the rest: it is half as long as the others
 	// at least, and half as long again at most.
 	Length Seconds `json:"seconds"`
-	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported,
-	// of both directions. Those of a round that failed are among them.
+	// Total is the bandwidth in GB/s in each interval: of the messages whose sends were reported at
+	// the ends that are in this process. Those of a round that failed are among them.
 	Total []float64 `json:"gb_per_second"`
 	// Rails is what each rail carried; none with a single queue pair. Fragments count as soon as
 	// the rail has completed them, and again where they were sent again.
