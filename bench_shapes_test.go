@@ -233,7 +233,7 @@ func BenchmarkNullFailover(b *testing.B) {
 		for _, failover := range []bool{false, true} {
 			b.Run(fmt.Sprintf("%s/failover=%v", c.name, failover), func(b *testing.B) {
 				n := newNullPairOf(b, ibverbx.Config{Scheme: c.scheme, Failover: failover, QPsPerDevice: 4,
-					MaxMsgSize: 8, MaxMsgCntPerQP: benchDepth, Credits: benchDepth}, c.op, 8*c.frags)
+					MaxMsgSize: 8, MaxMsgCntPerQP: 2 * benchDepth, Credits: 2 * benchDepth}, c.op, 8*c.frags)
 				n.round(b)
 				b.ReportAllocs()
 				for b.Loop() {

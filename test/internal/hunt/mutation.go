@@ -13,7 +13,8 @@ import (
 )
 
 // Hunt plants the bugs, one at a time, with the flag -mutate, and demands that the game finds each
-// within so many worlds. Without, it checks that every bug has its place in the source.
+// within so many worlds. Without, it checks that every bug has its place in the source, and that it
+// compiles.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		if f.every < 1 || f.from < 0 || f.from >= f.every {
@@ -22,11 +23,14 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 		hunt(t, g, bugs, share(bugs.read(t), f.from, f.every), worlds)
 		return
 	}
+	compiler := newCompiler(root(t))
 	for _, b := range bugs.read(t) {
 		t.Run(b.Name, func(t *testing.T) {
-			if _, err := b.plant(root(t), bugs.Package); err != nil {
+			files, err := b.plant(root(t), bugs.Package)
+			if err != nil {
 				t.Fatal(err)
 			}
+			compiler.check(t, files)
 		})
 	}
 }
