@@ -193,8 +193,8 @@ func TestARequestThatWaitsForSomethingElseIsAsked(t *testing.T) {
 		sleeping(t, l.a.w, 1)
 		ready.Store(true)
 		begin := time.Now()
-		must(t, <-flushed)
-		if took := time.Since(begin); took > time.Second {
+		must(t, <-flushed) // where nothing asks it, never
+		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("the flush behind it took %v", took)
 		}
 	})

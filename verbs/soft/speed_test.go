@@ -18,7 +18,7 @@ func TestLatency(t *testing.T) {
 	awaitStatus(t, a.cq, 1, verbs.StatusSuccess)
 	acked := time.Since(start)
 	// Late may be due to the machine; early is always an error.
-	if arrived < latency || acked < 2*latency || arrived > 50*latency || acked > 50*latency {
+	if arrived < latency || acked < 2*latency || acked > 5*time.Second {
 		t.Errorf("arrived after %v, acknowledged after %v, the latency is %v", arrived, acked, latency)
 	}
 	// What is asked for takes the latency, and the answer takes it again.
@@ -33,13 +33,19 @@ func TestLatency(t *testing.T) {
 		}
 	}
 	// Messages overlap: the latency is paid once.
-	start = time.Now()
-	for i := range uint64(10) {
-		a.post(a.write(b, i, 0, 8))
-	}
-	await(t, a.cq, 10)
-	if d := time.Since(start); d > 19*latency { // one after the other they would take 20
-		t.Errorf("10 messages took %v", d)
+	for tries := 1; ; tries++ {
+		start = time.Now()
+		for i := range uint64(10) {
+			a.post(a.write(b, i, 0, 8))
+		}
+		await(t, a.cq, 10)
+		d := time.Since(start)
+		if d < 19*latency { // one after the other they would take 20
+			break
+		}
+		if tries == 20 {
+			t.Fatalf("10 messages took %v, and 19 times before as long", d)
+		}
 	}
 }
 
@@ -55,7 +61,7 @@ func TestBandwidth(t *testing.T) {
 			a.post(wr)
 		}
 		await(t, a.cq, count)
-		if d := time.Since(start); d < want*99/100 || d > want*10 {
+		if d := time.Since(start); d < want*99/100 || d > want*100 {
 			t.Errorf("%v: %v, want %v", op, d, want)
 		}
 	}
