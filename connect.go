@@ -174,6 +174,10 @@ func (q *VirtualQP) failsOver(peer *BusinessCard) bool {
 // reached records the state that all queue pairs have come to.
 func (q *VirtualQP) reached(state verbs.QPState, peer *BusinessCard) error {
 	q.line.state = state
+	if state == verbs.StateRTS && q.failover != nil {
+		q.lookAtPorts() // what they reported before, nobody may have heard
+		q.cq.touch(q)   // what was heard is judged now
+	}
 	if state != verbs.StateRTR {
 		return nil
 	}

@@ -65,8 +65,9 @@ func (c *VirtualCQ) wait(ctx context.Context) error {
 // for several virtual CQs, or for something else besides, in a select. The order is Arm, Poll, and
 // only if that brought nothing the select. An event is a reason to poll, and need not bring a
 // completion. A program that waits so must poll every millisecond while [CQStats.Retrying] is not
-// 0, as Wait does: a NIC has refused work for now, or a virtual queue pair that has failed lingers.
-// A port that goes down raises no event here; Wait hears of it.
+// 0, as Wait does: a NIC has refused work for now, a virtual queue pair that has failed lingers, or
+// a port is down. With failover a port that goes down or comes up raises an event too, armed or
+// not.
 func (c *VirtualCQ) Arm() error {
 	c.enter()
 	defer c.exit()
@@ -133,8 +134,6 @@ func (c *VirtualCQ) sleep(ctx context.Context) error {
 	}
 	select {
 	case <-c.channel.Events():
-	case e := <-c.ports.events:
-		c.heard(e)
 	case <-again:
 	case <-ctx.Done():
 		return ctx.Err()

@@ -56,7 +56,9 @@ func (q *VirtualQP) pause(v *recovery) time.Duration {
 	return q.cfg.Failback << (v.pauses - 1)
 }
 
-// bringBack asks for the rails whose pause is over, if this end leads.
+// bringBack asks for the rails whose pause is over, if this end leads. While a port is down no
+// queue pair is connected over it: on the way to RTR the kernel looks for the peer's Ethernet
+// address, and the caller stands still until it gives up, a second or more for each queue pair.
 func (q *VirtualQP) bringBack() {
 	f := q.failover
 	if !f.leads || q.cfg.Failback < 0 || q.ending() || q.unheard() {
@@ -87,14 +89,6 @@ func (q *VirtualQP) bringBack() {
 		}
 		q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
 	}
-}
-
-// portActive reports whether the port of a device is active. While it is not, no queue pair is
-// connected over it: on the way to RTR the kernel looks for the peer's Ethernet address, and the
-// caller stands still until it gives up, a second or more for each queue pair.
-func (q *VirtualQP) portActive(dev verbs.Device) bool {
-	port, err := dev.QueryPort(int(q.cfg.Conn.port(dev)))
-	return err == nil && port.State == verbs.PortActive
 }
 
 // drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word: never 0, and

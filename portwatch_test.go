@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"ibverbx"
 	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
 )
 
 // portLink is a link over two NICs an end, with retries that take minutes: what fails fast does so
@@ -107,22 +109,127 @@ func TestPortEventsThatAreLost(t *testing.T) {
 	}
 }
 
-// The ports that are left are never given up, nor any while all are down: only retries decide then.
+// Reports that are lost of a NIC that is well neither take rails from it nor protect those of
+// another.
+func TestPortEventsThatAreLostOfANICThatIsWell(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	for range 100 {
+		l.a.nics[0].SetLink(false)
+		l.a.nics[0].SetLink(true)
+	}
+	l.after(0)
+	l.a.nics[0].SetLink(false)
+	l.after(49 * time.Millisecond)
+	l.a.nics[0].SetLink(true)
+	l.after(2 * time.Millisecond)
+	if len(l.events) != 0 {
+		t.Errorf("down for no time, and says %v", l.events)
+	}
+	for range 100 {
+		l.a.nics[0].SetLink(false)
+		l.a.nics[0].SetLink(true)
+	}
+	l.a.nics[1].SetLink(false)
+	l.after(0)
+	l.after(50 * time.Millisecond)
+	l.downAre(t, l.a.nics[1])
+}
+
+// downAre checks of which NICs of end a the rails are out of service.
+func (l *portLink) downAre(t *testing.T, nics ...*soft.Device) {
+	t.Helper()
+	for _, r := range l.a.Stats().Rails {
+		want := slices.ContainsFunc(nics, func(nic *soft.Device) bool { return nic.Name() == r.Device })
+		if r.Down != want {
+			t.Errorf("rail of %s: down %v", r.Device, r.Down)
+		}
+	}
+	if err := l.a.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The ports that are left are never given up, nor any while all are down, in whatever order they
+// went: only retries decide then. When one is up again it stands in for the others.
 func TestPortsThatAreAllDown(t *testing.T) {
 	l := newPortLink(t, ibverbx.Config{})
 	for _, nic := range l.a.nics {
 		nic.SetLink(false)
 		l.after(10 * time.Millisecond)
 	}
-	l.after(50 * time.Millisecond)
-	l.after(time.Hour)
-	if len(l.events) != 0 || l.a.Err() != nil {
-		t.Errorf("says %v, %v", l.events, l.a.Err())
+	for range 10 {
+		l.after(10 * time.Millisecond)
 	}
-	l.a.nics[0].SetLink(true)
+	l.after(time.Hour)
+	l.downAre(t)
+	l.a.nics[1].SetLink(true)
+	l.after(0)
+	l.downAre(t, l.a.nics[0])
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.a.wait(t, 1)
+	l.a.nics[1].SetLink(false)
+	l.after(time.Hour)
+	l.downAre(t, l.a.nics[0])
 	l.a.nics[1].SetLink(true)
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
 	l.a.wait(t, 1)
+}
+
+// A link that flaps while another one is down does not keep that one in service.
+func TestPortThatFlapsWhileAnotherIsDown(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	l.a.nics[0].SetLink(false)
+	l.after(0)
+	l.after(49 * time.Millisecond)
+	l.a.nics[1].SetLink(false)
+	l.after(time.Millisecond)
+	l.downAre(t)
+	l.a.nics[1].SetLink(true)
+	l.after(0)
+	l.downAre(t, l.a.nics[0])
+}
+
+// A port that went down before the virtual queue pair was connected has reported it to nobody.
+func TestPortThatIsDownBefore(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	var cards [2]ibverbx.BusinessCard
+	for i, e := range []*end{l.a, l.b} {
+		var err error
+		if err = e.Reset(); err == nil {
+			cards[i], err = e.Card()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.a.nics[0].SetLink(false)
+	l.after(0)
+	if err := errors.Join(l.a.Connect(cards[1]), l.b.Connect(cards[0])); err != nil {
+		t.Fatal(err)
+	}
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	l.after(49 * time.Millisecond)
+	l.downAre(t)
+	l.after(time.Millisecond)
+	l.downAre(t, l.a.nics[0])
+	l.a.wait(t, 1)
+}
+
+// All ports go down, and one comes back in time for its retries: reports make nothing fail that
+// lives without them.
+func TestReportsMakeNothingFail(t *testing.T) {
+	l := newPortLink(t, ibverbx.Config{})
+	for _, nic := range l.a.nics {
+		nic.SetLink(false)
+		l.after(10 * time.Millisecond)
+	}
+	l.after(time.Second)
+	l.a.nics[1].SetLink(true)
+	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 64<<10))
+	for range 100 {
+		l.after(time.Second)
+	}
+	l.downAre(t, l.a.nics[0])
 }
 
 // Of ports that nobody has to hear of.
@@ -135,8 +242,37 @@ func TestPortTimeoutNever(t *testing.T) {
 	}
 }
 
-// A program that sleeps in Wait is told, although nothing completes.
-func TestWaitHearsOfPorts(t *testing.T) {
+// A program that sleeps is told, although nothing completes: in Wait, or on Events, armed or not.
+func TestSleepersHearOfPorts(t *testing.T) {
+	for name, sleep := range map[string]func(context.Context, *ibverbx.VirtualCQ) error{
+		"wait":   func(ctx context.Context, cq *ibverbx.VirtualCQ) error { return cq.Wait(ctx) },
+		"events": sleepOnEvents,
+	} {
+		t.Run(name, func(t *testing.T) { hearsOfPorts(t, sleep) })
+	}
+}
+
+// sleepOnEvents polls whenever there is an event, and every millisecond while it is told to.
+func sleepOnEvents(ctx context.Context, cq *ibverbx.VirtualCQ) error {
+	for {
+		if _, err := cq.Poll(make([]ibverbx.WC, 1)); err != nil {
+			return err
+		}
+		var again <-chan time.Time
+		if cq.Stats().Retrying != 0 {
+			again = time.After(time.Millisecond)
+		}
+		select {
+		case <-cq.Events():
+		case <-again:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func hearsOfPorts(t *testing.T, sleep func(context.Context, *ibverbx.VirtualCQ) error) {
+	t.Helper()
 	told := make(chan ibverbx.RailEvent, 16)
 	cfg := ibverbx.Config{QPsPerDevice: 1, Failover: true, Failback: -1, PortTimeout: time.Millisecond,
 		Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}
@@ -145,7 +281,7 @@ func TestWaitHearsOfPorts(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, qp: cfg, peerQP: &peer})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- l.a.cq.Wait(ctx) }()
+	go func() { ended <- sleep(ctx, l.a.cq) }()
 	l.a.nics[0].SetLink(false)
 	select {
 	case e := <-told:

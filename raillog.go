@@ -12,7 +12,7 @@ type railLog struct {
 	mask       uint64 // len(ids)-1
 	head, tail uint64
 	most       int
-	messages   uint16 // that were ever logged and use up a receive of the peer, modulo 2^16
+	messages   uint64 // that were ever logged and use up a receive of the peer
 }
 
 // What stands for a work request that was acknowledged while an older one was not.

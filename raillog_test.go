@@ -42,7 +42,7 @@ func TestRailLogKeepsTheOrder(t *testing.T) {
 	if l.complete(wrid(kindData, 0, 0, next)) {
 		t.Error("what was never logged is complete")
 	}
-	if l.messages != uint16(next/2) {
+	if l.messages != next/2 {
 		t.Errorf("%d messages of %d entries", l.messages, next)
 	}
 }

@@ -12,7 +12,7 @@ type recovery struct {
 	// entries is what was outstanding when the rail was lost, in order. acked counts the messages
 	// before them that were acknowledged, modulo 2^16. find looks first at hint.
 	entries []lostEntry
-	acked   uint16
+	acked   uint64
 	hint    int
 
 	stage railStage
@@ -28,7 +28,7 @@ type recovery struct {
 
 	controls int      // control messages that the NIC holds
 	tell     []uint32 // control messages to be sent over this rail
-	words    []uint16 // the places of the latest control messages among all messages of the rail
+	words    []uint64 // the places of the latest control messages among all messages of the rail
 
 	peerDown    bool   // the peer has said that the rail is lost,
 	peerArrived uint16 // and how many messages arrived there
@@ -84,7 +84,7 @@ func (v *recovery) note(attr *verbs.QPAttr, mask verbs.QPAttrMask) {
 }
 
 // noteWord keeps the place of a control message, for recovery.covered; old ones are forgotten.
-func (v *recovery) noteWord(place uint16) {
+func (v *recovery) noteWord(place uint64) {
 	const kept = 64
 	if len(v.words) == kept {
 		v.words = append(v.words[:0], v.words[1:]...)

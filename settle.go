@@ -199,9 +199,9 @@ func (q *VirtualQP) settled(rl *rail) {
 // A message that was acknowledged may not have arrived after all: its completion was lost with the
 // peer's CQ. It cannot be sent again, since its request may be over.
 func (v *recovery) covered(immDue bool) (end int, err error) {
-	messages, lost := int16(v.peerArrived-v.acked), 0
+	messages, lost := int16(v.peerArrived-uint16(v.acked)), 0
 	for ; messages < 0; messages++ {
-		if !slices.Contains(v.words, v.acked+uint16(messages)) {
+		if !slices.Contains(v.words, v.acked+uint64(messages)) {
 			lost++ // a word that was lost with the CQ was said over other rails too
 		}
 	}

@@ -7,27 +7,27 @@ import "testing"
 func TestWhichMessagesAreLostWithACQ(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		count  uint16   // what the peer has counted of 10
-		words  []uint16 // the places of words among the 10
+		count  uint64   // what the peer has counted of 10
+		words  []uint64 // the places of words among the 10
 		immDue bool
 		lost   bool
 	}{
 		{name: "nothing", count: 10},
 		{name: "a message", count: 9, lost: true},
-		{name: "a word", count: 9, words: []uint16{9}},
-		{name: "two words", count: 8, words: []uint16{8, 9}},
-		{name: "a message behind a word", count: 8, words: []uint16{8}, lost: true},
-		{name: "a message ahead of a word", count: 8, words: []uint16{9}, lost: true},
+		{name: "a word", count: 9, words: []uint64{9}},
+		{name: "two words", count: 8, words: []uint64{8, 9}},
+		{name: "a message behind a word", count: 8, words: []uint64{8}, lost: true},
+		{name: "a message ahead of a word", count: 8, words: []uint64{9}, lost: true},
 		{name: "a fragment whose immediate is due", count: 9, immDue: true},
-		{name: "such a fragment ahead of a word", count: 8, words: []uint16{9}, immDue: true},
-		{name: "such a fragment between words", count: 7, words: []uint16{7, 9}, immDue: true},
+		{name: "such a fragment ahead of a word", count: 8, words: []uint64{9}, immDue: true},
+		{name: "such a fragment between words", count: 7, words: []uint64{7, 9}, immDue: true},
 		{name: "a message ahead of such a fragment", count: 8, immDue: true, lost: true},
-		{name: "a message ahead of such a fragment and a word", count: 7, words: []uint16{9}, immDue: true,
+		{name: "a message ahead of such a fragment and a word", count: 7, words: []uint64{9}, immDue: true,
 			lost: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			for _, first := range []uint16{0, 1<<16 - 5, 1<<16 - 9} { // the counts wrap
-				v := recovery{acked: first + 10, peerArrived: first + c.count}
+			for _, first := range []uint64{0, 1<<16 - 5, 1<<16 - 9} { // the count on the wire wraps
+				v := recovery{acked: first + 10, peerArrived: uint16(first + c.count)}
 				for _, place := range c.words {
 					v.words = append(v.words, first+place)
 				}
@@ -36,5 +36,18 @@ func TestWhichMessagesAreLostWithACQ(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A word is no excuse for the message that is 65,536 behind it, whose count on the wire is the
+// same.
+func TestAWordIsNoOtherMessage(t *testing.T) {
+	for _, behind := range []uint64{0, 1 << 16, 1 << 32} {
+		var v recovery
+		v.noteWord(7)
+		v.acked, v.peerArrived = 8+behind, 7
+		if _, err := v.covered(false); (err != nil) != (behind != 0) {
+			t.Errorf("the message %d behind a word is lost: %v", behind, err)
+		}
 	}
 }

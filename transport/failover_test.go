@@ -393,3 +393,31 @@ func TestOneEndOffersFailover(t *testing.T) {
 		})
 	}
 }
+
+// A worker that sleeps hears of a port that goes down, however long the retries take.
+func TestASleepingWorkerHearsOfPorts(t *testing.T) {
+	w := newWorld(t, soft.Config{Devices: 4})
+	cfg := transport.Config{KeepAlive: -1, QP: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 4096,
+		Failover: true, Failback: -1, Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}}
+	peer := cfg
+	told := make(chan ibverbx.RailEvent, 8)
+	cfg.QP.OnRail = func(e ibverbx.RailEvent) { told <- e }
+	ends := [2]*failoverEnd{
+		newFailoverEnd(w, cfg, w.fabric.Device(0), w.fabric.Device(1)),
+		newFailoverEnd(w, peer, w.fabric.Device(2), w.fabric.Device(3)),
+	}
+	must(t, transport.Connect(ends[0].ep, ends[1].ep))
+	for _, e := range ends {
+		must(t, e.w.Start())
+		sleeping(t, e.w, 1)
+	}
+	w.fabric.Device(0).SetLink(false)
+	select {
+	case e := <-told:
+		if !e.Down || e.Device != w.fabric.Device(0).Name() {
+			t.Errorf("says %v", e)
+		}
+	case <-time.After(patience):
+		t.Error("nobody was told")
+	}
+}
