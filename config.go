@@ -111,8 +111,9 @@ type Config struct {
 	// PortTimeout is how long the port of a NIC of this end may be down, as the NIC reports it
 	// ([verbs.EventPortErr]), until its queue pairs are taken out of service, if Failover is in
 	// force and queue pairs elsewhere can stand in. 0 means 50 ms: a link that flaps for less costs
-	// none. Negative means that reports decide nothing. Whatever else lies between the ends fails
-	// by retries: Conn.Timeout and Conn.RetryCount.
+	// none. While a port is down for less than that, Wait polls each millisecond. Negative means
+	// that reports decide nothing. Whatever else lies between the ends fails by retries:
+	// Conn.Timeout and Conn.RetryCount.
 	PortTimeout time.Duration
 	// Failback is how long a queue pair that has failed is left alone before it is connected anew
 	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up

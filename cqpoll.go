@@ -83,7 +83,8 @@ func (c *VirtualCQ) unpoll(wcs []WC) {
 
 // ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
 // handles completions of one device's CQ, in the order in which that CQ gave them, and appends
-// what they complete to dst. A program that uses it does not call Poll.
+// what they complete to dst. A program that uses it does not call Poll. With failover it calls this
+// now and then without completions too: time passes, and ports go down.
 func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
 	c.enter()
 	out := c.sink(nil)

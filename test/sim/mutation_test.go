@@ -20,7 +20,7 @@ func TestMutations(t *testing.T) { flags.Hunt(t, &Game, bugs, 8000) }
 var failoverBugs = hunt.Bugs{Package: ".", File: "testdata/failover.bugs"}
 
 // TestMutationsOfFailover is TestMutations of what goes on when a rail dies.
-func TestMutationsOfFailover(t *testing.T) { flags.Hunt(t, &FailoverGame, failoverBugs, 8000) }
+func TestMutationsOfFailover(t *testing.T) { flags.Hunt(t, &FailoverGame, failoverBugs, 20000) }
 
 // report is what a person gets of a failure: the rule, the number of events that are left, that of
 // all, and the seed.
