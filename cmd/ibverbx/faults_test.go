@@ -26,7 +26,7 @@ var struckRuns = []struct {
 		bench.ActionReset},
 	{"--op write-imm", "kill-qp@end=b,msg=10", "qp 17 went to ERR (end b)", "_ERR: ", bench.ActionReset},
 	{"", "nic-down@msg=10", "soft0 failed permanently (end a)", "device gone", bench.ActionRebuilt},
-	{"--op send", "nic-down@msg=10,for=20ms", "soft0 failed for 20ms (end a)", "device gone",
+	{"--op send", "nic-down@msg=10,for=300ms", "soft0 failed for 300ms (end a)", "device gone",
 		bench.ActionReset},
 	{"--op write-imm", "link-down@msg=10", "link of soft0 went down permanently (end a)",
 		"RETRY_EXC_ERR: transport", bench.ActionRebuilt},

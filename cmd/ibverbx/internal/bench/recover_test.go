@@ -39,7 +39,7 @@ var faultCases = []struct {
 	{"nic-down@msg=10", Send, "device gone", ActionRebuilt},
 	{"nic-down@msg=10,end=b", WriteImm, "WR_FLUSH_ERR", ActionRebuilt},
 	{"nic-down@msg=10,end=b", Read, "RETRY_EXC_ERR|device gone", ActionRebuilt},
-	{"nic-down@msg=10,for=5ms", WriteImm, "device gone", ActionReset},
+	{"nic-down@msg=10,for=5ms", WriteImm, "device gone|WR_FLUSH_ERR", ActionReset},
 	{"link-down@msg=10", Write, "RETRY_EXC_ERR", ActionRebuilt},
 	{"link-down@msg=10,end=b", WriteImm, "RETRY_EXC_ERR", ActionRebuilt},
 	{"link-flap@msg=10,for=250ms", Send, "RETRY_EXC_ERR", ActionReset},
