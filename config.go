@@ -102,8 +102,8 @@ type Config struct {
 	// Balance is which queue pair the next fragment goes to. [RoundRobin] by default.
 	Balance Balance
 	// Failover offers the peer to go on when a queue pair or a NIC fails, as long as another one is
-	// left at both ends. It is in force when both ends offer it, which their cards say. See the
-	// package comment.
+	// left at both ends. It is in force when both ends offer it, which their cards say, and there
+	// are several queue pairs; then Stats.Failover is true. See the package comment.
 	Failover bool
 	// FailoverTimeout is how long the peer may take to say what has arrived on a queue pair that
 	// has failed; then the connection fails. It must poll in that time. 0 means 10 seconds.
@@ -117,11 +117,10 @@ type Config struct {
 	PortTimeout time.Duration
 	// Failback is how long a queue pair that has failed is left alone before it is connected anew
 	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
-	// to 64 times. The end that leads, by the cards, decides when. Requests or receives must move
-	// for it to happen: nothing is sent while the program does not poll. None is tried while its
-	// port is down; where the port is up and the peer's address is not found, the kernel may hold
-	// up the call that tries for a second or more. 0 means a second; negative means never, if one
-	// of the ends says so.
+	// to 64 times. The end that leads, by the cards, decides when. Both ends must poll, or sleep in
+	// Wait or on Events. None is tried while its port is down; where the port is up and the peer's
+	// address is not found, the kernel may hold up the call that tries for a second or more. 0
+	// means a second; negative means never, if one of the ends says so.
 	Failback time.Duration
 	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
 	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,
@@ -325,6 +324,8 @@ func (c *Config) validate() error {
 		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
 	case c.FailoverTimeout < 0:
 		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
+	case c.FailoverTimeout > time.Hour:
+		return configError("FailoverTimeout %v: must be at most an hour", c.FailoverTimeout)
 	case c.PortTimeout > time.Hour:
 		return configError("PortTimeout %v: must be at most an hour, 0 for 50ms, or negative for never",
 			c.PortTimeout)

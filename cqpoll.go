@@ -173,6 +173,9 @@ func (c *VirtualCQ) takeAll(out *sink, only int) error {
 	if len(c.ports.events) != 0 {
 		c.hear()
 	}
+	if len(c.later.list) != 0 {
+		c.touchDue()
+	}
 	if len(c.touched) != 0 {
 		c.progress(out)
 	}

@@ -101,8 +101,8 @@
 // is taken out of service at both ends, they tell each other what has arrived on it, and the rest
 // goes over the others, in order. The program sees no error as long as one data queue pair is left
 // between the ends, and one for SENDs and (in [Spray]) for notifications; [Stats] counts what was
-// lost and posted again, and [Config].OnRail is told. A queue pair that has failed is connected
-// anew after a pause. What the caller must know:
+// lost and posted again, and says whether failover is in force, and [Config].OnRail is told. A
+// queue pair that has failed is connected anew after a pause. What the caller must know:
 //
 //   - Both ends must poll. One that does not, or takes no notifications until its receives are
 //     used up, holds up the other, which gives up after [Config].FailoverTimeout.
@@ -114,6 +114,11 @@
 //   - A port of this end that is down is noticed by the NIC's report, after [Config].PortTimeout.
 //     How soon a path that is dead elsewhere is noticed is up to [ConnConfig].Timeout and
 //     RetryCount: half a second by default, half a minute with [PatienceFabric].
+//   - An end that has nothing outstanding does not notice that its peer is gone altogether, as
+//     without failover: who only receives needs a sign of life, such as the keep-alive of package
+//     transport.
+//   - Memory that is registered while a NIC is gone keeps its queue pairs out of service until it
+//     is closed: see [Domain.Register].
 //   - Errors that are a request's own, such as a wrong key, end the connection as they always do.
 //
 // docs/FAILOVER.md has the rules and the argument why they are safe.

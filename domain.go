@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"ibverbx/verbs"
 )
@@ -18,6 +19,11 @@ type Domain struct {
 	mu      sync.Mutex
 	users   int  // regions, CQs and queue pairs that are open
 	closing bool // Close was called: the protection domains go when the last user has gone
+
+	// lacking counts, by device, the open regions that its NIC lacks, because it was gone when they
+	// were registered. Its queue pairs must not come back: neither end knows which requests need
+	// it.
+	lacking [verbs.MaxDevices]atomic.Int64
 }
 
 // NewDomain makes a domain over devices of one provider.

@@ -64,7 +64,7 @@ func (q *VirtualQP) bringBack() {
 	if !f.leads || q.cfg.Failback < 0 || q.ending() || q.unheard() {
 		return // a word that comes an age late must not be taken for one of a later epoch
 	}
-	var now time.Time
+	var now, next time.Time
 	for _, rl := range q.send.rails.all {
 		v := rl.recovery
 		if v.stage != railSettled || !rl.returns() {
@@ -76,19 +76,30 @@ func (q *VirtualQP) bringBack() {
 		if v.due.IsZero() {
 			v.due = now.Add(q.pause(v))
 		}
-		if now.Before(v.due) {
-			continue
-		}
-		if !q.portActive(rl.qp.Device()) {
+		switch {
+		case now.Before(v.due):
+		case !q.mayReturn(rl):
 			v.due = now.Add(q.cfg.Failback)
-			continue
+		default:
+			v.due = now.Add(q.pause(v))
+			if v.ownPSN == 0 {
+				v.ownPSN = rl.drawPSN()
+			}
+			q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
 		}
-		v.due = now.Add(q.pause(v))
-		if v.ownPSN == 0 {
-			v.ownPSN = rl.drawPSN()
+		if next.IsZero() || v.due.Before(next) {
+			next = v.due
 		}
-		q.tellAll(word{controlUp, rl.index(), v.epoch + 1, v.ownPSN})
 	}
+	if !next.IsZero() {
+		q.cq.touchAt(q, next, next.Sub(now)) // nothing else may lead here by then
+	}
+}
+
+// mayReturn reports whether the NIC of a lost rail may have it back: its port is up, and it has all
+// memory that requests may name.
+func (q *VirtualQP) mayReturn(rl *rail) bool {
+	return q.portActive(rl.qp.Device()) && (q.dom == nil || q.dom.lacking[rl.device].Load() == 0)
 }
 
 // drawPSN draws the upper 16 bits of a packet sequence number, which travel in a word: never 0, and
@@ -105,7 +116,7 @@ func (q *VirtualQP) askedUp(rl *rail, w word) {
 	case w.epoch == v.epoch&epochMask && v.stage == railReady:
 		q.tellAll(word{controlReady, rl.index(), v.epoch, v.ownPSN})
 	case q.unheard():
-	case !q.portActive(rl.qp.Device()): // the leader asks again
+	case !q.mayReturn(rl): // the leader asks again
 	case w.epoch == (v.epoch+1)&epochMask && v.stage == railSettled:
 		v.ownPSN = rl.drawPSN()
 		if q.resume(rl, v.ownPSN, w.count) == nil {

@@ -97,6 +97,16 @@ func (q *VirtualQP) checkFailover(rails *railSet) error {
 	return nil
 }
 
+// lost counts the rails that are out of service.
+func (s *railSet) lost() (n int) {
+	for _, rl := range s.all {
+		if rl.down {
+			n++
+		}
+	}
+	return n
+}
+
 // refusalLosesRail reports whether a refusal is the fault of the queue pair or its NIC.
 func refusalLosesRail(err error) bool {
 	return errors.Is(err, verbs.ErrState) || errors.Is(err, verbs.ErrDeviceGone)
@@ -145,7 +155,7 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 		v.limit = max(v.limit, rl.limit)
 		rl.stats.errors++
 		q.railsLost++
-		q.announce(rl, cause)
+		q.announce(rl, q.withPort(rl, cause))
 	}
 	f.degraded = true
 	v.stage, v.cause = railDying, cause
@@ -163,6 +173,18 @@ func (q *VirtualQP) loseRail(rl *rail, cause error) {
 	q.send.rails.takeOut(rl)
 	rl.toError()
 	q.cq.touch(q)
+}
+
+// withPort adds to the cause of a loss what the port says, where it is down: a queue pair that was
+// flushed does not tell why.
+func (q *VirtualQP) withPort(rl *rail, cause error) error {
+	var status verbs.Status
+	if q.cfg.OnRail != nil && errors.As(cause, &status) {
+		if down := q.portDown(rl.qp.Device()); down != nil {
+			return fmt.Errorf("%w: %w", down, cause)
+		}
+	}
+	return cause
 }
 
 // loseRailsOf takes the rails of a device out whose CQ has died: no more completions will come. It

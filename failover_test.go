@@ -1,9 +1,11 @@
 package ibverbx_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -255,5 +257,49 @@ func TestRailsStayAwayWhileAPortIsDown(t *testing.T) {
 				l.awaitAll(t)
 			})
 		}
+	}
+}
+
+// An error says why nothing has gone on: nothing is left, or the peer does not offer it. What took
+// a queue pair out says what its port is like.
+func TestErrorsSayWhyNothingGoesOn(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		offers, own bool
+		kill        int
+		says        string
+	}{
+		{"the last", true, true, 2, "no other queue pair can go on for it: "},
+		{"the first", false, true, 1, "nothing goes on: the peer does not offer failover"},
+		{"not asked for", true, false, 1, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var events []ibverbx.RailEvent
+			cfg := ibverbx.Config{QPsPerDevice: 1, Failover: tt.own, Failback: -1,
+				OnRail: func(e ibverbx.RailEvent) { events = append(events, e) }}
+			peer := ibverbx.Config{QPsPerDevice: 1, Failover: tt.offers, Failback: -1}
+			l := newLink(t, linkConfig{nics: 2, qp: cfg, peerQP: &peer})
+			if got, want := l.a.Stats().Failover, tt.offers && tt.own; got != want {
+				t.Errorf("in force: %v, want %v", got, want)
+			}
+			for i := range tt.kill {
+				l.a.nics[i].Kill()
+				l.a.send(t, l.a.write(verbs.OpRDMAWrite, 0, soakRecvAt, 4096))
+				l.a.wait(t, 1)
+			}
+			var failed *ibverbx.FailedError
+			if err := l.a.Err(); !errors.As(err, &failed) || !strings.HasPrefix(failed.Failover, tt.says) ||
+				!strings.Contains(err.Error(), tt.says) || (tt.says == "") != (failed.Failover == "") {
+				t.Errorf("%v: want %q", err, tt.says)
+			}
+			for _, e := range events {
+				if !errors.Is(e.Cause, verbs.ErrDeviceGone) {
+					t.Errorf("%v: does not say that the NIC is gone", e)
+				}
+			}
+			if (len(events) != 0) != (tt.kill == 2) {
+				t.Errorf("says %v", events)
+			}
+		})
 	}
 }

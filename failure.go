@@ -62,7 +62,31 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 		f.AssumedScheme = q.cfg.Scheme.String()
 	}
 	f.MixedKinds = q.send.rails.sharesRecvs(q.cfg.Scheme, rl) && f.metOtherKind()
+	if q.line.err == nil && rl != nil {
+		f.Failover = q.noFailover(rl, f.Err)
+	}
 	q.line.fail(req, f.on(q.num, rl))
+}
+
+// noFailover says why nothing stands in for a rail that has failed by err; empty where that is no
+// question.
+func (q *VirtualQP) noFailover(rl *rail, err error) string {
+	var status verbs.Status
+	if !q.offersFailover() || q.ending() || !refusalLosesRail(err) &&
+		!(errors.As(err, &status) && losesRail(status)) {
+		return ""
+	}
+	switch lost := q.send.rails.lost(); {
+	case q.failover == nil:
+		return "nothing goes on: the peer does not offer failover"
+	case q.survives(rl):
+		return ""
+	case lost == 0:
+		return "no other queue pair can go on for it"
+	default:
+		return fmt.Sprintf("no other queue pair can go on for it: %d of %d were lost before", lost,
+			len(q.send.rails.all))
+	}
 }
 
 // wrongKindError is a message of one kind, SEND or notification, that met a receive for the other.

@@ -52,6 +52,10 @@ type FailedError struct {
 	// package comment.
 	MixedKinds bool
 
+	// Failover says, with Config.Failover, why nothing went on: in words, or empty where the
+	// failure is not one of a queue pair or a NIC.
+	Failover string
+
 	VendorErr uint32 // the NIC's own code; 0 if it gave none
 	Err       error  // a [verbs.Status], [ErrProtocol], or the error of a refused post or of a CQ
 }
@@ -124,6 +128,9 @@ func (e *FailedError) Error() string {
 			b.WriteString(": " + words)
 		}
 		b.WriteByte(')')
+	}
+	if e.Failover != "" {
+		b.WriteString(": " + e.Failover)
 	}
 	if advice := e.Advice(); advice != "" {
 		b.WriteString(": " + advice)

@@ -112,6 +112,9 @@ func (e *FailedError) causeFields() (list []slog.Attr) {
 			list = append(list, slog.String("vendor_words", words))
 		}
 	}
+	if e.Failover != "" {
+		list = append(list, slog.String("failover", e.Failover))
+	}
 	if e.MixedKinds {
 		list = append(list, slog.Bool("mixed_kinds", true))
 	}

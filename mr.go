@@ -78,6 +78,7 @@ func (m *MR) Close() error {
 			addrRange(m.Addr(), m.Len()), verbs.ErrBusy, n)
 	}
 	err := closeRegions(m.regions, m.Len())
+	m.dom.completed(m.regions)
 	m.dom.release()
 	m.buf.Store(nil)
 	m.regions = nil

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -51,4 +52,6 @@ func TestPortsAreAskedOnce(t *testing.T) {
 	if err := c.portDown(d, 2, now); err == nil || d.asked != 4 {
 		t.Error("another port has not been asked")
 	}
+	now, d.err = now.Add(portStateFor), fmt.Errorf("query port: %w", verbs.ErrDeviceGone)
+	expect(5, "nic: device gone")
 }

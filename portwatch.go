@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -119,6 +120,8 @@ func (c *VirtualCQ) portDown(dev verbs.Device, port int, now time.Time) error {
 	}
 	attr, err := dev.QueryPort(port)
 	switch {
+	case errors.Is(err, verbs.ErrDeviceGone):
+		err = fmt.Errorf("%s: %w", dev.Name(), verbs.ErrDeviceGone)
 	case err != nil:
 		err = fmt.Errorf("%s port %d does not say whether it is up: %w", dev.Name(), port, err)
 	case attr.State != verbs.PortActive:

@@ -22,7 +22,8 @@ import (
 // Most of the time goes into pinning the pages, which the kernel does once for each NIC. From 1 MiB
 // on up to 16 NICs do it side by side, and likewise when the region is closed. If one of them
 // refuses, the memory is registered on none. A NIC that is gone is left out as long as another one
-// takes the memory, for connections that outlive it: see Config.Failover.
+// takes the memory, for connections that outlive it (Config.Failover). If it comes back, its queue
+// pairs stay out of service until that region is closed.
 func (d *Domain) Register(buf []byte, access verbs.AccessFlags) (*MR, error) {
 	m := &MR{dom: d}
 	m.buf.Store(&buf)
@@ -86,6 +87,7 @@ func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 		d.release()
 		return err
 	}
+	d.complete(regions, on)
 	m.regions = regions
 	first := regions[slices.IndexFunc(regions, func(r verbs.MR) bool { return r != nil })]
 	m.lkeys = Keys{base: first.Addr(), length: first.Len(), mr: m}
@@ -101,6 +103,31 @@ func (m *MR) register(size uint64, on func(verbs.PD) (verbs.MR, error)) error {
 		m.rkeys.set(d.devices[i].ID(), rkey)
 	}
 	return nil
+}
+
+// complete notes which NICs lack a region, and tries these again: one may have come back before it
+// was noted. From then on its queue pairs stay out of service.
+func (d *Domain) complete(regions []verbs.MR, on func(verbs.PD) (verbs.MR, error)) {
+	for i, r := range regions {
+		if r != nil {
+			continue
+		}
+		lacking := &d.lacking[d.devices[i].ID()]
+		lacking.Add(1)
+		if r, err := on(d.pds[i]); err == nil {
+			regions[i] = r
+			lacking.Add(-1)
+		}
+	}
+}
+
+// completed takes back what complete has noted, of a region that is closed.
+func (d *Domain) completed(regions []verbs.MR) {
+	for i, r := range regions {
+		if r == nil {
+			d.lacking[d.devices[i].ID()].Add(-1)
+		}
+	}
 }
 
 // registerAll registers memory in every protection domain, or in none; those of NICs that are gone

@@ -32,7 +32,8 @@ type Stats struct {
 	BankedTotal uint64 `json:"banked_total"` // notifications that have ever waited
 	StaleEvents uint64 `json:"stale_events"` // completions that belonged to nothing, and were dropped
 
-	// Of failover.
+	// Of failover. Failover says that it is in force: this end and its peer have offered it.
+	Failover  bool   `json:"failover,omitempty"`
 	RailsLost uint64 `json:"rails_lost"` // queue pairs taken out of service
 	RailsBack uint64 `json:"rails_back"` // queue pairs put back into service
 	Reposted  uint64 `json:"reposted"`   // work requests posted again on another one
@@ -65,8 +66,8 @@ type RailStats struct {
 func (q *VirtualQP) Stats() Stats {
 	q.enter()
 	defer q.exit()
-	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, RailsLost: q.railsLost,
-		RailsBack: q.railsBack, Reposted: q.reposted}
+	s := Stats{Scheme: q.cfg.Scheme, State: q.State(), StaleEvents: q.stale, Failover: q.failover != nil,
+		RailsLost: q.railsLost, RailsBack: q.railsBack, Reposted: q.reposted}
 	if p := q.pass; p != nil {
 		s.Sends, s.SendsCompleted, s.Recvs, s.RecvsCompleted = p.sends, p.sendsDone, p.recvs, p.recvsDone
 	} else {

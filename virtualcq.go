@@ -39,6 +39,7 @@ type VirtualCQ struct {
 	// pendingErr is returned by the next poll: a physical CQ died while no caller could be told.
 	pendingErr error
 	ports      portWatch
+	later      later
 	closed     bool
 	guard      ownerGuard
 }
@@ -185,6 +186,7 @@ func (c *VirtualCQ) detach(q *VirtualQP) {
 	for i := range c.vqps {
 		if c.vqps[i] == q {
 			c.vqps = append(c.vqps[:i], c.vqps[i+1:]...)
+			c.later.forget(q)
 			return
 		}
 	}
@@ -282,6 +284,7 @@ func (c *VirtualCQ) close() error {
 		}
 	}
 	c.ports.end()
+	c.later.end()
 	c.disclaim()
 	c.closed = true
 	errs = append(errs, c.pendingErr) // a CQ had died before

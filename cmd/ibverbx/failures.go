@@ -320,7 +320,7 @@ func (t *perfTable) failedOver(r *bench.Result) {
 		if n+lost+back == 0 {
 			continue
 		}
-		text := fmt.Sprintf("end %c lost %s, %d came back, and %s were posted again on others", 'a'+i,
+		text := fmt.Sprintf("end %c lost %s, %d came back, and %s posted again on others", 'a'+i,
 			count(lost, "queue pair"), back, count(int(of.Reposted), "work request"))
 		switch {
 		case lost+back == 0:

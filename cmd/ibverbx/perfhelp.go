@@ -21,9 +21,9 @@ func (perfCmd) Help() string {
   ibverbx perf --fault link-flap@for=30ms -s 1M     a failure that the NICs survive
   ibverbx perf --failover --fault nic-down@nic=1,at=300ms --depth 8 --nic-speed 8Gbit --plot x.html
                                                     the other NIC goes on; bandwidth over time in a browser
-  ibverbx perf --balance ability --fault slow@nic=1,at=300ms,for=400ms --depth 8 --nic-speed 8Gbit --qps 1 \
-      --fragment 128K --memory 512M                 a NIC of a tenth of the speed, and how it gets a tenth of
-                                                    the work
+  ibverbx perf --balance ability --nic-speed 8Gbit,800Mbit --qps 1 --fragment 64K -s 1M -t 4 -v
+                                                    a NIC of a tenth of the speed gets a tenth of the work;
+                                                    in turns it holds the other one up
   ibverbx perf --provider rdmacore -d mlx5_0        over a real NIC, both ends in this process
   ibverbx perf --layer transport --op am --mode lat active messages, beside a send through one queue pair
   ibverbx perf --layer transport --op put --kind zcopy -s 1M

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"ibverbx"
 	"ibverbx/cmd/ibverbx/internal/bench"
 	"ibverbx/cmd/ibverbx/internal/units"
 )
@@ -221,7 +222,13 @@ func (t *perfTable) how(m bench.Machine) string {
 				fmt.Sprintf("memory used again after %v", p.Memory))
 		}
 	}
-	if p.Failover {
+	if p.Balance != ibverbx.RoundRobin {
+		s = append(s, fmt.Sprintf("fragments by %v", p.Balance))
+	}
+	switch {
+	case p.Failover && p.Failback != 0:
+		s = append(s, fmt.Sprintf("failover, and back after %v", time.Duration(p.Failback)))
+	case p.Failover:
 		s = append(s, "failover")
 	}
 	if p.Inline > 0 {

@@ -314,6 +314,10 @@ func (p *Params) checkSchemes() error {
 	if p.Failover && p.Layered() {
 		return usage("--failover is of virtual queue pairs: use --layer qp, or drop it")
 	}
+	if p.Failover && p.Op.Atomic() {
+		return usage("--failover repeats no --op %s: an atomic whose answer is lost with its queue pair "+
+			"ends with an error: use an operation that moves bytes", p.Op)
+	}
 	if p.Failover && slices.Equal(p.Schemes, []Scheme{Single}) {
 		return usage("--failover needs several queue pairs, one of which goes on for another: use --qps 2 " +
 			"or --nics 2, and --scheme spray or dqplb")
