@@ -211,9 +211,7 @@ func (w *world) drawRailFault(e *end) (*wire, *lab.Fault) {
 	}
 	wide := w.OneIn(2)
 	return e.wires[w.Rng.IntN(len(e.wires))], w.DrawFault(w.railFaults(), func(f *lab.Fault) bool {
-		// Where completions come out of order, what was seen of a CQ that dies is not the beginning
-		// of what has arrived. No NIC does both.
-		return (wide || f.Scope == lab.OneQP) && (f.Scope != lab.OneCQ || !w.plan.Scramble)
+		return (wide || f.Scope == lab.OneQP) && e.mayMeet(f)
 	})
 }
 
