@@ -72,8 +72,8 @@ func (q *VirtualQP) fail(rl *rail, req uint64, f *FailedError) {
 // question.
 func (q *VirtualQP) noFailover(rl *rail, err error) string {
 	var status verbs.Status
-	if !q.offersFailover() || q.ending() || !refusalLosesRail(err) &&
-		!(errors.As(err, &status) && losesRail(status)) {
+	losesIt := refusalLosesRail(err) || errors.As(err, &status) && losesRail(status)
+	if !losesIt || !q.offersFailover() || q.ending() {
 		return ""
 	}
 	switch lost := q.send.rails.lost(); {
