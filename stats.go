@@ -45,7 +45,7 @@ type RailStats struct {
 	QPNum         uint32 `json:"qp_num"`
 	Notify        bool   `json:"notify,omitempty"` // the notify QP
 	Spare         bool   `json:"spare,omitempty"`  // stands in for the notify QP, or carries SENDs in Spray
-	Down          bool   `json:"down,omitempty"`   // failed, and others have its work
+	Down          bool   `json:"down,omitempty"`   // taken out of service: others have its work
 	Bytes         uint64 `json:"bytes"`            // handed to it to send, or to read
 	Fragments     uint64 `json:"fragments"`
 	Notifications uint64 `json:"notifications"` // and SENDs

@@ -179,7 +179,7 @@ func (f *Fault) set(key, value string) error {
 	if key == "for" || key == "at" {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			return fmt.Errorf("%q: want a duration such as 20ms", value)
+			return fmt.Errorf("%q: want a duration above 0 such as 20ms", value)
 		}
 		if key == "at" {
 			f.At = d
@@ -200,7 +200,7 @@ func (f *Fault) set(key, value string) error {
 		return fmt.Errorf("%q: want a number above 0, or all", value)
 	}
 	if err != nil || n < 0 {
-		return fmt.Errorf("%q: want a number", value)
+		return fmt.Errorf("%q: want a number, 0 or more", value)
 	}
 	switch key {
 	case "nic":

@@ -15,7 +15,10 @@ func ParseSpan(s string) (Span, error) {
 		return Span(seconds * float64(time.Second)), nil
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
+	if err == nil && d < 0 {
+		return 0, fmt.Errorf("time %q: must not be negative", s)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("time %q: want a number with a unit such as 20ms, 5us or 3s, or seconds", s)
 	}
 	return Span(d), nil
