@@ -152,11 +152,12 @@ type Config struct {
 	// flushed, too. What holds them up may be a receive that the peer will never post, because it
 	// has failed as well. 0 means a second; negative means not at all.
 	Linger time.Duration
-	// Clock is the time by which Linger and, with [ByAbility], the speed of queue pairs are
-	// measured, and by which [VirtualQP.Drain] of a single queue pair gives up on completions; nil
-	// means [time.Now]. A simulation gives a clock of its own, so that a run depends on nothing but
-	// its seed. It does not govern sleeping: the calls that sleep ([VirtualCQ.Wait],
-	// [VirtualQP.Drain], Close and Reset) do so by the wall clock.
+	// Clock is the time by which Linger, the times of failover and, with [ByAbility], the speed of
+	// queue pairs are measured, and by which [VirtualQP.Drain] of a single queue pair gives up on
+	// completions; nil means [time.Now]. A simulation gives a clock of its own, so that a run
+	// depends on nothing but its seed. Virtual queue pairs of one virtual CQ have the same. It does
+	// not govern sleeping: the calls that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and
+	// Reset) do so by the wall clock.
 	Clock func() time.Time
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int

@@ -7,36 +7,69 @@ import (
 
 // later lists the virtual queue pairs that have something to do at a time, which no completion may
 // announce. Whoever polls drives them. Who sleeps is woken by an event of the completion channel.
+//
+// Invariant: those listed have their time in VirtualQP.due, which is zero for all others. next is
+// no later than the earliest of them.
 type later struct {
-	list  []appointment
+	list  []*VirtualQP
+	next  time.Time   // by their clock
 	alarm *time.Timer // raises the event; nil where nobody can wait for one
 	rings time.Time   // when it goes off, or went off
 }
 
-// appointment is when a virtual queue pair is to be touched, by its own clock.
-type appointment struct {
-	vqp *VirtualQP
-	at  time.Time
-}
-
-// touchAt touches a virtual queue pair at a time, which is so far away. A later call for it takes
-// the place of an earlier one.
-func (c *VirtualCQ) touchAt(q *VirtualQP, at time.Time, in time.Duration) {
+// touchAt touches a virtual queue pair at a time. A later call for it takes the place of an earlier
+// one.
+func (c *VirtualCQ) touchAt(q *VirtualQP, at, now time.Time) {
 	l := &c.later
-	if i := slices.IndexFunc(l.list, func(a appointment) bool { return a.vqp == q }); i >= 0 {
-		l.list[i].at = at
-	} else {
-		l.list = append(l.list, appointment{q, at})
+	if q.due.IsZero() {
+		l.list = append(l.list, q)
 	}
-	l.wake(c, in)
+	q.due = at
+	if len(l.list) == 1 || at.Before(l.next) {
+		l.next = at
+	}
+	l.wake(c, now)
 }
 
-// wake sets the alarm, unless it goes off earlier anyway.
-func (l *later) wake(c *VirtualCQ, in time.Duration) {
-	now := time.Now()
-	at := now.Add(in)
+// touchDue touches those whose time has come.
+func (c *VirtualCQ) touchDue() {
+	l := &c.later
+	if now := l.list[0].line.clock(); now.Before(l.next) {
+		l.wake(c, now)
+	} else {
+		l.takeDue(c, now)
+	}
+}
+
+func (l *later) takeDue(c *VirtualCQ, now time.Time) {
+	left := l.list[:0]
+	for _, q := range l.list {
+		if !now.Before(q.due) {
+			q.due = time.Time{}
+			c.touch(q)
+			continue
+		}
+		if len(left) == 0 || q.due.Before(l.next) {
+			l.next = q.due
+		}
+		left = append(left, q)
+	}
+	clear(l.list[len(left):])
+	l.list = left
+	if len(left) != 0 {
+		l.wake(c, now)
+	}
+}
+
+// wake sets the alarm for the next, unless it goes off by then anyway.
+func (l *later) wake(c *VirtualCQ, now time.Time) {
+	if c.channel == nil {
+		return
+	}
+	t, in := time.Now(), l.next.Sub(now)
+	at := t.Add(in)
 	switch {
-	case c.channel == nil || now.Before(l.rings) && !at.Before(l.rings):
+	case t.Before(l.rings) && !at.Before(l.rings):
 		return
 	case l.alarm == nil:
 		l.alarm = time.AfterFunc(in, c.channel.Signal)
@@ -46,24 +79,11 @@ func (l *later) wake(c *VirtualCQ, in time.Duration) {
 	l.rings = at
 }
 
-// touchDue touches those whose time has come, and sets the alarm for the others.
-func (c *VirtualCQ) touchDue() {
-	l, left := &c.later, c.later.list[:0]
-	for _, a := range l.list {
-		if in := a.at.Sub(a.vqp.line.clock()); in > 0 {
-			left = append(left, a)
-			l.wake(c, in)
-			continue
-		}
-		c.touch(a.vqp)
-	}
-	clear(l.list[len(left):])
-	l.list = left
-}
-
-// forget drops the appointment of a virtual queue pair that is closed.
+// forget drops a virtual queue pair that is closed.
 func (l *later) forget(q *VirtualQP) {
-	l.list = slices.DeleteFunc(l.list, func(a appointment) bool { return a.vqp == q })
+	if !q.due.IsZero() {
+		l.list, q.due = slices.DeleteFunc(l.list, func(of *VirtualQP) bool { return of == q }), time.Time{}
+	}
 }
 
 // end drops all.

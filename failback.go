@@ -92,7 +92,7 @@ func (q *VirtualQP) bringBack() {
 		}
 	}
 	if !next.IsZero() {
-		q.cq.touchAt(q, next, next.Sub(now)) // nothing else may lead here by then
+		q.cq.touchAt(q, next, now) // nothing else may lead here by then
 	}
 }
 

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"fmt"
+	"time"
 
 	"ibverbx/verbs"
 )
@@ -36,6 +37,8 @@ type VirtualQP struct {
 	failover             *failover // where it is in force; otherwise nil
 	railsLost, railsBack uint64
 	reposted             uint64
+
+	due time.Time // when the CQ touches it; zero while it is not in the CQ's list of those
 }
 
 // NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or

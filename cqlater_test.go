@@ -1,0 +1,67 @@
+package ibverbx
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx/verbs"
+)
+
+// Each virtual queue pair is touched when its time has come, whatever came before it. A poll reads
+// one clock, however many wait.
+func TestTouchedWhenDue(t *testing.T) {
+	var c VirtualCQ
+	start := time.Unix(0, 0)
+	now, reads := start, 0
+	clock := func() time.Time {
+		reads++
+		return now
+	}
+	qps := make([]*VirtualQP, 4)
+	for i, in := range []time.Duration{30, 10, 20, 40} {
+		qps[i] = &VirtualQP{cq: &c, line: line{clock: clock}}
+		c.touchAt(qps[i], start.Add(in), start)
+	}
+	c.touchAt(qps[1], start.Add(25), start) // later than it was
+	c.touchAt(qps[3], start.Add(15), start) // and earlier
+	c.later.forget(qps[2])
+	var at []time.Duration
+	for ; len(c.later.list) != 0 && len(at) < 100; now = now.Add(1) {
+		reads = 0
+		if c.touchDue(); reads != 1 {
+			t.Errorf("%d reads of clocks", reads)
+		}
+		for len(at) < len(c.touched) {
+			at = append(at, now.Sub(start))
+		}
+	}
+	if want := []*VirtualQP{qps[3], qps[1], qps[0]}; !slices.Equal(c.touched, want) ||
+		!slices.Equal(at, []time.Duration{15, 25, 30}) {
+		t.Errorf("touched in another order, at %v", at)
+	}
+}
+
+// The alarm goes off for the earliest, and again for the next.
+func TestAlarmForTheNext(t *testing.T) {
+	c := VirtualCQ{channel: verbs.NewCompChannel()}
+	defer func() { c.later.end() }()
+	qps := [2]*VirtualQP{}
+	for i := range qps {
+		qps[i] = &VirtualQP{cq: &c, line: line{clock: time.Now}}
+	}
+	now := time.Now()
+	c.touchAt(qps[0], now.Add(40*time.Millisecond), now)
+	c.touchAt(qps[1], now.Add(20*time.Millisecond), now)
+	for i, want := range []*VirtualQP{qps[1], qps[0]} {
+		for len(c.touched) == i {
+			if err := c.channel.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.touchDue()
+		}
+		if c.touched[i] != want {
+			t.Error("another one was due")
+		}
+	}
+}
