@@ -19,16 +19,13 @@ func (e *end) waitFlush() {
 	w.cancels = append(w.cancels, cancel)
 	kind := transport.FlushKind(w.Rng.IntN(2))
 	whole := w.OneIn(4)
-	ends := []*end{e}
-	if whole {
-		ends = nil
-		for _, o := range w.ends {
-			if o.site == e.site && o.connected && !o.closed {
-				ends = append(ends, o)
-			}
-		}
-	}
 	w.start(sprintf("%v waits in flush %d, whole worker %v", e, kind, whole), e.site.Host, func() {
+		// The call is made when the program is first resumed, not when it is started: a flush of
+		// the worker includes endpoints that have connected in between.
+		ends := []*end{e}
+		if whole {
+			ends = e.site.flushable()
+		}
 		want := make([]int, len(ends))
 		queued := make([][]*request, len(ends))
 		failed := ""
@@ -61,6 +58,16 @@ func (e *end) waitFlush() {
 		}
 		cancel()
 	})
+}
+
+// flushable returns the ends that a flush of the worker includes if it is called now.
+func (s *site) flushable() (ends []*end) {
+	for _, o := range s.w.ends {
+		if o.site == s && o.connected && !o.closed {
+			ends = append(ends, o)
+		}
+	}
+	return ends
 }
 
 // flushed checks that everything before a flush has ended.
