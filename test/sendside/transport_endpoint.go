@@ -18,7 +18,8 @@ type end struct {
 	name      string
 	ep        *transport.Endpoint
 	wires     []*wire
-	flushAt   uint64 // address in the peer's memory that remote flushes read
+	card      transport.Card // the peer's; set by connect
+	flushAt   uint64         // address in the peer's memory that remote flushes read
 	connected bool
 	dead      bool // it could not connect
 	operations

@@ -107,6 +107,7 @@ func (w *transportWorld) connect(hosts [2]int, raw bool) {
 			card = transport.Card{}
 			w.Must("unmarshal card", json.Unmarshal(text, &card))
 		}
+		e.card = card
 		e.flushAt = card.Flush.Addr()
 		err = e.ep.Connect(card)
 		if err != nil && c.Blame == "" {
