@@ -2,7 +2,6 @@ package ibverbx
 
 import (
 	"errors"
-	"fmt"
 	"iter"
 
 	"ibverbx/verbs"
@@ -16,21 +15,6 @@ import (
 func (c *VirtualCQ) Poll(dst []WC) (n int, err error) {
 	c.enter()
 	n, err = c.poll(dst, -1)
-	c.exit()
-	return n, err
-}
-
-// PollDevice is Poll for the physical CQ of one device: for programs that serve one NIC before
-// another. Completions of other devices that were collected earlier are delivered too. A device of
-// which the virtual CQ has no CQ is refused with [verbs.ErrInvalid].
-func (c *VirtualCQ) PollDevice(dev verbs.DeviceID, dst []WC) (n int, err error) {
-	c.enter()
-	if dev < verbs.MaxDevices && c.routes[dev] != nil {
-		n, err = c.poll(dst, int(dev))
-	} else {
-		err = c.error("poll", fmt.Errorf("%w: no CQ of device %d: there are those of %s", verbs.ErrInvalid,
-			dev, c.deviceList()))
-	}
 	c.exit()
 	return n, err
 }
@@ -79,28 +63,6 @@ func (c *VirtualCQ) unpoll(wcs []WC) {
 	for range later {
 		c.ready.Push(c.ready.Pop())
 	}
-}
-
-// ProcessCompletions is the direct way, for programs that poll the physical CQs themselves: it
-// handles completions of one device's CQ, in the order in which that CQ gave them, and appends
-// what they complete to dst. A program that uses it does not call Poll. With failover it calls this
-// now and then without completions too: time passes, and ports go down.
-func (c *VirtualCQ) ProcessCompletions(dst []WC, dev verbs.DeviceID, wcs ...verbs.WC) []WC {
-	c.enter()
-	out := c.sink(nil)
-	if dev < verbs.MaxDevices && c.routes[dev] != nil {
-		c.route(c.routes[dev], nil, wcs, &out)
-	}
-	if len(c.ports.events) != 0 {
-		c.hear()
-	}
-	c.progress(&out)
-	out.settle()
-	for c.ready.Len() != 0 {
-		dst = append(dst, c.ready.Pop())
-	}
-	c.exit()
-	return dst
 }
 
 // poll is Poll for one device's CQ, or all with only = -1.

@@ -64,6 +64,20 @@
 //     too. [verbs.SendFence] on the later one prevents that, as does posting it after the earlier
 //     one's completion.
 //
+// # For programs that own their queue pairs, as the C++ original's do
+//
+// [Open] and [Domain.NewQP] create queue pairs and CQs, and [VirtualCQ.Poll] polls them. A program
+// that has its own hands them over instead:
+//
+//   - [NewVirtualCQ] takes physical CQs, and [NewVirtualQP] takes queue pairs that complete on them.
+//     [NewKeys] names memory that the program has registered by itself.
+//   - [VirtualCQ.PollDevice] polls the CQ of one device only.
+//   - [VirtualCQ.ProcessCompletions] takes completions that the program has polled from a physical
+//     CQ by itself, and [VirtualCQ.FailDevice] the error of such a CQ. Such a program does not call
+//     Poll.
+//   - [RemoteSegment.AppendBinary] and [Keys.DecodeSegment] carry remote memory in messages of the
+//     program's own, where there is no room or no time for JSON.
+//
 // # A peer in C++
 //
 // The cards, numbers and markers are those of the C++ original, ibverbx of torchcomms, so the two

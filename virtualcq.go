@@ -192,19 +192,6 @@ func (c *VirtualCQ) detach(q *VirtualQP) {
 	}
 }
 
-// FailDevice is for programs that poll the physical CQs themselves: it says that a device's CQ has
-// died with err. The virtual queue pairs on it fail; [VirtualCQ.ProcessCompletions] reports what
-// they had outstanding. Where the reason is not known, err may be nil: it is [verbs.ErrDeviceGone]
-// then.
-func (c *VirtualCQ) FailDevice(dev verbs.DeviceID, err error) {
-	c.enter()
-	if err == nil {
-		err = verbs.ErrDeviceGone
-	}
-	c.loseDevice(dev, err)
-	c.exit()
-}
-
 // loseDevice ends the virtual queue pairs that have a rail on a device whose CQ has died: their
 // completions will not come. It reports whether all can do without.
 func (c *VirtualCQ) loseDevice(dev verbs.DeviceID, err error) (survived bool) {

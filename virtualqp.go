@@ -41,20 +41,6 @@ type VirtualQP struct {
 	due time.Time // when the CQ touches it; zero while it is not in the CQ's list of those
 }
 
-// NewVirtualQP makes a virtual queue pair of physical ones. qps are the data queue pairs, one or
-// more, on any of the CQ's devices; notify may be nil where the configuration can do without. All
-// must be in RESET and must complete on the physical CQs of cq, which must have room for them. The
-// virtual queue pair owns the physical ones from then on.
-//
-// With one data queue pair and no notify QP, requests pass straight through: the user's own ID
-// travels on the wire request, nothing is tracked, nothing queued, and limits and refusals are the
-// NIC's own.
-//
-// [Domain.NewQP] creates the physical queue pairs too.
-func NewVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, cfg Config) (*VirtualQP, error) {
-	return newVirtualQP(cq, qps, notify, nil, cfg)
-}
-
 // newVirtualQP is NewVirtualQP with spares for the notify QP.
 func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs.QP, cfg Config) (
 	*VirtualQP, error,
