@@ -139,6 +139,8 @@
 //
 // # What it costs
 //
-// No lock, map or allocation per request once the rings have grown to their size. The README has
-// measured figures.
+// No lock, map or allocation per request once the rings have grown to their size.
+// docs/MEASURED.md has figures.
+//
+// docs/GLOSSARY.md explains the terms.
 package ibverbx
