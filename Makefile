@@ -1,4 +1,4 @@
-.PHONY: build test test-rxe test-arm64 ci sim mutants module
+.PHONY: build test test-rxe test-arm64 ci sim fuzz mutants module
 
 build:
 	go build ./cmd/ibverbx
@@ -22,6 +22,12 @@ SEEDS ?= 100000
 sim:
 	go test -c -o $(or $(TMPDIR),/tmp)/ibverbx-sim ./test/sim
 	$(or $(TMPDIR),/tmp)/ibverbx-sim -test.run 'TestSimulation$$' -test.v -test.timeout 0 -seeds $(SEEDS) -progress
+
+# Fuzzes every target in turn and reports at the end which inputs failed; go test plays the corpora only.
+# make fuzz EXECUTIONS=100000 FUZZ="FuzzReceive FuzzFrames" takes the named targets. With 20000 executions it takes some 20 minutes.
+EXECUTIONS ?= 20000
+fuzz:
+	.ci/fuzz $(EXECUTIONS) $(FUZZ)
 
 # Random slips of one point each, and which of them the tests do not notice; some minutes. See test/mutants/doc.go.
 # make mutants N=40 SEED=7 PACKAGES=transport,tagged; make mutants AGAIN=survivors.txt plants again what survived.
