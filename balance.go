@@ -18,7 +18,7 @@ const (
 	// outstanding and by how fast it was seen to be. A NIC that is slower than the others, from the
 	// beginning or from some moment on, gets what it can carry and does not hold the rest up.
 	//
-	// How fast a queue pair is shows in fragments of 16 KiB and more (of [Config.MaxMsgSize], if
+	// How fast a queue pair is shows in fragments of 16 KiB and more (of [Config.FragmentSize], if
 	// that is less); as long as all are within a third of each other, turns are taken as in
 	// RoundRobin. One that was slow gets a fragment now and then, by which its recovery shows.
 	// [RailStats.Rate] says what was seen.

@@ -35,7 +35,7 @@ func slowShare(t *testing.T, scheme ibverbx.Scheme, balance ibverbx.Balance) (sh
 	t.Helper()
 	const messages, size, depth = 24, 1 << 20, 4
 	l := newLink(t, linkConfig{nics: 2, buffer: messages * size,
-		qp: ibverbx.Config{Scheme: scheme, Balance: balance, MaxMsgSize: 64 << 10}})
+		qp: ibverbx.Config{Scheme: scheme, Balance: balance, FragmentSize: 64 << 10}})
 	l.fabric.Device(0).SetSpeed(200<<20, 0)
 	l.fabric.Device(1).SetSpeed(20<<20, 0)
 	fillRandom(l.a.buf, uint64(scheme))

@@ -204,7 +204,7 @@ func BenchmarkNullBalance(b *testing.B) {
 		for _, balance := range []ibverbx.Balance{ibverbx.RoundRobin, ibverbx.ByAbility} {
 			b.Run(c.name+"/"+balance.String(), func(b *testing.B) {
 				n := newNullPairOf(b, ibverbx.Config{Balance: balance, QPsPerDevice: 4,
-					MaxMsgSize: uint32(c.fragment), MaxMsgCntPerQP: benchDepth, Credits: benchDepth},
+					FragmentSize: uint32(c.fragment), MaxMsgCntPerQP: benchDepth, Credits: benchDepth},
 					verbs.OpRDMAWrite, c.frags*c.fragment)
 				b.ReportAllocs()
 				for i := 0; b.Loop(); i += benchBatch {
@@ -233,7 +233,8 @@ func BenchmarkNullFailover(b *testing.B) {
 		for _, failover := range []bool{false, true} {
 			b.Run(fmt.Sprintf("%s/failover=%v", c.name, failover), func(b *testing.B) {
 				n := newNullPairOf(b, ibverbx.Config{Scheme: c.scheme, Failover: failover, QPsPerDevice: 4,
-					MaxMsgSize: 8, MaxMsgCntPerQP: 2 * benchDepth, Credits: 2 * benchDepth}, c.op, 8*c.frags)
+					FragmentSize: 8, MaxMsgCntPerQP: 2 * benchDepth, Credits: 2 * benchDepth}, c.op,
+					8*c.frags)
 				n.round(b)
 				b.ReportAllocs()
 				for b.Loop() {

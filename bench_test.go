@@ -30,7 +30,7 @@ func newNullPair(tb testing.TB, rails int, scheme ibverbx.Scheme, op verbs.Opcod
 	fragment uint32) *nullPair {
 	tb.Helper()
 	return newNullPairOf(tb, ibverbx.Config{
-		Scheme: scheme, QPsPerDevice: rails, MaxMsgSize: fragment, MaxMsgCntPerQP: benchDepth,
+		Scheme: scheme, QPsPerDevice: rails, FragmentSize: fragment, MaxMsgCntPerQP: benchDepth,
 		Credits: benchDepth,
 	}, op, length)
 }

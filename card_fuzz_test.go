@@ -299,7 +299,7 @@ func FuzzConnect(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, shape byte, seed uint16, with string) {
 		l := newAlteredPair(t, ibverbx.Config{
-			Scheme: ibverbx.Scheme(shape & 1), QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 4,
+			Scheme: ibverbx.Scheme(shape & 1), QPsPerDevice: 2, FragmentSize: 100, MaxMsgCntPerQP: 4,
 			Credits: 4 + int(shape>>1&7), MaxBanked: 2,
 		}, uint64(seed))
 		a, b := l.ends[0], l.ends[1]

@@ -185,7 +185,7 @@ func TestBareCardConnects(t *testing.T) {
 			}
 			var doms [2]*ibverbx.Domain
 			var gids [2][]verbs.GID
-			cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 1000}
+			cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 1000}
 			for i := range doms {
 				if doms[i], err = ibverbx.NewDomain(fabric.Device(2*i), fabric.Device(2*i+1)); err != nil {
 					t.Fatal(err)

@@ -55,7 +55,7 @@ func TestEveryOrderOfClosing(t *testing.T) {
 		for _, order := range permutations(4) {
 			t.Run(fmt.Sprint(m.name, order), func(t *testing.T) {
 				l := newLink(t, linkConfig{nics: m.nics,
-					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000,
+					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, FragmentSize: 1000,
 						MaxMsgCntPerQP: 4}})
 				multi := l.a.DataRails() > 1
 				l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
@@ -129,7 +129,7 @@ func TestCloseAtAnyMoment(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		for steps := range 120 {
 			l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-				MaxMsgSize: 1000, MaxMsgCntPerQP: 2},
+				FragmentSize: 1000, MaxMsgCntPerQP: 2},
 				fabric: soft.Config{Stepped: true, Seed: uint64(steps)}})
 			const total = 8
 			for id := range uint64(total) {

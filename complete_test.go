@@ -9,7 +9,7 @@ import (
 
 // A completion that names a rail which cannot carry its request does not free a slot there.
 func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100, MaxMsgCntPerQP: 1})
+	r := newRecorded(t, 1, 2, Config{FragmentSize: 100, MaxMsgCntPerQP: 1})
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // two fragments: both rails are full
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
 
 // A duplicate completion frees no second slot.
 func TestDuplicateCompletionIsDropped(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100, MaxMsgCntPerQP: 2})
+	r := newRecorded(t, 1, 2, Config{FragmentSize: 100, MaxMsgCntPerQP: 2})
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // one fragment on each rail
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestDuplicateCompletionIsDropped(t *testing.T) {
 func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 	for _, scheme := range []Scheme{DQPLB, Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
-			r := newRecorded(t, 1, 3, Config{Scheme: scheme, MaxMsgSize: 100, MaxMsgCntPerQP: 16})
+			r := newRecorded(t, 1, 3, Config{Scheme: scheme, FragmentSize: 100, MaxMsgCntPerQP: 16})
 			rails := &r.send.rails
 			request := func(id uint64, op verbs.Opcode) SendWR {
 				wr := rawWrite(id, 250)

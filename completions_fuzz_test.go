@@ -122,7 +122,7 @@ func newFuzzed(t *testing.T, in program) *fuzzed {
 	}
 	var err error
 	z.q, err = Open(devices, Config{Scheme: Scheme(shape & 1), QPsPerDevice: 2 + int(shape>>1&3),
-		MaxMsgSize: 100, MaxMsgCntPerQP: 4, Credits: 4, MaxBanked: 4})
+		FragmentSize: 100, MaxMsgCntPerQP: 4, Credits: 4, MaxBanked: 4})
 	if err != nil {
 		t.Fatal(err)
 	}

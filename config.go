@@ -126,9 +126,11 @@ type Config struct {
 	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,
 	// and must not call them.
 	OnRail func(RailEvent)
-	// MaxMsgSize is the size of a fragment in bytes; 0 means 512 KiB: large enough that the cost of
-	// a work request vanishes, small enough that four queue pairs share one message of a few MiB.
-	MaxMsgSize uint32
+	// FragmentSize is the length in bytes of the pieces into which long messages are cut; 0 means
+	// 512 KiB: large enough that the cost of a work request vanishes, small enough that four queue
+	// pairs share one message of a few MiB. It is lowered to the longest message that every port
+	// carries ([verbs.PortAttr].MaxMsgSize).
+	FragmentSize uint32
 	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128, and
 	// at most 2^20. It is lowered to what the queue pair was created with. -1, the C++ original's
 	// "no limit", means just that; [Domain.NewQP] then creates queue pairs as deep as the NICs make
@@ -230,8 +232,8 @@ type ConnConfig struct {
 
 // withDefaults returns c with zero fields replaced.
 func (c Config) withDefaults() Config {
-	if c.MaxMsgSize == 0 {
-		c.MaxMsgSize = 512 << 10
+	if c.FragmentSize == 0 {
+		c.FragmentSize = 512 << 10
 	}
 	switch c.MaxMsgCntPerQP {
 	case 0:
@@ -321,8 +323,8 @@ func (c *Config) validate() error {
 	case c.Balance > ByAbility:
 		return configError("Balance %d: have RoundRobin (%d) and ByAbility (%d)", c.Balance, RoundRobin,
 			ByAbility)
-	case c.MaxMsgSize > maxMessage:
-		return configError("MaxMsgSize %d: a message carries at most %d bytes", c.MaxMsgSize, maxMessage)
+	case c.FragmentSize > maxMessage:
+		return configError("FragmentSize %d: a message carries at most %d bytes", c.FragmentSize, maxMessage)
 	case c.FailoverTimeout < 0:
 		return configError("FailoverTimeout %v: must be positive, or 0 for 10s", c.FailoverTimeout)
 	case c.FailoverTimeout > time.Hour:

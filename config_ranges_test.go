@@ -21,7 +21,8 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		good, bad ibverbx.Config
 		says      string
 	}{
-		{ibverbx.Config{MaxMsgSize: 1 << 31}, ibverbx.Config{MaxMsgSize: 1<<31 + 1}, "MaxMsgSize 2147483649"},
+		{ibverbx.Config{FragmentSize: 1 << 31}, ibverbx.Config{FragmentSize: 1<<31 + 1},
+			"FragmentSize 2147483649"},
 		{ibverbx.Config{Credits: 1}, ibverbx.Config{Credits: -2}, "Credits -2"},
 		{ibverbx.Config{MaxBanked: 1}, ibverbx.Config{MaxBanked: -2}, "MaxBanked -2"},
 		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1},
@@ -92,7 +93,7 @@ func TestValuesFarOutOfRangeNameTheirField(t *testing.T) {
 	}
 	for name, set := range map[string]func(c *ibverbx.Config, v int){
 		"Scheme":         func(c *ibverbx.Config, v int) { c.Scheme = ibverbx.Scheme(v | 2) },
-		"MaxMsgSize":     func(c *ibverbx.Config, v int) { c.MaxMsgSize = uint32(v) | 1<<31 | 1 },
+		"FragmentSize":   func(c *ibverbx.Config, v int) { c.FragmentSize = uint32(v) | 1<<31 | 1 },
 		"MaxMsgCntPerQP": func(c *ibverbx.Config, v int) { c.MaxMsgCntPerQP = v },
 		"Credits":        func(c *ibverbx.Config, v int) { c.Credits = v },
 		"MaxBanked":      func(c *ibverbx.Config, v int) { c.MaxBanked = v },
@@ -195,25 +196,26 @@ func TestDefaultsOfTheConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ given, want ibverbx.Config }{
-		{ibverbx.Config{}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+		{ibverbx.Config{}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
 			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
-		{ibverbx.Config{MaxMsgCntPerQP: 10}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 10,
+		{ibverbx.Config{MaxMsgCntPerQP: 10}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 10,
 			Credits: 20, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
-		{ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+		{ibverbx.Config{FragmentSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
 			QPsPerDevice: 6},
-			ibverbx.Config{MaxMsgSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+			ibverbx.Config{FragmentSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
 				QPsPerDevice: 6}},
-		{ibverbx.Config{MaxSGE: 3}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+		{ibverbx.Config{MaxSGE: 3}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
 			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4, MaxSGE: 3, MaxRecvSGE: 3}},
-		{ibverbx.Config{MaxSGE: 3, MaxRecvSGE: 5}, ibverbx.Config{MaxMsgSize: 512 << 10, MaxMsgCntPerQP: 128,
-			Credits: 256, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4, MaxSGE: 3, MaxRecvSGE: 5}},
+		{ibverbx.Config{MaxSGE: 3, MaxRecvSGE: 5}, ibverbx.Config{FragmentSize: 512 << 10,
+			MaxMsgCntPerQP: 128, Credits: 256, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4,
+			MaxSGE: 3, MaxRecvSGE: 5}},
 	} {
 		q, err := dom.NewQP(nil, c.given)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := q.Config()
-		if got.MaxMsgSize != c.want.MaxMsgSize || got.MaxMsgCntPerQP != c.want.MaxMsgCntPerQP ||
+		if got.FragmentSize != c.want.FragmentSize || got.MaxMsgCntPerQP != c.want.MaxMsgCntPerQP ||
 			got.Credits != c.want.Credits || got.MaxBanked != c.want.MaxBanked ||
 			got.MaxSGE != c.want.MaxSGE || got.MaxRecvSGE != c.want.MaxRecvSGE ||
 			got.Linger != c.want.Linger || got.QPsPerDevice != c.want.QPsPerDevice || q.Domain() != dom ||
@@ -239,9 +241,9 @@ func TestNICsBelowTheDefaults(t *testing.T) {
 				fabric: soft.Config{Device: dev}})
 			cfg := l.a.Config()
 			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.a.DataRails() > 1 ||
-				cfg.MaxMsgSize != 1000 {
+				cfg.FragmentSize != 1000 {
 				t.Errorf("%d requests and %d credits a queue pair, %d bytes a message", cfg.MaxMsgCntPerQP,
-					cfg.Credits, cfg.MaxMsgSize)
+					cfg.Credits, cfg.FragmentSize)
 			}
 			length := uint64(100_000)
 			if l.a.DataRails() == 1 {
@@ -347,14 +349,14 @@ func TestRoomForReceives(t *testing.T) {
 
 // The largest value of each field is valid; what the devices cannot do is found out later.
 func TestLargestConfiguration(t *testing.T) {
-	good := ibverbx.Config{MaxMsgSize: 1 << 31, MaxMsgCntPerQP: 1 << 20, Credits: 1 << 20, MaxBanked: 1 << 27,
-		FirstNumber: 1<<24 - 2, MaxSGE: 1 << 12, MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
+	good := ibverbx.Config{FragmentSize: 1 << 31, MaxMsgCntPerQP: 1 << 20, Credits: 1 << 20,
+		MaxBanked: 1 << 27, FirstNumber: 1<<24 - 2, MaxSGE: 1 << 12, MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
 		QPsPerDevice: ibverbx.MaxRails}
 	if err := good.Validate(1); err != nil {
 		t.Error(err)
 	}
 	for _, beyond := range []func(c *ibverbx.Config){
-		func(c *ibverbx.Config) { c.MaxMsgSize++ }, func(c *ibverbx.Config) { c.MaxMsgCntPerQP++ },
+		func(c *ibverbx.Config) { c.FragmentSize++ }, func(c *ibverbx.Config) { c.MaxMsgCntPerQP++ },
 		func(c *ibverbx.Config) { c.Credits++ }, func(c *ibverbx.Config) { c.MaxBanked++ },
 		func(c *ibverbx.Config) { c.FirstNumber++ }, func(c *ibverbx.Config) { c.MaxSGE++ },
 		func(c *ibverbx.Config) { c.MaxRecvSGE++ }, func(c *ibverbx.Config) { c.MaxInline++ },

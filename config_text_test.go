@@ -21,8 +21,9 @@ func TestWordsOfARefusedConfiguration(t *testing.T) {
 		{config{}, ""},
 		{config{Scheme: ibverbx.Spray}, ""},
 		{config{Scheme: 2}, "Scheme 2: have DQPLB (0) and Spray (1)"},
-		{config{MaxMsgSize: 1 << 31}, ""},
-		{config{MaxMsgSize: 1<<31 + 1}, "MaxMsgSize 2147483649: a message carries at most 2147483648 bytes"},
+		{config{FragmentSize: 1 << 31}, ""},
+		{config{FragmentSize: 1<<31 + 1},
+			"FragmentSize 2147483649: a message carries at most 2147483648 bytes"},
 		{config{MaxMsgCntPerQP: 1 << 20}, ""},
 		{config{MaxMsgCntPerQP: 1<<20 + 1}, "MaxMsgCntPerQP 1048577: must be 1 to 1048576, 0 for 128, " +
 			"or -1 for as many as the queue pair holds"},

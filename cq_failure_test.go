@@ -50,7 +50,7 @@ func TestOverrunCQFailsOnlyItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := ibverbx.Config{MaxMsgSize: 100, NoNotifyQP: true, MaxMsgCntPerQP: 16, Credits: 16}
+	cfg := ibverbx.Config{FragmentSize: 100, NoNotifyQP: true, MaxMsgCntPerQP: 16, Credits: 16}
 	for _, devices := range [][]int{{0, 0}, {0, 1}, {1, 1}, {1}} {
 		var qps []verbs.QP
 		for _, i := range devices {

@@ -84,7 +84,7 @@ func TestWaitLosesNoWakeup(t *testing.T) {
 				rounds = 200
 			}
 			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
-				MaxMsgSize: 1000}})
+				FragmentSize: 1000}})
 			// Small payloads execute at once, large ones on the NIC's worker.
 			sizes := []uint64{8, 3000, 100_000}
 			ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
@@ -263,7 +263,7 @@ func TestWaitOnAClosedCQ(t *testing.T) {
 
 // One goroutine waits for two virtual CQs in a select, and posts in between.
 func TestArmAndEventsInASelect(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}})
 	timeout := time.After(20 * time.Second)
 	const rounds = 300
 	got := map[*end]int{}

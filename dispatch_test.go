@@ -18,7 +18,7 @@ func (e *end) fragments() (list []uint64) {
 
 // A fenced request is given to no rail before all data of earlier requests is acknowledged.
 func TestFencedRequestWaitsForAllEarlierData(t *testing.T) {
-	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 1000})
+	l := steppedLink(t, 3, ibverbx.Config{FragmentSize: 1000})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000)) // rails 0 and 1
 	read := l.a.write(verbs.OpRDMARead, 2, 5000, 1000)
 	read.Flags |= verbs.SendFence
@@ -38,7 +38,7 @@ func TestFencedRequestWaitsForAllEarlierData(t *testing.T) {
 
 // Waiting requests go first to the rail that freed a slot last, then round robin over the others.
 func TestFreedRailIsServedFirst(t *testing.T) {
-	l := steppedLink(t, 2, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2})
+	l := steppedLink(t, 2, ibverbx.Config{FragmentSize: 1000, MaxMsgCntPerQP: 2})
 	for id := range uint64(5) {
 		// two on each rail; one more waits, next in turn for rail 0
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 8))

@@ -37,7 +37,7 @@ func TestDMABufOverAllNICs(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
-				MaxMsgSize: 1000}})
+				FragmentSize: 1000}})
 			f := memoryFile(t, offset+length)
 			mr, err := l.b.dom.RegisterDMABuf(int(f.Fd()), offset, length, 0x1000, verbs.AccessAll)
 			if err != nil {

@@ -69,7 +69,7 @@
 // [Open] and [Domain.NewQP] create queue pairs and CQs, and [VirtualCQ.Poll] polls them. A program
 // that has its own hands them over instead:
 //
-//   - [NewVirtualCQ] takes physical CQs, and [NewVirtualQP] takes queue pairs that complete on them.
+//   - [NewVirtualCQ] takes physical CQs, and [NewVirtualQP] queue pairs that complete on them.
 //     [NewKeys] names memory that the program has registered by itself.
 //   - [VirtualCQ.PollDevice] polls the CQ of one device only.
 //   - [VirtualCQ.ProcessCompletions] takes completions that the program has polled from a physical

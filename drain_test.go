@@ -170,7 +170,7 @@ func TestDrainInSteps(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			for seed := range uint64(5) {
 				l := newLink(t, linkConfig{nics: m.nics,
-					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 1000,
+					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, FragmentSize: 1000,
 						MaxMsgCntPerQP: 8},
 					fabric: soft.Config{Stepped: true, Seed: seed}})
 				l.a.fill(t, 6, 3)
@@ -265,7 +265,7 @@ func TestDrainWithAFailure(t *testing.T) {
 // A notification that arrived before the queue pairs went to ERR still completes its receive.
 func TestDrainDeliversWhatHasArrived(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
-		l := steppedLink(t, 2, ibverbx.Config{Scheme: scheme, MaxMsgSize: 1000})
+		l := steppedLink(t, 2, ibverbx.Config{Scheme: scheme, FragmentSize: 1000})
 		for id := range uint64(2) {
 			l.b.expectRecv(t, 1000+id)
 		}
@@ -300,7 +300,7 @@ func TestDrainDeliversWhatHasArrived(t *testing.T) {
 func TestDrainLeavesOthersAlone(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-			MaxMsgSize: 1000, MaxMsgCntPerQP: 2}})
+			FragmentSize: 1000, MaxMsgCntPerQP: 2}})
 		a, _ := l.another(t)
 		// The one that drains ends last, so Drain must progress the other meanwhile.
 		delay := l.fabric.Inject(soft.Fault{Kind: soft.StallQP, Device: l.a.nics[0], QPNum: l.a.railQP[0],
@@ -362,7 +362,7 @@ func TestDrainProgressesPastRefusals(t *testing.T) {
 // Nothing is posted on queue pairs in ERR, since a NIC may refuse that permanently. Waiting
 // requests are flushed.
 func TestDrainPostsNothingBehindTheFlush(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000, MaxMsgCntPerQP: 2, Credits: 4}},
 		func(t *testing.T, l *link) {
 			l.a.fill(t, 2, 12)
 			refusal := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Count: -1, Err: verbs.ErrState,

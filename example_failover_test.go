@@ -19,7 +19,7 @@ func ExampleConfig_failover() {
 	nics, err := fabric.Devices()
 	fatal(err)
 	// Failback -1: what is lost stays lost. By default it is tried again after a second.
-	cfg := ibverbx.Config{Failover: true, Failback: -1, QPsPerDevice: 1, MaxMsgSize: 16 << 10}
+	cfg := ibverbx.Config{Failover: true, Failback: -1, QPsPerDevice: 1, FragmentSize: 16 << 10}
 	sender, err := ibverbx.Open(nics[:2], cfg)
 	fatal(err)
 	receiver, err := ibverbx.Open(nics[2:], cfg)

@@ -21,7 +21,7 @@ type failbackLink struct {
 func newFailbackLink(t *testing.T, scheme ibverbx.Scheme) *failbackLink {
 	t.Helper()
 	l := &failbackLink{now: time.Unix(0, 0)}
-	cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 512, Failover: true,
+	cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 512, Failover: true,
 		Failback: time.Second, Clock: func() time.Time { return l.now }}
 	peer := cfg
 	l.link = newLink(t, linkConfig{nics: 2, qp: cfg, peerQP: &peer})

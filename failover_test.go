@@ -20,7 +20,7 @@ var failoverSeeds = flag.Uint64("failoverseeds", 2, "runs of each shape in tests
 func failoverLink(t *testing.T, scheme ibverbx.Scheme, nics, qps int) *link {
 	t.Helper()
 	return newLink(t, linkConfig{nics: nics, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: qps,
-		MaxMsgSize: 512, MaxMsgCntPerQP: 32, Failover: true, Failback: -1}})
+		FragmentSize: 512, MaxMsgCntPerQP: 32, Failover: true, Failback: -1}})
 }
 
 // killQP has a queue pair of an end fail.
@@ -163,7 +163,7 @@ func TestRailsComeBackAThousandTimes(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%d", scheme, seed), func(t *testing.T) {
 				var events uint64
 				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-					MaxMsgSize: 512, MaxMsgCntPerQP: 32, Failover: true, Failback: time.Microsecond,
+					FragmentSize: 512, MaxMsgCntPerQP: 32, Failover: true, Failback: time.Microsecond,
 					OnRail: func(ibverbx.RailEvent) { events++ }}})
 				rng := rand.New(rand.NewPCG(seed, 10))
 				if seed%2 == 1 {
@@ -232,7 +232,7 @@ func TestRailsStayAwayWhileAPortIsDown(t *testing.T) {
 		for _, who := range []string{"leader", "follower"} {
 			t.Run(fmt.Sprintf("%v/%s", scheme, who), func(t *testing.T) {
 				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-					MaxMsgSize: 512, Failover: true, Failback: time.Microsecond,
+					FragmentSize: 512, Failover: true, Failback: time.Microsecond,
 					Conn: ibverbx.ConnConfig{Timeout: 4, RetryCount: 1}}})
 				at := l.a // whose address is the lower one
 				if who == "follower" {

@@ -106,7 +106,7 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 			for round := range 20 {
 				local, sgl := c.memory(round)
 				post := func() *recorded {
-					r := newRecorded(t, 2, 2, Config{Scheme: c.scheme, MaxMsgSize: 100})
+					r := newRecorded(t, 2, 2, Config{Scheme: c.scheme, FragmentSize: 100})
 					jumpTo(r.VirtualQP, r.VirtualQP, c.start)
 					for i, w := range c.widths {
 						r.send.rails.data[i].maxSGE = w
@@ -239,7 +239,7 @@ func TestPositionsBeyondTheIDs(t *testing.T) {
 // A completion with an impossible position yields a description of the whole request.
 func TestImpossiblePosition(t *testing.T) {
 	for _, scattered := range []bool{false, true} {
-		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
+		r := newRecorded(t, 1, 2, Config{FragmentSize: 100})
 		wr := rawWrite(1, 250)
 		if scattered {
 			wr.SGL, wr.Local = []Segment{wr.Local}, Segment{}
@@ -348,7 +348,7 @@ func TestFailedErrorText(t *testing.T) {
 // A failed marker carried no data, so it has no position among the fragments, and the failure says
 // that it was a marker.
 func TestFailedMarkerIsNoFragment(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 100})
+	r := newRecorded(t, 1, 2, Config{FragmentSize: 100})
 	note := rawWrite(3, 8)
 	note.Opcode = verbs.OpRDMAWriteWithImm
 	// both rails carry plain data, so one needs a marker

@@ -166,7 +166,7 @@ func TestFailureMessages(t *testing.T) {
 					t.Skip("a single queue pair does not fragment, and does not know what failed")
 				}
 				l := newLink(t, linkConfig{nics: m.nics,
-					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: messageFragment}})
+					qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, FragmentSize: messageFragment}})
 				fe := c.run(t, l)
 				what := "request or receive id 7"
 				if !single {
@@ -220,7 +220,7 @@ func (c *failureCase) run(t *testing.T, l *link) *ibverbx.FailedError {
 
 // A post that a NIC refuses permanently is described like a failed completion, fragment included.
 func TestMessageOfAPermanentlyRefusedPost(t *testing.T) {
-	cfg := linkConfig{qp: ibverbx.Config{MaxMsgSize: messageFragment}}
+	cfg := linkConfig{qp: ibverbx.Config{FragmentSize: messageFragment}}
 	multiModes(t, cfg, func(t *testing.T, l *link) {
 		l.fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Err: verbs.ErrDeviceGone,
 			Match: func(wr *verbs.SendWR) bool { return writesTo(messageFragment)(l, wr) }})

@@ -15,7 +15,7 @@ import (
 // cause: requests before the failed one succeed, the failed one has the error's status, later ones
 // are flushed.
 func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}, fabric: soft.Config{Stepped: true}},
 		func(t *testing.T, l *link) {
 			const bad = 3
 			l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Kind: soft.FailSend,
@@ -64,7 +64,7 @@ func TestFlushedReceivesDoNotHideTheCause(t *testing.T) {
 // A receiver detects that one of its queue pairs has failed, also in Spray, where data rails carry
 // no user receives.
 func TestReceiverDetectsARemoteAccessError(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
 		keys := map[verbs.DeviceID]uint32{}
 		for dev := range verbs.DeviceID(8) {
@@ -219,7 +219,7 @@ func TestWhichFailuresAreDetected(t *testing.T) {
 // A permanently refused credit ends the virtual queue pair. Credits are not posted on the other
 // rails, which are in ERR by then.
 func TestNoCreditsAfterAPermanentRefusal(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, MaxMsgSize: 8, Credits: 2}})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 3, FragmentSize: 8, Credits: 2}})
 	l.a.expectRecv(t, 1)
 	l.b.send(t, l.b.write(verbs.OpRDMAWriteWithImm, 1, 0, 24)) // uses up a credit of each rail
 	for deadline := time.Now().Add(10 * time.Second); l.b.Stats().SendWindow != 0 &&

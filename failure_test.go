@@ -30,7 +30,7 @@ func multiModes(t *testing.T, cfg linkConfig, test func(t *testing.T, l *link)) 
 // order, posts are refused, and the peer is never notified. Error completions carry a wrong opcode,
 // length and immediate on purpose.
 func TestFailedFragmentStopsTheLine(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		for id := range uint64(10) {
 			l.b.expectRecv(t, id)
 		}
@@ -101,7 +101,7 @@ func TestFailedFragmentStopsTheLine(t *testing.T) {
 
 // A wrong remote key fails the request that uses it, as the completion's status says.
 func TestRemoteAccessErrorFailsTheRequestThatCausedIt(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		good := l.a.write(verbs.OpRDMAWrite, 1, 0, 20000)
 		bad := l.a.write(verbs.OpRDMARead, 2, 0, 20000)
 		keys := map[verbs.DeviceID]uint32{}
@@ -123,7 +123,7 @@ func TestRemoteAccessErrorFailsTheRequestThatCausedIt(t *testing.T) {
 
 // A fragment in flight holds the buffer even after another fragment has failed (promise 3).
 func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000},
 		fabric: soft.Config{Stepped: true}})
 	l.fabric.Inject(soft.Fault{Device: l.a.nics[0], QPNum: l.a.railQP[0], Kind: soft.FailSend,
 		Status: verbs.StatusRemOpErr})
@@ -153,7 +153,7 @@ func TestRequestIsReportedOnlyWhenItsLastFragmentHasEnded(t *testing.T) {
 
 // A transiently refused post is retried: nothing is lost or reordered, and no number is skipped.
 func TestTransientRefusalsAreRetried(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 100}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 100}}, func(t *testing.T, l *link) {
 		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
 			for skip := range 40 {
 				l.fabric.Inject(soft.Fault{Skip: skip * 3, Count: 2, Kind: kind})
@@ -194,12 +194,12 @@ func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
 			}
 		}
 	}
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		l.a.fill(t, 0, 4)
 		l.fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.a.nics[0]})
 		settled(t, l)
 	})
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		l.a.fill(t, 0, 4)
 		l.fabric.Inject(soft.Fault{Kind: soft.KillNIC, Device: l.a.nics[0]})
 		settled(t, l)
@@ -208,7 +208,7 @@ func TestNothingIsTriedAgainAfterAFailure(t *testing.T) {
 
 // A NIC disappears: its requests complete with an error, and nothing hangs.
 func TestNICGone(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000,
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000,
 		Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}}, func(t *testing.T, l *link) {
 		l.b.expectRecv(t, 1)
 		l.a.nics[0].Kill()
@@ -229,7 +229,8 @@ func TestNICGone(t *testing.T) {
 // A failure does not affect other virtual queue pairs of the CQ, and completions of theirs that
 // were polled together with it are reported.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192,
+		qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}})
 	var as, bs []*ibverbx.VirtualQP
 	for range 3 {
 		a, b := l.another(t)

@@ -19,7 +19,7 @@ func TestManyRequestsOnShallowQueuesCompleteInOrder(t *testing.T) {
 			for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm} {
 				t.Run(fmt.Sprintf("%v/depth%d/%v", scheme, depth, op), func(t *testing.T) {
 					l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-						MaxMsgCntPerQP: depth, MaxMsgSize: 512}})
+						MaxMsgCntPerQP: depth, FragmentSize: 512}})
 					manyRequests(t, l, op, total)
 				})
 			}
@@ -113,7 +113,7 @@ func TestSenderAheadOfReceivesLosesNothing(t *testing.T) {
 		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 			t.Run(fmt.Sprintf("%v/bank%d", scheme, banked), func(t *testing.T) {
 				l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2,
-					MaxMsgSize: 512, MaxMsgCntPerQP: 4, MaxBanked: banked}})
+					FragmentSize: 512, MaxMsgCntPerQP: 4, MaxBanked: banked}})
 				const total = 500
 				for i := range uint64(total) {
 					l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, i, i, 1000))

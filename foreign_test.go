@@ -167,7 +167,7 @@ func TestPortThatDoesNotAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if size := q.Config().MaxMsgSize; size != 4096 {
+	if size := q.Config().FragmentSize; size != 4096 {
 		t.Errorf("fragments of %d bytes, the port takes 4096", size)
 	}
 	if err := q.Close(); err != nil {
@@ -191,11 +191,11 @@ func TestFragmentsFitEveryPort(t *testing.T) {
 		devs := [2]*mutePort{{NullDevice: null.Device(0), most: c.ports[0]},
 			{NullDevice: null.Device(1), most: c.ports[1]}}
 		q, err := ibverbx.Open([]verbs.Device{devs[0], devs[1]},
-			ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: ours})
+			ibverbx.Config{QPsPerDevice: 2, FragmentSize: ours})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if size := q.Config().MaxMsgSize; size != c.want {
+		if size := q.Config().FragmentSize; size != c.want {
 			t.Errorf("ports of %v: fragments of %d bytes, want %d", c.ports, size, c.want)
 		}
 		if devs[0].asked != 1 || devs[1].asked != 1 {

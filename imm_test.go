@@ -15,7 +15,7 @@ func TestLittleEndianImmediatesBetweenTwoEnds(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme,
-				QPsPerDevice: m.qps, MaxMsgSize: 8, Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
+				QPsPerDevice: m.qps, FragmentSize: 8, Conn: ibverbx.ConnConfig{ImmLittleEndian: true}}})
 			for _, op := range []verbs.Opcode{verbs.OpRDMAWriteWithImm, verbs.OpSendWithImm} {
 				wr := ibverbx.RecvWR{ID: 1}
 				if op.IsSend() {
@@ -46,7 +46,7 @@ func TestLittleEndianImmediatesOnTheWire(t *testing.T) {
 	}
 	for i, m := range modes[:2] { // a single queue pair; two on one NIC, and a notify QP
 		t.Run(m.name, func(t *testing.T) {
-			cfg := ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: 8, MaxInline: 8,
+			cfg := ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, FragmentSize: 8, MaxInline: 8,
 				MaxSGE: 2}
 			peer := cfg
 			cfg.Conn.ImmLittleEndian = true

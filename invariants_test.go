@@ -10,7 +10,7 @@ import (
 // Every clause of an invariant panics where it is broken.
 func TestBrokenInvariantsPanic(t *testing.T) {
 	connected := func(t *testing.T) *recorded {
-		r := newRecorded(t, 1, 2, Config{MaxMsgCntPerQP: 4, MaxMsgSize: 100})
+		r := newRecorded(t, 1, 2, Config{MaxMsgCntPerQP: 4, FragmentSize: 100})
 		if _, err := r.PostRecv(RecvWR{ID: 1}); err != nil {
 			t.Fatal(err)
 		}

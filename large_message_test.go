@@ -107,7 +107,7 @@ func TestMessageBeyond4GiB(t *testing.T) {
 		for _, scheme := range []Scheme{DQPLB, Spray} {
 			for _, scattered := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%v/%v/scattered=%v", op, scheme, scattered), func(t *testing.T) {
-					r := newRecorded(t, 2, 2, Config{Scheme: scheme, MaxMsgSize: hugeFragment})
+					r := newRecorded(t, 2, 2, Config{Scheme: scheme, FragmentSize: hugeFragment})
 					local := hugeKeys(100)
 					wr := SendWR{ID: 42, Opcode: op, Flags: verbs.SendSignaled, Imm: 0xabcd,
 						Remote: RemoteSegment{Addr: hugeRemote, Length: huge, Keys: hugeKeys(200)}}
@@ -157,8 +157,8 @@ func TestMessageBeyond4GiB(t *testing.T) {
 
 // The receiver counts the bytes of a message of more than 4 GiB.
 func TestNotificationOfMessageBeyond4GiB(t *testing.T) {
-	a := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
-	b := newRecorded(t, 2, 2, Config{MaxMsgSize: hugeFragment})
+	a := newRecorded(t, 2, 2, Config{FragmentSize: hugeFragment})
+	b := newRecorded(t, 2, 2, Config{FragmentSize: hugeFragment})
 	if _, err := b.PostRecv(RecvWR{ID: 7}); err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,8 @@ import (
 // request still has its own status.
 func TestRequestsBeforeAFailureLinger(t *testing.T) {
 	const linger = 30 * time.Millisecond
-	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: linger, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
+	cfg := ibverbx.Config{Linger: linger, FragmentSize: 8}
+	multiModes(t, linkConfig{qp: cfg}, func(t *testing.T, l *link) {
 		begin := time.Now()
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
@@ -42,7 +43,7 @@ func TestRequestsBeforeAFailureLinger(t *testing.T) {
 
 // A negative Linger flushes at once, and Wait returns for it.
 func TestNoLinger(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: -1, MaxMsgSize: 8}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{Linger: -1, FragmentSize: 8}}, func(t *testing.T, l *link) {
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8))
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16) // one fragment on another rail than the SEND
 		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1,
@@ -63,7 +64,7 @@ func TestNoLinger(t *testing.T) {
 // A failed rail refuses credits. Requests on the other rails still linger, and complete with their
 // own status.
 func TestRefusedCreditsDoNotEndTheLinger(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, MaxMsgSize: 8,
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, Linger: time.Minute, FragmentSize: 8,
 		Credits: 2}})
 	transient := l.fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.a.nics[0], Count: -1})
 	l.a.expectRecv(t, 1000)
@@ -101,7 +102,7 @@ func TestLingerByAConfiguredClock(t *testing.T) {
 	for _, pause := range []time.Duration{0, 3 * linger} {
 		now := time.Unix(1, 0)
 		l := newLink(t, linkConfig{fabric: soft.Config{Stepped: true, Seed: 3}, qp: ibverbx.Config{
-			QPsPerDevice: 2, Linger: linger, MaxMsgSize: 8, Clock: func() time.Time { return now }}})
+			QPsPerDevice: 2, Linger: linger, FragmentSize: 8, Clock: func() time.Time { return now }}})
 		l.a.send(t, l.a.write(verbs.OpSend, 1, 0, 8)) // b posts no receive
 		bad := l.a.write(verbs.OpRDMAWrite, 2, 0, 16)
 		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1})

@@ -310,7 +310,7 @@ func eachMode(t *testing.T, fragment uint32, test func(t *testing.T, l *link)) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			test(t, newLink(t, linkConfig{nics: m.nics,
-				qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, MaxMsgSize: fragment}}))
+				qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps, FragmentSize: fragment}}))
 		})
 	}
 }

@@ -16,7 +16,7 @@ func TestModifyStepByStep(t *testing.T) {
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
-				MaxMsgSize: 1000}})
+				FragmentSize: 1000}})
 			if err := errors.Join(l.a.Reset(), l.b.Reset()); err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +84,7 @@ func stepUp(t *testing.T, q *ibverbx.VirtualQP, peer *ibverbx.BusinessCard) {
 
 // When the program moves it to ERR, a virtual queue pair flushes everything in order.
 func TestModifyToErrFlushes(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}, fabric: soft.Config{Stepped: true}},
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}, fabric: soft.Config{Stepped: true}},
 		func(t *testing.T, l *link) {
 			for id := range uint64(4) {
 				l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4000))
@@ -110,8 +110,8 @@ func TestModifyToErrFlushes(t *testing.T) {
 // A program that polls the physical CQs itself reports that one has failed: the requests
 // outstanding on it are flushed.
 func TestFailDevice(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
-		fabric: soft.Config{Stepped: true}})
+	l := newLink(t, linkConfig{nics: 2, cqDepth: 8192,
+		qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}, fabric: soft.Config{Stepped: true}})
 	for id := range uint64(4) {
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 4000))
 	}

@@ -36,8 +36,8 @@ func FuzzRemoteMR(f *testing.F) {
 		}
 	}
 	ends := []*recorded{
-		newRecorded(f, 2, 1, Config{MaxMsgSize: 100, MaxMsgCntPerQP: 4}),
-		newRecorded(f, 2, 1, Config{MaxMsgSize: 1 << 31, MaxMsgCntPerQP: 4, Scheme: Spray}),
+		newRecorded(f, 2, 1, Config{FragmentSize: 100, MaxMsgCntPerQP: 4}),
+		newRecorded(f, 2, 1, Config{FragmentSize: 1 << 31, MaxMsgCntPerQP: 4, Scheme: Spray}),
 	}
 	f.Fuzz(func(t *testing.T, data []byte, off, n uint64, op byte) {
 		var r RemoteMR

@@ -89,7 +89,7 @@ func handed(e *end) (n uint64) {
 func TestNotificationOfNoBytesFollowsEarlierWrites(t *testing.T) {
 	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 		t.Run(scheme.String(), func(t *testing.T) {
-			l := steppedLink(t, 3, ibverbx.Config{Scheme: scheme, MaxMsgSize: 100})
+			l := steppedLink(t, 3, ibverbx.Config{Scheme: scheme, FragmentSize: 100})
 			l.b.expectRecv(t, 9)
 			l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 300))
 			wr := l.a.write(verbs.OpRDMAWriteWithImm, 2, 0, 0)

@@ -53,7 +53,7 @@ func softPair(t *testing.T, cfg Config) (ends [2]*VirtualQP, mrs [2]*MR) {
 
 // Notifications stay complete and in order when the numbers wrap.
 func TestNotificationsAcrossTheWrapOfNumbers(t *testing.T) {
-	ends, mrs := softPair(t, Config{QPsPerDevice: 2, MaxMsgSize: 100, MaxMsgCntPerQP: 8})
+	ends, mrs := softPair(t, Config{QPsPerDevice: 2, FragmentSize: 100, MaxMsgCntPerQP: 8})
 	a, b := ends[0], ends[1]
 	remote := mrs[1].Remote()
 	rng := rand.New(rand.NewPCG(1, 5))
@@ -113,7 +113,7 @@ func TestNotificationsAcrossTheWrapOfNumbers(t *testing.T) {
 // The numbers wrap while rails overtake each other at random; every number that is posted is
 // checked.
 func TestNumbersWrapWhileRailsOvertakeEachOther(t *testing.T) {
-	cfg := Config{MaxMsgSize: 100, MaxMsgCntPerQP: 32}
+	cfg := Config{FragmentSize: 100, MaxMsgCntPerQP: 32}
 	a, b := newRecorded(t, 2, 2, cfg), newRecorded(t, 2, 2, cfg)
 	jumpTo(a.VirtualQP, b.VirtualQP, dqplb.Mod-300)
 	keys := hugeKeys(1)
@@ -169,7 +169,7 @@ func TestFirstNumber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{QPsPerDevice: 3, MaxMsgSize: 16, FirstNumber: dqplb.Mod - 5}
+		cfg := Config{QPsPerDevice: 3, FragmentSize: 16, FirstNumber: dqplb.Mod - 5}
 		a, err := Open([]verbs.Device{fabric.Device(0)}, cfg)
 		if err != nil {
 			t.Fatal(err)

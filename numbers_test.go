@@ -37,7 +37,7 @@ func TestNumbersOnTheWay(t *testing.T) {
 		{"all markers wait", most, true, most, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newRecorded(t, 1, rails, Config{MaxMsgSize: 1, MaxMsgCntPerQP: most, Credits: most})
+			r := newRecorded(t, 1, rails, Config{FragmentSize: 1, MaxMsgCntPerQP: most, Credits: most})
 			first, last := rawWrite(0, uint64(c.fragments)), rawWrite(2, 1)
 			first.Opcode, last.Opcode = verbs.OpRDMAWriteWithImm, verbs.OpRDMAWriteWithImm
 			requests, plain, numbers, ends := []SendWR{first}, 0, c.fragments, 1
@@ -85,7 +85,7 @@ func TestNumbersOnTheWay(t *testing.T) {
 func TestTheLastMessageIsSolicited(t *testing.T) {
 	for _, scheme := range []Scheme{DQPLB, Spray} {
 		for _, solicited := range []bool{false, true} {
-			r := newRecorded(t, 1, 2, Config{Scheme: scheme, MaxMsgSize: 10})
+			r := newRecorded(t, 1, 2, Config{Scheme: scheme, FragmentSize: 10})
 			wr := rawWrite(1, 35)
 			if wr.Opcode = verbs.OpRDMAWriteWithImm; solicited {
 				wr.Flags |= verbs.SendSolicited
@@ -122,7 +122,7 @@ func TestStatusOfARefusedPost(t *testing.T) {
 		verbs.StatusFatalErr:   &verbs.OpError{Op: "post send", Err: verbs.ErrDeviceGone},
 		verbs.StatusLocQPOpErr: &verbs.OpError{Op: "post send", Err: verbs.ErrInvalid},
 	} {
-		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 10})
+		r := newRecorded(t, 1, 2, Config{FragmentSize: 10})
 		r.qps[0].refuse = err
 		if _, err := r.PostSend(rawWrite(1, 5)); err != nil {
 			t.Fatal(err)

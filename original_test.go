@@ -51,7 +51,7 @@ func TestCardsOfTheOriginal(t *testing.T) {
 // In Spray the original's data is plain, and its notification carries the immediate as its host
 // stores it.
 func TestOriginalNotifiesInSpray(t *testing.T) {
-	cfg := ibverbx.Config{Scheme: ibverbx.Spray, MaxMsgSize: 1000}
+	cfg := ibverbx.Config{Scheme: ibverbx.Spray, FragmentSize: 1000}
 	cfg.Conn.ImmLittleEndian = true
 	l := newOriginalLink(t, cfg)
 	l.recv(t, ibverbx.RecvWR{ID: 1})
@@ -163,7 +163,7 @@ func TestOriginalNotifiesInDQPLB(t *testing.T) {
 // What an end in DQPLB sends to the original: the immediates of fragments and markers, lengths, and
 // which queue pair they travel on.
 func TestOriginalReadsNumbersAndMarkers(t *testing.T) {
-	l := newOriginalLink(t, ibverbx.Config{MaxMsgSize: 1000})
+	l := newOriginalLink(t, ibverbx.Config{FragmentSize: 1000})
 	l.peer.postCredits()
 	fillRandom(l.mr.Bytes(), 1)
 	write := func(op verbs.Opcode, off, n uint64) {

@@ -91,7 +91,7 @@ func TestPollDevicePollsNoOtherDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q, err := dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 1, MaxMsgSize: 100})
+	q, err := dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 1, FragmentSize: 100})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func newOwnPoller(t *testing.T, fabric *soft.Fabric, first int, scheme ibverbx.S
 		t.Fatal(err)
 	}
 	if p.vqp, err = ibverbx.NewVirtualQP(p.vcq, qps[:3], qps[3],
-		ibverbx.Config{Scheme: scheme, MaxMsgSize: 100, MaxMsgCntPerQP: 16}); err != nil {
+		ibverbx.Config{Scheme: scheme, FragmentSize: 100, MaxMsgCntPerQP: 16}); err != nil {
 		t.Fatal(err)
 	}
 	return p

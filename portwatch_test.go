@@ -25,7 +25,7 @@ type portLink struct {
 func newPortLink(t *testing.T, cfg ibverbx.Config) *portLink {
 	t.Helper()
 	l := &portLink{now: time.Unix(0, 0)}
-	cfg.QPsPerDevice, cfg.MaxMsgSize, cfg.Failover, cfg.Failback = 2, 512, true, -1
+	cfg.QPsPerDevice, cfg.FragmentSize, cfg.Failover, cfg.Failback = 2, 512, true, -1
 	cfg.Conn = ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}
 	cfg.Clock = func() time.Time { return l.now }
 	peer := cfg

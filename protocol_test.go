@@ -55,7 +55,7 @@ func (l *link) receive(t *testing.T, imm uint32) {
 
 // Completions of no outstanding work request are counted and dropped.
 func TestSpuriousCompletionsAreDropped(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 4000))
 	for kind := range uint64(16) {
 		for _, number := range []uint64{0, 2, 77, 1<<28 - 1} {

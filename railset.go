@@ -47,7 +47,7 @@ type railSet struct {
 
 // newRailSet makes the rails of q, none of which is in use.
 func newRailSet(q *VirtualQP, qps []verbs.QP, notify verbs.QP, spares []verbs.QP) railSet {
-	s := railSet{maxFragment: q.cfg.MaxMsgSize, maxInline: math.MaxInt}
+	s := railSet{maxFragment: q.cfg.FragmentSize, maxInline: math.MaxInt}
 	for i, qp := range qps {
 		s.data = append(s.data, newRail(q, qp, i))
 	}

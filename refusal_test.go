@@ -15,7 +15,7 @@ import (
 
 // Each refusal has an error of its own that says what to do, and no effect.
 func TestRefusedSendsHaveNoEffect(t *testing.T) {
-	multi := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}})
+	multi := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}})
 	single := newLink(t, linkConfig{})
 	other, err := ibverbx.NewDomain(multi.a.nics[0])
 	if err != nil {

@@ -81,7 +81,7 @@ func TestRelaxedSendGoesOutWhileAnEarlierWriteIsStalled(t *testing.T) {
 }
 
 func TestFencedRelaxedSendWaitsForEarlierData(t *testing.T) {
-	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
+	steppedModes(t, ibverbx.Config{FragmentSize: 1000}, func(t *testing.T, l *link, sends int) {
 		l.b.expectMessage(t, 7, 0, 8)
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, 1, 0, 2000)) // rails 0 and 1
 		l.a.send(t, l.a.message(2, 0, 8, true, verbs.SendFence))
@@ -101,7 +101,7 @@ func TestFencedRelaxedSendWaitsForEarlierData(t *testing.T) {
 // Requests that wait for earlier data also wait for a relaxed SEND: a fenced request, an ordinary
 // SEND, and in Spray a notification.
 func TestLaterRequestsWaitForARelaxedSend(t *testing.T) {
-	steppedModes(t, ibverbx.Config{MaxMsgSize: 1000}, func(t *testing.T, l *link, sends int) {
+	steppedModes(t, ibverbx.Config{FragmentSize: 1000}, func(t *testing.T, l *link, sends int) {
 		for _, c := range []struct {
 			name string
 			wr   ibverbx.SendWR
@@ -206,7 +206,7 @@ func TestRelaxedSendTakesEveryPayload(t *testing.T) {
 }
 
 func TestFailedRelaxedSendIsDescribedAndFlushesLaterRequests(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 1, Kind: soft.FailSend,
 			Status: verbs.StatusRemOpErr, VendorErr: 0x77,
 			Match: func(wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSendWithImm }})
@@ -372,7 +372,7 @@ func TestEveryRailUsesEveryRail(t *testing.T) {
 
 // A request for every rail waits for a full rail: its fragment there follows the write.
 func TestEveryRailWaitsForAFullRail(t *testing.T) {
-	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 1000, MaxMsgCntPerQP: 1})
+	l := steppedLink(t, 3, ibverbx.Config{FragmentSize: 1000, MaxMsgCntPerQP: 1})
 	fillRandom(l.a.buf[:1000], 1)
 	l.a.send(t, l.a.write(verbs.OpRDMARead, 1, 9000, 8)) // rail 0
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 2, 0, 8))   // rail 1
@@ -408,7 +408,7 @@ func TestEveryRailWaitsForAFullRail(t *testing.T) {
 func TestFailedFragmentOfEveryRailIsDescribed(t *testing.T) {
 	for _, op := range []verbs.Opcode{verbs.OpRDMARead, verbs.OpRDMAWrite} {
 		for fragment := range uint64(4) {
-			multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+			multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 				rails := uint64(l.a.DataRails())
 				if fragment >= rails {
 					t.Skip("fewer rails")

@@ -137,7 +137,7 @@ var fragmentedBoundaries = []boundary{
 func TestRequestsUpToTheirLimits(t *testing.T) {
 	for _, m := range modes {
 		l := newLink(t, linkConfig{nics: m.nics, qp: ibverbx.Config{Scheme: m.scheme, QPsPerDevice: m.qps,
-			MaxMsgSize: boundFragment, MaxSGE: boundPieces, MaxInline: boundInline}})
+			FragmentSize: boundFragment, MaxSGE: boundPieces, MaxInline: boundInline}})
 		list := boundaries
 		if l.a.DataRails() > 1 {
 			list = append(list[:len(list):len(list)], fragmentedBoundaries...)
@@ -171,10 +171,10 @@ func TestRequestsUpToTheirLimits(t *testing.T) {
 	}
 }
 
-// A single queue pair cuts nothing, so MaxMsgSize bounds no message of it, over "every" rail
+// A single queue pair cuts nothing, so FragmentSize bounds no message of it, over "every" rail
 // neither.
 func TestSingleQueuePairIgnoresTheSizeOfFragments(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: boundFragment}})
+	l := newLink(t, linkConfig{qp: ibverbx.Config{FragmentSize: boundFragment}})
 	wr := l.a.write(verbs.OpRDMAWrite, 1, 0, 0)
 	everyRail(l.a, &wr, boundFragment+1)
 	l.a.send(t, wr)

@@ -19,7 +19,7 @@ func TestResetThatAQueuePairRefuses(t *testing.T) {
 	reset, closing := errors.New("no reset today"), errors.New("nor close")
 	for _, qps := range []int{2, 3} {
 		for _, closes := range []bool{true, false} {
-			r := newRecorded(t, 1, qps, Config{MaxMsgSize: 10})
+			r := newRecorded(t, 1, qps, Config{FragmentSize: 10})
 			last := qps - 1
 			if _, err := r.PostSend(rawWrite(1, 30)); err != nil {
 				t.Fatal(err)
@@ -62,7 +62,7 @@ func TestResetThatAQueuePairRefuses(t *testing.T) {
 // After a failure a queue pair that refuses receives for good is asked for no more of them; those
 // that wait are flushed, and the failure stays what it was.
 func TestReceivesAreRefusedAfterAFailure(t *testing.T) {
-	r := newRecorded(t, 1, 2, Config{MaxMsgSize: 10, Scheme: Spray, Linger: -1})
+	r := newRecorded(t, 1, 2, Config{FragmentSize: 10, Scheme: Spray, Linger: -1})
 	if _, err := r.PostSend(rawWrite(1, 5)); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestMoveToErrIsNotTriedOnANICThatIsGone(t *testing.T) {
 	for err, retrying := range map[error]int{
 		nil: 0, verbs.ErrNoMemory: 1, &verbs.OpError{Op: "modify", Err: verbs.ErrDeviceGone}: 0,
 	} {
-		r := newRecorded(t, 1, 2, Config{MaxMsgSize: 10, Linger: -1})
+		r := newRecorded(t, 1, 2, Config{FragmentSize: 10, Linger: -1})
 		if _, err := r.PostSend(rawWrite(1, 5)); err != nil {
 			t.Fatal(err)
 		}

@@ -51,7 +51,7 @@ func TestResetEndsWhatIsOutstanding(t *testing.T) {
 // The queue pairs of a NIC that is gone cannot be reset: everything completes, the error names the
 // rail, and Close works.
 func TestResetWithANICGone(t *testing.T) {
-	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000},
+	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000},
 		fabric: soft.Config{Stepped: true}})
 	const total = 8
 	for id := range uint64(total) {
@@ -80,7 +80,7 @@ func TestResetWithANICGone(t *testing.T) {
 }
 
 func TestResetAndReconnect(t *testing.T) {
-	multiModes(t, linkConfig{qp: ibverbx.Config{MaxMsgSize: 1000}}, func(t *testing.T, l *link) {
+	multiModes(t, linkConfig{qp: ibverbx.Config{FragmentSize: 1000}}, func(t *testing.T, l *link) {
 		for round := range 4 {
 			fault := l.fabric.Inject(soft.Fault{Device: l.a.nics[0], Skip: 3, Kind: soft.FailSend,
 				Status: verbs.StatusRemOpErr})

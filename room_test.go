@@ -131,9 +131,9 @@ func TestNICsThatDoNotSayTheirLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := q.Config()
-	if got.MaxMsgCntPerQP != 128 || got.Credits != 256 || got.MaxMsgSize != 512<<10 || card.RDAtomic != 16 {
+	if got.MaxMsgCntPerQP != 128 || got.Credits != 256 || got.FragmentSize != 512<<10 || card.RDAtomic != 16 {
 		t.Errorf("%d requests, %d credits, %d bytes, %d reads", got.MaxMsgCntPerQP, got.Credits,
-			got.MaxMsgSize, card.RDAtomic)
+			got.FragmentSize, card.RDAtomic)
 	}
 	if err := q.Close(); err != nil {
 		t.Error(err)

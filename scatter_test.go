@@ -29,7 +29,7 @@ func TestFragmentsOfAScatterListByPiecesAWorkRequest(t *testing.T) {
 		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
 			for _, scheme := range []Scheme{DQPLB, Spray} {
 				t.Run(fmt.Sprintf("%d, %v, %v", width, op, scheme), func(t *testing.T) {
-					r := newRecorded(t, 1, 4, Config{Scheme: scheme, MaxMsgSize: 150})
+					r := newRecorded(t, 1, 4, Config{Scheme: scheme, FragmentSize: 150})
 					for _, rl := range r.send.rails.data {
 						rl.maxSGE = width
 					}

@@ -84,7 +84,7 @@ func (l *link) reports(e *end, want ...uint64) {
 const kb = 1000
 
 func TestScenarioMultiFragmentMessage(t *testing.T) {
-	l := steppedLink(t, 3, ibverbx.Config{MaxMsgSize: 100 * kb})
+	l := steppedLink(t, 3, ibverbx.Config{FragmentSize: 100 * kb})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 42, 0, 300*kb))
 	if s := l.a.Stats(); s.SendsWaiting != 0 ||
 		s.Rails[0].Fragments+s.Rails[1].Fragments+s.Rails[2].Fragments != 3 {
@@ -103,7 +103,7 @@ func TestScenarioMultiFragmentMessage(t *testing.T) {
 }
 
 func TestScenarioOutOfOrderCompletionsWithInOrderReporting(t *testing.T) {
-	l := steppedLink(t, 2, ibverbx.Config{MaxMsgSize: 100 * kb})
+	l := steppedLink(t, 2, ibverbx.Config{FragmentSize: 100 * kb})
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 100, 0, 200*kb)) // A: rails 0 and 1
 	l.a.send(t, l.a.write(verbs.OpRDMAWrite, 200, 0, 80*kb))  // B: rail 0, behind A's first fragment
 	l.arrive(l.a, 0)
@@ -119,7 +119,7 @@ func TestScenarioOutOfOrderCompletionsWithInOrderReporting(t *testing.T) {
 }
 
 func TestScenarioSprayModeWithNotifyTracking(t *testing.T) {
-	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, MaxMsgSize: 100 * kb})
+	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, FragmentSize: 100 * kb})
 	const notify = 2
 	l.b.expectRecv(t, 9)
 	l.a.send(t, l.a.write(verbs.OpRDMAWriteWithImm, 42, 0, 200*kb))
@@ -143,7 +143,7 @@ func TestScenarioSprayModeWithNotifyTracking(t *testing.T) {
 }
 
 func TestScenarioSprayNotifyWithBackpressure(t *testing.T) {
-	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, MaxMsgSize: 100 * kb, MaxMsgCntPerQP: 1})
+	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, FragmentSize: 100 * kb, MaxMsgCntPerQP: 1})
 	const notify = 2
 	for id := range uint64(2) {
 		l.b.expectRecv(t, 100+id)
@@ -165,7 +165,7 @@ func TestScenarioSprayNotifyWithBackpressure(t *testing.T) {
 }
 
 func TestScenarioSprayNotificationsArePipelined(t *testing.T) {
-	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, MaxMsgSize: 100 * kb})
+	l := steppedLink(t, 2, ibverbx.Config{Scheme: ibverbx.Spray, FragmentSize: 100 * kb})
 	const notify = 2
 	for id := range uint64(4) {
 		l.b.expectRecv(t, 100+id)
@@ -206,7 +206,7 @@ func TestScenarioDQPLBRecvTracking(t *testing.T) {
 }
 
 func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
-	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 1000}, cqDepth: 4096,
+	l := newLink(t, linkConfig{qp: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 1000}, cqDepth: 4096,
 		fabric: soft.Config{Stepped: true}})
 	// A second virtual queue pair, of one QP, on the same virtual CQs.
 	a1, err := l.a.dom.NewQP(l.a.cq, ibverbx.Config{QPsPerDevice: 1})
@@ -245,7 +245,7 @@ func TestScenarioSingleQPVersusMultiQPVirtualQP(t *testing.T) {
 }
 
 func TestScenarioInOrderCompletionGuarantee(t *testing.T) {
-	l := steppedLink(t, 6, ibverbx.Config{MaxMsgSize: 1000})
+	l := steppedLink(t, 6, ibverbx.Config{FragmentSize: 1000})
 	for id := range uint64(3) { // A, B, C: two fragments each, on rails of their own
 		l.a.send(t, l.a.write(verbs.OpRDMAWrite, id, 0, 2000))
 	}

@@ -14,7 +14,7 @@ import (
 func TestAdviceWhereSchemesMayDiffer(t *testing.T) {
 	const advice = "the peer's card names no scheme: check that it uses "
 	unsaid := func(c *ibverbx.BusinessCard) { c.Scheme, c.Credits, c.RawImm = "", 0, false }
-	cfg := ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 8, Linger: -1,
+	cfg := ibverbx.Config{QPsPerDevice: 2, FragmentSize: 8, Linger: -1,
 		Conn: ibverbx.ConnConfig{Timeout: 1, RetryCount: 1}}
 	spray := cfg
 	spray.Scheme = ibverbx.Spray

@@ -44,7 +44,7 @@ func TestSoak(t *testing.T) {
 				depth = soakSlots // pass-through queues nothing
 			}
 			l := newLink(t, linkConfig{nics: s.nics,
-				qp: ibverbx.Config{Scheme: s.scheme, QPsPerDevice: s.qps / s.nics, MaxMsgSize: 512,
+				qp: ibverbx.Config{Scheme: s.scheme, QPsPerDevice: s.qps / s.nics, FragmentSize: 512,
 					MaxMsgCntPerQP: depth}})
 			newSoak(l, uint64(s.qps*100+s.nics)).run(t, perShape)
 		})

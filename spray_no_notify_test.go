@@ -14,7 +14,7 @@ import (
 // receives that would wait for one, with a sentence and without effect.
 func TestSprayWithoutNotifyQP(t *testing.T) {
 	l := newLink(t, linkConfig{nics: 2, qp: ibverbx.Config{Scheme: ibverbx.Spray, QPsPerDevice: 2,
-		NoNotifyQP: true, MaxMsgSize: 1000}})
+		NoNotifyQP: true, FragmentSize: 1000}})
 	if cfg := l.a.Config(); !cfg.NoNotifyQP || len(l.a.Stats().Rails) != 4 {
 		t.Fatalf("%+v", cfg)
 	}

@@ -102,7 +102,7 @@ func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
 			},
 		} {
 			t.Run(fmt.Sprintf("%d qps, %s", qps, name), func(t *testing.T) {
-				l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps, MaxMsgSize: 1000}, 1,
+				l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps, FragmentSize: 1000}, 1,
 					verbs.ErrNoMemory)
 				l.a.fill(t, 5, 4)
 				start := time.Now()

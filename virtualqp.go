@@ -68,10 +68,10 @@ func newVirtualQP(cq *VirtualCQ, qps []verbs.QP, notify verbs.QP, spares []verbs
 	q.line = newLine(q.clock())
 	rails := newRailSet(q, qps, notify, spares)
 	var err error
-	if q.cfg.MaxMsgSize, err = q.fitPorts(&rails); err != nil {
+	if q.cfg.FragmentSize, err = q.fitPorts(&rails); err != nil {
 		return nil, err
 	}
-	rails.maxFragment = q.cfg.MaxMsgSize
+	rails.maxFragment = q.cfg.FragmentSize
 	if err := q.checkFailover(&rails); err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func checkQueuePairs(qps []verbs.QP, notify verbs.QP) error {
 // fitPorts limits each rail's messages to what its port carries in one, and returns the configured
 // size of a fragment, lowered to what every port carries.
 func (q *VirtualQP) fitPorts(rails *railSet) (fragment uint32, err error) {
-	fragment = q.cfg.MaxMsgSize
+	fragment = q.cfg.FragmentSize
 	var longest [verbs.MaxDevices]uint64 // by device; 0 is not asked yet
 	for _, r := range rails.all {
 		if longest[r.device] == 0 {

@@ -60,9 +60,9 @@ type SendWR struct {
 	// EveryRail cuts an RDMA read or write into one fragment for each data queue pair, all of one
 	// length. So a read comes behind the earlier writes of *every* queue pair, and its response
 	// pushes them into the peer's memory (IBTA o9-20). The length must be a multiple of
-	// [VirtualQP.DataRails], of fragments that [Config.MaxMsgSize] allows, and not 0, since a read
-	// of nothing pushes nothing; a scatter list must be no longer than what one work request takes.
-	// Other opcodes are refused with [verbs.ErrInvalid].
+	// [VirtualQP.DataRails], of fragments that [Config.FragmentSize] allows, and not 0, since a
+	// read of nothing pushes nothing; a scatter list must be no longer than what one work request
+	// takes. Other opcodes are refused with [verbs.ErrInvalid].
 	EveryRail bool
 	// CompareAdd is an atomic's value to add or to compare with, Swap the value that
 	// compare-and-swap stores.

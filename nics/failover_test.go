@@ -17,7 +17,7 @@ import (
 func TestConnectWithFailover(t *testing.T) {
 	a := open(t, nics.Config{Provider: nics.RoCE, Devices: "127.0.0.61,127.0.0.62"})
 	b := open(t, nics.Config{Provider: nics.RoCE, Devices: "127.0.0.63,127.0.0.64"})
-	cfg := ibverbx.Config{Failover: true, Failback: -1, QPsPerDevice: 2, MaxMsgSize: 16 << 10,
+	cfg := ibverbx.Config{Failover: true, Failback: -1, QPsPerDevice: 2, FragmentSize: 16 << 10,
 		Conn: ibverbx.ConnConfig{Timeout: 13, RetryCount: 2}}
 	left, right := met(t)
 	var from, to *ibverbx.VirtualQP

@@ -39,7 +39,7 @@ func TestAProgramOutlivesANIC(t *testing.T) {
 				t.Run(fmt.Sprintf("%v/%s/nic %d", scheme, l.name, nic), func(t *testing.T) {
 					cfg := quick()
 					cfg.Transport.QP.Scheme, cfg.Transport.QP.Failover = scheme, true
-					cfg.Transport.QP.MaxMsgSize = 8192
+					cfg.Transport.QP.FragmentSize = 8192
 					cfg.RegisterFrom = 64 << 10
 					bed := newTestbed(t, shape{3, 2, 2}, cfg)
 					var once sync.Once

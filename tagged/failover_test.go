@@ -34,7 +34,7 @@ func TestAPingPongOutlivesANIC(t *testing.T) {
 				}
 				t.Run(fmt.Sprintf("%v/%s/%s", scheme, l.name, where), func(t *testing.T) {
 					cfg := tagged.Config{EagerLimit: 4096, Chunk: 32 << 10}
-					cfg.Transport.QP = ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 4096,
+					cfg.Transport.QP = ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 4096,
 						Failover: true, Conn: ibverbx.ConnConfig{Timeout: 8, RetryCount: 2}}
 					r, a, b := pair(t, 2, cfg)
 					pingPong(t, r, a, b, func() { l.lose(r.fabric, r.fabric.Device(nic)) })

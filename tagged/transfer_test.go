@@ -21,7 +21,7 @@ var fabrics = []struct{ nics, qps int }{{1, 1}, {1, 2}, {1, 4}, {2, 1}, {2, 4}}
 
 func withQPs(qps int) tagged.Config {
 	return tagged.Config{Transport: transport.Config{QP: ibverbx.Config{QPsPerDevice: qps,
-		MaxMsgSize: 64 << 10}}}
+		FragmentSize: 64 << 10}}}
 }
 
 // TestEveryLengthOverEveryRail: short messages go out as fragments, long ones are read over every

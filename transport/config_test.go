@@ -156,7 +156,7 @@ func TestConfigurationsThatNoEndpointCanHave(t *testing.T) {
 	w.domains = append(w.domains, dom)
 	for word, cfg := range map[string]ibverbx.Config{
 		"Scheme":               {Scheme: ibverbx.Spray + 1},
-		"MaxMsgSize":           {MaxMsgSize: 1<<31 + 1},
+		"FragmentSize":         {FragmentSize: 1<<31 + 1},
 		"MaxMsgCntPerQP":       {MaxMsgCntPerQP: 1<<20 + 1},
 		"Credits":              {Credits: 1<<20 + 1},
 		"MaxBanked":            {MaxBanked: -1},

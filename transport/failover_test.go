@@ -38,7 +38,7 @@ func harms() []harm {
 
 // failoverConfig is a worker's whose endpoints can lose a NIC, and notice soon.
 func failoverConfig(scheme ibverbx.Scheme) transport.Config {
-	return transport.Config{QP: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, MaxMsgSize: 4096,
+	return transport.Config{QP: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 4096,
 		Failover: true, Failback: 2 * time.Millisecond, Conn: ibverbx.ConnConfig{Timeout: 8, RetryCount: 2}}}
 }
 
@@ -397,7 +397,7 @@ func TestOneEndOffersFailover(t *testing.T) {
 // A worker that sleeps hears of a port that goes down, however long the retries take.
 func TestASleepingWorkerHearsOfPorts(t *testing.T) {
 	w := newWorld(t, soft.Config{Devices: 4})
-	cfg := transport.Config{KeepAlive: -1, QP: ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 4096,
+	cfg := transport.Config{KeepAlive: -1, QP: ibverbx.Config{QPsPerDevice: 2, FragmentSize: 4096,
 		Failover: true, Failback: -1, Conn: ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}}}
 	peer := cfg
 	told := make(chan ibverbx.RailEvent, 8)

@@ -118,7 +118,7 @@ func TestAFlagBehindAFenceIsSeenAfterTheData(t *testing.T) {
 				repeats = 3
 			}
 			s.memory = 1_000_000 + 64
-			s.cfg.QP.MaxMsgSize = 64 << 10
+			s.cfg.QP.FragmentSize = 64 << 10
 			l := newLink(t, s)
 			const head, tail = 0, 1_000_048
 			flag := func(at int) *uint64 { return word(l.b.mem[at:]) }

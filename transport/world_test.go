@@ -43,7 +43,7 @@ func small() transport.Config {
 // shapes are the ways in which an endpoint lies over queue pairs.
 func shapes() []setup {
 	qp := func(n int, scheme ibverbx.Scheme) transport.Config {
-		return transport.Config{QP: ibverbx.Config{QPsPerDevice: n, Scheme: scheme, MaxMsgSize: 4096}}
+		return transport.Config{QP: ibverbx.Config{QPsPerDevice: n, Scheme: scheme, FragmentSize: 4096}}
 	}
 	return []setup{
 		{name: "single QP", cfg: qp(1, ibverbx.DQPLB)},
@@ -53,7 +53,7 @@ func shapes() []setup {
 		{name: "2 NICs of 2 rails", nics: 2, cfg: qp(2, ibverbx.DQPLB)},
 		{name: "spray", cfg: qp(4, ibverbx.Spray)},
 		{name: "spray, no notify QP", cfg: transport.Config{QP: ibverbx.Config{QPsPerDevice: 2,
-			Scheme: ibverbx.Spray, MaxMsgSize: 4096, NoNotifyQP: true}}},
+			Scheme: ibverbx.Spray, FragmentSize: 4096, NoNotifyQP: true}}},
 	}
 }
 

@@ -50,7 +50,7 @@ func (m *member) shmemConfig() shmem.Config {
 	}
 	if !m.Zero {
 		cfg.Transport = m.transportConfig()
-		cfg.Transport.QP.MaxMsgSize = 16 << 10
+		cfg.Transport.QP.FragmentSize = 16 << 10
 	}
 	return cfg
 }

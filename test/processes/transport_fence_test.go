@@ -28,7 +28,7 @@ const (
 
 func fence(ctx context.Context, m *member) (err error) {
 	cfg := m.transportConfig()
-	cfg.QP.MaxMsgSize = 8 << 10
+	cfg.QP.FragmentSize = 8 << 10
 	h, err := newMesh(m, cfg, fenceFlag+8, nil)
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ func strips(l transport.Limits) (all []strip) {
 
 func putsAndGets(ctx context.Context, m *member) (err error) {
 	cfg := m.transportConfig()
-	cfg.QP.MaxMsgSize = 16 << 10
+	cfg.QP.FragmentSize = 16 << 10
 	h, err := newMesh(m, cfg, (m.Of+1)*field, nil)
 	if err != nil {
 		return err

@@ -64,9 +64,9 @@ func newBedPlan(rng *rand.Rand, seed uint64) bedPlan {
 func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	pick := func(of ...int) int { return of[rng.IntN(len(of))] }
 	cfg := ibverbx.Config{
-		Scheme:     ibverbx.Scheme(rng.IntN(2)),
-		MaxMsgSize: uint32(pick(16, 64, 100, 256, 1000)),
-		Linger:     -1, // no world depends on a clock
+		Scheme:       ibverbx.Scheme(rng.IntN(2)),
+		FragmentSize: uint32(pick(16, 64, 100, 256, 1000)),
+		Linger:       -1, // no world depends on a clock
 	}
 	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
 	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))

@@ -126,7 +126,7 @@ func (p *bedPlan) workerConfig(rng *rand.Rand, qp ibverbx.Config, host int) tran
 // String describes the world in a few lines.
 func (p *transportPlan) String() string {
 	s := sprintf("seed %d, %v: hosts of %v NICs, %d rails, %v, fragments of %d bytes", p.Seed, p.Mood,
-		p.Hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.MaxMsgSize)
+		p.Hosts, p.rails, p.configs[0].QP.Scheme, p.configs[0].QP.FragmentSize)
 	if p.Scramble {
 		s += ", completions out of order"
 	}

@@ -113,7 +113,7 @@ var badSends = []badSend{
 	{"less than a byte for every rail", ibverbx.ErrLength, onSeveral,
 		func(_ *end, wr *ibverbx.SendWR) { wr.EveryRail, wr.Local.Length = true, 1 }},
 	{"too much for every rail", ibverbx.ErrLength, onSeveral, func(e *end, wr *ibverbx.SendWR) {
-		n := uint64(e.vq.DataRails()) * uint64(e.vq.Config().MaxMsgSize+1)
+		n := uint64(e.vq.DataRails()) * uint64(e.vq.Config().FragmentSize+1)
 		wr.Opcode, wr.EveryRail, wr.Local, wr.Remote = verbs.OpRDMARead, true, e.host.MR.Slice(0, n),
 			e.peer.host.Remote.Slice(0, n)
 	}},

@@ -74,7 +74,7 @@ func (p *plan) onNetwork(seed uint64) *plan {
 				cfg.MaxMsgCntPerQP, cfg.Credits = 60, 60 // more than NICs send at a time
 			}
 			if fragment != 0 {
-				cfg.MaxMsgSize = fragment
+				cfg.FragmentSize = fragment
 			}
 		}
 	}

@@ -205,7 +205,7 @@ func (e *end) mustSolicit(s *send, wr *verbs.SendWR) {
 }
 
 func (e *end) dataOnWire(q *wire, s *send, wr *verbs.SendWR, n int) {
-	frag := int(e.vq.Config().MaxMsgSize)
+	frag := int(e.vq.Config().FragmentSize)
 	s.posted += n
 	switch {
 	case s.bare:

@@ -91,10 +91,10 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	c.cqs[0] = rng.IntN(len(p.cqs))
 	c.cqs[1] = rng.IntN(len(p.cqs)) // perhaps on the same host, or on the same virtual CQ
 	cfg := ibverbx.Config{
-		Scheme:     ibverbx.Scheme(rng.IntN(2)),
-		MaxMsgSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
-		NoNotifyQP: rng.IntN(6) == 0,
-		Linger:     time.Duration(pick(-1, int(time.Hour))), // by the world's clock
+		Scheme:       ibverbx.Scheme(rng.IntN(2)),
+		FragmentSize: fragmentSizes[rng.IntN(len(fragmentSizes))],
+		NoNotifyQP:   rng.IntN(6) == 0,
+		Linger:       time.Duration(pick(-1, int(time.Hour))), // by the world's clock
 	}
 	cfg.NoNotifyQP = cfg.NoNotifyQP || c.rails == 1
 	if !c.strip {
@@ -163,7 +163,7 @@ func (p *plan) String() string {
 		cfg := c.cfg[0]
 		s += fmt.Sprintf("\nconnection %d on virtual CQs %v: %d rails, %v, fragments of %d bytes, limits "+
 			"%d and %d, credits %d and %d, banks %d and %d",
-			i, c.cqs, c.rails, cfg.Scheme, cfg.MaxMsgSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP,
+			i, c.cqs, c.rails, cfg.Scheme, cfg.FragmentSize, cfg.MaxMsgCntPerQP, c.cfg[1].MaxMsgCntPerQP,
 			cfg.Credits, c.cfg[1].Credits, cfg.MaxBanked, c.cfg[1].MaxBanked)
 		if c.oneID {
 			s += ", one ID"

@@ -181,7 +181,7 @@ func (e *end) drawOrder(s *send) {
 		s.imm ^= 1 << 31
 	}
 	if s.op == verbs.OpRDMARead && rng.IntN(3) == 0 || s.op == verbs.OpRDMAWrite && rng.IntN(12) == 0 {
-		frag := int(e.conn.plan.cfg[0].MaxMsgSize)
+		frag := int(e.conn.plan.cfg[0].FragmentSize)
 		s.everyRail = true
 		s.length = rails * min([...]int{1, frag, 1 + rng.IntN(frag)}[rng.IntN(3)], lab.MaxNoise/rails)
 	}
@@ -249,7 +249,7 @@ func (e *end) drawLength(op verbs.Opcode) int {
 		return 0
 	}
 	cfg := &e.conn.plan.cfg[e.index%2]
-	frag, rails := int(cfg.MaxMsgSize), e.conn.plan.rails
+	frag, rails := int(cfg.FragmentSize), e.conn.plan.rails
 	if e.conn.plan.short && rng.IntN(6) != 0 {
 		return 1 + rng.IntN(frag)
 	}

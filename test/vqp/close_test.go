@@ -60,7 +60,7 @@ func TestClosingTheCQClosesItsVirtualQPs(t *testing.T) {
 func TestNothingIsLeftOpen(t *testing.T) {
 	once := func(t *testing.T, s *shape) {
 		t.Run(s.name, func(t *testing.T) {
-			a, b := newRig(t, s).connect(s.config(ibverbx.Config{MaxMsgSize: fragment}))
+			a, b := newRig(t, s).connect(s.config(ibverbx.Config{FragmentSize: fragment}))
 			exchange(a, b)
 		})
 	}

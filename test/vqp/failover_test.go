@@ -30,7 +30,7 @@ func TestFailover(t *testing.T) {
 			}
 			// A queue pair that stands in may have no receive for a moment.
 			start := time.Now()
-			a, b := rig.connectHasty(s.config(ibverbx.Config{MaxMsgSize: fragment, Failover: true,
+			a, b := rig.connectHasty(s.config(ibverbx.Config{FragmentSize: fragment, Failover: true,
 				Failback: 50 * time.Millisecond, Conn: ibverbx.ConnConfig{RNRRetry: 7},
 				OnRail: func(e ibverbx.RailEvent) {
 					t.Logf("%v: %v", time.Since(start).Round(time.Millisecond), e)

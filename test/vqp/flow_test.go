@@ -8,7 +8,7 @@ import (
 )
 
 // shallow is a configuration with queues that hold much less than the tests post.
-var shallow = ibverbx.Config{MaxMsgSize: 512, MaxMsgCntPerQP: 4, Credits: 4}
+var shallow = ibverbx.Config{FragmentSize: 512, MaxMsgCntPerQP: 4, Credits: 4}
 
 // Promise 8: hundreds of mixed requests in both directions, over queues that hold four fragments
 // each, are all accepted at once and complete in order. No queue overflows.

@@ -126,7 +126,7 @@ func TestFencedReadSeesTheEarlierWrite(t *testing.T) {
 // The caller may reuse an inline payload as soon as the post returns, also if it is sent in many
 // fragments.
 func TestInlinePayloadMayBeReused(t *testing.T) {
-	eachShape(t, ibverbx.Config{MaxMsgSize: 16}, func(_ *testing.T, a, b *end) {
+	eachShape(t, ibverbx.Config{FragmentSize: 16}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, _ *end) {
 			for _, r := range []request{from.write(60), from.writeImm(60), from.writeImm(1), from.message(64),
 				from.write(16)} {
@@ -144,7 +144,7 @@ func TestInlinePayloadMayBeReused(t *testing.T) {
 // Pieces of memory are gathered and scattered, in fragments that cross their boundaries. The caller
 // may reuse the lists as soon as the post returns.
 func TestScatterGather(t *testing.T) {
-	eachShape(t, ibverbx.Config{MaxMsgSize: 150}, func(_ *testing.T, a, b *end) {
+	eachShape(t, ibverbx.Config{FragmentSize: 150}, func(_ *testing.T, a, b *end) {
 		bothWays(a, b, func(from, to *end) {
 			for _, r := range []request{from.write(450), from.writeImm(450), from.message(450)} {
 				// Pieces from all over the source, an empty one among them.
@@ -180,7 +180,7 @@ func TestScatterGather(t *testing.T) {
 
 // A request with more pieces than a physical request can have is cut into more fragments.
 func TestManySmallPieces(t *testing.T) {
-	eachShapeThat(t, multi, ibverbx.Config{MaxMsgSize: 1000}, func(_ *testing.T, a, b *end) {
+	eachShapeThat(t, multi, ibverbx.Config{FragmentSize: 1000}, func(_ *testing.T, a, b *end) {
 		for _, r := range []request{a.write(1000), a.writeImm(1000)} {
 			r.Local, r.want = ibverbx.Segment{}, nil
 			for i := range uint64(25) {

@@ -66,8 +66,8 @@ func eachShape(t *testing.T, cfg ibverbx.Config, test func(t *testing.T, a, b *e
 func eachShapeThat(t *testing.T, suitable func(*shape) bool, cfg ibverbx.Config,
 	test func(t *testing.T, a, b *end)) {
 	t.Helper()
-	if cfg.MaxMsgSize == 0 {
-		cfg.MaxMsgSize = fragment
+	if cfg.FragmentSize == 0 {
+		cfg.FragmentSize = fragment
 	}
 	for i := range shapes {
 		s := &shapes[i]

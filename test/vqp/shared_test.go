@@ -11,7 +11,7 @@ import (
 // other is not affected: all its requests complete in order and with their data. The first works
 // again after a reset, which does not affect the other either.
 func TestFailureStaysOnItsVirtualQP(t *testing.T) {
-	cfg := ibverbx.Config{MaxMsgSize: fragment, MaxMsgCntPerQP: 32}
+	cfg := ibverbx.Config{FragmentSize: fragment, MaxMsgCntPerQP: 32}
 	for i := range shapes {
 		s := &shapes[i]
 		t.Run(s.name, func(t *testing.T) {

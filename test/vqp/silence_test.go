@@ -112,7 +112,7 @@ func hasty(t *testing.T, suitable func(*shape) bool, test func(t *testing.T, s *
 	for i := range shapes {
 		if s := &shapes[i]; suitable(s) {
 			t.Run(s.name, func(t *testing.T) {
-				a, b := newRig(t, s).connectHasty(s.config(ibverbx.Config{MaxMsgSize: fragment}))
+				a, b := newRig(t, s).connectHasty(s.config(ibverbx.Config{FragmentSize: fragment}))
 				test(t, s, a, b)
 			})
 		}
@@ -130,7 +130,7 @@ func TestPeerCloses(t *testing.T) {
 		busyUntil(a, b, "the failure", func() bool { return a.Err() != nil })
 		a.stopped(silentPeer...)
 		a.reset()
-		cfg := s.config(ibverbx.Config{MaxMsgSize: fragment})
+		cfg := s.config(ibverbx.Config{FragmentSize: fragment})
 		cfg.Conn = over(b.host.rig.kind.patient, cfg.Conn)
 		reconnect(a, b.host.newEnd(cfg))
 	})

@@ -27,14 +27,14 @@ func TestSoak(t *testing.T) {
 			s.qps = 1 + rng.IntN(4)
 		}
 		cfg := s.config(ibverbx.Config{
-			MaxMsgSize:     1 << (6 + rng.IntN(9)), // 64 bytes to 16 KiB
+			FragmentSize:   1 << (6 + rng.IntN(9)), // 64 bytes to 16 KiB
 			MaxMsgCntPerQP: 1 + rng.IntN(32),
 			Credits:        1 + rng.IntN(32),
 			MaxBanked:      1 + rng.IntN(8),
 			MaxSGE:         1 + rng.IntN(4),
 		})
 		n := min(total, 50+rng.IntN(kind.scaled(1000)))
-		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.MaxMsgSize,
+		name := fmt.Sprintf("%d/%s/%dqp/%d bytes/%d deep/%d credits", round, s.name, s.qps, cfg.FragmentSize,
 			cfg.MaxMsgCntPerQP, cfg.Credits)
 		t.Run(name, func(t *testing.T) {
 			rig := newRig(t, &s)
@@ -51,7 +51,7 @@ func TestSoak(t *testing.T) {
 // soak exchanges so many requests in a random order.
 func soak(rng *rand.Rand, a, b *end, total int) {
 	a.tb().Helper()
-	largest := min(uint64(a.Config().MaxMsgSize)*uint64(1+rng.IntN(12)), 32<<10)
+	largest := min(uint64(a.Config().FragmentSize)*uint64(1+rng.IntN(12)), 32<<10)
 	streams := []*stream{{from: a}, {from: b}}
 	left := total
 	a.host.rig.until("the next requests", func() bool {

@@ -84,7 +84,7 @@ func TestDomainRegistersDMABuf(t *testing.T) {
 		t.Errorf("%d regions; at %#x, %d bytes of which the processor has %d", n, mr.Addr(), mr.Len(),
 			len(mr.Bytes()))
 	}
-	cfg := ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 4096}
+	cfg := ibverbx.Config{QPsPerDevice: 2, FragmentSize: 4096}
 	a, err := dom.NewQP(nil, cfg)
 	ok(t, err)
 	closeLater(t, a)

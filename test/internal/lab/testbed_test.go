@@ -197,7 +197,7 @@ func writeBetween(b *Testbed, hosts ...*Host) {
 	for _, h := range hosts {
 		cq, err := h.Dom.NewCQ(4096)
 		b.Must("new cq", err)
-		vq, err := h.Dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 2, MaxMsgSize: 16})
+		vq, err := h.Dom.NewQP(cq, ibverbx.Config{QPsPerDevice: 2, FragmentSize: 16})
 		b.Must("new vqp", err)
 		card, err := vq.Card()
 		b.Must("card", err)

@@ -112,7 +112,7 @@ func FuzzTask(f *testing.F) {
 		}
 		for _, s := range p.Schemes {
 			if c := p.config(s); c.MaxMsgCntPerQP < 1 || c.MaxMsgCntPerQP > maxDepth || c.QPsPerDevice < 1 ||
-				c.QPsPerDevice > 128 || c.MaxMsgSize > 1<<31 {
+				c.QPsPerDevice > 128 || c.FragmentSize > 1<<31 {
 				t.Fatalf("%s with %+v", s, c)
 			}
 		}

@@ -442,7 +442,7 @@ func (p *Params) checkInterval() error {
 // config is the configuration of a virtual queue pair for a column.
 func (p *Params) config(s Scheme) ibverbx.Config {
 	cfg := ibverbx.Config{Balance: p.Balance, Failover: p.Failover, Failback: time.Duration(p.Failback),
-		MaxMsgSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
+		FragmentSize: uint32(p.Fragment), MaxMsgCntPerQP: p.Depth, QPsPerDevice: p.QPs, MaxInline: p.Inline,
 		Conn: p.Conn}
 	switch s {
 	case Single:
