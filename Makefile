@@ -35,12 +35,6 @@ mutants:
 	GOMAXPROCS=1 nice go run ./test/mutants $(if $(N),-n $(N)) $(if $(SEED),-seed $(SEED)) \
 		$(if $(PACKAGES),-packages $(PACKAGES)) $(if $(AGAIN),-again $(AGAIN)) -survivors survivors.txt
 
-# Gives the module, and those below it, the path under which somebody publishes it: make module PATH=example.org/you/ibverbx
-# make hands that PATH to its recipes in place of the shell's, which is still in make's own environment. Where there is no /proc a
-# login shell knows it.
+# Gives the module the path under which you publish it, in every file: make module MODULE=example.org/you/ibverbx
 module:
-	@[ "$(origin PATH)" = "command line" ] || { echo "usage: make module PATH=example.org/you/ibverbx" >&2; exit 2; }
-	@module=$$PATH; PATH=/usr/bin:/bin; \
-	if [ -r /proc/$$PPID/environ ]; then PATH=$$(tr '\0\n' '\n ' </proc/$$PPID/environ | sed -n 's/^PATH=//p'); \
-	else PATH=$$("$${SHELL:-/bin/sh}" -lc 'echo "$$PATH"'); fi; \
-	go run ./internal/modpath "$$module"
+	.ci/module $(MODULE)
