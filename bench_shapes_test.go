@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -111,7 +112,7 @@ func newCrowd(tb testing.TB, size int, cfg ibverbx.Config) *crowd {
 		check(err)
 		card, err := qp.Card()
 		check(err)
-		check(qp.Connect(ibverbx.Elsewhere(card)))
+		check(qp.Connect(vqptest.Elsewhere(card)))
 		c.qps = append(c.qps, qp)
 	}
 	c.bytes = float64(heapBytes()-before) / float64(size)

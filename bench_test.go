@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/vqptest"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -47,7 +48,7 @@ func newNullPairOf(tb testing.TB, cfg ibverbx.Config, op verbs.Opcode, length ui
 		tb.Fatal(err)
 	}
 	card.RawImm = false
-	if err := qp.Connect(ibverbx.Elsewhere(card)); err != nil {
+	if err := qp.Connect(vqptest.Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 	mr, err := qp.Domain().Register(make([]byte, 1<<20), verbs.AccessAll)
@@ -278,7 +279,7 @@ func newNullReceiver(tb testing.TB, scheme ibverbx.Scheme) *nullReceiver {
 		tb.Fatal(err)
 	}
 	card.RawImm = false
-	if err := r.qp.Connect(ibverbx.Elsewhere(card)); err != nil {
+	if err := r.qp.Connect(vqptest.Elsewhere(card)); err != nil {
 		tb.Fatal(err)
 	}
 	return r
@@ -348,17 +349,17 @@ func BenchmarkSoft(b *testing.B) {
 		})
 		for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
 			b.Run(fmt.Sprintf("%v/%d", scheme, size), func(b *testing.B) {
-				l := newLink(b, linkConfig{nics: 2, buffer: max(size, 4096),
-					qp: ibverbx.Config{Scheme: scheme, QPsPerDevice: 4}})
-				wr := l.a.write(verbs.OpRDMAWrite, 1, 0, uint64(size))
+				l := vqptest.NewLink(b, vqptest.LinkConfig{NICs: 2, Buffer: max(size, 4096),
+					QP: ibverbx.Config{Scheme: scheme, QPsPerDevice: 4}})
+				wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, uint64(size))
 				b.SetBytes(int64(size))
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := l.a.PostSend(wr); err != nil {
+					if _, err := l.A.PostSend(wr); err != nil {
 						b.Fatal(err)
 					}
 					for {
-						if _, ok, err := l.a.cq.PollOne(); err != nil {
+						if _, ok, err := l.A.CQ().PollOne(); err != nil {
 							b.Fatal(err)
 						} else if ok {
 							break

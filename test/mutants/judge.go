@@ -44,11 +44,12 @@ func judges(dir string) []judge {
 	switch dir {
 	case ".":
 		guards := judge{dir, "invariants", []string{"-test.run", "TestConcurrentUsePanics$"}}
-		return []judge{own("."), guards, sim, own("test/vqp")}
+		return []judge{own("."), own("test/api"), guards, sim, own("test/vqp")}
 	case "internal/dqplb":
-		return []judge{own(dir), own("."), sim}
+		return []judge{own(dir), own("."), own("test/api"), sim}
 	case "internal/ring", "internal/list", "internal/flow":
-		return []judge{own(dir), own("transport"), own("tagged"), own("."), sim, transport, tagged}
+		return []judge{own(dir), own("transport"), own("tagged"), own("."), own("test/api"), sim, transport,
+			tagged}
 	case "transport":
 		return []judge{own(dir), transport, own("tagged")}
 	case "tagged":
@@ -56,11 +57,11 @@ func judges(dir string) []judge {
 	case "shmem":
 		return []judge{own(dir), game("test/sendside", "TestShmem", "100")}
 	case "verbs":
-		return []judge{own(dir), own("verbs/soft"), own(".")}
+		return []judge{own(dir), own("verbs/soft"), own("."), own("test/api")}
 	case "verbs/internal/nic":
-		return []judge{own(dir), own("verbs/soft"), own("."), sim, transport}
+		return []judge{own(dir), own("verbs/soft"), own("."), own("test/api"), sim, transport}
 	case "verbs/soft":
-		return []judge{own(dir), own("."), sim, transport}
+		return []judge{own(dir), own("."), own("test/api"), sim, transport}
 	}
 	return []judge{own(dir)}
 }

@@ -1,0 +1,371 @@
+package api_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// A value out of the range of its field is refused, and the largest one is taken.
+func TestRangesOfTheConfiguration(t *testing.T) {
+	conn := func(c ibverbx.ConnConfig) ibverbx.Config { return ibverbx.Config{Conn: c} }
+	for _, c := range []struct {
+		good, bad ibverbx.Config
+		says      string
+	}{
+		{ibverbx.Config{FragmentSize: 1 << 31}, ibverbx.Config{FragmentSize: 1<<31 + 1},
+			"FragmentSize 2147483649"},
+		{ibverbx.Config{Credits: 1}, ibverbx.Config{Credits: -2}, "Credits -2"},
+		{ibverbx.Config{MaxBanked: 1}, ibverbx.Config{MaxBanked: -2}, "MaxBanked -2"},
+		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1},
+			"FirstNumber 16777215"},
+		{ibverbx.Config{MaxSGE: 1}, ibverbx.Config{MaxSGE: -2}, "MaxSGE -2"},
+		{ibverbx.Config{MaxRecvSGE: 1}, ibverbx.Config{MaxRecvSGE: -2}, "MaxRecvSGE -2"},
+		{ibverbx.Config{MaxInline: 1}, ibverbx.Config{MaxInline: -2}, "MaxInline -2"},
+		{ibverbx.Config{QPsPerDevice: ibverbx.MaxRails}, ibverbx.Config{QPsPerDevice: ibverbx.MaxRails + 1},
+			"QPsPerDevice 129"},
+		{ibverbx.Config{QPsPerDevice: 1}, ibverbx.Config{QPsPerDevice: -1}, "QPsPerDevice -1"},
+		{ibverbx.Config{MaxMsgCntPerQP: -1}, ibverbx.Config{MaxMsgCntPerQP: -2}, "MaxMsgCntPerQP -2"},
+		{ibverbx.Config{}, ibverbx.Config{MaxMsgCntPerQP: 1<<20 + 1}, "MaxMsgCntPerQP 1048577"},
+		{conn(ibverbx.ConnConfig{SL: 15}), conn(ibverbx.ConnConfig{SL: 16}), "Conn.SL 16"},
+		{conn(ibverbx.ConnConfig{GIDIndex: -1}), conn(ibverbx.ConnConfig{GIDIndex: -2}), "Conn.GIDIndex -2"},
+		{conn(ibverbx.ConnConfig{GIDIndex: 255}), conn(ibverbx.ConnConfig{GIDIndex: 256}),
+			"Conn.GIDIndex 256"},
+		{conn(ibverbx.ConnConfig{MTU: 5}), conn(ibverbx.ConnConfig{MTU: 6}), "Conn.MTU 6"},
+		{conn(ibverbx.ConnConfig{Timeout: 31}), conn(ibverbx.ConnConfig{Timeout: 32}), "Conn.Timeout 32"},
+		{conn(ibverbx.ConnConfig{RetryCount: 7}), conn(ibverbx.ConnConfig{RetryCount: 8}),
+			"Conn.RetryCount 8"},
+		{conn(ibverbx.ConnConfig{RNRRetry: 7}), conn(ibverbx.ConnConfig{RNRRetry: 8}), "Conn.RNRRetry 8"},
+		{conn(ibverbx.ConnConfig{MinRNRTimer: 31}), conn(ibverbx.ConnConfig{MinRNRTimer: 32}),
+			"Conn.MinRNRTimer 32"},
+		{conn(ibverbx.ConnConfig{Timeout: ibverbx.ConnZero}), conn(ibverbx.ConnConfig{Timeout: 254}),
+			"Conn.Timeout 254"},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		devs := []verbs.Device{fabric.Device(0)}
+		if _, err := ibverbx.Open(devs, c.bad); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("error %v: want one that says %q", err, c.says)
+		}
+		if err := c.bad.Validate(1); !errors.Is(err, verbs.ErrInvalid) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("Validate: %v: want one that says %q", err, c.says)
+		}
+		q, err := ibverbx.Open(devs, c.good)
+		if err := errors.Join(err, c.good.Validate(1)); err != nil {
+			t.Errorf("%+v: %v", c.good, err)
+			continue
+		}
+		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Queue pairs are counted over all devices.
+func TestRailsOverAllDevices(t *testing.T) {
+	cfg := ibverbx.Config{QPsPerDevice: ibverbx.MaxRails / 2}
+	if err := errors.Join(cfg.Validate(1), cfg.Validate(2)); err != nil {
+		t.Error(err)
+	}
+	if err := cfg.Validate(3); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "QPsPerDevice 64 on each of 3 devices") {
+		t.Error(err)
+	}
+}
+
+// A value that is far out of range, or a cast of -1, is refused with the name of its own field.
+func TestValuesFarOutOfRangeNameTheirField(t *testing.T) {
+	fabric, err := soft.New(soft.Config{Devices: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, set := range map[string]func(c *ibverbx.Config, v int){
+		"Scheme":         func(c *ibverbx.Config, v int) { c.Scheme = ibverbx.Scheme(v | 2) },
+		"FragmentSize":   func(c *ibverbx.Config, v int) { c.FragmentSize = uint32(v) | 1<<31 | 1 },
+		"MaxMsgCntPerQP": func(c *ibverbx.Config, v int) { c.MaxMsgCntPerQP = v },
+		"Credits":        func(c *ibverbx.Config, v int) { c.Credits = v },
+		"MaxBanked":      func(c *ibverbx.Config, v int) { c.MaxBanked = v },
+		"FirstNumber":    func(c *ibverbx.Config, v int) { c.FirstNumber = uint32(v) | 1<<24 },
+		"QPsPerDevice":   func(c *ibverbx.Config, v int) { c.QPsPerDevice = v },
+		"MaxSGE":         func(c *ibverbx.Config, v int) { c.MaxSGE = v },
+		"MaxRecvSGE":     func(c *ibverbx.Config, v int) { c.MaxRecvSGE = v },
+		"MaxInline":      func(c *ibverbx.Config, v int) { c.MaxInline = v },
+		"Conn.GIDIndex":  func(c *ibverbx.Config, v int) { c.Conn.GIDIndex = v },
+		"Conn.MTU":       func(c *ibverbx.Config, v int) { c.Conn.MTU = verbs.MTU(v) | 8 },
+	} {
+		for _, v := range []int{math.MaxInt, math.MaxInt - 1, math.MaxInt/2 + 1, math.MaxUint32,
+			math.MaxUint32 - 1, math.MaxInt32, math.MinInt, -100} {
+			var c ibverbx.Config
+			set(&c, v)
+			_, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, c)
+			if !errors.Is(err, verbs.ErrInvalid) ||
+				!strings.Contains(err.Error(), "config: invalid argument: "+name) {
+				t.Errorf("%s %d: %v", name, v, err)
+			}
+		}
+	}
+	_, err = ibverbx.Open([]verbs.Device{fabric.Device(0), fabric.Device(1)},
+		ibverbx.Config{QPsPerDevice: 65})
+	if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "QPsPerDevice 65") {
+		t.Errorf("130 queue pairs: %v", err)
+	}
+	if err := fabric.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// MaxMsgCntPerQP -1 is the NIC's depth, or what fits of that into the virtual CQ.
+func TestNoLimitOfMessages(t *testing.T) {
+	const depth = 1000
+	for _, c := range []struct {
+		name string
+		cqe  int    // that a CQ of the NIC holds at most
+		cq   int    // depth of the virtual CQ; 0 for one of its own
+		want [2]int // with one and with two data queue pairs
+	}{
+		{"all of it", 1 << 20, 0, [2]int{depth, depth}},
+		{"a CQ that the NIC does not make deeper", 4096, 0, [2]int{depth, depth / 2}},
+		{"a virtual CQ that is not deeper", 1 << 20, 2500, [2]int{depth, depth / 4}},
+	} {
+		for i, want := range c.want {
+			qps := i + 1
+			t.Run(fmt.Sprintf("%s, %d", c.name, qps), func(t *testing.T) {
+				fabric, err := soft.New(soft.Config{Device: soft.DeviceConfig{MaxQPWR: depth, MaxCQE: c.cqe}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				dom, err := ibverbx.NewDomain(fabric.Device(0))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var cq *ibverbx.VirtualCQ
+				if c.cq != 0 {
+					if cq, err = dom.NewCQ(c.cq); err != nil {
+						t.Fatal(err)
+					}
+				}
+				q, err := dom.NewQP(cq, ibverbx.Config{MaxMsgCntPerQP: -1, QPsPerDevice: qps})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := q.Config().MaxMsgCntPerQP; got != want {
+					t.Errorf("%d messages a queue pair, want %d", got, want)
+				}
+				if got := q.Stats().Rails[0].Limit; got != want {
+					t.Errorf("a limit of %d, want %d", got, want)
+				}
+				if got := q.Config().Credits; got != min(2*want, depth) {
+					t.Errorf("%d credits, want twice as many as messages, and no more than %d", got, depth)
+				}
+				if err := q.Close(); err != nil {
+					t.Error(err)
+				}
+				if cq != nil {
+					if err := cq.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// What the configuration leaves out has the documented default, and a given value is kept.
+func TestDefaultsOfTheConfiguration(t *testing.T) {
+	fabric, err := soft.New(soft.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dom, err := ibverbx.NewDomain(fabric.Device(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ given, want ibverbx.Config }{
+		{ibverbx.Config{}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
+		{ibverbx.Config{MaxMsgCntPerQP: 10}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 10,
+			Credits: 20, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4}},
+		{ibverbx.Config{FragmentSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+			QPsPerDevice: 6},
+			ibverbx.Config{FragmentSize: 1, MaxMsgCntPerQP: 2, Credits: 3, MaxBanked: 4, Linger: 5,
+				QPsPerDevice: 6}},
+		{ibverbx.Config{MaxSGE: 3}, ibverbx.Config{FragmentSize: 512 << 10, MaxMsgCntPerQP: 128, Credits: 256,
+			MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4, MaxSGE: 3, MaxRecvSGE: 3}},
+		{ibverbx.Config{MaxSGE: 3, MaxRecvSGE: 5}, ibverbx.Config{FragmentSize: 512 << 10,
+			MaxMsgCntPerQP: 128, Credits: 256, MaxBanked: 4096, Linger: time.Second, QPsPerDevice: 4,
+			MaxSGE: 3, MaxRecvSGE: 5}},
+	} {
+		q, err := dom.NewQP(nil, c.given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := q.Config()
+		if got.FragmentSize != c.want.FragmentSize || got.MaxMsgCntPerQP != c.want.MaxMsgCntPerQP ||
+			got.Credits != c.want.Credits || got.MaxBanked != c.want.MaxBanked ||
+			got.MaxSGE != c.want.MaxSGE || got.MaxRecvSGE != c.want.MaxRecvSGE ||
+			got.Linger != c.want.Linger || got.QPsPerDevice != c.want.QPsPerDevice || q.Domain() != dom ||
+			q.DataRails() != got.QPsPerDevice {
+			t.Errorf("got  %+v\nwant %+v", got, c.want)
+		}
+		if err := q.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(dom.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// NICs with limits below the defaults lower them; nothing is refused for that, and data moves.
+func TestNICsBelowTheDefaults(t *testing.T) {
+	dev := soft.DeviceConfig{MaxQPWR: 16, MaxSGE: 1, MaxInline: 4, MaxMsgSize: 1000, MaxRDAtomic: 2}
+	for _, m := range vqptest.Modes {
+		t.Run(m.Name, func(t *testing.T) {
+			l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
+				QP:     ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs},
+				Fabric: soft.Config{Device: dev}})
+			cfg := l.A.Config()
+			if cfg.MaxMsgCntPerQP != 16 || cfg.Credits != 16 && l.A.DataRails() > 1 ||
+				cfg.FragmentSize != 1000 {
+				t.Errorf("%d requests and %d credits a queue pair, %d bytes a message", cfg.MaxMsgCntPerQP,
+					cfg.Credits, cfg.FragmentSize)
+			}
+			length := uint64(100_000)
+			if l.A.DataRails() == 1 {
+				length = 1000
+			}
+			vqptest.FillRandom(l.A.Buf[:length], 3)
+			l.B.ExpectRecv(t, 7)
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 1, 0, length))
+			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+			vqptest.IDs(t, l.B.Wait(t, 1), verbs.StatusSuccess)
+			vqptest.MustEqual(t, "data", l.B.Buf[:length], l.A.Buf[:length])
+			inline := l.A.Write(verbs.OpRDMAWrite, 2, 0, 0)
+			inline.Flags, inline.Local = inline.Flags|verbs.SendInline, ibverbx.Segment{}
+			inline.Inline, inline.Remote = make([]byte, 5), l.A.Peer.Slice(0, 5)
+			if _, err := l.A.PostSend(inline); !errors.Is(err, ibverbx.ErrLength) {
+				t.Errorf("5 bytes inline: %v", err)
+			}
+			inline.Inline = []byte("four")
+			l.A.Send(t, inline)
+			vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+			vqptest.MustEqual(t, "inline data", l.B.Buf[:4], []byte("four"))
+		})
+	}
+}
+
+// A card says no more than fits the fields of a connection.
+func TestRangesOfACard(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}})
+	if err := l.A.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		edit func(*ibverbx.BusinessCard)
+		says string
+	}{
+		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = 1 << 24 }, "notify QP has number 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.NotifyQPNum = math.MaxUint32 }, "notify QP has number"},
+		{func(c *ibverbx.BusinessCard) { c.QPNums[1] = 1 << 24 }, "queue pair 1 has number 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.FirstNumber = 1<<24 - 1 }, "first number 16777215"},
+		{func(c *ibverbx.BusinessCard) { c.MTU = 6 }, "mtu code 6"},
+		{func(c *ibverbx.BusinessCard) { c.Credits = -1 }, "credits -1"},
+		{func(c *ibverbx.BusinessCard) { c.Rails[2].PSN = 1 << 24 }, "rail 2 has psn 16777216"},
+		{func(c *ibverbx.BusinessCard) { c.Rails[1].Device = verbs.MaxDevices }, "rail 1 is on device 64"},
+		{func(c *ibverbx.BusinessCard) {
+			c.QPNums[1], c.NotifyQPNum, c.FirstNumber = 1<<24-1, 1<<24-2, 1<<24-2
+			c.Rails[1].PSN, c.Rails[1].Device, c.MTU = 1<<24-1, verbs.MaxDevices-1, verbs.MTU4096
+		}, ""},
+	} {
+		card, err := l.B.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.edit(&card)
+		err = l.A.Connect(card)
+		if c.says == "" {
+			if err != nil {
+				t.Errorf("the largest values: %v", err)
+			}
+			continue
+		}
+		if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), c.says) ||
+			l.A.State() != verbs.StateReset {
+			t.Errorf("error %v, in %v: want one that says %q", err, l.A.State(), c.says)
+		}
+	}
+}
+
+// What receives are posted on has room for as many of them as there may be messages: in Spray the
+// first queue pair, which takes SENDs, and the notify QP; a single one in either scheme. The others
+// hold what the scheme keeps posted.
+func TestRoomForReceives(t *testing.T) {
+	const messages, credits = 24, 40
+	for _, c := range []struct {
+		scheme ibverbx.Scheme
+		want   []int // the notify QP last
+	}{
+		{ibverbx.DQPLB, []int{messages}},
+		{ibverbx.Spray, []int{messages}},
+		{ibverbx.DQPLB, []int{credits, credits, credits, messages}},
+		{ibverbx.Spray, []int{messages, 1, 1, messages}},
+	} {
+		fabric, err := soft.New(soft.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := ibverbx.Open([]verbs.Device{fabric.Device(0)}, ibverbx.Config{Scheme: c.scheme,
+			QPsPerDevice: max(1, len(c.want)-1), MaxMsgCntPerQP: messages, Credits: credits})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, qp := range q.QPs() {
+			got = append(got, qp.Cap().MaxRecvWR)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%v: room for %v receives, want %v", c.scheme, got, c.want)
+		}
+		if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The largest value of each field is valid; what the devices cannot do is found out later.
+func TestLargestConfiguration(t *testing.T) {
+	good := ibverbx.Config{FragmentSize: 1 << 31, MaxMsgCntPerQP: 1 << 20, Credits: 1 << 20,
+		MaxBanked: 1 << 27, FirstNumber: 1<<24 - 2, MaxSGE: 1 << 12, MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
+		QPsPerDevice: ibverbx.MaxRails}
+	if err := good.Validate(1); err != nil {
+		t.Error(err)
+	}
+	for _, beyond := range []func(c *ibverbx.Config){
+		func(c *ibverbx.Config) { c.FragmentSize++ }, func(c *ibverbx.Config) { c.MaxMsgCntPerQP++ },
+		func(c *ibverbx.Config) { c.Credits++ }, func(c *ibverbx.Config) { c.MaxBanked++ },
+		func(c *ibverbx.Config) { c.FirstNumber++ }, func(c *ibverbx.Config) { c.MaxSGE++ },
+		func(c *ibverbx.Config) { c.MaxRecvSGE++ }, func(c *ibverbx.Config) { c.MaxInline++ },
+		func(c *ibverbx.Config) { c.QPsPerDevice++ },
+	} {
+		bad := good
+		if beyond(&bad); bad.Validate(1) == nil {
+			t.Errorf("valid: %+v", bad)
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package api_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// rawEnds are two virtual queue pairs of three physical ones each, which the test can ask.
+func rawEnds(t *testing.T, dev soft.DeviceConfig, configs func(*soft.Fabric) [2]ibverbx.Config) (
+	ends [2]*ibverbx.VirtualQP, qps [2][]verbs.QP) {
+	t.Helper()
+	fabric, err := soft.New(soft.Config{Devices: 2, Device: dev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // runs last
+		if err := fabric.Close(); err != nil {
+			t.Errorf("leak: %v", err)
+		}
+	})
+	cfgs := configs(fabric)
+	for i := range ends {
+		nic := fabric.Device(i)
+		pd, err := nic.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq, err := nic.CreateCQ(verbs.CQConfig{Depth: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps[i] = append(qps[i], qp)
+		}
+		vcq, err := ibverbx.NewVirtualCQ(cq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ends[i], err = ibverbx.NewVirtualQP(vcq, qps[i][:2], qps[i][2], cfgs[i]); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(vcq.Close(), pd.Close()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return ends, qps
+}
+
+// What Config.Conn says is what the queue pairs are connected with, and what it leaves out has the
+// documented default.
+func TestConnConfigReachesTheQueuePairs(t *testing.T) {
+	const given = verbs.AccessLocalWrite | verbs.AccessRemoteWrite
+	for _, c := range []struct {
+		name      string
+		dev       soft.DeviceConfig
+		conn      ibverbx.ConnConfig
+		peer      ibverbx.ConnConfig
+		want      verbs.QPAttr // of the first end
+		peerReads uint8        // that the peer serves
+	}{
+		{name: "defaults",
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 16, MaxDestRDAtomic: 16}, peerReads: 16},
+		{name: "all given",
+			conn: ibverbx.ConnConfig{Port: 1, GIDIndex: 1, MTU: verbs.MTU1024, Timeout: 9, RetryCount: 3,
+				RNRRetry: 2, MinRNRTimer: 5, MaxRDAtomic: 4, Access: given, TrafficClass: 96, SL: 3},
+			want: verbs.QPAttr{PathMTU: verbs.MTU1024, Access: given, Timeout: 9, RetryCount: 3, RNRRetry: 2,
+				MinRNRTimer: 5, MaxRDAtomic: 4, MaxDestRDAtomic: 4,
+				AH: verbs.AH{SGIDIndex: 1, TrafficClass: 96, SL: 3}}, peerReads: 16},
+		{name: "zero",
+			conn: ibverbx.ConnConfig{GIDIndex: -1, Timeout: ibverbx.ConnZero, RetryCount: ibverbx.ConnZero,
+				RNRRetry: ibverbx.ConnZero},
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, MinRNRTimer: 12,
+				MaxRDAtomic: 16, MaxDestRDAtomic: 16}, peerReads: 16},
+		{name: "the smaller path MTU and the fewer reads of the peer",
+			peer: ibverbx.ConnConfig{MTU: verbs.MTU512, MaxRDAtomic: 2},
+			want: verbs.QPAttr{PathMTU: verbs.MTU512, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 2, MaxDestRDAtomic: 16}, peerReads: 2},
+		{name: "a NIC that allows fewer reads", dev: soft.DeviceConfig{MaxRDAtomic: 3},
+			want: verbs.QPAttr{PathMTU: verbs.MTU4096, Access: verbs.AccessAll, Timeout: 14, RetryCount: 6,
+				RNRRetry: 7, MinRNRTimer: 12, MaxRDAtomic: 3, MaxDestRDAtomic: 3}, peerReads: 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ends, qps := rawEnds(t, c.dev, func(*soft.Fabric) [2]ibverbx.Config {
+				return [2]ibverbx.Config{{Conn: c.conn}, {Conn: c.peer}}
+			})
+			vqptest.ConnectBoth(t, ends[0], ends[1])
+			card, err := ends[0].Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer, err := ends[1].Card()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if card.RDAtomic != c.want.MaxDestRDAtomic || peer.RDAtomic != c.peerReads {
+				t.Errorf("cards say %d and %d reads", card.RDAtomic, peer.RDAtomic)
+			}
+			for i, qp := range qps[0] {
+				got, err := qp.(*soft.QP).Query()
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := c.want
+				want.State, want.CurState, want.Port = verbs.StateRTS, verbs.StateRTS, 1
+				want.DestQPNum, want.RQPSN, want.SQPSN = qps[1][i].Num(), peer.Rails[i].PSN, card.Rails[i].PSN
+				want.AH.DGID, want.AH.Port, want.AH.Global = peer.Rails[i].GID, 1, true
+				want.AH.HopLimit = 64
+				if got != want {
+					t.Errorf("queue pair %d\ngot  %+v\nwant %+v", i, got, want)
+				}
+			}
+		})
+	}
+}
+
+// The peer's GIDs may come from the configuration where its card has none. One is needed for each
+// queue pair.
+func TestPeerGIDs(t *testing.T) {
+	for given := range 4 {
+		ends, qps := rawEnds(t, soft.DeviceConfig{}, func(f *soft.Fabric) [2]ibverbx.Config {
+			gid, err := f.Device(1).QueryGID(1, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [2]ibverbx.Config{{Conn: ibverbx.ConnConfig{
+				PeerGIDs: []verbs.GID{gid.GID, gid.GID, gid.GID}[:given]}}, {}}
+		})
+		card, err := ends[1].Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		card.Rails = nil
+		err = ends[0].Connect(card)
+		if given < 3 {
+			if !errors.Is(err, verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") ||
+				qps[0][0].State() != verbs.StateReset {
+				t.Errorf("%d GIDs: %v", given, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%d GIDs: %v", given, err)
+		}
+	}
+}
+
+// DQPLB's credits are posted when RTR is reached, and not before: from then on the peer may send.
+func TestCreditsArePostedInRTR(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2, Credits: 5}})
+	if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	peer, err := l.B.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	credits := func() string {
+		r := l.A.Stats().Rails
+		return fmt.Sprint(r[0].Recvs, r[1].Recvs, r[2].Recvs)
+	}
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
+	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+		&peer); err != nil || credits() != "0 0 0" {
+		t.Errorf("in INIT: %s, %v", credits(), err)
+	}
+	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true, Port: 1}}
+	if err := l.A.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err != nil ||
+		credits() != "5 5 0" {
+		t.Errorf("in RTR: %s, %v", credits(), err)
+	}
+	if err := l.A.Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); err == nil ||
+		credits() != "5 5 0" {
+		t.Errorf("RTR twice: %s, %v", credits(), err)
+	}
+}
+
+// A change of attributes alone leaves state, requests and receives as they are.
+func TestModifyWithoutAState(t *testing.T) {
+	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
+		return [2]ibverbx.Config{}
+	})
+	vqptest.ConnectBoth(t, ends[0], ends[1])
+	before := ends[0].Stats().Rails[0].Recvs
+	if err := ends[0].Modify(verbs.QPAttr{MinRNRTimer: 3}, verbs.QPAttrMinRNRTimer, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, qp := range qps[0] {
+		if attr, err := qp.(*soft.QP).Query(); err != nil || attr.MinRNRTimer != 3 {
+			t.Errorf("queue pair %d: timer %d, %v", i, attr.MinRNRTimer, err)
+		}
+	}
+	if ends[0].State() != verbs.StateRTS || ends[0].Stats().Rails[0].Recvs != before {
+		t.Errorf("in %v, with %+v", ends[0].State(), ends[0].Stats().Rails)
+	}
+}
+
+// A card without addresses is refused by the step that needs them, which changes nothing.
+func TestModifyNeedsThePeersAddress(t *testing.T) {
+	ends, qps := rawEnds(t, soft.DeviceConfig{}, func(*soft.Fabric) [2]ibverbx.Config {
+		return [2]ibverbx.Config{}
+	})
+	peer, err := ends[1].Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer.Rails = nil
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
+	if err := ends[0].Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|
+		verbs.QPAttrAccess, &peer); err != nil {
+		t.Fatal(err)
+	}
+	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU4096, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true, Port: 1}}
+	if err := ends[0].Modify(rtr, verbs.QPAttrState|verbs.QPAttrAV|verbs.QPAttrPathMTU|verbs.QPAttrDestQPNum|
+		verbs.QPAttrRQPSN|verbs.QPAttrMaxDestRDAtomic|verbs.QPAttrMinRNRTimer, &peer); !errors.Is(err,
+		verbs.ErrInvalid) || !strings.Contains(err.Error(), "PeerGIDs") {
+		t.Errorf("%v", err)
+	}
+	peer.QPNums[0] = 1 << 24
+	if err := ends[0].Modify(rtr, verbs.QPAttrState, &peer); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "16777216") {
+		t.Errorf("an impossible card: %v", err)
+	}
+	if ends[0].State() != verbs.StateInit || qps[0][0].State() != verbs.StateInit {
+		t.Errorf("in %v, its queue pair in %v", ends[0].State(), qps[0][0].State())
+	}
+	if err := ends[1].Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := ends[1].Modify(init, verbs.QPAttrState, nil); !errors.Is(err, ibverbx.ErrClosed) {
+		t.Errorf("a closed one: %v", err)
+	}
+}
+
+// Credits that the NIC refuses permanently end the connection while it is made.
+func TestConnectWhereCreditsAreRefused(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{Scheme: scheme, QPsPerDevice: 2}})
+		if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+			t.Fatal(err)
+		}
+		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.A.NICs[0], QPNum: l.A.RailQPs[1],
+			Err: verbs.ErrNotSupported})
+		peer, err := l.B.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = l.A.Connect(peer)
+		var failed *ibverbx.FailedError
+		if !errors.Is(err, verbs.ErrNotSupported) || !errors.As(err, &failed) || failed.Rail != 1 ||
+			!failed.Recv || l.A.State() != verbs.StateErr {
+			t.Errorf("%v: %v, in %v", scheme, err, l.A.State())
+		}
+	}
+}

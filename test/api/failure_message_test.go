@@ -1,0 +1,271 @@
+package api_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// messageFragment is the fragment size of the tests of failure messages.
+const messageFragment = 1000
+
+// failureCase is one way in which a software NIC makes a request with ID 7 fail.
+type failureCase struct {
+	name   string
+	kind   soft.FaultKind
+	status verbs.Status
+	vendor uint32
+	match  func(l *vqptest.Link, wr *verbs.SendWR) bool // the work request that fails
+	post   func(t *testing.T, l *vqptest.Link)
+
+	atPeer     bool // b reports the failure, not a
+	whole      bool // the request travels as one message
+	singleToo  bool // it can fail on a single queue pair, too
+	what       func(l *vqptest.Link, fe *ibverbx.FailedError) string
+	vendorText string
+}
+
+func localAt(l *vqptest.Link, off uint64) string { return fmt.Sprintf("0x%x", l.A.MR.Addr()+off) }
+func remoteAt(l *vqptest.Link, off uint64) string {
+	return fmt.Sprintf("remote 0x%x", l.A.Peer.Addr()+off)
+}
+
+// writesTo matches work requests with data whose remote address is off in the peer's buffer.
+func writesTo(off uint64) func(l *vqptest.Link, wr *verbs.SendWR) bool {
+	return func(l *vqptest.Link, wr *verbs.SendWR) bool {
+		return wr.Bytes() != 0 && wr.RemoteAddr == l.A.Peer.Addr()+off
+	}
+}
+
+func isSend(_ *vqptest.Link, wr *verbs.SendWR) bool { return wr.Opcode == verbs.OpSend }
+
+var failureCases = []failureCase{
+	{
+		name:   "write",
+		kind:   soft.FailSend,
+		status: verbs.StatusRetryExcErr,
+		vendor: 0x81,
+		match:  writesTo(2 * messageFragment),
+		post:   func(t *testing.T, l *vqptest.Link) { l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 7, 0, 3500)) },
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return "RDMA_WRITE id 7, fragment 3 of 4 (1000 bytes from " + localAt(l, 2000) + " to " +
+				remoteAt(l, 2000) + ")"
+		},
+		vendorText: " (vendor 0x81: transport retry counter exceeded)",
+	},
+	{
+		name:   "last fragment of a notifying write, behind a plain one",
+		kind:   soft.FailAfterData,
+		status: verbs.StatusRemOpErr,
+		match:  writesTo(7 * messageFragment),
+		post: func(t *testing.T, l *vqptest.Link) {
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 6, 0, 4*messageFragment))
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 7, 4*messageFragment, 3*messageFragment+1))
+		},
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return "RDMA_WRITE id 7, fragment 4 of 4 (1 bytes from " + localAt(l, 7000) + " to " +
+				remoteAt(l, 7000) + ")"
+		},
+	},
+	{
+		name:   "scattered read",
+		kind:   soft.FailSend,
+		status: verbs.StatusRemAccessErr,
+		vendor: 0x88,
+		match:  writesTo(messageFragment),
+		post: func(t *testing.T, l *vqptest.Link) {
+			l.A.Send(t, ibverbx.SendWR{
+				ID:     7,
+				Opcode: verbs.OpRDMARead,
+				SGL: []ibverbx.Segment{
+					l.A.MR.Slice(0, 700), l.A.MR.Slice(5000, 1200), l.A.MR.Slice(9000, 600),
+				},
+				Remote: l.A.Peer.Slice(0, 2500),
+			})
+		},
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return "RDMA_READ id 7, fragment 2 of 3 (1000 bytes from " + remoteAt(l, 1000) + " to " +
+				localAt(l, 5300) + " and on (scattered))"
+		},
+		vendorText: " (vendor 0x88: protection error at the remote buffer)",
+	},
+	{
+		name:   "send",
+		kind:   soft.FailSend,
+		status: verbs.StatusRNRRetryExcErr,
+		match:  isSend,
+		post: func(t *testing.T, l *vqptest.Link) {
+			l.A.Send(t, ibverbx.SendWR{ID: 7, Opcode: verbs.OpSend, Local: l.A.MR.Slice(100, 64)})
+		},
+		whole:     true,
+		singleToo: true,
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return "SEND id 7 (64 bytes at " + localAt(l, 100) + ")"
+		},
+	},
+	{
+		name:   "atomic",
+		kind:   soft.FailSend,
+		status: verbs.StatusRemInvReqErr,
+		match:  func(_ *vqptest.Link, wr *verbs.SendWR) bool { return wr.Opcode.IsAtomic() },
+		post: func(t *testing.T, l *vqptest.Link) {
+			l.A.Send(t, ibverbx.SendWR{ID: 7, Opcode: verbs.OpAtomicFetchAdd, Local: l.A.MR.Slice(16, 8),
+				Remote: l.A.Peer.Slice(64, 8)})
+		},
+		whole: true,
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return "FETCH_ADD id 7 (8 bytes from " + remoteAt(l, 64) + " to " + localAt(l, 16) + ")"
+		},
+	},
+	{
+		name:   "notification",
+		kind:   soft.FailSend,
+		status: verbs.StatusRemOpErr,
+		match: func(_ *vqptest.Link, wr *verbs.SendWR) bool {
+			return wr.Opcode == verbs.OpRDMAWriteWithImm && wr.Bytes() == 0
+		},
+		post: func(t *testing.T, l *vqptest.Link) {
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWriteWithImm, 7, 0,
+				3500))
+		},
+		what: func(_ *vqptest.Link, fe *ibverbx.FailedError) string {
+			if fe.Part == ibverbx.PartImmediate {
+				return "RDMA_WRITE id 7, immediate behind its data"
+			}
+			return "RDMA_WRITE id 7, notification behind its data"
+		},
+	},
+	{
+		name:   "receive",
+		kind:   soft.FailRecv,
+		status: verbs.StatusLocProtErr,
+		match:  isSend,
+		post: func(t *testing.T, l *vqptest.Link) {
+			recv := ibverbx.RecvWR{ID: 7, SGL: []ibverbx.Segment{l.B.MR.Slice(0, 40), l.B.MR.Slice(80, 60)}}
+			if _, err := l.B.PostRecv(recv); err != nil {
+				t.Fatal(err)
+			}
+			l.A.Send(t, ibverbx.SendWR{ID: 8, Opcode: verbs.OpSend, Local: l.A.MR.Slice(0, 64)})
+		},
+		atPeer:    true,
+		whole:     true,
+		singleToo: true,
+		what: func(l *vqptest.Link, _ *ibverbx.FailedError) string {
+			return fmt.Sprintf("RECV id 7 (100 bytes at 0x%x and on (scattered))", l.B.MR.Addr())
+		},
+	},
+}
+
+// The whole error message of a failure, for every kind of request in every mode.
+func TestFailureMessages(t *testing.T) {
+	for _, c := range failureCases {
+		for _, m := range vqptest.Modes {
+			t.Run(c.name+"/"+m.Name, func(t *testing.T) {
+				single := m.Name == "single"
+				if single && !c.singleToo {
+					t.Skip("a single queue pair does not fragment, and does not know what failed")
+				}
+				l := vqptest.NewLink(t, vqptest.LinkConfig{NICs: m.NICs,
+					QP: ibverbx.Config{Scheme: m.Scheme, QPsPerDevice: m.QPs, FragmentSize: messageFragment}})
+				fe := c.run(t, l)
+				what := "request or receive id 7"
+				if !single {
+					what = c.what(l, fe)
+					if c.whole != (fe.Part == ibverbx.PartMessage) {
+						t.Errorf("the part that failed is a %v", fe.Part)
+					}
+				}
+				failed := l.A
+				if c.atPeer {
+					failed = l.B
+				}
+				device := failed.NICs[fe.Rail%m.NICs].Name()
+				if fe.Rail == failed.DataRails() {
+					device = failed.NICs[0].Name() // the notify QP is on the first NIC
+				}
+				want := fmt.Sprintf("virtual qp %d: %s: rail %d (%s qp %d): %s%s: %s", failed.Num(), what,
+					fe.Rail, device, failed.RailQPs[fe.Rail], c.status.Error(), c.vendorText,
+					c.status.Advice())
+				if got := fe.Error(); got != want {
+					t.Errorf("the message is\n%s\nwant\n%s", got, want)
+				}
+			})
+		}
+	}
+}
+
+// run makes the case's request fail, and returns the failure that its end reports.
+func (c *failureCase) run(t *testing.T, l *vqptest.Link) *ibverbx.FailedError {
+	t.Helper()
+	l.Fabric.Inject(soft.Fault{Kind: c.kind, Status: c.status, VendorErr: c.vendor,
+		Match: func(wr *verbs.SendWR) bool { return c.match(l, wr) }})
+	failed := l.A
+	if c.atPeer {
+		failed = l.B
+	}
+	c.post(t, l)
+	for ctx := patience(t); failed.Err() == nil; {
+		l.A.Pump(t)
+		l.B.Pump(t)
+		if ctx.Err() != nil {
+			t.Fatal("nothing failed")
+		}
+	}
+	var fe *ibverbx.FailedError
+	if !errors.As(failed.Err(), &fe) {
+		t.Fatal(failed.Err())
+	}
+	return fe
+}
+
+// A post that a NIC refuses permanently is described like a failed completion, fragment included.
+func TestMessageOfAPermanentlyRefusedPost(t *testing.T) {
+	cfg := vqptest.LinkConfig{QP: ibverbx.Config{FragmentSize: messageFragment}}
+	multiModes(t, cfg, func(t *testing.T, l *vqptest.Link) {
+		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Err: verbs.ErrDeviceGone,
+			Match: func(wr *verbs.SendWR) bool { return writesTo(messageFragment)(l, wr) }})
+		_, _ = l.A.PostSend(l.A.Write(verbs.OpRDMAWriteWithImm, 7, 0, 2500))
+		err := l.A.Err()
+		var fe *ibverbx.FailedError
+		if !errors.Is(err, verbs.ErrDeviceGone) || !errors.As(err, &fe) {
+			t.Fatal(err)
+		}
+		if fe.Part != ibverbx.PartFragment || fe.Fragment != 1 || fe.Fragments != 3 || fe.Length != 1000 ||
+			fe.RemoteAddr != l.A.Peer.Addr()+messageFragment {
+			t.Errorf("%+v", fe)
+		}
+		for _, want := range []string{"fragment 2 of 3 (1000 bytes", ": check the NIC"} {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q is missing in %v", want, err)
+			}
+		}
+	})
+	t.Run("single", func(t *testing.T) {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{})
+		l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Err: verbs.ErrDeviceGone})
+		_, _ = l.A.PostSend(l.A.Write(verbs.OpRDMARead, 7, 64, 100))
+		var fe *ibverbx.FailedError
+		if err := l.A.Err(); !errors.As(err, &fe) || fe.Opcode != verbs.WCRDMARead || fe.Length != 100 ||
+			fe.LocalAddr != l.A.MR.Addr()+64 || fe.RemoteAddr != l.A.Peer.Addr()+64 {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// A layer above names a request in words, in place of operation and ID.
+func TestFailedErrorNamesTheRequestOfALayerAbove(t *testing.T) {
+	f := ibverbx.FailedError{QPNum: 3, HasID: true, ID: 77, Opcode: verbs.WCRDMARead, Name: "keep-alive",
+		Part: ibverbx.PartFragment, Fragment: 1, Fragments: 2, LocalAddr: 0x10, RemoteAddr: 0x20, Length: 8,
+		Device: "mlx5_0", RailQPNum: 9, Err: verbs.StatusRetryExcErr}
+	const want = "virtual qp 3: keep-alive, fragment 2 of 2 (8 bytes from remote 0x20 to 0x10): rail 0 " +
+		"(mlx5_0 qp 9): RETRY_EXC_ERR: "
+	if text := f.Error(); !strings.HasPrefix(text, want) {
+		t.Errorf("%s\nwant %s", text, want)
+	}
+}

@@ -1,0 +1,270 @@
+package api_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/bits"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+)
+
+// The cards of the original, as it writes and reads them: two keys, in either order, and for as
+// many queue pairs always as long, because programs over it exchange cards in slots of one size. A
+// card of this package with these two fields alone is one.
+func TestCardsOfTheOriginal(t *testing.T) {
+	for _, c := range []struct {
+		golden string
+		length int
+		card   ibverbx.BusinessCard
+	}{
+		{`{"notifyQpNum":"0000000021","qpNums":["0000000017","0000000018"]}`, 65,
+			ibverbx.BusinessCard{QPNums: []uint32{17, 18}, NotifyQPNum: 21}},
+		{`{"notifyQpNum":"0000000000","qpNums":["0000000017"]}`, 52,
+			ibverbx.BusinessCard{QPNums: []uint32{17}}},
+		{`{"notifyQpNum":"0016777215","qpNums":["0000000017","0000000018","0000000019","0000000020"]}`, 91,
+			ibverbx.BusinessCard{QPNums: []uint32{17, 18, 19, 20}, NotifyQPNum: 1<<24 - 1}},
+	} {
+		var got ibverbx.BusinessCard
+		if err := json.Unmarshal([]byte(c.golden), &got); err != nil || !reflect.DeepEqual(got, c.card) {
+			t.Errorf("%s reads as %+v, %v", c.golden, got, err)
+		}
+		text, err := json.Marshal(c.card)
+		if err != nil || len(text) != c.length || len(c.golden) != c.length {
+			t.Errorf("%s: %d bytes, the golden one %d, want %d; %v", text, len(text), len(c.golden), c.length,
+				err)
+		}
+		var keys, want map[string]any
+		if err := errors.Join(json.Unmarshal(text, &keys),
+			json.Unmarshal([]byte(c.golden), &want)); err != nil ||
+			!reflect.DeepEqual(keys, want) {
+			t.Errorf("%s says other than %s: %v", text, c.golden, err)
+		}
+	}
+}
+
+// In Spray the original's data is plain, and its notification carries the immediate as its host
+// stores it.
+func TestOriginalNotifiesInSpray(t *testing.T) {
+	cfg := ibverbx.Config{Scheme: ibverbx.Spray, FragmentSize: 1000}
+	cfg.Conn.ImmLittleEndian = true
+	l := newOriginalLink(t, cfg)
+	l.recv(t, ibverbx.RecvWR{ID: 1})
+	rkey, _ := l.mr.Remote().At(0).Keys.Key(0)
+	vqptest.FillRandom(l.peer.buf[:2000], 3)
+	for rail, qp := range l.peer.data {
+		off := uint64(rail) * 1000
+		l.peer.post(qp, verbs.SendWR{ID: 7, Opcode: verbs.OpRDMAWrite, SGL: l.peer.sgl(off, 1000),
+			RemoteAddr: l.mr.Addr() + off, RKey: rkey})
+	}
+	l.waitPeer(t, 2)
+	l.peer.post(l.peer.notify, verbs.SendWR{ID: 8, Opcode: verbs.OpRDMAWriteWithImm, RemoteAddr: l.mr.Addr(),
+		RKey: rkey, Imm: bits.ReverseBytes32(0x11223344)})
+	if wc := l.wait(t, 1)[0]; wc.Imm != 0x11223344 {
+		t.Errorf("the notification came as %+v", wc)
+	}
+	vqptest.MustEqual(t, "data", l.mr.Bytes()[:2000], l.peer.buf[:2000])
+	l.waitPeer(t, 1)
+
+	l.peer.postRecv(l.peer.notify, verbs.RecvWR{ID: 9})
+	l.send(t, ibverbx.SendWR{ID: 2, Opcode: verbs.OpRDMAWriteWithImm, Local: l.mr.Slice(0, 1500),
+		Remote: l.remote, Imm: 0x55667788})
+	l.wait(t, 1)
+	if wc := l.waitPeer(t, 1)[0]; wc.ID != 9 || wc.ByteLen != 0 ||
+		bits.ReverseBytes32(wc.Imm) != 0x55667788 {
+		t.Errorf("the notification arrives there as %+v", wc)
+	}
+}
+
+// SENDs go to and fro between an end in DQPLB and the original, on queue pair 0, before any
+// notification, and behind them notifications do.
+func TestOriginalSendsInDQPLB(t *testing.T) {
+	l := newOriginalLink(t, ibverbx.Config{})
+	const rounds = 300 // more than the queues hold
+	for i := range uint64(rounds) {
+		l.peer.postRecv(l.peer.data[0], verbs.RecvWR{ID: i, SGL: l.peer.sgl(100, 50)})
+		copy(l.mr.Bytes(), fmt.Sprintf("to the original %03d", i))
+		l.send(t, ibverbx.SendWR{ID: i, Opcode: verbs.OpSend, Local: l.mr.Slice(0, 19)})
+		l.wait(t, 1)
+		if wc := l.waitPeer(t, 1)[0]; wc.ID != i || wc.Opcode != verbs.WCRecv || wc.ByteLen != 19 ||
+			wc.QPNum != l.peer.data[0].Num() {
+			t.Fatalf("SEND %d came as %+v", i, wc)
+		}
+		if got, want := string(l.peer.buf[100:119]), fmt.Sprintf("to the original %03d", i); got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+
+		copy(l.peer.buf[200:], fmt.Sprintf("from the original %03d", i))
+		l.recv(t, ibverbx.RecvWR{ID: 1000 + i, Local: l.mr.Slice(500, 50)})
+		l.peer.post(l.peer.data[0], verbs.SendWR{ID: 7, Opcode: verbs.OpSend, SGL: l.peer.sgl(200, 21)})
+		if wc := l.wait(t, 1)[0]; wc.ID != 1000+i || wc.Opcode != verbs.WCRecv || wc.ByteLen != 21 {
+			t.Fatalf("SEND %d came as %+v", i, wc)
+		}
+		if got, want := string(l.mr.Bytes()[500:521]), fmt.Sprintf("from the original %03d", i); got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+		l.waitPeer(t, 1)
+	}
+	// Receives with memory that wait take SENDs ahead of the credits, which come with the first
+	// receive for a notification.
+	l.recv(t, ibverbx.RecvWR{ID: 1, Local: l.mr.Slice(500, 50)}, ibverbx.RecvWR{ID: 2},
+		ibverbx.RecvWR{ID: 3})
+	l.peer.post(l.peer.data[0], verbs.SendWR{ID: 7, Opcode: verbs.OpSend, SGL: l.peer.sgl(200, 21)})
+	l.peer.writeNumbered(l.mr.Remote().At(1000), 1000, 300)
+	l.peer.writeNumbered(l.mr.Remote().At(2000), 50, 300)
+	for i, wc := range l.wait(t, 3) {
+		if want := []uint64{21, 1000, 50}[i]; wc.ID != uint64(i+1) || wc.ByteLen != want {
+			t.Errorf("receive %d: %+v, want %d bytes", i+1, wc, want)
+		}
+	}
+	vqptest.MustEqual(t, "data", l.mr.Bytes()[1000:2000], l.peer.buf[:1000])
+}
+
+// Receives with memory and credits share the receive queue of queue pair 0, and neither overruns
+// it.
+func TestCreditsKeepTheirRoomBesideReceivesWithMemory(t *testing.T) {
+	l := newOriginalLink(t, ibverbx.Config{Credits: 8})
+	posted := func(want ...int) {
+		t.Helper()
+		for i, r := range l.Stats().Rails {
+			if r.Refused != 0 || r.Recvs != want[i] {
+				t.Errorf("rail %d: %d receives are posted, want %d; %d posts were refused", i, r.Recvs,
+					want[i], r.Refused)
+			}
+		}
+	}
+	for i := range uint64(30) {
+		l.recv(t, ibverbx.RecvWR{ID: i, Local: l.mr.Slice(500, 50)})
+	}
+	posted(4, 0, 0)
+	l.recv(t, ibverbx.RecvWR{ID: 30})
+	posted(8, 8, 0)
+}
+
+// An end posts credits with its first receive for a notification, also one that was posted before
+// Connect, and keeps them up from then on.
+func TestOriginalNotifiesInDQPLB(t *testing.T) {
+	l := newOriginalLink(t, ibverbx.Config{Credits: 8})
+	for round := range 100 {
+		l.recv(t, ibverbx.RecvWR{ID: 1})
+		l.peer.writeNumbered(l.mr.Remote().At(0), 3000, 1000)
+		if wc := l.wait(t, 1)[0]; wc.ByteLen != 3000 || wc.Imm != 0 {
+			t.Fatalf("round %d: %+v", round, wc)
+		}
+		l.waitPeer(t, 3)
+	}
+}
+
+// What an end in DQPLB sends to the original: the immediates of fragments and markers, lengths, and
+// which queue pair they travel on.
+func TestOriginalReadsNumbersAndMarkers(t *testing.T) {
+	l := newOriginalLink(t, ibverbx.Config{FragmentSize: 1000})
+	l.peer.postCredits()
+	vqptest.FillRandom(l.mr.Bytes(), 1)
+	write := func(op verbs.Opcode, off, n uint64) {
+		remote := l.remote
+		remote.Addr += off
+		l.send(t, ibverbx.SendWR{ID: off, Opcode: op, Local: l.mr.Slice(off, n), Remote: remote, Imm: 0x1234})
+	}
+	write(verbs.OpRDMAWriteWithImm, 0, 2500)    // rails 0, 1, 0
+	write(verbs.OpRDMAWrite, 3000, 2000)        // rails 1, 0: both dirty
+	write(verbs.OpRDMAWriteWithImm, 6000, 1000) // rail 1, a marker ahead of it on rail 0
+	write(verbs.OpRDMAWriteWithImm, 8000, 1)
+	l.wait(t, 4)
+	type message struct {
+		rail   int
+		number uint32
+		bytes  uint32
+	}
+	var got [2][]message
+	for _, wc := range l.waitPeer(t, 6) {
+		rail := slices.IndexFunc(l.peer.data, func(qp verbs.QP) bool { return qp.Num() == wc.QPNum })
+		got[rail] = append(got[rail], message{rail, bits.ReverseBytes32(wc.Imm), wc.ByteLen})
+	}
+	want := [2][]message{
+		{{0, 0x000000, 1000}, {0, 0x80000002, 500}, {0, 0x000003, 0}, {0, 0x80000005, 1}},
+		{{1, 0x000001, 1000}, {1, 0x80000004, 1000}},
+	}
+	for rail := range got {
+		if !slices.Equal(got[rail], want[rail]) {
+			t.Errorf("rail %d carried %x\nwant %x", rail, got[rail], want[rail])
+		}
+	}
+	for _, off := range []uint64{0, 3000, 6000} {
+		vqptest.MustEqual(t, "data", l.peer.buf[off:off+1000], l.mr.Bytes()[off:off+1000])
+	}
+}
+
+// What the original's rule needs is refused where it is not available, without effect; and a reset
+// end that then meets a peer of its own kind has SENDs on the notify QP again.
+func TestPlainPeersNeedWhatTheOriginalDoes(t *testing.T) {
+	plain := func(c *ibverbx.BusinessCard) { c.Scheme, c.Credits = "", 0 }
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2}, EditCard: plain})
+	send := func(rail int) {
+		t.Helper()
+		before := l.A.Stats().Rails
+		if _, err := l.B.PostRecv(ibverbx.RecvWR{ID: 5, Local: l.B.MR.Slice(0, 8)}); err != nil {
+			t.Fatal(err)
+		}
+		l.A.Send(t, l.A.Write(verbs.OpSend, 4, 0, 8))
+		vqptest.IDs(t, append(l.A.Wait(t, 1), l.B.Wait(t, 1)...), verbs.StatusSuccess)
+		for i, r := range l.A.Stats().Rails {
+			if n := r.Notifications - before[i].Notifications; (n == 1) != (i == rail) {
+				t.Errorf("%d SENDs on rail %d, want the one on rail %d", n, i, rail)
+			}
+		}
+	}
+	send(0)
+	reset := func() {
+		t.Helper()
+		if err := errors.Join(l.A.Reset(), l.B.Reset()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reset()
+	if err := l.Reconnect(); err != nil {
+		t.Fatal(err)
+	}
+	send(2) // the notify QP
+	reset()
+
+	card, err := l.B.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain(&card)
+	init := verbs.QPAttr{State: verbs.StateInit, Port: 1, Access: verbs.AccessAll}
+	if err := l.A.Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|verbs.QPAttrAccess,
+		nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.A.PostRecv(ibverbx.RecvWR{ID: 6, Local: l.A.MR.Slice(0, 8)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.A.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "post receives with memory after Connect") {
+		t.Errorf("Connect behind a receive with memory: %v", err)
+	}
+	if l.A.State() != verbs.StateInit || l.A.Err() != nil {
+		t.Errorf("left in %v, %v", l.A.State(), l.A.Err())
+	}
+
+	few := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2, Credits: 1}})
+	if err := errors.Join(few.A.Reset(), few.B.Reset()); err != nil {
+		t.Fatal(err)
+	}
+	if card, err = few.B.Card(); err != nil {
+		t.Fatal(err)
+	}
+	plain(&card)
+	if err := few.A.Connect(card); !errors.Is(err, verbs.ErrInvalid) ||
+		!strings.Contains(err.Error(), "Credits of 2 at least") {
+		t.Errorf("Connect with one credit: %v", err)
+	}
+}

@@ -1,0 +1,293 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// fillUnsignaled fills the send queue of a single queue pair with unsignaled writes.
+func fillUnsignaled(t *testing.T, e *vqptest.End, q *ibverbx.VirtualQP) {
+	t.Helper()
+	for id := range uint64(q.Stats().Rails[0].Limit) {
+		wr := e.Write(verbs.OpRDMAWrite, id, 0, 100)
+		wr.Flags = 0
+		if _, err := q.PostSend(wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// When a NIC refuses Drain's own write permanently, nothing proves that the sends before it have
+// ended. They are flushed, and Drain returns a failure.
+func TestDrainWhoseWriteIsRefused(t *testing.T) {
+	for _, how := range []string{"drain", "shutdown"} {
+		t.Run(how, func(t *testing.T) {
+			l := vqptest.NewLink(t, vqptest.LinkConfig{})
+			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+			fill(l.A, t, 3, 2)
+			l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.A.NICs[0], Err: verbs.ErrInvalid})
+			end := l.A.Drain
+			if how == "shutdown" {
+				end = l.A.Shutdown
+			}
+			err := end(patience(t))
+			var fe *ibverbx.FailedError
+			if !errors.Is(err, verbs.ErrInvalid) || !errors.As(err, &fe) || fe.Rail != 0 || fe.HasID ||
+				l.A.State() != verbs.StateErr {
+				t.Errorf("%v; Err %v, %v", err, l.A.Err(), l.A.State())
+			}
+			if how == "drain" {
+				l.A.Pump(t)
+			} else {
+				pollClosed(l.A, t)
+			}
+			sends, recvs := directions(t, l.A.Backlog)
+			if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 3)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
+				t.Errorf("sends %v, receives %v", sends, recvs)
+			}
+		})
+	}
+}
+
+// A NIC that refuses Drain's own write for the moment completes nothing that would wake Drain. It
+// tries again by itself.
+func TestDrainWhoseWriteIsRefusedForNow(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0
+	if _, err := l.A.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	l.Fabric.Inject(soft.Fault{Kind: soft.RefuseSend, Device: l.A.NICs[0], Count: 5})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := l.A.Drain(ctx); err != nil || l.A.Err() != nil {
+		t.Errorf("Drain: %v; Err: %v", err, l.A.Err())
+	}
+}
+
+// Neither does a NIC that refuses Drain's own receive, once everything else was flushed.
+func TestDrainWhoseReceiveIsRefusedForNow(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0 // so that nobody knows what is outstanding
+	if _, err := l.A.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	fill(l.A, t, 0, 2)
+	fault := l.Fabric.Inject(soft.Fault{Kind: soft.RefuseRecv, Device: l.A.NICs[0], Count: 20})
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := l.A.Drain(ctx); err != nil || l.A.Err() != nil {
+		t.Errorf("Drain: %v; Err: %v", err, l.A.Err())
+	}
+	if fault.Hits() != 20 {
+		t.Errorf("%d receives were refused, want 20", fault.Hits())
+	}
+	if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 2)) {
+		t.Errorf("receives %v", recvs)
+	}
+}
+
+// Drain also returns a failure when its own write fails, because the peer refuses it.
+func TestDrainWhoseWriteFails(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	l.Fabric.Inject(soft.Fault{Kind: soft.FailSend, Status: verbs.StatusRemAccessErr, Device: l.A.NICs[0],
+		Match: func(wr *verbs.SendWR) bool { return wr.Bytes() == 0 }})
+	stall := l.Fabric.Inject(soft.Fault{Kind: soft.Delay, Delay: time.Millisecond})
+	defer stall.Remove()
+	wr := l.A.Write(verbs.OpRDMAWrite, 1, 0, 8)
+	wr.Flags = 0
+	if _, err := l.A.PostSend(wr); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.A.Drain(patience(t)); !errors.Is(err, verbs.StatusRemAccessErr) {
+		t.Errorf("Drain: %v", err)
+	}
+	if wcs := l.A.Poll(t); len(wcs) != 0 {
+		t.Errorf("Drain's own request is reported: %s", vqptest.FormatWCs(wcs))
+	}
+}
+
+// When a NIC refuses the requests that would confirm the flush, Drain does not return while the NIC
+// may hold something. Completions that arrive soon are reported; then the queue pair is destroyed.
+func TestDrainWhoseFlushCannotBeConfirmed(t *testing.T) {
+	for _, stepped := range []bool{false, true} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{Fabric: soft.Config{Stepped: stepped}})
+		if !stepped {
+			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+		}
+		sends := 3
+		if stepped {
+			sends = 0 // Drain needs no write of its own, and moves to ERR at once
+		}
+		fill(l.A, t, sends, 5-sends)
+		for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+			l.Fabric.Inject(soft.Fault{Kind: kind, Device: l.A.NICs[0], Err: verbs.ErrNotSupported,
+				Count: -1})
+		}
+		if err := l.A.Drain(endedContext()); stepped && !errors.Is(err, context.Canceled) ||
+			!errors.Is(err, verbs.ErrNotSupported) {
+			t.Errorf("stepped %v: done at once: %v", stepped, err)
+		}
+		if err := l.A.Drain(patience(t)); !errors.Is(err, verbs.ErrNotSupported) ||
+			errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("stepped %v: Drain: %v", stepped, err)
+		}
+		wcs := l.A.Poll(t)
+		if want := 5; !stepped && len(wcs) != want || stepped && len(wcs) != 0 {
+			t.Errorf("stepped %v: %s", stepped, vqptest.FormatWCs(wcs))
+		}
+		l.Fabric.Run(1000)
+		if wcs := l.A.Poll(t); len(wcs) != 0 {
+			t.Errorf("stepped %v: the NIC still held %s", stepped, vqptest.FormatWCs(wcs))
+		}
+		if err := l.A.Reset(); err != nil {
+			t.Errorf("stepped %v: Reset: %v", stepped, err)
+		}
+		if err := l.A.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+}
+
+// A queue full of unsignaled requests frees no slot in ERR, so no request can confirm its flush.
+// The wait is short nevertheless, and no longer for several queue pairs.
+func TestEndingAFullQueueIsQuick(t *testing.T) {
+	for _, how := range []string{"reset", "close", "shutdown", "close the cq"} {
+		t.Run(how, func(t *testing.T) {
+			l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096, QP: ibverbx.Config{MaxMsgCntPerQP: 4}})
+			fillUnsignaled(t, l.A, l.A.VirtualQP)
+			limit, end := 500*time.Millisecond, l.A.Reset
+			switch how {
+			case "close":
+				end = l.A.Close
+			case "shutdown":
+				end = func() error { // the context's error is the only one
+					if err := l.A.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
+						return errors.Join(errors.New("the context's error is missing"), err)
+					}
+					return nil
+				}
+			case "close the cq":
+				for range 80 {
+					a, _ := l.Another(t)
+					fillUnsignaled(t, l.A, a)
+				}
+				end = l.A.CQ().Close
+			}
+			start := time.Now()
+			if err := end(); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(start); took > limit {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+// A NIC that does not answer is awaited for a second, the same one for all queue pairs of a CQ.
+func TestSilentNICIsAwaitedOnce(t *testing.T) {
+	const queuePairs = 8
+	l := vqptest.NewLink(t, vqptest.LinkConfig{CQDepth: 4096, Fabric: soft.Config{Stepped: true}})
+	l.A.ExpectRecv(t, 1)
+	for range queuePairs - 1 {
+		q, err := l.A.Domain().NewQP(l.A.CQ(), l.A.Config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		init := verbs.QPAttr{State: verbs.StateInit, Port: 1}
+		mask := verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess
+		if err := q.Modify(init, mask, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := q.PostRecv(ibverbx.RecvWR{ID: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := time.Now()
+	if err := l.A.CQ().Close(); err != nil {
+		t.Error(err)
+	}
+	// One after the other they would take a second each.
+	if took := time.Since(start); took < 900*time.Millisecond || took > queuePairs*900*time.Millisecond {
+		t.Errorf("took %v", took)
+	}
+}
+
+// Requests that Close and Reset flush are no failures, in Err or in Stats.
+func TestFlushOfCloseAndResetIsNoFailure(t *testing.T) {
+	for _, how := range []string{"close", "reset"} {
+		vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+			stall := l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1})
+			defer stall.Remove()
+			fill(l.A, t, 9, 5)
+			end := l.A.Close
+			if how == "reset" {
+				end = l.A.Reset
+			}
+			if err := errors.Join(end(), l.A.Err()); err != nil {
+				t.Errorf("%s: %v", how, err)
+			}
+			for i, r := range l.A.Stats().Rails {
+				if r.Errors != 0 || r.Refused != 0 {
+					t.Errorf("%s: rail %d: %+v", how, i, r)
+				}
+			}
+			if how == "reset" {
+				l.A.Pump(t)
+			} else {
+				l.A.Backlog = nil
+				var wcs [64]ibverbx.WC
+				n, _ := l.A.CQ().Poll(wcs[:])
+				l.A.Backlog = wcs[:n]
+			}
+			sends, recvs := directions(t, l.A.Backlog)
+			if len(sends) != 9 || !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 5)) {
+				t.Errorf("%s: sends %v, receives %v", how, sends, recvs)
+			}
+		})
+	}
+}
+
+// When a reset is the first thing that fails, Err returns its error.
+func TestFailedResetSaysWhy(t *testing.T) {
+	vqptest.EachMode(t, 1000, func(t *testing.T, l *vqptest.Link) {
+		fill(l.A, t, 0, 4)
+		l.A.NICs[len(l.A.NICs)-1].Kill()
+		if err := l.A.Reset(); !errors.Is(err, verbs.ErrDeviceGone) {
+			t.Fatal(err)
+		}
+		if err := l.A.Err(); !errors.Is(err, verbs.ErrDeviceGone) || errors.Is(err, verbs.StatusWRFlushErr) {
+			t.Errorf("Err: %v", err)
+		}
+		if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+			t.Errorf("receives %v", recvs)
+		}
+	})
+}
+
+// When every request has its completion, Drain posts nothing, and so the NIC refuses nothing.
+func TestDrainWithNothingOutstandingPostsNothing(t *testing.T) {
+	l := vqptest.NewLink(t, vqptest.LinkConfig{})
+	l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 1, 0, 8))
+	vqptest.IDs(t, l.A.Wait(t, 1), verbs.StatusSuccess)
+	for _, kind := range []soft.FaultKind{soft.RefuseSend, soft.RefuseRecv} {
+		l.Fabric.Inject(soft.Fault{Kind: kind, Device: l.A.NICs[0], Err: verbs.ErrNotSupported, Count: -1})
+	}
+	if err := l.A.Drain(endedContext()); err != nil {
+		t.Error(err)
+	}
+}

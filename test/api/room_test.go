@@ -1,0 +1,237 @@
+package api_test
+
+import (
+	"errors"
+	"testing"
+
+	"ibverbx"
+	"ibverbx/internal/unreliable"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+	"ibverbx/verbs/verbstest"
+)
+
+// A virtual CQ takes a virtual queue pair if it holds as many completions as may be outstanding,
+// and not if it holds one less; it has that room again when the queue pair is closed. A virtual CQ
+// that is made for the queue pair holds just as many.
+func TestRoomInTheCQ(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  ibverbx.Config
+		need [2]int // on each of two NICs
+	}{
+		// A send queue of 8 everywhere; receives: 4 credits, and 8 on the notify QP.
+		{"dqplb", ibverbx.Config{QPsPerDevice: 2}, [2]int{2*(8+4) + 8 + 8, 2 * (8 + 4)}},
+		{"dqplb without notify QP", ibverbx.Config{QPsPerDevice: 2, NoNotifyQP: true},
+			[2]int{2 * (8 + 4), 2 * (8 + 4)}},
+		// Receives: 8 on the queue pair of SENDs and the notify QP, a watch on any other.
+		{"spray", ibverbx.Config{QPsPerDevice: 2, Scheme: ibverbx.Spray},
+			[2]int{8 + 8 + 8 + 1 + 8 + 8, 2 * (8 + 1)}},
+	} {
+		c.cfg.MaxMsgCntPerQP, c.cfg.Credits = 8, 4
+		fabric, err := soft.New(soft.Config{Devices: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dom, err := ibverbx.NewDomain(fabric.Device(0), fabric.Device(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for dev := range 2 {
+			for _, less := range []int{0, 1} {
+				depths := c.need
+				depths[dev] -= less
+				cq, err := ibverbx.NewVirtualCQ(vqptest.NewCQ(t, fabric.Device(0), depths[0]),
+					vqptest.NewCQ(t, fabric.Device(1), depths[1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range 2 { // the second finds the room that the first has left
+					q, err := dom.NewQP(cq, c.cfg)
+					if (err == nil) != (less == 0) || err != nil && !errors.Is(err, verbs.ErrInvalid) {
+						t.Errorf("%s: room for %v: %v", c.name, depths, err)
+					}
+					if err != nil {
+						continue
+					}
+					if _, err := dom.NewQP(cq, c.cfg); !errors.Is(err, verbs.ErrInvalid) {
+						t.Errorf("%s: two in the room of one: %v", c.name, err)
+					}
+					if err := q.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+				if err := cq.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		q, err := dom.NewQP(nil, c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for dev, cq := range q.CQ().CQs() {
+			if cq.Depth() != c.need[dev] {
+				t.Errorf("%s: a CQ of %d completions on device %d, want %d", c.name, cq.Depth(), dev,
+					c.need[dev])
+			}
+		}
+		if err := errors.Join(q.Close(), dom.Close(), fabric.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A single queue pair may be deeper than it was asked to be, so its CQ holds twice as many.
+func TestRoomForASingleQueuePair(t *testing.T) {
+	null := verbstest.NewNull(1)
+	q, err := ibverbx.Open([]verbs.Device{null.Device(0)},
+		ibverbx.Config{QPsPerDevice: 1, MaxMsgCntPerQP: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := q.CQ().CQs()[0].Depth(); got != 2*(8+8) {
+		t.Errorf("a CQ of %d completions", got)
+	}
+	cq, err := q.Domain().NewCQ(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := cq.CQs()[0].Depth(); got != 4096 {
+		t.Errorf("by default a CQ of %d completions", got)
+	}
+	if err := errors.Join(cq.Close(), q.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// silentNIC does not say its limits.
+type silentNIC struct{ verbs.Device }
+
+func (d silentNIC) Query() (verbs.DeviceAttr, error) {
+	attr, err := d.Device.Query()
+	attr.MaxQPWR, attr.MaxRDAtomic = 0, 0
+	return attr, err
+}
+
+func (d silentNIC) QueryPort(port int) (verbs.PortAttr, error) {
+	attr, err := d.Device.QueryPort(port)
+	attr.MaxMsgSize = 0
+	return attr, err
+}
+
+// What a NIC does not say is no limit: the configuration stays as it is.
+func TestNICsThatDoNotSayTheirLimits(t *testing.T) {
+	q, err := ibverbx.Open([]verbs.Device{silentNIC{verbstest.NewNull(1).Device(0)}}, ibverbx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card, err := q.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := q.Config()
+	if got.MaxMsgCntPerQP != 128 || got.Credits != 256 || got.FragmentSize != 512<<10 || card.RDAtomic != 16 {
+		t.Errorf("%d requests, %d credits, %d bytes, %d reads", got.MaxMsgCntPerQP, got.Credits,
+			got.FragmentSize, card.RDAtomic)
+	}
+	if err := q.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// No more messages are on the way to a DQPLB peer than its card has credits, from one on. A card
+// that does not say bounds nothing, and neither does one of Spray.
+func TestCreditsOfThePeerBoundTheMessages(t *testing.T) {
+	for _, c := range []struct {
+		scheme        ibverbx.Scheme
+		credits, want int
+	}{
+		{ibverbx.DQPLB, 0, 16}, {ibverbx.DQPLB, 1, 1}, {ibverbx.DQPLB, 2, 2}, {ibverbx.DQPLB, 16, 16},
+		{ibverbx.DQPLB, 17, 16}, {ibverbx.Spray, 1, 16},
+	} {
+		l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{Scheme: c.scheme, QPsPerDevice: 2,
+			MaxMsgCntPerQP: 16},
+			EditCard: func(card *ibverbx.BusinessCard) { card.Credits = c.credits }})
+		for i, r := range l.A.Stats().Rails[:2] {
+			if r.Limit != c.want {
+				t.Errorf("%v, %d credits: rail %d has a limit of %d, want %d", c.scheme, c.credits, i,
+					r.Limit,
+					c.want)
+			}
+		}
+		if got := l.A.Config().MaxMsgCntPerQP; got != c.want {
+			t.Errorf("%v, %d credits: %d messages a queue pair, want %d", c.scheme, c.credits, got, c.want)
+		}
+	}
+}
+
+// A port that cannot be asked for its address stops the step that needs the address, and changes
+// nothing.
+func TestModifyWithoutTheOwnAddress(t *testing.T) {
+	fabric, f, devs := unreliableNICs(t)
+	var ends [2]*ibverbx.VirtualQP
+	for i := range ends {
+		var err error
+		if ends[i], err = ibverbx.Open(devs[i:i+1], ibverbx.Config{QPsPerDevice: 2}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peer, err := ends[1].Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	init := verbs.QPAttr{State: verbs.StateInit, Access: verbs.AccessAll}
+	if err := ends[0].Modify(init, verbs.QPAttrState|verbs.QPAttrPKeyIndex|verbs.QPAttrPort|
+		verbs.QPAttrAccess, &peer); err != nil {
+		t.Fatal(err)
+	}
+	rtr := verbs.QPAttr{State: verbs.StateRTR, PathMTU: verbs.MTU1024, MaxDestRDAtomic: 4, MinRNRTimer: 12,
+		AH: verbs.AH{Global: true}}
+	mask := verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum |
+		verbs.QPAttrRQPSN | verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer
+	f.N, f.At, f.Only = 0, 0, "query port"
+	if err := ends[0].Modify(rtr, mask, &peer); !errors.Is(err, unreliable.Err) {
+		t.Errorf("without an address: %v", err)
+	}
+	if got := ends[0].State(); got != verbs.StateInit {
+		t.Errorf("in %v", got)
+	}
+	f.At = -1
+	if err := ends[0].Modify(rtr, mask, &peer); err != nil || ends[0].State() != verbs.StateRTR {
+		t.Errorf("again: %v", err)
+	}
+	if err := errors.Join(ends[0].Close(), ends[1].Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Completions of queue pairs that the virtual CQ does not know, and of devices that it has no CQ
+// of, are dropped; the former are counted.
+func TestCompletionsOfUnknownQueuePairsAreCounted(t *testing.T) {
+	fabric, q := vqptest.OpenSoft(t, ibverbx.Config{QPsPerDevice: 2})
+	unknown := verbs.WC{QPNum: 0xffffff}
+	for dev, want := range map[verbs.DeviceID]uint64{0: 2, 1: 0, verbs.MaxDevices: 0} {
+		before := q.CQ().Stats().StaleEvents
+		if got := q.CQ().ProcessCompletions(nil, dev, unknown, unknown); len(got) != 0 {
+			t.Errorf("device %d: %s", dev, vqptest.FormatWCs(got))
+		}
+		if got := q.CQ().Stats().StaleEvents - before; got != want {
+			t.Errorf("device %d: %d are counted, want %d", dev, got, want)
+		}
+	}
+	if err := errors.Join(q.Close(), fabric.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a scheme's name is not read from leaves the scheme as it was.
+func TestRefusedSchemeChangesNothing(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		got := scheme
+		if err := got.UnmarshalText([]byte("sprays")); !errors.Is(err, verbs.ErrInvalid) || got != scheme {
+			t.Errorf("%v becomes %v, %v", scheme, got, err)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ibverbx"
+	"ibverbx/internal/vqptest"
+	"ibverbx/verbs"
+	"ibverbx/verbs/soft"
+)
+
+// stubborn makes devices whose queue pairs refuse a few moves to ERR.
+type stubborn struct {
+	verbs.Device
+	left *int // refusals to come; negative for ever
+	err  error
+}
+
+type (
+	stubbornPD struct {
+		verbs.PD
+		dev *stubborn
+	}
+	stubbornCQ struct {
+		verbs.CQ
+		dev *stubborn
+	}
+	stubbornQP struct {
+		verbs.QP
+		dev *stubborn
+	}
+)
+
+func (d *stubborn) AllocPD() (verbs.PD, error) {
+	pd, err := d.Device.AllocPD()
+	return stubbornPD{pd, d}, err
+}
+
+func (d *stubborn) CreateCQ(cfg verbs.CQConfig) (verbs.CQ, error) {
+	cq, err := d.Device.CreateCQ(cfg)
+	return stubbornCQ{cq, d}, err
+}
+
+func (c stubbornCQ) Device() verbs.Device { return c.dev }
+
+func (p stubbornPD) Device() verbs.Device { return p.dev }
+
+func (p stubbornPD) CreateQP(cfg verbs.QPConfig) (verbs.QP, error) {
+	cfg.SendCQ, cfg.RecvCQ = cfg.SendCQ.(stubbornCQ).CQ, cfg.RecvCQ.(stubbornCQ).CQ
+	qp, err := p.PD.CreateQP(cfg)
+	return stubbornQP{qp, p.dev}, err
+}
+
+func (q stubbornQP) Device() verbs.Device { return q.dev }
+
+func (q stubbornQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
+	if mask&verbs.QPAttrState != 0 && attr.State == verbs.StateErr && *q.dev.left != 0 {
+		*q.dev.left--
+		return q.dev.err
+	}
+	return q.QP.Modify(attr, mask)
+}
+
+// stubbornLink is a link whose end a refuses so many moves to ERR, with err. Nothing completes.
+func stubbornLink(t *testing.T, cfg ibverbx.Config, refusals int, err error) *vqptest.Link {
+	t.Helper()
+	l := vqptest.NewLink(t, vqptest.LinkConfig{QP: cfg, CQDepth: 4096,
+		Wrap: func(d *soft.Device) verbs.Device {
+			if d.ID() == 0 {
+				return &stubborn{d, &refusals, err}
+			}
+			return d
+		}})
+	t.Cleanup(l.Fabric.Inject(soft.Fault{Kind: soft.StallQP, Count: -1}).Remove)
+	return l
+}
+
+// A queue pair that refuses the move to ERR once is asked again: whatever ends the virtual queue
+// pair, everything that was accepted is reported soon.
+func TestRefusedMoveToErrIsTriedAgain(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		for name, end := range map[string]func(e *vqptest.End) error{
+			"reset":        func(e *vqptest.End) error { return e.Reset() },
+			"close":        func(e *vqptest.End) error { return e.Close() },
+			"close the cq": func(e *vqptest.End) error { return e.CQ().Close() },
+			"drain": func(e *vqptest.End) error {
+				err := e.Drain(endedContext()) // the sends are stalled
+				if !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("drain: %w", err)
+				}
+				return e.Reset()
+			},
+			"shutdown": func(e *vqptest.End) error {
+				if err := e.Shutdown(endedContext()); !errors.Is(err, context.Canceled) {
+					return fmt.Errorf("shutdown: %w", err)
+				}
+				return nil
+			},
+		} {
+			t.Run(fmt.Sprintf("%d qps, %s", qps, name), func(t *testing.T) {
+				l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps, FragmentSize: 1000}, 1,
+					verbs.ErrNoMemory)
+				fill(l.A, t, 5, 4)
+				start := time.Now()
+				if err := end(l.A); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(start); took > 500*time.Millisecond {
+					t.Errorf("it took %v", took)
+				}
+				for wc, ok, _ := l.A.CQ().PollOne(); ok; wc, ok, _ = l.A.CQ().PollOne() {
+					l.A.Backlog = append(l.A.Backlog, wc)
+				}
+				sends, recvs := directions(t, l.A.Backlog)
+				if !slices.Equal(sends, repeated(verbs.StatusWRFlushErr, 5)) ||
+					!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) {
+					t.Errorf("sends %v, receives %v", sends, recvs)
+				}
+			})
+		}
+	}
+}
+
+// A single queue pair that a refused post has ended, and that refuses the move to ERR, is asked
+// again by polling: only so does its peer learn that it has failed.
+func TestASingleQPsRefusedMoveToErrIsTriedAgain(t *testing.T) {
+	for kind, post := range map[soft.FaultKind]func(e *vqptest.End) error{
+		soft.RefuseSend: func(e *vqptest.End) error {
+			_, err := e.PostSend(e.Write(verbs.OpRDMAWrite, 1, 0, 8))
+			return err
+		},
+		soft.RefuseRecv: func(e *vqptest.End) error {
+			_, err := e.PostRecv(ibverbx.RecvWR{ID: 1})
+			return err
+		},
+	} {
+		t.Run(kind.String(), func(t *testing.T) {
+			l := stubbornLink(t, ibverbx.Config{QPsPerDevice: 1}, 2, verbs.ErrNoMemory)
+			l.Fabric.Inject(soft.Fault{Kind: kind, Err: verbs.ErrDeviceGone})
+			if err := post(l.A); !errors.Is(err, verbs.ErrDeviceGone) {
+				t.Fatal(err)
+			}
+			for polls := 0; l.A.QPs()[0].State() != verbs.StateErr; polls++ {
+				if polls == 3 {
+					t.Fatalf("after %d polls its queue pair is in %v", polls, l.A.QPs()[0].State())
+				}
+				if _, _, err := l.A.CQ().PollOne(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// After a failure the receives on a queue pair that has refused the move to ERR are flushed all the
+// same.
+func TestReceivesAreFlushedAfterARefusedMoveToErr(t *testing.T) {
+	for _, scheme := range []ibverbx.Scheme{ibverbx.DQPLB, ibverbx.Spray} {
+		t.Run(scheme.String(), func(t *testing.T) {
+			refusals := 5 // one for each queue pair, and two more
+			l := vqptest.NewLink(t, vqptest.LinkConfig{QP: ibverbx.Config{QPsPerDevice: 2, Scheme: scheme},
+				Wrap: func(d *soft.Device) verbs.Device {
+					if d.ID() == 0 {
+						return &stubborn{d, &refusals, verbs.ErrNoMemory}
+					}
+					return d
+				}})
+			fill(l.A, t, 0, 4)
+			l.Fabric.Inject(soft.Fault{Kind: soft.FailSend, Device: l.A.NICs[0],
+				Status: verbs.StatusRemAccessErr})
+			l.A.Send(t, l.A.Write(verbs.OpRDMAWrite, 0, 0, 8))
+			sends, recvs := directions(t, l.A.Wait(t, 5))
+			if !slices.Equal(sends, repeated(verbs.StatusRemAccessErr, 1)) ||
+				!slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 4)) || refusals != 0 {
+				t.Errorf("sends %v, receives %v, %d refusals are left", sends, recvs, refusals)
+			}
+		})
+	}
+}
+
+// Drain asks again by itself: there is no completion that would wake it.
+func TestDrainPastARefusedMoveToErr(t *testing.T) {
+	for _, qps := range []int{1, 2} {
+		l := stubbornLink(t, ibverbx.Config{QPsPerDevice: qps}, 7, verbs.ErrNoMemory)
+		fill(l.A, t, 0, 3)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := l.A.Drain(ctx); err != nil {
+			t.Errorf("%d queue pairs: %v", qps, err)
+		}
+		if _, recvs := directions(t, l.A.Poll(t)); !slices.Equal(recvs, repeated(verbs.StatusWRFlushErr, 3)) {
+			t.Errorf("%d queue pairs: receives %v", qps, recvs)
+		}
+	}
+}
+
+// A single queue pair that always refuses the move to ERR does not say what it still held. Reset
+// and Close return the refusal after a second.
+func TestMoveToErrThatIsRefusedPermanently(t *testing.T) {
+	refused := errors.New("no such transition today")
+	for name, end := range map[string]func(e *vqptest.End) error{
+		"reset": func(e *vqptest.End) error { return e.Reset() },
+		"close": func(e *vqptest.End) error { return e.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := stubbornLink(t, ibverbx.Config{}, -1, refused)
+			fill(l.A, t, 3, 2)
+			if err := end(l.A); !errors.Is(err, refused) || !strings.Contains(err.Error(), "rail 0") {
+				t.Errorf("%v", err)
+			}
+			if _, err := l.A.PostSend(l.A.Write(verbs.OpRDMAWrite, 9, 0, 8)); err == nil {
+				t.Error("a post is accepted")
+			}
+		})
+	}
+}
