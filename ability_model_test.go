@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"ibverbx/internal/wrid"
 )
 
 // stations is a model of NICs: each carries one fragment after the other at its own speed,
@@ -30,7 +32,7 @@ func newStations(t *testing.T, balance Balance, speed ...float64) *stations {
 		head: make([]float64, len(speed)), given: make([]int, len(speed))}
 	s.set.maxFragment = stationFragment
 	for i := range speed {
-		s.set.data = append(s.set.data, &rail{idBits: uint64(i) << wridRailShift, slots: 128,
+		s.set.data = append(s.set.data, &rail{idBits: wrid.RailBits(i), slots: 128,
 			railConn: railConn{limit: 128}})
 	}
 	s.set.all = s.set.data

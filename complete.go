@@ -1,13 +1,16 @@
 package ibverbx
 
-import "ibverbx/verbs"
+import (
+	"ibverbx/internal/wrid"
+	"ibverbx/verbs"
+)
 
 // process handles one physical completion of a rail among several. Which request it belongs to is
 // read from its work-request id alone: of a failed completion nothing else is defined, the opcode
 // included. A completion that fits nothing is counted as stale and dropped: it belongs to an
 // earlier connection or an earlier owner of the queue pair's number, or is spurious.
 func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
-	if wridRail(wc.ID) != rl.index() {
+	if wrid.Rail(wc.ID) != rl.index() {
 		q.stale++
 		return
 	}
@@ -15,21 +18,21 @@ func (q *VirtualQP) process(rl *rail, wc *verbs.WC) {
 		return
 	}
 	n, known := uint64(0), false
-	switch wridKind(wc.ID) {
-	case kindData, kindNumbered, kindImm:
+	switch wrid.Kind(wc.ID) {
+	case wrid.Data, wrid.Numbered, wrid.Imm:
 		n = q.send.dataCompleted(rl, wc)
-	case kindFinal:
+	case wrid.Final:
 		n = q.send.finalCompleted(rl, wc)
-	case kindMessage:
+	case wrid.Message:
 		n = q.send.messageCompleted(rl, wc)
-	case kindRecv:
+	case wrid.Recv:
 		r := q.recv.completed(&q.send.rails, rl, wc)
 		if known = r != nil; known && r.status != verbs.StatusSuccess {
 			q.recvEnded(rl, wc, r)
 		}
-	case kindCredit:
+	case wrid.Credit:
 		known = q.creditCompleted(rl, wc)
-	default: // kindControl: an eighth case would make the compiler take a jump table (a SEND: 3 ns)
+	default: // wrid.Control: an eighth case would make the compiler take a jump table (a SEND: 3 ns)
 		known = q.controlCompleted(rl, wc)
 	}
 	switch {
@@ -60,8 +63,8 @@ func (s *sender) dataCompleted(rl *rail, wc *verbs.WC) uint64 {
 	if wc.Status != verbs.StatusSuccess {
 		return n
 	}
-	if wridKind(wc.ID) == kindNumbered {
-		s.numbers.Ack(wridAux(wc.ID))
+	if wrid.Kind(wc.ID) == wrid.Numbered {
+		s.numbers.Ack(wrid.Aux(wc.ID))
 	}
 	if n == s.dataDone && r.left == 0 && r.dispatched {
 		s.advanceDataDone()

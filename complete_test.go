@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -13,7 +14,7 @@ func TestCompletionOnTheWrongRailIsDropped(t *testing.T) {
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // two fragments: both rails are full
 		t.Fatal(err)
 	}
-	onNotify := verbs.WC{ID: wrid(kindData, r.send.rails.notify.idBits, 0, 1), QPNum: r.notify.Num()}
+	onNotify := verbs.WC{ID: wrid.New(wrid.Data, r.send.rails.notify.idBits, 0, 1), QPNum: r.notify.Num()}
 	if got := r.CQ().ProcessCompletions(nil, 0, onNotify); len(got) != 0 {
 		t.Errorf("reported %+v", got)
 	}
@@ -36,7 +37,7 @@ func TestDuplicateCompletionIsDropped(t *testing.T) {
 	if _, err := r.PostSend(rawWrite(1, 200)); err != nil { // one fragment on each rail
 		t.Fatal(err)
 	}
-	first := verbs.WC{ID: wrid(kindData, 0, 0, 1), QPNum: r.qps[0].Num()}
+	first := verbs.WC{ID: wrid.New(wrid.Data, 0, 0, 1), QPNum: r.qps[0].Num()}
 	r.CQ().ProcessCompletions(nil, 0, first, first, first)
 	if s := r.Stats(); s.Rails[0].Outstanding < 0 || s.StaleEvents == 0 {
 		t.Errorf("outstanding %d, dropped %d", s.Rails[0].Outstanding, s.StaleEvents)
@@ -81,9 +82,9 @@ func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 			// final messages of the SEND and of Spray's notification wait for earlier data.
 			fits := func(request int, kind uint64, rl *rail) bool {
 				switch kind {
-				case kindData, kindNumbered, kindImm:
+				case wrid.Data, wrid.Numbered, wrid.Imm:
 					return request < len(requests) && request != 3 && rl != rails.notify
-				case kindMessage:
+				case wrid.Message:
 					return request == 2 && rl == rails.sendRail
 				}
 				return false
@@ -99,14 +100,14 @@ func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 					t.Fatalf("%s %d, rail %d, %#x: not dropped", what, n, rl.index(), wc.ID)
 				}
 			}
-			kinds := []uint64{0, kindData, kindNumbered, kindFinal, kindImm, kindMessage, 8, 15}
+			kinds := []uint64{0, wrid.Data, wrid.Numbered, wrid.Final, wrid.Imm, wrid.Message, 8, 15}
 			for n := range len(requests) + 2 { // and two that do not exist
 				for _, kind := range kinds {
 					for _, rl := range rails.all {
 						if fits(n, kind, rl) {
 							continue
 						}
-						wc := verbs.WC{ID: wrid(kind, rl.idBits, 0, uint64(n+1)), QPNum: rl.num}
+						wc := verbs.WC{ID: wrid.New(kind, rl.idBits, 0, uint64(n+1)), QPNum: rl.num}
 						dropped("request", n, rl, wc)
 						wc.Status = verbs.StatusRetryExcErr
 						dropped("request", n, rl, wc)
@@ -119,7 +120,7 @@ func TestCompletionsThatFitNothingAreDropped(t *testing.T) {
 					if rl == carrier {
 						continue
 					}
-					id := wrid(kindRecv, rl.idBits, 0, r.recv.win.Head+uint64(n))
+					id := wrid.New(wrid.Recv, rl.idBits, 0, r.recv.win.Head+uint64(n))
 					wc := verbs.WC{ID: id, Status: verbs.StatusLocProtErr, QPNum: rl.num}
 					dropped("receive", n, rl, wc)
 				}

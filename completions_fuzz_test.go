@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
 )
@@ -202,7 +203,7 @@ func (z *fuzzed) processAltered(t *testing.T) {
 			wc.Opcode = verbs.WCOpcode(z.in.byte())
 		}
 		if how&16 != 0 {
-			wc.ID ^= uint64(z.in.byte()) << wridAuxShift
+			wc.ID ^= wrid.New(0, 0, uint32(z.in.byte()), 0)
 		}
 		if how&32 != 0 {
 			wc.Imm = z.in.uint32()
@@ -231,7 +232,7 @@ func (z *fuzzed) rail() *rail {
 func (z *fuzzed) invent(t *testing.T) {
 	kind, rl := uint64(z.in.byte()%8), z.rail()
 	wc := verbs.WC{
-		ID:     wrid(kind, rl.idBits, z.in.uint32()&wridAuxMask>>(z.in.byte()%24), uint64(z.in.byte())),
+		ID:     wrid.New(kind, rl.idBits, z.in.uint32()&wrid.AuxMask>>(z.in.byte()%24), uint64(z.in.byte())),
 		Opcode: verbs.WCRecvRDMAWithImm, Flags: verbs.WCWithImm, Imm: dqplb.Swap(uint32(z.in.byte())),
 		QPNum: rl.qp.Num(), ByteLen: 5,
 	}

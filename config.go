@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -346,7 +347,7 @@ func (c *Config) validate() error {
 		{"MaxMsgCntPerQP", c.MaxMsgCntPerQP, maxQueue,
 			", 0 for 128, or -1 for as many as the queue pair holds"},
 		{"Credits", c.Credits, maxQueue, ", or 0 for twice MaxMsgCntPerQP"},
-		{"MaxBanked", c.MaxBanked, maxOutstanding, ", or 0 for 4096"},
+		{"MaxBanked", c.MaxBanked, wrid.MaxOutstanding, ", or 0 for 4096"},
 		{"MaxSGE", c.MaxSGE, maxPieces, ", or 0 for 4"},
 		{"MaxRecvSGE", c.MaxRecvSGE, maxPieces, ", or 0 for MaxSGE"},
 		{"MaxInline", c.MaxInline, maxInline, " bytes, or 0 for 64"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -104,7 +105,7 @@ func (q *VirtualQP) sendControlsOn(rl *rail) {
 	v := rl.recovery
 	for len(v.tell) != 0 && rl.staged() == 0 && v.controls < controlSlots {
 		word := v.tell[0]
-		id := wrid(kindControl, rl.idBits, 0, rl.log.tail)
+		id := wrid.New(wrid.Control, rl.idBits, 0, rl.log.tail)
 		wr := [1]verbs.SendWR{{ID: id, Opcode: verbs.OpSendWithImm, Flags: verbs.SendSignaled, Imm: word}}
 		if _, err := rl.qp.PostSend(wr[:]); err != nil {
 			rl.stats.refused++

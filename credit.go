@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -44,7 +45,7 @@ func (q *VirtualQP) ownRecvPart() FailedPart {
 // that says that the queue pair has failed. It reports false when there is none that the completion
 // can be of.
 func (q *VirtualQP) creditCompleted(rl *rail, wc *verbs.WC) (known bool) {
-	c, ok := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
+	c, ok := rl.inbox.Resolve(wrid.Number(wc.ID), wrid.NumberMask, rl.creditsPosted)
 	if !ok || rl.recvs == 0 {
 		return false
 	}
@@ -141,7 +142,7 @@ func (s *receiver) postCredits(rl *rail) error {
 			return nil
 		}
 		for i := range batch {
-			batch[i].ID = wrid(kindCredit, rl.idBits, 0, rl.creditsPosted+uint64(i))
+			batch[i].ID = wrid.New(wrid.Credit, rl.idBits, 0, rl.creditsPosted+uint64(i))
 			if batch[i].SGL != nil {
 				batch[i].SGL = nil
 			}

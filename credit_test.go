@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
 // credit is a simulated completion of a rail's c-th credit.
 func (r *recorded) credit(rail int, c uint64, imm uint32) verbs.WC {
 	return verbs.WC{
-		ID: wrid(kindCredit, uint64(rail)<<wridRailShift, 0, c), Opcode: verbs.WCRecvRDMAWithImm,
+		ID: wrid.New(wrid.Credit, wrid.RailBits(rail), 0, c), Opcode: verbs.WCRecvRDMAWithImm,
 		Imm: imm, Flags: verbs.WCWithImm, ByteLen: 10, QPNum: r.qps[rail].Num(),
 	}
 }
@@ -76,7 +77,7 @@ func TestInvalidCreditCompletionsAreDropped(t *testing.T) {
 		first, // handled already
 		early, // waits already
 		r.credit(0, 40, dqplb.Swap(1|dqplb.Last)), // never posted
-		r.credit(0, wridNumberMask, 0),            // beyond all
+		r.credit(0, wrid.NumberMask, 0),           // beyond all
 		otherRail,
 	} {
 		if got := cq.ProcessCompletions(nil, 0, wc); len(got) != 0 || r.Err() != nil ||
@@ -107,7 +108,7 @@ func TestUsedCreditsArePostedAgain(t *testing.T) {
 		}
 	}
 	for i, id := range r.qps[0].recvs {
-		if id != wrid(kindCredit, 0, 0, uint64(i)) {
+		if id != wrid.New(wrid.Credit, 0, 0, uint64(i)) {
 			t.Fatalf("credit %d has id %#x", i, id)
 		}
 	}

@@ -55,7 +55,8 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 // sockets.
 func TestImportsOfTheCore(t *testing.T) {
 	core := []string{module, module + "/verbs", module + "/verbs/soft",
-		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb"}
+		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb",
+		module + "/internal/wrid"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]

@@ -1,6 +1,7 @@
 package ibverbx
 
 import (
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -71,7 +72,7 @@ func (s *sender) dispatchFragments(n uint64, r *sendReq) bool {
 		if rl == nil {
 			return false
 		}
-		s.stageFragment(rl, r, op, wrid(kindData, rl.idBits, r.fragments&wridAuxMask, n),
+		s.stageFragment(rl, r, op, wrid.New(wrid.Data, rl.idBits, r.fragments&wrid.AuxMask, n),
 			uint64(s.rails.maxFragment))
 		// a read leaves nothing there that a marker would have to prove
 		rl.dirty = rl.dirty || op == verbs.OpRDMAWrite
@@ -110,7 +111,7 @@ func (s *sender) dispatchEvery(n uint64, r *sendReq) bool {
 		if !rl.hasRoom() {
 			return false
 		}
-		s.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, r.fragments, n), s.fragmentLimit(r))
+		s.stageFragment(rl, r, r.opcode, wrid.New(wrid.Data, rl.idBits, r.fragments, n), s.fragmentLimit(r))
 		rl.dirty = rl.dirty || r.opcode == verbs.OpRDMAWrite
 	}
 	return true
@@ -137,7 +138,7 @@ func (s *sender) dispatchMessage(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := s.stageMessage(rl, r, wrid(kindMessage, rl.idBits, 0, n))
+	wr := s.stageMessage(rl, r, wrid.New(wrid.Message, rl.idBits, 0, n))
 	s.fillMessage(rl, r, wr)
 	r.left++
 	return true
@@ -154,7 +155,7 @@ func (s *sender) dispatchAtomic(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := s.stageFragment(rl, r, r.opcode, wrid(kindData, rl.idBits, 0, n), 8)
+	wr := s.stageFragment(rl, r, r.opcode, wrid.New(wrid.Data, rl.idBits, 0, n), 8)
 	wr.CompareAdd, wr.Swap = r.ext.compareAdd, r.ext.swap
 	rl.dirty = true
 	return true
@@ -264,7 +265,7 @@ func (s *sender) stageFinal(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := s.stageMessage(rl, r, wrid(kindFinal, rl.idBits, 0, n))
+	wr := s.stageMessage(rl, r, wrid.New(wrid.Final, rl.idBits, 0, n))
 	if r.plan == planNone {
 		s.fillMessage(rl, r, wr)
 	} else {

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -34,7 +35,7 @@ func (s *sender) dispatchNumbered(n uint64, r *sendReq) bool {
 // stageNumbered stages the next fragment with the next number.
 func (s *sender) stageNumbered(rl *rail, n uint64, r *sendReq) {
 	num := s.number(r)
-	wr := s.stageFragment(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n),
+	wr := s.stageFragment(rl, r, verbs.OpRDMAWriteWithImm, wrid.New(wrid.Numbered, rl.idBits, num, n),
 		uint64(s.rails.maxFragment))
 	imm := num
 	if r.offset == r.length {
@@ -72,7 +73,7 @@ func (s *sender) stageMarkers(n uint64, r *sendReq, last *rail) bool {
 			return false
 		}
 		num := s.number(r)
-		wr := s.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindNumbered, rl.idBits, num, n))
+		wr := s.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid.New(wrid.Numbered, rl.idBits, num, n))
 		wr.RemoteAddr = r.remoteAddr
 		wr.Imm = dqplb.Swap(num)
 		rl.batch.setSGL(wr, 0)
@@ -94,7 +95,7 @@ func (s *sender) stageRawImm(n uint64, r *sendReq) bool {
 	if !rl.hasRoom() {
 		return false
 	}
-	wr := s.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid(kindImm, rl.idBits, 0, n))
+	wr := s.stage(rl, r, verbs.OpRDMAWriteWithImm, wrid.New(wrid.Imm, rl.idBits, 0, n))
 	wr.RemoteAddr = r.remoteAddr
 	wr.Imm = r.imm
 	rl.batch.setSGL(wr, 0)

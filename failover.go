@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -118,7 +119,7 @@ func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
 	if rl.works() {
 		// A control message that finds no receive, where the peer may retry no longer, is no fault
 		// of a request either.
-		lost := losesRail(wc.Status) || wridKind(wc.ID) == kindControl && wc.Status != verbs.StatusSuccess
+		lost := losesRail(wc.Status) || wrid.Kind(wc.ID) == wrid.Control && wc.Status != verbs.StatusSuccess
 		if !lost || !q.survives(rl) || !q.outstanding(rl, wc.ID) {
 			return false
 		}
@@ -134,12 +135,12 @@ func (q *VirtualQP) lostRail(rl *rail, wc *verbs.WC) bool {
 
 // outstanding reports whether the rail has the work request of a completion outstanding.
 func (q *VirtualQP) outstanding(rl *rail, id uint64) bool {
-	switch wridKind(id) {
-	case kindRecv:
-		n, ok := q.recv.win.Resolve(wridNumber(id), wridNumberMask)
+	switch wrid.Kind(id) {
+	case wrid.Recv:
+		n, ok := q.recv.win.Resolve(wrid.Number(id), wrid.NumberMask)
 		return ok && rl.recvs != 0 && q.recv.postedOn(rl, n)
-	case kindCredit:
-		_, ok := rl.inbox.Resolve(wridNumber(id), wridNumberMask, rl.creditsPosted)
+	case wrid.Credit:
+		_, ok := rl.inbox.Resolve(wrid.Number(id), wrid.NumberMask, rl.creditsPosted)
 		return ok && rl.recvs != 0
 	}
 	if rl.recovery.stage == railDying {

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"testing"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -26,8 +27,8 @@ func TestFragmentsOutstandingAreTellable(t *testing.T) {
 	for _, back := range []uint64{0, 1, fragmentSpan, 2*fragmentSpan - 1} {
 		for _, fragments := range []uint32{2 * fragmentSpan, 3*fragmentSpan + 5, 1<<31 + 7} {
 			r.fragments = fragments
-			if at := uint64(fragments) - 1 - back; r.index(uint32(at&wridAuxMask)) != at {
-				t.Errorf("fragment %d of %d is taken for %d", at, fragments, r.index(uint32(at&wridAuxMask)))
+			if at := uint64(fragments) - 1 - back; r.index(uint32(at&wrid.AuxMask)) != at {
+				t.Errorf("fragment %d of %d is taken for %d", at, fragments, r.index(uint32(at&wrid.AuxMask)))
 			}
 		}
 	}
@@ -66,7 +67,7 @@ func TestLostMessagesAreTellable(t *testing.T) {
 		rails.assignRoles(scheme, 1<<20, true)
 		entries := make([]lostEntry, maxFailoverWindow+controlSlots)
 		for i := range entries {
-			entries[i].id = wrid(kindNumbered, 0, 0, 1)
+			entries[i].id = wrid.New(wrid.Numbered, 0, 0, 1)
 		}
 		for _, rl := range rails.all {
 			for _, lost := range []int{2, rl.recvLimit / 2, rl.recvLimit * 15 / 16, rl.recvLimit} {

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -84,19 +85,19 @@ func (f *FailedError) addPiece(addr, length uint64) {
 func (s *sender) describe(r *sendReq, id uint64, err error) *FailedError {
 	f := noRequest(err)
 	f.HasID, f.ID, f.Opcode = true, r.id, r.opcode.WCOpcode()
-	switch wridKind(id) {
-	case kindFinal:
+	switch wrid.Kind(id) {
+	case wrid.Final:
 		f.Part = PartNotification
 		if r.plan == planNone {
 			f.Part = PartMessage
 		}
-	case kindMessage:
+	case wrid.Message:
 		f.Part = PartMessage
-	case kindImm:
+	case wrid.Imm:
 		f.Part = PartImmediate
-	case kindNumbered:
+	case wrid.Numbered:
 		f.Part = PartFragment
-		if r.isMarker(wridAux(id), uint64(s.rails.maxFragment)) {
+		if r.isMarker(wrid.Aux(id), uint64(s.rails.maxFragment)) {
 			f.Part = PartMarker
 		}
 	default:
@@ -160,13 +161,13 @@ func (r *sendReq) isMarker(num uint32, limit uint64) bool {
 // that is not known: the work-request id of a plain fragment has 24 bits for it, and fragments so
 // far apart as to share them may be on the way at once.
 func (r *sendReq) position(id, limit uint64) int {
-	if wridKind(id) != kindNumbered {
-		if r.fragments > wridAuxMask {
+	if wrid.Kind(id) != wrid.Numbered {
+		if r.fragments > wrid.AuxMask {
 			return -1
 		}
-		return int(wridAux(id))
+		return int(wrid.Aux(id))
 	}
-	at := r.sequence(wridAux(id))
+	at := r.sequence(wrid.Aux(id))
 	if r.markers != 0 && at >= r.markersAt(limit) {
 		at -= uint64(r.markers)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 	"ibverbx/verbs/soft"
 )
@@ -26,7 +27,7 @@ func (r *recorded) allPosts(n uint64) (data, rest []posted) {
 	for _, qp := range append(slices.Clone(r.qps), r.notify) {
 		for _, wr := range qp.posts {
 			switch {
-			case wridNumber(wr.ID) != n:
+			case wrid.Number(wr.ID) != n:
 			case wr.Bytes() != 0:
 				data = append(data, posted{qp.Num(), wr})
 			default:
@@ -43,7 +44,7 @@ func (r *recorded) failing(t *testing.T, p posted) *FailedError {
 	t.Helper()
 	device := verbs.DeviceID(0)
 	for _, rl := range r.send.rails.all {
-		if rl.num == p.qp && rl.index() == wridRail(p.ID) {
+		if rl.num == p.qp && rl.index() == wrid.Rail(p.ID) {
 			device = verbs.DeviceID(rl.device)
 		}
 	}
@@ -142,13 +143,13 @@ func TestFailureDescribesTheWorkRequestThatFailed(t *testing.T) {
 					// Rails and numbers are assigned the same way every time.
 					p := append(slices.Clone(data), rest...)[i]
 					for at, rl := range r.send.rails.all {
-						if at == wridRail(p.ID) {
+						if at == wrid.Rail(p.ID) {
 							p.qp = rl.num
 						}
 					}
 					fe := r.failing(t, p)
 					seen[fe.Part]++
-					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() || fe.Rail != wridRail(p.ID) ||
+					if !fe.HasID || fe.ID != 7 || fe.Opcode != c.op.WCOpcode() || fe.Rail != wrid.Rail(p.ID) ||
 						fe.RailQPNum != p.qp || fe.VendorErr != 0x88 {
 						t.Fatalf("%+v", fe)
 					}
@@ -223,15 +224,15 @@ func TestPositionsBeyondTheIDs(t *testing.T) {
 		if got := r.isMarker(num, limit); got != marker {
 			t.Fatalf("number at %d: marker %v", at, got)
 		}
-		if got := r.position(wrid(kindNumbered, 0, num, 1), limit); !marker && got != int(want) {
+		if got := r.position(wrid.New(wrid.Numbered, 0, num, 1), limit); !marker && got != int(want) {
 			t.Fatalf("number at %d: position %d, want %d", at, got, want)
 		}
 	}
-	if got := r.position(wrid(kindData, 0, 5, 1), limit); got != -1 {
+	if got := r.position(wrid.New(wrid.Data, 0, 5, 1), limit); got != -1 {
 		t.Errorf("position %d of a plain fragment: it may be another one", got)
 	}
-	r.fragments = wridAuxMask
-	if got := r.position(wrid(kindData, 0, 5, 1), limit); got != 5 {
+	r.fragments = wrid.AuxMask
+	if got := r.position(wrid.New(wrid.Data, 0, 5, 1), limit); got != 5 {
 		t.Errorf("position %d", got)
 	}
 }
@@ -249,7 +250,7 @@ func TestImpossiblePosition(t *testing.T) {
 		}
 		data, _ := r.allPosts(1)
 		p := data[0]
-		p.ID |= 9 << wridAuxShift
+		p.ID |= wrid.New(0, 0, 9, 0)
 		if fe := r.failing(t, p); fe.Fragment != -1 || !fe.WholeRange || fe.Length != 250 ||
 			fe.Fragments != 3 {
 			t.Errorf("%+v", fe)

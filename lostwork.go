@@ -1,6 +1,9 @@
 package ibverbx
 
-import "ibverbx/internal/dqplb"
+import (
+	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
+)
 
 // takeLog turns the log of a rail that is being lost into entries; the newest ones, so many as are
 // staged, the NIC never had.
@@ -29,11 +32,11 @@ func (s *sender) entryOf(id uint64) lostEntry {
 	}
 	n, _ := s.resolve(id)
 	r := s.win.At(n)
-	switch wridKind(id) {
-	case kindData:
-		e.offset, e.size = s.fragment(r, r.index(wridAux(id)))
-	case kindNumbered:
-		e.imm = wridAux(id)
+	switch wrid.Kind(id) {
+	case wrid.Data:
+		e.offset, e.size = s.fragment(r, r.index(wrid.Aux(id)))
+	case wrid.Numbered:
+		e.imm = wrid.Aux(id)
 		if limit := uint64(s.rails.maxFragment); !r.isMarker(e.imm, limit) {
 			e.offset, e.size = s.fragment(r, uint64(r.position(id, limit)))
 			e.imm |= s.marks(r, e.offset+uint64(e.size))
@@ -46,7 +49,7 @@ func (s *sender) entryOf(id uint64) lostEntry {
 // the low bits. Those outstanding are near the newest.
 func (r *sendReq) index(low uint32) uint64 {
 	newest := uint64(r.fragments) - 1
-	return newest - (newest-uint64(low))&wridAuxMask
+	return newest - (newest-uint64(low))&wrid.AuxMask
 }
 
 // fragment is where a fragment of a request begins, and how many bytes it has.

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -103,7 +104,7 @@ func newRail(q *VirtualQP, qp verbs.QP, index int) *rail {
 		vqp:       q,
 		qp:        qp,
 		num:       qp.Num(),
-		idBits:    uint64(index) << wridRailShift,
+		idBits:    wrid.RailBits(index),
 		device:    uint8(qp.Device().ID()),
 		maxSGE:    max(1, limits.MaxSendSGE),
 		slots:     max(1, min(q.cfg.MaxMsgCntPerQP, limits.MaxSendWR)),
@@ -140,7 +141,7 @@ const (
 	roles                      // how many there are
 )
 
-func (r *rail) index() int { return wridRail(r.idBits) }
+func (r *rail) index() int { return wrid.Rail(r.idBits) }
 
 func (r *rail) hasRoom() bool { return r.inUse < r.limit }
 

@@ -1,6 +1,10 @@
 package ibverbx
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"ibverbx/internal/wrid"
+)
 
 // railLog lists what is outstanding on a rail, by work-request id, in the order in which it is or
 // will be on the wire. Flush completions alone do not tell: where a CQ dies there are none.
@@ -65,7 +69,7 @@ func (l *railLog) completeLate(id uint64) bool {
 		return false
 	}
 	*l.at(i) = doneData
-	if wridKind(id) != kindData {
+	if wrid.Kind(id) != wrid.Data {
 		*l.at(i) = doneMessage
 	}
 	l.trim()

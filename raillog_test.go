@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"ibverbx/internal/wrid"
 )
 
 // A log keeps the order of what is outstanding, in whatever order that is acknowledged, and however
@@ -14,8 +16,8 @@ func TestRailLogKeepsTheOrder(t *testing.T) {
 	l.fit(40)
 	for range 20_000 {
 		if len(want) == 0 || rng.IntN(2) == 0 && len(want) < 40 {
-			id := wrid(kindData+next%2, 0, 0, next)
-			if next++; wridKind(id) == kindData {
+			id := wrid.New(wrid.Data+next%2, 0, 0, next)
+			if next++; wrid.Kind(id) == wrid.Data {
 				l.push(id)
 			} else {
 				l.pushMessage(id)
@@ -38,8 +40,8 @@ func TestRailLogKeepsTheOrder(t *testing.T) {
 			t.Fatalf("the log has %x, want %x", got, want)
 		}
 	}
-	l.push(wrid(kindData, 0, 0, next+1))
-	if l.complete(wrid(kindData, 0, 0, next)) {
+	l.push(wrid.New(wrid.Data, 0, 0, next+1))
+	if l.complete(wrid.New(wrid.Data, 0, 0, next)) {
 		t.Error("what was never logged is complete")
 	}
 	if l.messages != next/2 {

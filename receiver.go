@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/ring"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -129,7 +130,7 @@ func (s *receiver) postWaiting(rl *rail, message bool, next *uint64) *recvRefusa
 		if err != nil {
 			// The cursor first: what the NIC has accepted is the NIC's, whatever the refusal leads
 			// to.
-			*next, _ = s.win.Resolve(wridNumber(batch[accepted].ID), wridNumberMask)
+			*next, _ = s.win.Resolve(wrid.Number(batch[accepted].ID), wrid.NumberMask)
 			return &recvRefusal{rl, err, describeRecv(s.win.At(*next))}
 		}
 		*next = stop
@@ -180,7 +181,7 @@ func (s *receiver) gather(rl *rail, message bool, n uint64) (batch []verbs.RecvW
 			break
 		}
 		wr := &s.batch.wrs[count]
-		wr.ID, wr.SGL = wrid(kindRecv, rl.idBits, 0, n), nil
+		wr.ID, wr.SGL = wrid.New(wrid.Recv, rl.idBits, 0, n), nil
 		if message {
 			wr.SGL = appendSGL(s.batch.list(count), r.pieces, rl.device)
 		}
@@ -237,7 +238,7 @@ func (s *receiver) notified(n dqplb.Notification) {
 // there is none that the completion can be of. If the NIC reports success, but a message of the
 // other kind, the receive gets LOC_QP_OP_ERR.
 func (s *receiver) completed(rails *railSet, rl *rail, wc *verbs.WC) *recvReq {
-	n, ok := s.win.Resolve(wridNumber(wc.ID), wridNumberMask)
+	n, ok := s.win.Resolve(wrid.Number(wc.ID), wrid.NumberMask)
 	if !ok {
 		return nil
 	}

@@ -3,6 +3,7 @@ package ibverbx
 import (
 	"time"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -116,10 +117,10 @@ const (
 )
 
 // isMessage reports whether the work request uses up a receive of the peer.
-func (e *lostEntry) isMessage() bool { return wridKind(e.id) != kindData && e.id != doneData }
+func (e *lostEntry) isMessage() bool { return wrid.Kind(e.id) != wrid.Data && e.id != doneData }
 
 // isControl reports whether it is a control message.
-func (e *lostEntry) isControl() bool { return wridKind(e.id) == kindControl }
+func (e *lostEntry) isControl() bool { return wrid.Kind(e.id) == wrid.Control }
 
 // find returns the entry of a work request that the NIC holds, or nil. They come back in order, or
 // nearly.

@@ -2,6 +2,7 @@ package ibverbx
 
 import (
 	"ibverbx/internal/dqplb"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -30,7 +31,7 @@ func (l *lostWork) clear() { *l = lostWork{} }
 
 // awaitsImm reports whether a rail has carried a last fragment whose immediate still waits here.
 func (l *lostWork) awaitsImm(rl *rail) bool {
-	return l.on == rl && l.any() && wridKind(l.entries[0].id) == kindImm
+	return l.on == rl && l.any() && wrid.Kind(l.entries[0].id) == wrid.Imm
 }
 
 // lost is the lost work of the rails of a role.
@@ -71,8 +72,8 @@ func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
 	s := &q.send
 	for len(l.entries) != 0 && rl.hasRoom() {
 		e := l.entries[0]
-		if wridKind(e.id) == kindImm {
-			if last := s.lastBefore(&e); last.id&^wridRailBits != l.last {
+		if wrid.Kind(e.id) == wrid.Imm {
+			if last := s.lastBefore(&e); wrid.OnNoRail(last.id) != l.last {
 				// The fragment that announces the user's immediate has arrived, but without that it
 				// has not counted: it goes out again.
 				n, _ := s.resolve(e.id)
@@ -83,7 +84,7 @@ func (q *VirtualQP) repostOn(rl *rail, l *lostWork) {
 		}
 		s.stageAgain(rl, &e)
 		q.reposted++
-		l.last = e.id &^ wridRailBits
+		l.last = wrid.OnNoRail(e.id)
 		l.entries = l.entries[1:]
 	}
 	if len(l.entries) == 0 {
@@ -116,7 +117,7 @@ func (s *sender) lastBefore(e *lostEntry) lostEntry {
 	n, _ := s.resolve(e.id)
 	r := s.win.At(n)
 	newest := uint64(r.firstNum) + uint64(r.fragments) + uint64(r.markers) - 1
-	return s.entryOf(wrid(kindNumbered, 0, uint32(newest%dqplb.Mod), n))
+	return s.entryOf(wrid.New(wrid.Numbered, 0, uint32(newest%dqplb.Mod), n))
 }
 
 // immOf is the user's immediate that was due behind the last fragment on a rail that is lost, and
@@ -131,15 +132,15 @@ func (s *sender) immOf(rl *rail) (e lostEntry, due bool) {
 	}
 	r.immDue = false
 	r.left++
-	return lostEntry{id: wrid(kindImm, 0, 0, s.next)}, true
+	return lostEntry{id: wrid.New(wrid.Imm, 0, 0, s.next)}, true
 }
 
 // stageAgain stages a work request that was lost with its rail on another one that has room.
 func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 	n, _ := s.resolve(e.id)
 	r := s.win.At(n)
-	if wridKind(e.id) == kindFinal || wridKind(e.id) == kindMessage {
-		wr := s.stageMessage(rl, r, wrid(wridKind(e.id), rl.idBits, 0, n))
+	if wrid.Kind(e.id) == wrid.Final || wrid.Kind(e.id) == wrid.Message {
+		wr := s.stageMessage(rl, r, wrid.New(wrid.Kind(e.id), rl.idBits, 0, n))
 		if r.opcode.IsSend() {
 			s.fillMessage(rl, r, wr)
 		} else {
@@ -147,7 +148,7 @@ func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 		}
 		return
 	}
-	id := wrid(wridKind(e.id), rl.idBits, wridAux(e.id), n)
+	id := wrid.New(wrid.Kind(e.id), rl.idBits, wrid.Aux(e.id), n)
 	s.rails.takeData(rl)
 	if c := s.rails.abilities; c != nil {
 		rl.ability.add(uint64(e.size), c.clock)
@@ -166,14 +167,14 @@ func (s *sender) stageAgain(rl *rail, e *lostEntry) {
 	}
 	rl.stats.bytes += uint64(e.size)
 	rl.stats.fragments++
-	switch wridKind(e.id) {
-	case kindNumbered:
+	switch wrid.Kind(e.id) {
+	case wrid.Numbered:
 		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, dqplb.Swap(e.imm)
 		if e.imm&dqplb.Last != 0 && r.solicited {
 			wr.Flags |= verbs.SendSolicited
 		}
 		rl.dirty = false
-	case kindImm:
+	case wrid.Imm:
 		wr.Opcode, wr.Imm = verbs.OpRDMAWriteWithImm, r.imm
 		wr.RemoteAddr = r.remoteAddr
 		rl.batch.setSGL(wr, 0)

@@ -5,6 +5,7 @@ import (
 
 	"ibverbx/internal/dqplb"
 	"ibverbx/internal/ring"
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -160,7 +161,7 @@ func (s *sender) busy() bool { return s.next != s.win.Tail || s.finals != 0 || s
 
 // resolve finds the live request that a work-request id belongs to.
 func (s *sender) resolve(id uint64) (n uint64, ok bool) {
-	return s.win.Resolve(wridNumber(id), wridNumberMask)
+	return s.win.Resolve(wrid.Number(id), wrid.NumberMask)
 }
 
 // notified reports whether a notification has been acknowledged on this connection: then the peer
@@ -316,7 +317,7 @@ func (s *sender) unstage(from uint64) {
 			}
 			if ok {
 				r := s.win.At(n)
-				if wridKind(id) == kindFinal {
+				if wrid.Kind(id) == wrid.Final {
 					r.final = finalDone
 				} else if r.left > 0 {
 					r.left--
@@ -358,7 +359,7 @@ func (s *sender) firstBehindImm(rl *rail) (first uint64) {
 			n, _ := s.resolve(b.wrs[i].ID)
 			first = min(first, n)
 		}
-		behind = behind || wridKind(b.wrs[i].ID) == kindImm
+		behind = behind || wrid.Kind(b.wrs[i].ID) == wrid.Imm
 	}
 	return first
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -14,19 +15,19 @@ func (q *VirtualQP) returned(rl *rail, wc *verbs.WC) (known bool) {
 	if rl.recovery.stage != railDying || !q.outstanding(rl, wc.ID) {
 		return false
 	}
-	switch kind := wridKind(wc.ID); {
-	case kind != kindRecv && kind != kindCredit:
+	switch kind := wrid.Kind(wc.ID); {
+	case kind != wrid.Recv && kind != wrid.Credit:
 		known = q.sendReturned(rl, wc)
 	case losesRail(wc.Status):
 		rl.recvs--
 		rl.recovery.unanswered++
-		rl.recovery.emptied = rl.recovery.emptied || kind == kindRecv
+		rl.recovery.emptied = rl.recovery.emptied || kind == wrid.Recv
 		known = true
-		if kind == kindCredit {
-			c, _ := rl.inbox.Resolve(wridNumber(wc.ID), wridNumberMask, rl.creditsPosted)
+		if kind == wrid.Credit {
+			c, _ := rl.inbox.Resolve(wrid.Number(wc.ID), wrid.NumberMask, rl.creditsPosted)
 			rl.inbox.Fail(c)
 		}
-	case kind == kindCredit:
+	case kind == wrid.Credit:
 		known = q.creditCompleted(rl, wc)
 	default:
 		r := q.recv.completed(&q.send.rails, rl, wc)
@@ -62,17 +63,17 @@ func (q *VirtualQP) sendReturned(rl *rail, wc *verbs.WC) (known bool) {
 // acknowledge ends a work request that has been carried out, whose rail is lost.
 func (s *sender) acknowledge(id uint64) {
 	n, ok := s.resolve(id)
-	if !ok || wridKind(id) == kindControl {
+	if !ok || wrid.Kind(id) == wrid.Control {
 		return
 	}
 	r := s.win.At(n)
-	switch wridKind(id) {
-	case kindFinal:
+	switch wrid.Kind(id) {
+	case wrid.Final:
 		r.final = finalDone
 		s.sprayed = s.sprayed || r.plan != planNone
-	case kindNumbered:
+	case wrid.Numbered:
 		r.left--
-		s.numbers.Ack(wridAux(id))
+		s.numbers.Ack(wrid.Aux(id))
 	default:
 		r.left--
 	}
@@ -237,7 +238,7 @@ func errLostThere(messages int) error {
 func (v *recovery) announces(i int, immDue bool) bool {
 	for i++; i < len(v.entries); i++ {
 		if e := &v.entries[i]; e.isMessage() && !e.isControl() {
-			return wridKind(e.id) == kindImm && e.state != entryDone
+			return wrid.Kind(e.id) == wrid.Imm && e.state != entryDone
 		}
 	}
 	return immDue

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
 
@@ -244,7 +245,7 @@ func (q *VirtualQP) PostSend(wrs ...SendWR) (n int, err error) {
 func (q *VirtualQP) postSends(wrs []SendWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
-		if q.send.win.Len() >= maxOutstanding {
+		if q.send.win.Len() >= wrid.MaxOutstanding {
 			err = refuseSend(n, &wrs[n], verbs.ErrQueueFull,
 				"2^27 requests are outstanding: poll completions")
 			break
@@ -296,7 +297,7 @@ func (q *VirtualQP) PostRecv(wrs ...RecvWR) (n int, err error) {
 func (q *VirtualQP) postRecvs(wrs []RecvWR) (n int, err error) {
 	held := holder{}
 	for n < len(wrs) {
-		if q.recv.win.Len() >= maxOutstanding {
+		if q.recv.win.Len() >= wrid.MaxOutstanding {
 			err = refuseRecv(n, &wrs[n], verbs.ErrQueueFull,
 				"2^27 receives are outstanding: poll completions")
 			break

@@ -1,0 +1,64 @@
+// Package wrid says what a physical work request was for, in the 64 bits of its ID. The ID says all
+// that a completion needs: what the work request was for, on which rail, for which request. Nothing
+// has to be looked up or matched, and the order of completions within a queue pair does not matter.
+//
+//	63    60 59     52 51           28 27             0
+//	| kind  |  rail   |      aux       |    number    |
+//
+// number is the low 28 bits of the request's number in its window (of a credit: of its count on the
+// rail); a window can therefore number 2^28 requests, and half of that are let in. aux is the DQPLB
+// number of a numbered message, the fragment's position otherwise.
+package wrid
+
+const (
+	numberBits = 28
+	railShift  = 52
+	kindShift  = 60
+
+	// NumberMask has the bits of a request's number that an ID carries.
+	NumberMask = 1<<numberBits - 1
+	// MaxOutstanding is how many requests may be outstanding in a window.
+	MaxOutstanding = 1 << (numberBits - 1)
+	// AuxMask has the bits that an ID has for aux.
+	AuxMask = 1<<24 - 1
+
+	railMask = 1<<8 - 1
+	railBits = railMask << railShift
+)
+
+// What a physical work request was for.
+const (
+	Data     = 1 + iota // a plain fragment, or an atomic
+	Numbered            // a message with a DQPLB number: a fragment or a marker
+	Final               // a request's final message: Spray's notification, or an ordinary SEND
+	Recv                // a receive of the user
+	// Credit is a receive that the virtual queue pair keeps posted: a credit of DQPLB, or Spray's
+	// watch.
+	Credit
+	Imm     // the user's immediate behind a DQPLB message
+	Message // a relaxed SEND
+	Control // a control message of failover
+)
+
+// New returns the ID of a work request of some kind on the rail that has these bits.
+func New(kind, rail uint64, aux uint32, number uint64) uint64 {
+	return kind<<kindShift | rail | uint64(aux)<<numberBits | number&NumberMask
+}
+
+// RailBits returns the index of a rail as IDs carry it.
+func RailBits(index int) uint64 { return uint64(index) << railShift }
+
+// Kind returns what a work request was for.
+func Kind(id uint64) uint64 { return id >> kindShift }
+
+// Rail returns the index of the rail of a work request.
+func Rail(id uint64) int { return int(id >> railShift & railMask) }
+
+// Aux returns the DQPLB number or the fragment's position.
+func Aux(id uint64) uint32 { return uint32(id >> numberBits & AuxMask) }
+
+// Number returns the low bits of the request's number.
+func Number(id uint64) uint64 { return id & NumberMask }
+
+// OnNoRail returns an ID without its rail: work that is posted again on another rail keeps the rest.
+func OnNoRail(id uint64) uint64 { return id &^ railBits }
