@@ -243,23 +243,28 @@ func (q *networkQP) Modify(attr *verbs.QPAttr, mask verbs.QPAttrMask) error {
 }
 
 // psns gives each packet sequence number that the library has drawn another, which follows from the
-// seed. As the library's, those of one queue pair are far apart: packets of an earlier connection
-// that fit into a later one are believed, and no end can tell.
+// seed. As with the library's, those of one queue pair are far apart: an end that gets packets of an
+// earlier connection whose numbers fit into a later one believes them, and cannot tell.
 type psns struct {
 	rng   *rand.Rand
-	known map[uint32]uint32   // by what the library has drawn
+	known map[drawnPSN]uint32
 	of    map[uint32][]uint32 // by the number of the queue pair that sends
 }
 
+// drawnPSN is a number that the library has drawn for a queue pair that sends. Two queue pairs may
+// draw the same number, by chance and not by the seed, so each has a translation of its own.
+type drawnPSN struct{ qpNum, psn uint32 }
+
 func newPSNs(seed uint64) *psns {
-	return &psns{rng: rand.New(rand.NewPCG(seed, 0x70736e)), known: map[uint32]uint32{},
+	return &psns{rng: rand.New(rand.NewPCG(seed, 0x70736e)), known: map[drawnPSN]uint32{},
 		of: map[uint32][]uint32{}}
 }
 
-// translate is the number for one that the library has drawn for a queue pair that sends. Some are
-// near the wrap.
+// translate returns the number that replaces one that the library has drawn for a queue pair that
+// sends. Some are near the wrap.
 func (p *psns) translate(qpNum, psn uint32) uint32 {
-	to, ok := p.known[psn]
+	drawn := drawnPSN{qpNum, psn}
+	to, ok := p.known[drawn]
 	if ok {
 		return to
 	}
@@ -269,7 +274,7 @@ func (p *psns) translate(qpNum, psn uint32) uint32 {
 			to = 1<<24 - 1 - to%64
 		}
 	}
-	p.known[psn] = to
+	p.known[drawn] = to
 	p.of[qpNum] = append(p.of[qpNum], to)
 	return to
 }
