@@ -2,8 +2,10 @@
 package worded
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 )
 
@@ -51,4 +53,14 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 	}{Error: e.Error()}
 	_ = errors.As(e.Err, &form.Cause)
 	return json.Marshal(form)
+}
+
+// Ended is why a context has ended: its error and, where somebody gave one, the cause behind it. It
+// is nil while the context has not ended.
+func Ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if err == nil || errors.Is(cause, err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }

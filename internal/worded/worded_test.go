@@ -2,12 +2,15 @@ package worded_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"ibverbx/internal/worded"
 )
@@ -70,5 +73,29 @@ func TestErrorForMachines(t *testing.T) {
 		if !strings.Contains(log.String(), c.slog) {
 			t.Errorf("slog %s, want %s", &log, c.slog)
 		}
+	}
+}
+
+// Whoever looks finds both: that the context has ended, and why.
+func TestEnded(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if err := worded.Ended(ctx); err != nil {
+		t.Error(err)
+	}
+	cancel(fs.ErrClosed)
+	if err := worded.Ended(ctx); !errors.Is(err, context.Canceled) || !errors.Is(err, fs.ErrClosed) ||
+		err.Error() != "context canceled: file already closed" {
+		t.Error(err)
+	}
+	ctx, cancel = context.WithCancelCause(t.Context())
+	cancel(nil)
+	if err := worded.Ended(ctx); err != context.Canceled { //nolint:errorlint // nothing is added
+		t.Error(err)
+	}
+	timed, stop := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer stop()
+	<-timed.Done()
+	if err := worded.Ended(timed); err != context.DeadlineExceeded { //nolint:errorlint // nothing is added
+		t.Error(err)
 	}
 }

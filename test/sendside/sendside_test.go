@@ -15,14 +15,23 @@ func TestTransport(t *testing.T) { flags.Test(t, &Transport, 2000) }
 // drawn matches addresses and the numbers that the library draws by itself. They decide nothing.
 var drawn = regexp.MustCompile(`0x[0-9a-f]{6,}|wr [0-9]+|virtual qp [0-9]+|PSN:[0-9]+`)
 
-func TestTransportReplays(t *testing.T) { Transport.Replays(t, 100, drawn) }
+func TestTransportReplays(t *testing.T) {
+	flags.Kit(t)
+	Transport.Replays(t, 100, drawn)
+}
 
 // TestTagged plays worlds of messages with tags.
 func TestTagged(t *testing.T) { flags.Test(t, &Tagged, 2000) }
 
-func TestTaggedReplays(t *testing.T) { Tagged.Replays(t, 100, drawn) }
+func TestTaggedReplays(t *testing.T) {
+	flags.Kit(t)
+	Tagged.Replays(t, 100, drawn)
+}
 
 // TestShmem plays worlds of PEs.
 func TestShmem(t *testing.T) { flags.Test(t, &Shmem, 400) }
 
-func TestShmemReplays(t *testing.T) { Shmem.Replays(t, 40, drawn) }
+func TestShmemReplays(t *testing.T) {
+	flags.Kit(t)
+	Shmem.Replays(t, 40, drawn)
+}

@@ -20,7 +20,7 @@
 // The model knows the promises, not the library. It has two sources. Taps (taps.go) see every
 // physical request and completion, so it is known which requests the NICs hold (on_wire.go,
 // dqplb_number.go). And every request has memory of its own (request_memory.go), so it is known
-// what each byte must be. The promises (rule.go) are checked when a request goes out, when a
+// what each byte must be. The promises (world.go) are checked when a request goes out, when a
 // completion is polled (completion.go, poll.go), and when nothing moves any more (settle.go,
 // final_checks.go).
 //

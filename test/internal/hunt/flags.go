@@ -18,6 +18,7 @@ type Flags struct {
 	hunt     bool
 	progress bool
 	mutate   bool
+	kit      bool
 	from     int
 	every    int
 }
@@ -31,6 +32,7 @@ func NewFlags() *Flags {
 	flag.BoolVar(&f.hunt, "hunt", false, "report what was found in one line, and do not shrink it")
 	flag.BoolVar(&f.progress, "progress", false, "report progress on stderr")
 	flag.BoolVar(&f.mutate, "mutate", false, "plant bugs and check that they are found: some minutes")
+	flag.BoolVar(&f.kit, "kit", false, "test the simulation itself: that worlds replay, and failures are shrunk")
 	flag.IntVar(&f.every, "every", 1, "with -mutate: plant one bug of so many only,")
 	flag.IntVar(&f.from, "from", 0, "beginning with this one, from 0 on")
 	return f
@@ -71,6 +73,14 @@ func (f *Flags) Test(t *testing.T, g *Game, usual uint64) {
 			t.Fatalf("%v: but not when it is played again", v)
 		}
 		t.Fatalf("%v\nreplay: go test %s -run '%s$' -args -seed %d", r, g.Dir, g.Test, v.Seed)
+	}
+}
+
+// Kit skips a test of the simulation itself, unless the flag -kit asks for those.
+func (f *Flags) Kit(t *testing.T) {
+	t.Helper()
+	if !f.kit {
+		t.Skip("tests the simulation itself: -args -kit")
 	}
 }
 

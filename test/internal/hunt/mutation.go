@@ -14,7 +14,7 @@ import (
 
 // Hunt plants the bugs, one at a time, with the flag -mutate, and demands that the game finds each
 // within so many worlds. Without, it checks that every bug has its place in the source, and that it
-// compiles.
+// compiles; a short test does not.
 func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 	if f.mutate {
 		if f.every < 1 || f.from < 0 || f.from >= f.every {
@@ -22,6 +22,9 @@ func (f *Flags) Hunt(t *testing.T, g *Game, bugs Bugs, worlds uint64) {
 		}
 		hunt(t, g, bugs, share(bugs.read(t), f.from, f.every), worlds)
 		return
+	}
+	if testing.Short() {
+		t.Skip("reads the sources, and does not run them")
 	}
 	compiler := newCompiler(root(t))
 	for _, b := range bugs.read(t) {
