@@ -1,10 +1,13 @@
 package ibverbx
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
 	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
 )
 
 // pieceKeys are keys that differ by region and by device.
@@ -64,5 +67,225 @@ func TestPieceListNamesEachPieceWithItsKey(t *testing.T) {
 				left -= got
 			}
 		})
+	}
+}
+
+// Buffers of 100, 200 and 150 bytes and fragments of 150, on queue pairs that take one piece a work
+// request: a fragment ends where its buffer ends, so there are four. With two pieces a work request
+// a fragment crosses from one buffer into the next, and there are three.
+func TestFragmentsOfAScatterListByPiecesAWorkRequest(t *testing.T) {
+	keys := NewKeys(map[verbs.DeviceID]uint32{0: 1})
+	const a, b, c, remote = 0x1000, 0x2000, 0x3000, 0x10000
+	type fragment struct {
+		remote uint64
+		pieces []verbs.SGE
+	}
+	piece := func(addr uint64, n uint32) verbs.SGE { return verbs.SGE{Addr: addr, Length: n, LKey: 1} }
+	cut := map[int][]fragment{
+		1: {{remote, []verbs.SGE{piece(a, 100)}}, {remote + 100, []verbs.SGE{piece(b, 150)}},
+			{remote + 250, []verbs.SGE{piece(b+150, 50)}}, {remote + 300, []verbs.SGE{piece(c, 150)}}},
+		2: {{remote, []verbs.SGE{piece(a, 100), piece(b, 50)}}, {remote + 150, []verbs.SGE{piece(b+50, 150)}},
+			{remote + 300, []verbs.SGE{piece(c, 150)}}},
+	}
+	for width, want := range cut {
+		for _, op := range []verbs.Opcode{verbs.OpRDMAWrite, verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
+			for _, scheme := range []Scheme{DQPLB, Spray} {
+				t.Run(fmt.Sprintf("%d, %v, %v", width, op, scheme), func(t *testing.T) {
+					r := newRecorded(t, 1, 4, Config{Scheme: scheme, FragmentSize: 150})
+					for _, rl := range r.send.rails.data {
+						rl.maxSGE = width
+					}
+					if _, err := r.PostSend(SendWR{ID: 7, Opcode: op, Flags: verbs.SendSignaled,
+						SGL: []Segment{{Addr: a, Length: 100, Keys: keys}, {Addr: b, Length: 200, Keys: keys},
+							{Addr: c, Length: 150, Keys: keys}},
+						Remote: RemoteSegment{Addr: remote, Length: 450, Keys: keys}}); err != nil {
+						t.Fatal(err)
+					}
+					var got []fragment
+					for _, qp := range r.qps { // fragment i goes out on rail i
+						for _, wr := range qp.posts {
+							got = append(got, fragment{wr.RemoteAddr, wr.SGL})
+						}
+					}
+					if !slices.EqualFunc(got, want, func(x, y fragment) bool {
+						return x.remote == y.remote && slices.Equal(x.pieces, y.pieces)
+					}) {
+						t.Errorf("got  %x\nwant %x", got, want)
+					}
+				})
+			}
+		}
+	}
+}
+
+// holding is a virtual queue pair over four null queue pairs, with three regions.
+type holding struct {
+	*VirtualQP
+	a, b, c *MR
+}
+
+func newHolding(t *testing.T) *holding {
+	t.Helper()
+	q, err := Open([]verbs.Device{verbstest.NewNull(1).Device(0)}, Config{MaxSGE: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	card, err := q.Card()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Connect(Elsewhere(card)); err != nil {
+		t.Fatal(err)
+	}
+	h := &holding{VirtualQP: q}
+	for _, mr := range []**MR{&h.a, &h.b, &h.c} {
+		if *mr, err = q.Domain().Register(make([]byte, 4096), verbs.AccessAll); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+// list is a scatter list of 8 bytes of each region.
+func list(regions ...*MR) (sgl []Segment) {
+	for i, mr := range regions {
+		sgl = append(sgl, mr.Slice(uint64(16*i), 8))
+	}
+	return sgl
+}
+
+func (h *holding) write(regions ...*MR) SendWR {
+	return SendWR{Opcode: verbs.OpRDMAWrite, Flags: verbs.SendSignaled, SGL: list(regions...),
+		Remote: h.b.Remote().At(0)}
+}
+
+func (h *holding) expect(t *testing.T, when string, a, b int64) {
+	t.Helper()
+	if gotA, gotB := h.a.holds.Load(), h.b.holds.Load(); gotA != a || gotB != b {
+		t.Errorf("%s: the regions are held %d and %d times, want %d and %d", when, gotA, gotB, a, b)
+	}
+}
+
+// A list holds a region once for each run of its pieces, and gives as much back.
+func TestListHoldsARegionOnceARun(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	n, err := h.PostSend(h.write(a, a, a, a, a, a, a, a), h.write(a, a, b, b, a), h.write(b), h.write(b, b))
+	if n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 3, 3)
+	if err := a.Close(); !errors.Is(err, verbs.ErrBusy) {
+		t.Errorf("a region that requests use: %v", err)
+	}
+	for done := 0; done < 4; {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, 0)
+	for i := range 3 {
+		if _, err := h.PostRecv(RecvWR{ID: uint64(i), SGL: list(a, a, b)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.expect(t, "receives posted", 3, 3)
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.expect(t, "closed", 0, 0)
+	for _, mr := range []*MR{a, b} {
+		if err := mr.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A request that names a closed region leaves no hold behind, and the requests before it keep
+// theirs at every moment.
+func TestRefusedListGivesItsHoldsBack(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	good := h.write(a, a)
+	good.Remote = a.Remote().At(0)
+	bad := h.write(a, a, b, a)
+	bad.Remote = good.Remote
+	n, err := h.PostSend(good, good, bad, good)
+	if n != 2 || !errors.Is(err, ErrClosed) {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 2, closedHolds)
+	if _, err := h.PostRecv(RecvWR{SGL: list(a, b)}); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	h.expect(t, "refused", 2, closedHolds)
+	for done := 0; done < 2; {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, closedHolds)
+}
+
+// The holds of a call on one region are taken in two steps, however many requests and pieces name
+// it: one that sees that it is open, one for all others. Lists may alternate between two regions.
+func TestHoldsOfARunAreTakenInTwoSteps(t *testing.T) {
+	h := newHolding(t)
+	a, b, c := h.a, h.b, h.c
+	held := holder{}
+	hold := func(regions ...*MR) {
+		t.Helper()
+		wr := h.write(regions...)
+		if err := held.holdSend(0, &wr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 {
+		hold(a, a, a)
+		h.expect(t, "first region", 1, 0)
+	}
+	for range 3 {
+		hold(b, a)
+		h.expect(t, "two regions in turn", 1, 1)
+	}
+	hold(c, b, c)
+	h.expect(t, "third region", 6, 1)
+	held.settle()
+	h.expect(t, "settled", 6, 4)
+	if got := c.holds.Load(); got != 2 {
+		t.Errorf("the third region is held %d times, want 2", got)
+	}
+	out := h.CQ().sink(nil)
+	for range 3 {
+		out.releasePieces(list(a, a))
+		out.releasePieces(list(b, a))
+	}
+	h.expect(t, "released", 6, 4)
+	out.releasePieces(list(c, b, c))
+	h.expect(t, "third region released", 0, 4)
+	out.settle()
+	h.expect(t, "settled", 0, 0)
+	if got := c.holds.Load(); got != 0 {
+		t.Errorf("the third region is held %d times, want 0", got)
+	}
+}
+
+// The step that a single piece of another region costs takes nothing away from the region before
+// the last one, which lists remember.
+func TestHoldsOfListsAndSinglePiecesMix(t *testing.T) {
+	h := newHolding(t)
+	a, b := h.a, h.b
+	single := h.write(b)
+	single.Local, single.SGL = single.SGL[0], nil
+	wrs := []SendWR{h.write(a, b), h.write(h.c), single, h.write(b, a), single, h.write(a, b, a)}
+	if n, err := h.PostSend(wrs...); n != len(wrs) || err != nil {
+		t.Fatal(n, err)
+	}
+	h.expect(t, "posted", 4, 5)
+	for done := 0; done < len(wrs); {
+		done += len(pollNow(t, h.CQ()))
+	}
+	h.expect(t, "reported", 0, 0)
+	if err := errors.Join(a.Close(), b.Close(), h.c.Close()); err != nil {
+		t.Error(err)
 	}
 }

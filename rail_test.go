@@ -2,11 +2,14 @@ package ibverbx
 
 import (
 	"errors"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
+	"ibverbx/verbs/verbstest"
 )
 
 // reconnect resets a virtual queue pair and connects it again.
@@ -339,5 +342,84 @@ func TestIdleAfterPollsAndTime(t *testing.T) {
 	seen = idleCQ{}
 	if idleFor(1, 0) || seen.outstanding != 3 || seen.polls != 1 {
 		t.Errorf("a new count begins with %+v", seen)
+	}
+}
+
+// A plain peer sends SENDs to queue pair 0: that one needs room for a credit and a SEND, the others
+// do not.
+func TestPlainPeerNeedsRoomOnTheFirstQueuePair(t *testing.T) {
+	for first, recvs := range [][]int{{1, 64}, {64, 1}} {
+		dev := verbstest.NewNull(1).Device(0)
+		pd, err := dev.AllocPD()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cq, err := dev.CreateCQ(verbs.CQConfig{Depth: 1024})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var qps []verbs.QP
+		for _, n := range append(recvs, 64) { // the last one is the notify QP
+			qp, err := pd.CreateQP(verbs.QPConfig{SendCQ: cq, RecvCQ: cq, Cap: verbs.QPCap{MaxRecvWR: n}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			qps = append(qps, qp)
+		}
+		vcq, err := NewVirtualCQ(cq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := NewVirtualQP(vcq, qps[:2], qps[2], Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		card, err := q.Card()
+		if err != nil {
+			t.Fatal(err)
+		}
+		card.Scheme, card.Credits = "", 0
+		err = q.Connect(Elsewhere(card))
+		few := errors.Is(err, verbs.ErrInvalid) && strings.Contains(err.Error(), "Credits of 2 at least")
+		if wantFew := first == 0; few != wantFew || !wantFew && err != nil {
+			t.Errorf("receive queues of %v: %v", recvs, err)
+		}
+	}
+}
+
+func TestRouteTable(t *testing.T) {
+	table := &routeTable{}
+	ref := map[uint32]*rail{}
+	rng := rand.New(rand.NewPCG(4, 4))
+	nums := []uint32{0, 1, 17, 1<<12 - 1, 1 << 12, 1<<24 - 1, 1<<24 - 2, 1 << 23}
+	for range 100 {
+		nums = append(nums, rng.Uint32N(1<<24))
+	}
+	for range 20_000 {
+		num := nums[rng.IntN(len(nums))]
+		switch {
+		case ref[num] == nil:
+			ref[num] = &rail{}
+			table.add(num, ref[num])
+		case rng.IntN(2) == 0:
+			table.remove(num, &rail{}) // another owner: no effect
+		default:
+			table.remove(num, ref[num])
+			table.remove(num, ref[num]) // removed already
+			delete(ref, num)
+		}
+		for _, n := range []uint32{num, nums[rng.IntN(len(nums))], num ^ 1, num ^ 1<<12} {
+			if n &= 1<<24 - 1; table.find(n) != ref[n] {
+				t.Fatalf("number %d leads to %p, want %p", n, table.find(n), ref[n])
+			}
+		}
+	}
+	for num, r := range ref {
+		table.remove(num, r)
+	}
+	for i, page := range table.pages {
+		if page != nil {
+			t.Fatalf("page %d is left behind", i)
+		}
 	}
 }
