@@ -17,8 +17,8 @@ import (
 
 // ownFlagNames are the flags that each of two processes chooses for itself; all others are the
 // connecting end's.
-var ownFlagNames = slices.Concat([]string{"listen", "help", "keep", "port", "timeout", "provider", "device",
-	"library", "udp-port", "rate-limit", "json", "verbose", "unit", "report-gbits", "CPU-freq", "noPeak",
+var ownFlagNames = slices.Concat([]string{"listen", "help", "port", "timeout", "provider", "device",
+	"library", "udp-port", "rate-limit", "json", "verbose", "report-gbits", "CPU-freq", "noPeak",
 	"connection"},
 	connFlagNames)
 
@@ -107,9 +107,6 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 		return &bench.UsageError{Reason: "--timeout 0: the other process needs some time for a step, such " +
 			"as 30s"}
 	}
-	if f.Keep && !f.Listen.given {
-		return errKeep
-	}
 	if f.Listen.given {
 		if err := checkListen(k); err != nil {
 			return err
@@ -135,9 +132,6 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 			return err
 		}
 	}
-	if _, err := f.unit(); err != nil {
-		return err
-	}
 	end, err := f.openEnd(c, p)
 	if err != nil {
 		return err
@@ -148,10 +142,6 @@ func (f *perfCmd) runApart(c *console, k *kong.Context) error {
 	}
 	return err
 }
-
-// errKeep says where --keep belongs.
-var errKeep = &bench.UsageError{Reason: "--keep is for a listening end, which serves one client after " +
-	"another: use it beside --listen"}
 
 // measureApart opens the conversation, measures, and prints.
 func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error {
@@ -172,9 +162,6 @@ func (f *perfCmd) measureApart(c *console, p *bench.Params, end *endNICs) error 
 	if err != nil {
 		conn.Fail(err)
 		return err
-	}
-	half.Waiting = func(ahead int) {
-		c.complain("ibverbx: waiting for %s, which serves %s first\n", f.Connect, count(ahead, "client"))
 	}
 	return f.show(c, func(o bench.Observer) (*bench.Report, error) {
 		report, err := bench.Lead(c.ctx, p, half, o)

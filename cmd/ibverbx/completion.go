@@ -41,15 +41,12 @@ func predictors() map[string]complete.Predictor {
 	words := func(set map[string]bool) complete.Predictor {
 		return complete.PredictSet(slices.Sorted(maps.Keys(set))...)
 	}
-	var schemes, units, tests []string
+	var schemes, tests []string
 	for _, k := range perftest.Kinds() {
 		tests = append(tests, string(k))
 	}
 	for _, s := range bench.Schemes() {
 		schemes = append(schemes, string(s))
-	}
-	for _, u := range bandwidthUnits {
-		units = append(units, u.word)
 	}
 	return map[string]complete.Predictor{
 		"provider": complete.PredictSet(names...), "layer": words(all), "op": words(ops),
@@ -59,6 +56,6 @@ func predictors() map[string]complete.Predictor {
 		"balance":  complete.PredictSet(ibverbx.RoundRobin.String(), ibverbx.ByAbility.String()),
 		"perftest": complete.PredictSet(tests...),
 		"fault":    complete.PredictSet(bench.FaultNames()...),
-		"unit":     complete.PredictSet(units...), "file": complete.PredictFiles("*"),
+		"file":     complete.PredictFiles("*"),
 	}
 }

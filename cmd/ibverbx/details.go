@@ -1,8 +1,6 @@
 package main
 
 import (
-	"maps"
-	"slices"
 	"text/tabwriter"
 
 	"ibverbx"
@@ -12,38 +10,24 @@ import (
 // details writes what happened in a cell beyond its figures:
 // faults, failures, and what each rail carried.
 func (t *perfTable) details(r *bench.Result) {
-	t.printf("\n%-2s%s, %v: ", mark(r), r.Scheme, r.Size)
+	t.printf("\n  %s, %v: ", r.Scheme, r.Size)
 	if r.Failed {
 		t.printf("failed after %d messages\n", r.Messages)
 	} else {
 		t.printf("%d messages, %s in %.3f s\n", r.Messages, bytesOf(r.Bytes), r.Seconds)
 	}
-	setbacks := r.Setbacks()
-	for i := range setbacks {
-		t.setback(&setbacks[i])
-	}
 	for _, f := range r.Faults {
-		if !described(setbacks, f) {
-			t.fault(f)
-		}
+		t.fault(f)
 	}
 	t.failedOver(r)
 	if r.Timeline != nil {
 		t.timeline(r.Timeline)
 	}
-	if len(setbacks) == 0 {
-		for _, status := range slices.Sorted(maps.Keys(r.Statuses)) {
-			t.printf("    failed completions, end %s: %d\n", status, r.Statuses[status])
-		}
-	}
 	if r.Failed {
-		t.causes(r, setbacks)
+		t.causes(r)
 	}
-	if (len(setbacks) > 0 || r.Timeline != nil) && !t.verbose {
+	if r.Timeline != nil && !t.verbose {
 		return // the time line has the rails
-	}
-	if slices.ContainsFunc(setbacks, rebuilt) {
-		t.say("queue pairs", "those that were made anew:")
 	}
 	if s := r.Transport; s != nil {
 		t.transport("a", &s.A)
@@ -56,10 +40,6 @@ func (t *perfTable) details(r *bench.Result) {
 	if t.p.Bidirectional || len(r.Stats.B.Rails) > 0 && r.Stats.B.Sends > 0 {
 		t.rails("b", &r.Stats.B.Stats)
 	}
-}
-
-func rebuilt(s bench.Setback) bool {
-	return s.Recovery != nil && s.Recovery.Action == bench.ActionRebuilt
 }
 
 // rails writes what each queue pair of an end carried.

@@ -90,7 +90,6 @@ func perfFlagHelp() map[string]string {
 		"depth": "Fragments outstanding on a queue pair. [${default}]",
 		"listen": "Drive one end, wait for the other, and do once what it asks for: HOST, :PORT or " +
 			"HOST:PORT. [every address, port 18515]",
-		"keep":        "With --listen: go on to serve one client after another.",
 		"connect":     "Drive one end, and measure with the other, which listens there.",
 		"port":        "TCP port where the two processes meet. [18515]",
 		"timeout":     "How long the other process may take for a step. [${default}]",
@@ -106,10 +105,8 @@ func perfFlagHelp() map[string]string {
 		"interval": "Show bandwidth over time, of all and of each rail, in intervals of this length: 10ms, " +
 			"1s, 0 for not; more than 10,000 become fewer. [with --fault and --plot 10ms, or so that there " +
 			"are at most 400]",
-		"plot": "Write the time lines to this file, HTML that a browser shows without a network.",
-		"unit": "Of bandwidths in the table: GB (10^9 bytes), Gbit or MiB (2^20 bytes), a second. " +
-			"[GB]",
-		"report-gbits": "As --unit Gbit.",
+		"plot":         "Write the time lines to this file, HTML that a browser shows without a network.",
+		"report-gbits": "Bandwidths in Gbit/s in place of GB/s.",
 		"CPU-freq":     "Changes nothing, as perftest's users expect.",
 		"noPeak":       "Changes nothing: there is no peak figure.",
 		"connection":   "RC, which all queue pairs are.",

@@ -305,8 +305,8 @@ func FuzzTable(f *testing.F) {
 		for i := range row { // what the listening end does not leave to the other one
 			r := &row[i]
 			r.Layer, r.Kind = p.Layer, layers.Kind(strings.Map(printable, string(r.Kind)))
-			r.Op, r.Mode, r.Scheme, r.Faults, r.Statuses, r.Failed, r.Error = p.Op, p.Mode,
-				bench.Schemes()[i], nil, nil, false, ""
+			r.Op, r.Mode, r.Scheme, r.Faults, r.Failed, r.Error = p.Op, p.Mode,
+				bench.Schemes()[i], nil, false, ""
 			for _, s := range []*bench.QPStats{&r.Stats.A, &r.Stats.B} {
 				s.Rails = s.Rails[:min(len(s.Rails), ibverbx.MaxRails+1)]
 				for k := range s.Rails {

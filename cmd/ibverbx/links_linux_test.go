@@ -178,8 +178,8 @@ func (x *transferEnds) finish(t *testing.T) {
 		t.Fatalf("%d results of the connecting end: %s", len(a.Results), a.Error)
 	}
 	r := &a.Results[0]
-	if r.Failed || r.Failure != nil {
-		t.Errorf("failed: %s; %+v", r.Error, r.Failure)
+	if r.Failed {
+		t.Errorf("failed: %s", r.Error)
 	}
 	if r.Messages == 0 || r.Verified < r.Messages {
 		t.Errorf("%d messages, %d verified", r.Messages, r.Verified)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,12 +9,10 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"ibverbx/cmd/ibverbx/internal/bench"
-	"ibverbx/internal/tcptest"
 	"ibverbx/rendezvous"
 )
 
@@ -52,7 +49,7 @@ func offered(t *testing.T, address string) *rendezvous.Conn {
 	return conn
 }
 
-// asked is a client that waits for its turn.
+// asked is a client that has said what it wants to have measured.
 func asked(t *testing.T, address string) *rendezvous.Conn {
 	t.Helper()
 	conn := offered(t, address)
@@ -66,18 +63,14 @@ func asked(t *testing.T, address string) *rendezvous.Conn {
 	return conn
 }
 
-// called is a client whose turn has come.
+// called is a client that is served.
 func called(t *testing.T, address string) *rendezvous.Conn {
 	t.Helper()
-	for conn := asked(t, address); ; {
-		m, err := conn.ReceiveAny(t.Context(), "accept", "wait")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.Kind == "accept" {
-			return conn
-		}
+	conn := asked(t, address)
+	if err := conn.Receive(t.Context(), "accept", nil); err != nil {
+		t.Fatal(err)
 	}
+	return conn
 }
 
 // says waits until a command has said something on stderr, so many times.
@@ -202,36 +195,29 @@ func TestListenServesNext(t *testing.T) {
 	}
 }
 
-// TestListenKeep serves one client after another, those that break off among them,
-// until it is interrupted.
-func TestListenKeep(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
-	connects(t, address, quick)
-	greeted(t, address).Close()
-	connects(t, address, "--op send"+quick)
-	connects(t, address, "--op read --mode lat"+quick)
-	server.says(t, 4, "still listening")
-	server.cancel()
-	code, out, errs := server.wait(t)
-	if n := strings.Count(out, "messages verified byte for byte"); code != exitInterrupted || n != 3 {
-		t.Errorf("exit %d, %d tables: %s\n%s", code, n, errs, out)
+// TestListenBusy lets a second client come while one is served: it is told so, and measured when it
+// comes again later.
+func TestListenBusy(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
+	first := called(t, address)
+	code, _, errs := command(t, "perf --provider left --connect "+address+quick)
+	if code != exitFailed || !strings.Contains(errs, "busy with another client: try again later") {
+		t.Errorf("exit %d: %s", code, errs)
 	}
-	for _, want := range []string{"RDMA write bandwidth", "send bandwidth", "RDMA read latency"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("no %q in\n%s", want, out)
-		}
+	first.Close()
+	server.says(t, 1, "still listening")
+	connects(t, address, quick)
+	if code, _, errs := server.wait(t); code != exitOK {
+		t.Errorf("the listening end: exit %d: %s", code, errs)
 	}
 }
 
-// TestListenKeepJSON writes a document for each client, whatever became of it.
-func TestListenKeepJSON(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --json")
-	connects(t, address, quick)
+// TestListenJSON writes a document for each client, whatever became of it.
+func TestListenJSON(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --json")
 	offered(t, address).Fail(errors.New("changed my mind"))
-	server.says(t, 2, "still listening")
+	server.says(t, 1, "still listening")
 	connects(t, address, quick)
-	server.says(t, 3, "still listening")
-	server.cancel()
 	_, out, errs := server.wait(t)
 	var got []string
 	for d := json.NewDecoder(strings.NewReader(out)); d.More(); {
@@ -241,135 +227,22 @@ func TestListenKeepJSON(t *testing.T) {
 		}
 		got = append(got, fmt.Sprintf("%v %d %s", doc.OK, len(doc.Results), doc.Error))
 	}
-	want := []string{"true 6 ", "false 0 peer: changed my mind", "true 6 ",
-		"false 0 interrupted while no client was there"}
-	if !slices.Equal(got, want) {
+	if want := []string{"false 0 peer: changed my mind", "true 6 "}; !slices.Equal(got, want) {
 		t.Errorf("documents %q, want %q; stderr %s", got, want, errs)
 	}
 }
 
-// TestListenManyClients lets many clients come at a time: each is greeted, told that it waits, and
-// measured when it is its turn.
-func TestListenManyClients(t *testing.T) {
-	const clients = 5
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	waited := 0
-	for range clients {
-		all.Go(func() {
-			var out, errs bytes.Buffer
-			args := "perf --provider left --timeout 20s -s 64 --scheme single -D 200ms --connect " + address
-			code := run(&console{ctx: t.Context(), out: &out, err: &errs}, strings.Fields(args))
-			if code != exitOK || !strings.Contains(out.String(), "messages verified byte for byte") {
-				t.Errorf("exit %d: %s\n%s", code, errs.String(), out.String())
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if strings.Contains(errs.String(), "waiting") {
-				waited++
-			}
-		})
-	}
-	all.Wait()
-	server.says(t, clients, "measured; still listening")
-	server.cancel()
-	if _, out, errs := server.wait(t); strings.Count(out, "verified byte for byte") != clients {
-		t.Errorf("the listening end: %s\n%s", errs, out)
-	}
-	if waited == 0 {
-		t.Error("no client was told that it waits")
-	}
-}
-
-// TestListenDismisses lets a client wait behind one that is served: without --keep it is told that
-// it is not served.
-func TestListenDismisses(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right")
-	first := called(t, address)
-	second := asked(t, address)
-	if err := second.Receive(t.Context(), "wait", nil); err != nil {
-		t.Fatal(err)
-	}
-	server.cancel()
-	<-second.Done()
-	first.Close()
+// TestListenSilentClient lets a client greet, and say nothing then: it is told why it is not
+// measured, and the next one is.
+func TestListenSilentClient(t *testing.T) {
+	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --timeout 1s")
+	silent := offered(t, address)
+	<-silent.Done()
 	var said *rendezvous.PeerError
-	if err := second.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "has stopped listening") {
+	if err := silent.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
 		t.Errorf("error %v", err)
 	}
-	if code, _, errs := server.wait(t); code != exitInterrupted {
-		t.Errorf("exit %d: %s", code, errs)
-	}
-}
-
-// TestListenQueueIsBounded shows that a client for which there is no place is told so. Which one it
-// is of those that come at the same time is open.
-func TestListenQueueIsBounded(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep")
-	first := called(t, address)
-	ended := make(chan *rendezvous.Conn, maxWaiting+1)
-	for range maxWaiting + 1 {
-		conn := asked(t, address)
-		go func() {
-			<-conn.Done()
-			ended <- conn
-		}()
-	}
-	refused := <-ended
-	first.Close()
-	var said *rendezvous.PeerError
-	if err := refused.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, "try again later") {
-		t.Errorf("error %v", err)
-	}
-	server.cancel()
-	server.wait(t)
-}
-
-// TestListenSilentClients lets clients greet, and say nothing then: one that says what it wants is
-// measured meanwhile, and each of the others is told why it is not.
-func TestListenSilentClients(t *testing.T) {
-	server, address := listening(t, "perf --listen 127.0.0.1:0 --provider right --keep --timeout 8s")
-	var silent []*rendezvous.Conn
-	for range 4 {
-		silent = append(silent, offered(t, address))
-	}
-	start := time.Now()
+	server.says(t, 1, "still listening")
 	connects(t, address, quick)
-	if took := time.Since(start); took > greeting-time.Second {
-		t.Errorf("it was measured after %v", took)
-	}
-	for _, conn := range silent {
-		<-conn.Done()
-		var said *rendezvous.PeerError
-		if err := conn.Err(); !errors.As(err, &said) || !strings.Contains(said.Text, `message "task"`) {
-			t.Errorf("error %v", err)
-		}
-		conn.Close()
-	}
-	if took := time.Since(start); took > 2*greeting {
-		t.Errorf("they were told after %v", took)
-	}
-	server.says(t, 5, "still listening")
-	server.cancel()
 	server.wait(t)
-}
-
-// TestListenDeparturesAreBounded shows that clients that go before they are measured do not add up.
-func TestListenDeparturesAreBounded(t *testing.T) {
-	var said strings.Builder
-	l := &listener{c: &console{err: &said}, news: make(chan struct{}, 1)}
-	ncA, ncB := tcptest.Pair(t)
-	go func() { _, _ = rendezvous.Start(t.Context(), ncB, rendezvous.Config{}) }()
-	conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range maxWaiting + 3 {
-		l.depart(departure{conn, rendezvous.ErrGone})
-	}
-	if len(l.gone) != maxWaiting || l.strange != 3 || strings.Count(said.String(), "still listening") != 3 {
-		t.Errorf("%d are kept, %d strangers: %s", len(l.gone), l.strange, said.String())
-	}
-	conn.Close()
 }

@@ -7,14 +7,13 @@
 //	ibverbx run        N processes of a job on this host
 //	ibverbx version    which version this is
 //	ibverbx completion makes a shell complete commands, flags and their values
-//	ibverbx help       what a command does and takes; --man writes that as a manual page
+//	ibverbx help       what a command does and takes
 //
 // Without real NICs everything runs over software NICs in this process, so "ibverbx perf" works
 // anywhere. With --listen and --connect it measures between two processes over real NICs, or over
 // UDP sockets where the host has none. The exit
 // code is 0 when all went well, 1 when something failed, 2 when the flags make no sense, and 130
-// after Ctrl-C. A failure that --fault has caused does not count, if every promise was kept and the
-// run continued.
+// after Ctrl-C.
 package main
 
 import (
@@ -55,7 +54,6 @@ type cli struct {
 	Completion kongcompletion.Completion `cmd:"" help:"Let a shell complete commands, flags and values."`
 
 	ShowVersion kong.VersionFlag `name:"version" short:"V" help:"Say which version this is."`
-	Man         manFlag          `name:"man" help:"Write a manual page: ibverbx --man | man -l -"`
 }
 
 // helpCmd is --help for those who look for a command.

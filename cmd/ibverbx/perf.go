@@ -30,7 +30,7 @@ type perfCmd struct {
 	subjectFlags
 	effortFlags
 	railFlags
-	apartFlags
+	meetFlags
 	simFlags
 	outFlags
 	habits
@@ -82,9 +82,6 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	if f.apart() {
 		return f.runApart(c, k)
 	}
-	if f.Keep {
-		return errKeep
-	}
 	if given(k, "timeout") {
 		return &bench.UsageError{Reason: "--timeout is how long the other process may take: it goes with " +
 			"--listen or --connect"}
@@ -98,9 +95,6 @@ func (f *perfCmd) run(c *console, k *kong.Context) error {
 	}
 	p, err := f.params()
 	if err != nil {
-		return err
-	}
-	if _, err := f.unit(); err != nil {
 		return err
 	}
 	switch {
@@ -183,9 +177,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	if !f.JSON {
 		table = newPerfTable(c.out, f.Verbose)
 		table.again, f.outcome.table = f.outcome.table, true
-		if table.unit, err = f.unit(); err != nil {
-			return err
-		}
+		table.unit = unitOf(f.ReportGbits)
 		if c.width > 0 {
 			table.width = c.width
 		}
@@ -226,7 +218,7 @@ func (f *perfCmd) show(c *console, measure func(bench.Observer) (*bench.Report, 
 	} else if err == nil {
 		err = table.err
 	}
-	if writing := f.writePlot(file, report); err == nil {
+	if writing := file.write(report, unitOf(f.ReportGbits)); err == nil {
 		err = writing
 	}
 	return err

@@ -59,12 +59,6 @@ type railFlags struct {
 	connFlags
 }
 
-// apartFlags are of two processes.
-type apartFlags struct {
-	meetFlags
-	Keep bool `group:"apart"`
-}
-
 // meetFlags say where two processes meet.
 type meetFlags struct {
 	Listen  listenFlag  `group:"apart" placeholder:"[ADDR]"`
@@ -87,7 +81,6 @@ type outFlags struct {
 	Verbose     bool        `group:"out" short:"v"`
 	Interval    *units.Span `group:"out" placeholder:"TIME"`
 	Plot        string      `group:"out" placeholder:"FILE" predictor:"file"`
-	Unit        string      `group:"out" placeholder:"NAME" predictor:"unit"`
 	ReportGbits bool        `group:"out" name:"report-gbits" aliases:"report_gbits"`
 	limits
 }

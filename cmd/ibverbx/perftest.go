@@ -26,9 +26,8 @@ type perftestCmd struct {
 	nicFlags
 	connFlags
 	meetFlags
-	JSON        bool   `group:"out" name:"json"`
-	Unit        string `group:"out" placeholder:"NAME" predictor:"unit"`
-	ReportGbits bool   `group:"out" name:"report-gbits" aliases:"report_gbits"`
+	JSON        bool `group:"out" name:"json"`
+	ReportGbits bool `group:"out" name:"report-gbits" aliases:"report_gbits"`
 	habits
 
 	said outcome
@@ -117,10 +116,7 @@ func (f *perftestCmd) run(c *console) (*perftest.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	table := &perftestTable{printer: printer{w: c.out}, cfg: cfg}
-	if table.unit, err = (&outFlags{Unit: f.Unit, ReportGbits: f.ReportGbits}).unit(); err != nil {
-		return nil, err
-	}
+	table := &perftestTable{printer: printer{w: c.out}, cfg: cfg, unit: unitOf(f.ReportGbits)}
 	end, err := f.openEnd(c, conn, &f.said)
 	if err != nil {
 		return nil, err
@@ -335,7 +331,7 @@ func perftestFlagHelp() map[string]string {
 		"port":    "TCP port where the two ends meet. [18515]",
 		"timeout": "How long the peer may take for a step, and messages may stand still. [${default}]",
 		"json":    "One JSON document in place of the table.",
-		"report-gbits": "As --unit Gbit; the peer then reports in Gbit/s too, if it was given the same. " +
+		"report-gbits": "Bandwidths in Gbit/s; the peer then reports in Gbit/s too, if it was given the same. " +
 			"Else both report in MiB/s.",
 	} {
 		help[name] = text

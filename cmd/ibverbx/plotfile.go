@@ -61,15 +61,6 @@ func (f *plotFile) write(r *bench.Report, in unit) error {
 	return nil
 }
 
-// writePlot writes a run to the file of --plot.
-func (f *perfCmd) writePlot(file *plotFile, r *bench.Report) error {
-	in, err := f.unit()
-	if err != nil {
-		return err
-	}
-	return file.write(r, in)
-}
-
 // plotPage is what the file shows: a chart for each size and scheme.
 func plotPage(r *bench.Report, in unit) *plot.Page {
 	p, m := r.Params, r.Machine

@@ -257,7 +257,6 @@ func TestRoCERate(t *testing.T) {
 	for args, want := range map[string]string{
 		"--rate-limit 1Gbit":                     "software NICs have --nic-speed",
 		"--provider rdmacore --rate_limit 1Gbit": "add --provider roce",
-		"--rate_units g":                         "give --rate-limit its unit",
 	} {
 		code, _, errs := command(t, "perf "+args)
 		if code != exitUsage || !strings.Contains(errs, want) {

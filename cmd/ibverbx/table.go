@@ -261,7 +261,7 @@ func (t *perfTable) Row(row []bench.Result) {
 		t.bandwidths(row)
 	}
 	for i := range row {
-		if t.verbose || row[i].Failed || row[i].Failure != nil || len(row[i].Faults) > 0 ||
+		if t.verbose || row[i].Failed || len(row[i].Faults) > 0 ||
 			row[i].Timeline != nil {
 			t.details(&row[i])
 			t.gap = true
@@ -287,14 +287,14 @@ func (t *perfTable) bandwidths(row []bench.Result) {
 		case t.p.Op.Atomic() && (r == nil || r.Failed):
 			t.printf("  %15s %5s", word, "")
 		case t.p.Op.Atomic():
-			t.printf("  %15s %5s", t.atomicRate(r.MsgPerSecond)+mark(r), t.spread(r.Spread))
+			t.printf("  %15s %5s", t.atomicRate(r.MsgPerSecond), t.spread(r.Spread))
 		case r == nil || r.Failed:
 			t.printf("  %7s %5s %6s %6s", word, "", "", "")
 		case t.peer != nil:
 			t.printf("  %12s %5s %8s", digits(t.unit.of(r.GBPerSecond)), t.spread(r.Spread),
 				digits(r.MsgPerSecond/1e6))
 		default:
-			t.printf("  %7s%-1s%5s %5.2f%1s %6s", t.unit.fix(r.GBPerSecond), mark(r), t.spread(r.Spread),
+			t.printf("  %7s %5s %5.2f%1s %6s", t.unit.fix(r.GBPerSecond), t.spread(r.Spread),
 				r.RatioToCopy, t.noise(r.RatioSpread), rate(r.MsgPerSecond))
 		}
 	}
@@ -331,15 +331,6 @@ func (t *perfTable) noise(s *bench.Spread) string {
 	}
 	t.noisy = true
 	return "~"
-}
-
-// mark stands beside the figures of a cell that continued after failures,
-// which are described below.
-func mark(r *bench.Result) string {
-	if r.Recovery != nil && !r.Failed {
-		return "*"
-	}
-	return ""
 }
 
 func find(row []bench.Result, s bench.Scheme) *bench.Result {
@@ -384,8 +375,6 @@ func (t *perfTable) latencies(row []bench.Result) {
 		t.printf("%s", t.layer.ratio(r))
 		if r.Failed {
 			t.printf("  then failed")
-		} else {
-			t.printf("%s", mark(r))
 		}
 		t.printf("\n")
 	}
@@ -409,13 +398,6 @@ func (t *perfTable) footer(r *bench.Report) {
 	if t.noisy {
 		t.printf("~ noise: samples lie more than 20 %% apart; measure longer (--duration, --samples), or " +
 			"on a quieter machine\n")
-	}
-	if n := recoveries(r); n > 0 && r.OK {
-		kept := "every promise was kept"
-		if !t.p.Verify {
-			kept = "one completion for each request, what came NOT verified"
-		}
-		t.printf("* %s asked for with --fault: %s, and the run went on\n", count(n, "failure"), kept)
 	}
 }
 

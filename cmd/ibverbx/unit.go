@@ -1,11 +1,6 @@
 package main
 
-import (
-	"fmt"
-	"strconv"
-
-	"ibverbx/cmd/ibverbx/internal/bench"
-)
+import "strconv"
 
 // unit is what bandwidths are shown in.
 type unit struct {
@@ -14,41 +9,20 @@ type unit struct {
 	fixed int     // digits behind the point where software NICs are measured
 }
 
-// bandwidthUnits are all of them, by the flag's word.
+// The units of bandwidths; the second is that of --report-gbits.
 //
-//nolint:gochecknoglobals // a table
-var bandwidthUnits = []struct {
-	word string
-	unit
-}{
-	{"GB", unit{"GB/s", 1e-9, 2}},
-	{"Gbit", unit{"Gbit/s", 8e-9, 1}},
-	{"MiB", unit{"MiB/s", 1.0 / (1 << 20), 0}},
-}
+//nolint:gochecknoglobals // constants
+var (
+	gigabytes = unit{"GB/s", 1e-9, 2}
+	gigabits  = unit{"Gbit/s", 8e-9, 1}
+)
 
-// gigabytes is the default.
-//
-//nolint:gochecknoglobals // a row of the table
-var gigabytes = bandwidthUnits[0].unit
-
-// unit is the one that the flags ask for.
-func (f *outFlags) unit() (unit, error) {
-	switch {
-	case f.Unit != "" && f.ReportGbits:
-		return unit{}, &bench.UsageError{Reason: "--unit and --report-gbits exclude each other: give one"}
-	case f.ReportGbits:
-		return bandwidthUnits[1].unit, nil
-	case f.Unit == "":
-		return gigabytes, nil
+// unitOf is the one that --report-gbits asks for.
+func unitOf(gbits bool) unit {
+	if gbits {
+		return gigabits
 	}
-	words := ""
-	for _, u := range bandwidthUnits {
-		if u.word == f.Unit {
-			return u.unit, nil
-		}
-		words += ", " + u.word
-	}
-	return unit{}, &bench.UsageError{Reason: fmt.Sprintf("--unit %.20q: have %s", f.Unit, words[2:])}
+	return gigabytes
 }
 
 // of is a bandwidth in GB/s in this unit.

@@ -2,18 +2,20 @@ package bench
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/verbs"
 )
 
 // cell is one size with one scheme, measured in rounds.
 type cell struct {
 	meter
 	round
-	survival
 	pair      *pair
 	shape     layers.Shape
 	endpoints int // in use, of a layer that has several
@@ -152,12 +154,11 @@ func (c *cell) close() {
 		c.swap()
 		c.result.compareTo(OneEndpoint, &one)
 	}
-	c.recount()
 	c.countSince()
 	c.result.Losses = c.pair.lossesSince(c.lost)
 	c.result.Faults = c.pair.faults.report()
 	if c.recorder != nil {
-		c.result.Timeline = c.recorder.timeline(c.pair.faults.reports)
+		c.result.Timeline = c.recorder.timeline(c.pair.faults.faults)
 	}
 }
 
@@ -189,18 +190,11 @@ func (c *cell) swap() {
 func (c *cell) figures() error {
 	longest := c.longest()
 	if c.p.Mode != Latency {
-		return c.rounds(longest, min(c.outstanding(), longest), c.try)
+		return c.rounds(longest, min(c.outstanding(), longest), c.runRound)
 	}
-	err := c.batches(c.try, c.hist, c.part)
+	err := c.batches(c.runRound, c.hist, c.part)
 	c.result.Latency = percentiles(c.hist, c.p.Answered())
 	return err
-}
-
-// try is a round that may fail where a fault causes it. Then it does not count, except for the
-// messages of a series that were completed before, and the next round replaces it.
-func (c *cell) try(n int, warmup bool) (rate float64, err error) {
-	rate, err = c.runRound(n, warmup)
-	return rate, c.survive(err)
 }
 
 // giveUp ends a column that failed. It closes the queue pairs, which flushes what is outstanding,
@@ -211,8 +205,61 @@ func (c *cell) giveUp() {
 	if c.peer != nil {
 		c.result.Err = c.peer.part(c.result.Err)
 	}
-	if !c.p.Layered() {
-		c.result.Err = errors.Join(c.result.Err, c.closeQueuePairs())
+	for i, q := range c.pair.queuePairs() {
+		if q != nil {
+			c.result.Err = errors.Join(c.result.Err, c.pair.ends[i].Close(c.ctx))
+		}
+	}
+}
+
+// explain replaces errFailed by what the virtual queue pairs say: each end that has noticed the
+// failure has its own error.
+func (c *cell) explain(err error) error {
+	if !errors.Is(err, errFailed) && !errors.Is(err, verbs.ErrDeviceGone) {
+		return err
+	}
+	c.settle()
+	var errs []error
+	for _, q := range c.pair.queuePairs() {
+		if q == nil {
+			continue
+		}
+		if why := q.VQP().Err(); why != nil {
+			errs = append(errs, fmt.Errorf("end %s: %w", q.Name(), why))
+		}
+	}
+	if len(errs) == 0 {
+		return err
+	}
+	return errors.Join(errs...)
+}
+
+// settleTime is how long after the last completion both ends have noticed a failure as far as they
+// will.
+const settleTime = 5 * time.Millisecond
+
+// settle polls until the ends here have noticed a failure as far as they will.
+func (c *cell) settle() {
+	start := time.Now()
+	for last := start; time.Since(last) < settleTime && time.Since(start) < time.Second; {
+		known := true
+		for _, q := range c.pair.queuePairs() {
+			if q == nil {
+				continue
+			}
+			moved, err := q.Drain()
+			if err != nil {
+				return
+			}
+			if moved {
+				last = time.Now()
+			}
+			known = known && q.VQP().Err() != nil
+		}
+		if known {
+			return
+		}
+		time.Sleep(settleTime / 50)
 	}
 }
 

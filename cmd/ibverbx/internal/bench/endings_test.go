@@ -150,9 +150,18 @@ func TestRefusedInOneProcess(t *testing.T) {
 			for _, wait := range []Wait{Adaptive, Events} {
 				p := params(func(p *Params) {
 					p.Op, p.Mode, p.Wait, p.NICs, p.QPs, p.Sizes = op, mode, wait, 1, 1, []units.Size{8}
-					p.Faults = faults(t, "refuse-send@msg=10,count=3")
 				})
-				if _, err := measure(t, p); err != nil {
+				if err := p.Validate(); err != nil {
+					t.Fatal(err)
+				}
+				refusing := func(nics int) (verbs.Provider, error) {
+					provider, err := openSoft(nics)
+					if f, ok := provider.(*soft.Fabric); ok {
+						f.Inject(soft.Fault{Kind: soft.RefuseSend, Device: f.Device(0), Count: 3, Skip: 5})
+					}
+					return provider, err
+				}
+				if _, err := Run(t.Context(), p, refusing, observer{}); err != nil {
 					t.Errorf("%s %s %s: %v", mode, op, wait, err)
 				}
 			}

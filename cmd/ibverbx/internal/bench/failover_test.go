@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,9 @@ import (
 	"ibverbx/cmd/ibverbx/internal/units"
 	"ibverbx/verbs/soft"
 )
+
+// impatient is a connection whose retries are over in 30 ms.
+var impatient = ibverbx.ConnConfig{Timeout: 11, RetryCount: 3}
 
 // down counts the rails of an end that are out of service.
 func down(s *QPStats) (n int) {
@@ -54,8 +58,8 @@ func TestFailover(t *testing.T) {
 						r := &report.Results[i]
 						checkResult(t, p, r, true)
 						a, b := &r.Stats.A, &r.Stats.B
-						if r.Failure != nil || len(r.Faults) != 1 || !r.Faults[0].Struck {
-							t.Errorf("%s: failure %+v, faults %+v", r.Scheme, r.Failure, r.Faults)
+						if len(r.Faults) != 1 || !r.Faults[0].Struck {
+							t.Errorf("%s: faults %+v", r.Scheme, r.Faults)
 						}
 						if op == Send && !strings.HasPrefix(tt.fault, "nic-down") {
 							continue // they do not carry SENDs, and nothing else shows that they fail
@@ -149,8 +153,8 @@ func TestFailback(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &report.Results[0]
-	if a := &r.Stats.A; r.Failure != nil || a.RailsLost != 1 || a.RailsBack != 1 || down(a) != 0 {
-		t.Fatalf("failure %+v, %d rails lost, %d back, %d down", r.Failure, a.RailsLost, a.RailsBack, down(a))
+	if a := &r.Stats.A; a.RailsLost != 1 || a.RailsBack != 1 || down(a) != 0 {
+		t.Fatalf("%d rails lost, %d back, %d down", a.RailsLost, a.RailsBack, down(a))
 	}
 	at := slices.IndexFunc(r.Timeline.Marks, func(m Mark) bool { return m.Kind == RailsBack })
 	if at < 0 {
@@ -161,4 +165,69 @@ func TestFailback(t *testing.T) {
 		t.Errorf("it carries nothing after interval %d: %v", back, rail)
 	}
 	checkCarried(t, r)
+}
+
+// Without failover a fault ends its column with the errors of the ends that have noticed it, each
+// request has its completion, and the other sizes of the column are left out.
+func TestFaults(t *testing.T) {
+	for _, tt := range []struct {
+		fault string
+		op    Op
+		want  string // in the error, one of several; empty where nothing fails
+	}{
+		{"kill-qp@msg=10", Write, "WR_FLUSH_ERR"},
+		{"kill-qp@msg=10,end=b", Send, "WR_FLUSH_ERR"},
+		{"kill-qp@msg=10", CmpSwap, "WR_FLUSH_ERR"},
+		{"nic-down@msg=10", Write, "device gone|WR_FLUSH_ERR"},
+		{"nic-down@msg=10,end=b", Read, "RETRY_EXC_ERR|device gone|WR_FLUSH_ERR"},
+		{"nic-down@msg=10,for=5ms", WriteImm, "device gone|WR_FLUSH_ERR"},
+		{"link-down@msg=10,end=b", WriteImm, "RETRY_EXC_ERR"},
+		{"link-flap@msg=10,for=250ms", Send, "RETRY_EXC_ERR"},
+		{"link-flap@msg=10,for=2ms", WriteImm, ""},
+		{"slow@msg=10,for=2ms", Write, ""},
+	} {
+		for _, how := range []string{"bw", "events", "both directions", "lat"} {
+			t.Run(fmt.Sprintf("%s/%s/%s", tt.fault, tt.op, how), func(t *testing.T) {
+				t.Parallel() // most of the time is retries
+				p := params(func(p *Params) {
+					p.Op, p.Faults, p.Sizes = tt.op, faults(t, tt.fault), []units.Size{20000, 30000}
+					if tt.want != "" {
+						p.Conn = impatient
+					}
+					if tt.op.Atomic() {
+						p.Sizes = nil
+					}
+					switch how {
+					case "events":
+						p.Wait = Events
+					case "both directions":
+						p.Bidirectional = true
+					case "lat":
+						p.Mode = Latency
+					}
+				})
+				report, err := measure(t, p)
+				if tt.want == "" {
+					if err != nil || len(report.Results) != 6 || !report.Results[0].Faults[0].Struck {
+						t.Fatalf("error %v, %d results", err, len(report.Results))
+					}
+					return
+				}
+				if err == nil || report.OK || len(report.Results) != 3 {
+					t.Fatalf("error %v, %d results", err, len(report.Results))
+				}
+				for _, r := range report.Results {
+					said := slices.ContainsFunc(strings.Split(tt.want, "|"),
+						func(s string) bool { return strings.Contains(r.Error, s) })
+					if !r.Failed || !said || !strings.Contains(r.Error, "end ") ||
+						errors.Is(r.Err, ErrVerify) {
+						t.Errorf("%s: %v", r.Scheme, r.Err)
+					}
+					if len(r.Faults) != 1 || !r.Faults[0].Struck {
+						t.Errorf("%s: faults %+v", r.Scheme, r.Faults)
+					}
+				}
+			})
+		}
+	}
 }

@@ -14,16 +14,14 @@ import (
 type Fault struct {
 	Kind    string
 	End     string        // "a", the initiator, or "b"
-	NIC     int           // of that end, from 0; -1 is any
-	Rail    int           // queue pair of the virtual queue pair, from 0; -1 is any
+	NIC     int           // of that end, from 0
+	Rail    int           // queue pair of the virtual queue pair, from 0
 	Message int           // strikes when so many messages have been posted in the column
 	At      time.Duration // or, where that is not 0, when the column has been measured for so long
-	Count   int           // requests that it strikes; -1 is all
-	For     time.Duration // how long it lasts, or by how much it delays
+	For     time.Duration // how long it lasts; 0 is for ever
 	By      int           // how many times slower something gets
 
 	text string
-	nth  int // of the faults of a column, which may be alike
 }
 
 // String is how the fault was written.
@@ -41,42 +39,28 @@ func (f *Fault) UnmarshalText(text []byte) (err error) {
 // faultKind is a row of the table of faults.
 type faultKind struct {
 	name, help string
-	keys       string // those that it understands, beside at
-	end        string
-	nic, rail  int
+	keys       string // those that it understands, beside msg and at
+	nic, rail  int    // which it strikes where no key says so; -1 for none
 	lasts      time.Duration
 	strike     func(c *pair, f *Fault) (*struck, error)
-	bearable   bool // no request fails because of it
 }
 
-// faultKinds is the table of faults.
+// faultKinds is the table of faults. A new one is a row here and a function in inject.go that puts
+// it in force and returns how to take it back; help, completion, the checks of keys and the time
+// line follow from the row.
 func faultKinds() []faultKind {
 	return []faultKind{
-		{"fail-fragment", "a fragment ends with RETRY_EXC_ERR and never arrives", "nic rail msg count", "a",
-			-1, -1, 0, injectFail, false},
-		{"lose-ack", "a fragment arrives, but its acknowledgement does not", "nic rail msg count", "a", -1,
-			-1, 0, injectLoseAck, false},
-		{"fail-recv", "a receive of the target fails", "nic rail msg count", "b", -1, -1, 0, injectFailRecv,
-			false},
-		{"refuse-send", "the NIC refuses a post for the moment", "nic rail msg count", "a", -1, -1, 0,
-			injectRefuse, true},
-		{"delay", "a fragment takes longer by for=", "nic rail msg count for", "a", -1, -1, time.Millisecond,
-			injectDelay, true},
-		{"stall", "a queue pair stops sending for for=", "nic rail msg for", "a", -1, -1,
-			20 * time.Millisecond, injectStall, true},
-		{"slow", "a NIC and its peer become by= times slower", "nic by msg for", "a", 0, -1, 0,
-			slowNIC, true},
-		{"kill-qp", "a queue pair goes to ERR", "rail msg end", "a", -1, 0, 0, killQP, false},
-		{"nic-down", "a NIC fails permanently, or is there again after for=", "nic msg end for", "a", 0, -1,
-			0, nicDown, false},
-		{"link-down", "a NIC's link goes down permanently", "nic msg end", "a", 0, -1, 0, linkDown, false},
-		{"link-flap", "a NIC's link goes down, and up again after for=", "nic msg end for", "a", 0, -1,
-			20 * time.Millisecond, linkFlap, false},
+		{"kill-qp", "a queue pair goes to ERR", "rail end", -1, 0, 0, killQP},
+		{"nic-down", "a NIC fails permanently, or works again after for=", "nic end for", 0, -1, 0, nicDown},
+		{"link-down", "a NIC's link goes down permanently", "nic end", 0, -1, 0, linkDown},
+		{"link-flap", "a NIC's link goes down, and up again after for=", "nic end for", 0, -1,
+			20 * time.Millisecond, linkDown},
+		{"slow", "a NIC and its peer become by= times slower", "nic by for", 0, -1, 0, slowNIC},
 	}
 }
 
 // all is the keys that it understands.
-func (k *faultKind) all() []string { return append(strings.Fields(k.keys), "at") }
+func (k *faultKind) all() []string { return append(strings.Fields(k.keys), "msg", "at") }
 
 func (f *Fault) kind() *faultKind {
 	for _, k := range faultKinds() {
@@ -135,16 +119,12 @@ const (
 // ParseFault reads a fault.
 func ParseFault(text string) (Fault, error) {
 	name, where, located := strings.Cut(text, "@")
-	f := Fault{Kind: name, Message: 100, Count: 1, By: defaultBy, text: text}
+	f := Fault{Kind: name, End: "a", Message: 100, By: defaultBy, text: text}
 	k := f.kind()
 	if k == nil {
-		var names []string
-		for _, k := range faultKinds() {
-			names = append(names, k.name)
-		}
-		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(names, ", "))
+		return f, fmt.Errorf("fault %q: have %s", name, strings.Join(FaultNames(), ", "))
 	}
-	f.End, f.NIC, f.Rail, f.For = k.end, k.nic, k.rail, k.lasts
+	f.NIC, f.Rail, f.For = k.nic, k.rail, k.lasts
 	if !located {
 		return f, nil
 	}
@@ -188,16 +168,9 @@ func (f *Fault) set(key, value string) error {
 		}
 		return nil
 	}
-	if key == "count" && value == "all" {
-		f.Count = -1
-		return nil
-	}
 	n, err := strconv.Atoi(value)
 	if key == "by" && (err != nil || n < 2 || n > mostBy) {
 		return fmt.Errorf("%q: want a number, 2 to %d", value, mostBy)
-	}
-	if key == "count" && (err != nil || n <= 0) {
-		return fmt.Errorf("%q: want a number above 0, or all", value)
 	}
 	if err != nil || n < 0 {
 		return fmt.Errorf("%q: want a number, 0 or more", value)
@@ -209,8 +182,6 @@ func (f *Fault) set(key, value string) error {
 		f.Rail = n
 	case "msg":
 		f.Message = n
-	case "count":
-		f.Count = n
 	case "by":
 		f.By = n
 	}
@@ -224,8 +195,6 @@ func (f *Fault) check(p *Params) error {
 		return usage("--fault %s: an end has %d NICs, numbered from 0", f.text, p.NICs)
 	case f.Rail >= p.rails():
 		return usage("--fault %s: a virtual queue pair has %d rails, numbered from 0", f.text, p.rails())
-	case f.Kind == "fail-recv" && !p.Shape().Seen:
-		return usage("--fault %s: --op %s uses no receives; use --op write-imm or --op send", f.text, p.Op)
 	case f.At > 0:
 	case p.Iterations > 0 && f.Message >= p.Iterations:
 		return usage("--fault %s would strike after message %d, but --iters ends at %d: add %smsg=%d", f.text,
@@ -246,16 +215,5 @@ func (f *Fault) separator() string {
 type FaultReport struct {
 	Fault  Fault  `json:"fault"`
 	Struck bool   `json:"struck"`
-	Hits   int    `json:"hits,omitempty"` // requests struck; none of faults that strike no requests
 	What   string `json:"what"`
-}
-
-// struck is a fault that has been put in force.
-type struck struct {
-	what string     // for people
-	hits func() int // nil when it does not count
-	undo func()     // nil when it is permanent
-	// missed is set when there was nothing to strike, idle when it struck a NIC that the column
-	// does not use.
-	missed, idle bool
 }

@@ -44,37 +44,20 @@ func BrokeOff(err error) bool {
 	return errors.As(err, &said) || errors.As(err, &task)
 }
 
-// Agree receives what a process that leads wants to have measured, which must come as soon as a
-// greeting. A listening end does so with many at a time, and lets them wait then: see [SayWait].
-// After an error the conversation is over: the other process has been told why.
-func (h *Half) Agree(ctx context.Context) (err error) {
-	steps, stop := stepsOf(ctx, 0)
-	defer stop()
-	f := &peer{conn: h.Conn, steps: steps}
-	if h.task, err = f.receiveTask(ctx, h); err == nil {
-		return nil
-	}
-	if errors.Is(context.Cause(ctx), context.Canceled) {
-		err = interruptedOr(ctx, err)
-	}
-	return f.part(err)
-}
-
 // Follow measures together with a process that leads: it drives end b as the other one asks for,
 // within limits. The report has the other one's parameters and figures. There is none when nothing
-// could be measured. It calls [Half.Agree] if nobody has. The conversation is over when it returns.
+// could be measured. The conversation is over when it returns.
 func Follow(ctx context.Context, h *Half, o Observer) (*Report, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxServedRun, errServedLong)
 	defer cancel()
-	if h.task == nil {
-		if err := h.Agree(ctx); err != nil {
-			return nil, err
-		}
-	}
 	steps, stop := stepsOf(ctx, 0)
 	defer stop()
-	f, task := &peer{conn: h.Conn, steps: steps}, h.task
-	if err := f.conn.Send(ctx, kindAccept, nil); err != nil {
+	f := &peer{conn: h.Conn, steps: steps}
+	task, err := f.receiveTask(ctx, h)
+	if err == nil {
+		err = f.conn.Send(ctx, kindAccept, nil)
+	}
+	if err != nil {
 		return nil, f.part(interruptedOr(ctx, err))
 	}
 	run := newRunner(ctx, task.Params, [2]bool{false, true}, o)

@@ -410,7 +410,7 @@ func TestValidateLayers(t *testing.T) {
 		{func(p *Params) { p.Layer, p.Op, p.Mode, p.Bidirectional = layers.Tagged, "send", Latency, true },
 			"drop -b"},
 		{func(p *Params) { p.Mode = Rate }, "--mode bw shows the rate of --layer qp"},
-		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "delay@msg=1") },
+		{func(p *Params) { p.Layer, p.Op, p.Faults = layers.Tagged, "send", faults(t, "slow@msg=1") },
 			"use --layer qp, or drop --fault"},
 		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.Tagged, "", nil }, ""},
 		{func(p *Params) { p.Layer, p.Op, p.Sizes = layers.SHMEM, "fetch-add", nil }, ""},

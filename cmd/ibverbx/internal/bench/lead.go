@@ -20,11 +20,6 @@ type Half struct {
 	Devices  []verbs.Device     // that may be used
 	Config   ibverbx.ConnConfig // of the queue pairs of this process
 	Version  string             // of the program
-	// Waiting is called when the listening end says how many clients it serves before this one,
-	// each time that this number changes. It may be nil.
-	Waiting func(ahead int)
-
-	task *taskBody // set by [Half.Agree]
 }
 
 func (h *Half) self() selfBody {
@@ -116,38 +111,7 @@ func (l *peer) agree(ctx context.Context, p Params, h *Half, theirs *selfBody) (
 	if err := l.conn.Send(ctx, kindTask, taskBody{Self: h.self(), Params: &p}); err != nil {
 		return nil, err
 	}
-	return &p, l.awaitTurn(ctx, h)
-}
-
-// awaitTurn waits until it is this client's turn, for as long as the listening end says that it
-// is not.
-func (l *peer) awaitTurn(ctx context.Context, h *Half) error {
-	for last := 0; ; {
-		m, err := l.conn.ReceiveAny(ctx, kindAccept, kindWait)
-		if err != nil {
-			return err
-		}
-		if m.Kind == kindAccept {
-			return nil
-		}
-		var wait waitBody
-		if err := m.Decode(&wait); err != nil {
-			return err
-		}
-		if wait.Ahead < 1 || wait.Ahead > maxAhead {
-			return fmt.Errorf("%w: the listening end serves %d clients first", rendezvous.ErrProtocol,
-				wait.Ahead)
-		}
-		if wait.Ahead != last && h.Waiting != nil {
-			h.Waiting(wait.Ahead)
-		}
-		last = wait.Ahead
-	}
-}
-
-// SayWait tells a client that so many others are served before it.
-func SayWait(ctx context.Context, conn *rendezvous.Conn, ahead int) error {
-	return conn.Send(ctx, kindWait, waitBody{ahead})
+	return &p, l.conn.Receive(ctx, kindAccept, nil)
 }
 
 // describe is what is shown of the other process.

@@ -3,11 +3,9 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
 	"ibverbx"
-	"ibverbx/internal/tcptest"
 	"ibverbx/rendezvous"
 )
 
@@ -35,40 +33,5 @@ func TestBrokeOff(t *testing.T) {
 		if got := BrokeOff(tt.err); got != tt.want {
 			t.Errorf("BrokeOff(%v) = %v", tt.err, got)
 		}
-	}
-}
-
-// TestWaiting lets a listening end tell its client that it waits, and then send impossible numbers.
-func TestWaiting(t *testing.T) {
-	_, nics := fabric(t, 2)
-	ncA, ncB := tcptest.Pair(t)
-	var heard []int
-	done := make(chan error, 1)
-	go func() {
-		conn, err := rendezvous.Start(t.Context(), ncA, rendezvous.Config{Protocol: Protocol,
-			Timeout: apartTimeout})
-		if err == nil {
-			_, err = Lead(t.Context(), params(), &Half{Conn: conn, Provider: "here", Devices: nics,
-				Waiting: func(ahead int) { heard = append(heard, ahead) }}, observer{})
-		}
-		done <- err
-	}()
-	conn := start(t, ncB, apartTimeout)
-	if err := conn.Send(t.Context(), kindOffer, selfBody{Offer: offer("x", "y")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := conn.Receive(t.Context(), kindTask, nil); err != nil {
-		t.Fatal(err)
-	}
-	for _, ahead := range []int{3, 3, 2, 1, 1, 0} {
-		if err := SayWait(t.Context(), conn, ahead); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := <-done; !errors.Is(err, rendezvous.ErrProtocol) {
-		t.Errorf("nobody ahead, and yet to wait: error %v", err)
-	}
-	if !slices.Equal(heard, []int{3, 2, 1}) {
-		t.Errorf("heard %v, want each number once", heard)
 	}
 }

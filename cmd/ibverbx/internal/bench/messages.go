@@ -16,14 +16,13 @@ import (
 
 // Protocol names the messages below and their version. Ends of different versions refuse each
 // other. A golden file holds the messages as they are on the wire.
-const Protocol = "ibverbx perf/9"
+const Protocol = "ibverbx perf/10"
 
 // The messages between the two processes of a run. End a leads, end b follows:
 //
 //	a                b
 //	      offer  <-     which NICs there are
 //	task  ->            what is measured, on how many of them
-//	      wait   <-     others are served first; from time to time until it is this one's turn
 //	      accept <-
 //
 // then for each scheme, from both ends:
@@ -46,7 +45,6 @@ const Protocol = "ibverbx perf/9"
 // and at the end bye from both. An end that fails sends the reason in place of its next message,
 // which ends the conversation.
 const (
-	kindWait      = "wait"
 	kindOffer     = "offer"
 	kindTask      = "task"
 	kindAccept    = "accept"
@@ -86,14 +84,6 @@ func (b *selfBody) check() error {
 
 // oneLine makes text of the peer printable in a line of a table.
 func oneLine(s string) string { return peertext.Line(s, 100) }
-
-// waitBody says how many clients are served first.
-type waitBody struct {
-	Ahead int `json:"ahead"`
-}
-
-// maxAhead bounds that number.
-const maxAhead = 1000
 
 type taskBody struct {
 	Self   selfBody `json:"self"`
@@ -253,13 +243,12 @@ func (b *rowBody) check(p *Params) error {
 			return fmt.Errorf("%w: figures of %.20q, %v, which nobody measured", rendezvous.ErrProtocol,
 				r.Scheme, r.Size)
 		}
-		r.Layer, r.Op, r.Mode, r.Faults, r.Statuses, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, nil,
-			false, ""
+		r.Layer, r.Op, r.Mode, r.Faults, r.Failed, r.Error = p.Layer, p.Op, p.Mode, nil, false, ""
 		r.Kind = layers.Kind(oneLine(string(r.Kind)))
 		if c := r.Comparison; c != nil {
 			c.With = oneLine(c.With)
 		}
-		r.Setback, r.Further, r.Timeline, r.Losses = Setback{}, nil, nil, nil
+		r.Timeline, r.Losses = nil, nil
 		clean(&r.Stats.A)
 		clean(&r.Stats.B)
 		if !p.Layered() {

@@ -27,7 +27,7 @@ func TestMessagesGolden(t *testing.T) {
 		kind string
 		body any
 	}{
-		{kindWait, &waitBody{}}, {kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
+		{kindOffer, &selfBody{}}, {kindTask, &taskBody{}},
 		{kindColumn, &columnBody{Scheme: Spray, Card: cardOf(t, QP, nics)}},
 		{kindCell, &cellBody{}}, {kindRound, &roundBody{}}, {kindDone, &doneBody{}},
 		{kindVerdict, &verdictBody{}},
@@ -98,13 +98,11 @@ func fill(v reflect.Value) {
 	case ibverbx.Scheme:
 		return // its zero value has a name
 	case Fault:
-		f, _ := ParseFault("delay@msg=1")
+		f, _ := ParseFault("kill-qp@msg=1")
 		v.Set(reflect.ValueOf(f))
 		return
 	case ibverbx.ConnConfig:
 		return // does not travel
-	case Setback, []Setback:
-		return // of faults, which strike in one process only
 	case *Timeline, []Loss:
 		return // stays with the end that has recorded it
 	}

@@ -32,8 +32,8 @@ type pair struct {
 	nics   [2][]verbs.Device // that the queue pairs are on
 	rails  [2][]verbs.QP     // an end's queue pairs in the order of the rails; the notify QP comes last
 	faults *faultPlan
-	// sent counts the timed messages that end a has posted in the column, over all sizes. Rounds
-	// add to it; faults strike by it.
+	// sent is how many timed messages end a has posted in the column in earlier rounds, over all
+	// sizes. Faults strike by it.
 	sent  int
 	watch stopwatch // of the timed rounds, over all sizes
 	// losses are why the ends have lost queue pairs, over all sizes.

@@ -64,20 +64,17 @@ type Result struct {
 	// Comparison is with another figure of the same run.
 	Comparison *Comparison `json:"comparison,omitempty"`
 	// Verified is how many messages were compared byte for byte, those of the warm-up included.
-	Verified int            `json:"verified_messages"`
-	Faults   []FaultReport  `json:"faults,omitempty"`
-	Statuses map[string]int `json:"failed_completions,omitempty"` // by end and status
-	Failed   bool           `json:"failed"`
-	Error    string         `json:"error,omitempty"`
+	Verified int           `json:"verified_messages"`
+	Faults   []FaultReport `json:"faults,omitempty"`
+	Failed   bool          `json:"failed"`
+	Error    string        `json:"error,omitempty"`
 	// of the queue pairs in use at its end; through a layer there is Transport in its place
 	Stats EndStats `json:"stats,omitzero"`
 	// Transport is what the transport under a layer has counted at both ends.
 	Transport *TransportStats `json:"transport,omitempty"`
 	// Losses say why queue pairs were lost, where others went on without them.
 	Losses   []Loss    `json:"lost_queue_pairs,omitempty"`
-	Setback            // the first failure, and the recovery from it
-	Further  []Setback `json:"further_failures,omitempty"` // after that
-	Timeline *Timeline `json:"timeline,omitempty"`         // where it was asked for
+	Timeline *Timeline `json:"timeline,omitempty"` // where it was asked for
 
 	Err error `json:"-"`
 
@@ -137,32 +134,6 @@ func (r *Result) finish(copies series) {
 	if r.Err != nil {
 		r.Failed, r.Error = true, r.Err.Error()
 	}
-}
-
-// add records a further failure.
-func (r *Result) add(f *Failure) {
-	if r.Failure == nil {
-		r.Failure = f
-	} else {
-		r.Further = append(r.Further, Setback{Failure: f})
-	}
-}
-
-// recovered records what was done after the last failure.
-func (r *Result) recovered(rec *Recovery) {
-	if n := len(r.Further); n > 0 {
-		r.Further[n-1].Recovery = rec
-	} else {
-		r.Recovery = rec
-	}
-}
-
-// Setbacks lists the failures in the cell, in order.
-func (r *Result) Setbacks() []Setback {
-	if r.Failure == nil {
-		return nil
-	}
-	return append([]Setback{r.Setback}, r.Further...)
 }
 
 // failure says what failed, and what faults had been injected.

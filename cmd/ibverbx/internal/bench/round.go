@@ -45,13 +45,9 @@ func (c *cell) task(end, n int, warmup bool) layers.Task {
 	if t.Alone {
 		t.Window = c.accepted(2) // with 1 an answer would wait until the one before is acknowledged
 	}
-	// Ends that have a recorder share a goroutine; otherwise end a alone puts faults in force.
-	if !warmup && (c.recorder != nil && c.sends(end) || end == 0 && len(c.pair.faults.timed) > 0) {
+	// Both ends share a goroutine where there is a recorder or a fault.
+	if !warmup && c.sends(end) && (c.recorder != nil || end == 0 && len(c.p.Faults) > 0) {
 		t.Look = c.look
-	}
-	if end == 0 && !warmup && len(c.p.Faults) > 0 {
-		sent := c.pair.sent
-		t.Gate = func(posted, n int) (int, error) { return c.pair.faults.admit(sent+posted, n) }
 	}
 	return t
 }
@@ -78,12 +74,15 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 	defer cancel()
 	c.watch = watch
 	if !warmup {
-		c.resume()
+		c.pair.watch.start()
 	}
 	start := time.Now()
 	err = c.play(ctx, n)
 	if !warmup {
-		c.pause()
+		if c.recorder != nil {
+			c.read()
+		}
+		c.pair.watch.stop()
 	}
 	c.countPosted(warmup)
 	if err != nil {
@@ -111,26 +110,9 @@ func (c *cell) runRound(n int, warmup bool) (rate float64, err error) {
 		elapsed = c.record()
 	}
 	c.add(c.posted[0]+c.posted[1], elapsed, warmup || cut)
-	c.pair.faults.outlived()
 	c.pace = float64(c.posted[0]) / max(elapsed.Seconds(), 1e-9)
 	c.pair.carried = c.pace * float64(c.size)
 	return c.pace, nil
-}
-
-// resume lets the time of the column run.
-func (c *cell) resume() {
-	c.pair.resume()
-	if c.recorder != nil {
-		c.rebase()
-	}
-}
-
-// pause lets it stand.
-func (c *cell) pause() {
-	if c.recorder != nil {
-		c.read()
-	}
-	c.pair.pause()
 }
 
 // countPosted notes how many messages each end has sent.
@@ -150,7 +132,6 @@ func (c *cell) countPosted(warmup bool) {
 
 // add counts messages and their time, unless they do not count.
 func (c *cell) add(messages int, took time.Duration, uncounted bool) {
-	c.through += messages
 	if uncounted {
 		return
 	}

@@ -161,7 +161,6 @@ func (r *runner) open(open OpenFunc) error {
 		if err != nil {
 			return err
 		}
-		c.faults.ctx = r.ctx
 		r.columns = append(r.columns, c)
 	}
 	return r.openBelow(open)

@@ -115,8 +115,6 @@ func (a *actor) honest(kind string) json.RawMessage {
 	size, scheme := a.params.Sizes[0], a.params.Schemes[0]
 	var body any
 	switch kind {
-	case kindWait:
-		body = waitBody{1}
 	case kindOffer:
 		body = self
 	case kindTask:

@@ -8,8 +8,8 @@ import (
 	"ibverbx"
 )
 
-// Timeline is the bandwidth of a cell over its time. The time is that of the timed rounds and of
-// recoveries from failures, one behind the other: it stands while messages are compared.
+// Timeline is the bandwidth of a cell over its time. The time is that of the timed rounds,
+// one behind the other: it stands while messages are compared.
 type Timeline struct {
 	Interval Seconds `json:"interval_seconds"`
 	// Length is that of the whole. The last interval has the rest: it is half as long as the others
@@ -27,7 +27,6 @@ type Timeline struct {
 
 // RailLine is what a rail carried over time.
 type RailLine struct {
-	// Rail is its number: at first, where the ends were made anew on other NICs since.
 	Rail   int       `json:"rail"`
 	Device string    `json:"device"` // at the end that is here, or at end a
 	Role   RailRole  `json:"role,omitempty"`
@@ -59,7 +58,6 @@ const (
 	FaultEnded  MarkKind = "ended"
 	RailsLost   MarkKind = "rails lost"
 	RailsBack   MarkKind = "rails back"
-	Recovered   MarkKind = "recovered"
 )
 
 const (
@@ -90,7 +88,6 @@ type recorder struct {
 	due      time.Duration
 	total    curve
 	rails    []railCurve
-	lines    []int  // of the rails in use, in their order: which of the curves is whose
 	lost     uint64 // rails, when the counters were read last
 	back     uint64 // likewise
 	marks    []Mark
@@ -107,7 +104,6 @@ type railCurve struct {
 	curve
 	device string
 	role   RailRole
-	nth    int  // of the device's rails of that role
 	frozen bool // it was, when the counters were read last
 }
 
@@ -138,6 +134,11 @@ func newRecorder(c *cell) *recorder {
 			}
 		}
 	}
+	counts := c.tallied()
+	r.total.count, r.lost, r.back = counts.total, counts.lost, counts.back
+	for _, n := range counts.rails {
+		r.rails = append(r.rails, railCurve{curve: curve{count: n.bytes}, device: n.device, role: n.role})
+	}
 	return r
 }
 
@@ -157,12 +158,13 @@ func (r *recorder) mark(kind MarkKind, text string) {
 	r.marks = append(r.marks, Mark{Seconds(r.now()), kind, text})
 }
 
-// look does what is due: it reads the counters, and puts faults in force.
-func (c *cell) look() error {
+// look does what is due after posted messages of the round: it reads the counters, and puts faults
+// in force.
+func (c *cell) look(posted int) error {
 	if r := c.recorder; r != nil && r.now() >= r.due {
 		c.read()
 	}
-	return c.pair.faults.strikeTimed()
+	return c.pair.faults.look(c.pair.sent + posted)
 }
 
 // read reads the counters.
@@ -172,7 +174,7 @@ func (c *cell) read() {
 	r.due = now + r.interval/looksPerInterval
 	r.total.move(now, r.interval, counts.total)
 	for i := range counts.rails {
-		n, line := &counts.rails[i], &r.rails[r.lines[i]]
+		n, line := &counts.rails[i], &r.rails[i]
 		switch {
 		case n.frozen:
 		case line.frozen: // it is back: what it had is not its work any more
@@ -197,39 +199,6 @@ func (c *cell) read() {
 			r.rails[i].halve()
 		}
 	}
-}
-
-// rebase notes what the counters are before something moves that counts.
-func (c *cell) rebase() {
-	r, counts := c.recorder, c.tallied()
-	now := r.now()
-	r.total.count, r.total.at = counts.total, now
-	r.lines = r.lines[:0]
-	for i := range counts.rails {
-		k := r.line(counts.rails, i)
-		r.lines = append(r.lines, k)
-		r.rails[k].count, r.rails[k].at = counts.rails[i].bytes, now
-	}
-	r.lost, r.back = counts.lost, counts.back
-}
-
-// line finds or makes the curve of a rail. A rail keeps its own when the ends are made anew: it is
-// known by its place among those of its NIC.
-func (r *recorder) line(all []railTally, i int) int {
-	rail, nth := &all[i], 0
-	for _, before := range all[:i] {
-		if before.device == rail.device && before.role == rail.role {
-			nth++
-		}
-	}
-	at := slices.IndexFunc(r.rails, func(line railCurve) bool {
-		return line.device == rail.device && line.nth == nth && line.role == rail.role
-	})
-	if at < 0 {
-		at = len(r.rails)
-		r.rails = append(r.rails, railCurve{device: rail.device, role: rail.role, nth: nth})
-	}
-	return at
 }
 
 // move records that the counter has come to count. What was added is spread over the time since the
@@ -312,12 +281,12 @@ func (r *recorder) timeline(faults []*faultState) *Timeline {
 		}
 	}
 	for _, s := range faults {
-		if s.missed || s.idle {
+		if s.struck == nil || s.missed || s.idle {
 			continue
 		}
 		add(s.at, FaultStruck, &s.fault)
-		if at, over := s.ended(); over {
-			add(at, FaultEnded, &s.fault)
+		if s.over {
+			add(s.overAt, FaultEnded, &s.fault)
 		}
 	}
 	slices.SortStableFunc(t.Marks, func(a, b Mark) int { return int(a.At - b.At) })
@@ -331,7 +300,7 @@ func (c *cell) tallied() (n tallied) {
 		if q == nil || !c.sends(i) {
 			continue
 		}
-		n.total += q.Ledger.Sends.Succeeded * uint64(c.size)
+		n.total += q.Succeeded() * uint64(c.size)
 		stats := q.VQP().Stats()
 		n.lost, n.back = max(n.lost, stats.RailsLost), max(n.back, stats.RailsBack)
 		single := len(stats.Rails) == 1 // its rail tracks nothing

@@ -116,24 +116,24 @@ func TestFaultsLastInTheTimeOfTheColumn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &pair{}
 		c.faults = newFaultPlan(c, nil)
-		c.watch.start()
-		e := newEnding(&struck{undo: func() {}}, 100*time.Millisecond, &c.watch)
-		state := &faultState{ending: e}
-		c.faults.reports = append(c.faults.reports, state)
+		state := &faultState{struck: &struck{undo: func() {}}, fault: Fault{For: 100 * time.Millisecond}}
+		c.faults.faults = append(c.faults.faults, state)
 		for range 3 {
+			c.watch.start()
 			time.Sleep(30 * time.Millisecond)
-			c.pause()
-			c.pause()
+			if err := c.faults.look(0); err != nil {
+				t.Fatal(err)
+			}
+			c.watch.stop()
 			time.Sleep(time.Second)
-			c.resume()
-			c.resume()
 		}
-		if now := c.watch.now(); now != 90*time.Millisecond || e.isOver() {
-			t.Errorf("at %v, over: %v", now, e.isOver())
+		if now := c.watch.now(); now != 90*time.Millisecond || state.over {
+			t.Errorf("at %v, over: %v", now, state.over)
 		}
-		time.Sleep(20 * time.Millisecond)
-		if at, over := state.ended(); !over || at != 100*time.Millisecond {
-			t.Errorf("over: %v, at %v", over, at)
+		c.watch.start()
+		time.Sleep(10 * time.Millisecond)
+		if err := c.faults.look(0); err != nil || !state.over || state.overAt != 100*time.Millisecond {
+			t.Errorf("%v, over: %v, at %v", err, state.over, state.overAt)
 		}
 	})
 }
@@ -203,14 +203,15 @@ func TestTimelineIsBounded(t *testing.T) {
 		if d := c.recorder.interval; d != 50*time.Millisecond {
 			t.Errorf("%d messages take %v, the interval is %v", autoMessages, 40*time.Millisecond, d)
 		}
-		c.resume()
+		column.watch.start()
 		for range 3 * autoIntervals {
 			time.Sleep(50 * time.Millisecond)
-			if err := c.look(); err != nil {
+			if err := c.look(0); err != nil {
 				t.Fatal(err)
 			}
 		}
-		c.pause()
+		c.read()
+		column.watch.stop()
 		line := c.recorder.timeline(nil)
 		if n := len(line.Total); line.Interval != Seconds(200*time.Millisecond) || n > autoIntervals ||
 			line.Length != 3*autoIntervals*Seconds(50*time.Millisecond) {
@@ -240,7 +241,7 @@ func TestSlow(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := &report.Results[0]
-		if len(r.Faults) != 1 || !r.Faults[0].Struck || r.Failure != nil || r.Timeline == nil {
+		if len(r.Faults) != 1 || !r.Faults[0].Struck || r.Timeline == nil {
 			t.Fatalf("%s: %+v", op, r)
 		}
 		if marks := r.Timeline.Marks; len(marks) != 2 || marks[0].Kind != FaultStruck ||
@@ -275,12 +276,12 @@ func TestSlowIsTakenBack(t *testing.T) {
 		}
 		return list
 	}
-	if n, err := column.faults.admit(6, 5); n != 1 || err != nil {
-		t.Errorf("admits %d, %v", n, err)
+	if err := column.faults.look(6); err != nil {
+		t.Error(err)
 	}
 	before := speeds()
-	if n, err := column.faults.admit(7, 5); n != 5 || err != nil {
-		t.Errorf("admits %d, %v", n, err)
+	if err := column.faults.look(7); err != nil {
+		t.Error(err)
 	}
 	if got, want := speeds(), []uint64{1 << 30, 1 << 18, 1 << 30, 1 << 18}; !slices.Equal(got, want) {
 		t.Errorf("%d B/s, want %d", got, want)
@@ -294,9 +295,9 @@ func TestSlowIsTakenBack(t *testing.T) {
 		if run(); i > 0 {
 			time.Sleep(time.Microsecond)
 		}
-		n, err := column.faults.admit(1000, 5)
-		if struck := !slices.Equal(speeds(), before); n != 5 || err != nil || struck != (i > 0) {
-			t.Errorf("watch started: %v; admits %d, %v, has struck: %v", i > 0, n, err, struck)
+		err := column.faults.look(1000)
+		if struck := !slices.Equal(speeds(), before); err != nil || struck != (i > 0) {
+			t.Errorf("watch started: %v; %v, has struck: %v", i > 0, err, struck)
 		}
 	}
 	if err := column.close(); err != nil {
@@ -316,7 +317,7 @@ func TestSlowOfUnlimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range report.Results {
-		if len(r.Faults) != 1 || !r.Faults[0].Struck || r.Failure != nil {
+		if len(r.Faults) != 1 || !r.Faults[0].Struck {
 			t.Errorf("%s: %+v", r.Scheme, r.Faults)
 		}
 		if idle := r.Scheme == Single; idle != (len(r.Timeline.Marks) == 0) {

@@ -41,14 +41,11 @@ type Task struct {
 
 	// Check looks at message i of the peer as soon as this end has seen it; nil for no check.
 	Check func(i int) error
-	// Gate is asked before messages are sent: of n further ones behind the sent it says how many
-	// may be, at least one. Nil admits all.
-	Gate func(sent, n int) (int, error)
 	// Meanwhile is called again and again while Run plays the end's part; nil for nothing.
 	Meanwhile func()
-	// Look is called whenever this end looks for something to do; its error ends the round. Nil for
-	// nothing.
-	Look func() error
+	// Look is called with the messages posted whenever this end looks for something to do; its
+	// error ends the round. Nil for nothing.
+	Look func(posted int) error
 
 	// The rest is for queue pairs alone.
 
@@ -320,6 +317,7 @@ func (e *End) step() bool {
 	if e.task.Meanwhile != nil {
 		e.task.Meanwhile()
 	}
+	e.glance()
 	switch {
 	case e.err != nil:
 	case e.over.Load():
@@ -328,6 +326,13 @@ func (e *End) step() bool {
 		e.err = e.play()
 	}
 	return e.err != nil || e.over.Load() && e.until()
+}
+
+// glance lets Task.Look see to what it wants.
+func (e *End) glance() {
+	if e.task.Look != nil && e.err == nil {
+		e.err = e.task.Look(e.posted)
+	}
 }
 
 func (e *End) play() error {
@@ -352,11 +357,6 @@ func (e *End) play() error {
 
 // pump handles what has come, and starts what can be started.
 func (e *End) pump() error {
-	if e.task.Look != nil {
-		if err := e.task.Look(); err != nil {
-			return err
-		}
-	}
 	before := e.posted
 	came, err := e.look()
 	if err != nil {
@@ -374,7 +374,7 @@ func (e *End) pump() error {
 		if n <= 0 {
 			break
 		}
-		k, err := e.start(n)
+		k, err := e.t.post(e.posted, n)
 		e.posted += k
 		if err != nil {
 			if errors.Is(err, transport.ErrNoResource) {
@@ -407,17 +407,6 @@ func (e *End) look() (bool, error) {
 		e.endedAt = time.Now()
 	}
 	return true, nil
-}
-
-// start starts up to n messages, as many as the gate admits.
-func (e *End) start(n int) (int, error) {
-	if e.task.Gate != nil {
-		var err error
-		if n, err = e.task.Gate(e.posted, n); err != nil {
-			return 0, err
-		}
-	}
-	return e.t.post(e.posted, n)
 }
 
 // conclude completes what the end has sent. What is not timed any more makes what was put visible

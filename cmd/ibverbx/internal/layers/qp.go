@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"ibverbx"
@@ -13,12 +12,19 @@ import (
 	"ibverbx/verbs"
 )
 
-// QueuePair is an end of one virtual queue pair, with no layer above it. The exported methods serve
-// to make its requests fail and to continue afterwards.
-type QueuePair struct {
-	// Ledger counts the requests since the queue pair was connected.
-	Ledger Ledger
+// recvBit distinguishes the IDs of receives from those of sends.
+const recvBit = 1 << 63
 
+var (
+	// ErrVerify says that completions came out of order or in the wrong number, or that what
+	// arrived is not what was sent.
+	ErrVerify = errors.New("verification failed")
+	// ErrRequests says that requests completed unsuccessfully. The virtual queue pair says why.
+	ErrRequests = errors.New("requests failed")
+)
+
+// QueuePair is an end of one virtual queue pair, with no layer above it.
+type QueuePair struct {
 	name     string
 	shape    Shape
 	opcode   verbs.Opcode
@@ -32,6 +38,8 @@ type QueuePair struct {
 	spin     time.Duration
 	inline   int // up to so many bytes go inline
 	closed   bool
+
+	succeeded uint64 // sends, in all rounds
 
 	sends  []ibverbx.SendWR // posts are made of it
 	recvs  []ibverbx.RecvWR
@@ -114,21 +122,11 @@ func (q *QueuePair) VQP() *ibverbx.VirtualQP { return q.vqp }
 // Name is the end's name.
 func (q *QueuePair) Name() string { return q.name }
 
-// Acked is how many messages of this end were acknowledged in the round.
-func (q *QueuePair) Acked() int { return q.acked }
-
-// Notified is how many notifications of the peer's messages this end got in the round.
-func (q *QueuePair) Notified() int { return q.notified }
+// Succeeded is how many sends have succeeded in all rounds.
+func (q *QueuePair) Succeeded() uint64 { return q.succeeded }
 
 // Expected is what atomic i of the round must bring: what the peer's counter held before it.
 func (q *QueuePair) Expected(i int) uint64 { return q.expect[i] }
-
-// MayHold says whether the peer's counter may hold a value after a round that failed: what some of
-// the atomics make of it, in order, those that were acknowledged and perhaps some whose
-// acknowledgement was lost.
-func (q *QueuePair) MayHold(value uint64) bool {
-	return value == q.next || slices.Contains(q.expect[q.acked:q.posted], value)
-}
 
 func (q *QueuePair) target() []byte { return q.mem.dst }
 func (q *QueuePair) counter() uint64 {
@@ -177,7 +175,6 @@ func (q *QueuePair) postReceives() error {
 		}
 		k, err := q.vqp.PostRecv(q.recvs[:n]...)
 		q.expected += k
-		q.Ledger.Recvs.Accepted += uint64(k)
 		if errors.Is(err, ibverbx.ErrFailed) {
 			q.failed = true
 			return q.failure()
@@ -230,7 +227,6 @@ func (q *QueuePair) post(i, n int) (int, error) {
 	}
 	k, err := q.vqp.PostSend(batch...)
 	q.posted += k
-	q.Ledger.Sends.Accepted += uint64(k)
 	if k == n {
 		return k, err
 	}
@@ -283,12 +279,18 @@ func (q *QueuePair) sent(wc *ibverbx.WC) error {
 		return fmt.Errorf("%w: end %s: send completion of message %d came in place of %d", ErrVerify,
 			q.name, wc.ID, q.done)
 	}
-	q.done++
-	if wc.Status == verbs.StatusSuccess {
-		q.acked++
-	} else {
+	if wc.Status != verbs.StatusSuccess {
+		q.done++
 		q.failed = true
+		return nil
 	}
+	if q.acked < q.done {
+		return fmt.Errorf("%w: end %s: message %d succeeded behind one that had failed", ErrVerify, q.name,
+			wc.ID)
+	}
+	q.done++
+	q.acked++
+	q.succeeded++
 	return nil
 }
 
@@ -374,5 +376,9 @@ func (q *QueuePair) close(context.Context) error {
 		return nil
 	}
 	closing, _ := q.shut()
-	return errors.Join(closing, q.Ledger.Check(q.name))
+	if q.done != q.posted || q.received != q.expected {
+		closing = errors.Join(closing, fmt.Errorf("%w: end %s, at its end: of %d sends %d were reported, of "+
+			"%d receives %d", ErrVerify, q.name, q.posted, q.done, q.expected, q.received))
+	}
+	return closing
 }

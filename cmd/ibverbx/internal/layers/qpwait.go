@@ -34,7 +34,6 @@ func (q *QueuePair) poll() (int, error) {
 	n, err := q.cq.Poll(q.wcs)
 	for i := range n {
 		wc := &q.wcs[i]
-		q.Ledger.Count(wc)
 		var wrong error
 		if wc.ID&recvBit == 0 {
 			wrong = q.sent(wc)
@@ -58,6 +57,7 @@ func (q *QueuePair) WaitFor(ctx context.Context, every time.Duration, done func(
 func RunQueuePairs(ctx context.Context, a, b *End) error {
 	both := func() bool {
 		for i, e := range [...]*End{a, b} {
+			e.glance()
 			if e.err == nil && !e.Over() {
 				e.err = e.play()
 			}

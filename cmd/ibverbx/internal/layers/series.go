@@ -59,7 +59,9 @@ func (e *End) SeriesAsleep(ctx context.Context, took []int64) (n int, err error)
 	var i int
 	var failed error
 	arrived := func() bool {
+		e.glance()
 		over, err := e.advanceTo(i)
+		err = errors.Join(e.err, err)
 		failed = err
 		return over || err != nil
 	}
@@ -89,6 +91,9 @@ func (e *End) braked() bool {
 
 // turn drives message i of a series, and says whether it is over.
 func (e *End) turn(i int) (over bool, err error) {
+	if e.glance(); e.err != nil {
+		return false, e.err
+	}
 	if e.posted == i {
 		if over, err = e.advanceTo(i); over || err != nil {
 			return over, err
@@ -101,7 +106,7 @@ func (e *End) turn(i int) (over bool, err error) {
 // advanceTo starts message i where that has not happened yet, and says whether it is over.
 func (e *End) advanceTo(i int) (over bool, err error) {
 	if e.posted == i {
-		n, err := e.start(1)
+		n, err := e.t.post(i, 1)
 		if e.posted += n; n == 0 {
 			return false, later(err)
 		}
