@@ -52,7 +52,7 @@ func TestConcurrentUsePanics(t *testing.T) {
 		})
 	}
 	for name, use := range calls { // some of them after others have closed both
-		if use(); c.guard.busy.Load() {
+		if use(); c.guard.Inside() {
 			t.Fatalf("%s does not give the guard back", name)
 		}
 	}

@@ -3,7 +3,7 @@ package ibverbx
 import "fmt"
 
 // checkInvariants checks every component. Builds that check call it after each method that changes
-// something; see guard_checked.go.
+// something; see guard.go.
 func (q *VirtualQP) checkInvariants() {
 	q.line.check()
 	q.send.rails.check()

@@ -69,7 +69,7 @@ func goList(t *testing.T, patterns ...string) map[string]goPackage {
 func TestImportsOfTheCore(t *testing.T) {
 	core := []string{module, module + "/verbs", module + "/verbs/soft",
 		module + "/verbs/internal/nic", module + "/internal/ring", module + "/internal/dqplb",
-		module + "/internal/wrid"}
+		module + "/internal/wrid", module + "/internal/guard"}
 	packages := goList(t, core...)
 	for _, path := range core {
 		p, ok := packages[path]
@@ -98,7 +98,8 @@ func TestImportsOfRendezvous(t *testing.T) {
 	for _, path := range []string{module + "/rendezvous", module + "/job"} {
 		for _, dep := range packages[path].Deps {
 			switch {
-			case dep == module+"/verbs", dep == module+"/internal/peertext", packages[dep].Standard:
+			case dep == module+"/verbs", packages[dep].Standard,
+				dep == module+"/internal/peertext", dep == module+"/internal/guard":
 			case path == module+"/job" && (dep == module+"/rendezvous" || dep == path+"/internal/pmix" ||
 				strings.HasPrefix(dep, "github.com/ebitengine/purego")):
 			default:
@@ -108,15 +109,15 @@ func TestImportsOfRendezvous(t *testing.T) {
 	}
 }
 
-// Imports point down the layers: verbs is below everything, providers do not import each other, and
-// the root package imports verbs alone.
+// Imports point down the layers: verbs is below everything but internal/guard, providers do not
+// import each other, and the root package imports verbs alone.
 func TestImportsPointDown(t *testing.T) {
 	packages := goList(t, module+"/verbs/...", module)
 	ours := func(path string) bool { return path == module || strings.HasPrefix(path, module+"/") }
 	for path, p := range packages {
 		for _, dep := range p.Deps {
 			switch {
-			case !ours(path) || !ours(dep):
+			case !ours(path) || !ours(dep) || dep == module+"/internal/guard":
 			case path == module+"/verbs":
 				t.Errorf("%s imports %s: it is below all others", path, dep)
 			case path == module && dep != module+"/verbs" && !strings.HasPrefix(dep, module+"/internal/"):
@@ -147,7 +148,7 @@ func TestOwnedTypesRefuseCopies(t *testing.T) {
 		reflect.TypeFor[soft.Injection](),
 	} {
 		if !refusesCopies(typ) {
-			t.Errorf("%v may be copied: it has no field of type noCopy", typ)
+			t.Errorf("%v may be copied: it has no field of type guard.NoCopy", typ)
 		}
 	}
 }

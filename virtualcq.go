@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
@@ -16,7 +17,7 @@ import (
 //
 // A VirtualCQ must not be copied.
 type VirtualCQ struct {
-	_ noCopy
+	_ guard.NoCopy
 
 	dom     *Domain // set when NewCQ created the physical CQs
 	cqs     []physicalCQ
@@ -41,7 +42,7 @@ type VirtualCQ struct {
 	ports      portWatch
 	later      later
 	closed     bool
-	guard      ownerGuard
+	guard      guard.Owner
 }
 
 type physicalCQ struct {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/wrid"
 	"ibverbx/verbs"
 )
@@ -16,7 +17,7 @@ import (
 //
 // A VirtualQP must not be copied.
 type VirtualQP struct {
-	_ noCopy
+	_ guard.NoCopy
 
 	// What each request touches comes first, and so in each of the structs.
 

@@ -4,12 +4,13 @@ import (
 	"context"
 	"testing"
 
+	"ibverbx/internal/guard"
 	"ibverbx/shmem"
 )
 
 // Once warm, operations do not allocate.
 func TestOperationsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if guard.Race {
 		t.Skip("the race detector allocates")
 	}
 	eachShape(t, 2, func(t *testing.T, l *testbed) {

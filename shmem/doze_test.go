@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/shmem"
 	"ibverbx/transport"
 	"ibverbx/verbs/soft"
@@ -27,7 +28,7 @@ var longWaits = map[string]func(ctx context.Context, pe *shmem.PE) error{
 
 // TestWaitingSleeps: PEs that wait for long use next to no processor time.
 func TestWaitingSleeps(t *testing.T) {
-	if raceEnabled || testing.Short() {
+	if guard.Race || testing.Short() {
 		t.Skip("it takes a second, and the race detector processor time")
 	}
 	const late = time.Second

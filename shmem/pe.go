@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 )
@@ -14,7 +15,7 @@ import (
 // PE is one processing element: a part of this process with a symmetric heap of its own. See the
 // package's rules for which calls may be made from several goroutines.
 type PE struct {
-	_        noCopy
+	_        guard.NoCopy
 	cfg      Config
 	id       int
 	layout   layout

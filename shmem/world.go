@@ -9,12 +9,13 @@ import (
 	"sync"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/internal/worded"
 )
 
 // World is the PEs of this process: all PEs, or some of them.
 type World struct {
-	_   noCopy
+	_   guard.NoCopy
 	pes []*PE
 }
 

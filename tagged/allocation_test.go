@@ -3,12 +3,13 @@ package tagged_test
 import (
 	"testing"
 
+	"ibverbx/internal/guard"
 	"ibverbx/tagged"
 )
 
 // TestAllocations: once warm no path allocates, nor do calls that wait.
 func TestAllocations(t *testing.T) {
-	if raceEnabled {
+	if guard.Race {
 		t.Skip("the race detector allocates")
 	}
 	r, a, b := pair(t, 1, tagged.Config{})

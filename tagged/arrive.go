@@ -3,6 +3,7 @@ package tagged
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 )
 
@@ -35,7 +36,7 @@ func (w *Worker) arrived(m *transport.Message) {
 			e.kick()
 		}
 	}
-	if checked {
+	if guard.Checked {
 		e.check()
 	}
 	w.unlockAndReport()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ibverbx/internal/flow"
+	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/internal/ring"
 	"ibverbx/transport"
@@ -18,7 +19,7 @@ type Endpoint struct {
 	// one of them is in readQueue if and only if some of it has not been asked for. Once err is
 	// set, queue, waiting, readQueue, posted and partial.req are empty: only reads under way are
 	// left, and end with their completions.
-	_ noCopy
+	_ guard.NoCopy
 
 	w       *Worker
 	tep     *transport.Endpoint

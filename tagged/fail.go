@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/worded"
 	"ibverbx/transport"
 )
@@ -12,7 +13,7 @@ import (
 func (e *Endpoint) peerFailed(_ *transport.Endpoint, err error) {
 	e.w.mu.Lock()
 	e.fail(err)
-	if checked {
+	if guard.Checked {
 		e.check()
 	}
 	e.w.unlockAndReport()

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 )
 
@@ -33,7 +34,7 @@ func (e *Endpoint) resume(_ *transport.Pending, headView *transport.Endpoint) tr
 		e.scheduled = false
 		outcome = transport.PendingDone
 	}
-	if checked {
+	if guard.Checked {
 		e.check()
 	}
 	e.w.unlockAndReport()

@@ -1,6 +1,7 @@
 package tagged
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
@@ -166,7 +167,7 @@ func (w *Worker) chunkRead(c *chunk) {
 	if e.err == nil {
 		e.kick()
 	}
-	if checked {
+	if guard.Checked {
 		e.check()
 	}
 	w.unlockAndReport()

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -46,7 +47,7 @@ func (w *Worker) access(use Use) (a verbs.AccessFlags) {
 // Region is memory that was registered for long messages: they go from and into it without
 // registration.
 type Region struct {
-	_      noCopy
+	_      guard.NoCopy
 	w      *Worker
 	use    Use
 	buf    []byte  // nil for device memory

@@ -3,6 +3,7 @@ package tagged
 import (
 	"context"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/transport"
 )
@@ -21,7 +22,7 @@ type Request struct {
 	// for one peer, in Endpoint.posted, a send in Endpoint.queue. A send that is requestActive
 	// stays first in Endpoint.queue while bytes of it have to go out, and a sendSync or sendLong is
 	// in Endpoint.waiting from its first attempt to the peer's notice.
-	_ noCopy
+	_ guard.NoCopy
 
 	w     *Worker
 	comp  transport.Completion // fires when the request is done

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/worded"
 	"ibverbx/transport"
 	"ibverbx/verbs"
@@ -107,7 +108,7 @@ func (e *Endpoint) enqueue(r *Request) (*Request, error) {
 	w := e.w
 	e.queue.PushBack(&r.inQueue, r)
 	e.kick()
-	if checked {
+	if guard.Checked {
 		e.check()
 	}
 	if r.stage == requestDone {

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 )
 
@@ -15,7 +16,7 @@ import (
 // One lock, mu, guards everything. It is taken before the transport's lock and never while that is
 // held: the transport holds no lock when it calls back.
 type Worker struct {
-	_   noCopy
+	_   guard.NoCopy
 	cfg Config
 	dom *ibverbx.Domain
 	tw  *transport.Worker

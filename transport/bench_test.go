@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 	"ibverbx/verbs"
 	"ibverbx/verbs/verbstest"
@@ -218,7 +219,7 @@ func BenchmarkNullEndpoints(b *testing.B) {
 // on the caches and the load of the machine. It must stay far below the cost of a search over all
 // endpoints.
 func TestManyEndpointsCostWhatOneDoes(t *testing.T) {
-	if testing.Short() || raceEnabled {
+	if testing.Short() || guard.Race {
 		t.Skip("measures")
 	}
 	const limit = 2

@@ -3,12 +3,14 @@ package transport
 import (
 	"fmt"
 	"math/bits"
+
+	"ibverbx/internal/guard"
 )
 
 // unlock ends a call on the endpoint. Builds with the race detector check the endpoint's invariants
 // first.
 func (p *peerState) unlock() {
-	if checking {
+	if guard.Checked {
 		p.mustHold()
 	}
 	p.w.mu.Unlock()
@@ -17,7 +19,7 @@ func (p *peerState) unlock() {
 // unlock ends a call on the worker. Builds with the race detector check the invariants of the
 // worker and of all endpoints first.
 func (w *Worker) unlock() {
-	if checking {
+	if guard.Checked {
 		w.mustHold()
 	}
 	w.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ibverbx/internal/flow"
+	"ibverbx/internal/guard"
 	"ibverbx/internal/ring"
 )
 
@@ -104,8 +105,8 @@ func TestStagesOnlyMoveForward(t *testing.T) {
 		}
 	}
 	defer func() {
-		if (recover() != nil) != checking {
-			t.Errorf("checking %v, and a move back to open panics: %v", checking, !checking)
+		if (recover() != nil) != guard.Checked {
+			t.Errorf("checking %v, and a move back to open panics: %v", guard.Checked, !guard.Checked)
 		}
 	}()
 	p := checkedPeer()

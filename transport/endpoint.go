@@ -6,6 +6,7 @@ import (
 
 	"ibverbx"
 	"ibverbx/internal/flow"
+	"ibverbx/internal/guard"
 	"ibverbx/internal/ring"
 	"ibverbx/verbs"
 )
@@ -17,7 +18,7 @@ import (
 // becomes of a send while requests are pending, or when it meets ErrNoResource. That is how a send
 // from the function at the head of the queue differs from one that would overtake it.
 type Endpoint struct {
-	_      noCopy
+	_      guard.NoCopy
 	peer   *peerState
 	head   bool // sends go before the queue: the view that pending functions get
 	bypass bool // sends go past the queue: BypassQueue

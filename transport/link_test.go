@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 	"ibverbx/verbs/soft"
 )
@@ -216,7 +217,7 @@ func setupFabric(devices int) soft.Config { return soft.Config{Devices: devices}
 
 // overlapping is the length of transfers that may overlap: a word under the race detector.
 func overlapping(n uint64) uint64 {
-	if raceEnabled {
+	if guard.Race {
 		return 8
 	}
 	return n

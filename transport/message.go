@@ -2,6 +2,7 @@ package transport
 
 import (
 	"ibverbx"
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -11,7 +12,7 @@ import (
 // It fits half a cache line: with a hundred endpoints of 32 messages each, a larger one costs cache
 // misses.
 type Message struct {
-	_      noCopy
+	_      guard.NoCopy
 	peer   *peerState
 	slot   uint32 // of its buffer
 	length uint32 // of all that has arrived, bytes

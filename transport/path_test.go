@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"ibverbx/internal/guard"
 	"ibverbx/transport"
 	"ibverbx/verbs/soft"
 )
@@ -94,7 +95,7 @@ func (p *path) run(tb testing.TB, l *link, n uint64) {
 
 // Once warm, no path allocates.
 func TestNothingAllocates(t *testing.T) {
-	if raceEnabled {
+	if guard.Race {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
 	eachShape(t, func(t *testing.T, s setup) {
@@ -154,7 +155,7 @@ func TestNothingAllocates(t *testing.T) {
 var oneByte [1]byte
 
 func TestKeepAndReleaseDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if guard.Race {
 		t.Skip("the race detector makes sync.Pool forget")
 	}
 	eachShape(t, func(t *testing.T, s setup) {

@@ -3,6 +3,7 @@ package transport
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/internal/list"
 	"ibverbx/verbs"
 )
@@ -39,7 +40,7 @@ func (o Outcome) String() string {
 // structure of the caller's, and be queued again once its function has returned PendingDone. It
 // must not be copied.
 type Pending struct {
-	_ noCopy
+	_ guard.NoCopy
 
 	// Func runs inside progress when it is this request's turn. Its sends go through head, the
 	// view of the endpoint from the head of its queue: on the endpoint itself they would meet

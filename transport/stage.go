@@ -1,6 +1,10 @@
 package transport
 
-import "fmt"
+import (
+	"fmt"
+
+	"ibverbx/internal/guard"
+)
 
 // stage is how far an endpoint's life has come. It only moves down this table:
 //
@@ -80,7 +84,7 @@ type ending struct {
 
 // move enters a stage. Builds with the race detector panic if the table does not have the move.
 func (e *ending) move(to stage) {
-	if checking && nextStages[e.stage]&(1<<to) == 0 {
+	if guard.Checked && nextStages[e.stage]&(1<<to) == 0 {
 		panic(fmt.Sprintf("transport: an endpoint moves from stage %v to %v", e.stage, to))
 	}
 	e.stage = to

@@ -3,6 +3,8 @@ package verbs
 import (
 	"context"
 	"fmt"
+
+	"ibverbx/internal/guard"
 )
 
 // CompChannel carries completion events: an armed CQ raises one when a completion is added to it.
@@ -12,7 +14,7 @@ import (
 // Events merge: any number of them that nobody has waited for yet are one. An event is therefore a
 // reason to poll every CQ of the channel, and never says how many completions there are.
 type CompChannel struct {
-	_     noCopy
+	_     guard.NoCopy
 	event chan struct{}
 }
 

@@ -3,13 +3,15 @@ package verbs
 import (
 	"slices"
 	"sync"
+
+	"ibverbx/internal/guard"
 )
 
 // Watchers hands out the events of a device to those who watch it. Providers keep one for each
 // device, and their Watch is its Watch; programs have no use for it. The zero value is ready. It is
 // safe for concurrent use.
 type Watchers struct {
-	_    noCopy
+	_    guard.NoCopy
 	mu   sync.Mutex
 	list []*watcher
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -15,7 +16,7 @@ import (
 // one address in place of 512, and the garbage collector does not look at it. Register it, whole or
 // in parts, on any device of the provider.
 type Arena struct {
-	_     noCopy
+	_     guard.NoCopy
 	p     *Provider
 	mem   mapping
 	size  int

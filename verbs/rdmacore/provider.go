@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -17,7 +18,7 @@ const sysClass = "/sys/class/infiniband"
 
 // Provider lists the host's NICs that libibverbs knows. It is a [verbs.Provider].
 type Provider struct {
-	_       noCopy
+	_       guard.NoCopy
 	lib     *library
 	devices []*device
 	// unopened is why devices that the filter chose, and did not name, are not among them.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/rc"
@@ -17,7 +18,7 @@ import (
 
 // Device is a NIC: a socket on a local address. It is a verbs.Device.
 type Device struct {
-	_      noCopy
+	_      guard.NoCopy
 	id     verbs.DeviceID
 	local  netip.AddrPort
 	netDev string

@@ -3,13 +3,14 @@ package roce
 import (
 	"sync/atomic"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // PD is a protection domain. It is a verbs.PD.
 type PD struct {
-	_    noCopy
+	_    guard.NoCopy
 	dev  *Device
 	core nic.PD
 }
@@ -31,7 +32,7 @@ func (p *PD) Close() error { return p.core.Close() }
 
 // MR is a registered memory region. It is a verbs.MR.
 type MR struct {
-	_    noCopy
+	_    guard.NoCopy
 	core nic.MR
 }
 
@@ -71,7 +72,7 @@ func (m *MR) Close() error { return m.core.Close() }
 
 // CQ is a completion queue. It is a verbs.CQ.
 type CQ struct {
-	_    noCopy
+	_    guard.NoCopy
 	dev  *Device
 	core nic.CQ
 	// armed is set from Arm until completions are polled: who polls meanwhile does not go on, but

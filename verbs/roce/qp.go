@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/rc"
@@ -12,7 +13,7 @@ import (
 
 // QP is a reliable-connected queue pair. It is a verbs.QP. The NIC's lock guards it.
 type QP struct {
-	_      noCopy
+	_      guard.NoCopy
 	dev    *Device
 	core   nic.QP
 	engine *rc.QP

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 	"ibverbx/verbs/roce/internal/udp"
@@ -53,7 +54,7 @@ type Config struct {
 
 // Provider is the NICs of this process. It is a verbs.Provider.
 type Provider struct {
-	_        noCopy
+	_        guard.NoCopy
 	devices  []*Device
 	unopened error
 
@@ -198,9 +199,3 @@ func draw() uint32 {
 func newRand(draw func() uint32) *mrand.Rand {
 	return mrand.New(mrand.NewPCG(uint64(draw()), uint64(draw())))
 }
-
-// noCopy makes go vet complain about copies.
-type noCopy struct{}
-
-func (*noCopy) Lock()   {}
-func (*noCopy) Unlock() {}

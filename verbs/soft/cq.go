@@ -1,13 +1,14 @@
 package soft
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // CQ is a completion queue. It is a verbs.CQ.
 type CQ struct {
-	_    noCopy
+	_    guard.NoCopy
 	dev  *Device
 	core nic.CQ
 }

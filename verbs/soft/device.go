@@ -5,13 +5,14 @@ import (
 	"strconv"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // Device is one software NIC. It is a verbs.Device.
 type Device struct {
-	_    noCopy
+	_    guard.NoCopy
 	f    *Fabric
 	core nic.Device
 	id   verbs.DeviceID

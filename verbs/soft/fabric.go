@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
@@ -91,7 +92,7 @@ func (c *Config) validate() error {
 // Fabric is a set of software NICs and the network between them. It is a verbs.Provider. All
 // methods, and those of everything made from it, may be called from any goroutine.
 type Fabric struct {
-	_        noCopy
+	_        guard.NoCopy
 	stepped  bool
 	scramble bool
 	identity uint32 // see newIdentity; never changes

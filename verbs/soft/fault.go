@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -212,7 +213,7 @@ func ordinal(n int) string {
 
 // Injection is a fault in force.
 type Injection struct {
-	_     noCopy
+	_     guard.NoCopy
 	f     *Fabric
 	fault Fault
 	skip  int

@@ -1,13 +1,14 @@
 package soft
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // MR is a registered memory region. It is a verbs.MR.
 type MR struct {
-	_    noCopy
+	_    guard.NoCopy
 	dev  *Device
 	core nic.MR
 }

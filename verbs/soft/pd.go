@@ -1,13 +1,14 @@
 package soft
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // PD is a protection domain. It is a verbs.PD.
 type PD struct {
-	_    noCopy
+	_    guard.NoCopy
 	dev  *Device
 	core nic.PD
 }

@@ -1,13 +1,14 @@
 package soft
 
 import (
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 	"ibverbx/verbs/internal/nic"
 )
 
 // QP is a reliable-connected queue pair. It is a verbs.QP.
 type QP struct {
-	_    noCopy
+	_    guard.NoCopy
 	f    *Fabric
 	dev  *Device
 	core nic.QP

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -13,7 +14,7 @@ import (
 // the test ends, the youngest first; a Close that fails then fails the test. A node that cannot
 // make something ends the test.
 type Node struct {
-	_   noCopy
+	_   guard.NoCopy
 	T   testing.TB
 	Env Env
 	Dev verbs.Device

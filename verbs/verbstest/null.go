@@ -3,6 +3,7 @@ package verbstest
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -14,7 +15,7 @@ import (
 // addresses are made up and never checked; of a request only the opcode, the flags and the length
 // of an inline payload matter.
 type Null struct {
-	_       noCopy
+	_       guard.NoCopy
 	devices []*NullDevice
 }
 
@@ -69,7 +70,7 @@ const (
 
 // NullDevice is a device of a [Null].
 type NullDevice struct {
-	_        noCopy
+	_        guard.NoCopy
 	id       verbs.DeviceID
 	nextAddr uint64
 	nextKey  uint32
@@ -142,7 +143,7 @@ func (d *NullDevice) err(op string, err error, detail string) error {
 
 // NullPD is a protection domain of a [Null].
 type NullPD struct {
-	_      noCopy
+	_      guard.NoCopy
 	dev    *NullDevice
 	users  int
 	closed bool
@@ -186,7 +187,7 @@ func (p *NullPD) Close() error {
 
 // NullMR is a memory region of a [Null]. Its address is not that of the memory.
 type NullMR struct {
-	_      noCopy
+	_      guard.NoCopy
 	pd     *NullPD
 	addr   uint64
 	len    uint64

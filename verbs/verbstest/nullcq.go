@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"math/bits"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // NullCQ is a completion queue of a [Null].
 type NullCQ struct {
-	_ noCopy
+	_ guard.NoCopy
 	// The entries between head and tail, counted without end, are to be polled. The ring's size is
 	// a power of two and 0 <= tail-head <= len(ring).
 	ring       []nullWC

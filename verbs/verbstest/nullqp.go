@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"math/bits"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // NullQP is a queue pair of a [Null].
 type NullQP struct {
-	_        noCopy
+	_        guard.NoCopy
 	state    verbs.QPState
 	sendFree int // free slots of the send queue, from 0 to its capacity
 	// unsignaled counts the requests since the last signaled one. They keep their slots until the

@@ -12,7 +12,7 @@ import (
 var sizes = []int{0, 1, 7, 8, 4096, 65537, 1 << 20}
 
 const (
-	guard     = 64   // bytes on both sides of a target that must not change
+	margin    = 64   // bytes on both sides of a target that must not change
 	untouched = 0xee // what they hold
 )
 
@@ -20,7 +20,7 @@ func testOps(t *testing.T, s *suite) {
 	for _, op := range []verbs.Opcode{verbs.OpSend, verbs.OpSendWithImm, verbs.OpRDMAWrite,
 		verbs.OpRDMAWriteWithImm, verbs.OpRDMARead} {
 		s.run(t, op.String(), func(t *testing.T) {
-			p := s.pair(t, PairConfig{BufSize: 1<<20 + 2*guard})
+			p := s.pair(t, PairConfig{BufSize: 1<<20 + 2*margin})
 			for _, size := range sizes {
 				p.transfer(t, s, op, size, 0x01020304)
 			}
@@ -82,14 +82,14 @@ func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm u
 		dst.B[i] = untouched
 	}
 	wr := verbs.SendWR{ID: 100 + uint64(size), Opcode: op, Flags: verbs.SendSignaled,
-		SGL: p.A.Buf.SGL(guard, size), Imm: imm}
+		SGL: p.A.Buf.SGL(margin, size), Imm: imm}
 	if !op.IsSend() {
-		wr.RemoteAddr, wr.RKey = p.B.Buf.At(guard), p.B.Buf.RKey()
+		wr.RemoteAddr, wr.RKey = p.B.Buf.At(margin), p.B.Buf.RKey()
 	}
 	receives := op.IsSend() || op.HasImm()
 	var spare *Buffer // what a receive names that an RDMA write with immediate consumes
 	if receives {
-		into := dst.SGL(guard, size)
+		into := dst.SGL(margin, size)
 		if !op.IsSend() {
 			spare = p.B.Register(256, verbs.AccessLocalWrite)
 			into = spare.SGL(0, 256)
@@ -121,7 +121,7 @@ func (p *Pair) transfer(t *testing.T, s *suite, op verbs.Opcode, size int, imm u
 	for i := range want {
 		want[i] = untouched
 	}
-	copy(want[guard:guard+size], src.B[guard:])
+	copy(want[margin:margin+size], src.B[margin:])
 	wantBytes(t, what, dst.B, want)
 }
 

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // CQ is a completion queue.
 type CQ struct {
-	_       noCopy
+	_       guard.NoCopy
 	dev     *Device
 	handle  verbs.CQ // what users know it as
 	depth   int

@@ -3,6 +3,7 @@ package nic
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
@@ -12,7 +13,7 @@ type Objects struct{ PDs, MRs, CQs, QPs int }
 // Device is what the objects made from a NIC need of it. The provider fills the fields before it
 // makes the first object; Lock guards those that change, and everything in the objects.
 type Device struct {
-	_      noCopy
+	_      guard.NoCopy
 	Lock   *Lock
 	Name   string
 	Handle verbs.Device // what users know the NIC as

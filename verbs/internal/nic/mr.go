@@ -3,12 +3,13 @@ package nic
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // MR is a registered memory region.
 type MR struct {
-	_      noCopy
+	_      guard.NoCopy
 	pd     *PD
 	buf    []byte
 	mapped []byte // what buf is part of, of a dma-buf; nil for other memory

@@ -3,12 +3,13 @@ package nic
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // PD is a protection domain.
 type PD struct {
-	_      noCopy
+	_      guard.NoCopy
 	dev    *Device
 	mrs    int // open regions
 	qps    int // open queue pairs

@@ -3,13 +3,14 @@ package nic
 import (
 	"fmt"
 
+	"ibverbx/internal/guard"
 	"ibverbx/verbs"
 )
 
 // QP is what a queue pair has that does not depend on how its requests are executed. The lock
 // guards it; the exported fields from Num to CQs never change.
 type QP struct {
-	_         noCopy
+	_         guard.NoCopy
 	dev       *Device
 	PD        *PD
 	Num       uint32

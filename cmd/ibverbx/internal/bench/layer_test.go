@@ -10,6 +10,7 @@ import (
 
 	"ibverbx/cmd/ibverbx/internal/layers"
 	"ibverbx/cmd/ibverbx/internal/units"
+	"ibverbx/internal/guard"
 	"ibverbx/verbs/soft"
 )
 
@@ -338,7 +339,7 @@ func TestLayerVerifyFinds(t *testing.T) {
 
 // TestLayerAllocates shows that the loops that are timed allocate nothing for a message.
 func TestLayerAllocates(t *testing.T) {
-	if raceDetector {
+	if guard.Race {
 		t.Skip("with the race detector pools forget what they hold")
 	}
 	for _, s := range layers.Shapes() {

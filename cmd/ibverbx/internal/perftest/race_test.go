@@ -1,5 +1,0 @@
-//go:build race
-
-package perftest
-
-const raceDetector = true

@@ -1,5 +1,0 @@
-//go:build !race
-
-package tagged_test
-
-const raceEnabled = false
