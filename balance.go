@@ -23,7 +23,7 @@ const (
 	// RoundRobin. One that was slow gets a fragment now and then, by which its recovery shows.
 	// [RailStats.Rate] says what was seen.
 	//
-	// It reads [Config.Clock] when such a fragment completes.
+	// It reads [Testing.Clock] when such a fragment completes.
 	ByAbility
 )
 

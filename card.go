@@ -50,7 +50,7 @@ type BusinessCard struct {
 	// RawImm: the end carries the user's immediate in DQPLB, as a message of its own behind the
 	// last fragment.
 	RawImm bool
-	// FirstNumber is [Config.FirstNumber] of the end; 0 when the card does not say.
+	// FirstNumber is [Testing.FirstNumber] of the end; 0 when the card does not say.
 	FirstNumber uint32
 	// ImmLittleEndian is [ConnConfig].ImmLittleEndian of the end. Set it as well where Rails are
 	// filled in for an end that orders immediates so.
@@ -265,7 +265,7 @@ func (h *handshake) card() (BusinessCard, error) {
 		card.MTU = min(card.MTU, h.cfg.Conn.MTU)
 	}
 	if card.RawImm {
-		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.FirstNumber
+		card.Credits, card.FirstNumber = h.Config().Credits, h.cfg.Testing.FirstNumber
 	}
 	return card, failed
 }

@@ -93,10 +93,13 @@ const (
 // defaultMsgCnt is the default of [Config.MaxMsgCntPerQP].
 const defaultMsgCnt = 128
 
-// noLimit is [Config.MaxMsgCntPerQP] for as many messages as a queue pair holds.
-const noLimit = -1
+// None is for fields of [Config] and [ConnConfig], and of the configurations of the packages above,
+// where 0 picks the default: it is what 0 would otherwise say. That is no pause, no retries, no
+// limit, or never; each field that takes it says which.
+const None = -1
 
-// Config configures a [VirtualQP]. The zero value works.
+// Config configures a [VirtualQP]. The zero value works: in every field 0 picks the default. [None]
+// is none, in the fields that name it.
 type Config struct {
 	// Scheme is how notifications travel when there are several queue pairs. [DQPLB] by default.
 	Scheme Scheme
@@ -112,16 +115,16 @@ type Config struct {
 	// PortTimeout is how long the port of a NIC of this end may be down, as the NIC reports it
 	// ([verbs.EventPortErr]), until its queue pairs are taken out of service, if Failover is in
 	// force and queue pairs elsewhere can stand in. 0 means 50 ms: a link that flaps for less costs
-	// none. While a port is down for less than that, Wait polls each millisecond. Negative means
-	// that reports decide nothing. Whatever else lies between the ends fails by retries:
-	// Conn.Timeout and Conn.RetryCount.
+	// none. While a port is down for less than that, Wait polls each millisecond. [None] means that
+	// reports decide nothing. Whatever else lies between the ends fails by retries: Conn.Timeout
+	// and Conn.RetryCount.
 	PortTimeout time.Duration
 	// Failback is how long a queue pair that has failed is left alone before it is connected anew
 	// and, if it works, gets work again; the pause doubles each time until it has proved itself, up
 	// to 64 times. The end that leads, by the cards, decides when. Both ends must poll, or sleep in
 	// Wait or on Events. None is tried while its port is down; where the port is up and the peer's
 	// address is not found, the kernel may hold up the call that tries for a second or more. 0
-	// means a second; negative means never, if one of the ends says so.
+	// means a second. If one of the ends says [None], none is tried.
 	Failback time.Duration
 	// OnRail is told, with Failover, when a queue pair is taken out of service or comes back; nil
 	// is for nobody. It is called from the methods of the virtual queue pair and its virtual CQ,
@@ -133,8 +136,8 @@ type Config struct {
 	// carries ([verbs.PortAttr].MaxMsgSize).
 	FragmentSize uint32
 	// MaxMsgCntPerQP is how many messages a physical queue pair carries at a time; 0 means 128, and
-	// at most 2^20. It is lowered to what the queue pair was created with. -1, the C++ original's
-	// "no limit", means just that; [Domain.NewQP] then creates queue pairs as deep as the NICs make
+	// at most 2^20. It is lowered to what the queue pair was created with. [None] is no limit, as
+	// -1 is in the C++ original; [Domain.NewQP] then creates queue pairs as deep as the NICs make
 	// them and the virtual CQ has room for, which is seldom worth its memory.
 	MaxMsgCntPerQP int
 	// Credits is how many receives a DQPLB receiver keeps posted on each data queue pair; 0 means
@@ -146,22 +149,10 @@ type Config struct {
 	// claimed; 0 means 4096, and at most 2^27. At the limit it withholds credits, which slows the
 	// sender down and loses nothing.
 	MaxBanked int
-	// FirstNumber is the DQPLB number from which this end counts when it connects; below
-	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
-	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
-	// there.
-	FirstNumber uint32
 	// Linger is how long requests that were posted before one that failed may run on; then they are
 	// flushed, too. What holds them up may be a receive that the peer will never post, because it
-	// has failed as well. 0 means a second; negative means not at all.
+	// has failed as well. 0 means a second, and [None] no time at all.
 	Linger time.Duration
-	// Clock is the time by which Linger, the times of failover and, with [ByAbility], the speed of
-	// queue pairs are measured, and by which [VirtualQP.Drain] of a single queue pair gives up on
-	// completions; nil means [time.Now]. A simulation gives a clock of its own, so that a run
-	// depends on nothing but its seed. Virtual queue pairs of one virtual CQ have the same. It does
-	// not govern sleeping: the calls that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and
-	// Reset) do so by the wall clock.
-	Clock func() time.Time
 	// QPsPerDevice is how many data queue pairs [Domain.NewQP] creates on each NIC; 0 means 4.
 	QPsPerDevice int
 	// MaxSGE is how many pieces of memory one fragment may have, and MaxInline how many bytes an
@@ -174,17 +165,33 @@ type Config struct {
 	NoNotifyQP bool
 	// Conn holds the attributes of the connection.
 	Conn ConnConfig
+	// Testing holds what only tests and simulations set.
+	Testing Testing
 }
 
-// ConnZero asks for zero in a field of [ConnConfig] where zero picks the default.
-const ConnZero = 0xff
+// Testing holds what tests and simulations of a [VirtualQP] set. Programs leave it zero.
+type Testing struct {
+	// Clock is the time by which Linger, the times of failover and, with [ByAbility], the speed of
+	// queue pairs are measured, and by which [VirtualQP.Drain] of a single queue pair gives up on
+	// completions; nil means [time.Now]. A simulation gives a clock of its own, so that a run
+	// depends on nothing but its seed. Virtual queue pairs of one virtual CQ have the same. It does
+	// not govern sleeping: the calls that sleep ([VirtualCQ.Wait], [VirtualQP.Drain], Close and
+	// Reset) do so by the wall clock.
+	Clock func() time.Time
+	// FirstNumber is the DQPLB number from which this end counts when it connects; below
+	// 2^24-1, 0 by default. It is in force when both ends configure one, which their cards say.
+	// Numbers wrap after 16.7 million messages: a test that begins shortly before sees what happens
+	// there.
+	FirstNumber uint32
+}
 
-// ConnConfig holds what the physical queue pairs are connected with. The zero value works.
+// ConnConfig holds what the physical queue pairs are connected with. The zero value works: in every
+// field 0 picks the default. [None] is zero, in the fields that name it.
 type ConnConfig struct {
 	// Port is the local port on every device; 0 means the device's own default,
 	// [verbs.Device.DefaultPort].
 	Port uint8
-	// GIDIndex picks the source GID: n for entry n of the port's table, -1 for entry 0. 0 picks
+	// GIDIndex picks the source GID: n for entry n of the port's table, [None] for entry 0. 0 picks
 	// automatically: RoCE v2 before anything else, of these a routable address before a link-local
 	// one, and IPv4 before IPv6.
 	GIDIndex int
@@ -193,18 +200,18 @@ type ConnConfig struct {
 	// Patience is what Timeout and RetryCount are where they are 0. The default is half a second,
 	// which is for tests; take [PatienceFabric] on a real network.
 	Patience Patience
-	// Timeout is the code of the acknowledgement timeout, [verbs.AckTimeout]; 0 means that of
-	// Patience; [ConnZero] waits for ever.
-	Timeout uint8
-	// RetryCount is the number of retries, 1 to 7 or [ConnZero]; 0 means that of Patience. With 7
+	// Timeout is the code of the acknowledgement timeout, 1 to 31, [verbs.AckTimeout]; 0 means that
+	// of Patience, and [None] no timeout: the NIC waits for ever.
+	Timeout int
+	// RetryCount is the number of retries, 1 to 7, or [None]; 0 means that of Patience. With 7
 	// rdma_rxe retries for ever.
-	RetryCount uint8
-	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7 or [ConnZero]; 0
-	// means 7, which is for ever.
-	RNRRetry uint8
-	// MinRNRTimer is the code of the pause before such a retry, [verbs.RNRTimer]; 0 means 12, which
-	// is 0.64 ms.
-	MinRNRTimer uint8
+	RetryCount int
+	// RNRRetry is the number of retries when the receiver is not ready, 1 to 7, or [None]; 0 means
+	// 7, which is for ever.
+	RNRRetry int
+	// MinRNRTimer is the code of the pause before such a retry, 1 to 31, [verbs.RNRTimer]; 0 means
+	// 12, which is 0.64 ms, and [None] code 0, which is 655 ms.
+	MinRNRTimer int
 	// MaxRDAtomic is how many reads and atomics a queue pair has outstanding; 0 means 16, or what
 	// the NIC allows.
 	MaxRDAtomic uint8
@@ -239,7 +246,7 @@ func (c Config) withDefaults() Config {
 	switch c.MaxMsgCntPerQP {
 	case 0:
 		c.MaxMsgCntPerQP = defaultMsgCnt
-	case noLimit:
+	case None:
 		c.MaxMsgCntPerQP = maxQueue
 	}
 	if c.Credits == 0 {
@@ -293,13 +300,8 @@ func (c ConnConfig) withDefaults() ConnConfig {
 	return c
 }
 
-// attr is the attribute of a queue pair for a field of ConnConfig: zero for ConnZero.
-func attr(v uint8) uint8 {
-	if v == ConnZero {
-		return 0
-	}
-	return v
-}
+// attr returns the attribute of a queue pair for a field of ConnConfig: zero for None.
+func attr(v int) uint8 { return uint8(max(0, v)) }
 
 // Validate says what is wrong with the configuration, as [Domain.NewQP] does over so many devices:
 // an error that is verbs.ErrInvalid and names the field, or nil. It asks no device: NewQP refuses
@@ -331,13 +333,13 @@ func (c *Config) validate() error {
 	case c.FailoverTimeout > time.Hour:
 		return configError("FailoverTimeout %v: must be at most an hour", c.FailoverTimeout)
 	case c.PortTimeout > time.Hour:
-		return configError("PortTimeout %v: must be at most an hour, 0 for 50ms, or negative for never",
+		return configError("PortTimeout %v: must be at most an hour, 0 for 50ms, or -1 for never",
 			c.PortTimeout)
 	case c.Failback > time.Hour:
-		return configError("Failback %v: must be at most an hour, 0 for 1s, or negative for never",
+		return configError("Failback %v: must be at most an hour, 0 for 1s, or -1 for never",
 			c.Failback)
-	case c.FirstNumber >= dqplb.Mod:
-		return configError("FirstNumber %d: must be below 2^24-1", c.FirstNumber)
+	case c.Testing.FirstNumber >= dqplb.Mod:
+		return configError("Testing.FirstNumber %d: must be below 2^24-1", c.Testing.FirstNumber)
 	}
 	for _, f := range [...]struct {
 		name    string
@@ -362,7 +364,7 @@ func (c *Config) validate() error {
 
 func (c *ConnConfig) validate() error {
 	switch {
-	case c.GIDIndex < -1 || c.GIDIndex > 255:
+	case c.GIDIndex < None || c.GIDIndex > 255:
 		return configError("Conn.GIDIndex %d: must be 1 to 255, 0 (automatic), or -1 for entry 0", c.GIDIndex)
 	case c.MTU > verbs.MTU4096:
 		return configError("Conn.MTU %d: is a code, %d (256 bytes) to %d (4096 bytes)", uint32(c.MTU),
@@ -370,19 +372,25 @@ func (c *ConnConfig) validate() error {
 	case c.Patience > PatienceFabric:
 		return configError("Conn.Patience %d: have PatienceShort (%d) and PatienceFabric (%d)", c.Patience,
 			PatienceShort, PatienceFabric)
-	case attr(c.Timeout) > 31:
-		return configError("Conn.Timeout %d: is a code of 5 bits", c.Timeout)
-	case attr(c.RetryCount) > 7:
-		return configError("Conn.RetryCount %d: must be 1 to 7", c.RetryCount)
-	case attr(c.RNRRetry) > 7:
-		return configError("Conn.RNRRetry %d: must be 1 to 7", c.RNRRetry)
-	case c.MinRNRTimer > 31:
-		return configError("Conn.MinRNRTimer %d: is a code of 5 bits", c.MinRNRTimer)
 	case c.SL > 15:
 		return configError("Conn.SL %d: is a code of 4 bits", c.SL)
 	case !c.Access.Valid() || c.Access&^verbs.AccessAll != 0:
 		return configError("Conn.Access %v: unknown or not a right of queue pairs, or remote write without "+
 			"local write", c.Access)
+	}
+	for _, f := range [...]struct {
+		name    string
+		v, most int
+		says    string // what 0 and None mean
+	}{
+		{"Timeout", c.Timeout, 31, "0 for that of Patience, or -1 for no timeout"},
+		{"RetryCount", c.RetryCount, 7, "0 for that of Patience, or -1 for none"},
+		{"RNRRetry", c.RNRRetry, 7, "0 for 7, or -1 for none"},
+		{"MinRNRTimer", c.MinRNRTimer, 31, "0 for 12, or -1 for code 0"},
+	} {
+		if f.v < None || f.v > f.most {
+			return configError("Conn.%s %d: must be 1 to %d, %s", f.name, f.v, f.most, f.says)
+		}
 	}
 	return nil
 }

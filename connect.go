@@ -81,8 +81,9 @@ func (h *handshake) steps(own, peer *BusinessCard) []connectStep {
 		verbs.QPAttrState | verbs.QPAttrPKeyIndex | verbs.QPAttrPort | verbs.QPAttrAccess,
 	}, {
 		verbs.QPAttr{
-			State: verbs.StateRTR, PathMTU: mtu, MaxDestRDAtomic: own.RDAtomic, MinRNRTimer: conn.MinRNRTimer,
-			AH: verbs.AH{Global: true, HopLimit: 64, TrafficClass: conn.TrafficClass, SL: conn.SL},
+			State: verbs.StateRTR, PathMTU: mtu, MaxDestRDAtomic: own.RDAtomic,
+			MinRNRTimer: attr(conn.MinRNRTimer),
+			AH:          verbs.AH{Global: true, HopLimit: 64, TrafficClass: conn.TrafficClass, SL: conn.SL},
 		},
 		verbs.QPAttrState | verbs.QPAttrAV | verbs.QPAttrPathMTU | verbs.QPAttrDestQPNum | verbs.QPAttrRQPSN |
 			verbs.QPAttrMaxDestRDAtomic | verbs.QPAttrMinRNRTimer,
@@ -235,8 +236,8 @@ func (q *VirtualQP) adopt(peer *BusinessCard) error {
 	// the programs, and SENDs would consume credits that came first.
 	q.recv.creditsWait = peer.isPlain() && !q.recv.live(q.recv.win.Head, false)
 	first := uint32(0)
-	if q.cfg.FirstNumber != 0 && peer.FirstNumber != 0 {
-		q.send.numbers, first = dqplb.NewSender(q.cfg.FirstNumber), peer.FirstNumber
+	if q.cfg.Testing.FirstNumber != 0 && peer.FirstNumber != 0 {
+		q.send.numbers, first = dqplb.NewSender(q.cfg.Testing.FirstNumber), peer.FirstNumber
 	}
 	q.send.rawImm = peer.RawImm
 	q.recv.order = dqplb.NewReceiver(first, peer.RawImm)

@@ -158,7 +158,7 @@ func TestPatience(t *testing.T) {
 		{ConnConfig{Patience: PatienceFabric}, 20, 7},
 		{ConnConfig{Patience: PatienceFabric, Timeout: 18}, 18, 7},
 		{ConnConfig{Patience: PatienceFabric, RetryCount: 3}, 20, 3},
-		{ConnConfig{Patience: PatienceFabric, Timeout: ConnZero, RetryCount: ConnZero}, 0, 0},
+		{ConnConfig{Patience: PatienceFabric, Timeout: None, RetryCount: None}, 0, 0},
 	} {
 		r := newRecorded(t, 1, 2, Config{Conn: c.conn})
 		for _, a := range r.step(verbs.StateRTS) {

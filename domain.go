@@ -116,7 +116,7 @@ func (d *Domain) NewQP(cq *VirtualCQ, cfg Config) (*VirtualQP, error) {
 	if err := cfg.Validate(len(d.devices)); err != nil {
 		return nil, err
 	}
-	deepest := cfg.MaxMsgCntPerQP == noLimit
+	deepest := cfg.MaxMsgCntPerQP == None
 	cfg = cfg.withDefaults()
 	if err := d.fitDevices(&cfg); err != nil {
 		return nil, err

@@ -196,7 +196,8 @@ func runLog(seed uint64) (committed uint32, failure, err error) {
 // openLog makes an end over two NICs, and memory for a log and the byte that commits write. A
 // record is several fragments.
 func openLog(nics []verbs.Device, clock func() time.Time) (*ibverbx.VirtualQP, *ibverbx.MR) {
-	vqp, err := ibverbx.Open(nics, ibverbx.Config{FragmentSize: 400, QPsPerDevice: 2, Clock: clock})
+	vqp, err := ibverbx.Open(nics, ibverbx.Config{FragmentSize: 400, QPsPerDevice: 2,
+		Testing: ibverbx.Testing{Clock: clock}})
 	fatal(err)
 	mr, err := vqp.Domain().Register(make([]byte, logSize+1), verbs.AccessAll)
 	fatal(err)

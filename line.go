@@ -53,8 +53,8 @@ func newLine(clock func() time.Time) line {
 
 // clock is the clock of the configuration.
 func (q *VirtualQP) clock() func() time.Time {
-	if q.cfg.Clock != nil {
-		return q.cfg.Clock
+	if q.cfg.Testing.Clock != nil {
+		return q.cfg.Testing.Clock
 	}
 	return time.Now
 }

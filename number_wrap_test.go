@@ -169,13 +169,13 @@ func TestFirstNumber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cfg := Config{QPsPerDevice: 3, FragmentSize: 16, FirstNumber: dqplb.Mod - 5}
+		cfg := Config{QPsPerDevice: 3, FragmentSize: 16, Testing: Testing{FirstNumber: dqplb.Mod - 5}}
 		a, err := Open([]verbs.Device{fabric.Device(0)}, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !both {
-			cfg.FirstNumber = 0
+			cfg.Testing.FirstNumber = 0
 		}
 		b, err := Open([]verbs.Device{fabric.Device(1)}, cfg)
 		if err != nil {

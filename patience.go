@@ -18,7 +18,7 @@ const (
 )
 
 // codes are the timeout and the number of retries, as attributes of a queue pair.
-func (p Patience) codes() (timeout, retries uint8) {
+func (p Patience) codes() (timeout, retries int) {
 	if p == PatienceFabric {
 		return 20, 7
 	}

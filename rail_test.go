@@ -205,7 +205,7 @@ func TestNoNeedlessMoveToErr(t *testing.T) {
 // acknowledged: not before, and whatever else was written.
 func TestNotifiedOnceTheFirstNotificationHasArrived(t *testing.T) {
 	for _, scheme := range []Scheme{DQPLB, Spray} {
-		r := newRecorded(t, 1, 2, Config{Scheme: scheme, FirstNumber: 5})
+		r := newRecorded(t, 1, 2, Config{Scheme: scheme, Testing: Testing{FirstNumber: 5}})
 		imm := rawWrite(2, 8)
 		imm.Opcode = verbs.OpRDMAWriteWithImm
 		for i, c := range []struct {

@@ -27,7 +27,7 @@ type Config struct {
 	Background bool
 	// RegisterFrom is the length in bytes from which on a Put or Get registers memory outside of
 	// the heap for the call instead of copying it through registered buffers; 0 means 256 KiB,
-	// negative never.
+	// [ibverbx.None] never.
 	RegisterFrom int
 	// Step is how long a PE that waits sleeps between looks at its heap, after it has polled for
 	// Transport.Spin: writes by others raise no event. 0 means 50 µs. The steps grow up to 1 ms; in

@@ -23,8 +23,8 @@ type Config struct {
 	// Transport configures the transport worker beneath.
 	Transport transport.Config
 	// EagerLimit is the length in bytes of the longest message that is copied; longer ones are read
-	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, negative only messages
-	// of no bytes.
+	// by the receiver from the sender's memory. 0 means DefaultEagerLimit, [ibverbx.None] only
+	// messages of no bytes.
 	EagerLimit int
 	// Chunk is how many bytes of a long message one read fetches; 0 means DefaultChunk. It is at
 	// most what the NICs' ports carry in one message.
@@ -38,7 +38,7 @@ type Config struct {
 	MaxUnexpected int
 	// MaxLeftover is how many eager fragments this end keeps, for all endpoints together that were
 	// closed, of messages that had arrived whole and that nobody has received. When there are more,
-	// the oldest messages are dropped. 0 means as many as MaxUnexpected, negative none.
+	// the oldest messages are dropped. 0 means as many as MaxUnexpected, [ibverbx.None] none.
 	MaxLeftover int
 	// RelaxedOrdering registers the memory of long messages with verbs.AccessRelaxedOrdering, where
 	// NICs have that. Some hosts are much faster then. What this package promises rests on

@@ -42,13 +42,13 @@ type Config struct {
 	// take what all share; 0 means 64.
 	MaxOutstanding int
 	// Spin is how long a call that waits, or the goroutine of [Worker.Start], polls before it
-	// sleeps; 0 means 20 µs, negative not at all, and an hour is busy polling. With few cores, long
-	// spinning takes the processor from the goroutines that should do the work.
+	// sleeps; 0 means 20 µs, [ibverbx.None] not at all, and an hour is busy polling. With few
+	// cores, long spinning takes the processor from the goroutines that should do the work.
 	Spin time.Duration
 	// KeepAlive is how long an endpoint may be silent before the peer's NIC is probed by a small
 	// read, as long as a goroutine makes progress or waits; 0 means a second, or never if Idle is
-	// set, and negative never. A peer that vanished is noticed after at most twice that time and
-	// the retries of QP.Conn.
+	// set, and [ibverbx.None] never. A peer that vanished is noticed after at most twice that time
+	// and the retries of QP.Conn.
 	KeepAlive time.Duration
 	// Idle, if set, replaces polling and sleeping: a call that waits calls it after each round of
 	// progress that did nothing. It is for a program with a scheduler of its own, such as a
@@ -132,7 +132,7 @@ func (c Config) withDefaults(l *deviceLimits) Config {
 	}
 	if c.KeepAlive == 0 {
 		if c.KeepAlive = time.Second; c.Idle != nil {
-			c.KeepAlive = -1
+			c.KeepAlive = ibverbx.None
 		}
 	}
 	return c

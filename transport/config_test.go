@@ -160,7 +160,7 @@ func TestConfigurationsThatNoEndpointCanHave(t *testing.T) {
 		"MaxMsgCntPerQP":       {MaxMsgCntPerQP: 1<<20 + 1},
 		"Credits":              {Credits: 1<<20 + 1},
 		"MaxBanked":            {MaxBanked: -1},
-		"FirstNumber":          {FirstNumber: 1 << 24},
+		"Testing.FirstNumber":  {Testing: ibverbx.Testing{FirstNumber: 1 << 24}},
 		"MaxSGE":               {MaxSGE: 1<<12 + 1},
 		"MaxRecvSGE":           {MaxRecvSGE: 1<<12 + 1},
 		"MaxInline":            {MaxInline: 1<<20 + 1},

@@ -27,20 +27,21 @@ var connFlagNames = []string{"gid-index", "ib-port", "mtu", "tclass", "sl", "qp-
 
 // conn is the connection that they ask for.
 func (f *connFlags) conn() (conn ibverbx.ConnConfig, err error) {
+	var port, class, level, reads int
 	for _, flag := range []struct {
 		name        string
 		value       *int
 		least, most int
-		zero        uint8 // what stands for 0 where 0 is the default
-		to          *uint8
+		zero        int // what stands for 0
+		to          *int
 	}{
-		{"ib-port", f.IBPort, 1, 254, 0, &conn.Port},
-		{"tclass", f.TrafficClass, 0, 255, 0, &conn.TrafficClass},
-		{"sl", f.SL, 0, 15, 0, &conn.SL},
-		{"qp-timeout", f.QPTimeout, 0, 31, ibverbx.ConnZero, &conn.Timeout},
-		{"retry-count", f.RetryCount, 0, 7, ibverbx.ConnZero, &conn.RetryCount},
-		{"rnr-retry", f.RNRRetry, 0, 7, ibverbx.ConnZero, &conn.RNRRetry},
-		{"outs", f.Outs, 1, 255, 0, &conn.MaxRDAtomic},
+		{"ib-port", f.IBPort, 1, 254, 0, &port},
+		{"tclass", f.TrafficClass, 0, 255, 0, &class},
+		{"sl", f.SL, 0, 15, 0, &level},
+		{"qp-timeout", f.QPTimeout, 0, 31, ibverbx.None, &conn.Timeout},
+		{"retry-count", f.RetryCount, 0, 7, ibverbx.None, &conn.RetryCount},
+		{"rnr-retry", f.RNRRetry, 0, 7, ibverbx.None, &conn.RNRRetry},
+		{"outs", f.Outs, 1, 255, 0, &reads},
 	} {
 		if flag.value == nil {
 			continue
@@ -50,16 +51,18 @@ func (f *connFlags) conn() (conn ibverbx.ConnConfig, err error) {
 			return conn, &bench.UsageError{Reason: fmt.Sprintf("--%s %d: must be %d to %d", flag.name, n,
 				flag.least, flag.most)}
 		}
-		if *flag.to = uint8(n); n == 0 {
+		if *flag.to = n; n == 0 {
 			*flag.to = flag.zero
 		}
 	}
+	conn.Port, conn.TrafficClass = uint8(port), uint8(class)
+	conn.SL, conn.MaxRDAtomic = uint8(level), uint8(reads)
 	if x := f.GIDIndex; x != nil {
 		if *x < 0 || *x > 255 {
 			return conn, &bench.UsageError{Reason: fmt.Sprintf("--gid-index %d: must be 0 to 255", *x)}
 		}
 		if conn.GIDIndex = *x; *x == 0 {
-			conn.GIDIndex = -1 // where 0 is to choose automatically
+			conn.GIDIndex = ibverbx.None
 		}
 	}
 	if f.MTU != 0 {

@@ -26,8 +26,8 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 			"FragmentSize 2147483649"},
 		{ibverbx.Config{Credits: 1}, ibverbx.Config{Credits: -2}, "Credits -2"},
 		{ibverbx.Config{MaxBanked: 1}, ibverbx.Config{MaxBanked: -2}, "MaxBanked -2"},
-		{ibverbx.Config{FirstNumber: 1<<24 - 2}, ibverbx.Config{FirstNumber: 1<<24 - 1},
-			"FirstNumber 16777215"},
+		{ibverbx.Config{Testing: ibverbx.Testing{FirstNumber: 1<<24 - 2}},
+			ibverbx.Config{Testing: ibverbx.Testing{FirstNumber: 1<<24 - 1}}, "FirstNumber 16777215"},
 		{ibverbx.Config{MaxSGE: 1}, ibverbx.Config{MaxSGE: -2}, "MaxSGE -2"},
 		{ibverbx.Config{MaxRecvSGE: 1}, ibverbx.Config{MaxRecvSGE: -2}, "MaxRecvSGE -2"},
 		{ibverbx.Config{MaxInline: 1}, ibverbx.Config{MaxInline: -2}, "MaxInline -2"},
@@ -47,7 +47,7 @@ func TestRangesOfTheConfiguration(t *testing.T) {
 		{conn(ibverbx.ConnConfig{RNRRetry: 7}), conn(ibverbx.ConnConfig{RNRRetry: 8}), "Conn.RNRRetry 8"},
 		{conn(ibverbx.ConnConfig{MinRNRTimer: 31}), conn(ibverbx.ConnConfig{MinRNRTimer: 32}),
 			"Conn.MinRNRTimer 32"},
-		{conn(ibverbx.ConnConfig{Timeout: ibverbx.ConnZero}), conn(ibverbx.ConnConfig{Timeout: 254}),
+		{conn(ibverbx.ConnConfig{Timeout: ibverbx.None}), conn(ibverbx.ConnConfig{Timeout: 254}),
 			"Conn.Timeout 254"},
 	} {
 		fabric, err := soft.New(soft.Config{})
@@ -93,18 +93,22 @@ func TestValuesFarOutOfRangeNameTheirField(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, set := range map[string]func(c *ibverbx.Config, v int){
-		"Scheme":         func(c *ibverbx.Config, v int) { c.Scheme = ibverbx.Scheme(v | 2) },
-		"FragmentSize":   func(c *ibverbx.Config, v int) { c.FragmentSize = uint32(v) | 1<<31 | 1 },
-		"MaxMsgCntPerQP": func(c *ibverbx.Config, v int) { c.MaxMsgCntPerQP = v },
-		"Credits":        func(c *ibverbx.Config, v int) { c.Credits = v },
-		"MaxBanked":      func(c *ibverbx.Config, v int) { c.MaxBanked = v },
-		"FirstNumber":    func(c *ibverbx.Config, v int) { c.FirstNumber = uint32(v) | 1<<24 },
-		"QPsPerDevice":   func(c *ibverbx.Config, v int) { c.QPsPerDevice = v },
-		"MaxSGE":         func(c *ibverbx.Config, v int) { c.MaxSGE = v },
-		"MaxRecvSGE":     func(c *ibverbx.Config, v int) { c.MaxRecvSGE = v },
-		"MaxInline":      func(c *ibverbx.Config, v int) { c.MaxInline = v },
-		"Conn.GIDIndex":  func(c *ibverbx.Config, v int) { c.Conn.GIDIndex = v },
-		"Conn.MTU":       func(c *ibverbx.Config, v int) { c.Conn.MTU = verbs.MTU(v) | 8 },
+		"Scheme":              func(c *ibverbx.Config, v int) { c.Scheme = ibverbx.Scheme(v | 2) },
+		"FragmentSize":        func(c *ibverbx.Config, v int) { c.FragmentSize = uint32(v) | 1<<31 | 1 },
+		"MaxMsgCntPerQP":      func(c *ibverbx.Config, v int) { c.MaxMsgCntPerQP = v },
+		"Credits":             func(c *ibverbx.Config, v int) { c.Credits = v },
+		"MaxBanked":           func(c *ibverbx.Config, v int) { c.MaxBanked = v },
+		"Testing.FirstNumber": func(c *ibverbx.Config, v int) { c.Testing.FirstNumber = uint32(v) | 1<<24 },
+		"QPsPerDevice":        func(c *ibverbx.Config, v int) { c.QPsPerDevice = v },
+		"MaxSGE":              func(c *ibverbx.Config, v int) { c.MaxSGE = v },
+		"MaxRecvSGE":          func(c *ibverbx.Config, v int) { c.MaxRecvSGE = v },
+		"MaxInline":           func(c *ibverbx.Config, v int) { c.MaxInline = v },
+		"Conn.GIDIndex":       func(c *ibverbx.Config, v int) { c.Conn.GIDIndex = v },
+		"Conn.MTU":            func(c *ibverbx.Config, v int) { c.Conn.MTU = verbs.MTU(v) | 8 },
+		"Conn.Timeout":        func(c *ibverbx.Config, v int) { c.Conn.Timeout = v },
+		"Conn.RetryCount":     func(c *ibverbx.Config, v int) { c.Conn.RetryCount = v },
+		"Conn.RNRRetry":       func(c *ibverbx.Config, v int) { c.Conn.RNRRetry = v },
+		"Conn.MinRNRTimer":    func(c *ibverbx.Config, v int) { c.Conn.MinRNRTimer = v },
 	} {
 		for _, v := range []int{math.MaxInt, math.MaxInt - 1, math.MaxInt/2 + 1, math.MaxUint32,
 			math.MaxUint32 - 1, math.MaxInt32, math.MinInt, -100} {
@@ -127,7 +131,7 @@ func TestValuesFarOutOfRangeNameTheirField(t *testing.T) {
 	}
 }
 
-// MaxMsgCntPerQP -1 is the NIC's depth, or what fits of that into the virtual CQ.
+// MaxMsgCntPerQP None is the NIC's depth, or what fits of that into the virtual CQ.
 func TestNoLimitOfMessages(t *testing.T) {
 	const depth = 1000
 	for _, c := range []struct {
@@ -351,7 +355,8 @@ func TestRoomForReceives(t *testing.T) {
 // The largest value of each field is valid; what the devices cannot do is found out later.
 func TestLargestConfiguration(t *testing.T) {
 	good := ibverbx.Config{FragmentSize: 1 << 31, MaxMsgCntPerQP: 1 << 20, Credits: 1 << 20,
-		MaxBanked: 1 << 27, FirstNumber: 1<<24 - 2, MaxSGE: 1 << 12, MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
+		MaxBanked: 1 << 27, Testing: ibverbx.Testing{FirstNumber: 1<<24 - 2}, MaxSGE: 1 << 12,
+		MaxRecvSGE: 1 << 12, MaxInline: 1 << 20,
 		QPsPerDevice: ibverbx.MaxRails}
 	if err := good.Validate(1); err != nil {
 		t.Error(err)
@@ -359,7 +364,7 @@ func TestLargestConfiguration(t *testing.T) {
 	for _, beyond := range []func(c *ibverbx.Config){
 		func(c *ibverbx.Config) { c.FragmentSize++ }, func(c *ibverbx.Config) { c.MaxMsgCntPerQP++ },
 		func(c *ibverbx.Config) { c.Credits++ }, func(c *ibverbx.Config) { c.MaxBanked++ },
-		func(c *ibverbx.Config) { c.FirstNumber++ }, func(c *ibverbx.Config) { c.MaxSGE++ },
+		func(c *ibverbx.Config) { c.Testing.FirstNumber++ }, func(c *ibverbx.Config) { c.MaxSGE++ },
 		func(c *ibverbx.Config) { c.MaxRecvSGE++ }, func(c *ibverbx.Config) { c.MaxInline++ },
 		func(c *ibverbx.Config) { c.QPsPerDevice++ },
 	} {

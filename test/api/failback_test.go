@@ -23,7 +23,8 @@ func newFailbackLink(t *testing.T, scheme ibverbx.Scheme) *failbackLink {
 	t.Helper()
 	l := &failbackLink{now: time.Unix(0, 0)}
 	cfg := ibverbx.Config{Scheme: scheme, QPsPerDevice: 2, FragmentSize: 512, Failover: true,
-		Failback: time.Second, Clock: func() time.Time { return l.now }}
+		Failback: time.Second,
+		Testing:  ibverbx.Testing{Clock: func() time.Time { return l.now }}}
 	peer := cfg
 	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})
 	return l

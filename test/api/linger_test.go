@@ -107,7 +107,8 @@ func TestLingerByAConfiguredClock(t *testing.T) {
 		now := time.Unix(1, 0)
 		l := vqptest.NewLink(t, vqptest.LinkConfig{Fabric: soft.Config{Stepped: true, Seed: 3},
 			QP: ibverbx.Config{
-				QPsPerDevice: 2, Linger: linger, FragmentSize: 8, Clock: func() time.Time { return now }}})
+				QPsPerDevice: 2, Linger: linger, FragmentSize: 8,
+				Testing: ibverbx.Testing{Clock: func() time.Time { return now }}}})
 		l.A.Send(t, l.A.Write(verbs.OpSend, 1, 0, 8)) // b posts no receive
 		bad := l.A.Write(verbs.OpRDMAWrite, 2, 0, 16)
 		bad.Remote.Keys = ibverbx.NewKeys(map[verbs.DeviceID]uint32{0: 1, 1: 1})

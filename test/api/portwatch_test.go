@@ -28,7 +28,7 @@ func newPortLink(t *testing.T, cfg ibverbx.Config) *portLink {
 	l := &portLink{now: time.Unix(0, 0)}
 	cfg.QPsPerDevice, cfg.FragmentSize, cfg.Failover, cfg.Failback = 2, 512, true, -1
 	cfg.Conn = ibverbx.ConnConfig{Timeout: 21, RetryCount: 7}
-	cfg.Clock = func() time.Time { return l.now }
+	cfg.Testing.Clock = func() time.Time { return l.now }
 	peer := cfg
 	cfg.OnRail = func(e ibverbx.RailEvent) { l.events = append(l.events, e) }
 	l.Link = vqptest.NewLink(t, vqptest.LinkConfig{NICs: 2, QP: cfg, PeerQP: &peer})

@@ -66,9 +66,9 @@ func (p *bedPlan) qpConfig(rng *rand.Rand) ibverbx.Config {
 	cfg := ibverbx.Config{
 		Scheme:       ibverbx.Scheme(rng.IntN(2)),
 		FragmentSize: uint32(pick(16, 64, 100, 256, 1000)),
-		Linger:       -1, // no world depends on a clock
+		Linger:       ibverbx.None, // no world depends on a clock
 	}
-	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
+	cfg.Conn.RetryCount = pick(1, 2, 3)
 	cfg.Conn.MaxRDAtomic = uint8(pick(0, 1, 2))
 	return cfg
 }

@@ -94,7 +94,7 @@ func (e *end) firstNumber() uint32 {
 	if e.conn.plan.strip {
 		return 0
 	}
-	return e.conn.plan.cfg[e.index%2].FirstNumber
+	return e.conn.plan.cfg[e.index%2].Testing.FirstNumber
 }
 
 // arrived handles a message that has used a credit: a message that no peer may send must be

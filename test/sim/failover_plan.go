@@ -61,7 +61,7 @@ func (p *plan) makeFailoverConn(rng *rand.Rand) connPlan {
 			cfg.Failback = c.cfg[0].Failback
 		}
 		if c.strip {
-			cfg.FirstNumber, cfg.Credits = 0, max(cfg.Credits, 2)
+			cfg.Testing.FirstNumber, cfg.Credits = 0, max(cfg.Credits, 2)
 		}
 		c.failover[i] = rng.IntN(12) != 0
 	}

@@ -49,7 +49,7 @@ func (w *world) breakRules(e *end) {
 }
 
 func (w *world) forgedImmediate(e *end) uint32 {
-	sent := uint32(e.used) + e.conn.plan.cfg[e.index%2].FirstNumber
+	sent := uint32(e.used) + e.conn.plan.cfg[e.index%2].Testing.FirstNumber
 	flags := uint32(w.Pick(0, bitLast, bitLast, bitRaw, bitLast|bitRaw, 1<<27))
 	switch w.Rng.IntN(5) {
 	case 0:

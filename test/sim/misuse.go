@@ -293,7 +293,7 @@ func onClosedDomain(e *end) error {
 func badConfigs() (list []misuse) {
 	configs := []ibverbx.Config{
 		{Scheme: 7}, {FragmentSize: math.MaxUint32}, {MaxMsgCntPerQP: -2}, {Credits: -1}, {MaxBanked: -1},
-		{FirstNumber: numberModulo}, {MaxSGE: -1},
+		{Testing: ibverbx.Testing{FirstNumber: numberModulo}}, {MaxSGE: -1},
 		{MaxInline: -1}, {QPsPerDevice: -1}, {QPsPerDevice: ibverbx.MaxRails + 1},
 		{Conn: ibverbx.ConnConfig{GIDIndex: -2}}, {Conn: ibverbx.ConnConfig{MTU: 6}},
 		{Conn: ibverbx.ConnConfig{Timeout: 32}},

@@ -61,7 +61,7 @@ func (p *plan) onNetwork(seed uint64) *plan {
 		c.late = false
 		many := rng.IntN(6) == 0
 		fragment := uint32(pick(0, 0, 700, 2000))
-		timer, mtu := uint8(pick(14, 18, 20)), verbs.MTU(pick(1, 1, 1, 2, 0))
+		timer, mtu := pick(14, 18, 20), verbs.MTU(pick(1, 1, 1, 2, 0))
 		if c.strip {
 			mtu = max(mtu, verbs.MTU256) // such cards do not say it
 		}

@@ -98,13 +98,13 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 	}
 	cfg.NoNotifyQP = cfg.NoNotifyQP || c.rails == 1
 	if !c.strip {
-		cfg.FirstNumber = firstNumbers[rng.IntN(len(firstNumbers))]
+		cfg.Testing.FirstNumber = firstNumbers[rng.IntN(len(firstNumbers))]
 	}
-	cfg.Conn.RetryCount = uint8(pick(1, 2, 3))
+	cfg.Conn.RetryCount = pick(1, 2, 3)
 	cfg.Conn.GIDIndex, cfg.Conn.Port = pick(0, 0, -1, 1), uint8(pick(0, 1))
 	cfg.Conn.MTU, cfg.Conn.MaxRDAtomic = verbs.MTU(pick(0, 1, 3)), uint8(pick(0, 0, 1, 3))
 	if p.Mood != lab.Calm && rng.IntN(4) == 0 {
-		cfg.Conn.RNRRetry = uint8(pick(1, 2, 5)) // a late receiver makes it fail
+		cfg.Conn.RNRRetry = pick(1, 2, 5) // a late receiver makes it fail
 	}
 	for i := range c.cfg {
 		cfg.MaxMsgCntPerQP = limits[rng.IntN(len(limits))]
@@ -115,8 +115,9 @@ func (p *plan) makeConn(rng *rand.Rand) connPlan {
 		cfg.MaxBanked = pick(1, 2, 5, 100)
 		cfg.MaxSGE = pick(1, 2, 4)
 		cfg.MaxInline = pick(16, 64)
-		if cfg.FirstNumber != 0 {
-			cfg.FirstNumber = firstNumbers[2+rng.IntN(len(firstNumbers)-2)] // another one for each end
+		if cfg.Testing.FirstNumber != 0 {
+			// Another one for each end.
+			cfg.Testing.FirstNumber = firstNumbers[2+rng.IntN(len(firstNumbers)-2)]
 		}
 		c.cfg[i] = cfg
 	}
@@ -171,8 +172,8 @@ func (p *plan) String() string {
 		if cfg.NoNotifyQP {
 			s += ", no notify QP"
 		}
-		if cfg.FirstNumber != 0 {
-			s += fmt.Sprintf(", numbers from %d", cfg.FirstNumber)
+		if cfg.Testing.FirstNumber != 0 {
+			s += fmt.Sprintf(", numbers from %d", cfg.Testing.FirstNumber)
 		}
 		if c.strip {
 			s += ", plain cards"

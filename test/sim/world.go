@@ -145,7 +145,7 @@ func (w *world) buildConn(i int, p *connPlan) {
 		var err error
 		cfg := p.cfg[j]
 		cfg.Failover = p.failover[j]
-		cfg.Clock = func() time.Time {
+		cfg.Testing.Clock = func() time.Time {
 			// Each look takes its time, so that the rails differ.
 			w.now = w.now.Add(time.Duration(w.ticks.IntN(100_000)))
 			return w.now

@@ -78,7 +78,7 @@ func talk(t *testing.T, name string, how byte, script string,
 		t.Fatal(err)
 	}
 	// Requests to a peer that is none fail at once.
-	fast := ibverbx.ConnConfig{Timeout: 1, RetryCount: ibverbx.ConnZero, RNRRetry: 1, MinRNRTimer: 1}
+	fast := ibverbx.ConnConfig{Timeout: 1, RetryCount: ibverbx.None, RNRRetry: 1, MinRNRTimer: 1}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	start := time.Now()
