@@ -1,21 +1,20 @@
-// Package transport is the send side of ibverbx: endpoints over virtual queue pairs with active
-// messages, one-sided puts, gets and atomics, in the three ways that move bytes cheaply at every
-// size.
+// Package transport connects endpoints over virtual queue pairs: active messages, one-sided puts,
+// gets and atomics, in the three ways that move bytes cheaply at every size.
 //
 // # The model
 //
 // A [Worker] owns a virtual CQ, pools of registered memory, and the handlers of active messages. An
 // [Endpoint] is one peer, reached through one [ibverbx.VirtualQP]. Two endpoints exchange their
-// [Card] and [Endpoint.Connect].
+// [Card] and call [Endpoint.Connect].
 //
 //	       where the data comes from                     complete when
 //	short  copied from the argument                      the call returns
 //	bcopy  packed into a registered bounce buffer        the call returns
 //	zcopy  sent from the caller's registered memory      the [Completion] fires
 //
-// A call that cannot start returns [ErrNoResource]: it had no effect, and can be made again after
-// some progress. To be called back instead, queue a [Pending] request, or send on
-// [Endpoint.NotifyReady]. Any other error says why the call was refused.
+// A call that cannot start returns [ErrNoResource]: it had no effect, and you can repeat it after
+// some progress. To be called back instead, queue a [Pending] request, or send on the view that
+// [Endpoint.NotifyReady] returns. Any other error says why the call was refused.
 //
 // Nothing happens by itself: progress is made by [Worker.Progress], by the calls that wait, or by a
 // goroutine that [Worker.Start] starts.
@@ -39,58 +38,58 @@
 //
 // # Order
 //
-// Completions of an endpoint fire in the order of the calls, even where rails reorder. Active
-// messages of an endpoint are handled in the order in which they were sent. Puts, gets, atomics and
-// active messages are not ordered among each other: [Endpoint.Fence] orders later operations behind
-// earlier ones, and [Endpoint.Flush] waits until the earlier ones have completed.
+// Completions of an endpoint fire in the order of the calls, even if rails reorder. Active messages
+// of an endpoint are handled in the order in which they were sent. Puts, gets, atomics and active
+// messages have no order among each other: [Endpoint.Fence] orders later operations behind earlier
+// ones, and [Endpoint.Flush] waits until the earlier ones have completed.
 //
-// # What the caller must keep
+// # What you must do
 //
-//   - All methods may be called from any goroutine. One lock serialises the calls on a worker.
+//   - You may call all methods from any goroutine. One lock serialises the calls on a worker.
 //   - Handlers, completion functions, pending functions and error functions run inside Progress (or
-//     a call that waits, or the goroutine of Start), one at a time for each worker, with no lock
-//     held: they may send, on any endpoint, and queue Pending requests. They must not call what
-//     waits, such as [Worker.Wait], [Endpoint.Flush] or Close; Progress called from them does
+//     a call that waits, or the goroutine of Start), one at a time per worker, with no lock held.
+//     They may send on any endpoint and queue Pending requests. They must not call anything that
+//     waits, such as [Worker.Wait], [Endpoint.Flush] or Close; if they call Progress, it does
 //     nothing. A callback that panics or calls runtime.Goexit kills the worker: the panic is not
-//     recovered, and every call returns [ErrWorkerDead] from then on.
-//   - Memory given to a zcopy, a get or a fetching atomic belongs to the NICs until the completion
-//     has fired. A context that ends a wait changes nothing about that. It may be memory of a GPU:
-//     [ibverbx.Domain.RegisterDMABuf].
-//   - A [Message] is valid until its handler returns, or, if that calls [Message.Keep], until
+//     recovered, and every later call returns [ErrWorkerDead].
+//   - Memory that you give to a zcopy, a get or a fetching atomic belongs to the NICs until the
+//     completion has fired. The end of a context that ends a wait does not change that. It may be
+//     GPU memory: [ibverbx.Domain.RegisterDMABuf].
+//   - A [Message] is valid until its handler returns or, if the handler calls [Message.Keep], until
 //     [Message.Release].
-//   - Two ends that only send active messages and never make progress deadlock: neither returns
-//     credits.
+//   - Do not let both ends send active messages without making progress: neither returns credits,
+//     so they deadlock.
 //
 // # Flow control
 //
-// Each end keeps Config.AMBuffers receive buffers posted for each peer and the sender counts them:
-// an active message needs a credit, which comes back when the receiver's handler has returned or
+// Each end keeps Config.AMBuffers receive buffers posted for each peer, and the sender counts them.
+// An active message needs a credit, which comes back when the receiver's handler has returned or
 // the message was released. So a slow receiver slows its senders, and a queue pair never runs out
 // of receives. Puts, gets and atomics need no credit.
 //
 // # How it ends
 //
 // [Endpoint.Close] flushes, sends the peer a goodbye, and closes. [Endpoint.Abort] closes at once:
-// what is outstanding completes with [ErrCanceled], and the peer's endpoint fails. When a peer
+// outstanding operations complete with [ErrCanceled], and the peer's endpoint fails. When a peer
 // fails, every operation of its endpoint completes with an error that is [ErrPeerFailed], and
-// EndpointConfig.OnError is called once, before pending functions run a last time; other endpoints
-// are not affected. A peer that vanishes without a goodbye is noticed when operations to it fail; a
-// silent endpoint is probed by a small read (Config.KeepAlive).
+// EndpointConfig.OnError is called once, before pending functions run a last time. Other endpoints
+// are not affected. If a peer vanishes without a goodbye, operations to it fail; a silent endpoint
+// is probed by a small read (Config.KeepAlive).
 //
 // # When a NIC is lost
 //
-// With Config.QP.Failover at both ends, an endpoint over several queue pairs outlives the loss of
-// one, of a NIC, or of the path between two, as long as at both ends one of each kind is left; see
-// [ibverbx.Config]. No operation fails by that, and all that is promised above holds. Stats counts
-// in RailsLost, and in RailsBack what has come back since. How soon it is noticed depends on the
-// retries of QP.Conn. Both ends must make progress meanwhile: one that makes none for
+// With Config.QP.Failover at both ends, an endpoint over several queue pairs survives the loss of
+// one, of a NIC, or of the path between two, as long as one of each kind is left at both ends; see
+// [ibverbx.Config]. No operation fails because of it, and all promises above hold. Stats counts the
+// losses in RailsLost, and the returns in RailsBack. How soon a loss is noticed depends on the
+// retries of QP.Conn. Both ends must make progress meanwhile: an end that makes none for
 // QP.FailoverTimeout has failed.
 //
-// The exception are atomics. One that has no answer when its queue pair is lost may have changed
-// the number or not, and cannot be repeated: it ends with [ErrAtomicLost], by its completion, or,
-// where it has none, by the next flush, or Close. And those of endpoints that have lost a NIC meet
-// those of others in another NIC of the peer: they are atomic to each other then only where the
-// peer's NICs are among themselves, which few are.
+// Atomics are the exception. An atomic that has no answer when its queue pair is lost may have
+// changed the number or not, and cannot be repeated. It ends with [ErrAtomicLost]: by its
+// completion or, if it has none, by the next flush or Close. Also, endpoints that have lost a NIC
+// reach the peer through another of its NICs than other endpoints do. Their atomics are then atomic
+// to each other only if the peer's NICs are atomic among themselves, which few are.
 //
 // A new endpoint needs all NICs of the domain.
 package transport
