@@ -3,12 +3,12 @@
 //
 // # The model
 //
-// One process listens, others dial. Each gets a [Conn]: a conversation, in which the two ends tell
-// each other what they need to know. [Connect] exchanges the cards of whatever is to be connected,
-// which is an *ibverbx.VirtualQP, a *transport.Endpoint, a *tagged.Endpoint, or anything else with
-// Card and Connect. It returns at both ends only after both are connected, so that nothing can
-// arrive before the peer is ready. [Exchange] sends a value of the program's own, such as where its
-// memory is, and [Conn.Barrier] waits until the other end has come as far.
+// One process listens, others dial. Each gets a [Conn], a conversation in which the two ends
+// exchange what they need to know. [Connect] exchanges the cards of the objects to be connected: an
+// *ibverbx.VirtualQP, a *transport.Endpoint, a *tagged.Endpoint, or anything else with Card and
+// Connect. It returns at both ends only after both are connected, so that nothing can arrive before
+// the peer is ready. [Exchange] sends a value of your own, such as the location of your memory, and
+// [Conn.Barrier] waits for the other end.
 //
 //	        listening                          dialling
 //	l, err := Listen(ctx, addr, cfg)
@@ -17,54 +17,52 @@
 //	theirs, err := Exchange(ctx, c, mr.Remote())
 //	                               ◄─► theirs, err := Exchange(ctx, c, mr.Remote())
 //
-// Both ends take the same steps in the same order, as often as they like: any number of queue pairs
-// can be connected over one conversation. It may end when all is connected, or stay for as long as
-// the program has something to say: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA does not need
-// it, but tells late that a peer has died; [Conn.Done] tells at once.
+// Both ends take the same steps in the same order, as often as they like: you can connect any
+// number of queue pairs over one conversation. You may close it when all is connected, or keep it
+// for as long as the program has something to say: [Conn.Send], [Conn.Receive], [Conn.Next]. RDMA
+// does not need it, but RDMA notices late that a peer has died; [Conn.Done] reports it at once.
 //
 // The package imports no NICs. Package ibverbx/nics chooses those that reach the peer.
 //
 // # What is guaranteed
 //
-//   - Nothing waits longer than its context, nor for ever: each step of a conversation has
-//     Config.Timeout, and its beginning Config.Greeting. Accept and Next, which wait for what comes
-//     when it likes, have their context alone. A step that fails (Connect, Exchange, Barrier) takes
-//     up to 2 seconds more to tell the peer why, and so does [Conn.Fail].
-//   - What comes from a peer is not trusted. Memory is bounded: a message is read as it comes,
-//     never more than Config.MaxMessage, and a few messages wait to be received. Reasons that
-//     repeat what the peer has sent hold no control characters and are bounded in length.
-//   - A [Listener] greets all who come at the same time. Strangers, silence, noise and slow clients
-//     cost it no more than Config.MaxGreetings connections at a time, and keep no client out:
-//     where there are more, the one that is longest at it makes room. Accept returns only
+//   - Nothing waits longer than its context, nor for ever: Config.Timeout limits each step of a
+//     conversation, and Config.Greeting its beginning. Accept and Next wait for events without a
+//     time of their own, so only their context limits them. A step that fails (Connect, Exchange,
+//     Barrier) takes up to 2 seconds more to tell the peer why, and so does [Conn.Fail].
+//   - Input from a peer is not trusted. Memory is bounded: a message is read as it comes, never
+//     more than Config.MaxMessage, and a few messages wait to be received. Reasons that repeat what
+//     the peer has sent hold no control characters and are bounded in length.
+//   - A [Listener] greets all peers that come at the same time. Strangers, silence, noise and slow
+//     clients cost it no more than Config.MaxGreetings connections at a time, and keep no client
+//     out: if there are more, the oldest unfinished greeting is dropped. Accept returns only
 //     conversations that have begun.
-//   - What one end finds wrong is told to the other, which returns it as a [*PeerError].
+//   - What one end finds wrong is sent to the other, which returns it as a [*PeerError].
 //
 // # Who may connect
 //
-// Without Config.TLS, whoever reaches the port and knows the protocol. With it, crypto/tls decides:
-// set Certificates at the listener and RootCAs at those who dial, and for both ends to be sure of
-// the other, ClientAuth and ClientCAs at the listener and Certificates at those who dial.
-// [Conn.TLS] says who the peer is.
+// Without Config.TLS, anyone who reaches the port and knows the protocol. With it, crypto/tls
+// decides: set Certificates at the listener and RootCAs at those who dial. For both ends to
+// authenticate each other, also set ClientAuth and ClientCAs at the listener and Certificates at
+// those who dial. [Conn.TLS] identifies the peer.
 //
 // TLS protects the conversation: the cards, and with them who connects to whom, the packet sequence
-// numbers that the queue pairs begin with, and the keys of memory that the program sends over it.
-// Nobody else can read or change them, or be connected in the peer's place. It does not protect
-// what RDMA then carries: neither RoCE nor InfiniBand encrypts or authenticates packets, and
-// whoever can read or forge packets between the NICs reads or forges data. Keep that network to
-// hosts that you trust.
+// numbers that the queue pairs begin with, and the memory keys that you send over it. Nobody else
+// can read or change them, or be connected in the peer's place. TLS does not protect RDMA traffic:
+// neither RoCE nor InfiniBand encrypts or authenticates packets, and anyone who can read or forge
+// packets between the NICs can read or forge data. Use a network whose hosts you trust.
 //
 // # On the wire
 //
 // Each end begins with the magic 0x89 "ibverbx", the version of this format as a big-endian number
-// of four bytes, which is 8 (1 to 7 were the command's own), one byte that says how long the name
-// of the protocol is, and that name, Config.Protocol. Ends that differ in one of them part there.
-// Then come messages:
+// of four bytes, which is 8 (1 to 7 were the command's own), one byte with the length of the name
+// of the protocol, and that name, Config.Protocol. Ends that differ in one of them part there. Then
+// come messages:
 //
 //	4 bytes   length of what follows, big-endian, at most Config.MaxMessage
 //	n bytes   JSON: {"kind":"card","body":{...}}
 //
-// What kinds there are is up to the program; only "error" is taken: its body {"text":"..."} says
-// why an end gives up, and nothing follows it. Connect sends "card",
-// {"type":"ibverbx.BusinessCard", "card":{...}}, and then "connected"; Exchange sends "value", and
-// Barrier "barrier".
+// The program defines the kinds; only "error" is reserved: its body {"text":"..."} says why an end
+// gives up, and nothing follows it. Connect sends "card", {"type":"ibverbx.BusinessCard",
+// "card":{...}}, and then "connected"; Exchange sends "value", and Barrier "barrier".
 package rendezvous

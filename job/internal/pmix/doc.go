@@ -1,19 +1,18 @@
-// Package pmix asks the launcher that has started this process, by way of libpmix, who the process
-// is, and leaves values with it for the other processes of the job. PMIx is what Open MPI's mpirun,
-// PRRTE's prterun and Slurm's srun --mpi=pmix offer the processes that they start (PMIx Standard,
+// Package pmix asks the launcher that has started this process, through libpmix, who the process
+// is, and publishes values for the other processes of the job. Open MPI's mpirun, PRRTE's prterun
+// and Slurm's srun --mpi=pmix offer PMIx to the processes that they start (PMIx Standard,
 // https://pmix.github.io).
 //
-// The library is opened when a [Client] is, and nothing of it is needed to build: no C compiler, no
-// header. It needs Linux on amd64 or arm64, and a build without the tag softonly; elsewhere [Open]
-// says so. What is declared here of its structures is the same in versions 3 to 5, which share the
-// name libpmix.so.2. The library trusts its server, and this package no more of what it returns
-// than that addresses are addresses.
+// [Open] opens the library, and the build needs nothing of it: no C compiler, no header. It needs
+// Linux on amd64 or arm64, and a build without the tag softonly; elsewhere [Open] says so. The
+// structures declared here are the same in versions 3 to 5, which share the name libpmix.so.2. The
+// library trusts its server; this package trusts what it returns only as far as that addresses are
+// addresses.
 //
-// Values are those that rank 0 puts: each process of the job gets them from wherever rank 0 runs,
-// and waits until they are there. This is the exchange that PMIx calls direct, without a fence: so
-// no process has to wait for all others to learn where rank 0 is, and rank 0 finds out itself who
-// does not come.
+// Rank 0 puts values; each process of the job gets them from wherever rank 0 runs, and waits until
+// they are there. PMIx calls this exchange direct, without a fence: no process has to wait for all
+// others to learn where rank 0 is, and rank 0 itself finds out who is missing.
 //
-// A client is for meeting, and closed then. mpirun takes a process that ends while it has one open
-// for one that has failed.
+// Close a client as soon as the processes have met: mpirun takes a process that ends with an open
+// client for one that has failed.
 package pmix
