@@ -87,7 +87,7 @@ func run(task string, configure func(context.Context, *job.Config) (func() error
 		}
 		m.victim = n
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit*3/4)
+	ctx, cancel := context.WithTimeout(context.Background(), Limit*3/4)
 	defer cancel()
 	err := m.work(ctx)
 	if m.victim < 0 {
@@ -120,9 +120,9 @@ func (m *member) die(rank int, phase string) {
 
 // work joins the job, and goes through the phases.
 func (m *member) work(ctx context.Context) (err error) {
-	cfg := job.Config{Wait: limit / 2, Logger: slog.New(slog.DiscardHandler)}
+	cfg := job.Config{Wait: Limit / 2, Logger: slog.New(slog.DiscardHandler)}
 	if m.phase == AtStart {
-		cfg.Wait = 3 * time.Second // far longer than it takes to join once all are there
+		cfg.Wait = 5 * time.Second // far longer than it takes to join once all are there
 	}
 	if m.configure != nil {
 		var end func() error
@@ -272,7 +272,7 @@ func (m *member) blame(err error) error {
 	select {
 	case <-m.job.Done():
 		return m.job.Err()
-	case <-time.After(limit / 4): // far longer than rank 0 needs to say it
+	case <-time.After(Limit / 4): // far longer than rank 0 needs to say it
 		return fmt.Errorf("the job has no failure: %w", err)
 	}
 }

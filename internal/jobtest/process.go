@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// limit is how long a job may take on a busy machine: far less than it takes TCP to give a
-// connection up. On an idle one it is a second or two.
-const limit = time.Minute
+// Limit is how long a job may take on a busy machine: far less than it takes TCP to give a
+// connection up. On an idle one it takes a second or two.
+const Limit = 3 * time.Minute
 
 // EachRank runs a job of processes that are this test binary, whose TestMain calls [Main], and with
 // no launcher but this: env is what it gives each of them. It checks how they end.
@@ -61,7 +61,7 @@ func Start(t *testing.T, phase string, env []string, name string, args ...string
 
 func start(t *testing.T, phase, marks string, env []string, name string, args ...string) *Process {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(context.Background(), Limit)
 	t.Cleanup(cancel)
 	p := &Process{cmd: exec.CommandContext(ctx, name, args...)}
 	p.cmd.Env = append(append(os.Environ(), Env+"="+phase+":"+marks), env...)

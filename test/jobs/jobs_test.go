@@ -34,7 +34,8 @@ func TestRun(t *testing.T) {
 			t.Parallel()
 			n := strconv.Itoa(jobtest.Size)
 			// The processes ignore SIGTERM, and name who has died before they are killed.
-			p := jobtest.Start(t, phase, nil, command, "run", "-n", n, "--grace", "45s", jobtest.Self(t))
+			p := jobtest.Start(t, phase, nil, command, "run", "-n", n, "--grace",
+				jobtest.Limit.String(), jobtest.Self(t))
 			code := p.Wait(t)
 			if phase == ":" {
 				if code != 0 {

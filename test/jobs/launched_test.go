@@ -185,7 +185,7 @@ func TestWithoutPMIx(t *testing.T) {
 func TestPMIxAtSome(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("waits for three seconds")
+		t.Skip("waits for five seconds")
 	}
 	broken := t.TempDir()
 	if err := os.WriteFile(filepath.Join(broken, "libpmix.so.2"), nil, 0o644); err != nil {

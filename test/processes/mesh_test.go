@@ -14,7 +14,12 @@ import (
 // transportConfig is the configuration of a member's transport worker, as far as the team sets it.
 func (m *member) transportConfig() transport.Config {
 	if m.Zero {
-		return transport.Config{}
+		// A process may be stopped for as long as the default timeouts last.
+		var cfg transport.Config
+		if m.Provider != "soft" {
+			cfg.QP.Conn.Patience = ibverbx.PatienceFabric
+		}
+		return cfg
 	}
 	cfg := transport.Config{QP: ibverbx.Config{QPsPerDevice: m.QPs, Conn: m.conn()}}
 	if m.Hasty {

@@ -87,7 +87,7 @@ func (p *task) conn() ibverbx.ConnConfig {
 		c.Timeout, c.RetryCount = 8, 2 // a millisecond, three times
 	case p.Provider == "soft":
 	case p.Provider == "roce" && p.Hasty:
-		c.Timeout, c.RetryCount = 16, 4 // 268 ms, five times
+		c.Timeout, c.RetryCount = 16, 7 // 268 ms, eight times
 	case p.Provider == "roce":
 		c.Timeout, c.RetryCount = 18, 7 // 1.07 s, eight times
 	case p.Hasty:

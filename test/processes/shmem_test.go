@@ -48,8 +48,8 @@ func (m *member) shmemConfig() shmem.Config {
 			return m.table.gather(ctx, mine)
 		},
 	}
+	cfg.Transport = m.transportConfig()
 	if !m.Zero {
-		cfg.Transport = m.transportConfig()
 		cfg.Transport.QP.FragmentSize = 16 << 10
 	}
 	return cfg
